@@ -1,11 +1,13 @@
 /*
- * idemq-work.c: runs a program for each job of a queue.
+ * idemq-work.c: has each job of a queue carried out, by a program, a request or a line (executor.h).
  *
  * One process, one loop around poll().  Two connections: `work` claims, renews leases and settles,
  * by statements that are short and waited for; `waiter` sleeps in CALL idemq.wait_any, and is
  * read in the loop, so that a wait holds up nothing.  It waits only when there is a free place
  * and the last claim has found less than was asked for: a runner that is busy takes no wake-up
  * from one that is not.  Every other process is a program, or the keeper (keeper.c).
+ *
+ * Nothing is claimed for a place that cannot take a job now (ready).
  *
  * The order within a round: what has ended is collected; then the server is told and asked
  * (settle, heartbeat, claim); only then the clocks are read.  So a runner that was stopped asks
@@ -41,9 +43,27 @@
 /* After an error of a claim or a wait. */
 #define ERROR_PAUSE 5000
 
+/* What is polled beside the executor's. */
+#define OWN_FDS 4
+
+/* While a statement is waited for the executor's times are looked at so often. */
+#define MEANWHILE_MS 20
+
+/*
+ * What has succeeded waits so many ms at most for others that began as recently: they may end at the
+ * same time, and share a commit.  Not when there are so many: they are worth one, while the
+ * others run.
+ */
+#define GATHER_MS 2
+#define GATHER_MOST 16
+
 /* A drain: for telling the server what was ended. */
 #define LAST_WORDS 10000
 
+const struct executor *executor = &program_executor;
+bool executor_lost;
+
+static int executor_fds; /* at most */
 static struct job *jobs;
 static struct server work = {.name = "server"};
 static struct server waiter = {.name = "server, to wait"};
@@ -52,7 +72,8 @@ static bool look = true; /* there may be jobs to be claimed */
 static bool claimed_once;
 static bool waiting;
 static int64_t wait_end;
-static int64_t claim_at; /* not before */
+static int64_t claim_at;			 /* not before */
+static int64_t gather_until = NEVER; /* commits wait for others */
 static bool draining;
 static int64_t grace_end = NEVER;
 static int64_t drain_end = NEVER;
@@ -71,11 +92,25 @@ busy_places(void)
 static int
 running(void)
 {
-	int programs = 0;
+	int count = 0;
 
 	for (int i = 0; i < options.jobs; i++)
-		programs += jobs[i].program.pid != 0;
-	return programs;
+		count += jobs[i].running;
+	return count;
+}
+
+/* How many places could take a job now; committing: also those of jobs that will be committed. */
+static int
+ready_places(bool committing)
+{
+	int count = 0;
+
+	for (int i = 0; i < options.jobs; i++)
+	{
+		if (jobs[i].id == NULL || (committing && job_commits(&jobs[i])))
+			count += executor->ready(i, count);
+	}
+	return count;
 }
 
 /*
@@ -143,19 +178,36 @@ beat(void)
 	free(tokens);
 }
 
-/* Jobs for the free places, of which there are some. */
+/* Begins the attempts of a claim for so many places, of which there are enough. */
+static void
+begin_claimed(const PGresult *result, int places, int64_t asked_at)
+{
+	int claimed = 0;
+	int place = 0;
+
+	if (!claimed_once)
+		places_tell(SAY_CLAIMED);
+	claimed_once = true;
+	for (int row = 0; row < PQntuples(result); row++)
+	{
+		/* The others are of commits. */
+		if (strcmp(PQgetvalue(result, row, COL_OUTCOME), "claimed") != 0)
+			continue;
+		claimed++;
+		while (place < options.jobs && (jobs[place].id != NULL || !executor->ready(place, 0)))
+			place++;
+		if (place < options.jobs)
+			job_begin(&jobs[place], result, row, asked_at);
+	}
+	look = claimed >= places;
+}
+
 static void
 claim(int places)
 {
-	char number[16];
-	const char *params[5] = {options.queues, number, options.lease, options.worker,
-							 options.attach ? "true" : "false"};
 	int64_t now = now_ms();
-	PGresult *result;
-	int row = 0;
+	PGresult *result = job_claim(&work, places);
 
-	snprintf(number, sizeof(number), "%d", places);
-	result = server_ask(&work, job_claim_sql, 5, params);
 	if (result == NULL)
 		return;
 	if (PQresultStatus(result) != PGRES_TUPLES_OK)
@@ -164,18 +216,67 @@ claim(int places)
 			gave_up = look = true;
 		say("claim: %s", PQresultErrorMessage(result));
 		claim_at = now_ms() + ERROR_PAUSE;
-		PQclear(result);
-		return;
 	}
-	if (!claimed_once)
-		places_tell(SAY_CLAIMED);
-	claimed_once = true;
-	look = PQntuples(result) >= places;
-	for (int i = 0; i < options.jobs && row < PQntuples(result); i++)
+	else
+		begin_claimed(result, places, now);
+	PQclear(result);
+}
+
+/* Whether it is time to claim; there may be no place. */
+static bool
+may_claim(void)
+{
+	return look && !draining && !gave_up && now_ms() >= claim_at;
+}
+
+/* Whether commits are to wait for what has just begun. */
+static bool
+gather(int commits)
+{
+	int64_t now = now_ms();
+	bool young = false;
+
+	for (int i = 0; commits > 0 && commits < GATHER_MOST && i < options.jobs; i++)
+		young |= jobs[i].running && now - jobs[i].begun_at < GATHER_MS;
+	if (!young || now >= gather_until)
 	{
-		if (jobs[i].id == NULL)
-			job_begin(&jobs[i], result, row++, now);
+		gather_until = NEVER;
+		return false;
 	}
+	gather_until = sooner(gather_until, now + GATHER_MS);
+	return true;
+}
+
+/* Tells the server what has ended; what has succeeded together, and with the next claim. */
+static void
+settle(void)
+{
+	int places = 0;
+	int commits = 0;
+	int64_t asked_at;
+	PGresult *result;
+
+	for (int i = 0; i < options.jobs; i++)
+		commits += job_commits(&jobs[i]) || jobs[i].verdict == LINE;
+	if (gather(commits))
+		return;
+	job_read_lines(jobs, &work);
+	commits = 0;
+	for (int i = 0; i < options.jobs; i++)
+		commits += job_commits(&jobs[i]);
+	if (commits > 0 && options.queue != NULL && may_claim() && server_ready(&work))
+		places = places_for(ready_places(true), running());
+	for (int i = 0; i < options.jobs; i++)
+	{
+		if (jobs[i].id != NULL && !(job_commits(&jobs[i]) && (commits > 1 || places > 0)))
+			job_settle(&jobs[i], &work);
+	}
+	if ((commits <= 1 && places <= 0) || !server_ready(&work))
+		return;
+	asked_at = now_ms();
+	result = job_commit_all(jobs, &work, places);
+	if (result != NULL && places > 0)
+		begin_claimed(result, places, asked_at);
 	PQclear(result);
 }
 
@@ -256,7 +357,9 @@ begin_drain(void)
 	waiter.conn = NULL;
 	waiting = false;
 	if (busy_places() > 0)
-		say("ending: %d programs have %g s", busy_places(), (double) options.grace / 1000);
+		say("ending: %d %ss have %g s", busy_places(), executor->noun,
+			(double) options.grace / 1000);
+	executor->drain();
 }
 
 static void
@@ -276,7 +379,7 @@ drain(void)
 		drain_end = now_ms() + options.kill_after + LAST_WORDS;
 		for (int i = 0; i < options.jobs; i++)
 		{
-			if (jobs[i].program.pid != 0 && jobs[i].ending == ITS_OWN)
+			if (jobs[i].running && jobs[i].ending == ITS_OWN)
 				job_end(&jobs[i], DRAINED);
 		}
 	}
@@ -286,7 +389,7 @@ drain(void)
 		drain_end = now_ms() + LAST_WORDS;
 		for (int i = 0; i < options.jobs; i++)
 		{
-			if (jobs[i].id != NULL && jobs[i].program.pid == 0)
+			if (jobs[i].id != NULL && !jobs[i].running)
 				job_give_up(&jobs[i]);
 		}
 	}
@@ -319,14 +422,12 @@ round_of_work(void)
 	int busy;
 
 	for (int i = 0; i < options.jobs; i++)
-	{
 		job_collect(&jobs[i]);
-		if (jobs[i].id != NULL)
-			job_settle(&jobs[i], &work);
-	}
+	settle();
 	beat();
 	for (int i = 0; i < options.jobs; i++)
 	{
+		job_doubt(&jobs[i], &work);
 		if (jobs[i].id != NULL)
 			job_watch(&jobs[i]);
 	}
@@ -339,11 +440,11 @@ round_of_work(void)
 	/* An end may let another begin: of its group, or below its queue's limit. */
 	if (options.once && busy < before)
 		look = true;
-	if (look && busy < options.jobs && now_ms() >= claim_at)
+	if (may_claim() && ready_places(false) > 0)
 	{
 		if (server_ready(&work))
 		{
-			int places = places_for(options.jobs - busy, running());
+			int places = places_for(ready_places(false), running());
 
 			if (places > 0)
 				claim(places);
@@ -352,9 +453,11 @@ round_of_work(void)
 			gave_up = true;
 		busy = busy_places();
 	}
+	if (options.once && executor_lost && busy == 0)
+		gave_up = true;
 	if (options.once)
 		return busy > 0 || (look && !gave_up);
-	if (!look && !waiting && busy < options.jobs && now_ms() >= claim_at)
+	if (!look && !waiting && ready_places(false) > 0 && now_ms() >= claim_at)
 		begin_wait();
 	return true;
 }
@@ -363,10 +466,12 @@ round_of_work(void)
 static int64_t
 next_round(void)
 {
-	int64_t next = sooner(grace_end, drain_end);
+	int64_t next = sooner(sooner(grace_end, drain_end), executor->next());
 	int64_t server_at = work.conn == NULL ? work.retry_at : 0;
 	int busy = busy_places();
 
+	if (gather_until != NEVER)
+		return gather_until;
 	/* A connection that is lost is made again as soon as there is a job that may need it. */
 	if (work.conn == NULL && busy > 0)
 		next = sooner(next, server_at);
@@ -377,7 +482,7 @@ next_round(void)
 	}
 	if (waiting)
 		next = sooner(next, wait_end);
-	if (!draining && busy < options.jobs &&
+	if (!draining && ready_places(false) > 0 &&
 		(look ? work.conn == NULL || !places_awaited() : !waiting))
 		next = sooner(next, later(server_at, claim_at));
 	return next;
@@ -389,17 +494,13 @@ serve(struct pollfd *fds)
 {
 	int64_t now = now_ms();
 	int64_t next = next_round();
-	int count = 4;
+	int count = OWN_FDS;
 
 	fds[0] = (struct pollfd){.fd = signals_fd(), .events = POLLIN};
 	fds[1] = (struct pollfd){.fd = work.conn ? PQsocket(work.conn) : -1, .events = POLLIN};
 	fds[2] = (struct pollfd){.fd = waiter.conn ? PQsocket(waiter.conn) : -1, .events = POLLIN};
 	fds[3] = (struct pollfd){.fd = places_fd, .events = POLLIN};
-	for (int i = 0; i < options.jobs; i++)
-	{
-		jobs[i].fds = jobs[i].program.pid ? program_poll(&jobs[i].program, fds + count) : 0;
-		count += jobs[i].fds;
-	}
+	count += executor->poll(fds + count);
 	if (poll(fds, (nfds_t) count,
 			 next == NEVER ? -1
 			 : next <= now ? 0
@@ -419,12 +520,28 @@ serve(struct pollfd *fds)
 		wait_is_lost("the server does not answer");
 	if (fds[3].revents != 0)
 		listen_to_supervisor();
-	count = 4;
-	for (int i = 0; i < options.jobs; i++)
+	executor->serve(fds + OWN_FDS, count - OWN_FDS);
+}
+
+/* While a statement is waited for, what is carried out goes on. */
+static bool
+serve_meanwhile(int fd, int ms)
+{
+	static struct pollfd *fds = NULL;
+	int count;
+
+	if (fds == NULL)
+		fds = memory(NULL, (1 + (size_t) executor_fds) * sizeof(*fds));
+	fds[0] = (struct pollfd){.fd = fd, .events = POLLIN};
+	count = executor->poll(fds + 1);
+	if (poll(fds, (nfds_t) count + 1, (int) sooner(ms, MEANWHILE_MS)) < 0)
 	{
-		program_serve(&jobs[i].program, fds + count, jobs[i].fds);
-		count += jobs[i].fds;
+		if (errno != EINTR)
+			die(1, "poll: %m");
+		return false;
 	}
+	executor->serve(fds + 1, count);
+	return fds[0].revents != 0;
 }
 
 /* Whatever has ended a connection may have moved its shard. */
@@ -453,11 +570,22 @@ main(int argc, char **argv)
 	srand((unsigned) getpid());
 	keeper_start();
 	signals_catch();
+	if (options.lines)
+		executor = &lines_executor;
+#ifdef HAVE_CURL
+	else if (options.http != NULL)
+		executor = &http_executor;
+#endif
 	work.dsn = options.dsn;
 	waiter.dsn = options.wait_dsn;
 	jobs = memory(NULL, (size_t) options.jobs * sizeof(*jobs));
 	memset(jobs, 0, (size_t) options.jobs * sizeof(*jobs));
-	fds = memory(NULL, (4 + 3 * (size_t) options.jobs) * sizeof(*fds));
+	for (int i = 0; i < options.jobs; i++)
+		jobs[i].place = i;
+	job_make_sql();
+	executor_fds = executor->open();
+	server_wait = serve_meanwhile;
+	fds = memory(NULL, (OWN_FDS + (size_t) executor_fds) * sizeof(*fds));
 	server_of_cluster = places_fd >= 0;
 	while (round_of_work())
 	{
@@ -467,6 +595,7 @@ main(int argc, char **argv)
 	}
 	server_close(&waiter);
 	server_close(&work);
+	executor->close();
 	keeper_stop();
 	free(fds);
 	return gave_up ? 1 : 0;

@@ -24,36 +24,52 @@ struct options options = {
 };
 
 static const char *const help =
-	"idemq-work runs a program for each job of an idemq queue.\n"
+	"idemq-work has each job of an idemq queue carried out, and tells the server how it ended.\n"
 	"\n"
 	"  idemq-work -d DSN -q QUEUE... [OPTION]... -- PROGRAM [ARGUMENT]...\n"
+	"  idemq-work -d DSN -q QUEUE... [OPTION]... --http=URL\n"
+	"  idemq-work -d DSN -q QUEUE... [OPTION]... --lines -- PROGRAM [ARGUMENT]...\n"
 	"\n"
 	"  -d, --dsn=DSN         connection string; without it PGHOST, PGSERVICE ... say where\n"
 	"      --cluster=DSN     in place of -d: the router of a cluster; works for all its shards\n"
 	"      --home=N,N...     its shards that come first; --only-home: no others\n"
 	"      --shard-options=DSN  goes before what the cluster's map says, such as port=5432\n"
 	"  -q, --queue=QUEUE     more than one: in the order given\n"
-	"  -j, --jobs=N          programs at a time (1)\n"
-	"      --result          stdout is the job's result, as JSON\n"
-	"      --timeout=TIME    a program that runs longer is ended, the job has failed\n"
+	"  -j, --jobs=N          so many at a time (1)\n"
+	"      --http=URL        each job is a POST there\n"
+	"      --unix-socket=PATH  by this socket, in place of the URL's host\n"
+	"      --sign-key-file=FILE  signed as Standard Webhooks say, with the keys there (whsec_...)\n"
+	"      --lines           a program that stays is given one job after the other\n"
+	"      --result          stdout, or the body of the answer, is the job's result, as JSON\n"
+	"      --timeout=TIME    what takes longer is ended, the job has failed\n"
 	"                        (the queue's job_timeout, or 1h)\n"
-	"      --later=TIME      delay after exit status 75 (1min)\n"
-	"      --grace=TIME      after SIGTERM programs may run for so long (30s)\n"
+	"      --later=TIME      delay after exit status 75, or \"later\": true (1min)\n"
+	"      --grace=TIME      after SIGTERM what runs has so long (30s)\n"
 	"      --kill-after=TIME from SIGTERM of a program to SIGKILL (5s)\n"
 	"      --lease=TIME      a lease, in place of the queue's\n"
 	"      --attach          leases end with the connection; not behind a pooler\n"
 	"      --wait-dsn=DSN    another way to the same database, for the connection that waits\n"
-	"      --max-output=N    bytes of a result (1048576)\n"
-	"      --worker=NAME     as idemq.workers shows it (idemq-work HOST PID)\n"
+	"      --max-output=N    bytes of a result, or of an answer (1048576)\n"
+	"      --worker=NAME     as idemq.workers shows it\n"
 	"      --once            do what is ready, then end\n"
-	"  -v, --verbose         a line for each job on stderr, not only for what went wrong\n"
+	"  -v, --verbose         a line for each job\n"
 	"  -h, --help\n"
 	"  -V, --version\n"
 	"\n"
-	"The payload is on stdin; IDEMQ_QUEUE, IDEMQ_ID, IDEMQ_KEY, IDEMQ_KIND, IDEMQ_TOKEN, IDEMQ_ATTEMPT\n"
-	"and IDEMQ_DEADLINE are in the environment.  Exit status 0: the job is committed; 75: later;\n"
-	"65: dead; all else: failed, with the end of stderr.  TIME is 500ms, 10s, 5min, 2h; seconds\n"
-	"without a unit.  SIGTERM: finish what runs, then end.  More: man idemq-work.\n";
+	"A program for each job: the payload is on stdin; IDEMQ_QUEUE, IDEMQ_ID, IDEMQ_KEY, IDEMQ_KIND,\n"
+	"IDEMQ_TOKEN, IDEMQ_ATTEMPT and IDEMQ_DEADLINE are in the environment.  Exit status 0: the job is\n"
+	"committed; 75: later; 65: dead; all else: failed, with the end of stderr.\n"
+	"\n"
+	"HTTP: the payload is the body; Idemq-Queue, -Id, -Token, -Attempt, -Key and others, and an\n"
+	"Idempotency-Key, are headers.  2xx: committed; 422: dead; 429 and 503 with Retry-After: later,\n"
+	"for all jobs; all else: failed, with the start of the body.\n"
+	"\n"
+	"Lines: the program reads {\"id\": \"7\", \"token\": ..., \"queue\", \"key\", \"kind\", \"attempt\", \"payload\",\n"
+	"...} and answers by a line, {\"id\": \"7\", \"result\": ...}, or with \"error\" (\"retry_in\", \"dead\"),\n"
+	"or with \"later\".  What does not begin with { is a line of its log.  Flush stdout.\n"
+	"\n"
+	"TIME is 500ms, 10s, 5min, 2h; seconds without a unit.  SIGTERM: finish what runs, then end.\n"
+	"More: man idemq-work.\n";
 
 enum
 {
@@ -71,7 +87,11 @@ enum
 	OPT_CLUSTER,
 	OPT_HOME,
 	OPT_ONLY_HOME,
-	OPT_SHARD_OPTIONS
+	OPT_SHARD_OPTIONS,
+	OPT_HTTP,
+	OPT_UNIX_SOCKET,
+	OPT_SIGN_KEY_FILE,
+	OPT_LINES
 };
 
 static const struct option long_options[] = {
@@ -82,6 +102,10 @@ static const struct option long_options[] = {
 	{"only-home", no_argument, NULL, OPT_ONLY_HOME},
 	{"queue", required_argument, NULL, 'q'},
 	{"jobs", required_argument, NULL, 'j'},
+	{"http", required_argument, NULL, OPT_HTTP},
+	{"unix-socket", required_argument, NULL, OPT_UNIX_SOCKET},
+	{"sign-key-file", required_argument, NULL, OPT_SIGN_KEY_FILE},
+	{"lines", no_argument, NULL, OPT_LINES},
 	{"result", no_argument, NULL, OPT_RESULT},
 	{"timeout", required_argument, NULL, OPT_TIMEOUT},
 	{"later", required_argument, NULL, OPT_LATER},
@@ -99,25 +123,13 @@ static const struct option long_options[] = {
 	{NULL, 0, NULL, 0},
 };
 
-/* A time, from "500ms", "10s", "5min", "2h", "1d"; seconds without a unit. */
 static int64_t
 read_time(const char *name, const char *text, int64_t least)
 {
-	static const struct
-	{
-		const char *unit;
-		double ms;
-	} units[] = {{"", 1000}, {"ms", 1}, {"s", 1000}, {"min", 60e3}, {"h", 3600e3}, {"d", 86400e3}};
-	char *end;
-	double value = strtod(text, &end);
+	int64_t ms;
 
-	for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++)
-	{
-		/* Not a number fails both comparisons; a year is enough for everybody. */
-		if (end != text && strcmp(end, units[i].unit) == 0 &&
-			value * units[i].ms >= (double) least && value * units[i].ms <= 366 * 86400e3)
-			return (int64_t) (value * units[i].ms);
-	}
+	if (text_time(text, &ms) && ms >= least)
+		return ms;
 	die(USAGE, "--%s takes a time of at least %d ms, such as 500ms, 10s, 5min or 2h: not \"%s\"",
 		name, (int) least, text);
 }
@@ -234,6 +246,15 @@ read_value(int option, const char *value)
 		case OPT_WORKER:
 			options.worker = value;
 			return true;
+		case OPT_HTTP:
+			options.http = value;
+			return true;
+		case OPT_UNIX_SOCKET:
+			options.unix_socket = value;
+			return true;
+		case OPT_SIGN_KEY_FILE:
+			options.sign_key_file = value;
+			return true;
 	}
 	return false;
 }
@@ -248,6 +269,9 @@ read_flag(int option)
 			break;
 		case OPT_ATTACH:
 			options.attach = true;
+			break;
+		case OPT_LINES:
+			options.lines = true;
 			break;
 		case OPT_ONLY_HOME:
 			options.only_home = true;
@@ -269,6 +293,30 @@ read_flag(int option)
 	}
 }
 
+/* What carries out the jobs: a program, or an endpoint. */
+static void
+check_what(bool program)
+{
+	if (options.http == NULL && (options.unix_socket != NULL || options.sign_key_file != NULL))
+		die(USAGE, "--unix-socket and --sign-key-file are for --http");
+	if (options.http == NULL)
+	{
+		if (!program)
+			die(USAGE, "which program? -- PROGRAM; see idemq-work --help");
+		must_be_there(options.program[0]);
+		return;
+	}
+	if (program || options.lines)
+		die(USAGE, "--http is a place of its own for jobs: no --lines and no program with it");
+#ifdef HAVE_CURL
+	if (strncmp(options.http, "http://", 7) != 0 && strncmp(options.http, "https://", 8) != 0)
+		die(USAGE, "--http takes a URL, such as http://127.0.0.1:3000/jobs: not \"%s\"",
+			options.http);
+#else
+	die(USAGE, "this idemq-work was built without libcurl, and has no --http");
+#endif
+}
+
 void
 options_read(int argc, char **argv)
 {
@@ -286,12 +334,11 @@ options_read(int argc, char **argv)
 	}
 	if (count == 0)
 		die(USAGE, "which queue? -q QUEUE; see idemq-work --help");
-	if (optind == argc)
-		die(USAGE, "which program? -- PROGRAM; see idemq-work --help");
 	options.program = argv + optind;
 	options.queues = text_array(queues, count);
+	options.queue = count == 1 ? queues[0] : NULL;
 	free(queues);
-	must_be_there(options.program[0]);
+	check_what(optind < argc);
 	if (options.cluster != NULL && (options.dsn != NULL || options.wait_dsn != NULL))
 		die(USAGE, "--cluster says where the servers are: no --dsn and no --wait-dsn with it");
 	if (options.cluster == NULL &&

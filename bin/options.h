@@ -18,9 +18,10 @@ struct options
 	const char *shard_options; /* a connection string, before the map's; or NULL */
 	const char *wait_dsn;	   /* of the connection that waits */
 	const char *queues;		   /* an array literal */
+	const char *queue;		   /* the only one; NULL: there are several */
 	const char *worker;		   /* as idemq.workers shows it */
 	const char *lease;		   /* an interval; NULL: the queue's */
-	int jobs;				   /* programs at a time */
+	int jobs;				   /* at a time */
 	bool result;			   /* stdout is the job's result */
 	bool attach;
 	bool once;
@@ -30,6 +31,10 @@ struct options
 	int64_t grace;	 /* from SIGTERM until programs are ended */
 	int64_t kill_after;
 	size_t max_output;
+	const char *http; /* a URL to which jobs go; NULL: to a program */
+	const char *unix_socket;
+	const char *sign_key_file;
+	bool lines; /* the program is given one job after the other */
 	char **program;
 };
 

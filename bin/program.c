@@ -74,7 +74,8 @@ close_pipe(int *ends)
 }
 
 bool
-program_start(struct program *program, char *input, const struct variable *variables)
+program_start(struct program *program, char *input, size_t output_most,
+			  const struct variable *variables)
 {
 	int in[2] = {-1, -1};
 	int out[2] = {-1, -1};
@@ -82,7 +83,7 @@ program_start(struct program *program, char *input, const struct variable *varia
 	pid_t runner = getpid();
 	pid_t pid = -1;
 
-	if (open_pipe(in) && open_pipe(err) && (!options.result || open_pipe(out)))
+	if (open_pipe(in) && open_pipe(err) && (output_most == 0 || open_pipe(out)))
 		pid = fork();
 	if (pid == 0)
 	{
@@ -116,14 +117,15 @@ program_start(struct program *program, char *input, const struct variable *varia
 	program->out = out[0];
 	program->err = err[0];
 	program->input = input;
-	program->input_size = strlen(input);
+	program->input_size = input != NULL ? strlen(input) : 0;
+	program->output_most = output_most;
 	return true;
 }
 
 static void
 keep_output(struct program *program, const char *data, size_t size)
 {
-	size_t room = options.max_output - program->output_size;
+	size_t room = program->output_most - program->output_size;
 
 	if (size > room)
 	{
@@ -163,7 +165,12 @@ read_pipe(struct program *program, int *fd, bool is_error, size_t most)
 		if (n > 0)
 			most -= (size_t) n;
 		if (n > 0 && is_error)
+		{
 			keep_tail(program, data, (size_t) n);
+			/* Nobody reads it: there is nowhere to say so. */
+			if (program->stays && write(STDERR_FILENO, data, (size_t) n) < 0)
+				continue;
+		}
 		else if (n > 0)
 			keep_output(program, data, (size_t) n);
 		else if (n < 0 && errno == EINTR)
@@ -185,7 +192,7 @@ write_input(struct program *program)
 		program->input_sent += (size_t) n;
 	/* EPIPE: it does not want to know. */
 	if ((n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) ||
-		program->input_sent == program->input_size)
+		(program->input_sent == program->input_size && !program->stays))
 		close_fd(&program->in);
 }
 
@@ -194,7 +201,7 @@ program_poll(const struct program *program, struct pollfd *fds)
 {
 	int count = 0;
 
-	if (program->in >= 0)
+	if (program->in >= 0 && program->input_sent < program->input_size)
 		fds[count++] = (struct pollfd){.fd = program->in, .events = POLLOUT};
 	if (program->out >= 0)
 		fds[count++] = (struct pollfd){.fd = program->out, .events = POLLIN};
@@ -203,26 +210,35 @@ program_poll(const struct program *program, struct pollfd *fds)
 	return count;
 }
 
-void
+int
 program_serve(struct program *program, const struct pollfd *fds, int count)
 {
-	for (int i = 0; i < count; i++)
+	int in = program->in;
+	int out = program->out;
+	int err = program->err;
+	int i;
+
+	for (i = 0; i < count && (fds[i].fd == in || fds[i].fd == out || fds[i].fd == err); i++)
 	{
 		if (fds[i].revents == 0)
 			continue;
-		if (fds[i].fd == program->in)
+		if (fds[i].fd == in)
 			write_input(program);
-		else if (fds[i].fd == program->out)
+		else if (fds[i].fd == out)
 			read_pipe(program, &program->out, false, PORTION);
 		else
 			read_pipe(program, &program->err, true, PORTION);
 	}
+	return i;
 }
 
 void
 program_kill(const struct program *program, int number)
 {
 	kill(-program->pid, number);
+	/* One that was stopped would not see it. */
+	if (number == SIGTERM)
+		kill(-program->pid, SIGCONT);
 }
 
 /*
@@ -261,9 +277,24 @@ program_ended(struct program *program, int *status)
 }
 
 void
+program_said(struct program *program, struct answer *answer)
+{
+	const char *tail = program->tail;
+	size_t left = program->tail_size;
+
+	/* It may begin within a character. */
+	while (left > 0 && ((unsigned char) *tail & 0xC0) == 0x80)
+		tail++, left--;
+	answer->said = memory(NULL, left + 1);
+	answer->said_size = left;
+	memcpy(answer->said, tail, left);
+}
+
+void
 program_free(struct program *program)
 {
 	free(program->input);
 	free(program->output);
 	program->input = program->output = NULL;
+	program->input_size = program->input_sent = program->output_size = 0;
 }

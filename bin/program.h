@@ -4,10 +4,9 @@
 #ifndef IDEMQ_WORK_PROGRAM_H
 #define IDEMQ_WORK_PROGRAM_H
 
-#include <poll.h>
 #include <sys/types.h>
 
-#include "say.h"
+#include "executor.h"
 
 /* How much of the end of stderr is kept: at least half of it. */
 #define TAIL_SIZE 16384
@@ -21,9 +20,11 @@ struct program
 	char *input; /* its own */
 	size_t input_size;
 	size_t input_sent;
+	bool stays;	  /* more input will come, and others are to see its stderr as it comes */
 	char *output; /* NULL: none yet */
 	size_t output_size;
-	bool output_cut; /* there was more than max_output */
+	size_t output_most;
+	bool output_cut; /* there was more than that */
 	char tail[TAIL_SIZE + 1];
 	size_t tail_size;
 };
@@ -35,12 +36,19 @@ struct variable
 	const char *value;
 };
 
-/* Starts options.program; input becomes its own.  False, with errno, when there is no process. */
-extern bool program_start(struct program *program, char *input, const struct variable *variables);
+/*
+ * Starts options.program; input becomes its own.  output_most: the bytes of its output that are
+ * kept; 0: it has our own stdout.  False, with errno, when there is no process.
+ */
+extern bool program_start(struct program *program, char *input, size_t output_most,
+						  const struct variable *variables);
 
-/* Which of its pipes want what; at most 3.  Then, what to do about it. */
+/*
+ * Which of its pipes want what; at most 3.  Then, what to do about it: of so many descriptors the
+ * first are its own; answers how many.
+ */
 extern int program_poll(const struct program *program, struct pollfd *fds);
-extern void program_serve(struct program *program, const struct pollfd *fds, int count);
+extern int program_serve(struct program *program, const struct pollfd *fds, int count);
 
 extern void program_kill(const struct program *program, int number);
 
@@ -50,7 +58,10 @@ extern void program_kill(const struct program *program, int number);
  */
 extern bool program_ended(struct program *program, int *status);
 
-/* Frees what it said. */
+/* Copies the end of its stderr. */
+extern void program_said(struct program *program, struct answer *answer);
+
+/* Frees what it was told and has answered. */
 extern void program_free(struct program *program);
 
 #endif

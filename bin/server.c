@@ -11,6 +11,7 @@
  */
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,8 +24,11 @@
 /* A shard that moves is fenced for about so long. */
 #define FENCED_PAUSE 500
 
+static bool wait_alone(int fd, int ms);
+
 bool server_of_cluster;
 int server_losses;
+bool (*server_wait)(int fd, int ms) = wait_alone;
 
 /* A WARNING of the server, as one line. */
 static void
@@ -86,10 +90,13 @@ greet(struct server *server)
 	result = server_ask(server,
 						"SELECT setting, CASE WHEN pg_catalog.pg_backend_pid() = $1::int"
 						" THEN pg_catalog.set_config('idle_session_timeout', '0', false) END"
+						" IS NOT NULL"
 						" FROM pg_catalog.pg_settings WHERE name = 'statement_timeout'",
 						1, values);
 	if (result == NULL)
 		return false;
+	server->own = PQntuples(result) == 1 && strcmp(PQgetvalue(result, 0, 1), "t") == 0;
+	server->kept = 0;
 	server->patience = PQntuples(result) == 1 ? strtoll(PQgetvalue(result, 0, 0), NULL, 10) : 0;
 	PQclear(result);
 	return true;
@@ -174,6 +181,16 @@ server_gone(struct server *server, const PGresult *result)
 		   server_state(result, "57P") || server_state(result, "08");
 }
 
+static bool
+wait_alone(int fd, int ms)
+{
+	struct pollfd it = {.fd = fd, .events = POLLIN};
+
+	if (poll(&it, 1, ms) < 0 && errno != EINTR)
+		die(1, "poll: %m");
+	return it.revents != 0;
+}
+
 /* Waits until the connection has an answer; false when it is lost, or takes too long. */
 static bool
 answered(struct server *server)
@@ -182,7 +199,6 @@ answered(struct server *server)
 
 	while (PQisBusy(server->conn))
 	{
-		struct pollfd fd = {.fd = PQsocket(server->conn), .events = POLLIN};
 		int64_t left = end - now_ms();
 
 		if (left <= 0)
@@ -190,9 +206,7 @@ answered(struct server *server)
 			server_lost(server, "the server does not answer");
 			return false;
 		}
-		if (poll(&fd, 1, (int) left) < 0 && errno != EINTR)
-			die(1, "poll: %m");
-		if (fd.revents != 0 && !PQconsumeInput(server->conn))
+		if (server_wait(PQsocket(server->conn), (int) left) && !PQconsumeInput(server->conn))
 		{
 			server_lost(server, PQerrorMessage(server->conn));
 			return false;
@@ -201,12 +215,13 @@ answered(struct server *server)
 	return true;
 }
 
-PGresult *
-server_ask(struct server *server, const char *sql, int count, const char *const *values)
+/* The answer to what was sent; sent: whether it could be. */
+static PGresult *
+answer_to(struct server *server, int sent)
 {
 	PGresult *last = NULL;
 
-	if (!PQsendQueryParams(server->conn, sql, count, NULL, values, NULL, NULL, 0))
+	if (!sent)
 	{
 		server_lost(server, PQerrorMessage(server->conn));
 		return NULL;
@@ -238,6 +253,44 @@ server_ask(struct server *server, const char *sql, int count, const char *const 
 		return NULL;
 	}
 	return last;
+}
+
+PGresult *
+server_ask(struct server *server, const char *sql, int count, const char *const *values)
+{
+	return answer_to(server,
+					 PQsendQueryParams(server->conn, sql, count, NULL, values, NULL, NULL, 0));
+}
+
+PGresult *
+server_ask_often(struct server *server, enum often which, const char *sql, int count,
+				 const char *const *values)
+{
+	char name[32];
+	PGresult *result;
+
+	snprintf(name, sizeof(name), "idemq_work_%d", (int) which);
+	if (server->own && (server->kept & (1u << which)) == 0)
+	{
+		result = answer_to(server, PQsendPrepare(server->conn, name, sql, 0, NULL));
+		if (result == NULL)
+			return NULL;
+		if (PQresultStatus(result) == PGRES_COMMAND_OK)
+			server->kept |= 1u << which;
+		PQclear(result);
+	}
+	if (!server->own || (server->kept & (1u << which)) == 0)
+		return server_ask(server, sql, count, values);
+	result =
+		answer_to(server, PQsendQueryPrepared(server->conn, name, count, values, NULL, NULL, 0));
+	/* It is not there any more, or what it calls has changed. */
+	if (result != NULL && (server_state(result, "26000") || server_state(result, "0A000")))
+	{
+		server->own = false;
+		PQclear(result);
+		return server_ask(server, sql, count, values);
+	}
+	return result;
 }
 
 void

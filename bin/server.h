@@ -17,6 +17,8 @@ struct server
 	int64_t backoff;
 	int64_t lost_at;  /* 0: connected, or not yet tried */
 	int connections;  /* so far */
+	bool own;		  /* a session that is ours, not a pooler's: it can keep statements */
+	unsigned kept;	  /* those that it has, by bit */
 	int64_t patience; /* milliseconds that a statement may take there (statement_timeout); 0: any */
 };
 
@@ -26,6 +28,12 @@ struct server
  */
 extern bool server_of_cluster;
 extern int server_losses;
+
+/*
+ * Waits until a descriptor is readable, or so many ms: whether it is.  Who has something else to
+ * serve meanwhile sets it, and asks no server there.
+ */
+extern bool (*server_wait)(int fd, int ms);
 
 /* Whether there is a connection; tries to make one where it is time to. */
 extern bool server_ready(struct server *server);
@@ -37,6 +45,19 @@ extern bool server_ready(struct server *server);
  */
 extern PGresult *server_ask(struct server *server, const char *sql, int count,
 							const char *const *values);
+
+/* The same, of one of the statements that are asked often: the session is to keep it, by number. */
+enum often
+{
+	OFTEN_CLAIM,
+	OFTEN_COMMIT,
+	OFTEN_COMMIT_AND_CLAIM,
+	OFTEN_LINES,
+	OFTEN_ONE
+};
+
+extern PGresult *server_ask_often(struct server *server, enum often which, const char *sql,
+								  int count, const char *const *values);
 
 /* Closes a connection that is of no use, says why, and has it tried again. */
 extern void server_lost(struct server *server, const char *why);

@@ -4,6 +4,8 @@
  * What cannot be is a question mark: an error is kept for people, and a failure that cannot be
  * reported would be worse than one that is spelt wrongly.
  */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "say.h"
@@ -77,13 +79,18 @@ text_array(const char *const *values, int count)
 	char *to;
 
 	for (int i = 0; i < count; i++)
-		size += 2 * strlen(values[i]) + 3;
+		size += values[i] != NULL ? 2 * strlen(values[i]) + 3 : sizeof("NULL");
 	to = array = memory(NULL, size);
 	*to++ = '{';
 	for (int i = 0; i < count; i++)
 	{
 		if (i > 0)
 			*to++ = ',';
+		if (values[i] == NULL)
+		{
+			to = stpcpy(to, "NULL");
+			continue;
+		}
 		*to++ = '"';
 		for (const char *from = values[i]; *from != '\0'; from++)
 		{
@@ -96,4 +103,60 @@ text_array(const char *const *values, int count)
 	*to++ = '}';
 	*to = '\0';
 	return array;
+}
+
+char *
+text_json_ascii(const char *json)
+{
+	/* A character of one byte or two becomes six, one of four twelve. */
+	char *ascii = memory(NULL, 6 * strlen(json) + 1);
+	char *to = ascii;
+
+	while (*json != '\0')
+	{
+		const unsigned char *s = (const unsigned char *) json;
+		size_t length = character(s, strlen(json) < 4 ? strlen(json) : 4);
+		unsigned code;
+
+		if (length == 0 || (length == 1 && s[0] != 0x7F))
+		{
+			*to++ = length == 1 ? *json : '?';
+			json++;
+			continue;
+		}
+		code = s[0] & (length == 1 ? 0x7F : length == 2 ? 0x1F : length == 3 ? 0x0F : 0x07);
+		for (size_t i = 1; i < length; i++)
+			code = code << 6 | (s[i] & 0x3F);
+		/* Beyond 16 bits it is a pair. */
+		if (length == 4)
+			to += sprintf(to, "\\u%04x", 0xD7C0 + (code >> 10));
+		to += sprintf(to, "\\u%04x", length == 4 ? 0xDC00 + (code & 0x3FF) : code);
+		json += length;
+	}
+	*to = '\0';
+	return ascii;
+}
+
+bool
+text_time(const char *text, int64_t *ms)
+{
+	static const struct
+	{
+		const char *unit;
+		double ms;
+	} units[] = {{"", 1000}, {"ms", 1}, {"s", 1000}, {"min", 60e3}, {"h", 3600e3}, {"d", 86400e3}};
+	char *end;
+	double value = strtod(text, &end);
+
+	for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++)
+	{
+		/* Not a number fails both comparisons; a year is enough for everybody. */
+		if (end != text && strcmp(end, units[i].unit) == 0 && value * units[i].ms >= 0 &&
+			value * units[i].ms <= 366 * 86400e3)
+		{
+			*ms = (int64_t) (value * units[i].ms);
+			return true;
+		}
+	}
+	return false;
 }

@@ -10,37 +10,16 @@ use lib "$FindBin::RealBin/lib";
 use Idemq;
 use IPC::Run;
 use PostgreSQL::Test::Utils;
+use Runner;
 use Test::More;
 
 my $tmp = $PostgreSQL::Test::Utils::tmp_check;
 my $node = new_server('work', 'idemq.worker' => 'on');
 our $dsn = $node->connstr('postgres');
 my $user = getpwuid($>);
-my $files = 0;
 
-# A runner: { run, err, out }.  The program is the text of a shell script, which finds its files in $T.
-sub runner
-{
-	my ($script, @options) = @_;
-	my $err = "$tmp/work." . ++$files . '.err';
-	my $out = "$tmp/work.$files.out";
-
-	local $ENV{T} = $tmp;
-	my $run = IPC::Run::start([ 'idemq-work', '-d', $dsn, '-q', 'q', @options, '--', 'sh', '-c', $script ],
-		'<', \undef, '>', $out, '2>', $err, IPC::Run::timeout(300));
-	return { run => $run, err => $err, out => $out, pid => $run->{KIDS}[0]{PID} };
-}
-
-# Its end: the exit status, or that and more when a signal ended it, and what it said on stderr.
-sub ended
-{
-	my ($runner) = @_;
-
-	$runner->{run}->finish;
-	my $status = $runner->{run}->full_result(0);
-
-	return ($status & 127 ? $status : $status >> 8, slurp_file($runner->{err}));
-}
+# The program is the text of a shell script.
+sub runner { my ($script, @options) = @_; return start_runner($dsn, @options, '--', 'sh', '-c', $script) }
 
 # Does what is ready; answers what it said.
 sub once
@@ -58,22 +37,6 @@ sub enqueue
 	return sql($node, "SELECT id FROM idemq.enqueue('q', '$payload'$more)", $db || undef);
 }
 
-# Of a job: status, attempt, result, last error.
-sub is_job
-{
-	my ($id, $expected, $name) = @_;
-
-	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	is_sql($node, "SELECT status, attempt, result, last_error FROM idemq.jobs WHERE id = $id", $expected, $name);
-}
-
-sub until_file { my ($file) = @_; until_true($file, sub { -s "$tmp/$file" }); return slurp_file("$tmp/$file") }
-sub until_said { my ($runner, $what) = @_; until_true($what, sub { slurp_file($runner->{err}) =~ $what }) }
-sub open_gate { append_to_file("$tmp/$_[0]", "open\n"); return }
-
-# A process of this number that does more than be a zombie.
-sub runs { my ($pid) = @_; return -e "/proc/$pid/stat" && slurp_file("/proc/$pid/stat") !~ /\) [ZX] / }
-
 # The command line.
 {
 	my ($control) = slurp_file("$ENV{IDEMQ_SOURCE}/idemq.control") =~ /^default_version = '(.*)'/m;
@@ -84,11 +47,14 @@ sub runs { my ($pid) = @_; return -e "/proc/$pid/stat" && slurp_file("/proc/$pid
 	};
 
 	is($try->('--version'), "0 idemq-work (idemq) $control\n", '--version');
-	like($try->('--help'), qr/^0 idemq-work runs a program/, '--help');
-	cmp_ok(scalar(() = $try->('--help') =~ /\n/g), '<=', 34, 'on a screen');
+	like($try->('--help'), qr/^0 idemq-work has each job/, '--help');
+	cmp_ok(scalar(() = $try->('--help') =~ /\n/g), '<=', 2 * 34, 'on two screens');
 	is(scalar(grep { length > 100 } split /\n/, $try->('--help')), 0, 'of 100 columns');
 	like($try->('--', 'true'), qr/^2 .*which queue/, 'a queue is asked for');
 	like($try->('-q', 'q'), qr/^2 .*which program/, 'and a program');
+	like($try->('-q', 'q', '--http', 'ftp://x'), qr/^2 .*--http takes a URL|^2 .*without libcurl/, 'a URL');
+	like($try->('-q', 'q', '--http', 'http://x', 'true'), qr/^2 .*no program with it/, 'a URL or a program');
+	like($try->('-q', 'q', '--unix-socket', 'x', 'true'), qr/^2 .*are for --http/, 'a socket is for a URL');
 	like($try->('-q', 'q', '--', 'no_such_program'), qr/^2 .*not in PATH/, 'one that is there');
 	like($try->('-q', 'q', '--timeout', '5 parsecs', 'true'), qr/^2 .*--timeout takes a time/, 'a time with a unit');
 	like($try->('-q', 'q', '-j', '0', 'true'), qr/^2 .*--jobs takes a number/, 'a number of jobs');
@@ -104,12 +70,12 @@ sub runs { my ($pid) = @_; return -e "/proc/$pid/stat" && slurp_file("/proc/$pid
 	my $said = once('cat >$T/in; env | grep ^IDEMQ_ | sort >$T/env; date +%s >>$T/env; echo to stdout', '--timeout', '1000');
 
 	is($said, '', 'nothing is said of a success');
-	is(slurp_file("$tmp/work.$files.out"), "to stdout\n", 'stdout is the runner\'s');
+	is(slurp_file((sort { -M $a <=> -M $b } glob "$tmp/work.*.out")[0]), "to stdout\n", 'stdout is the runner\'s');
 	is(slurp_file("$tmp/in"), qq({"to": "a b"}\n), 'the payload is on stdin');
 	my ($env, $deadline, $rest, $now) = slurp_file("$tmp/env") =~ /^(.*?)IDEMQ_DEADLINE=(\d+)\n(.*\n)(\d+)\n$/s;
 	like($env . $rest, qr/^IDEMQ_ATTEMPT=1\nIDEMQ_ID=$id\nIDEMQ_KEY=k 1\nIDEMQ_KIND=mail\nIDEMQ_QUEUE=q\nIDEMQ_TOKEN=\d{10,}\n$/, 'the attempt is in the environment');
 	ok(abs($deadline - $now - 1000) < 200, 'and when it is ended');
-	is_job($id, 'completed|1||', 'exit status 0 commits, without a result');
+	is_job($node, $id, 'completed|1||', 'exit status 0 commits, without a result');
 
 	local @ENV{qw(IDEMQ_KEY IDEMQ_KIND)} = ('of an outer runner') x 2;
 	$id = enqueue('1');
@@ -125,11 +91,11 @@ sub runs { my ($pid) = @_; return -e "/proc/$pid/stat" && slurp_file("/proc/$pid
 	my $waits = qq[heard=\$($ask) && case \$heard in waiting) exit 75 ;; *) echo '"'\$heard'"' ;; esac];
 
 	is(once($waits, '--result'), '', 'an event that is not there');
-	is_job($id, 'pending|0||', 'the job sleeps');
+	is_job($node, $id, 'pending|0||', 'the job sleeps');
 	is_sql($node, "SELECT state, ready_at > now() + '50 min' FROM idemq.steps JOIN idemq.jobs ON id = job_id WHERE job_id = $id", 'waiting|t', 'for as long as it was told to');
 	sql($node, "SELECT idemq.send_event('q', 'paid')");
 	is(once($waits, '--result'), '', 'the event comes');
-	is_job($id, 'completed|1|"arrived"|', 'and the job has heard it');
+	is_job($node, $id, 'completed|1|"arrived"|', 'and the job has heard it');
 }
 
 # Results.
@@ -137,7 +103,7 @@ sub runs { my ($pid) = @_; return -e "/proc/$pid/stat" && slurp_file("/proc/$pid
 	my $id = enqueue('{"a": [1, 2]}');
 
 	is(once('cat', '--result'), '', 'stdout is the result');
-	is_job($id, 'completed|1|{"a": [1, 2]}|', 'which is stored');
+	is_job($node, $id, 'completed|1|{"a": [1, 2]}|', 'which is stored');
 	foreach (
 		[ 'true', '', 'no output is no result' ],
 		[ 'echo "not json"', qr/no result: committed without: ERROR:  invalid input syntax for type json/, 'what is no JSON' ],
@@ -150,7 +116,7 @@ sub runs { my ($pid) = @_; return -e "/proc/$pid/stat" && slurp_file("/proc/$pid
 
 		$id = enqueue('1');
 		like(once($script, '--result'), $expected eq '' ? qr/^$/ : $expected, "$name: said");
-		is_job($id, 'completed|1||', "$name: committed all the same");
+		is_job($node, $id, 'completed|1||', "$name: committed all the same");
 	}
 }
 
@@ -198,7 +164,7 @@ EOF
 
 	$id = enqueue('1');
 	like(once('echo no such address >&2; exit 65'), qr/attempt 1 of 20: dead: exit status 65: no such address$/, '65 is said');
-	is_job($id, 'dead|1||exit status 65: no such address', 'the job is dead');
+	is_job($node, $id, 'dead|1||exit status 65: no such address', 'the job is dead');
 
 	$id = enqueue('1');
 	like(once('kill -9 $$'), qr/retrying: ended by signal 9$/, 'a signal is said');
@@ -235,7 +201,7 @@ EOF
 	$id = enqueue('1');
 	is(once('sleep 1000 & echo $! >$T/left'), '', 'a process is left behind');
 	until_true('left behind', sub { !runs(until_file('left') + 0) });
-	is_job($id, 'completed|1||', 'it is ended with its program');
+	is_job($node, $id, 'completed|1||', 'it is ended with its program');
 
 	sql($node, "SELECT idemq.enqueue('q', to_jsonb(i)) FROM generate_series(1, 8) AS i");
 	is(once('touch $T/run.$$ $T/job.$IDEMQ_ID; ls $T | grep -c ^run >>$T/counts
@@ -259,7 +225,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 
 	like(once('trap "" TERM; while :; do sleep 0.1; done', '--timeout', '300ms', '--kill-after', '100ms'),
 		qr/retrying: ended after 0.3 s \(--timeout\)$/, 'a program that ignores SIGTERM is killed when its time is over');
-	is_job($id, 'failed|1||ended after 0.3 s (--timeout)', 'and has failed');
+	is_job($node, $id, 'failed|1||ended after 0.3 s (--timeout)', 'and has failed');
 	sql($node, "SELECT idemq.cancel($id)");
 
 	# The queue's, if that is less; a little before the server ends the lease.
@@ -279,7 +245,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	open_gate('beaten');
 	my ($status, $said) = ended($runner);
 	is($said, '', 'heartbeats keep a lease');
-	is_job($id, 'completed|1||', 'for longer than it is');
+	is_job($node, $id, 'completed|1||', 'for longer than it is');
 
 	$id = enqueue('1');
 	$runner = runner('echo $$ >$T/lost; sleep 1000 & wait', '--once', '--lease', '6s');
@@ -288,7 +254,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	($status, $said) = ended($runner);
 	like($said, qr/^idemq-work: q $id: the lease is lost; the program is ended$/, 'its runner says so');
 	ok(!runs($pid), 'and its program is ended');
-	is_job($id, 'cancelled|1||', 'it stays cancelled');
+	is_job($node, $id, 'cancelled|1||', 'it stays cancelled');
 }
 
 # SIGTERM.
@@ -305,8 +271,8 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	open_gate('drained');
 	($status, $said) = ended($runner);
 	is($status, 0, 'a runner that was told to end ends with 0');
-	is_job($id, 'completed|1||', 'when its program has');
-	is_job($next, 'pending|0||', 'it has claimed no more');
+	is_job($node, $id, 'completed|1||', 'when its program has');
+	is_job($node, $next, 'pending|0||', 'it has claimed no more');
 
 	$runner = runner('echo $$ >$T/graced; trap "" TERM; while :; do sleep 0.1; done', '--grace', '100ms', '--kill-after', '100ms');
 	my $pid = until_file('graced') + 0;
@@ -314,7 +280,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	($status, $said) = ended($runner);
 	is($status, 0, 'when the grace is over, too');
 	ok(!runs($pid), 'the program is ended');
-	is_job($next, 'pending|0||', 'the job is released, the attempt not counted');
+	is_job($node, $next, 'pending|0||', 'the job is released, the attempt not counted');
 
 	$runner = runner('echo $$ >$T/twice; sleep 1000 & wait', '--grace', '1h');
 	until_file('twice');
@@ -323,7 +289,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	kill 'TERM', $runner->{pid};
 	($status) = ended($runner);
 	is($status, 0, 'a second signal ends the grace');
-	is_job($next, 'pending|0||', 'the job is released');
+	is_job($node, $next, 'pending|0||', 'the job is released');
 	sql($node, "SELECT idemq.cancel($next)");
 }
 
@@ -343,7 +309,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	pass('they die with the runner');
 	is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE id = $id", 'with --attach the job is taken back at once');
 	is(once($script), '', 'another runner does it');
-	is_job($id, 'completed|2||the worker\'s session ended', 'as the second attempt');
+	is_job($node, $id, 'completed|2||the worker\'s session ended', 'as the second attempt');
 	is_sql($node, "SELECT count(*), bool_and(e.token = j.token) FROM effects e JOIN idemq.jobs j USING (id) WHERE id = $id", '1|t', 'whose effect there is, once');
 }
 
