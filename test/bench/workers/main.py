@@ -138,10 +138,22 @@ def worker(side, jobs, samples, socket=None):
         return [python("work", spec, side)]
     if side.program == "celery":
         return [Process(["celery", "-A", "python", "worker", "-c", str(side.concurrency), "-l", "ERROR"], its)]
+    if side.program == "work":
+        return work(side, socket)
     if side.program == "rq":
         return [Process(["rq", "worker", "-q", "-u", f"unix://{REDIS}", "bench"], its) for _ in range(side.concurrency)]
     sql("SELECT idemq.set_handler('bench', %s, batch => %s)", ["bench.inserts(jsonb)" if side.insert else "bench.nothing(jsonb)", side.batch])
     return []
+
+
+def work(side, socket):
+    """idemq-work, and the endpoint that it has, whose processor time counts as well."""
+    command = ["idemq-work", "-d", f"host={socket or SERVER} user=postgres dbname=postgres", "-q", "bench", "-j", str(side.concurrency)]
+    if side.outside == "lines":
+        return [Process([*command, "--lines", "--", "/usr/bin/python3", "lines.py"])]
+    endpoint = Process(["node", "endpoint.mjs"])
+    port = endpoint.until("port")[1]
+    return [endpoint, Process([*command, f"--http=http://127.0.0.1:{port}/"])]
 
 
 def waiting(side):
@@ -191,8 +203,8 @@ def throughput(side, jobs, counted=None, socket=None):
     """A run; with counted, a proxy at this socket, one in which only messages count."""
     prepare(side, jobs, False)
     flushed, warm = flushes(), int(jobs * WARM)
-    if side.program == "sql":
-        return in_server(side, jobs, flushed)
+    if side.program in ("sql", "work"):
+        return by_commits(side, jobs, flushed, counted, socket)
     processes = worker(side, jobs, False, socket)
     if side.program in ("node", "python"):
         processes[0].until("warm")
@@ -221,19 +233,24 @@ def throughput(side, jobs, counted=None, socket=None):
     return found
 
 
-def in_server(side, jobs, flushed):
-    """Of handlers: the times of their commits say how fast they were; processor time is that of the whole run."""
+def by_commits(side, jobs, flushed, counted, socket):
+    """Of what has no handler of ours: the times of commits say how fast it was; processor time and messages are those of the whole run."""
     before = processor_time(server_pid(side))
-    worker(side, jobs, False)
+    processes = worker(side, jobs, False, socket)
     while sql("SELECT count(*) FROM idemq.jobs WHERE status <> 'completed'")[0] > 0:
         time.sleep(0.3)
+    client = processor_time(*(each.run.pid for each in processes)) if processes else 0
     server = processor_time(server_pid(side)) - before
+    for each in reversed(processes):
+        each.end(signal.SIGTERM)
     sql("SELECT idemq.drop_handler('bench')")
     if side.insert and sql("SELECT count(*) FROM bench.effects")[0] != jobs:
         raise SystemExit(f"{side.name}: there are not as many effects as jobs")
+    if counted:
+        return {"messages": counted.messages / jobs, "turns": counted.turns / jobs}
     rate = sql("""SELECT count(*) FILTER (WHERE finished_at > warm) / extract(epoch FROM max(finished_at) - max(warm)) FROM idemq.jobs,
         (SELECT percentile_disc(%s) WITHIN GROUP (ORDER BY finished_at) AS warm FROM idemq.jobs) w""", [WARM])[0]
-    return {"rate": float(rate), "client": 0, "server": server / jobs, "flushes": (flushes() - flushed) / jobs}
+    return {"rate": float(rate), "client": client / jobs, "server": server / jobs, "flushes": (flushes() - flushed) / jobs}
 
 
 def messages(side):
@@ -282,7 +299,7 @@ def there(side):
 def with_base(sides):
     """Each of ours, and that of BASE before it."""
     for side in sides:
-        if BASE and side.own and side.program != "sql":
+        if BASE and side.own and side.program not in ("sql", "work"):
             yield replace(side, name=f"base-{side.name}", base=True)
         yield side
 

@@ -10,12 +10,12 @@ class Side:
     """What ONLY says, or begins with."""
     title: str
     program: str
-    """node, python, celery, rq, or sql: handlers in the server."""
+    """node, python, work (idemq-work), celery, rq, or sql: handlers in the server."""
     side: str = "idemq"
     concurrency: int = 1
     batch: int = 1
     outside: str = ""
-    """Not empty: in run_outside; asyncio: of coroutines."""
+    """Not empty: in run_outside; asyncio: of coroutines; of idemq-work: http, lines."""
     insert: bool = False
     pooled: bool = False
     weight: float = 1
@@ -49,6 +49,10 @@ THROUGHPUT = [
     node("run-10-insert-pooled", "`run`, 10, one INSERT, through pgbouncer", 1, "", concurrency=10, insert=True, pooled=True),
     node("batch-100", "`run`, `batch: 100`", 5, "graphile-10", batch=100),
     node("batch-100-insert", "`run`, `batch: 100`, one INSERT each", 3, "graphile-10-insert", batch=100, insert=True),
+    node("outside-4", "`runOutside`, 4", 2, "graphile-local-100", concurrency=4, outside="yes"),
+    node("outside-32", "`runOutside`, 32", 6, "graphile-local-100", concurrency=32, outside="yes"),
+    Side("work-http-32", "`idemq-work --http`, 32, to a small server", "work", concurrency=32, outside="http", weight=3, beside="node-outside-32"),
+    Side("work-lines-4", "`idemq-work --lines`, 4 programs in Python", "work", concurrency=4, outside="lines", weight=1, beside="node-outside-4"),
     node("outside-10", "`runOutside`, 10", 5, "graphile-local-100", concurrency=10, outside="yes"),
     node("outside-100", "`runOutside`, 100", 8, "graphile-local-100", concurrency=100, outside="yes"),
     peer("graphile-10", "graphile-worker, 10", "graphile", 2, concurrency=10),
