@@ -63,7 +63,7 @@ async function outside(job) {
       if (Date.now() > until.getTime()) throw new Error('too late');
       appendFileSync(sent, `${key}\n`);
       return {};
-    }, { callTimeout: 1, ask: ({ key }) => (provided(key) ? {} : undefined) });
+    }, { callTimeout: 4, ask: ({ key }) => (provided(key) ? {} : undefined) });
   }
   return end(job);
 }

@@ -143,7 +143,7 @@ def outside(job):
     if job.payload["n"] % 2 == 0:
         time.sleep(moment())
     if job.payload["n"] % 20 == 0:
-        job.step("send", send, call_timeout=1, ask=ask)
+        job.step("send", send, call_timeout=4, ask=ask)
     return end(job)
 
 
@@ -152,7 +152,7 @@ async def outside_async(job):
     if job.payload["n"] % 2 == 0:
         await asyncio.sleep(moment())
     if job.payload["n"] % 20 == 0:
-        await job.step("send", send_async, call_timeout=1, ask=ask_async)
+        await job.step("send", send_async, call_timeout=4, ask=ask_async)
     return end(job)
 
 

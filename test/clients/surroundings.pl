@@ -26,7 +26,7 @@ my %settings = (
 		bytea_output => q['escape'], extra_float_digits => '-15', $major < 19 ? (standard_conforming_strings => 'off') : ()
 	},
 	short => {
-		idle_in_transaction_session_timeout => q['1 s'], idle_session_timeout => q['1 s'], statement_timeout => q['2 s'],
+		idle_in_transaction_session_timeout => q['1 s'], idle_session_timeout => q['3 s'], statement_timeout => q['2 s'],
 		lock_timeout => q['1 s'], $major >= 17 ? (transaction_timeout => q['60 s']) : ()
 	},
 	strict => { default_transaction_isolation => q['serializable'], default_transaction_deferrable => 'on', synchronous_commit => 'off' },
@@ -103,7 +103,7 @@ sub all_done
 	die "$which are not done";
 }
 all_done('jobs that were there');
-Time::HiRes::sleep(3);
+Time::HiRes::sleep(5);
 sql($node, $jobs);
 all_done('jobs that come later');
 is_sql($node, q[SELECT count(*), max(attempt), bool_and(coalesce(result->>'said', '1 € für ü') = '1 € für ü'), bool_and(coalesce(result->>'year', to_char(now(), 'YYYY')) = to_char(now(), 'YYYY'))
