@@ -10,6 +10,7 @@
  *
  * A signal is meant for one sleeper.  A sleeper that leaves, even by error or cancel,
  * without having checked since its signal passes the signal on.
+ *		Model: test/model/wake.pml; two sleepers, two wakers, one cancel.
  *
  * What comes due by time alone has no commit that signals it: each check finds out when
  * to check again.  Who finds no background worker, or one that does not move, checks once a

@@ -21,6 +21,7 @@
  * watched parent unfinished; and the watch was committed before the look: a look that moves it
  * marks the child again at its own commit.  The end of that parent comes later than this
  * snapshot, so its mark is taken with one that sees the watch.
+ *		Model: test/model/dependencies.pml, as for shared/groups/dependencies.c.
  *
  * Never too soon: the row of the child and its row in idemq.children are written in one
  * transaction, the former on the very version that was blocked when all parents were seen done:

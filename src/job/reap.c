@@ -4,7 +4,8 @@
  *
  * An expired lease is marked in the lease table first, and from then on a heartbeat
  * is refused.  Then its row is written, unless it is held: an open commit
- * or idemq.assert_current keeps the job.  A lost lease counts as an attempt.
+ * or idemq.assert_current keeps the job.  With the row locked the mark is looked at once more:
+ * who holds the row may take it over.  A lost lease counts as an attempt.
  *
  * After the first loss a job is ready at once: its worker was killed.  A job that loses
  * its next worker too may be the cause: from the second loss in a row on it waits as a
@@ -79,7 +80,8 @@ idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, LeaseLo
 	args.worker_lost = loss == LOSS_SESSION;
 	if (must_wait(job, loss, crashed))
 		args.ready_at += idemq_backoff(queue->retry_base, queue->retry_factor, queue->retry_max,
-									   queue->retry_jitter, job->attempt, compat_random());
+									   queue->retry_jitter, job->attempt,
+									   pg_prng_double(&pg_global_prng_state));
 	args.error = text != NULL ? cstring_to_text(text) : NULL;
 	if (idemq_transition(table, job, queue, event, &args, JOB_SKIPS) != JOB_WRITTEN)
 		return false;
@@ -89,6 +91,21 @@ idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, LeaseLo
 		idemq_attempt_history_ended_by(id, "expired", handled_text, HANDLER_MAX_CRASHES))
 		idemq_handler_crashed(queue->slot, true);
 	return true;
+}
+
+/*
+ * Locks the row of a lease that this transaction has marked; returns whether the mark is still
+ * its own.  It is not when somebody else had the row since the mark was set, ended the attempt,
+ * and has taken that back: then a heartbeat may have been answered meanwhile.
+ */
+static bool
+hold_marked(JobsTable *table, const Job *job, int64 token)
+{
+	Lease lease;
+
+	return idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, JOB_SKIPS) == JOB_WRITTEN &&
+		   idemq_lease_get(job->id, &lease) && lease.token == token && lease.ending.reaping &&
+		   lease.ending.ender == IDEMQ_MY_PROC_NUMBER;
 }
 
 /*
@@ -121,7 +138,8 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 			idemq_pending_ready_note(queue->slot, queue->id, job.priority, job_ready_key(&job));
 		return false;
 	}
-	if (!idemq_jobs_is_mine(&job) && idemq_reap_row(table, &job, queue, loss))
+	if (!idemq_jobs_is_mine(&job) && hold_marked(table, &job, token) &&
+		idemq_reap_row(table, &job, queue, loss))
 		return true;
 	idemq_pending_undo_last();
 	idemq_due_by(idemq_slot_current(queue->slot, queue->id), DUE_LEASE,

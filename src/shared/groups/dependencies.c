@@ -22,6 +22,8 @@
  * visible by then, and P was: again the child's own mark comes later than P.  Bits are set
  * before the rows are written, and never cleared, so that a rollback leaves one too many, and
  * PREPARE TRANSACTION needs nothing.
+ *		Model: test/model/dependencies.pml; a child of two parents, the learner, two sessions that take
+ *		marks, one abort.
  *
  * After a start nothing is known: each queue counts as one that has children, and each job as
  * a parent, until the rows of idemq.dependencies have been read

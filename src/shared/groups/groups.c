@@ -54,6 +54,8 @@
  * What the own transaction has written is visible to its checks at once, and its marks
  * are not set before its end: it heeds these as if it were in the window.
  *
+ *		Model: test/model/groups.pml; three enqueues, the worker and a claim as owners, one abort.
+ *
  * COMMIT PREPARED makes visible what no session knows.  It enters its database's window
  * before, and drops all floors of the database after, as a writer by hand does.  Who has
  * no slot when it enters a window enters its database's: the queue may get a slot, and

@@ -24,7 +24,6 @@
 #include "miscadmin.h"
 
 #include "base/base.h"
-#include "base/compat.h"
 #include "shared/leases/leases.h"
 
 static OwnedLeases *owned_by = NULL;
@@ -32,7 +31,7 @@ static OwnedLeases *owned_by = NULL;
 static int
 list_count(void)
 {
-	return compat_max_backends() * LEASE_PARTITIONS;
+	return MaxBackends * LEASE_PARTITIONS;
 }
 
 /* Makes the lists; their memory is zeros. */

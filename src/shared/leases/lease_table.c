@@ -25,7 +25,6 @@
 #include "utils/hsearch.h"
 
 #include "base/base.h"
-#include "base/compat.h"
 #include "shared/leases/leases.h"
 #include "shared/slots/slots.h"
 
@@ -73,7 +72,7 @@ int64
 idemq_lease_issue_token(int64 row_token, int64 base)
 {
 	TimestampTz now = idemq_now();
-	uint32 timeline = compat_timeline();
+	uint32 timeline = GetWALInsertionTimeLine();
 	uint64 last = pg_atomic_read_u64(&shared->last_token);
 	int64 next;
 

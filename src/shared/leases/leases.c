@@ -28,6 +28,9 @@
  *	 - begin_reap before the row is written: from there on a heartbeat answers stale, so
  *	   a heartbeat and a reap cannot both win.  If the row is held, the mark is taken back
  *	   and DUE_LEASE is set to soon: an open commit or assert_current keeps its job.
+ *	   Whoever ends the attempt has the row first, and takes the mark over with it; if that
+ *	   aborts before the reaper has the row, heartbeats are answered again.  So a reaper
+ *	   that has locked the row looks whether the mark is its own still (job/reap.c).
  *	 - At the end entries go first, then cursors are lowered: a claimer that passed the
  *	   job because of the entry gets a lowering that comes after the entry is gone.
  *	 - Between the ender's commit and the drop of its entry, another session may make the
@@ -42,6 +45,9 @@
  *	   unsets the queue's cursors, for it does not know where the entry turned claimers
  *	   away.  A row that this transaction wrote is not adopted: its rollback would leave
  *	   the entry behind.
+ *
+ * Model: test/model/leases.pml; a worker that claims again what it releases, a reaper, another
+ * claimer, heartbeats; one job, one abort, two ends by time.
  *
  * Invariants:
  *	 - every change names the token that it is about; another token's entry is left

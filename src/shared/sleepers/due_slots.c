@@ -30,6 +30,7 @@
  * the session sees the post, or that visit, later, sees what the session wrote.  A post
  * may become another database's meanwhile: then a bit is set for nothing, and the worker,
  * which finds the slot to be of another database, forgets it.
+ *		Model: test/model/worker.pml, with due_times.c and worker_call.c.
  *
  * Locks: none, atomics only.  Marking neither allocates nor raises.
  */

@@ -18,6 +18,7 @@
  * comes before, its 1 does too, and the other's 2 finds what it made.  So a time that is low
  * enough already needs neither a write nor a call: a busy queue, whose leases end later than
  * the first, wakes nobody for each claim.
+ *		Model: test/model/worker.pml, with due_slots.c and worker_call.c.
  *
  * 0 says "look at once": it is not known since when, or to what.  A worker that failed after
  * its 1 has it set to that (worker/chore_runner.c), and one that starts, to begin with.

@@ -21,6 +21,7 @@
  * than the waker's commit, and finds the job.  The bit is cleared before the latch is
  * set: a sleeper that resets the latch first sees the bit cleared, and one that checks
  * the bit first finds the latch set.
+ *		Model: test/model/wake.pml; two sleepers, two wakers, one cancel.
  *
  * A bit is one signal to one sleeper: n jobs clear n bits.  All sleepers are woken only
  * where what they know is old: settings, resume, DROP, TRUNCATE, COMMIT PREPARED, a result,
@@ -71,7 +72,7 @@ static char *sets = NULL;
 static int
 word_count(void)
 {
-	return (compat_max_backends() + BITS - 1) / BITS;
+	return (MaxBackends + BITS - 1) / BITS;
 }
 
 static Size

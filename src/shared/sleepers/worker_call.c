@@ -28,6 +28,7 @@
  * good as none.  Nobody watches it: who asks (idemq_worker_present), looks.
  *
  * The proof of the marks stands in shared/sleepers/due_slots.c.
+ *		Model: test/model/worker.pml; the worker, three sessions, two slots, one chore that fails.
  *
  * Locks: none, atomics only.  All of it is called after commit and abort, and under other
  * locks: nothing here allocates or raises.

@@ -48,6 +48,8 @@
  *
  * To read before the snapshot, and to lower after visibility, are the two halves of the
  * proof: change neither.
+ *		Model: test/model/cursor.pml; two claimers with three calls, an enqueue, a retry, three jobs
+ *		under four keys, one abort.
  *
  * The history of a priority is a short list of (seq, key), both growing.  A new lowering
  * removes every entry whose key is not less: for a reader that such an entry would have

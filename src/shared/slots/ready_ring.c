@@ -39,6 +39,7 @@
  *	   the file's number, and goes by the index.
  *	 - A transaction's own rows, which it may claim before they are committed and lowered
  *	   to, cut its copy (txn/pending_queues.c).  Above READ COMMITTED there is no ring.
+ *		Model: test/model/cursor.pml, with three entries.
  *
  * One ring for each queue, of whatever priority was scanned last; another one's replaces
  * it when it has more entries ahead of its cursor.

@@ -1,0 +1,252 @@
+/*
+ * worker.pml
+ *		src/shared/sleepers/worker_call.c, due_slots.c and due_times.c, with the loops of
+ *		worker/worker.c, chores.c and chore_runner.c: nothing that is due is slept through.
+ *
+ * Two slots whose marks are in one word.  Three sessions with something to do each: of slot 0 at once,
+ * of slot 0 later, of slot 1 later.  The clock reaches that, or stands still.  The worker is asleep for ever at first; one chore fails.
+ * The worker's words are seen by sessions when it has passed a barrier, or at any time before.
+ *
+ * Not in it: several kinds of times, posts that change hands, "all slots", what is no slot's, the
+ * bit that says since when the worker is called.  Sessions' own words are seen at once: each
+ * of theirs is written by an atomic operation that is a full barrier.
+ *
+ * Mutants: NOT_AWAKE (the worker does not say so), NO_BARRIER (after it has), TAKE_FIRST (marks,
+ * before it does), MARK_FIRST (a session marks before the time is there), SLOTS_FIRST (the worker clears
+ * the bits of slots before that of their word), TRUSTING (who finds a slot's bit set leaves its
+ * word's to others), LOOK_FIRST (before the time is taken), RESET_LATE (the latch, after the look), LOSES
+ * (a chore that fails leaves no time).
+ */
+#define SLOTS 2
+#define ITEMS 3
+#define SLOT(i) (i / 2)
+#define TIME(i) (i == 0 -> 0 : 1)
+
+/* Times: 0 is due; 1 is later; then: */
+#define NEVER 2
+#define CALLED 3
+#define AWAKE 4
+
+byte now = 0;
+bool made[ITEMS];
+bool done[ITEMS];
+byte due[SLOTS] = NEVER;
+bool slot_bit[SLOTS];
+bool word_bit = false;
+byte asleep_until = NEVER;
+byte unseen = 255;			/* the worker's last write of it, while in its store buffer */
+bool latch = false;
+bool failed = false;
+
+#define ALL_DONE (done[0] && (now == 0 || (done[1] && done[2])))
+
+/* idemq_due_slots_mark */
+inline mark(slot, found)
+{
+	found = slot_bit[slot];
+	slot_bit[slot] = true;
+#ifdef TRUSTING
+	if
+	:: !found -> word_bit = true
+	:: else
+	fi
+#else
+	word_bit = true
+#endif
+}
+
+proctype session(byte i)
+{
+	byte slot = SLOT(i), until;
+	bool low = false, found = false;
+
+	made[i] = true;
+#ifdef MARK_FIRST
+	mark(slot, found);
+#endif
+	/* idemq_due_by */
+	atomic {
+		if
+		:: due[slot] <= TIME(i) -> low = true
+		:: else -> due[slot] = TIME(i)
+		fi
+	};
+	if
+	:: !low ->
+#ifndef MARK_FIRST
+		mark(slot, found);
+#endif
+		/* call */
+		until = asleep_until;
+		if
+		:: TIME(i) < until ->
+			atomic {
+				if
+				:: until < CALLED && asleep_until == until -> asleep_until = CALLED
+				:: else
+				fi
+			};
+			latch = true
+		:: else
+		fi
+	:: else
+	fi
+}
+
+inline barrier() { unseen == 255 }
+
+/* idemq_due_slots_take with plan_marked; every exchange is a barrier. */
+inline take_marks()
+{
+	/* At first it is only read. */
+	taken = word_bit;
+#ifndef SLOTS_FIRST
+	if
+	:: taken ->
+		barrier();
+		word_bit = false
+	:: else
+	fi;
+#endif
+	if
+	:: taken ->
+		atomic { found[0] = slot_bit[0]; slot_bit[0] = false; found[1] = slot_bit[1]; slot_bit[1] = false };
+		if :: found[0] -> turn[0] = due[0] :: else fi;
+		if :: found[1] -> turn[1] = due[1] :: else fi
+	:: else
+	fi;
+#ifdef SLOTS_FIRST
+	if :: taken -> word_bit = false :: else fi;
+#endif
+	atomic { found[0] = false; found[1] = false; taken = false }
+}
+
+/* What there is to do of a slot, by a snapshot; what is left is for later. */
+inline look(slot)
+{
+	atomic {
+		left = NEVER;
+		if
+		:: slot == 0 && made[0] -> done[0] = true
+		:: else
+		fi;
+		if
+		:: made[slot + 1] && now >= 1 -> done[slot + 1] = true
+		:: made[slot + 1] && now < 1 -> left = 1
+		:: else
+		fi
+	}
+}
+
+/* idemq_chore_run_if_due: a chore that takes its time. */
+inline run_slot(slot)
+{
+	fails = false;
+	if
+	:: skip
+	:: atomic { !failed -> failed = true; fails = true }
+	fi;
+#ifdef LOOK_FIRST
+	if :: !fails -> look(slot) :: else fi;
+#endif
+	barrier();
+	due[slot] = NEVER;
+#ifndef LOOK_FIRST
+	if :: !fails -> look(slot) :: else fi;
+#endif
+#ifndef LOSES
+	if :: fails -> left = 0 :: else fi;
+#else
+	if :: fails -> left = NEVER :: else fi;
+#endif
+	/* idemq_due_by, of which the worker itself tells nobody. */
+	atomic {
+		if
+		:: left < due[slot] -> due[slot] = left; low = true
+		:: else
+		fi
+	};
+	if
+	:: low -> slot_bit[slot] = true; word_bit = true
+	:: else
+	fi;
+	atomic { left = 0; low = false; fails = false };
+	/* take_turn plans it anew. */
+	turn[slot] = due[slot]
+}
+
+proctype worker()
+{
+	byte turn[SLOTS] = NEVER;
+	byte until = NEVER, left;
+	bool found[SLOTS], taken, low, fails, ran;
+
+	goto sleeps;
+again:
+#ifdef TAKE_FIRST
+	take_marks();
+#endif
+#ifndef NOT_AWAKE
+	/* idemq_worker_awake */
+	barrier();
+	unseen = AWAKE;
+#ifndef NO_BARRIER
+	barrier();
+#endif
+#endif
+#ifndef TAKE_FIRST
+	take_marks();
+#endif
+	/* do_turns */
+	ran = false;
+	do
+	:: turn[0] <= now -> run_slot(0); ran = true; take_marks()
+	:: turn[1] <= now -> run_slot(1); ran = true; take_marks()
+	:: turn[0] > now && turn[1] > now -> break
+	od;
+	atomic { until = (turn[0] < turn[1] -> turn[0] : turn[1]) };
+	if
+	:: ran -> until = 0
+	:: else
+	fi;
+	/* idemq_worker_asleep: no barrier follows but that of WaitLatch. */
+	barrier();
+	atomic { unseen = until };
+#ifdef RESET_LATE
+	latch = false;
+#endif
+	barrier();
+sleeps:
+	if
+	:: latch
+	:: until <= now
+	fi;
+#ifndef RESET_LATE
+	latch = false;
+#endif
+	atomic { until = 0; goto again }
+}
+
+/* What drains the worker's store buffer. */
+proctype memory()
+{
+	do
+	:: atomic { unseen != 255 -> asleep_until = unseen; unseen = 255 }
+	od
+}
+
+/* It may stand still: what is due at once does not wait for it. */
+proctype clock()
+{
+	if
+	:: now = 1
+	:: skip
+	fi
+}
+
+init
+{
+	atomic { run worker(); run memory(); run clock(); run session(0); run session(1); run session(2) }
+}
+
+ltl nothing_forgotten { <> [] ALL_DONE }
