@@ -34,7 +34,8 @@ is_replicated(XLogRecPtr lsn)
 	if (!SyncRepRequested() || !compat_sync_standbys_defined())
 		return true;
 	LWLockAcquire(SyncRepLock, LW_SHARED);
-	replicated = lsn <= WalSndCtl->lsn[mode];
+	/* Asked again: the checkpointer holds the lock while it wakes who waits, and then says why. */
+	replicated = !compat_sync_standbys_defined() || lsn <= WalSndCtl->lsn[mode];
 	LWLockRelease(SyncRepLock);
 	return replicated;
 }
@@ -66,7 +67,7 @@ idemq_sync_rep_await(void)
 
 	if (!SyncRepRequested() || !compat_sync_standbys_defined() || RecoveryInProgress())
 		return;
-	lsn = compat_flush_position();
+	lsn = GetFlushRecPtr(NULL);
 	if (is_replicated(lsn))
 		return;
 	prompt_standbys();

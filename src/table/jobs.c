@@ -15,7 +15,9 @@
  * Locks: a call that only reads takes AccessShareLock on the table, one that may write
  * RowExclusiveLock, kept to the end of the transaction as for any query.  One that might
  * have written and has not gives its lock back: hooks/prepared.c, and observe/check.c, take
- * a session that holds it for a writer.
+ * a session that holds it for a writer.  An index's lock goes before the table's, or stays with
+ * it: alone it would let a REINDEX, which has locked the table, and this transaction's next write
+ * wait for each other.
  */
 #include "postgres.h"
 
@@ -38,6 +40,32 @@
 #include "queue/queue.h"
 #include "table/table.h"
 
+/* Names of the columns from JOB_COLUMNS_OLDEST on, in order, and NULL. */
+static const char *const later_columns[] = {NULL};
+StaticAssertDecl(lengthof(later_columns) == JOB_COLUMNS - JOB_COLUMNS_OLDEST + 1,
+				 "a column has no name");
+
+int idemq_jobs_columns = JOB_COLUMNS_OLDEST;
+
+/*
+ * Returns how many of our columns the table has.  One of a DBA's, in the place of one that is to
+ * come, is none of ours.
+ */
+static int
+count_columns(Relation rel)
+{
+	TupleDesc desc = RelationGetDescr(rel);
+	int count = JOB_COLUMNS_OLDEST;
+
+	for (const char *const *name = later_columns; *name != NULL && count < desc->natts; name++)
+	{
+		if (strcmp(NameStr(TupleDescAttr(desc, count)->attname), *name) != 0)
+			break;
+		count++;
+	}
+	return count;
+}
+
 /* Returns whether the table has just our own triggers, and no constraint but NOT NULL. */
 static bool
 is_simple(Relation rel)
@@ -53,7 +81,7 @@ is_simple(Relation rel)
 	}
 	if (constr != NULL && (constr->num_check > 0 || constr->has_generated_stored))
 		return false;
-	return RelationGetDescr(rel)->natts == JOB_COLUMNS;
+	return RelationGetDescr(rel)->natts == job_columns();
 }
 
 static void
@@ -90,6 +118,7 @@ open_table(JobsTable *table, LOCKMODE mode)
 						errmsg("table \"%s.jobs\" was dropped by another session", IDEMQ_SCHEMA),
 						errhint("Run the statement again if the extension was created anew; "
 								"otherwise run CREATE EXTENSION idemq in this database.")));
+	idemq_jobs_columns = count_columns(table->rel);
 	table->simple = is_simple(table->rel);
 	table->row = table_slot_create(table->rel, NULL);
 	table->new_row = MakeSingleTupleTableSlot(RelationGetDescr(table->rel), &TTSOpsVirtual);
@@ -159,6 +188,15 @@ idemq_jobs_primary_key(Relation rel)
 	return pkey;
 }
 
+/* Closes an index of the table after a scan. */
+void
+idemq_jobs_index_close(JobsTable *table, Relation index)
+{
+	LOCKMODE mode = index->rd_index->indisprimary ? AccessShareLock : RowExclusiveLock;
+
+	index_close(index, table->written ? NoLock : mode);
+}
+
 static void
 begin_scan_by_id(JobsTable *table)
 {
@@ -175,7 +213,7 @@ end_scan_by_id(JobsTable *table)
 	if (table->by_id == NULL)
 		return;
 	index_endscan(table->by_id);
-	index_close(table->pkey, NoLock);
+	idemq_jobs_index_close(table, table->pkey);
 	table->by_id = NULL;
 	table->pkey = NULL;
 }
@@ -353,7 +391,7 @@ void
 idemq_jobs_scan_end(JobsTable *table)
 {
 	index_endscan(table->scan);
-	index_close(table->index, NoLock);
+	idemq_jobs_index_close(table, table->index);
 	table->scan = NULL;
 	table->index = NULL;
 }

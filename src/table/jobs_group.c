@@ -42,7 +42,7 @@ fetch(JobsTable *table, ScanKeyData *keys, int nkeys, Job *job)
 	index_rescan(scan, keys, nkeys, NULL, 0);
 	found = index_getnext_slot(scan, ForwardScanDirection, table->row);
 	index_endscan(scan);
-	index_close(index, NoLock);
+	idemq_jobs_index_close(table, index);
 	MemoryContextSwitchTo(old);
 	if (found)
 		idemq_jobs_decode(table->row, job);

@@ -207,7 +207,7 @@ idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job)
 		found = is_deleted_here(job);
 	}
 	index_endscan(scan);
-	index_close(pkey, NoLock);
+	idemq_jobs_index_close(table, pkey);
 	return found;
 }
 

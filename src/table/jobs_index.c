@@ -110,7 +110,7 @@ index_shape(Oid oid)
 	index = index_open(oid, RowExclusiveLock);
 	shape.oid = oid;
 	shape.simple = read_shape(index, &shape);
-	index_close(index, NoLock);
+	index_close(index, RowExclusiveLock);
 	if (nshapes == MAX_SHAPES)
 		nshapes = 0;
 	shapes[nshapes] = shape;
@@ -187,11 +187,14 @@ find_index(Relation rel, JobsIndex which)
 	{
 		if (is_own(index_shape(lfirst_oid(lc)), which))
 		{
-			Relation index = index_open(lfirst_oid(lc), RowExclusiveLock);
+			/* Whoever drops it waits for the table's lock; its own is for who scans it. */
+			Relation index = RelationIdGetRelation(lfirst_oid(lc));
 
+			if (index == NULL)
+				continue;
 			if (index->rd_index->indisvalid)
 				found = lfirst_oid(lc);
-			index_close(index, NoLock);
+			RelationClose(index);
 		}
 	}
 	list_free(indexes);

@@ -85,7 +85,7 @@ idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job)
 	while (!found && index_getnext_tid(scan, BackwardScanDirection) != NULL)
 		found = idemq_jobs_fetch_entry(table, scan, job);
 	index_endscan(scan);
-	index_close(index, NoLock);
+	idemq_jobs_index_close(table, index);
 	MemoryContextSwitchTo(old);
 	return found;
 }
@@ -122,7 +122,7 @@ find_twin(JobsTable *table, int32 queue_id, Datum key, bool changes, Transaction
 	}
 	index_endscan(scan);
 	ExecDropSingleTupleTableSlot(row);
-	index_close(index, NoLock);
+	idemq_jobs_index_close(table, index);
 	MemoryContextSwitchTo(old);
 	return TransactionIdIsValid(*xid);
 }

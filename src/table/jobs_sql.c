@@ -65,7 +65,7 @@ make_statement(const JobsTable *table, uint32 columns, bool inserts)
 	initStringInfo(&values);
 	statement->on_jobs = true;
 	statement->types[statement->nargs++] = INT8OID;
-	for (int i = 0; i < JOB_COLUMNS; i++)
+	for (int i = 0; i < job_columns(); i++)
 	{
 		Form_pg_attribute column = TupleDescAttr(RelationGetDescr(table->rel), i);
 		const char *comma = statement->nargs > 1 ? ", " : "";
@@ -97,16 +97,19 @@ write_columns(const JobsTable *table, int64 id, const JobChange *change, bool in
 {
 	Datum values[JOB_COLUMNS + 1] = {Int64GetDatum(id)};
 	char nulls[JOB_COLUMNS + 1] = {' '};
+	uint32 set = change->set & (COLUMN_BIT(job_columns()) - 1);
 	ColumnStatement *made = statements;
 	int n = 1;
 
-	while (made != NULL && (made->columns != change->set || made->inserts != inserts))
+	if (set == 0)
+		return 1; /* all that it sets is yet to come */
+	while (made != NULL && (made->columns != set || made->inserts != inserts))
 		made = made->next;
 	if (made == NULL)
-		made = make_statement(table, change->set, inserts);
-	for (int i = 0; i < JOB_COLUMNS; i++)
+		made = make_statement(table, set, inserts);
+	for (int i = 0; i < job_columns(); i++)
 	{
-		if ((change->set & COLUMN_BIT(i)) == 0)
+		if ((set & COLUMN_BIT(i)) == 0)
 			continue;
 		values[n] = change->values[i];
 		nulls[n] = change->isnull[i] ? 'n' : ' ';

@@ -34,6 +34,7 @@
 #include "access/heapam.h"
 #include "storage/bufmgr.h"
 
+#include "base/compat.h"
 #include "table/table.h"
 
 /* A page is pruned when it has less room than for so many versions more. */
@@ -62,7 +63,7 @@ idemq_version_fetch(Relation rel, Snapshot snapshot, const ItemPointerData *root
 		 PageGetHeapFreeSpace(BufferGetPage(buffer)) < ROOM_FOR_VERSIONS * MAXALIGN(tuple->t_len)))
 	{
 		LockBuffer(buffer, BUFFER_LOCK_UNLOCK);
-		heap_page_prune_opt(rel, buffer);
+		compat_prune(rel, buffer);
 		LockBuffer(buffer, BUFFER_LOCK_SHARE);
 		/* What the snapshot sees is left, but it may have moved on the page. */
 		tid = *root;

@@ -121,7 +121,7 @@ fill_new_row(JobsTable *table, const Job *job, const JobChange *change)
 	ExecClearTuple(new_row);
 	memcpy(new_row->tts_values, job->row->tts_values, natts * sizeof(Datum));
 	memcpy(new_row->tts_isnull, job->row->tts_isnull, natts * sizeof(bool));
-	for (int i = 0; i < JOB_COLUMNS; i++)
+	for (int i = 0; i < job_columns(); i++)
 	{
 		if (change->set & COLUMN_BIT(i))
 		{
@@ -161,9 +161,8 @@ idemq_jobs_update(JobsTable *table, const Job *job, const JobChange *change, Job
 		return JOB_WRITTEN;
 	}
 	fill_new_row(table, job, change);
-	result = table_tuple_update(table->rel, &tid, table->new_row, GetCurrentCommandId(true),
-								table->snapshot, table->crosscheck, true, &failure, &mode,
-								&indexes);
+	result = compat_tuple_update(table->rel, &tid, table->new_row, table->snapshot,
+								 table->crosscheck, &failure, &mode, &indexes);
 	if (result == TM_Ok && !UPDATE_INDEXES_NONE(indexes))
 		idemq_jobs_index_insert(table->rel, table->new_row, &change->set,
 								UPDATE_INDEXES_SUMMARIZING(indexes));
@@ -180,8 +179,8 @@ delete_row(JobsTable *table, const Job *job, bool wait)
 	ItemPointerData tid = job->row->tts_tid;
 	TM_FailureData failure;
 
-	return table_tuple_delete(table->rel, &tid, GetCurrentCommandId(true), table->snapshot,
-							  table->crosscheck, wait, &failure, false);
+	return compat_tuple_delete(table->rel, &tid, table->snapshot, table->crosscheck, wait,
+							   &failure);
 }
 
 /* Deletes a fetched row, unless another transaction holds it, be it FOR KEY SHARE: never waits. */
@@ -224,8 +223,8 @@ idemq_jobs_fill_row(JobsTable *table, JobChange *columns)
 			columns->isnull[i] = true;
 	}
 	ExecClearTuple(new_row);
-	memcpy(new_row->tts_values, columns->values, sizeof(columns->values));
-	memcpy(new_row->tts_isnull, columns->isnull, sizeof(columns->isnull));
+	memcpy(new_row->tts_values, columns->values, job_columns() * sizeof(Datum));
+	memcpy(new_row->tts_isnull, columns->isnull, job_columns() * sizeof(bool));
 	ExecStoreVirtualTuple(new_row);
 }
 

@@ -56,11 +56,27 @@ typedef enum JobColumn
 	COL_CHECKPOINT,
 	COL_RESULT,
 	COL_LAST_ERROR,
-	COL_PAYLOAD /* last: see sql/parts/20_tables.sql */
+	COL_PAYLOAD /* last: see sql/parts/20_tables.sql; but for what came in a later version */
 } JobColumn;
 
+/* So many are in all versions of the table that the library works with (base/version.c). */
+#define JOB_COLUMNS_OLDEST (COL_PAYLOAD + 1)
+/*
+ * The others may be NULL, and may not be there yet: job_has says so, and no write names them then.
+ * Their names, in order, stand in table/jobs.c.
+ */
 #define JOB_COLUMNS (COL_PAYLOAD + 1)
 #define COLUMN_BIT(column) (1U << (column))
+
+/* So many of them the table has, as it was last opened in this session. */
+extern int idemq_jobs_columns;
+
+/* Returns that number; the compiler knows it while no column has come. */
+static inline int
+job_columns(void)
+{
+	return JOB_COLUMNS == JOB_COLUMNS_OLDEST ? JOB_COLUMNS : idemq_jobs_columns;
+}
 
 /* The table, open for one call; see table/jobs.c. */
 typedef struct JobsTable
@@ -126,14 +142,15 @@ job_set_null(JobChange *change, JobColumn column)
 	change->isnull[column] = true;
 }
 
-/* Returns whether a column of a fetched job is not NULL. */
+/* Returns whether a column of a fetched job is there and not NULL. */
 static inline bool
 job_has(const Job *job, JobColumn column)
 {
-	return !job->row->tts_isnull[column];
+	return (column < JOB_COLUMNS_OLDEST || (int) column < job_columns()) &&
+		   !job->row->tts_isnull[column];
 }
 
-/* Returns a column of a fetched job. */
+/* Returns a column of a fetched job that job_has. */
 static inline Datum
 job_value(const Job *job, JobColumn column)
 {
@@ -189,6 +206,7 @@ extern void idemq_jobs_refresh(JobsTable *table);
 extern void idemq_jobs_refresh_or_raise(JobsTable *table);
 extern void idemq_jobs_close(JobsTable *table);
 extern Oid idemq_jobs_primary_key(Relation rel);
+extern void idemq_jobs_index_close(JobsTable *table, Relation index);
 extern bool idemq_jobs_fetch(JobsTable *table, int64 id, Job *job);
 extern RowLocator idemq_jobs_locator(const JobsTable *table, const Job *job);
 extern bool idemq_jobs_fetch_at(JobsTable *table, const RowLocator *locator, int64 id, Job *job);

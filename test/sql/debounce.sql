@@ -130,6 +130,15 @@ SELECT count(*) FROM idemq.claim('front', 10);
 SELECT outcome FROM idemq.enqueue('front', '"first"', key => 'k', run_at => now() - interval '1 h', on_duplicate => 'replace');
 SELECT payload FROM idemq.claim('front', 10);
 SELECT * FROM idemq.check();
+-- Nor is one passed whose replacement, for later, is rolled back with a claim that went by it.
+SELECT outcome FROM idemq.enqueue('front', '"back"', key => 'back');
+SELECT outcome FROM idemq.enqueue('front', '"behind"');
+BEGIN;
+SELECT outcome FROM idemq.enqueue('front', '"undone"', key => 'back', delay => '1 h', on_duplicate => 'replace');
+SELECT payload FROM idemq.claim('front');
+ROLLBACK;
+SELECT payload FROM idemq.claim('front');
+SELECT payload FROM idemq.claim('front');
 SELECT idemq.drop_queue('front', force => true);
 
 -- Refused.

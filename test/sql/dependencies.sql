@@ -443,6 +443,20 @@ SELECT sqlstate_of(format('SELECT idemq.enqueue_graph(%L)', g)) FROM unnest('{
 	"[{\"name\": \"a\", \"queue\": \"q\", \"payload\": 1, \"delay\": \"soon\"}]",
 	"[{\"name\": \"a\", \"queue\": \"q\", \"payload\": null, \"priority\": 99}]"}'::text[]) g;
 SELECT sqlstate_of('SELECT idemq.enqueue_graph(NULL)');
+-- Its message names the circle; of more than ten jobs, the first ten.
+CREATE FUNCTION circle_of(jobs int) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	detail text;
+BEGIN
+	PERFORM idemq.enqueue_graph((SELECT jsonb_agg(jsonb_build_object('name', 'n' || i, 'queue', 'q', 'payload', 1, 'depends_on', jsonb_build_array('n' || (i % jobs) + 1)))
+		FROM generate_series(1, jobs) i));
+	RETURN 'accepted';
+EXCEPTION WHEN invalid_parameter_value THEN
+	GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+	RETURN (length(detail) - length(replace(detail, 'depends on', ''))) / length('depends on') || CASE WHEN detail LIKE '%...%' THEN ' and more' ELSE '' END;
+END $$;
+SELECT jobs, circle_of(jobs) FROM unnest(ARRAY[2, 10, 11, 12]) jobs;
+DROP FUNCTION circle_of;
 -- A circle in which each job has many parents is found in no time.
 CREATE TEMP TABLE circle AS SELECT (SELECT jsonb_agg(jsonb_build_object('name', 'n' || i, 'queue', 'q', 'payload', 1)) FROM generate_series(1, 200000) i)
 	|| jsonb_build_array(jsonb_build_object('name', 'x', 'queue', 'q', 'payload', 1, 'depends_on', (SELECT jsonb_agg('n' || i) || '["y"]' FROM generate_series(1, 200000) i)),

@@ -10,6 +10,9 @@ SELECT payload, priority, max_attempts, key, group_key, headers, expires_at, att
 FROM idemq.jobs ORDER BY id;
 SELECT count(DISTINCT created_at), bool_and(created_at <= clock_timestamp()) FROM idemq.jobs;
 SELECT payload FROM idemq.claim('q', 10);
+-- Ids follow those of the first block, one by one.
+SELECT (SELECT e.id - max(j.id) FROM idemq.jobs j) AS next FROM idemq.enqueue('q', '"next"') e;
+SELECT (SELECT e.id - max(j.id) FROM idemq.jobs j) AS next FROM idemq.enqueue('q', '"next"') e;
 SELECT * FROM idemq.enqueue_many('q', '{}');
 SELECT * FROM idemq.enqueue_many('q', '{}', '{}', '{}', '{}');
 DELETE FROM idemq.jobs;

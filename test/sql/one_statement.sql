@@ -215,7 +215,11 @@ SET search_path = pg_temp;
 SET timezone = 'Asia/Kathmandu';
 SET datestyle = 'German';
 SET intervalstyle = 'sql_standard';
-SET standard_conforming_strings = off;
+DO $$ BEGIN
+	IF current_setting('server_version_num')::int < 190000 THEN -- always on since
+		SET standard_conforming_strings = off;
+	END IF;
+END $$;
 SET enable_indexscan = off;
 SET enable_seqscan = off;
 SET default_transaction_isolation = 'serializable';

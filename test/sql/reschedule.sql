@@ -76,6 +76,13 @@ SELECT * FROM idemq.check();
 SELECT idemq.commit(id, token) FROM idemq.jobs WHERE id = job('g2');
 SELECT take(5);
 SELECT * FROM idemq.check();
+-- So does that of a child, when its parent has ended.
+SELECT id AS parent FROM idemq.enqueue('q', '"kin"') \gset
+SELECT id AS child FROM idemq.enqueue('q', '"kid"', depends_on => ARRAY[:parent]) \gset
+SELECT idemq.reschedule(:child, clock_timestamp() + '1 h', 3), idemq.commit_once(:parent);
+SELECT take(1) AS none;
+SELECT status, priority, ready_at > clock_timestamp() AS later FROM idemq.job(:child);
+SELECT idemq.cancel(:child);
 -- With what a DBA has added to the table, by SQL.
 CREATE TABLE seen (id bigint, priority int);
 CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.seen VALUES (new.id, new.priority); RETURN NULL; END $$;

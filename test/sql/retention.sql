@@ -53,6 +53,27 @@ SELECT finished('window', 'completed', '2 days', 'k') > 0 AS there;
 UPDATE idemq.jobs SET key = NULL WHERE key = 'k';
 SELECT idemq.apply_retention();
 
+-- With a child goes what it depended on.
+SELECT id AS parent FROM idemq.enqueue('day', '"parent"') \gset
+SELECT id AS child FROM idemq.enqueue('day', '"child"', depends_on => ARRAY[:parent]) \gset
+SELECT idemq.commit_once(:parent), idemq.commit_once(:child);
+UPDATE idemq.jobs SET finished_at = finished_at - interval '2 days' WHERE id IN (:parent, :child);
+SELECT count(*) AS edges FROM idemq.dependencies;
+SELECT idemq.apply_retention();
+SELECT count(*) AS edges FROM idemq.dependencies;
+-- What a purged parent has ended as is kept for its child: brought back, it does not run.
+SELECT id AS parent FROM idemq.enqueue('day', '"parent"') \gset
+SELECT id AS child FROM idemq.enqueue('window', '"child"', depends_on => ARRAY[:parent]) \gset
+SELECT idemq.cancel(:parent);
+SELECT count(*) AS none FROM idemq.claim('window', 100) WHERE id = :child;
+UPDATE idemq.jobs SET finished_at = finished_at - interval '2 days' WHERE id = :parent;
+SELECT idemq.apply_retention();
+SELECT gone_as FROM idemq.dependencies WHERE child = :child;
+SELECT idemq.retry(:child);
+SELECT count(*) AS none FROM idemq.claim('window', 100) WHERE id = :child;
+SELECT status, last_error FROM idemq.job(:child);
+DELETE FROM idemq.jobs WHERE id = :child;
+
 -- Retention 0: at once, but with a key after the window; what died stays for dead_retention.
 SELECT idemq.purge('day'), idemq.purge('week'), idemq.drop_queue('dead', force => true) FROM left_over LIMIT 1;
 SELECT count(finished('none', s, a, k)) FROM unnest(ARRAY['completed', 'dead', 'cancelled']) s,

@@ -173,11 +173,22 @@ is(claim_with_4(), '1 4', 'claimable when it is gone');
 # A reaper between its mark and the row: no heartbeat wins any more, a commit does.
 prepare(2);
 sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held WHERE payload = '1'; SELECT pg_sleep(0.05)");
-$go = send_to("SELECT idemq.reap('q')", 'idemq_transition');
+$go = send_to("SELECT idemq.reap('q')", 'idemq_jobs_lock');
 is_sql($node, "SELECT idemq.heartbeat(id, token, '1 h') FROM held WHERE payload = '1'", 'stale', 'a heartbeat during a reap');
 sql($node, "SELECT idemq.commit(id, token) FROM held WHERE payload = '1'");
 $go->();
 is_sql($node, "SELECT status FROM idemq.jobs WHERE payload = '1'", 'completed', 'a commit during a reap');
+
+# It has no mark any more when somebody else has ended the attempt, and taken that back: then a
+# heartbeat wins, and the reap does not.
+prepare(2);
+sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held WHERE payload = '1'; SELECT pg_sleep(0.05)");
+$go = send_to("SELECT idemq.reap('q')", 'idemq_jobs_lock');
+sql($node, "BEGIN; SELECT idemq.fail(id, token) FROM held WHERE payload = '1'; ROLLBACK");
+is_sql($node, "SELECT idemq.heartbeat(id, token, '1 h') FROM held WHERE payload = '1'", 'current', 'a heartbeat after an end that was rolled back, during a reap');
+$go->();
+is_sql($node, "SELECT status FROM idemq.jobs WHERE payload = '1'", 'processing', 'has won');
+is_sql($node, "SELECT idemq.heartbeat(id, token, '1 h') FROM held WHERE payload = '1'", 'current', 'and goes on');
 
 # A queue that is dropped between a session's look at idemq.queues and its look for the
 # queue's slot: no slot is left behind.

@@ -374,13 +374,20 @@ is_sql($node, "SELECT count(DISTINCT worker), (max(result::text::int) FILTER (WH
 # ---- job_timeout
 
 queue('t', "job_timeout => '300 ms', max_attempts => 1");
+queue('in_time', "job_timeout => '300 ms'", "max_idle => '10 min'");
+job('in_time', 299);
+all_done('in_time');
 $id = job('t', 300, 'SELECT pg_sleep(60)');
 all_done('t');
 is_sql($node, history($id), 'failed|job_timeout of queue "t" is over|57014', 'a function is cancelled when its time is over');
-my $pid = sql($node, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND query = 't'");
 $id = job('t', 301, q[DO $$BEGIN LOOP BEGIN PERFORM pg_sleep(60); EXCEPTION WHEN query_canceled THEN NULL; END; END LOOP; END$$]);
 all_done('t');
 is_sql($node, history($id), 'failed|job_timeout is over, and the function went on|', 'one that catches that ends with its process');
+# Its process is not ended for a job that was in time.
+job('in_time', 303);
+all_done('in_time');
+is_sql($node, "SELECT count(*), count(DISTINCT worker) FROM idemq.jobs WHERE queue_id = (SELECT queue_id FROM idemq.queues WHERE name = 'in_time')",
+	'2|1', 'the time of a job ends with it');
 # With more time: this one is not to be late.
 sql($node, "SELECT idemq.alter_queue('t', job_timeout => '1 h')");
 job('t', 302);

@@ -154,7 +154,7 @@ is_sql($node, q{SELECT count(*) FROM idemq.jobs WHERE payload = '"open"'}, '1', 
 foreach (
 	"enqueue('q', '2')", "enqueue('q', '2', key => 'k')", "claim('q')", "claim_job($id)", "commit($id, $token)", "try_commit($id, $token)",
 	"fail($id, $token)", "heartbeat($id, $token)", "checkpoint($id, $token, '1')", "cancel($id)", "acquire('q', 'k', '1')",
-	"create_queue('r')", "pause('q')", 'take_over()', 'set_shard(5, 8)')
+	"create_queue('r')", "pause('q')", "admit('b', 1, '1 s')", 'take_over()', 'set_shard(5, 8)')
 {
 	is_state($node, "SELECT idemq.$_", '55000', "refused: $_", $db);
 }

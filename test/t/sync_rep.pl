@@ -48,6 +48,28 @@ note sprintf 'figure: a duplicate: %.3f ms without a synchronous standby, %.3f m
 my ($done, $token) = split /\|/, sql($node, "SELECT c.id, c.token FROM idemq.enqueue('q', '1', key => 'done') e, idemq.claim_job(e.id) c");
 is_sql($node, "SELECT outcome FROM idemq.enqueue('q', '1', key => 'done')", 'duplicate', 'a standby that has all: no wait');
 
+# A standby that has all, and was made synchronous after it said so, is asked: by itself it says nothing for an hour.
+foreach my $round (1 .. 3)
+{
+	$node->append_conf('postgresql.conf', "synchronous_standby_names = ''");
+	$node->reload;
+	wait_until($node, "SELECT sync_state = 'async' FROM pg_stat_replication");
+	sql($node, "SELECT idemq.enqueue('q', '1', key => 'round $round')");
+	wait_until($node, 'SELECT flush_lsn >= pg_current_wal_flush_lsn() FROM pg_stat_replication');
+	$node->append_conf('postgresql.conf', "synchronous_standby_names = 'standby'");
+	$node->reload;
+	wait_until($node, "SELECT sync_state = 'sync' FROM pg_stat_replication");
+	my $session = session($node);
+	my $start = time;
+	is($session->query_safe("SELECT outcome FROM idemq.enqueue('q', '1', key => 'round $round')"), 'duplicate', 'what a standby had before it was synchronous');
+	cmp_ok(time - $start, '<', 5, 'it is asked for that at once');
+	$session->query("SET statement_timeout = '100 ms'");
+	$start = time;
+	$session->query('SELECT pg_sleep(60)');
+	cmp_ok(time - $start, '<', 30, 'who has waited can be cancelled after it');
+	$session->quit;
+}
+
 # The standby hears nothing any more.
 my $receiver = sql($standby, "SELECT pid FROM pg_stat_wal_receiver");
 kill 'STOP', $receiver or die;
@@ -107,14 +129,26 @@ foreach (sort keys %call)
 # Without a standby's name nobody waits.
 kill 'STOP', sql($standby, "SELECT pid FROM pg_stat_wal_receiver");
 cut(waiting("SELECT idemq.enqueue('q', '1', key => 'newer')"));
-my $left = waiting("SELECT idemq.enqueue('q', '1', key => 'newest')");
+# The duplicate is the first to be woken.
 my $repeated = waiting("SELECT outcome FROM idemq.enqueue('q', '1', key => 'newer')");
+my $left = waiting("SELECT idemq.enqueue('q', '1', key => 'newest')");
+my $go = sub { };
+# The checkpointer between waking it, and saying that there is nobody to wait for.
+if (has_debugger($node))
+{
+	$go = stop_at(sql($node, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'"),
+		qw(SyncRepUpdateSyncStandbysDefined SetLatch SetLatch));
+}
 $node->append_conf('postgresql.conf', "synchronous_standby_names = ''");
 $node->reload;
-like(answer($left), qr/accepted/, 'no standby is waited for any more');
-$left->{session}->quit;
-like(answer($repeated), qr/duplicate/, 'nor by a duplicate whose wait has begun');
+$go->() foreach 1 .. 5;
+wait_until($node, "SELECT wait_event_type = 'LWLock' FROM pg_stat_activity WHERE pid = $repeated->{pid}") if has_debugger($node);
+$go->();
+my $answer = answer($repeated);
+like($answer, qr/duplicate/, 'no standby is waited for any more, by a duplicate' . ($answer !~ /duplicate/ && ", which answers $answer"));
 $repeated->{session}->quit;
+like(answer($left), qr/accepted/, 'nor by what is new');
+$left->{session}->quit;
 is_sql($node, "SELECT outcome FROM idemq.enqueue('q', '1', key => 'newer')", 'duplicate', 'nor by a duplicate');
 kill 'CONT', sql($standby, "SELECT pid FROM pg_stat_wal_receiver");
 $node->stop;

@@ -130,7 +130,7 @@ SKIP:
 
 		sql($node, "TRUNCATE held; SELECT idemq.enqueue('q', '1');
 			INSERT INTO held SELECT id, token FROM idemq.claim('q', lease => '1 h')");
-		my $stop = stop_at(worker_pid($node), 'idemq_transition');
+		my $stop = stop_at(worker_pid($node), 'idemq_jobs_lock');
 		is_sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held", 'current', 'the last heartbeat');
 		$stop->();
 		is_sql($node, "SELECT idemq.heartbeat(id, token, '1 h') FROM held", 'stale', 'a heartbeat during the reap');
