@@ -20,6 +20,10 @@
 #   make check-packages   both: reproducible, lintian clean, installed, run and removed; as root
 #   make check-compilers  builds by gcc and clang at each level of optimization, without a warning,
 #                         and the regression tests on each (COMPILERS='gcc clang' LEVELS='-O2 -flto')
+#   make check-languages  endpoints in Ruby, PHP, Perl and Go with idemq-work --http, killed, cut off and failed
+#                         over; installs Go
+#   make check-install    what doc/operations/install.md says, to the letter, on a clean Debian with PostgreSQL 17, in
+#                         a chroot; as root
 #   make check-versions   the suites on each version of PostgreSQL that Debian has, in chroots, and
 #                         on those of PG_CONFIGS='...'; as root (VERSIONS='17 18', SUITES='regress')
 #   make chaos            TAP tests chaos_flows (SOAK=seconds, 300), chaos (100,000 jobs, JOBS=n), soak (SOAK)
@@ -38,6 +42,8 @@
 #                         every kind: the long form of TAP test fuzz; FUZZ_SEED=n repeats one
 #   make mutants          changes one line at a time: which changes do the tests not notice?
 #                         MUTANTS=170, MUTANTS_SEED=n, AREA='leases' (test/mutants/README.md)
+#   make model            proofs of src/shared as models, exhaustively, by spin, each with mutants that must
+#                         be found; three minutes; MODELS='wake' (test/model/README.md)
 #   make coverage         which lines of src no test runs; below 95 % it fails (COVERAGE=n)
 #   make sanitize         regression, isolation and TAP tests with undefined behaviour and
 #                         assertions checked, the first two under valgrind (TOOLS=ubsan)
@@ -60,6 +66,7 @@ MODULE_big = idemq
 TREE := $(patsubst %/,%,$(dir $(lastword $(MAKEFILE_LIST))))
 in_tree = $(patsubst $(TREE)/%,%,$(wildcard $(addprefix $(TREE)/,$(1))))
 EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" $(TREE)/idemq.control)
+OLDEST_SQL := $(shell sed -n "s/^\# oldest_sql = '\(.*\)'/\1/p" $(TREE)/idemq.control)
 
 # The rooms of src/, from the upper to the lower: an include may go down or stay, never up
 # (script/lint).  A folder that is not named here is not built.
@@ -81,6 +88,9 @@ DATA_built = $(SCRIPT_BUILT) $(UPDATE_BUILT) $(CLUSTER_BUILT) $(if $(filter-out 
 # The runner, which is no part of the library; bin/README.md.
 PROGRAM_BUILT = bin/idemq-work
 PROGRAM_OBJS := $(patsubst %.c,%.o,$(sort $(call in_tree,bin/*.c)))
+# Its --http is built where libcurl is, and libcrypto, which signs.
+CURL_LIBS := $(shell pkg-config --libs 'libcurl >= 7.66' libcrypto 2>/dev/null)
+CURL_CFLAGS := $(if $(CURL_LIBS),-DHAVE_CURL $(shell pkg-config --cflags libcurl libcrypto))
 # With their folders, so that links between them hold; the DOCS of PGXS has none.
 DOCUMENTS := $(call in_tree,README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE doc/*.md doc/*/*.md doc/*/*.svg \
 	doc/*/*.png cluster/README.md deploy/*/*)
@@ -106,7 +116,7 @@ PG_CFLAGS = -Wall -Wextra -Wshadow -Wmissing-prototypes -Wno-unused-parameter $(
 PG_CFLAGS += $(if $(findstring clang,$(CC)),-Wno-unknown-warning-option -Wno-ignored-optimization-argument \
 	-Wno-ignored-attributes -Wno-gnu-variable-sized-type-not-at-end,-Wno-clobbered)
 # -isystem: our warnings are for our files, not for PostgreSQL's headers.
-PG_CPPFLAGS = -DIDEMQ_VERSION=$(EXTVERSION) -I$(TREE)/src -isystem $(includedir_server) -isystem $(pkgincludedir)/internal
+PG_CPPFLAGS = -DIDEMQ_VERSION=$(EXTVERSION) -DIDEMQ_OLDEST_SQL=$(OLDEST_SQL) -I$(TREE)/src -isystem $(includedir_server) -isystem $(pkgincludedir)/internal
 # No bitcode: JIT inlines an extension's functions into an expression with it, which pays for
 # functions of a few instructions.  Those of idemq read and write tables.  So neither clang nor
 # the LLVM version of the server is needed to build, or to install a package.
@@ -167,10 +177,11 @@ uninstall-cluster:
 	rm -f '$(DESTDIR)$(pkglibdir)/idemq_cluster$(DLSUFFIX)' '$(DESTDIR)$(bindir)/idemq-move-shard'
 
 all: $(PROGRAM_BUILT)
-$(PROGRAM_OBJS): override CPPFLAGS := -I$(libpq_srcdir) -DPROGRAM_VERSION='"$(EXTVERSION)"' $(CPPFLAGS)
+$(PROGRAM_OBJS): override CPPFLAGS := -I$(libpq_srcdir) -DPROGRAM_VERSION='"$(EXTVERSION)"' $(CURL_CFLAGS) $(CPPFLAGS)
 $(PROGRAM_OBJS): $(TREE)/idemq.control
 $(PROGRAM_BUILT): $(PROGRAM_OBJS)
-	$(CC) $(CFLAGS) $(PROGRAM_OBJS) $(LDFLAGS) $(LDFLAGS_EX) $(libpq) -o $@
+	$(CC) $(CFLAGS) $(PROGRAM_OBJS) $(LDFLAGS) $(LDFLAGS_EX) $(libpq) $(CURL_LIBS) -o $@
+	$(if $(CURL_LIBS),,@echo "idemq-work is built without --http: pkg-config finds no libcurl 7.66 and libcrypto")
 
 .PHONY: install-program uninstall-program
 program_man = $(DESTDIR)$(mandir)/man1
@@ -205,14 +216,14 @@ installcheck: export IDEMQ_SOURCE = $(abspath $(TREE))
 
 # Objects made by another compiler, for another PostgreSQL or with other flags
 # are never linked together.  WERROR changes no object: script/test and make share them.
-FLAGS := $(filter-out -Werror,$(CC) $(CFLAGS)) for PostgreSQL $(VERSION)
+FLAGS := $(filter-out -Werror,$(CC) $(CFLAGS)) for PostgreSQL $(VERSION) $(if $(CURL_LIBS),with libcurl)
 $(shell echo '$(FLAGS)' | cmp -s - src/.flags || echo '$(FLAGS)' > src/.flags)
 $(OBJS) $(PROGRAM_OBJS) cluster/idemq_cluster.o: src/.flags
-src/base/settings.o: $(TREE)/idemq.control
+src/base/version.o: $(TREE)/idemq.control
 -include $(wildcard cluster/idemq_cluster.d $(OBJS:.o=.d) $(PROGRAM_OBJS:.o=.d))
 else
 all install uninstall installcheck:
-	@echo "no pg_config with PGXS found: install postgresql-server-dev-15 (as root: script/install-packages build)," >&2
+	@echo "no pg_config with PGXS found: install postgresql-server-dev-17, or of your version (as root: script/install-packages build)," >&2
 	@echo "or name one with: make PG_CONFIG=/path/to/pg_config" >&2
 	@exit 1
 clean:
@@ -224,7 +235,7 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo cluster-demo test check-writes check-versions check-postgres deb dist check-packages check-compilers lint test-regress test-isolation test-tap test-clients test-slow chaos failover soak fuzz mutants coverage sanitize bench bench-quick bench-peers bench-workers once format ui-demo
+.PHONY: print-compiler demo cluster-demo test check-writes check-install check-versions check-postgres deb dist check-packages check-compilers check-languages lint test-regress test-isolation test-tap test-clients test-slow chaos failover soak fuzz mutants model coverage sanitize bench bench-quick bench-peers bench-workers once format ui-demo
 
 test:
 	@$(TREE)/script/test $(or $(SUITES),lint regress isolation tap clients)
@@ -232,6 +243,8 @@ lint test-regress test-isolation test-tap test-clients:
 	@$(TREE)/script/test $(@:test-%=%)
 ui-demo:
 	@$(TREE)/script/ui-demo
+check-install:
+	@SUITES=install $(TREE)/script/check-versions 17
 check-versions:
 	@$(TREE)/script/check-versions $(VERSIONS)
 check-postgres check-writes:
@@ -247,12 +260,18 @@ mutants:
 	@$(TREE)/test/mutants/run
 test-slow:
 	@$(TREE)/script/slow $(SUITES)
+model:
+	@$(TREE)/script/install-packages model
+	@$(TREE)/script/model $(MODELS)
 coverage:
 	@$(TREE)/script/coverage $(SUITES)
 sanitize:
 	@$(TREE)/script/sanitize $(TOOLS)
 failover:
 	@$(TREE)/test/failover/run
+check-languages:
+	@$(TREE)/script/install-packages languages
+	@LANGUAGES='ruby php perl go' CLIENTS=languages $(TREE)/script/test clients
 once:
 	@ONCE_KILLS=$(or $(KILLS),100) ONCE_TERMINATIONS=$(or $(TERMINATIONS),500) FLAT_JOBS=$(or $(JOBS),200000) FLAT_WAITS=$(or $(WAITS),20000) \
 		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),7200) CLIENTS='$(or $(CLIENTS),once flat)' $(TREE)/script/test clients

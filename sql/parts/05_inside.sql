@@ -4,15 +4,6 @@
 CREATE SCHEMA idemq_inside;
 COMMENT ON SCHEMA idemq_inside IS 'what idemq does as the owner of its tables; nothing here is called by others';
 
--- The gate compares it with the library's.
-DO $$
-BEGIN
-	EXECUTE format('CREATE OR REPLACE FUNCTION idemq_inside.version() RETURNS text IMMUTABLE '
-		'LANGUAGE sql AS %L',
-		format('SELECT %L', (SELECT e.extversion FROM pg_catalog.pg_extension e
-			WHERE e.extname = 'idemq')));
-END $$;
-
 -- What they ask of C; src/api/inside.c says what each takes and raises.
 CREATE FUNCTION idemq_inside.caller() RETURNS oid
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_caller';

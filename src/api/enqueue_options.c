@@ -59,7 +59,7 @@ set_option(JobChange *columns, int option, Datum value)
 	{
 		case OPTION_KEY:
 			value = PointerGetDatum(DatumGetTextPP(value));
-			idemq_check_key("key", VARSIZE_ANY_EXHDR(value));
+			idemq_check_key("key", VARSIZE_ANY_EXHDR(DatumGetPointer(value)));
 			break;
 		case OPTION_DELAY:
 			value = later(columns, "delay", value, 0);
@@ -81,7 +81,7 @@ set_option(JobChange *columns, int option, Datum value)
 			break;
 		case OPTION_GROUP_KEY:
 			value = PointerGetDatum(DatumGetTextPP(value));
-			idemq_check_key("group_key", VARSIZE_ANY_EXHDR(value));
+			idemq_check_key("group_key", VARSIZE_ANY_EXHDR(DatumGetPointer(value)));
 			break;
 		case OPTION_MAX_ATTEMPTS:
 			(void) idemq_check_int("max_attempts", DatumGetInt32(value), 1, PG_INT32_MAX);
@@ -97,7 +97,7 @@ set_option(JobChange *columns, int option, Datum value)
 			break;
 		case OPTION_KIND:
 			value = PointerGetDatum(DatumGetTextPP(value));
-			idemq_check_kind(VARSIZE_ANY_EXHDR(value));
+			idemq_check_kind(VARSIZE_ANY_EXHDR(DatumGetPointer(value)));
 			break;
 	}
 	job_set(columns, idemq_enqueue_options[option].column, value);

@@ -82,31 +82,6 @@ set(const char *setting, const char *value)
 							 false);
 }
 
-/* Raises 55000 unless the functions behind are of the library's own version. */
-static void
-check_version(Oid schema)
-{
-	static const char library[] = CppAsString2(IDEMQ_VERSION);
-	oidvector *none = buildoidvector(NULL, 0);
-	HeapTuple tuple = SearchSysCache3(PROCNAMEARGSNSP, CStringGetDatum("version"),
-									  PointerGetDatum(none), ObjectIdGetDatum(schema));
-	bool isnull;
-	char *source;
-
-	if (!HeapTupleIsValid(tuple))
-		idemq_refuse_outdated();
-	source =
-		TextDatumGetCString(SysCacheGetAttr(PROCNAMEARGSNSP, tuple, Anum_pg_proc_prosrc, &isnull));
-	ReleaseSysCache(tuple);
-	if (strcmp(source, psprintf("SELECT %s", quote_literal_cstr(library))) != 0)
-		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-						errmsg("the SQL objects of idemq in this database are not of its library's "
-							   "version, %s",
-							   library),
-						errhint("Restart the server if it may have an older library in memory, "
-								"then run ALTER EXTENSION idemq UPDATE in this database.")));
-}
-
 /* Returns the function behind the one that is called.  Raises 55000. */
 static Behind *
 find_behind(FmgrInfo *front)
@@ -120,7 +95,6 @@ find_behind(FmgrInfo *front)
 		return behind;
 	(void) idemq_oids(); /* raises 42P01, 55000 */
 	schema = get_namespace_oid(INSIDE_SCHEMA, true);
-	check_version(schema);
 	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(front->fn_oid));
 	if (!HeapTupleIsValid(tuple))
 		elog(ERROR, "cache lookup failed for function %u", front->fn_oid);
@@ -203,7 +177,7 @@ call_in_frame(FunctionCallInfo fcinfo, Behind *behind, int restriction)
 	Frame frame = {.outer = frames, .search_path = pstrdup(namespace_search_path)};
 	MemoryContext context = CurrentMemoryContext;
 	FmgrInfo *front = fcinfo->flinfo;
-	fmNodePtr node = fcinfo->context;
+	Node *node = fcinfo->context;
 	Datum result;
 
 	GetUserIdAndSecContext(&frame.caller, &frame.caller_context);

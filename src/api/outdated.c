@@ -3,10 +3,13 @@
  *		What the SQL objects of 0.1.0 call: nothing of it works with this library but
  *		ALTER EXTENSION idemq UPDATE, which each of these functions says.
  *
+ * Where idemq.auto_update has the background worker do that (worker/update.c), a call waits for it,
+ * for WAIT_FOR_UPDATE at most, and then calls the function of its name that there is now.
+ *
  * A function of this library is idemq_sql_v2_NAME; what 0.1.0 knows is idemq_sql_NAME.  So
  * neither runs with the tables and arguments of the other: an older library in memory has
- * no function that newer SQL calls.  The number grows with a version that changes tables,
- * or the arguments of functions, so that it cannot be used with those before it.
+ * no function that newer SQL calls.  From here on a function that changes gets the next number,
+ * beside the one that it was: src/README.md, what a version keeps.
  *
  * The names are needed as well for the SQL objects to be there: pg_upgrade and CREATE
  * EXTENSION idemq VERSION '0.1.0' look for them.
@@ -16,15 +19,151 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/pg_proc.h"
+#include "commands/trigger.h"
+#include "executor/spi.h"
 #include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/syscache.h"
+#include "utils/typcache.h"
 
 #include "base/base.h"
+#include "shared/processes/processes.h"
+
+/* So long a call waits for the update. */
+#define WAIT_FOR_UPDATE (5 * USECS_PER_SEC)
+/* Between two looks whether it is there, microseconds. */
+#define LOOK_EVERY 10000L
+
+/* A call that can be made by its name. */
+typedef struct NamedCall
+{
+	char *text; /* NULL: it cannot */
+	int nargs;
+	Oid *types;
+	Oid result;
+	int columns; /* of the result's row type; 0: it is none */
+} NamedCall;
+
+static int
+columns_of(Oid type)
+{
+	TupleDesc desc = lookup_rowtype_tupdesc_noerror(type, -1, true);
+	int columns = desc != NULL ? desc->natts : 0;
+
+	if (desc != NULL)
+		ReleaseTupleDesc(desc);
+	return columns;
+}
+
+/* Reads the call as long as the function is there; a set, a trigger and a procedure have none. */
+static NamedCall
+read_call(FunctionCallInfo fcinfo)
+{
+	Oid function = fcinfo->flinfo->fn_oid;
+	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+	NamedCall call = {0};
+	StringInfoData text;
+	char **names;
+	char *modes;
+
+	if (!HeapTupleIsValid(tuple))
+		elog(ERROR, "cache lookup failed for function %u", function);
+	call.nargs = get_func_arg_info(tuple, &call.types, &names, &modes);
+	ReleaseSysCache(tuple);
+	if (CALLED_AS_TRIGGER(fcinfo) || get_func_retset(function) ||
+		get_func_prokind(function) == PROKIND_PROCEDURE)
+		return call;
+	call.result = get_func_rettype(function);
+	call.columns = columns_of(call.result);
+	initStringInfo(&text);
+	appendStringInfo(&text, "SELECT " IDEMQ_SCHEMA ".%s(",
+					 quote_identifier(get_func_name(function)));
+	for (int i = 0; i < call.nargs; i++)
+		appendStringInfo(&text, "%s%s => $%d", i > 0 ? ", " : "", quote_identifier(names[i]),
+						 i + 1);
+	appendStringInfoChar(&text, ')');
+	call.text = text.data;
+	return call;
+}
+
+/* Returns whether the SQL objects are new now; waits for the update that the worker is to make. */
+static bool
+is_updated(void)
+{
+	int64 until = idemq_mono_now() + WAIT_FOR_UPDATE;
+
+	if (!idemq_auto_update || RecoveryInProgress() || !idemq_worker_comes())
+		return false;
+	idemq_worker_announce_use();
+	while (idemq_sql_presence() != IDEMQ_HERE)
+	{
+		if (idemq_mono_now() >= until)
+			return false;
+		pg_usleep(LOOK_EVERY);
+		CHECK_FOR_INTERRUPTS();
+	}
+	return true;
+}
+
+/*
+ * Makes the call again.  Raises 40001 where its answer would be of another shape, or is of a
+ * snapshot from before the update.
+ */
+static Datum
+call_again(FunctionCallInfo fcinfo, const NamedCall *call)
+{
+	Datum *values = palloc(call->nargs * sizeof(Datum));
+	char *nulls = palloc(call->nargs);
+	Datum result;
+	bool typbyval;
+	int16 typlen;
+
+	AcceptInvalidationMessages();
+	if (call->text == NULL || columns_of(call->result) != call->columns ||
+		IsolationUsesXactSnapshot())
+		ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+						errmsg("the SQL objects of idemq were updated during the call"),
+						errhint("Run the transaction again.")));
+	for (int i = 0; i < call->nargs; i++)
+	{
+		values[i] = fcinfo->args[i].value;
+		nulls[i] = fcinfo->args[i].isnull ? 'n' : ' ';
+	}
+	SPI_connect();
+	if (SPI_execute_with_args(call->text, call->nargs, call->types, values, nulls, false, 1) !=
+			SPI_OK_SELECT ||
+		SPI_processed != 1)
+		elog(ERROR, "cannot run \"%s\"", call->text);
+	result = SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1, &fcinfo->isnull);
+	get_typlenbyval(call->result, &typlen, &typbyval);
+	if (!fcinfo->isnull)
+		result = SPI_datumTransfer(result, typbyval, typlen);
+	SPI_finish();
+	return result;
+}
+
+static Datum
+refuse_or_wait(FunctionCallInfo fcinfo)
+{
+	NamedCall call = read_call(fcinfo);
+
+	if (!is_updated())
+		idemq_refuse_outdated();
+	return call_again(fcinfo, &call);
+}
 
 #define OUTDATED(name)                                                                             \
 	PG_FUNCTION_INFO_V1(idemq_sql_##name);                                                         \
 	Datum idemq_sql_##name(PG_FUNCTION_ARGS)                                                       \
 	{                                                                                              \
-		idemq_refuse_outdated();                                                                   \
+		return refuse_or_wait(fcinfo);                                                             \
 	}                                                                                              \
 	extern int idemq_semicolon
 

@@ -7,6 +7,7 @@
 
 #include "api/api.h"
 #include "base/base.h"
+#include "base/compat.h"
 #include "job/job.h"
 #include "table/table.h"
 
@@ -30,7 +31,7 @@ decide_retry(const Job *job, const void *arg, EventArgs *args, JobEvent *event, 
 		case JOB_PENDING:
 			if (job->ready_at > args->now)
 				return true;
-			/* FALLTHROUGH */
+			pg_fallthrough;
 		default:
 			*outcome = idemq_outcome_of_status(job->status);
 			return false;

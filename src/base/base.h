@@ -255,6 +255,7 @@ extern int idemq_max_leases_per_database; /* -1: three quarters of them */
 extern int idemq_reserved_leases;		  /* -1: one eighth of them */
 extern int idemq_max_buckets;
 extern bool idemq_worker;
+extern bool idemq_auto_update;
 extern bool idemq_notify;
 extern int idemq_attach_grace; /* ms */
 extern int idemq_notify_delay; /* ms */
@@ -474,6 +475,23 @@ extern void idemq_topic_check_space(const char *space);
 extern bool idemq_topic_matches(const TopicWords *pattern, const TopicWords *topic);
 
 /*
+ * version.c
+ *		The version of this library, and which versions of the SQL objects it works with.
+ */
+
+typedef enum IdemqPresence
+{
+	IDEMQ_ABSENT,
+	IDEMQ_OUTDATED, /* nothing works before ALTER EXTENSION idemq UPDATE */
+	IDEMQ_NEWER,	/* nothing works before a restart with a newer library */
+	IDEMQ_HERE		/* of the library's version, or of one that it works with */
+} IdemqPresence;
+
+extern const char idemq_version[];
+extern IdemqPresence idemq_sql_presence(void);
+extern char *idemq_update_waits(void);
+
+/*
  * oids.c
  *		The OIDs of idemq's own objects.
  */
@@ -493,13 +511,6 @@ typedef struct ObjectOids
 	Oid status[JOB_STATUS_COUNT];
 	Oid outcome[OUTCOME_COUNT];
 } ObjectOids;
-
-typedef enum IdemqPresence
-{
-	IDEMQ_ABSENT,
-	IDEMQ_OUTDATED, /* ALTER EXTENSION idemq UPDATE is to come */
-	IDEMQ_HERE
-} IdemqPresence;
 
 extern IdemqPresence idemq_presence(void);
 pg_noreturn extern void idemq_refuse_outdated(void);

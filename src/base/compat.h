@@ -1,14 +1,16 @@
 /*
  * base/compat.h
- *		Every difference between PostgreSQL 14 and 18 that idemq meets; the only
+ *		Every difference between PostgreSQL 15 and 19 that idemq meets; the only
  *		file with PG_VERSION_NUM.
  */
 #ifndef IDEMQ_BASE_COMPAT_H
 #define IDEMQ_BASE_COMPAT_H
 
 #include "access/genam.h"
+#include "access/heapam.h"
 #include "access/relation.h"
 #include "access/tableam.h"
+#include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/dependency.h"
 #include "catalog/pg_database.h"
@@ -16,30 +18,30 @@
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
 #include "commands/sequence.h"
-#if PG_VERSION_NUM >= 150000
-#include "common/pg_prng.h"
+#if PG_VERSION_NUM >= 190000
+#include "commands/sequence_xlog.h"
 #endif
+#include "common/pg_prng.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "parser/parse_relation.h"
-#if PG_VERSION_NUM < 150000
-#include "postmaster/autovacuum.h"
-#endif
 #include "replication/syncrep.h"
 #include "replication/walsender.h"
 #include "replication/walsender_private.h"
+#include "storage/bufmgr.h"
 #include "storage/lock.h"
+#include "storage/lwlock.h"
 #include "storage/proc.h"
+#include "storage/shmem.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 #include "utils/acl.h"
 #include "utils/rel.h"
 #include "utils/relcache.h"
 
-/* TwoPhaseGetXidByVirtualXID came with the first minor. */
-#if PG_VERSION_NUM < 140001
-#error "idemq needs PostgreSQL 14.1 or later"
+#if PG_VERSION_NUM < 150000
+#error "idemq needs PostgreSQL 15 or later"
 #endif
 
 /* The number of this session's PGPROC: unique among the living. */
@@ -48,18 +50,6 @@
 #else
 #define IDEMQ_MY_PROC_NUMBER ((int32) MyProc->pgprocno)
 #endif
-
-/* How many sessions there can be: proc numbers of sessions are less. */
-static inline int
-compat_max_backends(void)
-{
-#if PG_VERSION_NUM < 150000
-	/* Not computed yet when memory is asked for. */
-	if (MaxBackends == 0)
-		return MaxConnections + autovacuum_max_workers + 1 + max_worker_processes + max_wal_senders;
-#endif
-	return MaxBackends;
-}
 
 /* Returns whether a session has a transaction that has not ended, for others to see. */
 static inline bool
@@ -86,12 +76,108 @@ typedef bool UpdateIndexes;
 static inline IndexScanDesc
 compat_index_beginscan(Relation heap, Relation index, Snapshot snapshot, int nkeys)
 {
-#if PG_VERSION_NUM >= 180000
+#if PG_VERSION_NUM >= 190000
+	/* Not SO_HINT_REL_READ_ONLY: what is scanned is about to be written. */
+	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0, SO_NONE);
+#elif PG_VERSION_NUM >= 180000
 	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0);
 #else
 	return index_beginscan(heap, index, snapshot, nkeys, 0);
 #endif
 }
+
+/* table_tuple_update and table_tuple_delete take options since 19. */
+static inline TM_Result
+compat_tuple_update(Relation rel, ItemPointer tid, TupleTableSlot *row, Snapshot snapshot,
+					Snapshot crosscheck, TM_FailureData *failure, LockTupleMode *mode,
+					UpdateIndexes *indexes)
+{
+#if PG_VERSION_NUM >= 190000
+	return table_tuple_update(rel, tid, row, GetCurrentCommandId(true), 0, snapshot, crosscheck,
+							  true, failure, mode, indexes);
+#else
+	return table_tuple_update(rel, tid, row, GetCurrentCommandId(true), snapshot, crosscheck, true,
+							  failure, mode, indexes);
+#endif
+}
+
+static inline TM_Result
+compat_tuple_delete(Relation rel, ItemPointer tid, Snapshot snapshot, Snapshot crosscheck,
+					bool wait, TM_FailureData *failure)
+{
+#if PG_VERSION_NUM >= 190000
+	return table_tuple_delete(rel, tid, GetCurrentCommandId(true), 0, snapshot, crosscheck, wait,
+							  failure);
+#else
+	return table_tuple_delete(rel, tid, GetCurrentCommandId(true), snapshot, crosscheck, wait,
+							  failure, false);
+#endif
+}
+
+/*
+ * Prunes a page that is full, if nobody else has it pinned.  Since 19 it may have to say in the
+ * visibility map that the page is not all-visible any more.
+ */
+static inline void
+compat_prune(Relation rel, Buffer buffer)
+{
+#if PG_VERSION_NUM >= 190000
+	Buffer map = InvalidBuffer;
+
+	/* It is about to be written: nothing is gained by marking it all-visible. */
+	heap_page_prune_opt(rel, buffer, &map, false);
+	if (BufferIsValid(map))
+		ReleaseBuffer(map);
+#else
+	heap_page_prune_opt(rel, buffer);
+#endif
+}
+
+/*
+ * A tranche of locks: made once, in shared memory, and named in each process that attaches to
+ * it; since 19 it gets its name when it is made, for all.
+ */
+static inline int
+compat_tranche_new(const char *name)
+{
+#if PG_VERSION_NUM >= 190000
+	return LWLockNewTrancheId(name);
+#else
+	return LWLockNewTrancheId();
+#endif
+}
+
+static inline void
+compat_tranche_name(int tranche, const char *name)
+{
+#if PG_VERSION_NUM < 190000
+	LWLockRegisterTranche(tranche, name);
+#endif
+}
+
+/* A hash table in shared memory, with all its entries from the start. */
+static inline HTAB *
+compat_shmem_hash(const char *name, int64 entries, HASHCTL *info, int flags)
+{
+#if PG_VERSION_NUM >= 190000
+	return ShmemInitHash(name, entries, info, flags);
+#else
+	return ShmemInitHash(name, entries, entries, info, flags);
+#endif
+}
+
+/* What a signal handler hands on to another; since 19 it knows who has sent the signal. */
+#if PG_VERSION_NUM >= 190000
+#define COMPAT_SIGNAL_ARGS postgres_signal_arg, pg_siginfo
+#else
+#define COMPAT_SIGNAL_ARGS postgres_signal_arg
+#define PG_SIG_IGN SIG_IGN
+#endif
+
+/* 19's, whose flags no longer let a comment say so. */
+#ifndef pg_fallthrough
+#define pg_fallthrough __attribute__((fallthrough))
+#endif
 
 /* What a WAL record of a sequence's row begins with. */
 static inline xl_seq_rec
@@ -129,7 +215,12 @@ static inline List *
 compat_insert_index_tuples(ResultRelInfo *result_rel, TupleTableSlot *row, EState *estate,
 						   bool update, bool only_summarizing)
 {
-#if PG_VERSION_NUM >= 160000
+#if PG_VERSION_NUM >= 190000
+	return ExecInsertIndexTuples(result_rel, estate,
+								 (update ? EIIT_IS_UPDATE : 0) |
+									 (only_summarizing ? EIIT_ONLY_SUMMARIZING : 0),
+								 row, NIL, NULL);
+#elif PG_VERSION_NUM >= 160000
 	return ExecInsertIndexTuples(result_rel, row, estate, update, false, NULL, NIL,
 								 only_summarizing);
 #else
@@ -227,21 +318,6 @@ compat_owns_extension(Oid extension)
 #endif
 }
 
-/*
- * Reports this process' statistics, if it is time.  Returns after how many ms what
- * is left is to be reported with force; 0: nothing is left.
- */
-static inline long
-compat_report_stat(bool force)
-{
-#if PG_VERSION_NUM >= 150000
-	return pgstat_report_stat(force);
-#else
-	pgstat_report_stat(true);
-	return 0;
-#endif
-}
-
 /* A server's default for this would end a background worker in the middle of a chore. */
 #if PG_VERSION_NUM >= 170000
 #define COMPAT_TRANSACTION_TIMEOUT_OFF {"transaction_timeout", "0"},
@@ -249,45 +325,12 @@ compat_report_stat(bool force)
 #define COMPAT_TRANSACTION_TIMEOUT_OFF
 #endif
 
-/* Returns a random number in [0, 1). */
-static inline double
-compat_random(void)
-{
-#if PG_VERSION_NUM >= 150000
-	return pg_prng_double(&pg_global_prng_state);
-#else
-	return (double) random() / ((double) MAX_RANDOM_VALUE + 1);
-#endif
-}
-
-/* The timeline that this primary writes to. */
-static inline TimeLineID
-compat_timeline(void)
-{
-#if PG_VERSION_NUM >= 150000
-	return GetWALInsertionTimeLine();
-#else
-	return ThisTimeLineID;
-#endif
-}
-
-/* How far the WAL of this primary is flushed. */
-static inline XLogRecPtr
-compat_flush_position(void)
-{
-#if PG_VERSION_NUM >= 150000
-	return GetFlushRecPtr(NULL);
-#else
-	return GetFlushRecPtr();
-#endif
-}
-
 /* Whether synchronous_standby_names names any; a flag of its own before the minors of 2025. */
 static inline bool
 compat_sync_standbys_defined(void)
 {
 #ifdef SYNC_STANDBY_DEFINED
-	bits8 status = ((volatile WalSndCtlData *) WalSndCtl)->sync_standbys_status;
+	uint8 status = ((volatile WalSndCtlData *) WalSndCtl)->sync_standbys_status;
 
 	/* The checkpointer has not looked yet. */
 	if ((status & SYNC_STANDBY_INIT) == 0)
@@ -347,32 +390,5 @@ compat_longest_transaction(void)
 #endif
 	return USECS_PER_DAY;
 }
-
-/*
- * Defines compat_install_shmem_request(): shared memory is asked for in a hook
- * since 15, directly in _PG_init before.
- */
-#if PG_VERSION_NUM >= 150000
-#define COMPAT_SHMEM_REQUEST_HOOK(request)                                                         \
-	static shmem_request_hook_type prev_shmem_request_hook = NULL;                                 \
-	static void compat_shmem_request(void)                                                         \
-	{                                                                                              \
-		if (prev_shmem_request_hook)                                                               \
-			prev_shmem_request_hook();                                                             \
-		request();                                                                                 \
-	}                                                                                              \
-	static void compat_install_shmem_request(void)                                                 \
-	{                                                                                              \
-		prev_shmem_request_hook = shmem_request_hook;                                              \
-		shmem_request_hook = compat_shmem_request;                                                 \
-	}
-#else
-#define COMPAT_SHMEM_REQUEST_HOOK(request)                                                         \
-	static void compat_install_shmem_request(void)                                                 \
-	{                                                                                              \
-		request();                                                                                 \
-	}
-#define MarkGUCPrefixReserved(prefix) EmitWarningsOnPlaceholders(prefix)
-#endif
 
 #endif

@@ -82,22 +82,18 @@ relation_owner(Oid relation)
 	return owner;
 }
 
-/* Returns whether a schema has the tables that this library knows; 0.1.0 had no clusters. */
-static bool
-is_current(Oid schema)
-{
-	return OidIsValid(get_relname_relid("clusters", schema));
-}
-
-/* Returns how far the extension is in this database. */
+/* Returns how far the extension is in this database, within its scripts, too. */
 IdemqPresence
 idemq_presence(void)
 {
-	Oid schema = get_namespace_oid(IDEMQ_SCHEMA, true);
+	Oid schema;
 
+	if (loaded_at == invalidations)
+		return IDEMQ_HERE;
+	schema = get_namespace_oid(IDEMQ_SCHEMA, true);
 	if (!OidIsValid(schema) || !OidIsValid(get_relname_relid("jobs", schema)))
 		return IDEMQ_ABSENT;
-	return is_current(schema) ? IDEMQ_HERE : IDEMQ_OUTDATED;
+	return idemq_sql_presence();
 }
 
 /* Raises 55000: the SQL objects are those of an earlier version. */
@@ -107,8 +103,24 @@ idemq_refuse_outdated(void)
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("the SQL objects of idemq in this database are older than its library, %s",
-					CppAsString2(IDEMQ_VERSION)),
+					idemq_version),
 			 errhint("Run ALTER EXTENSION idemq UPDATE in this database.")));
+}
+
+/* Raises 55000 unless the library works with the SQL objects of this database. */
+static void
+check_version(void)
+{
+	IdemqPresence presence = idemq_sql_presence();
+
+	if (presence == IDEMQ_NEWER)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("the SQL objects of idemq in this database are newer than its library, %s",
+						idemq_version),
+				 errhint("Install the library of their version, and restart the server.")));
+	if (presence != IDEMQ_HERE)
+		idemq_refuse_outdated();
 }
 
 /*
@@ -124,8 +136,7 @@ idemq_oids(void)
 
 		catalog.schema = get_namespace_oid(IDEMQ_SCHEMA, true);
 		catalog.jobs = relation_oid("jobs");
-		if (!is_current(catalog.schema))
-			idemq_refuse_outdated();
+		check_version();
 		catalog.queues = relation_oid("queues");
 		catalog.queues_seq = compat_identity_sequence(catalog.queues, 1);
 		catalog.queue_grants = relation_oid("queue_grants");

@@ -7,7 +7,6 @@
 #include "utils/guc.h"
 
 #include "base/base.h"
-#include "base/compat.h"
 
 int idemq_max_queues = 1280;
 int idemq_max_leases = 65536;
@@ -15,6 +14,7 @@ int idemq_max_leases_per_database = -1;
 int idemq_reserved_leases = -1;
 int idemq_max_buckets = 4096;
 bool idemq_worker = true;
+bool idemq_auto_update = false;
 bool idemq_notify = true;
 int idemq_attach_grace = 30000;
 int idemq_notify_delay = 10;
@@ -68,7 +68,7 @@ idemq_settings_define(void)
 	/* What a script asks for (sql/parts/00_guard.sql). */
 	DefineCustomStringVariable("idemq.version", "The version of the library in memory.",
 							   "Of the SQL objects of a database: pg_extension.", &version,
-							   CppAsString2(IDEMQ_VERSION), PGC_INTERNAL, 0, NULL, NULL, NULL);
+							   idemq_version, PGC_INTERNAL, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable(
 		"idemq.attach_grace",
 		"How long an attached lease outlives the server that it was claimed on.",
@@ -80,6 +80,13 @@ idemq_settings_define(void)
 							 "Without it, claims take back expired leases, and nothing is "
 							 "notified.",
 							 &idemq_worker, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable(
+		"idemq.auto_update",
+		"Has the background worker update a database in which nothing works "
+		"without.",
+		"It runs ALTER EXTENSION idemq UPDATE after the restart, and calls wait "
+		"for it for 5 s at most. Other updates wait for you.",
+		&idemq_auto_update, false, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable("idemq.notify", "Has the background worker NOTIFY on idemq_<queue>.",
 							 NULL, &idemq_notify, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("idemq.notify_delay",

@@ -21,6 +21,7 @@
 
 static const ShmemPart *const *shmem_parts;
 static int shmem_nparts;
+static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
 
 /* Returns the bytes of a part, but for its hash table. */
@@ -56,6 +57,8 @@ request_memory(void)
 {
 	Size total = fixed_size();
 
+	if (prev_shmem_request_hook)
+		prev_shmem_request_hook();
 	for (int i = 0; i < shmem_nparts; i++)
 	{
 		const ShmemPart *part = shmem_parts[i];
@@ -67,8 +70,6 @@ request_memory(void)
 	}
 	RequestAddinShmemSpace(total);
 }
-
-COMPAT_SHMEM_REQUEST_HOOK(request_memory)
 
 /* Attaches to an area, which is zeros when this is the first process. */
 static void *
@@ -89,8 +90,8 @@ attach_hash(const ShmemPart *part)
 					.num_partitions = part->partitions};
 	int flags = HASH_ELEM | HASH_BLOBS | HASH_FIXED_SIZE;
 
-	return ShmemInitHash(part->hash_name, *part->hash_entries, *part->hash_entries, &info,
-						 part->partitions > 0 ? flags | HASH_PARTITION : flags);
+	return compat_shmem_hash(part->hash_name, *part->hash_entries, &info,
+							 part->partitions > 0 ? flags | HASH_PARTITION : flags);
 }
 
 /* Attaches every part to its memory, and fills it when this is the first process. */
@@ -114,9 +115,9 @@ startup_parts(void)
 		*part->area = part->count == NULL ? next : attach(part->name, size_of(part), &found);
 		next += part->count == NULL ? size_of(part) : 0;
 		if (part->tranche != NULL && !found)
-			tranches[i] = LWLockNewTrancheId();
+			tranches[i] = compat_tranche_new(part->tranche);
 		if (part->tranche != NULL)
-			LWLockRegisterTranche(tranches[i], part->tranche);
+			compat_tranche_name(tranches[i], part->tranche);
 		if (part->hash != NULL)
 			*part->hash = attach_hash(part);
 		if (part->init != NULL && !found)
@@ -131,7 +132,8 @@ idemq_shmem_install(const ShmemPart *const *parts, int nparts)
 {
 	shmem_parts = parts;
 	shmem_nparts = nparts;
-	compat_install_shmem_request();
+	prev_shmem_request_hook = shmem_request_hook;
+	shmem_request_hook = request_memory;
 	prev_shmem_startup_hook = shmem_startup_hook;
 	shmem_startup_hook = startup_parts;
 }

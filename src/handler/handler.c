@@ -205,7 +205,7 @@ after(int done)
 	}
 	if (!reset_session())
 		leaving = true;
-	(void) compat_report_stat(false);
+	(void) pgstat_report_stat(false);
 	MemoryContextSwitchTo(loop_context);
 	MemoryContextReset(loop_context);
 }
@@ -295,7 +295,7 @@ await_jobs(void)
 		if (left <= 0)
 			break;
 		pgstat_report_activity(STATE_IDLE, "");
-		(void) compat_report_stat(true);
+		(void) pgstat_report_stat(true);
 		/* Its queue may have another slot by now: then it joins, and claims once more. */
 		if (joined == idemq_sleepers_of_queue(run.slot) && idemq_sleepers_waits(joined))
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,

@@ -26,6 +26,7 @@
 #include "utils/timeout.h"
 
 #include "base/base.h"
+#include "base/compat.h"
 #include "handler/handler.h"
 
 /* A function that caught the cancel is ended after so many ms. */
@@ -64,7 +65,7 @@ static void
 terminate(SIGNAL_ARGS)
 {
 	terminated = true;
-	die(postgres_signal_arg);
+	die(COMPAT_SIGNAL_ARGS);
 }
 
 /* Prepares this process, once it is connected. */

@@ -180,7 +180,7 @@ send_handlers_away(Oid database, Node *statement)
 /*
  * Sends the worker away from a database that a command, which is about to run, needs for itself,
  * until this transaction ends; and waits until it neither is a session nor will become one, and
- * until its handlers are gone.
+ * until its handlers are gone.  The worker's own command is in nobody's way: worker/update.c.
  */
 void
 idemq_exclusive_make_way(Node *statement)
@@ -188,7 +188,7 @@ idemq_exclusive_make_way(Node *statement)
 	Oid database = IsTransactionState() ? database_needed(statement) : InvalidOid;
 	pid_t pid;
 
-	if (!OidIsValid(database) || !may_have(database, statement))
+	if (!OidIsValid(database) || idemq_post_mine() != NULL || !may_have(database, statement))
 		return;
 	pid = idemq_pending_away_keep(database);
 	/* A session already, or not yet, or still. */

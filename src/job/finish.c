@@ -7,8 +7,9 @@
  */
 #include "postgres.h"
 
+#include "common/pg_prng.h"
+
 #include "base/base.h"
-#include "base/compat.h"
 #include "job/job.h"
 #include "queue/queue.h"
 #include "table/table.h"
@@ -22,7 +23,8 @@ choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
 
 	if (finish->kind == FINISH_FAIL && !finish->has_delay)
 		delay = idemq_backoff(queue->retry_base, queue->retry_factor, queue->retry_max,
-							  queue->retry_jitter, attempt->job.attempt, compat_random());
+							  queue->retry_jitter, attempt->job.attempt,
+							  pg_prng_double(&pg_global_prng_state));
 	finish->args.now = idemq_now();
 	finish->args.ready_at = finish->args.now + delay;
 	switch (finish->kind)

@@ -32,7 +32,6 @@
 #include "utils/lsyscache.h"
 
 #include "base/base.h"
-#include "base/compat.h"
 #include "job/job.h"
 #include "queue/queue.h"
 
@@ -84,7 +83,7 @@ load(TimeLineID timeline)
 int64
 idemq_generation_base(void)
 {
-	TimeLineID timeline = compat_timeline();
+	TimeLineID timeline = GetWALInsertionTimeLine();
 	uint64 settings = idemq_queue_cache_version();
 
 	if (timeline != loaded_timeline || settings != loaded_settings)
@@ -162,7 +161,7 @@ idemq_generation_note(void)
 int64
 idemq_generation_new(int64 seen)
 {
-	TimeLineID timeline = compat_timeline();
+	TimeLineID timeline = GetWALInsertionTimeLine();
 	LOCKTAG tag = adders_lock();
 	SqlScope scope;
 

@@ -17,7 +17,6 @@
 #include "utils/timestamp.h"
 
 #include "base/base.h"
-#include "base/compat.h"
 #include "job/job.h"
 #include "observe/observe.h"
 #include "queue/queue.h"
@@ -144,8 +143,8 @@ static List *
 find_tokens(const CheckCall *call)
 {
 	/* None issued so far in this database is greater. */
-	int64 greatest = idemq_token_next(0, idemq_lease_last_token(), idemq_now(), compat_timeline(),
-									  idemq_generation_latest_base());
+	int64 greatest = idemq_token_next(0, idemq_lease_last_token(), idemq_now(),
+									  GetWALInsertionTimeLine(), idemq_generation_latest_base());
 
 	return idemq_check_suspects("tokens", greatest + 1);
 }

@@ -32,11 +32,11 @@
 #include "postgres.h"
 
 #include "lib/pairingheap.h"
+#include "pgstat.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
 #include "base/base.h"
-#include "base/compat.h"
 #include "job/job.h"
 #include "queue/queue.h"
 #include "schedule/schedule.h"
@@ -335,7 +335,7 @@ report_statistics(void)
 {
 	static int64 forced_at = 0; /* 0: nothing is left to report */
 	int64 now = idemq_mono_now();
-	long left = compat_report_stat(forced_at > 0 && now >= forced_at);
+	long left = pgstat_report_stat(forced_at > 0 && now >= forced_at);
 
 	if (left == 0)
 		forced_at = 0;

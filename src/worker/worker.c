@@ -12,8 +12,6 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
-#include "commands/extension.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
@@ -23,9 +21,7 @@
 #include "storage/sinval.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
-#include "utils/inval.h"
 #include "utils/memutils.h"
-#include "utils/snapmgr.h"
 
 #include "base/base.h"
 #include "base/compat.h"
@@ -62,30 +58,6 @@ settle_settings(void)
 		SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
 }
 
-/* Returns whether the extension is in this database; says so when it is to be updated. */
-static bool
-has_extension(void)
-{
-	bool has;
-	bool outdated;
-
-	/* A commit asks for this check before its invalidations are sent. */
-	InvalidateSystemCaches();
-	idemq_begin_transaction();
-	PushActiveSnapshot(GetTransactionSnapshot());
-	has = OidIsValid(get_extension_oid(IDEMQ_EXTENSION, true));
-	outdated = has && idemq_presence() == IDEMQ_OUTDATED;
-	PopActiveSnapshot();
-	CommitTransactionCommand();
-	if (outdated)
-		ereport(LOG, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					  errmsg("idemq does nothing in this database: its SQL objects are older than "
-							 "its library, %s",
-							 CppAsString2(IDEMQ_VERSION)),
-					  errhint("Run ALTER EXTENSION idemq UPDATE in it.")));
-	return has && !outdated;
-}
-
 /* Returns whether to go on; frees the post on the board when there is nothing to do here. */
 static bool
 may_stay(void)
@@ -98,7 +70,7 @@ may_stay(void)
 		return false;
 	while (idemq_worker_is_asked(POST_ASKED_RECHECK, true))
 	{
-		if (!has_extension() && idemq_worker_found_nothing())
+		if (!idemq_worker_has_extension() && idemq_worker_found_nothing())
 		{
 			idemq_log_worker_ends("The database has no extension idemq that it can work for");
 			return false;

@@ -3,6 +3,9 @@
  *		What a background worker tells the server's log: each is a line of
  *		doc/operations/logs.md, with its level, its SQLSTATE and how often it may come.
  *
+ *		the SQL objects wait for their update	once each database and start of the server
+ *		it can do nothing with them				once each visit
+ *		it has updated them						once
  *		that it has started, and why it ends	once each a life; lives that are short come
  *												ever less often (shared/processes/worker_board.c)
  *		recovery begins, and is done			once each a life, where leases were lost
@@ -17,6 +20,7 @@
 #include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
@@ -72,6 +76,43 @@ void
 idemq_log_worker_ends(const char *why)
 {
 	ends_why = why;
+}
+
+/* Says what the SQL objects of this database lack; waits: their version, if an update is to come. */
+void
+idemq_log_presence(IdemqPresence presence, const char *waits)
+{
+	char *name = get_database_name(MyDatabaseId);
+
+	if (name == NULL)
+		return;
+	if (presence == IDEMQ_OUTDATED)
+		ereport(LOG,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("idemq does nothing in database \"%s\": its SQL objects, %s, are older "
+						"than its library, %s",
+						name, waits, idemq_version),
+				 errhint("Run ALTER EXTENSION idemq UPDATE in it.")));
+	else if (presence == IDEMQ_NEWER)
+		ereport(LOG,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("idemq does nothing in database \"%s\": its SQL objects are newer than "
+						"its library, %s",
+						name, idemq_version),
+				 errhint("Install the library of their version, and restart the server.")));
+	else if (waits != NULL && idemq_worker_tells_of_update())
+		ereport(LOG, (errmsg("an update of idemq waits in database \"%s\": its SQL objects are %s, "
+							 "its library is %s",
+							 name, waits, idemq_version),
+					  errhint("All works meanwhile. Run ALTER EXTENSION idemq UPDATE in it.")));
+}
+
+/* Says that this worker has updated the SQL objects of its database. */
+void
+idemq_log_updated(void)
+{
+	ereport(LOG, (errmsg("idemq has updated its SQL objects in database \"%s\" to %s",
+						 get_database_name(MyDatabaseId), idemq_version)));
 }
 
 static void

@@ -303,18 +303,24 @@ is_sql($node, q{SELECT * FROM mine; SELECT count(*) FROM names; SELECT count(*) 
 sql($node, 'DROP INDEX idemq.by_worker; ALTER TABLE mine DROP CONSTRAINT mine_job_fkey', 'depends');
 same_catalogs('depends', 'depends', qw(members));
 
-# ---- Functions behind the gate that are older than the library in memory, or newer
+# ---- SQL objects that are older than the library in memory, or newer
 
 my $gated = sql($node, "SELECT oid::regproc || '()' FROM pg_proc WHERE prosrc = 'idemq_sql_v2_gate' AND pronargs = 0 ORDER BY proname DESC LIMIT 1", 'fresh');
-foreach my $other ('0.1.9', '9.0.0')
+foreach my $other ([ '0.1.9', qr/older than its library, \Q$version\E\nHINT:  Run ALTER EXTENSION/ ], [ '0.10.0', qr/newer than its library, \Q$version\E\nHINT:  Install the library/ ])
 {
-	sql($node, "CREATE OR REPLACE FUNCTION idemq_inside.version() RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT ''$other'''", 'fresh');
-	(undef, undef, $said) = $node->psql('fresh', "SELECT $gated");
-	like($said, qr/ERROR:  the SQL objects of idemq in this database are not of its library's version, \Q$version\E\nHINT:  Restart the server/, "$other: refused");
+	my ($number, $refusal) = @$other;
+
+	sql($node, "UPDATE pg_extension SET extversion = '$number' WHERE extname = 'idemq'", 'fresh');
+	foreach my $call ($gated, "idemq.enqueue('q', '1')", "idemq.may_see(1)")
+	{
+		(undef, undef, $said) = $node->psql('fresh', "SELECT $call");
+		like($said, qr/ERROR:  the SQL objects of idemq in this database are $refusal/, "$number: $call is refused");
+		is_state($node, "SELECT $call", '55000', 'SQLSTATE', 'fresh');
+	}
 }
-sql($node, "CREATE OR REPLACE FUNCTION idemq_inside.version() RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT ''$version'''", 'fresh');
+sql($node, "UPDATE pg_extension SET extversion = '$version' WHERE extname = 'idemq'", 'fresh');
 is_state($node, "SELECT $gated", '00000', 'those of the library\'s own: called', 'fresh');
 
-like(slurp_file($node->logfile), qr/LOG:  idemq does nothing in this database: its SQL objects are older than its library/, 'the worker had said why it stayed away');
+like(slurp_file($node->logfile), qr/LOG:  idemq does nothing in database "app": its SQL objects, 0\.1\.0, are older than its library, \Q$version\E\n/, 'the worker had said why it stayed away');
 is(unexpected($node, 'workers'), '', 'and had no error');
 done_testing();

@@ -71,6 +71,7 @@ typedef struct Post
 	pid_t pid;		  /* of a RUNNING worker; 0: none */
 	int32 proc;		  /* its proc number, or -1; read without the lock as database is */
 	int failures;	  /* short lives in a row */
+	bool told;		  /* that an update waits in the database */
 	int64 not_before; /* mono */
 	int64 started_at; /* mono, of STARTING and RUNNING */
 	/* for shared/sleepers/worker_call.c; no lock */
@@ -123,6 +124,7 @@ extern void idemq_worker_forget(const WorkerPost *post);
 extern bool idemq_worker_attach(int index, uint64 serial, Oid *database);
 extern bool idemq_worker_found_nothing(void);
 extern bool idemq_worker_is_wanted(void);
+extern bool idemq_worker_tells_of_update(void);
 
 /*
  * handler_known.c

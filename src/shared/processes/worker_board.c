@@ -174,6 +174,7 @@ find_or_take_post(Oid database, PostState state)
 		post->state = state;
 		post->away = 0;
 		post->failures = 0;
+		post->told = false;
 		post->not_before = 0;
 		begin_counts(post);
 		return post;
@@ -385,6 +386,19 @@ idemq_worker_start_noted(WorkerPost *copy)
 	}
 	LWLockRelease(&board->board_lock);
 	return wanted;
+}
+
+/* Returns whether this worker is the first of its database to say that an update waits. */
+bool
+idemq_worker_tells_of_update(void)
+{
+	bool tells;
+
+	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
+	tells = !mine->told;
+	mine->told = true;
+	LWLockRelease(&board->board_lock);
+	return tells;
 }
 
 /* Notes that no worker came of it; to be tried again in so many microseconds. */

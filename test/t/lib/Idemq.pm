@@ -233,7 +233,7 @@ sub stop_at
 			'-ex', "shell touch $file.hit$_; while [ ! -e $file.go$_ ]; do sleep 0.01; done", '-ex', 'delete')
 	} 0 .. $#functions;
 	my $gdb = IPC::Run::start([ 'gdb', '-nx', '-batch', '-p', $pid,
-			'-ex', 'handle SIGUSR1 SIGUSR2 SIGALRM nostop noprint pass', @stops, '-ex', 'detach' ],
+			'-ex', 'handle SIGHUP SIGUSR1 SIGUSR2 SIGALRM nostop noprint pass', @stops, '-ex', 'detach' ],
 		'<', \undef, '>&', \$out);
 
 	$until->('set');

@@ -1,0 +1,93 @@
+/*
+ * base/version.c
+ *		The version of this library, and which versions of the SQL objects it works with.
+ *
+ * Between a restart with a new library and ALTER EXTENSION idemq UPDATE the SQL objects of a database
+ * are those of the version before.  The library works with them from oldest_sql of idemq.control on:
+ * src/README.md has the rule that makes it so.  SQL objects that are newer than the library are not
+ * for it: they may count on what it does not know.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/pg_extension.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+
+#include "base/base.h"
+
+static const char oldest_sql[] = CppAsString2(IDEMQ_OLDEST_SQL);
+
+const char idemq_version[] = CppAsString2(IDEMQ_VERSION);
+
+/* Compares two versions, number by number: below 0, 0 or above 0, as for strcmp. */
+static int
+compare(const char *a, const char *b)
+{
+	while (*a != '\0' || *b != '\0')
+	{
+		char *end_a;
+		char *end_b;
+		long part_a = strtol(a, &end_a, 10);
+		long part_b = strtol(b, &end_b, 10);
+
+		if (part_a != part_b)
+			return part_a < part_b ? -1 : 1;
+		/* What is no number makes it another version, an earlier one. */
+		if (*end_a != '.' || *end_b != '.')
+			return strcmp(end_a, end_b);
+		a = end_a + 1;
+		b = end_b + 1;
+	}
+	return 0;
+}
+
+/* Returns the version of the extension in this database; NULL when it is not there. */
+static char *
+sql_version(void)
+{
+	Relation rel = table_open(ExtensionRelationId, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple tuple;
+	char *version = NULL;
+
+	ScanKeyInit(&key, Anum_pg_extension_extname, BTEqualStrategyNumber, F_NAMEEQ,
+				CStringGetDatum(IDEMQ_EXTENSION));
+	scan = systable_beginscan(rel, ExtensionNameIndexId, true, NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+	{
+		bool isnull;
+
+		version = TextDatumGetCString(
+			heap_getattr(tuple, Anum_pg_extension_extversion, RelationGetDescr(rel), &isnull));
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+	return version;
+}
+
+/* Returns how the SQL objects of this database are to the library; by a scan of pg_extension. */
+IdemqPresence
+idemq_sql_presence(void)
+{
+	char *version = sql_version();
+
+	if (version == NULL)
+		return IDEMQ_ABSENT;
+	if (compare(version, oldest_sql) < 0)
+		return IDEMQ_OUTDATED;
+	return compare(version, idemq_version) > 0 ? IDEMQ_NEWER : IDEMQ_HERE;
+}
+
+/* Returns the version of the SQL objects that wait for ALTER EXTENSION idemq UPDATE; NULL: none do. */
+char *
+idemq_update_waits(void)
+{
+	char *version = sql_version();
+
+	return version != NULL && compare(version, idemq_version) < 0 ? version : NULL;
+}

@@ -1,0 +1,69 @@
+# idemq.auto_update: where nothing works before ALTER EXTENSION idemq UPDATE, the background worker runs
+# it after the restart, and calls wait for it.
+
+use strict;
+use warnings FATAL => 'all';
+use lib "$ENV{IDEMQ_SOURCE}/test/t/lib";
+use Idemq;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('upgrade_auto', 'idemq.worker' => 'on');
+my $old = "SELECT extversion FROM pg_extension WHERE extname = 'idemq'";
+
+$node->start;
+my $version = sql($node, 'SHOW idemq.version');
+sql($node, 'CREATE ROLE upgrade_producer; CREATE ROLE "Upgrade Worker"; CREATE DATABASE app');
+sql($node, "CREATE EXTENSION idemq VERSION '0.1.0'", 'app');
+$node->command_ok([ 'psql', '-XAtq', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-d', $node->connstr('app'), '-f', "$ENV{IDEMQ_SOURCE}/test/upgrade/0.1.0.sql" ],
+	'a database of 0.1.0');
+is_sql($node, 'SHOW idemq.auto_update', 'off', 'off, unless it is set');
+is_state($node, q{SELECT idemq.enqueue('mail', '1')}, '55000', 'a call is refused at once', 'app');
+
+# ---- While something is in the way
+
+my $holder = session($node, 'app');
+$holder->query_safe('BEGIN; LOCK TABLE idemq.jobs IN ACCESS SHARE MODE');
+$node->append_conf('postgresql.conf', 'idemq.auto_update = on');
+$node->reload;
+is_sql($node, 'SHOW idemq.auto_update', 'on', 'set on');
+
+# A session that waits in a call, with its answer, or the SQLSTATE.
+sub caller_of
+{
+	my ($statement) = @_;
+	my $session = session($node, 'app');
+	my $pid = $session->query_safe('SELECT pg_backend_pid()');
+
+	$session->query_until(qr/sent/, "\\set VERBOSITY sqlstate\n\\echo sent\n$statement;\n");
+	return { session => $session, pid => $pid };
+}
+my $refused = caller_of(q{SELECT idemq.enqueue('mail', '1')});
+wait_until($node, q{SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = 'app' AND application_name = 'idemq worker' AND wait_event_type = 'Lock'});
+is(answer($refused), '55000', 'the update waits for a lock: a call is refused when it has waited');
+my %waits = (
+	'an enqueue' => [ q{SELECT outcome, status FROM idemq.enqueue('mail', '"while it waits"', key => 'w')}, 'accepted|pending' ],
+	'its NULLs' => [ q{SELECT idemq.fail(999, 1, NULL)}, 'not_found' ],
+	'a claim, whose rows are others' => [ q{SELECT id FROM idemq.claim('mail')}, '40001' ],
+	'a snapshot from before' => [ q{BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT idemq.try_commit(1, 1); ROLLBACK}, '40001' ],
+	'a fence' => [ q{INSERT INTO effects VALUES (1, 1)}, '40001' ]);
+sql($node, "CREATE TABLE effects (job_id bigint, token bigint);
+	CREATE TRIGGER fence BEFORE INSERT ON effects FOR EACH ROW EXECUTE FUNCTION idemq.fence('job_id', 'token')", 'app');
+my %callers = map { $_ => caller_of($waits{$_}[0]) } keys %waits;
+wait_until($node, 'SELECT count(*) = ' . keys(%waits) . " FROM pg_stat_activity WHERE state = 'active' AND pid IN (" . join(', ', map { $_->{pid} } values %callers) . ')');
+is_sql($node, $old, '0.1.0', 'nothing has changed', 'app');
+$holder->query_safe('COMMIT');
+
+# ---- It is done
+
+is(answer($callers{$_}), $waits{$_}[1], "$_ that has waited: $waits{$_}[1]") foreach sort keys %waits;
+is_sql($node, $old, $version, 'updated', 'app');
+worker_pid($node, 'app');
+is_sql($node, q{SELECT outcome FROM idemq.enqueue('mail', '"while it waits"', key => 'w')}, 'duplicate', 'the enqueue that waited is there, once', 'app');
+is_sql($node, "SELECT * FROM idemq.check() WHERE invariant <> 'schedules.driver'", '', 'check()', 'app');
+like(slurp_file($node->logfile), qr/LOG:  idemq has updated its SQL objects in database "app" to \Q$version\E\n/, 'the log says so');
+is(unexpected($node, 'workers', '55P03'), '', 'and no other error than that of the lock');
+$_->{session}->quit foreach $refused, values %callers;
+$holder->quit;
+done_testing();
