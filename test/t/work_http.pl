@@ -296,6 +296,27 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	is_job($node, $id, 'completed|1|"its own"|', 'what has committed itself is not ended, and has not failed');
 	unlike(slurp_file($runner->{err}), qr/q $id/, 'of which nothing is said');
 
+	# It sleeps through its lease; the claim that takes the job, and makes it stale, is undone.
+	unlink "$tmp/committed";
+	$id = enqueue({ do => 'wait', gate => "$tmp/committed" });
+	until_true('a request', sub { grep { ($_->{waits} // '') eq $id } requests() });
+	stop_worker($node);
+	kill 'STOP', $runner->{pid};
+	wait_until($node, "SELECT expires_in < '0' FROM idemq.leases() WHERE job_id = $id");
+	my $thief = session($node);
+	$thief->query_safe('BEGIN');
+	is($thief->query_safe("SELECT id FROM idemq.claim('q')"), $id, 'another has the job, for now');
+	kill 'CONT', $runner->{pid};
+	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%try_commit%'");
+	$thief->query_safe('ROLLBACK');
+	$thief->quit;
+	until_true('its connection is closed', sub { slurp_file($runner->{err}) =~ /q $id: the lease/ });
+	is_soon($node, "SELECT count(*) = 1 FROM idemq.attempts WHERE job_id = $id", 'the attempt is over');
+	isnt(sql($node, "SELECT status FROM idemq.jobs WHERE id = $id"), 'completed', 'by no commit: nobody has done it');
+	kill 'CONT', worker_pid($node);
+	open_gate('committed');
+	is_soon($node, "SELECT status = 'completed' FROM idemq.jobs WHERE id = $id", 'then it is done');
+
 	# kill -9: another runner, another token.
 	unlink "$tmp/committed";
 	$id = enqueue({ do => 'wait', gate => "$tmp/committed" });
