@@ -213,7 +213,11 @@ read_line(struct job *job, const struct task *said)
 	{
 		job->verdict = RELEASE;
 		if (!text_time(later, &job->delay))
+		{
 			job->delay = options.later;
+			if (strcmp(later, "true") != 0)
+				say("%s %s: \"later\": \"%s\" is no time", job->queue, job->id, later);
+		}
 	}
 	else
 	{
