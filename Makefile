@@ -271,7 +271,7 @@ failover:
 	@$(TREE)/test/failover/run
 check-languages:
 	@$(TREE)/script/install-packages languages
-	@LANGUAGES='ruby php perl go' CLIENTS=languages $(TREE)/script/test clients
+	@LANGUAGES='ruby php perl go java' CLIENTS=languages $(TREE)/script/test clients
 once:
 	@ONCE_KILLS=$(or $(KILLS),100) ONCE_TERMINATIONS=$(or $(TERMINATIONS),500) FLAT_JOBS=$(or $(JOBS),200000) FLAT_WAITS=$(or $(WAITS),20000) \
 		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),7200) CLIENTS='$(or $(CLIENTS),once flat)' $(TREE)/script/test clients
