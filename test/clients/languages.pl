@@ -46,8 +46,9 @@ my %endpoint = (
 # A Go program, built with Debian's libraries.
 sub built
 {
-	my ($name, $source) = (@_, program($_[0]));
+	my ($name, $source) = @_;
 
+	$source //= program($name);
 	if (!-x "$source.bin")
 	{
 		local @ENV{qw(GO111MODULE GOPATH GOFLAGS GOCACHE)} = ('off', '/usr/share/gocode', '-buildvcs=false', "$tmp/gocache");

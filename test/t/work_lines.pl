@@ -149,8 +149,8 @@ foreach (
 foreach (
 	[ { die => 1 }, '255: it is broken', 'exit status', 'that dies' ],
 	[ { close => 1 }, 'the program has closed its stdout', '', 'that closes its stdout', '--kill-after', '200ms' ],
-	[ { hang => 1 }, 'ended after 1 s (--timeout)', '', 'that hangs', '--timeout', '1s' ],
-	[ { hang => 2 }, 'ended after 1 s (--timeout)', '', 'that hangs, and does not hear', '--timeout', '1s', '--kill-after', '100ms' ],
+	[ { hang => 1 }, 'ended after 5 s (--timeout)', '', 'that hangs', '--timeout', '5s' ],
+	[ { hang => 2 }, 'ended after 5 s (--timeout)', '', 'that hangs, and does not hear', '--timeout', '5s', '--kill-after', '100ms' ],
 	[ { leave => 1 }, '3', 'exit status', 'that leaves a child the pipe' ],
 	[ { flood => 'x' }, '0', 'exit status', 'that prints 1 GB without the end of a line' ],
 	[ { flood => '{' }, 'the program\'s line is longer than --max-output', '', 'that answers with 1 GB' ])
