@@ -19,7 +19,7 @@ use Test::More;
 our @EXPORT = qw(lines blocks runs_sql);
 
 my $source = $ENV{IDEMQ_SOURCE};
-my %runs = map { $_ => 1 } qw(sql python sh js ts);
+my %runs = map { $_ => 1 } qw(sql python sh shell js ts);
 # clients/languages takes what it runs from the page.
 my %taken = map { $_ => 'doc/usage/any-language.md' } qw(ruby php perl go);
 
