@@ -1,0 +1,312 @@
+"""idemq-relay: jobs of a database that cannot have idemq, through its outbox (outbox.sql) to a server that has.
+
+    idemq-relay create --app DSN --idemq DSN    makes the outbox there, and the queue of results here
+    idemq-relay run --app DSN --idemq DSN       moves rows and results, until SIGTERM
+    idemq-relay sql                             prints what create runs in the application's database
+
+There is no transaction over two servers.  A row is locked, its job is committed in idemq, then the row is marked: whatever
+dies in between, the row is sent again, and its key makes that the same job.  What is not marked is to be sent, whatever its
+id: nothing is counted, so a row that becomes visible late is found as any other.
+
+One relay at a time sends (an advisory lock of the transaction), so the jobs of a group stay in the order of the rows; others
+wait to take over.  A relay that was stopped and goes on after another has taken over sends what is known by then.
+
+With reply, a second job depends on the first, whatever becomes of that.  A Worker takes it, writes the result into the
+row, and commits: that may happen twice too, and the second one finds the row written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import pathlib
+import random
+import select
+import socket
+import sys
+import threading
+import time
+from typing import Any, NamedTuple, NoReturn, Optional
+
+import psycopg
+from psycopg import Connection
+
+from . import Job, RetryLater, Worker
+from ._server import hosts
+from .errors import said, sqlstate
+
+log = logging.getLogger("idemq")
+
+RESULTS = "outbox_results"
+"""The queue of results."""
+
+_CREATE_RESULTS = "SELECT idemq.create_queue(%s, max_attempts => 2000000000, retry_max => '1 min', retention => '1 min')"
+# In one message.  A relay that hangs has the rows for a minute: its lock goes with its session.  The plans are those of few rows
+# of many, by index: what statistics say of rows that wait is of another time.
+_BEGIN = """BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '60s'; SET LOCAL enable_seqscan = off;
+    SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off"""
+# As many as that are sent, 8 MB as they are stored, and one in any case; none while another relay sends.
+_TAKE = """WITH mine AS MATERIALIZED (SELECT pg_catalog.pg_try_advisory_xact_lock('idemq_outbox.jobs'::regclass::int, 0) AS got),
+    first AS MATERIALIZED (SELECT id, pg_catalog.pg_column_size(payload) AS size FROM idemq_outbox.jobs WHERE sent_at IS NULL
+        ORDER BY sent_at NULLS FIRST, id LIMIT %s),
+    sized AS MATERIALIZED (SELECT id, pg_catalog.sum(size) OVER (ORDER BY id) AS sum, pg_catalog.row_number() OVER (ORDER BY id) AS n FROM first)
+    SELECT j.id, j.row FROM sized CROSS JOIN LATERAL (SELECT j.id, pg_catalog.jsonb_build_object('id', j.id, 'queue', j.queue,
+            'payload', j.payload, 'key', j.key, 'kind', j.kind, 'priority', j.priority, 'run_at', j.run_at, 'expires_at', j.expires_at,
+            'group_key', j.group_key, 'max_attempts', j.max_attempts, 'headers', j.headers, 'key_ttl', j.key_ttl,
+            'on_duplicate', j.on_duplicate, 'reply', j.reply)::text AS row
+        FROM idemq_outbox.jobs j WHERE j.id = sized.id AND j.sent_at IS NULL FOR UPDATE SKIP LOCKED) AS j
+    WHERE (SELECT got FROM mine) AND (sized.sum <= 8000000 OR sized.n = 1) ORDER BY sized.id"""
+# In the order of ids.  A key that an open transaction uses: the row is left for later, and one of a group is waited for, so
+# that none behind it comes first.
+_SEND = """SELECT r.id, e.id, CASE WHEN r.reply AND e.id IS NOT NULL THEN (idemq.enqueue(%s,
+        pg_catalog.jsonb_build_object('id', r.id, 'key', r.key), depends_on => ARRAY[e.id], on_parent_failure => 'run')).id END
+    FROM (SELECT * FROM pg_catalog.jsonb_to_recordset(%s::jsonb) AS r (id bigint, queue text, payload jsonb, key text, kind text,
+            priority int, run_at timestamptz, expires_at timestamptz, group_key text, max_attempts int, headers jsonb,
+            key_ttl interval, on_duplicate text, reply boolean)
+        WHERE (SELECT pg_catalog.set_config('lock_timeout', '10s', true)) <> '' ORDER BY id OFFSET 0) AS r
+    CROSS JOIN LATERAL idemq.enqueue(r.queue, r.payload, key => r.key, run_at => r.run_at, priority => coalesce(r.priority, 4),
+        group_key => r.group_key, max_attempts => r.max_attempts, headers => r.headers, kind => r.kind, key_ttl => r.key_ttl,
+        expires_in => CASE WHEN pg_catalog.isfinite(r.expires_at) THEN greatest(r.expires_at - pg_catalog.clock_timestamp(), '1 ms') END, on_duplicate => r.on_duplicate,
+        nowait => r.group_key IS NULL) AS e"""
+# A result that has been written stays, a refusal is of the last time.
+_MARK = """UPDATE idemq_outbox.jobs j SET sent_at = pg_catalog.clock_timestamp(), job_id = s.job_id,
+        finished_at = CASE WHEN s.error IS NOT NULL THEN pg_catalog.clock_timestamp()
+            WHEN j.status IS DISTINCT FROM 'refused' THEN j.finished_at END,
+        error = CASE WHEN s.error IS NOT NULL THEN s.error WHEN j.status IS DISTINCT FROM 'refused' THEN j.error END,
+        status = CASE WHEN s.error IS NOT NULL THEN 'refused' ELSE nullif(j.status, 'refused') END
+    FROM unnest(%s::bigint[], %s::bigint[], %s::text[]) AS s (id, job_id, error) WHERE j.id = s.id"""
+_TELL = "SELECT pg_catalog.pg_notify('idemq_outbox_done', id::text) FROM unnest(%s::bigint[]) AS id"
+_DELETE = """DELETE FROM idemq_outbox.jobs WHERE id = ANY (ARRAY (SELECT id FROM idemq_outbox.jobs
+    WHERE sent_at < pg_catalog.clock_timestamp() - %(keep)s::interval AND job_id IS NOT NULL
+        AND (NOT reply OR finished_at < pg_catalog.clock_timestamp() - %(keep)s::interval)
+    ORDER BY sent_at NULLS FIRST, id LIMIT 10000 FOR UPDATE SKIP LOCKED))"""
+_RESULT = """SELECT p.status::text, p.result::text, CASE WHEN p.status <> 'completed' THEN j.last_error END
+    FROM idemq.parents(%s) AS p LEFT JOIN idemq.job_list j ON j.id = p.parent"""
+_ANSWER = """WITH written AS (UPDATE idemq_outbox.jobs SET finished_at = pg_catalog.clock_timestamp(), status = %s, result = %s::jsonb,
+        error = %s WHERE id = %s AND key = %s AND finished_at IS NULL RETURNING id)
+    SELECT pg_catalog.pg_notify('idemq_outbox_done', id::text) FROM written"""
+
+_PURGE_EVERY = 60.0
+_FIRST_BACKOFF = 0.1
+_LAST_BACKOFF = 10.0
+# SQLSTATEs that say nothing of a row: the connection, resources, conflicts, a server that ends or is a standby, no idemq there.
+_TROUBLE = ("", "08", "25", "28", "3D", "3F", "40", "42", "53", "55", "57", "58", "F0", "XX")
+# Of a statement that is about no row: no outbox, no idemq, no queue, no privilege, an interval that is none.  Nobody mends that by waiting.
+_FATAL = ("22", "3F", "42", "IQ")
+
+
+class Sent(NamedTuple):
+    """What became of a row: a job, or why there is none."""
+
+    id: int
+    job: Optional[int]
+    error: Optional[str] = None
+
+
+def connect(dsn: str) -> Connection[Any]:
+    """A connection in autocommit to the host that takes writes."""
+    last: Optional[BaseException] = None
+    for params in hosts(dsn):
+        try:
+            params.setdefault("target_session_attrs", "read-write")
+            # Nothing is prepared: a pooler may be in between.
+            conn: Connection[Any] = psycopg.connect(autocommit=True, prepare_threshold=None, **params)
+            return conn
+        except (psycopg.Error, OSError) as error:
+            last = error
+    raise last or psycopg.OperationalError("the DSN names no host")
+
+
+def is_of_a_row(error: psycopg.Error) -> bool:
+    """Whether idemq has refused a row, and takes others: no privilege on its queue, no slot for that, too."""
+    state = sqlstate(error)
+    return state in ("42501", "53400") or state[:2] not in _TROUBLE
+
+
+def line(error: BaseException) -> str:
+    """What an error says, in one line, behind its SQLSTATE."""
+    return f"{sqlstate(error)}: {' '.join(said(error).split())}".lstrip(": ") or type(error).__name__
+
+
+def send(idemq: Connection[Any], rows: list[tuple[int, str]]) -> list[Sent]:
+    """Enqueues rows in their order; those that are refused by themselves, without undoing the others."""
+    try:
+        answers = idemq.execute(_SEND, [RESULTS, "[" + ",".join(row[1] for row in rows) + "]"]).fetchall()
+        return [Sent(id, job) for id, job, _ in answers if job is not None]
+    except psycopg.Error as error:
+        if not is_of_a_row(error):
+            raise
+        if len(rows) == 1:
+            log.error("row %s is refused: %s", rows[0][0], line(error))
+            return [Sent(rows[0][0], None, line(error))]
+    half = len(rows) // 2
+    return send(idemq, rows[:half]) + send(idemq, rows[half:])
+
+
+def move(app: Connection[Any], idemq: Connection[Any], batch: int) -> int:
+    """Sends what is to be sent, batch rows at most; answers how many are done with.  Whatever it raises, both connections
+    are to be closed."""
+    app.execute(_BEGIN)
+    rows = app.execute(_TAKE, [batch]).fetchall()
+    sent = send(idemq, rows) if rows else []
+    if sent:
+        app.execute(_MARK, [list(column) for column in zip(*sent)])
+    refused = [each.id for each in sent if each.error is not None]
+    if refused:
+        app.execute(_TELL, [refused])
+    app.execute("COMMIT")
+    return len(sent)
+
+
+class Relay:
+    """Sends rows, and writes results."""
+
+    def __init__(self, app: str, idemq: str, batch: int = 1000, poll: float = 1.0, keep: str = "7 days", writers: int = 4) -> None:
+        self._app, self._idemq, self._batch, self._poll, self._keep = app, idemq, batch, poll, keep
+        self._worker = Worker(idemq, RESULTS, name="idemq-relay", concurrency=writers)
+        self._woken, self._wake = socket.socketpair()
+        self._stopped = threading.Event()
+        self._heard = False
+        self._lost = False
+        self._purged = 0.0
+        self._own = threading.local()
+        self._failure: Optional[BaseException] = None
+
+    def run(self) -> None:
+        """Until SIGTERM; raises what cannot be mended by waiting."""
+        sender = threading.Thread(target=self._send, name="sender", daemon=True)
+        sender.start()
+        try:
+            self._worker.run(self._answer)
+        finally:
+            self._stopped.set()
+            self._wake.send(b".")
+            # One that hangs ends with the process: what it has sent is sent again, and known.
+            sender.join(10)
+        if self._failure is not None:
+            raise self._failure
+
+    def _send(self) -> None:
+        backoff = _FIRST_BACKOFF
+        size = self._batch
+        while not self._stopped.is_set():
+            try:
+                with connect(self._app) as app, connect(self._idemq) as idemq:
+                    self._ready(app, idemq)
+                    while not self._stopped.is_set():
+                        self._heard = False
+                        moved = move(app, idemq, size)
+                        size = min(2 * size, self._batch)
+                        if self._lost:
+                            log.warning("goes on")
+                        self._lost, backoff = False, _FIRST_BACKOFF
+                        if moved == 0 and not self._purge(app):
+                            self._sleep(app, idemq)
+            except (psycopg.Error, OSError) as error:
+                if sqlstate(error)[:2] in _FATAL:
+                    self._end(error)
+                    return
+                if not self._lost:
+                    log.warning("%s", line(error))
+                self._lost = True
+                # One that takes too long as a whole gets through in parts.
+                size = max(size // 16, 1)
+                self._select([], backoff * random.uniform(0.5, 1))
+                backoff = min(backoff * 2, _LAST_BACKOFF)
+            except BaseException as error:
+                self._end(error)
+                raise
+
+    def _end(self, failure: BaseException) -> None:
+        self._failure = failure
+        self._worker.stop()
+
+    def _ready(self, app: Connection[Any], idemq: Connection[Any]) -> None:
+        # Which raises where there is none, or no right to it.
+        idemq.execute("SELECT idemq.queue_id(%s), 'idemq.enqueue_result'::regtype", [RESULTS])
+        app.add_notify_handler(self._notified)
+        app.execute("LISTEN idemq_outbox")
+
+    def _notified(self, _: psycopg.Notify) -> None:
+        self._heard = True
+
+    def _purge(self, app: Connection[Any]) -> bool:
+        """Once a minute, what was sent long ago; whether there is more."""
+        now = time.monotonic()
+        if self._purged and now < self._purged + _PURGE_EVERY:
+            return False
+        if app.execute(_DELETE, {"keep": self._keep}).rowcount >= 10000:
+            return True
+        self._purged = now
+        return False
+
+    def _sleep(self, app: Connection[Any], idemq: Connection[Any]) -> None:
+        """Until something is inserted, a connection has ended, it is to end, or the time to look is over."""
+        # What came with the last answer is heard; what has come since is in the socket.
+        if not self._heard and idemq in self._select([app, idemq], self._poll):
+            idemq.execute("SELECT")  # which raises, where it has ended
+
+    def _select(self, connections: list[Connection[Any]], seconds: float) -> list[Any]:
+        return select.select([self._woken, *connections], [], [], seconds)[0]
+
+    def _answer(self, job: Job, conn: Connection[Any]) -> None:
+        """Writes what became of a job into its row."""
+        row = conn.execute(_RESULT, [job.id]).fetchone()
+        try:
+            app: Optional[Connection[Any]] = getattr(self._own, "app", None)
+            if app is None or app.closed:
+                app = self._own.app = connect(self._app)
+            app.execute(_ANSWER, [*(row or ("deleted", None, None)), job.payload["id"], job.payload["key"]])
+        except (psycopg.Error, OSError) as error:
+            # Of the other server: not to be taken for an error of this job's own connection.
+            if app is not None:
+                app.close()
+            raise RetryLater(None, line(error)) from error
+
+
+def create(app: str, idemq: str) -> None:
+    """Makes the outbox, and the queue of results; what is there stays."""
+    with connect(app) as conn, conn.transaction():
+        conn.execute(sql())
+    with connect(idemq) as conn:
+        try:
+            conn.execute(_CREATE_RESULTS, [RESULTS])
+        except psycopg.errors.DuplicateObject:
+            pass
+
+
+def sql() -> bytes:
+    """What makes the outbox."""
+    return (pathlib.Path(__file__).parent / "outbox.sql").read_bytes()
+
+
+def main() -> NoReturn:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="idemq-relay", description="moves jobs from the outbox of a database without idemq to a server with it, each once")
+    parser.add_argument("command", choices=["create", "run", "sql"], help="make the outbox and the queue of results; move rows and results until SIGTERM; print the SQL of the outbox")
+    parser.add_argument("--app", metavar="DSN", default="", help="the application's database: a connection string, as psql takes it")
+    parser.add_argument("--idemq", metavar="DSN", default="", help="the database with idemq")
+    parser.add_argument("--keep", metavar="INTERVAL", default="7 days", help="so long a row stays that was sent: the way back after a restore of the server with idemq (7 days)")
+    parser.add_argument("--poll", metavar="SECONDS", type=float, default=1.0, help="looks so often where no NOTIFY comes (1)")
+    parser.add_argument("--batch", metavar="ROWS", type=int, default=1000, help="sends so many in a transaction (1000)")
+    parser.add_argument("--writers", metavar="N", type=int, default=4, help="writes so many results at a time (4)")
+    options = parser.parse_args()
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="idemq-relay: %(message)s")
+    try:
+        if options.command == "sql":
+            sys.stdout.write(sql().decode())
+            sys.exit(0)
+        if not options.app or not options.idemq:
+            parser.error("--app and --idemq say where the two databases are")
+        if options.command == "create":
+            create(options.app, options.idemq)
+        else:
+            Relay(options.app, options.idemq, options.batch, options.poll, options.keep, options.writers).run()
+    except psycopg.Error as error:
+        hint = "; idemq-relay create makes what is needed" if sqlstate(error)[:2] in ("3F", "42", "IQ") else ""
+        sys.exit(f"idemq-relay: {line(error)}{hint}")
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
