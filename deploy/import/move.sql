@@ -1,0 +1,103 @@
+-- Moves the jobs that the view idemq_import has into idemq: the end of the other scripts of this folder, for psql.
+--
+-- The view is the caller's, in pg_temp, and of one table, so that its rows can be locked and deleted.  Its columns:
+--	id, queue                   which row it is, and the queue of idemq
+--	payload                     text: JSON
+--	key                         one that the next request for the same would have; NULL: none
+--	run_at                      not before; NULL, or past: at once
+--	priority                    0 is first, 9 last
+--	group_key, kind             or NULL
+--	attempts, max_attempts      that have been, and how many more there may be
+--	dead, error                 whether it has failed for good; its last error
+--	created_at
+-- source is the word before "/id" in the key of a job that has none.  Without go nothing is changed.
+--
+-- A job is moved in one transaction: its row is locked, the job enqueued, the row deleted.  So it is in one of the two, whatever
+-- dies; rows that a worker of the other side has locked are left to it.  Run it again for what has come meanwhile.
+\set ON_ERROR_STOP on
+SELECT queue, count(*) FILTER (WHERE NOT dead AND coalesce(run_at, now()) <= now()) AS ready, count(*) FILTER (WHERE NOT dead AND run_at > now()) AS delayed,
+	count(*) FILTER (WHERE dead) AS dead, count(*) FILTER (WHERE attempts > 0 AND NOT dead) AS "to be retried", count(key) AS "with a key",
+	count(group_key) AS "in a group", CASE WHEN EXISTS (SELECT FROM idemq.queues q WHERE q.name = queue) THEN 'is there' ELSE 'create it first' END AS "idemq's queue"
+	FROM pg_temp.idemq_import GROUP BY queue ORDER BY queue;
+\if :{?go}
+SELECT set_config('idemq_import.source', :'source', false) \g /dev/null
+SET client_min_messages = warning;
+DROP TABLE IF EXISTS pg_temp.idemq_importing;
+RESET client_min_messages;
+CREATE TEMP TABLE idemq_importing AS SELECT id, queue, row_number() OVER (ORDER BY dead, priority, coalesce(run_at, created_at), created_at, id) AS n FROM pg_temp.idemq_import;
+ANALYZE pg_temp.idemq_importing;
+DO $$
+DECLARE
+	source text := current_setting('idemq_import.source');
+	total bigint;
+	seen bigint := 0;
+	slice int := 500;
+	missing text;
+	r record;
+	own text;
+	options jsonb;
+	done idemq.enqueue_result;
+	claim idemq.claim_result;
+	moved_now int := 0;
+	dead_now int := 0;
+	merged_now int := 0;
+	left_there int := 0;
+BEGIN
+	SELECT string_agg(DISTINCT quote_literal(i.queue), ', ') INTO missing FROM pg_temp.idemq_importing i
+		WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.name = i.queue);
+	IF missing IS NOT NULL THEN
+		RAISE EXCEPTION 'idemq has no queue %', missing USING ERRCODE = 'IQ005', HINT = 'Create them with SELECT idemq.create_queue(''...''). Nothing was moved.';
+	END IF;
+	SELECT count(*) INTO total FROM pg_temp.idemq_importing;
+	WHILE seen < total LOOP
+		FOR r IN SELECT i.* FROM pg_temp.idemq_importing t JOIN pg_temp.idemq_import i USING (id, queue)
+			WHERE t.n > seen AND t.n <= seen + slice ORDER BY t.n FOR UPDATE OF i SKIP LOCKED
+		LOOP
+			-- One that cannot be taken is left where it is, and undoes no other.
+			BEGIN
+				done := NULL;
+				own := source || '/' || r.id;
+				options := jsonb_build_object('imported', jsonb_strip_nulls(jsonb_build_object('from', source, 'id', r.id, 'attempts', r.attempts,
+					'error', CASE WHEN NOT r.dead THEN left(r.error, 1000) END)));
+				IF r.key IS NOT NULL AND NOT r.dead THEN
+					BEGIN
+						done := idemq.enqueue(r.queue, r.payload::jsonb, key => r.key, run_at => r.run_at, priority => r.priority, group_key => r.group_key,
+							kind => r.kind, max_attempts => r.max_attempts, headers => options);
+						-- The same is asked for already, and has not begun: once is enough.  Otherwise it is a job of its own.
+						IF done.outcome = 'duplicate' AND done.status NOT IN ('pending', 'blocked', 'failed') THEN
+							done := NULL;
+						END IF;
+					EXCEPTION WHEN SQLSTATE 'IQ003' THEN
+						done := NULL;
+					END;
+				END IF;
+				IF done IS NULL THEN
+					-- One that is dead takes no place in a group.
+					done := idemq.enqueue(r.queue, r.payload::jsonb, key => own, run_at => CASE WHEN NOT r.dead THEN r.run_at END, priority => r.priority,
+						group_key => CASE WHEN NOT r.dead THEN r.group_key END, kind => r.kind, max_attempts => r.max_attempts, headers => options);
+				END IF;
+				IF r.dead AND done.outcome = 'accepted' THEN
+					claim := idemq.claim_job(done.id);
+					IF claim.outcome <> 'claimed' THEN
+						RAISE EXCEPTION 'no attempt can be made of it, to let it fail: %', claim.outcome USING HINT = 'Is the queue paused, or at a limit?';
+					END IF;
+					PERFORM idemq.fail(done.id, claim.token, coalesce(r.error, 'failed in ' || source), permanent => true);
+				END IF;
+				DELETE FROM pg_temp.idemq_import WHERE id = r.id AND queue = r.queue;
+				moved_now := moved_now + (done.outcome = 'accepted' AND NOT r.dead)::int;
+				dead_now := dead_now + (done.outcome = 'accepted' AND r.dead)::int;
+				merged_now := merged_now + (done.outcome = 'duplicate')::int;
+			EXCEPTION WHEN OTHERS THEN
+				left_there := left_there + 1;
+				RAISE WARNING 'left: % of queue %: %', r.id, r.queue, SQLERRM USING ERRCODE = SQLSTATE;
+			END;
+		END LOOP;
+		seen := seen + slice;
+		COMMIT;
+	END LOOP;
+	RAISE NOTICE 'moved: %; dead: %; known already, by their keys: %; left, since they cannot be taken: %; left, since somebody had them: %',
+		moved_now, dead_now, merged_now, left_there, total - moved_now - dead_now - merged_now - left_there;
+END $$;
+\else
+\echo Nothing was changed. -v go=1 moves them.
+\endif
