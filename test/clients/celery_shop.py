@@ -1,0 +1,20 @@
+"""celery_shop.py: the tasks of a shop that moves from Celery, as Celery's worker loads them."""
+import os
+import celery, psycopg
+from idemq import enqueue
+
+app = celery.Celery("shop", broker=os.environ["BROKER"])
+moves = dict(bind=True, acks_late=True, reject_on_worker_lost=True, autoretry_for=(psycopg.OperationalError,),
+             retry_backoff=True, retry_backoff_max=60, max_retries=None)
+
+
+@app.task(name="confirm", **moves)
+def confirm(self, order):  # its body is a handler of idemq now: what is called here becomes a job
+    with psycopg.connect(os.environ["DSN"]) as conn:
+        enqueue(conn, "shop", {"order": order}, kind="confirm", key=f"celery/{self.request.id}")
+
+
+@app.task(name="report")
+def report(month):  # not moved yet
+    with psycopg.connect(os.environ["DSN"]) as conn:
+        conn.execute("INSERT INTO reports VALUES (%s, 'celery')", [month])
