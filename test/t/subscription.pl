@@ -380,7 +380,7 @@ sub receive
 	return sql($sub, "INSERT INTO receiver AS r VALUES ('zombie', $_[0]) ON CONFLICT (key) DO UPDATE SET token = excluded.token
 		WHERE excluded.token > r.token RETURNING 'taken'");
 }
-my $heir = sql($sub, "SET ROLE worker; SELECT token FROM idemq.claim_job($zombie[0])");
+my $heir = sql($sub, "SET ROLE worker; SELECT token FROM idemq.claim_job($zombie[0], lease => '1 min')");
 cmp_ok($heir, '>', $zombie[1], 'a role of a replicated grant claims the job, with a greater token');
 is(receive($heir), 'taken', 'its effect');
 like($zombie->query_safe("SELECT idemq.commit($zombie[0], $zombie[1])"), qr/committed/, 'nobody tells the zombie on the old publisher');
