@@ -140,7 +140,7 @@ vpath %.c $(TREE)
 vpath idemq.control $(TREE)
 ifneq ($(TREE),.)
 $(shell mkdir -p sql bin cluster $(sort $(dir $(UNITS))))
-$(RELEASED): $(TREE)/$(RELEASED)
+$(RELEASED): %: $(TREE)/%
 	cp $< $@
 endif
 

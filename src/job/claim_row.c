@@ -16,10 +16,13 @@
 Datum
 idemq_job_document(const Job *job, JobColumn column, bool *isnull)
 {
-	Datum value = job_value(job, column);
+	Datum value;
 
 	*isnull = !job_has(job, column);
-	if (*isnull || !VARATT_IS_EXTERNAL(DatumGetPointer(value)))
+	if (*isnull)
+		return (Datum) 0;
+	value = job_value(job, column);
+	if (!VARATT_IS_EXTERNAL(DatumGetPointer(value)))
 		return value;
 	return PointerGetDatum(detoast_external_attr((struct varlena *) DatumGetPointer(value)));
 }

@@ -40,8 +40,12 @@
 #include "queue/queue.h"
 #include "table/table.h"
 
-/* Names of the columns from JOB_COLUMNS_OLDEST on, in order, and NULL. */
-static const char *const later_columns[] = {NULL};
+/* The columns from JOB_COLUMNS_OLDEST on, in order, and an end. */
+static const struct
+{
+	const char *name;
+	Oid type;
+} later_columns[] = {{NULL}};
 StaticAssertDecl(lengthof(later_columns) == JOB_COLUMNS - JOB_COLUMNS_OLDEST + 1,
 				 "a column has no name");
 
@@ -49,7 +53,7 @@ int idemq_jobs_columns = JOB_COLUMNS_OLDEST;
 
 /*
  * Returns how many of our columns the table has.  One of a DBA's, in the place of one that is to
- * come, is none of ours.
+ * come, is none of ours, nor is one of its name and of another type.
  */
 static int
 count_columns(Relation rel)
@@ -57,9 +61,12 @@ count_columns(Relation rel)
 	TupleDesc desc = RelationGetDescr(rel);
 	int count = JOB_COLUMNS_OLDEST;
 
-	for (const char *const *name = later_columns; *name != NULL && count < desc->natts; name++)
+	for (int i = 0; later_columns[i].name != NULL && count < desc->natts; i++)
 	{
-		if (strcmp(NameStr(TupleDescAttr(desc, count)->attname), *name) != 0)
+		Form_pg_attribute column = TupleDescAttr(desc, count);
+
+		if (strcmp(NameStr(column->attname), later_columns[i].name) != 0 ||
+			column->atttypid != later_columns[i].type)
 			break;
 		count++;
 	}

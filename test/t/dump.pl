@@ -31,7 +31,7 @@ sql($node, q{
 	INSERT INTO app SELECT min(id) FROM idemq.jobs;
 	GRANT USAGE ON SCHEMA idemq TO producer; GRANT EXECUTE ON FUNCTION idemq.create_queue TO producer;
 	SELECT idemq.once('letters', 'sent');
-	SELECT idemq.create_queue('grouped'), idemq.create_queue('limited', max_running => 2);
+	SELECT idemq.create_queue('grouped', lease => '1 h'), idemq.create_queue('limited', lease => '1 h', max_running => 2);
 	SELECT idemq.enqueue('grouped', to_jsonb(n), group_key => 'g') FROM generate_series(1, 3) n;
 	SELECT idemq.enqueue('limited', to_jsonb(n)) FROM generate_series(1, 5) n;
 	SELECT idemq.create_queue('paced', group_rate => 1, group_period => '100 years');

@@ -106,4 +106,67 @@ exit \$bad
 	is("$looked: $output", "doc src: ok of src\nok of doc\n", 'with CI=true at everything');
 }
 
+# What the last version had is kept: each rule of src/README.md, broken.
+{
+	my $tree = "$tmp/kept";
+	my $frozen = "$tmp/frozen.sql";
+	my $run = sub { IPC::Run::run([ 'python3', "$source/script/check-kept", @_ ], '<', \undef, '>&', \$output, IPC::Run::timeout(60)); return $output };
+	my @broken = (
+		[ 'a symbol', 'src/api/commit.c', qr/PG_FUNCTION_INFO_V1\(idemq_sql_v2_commit\);/, '', 'idemq_sql_v2_commit is gone, which idemq.commit of the version before calls' ],
+		[ 'a primitive', 'src/api/inside.c', qr/INFO_V1\(idemq_sql_v2_inside_check_kind\)/, 'INFO_V1(idemq_sql_v3_inside_check_kind)',
+			'idemq_sql_v2_inside_check_kind is gone, which idemq_inside.check_kind of the version before calls' ],
+		[ 'arguments of a primitive', 'sql/parts/05_inside.sql', qr/check_kind\(kind text\)/, 'check_kind(kind text, name text)',
+			'idemq_inside.check_kind: other arguments want another symbol than idemq_sql_v2_inside_check_kind' ],
+		[ 'an argument in the middle', 'sql/parts/40_jobs.sql', qr/idemq\.cancel\(id bigint\)/, 'idemq.cancel(why text, id bigint)',
+			"idemq.cancel cannot be called any more as it was, or answers something else\nidemq.cancel: other arguments want another symbol than idemq_sql_v2_cancel" ],
+		[ 'a further argument, of the same symbol', 'sql/parts/40_jobs.sql', qr/idemq\.cancel\(id bigint\)/, "idemq.cancel(id bigint, why text DEFAULT '')",
+			'idemq.cancel: other arguments want another symbol than idemq_sql_v2_cancel' ],
+		[ 'a further argument without a default, of another', 'sql/parts/40_jobs.sql', qr/idemq\.cancel\(id bigint\)(.*?)v2_cancel/s, 'idemq.cancel(id bigint, why text)$1v3_cancel',
+			'idemq.cancel cannot be called any more as it was, or answers something else' ],
+		[ 'a default', 'sql/parts/30_queues.sql', qr/(lease interval) DEFAULT '30 s'/, '$1', 'idemq.create_queue cannot be called any more as it was, or answers something else' ],
+		[ 'a column of a result', 'sql/parts/40_jobs.sql', qr/(RETURNS TABLE \(ord int), /, '$1, more int, ', 'idemq.enqueue_many cannot be called any more as it was, or answers something else' ],
+		[ 'a row type', 'sql/parts/10_types.sql', qr/(CREATE TYPE idemq.admission AS \(\n.*),/, "\$1,\n\tmore int,",
+			'type idemq.admission is not what it was: allowed boolean, remaining int, retry_after interval' ],
+		[ 'an enum', 'sql/parts/10_types.sql', qr/'dead', 'cancelled'\);/, "'dead', 'cancelled', 'gone');",
+			"enum idemq.status is not what it was: 'blocked', 'pending', 'processing', 'failed', 'completed', 'dead', 'cancelled'" ],
+		[ 'a view', 'sql/parts/70_observing.sql', qr/AS SELECT resource, used,/, 'AS SELECT resource, used, 1 AS more,', 'view idemq.memory is not what it was: resource, used, size, refused' ],
+		[ "a column's place", 'sql/parts/20_tables.sql', qr/\theaders      jsonb,\n/, "\tmore int,\n\theaders jsonb,\n", 'table idemq.jobs: a column that was there has changed, or has another place' ],
+		[ "a column's type", 'sql/parts/20_tables.sql', qr/(\tpriority +)smallint/, '$1int', 'table idemq.jobs: a column that was there has changed, or has another place' ],
+		[ 'a column that may not be NULL', 'sql/parts/20_tables.sql', qr/(\tpayload +jsonb NOT NULL,)/, "\$1\n\tmore int NOT NULL,", 'table idemq.jobs: column more is new, and may not be NULL' ],
+		[ 'a column that may', 'sql/parts/20_tables.sql', qr/(\tpayload +jsonb NOT NULL,)/, "\$1\n\tmore int,", '' ],
+		[ 'a table', 'sql/parts/46_events.sql', qr/CREATE TABLE idemq\.events \(/, 'CREATE TABLE idemq.happened (', 'table idemq.events is gone' ],
+		[ "a client's call", 'clients/python/idemq/_run.py', qr/idemq\.heartbeat_many\(/, 'idemq.heartbeat_all(', 'clients/python/idemq/_run.py: idemq.heartbeat_all, which the version before has not' ],
+		[ "a client's argument", 'clients/node/lib/enqueue.js', qr/, delay => /, ', slowly => $5::bool, delay => ', 'clients/node/lib/enqueue.js: idemq.enqueue(slowly => ...), which the version before has not' ],
+		[ "a client's new call", 'clients/python/idemq/_run.py', qr/^(_HEARTBEAT = .*)idemq\.heartbeat_many\(/m, "# since 9.0.0\n\$1idemq.heartbeat_all(", '' ]);
+
+	system_or_bail('bash', '-c', "mkdir '$tree' && cd '$source' && cp -r --parents sql/parts clients/python/idemq clients/node/lib idemq.control Makefile '$tree' && find src bin -name '*.c' -exec cp --parents {} '$tree' \\; && cat sql/parts/*.sql >'$frozen'");
+	is($run->($frozen, $tree), '', 'this version keeps what it has');
+	foreach my $it (@broken)
+	{
+		my ($name, $file, $from, $to, $said) = @$it;
+		my $was = slurp_file("$tree/$file");
+		my $is = $was;
+
+		$is =~ $from or die "$file has not $from";
+		substr($is, $-[0], $+[0] - $-[0]) = join $1 // '', split /\$1/, $to, -1;
+		unlink "$tree/$file";
+		append_to_file("$tree/$file", $is);
+		is($run->($frozen, $tree), $said eq '' ? '' : "$said\n", "changed: $name" . ($said eq '' ? ', which may be' : ''));
+		unlink "$tree/$file";
+		append_to_file("$tree/$file", $was);
+	}
+
+	# Lint looks at the last release that the library works with: none is that, or one is.
+	my ($this) = slurp_file("$tree/idemq.control") =~ /^default_version = '(.*)'/m;
+	my $makefile = slurp_file("$tree/Makefile");
+	system_or_bail('cp', $frozen, "$tree/sql/idemq--$this.sql");
+	system_or_bail('sed', '-i', 's/CREATE TABLE idemq.events/CREATE TABLE idemq.happened/', "$tree/sql/parts/46_events.sql");
+	my $lint = sub { return script('cd "$1" && python3 "$2"', $tree, "$source/script/check-kept") };
+	is($lint->(), '', 'no release that the library works with');
+	$makefile =~ s/^RELEASED = /RELEASED = sql\/idemq--$this.sql /m or die;
+	unlink "$tree/Makefile";
+	append_to_file("$tree/Makefile", $makefile);
+	is($lint->(), "table idemq.events is gone\n", 'one that it does work with');
+}
+
 done_testing();

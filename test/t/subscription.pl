@@ -242,7 +242,8 @@ is_sql($sub, "SELECT string_agg(invariant, ' ') FROM idemq.check()", 'follows', 
 # Two jobs that heartbeats keep, and nothing else: their rows say that their leases are over.
 my ($kept, $zombie) = (session($pub), session($pub));
 $kept->query_safe("SELECT idemq.claim_job((SELECT id FROM idemq.enqueue('effects', '1', key => 'kept')), lease => '1 min')");
-$zombie->query_safe("SELECT idemq.claim_job((SELECT id FROM idemq.enqueue('effects', '1', key => 'zombie')))");
+is($zombie->query_safe("SELECT id, token FROM idemq.claim_job((SELECT id FROM idemq.enqueue('effects', '1', key => 'zombie'))) \\gset\nSELECT idemq.heartbeat(:id, :token, '1 h')"),
+	'current', 'a worker of a short lease heartbeats');
 my @kept = split /\|/, sql($pub, "SELECT id, token FROM idemq.jobs WHERE key = 'kept'");
 my @zombie = split /\|/, sql($pub, "SELECT id, token FROM idemq.jobs WHERE key = 'zombie'");
 is_sql($pub, "SELECT idemq.heartbeat($kept[0], $kept[1], '1 h'), idemq.heartbeat($zombie[0], $zombie[1], '1 h')", 'current|current', 'two workers heartbeat');
@@ -320,6 +321,21 @@ sql($pub, "SELECT count(*) FROM idemq.enqueue_many('effects', array_fill('1'::js
 is(clients($pub, $effect, '-c', 4, '-t', 12)->(), '', 'workers on the publisher');
 caught_up();
 cmp_ok(sql($sub, 'SELECT count(*) FROM effects'), '==', 144, 'half of the effects came');
+
+# Sequences that are replicated, since 19: ids_since is of the publisher's run then, and does not hold here.
+my $sequences = $sub->pg_version >= 19;
+my $positions = 'SELECT j.last_value, a.last_value, i.last_value FROM idemq.jobs_id_seq j, idemq.audit_id_seq a, idemq.ids_since i';
+if ($sequences)
+{
+	sql($pub, 'CREATE PUBLICATION sequences FOR ALL SEQUENCES');
+	sql($sub, "CREATE SUBSCRIPTION sequences CONNECTION '${\$pub->connstr} dbname=postgres' PUBLICATION sequences");
+	wait_until($sub, "SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel r JOIN pg_class c ON c.oid = srrelid WHERE relkind = 'S'");
+	sql($pub, "SELECT idemq.enqueue('mortal', '1')");
+	isnt(sql($sub, $positions), sql($pub, $positions), 'sequences come when they are asked for');
+	sql($sub, 'ALTER SUBSCRIPTION sequences REFRESH SEQUENCES');
+	wait_until($sub, $positions, sql($pub, $positions));
+	caught_up();
+}
 manual(1, 0);
 # These are lost: ids and tokens that never came.
 my $lost_id = sql($pub, "SELECT max(id) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{1000}'))");
@@ -338,6 +354,20 @@ cmp_ok(sql($sub, "SELECT idemq.create_queue('other')"), '>', sql($sub, "SELECT q
 is_sql($sub, 'SELECT queue FROM idemq.audit ORDER BY id DESC LIMIT 1', 'other', 'and its row of idemq.audit as well');
 is_sql($sub, "SELECT string_agg(relname, ' ' ORDER BY relname) FROM pg_class WHERE relnamespace = 'idemq'::regnamespace AND relkind = 'S'",
 	'audit_id_seq ids_since jobs_id_seq queues_queue_id_seq', 'there is no sequence more');
+if ($sequences)
+{
+	my $session = session($sub);
+	my $last = $session->query_safe("SELECT id FROM idemq.enqueue('other', '1')");
+
+	# By mistake, after the switch: all are set back to where the publisher is.
+	sql($sub, 'ALTER SUBSCRIPTION sequences REFRESH SEQUENCES');
+	wait_until($sub, 'SELECT last_value FROM idemq.ids_since', sql($pub, 'SELECT last_value FROM idemq.ids_since'));
+	wait_until($sub, "SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel r JOIN pg_class c ON c.oid = srrelid WHERE relkind = 'S'");
+	cmp_ok($session->query_safe("SELECT id FROM idemq.enqueue('other', '1')"), '>', $last, 'ids go on above those that were given here, in a session that is older');
+	cmp_ok(sql($sub, "SELECT id FROM idemq.enqueue('other', '1')"), '>', $last, 'and in a new one');
+	sql($sub, 'ALTER SUBSCRIPTION sequences DISABLE; ALTER SUBSCRIPTION sequences SET (slot_name = NONE); DROP SUBSCRIPTION sequences');
+	$session->quit;
+}
 is_sql($sub, "SELECT count(*) FROM idemq.claim('q')", 0, 'a pause that came holds');
 is_sql($sub, "SELECT count(*) FROM idemq.claim('later', 100, lease => '1 h') WHERE group_key IS NULL", 20, 'what the apply worker committed past our hooks is found: 20, less 1, and the new one');
 is_soon($sub, "SELECT count(*) = 1 FROM idemq.jobs WHERE group_key = 'g' AND status IN ('pending', 'processing')", 'and its group has its head');
@@ -350,7 +380,7 @@ sub receive
 	return sql($sub, "INSERT INTO receiver AS r VALUES ('zombie', $_[0]) ON CONFLICT (key) DO UPDATE SET token = excluded.token
 		WHERE excluded.token > r.token RETURNING 'taken'");
 }
-my $heir = sql($sub, "SET ROLE worker; SELECT token FROM idemq.claim_job($zombie[0])");
+my $heir = sql($sub, "SET ROLE worker; SELECT token FROM idemq.claim_job($zombie[0], lease => '1 min')");
 cmp_ok($heir, '>', $zombie[1], 'a role of a replicated grant claims the job, with a greater token');
 is(receive($heir), 'taken', 'its effect');
 like($zombie->query_safe("SELECT idemq.commit($zombie[0], $zombie[1])"), qr/committed/, 'nobody tells the zombie on the old publisher');

@@ -32,14 +32,18 @@ is_sql($node, 'SHOW idemq.auto_update', 'on', 'set on');
 # A session that waits in a call, with its answer, or the SQLSTATE.
 sub caller_of
 {
-	my ($statement) = @_;
-	my $session = session($node, 'app');
-	my $pid = $session->query_safe('SELECT pg_backend_pid()');
+	my ($it, $statement) = @_;
 
-	$session->query_until(qr/sent/, "\\set VERBOSITY sqlstate\n\\echo sent\n$statement;\n");
-	return { session => $session, pid => $pid };
+	$it->{session}->query_until(qr/sent/, "\\set VERBOSITY sqlstate\n\\echo sent\n$statement;\n");
+	return $it;
 }
-my $refused = caller_of(q{SELECT idemq.enqueue('mail', '1')});
+sub opened
+{
+	my $session = session($node, 'app');
+
+	return { session => $session, pid => $session->query_safe('SELECT pg_backend_pid()') };
+}
+my $refused = caller_of(opened(), q{SELECT idemq.enqueue('mail', '1')});
 wait_until($node, q{SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = 'app' AND application_name = 'idemq worker' AND wait_event_type = 'Lock'});
 is(answer($refused), '55000', 'the update waits for a lock: a call is refused when it has waited');
 my %waits = (
@@ -50,7 +54,9 @@ my %waits = (
 	'a fence' => [ q{INSERT INTO effects VALUES (1, 1)}, '40001' ]);
 sql($node, "CREATE TABLE effects (job_id bigint, token bigint);
 	CREATE TRIGGER fence BEFORE INSERT ON effects FOR EACH ROW EXECUTE FUNCTION idemq.fence('job_id', 'token')", 'app');
-my %callers = map { $_ => caller_of($waits{$_}[0]) } keys %waits;
+# All are there before the first of them waits, for 5 s.
+my %callers = map { $_ => opened() } keys %waits;
+caller_of($callers{$_}, $waits{$_}[0]) foreach keys %waits;
 wait_until($node, 'SELECT count(*) = ' . keys(%waits) . " FROM pg_stat_activity WHERE state = 'active' AND pid IN (" . join(', ', map { $_->{pid} } values %callers) . ')');
 is_sql($node, $old, '0.1.0', 'nothing has changed', 'app');
 $holder->query_safe('COMMIT');
@@ -66,4 +72,15 @@ like(slurp_file($node->logfile), qr/LOG:  idemq has updated its SQL objects in d
 is(unexpected($node, 'workers', '55P03'), '', 'and no other error than that of the lock');
 $_->{session}->quit foreach $refused, values %callers;
 $holder->quit;
+
+# ---- A view of a DBA's is in the way
+
+sql($node, 'CREATE DATABASE viewed');
+sql($node, "CREATE EXTENSION idemq VERSION '0.1.0'; CREATE VIEW mine AS SELECT name FROM idemq.queues", 'viewed');
+is_state($node, q{SELECT idemq.enqueue('mail', '1')}, '55000', 'a view in the way: a call is refused when it has waited', 'viewed');
+until_true('the log names it', sub { slurp_file($node->logfile) =~ /2BP01 .*ERROR:  other objects depend on tables or functions of idemq that change\n.*DETAIL:  view public\.mine\n/ });
+is_sql($node, $old, '0.1.0', 'nothing has changed', 'viewed');
+sql($node, 'DROP VIEW mine', 'viewed');
+wait_until($node, $old, $version, 'viewed');
+is_sql($node, "SELECT * FROM idemq.check() WHERE invariant <> 'schedules.driver'", '', 'updated as soon as it is gone', 'viewed');
 done_testing();

@@ -383,7 +383,9 @@ $node->backup('base');
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($node, 'base', has_streaming => 1);
 $standby->start;
+# Not by the primary's, however long the way to its end is.
 my $id = sql($node, "SELECT id FROM idemq.enqueue('q', '1')");
+stop_worker($node);
 sql($node, "SELECT idemq.claim_job($id, lease => '2 s')");
 $node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
 is_sql($standby, "SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'idemq%'", 0, 'a standby has none');
