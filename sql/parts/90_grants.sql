@@ -12,7 +12,11 @@ REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq_inside FROM PUBLIC;
 
 GRANT USAGE ON SCHEMA idemq TO pg_monitor;
 GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.steps, idemq.audit, idemq.queues, idemq.metrics,
-	idemq.workers TO PUBLIC;
+	idemq.workers, idemq.history TO PUBLIC;
+-- Who is there; idemq.here asks for itself.
+GRANT SELECT ON idemq.worker_seen TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.here TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.percentile, idemq.add_counts, idemq.sum_counts TO PUBLIC;
 -- Of the whole server.
 GRANT SELECT ON idemq.memory, idemq.admissions, idemq.once_calls, idemq.publish_calls,
 	idemq.background_worker TO pg_monitor;
@@ -81,5 +85,6 @@ GRANT SELECT ON idemq.shard TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.assert_shard, idemq.shard_of, idemq.result TO PUBLIC;
 -- Parents and children; idemq.parents asks for itself.
 GRANT SELECT ON idemq.dependencies, idemq.children TO PUBLIC;
-GRANT EXECUTE ON FUNCTION idemq.parents, idemq.enqueue_graph TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.parents, idemq.enqueue_graph, idemq.flow_ids, idemq.flow,
+	idemq.flow_jobs TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE idemq.wait_results TO PUBLIC;

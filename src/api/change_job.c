@@ -20,19 +20,56 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Adds the kind of a job to what is said of it. */
+/* Adds something to what is said of a job. */
 static void
-note_kind(AuditEntry *entry, const Job *job)
+note(AuditEntry *entry, const char *name, const char *value)
 {
 	int n = 0;
 
-	if (job->row->tts_isnull[COL_KIND])
-		return;
 	while (entry->members[n] != NULL)
 		n += 2;
 	Assert(n + 1 < (int) lengthof(entry->members));
-	entry->members[n] = "kind";
-	entry->members[n + 1] = TextDatumGetCString(job->row->tts_values[COL_KIND]);
+	entry->members[n] = name;
+	entry->members[n + 1] = value;
+}
+
+/*
+ * Takes the account of a job's last death out of its dead queue, since the job is ready again;
+ * returns whether it was there, and is cancelled.  It loses its key: the job may be cancelled
+ * before another attempt has begun, and that gives an account again.  It stays if somebody is on it, has
+ * done it, or holds its row, and if it is in another queue, which was the dead queue then.  Never
+ * waits.
+ */
+static bool
+take_account_back(const QueueInfo *queue, int64 id, int64 token)
+{
+	EventArgs args = {.now = idemq_now()};
+	JobChange keyless = {0};
+	QueueInfo dead;
+	JobsTable table;
+	Job copy;
+	bool taken;
+
+	if (queue->dead_queue[0] == '\0' || !idemq_queue_find(queue->dead_queue, &dead))
+		return false;
+	args.error = cstring_to_text(psprintf("job %lld was brought back", (long long) id));
+	job_set_null(&keyless, COL_KEY);
+	idemq_jobs_open(&table);
+	taken = idemq_jobs_find_key(&table, dead.id, idemq_dead_queue_key(queue, id, token), &copy) &&
+			idemq_transition_allowed(EVENT_EXPIRE, copy.status) &&
+			idemq_jobs_update(&table, &copy, &keyless, JOB_SKIPS) == JOB_WRITTEN;
+	if (taken)
+	{
+		int64 copy_id = copy.id;
+
+		idemq_jobs_refresh(&table);
+		if (!idemq_jobs_fetch(&table, copy_id, &copy) ||
+			idemq_transition(&table, &copy, &dead, EVENT_EXPIRE, &args, JOB_SKIPS) != JOB_WRITTEN)
+			elog(ERROR, "job %lld has changed, which this transaction has written",
+				 (long long) copy_id);
+	}
+	idemq_jobs_close(&table);
+	return taken;
 }
 
 /*
@@ -63,8 +100,8 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 		if (!changer->decide(&job, changer->arg, &args, &event, &outcome))
 			return outcome;
 		/* Of what was fetched nothing is left after the write. */
-		if (entry.action != NULL)
-			note_kind(&entry, &job);
+		if (entry.action != NULL && !job.row->tts_isnull[COL_KIND])
+			note(&entry, "kind", TextDatumGetCString(job.row->tts_values[COL_KIND]));
 		/* It may have to wait for the worker, which is told first. */
 		if (event == EVENT_CANCEL && job.status == JOB_PROCESSING)
 			idemq_pending_note_cancel(queue.id, id, job.token);
@@ -75,6 +112,12 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 		{
 			if (queue_id != NULL)
 				*queue_id = queue.id;
+			if ((event == EVENT_REDRIVE || event == EVENT_REDRIVE_GROUPED) &&
+				take_account_back(&queue, id, job.token))
+			{
+				(*changer->copies)++;
+				note(&entry, "copies", "1");
+			}
 			if (entry.action != NULL)
 				idemq_audit(&entry);
 			return outcome;

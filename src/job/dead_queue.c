@@ -24,6 +24,8 @@
  * The role that set the dead queue is asked at each death whether it may still enqueue there,
  * as that of a handler, a schedule or a binding is.
  *
+ * A job that is brought back takes its account away (api/change_job.c).
+ *
  * A death never fails for want of a dead queue: when it is gone, or no more for that role, or
  * leads back to the queue itself, a warning says that nothing was added.
  *
@@ -329,6 +331,14 @@ account_of(const Job *job, const QueueInfo *queue, text *error, const char *stat
 	return account;
 }
 
+/* Returns the key of the account of a death. */
+Datum
+idemq_dead_queue_key(const QueueInfo *queue, int64 id, int64 token)
+{
+	return CStringGetTextDatum(
+		psprintf("dead:%s:%lld:%lld", queue->name, (long long) id, (long long) token));
+}
+
 /*
  * Adds a job that died in this transaction, or was cancelled, to the dead queue that
  * idemq_dead_queue_hold has set, if any.  job: as it was before; the end of its attempt is
@@ -344,16 +354,14 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	JobsTable table;
 	JobChange columns;
 	EnqueueAnswer answer;
-	char *key;
 
 	if (!can_be_added(job, queue, dead, name))
 		return;
 	/* A reaper may add thousands, each of them long. */
 	context = AllocSetContextCreate(CurrentMemoryContext, "idemq dead job", ALLOCSET_DEFAULT_SIZES);
 	old = MemoryContextSwitchTo(context);
-	key = psprintf("dead:%s:%lld:%lld", queue->name, (long long) job->id, (long long) job->token);
 	idemq_new_job(&columns, dead, idemq_now(), account_of(job, queue, error, name));
-	job_set(&columns, COL_KEY, CStringGetTextDatum(key));
+	job_set(&columns, COL_KEY, idemq_dead_queue_key(queue, job->id, job->token));
 	if (job_has(job, COL_HEADERS))
 		job_set(&columns, COL_HEADERS, job_value(job, COL_HEADERS));
 	if (job_has(job, COL_KIND))

@@ -260,6 +260,7 @@ extern bool idemq_ready_job(ReadyScan *scan, JobsTable *table, int priority, Rea
 							Job *job);
 extern bool idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held);
 extern TimestampTz idemq_ready_next_due(const QueueInfo *queue);
+extern TimestampTz idemq_ready_oldest(const QueueInfo *queue, TimestampTz now);
 
 /*
  * claim_one.c
@@ -379,6 +380,7 @@ extern void idemq_dead_queue_check(const char *queue, int32 queue_id, const char
 extern bool idemq_dead_queue_allowed(const QueueInfo *queue, const QueueInfo *dead);
 extern bool idemq_dead_queue_wants(const QueueInfo *queue, const Job *job, JobStatus becomes);
 extern bool idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead);
+extern Datum idemq_dead_queue_key(const QueueInfo *queue, int64 id, int64 token);
 extern void idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
 								 JobStatus status, text *error);
 
