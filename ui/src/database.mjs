@@ -9,7 +9,7 @@ asText.setTypeParser(pg.types.builtins.TIMESTAMPTZ, (value) => value);
 const settings = {
   search_path: 'pg_catalog',
   default_transaction_read_only: 'on',
-  statement_timeout: '15s',
+  statement_timeout: '2s',
   lock_timeout: '3s',
   idle_in_transaction_session_timeout: '60s',
   TimeZone: 'UTC',
@@ -31,9 +31,18 @@ export class Database {
     this.pool.on('error', () => {});
   }
 
-  /** Rows of a query; one statement, one transaction. */
+  /** Rows of a query; one statement, one transaction.  An error knows its statement. */
   async query(text, values = []) {
-    return (await this.pool.query(text, values)).rows;
+    try {
+      return (await this.pool.query(text, values)).rows;
+    } catch (error) {
+      throw Object.assign(error, { statement: text });
+    }
+  }
+
+  /** Rows of a query that somebody asked for, and that may take longer than a page's. */
+  async patiently(text, values = []) {
+    return this.transaction('BEGIN', async (query) => query(text, values));
   }
 
   async one(text, values = []) {
@@ -42,9 +51,14 @@ export class Database {
 
   /** Runs an action in a transaction that may write. */
   async write(run) {
+    return this.transaction('BEGIN READ WRITE', run);
+  }
+
+  async transaction(begin, run) {
     const client = await this.pool.connect();
     try {
-      await client.query('BEGIN READ WRITE');
+      await client.query(begin);
+      await client.query("SET LOCAL statement_timeout = '15s'");
       const result = await run(async (text, values = []) => (await client.query(text, values)).rows);
       await client.query('COMMIT');
       client.release();

@@ -35,6 +35,12 @@ export function time(value) {
   return value ? `${new Date(milliseconds(value)).toISOString().slice(0, 19).replace('T', ' ')} UTC` : '–';
 }
 
+/** A time at a chart's axis, in milliseconds: 14:30, or of a week Tue 24. */
+export function axisTime(value, point) {
+  const at = new Date(value);
+  return point < 3600 ? at.toISOString().slice(11, 16) : `${at.toLocaleDateString('en', { weekday: 'short', timeZone: 'UTC' })} ${at.getUTCDate()}`;
+}
+
 /** How far a time is from now: 3 min ago, in 20 s. */
 export function distance(value, now = Date.now()) {
   if (!value) return '–';
@@ -48,6 +54,12 @@ export function rate(value) {
   if (value === null || value === undefined) return '–';
   if (value === 0) return '0';
   return value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString('en');
+}
+
+/** A share as 7.5 %, 99 %: 100 % only when nothing is left. */
+export function percent(value) {
+  const share = Number(value);
+  return `${share < 10 || (share > 99 && share < 100) ? Math.floor(share * 10) / 10 : Math.floor(share)} %`;
 }
 
 /** Bytes as 812 B, 14 kB, 3.1 MB. */

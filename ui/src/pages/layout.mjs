@@ -1,6 +1,6 @@
 // The frame of every page.
 import { html, href } from '../html.mjs';
-import { distance, time } from '../format.mjs';
+import { distance, percent, time } from '../format.mjs';
 
 const links = [['/', 'Overview'], ['/errors', 'Errors'], ['/running', 'Running'], ['/workers', 'Workers'], ['/schedules', 'Schedules'],
   ['/audit', 'Audit'], ['/check', 'Check'], ['/keys', 'Keys']];
@@ -17,8 +17,8 @@ export function layout(title, body, context) {
 <title>${title} – idemq</title>
 <link rel="icon" href="/static/icon.svg">
 <link rel="stylesheet" href="/static/style.css">
-<script src="/static/refresh.js" defer></script>
-</head>
+${['charts', 'refresh', 'keys'].map((name) => html`<script src="/static/${name}.js" defer></script>
+`)}</head>
 <body>
 <a class="skip" href="#main">To the content</a>
 <header>
@@ -61,3 +61,6 @@ export const jobLink = (id) => html`<a href="/job/${id}">${id}</a>`;
 /** A status, or another word: its shape is of static/style.css, by kind. */
 export const status = (name, word = name) => html`<span class="status ${name}">${word}</span>`;
 export const more = (path, parameters, text = 'Next') => html`<p><a class="button more" href="${href(path, parameters)}">${text}</a></p>`;
+/** How far something is, in percent; nothing where that is not known. */
+export const progress = (value, label = 'Progress') => (value === null || value === undefined ? null
+  : html`<span class="line"><progress max="100" value="${value}" aria-label="${label}"></progress> ${percent(value)}</span>`);

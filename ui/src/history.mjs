@@ -1,0 +1,149 @@
+// What idemq.history tells of a span of time, in as many steps as a chart has room for.  It is read
+// whole when somebody looks first, and from then on what is new; nothing is asked of the server
+// when no page is open.
+import * as queries from './queries.mjs';
+
+/** Seconds of a step of idemq.history, of a point of the chart, and of the span. */
+export const spans = {
+  '1h': { title: 'the last hour', step: 10, point: 30, seconds: 3600 },
+  '24h': { title: 'the last 24 hours', step: 60, point: 600, seconds: 86400 },
+  '7d': { title: 'the last 7 days', step: 600, point: 3600, seconds: 604800 },
+};
+
+/** What a point holds: what was so at its end, what happened in it, and times in seconds. */
+const gauges = ['pending', 'processing', 'due_last'];
+const happened = ['enqueued', 'completed', 'failures', 'died'];
+const fields = [...gauges, ...happened, 'oldest_due', 'wait_p50', 'wait_p95', 'run_p50', 'run_p95'];
+const place = Object.fromEntries(fields.map((name, i) => [name, i]));
+const WIDTH = fields.length;
+/** A span that nobody has looked at for so long, in milliseconds, is forgotten. */
+const KEPT = 600_000;
+/** Of these are the points of all queues. */
+const ALL = Symbol('all queues');
+
+class Span {
+  constructor(span) {
+    this.span = span;
+    this.size = span.seconds / span.point;
+    this.rows = new Map();
+    this.last = 0; // number of the last point: it ends at last * span.point seconds
+    this.until = 0; // end of the last step that was read, in seconds
+    this.first = Infinity;
+    this.read = 0;
+  }
+
+  /** Makes room for the points up to one. */
+  advance(last) {
+    const shift = Math.min(last - this.last, this.size);
+    if (shift <= 0) return;
+    for (const [queue, row] of this.rows) {
+      row.copyWithin(0, shift * WIDTH).fill(NaN, (this.size - shift) * WIDTH);
+      if (row.every(Number.isNaN)) this.rows.delete(queue);
+    }
+    this.last = last;
+  }
+
+  put(queue, number, values) {
+    const at = number - this.last + this.size - 1;
+    if (at < 0 || at >= this.size) return;
+    let row = this.rows.get(queue);
+    if (!row) this.rows.set(queue, row = new Float64Array(this.size * WIDTH).fill(NaN));
+    for (const name of fields) row[at * WIDTH + place[name]] = values[name] === null || values[name] === undefined ? NaN : Number(values[name]);
+    this.first = Math.min(this.first, number);
+  }
+
+  /** Takes up what was read at a time, in seconds. */
+  add(rows, now) {
+    this.advance(Math.ceil(now / this.span.point));
+    for (const row of rows) {
+      this.put(row.queue ?? ALL, row.point, row);
+      this.until = Math.max(this.until, row.until);
+    }
+  }
+
+  /**
+   * Values of one field at each point, null where nothing is known.  Where nothing happened, a gauge
+   * is as before, and what is due has become older.  now: a gauge, where nothing happened at all.
+   */
+  values(queue, name, now = null) {
+    const row = this.rows.get(queue);
+    const at = (field, i) => (row ? row[i * WIDTH + place[field]] : NaN);
+    const values = [];
+    let before = now;
+    if (gauges.includes(name)) for (let i = this.size - 1; i >= 0; i -= 1) if (!Number.isNaN(at(name, i))) before = at(name, i);
+    let due = NaN;
+    for (let i = 0; i < this.size; i += 1) {
+      const number = this.last - this.size + 1 + i;
+      const value = at(name, i);
+      // How much of the point was read: the last is not over yet.
+      const seconds = Math.min(this.span.point, this.until - (number - 1) * this.span.point);
+      const there = !Number.isNaN(at('enqueued', i));
+      due = there ? at('due_last', i) : due + Math.max(seconds, 0);
+      if (number < this.first || seconds <= 0) values.push(null);
+      else if (name === 'died') values.push(there ? value : 0);
+      else if (happened.includes(name)) values.push(there ? value / seconds : 0);
+      else if (!Number.isNaN(value)) values.push(before = value);
+      else if (gauges.includes(name)) values.push(before);
+      else values.push(name === 'oldest_due' && !there && !Number.isNaN(due) ? due : null);
+    }
+    return values;
+  }
+
+  sum(name, now) {
+    const sums = new Array(this.size).fill(null);
+    for (const queue of new Set([...this.rows.keys(), ...now.keys()])) {
+      if (queue === ALL) continue;
+      this.values(queue, name, Number(now.get(queue)?.[name] ?? 0)).forEach((value, i) => { if (value !== null) sums[i] = (sums[i] ?? 0) + value; });
+    }
+    return sums;
+  }
+}
+
+export class History {
+  constructor(database) {
+    this.database = database;
+    this.kept = new Map();
+    this.reads = new Map();
+  }
+
+  async ask(name) {
+    const span = spans[name];
+    const kept = this.kept.get(name) ?? new Span(span);
+    const now = Date.now() / 1000;
+    // The last point was read in part: it is read again as a whole.
+    const since = Math.max(Math.floor(kept.until / span.point) * span.point, (Math.ceil(now / span.point) - kept.size) * span.point);
+    const asked = [span.step, span.point, new Date(since * 1000).toISOString()];
+    const rows = await this.database.query(queries.history, asked);
+    // Who sees some queues adds them up.
+    kept.some = rows.length > 0 && rows.every(({ queue }) => queue !== null);
+    kept.add(kept.some ? [...rows, ...await this.database.query(queries.historyOfSome, asked)] : rows, now);
+    kept.read = Date.now();
+    this.kept.set(name, kept);
+    return kept;
+  }
+
+  /** The span of a name; who comes while it is read waits for the same. */
+  async read(name) {
+    for (const [other, { looked }] of this.kept) if (Date.now() - looked > KEPT) this.kept.delete(other);
+    const kept = this.kept.get(name);
+    // A step that is over is written some moments later.
+    const span = kept && Date.now() - kept.read < spans[name].step * 1000 ? kept
+      : await (this.reads.get(name) ?? this.reads.set(name, this.ask(name).finally(() => this.reads.delete(name))).get(name));
+    span.looked = Date.now();
+    return span;
+  }
+
+  /**
+   * The points of a queue, or of all (null), in what read gave: {times: the end of each in milliseconds, and of
+   * each field an array}; what happened is a second, but died.  now: the rows of idemq.metrics by queue.
+   */
+  of(span, queue, now) {
+    const series = { title: span.span.title, point: span.span.point, empty: span.first === Infinity,
+      times: Array.from({ length: span.size }, (_, i) => (span.last - span.size + 1 + i) * span.span.point * 1000) };
+    for (const field of fields) {
+      series[field] = queue === null && span.some && gauges.includes(field) ? span.sum(field, now)
+        : span.values(queue ?? ALL, field, gauges.includes(field) && queue !== null ? Number(now.get(queue)?.[field] ?? 0) : null);
+    }
+    return series;
+  }
+}
