@@ -49,9 +49,12 @@ export class Database {
     return (await this.query(text, values))[0];
   }
 
-  /** Runs an action in a transaction that may write. */
-  async write(run) {
-    return this.transaction('BEGIN READ WRITE', run);
+  /** Runs an action in a transaction that may write; actor: for whom, as idemq.audit says it. */
+  async write(run, actor = null) {
+    return this.transaction('BEGIN READ WRITE', async (query) => {
+      if (actor !== null) await query("SELECT set_config('idemq.actor', $1, true)", [actor]);
+      return run(query);
+    });
   }
 
   async transaction(begin, run) {

@@ -182,7 +182,7 @@ export const flowJobs = `
   FROM idemq.flow_jobs($1, ${FLOW}) f GROUP BY f.depth, f.queue, f.kind, f.status ORDER BY f.depth, f.queue, f.kind, f.status LIMIT 200`;
 
 export const audit = `
-  SELECT a.id, a.at, a.session_role, a.role, a.action, a.queue, a.job_id, a.jobs, left(a.details::text, 500) AS details
+  SELECT a.id, a.at, a.session_role, a.role, a.actor, a.action, a.queue, a.job_id, a.jobs, left(a.details::text, 500) AS details
   FROM idemq.audit a WHERE ($1::bigint IS NULL OR a.id < $1) AND ($2::text IS NULL OR a.queue = $2)
   ORDER BY a.id DESC LIMIT ${PAGE}`;
 

@@ -55,11 +55,11 @@ function explain(error) {
 }
 
 /**
- * Makes the page's server.  database: a Database; writes: whether it offers actions.
+ * Makes the page's server.  database: a Database; writes: whether it offers actions; access: of Security.
  */
-export async function makeServer({ database, writes = false, logger = false }) {
+export async function makeServer({ database, writes = false, logger = false, access = {} }) {
   const app = fastify({ logger, bodyLimit: 65536, routerOptions: { maxParamLength: 200 } });
-  const security = new Security();
+  const security = new Security(access);
   const history = new History(database);
   let about = null;
 
@@ -71,7 +71,7 @@ export async function makeServer({ database, writes = false, logger = false }) {
     // What was done is said by this page alone, not by who made a link to it.
     const notice = text(request.query?.notice);
     const own = notice !== null && security.signed(notice, request.query.sign);
-    return { path, server: about, writes, notice: own ? notice : null, bad: request.query?.bad === '1' };
+    return { path, server: about, actor: request.actor, writes, notice: own ? notice : null, bad: request.query?.bad === '1' };
   };
   const send = (reply, title, body, context) => reply.type('text/html; charset=utf-8').send(String(layout(title, body, context)));
 
@@ -219,7 +219,7 @@ ${Object.entries(input).map(([name, value]) => html`<input type="hidden" name="$
   });
   app.post('/do', async (request, reply) => {
     const { action, input } = actionOf(request.body);
-    const { text: said, done } = await database.write((query) => action.run(query, input));
+    const { text: said, done } = await database.write((query) => action.run(query, input), request.actor);
     const back = action.back(input);
     return reply.redirect(`${back}${back.includes('?') ? '&' : '?'}${new URLSearchParams({ notice: said, sign: security.sign(said), ...(done ? {} : { bad: '1' }) })}`, 303);
   });

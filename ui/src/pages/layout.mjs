@@ -7,7 +7,7 @@ const links = [['/', 'Overview'], ['/errors', 'Errors'], ['/running', 'Running']
 
 /** A page: title, its markup, and {path, server, writes, notice}. */
 export function layout(title, body, context) {
-  const { path, server, writes, notice, bad } = context;
+  const { path, server, actor, writes, notice, bad } = context;
   return html`<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -31,7 +31,7 @@ ${['charts', 'refresh', 'keys'].map((name) => html`<script src="/static/${name}.
 ${notice && html`<p class="notice ${bad ? 'bad' : ''}" role="status">${notice}</p>`}
 ${body}
 </main>
-${server && html`<footer>${server.role}@${server.database}${server.standby ? ' (standby)' : ''}, PostgreSQL ${server.postgresql}, idemq ${server.idemq}${writes ? '' : ', read-only'}</footer>`}
+${server && html`<footer>${server.role}@${server.database}${server.standby ? ' (standby)' : ''}, PostgreSQL ${server.postgresql}, idemq ${server.idemq}${writes ? '' : ', read-only'}${actor && html`; you are ${actor}`}</footer>`}
 </body>
 </html>`;
 }

@@ -31,7 +31,7 @@ export function schedulesPage(rows, context) {
 
 export function auditPage(rows, queue) {
   return html`${table('Audit', ['When', 'Who', 'Action', 'Queue', number('Job'), number('Jobs'), 'Details'], rows.map((a) => [
-    when(a.at), a.role === a.session_role ? a.session_role : `${a.session_role} as ${a.role}`, a.action, a.queue && key(a.queue), a.job_id && jobLink(a.job_id),
+    when(a.at), html`<div>${a.actor && html`<div>${key(a.actor)}</div>`}<div class="${a.actor && 'small quiet'}">${a.role === a.session_role ? a.session_role : `${a.session_role} as ${a.role}`}</div></div>`, a.action, a.queue && key(a.queue), a.job_id && jobLink(a.job_id),
     a.jobs === null ? '' : count(a.jobs), html`<code>${a.details}</code>`]), 'Nothing was done that you may see: administrators of a queue see what was done to it.')}
 ${rows.length === page.size && more('/audit', { queue, before: rows.at(-1).id }, 'Older')}`;
 }
