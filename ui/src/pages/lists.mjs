@@ -6,8 +6,8 @@ import { button, jobLink, key, more, number, progress, queueLink, status, table,
 
 export function errorsPage(rows, queue, context) {
   return html`${queue && html`<p>Of queue ${queueLink(queue)}. <a href="/errors">Of all queues</a></p>`}
-${table('Errors', [number('Jobs'), number('Dead'), 'Queue', 'SQLSTATE', 'Error', 'First', 'Last', 'Example', ...(context.writes ? ['Action'] : [])],
-    rows.map((e) => [count(e.jobs), count(e.dead), queueLink(e.queue), html`<code>${e.sqlstate}</code>`, html`<span class="error">${e.error ?? 'no message'}</span>`,
+${table('Errors', ['Error', number('Jobs'), number('Dead'), 'Queue', 'SQLSTATE', 'First', 'Last', 'Example', ...(context.writes ? ['Action'] : [])],
+    rows.map((e) => [html`<span class="error">${e.error ?? 'no message'}</span>`, count(e.jobs), count(e.dead), queueLink(e.queue), e.sqlstate && html`<code>${e.sqlstate}</code>`,
       when(e.first_seen), when(e.last_seen),
       jobLink(e.example_id), ...(context.writes ? [Number(e.dead) > 0
         ? button(context, 'redrive', `Redrive ${count(e.dead)}`, { queue: e.queue, error: e.fingerprint }, `Redrive ${count(e.dead)} jobs of queue ${e.queue}: ${(e.error ?? '').slice(0, 80)}`) : null] : [])]),
