@@ -22,6 +22,8 @@ export class Database {
     this.pool = new pg.Pool({
       application_name: 'idemq-ui',
       max: 4,
+      // A page that refreshes itself finds its connection again.
+      idleTimeoutMillis: 30_000,
       types: asText,
       connectionTimeoutMillis: 5000,
       ...config,
