@@ -138,11 +138,14 @@ export class History {
    * each field an array}; what happened is a second, but died.  now: the rows of idemq.metrics by queue.
    */
   of(span, queue, now) {
+    // Of a history that is younger than the span, what there is; but no less than a sixth.
+    const from = Math.min(Math.max(span.first - (span.last - span.size + 1), 0), span.size - span.size / 6);
     const series = { title: span.span.title, point: span.span.point, empty: span.first === Infinity,
-      times: Array.from({ length: span.size }, (_, i) => (span.last - span.size + 1 + i) * span.span.point * 1000) };
+      times: Array.from({ length: span.size }, (_, i) => (span.last - span.size + 1 + i) * span.span.point * 1000).slice(from) };
     for (const field of fields) {
-      series[field] = queue === null && span.some && gauges.includes(field) ? span.sum(field, now)
+      const values = queue === null && span.some && gauges.includes(field) ? span.sum(field, now)
         : span.values(queue ?? ALL, field, gauges.includes(field) && queue !== null ? Number(now.get(queue)?.[field] ?? 0) : null);
+      series[field] = values.slice(from);
     }
     return series;
   }

@@ -13,7 +13,7 @@ await plain.goto(base);
 const figures = plain.locator('figure.chart');
 ok(await figures.count() === 6 && await figures.locator('svg text.x').count() >= 18 && await figures.locator('svg text.y').count() >= 18,
   'charts have scales and time axes, without JavaScript', await said(plain));
-ok(await figures.first().locator('tbody tr').count() === 120, 'and a table of their values');
+ok(await figures.first().locator('tbody tr').count() > 100, 'and a table of their values');
 ok(await figures.first().locator('path.cross').count() === 3, 'the dead are marked where they happened', `${await figures.first().locator('path.cross').count()}`);
 await plain.goto(`${base}/?last=7d`);
 ok(/Mon \d+/.test(await figures.first().locator('svg').last().textContent()), 'a week has days');

@@ -47,13 +47,14 @@ function chart(title, kind, lines, series, dead) {
   const format = formats[kind];
   const x = (i) => LEFT + (i * (WIDTH - LEFT - RIGHT)) / last;
   const y = (value) => HEIGHT - BOTTOM - (value / top) * (HEIGHT - TOP - BOTTOM);
-  const every = { 30: 900, 600: 21600, 3600: 86400 }[point] * 1000;
+  const whole = times.length * point;
+  const every = [60, 120, 300, 900, 3600, 10800, 21600, 86400].find((seconds) => whole / seconds <= 7) * 1000;
   const name = title.toLowerCase().replace(/[^a-z]+/g, '-');
   const highest = lines.map((line) => `${line.name}: now ${format(line.values.findLast((value) => value !== null) ?? null)}, at most ${format(line.values.reduce((a, b) => (b !== null && (a === null || b > a) ? b : a), null))}`).join('; ');
   return html`<figure class="chart card" id="chart-${name}"><figcaption><h3>${title}</h3><span class="legend">${lines.map((line, i) => html`<span class="line"><svg width="22" height="8" aria-hidden="true"><path class="l${i}" d="M0 4h22"/></svg> ${line.name}</span> `)}</span></figcaption>
 <svg role="img" aria-label="${title}, ${series.title}. ${highest}" viewBox="0 0 ${WIDTH} ${HEIGHT}" data-left="${LEFT}" data-right="${RIGHT}">
 ${marks.map((mark) => html`<path class="rule" d="M${LEFT} ${y(mark).toFixed(1)}H${WIDTH - RIGHT}"/><text class="y" x="${LEFT - 6}" y="${(y(mark) + 4).toFixed(1)}">${mark === 0 ? '0' : format(mark).replace(/\.0(?=\D)/, '')}</text>`)}
-${times.map((at, i) => (at % every === 0 ? html`<path class="tick" d="M${x(i).toFixed(1)} ${HEIGHT - BOTTOM}v4"/>${x(i) < LEFT + 14 ? null : html`<text class="x" x="${Math.min(x(i), WIDTH - RIGHT - 16).toFixed(1)}" y="${HEIGHT - 5}">${axisTime(at, point)}</text>`}` : null))}
+${times.map((at, i) => (at % every === 0 ? html`<path class="tick" d="M${x(i).toFixed(1)} ${HEIGHT - BOTTOM}v4"/>${x(i) < LEFT + 14 ? null : html`<text class="x" x="${Math.min(x(i), WIDTH - RIGHT - 16).toFixed(1)}" y="${HEIGHT - 5}">${axisTime(at, every >= 86_400_000)}</text>`}` : null))}
 ${dead.map((died, i) => (died > 0 ? html`<path class="death" d="M${x(i).toFixed(1)} ${TOP}V${HEIGHT - BOTTOM}"/><path class="cross" d="M${(x(i) - 4).toFixed(1)} 3l8 8m0-8l-8 8"/>` : null))}
 ${lines.length === 1 && html`<path class="area" d="${path(lines[0].values.map((value) => value ?? 0), x, y)}V${HEIGHT - BOTTOM}H${LEFT}Z"/>`}
 ${lines.map((line, i) => html`<path class="l${i}" d="${path(line.values, x, y)}"/>`)}

@@ -49,8 +49,9 @@ function nowOf(queues, all) {
   const newest = (values) => values?.findLast((value) => value !== null) ?? null;
   const due = queues.filter((queue) => !queue.paused).map((queue) => queue.oldest_ready).filter((value) => value !== null);
   const perSecond = (value) => (value === null ? '–' : `${rate(value)}/s`);
+  const of = all?.point > 30 ? `, mean of ${duration(all.point)}` : '';
   const facts = [['waiting', count(sum('pending'))], ['running', count(sum('processing'))], ['retrying', count(sum('failed'))], ['blocked', count(sum('blocked'))],
-    ['done', perSecond(newest(all?.completed))], ['failed', perSecond(newest(all?.failures))],
+    [`done${of}`, perSecond(newest(all?.completed))], [`failed${of}`, perSecond(newest(all?.failures))],
     ['oldest due', due.length ? duration(Math.max(...due)) : '–'], ['dead', count(sum('dead'))]];
   return html`<dl class="facts big">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 }
