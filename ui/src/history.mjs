@@ -10,6 +10,9 @@ export const spans = {
   '7d': { title: 'the last 7 days', step: 600, point: 3600, seconds: 604800 },
 };
 
+/** Of each queue of the table: a minute a point, so that a thousand queues are read at once. */
+const table = { title: 'the last hour', step: 60, point: 60, seconds: 3600 };
+
 /** What a point holds: what was so at its end, what happened in it, and times in seconds. */
 const gauges = ['pending', 'processing', 'due_last'];
 const happened = ['enqueued', 'completed', 'failures', 'died'];
@@ -20,6 +23,13 @@ const WIDTH = fields.length;
 const KEPT = 600_000;
 /** Of these are the points of all queues. */
 const ALL = Symbol('all queues');
+
+/** Where in its ring a span's steps of a time are. */
+function places(span, since, now) {
+  const size = { 10: 360, 60: 1440, 600: 1008 }[span.step];
+  const [from, to] = [Math.floor(since / span.step) + 1, Math.floor(now / span.step)];
+  return Array.from({ length: Math.min(to - from + 1, size) }, (_, i) => (from + i) % size);
+}
 
 class Span {
   constructor(span) {
@@ -106,35 +116,49 @@ export class History {
     this.reads = new Map();
   }
 
-  async ask(name) {
-    const span = spans[name];
+  /** Reads what is new of a span; rows: what asks the server, by what a statement is given. */
+  async ask(name, span, rows) {
     const kept = this.kept.get(name) ?? new Span(span);
     const now = Date.now() / 1000;
     // The last point was read in part: it is read again as a whole.
     const since = Math.max(Math.floor(kept.until / span.point) * span.point, (Math.ceil(now / span.point) - kept.size) * span.point);
-    const asked = [span.step, span.point, new Date(since * 1000).toISOString()];
-    const rows = await this.database.query(queries.history, asked);
-    // Who sees some queues adds them up.
-    kept.some = rows.length > 0 && rows.every(({ queue }) => queue !== null);
-    kept.add(kept.some ? [...rows, ...await this.database.query(queries.historyOfSome, asked)] : rows, now);
+    kept.add(await rows([span.step, span.point, new Date(since * 1000).toISOString(), places(span, since, now)], kept), now);
     kept.read = Date.now();
     this.kept.set(name, kept);
     return kept;
   }
 
   /** The span of a name; who comes while it is read waits for the same. */
-  async read(name) {
+  async read(name, span, rows) {
     for (const [other, { looked }] of this.kept) if (Date.now() - looked > KEPT) this.kept.delete(other);
     const kept = this.kept.get(name);
-    // A step that is over is written some moments later.
-    const span = kept && Date.now() - kept.read < spans[name].step * 1000 ? kept
-      : await (this.reads.get(name) ?? this.reads.set(name, this.ask(name).finally(() => this.reads.delete(name))).get(name));
-    span.looked = Date.now();
-    return span;
+    if (!kept || Date.now() - kept.read >= span.step * 1000)
+      await (this.reads.get(name) ?? this.reads.set(name, this.ask(name, span, rows).finally(() => this.reads.delete(name))).get(name));
+    const read = this.kept.get(name);
+    read.looked = Date.now();
+    return read;
+  }
+
+  /** Of each queue in the last hour: what of takes. */
+  table() {
+    return this.read('table', table, (asked) => this.database.query(queries.historyOfEach, asked));
+  }
+
+  /** A span of a queue, or of all (null). */
+  charts(name, queue) {
+    return this.read(JSON.stringify([name, queue]), spans[name], async (asked, kept) => {
+      if (queue !== null) return (await this.database.query(queries.historyOfQueue, [...asked, queue])).map((row) => ({ ...row, queue }));
+      const all = kept.some ? [] : await this.database.query(queries.historyOfAll, asked);
+      if (all.length > 0) return all;
+      // Who sees some queues adds them up.
+      const each = await this.database.query(queries.historyOfEach, asked);
+      kept.some = each.length > 0;
+      return kept.some ? [...each, ...await this.database.query(queries.historyOfSome, asked)] : [];
+    });
   }
 
   /**
-   * The points of a queue, or of all (null), in what read gave: {times: the end of each in milliseconds, and of
+   * The points of a queue, or of all (null), in what was read: {times: the end of each in milliseconds, and of
    * each field an array}; what happened is a second, but died.  now: the rows of idemq.metrics by queue.
    */
   of(span, queue, now) {

@@ -16,22 +16,26 @@ export const overview = `
   FROM idemq.metrics m ORDER BY m.queue`;
 
 const latest = (value) => `(array_agg(${value} ORDER BY h.at DESC))[1]`;
-const timing = ['wait', 'run'].flatMap((name) => ['50', '95'].map((percent) => `
-    extract(epoch FROM idemq.percentile(idemq.sum_counts(h.${name}_counts), 0.${percent}))::float8 AS ${name}_p${percent}`)).join(',');
-const spanOf = `FROM (SELECT h.*, ceil(extract(epoch FROM h.at) / $2::int)::int AS point FROM idemq.history h
-    WHERE h.step = $1::int AND h.at > $3::timestamptz AND h.at <= clock_timestamp()) h`;
-/** What happened in each point of a span, a point is $2 seconds; queue: null is all of them together. */
-export const history = `
-  SELECT h.queue, h.point, extract(epoch FROM max(h.at))::float8 AS until,
-    ${latest('h.pending')} AS pending, ${latest('h.processing')} AS processing,
-    ${latest('extract(epoch FROM h.oldest_due)::float8')} AS due_last, extract(epoch FROM max(h.oldest_due))::float8 AS oldest_due,
-    sum(h.enqueued) AS enqueued, sum(h.completed) AS completed, sum(h.failures) AS failures, sum(h.died) AS died, ${timing}
-  ${spanOf} GROUP BY h.queue, h.point`;
-/** All queues together, for a role that does not see the row of them: gauges come from each queue's. */
+const percentile = (name, percent) => `
+    extract(epoch FROM idemq.percentile(idemq.sum_counts(h.${name}_counts), 0.${percent}))::float8 AS ${name}_p${percent}`;
+const sums = `extract(epoch FROM max(h.at))::float8 AS until, extract(epoch FROM max(h.oldest_due))::float8 AS oldest_due,
+    sum(h.enqueued) AS enqueued, sum(h.completed) AS completed, sum(h.failures) AS failures, sum(h.died) AS died`;
+const gauges = `${latest('h.pending')} AS pending, ${latest('h.processing')} AS processing, ${latest('extract(epoch FROM h.oldest_due)::float8')} AS due_last`;
+const times = [percentile('wait', 50), percentile('wait', 95), percentile('run', 50), percentile('run', 95)].join(',');
+const stepsOf = (which) => `FROM (SELECT h.*, ceil(extract(epoch FROM h.at)::float8 / $2::int)::int AS point FROM idemq.history h
+    WHERE h.step = $1::int AND h.place = ANY ($4::int[]) AND h.at > $3::timestamptz AND h.at <= clock_timestamp() AND ${which}) h`;
+/** What happened in each point of a span, of one queue, and of all together; a point is $2 seconds. */
+export const historyOfQueue = `
+  SELECT h.point, ${sums}, ${gauges}, ${times} ${stepsOf('h.queue = $5::text')} GROUP BY h.point`;
+export const historyOfAll = `
+  SELECT h.point, ${sums}, ${gauges}, ${times} ${stepsOf('h.queue IS NULL')} GROUP BY h.point`;
+/** All together, for a role that sees some queues: without gauges, which come from each. */
 export const historyOfSome = `
-  SELECT NULL AS queue, h.point, extract(epoch FROM max(h.at))::float8 AS until, extract(epoch FROM max(h.oldest_due))::float8 AS oldest_due,
-    sum(h.enqueued) AS enqueued, sum(h.completed) AS completed, sum(h.failures) AS failures, sum(h.died) AS died, ${timing}
-  ${spanOf} GROUP BY h.point`;
+  SELECT h.point, ${sums}, ${times} ${stepsOf('h.queue IS NOT NULL')} GROUP BY h.point`;
+/** Of each queue, for the table of queues. */
+export const historyOfEach = `
+  SELECT h.queue, h.point, ${sums}, ${gauges}, ${percentile('wait', 95)}, ${percentile('run', 95)}
+  ${stepsOf('h.queue IS NOT NULL')} GROUP BY h.queue, h.point`;
 
 export const server = `
   SELECT current_database() AS database, session_user AS role, pg_is_in_recovery() AS standby,
@@ -178,7 +182,7 @@ export const flow = `
 /** Its jobs, folded by how far from the beginning, queue, kind and status. */
 export const flowJobs = `
   SELECT f.depth, f.queue, f.kind, f.status, count(*) AS jobs, min(f.id) AS example, min(f.begun_at) AS begun_at, max(f.ended_at) AS ended_at,
-    max(extract(epoch FROM coalesce(f.ended_at, clock_timestamp()) - f.begun_at))::float8 AS longest, min(left(f.error, 300)) AS error
+    max(extract(epoch FROM CASE f.status WHEN 'processing' THEN clock_timestamp() ELSE f.ended_at END - f.begun_at))::float8 AS longest, min(left(f.error, 300)) AS error
   FROM idemq.flow_jobs($1, ${FLOW}) f GROUP BY f.depth, f.queue, f.kind, f.status ORDER BY f.depth, f.queue, f.kind, f.status LIMIT 200`;
 
 export const audit = `

@@ -108,9 +108,11 @@ export async function makeServer({ database, writes = false, logger = false, acc
     const last = Object.hasOwn(spans, request.query.last ?? '') ? request.query.last : '1h';
     const troubles = [];
     // Without a history the rest is of use still.
-    const span = await history.read(last).catch((error) => { troubles.push(`No charts: ${explain(error).message}`); return null; });
-    const of = (queue) => (span ? history.of(span, queue, byName) : null);
-    return { address: href('/live', { queue: only, last }), part: live({ at, queues, only, last, all: of(only), of, health, troubles }, context) };
+    const tried = (read) => read.catch((error) => { troubles.push(`No charts: ${explain(error).message}`); return null; });
+    const [span, table] = [await tried(history.charts(last, only)), only === null ? await tried(history.table()) : null];
+    const all = span && history.of(span, only, byName);
+    const of = (queue) => table && history.of(table, queue, byName);
+    return { address: href('/live', { queue: only, last }), part: live({ at, queues, only, last, all, of, health, troubles }, context) };
   };
   app.get('/', async (request, reply) => {
     const context = await contextOf(request, '/');

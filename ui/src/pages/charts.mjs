@@ -37,6 +37,17 @@ function path(values, x, y) {
   return text;
 }
 
+/** What is below a line: a shape for each part that has no gap. */
+function area(values, x, y) {
+  let text = '';
+  values.forEach((value, i) => {
+    if (value === null) return;
+    const at = x(i).toFixed(1);
+    text += `${(values[i - 1] ?? null) === null ? `M${at} ${y(0)}` : ''}L${at} ${y(value).toFixed(1)}${(values[i + 1] ?? null) === null ? `V${y(0)}Z` : ''}`;
+  });
+  return text;
+}
+
 /** A chart of one or two series of {name, values}, in one unit; deaths: how many died in each point. */
 function chart(title, kind, lines, series, dead) {
   const { times, point } = series;
@@ -56,7 +67,7 @@ function chart(title, kind, lines, series, dead) {
 ${marks.map((mark) => html`<path class="rule" d="M${LEFT} ${y(mark).toFixed(1)}H${WIDTH - RIGHT}"/><text class="y" x="${LEFT - 6}" y="${(y(mark) + 4).toFixed(1)}">${mark === 0 ? '0' : format(mark).replace(/\.0(?=\D)/, '')}</text>`)}
 ${times.map((at, i) => (at % every === 0 ? html`<path class="tick" d="M${x(i).toFixed(1)} ${HEIGHT - BOTTOM}v4"/>${x(i) < LEFT + 14 ? null : html`<text class="x" x="${Math.min(x(i), WIDTH - RIGHT - 16).toFixed(1)}" y="${HEIGHT - 5}">${axisTime(at, every >= 86_400_000)}</text>`}` : null))}
 ${dead.map((died, i) => (died > 0 ? html`<path class="death" d="M${x(i).toFixed(1)} ${TOP}V${HEIGHT - BOTTOM}"/><path class="cross" d="M${(x(i) - 4).toFixed(1)} 3l8 8m0-8l-8 8"/>` : null))}
-${lines.length === 1 && html`<path class="area" d="${path(lines[0].values.map((value) => value ?? 0), x, y)}V${HEIGHT - BOTTOM}H${LEFT}Z"/>`}
+${lines.length === 1 && html`<path class="area" d="${area(lines[0].values, x, y)}"/>`}
 ${lines.map((line, i) => html`<path class="l${i}" d="${path(line.values, x, y)}"/>`)}
 <path class="cursor" d="M0 ${TOP}V${HEIGHT - BOTTOM}"/></svg>
 <p class="values small">${lines.map((line) => html`<span>${line.name} <b>${format(line.values.findLast((value) => value !== null) ?? null)}</b></span> `)}<span class="quiet">now</span></p>

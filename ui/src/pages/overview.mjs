@@ -75,7 +75,7 @@ export function live({ at, queues, only, last, all, of, health, troubles }, cont
         : button(context, 'pause', 'Pause', { queue: queue.queue }, `Pause queue ${queue.queue}`)];
   });
   const heads = ['Queue', 'State', number('Waiting'), number('Running'), number('Blocked'), number('Oldest due'),
-    `Done, ${spans[last].title}`, number('Wait, p95'), number('Run, p95'), 'Charts', 'Action'];
+    'Done, the last hour', number('Wait, p95'), number('Run, p95'), 'Charts', 'Action'];
   return html`${troubles.map((trouble) => html`<p class="notice bad" role="alert">${trouble}</p>`)}
 ${attention(sorted, health)}
 ${nowOf(here, all)}
