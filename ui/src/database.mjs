@@ -6,11 +6,11 @@ import pg from 'pg';
 const asText = new pg.TypeOverrides();
 asText.setTypeParser(pg.types.builtins.TIMESTAMPTZ, (value) => value);
 
+// PGOPTIONS may say otherwise.
+const patience = { statement_timeout: '2s', lock_timeout: '3s' };
 const settings = {
   search_path: 'pg_catalog',
   default_transaction_read_only: 'on',
-  statement_timeout: '2s',
-  lock_timeout: '3s',
   idle_in_transaction_session_timeout: '60s',
   TimeZone: 'UTC',
   DateStyle: 'ISO',
@@ -18,7 +18,7 @@ const settings = {
 
 export class Database {
   constructor(config = {}) {
-    const options = Object.entries(settings).map(([name, value]) => `-c ${name}=${value}`).join(' ');
+    const options = (values) => Object.entries(values).map(([name, value]) => `-c ${name}=${value}`).join(' ');
     this.pool = new pg.Pool({
       application_name: 'idemq-ui',
       max: 4,
@@ -27,7 +27,7 @@ export class Database {
       types: asText,
       connectionTimeoutMillis: 5000,
       ...config,
-      options: `${process.env.PGOPTIONS ?? ''} ${options}`.trim(),
+      options: `${options(patience)} ${process.env.PGOPTIONS ?? ''} ${options(settings)}`,
     });
     // A connection that dies idle is made anew by the next request.
     this.pool.on('error', () => {});

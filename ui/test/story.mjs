@@ -14,7 +14,7 @@ await page.goto(base);
 ok((await said(page)).includes('580 dead'), 'the overview shows a queue with dead jobs', await said(page));
 await page.waitForFunction(() => document.querySelectorAll('svg.spark path').length > 0);
 ok(true, 'it refreshes itself, and draws');
-await picture(page, 'ui-overview');
+await picture(page, 'ui-night');
 
 // An answer that comes when somebody has put the focus there meanwhile changes nothing.
 const dead = page.getByRole('link', { name: '580 dead' });
