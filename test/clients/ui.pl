@@ -106,6 +106,9 @@ sub page
 	return $1;
 }
 
+IPC::Run::run([ 'node', '--max-old-space-size=160', "$ui/test/history.mjs" ], '<', \undef, '>', \my $told, '2>', \my $trouble, IPC::Run::timeout(300));
+ok(!$1, "history.mjs: $2") while $told =~ /^(not )?ok - (.*)$/mg;
+is($trouble, '', 'the history is read as it is meant');
 my @addresses = (page('postgres', '--actions'), page('postgres'), page('tenant'));
 my $proxied = page('postgres', '--actions', '--proxy=127.0.0.2');
 isnt(system("node $ui/bin/idemq-ui.mjs --port=0 --listen=0.0.0.0 >$tmp/refused 2>&1"), 0, 'elsewhere than on loopback it wants a proxy');

@@ -37,8 +37,9 @@ class Span {
     this.size = span.seconds / span.point;
     this.rows = new Map();
     this.last = 0; // number of the last point: it ends at last * span.point seconds
-    this.until = 0; // end of the last step that was read, in seconds
-    this.first = Infinity;
+    this.until = 0; // up to when it is known what happened, in seconds: in a step that has no row nothing did
+    this.first = Infinity; // number of the first point of which something is known
+    this.before = null; // gauges before the first point
     this.read = 0;
   }
 
@@ -65,6 +66,7 @@ class Span {
   /** Takes up what was read at a time, in seconds. */
   add(rows, now) {
     this.advance(Math.ceil(now / this.span.point));
+    this.until = Math.max(this.until, (Math.floor(now / this.span.step) - 1) * this.span.step);
     for (const row of rows) {
       this.put(row.queue ?? ALL, row.point, row);
       this.until = Math.max(this.until, row.until);
@@ -79,8 +81,11 @@ class Span {
     const row = this.rows.get(queue);
     const at = (field, i) => (row ? row[i * WIDTH + place[field]] : NaN);
     const values = [];
-    let before = now;
-    if (gauges.includes(name)) for (let i = this.size - 1; i >= 0; i -= 1) if (!Number.isNaN(at(name, i))) before = at(name, i);
+    let before = this.before?.[name] ?? null;
+    if (before === null && gauges.includes(name)) {
+      before = now;
+      for (let i = this.size - 1; i >= 0; i -= 1) if (!Number.isNaN(at(name, i))) before = at(name, i);
+    }
     let due = NaN;
     for (let i = 0; i < this.size; i += 1) {
       const number = this.last - this.size + 1 + i;
@@ -120,8 +125,14 @@ export class History {
   async ask(name, span, rows) {
     const kept = this.kept.get(name) ?? new Span(span);
     const now = Date.now() / 1000;
-    // The last point was read in part: it is read again as a whole.
-    const since = Math.max(Math.floor(kept.until / span.point) * span.point, (Math.ceil(now / span.point) - kept.size) * span.point);
+    if (kept.read === 0) {
+      const begun = (await this.database.one(queries.historyBegun, [span.step])).begun
+        ?? (await this.database.one(queries.historyOfSomeBegun, [span.step])).begun;
+      if (begun !== null) kept.first = Math.ceil(begun / span.point);
+    }
+    // The last point was read in part, and the worker may be late by a minute: that is read again.
+    const read = kept.read / 1000 - Math.max(60, 2 * span.step);
+    const since = Math.max(Math.floor(read / span.point) * span.point, (Math.ceil(now / span.point) - kept.size) * span.point);
     kept.add(await rows([span.step, span.point, new Date(since * 1000).toISOString(), places(span, since, now)], kept), now);
     kept.read = Date.now();
     this.kept.set(name, kept);
@@ -147,6 +158,7 @@ export class History {
   /** A span of a queue, or of all (null). */
   charts(name, queue) {
     return this.read(JSON.stringify([name, queue]), spans[name], async (asked, kept) => {
+      if (kept.read === 0) kept.before = await this.database.one(queries.historyBefore, [asked[0], asked[2], queue]);
       if (queue !== null) return (await this.database.query(queries.historyOfQueue, [...asked, queue])).map((row) => ({ ...row, queue }));
       const all = kept.some ? [] : await this.database.query(queries.historyOfAll, asked);
       if (all.length > 0) return all;

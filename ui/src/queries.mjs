@@ -29,6 +29,14 @@ export const historyOfQueue = `
   SELECT h.point, ${sums}, ${gauges}, ${times} ${stepsOf('h.queue = $5::text')} GROUP BY h.point`;
 export const historyOfAll = `
   SELECT h.point, ${sums}, ${gauges}, ${times} ${stepsOf('h.queue IS NULL')} GROUP BY h.point`;
+/** When the history of all began; the gauges of a queue ($3; NULL: of all) before a time. */
+export const historyBegun = `
+  SELECT extract(epoch FROM min(h.at))::float8 AS begun FROM idemq.history h WHERE h.step = $1::int AND h.queue IS NULL`;
+export const historyOfSomeBegun = `
+  SELECT extract(epoch FROM min(h.at))::float8 AS begun FROM idemq.history h WHERE h.step = $1::int`;
+export const historyBefore = `
+  SELECT ${gauges} FROM (SELECT h.* FROM idemq.history h
+    WHERE h.step = $1::int AND h.at <= $2::timestamptz AND h.queue IS NOT DISTINCT FROM $3::text ORDER BY h.at DESC LIMIT 1) h`;
 /** All together, for a role that sees some queues: without gauges, which come from each. */
 export const historyOfSome = `
   SELECT h.point, ${sums}, ${times} ${stepsOf('h.queue IS NOT NULL')} GROUP BY h.point`;
