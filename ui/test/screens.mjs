@@ -14,7 +14,7 @@ const figures = plain.locator('figure.chart');
 ok(await figures.count() === 6 && await figures.locator('svg text.x').count() >= 18 && await figures.locator('svg text.y').count() >= 18,
   'charts have scales and time axes, without JavaScript', await said(plain));
 ok(await figures.first().locator('tbody tr').count() > 100, 'and a table of their values');
-ok(await figures.first().locator('path.cross').count() === 3, 'the dead are marked where they happened', `${await figures.first().locator('path.cross').count()}`);
+ok(await figures.first().locator('path.cross').count() >= 3, 'the dead are marked where they happened', `${await figures.first().locator('path.cross').count()}`);
 await plain.goto(`${base}/?last=7d`);
 ok(/Mon \d+/.test(await figures.first().locator('svg').last().textContent()), 'a week has days');
 await plain.goto(`${base}/?last=24h&queue=mail`);
@@ -58,7 +58,7 @@ await picture(page, 'ui-overview');
 
 // What needs somebody.
 const overview = await said(page);
-ok(/Nobody works on\s+sms/.test(overview) && /Dead queue\s+undelivered\s+holds 1 job/.test(overview), 'what needs somebody is said first', overview);
+ok(/Nobody works on\s+reports/.test(overview) && /Dead queue\s+undelivered\s+holds 1 job/.test(overview), 'what needs somebody is said first', overview);
 ok(/undelivered\s+dead queue/.test(overview), 'a dead queue is marked', overview);
 
 // Who is there.
@@ -66,7 +66,7 @@ await page.goto(`${base}/workers`);
 const workers = await said(page);
 for (const [what, pattern] of [['a worker, where it is and what it is', /mail-1\s[^]*on web-1\.shop\.example as app[^]*node 0\.2\.0/],
   ['a name that is markup is text', /<img src=x onerror=alert\(1\)>/], ['one that is silent', /silent/], ['one that said goodbye', /said goodbye/],
-  ['what nobody works on', /Nobody works on\s+sms/], ['a handler, in words and units', /up to 1 job a transaction; ends after 10 s without one/]])
+  ['what nobody works on', /Nobody works on\s+reports/], ['a handler, in words and units', /up to 1 job a transaction; ends after 10 s without one/]])
   ok(pattern.test(workers), `workers: ${what}`, workers);
 await picture(page, 'ui-workers');
 await page.goto(`${base}/running`);

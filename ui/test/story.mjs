@@ -149,7 +149,7 @@ await follow(page.locator('tbody a').first());
 ok(/20000-01-01 00:00:00 UTC\s+\(far off\)/.test(await said(page)), 'a job of the year 20000 has a page', await said(page));
 ok((await fetch(`${tenant}/check?run=1`)).status === 403, 'what a role may not do is forbidden, and no failure');
 await page.goto(readOnly);
-ok((await page.getByRole('button', { name: 'Pause' }).count()) === 0 && (await page.locator('header').innerText()).includes('read-only'),
+ok((await page.getByRole('button', { name: 'Pause' }).count()) === 0 && (await page.locator('footer').innerText()).includes('read-only'),
   'and offers none');
 const { headers } = await fetch(base);
 ok(headers.get('content-security-policy').startsWith("default-src 'none'") && headers.get('x-frame-options') === 'DENY',
