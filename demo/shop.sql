@@ -26,7 +26,7 @@ SELECT idemq.schedule('count the stock', '* * * * *', 'stock', '{}', kind => 'co
 
 -- A migration was forgotten, and the mail's provider was away.
 SELECT idemq.create_queue('newsletter', max_attempts => 1);
-SELECT count(*) FROM idemq.enqueue_many('newsletter', (SELECT array_agg(jsonb_build_object('customer', g)) FROM generate_series(1, 600) g));
+SELECT count(*) FROM idemq.enqueue_many('newsletter', (SELECT array_agg(jsonb_build_object('customer', g)) FROM generate_series(1, 580) g));
 SELECT count(*) FROM idemq.claim('newsletter', 500) c, idemq.fail(c.id, c.token,
 	format('column "customer_id" of relation "customers_%s" does not exist', c.id), details => '{"sqlstate": "42703"}');
 SELECT count(*) FROM idemq.claim('newsletter', 80) c, idemq.fail(c.id, c.token, format('no answer in %s ms', c.id));

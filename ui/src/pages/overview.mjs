@@ -8,22 +8,20 @@ import { button, number, queueLink, status, table } from './layout.mjs';
 const errorsOf = (queue) => `/errors?queue=${encodeURIComponent(queue)}`;
 const plural = (n, one, many = `${one}s`) => `${count(n)} ${String(n) === '1' ? one : many}`;
 
-/** What a queue's state is, the worst first: [how bad, its shape, its words, where to look]. */
-function state(queue) {
-  const dead = Number(queue.dead);
-  if (queue.unattended_for !== null && queue.unattended_for !== undefined)
-    return [5, 'gone', 'nobody works on it', `/queue/${encodeURIComponent(queue.queue)}`];
-  if (dead > 0) return [4, 'dead', `${count(dead)} dead`, errorsOf(queue.queue)];
-  if (queue.is_dead_queue && Number(queue.pending) > 0) return [3, 'warn', `${count(queue.pending)} to look at`, `/queue/${encodeURIComponent(queue.queue)}`];
-  if (Number(queue.failed) > 0) return [2, 'failed', `${count(queue.failed)} failing`, errorsOf(queue.queue)];
-  if (queue.paused) return [1, 'paused', 'paused'];
-  return [0, 'well', 'well'];
+const unattended = (queue) => queue.unattended_for !== null && queue.unattended_for !== undefined;
+
+/** What is to be said of a queue's state, the worst first: [how bad, its shape, its words, where to look]. */
+function states(queue) {
+  const jobs = `/queue/${encodeURIComponent(queue.queue)}`;
+  const found = [unattended(queue) && [5, 'gone', 'nobody works on it', jobs],
+    Number(queue.dead) > 0 && [4, 'dead', `${count(queue.dead)} dead`, errorsOf(queue.queue)],
+    queue.is_dead_queue && Number(queue.pending) > 0 && [3, 'warn', `${count(queue.pending)} to look at`, jobs],
+    Number(queue.failed) > 0 && [2, 'failed', `${count(queue.failed)} failing`, errorsOf(queue.queue)],
+    queue.paused && [1, 'paused', 'paused']].filter(Boolean);
+  return found.length > 0 ? found : [[0, 'well', 'well']];
 }
 
-function stateMark(queue) {
-  const [, shape, words, where] = state(queue);
-  return where ? html`<a class="status ${shape}" href="${where}">${words}</a>` : status(shape, words);
-}
+const stateMarks = (queue) => html`<div>${states(queue).map(([, shape, words, where]) => html`<div>${where ? html`<a class="status ${shape}" href="${where}">${words}</a>` : status(shape, words)}</div>`)}</div>`;
 
 /** Sentences: what somebody is to look at. */
 function attention(queues, health) {
@@ -33,13 +31,13 @@ function attention(queues, health) {
   if (health && health.stuck_for !== null) said.push(html`<b>The background worker is stuck</b> for ${duration(health.stuck_for)}.`);
   for (const queue of queues) {
     const dead = Number(queue.dead);
-    if (queue.unattended_for !== null && queue.unattended_for !== undefined)
+    if (unattended(queue))
       said.push(html`<b>Nobody works on</b> ${queueLink(queue.queue)}: ${plural(queue.pending, 'job waits', 'jobs wait')}, for ${duration(queue.unattended_for)} nobody has claimed or waited.`);
     if (dead > 0) said.push(html`${queueLink(queue.queue)}: <a class="status dead" href="${errorsOf(queue.queue)}">${plural(dead, 'job is dead', 'jobs are dead')}</a>`);
     if (queue.is_dead_queue && Number(queue.pending) > 0)
       said.push(html`Dead queue ${queueLink(queue.queue)} holds ${plural(queue.pending, 'job')}: somebody is to look at ${String(queue.pending) === '1' ? 'it' : 'them'}.`);
   }
-  const shown = said.slice(0, 8);
+  const shown = said.slice(0, 10);
   return html`<section class="card" aria-label="What needs somebody">${said.length === 0 ? html`<p class="last">${status('well', 'Nothing needs you.')}${health && ' The background worker is well.'}</p>`
     : html`<h2>What needs somebody</h2><ul class="said">${shown.map((sentence) => html`<li>${sentence}</li>`)}</ul>${said.length > shown.length && html`<p class="quiet">And ${count(said.length - shown.length)} more: see the queues below.</p>`}`}</section>`;
 }
@@ -62,12 +60,12 @@ function nowOf(queues, all) {
  */
 export function live({ at, queues, only, last, all, of, health, troubles }, context) {
   const here = only === null ? queues : queues.filter(({ queue }) => queue === only);
-  const sorted = here.map((queue) => [state(queue)[0], queue]).sort(([a], [b]) => b - a).map(([, queue]) => queue);
+  const sorted = here.map((queue) => [states(queue)[0][0], queue]).sort(([a], [b]) => b - a).map(([, queue]) => queue);
   const perSecond = (value) => `${rate(value)}/s`;
   const rows = only !== null ? [] : sorted.map((queue) => {
     const series = of(queue.queue);
     const newest = (values) => values?.findLast((value) => value !== null) ?? null;
-    return [html`${queueLink(queue.queue)}${queue.is_dead_queue && html` <span class="small quiet">dead queue</span>`}`, stateMark(queue), count(queue.pending), count(queue.processing), count(queue.blocked),
+    return [html`${queueLink(queue.queue)}${queue.is_dead_queue && html` <span class="small quiet">dead queue</span>`}`, stateMarks(queue), count(queue.pending), count(queue.processing), count(queue.blocked),
       duration(queue.paused ? null : queue.oldest_ready), series && sparkline(series.completed, perSecond, `Done a second, ${series.title}`),
       series && duration(newest(series.wait_p95)), series && duration(newest(series.run_p95)),
       html`<a href="${href('/', { queue: queue.queue, last })}" aria-label="Charts of queue ${queue.queue}">Charts</a>`,
