@@ -181,7 +181,7 @@ export const unattended = `
   FROM idemq.metrics m WHERE m.unattended_for IS NOT NULL ORDER BY m.unattended_for DESC LIMIT 50`;
 
 /** Jobs of a flow that a page reads; what a row of the answer has to say of them, it says in one look. */
-const FLOW = 2000;
+const FLOW = 10000;
 export const flow = `
   SELECT f.jobs, f.waiting, f.blocked, f.running, f.retrying, f.completed, f.dead, f.cancelled, f.done, f.progress, f.begun_at, f.ended_at,
     extract(epoch FROM f.eta)::float8 AS eta, f.held_up_by, f.held_up_why, f.slowest, f.slowest_kind,

@@ -188,7 +188,9 @@ export async function makeServer({ database, writes = false, logger = false, acc
     const id = idOf(request.params.id);
     const [flow] = await database.query(queries.flow, [id]);
     if (!flow) throw wrong(404, `There is no job ${id} that you may see: it was never there, its retention has deleted it, or its queue is not yours.`);
-    return send(reply, `Flow of job ${id}`, flowPage(id, flow, await database.query(queries.flowJobs, [id]), context), context);
+    // From where it began, so that what is cut off is its end.
+    const groups = await database.query(queries.flowJobs, [flow.roots?.[0] ?? id]).catch((error) => explain(error).message);
+    return send(reply, `Flow of job ${id}`, flowPage(id, flow, groups, context), context);
   });
   app.get('/keys', async (request, reply) => send(reply, 'Keys', keysPage(), await contextOf(request, '/keys')));
   app.get('/schedules', async (request, reply) => {

@@ -17,10 +17,10 @@ function bar(flow) {
   })}</svg>`;
 }
 
+/** groups: what queries.flowJobs gave, or why it gave nothing. */
 export function flowPage(id, flow, groups, context) {
   const left = Number(flow.jobs) - Number(flow.done);
   const failed = flow.failed_ids ?? [];
-  const folded = groups.reduce((sum, { jobs }) => sum + Number(jobs), 0);
   return html`<p class="why"><b>${count(flow.done)} of ${count(flow.jobs)}</b> ${String(flow.jobs) === '1' ? 'job is' : 'jobs are'} finished: <b>${percent(flow.progress)}</b>${flow.ended_at ? html`. It ended ${when(flow.ended_at)}.`
     : flow.eta !== null ? html`. The rest takes some <b>${duration(flow.eta)}</b>, if it goes on as it did.` : '. When it ends cannot be said yet.'}</p>
 ${flow.cut && html`<p class="notice warn">It has more jobs than are counted here: the figures are of the first ${count(flow.jobs)}.</p>`}
@@ -34,7 +34,12 @@ ${flow.slowest && html`<div><dt>slowest</dt><dd>${jobLink(flow.slowest)}${flow.s
 ${failed.length > 0 && html`<div><dt>dead or failing</dt><dd>${failed.slice(0, 20).map((job) => html`${jobLink(job)} `)}${failed.length > 20 && 'and more'}</dd></div>`}
 <div><dt>opened from</dt><dd>${jobLink(id)}</dd></div></dl>
 <h2>Its jobs, step by step</h2>
-${folded < Number(flow.jobs) && html`<p class="quiet">Of the first ${count(folded)} jobs.</p>`}
+${typeof groups === 'string' ? html`<p class="notice bad" role="alert">${groups}</p>` : steps(groups, flow)}`;
+}
+
+function steps(groups, flow) {
+  const folded = groups.reduce((sum, { jobs }) => sum + Number(jobs), 0);
+  return html`${folded < Number(flow.jobs) && html`<p class="quiet">Of the first ${count(folded)} jobs.</p>`}
 ${table('Jobs of the flow', [number('Step'), 'Queue', 'Kind', 'Status', number('Jobs'), 'For example', number('Longest run'), 'Begun', 'Ended', 'Error'],
     groups.map((g) => [Number(g.depth) + 1, queueLink(g.queue), key(g.kind), status(g.status), count(g.jobs), jobLink(g.example), duration(g.longest),
       g.begun_at && when(g.begun_at), g.ended_at && when(g.ended_at), g.error && html`<span class="error">${g.error}</span>`]), 'None that you may see.')}`;

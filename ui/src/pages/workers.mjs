@@ -30,10 +30,9 @@ const handlerFacts = (h) => html`<div>${count(h.workers_running)} of ${count(h.w
 /** seen: idemq.worker_seen; handlers: idemq.handlers; unattended: queues that nobody works on. */
 export function workersPage(seen, handlers, unattended) {
   const workers = seen.filter(({ program }) => program !== 'handler').sort((a, b) => order.indexOf(a.state) - order.indexOf(b.state));
-  return html`${unattended.map((queue) => html`<p class="notice bad">${status('gone', 'Nobody works on')} ${queueLink(queue.queue)}: ${count(queue.pending)} ${String(queue.pending) === '1' ? 'job waits' : 'jobs wait'}, for ${duration(queue.unattended_for)}.</p>`)}
-${table('Workers', ['Worker', 'State', 'Program', 'Queues', 'Since', 'Last word', number('At a time'), 'Runs', number('A minute'), number('Done')],
-    workers.map((w) => [html`<div>${key(w.worker)}<div class="small quiet">${w.host && html`on ${key(w.host)} `}as ${key(w.role)}</div></div>`, stateOf(w.state),
-      html`<span class="line">${w.program ?? 'not said'}${w.version && ` ${w.version}`}</span>`, queuesOf(w.queues ?? []), when(w.started_at), lastWord(w), w.concurrency ?? '–', runs(w),
+  return html`${unattended.length > 0 && html`<div class="notice bad">${unattended.map((queue) => html`<div>${status('gone', 'Nobody works on')} ${queueLink(queue.queue)}: ${count(queue.pending)} ${String(queue.pending) === '1' ? 'job waits' : 'jobs wait'}, for ${duration(queue.unattended_for)}.</div>`)}</div>`}
+${table('Workers', ['Worker', 'State', 'Queues', 'Since', 'Last word', number('At a time'), 'Runs', number('A minute'), number('Done')],
+    workers.map((w) => [html`<div>${key(w.worker)}<div class="small quiet">${w.program && html`${key(`${w.program} ${w.version ?? ''}`.trim())} `}${w.host && html`on ${key(w.host)} `}as ${key(w.role)}</div></div>`, stateOf(w.state), queuesOf(w.queues ?? []), when(w.started_at), lastWord(w), w.concurrency ?? '–', runs(w),
       w.per_minute === null ? '–' : rate(w.per_minute), count(w.done)]),
     'No worker has said in the last hour that it is there. Clients and idemq-work say so each 30 s; a worker of your own calls idemq.here.')}
 ${workers.length > 0 && html`<p class="quiet small">Silent: no word for 90 s, and no goodbye. Who is silent or has said goodbye is listed for an hour.</p>`}
