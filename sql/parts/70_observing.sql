@@ -258,7 +258,7 @@ COMMENT ON FUNCTION idemq.chore_counts() IS 'what idemq.worker_chores shows; ret
 
 CREATE VIEW idemq.worker_chores AS SELECT chore, runs, failures, busy FROM idemq.chore_counts();
 COMMENT ON VIEW idemq.worker_chores IS 'what the background worker of this database has done since the start of the server: one row a chore, none while the database has had no worker';
-COMMENT ON COLUMN idemq.worker_chores.chore IS 'promote (heads of groups), reap (leases that ended), recover (leases that a restart lost), due (wakes who sleeps), remind (wakes again), expire (jobs not claimed in time), handle (starts processes of handlers), tick (schedules), notify, count (the jobs of each queue), purge (retention), discover and follow (at its start)';
+COMMENT ON COLUMN idemq.worker_chores.chore IS 'promote (heads of groups), reap (leases that ended), recover (leases that a restart lost), due (wakes who sleeps), remind (wakes again), expire (jobs not claimed in time), handle (starts processes of handlers), tick (schedules), notify, count (the jobs of each queue), purge (retention), history (idemq.history), discover and follow (at its start)';
 COMMENT ON COLUMN idemq.worker_chores.runs IS 'how often it has run';
 COMMENT ON COLUMN idemq.worker_chores.failures IS 'how often it met an error, which is in the server''s log';
 COMMENT ON COLUMN idemq.worker_chores.busy IS 'how long all that took';

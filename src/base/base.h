@@ -12,6 +12,7 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "storage/itemptr.h"
+#include "utils/array.h"
 #include "utils/hsearch.h"
 #include "utils/timestamp.h"
 
@@ -240,6 +241,8 @@ extern int idemq_histogram_bucket(int64 usecs);
 extern uint64 idemq_histogram_below(const uint64 *buckets, int exponent);
 extern double idemq_histogram_sum(const uint64 *buckets);
 extern int64 idemq_histogram_quantile(const uint64 *buckets, double quantile);
+extern ArrayType *idemq_histogram_pack(const uint64 *buckets);
+extern void idemq_histogram_unpack(ArrayType *packed, uint64 *buckets);
 
 /*
  * settings.c
@@ -257,6 +260,7 @@ extern int idemq_max_buckets;
 extern bool idemq_worker;
 extern bool idemq_auto_update;
 extern bool idemq_notify;
+extern bool idemq_history;
 extern int idemq_attach_grace; /* ms */
 extern int idemq_notify_delay; /* ms */
 extern int idemq_max_handler_workers;

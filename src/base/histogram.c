@@ -10,12 +10,17 @@
  * so that a bucket is [m 2^(e-2), (m+1) 2^(e-2)) with m from 4 to 7.  What is
  * reported is its middle, which is off by at most 1/8 (12.5 %) of the true time.
  * The last bucket also holds all that took 2^41 us (25 days) or longer.
+ *
+ * In a row (worker/history.c) a histogram is an int[], without the empty buckets at both
+ * ends: the number of the first bucket, and then a count for each.
  */
 #include "postgres.h"
 
 #include <math.h>
 
+#include "catalog/pg_type.h"
 #include "port/pg_bitutils.h"
+#include "utils/array.h"
 
 #include "base/base.h"
 
@@ -93,4 +98,46 @@ idemq_histogram_sum(const uint64 *buckets)
 	for (int i = 0; i < HISTOGRAM_BUCKETS; i++)
 		sum += (double) buckets[i] * (double) bucket_middle(i);
 	return sum;
+}
+
+/* Returns a histogram as int[]; NULL when it is empty.  A count that is too large stays at the greatest int. */
+ArrayType *
+idemq_histogram_pack(const uint64 *buckets)
+{
+	Datum elements[1 + HISTOGRAM_BUCKETS];
+	int first = 0;
+	int last = HISTOGRAM_BUCKETS - 1;
+	int count = 1;
+
+	while (last >= 0 && buckets[last] == 0)
+		last--;
+	if (last < 0)
+		return NULL;
+	while (buckets[first] == 0)
+		first++;
+	elements[0] = Int32GetDatum(first);
+	for (int i = first; i <= last; i++)
+		elements[count++] = Int32GetDatum((int32) Min(buckets[i], PG_INT32_MAX));
+	return construct_array(elements, count, INT4OID, sizeof(int32), true, TYPALIGN_INT);
+}
+
+/* Adds a histogram as int[] to buckets; 22023 for what is none. */
+void
+idemq_histogram_unpack(ArrayType *packed, uint64 *buckets)
+{
+	const int32 *elements = (const int32 *) ARR_DATA_PTR(packed);
+	int count = ARR_NDIM(packed) == 1 ? ARR_DIMS(packed)[0] : 0;
+	bool valid = count >= 1 && !array_contains_nulls(packed) && elements[0] >= 0 &&
+				 elements[0] <= HISTOGRAM_BUCKETS - (count - 1);
+
+	for (int i = 1; valid && i < count; i++)
+	{
+		valid = elements[i] >= 0;
+		buckets[elements[0] + i - 1] += (uint64) elements[i];
+	}
+	if (!valid)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("counts is no histogram"),
+				 errhint("Pass wait_counts or run_counts of idemq.history, or their "
+						 "idemq.sum_counts.")));
 }

@@ -16,6 +16,7 @@ int idemq_max_buckets = 4096;
 bool idemq_worker = true;
 bool idemq_auto_update = false;
 bool idemq_notify = true;
+bool idemq_history = true;
 int idemq_attach_grace = 30000;
 int idemq_notify_delay = 10;
 int idemq_audit_retention = 129600;
@@ -89,6 +90,10 @@ idemq_settings_define(void)
 		&idemq_auto_update, false, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable("idemq.notify", "Has the background worker NOTIFY on idemq_<queue>.",
 							 NULL, &idemq_notify, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("idemq.history",
+							 "Has the background worker write idemq.history.",
+							 "A queue's week takes 2 MB at most; off, what is written stays.",
+							 &idemq_history, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("idemq.notify_delay",
 							"Time for which events are gathered into one NOTIFY.", NULL,
 							&idemq_notify_delay, 10, 0, 60000, PGC_SIGHUP, GUC_UNIT_MS, NULL, NULL,

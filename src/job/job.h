@@ -260,6 +260,7 @@ extern bool idemq_ready_job(ReadyScan *scan, JobsTable *table, int priority, Rea
 							Job *job);
 extern bool idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held);
 extern TimestampTz idemq_ready_next_due(const QueueInfo *queue);
+extern TimestampTz idemq_ready_oldest(const QueueInfo *queue, TimestampTz now);
 
 /*
  * claim_one.c

@@ -361,3 +361,39 @@ idemq_ready_next_due(const QueueInfo *queue)
 	idemq_jobs_close(&table);
 	return next;
 }
+
+/*
+ * Returns since when, before now, a queue has had a job that can be claimed; now
+ * when it has none.
+ */
+TimestampTz
+idemq_ready_oldest(const QueueInfo *queue, TimestampTz now)
+{
+	TimestampTz oldest = now;
+	CursorView view;
+	JobsTable table;
+
+	/* Cursors first, then the snapshot: below them nothing is claimable in it. */
+	idemq_cursor_read(queue->slot, queue->id, 0, &view);
+	idemq_jobs_open_to_read(&table);
+	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
+	{
+		ReadyKey key;
+		Job job;
+
+		if (view.from[p].ready_at >= oldest)
+			continue;
+		idemq_jobs_scan_begin(&table, queue->id, p, view.from[p], READY_KEY_MAX);
+		while (idemq_jobs_scan_next(&table, &key) && key.ready_at < oldest)
+		{
+			CHECK_FOR_INTERRUPTS();
+			if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(&table, &job) &&
+				idemq_transition_allowed(EVENT_CLAIM, job.status) &&
+				!(job.attempt == 0 && job.expires_at <= now))
+				oldest = key.ready_at;
+		}
+		idemq_jobs_scan_end(&table);
+	}
+	idemq_jobs_close(&table);
+	return oldest;
+}

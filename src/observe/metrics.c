@@ -46,42 +46,6 @@ typedef struct SqlGauges
 static const double quantiles[] = {0.5, 0.95, 0.99};
 
 /*
- * Returns since when, before now, a queue has had a job that can be claimed; now
- * when it has none.
- */
-static TimestampTz
-oldest_ready(const QueueInfo *queue, TimestampTz now)
-{
-	TimestampTz oldest = now;
-	CursorView view;
-	JobsTable table;
-
-	/* Cursors first, then the snapshot: below them nothing is claimable in it. */
-	idemq_cursor_read(queue->slot, queue->id, 0, &view);
-	idemq_jobs_open_to_read(&table);
-	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
-	{
-		ReadyKey key;
-		Job job;
-
-		if (view.from[p].ready_at >= oldest)
-			continue;
-		idemq_jobs_scan_begin(&table, queue->id, p, view.from[p], READY_KEY_MAX);
-		while (idemq_jobs_scan_next(&table, &key) && key.ready_at < oldest)
-		{
-			CHECK_FOR_INTERRUPTS();
-			if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(&table, &job) &&
-				idemq_transition_allowed(EVENT_CLAIM, job.status) &&
-				!(job.attempt == 0 && job.expires_at <= now))
-				oldest = key.ready_at;
-		}
-		idemq_jobs_scan_end(&table);
-	}
-	idemq_jobs_close(&table);
-	return oldest;
-}
-
-/*
  * Reads a queue's counters; count: and its gauges known if that can be, by counting.  false
  * when it has none.
  */
@@ -137,7 +101,7 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
 	row_add(row, Int32GetDatum(queue->id));
 	add_gauges(row, queue, in_memory ? &view : NULL, sql_gauges);
 	/* Nothing can be claimed from a database that follows another; its cursors say nothing. */
-	oldest = idemq_follows() ? now : oldest_ready(queue, now);
+	oldest = idemq_follows() ? now : idemq_ready_oldest(queue, now);
 	row_add_if(row, oldest < now, idemq_interval_datum(now - Max(oldest, now - OLDEST_AGE)));
 	for (int i = 0; i < COUNTER_COUNT; i++)
 		row_add_if(row, in_memory, Int64GetDatum((int64) view.counters[i]));

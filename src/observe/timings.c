@@ -1,7 +1,7 @@
 /*
  * observe/timings.c
- *		SQL function timing_buckets: of each queue, how many jobs waited and ran for no
- *		longer than so long, cumulative from short to long, as Prometheus wants it.
+ *		SQL functions of how long jobs waited and ran: timing_buckets, cumulative from short to
+ *		long, as Prometheus wants it; percentile and add_counts, of idemq.history.
  *
  * From the histograms in shared memory (shared/counts/counters.c), of which four buckets make
  * one here: a bound is a power of two of microseconds, and a bound of those as well, so
@@ -25,6 +25,8 @@
 #include "shared/slots/slots.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_timing_buckets);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_percentile);
+PG_FUNCTION_INFO_V1(idemq_sql_v2_add_counts);
 
 /* Bounds: 2^10 us (1 ms) to 2^35 us (9.5 hours), and then infinity. */
 #define FIRST_EXPONENT 10
@@ -86,4 +88,35 @@ idemq_sql_v2_timing_buckets(PG_FUNCTION_ARGS)
 			put_buckets(store, desc, queue.id, (Timing) t, view.timings[t]);
 	}
 	return (Datum) 0;
+}
+
+/* percentile(counts, part) -> interval; 22023. */
+Datum
+idemq_sql_v2_percentile(PG_FUNCTION_ARGS)
+{
+	uint64 buckets[HISTOGRAM_BUCKETS] = {0};
+	int64 usecs;
+
+	if (PG_ARGISNULL(0))
+		PG_RETURN_NULL();
+	idemq_histogram_unpack(PG_GETARG_ARRAYTYPE_P(0), buckets);
+	usecs = idemq_histogram_quantile(buckets, idemq_arg_float(fcinfo, 1, "part", 0, 1));
+	if (usecs < 0)
+		PG_RETURN_NULL();
+	PG_RETURN_DATUM(idemq_interval_datum(usecs));
+}
+
+/* add_counts(counts, more) -> both together; 22023. */
+Datum
+idemq_sql_v2_add_counts(PG_FUNCTION_ARGS)
+{
+	uint64 buckets[HISTOGRAM_BUCKETS] = {0};
+	ArrayType *sum;
+
+	idemq_histogram_unpack(PG_GETARG_ARRAYTYPE_P(0), buckets);
+	idemq_histogram_unpack(PG_GETARG_ARRAYTYPE_P(1), buckets);
+	sum = idemq_histogram_pack(buckets);
+	if (sum == NULL)
+		PG_RETURN_NULL();
+	PG_RETURN_ARRAYTYPE_P(sum);
 }

@@ -381,6 +381,8 @@ idemq_pending_counts_apply(void)
 		if (note->slot != NULL)
 			idemq_counters_add(idemq_slot_index(note->slot), note->queue_id, xid, &note->delta);
 	}
+	if (nowed > 0)
+		idemq_worker_note_counts();
 }
 
 /* Lowers the cursors of a queue. */

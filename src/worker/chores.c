@@ -13,6 +13,7 @@
  *		notify		NOTIFY (worker/notify.c): what became ready, and events of single jobs
  *		count		counts the jobs of each queue, when that is not known (queue/queue_counts.c)
  *		purge		deletes what is past its retention (worker/retention.c), in batches
+ *		history		writes what queues did in the last 10 s (worker/history.c)
  *
  * A chore of one queue is a transaction of its own (worker/chore_runner.c), of a slice
  * at most (base/base.h), though never less than one job.  Queues have turns, in the order in
@@ -112,6 +113,8 @@ static const Chore chores[] = {
 	{CHORE_COUNT_JOBS, .due_at = count_due_at, .run_for_all = count_jobs},
 	{CHORE_PURGE, .due_at = idemq_retention_due_at, .run_for_all = idemq_retention_run,
 	 .ended = idemq_retention_ended},
+	{CHORE_HISTORY, .due_at = idemq_history_due_at, .run_for_all = idemq_history_write,
+	 .ended = idemq_history_ended},
 };
 #define CHORES ((int) lengthof(chores))
 
@@ -298,6 +301,7 @@ begin(void)
 	idemq_log_recovery_begins();
 	idemq_for_each_slot(MyDatabaseId, make_due, NULL);
 	idemq_tick_begin();
+	idemq_history_begin();
 	if (turns == NULL)
 	{
 		turns = MemoryContextAllocHuge(TopMemoryContext, sizeof(Turn) * (Size) idemq_max_queues);

@@ -40,6 +40,7 @@ idemq_due(const QueueInfo *given)
 		return;
 	if (idemq_ready_check(queue, &next, &held) && !idemq_queue_is_paused(queue))
 		idemq_wake_ready(queue->slot, queue->id, 1, DT_NOEND);
+	idemq_worker_note_counts();
 	if (idemq_queue_is_paused(queue))
 		idemq_due_by(queue->slot, DUE_READY, queue->paused_until);
 	else if (queue->paused && !idemq_pause_end_if_over(queue))

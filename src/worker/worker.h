@@ -106,6 +106,16 @@ extern void idemq_notify_send(void);
 extern void idemq_notify_ended(const SlotView *view, bool done);
 
 /*
+ * history.c
+ *		The figures of each queue over time.
+ */
+
+extern void idemq_history_begin(void);
+extern int64 idemq_history_due_at(const SlotView *view);
+extern void idemq_history_write(void);
+extern void idemq_history_ended(const SlotView *view, bool done);
+
+/*
  * waking.c
  *		Waking the sleepers of a queue for what no commit has told them.
  */

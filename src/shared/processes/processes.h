@@ -31,6 +31,7 @@ typedef enum ChoreKind
 	CHORE_NOTIFY,
 	CHORE_COUNT_JOBS,
 	CHORE_PURGE,
+	CHORE_HISTORY,
 	CHORE_KINDS
 } ChoreKind;
 
@@ -60,6 +61,7 @@ typedef enum PostState
 /* Bits of what a worker is asked for. */
 #define POST_ASKED_RECHECK 1   /* to check for the extension */
 #define POST_ASKED_SCHEDULES 2 /* schedules have changed since they were listed */
+#define POST_ASKED_HISTORY 4   /* something was counted since the last step of the history */
 
 /* Every field without another rule is under board_lock. */
 typedef struct Post

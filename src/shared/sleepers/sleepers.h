@@ -43,6 +43,9 @@ extern void idemq_wake_for_results(void);
  *		How a background worker is woken; whether it moves.
  */
 
+/* The shortest step of idemq.history. */
+#define IDEMQ_HISTORY_STEP (10 * USECS_PER_SEC)
+
 /* for everybody */
 extern bool idemq_worker_present(void);
 extern void idemq_worker_need_by(int64 mono);
@@ -50,6 +53,7 @@ extern void idemq_worker_need_slot(const QueueSlot *slot, int64 mono);
 extern void idemq_worker_mark_slot(int slot);
 extern void idemq_worker_need_all(void);
 extern void idemq_worker_note_schedules(void);
+extern void idemq_worker_note_counts(void);
 
 /* for a worker */
 extern void idemq_worker_awake(void);

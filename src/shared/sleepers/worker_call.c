@@ -131,6 +131,24 @@ idemq_worker_note_schedules(void)
 	idemq_worker_need_by(0);
 }
 
+/*
+ * Tells this database's worker that something was counted, which the step of the history that is
+ * under way is to have; after the commit, and after it was counted.
+ */
+void
+idemq_worker_note_counts(void)
+{
+	Post *post = idemq_post_own();
+
+	if (post == NULL || !idemq_history)
+		return;
+	pg_memory_barrier();
+	if ((pg_atomic_read_u32(&post->asked) & POST_ASKED_HISTORY) != 0)
+		return; /* it is still to read what was counted */
+	(void) pg_atomic_fetch_or_u32(&post->asked, POST_ASKED_HISTORY);
+	idemq_worker_need_by(idemq_mono_now() + IDEMQ_HISTORY_STEP);
+}
+
 /* Returns whether this worker is asked for something (POST_ASKED_...); take: once. */
 bool
 idemq_worker_is_asked(uint32 what, bool take)

@@ -1,0 +1,356 @@
+/*
+ * worker/history.c
+ *		The figures of each queue over time, for charts: chore "history".
+ *
+ * At the end of each step of 10 s, of the wall clock, the worker writes a row of each queue in
+ * which something has changed, and one of all queues together.  Every minute and every 10
+ * minutes rows are folded into one.  What a row is, and where it is written, is SQL
+ * (sql/parts/71_history.sql); what was counted is in shared memory, and comes from here.
+ *
+ * Counts are differences to what the counters were at the end of the last step that was
+ * written, which this process remembers.  What begins anew is counted from zero: the
+ * counters of a queue whose counted_since is not what it was.  A worker that starts begins with
+ * what it finds; only counters that are younger than a step, of a server that has just started,
+ * count from zero.  So what happened while there was no worker is nowhere, and no step has
+ * what another had.
+ *
+ * Nobody polls.  A commit that has counted something asks for a step (shared/sleepers/
+ * worker_call.c), once in a step, and that wakes a worker which would sleep longer than a step.
+ * One that is not asked sleeps: an idle database is woken for the end of its last minute and
+ * its last 10 minutes, and no more.  The request is taken before the counters are read.
+ *
+ * State is local to the process.  What a step has read counts as written once its transaction
+ * has committed (idemq_history_ended).  Locks: none of its own.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "fmgr.h"
+#include "utils/hsearch.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "shared/counts/counts.h"
+#include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
+#include "worker/worker.h"
+
+PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_history);
+
+/* The steps: the first is read from memory, each of the others folded from the one before. */
+static const int64 steps[] = {IDEMQ_HISTORY_STEP, USECS_PER_MINUTE, 10 * USECS_PER_MINUTE};
+#define STEPS ((int) lengthof(steps))
+
+static const JobStatus gauges[] = {JOB_PENDING, JOB_BLOCKED, JOB_PROCESSING, JOB_FAILED, JOB_DEAD};
+static const Counter counters[] = {COUNTER_ENQUEUED, COUNTER_CLAIMED, COUNTER_COMMITTED,
+								   COUNTER_FAILED,	 COUNTER_DEAD,	  COUNTER_CANCELLED,
+								   COUNTER_EXPIRED};
+
+/* The figures of a queue at one moment. */
+typedef struct Figures
+{
+	CounterView counts;
+	TimestampTz due; /* since when a job can be claimed; DT_NOEND: none can */
+} Figures;
+
+/* A queue, or all of them. */
+typedef struct Known
+{
+	int32 queue_id; /* hash key */
+	bool seen;		/* in this step */
+	Figures last;	/* at the end of the last step that was written */
+	Figures next;	/* of this one, once its transaction has committed */
+} Known;
+
+static HTAB *known = NULL;
+
+/* The end of the step that is to be written; 0: none. */
+static TimestampTz next_step = 0;
+/* The last end of each step that was written; 0: not known. */
+static TimestampTz written[STEPS];
+/* As they are to be once the transaction has committed. */
+static TimestampTz writing[STEPS];
+/* That transaction reads the counters. */
+static bool reading;
+
+/* Returns the end of the step in which a time lies. */
+static TimestampTz
+end_of_step(TimestampTz at, int64 step)
+{
+	return at + (step - at % step) % step;
+}
+
+/* Begins with what a queue's counters are, unless they have begun with the server, just now. */
+static void
+begin_queue(const SlotView *view, void *arg)
+{
+	TimestampTz now = idemq_now();
+	CounterView counts;
+	Known *queue;
+
+	if (!idemq_counters_read(idemq_slot_index(view->slot), view->queue_id, &counts) ||
+		counts.since > now - IDEMQ_HISTORY_STEP)
+		return;
+	queue = hash_search(known, &view->queue_id, HASH_ENTER, NULL);
+	queue->seen = false;
+	queue->last.counts = counts;
+	/* Its gauges are told in the next row. */
+	queue->last.counts.known = false;
+	queue->last.due = DT_NOEND;
+}
+
+/* Begins anew: a worker starts, or the database has ceased to follow another. */
+void
+idemq_history_begin(void)
+{
+	HASHCTL info = {.keysize = sizeof(int32), .entrysize = sizeof(Known)};
+
+	if (known != NULL)
+		hash_destroy(known);
+	known = hash_create("idemq history", 64, &info, HASH_ELEM | HASH_BLOBS);
+	idemq_for_each_slot(MyDatabaseId, begin_queue, NULL);
+	next_step = 0;
+	/* What a former worker has left to fold is looked up when this one has written something. */
+	memset(written, 0, sizeof(written));
+	idemq_worker_note_counts();
+}
+
+/* Returns when (mono) a step is to be written, or folded. */
+int64
+idemq_history_due_at(const SlotView *view)
+{
+	TimestampTz now = idemq_now();
+	TimestampTz due;
+
+	if (!idemq_history)
+		return PG_INT64_MAX;
+	if (!idemq_worker_is_asked(POST_ASKED_HISTORY, false))
+		next_step = 0;
+	/* A clock that was set back is no reason to wait for it. */
+	else if (next_step == 0 || next_step > now + IDEMQ_HISTORY_STEP)
+		next_step = end_of_step(now, IDEMQ_HISTORY_STEP);
+	due = next_step == 0 ? DT_NOEND : next_step;
+	for (int i = 1; i < STEPS; i++)
+	{
+		if (written[i - 1] > written[i])
+			due = Min(due, end_of_step(written[i - 1], steps[i]));
+	}
+	return due == DT_NOEND ? PG_INT64_MAX : idemq_mono_now() + Max(due - now, 0);
+}
+
+static SqlStatement write_rows = {.text = "SELECT idemq_inside.write_history($1, $2, $3)",
+								  .types = {INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
+
+/* Writes the steps of that length, up to a time; returns whether there are any. */
+static bool
+write_up_to(int step, TimestampTz until)
+{
+	Datum values[] = {Int32GetDatum((int32) (steps[step] / USECS_PER_SEC)),
+					  TimestampTzGetDatum(written[step]), TimestampTzGetDatum(until)};
+	SqlScope scope;
+	bool any;
+
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_run(&write_rows, values, written[step] == 0 ? " n " : NULL, SPI_OK_SELECT);
+	any = idemq_spi_int64(0, 1, NULL) > 0;
+	idemq_spi_end(&scope);
+	return any;
+}
+
+/* Writes the step that has ended, and folds those before: a chore. */
+void
+idemq_history_write(void)
+{
+	TimestampTz now = idemq_now();
+
+	memcpy(writing, written, sizeof(writing));
+	reading = next_step != 0 && next_step <= now;
+	if (reading)
+	{
+		TimestampTz until = now - now % steps[0];
+
+		/* Before the counters are read: what is counted from here on asks again. */
+		(void) idemq_worker_is_asked(POST_ASKED_HISTORY, true);
+		if (write_up_to(0, until))
+			writing[0] = until;
+	}
+	for (int i = 1; i < STEPS; i++)
+	{
+		TimestampTz until = now - now % steps[i];
+
+		/* Nothing is left of before, or all of it is of a step that has not ended. */
+		if (writing[i - 1] <= writing[i] || until < end_of_step(writing[i - 1], steps[i]))
+			continue;
+		(void) write_up_to(i, until);
+		writing[i] = until;
+	}
+}
+
+/* Follows the end of that transaction: what it has read is written, or is still to be. */
+void
+idemq_history_ended(const SlotView *view, bool done)
+{
+	HASH_SEQ_STATUS all;
+	Known *queue;
+
+	if (done)
+		memcpy(written, writing, sizeof(written));
+	if (!reading)
+		return;
+	reading = false;
+	next_step = 0;
+	if (!done)
+		idemq_worker_note_counts();
+	hash_seq_init(&all, known);
+	while ((queue = hash_seq_search(&all)) != NULL)
+	{
+		if (done && queue->seen)
+			queue->last = queue->next;
+		else if (done)
+			(void) hash_search(known, &queue->queue_id, HASH_REMOVE, NULL);
+		queue->seen = false;
+	}
+}
+
+/* Reads the figures of a queue; NULL when it has none. */
+static Known *
+read_figures(int32 queue_id)
+{
+	QueueInfo queue;
+	CounterView counts;
+	Known *it;
+	bool found;
+	TimestampTz now = idemq_now();
+
+	if (!idemq_queue_by_id(queue_id, &queue) || queue.slot == NULL ||
+		!idemq_counters_read(idemq_slot_index(queue.slot), queue.id, &counts))
+		return NULL;
+	it = hash_search(known, &queue_id, HASH_ENTER, &found);
+	if (!found)
+		it->last = (Figures){.due = DT_NOEND};
+	if (it->last.counts.since != counts.since)
+	{
+		memset(it->last.counts.counters, 0, sizeof(it->last.counts.counters));
+		memset(it->last.counts.timings, 0, sizeof(it->last.counts.timings));
+	}
+	it->seen = true;
+	it->next.counts = counts;
+	it->next.due = DT_NOEND;
+	/* Nothing can be due where nothing waits. */
+	if (!counts.known || counts.gauges[JOB_PENDING] + counts.gauges[JOB_FAILED] > 0)
+	{
+		TimestampTz oldest = idemq_ready_oldest(&queue, now);
+
+		if (oldest < now)
+			it->next.due = oldest;
+	}
+	return it;
+}
+
+/* Adds what a queue has done in the step, and what it has now, to that of all queues. */
+static void
+add_to_all(Known *all, const Known *queue)
+{
+	all->next.due = Min(all->next.due, queue->next.due);
+	all->next.counts.known &= queue->next.counts.known;
+	for (int i = 0; i < JOB_STATUS_COUNT; i++)
+		all->next.counts.gauges[i] += Max(queue->next.counts.gauges[i], 0);
+	for (int i = 0; i < COUNTER_COUNT; i++)
+		all->next.counts.counters[i] +=
+			queue->next.counts.counters[i] - queue->last.counts.counters[i];
+	for (int t = 0; t < TIMING_COUNT; t++)
+	{
+		for (int i = 0; i < HISTOGRAM_BUCKETS; i++)
+			all->next.counts.timings[t][i] +=
+				queue->next.counts.timings[t][i] - queue->last.counts.timings[t][i];
+	}
+}
+
+/* Returns whether a queue has something to tell of the step. */
+static bool
+has_changed(const Known *queue)
+{
+	const CounterView *last = &queue->last.counts;
+	const CounterView *next = &queue->next.counts;
+
+	if (queue->last.due != queue->next.due || (last->known != next->known && next->known))
+		return true;
+	for (int i = 0; i < (int) lengthof(gauges); i++)
+	{
+		if (next->known && last->gauges[gauges[i]] != next->gauges[gauges[i]])
+			return true;
+	}
+	for (int i = 0; i < (int) lengthof(counters); i++)
+	{
+		if (last->counters[counters[i]] != next->counters[counters[i]])
+			return true;
+	}
+	return false;
+}
+
+/* Adds the row of a queue. */
+static void
+put(Tuplestorestate *store, TupleDesc desc, const Known *queue)
+{
+	const CounterView *last = &queue->last.counts;
+	const CounterView *next = &queue->next.counts;
+	RowBuilder row = {0};
+
+	row_add(&row, Int32GetDatum(queue->queue_id));
+	/* Of two commits, the later may be counted first. */
+	for (int i = 0; i < (int) lengthof(gauges); i++)
+		row_add_if(&row, next->known, Int64GetDatum(Max(next->gauges[gauges[i]], 0)));
+	row_add_if(&row, queue->next.due != DT_NOEND, TimestampTzGetDatum(queue->next.due));
+	for (int i = 0; i < (int) lengthof(counters); i++)
+		row_add(&row,
+				Int64GetDatum((int64) (next->counters[counters[i]] - last->counters[counters[i]])));
+	for (int t = 0; t < TIMING_COUNT; t++)
+	{
+		uint64 buckets[HISTOGRAM_BUCKETS];
+		ArrayType *packed;
+
+		for (int i = 0; i < HISTOGRAM_BUCKETS; i++)
+			buckets[i] = next->timings[t][i] - last->timings[t][i];
+		packed = idemq_histogram_pack(buckets);
+		row_add_if(&row, packed != NULL, PointerGetDatum(packed));
+	}
+	tuplestore_putvalues(store, desc, row.values, row.nulls);
+}
+
+/*
+ * history() -> setof what has changed in a queue since the last step, and queue_id 0 for all
+ * queues together; for the worker, in its chore: no rows elsewhere.
+ */
+Datum
+idemq_sql_v2_inside_history(PG_FUNCTION_ARGS)
+{
+	TupleDesc desc;
+	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	Known all = {.last.due = DT_NOEND, .next = {.counts.known = true, .due = DT_NOEND}};
+	bool any = false;
+	int count;
+	int32 *ids;
+
+	if (known == NULL)
+		return (Datum) 0;
+	ids = idemq_queue_ids(0, &count);
+	for (int i = 0; i < count; i++)
+	{
+		Known *queue = read_figures(ids[i]);
+
+		if (queue == NULL)
+			continue;
+		add_to_all(&all, queue);
+		if (has_changed(queue))
+		{
+			put(store, desc, queue);
+			any = true;
+		}
+	}
+	if (any)
+		put(store, desc, &all);
+	return (Datum) 0;
+}
