@@ -258,6 +258,11 @@ CREATE FUNCTION idemq_inside.delete_by_time(
 		ORDER BY a.at LIMIT (SELECT room FROM e) FOR UPDATE SKIP LOCKED
 	), gone_audit AS (
 		DELETE FROM idemq.audit a USING old_audit o WHERE a.id = o.id RETURNING a.at
+	), gone_workers AS (
+		-- They are few, and not counted.
+		DELETE FROM idemq.worker_entries w WHERE w.ctid = ANY (ARRAY(
+			SELECT o.ctid FROM idemq.worker_entries o
+			WHERE o.seen_at <= now - interval '1 hour' FOR UPDATE SKIP LOCKED))
 	)
 	SELECT s.upto, e.upto, coalesce(a.upto, delete_by_time.audit), most - e.room + a.gone
 	FROM s, e, (SELECT max(at) AS upto, count(*) AS gone FROM gone_audit) a

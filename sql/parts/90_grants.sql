@@ -13,6 +13,9 @@ REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq_inside FROM PUBLIC;
 GRANT USAGE ON SCHEMA idemq TO pg_monitor;
 GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.steps, idemq.audit, idemq.queues, idemq.metrics,
 	idemq.workers, idemq.history TO PUBLIC;
+-- Who is there; idemq.here asks for itself.
+GRANT SELECT ON idemq.worker_seen TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.here TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.percentile, idemq.add_counts, idemq.sum_counts TO PUBLIC;
 -- Of the whole server.
 GRANT SELECT ON idemq.memory, idemq.admissions, idemq.once_calls, idemq.publish_calls,

@@ -1,0 +1,145 @@
+-- Who is there, by its own word: a worker has several sessions, waits on another one, and
+-- may be behind a pooler.  Nothing rests on these rows.  Not dumped: it tells of this server.
+CREATE TABLE idemq.worker_entries (
+	role_oid    oid NOT NULL,
+	id          uuid NOT NULL,
+	worker      text NOT NULL,
+	queue_ids   int[] NOT NULL,
+	program     text,
+	version     text,
+	host        text,
+	started_at  timestamptz NOT NULL,
+	seen_at     timestamptz NOT NULL,
+	concurrency int,
+	running     int NOT NULL,
+	jobs        bigint[] NOT NULL,
+	done        bigint NOT NULL,
+	done_before bigint,
+	seen_before timestamptz,
+	goodbye     boolean NOT NULL,
+	PRIMARY KEY (role_oid, id)
+) WITH (
+	fillfactor = 45,
+	autovacuum_vacuum_threshold = 5000
+);
+COMMENT ON TABLE idemq.worker_entries IS 'one row a worker process of the last hour: see idemq.worker_seen; written by idemq.here';
+COMMENT ON COLUMN idemq.worker_entries.role_oid IS 'role as which it works';
+COMMENT ON COLUMN idemq.worker_entries.queue_ids IS 'numbers of its queues, the first 100';
+COMMENT ON COLUMN idemq.worker_entries.done_before IS 'done, as it was at seen_before';
+COMMENT ON COLUMN idemq.worker_entries.seen_before IS 'the word before the last';
+COMMENT ON COLUMN idemq.worker_entries.goodbye IS 'whether it has said that it ends';
+-- No policy: the view shows what is to be seen.
+ALTER TABLE idemq.worker_entries ENABLE ROW LEVEL SECURITY;
+
+-- Topic: Workers
+
+CREATE FUNCTION idemq.here(
+	id uuid, worker text, queues text[], program text DEFAULT NULL, version text DEFAULT NULL,
+	host text DEFAULT NULL, concurrency int DEFAULT NULL, jobs bigint[] DEFAULT '{}',
+	done bigint DEFAULT 0, goodbye boolean DEFAULT false)
+	RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+COMMENT ON FUNCTION idemq.here(uuid, text, text[], text, text, text, int, bigint[], bigint, boolean)
+	IS 'say that a worker is there, each 30 s and at its start and end: a row of idemq.worker_seen, and part of no promise; returns false when 1,000 workers of the role are there already, and this one is not noted; needs claim on its queues
+- id: of the process, made by itself
+- worker: the name that its claims give
+- program, version: of the client, up to 64 bytes; host: where it runs
+- concurrency: how many jobs it runs at a time
+- jobs: those that it runs now; 100 are kept, and counted are all
+- done: jobs that it has ended since it began
+- goodbye: it ends now';
+
+-- The time of the word before the last is kept for the rate; a goodbye that follows at once has no
+-- part in it.
+CREATE FUNCTION idemq_inside.here(id uuid, worker text, queues text[], program text, version text,
+	host text, concurrency int, jobs bigint[], done bigint, goodbye boolean) RETURNS boolean
+	LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
+DECLARE
+	now CONSTANT timestamptz := clock_timestamp();
+	caller CONSTANT oid := idemq_inside.caller();
+	queue_ids int[];
+BEGIN
+	PERFORM idemq_inside.given('id', id), idemq_inside.check_text('worker', worker, 256),
+		idemq_inside.given('queues', queues), idemq_inside.check_ids('jobs', jobs),
+		idemq_inside.given('done', done), idemq_inside.given('goodbye', goodbye);
+	PERFORM idemq_inside.check_text(a.name, a.value, a.most)
+		FROM (VALUES ('program', program, 64), ('version', version, 64), ('host', host, 256))
+			a (name, value, most) WHERE a.value IS NOT NULL;
+	PERFORM idemq_inside.check_int('concurrency', concurrency, 1, 1000000)
+		WHERE concurrency IS NOT NULL;
+	IF cardinality(queues) = 0 OR array_ndims(queues) > 1 THEN
+		RAISE EXCEPTION 'queues must be an array of names' USING ERRCODE = '22023',
+			HINT = 'Pass the queues that the worker claims from.';
+	END IF;
+	queue_ids := ARRAY(SELECT DISTINCT idemq_inside.queue(q.name, 'claim', '', 'queues')
+		FROM unnest(queues[1:100]) q (name) ORDER BY 1);
+	IF NOT EXISTS (SELECT FROM idemq.worker_entries w WHERE w.role_oid = caller AND w.id = id)
+		AND (SELECT count(*) >= 1000 FROM (SELECT FROM idemq.worker_entries w
+			WHERE w.role_oid = caller LIMIT 1000) w) THEN
+		DELETE FROM idemq.worker_entries w WHERE w.role_oid = caller
+			AND (w.goodbye OR w.seen_at < now - interval '10 min');
+		IF NOT FOUND THEN
+			RETURN false;
+		END IF;
+	END IF;
+	INSERT INTO idemq.worker_entries AS w (role_oid, id, worker, queue_ids, program, version, host,
+			started_at, seen_at, concurrency, running, jobs, done, goodbye)
+		VALUES (caller, id, worker, queue_ids, program, version, host, now, now, concurrency,
+			cardinality(jobs), jobs[1:100], done, goodbye)
+		ON CONFLICT ON CONSTRAINT worker_entries_pkey DO UPDATE SET worker = excluded.worker,
+			queue_ids = excluded.queue_ids, program = excluded.program,
+			version = excluded.version, host = excluded.host, seen_at = excluded.seen_at,
+			concurrency = excluded.concurrency, running = excluded.running, jobs = excluded.jobs,
+			done = excluded.done, goodbye = excluded.goodbye,
+			done_before = CASE WHEN now - w.seen_at < interval '5 s' THEN w.done_before
+				ELSE w.done END,
+			seen_before = CASE WHEN now - w.seen_at < interval '5 s' THEN w.seen_before
+				ELSE w.seen_at END;
+	RETURN true;
+END $$;
+
+-- Who may claim from one of its queues, or is its role, sees a worker, with the queues of his own.
+CREATE VIEW idemq.worker_seen WITH (security_barrier) AS
+	WITH visible AS MATERIALIZED (
+		SELECT q.queue_id, q.name FROM idemq.queues q
+		WHERE pg_has_role('pg_monitor', 'USAGE') OR idemq.may_see(q.queue_id)
+	), leases AS MATERIALIZED (
+		SELECT l.queue, array_agg(l.job_id ORDER BY l.job_id) AS jobs FROM idemq.leases() l
+		WHERE l.worker = 'idemq handler' GROUP BY l.queue
+	)
+	SELECT w.worker, w.id, pg_get_userbyid(w.role_oid) AS role, w.host, w.program, w.version,
+		v.queues, w.started_at, w.seen_at, w.concurrency,
+		CASE WHEN w.goodbye THEN 0 ELSE w.running END AS running,
+		CASE WHEN w.goodbye THEN '{}' ELSE w.jobs END AS jobs, w.done,
+		greatest(w.done - w.done_before, 0) * 60
+			/ nullif(extract(epoch FROM w.seen_at - w.seen_before), 0)::float8 AS per_minute,
+		CASE WHEN w.goodbye THEN 'gone' WHEN w.seen_at < clock_timestamp() - interval '90 s'
+			THEN 'silent' ELSE 'here' END AS state
+	FROM idemq.worker_entries w
+	CROSS JOIN LATERAL (SELECT array_agg(q.name::text ORDER BY q.name) AS queues FROM visible q
+		WHERE q.queue_id = ANY (w.queue_ids)) v
+	WHERE w.seen_at > clock_timestamp() - interval '1 hour'
+		AND (v.queues IS NOT NULL OR pg_has_role(w.role_oid, 'USAGE')
+			OR pg_has_role('pg_monitor', 'USAGE'))
+	UNION ALL
+	SELECT h.function, NULL, h.role, NULL, 'handler', current_setting('idemq.version'),
+		ARRAY[h.queue::text], h.set_at, clock_timestamp(), h.workers,
+		coalesce(cardinality(l.jobs), 0), coalesce(l.jobs[1:100], '{}'), h.done_total,
+		h.jobs_per_second * 60, h.state
+	FROM idemq.handlers h LEFT JOIN leases l ON l.queue = h.queue;
+COMMENT ON VIEW idemq.worker_seen IS 'who is there: one row a worker process that has called idemq.here in the last hour, as clients and idemq-work do each 30 s, and one a handler of the server; of queues that you may claim from or administer, or of your own roles (pg_monitor: all)';
+COMMENT ON COLUMN idemq.worker_seen.worker IS 'its name, as in idemq.workers; of a handler its function';
+COMMENT ON COLUMN idemq.worker_seen.id IS 'of the process; NULL: a handler';
+COMMENT ON COLUMN idemq.worker_seen.role IS 'role as which it works';
+COMMENT ON COLUMN idemq.worker_seen.host IS 'where it runs; NULL: it has not said, or a handler, which runs in the server';
+COMMENT ON COLUMN idemq.worker_seen.program IS 'node, python, idemq-work, handler, or what another client says';
+COMMENT ON COLUMN idemq.worker_seen.version IS 'version of that';
+COMMENT ON COLUMN idemq.worker_seen.queues IS 'those of its queues that you may see';
+COMMENT ON COLUMN idemq.worker_seen.started_at IS 'since when it is known; of a handler, when it was set';
+COMMENT ON COLUMN idemq.worker_seen.seen_at IS 'its last word';
+COMMENT ON COLUMN idemq.worker_seen.concurrency IS 'how many jobs it runs at a time; of a handler, processes; NULL: it has not said';
+COMMENT ON COLUMN idemq.worker_seen.running IS 'how many it ran at its last word; of a handler, runs now';
+COMMENT ON COLUMN idemq.worker_seen.jobs IS 'their ids, 100 at most; idemq.workers has since when';
+COMMENT ON COLUMN idemq.worker_seen.done IS 'jobs that it has ended, well or not, since it began; of a handler, since the server started';
+COMMENT ON COLUMN idemq.worker_seen.per_minute IS 'jobs a minute between its last two words; of a handler, in the last minute; NULL: not known yet';
+COMMENT ON COLUMN idemq.worker_seen.state IS 'here; silent (no word for 90 s: it has ended without a goodbye, or cannot reach the database); gone (it has said goodbye); of a handler as in idemq.handlers';
