@@ -1,0 +1,138 @@
+-- Topic: Dependencies
+
+-- These are as the caller: row-level security shows the edges of children of queues that it may
+-- see.  Job by job, whatever the statistics say.
+
+-- Nearest first, so that what is left out beyond most is what is farthest.
+CREATE FUNCTION idemq.flow_ids(id bigint, most int DEFAULT 100000) RETURNS SETOF bigint
+	ROWS 1000 STABLE LANGUAGE sql SET enable_seqscan = off SET enable_hashjoin = off
+	SET enable_mergejoin = off SET jit = off SET search_path = pg_catalog, pg_temp
+	AS $$
+	WITH RECURSIVE members AS (
+		SELECT j.id FROM idemq.jobs j WHERE j.id = flow_ids.id
+		UNION
+		SELECT e.id FROM members m CROSS JOIN LATERAL (
+			SELECT d.parent FROM idemq.dependencies d WHERE d.child = m.id
+			UNION ALL
+			SELECT d.child FROM idemq.dependencies d WHERE d.parent = m.id) e (id))
+	SELECT m.id FROM members m LIMIT most
+	$$;
+COMMENT ON FUNCTION idemq.flow_ids(bigint, int) IS 'ids of the jobs that a job depends on, that depend on it, and so on: all of its graph or fan-out; it may be given any of them; most: no more than these; no rows for a job that you may not see. idemq.cancel_many(ARRAY(SELECT idemq.flow_ids(id))) ends it';
+
+CREATE FUNCTION idemq.flow(
+	id bigint, most int DEFAULT 100000,
+	OUT jobs bigint, OUT waiting bigint, OUT blocked bigint, OUT running bigint,
+	OUT retrying bigint, OUT completed bigint, OUT dead bigint, OUT cancelled bigint,
+	OUT done bigint, OUT progress float8, OUT begun_at timestamptz, OUT ended_at timestamptz,
+	OUT eta interval, OUT held_up_by bigint, OUT held_up_why text, OUT slowest bigint,
+	OUT slowest_kind text, OUT slowest_for interval, OUT failed_ids bigint[],
+	OUT roots bigint[], OUT cut boolean)
+	RETURNS SETOF record
+	ROWS 1 VOLATILE LANGUAGE sql SET enable_seqscan = off SET enable_hashjoin = off
+	SET enable_mergejoin = off SET jit = off SET search_path = pg_catalog, pg_temp
+	AS $$
+	WITH ids AS MATERIALIZED (
+		SELECT f.id, row_number() OVER () AS n FROM idemq.flow_ids(flow.id, flow.most + 1) f (id)
+	), seen AS MATERIALIZED (
+		SELECT i.id, j.id IS NOT NULL AS is_there, j.status, j.kind, j.claimed_at, j.finished_at,
+			j.ready_at, CASE WHEN j.id IS NULL THEN (SELECT min(d.child) FROM idemq.dependencies d
+				WHERE d.parent = i.id) END AS child
+		FROM ids i LEFT JOIN idemq.jobs j ON j.id = i.id WHERE i.n <= flow.most
+	), gone AS (
+		-- Parents whose rows are gone, or of queues of others: a child is told what they count as.
+		SELECT DISTINCT ON (p.parent) p.parent AS id, coalesce(p.status, 'completed') AS status
+		FROM (SELECT DISTINCT s.child FROM seen s WHERE s.child IS NOT NULL) c
+		CROSS JOIN LATERAL idemq.parents(c.child) p
+		WHERE NOT EXISTS (SELECT FROM idemq.jobs j WHERE j.id = p.parent)
+	), members AS MATERIALIZED (
+		SELECT s.id, s.status, s.kind, s.claimed_at, s.finished_at, s.ready_at FROM seen s
+			WHERE s.is_there
+		UNION ALL
+		SELECT g.id, g.status, NULL, NULL, NULL, NULL FROM gone g
+	), counts AS (
+		SELECT count(*) AS jobs,
+			count(*) FILTER (WHERE m.status = 'pending') AS waiting,
+			count(*) FILTER (WHERE m.status = 'blocked') AS blocked,
+			count(*) FILTER (WHERE m.status = 'processing') AS running,
+			count(*) FILTER (WHERE m.status = 'failed') AS retrying,
+			count(*) FILTER (WHERE m.status = 'completed') AS completed,
+			count(*) FILTER (WHERE m.status = 'dead') AS dead,
+			count(*) FILTER (WHERE m.status = 'cancelled') AS cancelled,
+			count(*) FILTER (WHERE m.status IN ('completed', 'dead', 'cancelled')) AS done,
+			min(m.claimed_at) AS begun_at, max(m.finished_at) AS ended_at,
+			-- The pace is that of the later half, or of all while they are few.
+			count(m.finished_at) AS finished,
+			percentile_disc(0.5) WITHIN GROUP (ORDER BY m.finished_at) AS middle
+		FROM members m
+	), pace AS (
+		SELECT c.*, CASE WHEN c.finished < 4 THEN c.begun_at ELSE c.middle END AS since FROM counts c
+	), holder AS (
+		-- What most wait for; where nothing waits, what is not done for the longest time.
+		SELECT m.id, m.status FROM members m CROSS JOIN LATERAL (SELECT count(*) AS waiting
+			FROM idemq.children k JOIN idemq.jobs j ON j.id = k.job_id
+			WHERE k.waits_for = m.id AND j.status = 'blocked') k
+		WHERE m.status IN ('pending', 'failed', 'processing')
+			OR m.status IN ('dead', 'cancelled') AND k.waiting > 0
+		ORDER BY k.waiting DESC, coalesce(m.claimed_at, m.ready_at), m.id LIMIT 1
+	)
+	SELECT p.jobs, p.waiting, p.blocked, p.running, p.retrying, p.completed, p.dead, p.cancelled,
+		p.done, p.done * 100.0::float8 / p.jobs, p.begun_at,
+		CASE WHEN p.done = p.jobs THEN p.ended_at END,
+		CASE WHEN p.done = p.jobs THEN interval '0'
+			WHEN p.finished > 0 AND (SELECT h.status NOT IN ('dead', 'cancelled') FROM holder h)
+			THEN (p.jobs - p.done) * (clock_timestamp() - p.since) / (SELECT greatest(count(*), 1)
+				FROM members m WHERE m.finished_at > p.since) END,
+		(SELECT h.id FROM holder h), (SELECT idemq.why(h.id) FROM holder h),
+		w.id, w.kind, w.lasted,
+		ARRAY(SELECT m.id FROM members m WHERE m.status IN ('dead', 'failed')
+			ORDER BY m.status = 'dead' DESC, m.id LIMIT 100),
+		ARRAY(SELECT m.id FROM members m
+			WHERE NOT EXISTS (SELECT FROM idemq.dependencies d WHERE d.child = m.id)
+			ORDER BY m.id LIMIT 100),
+		EXISTS (SELECT FROM ids i WHERE i.n > flow.most)
+	FROM pace p
+	LEFT JOIN (
+		SELECT m.id, m.kind, coalesce(m.finished_at, clock_timestamp()) - m.claimed_at AS lasted
+		FROM members m WHERE m.claimed_at IS NOT NULL AND m.status IN ('processing', 'completed')
+		ORDER BY lasted DESC, m.id LIMIT 1) w ON true
+	WHERE p.jobs > 0
+	$$;
+COMMENT ON FUNCTION idemq.flow(bigint, int) IS 'how far the graph or fan-out of a job is, whichever of its jobs that is; one row, none for a job that you may not see; reads each of its jobs, most at most
+- jobs, and of these waiting (pending), blocked, running, retrying (failed, and to be tried again), completed, dead, cancelled; a parent that is gone counts as what its children are told
+- done: how many are completed, dead or cancelled; progress: that in percent
+- begun_at: when the first was claimed; ended_at: when the last was finished, NULL before
+- eta: for how long it will go on, at the pace of the later half of what is done; NULL: that cannot be said
+- held_up_by: the job that most others wait for, or that is not done for the longest time, and idemq.why of it
+- slowest: the attempt that lasts, or lasted, for the longest time, of jobs that run or are completed
+- failed_ids: dead ones, then those that are retried, 100 at most; roots: 100 at most of those without parents
+- cut: there are more jobs than most, which are not counted';
+
+CREATE FUNCTION idemq.flow_jobs(member bigint, most int DEFAULT 2000)
+	RETURNS TABLE (id bigint, queue text, kind text, status idemq.status, parents bigint[],
+		depth int, begun_at timestamptz, ended_at timestamptz, progress float8, error text)
+	ROWS 1000 STABLE LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off
+	SET enable_mergejoin = off SET jit = off SET search_path = pg_catalog, pg_temp
+	AS $$
+#variable_conflict use_column
+DECLARE
+	ids CONSTANT bigint[] := ARRAY(SELECT f FROM idemq.flow_ids(member, most) f ORDER BY f);
+	places CONSTANT jsonb := (SELECT jsonb_object_agg(u.id, u.n)
+		FROM unnest(ids) WITH ORDINALITY u (id, n));
+	depths int[] := array_fill(0, ARRAY[cardinality(ids)]);
+	edge record;
+BEGIN
+	-- A parent is older than its child: its depth is known by then.
+	FOR edge IN SELECT u.n AS child, (places -> d.parent::text)::int AS parent
+		FROM unnest(ids) WITH ORDINALITY u (id, n) JOIN idemq.dependencies d ON d.child = u.id
+		ORDER BY u.n LOOP
+		IF depths[edge.child] <= depths[edge.parent] THEN
+			depths[edge.child] := depths[edge.parent] + 1;
+		END IF;
+	END LOOP;
+	RETURN QUERY SELECT j.id, idemq.queue_name(j.queue_id), j.kind, j.status,
+			ARRAY(SELECT d.parent FROM idemq.dependencies d WHERE d.child = j.id
+				ORDER BY d.parent),
+			depths[u.n], j.claimed_at, j.finished_at, idemq.progress(j.checkpoint), j.last_error
+		FROM unnest(ids) WITH ORDINALITY u (id, n) JOIN idemq.jobs j ON j.id = u.id ORDER BY u.n;
+END $$;
+COMMENT ON FUNCTION idemq.flow_jobs(bigint, int) IS 'the jobs of idemq.flow, by id, with their parents, and the longest way from one without parents (depth); one that is gone has no row; most: no more than these, the nearest';
