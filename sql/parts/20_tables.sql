@@ -24,7 +24,8 @@ CREATE TABLE idemq.queues (
 	paused_until       timestamptz,
 	created_at         timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
 	dead_queue_role    name,
-	dead_queue_role_oid oid
+	dead_queue_role_oid oid,
+	drained_by_cron    boolean NOT NULL DEFAULT false
 );
 COMMENT ON TABLE idemq.queues IS 'one row a queue: its settings; change them with idemq.alter_queue';
 COMMENT ON COLUMN idemq.queues.queue_id IS 'number of the queue, as in idemq.jobs';
@@ -48,6 +49,7 @@ COMMENT ON COLUMN idemq.queues.group_running IS 'so many jobs of one group in pr
 COMMENT ON COLUMN idemq.queues.group_rate IS 'so many starts of one group in group_period; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.group_period IS 'period of group_rate';
 COMMENT ON COLUMN idemq.queues.dead_queue_cancelled IS 'a job that is cancelled after an attempt has begun is added to dead_queue, too';
+COMMENT ON COLUMN idemq.queues.drained_by_cron IS 'whether its workers come and go, by cron for instance: due jobs on which nobody works are as it should be';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
 COMMENT ON COLUMN idemq.queues.paused_until IS 'a paused queue hands out jobs again from then on; NULL: when it is resumed';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';

@@ -21,7 +21,8 @@ CREATE FUNCTION idemq.create_queue(
 	dead_queue_cancelled boolean DEFAULT false,
 	group_running int DEFAULT 1,
 	group_rate int DEFAULT NULL,
-	group_period interval DEFAULT '1 second')
+	group_period interval DEFAULT '1 second',
+	drained_by_cron boolean DEFAULT false)
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_create_queue';
 COMMENT ON FUNCTION idemq.create_queue
 	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; raises 42710 when there is one of that name, 53400 when there are idemq.max_queues queues
@@ -32,7 +33,8 @@ COMMENT ON FUNCTION idemq.create_queue
 - job_timeout: an attempt may run so long, and heartbeats do not extend its lease beyond it
 - dead_queue_cancelled: dead_queue also gets the jobs that are cancelled after an attempt has begun
 - group_running: so many jobs of one group may be in processing at once; 1 for strict order
-- group_rate: so many jobs of one group may start in group_period; NULL: no limit';
+- group_rate: so many jobs of one group may start in group_period; NULL: no limit
+- drained_by_cron: its workers come and go, so idemq.metrics.unattended_for is NULL whatever waits';
 
 CREATE FUNCTION idemq.alter_queue(
 	name text,
@@ -54,7 +56,8 @@ CREATE FUNCTION idemq.alter_queue(
 	dead_queue_cancelled boolean DEFAULT NULL,
 	group_running int DEFAULT NULL,
 	group_rate int DEFAULT NULL,
-	group_period interval DEFAULT NULL)
+	group_period interval DEFAULT NULL,
+	drained_by_cron boolean DEFAULT NULL)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_alter_queue';
 COMMENT ON FUNCTION idemq.alter_queue
 	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running, rate_limit, group_rate or job_timeout away, and '''' dead_queue; jobs already enqueued keep their max_attempts, and jobs in processing their leases; raises 22023 when lease would be longer than max_lease; needs admin';

@@ -91,15 +91,16 @@ COMMENT ON FUNCTION idemq.cancel_matching(text, text, text, text, int)
 CREATE FUNCTION idemq.retry(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_retry';
 COMMENT ON FUNCTION idemq.retry(bigint)
-	IS 'make a job ready now: failed, not yet due, or dead or cancelled (with a fresh set of attempts and no expiry; in a group it waits for its turn); returns retrying, or why not: current (ready already), locked (in processing), blocked, completed, not_found; needs enqueue';
+	IS 'make a job ready now: failed, not yet due, or dead or cancelled (with a fresh set of attempts and no expiry; in a group it waits for its turn; its copy in the dead queue is cancelled, unless somebody is on it, or has done it, and a NOTICE says so); returns retrying, or why not: current (ready already), locked (in processing), blocked, completed, not_found; needs enqueue';
 
 CREATE FUNCTION idemq.redrive(
 	queue text, max_jobs int DEFAULT NULL, error text DEFAULT NULL, ids bigint[] DEFAULT NULL)
 	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate_jobs';
 COMMENT ON FUNCTION idemq.redrive(text, int, text, bigint[])
-	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose error, or its idemq.error_pattern, is LIKE that; ids: those of these ids; several arguments: what they have in common; returns how many; needs admin';
+	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose error, or its idemq.error_pattern, is LIKE that; ids: those of these ids; several arguments: what they have in common; the copy of each in the dead queue is cancelled, unless somebody is on it, or has done it: a NOTICE says how many; returns how many; needs admin';
 
-CREATE FUNCTION idemq_inside.redrive_job(id bigint, token bigint) RETURNS boolean
+CREATE FUNCTION idemq_inside.redrive_job(id bigint, token bigint, OUT redriven boolean,
+	OUT copies bigint)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_redrive_job';
 
 -- Which jobs is asked under the latest snapshot, with the token of the attempt that each died of.
@@ -113,10 +114,11 @@ DECLARE
 	number int := idemq_inside.queue(queue, 'admin');
 	fingerprint text := CASE WHEN error ~ '^[0-9a-f]{16}$' THEN error END;
 	redriven bigint;
+	copies bigint;
 BEGIN
 	PERFORM idemq_inside.check_int('max_jobs', max_jobs, 1, 2147483647) WHERE max_jobs IS NOT NULL;
 	PERFORM idemq_inside.check_ids('ids', ids) WHERE ids IS NOT NULL;
-	SELECT count(*) FILTER (WHERE idemq_inside.redrive_job(d.id, d.token)) INTO redriven
+	SELECT count(*) FILTER (WHERE r.redriven), coalesce(sum(r.copies), 0) INTO redriven, copies
 		FROM (SELECT * FROM idemq_inside.latest(
 		'SELECT j.id, j.token FROM idemq.jobs j
 			WHERE j.queue_id = $1 AND j.dead_at IS NOT NULL AND j.status = ''dead''
@@ -129,10 +131,15 @@ BEGIN
 			|| CASE WHEN ids IS NULL THEN '' ELSE ' AND j.id = ANY ($5)' END ||
 				' ORDER BY j.dead_at, j.id LIMIT $2',
 		number, max_jobs, fingerprint, CASE WHEN fingerprint IS NULL THEN error END,
-			ids) AS (id bigint, token bigint) ORDER BY 1) d;
+			ids) AS (id bigint, token bigint) ORDER BY 1) d
+		CROSS JOIN LATERAL idemq_inside.redrive_job(d.id, d.token) r;
+	IF copies > 0 THEN
+		RAISE NOTICE 'copies of jobs in dead queues that were cancelled: %', copies;
+	END IF;
 	IF redriven > 0 THEN
 		PERFORM idemq_inside.audit('redrive', number, queue, nullif(jsonb_strip_nulls(
-			jsonb_build_object('error', error, 'ids', cardinality(ids)::text)), '{}'),
+			jsonb_build_object('error', error, 'ids', cardinality(ids)::text,
+				'copies', nullif(copies, 0)::text)), '{}'),
 				jobs => redriven);
 	END IF;
 	RETURN redriven;

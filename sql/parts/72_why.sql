@@ -1,7 +1,7 @@
 -- What other rows than its own say of a job, for idemq.why(), in words; NULL: nothing.  Of a step
 -- only whether its attempt goes on tells whether somebody will answer it.
 CREATE FUNCTION idemq_inside.why_rows(id bigint, now timestamptz, OUT steps text, OUT event text,
-	OUT parent text)
+	OUT parent text, OUT dead text)
 	STABLE LANGUAGE sql SET datestyle = 'ISO' AS $$
 	SELECT
 		(SELECT string_agg(format('; its step "%s" ', s.name) || CASE
@@ -41,7 +41,11 @@ CREATE FUNCTION idemq_inside.why_rows(id bigint, now timestamptz, OUT steps text
 				'next claim, cancels it', p.id, p.status)
 			ELSE format('waits for its parent, job %s, which is %s: idemq.retry(%1$s) makes that '
 				'ready again', p.id, p.status)
-		END
+		END,
+		(SELECT format('it tells of a dead job of queue "%s", and somebody has to look at it: '
+			'idemq.retry of that job takes it away', min(d.name))
+			FROM idemq.queues q JOIN idemq.queues d ON d.dead_queue = q.name
+			WHERE q.queue_id = j.queue_id AND j.key LIKE 'dead:%' HAVING count(*) > 0)
 	FROM idemq.jobs j
 	-- Without any edge they are still to be restored.
 	LEFT JOIN idemq.children c ON c.job_id = j.id

@@ -141,6 +141,7 @@ typedef struct JobChanger
 	int privileges;	  /* of which the role must hold one */
 	JobWait wait;	  /* for whoever holds the row; a job that is skipped is locked */
 	AuditEntry audit; /* of each job; its action is NULL when the caller sees to that */
+	int64 *copies;	  /* of what may bring back: counts the accounts that were taken away */
 } JobChanger;
 
 extern Outcome idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer,

@@ -20,19 +20,17 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Adds the kind of a job to what is said of it. */
+/* Adds something to what is said of a job. */
 static void
-note_kind(AuditEntry *entry, const Job *job)
+note(AuditEntry *entry, const char *name, const char *value)
 {
 	int n = 0;
 
-	if (job->row->tts_isnull[COL_KIND])
-		return;
 	while (entry->members[n] != NULL)
 		n += 2;
 	Assert(n + 1 < (int) lengthof(entry->members));
-	entry->members[n] = "kind";
-	entry->members[n + 1] = TextDatumGetCString(job->row->tts_values[COL_KIND]);
+	entry->members[n] = name;
+	entry->members[n + 1] = value;
 }
 
 /*
@@ -63,8 +61,8 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 		if (!changer->decide(&job, changer->arg, &args, &event, &outcome))
 			return outcome;
 		/* Of what was fetched nothing is left after the write. */
-		if (entry.action != NULL)
-			note_kind(&entry, &job);
+		if (entry.action != NULL && !job.row->tts_isnull[COL_KIND])
+			note(&entry, "kind", TextDatumGetCString(job.row->tts_values[COL_KIND]));
 		/* It may have to wait for the worker, which is told first. */
 		if (event == EVENT_CANCEL && job.status == JOB_PROCESSING)
 			idemq_pending_note_cancel(queue.id, id, job.token);
@@ -75,6 +73,12 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 		{
 			if (queue_id != NULL)
 				*queue_id = queue.id;
+			if ((event == EVENT_REDRIVE || event == EVENT_REDRIVE_GROUPED) &&
+				idemq_dead_queue_take_back(&queue, id, job.token))
+			{
+				(*changer->copies)++;
+				note(&entry, "copies", "1");
+			}
 			if (entry.action != NULL)
 				idemq_audit(&entry);
 			return outcome;

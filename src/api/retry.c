@@ -38,24 +38,40 @@ decide_retry(const Job *job, const void *arg, EventArgs *args, JobEvent *event, 
 	}
 }
 
+/* Tells how many accounts of deaths were taken out of dead queues. */
+static void
+say_copies(int64 copies)
+{
+	if (copies > 0)
+		ereport(NOTICE, (errmsg("copies of jobs in dead queues that were cancelled: %lld",
+								(long long) copies)));
+}
+
 /* retry(id) -> retrying | current | locked | blocked | completed | not_found; 22004, 40001. */
 Datum
 idemq_sql_v2_retry(PG_FUNCTION_ARGS)
 {
-	static const JobChanger retrier = {.decide = decide_retry,
-									   .privileges = PRIVILEGE_CHANGE,
-									   .audit = {.action = "retry"}};
+	int64 copies = 0;
+	JobChanger retrier = {.decide = decide_retry,
+						  .privileges = PRIVILEGE_CHANGE,
+						  .audit = {.action = "retry"},
+						  .copies = &copies};
+	Datum outcome = idemq_change_one(fcinfo, &retrier);
 
-	return idemq_change_one(fcinfo, &retrier);
+	say_copies(copies);
+	return outcome;
 }
 
 /* retry_many(ids) -> setof (id, outcome as retry); 22004, 22023, 40001. */
 Datum
 idemq_sql_v2_retry_many(PG_FUNCTION_ARGS)
 {
-	static const JobChanger retrier = {.decide = decide_retry, .privileges = PRIVILEGE_CHANGE};
+	int64 copies = 0;
+	JobChanger retrier = {.decide = decide_retry, .privileges = PRIVILEGE_CHANGE, .copies = &copies};
+	Datum none = idemq_change_many(fcinfo, &retrier, "retry_many");
 
-	return idemq_change_many(fcinfo, &retrier, "retry_many");
+	say_copies(copies);
+	return none;
 }
 
 /* A job that is dead of the attempt of token *arg. */
@@ -69,13 +85,20 @@ decide_redrive(const Job *job, const void *arg, EventArgs *args, JobEvent *event
 	return is_that;
 }
 
-/* redrive_job(id, token) -> whether it was dead of that attempt, and is ready again; 40001. */
+/*
+ * redrive_job(id, token) -> whether it was dead of that attempt, and is ready again; how many of its
+ * accounts were taken out of the dead queue; 40001.
+ */
 Datum
 idemq_sql_v2_inside_redrive_job(PG_FUNCTION_ARGS)
 {
 	int level = idemq_gate_become_caller();
 	int64 token = PG_GETARG_INT64(1);
-	JobChanger redriver = {.decide = decide_redrive, .arg = &token, .privileges = PRIVILEGE_ADMIN};
+	int64 copies = 0;
+	JobChanger redriver = {.decide = decide_redrive,
+						   .arg = &token,
+						   .privileges = PRIVILEGE_ADMIN,
+						   .copies = &copies};
 	JobsTable table;
 	Outcome outcome;
 
@@ -83,5 +106,7 @@ idemq_sql_v2_inside_redrive_job(PG_FUNCTION_ARGS)
 	outcome = idemq_change_job(&table, PG_GETARG_INT64(0), &redriver, NULL);
 	idemq_jobs_close(&table);
 	idemq_gate_become_owner(level);
-	PG_RETURN_BOOL(outcome == OUTCOME_RETRYING);
+	return idemq_row_datum(fcinfo,
+						   (Datum[]){BoolGetDatum(outcome == OUTCOME_RETRYING), Int64GetDatum(copies)},
+						   (bool[]){false, false});
 }

@@ -186,6 +186,7 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 			!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
 			return OUTCOME_NOT_FOUND;
 		idemq_queue_need_slot(&call->queue);
+		idemq_slot_note_claim(call->queue.slot);
 		idemq_settings_check_lease(&call->queue, call->lease);
 		call->fetched = false;
 		/* Finished is finished, though its lease may go a moment later. */

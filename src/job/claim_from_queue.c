@@ -277,6 +277,7 @@ idemq_claim_from_queue(ClaimCall *call)
 	if (!idemq_reap_some(queue))
 		return;
 	idemq_wake_claimed(queue->slot);
+	idemq_slot_note_claim(queue->slot);
 	scan_and_promote(call);
 	if (call->claimed == 0 && !call->scan.stopped &&
 		idemq_cursor_verify_due(queue->slot, queue->id))

@@ -24,6 +24,10 @@
  * The role that set the dead queue is asked at each death whether it may still enqueue there,
  * as that of a handler, a schedule or a binding is.
  *
+ * A job that is brought back takes its account away: that is cancelled, unless somebody is on it,
+ * or has done it, or holds its row.  One in another queue, which was the dead queue at the death,
+ * stays.
+ *
  * A death never fails for want of a dead queue: when it is gone, or no more for that role, or
  * leads back to the queue itself, a warning says that nothing was added.
  *
@@ -329,6 +333,14 @@ account_of(const Job *job, const QueueInfo *queue, text *error, const char *stat
 	return account;
 }
 
+/* Returns the key of the account of a death. */
+static Datum
+key_of(const QueueInfo *queue, int64 id, int64 token)
+{
+	return CStringGetTextDatum(
+		psprintf("dead:%s:%lld:%lld", queue->name, (long long) id, (long long) token));
+}
+
 /*
  * Adds a job that died in this transaction, or was cancelled, to the dead queue that
  * idemq_dead_queue_hold has set, if any.  job: as it was before; the end of its attempt is
@@ -344,16 +356,14 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	JobsTable table;
 	JobChange columns;
 	EnqueueAnswer answer;
-	char *key;
 
 	if (!can_be_added(job, queue, dead, name))
 		return;
 	/* A reaper may add thousands, each of them long. */
 	context = AllocSetContextCreate(CurrentMemoryContext, "idemq dead job", ALLOCSET_DEFAULT_SIZES);
 	old = MemoryContextSwitchTo(context);
-	key = psprintf("dead:%s:%lld:%lld", queue->name, (long long) job->id, (long long) job->token);
 	idemq_new_job(&columns, dead, idemq_now(), account_of(job, queue, error, name));
-	job_set(&columns, COL_KEY, CStringGetTextDatum(key));
+	job_set(&columns, COL_KEY, key_of(queue, job->id, job->token));
 	if (job_has(job, COL_HEADERS))
 		job_set(&columns, COL_HEADERS, job_value(job, COL_HEADERS));
 	if (job_has(job, COL_KIND))
@@ -372,4 +382,28 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	MemoryContextDelete(context);
 	if (answer.outcome != OUTCOME_DUPLICATE)
 		idemq_pending_counts_event(dead->id, COUNTER_BIT(COUNTER_ENQUEUED));
+}
+
+/*
+ * Takes the account of a job's last death out of its dead queue, since the job is ready again;
+ * returns whether it was there, and is cancelled.  Never waits.
+ */
+bool
+idemq_dead_queue_take_back(const QueueInfo *queue, int64 id, int64 token)
+{
+	EventArgs args = {.now = idemq_now()};
+	QueueInfo dead;
+	JobsTable table;
+	Job copy;
+	bool taken;
+
+	if (queue->dead_queue[0] == '\0' || !idemq_queue_find(queue->dead_queue, &dead))
+		return false;
+	args.error = cstring_to_text(psprintf("job %lld was brought back", (long long) id));
+	idemq_jobs_open(&table);
+	taken = idemq_jobs_find_key(&table, dead.id, key_of(queue, id, token), &copy) &&
+			idemq_transition_allowed(EVENT_EXPIRE, copy.status) &&
+			idemq_transition(&table, &copy, &dead, EVENT_EXPIRE, &args, JOB_SKIPS) == JOB_WRITTEN;
+	idemq_jobs_close(&table);
+	return taken;
 }

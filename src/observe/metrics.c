@@ -21,10 +21,12 @@
 
 #include "base/base.h"
 #include "job/job.h"
+#include "observe/observe.h"
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
+#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 #include "table/table.h"
 
@@ -85,6 +87,36 @@ add_gauges(RowBuilder *row, const QueueInfo *queue, const CounterView *view, Sql
 		row_add_if(row, gauges != NULL, Int64GetDatum(gauges == NULL ? 0 : Max(gauges[i], 0)));
 }
 
+/*
+ * Returns since when nobody has worked on a queue, though jobs are due, oldest since that time:
+ * none is in flight, nobody has claimed, or sleeps until there is something.  DT_NOEND when
+ * somebody does, nothing is due, or nobody has to: it is paused, a limit keeps its jobs, or
+ * drained_by_cron says so; and before a minute is over, since a worker may ask now and then.
+ */
+TimestampTz
+idemq_unattended_since(const QueueInfo *queue, TimestampTz oldest, TimestampTz now)
+{
+	TimestampTz since = oldest;
+	CounterView counts;
+	LimitView limit;
+	int64 claimed_at;
+
+	if (oldest > now - USECS_PER_MINUTE || queue->slot == NULL || queue->drained_by_cron ||
+		idemq_queue_is_paused(queue) || RecoveryInProgress() || idemq_follows() ||
+		idemq_running_count(queue->slot) > 0 ||
+		idemq_sleepers_any(idemq_sleepers_of_queue(queue->slot)))
+		return DT_NOEND;
+	idemq_limit_view(queue, &limit);
+	if (limit.state != LIMIT_OPEN ||
+		!idemq_counters_read(idemq_slot_index(queue->slot), queue->id, &counts))
+		return DT_NOEND;
+	claimed_at = (int64) pg_atomic_read_u64(&queue->slot->claimed_at);
+	since = Max(since, counts.since);
+	if (claimed_at > 0)
+		since = Max(since, idemq_timestamp_from_mono(claimed_at));
+	return since > now - USECS_PER_MINUTE ? DT_NOEND : since;
+}
+
 /* Makes a row of queue_metrics. */
 static void
 make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
@@ -93,6 +125,7 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
 	bool in_memory = read_counters(queue, sql_gauges != NULL, &view);
 	TimestampTz now = idemq_now();
 	TimestampTz oldest;
+	TimestampTz unattended;
 	SlotStatus status = {0};
 	bool has_status = queue->slot != NULL && !idemq_follows() &&
 					  idemq_slot_status(queue->id, &status);
@@ -118,6 +151,8 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
 	row_add_if(row, has_status, Int32GetDatum(has_status ? idemq_running_count(queue->slot) : 0));
 	row_add_if(row, has_places,
 			   Int64GetDatum(has_places ? idemq_groups_limited(MyDatabaseId, queue->id) : 0));
+	unattended = idemq_unattended_since(queue, oldest, now);
+	row_add_if(row, unattended != DT_NOEND, idemq_interval_datum(now - Max(unattended, now - OLDEST_AGE)));
 }
 
 /*

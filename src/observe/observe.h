@@ -1,6 +1,6 @@
 /*
  * observe/observe.h
- *		What the parts of idemq.check() share.
+ *		What the parts of idemq.check() share; and what metrics and why do.
  */
 #ifndef IDEMQ_OBSERVE_OBSERVE_H
 #define IDEMQ_OBSERVE_OBSERVE_H
@@ -8,7 +8,12 @@
 #include "fmgr.h"
 #include "utils/tuplestore.h"
 
+#include "queue/queue.h"
 #include "table/table.h"
+
+/* metrics.c */
+extern TimestampTz idemq_unattended_since(const QueueInfo *queue, TimestampTz oldest,
+										  TimestampTz now);
 
 /* Job ids that a report names, and suspects that are checked twice. */
 #define CHECK_NAMED 10

@@ -19,6 +19,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "job/job.h"
+#include "observe/observe.h"
 #include "queue/queue.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
@@ -39,6 +40,7 @@ enum
 	ROWS_STEPS, /* those without an answer */
 	ROWS_EVENT, /* that it sleeps for */
 	ROWS_PARENT,
+	ROWS_DEAD, /* that its queue is a dead queue */
 	ROWS_COLUMNS
 };
 
@@ -55,7 +57,7 @@ typedef struct WhyCall
 #define say(call, ...) appendStringInfo(&(call)->answer, __VA_ARGS__)
 
 static SqlStatement read_rows =
-	{.text = "SELECT steps, event, parent FROM idemq_inside.why_rows($1, $2)",
+	{.text = "SELECT steps, event, parent, dead FROM idemq_inside.why_rows($1, $2)",
 	 .types = {INT8OID, TIMESTAMPTZOID}};
 
 /* Reads what other rows say of the job. */
@@ -192,6 +194,8 @@ say_ready(WhyCall *call)
 	bool all;
 	int before = count_before(call, &all);
 	int in_flight = idemq_lease_count_queue(call->queue.id);
+	TimestampTz unattended = idemq_unattended_since(
+		&call->queue, idemq_ready_oldest(&call->queue, call->now), call->now);
 
 	say(call, "ready since %s", at(call->job.ready_at));
 	if (before == 0 && all)
@@ -201,7 +205,13 @@ say_ready(WhyCall *call)
 			before == 1 && all ? "" : "s");
 	if (RecoveryInProgress() || say_handler(call))
 		return;
-	if (in_flight == 0)
+	if (call->rows[ROWS_DEAD][0] != '\0')
+		say(call, "; %s", call->rows[ROWS_DEAD]);
+	else if (in_flight == 0 && unattended != DT_NOEND)
+		say(call,
+			"; nobody works on queue \"%s\" since %s: start a worker that calls idemq.claim('%s')",
+			queue, at(unattended), queue);
+	else if (in_flight == 0)
 		say(call,
 			"; no job of queue \"%s\" is in flight: start a worker that calls idemq.claim('%s')",
 			queue, queue);

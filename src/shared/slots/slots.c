@@ -68,6 +68,7 @@ slot_reset(QueueSlot *slot, SetWord set)
 	slot->next_verify = slot->known_since + USECS_PER_SEC;
 	slot->next_fill = 0;
 	set(&slot->rate_tat, 0);
+	set(&slot->claimed_at, 0);
 	for (int kind = 0; kind < DUE_KINDS; kind++)
 	{
 		bool unasked = kind == DUE_GROUPS || kind == DUE_RECOVERY || kind == DUE_SIGNAL ||
@@ -313,6 +314,17 @@ idemq_slot_note_new(QueueSlot *slot, int32 queue_id)
 		return;
 	slot->known_since = 0;
 	LWLockRelease(&slot->lock);
+}
+
+/* Notes that somebody claims from a queue, whether it gets something or not. */
+void
+idemq_slot_note_claim(QueueSlot *slot)
+{
+	int64 now = idemq_mono_now();
+
+	/* Once a second: every claim reads the slot's lines. */
+	if (now - (int64) pg_atomic_read_u64(&slot->claimed_at) > USECS_PER_SEC)
+		pg_atomic_write_u64(&slot->claimed_at, (uint64) now);
 }
 
 /*

@@ -144,6 +144,7 @@ typedef struct QueueSlot
 	int64 next_verify;				   /* mono: of the cursors, not before */
 	int64 known_since;				   /* mono: what its queue did is known since then; 0: all */
 	pg_atomic_uint64 due[DUE_KINDS];   /* for shared/sleepers/due_times.c; no lock */
+	pg_atomic_uint64 claimed_at;	   /* mono, to the second: the last claim; 0: none; no lock */
 	/* for shared/processes/handler_board.c */
 	int handler_wanted;		  /* processes that its handler may have; 0: none; handlers_lock */
 	pg_atomic_uint32 handler; /* HANDLER_ARMED and others; no lock */
@@ -202,6 +203,7 @@ extern QueueSlot *idemq_slot_find(Oid database, int32 queue_id);
 extern int idemq_slot_index(const QueueSlot *slot);
 extern TableUsage idemq_slots_usage(void);
 extern void idemq_slot_note_new(QueueSlot *slot, int32 queue_id);
+extern void idemq_slot_note_claim(QueueSlot *slot);
 extern bool idemq_slot_known_since(QueueSlot *slot, int32 queue_id, int64 *since);
 extern bool idemq_slot_is_of(const QueueSlot *slot, int32 queue_id);
 extern bool idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode);
