@@ -39,11 +39,14 @@ task_value(const struct task *task, int column)
 	return PQgetvalue(task->rows, task->row, column);
 }
 
+int64_t jobs_ended;
+
 void
 job_free(struct job *job)
 {
 	int place = job->place;
 
+	jobs_ended++;
 	free(job->id);
 	free(job->token);
 	free(job->queue);

@@ -98,7 +98,8 @@ extern PGresult *job_commit_all(struct job *jobs, struct server *server, int pla
 /* Leaves a job to its lease; says so. */
 extern void job_give_up(struct job *job);
 
-/* Frees its place. */
+/* Frees its place; how often that was. */
 extern void job_free(struct job *job);
+extern int64_t jobs_ended;
 
 #endif

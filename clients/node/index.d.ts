@@ -92,6 +92,35 @@ export function sendEvent<Payload = Json>(
   client: Queryable, queue: string, name: string, payload?: Payload,
 ): Promise<{ outcome: 'accepted' | 'duplicate'; firstPayload: Payload }>;
 
+/** How far a graph or a fan-out is. */
+export interface Flow {
+  /** How many there are; a parent that is gone counts. */
+  jobs: number;
+  waiting: number; blocked: number; running: number; retrying: number; completed: number; dead: number; cancelled: number;
+  /** Those that are completed, dead or cancelled; progress is that in percent. */
+  done: number;
+  progress: number;
+  begunAt: Date | null;
+  endedAt: Date | null;
+  /** Seconds to the end, at the pace of late; null: that cannot be said. */
+  eta: number | null;
+  /** The job that most others wait for, or that is not done for the longest time, and why it is not. */
+  heldUpBy: string | null;
+  heldUpWhy: string | null;
+  slowest: string | null;
+  slowestKind: string | null;
+  /** Seconds. */
+  slowestFor: number | null;
+  /** Dead ones, then those that will be tried again; of both, and of jobs without parents, 100 at most. */
+  failedIds: string[];
+  roots: string[];
+  /** There are more jobs than were asked for. */
+  cut: boolean;
+}
+
+/** How far the graph or fan-out of a job is, whichever of its jobs that is; null for one that you may not see. */
+export function flow(client: Queryable, id: string, most?: number): Promise<Flow | null>;
+
 /** Cancels jobs that are not finished, and never waits: locked is one that an open transaction holds. */
 export function cancelMany(
   client: Queryable, ids: string[],

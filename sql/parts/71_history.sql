@@ -3,8 +3,8 @@
 -- free, so that they are written over in place (HOT), and nothing is left behind.  Not dumped: it
 -- tells of this server.
 CREATE TABLE idemq.history_steps (
-	step        smallint NOT NULL,
-	place       smallint NOT NULL,
+	step        int NOT NULL,
+	place       int NOT NULL,
 	queue_id    int NOT NULL,
 	at          timestamptz NOT NULL,
 	pending     bigint,
@@ -41,15 +41,15 @@ CREATE FUNCTION idemq_inside.history()
 		dead bigint, due_since timestamptz, enqueued bigint, claimed bigint, completed bigint,
 		failures bigint, died bigint, cancelled bigint, expired bigint, wait_counts int[],
 		run_counts int[])
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_history';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_history';
 
 -- An hour of steps of 10 s, a day of 1 min, a week of 10 min.
 CREATE FUNCTION idemq_inside.history_places(step int) RETURNS int
 	IMMUTABLE LANGUAGE sql AS 'SELECT CASE step WHEN 10 THEN 360 WHEN 60 THEN 1440 ELSE 1008 END';
 
-CREATE FUNCTION idemq_inside.history_place(step int, at timestamptz) RETURNS smallint
+CREATE FUNCTION idemq_inside.history_place(step int, at timestamptz) RETURNS int
 	IMMUTABLE LANGUAGE sql AS $$
-	SELECT (extract(epoch FROM at)::bigint / step % idemq_inside.history_places(step))::smallint
+	SELECT (extract(epoch FROM at)::bigint / step % idemq_inside.history_places(step))::int
 	$$;
 
 -- Writes the step of 10 s that has ended at until; or folds the steps since then, up to until, into
@@ -61,7 +61,7 @@ CREATE FUNCTION idemq_inside.write_history(step int, since timestamptz, until ti
 DECLARE
 	length CONSTANT interval := make_interval(secs => write_history.step);
 	part CONSTANT int := CASE write_history.step WHEN 600 THEN 60 ELSE 10 END;
-	places smallint[];
+	places int[];
 	count bigint;
 BEGIN
 	IF write_history.step > 10 THEN
@@ -136,7 +136,7 @@ COMMENT ON AGGREGATE idemq.sum_counts(int[])
 
 -- By queue first, so that its privileges are asked once, and not for each row.
 CREATE VIEW idemq.history WITH (security_barrier) AS
-	SELECT q.name AS queue, h.step::int AS step, h.at, h.pending, h.blocked, h.processing,
+	SELECT q.name AS queue, h.step, h.at, h.pending, h.blocked, h.processing,
 		h.failed, h.dead, h.at OPERATOR(pg_catalog.-) h.due_since AS oldest_due,
 		h.enqueued, h.claimed, h.completed, h.failures, h.died, h.cancelled, h.expired,
 		h.wait_counts, h.run_counts

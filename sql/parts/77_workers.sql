@@ -49,10 +49,10 @@ COMMENT ON FUNCTION idemq.here(uuid, text, text[], text, text, text, int, bigint
 - goodbye: it ends now';
 
 -- The time of the word before the last is kept for the rate; a goodbye that follows at once has no
--- part in it.
+-- part in it.  Clients ask it on the connection of their heartbeats: it waits for no lock for long.
 CREATE FUNCTION idemq_inside.here(id uuid, worker text, queues text[], program text, version text,
 	host text, concurrency int, jobs bigint[], done bigint, goodbye boolean) RETURNS boolean
-	LANGUAGE plpgsql AS $$
+	LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 #variable_conflict use_variable
 DECLARE
 	now CONSTANT timestamptz := clock_timestamp();

@@ -386,12 +386,14 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 
 /*
  * Takes the account of a job's last death out of its dead queue, since the job is ready again;
- * returns whether it was there, and is cancelled.  Never waits.
+ * returns whether it was there, and is cancelled.  It loses its key: the job may be cancelled
+ * before another attempt has begun, and that gives an account again.  Never waits.
  */
 bool
 idemq_dead_queue_take_back(const QueueInfo *queue, int64 id, int64 token)
 {
 	EventArgs args = {.now = idemq_now()};
+	JobChange keyless = {0};
 	QueueInfo dead;
 	JobsTable table;
 	Job copy;
@@ -400,10 +402,20 @@ idemq_dead_queue_take_back(const QueueInfo *queue, int64 id, int64 token)
 	if (queue->dead_queue[0] == '\0' || !idemq_queue_find(queue->dead_queue, &dead))
 		return false;
 	args.error = cstring_to_text(psprintf("job %lld was brought back", (long long) id));
+	job_set_null(&keyless, COL_KEY);
 	idemq_jobs_open(&table);
 	taken = idemq_jobs_find_key(&table, dead.id, key_of(queue, id, token), &copy) &&
 			idemq_transition_allowed(EVENT_EXPIRE, copy.status) &&
-			idemq_transition(&table, &copy, &dead, EVENT_EXPIRE, &args, JOB_SKIPS) == JOB_WRITTEN;
+			idemq_jobs_update(&table, &copy, &keyless, JOB_SKIPS) == JOB_WRITTEN;
+	if (taken)
+	{
+		int64 copy_id = copy.id;
+
+		idemq_jobs_refresh(&table);
+		if (!idemq_jobs_fetch(&table, copy_id, &copy) ||
+			idemq_transition(&table, &copy, &dead, EVENT_EXPIRE, &args, JOB_SKIPS) != JOB_WRITTEN)
+			elog(ERROR, "job %lld has changed, which this transaction has written", (long long) copy_id);
+	}
 	idemq_jobs_close(&table);
 	return taken;
 }

@@ -1,4 +1,4 @@
-// What goes beyond one job: events, topics, numbered producers, graphs, cancels of many, waiting for results.
+// What goes beyond one job: events, topics, numbered producers, graphs and how far they are, cancels of many, waiting for results.
 
 import { interval, typed } from './errors.js';
 import { json } from './enqueue.js';
@@ -14,6 +14,11 @@ const PUBLISH = `SELECT queue, id::text, outcome::text
 const ENQUEUE_SEQUENCED = `SELECT id::text, outcome::text, status::text, result
   FROM idemq.enqueue_sequenced(queue => $9::text, producer => $10::text, seq => $11::bigint, payload => $12::jsonb, ${OPTIONS})`;
 const ENQUEUE_GRAPH = 'SELECT name, id::text, outcome::text, status::text FROM idemq.enqueue_graph($1::jsonb)';
+const FLOW = `SELECT jobs::float8, waiting::float8, blocked::float8, running::float8, retrying::float8, completed::float8, dead::float8,
+    cancelled::float8, done::float8, progress, begun_at AS "begunAt", ended_at AS "endedAt", extract(epoch FROM eta)::float8 AS eta,
+    held_up_by::text AS "heldUpBy", held_up_why AS "heldUpWhy", slowest::text, slowest_kind AS "slowestKind",
+    extract(epoch FROM slowest_for)::float8 AS "slowestFor", failed_ids::text[] AS "failedIds", roots::text[], cut
+  FROM idemq.flow($1::bigint, $2::int)`;
 const CANCEL_MANY = 'SELECT id::text, outcome::text FROM idemq.cancel_many($1::bigint[])';
 const CANCEL_MATCHING = `SELECT cancelled::float8, locked::float8
   FROM idemq.cancel_matching($1::text, kind => $2::text, group_key => $3::text, key_prefix => $4::text, max_jobs => $5::int)`;
@@ -104,6 +109,12 @@ function parent(parent) {
   if (typeof parent === 'string') return JSON.stringify(parent);
   if (!/^\d+$/.test(`${parent.id}`)) throw new TypeError(`an id is a string of digits, not ${parent.id}`);
   return `${parent.id}`;
+}
+
+/** @type {typeof import('../index.js').flow} */
+export async function flow(client, id, most = 100_000) {
+  const [found] = await rows(client, FLOW, [id, most]);
+  return found ?? null;
 }
 
 /** @type {typeof import('../index.js').cancelMany} */

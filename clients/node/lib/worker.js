@@ -8,6 +8,7 @@ import { setMaxListeners } from 'node:events';
 import { Address, Line, Server, hosts, sleep, within } from './connection.js';
 import { interval, sqlstate, textOf, typed } from './errors.js';
 import { Attempt, killAfter } from './job.js';
+import { Here } from './here.js';
 import { Hooks } from './hooks.js';
 import { handlerOf } from './kinds.js';
 import { WORKER, known } from './options.js';
@@ -170,15 +171,24 @@ export class Worker {
     await this.#hooks.started(this);
     const unheard = signals ? onSignals(() => this.stop()) : () => {};
     const beating = this.#beat(Way === Outside);
+    const here = new Here(this.heart, () => ({
+      name,
+      queue: this.#queue,
+      concurrency: concurrency * batch,
+      jobs: [...this.#running].map(({ job }) => job.id),
+      done: Object.values(this.#counts).reduce((sum, count) => sum + count, 0),
+    }));
+    const telling = this.#options.once ? undefined : here.tell(this.#over.signal);
     try {
       await this.#dispatch(context, batch);
     } finally {
       while (this.#places > 0) await new Promise((resolve) => (this.#freed = () => resolve(undefined)));
+      await here.goodbye(this.#over.signal);
       this.#stop.abort();
       this.#over.abort();
       clearTimeout(this.#graceTimer);
       unheard();
-      await Promise.all([beating, way.end(), this.heart.end(), this.waiter.end(), this.#cancelling]);
+      await Promise.all([beating, telling, way.end(), this.heart.end(), this.waiter.end(), this.#cancelling]);
       await this.#hooks.stopped(this, this.#counts);
     }
     if (this.#fatal) throw this.#fatal;

@@ -22,6 +22,7 @@ from ._attempts import Options
 from ._cluster import ClusterRun
 from ._flows import (
     CancelledJobs,
+    Flow,
     GraphJob,
     InGraph,
     Published,
@@ -32,6 +33,7 @@ from ._flows import (
     cancel_matching,
     enqueue_graph,
     enqueue_sequenced,
+    flow,
     publish,
     send_event,
     wait_results,
@@ -72,6 +74,7 @@ __all__ = [
     "Enqueued",
     "Event",
     "Failure",
+    "Flow",
     "GraphJob",
     "Hooks",
     "IdemqError",
@@ -99,6 +102,7 @@ __all__ = [
     "enqueue",
     "enqueue_graph",
     "enqueue_sequenced",
+    "flow",
     "publish",
     "send_event",
     "wait_results",

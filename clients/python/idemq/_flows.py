@@ -1,4 +1,5 @@
-"""What goes beyond one job: events, topics, numbered producers, graphs, cancels of many, waiting for results.
+"""What goes beyond one job: events, topics, numbered producers, graphs and how far they are, cancels of many,
+waiting for results.
 
 Each call is one statement on the connection that it is given, in its transaction; of an AsyncConnection
 it is to be awaited.
@@ -30,6 +31,9 @@ _ENQUEUE_SEQUENCED = """SELECT id, outcome::text, status::text, result
         group_key => %(group_key)s, max_attempts => %(max_attempts)s::int,
         headers => %(headers)s::jsonb, expires_in => %(expires_in)s::interval, kind => %(kind)s)"""
 _ENQUEUE_GRAPH = "SELECT name, id, outcome::text, status::text FROM idemq.enqueue_graph(%(jobs)s)"
+_FLOW = """SELECT jobs, waiting, blocked, running, retrying, completed, dead, cancelled, done, progress,
+    begun_at, ended_at, eta, held_up_by, held_up_why, slowest, slowest_kind, slowest_for, failed_ids, roots, cut
+    FROM idemq.flow(%(id)s, %(most)s)"""
 _CANCEL_MANY = "SELECT id, outcome::text FROM idemq.cancel_many(%(ids)s::bigint[])"
 _CANCEL_MATCHING = """SELECT cancelled, locked
     FROM idemq.cancel_matching(%(queue)s, kind => %(kind)s, group_key => %(group_key)s,
@@ -102,6 +106,40 @@ class CancelledJobs(NamedTuple):
     cancelled: int
     locked: int
     """So many were left, since an open transaction holds them: call again."""
+
+
+class Flow(NamedTuple):
+    """How far a graph or a fan-out is."""
+
+    jobs: int
+    """How many there are; a parent that is gone counts."""
+    waiting: int
+    blocked: int
+    running: int
+    retrying: int
+    completed: int
+    dead: int
+    cancelled: int
+    done: int
+    """Those that are completed, dead or cancelled."""
+    progress: float
+    """That in percent."""
+    begun_at: Optional[datetime]
+    ended_at: Optional[datetime]
+    eta: Optional[timedelta]
+    """To the end, at the pace of late; None: that cannot be said."""
+    held_up_by: Optional[int]
+    """The job that most others wait for, or that is not done for the longest time."""
+    held_up_why: Optional[str]
+    slowest: Optional[int]
+    slowest_kind: Optional[str]
+    slowest_for: Optional[timedelta]
+    failed_ids: list[int]
+    """Dead ones, then those that will be tried again; 100 at most."""
+    roots: list[int]
+    """Jobs without parents; 100 at most."""
+    cut: bool
+    """There are more jobs than were asked for."""
 
 
 class Result(NamedTuple):
@@ -297,6 +335,21 @@ def enqueue_graph(
     """
     values = {"jobs": Jsonb([_member_texts(name, job) for name, job in jobs.items()])}
     return ask(conn, _ENQUEUE_GRAPH, values, lambda rows: {row[0]: InGraph(*row[1:]) for row in rows})
+
+
+@overload
+def flow(conn: Connection[Any], id: int, most: int = 100000) -> Optional[Flow]:
+    ...
+
+
+@overload
+def flow(conn: AsyncConnection[Any], id: int, most: int = 100000) -> Awaitable[Optional[Flow]]:
+    ...
+
+
+def flow(conn: AnyConnection, id: int, most: int = 100000) -> Union[Optional[Flow], Awaitable[Optional[Flow]]]:
+    """How far the graph or fan-out of a job is, whichever of its jobs that is; None for one that you may not see."""
+    return ask(conn, _FLOW, {"id": id, "most": most}, lambda rows: Flow(*rows[0]) if rows else None)
 
 
 @overload

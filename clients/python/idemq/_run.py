@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import Counter
 from datetime import timedelta
@@ -25,6 +26,7 @@ import psycopg
 
 from . import _attempts, _server, _signals, _talk
 from ._attempts import Attempts, Options
+from ._here import Here
 from ._job import BaseJob
 from ._lanes import Lane
 from ._places import Places
@@ -85,6 +87,16 @@ class Run(Attempts):
     async def _main(self) -> Counter[str]:
         beats = asyncio.create_task(self._beats())
         watch = asyncio.create_task(self._watch())
+        here = Here(
+            self._control,
+            self.options.name or f"python {os.getpid()}",
+            self.options.queue,
+            self.options.concurrency * self.at_once,
+            lambda: ([job.id for job in list(self._held.values())], sum(self.counts.values())),
+        )
+        tasks = [beats, watch]
+        if not self._once:
+            tasks.append(asyncio.create_task(here.tell()))
         lanes = [asyncio.create_task(self._serve(lane)) for lane in self._lanes]
         try:
             # A cancellation drains, without grace.
@@ -96,9 +108,10 @@ class Run(Attempts):
             await asyncio.wait(lanes, timeout=2 * _attempts.KILL_AFTER + _attempts.LAST_WORDS)
             while self._committing is not None and all(lane.done() for lane in lanes):
                 await self._committing
-            for task in (*lanes, beats, watch):
+            for task in (*lanes, *tasks):
                 task.cancel()
-            await asyncio.gather(*lanes, beats, watch, return_exceptions=True)
+            await asyncio.gather(*lanes, *tasks, return_exceptions=True)
+            await here.goodbye()
             for lane in self._lanes:
                 await lane.close()
             if self.desk is not None:

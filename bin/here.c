@@ -1,0 +1,101 @@
+/*
+ * here.c: says each 30 s that the runner is there (idemq.here): for people, and part of no promise.
+ *
+ * A word that fails is one that was not said.  Its commit waits for no disk and no standby, and the
+ * server for no lock: it goes by the connection of the heartbeats.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "here.h"
+#include "options.h"
+#include "text.h"
+
+/* Between two words; after the server has refused one, whose SQL may be an older version's. */
+#define EACH 30000
+#define AFTER_REFUSAL 600000
+/* What ends sooner says nothing. */
+#define FIRST 1000
+
+static int64_t said_at = NEVER; /* when it is to be said next; NEVER: not begun */
+static bool said;
+static char id[37];
+
+static void
+begin(void)
+{
+	unsigned char bytes[16];
+
+	if (getentropy(bytes, sizeof(bytes)) != 0)
+		memset(bytes, 0, sizeof(bytes)); /* it is one of its role's that has none */
+	bytes[6] = (bytes[6] & 0x0f) | 0x40;
+	bytes[8] = (bytes[8] & 0x3f) | 0x80;
+	for (int i = 0, at = 0; i < 16; i++)
+		at += snprintf(id + at, sizeof(id) - (size_t) at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x",
+					   bytes[i]);
+	said_at = now_ms() + FIRST;
+}
+
+void
+here_say(struct server *server, const struct job *jobs, bool goodbye)
+{
+	const char **ids;
+	const char *values[9];
+	char host[256] = "";
+	char places[16];
+	char done[32];
+	int count = 0;
+	PGresult *result;
+
+	if (options.once)
+		return;
+	if (id[0] == '\0')
+		begin();
+	if (goodbye ? !said : now_ms() < said_at)
+		return;
+	said_at = now_ms() + FIRST;
+	if (server->conn == NULL)
+		return;
+	ids = memory(NULL, (size_t) options.jobs * sizeof(*ids));
+	for (int i = 0; i < options.jobs; i++)
+	{
+		if (jobs[i].id != NULL)
+			ids[count++] = jobs[i].id;
+	}
+	gethostname(host, sizeof(host) - 1);
+	snprintf(places, sizeof(places), "%d", options.jobs);
+	snprintf(done, sizeof(done), "%lld", (long long) jobs_ended);
+	values[0] = id;
+	values[1] = options.worker;
+	values[2] = options.queues;
+	values[3] = PROGRAM_VERSION;
+	values[4] = host;
+	values[5] = places;
+	values[6] = text_array(ids, count);
+	values[7] = done;
+	values[8] = goodbye ? "t" : "f";
+	result = server_ask(server,
+						"SELECT pg_catalog.set_config('synchronous_commit', 'off', true), "
+						"idemq.here($1::uuid, $2, $3::text[], program => 'idemq-work', version => $4, "
+						"host => $5, concurrency => $6::int, jobs => $7::bigint[], "
+						"done => $8::bigint, goodbye => $9::bool)",
+						9, values);
+	if (result != NULL && PQresultStatus(result) == PGRES_TUPLES_OK)
+	{
+		said = true;
+		said_at = now_ms() + EACH;
+	}
+	else if (result != NULL)
+		said_at = now_ms() + AFTER_REFUSAL;
+	PQclear(result);
+	free((char *) values[6]);
+	free(ids);
+}
+
+int64_t
+here_next(void)
+{
+	return said_at;
+}
