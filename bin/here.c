@@ -33,8 +33,8 @@ begin(void)
 	bytes[6] = (bytes[6] & 0x0f) | 0x40;
 	bytes[8] = (bytes[8] & 0x3f) | 0x80;
 	for (int i = 0, at = 0; i < 16; i++)
-		at += snprintf(id + at, sizeof(id) - (size_t) at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x",
-					   bytes[i]);
+		at += snprintf(id + at, sizeof(id) - (size_t) at,
+					   i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", bytes[i]);
 	said_at = now_ms() + FIRST;
 }
 
@@ -76,12 +76,13 @@ here_say(struct server *server, const struct job *jobs, bool goodbye)
 	values[6] = text_array(ids, count);
 	values[7] = done;
 	values[8] = goodbye ? "t" : "f";
-	result = server_ask(server,
-						"SELECT pg_catalog.set_config('synchronous_commit', 'off', true), "
-						"idemq.here($1::uuid, $2, $3::text[], program => 'idemq-work', version => $4, "
-						"host => $5, concurrency => $6::int, jobs => $7::bigint[], "
-						"done => $8::bigint, goodbye => $9::bool)",
-						9, values);
+	result =
+		server_ask(server,
+				   "SELECT pg_catalog.set_config('synchronous_commit', 'off', true), "
+				   "idemq.here($1::uuid, $2, $3::text[], program => 'idemq-work', version => $4, "
+				   "host => $5, concurrency => $6::int, jobs => $7::bigint[], "
+				   "done => $8::bigint, goodbye => $9::bool)",
+				   9, values);
 	if (result != NULL && PQresultStatus(result) == PGRES_TUPLES_OK)
 	{
 		said = true;

@@ -467,7 +467,8 @@ round_of_work(void)
 static int64_t
 next_round(void)
 {
-	int64_t next = sooner(sooner(grace_end, drain_end), sooner(executor->next(), work.conn == NULL ? NEVER : here_next()));
+	int64_t next = sooner(sooner(grace_end, drain_end),
+						  sooner(executor->next(), work.conn == NULL ? NEVER : here_next()));
 	int64_t server_at = work.conn == NULL ? work.retry_at : 0;
 	int busy = busy_places();
 

@@ -34,24 +34,25 @@ ALTER TABLE idemq.worker_entries ENABLE ROW LEVEL SECURITY;
 -- Topic: Workers
 
 CREATE FUNCTION idemq.here(
-	id uuid, worker text, queues text[], program text DEFAULT NULL, version text DEFAULT NULL,
-	host text DEFAULT NULL, concurrency int DEFAULT NULL, jobs bigint[] DEFAULT '{}',
+	process uuid, worker text, queues text[], program text DEFAULT NULL, version text DEFAULT NULL,
+	host text DEFAULT NULL, concurrency int DEFAULT NULL, running bigint[] DEFAULT '{}',
 	done bigint DEFAULT 0, goodbye boolean DEFAULT false)
 	RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
 COMMENT ON FUNCTION idemq.here(uuid, text, text[], text, text, text, int, bigint[], bigint, boolean)
 	IS 'say that a worker is there, each 30 s and at its start and end: a row of idemq.worker_seen, and part of no promise; returns false when 1,000 workers of the role are there already, and this one is not noted; needs claim on its queues
-- id: of the process, made by itself
+- process: what tells it from others of its role, made by itself
 - worker: the name that its claims give
 - program, version: of the client, up to 64 bytes; host: where it runs
 - concurrency: how many jobs it runs at a time
-- jobs: those that it runs now; 100 are kept, and counted are all
+- running: the jobs that it runs now; 100 are kept, and counted are all
 - done: jobs that it has ended since it began
 - goodbye: it ends now';
 
 -- The time of the word before the last is kept for the rate; a goodbye that follows at once has no
 -- part in it.  Clients ask it on the connection of their heartbeats: it waits for no lock for long.
-CREATE FUNCTION idemq_inside.here(id uuid, worker text, queues text[], program text, version text,
-	host text, concurrency int, jobs bigint[], done bigint, goodbye boolean) RETURNS boolean
+CREATE FUNCTION idemq_inside.here(process uuid, worker text, queues text[], program text,
+	version text, host text, concurrency int, running bigint[], done bigint, goodbye boolean)
+	RETURNS boolean
 	LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 #variable_conflict use_variable
 DECLARE
@@ -59,8 +60,9 @@ DECLARE
 	caller CONSTANT oid := idemq_inside.caller();
 	queue_ids int[];
 BEGIN
-	PERFORM idemq_inside.given('id', id), idemq_inside.check_text('worker', worker, 256),
-		idemq_inside.given('queues', queues), idemq_inside.check_ids('jobs', jobs),
+	PERFORM idemq_inside.given('process', process),
+		idemq_inside.check_text('worker', worker, 256),
+		idemq_inside.given('queues', queues), idemq_inside.check_ids('running', running),
 		idemq_inside.given('done', done), idemq_inside.given('goodbye', goodbye);
 	PERFORM idemq_inside.check_text(a.name, a.value, a.most)
 		FROM (VALUES ('program', program, 64), ('version', version, 64), ('host', host, 256))
@@ -73,7 +75,7 @@ BEGIN
 	END IF;
 	queue_ids := ARRAY(SELECT DISTINCT idemq_inside.queue(q.name, 'claim', '', 'queues')
 		FROM unnest(queues[1:100]) q (name) ORDER BY 1);
-	IF NOT EXISTS (SELECT FROM idemq.worker_entries w WHERE w.role_oid = caller AND w.id = id)
+	IF NOT EXISTS (SELECT FROM idemq.worker_entries w WHERE w.role_oid = caller AND w.id = process)
 		AND (SELECT count(*) >= 1000 FROM (SELECT FROM idemq.worker_entries w
 			WHERE w.role_oid = caller LIMIT 1000) w) THEN
 		DELETE FROM idemq.worker_entries w WHERE w.role_oid = caller
@@ -84,8 +86,8 @@ BEGIN
 	END IF;
 	INSERT INTO idemq.worker_entries AS w (role_oid, id, worker, queue_ids, program, version, host,
 			started_at, seen_at, concurrency, running, jobs, done, goodbye)
-		VALUES (caller, id, worker, queue_ids, program, version, host, now, now, concurrency,
-			cardinality(jobs), jobs[1:100], done, goodbye)
+		VALUES (caller, process, worker, queue_ids, program, version, host, now, now, concurrency,
+			cardinality(running), running[1:100], done, goodbye)
 		ON CONFLICT ON CONSTRAINT worker_entries_pkey DO UPDATE SET worker = excluded.worker,
 			queue_ids = excluded.queue_ids, program = excluded.program,
 			version = excluded.version, host = excluded.host, seen_at = excluded.seen_at,

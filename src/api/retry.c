@@ -67,7 +67,9 @@ Datum
 idemq_sql_v2_retry_many(PG_FUNCTION_ARGS)
 {
 	int64 copies = 0;
-	JobChanger retrier = {.decide = decide_retry, .privileges = PRIVILEGE_CHANGE, .copies = &copies};
+	JobChanger retrier = {.decide = decide_retry,
+						  .privileges = PRIVILEGE_CHANGE,
+						  .copies = &copies};
 	Datum none = idemq_change_many(fcinfo, &retrier, "retry_many");
 
 	say_copies(copies);
@@ -107,6 +109,7 @@ idemq_sql_v2_inside_redrive_job(PG_FUNCTION_ARGS)
 	idemq_jobs_close(&table);
 	idemq_gate_become_owner(level);
 	return idemq_row_datum(fcinfo,
-						   (Datum[]){BoolGetDatum(outcome == OUTCOME_RETRYING), Int64GetDatum(copies)},
+						   (Datum[]){BoolGetDatum(outcome == OUTCOME_RETRYING),
+									 Int64GetDatum(copies)},
 						   (bool[]){false, false});
 }

@@ -90,8 +90,7 @@ idemq_settings_define(void)
 		&idemq_auto_update, false, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable("idemq.notify", "Has the background worker NOTIFY on idemq_<queue>.",
 							 NULL, &idemq_notify, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
-	DefineCustomBoolVariable("idemq.history",
-							 "Has the background worker write idemq.history.",
+	DefineCustomBoolVariable("idemq.history", "Has the background worker write idemq.history.",
 							 "A queue's week takes 2 MB at most; off, what is written stays.",
 							 &idemq_history, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("idemq.notify_delay",

@@ -414,7 +414,8 @@ idemq_dead_queue_take_back(const QueueInfo *queue, int64 id, int64 token)
 		idemq_jobs_refresh(&table);
 		if (!idemq_jobs_fetch(&table, copy_id, &copy) ||
 			idemq_transition(&table, &copy, &dead, EVENT_EXPIRE, &args, JOB_SKIPS) != JOB_WRITTEN)
-			elog(ERROR, "job %lld has changed, which this transaction has written", (long long) copy_id);
+			elog(ERROR, "job %lld has changed, which this transaction has written",
+				 (long long) copy_id);
 	}
 	idemq_jobs_close(&table);
 	return taken;

@@ -152,7 +152,8 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
 	row_add_if(row, has_places,
 			   Int64GetDatum(has_places ? idemq_groups_limited(MyDatabaseId, queue->id) : 0));
 	unattended = idemq_unattended_since(queue, oldest, now);
-	row_add_if(row, unattended != DT_NOEND, idemq_interval_datum(now - Max(unattended, now - OLDEST_AGE)));
+	row_add_if(row, unattended != DT_NOEND,
+			   idemq_interval_datum(now - Max(unattended, now - OLDEST_AGE)));
 }
 
 /*

@@ -194,8 +194,9 @@ say_ready(WhyCall *call)
 	bool all;
 	int before = count_before(call, &all);
 	int in_flight = idemq_lease_count_queue(call->queue.id);
-	TimestampTz unattended = idemq_unattended_since(
-		&call->queue, idemq_ready_oldest(&call->queue, call->now), call->now);
+	TimestampTz unattended = idemq_unattended_since(&call->queue,
+													idemq_ready_oldest(&call->queue, call->now),
+													call->now);
 
 	say(call, "ready since %s", at(call->job.ready_at));
 	if (before == 0 && all)

@@ -9,10 +9,10 @@
  *
  * Counts are differences to what the counters were at the end of the last step that was
  * written, which this process remembers.  What begins anew is counted from zero: the
- * counters of a queue whose counted_since is not what it was.  A worker that starts begins with
- * what it finds; only counters that are younger than a step, of a server that has just started,
- * count from zero.  So what happened while there was no worker is nowhere, and no step has
- * what another had.
+ * counters of a queue whose counted_since is not what it was.  A worker that starts, or whose
+ * idemq.history is turned on, begins with what it finds; only counters that are younger than a
+ * step, of a server that has just started, count from zero.  So what happened while nobody wrote
+ * is nowhere, and no step has what another had.
  *
  * Nobody polls.  A commit that has counted something asks for a step (shared/sleepers/
  * worker_call.c), once in a step, and that wakes a worker which would sleep longer than a step.
@@ -122,10 +122,14 @@ idemq_history_begin(void)
 int64
 idemq_history_due_at(const SlotView *view)
 {
+	static bool was_off = false;
 	TimestampTz now = idemq_now();
 	TimestampTz due;
 
-	if (!idemq_history)
+	if (was_off && idemq_history)
+		idemq_history_begin();
+	was_off = !idemq_history;
+	if (was_off)
 		return PG_INT64_MAX;
 	if (!idemq_worker_is_asked(POST_ASKED_HISTORY, false))
 		next_step = 0;
@@ -259,13 +263,13 @@ add_to_all(Known *all, const Known *queue)
 	for (int i = 0; i < JOB_STATUS_COUNT; i++)
 		all->next.counts.gauges[i] += Max(queue->next.counts.gauges[i], 0);
 	for (int i = 0; i < COUNTER_COUNT; i++)
-		all->next.counts.counters[i] +=
-			queue->next.counts.counters[i] - queue->last.counts.counters[i];
+		all->next.counts.counters[i] += queue->next.counts.counters[i] -
+										queue->last.counts.counters[i];
 	for (int t = 0; t < TIMING_COUNT; t++)
 	{
 		for (int i = 0; i < HISTOGRAM_BUCKETS; i++)
-			all->next.counts.timings[t][i] +=
-				queue->next.counts.timings[t][i] - queue->last.counts.timings[t][i];
+			all->next.counts.timings[t][i] += queue->next.counts.timings[t][i] -
+											  queue->last.counts.timings[t][i];
 	}
 }
 

@@ -28,7 +28,7 @@ SELECT s->>'name' AS name, s->>'state' AS state, s->'request' AS request, s->'re
 SELECT idemq.finish_step(:id, :token, 'a second', '"late"');
 SELECT state FROM idemq.steps WHERE job_id = :id AND name = 'a second';
 SELECT s->>'state' AS state FROM idemq.jobs, jsonb_array_elements(payload->'steps') s WHERE queue_id = :undo AND s->>'name' = 'a second';
--- Brought back and cancelled before another attempt: there is nothing more to undo.
+-- Brought back it takes the account away; cancelled before another attempt it gives that once more.
 SELECT idemq.retry(:id), idemq.cancel(:id);
 SELECT count(*) FROM accounts;
 -- With another attempt there is.

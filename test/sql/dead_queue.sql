@@ -96,15 +96,43 @@ SELECT (idemq.enqueue('q', '3')).outcome;
 SELECT idemq.fail(id, token, retry_in => '1 h') FROM idemq.claim('q', 10);
 SELECT status, count(*) FROM idemq.jobs GROUP BY 1 ORDER BY 1;
 
--- retry and redrive: the dead job goes again, its copy stays; a second death is a second copy.
+-- retry and redrive: the dead job goes again, and its copy goes away, which is said; a second death is a second copy.
+\set VERBOSITY terse
 SELECT id FROM idemq.enqueue('q', '4') \gset
 SELECT idemq.fail(id, token, 'one', permanent => true) FROM idemq.claim('q');
 SELECT idemq.redrive('q');
 SELECT idemq.fail(id, token, 'two', permanent => true) FROM idemq.claim('q');
 SELECT idemq.retry(:id);
 SELECT idemq.redrive('q'), idemq.redrive('letters');
+SELECT replace(last_error, :'id', 'N') AS last_error, status, key, count(*) FROM idemq.jobs WHERE queue_id = :letters GROUP BY 1, 2, 3;
+SELECT action, details - 'kind' AS details, jobs FROM idemq.audit WHERE action IN ('retry', 'redrive') ORDER BY id DESC LIMIT 3;
+BEGIN;
 SELECT idemq.fail(id, token, 'three', permanent => true) FROM idemq.claim('q');
+SELECT * FROM idemq.retry_many(ARRAY[:id]) \gset gone_
+SELECT status, count(*) FROM idemq.jobs WHERE queue_id = :letters GROUP BY 1;
+ROLLBACK;
+SELECT idemq.fail(id, token, 'three', permanent => true) FROM idemq.claim('q');
+SELECT regexp_replace(idemq.why(id), '\d\d\d\d-.*?( and|,)', 'T\1') FROM idemq.jobs WHERE queue_id = :letters AND status = 'pending';
 SELECT payload->>'error' AS error, jsonb_array_length(payload->'attempts') AS attempts FROM idemq.claim('letters', 10);
+-- One that somebody is on stays, and one that is done.
+BEGIN;
+SELECT idemq.retry(:id);
+SELECT status, count(*) FROM idemq.jobs WHERE queue_id = :letters AND status <> 'cancelled' GROUP BY 1;
+ROLLBACK;
+BEGIN;
+SELECT count(idemq.commit(id, token)) FROM idemq.jobs WHERE queue_id = :letters AND status = 'processing';
+SELECT idemq.redrive('q');
+SELECT status, count(*) FROM idemq.jobs WHERE queue_id = :letters AND status <> 'cancelled' GROUP BY 1;
+ROLLBACK;
+-- Of a dead queue that is another by now the copy stays.
+SELECT idemq.create_queue('others') IS NOT NULL AS created;
+BEGIN;
+SELECT idemq.alter_queue('q', dead_queue => 'others');
+SELECT idemq.retry(:id);
+ROLLBACK;
+SELECT queue, is_dead_queue FROM idemq.metrics WHERE queue IN ('q', 'letters', 'others') ORDER BY 1;
+SELECT idemq.drop_queue('others');
+\set VERBOSITY sqlstate
 
 -- The key makes it once a death: one that is put back by hand dies again, and is there.
 UPDATE idemq.jobs SET status = 'processing', finished_at = NULL, ready_at = now(), deadline = now() + interval '1 h' WHERE id = :id;

@@ -25,7 +25,7 @@ FIRST = 1.0
 
 # Its commit waits for no disk and no standby, which heartbeats do not either.
 _HERE = """SELECT pg_catalog.set_config('synchronous_commit', 'off', true), idemq.here(%s::uuid, %s, %s,
-    program => 'python', version => %s, host => %s, concurrency => %s::int, jobs => %s::bigint[],
+    program => 'python', version => %s, host => %s, concurrency => %s::int, running => %s::bigint[],
     done => %s::bigint, goodbye => %s)"""
 
 

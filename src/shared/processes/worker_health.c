@@ -26,8 +26,7 @@
 
 const char *const idemq_chore_names[] = {
 	"discover", "follow", "promote", "reap",   "recover", "due",   "remind",
-	"expire",	"handle", "tick",	 "notify", "count",	  "purge",
-	"history",
+	"expire",	"handle", "tick",	 "notify", "count",	  "purge", "history",
 };
 
 StaticAssertDecl(lengthof(idemq_chore_names) == CHORE_KINDS, "each chore has a name");

@@ -1,0 +1,84 @@
+-- idemq.history: what it shows, to whom; how steps are folded; its histograms. That the worker writes it: test/t/history.pl.
+CREATE EXTENSION idemq;
+\set VERBOSITY terse
+\pset null -
+SET timezone = 'UTC';
+SELECT idemq.create_queue('q') AS q \gset
+SELECT idemq.create_queue('r') AS r \gset
+
+-- ---- Histograms: the number of the first bucket, then counts
+SELECT idemq.sum_counts(c) FROM (VALUES ('{10,1,2}'::int[]), (NULL), ('{12,5}'), ('{8,1}'), ('{11,3}')) v (c);
+SELECT idemq.sum_counts(c), idemq.sum_counts(NULL) FROM (VALUES (NULL::int[])) v (c);
+SELECT idemq.add_counts('{10,2147483647}', '{10,1}'), idemq.add_counts('{10,1}', NULL), idemq.add_counts('{10}', '{10,0}');
+SELECT p, idemq.percentile('{36,50,0,0,0,49,0,0,0,1}', p) FROM unnest('{0,0.5,0.51,0.99,1}'::float8[]) p;
+SELECT idemq.percentile(NULL, 0.5), idemq.percentile('{159,1}', 0.5), idemq.percentile('{0,1}', 0.5), idemq.percentile('{5}', 0.5);
+SELECT idemq.percentile('{10,1}', NULL);
+SELECT idemq.percentile('{10,1}', 1.5);
+SELECT idemq.percentile('{10,1}', 'NaN');
+SELECT idemq.percentile('{}', 0.5);
+SELECT idemq.percentile('{159,1,1}', 0.5);
+SELECT idemq.percentile('{-1,1}', 0.5);
+SELECT idemq.percentile('{1,-1}', 0.5);
+SELECT idemq.percentile('{1,NULL}', 0.5);
+SELECT idemq.percentile('{{1,1}}', 0.5);
+SELECT idemq.sum_counts(c) FROM (VALUES ('{10,1}'::int[]), ('{200,1}')) v (c);
+-- As those of idemq.metrics: a bucket is the same here and there.
+SELECT count(idemq.enqueue('q', '1')) FROM generate_series(1, 20);
+SELECT count(idemq.commit(id, token)) FROM idemq.claim('q', 20);
+
+-- ---- Only the worker reads what has changed; a session finds nothing
+SELECT count(*) FROM idemq_inside.history();
+SELECT idemq_inside.write_history(10, NULL, now());
+
+-- ---- Folding: by hand, the rows of an hour
+CREATE FUNCTION step(queue int, at timestamptz, pending int, done int, counts int[]) RETURNS boolean LANGUAGE sql AS $$
+	INSERT INTO idemq.history_steps VALUES (10, idemq_inside.history_place(10, at), queue, at, pending, 0, 1, 2, 3, at - interval '5 s',
+		done + 1, done, done, 1, 0, 0, 0, counts, NULL) RETURNING true $$;
+SELECT count(step(n.queue, '2026-01-01 12:00'::timestamptz + s * interval '10 s', s, s, ARRAY[20 + s, s]))
+	FROM (VALUES (:q), (0)) n (queue), unnest('{1,3,6,7,12,60,61}'::int[]) s;
+SELECT idemq_inside.write_history(60, NULL, '2026-01-01 12:02');
+SELECT queue, step, at, pending, processing, failed, dead, oldest_due, enqueued, claimed, completed, failures, wait_counts, run_counts
+	FROM idemq.history WHERE step > 10 ORDER BY queue, at;
+-- What is folded already is not folded again, and what is beyond is later.
+SELECT idemq_inside.write_history(60, NULL, '2026-01-01 12:02'), idemq_inside.write_history(60, '2026-01-01 12:02', '2026-01-01 12:10');
+SELECT idemq_inside.write_history(60, NULL, '2026-01-01 12:11');
+SELECT idemq_inside.write_history(600, NULL, '2026-01-01 12:10');
+SELECT at, completed, wait_counts, pending FROM idemq.history WHERE queue = 'q' AND step = 600 ORDER BY at;
+-- A ring: a step is written over the one of the hour before, in place; the sum of a minute is of that minute alone.
+DELETE FROM idemq.history_steps WHERE step = 10 AND at = '2026-01-01 12:00:10';
+SELECT step(:q, '2026-01-01 13:00:10', 9, 9, '{30,9}');
+SELECT idemq_inside.write_history(60, '2026-01-01 12:11', '2026-01-01 13:01');
+SELECT at, completed FROM idemq.history WHERE queue = 'q' AND step = 60 ORDER BY at DESC LIMIT 1;
+SELECT idemq_inside.history_place(60, '2026-01-01 12:00') = idemq_inside.history_place(60, '2026-01-02 12:00') AS a_day,
+	idemq_inside.history_place(10, '2026-01-01 12:00') = idemq_inside.history_place(10, '2026-01-01 13:00') AS an_hour,
+	idemq_inside.history_place(600, '2026-01-01 12:00') = idemq_inside.history_place(600, '2026-01-08 12:00') AS a_week;
+
+-- ---- Renamed by hand it is the same queue; dropped, its rows are not shown, and swept with the next 10 minutes
+UPDATE idemq.queues SET name = 'renamed' WHERE name = 'q';
+SELECT DISTINCT queue FROM idemq.history;
+UPDATE idemq.queues SET name = 'q' WHERE name = 'renamed';
+
+-- ---- Visible as metrics are: of queues that one may claim from or administer; all together for pg_monitor
+CREATE ROLE regress_history LOGIN;
+CREATE ROLE regress_history_producer LOGIN;
+CREATE ROLE regress_history_monitor LOGIN IN ROLE pg_monitor;
+SELECT idemq.grant_queue('q', 'regress_history', 'claim'), idemq.grant_queue('r', 'regress_history_producer', 'enqueue'), idemq.grant_queue('q', 'regress_history_producer', 'enqueue');
+SET ROLE regress_history;
+SELECT DISTINCT queue FROM idemq.history;
+SET ROLE regress_history_producer;
+SELECT DISTINCT queue FROM idemq.history;
+SELECT count(*) FROM idemq.history_steps;
+SET ROLE regress_history_monitor;
+SELECT DISTINCT queue FROM idemq.history ORDER BY 1;
+BEGIN READ ONLY;
+SELECT count(*) > 0 AS some FROM idemq.history;
+COMMIT;
+RESET ROLE;
+SELECT idemq.drop_queue('q', force => true);
+SELECT DISTINCT queue FROM idemq.history;
+SELECT count(DISTINCT queue_id) FROM idemq.history_steps;
+SELECT idemq_inside.write_history(600, '2026-01-02', '2026-01-02');
+SELECT count(DISTINCT queue_id) FROM idemq.history_steps;
+DROP FUNCTION step(int, timestamptz, int, int, int[]);
+DROP EXTENSION idemq;
+DROP ROLE regress_history, regress_history_producer, regress_history_monitor;

@@ -1,0 +1,100 @@
+-- idemq.here and idemq.worker_seen: who is there, by its own word.
+CREATE EXTENSION idemq;
+\set VERBOSITY terse
+\pset null -
+SELECT idemq.create_queue('q') IS NOT NULL AND idemq.create_queue('r') IS NOT NULL AS created;
+CREATE ROLE regress_here LOGIN;
+CREATE ROLE regress_there LOGIN;
+SELECT idemq.grant_queue('q', 'regress_here', 'claim'), idemq.grant_queue('r', 'regress_here', 'claim'), idemq.grant_queue('r', 'regress_there', 'claim');
+CREATE VIEW seen AS SELECT worker, role, host, program, version, queues, concurrency, running, jobs, done, per_minute, state FROM idemq.worker_seen ORDER BY worker;
+GRANT SELECT ON seen TO PUBLIC;
+\set one '7b0c7f6a-1111-4222-8333-444455556666'
+\set two '7b0c7f6a-1111-4222-8333-444455556667'
+
+SET ROLE regress_here;
+SELECT idemq.here(:'one', 'w1', '{q,r}', program => 'sh', version => '1', host => 'h', concurrency => 5, running => '{3,4}', done => 10);
+SELECT * FROM seen;
+-- The next word is of the same row; so soon it moves no rate.
+SELECT idemq.here(:'one', 'w1', '{q,r}', program => 'sh', version => '2', done => 12);
+SELECT * FROM seen;
+SELECT started_at < seen_at AS later FROM idemq.worker_seen;
+RESET ROLE;
+-- Half a minute ago.
+UPDATE idemq.worker_entries SET seen_at = seen_at - interval '30 s';
+SET ROLE regress_here;
+SELECT idemq.here(:'one', 'w1', '{q,r}', done => 32);
+SELECT round(per_minute) AS per_minute FROM idemq.worker_seen;
+-- It is gone, with what it did.
+SELECT idemq.here(:'one', 'w1', '{q,r}', running => '{3}', done => 33, goodbye => true);
+SELECT worker, running, jobs, done, round(per_minute) AS per_minute, state FROM seen;
+SELECT idemq.here(:'one', 'w1', '{q,r}', done => 33);
+RESET ROLE;
+UPDATE idemq.worker_entries SET seen_at = seen_at - interval '91 s';
+SELECT worker, state FROM seen;
+
+-- Another role's process of the same number is another one. A role sees its own, and those of its queues, with these queues.
+SET ROLE regress_there;
+SELECT * FROM seen \gset his_
+SELECT :'his_worker' AS worker, :'his_queues' AS queues;
+SELECT idemq.here(:'one', 'w2', '{r,r}');
+SELECT worker, queues, state FROM seen;
+SELECT idemq.here(:'two', 'w2', '{q}');
+RESET ROLE;
+SELECT idemq.revoke_queue('r', 'regress_there', 'claim');
+SET ROLE regress_there;
+SELECT worker, queues, state FROM seen;
+SELECT idemq.here(:'one', 'w2', '{r}');
+SELECT count(*) FROM idemq.worker_entries;
+RESET ROLE;
+
+-- What is wrong is refused; nothing of it is there.
+SELECT idemq.here(NULL, 'w', '{q}');
+SELECT idemq.here(:'two', NULL, '{q}');
+SELECT idemq.here(:'two', repeat('w', 257), '{q}');
+SELECT idemq.here(:'two', 'w', NULL);
+SELECT idemq.here(:'two', 'w', '{}');
+SELECT idemq.here(:'two', 'w', '{{q}}');
+SELECT idemq.here(:'two', 'w', '{q,NULL}');
+SELECT idemq.here(:'two', 'w', '{q,nope}');
+SELECT idemq.here(:'two', 'w', '{q}', program => repeat('p', 65));
+SELECT idemq.here(:'two', 'w', '{q}', version => repeat('p', 65));
+SELECT idemq.here(:'two', 'w', '{q}', host => repeat('p', 257));
+SELECT idemq.here(:'two', 'w', '{q}', concurrency => 0);
+SELECT idemq.here(:'two', 'w', '{q}', running => NULL);
+SELECT idemq.here(:'two', 'w', '{q}', running => '{{1}}');
+SELECT idemq.here(:'two', 'w', '{q}', done => NULL);
+SELECT idemq.here(:'two', 'w', '{q}', goodbye => NULL);
+SELECT count(*) FROM seen;
+-- What is too much is cut: jobs and queues beyond a hundred.
+SELECT idemq.here(:'two', 'w', array_fill('q'::text, '{150}'), running => ARRAY(SELECT generate_series(1, 150)::bigint));
+SELECT running, cardinality(jobs) AS jobs, queues FROM seen WHERE worker = 'w';
+BEGIN READ ONLY;
+SELECT idemq.here(:'two', 'w', '{q}');
+ROLLBACK;
+
+-- A role has a thousand at most; those that are gone, or silent for ten minutes, make room.
+SET ROLE regress_here;
+SELECT count(*) FILTER (WHERE idemq.here(gen_random_uuid(), 'many', '{q}')) FROM generate_series(1, 1005);
+SELECT idemq.here(:'one', 'w1', '{q}');
+RESET ROLE;
+UPDATE idemq.worker_entries SET goodbye = true WHERE ctid IN (SELECT ctid FROM idemq.worker_entries WHERE worker = 'many' LIMIT 10);
+SET ROLE regress_here;
+SELECT idemq.here(gen_random_uuid(), 'many', '{q}');
+SELECT count(*) FROM seen WHERE worker = 'many';
+RESET ROLE;
+
+-- After an hour it is not shown, and retention sweeps it.
+UPDATE idemq.worker_entries SET seen_at = seen_at - interval '1 h' WHERE worker <> 'w';
+SELECT worker FROM seen;
+SELECT idemq.apply_retention();
+SELECT worker FROM idemq.worker_entries;
+
+-- A handler of the server is there, too.
+CREATE FUNCTION regress_seen(jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS 'SELECT';
+SELECT idemq.set_handler('q', 'regress_seen', workers => 3);
+SELECT worker, program, host, queues, concurrency, running, jobs, done, state FROM seen WHERE program = 'handler';
+SELECT idemq.drop_handler('q');
+DROP FUNCTION regress_seen(jsonb);
+DROP VIEW seen;
+DROP EXTENSION idemq;
+DROP ROLE regress_here, regress_there;

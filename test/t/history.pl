@@ -1,0 +1,160 @@
+# idemq.history: what the worker writes is what was counted, and nothing twice, through a worker that ends, a restart,
+# a crash, the setting; an idle database is left alone; a standby reads it.
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('history', 'idemq.worker' => 'on', 'idemq.purge_interval' => '-1', autovacuum => 'off', log_statement => 'none');
+sql($node, q{
+	SELECT idemq.create_queue('r'), idemq.create_queue('idle');
+	-- So many jobs: each is enqueued and claimed; every fifth fails, every tenth dies, the others are committed.
+	CREATE PROCEDURE work(queue text, jobs int) LANGUAGE plpgsql AS $$
+	DECLARE
+		c record;
+	BEGIN
+		FOR i IN 1 .. jobs LOOP
+			PERFORM idemq.enqueue(queue, to_jsonb(i));
+			SELECT * INTO c FROM idemq.claim(queue);
+			IF i % 10 = 0 THEN
+				PERFORM idemq.fail(c.id, c.token, 'x', permanent => true);
+			ELSIF i % 5 = 0 THEN
+				PERFORM idemq.fail(c.id, c.token, 'x', retry_in => '1 h');
+			ELSE
+				PERFORM idemq.commit(c.id, c.token);
+			END IF;
+			COMMIT;
+		END LOOP;
+	END $$});
+
+my $figures = "ARRAY[sum(enqueued), sum(claimed), sum(completed), sum(failures), sum(died), sum(cancelled), sum(expired)]::bigint[]";
+my $counters = "ARRAY[sum(enqueued_total), sum(claimed_total), sum(committed_total), sum(failed_total), sum(dead_total), sum(cancelled_total), sum(expired_total)]::bigint[]";
+
+# Steps after a time have what the counters have, of each queue and of all together; and as many times in the histograms.
+sub agree
+{
+	my ($since, $name) = @_;
+	my $of = "FROM idemq.history WHERE step = 10 AND at > '$since'";
+
+	wait_until($node, "SELECT bool_and((SELECT $figures $of AND queue = m.queue) IS NOT DISTINCT FROM m.counters)
+		AND (SELECT $figures $of AND queue IS NULL) = (SELECT $counters FROM idemq.metrics)
+		FROM (SELECT queue, $counters AS counters FROM idemq.metrics WHERE queue <> 'idle' GROUP BY 1) m");
+	is_sql($node, "SELECT (SELECT sum(n) FROM unnest((idemq.sum_counts(wait_counts))[2:]) n) = sum(claimed),
+			(SELECT sum(n) FROM unnest((idemq.sum_counts(run_counts))[2:]) n) = sum(completed) $of AND queue IS NULL",
+		't|t', "$name: what was counted is written, and its times with it");
+	is_sql($node, "SELECT count(*) FROM idemq.history WHERE least(enqueued, claimed, completed, failures, died, cancelled, expired, pending, blocked,
+			processing, failed, dead) < 0", 0, "$name: nothing is negative");
+	return;
+}
+
+# ---- While others work
+my $begin = sql($node, "SELECT now() - interval '1 min'");
+
+sql($node, "CALL work('q', 40); CALL work('r', 25)");
+wait_until($node, "SELECT count(*) > 0 FROM idemq.history WHERE queue = 'q' AND enqueued > 0");
+my @sessions = map { session($node) } 1 .. 3;
+$_->query_until(qr/sent/, "\\echo sent\nCALL work('q', 60);\nCALL work('r', 60);\n") foreach @sessions;
+$_->query('SELECT') foreach @sessions;
+agree($begin, 'three sessions');
+$_->quit foreach @sessions;
+is_sql($node, "SELECT (h.pending, h.failed, h.dead, h.processing, h.blocked) = (m.pending, m.failed, m.dead, m.processing, m.blocked)
+	FROM idemq.history h JOIN idemq.metrics m USING (queue) WHERE queue = 'q' AND step = 10 ORDER BY at DESC LIMIT 1", 't', 'the last row has the gauges');
+is_sql($node, "SELECT count(*), max(enqueued) FROM idemq.history WHERE queue = 'idle' AND step = 10", '1|0', 'an idle queue has the row of the worker that began');
+sql($node, "SELECT idemq.enqueue('r', '1')");
+wait_until($node, "SELECT oldest_due >= '0' FROM idemq.history WHERE queue = 'r' AND step = 10 ORDER BY at DESC LIMIT 1");
+sql($node, "SELECT idemq.cancel(id) FROM idemq.jobs WHERE status = 'pending'");
+# By time alone, without a commit.
+sql($node, "SELECT idemq.enqueue('r', '1', delay => '12 s')");
+wait_until($node, "SELECT pending = 1 AND oldest_due IS NULL FROM idemq.history WHERE queue = 'r' AND step = 10 ORDER BY at DESC LIMIT 1");
+wait_until($node, "SELECT pending = 1 AND oldest_due > '0' FROM idemq.history WHERE queue = 'r' AND step = 10 ORDER BY at DESC LIMIT 1");
+pass('what comes due by time alone is seen');
+agree($begin, 'a delay');
+
+# ---- A worker that ends: the next goes on from there
+my $former = worker_pid($node);
+sql($node, "SELECT pg_terminate_backend($former)");
+wait_until($node, "SELECT pid <> $former FROM idemq.background_worker");
+worker_pid($node);
+sql($node, "CALL work('q', 10)");
+agree($begin, 'another worker');
+
+# ---- A minute: its row is the sum of its parts, and has the last one's gauges
+wait_until($node, "SELECT count(*) > 0 FROM idemq.history WHERE step = 60 AND queue = 'q' AND enqueued > 0");
+is_sql($node, "SELECT count(*) > 1, bool_and((m.enqueued, m.claimed, m.completed, m.failures, m.wait_counts, m.pending, m.dead)
+		IS NOT DISTINCT FROM (p.enqueued, p.claimed, p.completed, p.failures, p.wait_counts, p.pending, p.dead))
+	FROM idemq.history m CROSS JOIN LATERAL (SELECT sum(enqueued) AS enqueued, sum(claimed) AS claimed, sum(completed) AS completed,
+		sum(failures) AS failures, idemq.sum_counts(wait_counts) AS wait_counts, (array_agg(pending ORDER BY at DESC))[1] AS pending,
+		(array_agg(dead ORDER BY at DESC))[1] AS dead
+		FROM idemq.history WHERE step = 10 AND queue IS NOT DISTINCT FROM m.queue AND at > m.at - interval '1 min' AND at <= m.at) p
+	WHERE m.step = 60", 't|t', 'a minute is what its steps are');
+
+# ---- A standby reads it
+$node->backup('base');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($node, 'base', has_streaming => 1);
+$standby->start;
+$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+is_sql($standby, "SELECT count(*) > 5, sum(completed) > 100, idemq.percentile(idemq.sum_counts(run_counts), 0.5) > '0' FROM idemq.history WHERE queue = 'q' AND step = 10", 't|t|t', 'a standby shows it');
+$standby->stop;
+
+# ---- A restart, and a crash: counters begin anew
+foreach my $how ('a restart', 'a crash')
+{
+	my $rows = sql($node, "SELECT count(*), sum(completed) FROM idemq.history WHERE queue = 'q' AND step = 10");
+
+	sql($node, 'CHECKPOINT') if $how eq 'a crash';
+	$how eq 'a crash' ? crash($node) : $node->restart;
+	$begin = sql($node, 'SELECT pg_postmaster_start_time()');
+	is_sql($node, "SELECT count(*), sum(completed) FROM idemq.history WHERE queue = 'q' AND step = 10", $rows, "$how: what was written is there");
+	sql($node, "CALL work('q', 20)");
+	agree($begin, $how);
+}
+
+# ---- Queues come and go
+sql($node, "SELECT idemq.create_queue('new'); CALL work('new', 7)");
+wait_until($node, "SELECT sum(enqueued) = 7 FROM idemq.history WHERE queue = 'new' AND step = 10");
+sql($node, "SELECT idemq.drop_queue('new', force => true); SELECT idemq.create_queue('new')");
+is_sql($node, "SELECT count(*) FROM idemq.history WHERE queue = 'new' AND enqueued > 0", 0, 'another queue of that name has not its past');
+sql($node, "CALL work('new', 3)");
+wait_until($node, "SELECT sum(enqueued) = 3 FROM idemq.history WHERE queue = 'new' AND step = 10");
+sql($node, 'TRUNCATE idemq.jobs');
+sql($node, "CALL work('new', 2)");
+wait_until($node, "SELECT sum(enqueued) = 5 FROM idemq.history WHERE queue = 'new' AND step = 10");
+pass('queues that are created, dropped, truncated');
+
+# ---- An idle database: the ends of its last minute and last 10 minutes, and nothing else
+wait_until($node, "SELECT clock_timestamp() > max(at) + interval '11 s' FROM idemq.history WHERE step = 10");
+my $runs = "SELECT runs FROM idemq.worker_chores WHERE chore = 'history'";
+my ($before, $after) = split /\n/, sql($node, "$runs; SELECT pg_sleep(35) \\gset s_\n$runs");
+cmp_ok($after - $before, '<=', 2, 'an idle worker is not woken for it every 10 s');
+
+# ---- Rows are written over in place
+sql($node, "UPDATE idemq.history_steps SET at = at - interval '1 h'");
+is_sql($node, "SELECT pg_relation_size('idemq.history_steps') / 8192 < count(*) / 5 FROM idemq.history_steps", 't', 'pages have room for it');
+my $hot = sql_counted($node, "UPDATE idemq.history_steps SET at = at - interval '1 h'");
+is_sql($node, "SELECT n_tup_hot_upd > 0.5 * n_tup_upd FROM pg_stat_all_tables WHERE relid = 'idemq.history_steps'::regclass", 't', 'HOT');
+
+# ---- The setting
+$node->append_conf('postgresql.conf', 'idemq.history = off');
+$node->restart;
+worker_pid($node);
+my $count = sql($node, 'SELECT count(*), max(at) FROM idemq.history_steps');
+sql($node, "CALL work('q', 30)");
+$node->append_conf('postgresql.conf', 'idemq.history = on');
+$node->reload;
+# The row with which it begins; of what was counted before it has nothing.
+wait_until($node, "SELECT count(*) = 1 FROM idemq.history WHERE queue = 'q' AND step = 10 AND at > pg_postmaster_start_time()");
+is_sql($node, "SELECT enqueued, pending IS NOT NULL FROM idemq.history WHERE queue = 'q' AND step = 10 ORDER BY at DESC LIMIT 1", '0|t', 'what happened while it was off is not there');
+sql($node, "CALL work('q', 10)");
+wait_until($node, "SELECT sum(enqueued) = 10 FROM idemq.history WHERE queue = 'q' AND step = 10 AND at > pg_postmaster_start_time()");
+pass('and what happens from then on is');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'all is well');
+is(unexpected($node), '', 'nothing else was logged');
+$node->stop;
+done_testing();
