@@ -57,6 +57,12 @@ CREATE TYPE cluster.job AS (
 	deadline timestamptz, finished_at timestamptz, dead_at timestamptz, key_expires_at timestamptz, rerun_at timestamptz,
 	worker text, key text, group_key text, kind text, headers jsonb, rerun_payload jsonb, rerun_headers jsonb,
 	rerun_kind text, checkpoint jsonb, result jsonb, last_error text, payload jsonb);
+CREATE TYPE cluster.flow AS (
+	jobs bigint, waiting bigint, blocked bigint, running bigint, retrying bigint, completed bigint, dead bigint,
+	cancelled bigint, done bigint, progress float8, begun_at timestamptz, ended_at timestamptz, eta interval,
+	held_up_by bigint, held_up_why text, slowest bigint, slowest_kind text, slowest_for interval, failed_ids bigint[],
+	roots bigint[], cut boolean);
+COMMENT ON TYPE cluster.flow IS 'what cluster.flow answers, as idemq.flow does';
 CREATE TYPE cluster.status_and_result AS (status text, result jsonb);
 COMMENT ON TYPE cluster.status_and_result IS 'what cluster.result answers';
 COMMENT ON TYPE cluster.enqueue_result IS 'what cluster.enqueue answers, as idemq.enqueue does';

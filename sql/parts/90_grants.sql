@@ -51,7 +51,7 @@ GRANT EXECUTE ON FUNCTION idemq.finish_step, idemq.refuse_step TO PUBLIC;
 -- A whole table is read: the owner's, and the monitor's.
 GRANT EXECUTE ON FUNCTION idemq.recount TO pg_monitor;
 -- Of all queues; it shows ids and counts, no payload, key or error.
-GRANT EXECUTE ON FUNCTION idemq.check TO pg_monitor;
+GRANT EXECUTE ON FUNCTION idemq.check, idemq.report TO pg_monitor;
 -- For people.
 GRANT SELECT ON idemq.errors, idemq.job_list TO PUBLIC;
 GRANT EXECUTE ON FUNCTION

@@ -34,6 +34,45 @@ note(AuditEntry *entry, const char *name, const char *value)
 }
 
 /*
+ * Takes the account of a job's last death out of its dead queue, since the job is ready again;
+ * returns whether it was there, and is cancelled.  It loses its key: the job may be cancelled
+ * before another attempt has begun, and that gives an account again.  It stays if somebody is on it, has
+ * done it, or holds its row, and if it is in another queue, which was the dead queue then.  Never
+ * waits.
+ */
+static bool
+take_account_back(const QueueInfo *queue, int64 id, int64 token)
+{
+	EventArgs args = {.now = idemq_now()};
+	JobChange keyless = {0};
+	QueueInfo dead;
+	JobsTable table;
+	Job copy;
+	bool taken;
+
+	if (queue->dead_queue[0] == '\0' || !idemq_queue_find(queue->dead_queue, &dead))
+		return false;
+	args.error = cstring_to_text(psprintf("job %lld was brought back", (long long) id));
+	job_set_null(&keyless, COL_KEY);
+	idemq_jobs_open(&table);
+	taken = idemq_jobs_find_key(&table, dead.id, idemq_dead_queue_key(queue, id, token), &copy) &&
+			idemq_transition_allowed(EVENT_EXPIRE, copy.status) &&
+			idemq_jobs_update(&table, &copy, &keyless, JOB_SKIPS) == JOB_WRITTEN;
+	if (taken)
+	{
+		int64 copy_id = copy.id;
+
+		idemq_jobs_refresh(&table);
+		if (!idemq_jobs_fetch(&table, copy_id, &copy) ||
+			idemq_transition(&table, &copy, &dead, EVENT_EXPIRE, &args, JOB_SKIPS) != JOB_WRITTEN)
+			elog(ERROR, "job %lld has changed, which this transaction has written",
+				 (long long) copy_id);
+	}
+	idemq_jobs_close(&table);
+	return taken;
+}
+
+/*
  * Applies a decision to the latest version of a job.  *queue_id, if it is not NULL: the
  * job's queue, 0 when nothing was changed.
  */
@@ -74,7 +113,7 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 			if (queue_id != NULL)
 				*queue_id = queue.id;
 			if ((event == EVENT_REDRIVE || event == EVENT_REDRIVE_GROUPED) &&
-				idemq_dead_queue_take_back(&queue, id, job.token))
+				take_account_back(&queue, id, job.token))
 			{
 				(*changer->copies)++;
 				note(&entry, "copies", "1");

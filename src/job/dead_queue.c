@@ -24,9 +24,7 @@
  * The role that set the dead queue is asked at each death whether it may still enqueue there,
  * as that of a handler, a schedule or a binding is.
  *
- * A job that is brought back takes its account away: that is cancelled, unless somebody is on it,
- * or has done it, or holds its row.  One in another queue, which was the dead queue at the death,
- * stays.
+ * A job that is brought back takes its account away (api/change_job.c).
  *
  * A death never fails for want of a dead queue: when it is gone, or no more for that role, or
  * leads back to the queue itself, a warning says that nothing was added.
@@ -334,8 +332,8 @@ account_of(const Job *job, const QueueInfo *queue, text *error, const char *stat
 }
 
 /* Returns the key of the account of a death. */
-static Datum
-key_of(const QueueInfo *queue, int64 id, int64 token)
+Datum
+idemq_dead_queue_key(const QueueInfo *queue, int64 id, int64 token)
 {
 	return CStringGetTextDatum(
 		psprintf("dead:%s:%lld:%lld", queue->name, (long long) id, (long long) token));
@@ -363,7 +361,7 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	context = AllocSetContextCreate(CurrentMemoryContext, "idemq dead job", ALLOCSET_DEFAULT_SIZES);
 	old = MemoryContextSwitchTo(context);
 	idemq_new_job(&columns, dead, idemq_now(), account_of(job, queue, error, name));
-	job_set(&columns, COL_KEY, key_of(queue, job->id, job->token));
+	job_set(&columns, COL_KEY, idemq_dead_queue_key(queue, job->id, job->token));
 	if (job_has(job, COL_HEADERS))
 		job_set(&columns, COL_HEADERS, job_value(job, COL_HEADERS));
 	if (job_has(job, COL_KIND))
@@ -382,41 +380,4 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	MemoryContextDelete(context);
 	if (answer.outcome != OUTCOME_DUPLICATE)
 		idemq_pending_counts_event(dead->id, COUNTER_BIT(COUNTER_ENQUEUED));
-}
-
-/*
- * Takes the account of a job's last death out of its dead queue, since the job is ready again;
- * returns whether it was there, and is cancelled.  It loses its key: the job may be cancelled
- * before another attempt has begun, and that gives an account again.  Never waits.
- */
-bool
-idemq_dead_queue_take_back(const QueueInfo *queue, int64 id, int64 token)
-{
-	EventArgs args = {.now = idemq_now()};
-	JobChange keyless = {0};
-	QueueInfo dead;
-	JobsTable table;
-	Job copy;
-	bool taken;
-
-	if (queue->dead_queue[0] == '\0' || !idemq_queue_find(queue->dead_queue, &dead))
-		return false;
-	args.error = cstring_to_text(psprintf("job %lld was brought back", (long long) id));
-	job_set_null(&keyless, COL_KEY);
-	idemq_jobs_open(&table);
-	taken = idemq_jobs_find_key(&table, dead.id, key_of(queue, id, token), &copy) &&
-			idemq_transition_allowed(EVENT_EXPIRE, copy.status) &&
-			idemq_jobs_update(&table, &copy, &keyless, JOB_SKIPS) == JOB_WRITTEN;
-	if (taken)
-	{
-		int64 copy_id = copy.id;
-
-		idemq_jobs_refresh(&table);
-		if (!idemq_jobs_fetch(&table, copy_id, &copy) ||
-			idemq_transition(&table, &copy, &dead, EVENT_EXPIRE, &args, JOB_SKIPS) != JOB_WRITTEN)
-			elog(ERROR, "job %lld has changed, which this transaction has written",
-				 (long long) copy_id);
-	}
-	idemq_jobs_close(&table);
-	return taken;
 }

@@ -380,7 +380,7 @@ extern void idemq_dead_queue_check(const char *queue, int32 queue_id, const char
 extern bool idemq_dead_queue_allowed(const QueueInfo *queue, const QueueInfo *dead);
 extern bool idemq_dead_queue_wants(const QueueInfo *queue, const Job *job, JobStatus becomes);
 extern bool idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead);
-extern bool idemq_dead_queue_take_back(const QueueInfo *queue, int64 id, int64 token);
+extern Datum idemq_dead_queue_key(const QueueInfo *queue, int64 id, int64 token);
 extern void idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
 								 JobStatus status, text *error);
 

@@ -28,7 +28,6 @@
 #include "shared/leases/leases.h"
 #include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
-#include "table/table.h"
 
 PG_FUNCTION_INFO_V1(idemq_sql_v2_queue_metrics);
 PG_FUNCTION_INFO_V1(idemq_sql_v2_recount);

@@ -83,16 +83,15 @@ end_of_step(TimestampTz at, int64 step)
 	return at + (step - at % step) % step;
 }
 
-/* Begins with what a queue's counters are, unless they have begun with the server, just now. */
+/* Begins with what a queue's counters are, unless they have begun after *young. */
 static void
-begin_queue(const SlotView *view, void *arg)
+begin_queue(const SlotView *view, void *young)
 {
-	TimestampTz now = idemq_now();
 	CounterView counts;
 	Known *queue;
 
 	if (!idemq_counters_read(idemq_slot_index(view->slot), view->queue_id, &counts) ||
-		counts.since > now - IDEMQ_HISTORY_STEP)
+		counts.since > *(TimestampTz *) young)
 		return;
 	queue = hash_search(known, &view->queue_id, HASH_ENTER, NULL);
 	queue->seen = false;
@@ -102,20 +101,27 @@ begin_queue(const SlotView *view, void *arg)
 	queue->last.due = DT_NOEND;
 }
 
-/* Begins anew: a worker starts, or the database has ceased to follow another. */
-void
-idemq_history_begin(void)
+/* Begins anew; counters that have begun after that time count from zero. */
+static void
+begin(TimestampTz young)
 {
 	HASHCTL info = {.keysize = sizeof(int32), .entrysize = sizeof(Known)};
 
 	if (known != NULL)
 		hash_destroy(known);
 	known = hash_create("idemq history", 64, &info, HASH_ELEM | HASH_BLOBS);
-	idemq_for_each_slot(MyDatabaseId, begin_queue, NULL);
+	idemq_for_each_slot(MyDatabaseId, begin_queue, &young);
 	next_step = 0;
 	/* What a former worker has left to fold is looked up when this one has written something. */
 	memset(written, 0, sizeof(written));
 	idemq_worker_note_counts();
+}
+
+/* A worker starts, or the database has ceased to follow another; the server may have started, too. */
+void
+idemq_history_begin(void)
+{
+	begin(idemq_now() - IDEMQ_HISTORY_STEP);
 }
 
 /* Returns when (mono) a step is to be written, or folded. */
@@ -127,7 +133,7 @@ idemq_history_due_at(const SlotView *view)
 	TimestampTz due;
 
 	if (was_off && idemq_history)
-		idemq_history_begin();
+		begin(DT_NOEND);
 	was_off = !idemq_history;
 	if (was_off)
 		return PG_INT64_MAX;

@@ -2,12 +2,13 @@
 
 import assert from 'node:assert/strict';
 import { AsyncLocalStorage } from 'node:async_hooks';
+import { readFileSync } from 'node:fs';
 import { after, before, test } from 'node:test';
 import * as otel from '@opentelemetry/api';
 import pg from 'pg';
 import {
   AlreadyCommitted, Dead, DuplicateKey, IdemqError, KeyReused, NoSuchJob, NoSuchQueue, RetryLater, Snooze, StaleToken, Waiting, Worker,
-  cancelMany, cancelMatching, drain, enqueue, enqueueGraph, enqueueSequenced, publish, sendEvent, waitResults,
+  cancelMany, cancelMatching, drain, enqueue, enqueueGraph, enqueueSequenced, flow, publish, sendEvent, waitResults,
 } from 'idemq';
 
 const connection = JSON.parse(process.env.CONNECTION);
@@ -249,6 +250,64 @@ test('parents and graphs', async () => {
   await assert.rejects(enqueueGraph(pool, { a: { queue: q, payload: 1, dependsOn: [{ id: null }] } }), TypeError);
   await assert.rejects(enqueueGraph(pool, { a: { queue: q, payload: 1, dependsOn: [{ id: '9007199254740993' }] } }), NoSuchJob);
   await assert.rejects(enqueueGraph(pool, { a: { queue: q } }), TypeError);
+});
+
+test('how far a flow is', async () => {
+  const q = await queue();
+  const { id } = await enqueue(pool, q, 'list', { kind: 'list' });
+  const parts = [];
+  for (const n of [1, 2, 3]) parts.push((await enqueue(pool, q, n, { dependsOn: [id] })).id);
+  const begun = await flow(pool, parts[1]);
+  assert.deepEqual({ ...begun, heldUpWhy: typeof begun.heldUpWhy }, {
+    jobs: 4, waiting: 1, blocked: 3, running: 0, retrying: 0, completed: 0, dead: 0, cancelled: 0, done: 0, progress: 0, begunAt: null, endedAt: null,
+    eta: null, heldUpBy: id, heldUpWhy: 'string', slowest: null, slowestKind: null, slowestFor: null, failedIds: [], roots: [id], cut: false,
+  });
+  assert.deepEqual(await drainAll(q, async () => {}, 4), { committed: 4 });
+  const ended = await flow(pool, id);
+  assert.deepEqual([ended.done, ended.progress, ended.eta, ended.heldUpBy, ended.endedAt instanceof Date, ended.slowestFor > 0], [4, 100, 0, null, true, true]);
+  assert.equal((await flow(pool, id, 2)).cut, true);
+  assert.equal(await flow(pool, '1'), null);
+});
+
+// A worker that has begun one job, which ends when it is told to.
+async function holding(q, name, until) {
+  await enqueue(pool, q, 1);
+  let end;
+  const held = new Promise((resolve) => (end = resolve));
+  const worker = new Worker(connection, q, { name, concurrency: 3, signals: false, logger: silent });
+  const running = worker.runOutside(() => held);
+  while (!(await until())) await new Promise((resolve) => setTimeout(resolve, 50));
+  end();
+  while ((await one('SELECT count(*) AS open FROM idemq.jobs WHERE queue_id = idemq.queue_id($1) AND finished_at IS NULL', q)).open > 0);
+  worker.stop();
+  return running;
+}
+
+test('a worker says that it is there, and goodbye', async () => {
+  const q = await queue();
+  const seen = () => one(`SELECT program, version, host <> '' AS host, queues, concurrency, running, cardinality(jobs) AS jobs, done, state
+    FROM idemq.worker_seen WHERE worker = 'talks'`);
+  let here;
+  assert.deepEqual(await holding(q, 'talks', async () => (here = await seen())), { committed: 1 });
+  const { version } = JSON.parse(readFileSync(new URL(import.meta.resolve('idemq/package.json')), 'utf8'));
+  assert.deepEqual(here, { program: 'node', version, host: true, queues: [q], concurrency: 3, running: 1, jobs: 1, done: 0, state: 'here' });
+  assert.deepEqual(await seen(), { ...here, running: 0, jobs: 0, done: 1, state: 'gone' });
+});
+
+test('a word that is refused, or has to wait, disturbs nothing', async () => {
+  const q = await queue();
+  said.length = 0;
+  await pool.query('ALTER FUNCTION idemq.here RENAME TO elsewhere');
+  const refused = () => one("SELECT count(*) > 0 AS is FROM pg_stat_activity WHERE application_name = $1 AND query LIKE '%idemq.here%'", `idemq ${q}`);
+  assert.deepEqual(await holding(q, 'refused', async () => (await refused()).is), { committed: 1 });
+  await pool.query('ALTER FUNCTION idemq.elsewhere RENAME TO here');
+  const client = await pool.connect();
+  await client.query('BEGIN; LOCK TABLE idemq.worker_entries');
+  assert.deepEqual(await holding(q, 'locked out', async () => (await refused()).is), { committed: 1 });
+  await client.query('ROLLBACK');
+  client.release();
+  assert.equal(await one("SELECT FROM idemq.worker_seen WHERE worker IN ('refused', 'locked out')"), undefined);
+  assert.deepEqual(said, []);
 });
 
 test('cancels of many', async () => {

@@ -118,6 +118,16 @@ sub enqueue
 	return;
 }
 
+# Ends what a server has left, a session that began just before its end too: that may wait for ever for
+# a lock of one that was killed.
+sub kill_orphans
+{
+	my $data = $node->data_dir;
+
+	kill 'KILL', map { m|^/proc/(\d+)| } grep { (readlink($_) // '') eq $data } glob '/proc/[0-9]*/cwd';
+	return;
+}
+
 my %trouble = (
 	kills => sub {
 		my $it = any();
@@ -158,8 +168,7 @@ my %trouble = (
 		else
 		{
 			$node->kill9;
-			kill 'KILL', @children;
-			until_true('the server is there again', sub { $node->{_pid} = undef; $node->start(fail_ok => 1) });
+			until_true('the server is there again', sub { kill_orphans(); $node->{_pid} = undef; $node->start(fail_ok => 1) });
 		}
 		wait_until($node, 'SELECT true');
 		return 1;

@@ -492,6 +492,53 @@ class Flows(Client):
         with self.assertRaises(psycopg.errors.InvalidParameterValue):
             idemq.enqueue_graph(self.conn, {"a": {"queue": self.queue, "payload": 1, "depends_on": ["a"]}})
 
+    def test_how_far_a_flow_is(self):
+        list_id = idemq.enqueue(self.conn, self.queue, "list").id
+        parts = [idemq.enqueue(self.conn, self.queue, n, depends_on=[list_id]).id for n in range(3)]
+        begun = idemq.flow(self.conn, parts[1])
+        self.assertEqual(begun[:9] + (begun.progress, begun.eta, begun.held_up_by, begun.failed_ids, begun.roots, begun.cut),
+                         (4, 1, 3, 0, 0, 0, 0, 0, 0, 0.0, None, list_id, [], [list_id], False))
+        self.until_ended({None: lambda job, conn: None}, {"committed": 4})
+        ended = idemq.flow(self.conn, list_id)
+        self.assertEqual((ended.done, ended.progress, ended.eta, ended.held_up_by), (4, 100.0, datetime.timedelta(0), None))
+        self.assertGreater(ended.slowest_for, datetime.timedelta(0))
+        self.assertTrue(idemq.flow(self.conn, list_id, 2).cut)
+        self.assertIsNone(idemq.flow(self.conn, 1))
+
+    def holding(self, name, until):
+        """A worker that has begun one job, which ends when until() is true."""
+        end = threading.Event()
+        worker = idemq.Worker(DSN, self.queue, name=name, concurrency=3, signals=False)
+        self.add(1)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            running = pool.submit(worker.run_outside, lambda job: end.wait(60))
+            while not until():
+                time.sleep(0.05)
+            end.set()
+            while self.sql("SELECT FROM idemq.jobs WHERE queue_id = idemq.queue_id(%s) AND finished_at IS NULL", self.queue):
+                time.sleep(0.02)
+            worker.stop()
+            self.assertEqual(running.result(), {"committed": 1})
+
+    def test_a_worker_says_that_it_is_there_and_goodbye(self):
+        seen = """SELECT program, version <> '', host <> '', queues, concurrency, running, cardinality(jobs), done, state
+            FROM idemq.worker_seen WHERE worker = 'talks'"""
+        here = []
+        self.holding("talks", lambda: here.extend(self.sql(seen)) or here)
+        self.assertEqual(here, [("python", True, True, [self.queue], 3, 1, 1, 0, "here")])
+        self.assertEqual(self.sql(seen), [("python", True, True, [self.queue], 3, 0, 0, 1, "gone")])
+
+    def test_a_word_that_is_refused_or_has_to_wait_disturbs_nothing(self):
+        asked = "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'idemq-python' AND query LIKE '%%idemq.here%%' AND pid <> pg_backend_pid()"
+        with self.assertNoLogs("idemq", "WARNING") if hasattr(self, "assertNoLogs") else unittest.mock.MagicMock():
+            self.sql("ALTER FUNCTION idemq.here RENAME TO elsewhere")
+            self.holding("refused", lambda: self.sql(asked)[0][0])
+            self.sql("ALTER FUNCTION idemq.elsewhere RENAME TO here")
+            with psycopg.connect(DSN) as other:
+                other.execute("LOCK TABLE idemq.worker_entries")
+                self.holding("locked out", lambda: self.sql(asked)[0][0])
+        self.assertEqual(self.sql("SELECT FROM idemq.worker_seen WHERE worker IN ('refused', 'locked out')"), [])
+
     def test_cancels_of_many(self):
         ids = [idemq.enqueue(self.conn, self.queue, n, kind=kind, key=f"k/{n}", group_key=kind).id
                for n, kind in enumerate(["mail", "pdf", "mail", "mail"])]  # fmt: skip

@@ -238,6 +238,8 @@ class Session:
     def send(self, sql):
         """Returns SQLSTATE, or 00000; 'lost' when the connection is gone."""
         self.heard = []
+        if self.conn.pgconn.status != psycopg.pq.ConnStatus.OK:
+            return "lost"  # of a call whose answer nobody has looked at
         result = self.conn.pgconn.exec_(sql.encode())
         if result.status == ExecStatus.TUPLES_OK:
             for row in range(result.ntuples):

@@ -8,6 +8,7 @@
 # A block of shell runs in an empty directory, with the document's database as the
 # default one.  "make" says what it would do: its targets and variables must exist.
 #
+# What changes the machine stands in a fence of language "shell", which make check-install runs in a chroot.
 # What cannot run stands in a fence without a language, or of language "text".
 
 use strict;

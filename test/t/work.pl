@@ -264,6 +264,8 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 
 	until_file('drains');
 	wait_until($node, 'SELECT count(*) = 1 FROM pg_stat_activity WHERE ' . asleep());
+	wait_until($node, "SELECT count(*) = 1 FROM idemq.worker_seen WHERE program = 'idemq-work' AND version <> '' AND worker LIKE 'idemq-work % $runner->{pid}'
+		AND queues = '{q}' AND concurrency = 2 AND running = 1 AND jobs = ARRAY[$id] AND done = 0 AND state = 'here'");
 	kill 'TERM', $runner->{pid};
 	until_said($runner, qr/ending: 1 programs have 30 s/);
 	my $next = enqueue('2');
@@ -271,6 +273,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	open_gate('drained');
 	($status, $said) = ended($runner);
 	is($status, 0, 'a runner that was told to end ends with 0');
+	is_sql($node, "SELECT running, done, state FROM idemq.worker_seen WHERE worker LIKE '% $runner->{pid}'", '0|1|gone', 'and says goodbye');
 	is_job($node, $id, 'completed|1||', 'when its program has');
 	is_job($node, $next, 'pending|0||', 'it has claimed no more');
 

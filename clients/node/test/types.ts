@@ -5,7 +5,7 @@ import * as declared from 'idemq';
 import * as real from '../lib/index.js';
 import {
   ClusterWorker, Cancelled, createPool, Dead, Refused, RetryLater, Snooze, Worker, cancelMany, cancelMatching, drain, enqueue, enqueueGraph,
-  enqueueSequenced, publish, sendEvent, waitResults, type Handler, type Job,
+  enqueueSequenced, flow, publish, sendEvent, waitResults, type Handler, type Job,
 } from 'idemq';
 
 // Classes that an application makes no object of: what they are, not how they are made.
@@ -52,6 +52,8 @@ export async function flows(pool: pg.Pool, offset: bigint): Promise<string> {
   // @ts-expect-error which jobs is to be said
   await cancelMatching(pool, 'orders');
   if (cancelled + locked) await cancelMany(pool, (await cancelMany(pool, [jobs.report.id])).map(({ id }) => id));
+  const far = await flow(pool, jobs.report.id);
+  if (far && far.eta !== null && far.progress < 100) console.log(far.heldUpWhy?.length, far.begunAt?.getTime());
   const [{ status }] = await waitResults(pool, [jobs.report.id], '1 min');
   return status;
 }
