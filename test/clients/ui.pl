@@ -31,7 +31,7 @@ symlink $modules, "$ui/node_modules" or die "symlink: $!";
 
 my $node = new_server('ui', 'idemq.worker' => 'on');
 # 500 of one cause among 100,000, and 80 of another.
-sql($node, q{SELECT idemq.create_queue(name, max_attempts => 1) FROM unnest('{mail,orders,hostile,large}'::text[]) name;
+sql($node, q{SELECT idemq.create_queue(name, max_attempts => 1, drained_by_cron => true) FROM unnest('{mail,orders,hostile,large}'::text[]) name;
 	SELECT idemq.create_queue('sms', retry_base => '1 h');
 	SELECT count(*) FROM idemq.enqueue_many('orders', (SELECT array_agg(jsonb_build_object('order', g)) FROM generate_series(1, 99000) g));
 	SELECT count(*) FROM idemq.claim('orders', 98000) c, idemq.commit(c.id, c.token);
@@ -122,6 +122,10 @@ foreach (['story.mjs', @addresses, $pictures], ['screens.mjs', @addresses, $prox
 	my ($out, $err) = ('', '');
 	local $ENV{HOME} = $tmp;
 
+	# Two have said nothing since, one goes on; and nobody has claimed the report for a minute.
+	sql($node, q{UPDATE idemq.worker_entries SET seen_at = seen_at - interval '2 min' WHERE worker <> 'mail-1'; SET SESSION AUTHORIZATION app;
+		SELECT idemq.here('00000000-0000-0000-0000-000000000001', 'mail-1', '{mail,orders}', 'node', '0.2.0', 'web-1.shop.example', 8, '{1000000000001}', 18733)});
+	until_true('nobody works on it', sub { sql($node, q{SELECT unattended_for IS NOT NULL FROM idemq.metrics WHERE queue = 'reports'}) eq 't' });
 	IPC::Run::run([ 'node', "$ui/test/$part", @arguments ], '<', \undef, '>', \$out, '2>', \$err, IPC::Run::timeout(900));
 	ok(!$1, "$part: $2") while $out =~ /^(not )?ok - (.*)$/mg;
 	is($err, '', 'and nothing else');
