@@ -226,7 +226,7 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 				ANY (
 				'{jobs,attempts,dependencies,children,steps,database_uuid,producers,queues,'
 				'queue_grants,seen,schedule_entries,ticker,handler_entries,events,topic_entries,'
-				'topic_grants,topic_binding_entries}')
+				'topic_grants,topic_binding_entries,history_steps,worker_entries}')
 		UNION ALL
 		SELECT 1, 'warning', 'schedules.driver',
 			format('nothing has called idemq.tick() for 10 minutes, for '
