@@ -80,7 +80,7 @@ here_say(struct server *server, const struct job *jobs, bool goodbye)
 		server_ask(server,
 				   "SELECT pg_catalog.set_config('synchronous_commit', 'off', true), "
 				   "idemq.here($1::uuid, $2, $3::text[], program => 'idemq-work', version => $4, "
-				   "host => $5, concurrency => $6::int, jobs => $7::bigint[], "
+				   "host => $5, concurrency => $6::int, running => $7::bigint[], "
 				   "done => $8::bigint, goodbye => $9::bool)",
 				   9, values);
 	if (result != NULL && PQresultStatus(result) == PGRES_TUPLES_OK)

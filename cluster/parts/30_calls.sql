@@ -77,9 +77,6 @@ COMMENT ON FUNCTION cluster.why IS 'idemq.why on the shard that the id tells';
 SELECT cluster.make_call('flow', 'id bigint, most int DEFAULT 100000', 'SETOF cluster.flow', 'SETOF cluster.flow',
 	'f.* FROM idemq.flow(*) f', 'cluster.shard_of(id)', 'true', '');
 COMMENT ON FUNCTION cluster.flow IS 'idemq.flow on the shard that the id tells';
-SELECT cluster.make_call('flow_ids', 'id bigint, most int DEFAULT 100000', 'SETOF bigint', 'SETOF bigint',
-	'f.id FROM idemq.flow_ids(*) f(id)', 'cluster.shard_of(id)', 'true', '');
-COMMENT ON FUNCTION cluster.flow_ids IS 'idemq.flow_ids on the shard that the id tells';
 SELECT cluster.make_call('result', 'id bigint', 'SETOF cluster.status_and_result', 'SETOF cluster.status_and_result',
 	'r.status::text, r.result FROM idemq.result(*) r', 'cluster.shard_of(id)', 'true', '');
 COMMENT ON FUNCTION cluster.result IS 'idemq.result on the shard that the id tells: status and stored result as they are now';

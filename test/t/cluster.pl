@@ -110,7 +110,6 @@ is_rt(qq{SELECT queue, key, status, payload FROM cluster.job($id)}, 'q|order-42|
 is_rt(q{SELECT id FROM cluster.job_by_key('q', 'order-42')}, $id, 'job_by_key');
 like(rt("SELECT cluster.why($id)"), qr/./, 'why');
 is_rt("SELECT jobs, roots FROM cluster.flow($id)", "1|{$id}", 'flow');
-is_rt("SELECT cluster.flow_ids($id)", $id, 'flow_ids');
 is_rt_state("SELECT cluster.job($_->[0])", $_->[1], "job($_->[0])") foreach [ 'NULL', '22004' ], [ 8 << 47, '22023' ], [ -1, '22023' ];
 is_rt("SELECT cluster.cancel($id), cluster.cancel($id), cluster.retry($id)", 'cancelled|cancelled|retrying', 'cancel, retry');
 my ($outcome, $token) = split /\|/, rt(q{SELECT outcome, token FROM cluster.acquire('q', 'order-42', '{"n": 1}')});
