@@ -232,7 +232,8 @@ CREATE TABLE idemq.audit (
 	queue        text NOT NULL,
 	job_id       bigint,
 	jobs         bigint,
-	details      jsonb
+	details      jsonb,
+	actor        text
 );
 COMMENT ON TABLE idemq.audit IS 'what was decided about queues, topics, handlers, schedules and single jobs, by whom and when, and not what producers and workers do all day; row-level security shows administrators their queues, and pg_monitor all; kept for idemq.audit_retention';
 COMMENT ON COLUMN idemq.audit.id IS 'grows with each row';
@@ -245,6 +246,7 @@ COMMENT ON COLUMN idemq.audit.queue IS 'its name';
 COMMENT ON COLUMN idemq.audit.job_id IS 'the job that it concerned; NULL for none, and for many';
 COMMENT ON COLUMN idemq.audit.jobs IS 'how many jobs it concerned, where that is not one';
 COMMENT ON COLUMN idemq.audit.details IS 'what it was called with: settings, of a change from and to; role and privilege; which jobs of a queue were meant; the kind of a job that has one; a time, a priority';
+COMMENT ON COLUMN idemq.audit.actor IS 'for whom the session said that it acts: setting idemq.actor, its first 200 characters; nobody checks that, session_role is who had logged in; NULL: it said nothing';
 CREATE INDEX audit_at ON idemq.audit (at);
 
 -- Its role as in idemq.queue_grants.

@@ -139,7 +139,7 @@ CREATE VIEW idemq.history WITH (security_barrier) AS
 	SELECT q.name AS queue, h.step, h.at, h.pending, h.blocked, h.processing,
 		h.failed, h.dead, h.at OPERATOR(pg_catalog.-) h.due_since AS oldest_due,
 		h.enqueued, h.claimed, h.completed, h.failures, h.died, h.cancelled, h.expired,
-		h.wait_counts, h.run_counts
+		h.wait_counts, h.run_counts, h.place
 	FROM (SELECT n.queue_id, n.name FROM idemq.queues n
 			WHERE pg_catalog.pg_has_role('pg_monitor', 'USAGE') OR idemq.may_see(n.queue_id)
 		UNION ALL
@@ -164,3 +164,4 @@ COMMENT ON COLUMN idemq.history.cancelled IS 'jobs cancelled, or not claimed in 
 COMMENT ON COLUMN idemq.history.expired IS 'leases that ended';
 COMMENT ON COLUMN idemq.history.wait_counts IS 'how long the jobs claimed in the step had been due: a histogram, for idemq.percentile and idemq.sum_counts; NULL: there was none. Its first element is the number of a bucket, the others are counts, of that bucket and those after it; bucket b ends before b + 1 us up to 7, from 8 on before (5 + b % 4) * 2^(b / 4 - 1) us';
 COMMENT ON COLUMN idemq.history.run_counts IS 'how long the attempts committed in the step ran, likewise';
+COMMENT ON COLUMN idemq.history.place IS 'where in its ring the step is, to be found by: the seconds of at by those of step, modulo 360, 1,440 or 1,008 of the three';

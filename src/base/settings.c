@@ -20,6 +20,7 @@ bool idemq_history = true;
 int idemq_attach_grace = 30000;
 int idemq_notify_delay = 10;
 int idemq_audit_retention = 129600;
+char *idemq_actor = NULL;
 int idemq_purge_interval = 10000;
 int idemq_max_handler_workers = 4;
 int idemq_max_document = 16384;
@@ -100,6 +101,9 @@ idemq_settings_define(void)
 	DefineCustomIntVariable("idemq.audit_retention", "How long rows of idemq.audit are kept.",
 							"-1 keeps them for ever.", &idemq_audit_retention, 129600, -1,
 							PG_INT32_MAX, PGC_SIGHUP, GUC_UNIT_MIN, NULL, NULL, NULL);
+	DefineCustomStringVariable("idemq.actor", "For whom the session acts, for idemq.audit.",
+							   "What a session says of it is not checked.", &idemq_actor, "",
+							   PGC_USERSET, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("idemq.purge_interval",
 							"Time between two searches for what is past its retention.",
 							"0 or -1 turns off deleting by the background worker.",

@@ -21,10 +21,10 @@
 
 static SqlStatement add_entry =
 	{.text = "INSERT INTO idemq.audit (at, session_role, role, action, queue_id, queue, job_id, "
-			 "jobs, details) VALUES ($1, $2, $3, $4, $5, $6, nullif($7, 0), nullif($8, 0), "
-			 "coalesce($9, jsonb_object($10)))",
+			 "jobs, details, actor) VALUES ($1, $2, $3, $4, $5, $6, nullif($7, 0), nullif($8, 0), "
+			 "coalesce($9, jsonb_object($10)), nullif(left($11, 200), ''))",
 	 .types = {TIMESTAMPTZOID, NAMEOID, NAMEOID, TEXTOID, INT4OID, TEXTOID, INT8OID, INT8OID,
-			   JSONBOID, TEXTARRAYOID}};
+			   JSONBOID, TEXTARRAYOID, TEXTOID}};
 
 /* Returns the members of an entry's details as an array; 0 when there is none. */
 static Datum
@@ -68,7 +68,8 @@ idemq_audit(const AuditEntry *entry)
 					  Int64GetDatum(entry->job_id),
 					  Int64GetDatum(entry->jobs),
 					  entry->details,
-					  members_of(entry)};
+					  members_of(entry),
+					  CStringGetTextDatum(idemq_actor)};
 
 	(void) idemq_spi_do(&add_entry, values, NULL);
 }

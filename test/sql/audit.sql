@@ -64,6 +64,17 @@ SELECT pause_it();
 RESET SESSION AUTHORIZATION;
 SELECT session_role, role = session_user AS owner, action FROM idemq.audit ORDER BY id DESC LIMIT 1;
 
+-- For whom a session says that it acts: no check, no more than 200 characters, and nothing when it is over.
+SET idemq.actor = 'anna';
+SELECT idemq.resume('foreign');
+BEGIN;
+SELECT set_config('idemq.actor', repeat('ä', 300), true) IS NOT NULL AS said;
+SELECT idemq.pause('foreign');
+COMMIT;
+RESET idemq.actor;
+SELECT idemq.resume('foreign');
+SELECT action, left(actor, 5) AS actor, length(actor) FROM idemq.audit ORDER BY id DESC LIMIT 3;
+
 -- Who sees it: administrators their queues, pg_monitor all; nobody writes.
 SELECT idemq.grant_queue('foreign', 'idemq_boss', 'admin');
 SELECT idemq.grant_queue('foreign', 'idemq_producer', 'enqueue'), idemq.grant_queue('foreign', 'idemq_other', 'claim');

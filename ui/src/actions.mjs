@@ -82,6 +82,23 @@ export const actions = {
     },
     back: (input) => `/errors?queue=${encodeURIComponent(input.queue)}`,
   },
+  cancel_flow: {
+    title: 'Cancel all of it',
+    inputs: ['id'],
+    async preview(query, input) {
+      const [flow] = await query('SELECT f.jobs - f.done AS jobs, f.done, f.running FROM idemq.flow($1) f', [id(input)]);
+      if (!flow) throw Object.assign(new Error(`There is no job ${input.id} that you may see.`), { statusCode: 404 });
+      return { jobs: flow.jobs, text: html`Of the flow of job ${input.id}, ${count(flow.jobs)} jobs are not finished: they are cancelled, and will not run.
+        ${Number(flow.running) > 0 && html`${count(flow.running)} of them run now: their workers’ commits are refused, and what they did outside the database stays done.`}
+        The ${count(flow.done)} that are finished stay as they are.` };
+    },
+    async run(query, input) {
+      const [{ jobs }] = await query(`SELECT count(*) FILTER (WHERE c.outcome = 'cancelled') AS jobs FROM idemq.cancel_many(ARRAY(
+        SELECT f.id FROM idemq.flow_jobs($1, 100000) f WHERE f.status NOT IN ('completed', 'dead', 'cancelled'))) c`, [id(input)]);
+      return { text: `${count(jobs)} jobs are cancelled.`, done: true };
+    },
+    back: (input) => `/flow/${input.id}`,
+  },
   run_schedule: {
     title: 'Run now',
     inputs: ['schedule'],

@@ -6,11 +6,11 @@ import pg from 'pg';
 const asText = new pg.TypeOverrides();
 asText.setTypeParser(pg.types.builtins.TIMESTAMPTZ, (value) => value);
 
+// PGOPTIONS may say otherwise.
+const patience = { statement_timeout: '2s', lock_timeout: '3s' };
 const settings = {
   search_path: 'pg_catalog',
   default_transaction_read_only: 'on',
-  statement_timeout: '15s',
-  lock_timeout: '3s',
   idle_in_transaction_session_timeout: '60s',
   TimeZone: 'UTC',
   DateStyle: 'ISO',
@@ -18,33 +18,52 @@ const settings = {
 
 export class Database {
   constructor(config = {}) {
-    const options = Object.entries(settings).map(([name, value]) => `-c ${name}=${value}`).join(' ');
+    const options = (values) => Object.entries(values).map(([name, value]) => `-c ${name}=${value}`).join(' ');
     this.pool = new pg.Pool({
       application_name: 'idemq-ui',
       max: 4,
+      // A page that refreshes itself finds its connection again.
+      idleTimeoutMillis: 30_000,
       types: asText,
       connectionTimeoutMillis: 5000,
       ...config,
-      options: `${process.env.PGOPTIONS ?? ''} ${options}`.trim(),
+      options: `${options(patience)} ${process.env.PGOPTIONS ?? ''} ${options(settings)}`,
     });
     // A connection that dies idle is made anew by the next request.
     this.pool.on('error', () => {});
   }
 
-  /** Rows of a query; one statement, one transaction. */
+  /** Rows of a query; one statement, one transaction.  An error knows its statement. */
   async query(text, values = []) {
-    return (await this.pool.query(text, values)).rows;
+    try {
+      return (await this.pool.query(text, values)).rows;
+    } catch (error) {
+      throw Object.assign(error, { statement: text });
+    }
+  }
+
+  /** Rows of a query that somebody asked for, and that may take longer than a page's. */
+  async patiently(text, values = []) {
+    return this.transaction('BEGIN', async (query) => query(text, values));
   }
 
   async one(text, values = []) {
     return (await this.query(text, values))[0];
   }
 
-  /** Runs an action in a transaction that may write. */
-  async write(run) {
+  /** Runs an action in a transaction that may write; actor: for whom, as idemq.audit says it. */
+  async write(run, actor = null) {
+    return this.transaction('BEGIN READ WRITE', async (query) => {
+      if (actor !== null) await query("SELECT set_config('idemq.actor', $1, true)", [actor]);
+      return run(query);
+    });
+  }
+
+  async transaction(begin, run) {
     const client = await this.pool.connect();
     try {
-      await client.query('BEGIN READ WRITE');
+      await client.query(begin);
+      await client.query("SET LOCAL statement_timeout = '15s'");
       const result = await run(async (text, values = []) => (await client.query(text, values)).rows);
       await client.query('COMMIT');
       client.release();

@@ -35,6 +35,12 @@ export function time(value) {
   return value ? `${new Date(milliseconds(value)).toISOString().slice(0, 19).replace('T', ' ')} UTC` : '–';
 }
 
+/** A time at a chart's axis, in milliseconds: 14:30, or Tue 24. */
+export function axisTime(value, days) {
+  const at = new Date(value);
+  return !days ? at.toISOString().slice(11, 16) : `${at.toLocaleDateString('en', { weekday: 'short', timeZone: 'UTC' })} ${at.getUTCDate()}`;
+}
+
 /** How far a time is from now: 3 min ago, in 20 s. */
 export function distance(value, now = Date.now()) {
   if (!value) return '–';
@@ -43,11 +49,18 @@ export function distance(value, now = Date.now()) {
   return seconds < 0 ? `${duration(-seconds)} ago` : `in ${duration(seconds)}`;
 }
 
-/** A rate: 0, 0.4, 12, 1,234. */
+/** A rate: 0, 0.02, 0.4, 12, 1,234. */
 export function rate(value) {
   if (value === null || value === undefined) return '–';
   if (value === 0) return '0';
+  if (value < 0.1) return value.toPrecision(1);
   return value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString('en');
+}
+
+/** A share as 7.5 %, 99 %: 100 % only when nothing is left. */
+export function percent(value) {
+  const share = Number(value);
+  return `${share < 10 || (share > 99 && share < 100) ? Math.floor(share * 10) / 10 : Math.floor(share)} %`;
 }
 
 /** Bytes as 812 B, 14 kB, 3.1 MB. */

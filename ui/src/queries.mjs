@@ -12,12 +12,38 @@ export const LARGEST = 64 * 1024 * 1024;
 export const overview = `
   SELECT m.queue, m.queue_id, m.paused, m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled,
     extract(epoch FROM m.oldest_ready)::float8 AS oldest_ready, m.enqueued_total, m.committed_total, m.failed_total,
-    m.dead_total, m.expired_total, m.stale_commits_total, m.counted_since, m.in_memory
+    extract(epoch FROM m.unattended_for)::float8 AS unattended_for, m.is_dead_queue
   FROM idemq.metrics m ORDER BY m.queue`;
 
-/** Cumulative histograms of each queue: of two looks at them comes what was between. */
-export const timings = `
-  SELECT queue_id, timing, le, jobs FROM idemq.timing_buckets() ORDER BY queue_id, timing, le`;
+const latest = (value) => `(array_agg(${value} ORDER BY h.at DESC))[1]`;
+const percentile = (name, percent) => `
+    extract(epoch FROM idemq.percentile(idemq.sum_counts(h.${name}_counts), 0.${percent}))::float8 AS ${name}_p${percent}`;
+const sums = `extract(epoch FROM max(h.at))::float8 AS until, extract(epoch FROM max(h.oldest_due))::float8 AS oldest_due,
+    sum(h.enqueued) AS enqueued, sum(h.completed) AS completed, sum(h.failures) AS failures, sum(h.died) AS died`;
+const gauges = `${latest('h.pending')} AS pending, ${latest('h.processing')} AS processing, ${latest('extract(epoch FROM h.oldest_due)::float8')} AS due_last`;
+const times = [percentile('wait', 50), percentile('wait', 95), percentile('run', 50), percentile('run', 95)].join(',');
+const stepsOf = (which) => `FROM (SELECT h.*, ceil(extract(epoch FROM h.at)::float8 / $2::int)::int AS point FROM idemq.history h
+    WHERE h.step = $1::int AND h.place = ANY ($4::int[]) AND h.at > $3::timestamptz AND h.at <= clock_timestamp() AND ${which}) h`;
+/** What happened in each point of a span, of one queue, and of all together; a point is $2 seconds. */
+export const historyOfQueue = `
+  SELECT h.point, ${sums}, ${gauges}, ${times} ${stepsOf('h.queue = $5::text')} GROUP BY h.point`;
+export const historyOfAll = `
+  SELECT h.point, ${sums}, ${gauges}, ${times} ${stepsOf('h.queue IS NULL')} GROUP BY h.point`;
+/** When the history of all began; the gauges of a queue ($3; NULL: of all) before a time. */
+export const historyBegun = `
+  SELECT extract(epoch FROM min(h.at))::float8 AS begun FROM idemq.history h WHERE h.step = $1::int AND h.queue IS NULL`;
+export const historyOfSomeBegun = `
+  SELECT extract(epoch FROM min(h.at))::float8 AS begun FROM idemq.history h WHERE h.step = $1::int`;
+export const historyBefore = `
+  SELECT ${gauges} FROM (SELECT h.* FROM idemq.history h
+    WHERE h.step = $1::int AND h.at <= $2::timestamptz AND h.queue IS NOT DISTINCT FROM $3::text ORDER BY h.at DESC LIMIT 1) h`;
+/** All together, for a role that sees some queues: without gauges, which come from each. */
+export const historyOfSome = `
+  SELECT h.point, ${sums}, ${times} ${stepsOf('h.queue IS NOT NULL')} GROUP BY h.point`;
+/** Of each queue, for the table of queues. */
+export const historyOfEach = `
+  SELECT h.queue, h.point, ${sums}, ${gauges}, ${percentile('wait', 95)}, ${percentile('run', 95)}
+  ${stepsOf('h.queue IS NOT NULL')} GROUP BY h.queue, h.point`;
 
 export const server = `
   SELECT current_database() AS database, session_user AS role, pg_is_in_recovery() AS standby,
@@ -140,11 +166,35 @@ export const workers = `
     extract(epoch FROM w.expires_in)::float8 AS expires_in, w.attached, w.state, to_jsonb(w) ->> 'progress' AS progress
   FROM idemq.workers w ORDER BY w.expires_in NULLS LAST LIMIT 500`;
 
-export const hasHandlers = "SELECT to_regclass('idemq.handlers') IS NOT NULL AS there";
-export const handlers = 'SELECT to_jsonb(h) AS handler FROM idemq.handlers h ORDER BY 1 LIMIT 500';
+/** Who said in the last hour that it is there, and the handlers; how long the oldest of its jobs runs. */
+export const seen = `
+  SELECT s.worker, s.role, s.host, s.program, s.version, s.queues, s.started_at, s.seen_at, s.concurrency, s.running, s.jobs[1:5] AS jobs,
+    s.done, s.per_minute, s.state, (SELECT min(w.claimed_at) FROM idemq.workers w WHERE w.job_id = ANY (s.jobs)) AS oldest
+  FROM idemq.worker_seen s ORDER BY s.state = 'gone', s.state, s.worker, s.started_at LIMIT 500`;
+/** Handlers: what the table of workers has no column for. */
+export const handlers = `
+  SELECT h.queue, h.function, h.role, h.state, h.workers, h.workers_running, h.batch, extract(epoch FROM h.max_idle)::float8 AS max_idle,
+    h.jobs_per_second, h.done_total, h.failed_total, left(h.last_error, 500) AS last_error, h.last_error_at, h.set_at
+  FROM idemq.handlers h ORDER BY h.queue LIMIT 500`;
+export const unattended = `
+  SELECT m.queue, m.pending, extract(epoch FROM m.unattended_for)::float8 AS unattended_for
+  FROM idemq.metrics m WHERE m.unattended_for IS NOT NULL ORDER BY m.unattended_for DESC LIMIT 50`;
+
+/** Jobs of a flow that a page reads; what a row of the answer has to say of them, it says in one look. */
+const FLOW = 10000;
+export const flow = `
+  SELECT f.jobs, f.waiting, f.blocked, f.running, f.retrying, f.completed, f.dead, f.cancelled, f.done, f.progress, f.begun_at, f.ended_at,
+    extract(epoch FROM f.eta)::float8 AS eta, f.held_up_by, f.held_up_why, f.slowest, f.slowest_kind,
+    extract(epoch FROM f.slowest_for)::float8 AS slowest_for, f.failed_ids, f.roots, f.cut
+  FROM idemq.flow($1) f`;
+/** Its jobs, folded by how far from the beginning, queue, kind and status. */
+export const flowJobs = `
+  SELECT f.depth, f.queue, f.kind, f.status, count(*) AS jobs, min(f.id) AS example, min(f.begun_at) AS begun_at, max(f.ended_at) AS ended_at,
+    max(extract(epoch FROM CASE f.status WHEN 'processing' THEN clock_timestamp() ELSE f.ended_at END - f.begun_at))::float8 AS longest, min(left(f.error, 300)) AS error
+  FROM idemq.flow_jobs($1, ${FLOW}) f GROUP BY f.depth, f.queue, f.kind, f.status ORDER BY f.depth, f.queue, f.kind, f.status LIMIT 200`;
 
 export const audit = `
-  SELECT a.id, a.at, a.session_role, a.role, a.action, a.queue, a.job_id, a.jobs, left(a.details::text, 500) AS details
+  SELECT a.id, a.at, a.session_role, a.role, a.actor, a.action, a.queue, a.job_id, a.jobs, left(a.details::text, 500) AS details
   FROM idemq.audit a WHERE ($1::bigint IS NULL OR a.id < $1) AND ($2::text IS NULL OR a.queue = $2)
   ORDER BY a.id DESC LIMIT ${PAGE}`;
 

@@ -1,10 +1,34 @@
-// What keeps other pages of the same browser out, since there is no login: the server listens on
-// loopback, answers to loopback's names alone (a foreign name that resolves to 127.0.0.1 is
-// refused), and takes a form only from its own pages.
+// What keeps others out, since there is no login: the server listens on loopback, answers to
+// loopback's names alone (a foreign name that resolves to 127.0.0.1 is refused), and takes a form
+// only from its own pages.  Elsewhere a proxy decides who may look: its address and the page's
+// name are told, and who comes through it is whom its header names.
 import { createHmac, randomBytes, timingSafeEqual } from 'node:crypto';
+import { BlockList, isIP, isIPv6 } from 'node:net';
 
 const COOKIE = 'idemq_ui';
-const names = new Set(['localhost', '127.0.0.1', '[::1]']);
+const loopback = ['localhost', '127.0.0.1', '[::1]'];
+
+const familyOf = (address) => (isIPv6(address) ? 'ipv6' : 'ipv4');
+
+/** Addresses and networks, as 10.0.0.7 or 10.0.0.0/24; throws for what is neither. */
+export function networks(texts) {
+  const list = new BlockList();
+  for (const text of texts) {
+    const [address, bits, more] = text.split('/');
+    const most = isIPv6(address) ? 128 : 32;
+    if (!isIP(address) || more !== undefined || (bits !== undefined && (!/^[0-9]{1,3}$/.test(bits) || Number(bits) > most)))
+      throw new Error(`"${text}" is no address and no network like 10.0.0.0/24`);
+    list.addSubnet(address, Number(bits ?? most), familyOf(address));
+  }
+  return list;
+}
+
+const here = networks(['127.0.0.0/8', '::1']);
+
+/** A socket's address; of IPv4 on a socket of both, the plain one. */
+const plain = (address) => address?.replace(/^::ffff:(?=[0-9.]+$)/, '') ?? '';
+const among = (list, address) => isIP(address) !== 0 && list.check(address, familyOf(address));
+export const isLoopback = (address) => among(here, address) || address === 'localhost';
 
 /** The host of a Host header or an Origin, without its port; ssh -L may change that. */
 function hostOf(text) {
@@ -33,8 +57,26 @@ function same(expected, given) {
 }
 
 export class Security {
-  constructor() {
+  /** hosts: names that it answers to beside loopback's; proxies: networks; header: names the user there. */
+  constructor({ hosts = [], proxies = [], header = 'x-forwarded-user' } = {}) {
     this.key = randomBytes(32);
+    this.names = new Set([...loopback, ...hosts.map((host) => host.toLowerCase())]);
+    this.proxies = networks(proxies);
+    this.header = header.toLowerCase();
+  }
+
+  /** For whom a request is: null of this machine's own; throws for who may not come. */
+  actor(request) {
+    const from = plain(request.socket.remoteAddress);
+    const named = request.headers[this.header];
+    if (among(this.proxies, from)) {
+      // A header that is given twice is one of a client that the proxy has let through.
+      if (typeof named !== 'string' || named.trim() === '' || named.includes(','))
+        throw Object.assign(new Error(`The proxy names no user: it has to set the header ${this.header}, once.`), { statusCode: 403 });
+      return named.trim();
+    }
+    if (!among(here, from)) throw Object.assign(new Error('This page takes requests of its proxy alone.'), { statusCode: 403 });
+    return null;
   }
 
   /** The browser's session: a random name in a cookie of its own, made at its first page. */
@@ -67,15 +109,20 @@ export class Security {
   install(app) {
     app.addHook('onRequest', async (request, reply) => {
       reply.headers(headers);
-      if (!names.has(hostOf(request.headers.host ?? '')))
-        return reply.code(421).type('text/plain').send('This page answers to localhost alone: open http://localhost and its port.\n');
+      try {
+        request.actor = this.actor(request);
+      } catch (error) {
+        return reply.code(error.statusCode).type('text/plain').send(`${error.message}\n`);
+      }
+      if (!this.names.has(hostOf(request.headers.host ?? '')))
+        return reply.code(421).type('text/plain').send('This page answers to localhost alone, and to what --host names: open http://localhost and its port.\n');
       if (request.method === 'GET' || request.method === 'HEAD') {
         request.session = this.session(request, reply);
         return undefined;
       }
       const { origin } = request.headers;
       const site = request.headers['sec-fetch-site'];
-      if ((origin !== undefined && !names.has(hostOf(origin))) || (site !== undefined && site !== 'same-origin'))
+      if ((origin !== undefined && !this.names.has(hostOf(origin))) || (site !== undefined && site !== 'same-origin'))
         return reply.code(403).type('text/plain').send('This form came from another page: nothing was done.\n');
       request.session = this.session(request, reply);
       return undefined;

@@ -3,16 +3,18 @@ import { readFileSync } from 'node:fs';
 import formbody from '@fastify/formbody';
 import fastify from 'fastify';
 import { actions, inputsOf } from './actions.mjs';
-import { html } from './html.mjs';
+import { href, html } from './html.mjs';
 import { count } from './format.mjs';
 import * as queries from './queries.mjs';
-import { Sampler } from './sampler.mjs';
+import { History, spans } from './history.mjs';
 import { Security } from './security.mjs';
 import { layout } from './pages/layout.mjs';
 import { live } from './pages/overview.mjs';
 import { queuePage } from './pages/queue.mjs';
 import { jobPage } from './pages/job.mjs';
-import { auditPage, checkPage, errorsPage, schedulesPage, workersPage } from './pages/lists.mjs';
+import { auditPage, checkPage, errorsPage, keysPage, runningPage, schedulesPage } from './pages/lists.mjs';
+import { flowPage } from './pages/flow.mjs';
+import { workersPage } from './pages/workers.mjs';
 
 const wrong = (statusCode, message) => Object.assign(new Error(message), { statusCode });
 const idOf = (text) => {
@@ -21,14 +23,22 @@ const idOf = (text) => {
 };
 const text = (value) => (typeof value === 'string' && value !== '' ? value : null);
 
-const statics = { 'icon.svg': 'image/svg+xml', 'style.css': 'text/css; charset=utf-8', 'refresh.js': 'text/javascript; charset=utf-8' };
+const script = 'text/javascript; charset=utf-8';
+const statics = { 'icon.svg': 'image/svg+xml', 'style.css': 'text/css; charset=utf-8', 'refresh.js': script, 'charts.js': script, 'keys.js': script };
+
+/** Seconds after which the overview is read and drawn anew. */
+const EVERY = 10;
+
+/** The name of a statement of queries.mjs, for whoever has to mend it. */
+const nameOf = (statement) => Object.entries(queries).find(([, known]) => known === statement)?.[0]
+  ?? statement?.replace(/\s+/g, ' ').trim().slice(0, 60);
 
 /** What a failure says: PostgreSQL's words, and a next step where we know one. */
 function explain(error) {
   if (error.statusCode) return { code: error.statusCode, message: error.message };
   const steps = {
     42501: 'The role that started this page may not do that: idemq.grant_queue(queue, role, \'admin\') lets it; what is of the whole server is for members of pg_monitor.',
-    57014: 'It took too long: look at fewer jobs, or in psql.',
+    57014: `It took longer than ${error.statement ? 'a page waits (2 s)' : '15 s'} and was ended${error.statement ? `: the page's statement "${nameOf(error.statement)}"` : ''}. Look at fewer jobs, or in psql.`,
     '3F000': 'CREATE EXTENSION idemq in this database, or start the page with another PGDATABASE.',
     '42P01': 'CREATE EXTENSION idemq in this database; of an older idemq than 0.2.0: ALTER EXTENSION idemq UPDATE.',
     42883: 'This page is for idemq 0.2.0 and newer: ALTER EXTENSION idemq UPDATE.',
@@ -45,12 +55,12 @@ function explain(error) {
 }
 
 /**
- * Makes the page's server.  database: a Database; writes: whether it offers actions.
+ * Makes the page's server.  database: a Database; writes: whether it offers actions; access: of Security.
  */
-export async function makeServer({ database, writes = false, logger = false }) {
+export async function makeServer({ database, writes = false, logger = false, access = {} }) {
   const app = fastify({ logger, bodyLimit: 65536, routerOptions: { maxParamLength: 200 } });
-  const security = new Security();
-  const sampler = new Sampler(database);
+  const security = new Security(access);
+  const history = new History(database);
   let about = null;
 
   await app.register(formbody);
@@ -61,7 +71,7 @@ export async function makeServer({ database, writes = false, logger = false }) {
     // What was done is said by this page alone, not by who made a link to it.
     const notice = text(request.query?.notice);
     const own = notice !== null && security.signed(notice, request.query.sign);
-    return { path, server: about, writes, notice: own ? notice : null, bad: request.query?.bad === '1' };
+    return { path, server: about, actor: request.actor, writes, notice: own ? notice : null, bad: request.query?.bad === '1' };
   };
   const send = (reply, title, body, context) => reply.type('text/html; charset=utf-8').send(String(layout(title, body, context)));
 
@@ -79,17 +89,39 @@ export async function makeServer({ database, writes = false, logger = false }) {
     app.get(`/static/${name}`, (request, reply) => reply.type(type).header('Cache-Control', 'max-age=60').send(content));
   }
 
-  const livePart = async (context) => {
-    const reading = await sampler.last();
-    const health = await database.one(queries.health).catch(() => null); // pg_monitor's
-    return live(reading, sampler, health, context);
+  // What the overview reads beside the history, once for all that look.
+  const reading = { at: 0, asked: null };
+  const readNow = async () => {
+    if (Date.now() - reading.at < EVERY * 500) return reading;
+    reading.asked ??= (async () => {
+      const queues = await database.query(queries.overview);
+      const health = await database.one(queries.health).catch(() => null); // pg_monitor's
+      Object.assign(reading, { queues, health, at: Date.now(), byName: new Map(queues.map((queue) => [queue.queue, queue])) });
+    })().finally(() => { reading.asked = null; });
+    await reading.asked;
+    return reading;
+  };
+  const livePart = async (request, context) => {
+    const { at, queues, byName, health } = await readNow();
+    const only = text(request.query.queue);
+    if (only !== null && !byName.has(only)) throw wrong(404, `There is no queue "${only}" that you may see.`);
+    const last = Object.hasOwn(spans, request.query.last ?? '') ? request.query.last : '1h';
+    const troubles = [];
+    // Without a history the rest is of use still.
+    const tried = (read) => read.catch((error) => { troubles.push(`No charts: ${explain(error).message}`); return null; });
+    const [span, table] = [await tried(history.charts(last, only)), only === null ? await tried(history.table()) : null];
+    const all = span && history.of(span, only, byName);
+    const of = (queue) => table && history.of(table, queue, byName);
+    return { address: href('/live', { queue: only, last }), part: live({ at, queues, only, last, all, of, health, troubles }, context) };
   };
   app.get('/', async (request, reply) => {
     const context = await contextOf(request, '/');
-    return send(reply, 'Overview', html`<div data-live="/live">${await livePart(context)}</div>
-<form method="get" action="/find" class="find"><label>Job number, or key <input name="text" required></label> <button>Find</button></form>`, context);
+    const { address, part } = await livePart(request, context);
+    const only = text(request.query.queue);
+    return send(reply, only === null ? 'Overview' : `Charts of queue ${only}`, html`<div data-live="${address}" data-every="${EVERY}">${part}</div>
+<p><button type="button" data-stop hidden>Stop refreshing</button></p>`, context);
   });
-  app.get('/live', async (request, reply) => reply.type('text/html; charset=utf-8').send(String(await livePart(await contextOf(request, '/')))));
+  app.get('/live', async (request, reply) => reply.type('text/html; charset=utf-8').send(String((await livePart(request, await contextOf(request, '/'))).part)));
 
   app.get('/find', async (request, reply) => {
     const wanted = text(request.query.text)?.trim() ?? '';
@@ -148,11 +180,19 @@ export async function makeServer({ database, writes = false, logger = false }) {
     const queue = text(request.query.queue);
     return send(reply, 'Errors', errorsPage(await database.query(queries.errors, [queue]), queue, context), context);
   });
-  app.get('/workers', async (request, reply) => {
-    const { there } = await database.one(queries.hasHandlers);
-    const handlers = there ? await database.query(queries.handlers) : null;
-    return send(reply, 'Workers', workersPage(await database.query(queries.workers), handlers), await contextOf(request, '/workers'));
+  app.get('/running', async (request, reply) => send(reply, 'Running', runningPage(await database.query(queries.workers)), await contextOf(request, '/running')));
+  app.get('/workers', async (request, reply) => send(reply, 'Workers', workersPage(await database.query(queries.seen),
+    await database.query(queries.handlers), await database.query(queries.unattended)), await contextOf(request, '/workers')));
+  app.get('/flow/:id', async (request, reply) => {
+    const context = await contextOf(request, null);
+    const id = idOf(request.params.id);
+    const [flow] = await database.query(queries.flow, [id]);
+    if (!flow) throw wrong(404, `There is no job ${id} that you may see: it was never there, its retention has deleted it, or its queue is not yours.`);
+    // From where it began, so that what is cut off is its end.
+    const groups = await database.query(queries.flowJobs, [flow.roots?.[0] ?? id]).catch((error) => explain(error).message);
+    return send(reply, `Flow of job ${id}`, flowPage(id, flow, groups, context), context);
   });
+  app.get('/keys', async (request, reply) => send(reply, 'Keys', keysPage(), await contextOf(request, '/keys')));
   app.get('/schedules', async (request, reply) => {
     const context = await contextOf(request, '/schedules');
     return send(reply, 'Schedules', schedulesPage(await database.query(queries.schedules), context), context);
@@ -163,7 +203,7 @@ export async function makeServer({ database, writes = false, logger = false }) {
     return send(reply, 'Audit', auditPage(rows, queue), await contextOf(request, '/audit'));
   });
   app.get('/check', async (request, reply) => {
-    const rows = request.query.run === '1' ? await database.query(queries.check) : null;
+    const rows = request.query.run === '1' ? await database.patiently(queries.check) : null;
     return send(reply, 'Check', checkPage(rows), await contextOf(request, '/check'));
   });
 
@@ -183,7 +223,7 @@ ${Object.entries(input).map(([name, value]) => html`<input type="hidden" name="$
   });
   app.post('/do', async (request, reply) => {
     const { action, input } = actionOf(request.body);
-    const { text: said, done } = await database.write((query) => action.run(query, input));
+    const { text: said, done } = await database.write((query) => action.run(query, input), request.actor);
     const back = action.back(input);
     return reply.redirect(`${back}${back.includes('?') ? '&' : '?'}${new URLSearchParams({ notice: said, sign: security.sign(said), ...(done ? {} : { bad: '1' }) })}`, 303);
   });

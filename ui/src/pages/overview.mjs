@@ -1,53 +1,85 @@
-// All queues, with what they do now.
-import { html } from '../html.mjs';
+// The database: what needs somebody, what it does now and did, and its queues.
+import { html, href } from '../html.mjs';
 import { count, duration, rate, time } from '../format.mjs';
-import { button, number, queueLink, table } from './layout.mjs';
+import { spans } from '../history.mjs';
+import { charts, spanTabs, sparkline } from './charts.mjs';
+import { button, number, queueLink, status, table } from './layout.mjs';
 
-/** A line of values over time as SVG; points without a value interrupt it. */
-export function sparkline(values, label) {
-  const known = values.filter((value) => value !== null);
-  if (known.length < 2) return html`<span class="quiet">–</span>`;
-  const [width, height] = [120, 24];
-  const most = Math.max(...known) || 1;
-  let path = '';
-  let pen = 'M';
-  values.forEach((value, i) => {
-    if (value === null) {
-      pen = 'M';
-      return;
-    }
-    path += `${pen}${((i * width) / (values.length - 1)).toFixed(1)} ${(height - 2 - (value / most) * (height - 4)).toFixed(1)}`;
-    pen = 'L';
-  });
-  return html`<svg class="spark" role="img" aria-label="${label}" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}"><path d="${path}"/></svg>`;
+const errorsOf = (queue) => `/errors?queue=${encodeURIComponent(queue)}`;
+const plural = (n, one, many = `${one}s`) => `${count(n)} ${String(n) === '1' ? one : many}`;
+
+const unattended = (queue) => queue.unattended_for !== null && queue.unattended_for !== undefined;
+
+/** What is to be said of a queue's state, the worst first: [how bad, its shape, its words, where to look]. */
+function states(queue) {
+  const jobs = `/queue/${encodeURIComponent(queue.queue)}`;
+  const found = [unattended(queue) && [5, 'gone', 'nobody works on it', jobs],
+    Number(queue.dead) > 0 && [4, 'dead', `${count(queue.dead)} dead`, errorsOf(queue.queue)],
+    queue.is_dead_queue && Number(queue.pending) > 0 && [3, 'warn', `${count(queue.pending)} to look at`, jobs],
+    Number(queue.failed) > 0 && [2, 'failed', `${count(queue.failed)} failing`, errorsOf(queue.queue)],
+    queue.paused && [1, 'paused', 'paused']].filter(Boolean);
+  return found.length > 0 ? found : [[0, 'well', 'well']];
 }
 
-function state(queue) {
-  if (queue.paused) return html`<span class="status cancelled">paused</span>`;
-  if (Number(queue.dead) > 0) return html`<a class="status dead" href="/errors?queue=${encodeURIComponent(queue.queue)}">${count(queue.dead)} dead</a>`;
-  if (Number(queue.failed) > 0) return html`<a class="status failed" href="/errors?queue=${encodeURIComponent(queue.queue)}">${count(queue.failed)} failing</a>`;
-  return html`<span class="status completed">well</span>`;
+const stateMarks = (queue) => html`<div>${states(queue).map(([, shape, words, where]) => html`<div>${where ? html`<a class="status ${shape}" href="${where}">${words}</a>` : status(shape, words)}</div>`)}</div>`;
+
+/** Sentences: what somebody is to look at. */
+function attention(queues, health) {
+  const said = [];
+  if (health && health.pid === null)
+    said.push(html`<b>No background worker runs</b> in this database: expired leases wait for the next claim, and no history is written.`);
+  if (health && health.stuck_for !== null) said.push(html`<b>The background worker is stuck</b> for ${duration(health.stuck_for)}.`);
+  for (const queue of queues) {
+    const dead = Number(queue.dead);
+    if (unattended(queue))
+      said.push(html`<b>Nobody works on</b> ${queueLink(queue.queue)}: ${plural(queue.pending, 'job waits', 'jobs wait')}, for ${duration(queue.unattended_for)} nobody has claimed or waited.`);
+    if (dead > 0) said.push(html`${queueLink(queue.queue)}: <a class="status dead" href="${errorsOf(queue.queue)}">${plural(dead, 'job is dead', 'jobs are dead')}</a>`);
+    if (queue.is_dead_queue && Number(queue.pending) > 0)
+      said.push(html`Dead queue ${queueLink(queue.queue)} holds ${plural(queue.pending, 'job')}: somebody is to look at ${String(queue.pending) === '1' ? 'it' : 'them'}.`);
+  }
+  const shown = said.slice(0, 10);
+  return html`<section class="card" aria-label="What needs somebody">${said.length === 0 ? html`<p class="last">${status('well', 'Nothing needs you.')}${health && ' The background worker is well.'}</p>`
+    : html`<h2>What needs somebody</h2><ul class="said">${shown.map((sentence) => html`<li>${sentence}</li>`)}</ul>${said.length > shown.length && html`<p class="quiet">And ${count(said.length - shown.length)} more: see the queues below.</p>`}`}</section>`;
 }
 
-/** The part that is fetched anew every two seconds. */
-export function live(reading, sampler, health, context) {
-  const rows = reading.queues.map((queue) => {
-    const series = sampler.series(queue.queue_id);
-    const now = series.at(-1);
-    const per = (name) => rate(now?.[name]);
-    const slow = now?.wait;
-    return [queueLink(queue.queue), state(queue), count(queue.pending), count(queue.processing), count(queue.blocked),
-      duration(queue.oldest_ready), per('enqueued'), per('committed'),
-      html`${sparkline(series.map((point) => point.committed), `jobs done a second, the last two minutes, now ${per('committed')}`)}`,
-      html`<span class="line">${slow === null || slow === undefined ? '–' : duration(slow)} ${sparkline(series.map((point) => point.wait ?? 0), 'waiting time, 99 of 100 jobs, the last two minutes')}</span>`,
+function nowOf(queues, all) {
+  const sum = (name) => queues.reduce((total, queue) => total + Number(queue[name] ?? 0), 0);
+  const newest = (values) => values?.findLast((value) => value !== null) ?? null;
+  const due = queues.filter((queue) => !queue.paused).map((queue) => queue.oldest_ready).filter((value) => value !== null);
+  const perSecond = (value) => (value === null ? '–' : `${rate(value)}/s`);
+  const of = all?.point > 30 ? `, mean of ${duration(all.point)}` : '';
+  const facts = [['waiting', count(sum('pending'))], ['running', count(sum('processing'))], ['retrying', count(sum('failed'))], ['blocked', count(sum('blocked'))],
+    [`done${of}`, perSecond(newest(all?.completed))], [`failed${of}`, perSecond(newest(all?.failures))],
+    ['oldest due', due.length ? duration(Math.max(...due)) : '–'], ['dead', count(sum('dead'))]];
+  return html`<dl class="facts big">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+}
+
+/**
+ * The part that is fetched anew.  reading: rows of idemq.metrics; all: the charts' series, of the queue
+ * or of all; of: a queue's series; troubles: what could not be read.
+ */
+export function live({ at, queues, only, last, all, of, health, troubles }, context) {
+  const here = only === null ? queues : queues.filter(({ queue }) => queue === only);
+  const sorted = here.map((queue) => [states(queue)[0][0], queue]).sort(([a], [b]) => b - a).map(([, queue]) => queue);
+  const perSecond = (value) => `${rate(value)}/s`;
+  const rows = only !== null ? [] : sorted.map((queue) => {
+    const series = of(queue.queue);
+    const newest = (values) => values?.findLast((value) => value !== null) ?? null;
+    return [html`${queueLink(queue.queue)}${queue.is_dead_queue && html` <span class="small quiet">dead queue</span>`}`, stateMarks(queue), count(queue.pending), count(queue.processing), count(queue.blocked),
+      duration(queue.paused ? null : queue.oldest_ready), series && sparkline(series.completed, perSecond, `Done a second, ${series.title}`),
+      series && duration(newest(series.wait_p95)), series && duration(newest(series.run_p95)),
+      html`<a href="${href('/', { queue: queue.queue, last })}" aria-label="Charts of queue ${queue.queue}">Charts</a>`,
       queue.paused ? button(context, 'resume', 'Resume', { queue: queue.queue }, `Resume queue ${queue.queue}`)
         : button(context, 'pause', 'Pause', { queue: queue.queue }, `Pause queue ${queue.queue}`)];
   });
   const heads = ['Queue', 'State', number('Waiting'), number('Running'), number('Blocked'), number('Oldest due'),
-    number('In / s'), number('Done / s'), 'Done', 'Wait, p99', 'Action'];
-  return html`${health && html`<p class="health">${health.pid === null ? html`<b>No background worker runs</b> in this database: expired leases wait for the next claim.`
-    : health.stuck_for !== null ? html`<b>The background worker is stuck</b> for ${duration(health.stuck_for)}.` : html`The background worker is well.`}</p>`}
-${table('Queues', context.writes ? heads : heads.slice(0, -1), context.writes ? rows : rows.map((row) => row.slice(0, -1)),
-    'There is no queue that you may see: SELECT idemq.create_queue(\'name\') makes one; idemq.grant_queue lets a role see one.')}
-<p class="quiet">As of ${time(reading.at)}.</p>`;
+    'Done, the last hour', number('Wait, p95'), number('Run, p95'), 'Charts', 'Action'];
+  return html`${troubles.map((trouble) => html`<p class="notice bad" role="alert">${trouble}</p>`)}
+${attention(sorted, health)}
+${nowOf(here, all)}
+${spanTabs(Object.keys(spans), last, only)}
+${all && charts(all)}
+${only === null && html`<h2 id="queues">Queues</h2>${table('Queues', context.writes ? heads : heads.slice(0, -1), context.writes ? rows : rows.map((row) => row.slice(0, -1)),
+    'There is no queue that you may see: SELECT idemq.create_queue(\'name\') makes one; idemq.grant_queue lets a role see one.')}`}
+<p class="quiet small">As of ${time(at)}. Times are UTC.</p>`;
 }

@@ -1,0 +1,188 @@
+// What idemq.history tells of a span of time, in as many steps as a chart has room for.  It is read
+// whole when somebody looks first, and from then on what is new; nothing is asked of the server
+// when no page is open.
+import * as queries from './queries.mjs';
+
+/** Seconds of a step of idemq.history, of a point of the chart, and of the span. */
+export const spans = {
+  '1h': { title: 'the last hour', step: 10, point: 30, seconds: 3600 },
+  '24h': { title: 'the last 24 hours', step: 60, point: 600, seconds: 86400 },
+  '7d': { title: 'the last 7 days', step: 600, point: 3600, seconds: 604800 },
+};
+
+/** Of each queue of the table: a minute a point, so that a thousand queues are read at once. */
+const table = { title: 'the last hour', step: 60, point: 60, seconds: 3600 };
+
+/** What a point holds: what was so at its end, what happened in it, and times in seconds. */
+const gauges = ['pending', 'processing', 'due_last'];
+const happened = ['enqueued', 'completed', 'failures', 'died'];
+const fields = [...gauges, ...happened, 'oldest_due', 'wait_p50', 'wait_p95', 'run_p50', 'run_p95'];
+const place = Object.fromEntries(fields.map((name, i) => [name, i]));
+const WIDTH = fields.length;
+/** A span that nobody has looked at for so long, in milliseconds, is forgotten. */
+const KEPT = 600_000;
+/** Of these are the points of all queues. */
+const ALL = Symbol('all queues');
+
+/** Where in its ring a span's steps of a time are. */
+function places(span, since, now) {
+  const size = { 10: 360, 60: 1440, 600: 1008 }[span.step];
+  const [from, to] = [Math.floor(since / span.step) + 1, Math.floor(now / span.step)];
+  return Array.from({ length: Math.min(to - from + 1, size) }, (_, i) => (from + i) % size);
+}
+
+class Span {
+  constructor(span) {
+    this.span = span;
+    this.size = span.seconds / span.point;
+    this.rows = new Map();
+    this.last = 0; // number of the last point: it ends at last * span.point seconds
+    this.until = 0; // up to when it is known what happened, in seconds: in a step that has no row nothing did
+    this.first = Infinity; // number of the first point of which something is known
+    this.before = null; // gauges before the first point
+    this.read = 0;
+  }
+
+  /** Makes room for the points up to one. */
+  advance(last) {
+    const shift = Math.min(last - this.last, this.size);
+    if (shift <= 0) return;
+    for (const [queue, row] of this.rows) {
+      row.copyWithin(0, shift * WIDTH).fill(NaN, (this.size - shift) * WIDTH);
+      if (row.every(Number.isNaN)) this.rows.delete(queue);
+    }
+    this.last = last;
+  }
+
+  put(queue, number, values) {
+    const at = number - this.last + this.size - 1;
+    if (at < 0 || at >= this.size) return;
+    let row = this.rows.get(queue);
+    if (!row) this.rows.set(queue, row = new Float64Array(this.size * WIDTH).fill(NaN));
+    for (const name of fields) row[at * WIDTH + place[name]] = values[name] === null || values[name] === undefined ? NaN : Number(values[name]);
+    this.first = Math.min(this.first, number);
+  }
+
+  /** Takes up what was read at a time, in seconds. */
+  add(rows, now) {
+    this.advance(Math.ceil(now / this.span.point));
+    this.until = Math.max(this.until, (Math.floor(now / this.span.step) - 1) * this.span.step);
+    for (const row of rows) {
+      this.put(row.queue ?? ALL, row.point, row);
+      this.until = Math.max(this.until, row.until);
+    }
+  }
+
+  /**
+   * Values of one field at each point, null where nothing is known.  Where nothing happened, a gauge
+   * is as before, and what is due has become older.  now: a gauge, where nothing happened at all.
+   */
+  values(queue, name, now = null) {
+    const row = this.rows.get(queue);
+    const at = (field, i) => (row ? row[i * WIDTH + place[field]] : NaN);
+    const values = [];
+    let before = this.before?.[name] ?? null;
+    if (before === null && gauges.includes(name)) {
+      before = now;
+      for (let i = this.size - 1; i >= 0; i -= 1) if (!Number.isNaN(at(name, i))) before = at(name, i);
+    }
+    let due = NaN;
+    for (let i = 0; i < this.size; i += 1) {
+      const number = this.last - this.size + 1 + i;
+      const value = at(name, i);
+      // How much of the point was read: the last is not over yet.
+      const seconds = Math.min(this.span.point, this.until - (number - 1) * this.span.point);
+      const there = !Number.isNaN(at('enqueued', i));
+      due = there ? at('due_last', i) : due + Math.max(seconds, 0);
+      if (number < this.first || seconds <= 0) values.push(null);
+      else if (name === 'died') values.push(there ? value : 0);
+      else if (happened.includes(name)) values.push(there ? value / seconds : 0);
+      else if (!Number.isNaN(value)) values.push(before = value);
+      else if (gauges.includes(name)) values.push(before);
+      else values.push(name === 'oldest_due' && !there && !Number.isNaN(due) ? due : null);
+    }
+    return values;
+  }
+
+  sum(name, now) {
+    const sums = new Array(this.size).fill(null);
+    for (const queue of new Set([...this.rows.keys(), ...now.keys()])) {
+      if (queue === ALL) continue;
+      this.values(queue, name, Number(now.get(queue)?.[name] ?? 0)).forEach((value, i) => { if (value !== null) sums[i] = (sums[i] ?? 0) + value; });
+    }
+    return sums;
+  }
+}
+
+export class History {
+  constructor(database) {
+    this.database = database;
+    this.kept = new Map();
+    this.reads = new Map();
+  }
+
+  /** Reads what is new of a span; rows: what asks the server, by what a statement is given. */
+  async ask(name, span, rows) {
+    const kept = this.kept.get(name) ?? new Span(span);
+    const now = Date.now() / 1000;
+    if (kept.read === 0) {
+      const begun = (await this.database.one(queries.historyBegun, [span.step])).begun
+        ?? (await this.database.one(queries.historyOfSomeBegun, [span.step])).begun;
+      if (begun !== null) kept.first = Math.ceil(begun / span.point);
+    }
+    // The last point was read in part, and the worker may be late by a minute: that is read again.
+    const read = kept.read / 1000 - Math.max(60, 2 * span.step);
+    const since = Math.max(Math.floor(read / span.point) * span.point, (Math.ceil(now / span.point) - kept.size) * span.point);
+    kept.add(await rows([span.step, span.point, new Date(since * 1000).toISOString(), places(span, since, now)], kept), now);
+    kept.read = Date.now();
+    this.kept.set(name, kept);
+    return kept;
+  }
+
+  /** The span of a name; who comes while it is read waits for the same. */
+  async read(name, span, rows) {
+    for (const [other, { looked }] of this.kept) if (Date.now() - looked > KEPT) this.kept.delete(other);
+    const kept = this.kept.get(name);
+    if (!kept || Date.now() - kept.read >= span.step * 1000)
+      await (this.reads.get(name) ?? this.reads.set(name, this.ask(name, span, rows).finally(() => this.reads.delete(name))).get(name));
+    const read = this.kept.get(name);
+    read.looked = Date.now();
+    return read;
+  }
+
+  /** Of each queue in the last hour: what of takes. */
+  table() {
+    return this.read('table', table, (asked) => this.database.query(queries.historyOfEach, asked));
+  }
+
+  /** A span of a queue, or of all (null). */
+  charts(name, queue) {
+    return this.read(JSON.stringify([name, queue]), spans[name], async (asked, kept) => {
+      if (kept.read === 0) kept.before = await this.database.one(queries.historyBefore, [asked[0], asked[2], queue]);
+      if (queue !== null) return (await this.database.query(queries.historyOfQueue, [...asked, queue])).map((row) => ({ ...row, queue }));
+      const all = kept.some ? [] : await this.database.query(queries.historyOfAll, asked);
+      if (all.length > 0) return all;
+      // Who sees some queues adds them up.
+      const each = await this.database.query(queries.historyOfEach, asked);
+      kept.some = each.length > 0;
+      return kept.some ? [...each, ...await this.database.query(queries.historyOfSome, asked)] : [];
+    });
+  }
+
+  /**
+   * The points of a queue, or of all (null), in what was read: {times: the end of each in milliseconds, and of
+   * each field an array}; what happened is a second, but died.  now: the rows of idemq.metrics by queue.
+   */
+  of(span, queue, now) {
+    // Of a history that is younger than the span, what there is; but no less than a sixth.
+    const from = Math.min(Math.max(span.first - (span.last - span.size + 1), 0), span.size - span.size / 6);
+    const series = { title: span.span.title, point: span.span.point, empty: span.first === Infinity,
+      times: Array.from({ length: span.size }, (_, i) => (span.last - span.size + 1 + i) * span.span.point * 1000).slice(from) };
+    for (const field of fields) {
+      const values = queue === null && span.some && gauges.includes(field) ? span.sum(field, now)
+        : span.values(queue ?? ALL, field, gauges.includes(field) && queue !== null ? Number(now.get(queue)?.[field] ?? 0) : null);
+      series[field] = values.slice(from);
+    }
+    return series;
+  }
+}

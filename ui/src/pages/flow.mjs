@@ -1,0 +1,46 @@
+// The flow that a job is of: how far all of it is, and what holds it up.
+import { html } from '../html.mjs';
+import { count, duration, percent } from '../format.mjs';
+import { button, jobLink, key, number, queueLink, status, table, when } from './layout.mjs';
+
+/** What a flow's jobs do, in the order in which a bar shows them: [field of idemq.flow, status, word]. */
+const parts = [['completed', 'completed', 'completed'], ['running', 'processing', 'running'], ['retrying', 'failed', 'retrying'],
+  ['waiting', 'pending', 'waiting'], ['blocked', 'blocked', 'blocked'], ['cancelled', 'cancelled', 'cancelled'], ['dead', 'dead', 'dead']];
+
+function bar(flow) {
+  const all = Number(flow.jobs);
+  let x = 0;
+  return html`<svg class="parts" viewBox="0 0 1000 24" preserveAspectRatio="none" aria-hidden="true">${parts.map(([name]) => {
+    const width = (Number(flow[name]) * 1000) / all;
+    x += width;
+    return width > 0 && html`<rect class="${name}" x="${(x - width).toFixed(1)}" width="${Math.max(width, 2).toFixed(1)}" height="24"/>`;
+  })}</svg>`;
+}
+
+/** groups: what queries.flowJobs gave, or why it gave nothing. */
+export function flowPage(id, flow, groups, context) {
+  const left = Number(flow.jobs) - Number(flow.done);
+  const failed = flow.failed_ids ?? [];
+  return html`<p class="why"><b>${count(flow.done)} of ${count(flow.jobs)}</b> ${String(flow.jobs) === '1' ? 'job is' : 'jobs are'} finished: <b>${percent(flow.progress)}</b>${flow.ended_at ? html`. It ended ${when(flow.ended_at)}.`
+    : flow.eta !== null ? html`. The rest takes some <b>${duration(flow.eta)}</b>, if it goes on as it did.` : '. When it ends cannot be said yet.'}</p>
+${flow.cut && html`<p class="notice warn">It has more jobs than are counted here: the figures are of the first ${count(flow.jobs)}.</p>`}
+${bar(flow)}
+<dl class="facts">${parts.filter(([name]) => Number(flow[name]) > 0).map(([name, shape, word]) => html`<div><dt>${status(shape, word)}</dt><dd>${count(flow[name])}</dd></div>`)}
+<div><dt>begun</dt><dd>${when(flow.begun_at)}</dd></div></dl>
+${flow.held_up_by && html`<p class="notice warn"><b>Held up by job ${jobLink(flow.held_up_by)}</b>: ${flow.held_up_why}</p>`}
+${left > 0 && html`<p class="actions">${button(context, 'cancel_flow', `Cancel all of it`, { id })}</p>`}
+<dl class="facts"><div><dt>began with</dt><dd>${(flow.roots ?? []).slice(0, 10).map((root) => html`${jobLink(root)} `)}${(flow.roots ?? []).length > 10 && 'and more'}</dd></div>
+${flow.slowest && html`<div><dt>slowest</dt><dd>${jobLink(flow.slowest)}${flow.slowest_kind && html`, ${key(flow.slowest_kind)},`} ran for ${duration(flow.slowest_for)}</dd></div>`}
+${failed.length > 0 && html`<div><dt>dead or failing</dt><dd>${failed.slice(0, 20).map((job) => html`${jobLink(job)} `)}${failed.length > 20 && 'and more'}</dd></div>`}
+<div><dt>opened from</dt><dd>${jobLink(id)}</dd></div></dl>
+<h2>Its jobs, step by step</h2>
+${typeof groups === 'string' ? html`<p class="notice bad" role="alert">${groups}</p>` : steps(groups, flow)}`;
+}
+
+function steps(groups, flow) {
+  const folded = groups.reduce((sum, { jobs }) => sum + Number(jobs), 0);
+  return html`${folded < Number(flow.jobs) && html`<p class="quiet">Of the first ${count(folded)} jobs.</p>`}
+${table('Jobs of the flow', [number('Step'), 'Queue', 'Kind', 'Status', number('Jobs'), 'For example', number('Longest run'), 'Begun', 'Ended', 'Error'],
+    groups.map((g) => [Number(g.depth) + 1, queueLink(g.queue), key(g.kind), status(g.status), count(g.jobs), jobLink(g.example), duration(g.longest),
+      g.begun_at && when(g.begun_at), g.ended_at && when(g.ended_at), g.error && html`<span class="error">${g.error}</span>`]), 'None that you may see.')}`;
+}

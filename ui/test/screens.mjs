@@ -1,0 +1,150 @@
+// The charts, who is there, flows, keys, and the proxy's users:
+//   screens.mjs BASE (with actions) BASE (read-only) BASE (of a role that sees one queue) BASE (behind 127.0.0.2) FOLDER FLOW (a job's id)
+import { request } from 'node:http';
+import { browser, follow, ok, open, picture as take, reads, said } from './browser.mjs';
+
+const [base, readOnly, tenant, proxied, pictures, flow] = process.argv.slice(2);
+const picture = (page, name) => take(page, pictures, name);
+const page = await open({ viewport: { width: 1200, height: 800 } });
+
+// The history is there when the page is opened, and without a script.
+const plain = await open({ javaScriptEnabled: false });
+await plain.goto(base);
+const figures = plain.locator('figure.chart');
+ok(await figures.count() === 6 && await figures.locator('svg text.x').count() >= 18 && await figures.locator('svg text.y').count() >= 18,
+  'charts have scales and time axes, without JavaScript', await said(plain));
+ok(await figures.first().locator('tbody tr').count() > 100, 'and a table of their values');
+ok(await figures.first().locator('path.cross').count() >= 3, 'the dead are marked where they happened', `${await figures.first().locator('path.cross').count()}`);
+await plain.goto(`${base}/?last=7d`);
+ok(/Mon \d+/.test(await figures.first().locator('svg').last().textContent()), 'a week has days');
+await plain.goto(`${base}/?last=24h&queue=mail`);
+ok((await said(plain)).includes('Charts of queue mail') && await figures.count() === 6, 'a queue has its own');
+await plain.context().close();
+
+// Values under the pointer, and by keyboard.
+await page.goto(base);
+const done = page.locator('figure#chart-done-and-failed');
+const chart = done.locator('svg[data-left]');
+const row = async (index) => (await done.locator('tbody tr').nth(index).locator('td').allInnerTexts());
+await chart.scrollIntoViewIfNeeded();
+const box = await chart.boundingBox();
+await page.mouse.move(box.x + (box.width * (52 + 340 / 2)) / 400, box.y + box.height / 2);
+const rows = await done.locator('tbody tr').evaluateAll((all) => all.map((one) => [...one.cells].map((cell) => cell.textContent)));
+const values = await done.locator('.values').innerText();
+ok([59, 60].some((i) => values.includes(rows[i][0]) && values.includes(rows[i][1])), 'the pointer reads the values of the middle', values);
+ok(await page.locator('.cursor.on').count() === 6, 'all charts show the same moment');
+await picture(page, 'ui-charts');
+await page.mouse.move(1, 1);
+ok(await page.locator('.cursor.on').count() === 0 && (await done.locator('.values').innerText()).includes('now'), 'and what is now, when it has gone');
+await chart.focus();
+await page.keyboard.press('Home');
+await page.keyboard.press('ArrowRight');
+ok((await chart.getAttribute('aria-valuetext')).startsWith(`${rows[1][0]}: done ${rows[1][1]}`) && await chart.getAttribute('role') === 'slider',
+  'the keyboard goes through them, and says them', await chart.getAttribute('aria-valuetext'));
+await page.keyboard.press('Escape');
+await chart.blur();
+
+// Refreshed: what is open stays open, and somebody can stop it.
+await done.locator('summary').click();
+await page.evaluate(() => { document.activeElement.blur(); document.querySelector('#chart-done-and-failed').dataset.old = '1'; });
+await page.waitForFunction(() => !document.querySelector('#chart-done-and-failed').dataset.old);
+ok(await done.locator('details').getAttribute('open') !== null, 'a table stays open when the page refreshes itself');
+await chart.focus();
+ok(await chart.getAttribute('role') === 'slider', 'and the keyboard works in what is new');
+await page.getByRole('button', { name: 'Stop refreshing' }).click();
+ok(await page.getByRole('button', { name: 'Refresh again' }).count() === 1, 'somebody can stop it');
+await page.setViewportSize({ width: 1200, height: 1500 });
+await page.goto(base);
+await picture(page, 'ui-overview');
+await page.setViewportSize({ width: 1200, height: 800 });
+
+// What needs somebody.
+const overview = await said(page);
+ok(/Nobody works on\s+reports/.test(overview) && /Dead queue\s+undelivered\s+holds 1 job/.test(overview), 'what needs somebody is said first', overview);
+ok(/undelivered\s+dead queue/.test(overview), 'a dead queue is marked', overview);
+
+// Who is there.
+await page.goto(`${base}/workers`);
+const workers = await said(page);
+for (const [what, pattern] of [['a worker, where it is and what it is', /mail-1\s+node 0\.2\.0 on web-1\.shop\.example as app/],
+  ['one that is there', /mail-1[^]{0,80}\shere\s/], ['a name that is markup is text', /<img src=x onerror=alert\(1\)>/], ['one that is silent', /silent/], ['one that said goodbye', /said goodbye/],
+  ['what nobody works on', /Nobody works on\s+reports/], ['a handler, in words and units', /up to 1 job a transaction; ends after 10 s without one/]])
+  ok(pattern.test(workers), `workers: ${what}`, workers);
+await picture(page, 'ui-workers');
+await page.goto(`${base}/running`);
+ok((await said(page)).includes('<b>bold</b>'), 'what runs, by whom', await said(page));
+
+// How far an import is, in one look; and its end.
+await page.goto(`${base}/flow/${flow}`);
+const import_ = await said(page);
+ok(/^812 of 2,001\s+jobs are finished: 40 %/m.test(import_), 'how far a flow is', import_);
+ok(/Held up by job/.test(import_) && /slowest/.test(import_) && /row 7: no price/.test(import_), 'what holds it up, its slowest, its failed', import_);
+ok(await page.locator('table.rows tbody tr').count() <= 8, 'its jobs are folded by kind and status');
+ok(import_.includes('<script>alert(2)</script>'), 'a kind that is markup is text', import_);
+await picture(page, 'ui-flow');
+const seen = await open();
+await seen.goto(`${readOnly}/flow/${flow}`);
+ok(await seen.getByRole('button', { name: 'Cancel all of it' }).count() === 0, 'a read-only page does not cancel it');
+ok((await seen.goto(`${tenant}/flow/${flow}`)).status() === 404, 'a role that does not see its queue does not see it');
+ok((await seen.goto(`${tenant}/workers`)).status() === 200 && !(await said(seen)).includes('mail-1'), 'nor who works elsewhere', await said(seen));
+await seen.goto(tenant);
+ok(await seen.locator('figure.chart').count() === 6 && !(await said(seen)).includes('orders'), 'charts of what a role may see', await said(seen));
+await follow(page.getByRole('button', { name: 'Cancel all of it' }));
+ok(/1,189 jobs are not finished: they are cancelled/.test(await said(page)), 'the question says how many', await said(page));
+await picture(page, 'ui-cancel-flow');
+await follow(page.locator('button.do'));
+ok(/1,189 jobs are cancelled/.test(await said(page)) && /2,001 of 2,001/.test(await said(page)), 'all of it is cancelled', await said(page));
+
+// By keyboard, on every page.
+await page.goto(`${base}/errors`);
+await page.keyboard.press('?');
+await page.waitForURL(/keys$/);
+await picture(page, 'ui-keys');
+await page.keyboard.press('g');
+await page.keyboard.press('w');
+await page.waitForURL(/workers$/);
+await page.keyboard.press('/');
+ok(await page.evaluate(() => document.activeElement.name === 'text'), 'a key leads to the field that finds');
+await page.goto(`${base}/schedules`);
+await page.goto(`${base}/errors`);
+await page.keyboard.press('j');
+ok(await page.evaluate(() => document.activeElement.closest('tbody tr') !== null), 'and to a row');
+await page.goto(`${base}/keys`);
+await page.getByRole('checkbox').uncheck();
+await page.keyboard.press('g');
+await page.keyboard.press('w');
+await page.waitForTimeout(200);
+ok(/keys$/.test(page.url()), 'they can be turned off');
+await page.getByRole('checkbox').check();
+const focus = await page.evaluate(() => getComputedStyle(document.querySelector(':focus-visible') ?? document.body).outlineWidth);
+ok(parseFloat(focus) >= 2, 'a focus is seen', focus);
+
+// Who comes through the proxy is whom it names; who does not come through it is nobody.
+const ask = (options, body) => new Promise((resolve, reject) => {
+  const sent = request(proxied, options, (answer) => {
+    let text = '';
+    answer.on('data', (part) => { text += part; });
+    answer.on('end', () => resolve({ status: answer.statusCode, headers: answer.headers, text }));
+  });
+  sent.on('error', reject).end(body);
+});
+const proxy = '127.0.0.2';
+const anna = { 'x-forwarded-user': 'anna <b>' };
+ok((await ask({ localAddress: proxy, path: '/errors' })).status === 403, 'a proxy that names no user is refused');
+ok((await ask({ localAddress: proxy, path: '/errors', headers: { 'x-forwarded-user': ['anna', 'boss'] } })).status === 403, 'so is one that names two');
+for (const [who, from, headers] of [['the proxy’s user', proxy, anna], ['a header from elsewhere', '127.0.0.3', { 'x-forwarded-user': 'eve' }]]) {
+  const question = await ask({ localAddress: from, path: '/confirm?action=pause&queue=orders', headers });
+  const cookie = question.headers['set-cookie'][0].split(';')[0];
+  const csrf = /name="csrf" value="([0-9a-f]{64})"/.exec(question.text)[1];
+  const acted = await ask({ localAddress: from, path: '/do', method: 'POST', headers: { ...headers, cookie, 'content-type': 'application/x-www-form-urlencoded' } },
+    new URLSearchParams({ csrf, action: 'pause', queue: 'orders' }).toString());
+  ok(acted.status === 303, `${who}: an action`, JSON.stringify(acted));
+}
+const audit = await open();
+await audit.goto(`${base}/audit`);
+ok((await audit.locator('tbody tr').nth(1).innerText()).includes('anna <b>') && !(await said(audit)).includes('eve'), 'the audit says for whom, and believes the proxy alone', await said(audit));
+
+for (const [path, name] of [['/', 'charts'], ['/?last=7d&queue=mail', 'charts of a queue'], ['/workers', 'workers'], ['/running', 'running'],
+  [`/flow/${flow}`, 'flow'], ['/keys', 'keys'], ['/job/999999999', 'missing job']]) await reads(base + path, name, { reducedMotion: 'reduce' });
+ok(page.troubles.length === 0, 'no script failed', page.troubles.join('; '));
+await browser.close();
