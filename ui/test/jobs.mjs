@@ -231,7 +231,7 @@ await page.keyboard.press('Enter');
 await page.waitForURL((url) => !url.pathname.endsWith(`${1}`) && url.pathname.startsWith('/job/'));
 await page.goto(`${base}/job/${await value("SELECT max(id) FROM idemq.job_list WHERE queue = 'import'")}`);
 const folded = await page.locator('.graph').textContent();
-ok(await page.locator('.graph a').count() <= 8 && /800 × row\s*completed/.test(folded) && /10 × row\s*dead/.test(folded) && (await said(page)).includes('jobs, by kind and status'), 'one of 2,001 jobs by kind and status', folded);
+ok(await page.locator('.graph a').count() <= 8 && /800 × row\s*completed/.test(folded) && /10 × row\s*dead/.test(folded) && folded.includes('blocked, this') && (await said(page)).includes('jobs, by kind and status'), 'one of 2,001 jobs by kind and status', folded);
 await picture(page, 'ui-graph');
 
 // Markup in each field is text.

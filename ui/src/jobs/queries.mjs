@@ -9,7 +9,7 @@ export const TRACE = 65536;
 /** Attempts and steps that a page shows: the latest. */
 export const LATEST = 100;
 /** Jobs of a flow that a graph is made of. */
-export const GRAPH = 2000;
+export const GRAPH = 4000;
 
 export const job = `
   SELECT j.id, j.queue_id, q.name AS queue, j.status, j.priority, j.attempt, j.max_attempts, j.key, j.group_key,

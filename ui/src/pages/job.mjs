@@ -80,7 +80,8 @@ ${tree(name, name, shown[name], whole)}<p class="last"><a class="button" href="/
 
 function flowOf(job, flow) {
   if (flow.length < 2) return null;
-  const graph = graphOf(flow.slice(0, GRAPH), job.id);
+  // This job is among them in any case.
+  const graph = graphOf(flow.filter(({ id }, i) => i < GRAPH || id === job.id), job.id);
   return html`<section class="card"><h2>its flow</h2><p>${flow.length > GRAPH ? html`More than ${count(GRAPH)}` : count(flow.length)} jobs${graph.folded && ', by kind and status'}. <a class="button" href="/flow/${job.id}">How far it is</a></p>
 ${graphPicture(graph, job.id)}</section>`;
 }
