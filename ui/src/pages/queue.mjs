@@ -35,7 +35,7 @@ function columnsOf(tab, rows, picks) {
   const [timeName, timeOf] = times[tab] ?? ['Since', null];
   const all = [
     [{ name: html`${picks && html`<input type="checkbox" class="every" aria-label="Choose all jobs of this page" hidden> `}Job`, text: 'Job' },
-      (job) => html`<span class="pick">${picks && html`<input type="checkbox" name="ids" value="${job.id}" aria-label="Choose job ${job.id}"> `}<a href="/job/${job.id}">${job.id}</a>${tab === 'all' && html` ${status(job.status)}`}</span>`],
+      (job) => html`<span class="pick"><span class="line">${picks && html`<input type="checkbox" name="ids" value="${job.id}" aria-label="Choose job ${job.id}"> `}<a href="/job/${job.id}">${job.id}</a></span>${tab === 'all' && html` ${status(job.status)}`}</span>`],
     ['Kind', (job) => key(job.kind), (job) => job.kind !== null],
     ['Progress', (job) => progress(job.progress, `Progress of job ${job.id}`), (job) => job.progress !== null],
     ['Key', (job) => key(job.key), (job) => job.key !== null],
