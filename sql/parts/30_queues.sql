@@ -186,15 +186,16 @@ BEGIN
 	PERFORM idemq_inside.wake_queue(number), idemq_inside.audit('resume', number, resume.name);
 END $$;
 
-CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL) RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate_jobs';
-COMMENT ON FUNCTION idemq.purge(text, idemq.status)
-	IS 'delete a queue''s jobs of one status, or all but those in processing, whatever their age, and with them their keys; returns how many; a job that another open transaction holds stays; needs admin';
+CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL, ids bigint[] DEFAULT NULL)
+	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate_jobs';
+COMMENT ON FUNCTION idemq.purge(text, idemq.status, bigint[])
+	IS 'delete a queue''s jobs, those of one status, those of these ids, or all, but for those in processing, whatever their age, and with them their keys; returns how many; a job that another open transaction holds stays, and so does one that a job which stays waits for; needs admin';
 
 -- Parents of children that stay and are not finished, and their parents, stay too, or the children
 -- would have to be told that they are gone.  Never waits for a row: the transaction that holds it
--- may be about to wait for ours.
-CREATE FUNCTION idemq_inside.purge(name text, status idemq.status)
+-- may be about to wait for ours.  Of ids each part looks those up, and reads no other job: a
+-- condition on parameters alone lets the plan leave the other half out.
+CREATE FUNCTION idemq_inside.purge(name text, status idemq.status, ids bigint[])
 	RETURNS bigint SET enable_seqscan = on
 	LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -202,22 +203,35 @@ DECLARE
 	number int := idemq_inside.queue(name, 'admin', '', 'name');
 	purged bigint;
 BEGIN
+	PERFORM idemq_inside.check_ids('ids', ids) WHERE ids IS NOT NULL;
 	IF purge.status = 'processing' THEN
 		RAISE EXCEPTION 'jobs in processing cannot be purged'
 			USING ERRCODE = '22023', HINT = 'Cancel them first, with idemq.cancel.';
 	END IF;
-	WITH RECURSIVE kept AS (
-		SELECT d.parent FROM idemq.dependencies d JOIN idemq.jobs c ON c.id = d.child
+	WITH RECURSIVE needed AS (
+		SELECT parent, child FROM idemq.dependencies WHERE ids IS NULL
+		UNION ALL SELECT parent, child FROM idemq.dependencies WHERE parent = ANY (ids)
+	), kept AS (
+		SELECT d.parent FROM needed d JOIN idemq.jobs c ON c.id = d.child
 			WHERE c.finished_at IS NULL AND NOT (c.queue_id = number AND c.status <> 'processing'
-				AND (purge.status IS NULL OR c.status = purge.status))
+				AND (purge.status IS NULL OR c.status = purge.status)
+				AND (ids IS NULL OR c.id = ANY (ids)))
 		UNION SELECT d.parent FROM kept k JOIN idemq.jobs j ON j.id = k.parent
 			AND j.finished_at IS NULL
 			JOIN idemq.dependencies d ON d.child = k.parent
-	), free AS MATERIALIZED (
-		SELECT id FROM idemq.jobs WHERE queue_id = number AND status <> 'processing'
+	), of_queue AS MATERIALIZED (
+		SELECT id FROM idemq.jobs WHERE ids IS NULL AND queue_id = number AND status <> 'processing'
 			AND (purge.status IS NULL OR status = purge.status) AND id NOT IN (SELECT parent
 				FROM kept)
 			FOR UPDATE SKIP LOCKED
+	), chosen AS MATERIALIZED (
+		SELECT id FROM idemq.jobs WHERE id = ANY (ids) AND queue_id = number
+			AND status <> 'processing'
+			AND (purge.status IS NULL OR status = purge.status) AND id NOT IN (SELECT parent
+				FROM kept)
+			FOR UPDATE SKIP LOCKED
+	), free AS (
+		SELECT id FROM of_queue UNION ALL SELECT id FROM chosen
 	), gone AS (
 		DELETE FROM idemq.jobs j USING free WHERE j.id = free.id RETURNING j.id
 	), history AS (
@@ -226,8 +240,9 @@ BEGIN
 		DELETE FROM idemq.steps s USING gone WHERE s.job_id = gone.id
 	) SELECT count(*) INTO purged FROM gone;
 	IF purged > 0 THEN
-		PERFORM idemq_inside.audit('purge', number, name, CASE WHEN status IS NOT NULL
-			THEN jsonb_build_object('status', status) END, jobs => purged);
+		PERFORM idemq_inside.audit('purge', number, name, nullif(jsonb_strip_nulls(
+			jsonb_build_object('status', status, 'ids', cardinality(ids)::text)), '{}'),
+				jobs => purged);
 	END IF;
 	RETURN purged;
 END $$;

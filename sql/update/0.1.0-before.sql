@@ -48,7 +48,7 @@ CREATE TEMPORARY TABLE idemq_goes AS
 			'metrics', 'schedules')
 	UNION ALL SELECT 'pg_proc', p.oid, NULL FROM pg_proc p WHERE p.pronamespace = 'idemq'::regnamespace
 		AND p.proname IN ('create_queue', 'alter_queue', 'enqueue', 'enqueue_many', 'fail', 'fail_many', 'commit_many',
-			'heartbeat_many', 'queue_metrics', 'may_change_schedule', 'job', 'job_by_key', 'redrive', 'pause', 'schedule');
+			'heartbeat_many', 'queue_metrics', 'may_change_schedule', 'job', 'job_by_key', 'redrive', 'pause', 'purge', 'schedule');
 
 DO $$
 DECLARE
@@ -145,7 +145,7 @@ REVOKE ALL ON SCHEMA idemq FROM PUBLIC;
 DROP VIEW idemq.metrics, idemq.schedules, idemq.admissions;
 DROP FUNCTION idemq.create_queue, idemq.alter_queue, idemq.enqueue, idemq.enqueue_many, idemq.fail, idemq.fail_many,
 	idemq.commit_many, idemq.heartbeat_many, idemq.queue_metrics, idemq.may_change_schedule, idemq.job, idemq.job_by_key,
-	idemq.redrive, idemq.pause, idemq.schedule, idemq.admission_counts;
+	idemq.redrive, idemq.pause, idemq.purge, idemq.schedule, idemq.admission_counts;
 -- Nothing in this script may use it: it is not committed yet.
 ALTER TYPE idemq.outcome ADD VALUE 'rerun' AFTER 'duplicate';
 ALTER TYPE idemq.claimed_job ADD ATTRIBUTE kind text;

@@ -1,6 +1,6 @@
 # The web page of ui/, in a headless browser: the story of doc/operations/three-in-the-morning.md
 # end to end, what other pages and other roles may not do, and who can read it.  The browser's
-# part is ui/test/story.mjs, and screens.mjs for charts, workers, flows and the proxy.  UI_PICTURES=dir
+# part is ui/test/story.mjs, screens.mjs for charts, workers, flows and the proxy, jobs.mjs for lists and jobs.  UI_PICTURES=dir
 # keeps the pictures that README and doc/operations show.
 
 use strict;
@@ -90,6 +90,9 @@ sql($node, q{CREATE ROLE app LOGIN; SELECT idemq.grant_queue('mail', 'app', 'cla
 	SELECT idemq.create_queue('undelivered'), idemq.create_queue('letters', max_attempts => 1, dead_queue => 'undelivered');
 	SELECT count(*) FROM idemq.enqueue('letters', '1') e, idemq.claim('letters') c, idemq.fail(c.id, c.token, 'no such street')});
 
+# What lists and the page of a job show, and what is done to several jobs.
+sql($node, slurp_file("$ENV{IDEMQ_SOURCE}/ui/test/jobs.sql"));
+
 my @pages;
 my $options;
 
@@ -115,12 +118,13 @@ my @addresses = (page('postgres', '--actions'), page('postgres'), page('tenant')
 my $proxied = page('postgres', '--actions', '--proxy=127.0.0.2');
 isnt(system("node $ui/bin/idemq-ui.mjs --port=0 --listen=0.0.0.0 >$tmp/refused 2>&1"), 0, 'elsewhere than on loopback it wants a proxy');
 like(slurp_file("$tmp/refused"), qr/--listen=0\.0\.0\.0 wants --proxy/, 'and says so');
-foreach (['story.mjs', @addresses, $pictures], ['screens.mjs', @addresses, $proxied, $pictures, $flow])
+foreach (['story.mjs', @addresses, $pictures], ['jobs.mjs', @addresses[ 0, 1 ], page('looker', '--actions'), page('clerk', '--actions'), $proxied, $pictures],
+	['screens.mjs', @addresses, $proxied, $pictures, $flow])
 {
 	my ($part, @arguments) = @$_;
 	my $started = time;
 	my ($out, $err) = ('', '');
-	local $ENV{HOME} = $tmp;
+	local @ENV{qw(HOME PGHOST PGPORT PGUSER PGDATABASE)} = ($tmp, $node->host, $node->port, 'postgres', 'postgres');
 
 	# Two have said nothing since, one goes on; and nobody has claimed the report for a minute.
 	sql($node, q{UPDATE idemq.worker_entries SET seen_at = seen_at - interval '2 min' WHERE worker <> 'mail-1'; SET SESSION AUTHORIZATION app;

@@ -257,6 +257,15 @@ SELECT idemq.purge('q');
 SELECT idemq.purge('other');
 SELECT line();
 SELECT count(*) AS edges FROM idemq.dependencies;
+-- So does purge of ids: a child that stays keeps its parent, and one that goes along does not.
+SELECT reset();
+SELECT add('a') > 0 AS a, add('b', ids('a')) > 0 AS b, add('c', ids('b')) > 0 AS c;
+SELECT idemq.purge('q', ids => ids('a')), idemq.purge('q', ids => ids('a', 'b'));
+SELECT line();
+SELECT idemq.purge('q', 'pending', ids('a', 'b', 'c'));
+SELECT idemq.purge('q', ids => ids('a', 'b', 'c'));
+SELECT line();
+SELECT count(*) AS edges FROM idemq.dependencies;
 -- A parent that failed has failed for good, also when retention has deleted it before the child is brought back.
 SELECT idemq.create_queue('brief', retention => '0', dead_retention => '0', max_attempts => 1) > 0 AS created;
 SELECT add('d', queue => 'brief') > 0, add('x', queue => 'brief') > 0;

@@ -157,6 +157,22 @@ SELECT idemq.purge('nope');
 SELECT idemq.purge(NULL);
 SELECT idemq.purge('q', 'no_status');
 
+-- purge of ids: those alone, of that queue alone, and none that is in processing; what is meant twice or by nobody is no error.
+SELECT idemq.purge('q');
+SELECT fill('q'), fill('Q');
+CREATE FUNCTION of(queue text, VARIADIC which int[]) RETURNS bigint[] LANGUAGE sql AS $$
+	SELECT array_agg(id ORDER BY id DESC) FROM idemq.job_list l WHERE l.queue = of.queue AND payload::int = ANY (which) $$;
+SELECT idemq.purge('q', ids => '{}'), idemq.purge('q', ids => of('Q', 1, 2, 3)), idemq.purge('q', ids => '{1,1}');
+SELECT idemq.purge('q', ids => of('q', 1, 2, 2, 5, 7) || of('q', 1) || of('Q', 1)) AS three;
+SELECT queue, string_agg(payload::text || ' ' || status, ', ' ORDER BY id) FROM idemq.job_list GROUP BY 1 ORDER BY 1;
+SELECT count(*) AS attempts_of_those FROM idemq.attempts a WHERE NOT EXISTS (SELECT FROM idemq.jobs j WHERE j.id = a.job_id);
+SELECT idemq.purge('q', 'cancelled', of('q', 3, 4)) AS one;
+SELECT idemq.purge('q', ids => ARRAY[1, NULL]);
+SELECT idemq.purge('q', ids => '{{1}}');
+SELECT idemq.purge('q'), idemq.purge('Q') > 0 AS some;
+SELECT jobs, details FROM idemq.audit WHERE action = 'purge' AND details ? 'ids' ORDER BY id;
+DROP FUNCTION of;
+
 -- drop_queue: refused with unfinished jobs; with force, and without any, all of it goes.
 SELECT idemq.drop_queue('q');
 SELECT idemq.drop_queue('q', force => NULL);

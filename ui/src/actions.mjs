@@ -2,7 +2,8 @@
 // jobs; then it runs in one transaction.  The functions write idemq.audit themselves, with
 // session_user, in that transaction.
 import { html } from './html.mjs';
-import { count } from './format.mjs';
+import { count, time } from './format.mjs';
+import { insist } from './jobs/doing.mjs';
 
 const id = (input) => {
   if (!/^[0-9]{1,18}$/.test(input.id ?? '')) throw Object.assign(new Error('There is no job of that number.'), { statusCode: 400 });
@@ -16,20 +17,31 @@ const fingerprint = (input) => {
   return input.error;
 };
 
-const jobAction = (title, does, call, answers) => ({
+const jobAction = (title, needs, does, call, answers, inputs = []) => ({
   title,
-  inputs: ['id'],
+  inputs: ['id', ...inputs],
   async preview(query, input) {
-    const [job] = await query('SELECT j.status, q.name AS queue FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE j.id = $1', [id(input)]);
+    const [job] = await query('SELECT j.status, j.kind, q.name, q.queue_id FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE j.id = $1', [id(input)]);
     if (!job) throw Object.assign(new Error(`There is no job ${input.id} that you may see.`), { statusCode: 404 });
-    return { jobs: 1, text: html`Job ${input.id} of queue <b>${job.queue}</b>, which is ${job.status} now: ${does}` };
+    await insist(query, needs, job);
+    return { jobs: 1, text: html`Job ${input.id}${job.kind !== null && html`, <b>${job.kind}</b>,`} of queue <b>${job.name}</b>, which is ${job.status} now: ${typeof does === 'string' ? does : does(input)}` };
   },
   async run(query, input) {
-    const [{ outcome }] = await query(call, [id(input)]);
+    const [job] = await query('SELECT q.name, q.queue_id FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE j.id = $1', [id(input)]);
+    if (job) await insist(query, needs, job);
+    const [{ outcome }] = await query(call, [input.id, ...inputs.map((name) => input[name] ?? null)]);
     return { text: answers[outcome] ?? `Job ${input.id}: ${outcome}.`, done: outcome in answers };
   },
   back: (input) => `/job/${input.id}`,
 });
+
+/** A time of a form, which is in UTC, and a priority. */
+function rescheduled(input) {
+  const runAt = input.run_at && Date.parse(`${input.run_at}Z`);
+  if (Number.isNaN(runAt) || (input.priority !== undefined && !/^[0-9]$/.test(input.priority)) || (!input.run_at && input.priority === undefined))
+    throw Object.assign(new Error('Name a time, such as 2026-12-24T08:30, a priority from 0 to 9, or both.'), { statusCode: 400 });
+  return html`${input.run_at && html`it will not be claimed before <b>${time(`${input.run_at}Z`)}</b>`}${input.run_at && input.priority !== undefined && ', and '}${input.priority !== undefined && html`its priority is <b>${input.priority}</b>`}. Its attempts stay as they are.`;
+}
 
 const queueAction = (title, does, call, said) => ({
   title,
@@ -47,12 +59,16 @@ const queueAction = (title, does, call, said) => ({
 });
 
 export const actions = {
-  retry: jobAction('Retry', 'it becomes ready at once, with a fresh set of attempts if it was dead or cancelled.',
+  retry: jobAction('Retry', 'enqueue', 'it becomes ready at once, with a fresh set of attempts if it was dead or cancelled.',
     'SELECT idemq.retry($1) AS outcome', { retrying: 'The job is ready, and will be claimed next.' }),
-  cancel: jobAction('Cancel', 'it will not run. If it is running, its worker’s commit is refused, and what it did outside the database stays done.',
+  run_now: jobAction('Run now', 'enqueue', 'it becomes ready at once, and does not wait for its time.',
+    'SELECT idemq.retry($1) AS outcome', { retrying: 'The job is ready, and will be claimed next.' }),
+  reschedule: jobAction('Reschedule', 'enqueue', rescheduled,
+    "SELECT idemq.reschedule($1, run_at => $2::timestamp AT TIME ZONE 'UTC', priority => $3::int) AS outcome", { accepted: 'The job has its new time and priority.' }, ['run_at', 'priority']),
+  cancel: jobAction('Cancel', 'enqueue', 'it will not run. If it is running, its worker’s commit is refused, and what it did outside the database stays done.',
     'SELECT idemq.cancel($1) AS outcome', { cancelled: 'The job is cancelled.' }),
-  release: jobAction('Release', 'its lease ends now, and another worker may take it; the attempt is not counted. Its present worker’s commit is refused.',
-      'SELECT idemq.release_job($1) AS outcome', { released: 'The job was taken from its worker, and is ready.' }),
+  release: jobAction('Release', 'admin', 'its lease ends now, and another worker may take it; the attempt is not counted. Its present worker’s commit is refused.',
+    'SELECT idemq.release_job($1) AS outcome', { released: 'The job was taken from its worker, and is ready.' }),
   pause: queueAction('Pause', 'it goes on to accept jobs, and hands out none until it is resumed. Jobs that run go on.',
     'SELECT idemq.pause($1)', 'is paused'),
   resume: queueAction('Resume', 'its jobs are handed out again, at once.', 'SELECT idemq.resume($1)', 'hands out jobs again'),

@@ -10,6 +10,7 @@ asText.setTypeParser(pg.types.builtins.TIMESTAMPTZ, (value) => value);
 const patience = { statement_timeout: '2s', lock_timeout: '3s' };
 const settings = {
   search_path: 'pg_catalog',
+  jit: 'off', // no statement of a page is worth compiling
   default_transaction_read_only: 'on',
   idle_in_transaction_session_timeout: '60s',
   TimeZone: 'UTC',

@@ -2,12 +2,6 @@
 // window of ids; what it leaves out, the next page shows.
 
 const PAGE = 50;
-/** Ids that one page of all jobs looks at, whatever it finds. */
-const WINDOW = 20000;
-/** Characters of a document that a page shows; the rest is for the download. */
-export const SHOWN = 16384;
-/** Bytes of a document that the server is asked to write out at all. */
-export const LARGEST = 64 * 1024 * 1024;
 
 export const overview = `
   SELECT m.queue, m.queue_id, m.paused, m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled,
@@ -56,94 +50,7 @@ export const health = `
 export const queue = `
   SELECT q.*, extract(epoch FROM q.lease)::float8 AS lease_seconds FROM idemq.queues q WHERE q.name = $1`;
 
-const listed = `j.id, j.status, j.priority, j.attempt, j.max_attempts, j.key, j.group_key, j.created_at, j.ready_at,
-    j.claimed_at, j.finished_at, j.dead_at, left(j.last_error, 200) AS last_error`;
-
-/** The lists of a queue's jobs, by name: title, statement, its page's key and how it goes on. */
-export const lists = {
-  waiting: {
-    title: 'Waiting, in the order in which they will be claimed',
-    text: `SELECT ${listed} FROM idemq.jobs j
-      WHERE j.queue_id = $1 AND j.ready_at IS NOT NULL AND j.status <> 'processing'
-        AND ($2::text IS NULL OR (j.priority, j.ready_at, j.id) > ($2::int, $3::timestamptz, $4::bigint))
-      ORDER BY j.priority, j.ready_at, j.id LIMIT ${PAGE}`,
-    keys: ['priority', 'ready_at', 'id'],
-  },
-  running: {
-    title: 'Running, those first that began first',
-    text: `SELECT ${listed} FROM idemq.workers w JOIN idemq.jobs j ON j.id = w.job_id
-      WHERE j.queue_id = $1 AND ($2::text IS NULL OR (w.claimed_at, j.id) > ($2::timestamptz, $3::bigint))
-      ORDER BY w.claimed_at, j.id LIMIT ${PAGE}`,
-    keys: ['claimed_at', 'id'],
-  },
-  dead: {
-    title: 'Dead or failed for good, the newest first',
-    text: `SELECT ${listed} FROM idemq.jobs j
-      WHERE j.queue_id = $1 AND j.dead_at IS NOT NULL
-        AND ($2::text IS NULL OR (j.dead_at, j.id) < ($2::timestamptz, $3::bigint))
-      ORDER BY j.dead_at DESC, j.id DESC LIMIT ${PAGE}`,
-    keys: ['dead_at', 'id'],
-  },
-};
-
-/** All jobs of a queue by id, the newest first; from: the least id that was looked at. */
-export const all = `
-  WITH looked AS MATERIALIZED (
-    SELECT j.id, j.queue_id, j.status FROM idemq.jobs j
-    WHERE $2::bigint IS NULL OR j.id < $2 ORDER BY j.id DESC LIMIT ${WINDOW}
-  ), found AS (
-    SELECT l.id FROM looked l WHERE l.queue_id = $1 AND ($3::text IS NULL OR l.status::text = $3)
-    ORDER BY l.id DESC LIMIT ${PAGE}
-  )
-  SELECT ${listed}, (SELECT count(*) FROM looked) AS looked, (SELECT min(id) FROM looked) AS looked_to
-  FROM found f JOIN idemq.jobs j ON j.id = f.id
-  UNION ALL
-  SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-    (SELECT count(*) FROM looked), (SELECT min(id) FROM looked)
-  WHERE NOT EXISTS (SELECT FROM found)
-  ORDER BY 1 DESC`;
-export const page = { size: PAGE, window: WINDOW };
-
-export const job = `
-  SELECT j.id, j.queue_id, q.name AS queue, j.status, j.priority, j.attempt, j.max_attempts, j.key, j.group_key,
-    j.kind, j.created_at, j.run_at, j.ready_at, j.claimed_at, j.deadline, j.finished_at, j.dead_at, j.expires_at, j.worker,
-    j.token, left(j.last_error, ${SHOWN}) AS last_error, idemq.why(j.id) AS why,
-    idemq.may_administer(j.queue_id) AS may_administer
-  FROM idemq.jobs j LEFT JOIN idemq.queues q ON q.queue_id = j.queue_id WHERE j.id = $1`;
-
-/** A document, as far as it is shown, and how long it is; the columns are these and no others. */
-export const documents = ['payload', 'headers', 'checkpoint', 'result'];
-export const shown = `
-  SELECT ${documents.map((name) => `
-    CASE WHEN pg_column_size(j.${name}) < ${LARGEST / 64} THEN left(jsonb_pretty(j.${name}), ${SHOWN})
-      ELSE left(j.${name}::text, ${SHOWN}) END AS ${name},
-    octet_length(j.${name}::text) AS ${name}_bytes`).join(',')}
-  FROM idemq.jobs j WHERE j.id = $1
-    AND greatest(${documents.map((name) => `pg_column_size(j.${name})`).join(', ')}) < ${LARGEST}`;
-export const download = (name) => `
-  SELECT j.${name}::text AS document FROM idemq.jobs j WHERE j.id = $1 AND pg_column_size(j.${name}) < ${LARGEST}`;
-
-export const attempts = `
-  SELECT a.attempt, a.token, a.worker, a.claimed_at, a.ended_at, a.outcome, left(a.error, ${SHOWN}) AS error,
-    left(a.details::text, 2000) AS details
-  FROM idemq.attempts a WHERE a.job_id = $1 ORDER BY a.token DESC LIMIT 100`;
-
-/** What stands before a job in its group, and behind it. */
-export const group = `
-  SELECT j.id, j.status, j.created_at FROM idemq.jobs j
-  WHERE j.queue_id = $1 AND j.group_key = $2 AND j.finished_at IS NULL ORDER BY j.ready_at, j.id LIMIT 20`;
-
-export const hasSteps = "SELECT to_regclass('idemq.steps') IS NOT NULL AS there";
-export const steps = `
-  SELECT s.name, s.state, left(s.request::text, 2000) AS request, left(s.response::text, 2000) AS response,
-    s.begun_at, s.call_until FROM idemq.steps s WHERE s.job_id = $1 ORDER BY s.begun_at`;
-
-/** Jobs that this one was enqueued to wait for, and those that wait for it: some of each. */
-export const parents = `
-  SELECT p.parent AS id, p.queue, p.status FROM idemq.parents($1) p ORDER BY p.parent LIMIT 20`;
-export const children = `
-  SELECT j.id, q.name AS queue, j.status FROM idemq.dependencies d JOIN idemq.jobs j ON j.id = d.child
-  LEFT JOIN idemq.queues q ON q.queue_id = j.queue_id WHERE d.parent = $1 ORDER BY d.child LIMIT 20`;
+export const page = { size: PAGE };
 
 export const errors = `
   SELECT e.queue, e.sqlstate, left(e.error, 2000) AS error, e.fingerprint, e.jobs, e.dead, e.first_seen, e.last_seen,

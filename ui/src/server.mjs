@@ -5,13 +5,12 @@ import fastify from 'fastify';
 import { actions, inputsOf } from './actions.mjs';
 import { href, html } from './html.mjs';
 import { count } from './format.mjs';
+import { jobRoutes } from './jobs/routes.mjs';
 import * as queries from './queries.mjs';
 import { History, spans } from './history.mjs';
 import { Security } from './security.mjs';
 import { layout } from './pages/layout.mjs';
 import { live } from './pages/overview.mjs';
-import { queuePage } from './pages/queue.mjs';
-import { jobPage } from './pages/job.mjs';
 import { auditPage, checkPage, errorsPage, keysPage, runningPage, schedulesPage } from './pages/lists.mjs';
 import { flowPage } from './pages/flow.mjs';
 import { workersPage } from './pages/workers.mjs';
@@ -132,49 +131,7 @@ export async function makeServer({ database, writes = false, logger = false, acc
     return reply.redirect(`/job/${found.id}`, 303);
   });
 
-  app.get('/queue/:name', async (request, reply) => {
-    const context = await contextOf(request, null);
-    const [queue] = await database.query(queries.queue, [request.params.name]);
-    if (!queue) throw wrong(404, `There is no queue "${request.params.name}" that you may see.`);
-    const list = Object.hasOwn(queries.lists, request.query.list ?? '') || request.query.list === 'all' ? request.query.list : 'waiting';
-    const filter = text(request.query.status);
-    let rows;
-    if (list === 'all') {
-      const before = text(request.query.before);
-      rows = await database.query(queries.all, [queue.queue_id, before && idOf(before), filter]);
-    } else {
-      const { text: statement, keys } = queries.lists[list];
-      rows = await database.query(statement, [queue.queue_id, ...keys.map((key, i) => text(request.query[`after${i}`]))]);
-    }
-    const [metrics] = await database.query('SELECT m.* FROM idemq.metrics m WHERE m.queue_id = $1', [queue.queue_id]);
-    return send(reply, `Queue ${queue.name}${queue.paused ? ' (paused)' : ''}`, queuePage(queue, metrics, list, rows, filter, context), context);
-  });
-
-  app.get('/job/:id', async (request, reply) => {
-    const context = await contextOf(request, null);
-    const id = idOf(request.params.id);
-    const job = await database.one(queries.job, [id]);
-    if (!job) throw wrong(404, `There is no job ${id} that you may see: it was never there, its retention has deleted it, or its queue is not yours.`);
-    const { there } = await database.one(queries.hasSteps);
-    return send(reply, `Job ${id}`, jobPage({
-      job,
-      shown: await database.one(queries.shown, [id]),
-      attempts: await database.query(queries.attempts, [id]),
-      group: job.group_key === null ? null : await database.query(queries.group, [job.queue_id, job.group_key]),
-      steps: there ? await database.query(queries.steps, [id]) : null,
-      parents: await database.query(queries.parents, [id]),
-      children: await database.query(queries.children, [id]),
-    }, context), context);
-  });
-  app.get('/job/:id/:document', async (request, reply) => {
-    const { id, document } = request.params;
-    if (!queries.documents.includes(document)) throw wrong(404, 'A job has payload, headers, checkpoint and result.');
-    const found = await database.one(queries.download(document), [idOf(id)]);
-    if (!found || found.document === null) throw wrong(404, `Job ${id} has no ${document} that can be shown here.`);
-    return reply.type('application/json; charset=utf-8')
-      .header('Content-Disposition', `attachment; filename="job-${id}-${document}.json"`).send(found.document);
-  });
-
+  jobRoutes(app, { database, writes, security, contextOf, send });
   app.get('/errors', async (request, reply) => {
     const context = await contextOf(request, '/errors');
     const queue = text(request.query.queue);

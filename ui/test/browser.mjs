@@ -10,7 +10,7 @@ export function ok(value, what, detail = '') {
   if (!value) process.stderr.write(`${what}: ${detail}\n`);
 }
 
-const PATIENCE = 120_000;
+const PATIENCE = Number(process.env.UI_PATIENCE ?? 120_000);
 export const browser = await chromium.launch({
   timeout: PATIENCE,
   executablePath: '/usr/bin/chromium',

@@ -85,7 +85,7 @@ await page.waitForURL(/queue\/orders/);
 ok((await said(page)).includes('Queue orders is paused'), 'a queue is paused by keyboard', await said(page));
 
 // A payload, a key, an error that are markup are text.
-await page.goto(`${base}/queue/hostile?list=all`);
+await page.goto(`${base}/queue/hostile?tab=all`);
 const hostile = await said(page);
 ok(hostile.includes('<img src=x onerror=alert(1)>'), 'a key with markup is text', hostile);
 await follow(page.locator('tbody a').first());
@@ -93,16 +93,16 @@ ok((await said(page)).includes('<script>alert(1)</script>') && page.troubles.eve
   'a payload with a script is text, and nothing ran', page.troubles.join('; '));
 
 // What a job waits for.
-await page.goto(`${base}/queue/flows?list=all`);
+await page.goto(`${base}/queue/flows?tab=all`);
 await follow(page.locator('tbody a').first());
 const child = await said(page);
-ok(child.includes('blocked: waits for its parent') && child.includes('letter') && /the jobs that it waits for/i.test(child), 'a child, its kind and its parent', child);
-await follow(page.locator('section', { hasText: /the jobs that it waits for/i }).locator('tbody a').first());
+ok(child.includes('blocked: waits for its parent') && child.includes('letter') && await page.locator('.graph a').count() === 2, 'a child, its kind, and its parent in a picture', child);
+await follow(page.locator('.graph a:not([aria-current])'));
 const parent = await said(page);
-ok(parent.includes('waits for event "paid 7"') && parent.includes('waits for this event until') && /the jobs that wait for it/i.test(parent), 'an awaited event, and children', parent);
+ok(parent.includes('waits for event "paid 7"') && /Event paid 7:\s+waits, no longer than in 2 d/.test(parent), 'an awaited event', parent);
 
 // A large payload is cut, and can be had whole.
-await page.goto(`${base}/queue/large?list=all`);
+await page.goto(`${base}/queue/large?tab=all`);
 await follow(page.locator('tbody a').first());
 ok((await page.locator('pre').first().innerText()).length <= 16384 && (await said(page)).includes('The first 16 kB of 1.0 MB'),
   'a large payload is cut', (await said(page)).slice(0, 300));
@@ -112,7 +112,7 @@ ok(readFileSync(await (await download).path()).length === 1000000, 'and download
 
 // All of a queue, a page at a time.
 const seen = new Set();
-await page.goto(`${base}/queue/mail?list=dead`);
+await page.goto(`${base}/queue/mail?tab=dead`);
 for (;;) {
   for (const id of await page.locator('tbody td:first-child a').allInnerTexts()) seen.add(id);
   const next = page.locator('a.more');
@@ -140,11 +140,11 @@ ok(!(await (await fetch(`${base}/?notice=Call+us`)).text()).includes('Call us'),
 ok((await form({ ...resume, csrf }, { cookie, origin: 'http://evil.example://localhost' })).status === 403, 'nor is a strange origin');
 
 // What is asked for is nonsense, or a time beyond those of JavaScript.
-for (const nonsense of ['/queue/orders?list=constructor', '/queue/orders?list=__proto__'])
+for (const nonsense of ['/queue/orders?tab=constructor', '/queue/orders?tab=__proto__'])
   ok((await fetch(base + nonsense)).status === 200, `${nonsense} is a page`);
-for (const nonsense of ['/queue/orders?list=waiting&after0=x', '/queue/%00', '/audit?queue=%00', '/confirm?action=retry&id=9999999999999999999'])
+for (const nonsense of ['/queue/orders?tab=waiting&after=x', '/queue/%00', '/audit?queue=%00', '/confirm?action=retry&id=9999999999999999999'])
   ok((await fetch(base + nonsense)).status === 400, `${nonsense} is refused, and no failure`);
-await page.goto(`${base}/queue/sms?list=all`);
+await page.goto(`${base}/queue/sms?tab=all`);
 await follow(page.locator('tbody a').first());
 ok(/20000-01-01 00:00:00 UTC\s+\(far off\)/.test(await said(page)), 'a job of the year 20000 has a page', await said(page));
 ok((await fetch(`${tenant}/check?run=1`)).status === 403, 'what a role may not do is forbidden, and no failure');
@@ -168,7 +168,7 @@ ok((await other.goto(`${tenant}/queue/orders`)).status() === 404, 'and no other 
 
 // Readable for all, light and dark, on a phone, a tablet, a desk.
 for (const [path, name] of [['/', 'overview'], ['/errors', 'errors'], ['/schedules', 'schedules'], ['/audit', 'audit'],
-  ['/check?run=1', 'check'], ['/queue/mail?list=dead', 'queue'], ['/queue/hostile?list=all', 'all jobs'], [`/job/${[...seen][0]}`, 'job'],
+  ['/check?run=1', 'check'], ['/queue/mail?tab=dead', 'queue'], ['/queue/hostile?tab=all', 'all jobs'], [`/job/${[...seen][0]}`, 'job'],
   ['/confirm?action=pause&queue=mail', 'question']]) await reads(base + path, name);
 ok(page.troubles.filter((trouble) => !/404|403/.test(trouble)).length === 0, 'no script failed', page.troubles.join('; '));
 await browser.close();

@@ -1,58 +1,119 @@
-// One job: where it stands and why, what it holds, its attempts.
+// One job: where it stands and why, what became of it in one column of time, what it holds.
 import { html } from '../html.mjs';
-import { bytes, distance, duration, time } from '../format.mjs';
-import { SHOWN, documents } from '../queries.mjs';
-import { button, jobLink, number, queueLink, status, table } from './layout.mjs';
+import { bytes, count, distance, duration, time } from '../format.mjs';
+import { GRAPH, LATEST, SHOWN, TRACE, documents } from '../jobs/queries.mjs';
+import { causeOf } from '../jobs/trace.mjs';
+import { graphOf } from '../jobs/graph.mjs';
+import { errorOf, tree } from './document.mjs';
+import { graphPicture } from './graph.mjs';
+import { button, jobLink, key, number, progress, queueLink, status, table, when } from './layout.mjs';
 
-const moments = ['created_at', 'run_at', 'ready_at', 'claimed_at', 'deadline', 'finished_at', 'dead_at', 'expires_at'];
+const at = (value) => (value ? Date.parse(value.replace(' ', 'T').replace(/\+00$/, 'Z')) : Number.POSITIVE_INFINITY);
+const took = (from, to) => (from && to ? duration((at(to) - at(from)) / 1000) : null);
+
+const outcomes = { failed: ['failed', 'failed'], expired: ['dead', 'its lease ended'], released: ['pending', 'given back'], cancelled: ['cancelled', 'cancelled'], committed: ['completed', 'committed'] };
+
+/** One moment of the column: when, a state for its mark, what, and more about it. */
+const moment = (value, mark, what, more = null) => ({ value, mark, what, more });
+
+function attemptOf(a, id, isLast) {
+  const [mark, word] = outcomes[a.outcome] ?? ['blocked', a.outcome];
+  const text = a.trace ?? a.error;
+  const own = a.error && a.trace && !a.trace.includes(a.error.split('\n')[0]) ? html`<p class="error">${a.error.slice(0, 2000)}</p>` : null;
+  const error = text && html`${own}${isLast ? errorOf(`trace${a.token}`, text, text.length >= TRACE)
+    : html`<details><summary>${causeOf(text).slice(0, 160)}</summary>${errorOf(`trace${a.token}`, text, text.length >= TRACE)}</details>`}`;
+  return moment(a.claimed_at ?? a.ended_at, mark, html`Attempt ${a.attempt}${a.worker && html` by ${key(a.worker)}`}: ${status(mark, word)}${a.took !== null && html` after <b>${duration(a.took)}</b>`}`,
+    html`${error}${a.details && html`<details><summary>Details</summary>${tree(`details${a.token}`, 'Details', a.details, a.details.length < SHOWN)}</details>`}`);
+}
+
+const states = {
+  open: ['processing', 'called, no answer yet'], done: ['completed', 'done'], refused: ['dead', 'refused'], void: ['cancelled', 'of an earlier payload'],
+  waiting: ['pending', 'waits'], arrived: ['completed', 'arrived'], timed_out: ['dead', 'did not come in time'],
+};
+
+function stepOf(s, job, i) {
+  const event = ['waiting', 'arrived', 'timed_out'].includes(s.state);
+  const unknown = s.state === 'open' && (job.status !== 'processing' || s.token !== job.token);
+  const [mark, word] = unknown ? ['failed', 'unknown: its attempt is over, without an answer'] : states[s.state] ?? ['blocked', s.state];
+  const until = s.state === 'waiting' ? html`, no longer than ${when(s.call_until)}` : s.state === 'open' && s.call_until ? html`; its call may arrive until ${time(s.call_until)}` : null;
+  const document = (name) => s[`${name}_bytes`] !== null && html`<details><summary>${event ? 'payload' : name}</summary>${s[name] === null ? html`<p class="quiet">${bytes(s[`${name}_bytes`])}: in psql.</p>`
+    : tree(`step${i}${name}`, `${s.name} ${name}`, s[name], s[`${name}_whole`])}</details>`;
+  return moment(s.begun_at ?? s.answered_at, mark, html`${event ? 'Event' : 'Step'} ${key(s.name)}: ${status(mark, word)}${s.answered_at && s.begun_at && html` after <b>${took(s.begun_at, s.answered_at)}</b>`}${until}`,
+    html`${document('request')}${document('response')}${s.error && html`<p class="error">${s.error}</p>`}${s.effect_key && html`<p class="quiet small">effect key ${key(s.effect_key)}${s.round > 0 && html`, round ${s.round + 1}`}</p>`}`);
+}
+
+/** What became of a job, in the order in which it did. */
+function history({ job, attempts, steps, documents: shown }) {
+  const last = attempts.findLast?.((a) => ['failed', 'expired'].includes(a.outcome)) ?? attempts.at(-1);
+  const moments = [
+    moment(job.created_at, 'pending', html`Enqueued${job.run_at && at(job.run_at) > at(job.created_at) && html`, for ${when(job.run_at)}`}`),
+    ...attempts.map((a) => attemptOf(a, job.id, a === last)),
+    ...steps.map((s, i) => stepOf(s, job, i)),
+  ];
+  const checkpoint = job.progress !== null || shown?.checkpoint ? html`<p>${job.progress !== null ? html`Checkpoint: ${progress(job.progress)}` : 'It has a checkpoint.'}</p>` : null;
+  if (job.status === 'processing') {
+    moments.push(moment(job.claimed_at, 'processing', html`Attempt ${job.attempt}${job.worker && html` by ${key(job.worker)}`}: ${status('processing', 'running')} for <b>${duration((Date.now() - at(job.claimed_at)) / 1000)}</b>`,
+      html`${checkpoint}${job.expires_in !== null && html`<p class="quiet">Its lease ends in ${duration(job.expires_in)}${job.attached && ', or with its session'}${job.pid && html`; process ${job.pid}`}.</p>`}`));
+  } else if (job.status === 'completed') {
+    moments.push(moment(job.claimed_at ?? job.finished_at, 'completed', job.claimed_at ? html`Attempt ${job.attempt}${job.worker && html` by ${key(job.worker)}`}: ${status('completed', 'committed')} after <b>${took(job.claimed_at, job.finished_at)}</b>`
+      : html`${status('completed', 'committed')}, with no claim`, checkpoint));
+  } else if (checkpoint) {
+    const before = moments[attempts.length]; // the last attempt; or that it was enqueued
+    before.more = html`${before.more}${checkpoint}`;
+  }
+  moments.sort((a, b) => at(a.value) - at(b.value));
+  if (job.finished_at) moments.push(moment(job.finished_at, job.status, html`${status(job.status)}${took(job.created_at, job.finished_at) && html`, ${took(job.created_at, job.finished_at)} after it was enqueued`}`));
+  else if (job.later) moments.push(moment(job.ready_at, 'next', steps.some((s) => s.state === 'waiting') ? 'Ready then, if the event has not come' : 'Ready for the next attempt'));
+  if (!job.finished_at && job.expires_at) moments.push(moment(job.expires_at, 'next', 'Cancelled then, unless it was claimed before'));
+  return moments;
+}
 
 function shownDocument(id, name, shown) {
-  if (!shown) {
-    return html`<section><h2>${name}</h2><p class="none">A document of this job is too large for a page: <code>SELECT ${name} FROM idemq.job(${id})</code> in psql.</p></section>`;
-  }
-  if (shown[name] === null) return null;
+  if (!shown[`${name}_bytes`]) return null;
+  if (shown[name] === null)
+    return html`<section class="card" aria-label="${name}"><h2>${name}</h2><p class="none">It is too large for a page: <code>SELECT ${name} FROM idemq.job(${id})</code> in psql.</p></section>`;
   const all = Number(shown[`${name}_bytes`]);
-  return html`<section><h2>${name}</h2>${shown[name].length >= SHOWN && html`<p>The first ${bytes(SHOWN)} of ${bytes(all)}.</p>`}
-<pre tabindex="0">${shown[name]}</pre><p><a href="/job/${id}/${name}" download>Download ${name}</a> (${bytes(all)})</p></section>`;
+  const whole = shown[`${name}_whole`];
+  return html`<section class="card" aria-label="${name}"><h2>${name}</h2>${!whole && html`<p>The first ${bytes(SHOWN)} of ${bytes(all)}.</p>`}
+${tree(name, name, shown[name], whole)}<p class="last"><a class="button" href="/job/${id}/${name}" download>Download ${name}</a> <span class="quiet">${bytes(all)}</span></p></section>`;
 }
 
-/** How long an attempt took: the server's clock at both ends. */
-function took(attempt) {
-  return attempt.claimed_at && attempt.ended_at
-    ? duration((Date.parse(attempt.ended_at.replace(' ', 'T').replace(/\+00$/, 'Z'))
-      - Date.parse(attempt.claimed_at.replace(' ', 'T').replace(/\+00$/, 'Z'))) / 1000) : '–';
+function flowOf(job, flow) {
+  if (flow.length < 2) return null;
+  // This job is among them in any case.
+  const graph = graphOf(flow.filter(({ id }, i) => i < GRAPH || id === job.id), job.id);
+  return html`<section class="card"><h2>its flow</h2><p>${flow.length > GRAPH ? html`More than ${count(GRAPH)}` : count(flow.length)} jobs${graph.folded && ', by kind and status'}. <a class="button" href="/flow/${job.id}">How far it is</a></p>
+${graphPicture(graph, job.id)}</section>`;
 }
 
-/** Parents or children of a job, if it has any. */
-function related(title, jobs) {
-  return jobs.length > 0 && html`<section><h2>${title}</h2>${table(title, [number('Job'), 'Queue', 'Status'],
-    jobs.map((k) => [jobLink(k.id), k.queue ? queueLink(k.queue) : '–', k.status ? status(k.status) : 'completed and gone']), 'None.')}</section>`;
+/** What may be done with a job now. */
+function actionsOf(job, context) {
+  const waits = !job.finished_at && job.status !== 'processing';
+  return html`${context.may.enqueue && html`${(job.status === 'failed' || ['dead', 'cancelled'].includes(job.status)) && button(context, 'retry', 'Retry', { id: job.id })}
+${job.status === 'pending' && job.later && button(context, 'run_now', 'Run now', { id: job.id })}
+${!job.finished_at && button(context, 'cancel', 'Cancel', { id: job.id })}`}
+${context.may.admin && job.status === 'processing' && button(context, 'release', 'Release', { id: job.id })}
+${context.writes && context.may.enqueue && waits && html`<details class="reschedule"><summary class="button">Reschedule</summary><form method="get" action="/confirm" class="actions"><input type="hidden" name="action" value="reschedule"><input type="hidden" name="id" value="${job.id}">
+<label>Not before (UTC) <input type="datetime-local" name="run_at" step="1"${job.later ? html` value="${time(job.ready_at).slice(0, 19).replace(' ', 'T')}"` : ''}></label>
+<label>Priority <select name="priority">${Array.from({ length: 10 }, (_, i) => html`<option${i === job.priority ? html` selected` : ''}>${i}</option>`)}</select></label>
+<button>Reschedule …</button></form></details>`}`;
 }
 
-export function jobPage({ job, shown, attempts, group, steps, parents, children }, context) {
-  const finished = job.finished_at !== null;
+export function jobPage({ job, shown, attempts, group, steps, flow }, context) {
+  const fact = (name, value) => value !== null && value !== undefined && html`<div><dt>${name}</dt><dd class="whole">${value}</dd></div>`;
+  const moments = history({ job, attempts, steps, documents: shown });
+  const error = job.last_error !== null && !attempts.some((a) => ['failed', 'expired'].includes(a.outcome) && (a.error ?? a.trace));
   return html`<p class="why"><span class="${job.status}">${job.why}</span></p>
-<p class="actions">${(!finished || ['dead', 'cancelled'].includes(job.status)) && job.status !== 'processing' && button(context, 'retry', 'Retry', { id: job.id })}
-${!finished && button(context, 'cancel', 'Cancel', { id: job.id })}
-${job.status === 'processing' && button(context, 'release', 'Release', { id: job.id })}</p>
-<dl class="facts"><div><dt>queue</dt><dd>${job.queue ? queueLink(job.queue) : job.queue_id}</dd></div>
-<div><dt>attempt</dt><dd>${job.attempt} of ${job.max_attempts}</dd></div>
-<div><dt>priority</dt><dd>${job.priority}</dd></div>
-${job.kind !== null && html`<div><dt>kind</dt><dd>${job.kind}</dd></div>`}
-${job.key !== null && html`<div><dt>key</dt><dd>${job.key}</dd></div>`}
-${job.group_key !== null && html`<div><dt>group</dt><dd>${job.group_key}</dd></div>`}
-${job.worker !== null && html`<div><dt>worker</dt><dd>${job.worker}</dd></div>`}
-${job.token !== '0' && html`<div><dt>token</dt><dd>${job.token}</dd></div>`}
-${moments.filter((name) => job[name]).map((name) => html`<div><dt>${name.replace('_at', '')}</dt><dd>${time(job[name])} <span class="quiet">(${distance(job[name])})</span></dd></div>`)}</dl>
-${job.last_error !== null && html`<section><h2>last error</h2><pre class="error" tabindex="0">${job.last_error}</pre></section>`}
-${documents.map((name) => shownDocument(job.id, name, shown))}
-<section><h2>attempts that did not commit</h2>${table('Attempts', [number('Attempt'), 'Outcome', 'Worker', 'Ended', number('After'), 'Error'],
-    attempts.map((a) => [a.attempt, a.outcome, a.worker, html`<span title="${time(a.ended_at)}">${distance(a.ended_at)}</span>`, took(a),
-      html`<span class="error">${a.error}</span>${a.details && html` <code>${a.details}</code>`}`]), 'None.')}</section>
-${steps && html`<section><h2>steps</h2>${table('Steps', ['Step', 'State', 'Request', 'Response', 'Begun'], steps.map((s) => [s.name,
-    s.state === 'waiting' ? html`waits for this event until ${time(s.call_until)}` : s.state, html`<code>${s.request}</code>`, html`<code>${s.response}</code>`, time(s.begun_at)]), 'None.')}</section>`}
-${related('the jobs that it waits for', parents)}
-${related('the jobs that wait for it', children)}
+<div class="actions">${actionsOf(job, context)}</div>
+<dl class="facts">${fact('queue', job.queue ? queueLink(job.queue) : job.queue_id)}${fact('status', status(job.status))}${fact('kind', job.kind)}${fact('key', job.key)}${fact('group', job.group_key)}
+${fact('attempt', html`${job.attempt} of ${job.max_attempts}`)}${fact('priority', job.priority)}${fact('progress', progress(job.progress))}${job.token !== '0' && fact('token', job.token)}</dl>
+<div class="job"><div>
+<section><h2 class="unseen">What became of it</h2>${attempts.length >= LATEST && html`<p class="quiet">Of its attempts the latest ${LATEST}.</p>`}
+<ol class="times">${moments.map((m) => html`<li class="${m.mark}"><div class="what">${m.what}</div><div class="then"><time datetime="${time(m.value).replace(' UTC', 'Z')}">${time(m.value)}</time>, ${distance(m.value)}</div>${m.more}</li>`)}</ol></section>
+${error && html`<section class="card"><h2>last error</h2>${errorOf('last', job.last_error, job.last_error.length >= TRACE)}</section>`}
+${flowOf(job, flow)}
 ${group && html`<section><h2>its group, in order</h2>${table('Group', [number('Job'), 'Status', 'Enqueued'],
-    group.map((g) => [g.id === job.id ? html`<b>${g.id}</b>` : jobLink(g.id), status(g.status), distance(g.created_at)]), 'None.')}</section>`}`;
+    group.map((g) => [g.id === job.id ? html`<b>${g.id}</b>` : jobLink(g.id), status(g.status), when(g.created_at)]), 'None.')}</section>`}
+</div><div>${documents.map((name) => shownDocument(job.id, name, shown))}</div></div>
+<script src="/static/jobs.js" defer></script>`;
 }

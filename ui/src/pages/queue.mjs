@@ -1,43 +1,117 @@
-// One queue: its settings and its jobs, a page at a time.
-import { html } from '../html.mjs';
-import { count, distance, time } from '../format.mjs';
-import { lists, page } from '../queries.mjs';
-import { button, jobLink, more, number, status, table } from './layout.mjs';
+// One queue: its jobs by tab, found by filters, a page at a time, and what can be done to several.
+import { href, html } from '../html.mjs';
+import { bytes, count, duration, time } from '../format.mjs';
+import { doings } from '../jobs/doing.mjs';
+import { causeOf } from '../jobs/trace.mjs';
+import { PAGE, cursorText, filters, tabs } from '../jobs/walk.mjs';
+import { button, key, number, progress, status, table, when } from './layout.mjs';
 
-const statuses = ['blocked', 'pending', 'processing', 'failed', 'completed', 'dead', 'cancelled'];
+/** Priority that jobs have unless they are given another. */
+const USUAL = 4;
+/** Characters of a payload that a list shows. */
+const SHOWN = 80;
 
-function jobs(rows) {
-  return table('Jobs', [number('Job'), 'Status', 'Key', 'Group', number('Attempt'), 'Since', 'Last error'], rows.map((job) => [
-    jobLink(job.id), status(job.status), job.key, job.group_key, `${job.attempt} of ${job.max_attempts}`,
-    html`<time datetime="${job.finished_at ?? job.claimed_at ?? job.created_at}" title="${time(job.finished_at ?? job.claimed_at ?? job.created_at)}">${distance(job.finished_at ?? job.claimed_at ?? job.created_at)}</time>`,
-    html`<span class="error">${job.last_error}</span>`]), 'None.');
+/** The time that matters for a job, by tab: the column's name and its value. */
+const times = {
+  waiting: ['Due', 'ready_at'], running: ['Running since', 'claimed_at'], retrying: ['Next attempt', 'ready_at'], blocked: ['Enqueued', 'created_at'],
+  scheduled: ['Due', 'ready_at'], completed: ['Completed', 'finished_at'], dead: ['Died', 'dead_at'], cancelled: ['Cancelled', 'finished_at'],
+};
+
+export const addressOf = (queue) => `/queue/${encodeURIComponent(queue.name ?? queue)}`;
+
+/** A payload's beginning; one that is too large is not read. */
+function payload(job) {
+  if (job.payload === null) return html`<span class="quiet">${bytes(job.payload_bytes)}, not read</span>`;
+  const characters = [...job.payload];
+  return html`<code class="payload">${characters.slice(0, SHOWN).join('')}${characters.length > SHOWN && '…'}</code>`;
 }
 
-/** list: a name of lists, or all; rows: what its statement gave. */
-export function queuePage(queue, metrics, list, rows, filter, context) {
-  const path = `/queue/${encodeURIComponent(queue.name)}`;
-  const tabs = [...Object.keys(lists), 'all'];
+function seconds(from, to) {
+  return from && to ? (Date.parse(to.replace(' ', 'T').replace(/\+00$/, 'Z')) - Date.parse(from.replace(' ', 'T').replace(/\+00$/, 'Z'))) / 1000 : null;
+}
+
+/** The columns of a list: a head, a cell, and whether a job has something to say there; one that no row has is left out. */
+function columnsOf(tab, rows, picks) {
+  const [timeName, timeOf] = times[tab] ?? ['Since', null];
+  const all = [
+    [{ name: html`${picks && html`<input type="checkbox" class="every" aria-label="Choose all jobs of this page" hidden> `}Job`, text: 'Job' },
+      (job) => html`<span class="pick"><span class="line">${picks && html`<input type="checkbox" name="ids" value="${job.id}" aria-label="Choose job ${job.id}"> `}<a href="/job/${job.id}">${job.id}</a></span>${tab === 'all' && html` ${status(job.status)}`}</span>`],
+    ['Kind', (job) => key(job.kind), (job) => job.kind !== null],
+    ['Progress', (job) => progress(job.progress, `Progress of job ${job.id}`), (job) => job.progress !== null],
+    ['Key', (job) => key(job.key), (job) => job.key !== null],
+    ['Group', (job) => key(job.group_key), (job) => job.group_key !== null],
+    [number('Priority'), (job) => job.priority, (job) => job.priority !== USUAL],
+    [number('Attempt'), (job) => html`${job.attempt} of ${job.max_attempts}`, (job) => job.attempt > 0],
+    [timeName, (job) => when(timeOf ? job[timeOf] : job.finished_at ?? job.claimed_at ?? job.created_at)],
+    [number('Took'), (job) => duration(seconds(job.claimed_at, job.finished_at)), (job) => tab === 'completed' && job.claimed_at !== null],
+    ['Worker', (job) => key(job.worker), (job) => ['running', 'completed'].includes(tab) && job.worker !== null],
+    ['Payload', payload],
+    ['Error', (job) => job.last_error && html`<span class="error" title="${job.last_error.slice(0, 500)}">${causeOf(job.last_error).slice(0, 200)}</span>`, (job) => Boolean(job.last_error)],
+  ];
+  return all.filter(([, , has]) => !has || rows.some(has));
+}
+
+const words = {
+  kind: ['Kind', 'text'], key: ['Key begins with', 'text'], group: ['Group', 'text'], error: ['Error has', 'text'],
+  since: ['Enqueued from (UTC)', 'datetime-local'], until: ['Enqueued until (UTC)', 'datetime-local'], payload: ['Payload contains (JSON)', 'text'],
+};
+
+function filterForm(path, tab, given, open) {
+  return html`<details class="filter"${open ? html` open` : ''}><summary>Find jobs</summary>
+<form method="get" action="${path}"><input type="hidden" name="tab" value="${tab}">
+<div class="fields">${filters.map((name) => html`<label${name === 'payload' ? html` class="wide"` : ''}>${words[name][0]}<input type="${words[name][1]}" name="${name}" value="${given[name] ?? ''}"${name === 'payload' ? html` placeholder='{"order": 42}'` : ''}${words[name][1] === 'datetime-local' ? html` step="1"` : ''} autocomplete="off" spellcheck="false"></label>`)}</div>
+<p class="actions"><button>Find</button>${open && html` <a class="button" href="${href(path, { tab })}">All of them</a>`}</p></form></details>`;
+}
+
+/** What a walk came to, in words. */
+function found(list, tab, result, rows, given, of) {
+  const narrowed = Object.keys(given).length > 0;
+  const looked = html`looked at ${count(result.looked)} of ${count(Math.max(of, result.looked))} jobs`;
+  const payloads = given.payload ? ' Payloads above 64 kB are not searched.' : '';
+  if (!narrowed && rows.length > 0) return html`<p class="quiet found" role="status">${list.atLeast ? 'More than ' : ''}${count(list.count)} ${tab === 'all' ? 'jobs' : tab}, ${tabs[tab].word}.</p>`;
+  if (!narrowed && result.next === null) return null;
+  return html`<p class="found" role="status">${count(rows.length)} found${result.next !== null && rows.length === PAGE ? ' so far' : ''}; ${looked}${rows.length < PAGE && result.next !== null ? ' in one second' : ''}.${payloads}</p>`;
+}
+
+function bulk(context, tab, list, narrowed, rows) {
+  const may = Object.entries(doings).filter(([, doing]) => doing.tabs.includes(tab) && context.may[doing.needs]);
+  if (may.length === 0 || rows.length === 0) return null;
+  return html`<fieldset class="bulk"><legend class="unseen">What to do with several jobs</legend>
+<p class="chosen" role="status" data-chosen>Mark jobs above, or all:</p>
+<label class="all"><input type="checkbox" name="all" value="1"> ${narrowed ? 'all that are found' : html`all ${list.atLeast ? 'that are' : count(list.count)} ${tab === 'all' ? 'jobs' : tab}`}</label>
+<span class="actions">${may.map(([name, doing]) => (doing.value
+    ? html`<span class="with"><select name="value" aria-label="Priority to set">${Array.from({ length: 10 }, (_, i) => html`<option${i === USUAL ? html` selected` : ''}>${i}</option>`)}</select><button name="doing" value="${name}">${doing.title}</button></span>`
+    : html`<button name="doing" value="${name}">${doing.title}</button>`))}</span></fieldset>`;
+}
+
+/**
+ * numbers: what counts() gave, null when it could not; tab, its walk's result, its rows, the filter as it was given; of: how
+ * many jobs the walk could look at; doing: what is under way.
+ */
+export function queuePage({ queue, numbers, tab, result, rows, given, of, first, doing }, context) {
+  const path = addressOf(queue);
+  const narrowed = Object.keys(given).length > 0;
+  const countOf = (name) => numbers?.counts[name] ?? null;
+  const list = { count: countOf(tab), atLeast: numbers?.atLeast.includes(tab) };
   const settings = Object.entries(queue).filter(([name]) => !['queue_id', 'name', 'paused', 'created_at', 'lease_seconds'].includes(name));
-  const found = rows.filter((row) => row.id !== null);
-  const last = found.at(-1);
-  let next = null;
-  if (list === 'all') {
-    // A page that found fewer looked at all of its window.
-    const before = found.length === page.size ? last.id : rows[0]?.looked_to;
-    if (before && (found.length === page.size || Number(rows[0].looked) === page.window))
-      next = more(path, { list, status: filter, before }, found.length === page.size ? 'Older' : `Look on, before job ${before}`);
-  } else if (found.length === page.size) {
-    next = more(path, { list, ...Object.fromEntries(lists[list].keys.map((key, i) => [`after${i}`, last[key]])) });
-  }
-  return html`<dl class="facts">${metrics && ['pending', 'processing', 'blocked', 'failed', 'completed', 'dead', 'cancelled']
-    .map((name) => html`<div><dt>${name}</dt><dd>${count(metrics[name])}</dd></div>`)}</dl>
-<p>${queue.paused ? button(context, 'resume', 'Resume', { queue: queue.name }) : button(context, 'pause', 'Pause', { queue: queue.name })}
-${Number(metrics?.dead) > 0 && html`<a href="/errors?queue=${encodeURIComponent(queue.name)}">What the ${count(metrics.dead)} died of</a>`}</p>
-<nav aria-label="Jobs"><ul class="tabs">${tabs.map((name) => html`<li><a href="${path}?list=${name}"${name === list ? html` aria-current="page"` : ''}>${name}</a></li>`)}</ul></nav>
-${list === 'all' ? html`<form method="get" action="${path}"><input type="hidden" name="list" value="all"><label>Status <select name="status"><option value="">any</option>${statuses
-    .map((name) => html`<option${name === filter ? html` selected` : ''}>${name}</option>`)}</select></label> <button>Show</button></form>`
-    : html`<h2>${lists[list].title}</h2>`}
-${jobs(found)}${next}
+  const actions = context.writes && Object.values(doings).some(({ needs }) => context.may[needs]);
+  const columns = columnsOf(tab, rows, actions);
+  const none = narrowed ? 'No job that was looked at has all that.' : result.next === null ? `No job of this queue is ${tab === 'all' ? 'there' : tab}.` : 'None among the newest.';
+  const jobs = table('Jobs', columns.map(([head]) => head), rows.map((job) => columns.map(([, cell]) => cell(job))), none);
+  const at = (parameters) => href(path, { tab, ...given, ...parameters });
+  return html`<div class="actions">${context.may.admin && (queue.paused ? button(context, 'resume', 'Resume', { queue: queue.name }) : button(context, 'pause', 'Pause', { queue: queue.name }))}
+${context.writes && context.may.enqueue && html`<a class="button" href="${path}/enqueue">Enqueue a job</a>`}
+<a class="button" href="${href('/', { queue: queue.name })}">Charts</a>
+${countOf('dead') + countOf('retrying') > 0 && html`<a class="button" href="${href('/errors', { queue: queue.name })}">Errors by cause</a>`}</div>
+${numbers?.unattended && html`<p class="notice bad"><b>Nobody works on it</b>: for ${duration(numbers.unattended)} its due jobs have had no worker.</p>`}
+${numbers?.isDeadQueue && html`<p class="quiet">The dead queue of another one: its jobs are copies of those that died there. Retry these themselves; a copy that nobody has taken goes then.</p>`}
+${doing.map((one) => html`<p class="notice warn">${doings[one.want.name].title} is under way: <a href="/doing/${one.id}">how far it is</a>.</p>`)}
+<nav aria-label="Jobs"><ul class="tabs">${Object.keys(tabs).map((name) => html`<li><a href="${href(path, { tab: name, ...given })}"${name === tab ? html` aria-current="page"` : ''}>${name} <span class="count">${countOf(name) === null ? '' : html`${count(countOf(name))}${numbers.atLeast.includes(name) ? '+' : ''}`}</span></a></li>`)}</ul></nav>
+${filterForm(path, tab, given, narrowed)}
+${found(list, tab, result, rows, given, of)}
+${actions && rows.length > 0 ? html`<form method="get" action="${path}/sure" class="list"><input type="hidden" name="tab" value="${tab}">${Object.entries(given).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}
+${jobs}${bulk(context, tab, list, narrowed, rows)}</form><script src="/static/jobs.js" defer></script>` : jobs}
+<p class="actions">${!first && html`<a class="button" href="${at({})}">First page</a>`}${result.next !== null && html`<a class="button more" href="${at({ after: cursorText(result.next) })}">${rows.length === PAGE ? 'Next page' : 'Look on'}</a>`}</p>
 <details><summary>Settings</summary><dl class="settings">${settings.map(([name, value]) => html`<div><dt>${name}</dt><dd>${formatSetting(value)}</dd></div>`)}</dl></details>`;
 }
 
@@ -45,5 +119,5 @@ ${jobs(found)}${next}
 function formatSetting(value) {
   if (value === null) return 'none';
   if (typeof value === 'object') return value.toPostgres ? value.toPostgres() : JSON.stringify(value);
-  return String(value);
+  return /^\d{4}-\d\d-\d\d \d\d:/.test(String(value)) ? time(value) : String(value);
 }

@@ -1,0 +1,68 @@
+// A document of jsonb as the server wrote it, read without losing a digit: numbers stay as they are.
+
+/** Levels that are read; what is deeper is text. */
+const DEEPEST = 40;
+
+/** Reads a whole document: {type, value | items | members}; null for what is none, or is deeper. */
+export function readDocument(text) {
+  let at = 0;
+  const space = () => { while (/\s/.test(text[at] ?? '')) at += 1; };
+  const string = () => {
+    const begun = at;
+    for (at += 1; text[at] !== '"'; at += 1) {
+      if (at >= text.length) throw new SyntaxError();
+      if (text[at] === '\\') at += 1;
+    }
+    at += 1;
+    return JSON.parse(text.slice(begun, at));
+  };
+  const list = (end, item) => {
+    const items = [];
+    at += 1;
+    for (space(); text[at] !== end; space()) {
+      if (items.length > 0) {
+        if (text[at] !== ',') throw new SyntaxError();
+        at += 1;
+        space();
+      }
+      items.push(item());
+    }
+    at += 1;
+    return items;
+  };
+  const value = (depth) => {
+    if (depth > DEEPEST) throw new RangeError();
+    space();
+    if (text[at] === '{') {
+      return { type: 'object', members: list('}', () => {
+        const name = string();
+        space();
+        if (text[at] !== ':') throw new SyntaxError();
+        at += 1;
+        return [name, value(depth + 1)];
+      }) };
+    }
+    if (text[at] === '[') return { type: 'array', items: list(']', () => value(depth + 1)) };
+    if (text[at] === '"') return { type: 'string', value: string() };
+    const word = /^(?:true|false|null|-?[0-9][0-9.eE+-]*)/.exec(text.slice(at, at + 2000));
+    if (!word) throw new SyntaxError();
+    at += word[0].length;
+    return { type: /^[tf]/.test(word[0]) ? 'boolean' : word[0] === 'null' ? 'null' : 'number', value: word[0] };
+  };
+  try {
+    const read = value(0);
+    space();
+    return at === text.length ? read : null;
+  } catch {
+    return null;
+  }
+}
+
+/** A document in lines, for copying. */
+export function written(node, indent = '') {
+  const deeper = `${indent}  `;
+  if (node.type === 'object')
+    return node.members.length === 0 ? '{}' : `{\n${node.members.map(([name, value]) => `${deeper}${JSON.stringify(name)}: ${written(value, deeper)}`).join(',\n')}\n${indent}}`;
+  if (node.type === 'array') return node.items.length === 0 ? '[]' : `[\n${node.items.map((item) => deeper + written(item, deeper)).join(',\n')}\n${indent}]`;
+  return node.type === 'string' ? JSON.stringify(node.value) : node.value;
+}

@@ -1,0 +1,187 @@
+// What is done to several jobs of a queue: to those that were chosen, in one transaction; or to all
+// that a tab and a filter have, in slices of one transaction each, while a page shows how far it is.
+// The functions write idemq.audit themselves.
+import { randomBytes } from 'node:crypto';
+import { filters, tabs, walk } from './walk.mjs';
+
+/** Jobs of one transaction. */
+const SLICE = 500;
+/** As many as are chosen one by one. */
+export const MOST = 200;
+/** How many that are under way at a time, and for how long what has ended is remembered. */
+const AT_ONCE = 3;
+const REMEMBERED = 60 * 60 * 1000;
+/** A row is held for longer than lock_timeout, a deadlock, a serialization failure: it is tried again. */
+const HELD = ['55P03', '40P01', '40001'];
+
+const sum = (rows) => Object.fromEntries(rows.map(({ outcome, jobs }) => [outcome, Number(jobs)]));
+const outcomes = (call) => async (query, { ids }) => sum(await query(`SELECT x.outcome::text, count(*) AS jobs FROM (${call}) x GROUP BY 1`, [ids]));
+
+/** By name: what it needs, what it does in words, of which tabs, what it calls, which outcome is success and what that is called. */
+export const doings = {
+  retry: {
+    title: 'Retry', needs: 'enqueue', tabs: ['retrying', 'dead', 'cancelled', 'all'], success: 'retrying', done: 'made ready',
+    does: 'they become ready at once; those that are dead or cancelled get a fresh set of attempts. What is running, blocked or completed stays as it is.',
+    run: outcomes('SELECT r.outcome FROM idemq.retry_many($1) r'),
+  },
+  run_now: {
+    title: 'Run now', needs: 'enqueue', tabs: ['scheduled'], success: 'retrying', done: 'made ready',
+    does: 'they become ready at once, and do not wait for their time.',
+    run: outcomes('SELECT r.outcome FROM idemq.retry_many($1) r'),
+  },
+  cancel: {
+    title: 'Cancel', needs: 'enqueue', tabs: ['waiting', 'running', 'retrying', 'blocked', 'scheduled', 'all'], success: 'cancelled', done: 'cancelled',
+    does: 'they will not run. Of those that are running, the workers’ commits are refused, and what they did outside the database stays done.',
+    run: outcomes('SELECT c.outcome FROM idemq.cancel_many($1) c'),
+  },
+  priority: {
+    title: 'Set priority', needs: 'enqueue', tabs: ['waiting', 'retrying', 'blocked', 'scheduled', 'all'], success: 'accepted', done: 'given the priority', value: true,
+    does: 'they get that priority: 0 is claimed first, 9 last. What is running or finished stays as it is.',
+    async run(query, { ids, value }) {
+      return sum(await query(`SELECT x.outcome::text, count(*) AS jobs FROM (SELECT idemq.reschedule(i, priority => $2) AS outcome
+        FROM (SELECT i FROM unnest($1::bigint[]) i ORDER BY i OFFSET 0) i) x GROUP BY 1`, [ids, value]));
+    },
+  },
+  delete: {
+    title: 'Delete', needs: 'admin', tabs: ['waiting', 'retrying', 'blocked', 'scheduled', 'completed', 'dead', 'cancelled', 'all'], success: 'deleted', done: 'deleted',
+    does: 'they are gone, with their attempts and steps, and their keys are free. What is running stays, and so does what another job waits for. There is no way back.',
+    async run(query, { queue, ids }) {
+      const [{ jobs }] = await query('SELECT idemq.purge($1, ids => $2) AS jobs', [queue.name, ids]);
+      return { deleted: Number(jobs), ...(ids.length > jobs ? { kept: ids.length - Number(jobs) } : {}) };
+    },
+  },
+};
+
+const wrong = (statusCode, message) => Object.assign(new Error(message), { statusCode });
+
+/** What the role may do with a queue. */
+export async function rights(query, queueId) {
+  const [may] = await query('SELECT idemq.may_enqueue($1) AS enqueue, idemq.may_administer($1) AS admin, idemq.may_see($1) AS see', [queueId]);
+  return may;
+}
+
+/** Raises 403 in words when the role may not. */
+export async function insist(query, needs, queue) {
+  if (!(await rights(query, queue.queue_id))[needs])
+    throw wrong(403, `The role that started this page may not do that: it lacks ${needs} on queue "${queue.name}" (42501). An administrator of the queue lets it: SELECT idemq.grant_queue('${queue.name}', role, '${needs}').`);
+}
+
+/** The filter of an address: those that are known, as text. */
+export const filterOf = (given) => Object.fromEntries(filters.filter((name) => typeof given[name] === 'string' && given[name].trim() !== '')
+  .map((name) => [name, ['since', 'until'].includes(name) ? `${given[name].trim()}${/[zZ]|[+-]\d\d(:?\d\d)?$/.test(given[name].trim()) ? '' : ' UTC'}` : given[name].trim()]));
+
+/** What a form or a link asks for: the doing, its tab, its filter, and the ids or all. */
+export function wanted(given) {
+  const name = Object.hasOwn(doings, given.doing ?? '') ? given.doing : null;
+  if (!name) throw wrong(404, 'There is no such action.');
+  const doing = doings[name];
+  const tab = Object.hasOwn(tabs, given.tab ?? '') ? given.tab : 'all';
+  const ids = [given.ids ?? []].flat().flatMap((text) => String(text).split(',')).filter((text) => text !== '');
+  if (ids.some((text) => !/^[0-9]{1,18}$/.test(text))) throw wrong(400, 'There is no job of that number.');
+  const all = given.all === '1';
+  if (!all && ids.length === 0) throw wrong(400, 'No job is chosen: go back, and mark some, or all.');
+  if (ids.length > MOST) throw wrong(400, `No more than ${MOST} jobs are chosen one by one: choose all of the list.`);
+  if (all && !doing.tabs.includes(tab)) throw wrong(400, `${doing.title} is not for jobs that are ${tab}.`);
+  if (doing.value && !/^[0-9]$/.test(given.value ?? '')) throw wrong(400, 'A priority is a number from 0, claimed first, to 9.');
+  if (all && given.upto !== undefined && !/^[0-9]{1,18}$/.test(given.upto)) throw wrong(400, 'There is no job of that number.');
+  return { name, doing, tab, all, ids: [...new Set(ids)], value: doing.value ? given.value : null, filter: filterOf(given), upto: given.upto };
+}
+
+/** The filter with which a doing walks: not what came later, nor what it has done already. */
+const meantOf = (want) => ({ ...want.filter, upto: want.upto, ...(want.value !== null ? { besides: want.value } : {}) });
+
+/** How many jobs are meant, as far as a second reaches, and of what kinds and states. */
+export async function preview(query, queue, want, known) {
+  let { ids } = want;
+  let [jobs, atLeast, upto] = [ids.length, false, null];
+  if (want.all) {
+    [{ upto }] = await query('SELECT coalesce(max(j.id), 0) AS upto FROM idemq.jobs j');
+    const found = await walk(query, { queue: queue.queue_id, tab: want.tab, filter: meantOf({ ...want, upto }), want: 20000 });
+    ids = found.ids;
+    [jobs, atLeast] = [ids.length, found.next !== null];
+    const plain = Object.keys(want.filter).length === 0 && want.value === null;
+    if (atLeast && plain && known !== null && known > jobs) [jobs, atLeast] = [known, false];
+  }
+  const of = await query(`SELECT j.status, j.kind, count(*) AS jobs FROM unnest($2::bigint[]) i JOIN idemq.jobs j ON j.id = i
+    WHERE j.queue_id = $1 GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2`, [queue.queue_id, ids]);
+  if (!want.all) jobs = of.reduce((all, row) => all + Number(row.jobs), 0);
+  return { jobs, atLeast, upto, of, looked: ids.length };
+}
+
+/** In one transaction, by whom the proxy has named: what it came to. */
+export async function runNow(database, queue, want, actor) {
+  return database.write(async (query) => {
+    await insist(query, want.doing.needs, queue);
+    const own = await query('SELECT j.id FROM unnest($2::bigint[]) i JOIN idemq.jobs j ON j.id = i WHERE j.queue_id = $1 ORDER BY 1', [queue.queue_id, want.ids]);
+    return want.doing.run(query, { queue, ids: own.map(({ id }) => id), value: want.value });
+  }, actor);
+}
+
+/** What is under way, in this process: a page shows how far it is. */
+export class Doings {
+  constructor(database) {
+    this.database = database;
+    this.all = new Map();
+  }
+
+  get(id) {
+    return this.all.get(id);
+  }
+
+  /** Those of a queue that go on. */
+  of(queueId) {
+    return [...this.all.values()].filter((doing) => doing.queue.queue_id === queueId && doing.ended === null);
+  }
+
+  /** Begins one; expected: how many jobs there are, and whether that is the least. */
+  begin(queue, want, expected, actor) {
+    for (const [id, { ended }] of this.all) if (ended !== null && Date.now() - ended > REMEMBERED) this.all.delete(id);
+    if ([...this.all.values()].filter(({ ended }) => ended === null).length >= AT_ONCE)
+      throw wrong(429, `${AT_ONCE} actions are under way: wait for one to end, or stop it.`);
+    const doing = { id: randomBytes(8).toString('hex'), queue, want, expected, actor, outcomes: {}, jobs: 0, looked: 0, began: Date.now(), ended: null, stopped: false, waits: false, trouble: null };
+    this.all.set(doing.id, doing);
+    doing.work = this.run(doing);
+    return doing;
+  }
+
+  async run(doing) {
+    const { queue, want } = doing;
+    const query = (...statement) => this.database.query(...statement);
+    try {
+      for (let cursor = null; !doing.stopped;) {
+        const found = await walk(query, { queue: queue.queue_id, tab: want.tab, filter: meantOf(want), cursor, want: SLICE });
+        const came = found.ids.length > 0 ? await this.slice(doing, found.ids) : {};
+        if (came === null) break;
+        for (const [outcome, jobs] of Object.entries(came)) doing.outcomes[outcome] = (doing.outcomes[outcome] ?? 0) + jobs;
+        doing.jobs += found.ids.length;
+        doing.looked += found.looked;
+        if (found.next === null) break;
+        cursor = found.next;
+      }
+    } catch (error) {
+      doing.trouble = `${error.message}${error.code ? ` (${error.code})` : ''}`;
+    }
+    doing.ended = Date.now();
+  }
+
+  /** One slice, as often as another transaction is in its way; null: somebody has stopped it. */
+  async slice(doing, ids) {
+    while (!doing.stopped) {
+      try {
+        const came = await runNow(this.database, doing.queue, { ...doing.want, ids }, doing.actor);
+        doing.waits = false;
+        return came;
+      } catch (error) {
+        if (!HELD.includes(error.code)) throw error;
+        doing.waits = true;
+      }
+    }
+    return null;
+  }
+
+  /** Lets none begin another slice, and waits for those that are at one. */
+  async close() {
+    for (const doing of this.all.values()) doing.stopped = true;
+    await Promise.all([...this.all.values()].map(({ work }) => work));
+  }
+}

@@ -1,0 +1,62 @@
+// What the page of a job asks.
+
+/** Characters of a document that a page shows; the rest is for the download. */
+export const SHOWN = 16384;
+/** Bytes of a document that the server is asked to write out at all. */
+export const LARGEST = 64 * 1024 * 1024;
+/** Characters of an error with its frames. */
+export const TRACE = 65536;
+/** Attempts and steps that a page shows: the latest. */
+export const LATEST = 100;
+/** Jobs of a flow that a graph is made of. */
+export const GRAPH = 4000;
+
+export const job = `
+  SELECT j.id, j.queue_id, q.name AS queue, j.status, j.priority, j.attempt, j.max_attempts, j.key, j.group_key,
+    j.kind, j.created_at, j.run_at, j.ready_at, j.claimed_at, j.deadline, j.finished_at, j.dead_at, j.expires_at, j.worker,
+    j.token, left(j.last_error, ${TRACE}) AS last_error, idemq.why(j.id) AS why, j.ready_at > clock_timestamp() AS later,
+    CASE WHEN pg_column_size(j.checkpoint) <= 65536 THEN idemq.progress(j.checkpoint) END AS progress,
+    w.expires_in, w.attached, w.state, w.pid
+  FROM idemq.jobs j LEFT JOIN idemq.queues q ON q.queue_id = j.queue_id
+  LEFT JOIN (SELECT x.job_id, extract(epoch FROM x.expires_in)::float8 AS expires_in, x.attached, x.state, x.pid FROM idemq.workers x) w ON w.job_id = j.id
+  WHERE j.id = $1`;
+
+/** The documents of a job, as far as they are shown, and how long they are; the columns are these and no others. */
+export const documents = ['payload', 'result', 'headers', 'checkpoint'];
+export const shown = `
+  SELECT ${documents.map((name) => `left(j.${name}::text, ${SHOWN}) AS ${name}, octet_length(j.${name}::text) AS ${name}_bytes,
+    char_length(j.${name}::text) <= ${SHOWN} AS ${name}_whole`).join(',\n    ')}
+  FROM idemq.jobs j WHERE j.id = $1
+    AND greatest(${documents.map((name) => `pg_column_size(j.${name})`).join(', ')}) < ${LARGEST / 64}`;
+/** Of a job with a large one: each for itself. */
+export const begun = (name) => `
+  SELECT CASE WHEN pg_column_size(j.${name}) < ${LARGEST} THEN left(j.${name}::text, ${SHOWN}) END AS ${name},
+    CASE WHEN pg_column_size(j.${name}) < ${LARGEST} THEN octet_length(j.${name}::text) ELSE pg_column_size(j.${name}) END AS ${name}_bytes,
+    CASE WHEN pg_column_size(j.${name}) < ${LARGEST} THEN char_length(j.${name}::text) <= ${SHOWN} END AS ${name}_whole
+  FROM idemq.jobs j WHERE j.id = $1`;
+export const download = (name) => `
+  SELECT j.${name}::text AS document FROM idemq.jobs j WHERE j.id = $1 AND pg_column_size(j.${name}) < ${LARGEST}`;
+
+export const attempts = `
+  SELECT a.attempt, a.token, a.worker, a.claimed_at, a.ended_at, a.outcome, left(a.error, ${TRACE}) AS error,
+    CASE WHEN pg_column_size(a.details) <= 1048576 THEN left(a.object ->> 'trace', ${TRACE}) END AS trace,
+    CASE WHEN pg_column_size(a.details) <= 1048576 AND coalesce(a.object - 'trace' - 'type', a.details) <> '{}'
+      THEN left(coalesce(a.object - 'trace' - 'type', a.details)::text, ${SHOWN}) END AS details,
+    extract(epoch FROM a.ended_at - a.claimed_at)::float8 AS took
+  FROM (SELECT t.*, CASE jsonb_typeof(t.details) WHEN 'object' THEN t.details END AS object FROM idemq.attempts t WHERE t.job_id = $1 ORDER BY t.token DESC LIMIT ${LATEST}) a ORDER BY a.token`;
+
+/** What stands before a job in its group, and behind it. */
+export const group = `
+  SELECT j.id, j.status, j.created_at FROM idemq.jobs j
+  WHERE j.queue_id = $1 AND j.group_key = $2 AND j.finished_at IS NULL ORDER BY j.ready_at, j.id LIMIT 20`;
+
+const document = (column) => `CASE WHEN pg_column_size(s.${column}) <= 1048576 THEN left(s.${column}::text, ${SHOWN}) END AS ${column},
+    CASE WHEN pg_column_size(s.${column}) <= 1048576 THEN char_length(s.${column}::text) <= ${SHOWN} END AS ${column}_whole, pg_column_size(s.${column}) AS ${column}_bytes`;
+/** Steps outside, and events. */
+export const steps = `
+  SELECT s.name, s.state, s.round, s.token, s.begun_at, s.call_until, s.answered_at, s.effect_key, left(s.error, ${TRACE}) AS error,
+    ${document('request')}, ${document('response')}, s.begun_at IS NOT NULL AND s.call_until < clock_timestamp() AS over
+  FROM (SELECT x.* FROM idemq.steps x WHERE x.job_id = $1 ORDER BY x.begun_at DESC NULLS LAST LIMIT ${LATEST}) s ORDER BY coalesce(s.begun_at, s.answered_at), s.name`;
+
+/** The jobs of a job's flow; one without parents and children is alone. */
+export const flow = `SELECT f.id, f.queue, f.kind, f.status, f.parents::text[] AS parents, f.depth FROM idemq.flow_jobs($1, ${GRAPH + 1}) f`;

@@ -1,0 +1,163 @@
+// The pages of a queue and of a job, and what is done to several jobs.
+import { readFileSync } from 'node:fs';
+
+import { queue as queueByName } from '../queries.mjs';
+import { doingPage, doingPart, enqueuePage, listOf, said, surePage } from '../pages/chosen.mjs';
+import { jobPage } from '../pages/job.mjs';
+import { queuePage } from '../pages/queue.mjs';
+import { Doings, filterOf, insist, preview, rights, runNow, wanted } from './doing.mjs';
+import * as queries from './queries.mjs';
+import { counts, cursorOf, everything, filters, rowsOf, tabs, walk } from './walk.mjs';
+
+const wrong = (statusCode, message) => Object.assign(new Error(message), { statusCode });
+const text = (value) => (typeof value === 'string' && value !== '' ? value : null);
+const idOf = (given) => {
+  if (!/^[0-9]{1,18}$/.test(given)) throw wrong(404, 'There is no job of that number.');
+  return given;
+};
+/** The filters of an address as they were given, to be given again. */
+const givenOf = (given) => Object.fromEntries(filters.map((name) => [name, text(given[name])?.trim()]).filter(([, value]) => value));
+
+/** Adds them to the page's server; with: what all pages have. */
+export function jobRoutes(app, { database, writes, security, contextOf, send }) {
+  const query = (...statement) => database.query(...statement);
+  const doings = new Doings(database);
+  const script = readFileSync(new URL('../../static/jobs.js', import.meta.url));
+  app.get('/static/jobs.js', (request, reply) => reply.type('text/javascript; charset=utf-8').header('Cache-Control', 'max-age=60').send(script));
+  app.addHook('preClose', () => doings.close());
+
+  const queueOf = async (name) => {
+    const [queue] = await query(queueByName, [name]);
+    if (!queue) throw wrong(404, `There is no queue "${name}" that you may see.`);
+    return queue;
+  };
+  const withRights = async (context, queueId) => ({ ...context, may: writes ? await rights(query, queueId) : {} });
+  const refuseReadOnly = () => {
+    if (!writes) throw wrong(403, 'This page is read-only: start it with --actions.');
+  };
+  const back = (reply, address, notice, bad) => reply.redirect(`${address}${address.includes('?') ? '&' : '?'}${new URLSearchParams({ notice, sign: security.sign(notice), ...(bad ? { bad: '1' } : {}) })}`, 303);
+
+  app.get('/queue/:name', async (request, reply) => {
+    const queue = await queueOf(request.params.name);
+    const context = await withRights(await contextOf(request, null), queue.queue_id);
+    const tab = Object.hasOwn(tabs, request.query.tab ?? '') ? request.query.tab : 'waiting';
+    const numbers = await counts(query, queue.queue_id);
+    const cursor = cursorOf(text(request.query.after));
+    const known = numbers && !numbers.atLeast.includes(tab) ? numbers.counts[tab] : null;
+    const result = await walk(query, { queue: queue.queue_id, tab, filter: filterOf(request.query), cursor, known });
+    const rows = await rowsOf(query, result.ids);
+    const of = tabs[tab].walks ? numbers?.counts.all ?? 0 : await everything(query);
+    return send(reply, `Queue ${queue.name}${queue.paused ? ' (paused)' : ''}`,
+      queuePage({ queue, numbers, tab, result, rows, given: givenOf(request.query), of, first: cursor === null, doing: doings.of(queue.queue_id) }, context), context);
+  });
+
+  app.get('/queue/:name/sure', async (request, reply) => {
+    refuseReadOnly();
+    const queue = await queueOf(request.params.name);
+    const want = wanted(request.query);
+    await insist(query, want.doing.needs, queue);
+    const numbers = want.all ? await counts(query, queue.queue_id) : null;
+    const seen = await preview(query, queue, want, numbers && !numbers.atLeast.includes(want.tab) ? numbers.counts[want.tab] : null);
+    return send(reply, `${want.doing.title}?`, surePage({ queue, want, seen, given: givenOf(request.query), token: security.token(request.session) }), await contextOf(request, null));
+  });
+
+  app.post('/queue/:name/do', async (request, reply) => {
+    refuseReadOnly();
+    const queue = await queueOf(request.params.name);
+    const want = wanted(request.body);
+    await insist(query, want.doing.needs, queue);
+    if (!want.all) {
+      const came = await runNow(database, queue, want, request.actor);
+      return back(reply, listOf(queue, want, givenOf(request.body)), said(want.doing, came), !came[want.doing.success]);
+    }
+    if (want.upto === undefined) throw wrong(400, 'It was not asked up to which job: begin at the list.');
+    const numbers = await counts(query, queue.queue_id);
+    const plain = Object.keys(want.filter).length === 0 && want.value === null;
+    const known = plain && numbers && !numbers.atLeast.includes(want.tab);
+    const expected = { jobs: known ? numbers.counts[want.tab] : 0, atLeast: !known, total: tabs[want.tab].walks ? numbers?.counts.all ?? 0 : await everything(query) };
+    return reply.redirect(`/doing/${doings.begin(queue, want, expected, request.actor).id}`, 303);
+  });
+
+  const doingOf = (id) => {
+    const doing = doings.get(id);
+    if (!doing) throw wrong(404, 'Nothing of that name is under way, or was in the last hour: the audit has what was done.');
+    return doing;
+  };
+  app.get('/doing/:id', async (request, reply) => {
+    const doing = doingOf(request.params.id);
+    return send(reply, `${doing.want.doing.title}: queue ${doing.queue.name}`, doingPage(doing, security.token(request.session)), await contextOf(request, null));
+  });
+  app.get('/doing/:id/live', async (request, reply) => reply.type('text/html; charset=utf-8').send(String(doingPart(doingOf(request.params.id)))));
+  app.post('/doing/:id/stop', async (request, reply) => {
+    const doing = doingOf(request.params.id);
+    doing.stopped = true;
+    await doing.work;
+    return reply.redirect(`/doing/${doing.id}`, 303);
+  });
+
+  app.get('/queue/:name/enqueue', async (request, reply) => {
+    refuseReadOnly();
+    const queue = await queueOf(request.params.name);
+    await insist(query, 'enqueue', queue);
+    return send(reply, `Enqueue a job to ${queue.name}`, enqueuePage(queue, {}, null, security.token(request.session)), await contextOf(request, null));
+  });
+  app.post('/queue/:name/enqueue', async (request, reply) => {
+    refuseReadOnly();
+    const queue = await queueOf(request.params.name);
+    const given = request.body;
+    const value = (name) => text(given[name])?.trim() || null;
+    await insist(query, 'enqueue', queue);
+    let trouble = ['payload', 'headers'].map((field) => {
+      try {
+        if (value(field) !== null || field === 'payload') JSON.parse(value(field) ?? '');
+        return null;
+      } catch (error) {
+        return { field, message: `${field === 'payload' ? 'The payload is' : 'The headers are'} no JSON: ${error.message}.` };
+      }
+    }).find(Boolean) ?? null;
+    if (!trouble) {
+      try {
+        const [job] = await database.write((run) => run(`SELECT e.id, e.outcome FROM idemq.enqueue($1, $2::jsonb, key => $3, kind => $4, group_key => $5,
+          delay => $6::interval, priority => coalesce($7::int, 4), max_attempts => $8::int, headers => $9::jsonb) e`,
+        [queue.name, value('payload'), value('key'), value('kind'), value('group_key'), value('delay'), value('priority'), value('max_attempts'), value('headers')]), request.actor);
+        // Who may only enqueue sees no job.
+        const { see } = await rights(query, queue.queue_id);
+        return await back(reply, see ? `/job/${job.id}` : `/queue/${encodeURIComponent(queue.name)}`, job.outcome === 'accepted' ? `Job ${job.id} was enqueued.` : `Nothing was enqueued: this job has the key already (${job.outcome}).`, job.outcome !== 'accepted');
+      } catch (error) {
+        // What was given is not right: the form again, as it was.
+        if (!/^(22|IQ003|IQ004|23|54)/.test(error.code ?? '')) throw error;
+        trouble = { field: ['kind', 'key', 'group_key', 'delay', 'priority', 'max_attempts'].find((name) => error.message.includes(name) || (name === 'delay' && error.message.includes('interval'))) ?? null,
+          message: `${error.message} (${error.code}). ${error.hint ?? ''}` };
+      }
+    }
+    return send(reply.code(400), `Enqueue a job to ${queue.name}`, enqueuePage(queue, given, trouble, security.token(request.session)), await contextOf(request, null));
+  });
+
+  app.get('/job/:id', async (request, reply) => {
+    const id = idOf(request.params.id);
+    const job = await database.one(queries.job, [id]);
+    if (!job) throw wrong(404, `There is no job ${id} that you may see: it was never there, its retention has deleted it, or its queue is not yours.`);
+    const context = await withRights(await contextOf(request, null), job.queue_id);
+    let shown = await database.one(queries.shown, [id]);
+    if (!shown) {
+      shown = {};
+      for (const name of queries.documents) Object.assign(shown, await database.one(queries.begun(name), [id]));
+    }
+    return send(reply, `Job ${id}`, jobPage({
+      job,
+      shown,
+      attempts: await query(queries.attempts, [id]),
+      group: job.group_key === null ? null : await query(queries.group, [job.queue_id, job.group_key]),
+      steps: await query(queries.steps, [id]),
+      flow: await query(queries.flow, [id]),
+    }, context), context);
+  });
+  app.get('/job/:id/:document', async (request, reply) => {
+    const { id, document } = request.params;
+    if (!queries.documents.includes(document)) throw wrong(404, 'A job has payload, headers, checkpoint and result.');
+    const found = await database.one(queries.download(document), [idOf(id)]);
+    if (!found || found.document === null) throw wrong(404, `Job ${id} has no ${document} that can be shown here.`);
+    return reply.type('application/json; charset=utf-8')
+      .header('Content-Disposition', `attachment; filename="job-${id}-${document}.json"`).send(found.document);
+  });
+}

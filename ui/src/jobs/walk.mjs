@@ -1,0 +1,286 @@
+// The jobs of a queue, a page at a time, cheaply beside a million others: each tab walks an index
+// of its own, or newest ids backwards, in slices, and ends when it has what it wants or its time is
+// over.  What it has not looked at yet, the next page does.  Text of statements is constant: values
+// are parameters.
+
+/** Milliseconds that a walk may take, and the jobs of a page. */
+export const BUDGET = 900;
+export const PAGE = 50;
+/** Bytes, as stored, above which a payload is not read for a list or a search. */
+export const LISTED = 65536;
+/** As far as waiting and scheduled jobs, which are both pending, are counted apart. */
+const COUNTED = 2000;
+
+const priorities = Array.from({ length: 10 }, (_, i) => i);
+
+// A walk: from the context of a page (queue, now, filter, and the cursor, two keys of the row where it
+// ended) the statement of its rows, in its order, and whether each is meant; p makes a parameter of a value.
+const ready = (p, c) => `FROM idemq.jobs j WHERE j.queue_id = ${p(c.queue, 'int')} AND j.ready_at IS NOT NULL`;
+const after = (p, c, columns, compare = '>') => (c.cursor ? ` AND (${columns}) ${compare} (${p(c.cursor[0], 'timestamptz')}, ${p(c.cursor[1], 'bigint')})` : '');
+const atPriority = (p, c, priority, condition, compare) => `SELECT ${c.hit(p)} AS hit, j.id, j.ready_at AS k1, j.id AS k2 ${ready(p, c)} AND j.priority = ${priority}
+  AND j.ready_at ${condition} ${p(c.now, 'timestamptz')}${after(p, c, 'j.ready_at, j.id', compare)}`;
+// Ten parts of the index jobs_ready side by side, each of them no further than the whole: the planner
+// would sort them otherwise.
+const byTime = (condition, order, compare) => ({
+  rows: (p, c) => priorities.map((priority) => `(${atPriority(p, c, priority, condition, compare)} ORDER BY ${order} LIMIT ${p(c.most, 'bigint')})`).join('\n UNION ALL '),
+  order,
+});
+const later = byTime('>', 'k1, k2');
+// Backwards: what failed has become due lately, behind all that waits for longer.
+const dueBackwards = byTime('<=', 'k1 DESC, k2 DESC', '<');
+const due = (priority) => ({ rows: (p, c) => atPriority(p, c, priority, '<='), order: 'k1, k2' });
+const running = {
+  rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, w.claimed_at AS k1, j.id AS k2 FROM idemq.workers w JOIN idemq.jobs j ON j.id = w.job_id
+    WHERE j.queue_id = ${p(c.queue, 'int')}${after(p, c, 'w.claimed_at, j.id')}`,
+  order: 'k1, k2',
+};
+const dead = {
+  rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, j.dead_at AS k1, j.id AS k2 FROM idemq.jobs j
+    WHERE j.queue_id = ${p(c.queue, 'int')} AND j.dead_at IS NOT NULL${after(p, c, 'j.dead_at, j.id', '<')}`,
+  order: 'k1 DESC, k2 DESC',
+};
+// The index is on job_id + 0.
+const children = {
+  rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, c.job_id + 0 AS k1, j.id AS k2 FROM idemq.children c JOIN idemq.jobs j ON j.id = c.job_id
+    WHERE c.queue_id = ${p(c.queue, 'int')}${c.cursor ? ` AND c.job_id + 0 > ${p(c.cursor[1], 'bigint')}` : ''}`,
+  order: 'k1',
+};
+// In the index jobs_group those that are blocked have no ready_at, and stand behind their head.
+const unfinishedOf = (p, c) => `FROM idemq.jobs j WHERE j.queue_id = ${p(c.queue, 'int')} AND j.finished_at IS NULL`;
+const groups = {
+  rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, j.group_key AS k1, j.ready_at, j.id AS k2 ${unfinishedOf(p, c)} AND j.ready_at IS NULL
+    AND j.group_key ${c.cursor ? `> ${p(c.cursor[0], 'text')} COLLATE "C"` : 'IS NOT NULL'}`,
+  order: 'k1, ready_at, k2',
+  // The rest of the group at which the cursor stands comes before the next group.
+  rest: {
+    rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, j.group_key AS k1, j.ready_at, j.id AS k2 ${unfinishedOf(p, c)} AND j.ready_at IS NULL
+      AND j.group_key = ${p(c.cursor[0], 'text')} COLLATE "C" AND j.id > ${p(c.cursor[1], 'bigint')}`,
+    order: 'ready_at, k2',
+  },
+};
+const ofGroup = (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, j.ready_at AS k1, j.id AS k2 ${unfinishedOf(p, c)} AND j.group_key = ${p(c.filter.group, 'text')} COLLATE "C"`;
+const readyOfGroup = { rows: (p, c) => `${ofGroup(p, c)} AND j.ready_at IS NOT NULL${after(p, c, 'j.ready_at, j.id')}`, order: 'k1, k2' };
+const blockedOfGroup = {
+  rows: (p, c) => `${ofGroup(p, c)} AND j.ready_at IS NULL${c.cursor ? ` AND j.id > ${p(c.cursor[1], 'bigint')}` : ''}`,
+  order: 'k1, k2',
+};
+// No key has a character beyond the last one.
+const byKey = {
+  rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, j.key AS k1, j.id AS k2 FROM idemq.jobs j WHERE j.queue_id = ${p(c.queue, 'int')} AND j.key IS NOT NULL
+    AND j.key ${c.cursor ? '>' : '>='} ${p(c.cursor ? c.cursor[0] : c.filter.key, 'text')} COLLATE "C" AND j.key < ${p(`${c.filter.key}\u{10FFFF}`, 'text')} COLLATE "C"`,
+  order: 'k1',
+};
+/** The tabs of a queue: their order in words, what a job of it is in SQL, and the walks that find all of them; none: by id. */
+export const tabs = {
+  waiting: { word: 'in the order in which they will be claimed', is: (p, c) => `j.status = 'pending' AND j.ready_at <= ${p(c.now, 'timestamptz')}`, walks: priorities.map(due) },
+  running: { word: 'those first that began first', is: () => 'true', walks: [running] },
+  retrying: { word: 'the next to be tried again first, then those that are due', is: () => "j.status = 'failed'", walks: [later, dueBackwards] },
+  blocked: { word: 'those that wait for parents, then by group', is: () => "j.status = 'blocked'", walks: [children, groups] },
+  scheduled: { word: 'the next first', is: (p, c) => `j.status = 'pending' AND j.ready_at > ${p(c.now, 'timestamptz')}`, walks: [later] },
+  completed: { word: 'the newest first', is: () => "j.status = 'completed'" },
+  dead: { word: 'those first that died last', is: () => "j.status = 'dead'", walks: [dead] },
+  cancelled: { word: 'the newest first', is: () => "j.status = 'cancelled'" },
+  all: { word: 'the newest first', is: () => 'true' },
+};
+const unfinished = ['waiting', 'retrying', 'blocked', 'scheduled'];
+export const filters = ['kind', 'key', 'group', 'error', 'since', 'until', 'payload'];
+
+/** What may be asked of a job, by name. */
+const conditions = {
+  kind: (p, value) => `j.kind = ${p(value, 'text')}`,
+  key: (p, value) => `starts_with(j.key, ${p(value, 'text')})`,
+  group: (p, value) => `j.group_key = ${p(value, 'text')}`,
+  error: (p, value) => `strpos(lower(j.last_error), lower(${p(value, 'text')})) > 0`,
+  since: (p, value) => `j.created_at >= ${p(value, 'timestamptz')}`,
+  until: (p, value) => `j.created_at <= ${p(value, 'timestamptz')}`,
+  // Of actions on what a list has: none that came later, none that has the priority already.
+  upto: (p, value) => `j.id <= ${p(value, 'bigint')}`,
+  besides: (p, value) => `j.priority <> ${p(value, 'int')}`,
+  payload: (p, value) => `CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN j.payload @> ${p(value, 'jsonb')} END`,
+};
+
+/** A key or a group is looked up, where an index has it. */
+function walksOf(tab, filter) {
+  if (filter.key) return [byKey];
+  if (filter.group && unfinished.includes(tab)) return [tab === 'blocked' ? blockedOfGroup : readyOfGroup];
+  return tabs[tab].walks ?? null;
+}
+
+const parameters = (values) => (value, type) => `$${values.push(value)}::${type}`;
+const meant = (p, tab, c) => `coalesce(${[`j.queue_id = ${p(c.queue, 'int')}`, tabs[tab].is(p, c),
+  ...Object.keys(conditions).filter((name) => c.filter[name] !== undefined).map((name) => conditions[name](p, c.filter[name]))].join(' AND ')}, false)`;
+
+/** One slice: of at most `most` rows of a walk those that are meant, as far as `want`, and the last that was looked at. */
+async function slice(query, walked, tab, c, want, most) {
+  const values = [];
+  const p = parameters(values);
+  const found = await query(`
+  WITH entries AS MATERIALIZED (
+    ${walked.rows(p, { ...c, most, hit: () => meant(p, tab, c) })} ORDER BY ${walked.order} LIMIT ${p(most, 'bigint')}
+  ), looked AS MATERIALIZED (SELECT row_number() OVER () AS n, e.* FROM entries e)
+  (SELECT n, id, k1::text, k2::text, true AS hit FROM looked WHERE hit ORDER BY n LIMIT ${p(want, 'bigint')})
+  UNION ALL (SELECT n, id, k1::text, k2::text, false FROM looked ORDER BY n DESC LIMIT 1)`, values);
+  const last = found.find((row) => !row.hit);
+  return { hits: found.filter((row) => row.hit), looked: last ? Number(last.n) : 0, last };
+}
+
+/** The same by id, of all queues: those below `upper`, down to `lower`. */
+async function sliceById(query, tab, c, want) {
+  const values = [];
+  const p = parameters(values);
+  const [{ jobs, ids }] = await query(`
+  SELECT count(*) AS jobs, (array_agg(j.id ORDER BY j.id DESC) FILTER (WHERE ${meant(p, tab, c)}))[1:${p(want, 'int')}]::text[] AS ids
+  FROM idemq.jobs j WHERE j.id < ${p(c.upper, 'bigint')} AND j.id >= ${p(c.lower, 'bigint')}`, values);
+  return { hits: (ids ?? []).map((id) => ({ id, n: jobs })), looked: Number(jobs) };
+}
+
+/** The answer of a slice; null when it was too large for statement_timeout and can be smaller. */
+async function inTime(asked, canBeSmaller) {
+  try {
+    return await asked;
+  } catch (error) {
+    if (error.code !== '57014' || !canBeSmaller) throw error;
+    return null;
+  }
+}
+
+/** A cursor of an address: where a page ended. */
+export const cursorText = (cursor) => (cursor ? Buffer.from(JSON.stringify(cursor)).toString('base64url') : null);
+export function cursorOf(text) {
+  if (!text) return null;
+  try {
+    const cursor = JSON.parse(Buffer.from(text, 'base64url').toString());
+    if (Array.isArray(cursor) && cursor.length === 3 && Number.isInteger(cursor[0]) && cursor[0] >= 0 && cursor[0] < 20
+      && cursor.slice(1).every((key) => key === null || typeof key === 'string')) return cursor;
+  } catch { /* of another making */ }
+  throw Object.assign(new Error('That page of the list is not known: begin at its first one.'), { statusCode: 400 });
+}
+
+/**
+ * Walks a tab of a queue from a cursor on until `want` jobs are found, or the time is over.  known: how many there are at
+ * most, if that is known.  Returns their ids, how many jobs were looked at, and the cursor to go on from, null at the end.
+ */
+export async function walk(query, { queue, tab, filter = {}, cursor = null, want = PAGE, budget = BUDGET, known = null }) {
+  const began = performance.now();
+  const [{ now }] = await query('SELECT clock_timestamp() AS now');
+  const walks = walksOf(tab, filter);
+  const plain = Object.values(filter).every((value) => value === undefined);
+  const ids = [];
+  let looked = 0;
+  // Payloads are the dear part: a slice begins small, and grows.
+  let most = plain && walks ? want + 1 : filter.payload ? 250 : 1000;
+  let [part, ...keys] = cursor ?? [0, null, null];
+  const done = (next) => ({ ids, looked, next, seconds: (performance.now() - began) / 1000 });
+  const over = () => performance.now() - began > budget;
+  const all = plain && cursor === null && known !== null ? known : Infinity;
+  /** Takes a slice in; says whether it has what is wanted. */
+  const take = ({ hits, looked: here }) => {
+    ids.push(...hits.map((row) => row.id));
+    looked += ids.length >= want ? Number(hits.at(-1).n) : here;
+    return ids.length >= want;
+  };
+  if (all === 0) return done(null);
+
+  if (!walks) {
+    let width = filter.payload ? 1024n : 8192n;
+    for (let upper = keys[0] === null ? null : BigInt(keys[0]); ;) {
+      // The next id below: ids begin anew, far above, when a server has started.
+      const [top] = await query('SELECT j.id FROM idemq.jobs j WHERE $1::bigint IS NULL OR j.id < $1 ORDER BY j.id DESC LIMIT 1', [upper]);
+      if (!top) return done(null);
+      upper = BigInt(top.id) + 1n;
+      const lower = upper > width ? upper - width : 0n;
+      const started = performance.now();
+      const result = await inTime(sliceById(query, tab, { queue, now, filter, upper, lower }, want - ids.length), width > 64n);
+      if (!result) {
+        width /= 8n;
+        continue;
+      }
+      if (take(result)) return done([0, result.hits.at(-1).id, null]);
+      if (ids.length >= all || lower === 0n || (filter.since && await past(query, top.id, filter.since))) return done(null);
+      upper = lower;
+      if (over()) return done([0, String(upper), null]);
+      const took = performance.now() - started;
+      if (took < 100 && width < 1048576n) width *= 2n;
+      if (took > 250 && width > 256n) width /= 2n;
+    }
+  }
+
+  for (; part < walks.length; part += 1, keys = [null, null]) {
+    for (;;) {
+      const started = performance.now();
+      const c = { queue, now, filter, cursor: keys[1] === null ? null : keys };
+      const of = (walked) => inTime(slice(query, walked, tab, c, want - ids.length, most), most > 50);
+      let result = c.cursor && walks[part].rest ? await of(walks[part].rest) : { looked: 0 };
+      const isRest = result?.looked !== 0;
+      if (!isRest) result = await of(walks[part]);
+      if (!result) {
+        most = Math.ceil(most / 8);
+        continue;
+      }
+      if (take(result)) return done([part, result.hits.at(-1).k1, result.hits.at(-1).k2]);
+      if (ids.length >= all) return done(null);
+      if (!isRest && result.looked < most) break;
+      keys = [result.last.k1, result.last.k2];
+      if (over()) return done([part, ...keys]);
+      const took = performance.now() - started;
+      if (took < 40 && most < 50000) most = Math.max(most, 500) * 2;
+      if (took > 120 && most > 200) most = Math.floor(most / 2);
+    }
+    if (over() && part + 1 < walks.length) return done([part + 1, null, null]);
+  }
+  return done(null);
+}
+
+/** Whether a job came an hour before a time: then so did those with lesser ids. */
+async function past(query, id, since) {
+  const [row] = await query("SELECT j.created_at < $2::timestamptz - interval '1 hour' AS past FROM idemq.jobs j WHERE j.id = $1", [id, since]);
+  return row?.past === true;
+}
+
+const COUNTS = `
+  SELECT extract(epoch FROM m.unattended_for)::float8 AS unattended, m.is_dead_queue, m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled,
+    d.pending AS waiting, d.looked AS waiting_looked, s.pending AS scheduled, s.looked AS scheduled_looked
+  FROM idemq.metrics m, LATERAL (${side('<=')}) d, LATERAL (${side('>')}) s WHERE m.queue_id = $1`;
+
+function side(condition) {
+  return `SELECT count(*) FILTER (WHERE x.status = 'pending') AS pending, count(*) AS looked FROM (
+    SELECT j.status FROM generate_series(0, 9) p, LATERAL (SELECT i.status FROM idemq.jobs i WHERE i.queue_id = $1 AND i.priority = p
+      AND i.ready_at IS NOT NULL AND i.ready_at ${condition} now() ORDER BY i.ready_at LIMIT ${COUNTED}) j LIMIT ${COUNTED}) x`;
+}
+
+/** How many jobs each tab has: by the gauges; waiting and scheduled, which share one, by the index as far as COUNTED. */
+export async function counts(query, queue) {
+  const [row] = await query(COUNTS, [queue]);
+  if (!row) return null;
+  const { unattended, is_dead_queue: isDeadQueue, ...gauges } = row;
+  const n = Object.fromEntries(Object.entries(gauges).map(([name, value]) => [name, Number(value)]));
+  const whole = { waiting: n.waiting_looked < COUNTED, scheduled: n.scheduled_looked < COUNTED };
+  const result = {
+    waiting: whole.waiting || !whole.scheduled ? n.waiting : Math.max(n.pending - n.scheduled, 0),
+    running: n.processing, retrying: n.failed, blocked: n.blocked,
+    scheduled: whole.scheduled || !whole.waiting ? n.scheduled : Math.max(n.pending - n.waiting, 0),
+    completed: n.completed, dead: n.dead, cancelled: n.cancelled,
+  };
+  result.all = n.pending + n.processing + n.failed + n.blocked + n.completed + n.dead + n.cancelled;
+  // Neither was counted to its end: each has so many at least.
+  const atLeast = whole.waiting || whole.scheduled ? [] : ['waiting', 'scheduled'];
+  return { counts: result, atLeast, unattended, isDeadQueue };
+}
+
+/** Of all queues that the role may see: what a walk by id looks through. */
+export async function everything(query) {
+  const [{ jobs }] = await query(`SELECT coalesce(sum(m.pending + m.blocked + m.processing + m.failed + m.completed + m.dead + m.cancelled), 0)::bigint AS jobs
+    FROM idemq.metrics m JOIN idemq.queues q USING (queue_id) WHERE idemq.may_see(q.queue_id)`);
+  return Number(jobs);
+}
+
+/** What a list shows of jobs, in the order of the ids that are given. */
+export async function rowsOf(query, ids) {
+  if (ids.length === 0) return [];
+  return query(`
+  SELECT j.id, j.status, j.priority, j.attempt, j.max_attempts, j.kind, j.key, j.group_key, j.worker, j.created_at, j.ready_at, j.claimed_at,
+    j.finished_at, j.dead_at, left(j.last_error, 2000) AS last_error, pg_column_size(j.payload) AS payload_bytes,
+    CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN left(j.payload::text, 81) END AS payload,
+    CASE WHEN pg_column_size(j.checkpoint) <= ${LISTED} THEN idemq.progress(j.checkpoint) END AS progress
+  FROM unnest($1::bigint[]) WITH ORDINALITY i (id, n) JOIN idemq.jobs j ON j.id = i.id ORDER BY i.n`, [ids]);
+}
