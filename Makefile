@@ -16,8 +16,10 @@
 #   make check-writes     test, and what it has written outside its directories; as root, where nobody else is at work
 #   make ui-demo          the web page on a private server with jobs, until Ctrl-C
 #   make deb              Debian packages, one for each PostgreSQL with server headers, in dist/
-#   make dist             the archive for PGXN and the clients' packages, of the last commit, in dist/
-#   make check-packages   both: reproducible, lintian clean, installed, run and removed; as root
+#   make dist             all that a release consists of, of the last commit, in dist/, with SHA256SUMS: source, PGXN's archive,
+#                         Debian packages, the clients' and the page's, images; PARTS='source deb' (script/make-dist)
+#   make check-packages   all of it: reproducible, lintian clean, installed, a job done by its worker, removed; as root;
+#                         CHECKS='clients'
 #   make check-compilers  builds by gcc and clang at each level of optimization, without a warning,
 #                         and the regression tests on each (COMPILERS='gcc clang' LEVELS='-O2 -flto')
 #   make check-languages  endpoints in Ruby, PHP, Perl and Go with idemq-work --http, killed, cut off and failed
@@ -249,8 +251,10 @@ check-versions:
 	@$(TREE)/script/check-versions $(VERSIONS)
 check-postgres check-writes:
 	@$(TREE)/script/$@ $(SUITES)
-deb dist:
-	@$(TREE)/script/make-$@ $(DIST)
+deb:
+	@$(TREE)/script/make-deb $(DIST)
+dist:
+	@$(TREE)/script/make-dist $(or $(DIST),dist) $(PARTS)
 check-packages check-compilers:
 	@$(TREE)/script/$@
 chaos:
