@@ -65,13 +65,16 @@ idemq_spi_begin_on_jobs(SqlScope *scope)
 
 /*
  * Until idemq_spi_end no table is read as a whole, if that can be: for a statement of
- * which each run is for few rows, and whose plan may be from when the table had none.
+ * which each run is for few rows, and whose plan may be from when the table had none.  What has to
+ * be read as a whole counts as 1e10 then: no reason to compile the plan.
  */
 void
 idemq_spi_no_seqscan(void)
 {
 	(void) set_config_option("enable_seqscan", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
 							 true, 0, false);
+	(void) set_config_option("jit", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0,
+							 false);
 }
 
 /* Rows come one by one in the order of an index, and are not sorted. */
