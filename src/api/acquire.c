@@ -32,8 +32,6 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_acquire);
-
 /*
  * Fourth field of our lock tags, objsubid in pg_locks: "iq".  An application's
  * advisory locks have 1 or 2 there.
@@ -171,8 +169,7 @@ is_duplicate(Outcome outcome)
  * claimed_again, locked, completed, dead, cancelled, blocked, not_due; IQ003,
  * IQ005, 42501, 22004, 22023, 40001, 54000.
  */
-Datum
-idemq_sql_v2_acquire(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_acquire)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 	JobCall call = {0};

@@ -16,8 +16,6 @@
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_admit);
-
 #define MAX_BUCKET_NAME 1024 /* bytes */
 
 static int64
@@ -36,8 +34,7 @@ period_argument(FunctionCallInfo fcinfo, int n)
  * admit(bucket, max_calls, per, cost) -> (allowed, remaining, retry_after); 22004,
  * 22023, 55000 where the shard has moved.
  */
-Datum
-idemq_sql_v2_admit(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_admit)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "bucket", MAX_BUCKET_NAME);
 	GcraLimit limit = {idemq_arg_int(fcinfo, 1, "max_calls", 1, PG_INT32_MAX),

@@ -31,8 +31,6 @@
 #include "job/job.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_await_event);
-
 typedef struct Await
 {
 	StepName name;
@@ -146,8 +144,7 @@ answer_wait(Await *await)
  * await_event(id, token, name, timeout) -> (outcome, payload); IQ001, IQ002, IQ006, 55000,
  * 22004, 22023, 25006; 40001 above READ COMMITTED.
  */
-Datum
-idemq_sql_v2_await_event(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_await_event)
 {
 	Await await = {0};
 	Datum values[2];

@@ -38,8 +38,6 @@
 #include "job/job.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_begin_step);
-
 typedef enum BeginOutcome
 {
 	BEGIN_NEW,
@@ -162,8 +160,7 @@ answer(FunctionCallInfo fcinfo, const Begin *begin)
  * 22004, 22023, 25006, 54000; 40001 above READ COMMITTED; 40003 when the wait for a
  * synchronous standby was cancelled.
  */
-Datum
-idemq_sql_v2_begin_step(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_begin_step)
 {
 	MemoryContext caller = CurrentMemoryContext;
 	Begin begin = {0};

@@ -25,11 +25,6 @@
 #include "queue/queue.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel_by_key);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel_many);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel_matching);
-
 /* Arguments of cancel_matching, and parameters of its statements. */
 enum
 {
@@ -76,15 +71,13 @@ static const JobChanger canceller = {.decide = decide_cancel,
 									 .audit = {.action = "cancel"}};
 
 /* cancel(id) -> cancelled | completed | dead | not_found; 22004, 40001. */
-Datum
-idemq_sql_v2_cancel(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_cancel)
 {
 	return idemq_change_one(fcinfo, &canceller);
 }
 
 /* cancel_by_key(queue, key) -> as cancel; IQ005, 42501, 22004, 22023, 40001. */
-Datum
-idemq_sql_v2_cancel_by_key(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_cancel_by_key)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 	Outcome outcome = OUTCOME_NOT_FOUND;
@@ -103,8 +96,7 @@ idemq_sql_v2_cancel_by_key(PG_FUNCTION_ARGS)
 }
 
 /* cancel_many(ids) -> setof (id, outcome as cancel, or locked); 22004, 22023, 40001. */
-Datum
-idemq_sql_v2_cancel_many(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_cancel_many)
 {
 	static const JobChanger skipper = {.decide = decide_cancel,
 									   .privileges = PRIVILEGE_CHANGE,
@@ -210,8 +202,7 @@ find_matching(const Datum *values, const char *nulls, uint64 *count)
  * cancel_matching(queue, kind, group_key, key_prefix, max_jobs) -> (cancelled, locked);
  * IQ005, 42501, 22004 when no job is described, 22023, 40001.
  */
-Datum
-idemq_sql_v2_cancel_matching(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_cancel_matching)
 {
 	AuditEntry entry = {.action = "cancel_matching"};
 	Datum values[MATCH_PARAMS] = {0};

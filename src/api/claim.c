@@ -11,9 +11,6 @@
 #include "base/base.h"
 #include "queue/queue.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_claim);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_claim_any);
-
 /*
  * Reads the arguments max_jobs, lease, worker and attach, of which the first is number n;
  * raises 22004, 22023, 25006.
@@ -37,8 +34,7 @@ idemq_claim_args(FunctionCallInfo fcinfo, int n, ClaimCall *call)
  * claim(queue text, max_jobs int, lease interval, worker text, attach bool)
  *		-> setof claimed job; 42501, IQ005, 22004, 22023.
  */
-Datum
-idemq_sql_v2_claim(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_claim)
 {
 	char *queue = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 	ClaimCall call;
@@ -52,8 +48,7 @@ idemq_sql_v2_claim(PG_FUNCTION_ARGS)
 }
 
 /* claim_any(queues text[], ...) -> as claim, and the queue's name. */
-Datum
-idemq_sql_v2_claim_any(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_claim_any)
 {
 	QueueInfo *queue;
 	ArrayArg queues;

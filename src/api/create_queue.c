@@ -23,9 +23,6 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_create_queue);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_alter_queue);
-
 /* Returns a queue's name for create_queue; raises 22023 for one that is not allowed. */
 static char *
 new_queue_name(FunctionCallInfo fcinfo)
@@ -97,8 +94,7 @@ grant_admin(int32 queue_id, Oid role)
 }
 
 /* create_queue(name, settings ...) -> queue_id; 42710, 42602, 22004, 22023, IQ005, 42501, 53400. */
-Datum
-idemq_sql_v2_create_queue(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_create_queue)
 {
 	char *name = new_queue_name(fcinfo);
 	Oid creator = GetUserId();
@@ -177,8 +173,7 @@ is_given(FunctionCallInfo fcinfo, const char *name)
 }
 
 /* alter_queue(name, settings ...) -> void; IQ005, 42501, 22004, 22023. */
-Datum
-idemq_sql_v2_alter_queue(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_alter_queue)
 {
 	QueueInfo queue;
 	QueueInfo former;

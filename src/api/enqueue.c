@@ -24,9 +24,6 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue_many);
-
 /* Arguments of enqueue; the options are behind delay. */
 enum
 {
@@ -151,8 +148,7 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
  * IQ003, IQ004, IQ005, 42501, 22004, 22023, 40001, 54000.  CALL enqueue_job has four INOUT
  * arguments more, which that row fills.
  */
-Datum
-idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_enqueue)
 {
 	QueueInfo queue;
 	JobsTable table;
@@ -266,8 +262,7 @@ fill_element(JobChange *columns, const QueueInfo *queue, const EnqueueArrays *ar
  *		max_attempts, headers, expires_ins, key_ttls, on_duplicate, nowait, kinds, max_wait,
  *		depends_on, on_parent_failure) -> setof (ord, id, outcome, status, result); as enqueue.
  */
-Datum
-idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_enqueue_many)
 {
 	EnqueueArrays arrays = {0};
 	QueueInfo queue;

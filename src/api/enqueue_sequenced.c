@@ -46,8 +46,6 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue_sequenced);
-
 #define MAX_PRODUCER 256 /* bytes */
 
 /* Arguments of enqueue_sequenced. */
@@ -188,8 +186,7 @@ read_job(FunctionCallInfo fcinfo, const QueueInfo *queue, JobChange *columns)
  *		max_attempts, headers, expires_in, kind) -> (id, outcome, status, result); IQ005, 42501,
  *		22004, 22023, 40001, 54000.
  */
-Datum
-idemq_sql_v2_enqueue_sequenced(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_enqueue_sequenced)
 {
 	char *producer = idemq_arg_text(fcinfo, ARG_PRODUCER, "producer", MAX_PRODUCER);
 	QueueInfo queue;

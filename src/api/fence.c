@@ -20,10 +20,9 @@
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 
+#include "base/base.h"
 #include "job/job.h"
 #include "table/table.h"
-
-PG_FUNCTION_INFO_V1(idemq_sql_v2_fence);
 
 /* Raises 0A000 unless called as BEFORE INSERT OR UPDATE ... FOR EACH ROW. */
 static TriggerData *
@@ -70,8 +69,7 @@ column(const TriggerData *data, HeapTuple row, int n, const char *name)
  * fence('job_id', 'token') -> trigger; IQ001 for a stale token, IQ002 without the
  * job, 42703, 22004, 0A000, 40001.
  */
-Datum
-idemq_sql_v2_fence(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_fence)
 {
 	TriggerData *data = trigger_data(fcinfo);
 	HeapTuple row = TRIGGER_FIRED_BY_UPDATE(data->tg_event) ? data->tg_newtuple

@@ -27,9 +27,6 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_finish_step);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_refuse_step);
-
 /* A call that ends a step, and what it has found. */
 typedef struct StepEnding
 {
@@ -179,8 +176,7 @@ finish(StepEnding *ending, Datum response)
  * finish_step(id, token, name, response) -> the response that counts; IQ001, IQ002, IQ006,
  * 55000, 22004, 22023, 25006, 54000; 40001 above READ COMMITTED.
  */
-Datum
-idemq_sql_v2_finish_step(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_finish_step)
 {
 	Datum response = idemq_arg_document(fcinfo, 3, "response");
 	Datum counts;
@@ -219,8 +215,7 @@ refuse_bystander(const StepEnding *ending)
 }
 
 /* refuse_step(id, token, name, error) -> void; IQ001, IQ002, IQ006, 55000, as finish_step. */
-Datum
-idemq_sql_v2_refuse_step(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_refuse_step)
 {
 	Datum error = PG_ARGISNULL(3) ? (Datum) 0 : PG_GETARG_DATUM(3);
 	StepEnding ending;

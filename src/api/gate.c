@@ -50,9 +50,6 @@
 
 #define INSIDE_SCHEMA "idemq_inside"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_gate);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_gate_jobs);
-
 /* A call that is behind the gate; on the stack of that call. */
 typedef struct Frame
 {
@@ -222,15 +219,13 @@ pass(FunctionCallInfo fcinfo, int restriction)
 }
 
 /* The function behind, in a security-restricted context. */
-Datum
-idemq_sql_v2_gate(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_gate)
 {
 	return pass(fcinfo, SECURITY_RESTRICTED_OPERATION);
 }
 
 /* The function behind, which may write idemq.jobs. */
-Datum
-idemq_sql_v2_gate_jobs(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_gate_jobs)
 {
 	return pass(fcinfo, 0);
 }

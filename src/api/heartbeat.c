@@ -20,10 +20,6 @@
 #include "shared/slots/slots.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_heartbeat);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_heartbeat_many);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_validate);
-
 /* As idemq_lease_beat; notes the new deadline, which may be earlier than the old one. */
 static LeaseBeat
 beat_entry(int32 queue_id, int64 id, int64 token, int64 length)
@@ -121,8 +117,7 @@ beat(int64 id, int64 token, int64 length)
  *		22023.
  * Takes effect at once; a rollback does not undo it.
  */
-Datum
-idemq_sql_v2_heartbeat(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_heartbeat)
 {
 	int64 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
 
@@ -137,8 +132,7 @@ idemq_sql_v2_heartbeat(PG_FUNCTION_ARGS)
  * Leases that have an entry come first: what raises at another's row, such as a queue that
  * has no slot (53400), does not keep them from being renewed.
  */
-Datum
-idemq_sql_v2_heartbeat_many(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_heartbeat_many)
 {
 	int64 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
 	ArrayArg ids;
@@ -187,8 +181,7 @@ is_past_deadline(const Attempt *attempt)
 }
 
 /* validate(id, token) -> current | cancelled | expired | stale | not_found; 22004. */
-Datum
-idemq_sql_v2_validate(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_validate)
 {
 	JobsTable table;
 	Attempt attempt;

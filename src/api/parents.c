@@ -17,8 +17,6 @@
 #include "queue/queue.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_parents);
-
 #define COLUMNS 4
 
 /*
@@ -55,8 +53,7 @@ add_row(JobsTable *table, const DependencyGone *parent, Tuplestorestate *store, 
 }
 
 /* parents(id) -> setof (parent, queue, status, result), none for a job that is not for the role; 22004. */
-Datum
-idemq_sql_v2_parents(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_parents)
 {
 	int64 id;
 	JobsTable table;

@@ -34,8 +34,6 @@
 #include "shared/counts/counts.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_publish);
-
 /* Arguments of publish. */
 enum
 {
@@ -228,8 +226,7 @@ read_arguments(FunctionCallInfo fcinfo, Published *call)
  *		expires_in, kind) -> setof (queue, id, outcome accepted | duplicate); 42704, 42501, 22004, 22023,
  *		25006, 40001, 54000.
  */
-Datum
-idemq_sql_v2_publish(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_publish)
 {
 	Published call = {0};
 	MemoryContext job_context;

@@ -20,8 +20,6 @@
 #include "job/job.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_reschedule);
-
 /* What is asked for. */
 typedef struct Schedule
 {
@@ -90,8 +88,7 @@ read_schedule(FunctionCallInfo fcinfo, Schedule *schedule, AuditEntry *entry)
  * reschedule(id, run_at, priority) -> accepted | locked | completed | dead | cancelled |
  *		not_found; 22004, 22023, 40001.
  */
-Datum
-idemq_sql_v2_reschedule(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_reschedule)
 {
 	Schedule schedule;
 	JobChanger rescheduler = {.decide = decide_reschedule,

@@ -14,11 +14,8 @@
 #include "queue/queue.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_result);
-
 /* result(id) -> (status, result); IQ002, 22004, 55000.  Needs any privilege on the job's queue. */
-Datum
-idemq_sql_v2_result(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_result)
 {
 	Datum values[2];
 	bool nulls[2] = {false, false};

@@ -30,8 +30,6 @@
 #include "queue/queue.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_send_event);
-
 /* Returns whether a job sleeps until the event that the attempt of a token waits for. */
 static bool
 sleeps(const Job *job, int64 token, TimestampTz now)
@@ -112,8 +110,7 @@ answer(FunctionCallInfo fcinfo, Outcome outcome, Datum payload)
  * send_event(queue, name, payload) -> (outcome accepted | duplicate, the payload that counts);
  * IQ005, 42501, 22004, 22023, 25006, 54000; 40001 above READ COMMITTED.
  */
-Datum
-idemq_sql_v2_send_event(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_send_event)
 {
 	Datum payload;
 	EventName event;

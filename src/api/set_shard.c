@@ -10,12 +10,8 @@
 #include "base/base.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_set_shard);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_assert_shard);
-
 /* set_shard(shard, shards) -> whether it was not that before; 22004, 22023, 25006, 55000. */
-Datum
-idemq_sql_v2_set_shard(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_set_shard)
 {
 	int32 shards = idemq_arg_int(fcinfo, 1, "shards", 1, MAX_SHARDS);
 	int32 shard = idemq_arg_int(fcinfo, 0, "shard", 0, shards - 1);
@@ -29,8 +25,7 @@ idemq_sql_v2_set_shard(PG_FUNCTION_ARGS)
 }
 
 /* assert_shard(shard, shards) -> true; 22004, 22023, 55000. */
-Datum
-idemq_sql_v2_assert_shard(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_assert_shard)
 {
 	int32 shards = idemq_arg_int(fcinfo, 1, "shards", 1, MAX_SHARDS);
 	int32 shard = idemq_arg_int(fcinfo, 0, "shard", 0, shards - 1);

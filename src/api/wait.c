@@ -52,11 +52,6 @@
 #include "shared/sleepers/sleepers.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_wait);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_wait_any);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_wait_result);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_wait_results);
-
 /* Without a background worker, nothing signals what comes due by time: check that often. */
 #define CHECK_ALONE USECS_PER_SEC
 /* A wait ends that long, or a tenth of what is left, before statement_timeout. */
@@ -368,8 +363,7 @@ wait_for_queues(FunctionCallInfo fcinfo, Wait *wait)
 }
 
 /* wait(queue text, timeout interval, INOUT ready bool); 2D000, IQ005, 42501, 22004, 22023. */
-Datum
-idemq_sql_v2_wait(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_wait)
 {
 	Target target = {0};
 	Wait wait = {.count = 1, .targets = &target};
@@ -380,8 +374,7 @@ idemq_sql_v2_wait(PG_FUNCTION_ARGS)
 }
 
 /* wait_any(queues text[], timeout interval, INOUT ready bool); as wait. */
-Datum
-idemq_sql_v2_wait_any(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_wait_any)
 {
 	ArrayArg queues;
 	Wait wait = {0};
@@ -419,8 +412,7 @@ refuse_job(Wait *wait, int64 job_id)
  * wait_result(id bigint, timeout interval, INOUT status, INOUT result); 2D000,
  * IQ002, 22004, 22023.  After timeout, the status that the job has.
  */
-Datum
-idemq_sql_v2_wait_result(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_wait_result)
 {
 	int64 timeout;
 	Target target = {0};
@@ -446,8 +438,7 @@ idemq_sql_v2_wait_result(PG_FUNCTION_ARGS)
  * wait_results(ids bigint[], timeout interval, INOUT statuses, INOUT results); as
  * wait_result, for all of them: one after the other, since the last one decides.
  */
-Datum
-idemq_sql_v2_wait_results(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_wait_results)
 {
 	ArrayArg ids;
 	int64 timeout;

@@ -29,6 +29,11 @@
 #define pg_noreturn pg_attribute_noreturn()
 #endif
 
+/* The head of a function that SQL calls, and PostgreSQL's record of how it is called. */
+#define SQL_FUNCTION(name)                                                                         \
+	PG_FUNCTION_INFO_V1(name);                                                                     \
+	Datum name(PG_FUNCTION_ARGS)
+
 #define IDEMQ_SCHEMA "idemq"
 #define IDEMQ_EXTENSION "idemq"
 #define IDEMQ_LIBRARY "idemq"

@@ -48,8 +48,6 @@
 #include "shared/slots/slots.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_current_job);
-
 /* The job that the function is called for, NULL between jobs; and its queue's name. */
 static const ClaimedJob *current = NULL;
 static QueueName queue_name;
@@ -69,8 +67,7 @@ idemq_handler_queue(void)
 }
 
 /* current_job() -> a row as idemq.claim_any answers; NULLs outside of a handler. */
-Datum
-idemq_sql_v2_current_job(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_current_job)
 {
 	const ClaimedJob *job = current;
 	Datum values[CLAIM_COLUMN_COUNT + 1] = {0};

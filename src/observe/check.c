@@ -26,8 +26,6 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_check);
-
 /* How long one call waits for the callbacks of others, in all. */
 #define PATIENCE (10 * USECS_PER_SEC)
 
@@ -178,8 +176,7 @@ check_follows(CheckCall *call)
 }
 
 /* check() -> setof (severity, invariant, detail); 25001. */
-Datum
-idemq_sql_v2_check(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_check)
 {
 	static const Suspicion tokens =
 		{find_tokens, NULL, CHECK_WARNING, "tokens.issued",

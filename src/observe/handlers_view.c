@@ -15,8 +15,6 @@
 #include "queue/queue.h"
 #include "shared/processes/processes.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_handler_states);
-
 static SqlStatement list_handlers = {.text = "SELECT queue_id FROM idemq.handler_entries"};
 
 /* Adds the row of one handler; errors: whether the caller may see what went wrong. */
@@ -59,8 +57,7 @@ add_handler(Tuplestorestate *store, TupleDesc desc, const HandlerInfo *info, boo
 }
 
 /* handler_states() -> setof (queue_id, state, ...), of queues that the role may claim from. */
-Datum
-idemq_sql_v2_handler_states(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_handler_states)
 {
 	TupleDesc desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);

@@ -29,11 +29,6 @@
 #include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_queue_metrics);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_recount);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_memory_usage);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_server_counts);
-
 /* A job that is ready for longer is said to be so for that long. */
 #define OLDEST_AGE (36500 * USECS_PER_DAY)
 
@@ -159,8 +154,7 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
  * queue_metrics(count) -> setof a queue's metrics: of the queues that the role may
  * claim from or administer, of all for members of pg_monitor.
  */
-Datum
-idemq_sql_v2_queue_metrics(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_queue_metrics)
 {
 	TupleDesc desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
@@ -185,8 +179,7 @@ idemq_sql_v2_queue_metrics(PG_FUNCTION_ARGS)
 }
 
 /* recount() -> number of jobs; 25001, 25006, 54000, 55006. */
-Datum
-idemq_sql_v2_recount(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_recount)
 {
 	int64 jobs = 0;
 	CountStart start = idemq_queue_counts_try(&jobs);
@@ -203,8 +196,7 @@ idemq_sql_v2_recount(PG_FUNCTION_ARGS)
 }
 
 /* memory_usage() -> setof (resource, used, size, refused). */
-Datum
-idemq_sql_v2_memory_usage(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_memory_usage)
 {
 	const struct
 	{
@@ -232,8 +224,7 @@ idemq_sql_v2_memory_usage(PG_FUNCTION_ARGS)
 }
 
 /* server_counts() -> setof (name, value), what is counted on the whole server. */
-Datum
-idemq_sql_v2_server_counts(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_server_counts)
 {
 	TupleDesc desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);

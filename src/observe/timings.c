@@ -24,10 +24,6 @@
 #include "shared/counts/counts.h"
 #include "shared/slots/slots.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_timing_buckets);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_percentile);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_add_counts);
-
 /* Bounds: 2^10 us (1 ms) to 2^35 us (9.5 hours), and then infinity. */
 #define FIRST_EXPONENT 10
 #define LAST_EXPONENT 35
@@ -66,8 +62,7 @@ put_buckets(Tuplestorestate *store, TupleDesc desc, int32 queue_id, Timing timin
  * role may claim from or administer, of all for members of pg_monitor; none of a queue
  * without a place in shared memory.
  */
-Datum
-idemq_sql_v2_timing_buckets(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_timing_buckets)
 {
 	TupleDesc desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
@@ -91,8 +86,7 @@ idemq_sql_v2_timing_buckets(PG_FUNCTION_ARGS)
 }
 
 /* percentile(counts, part) -> interval; 22023. */
-Datum
-idemq_sql_v2_percentile(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_percentile)
 {
 	uint64 buckets[HISTOGRAM_BUCKETS] = {0};
 	int64 usecs;
@@ -107,8 +101,7 @@ idemq_sql_v2_percentile(PG_FUNCTION_ARGS)
 }
 
 /* add_counts(counts, more) -> both together; 22023. */
-Datum
-idemq_sql_v2_add_counts(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_add_counts)
 {
 	uint64 buckets[HISTOGRAM_BUCKETS] = {0};
 	ArrayType *sum;

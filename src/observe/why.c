@@ -26,8 +26,6 @@
 #include "shared/slots/slots.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_why);
-
 /* Jobs that are counted before this one, and index entries that are read for it. */
 #define MAX_BEFORE 1000
 #define MAX_ENTRIES 20000
@@ -515,8 +513,7 @@ say_why(WhyCall *call)
 }
 
 /* why(id) -> text; 22004. */
-Datum
-idemq_sql_v2_why(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_why)
 {
 	WhyCall call = {0};
 

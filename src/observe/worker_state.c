@@ -18,12 +18,8 @@
 #include "queue/queue.h"
 #include "shared/processes/processes.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_worker_state);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_chore_counts);
-
 /* worker_state() -> one row, all NULL where no worker runs. */
-Datum
-idemq_sql_v2_worker_state(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_worker_state)
 {
 	RowBuilder row = {0};
 	WorkerHealth health = {0};
@@ -43,8 +39,7 @@ idemq_sql_v2_worker_state(PG_FUNCTION_ARGS)
 }
 
 /* chore_counts() -> setof (chore, runs, failures, busy); none without a place for a worker. */
-Datum
-idemq_sql_v2_chore_counts(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_chore_counts)
 {
 	TupleDesc desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);

@@ -38,8 +38,6 @@
 #include "shared/sleepers/sleepers.h"
 #include "worker/worker.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_history);
-
 /* The steps: the first is read from memory, each of the others folded from the one before. */
 static const int64 steps[] = {IDEMQ_HISTORY_STEP, USECS_PER_MINUTE, 10 * USECS_PER_MINUTE};
 #define STEPS ((int) lengthof(steps))
@@ -334,8 +332,7 @@ put(Tuplestorestate *store, TupleDesc desc, const Known *queue)
  * history() -> setof what has changed in a queue since the last step, and queue_id 0 for all
  * queues together; for the worker, in its chore: no rows elsewhere.
  */
-Datum
-idemq_sql_v2_history(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_history)
 {
 	TupleDesc desc;
 	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);

@@ -40,8 +40,6 @@
 #include "txn/txn.h"
 #include "worker/worker.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_apply_retention);
-
 /* What a batch does at most, within a slice: rows, of a table with triggers too; index entries. */
 #define BATCH_ROWS 2000
 #define BATCH_ROWS_BY_SQL 50
@@ -370,8 +368,7 @@ idemq_retention_ended(const SlotView *view, bool done)
 }
 
 /* apply_retention(max_jobs) -> how many jobs were deleted; 22023, 25006. */
-Datum
-idemq_sql_v2_apply_retention(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_apply_retention)
 {
 	int max_jobs = idemq_arg_int(fcinfo, 0, "max_jobs", 1, PG_INT32_MAX);
 	TimestampTz now = idemq_now();
