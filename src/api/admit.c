@@ -24,9 +24,8 @@ period_argument(FunctionCallInfo fcinfo, int n)
 	int64 period = idemq_arg_interval(fcinfo, n, "per", 1);
 
 	if (period > GCRA_MAX_PERIOD / NSECS_PER_USEC)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("per is longer than 100 years"),
-				 errhint("Pass an interval such as '1 s'.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("per is longer than 100 years"), errhint("Pass an interval such as '1 s'."));
 	return period * NSECS_PER_USEC;
 }
 
@@ -46,10 +45,9 @@ SQL_FUNCTION(idemq_sql_v2_admit)
 
 	idemq_following_refuse_moved();
 	if (cost > limit.max_calls)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("cost must be at most max_calls (%d), not %d", (int) limit.max_calls, cost),
-				 errhint("Such a call would never be allowed; raise max_calls.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("cost must be at most max_calls (%d), not %d", (int) limit.max_calls, cost),
+				errhint("Such a call would never be allowed; raise max_calls."));
 	idemq_bucket_call(name, strlen(name), &limit, cost, &answer);
 	values[0] = BoolGetDatum(answer.allowed);
 	values[1] = Int32GetDatum((int32) answer.remaining);

@@ -76,11 +76,10 @@ lock(Await *await)
 pg_noreturn static void
 refuse_step(const Await *await)
 {
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("job %lld has a step \"%s\", which is no event",
-						   (long long) await->name.job_id, TextDatumGetCString(await->name.name)),
-					errhint("Steps and events of a job share their names: give the step another "
-							"one.")));
+	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("job %lld has a step \"%s\", which is no event", (long long) await->name.job_id,
+				   TextDatumGetCString(await->name.name)),
+			errhint("Steps and events of a job share their names: give the step another one."));
 }
 
 /* Looks whether the event is there, or its time is over. */

@@ -70,12 +70,11 @@ begin_known(Begin *begin)
 	if (step_is_wait(step->state))
 		idemq_step_refuse_event(&begin->name);
 	if (!step->same_request)
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEMQ_KEY_REUSED),
-				 errmsg("step \"%s\" of job %lld was begun with another request",
-						TextDatumGetCString(begin->name.name), (long long) begin->name.job_id),
-				 errhint("Give each effect of a job a name of its own, and make its request "
-						 "of the payload alone; see the stored one in idemq.steps.")));
+		ereport(ERROR, errcode(ERRCODE_IDEMQ_KEY_REUSED),
+				errmsg("step \"%s\" of job %lld was begun with another request",
+					   TextDatumGetCString(begin->name.name), (long long) begin->name.job_id),
+				errhint("Give each effect of a job a name of its own, and make its request "
+						"of the payload alone; see the stored one in idemq.steps."));
 	if (step->state == STEP_DONE)
 		return BEGIN_DONE;
 	if (begin->call.begun_at < step->call_until)

@@ -165,9 +165,9 @@ read_match(FunctionCallInfo fcinfo, Datum *values, char *nulls, AuditEntry *entr
 		entry->members[members++] = TextDatumGetCString(values[arg]);
 	}
 	if (members == 0)
-		ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-						errmsg("kind, group_key and key_prefix must not all be NULL"),
-						errhint("Say which jobs of the queue are to be cancelled.")));
+		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("kind, group_key and key_prefix must not all be NULL"),
+				errhint("Say which jobs of the queue are to be cancelled."));
 	if (nulls[MATCH_PREFIX] == ' ')
 		values[MATCH_BEHIND] = behind_prefix(values[MATCH_PREFIX]);
 	if (values[MATCH_BEHIND] != 0)

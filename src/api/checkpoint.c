@@ -32,10 +32,10 @@ idemq_arg_step(FunctionCallInfo fcinfo)
 void
 idemq_step_refuse_event(const StepName *name)
 {
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("\"%s\" is an event that job %lld awaits, and no step",
-						   TextDatumGetCString(name->name), (long long) name->job_id),
-					errhint("Give the step another name.")));
+	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("\"%s\" is an event that job %lld awaits, and no step",
+				   TextDatumGetCString(name->name), (long long) name->job_id),
+			errhint("Give the step another name."));
 }
 
 /* checkpoint(id, token, state) -> void; IQ001, IQ002, IQ006, 22004, 40001, 54000. */

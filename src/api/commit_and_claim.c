@@ -46,9 +46,9 @@ queue_arg(FunctionCallInfo fcinfo)
 static void
 warn(const char *queue, const char *why)
 {
-	ereport(WARNING,
-			(errcode(ERRCODE_WARNING), errmsg("nothing was claimed from queue \"%s\"", queue),
-			 errdetail("%s", why), errhint("Correct the argument; the commit stands.")));
+	ereport(WARNING, errcode(ERRCODE_WARNING),
+			errmsg("nothing was claimed from queue \"%s\"", queue), errdetail("%s", why),
+			errhint("Correct the argument; the commit stands."));
 }
 
 /* Claims from a queue by name, or from the one that the call has already. */

@@ -35,10 +35,9 @@ new_queue_name(FunctionCallInfo fcinfo)
 		bool other = (*c >= '0' && *c <= '9') || *c == '.' || *c == '-';
 
 		if (!letter && !(other && c > name))
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_NAME),
-					 errmsg("\"%s\" cannot be the name of a queue", name),
-					 errhint("Use letters, digits, _ . and -, beginning with a letter or _.")));
+			ereport(ERROR, errcode(ERRCODE_INVALID_NAME),
+					errmsg("\"%s\" cannot be the name of a queue", name),
+					errhint("Use letters, digits, _ . and -, beginning with a letter or _."));
 	}
 	return name;
 }
@@ -63,10 +62,10 @@ warn_of_short_window(const QueueInfo *queue)
 {
 	if ((double) queue->idempotency_window < (double) queue->lease * queue->max_attempts)
 		ereport(WARNING,
-				(errmsg("idempotency_window of queue \"%s\" is shorter than lease x max_attempts",
-						queue->name),
-				 errdetail("A message that is delivered again after the window runs its effect "
-						   "again.")));
+				errmsg("idempotency_window of queue \"%s\" is shorter than lease x max_attempts",
+					   queue->name),
+				errdetail("A message that is delivered again after the window runs its effect "
+						  "again."));
 }
 
 static SqlStatement add_grant =
@@ -105,9 +104,9 @@ SQL_FUNCTION(idemq_sql_v2_create_queue)
 	idemq_jobs_check_writable();
 	check_dead_queue(fcinfo, name, 0);
 	if (!idemq_settings_insert(fcinfo, name, &id))
-		ereport(ERROR,
-				(errcode(ERRCODE_DUPLICATE_OBJECT), errmsg("queue \"%s\" already exists", name),
-				 errhint("Change it with idemq.alter_queue.")));
+		ereport(ERROR, errcode(ERRCODE_DUPLICATE_OBJECT),
+				errmsg("queue \"%s\" already exists", name),
+				errhint("Change it with idemq.alter_queue."));
 	idemq_pending_note(ACTION_CREATE_QUEUE, NULL, id);
 	if (!has_privs_of_role(creator, idemq_oids()->owner))
 		grant_admin(id, creator);

@@ -20,9 +20,9 @@ failure_policy(FunctionCallInfo fcinfo, int n)
 		if (strcmp(value, idemq_failure_name(failure)) == 0)
 			return failure;
 	}
-	ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					errmsg("on_parent_failure must be cancel, wait or run, not \"%s\"", value),
-					errhint("Leave it out for cancel: a job is cancelled with its parent.")));
+	ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("on_parent_failure must be cancel, wait or run, not \"%s\"", value),
+			errhint("Leave it out for cancel: a job is cancelled with its parent."));
 }
 
 /* Reads argument n, depends_on, and the one behind it, on_parent_failure; false for no parents. */

@@ -57,22 +57,19 @@ duplicate_rule(FunctionCallInfo fcinfo)
 	while (strcmp(name, names[rule.policy]) != 0)
 	{
 		if (++rule.policy > DUPLICATE_ERROR)
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("on_duplicate must be keep, ignore, replace, rerun or error, not "
-							"\"%s\"",
-							name),
-					 errhint("Leave it out for keep: the answer is the job that has the key.")));
+			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					errmsg("on_duplicate must be keep, ignore, replace, rerun or error, not \"%s\"",
+						   name),
+					errhint("Leave it out for keep: the answer is the job that has the key."));
 	}
 	if (PG_ARGISNULL(ARG_MAX_WAIT))
 		return rule;
 	(void) idemq_arg_interval(fcinfo, ARG_MAX_WAIT, "max_wait", 1);
 	if (rule.policy != DUPLICATE_REPLACE)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("max_wait needs on_duplicate => 'replace'"),
-				 errhint("It bounds how long requests with one key can put a job off; leave it out "
-						 "if they are not to replace each other.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("max_wait needs on_duplicate => 'replace'"),
+				errhint("It bounds how long requests with one key can put a job off; leave it out "
+						"if they are not to replace each other."));
 	rule.max_wait = PG_GETARG_INTERVAL_P(ARG_MAX_WAIT);
 	return rule;
 }
@@ -90,8 +87,8 @@ idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, Jo
 
 	idemq_queue_need_slot(queue);
 	if (rule.max_wait != NULL && !has_key)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("max_wait needs a key"),
-						errhint("Pass a key, or leave max_wait out.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("max_wait needs a key"),
+				errhint("Pass a key, or leave max_wait out."));
 	if (rule.max_wait != NULL)
 		idemq_job_wait_no_longer(columns, NULL, rule.max_wait);
 	if (has_key)

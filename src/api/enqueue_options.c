@@ -67,16 +67,15 @@ set_option(JobChange *columns, int option, Datum value)
 		case OPTION_RUN_AT:
 			/* Such a job would never be due, or always have been. */
 			if (TIMESTAMP_NOT_FINITE(DatumGetTimestampTz(value)))
-				ereport(ERROR,
-						(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("run_at must be finite"),
-						 errhint("Pass a time, or NULL for now.")));
+				ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("run_at must be finite"), errhint("Pass a time, or NULL for now."));
 			break;
 		case OPTION_PRIORITY:
 			if (DatumGetInt32(value) < 0 || DatumGetInt32(value) >= IDEMQ_PRIORITIES)
-				ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-								errmsg("priority must be between 0 and %d, not %d",
-									   IDEMQ_PRIORITIES - 1, DatumGetInt32(value)),
-								errhint("0 is claimed first, %d last.", IDEMQ_PRIORITIES - 1)));
+				ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("priority must be between 0 and %d, not %d", IDEMQ_PRIORITIES - 1,
+							   DatumGetInt32(value)),
+						errhint("0 is claimed first, %d last.", IDEMQ_PRIORITIES - 1));
 			value = Int16GetDatum(DatumGetInt32(value));
 			break;
 		case OPTION_GROUP_KEY:
@@ -130,12 +129,11 @@ void
 idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const NullableDatum *values)
 {
 	if (!values[OPTION_DELAY].isnull && !values[OPTION_RUN_AT].isnull)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("delay and run_at cannot be used together"), errhint("Pass one of them.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("delay and run_at cannot be used together"), errhint("Pass one of them."));
 	if (!values[OPTION_KEY_TTL].isnull && values[OPTION_KEY].isnull)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("key_ttl needs a key"),
-						errhint("Pass a key, or leave key_ttl out.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("key_ttl needs a key"),
+				errhint("Pass a key, or leave key_ttl out."));
 	for (int i = 0; i < OPTIONS; i++)
 	{
 		if (!values[i].isnull)

@@ -121,10 +121,9 @@ take_number(const Datum *values, int64 *last, int64 *last_job)
 		else if (*last >= seq)
 			break;
 		else if (IsolationUsesXactSnapshot())
-			ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-							errmsg("could not serialize access due to concurrent update of a "
-								   "producer"),
-							errhint("Run the transaction again.")));
+			ereport(ERROR, errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+					errmsg("could not serialize access due to concurrent update of a producer"),
+					errhint("Run the transaction again."));
 		/* Another has begun the producer since, or was rolled back. */
 	}
 	idemq_spi_end(&scope);

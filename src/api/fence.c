@@ -32,10 +32,10 @@ trigger_data(FunctionCallInfo fcinfo)
 
 	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_BEFORE(data->tg_event) ||
 		!TRIGGER_FIRED_FOR_ROW(data->tg_event) || TRIGGER_FIRED_BY_DELETE(data->tg_event))
-		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-						errmsg("idemq.fence is for BEFORE INSERT OR UPDATE triggers for each row"),
-						errhint("CREATE TRIGGER ... BEFORE INSERT OR UPDATE ON ... FOR EACH ROW "
-								"EXECUTE FUNCTION idemq.fence('job_id', 'token').")));
+		ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				errmsg("idemq.fence is for BEFORE INSERT OR UPDATE triggers for each row"),
+				errhint("CREATE TRIGGER ... BEFORE INSERT OR UPDATE ON ... FOR EACH ROW "
+						"EXECUTE FUNCTION idemq.fence('job_id', 'token')."));
 	return data;
 }
 
@@ -52,16 +52,15 @@ column(const TriggerData *data, HeapTuple row, int n, const char *name)
 		name = data->tg_trigger->tgargs[n];
 	attno = SPI_fnumber(desc, name);
 	if (attno <= 0 || getBaseType(SPI_gettypeid(desc, attno)) != INT8OID)
-		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_COLUMN),
-						errmsg("table \"%s\" has no bigint column \"%s\"",
-							   RelationGetRelationName(data->tg_relation), name),
-						errhint("Name the columns of the job's id and of the token: EXECUTE "
-								"FUNCTION idemq.fence('job_id', 'token').")));
+		ereport(ERROR, errcode(ERRCODE_UNDEFINED_COLUMN),
+				errmsg("table \"%s\" has no bigint column \"%s\"",
+					   RelationGetRelationName(data->tg_relation), name),
+				errhint("Name the columns of the job's id and of the token: EXECUTE "
+						"FUNCTION idemq.fence('job_id', 'token')."));
 	value = SPI_getbinval(row, desc, attno, &isnull);
 	if (isnull)
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("%s must not be NULL", name),
-				 errhint("Write the id and the token of the claim into the row.")));
+		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("%s must not be NULL", name),
+				errhint("Write the id and the token of the claim into the row."));
 	return DatumGetInt64(value);
 }
 

@@ -107,23 +107,22 @@ check_current(const StepEnding *ending)
 pg_noreturn static void
 refuse_repetition(const StepEnding *ending)
 {
-	ereport(ERROR, (errcode(ERRCODE_IDEMQ_ALREADY_COMMITTED),
-					errmsg("step \"%s\" of job %lld is done already", step_name(ending),
-						   (long long) ending->name.job_id),
-					errhint("Its effect stands: roll back, read its response from idemq.steps, "
-							"and go on with the next step.")));
+	ereport(ERROR, errcode(ERRCODE_IDEMQ_ALREADY_COMMITTED),
+			errmsg("step \"%s\" of job %lld is done already", step_name(ending),
+				   (long long) ending->name.job_id),
+			errhint("Its effect stands: roll back, read its response from idemq.steps, "
+					"and go on with the next step."));
 }
 
 /* Raises 55000: another attempt's call is open. */
 pg_noreturn static void
 refuse_stranger(const StepEnding *ending)
 {
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("step \"%s\" of job %lld was begun by another attempt", step_name(ending),
-					(long long) ending->name.job_id),
-			 errhint("CALL idemq.begin_step first: it says whether that attempt's call may still "
-					 "arrive.")));
+	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("step \"%s\" of job %lld was begun by another attempt", step_name(ending),
+				   (long long) ending->name.job_id),
+			errhint("CALL idemq.begin_step first: it says whether that attempt's call may still "
+					"arrive."));
 }
 
 /* Does the step in this transaction; false when a twin has, and the caller is to look again. */
@@ -192,11 +191,11 @@ SQL_FUNCTION(idemq_sql_v2_finish_step)
 pg_noreturn static void
 refuse_refusal(const StepEnding *ending)
 {
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("step \"%s\" of job %lld is done", step_name(ending),
-						   (long long) ending->name.job_id),
-					errdetail("Its response is stored: the other side did it."),
-					errhint("Read the response from idemq.steps, and go on from that.")));
+	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("step \"%s\" of job %lld is done", step_name(ending),
+				   (long long) ending->name.job_id),
+			errdetail("Its response is stored: the other side did it."),
+			errhint("Read the response from idemq.steps, and go on from that."));
 }
 
 /* Raises what is wrong with a refusal by an attempt that has not begun the step. */
@@ -208,10 +207,10 @@ refuse_bystander(const StepEnding *ending)
 		refuse_refusal(ending);
 	if (ending->step.state == STEP_OPEN)
 		refuse_stranger(ending);
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("step \"%s\" of job %lld was not begun by this attempt",
-						   step_name(ending), (long long) ending->name.job_id),
-					errhint("CALL idemq.begin_step before the call that is refused.")));
+	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("step \"%s\" of job %lld was not begun by this attempt", step_name(ending),
+				   (long long) ending->name.job_id),
+			errhint("CALL idemq.begin_step before the call that is refused."));
 }
 
 /* refuse_step(id, token, name, error) -> void; IQ001, IQ002, IQ006, 55000, as finish_step. */

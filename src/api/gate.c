@@ -207,10 +207,10 @@ pass(FunctionCallInfo fcinfo, int restriction)
 	Behind *behind = find_behind(fcinfo->flinfo);
 
 	if (IsInParallelMode())
-		ereport(ERROR, (errcode(ERRCODE_INVALID_TRANSACTION_STATE),
-						errmsg("idemq.%s cannot be called during a parallel operation",
-							   get_func_name(fcinfo->flinfo->fn_oid)),
-						errhint("A function that calls it must not be declared PARALLEL SAFE.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_TRANSACTION_STATE),
+				errmsg("idemq.%s cannot be called during a parallel operation",
+					   get_func_name(fcinfo->flinfo->fn_oid)),
+				errhint("A function that calls it must not be declared PARALLEL SAFE."));
 	if (!behind->reads && !CALLED_AS_TRIGGER(fcinfo))
 		idemq_jobs_check_writable();
 	if (behind->function.fn_retset)
@@ -235,9 +235,9 @@ static Frame *
 open_frame(void)
 {
 	if (frames == NULL || SubTransactionIsActive(frames->away_in))
-		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-						errmsg("functions of schema idemq_inside are called by idemq alone"),
-						errhint("Call a function of schema idemq.")));
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("functions of schema idemq_inside are called by idemq alone"),
+				errhint("Call a function of schema idemq."));
 	return frames;
 }
 

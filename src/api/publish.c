@@ -193,11 +193,10 @@ key_of_jobs(FunctionCallInfo fcinfo, const char *space)
 		char *full = psprintf("%s" TOPIC_KEY_MARK "%s", given, space);
 
 		if (strlen(full) > IDEMQ_MAX_KEY)
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("key must have 1 to %d bytes, not %zu",
-							IDEMQ_MAX_KEY - (int) (strlen(full) - strlen(given)), strlen(given)),
-					 errhint("Pass a hash of what is longer.")));
+			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					errmsg("key must have 1 to %d bytes, not %zu",
+						   IDEMQ_MAX_KEY - (int) (strlen(full) - strlen(given)), strlen(given)),
+					errhint("Pass a hash of what is longer."));
 		key.value = CStringGetTextDatum(full);
 	}
 	return key;

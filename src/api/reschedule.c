@@ -63,16 +63,16 @@ read_schedule(FunctionCallInfo fcinfo, Schedule *schedule, AuditEntry *entry)
 
 	*schedule = (Schedule){!PG_ARGISNULL(1), 0, -1};
 	if (PG_ARGISNULL(1) && PG_ARGISNULL(2))
-		ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-						errmsg("run_at and priority must not both be NULL"),
-						errhint("Pass a time, a priority from 0 to 9, or both.")));
+		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("run_at and priority must not both be NULL"),
+				errhint("Pass a time, a priority from 0 to 9, or both."));
 	if (schedule->has_run_at)
 	{
 		schedule->run_at = PG_GETARG_TIMESTAMPTZ(1);
 		if (TIMESTAMP_NOT_FINITE(schedule->run_at))
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("run_at must be finite"),
-					 errhint("Pass a time; idemq.cancel ends a job that is not to run.")));
+			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					errmsg("run_at must be finite"),
+					errhint("Pass a time; idemq.cancel ends a job that is not to run."));
 		entry->members[members++] = "run_at";
 		entry->members[members++] = pstrdup(timestamptz_to_str(schedule->run_at));
 	}

@@ -17,10 +17,10 @@ SQL_FUNCTION(idemq_sql_v2_set_shard)
 	int32 shard = idemq_arg_int(fcinfo, 0, "shard", 0, shards - 1);
 
 	if ((shards & (shards - 1)) != 0)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("shards must be a power of two, not %d", shards),
-						errhint("Use 64, unless the cluster was made with another number: "
-								"cluster.settings of its router says.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("shards must be a power of two, not %d", shards),
+				errhint("Use 64, unless the cluster was made with another number: "
+						"cluster.settings of its router says."));
 	PG_RETURN_BOOL(idemq_shard_set(shard, shards));
 }
 

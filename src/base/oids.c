@@ -46,9 +46,9 @@ relation_oid(const char *name)
 	Oid oid = get_relname_relid(name, catalog.schema);
 
 	if (!OidIsValid(oid))
-		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE),
-						errmsg("table \"%s.%s\" does not exist", IDEMQ_SCHEMA, name),
-						errhint("Run CREATE EXTENSION idemq in this database.")));
+		ereport(ERROR, errcode(ERRCODE_UNDEFINED_TABLE),
+				errmsg("table \"%s.%s\" does not exist", IDEMQ_SCHEMA, name),
+				errhint("Run CREATE EXTENSION idemq in this database."));
 	return oid;
 }
 
@@ -100,11 +100,10 @@ idemq_presence(void)
 void
 idemq_refuse_outdated(void)
 {
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("the SQL objects of idemq in this database are older than its library, %s",
-					idemq_version),
-			 errhint("Run ALTER EXTENSION idemq UPDATE in this database.")));
+	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("the SQL objects of idemq in this database are older than its library, %s",
+				   idemq_version),
+			errhint("Run ALTER EXTENSION idemq UPDATE in this database."));
 }
 
 /* Raises 55000 unless the library works with the SQL objects of this database. */
@@ -114,11 +113,10 @@ check_version(void)
 	IdemqPresence presence = idemq_sql_presence();
 
 	if (presence == IDEMQ_NEWER)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("the SQL objects of idemq in this database are newer than its library, %s",
-						idemq_version),
-				 errhint("Install the library of their version, and restart the server.")));
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("the SQL objects of idemq in this database are newer than its library, %s",
+					   idemq_version),
+				errhint("Install the library of their version, and restart the server."));
 	if (presence != IDEMQ_HERE)
 		idemq_refuse_outdated();
 }

@@ -77,12 +77,11 @@ idemq_sync_rep_await(void)
 	RESUME_INTERRUPTS();
 	CHECK_FOR_INTERRUPTS();
 	if (!is_replicated(lsn))
-		ereport(ERROR,
-				(errcode(ERRCODE_T_R_STATEMENT_COMPLETION_UNKNOWN),
-				 errmsg("what this call would answer is not on a synchronous standby yet"),
-				 errdetail("The wait for synchronous replication was canceled; this transaction "
-						   "has not committed."),
-				 errhint("Repeat the call.")));
+		ereport(ERROR, errcode(ERRCODE_T_R_STATEMENT_COMPLETION_UNKNOWN),
+				errmsg("what this call would answer is not on a synchronous standby yet"),
+				errdetail("The wait for synchronous replication was canceled; this transaction "
+						  "has not committed."),
+				errhint("Repeat the call."));
 }
 
 /*

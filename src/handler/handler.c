@@ -263,8 +263,8 @@ claim(void)
 		const char *message = error->message != NULL ? error->message : "";
 
 		idemq_handler_put_off(my_key(), error->message != NULL ? message : "unknown error");
-		ereport(LOG, (errcode(error->sqlerrcode),
-					  errmsg("handler of queue \"%s\" ends: %s", idemq_handler_queue(), message)));
+		ereport(LOG, errcode(error->sqlerrcode),
+				errmsg("handler of queue \"%s\" ends: %s", idemq_handler_queue(), message));
 	}
 	if (result != RUN_DONE)
 	{

@@ -256,11 +256,11 @@ finish(const ClaimedJob *job, Datum result, bool no_result)
 		finish.args.document = PointerGetDatum(PG_DETOAST_DATUM(result));
 	if (idemq_finish_by_token(job->id, job->token, &finish, false, &attempt) != OUTCOME_COMMITTED &&
 		idemq_attempt_stands(job->id, job->token))
-		ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-						errmsg("job %lld cannot be committed", (long long) job->id),
-						errdetail("The handler's role may not claim from queue \"%s\" any more.",
-								  queue_name),
-						errhint("Grant it claim, by idemq.grant_queue, or drop the handler.")));
+		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("job %lld cannot be committed", (long long) job->id),
+				errdetail("The handler's role may not claim from queue \"%s\" any more.",
+						  queue_name),
+				errhint("Grant it claim, by idemq.grant_queue, or drop the handler."));
 	AtEOXact_GUC(true, guc_level);
 	CommandCounterIncrement();
 }

@@ -41,9 +41,9 @@ typedef struct JobVersion
 pg_noreturn static void
 refuse(void)
 {
-	ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					errmsg("this function is for idemq's own triggers only"),
-					errhint("Do not call it, and do not use it in a trigger.")));
+	ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			errmsg("this function is for idemq's own triggers only"),
+			errhint("Do not call it, and do not use it in a trigger."));
 }
 
 /* Raises 0A000 when called by anything but a trigger of that timing, and for each row if so. */

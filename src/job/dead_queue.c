@@ -173,17 +173,17 @@ idemq_dead_queue_check(const char *queue, int32 queue_id, const char *dead_queue
 	QueueInfo dead;
 
 	if (strcmp(queue, dead_queue) == 0)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("queue \"%s\" cannot be its own dead_queue", queue),
-						errhint("Create another queue for the dead jobs.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("queue \"%s\" cannot be its own dead_queue", queue),
+				errhint("Create another queue for the dead jobs."));
 	idemq_queue_by_name(dead_queue, PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN, &dead);
 	idemq_queue_lock(dead.id, AccessShareLock);
 	idemq_queue_by_name(dead_queue, PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN, &dead);
 	if (leads_to_for_good(dead.name, queue, queue_id))
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("dead jobs of queue \"%s\" would come back to queue \"%s\"",
-							   dead_queue, queue),
-						errhint("Let the last queue of the chain have no dead_queue.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("dead jobs of queue \"%s\" would come back to queue \"%s\"", dead_queue,
+					   queue),
+				errhint("Let the last queue of the chain have no dead_queue."));
 }
 
 /*
@@ -263,14 +263,14 @@ can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead, cons
 	else
 		why = "which does not exist";
 	ereport(WARNING,
-			(errcode(held	   ? ERRCODE_INVALID_PARAMETER_VALUE
-					 : refused ? ERRCODE_INSUFFICIENT_PRIVILEGE
-							   : ERRCODE_IDEMQ_NO_SUCH_QUEUE),
-			 errmsg("%s job %lld was not added to queue \"%s\", %s", status, (long long) job->id,
-					dead->name, why),
-			 errdetail("The job itself is in queue \"%s\", and %s.", queue->name, status),
-			 errhint("Set another with SELECT idemq.alter_queue('%s', dead_queue => '...').",
-					 queue->name)));
+			errcode(held	  ? ERRCODE_INVALID_PARAMETER_VALUE
+					: refused ? ERRCODE_INSUFFICIENT_PRIVILEGE
+							  : ERRCODE_IDEMQ_NO_SUCH_QUEUE),
+			errmsg("%s job %lld was not added to queue \"%s\", %s", status, (long long) job->id,
+				   dead->name, why),
+			errdetail("The job itself is in queue \"%s\", and %s.", queue->name, status),
+			errhint("Set another with SELECT idemq.alter_queue('%s', dead_queue => '...').",
+					queue->name));
 	return false;
 }
 
@@ -295,20 +295,19 @@ documents_that_fit(const Job *job, const char *status)
 	if (idemq_documents_fit(documents, lengthof(columns), MAX_DOCUMENTS))
 		return fit;
 	fit = idemq_documents_fit(documents, 2, MAX_DOCUMENTS) ? DOCUMENTS_FIRST : DOCUMENTS_NONE;
-	ereport(WARNING,
-			(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-			 fit == DOCUMENTS_NONE
-				 ? errmsg("payload and headers of %s job %lld are too long for its dead queue, "
-						  "and left out",
-						  status, (long long) job->id)
-				 : errmsg("the checkpoint of %s job %lld is too long for its dead queue, and left "
-						  "out",
-						  status, (long long) job->id),
-			 fit == DOCUMENTS_NONE
-				 ? errdetail("They have more than %zu bytes as text.", MAX_DOCUMENTS)
-				 : errdetail("With payload and headers it has more than %zu bytes as text.",
-							 MAX_DOCUMENTS),
-			 errhint("The %s job itself has %s.", status, fit == DOCUMENTS_NONE ? "them" : "it")));
+	ereport(WARNING, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+			fit == DOCUMENTS_NONE
+				? errmsg("payload and headers of %s job %lld are too long for its dead queue, "
+						 "and left out",
+						 status, (long long) job->id)
+				: errmsg("the checkpoint of %s job %lld is too long for its dead queue, and left "
+						 "out",
+						 status, (long long) job->id),
+			fit == DOCUMENTS_NONE
+				? errdetail("They have more than %zu bytes as text.", MAX_DOCUMENTS)
+				: errdetail("With payload and headers it has more than %zu bytes as text.",
+							MAX_DOCUMENTS),
+			errhint("The %s job itself has %s.", status, fit == DOCUMENTS_NONE ? "them" : "it"));
 	return fit;
 }
 

@@ -135,9 +135,9 @@ idemq_follow_retire(const char *moved_to)
 	lock_out_writers();
 	before = idemq_following()->moved_to;
 	if (moved_to == NULL && before == NULL)
-		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-						errmsg("this database has not moved"),
-						errhint("Say where it moves: idemq.retire(moved_to).")));
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("this database has not moved"),
+				errhint("Say where it moves: idemq.retire(moved_to)."));
 	if (before != NULL && moved_to != NULL && strcmp(before, moved_to) == 0)
 		return false;
 	(void) idemq_following_set(true);
@@ -179,11 +179,11 @@ apply_worker(void)
 		const char *name = NameStr(*DatumGetName(idemq_spi_value(0, 1, NULL)));
 
 		if (DatumGetBool(idemq_spi_value(0, 2, NULL)))
-			ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-							errmsg("subscription \"%s\" still writes idemq's tables", name),
-							errhint("When it has all that is to come, run ALTER SUBSCRIPTION %s "
-									"DISABLE, or drop it; then repeat idemq.take_over().",
-									quote_identifier(name))));
+			ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("subscription \"%s\" still writes idemq's tables", name),
+					errhint("When it has all that is to come, run ALTER SUBSCRIPTION %s "
+							"DISABLE, or drop it; then repeat idemq.take_over().",
+							quote_identifier(name)));
 		pid = DatumGetInt32(idemq_spi_value(0, 3, NULL));
 	}
 	idemq_spi_end(&scope);
@@ -199,12 +199,11 @@ wait_for_apply_worker(int steps)
 	while ((pid = apply_worker()) != 0)
 	{
 		if (steps-- == 0)
-			ereport(ERROR,
-					(errcode(ERRCODE_OBJECT_IN_USE),
-					 errmsg("the apply worker of the subscription, process %d, has not ended", pid),
-					 errhint("It ends after the transaction that it is applying: repeat "
-							 "idemq.take_over(). If it waits for a lock, see pg_blocking_pids(%d).",
-							 pid)));
+			ereport(ERROR, errcode(ERRCODE_OBJECT_IN_USE),
+					errmsg("the apply worker of the subscription, process %d, has not ended", pid),
+					errhint("It ends after the transaction that it is applying: repeat "
+							"idemq.take_over(). If it waits for a lock, see pg_blocking_pids(%d).",
+							pid));
 		CHECK_FOR_INTERRUPTS();
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, WORKER_STEP,
 						 compat_wait_event_away());
@@ -224,12 +223,11 @@ check_prepared(void)
 	{
 		const char *gid = TextDatumGetCString(idemq_spi_value(0, 1, NULL));
 
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_IN_USE),
-				 errmsg("prepared transaction \"%s\" has written jobs", gid),
-				 errhint("Find out what became of it on the publisher, and run COMMIT PREPARED or "
-						 "ROLLBACK PREPARED %s; then repeat idemq.take_over().",
-						 quote_literal_cstr(gid))));
+		ereport(ERROR, errcode(ERRCODE_OBJECT_IN_USE),
+				errmsg("prepared transaction \"%s\" has written jobs", gid),
+				errhint("Find out what became of it on the publisher, and run COMMIT PREPARED or "
+						"ROLLBACK PREPARED %s; then repeat idemq.take_over().",
+						quote_literal_cstr(gid)));
 	}
 	idemq_spi_end(&scope);
 }
@@ -285,10 +283,10 @@ idemq_follow_end(void)
 		return false;
 	moved_to = idemq_following()->moved_to;
 	if (moved_to != NULL) /* what took its place goes on elsewhere */
-		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-						errmsg("this database has moved to %s", moved_to),
-						errhint("Only if that has not taken over: SELECT idemq.retire(NULL), then "
-								"repeat idemq.take_over().")));
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("this database has moved to %s", moved_to),
+				errhint("Only if that has not taken over: SELECT idemq.retire(NULL), then "
+						"repeat idemq.take_over()."));
 	wait_for_apply_worker(WORKER_STEPS);
 	check_prepared();
 	/* Without a lock: what could change them now is only SQL by hand. */

@@ -171,9 +171,9 @@ idemq_generation_new(int64 seen)
 	do
 	{
 		if (idemq_token_lead(base, timeline + 1) >= MAX_LEAD)
-			ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-							errmsg("tokens have no room below 2^53 for another generation"),
-							errhint("Move the jobs to a new extension; its tokens begin anew.")));
+			ereport(ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+					errmsg("tokens have no room below 2^53 for another generation"),
+					errhint("Move the jobs to a new extension; its tokens begin anew."));
 		/* A cluster that never was, whose lead is our new base. */
 		add(0, 1, base);
 		load(timeline);

@@ -82,12 +82,12 @@ idemq_tick_key_check(int32 queue_id, Datum key)
 	}
 	idemq_spi_end(&scope);
 	if (found && !idemq_may_change_schedule(queue_id, NameStr(creator), creator_oid))
-		ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-						errmsg("the key is that of a tick of schedule \"%s\"",
-							   text_to_cstring(DatumGetTextPP(values[0]))),
-						errdetail("Its job would stand in for the tick."),
-						errhint("Use another key; or let the role that made the schedule, or an "
-								"administrator of its queue, enqueue the job.")));
+		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("the key is that of a tick of schedule \"%s\"",
+					   text_to_cstring(DatumGetTextPP(values[0]))),
+				errdetail("Its job would stand in for the tick."),
+				errhint("Use another key; or let the role that made the schedule, or an "
+						"administrator of its queue, enqueue the job."));
 }
 
 /* Returns whether a key ends with TOPIC_KEY_MARK and a word without a colon. */
@@ -110,9 +110,9 @@ idemq_topic_key_check(Datum key)
 
 	if (is_of_topic(VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value)) &&
 		!has_privs_of_role(GetUserId(), idemq_oids()->owner))
-		ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-						errmsg("a key that ends with %s and a word is that of a published job",
-							   TOPIC_KEY_MARK),
-						errdetail("Its job would stand in for what is published."),
-						errhint("Use another key; or publish the job with idemq.publish.")));
+		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("a key that ends with %s and a word is that of a published job",
+					   TOPIC_KEY_MARK),
+				errdetail("Its job would stand in for what is published."),
+				errhint("Use another key; or publish the job with idemq.publish."));
 }

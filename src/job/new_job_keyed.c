@@ -54,9 +54,9 @@ static void
 refuse_payload(const QueueInfo *queue, int64 id, const char *what, const char *hint)
 {
 	idemq_queue_count_refusal(queue, COUNTER_DUPLICATES);
-	ereport(ERROR, (errcode(ERRCODE_IDEMQ_KEY_REUSED),
-					errmsg("the key is taken by job %lld with another %s", (long long) id, what),
-					errhint("%s", hint)));
+	ereport(ERROR, errcode(ERRCODE_IDEMQ_KEY_REUSED),
+			errmsg("the key is taken by job %lld with another %s", (long long) id, what),
+			errhint("%s", hint));
 }
 
 /* Compares jsonb values: the order of their keys is of no matter. */
@@ -149,9 +149,9 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 			if (!own)
 				idemq_sync_rep_await();
 			idemq_queue_count_refusal(queue, COUNTER_DUPLICATES);
-			ereport(ERROR, (errcode(ERRCODE_IDEMQ_DUPLICATE_KEY),
-							errmsg("the key is taken by job %lld", (long long) job->id),
-							errhint("Use on_duplicate => 'keep' to get that job's answer.")));
+			ereport(ERROR, errcode(ERRCODE_IDEMQ_DUPLICATE_KEY),
+					errmsg("the key is taken by job %lld", (long long) job->id),
+					errhint("Use on_duplicate => 'keep' to get that job's answer."));
 		case DUPLICATE_KEEP:
 			same_payload = is_same_payload(job, columns->values[COL_PAYLOAD]);
 			if (!same_payload || is_other_kind(job, columns))

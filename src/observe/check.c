@@ -185,12 +185,10 @@ SQL_FUNCTION(idemq_sql_v2_check)
 	CheckCall call = {0};
 
 	if (idemq_at_end_is_pending())
-		ereport(ERROR,
-				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
-				 errmsg(
-					 "idemq.check() cannot run in a transaction that has changed jobs or queues"),
-				 errdetail("Shared memory follows a transaction's changes when it has ended."),
-				 errhint("Run it in a transaction of its own.")));
+		ereport(ERROR, errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				errmsg("idemq.check() cannot run in a transaction that has changed jobs or queues"),
+				errdetail("Shared memory follows a transaction's changes when it has ended."),
+				errhint("Run it in a transaction of its own."));
 	call.store = idemq_srf_begin(fcinfo, &call.desc);
 	call.patience_ends = idemq_mono_now() + PATIENCE;
 	idemq_jobs_open_to_read(&call.table);

@@ -185,13 +185,13 @@ SQL_FUNCTION(idemq_sql_v2_recount)
 	CountStart start = idemq_queue_counts_try(&jobs);
 
 	if (start == COUNT_BUSY)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_IN_USE), errmsg("another session is counting the jobs"),
-				 errhint("Its count is as good as yours; wait for it.")));
+		ereport(ERROR, errcode(ERRCODE_OBJECT_IN_USE),
+				errmsg("another session is counting the jobs"),
+				errhint("Its count is as good as yours; wait for it."));
 	if (start == COUNT_CROWDED)
-		ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-						errmsg("too many transactions are open, or databases use idemq, to count"),
-						errhint("Until jobs are counted, idemq.metrics counts them by SQL.")));
+		ereport(ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				errmsg("too many transactions are open, or databases use idemq, to count"),
+				errhint("Until jobs are counted, idemq.metrics counts them by SQL."));
 	PG_RETURN_INT64(jobs);
 }
 

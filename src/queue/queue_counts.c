@@ -116,10 +116,9 @@ idemq_queue_counts_try(int64 *jobs)
 
 	PreventCommandDuringRecovery("a count of the jobs");
 	if (TransactionIdIsValid(GetTopTransactionIdIfAny()))
-		ereport(ERROR,
-				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
-				 errmsg("jobs cannot be counted in a transaction that has changed something"),
-				 errhint("Count them in a transaction of its own.")));
+		ereport(ERROR, errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				errmsg("jobs cannot be counted in a transaction that has changed something"),
+				errhint("Count them in a transaction of its own."));
 	idemq_spi_begin(&scope);
 	/* So that the table is not truncated, nor the extension dropped, meanwhile. */
 	LockRelationOid(idemq_oids()->jobs, AccessShareLock);

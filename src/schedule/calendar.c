@@ -41,17 +41,15 @@ read_calendar(FunctionCallInfo fcinfo, Calendar *calendar)
 	char error[CRON_MAX_ERROR];
 
 	if (!idemq_cron_parse(cron, &calendar->cron, error))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("cron expression \"%s\" is not valid", cron), errdetail("%s.", error),
-				 errhint("Pass minute, hour, day of month, month and day of week, such as "
-						 "'30 2 * * mon-fri', or @hourly, @daily, @weekly, @monthly, "
-						 "@yearly.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("cron expression \"%s\" is not valid", cron), errdetail("%s.", error),
+				errhint("Pass minute, hour, day of month, month and day of week, such as '30 2 * * "
+						"mon-fri', or @hourly, @daily, @weekly, @monthly, @yearly."));
 	calendar->zone = find_zone(zone);
 	if (calendar->zone == NULL)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("time zone \"%s\" is not known", zone),
-						errhint("Pass a name from pg_timezone_names, such as 'Europe/Berlin'.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("time zone \"%s\" is not known", zone),
+				errhint("Pass a name from pg_timezone_names, such as 'Europe/Berlin'."));
 }
 
 /* next_tick(cron, time_zone, after) -> the first tick after it, or NULL; 22004, 22023. */

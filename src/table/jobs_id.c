@@ -265,9 +265,9 @@ static inline void
 refuse_beyond(int64 id)
 {
 	if (unlikely(id > ours.most))
-		ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-						errmsg("shard %d has no job ids left", ours.shard),
-						errhint("Route its keys to another cluster of more shards.")));
+		ereport(ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				errmsg("shard %d has no job ids left", ours.shard),
+				errhint("Route its keys to another cluster of more shards."));
 }
 
 /*

@@ -589,8 +589,8 @@ idemq_pending_undo(SubTransactionId from)
 static void
 refuse_prepare(const char *what, const char *hint)
 {
-	ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					errmsg("cannot PREPARE a transaction that %s", what), errhint("%s", hint)));
+	ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			errmsg("cannot PREPARE a transaction that %s", what), errhint("%s", hint));
 }
 
 /* A claim needs a session that it is the claim of; a claim promotes for itself alone. */
