@@ -38,17 +38,6 @@
  */
 #define ADVISORY_CLASS 0x6971
 
-/*
- * Names the lock of a key: 64 bits of a hash that nobody can compute who reads pg_locks.
- */
-static void
-set_tag(LOCKTAG *tag, int32 queue_id, const text *key)
-{
-	uint64 hash = idemq_secret_hash((uint64) queue_id, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
-
-	SET_LOCKTAG_ADVISORY(*tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash, ADVISORY_CLASS);
-}
-
 /* What became of the lock of a key. */
 typedef enum KeyLock
 {
@@ -124,6 +113,7 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 	Outcome outcome;
 	KeyLock lock;
 	LOCKTAG tag;
+	uint64 hash;
 	bool made = false;
 
 	/* No lease is known yet: one that begins now will have ended by then. */
@@ -132,7 +122,9 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 	/* A job that cannot be taken needs no lock: the many duplicates of few messages. */
 	if (find_job(call, table, queue, key, payload) && idemq_job_is_settled(call))
 		return idemq_claim_by_id_check(call, table);
-	set_tag(&tag, queue->id, key);
+	/* 64 bits of a hash that nobody can compute who reads pg_locks. */
+	hash = idemq_secret_hash((uint64) queue->id, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash, ADVISORY_CLASS);
 	lock = lock_key(&tag);
 	/* After the lock: the snapshot sees what its last holder did. */
 	idemq_jobs_refresh(table);
@@ -155,13 +147,6 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 		outcome != OUTCOME_CLAIMED_AGAIN)
 		LockRelease(&tag, ExclusiveLock, false);
 	return outcome;
-}
-
-/* Returns whether an outcome tells of a message that was dealt with before. */
-static bool
-is_duplicate(Outcome outcome)
-{
-	return outcome == OUTCOME_COMPLETED || outcome == OUTCOME_DEAD || outcome == OUTCOME_CANCELLED;
 }
 
 /*
@@ -191,7 +176,8 @@ SQL_FUNCTION(idemq_sql_v2_acquire)
 	idemq_queue_by_name(name, PRIVILEGE_CLAIM, &queue);
 	idemq_settings_check_lease(&queue, call.lease);
 	outcome = acquire(&call, &table, &queue, key, PG_ARGISNULL(2) ? NULL : &payload);
-	if (is_duplicate(outcome))
+	/* The message was dealt with before. */
+	if (outcome == OUTCOME_COMPLETED || outcome == OUTCOME_DEAD || outcome == OUTCOME_CANCELLED)
 		idemq_queue_count_refusal(&queue, COUNTER_DUPLICATES);
 	answer = idemq_job_answer(fcinfo, &call, outcome);
 	idemq_jobs_close(&table);

@@ -115,21 +115,6 @@ ask_for_safety(void)
 								 GUC_ACTION_LOCAL, true, 0, false);
 }
 
-/*
- * Commits, so that what was begun survives a crash: also what an answer is of that another
- * committed with synchronous_commit = off.  A wait for standbys that was cancelled is an
- * error: the caller must not call.
- */
-static void
-commit(void)
-{
-	ask_for_safety();
-	ForceSyncCommit();
-	SPI_commit();
-	ask_for_safety(); /* that was the transaction before */
-	idemq_sync_rep_await_commit();
-}
-
 /* Shapes the answer: what the INOUT arguments are. */
 static Datum
 answer(FunctionCallInfo fcinfo, const Begin *begin)
@@ -175,7 +160,16 @@ SQL_FUNCTION(idemq_sql_v2_begin_step)
 	PushActiveSnapshot(GetTransactionSnapshot());
 	begin_step(&begin);
 	PopActiveSnapshot();
-	commit();
+	/*
+	 * What was begun survives a crash: also what an answer is of that another committed with
+	 * synchronous_commit = off.  A wait for standbys that was cancelled is an error: the caller
+	 * must not call.
+	 */
+	ask_for_safety();
+	ForceSyncCommit();
+	SPI_commit();
+	ask_for_safety(); /* that was the transaction before */
+	idemq_sync_rep_await_commit();
 	SPI_finish();
 	return answer(fcinfo, &begin);
 }

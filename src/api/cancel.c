@@ -47,14 +47,11 @@ enum
 		INT4OID, TEXTOID, TEXTOID, TEXTOID, TEXTOID                                                \
 	}
 
-static SqlStatement of_group = {.text = UNFINISHED "AND group_key = $3 " BY_ID,
-								.nargs = MATCH_PARAMS,
-								.types = TYPES};
+static SqlStatement of_group = {.text = UNFINISHED "AND group_key = $3 " BY_ID, .types = TYPES};
 static SqlStatement of_keys = {.text = UNFINISHED
 							   "AND key >= $4 AND ($5 IS NULL OR key < $5) " BY_ID,
-							   .nargs = MATCH_PARAMS,
 							   .types = TYPES};
-static SqlStatement of_queue = {.text = UNFINISHED BY_ID, .nargs = MATCH_PARAMS, .types = TYPES};
+static SqlStatement of_queue = {.text = UNFINISHED BY_ID, .types = TYPES};
 
 static bool
 decide_cancel(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)

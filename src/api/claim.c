@@ -13,11 +13,12 @@
 
 /*
  * Reads the arguments max_jobs, lease, worker and attach, of which the first is number n;
- * raises 22004, 22023, 25006.
+ * begins the answer, a set; raises 22004, 22023, 25006.
  */
 void
 idemq_claim_args(FunctionCallInfo fcinfo, int n, ClaimCall *call)
 {
+	ReturnSetInfo *set;
 	int wanted;
 
 	idemq_jobs_check_writable();
@@ -28,6 +29,9 @@ idemq_claim_args(FunctionCallInfo fcinfo, int n, ClaimCall *call)
 	call->worker = idemq_arg_worker(fcinfo, n + 2);
 	call->attach = idemq_arg_bool(fcinfo, n + 3, "attach");
 	idemq_claim_begin(call, wanted);
+	set = idemq_srf_begin(fcinfo);
+	call->store = set->setResult;
+	call->desc = set->setDesc;
 }
 
 /*
@@ -40,7 +44,6 @@ SQL_FUNCTION(idemq_sql_v2_claim)
 	ClaimCall call;
 
 	idemq_claim_args(fcinfo, 1, &call);
-	call.store = idemq_srf_begin(fcinfo, &call.desc);
 	idemq_queue_by_name(queue, PRIVILEGE_CLAIM, &call.scan.queue);
 	idemq_settings_check_lease(&call.scan.queue, call.lease);
 	idemq_claim_from_queue(&call);
@@ -56,7 +59,6 @@ SQL_FUNCTION(idemq_sql_v2_claim_any)
 
 	idemq_arg_array(fcinfo, 0, "queues", TEXTOID, false, &queues);
 	idemq_claim_args(fcinfo, 1, &call);
-	call.store = idemq_srf_begin(fcinfo, &call.desc);
 	queue = &call.scan.queue;
 	for (int i = 0; i < queues.count; i++)
 	{

@@ -82,7 +82,6 @@ SQL_FUNCTION(idemq_sql_v2_commit_and_claim)
 	ClaimCall call;
 
 	idemq_claim_args(fcinfo, ARG_CLAIM, &call);
-	call.store = idemq_srf_begin(fcinfo, &call.desc);
 	(void) idemq_finish_attempt(fcinfo, &finish, true, &attempt);
 	call.scan.queue = attempt.queue;
 	claim_next(&call, name);
@@ -123,7 +122,6 @@ SQL_FUNCTION(idemq_sql_v2_commit_many_and_claim)
 	BatchCall batch = {.first = -1};
 
 	idemq_claim_args(fcinfo, ARG_CLAIM, &batch.claim);
-	batch.claim.store = idemq_srf_begin(fcinfo, &batch.claim.desc);
 	batch.claim.with_outcome = true;
 	idemq_finish_batch(fcinfo, &finish, add_outcome, &batch);
 	if (name != NULL || batch.first >= 0)

@@ -73,7 +73,6 @@ static SqlStatement add_grant =
 		 "INSERT INTO idemq.queue_grants (queue_id, role_name, privilege) VALUES ($1, $2, $3) "
 		 "ON CONFLICT (queue_id, role_name, privilege) DO UPDATE SET role_oid = excluded.role_oid "
 		 "WHERE queue_grants.role_oid IS DISTINCT FROM excluded.role_oid",
-	 .nargs = 3,
 	 .types = {INT4OID, NAMEOID, TEXTOID}};
 
 /* Makes a role an administrator of a queue. */
@@ -113,7 +112,7 @@ SQL_FUNCTION(idemq_sql_v2_create_queue)
 	if (idemq_queue_by_id(id, &queue))
 	{
 		idemq_queue_need_slot(&queue);
-		idemq_queue_counts_set_empty(&queue);
+		idemq_counters_set_empty(idemq_slot_index(queue.slot), id);
 		idemq_slot_note_new(queue.slot, id);
 		idemq_settings_check_lease(&queue, queue.lease);
 		idemq_audit(&(AuditEntry){.action = "create_queue",

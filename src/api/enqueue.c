@@ -237,23 +237,6 @@ read_arrays(FunctionCallInfo fcinfo, EnqueueArrays *arrays)
 		qsort_arg(arrays->order, n, sizeof(int), compare_by_key, &arrays->options[OPTION_KEY]);
 }
 
-/* Sets what the arrays say of element n. */
-static void
-fill_element(JobChange *columns, const QueueInfo *queue, const EnqueueArrays *arrays, int n)
-{
-	NullableDatum values[OPTIONS];
-
-	job_set(columns, COL_ID, Int64GetDatum(arrays->ids[n]));
-	for (int i = 0; i < OPTIONS; i++)
-	{
-		const ArrayArg *array = &arrays->options[i];
-
-		values[i].isnull = array->values == NULL || array->nulls[n];
-		values[i].value = values[i].isnull ? (Datum) 0 : array->values[n];
-	}
-	idemq_enqueue_set_options(columns, queue, values);
-}
-
 /*
  * enqueue_many(queue, payloads, keys, run_ats, priorities, group_keys, delays,
  *		max_attempts, headers, expires_ins, key_ttls, on_duplicate, nowait, kinds, max_wait,
@@ -269,8 +252,7 @@ SQL_FUNCTION(idemq_sql_v2_enqueue_many)
 	JobWait wait = idemq_arg_bool(fcinfo, ARG_NOWAIT, "nowait") ? JOB_SKIPS : JOB_WAITS;
 	NewDependencies depends; /* of each job */
 	bool waits = idemq_arg_parents(fcinfo, ARG_DEPENDS_ON, &depends);
-	TupleDesc desc;
-	Tuplestorestate *store;
+	ReturnSetInfo *set;
 	MemoryContext job_context;
 	MemoryContext old;
 	TimestampTz now;
@@ -280,7 +262,7 @@ SQL_FUNCTION(idemq_sql_v2_enqueue_many)
 	idemq_queue_open(fcinfo, ARG_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	idemq_jobs_open(&table);
 	read_arrays(fcinfo, &arrays);
-	store = idemq_srf_begin(fcinfo, &desc);
+	set = idemq_srf_begin(fcinfo);
 	now = idemq_now();
 	batch = idemq_jobs_batch_begin(&table);
 	job_context =
@@ -289,6 +271,7 @@ SQL_FUNCTION(idemq_sql_v2_enqueue_many)
 	for (int n = 0; n < arrays.payloads.count; n++)
 	{
 		int i = arrays.order[n];
+		NullableDatum options[OPTIONS];
 		JobChange columns;
 		EnqueueAnswer answer;
 		Datum values[ANSWER_COLUMNS + 1];
@@ -298,7 +281,15 @@ SQL_FUNCTION(idemq_sql_v2_enqueue_many)
 		MemoryContextReset(job_context);
 		idemq_check_document("payload", arrays.payloads.values[i], 0);
 		idemq_new_job(&columns, &queue, now, arrays.payloads.values[i]);
-		fill_element(&columns, &queue, &arrays, i);
+		job_set(&columns, COL_ID, Int64GetDatum(arrays.ids[i]));
+		for (int o = 0; o < OPTIONS; o++)
+		{
+			const ArrayArg *array = &arrays.options[o];
+
+			options[o].isnull = array->values == NULL || array->nulls[i];
+			options[o].value = options[o].isnull ? (Datum) 0 : array->values[i];
+		}
+		idemq_enqueue_set_options(&columns, &queue, options);
 		if (waits)
 			idemq_new_child(&columns, &depends);
 		idemq_enqueue_add(&table, batch, &queue, &columns, rule, wait, &answer);
@@ -307,7 +298,7 @@ SQL_FUNCTION(idemq_sql_v2_enqueue_many)
 		of_others |= is_of_others(&answer);
 		values[0] = Int32GetDatum(i + 1);
 		fill_answer(&answer, values + 1, nulls + 1);
-		tuplestore_putvalues(store, desc, values, nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, values, nulls);
 	}
 	MemoryContextSwitchTo(old);
 	idemq_jobs_batch_end(batch);

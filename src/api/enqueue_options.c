@@ -23,21 +23,6 @@ later(const JobChange *columns, const char *name, Datum interval, int64 least)
 	return DirectFunctionCall2(timestamptz_pl_interval, columns->values[COL_CREATED_AT], interval);
 }
 
-/*
- * Has a new job of a FIFO group wait: blocked, until it is promoted (job/promote.c), which
- * heeds the time that was asked for.
- */
-static void
-block(JobChange *columns)
-{
-	TimestampTz ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
-
-	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_BLOCKED]));
-	columns->set &= ~COLUMN_BIT(COL_READY_AT);
-	if (ready_at > DatumGetTimestampTz(columns->values[COL_CREATED_AT]))
-		job_set(columns, COL_RUN_AT, TimestampTzGetDatum(ready_at));
-}
-
 const JobOption idemq_enqueue_options[OPTIONS] = {
 	[OPTION_KEY] = {COL_KEY, "keys", TEXTOID, 2},
 	[OPTION_DELAY] = {COL_READY_AT, "delays", INTERVALOID, 6},
@@ -128,6 +113,7 @@ idemq_enqueue_read_options(FunctionCallInfo fcinfo, int key, int first, int key_
 void
 idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const NullableDatum *values)
 {
+	TimestampTz ready_at;
 	if (!values[OPTION_DELAY].isnull && !values[OPTION_RUN_AT].isnull)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("delay and run_at cannot be used together"), errhint("Pass one of them."));
@@ -143,5 +129,10 @@ idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const Null
 		return;
 	if (values[OPTION_GROUP_KEY].isnull)
 		job_set(columns, COL_GROUP_KEY, PointerGetDatum(cstring_to_text("")));
-	block(columns);
+	/* Blocked, until it is promoted (job/promote.c), which heeds the time that was asked for. */
+	ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
+	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_BLOCKED]));
+	columns->set &= ~COLUMN_BIT(COL_READY_AT);
+	if (ready_at > DatumGetTimestampTz(columns->values[COL_CREATED_AT]))
+		job_set(columns, COL_RUN_AT, TimestampTzGetDatum(ready_at));
 }

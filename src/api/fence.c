@@ -24,21 +24,6 @@
 #include "job/job.h"
 #include "table/table.h"
 
-/* Raises 0A000 unless called as BEFORE INSERT OR UPDATE ... FOR EACH ROW. */
-static TriggerData *
-trigger_data(FunctionCallInfo fcinfo)
-{
-	TriggerData *data = (TriggerData *) fcinfo->context;
-
-	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_BEFORE(data->tg_event) ||
-		!TRIGGER_FIRED_FOR_ROW(data->tg_event) || TRIGGER_FIRED_BY_DELETE(data->tg_event))
-		ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				errmsg("idemq.fence is for BEFORE INSERT OR UPDATE triggers for each row"),
-				errhint("CREATE TRIGGER ... BEFORE INSERT OR UPDATE ON ... FOR EACH ROW "
-						"EXECUTE FUNCTION idemq.fence('job_id', 'token')."));
-	return data;
-}
-
 /* Returns a bigint column of the new row, named by the trigger's argument n or by default. */
 static int64
 column(const TriggerData *data, HeapTuple row, int n, const char *name)
@@ -70,13 +55,22 @@ column(const TriggerData *data, HeapTuple row, int n, const char *name)
  */
 SQL_FUNCTION(idemq_sql_v2_fence)
 {
-	TriggerData *data = trigger_data(fcinfo);
-	HeapTuple row = TRIGGER_FIRED_BY_UPDATE(data->tg_event) ? data->tg_newtuple
-															: data->tg_trigtuple;
-	int64 id = column(data, row, 0, "job_id");
-	int64 token = column(data, row, 1, "token");
+	TriggerData *data = (TriggerData *) fcinfo->context;
+	HeapTuple row;
+	int64 id;
+	int64 token;
 	JobsTable table;
 	Attempt attempt;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_BEFORE(data->tg_event) ||
+		!TRIGGER_FIRED_FOR_ROW(data->tg_event) || TRIGGER_FIRED_BY_DELETE(data->tg_event))
+		ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				errmsg("idemq.fence is for BEFORE INSERT OR UPDATE triggers for each row"),
+				errhint("CREATE TRIGGER ... BEFORE INSERT OR UPDATE ON ... FOR EACH ROW EXECUTE "
+						"FUNCTION idemq.fence('job_id', 'token')."));
+	row = TRIGGER_FIRED_BY_UPDATE(data->tg_event) ? data->tg_newtuple : data->tg_trigtuple;
+	id = column(data, row, 0, "job_id");
+	token = column(data, row, 1, "token");
 
 	idemq_jobs_open(&table);
 	for (;;)

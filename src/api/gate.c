@@ -72,13 +72,6 @@ typedef struct Behind
 	bool is_void;
 } Behind;
 
-static void
-set(const char *setting, const char *value)
-{
-	(void) set_config_option(setting, value, PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0,
-							 false);
-}
-
 /* Returns the function behind the one that is called.  Raises 55000. */
 static Behind *
 find_behind(FmgrInfo *front)
@@ -146,12 +139,12 @@ call_as_owner(FunctionCallInfo fcinfo, Behind *behind, Frame *frame)
 	Datum result;
 
 	SetUserIdAndSecContext(frame->owner, frame->owner_context);
-	set("search_path", "pg_catalog, pg_temp");
-	set("plan_cache_mode", "force_generic_plan");
-	set("enable_seqscan", "off");
-	set("jit", "off");
-	set("standard_conforming_strings", "on");
-	set("quote_all_identifiers", "off");
+	idemq_spi_set("search_path", "pg_catalog, pg_temp");
+	idemq_spi_set("plan_cache_mode", "force_generic_plan");
+	idemq_spi_set("enable_seqscan", "off");
+	idemq_spi_set("jit", "off");
+	idemq_spi_set("standard_conforming_strings", "on");
+	idemq_spi_set("quote_all_identifiers", "off");
 	if (behind->reads)
 		PushActiveSnapshot(GetLatestSnapshot());
 	fcinfo->flinfo = &behind->function;
@@ -268,7 +261,7 @@ idemq_gate_become_caller(void)
 {
 	int level = idemq_gate_become(idemq_gate_caller());
 
-	set("search_path", frames->search_path);
+	idemq_spi_set("search_path", frames->search_path);
 	return level;
 }
 

@@ -137,13 +137,12 @@ SQL_FUNCTION(idemq_sql_v2_heartbeat_many)
 	int64 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
 	ArrayArg ids;
 	ArrayArg tokens;
-	TupleDesc desc;
-	Tuplestorestate *store;
+	ReturnSetInfo *set;
 	Datum *outcomes; /* 0: not yet */
 
 	idemq_arg_attempts(fcinfo, &ids, &tokens);
 	idemq_following_refuse();
-	store = idemq_srf_begin(fcinfo, &desc);
+	set = idemq_srf_begin(fcinfo);
 	outcomes = palloc0((ids.count + 1) * sizeof(Datum));
 	for (int pass = 0; pass < 2; pass++)
 	{
@@ -164,7 +163,7 @@ SQL_FUNCTION(idemq_sql_v2_heartbeat_many)
 		Datum values[3] = {ids.values[i], tokens.values[i], outcomes[i]};
 		bool nulls[3] = {false};
 
-		tuplestore_putvalues(store, desc, values, nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, values, nulls);
 	}
 	return (Datum) 0;
 }

@@ -301,12 +301,10 @@ kept_statement(FunctionCallInfo fcinfo, int first)
 static void
 run_query(FunctionCallInfo fcinfo, int first, bool latest)
 {
-	ReturnSetInfo *result = idemq_srf_place(fcinfo);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	SqlStatement *statement = kept_statement(fcinfo, first);
 	Datum values[SQL_MAX_ARGS];
 	char nulls[SQL_MAX_ARGS + 1];
-	TupleDesc declared;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &declared);
 	MemoryContext old;
 	uint64 rows;
 
@@ -319,10 +317,10 @@ run_query(FunctionCallInfo fcinfo, int first, bool latest)
 	rows = latest ? idemq_spi_query_latest(statement, values, nulls)
 				  : idemq_spi_run(statement, values, nulls, SPI_OK_SELECT);
 	for (uint64 i = 0; i < rows; i++)
-		tuplestore_puttuple(store, SPI_tuptable->vals[i]);
+		tuplestore_puttuple(set->setResult, SPI_tuptable->vals[i]);
 	/* The executor compares it with what the caller has declared. */
-	old = MemoryContextSwitchTo(result->econtext->ecxt_per_query_memory);
-	result->setDesc = CreateTupleDescCopy(SPI_tuptable->tupdesc);
+	old = MemoryContextSwitchTo(set->econtext->ecxt_per_query_memory);
+	set->setDesc = CreateTupleDescCopy(SPI_tuptable->tupdesc);
 	MemoryContextSwitchTo(old);
 	SPI_finish();
 }

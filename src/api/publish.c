@@ -47,7 +47,6 @@ enum
 static SqlStatement read_bindings =
 	{.text = "SELECT pattern, queue_id, role_name, role_oid FROM idemq.topic_binding_entries "
 			 "WHERE topic = $1 ORDER BY queue_id, pattern, role_name",
-	 .nargs = 1,
 	 .types = {TEXTOID}};
 static SqlStatement note_refusal =
 	{.text = "UPDATE idemq.topic_binding_entries b SET refused_at = $5 FROM "
@@ -55,7 +54,6 @@ static SqlStatement note_refusal =
 			 "AND queue_id = $3 AND role_name = $4 AND (refused_at IS NULL OR "
 			 "refused_at < $5 - interval '1 minute') FOR NO KEY UPDATE SKIP LOCKED) free "
 			 "WHERE b.ctid = free.ctid",
-	 .nargs = 5,
 	 .types = {TEXTOID, TEXTOID, INT4OID, NAMEOID, TIMESTAMPTZOID}};
 
 /* A binding whose pattern stands for the topic. */
@@ -74,8 +72,7 @@ typedef struct Published
 	NullableDatum options[OPTIONS];
 	Datum payload;
 	TimestampTz now;
-	Tuplestorestate *store;
-	TupleDesc desc;
+	ReturnSetInfo *set;
 	int jobs;
 	int skipped;
 	bool of_others; /* an answer is of what another transaction has committed */
@@ -178,7 +175,7 @@ add_job(Published *call, const QueueInfo *queue)
 	values[0] = CStringGetTextDatum(queue->name);
 	values[1] = Int64GetDatum(answer.id);
 	values[2] = idemq_outcome_datum(answer.outcome);
-	tuplestore_putvalues(call->store, call->desc, values, nulls);
+	tuplestore_putvalues(call->set->setResult, call->set->setDesc, values, nulls);
 }
 
 /* Returns the key of the jobs: the call's, and the space, which makes it no producer's. */
@@ -234,7 +231,7 @@ SQL_FUNCTION(idemq_sql_v2_publish)
 	ListCell *lc;
 
 	read_arguments(fcinfo, &call);
-	call.store = idemq_srf_begin(fcinfo, &call.desc);
+	call.set = idemq_srf_begin(fcinfo);
 	call.now = idemq_now();
 	bindings = find_bindings(&call);
 	job_context =

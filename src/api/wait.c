@@ -200,15 +200,6 @@ check_queue(Target *target)
 	return ready;
 }
 
-/* Returns how long wait_result sleeps where no commit wakes it. */
-static int64
-standby_pause(Wait *wait)
-{
-	int64 pause = (idemq_mono_now() - wait->begun) / 8;
-
-	return Min(Max(pause, STANDBY_SOON), CHECK_ALONE);
-}
-
 /* Returns whether a job is finished, or gone; copies its status and result. */
 static bool
 check_job(Wait *wait, Target *target)
@@ -221,7 +212,12 @@ check_job(Wait *wait, Target *target)
 	idemq_following_refuse_moved();
 	join(target, idemq_sleepers_of_job(MyDatabaseId, target->job_id));
 	if (standby)
-		target->again = Min(target->again, idemq_mono_now() + standby_pause(wait));
+	{
+		int64 now = idemq_mono_now();
+		int64 pause = Max((now - wait->begun) / 8, STANDBY_SOON);
+
+		target->again = Min(target->again, now + Min(pause, CHECK_ALONE));
+	}
 	/* Its apply worker's COMMIT PREPARED wakes nobody. */
 	else if (idemq_follows())
 		target->again = Min(target->again, idemq_mono_now() + CHECK_ALONE);
@@ -309,21 +305,6 @@ sleep_and_check(Wait *wait)
 	return true;
 }
 
-/* Returns when (mono) a wait ends that may last so many microseconds. */
-static int64
-wait_deadline(int64 timeout)
-{
-	int64 now = idemq_mono_now();
-
-	if (get_timeout_active(STATEMENT_TIMEOUT))
-	{
-		int64 left = get_timeout_finish_time(STATEMENT_TIMEOUT) - GetCurrentTimestamp();
-
-		timeout = Min(timeout, left - Min(TIMEOUT_MARGIN, left / 10));
-	}
-	return timeout < PG_INT64_MAX - now ? now + timeout : PG_INT64_MAX;
-}
-
 /* Waits for the targets; returns whether what was waited for came. */
 static bool
 wait_for(Wait *wait, int64 timeout)
@@ -332,7 +313,13 @@ wait_for(Wait *wait, int64 timeout)
 
 	wait->context = CurrentMemoryContext;
 	wait->begun = idemq_mono_now();
-	wait->deadline = wait_deadline(timeout);
+	if (get_timeout_active(STATEMENT_TIMEOUT))
+	{
+		int64 left = get_timeout_finish_time(STATEMENT_TIMEOUT) - GetCurrentTimestamp();
+
+		timeout = Min(timeout, left - Min(TIMEOUT_MARGIN, left / 10));
+	}
+	wait->deadline = timeout < PG_INT64_MAX - wait->begun ? wait->begun + timeout : PG_INT64_MAX;
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
 	wait->check_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq wait", ALLOCSET_DEFAULT_SIZES);

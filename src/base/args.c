@@ -325,26 +325,25 @@ idemq_srf_place(FunctionCallInfo fcinfo)
 }
 
 /*
- * Begins a set-returning function's result; returns its tuplestore, and the row
- * type in *desc.  The caller's memory context is the function's own.
+ * Begins a set-returning function's result; returns what has its tuplestore, setResult, and its
+ * row type, setDesc.  The caller's memory context is the function's own.
  */
-Tuplestorestate *
-idemq_srf_begin(FunctionCallInfo fcinfo, TupleDesc *desc)
+ReturnSetInfo *
+idemq_srf_begin(FunctionCallInfo fcinfo)
 {
 	ReturnSetInfo *rsinfo = idemq_srf_place(fcinfo);
 	MemoryContext old;
 
 	old = MemoryContextSwitchTo(rsinfo->econtext->ecxt_per_query_memory);
 	if (rsinfo->expectedDesc != NULL)
-		*desc = CreateTupleDescCopy(rsinfo->expectedDesc);
-	else if (get_call_result_type(fcinfo, NULL, desc) != TYPEFUNC_COMPOSITE)
+		rsinfo->setDesc = CreateTupleDescCopy(rsinfo->expectedDesc);
+	else if (get_call_result_type(fcinfo, NULL, &rsinfo->setDesc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
 	rsinfo->returnMode = SFRM_Materialize;
-	rsinfo->setDesc = *desc;
 	rsinfo->setResult = tuplestore_begin_heap((rsinfo->allowedModes & SFRM_Materialize_Random) != 0,
 											  false, work_mem);
 	MemoryContextSwitchTo(old);
-	return rsinfo->setResult;
+	return rsinfo;
 }
 
 /* Compares two int32, or structs that begin with one, for qsort and bsearch. */

@@ -431,7 +431,7 @@ extern Datum idemq_interval_datum(int64 usecs);
 extern Datum idemq_row_datum(FunctionCallInfo fcinfo, Datum *values, bool *nulls);
 extern Datum idemq_value_row_datum(FunctionCallInfo fcinfo, Datum value);
 extern ReturnSetInfo *idemq_srf_place(FunctionCallInfo fcinfo);
-extern Tuplestorestate *idemq_srf_begin(FunctionCallInfo fcinfo, TupleDesc *desc);
+extern ReturnSetInfo *idemq_srf_begin(FunctionCallInfo fcinfo);
 
 extern int idemq_compare_int32(const void *a, const void *b);
 extern int idemq_compare_int64(const void *a, const void *b);
@@ -580,6 +580,7 @@ typedef struct SqlScope
 
 extern void idemq_spi_begin(SqlScope *scope);
 extern void idemq_spi_begin_on_jobs(SqlScope *scope);
+extern void idemq_spi_set(const char *setting, const char *value);
 extern void idemq_spi_no_seqscan(void);
 extern uint64 idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls,
 							int expected);

@@ -30,6 +30,14 @@
 
 #include "base/base.h"
 
+/* Sets a setting until the end of the nest level of settings that is open. */
+void
+idemq_spi_set(const char *setting, const char *value)
+{
+	(void) set_config_option(setting, value, PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0,
+							 false);
+}
+
 /*
  * Becomes the owner, in a security-restricted context unless idemq.jobs is written, pins
  * search_path and connects to SPI.
@@ -41,8 +49,7 @@ begin(SqlScope *scope, bool on_jobs)
 	SetUserIdAndSecContext(idemq_oids()->owner, scope->sec_context | SECURITY_LOCAL_USERID_CHANGE |
 													(on_jobs ? 0 : SECURITY_RESTRICTED_OPERATION));
 	scope->guc_level = NewGUCNestLevel();
-	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
+	idemq_spi_set("search_path", "pg_catalog, pg_temp");
 	SPI_connect();
 }
 
@@ -70,19 +77,7 @@ idemq_spi_begin_on_jobs(SqlScope *scope)
 void
 idemq_spi_no_seqscan(void)
 {
-	(void) set_config_option("enable_seqscan", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
-							 true, 0, false);
-}
-
-/* Rows come one by one in the order of an index, and are not sorted. */
-static void
-in_order(void)
-{
-	idemq_spi_no_seqscan();
-	(void) set_config_option("enable_bitmapscan", "off", PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
-	(void) set_config_option("enable_sort", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
-							 true, 0, false);
+	idemq_spi_set("enable_seqscan", "off");
 }
 
 /* Prepares a statement's plan at its first use. */
@@ -111,10 +106,13 @@ execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot 
 {
 	char flags[SQL_MAX_ARGS];
 
-	if (statement->in_order)
-		in_order();
-	else if (statement->few)
+	if (statement->in_order || statement->few)
 		idemq_spi_no_seqscan();
+	if (statement->in_order)
+	{
+		idemq_spi_set("enable_bitmapscan", "off");
+		idemq_spi_set("enable_sort", "off");
+	}
 	if (statement->plan == NULL)
 		prepare(statement);
 	if (nulls == NULL && statement->by_reference != 0)

@@ -191,11 +191,11 @@ idemq_exclusive_make_way(Node *statement)
 		return;
 	pid = idemq_pending_away_keep(database);
 	/* A session already, or not yet, or still. */
-	for (int i = 0; pid != 0 && (idemq_worker_is_there(database, pid) || BackendPidGetProc(pid));
+	for (int i = 0; pid != 0 && (idemq_worker_signal(database, pid, 0) || BackendPidGetProc(pid));
 		 i++)
 	{
 		if (i == AWAY_PATIENCE)
-			idemq_worker_signal(database, pid, SIGTERM);
+			(void) idemq_worker_signal(database, pid, SIGTERM);
 		else if (i == AWAY_STEPS)
 		{
 			name_process("background worker", pid, statement);

@@ -311,25 +311,6 @@ documents_that_fit(const Job *job, const char *status)
 	return fit;
 }
 
-/* Returns the account of a death as jsonb, in the current memory context. */
-static Datum
-account_of(const Job *job, const QueueInfo *queue, text *error, const char *status)
-{
-	Datum values[] = {Int64GetDatum(job->id), CStringGetTextDatum(queue->name),
-					  Int32GetDatum(documents_that_fit(job, status)), PointerGetDatum(error)};
-	SqlScope scope;
-	Datum account;
-
-	/* The row as it has been written. */
-	CommandCounterIncrement();
-	idemq_spi_begin(&scope);
-	if (idemq_spi_query_latest(&describe_death, values, error == NULL ? "   n" : NULL) != 1)
-		elog(ERROR, "job %lld is gone that has died", (long long) job->id);
-	account = SPI_datumTransfer(idemq_spi_value(0, 1, NULL), false, -1);
-	idemq_spi_end(&scope);
-	return account;
-}
-
 /* Returns the key of the account of a death. */
 Datum
 idemq_dead_queue_key(const QueueInfo *queue, int64 id, int64 token)
@@ -353,13 +334,27 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	JobsTable table;
 	JobChange columns;
 	EnqueueAnswer answer;
+	Datum values[4];
+	SqlScope scope;
+	Datum account;
 
 	if (!can_be_added(job, queue, dead, name))
 		return;
 	/* A reaper may add thousands, each of them long. */
 	context = AllocSetContextCreate(CurrentMemoryContext, "idemq dead job", ALLOCSET_DEFAULT_SIZES);
 	old = MemoryContextSwitchTo(context);
-	idemq_new_job(&columns, dead, idemq_now(), account_of(job, queue, error, name));
+	values[0] = Int64GetDatum(job->id);
+	values[1] = CStringGetTextDatum(queue->name);
+	values[2] = Int32GetDatum(documents_that_fit(job, name));
+	values[3] = PointerGetDatum(error);
+	/* The row as it has been written. */
+	CommandCounterIncrement();
+	idemq_spi_begin(&scope);
+	if (idemq_spi_query_latest(&describe_death, values, NULL) != 1)
+		elog(ERROR, "job %lld is gone that has died", (long long) job->id);
+	account = SPI_datumTransfer(idemq_spi_value(0, 1, NULL), false, -1);
+	idemq_spi_end(&scope);
+	idemq_new_job(&columns, dead, idemq_now(), account);
 	job_set(&columns, COL_KEY, idemq_dead_queue_key(queue, job->id, job->token));
 	if (job_has(job, COL_HEADERS))
 		job_set(&columns, COL_HEADERS, job_value(job, COL_HEADERS));

@@ -90,13 +90,6 @@ static SqlStatement raise_sequences =
 static SqlStatement list_roles = {
 	.text = "SELECT DISTINCT role_name, role_oid FROM idemq.queue_grants ORDER BY 1"};
 
-/* Locks out everybody who writes jobs, to the end of the transaction; waits for those who do. */
-static void
-lock_out_writers(void)
-{
-	LockRelationOid(idemq_oids()->jobs, ShareRowExclusiveLock);
-}
-
 /* What both switches owe to shared memory: it knows nothing of this database any more. */
 static void
 forget_database(void)
@@ -113,7 +106,7 @@ bool
 idemq_follow_begin(void)
 {
 	idemq_jobs_prevent_writes("idemq.follow()");
-	lock_out_writers();
+	LockRelationOid(idemq_oids()->jobs, ShareRowExclusiveLock);
 	if (!idemq_following_set(true))
 		return false;
 	forget_database();
@@ -132,7 +125,7 @@ idemq_follow_retire(const char *moved_to)
 	const char *before;
 
 	idemq_jobs_prevent_writes("idemq.retire()");
-	lock_out_writers();
+	LockRelationOid(idemq_oids()->jobs, ShareRowExclusiveLock);
 	before = idemq_following()->moved_to;
 	if (moved_to == NULL && before == NULL)
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -211,27 +204,6 @@ wait_for_apply_worker(int steps)
 	}
 }
 
-/* Raises 55006 for a prepared transaction that has written jobs: its locks are for ever. */
-static void
-check_prepared(void)
-{
-	Datum jobs = ObjectIdGetDatum(idemq_oids()->jobs);
-	SqlScope scope;
-
-	idemq_spi_begin(&scope);
-	if (idemq_spi_query_latest(&find_prepared, &jobs, NULL) > 0)
-	{
-		const char *gid = TextDatumGetCString(idemq_spi_value(0, 1, NULL));
-
-		ereport(ERROR, errcode(ERRCODE_OBJECT_IN_USE),
-				errmsg("prepared transaction \"%s\" has written jobs", gid),
-				errhint("Find out what became of it on the publisher, and run COMMIT PREPARED or "
-						"ROLLBACK PREPARED %s; then repeat idemq.take_over().",
-						quote_literal_cstr(gid)));
-	}
-	idemq_spi_end(&scope);
-}
-
 /* Gives the roles of the grants that came what grant_queue would: USAGE of the schema. */
 static void
 grant_usage(void)
@@ -271,6 +243,7 @@ grant_usage(void)
 bool
 idemq_follow_end(void)
 {
+	Datum jobs = ObjectIdGetDatum(idemq_oids()->jobs);
 	const char *moved_to;
 	int64 job_id;
 	int64 token;
@@ -288,9 +261,19 @@ idemq_follow_end(void)
 				errhint("Only if that has not taken over: SELECT idemq.retire(NULL), then "
 						"repeat idemq.take_over()."));
 	wait_for_apply_worker(WORKER_STEPS);
-	check_prepared();
-	/* Without a lock: what could change them now is only SQL by hand. */
 	idemq_spi_begin(&scope);
+	/* Its locks are for ever. */
+	if (idemq_spi_query_latest(&find_prepared, &jobs, NULL) > 0)
+	{
+		const char *gid = TextDatumGetCString(idemq_spi_value(0, 1, NULL));
+
+		ereport(ERROR, errcode(ERRCODE_OBJECT_IN_USE),
+				errmsg("prepared transaction \"%s\" has written jobs", gid),
+				errhint("Find out what became of it on the publisher, and run COMMIT PREPARED or "
+						"ROLLBACK PREPARED %s; then repeat idemq.take_over().",
+						quote_literal_cstr(gid)));
+	}
+	/* Without a lock: what could change them now is only SQL by hand. */
 	if (idemq_spi_query_latest(&greatest_given, NULL, NULL) != 1)
 		elog(ERROR, "what the publisher has given is not one row");
 	job_id = idemq_spi_int64(0, 1, NULL);
@@ -298,7 +281,7 @@ idemq_follow_end(void)
 	queue_id = DatumGetInt32(idemq_spi_value(0, 3, NULL));
 	audit_id = idemq_spi_int64(0, 4, NULL);
 	idemq_spi_end(&scope);
-	lock_out_writers();
+	LockRelationOid(idemq_oids()->jobs, ShareRowExclusiveLock);
 	wait_for_apply_worker(0);
 	if (!idemq_following_set(false))
 		return false;

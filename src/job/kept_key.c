@@ -90,25 +90,21 @@ idemq_tick_key_check(int32 queue_id, Datum key)
 						"administrator of its queue, enqueue the job."));
 }
 
-/* Returns whether a key ends with TOPIC_KEY_MARK and a word without a colon. */
-static bool
-is_of_topic(const char *key, int length)
-{
-	int mark = (int) strlen(TOPIC_KEY_MARK);
-	int space = length;
-
-	while (space > 0 && key[space - 1] != ':')
-		space--;
-	return space >= mark && space < length && memcmp(key + space - mark, TOPIC_KEY_MARK, mark) == 0;
-}
-
 /* Raises 42501 for the key of a published job. */
 void
 idemq_topic_key_check(Datum key)
 {
 	text *value = DatumGetTextPP(key);
+	const char *bytes = VARDATA_ANY(value);
+	int length = VARSIZE_ANY_EXHDR(value);
+	int mark = (int) strlen(TOPIC_KEY_MARK);
+	int space = length;
 
-	if (is_of_topic(VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value)) &&
+	/* It ends with the mark and a word without a colon. */
+	while (space > 0 && bytes[space - 1] != ':')
+		space--;
+	if (space >= mark && space < length &&
+		memcmp(bytes + space - mark, TOPIC_KEY_MARK, mark) == 0 &&
 		!has_privs_of_role(GetUserId(), idemq_oids()->owner))
 		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				errmsg("a key that ends with %s and a word is that of a published job",

@@ -69,15 +69,6 @@ is_same_payload(const Job *job, Datum payload)
 	return compareJsonbContainers(&first->root, &second->root) == 0;
 }
 
-/* A request without a kind is the same as one with: producers are deployed one by one. */
-static bool
-is_other_kind(const Job *job, const JobChange *columns)
-{
-	return (columns->set & COLUMN_BIT(COL_KIND)) != 0 && job_has(job, COL_KIND) &&
-		   !DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID, job_value(job, COL_KIND),
-												 columns->values[COL_KIND]));
-}
-
 /*
  * Looks up the job that answers for a key, under the table's snapshot; false when
  * the key is free.  payload, unless it is NULL, must be the job's: raises IQ003.
@@ -91,17 +82,6 @@ idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key, const Datu
 	if (payload != NULL && !is_same_payload(job, *payload))
 		refuse_payload(queue, job->id, "payload", "Use another key, or pass no payload.");
 	return true;
-}
-
-/* Takes the key from a job that finished, and whose key is free. */
-static JobWrite
-take_key(JobsTable *table, const Job *job, JobWait wait)
-{
-	JobChange change = {0};
-
-	job_set_null(&change, COL_KEY);
-	job_set_null(&change, COL_KEY_EXPIRES_AT);
-	return idemq_jobs_update(table, job, &change, wait);
 }
 
 /* As idemq_job_replace; a caller that skips locks the row first. */
@@ -154,7 +134,12 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 					errhint("Use on_duplicate => 'keep' to get that job's answer."));
 		case DUPLICATE_KEEP:
 			same_payload = is_same_payload(job, columns->values[COL_PAYLOAD]);
-			if (!same_payload || is_other_kind(job, columns))
+			/* One without a kind is the same as one with: producers are deployed one by one. */
+			if (!same_payload ||
+				((columns->set & COLUMN_BIT(COL_KIND)) && job_has(job, COL_KIND) &&
+				 !DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID,
+													   job_value(job, COL_KIND),
+													   columns->values[COL_KIND]))))
 				refuse_payload(queue, job->id, same_payload ? "kind" : "payload",
 							   "Use another key, or on_duplicate => 'ignore' or 'replace'.");
 			return JOB_WRITTEN;
@@ -222,7 +207,13 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 		answer->outcome = OUTCOME_LOCKED;
 		if (found)
 		{
-			JobWrite write = take_key(table, &job, wait);
+			JobChange change = {0};
+			JobWrite write;
+
+			/* That job has finished, and gives its key up. */
+			job_set_null(&change, COL_KEY);
+			job_set_null(&change, COL_KEY_EXPIRES_AT);
+			write = idemq_jobs_update(table, &job, &change, wait);
 
 			if (write == JOB_LOCKED)
 				return;

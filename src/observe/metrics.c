@@ -156,8 +156,7 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
  */
 SQL_FUNCTION(idemq_sql_v2_queue_metrics)
 {
-	TupleDesc desc;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	bool all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
 	bool counts = idemq_arg_bool(fcinfo, 0, "count");
 	SqlGauges gauges = {0};
@@ -173,7 +172,7 @@ SQL_FUNCTION(idemq_sql_v2_queue_metrics)
 		if (!idemq_queue_by_id(ids[i], &queue))
 			continue;
 		make_metrics(&row, &queue, counts ? &gauges : NULL);
-		tuplestore_putvalues(store, desc, row.values, row.nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 	}
 	return (Datum) 0;
 }
@@ -207,8 +206,7 @@ SQL_FUNCTION(idemq_sql_v2_memory_usage)
 				  {"buckets", idemq_buckets_usage()},
 				  {"groups", idemq_groups_usage()},
 				  {"queues", idemq_slots_usage()}};
-	TupleDesc desc;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 
 	for (int i = 0; i < (int) lengthof(tables); i++)
 	{
@@ -218,7 +216,7 @@ SQL_FUNCTION(idemq_sql_v2_memory_usage)
 		row_add(&row, Int64GetDatum(tables[i].usage.used));
 		row_add(&row, Int64GetDatum(tables[i].usage.room));
 		row_add(&row, Int64GetDatum(tables[i].usage.refused));
-		tuplestore_putvalues(store, desc, row.values, row.nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 	}
 	return (Datum) 0;
 }
@@ -226,8 +224,7 @@ SQL_FUNCTION(idemq_sql_v2_memory_usage)
 /* server_counts() -> setof (name, value), what is counted on the whole server. */
 SQL_FUNCTION(idemq_sql_v2_server_counts)
 {
-	TupleDesc desc;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	bool nulls[] = {false, false};
 
 	for (ServerCount what = 0; what < SERVER_COUNTS; what++)
@@ -235,7 +232,7 @@ SQL_FUNCTION(idemq_sql_v2_server_counts)
 		Datum values[] = {CStringGetTextDatum(idemq_server_count_names[what]),
 						  Int64GetDatum(idemq_count_read(what))};
 
-		tuplestore_putvalues(store, desc, values, nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, values, nulls);
 	}
 	return (Datum) 0;
 }

@@ -34,8 +34,7 @@ StaticAssertDecl(lengthof(timing_names) == TIMING_COUNT, "each histogram has a n
 
 /* Adds the rows of one histogram. */
 static void
-put_buckets(Tuplestorestate *store, TupleDesc desc, int32 queue_id, Timing timing,
-			const uint64 *buckets)
+put_buckets(ReturnSetInfo *set, int32 queue_id, Timing timing, const uint64 *buckets)
 {
 	uint64 all = 0;
 
@@ -53,7 +52,7 @@ put_buckets(Tuplestorestate *store, TupleDesc desc, int32 queue_id, Timing timin
 		row_add(&row, Float8GetDatum(le));
 		row_add(&row, Int64GetDatum((int64) jobs));
 		row_add_if(&row, last, Float8GetDatum(idemq_histogram_sum(buckets) / USECS_PER_SEC));
-		tuplestore_putvalues(store, desc, row.values, row.nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 	}
 }
 
@@ -64,8 +63,7 @@ put_buckets(Tuplestorestate *store, TupleDesc desc, int32 queue_id, Timing timin
  */
 SQL_FUNCTION(idemq_sql_v2_timing_buckets)
 {
-	TupleDesc desc;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	bool all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
 	int count;
 	int32 *ids = idemq_queue_ids(all ? 0 : PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &count);
@@ -80,7 +78,7 @@ SQL_FUNCTION(idemq_sql_v2_timing_buckets)
 			!idemq_counters_read(idemq_slot_index(queue.slot), queue.id, &view))
 			continue;
 		for (int t = 0; t < TIMING_COUNT; t++)
-			put_buckets(store, desc, queue.id, (Timing) t, view.timings[t]);
+			put_buckets(set, queue.id, (Timing) t, view.timings[t]);
 	}
 	return (Datum) 0;
 }

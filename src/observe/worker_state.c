@@ -41,8 +41,7 @@ SQL_FUNCTION(idemq_sql_v2_worker_state)
 /* chore_counts() -> setof (chore, runs, failures, busy); none without a place for a worker. */
 SQL_FUNCTION(idemq_sql_v2_chore_counts)
 {
-	TupleDesc desc;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	uint64 counts[CHORE_KINDS][CHORE_COUNTS];
 
 	if (!idemq_worker_chore_counts(counts))
@@ -55,7 +54,7 @@ SQL_FUNCTION(idemq_sql_v2_chore_counts)
 		row_add(&row, Int64GetDatum((int64) counts[i][CHORE_RUNS]));
 		row_add(&row, Int64GetDatum((int64) counts[i][CHORE_FAILURES]));
 		row_add(&row, idemq_interval_datum((int64) counts[i][CHORE_BUSY]));
-		tuplestore_putvalues(store, desc, row.values, row.nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 	}
 	return (Datum) 0;
 }

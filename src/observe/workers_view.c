@@ -34,8 +34,7 @@ add_column(RowBuilder *row, const Job *job, bool shown, JobColumn column)
 SQL_FUNCTION(idemq_sql_v2_leases)
 {
 	bool sees_all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
-	TupleDesc desc;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	MemoryContext row_context;
 	JobsTable table;
 	Lease *leases;
@@ -79,7 +78,7 @@ SQL_FUNCTION(idemq_sql_v2_leases)
 				: lease->cancels > 0				? "cancelling"
 													: "active";
 		row_add(&row, CStringGetTextDatum(state));
-		tuplestore_putvalues(store, desc, row.values, row.nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 		MemoryContextSwitchTo(old);
 		MemoryContextReset(row_context);
 	}

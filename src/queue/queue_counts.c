@@ -147,13 +147,6 @@ idemq_queue_counts_run_if_due(void)
 		   idemq_queue_counts_try(&jobs) == COUNT_BEGUN;
 }
 
-/* Makes the gauges of a queue known that this transaction has just created. */
-void
-idemq_queue_counts_set_empty(const QueueInfo *queue)
-{
-	idemq_counters_set_empty(idemq_slot_index(queue->slot), queue->id);
-}
-
 /*
  * Counts a refusal, or an answer from the past, when it is given: the error or the caller
  * rolls back, and the count stays.  It is no event of a transaction, so it needs no

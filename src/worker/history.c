@@ -301,7 +301,7 @@ has_changed(const Known *queue)
 
 /* Adds the row of a queue. */
 static void
-put(Tuplestorestate *store, TupleDesc desc, const Known *queue)
+put(ReturnSetInfo *set, const Known *queue)
 {
 	const CounterView *last = &queue->last.counts;
 	const CounterView *next = &queue->next.counts;
@@ -325,7 +325,7 @@ put(Tuplestorestate *store, TupleDesc desc, const Known *queue)
 		packed = idemq_histogram_pack(buckets);
 		row_add_if(&row, packed != NULL, PointerGetDatum(packed));
 	}
-	tuplestore_putvalues(store, desc, row.values, row.nulls);
+	tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 }
 
 /*
@@ -334,8 +334,7 @@ put(Tuplestorestate *store, TupleDesc desc, const Known *queue)
  */
 SQL_FUNCTION(idemq_sql_v2_history)
 {
-	TupleDesc desc;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	Known all = {.last.due = DT_NOEND, .next = {.counts.known = true, .due = DT_NOEND}};
 	bool any = false;
 	int count;
@@ -353,11 +352,11 @@ SQL_FUNCTION(idemq_sql_v2_history)
 		add_to_all(&all, queue);
 		if (has_changed(queue))
 		{
-			put(store, desc, queue);
+			put(set, queue);
 			any = true;
 		}
 	}
 	if (any)
-		put(store, desc, &all);
+		put(set, &all);
 	return (Datum) 0;
 }
