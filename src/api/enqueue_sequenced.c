@@ -65,6 +65,13 @@ enum
 		INT4OID, TEXTOID, INT8OID, INT8OID, TIMESTAMPTZOID                                         \
 	}
 
+/* A producer's last number, and its job. */
+typedef struct Position
+{
+	int64 seq;
+	int64 job_id;
+} Position;
+
 static SqlStatement advance =
 	{.text = "UPDATE idemq.producers SET seq = $3, job_id = $4, enqueued_at = $5 "
 			 "WHERE queue_id = $1 AND name = $2 AND seq < $3",
@@ -75,43 +82,35 @@ static SqlStatement begin =
 	 .types = POSITION_TYPES};
 static SqlStatement read_position =
 	{.text = "SELECT seq, job_id FROM idemq.producers WHERE queue_id = $1 AND name = $2",
-	 .types = {INT4OID, TEXTOID}};
+	 .types = {INT4OID, TEXTOID},
+	 .fields = (const SqlField[]){SQL_FIELD(Position, seq), SQL_FIELD(Position, job_id)}};
 
 /*
  * Makes a number the last one of its producer; false when it is not higher than that, whose
- * number and job are then in *last and *last_job.  values: those of POSITION_TYPES.
+ * number and job are then in *last.  values: those of POSITION_TYPES.
  */
 static bool
-take_number(const Datum *values, int64 *last, int64 *last_job)
+take_number(const Datum *values, Position *last)
 {
 	int64 seq = DatumGetInt64(values[2]);
-	SqlScope scope;
-	bool taken;
-
-	idemq_spi_begin(&scope);
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		taken = idemq_spi_run(&advance, values, NULL, SPI_OK_UPDATE) > 0;
-		if (taken)
-			break;
-		if (idemq_spi_query_latest(&read_position, values, NULL) > 0)
+		if (idemq_spi_do(&advance, values, NULL) > 0)
+			return true;
+		if (idemq_spi_row(&read_position, values, last, sizeof(*last)))
 		{
-			*last = idemq_spi_int64(0, 1, NULL);
-			*last_job = idemq_spi_int64(0, 2, NULL);
-			if (*last >= seq)
-				break;
+			if (last->seq >= seq)
+				return false;
 			if (IsolationUsesXactSnapshot())
 				ereport(ERROR, errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 						errmsg("could not serialize access due to concurrent update of a producer"),
 						errhint("Run the transaction again."));
 		}
-		else if ((taken = idemq_spi_run(&begin, values, NULL, SPI_OK_INSERT) > 0))
-			break;
+		else if (idemq_spi_do(&begin, values, NULL) > 0)
+			return true;
 		/* Another has begun the producer since, or was rolled back. */
 	}
-	idemq_spi_end(&scope);
-	return taken;
 }
 
 /* Fills the answer for a number that was the last one before, with what became of its job. */
@@ -151,8 +150,7 @@ SQL_FUNCTION(idemq_sql_v2_enqueue_sequenced)
 	Datum values[4] = {0};
 	bool nulls[4] = {true, false, true, true};
 	bool own = false;
-	int64 last = 0;
-	int64 last_job = 0;
+	Position last;
 
 	idemq_arg_required(fcinfo, ARG_SEQ, "seq");
 	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
@@ -169,7 +167,7 @@ SQL_FUNCTION(idemq_sql_v2_enqueue_sequenced)
 	position[2] = PG_GETARG_DATUM(ARG_SEQ);
 	position[3] = columns.values[COL_ID];
 	position[4] = columns.values[COL_CREATED_AT];
-	if (take_number(position, &last, &last_job))
+	if (take_number(position, &last))
 	{
 		JobsTable table;
 		values[0] = columns.values[COL_ID];
@@ -184,8 +182,8 @@ SQL_FUNCTION(idemq_sql_v2_enqueue_sequenced)
 	}
 	idemq_queue_count_refusal(&queue, COUNTER_DUPLICATES);
 	values[1] = idemq_outcome_datum(OUTCOME_DUPLICATE);
-	if (last == PG_GETARG_INT64(ARG_SEQ))
-		fill_last(last_job, values, nulls, &own);
+	if (last.seq == PG_GETARG_INT64(ARG_SEQ))
+		fill_last(last.job_id, values, nulls, &own);
 	if (!own)
 		idemq_sync_rep_await();
 	return idemq_row_datum(fcinfo, values, nulls);

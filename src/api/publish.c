@@ -44,10 +44,21 @@ enum
 	ARG_KIND = 10
 };
 
+/* A binding of the topic's space. */
+typedef struct Binding
+{
+	Datum pattern;
+	int32 queue_id;
+	NameData role;
+	Oid role_oid;
+} Binding;
+
 static SqlStatement read_bindings =
 	{.text = "SELECT pattern, queue_id, role_name, role_oid FROM idemq.topic_binding_entries "
 			 "WHERE topic = $1 ORDER BY queue_id, pattern, role_name",
-	 .types = {TEXTOID}};
+	 .types = {TEXTOID},
+	 .fields = (const SqlField[]){SQL_FIELD(Binding, pattern), SQL_FIELD(Binding, queue_id),
+								  SQL_FIELD(Binding, role), SQL_FIELD(Binding, role_oid)}};
 static SqlStatement note_refusal =
 	{.text = "UPDATE idemq.topic_binding_entries b SET refused_at = $5 FROM "
 			 "(SELECT ctid FROM idemq.topic_binding_entries WHERE topic = $1 AND pattern = $2 "
@@ -55,15 +66,6 @@ static SqlStatement note_refusal =
 			 "refused_at < $5 - interval '1 minute') FOR NO KEY UPDATE SKIP LOCKED) free "
 			 "WHERE b.ctid = free.ctid",
 	 .types = {TEXTOID, TEXTOID, INT4OID, NAMEOID, TIMESTAMPTZOID}};
-
-/* A binding whose pattern stands for the topic. */
-typedef struct Binding
-{
-	char *pattern;
-	int32 queue_id;
-	NameData role;
-	Oid role_oid;
-} Binding;
 
 typedef struct Published
 {
@@ -77,45 +79,6 @@ typedef struct Published
 	int skipped;
 	bool of_others; /* an answer is of what another transaction has committed */
 } Published;
-
-/* Returns the bindings that stand for the topic, by the ids of their queues. */
-static List *
-find_bindings(const Published *call)
-{
-	Datum space = CStringGetTextDatum(call->space.name);
-	MemoryContext caller = CurrentMemoryContext;
-	List *bindings = NIL;
-	SqlScope scope;
-	uint64 rows;
-
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&read_bindings, &space, NULL);
-	for (uint64 i = 0; i < rows; i++)
-	{
-		bool isnull;
-		TopicWords words;
-		Binding *binding;
-		MemoryContext old;
-		char *pattern = TextDatumGetCString(idemq_spi_value(i, 1, &isnull));
-
-		CHECK_FOR_INTERRUPTS();
-		idemq_topic_split("pattern", pattern, true, &words);
-		if (!idemq_topic_matches(&words, &call->topic))
-			continue;
-		old = MemoryContextSwitchTo(caller);
-		binding = palloc(sizeof(Binding));
-		binding->pattern = pstrdup(pattern);
-		binding->queue_id = DatumGetInt32(idemq_spi_value(i, 2, &isnull));
-		binding->role = *DatumGetName(idemq_spi_value(i, 3, &isnull));
-		binding->role_oid = DatumGetObjectId(idemq_spi_value(i, 4, &isnull));
-		if (isnull)
-			binding->role_oid = InvalidOid;
-		bindings = lappend(bindings, binding);
-		MemoryContextSwitchTo(old);
-	}
-	idemq_spi_end(&scope);
-	return bindings;
-}
 
 /* Returns whether a binding counts now; reads its queue. */
 static bool
@@ -141,7 +104,7 @@ counts_and_holds(const Published *call, const Binding *binding, QueueInfo *queue
 static void
 skip(Published *call, Binding *binding)
 {
-	Datum values[] = {CStringGetTextDatum(call->space.name), CStringGetTextDatum(binding->pattern),
+	Datum values[] = {CStringGetTextDatum(call->space.name), binding->pattern,
 					  Int32GetDatum(binding->queue_id), NameGetDatum(&binding->role),
 					  TimestampTzGetDatum(call->now)};
 	SqlScope scope;
@@ -227,22 +190,29 @@ SQL_FUNCTION(idemq_sql_v2_publish)
 	Published call = {0};
 	MemoryContext job_context;
 	int32 served = 0;
-	List *bindings;
-	ListCell *lc;
+	Binding *bindings;
+	Datum space;
+	int count;
 
 	read_arguments(fcinfo, &call);
 	call.set = idemq_srf_begin(fcinfo);
 	call.now = idemq_now();
-	bindings = find_bindings(&call);
+	space = CStringGetTextDatum(call.space.name);
+	bindings = idemq_spi_rows(&read_bindings, &space, sizeof(Binding), &count);
 	job_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq publish", ALLOCSET_DEFAULT_SIZES);
-	foreach(lc, bindings)
+	for (int i = 0; i < count; i++)
 	{
-		Binding *binding = lfirst(lc);
-		MemoryContext old = MemoryContextSwitchTo(job_context);
+		Binding *binding = &bindings[i];
+		MemoryContext old;
+		TopicWords pattern;
 		QueueInfo queue;
 
 		CHECK_FOR_INTERRUPTS();
+		idemq_topic_split("pattern", TextDatumGetCString(binding->pattern), true, &pattern);
+		if (!idemq_topic_matches(&pattern, &call.topic))
+			continue;
+		old = MemoryContextSwitchTo(job_context);
 		if (!counts_and_holds(&call, binding, &queue))
 			skip(&call, binding);
 		else if (binding->queue_id != served)

@@ -294,6 +294,7 @@ read_field(Oid type, Datum value, const SqlField *field, void *target, MemoryCon
 		case TEXTOID:
 		case JSONBOID:
 		case BYTEAOID:
+		case TEXTARRAYOID:
 			if (field->names != NULL)
 			{
 				char *name = TextDatumGetCString(value);

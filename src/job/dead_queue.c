@@ -106,7 +106,8 @@ static SqlStatement describe_death =
 		 "ORDER BY token DESC LIMIT " MAX_ATTEMPTS ") a), '[]')) "
 		 "FROM idemq.jobs j WHERE j.id = $1",
 	 .types = {INT8OID, TEXTOID, INT4OID, TEXTOID},
-	 .few = true};
+	 .few = true,
+	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 
 /*
  * Returns whether the chain of dead queues from a queue on leads to that name.  chain:
@@ -335,7 +336,6 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	JobChange columns;
 	EnqueueAnswer answer;
 	Datum values[4];
-	SqlScope scope;
 	Datum account;
 
 	if (!can_be_added(job, queue, dead, name))
@@ -349,11 +349,8 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	values[3] = PointerGetDatum(error);
 	/* The row as it has been written. */
 	CommandCounterIncrement();
-	idemq_spi_begin(&scope);
-	if (idemq_spi_query_latest(&describe_death, values, NULL) != 1)
+	if (!idemq_spi_row(&describe_death, values, &account, sizeof(account)))
 		elog(ERROR, "job %lld is gone that has died", (long long) job->id);
-	account = SPI_datumTransfer(idemq_spi_value(0, 1, NULL), false, -1);
-	idemq_spi_end(&scope);
 	idemq_new_job(&columns, dead, idemq_now(), account);
 	job_set(&columns, COL_KEY, idemq_dead_queue_key(queue, job->id, job->token));
 	if (job_has(job, COL_HEADERS))

@@ -31,10 +31,18 @@ static const char shape[] = "@dddd-dd-ddTdd:dd:ddZ";
 
 #define SHAPE_LENGTH ((int) sizeof(shape) - 1)
 
+/* Who has made a schedule. */
+typedef struct Creator
+{
+	NameData role;
+	Oid oid;
+} Creator;
+
 static SqlStatement find_schedule =
 	{.text = "SELECT created_by, created_by_oid FROM idemq.schedule_entries "
 			 "WHERE name = $1 AND queue_id = $2",
-	 .types = {TEXTOID, INT4OID}};
+	 .types = {TEXTOID, INT4OID},
+	 .fields = (const SqlField[]){SQL_FIELD(Creator, role), SQL_FIELD(Creator, oid)}};
 
 /* Returns the length of the name in a key of a tick's shape, 0 for other keys. */
 static int
@@ -60,28 +68,15 @@ idemq_tick_key_check(int32 queue_id, Datum key)
 {
 	text *value = DatumGetTextPP(key);
 	int length = name_length(VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value));
-	NameData creator;
-	Oid creator_oid = InvalidOid;
+	Creator creator;
 	Datum values[2];
-	SqlScope scope;
-	bool isnull;
-	bool found;
 
 	if (length == 0)
 		return;
 	values[0] = PointerGetDatum(cstring_to_text_with_len(VARDATA_ANY(value), length));
 	values[1] = Int32GetDatum(queue_id);
-	idemq_spi_begin(&scope);
-	found = idemq_spi_query_latest(&find_schedule, values, NULL) > 0;
-	if (found)
-	{
-		namestrcpy(&creator, NameStr(*DatumGetName(idemq_spi_value(0, 1, &isnull))));
-		creator_oid = DatumGetObjectId(idemq_spi_value(0, 2, &isnull));
-		if (isnull)
-			creator_oid = InvalidOid;
-	}
-	idemq_spi_end(&scope);
-	if (found && !idemq_may_change_schedule(queue_id, NameStr(creator), creator_oid))
+	if (idemq_spi_row(&find_schedule, values, &creator, sizeof(creator)) &&
+		!idemq_may_change_schedule(queue_id, NameStr(creator.role), creator.oid))
 		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				errmsg("the key is that of a tick of schedule \"%s\"",
 					   text_to_cstring(DatumGetTextPP(values[0]))),

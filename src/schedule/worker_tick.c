@@ -30,10 +30,18 @@
 /* Where there is none, that often: a net. */
 #define NO_SCHEDULES_PAUSE (10 * USECS_PER_MINUTE)
 
+/* The names of what is due, and when the next is to be; 0 for none. */
+typedef struct DueTicks
+{
+	Datum due;
+	TimestampTz next;
+} DueTicks;
+
 static SqlStatement list_schedules =
 	{.text = "SELECT array_agg(name ORDER BY failed_at NULLS FIRST, name) FILTER (WHERE at <= $1), "
 			 "min(at) FILTER (WHERE at > $1) FROM idemq_inside.schedule_times($1, $2)",
-	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID}};
+	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID},
+	 .fields = (const SqlField[]){SQL_FIELD(DueTicks, due), SQL_FIELD(DueTicks, next)}};
 static SqlStatement run_schedule = {.text = "SELECT idemq_inside.run_or_note($1)",
 									.types = {TEXTOID}};
 
@@ -75,10 +83,7 @@ list(void)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	Datum values[] = {TimestampTzGetDatum(now), TimestampTzGetDatum(now - TICK_PAUSE)};
-	SqlScope scope;
-	Datum due;
-	bool none_due;
-	bool none_next;
+	DueTicks ticks;
 
 	if (context == NULL)
 		context = AllocSetContextCreate(TopMemoryContext, "idemq ticks", ALLOCSET_DEFAULT_SIZES);
@@ -87,22 +92,19 @@ list(void)
 	MemoryContextReset(context);
 	/* Before they are read: what changes from here on notes itself. */
 	(void) idemq_worker_is_asked(POST_ASKED_SCHEDULES, true);
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_query_latest(&list_schedules, values, NULL);
-	due = idemq_spi_value(0, 1, &none_due);
-	next_tick = idemq_spi_int64(0, 2, &none_next);
-	if (none_next)
-		next_tick = DT_NOEND;
-	if (!none_due)
+	(void) idemq_spi_row(&list_schedules, values, &ticks, sizeof(ticks));
+	if (ticks.next != 0)
+		next_tick = ticks.next;
+	if (ticks.due != (Datum) 0)
 	{
 		MemoryContext old = MemoryContextSwitchTo(context);
 
-		deconstruct_array(DatumGetArrayTypePCopy(due), TEXTOID, -1, false, TYPALIGN_INT, &names,
-						  NULL, &count);
+		deconstruct_array(DatumGetArrayTypePCopy(ticks.due), TEXTOID, -1, false, TYPALIGN_INT,
+						  &names, NULL, &count);
 		MemoryContextSwitchTo(old);
 	}
-	idemq_spi_end(&scope);
-	list_by = idemq_mono_now() + (none_next && none_due ? NO_SCHEDULES_PAUSE : TICK_PAUSE);
+	list_by = idemq_mono_now() +
+			  (ticks.next == 0 && ticks.due == (Datum) 0 ? NO_SCHEDULES_PAUSE : TICK_PAUSE);
 }
 
 /* Runs one schedule, as the owner; a user's deferred triggers on idemq.jobs are to be. */

@@ -204,16 +204,6 @@ idemq_jobs_index_close(JobsTable *table, Relation index)
 }
 
 static void
-begin_scan_by_id(JobsTable *table)
-{
-	MemoryContext old = MemoryContextSwitchTo(table->context);
-
-	table->pkey = index_open(idemq_jobs_primary_key(table->rel), AccessShareLock);
-	table->by_id = compat_index_beginscan(table->rel, table->pkey, table->snapshot, 1);
-	MemoryContextSwitchTo(old);
-}
-
-static void
 end_scan_by_id(JobsTable *table)
 {
 	if (table->by_id == NULL)
@@ -327,10 +317,13 @@ idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 	ScanKeyData key;
 	bool found = false;
 
-	if (table->by_id == NULL)
-		begin_scan_by_id(table);
 	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
 	old = MemoryContextSwitchTo(table->context);
+	if (table->by_id == NULL)
+	{
+		table->pkey = index_open(idemq_jobs_primary_key(table->rel), AccessShareLock);
+		table->by_id = compat_index_beginscan(table->rel, table->pkey, table->snapshot, 1);
+	}
 	index_rescan(table->by_id, &key, 1, NULL, 0);
 	while (!found && index_getnext_tid(table->by_id, ForwardScanDirection) != NULL)
 		found = idemq_jobs_fetch_entry(table, table->by_id, job);
