@@ -173,17 +173,6 @@ SQL_FUNCTION(idemq_sql_v2_finish_step)
 	PG_RETURN_DATUM(counts);
 }
 
-/* Raises 55000 for a refusal of what was done. */
-pg_noreturn static void
-refuse_refusal(const StepEnding *ending)
-{
-	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			errmsg("step \"%s\" of job %lld is done", step_name(ending),
-				   (long long) ending->name.job_id),
-			errdetail("Its response is stored: the other side did it."),
-			errhint("Read the response from idemq.steps, and go on from that."));
-}
-
 /* refuse_step(id, token, name, error) -> void; IQ001, IQ002, IQ006, 55000, as finish_step. */
 SQL_FUNCTION(idemq_sql_v2_refuse_step)
 {
@@ -196,7 +185,11 @@ SQL_FUNCTION(idemq_sql_v2_refuse_step)
 	if (!ending.step.mine)
 		idemq_attempt_refuse(&ending.attempt, ending.standing);
 	if (ending.step.state == STEP_DONE)
-		refuse_refusal(&ending);
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("step \"%s\" of job %lld is done", step_name(&ending),
+					   (long long) ending.name.job_id),
+				errdetail("Its response is stored: the other side did it."),
+				errhint("Read the response from idemq.steps, and go on from that."));
 	/* Another attempt's call may be under way: this one does not speak of it. */
 	if (ending.step.state == STEP_OPEN && ending.step.token != ending.name.token)
 	{

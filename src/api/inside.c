@@ -315,7 +315,7 @@ run_query(FunctionCallInfo fcinfo, int first, bool latest)
 	}
 	SPI_connect();
 	rows = latest ? idemq_spi_query_latest(statement, values, nulls)
-				  : idemq_spi_run(statement, values, nulls, SPI_OK_SELECT);
+				  : idemq_spi_run(statement, values, nulls);
 	for (uint64 i = 0; i < rows; i++)
 		tuplestore_puttuple(set->setResult, SPI_tuptable->vals[i]);
 	/* The executor compares it with what the caller has declared. */

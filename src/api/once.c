@@ -52,11 +52,11 @@ is_first(const Datum *values)
 		CHECK_FOR_INTERRUPTS();
 		if (idemq_spi_query_latest(&find, values, NULL) > 0)
 			return false;
-		if (idemq_spi_run(&insert, values, NULL, SPI_OK_INSERT) > 0)
+		if (idemq_spi_run(&insert, values, NULL) > 0)
 			return true;
 		if (idemq_spi_query_latest(&find, values, NULL) > 0)
 			return false;
-		if (idemq_spi_run(&renew, values, NULL, SPI_OK_UPDATE) > 0)
+		if (idemq_spi_run(&renew, values, NULL) > 0)
 			return true;
 	}
 }

@@ -90,16 +90,6 @@ counts(const Published *call, const Binding *binding, QueueInfo *queue)
 		   idemq_queue_allows_role(binding->queue_id, role, PRIVILEGE_ENQUEUE, queue);
 }
 
-/* As counts, and keeps the queue from being dropped, to the end of the transaction. */
-static bool
-counts_and_holds(const Published *call, const Binding *binding, QueueInfo *queue)
-{
-	if (!counts(call, binding, queue))
-		return false;
-	idemq_queue_lock(binding->queue_id, AccessShareLock);
-	return counts(call, binding, queue);
-}
-
 /* Notes that a binding was skipped, if that can be done at once. */
 static void
 skip(Published *call, Binding *binding)
@@ -107,14 +97,9 @@ skip(Published *call, Binding *binding)
 	Datum values[] = {CStringGetTextDatum(call->space.name), binding->pattern,
 					  Int32GetDatum(binding->queue_id), NameGetDatum(&binding->role),
 					  TimestampTzGetDatum(call->now)};
-	SqlScope scope;
-
 	call->skipped++;
-	if (IsolationUsesXactSnapshot())
-		return;
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&note_refusal, values, NULL, SPI_OK_UPDATE);
-	idemq_spi_end(&scope);
+	if (!IsolationUsesXactSnapshot())
+		(void) idemq_spi_do(&note_refusal, values, NULL);
 }
 
 /* Adds the job of one queue, and the answer's row. */
@@ -141,27 +126,6 @@ add_job(Published *call, const QueueInfo *queue)
 	tuplestore_putvalues(call->set->setResult, call->set->setDesc, values, nulls);
 }
 
-/* Returns the key of the jobs: the call's, and the space, which makes it no producer's. */
-static NullableDatum
-key_of_jobs(FunctionCallInfo fcinfo, const char *space)
-{
-	NullableDatum key = {.isnull = PG_ARGISNULL(ARG_KEY)};
-
-	if (!key.isnull)
-	{
-		char *given = idemq_arg_text(fcinfo, ARG_KEY, "key", IDEMQ_MAX_KEY);
-		char *full = psprintf("%s" TOPIC_KEY_MARK "%s", given, space);
-
-		if (strlen(full) > IDEMQ_MAX_KEY)
-			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					errmsg("key must have 1 to %d bytes, not %zu",
-						   IDEMQ_MAX_KEY - (int) (strlen(full) - strlen(given)), strlen(given)),
-					errhint("Pass a hash of what is longer."));
-		key.value = CStringGetTextDatum(full);
-	}
-	return key;
-}
-
 /* Reads the arguments; raises 42704, 42501 for the topic. */
 static void
 read_arguments(FunctionCallInfo fcinfo, Published *call)
@@ -174,7 +138,20 @@ read_arguments(FunctionCallInfo fcinfo, Published *call)
 	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
 	call->payload = PG_GETARG_DATUM(ARG_PAYLOAD);
 	idemq_enqueue_read_options(fcinfo, -1, ARG_DELAY, -1, ARG_KIND, call->options);
-	call->options[OPTION_KEY] = key_of_jobs(fcinfo, space);
+	/* The key of the jobs: the call's, and the space, which makes it no producer's. */
+	call->options[OPTION_KEY] = (NullableDatum){.isnull = PG_ARGISNULL(ARG_KEY)};
+	if (!PG_ARGISNULL(ARG_KEY))
+	{
+		char *given = idemq_arg_text(fcinfo, ARG_KEY, "key", IDEMQ_MAX_KEY);
+		char *full = psprintf("%s" TOPIC_KEY_MARK "%s", given, space);
+
+		if (strlen(full) > IDEMQ_MAX_KEY)
+			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					errmsg("key must have 1 to %d bytes, not %zu",
+						   IDEMQ_MAX_KEY - (int) (strlen(full) - strlen(given)), strlen(given)),
+					errhint("Pass a hash of what is longer."));
+		call->options[OPTION_KEY].value = CStringGetTextDatum(full);
+	}
 	idemq_jobs_check_writable();
 	idemq_topic_open(space, TOPIC_PUBLISH, &call->space);
 	idemq_check_document("payload", call->payload, 0);
@@ -207,13 +184,21 @@ SQL_FUNCTION(idemq_sql_v2_publish)
 		MemoryContext old;
 		TopicWords pattern;
 		QueueInfo queue;
+		bool held;
 
 		CHECK_FOR_INTERRUPTS();
 		idemq_topic_split("pattern", TextDatumGetCString(binding->pattern), true, &pattern);
 		if (!idemq_topic_matches(&pattern, &call.topic))
 			continue;
 		old = MemoryContextSwitchTo(job_context);
-		if (!counts_and_holds(&call, binding, &queue))
+		/* Once more with the queue kept from being dropped, to the end of the transaction. */
+		held = counts(&call, binding, &queue);
+		if (held)
+		{
+			idemq_queue_lock(binding->queue_id, AccessShareLock);
+			held = counts(&call, binding, &queue);
+		}
+		if (!held)
 			skip(&call, binding);
 		else if (binding->queue_id != served)
 		{

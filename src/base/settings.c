@@ -38,10 +38,11 @@ define_int(const char *name, const char *what, const char *more, int *variable, 
 							NULL, NULL, NULL);
 }
 
-/* Defines how large what is in shared memory is, and who may have how much of it. */
-static void
-define_sizes(void)
+/* Defines idemq's settings; called once, from shared_preload_libraries. */
+void
+idemq_settings_define(void)
 {
+	/* How large what is in shared memory is, and who may have how much of it. */
 	/* The default is the largest round number that costs 16 MB: doc/operations/sizing.md. */
 	define_int("idemq.max_queues", "Queues of all databases of the server.",
 			   "Beyond it create_queue raises 53400, and so does the use of a queue that was "
@@ -63,13 +64,6 @@ define_sizes(void)
 			   "A queue's groups, or a database's names, have half at most; those that find none "
 			   "share one, which idemq.memory counts.",
 			   &idemq_max_buckets, 1, 10000000, PGC_POSTMASTER, 0);
-}
-
-/* Defines idemq's settings; called once, from shared_preload_libraries. */
-void
-idemq_settings_define(void)
-{
-	define_sizes();
 	/* What a script asks for (sql/parts/00_guard.sql). */
 	DefineCustomStringVariable("idemq.version", "The version of the library in memory.",
 							   "Of the SQL objects of a database: pg_extension.", &version,

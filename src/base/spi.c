@@ -5,7 +5,7 @@
  * Everything that the table room does not do by direct access goes through here:
  *
  *		idemq_spi_begin(&scope);
- *		n = idemq_spi_run(&statement, args, nulls, SPI_OK_...);
+ *		n = idemq_spi_run(&statement, args, nulls);
  *		idemq_spi_end(&scope);
  *
  * or, for one statement: whose rows nobody reads, idemq_spi_do and idemq_spi_finds; whose rows
@@ -61,16 +61,6 @@ idemq_spi_begin(SqlScope *scope)
 }
 
 /*
- * Begins SQL that writes idemq.jobs.  Its owner may have put deferred triggers or
- * foreign keys on it, which a security-restricted context does not allow.
- */
-void
-idemq_spi_begin_on_jobs(SqlScope *scope)
-{
-	begin(scope, true);
-}
-
-/*
  * Until idemq_spi_end no table is read as a whole, if that can be: for a statement of
  * which each run is for few rows, and whose plan may be from when the table had none.
  */
@@ -80,26 +70,9 @@ idemq_spi_no_seqscan(void)
 	idemq_spi_set("enable_seqscan", "off");
 }
 
-/* Prepares a statement's plan at its first use. */
-static void
-prepare(SqlStatement *statement)
-{
-	SPIPlanPtr plan;
-
-	while (statement->nargs < SQL_MAX_ARGS && OidIsValid(statement->types[statement->nargs]))
-		statement->nargs++;
-	for (int i = 0; i < statement->nargs; i++)
-		statement->by_reference |= get_typbyval(statement->types[i]) ? 0 : 1U << i;
-	plan = SPI_prepare(statement->text, statement->nargs, statement->types);
-	if (plan == NULL || SPI_keepplan(plan) != 0)
-		elog(ERROR, "cannot prepare \"%s\": %s", statement->text,
-			 SPI_result_code_string(SPI_result));
-	statement->plan = plan;
-}
-
 /*
- * Runs a statement under a registered snapshot, or, with NULL, the transaction's own, and then
- * it may write; returns what SPI does.
+ * Runs a statement, whose plan is prepared at its first use, under a registered snapshot, or, with
+ * NULL, the transaction's own, and then it may write; returns what SPI does.
  */
 static int
 execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
@@ -114,7 +87,19 @@ execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot 
 		idemq_spi_set("enable_sort", "off");
 	}
 	if (statement->plan == NULL)
-		prepare(statement);
+	{
+		SPIPlanPtr plan;
+
+		while (statement->nargs < SQL_MAX_ARGS && OidIsValid(statement->types[statement->nargs]))
+			statement->nargs++;
+		for (int i = 0; i < statement->nargs; i++)
+			statement->by_reference |= get_typbyval(statement->types[i]) ? 0 : 1U << i;
+		plan = SPI_prepare(statement->text, statement->nargs, statement->types);
+		if (plan == NULL || SPI_keepplan(plan) != 0)
+			elog(ERROR, "cannot prepare \"%s\": %s", statement->text,
+				 SPI_result_code_string(SPI_result));
+		statement->plan = plan;
+	}
 	if (nulls == NULL && statement->by_reference != 0)
 	{
 		for (int i = 0; i < statement->nargs; i++)
@@ -134,18 +119,6 @@ rows_of(const SqlStatement *statement, int code, bool expected)
 	if (!expected)
 		elog(ERROR, "\"%s\" returned %s", statement->text, SPI_result_code_string(code));
 	return SPI_processed;
-}
-
-/*
- * Runs a statement under the transaction's snapshot; returns its number of
- * rows.  Raises whatever it raises.
- */
-uint64
-idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls, int expected)
-{
-	int code = execute(statement, args, nulls, NULL);
-
-	return rows_of(statement, code, code == expected);
 }
 
 /* Runs a query under a registered snapshot; returns its number of rows. */
@@ -171,9 +144,12 @@ idemq_spi_query_latest(SqlStatement *statement, const Datum *args, const char *n
 	return rows;
 }
 
-/* As idemq_spi_run, of a statement that may be of any kind. */
-static uint64
-run_any(SqlStatement *statement, const Datum *args, const char *nulls)
+/*
+ * Runs a statement under the transaction's snapshot; returns its number of rows.  Raises
+ * whatever it raises.
+ */
+uint64
+idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls)
 {
 	int code = execute(statement, args, nulls, NULL);
 
@@ -188,7 +164,7 @@ idemq_spi_do(SqlStatement *statement, const Datum *args, const char *nulls)
 	uint64 rows;
 
 	begin(&scope, statement->on_jobs);
-	rows = run_any(statement, args, nulls);
+	rows = idemq_spi_run(statement, args, nulls);
 	idemq_spi_end(&scope);
 	return rows;
 }
@@ -350,7 +326,7 @@ idemq_spi_read(uint64 row, const SqlField *fields, void *target, MemoryContext c
 static uint64
 run_for_rows(SqlStatement *statement, const Datum *args)
 {
-	return statement->locks ? run_any(statement, args, NULL)
+	return statement->locks ? idemq_spi_run(statement, args, NULL)
 							: idemq_spi_query_latest(statement, args, NULL);
 }
 

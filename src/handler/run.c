@@ -107,25 +107,6 @@ idemq_handler_commit(void)
 	CommitTransactionCommand();
 }
 
-/* After an error: copies it, and aborts the transaction. */
-static ErrorData *
-catch_error(HandlerRun *run)
-{
-	ErrorData *error;
-
-	HOLD_INTERRUPTS();
-	current = NULL;
-	idemq_handler_limit_stop();
-	MemoryContextReset(run->errors);
-	MemoryContextSwitchTo(run->errors);
-	error = CopyErrorData();
-	FlushErrorState();
-	AbortOutOfAnyTransaction();
-	MemoryContextSwitchTo(run->errors);
-	RESUME_INTERRUPTS();
-	return error;
-}
-
 /*
  * Checks, in a transaction, that the handler is the one that was read, and may run; looks up
  * its function and its queue.  RUN_LEAVE otherwise: why is noted where the DBA sees it.
@@ -338,7 +319,16 @@ idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, Erro
 	}
 	PG_CATCH();
 	{
-		*error = catch_error(run);
+		HOLD_INTERRUPTS();
+		current = NULL;
+		idemq_handler_limit_stop();
+		MemoryContextReset(run->errors);
+		MemoryContextSwitchTo(run->errors);
+		*error = CopyErrorData();
+		FlushErrorState();
+		AbortOutOfAnyTransaction();
+		MemoryContextSwitchTo(run->errors);
+		RESUME_INTERRUPTS();
 		result = RUN_FAILED;
 	}
 	PG_END_TRY();

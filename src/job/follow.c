@@ -222,24 +222,6 @@ wait_for_apply_worker(int steps)
 	}
 }
 
-/* Gives the roles of the grants that came what grant_queue would: USAGE of the schema. */
-static void
-grant_usage(void)
-{
-	int count;
-	Grantee *grantees = idemq_spi_rows(&list_roles, NULL, sizeof(Grantee), &count);
-
-	for (int i = 0; i < count; i++)
-	{
-		Oid role = idemq_role_of(NameStr(grantees[i].name), grantees[i].oid);
-
-		if (!OidIsValid(role))
-			continue;
-		idemq_role_lock(role, ROLE_LOCK_GRANTS);
-		idemq_usage_settle(role);
-	}
-}
-
 /*
  * Has this database follow no more; returns false when it does not.  Waits for the apply
  * worker to end, and for open transactions that have written jobs.  Raises 55000 while a
@@ -251,6 +233,8 @@ idemq_follow_end(void)
 	Datum jobs = ObjectIdGetDatum(idemq_oids()->jobs);
 	const char *moved_to;
 	Given given;
+	Grantee *grantees;
+	int count;
 	Datum gid;
 
 	idemq_jobs_prevent_writes("idemq.take_over()");
@@ -284,7 +268,17 @@ idemq_follow_end(void)
 						NULL);
 	idemq_jobs_ids_take_over(given.job_id);
 	(void) idemq_generation_new(given.token);
-	grant_usage();
+	/* The roles of the grants that came get what grant_queue would give: USAGE of the schema. */
+	grantees = idemq_spi_rows(&list_roles, NULL, sizeof(Grantee), &count);
+	for (int i = 0; i < count; i++)
+	{
+		Oid role = idemq_role_of(NameStr(grantees[i].name), grantees[i].oid);
+
+		if (!OidIsValid(role))
+			continue;
+		idemq_role_lock(role, ROLE_LOCK_GRANTS);
+		idemq_usage_settle(role);
+	}
 	forget_database();
 	return true;
 }

@@ -42,7 +42,9 @@ static SqlStatement list_schedules =
 			 "min(at) FILTER (WHERE at > $1) FROM idemq_inside.schedule_times($1, $2)",
 	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID},
 	 .fields = (const SqlField[]){SQL_FIELD(DueTicks, due), SQL_FIELD(DueTicks, next)}};
-static SqlStatement run_schedule = {.text = "SELECT idemq_inside.run_or_note($1)",
+/* As the owner; a user's deferred triggers on idemq.jobs are to be run. */
+static SqlStatement run_schedule = {.on_jobs = true,
+									.text = "SELECT idemq_inside.run_or_note($1)",
 									.types = {TEXTOID}};
 
 /* The names that are due, and the first that was not run yet. */
@@ -107,17 +109,6 @@ list(void)
 			  (ticks.next == 0 && ticks.due == (Datum) 0 ? NO_SCHEDULES_PAUSE : TICK_PAUSE);
 }
 
-/* Runs one schedule, as the owner; a user's deferred triggers on idemq.jobs are to be. */
-static void
-run(Datum name)
-{
-	SqlScope scope;
-
-	idemq_spi_begin_on_jobs(&scope);
-	(void) idemq_spi_run(&run_schedule, &name, NULL, SPI_OK_SELECT);
-	idemq_spi_end(&scope);
-}
-
 /* Lists what is due when that is to be done, and runs as many as the slice holds: a chore. */
 void
 idemq_tick_some(void)
@@ -129,7 +120,7 @@ idemq_tick_some(void)
 		list();
 	while (done < count)
 	{
-		run(names[done++]);
+		(void) idemq_spi_do(&run_schedule, &names[done++], NULL);
 		if (idemq_slice_is_over(&slice))
 			break;
 	}

@@ -162,7 +162,7 @@ write_up_to(int step, TimestampTz until)
 	bool any;
 
 	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&write_rows, values, written[step] == 0 ? " n " : NULL, SPI_OK_SELECT);
+	(void) idemq_spi_run(&write_rows, values, written[step] == 0 ? " n " : NULL);
 	any = idemq_spi_int64(0, 1, NULL) > 0;
 	idemq_spi_end(&scope);
 	return any;

@@ -128,7 +128,7 @@ purge_by_time(ByTime *by_time, TimestampTz now, int64 limit)
 	bool more;
 
 	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&delete_by_time, values, NULL, SPI_OK_SELECT);
+	(void) idemq_spi_run(&delete_by_time, values, NULL);
 	for (int i = 0; i < (int) lengthof(by_time->from); i++)
 		by_time->from[i] = DatumGetTimestampTz(idemq_spi_value(0, i + 1, NULL));
 	more = idemq_spi_int64(0, 4, NULL) == limit;
