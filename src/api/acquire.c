@@ -32,24 +32,11 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_acquire);
-
 /*
  * Fourth field of our lock tags, objsubid in pg_locks: "iq".  An application's
  * advisory locks have 1 or 2 there.
  */
 #define ADVISORY_CLASS 0x6971
-
-/*
- * Names the lock of a key: 64 bits of a hash that nobody can compute who reads pg_locks.
- */
-static void
-set_tag(LOCKTAG *tag, int32 queue_id, const text *key)
-{
-	uint64 hash = idemq_secret_hash((uint64) queue_id, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
-
-	SET_LOCKTAG_ADVISORY(*tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash, ADVISORY_CLASS);
-}
 
 /* What became of the lock of a key. */
 typedef enum KeyLock
@@ -126,6 +113,7 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 	Outcome outcome;
 	KeyLock lock;
 	LOCKTAG tag;
+	uint64 hash;
 	bool made = false;
 
 	/* No lease is known yet: one that begins now will have ended by then. */
@@ -134,7 +122,9 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 	/* A job that cannot be taken needs no lock: the many duplicates of few messages. */
 	if (find_job(call, table, queue, key, payload) && idemq_job_is_settled(call))
 		return idemq_claim_by_id_check(call, table);
-	set_tag(&tag, queue->id, key);
+	/* 64 bits of a hash that nobody can compute who reads pg_locks. */
+	hash = idemq_secret_hash((uint64) queue->id, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash, ADVISORY_CLASS);
 	lock = lock_key(&tag);
 	/* After the lock: the snapshot sees what its last holder did. */
 	idemq_jobs_refresh(table);
@@ -159,20 +149,12 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 	return outcome;
 }
 
-/* Returns whether an outcome tells of a message that was dealt with before. */
-static bool
-is_duplicate(Outcome outcome)
-{
-	return outcome == OUTCOME_COMPLETED || outcome == OUTCOME_DEAD || outcome == OUTCOME_CANCELLED;
-}
-
 /*
  * acquire(queue, key, payload, lease, worker, attach) -> claim_result: claimed,
  * claimed_again, locked, completed, dead, cancelled, blocked, not_due; IQ003,
  * IQ005, 42501, 22004, 22023, 40001, 54000.
  */
-Datum
-idemq_sql_v2_acquire(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_acquire)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 	JobCall call = {0};
@@ -194,7 +176,8 @@ idemq_sql_v2_acquire(PG_FUNCTION_ARGS)
 	idemq_queue_by_name(name, PRIVILEGE_CLAIM, &queue);
 	idemq_settings_check_lease(&queue, call.lease);
 	outcome = acquire(&call, &table, &queue, key, PG_ARGISNULL(2) ? NULL : &payload);
-	if (is_duplicate(outcome))
+	/* The message was dealt with before. */
+	if (outcome == OUTCOME_COMPLETED || outcome == OUTCOME_DEAD || outcome == OUTCOME_CANCELLED)
 		idemq_queue_count_refusal(&queue, COUNTER_DUPLICATES);
 	answer = idemq_job_answer(fcinfo, &call, outcome);
 	idemq_jobs_close(&table);

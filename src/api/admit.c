@@ -16,43 +16,32 @@
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_admit);
-
 #define MAX_BUCKET_NAME 1024 /* bytes */
-
-static int64
-period_argument(FunctionCallInfo fcinfo, int n)
-{
-	int64 period = idemq_arg_interval(fcinfo, n, "per", 1);
-
-	if (period > GCRA_MAX_PERIOD / NSECS_PER_USEC)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("per is longer than 100 years"),
-				 errhint("Pass an interval such as '1 s'.")));
-	return period * NSECS_PER_USEC;
-}
 
 /*
  * admit(bucket, max_calls, per, cost) -> (allowed, remaining, retry_after); 22004,
  * 22023, 55000 where the shard has moved.
  */
-Datum
-idemq_sql_v2_admit(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_admit)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "bucket", MAX_BUCKET_NAME);
-	GcraLimit limit = {idemq_arg_int(fcinfo, 1, "max_calls", 1, PG_INT32_MAX),
-					   period_argument(fcinfo, 2)};
-	int32 cost = idemq_arg_int(fcinfo, 3, "cost", 0, PG_INT32_MAX);
+	GcraLimit limit = {.max_calls = idemq_arg_int(fcinfo, 1, "max_calls", 1, PG_INT32_MAX)};
+	int64 period = idemq_arg_interval(fcinfo, 2, "per", 1);
+	int32 cost;
 	GcraAnswer answer;
 	Datum values[3];
 	bool nulls[3] = {false, false, false};
 
+	if (period > GCRA_MAX_PERIOD / NSECS_PER_USEC)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("per is longer than 100 years"), errhint("Pass an interval such as '1 s'."));
+	limit.period = period * NSECS_PER_USEC;
+	cost = idemq_arg_int(fcinfo, 3, "cost", 0, PG_INT32_MAX);
 	idemq_following_refuse_moved();
 	if (cost > limit.max_calls)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("cost must be at most max_calls (%d), not %d", (int) limit.max_calls, cost),
-				 errhint("Such a call would never be allowed; raise max_calls.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("cost must be at most max_calls (%d), not %d", (int) limit.max_calls, cost),
+				errhint("Such a call would never be allowed; raise max_calls."));
 	idemq_bucket_call(name, strlen(name), &limit, cost, &answer);
 	values[0] = BoolGetDatum(answer.allowed);
 	values[1] = Int32GetDatum((int32) answer.remaining);

@@ -31,8 +31,6 @@
 #include "job/job.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_await_event);
-
 typedef struct Await
 {
 	StepName name;
@@ -74,17 +72,6 @@ lock(Await *await)
 	idemq_jobs_close(&table);
 }
 
-/* Raises 55000. */
-pg_noreturn static void
-refuse_step(const Await *await)
-{
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("job %lld has a step \"%s\", which is no event",
-						   (long long) await->name.job_id, TextDatumGetCString(await->name.name)),
-					errhint("Steps and events of a job share their names: give the step another "
-							"one.")));
-}
-
 /* Looks whether the event is there, or its time is over. */
 static void
 look(Await *await)
@@ -104,23 +91,12 @@ look(Await *await)
 	(void) idemq_step_write(&await->name, await->queue_id, step, locked);
 }
 
-/* Gives the job back until the end of the wait. */
-static void
-give_back(const Await *await)
-{
-	Finish finish = {.kind = FINISH_RELEASE};
-	Attempt attempt;
-
-	/* Of the clock as it is now, which is what that is added to: never too soon. */
-	if (!await->asked)
-		finish.delay = Max(await->step.call_until - idemq_now(), 0);
-	(void) idemq_finish_by_token(await->name.job_id, await->name.token, &finish, true, &attempt);
-}
-
-/* Answers the wait, and writes what follows. */
+/* Answers the wait, and writes what follows: the job is given back until the end of the wait. */
 static void
 answer_wait(Await *await)
 {
+	Finish finish = {.kind = FINISH_RELEASE};
+	Attempt attempt;
 	lock(await);
 	idemq_step_lock(&await->name, (Datum) 0, &await->step);
 	switch (await->step.state)
@@ -128,7 +104,11 @@ answer_wait(Await *await)
 		case STEP_OPEN:
 		case STEP_DONE:
 		case STEP_REFUSED:
-			refuse_step(await);
+			ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("job %lld has a step \"%s\", which is no event",
+						   (long long) await->name.job_id, TextDatumGetCString(await->name.name)),
+					errhint("Steps and events of a job share their names: give the step another "
+							"one."));
 		case STEP_NONE:
 		case STEP_VOID:
 		case STEP_WAITING:
@@ -138,16 +118,19 @@ answer_wait(Await *await)
 		case STEP_TIMED_OUT:
 			return;
 	}
-	if (await->step.state == STEP_WAITING)
-		give_back(await);
+	if (await->step.state != STEP_WAITING)
+		return;
+	/* Of the clock as it is now, which is what that is added to: never too soon. */
+	if (!await->asked)
+		finish.delay = Max(await->step.call_until - idemq_now(), 0);
+	(void) idemq_finish_by_token(await->name.job_id, await->name.token, &finish, true, &attempt);
 }
 
 /*
  * await_event(id, token, name, timeout) -> (outcome, payload); IQ001, IQ002, IQ006, 55000,
  * 22004, 22023, 25006; 40001 above READ COMMITTED.
  */
-Datum
-idemq_sql_v2_await_event(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_await_event)
 {
 	Await await = {0};
 	Datum values[2];

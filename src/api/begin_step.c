@@ -38,8 +38,6 @@
 #include "job/job.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_begin_step);
-
 typedef enum BeginOutcome
 {
 	BEGIN_NEW,
@@ -72,12 +70,11 @@ begin_known(Begin *begin)
 	if (step_is_wait(step->state))
 		idemq_step_refuse_event(&begin->name);
 	if (!step->same_request)
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEMQ_KEY_REUSED),
-				 errmsg("step \"%s\" of job %lld was begun with another request",
-						TextDatumGetCString(begin->name.name), (long long) begin->name.job_id),
-				 errhint("Give each effect of a job a name of its own, and make its request "
-						 "of the payload alone; see the stored one in idemq.steps.")));
+		ereport(ERROR, errcode(ERRCODE_IDEMQ_KEY_REUSED),
+				errmsg("step \"%s\" of job %lld was begun with another request",
+					   TextDatumGetCString(begin->name.name), (long long) begin->name.job_id),
+				errhint("Give each effect of a job a name of its own, and make its request "
+						"of the payload alone; see the stored one in idemq.steps."));
 	if (step->state == STEP_DONE)
 		return BEGIN_DONE;
 	if (begin->call.begun_at < step->call_until)
@@ -118,21 +115,6 @@ ask_for_safety(void)
 								 GUC_ACTION_LOCAL, true, 0, false);
 }
 
-/*
- * Commits, so that what was begun survives a crash: also what an answer is of that another
- * committed with synchronous_commit = off.  A wait for standbys that was cancelled is an
- * error: the caller must not call.
- */
-static void
-commit(void)
-{
-	ask_for_safety();
-	ForceSyncCommit();
-	SPI_commit();
-	ask_for_safety(); /* that was the transaction before */
-	idemq_sync_rep_await_commit();
-}
-
 /* Shapes the answer: what the INOUT arguments are. */
 static Datum
 answer(FunctionCallInfo fcinfo, const Begin *begin)
@@ -162,8 +144,7 @@ answer(FunctionCallInfo fcinfo, const Begin *begin)
  * 22004, 22023, 25006, 54000; 40001 above READ COMMITTED; 40003 when the wait for a
  * synchronous standby was cancelled.
  */
-Datum
-idemq_sql_v2_begin_step(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_begin_step)
 {
 	MemoryContext caller = CurrentMemoryContext;
 	Begin begin = {0};
@@ -179,7 +160,16 @@ idemq_sql_v2_begin_step(PG_FUNCTION_ARGS)
 	PushActiveSnapshot(GetTransactionSnapshot());
 	begin_step(&begin);
 	PopActiveSnapshot();
-	commit();
+	/*
+	 * What was begun survives a crash: also what an answer is of that another committed with
+	 * synchronous_commit = off.  A wait for standbys that was cancelled is an error: the caller
+	 * must not call.
+	 */
+	ask_for_safety();
+	ForceSyncCommit();
+	SPI_commit();
+	ask_for_safety(); /* that was the transaction before */
+	idemq_sync_rep_await_commit();
 	SPI_finish();
 	return answer(fcinfo, &begin);
 }

@@ -25,11 +25,6 @@
 #include "queue/queue.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel_by_key);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel_many);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_cancel_matching);
-
 /* Arguments of cancel_matching, and parameters of its statements. */
 enum
 {
@@ -52,14 +47,24 @@ enum
 		INT4OID, TEXTOID, TEXTOID, TEXTOID, TEXTOID                                                \
 	}
 
-static SqlStatement of_group = {.text = UNFINISHED "AND group_key = $3 " BY_ID,
-								.nargs = MATCH_PARAMS,
+#define IDS                                                                                        \
+	(const SqlField[])                                                                             \
+	{                                                                                              \
+		{                                                                                          \
+			0, sizeof(int64), NULL                                                                 \
+		}                                                                                          \
+	}
+
+static SqlStatement of_group = {.few = true,
+								.fields = IDS,
+								.text = UNFINISHED "AND group_key = $3 " BY_ID,
 								.types = TYPES};
-static SqlStatement of_keys = {.text = UNFINISHED
+static SqlStatement of_keys = {.few = true,
+							   .fields = IDS,
+							   .text = UNFINISHED
 							   "AND key >= $4 AND ($5 IS NULL OR key < $5) " BY_ID,
-							   .nargs = MATCH_PARAMS,
 							   .types = TYPES};
-static SqlStatement of_queue = {.text = UNFINISHED BY_ID, .nargs = MATCH_PARAMS, .types = TYPES};
+static SqlStatement of_queue = {.fields = IDS, .text = UNFINISHED BY_ID, .types = TYPES};
 
 static bool
 decide_cancel(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
@@ -76,15 +81,13 @@ static const JobChanger canceller = {.decide = decide_cancel,
 									 .audit = {.action = "cancel"}};
 
 /* cancel(id) -> cancelled | completed | dead | not_found; 22004, 40001. */
-Datum
-idemq_sql_v2_cancel(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_cancel)
 {
 	return idemq_change_one(fcinfo, &canceller);
 }
 
 /* cancel_by_key(queue, key) -> as cancel; IQ005, 42501, 22004, 22023, 40001. */
-Datum
-idemq_sql_v2_cancel_by_key(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_cancel_by_key)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 	Outcome outcome = OUTCOME_NOT_FOUND;
@@ -103,8 +106,7 @@ idemq_sql_v2_cancel_by_key(PG_FUNCTION_ARGS)
 }
 
 /* cancel_many(ids) -> setof (id, outcome as cancel, or locked); 22004, 22023, 40001. */
-Datum
-idemq_sql_v2_cancel_many(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_cancel_many)
 {
 	static const JobChanger skipper = {.decide = decide_cancel,
 									   .privileges = PRIVILEGE_CHANGE,
@@ -150,7 +152,7 @@ behind_prefix(Datum prefix)
 
 /* Reads which jobs are meant as parameters; what it says for the audit goes into *entry. */
 static void
-read_match(FunctionCallInfo fcinfo, Datum *values, char *nulls, AuditEntry *entry)
+read_match(FunctionCallInfo fcinfo, Datum *values, AuditEntry *entry)
 {
 	static const char *const names[] =
 		{[MATCH_KIND] = "kind", [MATCH_GROUP] = "group_key", [MATCH_PREFIX] = "key_prefix"};
@@ -163,7 +165,6 @@ read_match(FunctionCallInfo fcinfo, Datum *values, char *nulls, AuditEntry *entr
 		if (PG_ARGISNULL(arg))
 			continue;
 		values[arg] = PointerGetDatum(PG_GETARG_TEXT_PP(arg));
-		nulls[arg] = ' ';
 		bytes = VARSIZE_ANY_EXHDR(DatumGetPointer(values[arg]));
 		if (arg == MATCH_KIND)
 			idemq_check_kind(bytes);
@@ -173,49 +174,22 @@ read_match(FunctionCallInfo fcinfo, Datum *values, char *nulls, AuditEntry *entr
 		entry->members[members++] = TextDatumGetCString(values[arg]);
 	}
 	if (members == 0)
-		ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-						errmsg("kind, group_key and key_prefix must not all be NULL"),
-						errhint("Say which jobs of the queue are to be cancelled.")));
-	if (nulls[MATCH_PREFIX] == ' ')
+		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("kind, group_key and key_prefix must not all be NULL"),
+				errhint("Say which jobs of the queue are to be cancelled."));
+	if (values[MATCH_PREFIX] != 0)
 		values[MATCH_BEHIND] = behind_prefix(values[MATCH_PREFIX]);
-	if (values[MATCH_BEHIND] != 0)
-		nulls[MATCH_BEHIND] = ' ';
-}
-
-/* Returns the ids of the unfinished jobs that match, in their order. */
-static int64 *
-find_matching(const Datum *values, const char *nulls, uint64 *count)
-{
-	SqlStatement *statement = &of_queue;
-	MemoryContext caller = CurrentMemoryContext;
-	SqlScope scope;
-	int64 *ids;
-
-	idemq_spi_begin(&scope);
-	if (nulls[MATCH_GROUP] == ' ')
-		statement = &of_group;
-	else if (nulls[MATCH_PREFIX] == ' ')
-		statement = &of_keys;
-	if (statement != &of_queue)
-		idemq_spi_no_seqscan();
-	*count = idemq_spi_query_latest(statement, values, nulls);
-	ids = MemoryContextAllocHuge(caller, Max(*count, 1) * sizeof(int64));
-	for (uint64 i = 0; i < *count; i++)
-		ids[i] = idemq_spi_int64(i, 1, NULL);
-	idemq_spi_end(&scope);
-	return ids;
 }
 
 /*
  * cancel_matching(queue, kind, group_key, key_prefix, max_jobs) -> (cancelled, locked);
  * IQ005, 42501, 22004 when no job is described, 22023, 40001.
  */
-Datum
-idemq_sql_v2_cancel_matching(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_cancel_matching)
 {
 	AuditEntry entry = {.action = "cancel_matching"};
 	Datum values[MATCH_PARAMS] = {0};
-	char nulls[] = " nnnn";
+	SqlStatement *statement = &of_queue;
 	int64 max_jobs = PG_INT64_MAX;
 	int64 jobs[] = {0, 0};
 	JobChanger canceller_of = {.decide = decide_cancel_kind,
@@ -226,17 +200,21 @@ idemq_sql_v2_cancel_matching(PG_FUNCTION_ARGS)
 	bool isnull[2] = {false};
 	JobsTable table;
 	QueueInfo queue;
-	uint64 count;
 	int64 *ids;
+	int count;
 
 	idemq_queue_arg(fcinfo, MATCH_QUEUE, "queue", PRIVILEGE_CHANGE, &queue);
 	values[MATCH_QUEUE] = Int32GetDatum(queue.id);
-	read_match(fcinfo, values, nulls, &entry);
+	read_match(fcinfo, values, &entry);
 	if (!PG_ARGISNULL(MATCH_MAX_JOBS))
 		max_jobs = idemq_arg_int(fcinfo, MATCH_MAX_JOBS, "max_jobs", 1, PG_INT32_MAX);
-	ids = find_matching(values, nulls, &count);
+	if (values[MATCH_GROUP] != 0)
+		statement = &of_group;
+	else if (values[MATCH_PREFIX] != 0)
+		statement = &of_keys;
+	ids = idemq_spi_rows(statement, values, sizeof(int64), &count);
 	idemq_jobs_open(&table);
-	for (uint64 i = 0; i < count && jobs[0] < max_jobs; i++)
+	for (int i = 0; i < count && jobs[0] < max_jobs; i++)
 	{
 		int32 changed;
 

@@ -168,38 +168,6 @@ count_in(List *counts, int32 queue_id)
 	return lappend(counts, count);
 }
 
-/* Writes one row a queue into idemq.audit. */
-static void
-audit_counts(const List *counts, const char *action)
-{
-	const ListCell *lc;
-
-	foreach(lc, counts)
-	{
-		const QueueChanged *count = lfirst(lc);
-		QueueInfo queue;
-
-		if (idemq_queue_by_id(count->queue_id, &queue))
-			idemq_audit(&(AuditEntry){.action = action, .queue = &queue, .jobs = count->jobs});
-	}
-}
-
-/* Reads an array of ids, sorted and each once: two batches never deadlock. */
-static int64 *
-ids_arg(FunctionCallInfo fcinfo, int n, int *count)
-{
-	ArrayArg ids;
-	int64 *sorted;
-
-	idemq_arg_array(fcinfo, n, "ids", INT8OID, false, &ids);
-	sorted = palloc(Max(ids.count, 1) * sizeof(int64));
-	for (int i = 0; i < ids.count; i++)
-		sorted[i] = DatumGetInt64(ids.values[i]);
-	qsort(sorted, ids.count, sizeof(int64), idemq_compare_int64);
-	*count = (int) qunique(sorted, ids.count, sizeof(int64), idemq_compare_int64);
-	return sorted;
-}
-
 /*
  * As idemq_change_job, of each of argument ids: a row an id, in their order.  Those that were
  * changed are in idemq.audit under that action, a row a queue.
@@ -207,14 +175,22 @@ ids_arg(FunctionCallInfo fcinfo, int n, int *count)
 Datum
 idemq_change_many(FunctionCallInfo fcinfo, const JobChanger *changer, const char *action)
 {
+	ArrayArg arg;
+	int64 *ids;
 	int count;
-	int64 *ids = ids_arg(fcinfo, 0, &count);
 	List *counts = NIL;
-	Tuplestorestate *store;
-	TupleDesc desc;
+	const ListCell *lc;
+	ReturnSetInfo *set;
 	JobsTable table;
 
-	store = idemq_srf_begin(fcinfo, &desc);
+	idemq_arg_array(fcinfo, 0, "ids", INT8OID, false, &arg);
+	ids = palloc(Max(arg.count, 1) * sizeof(int64));
+	for (int i = 0; i < arg.count; i++)
+		ids[i] = DatumGetInt64(arg.values[i]);
+	/* Sorted, and each once: two batches never deadlock. */
+	qsort(ids, arg.count, sizeof(int64), idemq_compare_int64);
+	count = (int) qunique(ids, arg.count, sizeof(int64), idemq_compare_int64);
+	set = idemq_srf_begin(fcinfo);
 	idemq_jobs_open(&table);
 	for (int i = 0; i < count; i++)
 	{
@@ -229,9 +205,16 @@ idemq_change_many(FunctionCallInfo fcinfo, const JobChanger *changer, const char
 			counts = count_in(counts, queue_id);
 		values[0] = Int64GetDatum(ids[i]);
 		values[1] = idemq_outcome_datum(outcome);
-		tuplestore_putvalues(store, desc, values, nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, values, nulls);
 	}
 	idemq_jobs_close(&table);
-	audit_counts(counts, action);
+	foreach(lc, counts)
+	{
+		const QueueChanged *changed = lfirst(lc);
+		QueueInfo queue;
+
+		if (idemq_queue_by_id(changed->queue_id, &queue))
+			idemq_audit(&(AuditEntry){.action = action, .queue = &queue, .jobs = changed->jobs});
+	}
 	return (Datum) 0;
 }

@@ -19,10 +19,6 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_checkpoint);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_assert_current);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_hold_claimed);
-
 /* Reads which step of which attempt is meant: id, token and name, the first three arguments. */
 StepName
 idemq_arg_step(FunctionCallInfo fcinfo)
@@ -36,15 +32,14 @@ idemq_arg_step(FunctionCallInfo fcinfo)
 void
 idemq_step_refuse_event(const StepName *name)
 {
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("\"%s\" is an event that job %lld awaits, and no step",
-						   TextDatumGetCString(name->name), (long long) name->job_id),
-					errhint("Give the step another name.")));
+	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("\"%s\" is an event that job %lld awaits, and no step",
+				   TextDatumGetCString(name->name), (long long) name->job_id),
+			errhint("Give the step another name."));
 }
 
 /* checkpoint(id, token, state) -> void; IQ001, IQ002, IQ006, 22004, 40001, 54000. */
-Datum
-idemq_sql_v2_checkpoint(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_checkpoint)
 {
 	JobsTable table;
 	Attempt attempt;
@@ -70,8 +65,7 @@ idemq_sql_v2_checkpoint(PG_FUNCTION_ARGS)
  * assert_current(id, token) -> void; IQ001, IQ002, IQ006, 22004, 40001.
  * See idemq_attempt_hold.
  */
-Datum
-idemq_sql_v2_assert_current(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_assert_current)
 {
 	idemq_arg_attempt(fcinfo);
 	(void) idemq_attempt_hold(PG_GETARG_INT64(0), PG_GETARG_INT64(1));
@@ -82,8 +76,7 @@ idemq_sql_v2_assert_current(PG_FUNCTION_ARGS)
  * hold_claimed() -> held, busy or gone: as assert_current, of the one job that this session's
  * last transaction has claimed; never waits for another transaction.
  */
-Datum
-idemq_sql_v2_hold_claimed(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_hold_claimed)
 {
 	int64 id;
 	int64 token;

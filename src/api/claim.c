@@ -11,16 +11,14 @@
 #include "base/base.h"
 #include "queue/queue.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_claim);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_claim_any);
-
 /*
  * Reads the arguments max_jobs, lease, worker and attach, of which the first is number n;
- * raises 22004, 22023, 25006.
+ * begins the answer, a set; raises 22004, 22023, 25006.
  */
 void
 idemq_claim_args(FunctionCallInfo fcinfo, int n, ClaimCall *call)
 {
+	ReturnSetInfo *set;
 	int wanted;
 
 	idemq_jobs_check_writable();
@@ -31,20 +29,21 @@ idemq_claim_args(FunctionCallInfo fcinfo, int n, ClaimCall *call)
 	call->worker = idemq_arg_worker(fcinfo, n + 2);
 	call->attach = idemq_arg_bool(fcinfo, n + 3, "attach");
 	idemq_claim_begin(call, wanted);
+	set = idemq_srf_begin(fcinfo);
+	call->store = set->setResult;
+	call->desc = set->setDesc;
 }
 
 /*
  * claim(queue text, max_jobs int, lease interval, worker text, attach bool)
  *		-> setof claimed job; 42501, IQ005, 22004, 22023.
  */
-Datum
-idemq_sql_v2_claim(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_claim)
 {
 	char *queue = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 	ClaimCall call;
 
 	idemq_claim_args(fcinfo, 1, &call);
-	call.store = idemq_srf_begin(fcinfo, &call.desc);
 	idemq_queue_by_name(queue, PRIVILEGE_CLAIM, &call.scan.queue);
 	idemq_settings_check_lease(&call.scan.queue, call.lease);
 	idemq_claim_from_queue(&call);
@@ -52,8 +51,7 @@ idemq_sql_v2_claim(PG_FUNCTION_ARGS)
 }
 
 /* claim_any(queues text[], ...) -> as claim, and the queue's name. */
-Datum
-idemq_sql_v2_claim_any(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_claim_any)
 {
 	QueueInfo *queue;
 	ArrayArg queues;
@@ -61,7 +59,6 @@ idemq_sql_v2_claim_any(PG_FUNCTION_ARGS)
 
 	idemq_arg_array(fcinfo, 0, "queues", TEXTOID, false, &queues);
 	idemq_claim_args(fcinfo, 1, &call);
-	call.store = idemq_srf_begin(fcinfo, &call.desc);
 	queue = &call.scan.queue;
 	for (int i = 0; i < queues.count; i++)
 	{

@@ -10,13 +10,10 @@
 #include "job/job.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_claim_job);
-
 /*
  * claim_job(id, lease, worker, attach) -> claim_result; 22004, 22023, 40001.
  */
-Datum
-idemq_sql_v2_claim_job(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_claim_job)
 {
 	JobCall call = {0};
 	JobsTable table;

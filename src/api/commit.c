@@ -8,11 +8,6 @@
 #include "api/api.h"
 #include "base/base.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_commit);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_commit_job);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_try_commit);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_commit_many);
-
 /* Reads result, which is argument 2. */
 Finish
 idemq_commit_args(FunctionCallInfo fcinfo)
@@ -25,8 +20,7 @@ idemq_commit_args(FunctionCallInfo fcinfo)
 }
 
 /* commit(id, token, result) -> committed; IQ001, IQ002, IQ006, 40001, 54000. */
-Datum
-idemq_sql_v2_commit(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_commit)
 {
 	Finish finish = idemq_commit_args(fcinfo);
 
@@ -34,15 +28,13 @@ idemq_sql_v2_commit(PG_FUNCTION_ARGS)
 }
 
 /* CALL commit_job(id, token, result, INOUT outcome): as commit. */
-Datum
-idemq_sql_v2_commit_job(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_commit_job)
 {
 	return idemq_value_row_datum(fcinfo, idemq_sql_v2_commit(fcinfo));
 }
 
 /* try_commit(id, token, result) -> committed | already_committed | stale | not_found; 40001, 54000. */
-Datum
-idemq_sql_v2_try_commit(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_try_commit)
 {
 	Finish finish = idemq_commit_args(fcinfo);
 
@@ -50,8 +42,7 @@ idemq_sql_v2_try_commit(PG_FUNCTION_ARGS)
 }
 
 /* commit_many(ids, tokens, results) -> setof (id, token, outcome as try_commit). */
-Datum
-idemq_sql_v2_commit_many(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_commit_many)
 {
 	Finish finish = {.kind = FINISH_COMMIT};
 

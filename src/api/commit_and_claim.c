@@ -22,9 +22,6 @@
 #include "base/base.h"
 #include "queue/queue.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_commit_and_claim);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_commit_many_and_claim);
-
 /* Positions of the arguments behind the commit's. */
 #define ARG_QUEUE 3
 #define ARG_CLAIM 4
@@ -49,9 +46,9 @@ queue_arg(FunctionCallInfo fcinfo)
 static void
 warn(const char *queue, const char *why)
 {
-	ereport(WARNING,
-			(errcode(ERRCODE_WARNING), errmsg("nothing was claimed from queue \"%s\"", queue),
-			 errdetail("%s", why), errhint("Correct the argument; the commit stands.")));
+	ereport(WARNING, errcode(ERRCODE_WARNING),
+			errmsg("nothing was claimed from queue \"%s\"", queue), errdetail("%s", why),
+			errhint("Correct the argument; the commit stands."));
 }
 
 /* Claims from a queue by name, or from the one that the call has already. */
@@ -77,8 +74,7 @@ claim_next(ClaimCall *call, const char *name)
  * commit_and_claim(id, token, result, queue, max_jobs, lease, worker, attach)
  *		-> setof claimed job; as commit: IQ001, IQ002, IQ006, 40001, 54000; 22004, 22023.
  */
-Datum
-idemq_sql_v2_commit_and_claim(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_commit_and_claim)
 {
 	Finish finish = idemq_commit_args(fcinfo);
 	char *name = queue_arg(fcinfo);
@@ -86,7 +82,6 @@ idemq_sql_v2_commit_and_claim(PG_FUNCTION_ARGS)
 	ClaimCall call;
 
 	idemq_claim_args(fcinfo, ARG_CLAIM, &call);
-	call.store = idemq_srf_begin(fcinfo, &call.desc);
 	(void) idemq_finish_attempt(fcinfo, &finish, true, &attempt);
 	call.scan.queue = attempt.queue;
 	claim_next(&call, name);
@@ -120,15 +115,13 @@ add_outcome(const Attempt *attempt, int32 ord, Outcome outcome, void *arg)
  *		-> setof (outcome, id, token, and of a claimed job the other columns of claim): first
  *		   a row for each pair as commit_many, then the claimed ones.
  */
-Datum
-idemq_sql_v2_commit_many_and_claim(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_commit_many_and_claim)
 {
 	Finish finish = {.kind = FINISH_COMMIT};
 	char *name = queue_arg(fcinfo);
 	BatchCall batch = {.first = -1};
 
 	idemq_claim_args(fcinfo, ARG_CLAIM, &batch.claim);
-	batch.claim.store = idemq_srf_begin(fcinfo, &batch.claim.desc);
 	batch.claim.with_outcome = true;
 	idemq_finish_batch(fcinfo, &finish, add_outcome, &batch);
 	if (name != NULL || batch.first >= 0)

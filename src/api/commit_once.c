@@ -11,14 +11,11 @@
 #include "job/job.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_commit_once);
-
 /*
  * commit_once(id, result) -> committed | already_committed | locked | dead |
  * cancelled | blocked | not_due | not_found; 22004, 40001, 54000.
  */
-Datum
-idemq_sql_v2_commit_once(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_commit_once)
 {
 	JobCall call = {0};
 	JobsTable table;

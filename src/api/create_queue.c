@@ -6,7 +6,7 @@
  * every session read the queue anew.  create_queue is the DBA's to grant; alter_queue requires
  * the queue's admin privilege.  A change of how many jobs of a group may run, or be started,
  * has its groups checked after the commit, and one of group_running from 1, or to it, changes
- * what the rows of waiting jobs say (follow_group_running).  In alter_queue NULL leaves a
+ * what the rows of waiting jobs say (to_places, to_heads).  In alter_queue NULL leaves a
  * setting as it is; 0 takes a limit away, and '' the dead queue.
  */
 #include "postgres.h"
@@ -22,29 +22,6 @@
 #include "shared/slots/slots.h"
 #include "table/table.h"
 #include "txn/txn.h"
-
-PG_FUNCTION_INFO_V1(idemq_sql_v2_create_queue);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_alter_queue);
-
-/* Returns a queue's name for create_queue; raises 22023 for one that is not allowed. */
-static char *
-new_queue_name(FunctionCallInfo fcinfo)
-{
-	char *name = idemq_arg_text(fcinfo, 0, "name", IDEMQ_MAX_QUEUE_NAME);
-
-	for (char *c = name; *c != '\0'; c++)
-	{
-		bool letter = (*c >= 'A' && *c <= 'Z') || (*c >= 'a' && *c <= 'z') || *c == '_';
-		bool other = (*c >= '0' && *c <= '9') || *c == '.' || *c == '-';
-
-		if (!letter && !(other && c > name))
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_NAME),
-					 errmsg("\"%s\" cannot be the name of a queue", name),
-					 errhint("Use letters, digits, _ . and -, beginning with a letter or _.")));
-	}
-	return name;
-}
 
 /* Checks dead_queue, if given, for a queue, of id 0 when it is new; see idemq_dead_queue_check. */
 static void
@@ -66,10 +43,10 @@ warn_of_short_window(const QueueInfo *queue)
 {
 	if ((double) queue->idempotency_window < (double) queue->lease * queue->max_attempts)
 		ereport(WARNING,
-				(errmsg("idempotency_window of queue \"%s\" is shorter than lease x max_attempts",
-						queue->name),
-				 errdetail("A message that is delivered again after the window runs its effect "
-						   "again.")));
+				errmsg("idempotency_window of queue \"%s\" is shorter than lease x max_attempts",
+					   queue->name),
+				errdetail("A message that is delivered again after the window runs its effect "
+						  "again."));
 }
 
 static SqlStatement add_grant =
@@ -77,7 +54,6 @@ static SqlStatement add_grant =
 		 "INSERT INTO idemq.queue_grants (queue_id, role_name, privilege) VALUES ($1, $2, $3) "
 		 "ON CONFLICT (queue_id, role_name, privilege) DO UPDATE SET role_oid = excluded.role_oid "
 		 "WHERE queue_grants.role_oid IS DISTINCT FROM excluded.role_oid",
-	 .nargs = 3,
 	 .types = {INT4OID, NAMEOID, TEXTOID}};
 
 /* Makes a role an administrator of a queue. */
@@ -86,39 +62,45 @@ grant_admin(int32 queue_id, Oid role)
 {
 	NameData name;
 	Datum values[] = {Int32GetDatum(queue_id), NameGetDatum(&name), CStringGetTextDatum("admin")};
-	SqlScope scope;
-
 	namestrcpy(&name, GetUserNameFromId(role, false));
 	idemq_role_lock(role, ROLE_LOCK_GRANTS);
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&add_grant, values, NULL, SPI_OK_INSERT);
-	idemq_spi_end(&scope);
+	(void) idemq_spi_do(&add_grant, values, NULL);
 	idemq_usage_settle(role);
 }
 
 /* create_queue(name, settings ...) -> queue_id; 42710, 42602, 22004, 22023, IQ005, 42501, 53400. */
-Datum
-idemq_sql_v2_create_queue(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_create_queue)
 {
-	char *name = new_queue_name(fcinfo);
+	char *name = idemq_arg_text(fcinfo, 0, "name", IDEMQ_MAX_QUEUE_NAME);
 	Oid creator = GetUserId();
 	QueueInfo queue;
 	int32 id;
+
+	for (char *c = name; *c != '\0'; c++)
+	{
+		bool letter = (*c >= 'A' && *c <= 'Z') || (*c >= 'a' && *c <= 'z') || *c == '_';
+		bool other = (*c >= '0' && *c <= '9') || *c == '.' || *c == '-';
+
+		if (!letter && !(other && c > name))
+			ereport(ERROR, errcode(ERRCODE_INVALID_NAME),
+					errmsg("\"%s\" cannot be the name of a queue", name),
+					errhint("Use letters, digits, _ . and -, beginning with a letter or _."));
+	}
 
 	idemq_settings_check(fcinfo, true);
 	idemq_jobs_check_writable();
 	check_dead_queue(fcinfo, name, 0);
 	if (!idemq_settings_insert(fcinfo, name, &id))
-		ereport(ERROR,
-				(errcode(ERRCODE_DUPLICATE_OBJECT), errmsg("queue \"%s\" already exists", name),
-				 errhint("Change it with idemq.alter_queue.")));
+		ereport(ERROR, errcode(ERRCODE_DUPLICATE_OBJECT),
+				errmsg("queue \"%s\" already exists", name),
+				errhint("Change it with idemq.alter_queue."));
 	idemq_pending_note(ACTION_CREATE_QUEUE, NULL, id);
 	if (!has_privs_of_role(creator, idemq_oids()->owner))
 		grant_admin(id, creator);
 	if (idemq_queue_by_id(id, &queue))
 	{
 		idemq_queue_need_slot(&queue);
-		idemq_queue_counts_set_empty(&queue);
+		idemq_counters_set_empty(idemq_slot_index(queue.slot), id);
 		idemq_slot_note_new(queue.slot, id);
 		idemq_settings_check_lease(&queue, queue.lease);
 		idemq_audit(&(AuditEntry){.action = "create_queue",
@@ -148,26 +130,13 @@ static SqlStatement to_places =
 		 "run_at = CASE WHEN run_at IS NULL THEN ready_at WHEN status = 'failed' THEN $2 END",
 		 "(run_at IS NULL AND status = 'pending' AND ready_at > $2 OR run_at < ready_at "
 		 "AND (claimed_at IS NULL OR run_at > claimed_at))"),
-	 .types = {INT4OID, TIMESTAMPTZOID}};
+	 .types = {INT4OID, TIMESTAMPTZOID},
+	 .on_jobs = true};
 static SqlStatement to_heads =
 	{.text =
 		 CHANGE_WAITING("run_at = $2", "run_at IS NULL AND status = 'pending' AND ready_at > $2"),
-	 .types = {INT4OID, TIMESTAMPTZOID}};
-
-/* Follows a change of group_running from 1, or to it: *before and *after are the queue's settings. */
-static void
-follow_group_running(const QueueInfo *before, const QueueInfo *after)
-{
-	Datum args[] = {Int32GetDatum(after->id), TimestampTzGetDatum(idemq_now())};
-	SqlScope scope;
-
-	if (idemq_has_places(before) == idemq_has_places(after))
-		return;
-	idemq_spi_begin_on_jobs(&scope);
-	(void) idemq_spi_run(idemq_has_places(after) ? &to_places : &to_heads, args, NULL,
-						 SPI_OK_UPDATE);
-	idemq_spi_end(&scope);
-}
+	 .types = {INT4OID, TIMESTAMPTZOID},
+	 .on_jobs = true};
 
 /* Returns whether alter_queue is given a setting. */
 static bool
@@ -177,8 +146,7 @@ is_given(FunctionCallInfo fcinfo, const char *name)
 }
 
 /* alter_queue(name, settings ...) -> void; IQ005, 42501, 22004, 22023. */
-Datum
-idemq_sql_v2_alter_queue(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_alter_queue)
 {
 	QueueInfo queue;
 	QueueInfo former;
@@ -197,8 +165,12 @@ idemq_sql_v2_alter_queue(PG_FUNCTION_ARGS)
 		is_given(fcinfo, "group_period"))
 		idemq_pending_note(ACTION_GROUPS, NULL, queue.id);
 	former = queue;
-	if (is_given(fcinfo, "group_running") && idemq_queue_by_id(queue.id, &queue))
-		follow_group_running(&former, &queue);
+	/* A change of group_running from 1, or to it. */
+	if (is_given(fcinfo, "group_running") && idemq_queue_by_id(queue.id, &queue) &&
+		idemq_has_places(&former) != idemq_has_places(&queue))
+		(void) idemq_spi_do(idemq_has_places(&queue) ? &to_places : &to_heads,
+							(Datum[]){Int32GetDatum(queue.id), TimestampTzGetDatum(idemq_now())},
+							NULL);
 	if ((is_given(fcinfo, "lease") || is_given(fcinfo, "max_lease")) &&
 		idemq_queue_by_id(queue.id, &queue))
 		idemq_settings_check_lease(&queue, queue.lease);

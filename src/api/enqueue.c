@@ -24,9 +24,6 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue_many);
-
 /* Arguments of enqueue; the options are behind delay. */
 enum
 {
@@ -60,22 +57,19 @@ duplicate_rule(FunctionCallInfo fcinfo)
 	while (strcmp(name, names[rule.policy]) != 0)
 	{
 		if (++rule.policy > DUPLICATE_ERROR)
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("on_duplicate must be keep, ignore, replace, rerun or error, not "
-							"\"%s\"",
-							name),
-					 errhint("Leave it out for keep: the answer is the job that has the key.")));
+			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					errmsg("on_duplicate must be keep, ignore, replace, rerun or error, not \"%s\"",
+						   name),
+					errhint("Leave it out for keep: the answer is the job that has the key."));
 	}
 	if (PG_ARGISNULL(ARG_MAX_WAIT))
 		return rule;
 	(void) idemq_arg_interval(fcinfo, ARG_MAX_WAIT, "max_wait", 1);
 	if (rule.policy != DUPLICATE_REPLACE)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("max_wait needs on_duplicate => 'replace'"),
-				 errhint("It bounds how long requests with one key can put a job off; leave it out "
-						 "if they are not to replace each other.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("max_wait needs on_duplicate => 'replace'"),
+				errhint("It bounds how long requests with one key can put a job off; leave it out "
+						"if they are not to replace each other."));
 	rule.max_wait = PG_GETARG_INTERVAL_P(ARG_MAX_WAIT);
 	return rule;
 }
@@ -93,8 +87,8 @@ idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, Jo
 
 	idemq_queue_need_slot(queue);
 	if (rule.max_wait != NULL && !has_key)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("max_wait needs a key"),
-						errhint("Pass a key, or leave max_wait out.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("max_wait needs a key"),
+				errhint("Pass a key, or leave max_wait out."));
 	if (rule.max_wait != NULL)
 		idemq_job_wait_no_longer(columns, NULL, rule.max_wait);
 	if (has_key)
@@ -151,8 +145,7 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
  * IQ003, IQ004, IQ005, 42501, 22004, 22023, 40001, 54000.  CALL enqueue_job has four INOUT
  * arguments more, which that row fills.
  */
-Datum
-idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_enqueue)
 {
 	QueueInfo queue;
 	JobsTable table;
@@ -244,30 +237,12 @@ read_arrays(FunctionCallInfo fcinfo, EnqueueArrays *arrays)
 		qsort_arg(arrays->order, n, sizeof(int), compare_by_key, &arrays->options[OPTION_KEY]);
 }
 
-/* Sets what the arrays say of element n. */
-static void
-fill_element(JobChange *columns, const QueueInfo *queue, const EnqueueArrays *arrays, int n)
-{
-	NullableDatum values[OPTIONS];
-
-	job_set(columns, COL_ID, Int64GetDatum(arrays->ids[n]));
-	for (int i = 0; i < OPTIONS; i++)
-	{
-		const ArrayArg *array = &arrays->options[i];
-
-		values[i].isnull = array->values == NULL || array->nulls[n];
-		values[i].value = values[i].isnull ? (Datum) 0 : array->values[n];
-	}
-	idemq_enqueue_set_options(columns, queue, values);
-}
-
 /*
  * enqueue_many(queue, payloads, keys, run_ats, priorities, group_keys, delays,
  *		max_attempts, headers, expires_ins, key_ttls, on_duplicate, nowait, kinds, max_wait,
  *		depends_on, on_parent_failure) -> setof (ord, id, outcome, status, result); as enqueue.
  */
-Datum
-idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_enqueue_many)
 {
 	EnqueueArrays arrays = {0};
 	QueueInfo queue;
@@ -277,8 +252,7 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 	JobWait wait = idemq_arg_bool(fcinfo, ARG_NOWAIT, "nowait") ? JOB_SKIPS : JOB_WAITS;
 	NewDependencies depends; /* of each job */
 	bool waits = idemq_arg_parents(fcinfo, ARG_DEPENDS_ON, &depends);
-	TupleDesc desc;
-	Tuplestorestate *store;
+	ReturnSetInfo *set;
 	MemoryContext job_context;
 	MemoryContext old;
 	TimestampTz now;
@@ -288,7 +262,7 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 	idemq_queue_open(fcinfo, ARG_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	idemq_jobs_open(&table);
 	read_arrays(fcinfo, &arrays);
-	store = idemq_srf_begin(fcinfo, &desc);
+	set = idemq_srf_begin(fcinfo);
 	now = idemq_now();
 	batch = idemq_jobs_batch_begin(&table);
 	job_context =
@@ -297,6 +271,7 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 	for (int n = 0; n < arrays.payloads.count; n++)
 	{
 		int i = arrays.order[n];
+		NullableDatum options[OPTIONS];
 		JobChange columns;
 		EnqueueAnswer answer;
 		Datum values[ANSWER_COLUMNS + 1];
@@ -306,7 +281,15 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 		MemoryContextReset(job_context);
 		idemq_check_document("payload", arrays.payloads.values[i], 0);
 		idemq_new_job(&columns, &queue, now, arrays.payloads.values[i]);
-		fill_element(&columns, &queue, &arrays, i);
+		job_set(&columns, COL_ID, Int64GetDatum(arrays.ids[i]));
+		for (int o = 0; o < OPTIONS; o++)
+		{
+			const ArrayArg *array = &arrays.options[o];
+
+			options[o].isnull = array->values == NULL || array->nulls[i];
+			options[o].value = options[o].isnull ? (Datum) 0 : array->values[i];
+		}
+		idemq_enqueue_set_options(&columns, &queue, options);
 		if (waits)
 			idemq_new_child(&columns, &depends);
 		idemq_enqueue_add(&table, batch, &queue, &columns, rule, wait, &answer);
@@ -315,7 +298,7 @@ idemq_sql_v2_enqueue_many(PG_FUNCTION_ARGS)
 		of_others |= is_of_others(&answer);
 		values[0] = Int32GetDatum(i + 1);
 		fill_answer(&answer, values + 1, nulls + 1);
-		tuplestore_putvalues(store, desc, values, nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, values, nulls);
 	}
 	MemoryContextSwitchTo(old);
 	idemq_jobs_batch_end(batch);

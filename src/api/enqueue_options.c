@@ -23,21 +23,6 @@ later(const JobChange *columns, const char *name, Datum interval, int64 least)
 	return DirectFunctionCall2(timestamptz_pl_interval, columns->values[COL_CREATED_AT], interval);
 }
 
-/*
- * Has a new job of a FIFO group wait: blocked, until it is promoted (job/promote.c), which
- * heeds the time that was asked for.
- */
-static void
-block(JobChange *columns)
-{
-	TimestampTz ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
-
-	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_BLOCKED]));
-	columns->set &= ~COLUMN_BIT(COL_READY_AT);
-	if (ready_at > DatumGetTimestampTz(columns->values[COL_CREATED_AT]))
-		job_set(columns, COL_RUN_AT, TimestampTzGetDatum(ready_at));
-}
-
 const JobOption idemq_enqueue_options[OPTIONS] = {
 	[OPTION_KEY] = {COL_KEY, "keys", TEXTOID, 2},
 	[OPTION_DELAY] = {COL_READY_AT, "delays", INTERVALOID, 6},
@@ -67,16 +52,15 @@ set_option(JobChange *columns, int option, Datum value)
 		case OPTION_RUN_AT:
 			/* Such a job would never be due, or always have been. */
 			if (TIMESTAMP_NOT_FINITE(DatumGetTimestampTz(value)))
-				ereport(ERROR,
-						(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("run_at must be finite"),
-						 errhint("Pass a time, or NULL for now.")));
+				ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("run_at must be finite"), errhint("Pass a time, or NULL for now."));
 			break;
 		case OPTION_PRIORITY:
 			if (DatumGetInt32(value) < 0 || DatumGetInt32(value) >= IDEMQ_PRIORITIES)
-				ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-								errmsg("priority must be between 0 and %d, not %d",
-									   IDEMQ_PRIORITIES - 1, DatumGetInt32(value)),
-								errhint("0 is claimed first, %d last.", IDEMQ_PRIORITIES - 1)));
+				ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+						errmsg("priority must be between 0 and %d, not %d", IDEMQ_PRIORITIES - 1,
+							   DatumGetInt32(value)),
+						errhint("0 is claimed first, %d last.", IDEMQ_PRIORITIES - 1));
 			value = Int16GetDatum(DatumGetInt32(value));
 			break;
 		case OPTION_GROUP_KEY:
@@ -129,13 +113,13 @@ idemq_enqueue_read_options(FunctionCallInfo fcinfo, int key, int first, int key_
 void
 idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const NullableDatum *values)
 {
+	TimestampTz ready_at;
 	if (!values[OPTION_DELAY].isnull && !values[OPTION_RUN_AT].isnull)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("delay and run_at cannot be used together"), errhint("Pass one of them.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("delay and run_at cannot be used together"), errhint("Pass one of them."));
 	if (!values[OPTION_KEY_TTL].isnull && values[OPTION_KEY].isnull)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("key_ttl needs a key"),
-						errhint("Pass a key, or leave key_ttl out.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("key_ttl needs a key"),
+				errhint("Pass a key, or leave key_ttl out."));
 	for (int i = 0; i < OPTIONS; i++)
 	{
 		if (!values[i].isnull)
@@ -145,5 +129,10 @@ idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const Null
 		return;
 	if (values[OPTION_GROUP_KEY].isnull)
 		job_set(columns, COL_GROUP_KEY, PointerGetDatum(cstring_to_text("")));
-	block(columns);
+	/* Blocked, until it is promoted (job/promote.c), which heeds the time that was asked for. */
+	ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
+	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_BLOCKED]));
+	columns->set &= ~COLUMN_BIT(COL_READY_AT);
+	if (ready_at > DatumGetTimestampTz(columns->values[COL_CREATED_AT]))
+		job_set(columns, COL_RUN_AT, TimestampTzGetDatum(ready_at));
 }

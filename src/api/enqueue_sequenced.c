@@ -46,8 +46,6 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue_sequenced);
-
 #define MAX_PRODUCER 256 /* bytes */
 
 /* Arguments of enqueue_sequenced. */
@@ -67,70 +65,52 @@ enum
 		INT4OID, TEXTOID, INT8OID, INT8OID, TIMESTAMPTZOID                                         \
 	}
 
+/* A producer's last number, and its job. */
+typedef struct Position
+{
+	int64 seq;
+	int64 job_id;
+} Position;
+
 static SqlStatement advance =
 	{.text = "UPDATE idemq.producers SET seq = $3, job_id = $4, enqueued_at = $5 "
 			 "WHERE queue_id = $1 AND name = $2 AND seq < $3",
-	 .nargs = 5,
 	 .types = POSITION_TYPES};
 static SqlStatement begin =
 	{.text = "INSERT INTO idemq.producers (queue_id, name, seq, job_id, enqueued_at) "
 			 "VALUES ($1, $2, $3, $4, $5) ON CONFLICT (queue_id, name) DO NOTHING",
-	 .nargs = 5,
 	 .types = POSITION_TYPES};
 static SqlStatement read_position =
 	{.text = "SELECT seq, job_id FROM idemq.producers WHERE queue_id = $1 AND name = $2",
-	 .nargs = 2,
-	 .types = {INT4OID, TEXTOID}};
-/* Reads a producer's last number, and its job; false when there is no such producer. */
-static bool
-last_of(const Datum *values, int64 *seq, int64 *job_id)
-{
-	bool found = idemq_spi_query_latest(&read_position, values, NULL) > 0;
-	bool isnull;
-
-	if (found)
-	{
-		*seq = idemq_spi_int64(0, 1, &isnull);
-		*job_id = idemq_spi_int64(0, 2, &isnull);
-	}
-	return found;
-}
+	 .types = {INT4OID, TEXTOID},
+	 .fields = (const SqlField[]){SQL_FIELD(Position, seq), SQL_FIELD(Position, job_id)}};
 
 /*
  * Makes a number the last one of its producer; false when it is not higher than that, whose
- * number and job are then in *last and *last_job.  values: those of POSITION_TYPES.
+ * number and job are then in *last.  values: those of POSITION_TYPES.
  */
 static bool
-take_number(const Datum *values, int64 *last, int64 *last_job)
+take_number(const Datum *values, Position *last)
 {
 	int64 seq = DatumGetInt64(values[2]);
-	SqlScope scope;
-	bool taken;
-
-	idemq_spi_begin(&scope);
 	for (;;)
 	{
 		CHECK_FOR_INTERRUPTS();
-		taken = idemq_spi_run(&advance, values, NULL, SPI_OK_UPDATE) > 0;
-		if (taken)
-			break;
-		if (!last_of(values, last, last_job))
+		if (idemq_spi_do(&advance, values, NULL) > 0)
+			return true;
+		if (idemq_spi_row(&read_position, values, last, sizeof(*last)))
 		{
-			taken = idemq_spi_run(&begin, values, NULL, SPI_OK_INSERT) > 0;
-			if (taken)
-				break;
+			if (last->seq >= seq)
+				return false;
+			if (IsolationUsesXactSnapshot())
+				ereport(ERROR, errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+						errmsg("could not serialize access due to concurrent update of a producer"),
+						errhint("Run the transaction again."));
 		}
-		else if (*last >= seq)
-			break;
-		else if (IsolationUsesXactSnapshot())
-			ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-							errmsg("could not serialize access due to concurrent update of a "
-								   "producer"),
-							errhint("Run the transaction again.")));
+		else if (idemq_spi_do(&begin, values, NULL) > 0)
+			return true;
 		/* Another has begun the producer since, or was rolled back. */
 	}
-	idemq_spi_end(&scope);
-	return taken;
 }
 
 /* Fills the answer for a number that was the last one before, with what became of its job. */
@@ -155,75 +135,55 @@ fill_last(int64 id, Datum *values, bool *nulls, bool *own)
 	idemq_jobs_close(&table);
 }
 
-/* Writes the job, which has an id; returns its status. */
-static JobStatus
-add_job(const QueueInfo *queue, JobChange *columns)
-{
-	JobsTable table;
-	JobStatus status;
-
-	idemq_jobs_open(&table);
-	status = idemq_new_job_note(queue, columns);
-	idemq_jobs_insert(&table, columns);
-	idemq_jobs_close(&table);
-	idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
-	return status;
-}
-
-/* Reads the arguments that are the job's. */
-static void
-read_job(FunctionCallInfo fcinfo, const QueueInfo *queue, JobChange *columns)
-{
-	NullableDatum values[OPTIONS];
-
-	idemq_enqueue_read_options(fcinfo, -1, ARG_DELAY, -1, ARG_KIND, values);
-	idemq_check_document("payload", PG_GETARG_DATUM(ARG_PAYLOAD), 0);
-	idemq_new_job(columns, queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
-	idemq_enqueue_set_options(columns, queue, values);
-	job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
-}
-
 /*
  * enqueue_sequenced(queue, producer, seq, payload, delay, run_at, priority, group_key,
  *		max_attempts, headers, expires_in, kind) -> (id, outcome, status, result); IQ005, 42501,
  *		22004, 22023, 40001, 54000.
  */
-Datum
-idemq_sql_v2_enqueue_sequenced(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_enqueue_sequenced)
 {
 	char *producer = idemq_arg_text(fcinfo, ARG_PRODUCER, "producer", MAX_PRODUCER);
 	QueueInfo queue;
 	JobChange columns;
+	NullableDatum options[OPTIONS];
 	Datum position[5];
 	Datum values[4] = {0};
 	bool nulls[4] = {true, false, true, true};
 	bool own = false;
-	int64 last = 0;
-	int64 last_job = 0;
+	Position last;
 
 	idemq_arg_required(fcinfo, ARG_SEQ, "seq");
 	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
 	idemq_jobs_check_writable();
 	idemq_queue_open(fcinfo, ARG_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	idemq_queue_need_slot(&queue);
-	read_job(fcinfo, &queue, &columns);
+	idemq_enqueue_read_options(fcinfo, -1, ARG_DELAY, -1, ARG_KIND, options);
+	idemq_check_document("payload", PG_GETARG_DATUM(ARG_PAYLOAD), 0);
+	idemq_new_job(&columns, &queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));
+	idemq_enqueue_set_options(&columns, &queue, options);
+	job_set(&columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
 	position[0] = Int32GetDatum(queue.id);
 	position[1] = CStringGetTextDatum(producer);
 	position[2] = PG_GETARG_DATUM(ARG_SEQ);
 	position[3] = columns.values[COL_ID];
 	position[4] = columns.values[COL_CREATED_AT];
-	if (take_number(position, &last, &last_job))
+	if (take_number(position, &last))
 	{
+		JobsTable table;
 		values[0] = columns.values[COL_ID];
 		values[1] = idemq_outcome_datum(OUTCOME_ACCEPTED);
-		values[2] = ObjectIdGetDatum(idemq_oids()->status[add_job(&queue, &columns)]);
+		idemq_jobs_open(&table);
+		values[2] = ObjectIdGetDatum(idemq_oids()->status[idemq_new_job_note(&queue, &columns)]);
+		idemq_jobs_insert(&table, &columns);
+		idemq_jobs_close(&table);
+		idemq_pending_counts_event(queue.id, COUNTER_BIT(COUNTER_ENQUEUED));
 		nulls[0] = nulls[2] = false;
 		return idemq_row_datum(fcinfo, values, nulls);
 	}
 	idemq_queue_count_refusal(&queue, COUNTER_DUPLICATES);
 	values[1] = idemq_outcome_datum(OUTCOME_DUPLICATE);
-	if (last == PG_GETARG_INT64(ARG_SEQ))
-		fill_last(last_job, values, nulls, &own);
+	if (last.seq == PG_GETARG_INT64(ARG_SEQ))
+		fill_last(last.job_id, values, nulls, &own);
 	if (!own)
 		idemq_sync_rep_await();
 	return idemq_row_datum(fcinfo, values, nulls);

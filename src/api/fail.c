@@ -7,10 +7,6 @@
 #include "api/api.h"
 #include "base/base.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_fail);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_fail_job);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_fail_many);
-
 /* Reads retry_in and permanent. */
 static Finish
 fail_args(FunctionCallInfo fcinfo)
@@ -25,8 +21,7 @@ fail_args(FunctionCallInfo fcinfo)
 }
 
 /* fail(id, token, error, retry_in, permanent, details) -> retrying | dead | stale | not_found; 40001, 54000. */
-Datum
-idemq_sql_v2_fail(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_fail)
 {
 	Finish finish = fail_args(fcinfo);
 
@@ -38,15 +33,13 @@ idemq_sql_v2_fail(PG_FUNCTION_ARGS)
 }
 
 /* CALL fail_job(id, token, error, retry_in, permanent, details, INOUT outcome): as fail. */
-Datum
-idemq_sql_v2_fail_job(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_fail_job)
 {
 	return idemq_value_row_datum(fcinfo, idemq_sql_v2_fail(fcinfo));
 }
 
 /* fail_many(ids, tokens, errors, retry_in, permanent, details) -> setof (id, token, outcome as fail). */
-Datum
-idemq_sql_v2_fail_many(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_fail_many)
 {
 	Finish finish = fail_args(fcinfo);
 

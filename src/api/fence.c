@@ -20,25 +20,9 @@
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 
+#include "base/base.h"
 #include "job/job.h"
 #include "table/table.h"
-
-PG_FUNCTION_INFO_V1(idemq_sql_v2_fence);
-
-/* Raises 0A000 unless called as BEFORE INSERT OR UPDATE ... FOR EACH ROW. */
-static TriggerData *
-trigger_data(FunctionCallInfo fcinfo)
-{
-	TriggerData *data = (TriggerData *) fcinfo->context;
-
-	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_BEFORE(data->tg_event) ||
-		!TRIGGER_FIRED_FOR_ROW(data->tg_event) || TRIGGER_FIRED_BY_DELETE(data->tg_event))
-		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-						errmsg("idemq.fence is for BEFORE INSERT OR UPDATE triggers for each row"),
-						errhint("CREATE TRIGGER ... BEFORE INSERT OR UPDATE ON ... FOR EACH ROW "
-								"EXECUTE FUNCTION idemq.fence('job_id', 'token').")));
-	return data;
-}
 
 /* Returns a bigint column of the new row, named by the trigger's argument n or by default. */
 static int64
@@ -53,16 +37,15 @@ column(const TriggerData *data, HeapTuple row, int n, const char *name)
 		name = data->tg_trigger->tgargs[n];
 	attno = SPI_fnumber(desc, name);
 	if (attno <= 0 || getBaseType(SPI_gettypeid(desc, attno)) != INT8OID)
-		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_COLUMN),
-						errmsg("table \"%s\" has no bigint column \"%s\"",
-							   RelationGetRelationName(data->tg_relation), name),
-						errhint("Name the columns of the job's id and of the token: EXECUTE "
-								"FUNCTION idemq.fence('job_id', 'token').")));
+		ereport(ERROR, errcode(ERRCODE_UNDEFINED_COLUMN),
+				errmsg("table \"%s\" has no bigint column \"%s\"",
+					   RelationGetRelationName(data->tg_relation), name),
+				errhint("Name the columns of the job's id and of the token: EXECUTE "
+						"FUNCTION idemq.fence('job_id', 'token')."));
 	value = SPI_getbinval(row, desc, attno, &isnull);
 	if (isnull)
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("%s must not be NULL", name),
-				 errhint("Write the id and the token of the claim into the row.")));
+		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("%s must not be NULL", name),
+				errhint("Write the id and the token of the claim into the row."));
 	return DatumGetInt64(value);
 }
 
@@ -70,16 +53,24 @@ column(const TriggerData *data, HeapTuple row, int n, const char *name)
  * fence('job_id', 'token') -> trigger; IQ001 for a stale token, IQ002 without the
  * job, 42703, 22004, 0A000, 40001.
  */
-Datum
-idemq_sql_v2_fence(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_fence)
 {
-	TriggerData *data = trigger_data(fcinfo);
-	HeapTuple row = TRIGGER_FIRED_BY_UPDATE(data->tg_event) ? data->tg_newtuple
-															: data->tg_trigtuple;
-	int64 id = column(data, row, 0, "job_id");
-	int64 token = column(data, row, 1, "token");
+	TriggerData *data = (TriggerData *) fcinfo->context;
+	HeapTuple row;
+	int64 id;
+	int64 token;
 	JobsTable table;
 	Attempt attempt;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_BEFORE(data->tg_event) ||
+		!TRIGGER_FIRED_FOR_ROW(data->tg_event) || TRIGGER_FIRED_BY_DELETE(data->tg_event))
+		ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				errmsg("idemq.fence is for BEFORE INSERT OR UPDATE triggers for each row"),
+				errhint("CREATE TRIGGER ... BEFORE INSERT OR UPDATE ON ... FOR EACH ROW EXECUTE "
+						"FUNCTION idemq.fence('job_id', 'token')."));
+	row = TRIGGER_FIRED_BY_UPDATE(data->tg_event) ? data->tg_newtuple : data->tg_trigtuple;
+	id = column(data, row, 0, "job_id");
+	token = column(data, row, 1, "token");
 
 	idemq_jobs_open(&table);
 	for (;;)

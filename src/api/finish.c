@@ -69,23 +69,6 @@ compare_items_stably(const void *a, const void *b)
 	return order != 0 ? order : ((const BatchItem *) a)->ord - ((const BatchItem *) b)->ord;
 }
 
-/*
- * Returns the attempts in the order of their ids, so that two batches never deadlock; of
- * an (id, token) named twice, the first.
- */
-static BatchItem *
-sort_items(const ArrayArg *ids, const ArrayArg *tokens, int *count)
-{
-	int n = ids->count;
-	BatchItem *items = MemoryContextAllocHuge(CurrentMemoryContext, Max(n, 1) * sizeof(BatchItem));
-
-	for (int i = 0; i < n; i++)
-		items[i] = (BatchItem){DatumGetInt64(ids->values[i]), DatumGetInt64(tokens->values[i]), i};
-	qsort(items, n, sizeof(BatchItem), compare_items_stably);
-	*count = (int) qunique(items, n, sizeof(BatchItem), compare_items);
-	return items;
-}
-
 /* Reads ids, tokens, and the result, or error and details, of each. */
 static void
 read_batch(FunctionCallInfo fcinfo, FinishKind kind, Batch *batch)
@@ -130,7 +113,17 @@ idemq_finish_batch(FunctionCallInfo fcinfo, Finish *finish, FinishAnswer answer,
 	int n;
 
 	read_batch(fcinfo, finish->kind, &batch);
-	items = sort_items(&batch.ids, &batch.tokens, &n);
+	/*
+	 * In the order of their ids, so that two batches never deadlock; of an (id, token) named
+	 * twice, the first.
+	 */
+	n = batch.ids.count;
+	items = MemoryContextAllocHuge(CurrentMemoryContext, Max(n, 1) * sizeof(BatchItem));
+	for (int i = 0; i < n; i++)
+		items[i] = (BatchItem){DatumGetInt64(batch.ids.values[i]),
+							   DatumGetInt64(batch.tokens.values[i]), i};
+	qsort(items, n, sizeof(BatchItem), compare_items_stably);
+	n = (int) qunique(items, n, sizeof(BatchItem), compare_items);
 	item_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq batch", ALLOCSET_DEFAULT_SIZES);
 	idemq_jobs_open(&table);
@@ -154,33 +147,23 @@ idemq_finish_batch(FunctionCallInfo fcinfo, Finish *finish, FinishAnswer answer,
 		idemq_sync_rep_await();
 }
 
-/* The set that idemq_finish_many returns. */
-typedef struct FinishSet
-{
-	Tuplestorestate *store;
-	TupleDesc desc;
-} FinishSet;
-
 static void
 add_to_set(const Attempt *attempt, int32 ord, Outcome outcome, void *arg)
 {
-	FinishSet *set = arg;
+	ReturnSetInfo *set = arg;
 	Datum values[3];
 	bool nulls[3] = {false};
 
 	values[0] = Int64GetDatum(attempt->id);
 	values[1] = Int64GetDatum(attempt->token);
 	values[2] = idemq_outcome_datum(outcome);
-	tuplestore_putvalues(set->store, set->desc, values, nulls);
+	tuplestore_putvalues(set->setResult, set->setDesc, values, nulls);
 }
 
 /* As idemq_finish_batch; returns a set of (id, token, outcome). */
 Datum
 idemq_finish_many(FunctionCallInfo fcinfo, Finish *finish)
 {
-	FinishSet set;
-
-	set.store = idemq_srf_begin(fcinfo, &set.desc);
-	idemq_finish_batch(fcinfo, finish, add_to_set, &set);
+	idemq_finish_batch(fcinfo, finish, add_to_set, idemq_srf_begin(fcinfo));
 	return (Datum) 0;
 }

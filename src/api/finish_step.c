@@ -27,9 +27,6 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_finish_step);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_refuse_step);
-
 /* A call that ends a step, and what it has found. */
 typedef struct StepEnding
 {
@@ -99,34 +96,15 @@ find_step(FunctionCallInfo fcinfo, StepEnding *ending)
 	return true;
 }
 
-/* Raises IQ001 or IQ006 for an attempt that is over, which has nothing to say of the step. */
-static void
-check_current(const StepEnding *ending)
-{
-	idemq_attempt_refuse(&ending->attempt, ending->standing);
-}
-
-/* Raises IQ006: the step's effect stands. */
-pg_noreturn static void
-refuse_repetition(const StepEnding *ending)
-{
-	ereport(ERROR, (errcode(ERRCODE_IDEMQ_ALREADY_COMMITTED),
-					errmsg("step \"%s\" of job %lld is done already", step_name(ending),
-						   (long long) ending->name.job_id),
-					errhint("Its effect stands: roll back, read its response from idemq.steps, "
-							"and go on with the next step.")));
-}
-
 /* Raises 55000: another attempt's call is open. */
 pg_noreturn static void
 refuse_stranger(const StepEnding *ending)
 {
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("step \"%s\" of job %lld was begun by another attempt", step_name(ending),
-					(long long) ending->name.job_id),
-			 errhint("CALL idemq.begin_step first: it says whether that attempt's call may still "
-					 "arrive.")));
+	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("step \"%s\" of job %lld was begun by another attempt", step_name(ending),
+				   (long long) ending->name.job_id),
+			errhint("CALL idemq.begin_step first: it says whether that attempt's call may still "
+					"arrive."));
 }
 
 /* Does the step in this transaction; false when a twin has, and the caller is to look again. */
@@ -135,13 +113,17 @@ do_inside(StepEnding *ending, Datum response)
 {
 	const Step done = {.state = STEP_DONE, .response = response};
 
-	check_current(ending);
+	idemq_attempt_refuse(&ending->attempt, ending->standing);
 	switch (ending->step.state)
 	{
 		case STEP_OPEN:
 			refuse_stranger(ending);
 		case STEP_DONE:
-			refuse_repetition(ending);
+			ereport(ERROR, errcode(ERRCODE_IDEMQ_ALREADY_COMMITTED),
+					errmsg("step \"%s\" of job %lld is done already", step_name(ending),
+						   (long long) ending->name.job_id),
+					errhint("Its effect stands: roll back, read its response from idemq.steps, "
+							"and go on with the next step."));
 		case STEP_WAITING:
 		case STEP_ARRIVED:
 		case STEP_TIMED_OUT:
@@ -179,8 +161,7 @@ finish(StepEnding *ending, Datum response)
  * finish_step(id, token, name, response) -> the response that counts; IQ001, IQ002, IQ006,
  * 55000, 22004, 22023, 25006, 54000; 40001 above READ COMMITTED.
  */
-Datum
-idemq_sql_v2_finish_step(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_finish_step)
 {
 	Datum response = idemq_arg_document(fcinfo, 3, "response");
 	Datum counts;
@@ -192,35 +173,8 @@ idemq_sql_v2_finish_step(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(counts);
 }
 
-/* Raises 55000 for a refusal of what was done. */
-pg_noreturn static void
-refuse_refusal(const StepEnding *ending)
-{
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("step \"%s\" of job %lld is done", step_name(ending),
-						   (long long) ending->name.job_id),
-					errdetail("Its response is stored: the other side did it."),
-					errhint("Read the response from idemq.steps, and go on from that.")));
-}
-
-/* Raises what is wrong with a refusal by an attempt that has not begun the step. */
-pg_noreturn static void
-refuse_bystander(const StepEnding *ending)
-{
-	check_current(ending);
-	if (ending->step.state == STEP_DONE)
-		refuse_refusal(ending);
-	if (ending->step.state == STEP_OPEN)
-		refuse_stranger(ending);
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("step \"%s\" of job %lld was not begun by this attempt",
-						   step_name(ending), (long long) ending->name.job_id),
-					errhint("CALL idemq.begin_step before the call that is refused.")));
-}
-
 /* refuse_step(id, token, name, error) -> void; IQ001, IQ002, IQ006, 55000, as finish_step. */
-Datum
-idemq_sql_v2_refuse_step(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_refuse_step)
 {
 	Datum error = PG_ARGISNULL(3) ? (Datum) 0 : PG_GETARG_DATUM(3);
 	StepEnding ending;
@@ -229,18 +183,25 @@ idemq_sql_v2_refuse_step(PG_FUNCTION_ARGS)
 	if (!find_step(fcinfo, &ending))
 		PG_RETURN_VOID();
 	if (!ending.step.mine)
-		refuse_bystander(&ending);
+		idemq_attempt_refuse(&ending.attempt, ending.standing);
 	if (ending.step.state == STEP_DONE)
-		refuse_refusal(&ending);
-	if (ending.step.state == STEP_OPEN)
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("step \"%s\" of job %lld is done", step_name(&ending),
+					   (long long) ending.name.job_id),
+				errdetail("Its response is stored: the other side did it."),
+				errhint("Read the response from idemq.steps, and go on from that."));
+	/* Another attempt's call may be under way: this one does not speak of it. */
+	if (ending.step.state == STEP_OPEN && ending.step.token != ending.name.token)
 	{
-		/* Another attempt's call may be under way: this one does not speak of it. */
-		if (ending.step.token != ending.name.token)
-		{
-			check_current(&ending);
-			refuse_stranger(&ending);
-		}
-		idemq_step_refuse(&ending.name, error);
+		idemq_attempt_refuse(&ending.attempt, ending.standing);
+		refuse_stranger(&ending);
 	}
+	if (!ending.step.mine)
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("step \"%s\" of job %lld was not begun by this attempt", step_name(&ending),
+					   (long long) ending.name.job_id),
+				errhint("CALL idemq.begin_step before the call that is refused."));
+	if (ending.step.state == STEP_OPEN)
+		idemq_step_refuse(&ending.name, error);
 	PG_RETURN_VOID();
 }

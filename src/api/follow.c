@@ -10,29 +10,22 @@
 #include "base/base.h"
 #include "job/job.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_follow);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_take_over);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_retire);
-
 #define MAX_MOVED_TO 1024 /* bytes */
 
 /* follow() -> whether it did not before; 25006. */
-Datum
-idemq_sql_v2_follow(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_follow)
 {
 	PG_RETURN_BOOL(idemq_follow_begin());
 }
 
 /* take_over() -> whether it followed; 25006, 54000, 55000, 55006. */
-Datum
-idemq_sql_v2_take_over(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_take_over)
 {
 	PG_RETURN_BOOL(idemq_follow_end());
 }
 
 /* retire(moved_to) -> whether that changed anything; 22023, 25006, 55000. */
-Datum
-idemq_sql_v2_retire(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_retire)
 {
 	const char *moved_to = PG_ARGISNULL(0) ? NULL
 										   : idemq_arg_text(fcinfo, 0, "moved_to", MAX_MOVED_TO);

@@ -50,9 +50,6 @@
 
 #define INSIDE_SCHEMA "idemq_inside"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_gate);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_gate_jobs);
-
 /* A call that is behind the gate; on the stack of that call. */
 typedef struct Frame
 {
@@ -74,13 +71,6 @@ typedef struct Behind
 	bool reads;
 	bool is_void;
 } Behind;
-
-static void
-set(const char *setting, const char *value)
-{
-	(void) set_config_option(setting, value, PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0,
-							 false);
-}
 
 /* Returns the function behind the one that is called.  Raises 55000. */
 static Behind *
@@ -149,12 +139,12 @@ call_as_owner(FunctionCallInfo fcinfo, Behind *behind, Frame *frame)
 	Datum result;
 
 	SetUserIdAndSecContext(frame->owner, frame->owner_context);
-	set("search_path", "pg_catalog, pg_temp");
-	set("plan_cache_mode", "force_generic_plan");
-	set("enable_seqscan", "off");
-	set("jit", "off");
-	set("standard_conforming_strings", "on");
-	set("quote_all_identifiers", "off");
+	idemq_spi_set("search_path", "pg_catalog, pg_temp");
+	idemq_spi_set("plan_cache_mode", "force_generic_plan");
+	idemq_spi_set("enable_seqscan", "off");
+	idemq_spi_set("jit", "off");
+	idemq_spi_set("standard_conforming_strings", "on");
+	idemq_spi_set("quote_all_identifiers", "off");
 	if (behind->reads)
 		PushActiveSnapshot(GetLatestSnapshot());
 	fcinfo->flinfo = &behind->function;
@@ -210,10 +200,10 @@ pass(FunctionCallInfo fcinfo, int restriction)
 	Behind *behind = find_behind(fcinfo->flinfo);
 
 	if (IsInParallelMode())
-		ereport(ERROR, (errcode(ERRCODE_INVALID_TRANSACTION_STATE),
-						errmsg("idemq.%s cannot be called during a parallel operation",
-							   get_func_name(fcinfo->flinfo->fn_oid)),
-						errhint("A function that calls it must not be declared PARALLEL SAFE.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_TRANSACTION_STATE),
+				errmsg("idemq.%s cannot be called during a parallel operation",
+					   get_func_name(fcinfo->flinfo->fn_oid)),
+				errhint("A function that calls it must not be declared PARALLEL SAFE."));
 	if (!behind->reads && !CALLED_AS_TRIGGER(fcinfo))
 		idemq_jobs_check_writable();
 	if (behind->function.fn_retset)
@@ -222,15 +212,13 @@ pass(FunctionCallInfo fcinfo, int restriction)
 }
 
 /* The function behind, in a security-restricted context. */
-Datum
-idemq_sql_v2_gate(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_gate)
 {
 	return pass(fcinfo, SECURITY_RESTRICTED_OPERATION);
 }
 
 /* The function behind, which may write idemq.jobs. */
-Datum
-idemq_sql_v2_gate_jobs(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_gate_jobs)
 {
 	return pass(fcinfo, 0);
 }
@@ -240,9 +228,9 @@ static Frame *
 open_frame(void)
 {
 	if (frames == NULL || SubTransactionIsActive(frames->away_in))
-		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-						errmsg("functions of schema idemq_inside are called by idemq alone"),
-						errhint("Call a function of schema idemq.")));
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("functions of schema idemq_inside are called by idemq alone"),
+				errhint("Call a function of schema idemq."));
 	return frames;
 }
 
@@ -273,7 +261,7 @@ idemq_gate_become_caller(void)
 {
 	int level = idemq_gate_become(idemq_gate_caller());
 
-	set("search_path", frames->search_path);
+	idemq_spi_set("search_path", frames->search_path);
 	return level;
 }
 

@@ -20,10 +20,6 @@
 #include "shared/slots/slots.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_heartbeat);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_heartbeat_many);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_validate);
-
 /* As idemq_lease_beat; notes the new deadline, which may be earlier than the old one. */
 static LeaseBeat
 beat_entry(int32 queue_id, int64 id, int64 token, int64 length)
@@ -121,8 +117,7 @@ beat(int64 id, int64 token, int64 length)
  *		22023.
  * Takes effect at once; a rollback does not undo it.
  */
-Datum
-idemq_sql_v2_heartbeat(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_heartbeat)
 {
 	int64 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
 
@@ -137,19 +132,17 @@ idemq_sql_v2_heartbeat(PG_FUNCTION_ARGS)
  * Leases that have an entry come first: what raises at another's row, such as a queue that
  * has no slot (53400), does not keep them from being renewed.
  */
-Datum
-idemq_sql_v2_heartbeat_many(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_heartbeat_many)
 {
 	int64 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
 	ArrayArg ids;
 	ArrayArg tokens;
-	TupleDesc desc;
-	Tuplestorestate *store;
+	ReturnSetInfo *set;
 	Datum *outcomes; /* 0: not yet */
 
 	idemq_arg_attempts(fcinfo, &ids, &tokens);
 	idemq_following_refuse();
-	store = idemq_srf_begin(fcinfo, &desc);
+	set = idemq_srf_begin(fcinfo);
 	outcomes = palloc0((ids.count + 1) * sizeof(Datum));
 	for (int pass = 0; pass < 2; pass++)
 	{
@@ -170,7 +163,7 @@ idemq_sql_v2_heartbeat_many(PG_FUNCTION_ARGS)
 		Datum values[3] = {ids.values[i], tokens.values[i], outcomes[i]};
 		bool nulls[3] = {false};
 
-		tuplestore_putvalues(store, desc, values, nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, values, nulls);
 	}
 	return (Datum) 0;
 }
@@ -187,8 +180,7 @@ is_past_deadline(const Attempt *attempt)
 }
 
 /* validate(id, token) -> current | cancelled | expired | stale | not_found; 22004. */
-Datum
-idemq_sql_v2_validate(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_validate)
 {
 	JobsTable table;
 	Attempt attempt;

@@ -22,48 +22,21 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_caller);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_now);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_given);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_text);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_int);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_interval);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_ids);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_document);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_kind);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_queue);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_try_share_queue);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_worker_comes);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_role_may);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_role_of);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_lock_role);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_settle_usage);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_forget_queue);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_wake_queue);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_handler_refusal);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_audit);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_latest);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_as_caller);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_as_role);
-
 /* caller() -> the role that has called. */
-Datum
-idemq_sql_v2_inside_caller(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_caller)
 {
 	PG_RETURN_OID(idemq_gate_caller());
 }
 
 /* now() -> idemq_now(). */
-Datum
-idemq_sql_v2_inside_now(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_now)
 {
 	(void) idemq_gate_caller();
 	PG_RETURN_TIMESTAMPTZ(idemq_now());
 }
 
 /* given(name, value) -> void; 22004 for NULL. */
-Datum
-idemq_sql_v2_inside_given(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_given)
 {
 	(void) idemq_gate_caller();
 	idemq_arg_required(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)));
@@ -71,8 +44,7 @@ idemq_sql_v2_inside_given(PG_FUNCTION_ARGS)
 }
 
 /* check_text(name, value, most bytes) -> void; 22004, 22023. */
-Datum
-idemq_sql_v2_inside_check_text(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_check_text)
 {
 	(void) idemq_gate_caller();
 	(void) idemq_arg_text(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), PG_GETARG_INT32(2));
@@ -80,8 +52,7 @@ idemq_sql_v2_inside_check_text(PG_FUNCTION_ARGS)
 }
 
 /* check_int(name, value, lowest, highest) -> void; 22004, 22023. */
-Datum
-idemq_sql_v2_inside_check_int(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_check_int)
 {
 	(void) idemq_gate_caller();
 	(void) idemq_arg_int(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), PG_GETARG_INT32(2),
@@ -90,8 +61,7 @@ idemq_sql_v2_inside_check_int(PG_FUNCTION_ARGS)
 }
 
 /* check_interval(name, value, lowest us) -> void; 22004, 22023. */
-Datum
-idemq_sql_v2_inside_check_interval(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_check_interval)
 {
 	(void) idemq_gate_caller();
 	(void) idemq_arg_interval(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)),
@@ -100,8 +70,7 @@ idemq_sql_v2_inside_check_interval(PG_FUNCTION_ARGS)
 }
 
 /* check_ids(name, value) -> void; 22004, 22023. */
-Datum
-idemq_sql_v2_inside_check_ids(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_check_ids)
 {
 	ArrayArg ids;
 
@@ -111,8 +80,7 @@ idemq_sql_v2_inside_check_ids(PG_FUNCTION_ARGS)
 }
 
 /* check_document(name, value, reserve) -> void; 22004, 54000; reserve: bytes that will be added. */
-Datum
-idemq_sql_v2_inside_check_document(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_check_document)
 {
 	char *name;
 
@@ -124,8 +92,7 @@ idemq_sql_v2_inside_check_document(PG_FUNCTION_ARGS)
 }
 
 /* check_kind(value) -> void; 22023. */
-Datum
-idemq_sql_v2_inside_check_kind(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_check_kind)
 {
 	(void) idemq_gate_caller();
 	idemq_check_kind(VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(0)));
@@ -172,8 +139,7 @@ open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, con
  * hold, to the end of the transaction: '' not, share: it cannot be dropped, keep: nor its row be
  * deleted, exclusive: nobody else holds it.  argument: what the caller knows the name as.
  */
-Datum
-idemq_sql_v2_inside_queue(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_queue)
 {
 	int level = idemq_gate_become_caller();
 	int32 id = open_queue(fcinfo, TextDatumGetCString(PG_GETARG_DATUM(1)),
@@ -185,24 +151,21 @@ idemq_sql_v2_inside_queue(PG_FUNCTION_ARGS)
 }
 
 /* try_share_queue(queue_id) -> whether nobody drops it; then nobody can; it does not wait. */
-Datum
-idemq_sql_v2_inside_try_share_queue(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_try_share_queue)
 {
 	(void) idemq_gate_caller();
 	PG_RETURN_BOOL(idemq_queue_try_lock(PG_GETARG_INT32(0), AccessShareLock));
 }
 
 /* worker_comes() -> whether this database has a background worker, or will have one. */
-Datum
-idemq_sql_v2_inside_worker_comes(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_worker_comes)
 {
 	(void) idemq_gate_caller();
 	PG_RETURN_BOOL(idemq_worker_comes());
 }
 
 /* role_may(role, queue_id, privilege) -> whether it may; not when role is NULL, or there is no queue. */
-Datum
-idemq_sql_v2_inside_role_may(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_role_may)
 {
 	QueueInfo queue;
 
@@ -214,8 +177,7 @@ idemq_sql_v2_inside_role_may(PG_FUNCTION_ARGS)
 }
 
 /* role_of(name, oid) -> the role that a row names, NULL for none that was meant. */
-Datum
-idemq_sql_v2_inside_role_of(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_role_of)
 {
 	Oid role;
 
@@ -233,8 +195,7 @@ idemq_sql_v2_inside_role_of(PG_FUNCTION_ARGS)
  * lock_role(role, what) -> its name; what it is granted, or its schedules, is locked to the end of
  * the transaction; 42704.
  */
-Datum
-idemq_sql_v2_inside_lock_role(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_lock_role)
 {
 	Oid role = PG_GETARG_OID(0);
 	Name name = palloc(sizeof(NameData));
@@ -248,8 +209,7 @@ idemq_sql_v2_inside_lock_role(PG_FUNCTION_ARGS)
 }
 
 /* settle_usage(role) -> void: it has USAGE of schema idemq, if it is granted anything.  Locked. */
-Datum
-idemq_sql_v2_inside_settle_usage(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_settle_usage)
 {
 	(void) idemq_gate_caller();
 	idemq_usage_settle(PG_GETARG_OID(0));
@@ -257,8 +217,7 @@ idemq_sql_v2_inside_settle_usage(PG_FUNCTION_ARGS)
 }
 
 /* forget_queue(queue_id) -> void: shared memory forgets it when its deletion is committed. */
-Datum
-idemq_sql_v2_inside_forget_queue(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_forget_queue)
 {
 	(void) idemq_gate_caller();
 	idemq_pending_note(ACTION_DROP_QUEUE, NULL, PG_GETARG_INT32(0));
@@ -266,8 +225,7 @@ idemq_sql_v2_inside_forget_queue(PG_FUNCTION_ARGS)
 }
 
 /* wake_queue(queue_id) -> void: when that is committed, those who wait for its jobs look again. */
-Datum
-idemq_sql_v2_inside_wake_queue(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_wake_queue)
 {
 	(void) idemq_gate_caller();
 	idemq_pending_note(ACTION_RESUME, NULL, PG_GETARG_INT32(0));
@@ -275,8 +233,7 @@ idemq_sql_v2_inside_wake_queue(PG_FUNCTION_ARGS)
 }
 
 /* handler_refusal(queue_id) -> why its handler does not run, NULL when it may; 53400. */
-Datum
-idemq_sql_v2_inside_handler_refusal(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_handler_refusal)
 {
 	HandlerInfo handler;
 	HandlerTarget target;
@@ -297,8 +254,7 @@ idemq_sql_v2_inside_handler_refusal(PG_FUNCTION_ARGS)
  * audit(action, queue_id, queue, details, job_id, jobs) -> void: a row of idemq.audit.  What is
  * NULL is not known of it; queue_id 0: it is of no queue.
  */
-Datum
-idemq_sql_v2_inside_audit(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_audit)
 {
 	int level = idemq_gate_become_caller();
 	QueueInfo queue = {.id = PG_GETARG_INT32(1)};
@@ -345,12 +301,10 @@ kept_statement(FunctionCallInfo fcinfo, int first)
 static void
 run_query(FunctionCallInfo fcinfo, int first, bool latest)
 {
-	ReturnSetInfo *result = idemq_srf_place(fcinfo);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	SqlStatement *statement = kept_statement(fcinfo, first);
 	Datum values[SQL_MAX_ARGS];
 	char nulls[SQL_MAX_ARGS + 1];
-	TupleDesc declared;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &declared);
 	MemoryContext old;
 	uint64 rows;
 
@@ -361,19 +315,18 @@ run_query(FunctionCallInfo fcinfo, int first, bool latest)
 	}
 	SPI_connect();
 	rows = latest ? idemq_spi_query_latest(statement, values, nulls)
-				  : idemq_spi_run(statement, values, nulls, SPI_OK_SELECT);
+				  : idemq_spi_run(statement, values, nulls);
 	for (uint64 i = 0; i < rows; i++)
-		tuplestore_puttuple(store, SPI_tuptable->vals[i]);
+		tuplestore_puttuple(set->setResult, SPI_tuptable->vals[i]);
 	/* The executor compares it with what the caller has declared. */
-	old = MemoryContextSwitchTo(result->econtext->ecxt_per_query_memory);
-	result->setDesc = CreateTupleDescCopy(SPI_tuptable->tupdesc);
+	old = MemoryContextSwitchTo(set->econtext->ecxt_per_query_memory);
+	set->setDesc = CreateTupleDescCopy(SPI_tuptable->tupdesc);
 	MemoryContextSwitchTo(old);
 	SPI_finish();
 }
 
 /* latest(query, args ...) -> its rows under the latest snapshot, as the owner; it reads. */
-Datum
-idemq_sql_v2_inside_latest(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_latest)
 {
 	(void) idemq_gate_caller();
 	run_query(fcinfo, 0, true);
@@ -381,8 +334,7 @@ idemq_sql_v2_inside_latest(PG_FUNCTION_ARGS)
 }
 
 /* as_caller(query, args ...) -> its rows, as the role that has called; it may write. */
-Datum
-idemq_sql_v2_inside_as_caller(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_as_caller)
 {
 	int level = idemq_gate_become_caller();
 
@@ -392,8 +344,7 @@ idemq_sql_v2_inside_as_caller(PG_FUNCTION_ARGS)
 }
 
 /* as_role(role, query, args ...) -> its rows, as another role; it may write. */
-Datum
-idemq_sql_v2_inside_as_role(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_as_role)
 {
 	int level;
 

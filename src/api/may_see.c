@@ -11,15 +11,8 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 
+#include "base/base.h"
 #include "queue/queue.h"
-
-PG_FUNCTION_INFO_V1(idemq_sql_v2_may_see);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_may_use);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_may_administer);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_may_enqueue);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_may_change_schedule);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_queue_id);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_queue_name);
 
 static Datum
 allows(FunctionCallInfo fcinfo, int wanted)
@@ -32,36 +25,31 @@ allows(FunctionCallInfo fcinfo, int wanted)
 }
 
 /* may_see(queue_id) -> whether the current role may claim from or administer it. */
-Datum
-idemq_sql_v2_may_see(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_may_see)
 {
 	return allows(fcinfo, PRIVILEGE_CLAIM | PRIVILEGE_ADMIN);
 }
 
 /* may_use(queue_id) -> whether the current role holds any privilege on it. */
-Datum
-idemq_sql_v2_may_use(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_may_use)
 {
 	return allows(fcinfo, PRIVILEGE_ALL);
 }
 
 /* may_administer(queue_id) -> whether the current role may administer it. */
-Datum
-idemq_sql_v2_may_administer(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_may_administer)
 {
 	return allows(fcinfo, PRIVILEGE_ADMIN);
 }
 
 /* may_enqueue(queue_id) -> whether the current role may enqueue to it. */
-Datum
-idemq_sql_v2_may_enqueue(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_may_enqueue)
 {
 	return allows(fcinfo, PRIVILEGE_ENQUEUE);
 }
 
 /* may_change_schedule(queue_id, created_by, its oid) -> whether the current role may replace it. */
-Datum
-idemq_sql_v2_may_change_schedule(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_may_change_schedule)
 {
 	PG_RETURN_BOOL(!PG_ARGISNULL(0) && !PG_ARGISNULL(1) &&
 				   idemq_may_change_schedule(PG_GETARG_INT32(0), NameStr(*PG_GETARG_NAME(1)),
@@ -69,8 +57,7 @@ idemq_sql_v2_may_change_schedule(PG_FUNCTION_ARGS)
 }
 
 /* queue_id(queue) -> the queue's id; IQ005, 42501 for a role without any privilege on it. */
-Datum
-idemq_sql_v2_queue_id(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_queue_id)
 {
 	QueueInfo queue;
 
@@ -79,8 +66,7 @@ idemq_sql_v2_queue_id(PG_FUNCTION_ARGS)
 }
 
 /* queue_name(queue_id) -> its name, NULL for a role that may not know of it. */
-Datum
-idemq_sql_v2_queue_name(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_queue_name)
 {
 	QueueInfo queue;
 

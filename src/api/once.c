@@ -25,8 +25,6 @@
 #include "shared/counts/counts.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_once);
-
 #define MAX_SCOPE 256 /* bytes */
 
 /* Parameters of all three: scope, key, now, when the time is over. */
@@ -54,11 +52,11 @@ is_first(const Datum *values)
 		CHECK_FOR_INTERRUPTS();
 		if (idemq_spi_query_latest(&find, values, NULL) > 0)
 			return false;
-		if (idemq_spi_run(&insert, values, NULL, SPI_OK_INSERT) > 0)
+		if (idemq_spi_run(&insert, values, NULL) > 0)
 			return true;
 		if (idemq_spi_query_latest(&find, values, NULL) > 0)
 			return false;
-		if (idemq_spi_run(&renew, values, NULL, SPI_OK_UPDATE) > 0)
+		if (idemq_spi_run(&renew, values, NULL) > 0)
 			return true;
 	}
 }
@@ -67,8 +65,7 @@ is_first(const Datum *values)
  * once(scope, key, ttl) -> whether this is the first time, until ttl has passed;
  * 22004, 22023, 25006; 40001 above READ COMMITTED.
  */
-Datum
-idemq_sql_v2_once(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_once)
 {
 	TimestampTz now = idemq_now();
 	int64 ttl = idemq_arg_interval(fcinfo, 2, "ttl", 1);

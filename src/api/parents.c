@@ -17,8 +17,6 @@
 #include "queue/queue.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_parents);
-
 #define COLUMNS 4
 
 /*
@@ -26,7 +24,7 @@ PG_FUNCTION_INFO_V1(idemq_sql_v2_parents);
  * that was claimed again since the child came to run, for who has no privilege on its queue.
  */
 static void
-add_row(JobsTable *table, const DependencyGone *parent, Tuplestorestate *store, TupleDesc desc)
+add_row(JobsTable *table, const DependencyGone *parent, ReturnSetInfo *set)
 {
 	Datum values[COLUMNS] = {Int64GetDatum(parent->id)};
 	bool nulls[COLUMNS] = {false, true, true, true};
@@ -51,23 +49,21 @@ add_row(JobsTable *table, const DependencyGone *parent, Tuplestorestate *store, 
 		values[2] = ObjectIdGetDatum(idemq_oids()->status[parent->gone_as]);
 		nulls[2] = false;
 	}
-	tuplestore_putvalues(store, desc, values, nulls);
+	tuplestore_putvalues(set->setResult, set->setDesc, values, nulls);
 }
 
 /* parents(id) -> setof (parent, queue, status, result), none for a job that is not for the role; 22004. */
-Datum
-idemq_sql_v2_parents(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_parents)
 {
 	int64 id;
 	JobsTable table;
-	TupleDesc desc;
-	Tuplestorestate *store;
+	ReturnSetInfo *set;
 	QueueInfo queue;
 	Job job;
 
 	idemq_arg_required(fcinfo, 0, "id");
 	id = PG_GETARG_INT64(0);
-	store = idemq_srf_begin(fcinfo, &desc);
+	set = idemq_srf_begin(fcinfo);
 	idemq_jobs_open_to_read(&table);
 	if (idemq_jobs_fetch(&table, id, &job) &&
 		idemq_queue_allows(job.queue_id, PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &queue))
@@ -76,7 +72,7 @@ idemq_sql_v2_parents(PG_FUNCTION_ARGS)
 		DependencyGone *parents = idemq_dependency_parents(id, &count);
 
 		for (int i = 0; i < count; i++)
-			add_row(&table, &parents[i], store, desc);
+			add_row(&table, &parents[i], set);
 	}
 	idemq_jobs_close(&table);
 	return (Datum) 0;

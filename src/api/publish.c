@@ -34,8 +34,6 @@
 #include "shared/counts/counts.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_publish);
-
 /* Arguments of publish. */
 enum
 {
@@ -46,28 +44,28 @@ enum
 	ARG_KIND = 10
 };
 
+/* A binding of the topic's space. */
+typedef struct Binding
+{
+	Datum pattern;
+	int32 queue_id;
+	NameData role;
+	Oid role_oid;
+} Binding;
+
 static SqlStatement read_bindings =
 	{.text = "SELECT pattern, queue_id, role_name, role_oid FROM idemq.topic_binding_entries "
 			 "WHERE topic = $1 ORDER BY queue_id, pattern, role_name",
-	 .nargs = 1,
-	 .types = {TEXTOID}};
+	 .types = {TEXTOID},
+	 .fields = (const SqlField[]){SQL_FIELD(Binding, pattern), SQL_FIELD(Binding, queue_id),
+								  SQL_FIELD(Binding, role), SQL_FIELD(Binding, role_oid)}};
 static SqlStatement note_refusal =
 	{.text = "UPDATE idemq.topic_binding_entries b SET refused_at = $5 FROM "
 			 "(SELECT ctid FROM idemq.topic_binding_entries WHERE topic = $1 AND pattern = $2 "
 			 "AND queue_id = $3 AND role_name = $4 AND (refused_at IS NULL OR "
 			 "refused_at < $5 - interval '1 minute') FOR NO KEY UPDATE SKIP LOCKED) free "
 			 "WHERE b.ctid = free.ctid",
-	 .nargs = 5,
 	 .types = {TEXTOID, TEXTOID, INT4OID, NAMEOID, TIMESTAMPTZOID}};
-
-/* A binding whose pattern stands for the topic. */
-typedef struct Binding
-{
-	char *pattern;
-	int32 queue_id;
-	NameData role;
-	Oid role_oid;
-} Binding;
 
 typedef struct Published
 {
@@ -76,51 +74,11 @@ typedef struct Published
 	NullableDatum options[OPTIONS];
 	Datum payload;
 	TimestampTz now;
-	Tuplestorestate *store;
-	TupleDesc desc;
+	ReturnSetInfo *set;
 	int jobs;
 	int skipped;
 	bool of_others; /* an answer is of what another transaction has committed */
 } Published;
-
-/* Returns the bindings that stand for the topic, by the ids of their queues. */
-static List *
-find_bindings(const Published *call)
-{
-	Datum space = CStringGetTextDatum(call->space.name);
-	MemoryContext caller = CurrentMemoryContext;
-	List *bindings = NIL;
-	SqlScope scope;
-	uint64 rows;
-
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&read_bindings, &space, NULL);
-	for (uint64 i = 0; i < rows; i++)
-	{
-		bool isnull;
-		TopicWords words;
-		Binding *binding;
-		MemoryContext old;
-		char *pattern = TextDatumGetCString(idemq_spi_value(i, 1, &isnull));
-
-		CHECK_FOR_INTERRUPTS();
-		idemq_topic_split("pattern", pattern, true, &words);
-		if (!idemq_topic_matches(&words, &call->topic))
-			continue;
-		old = MemoryContextSwitchTo(caller);
-		binding = palloc(sizeof(Binding));
-		binding->pattern = pstrdup(pattern);
-		binding->queue_id = DatumGetInt32(idemq_spi_value(i, 2, &isnull));
-		binding->role = *DatumGetName(idemq_spi_value(i, 3, &isnull));
-		binding->role_oid = DatumGetObjectId(idemq_spi_value(i, 4, &isnull));
-		if (isnull)
-			binding->role_oid = InvalidOid;
-		bindings = lappend(bindings, binding);
-		MemoryContextSwitchTo(old);
-	}
-	idemq_spi_end(&scope);
-	return bindings;
-}
 
 /* Returns whether a binding counts now; reads its queue. */
 static bool
@@ -132,31 +90,16 @@ counts(const Published *call, const Binding *binding, QueueInfo *queue)
 		   idemq_queue_allows_role(binding->queue_id, role, PRIVILEGE_ENQUEUE, queue);
 }
 
-/* As counts, and keeps the queue from being dropped, to the end of the transaction. */
-static bool
-counts_and_holds(const Published *call, const Binding *binding, QueueInfo *queue)
-{
-	if (!counts(call, binding, queue))
-		return false;
-	idemq_queue_lock(binding->queue_id, AccessShareLock);
-	return counts(call, binding, queue);
-}
-
 /* Notes that a binding was skipped, if that can be done at once. */
 static void
 skip(Published *call, Binding *binding)
 {
-	Datum values[] = {CStringGetTextDatum(call->space.name), CStringGetTextDatum(binding->pattern),
+	Datum values[] = {CStringGetTextDatum(call->space.name), binding->pattern,
 					  Int32GetDatum(binding->queue_id), NameGetDatum(&binding->role),
 					  TimestampTzGetDatum(call->now)};
-	SqlScope scope;
-
 	call->skipped++;
-	if (IsolationUsesXactSnapshot())
-		return;
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&note_refusal, values, NULL, SPI_OK_UPDATE);
-	idemq_spi_end(&scope);
+	if (!IsolationUsesXactSnapshot())
+		(void) idemq_spi_do(&note_refusal, values, NULL);
 }
 
 /* Adds the job of one queue, and the answer's row. */
@@ -180,29 +123,7 @@ add_job(Published *call, const QueueInfo *queue)
 	values[0] = CStringGetTextDatum(queue->name);
 	values[1] = Int64GetDatum(answer.id);
 	values[2] = idemq_outcome_datum(answer.outcome);
-	tuplestore_putvalues(call->store, call->desc, values, nulls);
-}
-
-/* Returns the key of the jobs: the call's, and the space, which makes it no producer's. */
-static NullableDatum
-key_of_jobs(FunctionCallInfo fcinfo, const char *space)
-{
-	NullableDatum key = {.isnull = PG_ARGISNULL(ARG_KEY)};
-
-	if (!key.isnull)
-	{
-		char *given = idemq_arg_text(fcinfo, ARG_KEY, "key", IDEMQ_MAX_KEY);
-		char *full = psprintf("%s" TOPIC_KEY_MARK "%s", given, space);
-
-		if (strlen(full) > IDEMQ_MAX_KEY)
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("key must have 1 to %d bytes, not %zu",
-							IDEMQ_MAX_KEY - (int) (strlen(full) - strlen(given)), strlen(given)),
-					 errhint("Pass a hash of what is longer.")));
-		key.value = CStringGetTextDatum(full);
-	}
-	return key;
+	tuplestore_putvalues(call->set->setResult, call->set->setDesc, values, nulls);
 }
 
 /* Reads the arguments; raises 42704, 42501 for the topic. */
@@ -217,7 +138,20 @@ read_arguments(FunctionCallInfo fcinfo, Published *call)
 	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
 	call->payload = PG_GETARG_DATUM(ARG_PAYLOAD);
 	idemq_enqueue_read_options(fcinfo, -1, ARG_DELAY, -1, ARG_KIND, call->options);
-	call->options[OPTION_KEY] = key_of_jobs(fcinfo, space);
+	/* The key of the jobs: the call's, and the space, which makes it no producer's. */
+	call->options[OPTION_KEY] = (NullableDatum){.isnull = PG_ARGISNULL(ARG_KEY)};
+	if (!PG_ARGISNULL(ARG_KEY))
+	{
+		char *given = idemq_arg_text(fcinfo, ARG_KEY, "key", IDEMQ_MAX_KEY);
+		char *full = psprintf("%s" TOPIC_KEY_MARK "%s", given, space);
+
+		if (strlen(full) > IDEMQ_MAX_KEY)
+			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					errmsg("key must have 1 to %d bytes, not %zu",
+						   IDEMQ_MAX_KEY - (int) (strlen(full) - strlen(given)), strlen(given)),
+					errhint("Pass a hash of what is longer."));
+		call->options[OPTION_KEY].value = CStringGetTextDatum(full);
+	}
 	idemq_jobs_check_writable();
 	idemq_topic_open(space, TOPIC_PUBLISH, &call->space);
 	idemq_check_document("payload", call->payload, 0);
@@ -228,29 +162,43 @@ read_arguments(FunctionCallInfo fcinfo, Published *call)
  *		expires_in, kind) -> setof (queue, id, outcome accepted | duplicate); 42704, 42501, 22004, 22023,
  *		25006, 40001, 54000.
  */
-Datum
-idemq_sql_v2_publish(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_publish)
 {
 	Published call = {0};
 	MemoryContext job_context;
 	int32 served = 0;
-	List *bindings;
-	ListCell *lc;
+	Binding *bindings;
+	Datum space;
+	int count;
 
 	read_arguments(fcinfo, &call);
-	call.store = idemq_srf_begin(fcinfo, &call.desc);
+	call.set = idemq_srf_begin(fcinfo);
 	call.now = idemq_now();
-	bindings = find_bindings(&call);
+	space = CStringGetTextDatum(call.space.name);
+	bindings = idemq_spi_rows(&read_bindings, &space, sizeof(Binding), &count);
 	job_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq publish", ALLOCSET_DEFAULT_SIZES);
-	foreach(lc, bindings)
+	for (int i = 0; i < count; i++)
 	{
-		Binding *binding = lfirst(lc);
-		MemoryContext old = MemoryContextSwitchTo(job_context);
+		Binding *binding = &bindings[i];
+		MemoryContext old;
+		TopicWords pattern;
 		QueueInfo queue;
+		bool held;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!counts_and_holds(&call, binding, &queue))
+		idemq_topic_split("pattern", TextDatumGetCString(binding->pattern), true, &pattern);
+		if (!idemq_topic_matches(&pattern, &call.topic))
+			continue;
+		old = MemoryContextSwitchTo(job_context);
+		/* Once more with the queue kept from being dropped, to the end of the transaction. */
+		held = counts(&call, binding, &queue);
+		if (held)
+		{
+			idemq_queue_lock(binding->queue_id, AccessShareLock);
+			held = counts(&call, binding, &queue);
+		}
+		if (!held)
 			skip(&call, binding);
 		else if (binding->queue_id != served)
 		{

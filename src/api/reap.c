@@ -8,15 +8,13 @@
 
 #include "miscadmin.h"
 
+#include "base/base.h"
 #include "job/job.h"
 #include "queue/queue.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_reap);
-
 /* reap(queue) -> number of leases taken back; IQ005, 42501, 53400. */
-Datum
-idemq_sql_v2_reap(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_reap)
 {
 	QueueInfo queue;
 	int64 reaped = 0;

@@ -8,10 +8,6 @@
 #include "api/api.h"
 #include "base/base.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_release);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_release_many);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_release_job);
-
 /* Reads delay. */
 static Finish
 release_args(FunctionCallInfo fcinfo)
@@ -24,8 +20,7 @@ release_args(FunctionCallInfo fcinfo)
 }
 
 /* release(id, token, delay) -> released | stale | not_found; 40001. */
-Datum
-idemq_sql_v2_release(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_release)
 {
 	Finish finish = release_args(fcinfo);
 
@@ -33,8 +28,7 @@ idemq_sql_v2_release(PG_FUNCTION_ARGS)
 }
 
 /* release_many(ids, tokens, delay) -> setof (id, token, outcome as release). */
-Datum
-idemq_sql_v2_release_many(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_release_many)
 {
 	Finish finish = release_args(fcinfo);
 
@@ -54,8 +48,7 @@ decide_release(const Job *job, const void *arg, EventArgs *args, JobEvent *event
  * release_job(id) -> released | current (not running) | blocked | completed | dead | cancelled |
  * not_found; 22004, 40001.
  */
-Datum
-idemq_sql_v2_release_job(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_release_job)
 {
 	static const JobChanger releaser = {.decide = decide_release,
 										.privileges = PRIVILEGE_ADMIN,

@@ -20,8 +20,6 @@
 #include "job/job.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_reschedule);
-
 /* What is asked for. */
 typedef struct Schedule
 {
@@ -57,49 +55,39 @@ decide_reschedule(const Job *job, const void *arg, EventArgs *args, JobEvent *ev
 	}
 }
 
-/* Reads run_at and priority; raises 22004, 22023. */
-static void
-read_schedule(FunctionCallInfo fcinfo, Schedule *schedule, AuditEntry *entry)
-{
-	int members = 0;
-
-	*schedule = (Schedule){!PG_ARGISNULL(1), 0, -1};
-	if (PG_ARGISNULL(1) && PG_ARGISNULL(2))
-		ereport(ERROR, (errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-						errmsg("run_at and priority must not both be NULL"),
-						errhint("Pass a time, a priority from 0 to 9, or both.")));
-	if (schedule->has_run_at)
-	{
-		schedule->run_at = PG_GETARG_TIMESTAMPTZ(1);
-		if (TIMESTAMP_NOT_FINITE(schedule->run_at))
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("run_at must be finite"),
-					 errhint("Pass a time; idemq.cancel ends a job that is not to run.")));
-		entry->members[members++] = "run_at";
-		entry->members[members++] = pstrdup(timestamptz_to_str(schedule->run_at));
-	}
-	if (!PG_ARGISNULL(2))
-	{
-		schedule->priority = idemq_arg_int(fcinfo, 2, "priority", 0, IDEMQ_PRIORITIES - 1);
-		entry->members[members++] = "priority";
-		entry->members[members++] = psprintf("%d", schedule->priority);
-	}
-}
-
 /*
  * reschedule(id, run_at, priority) -> accepted | locked | completed | dead | cancelled |
  *		not_found; 22004, 22023, 40001.
  */
-Datum
-idemq_sql_v2_reschedule(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_reschedule)
 {
-	Schedule schedule;
+	Schedule schedule = {!PG_ARGISNULL(1), 0, -1};
 	JobChanger rescheduler = {.decide = decide_reschedule,
 							  .arg = &schedule,
 							  .privileges = PRIVILEGE_CHANGE,
 							  .audit = {.action = "reschedule"}};
+	const char **member = rescheduler.audit.members;
 
 	idemq_arg_required(fcinfo, 0, "id");
-	read_schedule(fcinfo, &schedule, &rescheduler.audit);
+	if (PG_ARGISNULL(1) && PG_ARGISNULL(2))
+		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("run_at and priority must not both be NULL"),
+				errhint("Pass a time, a priority from 0 to 9, or both."));
+	if (schedule.has_run_at)
+	{
+		schedule.run_at = PG_GETARG_TIMESTAMPTZ(1);
+		if (TIMESTAMP_NOT_FINITE(schedule.run_at))
+			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					errmsg("run_at must be finite"),
+					errhint("Pass a time; idemq.cancel ends a job that is not to run."));
+		*member++ = "run_at";
+		*member++ = pstrdup(timestamptz_to_str(schedule.run_at));
+	}
+	if (!PG_ARGISNULL(2))
+	{
+		schedule.priority = idemq_arg_int(fcinfo, 2, "priority", 0, IDEMQ_PRIORITIES - 1);
+		*member++ = "priority";
+		*member++ = psprintf("%d", schedule.priority);
+	}
 	return idemq_change_one(fcinfo, &rescheduler);
 }

@@ -14,11 +14,8 @@
 #include "queue/queue.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_result);
-
 /* result(id) -> (status, result); IQ002, 22004, 55000.  Needs any privilege on the job's queue. */
-Datum
-idemq_sql_v2_result(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_result)
 {
 	Datum values[2];
 	bool nulls[2] = {false, false};
@@ -32,10 +29,10 @@ idemq_sql_v2_result(PG_FUNCTION_ARGS)
 	idemq_jobs_open_to_read(&table);
 	if (!idemq_jobs_fetch(&table, PG_GETARG_INT64(0), &job) ||
 		!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, &queue))
-		ereport(ERROR, (errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
-						errmsg("job %lld does not exist", (long long) PG_GETARG_INT64(0)),
-						errhint("A queue with retention '0' keeps no finished job; give it one to "
-								"ask for results.")));
+		ereport(ERROR, errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
+				errmsg("job %lld does not exist", (long long) PG_GETARG_INT64(0)),
+				errhint("A queue with retention '0' keeps no finished job; give it one to "
+						"ask for results."));
 	values[0] = ObjectIdGetDatum(idemq_oids()->status[job.status]);
 	values[1] = idemq_job_document(&job, COL_RESULT, &nulls[1]);
 	row = idemq_row_datum(fcinfo, values, nulls);

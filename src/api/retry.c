@@ -11,10 +11,6 @@
 #include "job/job.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_retry);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_retry_many);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_redrive_job);
-
 static bool
 decide_retry(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
 {
@@ -48,8 +44,7 @@ say_copies(int64 copies)
 }
 
 /* retry(id) -> retrying | current | locked | blocked | completed | not_found; 22004, 40001. */
-Datum
-idemq_sql_v2_retry(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_retry)
 {
 	int64 copies = 0;
 	JobChanger retrier = {.decide = decide_retry,
@@ -63,8 +58,7 @@ idemq_sql_v2_retry(PG_FUNCTION_ARGS)
 }
 
 /* retry_many(ids) -> setof (id, outcome as retry); 22004, 22023, 40001. */
-Datum
-idemq_sql_v2_retry_many(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_retry_many)
 {
 	int64 copies = 0;
 	JobChanger retrier = {.decide = decide_retry,
@@ -91,8 +85,7 @@ decide_redrive(const Job *job, const void *arg, EventArgs *args, JobEvent *event
  * redrive_job(id, token) -> whether it was dead of that attempt, and is ready again; how many of its
  * accounts were taken out of the dead queue; 40001.
  */
-Datum
-idemq_sql_v2_inside_redrive_job(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_redrive_job)
 {
 	int level = idemq_gate_become_caller();
 	int64 token = PG_GETARG_INT64(1);

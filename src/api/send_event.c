@@ -30,15 +30,6 @@
 #include "queue/queue.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_send_event);
-
-/* Returns whether a job sleeps until the event that the attempt of a token waits for. */
-static bool
-sleeps(const Job *job, int64 token, TimestampTz now)
-{
-	return job->status == JOB_PENDING && job->token == token && job->ready_at > now;
-}
-
 /*
  * Makes a job ready that sleeps, and holds its row; another one's is held against its
  * deletion.  False when it is gone, or going.
@@ -58,7 +49,8 @@ wake(JobsTable *table, const Waiter *waiter)
 			return false;
 		args.now = args.ready_at = idemq_now();
 		args.priority = job.priority;
-		if (sleeps(&job, waiter->token, args.now))
+		/* The attempt that waits gave it back, nobody has claimed it since. */
+		if (job.status == JOB_PENDING && job.token == waiter->token && job.ready_at > args.now)
 			write = idemq_transition(table, &job, &queue, EVENT_RESCHEDULE, &args, JOB_WAITS);
 		else
 			write = idemq_jobs_lock(table, &job, LockTupleKeyShare, JOB_SKIPS);
@@ -112,8 +104,7 @@ answer(FunctionCallInfo fcinfo, Outcome outcome, Datum payload)
  * send_event(queue, name, payload) -> (outcome accepted | duplicate, the payload that counts);
  * IQ005, 42501, 22004, 22023, 25006, 54000; 40001 above READ COMMITTED.
  */
-Datum
-idemq_sql_v2_send_event(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_send_event)
 {
 	Datum payload;
 	EventName event;

@@ -10,27 +10,22 @@
 #include "base/base.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_set_shard);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_assert_shard);
-
 /* set_shard(shard, shards) -> whether it was not that before; 22004, 22023, 25006, 55000. */
-Datum
-idemq_sql_v2_set_shard(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_set_shard)
 {
 	int32 shards = idemq_arg_int(fcinfo, 1, "shards", 1, MAX_SHARDS);
 	int32 shard = idemq_arg_int(fcinfo, 0, "shard", 0, shards - 1);
 
 	if ((shards & (shards - 1)) != 0)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("shards must be a power of two, not %d", shards),
-						errhint("Use 64, unless the cluster was made with another number: "
-								"cluster.settings of its router says.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("shards must be a power of two, not %d", shards),
+				errhint("Use 64, unless the cluster was made with another number: "
+						"cluster.settings of its router says."));
 	PG_RETURN_BOOL(idemq_shard_set(shard, shards));
 }
 
 /* assert_shard(shard, shards) -> true; 22004, 22023, 55000. */
-Datum
-idemq_sql_v2_assert_shard(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_assert_shard)
 {
 	int32 shards = idemq_arg_int(fcinfo, 1, "shards", 1, MAX_SHARDS);
 	int32 shard = idemq_arg_int(fcinfo, 0, "shard", 0, shards - 1);

@@ -35,8 +35,7 @@ idemq_stand_in(const QueueInfo *queue)
 	MemoryContextSwitchTo(context);
 	guc_level = NewGUCNestLevel();
 	if (LockTimeout == 0 || LockTimeout > IDEMQ_LOCK_PATIENCE)
-		(void) set_config_option("lock_timeout", IDEMQ_LOCK_PATIENCE_TEXT, PGC_USERSET,
-								 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+		idemq_spi_set("lock_timeout", IDEMQ_LOCK_PATIENCE_TEXT);
 	PG_TRY();
 	{
 		(void) idemq_reap_some(queue);

@@ -11,15 +11,8 @@
 #include "base/base.h"
 #include "queue/queue.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_topic_matches);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_space);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_topic_space);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_topic);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_topic_may);
-
 /* topic_matches(pattern, topic) -> whether a queue bound by the one hears of the other; 22023. */
-Datum
-idemq_sql_v2_topic_matches(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_topic_matches)
 {
 	TopicWords pattern;
 	TopicWords topic;
@@ -30,8 +23,7 @@ idemq_sql_v2_topic_matches(PG_FUNCTION_ARGS)
 }
 
 /* check_space(topic) -> void; 22004, 22023. */
-Datum
-idemq_sql_v2_inside_check_space(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_check_space)
 {
 	(void) idemq_gate_caller();
 	idemq_topic_check_space(idemq_arg_text(fcinfo, 0, "topic", IDEMQ_MAX_NAME_ARG));
@@ -39,8 +31,7 @@ idemq_sql_v2_inside_check_space(PG_FUNCTION_ARGS)
 }
 
 /* topic_space(pattern) -> its space; 22004, 22023. */
-Datum
-idemq_sql_v2_inside_topic_space(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_topic_space)
 {
 	TopicWords words;
 
@@ -62,8 +53,7 @@ privileges_named(const char *word)
  * topic(topic, privilege, keep) -> void; 42704, 42501 unless the caller has that privilege, or it
  * is NULL: none is asked for.  keep: the space cannot be dropped, to the end of the transaction.
  */
-Datum
-idemq_sql_v2_inside_topic(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_topic)
 {
 	int level = idemq_gate_become_caller();
 	const char *name = TextDatumGetCString(PG_GETARG_DATUM(0));
@@ -80,8 +70,7 @@ idemq_sql_v2_inside_topic(PG_FUNCTION_ARGS)
 }
 
 /* topic_may(topic, role, privilege) -> whether it may; not when there is no such topic or role. */
-Datum
-idemq_sql_v2_inside_topic_may(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_inside_topic_may)
 {
 	TopicSpace space;
 

@@ -52,11 +52,6 @@
 #include "shared/sleepers/sleepers.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_wait);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_wait_any);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_wait_result);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_wait_results);
-
 /* Without a background worker, nothing signals what comes due by time: check that often. */
 #define CHECK_ALONE USECS_PER_SEC
 /* A wait ends that long, or a tenth of what is left, before statement_timeout. */
@@ -205,15 +200,6 @@ check_queue(Target *target)
 	return ready;
 }
 
-/* Returns how long wait_result sleeps where no commit wakes it. */
-static int64
-standby_pause(Wait *wait)
-{
-	int64 pause = (idemq_mono_now() - wait->begun) / 8;
-
-	return Min(Max(pause, STANDBY_SOON), CHECK_ALONE);
-}
-
 /* Returns whether a job is finished, or gone; copies its status and result. */
 static bool
 check_job(Wait *wait, Target *target)
@@ -226,7 +212,12 @@ check_job(Wait *wait, Target *target)
 	idemq_following_refuse_moved();
 	join(target, idemq_sleepers_of_job(MyDatabaseId, target->job_id));
 	if (standby)
-		target->again = Min(target->again, idemq_mono_now() + standby_pause(wait));
+	{
+		int64 now = idemq_mono_now();
+		int64 pause = Max((now - wait->begun) / 8, STANDBY_SOON);
+
+		target->again = Min(target->again, now + Min(pause, CHECK_ALONE));
+	}
 	/* Its apply worker's COMMIT PREPARED wakes nobody. */
 	else if (idemq_follows())
 		target->again = Min(target->again, idemq_mono_now() + CHECK_ALONE);
@@ -314,21 +305,6 @@ sleep_and_check(Wait *wait)
 	return true;
 }
 
-/* Returns when (mono) a wait ends that may last so many microseconds. */
-static int64
-wait_deadline(int64 timeout)
-{
-	int64 now = idemq_mono_now();
-
-	if (get_timeout_active(STATEMENT_TIMEOUT))
-	{
-		int64 left = get_timeout_finish_time(STATEMENT_TIMEOUT) - GetCurrentTimestamp();
-
-		timeout = Min(timeout, left - Min(TIMEOUT_MARGIN, left / 10));
-	}
-	return timeout < PG_INT64_MAX - now ? now + timeout : PG_INT64_MAX;
-}
-
 /* Waits for the targets; returns whether what was waited for came. */
 static bool
 wait_for(Wait *wait, int64 timeout)
@@ -337,7 +313,13 @@ wait_for(Wait *wait, int64 timeout)
 
 	wait->context = CurrentMemoryContext;
 	wait->begun = idemq_mono_now();
-	wait->deadline = wait_deadline(timeout);
+	if (get_timeout_active(STATEMENT_TIMEOUT))
+	{
+		int64 left = get_timeout_finish_time(STATEMENT_TIMEOUT) - GetCurrentTimestamp();
+
+		timeout = Min(timeout, left - Min(TIMEOUT_MARGIN, left / 10));
+	}
+	wait->deadline = timeout < PG_INT64_MAX - wait->begun ? wait->begun + timeout : PG_INT64_MAX;
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
 	wait->check_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq wait", ALLOCSET_DEFAULT_SIZES);
@@ -368,8 +350,7 @@ wait_for_queues(FunctionCallInfo fcinfo, Wait *wait)
 }
 
 /* wait(queue text, timeout interval, INOUT ready bool); 2D000, IQ005, 42501, 22004, 22023. */
-Datum
-idemq_sql_v2_wait(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_wait)
 {
 	Target target = {0};
 	Wait wait = {.count = 1, .targets = &target};
@@ -380,8 +361,7 @@ idemq_sql_v2_wait(PG_FUNCTION_ARGS)
 }
 
 /* wait_any(queues text[], timeout interval, INOUT ready bool); as wait. */
-Datum
-idemq_sql_v2_wait_any(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_wait_any)
 {
 	ArrayArg queues;
 	Wait wait = {0};
@@ -389,9 +369,8 @@ idemq_sql_v2_wait_any(PG_FUNCTION_ARGS)
 	idemq_check_top_level(fcinfo, "wait_any", WHY_TOP_LEVEL);
 	idemq_arg_array(fcinfo, 0, "queues", TEXTOID, false, &queues);
 	if (queues.count == 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("queues must not be empty"),
-				 errhint("Pass at least one queue's name.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("queues must not be empty"),
+				errhint("Pass at least one queue's name."));
 	wait.count = queues.count;
 	wait.targets = palloc0(queues.count * sizeof(Target));
 	for (int i = 0; i < queues.count; i++)
@@ -405,22 +384,19 @@ refuse_job(Wait *wait, int64 job_id)
 {
 	bool on_its_way = RecoveryInProgress() && !wait->seen;
 
-	ereport(ERROR,
-			(errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
-			 errmsg("job %lld does not exist%s", (long long) job_id,
-					on_its_way ? " on this standby" : ""),
-			 on_its_way
-				 ? errhint("It may not have arrived yet: ask the primary, or wait longer.")
-				 : errhint("A queue with retention '0' keeps no finished job; give it one to "
-						   "wait for results.")));
+	ereport(ERROR, errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
+			errmsg("job %lld does not exist%s", (long long) job_id,
+				   on_its_way ? " on this standby" : ""),
+			on_its_way ? errhint("It may not have arrived yet: ask the primary, or wait longer.")
+					   : errhint("A queue with retention '0' keeps no finished job; give it one to "
+								 "wait for results."));
 }
 
 /*
  * wait_result(id bigint, timeout interval, INOUT status, INOUT result); 2D000,
  * IQ002, 22004, 22023.  After timeout, the status that the job has.
  */
-Datum
-idemq_sql_v2_wait_result(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_wait_result)
 {
 	int64 timeout;
 	Target target = {0};
@@ -446,8 +422,7 @@ idemq_sql_v2_wait_result(PG_FUNCTION_ARGS)
  * wait_results(ids bigint[], timeout interval, INOUT statuses, INOUT results); as
  * wait_result, for all of them: one after the other, since the last one decides.
  */
-Datum
-idemq_sql_v2_wait_results(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_wait_results)
 {
 	ArrayArg ids;
 	int64 timeout;

@@ -28,12 +28,11 @@ idemq_check_top_level(FunctionCallInfo fcinfo, const char *name, const char *why
 {
 	if (fcinfo->context == NULL || !IsA(fcinfo->context, CallContext) ||
 		((CallContext *) fcinfo->context)->atomic || IsSubTransaction())
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_TRANSACTION_TERMINATION),
-				 errmsg("idemq.%s cannot run inside a transaction block", name),
-				 errdetail("%s", why),
-				 errhint("CALL it by itself, outside BEGIN; in a driver that opens transactions "
-						 "by default, switch autocommit on.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_TRANSACTION_TERMINATION),
+				errmsg("idemq.%s cannot run inside a transaction block", name),
+				errdetail("%s", why),
+				errhint("CALL it by itself, outside BEGIN; in a driver that opens transactions "
+						"by default, switch autocommit on."));
 }
 
 /* Raises 22004 for a NULL argument. */
@@ -41,9 +40,8 @@ void
 idemq_arg_required(FunctionCallInfo fcinfo, int n, const char *name)
 {
 	if (PG_ARGISNULL(n))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("%s must not be NULL", name),
-				 errhint("Pass a value for %s.", name)));
+		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("%s must not be NULL", name),
+				errhint("Pass a value for %s.", name));
 }
 
 /* Returns a text argument of 1 to max_bytes bytes. */
@@ -55,11 +53,10 @@ idemq_arg_text(FunctionCallInfo fcinfo, int n, const char *name, int max_bytes)
 	idemq_arg_required(fcinfo, n, name);
 	value = text_to_cstring(PG_GETARG_TEXT_PP(n));
 	if (value[0] == '\0' || strlen(value) > (size_t) max_bytes)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must have 1 to %d bytes, not %zu", name, max_bytes, strlen(value)),
-				 value[0] == '\0' ? errhint("Pass a value that is not empty.")
-								  : errhint("Pass a shorter value.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("%s must have 1 to %d bytes, not %zu", name, max_bytes, strlen(value)),
+				value[0] == '\0' ? errhint("Pass a value that is not empty.")
+								 : errhint("Pass a shorter value."));
 	return value;
 }
 
@@ -76,10 +73,10 @@ idemq_arg_worker(FunctionCallInfo fcinfo, int n)
 		return NULL;
 	name = idemq_arg_text(fcinfo, n, "worker", IDEMQ_MAX_WORKER);
 	if (strncmp(name, IDEMQ_HANDLER_WORKER, sizeof(IDEMQ_HANDLER_WORKER) - 1) == 0)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("a worker's name cannot begin with \"%s\"", IDEMQ_HANDLER_WORKER),
-						errdetail("So do the names of the server's own processes."),
-						errhint("Pass another name.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("a worker's name cannot begin with \"%s\"", IDEMQ_HANDLER_WORKER),
+				errdetail("So do the names of the server's own processes."),
+				errhint("Pass another name."));
 	return cstring_to_text(name);
 }
 
@@ -88,10 +85,10 @@ void
 idemq_check_key(const char *name, int bytes)
 {
 	if (bytes == 0 || bytes > IDEMQ_MAX_KEY)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("%s must have 1 to %d bytes, not %d", name, IDEMQ_MAX_KEY, bytes),
-						bytes == 0 ? errhint("Pass a value that is not empty.")
-								   : errhint("Pass a hash of what is longer.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("%s must have 1 to %d bytes, not %d", name, IDEMQ_MAX_KEY, bytes),
+				bytes == 0 ? errhint("Pass a value that is not empty.")
+						   : errhint("Pass a hash of what is longer."));
 }
 
 /* Raises 22023 for a kind that is empty or too long. */
@@ -99,10 +96,10 @@ void
 idemq_check_kind(int bytes)
 {
 	if (bytes == 0 || bytes > IDEMQ_MAX_KIND)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("kind must have 1 to %d bytes, not %d", IDEMQ_MAX_KIND, bytes),
-						errhint("A kind names what is to be done, for many jobs; what differs "
-								"from job to job belongs into the payload.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("kind must have 1 to %d bytes, not %d", IDEMQ_MAX_KIND, bytes),
+				errhint("A kind names what is to be done, for many jobs; what differs "
+						"from job to job belongs into the payload."));
 }
 
 /*
@@ -136,13 +133,13 @@ idemq_check_interval(const char *name, const Interval *interval, int64 least)
 	int64 usecs = idemq_interval_usecs(interval);
 
 	if (usecs < least)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("%s must be %s", name, least > 0 ? "positive" : "zero or positive"),
-						errhint("Pass an interval such as '30 s'.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("%s must be %s", name, least > 0 ? "positive" : "zero or positive"),
+				errhint("Pass an interval such as '30 s'."));
 	if (usecs > INT64CONST(365250) * USECS_PER_DAY)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("%s is longer than 1000 years", name),
-						errhint("Pass an interval such as '30 s'.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("%s is longer than 1000 years", name),
+				errhint("Pass an interval such as '30 s'."));
 	return usecs;
 }
 
@@ -180,11 +177,11 @@ int32
 idemq_check_int(const char *name, int32 value, int32 min, int32 max)
 {
 	if (value < min || value > max)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						max == PG_INT32_MAX
-							? errmsg("%s must be at least %d, not %d", name, min, value)
-							: errmsg("%s must be between %d and %d, not %d", name, min, max, value),
-						errhint("Pass %d to %d.", min, max)));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				max == PG_INT32_MAX
+					? errmsg("%s must be at least %d, not %d", name, min, value)
+					: errmsg("%s must be between %d and %d, not %d", name, min, max, value),
+				errhint("Pass %d to %d.", min, max));
 	return value;
 }
 
@@ -205,9 +202,9 @@ idemq_arg_float(FunctionCallInfo fcinfo, int n, const char *name, double min, do
 	idemq_arg_required(fcinfo, n, name);
 	value = PG_GETARG_FLOAT8(n);
 	if (!(value >= min && value <= max))
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("%s must be between %g and %g, not %g", name, min, max, value),
-						errhint("Pass %g to %g.", min, max)));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("%s must be between %g and %g, not %g", name, min, max, value),
+				errhint("Pass %g to %g.", min, max));
 	return value;
 }
 
@@ -231,18 +228,17 @@ idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_ty
 	if (ARR_NDIM(value) == 0)
 		return;
 	if (ARR_NDIM(value) != 1 || ARR_LBOUND(value)[0] != 1)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("%s must be a one-dimensional array that starts at 1", name),
-						errhint("Build it with array_agg or ARRAY[...].")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("%s must be a one-dimensional array that starts at 1", name),
+				errhint("Build it with array_agg or ARRAY[...]."));
 	if (ARR_DIMS(value)[0] > IDEMQ_MAX_ARRAY)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("%s must have at most %d elements, not %d", name, IDEMQ_MAX_ARRAY,
-							   ARR_DIMS(value)[0]),
-						errhint("Make several calls.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("%s must have at most %d elements, not %d", name, IDEMQ_MAX_ARRAY,
+					   ARR_DIMS(value)[0]),
+				errhint("Make several calls."));
 	if (!nulls_allowed && array_contains_nulls(value))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("%s must not contain NULL", name),
-				 errhint("Leave such elements out.")));
+		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("%s must not contain NULL", name), errhint("Leave such elements out."));
 	get_typlenbyvalalign(element_type, &length, &by_value, &align);
 	deconstruct_array(value, element_type, length, by_value, align, &array->values, &array->nulls,
 					  &array->count);
@@ -261,10 +257,10 @@ idemq_arg_array_like(FunctionCallInfo fcinfo, int n, const char *name, Oid eleme
 		return;
 	idemq_arg_array(fcinfo, n, name, element_type, nulls_allowed, array);
 	if (array->count != count)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("%s must have as many elements as %s (%d), not %d", name, other,
-							   count, array->count),
-						errhint("Pass arrays of one length.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("%s must have as many elements as %s (%d), not %d", name, other, count,
+					   array->count),
+				errhint("Pass arrays of one length."));
 }
 
 /* Raises 22004 unless the first two arguments, id and token, say which attempt is meant. */
@@ -322,33 +318,32 @@ idemq_srf_place(FunctionCallInfo fcinfo)
 
 	if (rsinfo == NULL || !IsA(rsinfo, ReturnSetInfo) ||
 		(rsinfo->allowedModes & SFRM_Materialize) == 0)
-		ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-						errmsg("set-valued function called in a place that takes no set"),
-						errhint("Call it in FROM.")));
+		ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				errmsg("set-valued function called in a place that takes no set"),
+				errhint("Call it in FROM."));
 	return rsinfo;
 }
 
 /*
- * Begins a set-returning function's result; returns its tuplestore, and the row
- * type in *desc.  The caller's memory context is the function's own.
+ * Begins a set-returning function's result; returns what has its tuplestore, setResult, and its
+ * row type, setDesc.  The caller's memory context is the function's own.
  */
-Tuplestorestate *
-idemq_srf_begin(FunctionCallInfo fcinfo, TupleDesc *desc)
+ReturnSetInfo *
+idemq_srf_begin(FunctionCallInfo fcinfo)
 {
 	ReturnSetInfo *rsinfo = idemq_srf_place(fcinfo);
 	MemoryContext old;
 
 	old = MemoryContextSwitchTo(rsinfo->econtext->ecxt_per_query_memory);
 	if (rsinfo->expectedDesc != NULL)
-		*desc = CreateTupleDescCopy(rsinfo->expectedDesc);
-	else if (get_call_result_type(fcinfo, NULL, desc) != TYPEFUNC_COMPOSITE)
+		rsinfo->setDesc = CreateTupleDescCopy(rsinfo->expectedDesc);
+	else if (get_call_result_type(fcinfo, NULL, &rsinfo->setDesc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
 	rsinfo->returnMode = SFRM_Materialize;
-	rsinfo->setDesc = *desc;
 	rsinfo->setResult = tuplestore_begin_heap((rsinfo->allowedModes & SFRM_Materialize_Random) != 0,
 											  false, work_mem);
 	MemoryContextSwitchTo(old);
-	return rsinfo->setResult;
+	return rsinfo;
 }
 
 /* Compares two int32, or structs that begin with one, for qsort and bsearch. */

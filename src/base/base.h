@@ -29,6 +29,11 @@
 #define pg_noreturn pg_attribute_noreturn()
 #endif
 
+/* The head of a function that SQL calls, and PostgreSQL's record of how it is called. */
+#define SQL_FUNCTION(name)                                                                         \
+	PG_FUNCTION_INFO_V1(name);                                                                     \
+	Datum name(PG_FUNCTION_ARGS)
+
 #define IDEMQ_SCHEMA "idemq"
 #define IDEMQ_EXTENSION "idemq"
 #define IDEMQ_LIBRARY "idemq"
@@ -426,7 +431,7 @@ extern Datum idemq_interval_datum(int64 usecs);
 extern Datum idemq_row_datum(FunctionCallInfo fcinfo, Datum *values, bool *nulls);
 extern Datum idemq_value_row_datum(FunctionCallInfo fcinfo, Datum value);
 extern ReturnSetInfo *idemq_srf_place(FunctionCallInfo fcinfo);
-extern Tuplestorestate *idemq_srf_begin(FunctionCallInfo fcinfo, TupleDesc *desc);
+extern ReturnSetInfo *idemq_srf_begin(FunctionCallInfo fcinfo);
 
 extern int idemq_compare_int32(const void *a, const void *b);
 extern int idemq_compare_int64(const void *a, const void *b);
@@ -558,8 +563,12 @@ typedef struct SqlStatement
 	Oid types[SQL_MAX_ARGS];
 	bool few;	   /* each run is for few rows: no table is read as a whole, if that can be */
 	bool in_order; /* and its rows come in the order of an index, and are not sorted */
-	bool on_jobs;  /* it writes idemq.jobs: as idemq_spi_begin_on_jobs */
-	bool locks;	   /* or writes: its rows are read by the transaction's snapshot */
+	/*
+	 * It writes idemq.jobs.  Its owner may have put deferred triggers or foreign keys on it, which
+	 * a security-restricted context does not allow.
+	 */
+	bool on_jobs;
+	bool locks;				/* or writes: its rows are read by the transaction's snapshot */
 	const SqlField *fields; /* what its columns are, in order, of a caller's struct */
 	SPIPlanPtr plan;
 	uint32 by_reference; /* bits of arguments; set with the plan */
@@ -574,10 +583,9 @@ typedef struct SqlScope
 } SqlScope;
 
 extern void idemq_spi_begin(SqlScope *scope);
-extern void idemq_spi_begin_on_jobs(SqlScope *scope);
+extern void idemq_spi_set(const char *setting, const char *value);
 extern void idemq_spi_no_seqscan(void);
-extern uint64 idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls,
-							int expected);
+extern uint64 idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls);
 extern uint64 idemq_spi_query_at(SqlStatement *statement, const Datum *args, const char *nulls,
 								 Snapshot snapshot);
 extern uint64 idemq_spi_query_latest(SqlStatement *statement, const Datum *args, const char *nulls);

@@ -46,9 +46,9 @@ relation_oid(const char *name)
 	Oid oid = get_relname_relid(name, catalog.schema);
 
 	if (!OidIsValid(oid))
-		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE),
-						errmsg("table \"%s.%s\" does not exist", IDEMQ_SCHEMA, name),
-						errhint("Run CREATE EXTENSION idemq in this database.")));
+		ereport(ERROR, errcode(ERRCODE_UNDEFINED_TABLE),
+				errmsg("table \"%s.%s\" does not exist", IDEMQ_SCHEMA, name),
+				errhint("Run CREATE EXTENSION idemq in this database."));
 	return oid;
 }
 
@@ -69,19 +69,6 @@ load_enum(const char *type, const char *const *names, int count, Oid *values)
 	return type_oid;
 }
 
-static Oid
-relation_owner(Oid relation)
-{
-	HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relation));
-	Oid owner;
-
-	if (!HeapTupleIsValid(tuple))
-		elog(ERROR, "cache lookup failed for relation %u", relation);
-	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
-	ReleaseSysCache(tuple);
-	return owner;
-}
-
 /* Returns how far the extension is in this database, within its scripts, too. */
 IdemqPresence
 idemq_presence(void)
@@ -100,27 +87,10 @@ idemq_presence(void)
 void
 idemq_refuse_outdated(void)
 {
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("the SQL objects of idemq in this database are older than its library, %s",
-					idemq_version),
-			 errhint("Run ALTER EXTENSION idemq UPDATE in this database.")));
-}
-
-/* Raises 55000 unless the library works with the SQL objects of this database. */
-static void
-check_version(void)
-{
-	IdemqPresence presence = idemq_sql_presence();
-
-	if (presence == IDEMQ_NEWER)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("the SQL objects of idemq in this database are newer than its library, %s",
-						idemq_version),
-				 errhint("Install the library of their version, and restart the server.")));
-	if (presence != IDEMQ_HERE)
-		idemq_refuse_outdated();
+	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("the SQL objects of idemq in this database are older than its library, %s",
+				   idemq_version),
+			errhint("Run ALTER EXTENSION idemq UPDATE in this database."));
 }
 
 /*
@@ -133,17 +103,31 @@ idemq_oids(void)
 	if (loaded_at != invalidations)
 	{
 		uint64 before = invalidations;
+		IdemqPresence presence;
+		HeapTuple tuple;
 
 		catalog.schema = get_namespace_oid(IDEMQ_SCHEMA, true);
 		catalog.jobs = relation_oid("jobs");
-		check_version();
+		presence = idemq_sql_presence();
+		if (presence == IDEMQ_NEWER)
+			ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("the SQL objects of idemq in this database are newer than its "
+						   "library, %s",
+						   idemq_version),
+					errhint("Install the library of their version, and restart the server."));
+		if (presence != IDEMQ_HERE)
+			idemq_refuse_outdated();
 		catalog.queues = relation_oid("queues");
 		catalog.queues_seq = compat_identity_sequence(catalog.queues, 1);
 		catalog.queue_grants = relation_oid("queue_grants");
 		catalog.steps = get_relname_relid("steps", catalog.schema);
 		catalog.dependencies = get_relname_relid("dependencies", catalog.schema);
 		catalog.jobs_seq = compat_identity_sequence(catalog.jobs, 1);
-		catalog.owner = relation_owner(catalog.jobs);
+		tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(catalog.jobs));
+		if (!HeapTupleIsValid(tuple))
+			elog(ERROR, "cache lookup failed for relation %u", catalog.jobs);
+		catalog.owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
+		ReleaseSysCache(tuple);
 		catalog.status_type = load_enum("status", status_names, JOB_STATUS_COUNT, catalog.status);
 		(void) load_enum("outcome", outcome_names, OUTCOME_COUNT, catalog.outcome);
 		loaded_at = before;

@@ -25,9 +25,9 @@ static void
 init_secret(int tranche)
 {
 	if (!pg_strong_random(shared->key, sizeof(shared->key)))
-		ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not generate a random key"),
-						errhint("The operating system has no random numbers for PostgreSQL; its "
-								"log may say why.")));
+		ereport(ERROR, errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not generate a random key"),
+				errhint("The operating system has no random numbers for PostgreSQL; its "
+						"log may say why."));
 }
 
 const ShmemPart idemq_secret_part = {.area = (void **) &shared,

@@ -82,18 +82,6 @@ attach(const char *name, Size size, bool *found)
 	return area;
 }
 
-static HTAB *
-attach_hash(const ShmemPart *part)
-{
-	HASHCTL info = {.keysize = part->key_size,
-					.entrysize = part->entry_size,
-					.num_partitions = part->partitions};
-	int flags = HASH_ELEM | HASH_BLOBS | HASH_FIXED_SIZE;
-
-	return compat_shmem_hash(part->hash_name, *part->hash_entries, &info,
-							 part->partitions > 0 ? flags | HASH_PARTITION : flags);
-}
-
 /* Attaches every part to its memory, and fills it when this is the first process. */
 static void
 startup_parts(void)
@@ -119,7 +107,15 @@ startup_parts(void)
 		if (part->tranche != NULL)
 			compat_tranche_name(tranches[i], part->tranche);
 		if (part->hash != NULL)
-			*part->hash = attach_hash(part);
+		{
+			HASHCTL info = {.keysize = part->key_size,
+							.entrysize = part->entry_size,
+							.num_partitions = part->partitions};
+
+			*part->hash = compat_shmem_hash(part->hash_name, *part->hash_entries, &info,
+											HASH_ELEM | HASH_BLOBS | HASH_FIXED_SIZE |
+												(part->partitions > 0 ? HASH_PARTITION : 0));
+		}
 		if (part->init != NULL && !found)
 			part->init(tranches[i]);
 	}

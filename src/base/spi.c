@@ -5,7 +5,7 @@
  * Everything that the table room does not do by direct access goes through here:
  *
  *		idemq_spi_begin(&scope);
- *		n = idemq_spi_run(&statement, args, nulls, SPI_OK_...);
+ *		n = idemq_spi_run(&statement, args, nulls);
  *		idemq_spi_end(&scope);
  *
  * or, for one statement: whose rows nobody reads, idemq_spi_do and idemq_spi_finds; whose rows
@@ -30,6 +30,14 @@
 
 #include "base/base.h"
 
+/* Sets a setting until the end of the nest level of settings that is open. */
+void
+idemq_spi_set(const char *setting, const char *value)
+{
+	(void) set_config_option(setting, value, PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0,
+							 false);
+}
+
 /*
  * Becomes the owner, in a security-restricted context unless idemq.jobs is written, pins
  * search_path and connects to SPI.
@@ -41,8 +49,7 @@ begin(SqlScope *scope, bool on_jobs)
 	SetUserIdAndSecContext(idemq_oids()->owner, scope->sec_context | SECURITY_LOCAL_USERID_CHANGE |
 													(on_jobs ? 0 : SECURITY_RESTRICTED_OPERATION));
 	scope->guc_level = NewGUCNestLevel();
-	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
+	idemq_spi_set("search_path", "pg_catalog, pg_temp");
 	SPI_connect();
 }
 
@@ -54,16 +61,6 @@ idemq_spi_begin(SqlScope *scope)
 }
 
 /*
- * Begins SQL that writes idemq.jobs.  Its owner may have put deferred triggers or
- * foreign keys on it, which a security-restricted context does not allow.
- */
-void
-idemq_spi_begin_on_jobs(SqlScope *scope)
-{
-	begin(scope, true);
-}
-
-/*
  * Until idemq_spi_end no table is read as a whole, if that can be: for a statement of
  * which each run is for few rows, and whose plan may be from when the table had none.  What has to
  * be read as a whole counts as 1e10 then: no reason to compile the plan.
@@ -71,55 +68,40 @@ idemq_spi_begin_on_jobs(SqlScope *scope)
 void
 idemq_spi_no_seqscan(void)
 {
-	(void) set_config_option("enable_seqscan", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
-							 true, 0, false);
-	(void) set_config_option("jit", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0,
-							 false);
-}
-
-/* Rows come one by one in the order of an index, and are not sorted. */
-static void
-in_order(void)
-{
-	idemq_spi_no_seqscan();
-	(void) set_config_option("enable_bitmapscan", "off", PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
-	(void) set_config_option("enable_sort", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
-							 true, 0, false);
-}
-
-/* Prepares a statement's plan at its first use. */
-static void
-prepare(SqlStatement *statement)
-{
-	SPIPlanPtr plan;
-
-	while (statement->nargs < SQL_MAX_ARGS && OidIsValid(statement->types[statement->nargs]))
-		statement->nargs++;
-	for (int i = 0; i < statement->nargs; i++)
-		statement->by_reference |= get_typbyval(statement->types[i]) ? 0 : 1U << i;
-	plan = SPI_prepare(statement->text, statement->nargs, statement->types);
-	if (plan == NULL || SPI_keepplan(plan) != 0)
-		elog(ERROR, "cannot prepare \"%s\": %s", statement->text,
-			 SPI_result_code_string(SPI_result));
-	statement->plan = plan;
+	idemq_spi_set("enable_seqscan", "off");
+	idemq_spi_set("jit", "off");
 }
 
 /*
- * Runs a statement under a registered snapshot, or, with NULL, the transaction's own, and then
- * it may write; returns what SPI does.
+ * Runs a statement, whose plan is prepared at its first use, under a registered snapshot, or, with
+ * NULL, the transaction's own, and then it may write; returns what SPI does.
  */
 static int
 execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
 {
 	char flags[SQL_MAX_ARGS];
 
-	if (statement->in_order)
-		in_order();
-	else if (statement->few)
+	if (statement->in_order || statement->few)
 		idemq_spi_no_seqscan();
+	if (statement->in_order)
+	{
+		idemq_spi_set("enable_bitmapscan", "off");
+		idemq_spi_set("enable_sort", "off");
+	}
 	if (statement->plan == NULL)
-		prepare(statement);
+	{
+		SPIPlanPtr plan;
+
+		while (statement->nargs < SQL_MAX_ARGS && OidIsValid(statement->types[statement->nargs]))
+			statement->nargs++;
+		for (int i = 0; i < statement->nargs; i++)
+			statement->by_reference |= get_typbyval(statement->types[i]) ? 0 : 1U << i;
+		plan = SPI_prepare(statement->text, statement->nargs, statement->types);
+		if (plan == NULL || SPI_keepplan(plan) != 0)
+			elog(ERROR, "cannot prepare \"%s\": %s", statement->text,
+				 SPI_result_code_string(SPI_result));
+		statement->plan = plan;
+	}
 	if (nulls == NULL && statement->by_reference != 0)
 	{
 		for (int i = 0; i < statement->nargs; i++)
@@ -139,18 +121,6 @@ rows_of(const SqlStatement *statement, int code, bool expected)
 	if (!expected)
 		elog(ERROR, "\"%s\" returned %s", statement->text, SPI_result_code_string(code));
 	return SPI_processed;
-}
-
-/*
- * Runs a statement under the transaction's snapshot; returns its number of
- * rows.  Raises whatever it raises.
- */
-uint64
-idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls, int expected)
-{
-	int code = execute(statement, args, nulls, NULL);
-
-	return rows_of(statement, code, code == expected);
 }
 
 /* Runs a query under a registered snapshot; returns its number of rows. */
@@ -176,9 +146,12 @@ idemq_spi_query_latest(SqlStatement *statement, const Datum *args, const char *n
 	return rows;
 }
 
-/* As idemq_spi_run, of a statement that may be of any kind. */
-static uint64
-run_any(SqlStatement *statement, const Datum *args, const char *nulls)
+/*
+ * Runs a statement under the transaction's snapshot; returns its number of rows.  Raises
+ * whatever it raises.
+ */
+uint64
+idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls)
 {
 	int code = execute(statement, args, nulls, NULL);
 
@@ -193,7 +166,7 @@ idemq_spi_do(SqlStatement *statement, const Datum *args, const char *nulls)
 	uint64 rows;
 
 	begin(&scope, statement->on_jobs);
-	rows = run_any(statement, args, nulls);
+	rows = idemq_spi_run(statement, args, nulls);
 	idemq_spi_end(&scope);
 	return rows;
 }
@@ -299,6 +272,7 @@ read_field(Oid type, Datum value, const SqlField *field, void *target, MemoryCon
 		case TEXTOID:
 		case JSONBOID:
 		case BYTEAOID:
+		case TEXTARRAYOID:
 			if (field->names != NULL)
 			{
 				char *name = TextDatumGetCString(value);
@@ -354,7 +328,7 @@ idemq_spi_read(uint64 row, const SqlField *fields, void *target, MemoryContext c
 static uint64
 run_for_rows(SqlStatement *statement, const Datum *args)
 {
-	return statement->locks ? run_any(statement, args, NULL)
+	return statement->locks ? idemq_spi_run(statement, args, NULL)
 							: idemq_spi_query_latest(statement, args, NULL);
 }
 

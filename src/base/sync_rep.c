@@ -41,21 +41,6 @@ is_replicated(XLogRecPtr lsn)
 }
 
 /*
- * Writes a record that does nothing, for standbys to answer.  One that has connected, or
- * was made synchronous, since it answered last says nothing while nothing is written.
- */
-static void
-prompt_standbys(void)
-{
-	char nothing = 0;
-
-	XLogBeginInsert();
-	XLogSetRecordFlags(XLOG_MARK_UNIMPORTANT);
-	XLogRegisterData(&nothing, sizeof(nothing));
-	XLogFlush(XLogInsert(RM_XLOG_ID, XLOG_NOOP));
-}
-
-/*
  * Waits until the synchronous standbys, if there are any and synchronous_commit asks for
  * them, have what the caller's last snapshot shows.  Raises 40003 when the wait is
  * cancelled.
@@ -64,25 +49,32 @@ void
 idemq_sync_rep_await(void)
 {
 	XLogRecPtr lsn;
+	char nothing = 0;
 
 	if (!SyncRepRequested() || !compat_sync_standbys_defined() || RecoveryInProgress())
 		return;
 	lsn = GetFlushRecPtr(NULL);
 	if (is_replicated(lsn))
 		return;
-	prompt_standbys();
+	/*
+	 * A record that does nothing, for standbys to answer.  One that has connected, or was made
+	 * synchronous, since it answered last says nothing while nothing is written.
+	 */
+	XLogBeginInsert();
+	XLogSetRecordFlags(XLOG_MARK_UNIMPORTANT);
+	XLogRegisterData(&nothing, sizeof(nothing));
+	XLogFlush(XLogInsert(RM_XLOG_ID, XLOG_NOOP));
 	/* As at a commit: the wait heeds a cancel itself, and only warns. */
 	HOLD_INTERRUPTS();
 	SyncRepWaitForLSN(lsn, false);
 	RESUME_INTERRUPTS();
 	CHECK_FOR_INTERRUPTS();
 	if (!is_replicated(lsn))
-		ereport(ERROR,
-				(errcode(ERRCODE_T_R_STATEMENT_COMPLETION_UNKNOWN),
-				 errmsg("what this call would answer is not on a synchronous standby yet"),
-				 errdetail("The wait for synchronous replication was canceled; this transaction "
-						   "has not committed."),
-				 errhint("Repeat the call.")));
+		ereport(ERROR, errcode(ERRCODE_T_R_STATEMENT_COMPLETION_UNKNOWN),
+				errmsg("what this call would answer is not on a synchronous standby yet"),
+				errdetail("The wait for synchronous replication was canceled; this transaction "
+						  "has not committed."),
+				errhint("Repeat the call."));
 }
 
 /*

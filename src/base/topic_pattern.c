@@ -29,22 +29,21 @@ check_word(const char *name, const TopicWords *words, int n, bool pattern)
 	int length = words->lengths[n];
 
 	if (length == 0)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("%s must not have an empty word", name),
-						errhint("Write words with a dot between two of them: orders.eu.paid.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("%s must not have an empty word", name),
+				errhint("Write words with a dot between two of them: orders.eu.paid."));
 	if (pattern && n > 0 && (is_wildcard(words, n, '*') || is_wildcard(words, n, '#')))
 		return;
 	for (int i = 0; i < length; i++)
 	{
 		if (word[i] == '*' || word[i] == '#')
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 pattern ? errmsg("* and # in %s must be words of their own, and not the first",
-									  name)
-							 : errmsg("%s must not have * or #", name),
-					 pattern ? errhint("Begin with the word of a topic's space: orders.*.paid, "
-									   "orders.#.")
-							 : errhint("They are for patterns: idemq.bind_topic.")));
+			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					pattern ? errmsg("* and # in %s must be words of their own, and not the first",
+									 name)
+							: errmsg("%s must not have * or #", name),
+					pattern ? errhint("Begin with the word of a topic's space: orders.*.paid, "
+									  "orders.#.")
+							: errhint("They are for patterns: idemq.bind_topic."));
 	}
 }
 
@@ -89,11 +88,10 @@ idemq_topic_check_space(const char *space)
 	if (strspn(space, letters) > 0 && space[strspn(space, others)] == '\0' &&
 		strlen(space) <= TOPIC_MAX_SPACE)
 		return;
-	ereport(ERROR,
-			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			 errmsg("invalid first word \"%s\" of a topic", space),
-			 errhint("Use a letter or _ first, then letters, digits, _ and -, up to %d bytes.",
-					 TOPIC_MAX_SPACE)));
+	ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("invalid first word \"%s\" of a topic", space),
+			errhint("Use a letter or _ first, then letters, digits, _ and -, up to %d bytes.",
+					TOPIC_MAX_SPACE));
 }
 
 /* Returns whether a pattern stands for a topic. */

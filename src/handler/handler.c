@@ -263,8 +263,8 @@ claim(void)
 		const char *message = error->message != NULL ? error->message : "";
 
 		idemq_handler_put_off(my_key(), error->message != NULL ? message : "unknown error");
-		ereport(LOG, (errcode(error->sqlerrcode),
-					  errmsg("handler of queue \"%s\" ends: %s", idemq_handler_queue(), message)));
+		ereport(LOG, errcode(error->sqlerrcode),
+				errmsg("handler of queue \"%s\" ends: %s", idemq_handler_queue(), message));
 	}
 	if (result != RUN_DONE)
 	{
@@ -309,25 +309,6 @@ await_jobs(void)
 	return got;
 }
 
-/* Connects as the role of a ticket, and prepares this process. */
-static void
-connect_as(const HandlerTicket *ticket)
-{
-	BackgroundWorkerInitializeConnectionByOid(ticket->key.database, ticket->role, 0);
-	/* Of ALTER ROLE ... SET role, too, which a RESET in the function would bring back. */
-	SetConfigOption("role", "none", PGC_USERSET, PGC_S_OVERRIDE);
-	run.role = ticket->role;
-	run.errors =
-		AllocSetContextCreate(TopMemoryContext, "idemq handler error", ALLOCSET_DEFAULT_SIZES);
-	loop_context = AllocSetContextCreate(TopMemoryContext, "idemq handler", ALLOCSET_DEFAULT_SIZES);
-	MemoryContextSwitchTo(loop_context);
-	SetConfigOption("application_name", IDEMQ_HANDLER_WORKER, PGC_BACKEND, PGC_S_CLIENT);
-	idemq_handler_limits_begin();
-	before_shmem_exit(settle_at_exit, (Datum) 0);
-	/* Before the first claim: what was claimed earlier is a former server's. */
-	(void) idemq_primary_since();
-}
-
 /* Main function of a process that runs a handler. */
 void
 idemq_handler_main(Datum arg)
@@ -343,7 +324,19 @@ idemq_handler_main(Datum arg)
 	memcpy(&ticket, MyBgworkerEntry->bgw_extra, sizeof(ticket));
 	if (!idemq_handler_attach(&ticket))
 		proc_exit(0);
-	connect_as(&ticket);
+	BackgroundWorkerInitializeConnectionByOid(ticket.key.database, ticket.role, 0);
+	/* Of ALTER ROLE ... SET role, too, which a RESET in the function would bring back. */
+	SetConfigOption("role", "none", PGC_USERSET, PGC_S_OVERRIDE);
+	run.role = ticket.role;
+	run.errors =
+		AllocSetContextCreate(TopMemoryContext, "idemq handler error", ALLOCSET_DEFAULT_SIZES);
+	loop_context = AllocSetContextCreate(TopMemoryContext, "idemq handler", ALLOCSET_DEFAULT_SIZES);
+	MemoryContextSwitchTo(loop_context);
+	SetConfigOption("application_name", IDEMQ_HANDLER_WORKER, PGC_BACKEND, PGC_S_CLIENT);
+	idemq_handler_limits_begin();
+	before_shmem_exit(settle_at_exit, (Datum) 0);
+	/* Before the first claim: what was claimed earlier is a former server's. */
+	(void) idemq_primary_since();
 	/* The handler is read in a transaction; there may be nothing to run as this role. */
 	idemq_handler_begin();
 	idemq_claimed_begin();

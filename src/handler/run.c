@@ -48,8 +48,6 @@
 #include "shared/slots/slots.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_current_job);
-
 /* The job that the function is called for, NULL between jobs; and its queue's name. */
 static const ClaimedJob *current = NULL;
 static QueueName queue_name;
@@ -69,8 +67,7 @@ idemq_handler_queue(void)
 }
 
 /* current_job() -> a row as idemq.claim_any answers; NULLs outside of a handler. */
-Datum
-idemq_sql_v2_current_job(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_current_job)
 {
 	const ClaimedJob *job = current;
 	Datum values[CLAIM_COLUMN_COUNT + 1] = {0};
@@ -108,25 +105,6 @@ idemq_handler_commit(void)
 {
 	PopActiveSnapshot();
 	CommitTransactionCommand();
-}
-
-/* After an error: copies it, and aborts the transaction. */
-static ErrorData *
-catch_error(HandlerRun *run)
-{
-	ErrorData *error;
-
-	HOLD_INTERRUPTS();
-	current = NULL;
-	idemq_handler_limit_stop();
-	MemoryContextReset(run->errors);
-	MemoryContextSwitchTo(run->errors);
-	error = CopyErrorData();
-	FlushErrorState();
-	AbortOutOfAnyTransaction();
-	MemoryContextSwitchTo(run->errors);
-	RESUME_INTERRUPTS();
-	return error;
 }
 
 /*
@@ -259,11 +237,11 @@ finish(const ClaimedJob *job, Datum result, bool no_result)
 		finish.args.document = PointerGetDatum(PG_DETOAST_DATUM(result));
 	if (idemq_finish_by_token(job->id, job->token, &finish, false, &attempt) != OUTCOME_COMMITTED &&
 		idemq_attempt_stands(job->id, job->token))
-		ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-						errmsg("job %lld cannot be committed", (long long) job->id),
-						errdetail("The handler's role may not claim from queue \"%s\" any more.",
-								  queue_name),
-						errhint("Grant it claim, by idemq.grant_queue, or drop the handler.")));
+		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("job %lld cannot be committed", (long long) job->id),
+				errdetail("The handler's role may not claim from queue \"%s\" any more.",
+						  queue_name),
+				errhint("Grant it claim, by idemq.grant_queue, or drop the handler."));
 	AtEOXact_GUC(true, guc_level);
 	CommandCounterIncrement();
 }
@@ -341,7 +319,16 @@ idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, Erro
 	}
 	PG_CATCH();
 	{
-		*error = catch_error(run);
+		HOLD_INTERRUPTS();
+		current = NULL;
+		idemq_handler_limit_stop();
+		MemoryContextReset(run->errors);
+		MemoryContextSwitchTo(run->errors);
+		*error = CopyErrorData();
+		FlushErrorState();
+		AbortOutOfAnyTransaction();
+		MemoryContextSwitchTo(run->errors);
+		RESUME_INTERRUPTS();
 		result = RUN_FAILED;
 	}
 	PG_END_TRY();

@@ -190,12 +190,12 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 	job->settled = true;
 	if (finish.kind == FINISH_FAIL)
 	{
-		ereport(LOG, (errcode(error->sqlerrcode),
-					  errmsg("handler of queue \"%s\", job %lld, attempt %d: %s",
-							 idemq_handler_queue(), (long long) job->id, job->attempt,
-							 error->message != NULL ? error->message : ""),
-					  error->detail != NULL ? errdetail_internal("%s", error->detail) : 0,
-					  error->context != NULL ? errcontext("%s", error->context) : 0));
+		ereport(LOG, errcode(error->sqlerrcode),
+				errmsg("handler of queue \"%s\", job %lld, attempt %d: %s", idemq_handler_queue(),
+					   (long long) job->id, job->attempt,
+					   error->message != NULL ? error->message : ""),
+				error->detail != NULL ? errdetail_internal("%s", error->detail) : 0,
+				error->context != NULL ? errcontext("%s", error->context) : 0);
 		idemq_handler_note((HandlerKey){MyDatabaseId, run->info.queue_id}, 0, 1, error->message);
 	}
 	return true;

@@ -137,14 +137,13 @@ may_have(Oid database, Node *statement)
 static void
 name_process(const char *what, pid_t pid, Node *statement)
 {
-	ereport(is_about_extension(statement) ? WARNING : ERROR,
-			(errcode(ERRCODE_OBJECT_IN_USE),
-			 errmsg("idemq's %s of the database, process %d, does not end", what, (int) pid),
-			 errdetail("It was sent SIGTERM, and is there after %d s.",
-					   AWAY_STEPS * AWAY_STEP / 1000),
-			 errhint("Such a process is stopped, as by a debugger or by SIGSTOP: let it continue "
-					 "(kill -CONT %d), and run the command again.",
-					 (int) pid)));
+	ereport(is_about_extension(statement) ? WARNING : ERROR, errcode(ERRCODE_OBJECT_IN_USE),
+			errmsg("idemq's %s of the database, process %d, does not end", what, (int) pid),
+			errdetail("It was sent SIGTERM, and is there after %d s.",
+					  AWAY_STEPS * AWAY_STEP / 1000),
+			errhint("Such a process is stopped, as by a debugger or by SIGSTOP: let it continue "
+					"(kill -CONT %d), and run the command again.",
+					(int) pid));
 }
 
 /* Sleeps for AWAY_STEP. */
@@ -192,11 +191,11 @@ idemq_exclusive_make_way(Node *statement)
 		return;
 	pid = idemq_pending_away_keep(database);
 	/* A session already, or not yet, or still. */
-	for (int i = 0; pid != 0 && (idemq_worker_is_there(database, pid) || BackendPidGetProc(pid));
+	for (int i = 0; pid != 0 && (idemq_worker_signal(database, pid, 0) || BackendPidGetProc(pid));
 		 i++)
 	{
 		if (i == AWAY_PATIENCE)
-			idemq_worker_signal(database, pid, SIGTERM);
+			(void) idemq_worker_signal(database, pid, SIGTERM);
 		else if (i == AWAY_STEPS)
 		{
 			name_process("background worker", pid, statement);

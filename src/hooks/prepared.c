@@ -32,7 +32,8 @@ static const char *const tables[] = {"jobs",	 "queues",	 "queue_grants", "handle
 
 static SqlStatement find_prepared =
 	{.text = "SELECT transaction FROM pg_catalog.pg_prepared_xacts WHERE gid = $1",
-	 .types = {TEXTOID}};
+	 .types = {TEXTOID},
+	 .fields = (const SqlField[]){{0, sizeof(TransactionId), NULL}}};
 
 /*
  * Returns whether the prepared transaction of that name has changed what memory knows
@@ -42,20 +43,16 @@ static SqlStatement find_prepared =
 bool
 idemq_prepared_has_written(const char *gid)
 {
-	TransactionId xid = InvalidTransactionId;
+	TransactionId xid;
 	bool found = false;
 	Datum name;
-	SqlScope scope;
 
 	if (idemq_presence() != IDEMQ_HERE)
 		return false;
 	name = CStringGetTextDatum(gid);
 	/* COMMIT PREPARED has no snapshot of its own. */
 	PushActiveSnapshot(GetTransactionSnapshot());
-	idemq_spi_begin(&scope);
-	if (idemq_spi_query_latest(&find_prepared, &name, NULL) > 0)
-		xid = DatumGetTransactionId(idemq_spi_value(0, 1, NULL));
-	idemq_spi_end(&scope);
+	(void) idemq_spi_row(&find_prepared, &name, &xid, sizeof(xid));
 	PopActiveSnapshot();
 	for (int t = 0; t < (int) lengthof(tables) && TransactionIdIsValid(xid) && !found; t++)
 	{

@@ -22,16 +22,6 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_jobs_changed);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_jobs_truncated);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_dependencies_changed);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_settings_changed);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_schedules_changed);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_followers_changed);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_followers_local);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_shard_changed);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_role_named);
-
 /* What a version of a row of idemq.jobs says that memory follows. */
 typedef struct JobVersion
 {
@@ -51,9 +41,9 @@ typedef struct JobVersion
 pg_noreturn static void
 refuse(void)
 {
-	ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					errmsg("this function is for idemq's own triggers only"),
-					errhint("Do not call it, and do not use it in a trigger.")));
+	ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			errmsg("this function is for idemq's own triggers only"),
+			errhint("Do not call it, and do not use it in a trigger."));
 }
 
 /* Raises 0A000 when called by anything but a trigger of that timing, and for each row if so. */
@@ -185,8 +175,7 @@ note_result(const JobVersion *before, const JobVersion *after)
  * jobs_changed(): row trigger of idemq.jobs.  In a database that follows another, which
  * is to say mostly in its apply worker, nobody reads the rest: see job/follow.c.
  */
-Datum
-idemq_sql_v2_jobs_changed(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_jobs_changed)
 {
 	TriggerData *data = trigger_data(fcinfo, TRIGGER_EVENT_AFTER, true);
 	Relation rel = data->tg_relation;
@@ -238,8 +227,7 @@ idemq_sql_v2_jobs_changed(PG_FUNCTION_ARGS)
 }
 
 /* jobs_truncated(): statement trigger of idemq.jobs. */
-Datum
-idemq_sql_v2_jobs_truncated(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_jobs_truncated)
 {
 	(void) trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 	if (!idemq_follows())
@@ -254,8 +242,7 @@ idemq_sql_v2_jobs_truncated(PG_FUNCTION_ARGS)
  * dependencies_changed(): statement trigger of idemq.dependencies and idemq.children, for
  * rows that come by a restore, or by hand.
  */
-Datum
-idemq_sql_v2_dependencies_changed(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_dependencies_changed)
 {
 	(void) trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 	if (!idemq_dependencies_is_writing() && !idemq_follows())
@@ -285,8 +272,7 @@ queue_of(TriggerData *data, HeapTuple row)
  * settings_changed(): row trigger of idemq.queues, idemq.queue_grants and idemq.handler_entries,
  * which names the queue; statement trigger of their TRUNCATE, and of idemq.clusters: any queue.
  */
-Datum
-idemq_sql_v2_settings_changed(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_settings_changed)
 {
 	TriggerData *data = trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 
@@ -314,8 +300,7 @@ idemq_sql_v2_settings_changed(PG_FUNCTION_ARGS)
 }
 
 /* followers_changed(): row and truncate trigger of idemq.followers. */
-Datum
-idemq_sql_v2_followers_changed(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_followers_changed)
 {
 	TriggerData *data = trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 
@@ -329,16 +314,14 @@ idemq_sql_v2_followers_changed(PG_FUNCTION_ARGS)
  * writes, which is not written: a row of ours that comes back from a database which has
  * followed us would collide with the one that is here.
  */
-Datum
-idemq_sql_v2_followers_local(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_followers_local)
 {
 	(void) trigger_data(fcinfo, TRIGGER_EVENT_BEFORE, true);
 	return PointerGetDatum(NULL);
 }
 
 /* shard_changed(): row and truncate trigger of idemq.shard. */
-Datum
-idemq_sql_v2_shard_changed(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_shard_changed)
 {
 	(void) trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 	idemq_jobs_ids_changed();
@@ -349,8 +332,7 @@ idemq_sql_v2_shard_changed(PG_FUNCTION_ARGS)
  * schedules_changed(): statement trigger of idemq.schedule_entries.  The worker knows what it
  * has written itself.
  */
-Datum
-idemq_sql_v2_schedules_changed(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_schedules_changed)
 {
 	(void) trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 	if (idemq_post_mine() == NULL)
@@ -362,8 +344,7 @@ idemq_sql_v2_schedules_changed(PG_FUNCTION_ARGS)
  * role_named(name column, oid column): row trigger that writes a role's OID beside its name
  * (queue/roles.c): before each INSERT, that of a restore as well, and each UPDATE of the name.
  */
-Datum
-idemq_sql_v2_role_named(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_role_named)
 {
 	TriggerData *data = trigger_data(fcinfo, TRIGGER_EVENT_BEFORE, true);
 	TupleDesc desc = RelationGetDescr(data->tg_relation);

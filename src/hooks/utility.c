@@ -150,17 +150,6 @@ follow_command(NodeTag tag, const Node *statement)
 		idemq_pending_note_extension(MyDatabaseId);
 }
 
-/* Returns whether a command ends a prepared transaction that has changed our tables. */
-static bool
-ends_prepared(const Node *statement)
-{
-	const TransactionStmt *end = (const TransactionStmt *) statement;
-
-	return IsA(statement, TransactionStmt) &&
-		   (end->kind == TRANS_STMT_COMMIT_PREPARED || end->kind == TRANS_STMT_ROLLBACK_PREPARED) &&
-		   idemq_prepared_has_written(end->gid);
-}
-
 static void
 process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 				ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
@@ -168,8 +157,17 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 {
 	/* A ROLLBACK may free its own node. */
 	NodeTag tag = nodeTag(statement->utilityStmt);
-	bool prepared = ends_prepared(statement->utilityStmt);
+	bool prepared = false; /* it ends a prepared transaction that has changed our tables */
 	Oid dropped = InvalidOid;
+
+	if (tag == T_TransactionStmt)
+	{
+		const TransactionStmt *end = (const TransactionStmt *) statement->utilityStmt;
+
+		prepared = (end->kind == TRANS_STMT_COMMIT_PREPARED ||
+					end->kind == TRANS_STMT_ROLLBACK_PREPARED) &&
+				   idemq_prepared_has_written(end->gid);
+	}
 
 	if (tag == T_DropdbStmt)
 		dropped = get_database_oid(((DropdbStmt *) statement->utilityStmt)->dbname, true);

@@ -106,7 +106,8 @@ static SqlStatement describe_death =
 		 "ORDER BY token DESC LIMIT " MAX_ATTEMPTS ") a), '[]')) "
 		 "FROM idemq.jobs j WHERE j.id = $1",
 	 .types = {INT8OID, TEXTOID, INT4OID, TEXTOID},
-	 .few = true};
+	 .few = true,
+	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 
 /*
  * Returns whether the chain of dead queues from a queue on leads to that name.  chain:
@@ -173,17 +174,17 @@ idemq_dead_queue_check(const char *queue, int32 queue_id, const char *dead_queue
 	QueueInfo dead;
 
 	if (strcmp(queue, dead_queue) == 0)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("queue \"%s\" cannot be its own dead_queue", queue),
-						errhint("Create another queue for the dead jobs.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("queue \"%s\" cannot be its own dead_queue", queue),
+				errhint("Create another queue for the dead jobs."));
 	idemq_queue_by_name(dead_queue, PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN, &dead);
 	idemq_queue_lock(dead.id, AccessShareLock);
 	idemq_queue_by_name(dead_queue, PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN, &dead);
 	if (leads_to_for_good(dead.name, queue, queue_id))
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("dead jobs of queue \"%s\" would come back to queue \"%s\"",
-							   dead_queue, queue),
-						errhint("Let the last queue of the chain have no dead_queue.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("dead jobs of queue \"%s\" would come back to queue \"%s\"", dead_queue,
+					   queue),
+				errhint("Let the last queue of the chain have no dead_queue."));
 }
 
 /*
@@ -263,14 +264,14 @@ can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead, cons
 	else
 		why = "which does not exist";
 	ereport(WARNING,
-			(errcode(held	   ? ERRCODE_INVALID_PARAMETER_VALUE
-					 : refused ? ERRCODE_INSUFFICIENT_PRIVILEGE
-							   : ERRCODE_IDEMQ_NO_SUCH_QUEUE),
-			 errmsg("%s job %lld was not added to queue \"%s\", %s", status, (long long) job->id,
-					dead->name, why),
-			 errdetail("The job itself is in queue \"%s\", and %s.", queue->name, status),
-			 errhint("Set another with SELECT idemq.alter_queue('%s', dead_queue => '...').",
-					 queue->name)));
+			errcode(held	  ? ERRCODE_INVALID_PARAMETER_VALUE
+					: refused ? ERRCODE_INSUFFICIENT_PRIVILEGE
+							  : ERRCODE_IDEMQ_NO_SUCH_QUEUE),
+			errmsg("%s job %lld was not added to queue \"%s\", %s", status, (long long) job->id,
+				   dead->name, why),
+			errdetail("The job itself is in queue \"%s\", and %s.", queue->name, status),
+			errhint("Set another with SELECT idemq.alter_queue('%s', dead_queue => '...').",
+					queue->name));
 	return false;
 }
 
@@ -295,40 +296,20 @@ documents_that_fit(const Job *job, const char *status)
 	if (idemq_documents_fit(documents, lengthof(columns), MAX_DOCUMENTS))
 		return fit;
 	fit = idemq_documents_fit(documents, 2, MAX_DOCUMENTS) ? DOCUMENTS_FIRST : DOCUMENTS_NONE;
-	ereport(WARNING,
-			(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-			 fit == DOCUMENTS_NONE
-				 ? errmsg("payload and headers of %s job %lld are too long for its dead queue, "
-						  "and left out",
-						  status, (long long) job->id)
-				 : errmsg("the checkpoint of %s job %lld is too long for its dead queue, and left "
-						  "out",
-						  status, (long long) job->id),
-			 fit == DOCUMENTS_NONE
-				 ? errdetail("They have more than %zu bytes as text.", MAX_DOCUMENTS)
-				 : errdetail("With payload and headers it has more than %zu bytes as text.",
-							 MAX_DOCUMENTS),
-			 errhint("The %s job itself has %s.", status, fit == DOCUMENTS_NONE ? "them" : "it")));
+	ereport(WARNING, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+			fit == DOCUMENTS_NONE
+				? errmsg("payload and headers of %s job %lld are too long for its dead queue, "
+						 "and left out",
+						 status, (long long) job->id)
+				: errmsg("the checkpoint of %s job %lld is too long for its dead queue, and left "
+						 "out",
+						 status, (long long) job->id),
+			fit == DOCUMENTS_NONE
+				? errdetail("They have more than %zu bytes as text.", MAX_DOCUMENTS)
+				: errdetail("With payload and headers it has more than %zu bytes as text.",
+							MAX_DOCUMENTS),
+			errhint("The %s job itself has %s.", status, fit == DOCUMENTS_NONE ? "them" : "it"));
 	return fit;
-}
-
-/* Returns the account of a death as jsonb, in the current memory context. */
-static Datum
-account_of(const Job *job, const QueueInfo *queue, text *error, const char *status)
-{
-	Datum values[] = {Int64GetDatum(job->id), CStringGetTextDatum(queue->name),
-					  Int32GetDatum(documents_that_fit(job, status)), PointerGetDatum(error)};
-	SqlScope scope;
-	Datum account;
-
-	/* The row as it has been written. */
-	CommandCounterIncrement();
-	idemq_spi_begin(&scope);
-	if (idemq_spi_query_latest(&describe_death, values, error == NULL ? "   n" : NULL) != 1)
-		elog(ERROR, "job %lld is gone that has died", (long long) job->id);
-	account = SPI_datumTransfer(idemq_spi_value(0, 1, NULL), false, -1);
-	idemq_spi_end(&scope);
-	return account;
 }
 
 /* Returns the key of the account of a death. */
@@ -354,13 +335,23 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	JobsTable table;
 	JobChange columns;
 	EnqueueAnswer answer;
+	Datum values[4];
+	Datum account;
 
 	if (!can_be_added(job, queue, dead, name))
 		return;
 	/* A reaper may add thousands, each of them long. */
 	context = AllocSetContextCreate(CurrentMemoryContext, "idemq dead job", ALLOCSET_DEFAULT_SIZES);
 	old = MemoryContextSwitchTo(context);
-	idemq_new_job(&columns, dead, idemq_now(), account_of(job, queue, error, name));
+	values[0] = Int64GetDatum(job->id);
+	values[1] = CStringGetTextDatum(queue->name);
+	values[2] = Int32GetDatum(documents_that_fit(job, name));
+	values[3] = PointerGetDatum(error);
+	/* The row as it has been written. */
+	CommandCounterIncrement();
+	if (!idemq_spi_row(&describe_death, values, &account, sizeof(account)))
+		elog(ERROR, "job %lld is gone that has died", (long long) job->id);
+	idemq_new_job(&columns, dead, idemq_now(), account);
 	job_set(&columns, COL_KEY, idemq_dead_queue_key(queue, job->id, job->token));
 	if (job_has(job, COL_HEADERS))
 		job_set(&columns, COL_HEADERS, job_value(job, COL_HEADERS));

@@ -66,36 +66,47 @@ static SqlStatement find_prepared =
 			 "ON l.virtualtransaction = x.virtualtransaction AND l.pid IS NULL "
 			 "WHERE p.database = pg_catalog.current_database() AND l.locktype = 'relation' "
 			 "AND l.relation = $1 AND l.mode = 'RowExclusiveLock' ORDER BY 1 LIMIT 1",
-	 .types = {OIDOID}};
+	 .types = {OIDOID},
+	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
+typedef struct Given
+{
+	int64 job_id;
+	int64 token;
+	int32 queue_id;
+	int64 audit_id;
+} Given;
+
+typedef struct Grantee
+{
+	NameData name;
+	Oid oid;
+} Grantee;
+
 /* What the publisher has given, as far as it has come; reads all jobs. */
-static SqlStatement greatest_given = {
-	.text = "SELECT greatest(j.id, a.id, u.job, "
-			"(SELECT max(last_job) FROM idemq.schedule_entries), "
-			"(SELECT max(job_id) FROM idemq.producers), 0), "
-			"greatest(j.token, a.token, 0), "
-			"greatest((SELECT max(queue_id) FROM idemq.queues), j.queue, a.queue, u.queue, 0), "
-			"greatest(u.id, 0) "
-			"FROM (SELECT max(id) AS id, max(token) AS token, max(queue_id) AS queue "
-			"FROM idemq.jobs) j, "
-			"(SELECT max(job_id) AS id, max(token) AS token, max(queue_id) AS queue "
-			"FROM idemq.attempts) a, "
-			"(SELECT max(id) AS id, max(job_id) AS job, max(queue_id) AS queue "
-			"FROM idemq.audit) u"};
+static SqlStatement greatest_given =
+	{.text = "SELECT greatest(j.id, a.id, u.job, "
+			 "(SELECT max(last_job) FROM idemq.schedule_entries), "
+			 "(SELECT max(job_id) FROM idemq.producers), 0), "
+			 "greatest(j.token, a.token, 0), "
+			 "greatest((SELECT max(queue_id) FROM idemq.queues), j.queue, a.queue, u.queue, 0), "
+			 "greatest(u.id, 0) "
+			 "FROM (SELECT max(id) AS id, max(token) AS token, max(queue_id) AS queue "
+			 "FROM idemq.jobs) j, "
+			 "(SELECT max(job_id) AS id, max(token) AS token, max(queue_id) AS queue "
+			 "FROM idemq.attempts) a, "
+			 "(SELECT max(id) AS id, max(job_id) AS job, max(queue_id) AS queue "
+			 "FROM idemq.audit) u",
+	 .fields = (const SqlField[]){SQL_FIELD(Given, job_id), SQL_FIELD(Given, token),
+								  SQL_FIELD(Given, queue_id), SQL_FIELD(Given, audit_id)}};
 /* $1: a queue's id, $2: a row's of idemq.audit. */
 static SqlStatement raise_sequences =
 	{.text = "SELECT pg_catalog.setval('idemq.queues_queue_id_seq', greatest($1, last_value)), "
 			 "(SELECT pg_catalog.setval('idemq.audit_id_seq', greatest($2, last_value)) "
 			 "FROM idemq.audit_id_seq) FROM idemq.queues_queue_id_seq",
 	 .types = {INT4OID, INT8OID}};
-static SqlStatement list_roles = {
-	.text = "SELECT DISTINCT role_name, role_oid FROM idemq.queue_grants ORDER BY 1"};
-
-/* Locks out everybody who writes jobs, to the end of the transaction; waits for those who do. */
-static void
-lock_out_writers(void)
-{
-	LockRelationOid(idemq_oids()->jobs, ShareRowExclusiveLock);
-}
+static SqlStatement list_roles =
+	{.text = "SELECT DISTINCT role_name, role_oid FROM idemq.queue_grants ORDER BY 1",
+	 .fields = (const SqlField[]){SQL_FIELD(Grantee, name), SQL_FIELD(Grantee, oid)}};
 
 /* What both switches owe to shared memory: it knows nothing of this database any more. */
 static void
@@ -113,7 +124,7 @@ bool
 idemq_follow_begin(void)
 {
 	idemq_jobs_prevent_writes("idemq.follow()");
-	lock_out_writers();
+	LockRelationOid(idemq_oids()->jobs, ShareRowExclusiveLock);
 	if (!idemq_following_set(true))
 		return false;
 	forget_database();
@@ -132,12 +143,12 @@ idemq_follow_retire(const char *moved_to)
 	const char *before;
 
 	idemq_jobs_prevent_writes("idemq.retire()");
-	lock_out_writers();
+	LockRelationOid(idemq_oids()->jobs, ShareRowExclusiveLock);
 	before = idemq_following()->moved_to;
 	if (moved_to == NULL && before == NULL)
-		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-						errmsg("this database has not moved"),
-						errhint("Say where it moves: idemq.retire(moved_to).")));
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("this database has not moved"),
+				errhint("Say where it moves: idemq.retire(moved_to)."));
 	if (before != NULL && moved_to != NULL && strcmp(before, moved_to) == 0)
 		return false;
 	(void) idemq_following_set(true);
@@ -179,11 +190,11 @@ apply_worker(void)
 		const char *name = NameStr(*DatumGetName(idemq_spi_value(0, 1, NULL)));
 
 		if (DatumGetBool(idemq_spi_value(0, 2, NULL)))
-			ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-							errmsg("subscription \"%s\" still writes idemq's tables", name),
-							errhint("When it has all that is to come, run ALTER SUBSCRIPTION %s "
-									"DISABLE, or drop it; then repeat idemq.take_over().",
-									quote_identifier(name))));
+			ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					errmsg("subscription \"%s\" still writes idemq's tables", name),
+					errhint("When it has all that is to come, run ALTER SUBSCRIPTION %s "
+							"DISABLE, or drop it; then repeat idemq.take_over().",
+							quote_identifier(name)));
 		pid = DatumGetInt32(idemq_spi_value(0, 3, NULL));
 	}
 	idemq_spi_end(&scope);
@@ -199,69 +210,15 @@ wait_for_apply_worker(int steps)
 	while ((pid = apply_worker()) != 0)
 	{
 		if (steps-- == 0)
-			ereport(ERROR,
-					(errcode(ERRCODE_OBJECT_IN_USE),
-					 errmsg("the apply worker of the subscription, process %d, has not ended", pid),
-					 errhint("It ends after the transaction that it is applying: repeat "
-							 "idemq.take_over(). If it waits for a lock, see pg_blocking_pids(%d).",
-							 pid)));
+			ereport(ERROR, errcode(ERRCODE_OBJECT_IN_USE),
+					errmsg("the apply worker of the subscription, process %d, has not ended", pid),
+					errhint("It ends after the transaction that it is applying: repeat "
+							"idemq.take_over(). If it waits for a lock, see pg_blocking_pids(%d).",
+							pid));
 		CHECK_FOR_INTERRUPTS();
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, WORKER_STEP,
 						 compat_wait_event_away());
 		ResetLatch(MyLatch);
-	}
-}
-
-/* Raises 55006 for a prepared transaction that has written jobs: its locks are for ever. */
-static void
-check_prepared(void)
-{
-	Datum jobs = ObjectIdGetDatum(idemq_oids()->jobs);
-	SqlScope scope;
-
-	idemq_spi_begin(&scope);
-	if (idemq_spi_query_latest(&find_prepared, &jobs, NULL) > 0)
-	{
-		const char *gid = TextDatumGetCString(idemq_spi_value(0, 1, NULL));
-
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_IN_USE),
-				 errmsg("prepared transaction \"%s\" has written jobs", gid),
-				 errhint("Find out what became of it on the publisher, and run COMMIT PREPARED or "
-						 "ROLLBACK PREPARED %s; then repeat idemq.take_over().",
-						 quote_literal_cstr(gid))));
-	}
-	idemq_spi_end(&scope);
-}
-
-/* Gives the roles of the grants that came what grant_queue would: USAGE of the schema. */
-static void
-grant_usage(void)
-{
-	Oid *roles;
-	SqlScope scope;
-	uint64 rows;
-
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&list_roles, NULL, NULL);
-	roles = SPI_palloc(Max(rows, 1) * sizeof(Oid));
-	for (uint64 i = 0; i < rows; i++)
-	{
-		bool isnull;
-		Datum name = idemq_spi_value(i, 1, NULL);
-		Datum oid = idemq_spi_value(i, 2, &isnull);
-
-		roles[i] = idemq_role_of(NameStr(*DatumGetName(name)),
-								 isnull ? InvalidOid : DatumGetObjectId(oid));
-	}
-	idemq_spi_end(&scope);
-	for (uint64 i = 0; i < rows; i++)
-	{
-		if (OidIsValid(roles[i]))
-		{
-			idemq_role_lock(roles[i], ROLE_LOCK_GRANTS);
-			idemq_usage_settle(roles[i]);
-		}
 	}
 }
 
@@ -273,43 +230,55 @@ grant_usage(void)
 bool
 idemq_follow_end(void)
 {
+	Datum jobs = ObjectIdGetDatum(idemq_oids()->jobs);
 	const char *moved_to;
-	int64 job_id;
-	int64 token;
-	int32 queue_id;
-	int64 audit_id;
-	SqlScope scope;
+	Given given;
+	Grantee *grantees;
+	int count;
+	Datum gid;
 
 	idemq_jobs_prevent_writes("idemq.take_over()");
 	if (!idemq_follows())
 		return false;
 	moved_to = idemq_following()->moved_to;
 	if (moved_to != NULL) /* what took its place goes on elsewhere */
-		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-						errmsg("this database has moved to %s", moved_to),
-						errhint("Only if that has not taken over: SELECT idemq.retire(NULL), then "
-								"repeat idemq.take_over().")));
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("this database has moved to %s", moved_to),
+				errhint("Only if that has not taken over: SELECT idemq.retire(NULL), then "
+						"repeat idemq.take_over()."));
 	wait_for_apply_worker(WORKER_STEPS);
-	check_prepared();
+	/* Its locks are for ever. */
+	if (idemq_spi_row(&find_prepared, &jobs, &gid, sizeof(gid)))
+
+		ereport(ERROR, errcode(ERRCODE_OBJECT_IN_USE),
+				errmsg("prepared transaction \"%s\" has written jobs", TextDatumGetCString(gid)),
+				errhint("Find out what became of it on the publisher, and run COMMIT PREPARED or "
+						"ROLLBACK PREPARED %s; then repeat idemq.take_over().",
+						quote_literal_cstr(TextDatumGetCString(gid))));
 	/* Without a lock: what could change them now is only SQL by hand. */
-	idemq_spi_begin(&scope);
-	if (idemq_spi_query_latest(&greatest_given, NULL, NULL) != 1)
+	if (!idemq_spi_row(&greatest_given, NULL, &given, sizeof(given)))
 		elog(ERROR, "what the publisher has given is not one row");
-	job_id = idemq_spi_int64(0, 1, NULL);
-	token = idemq_spi_int64(0, 2, NULL);
-	queue_id = DatumGetInt32(idemq_spi_value(0, 3, NULL));
-	audit_id = idemq_spi_int64(0, 4, NULL);
-	idemq_spi_end(&scope);
-	lock_out_writers();
+	LockRelationOid(idemq_oids()->jobs, ShareRowExclusiveLock);
 	wait_for_apply_worker(0);
 	if (!idemq_following_set(false))
 		return false;
 	/* All that this database will give is above it: every sequence of the extension, and tokens. */
 	(void) idemq_spi_do(&raise_sequences,
-						(Datum[]){Int32GetDatum(queue_id), Int64GetDatum(audit_id)}, NULL);
-	idemq_jobs_ids_take_over(job_id);
-	(void) idemq_generation_new(token);
-	grant_usage();
+						(Datum[]){Int32GetDatum(given.queue_id), Int64GetDatum(given.audit_id)},
+						NULL);
+	idemq_jobs_ids_take_over(given.job_id);
+	(void) idemq_generation_new(given.token);
+	/* The roles of the grants that came get what grant_queue would give: USAGE of the schema. */
+	grantees = idemq_spi_rows(&list_roles, NULL, sizeof(Grantee), &count);
+	for (int i = 0; i < count; i++)
+	{
+		Oid role = idemq_role_of(NameStr(grantees[i].name), grantees[i].oid);
+
+		if (!OidIsValid(role))
+			continue;
+		idemq_role_lock(role, ROLE_LOCK_GRANTS);
+		idemq_usage_settle(role);
+	}
 	forget_database();
 	return true;
 }

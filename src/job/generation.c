@@ -38,13 +38,20 @@
 /* Beyond it there is no room below 2^53 for a clock and some promotions. */
 #define MAX_LEAD (INT64CONST(1) << 52)
 
+typedef struct LoadedBase
+{
+	int64 base;
+	bool is_noted;
+} LoadedBase;
+
 /* $1: this cluster, $2: its timeline, $3: what a timeline adds */
 static SqlStatement load_base =
 	{.text = "SELECT b.base, EXISTS (SELECT FROM idemq.clusters c "
 			 "WHERE c.system_identifier = $1 AND c.timeline = $2 AND c.base = b.base) "
 			 "FROM (SELECT COALESCE(max(CASE WHEN system_identifier = $1 AND timeline <= $2 "
 			 "THEN base ELSE base + timeline * $3 END), 0) AS base FROM idemq.clusters) b",
-	 .types = {INT8OID, INT8OID, INT8OID}};
+	 .types = {INT8OID, INT8OID, INT8OID},
+	 .fields = (const SqlField[]){SQL_FIELD(LoadedBase, base), SQL_FIELD(LoadedBase, is_noted)}};
 static SqlStatement add_row =
 	{.text = "INSERT INTO idemq.clusters (system_identifier, timeline, base) VALUES ($1, $2, $3)",
 	 .types = {INT8OID, INT8OID, INT8OID}};
@@ -63,17 +70,19 @@ is_added_here(void)
 	return TransactionIdIsValid(added_in) && added_in == GetTopTransactionIdIfAny();
 }
 
-/* Reads base, and whether this timeline's row is there.  SPI is connected. */
+/* Reads base, and whether this timeline's row is there. */
 static void
 load(TimeLineID timeline)
 {
 	Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()), Int64GetDatum(timeline),
 					Int64GetDatum(idemq_token_lead(0, 1))};
 
-	if (idemq_spi_query_latest(&load_base, args, NULL) != 1)
+	LoadedBase row;
+
+	if (!idemq_spi_row(&load_base, args, &row, sizeof(row)))
 		elog(ERROR, "idemq.clusters has no base");
-	base = DatumGetInt64(idemq_spi_value(0, 1, NULL));
-	is_noted = DatumGetBool(idemq_spi_value(0, 2, NULL)) && !is_added_here();
+	base = row.base;
+	is_noted = row.is_noted && !is_added_here();
 }
 
 /*
@@ -88,11 +97,7 @@ idemq_generation_base(void)
 
 	if (timeline != loaded_timeline || settings != loaded_settings)
 	{
-		SqlScope scope;
-
-		idemq_spi_begin(&scope);
 		load(timeline);
-		idemq_spi_end(&scope);
 		loaded_timeline = timeline;
 		loaded_settings = settings;
 	}
@@ -108,14 +113,6 @@ idemq_generation_latest_base(void)
 {
 	loaded_timeline = 0;
 	return idemq_generation_base();
-}
-
-static void
-add(int64 cluster, TimeLineID timeline, int64 its_base)
-{
-	Datum args[] = {Int64GetDatum(cluster), Int64GetDatum(timeline), Int64GetDatum(its_base)};
-
-	(void) idemq_spi_run(&add_row, args, NULL, SPI_OK_INSERT);
 }
 
 /* Returns the lock of those who add a row. */
@@ -134,21 +131,21 @@ void
 idemq_generation_note(void)
 {
 	LOCKTAG tag;
-	SqlScope scope;
 
 	if (is_noted || is_added_here())
 		return;
 	tag = adders_lock();
 	if (LockAcquire(&tag, ExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
 		return;
-	idemq_spi_begin(&scope);
 	load(loaded_timeline);
 	if (!is_noted)
 	{
-		add((int64) GetSystemIdentifier(), loaded_timeline, base);
+		Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()),
+						Int64GetDatum(loaded_timeline), Int64GetDatum(base)};
+
+		(void) idemq_spi_do(&add_row, args, NULL);
 		added_in = GetTopTransactionId();
 	}
-	idemq_spi_end(&scope);
 }
 
 /*
@@ -163,21 +160,19 @@ idemq_generation_new(int64 seen)
 {
 	TimeLineID timeline = GetWALInsertionTimeLine();
 	LOCKTAG tag = adders_lock();
-	SqlScope scope;
 
 	(void) LockAcquire(&tag, ExclusiveLock, false, false);
-	idemq_spi_begin(&scope);
 	load(timeline);
 	do
 	{
+		Datum args[] = {Int64GetDatum(0), Int64GetDatum(1), Int64GetDatum(base)};
 		if (idemq_token_lead(base, timeline + 1) >= MAX_LEAD)
-			ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-							errmsg("tokens have no room below 2^53 for another generation"),
-							errhint("Move the jobs to a new extension; its tokens begin anew.")));
+			ereport(ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+					errmsg("tokens have no room below 2^53 for another generation"),
+					errhint("Move the jobs to a new extension; its tokens begin anew."));
 		/* A cluster that never was, whose lead is our new base. */
-		add(0, 1, base);
+		(void) idemq_spi_do(&add_row, args, NULL);
 		load(timeline);
 	} while (idemq_token_next(0, 0, idemq_now(), timeline, base) - seen < idemq_token_lead(0, 1));
-	idemq_spi_end(&scope);
 	return base;
 }

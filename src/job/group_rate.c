@@ -154,18 +154,6 @@ idemq_group_rate_undo(const QueueInfo *queue, const Job *job, const GroupCharge 
 	pfree(name);
 }
 
-/* Returns whether a fetched job has its turn in its group, and waits for group_rate alone. */
-static bool
-waits_for_rate(const Job *job, bool has_places)
-{
-	TimestampTz due = job_time(job, COL_RUN_AT);
-
-	if (has_places)
-		return job->status == JOB_PENDING && !job_has(job, COL_RUN_AT);
-	return (job->status == JOB_PENDING || job->status == JOB_FAILED) && due < job->ready_at &&
-		   due > job_time(job, COL_CLAIMED_AT);
-}
-
 /*
  * Returns whether a fetched job waits for its group's rate for longer than it has to; then
  * *until is how long.
@@ -174,14 +162,22 @@ bool
 idemq_group_rate_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until)
 {
 	TimestampTz now = idemq_now();
+	TimestampTz due;
 	Datum name;
+	bool waits; /* it has its turn, and waits for group_rate alone */
 
 	if (!job->is_ready || job->ready_at <= now + CLOSE || !job_has(job, COL_GROUP_KEY))
 		return false;
 	name = job_value(job, COL_GROUP_KEY);
-	if (idemq_is_no_group(name) || !waits_for_rate(job, idemq_has_places(queue)))
+	due = job_time(job, COL_RUN_AT);
+	if (idemq_has_places(queue))
+		waits = job->status == JOB_PENDING && !job_has(job, COL_RUN_AT);
+	else
+		waits = (job->status == JOB_PENDING || job->status == JOB_FAILED) && due < job->ready_at &&
+				due > job_time(job, COL_CLAIMED_AT);
+	if (idemq_is_no_group(name) || !waits)
 		return false;
-	*until = Max(Max(idemq_group_rate_next(queue, name), now), job_time(job, COL_RUN_AT));
+	*until = Max(Max(idemq_group_rate_next(queue, name), now), due);
 	return *until < job->ready_at - CLOSE;
 }
 

@@ -31,10 +31,18 @@ static const char shape[] = "@dddd-dd-ddTdd:dd:ddZ";
 
 #define SHAPE_LENGTH ((int) sizeof(shape) - 1)
 
+/* Who has made a schedule. */
+typedef struct Creator
+{
+	NameData role;
+	Oid oid;
+} Creator;
+
 static SqlStatement find_schedule =
 	{.text = "SELECT created_by, created_by_oid FROM idemq.schedule_entries "
 			 "WHERE name = $1 AND queue_id = $2",
-	 .types = {TEXTOID, INT4OID}};
+	 .types = {TEXTOID, INT4OID},
+	 .fields = (const SqlField[]){SQL_FIELD(Creator, role), SQL_FIELD(Creator, oid)}};
 
 /* Returns the length of the name in a key of a tick's shape, 0 for other keys. */
 static int
@@ -60,46 +68,21 @@ idemq_tick_key_check(int32 queue_id, Datum key)
 {
 	text *value = DatumGetTextPP(key);
 	int length = name_length(VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value));
-	NameData creator;
-	Oid creator_oid = InvalidOid;
+	Creator creator;
 	Datum values[2];
-	SqlScope scope;
-	bool isnull;
-	bool found;
 
 	if (length == 0)
 		return;
 	values[0] = PointerGetDatum(cstring_to_text_with_len(VARDATA_ANY(value), length));
 	values[1] = Int32GetDatum(queue_id);
-	idemq_spi_begin(&scope);
-	found = idemq_spi_query_latest(&find_schedule, values, NULL) > 0;
-	if (found)
-	{
-		namestrcpy(&creator, NameStr(*DatumGetName(idemq_spi_value(0, 1, &isnull))));
-		creator_oid = DatumGetObjectId(idemq_spi_value(0, 2, &isnull));
-		if (isnull)
-			creator_oid = InvalidOid;
-	}
-	idemq_spi_end(&scope);
-	if (found && !idemq_may_change_schedule(queue_id, NameStr(creator), creator_oid))
-		ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-						errmsg("the key is that of a tick of schedule \"%s\"",
-							   text_to_cstring(DatumGetTextPP(values[0]))),
-						errdetail("Its job would stand in for the tick."),
-						errhint("Use another key; or let the role that made the schedule, or an "
-								"administrator of its queue, enqueue the job.")));
-}
-
-/* Returns whether a key ends with TOPIC_KEY_MARK and a word without a colon. */
-static bool
-is_of_topic(const char *key, int length)
-{
-	int mark = (int) strlen(TOPIC_KEY_MARK);
-	int space = length;
-
-	while (space > 0 && key[space - 1] != ':')
-		space--;
-	return space >= mark && space < length && memcmp(key + space - mark, TOPIC_KEY_MARK, mark) == 0;
+	if (idemq_spi_row(&find_schedule, values, &creator, sizeof(creator)) &&
+		!idemq_may_change_schedule(queue_id, NameStr(creator.role), creator.oid))
+		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("the key is that of a tick of schedule \"%s\"",
+					   text_to_cstring(DatumGetTextPP(values[0]))),
+				errdetail("Its job would stand in for the tick."),
+				errhint("Use another key; or let the role that made the schedule, or an "
+						"administrator of its queue, enqueue the job."));
 }
 
 /* Raises 42501 for the key of a published job. */
@@ -107,12 +90,20 @@ void
 idemq_topic_key_check(Datum key)
 {
 	text *value = DatumGetTextPP(key);
+	const char *bytes = VARDATA_ANY(value);
+	int length = VARSIZE_ANY_EXHDR(value);
+	int mark = (int) strlen(TOPIC_KEY_MARK);
+	int space = length;
 
-	if (is_of_topic(VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value)) &&
+	/* It ends with the mark and a word without a colon. */
+	while (space > 0 && bytes[space - 1] != ':')
+		space--;
+	if (space >= mark && space < length &&
+		memcmp(bytes + space - mark, TOPIC_KEY_MARK, mark) == 0 &&
 		!has_privs_of_role(GetUserId(), idemq_oids()->owner))
-		ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-						errmsg("a key that ends with %s and a word is that of a published job",
-							   TOPIC_KEY_MARK),
-						errdetail("Its job would stand in for what is published."),
-						errhint("Use another key; or publish the job with idemq.publish.")));
+		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("a key that ends with %s and a word is that of a published job",
+					   TOPIC_KEY_MARK),
+				errdetail("Its job would stand in for what is published."),
+				errhint("Use another key; or publish the job with idemq.publish."));
 }

@@ -59,10 +59,9 @@ idemq_new_child(JobChange *columns, NewDependencies *depends)
 pg_noreturn static void
 refuse(int64 parent)
 {
-	ereport(ERROR, (errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
-					errmsg("job %lld, which is in depends_on, does not exist", (long long) parent),
-					errhint("It was purged, or never committed, or you have no privilege on its "
-							"queue.")));
+	ereport(ERROR, errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
+			errmsg("job %lld, which is in depends_on, does not exist", (long long) parent),
+			errhint("It was purged, or never committed, or you have no privilege on its queue."));
 }
 
 /* Looks a parent up, and holds it; *queue is that of the parent before, and becomes its own. */

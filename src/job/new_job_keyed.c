@@ -54,9 +54,9 @@ static void
 refuse_payload(const QueueInfo *queue, int64 id, const char *what, const char *hint)
 {
 	idemq_queue_count_refusal(queue, COUNTER_DUPLICATES);
-	ereport(ERROR, (errcode(ERRCODE_IDEMQ_KEY_REUSED),
-					errmsg("the key is taken by job %lld with another %s", (long long) id, what),
-					errhint("%s", hint)));
+	ereport(ERROR, errcode(ERRCODE_IDEMQ_KEY_REUSED),
+			errmsg("the key is taken by job %lld with another %s", (long long) id, what),
+			errhint("%s", hint));
 }
 
 /* Compares jsonb values: the order of their keys is of no matter. */
@@ -67,15 +67,6 @@ is_same_payload(const Job *job, Datum payload)
 	Jsonb *second = DatumGetJsonbP(payload);
 
 	return compareJsonbContainers(&first->root, &second->root) == 0;
-}
-
-/* A request without a kind is the same as one with: producers are deployed one by one. */
-static bool
-is_other_kind(const Job *job, const JobChange *columns)
-{
-	return (columns->set & COLUMN_BIT(COL_KIND)) != 0 && job_has(job, COL_KIND) &&
-		   !DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID, job_value(job, COL_KIND),
-												 columns->values[COL_KIND]));
 }
 
 /*
@@ -91,17 +82,6 @@ idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key, const Datu
 	if (payload != NULL && !is_same_payload(job, *payload))
 		refuse_payload(queue, job->id, "payload", "Use another key, or pass no payload.");
 	return true;
-}
-
-/* Takes the key from a job that finished, and whose key is free. */
-static JobWrite
-take_key(JobsTable *table, const Job *job, JobWait wait)
-{
-	JobChange change = {0};
-
-	job_set_null(&change, COL_KEY);
-	job_set_null(&change, COL_KEY_EXPIRES_AT);
-	return idemq_jobs_update(table, job, &change, wait);
 }
 
 /* As idemq_job_replace; a caller that skips locks the row first. */
@@ -149,12 +129,17 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 			if (!own)
 				idemq_sync_rep_await();
 			idemq_queue_count_refusal(queue, COUNTER_DUPLICATES);
-			ereport(ERROR, (errcode(ERRCODE_IDEMQ_DUPLICATE_KEY),
-							errmsg("the key is taken by job %lld", (long long) job->id),
-							errhint("Use on_duplicate => 'keep' to get that job's answer.")));
+			ereport(ERROR, errcode(ERRCODE_IDEMQ_DUPLICATE_KEY),
+					errmsg("the key is taken by job %lld", (long long) job->id),
+					errhint("Use on_duplicate => 'keep' to get that job's answer."));
 		case DUPLICATE_KEEP:
 			same_payload = is_same_payload(job, columns->values[COL_PAYLOAD]);
-			if (!same_payload || is_other_kind(job, columns))
+			/* One without a kind is the same as one with: producers are deployed one by one. */
+			if (!same_payload ||
+				((columns->set & COLUMN_BIT(COL_KIND)) && job_has(job, COL_KIND) &&
+				 !DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID,
+													   job_value(job, COL_KIND),
+													   columns->values[COL_KIND]))))
 				refuse_payload(queue, job->id, same_payload ? "kind" : "payload",
 							   "Use another key, or on_duplicate => 'ignore' or 'replace'.");
 			return JOB_WRITTEN;
@@ -222,7 +207,13 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 		answer->outcome = OUTCOME_LOCKED;
 		if (found)
 		{
-			JobWrite write = take_key(table, &job, wait);
+			JobChange change = {0};
+			JobWrite write;
+
+			/* That job has finished, and gives its key up. */
+			job_set_null(&change, COL_KEY);
+			job_set_null(&change, COL_KEY_EXPIRES_AT);
+			write = idemq_jobs_update(table, &job, &change, wait);
 
 			if (write == JOB_LOCKED)
 				return;

@@ -48,18 +48,12 @@ bool
 idemq_pause_end_if_over(const QueueInfo *queue)
 {
 	Datum values[] = {Int32GetDatum(queue->id), TimestampTzGetDatum(idemq_now())};
-	SqlScope scope;
-	bool ended;
-
-	idemq_spi_begin(&scope);
-	ended = idemq_spi_run(&end_if_over, values, NULL, SPI_OK_UPDATE) > 0;
-	if (ended)
-		idemq_pending_note(ACTION_RESUME, NULL, queue->id);
-	idemq_spi_end(&scope);
-	if (ended)
-		idemq_audit(
-			&(AuditEntry){.action = "resume",
-						  .queue = queue,
-						  .members = {"until", pstrdup(timestamptz_to_str(queue->paused_until))}});
-	return ended;
+	if (idemq_spi_do(&end_if_over, values, NULL) == 0)
+		return false;
+	idemq_pending_note(ACTION_RESUME, NULL, queue->id);
+	idemq_audit(
+		&(AuditEntry){.action = "resume",
+					  .queue = queue,
+					  .members = {"until", pstrdup(timestamptz_to_str(queue->paused_until))}});
+	return true;
 }

@@ -26,26 +26,17 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_check);
-
 /* How long one call waits for the callbacks of others, in all. */
 #define PATIENCE (10 * USECS_PER_SEC)
 
-static SqlStatement all_queues = {.text = "SELECT queue_id FROM idemq.queues ORDER BY queue_id"};
+static SqlStatement all_queues = {.text = "SELECT queue_id FROM idemq.queues ORDER BY queue_id",
+								  .fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
 
 /* Reads the ids of all queues into call. */
 static void
 read_queues(CheckCall *call)
 {
-	MemoryContext caller = CurrentMemoryContext;
-	SqlScope scope;
-
-	idemq_spi_begin(&scope);
-	call->nqueues = (int) idemq_spi_query_latest(&all_queues, NULL, NULL);
-	call->queue_ids = MemoryContextAlloc(caller, Max(call->nqueues, 1) * sizeof(int32));
-	for (int i = 0; i < call->nqueues; i++)
-		call->queue_ids[i] = DatumGetInt32(idemq_spi_value(i, 1, NULL));
-	idemq_spi_end(&scope);
+	call->queue_ids = idemq_spi_rows(&all_queues, NULL, sizeof(int32), &call->nqueues);
 }
 
 /* Returns whether a queue was there when the queues were read. */
@@ -139,14 +130,14 @@ check_dead_queues(CheckCall *call)
  * last one issued was read for the second time: whatever token a snapshot shows had been issued
  * by then.
  */
-static List *
-find_tokens(const CheckCall *call)
+static Suspect *
+find_tokens(const CheckCall *call, int *count)
 {
 	/* None issued so far in this database is greater. */
 	int64 greatest = idemq_token_next(0, idemq_lease_last_token(), idemq_now(),
 									  GetWALInsertionTimeLine(), idemq_generation_latest_base());
 
-	return idemq_check_suspects("tokens", greatest + 1);
+	return idemq_check_suspects("tokens", greatest + 1, count);
 }
 
 /*
@@ -178,8 +169,7 @@ check_follows(CheckCall *call)
 }
 
 /* check() -> setof (severity, invariant, detail); 25001. */
-Datum
-idemq_sql_v2_check(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_check)
 {
 	static const Suspicion tokens =
 		{find_tokens, NULL, CHECK_WARNING, "tokens.issued",
@@ -188,13 +178,11 @@ idemq_sql_v2_check(PG_FUNCTION_ARGS)
 	CheckCall call = {0};
 
 	if (idemq_at_end_is_pending())
-		ereport(ERROR,
-				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
-				 errmsg(
-					 "idemq.check() cannot run in a transaction that has changed jobs or queues"),
-				 errdetail("Shared memory follows a transaction's changes when it has ended."),
-				 errhint("Run it in a transaction of its own.")));
-	call.store = idemq_srf_begin(fcinfo, &call.desc);
+		ereport(ERROR, errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				errmsg("idemq.check() cannot run in a transaction that has changed jobs or queues"),
+				errdetail("Shared memory follows a transaction's changes when it has ended."),
+				errhint("Run it in a transaction of its own."));
+	call.set = idemq_srf_begin(fcinfo);
 	call.patience_ends = idemq_mono_now() + PATIENCE;
 	idemq_jobs_open_to_read(&call.table);
 	read_queues(&call);

@@ -58,23 +58,20 @@ is_known(const Suspect *suspect)
 }
 
 /* Returns the children that a look would change; one that was looked at is not there any more. */
-static List *
-find_children(const CheckCall *call)
+static Suspect *
+find_children(const CheckCall *call, int *count)
 {
-	List *suspects = NIL;
+	Suspect *suspects = palloc(sizeof(Suspect));
 
+	*count = 0;
 	for (int i = 0; i < call->nqueues; i++)
 	{
-		int count;
-		int64 *ids = idemq_dependency_resolvable(call->queue_ids[i], CHECK_SUSPECTS, &count);
+		int found;
+		int64 *ids = idemq_dependency_resolvable(call->queue_ids[i], CHECK_SUSPECTS, &found);
 
-		for (int j = 0; j < count; j++)
-		{
-			Suspect *suspect = palloc(sizeof(Suspect));
-
-			*suspect = (Suspect){.queue_id = call->queue_ids[i], .id = ids[j], .version = ""};
-			suspects = lappend(suspects, suspect);
-		}
+		suspects = repalloc_huge(suspects, (*count + found + 1) * sizeof(Suspect));
+		for (int j = 0; j < found; j++)
+			suspects[(*count)++] = (Suspect){.queue_id = call->queue_ids[i], .id = ids[j]};
 		pfree(ids);
 	}
 	return suspects;

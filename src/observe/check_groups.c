@@ -40,42 +40,43 @@
 static SqlStatement below_floors =
 	{.text = "SELECT * FROM idemq_inside.below_floors($1, $2, $3, $4, $5)",
 	 .types = {INT4ARRAYOID, TEXTARRAYOID, TIMESTAMPTZARRAYOID, INT8ARRAYOID, INT8OID},
-	 .few = true};
+	 .few = true,
+	 .fields = SUSPECT_FIELDS};
 
 /* Returns the groups in which no job can be claimed, and one could be. */
-static List *
-find_headless(const CheckCall *call)
+static Suspect *
+find_headless(const CheckCall *call, int *count)
 {
-	return idemq_check_suspects("groups", 0);
+	return idemq_check_suspects("groups", 0, count);
 }
 
 /* Returns whether a group is known in shared memory, and so will get its head. */
 static bool
 is_known(const Suspect *suspect)
 {
+	text *group = DatumGetTextPP(suspect->group);
 	QueueInfo queue;
 	GroupKey key;
 
 	if (!idemq_queue_by_id(suspect->queue_id, &queue))
 		return true; /* jobs.queue says so */
-	idemq_group_key(&key, suspect->queue_id, VARDATA_ANY(suspect->group),
-					(int) VARSIZE_ANY_EXHDR(suspect->group));
+	idemq_group_key(&key, suspect->queue_id, VARDATA_ANY(group), (int) VARSIZE_ANY_EXHDR(group));
 	return idemq_groups_know(queue.slot, &key);
 }
 
 /* Returns a job of each group that has one below its floor. */
-static List *
-find_below(const CheckCall *call)
+static Suspect *
+find_below(const CheckCall *call, int *count)
 {
 	int room = idemq_groups_usage().room;
 	GroupEntry *groups = palloc(room * sizeof(GroupEntry));
-	int count = idemq_groups_copy(MyDatabaseId, groups, room);
+	int copied = idemq_groups_copy(MyDatabaseId, groups, room);
 	Datum *columns[] = {palloc(room * sizeof(Datum)), palloc(room * sizeof(Datum)),
 						palloc(room * sizeof(Datum)), palloc(room * sizeof(Datum))};
 	Datum args[5];
 	int n = 0;
 
-	for (int i = 0; i < count; i++)
+	for (int i = 0; i < copied; i++)
 	{
 		const GroupKey *key = &groups[i].key;
 		const GroupFloor *floor = &groups[i].floor;
@@ -95,7 +96,7 @@ find_below(const CheckCall *call)
 	args[3] = PointerGetDatum(
 		construct_array(columns[3], n, INT8OID, 8, FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
 	args[4] = Int64GetDatum(CHECK_SUSPECTS);
-	return n == 0 ? NIL : idemq_check_find(&below_floors, args);
+	return idemq_spi_rows(&below_floors, args, sizeof(Suspect), count);
 }
 
 /* Checks FIFO groups. */

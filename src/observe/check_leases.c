@@ -39,17 +39,19 @@
 #define ROWS_AT_ONCE 10000
 #define MAX_READS 10000
 
-static SqlStatement in_processing =
-	{.text = "SELECT id, token, queue_id FROM idemq.jobs WHERE status = 'processing' AND id > $1 "
-			 "ORDER BY id LIMIT $2",
-	 .types = {INT8OID, INT8OID}};
-
 typedef struct Attempted
 {
 	int64 job_id;
 	int64 token;
 	int32 queue_id;
 } Attempted;
+
+static SqlStatement in_processing =
+	{.text = "SELECT id, token, queue_id FROM idemq.jobs WHERE status = 'processing' AND id > $1 "
+			 "ORDER BY id LIMIT $2",
+	 .types = {INT8OID, INT8OID},
+	 .fields = (const SqlField[]){SQL_FIELD(Attempted, job_id), SQL_FIELD(Attempted, token),
+								  SQL_FIELD(Attempted, queue_id)}};
 
 static bool
 is_active(const Lease *lease)
@@ -158,30 +160,24 @@ is_forgotten(CheckCall *call, const Attempted *suspect)
 static void
 check_attempts(CheckCall *call)
 {
-	Attempted *suspects = palloc(ROWS_AT_ONCE * sizeof(Attempted));
 	IdList jobs = {0};
 	IdList others = {0};
 	Lease lease;
 	int64 last = PG_INT64_MIN;
-	uint64 rows;
+	int rows;
 
 	do
 	{
 		Datum args[] = {Int64GetDatum(last), Int64GetDatum(ROWS_AT_ONCE)};
-		SqlScope scope;
+		Attempted *suspects = idemq_spi_rows(&in_processing, args, sizeof(Attempted), &rows);
 		int count = 0;
 
-		idemq_spi_begin(&scope);
-		rows = idemq_spi_query_latest(&in_processing, args, NULL);
-		for (uint64 i = 0; i < rows; i++)
+		for (int i = 0; i < rows; i++)
 		{
-			Attempted *row = &suspects[count];
-
-			*row = (Attempted){last = idemq_spi_int64(i, 1, NULL), idemq_spi_int64(i, 2, NULL),
-							   DatumGetInt32(idemq_spi_value(i, 3, NULL))};
-			count += !has_entry(row);
+			last = suspects[i].job_id;
+			if (!has_entry(&suspects[i]))
+				suspects[count++] = suspects[i];
 		}
-		idemq_spi_end(&scope);
 		if (count > 0 && !idemq_check_settled(call))
 		{
 			idemq_check_report(call, CHECK_WARNING, "leases.unsettled",
@@ -196,8 +192,8 @@ check_attempts(CheckCall *call)
 				idemq_id_list_add(idemq_lease_get(suspects[i].job_id, &lease) ? &others : &jobs,
 								  suspects[i].job_id);
 		}
+		pfree(suspects);
 	} while (rows == ROWS_AT_ONCE);
-	pfree(suspects);
 	idemq_check_report_jobs(call, CHECK_ERROR, "leases.entry", &jobs,
 							"in processing without a lease entry, and no search is pending; "
 							"idemq.claim_job(id) finds it");

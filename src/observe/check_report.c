@@ -58,6 +58,7 @@ static SqlStatement ending_locks = {
 static SqlStatement suspects_of = {
 	.text = "SELECT * FROM idemq_inside.suspects($1, $2, $3)",
 	.types = {TEXTOID, INT8OID, INT8OID},
+	.fields = SUSPECT_FIELDS,
 };
 
 /* Adds a row to the answer: use idemq_check_report. */
@@ -69,7 +70,7 @@ idemq_check_put(CheckCall *call, const char *severity, const char *invariant, co
 	row_add(&row, CStringGetTextDatum(severity));
 	row_add(&row, CStringGetTextDatum(invariant));
 	row_add(&row, CStringGetTextDatum(detail));
-	tuplestore_putvalues(call->store, call->desc, row.values, row.nulls);
+	tuplestore_putvalues(call->set->setResult, call->set->setDesc, row.values, row.nulls);
 }
 
 /* Adds what rows and catalogs say by themselves of one part of the audit, under one snapshot. */
@@ -82,14 +83,12 @@ idemq_check_findings(CheckCall *call, const char *part)
 
 	idemq_spi_begin(&scope);
 	/* It compares what PostgreSQL says of an index. */
-	(void) set_config_option("quote_all_identifiers", "off", PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
+	idemq_spi_set("quote_all_identifiers", "off");
 	/* One plan for all parts, which runs that of the argument; to plan it takes 3 ms. */
-	(void) set_config_option("plan_cache_mode", "force_generic_plan", PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
+	idemq_spi_set("plan_cache_mode", "force_generic_plan");
 	rows = idemq_spi_query_latest(&findings, args, NULL);
 	for (uint64 i = 0; i < rows; i++)
-		tuplestore_puttuple(call->store, SPI_tuptable->vals[i]);
+		tuplestore_puttuple(call->set->setResult, SPI_tuptable->vals[i]);
 	idemq_spi_end(&scope);
 }
 
@@ -177,55 +176,23 @@ idemq_check_settled(CheckCall *call)
 	}
 }
 
-/* Returns the suspects that a statement finds: queue_id, group_key, id, version. */
-List *
-idemq_check_find(SqlStatement *statement, const Datum *args)
-{
-	MemoryContext caller = CurrentMemoryContext;
-	List *suspects = NIL;
-	SqlScope scope;
-	uint64 rows;
-
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(statement, args, NULL);
-	for (uint64 i = 0; i < rows; i++)
-	{
-		MemoryContext old = MemoryContextSwitchTo(caller);
-		Suspect *suspect = palloc(sizeof(Suspect));
-		bool isnull;
-		Datum group = idemq_spi_value(i, 2, &isnull);
-
-		*suspect = (Suspect){DatumGetInt32(idemq_spi_value(i, 1, NULL)),
-							 isnull ? NULL : DatumGetTextPCopy(group), idemq_spi_int64(i, 3, NULL),
-							 TextDatumGetCString(idemq_spi_value(i, 4, NULL))};
-		suspects = lappend(suspects, suspect);
-		MemoryContextSwitchTo(old);
-	}
-	idemq_spi_end(&scope);
-	return suspects;
-}
-
 /* Returns the suspects of a part of the audit: idemq_inside.suspects. */
-List *
-idemq_check_suspects(const char *part, int64 token)
+Suspect *
+idemq_check_suspects(const char *part, int64 token, int *count)
 {
 	Datum args[] = {CStringGetTextDatum(part), Int64GetDatum(CHECK_SUSPECTS), Int64GetDatum(token)};
 
-	return idemq_check_find(&suspects_of, args);
+	return idemq_spi_rows(&suspects_of, args, sizeof(Suspect), count);
 }
 
 /* Returns whether a suspect is among some, as it was. */
 static bool
-is_unchanged(const Suspect *suspect, const List *now)
+is_unchanged(const Suspect *suspect, const Suspect *now, int count)
 {
-	const ListCell *lc;
-
-	foreach(lc, now)
+	for (int i = 0; i < count; i++)
 	{
-		const Suspect *other = lfirst(lc);
-
-		if (other->id == suspect->id && other->queue_id == suspect->queue_id &&
-			strcmp(other->version, suspect->version) == 0)
+		if (now[i].id == suspect->id && now[i].queue_id == suspect->queue_id &&
+			strcmp(now[i].version, suspect->version) == 0)
 			return true;
 	}
 	return false;
@@ -239,40 +206,45 @@ is_unchanged(const Suspect *suspect, const List *now)
 void
 idemq_check_suspicion(CheckCall *call, const Suspicion *suspicion)
 {
-	List *suspects = suspicion->find(call);
+	int count;
+	Suspect *suspects = suspicion->find(call, &count);
 	int checks = suspicion->is_known == NULL ? 1 : FORGOTTEN_CHECKS;
 	IdList jobs = {0};
-	const ListCell *lc;
 
-	if (suspects != NIL && !idemq_check_settled(call))
+	if (count > 0 && !idemq_check_settled(call))
 	{
 		idemq_check_report(call, CHECK_WARNING, suspicion->invariant,
 						   "not checked: a transaction has been ending for too long");
 		return;
 	}
-	for (int round = 0; round < checks && suspects != NIL; round++)
+	for (int round = 0; round < checks && count > 0; round++)
 	{
-		List *unknown = NIL;
-		List *now;
+		Suspect *now;
+		int found;
+		int left = 0;
 
 		if (round > 0)
 			pg_usleep(FORGOTTEN_PAUSE);
-		foreach(lc, suspects)
+		for (int i = 0; i < count; i++)
 		{
 			CHECK_FOR_INTERRUPTS();
-			if (suspicion->is_known == NULL || !suspicion->is_known(lfirst(lc)))
-				unknown = lappend(unknown, lfirst(lc));
+			if (suspicion->is_known == NULL || !suspicion->is_known(&suspects[i]))
+				suspects[left++] = suspects[i];
 		}
-		now = unknown == NIL ? NIL : suspicion->find(call);
-		suspects = NIL;
-		foreach(lc, unknown)
+		count = left;
+		if (count == 0)
+			break;
+		now = suspicion->find(call, &found);
+		left = 0;
+		for (int i = 0; i < count; i++)
 		{
-			if (is_unchanged(lfirst(lc), now))
-				suspects = lappend(suspects, lfirst(lc));
+			if (is_unchanged(&suspects[i], now, found))
+				suspects[left++] = suspects[i];
 		}
+		count = left;
 	}
-	foreach(lc, suspects)
-		idemq_id_list_add(&jobs, ((const Suspect *) lfirst(lc))->id);
+	for (int i = 0; i < count; i++)
+		idemq_id_list_add(&jobs, suspects[i].id);
 	idemq_check_report_jobs(call, suspicion->severity, suspicion->invariant, &jobs,
 							suspicion->what);
 }

@@ -15,10 +15,6 @@
 
 #include "base/base.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_error_pattern);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_error_sqlstate);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_error_fingerprint);
-
 /* Returns the beginning of a text argument, whole characters of it; "" for NULL. */
 static const char *
 beginning(FunctionCallInfo fcinfo, int n, int *length)
@@ -37,8 +33,7 @@ beginning(FunctionCallInfo fcinfo, int n, int *length)
 }
 
 /* error_pattern(error) -> text. */
-Datum
-idemq_sql_v2_error_pattern(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_error_pattern)
 {
 	int length;
 	const char *error = beginning(fcinfo, 0, &length);
@@ -47,8 +42,7 @@ idemq_sql_v2_error_pattern(PG_FUNCTION_ARGS)
 }
 
 /* error_sqlstate(details, error) -> text, NULL when neither names one. */
-Datum
-idemq_sql_v2_error_sqlstate(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_error_sqlstate)
 {
 	static const char key[] = "sqlstate";
 	JsonbContainer *details = PG_ARGISNULL(0) ? NULL : &PG_GETARG_JSONB_P(0)->root;
@@ -74,8 +68,7 @@ idemq_sql_v2_error_sqlstate(PG_FUNCTION_ARGS)
 }
 
 /* error_fingerprint(sqlstate, error) -> text: 16 hex digits. */
-Datum
-idemq_sql_v2_error_fingerprint(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_error_fingerprint)
 {
 	const char *sqlstate = PG_ARGISNULL(0) ? "" : text_to_cstring(PG_GETARG_TEXT_PP(0));
 	int length;

@@ -15,14 +15,12 @@
 #include "queue/queue.h"
 #include "shared/processes/processes.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_handler_states);
-
-static SqlStatement list_handlers = {.text = "SELECT queue_id FROM idemq.handler_entries"};
+static SqlStatement list_handlers = {.text = "SELECT queue_id FROM idemq.handler_entries",
+									 .fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
 
 /* Adds the row of one handler; errors: whether the caller may see what went wrong. */
 static void
-add_handler(Tuplestorestate *store, TupleDesc desc, const HandlerInfo *info, bool has_slot,
-			bool errors)
+add_handler(ReturnSetInfo *set, const HandlerInfo *info, bool has_slot, bool errors)
 {
 	HandlerKey key = {MyDatabaseId, info->queue_id};
 	RowBuilder row = {0};
@@ -55,32 +53,27 @@ add_handler(Tuplestorestate *store, TupleDesc desc, const HandlerInfo *info, boo
 	row_add(&row, Float8GetDatum(state.rate));
 	row_add_if(&row, error != NULL, CStringGetTextDatum(error == NULL ? "" : error));
 	row_add_if(&row, error != NULL && state.error_at != 0, TimestampTzGetDatum(state.error_at));
-	tuplestore_putvalues(store, desc, row.values, row.nulls);
+	tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 }
 
 /* handler_states() -> setof (queue_id, state, ...), of queues that the role may claim from. */
-Datum
-idemq_sql_v2_handler_states(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_handler_states)
 {
-	TupleDesc desc;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	Oid user = GetUserId();
 	bool monitor = has_privs_of_role(user, ROLE_PG_MONITOR);
-	SqlScope scope;
-	uint64 rows;
+	int count;
+	int32 *ids = idemq_spi_rows(&list_handlers, NULL, sizeof(int32), &count);
 
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&list_handlers, NULL, NULL);
-	for (uint64 i = 0; i < rows; i++)
+	for (int i = 0; i < count; i++)
 	{
-		int32 id = DatumGetInt32(idemq_spi_value(i, 1, NULL));
+		int32 id = ids[i];
 		QueueInfo queue;
 		HandlerInfo info;
 		bool errors = idemq_queue_allows_role(id, user, PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &queue);
 
 		if ((errors || (monitor && idemq_queue_by_id(id, &queue))) && idemq_handler_read(id, &info))
-			add_handler(store, desc, &info, queue.slot != NULL, errors);
+			add_handler(set, &info, queue.slot != NULL, errors);
 	}
-	idemq_spi_end(&scope);
 	return (Datum) 0;
 }

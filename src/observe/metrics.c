@@ -29,11 +29,6 @@
 #include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_queue_metrics);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_recount);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_memory_usage);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_server_counts);
-
 /* A job that is ready for longer is said to be so for that long. */
 #define OLDEST_AGE (36500 * USECS_PER_DAY)
 
@@ -159,11 +154,9 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
  * queue_metrics(count) -> setof a queue's metrics: of the queues that the role may
  * claim from or administer, of all for members of pg_monitor.
  */
-Datum
-idemq_sql_v2_queue_metrics(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_queue_metrics)
 {
-	TupleDesc desc;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	bool all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
 	bool counts = idemq_arg_bool(fcinfo, 0, "count");
 	SqlGauges gauges = {0};
@@ -179,32 +172,30 @@ idemq_sql_v2_queue_metrics(PG_FUNCTION_ARGS)
 		if (!idemq_queue_by_id(ids[i], &queue))
 			continue;
 		make_metrics(&row, &queue, counts ? &gauges : NULL);
-		tuplestore_putvalues(store, desc, row.values, row.nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 	}
 	return (Datum) 0;
 }
 
 /* recount() -> number of jobs; 25001, 25006, 54000, 55006. */
-Datum
-idemq_sql_v2_recount(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_recount)
 {
 	int64 jobs = 0;
 	CountStart start = idemq_queue_counts_try(&jobs);
 
 	if (start == COUNT_BUSY)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_IN_USE), errmsg("another session is counting the jobs"),
-				 errhint("Its count is as good as yours; wait for it.")));
+		ereport(ERROR, errcode(ERRCODE_OBJECT_IN_USE),
+				errmsg("another session is counting the jobs"),
+				errhint("Its count is as good as yours; wait for it."));
 	if (start == COUNT_CROWDED)
-		ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-						errmsg("too many transactions are open, or databases use idemq, to count"),
-						errhint("Until jobs are counted, idemq.metrics counts them by SQL.")));
+		ereport(ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				errmsg("too many transactions are open, or databases use idemq, to count"),
+				errhint("Until jobs are counted, idemq.metrics counts them by SQL."));
 	PG_RETURN_INT64(jobs);
 }
 
 /* memory_usage() -> setof (resource, used, size, refused). */
-Datum
-idemq_sql_v2_memory_usage(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_memory_usage)
 {
 	const struct
 	{
@@ -215,8 +206,7 @@ idemq_sql_v2_memory_usage(PG_FUNCTION_ARGS)
 				  {"buckets", idemq_buckets_usage()},
 				  {"groups", idemq_groups_usage()},
 				  {"queues", idemq_slots_usage()}};
-	TupleDesc desc;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 
 	for (int i = 0; i < (int) lengthof(tables); i++)
 	{
@@ -226,17 +216,15 @@ idemq_sql_v2_memory_usage(PG_FUNCTION_ARGS)
 		row_add(&row, Int64GetDatum(tables[i].usage.used));
 		row_add(&row, Int64GetDatum(tables[i].usage.room));
 		row_add(&row, Int64GetDatum(tables[i].usage.refused));
-		tuplestore_putvalues(store, desc, row.values, row.nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 	}
 	return (Datum) 0;
 }
 
 /* server_counts() -> setof (name, value), what is counted on the whole server. */
-Datum
-idemq_sql_v2_server_counts(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_server_counts)
 {
-	TupleDesc desc;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	bool nulls[] = {false, false};
 
 	for (ServerCount what = 0; what < SERVER_COUNTS; what++)
@@ -244,7 +232,7 @@ idemq_sql_v2_server_counts(PG_FUNCTION_ARGS)
 		Datum values[] = {CStringGetTextDatum(idemq_server_count_names[what]),
 						  Int64GetDatum(idemq_count_read(what))};
 
-		tuplestore_putvalues(store, desc, values, nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, values, nulls);
 	}
 	return (Datum) 0;
 }

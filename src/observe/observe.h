@@ -21,9 +21,8 @@ extern TimestampTz idemq_unattended_since(const QueueInfo *queue, TimestampTz ol
 
 typedef struct CheckCall
 {
-	Tuplestorestate *store;
-	TupleDesc desc;
-	JobsTable table; /* open from the start: the table is not truncated meanwhile */
+	ReturnSetInfo *set; /* the answer */
+	JobsTable table;	/* open from the start: the table is not truncated meanwhile */
 	int32 *queue_ids;
 	int nqueues;
 	int64 patience_ends; /* mono: how long idemq_check_settled may wait, in all */
@@ -40,15 +39,23 @@ typedef struct IdList
 typedef struct Suspect
 {
 	int32 queue_id;
-	text *group; /* of jobs in groups, for is_known */
+	Datum group; /* of jobs in groups, for is_known; 0: none */
 	int64 id;
-	const char *version; /* of what was seen of it */
+	char version[128]; /* of what was seen of it */
 } Suspect;
+
+/* The columns of idemq_inside.suspects and of below_floors. */
+#define SUSPECT_FIELDS                                                                             \
+	(const SqlField[])                                                                             \
+	{                                                                                              \
+		SQL_FIELD(Suspect, queue_id), SQL_FIELD(Suspect, group), SQL_FIELD(Suspect, id),           \
+			SQL_FIELD(Suspect, version)                                                            \
+	}
 
 typedef struct Suspicion
 {
-	List *(*find)(const CheckCall *call);	  /* of Suspects; by the latest snapshot */
-	bool (*is_known)(const Suspect *suspect); /* to somebody; NULL: of no matter */
+	Suspect *(*find)(const CheckCall *call, int *count); /* by the latest snapshot */
+	bool (*is_known)(const Suspect *suspect);			 /* to somebody; NULL: of no matter */
 	const char *severity;
 	const char *invariant;
 	const char *what; /* is wrong with each */
@@ -69,8 +76,7 @@ extern void idemq_check_report_jobs(CheckCall *call, const char *severity, const
 									const IdList *jobs, const char *what);
 extern void idemq_id_list_add(IdList *list, int64 id);
 extern bool idemq_check_settled(CheckCall *call);
-extern List *idemq_check_find(SqlStatement *statement, const Datum *args);
-extern List *idemq_check_suspects(const char *part, int64 token);
+extern Suspect *idemq_check_suspects(const char *part, int64 token, int *count);
 extern void idemq_check_suspicion(CheckCall *call, const Suspicion *suspicion);
 
 /* The parts, each in a file of its name. */

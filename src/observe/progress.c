@@ -13,7 +13,7 @@
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_progress);
+#include "base/base.h"
 
 /* Reads a number of an object; false when there is none of that name. */
 static bool
@@ -32,8 +32,7 @@ read_number(Jsonb *object, const char *name, double *number)
 }
 
 /* progress(checkpoint) -> float8, from 0 to 100; NULL when it does not say. */
-Datum
-idemq_sql_v2_progress(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_progress)
 {
 	Jsonb *checkpoint = PG_GETARG_JSONB_P(0);
 	double done;

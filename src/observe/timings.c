@@ -24,10 +24,6 @@
 #include "shared/counts/counts.h"
 #include "shared/slots/slots.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_timing_buckets);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_percentile);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_add_counts);
-
 /* Bounds: 2^10 us (1 ms) to 2^35 us (9.5 hours), and then infinity. */
 #define FIRST_EXPONENT 10
 #define LAST_EXPONENT 35
@@ -38,8 +34,7 @@ StaticAssertDecl(lengthof(timing_names) == TIMING_COUNT, "each histogram has a n
 
 /* Adds the rows of one histogram. */
 static void
-put_buckets(Tuplestorestate *store, TupleDesc desc, int32 queue_id, Timing timing,
-			const uint64 *buckets)
+put_buckets(ReturnSetInfo *set, int32 queue_id, Timing timing, const uint64 *buckets)
 {
 	uint64 all = 0;
 
@@ -57,7 +52,7 @@ put_buckets(Tuplestorestate *store, TupleDesc desc, int32 queue_id, Timing timin
 		row_add(&row, Float8GetDatum(le));
 		row_add(&row, Int64GetDatum((int64) jobs));
 		row_add_if(&row, last, Float8GetDatum(idemq_histogram_sum(buckets) / USECS_PER_SEC));
-		tuplestore_putvalues(store, desc, row.values, row.nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 	}
 }
 
@@ -66,11 +61,9 @@ put_buckets(Tuplestorestate *store, TupleDesc desc, int32 queue_id, Timing timin
  * role may claim from or administer, of all for members of pg_monitor; none of a queue
  * without a place in shared memory.
  */
-Datum
-idemq_sql_v2_timing_buckets(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_timing_buckets)
 {
-	TupleDesc desc;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	bool all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
 	int count;
 	int32 *ids = idemq_queue_ids(all ? 0 : PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &count);
@@ -85,14 +78,13 @@ idemq_sql_v2_timing_buckets(PG_FUNCTION_ARGS)
 			!idemq_counters_read(idemq_slot_index(queue.slot), queue.id, &view))
 			continue;
 		for (int t = 0; t < TIMING_COUNT; t++)
-			put_buckets(store, desc, queue.id, (Timing) t, view.timings[t]);
+			put_buckets(set, queue.id, (Timing) t, view.timings[t]);
 	}
 	return (Datum) 0;
 }
 
 /* percentile(counts, part) -> interval; 22023. */
-Datum
-idemq_sql_v2_percentile(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_percentile)
 {
 	uint64 buckets[HISTOGRAM_BUCKETS] = {0};
 	int64 usecs;
@@ -107,8 +99,7 @@ idemq_sql_v2_percentile(PG_FUNCTION_ARGS)
 }
 
 /* add_counts(counts, more) -> both together; 22023. */
-Datum
-idemq_sql_v2_add_counts(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_add_counts)
 {
 	uint64 buckets[HISTOGRAM_BUCKETS] = {0};
 	ArrayType *sum;

@@ -26,8 +26,6 @@
 #include "shared/slots/slots.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_why);
-
 /* Jobs that are counted before this one, and index entries that are read for it. */
 #define MAX_BEFORE 1000
 #define MAX_ENTRIES 20000
@@ -58,27 +56,23 @@ typedef struct WhyCall
 
 static SqlStatement read_rows =
 	{.text = "SELECT steps, event, parent, dead FROM idemq_inside.why_rows($1, $2)",
-	 .types = {INT8OID, TIMESTAMPTZOID}};
+	 .types = {INT8OID, TIMESTAMPTZOID},
+	 .few = true,
+	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL},
+								  {sizeof(Datum), sizeof(Datum), NULL},
+								  {2 * sizeof(Datum), sizeof(Datum), NULL},
+								  {3 * sizeof(Datum), sizeof(Datum), NULL}}};
 
 /* Reads what other rows say of the job. */
 static void
 fill_rows(WhyCall *call)
 {
 	Datum values[] = {Int64GetDatum(call->job.id), TimestampTzGetDatum(call->now)};
-	MemoryContext caller = CurrentMemoryContext;
-	SqlScope scope;
+	Datum said[ROWS_COLUMNS];
 
-	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
-	(void) idemq_spi_query_latest(&read_rows, values, NULL);
+	(void) idemq_spi_row(&read_rows, values, said, sizeof(said));
 	for (int i = 0; i < ROWS_COLUMNS; i++)
-	{
-		bool isnull;
-		Datum said = idemq_spi_value(0, i + 1, &isnull);
-
-		call->rows[i] = isnull ? "" : MemoryContextStrdup(caller, TextDatumGetCString(said));
-	}
-	idemq_spi_end(&scope);
+		call->rows[i] = said[i] == (Datum) 0 ? "" : TextDatumGetCString(said[i]);
 }
 
 /* Returns a time in words: palloc'ed, since two in one call would share a buffer. */
@@ -515,8 +509,7 @@ say_why(WhyCall *call)
 }
 
 /* why(id) -> text; 22004. */
-Datum
-idemq_sql_v2_why(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_why)
 {
 	WhyCall call = {0};
 

@@ -18,12 +18,8 @@
 #include "queue/queue.h"
 #include "shared/processes/processes.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_worker_state);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_chore_counts);
-
 /* worker_state() -> one row, all NULL where no worker runs. */
-Datum
-idemq_sql_v2_worker_state(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_worker_state)
 {
 	RowBuilder row = {0};
 	WorkerHealth health = {0};
@@ -43,11 +39,9 @@ idemq_sql_v2_worker_state(PG_FUNCTION_ARGS)
 }
 
 /* chore_counts() -> setof (chore, runs, failures, busy); none without a place for a worker. */
-Datum
-idemq_sql_v2_chore_counts(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_chore_counts)
 {
-	TupleDesc desc;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	uint64 counts[CHORE_KINDS][CHORE_COUNTS];
 
 	if (!idemq_worker_chore_counts(counts))
@@ -60,7 +54,7 @@ idemq_sql_v2_chore_counts(PG_FUNCTION_ARGS)
 		row_add(&row, Int64GetDatum((int64) counts[i][CHORE_RUNS]));
 		row_add(&row, Int64GetDatum((int64) counts[i][CHORE_FAILURES]));
 		row_add(&row, idemq_interval_datum((int64) counts[i][CHORE_BUSY]));
-		tuplestore_putvalues(store, desc, row.values, row.nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 	}
 	return (Datum) 0;
 }

@@ -21,8 +21,6 @@
 #include "shared/leases/leases.h"
 #include "table/table.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_leases);
-
 /* Adds a column of the job's row, if that shows the attempt. */
 static void
 add_column(RowBuilder *row, const Job *job, bool shown, JobColumn column)
@@ -33,12 +31,10 @@ add_column(RowBuilder *row, const Job *job, bool shown, JobColumn column)
 }
 
 /* leases() -> setof lease of the queues that the role may see; pg_monitor sees all. */
-Datum
-idemq_sql_v2_leases(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_leases)
 {
 	bool sees_all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
-	TupleDesc desc;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	MemoryContext row_context;
 	JobsTable table;
 	Lease *leases;
@@ -82,7 +78,7 @@ idemq_sql_v2_leases(PG_FUNCTION_ARGS)
 				: lease->cancels > 0				? "cancelling"
 													: "active";
 		row_add(&row, CStringGetTextDatum(state));
-		tuplestore_putvalues(store, desc, row.values, row.nulls);
+		tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 		MemoryContextSwitchTo(old);
 		MemoryContextReset(row_context);
 	}

@@ -165,10 +165,10 @@ idemq_following_refuse_moved(void)
 {
 	if (likely(!idemq_follows()) || known.moved_to == NULL)
 		return;
-	ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("this shard has moved to %s", known.moved_to),
-					errhint("Read the cluster's map again, SELECT * FROM cluster.map() in the "
-							"router's database, and connect to what it names for this shard.")));
+	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("this shard has moved to %s", known.moved_to),
+			errhint("Read the cluster's map again, SELECT * FROM cluster.map() in the "
+					"router's database, and connect to what it names for this shard."));
 }
 
 /* Raises 55000 in a database that follows another, or has moved. */
@@ -178,12 +178,11 @@ idemq_following_refuse(void)
 	if (likely(!idemq_follows()))
 		return;
 	idemq_following_refuse_moved();
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("this database follows another: its queues and jobs come by logical "
-					"replication"),
-			 errhint("Connect to the publisher's database. For this one to go on in its place, "
-					 "disable or drop the subscription, then SELECT idemq.take_over().")));
+	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("this database follows another: its queues and jobs come by logical "
+				   "replication"),
+			errhint("Connect to the publisher's database. For this one to go on in its place, "
+					"disable or drop the subscription, then SELECT idemq.take_over()."));
 }
 
 /* Returns when this database last ceased to follow, DT_NOBEGIN if it never did. */

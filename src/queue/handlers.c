@@ -66,25 +66,6 @@ idemq_handler_same(const HandlerInfo *a, const HandlerInfo *b)
 		   namestrcmp((Name) &a->function, NameStr(b->function)) == 0;
 }
 
-/* Returns why a role may not log in and connect to this database, NULL when it may. */
-static char *
-refuse_role(const char *name, Oid role)
-{
-	HeapTuple tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(role));
-	bool may_login;
-
-	if (!HeapTupleIsValid(tuple))
-		return psprintf("role \"%s\" does not exist", name);
-	may_login = ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
-	ReleaseSysCache(tuple);
-	if (!may_login)
-		return psprintf("role \"%s\" may not log in: ALTER ROLE %s LOGIN", name,
-						quote_identifier(name));
-	if (!compat_may(DatabaseRelationId, MyDatabaseId, role, ACL_CONNECT))
-		return psprintf("role \"%s\" may not connect to this database: GRANT CONNECT", name);
-	return NULL;
-}
-
 /* Returns why a role may not run a function as a handler, NULL when it may. */
 static char *
 refuse_function(const HandlerInfo *info, const char *name, Oid schema, HandlerTarget *target)
@@ -127,6 +108,8 @@ idemq_handler_resolve(const HandlerInfo *info, HandlerTarget *target)
 {
 	Oid types[] = {JSONBOID};
 	QueueInfo queue;
+	HeapTuple tuple;
+	bool may_login;
 	char *why;
 	char *name;
 	Oid schema;
@@ -136,9 +119,17 @@ idemq_handler_resolve(const HandlerInfo *info, HandlerTarget *target)
 	if (!OidIsValid(target->role))
 		return psprintf("role \"%s\", which set the handler, does not exist any more",
 						NameStr(info->role));
-	why = refuse_role(NameStr(info->role), target->role);
-	if (why != NULL)
-		return why;
+	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(target->role));
+	if (!HeapTupleIsValid(tuple))
+		return psprintf("role \"%s\" does not exist", NameStr(info->role));
+	may_login = ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
+	ReleaseSysCache(tuple);
+	if (!may_login)
+		return psprintf("role \"%s\" may not log in: ALTER ROLE %s LOGIN", NameStr(info->role),
+						quote_identifier(NameStr(info->role)));
+	if (!compat_may(DatabaseRelationId, MyDatabaseId, target->role, ACL_CONNECT))
+		return psprintf("role \"%s\" may not connect to this database: GRANT CONNECT",
+						NameStr(info->role));
 	name = quote_qualified_identifier(NameStr(info->schema), NameStr(info->function));
 	schema = get_namespace_oid(NameStr(info->schema), true);
 	if (OidIsValid(schema))

@@ -286,7 +286,6 @@ extern void idemq_following_install(void);
 extern bool idemq_queue_counts_run_if_due(void);
 extern CountStart idemq_queue_counts_try(int64 *jobs);
 extern QueueCount *idemq_queue_counts_by_sql(int *ncounts);
-extern void idemq_queue_counts_set_empty(const QueueInfo *queue);
 extern void idemq_queue_count_refusal(const QueueInfo *queue, Counter counter);
 
 #endif

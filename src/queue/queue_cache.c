@@ -158,18 +158,6 @@ empty_entry(int32 id)
 	return cached;
 }
 
-/* Takes a queue's settings over; its slot stays until it is found to be another's. */
-static void
-fill_settings(CachedQueue *cached, const QueueInfo *info)
-{
-	QueueSlot *slot = cached->info.slot;
-
-	cached->info = *info;
-	cached->info.slot = slot;
-	cached->exists = true;
-	((CachedName *) hash_search(names, info->name, HASH_ENTER, NULL))->queue = cached;
-}
-
 /* Reads a queue, or, with 0, all, into empty entries, by one snapshot. */
 static void
 read_rows(int32 id)
@@ -183,8 +171,15 @@ read_rows(int32 id)
 
 	for (uint64 i = 0; i < rows; i++)
 	{
+		CachedQueue *cached;
+
 		idemq_settings_read(i, &info);
-		fill_settings(empty_entry(info.id), &info);
+		cached = empty_entry(info.id);
+		/* Its slot stays until it is found to be another's. */
+		info.slot = cached->info.slot;
+		cached->info = info;
+		cached->exists = true;
+		((CachedName *) hash_search(names, info.name, HASH_ENTER, NULL))->queue = cached;
 	}
 	rows = idemq_spi_query_at(id == 0 ? &load_all_grants : &load_grants, &key, NULL, snapshot);
 	grants = MemoryContextAllocHuge(CurrentMemoryContext, Max(rows, 1) * sizeof(QueueGrant));
@@ -403,16 +398,6 @@ idemq_queue_cache_forget(int32 id)
 		cached->version = 0;
 }
 
-/* Forgets what this session has changed; called at the end of the command at least. */
-static void
-forget_changing(void)
-{
-	for (int i = 0; i < nchanging; i++)
-		idemq_queue_cache_forget(changing[i]);
-	if (GetCurrentCommandId(false) != changing_in)
-		nchanging = 0;
-}
-
 static void
 forget_by_relcache(Datum arg, Oid relid)
 {
@@ -421,7 +406,11 @@ forget_by_relcache(Datum arg, Oid relid)
 	else if (relid == sequence_relid)
 	{
 		standby_invalidations++;
-		forget_changing();
+		/* What this session has changed; this is called at the end of the command at least. */
+		for (int i = 0; i < nchanging; i++)
+			idemq_queue_cache_forget(changing[i]);
+		if (GetCurrentCommandId(false) != changing_in)
+			nchanging = 0;
 	}
 }
 

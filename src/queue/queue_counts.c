@@ -116,10 +116,9 @@ idemq_queue_counts_try(int64 *jobs)
 
 	PreventCommandDuringRecovery("a count of the jobs");
 	if (TransactionIdIsValid(GetTopTransactionIdIfAny()))
-		ereport(ERROR,
-				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
-				 errmsg("jobs cannot be counted in a transaction that has changed something"),
-				 errhint("Count them in a transaction of its own.")));
+		ereport(ERROR, errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				errmsg("jobs cannot be counted in a transaction that has changed something"),
+				errhint("Count them in a transaction of its own."));
 	idemq_spi_begin(&scope);
 	/* So that the table is not truncated, nor the extension dropped, meanwhile. */
 	LockRelationOid(idemq_oids()->jobs, AccessShareLock);
@@ -146,13 +145,6 @@ idemq_queue_counts_run_if_due(void)
 	return !TransactionIdIsValid(GetTopTransactionIdIfAny()) &&
 		   idemq_counters_count_due_at() <= idemq_mono_now() &&
 		   idemq_queue_counts_try(&jobs) == COUNT_BEGUN;
-}
-
-/* Makes the gauges of a queue known that this transaction has just created. */
-void
-idemq_queue_counts_set_empty(const QueueInfo *queue)
-{
-	idemq_counters_set_empty(idemq_slot_index(queue->slot), queue->id);
 }
 
 /*

@@ -168,12 +168,11 @@ idemq_settings_check_lease(const QueueInfo *queue, int64 lease)
 		return;
 	most =
 		DatumGetCString(DirectFunctionCall1(interval_out, idemq_interval_datum(queue->max_lease)));
-	ereport(ERROR,
-			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			 errmsg("lease is longer than max_lease of queue \"%s\", which is %s", queue->name,
-					most),
-			 errhint("Take a shorter one and call idemq.heartbeat while the job runs, or have an "
-					 "administrator of the queue raise max_lease with idemq.alter_queue.")));
+	ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("lease is longer than max_lease of queue \"%s\", which is %s", queue->name,
+				   most),
+			errhint("Take a shorter one and call idemq.heartbeat while the job runs, or have an "
+					"administrator of the queue raise max_lease with idemq.alter_queue."));
 }
 
 /*
@@ -212,7 +211,7 @@ static SqlStatement set_dead_queue_role =
  */
 static bool
 run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *name, Oid caller,
-				  int expected, int32 *id)
+				  int32 *id)
 {
 	Datum values[SETTING_ARGS];
 	char nulls[SETTING_ARGS];
@@ -225,7 +224,7 @@ run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *
 		values[i] = PG_GETARG_DATUM(i);
 		nulls[i] = PG_ARGISNULL(i) ? 'n' : ' ';
 	}
-	if (idemq_spi_run(statement, values, nulls, expected) == 0)
+	if (idemq_spi_run(statement, values, nulls) == 0)
 		return false;
 	if (id != NULL)
 		*id = DatumGetInt32(idemq_spi_value(0, 1, NULL));
@@ -233,7 +232,7 @@ run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *
 		return true;
 	namestrcpy(&role, GetUserNameFromId(caller, false));
 	values[1] = NameGetDatum(&role);
-	(void) idemq_spi_run(&set_dead_queue_role, values, NULL, SPI_OK_UPDATE);
+	(void) idemq_spi_run(&set_dead_queue_role, values, NULL);
 	return true;
 }
 
@@ -260,8 +259,7 @@ idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id)
 	inserting = true;
 	PG_TRY();
 	{
-		inserted =
-			run_with_settings(&insert_queue, fcinfo, name, caller, SPI_OK_INSERT_RETURNING, id);
+		inserted = run_with_settings(&insert_queue, fcinfo, name, caller, id);
 	}
 	PG_FINALLY();
 	{
@@ -281,7 +279,7 @@ idemq_settings_update(FunctionCallInfo fcinfo, const char *name)
 
 	build_statements();
 	idemq_spi_begin(&scope);
-	(void) run_with_settings(&update_queue, fcinfo, name, caller, SPI_OK_UPDATE, NULL);
+	(void) run_with_settings(&update_queue, fcinfo, name, caller, NULL);
 	idemq_spi_end(&scope);
 }
 

@@ -92,11 +92,10 @@ idemq_queue_denied(const char *name, int wanted)
 							: (wanted & PRIVILEGE_CLAIM) ? "claim"
 														 : "admin";
 
-	ereport(ERROR,
-			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			 errmsg("permission denied for queue \"%s\"", name),
-			 errhint("Let its administrator run %s.",
-					 idemq_grant_text(name, GetUserNameFromId(GetUserId(), false), privilege))));
+	ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			errmsg("permission denied for queue \"%s\"", name),
+			errhint("Let its administrator run %s.",
+					idemq_grant_text(name, GetUserNameFromId(GetUserId(), false), privilege)));
 }
 
 /* Looks a queue up by name, whatever the current role's privileges; false when there is none. */
@@ -111,9 +110,9 @@ idemq_queue_find(const char *name, QueueInfo *queue)
 pg_noreturn static void
 refuse_unknown(const char *name)
 {
-	ereport(ERROR,
-			(errcode(ERRCODE_IDEMQ_NO_SUCH_QUEUE), errmsg("queue \"%s\" does not exist", name),
-			 errhint("Create it with SELECT idemq.create_queue('...'), or correct the name.")));
+	ereport(ERROR, errcode(ERRCODE_IDEMQ_NO_SUCH_QUEUE),
+			errmsg("queue \"%s\" does not exist", name),
+			errhint("Create it with SELECT idemq.create_queue('...'), or correct the name."));
 }
 
 /*
@@ -155,13 +154,12 @@ idemq_queue_need_slot(const QueueInfo *queue)
 {
 	if (likely(queue->slot != NULL))
 		return;
-	ereport(ERROR,
-			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-			 errmsg("queue \"%s\" has no slot in shared memory", queue->name),
-			 errdetail("All %d slots are other queues'.", idemq_max_queues),
-			 errhint("Raise idemq.max_queues, which is %d, and restart the server, or drop a queue "
-					 "that nobody uses.",
-					 idemq_max_queues)));
+	ereport(ERROR, errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+			errmsg("queue \"%s\" has no slot in shared memory", queue->name),
+			errdetail("All %d slots are other queues'.", idemq_max_queues),
+			errhint("Raise idemq.max_queues, which is %d, and restart the server, or drop a queue "
+					"that nobody uses.",
+					idemq_max_queues));
 }
 
 /* As idemq_queue_by_id, and whether the current role holds one of the wanted privileges. */

@@ -25,27 +25,6 @@
 #include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 
-/* Gives a queue a free slot; NULL when there is none.  slots_lock held exclusively. */
-static QueueSlot *
-begin_life(int32 queue_id)
-{
-	QueueSlot *slot = idemq_slot_occupy(MyDatabaseId, queue_id);
-	int index;
-
-	if (slot == NULL)
-		return NULL;
-	/* Also bounds every view of the slot's former life. */
-	idemq_cursor_unset_locked(slot);
-	idemq_slot_begin_recovery(slot, 0);
-	LWLockRelease(&slot->lock);
-	index = idemq_slot_index(slot);
-	idemq_notify_ring_reset(index);
-	idemq_counters_reset(index, MyDatabaseId, queue_id);
-	idemq_groups_reset(index, MyDatabaseId, queue_id);
-	idemq_buckets_forget_queue(index); /* of who charged them after end_life */
-	return slot;
-}
-
 /*
  * Takes a queue's slot away, and wakes its sleepers: the queue, if it is there still, gets
  * another slot, whose sleepers they are to be.  slots_lock held exclusively.
@@ -75,8 +54,19 @@ idemq_slot_for_queue(int32 queue_id)
 	{
 		idemq_slots_lock(LW_EXCLUSIVE);
 		slot = idemq_slot_find_locked(MyDatabaseId, queue_id);
-		if (slot == NULL)
-			slot = begin_life(queue_id);
+		if (slot == NULL && (slot = idemq_slot_occupy(MyDatabaseId, queue_id)) != NULL)
+		{
+			int index = idemq_slot_index(slot);
+
+			/* Also bounds every view of the slot's former life. */
+			idemq_cursor_unset_locked(slot);
+			idemq_slot_begin_recovery(slot, 0);
+			LWLockRelease(&slot->lock);
+			idemq_notify_ring_reset(index);
+			idemq_counters_reset(index, MyDatabaseId, queue_id);
+			idemq_groups_reset(index, MyDatabaseId, queue_id);
+			idemq_buckets_forget_queue(index); /* of who charged them after end_life */
+		}
 		idemq_slots_unlock();
 	}
 	if (slot == NULL && idemq_count_full(COUNT_FULL_QUEUES))

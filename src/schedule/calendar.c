@@ -13,10 +13,6 @@
 #include "base/base.h"
 #include "schedule/schedule.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_next_tick);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_last_tick);
-PG_FUNCTION_INFO_V1(idemq_sql_v2_next_run);
-
 /* A clock that was set back by no more is waited for; sql/parts/80_schedules.sql has it as well. */
 #define CLOCK_STEP (10 * USECS_PER_MINUTE)
 
@@ -45,22 +41,19 @@ read_calendar(FunctionCallInfo fcinfo, Calendar *calendar)
 	char error[CRON_MAX_ERROR];
 
 	if (!idemq_cron_parse(cron, &calendar->cron, error))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("cron expression \"%s\" is not valid", cron), errdetail("%s.", error),
-				 errhint("Pass minute, hour, day of month, month and day of week, such as "
-						 "'30 2 * * mon-fri', or @hourly, @daily, @weekly, @monthly, "
-						 "@yearly.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("cron expression \"%s\" is not valid", cron), errdetail("%s.", error),
+				errhint("Pass minute, hour, day of month, month and day of week, such as '30 2 * * "
+						"mon-fri', or @hourly, @daily, @weekly, @monthly, @yearly."));
 	calendar->zone = find_zone(zone);
 	if (calendar->zone == NULL)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("time zone \"%s\" is not known", zone),
-						errhint("Pass a name from pg_timezone_names, such as 'Europe/Berlin'.")));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("time zone \"%s\" is not known", zone),
+				errhint("Pass a name from pg_timezone_names, such as 'Europe/Berlin'."));
 }
 
 /* next_tick(cron, time_zone, after) -> the first tick after it, or NULL; 22004, 22023. */
-Datum
-idemq_sql_v2_next_tick(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_next_tick)
 {
 	Calendar calendar;
 	TimestampTz tick;
@@ -73,8 +66,7 @@ idemq_sql_v2_next_tick(PG_FUNCTION_ARGS)
 }
 
 /* last_tick(cron, time_zone, until) -> the last tick not after it, or NULL; 22004, 22023. */
-Datum
-idemq_sql_v2_last_tick(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_last_tick)
 {
 	Calendar calendar;
 	TimestampTz tick;
@@ -91,8 +83,7 @@ idemq_sql_v2_last_tick(PG_FUNCTION_ARGS)
  * next_run(cron, time_zone, done_until) -> the tick that is due, the last one until now that is not
  * dealt with, or else the first one to come; NULL for none, or for what cannot be read.
  */
-Datum
-idemq_sql_v2_next_run(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_next_run)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	char error[CRON_MAX_ERROR];

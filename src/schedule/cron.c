@@ -88,13 +88,6 @@ is_letter(char c)
 	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/* Returns the number of bytes until what ends a value. */
-static int
-value_length(const char *at)
-{
-	return (int) strcspn(at, " \t,-/*");
-}
-
 /* Reads a number of up to six digits. */
 static bool
 read_digits(Parser *parser, int *value)
@@ -116,7 +109,8 @@ static bool
 read_value(Parser *parser, int *value)
 {
 	const Field *field = parser->field;
-	int length = value_length(parser->at);
+	/* Up to what ends a value. */
+	int length = (int) strcspn(parser->at, " \t,-/*");
 
 	for (int i = 0; length == 3 && i < field->nnames; i++)
 	{

@@ -30,11 +30,21 @@
 /* Where there is none, that often: a net. */
 #define NO_SCHEDULES_PAUSE (10 * USECS_PER_MINUTE)
 
+/* The names of what is due, and when the next is to be; 0 for none. */
+typedef struct DueTicks
+{
+	Datum due;
+	TimestampTz next;
+} DueTicks;
+
 static SqlStatement list_schedules =
 	{.text = "SELECT array_agg(name ORDER BY failed_at NULLS FIRST, name) FILTER (WHERE at <= $1), "
 			 "min(at) FILTER (WHERE at > $1) FROM idemq_inside.schedule_times($1, $2)",
-	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID}};
-static SqlStatement run_schedule = {.text = "SELECT idemq_inside.run_or_note($1)",
+	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID},
+	 .fields = (const SqlField[]){SQL_FIELD(DueTicks, due), SQL_FIELD(DueTicks, next)}};
+/* As the owner; a user's deferred triggers on idemq.jobs are to be run. */
+static SqlStatement run_schedule = {.on_jobs = true,
+									.text = "SELECT idemq_inside.run_or_note($1)",
 									.types = {TEXTOID}};
 
 /* The names that are due, and the first that was not run yet. */
@@ -75,10 +85,7 @@ list(void)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	Datum values[] = {TimestampTzGetDatum(now), TimestampTzGetDatum(now - TICK_PAUSE)};
-	SqlScope scope;
-	Datum due;
-	bool none_due;
-	bool none_next;
+	DueTicks ticks;
 
 	if (context == NULL)
 		context = AllocSetContextCreate(TopMemoryContext, "idemq ticks", ALLOCSET_DEFAULT_SIZES);
@@ -87,33 +94,19 @@ list(void)
 	MemoryContextReset(context);
 	/* Before they are read: what changes from here on notes itself. */
 	(void) idemq_worker_is_asked(POST_ASKED_SCHEDULES, true);
-	idemq_spi_begin(&scope);
-	(void) idemq_spi_query_latest(&list_schedules, values, NULL);
-	due = idemq_spi_value(0, 1, &none_due);
-	next_tick = idemq_spi_int64(0, 2, &none_next);
-	if (none_next)
-		next_tick = DT_NOEND;
-	if (!none_due)
+	(void) idemq_spi_row(&list_schedules, values, &ticks, sizeof(ticks));
+	if (ticks.next != 0)
+		next_tick = ticks.next;
+	if (ticks.due != (Datum) 0)
 	{
 		MemoryContext old = MemoryContextSwitchTo(context);
 
-		deconstruct_array(DatumGetArrayTypePCopy(due), TEXTOID, -1, false, TYPALIGN_INT, &names,
-						  NULL, &count);
+		deconstruct_array(DatumGetArrayTypePCopy(ticks.due), TEXTOID, -1, false, TYPALIGN_INT,
+						  &names, NULL, &count);
 		MemoryContextSwitchTo(old);
 	}
-	idemq_spi_end(&scope);
-	list_by = idemq_mono_now() + (none_next && none_due ? NO_SCHEDULES_PAUSE : TICK_PAUSE);
-}
-
-/* Runs one schedule, as the owner; a user's deferred triggers on idemq.jobs are to be. */
-static void
-run(Datum name)
-{
-	SqlScope scope;
-
-	idemq_spi_begin_on_jobs(&scope);
-	(void) idemq_spi_run(&run_schedule, &name, NULL, SPI_OK_SELECT);
-	idemq_spi_end(&scope);
+	list_by = idemq_mono_now() +
+			  (ticks.next == 0 && ticks.due == (Datum) 0 ? NO_SCHEDULES_PAUSE : TICK_PAUSE);
 }
 
 /* Lists what is due when that is to be done, and runs as many as the slice holds: a chore. */
@@ -127,7 +120,7 @@ idemq_tick_some(void)
 		list();
 	while (done < count)
 	{
-		run(names[done++]);
+		(void) idemq_spi_do(&run_schedule, &names[done++], NULL);
 		if (idemq_slice_is_over(&slice))
 			break;
 	}

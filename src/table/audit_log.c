@@ -26,23 +26,6 @@ static SqlStatement add_entry =
 	 .types = {TIMESTAMPTZOID, NAMEOID, NAMEOID, TEXTOID, INT4OID, TEXTOID, INT8OID, INT8OID,
 			   JSONBOID, TEXTARRAYOID, TEXTOID}};
 
-/* Returns the members of an entry's details as an array; 0 when there is none. */
-static Datum
-members_of(const AuditEntry *entry)
-{
-	Datum elements[lengthof(entry->members)];
-	int count = 0;
-
-	while (count < (int) lengthof(entry->members) && entry->members[count] != NULL)
-	{
-		elements[count] = CStringGetTextDatum(entry->members[count]);
-		count++;
-	}
-	if (count == 0)
-		return (Datum) 0;
-	return PointerGetDatum(construct_array(elements, count, TEXTOID, -1, false, TYPALIGN_INT));
-}
-
 /* Reads a role's name; one that is dropped has its number. */
 static Datum
 role_name(Oid role, NameData *name)
@@ -57,8 +40,10 @@ role_name(Oid role, NameData *name)
 void
 idemq_audit(const AuditEntry *entry)
 {
+	Datum elements[lengthof(entry->members)];
 	NameData session_role;
 	NameData role;
+	int count = 0;
 	Datum values[] = {TimestampTzGetDatum(idemq_now()),
 					  role_name(GetSessionUserId(), &session_role),
 					  role_name(GetUserId(), &role),
@@ -68,8 +53,17 @@ idemq_audit(const AuditEntry *entry)
 					  Int64GetDatum(entry->job_id),
 					  Int64GetDatum(entry->jobs),
 					  entry->details,
-					  members_of(entry),
+					  (Datum) 0,
 					  CStringGetTextDatum(idemq_actor)};
+
+	while (count < (int) lengthof(entry->members) && entry->members[count] != NULL)
+	{
+		elements[count] = CStringGetTextDatum(entry->members[count]);
+		count++;
+	}
+	if (count > 0)
+		values[lengthof(values) - 2] =
+			PointerGetDatum(construct_array(elements, count, TEXTOID, -1, false, TYPALIGN_INT));
 
 	(void) idemq_spi_do(&add_entry, values, NULL);
 }

@@ -121,10 +121,10 @@ open_table(JobsTable *table, LOCKMODE mode)
 	table->mode = mode;
 	table->rel = try_relation_open(idemq_oids()->jobs, mode);
 	if (table->rel == NULL)
-		ereport(ERROR, (errcode(ERRCODE_UNDEFINED_TABLE),
-						errmsg("table \"%s.jobs\" was dropped by another session", IDEMQ_SCHEMA),
-						errhint("Run the statement again if the extension was created anew; "
-								"otherwise run CREATE EXTENSION idemq in this database.")));
+		ereport(ERROR, errcode(ERRCODE_UNDEFINED_TABLE),
+				errmsg("table \"%s.jobs\" was dropped by another session", IDEMQ_SCHEMA),
+				errhint("Run the statement again if the extension was created anew; "
+						"otherwise run CREATE EXTENSION idemq in this database."));
 	idemq_jobs_columns = count_columns(table->rel);
 	table->simple = is_simple(table->rel);
 	table->row = table_slot_create(table->rel, NULL);
@@ -147,15 +147,14 @@ void
 idemq_jobs_prevent_writes(const char *function)
 {
 	if (RecoveryInProgress())
-		ereport(ERROR, (errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
-						errmsg("cannot execute %s on a standby", function),
-						errhint("Connect to the primary, by target_session_attrs=read-write for "
-								"example.")));
+		ereport(ERROR, errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+				errmsg("cannot execute %s on a standby", function),
+				errhint("Connect to the primary, by target_session_attrs=read-write for example."));
 	if (XactReadOnly)
-		ereport(ERROR, (errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
-						errmsg("cannot execute %s in a read-only transaction", function),
-						errhint("Begin the transaction READ WRITE; a driver, a pool or "
-								"default_transaction_read_only may have made it READ ONLY.")));
+		ereport(ERROR, errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+				errmsg("cannot execute %s in a read-only transaction", function),
+				errhint("Begin the transaction READ WRITE; a driver, a pool or "
+						"default_transaction_read_only may have made it READ ONLY."));
 	PreventCommandIfParallelMode(function);
 }
 
@@ -205,16 +204,6 @@ idemq_jobs_index_close(JobsTable *table, Relation index)
 }
 
 static void
-begin_scan_by_id(JobsTable *table)
-{
-	MemoryContext old = MemoryContextSwitchTo(table->context);
-
-	table->pkey = index_open(idemq_jobs_primary_key(table->rel), AccessShareLock);
-	table->by_id = compat_index_beginscan(table->rel, table->pkey, table->snapshot, 1);
-	MemoryContextSwitchTo(old);
-}
-
-static void
 end_scan_by_id(JobsTable *table)
 {
 	if (table->by_id == NULL)
@@ -246,9 +235,9 @@ void
 idemq_jobs_refresh_or_raise(JobsTable *table)
 {
 	if (IsolationUsesXactSnapshot())
-		ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-						errmsg("could not serialize access due to concurrent update of a job"),
-						errhint("Run the transaction again.")));
+		ereport(ERROR, errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				errmsg("could not serialize access due to concurrent update of a job"),
+				errhint("Run the transaction again."));
 	idemq_jobs_refresh(table);
 }
 
@@ -328,10 +317,13 @@ idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 	ScanKeyData key;
 	bool found = false;
 
-	if (table->by_id == NULL)
-		begin_scan_by_id(table);
 	ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_INT8EQ, Int64GetDatum(id));
 	old = MemoryContextSwitchTo(table->context);
+	if (table->by_id == NULL)
+	{
+		table->pkey = index_open(idemq_jobs_primary_key(table->rel), AccessShareLock);
+		table->by_id = compat_index_beginscan(table->rel, table->pkey, table->snapshot, 1);
+	}
 	index_rescan(table->by_id, &key, 1, NULL, 0);
 	while (!found && index_getnext_tid(table->by_id, ForwardScanDirection) != NULL)
 		found = idemq_jobs_fetch_entry(table, table->by_id, job);

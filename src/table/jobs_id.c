@@ -137,16 +137,6 @@ is_sure(Oid sequence)
 	return sequence == sure_sequence && sure_at == invalidations;
 }
 
-/* Returns the ids of a shard; -1: those of a server without shards. */
-static IdPart
-part_of(int32 shard)
-{
-	int64 base = (int64) shard << SHARD_ID_BITS;
-
-	return shard < 0 ? (IdPart){shard, 0, PG_INT64_MAX}
-					 : (IdPart){shard, base, base + ((INT64CONST(1) << SHARD_ID_BITS) - 1)};
-}
-
 /* Returns the id of this instant: above all that earlier runs of the server have given. */
 static int64
 id_now(const IdPart *part)
@@ -164,7 +154,12 @@ ids_state(IdPart *part)
 
 	if (!idemq_spi_row(&read_mark, NULL, &mark, sizeof(mark)))
 		elog(ERROR, "idemq.ids_since has no row");
-	*part = part_of(mark.shard);
+	*part = (IdPart){mark.shard, 0, PG_INT64_MAX};
+	if (mark.shard >= 0)
+	{
+		part->base = (int64) mark.shard << SHARD_ID_BITS;
+		part->most = part->base + ((INT64CONST(1) << SHARD_ID_BITS) - 1);
+	}
 	if (mark.since != idemq_primary_since() || mark.last < part->base)
 		return IDS_UNKNOWN;
 	return mark.is_called ? IDS_SURE : mark.is_unused ? IDS_FRESH : IDS_UNKNOWN;
@@ -265,9 +260,9 @@ static inline void
 refuse_beyond(int64 id)
 {
 	if (unlikely(id > ours.most))
-		ereport(ERROR, (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-						errmsg("shard %d has no job ids left", ours.shard),
-						errhint("Route its keys to another cluster of more shards.")));
+		ereport(ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				errmsg("shard %d has no job ids left", ours.shard),
+				errhint("Route its keys to another cluster of more shards."));
 }
 
 /*

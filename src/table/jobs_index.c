@@ -215,9 +215,9 @@ idemq_jobs_index(Relation rel, JobsIndex which)
 	Oid found = find_index(rel, which);
 
 	if (!OidIsValid(found))
-		ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-						errmsg("table \"idemq.jobs\" has no valid %s", own_indexes[which].name),
-						errhint("Run CREATE %s.", own_indexes[which].definition)));
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("table \"idemq.jobs\" has no valid %s", own_indexes[which].name),
+				errhint("Run CREATE %s.", own_indexes[which].definition));
 	return found;
 }
 

@@ -45,9 +45,9 @@ static SqlStatement delete_finished =
 void
 idemq_jobs_refused(void)
 {
-	ereport(ERROR, (errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
-					errmsg("a trigger on idemq.jobs refused the change"),
-					errhint("A BEFORE trigger on idemq.jobs must not return NULL.")));
+	ereport(ERROR, errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
+			errmsg("a trigger on idemq.jobs refused the change"),
+			errhint("A BEFORE trigger on idemq.jobs must not return NULL."));
 }
 
 /* Makes the statement that inserts, or, with the id as $1, updates a set of columns. */

@@ -51,9 +51,9 @@ write_result(TM_Result result)
 		case TM_WouldBlock:
 			return JOB_LOCKED;
 		case TM_SelfModified:
-			ereport(ERROR, (errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
-							errmsg("job was already changed by the command that called idemq"),
-							errhint("Do not call idemq from a trigger on idemq.jobs.")));
+			ereport(ERROR, errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
+					errmsg("job was already changed by the command that called idemq"),
+					errhint("Do not call idemq from a trigger on idemq.jobs."));
 		default:
 			elog(ERROR, "unexpected answer %u of the jobs table", result);
 	}

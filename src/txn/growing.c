@@ -35,9 +35,8 @@ idemq_grow(void *array, int *max, int64 wanted, Size size)
 	if (wanted <= room)
 		return array;
 	if (wanted > most)
-		ereport(ERROR,
-				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-				 errmsg("transaction changes too many jobs"), errhint("Commit more often.")));
+		ereport(ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				errmsg("transaction changes too many jobs"), errhint("Commit more often."));
 	room += Max(Max(Min(room, LARGE_STEP), room / 8), FIRST_ROOM);
 	room = Min(Max(room, wanted), most);
 	if (array == NULL)

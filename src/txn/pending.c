@@ -173,7 +173,7 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 	action->once = once;
 	action->has_prior = prior != NULL;
 	if (claim->borrow)
-		idemq_borrowed_note_claim(claim->queue_id, 1);
+		idemq_borrowed_note_end(claim->queue_id, true, -1); /* its place is taken */
 	if (prior != NULL)
 	{
 		Assert(npriors < max_priors);
@@ -291,7 +291,7 @@ undo_claim(const Action *action)
 	else
 		drop_lease(action);
 	if (action->borrowed)
-		idemq_borrowed_note_claim(action->queue_id, -1);
+		idemq_borrowed_note_end(action->queue_id, true, 1);
 	undo_claim_rowonly(action);
 }
 
@@ -589,8 +589,8 @@ idemq_pending_undo(SubTransactionId from)
 static void
 refuse_prepare(const char *what, const char *hint)
 {
-	ereport(ERROR, (errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					errmsg("cannot PREPARE a transaction that %s", what), errhint("%s", hint)));
+	ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			errmsg("cannot PREPARE a transaction that %s", what), errhint("%s", hint));
 }
 
 /* A claim needs a session that it is the claim of; a claim promotes for itself alone. */
@@ -600,25 +600,6 @@ refuse_claim(void)
 	refuse_prepare(
 		"has claimed or promoted jobs",
 		"Claim in a transaction of its own; the one that ends the attempt can be prepared.");
-}
-
-/* Raises an error for an action that cannot be prepared. */
-static void
-check_prepare(const Action *action)
-{
-	bool claims = action->kind == ACTION_CLAIM || action->kind == ACTION_CLAIM_ROWONLY;
-	QueueInfo queue;
-
-	if (claims && !action->once)
-		refuse_claim();
-	if (action->kind == ACTION_FORGET || action->kind == ACTION_DROP_QUEUE)
-		refuse_prepare("dropped or truncated queues or jobs",
-					   "Do that in a transaction of its own.");
-	if (action->kind == ACTION_END && idemq_queue_by_id(action->queue_id, &queue) &&
-		queue.max_running > 0)
-		refuse_prepare("has ended attempts in a queue with max_running",
-					   "Commit it in one phase, or take the limit away with "
-					   "SELECT idemq.alter_queue('...', max_running => 0).");
 }
 
 /*
@@ -632,7 +613,21 @@ idemq_pending_before_prepare(void)
 	if (idemq_pending_groups_owns_any())
 		refuse_claim();
 	for (int i = 0; i < nactions; i++)
-		check_prepare(&actions[i]);
+	{
+		const Action *action = &actions[i];
+		QueueInfo queue;
+
+		if ((action->kind == ACTION_CLAIM || action->kind == ACTION_CLAIM_ROWONLY) && !action->once)
+			refuse_claim();
+		if (action->kind == ACTION_FORGET || action->kind == ACTION_DROP_QUEUE)
+			refuse_prepare("dropped or truncated queues or jobs",
+						   "Do that in a transaction of its own.");
+		if (action->kind == ACTION_END && idemq_queue_by_id(action->queue_id, &queue) &&
+			queue.max_running > 0)
+			refuse_prepare("has ended attempts in a queue with max_running",
+						   "Commit it in one phase, or take the limit away with "
+						   "SELECT idemq.alter_queue('...', max_running => 0).");
+	}
 	preparing = nactions > 0;
 	if (preparing)
 		idemq_slots_begin_change();

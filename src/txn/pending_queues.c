@@ -264,7 +264,10 @@ idemq_borrowed_reserve(int32 queue_id)
 	(void) owed_to(queue_id);
 }
 
-/* Notes count ends more (1), or fewer (-1); frees: of an attempt that was counted. */
+/*
+ * Notes count ends more (1), or fewer (-1); frees: of an attempt that was counted.  A claim that
+ * takes the place of such a one is one end less.
+ */
 void
 idemq_borrowed_note_end(int32 queue_id, bool frees, int count)
 {
@@ -274,13 +277,6 @@ idemq_borrowed_note_end(int32 queue_id, bool frees, int count)
 		note->free += count;
 	else if (note != NULL)
 		note->uncounted += count;
-}
-
-/* Notes that count places more (1), or fewer (-1), are taken. */
-void
-idemq_borrowed_note_claim(int32 queue_id, int count)
-{
-	idemq_borrowed_note_end(queue_id, true, -count);
 }
 
 /* Returns how many attempts this transaction ends whose place is not taken. */

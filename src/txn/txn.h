@@ -92,7 +92,6 @@ extern void idemq_pending_counts_timing(int32 queue_id, Timing which, TimestampT
 										TimestampTz to);
 extern void idemq_borrowed_reserve(int32 queue_id);
 extern void idemq_borrowed_note_end(int32 queue_id, bool frees, int count);
-extern void idemq_borrowed_note_claim(int32 queue_id, int count);
 extern int idemq_borrowed_free(int32 queue_id);
 extern bool idemq_borrowed_uncounted(int32 queue_id);
 extern bool idemq_pending_ready_any(void);

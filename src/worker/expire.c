@@ -59,12 +59,19 @@ typedef struct ExpireScan
 
 static HTAB *scans = NULL;
 
+typedef struct BlockedJob
+{
+	int64 id;
+	TimestampTz expires_at;
+} BlockedJob;
+
 /* Those of a queue that expire first. */
 static SqlStatement blocked_jobs =
 	{.text = "SELECT id, expires_at FROM idemq.jobs WHERE queue_id = $1 AND group_key IS NOT NULL "
 			 "AND finished_at IS NULL AND status = 'blocked' AND attempt = 0 "
 			 "AND expires_at IS NOT NULL ORDER BY expires_at, id LIMIT $2",
-	 .types = {INT4OID, INT8OID}};
+	 .types = {INT4OID, INT8OID},
+	 .fields = (const SqlField[]){SQL_FIELD(BlockedJob, id), SQL_FIELD(BlockedJob, expires_at)}};
 
 /* Returns what is known of a queue's scans. */
 static ExpireScan *
@@ -155,32 +162,24 @@ static void
 expire_blocked(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const Slice *slice)
 {
 	Datum values[] = {Int32GetDatum(queue->id), Int64GetDatum(STEP_JOBS)};
-	int64 *ids = palloc(STEP_JOBS * sizeof(int64));
 	TimestampTz now = idemq_now();
-	int count = 0;
-	SqlScope scope;
-	uint64 rows;
+	int count;
+	BlockedJob *jobs = idemq_spi_rows(&blocked_jobs, values, sizeof(BlockedJob), &count);
 
-	idemq_spi_begin(&scope);
-	rows = idemq_spi_query_latest(&blocked_jobs, values, NULL);
-	for (uint64 i = 0; i < rows; i++)
-	{
-		TimestampTz expires_at = DatumGetTimestampTz(idemq_spi_value(i, 2, NULL));
-
-		if (expires_at <= now)
-			ids[count++] = DatumGetInt64(idemq_spi_value(i, 1, NULL));
-		else
-			scan->next = Min(scan->next, expires_at);
-	}
-	idemq_spi_end(&scope);
+	/* In the order of their times: behind the first that has not expired none has. */
 	if (count == STEP_JOBS)
-		scan->next = Min(scan->next, now);
+		scan->next = Min(scan->next, Max(jobs[count - 1].expires_at, now));
 	for (int i = 0; i < count; i++)
 	{
 		Job job;
 
 		CHECK_FOR_INTERRUPTS();
-		if (idemq_jobs_fetch(table, ids[i], &job))
+		if (jobs[i].expires_at > now)
+		{
+			scan->next = Min(scan->next, jobs[i].expires_at);
+			break;
+		}
+		if (idemq_jobs_fetch(table, jobs[i].id, &job))
 			(void) expire(scan, table, queue, &job);
 		if (i + 1 < count && idemq_slice_is_over(slice))
 		{
@@ -188,7 +187,7 @@ expire_blocked(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const
 			break;
 		}
 	}
-	pfree(ids);
+	pfree(jobs);
 }
 
 /*

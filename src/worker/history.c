@@ -38,8 +38,6 @@
 #include "shared/sleepers/sleepers.h"
 #include "worker/worker.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_history);
-
 /* The steps: the first is read from memory, each of the others folded from the one before. */
 static const int64 steps[] = {IDEMQ_HISTORY_STEP, USECS_PER_MINUTE, 10 * USECS_PER_MINUTE};
 #define STEPS ((int) lengthof(steps))
@@ -164,7 +162,7 @@ write_up_to(int step, TimestampTz until)
 	bool any;
 
 	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&write_rows, values, written[step] == 0 ? " n " : NULL, SPI_OK_SELECT);
+	(void) idemq_spi_run(&write_rows, values, written[step] == 0 ? " n " : NULL);
 	any = idemq_spi_int64(0, 1, NULL) > 0;
 	idemq_spi_end(&scope);
 	return any;
@@ -303,7 +301,7 @@ has_changed(const Known *queue)
 
 /* Adds the row of a queue. */
 static void
-put(Tuplestorestate *store, TupleDesc desc, const Known *queue)
+put(ReturnSetInfo *set, const Known *queue)
 {
 	const CounterView *last = &queue->last.counts;
 	const CounterView *next = &queue->next.counts;
@@ -327,18 +325,16 @@ put(Tuplestorestate *store, TupleDesc desc, const Known *queue)
 		packed = idemq_histogram_pack(buckets);
 		row_add_if(&row, packed != NULL, PointerGetDatum(packed));
 	}
-	tuplestore_putvalues(store, desc, row.values, row.nulls);
+	tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 }
 
 /*
  * history() -> setof what has changed in a queue since the last step, and queue_id 0 for all
  * queues together; for the worker, in its chore: no rows elsewhere.
  */
-Datum
-idemq_sql_v2_history(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_history)
 {
-	TupleDesc desc;
-	Tuplestorestate *store = idemq_srf_begin(fcinfo, &desc);
+	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	Known all = {.last.due = DT_NOEND, .next = {.counts.known = true, .due = DT_NOEND}};
 	bool any = false;
 	int count;
@@ -356,11 +352,11 @@ idemq_sql_v2_history(PG_FUNCTION_ARGS)
 		add_to_all(&all, queue);
 		if (has_changed(queue))
 		{
-			put(store, desc, queue);
+			put(set, queue);
 			any = true;
 		}
 	}
 	if (any)
-		put(store, desc, &all);
+		put(set, &all);
 	return (Datum) 0;
 }

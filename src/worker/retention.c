@@ -40,8 +40,6 @@
 #include "txn/txn.h"
 #include "worker/worker.h"
 
-PG_FUNCTION_INFO_V1(idemq_sql_v2_apply_retention);
-
 /* What a batch does at most, within a slice: rows, of a table with triggers too; index entries. */
 #define BATCH_ROWS 2000
 #define BATCH_ROWS_BY_SQL 50
@@ -130,7 +128,7 @@ purge_by_time(ByTime *by_time, TimestampTz now, int64 limit)
 	bool more;
 
 	idemq_spi_begin(&scope);
-	(void) idemq_spi_run(&delete_by_time, values, NULL, SPI_OK_SELECT);
+	(void) idemq_spi_run(&delete_by_time, values, NULL);
 	for (int i = 0; i < (int) lengthof(by_time->from); i++)
 		by_time->from[i] = DatumGetTimestampTz(idemq_spi_value(0, i + 1, NULL));
 	more = idemq_spi_int64(0, 4, NULL) == limit;
@@ -173,10 +171,11 @@ delete_by_sql(const Job *job, TimestampTz finished_at)
 	if (error->sqlerrcode == ERRCODE_QUERY_CANCELED)
 		ReThrowError(error);
 	if (!refusal_logged)
-		ereport(LOG, (errmsg("job %lld is past its retention and cannot be deleted: %s",
-							 (long long) job->id, error->message),
-					  errhint("What keeps it is not idemq's: see triggers and foreign keys on "
-							  "idemq.jobs. Others that stay for the same reason are not logged.")));
+		ereport(LOG,
+				errmsg("job %lld is past its retention and cannot be deleted: %s",
+					   (long long) job->id, error->message),
+				errhint("What keeps it is not idemq's: see triggers and foreign keys on "
+						"idemq.jobs. Others that stay for the same reason are not logged."));
 	refusal_logged = true;
 	FreeErrorData(error);
 	return false;
@@ -370,8 +369,7 @@ idemq_retention_ended(const SlotView *view, bool done)
 }
 
 /* apply_retention(max_jobs) -> how many jobs were deleted; 22023, 25006. */
-Datum
-idemq_sql_v2_apply_retention(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_apply_retention)
 {
 	int max_jobs = idemq_arg_int(fcinfo, 0, "max_jobs", 1, PG_INT32_MAX);
 	TimestampTz now = idemq_now();

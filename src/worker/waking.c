@@ -60,5 +60,5 @@ idemq_remind(const QueueInfo *queue)
 
 	if (idemq_sleepers_any(idemq_sleepers_of_queue(queue->slot)) && !idemq_queue_is_paused(queue) &&
 		idemq_ready_check(queue, &next, &held))
-		idemq_wake_again(queue->slot);
+		idemq_wake_again(queue->slot, 1);
 }

@@ -35,29 +35,6 @@
 /* Microseconds until heads are promoted again, where that is in nobody's way. */
 #define LINGER INT64CONST(1000)
 
-/* Sets what a server's or database's defaults must not change for us. */
-static void
-settle_settings(void)
-{
-	static const char *const settings[][2] = {
-		{"default_transaction_read_only", "off"},
-		{"default_transaction_isolation", "read committed"},
-		{"default_transaction_deferrable", "off"},
-		{"statement_timeout", "0"},
-		COMPAT_TRANSACTION_TIMEOUT_OFF{"idle_in_transaction_session_timeout", "0"},
-		/* A lock that a chore waits for holds up that chore, not the others. */
-		{"lock_timeout", IDEMQ_LOCK_PATIENCE_TEXT},
-		{"session_replication_role", "origin"},
-		{"row_security", "on"},
-		/* What is lost in a crash is found in the rows and done again. */
-		{"synchronous_commit", "off"},
-		{"search_path", "pg_catalog, pg_temp"},
-	};
-
-	for (int i = 0; i < (int) lengthof(settings); i++)
-		SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
-}
-
 /* Returns whether to go on; frees the post on the board when there is nothing to do here. */
 static bool
 may_stay(void)
@@ -127,6 +104,21 @@ wake_sleepers(int code, Datum arg)
 void
 idemq_worker_main(Datum arg)
 {
+	/* What a server's or database's defaults must not change for us. */
+	static const char *const settings[][2] = {
+		{"default_transaction_read_only", "off"},
+		{"default_transaction_isolation", "read committed"},
+		{"default_transaction_deferrable", "off"},
+		{"statement_timeout", "0"},
+		COMPAT_TRANSACTION_TIMEOUT_OFF{"idle_in_transaction_session_timeout", "0"},
+		/* A lock that a chore waits for holds up that chore, not the others. */
+		{"lock_timeout", IDEMQ_LOCK_PATIENCE_TEXT},
+		{"session_replication_role", "origin"},
+		{"row_security", "on"},
+		/* What is lost in a crash is found in the rows and done again. */
+		{"synchronous_commit", "off"},
+		{"search_path", "pg_catalog, pg_temp"},
+	};
 	uint64 serial;
 	Oid database;
 
@@ -140,7 +132,8 @@ idemq_worker_main(Datum arg)
 	if (!idemq_worker_attach(DatumGetInt32(arg), serial, &database) || !idemq_worker_is_wanted())
 		proc_exit(0);
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
-	settle_settings();
+	for (int i = 0; i < (int) lengthof(settings); i++)
+		SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
 	pgstat_report_appname("idemq worker");
 	if (may_stay())
 	{

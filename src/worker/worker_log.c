@@ -50,9 +50,8 @@ static int errors = 0;
 static void
 log_end(int code, Datum arg)
 {
-	ereport(LOG, (errmsg("idemq's background worker of database \"%s\" ended", database_name),
-				  errdetail("%s.",
-							ends_why != NULL ? ends_why : "It met an error, or the server died")));
+	ereport(LOG, errmsg("idemq's background worker of database \"%s\" ended", database_name),
+			errdetail("%s.", ends_why != NULL ? ends_why : "It met an error, or the server died"));
 }
 
 /* Says that this worker has started; from here on its end is said, too. */
@@ -67,7 +66,7 @@ idemq_log_worker_started(void)
 	strlcpy(database_name, name == NULL ? "" : name, sizeof(database_name));
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(context);
-	ereport(LOG, (errmsg("idemq's background worker of database \"%s\" started", database_name)));
+	ereport(LOG, errmsg("idemq's background worker of database \"%s\" started", database_name));
 	before_shmem_exit(log_end, (Datum) 0);
 }
 
@@ -87,32 +86,31 @@ idemq_log_presence(IdemqPresence presence, const char *waits)
 	if (name == NULL)
 		return;
 	if (presence == IDEMQ_OUTDATED)
-		ereport(LOG,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("idemq does nothing in database \"%s\": its SQL objects, %s, are older "
-						"than its library, %s",
-						name, waits, idemq_version),
-				 errhint("Run ALTER EXTENSION idemq UPDATE in it.")));
+		ereport(LOG, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("idemq does nothing in database \"%s\": its SQL objects, %s, are older "
+					   "than its library, %s",
+					   name, waits, idemq_version),
+				errhint("Run ALTER EXTENSION idemq UPDATE in it."));
 	else if (presence == IDEMQ_NEWER)
-		ereport(LOG,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("idemq does nothing in database \"%s\": its SQL objects are newer than "
-						"its library, %s",
-						name, idemq_version),
-				 errhint("Install the library of their version, and restart the server.")));
+		ereport(LOG, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("idemq does nothing in database \"%s\": its SQL objects are newer than "
+					   "its library, %s",
+					   name, idemq_version),
+				errhint("Install the library of their version, and restart the server."));
 	else if (waits != NULL && idemq_worker_tells_of_update())
-		ereport(LOG, (errmsg("an update of idemq waits in database \"%s\": its SQL objects are %s, "
-							 "its library is %s",
-							 name, waits, idemq_version),
-					  errhint("All works meanwhile. Run ALTER EXTENSION idemq UPDATE in it.")));
+		ereport(LOG,
+				errmsg("an update of idemq waits in database \"%s\": its SQL objects are %s, "
+					   "its library is %s",
+					   name, waits, idemq_version),
+				errhint("All works meanwhile. Run ALTER EXTENSION idemq UPDATE in it."));
 }
 
 /* Says that this worker has updated the SQL objects of its database. */
 void
 idemq_log_updated(void)
 {
-	ereport(LOG, (errmsg("idemq has updated its SQL objects in database \"%s\" to %s",
-						 get_database_name(MyDatabaseId), idemq_version)));
+	ereport(LOG, errmsg("idemq has updated its SQL objects in database \"%s\" to %s",
+						get_database_name(MyDatabaseId), idemq_version));
 }
 
 static void
@@ -139,10 +137,10 @@ idemq_log_recovery_begins(void)
 		return;
 	recovery_began = idemq_mono_now();
 	ereport(LOG,
-			(errmsg("idemq begins recovery of database \"%s\": %d queues", database_name,
-					recovery_queues),
-			 errdetail("It looks for jobs in flight whose leases shared memory does not have, as "
-					   "after a start of the server.")));
+			errmsg("idemq begins recovery of database \"%s\": %d queues", database_name,
+				   recovery_queues),
+			errdetail("It looks for jobs in flight whose leases shared memory does not have, as "
+					  "after a start of the server."));
 }
 
 /* Says that a table was full, and what to do, if that is this worker's to say. */
@@ -151,12 +149,12 @@ log_full(ServerCount table, const char *what, TableUsage usage, const char *deta
 		 const char *hint)
 {
 	if (idemq_count_take_full(table))
-		ereport(WARNING, (errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-						  errmsg("idemq's shared memory is full: %d of %d %s are in use",
-								 usage.used, usage.room, what),
-						  errdetail("%s Refused since the start of the server: %lld.", detail,
-									(long long) usage.refused),
-						  errhint("%s", hint)));
+		ereport(WARNING, errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				errmsg("idemq's shared memory is full: %d of %d %s are in use", usage.used,
+					   usage.room, what),
+				errdetail("%s Refused since the start of the server: %lld.", detail,
+						  (long long) usage.refused),
+				errhint("%s", hint));
 }
 
 /* Says which tables in shared memory were full, as far as that is this worker's to say. */
@@ -209,10 +207,10 @@ idemq_log_news(void)
 	/* The search is done once no queue needs it any more. */
 	if (recovery_began > 0 && queues_recovering() == 0)
 	{
-		ereport(LOG, (errmsg("idemq has recovered database \"%s\": %d queues, %d jobs in flight, "
-							 "%lld ms",
-							 database_name, recovery_queues, idemq_leases_usage_mine().used,
-							 (long long) ((now - recovery_began) / 1000))));
+		ereport(LOG, errmsg("idemq has recovered database \"%s\": %d queues, %d jobs in flight, "
+							"%lld ms",
+							database_name, recovery_queues, idemq_leases_usage_mine().used,
+							(long long) ((now - recovery_began) / 1000)));
 		recovery_began = 0;
 	}
 	log_full_tables();
@@ -220,8 +218,9 @@ idemq_log_news(void)
 		return;
 	/* How many errors of the last minute were only counted; another minute begins. */
 	if (errors > CHORE_ERRORS)
-		ereport(LOG, (errmsg("idemq's background worker of database \"%s\" met %d more errors",
-							 database_name, errors - CHORE_ERRORS),
-					  errdetail("Of one minute's, %d are logged each.", CHORE_ERRORS)));
+		ereport(LOG,
+				errmsg("idemq's background worker of database \"%s\" met %d more errors",
+					   database_name, errors - CHORE_ERRORS),
+				errdetail("Of one minute's, %d are logged each.", CHORE_ERRORS));
 	errors = 0;
 }

@@ -115,7 +115,7 @@ def of_c(lines):
     code, function, before = without_comments(lines), "", ";"
     for number, (line, text) in enumerate(zip(lines, code), 1):
         bare = text.strip()
-        start = re.match(r"^([A-Za-z_]\w*)\(", text)
+        start = re.match(r"^(?:SQL_FUNCTION\()?([A-Za-z_]\w*)[()]", text)
         function = start.group(1) if start else function
         if text.startswith("}"):
             function = ""

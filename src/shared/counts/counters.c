@@ -330,24 +330,6 @@ publish(CountBase *base, Snapshot snapshot)
 	return true;
 }
 
-/* Lets the gauges of this database start from zero on a base.  All locks held. */
-static void
-begin_gauges(CountBase *base)
-{
-	for (int i = 0; i < idemq_max_queues; i++)
-	{
-		QueueCounters *queue = &shared->queues[i];
-
-		if (queue->database != MyDatabaseId)
-			continue;
-		queue->known = false;
-		queue->counting = true;
-		queue->base = (int) (base - shared->bases);
-		for (int s = 0; s < JOB_STATUS_COUNT; s++)
-			pg_atomic_write_u64(&queue->numbers[GAUGE(s)], 0);
-	}
-}
-
 /*
  * Begins a count of this database's jobs.  On COUNT_BEGUN *snapshot is the one to
  * count by, registered, and idemq_counters_end_count or _cancel_count must follow
@@ -383,27 +365,24 @@ idemq_counters_begin_count(Snapshot *snapshot)
 		base->counter = IDEMQ_MY_PROC_NUMBER;
 		counting_here = true;
 		count_began = idemq_mono_now();
-		begin_gauges(base);
+		/* The gauges of this database start from zero on it. */
+		for (int i = 0; i < idemq_max_queues; i++)
+		{
+			QueueCounters *queue = &shared->queues[i];
+
+			if (queue->database != MyDatabaseId)
+				continue;
+			queue->known = false;
+			queue->counting = true;
+			queue->base = (int) (base - shared->bases);
+			for (int s = 0; s < JOB_STATUS_COUNT; s++)
+				pg_atomic_write_u64(&queue->numbers[GAUGE(s)], 0);
+		}
 	}
 	unlock_all();
 	if (start == COUNT_BEGUN)
 		*snapshot = RegisterSnapshot(latest);
 	return start;
-}
-
-/* Adds what a count found to its queue's gauges.  All locks held. */
-static void
-add_count(const QueueCount *count)
-{
-	QueueCounters *queue;
-
-	if (count->index < 0)
-		return;
-	queue = &shared->queues[count->index];
-	if (!is_of(queue, count->queue_id) || !queue->counting)
-		return;
-	for (int s = 0; s < JOB_STATUS_COUNT; s++)
-		add(queue, GAUGE(s), (uint64) count->jobs[s]);
 }
 
 /* Ends this session's count; counted: with a result.  All locks held. */
@@ -417,7 +396,14 @@ finish_count(bool counted, const QueueCount *counts, int ncounts)
 	if (base == NULL || base->counter != IDEMQ_MY_PROC_NUMBER)
 		return; /* all was forgotten meanwhile */
 	for (int i = 0; i < ncounts; i++)
-		add_count(&counts[i]);
+	{
+		QueueCounters *queue = counts[i].index < 0 ? NULL : &shared->queues[counts[i].index];
+
+		if (queue == NULL || !is_of(queue, counts[i].queue_id) || !queue->counting)
+			continue;
+		for (int s = 0; s < JOB_STATUS_COUNT; s++)
+			add(queue, GAUGE(s), (uint64) counts[i].jobs[s]);
+	}
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
 		QueueCounters *queue = &shared->queues[i];

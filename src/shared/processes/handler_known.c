@@ -169,18 +169,6 @@ idemq_handler_note(HandlerKey key, int done, int failed, const char *error)
 	unlock();
 }
 
-/* Returns the jobs a second of the last buckets.  Lock held. */
-static double
-rate_of(const Known *known, int64 now)
-{
-	int64 span = Min(now - known->begun, (RATE_BUCKETS - 1) * RATE_BUCKET + now % RATE_BUCKET);
-	int64 sum = 0;
-
-	for (int i = 0; i < RATE_BUCKETS; i++)
-		sum += known->rates[i];
-	return (double) sum * USECS_PER_SEC / (double) Max(span, USECS_PER_SEC);
-}
-
 /* Returns until when (mono) no process of a handler is to be started. */
 int64
 idemq_handler_paused_until(HandlerKey key)
@@ -247,6 +235,8 @@ void
 idemq_handler_state(HandlerKey key, HandlerState *state)
 {
 	int64 now = idemq_mono_now();
+	int64 sum = 0;
+	int64 span;
 	Known *known;
 
 	memset(state, 0, sizeof(*state));
@@ -256,7 +246,10 @@ idemq_handler_state(HandlerKey key, HandlerState *state)
 	{
 		turn_buckets(known, now);
 		*state = known->state;
-		state->rate = rate_of(known, now);
+		for (int i = 0; i < RATE_BUCKETS; i++)
+			sum += known->rates[i];
+		span = Min(now - known->begun, (RATE_BUCKETS - 1) * RATE_BUCKET + now % RATE_BUCKET);
+		state->rate = (double) sum * USECS_PER_SEC / (double) Max(span, USECS_PER_SEC);
 	}
 	unlock();
 }

@@ -112,8 +112,7 @@ extern bool idemq_worker_comes(void);
 /* for hooks/exclusive_database.c */
 extern pid_t idemq_worker_hold(Oid database, bool *held);
 extern void idemq_worker_release(Oid database);
-extern bool idemq_worker_is_there(Oid database, pid_t pid);
-extern void idemq_worker_signal(Oid database, pid_t pid, int signal_number);
+extern bool idemq_worker_signal(Oid database, pid_t pid, int signal_number);
 
 /* for the launcher */
 extern void idemq_workers_attach_launcher(void);

@@ -284,11 +284,12 @@ idemq_worker_release(Oid database)
 }
 
 /*
- * Returns whether a process is a database's worker still: from before it is a session
- * until it is none any more, or has said that it found nothing to do.
+ * Sends a signal, unless that is 0, to a database's worker, if it still is that process; returns
+ * whether it is: from before it is a session until it is none any more, or has said that it found
+ * nothing to do.
  */
 bool
-idemq_worker_is_there(Oid database, pid_t pid)
+idemq_worker_signal(Oid database, pid_t pid, int signal_number)
 {
 	Post *post;
 	bool there;
@@ -296,21 +297,10 @@ idemq_worker_is_there(Oid database, pid_t pid)
 	LWLockAcquire(&board->board_lock, LW_SHARED);
 	post = post_of(database);
 	there = post != NULL && post->pid == pid;
-	LWLockRelease(&board->board_lock);
-	return there;
-}
-
-/* Sends a signal to a database's worker, if it still is that process. */
-void
-idemq_worker_signal(Oid database, pid_t pid, int signal_number)
-{
-	Post *post;
-
-	LWLockAcquire(&board->board_lock, LW_SHARED);
-	post = post_of(database);
-	if (post != NULL && post->pid == pid)
+	if (there && signal_number != 0)
 		(void) kill(pid, signal_number);
 	LWLockRelease(&board->board_lock);
+	return there;
 }
 
 static void

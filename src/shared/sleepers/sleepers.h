@@ -33,7 +33,7 @@ extern void idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, Timesta
 extern void idemq_wake_if_ready(QueueSlot *slot, int32 queue_id, int count);
 extern void idemq_wake_queue(QueueSlot *slot, int32 queue_id);
 extern void idemq_wake_database(Oid database, bool ready);
-extern void idemq_wake_again(QueueSlot *slot);
+extern void idemq_wake_again(QueueSlot *slot, int count);
 extern void idemq_wake_claimed(QueueSlot *slot);
 extern void idemq_wake_for_result(int64 job_id);
 extern void idemq_wake_for_results(void);

@@ -233,30 +233,16 @@ idemq_sleepers_wake(Sleepers *sleepers, int max)
 	return wake(sleepers, InvalidOid, max);
 }
 
-/* Notes a signal, for the worker to check whether a claim follows. */
-static void
-note_signal(QueueSlot *slot)
-{
-	idemq_due_in(slot, DUE_SIGNAL, UNCLAIMED_AFTER);
-}
-
 /*
- * Has those who LISTEN notified, soon, that the queue has something ready.  The first
- * call since the worker's last NOTIFY wakes it, or comes while it is awake.
+ * Signals up to count sleepers, and asks for a process of the queue's handler; the worker checks
+ * whether a claim follows.
  */
-static void
-announce(QueueSlot *slot)
+void
+idemq_wake_again(QueueSlot *slot, int count)
 {
-	if (idemq_notify)
-		idemq_due_in(slot, DUE_NEWS, idemq_notify_delay * INT64CONST(1000));
-}
-
-/* Has the worker check whether the queue has something ready, and notify those who LISTEN. */
-static void
-check_soon(QueueSlot *slot)
-{
-	if (idemq_notify)
-		idemq_due_by(slot, DUE_READY, idemq_now() + idemq_notify_delay * INT64CONST(1000));
+	idemq_handler_call(slot);
+	if (idemq_sleepers_wake(idemq_sleepers_of_queue(slot), count) > 0)
+		idemq_due_in(slot, DUE_SIGNAL, UNCLAIMED_AFTER);
 }
 
 /*
@@ -273,10 +259,13 @@ idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later)
 	idemq_due_by(slot, DUE_READY, later);
 	if (count == 0)
 		return;
-	announce(slot);
-	idemq_handler_call(slot);
-	if (idemq_sleepers_wake(idemq_sleepers_of_queue(slot), count) > 0)
-		note_signal(slot);
+	/*
+	 * Those who LISTEN are notified, soon.  The first call since the worker's last NOTIFY wakes
+	 * it, or comes while it is awake.
+	 */
+	if (idemq_notify)
+		idemq_due_in(slot, DUE_NEWS, idemq_notify_delay * INT64CONST(1000));
+	idemq_wake_again(slot, count);
 }
 
 /*
@@ -289,19 +278,9 @@ idemq_wake_if_ready(QueueSlot *slot, int32 queue_id, int count)
 	slot = idemq_slot_current(slot, queue_id);
 	if (slot == NULL)
 		return;
-	check_soon(slot);
-	idemq_handler_call(slot);
-	if (idemq_sleepers_wake(idemq_sleepers_of_queue(slot), count) > 0)
-		note_signal(slot);
-}
-
-/* Signals one sleeper again, for the background worker. */
-void
-idemq_wake_again(QueueSlot *slot)
-{
-	idemq_handler_call(slot);
-	if (idemq_sleepers_wake(idemq_sleepers_of_queue(slot), 1) > 0)
-		note_signal(slot);
+	if (idemq_notify)
+		idemq_due_by(slot, DUE_READY, idemq_now() + idemq_notify_delay * INT64CONST(1000));
+	idemq_wake_again(slot, count);
 }
 
 /* Wakes all sleepers of a database for results; of the others, which share the sets, nobody. */
