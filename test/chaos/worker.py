@@ -58,7 +58,7 @@ class Worker(Client):
         """Returns some jobs; None when there is none left."""
         while True:
             jobs = self.ask(
-                "SELECT id, token, payload::int FROM idemq.claim('chaos', 20, worker => %s, attach => %s)",
+                "SELECT id, token, payload::int FROM idemq.claim('sql', 20, worker => %s, attach => %s)",
                 (self.name, random.random() < 0.5),
             )
             if jobs:
@@ -93,7 +93,7 @@ def handle(job, conn):
 
 
 if sys.argv[1] == "client":
-    idemq.Worker(sys.argv[2], "chaos", concurrency=2, batch=1, name=sys.argv[3]).run(handle)
+    idemq.Worker(sys.argv[2], "client", concurrency=2, batch=1, name=sys.argv[3]).run(handle)
 elif sys.argv[1] == "work":
     Worker(*sys.argv[2:]).answer()
 else:

@@ -1,8 +1,8 @@
 # Exactly once for database effects, while workers stall beyond their lease, die, lose their
 # sessions and their answers, and the server stops at once.
 #
-# Jobs are claimed by sessions of SQL, a handler, the client for Python and idemq-work, all of one
-# queue.  Each job's effect adds its number, and the square of it, to sums in the transaction of the
+# Jobs are claimed by sessions of SQL, a handler, the client for Python and idemq-work, each of a queue of
+# its own.  Each job's effect adds its number, and the square of it, to sums in the transaction of the
 # job's commit.  However often an attempt was begun, the sums are exact in the end.
 # IDEMQ_CHAOS=n jobs (make chaos: 100,000), CHAOS_SECS=seconds in which they are enqueued at most; to
 # each hundred there is a fault at least.
@@ -23,6 +23,7 @@ my $jobs = $ENV{IDEMQ_CHAOS} // 5000;
 my $part = $jobs > 20000 ? 1000 : int($jobs / 20);    # is enqueued at a time
 my $secs = $ENV{CHAOS_SECS} // 'inf';
 my @kinds = (('sql') x 5, 'client', 'work');
+my @queues = ('sql', 'sql', 'sql', 'sql', 'client', 'work', 'handler', 'handler');    # of jobs, in turn
 my $lease = 0.5;    # seconds
 my $stops = $jobs > 20000 ? int(5 + $jobs / 100000) : 1;    # of the server
 my $patience = 180 + $jobs / 20;
@@ -42,7 +43,7 @@ sub start_worker
 	my $dsn = "host=${\$node->host} port=${\$node->port} dbname=postgres user=postgres" . ($kind eq 'client' ? " application_name=$name" : '');
 	my @program = ('/usr/bin/python3', "$ENV{IDEMQ_SOURCE}/test/chaos/worker.py", $kind, $dsn, $name, $log);
 
-	@program = ('idemq-work', '-d', "$dsn application_name=$name", '-q', 'chaos', '--worker', $name, '-j', 2, '--lines', '--', @program) if $kind eq 'work';
+	@program = ('idemq-work', '-d', "$dsn application_name=$name", '-q', 'work', '--worker', $name, '-j', 2, '--lines', '--', @program) if $kind eq 'work';
 	$runs[$slot] = { name => $name, h => IPC::Run::start([@program], '<', \undef, '>', '/dev/null', '2>', "$log.$name") };
 }
 
@@ -82,17 +83,18 @@ sub awake
 	return;
 }
 
-sql($node, "SELECT idemq.create_queue('chaos', lease => '$lease s', max_attempts => 1000000, retry_base => '1 ms', retry_max => '10 ms', job_timeout => '1 min');
+sql($node, "SELECT idemq.create_queue(q, lease => '$lease s', max_attempts => 1000000, retry_base => '1 ms', retry_max => '10 ms', job_timeout => '1 min')
+		FROM unnest('{sql,client,work,handler}'::text[]) q;
 	CREATE TABLE over ();
 	CREATE TABLE sums (part int PRIMARY KEY, n bigint NOT NULL DEFAULT 0, total bigint NOT NULL DEFAULT 0,
 		squares numeric NOT NULL DEFAULT 0) WITH (fillfactor = 20);
 	INSERT INTO sums SELECT generate_series(0, 63);
 	CREATE FUNCTION effect(payload jsonb) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, public, pg_temp AS \$\$
 	BEGIN
-		PERFORM pg_sleep(random() * 0.02);
+		PERFORM pg_sleep(random() * 0.004);
 		UPDATE sums SET n = n + 1, total = total + payload::bigint, squares = squares + payload::bigint ^ 2::numeric WHERE part = payload::bigint % 64;
 	END \$\$;
-	SELECT idemq.set_handler('chaos', 'effect', workers => 1)");
+	SELECT idemq.set_handler('handler', 'effect', workers => 2)");
 start_worker($_) foreach 0 .. $#kinds;
 
 # Jobs come when there has been trouble enough for those before, and end when the last is done.
@@ -102,7 +104,8 @@ for (my $n = 0; $finished < ($jobs = time > $start + $secs ? $enqueued : $jobs) 
 	if ($enqueued < $jobs && $enqueued - $finished < $part && $made >= $enqueued / 100)
 	{
 		my $more = $enqueued + $part > $jobs - $part ? $jobs : $enqueued + $part;
-		sql($node, "SELECT count(*) FROM idemq.enqueue_many('chaos', (SELECT array_agg(to_jsonb(i)) FROM generate_series($enqueued + 1, $more) i))");
+		sql($node, "SELECT count(*) FROM (SELECT q, array_agg(to_jsonb(i)) AS payloads FROM generate_series($enqueued + 1, $more) i,
+			LATERAL (SELECT ('{${\join ',', @queues}}'::text[])[1 + i % ${\scalar @queues}] AS q) x GROUP BY q) j, LATERAL idemq.enqueue_many(q, payloads)");
 		$enqueued = $more;
 	}
 	# The server stops at even parts of the way.
@@ -133,9 +136,9 @@ cmp_ok($met{IQ001}, '>', 0, 'zombies tried to commit, and were refused');
 cmp_ok($met{IQ006}, '>', 0, 'commits whose answer was lost were repeated, and refused');
 cmp_ok($done{$_} // 0, '>', 0, "there were $_") foreach sort keys %trouble;
 cmp_ok($made, '>=', ($jobs - $part) / 100, 'and as many as there were to be');
-my %by = map { split /\|/ } split /\n/, sql($node, q{SELECT coalesce(substring(worker FROM '^(?:chaos-)?(.*)[- ]\d+$'), '?'), count(*) FROM idemq.jobs GROUP BY 1});
-diag 'figure: done by ' . join(', ', map { "$_ $by{$_}" } sort keys %by);
-cmp_ok($by{$_} // 0, '>', 0, "some were done by $_") foreach 'idemq handler', qw(sql client work);
+is(sql($node, q{SELECT name, count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id)
+	WHERE worker ~ CASE name WHEN 'handler' THEN '^idemq handler' ELSE '^chaos-' || name END GROUP BY 1 ORDER BY 1}),
+	join("\n", map { my $q = $_; "$q|" . grep { $queues[ $_ % @queues ] eq $q } 1 .. $jobs } qw(client handler sql work)), 'each by those who were to');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 is(unexpected($node, qw(IQ001 IQ006 08006 57014 57P01 57P02 57P03)), '', 'no error but refusals, and of those that were ended');
 my $again = sql($node, 'SELECT sum(attempt) FROM idemq.jobs') - $jobs;

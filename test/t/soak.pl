@@ -166,9 +166,10 @@ my $end = time + $seconds;
 my $calm = $seconds >= 600 && time + $seconds / 3;
 my $round = 0;
 my $stays;
-while (time < $end || $round < 3)
+# Each kind of trouble at least once, however slow the machine.
+while (time < $end || $round < 3 || $round < 30 && !($figures{terminate} && $figures{cancel}))
 {
-	if ($calm && time > $calm)
+	if ($calm && time > $calm && time < $end)
 	{
 		if (!$stays)
 		{
