@@ -45,7 +45,8 @@
 #   make mutants          changes one line at a time: which changes do the tests not notice?
 #                         MUTANTS=170, MUTANTS_SEED=n, AREA='leases' (test/mutants/README.md)
 #   make model            proofs of src/shared as models, exhaustively, by spin, each with mutants that must
-#                         be found; three minutes; MODELS='wake' (test/model/README.md)
+#                         be found; four minutes; MODELS='wake' (test/model/README.md)
+#   make account          writes doc/guarantees.md: each promise, its tests, models and mutants, and its longest run
 #   make coverage         which lines of src no test runs; below 95 % it fails (COVERAGE=n)
 #   make sanitize         regression, isolation and TAP tests with undefined behaviour and
 #                         assertions checked, the first two under valgrind (TOOLS=ubsan)
@@ -179,10 +180,10 @@ uninstall-cluster:
 	rm -f '$(DESTDIR)$(pkglibdir)/idemq_cluster$(DLSUFFIX)' '$(DESTDIR)$(bindir)/idemq-move-shard'
 
 all: $(PROGRAM_BUILT)
-$(PROGRAM_OBJS): override CPPFLAGS := -I$(libpq_srcdir) -DPROGRAM_VERSION='"$(EXTVERSION)"' $(CURL_CFLAGS) $(CPPFLAGS) $(PROGRAM_COPT)
+$(PROGRAM_OBJS): override CPPFLAGS := -I$(libpq_srcdir) -DPROGRAM_VERSION='"$(EXTVERSION)"' $(CURL_CFLAGS) $(CPPFLAGS)
 $(PROGRAM_OBJS): $(TREE)/idemq.control
 $(PROGRAM_BUILT): $(PROGRAM_OBJS)
-	$(CC) $(CFLAGS) $(PROGRAM_COPT) $(PROGRAM_OBJS) $(LDFLAGS) $(LDFLAGS_EX) $(libpq) $(CURL_LIBS) -o $@
+	$(CC) $(CFLAGS) $(PROGRAM_OBJS) $(LDFLAGS) $(LDFLAGS_EX) $(libpq) $(CURL_LIBS) -o $@
 	$(if $(CURL_LIBS),,@echo "idemq-work is built without --http: pkg-config finds no libcurl 7.66 and libcrypto")
 
 .PHONY: install-program uninstall-program
@@ -237,7 +238,7 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo cluster-demo test check-writes check-install check-versions check-postgres deb dist check-packages check-compilers check-languages lint test-regress test-isolation test-tap test-clients test-slow chaos failover soak fuzz mutants model coverage sanitize bench bench-quick bench-peers bench-workers once format ui-demo
+.PHONY: print-compiler demo cluster-demo test check-writes check-install check-versions check-postgres deb dist check-packages check-compilers check-languages lint test-regress test-isolation test-tap test-clients test-slow chaos failover soak fuzz mutants model account coverage sanitize bench bench-quick bench-peers bench-workers once format ui-demo
 
 test:
 	@$(TREE)/script/test $(or $(SUITES),lint regress isolation tap clients)
@@ -267,6 +268,8 @@ test-slow:
 model:
 	@$(TREE)/script/install-packages model
 	@$(TREE)/script/model $(MODELS)
+account:
+	@$(TREE)/script/make-account
 coverage:
 	@$(TREE)/script/coverage $(SUITES)
 sanitize:
@@ -275,7 +278,7 @@ failover:
 	@$(TREE)/test/failover/run
 check-languages:
 	@$(TREE)/script/install-packages languages
-	@LANGUAGES='ruby php perl go java' CLIENTS=languages $(TREE)/script/test clients
+	@LANGUAGES='ruby php perl go' CLIENTS=languages $(TREE)/script/test clients
 once:
 	@ONCE_KILLS=$(or $(KILLS),100) ONCE_TERMINATIONS=$(or $(TERMINATIONS),500) FLAT_JOBS=$(or $(JOBS),200000) FLAT_WAITS=$(or $(WAITS),20000) \
 		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),7200) CLIENTS='$(or $(CLIENTS),once flat)' $(TREE)/script/test clients

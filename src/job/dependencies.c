@@ -300,14 +300,16 @@ void
 idemq_dependencies_learn(const QueueInfo *queue)
 {
 	DependencyEdge last = {PG_INT64_MIN, PG_INT64_MIN, 0, 0};
-	int count = idemq_dependencies_exist() ? LEARN_BATCH : 0;
 	bool unseen = false;
+	uint32 *begun;
+	int count;
 
 	if (idemq_dependencies_is_known(queue->slot))
 		return;
-	if (count > 0 && !may_look_for_others())
+	if (!may_look_for_others() && idemq_dependencies_exist())
 		return;
-	idemq_dependencies_learn_begin();
+	begun = idemq_dependencies_learn_begin();
+	count = idemq_dependencies_exist() ? LEARN_BATCH : 0;
 	while (count == LEARN_BATCH)
 	{
 		DependencyEdge *edges = idemq_dependency_edges(&last, LEARN_BATCH, &count);
@@ -321,7 +323,7 @@ idemq_dependencies_learn(const QueueInfo *queue)
 			last = edges[count - 1];
 		pfree(edges);
 	}
-	idemq_dependencies_learn_end(unseen);
+	idemq_dependencies_learn_end(begun, unseen);
 }
 
 /*

@@ -121,7 +121,7 @@ idemq_slots_unset_database(Oid database)
 		idemq_cursor_unset_locked(slot);
 		idemq_due_by(slot, DUE_EXPIRY, 0);
 		idemq_due_by(slot, DUE_HANDLER, 0);
-		idemq_dependencies_unset(slot);
+		slot_unset_dependencies(slot, DEPENDENCIES_KNOWN);
 		idemq_slot_begin_recovery(slot, 0);
 		LWLockRelease(&slot->lock);
 	}

@@ -1,23 +1,38 @@
 #!/usr/bin/python3
-"""worker.py DSN NAME LOG: a worker that is stalled, killed and cut off; see test/t/chaos.pl.
+"""worker.py sql|client|work DSN NAME LOG: a worker that is stalled, killed and cut off; see test/t/chaos.pl.
 
-Each effect, two increments, shares a transaction with the job's commit.  One answer to
-COMMIT in a hundred is thrown away with its connection: the worker then runs the same
+sql: by SQL functions; client: the client for Python; work: a program that stays, of idemq-work, which
+commits by itself.
+
+Each effect, two increments, shares a transaction with the job's commit.  Of a hundred
+answers to COMMIT three are thrown away with their connections: the worker then runs the same
 transaction again.  What it meets goes to LOG, a line at once, so that it survives the worker.
-Exits when no job is left.
+The first exits when there is a row in table over.
 """
 
+import json
 import os
 import random
 import sys
 import time
 
+import idemq
 import psycopg
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "load"))
 from client import Client  # pylint: disable=wrong-import-position
 
-LOST_ANSWERS = 0.01
+LOST_ANSWERS = 0.03
+UPDATE = "UPDATE sums SET n = n + 1, total = total + %s, squares = squares + %s WHERE part = %s"
+
+
+def moment():
+    """So that trouble comes in the middle, too."""
+    time.sleep(random.uniform(0, 0.004))
+
+
+def effect(conn, amount):
+    conn.execute(UPDATE, (amount, amount * amount, amount % 64))
 
 
 class Worker(Client):
@@ -35,33 +50,51 @@ class Worker(Client):
     def attempt(self, job_id, token, amount):
         self.execute("BEGIN")
         self.execute("SELECT idemq.commit(%s, %s)", (job_id, token))
-        time.sleep(random.uniform(0, 0.004))  # so that trouble comes in the middle, too
-        self.execute(
-            "UPDATE sums SET n = n + 1, total = total + %s, squares = squares + %s WHERE part = %s",
-            (amount, amount * amount, amount % 64),
-        )
+        moment()
+        effect(self, amount)
         self.commit()
 
     def claim(self):
         """Returns some jobs; None when there is none left."""
         while True:
             jobs = self.ask(
-                "SELECT id, token, payload::int FROM idemq.claim('chaos', 20, worker => %s, attach => %s)",
+                "SELECT id, token, payload::int FROM idemq.claim('sql', 20, worker => %s, attach => %s)",
                 (self.name, random.random() < 0.5),
             )
             if jobs:
                 return jobs
-            if self.ask("SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL")[0][0] == 0:
+            if self.ask("SELECT EXISTS (SELECT FROM over)")[0][0]:
                 return None
             time.sleep(0.05)
+
+    def end(self, *job):
+        """Ends an attempt, or is refused."""
+        if refused := self.settle(lambda: self.attempt(*job), ("IQ001", "IQ006")):
+            self.note(refused)
 
     def run(self):
         self.connect()
         while (jobs := self.claim()) is not None:
             for job in jobs:
-                refused = self.settle(lambda job=job: self.attempt(*job), ("IQ001", "IQ006"))
-                if refused:
-                    self.note(refused)
+                self.end(*job)
+
+    def answer(self):
+        """Takes a job from each line, and answers with another."""
+        self.connect()
+        for line in sys.stdin:
+            job = json.loads(line)
+            self.end(int(job["id"]), int(job["token"]), job["payload"])
+            print(json.dumps({"id": job["id"]}), flush=True)
 
 
-Worker(*sys.argv[1:]).run()
+def handle(job, conn):
+    moment()
+    effect(conn, job.payload)
+
+
+if sys.argv[1] == "client":
+    idemq.Worker(sys.argv[2], "client", concurrency=2, batch=1, name=sys.argv[3]).run(handle)
+elif sys.argv[1] == "work":
+    Worker(*sys.argv[2:]).answer()
+else:
+    Worker(*sys.argv[2:]).run()

@@ -4,8 +4,8 @@
  *		parents are done, not before, and never forgotten.
  *
  * A child of two parents, which are of one queue; each parent ends once, in a session of its own.  The
- * filter is not known at first: a learner reads the rows meanwhile, and again when it is unset.  Two
- * sessions take marks, one of them twice.  One transaction aborts, the enqueue, an end, or a look, and
+ * filter is not known at first: a learner reads the rows meanwhile, and again when it is unset; so does
+ * another one from then on.  Two sessions take marks, one of them twice.  One transaction aborts, the enqueue, an end, or a look, and
  * is done again.  The enqueue may be a prepared one, whose bits went in a restart.
  *
  * A mark that is taken has one owner, and comes back when it is marked meanwhile or its owner aborts:
@@ -13,14 +13,14 @@
  * without a worker, full tables, the hash (one parent's bit may be another's: marked in vain).
  *
  * Mutants: BITS_LATE (after the child's mark), NO_MARK (of the child, after its enqueue), FILTER_FIRST
- * (an end reads the filter before it is visible), BEGIN_LATE (the learner begins after its snapshot),
+ * (an end reads the filter before it is visible), BEGIN_LATE (a learner begins after its snapshot),
+ * ONE_BEGIN (learners share what they note when they begin),
  * LOOK_FIRST (a look's snapshot, before the mark is taken), NO_MARK_AGAIN (a look that moves the watch
  * marks nothing).
  */
 #define CHILD 2
 #define KNOWN 1
 #define SOME 2
-#define LEARNING 4
 
 bool edge = false;			/* the child's rows, as committed: */
 byte watched = 0;
@@ -28,7 +28,11 @@ bool released = false;
 bool ended[2];				/* its parents */
 
 bool has_bit[2];				/* the filter, of the parents' jobs */
-byte state = 0;				/* QueueSlot.dependencies */
+byte state = 0;				/* QueueSlot.dependencies: */
+byte number = 0;			/* and how often it was unset */
+#ifdef ONE_BEGIN
+byte begun;
+#endif
 
 bool marked[3];				/* parents, and the child */
 bool owned[3];
@@ -72,9 +76,9 @@ begin:
 	:: edge = true
 	MAY_ABORT; prepared = false; goto begin
 	fi;
-	/* COMMIT PREPARED: idemq_dependencies_unset, and a scan, which looks at the child. */
+	/* COMMIT PREPARED: slot_unset_dependencies, and a scan, which looks at the child. */
 	if
-	:: prepared -> d_step { state = state & ~(KNOWN | LEARNING) }
+	:: prepared -> d_step { state = state & ~KNOWN; number++ }
 	:: else
 	fi;
 #ifndef NO_MARK
@@ -120,17 +124,20 @@ begin:
 }
 
 /* idemq_dependencies_learn */
-proctype learner()
+proctype learner(bool other)
 {
 	bool seen = false;
+#ifndef ONE_BEGIN
+	byte begun;
+#endif
 
 	do
-	:: (state & KNOWN) == 0 ->
+	:: (state & KNOWN) == 0 && (!other || number > 0) ->
 #ifdef BEGIN_LATE
 		seen = edge;
-		state = state | LEARNING;
+		begun = number;
 #else
-		state = state | LEARNING;
+		begun = number;
 		seen = edge;
 #endif
 		if
@@ -140,10 +147,11 @@ proctype learner()
 		/* idemq_dependencies_learn_end; not where it was unset meanwhile */
 		d_step {
 			if
-			:: state & LEARNING -> state = (state & ~LEARNING) | KNOWN
+			:: begun == number -> state = state | KNOWN
 			:: else
 			fi;
-			seen = false
+			seen = false;
+			begun = 0
 		}
 	od
 }
@@ -235,7 +243,7 @@ proctype claimer()
 
 init
 {
-	atomic { run enqueuer(); run ender(0); run ender(1); run learner(); run worker(); run claimer() }
+	atomic { run enqueuer(); run ender(0); run ender(1); run learner(false); run learner(true); run worker(); run claimer() }
 }
 
 ltl nothing_forgotten { <> released }

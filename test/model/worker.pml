@@ -40,18 +40,25 @@ bool failed = false;
 
 #define ALL_DONE (done[0] && (now == 0 || (done[1] && done[2])))
 
-/* idemq_due_slots_mark */
+/* idemq_due_slots_mark; a bit that is set is left alone: ensure_bit */
 inline mark(slot, found)
 {
 	found = slot_bit[slot];
-	slot_bit[slot] = true;
+	if
+	:: !found -> slot_bit[slot] = true
+	:: else
+	fi;
 #ifdef TRUSTING
 	if
 	:: !found -> word_bit = true
 	:: else
 	fi
 #else
-	word_bit = true
+	found = word_bit;
+	if
+	:: !found -> word_bit = true
+	:: else
+	fi
 #endif
 }
 

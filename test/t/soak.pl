@@ -1,8 +1,11 @@
-# Everything at once: groups, limits, keys, schedules, expiry, deaths with a dead queue,
+# Everything at once: groups, limits, keys, schedules, a handler, expiry, deaths with a dead queue,
 # retention, rollbacks, savepoints, killed sessions, a killed worker, crashes.  At its end
 # every effect has happened once, no limit was ever exceeded, and check() is clean; the
 # tokens of each job have grown from claim to claim, and of two jobs of a group the one
 # that was visible when the other's enqueue began had its effect first.
+#
+# From its third part on some sessions stay, the worker and the server's other processes do, and none of
+# them holds more memory at the end than soon after.
 #
 # IDEMQ_SOAK=seconds (20); `make soak` runs 600; `make chaos` in a build that sleeps at
 # random between "visible" and "noted" (base/base.h).
@@ -20,7 +23,8 @@ use Test::More;
 use Time::HiRes qw(sleep time);
 
 my $seconds = $ENV{IDEMQ_SOAK} // 20;
-my %figures;
+my (%figures, %held);
+my @steady = (0);    # sessions that stay
 
 my $node = new_server('soak', 'idemq.worker' => 'on', max_connections => 100, log_statement => 'none',
 	log_min_error_statement => 'fatal', 'idemq.purge_interval' => '2s', autovacuum_naptime => '5s');
@@ -34,6 +38,7 @@ sql($node, q{
 	SELECT idemq.create_queue('limited', lease => '5 s', retry_base => '1 ms', max_attempts => 100000, retention => '5 s', idempotency_window => '5 s',
 		max_running => 5, rate_limit => 300);
 	SELECT idemq.create_queue('keyed', lease => '5 s', retry_base => '1 ms', max_attempts => 100000, retention => '5 s', idempotency_window => '1 h');
+	SELECT idemq.create_queue('handled', lease => '5 s', retry_base => '1 ms', max_attempts => 100000, retention => '5 s', idempotency_window => '5 s');
 	SELECT idemq.create_queue('ticks', lease => '5 s', retention => '1 h');
 	CREATE TABLE produced (queue text, n bigint, name text, xid xid8 DEFAULT pg_current_xact_id(), saw pg_snapshot);
 	CREATE TABLE claims (seq bigint GENERATED ALWAYS AS IDENTITY, job bigint, token bigint);
@@ -85,6 +90,12 @@ sql($node, q{
 		END IF;
 		IF idemq.try_commit(job, job_token) = 'committed' THEN INSERT INTO effects (queue, name, n) VALUES (q, name, n); END IF;
 	END $$;
+	CREATE FUNCTION handle(payload jsonb) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, public, pg_temp AS $$
+	BEGIN
+		IF random() < 0.01 THEN RAISE 'no luck'; END IF;
+		INSERT INTO effects (queue, name, n) VALUES ('handled', '', coalesce((payload ->> 'n')::bigint, 0));
+	END $$;
+	SELECT idemq.set_handler('handled', 'handle', batch => 10);
 	CREATE FUNCTION work(q text, dice float8) RETURNS void LANGUAGE plpgsql AS $$
 	DECLARE job record;
 	BEGIN
@@ -118,9 +129,9 @@ sql($node, q{
 
 my @queues = qw(plain grouped limited keyed);
 my (@producing, @working);
+push @producing, [ "SELECT produce('$_', random());\n", 1 ] foreach @queues, 'handled';
 foreach my $queue (@queues, 'ticks')
 {
-	push @producing, [ "SELECT produce('$queue', random());\n", 1 ] if $queue ne 'ticks';
 	push @working, [ "SELECT work('$queue', random());\n", 4 ];
 	push @working, [ "BEGIN;\nSELECT work('$queue', random());\nROLLBACK;\n", 1 ];
 	push @working, [ qq{WITH c AS (SELECT * FROM idemq.claim('$queue', attach => true)), l AS (INSERT INTO claims (job, token) SELECT id, token FROM c)
@@ -136,12 +147,39 @@ push @working, [ "CALL idemq.wait_any('{plain,grouped,limited,keyed}', '50 ms');
 
 my @usual = ('-M', 'prepared', 'killed');
 
+# Notes the private memory of each process, in kB.
+sub note_memory
+{
+	foreach (split /\n/, sql($node, "SELECT backend_type || CASE WHEN application_name LIKE 'idemq%' THEN ', ' || application_name ELSE '' END, pid
+		FROM pg_stat_activity WHERE pid = ANY('{" . join(',', @steady) . "}') OR backend_type <> 'client backend' AND backend_type NOT LIKE 'autovacuum worker'"))
+	{
+		my ($what, $pid) = split /\|/;
+		my ($kb) = eval { slurp_file("/proc/$pid/status") } =~ /^RssAnon:\s+(\d+)/m or next;
+		push @{ $held{"$what $pid"} }, $kb;
+	}
+	return;
+}
+
 # ---- The soak, in rounds; a client that was killed is back in the next one.
 
 my $end = time + $seconds;
+my $calm = $seconds >= 600 && time + $seconds / 3;
 my $round = 0;
-while (time < $end || $round < 3)
+my $stays;
+# Each kind of trouble at least once, however slow the machine.
+while (time < $end || $round < 3 || $round < 30 && !($figures{terminate} && $figures{cancel}))
 {
+	if ($calm && time > $calm && time < $end)
+	{
+		if (!$stays)
+		{
+			wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'pgbench'");
+			$stays = clients($node, [ @working, @producing ], '-c', 4, '-T', int($end - time) + 1, '-R', 100, @usual);
+			wait_until($node, "SELECT count(*) = 4 FROM pg_stat_activity WHERE application_name = 'pgbench'");
+			@steady = split /\n/, sql($node, "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgbench'");
+		}
+		note_memory();
+	}
 	# Producers are held back where the backlog grows: this is no bench.
 	my $backlog = sql($node, 'SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL');
 	my @runs = (clients($node, \@working, '-c', 10, '-T', 5, @usual),
@@ -155,9 +193,9 @@ while (time < $end || $round < 3)
 		sleep 1;
 		my $how = $_ % 2 ? 'terminate' : 'cancel';
 		$figures{$how} += sql($node, "SELECT count(pg_${how}_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
-			WHERE query ~ 'work\\(|finish\\(|produce\\(|claim\\(' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) x");
+			WHERE query ~ 'work\\(|finish\\(|produce\\(|claim\\(' AND pid <> ALL(pg_backend_pid() || '{${\join ',', @steady}}'::int[]) ORDER BY random() LIMIT 1) x");
 	}
-	if (++$round % 5 == 2)
+	if (++$round % 5 == 2 && !$stays)
 	{
 		my $worker = worker_pid($node);
 
@@ -165,7 +203,7 @@ while (time < $end || $round < 3)
 		wait_until($node, "SELECT count(*) FILTER (WHERE pid = $worker) = 0 AND count(*) = 1 FROM pg_stat_activity WHERE application_name = 'idemq worker'");
 		$figures{workers}++;
 	}
-	if ($round % 10 == 3)
+	if ($round % 10 == 3 && !$stays)
 	{
 		$figures{crashes}++;
 		$crashed = 1;
@@ -176,6 +214,23 @@ while (time < $end || $round < 3)
 	is($watch->result(0) . $out, '0', "round $round: the watcher came through") unless $crashed;
 	cmp_ok(sql($node, 'SELECT count(*) FROM looks') - $looks, '>', $crashed ? 0 : 10, "round $round: and looked");
 	is_sql($node, 'SELECT * FROM idemq.check()', '', "round $round: check() is clean");
+}
+
+if ($stays)
+{
+	is($stays->(), '', 'those who stayed say nothing');
+	my @whole = grep { @{ $held{$_} } >= 10 } sort keys %held;
+	cmp_ok(scalar(grep { /^client/ } @whole), '==', 4, 'they have stayed');
+	cmp_ok(scalar(grep { /, idemq worker/ } @whole), '>=', 1, 'so has the worker');
+	cmp_ok(scalar(grep { /, idemq handler/ } @whole), '>=', 1, 'and a handler');
+	foreach (@whole)
+	{
+		my @kb = @{ $held{$_} };
+		my $fifth = int(@kb / 5) || 1;
+		my ($first, $last) = map { (sort { $a <=> $b } @kb[ $_ .. $_ + $fifth - 1 ])[ $fifth / 2 ] } $fifth, @kb - $fifth;
+		cmp_ok($last, '<=', $first + 1024, "$_ holds no more memory");
+		diag "figure: $_: $first kB, at the end $last kB of its own";
+	}
 }
 
 # ---- Drained.
@@ -219,9 +274,9 @@ is_sql($node, "SELECT jobs <= minutes, jobs >= minutes - 1, keys = jobs FROM
 ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name IN ('plain', 'grouped', 'limited')}),
 	'what is past its retention is gone');
 is_sql($node, q{SELECT count(*) FROM idemq.attempts a WHERE NOT EXISTS (SELECT FROM idemq.jobs WHERE id = a.job_id)}, 0, 'with its history');
-note sql($node, q{SELECT string_agg(queue || ' ' || n, ', ') FROM (SELECT queue, count(*) AS n FROM effects GROUP BY 1 ORDER BY 1) x});
+diag 'figure: effects ' . sql($node, q{SELECT string_agg(queue || ' ' || n, ', ') FROM (SELECT queue, count(*) AS n FROM effects GROUP BY 1 ORDER BY 1) x});
 note sql($node, q{SELECT 'dead ' || count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('letters')});
 note sql($node, q{SELECT 'table ' || pg_size_pretty(pg_table_size('idemq.jobs')) || ', indexes ' || pg_size_pretty(pg_indexes_size('idemq.jobs'))});
-note join ', ', map { "$_ $figures{$_}" } sort keys %figures;
+diag "figure: $round rounds; " . join ', ', map { "$_ $figures{$_}" } sort keys %figures;
 $node->stop;
 done_testing();

@@ -22,13 +22,15 @@
  * visible by then, and P was: again the child's own mark comes later than P.  Bits are set
  * before the rows are written, and never cleared, so that a rollback leaves one too many, and
  * PREPARE TRANSACTION needs nothing.
- *		Model: test/model/dependencies.pml; a child of two parents, the learner, two sessions that take
+ *		Model: test/model/dependencies.pml; a child of two parents, two learners, two sessions that take
  *		marks, one abort.
  *
  * After a start nothing is known: each queue counts as one that has children, and each job as
  * a parent, until the rows of idemq.dependencies have been read
  * (idemq_dependencies_learn_begin, the rows, idemq_dependencies_learn_end): what is committed
  * after these were read sets its bits itself.  What ends in between is marked in any case.
+ * Several sessions may read them at a time.  Each has noted before how often each slot was
+ * unset, and makes those known that were not since: what it has read is not older than that.
  * The same holds after COMMIT PREPARED, whose transaction may have set its bits before a
  * restart, and when rows were written by hand or by a restore.  Each of these has all queues
  * scanned for children whose parents are done (shared/groups/groups.c: want_scan), which
@@ -60,11 +62,6 @@
 /* Of the filter: 128 kB. */
 #define BITS (1 << 20)
 #define WORD_BITS 32
-
-/* Bits of QueueSlot.dependencies. */
-#define KNOWN 1	   /* the rows have been read */
-#define SOME 2	   /* there are jobs with parents or children */
-#define LEARNING 4 /* the rows are being read, and this becomes KNOWN */
 
 static pg_atomic_uint32 *filter = NULL;
 
@@ -99,20 +96,25 @@ idemq_dependency_note(QueueSlot *slot, int64 job_id)
 	/* In this order: who reads that there are some finds the bit.  Both are barriers. */
 	(void) pg_atomic_fetch_or_u32(&filter[bit / WORD_BITS], 1U << (bit % WORD_BITS));
 	if (slot != NULL)
-		(void) pg_atomic_fetch_or_u32(&slot->dependencies, SOME);
+		(void) pg_atomic_fetch_or_u32(&slot->dependencies, DEPENDENCIES_SOME);
+}
+
+static uint32
+state_of(const QueueSlot *slot)
+{
+	return pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->dependencies));
 }
 
 /* Returns whether a job may have parents or children; slot: its queue's. */
 bool
 idemq_may_have_dependencies(const QueueSlot *slot, int64 job_id)
 {
-	uint32 state =
-		slot == NULL ? 0 : pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->dependencies));
+	uint32 state = slot == NULL ? 0 : state_of(slot) & DEPENDENCIES_BITS;
 	uint32 bit;
 
-	if (state == KNOWN)
+	if (state == DEPENDENCIES_KNOWN)
 		return false;
-	if ((state & KNOWN) == 0)
+	if ((state & DEPENDENCIES_KNOWN) == 0)
 		return true;
 	pg_read_barrier();
 	bit = bit_of(job_id);
@@ -123,42 +125,51 @@ idemq_may_have_dependencies(const QueueSlot *slot, int64 job_id)
 bool
 idemq_dependencies_is_known(const QueueSlot *slot)
 {
-	return (pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->dependencies)) & KNOWN) != 0;
+	return (state_of(slot) & DEPENDENCIES_KNOWN) != 0;
 }
 
-/* Returns whether a queue may have jobs with parents or children. */
-static bool
-is_used(const QueueSlot *slot)
-{
-	return pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->dependencies)) != KNOWN;
-}
-
+/* Notes how often a slot was unset.  arg: by the indexes of slots. */
 static void
 begin_slot(const SlotView *view, void *arg)
 {
-	if (!idemq_dependencies_is_known(view->slot))
-		(void) pg_atomic_fetch_or_u32(&view->slot->dependencies, LEARNING);
+	((uint32 *) arg)[idemq_slot_index(view->slot)] = state_of(view->slot) & ~DEPENDENCIES_BITS;
 }
 
-/* A slot that has been unset, or occupied, since stays unknown.  arg: the bits that others get. */
+/* What learn_end tells of each slot. */
+typedef struct Learned
+{
+	const uint32 *begun;
+	uint32 bits;
+} Learned;
+
+/* A slot that has been unset, or occupied, since stays as it is. */
 static void
 end_slot(const SlotView *view, void *arg)
 {
-	uint32 learned = *(const uint32 *) arg;
-	uint32 state = pg_atomic_read_u32(&view->slot->dependencies);
+	const Learned *learned = arg;
+	uint32 begun = learned->begun[idemq_slot_index(view->slot)];
+	uint32 state = state_of(view->slot);
 
-	while ((state & LEARNING) != 0 &&
-		   !pg_atomic_compare_exchange_u32(&view->slot->dependencies, &state,
-										   (state & ~LEARNING) | learned))
+	while (
+		(state & ~DEPENDENCIES_SOME) == begun &&
+		!pg_atomic_compare_exchange_u32(&view->slot->dependencies, &state, state | learned->bits))
 		;
 }
 
-/* To be called before the snapshot by which all rows of this database are read and noted. */
-void
+/*
+ * To be called before the snapshot by which all rows of this database are read and noted.  Returns
+ * what idemq_dependencies_learn_end takes, palloc'ed.
+ */
+uint32 *
 idemq_dependencies_learn_begin(void)
 {
-	idemq_for_each_slot(MyDatabaseId, begin_slot, NULL);
+	uint32 *begun = palloc(idemq_max_queues * sizeof(uint32));
+
+	/* Of no slot: none is both known and not. */
+	memset(begun, 0xFF, idemq_max_queues * sizeof(uint32));
+	idemq_for_each_slot(MyDatabaseId, begin_slot, begun);
 	pg_memory_barrier();
+	return begun;
 }
 
 /*
@@ -167,18 +178,12 @@ idemq_dependencies_learn_begin(void)
  * into any queue: so any may have parents then, and its jobs' own bits decide.
  */
 void
-idemq_dependencies_learn_end(bool unseen)
+idemq_dependencies_learn_end(uint32 *begun, bool unseen)
 {
-	uint32 learned = unseen ? KNOWN | SOME : KNOWN;
+	Learned learned = {begun, unseen ? DEPENDENCIES_BITS : DEPENDENCIES_KNOWN};
 
 	idemq_for_each_slot(MyDatabaseId, end_slot, &learned);
-}
-
-/* Makes a slot's queue unknown again. */
-void
-idemq_dependencies_unset(QueueSlot *slot)
-{
-	(void) pg_atomic_fetch_and_u32(&slot->dependencies, ~(KNOWN | LEARNING));
+	pfree(begun);
 }
 
 /* Makes the name of a mark, of DEPENDENCY_NAME bytes. */
@@ -216,7 +221,8 @@ idemq_dependency_mark(QueueSlot *slot, int32 queue_id, DependencyMark mark, int6
 static void
 want_scan(const SlotView *view, void *arg)
 {
-	if (is_used(view->slot))
+	/* It may have jobs with parents or children. */
+	if ((state_of(view->slot) & DEPENDENCIES_BITS) != DEPENDENCIES_KNOWN)
 		idemq_groups_want_scan(view->slot, view->queue_id, false);
 }
 

@@ -180,9 +180,8 @@ extern const ShmemPart idemq_dependencies_part;
 extern void idemq_dependency_note(QueueSlot *slot, int64 job_id);
 extern bool idemq_may_have_dependencies(const QueueSlot *slot, int64 job_id);
 extern bool idemq_dependencies_is_known(const QueueSlot *slot);
-extern void idemq_dependencies_learn_begin(void);
-extern void idemq_dependencies_learn_end(bool unseen);
-extern void idemq_dependencies_unset(QueueSlot *slot);
+extern uint32 *idemq_dependencies_learn_begin(void);
+extern void idemq_dependencies_learn_end(uint32 *begun, bool unseen);
 extern void idemq_dependency_name(char *name, DependencyMark mark, int64 job_id);
 extern bool idemq_dependency_read(const GroupKey *key, DependencyMark *mark, int64 *job_id);
 extern void idemq_dependency_mark(QueueSlot *slot, int32 queue_id, DependencyMark mark,

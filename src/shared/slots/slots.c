@@ -62,7 +62,7 @@ slot_reset(QueueSlot *slot, SetWord set)
 	/* What was counted in the last life finds another number, and leaves it. */
 	(void) pg_atomic_exchange_u64(&slot->running, life << 32);
 	pg_atomic_write_u32(&slot->refused_by, 0);
-	pg_atomic_write_u32(&slot->dependencies, 0);
+	slot_unset_dependencies(slot, DEPENDENCIES_BITS);
 	slot->ring.count = 0;
 	slot->known_since = idemq_mono_now();
 	slot->next_verify = slot->known_since + USECS_PER_SEC;

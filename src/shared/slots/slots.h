@@ -159,6 +159,23 @@ typedef struct QueueSlot
 	ReadyRing ring;							 /* the next entries of the ready index */
 } QueueSlot;
 
+/* QueueSlot.dependencies: two bits, and above them how often it was unset. */
+#define DEPENDENCIES_KNOWN 1 /* the rows have been read */
+#define DEPENDENCIES_SOME 2	 /* there are jobs with parents or children */
+#define DEPENDENCIES_BITS (DEPENDENCIES_KNOWN | DEPENDENCIES_SOME)
+#define DEPENDENCIES_UNSET 4
+
+/* Clears these bits; who reads rows meanwhile has read in vain. */
+static inline void
+slot_unset_dependencies(QueueSlot *slot, uint32 bits)
+{
+	uint32 state = pg_atomic_read_u32(&slot->dependencies);
+
+	while (!pg_atomic_compare_exchange_u32(&slot->dependencies, &state,
+										   (state & ~bits) + DEPENDENCIES_UNSET))
+		;
+}
+
 /* What the background worker has to know of a queue, copied. */
 typedef struct SlotView
 {

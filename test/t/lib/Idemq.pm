@@ -357,7 +357,7 @@ sub clients
 
 	local $ENV{PGAPPNAME} = 'pgbench';
 	my $run = IPC::Run::start([ 'pgbench', '-n', '-j', 2, (grep { $_ ne 'killed' } @options), @files,
-			'-h', $node->host, '-p', $node->port, 'postgres' ], '<', \undef, '>', '/dev/null', '2>', $said, IPC::Run::timeout(300));
+			'-h', $node->host, '-p', $node->port, 'postgres' ], '<', \undef, '>', '/dev/null', '2>', $said, IPC::Run::timeout($ENV{TEST_TIMEOUT} // 300));
 	return sub {
 		$run->finish;
 		my $status = $run->result(0);
