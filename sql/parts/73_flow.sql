@@ -15,9 +15,9 @@ CREATE FUNCTION idemq.flow_ids(id bigint, most int DEFAULT 100000) RETURNS SETOF
 			SELECT d.parent FROM idemq.dependencies d WHERE d.child = m.id
 			UNION ALL
 			SELECT d.child FROM idemq.dependencies d WHERE d.parent = m.id) e (id))
-	SELECT m.id FROM members m LIMIT most
+	SELECT m.id FROM members m LIMIT CASE WHEN most < 0 THEN 0 ELSE most END
 	$$;
-COMMENT ON FUNCTION idemq.flow_ids(bigint, int) IS 'ids of the jobs that a job depends on, that depend on it, and so on: all of its graph or fan-out; it may be given any of them; most: no more than these; no rows for a job that you may not see. idemq.cancel_many(ARRAY(SELECT idemq.flow_ids(id))) ends it';
+COMMENT ON FUNCTION idemq.flow_ids(bigint, int) IS 'ids of the jobs that a job depends on, that depend on it, and so on: all of its graph or fan-out; it may be given any of them; most: no more than these, none below 1; no rows for a job that you may not see. idemq.cancel_many(ARRAY(SELECT idemq.flow_ids(id))) ends it';
 
 CREATE FUNCTION idemq.flow(
 	id bigint, most int DEFAULT 100000,
@@ -32,7 +32,8 @@ CREATE FUNCTION idemq.flow(
 	SET enable_mergejoin = off SET jit = off SET search_path = pg_catalog, pg_temp
 	AS $$
 	WITH ids AS MATERIALIZED (
-		SELECT f.id, row_number() OVER () AS n FROM idemq.flow_ids(flow.id, flow.most + 1) f (id)
+		SELECT f.id, row_number() OVER () AS n
+			FROM idemq.flow_ids(flow.id, least(greatest(flow.most, 0), 2147483646) + 1) f (id)
 	), seen AS MATERIALIZED (
 		SELECT i.id, j.id IS NOT NULL AS is_there, j.status, j.kind, j.claimed_at, j.finished_at,
 			j.ready_at, CASE WHEN j.id IS NULL THEN (SELECT min(d.child) FROM idemq.dependencies d

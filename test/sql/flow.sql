@@ -87,6 +87,8 @@ SELECT id AS left FROM idemq.enqueue('q', '2', depends_on => ARRAY[:top]) \gset
 SELECT id AS low FROM idemq.enqueue('q', '3', depends_on => ARRAY[:left]) \gset
 SELECT id AS end FROM idemq.enqueue('q', '4', depends_on => ARRAY[:top, :low]) \gset
 SELECT id - :top AS id, depth FROM idemq.flow_jobs(:end);
+SELECT most, (SELECT count(*) FROM idemq.flow_ids(:end, most)) AS ids, (SELECT count(*) FROM idemq.flow_jobs(:end, most)) AS rows,
+	(SELECT jobs FROM idemq.flow(:end, most)) AS jobs FROM (VALUES (-1), (0), (3), (2147483647), (NULL)) m (most);
 
 -- A role sees what it may see: of a queue of another's, a parent's status that its child is told, and no child.
 CREATE ROLE regress_flow LOGIN;
