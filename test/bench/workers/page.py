@@ -1,8 +1,13 @@
 #!/usr/bin/python3
-"""page.py RESULTS [PAGE]: makes a table of what main.py found and, with a PAGE, puts it between its marks."""
+"""page.py RESULTS [PAGE]: makes a table of what main.py found and, with a PAGE, puts it between its marks, and draws
+workers.svg in the page's folder.
+
+page.py --draw PAGE: draws it of the table that stands in the page.
+"""
 
 import json
 import os
+import re
 import statistics
 import sys
 
@@ -63,6 +68,51 @@ def latency(results):
     return head, rows
 
 
+# What the picture shows: as the table has it, and in its words.
+SHOWN = [
+    [("Node `run`, 10", "idemq, Node, 10 at a time"), ("BullMQ, 10", "BullMQ on Redis"), ("graphile-worker, 10", "graphile-worker"),
+     ("pg-boss, 10", "pg-boss")],
+    [("Python `run`, 8", "idemq, Python, 8 at a time"), ("Celery on Redis, 8 processes", "Celery on Redis"),
+     ("RQ on Redis, 8 processes", "RQ on Redis")],
+    [("Node `runOutside`, 100", "idemq, Node, 100 at a time"), ("graphile-worker, local queue, 100", "graphile-worker, its local queue"),
+     ("BullMQ, 100", "BullMQ on Redis")],
+]  # fmt: skip
+STYLE = """<style>
+text { font: 13px sans-serif; fill: #1f2328 } .own { fill: #0969da } .other { fill: #818b98 }
+@media (prefers-color-scheme: dark) { text { fill: #f0f6fc } .own { fill: #4493f8 } .other { fill: #7d8590 } }
+</style>"""
+
+
+def draw(rows, path):
+    """Bars of jobs a second, each group by its own greatest; rows: the cells of the table."""
+    rate = {row[0]: float(row[1].replace(",", "")) for row in rows if re.fullmatch(r"[\d,.]+", row[1])}
+    parts, y = [], 24
+    for group in SHOWN:
+        there = [(title, rate[name]) for name, title in group if name in rate]
+        for title, value in there:
+            width = 330 * value / max(value for _, value in there)
+            parts.append(f'<text x="228" y="{y + 13}" text-anchor="end">{title}</text>'
+                         f'<rect x="236" y="{y}" width="{width:.1f}" height="17" class="{"own" if title.startswith("idemq") else "other"}"/>'
+                         f'<text x="{242 + width:.1f}" y="{y + 13}">{value:,.0f}</text>')  # fmt: skip
+            y += 23
+        y += 12
+    heading = "Jobs a second through each queue's own worker, handlers that do nothing"
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 {y}" role="img" aria-label="{heading}">\n<title>{heading}</title>\n'
+                   + STYLE + f'\n<text x="8" y="14">{heading}</text>\n' + "\n".join(parts) + "\n</svg>\n")  # fmt: skip
+
+
+def rows_of(page):
+    """The cells of the table that stands in a page."""
+    with open(page, encoding="utf-8") as file:
+        text = re.search(r"<!-- workers:.*?<!-- end of workers", file.read(), re.S)[0]
+    return [[cell.strip() for cell in line.strip("| ").split("|")] for line in text.split("\n") if line.startswith("| ")]
+
+
+def picture(page):
+    return os.path.join(os.path.splitext(page)[0], "workers.svg")
+
+
 def command(settings):
     named = {"ROUNDS": settings["rounds"], "JOBS": settings["jobs"], "SAMPLES": settings["samples"], "ONLY": settings["only"], "BASE": settings["base"]}
     default = {"ROUNDS": 5, "JOBS": 10000, "SAMPLES": 1000, "ONLY": "", "BASE": ""}
@@ -71,6 +121,9 @@ def command(settings):
 
 
 def main():
+    if sys.argv[1] == "--draw":
+        draw(rows_of(sys.argv[2]), picture(sys.argv[2]))
+        return
     with open(sys.argv[1], encoding="utf-8") as file:
         results = json.load(file)
     settings = results["settings"]
@@ -82,6 +135,7 @@ def main():
     print(about)
     if len(sys.argv) > 2:
         put_between(sys.argv[2], "workers", "\n\n".join([about, *("\n".join(markdown(*table)) for table in tables)]))
+        draw(throughput(results)[1], picture(sys.argv[2]))
 
 
 main()
