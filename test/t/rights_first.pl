@@ -67,7 +67,7 @@ sub calls
 }
 
 my @functions = map { [ split /\|/, $_, 3 ] } split /\n/, sql($node, "SELECT proname, prokind, pg_get_function_arguments(oid) FROM pg_proc
-	WHERE pronamespace = 'idemq'::regnamespace AND prorettype <> 'trigger'::regtype AND has_function_privilege('stranger', oid, 'EXECUTE') ORDER BY 1");
+	WHERE pronamespace = 'idemq'::regnamespace AND prokind <> 'a' AND prorettype <> 'trigger'::regtype AND has_function_privilege('stranger', oid, 'EXECUTE') ORDER BY 1");
 my (@calls, @procedures);
 foreach my $function (@functions)
 {

@@ -129,6 +129,7 @@ my %calls = (
 	cancel_by_key => "SELECT idemq.cancel_by_key('early', 'k')",
 	cancel_many => "SELECT * FROM idemq.cancel_many('{1}')",
 	cancel_matching => "SELECT * FROM idemq.cancel_matching('early', kind => 'k')",
+	here => "SELECT idemq.here(gen_random_uuid(), 'w', '{early}')",
 	wait => "CALL idemq.wait('early', '0')",
 	wait_any => "CALL idemq.wait_any('{early}', '0')",
 	schedule => "SELECT idemq.schedule('s', '* * * * *', 'early', '1')",
@@ -159,7 +160,7 @@ my %calls = (
 	(map { $_ => 'a trigger, which writes its own row at most' }
 		qw(jobs_changed jobs_truncated dependencies_changed schedules_changed settings_changed queue_gone followers_changed followers_local role_named shard_changed)),
 	(map { $_ => 'it reads' }
-		qw(validate result assert_shard why current_job handler_states leases check queue_metrics memory_usage server_counts topic_states worker_state chore_counts timing_buckets prometheus_text wait_result wait_results primary_since next_run)),
+		qw(validate result assert_shard why flow current_job handler_states leases check queue_metrics memory_usage server_counts topic_states worker_state chore_counts timing_buckets prometheus_text wait_result wait_results primary_since next_run)),
 	hold_claimed => 'it locks what a claim has taken',
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
 sql($sub, 'CREATE FUNCTION handled(payload jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS $$$$;
