@@ -23,6 +23,15 @@ static int64_t said_at = NEVER; /* when it is to be said next; NEVER: not begun 
 static bool said;
 static char id[37];
 
+/* Whether it will be refused again: there is no such function, or no such right. */
+static bool
+is_refused(const PGresult *result)
+{
+	const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+
+	return state != NULL && strncmp(state, "42", 2) == 0;
+}
+
 static void
 begin(void)
 {
@@ -89,7 +98,7 @@ here_say(struct server *server, const struct job *jobs, bool goodbye)
 		said_at = now_ms() + EACH;
 	}
 	else if (result != NULL)
-		said_at = now_ms() + AFTER_REFUSAL;
+		said_at = now_ms() + (is_refused(result) ? AFTER_REFUSAL : EACH);
 	PQclear(result);
 	free((char *) values[6]);
 	free(ids);

@@ -67,6 +67,8 @@ BEGIN
 	IF write_history.step > 10 THEN
 		since := coalesce(since, (SELECT max(h.at) FROM idemq.history_steps h
 			WHERE h.queue_id = 0 AND h.step = write_history.step), '-infinity');
+		-- What is older would have the place of a step that is not.
+		since := greatest(since, until - length * idemq_inside.history_places(write_history.step));
 		places := ARRAY(SELECT idemq_inside.history_place(part, p.at)
 			FROM generate_series(greatest(since, until - make_interval(
 				secs => part * (idemq_inside.history_places(part) - 1))), until,

@@ -74,7 +74,7 @@ BEGIN
 			HINT = 'Pass the queues that the worker claims from.';
 	END IF;
 	queue_ids := ARRAY(SELECT DISTINCT idemq_inside.queue(q.name, 'claim', '', 'queues')
-		FROM unnest(queues[1:100]) q (name) ORDER BY 1);
+		FROM (SELECT q.name FROM unnest(queues) q (name) LIMIT 100) q ORDER BY 1);
 	IF NOT EXISTS (SELECT FROM idemq.worker_entries w WHERE w.role_oid = caller AND w.id = process)
 		AND (SELECT count(*) >= 1000 FROM (SELECT FROM idemq.worker_entries w
 			WHERE w.role_oid = caller LIMIT 1000) w) THEN
@@ -113,7 +113,7 @@ CREATE VIEW idemq.worker_seen WITH (security_barrier) AS
 		v.queues, w.started_at, w.seen_at, w.concurrency,
 		CASE WHEN w.goodbye THEN 0 ELSE w.running END AS running,
 		CASE WHEN w.goodbye THEN '{}' ELSE w.jobs END AS jobs, w.done,
-		greatest(w.done - w.done_before, 0) * 60
+		greatest(w.done::float8 - w.done_before, 0) * 60
 			/ nullif(extract(epoch FROM w.seen_at - w.seen_before), 0)::float8 AS per_minute,
 		CASE WHEN w.goodbye THEN 'gone' WHEN w.seen_at < clock_timestamp() - interval '90 s'
 			THEN 'silent' ELSE 'here' END AS state
@@ -141,7 +141,7 @@ COMMENT ON COLUMN idemq.worker_seen.started_at IS 'since when it is known; of a 
 COMMENT ON COLUMN idemq.worker_seen.seen_at IS 'its last word';
 COMMENT ON COLUMN idemq.worker_seen.concurrency IS 'how many jobs it runs at a time; of a handler, processes; NULL: it has not said';
 COMMENT ON COLUMN idemq.worker_seen.running IS 'how many it ran at its last word; of a handler, runs now';
-COMMENT ON COLUMN idemq.worker_seen.jobs IS 'their ids, 100 at most; idemq.workers has since when';
+COMMENT ON COLUMN idemq.worker_seen.jobs IS 'their ids by its own word, 100 at most, those of queues that you may not see among them; idemq.workers has since when';
 COMMENT ON COLUMN idemq.worker_seen.done IS 'jobs that it has ended, well or not, since it began; of a handler, since the server started';
 COMMENT ON COLUMN idemq.worker_seen.per_minute IS 'jobs a minute between its last two words; of a handler, in the last minute; NULL: not known yet';
 COMMENT ON COLUMN idemq.worker_seen.state IS 'here; silent (no word for 90 s: it has ended without a goodbye, or cannot reach the database); gone (it has said goodbye); of a handler as in idemq.handlers';

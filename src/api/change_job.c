@@ -50,7 +50,8 @@ take_account_back(const QueueInfo *queue, int64 id, int64 token)
 	Job copy;
 	bool taken;
 
-	if (queue->dead_queue[0] == '\0' || !idemq_queue_find(queue->dead_queue, &dead))
+	if (queue->dead_queue[0] == '\0' || !idemq_queue_find(queue->dead_queue, &dead) ||
+		!idemq_dead_queue_allowed(queue, &dead))
 		return false;
 	args.error = cstring_to_text(psprintf("job %lld was brought back", (long long) id));
 	job_set_null(&keyless, COL_KEY);

@@ -344,6 +344,18 @@ SELECT die('which may enqueue');
 SELECT idemq.alter_queue('q', max_attempts => 3);
 SELECT die('nor with other settings');
 RESET client_min_messages;
+-- Nor is a copy taken back for a role that may not enqueue there any more.
+SELECT idemq.grant_queue('q', 'regress_dead_gone', 'admin');
+SET ROLE regress_dead_gone;
+SELECT idemq.alter_queue('q', dead_queue => '');
+SELECT idemq.alter_queue('q', dead_queue => 'letters');
+RESET ROLE;
+SELECT outcome FROM idemq.enqueue('q', '5');
+SELECT idemq.fail(id, token, 'its copy stays', permanent => true) FROM idemq.claim('q');
+SELECT idemq.revoke_queue('letters', 'regress_dead_gone', 'enqueue');
+SET client_min_messages = notice;
+SELECT idemq.redrive('q', ids => ARRAY[max(id)]) FROM idemq.jobs WHERE queue_id = :q AND status = 'dead';
+SELECT status, last_error FROM idemq.jobs WHERE queue_id = idemq.queue_id('letters') ORDER BY id DESC LIMIT 1;
 SELECT idemq.alter_queue('q', dead_queue => '');
 SELECT dead_queue, dead_queue_role, dead_queue_role_oid FROM idemq.queues WHERE name = 'q';
 DROP FUNCTION die;

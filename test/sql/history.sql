@@ -53,6 +53,15 @@ SELECT idemq_inside.history_place(60, '2026-01-01 12:00') = idemq_inside.history
 	idemq_inside.history_place(10, '2026-01-01 12:00') = idemq_inside.history_place(10, '2026-01-01 13:00') AS an_hour,
 	idemq_inside.history_place(600, '2026-01-01 12:00') = idemq_inside.history_place(600, '2026-01-08 12:00') AS a_week;
 
+-- ---- A step that was left over a day ago has no part in the minute that has its place
+INSERT INTO idemq.history_steps (step, place, queue_id, at, enqueued, claimed, completed, failures, died, cancelled, expired)
+SELECT 10, idemq_inside.history_place(10, a), 0, a, 1, 0, 0, 0, 0, 0, 0 FROM (VALUES ('2030-01-01 12:00:50+00'::timestamptz), ('2030-01-02 12:00:20+00')) v (a);
+BEGIN;
+SELECT idemq_inside.write_history(60, NULL, '2030-01-02 12:01:00+00') IS NOT NULL AS written;
+SELECT at, enqueued FROM idemq.history_steps WHERE step = 60 AND queue_id = 0 AND at > '2030-01-01';
+ROLLBACK;
+DELETE FROM idemq.history_steps WHERE at > '2029-01-01';
+
 -- ---- Renamed by hand it is the same queue; dropped, its rows are not shown, and swept with the next 10 minutes
 UPDATE idemq.queues SET name = 'renamed' WHERE name = 'q';
 SELECT DISTINCT queue FROM idemq.history;

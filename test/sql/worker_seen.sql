@@ -72,6 +72,17 @@ BEGIN READ ONLY;
 SELECT idemq.here(:'two', 'w', '{q}');
 ROLLBACK;
 
+-- Whatever a role says it has done, others read the view; whatever bounds its array has, it is asked for each queue.
+SET ROLE regress_here;
+SELECT idemq.here(:'one', 'w1', '{q}', done => -9223372036854775808);
+RESET ROLE;
+UPDATE idemq.worker_entries SET seen_at = seen_at - interval '10 s' WHERE id = :'one';
+SET ROLE regress_here;
+SELECT idemq.here(:'one', 'w1', '{q}', done => 9223372036854775807);
+SELECT idemq.here(:'one', 'w1', '[-5:-4]={q,nowhere}');
+RESET ROLE;
+SELECT count(*) FROM idemq.worker_seen WHERE per_minute > 1e18;
+
 -- A role has a thousand at most; those that are gone, or silent for ten minutes, make room.
 SET ROLE regress_here;
 SELECT count(*) FILTER (WHERE idemq.here(gen_random_uuid(), 'many', '{q}')) FROM generate_series(1, 1005);

@@ -112,8 +112,8 @@ exit \$bad
 	my $frozen = "$tmp/frozen.sql";
 	my $run = sub { IPC::Run::run([ 'python3', "$source/script/check-kept", @_ ], '<', \undef, '>&', \$output, IPC::Run::timeout(60)); return $output };
 	my @broken = (
-		[ 'a symbol', 'src/api/commit.c', qr/PG_FUNCTION_INFO_V1\(idemq_sql_v2_commit\);/, '', 'idemq_sql_v2_commit is gone, which idemq.commit of the version before calls' ],
-		[ 'a primitive', 'src/api/inside.c', qr/INFO_V1\(idemq_sql_v2_inside_check_kind\)/, 'INFO_V1(idemq_sql_v3_inside_check_kind)',
+		[ 'a symbol', 'src/api/commit.c', qr/SQL_FUNCTION\(idemq_sql_v2_commit\)/, 'static Datum commit(void)', 'idemq_sql_v2_commit is gone, which idemq.commit of the version before calls' ],
+		[ 'a primitive', 'src/api/inside.c', qr/SQL_FUNCTION\(idemq_sql_v2_inside_check_kind\)/, 'SQL_FUNCTION(idemq_sql_v3_inside_check_kind)',
 			'idemq_sql_v2_inside_check_kind is gone, which idemq_inside.check_kind of the version before calls' ],
 		[ 'arguments of a primitive', 'sql/parts/05_inside.sql', qr/check_kind\(kind text\)/, 'check_kind(kind text, name text)',
 			'idemq_inside.check_kind: other arguments want another symbol than idemq_sql_v2_inside_check_kind' ],

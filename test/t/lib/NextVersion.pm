@@ -40,8 +40,7 @@ my %changes = (
 C
 	],
 	'src/api/enqueue.c' => [ [ "\tARG_DEPENDS_ON\n}", "\tARG_DEPENDS_ON,\n\tARG_TRACE = 17\n}" ],
-		[ 'PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue);', "PG_FUNCTION_INFO_V1(idemq_sql_v2_enqueue);\nPG_FUNCTION_INFO_V1(idemq_sql_v3_enqueue);" ],
-		[ "Datum\nidemq_sql_v2_enqueue(PG_FUNCTION_ARGS)\n", "static Datum\nenqueue(FunctionCallInfo fcinfo, bool has_trace)\n" ],
+		[ "SQL_FUNCTION(idemq_sql_v2_enqueue)\n", "static Datum\nenqueue(FunctionCallInfo fcinfo, bool has_trace)\n" ],
 		[ "\tidemq_enqueue_set_options(&columns, &queue, options);\n\tif (waits)\n", <<'C' ],
 	idemq_enqueue_set_options(&columns, &queue, options);
 	if (has_trace && !PG_ARGISNULL(ARG_TRACE))
@@ -50,25 +49,21 @@ C
 C
 		[ "/* The arrays of enqueue_many; values", <<'C' ] ],
 /* As the SQL objects of the version before call it, and enqueue_job. */
-Datum
-idemq_sql_v2_enqueue(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v2_enqueue)
 {
 	return enqueue(fcinfo, false);
 }
 
-Datum
-idemq_sql_v3_enqueue(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v3_enqueue)
 {
 	return enqueue(fcinfo, true);
 }
 
 /* The arrays of enqueue_many; values
 C
-	'src/api/inside.c' => [ [ 'PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_kind);', "PG_FUNCTION_INFO_V1(idemq_sql_v2_inside_check_kind);\nPG_FUNCTION_INFO_V1(idemq_sql_v3_inside_check_kind);" ],
-		[ '/* Returns the QueuePrivilege bits that a word stands for. */', <<'C' ] ],
+	'src/api/inside.c' => [ [ '/* Returns the QueuePrivilege bits that a word stands for. */', <<'C' ] ],
 /* check_kind(name, value) -> void; 22004, 22023. */
-Datum
-idemq_sql_v3_inside_check_kind(PG_FUNCTION_ARGS)
+SQL_FUNCTION(idemq_sql_v3_inside_check_kind)
 {
 	(void) idemq_gate_caller();
 	(void) idemq_arg_text(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), 64);
