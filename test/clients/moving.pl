@@ -95,6 +95,7 @@ sub side_by_side
 	my $half = $count / 2 - 1;
 	like((import_from($db, $file, 'go=1'))[1], qr/moved: $half;/, "$library: the first half is moved");
 	$it->{run}->signal('USR2');
+	until_true('its worker works', sub { sql($node, "SELECT EXISTS (SELECT FROM effects WHERE n IS NOT NULL)", $db) eq 't' });
 	my $work = "INSERT INTO effects SELECT (payload ->> 'n')::int, 'idemq' FROM idemq.claim('$queue', 5) c WHERE idemq.commit(c.id, c.token) IS NOT NULL";
 	my $end = time + 300;
 
