@@ -244,10 +244,14 @@ sub works
 {
 	my ($on, $db, $name) = @_;
 
+	my $said = sql($on, q{SELECT outcome FROM idemq.enqueue('q', '1'); SELECT count(idemq.enqueue('q', '2', group_key => 'g')) FROM generate_series(1, 2)}, $db);
+	my $done = 0;
+
+	# A group's head may be on its way still.
+	until_true('three jobs are done', sub { ($done += sql($on, q{SELECT count(idemq.commit(id, token)) FROM idemq.claim('q', 5)}, $db)) >= 3 });
+	$said .= " $done " . sql($on, q{SELECT * FROM idemq.check() WHERE invariant <> 'schedules.driver'}, $db);
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	return is_sql($on, q{SELECT outcome FROM idemq.enqueue('q', '1'); SELECT count(idemq.enqueue('q', '2', group_key => 'g')) FROM generate_series(1, 2);
-		SELECT count(idemq.commit(id, token)) FROM idemq.claim('q', 5); SELECT count(idemq.commit(id, token)) FROM idemq.claim('q', 5);
-		SELECT * FROM idemq.check() WHERE invariant <> 'schedules.driver'}, "accepted\n2\n2\n1", $name, $db);
+	return is($said, "accepted\n2 3 ", $name);
 }
 foreach my $column ('tenant text DEFAULT $$mine$$', 'trace int DEFAULT 7')
 {
