@@ -530,7 +530,7 @@ class Flows(Client):
 
     def test_a_word_that_is_refused_or_has_to_wait_disturbs_nothing(self):
         asked = "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'idemq-python' AND query LIKE '%%idemq.here%%' AND pid <> pg_backend_pid()"
-        with self.assertNoLogs("idemq", "WARNING") if hasattr(self, "assertNoLogs") else unittest.mock.MagicMock():
+        with self.assertNoLogs("idemq", "ERROR") if hasattr(self, "assertNoLogs") else unittest.mock.MagicMock():
             self.sql("ALTER FUNCTION idemq.here RENAME TO elsewhere")
             self.holding("refused", lambda: self.sql(asked)[0][0])
             self.sql("ALTER FUNCTION idemq.elsewhere RENAME TO here")

@@ -146,7 +146,7 @@ for (const nonsense of ['/queue/orders?tab=waiting&after=x', '/queue/%00', '/aud
   ok((await fetch(base + nonsense)).status === 400, `${nonsense} is refused, and no failure`);
 await page.goto(`${base}/queue/sms?tab=all`);
 await follow(page.locator('tbody a').first());
-ok(/20000-01-01 00:00:00 UTC\s+\(far off\)/.test(await said(page)), 'a job of the year 20000 has a page', await said(page));
+ok(/20000-01-01 00:00:00 UTC,?\s+\(?far off/.test(await said(page)), 'a job of the year 20000 has a page', await said(page));
 ok((await fetch(`${tenant}/check?run=1`)).status === 403, 'what a role may not do is forbidden, and no failure');
 await page.goto(readOnly);
 ok((await page.getByRole('button', { name: 'Pause' }).count()) === 0 && (await page.locator('footer').innerText()).includes('read-only'),
