@@ -180,10 +180,10 @@ uninstall-cluster:
 	rm -f '$(DESTDIR)$(pkglibdir)/idemq_cluster$(DLSUFFIX)' '$(DESTDIR)$(bindir)/idemq-move-shard'
 
 all: $(PROGRAM_BUILT)
-$(PROGRAM_OBJS): override CPPFLAGS := -I$(libpq_srcdir) -DPROGRAM_VERSION='"$(EXTVERSION)"' $(CURL_CFLAGS) $(CPPFLAGS)
+$(PROGRAM_OBJS): override CPPFLAGS := -I$(libpq_srcdir) -DPROGRAM_VERSION='"$(EXTVERSION)"' $(CURL_CFLAGS) $(CPPFLAGS) $(PROGRAM_COPT)
 $(PROGRAM_OBJS): $(TREE)/idemq.control
 $(PROGRAM_BUILT): $(PROGRAM_OBJS)
-	$(CC) $(CFLAGS) $(PROGRAM_OBJS) $(LDFLAGS) $(LDFLAGS_EX) $(libpq) $(CURL_LIBS) -o $@
+	$(CC) $(CFLAGS) $(PROGRAM_COPT) $(PROGRAM_OBJS) $(LDFLAGS) $(LDFLAGS_EX) $(libpq) $(CURL_LIBS) -o $@
 	$(if $(CURL_LIBS),,@echo "idemq-work is built without --http: pkg-config finds no libcurl 7.66 and libcrypto")
 
 .PHONY: install-program uninstall-program
@@ -278,7 +278,7 @@ failover:
 	@$(TREE)/test/failover/run
 check-languages:
 	@$(TREE)/script/install-packages languages
-	@LANGUAGES='ruby php perl go' CLIENTS=languages $(TREE)/script/test clients
+	@LANGUAGES='ruby php perl go java' CLIENTS=languages $(TREE)/script/test clients
 once:
 	@ONCE_KILLS=$(or $(KILLS),100) ONCE_TERMINATIONS=$(or $(TERMINATIONS),500) FLAT_JOBS=$(or $(JOBS),200000) FLAT_WAITS=$(or $(WAITS),20000) \
 		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),7200) CLIENTS='$(or $(CLIENTS),once flat)' $(TREE)/script/test clients

@@ -64,6 +64,7 @@ struct task
 	const PGresult *rows;
 	int row;
 	const char *deadline; /* when it will be ended, in seconds since 1970 */
+	int64_t timeout;	  /* and how long that is, in ms */
 };
 
 /* The value of a task's column; NULL for NULL. */

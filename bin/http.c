@@ -11,6 +11,8 @@
  * claimed for a while, which grows to DOWN_MOST; then one job tries it, and whatever HTTP is
  * answered ends that.  If a byte has left, nobody knows, and the attempt counts.
  *
+ * A whole answer decides, also when the request has not been read: it is not sent any further.
+ *
  * What an endpoint sends is bounded: the connection is closed at more than --max-output bytes of a
  * body, by when the status has decided, and at more than HEADERS_MOST of headers.
  */
@@ -39,6 +41,8 @@
 #define CONNECT_MS 10000L
 /* Seconds that a connection may have been idle. */
 #define IDLE_MOST 1L
+/* A connection has a socket; one that is being made may have two, and one that resolves a name. */
+#define SOCKETS_EACH 4
 /* ms until a claim, when the endpoint is down. */
 #define DOWN_FIRST 100
 #define DOWN_MOST 10000
@@ -80,9 +84,11 @@ struct request
 	char *answer; /* the body of it; NULL: none yet */
 	size_t answer_size;
 	bool answer_cut;
+	bool whole;			 /* there is all of it, before the request was sent */
 	size_t header_bytes; /* so far */
 	bool dead;			 /* Idemq-Dead: true */
 	int64_t retry_in;	 /* Idemq-Retry-In, in ms; or BY_POLICY */
+	int64_t retry_after; /* Retry-After, in ms; -1: there is none */
 	int64_t retry_max;	 /* the queue's, in ms */
 };
 
@@ -116,6 +122,8 @@ on_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void *socket)
 			sockets[i] = sockets[--socket_count];
 		return 0;
 	}
+	if (i == SOCKETS_EACH * options.jobs)
+		return -1;
 	if (i == socket_count)
 		socket_count++;
 	sockets[i].fd = fd;
@@ -174,6 +182,38 @@ value_of(char *line, const char *name)
 	return line;
 }
 
+/* Of Retry-After, seconds or a date, in ms from now; -1 for what is neither. */
+static int64_t
+read_retry_after(const char *value)
+{
+	time_t date;
+
+	if (value[0] != '\0' && value[strspn(value, "0123456789")] == '\0')
+		return sooner(strtoll(value, NULL, 10), INT64_MAX / 1000) * 1000;
+	date = curl_getdate(value, NULL);
+	return date == -1 ? -1 : later(date - time(NULL), 0) * 1000;
+}
+
+/*
+ * Whether the answer is whole, of which so much has come, while the request is not: the other side may
+ * never read the rest.  An answer without a length is seen to be whole by libcurl alone.
+ */
+static bool
+answers_early(struct request *request)
+{
+	curl_off_t length = -1;
+	curl_off_t sent = 0;
+	long status = 0;
+
+	curl_easy_getinfo(request->easy, CURLINFO_RESPONSE_CODE, &status);
+	curl_easy_getinfo(request->easy, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &length);
+	curl_easy_getinfo(request->easy, CURLINFO_SIZE_UPLOAD_T, &sent);
+	request->whole =
+		status >= 200 && sent < (curl_off_t) request->size &&
+		(status == 204 || (length >= 0 && (curl_off_t) request->answer_size >= length));
+	return request->whole;
+}
+
 static size_t
 on_header(char *data, size_t size, size_t count, void *arg)
 {
@@ -190,12 +230,18 @@ on_header(char *data, size_t size, size_t count, void *arg)
 	{
 		request->dead = false;
 		request->retry_in = BY_POLICY;
+		request->retry_after = -1;
 	}
+	else if ((value = value_of(line, "Retry-After")) != NULL)
+		request->retry_after = read_retry_after(value);
 	else if ((value = value_of(line, "Idemq-Dead")) != NULL)
 		request->dead = strcasecmp(value, "true") == 0;
 	else if ((value = value_of(line, "Idemq-Retry-In")) != NULL &&
 			 !text_time(value, &request->retry_in))
 		request->retry_in = BY_POLICY;
+	/* The end of them. */
+	else if (line[strspn(line, "\r\n")] == '\0' && answers_early(request))
+		return 0;
 	return size * count;
 }
 
@@ -212,7 +258,7 @@ on_answer(char *data, size_t size, size_t count, void *arg)
 	request->answer[request->answer_size] = '\0';
 	request->answer_cut = n < size * count;
 	/* Less than what there is ends it. */
-	return n;
+	return answers_early(request) ? 0 : n;
 }
 
 #define SET(option, value) curl_easy_setopt(easy, CURLOPT_##option, (value))
@@ -237,7 +283,6 @@ new_easy(struct request *request)
 	SET(PROXY, "");
 	SET(FOLLOWLOCATION, 0L);
 	SET(NOSIGNAL, 1L);
-	SET(CONNECTTIMEOUT_MS, CONNECT_MS);
 	SET(MAXAGE_CONN, IDLE_MOST);
 	SET(USERAGENT, "idemq-work/" PROGRAM_VERSION);
 	/* As curl itself has it, for certificates of one's own. */
@@ -283,9 +328,8 @@ http_open(void)
 	memset(requests, 0, (size_t) options.jobs * sizeof(*requests));
 	for (int i = 0; i < options.jobs; i++)
 		requests[i].easy = new_easy(&requests[i]);
-	/* A connection has a socket; one that is being made may have two, and one that resolves a name. */
-	sockets = memory(NULL, 4 * (size_t) options.jobs * sizeof(*sockets));
-	return 4 * options.jobs;
+	sockets = memory(NULL, SOCKETS_EACH * (size_t) options.jobs * sizeof(*sockets));
+	return SOCKETS_EACH * options.jobs;
 }
 
 static bool
@@ -408,9 +452,12 @@ http_start(int place, const struct task *task)
 	request->body = copy_text(task_value(task, COL_TASK));
 	request->size = strlen(request->body);
 	request->retry_in = BY_POLICY;
+	request->retry_after = -1;
 	request->retry_max = strtoll(task_value(task, COL_RETRY_MAX_MS), NULL, 10);
 	make_headers(request, task);
 	SET(HTTPHEADER, request->headers);
+	/* Before its time is over, which would count. */
+	SET(CONNECTTIMEOUT_MS, (long) sooner(CONNECT_MS, later(task->timeout * 9 / 10, 1)));
 	SET(POSTFIELDSIZE_LARGE, (curl_off_t) request->size);
 	if (curl_multi_add_handle(multi, easy) != CURLM_OK)
 		die(1, "out of memory");
@@ -481,8 +528,6 @@ take_error(struct request *request, struct answer *answer)
 static void
 judge_status(struct request *request, long status, struct answer *answer)
 {
-	curl_off_t seconds = 0;
-
 	snprintf(answer->what, sizeof(answer->what), "HTTP %ld", status);
 	snprintf(answer->details, sizeof(answer->details), "{\"http_status\": %ld}", status);
 	if (status >= 200 && status < 300)
@@ -500,13 +545,10 @@ judge_status(struct request *request, long status, struct answer *answer)
 	answer->verdict = status == 422 || request->dead ? DEAD : FAIL;
 	answer->delay = request->retry_in;
 	take_error(request, answer);
-	if (answer->verdict == DEAD || (status != 429 && status != 503) ||
-		curl_easy_getinfo(request->easy, CURLINFO_RETRY_AFTER, &seconds) != CURLE_OK ||
-		seconds <= 0)
+	if (answer->verdict == DEAD || (status != 429 && status != 503) || request->retry_after < 0)
 		return;
 	answer->verdict = BUSY;
-	answer->delay = seconds > request->retry_max / 1000 ? request->retry_max
-														: (int64_t) seconds * 1000;
+	answer->delay = sooner(request->retry_after, request->retry_max);
 	claim_at = later(claim_at, now_ms() + answer->delay);
 	executor_lost = true;
 }
@@ -522,7 +564,7 @@ judge(struct request *request, struct answer *answer)
 	answer->delay = BY_POLICY;
 	curl_easy_getinfo(request->easy, CURLINFO_RESPONSE_CODE, &status);
 	curl_easy_getinfo(request->easy, CURLINFO_REQUEST_SIZE, &sent);
-	if (request->code == CURLE_OK || request->answer_cut)
+	if (request->code == CURLE_OK || request->answer_cut || request->whole)
 	{
 		endpoint_is_up();
 		judge_status(request, status, answer);

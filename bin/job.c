@@ -13,7 +13,8 @@
  *
  * An attempt may commit its job itself, with an effect in this database.  Then a heartbeat calls
  * it stale, as it calls one whose lease is lost: so try_commit is asked before anything is ended,
- * and tells the two apart.  It cannot commit by that: what is stale stays so.
+ * and tells the two apart.  What it does is rolled back: a claim that had made the attempt stale may
+ * have been undone meanwhile, and then it would commit a job that is still being carried out.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -94,6 +95,7 @@ job_begin(struct job *job, const PGresult *result, int row, int64_t asked_at)
 	struct task task = {.rows = result, .row = row, .deadline = deadline};
 
 	set_timeout(job, task_value(&task, COL_TIMEOUT_MS));
+	task.timeout = job->timeout;
 	snprintf(deadline, sizeof(deadline), "%lld",
 			 (long long) time(NULL) + (long long) (job->timeout + 999) / 1000);
 	job->queue = copy_text(task_value(&task, COL_QUEUE));
@@ -147,15 +149,22 @@ void
 job_doubt(struct job *job, struct server *server)
 {
 	const char *values[] = {job->id, job->token};
+	const char *outcome = "";
 	PGresult *result;
 
 	if (!job->doubted || !job->running || !server_ready(server))
 		return;
-	result = server_ask(server, "SELECT idemq.try_commit($1::bigint, $2::bigint)", 2, values);
+	result = server_try(server, "SELECT idemq.try_commit($1::bigint, $2::bigint)", 2, values);
 	if (result == NULL)
 		return;
-	if (PQresultStatus(result) == PGRES_TUPLES_OK &&
-		strcmp(PQgetvalue(result, 0, 0), "already_committed") == 0)
+	if (PQresultStatus(result) == PGRES_TUPLES_OK)
+		outcome = PQgetvalue(result, 0, 0);
+	if (strcmp(outcome, "committed") == 0)
+	{
+		job->doubted = false;
+		job->beat_at = now_ms();
+	}
+	else if (strcmp(outcome, "already_committed") == 0)
 	{
 		job->done = true;
 		job->doubted = false;

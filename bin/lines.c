@@ -5,9 +5,9 @@
  * an object of JSON in a line, as the server has made it.  Its next line that begins with { is the
  * answer, which the server reads; every other line is one of its log.
  *
- * A program that ends, closes its stdout, says a line that is too long, or an answer that nobody
- * waits for, is ended, and started again with its next job: after 0.1 s, twice as long each time
- * until it has answered a job, 10 s at most.  Meanwhile its place takes none; the others do.
+ * A program that ends, closes its stdin or stdout, says a line that is too long, or an answer that
+ * nobody waits for, is ended, and started again with its next job: after 0.1 s, twice as long each
+ * time until it has answered a job, 10 s at most.  Meanwhile its place takes none; the others do.
  *
  * A drain closes its stdin, after the answer that is owed; so it ends by itself, or else by SIGTERM
  * after --kill-after and by SIGKILL after another.
@@ -112,19 +112,29 @@ lines_start(int place, const struct task *task)
 	static const struct variable none[] = {{NULL, NULL}};
 	struct worker *worker = &workers[place];
 	struct program *program = &worker->program;
+	char *line = line_of(task);
+	size_t left;
 
 	if (program->pid == 0)
 	{
 		if (!program_start(program, NULL, options.max_output + FRAME_MOST + READ_MOST, none))
+		{
+			free(line);
 			return false;
+		}
 		program->stays = true;
 		worker->leaving = worker->wanted = worker->dropping = false;
 		worker->searched = 0;
 	}
-	free(program->input);
-	program->input = line_of(task);
-	program->input_size = strlen(program->input);
+	/* It may have answered before it has read the end of the last one. */
+	left = program->input_size - program->input_sent;
+	if (left > 0)
+		memmove(program->input, program->input + program->input_sent, left);
+	program->input_size = left + strlen(line);
+	program->input = memory(program->input, program->input_size);
+	memcpy(program->input + left, line, program->input_size - left);
 	program->input_sent = 0;
+	free(line);
 	program->tail_size = 0;
 	worker->busy = true;
 	return true;
@@ -318,6 +328,13 @@ lines_poll(struct pollfd *fds)
 	return count;
 }
 
+/* It does not read what it was given. */
+static bool
+is_deaf(const struct worker *worker)
+{
+	return worker->program.in < 0 && worker->program.input_sent < worker->program.input_size;
+}
+
 /* What is due with one: its lines, its end, SIGTERM or SIGKILL. */
 static void
 watch(int place)
@@ -327,12 +344,14 @@ watch(int place)
 
 	take_lines(place);
 	/* It may be ending; if not, SIGTERM follows. */
-	if (program->out < 0)
+	if (program->out < 0 || is_deaf(worker))
 		leave(worker, NULL, 0);
 	if (now_ms() >= worker->kill_at)
 	{
 		if (program->out < 0 && worker->why == NULL)
 			worker->why = "the program has closed its stdout";
+		else if (is_deaf(worker) && worker->why == NULL)
+			worker->why = "the program has closed its stdin";
 		program_kill(program, worker->next_signal);
 		worker->kill_at = worker->next_signal == SIGTERM ? now_ms() + options.kill_after : NEVER;
 		worker->next_signal = SIGKILL;

@@ -263,6 +263,18 @@ server_ask(struct server *server, const char *sql, int count, const char *const 
 }
 
 PGresult *
+server_try(struct server *server, const char *sql, int count, const char *const *values)
+{
+	PGresult *begun = server_ask(server, "BEGIN", 0, NULL);
+	PGresult *result = begun != NULL ? server_ask(server, sql, count, values) : NULL;
+	PGresult *ended = result != NULL ? server_ask(server, "ROLLBACK", 0, NULL) : NULL;
+
+	PQclear(begun);
+	PQclear(ended);
+	return result;
+}
+
+PGresult *
 server_ask_often(struct server *server, enum often which, const char *sql, int count,
 				 const char *const *values)
 {

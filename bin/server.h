@@ -46,6 +46,10 @@ extern bool server_ready(struct server *server);
 extern PGresult *server_ask(struct server *server, const char *sql, int count,
 							const char *const *values);
 
+/* The same, in a transaction that is rolled back. */
+extern PGresult *server_try(struct server *server, const char *sql, int count,
+							const char *const *values);
+
 /* The same, of one of the statements that are asked often: the session is to keep it, by number. */
 enum often
 {

@@ -107,9 +107,9 @@ ask(struct job *job, struct server *server)
 							  "SELECT CASE WHEN (SELECT count(*) FROM idemq.attempts WHERE job_id ="
 							  " $1::bigint AND outcome = 'released') < " BUSY_MOST
 							  " THEN idemq.release($1::bigint, $2::bigint, $4::interval)"
-							  " ELSE idemq.fail($1::bigint, $2::bigint, $3::text, $4::interval,"
-							  " permanent => $6::boolean, details => $5::jsonb) END",
-							  6, values);
+							  " ELSE idemq.fail($1::bigint, $2::bigint, $3::text,"
+							  " details => $5::jsonb) END",
+							  5, values);
 		default:
 			values[2] = values[3];
 			return server_ask(server, "SELECT idemq.release($1::bigint, $2::bigint, $3::interval)",
@@ -213,7 +213,11 @@ read_line(struct job *job, const struct task *said)
 	{
 		job->verdict = RELEASE;
 		if (!text_time(later, &job->delay))
+		{
 			job->delay = options.later;
+			if (strcmp(later, "true") != 0)
+				say("%s %s: \"later\": \"%s\" is no time", job->queue, job->id, later);
+		}
 	}
 	else
 	{

@@ -41,8 +41,9 @@ class Connection:
             its = {"line": first.decode().strip(), "headers": headers, "from": self.plain.fileno()}
             if headers.get("idemq-kind") == "early":
                 self.log(its)
+                # And never reads: neither side closes the connection for it.
                 self.plain.sendall(answer(200, b'"early"'))
-                return
+                threading.Event().wait()
             body = self.read.read(int(headers["content-length"]))
             # One of 16 MB would be read again and again.
             logged = body.decode() if len(body) < 2**20 else hashlib.sha256(body).hexdigest()

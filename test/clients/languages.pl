@@ -1,6 +1,6 @@
 # The endpoints and the programs of doc/usage/any-language.md, as they stand there, with idemq-work --http and --lines; and the
 # producers in their languages.  What befalls the endpoints: test/t/lib/ThreePrograms.pm, and kill -9 of each.
-# LANGUAGES='ruby php' (make check-languages: go, too); those that are not installed are left out.
+# LANGUAGES='ruby php' (make check-languages: go, and java as a producer, too); those that are not installed are left out.
 # expects in log: was terminated by signal 9
 # takes long
 
@@ -30,7 +30,9 @@ sub program
 
 	$page =~ /^```\w+\n((?:<\?php )?(?:#|\/\/) \Q$name\E:.*?)^```/ms or die "$name is not on the page";
 	my $file = "$tmp/$name";
-	append_to_file($file, $1) unless -e $file;
+	return $file if -e $file;
+	append_to_file($file, $1);
+	cmp_ok(scalar(split /\n/, $1), '<=', 20, "$name has 20 lines at most");
 	return $file;
 }
 
@@ -44,9 +46,9 @@ my %endpoint = (
 # A Go program, built with Debian's libraries.
 sub built
 {
-	my ($name) = @_;
-	my $source = program($name);
+	my ($name, $source) = @_;
 
+	$source //= program($name);
 	if (!-x "$source.bin")
 	{
 		local @ENV{qw(GO111MODULE GOPATH GOFLAGS GOCACHE)} = ('off', '/usr/share/gocode', '-buildvcs=false', "$tmp/gocache");
@@ -55,14 +57,16 @@ sub built
 	return "$source.bin";
 }
 
-my @languages = grep { ($ENV{LANGUAGES} // 'ruby php perl') =~ /\b$_\b/ && system("($endpoint{$_}{there}) >/dev/null 2>&1") == 0 } sort keys %endpoint;
+sub there { my ($language, $command) = @_; return ($ENV{LANGUAGES} // 'ruby php perl') =~ /\b$language\b/ && system("($command) >/dev/null 2>&1") == 0 }
+my @languages = grep { there($_, $endpoint{$_}{there}) } sort keys %endpoint;
 plan skip_all => 'none of the languages is there' unless @languages;
 if (qx(idemq-work -q q --http ftp://x 2>&1) =~ /without libcurl/)
 {
 	plan skip_all => 'idemq-work is built without libcurl';
 }
 
-my $node = new_server('languages', 'idemq.worker' => 'on', max_connections => 300, max_worker_processes => 16, restart_after_crash => 'on');
+# JDBC knows no socket.
+my $node = new_server('languages', 'idemq.worker' => 'on', listen_addresses => '127.0.0.1', max_connections => 300, max_worker_processes => 16, restart_after_crash => 'on');
 
 # An endpoint is a process group, which a test's end leaves behind if nobody ends it.
 my %serving;
@@ -116,7 +120,8 @@ foreach my $language (@languages)
 		my %what = (webhook => [ 'events', 'book' ], report => [ 'reports', 'report' ]);
 		my ($queue, $route) = @{ $what{$program} };
 
-		return [ 'idemq-work', '-d', $it->dsn, '-q', $queue, '-j', 4, '--http', 'http://127.0.0.1:' . serve($it, $language) . "/jobs/$route" ];
+		my $at = serve($it, $language);
+		return [ 'idemq-work', '-d', $it->dsn, '-q', $queue, '-j', 4, '--http', 'http://127.0.0.1:' . ($it->{gateway} // $at) . "/jobs/$route" ];
 	});
 }
 # One of them through the pooler, too.
@@ -143,6 +148,43 @@ foreach my $it (@forms)
 	$it->is_now(q[SELECT balance FROM accounts WHERE account = 'zoë €'], 7, 'a payload that is not ASCII');
 	sql($node, "DELETE FROM accounts WHERE account <> 'anna'; DELETE FROM idemq.jobs WHERE id = $id", $it->{db});
 }
+# A gateway answers 502 to each job twice: it has not passed on the first request, and loses the answer when the job is done.
+my %gateway;
+foreach my $it (@forms)
+{
+	my ($at, $end) = ('', time + 180);
+	my $log = "$tmp/$it->{db}.gateway";
+	my $run = IPC::Run::start([ '/usr/bin/python3', "$ENV{IDEMQ_SOURCE}/test/clients/gateway.py", $serving{ $it->{name} }{port}, $log ], '<', \undef, '>', \$at);
+
+	$run->pump until $at =~ /\n/ || time > $end;
+	$gateway{ $it->{name} } = { run => $run, at => $at + 0, log => $log };
+}
+# Has the forms' programs end, and others begin, with the gateways before their endpoints or without.
+sub restart
+{
+	my ($with) = @_;
+
+	$_->signal('TERM') foreach @forms;
+	foreach my $it (@forms)
+	{
+		$it->ended(0, 'told to end, for another place');
+		$it->{gateway} = $with ? $gateway{ $it->{name} }{at} : undef;
+		$it->start;
+	}
+	return;
+}
+restart(1);
+foreach my $it (@forms) { foreach (1 .. 3) { $it->event; $it->night } }
+foreach my $it (@forms)
+{
+	my %answers;
+
+	$it->settled('502 of a gateway');
+	push @{ $answers{ $_->[0] } }, $_->[1] foreach map { [ split / / ] } split /\n/, slurp_file($gateway{ $it->{name} }{log});
+	is(scalar(grep { join(',', @$_) =~ /^502,(500,)*204:502$/ } values %answers), 6, "$it->{name}: six jobs have met it");
+}
+restart(0);
+$_->{run}->kill_kill foreach values %gateway;
 # The endpoint is killed with jobs in its hands: whether they are done nobody knows, but for the rows.
 foreach my $it (@forms)
 {
@@ -195,7 +237,50 @@ my %producer = (
 	ruby => q[ruby -rpg -rjson -e 'puts PG.connect.exec_params(%q(SELECT id FROM idemq.enqueue($1, $2, key => $3)), ["q", JSON.generate(a: "é"), "ruby"]).getvalue(0, 0)'],
 	php => q[php -r '$s = (new PDO("pgsql:"))->prepare("SELECT id FROM idemq.enqueue(?, ?, key => ?)"); $s->execute(["q", json_encode(["a" => "é"]), "php"]); echo $s->fetchColumn();'],
 	perl => q[perl -MDBI -Mutf8 -e 'print DBI->connect("dbi:Pg:", "", "", { RaiseError => 1 })->selectrow_array("SELECT id FROM idemq.enqueue(?, ?, key => ?)", undef, "q", q({"a": "é"}), "perl")']);
-foreach my $language (grep { $producer{$_} } @languages)
+if (there('go', $endpoint{go}{there}))
+{
+	append_to_file("$tmp/producer.go", <<'EOP');
+package main
+import ("context"; "fmt"; "github.com/jackc/pgx/v4")
+
+func main() {
+	ctx := context.Background()
+	conn, err := pgx.Connect(ctx, "")
+	if err != nil { panic(err) }
+	tx, err := conn.Begin(ctx)
+	if err != nil { panic(err) }
+	var id int64
+	err = tx.QueryRow(ctx, "SELECT id FROM idemq.enqueue($1, $2, key => $3)", "q", `{"a": "é"}`, "go").Scan(&id)
+	if err != nil { panic(err) }
+	if err := tx.Commit(ctx); err != nil { panic(err) }
+	fmt.Println(id)
+}
+EOP
+	$producer{go} = built('producer.go', "$tmp/producer.go");
+}
+if (there('java', 'javac -version && test -e /usr/share/java/postgresql.jar'))
+{
+	append_to_file("$tmp/Producer.java", <<'EOP');
+import java.sql.*;
+
+class Producer {
+	public static void main(String[] args) throws SQLException {
+		Connection conn = DriverManager.getConnection(args[0]);
+		conn.setAutoCommit(false);
+		PreparedStatement call = conn.prepareStatement("SELECT id FROM idemq.enqueue(?, ?::jsonb, key => ?)");
+		call.setString(1, "q");
+		call.setString(2, "{\"a\": \"\u00e9\"}");
+		call.setString(3, "java");
+		ResultSet row = call.executeQuery();
+		row.next();
+		System.out.println(row.getLong(1));
+		conn.commit();
+	}
+}
+EOP
+	$producer{java} = "java -cp /usr/share/java/postgresql.jar $tmp/Producer.java 'jdbc:postgresql://127.0.0.1:" . $node->port . '/postgres?user=' . getpwuid($>) . "'";
+}
+foreach my $language (grep { $producer{$_} } @languages, 'java')
 {
 	local @ENV{qw(PGHOST PGPORT PGDATABASE)} = ($node->host, $node->port, 'postgres');
 	my $id = qx($producer{$language});

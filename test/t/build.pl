@@ -1,5 +1,5 @@
 # The Makefile as PGXS users know it: built outside of the tree, installed below DESTDIR with
-# the documents, make installcheck on a running server, uninstall, clean.
+# the documents, make installcheck on a running server, without libcurl, uninstall, clean.
 # takes long
 
 use strict;
@@ -86,6 +86,18 @@ $node->start;
 	like($output, qr/the server does not preload idemq/, 'and make says why');
 }
 $node->stop;
+
+# Where pkg-config finds no libcurl.
+{
+	mkdir "$tmp/path";
+	append_to_file("$tmp/path/pkg-config", "#!/bin/sh\nexit 1\n");
+	chmod 0755, "$tmp/path/pkg-config";
+	local $ENV{PATH} = "$tmp/path:$ENV{PATH}";
+	ok(make('bin/idemq-work'), 'builds without libcurl') or diag $output;
+	is($output, "idemq-work is built without --http: pkg-config finds no libcurl 7.66 and libcrypto\n", 'of which make says in one line what is left out');
+	my $said = qx('$build/bin/idemq-work' -q q --http http://127.0.0.1/ 2>&1);
+	is(($? >> 8) . ": $said", "2: idemq-work: this idemq-work was built without libcurl, and has no --http\n", 'as --http does');
+}
 
 ok(!make('-q', 'all', 'COPT=-O1'), 'objects are not those of other flags');
 ok(make('clean'), 'cleans') or diag $output;

@@ -190,6 +190,18 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	is((ended(runner('--once')))[0], 1, '--once does not wait for that');
 	is_job($node, $id, 'pending|0||', 'the job is given back');
 	cancel($id);
+
+	# At once, ten times; the failure then waits as the queue says.
+	foreach my $now ('0', 'Mon, 23 Nov 2020 10:00:00 GMT', '5 s')
+	{
+		$before = requests();
+		$id = enqueue({ status => 429, headers => ["Retry-After: $now"] });
+		ended(runner('--once'));
+		is_job($node, $id, "failed|1||HTTP 429: \"$id\"", "Retry-After: $now");
+		is(scalar(requests()), $before + ($now eq '5 s' ? 1 : 11), $now eq '5 s' ? 'is no time' : 'ten times, then it counts');
+		is_sql($node, "SELECT ready_at > now() + '20 min' FROM idemq.jobs WHERE id = $id", 't', "and the queue's policy says when");
+		cancel($id);
+	}
 }
 
 # What endpoints do that are broken, or hostile.
@@ -222,11 +234,11 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	is(scalar(grep { ($_->{headers}{'idemq-id'} // '') eq $second } requests()), 1, 'nor one of these');
 	cancel($second);
 
-	# Connected by the kernel; nobody speaks TLS.
+	# Connected by the kernel; nobody speaks TLS.  The job's own time is shorter than that of a connection.
 	my $silent = IO::Socket::INET->new(Listen => 5, LocalAddr => '127.0.0.1');
 	local $url = 'https://127.0.0.1:' . $silent->sockport . '/';
 	$id = enqueue('1');
-	my ($status, $said) = ended(runner('--once'));
+	my ($status, $said) = ended(runner('--once', '--timeout', '1s'));
 	is($status, 1, 'TLS that hangs');
 	like($said, qr/jobs wait until it is back/, 'is an endpoint that is not there');
 	is_job($node, $id, 'pending|0||', 'and counts as nothing');
@@ -235,9 +247,8 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 
 	# 16 MB, which the endpoint does not read.
 	$id = sql($node, "SELECT id FROM idemq.enqueue('q', to_jsonb(repeat('x', 16000000)), kind => 'early')");
-	once('--result');
-	is_sql($node, "SELECT status IN ('completed', 'failed') AND attempt = 1 FROM idemq.jobs WHERE id = $id", 't', 'that answers before it has read');
-	cancel($id);
+	once('--result', '--timeout', '60s');
+	is_job($node, $id, 'completed|1|"early"|', 'that answers before it has read');
 
 	# Every character that a payload can have, and 16 MB of it.
 	$id = sql($node, "SELECT id FROM idemq.enqueue('q', (SELECT to_jsonb(repeat(string_agg(chr(i), '' ORDER BY i), 30000)) FROM generate_series(1, 255) i))");
@@ -295,6 +306,27 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	is_soon($node, "SELECT status = 'completed' FROM idemq.job_by_key('q', 'after')", 'the next one');
 	is_job($node, $id, 'completed|1|"its own"|', 'what has committed itself is not ended, and has not failed');
 	unlike(slurp_file($runner->{err}), qr/q $id/, 'of which nothing is said');
+
+	# It sleeps through its lease; the claim that takes the job, and makes it stale, is undone.
+	unlink "$tmp/committed";
+	$id = enqueue({ do => 'wait', gate => "$tmp/committed" });
+	until_true('a request', sub { grep { ($_->{waits} // '') eq $id } requests() });
+	stop_worker($node);
+	kill 'STOP', $runner->{pid};
+	wait_until($node, "SELECT expires_in < '0' FROM idemq.leases() WHERE job_id = $id");
+	my $thief = session($node);
+	$thief->query_safe('BEGIN');
+	is($thief->query_safe("SELECT id FROM idemq.claim('q')"), $id, 'another has the job, for now');
+	kill 'CONT', $runner->{pid};
+	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%try_commit%'");
+	$thief->query_safe('ROLLBACK');
+	$thief->quit;
+	until_true('its connection is closed', sub { slurp_file($runner->{err}) =~ /q $id: the lease/ });
+	is_soon($node, "SELECT count(*) = 1 FROM idemq.attempts WHERE job_id = $id", 'the attempt is over');
+	isnt(sql($node, "SELECT status FROM idemq.jobs WHERE id = $id"), 'completed', 'by no commit: nobody has done it');
+	kill 'CONT', worker_pid($node);
+	open_gate('committed');
+	is_soon($node, "SELECT status = 'completed' FROM idemq.jobs WHERE id = $id", 'then it is done');
 
 	# kill -9: another runner, another token.
 	unlink "$tmp/committed";

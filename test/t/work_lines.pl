@@ -36,6 +36,7 @@ while (my $line = <STDIN>)
 
 	die "it is broken\n" if $do->{die};
 	if ($do->{close}) { close STDOUT; sleep 1000 }
+	if ($do->{deaf}) { print qq({"id": "$id"}\n); close STDIN; sleep 1000 }
 	if ($do->{hang}) { print $log "hangs $$\n"; $SIG{TERM} = 'IGNORE' if $do->{hang} > 1; sleep 1000 while 1 }
 	if ($do->{flood}) { print $do->{flood} x 2**20 for 1 .. 1024; exit }
 	if ($do->{leave} && fork == 0) { POSIX::setsid(); close $log; sleep 1 until -e "$ENV{T}/left"; exit }
@@ -111,6 +112,7 @@ foreach (
 	[ '{"id": "%s", "error": "no such address", "dead": true}', 'dead|1||no such address', qr/: dead: no such address/, 'dead' ],
 	[ '{"id": "%s", "dead": true}', 'dead|1||', qr/: dead:$/, 'dead, without a word' ],
 	[ '{"id": "%s", "later": true}', 'pending|0||', qr/^$/, 'later', [ 0, 2 ] ],
+	[ '{"id": "%s", "later": "soon"}', 'pending|0||', qr/"later": "soon" is no time/, 'later, at no time', [ 0, 2 ] ],
 	[ '{"id": "%s", "later": "5min"}', 'pending|0||', qr/^$/, 'later, by then', [ 4, 6 ] ],
 	[ '{"id": "%s", "later": false, "error": null, "result": 1}', 'completed|1|1|', qr/^$/, 'neither later nor an error' ],
 	[ '{"id": "%s", "error": "€ \ud83d\ude00"}', "failed|1||\x{20ac} \x{1f600}", qr/retrying/, 'an error in other letters' ],
@@ -147,8 +149,8 @@ foreach (
 foreach (
 	[ { die => 1 }, '255: it is broken', 'exit status', 'that dies' ],
 	[ { close => 1 }, 'the program has closed its stdout', '', 'that closes its stdout', '--kill-after', '200ms' ],
-	[ { hang => 1 }, 'ended after 1 s (--timeout)', '', 'that hangs', '--timeout', '1s' ],
-	[ { hang => 2 }, 'ended after 1 s (--timeout)', '', 'that hangs, and does not hear', '--timeout', '1s', '--kill-after', '100ms' ],
+	[ { hang => 1 }, 'ended after 5 s (--timeout)', '', 'that hangs', '--timeout', '5s' ],
+	[ { hang => 2 }, 'ended after 5 s (--timeout)', '', 'that hangs, and does not hear', '--timeout', '5s', '--kill-after', '100ms' ],
 	[ { leave => 1 }, '3', 'exit status', 'that leaves a child the pipe' ],
 	[ { flood => 'x' }, '0', 'exit status', 'that prints 1 GB without the end of a line' ],
 	[ { flood => '{' }, 'the program\'s line is longer than --max-output', '', 'that answers with 1 GB' ])
@@ -164,6 +166,42 @@ foreach (
 	cmp_ok(length($said), '<', 10_000, "$name: little is said");
 	sql($node, "SELECT idemq.cancel($id)");
 	append_to_file("$tmp/left", 'x') if $payload->{leave};
+}
+
+# A program that closes its stdin hears of no job.
+{
+	my @ids = map { enqueue($_) } { deaf => 1 }, 1, 2;
+	once('--kill-after', '200ms', '--timeout', '60s');
+	is_job($node, $ids[0], 'completed|1||', 'what it had before is done');
+	is_job($node, $ids[1], 'failed|1||the program has closed its stdin', 'the next one has failed');
+	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $ids[2]", 'completed|1', 'the one after it is done');
+	sql($node, "SELECT idemq.cancel($ids[1])");
+}
+
+# One that answers before it has read the end of its line: the next line begins after that.
+append_to_file("$tmp/early.pl", <<'EOP');
+$| = 1;
+my $text = '';
+while (sysread STDIN, $text, 65536, length $text)
+{
+	while ($text =~ /^\{"id" : "(\d+)"/)
+	{
+		print qq({"id": "$1"}\n) unless $answered{$1}++;
+		select undef, undef, undef, 0.05 until -e "$ENV{T}/read";
+		last unless $text =~ s/^[^\n]*\n//;
+	}
+	exit 7 if $text =~ /^[^{]/;
+}
+EOP
+{
+	my @ids = (sql($node, q(SELECT id FROM idemq.enqueue('q', to_jsonb(repeat('x', 3000000))))), enqueue(1));
+	my $runner = start_runner($dsn, '--timeout', '60s', '--lines', '--', 'perl', "$tmp/early.pl");
+	is_soon($node, "SELECT status = 'completed' FROM idemq.jobs WHERE id = $ids[0]", 'an answer before the end of its line');
+	is_soon($node, "SELECT status = 'processing' FROM idemq.jobs WHERE id = $ids[1]", 'the next job is given');
+	open_gate('read');
+	is_soon($node, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $ids[1]", 'and understood');
+	kill 'TERM', $runner->{pid};
+	is((ended($runner))[0], 0, 'the runner ends');
 }
 
 # Nothing else is held up by a program that dies with each job.
