@@ -20,8 +20,8 @@
 #include "base/base.h"
 
 /*
- * Raises 2D000 in a block, a function or an EXCEPTION: no procedure may end a transaction
- * there.  why: a sentence.
+ * Raises 2D000 in a transaction block, a function or an EXCEPTION block: no procedure may end
+ * a transaction there.  why: a sentence.
  */
 void
 idemq_check_top_level(FunctionCallInfo fcinfo, const char *name, const char *why)
@@ -61,8 +61,8 @@ idemq_arg_text(FunctionCallInfo fcinfo, int n, const char *name, int max_bytes)
 }
 
 /*
- * Returns the optional name of a worker, NULL for none.  Raises 22023 for one by which a row
- * knows that a handler's process has the job: a restart ends its lease at once.
+ * Returns the optional name of a worker, NULL for none.  Raises 22023 for the name of a
+ * handler's process: a restart ends the lease of a job with such a name at once.
  */
 text *
 idemq_arg_worker(FunctionCallInfo fcinfo, int n)
@@ -193,7 +193,7 @@ idemq_arg_int(FunctionCallInfo fcinfo, int n, const char *name, int32 min, int32
 	return idemq_check_int(name, PG_GETARG_INT32(n), min, max);
 }
 
-/* Returns a number from min to max; NaN is none. */
+/* Returns a number argument from min to max; raises 22023 for others, and for NaN. */
 double
 idemq_arg_float(FunctionCallInfo fcinfo, int n, const char *name, double min, double max)
 {
@@ -209,9 +209,9 @@ idemq_arg_float(FunctionCallInfo fcinfo, int n, const char *name, double min, do
 }
 
 /*
- * Takes an array argument apart.  Raises 22004 for NULL, or for a NULL element
- * unless they are allowed; 22023 for another shape than one dimension from 1,
- * or too many elements.
+ * Takes an array argument apart.  Raises 22004 for NULL, and for a NULL element
+ * unless nulls_allowed; 22023 for another shape than one dimension from 1, and
+ * for too many elements.
  */
 void
 idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_type,
@@ -245,8 +245,8 @@ idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_ty
 }
 
 /*
- * As idemq_arg_array, of an optional array that must be as long as another one;
- * values stays NULL when the argument is.
+ * Like idemq_arg_array, for an optional array that must be as long as another one;
+ * values is NULL when the argument is.
  */
 void
 idemq_arg_array_like(FunctionCallInfo fcinfo, int n, const char *name, Oid element_type,
@@ -310,7 +310,7 @@ idemq_value_row_datum(FunctionCallInfo fcinfo, Datum value)
 	return idemq_row_datum(fcinfo, &value, &isnull);
 }
 
-/* Returns where a set-returning function's result goes.  Raises 0A000 where none can go. */
+/* Returns where a set-returning function's result goes; raises 0A000 where no set can go. */
 ReturnSetInfo *
 idemq_srf_place(FunctionCallInfo fcinfo)
 {
@@ -325,8 +325,8 @@ idemq_srf_place(FunctionCallInfo fcinfo)
 }
 
 /*
- * Begins a set-returning function's result; returns what has its tuplestore, setResult, and its
- * row type, setDesc.  The caller's memory context is the function's own.
+ * Begins a set-returning function's result: a tuplestore, setResult, of row type setDesc.  The
+ * current memory context stays the caller's.
  */
 ReturnSetInfo *
 idemq_srf_begin(FunctionCallInfo fcinfo)
@@ -356,7 +356,7 @@ idemq_compare_int32(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* As idemq_compare_int32, of int64. */
+/* Like idemq_compare_int32, for int64. */
 int
 idemq_compare_int64(const void *a, const void *b)
 {

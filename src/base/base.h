@@ -41,19 +41,19 @@
 #define IDEMQ_PRIORITIES 10
 #define IDEMQ_DEFAULT_PRIORITY 4
 #define IDEMQ_MAX_QUEUE_NAME 48 /* bytes */
-#define IDEMQ_MAX_NAME_ARG 1024 /* bytes of a name that may then not exist */
+#define IDEMQ_MAX_NAME_ARG 1024 /* bytes of a name to look up, which may not exist */
 #define IDEMQ_MAX_KEY 1024		/* bytes: an index row holds at most 2704 */
 #define IDEMQ_MAX_KIND 64		/* bytes */
 #define IDEMQ_MAX_WORKER 256	/* bytes */
-/* What the worker's name of a job begins with that a handler has claimed. */
+/* A job that a handler has claimed has a worker's name that begins with this. */
 #define IDEMQ_HANDLER_WORKER "idemq handler"
-/* A handler that was interrupted so often in a row, by the end of its server, is stopped. */
+/* A handler is stopped when the end of its server has interrupted it so often in a row. */
 #define HANDLER_MAX_CRASHES 3
 #define IDEMQ_MAX_ARRAY 1000000 /* elements of an array argument */
 
 /* A lease whose row is held by a transaction is visited again after so many microseconds. */
 #define LEASE_BUSY_RETRY INT64CONST(100000)
-/* Nobody who does a chore waits for a lock for longer, in milliseconds: lock_timeout. */
+/* A chore waits for a lock no longer than this: lock_timeout, in milliseconds. */
 #define IDEMQ_LOCK_PATIENCE 200
 #define IDEMQ_LOCK_PATIENCE_TEXT "200"
 
@@ -133,11 +133,11 @@ typedef struct RowLocator
 } RowLocator;
 
 /*
- * Sleeps at random where another session may come in between, for tests: built
- *with -DIDEMQ_JITTER alone (make chaos), nothing at all otherwise.
+ * Sleeps at random where another session may come in between.  Only tests have it (make
+ * chaos builds with -DIDEMQ_JITTER); otherwise it is nothing.
  *
- * It stands between what is visible and what shared memory knows of it.  No lock of ours
- * is held there; interrupts may be.
+ * It stands between a change's being visible and shared memory's knowing of it.  No lock of
+ * ours is held there; interrupts may be.
  */
 
 #ifdef IDEMQ_JITTER
@@ -286,16 +286,16 @@ extern int idemq_queue_count(void);
 typedef struct ShmemPart
 {
 	void **area;			   /* where the file keeps its address */
-	Size size;				   /* bytes of what is there once; */
-	Size each;				   /* of each of so many elements behind it, by the settings; */
-	int (*count)(void);		   /* NULL: none, and it lies in the area of what has a fixed size */
-	const char *name;		   /* of its own area, which it has with count */
+	Size size;				   /* bytes of its fixed part */
+	Size each;				   /* bytes of each element behind that */
+	int (*count)(void);		   /* of elements, by the settings; NULL: none, no area of its own */
+	const char *name;		   /* of its own area */
 	const char *tranche;	   /* of its locks; NULL: none */
 	void (*init)(int tranche); /* fills the area, of zeros, at the start of the server; or NULL */
 
 	HTAB **hash; /* a hash table beside it; NULL: none */
 	const char *hash_name;
-	const int *hash_entries; /* as many as it has room for */
+	const int *hash_entries; /* how many it has room for */
 	Size key_size;
 	Size entry_size;
 	long partitions; /* 0: one lock covers all of it */
@@ -332,7 +332,7 @@ extern void idemq_begin_transaction(void);
 
 /*
  * secret.c
- *		Hashes that cannot be computed outside of this server.
+ *		Hashes that cannot be computed outside this server.
  */
 
 extern const ShmemPart idemq_secret_part;
@@ -340,7 +340,7 @@ extern uint64 idemq_secret_hash(uint64 number, const void *data, size_t length);
 
 /*
  * sync_rep.c
- *		Waiting until synchronous standbys have what is to be answered.
+ *		Waiting until synchronous standbys have what an answer shows.
  */
 
 extern void idemq_sync_rep_await(void);
@@ -542,7 +542,7 @@ typedef struct SqlField
 {
 	uint16 offset;
 	uint16 size;
-	const char *const *names; /* text is the number that it has here, up to NULL */
+	const char *const *names; /* a text is read as its index here; ends with NULL */
 } SqlField;
 
 /* clang-format off */
@@ -553,25 +553,25 @@ typedef struct SqlField
 /*
  * One statement; static in the file that runs it, its plan prepared at first use.
  *
- * Arguments may come without an array of nulls: those of a type that goes by reference are
- * then NULL where the Datum is 0.
+ * Without an array of nulls an argument of a type passed by reference is NULL when its Datum
+ * is 0.
  */
 typedef struct SqlStatement
 {
 	const char *text;
 	int nargs; /* 0: as many as there are types */
 	Oid types[SQL_MAX_ARGS];
-	bool few;	   /* each run is for few rows: no table is read as a whole, if that can be */
-	bool in_order; /* and its rows come in the order of an index, and are not sorted */
+	bool few;	   /* each run is for few rows: it avoids sequential scans */
+	bool in_order; /* as few; rows come in the order of an index: it avoids sorts, too */
 	/*
 	 * It writes idemq.jobs.  Its owner may have put deferred triggers or foreign keys on it, which
 	 * a security-restricted context does not allow.
 	 */
 	bool on_jobs;
-	bool locks;				/* or writes: its rows are read by the transaction's snapshot */
-	const SqlField *fields; /* what its columns are, in order, of a caller's struct */
+	bool locks;				/* it locks or writes: it runs under the transaction's snapshot */
+	const SqlField *fields; /* of the caller's struct, one for each column, in order */
 	SPIPlanPtr plan;
-	uint32 by_reference; /* bits of arguments; set with the plan */
+	uint32 by_reference; /* bits: arguments passed by reference; set with the plan */
 } SqlStatement;
 
 /* What idemq_spi_begin changed and idemq_spi_end puts back. */

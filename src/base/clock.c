@@ -8,9 +8,9 @@
  * hours therefore neither stops the queues nor revives a lease; one who sets
  * it forward makes scheduled jobs due, and reaps nothing.
  *
- * After a jump ahead that was corrected it stays ahead until the server restarts: floors of
- * FIFO groups, among others, rely on a time that never goes back.  What was written meanwhile
- * a DBA corrects (doc/operations/backup-replication-failover.md, Clocks).
+ * When the wall clock jumps ahead and is corrected, idemq_now() stays ahead until the server
+ * restarts: floors of FIFO groups, among others, rely on a time that never goes back.  A DBA
+ * corrects what was written meanwhile (doc/operations/backup-replication-failover.md, Clocks).
  *
  * Locks: none, atomics only.
  */
@@ -29,7 +29,7 @@ typedef struct ClockShared
 {
 	pg_atomic_uint64 offset;		/* TimestampTz minus mono, as int64; grows */
 	pg_atomic_uint64 primary_since; /* TimestampTz; 0: not yet asked as a primary */
-	pg_atomic_uint64 primary_mono;	/* the same, of CLOCK_MONOTONIC; set before */
+	pg_atomic_uint64 primary_mono;	/* the same moment in CLOCK_MONOTONIC; set before it */
 } ClockShared;
 
 static ClockShared *shared = NULL;
@@ -40,8 +40,8 @@ observed_offset(void)
 	TimestampTz wall = GetCurrentTimestamp();
 
 	/*
-	 * The wall clock first: a delay between the two reads then makes the offset
-	 * too small, which the maximum forgets, never too large.
+	 * The wall clock is read first: a delay between the two reads then makes the
+	 * offset too small, which the maximum forgets, and never too large.
 	 */
 	return wall - idemq_mono_now();
 }
@@ -130,7 +130,7 @@ idemq_primary_since(void)
 	return (TimestampTz) since;
 }
 
-/* Returns the reading of CLOCK_MONOTONIC of then; to be called after idemq_primary_since. */
+/* Returns that moment as a reading of CLOCK_MONOTONIC; to be called after idemq_primary_since. */
 int64
 idemq_primary_since_mono(void)
 {
@@ -138,8 +138,8 @@ idemq_primary_since_mono(void)
 }
 
 /*
- * Begins a transaction of a process without a client, now: its now(), and its xact_start in
- * pg_stat_activity, would be those of the process's own start otherwise.
+ * Begins a transaction in a process without a client.  Such a process has to set the time:
+ * otherwise now(), and xact_start in pg_stat_activity, would be the process's own start.
  */
 void
 idemq_begin_transaction(void)

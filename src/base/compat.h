@@ -44,7 +44,7 @@
 #error "idemq needs PostgreSQL 15 or later"
 #endif
 
-/* The number of this session's PGPROC: unique among the living. */
+/* The number of this session's PGPROC: unique among live processes. */
 #if PG_VERSION_NUM >= 170000
 #define IDEMQ_MY_PROC_NUMBER ((int32) MyProcNumber)
 #else
@@ -115,8 +115,8 @@ compat_tuple_delete(Relation rel, ItemPointer tid, Snapshot snapshot, Snapshot c
 }
 
 /*
- * Prunes a page that is full, if nobody else has it pinned.  Since 19 it may have to say in the
- * visibility map that the page is not all-visible any more.
+ * Prunes a page that is full, if nobody else has it pinned.  Since 19 pruning may have to clear
+ * the page's bit of the visibility map.
  */
 static inline void
 compat_prune(Relation rel, Buffer buffer)
@@ -134,8 +134,8 @@ compat_prune(Relation rel, Buffer buffer)
 }
 
 /*
- * A tranche of locks: made once, in shared memory, and named in each process that attaches to
- * it; since 19 it gets its name when it is made, for all.
+ * A tranche of locks is made once, in shared memory.  Each process that attaches to it names it;
+ * since 19 it is named for all when it is made.
  */
 static inline int
 compat_tranche_new(const char *name)
@@ -166,7 +166,7 @@ compat_shmem_hash(const char *name, int64 entries, HASHCTL *info, int flags)
 #endif
 }
 
-/* What a signal handler hands on to another; since 19 it knows who has sent the signal. */
+/* What a signal handler passes on to another; since 19 that includes the signal's sender. */
 #if PG_VERSION_NUM >= 190000
 #define COMPAT_SIGNAL_ARGS postgres_signal_arg, pg_siginfo
 #else
@@ -174,7 +174,7 @@ compat_shmem_hash(const char *name, int64 entries, HASHCTL *info, int flags)
 #define PG_SIG_IGN SIG_IGN
 #endif
 
-/* 19's, whose flags no longer let a comment say so. */
+/* PostgreSQL 19's: with its compiler flags a comment does not do any more. */
 #ifndef pg_fallthrough
 #define pg_fallthrough __attribute__((fallthrough))
 #endif
@@ -190,7 +190,7 @@ compat_sequence_record(Relation rel)
 #endif
 }
 
-/* The number of a table's file: another one since it was rewritten. */
+/* The number of a table's file; a rewrite changes it. */
 static inline Oid
 compat_file_number(Relation rel)
 {
@@ -283,8 +283,8 @@ compat_database_is_invalid(Form_pg_database database)
 }
 
 /*
- * Takes a lock to the end of the transaction, if that needs no waiting and there is
- * room in the lock table.
+ * Takes a lock to the end of the transaction; false if that would wait, or the lock table
+ * has no room.
  */
 static inline bool
 compat_lock_if_free(const LOCKTAG *tag, LOCKMODE mode)
@@ -318,14 +318,14 @@ compat_owns_extension(Oid extension)
 #endif
 }
 
-/* A server's default for this would end a background worker in the middle of a chore. */
+/* A server's transaction_timeout would end a background worker in the middle of a chore. */
 #if PG_VERSION_NUM >= 170000
 #define COMPAT_TRANSACTION_TIMEOUT_OFF {"transaction_timeout", "0"},
 #else
 #define COMPAT_TRANSACTION_TIMEOUT_OFF
 #endif
 
-/* Whether synchronous_standby_names names any; a flag of its own before the minors of 2025. */
+/* Whether synchronous_standby_names names any; the minor releases of 2025 changed the flag. */
 static inline bool
 compat_sync_standbys_defined(void)
 {
@@ -380,7 +380,7 @@ compat_may(Oid class_id, Oid object, Oid role, AclMode mode)
 #endif
 }
 
-/* How long a sleeper may stay in one transaction, in microseconds; see transaction_timeout. */
+/* How long a sleeper may stay in one transaction, in microseconds: 9/10 of transaction_timeout. */
 static inline int64
 compat_longest_transaction(void)
 {

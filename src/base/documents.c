@@ -21,14 +21,15 @@
  * documents are not looked into:
  *
  * - A number that PostgreSQL stores has at most 131,072 digits before the point and
- *   16,383 after it: with sign, point and what separates it from the next, 147,461
- *   characters, of 14 bytes or more (JEntry 4, length 4, header 4, one digit 2).  Below 64
- *   digits on either side the header has 2 bytes: 323 characters, of 10 bytes or more
- *   where it has no digit.  Of n bytes of a string come at most 6 n, and 4 more for quotes
- *   and separator, of n + 4; of a container 4, of 4; "false" has 7, of 4.  So the text is
- *   at most 147,461 / 14 < SPREAD times as long as the jsonb.
- * - Else strings are taken for 6 times their length, and numbers are written.
- * - Only what that finds too long is looked at byte by byte.
+ *   16,383 after it.  With sign, point and separator that is 147,461 characters, from 14
+ *   bytes or more (JEntry 4, length 4, header 4, one digit 2).  A number of at most 256
+ *   digits before the point and 63 after it may have a header of 2 bytes: 323 characters,
+ *   from 10 bytes or more, where it has no digit.  A string of n bytes becomes at most
+ *   6 n + 4 characters, with quotes and separator, from n + 4 bytes.  A container adds 4
+ *   characters, from 4 bytes; "false" has 7, from 4.  So the text is at most
+ *   147,461 / 14 < SPREAD times as long as the jsonb.
+ * - Else strings are taken for 6 times their length, and numbers are written out.
+ * - Only a document that this finds too long is looked at byte by byte.
  *
  * Locks: none.
  */
@@ -43,7 +44,7 @@
 
 #define SPREAD 10600
 
-/* Returns how long a string is with its quotes: at most, or exactly. */
+/* Returns the length of a string with its quotes: an upper bound, or exactly. */
 static Size
 string_length(const char *string, int bytes, bool exactly)
 {
@@ -63,7 +64,7 @@ string_length(const char *string, int bytes, bool exactly)
 	return length;
 }
 
-/* Returns how long a value is that is no container. */
+/* Returns the length of a scalar. */
 static Size
 scalar_length(const JsonbValue *value, bool exactly)
 {
@@ -89,14 +90,14 @@ scalar_length(const JsonbValue *value, bool exactly)
 	}
 }
 
-/* Returns what a container of so many elements has beside them: brackets and commas. */
+/* Returns the length of a container's brackets and commas. */
 static Size
 frame_length(int elements)
 {
 	return 2 + 2 * (Size) Max(elements - 1, 0);
 }
 
-/* Returns how long a document is as text, at most or exactly; above limit, any such number. */
+/* Returns the length of a document as text, an upper bound or exactly; it stops above limit. */
 static Size
 text_length(Jsonb *document, bool exactly, Size limit)
 {
@@ -118,8 +119,8 @@ text_length(Jsonb *document, bool exactly, Size limit)
 }
 
 /*
- * Returns whether jsonb documents are together at most so long as text; one that is 0 is
- * none.
+ * Returns whether jsonb documents together have at most limit bytes as text; 0 is no
+ * document.
  */
 bool
 idemq_documents_fit(const Datum *documents, int count, Size limit)
@@ -156,8 +157,8 @@ refuse(const char *name, Size limit)
 }
 
 /*
- * Raises 54000 for a jsonb argument that is longer as text than idemq.max_document less a
- * number of bytes, for what will be added to it.  0 is no document.
+ * Raises 54000 for a jsonb argument that is longer as text than idemq.max_document less
+ * reserve, the bytes that will be added to it.  0 is no document.
  */
 void
 idemq_check_document(const char *name, Datum document, Size reserve)

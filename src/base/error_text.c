@@ -5,17 +5,17 @@
  * 500 jobs that died of one cause have 500 messages, for each names its own order, host or
  * time.  A pattern has a question mark in place of each such part:
  *
- *	 - what stands in quotes ('...', "...", `...`), which stay.  A quote that follows a letter
- *	   or digit is an apostrophe, and one that is never closed is as it is;
+ *	 - the text in quotes ('...', "...", `...`); the quotes stay.  A quote that follows a
+ *	   letter or digit is an apostrophe, and one that is never closed stays as it is;
  *	 - a number: 12, -7, 0x1f, 12.5, 1e-6, 10:32:05, 2026-11-22T10:32, 10.0.0.7;
- *	 - a uuid; eight hex digits and more, of which one is 0 to 9; sixteen letters and digits
- *	   and more, of which two are digits;
+ *	 - a uuid; eight hex digits or more with one of 0 to 9 among them; sixteen letters and
+ *	   digits or more with two digits among them;
  *	 - within another word each row of digits: db17 is db?, part_2026_11 is part_?_?.
  *
- * White space of any kind and length is one blank.  A pattern of a pattern is that pattern,
- * so that what was copied from a view finds its errors again; hence a quote behind a question
- * mark opens nothing, and one before a digit closes.  (Of 200,000 strings made of quotes,
- * digits and signs one was not.)
+ * White space of any kind and length is one blank.  The pattern of a pattern is the pattern
+ * itself, so that one copied from a view finds its errors again; hence a quote behind a
+ * question mark opens nothing, and one before a digit closes.  (Of 200,000 strings made of
+ * quotes, digits and signs one broke this.)
  *
  * Bytes above 127 are letters: in no encoding of a server are they parts of anything else.
  * All is arithmetic on bytes, one pass, and no locale: an index, a replica and the next
@@ -25,7 +25,7 @@
 
 #include "base/base.h"
 
-/* A message that is read, and what comes out of it; never longer than what went in. */
+/* A message that is read, and its pattern, which is never longer. */
 typedef struct Reader
 {
 	const char *text;
@@ -65,7 +65,7 @@ is_space(char c)
 	return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-/* Returns the byte that is ahead by so many, 0 behind the end. */
+/* Returns the byte so many ahead, 0 behind the end. */
 static char
 peek(const Reader *reader, int ahead)
 {
@@ -100,7 +100,7 @@ uuid_length(const Reader *reader)
 	return is_word(peek(reader, length)) ? 0 : length;
 }
 
-/* Returns whether a number goes on with the byte that is ahead by so many. */
+/* Returns whether a number goes on with the byte so many ahead. */
 static bool
 number_goes_on(const Reader *reader, int ahead)
 {
@@ -129,13 +129,13 @@ number_length(const Reader *reader)
 	{
 		char c = peek(reader, length);
 
-		/* Of 1e-6 both, so that what follows is a digit again. */
+		/* In 1e-6 it takes e and the sign, so that a digit follows again. */
 		length += (c == 'e' || c == 'E') && !is_digit(peek(reader, length + 1)) ? 2 : 1;
 	}
 	return length;
 }
 
-/* Writes a question mark for so many bytes; a sign before them goes with them. */
+/* Writes a question mark in place of so many bytes, and of a sign before them. */
 static void
 skip_number(Reader *reader, int length)
 {
@@ -171,7 +171,7 @@ read_word(Reader *reader)
 		skip_number(reader, number_length(reader));
 	else
 	{
-		/* A copy, with a question mark for each row of digits in it; the first is no digit. */
+		/* Copies it, with a question mark for each row of digits; its first byte is no digit. */
 		for (int i = 0; i < length; i++)
 		{
 			if (!is_digit(peek(reader, i)))
@@ -194,7 +194,7 @@ quoted_length(const Reader *reader)
 		if (peek(reader, i) != quote)
 			continue;
 		if (peek(reader, i + 1) == quote)
-			i++; /* doubled: it stands for itself */
+			i++; /* doubled: it does not close */
 		else if (quote != '\'' || !is_letter(peek(reader, i + 1)))
 			return i + 1;
 	}
@@ -213,7 +213,7 @@ read_other(Reader *reader)
 	if (length > 0)
 	{
 		put(reader, c);
-		/* Of an empty one there is no room for more; and it says something. */
+		/* An empty string says something itself, and has no room for a question mark. */
 		if (length > 2)
 			put(reader, '?');
 		put(reader, c);
@@ -266,8 +266,8 @@ idemq_is_sqlstate(const char *text, int length)
 }
 
 /*
- * Returns where in a message a SQLSTATE stands that is called one, as drivers do: SQLSTATE
- * 22012, SQLSTATE[22012], (SQLSTATE: 22012).  NULL when there is none.
+ * Returns the SQLSTATE in a message that calls it one, as drivers do: SQLSTATE 22012,
+ * SQLSTATE[22012], (SQLSTATE: 22012).  NULL when there is none.
  */
 const char *
 idemq_error_find_sqlstate(const char *message, int length)

@@ -38,8 +38,8 @@ multiply_divide(int64 a, int64 b, int64 c, bool up)
 }
 
 /*
- * Answers a call of some cost, 0 to ask only, at now (ns, of any clock that does
- * not go back), to a bucket with that TAT; 0 or any time past is a full one.
+ * Answers a call of some cost (0: it only asks) to a bucket.  now: in ns, of any
+ * clock that does not go back.  tat: the bucket's; 0, or any time past, is a full one.
  */
 GcraAnswer
 idemq_gcra(const GcraLimit *limit, int64 tat, int64 now, int64 cost)

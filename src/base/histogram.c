@@ -100,7 +100,7 @@ idemq_histogram_sum(const uint64 *buckets)
 	return sum;
 }
 
-/* Returns a histogram as int[]; NULL when it is empty.  A count that is too large stays at the greatest int. */
+/* Returns a histogram as int[]; NULL when it is empty.  A count stays at the greatest int. */
 ArrayType *
 idemq_histogram_pack(const uint64 *buckets)
 {
@@ -121,7 +121,7 @@ idemq_histogram_pack(const uint64 *buckets)
 	return construct_array(elements, count, INT4OID, sizeof(int32), true, TYPALIGN_INT);
 }
 
-/* Adds a histogram as int[] to buckets; 22023 for what is none. */
+/* Adds a histogram that is an int[] to buckets; raises 22023 for another array. */
 void
 idemq_histogram_unpack(ArrayType *packed, uint64 *buckets)
 {

@@ -1,7 +1,7 @@
 /*
  * base/oids.c
- *		The OIDs of idemq's own objects, looked up once and again whenever a
- *		schema, a table or an enum may have changed (DROP EXTENSION, ALTER OWNER).
+ *		The OIDs of idemq's own objects, looked up once, and again whenever a schema
+ *		or idemq.jobs may have changed (DROP EXTENSION, ALTER OWNER).
  *
  * Indexes are not here: they are read from the table's relcache entry at every
  * call, since REINDEX CONCURRENTLY replaces them.
@@ -33,8 +33,8 @@ StaticAssertDecl(lengthof(outcome_names) == OUTCOME_COUNT, "an outcome has no na
 
 static ObjectOids catalog;
 /*
- * The catalog holds while these are equal; 0 loaded: never yet.  What changed
- * during a load is read at the next call.
+ * The catalog holds while these are equal; loaded_at is 0 before the first load.  A
+ * change during a load is read at the next call.
  */
 static uint64 invalidations = 1;
 static uint64 loaded_at = 0;
@@ -52,7 +52,7 @@ relation_oid(const char *name)
 	return oid;
 }
 
-/* Returns the OID of an enum of schema idemq, and those of its values in order. */
+/* Returns the OID of an enum of schema idemq; *values: the OIDs of its values, in order. */
 static Oid
 load_enum(const char *type, const char *const *names, int count, Oid *values)
 {
@@ -69,7 +69,7 @@ load_enum(const char *type, const char *const *names, int count, Oid *values)
 	return type_oid;
 }
 
-/* Returns how far the extension is in this database, within its scripts, too. */
+/* Returns whether this database has the extension, and of which age; also within its scripts. */
 IdemqPresence
 idemq_presence(void)
 {
@@ -83,7 +83,7 @@ idemq_presence(void)
 	return idemq_sql_presence();
 }
 
-/* Raises 55000: the SQL objects are those of an earlier version. */
+/* Raises 55000: the SQL objects are of an earlier version. */
 void
 idemq_refuse_outdated(void)
 {
@@ -94,8 +94,8 @@ idemq_refuse_outdated(void)
 }
 
 /*
- * Returns the OIDs.  Raises 42P01 when the extension is not in this database, 55000 when it
- * has not been updated.  The result is valid until the next call.
+ * Returns the OIDs.  Raises 42P01 when the extension is not in this database, 55000 when its
+ * SQL objects are too old or too new for the library.  The result is valid until the next call.
  */
 const ObjectOids *
 idemq_oids(void)

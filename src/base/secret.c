@@ -1,11 +1,11 @@
 /*
  * base/secret.c
- *		Hashes that cannot be computed outside of this server: SipHash-2-4, keyed with
+ *		Hashes that cannot be computed outside this server: SipHash-2-4, keyed with
  *		128 bits that are drawn at its start.
  *
- * For what others get to see, as the tags of locks in pg_locks: a hash without a secret
- * confirms a right guess of what was hashed, and one that is not made for it (PostgreSQL's
- * hash functions) gives its seed away to a role that knows some of the inputs.
+ * They are for what others can see, such as the tags of locks in pg_locks.  A hash without a
+ * secret confirms a right guess of its input.  A seeded hash that is not made for secrets (as
+ * PostgreSQL's are not) gives its seed away to a role that knows some of the inputs.
  *
  * Locks: none; the key is written before any session is there.
  */

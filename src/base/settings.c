@@ -25,7 +25,7 @@ int idemq_purge_interval = 10000;
 int idemq_max_handler_workers = 4;
 int idemq_max_document = 16384;
 
-/* Asked by SQL alone. */
+/* Read by SQL alone. */
 static int max_schedules_per_role = 100;
 static char *version;
 
@@ -42,7 +42,7 @@ define_int(const char *name, const char *what, const char *more, int *variable, 
 void
 idemq_settings_define(void)
 {
-	/* How large what is in shared memory is, and who may have how much of it. */
+	/* Sizes in shared memory, and shares of them. */
 	/* The default is the largest round number that costs 16 MB: doc/operations/sizing.md. */
 	define_int("idemq.max_queues", "Queues of all databases of the server.",
 			   "Beyond it create_queue raises 53400, and so does the use of a queue that was "
@@ -64,7 +64,7 @@ idemq_settings_define(void)
 			   "A queue's groups, or a database's names, have half at most; those that find none "
 			   "share one, which idemq.memory counts.",
 			   &idemq_max_buckets, 1, 10000000, PGC_POSTMASTER, 0);
-	/* What a script asks for (sql/parts/00_guard.sql). */
+	/* The guard of the scripts asks for it (sql/parts/00_guard.sql). */
 	DefineCustomStringVariable("idemq.version", "The version of the library in memory.",
 							   "Of the SQL objects of a database: pg_extension.", &version,
 							   idemq_version, PGC_INTERNAL, 0, NULL, NULL, NULL);
@@ -115,7 +115,7 @@ idemq_settings_define(void)
 	MarkGUCPrefixReserved("idemq");
 }
 
-/* Returns how many slots for queues there are; for parts of shared memory with something of each. */
+/* Returns the number of slots for queues, for parts of shared memory with an element for each. */
 int
 idemq_queue_count(void)
 {

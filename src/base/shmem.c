@@ -1,10 +1,10 @@
 /*
  * base/shmem.c
- *		Shared memory: asks for it before the server starts, hands each part its
+ *		Shared memory: asks for it before the server starts, and hands each part its
  *		area when it has started, in the order in which module.c lists them.
  *
- * Parts of a fixed size lie one behind the other in one area, "idemq"; a part whose size
- * depends on a setting has an area of its own, so that pg_shmem_allocations tells what the
+ * Parts of a fixed size lie one behind the other in one area, "idemq".  A part whose size
+ * depends on a setting has an area of its own, so that pg_shmem_allocations shows what the
  * setting costs.
  *
  * Everything in it is a cache of the rows, thrown away by every restart.
@@ -24,7 +24,7 @@ static int shmem_nparts;
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
 
-/* Returns the bytes of a part, but for its hash table. */
+/* Returns the bytes of a part without its hash table. */
 static Size
 size_of(const ShmemPart *part)
 {
@@ -33,14 +33,14 @@ size_of(const ShmemPart *part)
 	return CACHELINEALIGN(add_size(part->size, more));
 }
 
-/* Returns the bytes of the tranches of all parts, which stand before those of a fixed size. */
+/* Returns the bytes of the array of tranches, with which the area "idemq" begins. */
 static Size
 tranches_size(void)
 {
 	return CACHELINEALIGN(shmem_nparts * sizeof(int));
 }
 
-/* Returns the bytes of the area of what has a fixed size. */
+/* Returns the bytes of the area "idemq". */
 static Size
 fixed_size(void)
 {

@@ -5,9 +5,9 @@
  *
  * A slice is over after a time, or after SLICE_BYTES of WAL, whichever comes first: a
  * transaction of many small units is short, and one of large units writes little more
- * than one of them.  WAL stands for all that is written, by a user's trigger too.  Who
- * works in slices does one unit at least, and asks after each; the unit itself is bounded
- * by the limits on what a job may be.
+ * than one of them.  WAL stands for all that is written, by a user's trigger too.  A
+ * slice does one unit at least, and asks after each; a unit is bounded by the limits on
+ * what a job may be.
  */
 #include "postgres.h"
 
@@ -25,7 +25,6 @@ idemq_slice_begin(Slice *slice, int64 time)
 	slice->bytes = bounded ? pgWalUsage.wal_bytes + SLICE_BYTES : PG_UINT64_MAX;
 }
 
-/* Returns whether a slice is over. */
 bool
 idemq_slice_is_over(const Slice *slice)
 {

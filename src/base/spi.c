@@ -8,13 +8,14 @@
  *		n = idemq_spi_run(&statement, args, nulls);
  *		idemq_spi_end(&scope);
  *
- * or, for one statement: whose rows nobody reads, idemq_spi_do and idemq_spi_finds; whose rows
- * are structs, idemq_spi_row and idemq_spi_rows.
+ * One statement runs by itself: by idemq_spi_do or idemq_spi_finds when nobody reads its
+ * rows, by idemq_spi_row or idemq_spi_rows when its rows become structs.
  *
  * Between begin and end the user is the owner of idemq's tables, in a
- * security-restricted context, and search_path is pinned, so that nothing that
- * the caller's role or path brings in is run.  On an error, transaction abort
- * puts all of it back.  Statements are constant text; values are parameters.
+ * security-restricted context (but for a statement on_jobs), and search_path is
+ * pinned, so that nothing that the caller's role or path brings in is run.  On an
+ * error, transaction abort puts all of it back.  Statements are constant text;
+ * values are parameters.
  */
 #include "postgres.h"
 
@@ -30,7 +31,7 @@
 
 #include "base/base.h"
 
-/* Sets a setting until the end of the nest level of settings that is open. */
+/* Sets a setting until idemq_spi_end, or the end of the caller's nest level of settings. */
 void
 idemq_spi_set(const char *setting, const char *value)
 {
@@ -61,9 +62,9 @@ idemq_spi_begin(SqlScope *scope)
 }
 
 /*
- * Until idemq_spi_end no table is read as a whole, if that can be: for a statement of
- * which each run is for few rows, and whose plan may be from when the table had none.  What has to
- * be read as a whole counts as 1e10 then: no reason to compile the plan.
+ * Avoids sequential scans until idemq_spi_end: for a statement whose every run is for few
+ * rows, and whose plan may be from a time when the table was empty.  A sequential scan that
+ * cannot be avoided costs 1e10 then, which is no reason to compile the plan.
  */
 void
 idemq_spi_no_seqscan(void)
@@ -73,8 +74,8 @@ idemq_spi_no_seqscan(void)
 }
 
 /*
- * Runs a statement, whose plan is prepared at its first use, under a registered snapshot, or, with
- * NULL, the transaction's own, and then it may write; returns what SPI does.
+ * Runs a statement, and prepares its plan at the first use; returns SPI's code.  snapshot: a
+ * registered one; with NULL it is the transaction's own, and the statement may write.
  */
 static int
 execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
@@ -114,7 +115,7 @@ execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot 
 								true, false, 0);
 }
 
-/* Returns the number of rows of a statement that was run; an error if it did not do that. */
+/* Returns the number of rows of a statement that was run; raises an error for another code. */
 static uint64
 rows_of(const SqlStatement *statement, int code, bool expected)
 {
@@ -158,7 +159,7 @@ idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls)
 	return rows_of(statement, code, code >= 0);
 }
 
-/* Runs one statement as the owner, of which nobody reads rows; returns their number. */
+/* Runs one statement as the owner; returns its number of rows, which nobody can read. */
 uint64
 idemq_spi_do(SqlStatement *statement, const Datum *args, const char *nulls)
 {
@@ -186,7 +187,7 @@ idemq_int8_array(const int64 *values, int count)
 	return PointerGetDatum(array);
 }
 
-/* Runs a statement as idemq_spi_do whose one parameter is a bigint[]; not without any. */
+/* Like idemq_spi_do, for a statement whose one parameter is a bigint[]; not run without ids. */
 void
 idemq_spi_do_for_ids(SqlStatement *statement, const int64 *ids, int count)
 {
@@ -214,7 +215,7 @@ idemq_spi_finds(SqlStatement *statement, const Datum *args, const char *nulls)
 
 /*
  * Returns a column, from 1, of a row, from 0, of the last result; valid until idemq_spi_end.
- * isnull: NULL for a column that never is.
+ * isnull: NULL when the column never is.
  */
 Datum
 idemq_spi_value(uint64 row, int column, bool *isnull)
@@ -226,8 +227,8 @@ idemq_spi_value(uint64 row, int column, bool *isnull)
 }
 
 /*
- * As idemq_spi_value, of an int8 or a timestamptz, which go by reference on 32 bits: 0 when
- * it is NULL.
+ * Like idemq_spi_value, for an int8 or a timestamptz, which 32-bit machines pass by
+ * reference; 0 for NULL.
  */
 int64
 idemq_spi_int64(uint64 row, int column, bool *isnull)
@@ -240,7 +241,7 @@ idemq_spi_int64(uint64 row, int column, bool *isnull)
 	return is_null ? 0 : DatumGetInt64(value);
 }
 
-/* Writes a value that is not NULL to a field; returns how long the field has to be. */
+/* Writes a value that is not NULL to a field; returns the size that the field has to have. */
 static Size
 read_field(Oid type, Datum value, const SqlField *field, void *target, MemoryContext context)
 {
@@ -303,9 +304,9 @@ read_field(Oid type, Datum value, const SqlField *field, void *target, MemoryCon
 }
 
 /*
- * Reads a row, from 0, of the last result into a struct by its fields, of which each takes a
- * column, in order: intervals in microseconds, a status as a JobStatus, text and jsonb in that
- * memory context or, as a string, in an array of the struct.  What is NULL stays as it is.
+ * Reads a row, from 0, of the last result into a struct, a column to each of its fields, in
+ * order.  An interval becomes microseconds, a status a JobStatus.  Text and jsonb go into the
+ * memory context, or, as a string, into an array in the struct.  For NULL the field stays.
  */
 void
 idemq_spi_read(uint64 row, const SqlField *fields, void *target, MemoryContext context)
@@ -333,8 +334,8 @@ run_for_rows(SqlStatement *statement, const Datum *args)
 }
 
 /*
- * Runs a statement as the owner and reads its first row by its fields; what is NULL is 0.  Under
- * the latest snapshot, unless it locks.  False when there is none, and all of the row is 0.
+ * Runs a statement as the owner, under the latest snapshot unless it locks, and reads its
+ * first row by its fields; NULL is 0.  Returns false, with all of *row 0, when there is none.
  */
 bool
 idemq_spi_row(SqlStatement *statement, const Datum *args, void *row, Size size)
@@ -352,7 +353,7 @@ idemq_spi_row(SqlStatement *statement, const Datum *args, void *row, Size size)
 	return found;
 }
 
-/* As idemq_spi_row, of all rows: returns an array of such structs, palloc'ed. */
+/* Like idemq_spi_row, for all rows: returns a palloc'ed array of such structs. */
 void *
 idemq_spi_rows(SqlStatement *statement, const Datum *args, Size size, int *count)
 {

@@ -1,11 +1,11 @@
 /*
  * base/sync_rep.c
- *		Waiting until synchronous standbys have what is to be answered.
+ *		Waiting until synchronous standbys have what an answer shows.
  *
- * A transaction becomes visible when its wait for a synchronous standby is cut off: by a
- * cancel, or the end of its session.  A repetition of its call finds its rows, writes
- * nothing, and so waits for nobody at its own commit; its answer would be of what is
- * lost if a standby is promoted now.  So the call itself waits, before it answers.
+ * A transaction becomes visible when its wait for a synchronous standby is cut off, by a
+ * cancel or the end of its session.  A repetition of its call finds its rows, writes
+ * nothing, and so waits for nobody at its own commit; its answer would show what is
+ * lost if a standby is promoted now.  So the call itself waits before it answers.
  *
  * What a snapshot shows was flushed here before, unless it was committed with
  * synchronous_commit = off, which promises nothing.
@@ -23,7 +23,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 
-/* Returns whether nobody has to be waited for, or the standbys have that much. */
+/* Returns whether the standbys have the WAL up to lsn, or none has to be waited for. */
 static bool
 is_replicated(XLogRecPtr lsn)
 {
@@ -34,7 +34,7 @@ is_replicated(XLogRecPtr lsn)
 	if (!SyncRepRequested() || !compat_sync_standbys_defined())
 		return true;
 	LWLockAcquire(SyncRepLock, LW_SHARED);
-	/* Asked again: the checkpointer holds the lock while it wakes who waits, and then says why. */
+	/* Asked again: the checkpointer holds the lock while it wakes the waiters and says why. */
 	replicated = !compat_sync_standbys_defined() || lsn <= WalSndCtl->lsn[mode];
 	LWLockRelease(SyncRepLock);
 	return replicated;
@@ -57,8 +57,8 @@ idemq_sync_rep_await(void)
 	if (is_replicated(lsn))
 		return;
 	/*
-	 * A record that does nothing, for standbys to answer.  One that has connected, or was made
-	 * synchronous, since it answered last says nothing while nothing is written.
+	 * Write a record that does nothing, for the standbys to answer.  A standby that has
+	 * connected, or become synchronous, since its last answer is silent until then.
 	 */
 	XLogBeginInsert();
 	XLogSetRecordFlags(XLOG_MARK_UNIMPORTANT);

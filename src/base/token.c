@@ -9,8 +9,8 @@
  *     row's): the clock covers it;
  *   - a promotion may bring a clock that is behind: the timeline covers it,
  *     2^41 microseconds (25 days) of clock error for each promotion;
- *   - a dump, pg_upgrade or a restore begins timelines anew: the base covers it,
- *     which job/generation.c makes of the timelines of the clusters before;
+ *   - a dump, pg_upgrade or a restore begins timelines anew: the base covers it;
+ *     job/generation.c makes it from the timelines of the clusters before;
  *   - a clock set back: the row's own token covers it.
  * Tokens stay below 2^53 for some 280 years, less 25 days for each promotion and
  * copy, so that JSON and JavaScript carry them unharmed.
@@ -30,8 +30,8 @@ idemq_token_lead(int64 base, uint32 timeline)
 
 /*
  * Returns the next token of a job: the greatest of the row's token + 1, the last one
- * issued on this server + 1, and the clock with the timeline, these two from base on.
- * last_issued is of all databases, each with a base of its own: so it is without.
+ * issued on this server + 1, and the clock with the timeline; base is added to these
+ * two.  last_issued is of all databases, each with a base of its own, so it has none.
  */
 int64
 idemq_token_next(int64 row_token, int64 last_issued, TimestampTz now, uint32 timeline, int64 base)

@@ -1,15 +1,15 @@
 /*
  * base/topic_pattern.c
  *		Topics and patterns of them, as AMQP's topic exchanges have them: words between dots.
- *		In a pattern * stands for one word, # for any number of words, none too.
+ *		In a pattern * stands for one word, # for any number of words, none included.
  *
- * The first word of a topic is its space, which has owners; so that of a pattern is a word
- * as well.
+ * The first word of a topic is its space, which has owners; so a pattern's first word is no
+ * wildcard.
  *
- * A pattern is compared from left to right.  Where a word does not fit, the last # is given
- * one word more.  It need never be one of those before: whatever these could take beyond
- * the place where the words between two # were first found, the last # can take as well.  So
- * no pattern takes longer than the product of both lengths.
+ * A pattern is compared from left to right.  Where a word does not fit, the last # takes one
+ * word more.  An earlier # need never take more: the words between the two were matched
+ * where they first fit, and whatever the earlier # could take beyond that place, the last
+ * one can take as well.  So no pattern takes longer than the product of both lengths.
  */
 #include "postgres.h"
 
@@ -21,7 +21,7 @@ is_wildcard(const TopicWords *words, int n, char wildcard)
 	return words->lengths[n] == 1 && words->words[n][0] == wildcard;
 }
 
-/* Raises 22023 for a word that is none. */
+/* Raises 22023 for a word that a topic, or a pattern, cannot have. */
 static void
 check_word(const char *name, const TopicWords *words, int n, bool pattern)
 {
@@ -48,8 +48,8 @@ check_word(const char *name, const TopicWords *words, int n, bool pattern)
 }
 
 /*
- * Takes a topic, or a pattern, apart.  Raises 22023 when it is none; name: of the argument.
- * The string is not longer than TOPIC_MAX.
+ * Takes a topic, or a pattern, apart; raises 22023 when it is malformed.  name: the
+ * argument's.  The string is not longer than TOPIC_MAX.
  */
 void
 idemq_topic_split(const char *name, const char *string, bool pattern, TopicWords *words)
@@ -78,7 +78,7 @@ idemq_topic_space(const TopicWords *words)
 	return pnstrdup(words->words[0], words->lengths[0]);
 }
 
-/* Raises 22023 for a name that is not that of a space. */
+/* Raises 22023 for a name that no space can have. */
 void
 idemq_topic_check_space(const char *space)
 {

@@ -2,10 +2,10 @@
  * base/version.c
  *		The version of this library, and which versions of the SQL objects it works with.
  *
- * Between a restart with a new library and ALTER EXTENSION idemq UPDATE the SQL objects of a database
- * are those of the version before.  The library works with them from oldest_sql of idemq.control on:
- * src/README.md has the rule that makes it so.  SQL objects that are newer than the library are not
- * for it: they may count on what it does not know.
+ * Between a restart with a new library and ALTER EXTENSION idemq UPDATE a database has the SQL
+ * objects of the version before.  The library works with them from oldest_sql of idemq.control
+ * on; src/README.md has the rule that makes it so.  It refuses SQL objects newer than itself:
+ * they may count on what it does not know.
  */
 #include "postgres.h"
 
@@ -35,7 +35,7 @@ compare(const char *a, const char *b)
 
 		if (part_a != part_b)
 			return part_a < part_b ? -1 : 1;
-		/* What is no number makes it another version, an earlier one. */
+		/* What follows the numbers is compared as text: a version without it is the earlier one. */
 		if (*end_a != '.' || *end_b != '.')
 			return strcmp(end_a, end_b);
 		a = end_a + 1;
@@ -70,7 +70,7 @@ sql_version(void)
 	return version;
 }
 
-/* Returns how the SQL objects of this database are to the library; by a scan of pg_extension. */
+/* Returns the age of this database's SQL objects beside the library's; scans pg_extension. */
 IdemqPresence
 idemq_sql_presence(void)
 {
@@ -83,7 +83,7 @@ idemq_sql_presence(void)
 	return compare(version, idemq_version) > 0 ? IDEMQ_NEWER : IDEMQ_HERE;
 }
 
-/* Returns the version of the SQL objects that wait for ALTER EXTENSION idemq UPDATE; NULL: none do. */
+/* Returns the version of SQL objects that wait for ALTER EXTENSION idemq UPDATE; NULL: none. */
 char *
 idemq_update_waits(void)
 {
