@@ -49,8 +49,8 @@ idemq_attempt_history_add(const Job *job, TimestampTz ended_at, const char *outc
 }
 
 /*
- * Records the commit of a completed job that is to run again; its result goes along.  One
- * that a DBA made completed may have no time of that: it is now, then.
+ * Records the commit of a completed job that is to run again; its result goes along.  A job
+ * that a DBA made completed may have no finished_at: then now is taken.
  */
 void
 idemq_attempt_history_add_commit(const Job *job)
@@ -72,7 +72,7 @@ static SqlStatement find_commit =
 			 "AND outcome = 'committed'",
 	 .types = {INT8OID, INT8OID}};
 
-/* Returns whether a job that ran again after it was committed with that token. */
+/* Returns whether a job was committed with that token before it ran again. */
 bool
 idemq_attempt_history_has_commit(int64 job_id, int64 token)
 {
@@ -88,9 +88,9 @@ static SqlStatement find_ends =
 	 .types = {INT8OID, INT4OID, TEXTOID, TEXTOID}};
 
 /*
- * Returns whether a job's last so many attempts, without those that were released unless that
- * is asked for, have all ended with that outcome, and with that error unless it is NULL.  The
- * outcome is idemq's own; an error may be any text of a worker's.
+ * Returns whether the last so many attempts of a job have all ended with that outcome, and
+ * with that error unless it is NULL.  Attempts that were released do not count, unless that is
+ * the outcome.  The outcome is idemq's own; an error may be any text of a worker's.
  */
 bool
 idemq_attempt_history_ended_by(int64 job_id, const char *outcome, const char *error, int attempts)

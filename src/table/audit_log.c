@@ -6,7 +6,7 @@
  * back was never done, and is not there.  What producers and workers do all day (enqueue,
  * claim, commit, fail) is not written, and costs nothing.
  *
- * Roles by name: names survive a dump, and the role.
+ * Roles are stored by name: a name survives a dump, and the role itself.
  */
 #include "postgres.h"
 
@@ -26,7 +26,7 @@ static SqlStatement add_entry =
 	 .types = {TIMESTAMPTZOID, NAMEOID, NAMEOID, TEXTOID, INT4OID, TEXTOID, INT8OID, INT8OID,
 			   JSONBOID, TEXTARRAYOID, TEXTOID}};
 
-/* Reads a role's name; one that is dropped has its number. */
+/* Returns a role's name, which *name takes; its number when it was dropped. */
 static Datum
 role_name(Oid role, NameData *name)
 {

@@ -3,21 +3,19 @@
  *		Events that were sent to a queue: the rows of idemq.events, and the lock of a name; and
  *		the waits of jobs for them: rows of idemq.steps, named as the event.
  *
- * A row for each name of a queue.  It counts until keep_until, which is its queue's
- * idempotency_window after it was sent; then it is as if it were not there, retention deletes
+ * There is a row for each name of a queue.  It counts until keep_until, which is its queue's
+ * idempotency_window after it was sent.  Then it is as if it were not there: retention deletes
  * it, and the name may be sent again.
  *
- * The lock: whoever sends an event holds that of its name alone, whoever awaits it shared,
- * to the end of the transaction, and looks after that, with a new snapshot.  So of the two
- * the later one sees what the earlier one has committed: an event that came first is found
- * by await_event, a wait that began first by send_event, and one that was rolled back by
- * neither.
+ * A sender locks an event's name alone, an attempt that awaits it shared, to the end of the
+ * transaction.  Each looks after that, with a new snapshot.  So the later of the two sees
+ * what the earlier one has committed: await_event finds an event that came first, send_event
+ * a wait that began first, and neither finds what was rolled back.
  *
  * It is an advisory lock of a class of idemq's own, which no role can take by itself.  Its
  * number is a hash that is made with the database's uuid, so that pg_locks confirms no
  * guess of a name; unlike a secret of the running server it is the same after a restart, for
- * the sake of prepared transactions.  Two names with one hash wait for each other, and
- * nothing else.
+ * the sake of prepared transactions.  Two names with one hash wait for each other, no more.
  *
  * A wait (api/await_event.c writes it) is
  *
@@ -26,15 +24,15 @@
  *	arrived		response is the event's payload
  *	timed_out	none came until call_until.  That stands: the job decided by it
  *
- * A wait that was answered is so for good, however often the job is tried, until the job gets
- * another payload (void, as any step).
+ * An answer to a wait stands, however often the job is tried, until the job gets another
+ * payload (void, as any step).
  *
- * Who answers: send_event, for each job that waits when it is sent, so that the event itself
- * may be forgotten after its time; otherwise the attempt that asks next.
+ * send_event answers each job that waits when it is sent, so that the event itself may be
+ * forgotten after its time.  Otherwise the attempt that asks next is answered.
  *
- * Locks: whoever writes a wait holds the job's row (table/steps.c) and the event's name, the
- * attempt shared, the sender alone: so there are not two of them at a time, but for two calls of
- * one attempt, and these take the job's row one after the other.
+ * Locks: a session that writes a wait holds the job's row (table/steps.c) and the event's
+ * name, an attempt shared, a sender alone.  So no two write a wait at a time, but for two
+ * calls of one attempt, and these take the job's row one after the other.
  */
 #include "postgres.h"
 
@@ -52,7 +50,7 @@
 #include "base/base.h"
 #include "table/table.h"
 
-/* Fourth field of our lock tags: "ev"; that of api/acquire.c is another. */
+/* Fourth field of our lock tags: "ev"; api/acquire.c has another. */
 #define ADVISORY_CLASS 0x6576
 
 static SqlStatement find_event = {.few = true,
@@ -129,7 +127,7 @@ idemq_event_write(const EventName *event, Datum payload, TimestampTz now, Timest
 	(void) idemq_spi_do(&write_event, values, NULL);
 }
 
-/* Returns the jobs that wait for an event, by their ids; its name is locked. */
+/* Returns the jobs that wait for an event, in the order of ids; its name is locked. */
 Waiter *
 idemq_waits_for(const EventName *event, int *count)
 {

@@ -13,11 +13,11 @@
  * that claim and commit in one statement see each other.
  *
  * Locks: a call that only reads takes AccessShareLock on the table, one that may write
- * RowExclusiveLock, kept to the end of the transaction as for any query.  One that might
- * have written and has not gives its lock back: hooks/prepared.c, and observe/check.c, take
- * a session that holds it for a writer.  An index's lock goes before the table's, or stays with
- * it: alone it would let a REINDEX, which has locked the table, and this transaction's next write
- * wait for each other.
+ * RowExclusiveLock, kept to the end of the transaction as for any query.  A call that might
+ * have written and has not gives its lock back: hooks/prepared.c and observe/check.c take
+ * a session that holds it for a writer.  An index's lock is released before the table's, or kept
+ * with it: kept alone it would let a REINDEX that has locked the table and this transaction's
+ * next write wait for each other.
  */
 #include "postgres.h"
 
@@ -52,8 +52,8 @@ StaticAssertDecl(lengthof(later_columns) == JOB_COLUMNS - JOB_COLUMNS_OLDEST + 1
 int idemq_jobs_columns = JOB_COLUMNS_OLDEST;
 
 /*
- * Returns how many of our columns the table has.  One of a DBA's, in the place of one that is to
- * come, is none of ours, nor is one of its name and of another type.
+ * Returns how many of our columns the table has.  A later column is ours by name and type: a
+ * DBA's may stand in its place.
  */
 static int
 count_columns(Relation rel)
@@ -73,7 +73,7 @@ count_columns(Relation rel)
 	return count;
 }
 
-/* Returns whether the table has just our own triggers, and no constraint but NOT NULL. */
+/* Returns whether the table has our own triggers and columns alone, and no check constraint. */
 static bool
 is_simple(Relation rel)
 {
@@ -111,7 +111,7 @@ drop_snapshot(JobsTable *table)
 /*
  * Opens the table; raises 42P01 when it was dropped, by DROP EXTENSION, while this
  * session waited for its lock.  It does not look for another of that name: what the
- * caller knows of its queue is of the one that is gone.
+ * caller knows of its queue belongs to the one that is gone.
  */
 static void
 open_table(JobsTable *table, LOCKMODE mode)
@@ -183,7 +183,7 @@ idemq_jobs_open(JobsTable *table)
 	idemq_following_refuse();
 }
 
-/* Returns the OID of the index of ids. */
+/* Returns the OID of the primary key. */
 Oid
 idemq_jobs_primary_key(Relation rel)
 {
@@ -241,7 +241,7 @@ idemq_jobs_refresh_or_raise(JobsTable *table)
 	idemq_jobs_refresh(table);
 }
 
-/* Closes the table, keeping its lock unless it was for a write and none came; ends the command. */
+/* Closes the table and ends the command; the lock stays, unless a write was meant and none came. */
 void
 idemq_jobs_close(JobsTable *table)
 {
@@ -287,8 +287,8 @@ idemq_jobs_decode(TupleTableSlot *row, Job *job)
 }
 
 /*
- * Fetches the version that the snapshot sees of the row of a scan's current entry; false
- * when it sees none.  In the table's memory context.
+ * Fetches the version of the current entry's row that the snapshot sees; false when it sees
+ * none.  The table's memory context is current.
  */
 bool
 idemq_jobs_fetch_entry(JobsTable *table, IndexScanDesc scan, Job *job)
@@ -339,10 +339,10 @@ idemq_jobs_locator(const JobsTable *table, const Job *job)
 }
 
 /*
- * Returns whether the table has a block; its lock keeps it from losing one.  What this
- * process remembers of the file's length is too little at most: others extend a file in
- * silence, but who cuts one has everybody forget its length (smgrtruncate) before the lock
- * that he needs for it is released, and we heard of that when we got ours.
+ * Returns whether the table has a block; its lock keeps it from losing one.  The length that
+ * this process remembers may be too small, never too great: others extend a file in silence,
+ * but a session that cuts one has everybody forget its length (smgrtruncate) before it
+ * releases the lock that it needs for that, and we heard of it when we got ours.
  */
 static bool
 has_block(const JobsTable *table, BlockNumber block)
@@ -355,7 +355,7 @@ has_block(const JobsTable *table, BlockNumber block)
 	return block < known;
 }
 
-/* As idemq_jobs_fetch, by where the row was; false: ask the primary key. */
+/* Like idemq_jobs_fetch, by where the row was; false: ask the primary key. */
 bool
 idemq_jobs_fetch_at(JobsTable *table, const RowLocator *locator, int64 id, Job *job)
 {

@@ -12,7 +12,7 @@
  *   concurrent update	there is none: nobody sees the rows.
  *   savepoint rollback	leaves dead rows, as of any INSERT; an error in the middle as well,
  *						and the rows that were not written yet are forgotten.
- *   isolation level	of no matter; SERIALIZABLE checks the table and each index.
+ *   isolation level	does not matter; SERIALIZABLE checks the table and each index.
  *   user's triggers, constraints, columns
  *						each row is written at once, by SQL (table/jobs_write.c).
  *   user's indexes		those that are simple have their entries written here (a unique one
@@ -107,7 +107,7 @@ idemq_jobs_batch_add(JobsBatch *batch, JobChange *columns)
 	tuple = ExecCopySlotHeapTuple(table->new_row);
 	MemoryContextSwitchTo(old);
 	ExecStoreHeapTuple(tuple, *row, true);
-	/* The columns that indexes ask for. */
+	/* For the indexes, which read the slot's columns. */
 	slot_getallattrs(*row);
 	batch->bytes += tuple->t_len;
 	if (++batch->count == MAX_ROWS || batch->bytes >= MAX_BYTES)

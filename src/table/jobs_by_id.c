@@ -55,8 +55,8 @@ idemq_jobs_ids_next(JobsTable *table, int64 *id)
 }
 
 /*
- * Returns whether the current entry's row, which the snapshot does not see, is one of a
- * transaction that is open, or has just committed; *job: as it is there.
+ * Returns whether a transaction that is open, or has just committed, has written the current
+ * entry's row, which the snapshot does not see; *job: as it has written it.
  */
 bool
 idemq_jobs_ids_in_doubt(JobsTable *table, Job *job)

@@ -3,22 +3,22 @@
  *		Parents and children: the rows of idemq.dependencies and idemq.children.
  *
  * idemq.dependencies has a row for each child and parent, for as long as the child's row is
- * there.  idemq.children has one for each child whose parents are not done: it goes in
- * the transaction that makes the child pending, or lets it join its group.  A job of which
- * it has a row is blocked, without a group; or cancelled, and blocked again when it is brought
+ * there.  idemq.children has a row for each child whose parents are not done.  That row goes
+ * in the transaction that makes the child pending, or lets it join its group.  A job with such
+ * a row is blocked, without a group; or it is cancelled, and blocked again when it is brought
  * back.
  *
- * waits_for is the parent that the child watches: of its parents, all with lesser ids are done.
+ * waits_for is the parent that the child watches: all its parents with lesser ids are done.
  * It only grows, so each parent of a child is looked at once on the way to its release,
  * however many there are and in whichever order they finish.
  *
- * A parent counts as done when it is completed; when it is dead or cancelled, if the child says
- * run.  A row that is gone was completed, since nobody else deletes a parent of a child that
- * it can see; unless gone_as says otherwise: who enqueued the child found it dead or
- * cancelled, or it was deleted by SQL (purge, drop_queue, a DBA), which writes here what it
- * was.
+ * A parent counts as done when it is completed, and, if the child says run, when it is dead or
+ * cancelled.  A parent whose row is gone was completed, unless gone_as says otherwise: nothing
+ * else deletes a parent of a child that it can see.  gone_as says that the parent was dead or
+ * cancelled when the child was enqueued, or what it was when SQL deleted it (purge, drop_queue,
+ * a DBA).
  *
- * What is read goes by the latest snapshot.  The writes: table/jobs_dependencies_write.c.
+ * Reads go by the latest snapshot.  The writes: table/jobs_dependencies_write.c.
  */
 #include "postgres.h"
 
@@ -33,7 +33,7 @@
 #include "base/base.h"
 #include "table/table.h"
 
-/* Without any edge they are still to be restored. */
+/* A child without edges is one whose edges are still to be restored. */
 static SqlStatement find_wait =
 	{.few = true,
 	 .text = "SELECT FROM idemq.children c WHERE job_id = $1 "
@@ -41,8 +41,8 @@ static SqlStatement find_wait =
 	 .types = {INT8OID}};
 
 /*
- * Row by row from an id on, each parent looked up: no plan that reads more than it has to.  The
- * child and the id: of an outer query, or parameters.
+ * Row by row from an id on, each parent looked up, so that no plan reads more than it has to.
+ * The child and the id are an outer query's, or parameters.
  */
 #define PARENTS_FROM(child, id)                                                                    \
 	"(SELECT d.parent, d.gone_as, (SELECT ARRAY[j.status::text, j.queue_id::text] "                \
@@ -57,7 +57,7 @@ static SqlStatement find_wait =
 static const char *const failure_names[] =
 	{[FAILURE_CANCELS] = "cancel", [FAILURE_WAITS] = "wait", [FAILURE_RUNS] = "run", NULL};
 
-/* Of each child what it waits for, and the first of its parents that is in its way. */
+/* What each child waits for, and the first of its parents that is in its way. */
 static SqlStatement find_looks =
 	{.in_order = true,
 	 .text =
@@ -140,7 +140,7 @@ static SqlStatement find_edges =
 								  SQL_FIELD(DependencyEdge, child_queue),
 								  SQL_FIELD(DependencyEdge, parent_queue)}};
 
-/* Returns what on_parent_failure says. */
+/* Returns the text of on_parent_failure. */
 const char *
 idemq_failure_name(ParentFailure failure)
 {
@@ -173,8 +173,8 @@ idemq_dependency_waits(int64 child)
 }
 
 /*
- * Reads what children wait for, of those that wait for parents, to an array that is palloc'ed, in
- * the order of their ids; all of them by one snapshot, the latest.
+ * Returns what children wait for, in the order of their ids, palloc'ed, without those that wait
+ * for no parents; all by one snapshot, the latest.
  */
 DependencyLook *
 idemq_dependency_looks(const int64 *children, int *count)

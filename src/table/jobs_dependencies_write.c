@@ -3,14 +3,14 @@
  *		Writes to idemq.dependencies and idemq.children: a child comes, waits, is released,
  *		goes; a parent goes.
  *
- * Rows are written by who holds the child's row, or that of a parent which it deletes.  So an
- * open purge or drop_queue has rows of other tenants' children and parents: who moves a watch,
- * or deletes a job that may stay as well (retention, a commit in a queue that keeps nothing),
- * skips what is held so.
+ * A transaction writes these rows while it holds the child's row, or a parent's that it deletes.
+ * So an open purge or drop_queue holds rows of other tenants' children and parents.  A
+ * transaction that moves a watch, or deletes a job that may stay as well (retention, a commit in
+ * a queue that keeps nothing), skips rows that are held so.
  *
- * What a child has seen of its parents is said by seen_token in one row of each child, whichever
- * parent that is of: every attempt whose end it has seen has a lesser token, every later one a
- * greater (base/token.c).
+ * seen_token, in one row of each child, whichever parent's, says what the child has seen of its
+ * parents: every attempt whose end it has seen has a lesser token, every later one a greater
+ * (base/token.c).
  */
 #include "postgres.h"
 
@@ -32,8 +32,8 @@ static SqlStatement move_watch =
 			 "FROM idemq.children WHERE job_id = $1 FOR NO KEY UPDATE SKIP LOCKED)",
 	 .types = {INT8OID, INT8OID}};
 /*
- * Any of a child's rows that nobody holds: that of a parent which is being deleted is held
- * for long.
+ * It takes any of a child's rows that nobody holds: a row whose parent is being deleted is
+ * held for long.
  */
 static SqlStatement end_waits =
 	{.text = "WITH held AS (SELECT h.child, h.parent FROM unnest($1) m (id) CROSS JOIN LATERAL "
@@ -48,7 +48,7 @@ static SqlStatement find_need =
 			 "WHERE j.id = d.child) AS runs FROM idemq.dependencies d WHERE d.parent = $1 "
 			 "OFFSET 0) x WHERE x.runs LIMIT 1",
 	 .types = {INT8OID}};
-/* What is deleted with a job, and with $2 what is told that it is gone. */
+/* The rows that are deleted with a job, and with $2 those that are told that it is gone. */
 static SqlStatement hold_rows =
 	{.few = true,
 	 .text = "WITH up AS (SELECT FROM idemq.dependencies WHERE child = $1 FOR UPDATE SKIP LOCKED), "
@@ -73,7 +73,7 @@ static SqlStatement forget_all_dependencies = {
 /* Whether this file writes: the triggers of its tables then have nothing to say. */
 static bool writing = false;
 
-/* Returns whether this file is writing now, so that a trigger is not for somebody else's change. */
+/* Returns whether this file is writing now: a trigger then fires for no other's change. */
 bool
 idemq_dependencies_is_writing(void)
 {
@@ -116,8 +116,8 @@ idemq_dependencies_add(const NewDependencies *depends)
 }
 
 /*
- * Has a child watch another of its parents: those before it are done.  False when who deletes
- * the child holds its row.
+ * Has a child watch another of its parents: those before it are done.  False when a transaction
+ * that deletes the child holds its row.
  */
 bool
 idemq_dependency_watch(int64 child, int64 parent)
@@ -129,7 +129,7 @@ idemq_dependency_watch(int64 child, int64 parent)
 
 /*
  * Ends the waiting of children, whose rows this transaction has written.  token: greater than
- * those of the attempts of their parents that they have seen end, and less than any later one.
+ * the token of every parent's attempt that they have seen end, and less than any later one.
  */
 void
 idemq_dependency_released(const int64 *children, int count, int64 token)
@@ -140,9 +140,9 @@ idemq_dependency_released(const int64 *children, int count, int64 token)
 }
 
 /*
- * Returns whether a job that finishes, or has finished so, may be deleted: none of its
- * children may still ask for its result, and nobody holds rows of its parents or children,
- * which are locked then.
+ * Returns whether a job that finishes, or has finished, with that status may be deleted: no
+ * child is left that may ask for its result, and nobody holds the rows that it has as a child
+ * or a parent.  Then these are locked.
  */
 bool
 idemq_dependency_lets_go(int64 job_id, JobStatus status)
@@ -153,7 +153,7 @@ idemq_dependency_lets_go(int64 job_id, JobStatus status)
 										   idemq_spi_do(&hold_rows, values, NULL) > 0);
 }
 
-/* Deletes what jobs, whose rows are deleted, have as children. */
+/* Deletes the rows that deleted jobs have as children. */
 void
 idemq_dependency_forget(const int64 *job_ids, int count)
 {

@@ -28,7 +28,7 @@
 
 /*
  * Fetches the first row that the table's snapshot sees of those that the keys name;
- * false when there is none.  What keys point to must not be the fetched row's own.
+ * false when there is none.  What the keys point to must not belong to table->row.
  */
 static bool
 fetch(JobsTable *table, ScanKeyData *keys, int nkeys, Job *job)
@@ -58,7 +58,7 @@ name_keys(ScanKeyData *keys, int32 queue_id, Datum name)
 						   C_COLLATION_OID, F_TEXTEQ, name);
 }
 
-/* Fetches a group's head, or, when it has none, the job that is to be it; false for no jobs. */
+/* Fetches a group's head, or, without one, the job that is to become it; false for no jobs. */
 bool
 idemq_jobs_group_first(JobsTable *table, int32 queue_id, Datum name, Job *job)
 {
@@ -87,7 +87,7 @@ idemq_jobs_group_head(JobsTable *table, int32 queue_id, Datum name, TimestampTz 
 	return fetch(table, keys, 3, job);
 }
 
-/* Fetches the first job of a group that is blocked; false for none with that id, or a greater one. */
+/* Fetches the first blocked job of a group with that id, or a greater one; false for none. */
 bool
 idemq_jobs_group_blocked(JobsTable *table, int32 queue_id, Datum name, int64 from, Job *job)
 {
@@ -101,8 +101,8 @@ idemq_jobs_group_blocked(JobsTable *table, int32 queue_id, Datum name, int64 fro
 }
 
 /*
- * As idemq_jobs_group_first, of the first group of a queue behind that name, in the
- * order of their names' bytes; NULL: the first of all.
+ * Like idemq_jobs_group_first, for the first group of a queue behind that name, in
+ * the order of the names' bytes; NULL: the first of all.
  */
 bool
 idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *job)

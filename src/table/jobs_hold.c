@@ -2,19 +2,19 @@
  * table/jobs_hold.c
  *		Which transactions hold a fetched version of a job's row, this one among them.
  *
- * Every other session may write the header of a row that it locks or changes: so the
- * header is copied under the buffer's content lock, and every answer is of the copy.  What
- * is read without that lock may be the xmax of one moment with the flags of another: a
+ * Every other session may write the header of a row, to lock or change the row.  So the
+ * header is copied under the buffer's content lock, and every answer comes from the copy.
+ * A read without that lock may find the xmax of one moment with the flags of another: a
  * transaction's number taken for a multixact's is an error at best, and a wrong answer
  * where there is such a multixact.  What the transactions do is looked up after the
- * unlock: that may read from disk.
+ * unlock, since that may read from disk.
  *
- * A fetch by an index entry has copied it already (table/jobs_version.c), and whether a
- * claim comes too late is asked of that copy: a look of its own would be later by a moment,
- * and each costs a chance to sleep until somebody has written another row of the page.
+ * A fetch by an index entry has copied the header already (table/jobs_version.c), and that
+ * copy says whether a claim comes too late.  A look of its own would be later by a moment
+ * only, and each look may sleep until somebody has written another row of the page.
  *
  * Locks: the content lock, shared, for the copy alone.  Nothing waits for a transaction.
- * What is found may be over by the time it is returned.
+ * An answer may be out of date by the time it is returned.
  */
 #include "postgres.h"
 
@@ -34,7 +34,7 @@
 #include "base/compat.h"
 #include "table/table.h"
 
-/* Copies the header of a fetched version: who made, locks or changes it at one moment. */
+/* Copies the header of a fetched version: what makes, locks or changes it at one moment. */
 static void
 copy_header(const Job *job, HeapTupleHeaderData *copy)
 {
@@ -46,7 +46,7 @@ copy_header(const Job *job, HeapTupleHeaderData *copy)
 	LockBuffer(slot->buffer, BUFFER_LOCK_UNLOCK);
 }
 
-/* Returns whether no transaction is named that locks or changes the version. */
+/* Returns whether a header names no transaction that locks or changes the version. */
 static bool
 names_nobody(const HeapTupleHeaderData *header)
 {
@@ -66,7 +66,7 @@ hold_of(TransactionId xid, bool only_locks)
 	return !only_locks && TransactionIdDidCommit(xid) ? ROW_CHANGED : ROW_FREE;
 }
 
-/* As hold_of, of the members of a multixact; those of FOR KEY SHARE count when asked for. */
+/* Like hold_of, for the members of a multixact; FOR KEY SHARE counts with key_share. */
 static RowHold
 hold_of_multi(MultiXactId multi, bool only_locks, bool key_share, TransactionId *holder)
 {
@@ -93,7 +93,7 @@ hold_of_multi(MultiXactId multi, bool only_locks, bool key_share, TransactionId 
 
 /*
  * Returns what others do with a version; with ROW_HELD *holder is one of them.  key_share:
- * a lock counts that lets the row be updated, but not deleted.
+ * whether a lock counts that lets the row be updated, but not deleted.
  */
 static RowHold
 hold_by_header(const HeapTupleHeaderData *header, bool key_share, TransactionId *holder)
@@ -137,7 +137,7 @@ idemq_jobs_is_free(const Job *job)
 
 /*
  * Returns whether no other transaction holds a fetched version, not even against deletion
- * alone (FOR KEY SHARE): one that writes a step of the job, or enqueues a child of it.
+ * alone (FOR KEY SHARE), as one does that writes a step of the job, or enqueues a child of it.
  */
 bool
 idemq_jobs_lets_delete(const Job *job)
@@ -151,7 +151,8 @@ idemq_jobs_lets_delete(const Job *job)
 
 /*
  * Returns whether a write to a version fetched by its index entry would answer JOB_CHANGED:
- * a newer one is committed, or the transaction's own snapshot does not see this one.
+ * a newer one is committed, or the transaction's own snapshot does not see this one.  Of a
+ * multixact it answers no, and the write will tell.
  */
 bool
 idemq_jobs_is_outdated(JobsTable *table, const Job *job)
@@ -211,7 +212,7 @@ idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job)
 	return found;
 }
 
-/* Returns whether this transaction is among those that lock a row against being updated. */
+/* Returns whether this transaction is a member that locks a row against being updated. */
 static bool
 is_member(MultiXactId multi)
 {

@@ -22,14 +22,14 @@
  *	   (this run, true)		done: the fast path, once a session.
  *	   (this run, false)	CREATE EXTENSION in this run, no id taken: nothing can be lost,
  *							and ids begin at START, unless a restore has moved the sequence
- *							or rows came from elsewhere: of queues too, whose jobs a restore
- *							may yet bring, with the ids that they had (hooks/row_triggers.c).
+ *							or rows came from elsewhere.  Rows of queues count: a restore may
+ *							yet bring jobs, with the ids that they had (hooks/row_triggers.c).
  *	   anything else		an earlier run, another server: raise it.
  *
  * A batch takes its ids at once (take_block): one change of the sequence's row and one
- * record of WAL, in place of as many as it has jobs.  They follow each other, and none is
+ * record of WAL, in place of one for each job.  The ids follow each other, and none is
  * kept for a later call: jobs of equal ready time are claimed in the order of their ids,
- * which is that in which they were given.  It does what nextval does, under the same locks:
+ * which is the order of their making.  It does what nextval does, under the same locks:
  * RowExclusiveLock on the sequence keeps ALTER SEQUENCE away, the lock on its one page
  * keeps two from taking the same ids.  The record has the last id taken and no more, so
  * that log_cnt says 0: the next nextval writes its own, and a crash leaves no gap.  (What
@@ -43,12 +43,13 @@
  *
  * That the sequence is sure, and which ids are ours, holds in a session until the sequence's
  * relcache entry is invalidated: by set_shard, TRUNCATE ... RESTART IDENTITY or ALTER SEQUENCE,
- * and by the trigger of idemq.shard.  What is received while an id is taken is looked after
- * before that is used: by then the session has its lock, and nobody restarts the sequence.
+ * and by the trigger of idemq.shard.  An invalidation that comes while an id is taken is
+ * followed before the id is used: by then the session has its lock, and nobody restarts the
+ * sequence.
  *
  * Locks: an ExclusiveLock on idemq.ids_since as an object, which nothing else takes,
- * while both sequences are compared and set.  jobs_id_seq is raised first: who reads the
- * mark, in memory or in WAL, has that too.
+ * while both sequences are compared and set.  jobs_id_seq is raised first: a reader that has
+ * the mark, in memory or in WAL, has that too.
  */
 #include "postgres.h"
 
@@ -83,7 +84,7 @@
 
 typedef enum IdsState
 {
-	IDS_SURE,	 /* this run has looked after them */
+	IDS_SURE,	 /* this run has made sure of them */
 	IDS_FRESH,	 /* none was ever given */
 	IDS_UNKNOWN, /* some may have been given that the sequence does not know */
 } IdsState;
@@ -125,7 +126,7 @@ static SqlStatement set_mark = {.text = "SELECT pg_catalog.setval('idemq.ids_sin
 
 /* The sequence that this session knows to be sure; a run outlives all its sessions. */
 static Oid sure_sequence = InvalidOid;
-/* It is while these are equal; what changes while it is made sure is looked at by the next call. */
+/* It is sure while these are equal; a change while it is made sure is seen by the next call. */
 static uint64 invalidations = 1;
 static uint64 sure_at = 0;
 /* The ids that are ours, as they were read when it became sure. */
@@ -177,7 +178,7 @@ lock_mark(bool lock)
 		UnlockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
 }
 
-/* Has the sequence go on behind an id, if it is not there. */
+/* Has the sequence go on behind an id, unless it is beyond; a shard's leaves a gap as well. */
 static void
 raise_to(const IdPart *part, int64 id)
 {
@@ -189,7 +190,7 @@ raise_to(const IdPart *part, int64 id)
 		id = Max(id, next + SHARD_GAP);
 	args[0] = ObjectIdGetDatum(sequence);
 	args[1] = Int64GetDatum(id);
-	/* Whoever takes one by hand in between gets one below id as well. */
+	/* An id that is taken by hand in between is below id as well. */
 	if (next < id)
 		(void) idemq_spi_do(&set_sequence, args, NULL);
 }
@@ -213,8 +214,8 @@ idemq_jobs_ids_take_over(int64 greatest)
 }
 
 /*
- * Makes sure that the sequence is above all ids that were ever given, in the part of ours;
- * *part: which that is.
+ * Makes sure that the sequence is above all ids that were ever given in our part of them;
+ * *part: our part.
  */
 static void
 make_sure(IdPart *part)
@@ -224,7 +225,7 @@ make_sure(IdPart *part)
 
 	if (ids_state(part) == IDS_SURE)
 		return;
-	/* As nextval does: waits for who makes this database a shard, and then sees that. */
+	/* As nextval does: waits for a set_shard elsewhere, and then sees what it did. */
 	LockRelationOid(idemq_oids()->jobs_seq, RowExclusiveLock);
 	lock_mark(true);
 	state = ids_state(part);
@@ -235,7 +236,7 @@ make_sure(IdPart *part)
 	lock_mark(false);
 }
 
-/* Makes sure of the sequence, once a session; what may not take an id, nextval refuses. */
+/* Makes sure of the sequence, once a session; where no id may be taken, nextval refuses. */
 static Oid
 sure_jobs_sequence(void)
 {
@@ -281,7 +282,7 @@ idemq_jobs_next_id(void)
 	return id;
 }
 
-/* Returns the row of an open sequence, whose page is locked; *length of the tuple too. */
+/* Returns the row of an open sequence, whose page is locked; *tuple, *length: of the tuple. */
 static Form_pg_sequence_data
 sequence_row(Relation rel, Page page, HeapTupleHeader *tuple, uint32 *length)
 {
@@ -352,7 +353,7 @@ take_block(Oid sequence, int count, int64 *first)
 		Buffer buffer = ReadBuffer(rel, 0);
 		Form_pg_sequence_data row;
 
-		/* Its commit then flushes the record, and waits for standbys. */
+		/* With an id its commit flushes the record, and waits for standbys. */
 		(void) GetTopTransactionId();
 		LockBuffer(buffer, BUFFER_LOCK_EXCLUSIVE);
 		row = sequence_row(rel, BufferGetPage(buffer), &tuple, &length);

@@ -187,7 +187,7 @@ find_index(Relation rel, JobsIndex which)
 	{
 		if (is_own(index_shape(lfirst_oid(lc)), which))
 		{
-			/* Whoever drops it waits for the table's lock; its own is for who scans it. */
+			/* A DROP waits for our lock of the table; only a scan needs the index's own lock. */
 			Relation index = RelationIdGetRelation(lfirst_oid(lc));
 
 			if (index == NULL)
@@ -242,10 +242,7 @@ insert_entry(Relation rel, Relation index, const IndexShape *shape, TupleTableSl
 	if (check == UNIQUE_CHECK_NO && !index->rd_index->indisvalid)
 		check = UNIQUE_CHECK_YES;
 
-	/*
-	 * The old version has an entry with this key in the same index: nobody could take that.
-	 * (An index that is being built may not have it.)
-	 */
+	/* The old version has an entry with this key in the same index: nobody could take it. */
 	if (unchanged && (*changed & (shape->not_null | shape->is_null)) == 0 &&
 		index->rd_index->indisvalid)
 		check = UNIQUE_CHECK_NO;
@@ -260,7 +257,7 @@ insert_entry(Relation rel, Relation index, const IndexShape *shape, TupleTableSl
 	}
 	unique = index_insert(index, values, isnull, &row->tts_tid, rel,
 						  shape->unique ? check : UNIQUE_CHECK_NO, unchanged, unused_info);
-	/* Its answer means something for that check alone. */
+	/* The answer means something for that check alone. */
 	return unique || !shape->unique || check != UNIQUE_CHECK_PARTIAL;
 }
 
@@ -301,7 +298,7 @@ idemq_jobs_indexes_are_simple(Relation rel)
 	return simple;
 }
 
-/* Returns whether an index has an entry for a row. */
+/* Returns whether an index has entries for rows like this: its predicate holds. */
 static bool
 has_entry(const IndexShape *shape, const TupleTableSlot *row)
 {
@@ -317,8 +314,8 @@ has_entry(const IndexShape *shape, const TupleTableSlot *row)
 }
 
 /*
- * Writes the entries of rows of one kind, keys or all others, in indexes that are simple, one
- * index after the other.  Returns false, with the rest not written, when a key may be taken.
+ * Writes the entries of rows into simple indexes, those of keys or all others, one index after
+ * the other.  Returns false, with the rest not written, when a key may be taken.
  */
 static bool
 insert_entries(Relation rel, TupleTableSlot **rows, int count, const uint32 *changed, bool keys,
@@ -370,9 +367,9 @@ idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed
 }
 
 /*
- * As idemq_jobs_index_insert, of a row that is inserted speculatively, with simple
- * indexes.  The index of keys comes first: returns false, without waiting, when
- * another row has the key, or may have it.
+ * Like idemq_jobs_index_insert, for a row that is inserted speculatively, with
+ * simple indexes.  The index of keys comes first: returns false, without waiting,
+ * when another row has the key, or may have it.
  */
 bool
 idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row)
@@ -382,8 +379,8 @@ idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row)
 }
 
 /*
- * As idemq_jobs_index_insert, of many inserted rows, with simple indexes: one index after
- * the other.
+ * Like idemq_jobs_index_insert, for many inserted rows, with simple indexes: one index
+ * after the other.
  */
 void
 idemq_jobs_index_insert_rows(Relation rel, TupleTableSlot **rows, int count)
@@ -393,9 +390,9 @@ idemq_jobs_index_insert_rows(Relation rel, TupleTableSlot **rows, int count)
 }
 
 /*
- * As idemq_jobs_index_insert, of an inserted row whose key this transaction has just taken
- * from another row, whose entry names heir_of (see table/jobs_key.c): the key's entry needs
- * no check where it comes behind that one.
+ * Like idemq_jobs_index_insert, for an inserted row whose key this transaction has just taken
+ * from another row (see table/jobs_key.c).  heir_of is what that row's entry names: behind it
+ * the key's entry needs no check.
  */
 void
 idemq_jobs_index_insert_heir(Relation rel, TupleTableSlot *row, const ItemPointerData *heir_of)

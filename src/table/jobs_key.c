@@ -15,24 +15,24 @@
  * answer may be over by the time it is used.  Neither waits, writes or locks.
  *
  * A hot key: each job that had it leaves entries, which stay for as long as a snapshot is
- * held.  Those of one key stand in the order of the rows' places, and rows are added
- * further and further back: so a lookup goes from the last entry to the first, and meets
+ * held.  The entries of one key stand in the order of the rows' places, and rows are added
+ * further and further back.  So a lookup goes from the last entry to the first, and meets
  * the job that has the key before the dead ones.
  *
  * An heir: a new job whose key this transaction has just taken from a finished one, the
  * holder, by an update of its row (idemq_jobs_insert_heir).  Its entry needs no check, and
  * the check is what would read all dead entries:
- * - One transaction at a time has written the holder's last version, and who updates an
- *   older one is told so: there is one heir.
- * - Any other that adds the key checks, under a lock on the first leaf page that may have
- *   it, the entries from left to right.  Where it comes to the holder's it finds the holder
- *   alive, or its update by an open transaction, for which it waits, or that transaction
- *   committed.  In the third case the heir's entry was there before, and to the right of
- *   the holder's, since it goes without the check only if its row's place is greater: so
- *   the other comes to it still, and what was said of the holder holds for the heir, and
- *   its heirs.
- * - Heirs whose place is less check, as all others do; for that they lock the first
- *   page too, and so come before or after.
+ * - One transaction at a time can write the holder's last version, and an update of an
+ *   older one is refused: so there is one heir.
+ * - Any other insert of the key checks the entries from left to right, under a lock on the
+ *   first leaf page that may have it.  Where it comes to the holder's entry it finds the
+ *   holder alive, or its update by an open transaction, for which it waits, or that
+ *   transaction committed.  In the third case the heir's entry was there before.  It is to
+ *   the right of the holder's, since it goes without the check only if its row's place is
+ *   greater.  So the other insert comes to it still, and what was said of the holder holds
+ *   for the heir, and its heirs.
+ * - An heir whose place is less checks, as all others do; for that it locks the first page
+ *   too, and so comes before or after.
  * - A rollback, of a savepoint too, takes the update and the heir back together.
  * An index that is not valid yet may lack the holder's entry: there it checks.
  *
@@ -91,9 +91,9 @@ idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job)
 }
 
 /*
- * Searches for another open transaction that is giving a key to a job, where none that is
- * committed has it; or, with changes, writes a job that has it.  Sets *xid, and *token when
- * its insert may still be taken back.
+ * Searches for another open transaction that is giving a key to a job, where no committed job
+ * has it; with changes, also for one that writes a job that has it.  Sets *xid, and *token
+ * when its insert may still be taken back.
  */
 static bool
 find_twin(JobsTable *table, int32 queue_id, Datum key, bool changes, TransactionId *xid,
@@ -109,14 +109,14 @@ find_twin(JobsTable *table, int32 queue_id, Datum key, bool changes, Transaction
 	*token = 0;
 	InitDirtySnapshot(dirty);
 	scan = begin_scan(table, index, &dirty, queue_id, key);
-	/* The snapshot's xmin and xmax are those of others only. */
+	/* The snapshot's xmin and xmax are other transactions' only. */
 	while (index_getnext_slot(scan, ForwardScanDirection, row))
 	{
 		bool committed = !TransactionIdIsValid(dirty.xmin);
 
 		*xid = !committed ? dirty.xmin : changes ? dirty.xmax : InvalidTransactionId;
 		*token = dirty.speculativeToken;
-		/* What a worker writes of a committed job has an open xmin, too: that job is there as well. */
+		/* A worker's new version of a committed job has an open xmin too: the old one is found. */
 		if (changes ? TransactionIdIsValid(*xid) : committed)
 			break;
 	}
@@ -186,8 +186,8 @@ idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait)
 }
 
 /*
- * Inserts a row with a key that this transaction has just taken from another, as it was
- * fetched; see the file's header.  False: a trigger of the user's got in between.
+ * Inserts a row with a key that this transaction has just taken from another row, as that was
+ * fetched; see the file's header.  False: a user's trigger got in between.
  */
 bool
 idemq_jobs_insert_heir(JobsTable *table, JobChange *columns, const Job *taken_from)

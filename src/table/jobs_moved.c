@@ -2,7 +2,7 @@
  * table/jobs_moved.c
  *		A job that SQL has moved to another queue: what it waits for follows it.
  *
- * A child's rows name its queue: by these it is marked when its parents are done.
+ * A child's rows name its queue, in which it is marked when its parents are done.
  *
  * A job that sleeps until an event would not hear of one that is sent to its new queue, nor of
  * one that was sent there before.  It is made ready instead, and asks again: its wait has the

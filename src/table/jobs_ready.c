@@ -26,7 +26,7 @@
 #define READY_ID 4
 
 /*
- * Returns the end of a scan from from that reaches bound at least: a b-tree
+ * Returns an end, not before bound, for a scan that begins at from.  A b-tree
  * scan stops at the first entry that fails a key only if the key is on the first
  * column without equality, and for a row comparison only at its first member.
  */

@@ -16,13 +16,13 @@
  * configuration, dumped and replicated as the queues are.
  *
  * The time of day, to which the sequence is raised then, is counted in units of 8
- * microseconds in a shard: 2^47 microseconds would be over in 2030, so many units in 2061.
+ * microseconds in a shard: 2^47 microseconds would be over in 2030, that many units in 2061.
  * So a shard may give 125,000 ids a second on the average of a run, where a server without
  * shards may give 10^6; a gap of SHARD_GAP ids covers what a burst gives beyond that.
  *
- * Locks: set_shard takes ShareRowExclusiveLock on the sequence to the end of its transaction:
- * whoever takes an id has RowExclusiveLock on it to the end of its own, so that either the id
- * is seen here, and the call refused, or the next one is taken of the shard.  The restart of the
+ * Locks: set_shard takes ShareRowExclusiveLock on the sequence to the end of its transaction.
+ * A session that takes an id has RowExclusiveLock on it to the end of its own.  So either the id
+ * is seen here, and the call is refused, or the next id is the shard's.  The restart of the
  * sequence is transactional (ALTER SEQUENCE), as the row is.
  */
 #include "postgres.h"
@@ -90,7 +90,6 @@ idemq_shard_set(int32 shard, int32 shards)
 						"idemq.set_shard, before the first job.",
 						shard));
 	(void) idemq_spi_row(&insert_shard, args, &start, sizeof(start));
-	/* Of the transaction, as ALTER SEQUENCE is. */
 	command = psprintf("ALTER SEQUENCE idemq.jobs_id_seq RESTART WITH " INT64_FORMAT,
 					   ((int64) shard << SHARD_ID_BITS) + start);
 	idemq_spi_begin(&scope);

@@ -3,8 +3,8 @@
  *		Writes to idemq.jobs the long way, by SQL: every write when a DBA has added
  *		to the table (user triggers, foreign keys that point here, generated columns,
  *		check constraints, further columns), and inserts with a key when a user's
- *		index needs the executor.  All that any INSERT, UPDATE or DELETE of these
- *		columns fires is fired.
+ *		index needs the executor.  They fire all that any INSERT, UPDATE or DELETE of
+ *		these columns fires.
  *
  * Updates and deletes are for a row that the caller has locked in this
  * transaction; then they cannot meet a concurrent change.
@@ -41,7 +41,7 @@ static SqlStatement delete_finished =
 			 "DELETE FROM idemq.jobs j USING old WHERE j.id = old.id",
 	 .types = {INT8OID, TIMESTAMPTZOID}};
 
-/* Raises 09000 when a trigger kept a row from being written. */
+/* Raises 09000: a trigger kept a row from being written. */
 void
 idemq_jobs_refused(void)
 {
@@ -91,7 +91,7 @@ make_statement(const JobsTable *table, uint32 columns, bool inserts)
 	return made;
 }
 
-/* Writes the set columns of a row, a new one or that of an id; returns the number of rows. */
+/* Writes the set columns to a new row, or to the row of an id; returns the number of rows. */
 static uint64
 write_columns(const JobsTable *table, int64 id, const JobChange *change, bool inserts)
 {
@@ -102,7 +102,7 @@ write_columns(const JobsTable *table, int64 id, const JobChange *change, bool in
 	int n = 1;
 
 	if (set == 0)
-		return 1; /* all that it sets is yet to come */
+		return 1; /* the table has none of its columns yet */
 	while (made != NULL && (made->columns != set || made->inserts != inserts))
 		made = made->next;
 	if (made == NULL)
@@ -151,8 +151,8 @@ idemq_jobs_delete_sql(int64 id)
 }
 
 /*
- * Deletes the row of a job that finished at that time, and is not locked; returns
- * false when it is held, came back to life, or a trigger keeps it.
+ * Deletes the row of a job that finished at that time, which the caller has not
+ * locked; returns false when it is held, came back to life, or a trigger keeps it.
  */
 bool
 idemq_jobs_delete_finished_sql(int64 id, TimestampTz finished_at)

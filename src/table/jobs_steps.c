@@ -1,11 +1,11 @@
 /*
  * table/jobs_steps.c
- *		All steps of a job, or of a queue: who shows, voids and deletes them.
+ *		All steps of a job: made void, or deleted.
  *
- * A job that ends in a queue which keeps nothing is deleted by its commit: whether it has
- * steps is then asked of the index, and of nothing while the table is empty.  The caller
- * has deleted or written the job's row before, and whoever writes a step holds that
- * (table/steps.c): so what is asked for does not change, and no lock on a step is met.
+ * A commit in a queue that keeps nothing deletes its job.  Whether the job has steps is then
+ * looked up in the index, and not at all while the table is empty.  The caller has deleted or
+ * written the job's row before, and a session that writes a step holds that row
+ * (table/steps.c).  So the answer does not change, and no lock on a step is met.
  */
 #include "postgres.h"
 
@@ -38,7 +38,7 @@ static SqlStatement forget_steps = {.few = true,
 									.text = "DELETE FROM idemq.steps WHERE job_id = ANY ($1)",
 									.types = {INT8ARRAYOID}};
 
-/* Returns whether the primary key has a row of a job that is committed, or this transaction's. */
+/* Returns whether a job has a step that is committed, or this transaction's, by primary key. */
 static bool
 has_row(Relation rel, int64 job_id)
 {
@@ -58,8 +58,8 @@ has_row(Relation rel, int64 job_id)
 }
 
 /*
- * Returns whether there are steps at all; of a job, unless it is 0.  The caller holds the
- * row of that job, or has deleted it, so that no other begins a step of it meanwhile.
+ * Returns whether there may be steps, of a job or, with 0, of any.  The caller holds the row
+ * of that job, or has deleted it, so that no other session begins a step of it meanwhile.
  */
 static bool
 any_step(int64 job_id)
@@ -78,7 +78,7 @@ any_step(int64 job_id)
 	return found;
 }
 
-/* Makes the steps of a job void whose row has got another payload: they were of that before. */
+/* Makes the steps of a job void: its row has got another payload, and they are of the old one. */
 void
 idemq_steps_void(int64 job_id)
 {

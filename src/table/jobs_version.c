@@ -19,12 +19,12 @@
  * Pruning: PostgreSQL's index scans prune a page whenever they come to it and it is
  * filled above the fill factor.  Here pages are meant to be: a fill factor of 45 leaves
  * room for what a job's life adds.  So a page is pruned when less room is left than for
- * six more versions of the row that is fetched: what is about to be written, and what others
- * write until a prune comes that nobody's pin keeps off.  (With 8 claimers 7 % of the claims
+ * six more versions of the row that is fetched: for what is about to be written, and for what
+ * others write until a prune that no pin prevents.  (With 8 claimers 7 % of the claims
  * left a page with room for three, 3 % with six, and more again with twelve, when most
- * prunes found a single version.)  That is before the row goes into the slot, whose pin
- * would refuse the cleanup lock.  A page that cannot be pruned (a held snapshot, another's pin)
- * is tried again at each fetch, as by any scan.
+ * prunes found a single version.)  The prune comes before the row goes into the slot, whose
+ * pin would prevent the cleanup lock.  A page that cannot be pruned (a held snapshot, another's
+ * pin) is tried again at each fetch, as by any scan.
  *
  * Isolation, concurrent updates: heap_hot_search_buffer does what an index scan does,
  * predicate locks on the row included.  Users' triggers, indexes: not concerned.
@@ -42,8 +42,8 @@
 
 /*
  * Fetches into row the version that a snapshot sees of the row whose index entries name
- * root; false when it sees none.  *all_dead: then, whether no snapshot sees one.  *header:
- * the version's, of the moment when it was found (table/jobs_hold.c).
+ * root; false when it sees none, with *all_dead true if no snapshot sees one.  *header: the
+ * version's header at the moment when it was found (table/jobs_hold.c).
  */
 bool
 idemq_version_fetch(Relation rel, Snapshot snapshot, const ItemPointerData *root,

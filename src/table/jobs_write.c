@@ -19,12 +19,12 @@
  * Each row that is written here is noted in the queue's gauges; the row trigger
  * notes those that SQL writes.
  *
- * Each of them has the table keep its lock, whatever becomes of the write.
+ * Each write has the table keep its lock, whatever becomes of it.
  *
  * table_tuple_update is always called with wait = true: with false it reports
  * mere lockers as modifiers, including this transaction's own lock.  For a delete that is
- * what is wanted: a row that anybody holds stays, and the lock that follows tells whether
- * that is somebody else.
+ * what is wanted: when anybody holds the row, the lock that follows tells whether it is
+ * another transaction, and then the row stays.
  */
 #include "postgres.h"
 
@@ -37,7 +37,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Translates a table access method's answer; raises 27000 where a trigger of ours got in. */
+/* Translates a table access method's answer; raises 27000 where a trigger called idemq. */
 static JobWrite
 write_result(TM_Result result)
 {
@@ -59,7 +59,7 @@ write_result(TM_Result result)
 	}
 }
 
-/* Locks a fetched version, and with FOR KEY SHARE the one that an open transaction is making. */
+/* Locks a fetched version, and, FOR KEY SHARE, the one that an open transaction is making. */
 static TM_Result
 lock_version(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait)
 {
@@ -93,8 +93,9 @@ idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wa
 }
 
 /*
- * Keeps a fetched row from being deleted to the end of the transaction, whichever version of it
- * the transaction's own snapshot sees: as the check of a foreign key does.  Waits for who deletes it.
+ * Keeps a fetched row from being deleted to the end of the transaction, as a foreign key's check
+ * does, whichever version the transaction's own snapshot sees.  Waits for a transaction that
+ * deletes it.
  */
 JobWrite
 idemq_jobs_keep(JobsTable *table, const Job *job)
@@ -183,7 +184,7 @@ delete_row(JobsTable *table, const Job *job, bool wait)
 							   &failure);
 }
 
-/* Deletes a fetched row, unless another transaction holds it, be it FOR KEY SHARE: never waits. */
+/* Deletes a fetched row, unless another transaction holds it, even FOR KEY SHARE; never waits. */
 JobWrite
 idemq_jobs_delete(JobsTable *table, const Job *job)
 {
@@ -211,7 +212,7 @@ idemq_jobs_delete(JobsTable *table, const Job *job)
 	return write_result(result);
 }
 
-/* Makes table->new_row of the columns; those that are not set are NULL. */
+/* Fills table->new_row with the columns; those that are not set are NULL. */
 void
 idemq_jobs_fill_row(JobsTable *table, JobChange *columns)
 {

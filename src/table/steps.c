@@ -5,25 +5,25 @@
  * A step is one row for each name of a job:
  *
  *	open		begun by an attempt: its call may have been made, and may arrive until
- *				call_until.  It is unknown once that attempt is over.
+ *				call_until.  Its outcome is unknown once that attempt is over.
  *	done		answered, with a response; or done in a transaction of this database, and
  *				then it was never begun
  *	refused		the other side definitely did not do it
  *	void		of an earlier payload of the job, which was replaced or asked to rerun
  *	waiting, arrived, timed_out		a wait for an event (api/await_event.c): see table/events.c
  *
- * round counts refusals and payloads: each is another effect, under another effect key.
+ * round counts refusals and payloads: each asks for another effect, under another effect key.
  * The key is a hash of the database's uuid (drawn at the first step, and dumped), the job's
- * id, the step's name and the round, with the form of a UUID of version 8, which providers
- * take that ask for a UUID; it stays in the row.
+ * id, the step's name and the round.  It has the form of a UUID of version 8, for providers
+ * that ask for a UUID, and it stays in the row.
  *
- * token is of the attempt that began the round's call last, earlier are those of attempts
- * before, which were lost: each of them may still bring the answer.
+ * token is the attempt's that began the round's call last, earlier has the tokens of attempts
+ * before, which were lost.  Each of these attempts may still bring the answer.
  *
- * Locks: whoever writes a row holds the job's row, FOR SHARE or FOR KEY SHARE, taken
- * first.  So nobody deletes the job meanwhile (retention and purge skip it, a commit in a queue
- * that keeps nothing leaves it to retention, drop_queue waits), and whoever has deleted it finds
- * all its steps, and meets no lock on them.
+ * Locks: a session that writes a row has locked the job's row before, FOR SHARE or FOR KEY
+ * SHARE.  So nobody deletes the job meanwhile (retention and purge skip it, a commit in a queue
+ * that keeps nothing leaves it to retention, drop_queue waits), and a session that has deleted
+ * it finds all its steps, and meets no lock on them.
  */
 #include "postgres.h"
 
@@ -44,7 +44,7 @@ static const char *const state_names[] =
 	 [STEP_REFUSED] = "refused", [STEP_VOID] = "void",			 [STEP_WAITING] = "waiting",
 	 [STEP_ARRIVED] = "arrived", [STEP_TIMED_OUT] = "timed_out", NULL};
 
-/* Who did it here has no answer to bring: that attempt is fenced, now as then. */
+/* An attempt that did the step here has no answer to bring: it is fenced, now as then. */
 static SqlStatement lock_step =
 	{.few = true,
 	 .locks = true,
@@ -59,7 +59,7 @@ static SqlStatement lock_step =
 								  SQL_FIELD(Step, call_until), SQL_FIELD(Step, request),
 								  SQL_FIELD(Step, response), SQL_FIELD(Step, effect_key),
 								  SQL_FIELD(Step, same_request)}};
-/* $11: its row is there, and locked; otherwise a twin's that has come since stays as it is. */
+/* $11: its row is there, and locked; otherwise a row that a twin has added since stays. */
 static SqlStatement write_step =
 	{.text =
 		 "INSERT INTO idemq.steps AS s (job_id, name, queue_id, state, round, token, begun_at, "
@@ -77,7 +77,7 @@ static SqlStatement take_over =
 			 "ELSE array_append(earlier, token) END, begun_at = $4, call_until = $5 "
 			 "WHERE job_id = $1 AND name = $2",
 	 .types = {INT8OID, TEXTOID, INT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
-/* A receipt outweighs a refusal: of the round that was refused, under its key. */
+/* A receipt outweighs a refusal: it is for the round that was refused, under its key. */
 static SqlStatement answer_step =
 	{.text = "UPDATE idemq.steps SET state = CASE state WHEN 'void' THEN 'void' ELSE 'done' END, "
 			 "round = round - CASE state WHEN 'refused' THEN 1 ELSE 0 END, "
@@ -104,9 +104,9 @@ change(SqlStatement *statement, const Datum *values)
 }
 
 /*
- * Finds a step, locks its row to the end of the transaction, and waits for one that does
- * likewise.  request: what is asked for, 0 to compare with none.  Raises 40001 above READ
- * COMMITTED when it was changed since.
+ * Finds a step and locks its row to the end of the transaction; waits for another transaction
+ * that does.  request: to compare with the step's, or 0.  Above READ COMMITTED it raises 40001
+ * when the row was changed since.
  */
 void
 idemq_step_lock(const StepName *name, Datum request, Step *step)
@@ -117,9 +117,9 @@ idemq_step_lock(const StepName *name, Datum request, Step *step)
 }
 
 /*
- * Writes what is true of a step from now on: its state, times, request, response and effect key.
- * locked: it is there; otherwise false when it is by now, since a twin's transaction has
- * committed: the caller looks again.
+ * Writes a step's state, times, request, response and effect key.  locked: its row is there, and
+ * locked.  Otherwise it returns false when a twin's transaction has committed a row since: the
+ * caller looks again.
  */
 bool
 idemq_step_write(const StepName *name, int32 queue_id, const Step *step, bool locked)
@@ -156,8 +156,8 @@ idemq_step_database_uuid(unsigned char *uuid)
 }
 
 /*
- * Returns the effect key of a round of a step.  What has a fixed width comes first in what
- * is hashed, so that no two steps are the same bytes.
+ * Returns the effect key of a round of a step.  The parts of a fixed width are hashed first,
+ * so that no two steps have the same bytes.
  */
 static Datum
 effect_key(const StepName *name, int32 round)
@@ -192,7 +192,7 @@ effect_key(const StepName *name, int32 round)
 
 /*
  * Begins a step: one that is not there, or, as another effect, a locked one that was refused or is
- * void.  False as idemq_step_write.
+ * void.  Returns false as idemq_step_write does.
  */
 bool
 idemq_step_begin(const StepName *name, int32 queue_id, const StepCall *call, Step *step)

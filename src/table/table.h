@@ -1,6 +1,6 @@
 /*
  * table/table.h
- *		Rows of idemq.jobs, by direct access, and those of the tables beside it.
+ *		Rows of idemq.jobs, by direct access, and rows of the tables beside it.
  */
 #ifndef IDEMQ_TABLE_TABLE_H
 #define IDEMQ_TABLE_TABLE_H
@@ -56,22 +56,22 @@ typedef enum JobColumn
 	COL_CHECKPOINT,
 	COL_RESULT,
 	COL_LAST_ERROR,
-	COL_PAYLOAD /* last: see sql/parts/20_tables.sql; but for what came in a later version */
+	COL_PAYLOAD /* last of the oldest version: see sql/parts/20_tables.sql */
 } JobColumn;
 
-/* So many are in all versions of the table that the library works with (base/version.c). */
+/* Every version of the table that the library works with has so many (base/version.c). */
 #define JOB_COLUMNS_OLDEST (COL_PAYLOAD + 1)
 /*
- * The others may be NULL, and may not be there yet: job_has says so, and no write names them then.
- * Their names, in order, stand in table/jobs.c.
+ * Later columns may be NULL, or may not be there yet: job_has says which, and no write names a
+ * column that is not there.  Their names, in order, are in table/jobs.c.
  */
 #define JOB_COLUMNS (COL_PAYLOAD + 1)
 #define COLUMN_BIT(column) (1U << (column))
 
-/* So many of them the table has, as it was last opened in this session. */
+/* How many columns the table had when this session last opened it. */
 extern int idemq_jobs_columns;
 
-/* Returns that number; the compiler knows it while no column has come. */
+/* Returns that number, a constant as long as there is no later column. */
 static inline int
 job_columns(void)
 {
@@ -86,7 +86,7 @@ typedef struct JobsTable
 	LOCKMODE mode;		   /* of its lock */
 	bool written;		   /* a write was tried: the lock stays */
 	bool simple;		   /* nothing on the table asks for the executor */
-	CmdType checked;	   /* the replica identity was, for this command */
+	CmdType checked;	   /* the command for which the replica identity was checked */
 	Snapshot snapshot;	   /* registered; taken for this call */
 	Snapshot crosscheck;   /* above READ COMMITTED, the transaction's own */
 	TupleTableSlot *row;   /* the version last fetched */
@@ -150,7 +150,7 @@ job_has(const Job *job, JobColumn column)
 		   !job->row->tts_isnull[column];
 }
 
-/* Returns a column of a fetched job that job_has. */
+/* Returns a column of a fetched job, for which job_has is true. */
 static inline Datum
 job_value(const Job *job, JobColumn column)
 {
@@ -300,7 +300,7 @@ extern void idemq_step_refuse(const StepName *name, Datum error);
  *		Events that were sent to a queue, and the jobs that wait for them.
  */
 
-#define EVENT_MAX_NAME 256 /* bytes: that of a step, which a wait is */
+#define EVENT_MAX_NAME 256 /* bytes, as of a step: a wait is one */
 
 /* Which event. */
 typedef struct EventName
@@ -327,7 +327,7 @@ extern void idemq_waits_arrived(const EventName *event, const int64 *job_ids, in
 
 /*
  * jobs_steps.c
- *		All steps of a job, or of a queue.
+ *		All steps of a job: made void, or deleted.
  */
 
 extern void idemq_steps_void(int64 job_id);
@@ -355,12 +355,12 @@ typedef struct DependencyParent
 	int32 queue_id;
 } DependencyParent;
 
-/* What a job that waits for its parents waits for. */
+/* What a child waits for. */
 typedef struct DependencyLook
 {
 	int64 id;
-	TransactionId version; /* who has written its row as it was then */
-	int64 waits_for;	   /* of its parents, all with lesser ids are done */
+	TransactionId version; /* the transaction that wrote its row as it was then */
+	int64 waits_for;	   /* all its parents with lesser ids are done */
 	ParentFailure on_failure;
 	Datum group;			   /* in the caller's memory context */
 	bool is_free;			   /* all parents are done */
@@ -372,19 +372,19 @@ typedef struct DependencyChild
 {
 	int64 id;
 	int32 queue_id;
-	bool watches; /* this parent it is that it waits for at the moment */
+	bool watches; /* it watches this parent at the moment */
 } DependencyChild;
 
 /* A parent, for its child. */
 typedef struct DependencyGone
 {
 	int64 id;
-	bool gone; /* it was deleted, and is known as what: */
+	bool gone; /* it was deleted, as: */
 	JobStatus gone_as;
-	int64 seen_token; /* the child has seen its parents' ends of lesser tokens; 0: none */
+	int64 seen_token; /* the child has seen its parents' attempts of lesser tokens end; 0: none */
 } DependencyGone;
 
-/* An edge, for who notes all of them: both ends with their queues; 0 is not known. */
+/* An edge: both ends with their queues; 0 is not known. */
 typedef struct DependencyEdge
 {
 	int64 child;
@@ -444,11 +444,11 @@ extern void idemq_jobs_moved_waiter(int64 job_id);
  *		What was decided about queues and jobs, by whom and when: idemq.audit.
  */
 
-/* An action, as a row of idemq.audit; what is 0 or NULL is not known of it. */
+/* An action, as a row of idemq.audit; but for queue, what is 0 or NULL is not known of it. */
 typedef struct AuditEntry
 {
-	const char *action; /* the function's name */
-	const QueueInfo *queue;
+	const char *action;		/* the function's name */
+	const QueueInfo *queue; /* its id is 0 for none */
 	int64 job_id;
 	int64 jobs;				/* how many it concerned, if not one */
 	Datum details;			/* jsonb */
@@ -469,8 +469,8 @@ typedef enum JobWait
 	JOB_SKIPS, /* never waits: locks the row first */
 	/*
 	 * As JOB_SKIPS, for a caller whose lease entry keeps claimers off: a row that
-	 * looks free is written without a lock.  A transaction that is no claim and
-	 * comes between is waited for.
+	 * looks free is written without a lock.  It waits for a transaction that is no
+	 * claim and comes in between.
 	 */
 	JOB_SKIPS_STRANGERS
 } JobWait;
@@ -478,7 +478,7 @@ typedef enum JobWait
 typedef enum JobWrite
 {
 	JOB_WRITTEN,
-	JOB_CHANGED, /* no longer the version that was fetched, or not for this snapshot */
+	JOB_CHANGED, /* the fetched version is outdated, or not in the transaction's snapshot */
 	JOB_LOCKED	 /* another transaction holds the row, and the caller would not wait */
 } JobWrite;
 
@@ -531,8 +531,8 @@ extern void idemq_jobs_index_insert_heir(Relation rel, TupleTableSlot *row,
  *		Writes to idemq.jobs the long way, by SQL: every write when a DBA has added
  *		to the table (user triggers, foreign keys that point here, generated columns,
  *		check constraints, further columns), and inserts with a key when a user's
- *		index needs the executor.  All that any INSERT, UPDATE or DELETE of these
- *		columns fires is fired.
+ *		index needs the executor.  They fire all that any INSERT, UPDATE or DELETE of
+ *		these columns fires.
  */
 
 extern bool idemq_jobs_insert_sql(const JobsTable *table, const JobChange *columns);
