@@ -2,7 +2,7 @@
  * txn/at_end.c
  *		What happens when a transaction or a subtransaction ends, and in which order.
  *
- * The only file that registers callbacks for it.  PostgreSQL runs several callbacks last
+ * Only this file registers callbacks for that.  PostgreSQL runs several callbacks last
  * registered first, so that their order would hang on the order of lines in _PG_init.
  *
  *		PRE_COMMIT		groups: enter windows
@@ -11,14 +11,14 @@
  *						actions: count borrowed entries, then follow all in order
  *						ready keys: lower cursors, wake
  *						forget all, let kept-away workers back
- *		ABORT			groups: give back owned ones, to be promoted again, leave windows
+ *		ABORT			groups: give back owned ones, to be promoted again
  *						counts: end a count of all jobs that is under way
  *						actions: undo, the last first
  *						ready keys: lower cursors, wake; drop, with what was counted
- *						forget all, let kept-away workers back
+ *						forget all, leave windows, let kept-away workers back
  *		PRE_PREPARE		actions: raise an error for what cannot be prepared
  *		PREPARE			counts: end a count of all jobs that is under way
- *						actions: drop the entries of attempts that it ends
+ *						actions: drop the entries of attempts that the transaction ends
  *						forget all, let kept-away workers back
  *		sub COMMIT		ready keys and counts: give to the parent
  *		sub ABORT		as ABORT, of this subtransaction and its children; forget nothing
@@ -32,7 +32,7 @@
  * A parallel worker notes nothing: no function that writes is parallel safe.
  *
  * COMMIT and the aborts come when the end is visible to others, with interrupts held;
- * PREPARE when it is on disk; sub COMMIT, PRE_COMMIT and PRE_PREPARE in the midst of the
+ * PREPARE when it is on disk; sub COMMIT, PRE_COMMIT and PRE_PREPARE in the middle of the
  * transaction.  All but PRE_COMMIT and PRE_PREPARE take LWLocks at most, and neither
  * allocate nor raise.
  */

@@ -10,21 +10,21 @@
 
 #include "txn/txn.h"
 
-/* Elements of an array that is new. */
+/* Elements of a new array. */
 #define FIRST_ROOM 8
-/* An array is doubled until it has so many more. */
+/* An array is doubled until it has so many elements, then gets so many more, then an eighth. */
 #define LARGE_STEP 8192
 
 /*
  * Returns the array with room for wanted elements of that size; it may have moved.
- * NULL, with *max 0, is an array that does not exist yet.  *max is for how many
- * elements there is room.
+ * NULL, with *max 0, is an array that does not exist yet.  *max: how many elements
+ * there is room for.
  *
  * Raises an error when there is no memory: then the array and *max are as before.
  * So the caller makes room first, then does what it has to note, then notes it.
  *
- * A large array grows by an eighth, so that no more than that of it is empty, and
- * not in each call, so that adding elements one by one takes linear time.
+ * A large array grows by an eighth, so that no more of it is empty, and adding
+ * elements one by one takes linear time.
  */
 void *
 idemq_grow(void *array, int *max, int64 wanted, Size size)

@@ -7,8 +7,8 @@
  * reserved before (idemq_pending_reserve), so that no error can come between.  A
  * transaction may change a million jobs, so an action is small.
  *
- * At the commit borrowed entries are counted first, before those go whose place they
- * take (job/limits.c); then the actions are followed in the order in which they were
+ * At the commit borrowed entries are counted first, before the entries go whose places
+ * they take (job/limits.c); then the actions are followed in the order in which they were
  * noted.  What comes before and after them is in txn/at_end.c.
  *
  * Subtransactions: their ids grow, so at the end of one the actions with its id or a
@@ -17,11 +17,11 @@
  * was ended, claimed again and ended again goes back the way it came.
  *
  * PREPARE TRANSACTION: from then on no session owns the transaction, so what only a
- * session could answer for is refused: a claim, a promotion, an attempt that counts for
- * max_running, and a drop of what memory knows.  The entries of attempts that it ends are
- * removed; its row locks alone keep others off, and a claimer that meets such a row does
- * not pass it.  When it ends, the utility hook (hooks/utility.c) unsets the cursors and asks
- * for recovery.
+ * session could answer for is refused: a claim (unless it is the attempt's end as well), a
+ * promotion, the end of an attempt where max_running counts, and a drop of what memory
+ * knows.  The entries of attempts that the transaction ends are removed; its row locks alone
+ * keep others off, and a claimer that meets such a row does not pass it.  When it ends, the
+ * utility hook (hooks/utility.c) unsets the cursors and asks for recovery.
  *
  * What txn/at_end.c calls neither allocates nor raises; idemq_pending_before_prepare
  * alone raises.  No locks; all state is this backend's.
@@ -49,7 +49,7 @@ typedef struct Action
 	SubTransactionId subid;
 	QueueSlot *slot;
 	int64 job_id;
-	int64 token;		  /* with the job the name of a lease entry: no later one is meant */
+	int64 token;		  /* with the job it names a lease entry, and no later one */
 	TimestampTz ready_at; /* of a claim: with the priority, its place in the ready index */
 	int32 queue_id;
 	int16 priority;
@@ -78,7 +78,7 @@ static int npriors = 0;
 static int max_priors = 0;
 /* Whether PREPARE TRANSACTION is under way, for idemq.check(). */
 static bool preparing = false;
-/* What the last transaction that has claimed anything claimed, if it was one job; else 0, 0. */
+/* The job that the last transaction with a claim has claimed, if it was one; else 0, 0. */
 static int64 claimed_id = 0;
 static int64 claimed_token = 0;
 
@@ -113,7 +113,7 @@ add_action(ActionKind kind, QueueSlot *slot, int32 queue_id)
 	return action;
 }
 
-/* As add_action, of a job, for which there may be no room yet. */
+/* Like add_action, for a job; makes room first. */
 static Action *
 note(ActionKind kind, QueueSlot *slot, int32 queue_id, int64 job_id)
 {
@@ -125,7 +125,7 @@ note(ActionKind kind, QueueSlot *slot, int32 queue_id, int64 job_id)
 	return action;
 }
 
-/* Notes what concerns a queue, or with 0 all, and no job; many in a row are one. */
+/* Notes what concerns a queue (0: all queues), and no job; equal notes in a row are one. */
 void
 idemq_pending_note(ActionKind kind, QueueSlot *slot, int32 queue_id)
 {
@@ -137,8 +137,8 @@ idemq_pending_note(ActionKind kind, QueueSlot *slot, int32 queue_id)
 }
 
 /*
- * Notes that all of this database are read anew, unless it is noted already: what is undone is
- * what was noted last, so a note that is there stays for what comes behind it.
+ * Notes that all rows of this database are read anew, unless that is noted already.  The last
+ * note is undone first, so a note that is there stays for all that comes behind it.
  */
 static void
 note_rows_once(void)
@@ -183,8 +183,8 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 
 /*
  * Notes that this transaction ends the lease of that token, and marks its entry.  The job may
- * be a parent, and where its queue has no slot there are no marks
- * (shared/groups/dependencies.c): then all are looked at.
+ * be a parent.  A queue without a slot has no marks (shared/groups/dependencies.c): then all
+ * children are looked at.
  */
 void
 idemq_pending_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
@@ -224,7 +224,7 @@ idemq_pending_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 
 	action->u.attempt = attempt;
 }
 
-/* Notes that a job is finished that had no lease; as idemq_pending_note_end. */
+/* Notes that a job that had no lease is finished; like idemq_pending_note_end. */
 void
 idemq_pending_note_finished(QueueSlot *slot, int32 queue_id, int64 job_id)
 {
@@ -302,7 +302,7 @@ need_recovery(const Action *action)
 	idemq_slot_need_recovery(action->slot, action->queue_id);
 }
 
-/* A job has its result, or its attempt has ended: tells its children, and who waits for it. */
+/* A job has its result, or its attempt has ended: tells its children, and the sessions waiting. */
 static void
 tell_of_end(const Action *action)
 {
@@ -317,7 +317,7 @@ end_lease(const Action *action)
 	tell_of_end(action);
 }
 
-/* Lets a lease go on; a search may have missed its job, whose entry we had marked. */
+/* Lets a lease go on; a search may have missed its job while we had marked the entry. */
 static void
 undo_end(const Action *action)
 {
@@ -331,8 +331,8 @@ undo_end(const Action *action)
 }
 
 /*
- * No session can take an attempt's end back any more, so its entry goes.  One whose worker has
- * ended the attempt as well stays, and says how: a reaper comes back to it until the row is
+ * No session can take an attempt's end back any more, so its entry goes.  An entry whose worker
+ * has ended the attempt as well stays, and says how: a reaper comes back to it until the row is
  * free (job/reap.c).
  */
 static void
@@ -376,13 +376,13 @@ forget_database(const Action *action)
 	/* In this order: no entry is left that another slot would have to count. */
 	idemq_slots_forget_database(MyDatabaseId);
 	idemq_lease_forget_database(MyDatabaseId);
-	/* After that: who looked before it sleeps where nobody wakes it any more. */
+	/* After that: a session that looked before it sleeps where nobody would wake it any more. */
 	idemq_wake_database(MyDatabaseId, false);
 	idemq_worker_recheck(MyDatabaseId);
 }
 
 /*
- * Rows have changed of which memory has not been told; or our own claims have passed some
+ * Rows have changed, and memory has not been told which; or our own claims have passed some
  * unseen.
  */
 static void
@@ -406,7 +406,7 @@ wake_for_results(const Action *action)
 	idemq_wake_for_results();
 }
 
-/* A queue's settings have changed, or, with 0, those of all. */
+/* The settings of a queue, or, with 0, of all, have changed. */
 static void
 follow_settings(const Action *action)
 {
@@ -442,14 +442,14 @@ check_groups(const Action *action)
 	idemq_groups_drop_floors(idemq_slot_find(MyDatabaseId, action->queue_id), action->queue_id);
 }
 
-/* Sessions look; this one has read what it wrote. */
+/* All sessions look again, this one too: it has read what it wrote. */
 static void
 look_again(const Action *action)
 {
 	idemq_version_move_following();
 }
 
-/* And the worker: it has something to do now, or nothing, or a row to write again. */
+/* So does the worker: it has something to do now, or nothing, or a row to write again. */
 static void
 switched(const Action *action)
 {
@@ -477,7 +477,8 @@ visit_database(const Action *action)
 
 /*
  * What follows.  The slot of a queue that is created goes at PREPARE, since nothing follows
- * ROLLBACK PREPARED; after COMMIT PREPARED the first who looks the queue up gives it another.
+ * ROLLBACK PREPARED; after COMMIT PREPARED the first session that looks the queue up gives it
+ * another.
  */
 /* clang-format off */
 static const struct
@@ -508,7 +509,7 @@ static const struct
 };
 /* clang-format on */
 
-/* Remembers the one job that this transaction has claimed; of several: nothing. */
+/* Remembers the job that this transaction has claimed; nothing if it has claimed several. */
 static void
 remember_claim(void)
 {
@@ -533,7 +534,7 @@ remember_claim(void)
 	}
 }
 
-/* Returns the one job that this session's last transaction with a claim has claimed; false: none. */
+/* Returns the one job that this session's last transaction with a claim claimed; false: none. */
 bool
 idemq_pending_claimed(int64 *id, int64 *token)
 {
@@ -549,7 +550,7 @@ idemq_pending_forget_claimed(void)
 	claimed_id = claimed_token = 0;
 }
 
-/* Follows the commit of all actions. */
+/* Follows the commit. */
 void
 idemq_pending_apply(void)
 {
@@ -566,7 +567,7 @@ idemq_pending_apply(void)
 	}
 }
 
-/* Undoes the last action at once: its row turned out not to be ours. */
+/* Undoes the last action; at once, if its row turned out not to be ours. */
 void
 idemq_pending_undo_last(void)
 {
@@ -593,7 +594,7 @@ refuse_prepare(const char *what, const char *hint)
 			errmsg("cannot PREPARE a transaction that %s", what), errhint("%s", hint));
 }
 
-/* A claim needs a session that it is the claim of; a claim promotes for itself alone. */
+/* A claim needs a session that holds it; a promotion is part of a claim. */
 static void
 refuse_claim(void)
 {

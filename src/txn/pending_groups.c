@@ -15,11 +15,11 @@
  * From before the commit is visible until all marks are set, the transaction is in the
  * windows of the queues in which it lowers floors (txn/pending_window.c).
  *
- * PREPARE TRANSACTION: the marks are lost; when it ends, all groups are scanned
- * (idemq_groups_unset_database).  One that owns a group is refused (txn/pending.c).
+ * PREPARE TRANSACTION: the marks are lost; when the transaction ends, all groups are scanned
+ * (idemq_groups_unset_database).  A transaction that owns a group is refused (txn/pending.c).
  *
- * A transaction may mark very many groups, so a mark is small, and keeps as much of
- * its group's name as there is.
+ * A transaction may mark very many groups, so a mark is small, and has room for its
+ * group's name and no more.
  *
  * What txn/at_end.c calls runs after the transaction's end is visible; it neither
  * allocates nor raises.  All state is this backend's.
@@ -130,7 +130,7 @@ enter_window(Mark *mark)
 	idemq_pending_window_enter(mark->slot, mark->key.database, mark->id);
 }
 
-/* Puts a mark behind the others, which is not one of them yet. */
+/* Puts a mark behind the others; it is not one of them yet. */
 static void
 put_behind(QueueSlot *slot, const GroupKey *key, int64 id)
 {
@@ -185,7 +185,7 @@ idemq_pending_dependency_note(QueueSlot *slot, int32 queue_id, DependencyMark ma
 	note(slot, queue_id, name, DEPENDENCY_NAME, GROUP_KEEP_FLOOR);
 }
 
-/* Notes that a child is blocked by its parents, and to be looked at after the commit. */
+/* Notes that a child is blocked by its parents, and is to be looked at after the commit. */
 void
 idemq_pending_dependency_note_blocked(QueueSlot *slot, int32 queue_id, int64 job_id)
 {
@@ -195,7 +195,7 @@ idemq_pending_dependency_note_blocked(QueueSlot *slot, int32 queue_id, int64 job
 
 /*
  * Returns where a check of an owned group may begin, by a snapshot that was taken since
- * it is owned; each newer snapshot needs a newer floor.
+ * the group is owned; each newer snapshot needs a newer floor.
  */
 GroupFloor
 idemq_pending_groups_floor(QueueSlot *slot, const GroupKey *key)
@@ -213,7 +213,10 @@ idemq_pending_groups_floor(QueueSlot *slot, const GroupKey *key)
 	return idemq_group_floor(slot, key, lowered);
 }
 
-/* Follows the begin of the commit: what is noted from here on, by others' callbacks, too. */
+/*
+ * Enters the windows of all marks, at the beginning of the commit.  A mark that is noted from here
+ * on, by others' callbacks, enters at once.
+ */
 void
 idemq_pending_groups_before_commit(void)
 {
@@ -250,8 +253,8 @@ find_owned(const GroupKey *key)
 }
 
 /*
- * Returns whether this transaction owns a group since this subtransaction: one that an outer
- * one took is not given back, nor its floor, when this one is rolled back.
+ * Returns whether this subtransaction itself has taken a group.  A group that an outer one took
+ * is not given back, nor its floor, when this one is rolled back.
  */
 bool
 idemq_pending_groups_owns(const GroupKey *key)
@@ -272,8 +275,8 @@ idemq_pending_groups_note_floor(const GroupTaken *group, GroupFloor floor)
 }
 
 /*
- * Returns the greatest ready_at of a group's jobs with a place that this transaction knows of
- * and others do not yet: of an owned group the floor is theirs until it commits.
+ * Returns the greatest ready_at of an owned group's jobs with a place, which this transaction
+ * alone knows: the floor is the others' until it commits.  DT_NOBEGIN for a group not owned.
  */
 TimestampTz
 idemq_pending_groups_last(const GroupKey *key)
@@ -295,8 +298,8 @@ idemq_pending_groups_done(QueueSlot *slot, const GroupTaken *group, GroupRelease
 }
 
 /*
- * Notes that this session scans all groups of a queue from now on, 0: not any more.
- * Should an error end the scan, it has to be done again.
+ * Notes that this session scans all groups of a queue from now on; 0: not any more.
+ * If an error ends the scan, it has to be done again.
  */
 void
 idemq_pending_groups_note_scan(QueueSlot *slot, int32 queue_id)

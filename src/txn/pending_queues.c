@@ -4,10 +4,10 @@
  *		claimable, what it counts, and the attempts that it ends, in whose place it may
  *		claim others in a queue that is at max_running (job/limits.c).
  *
- * One note a subtransaction and queue, on a stack: subtransaction ids grow, so those of
- * an open subtransaction stand together above its parent's.  A rollback takes the top
- * off; a release merges it into the parent's, so that a loop of exception blocks leaves no
- * more than the block around it.
+ * There is one note for a subtransaction and queue, on a stack: subtransaction ids grow, so
+ * the notes of an open subtransaction stand together above its parent's.  A rollback takes
+ * the top off; a release merges it into the parent's, so that a loop of exception blocks
+ * leaves no more than the block around it.
  *
  * Ready keys are kept as the least of each priority: lowering too much or too often is only
  * slower.  At the transaction's end, either way, the ready cursors are lowered to them and
@@ -16,12 +16,12 @@
  *
  * Each row that is written is counted once, where it is written: by table/jobs_write.c for
  * direct access, by the row trigger (hooks/row_triggers.c) for SQL, which table/jobs_sql.c and
- * job/new_job_keyed.c use as well.  Events are counted by the function that makes them
- * happen; a DBA's statement is none.
+ * job/new_job_keyed.c use as well.  An event is counted by the function that makes it
+ * happen; a DBA's statement is no event.
  *
  * A transaction may borrow as often as it ends attempts that are counted as running.
- * Why no more than max_running jobs are worked on all the same stands at the top of
- * shared/slots/running.c.
+ * The top of shared/slots/running.c says why no more than max_running jobs are worked on
+ * all the same.
  *
  * The stack is kept for the next transaction; unused notes are clean.  It
  * grows when something is noted; what txn/at_end.c calls neither allocates nor raises.
@@ -58,7 +58,7 @@ typedef struct Owed
 	int ready;				/* keys that become claimable at commit, and were due when noted */
 	TimestampTz later;		/* the earliest of the others; DT_NOEND: there is none */
 	TimestampTz expires_at; /* the earliest; DT_NOEND: none expires */
-	int free;	   /* ended attempts whose place is not taken; less than none: of the parent's */
+	int free;	   /* ended attempts whose place is not taken; below 0: the parent's is taken */
 	int uncounted; /* ended attempts that were not counted */
 	ReadyKey least[IDEMQ_PRIORITIES];
 	CounterDelta delta;
@@ -113,7 +113,7 @@ grow(void)
 	max_owed += more;
 }
 
-/* Returns the queue's note among those of a subtransaction below top; NULL for none. */
+/* Returns a queue's note among a subtransaction's notes below top; NULL for none. */
 static Owed *
 find_below(int top, SubTransactionId subid, int32 queue_id)
 {
@@ -152,7 +152,7 @@ keep(Owed *note, int priority, ReadyKey key)
 	note->priorities |= 1u << priority;
 }
 
-/* Notes a key that this transaction takes away: claimable again should it abort. */
+/* Notes a key that this transaction takes away: it is claimable again after an abort. */
 void
 idemq_pending_ready_note_taken(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
 {
@@ -265,8 +265,8 @@ idemq_borrowed_reserve(int32 queue_id)
 }
 
 /*
- * Notes count ends more (1), or fewer (-1); frees: of an attempt that was counted.  A claim that
- * takes the place of such a one is one end less.
+ * Notes one end more (count 1), or one less (-1).  frees: the attempt was counted.  A claim that
+ * takes such an attempt's place is one end less.
  */
 void
 idemq_borrowed_note_end(int32 queue_id, bool frees, int count)
@@ -291,8 +291,8 @@ idemq_borrowed_free(int32 queue_id)
 }
 
 /*
- * Returns whether this transaction ends an attempt that was not counted.  It had no
- * entry: this transaction's own search does not see it, others' do.
+ * Returns whether this transaction ends an attempt that was not counted.  That attempt had
+ * no entry: this transaction's own search does not see it, other sessions' searches do.
  */
 bool
 idemq_borrowed_uncounted(int32 queue_id)
@@ -333,8 +333,8 @@ merge(Owed *to, const Owed *from)
 }
 
 /*
- * Gives a subtransaction's notes to its parent: those of queues that the
- * parent has none of stay where they are, above the parent's others.
+ * Gives a subtransaction's notes to its parent.  Where the parent has none of the
+ * queue, the note itself stays, above the parent's others.
  */
 void
 idemq_pending_queues_release(SubTransactionId subid, SubTransactionId parent)
@@ -411,8 +411,8 @@ idemq_pending_ready_apply(void)
 }
 
 /*
- * Follows the abort of a subtransaction and of later ones: lowers cursors, and wakes sessions
- * that wait, for nobody knows whether what was there before is ready; and drops the notes.
+ * Follows the abort of a subtransaction and of later ones: drops the notes, lowers cursors, and
+ * wakes sessions that wait, since nobody knows whether what was there before is ready.
  */
 void
 idemq_pending_queues_undo(SubTransactionId from)

@@ -3,7 +3,7 @@
  *		The windows (shared/groups/group_window.c) that this transaction is in: from before it
  *		is visible until all its marks are set, or until it has aborted.
  *
- * They are entered by PRE_COMMIT, and before COMMIT PREPARED.  However the transaction
+ * It enters them at PRE_COMMIT, and before COMMIT PREPARED.  However the transaction
  * ends, txn/at_end.c has it leave them all; so does the end of a session, which aborts.
  * PREPARE enters none: what it wrote is not visible.
  *
@@ -14,7 +14,7 @@
 #include "shared/groups/groups.h"
 #include "txn/txn.h"
 
-/* This transaction in a window: once, or more often. */
+/* This transaction in a window, in which it may stand more than once. */
 typedef struct Stay
 {
 	int number;
@@ -37,7 +37,7 @@ idemq_pending_window_enter(const QueueSlot *slot, Oid database, int64 id)
 	int number = idemq_group_window_of(slot, database);
 	Stay *last = nstays == 0 ? NULL : &stays[nstays - 1];
 
-	/* Most transactions lower the floors of one queue; for others a stay more does no harm. */
+	/* Most transactions lower the floors of one queue; for others one stay more does no harm. */
 	if (last == NULL || last->number != number)
 	{
 		stays = idemq_grow(stays, &max_stays, (int64) nstays + 1, sizeof(Stay));

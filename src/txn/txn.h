@@ -26,7 +26,8 @@ extern void idemq_at_end_install(void);
 typedef enum ActionKind
 {
 	ACTION_CLAIM,		  /* commit: the lease starts; abort: the entry goes, the cursor lowers */
-	ACTION_CLAIM_ROWONLY, /* commit: a job is in flight without an entry; abort: as above */
+	ACTION_CLAIM_ROWONLY, /* commit: a job is in flight without an entry; abort: the cursor
+						   * lowers */
 	ACTION_END,			  /* commit: the entry goes; abort: the lease goes on */
 	ACTION_CANCEL,		  /* at the end: the worker of that token is told no more */
 	ACTION_RECOVER,		  /* commit: rows in processing were written by hand: a job may be in flight
@@ -37,17 +38,17 @@ typedef enum ActionKind
 						   * more; abort: cursors unset */
 	ACTION_EVENT,	  /* commit: there is something to NOTIFY */
 	ACTION_FINISHED,  /* commit: a job that was in no attempt has its result */
-	ACTION_GONE,	  /* commit: some jobs are gone that were not finished */
+	ACTION_GONE,	  /* commit: jobs are gone that were not finished */
 	ACTION_SETTINGS,  /* of a queue or of all, or grants.  Commit: read again by all; abort: by
 						   * this session */
-	ACTION_GROUPS,	  /* commit: all groups of a queue are checked anew: how many of their jobs may
-						   * run, or be started, changes */
+	ACTION_GROUPS,	  /* commit: all groups of a queue are checked anew, since the number of
+						   * their jobs that may run, or be started, changes */
 	ACTION_SWITCH,	  /* idemq.followers is written, before this session reads it again.  At the
 						   * end: sessions look whether their database follows another */
 	ACTION_SCHEDULES, /* commit: the worker lists the schedules again */
 	ACTION_RESUME,	  /* commit: a queue that was paused hands out jobs again */
-	ACTION_ROWS,	  /* commit: rows have changed of which no trigger has told memory, or
-						   * idemq.dependencies by hand: all of this database are read anew */
+	ACTION_ROWS,	  /* commit: all rows of this database are read anew, since no trigger has told
+						   * memory which have changed, or idemq.dependencies was written by hand */
 	ACTION_EXTENSION, /* commit: a worker visits the database */
 } ActionKind;
 
