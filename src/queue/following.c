@@ -3,31 +3,32 @@
  *		Whether this database follows another: its rows of idemq come by logical
  *		replication, and nothing but the apply worker may write them.
  *
- * What two write, one of them loses: a lease that is taken back here, while the
- * publisher's heartbeats keep it alive, has a row in idemq.attempts with the very key of
- * the row that comes from there, and the apply worker fails on it for ever.  So while a
+ * What two databases write, one of them loses.  When a lease is taken back here, while the
+ * publisher's heartbeats keep it alive, idemq.attempts gets a row with the very key of the
+ * row that comes from there, and the apply worker fails on it for ever.  So while a
  * database follows, every function that writes is refused (idemq_following_refuse, by
  * idemq_jobs_check_writable), and the background worker does nothing (worker/chores.c).
  *
  * It follows while its row of idemq.followers says so, or an enabled subscription writes
- * idemq.jobs.  The first lasts: job/follow.c writes the row with the subscription, so
- * that one that is disabled, by disable_on_error too, does not end it.
+ * idemq.jobs.  The first lasts: job/follow.c writes the row with the subscription, and
+ * disabling the subscription, by disable_on_error too, does not end it.
  *
- * A row is of (cluster, database).  Those of the publisher, which a publication of all
- * tables sends along, are not written (followers_local, hooks/row_triggers.c); a TRUNCATE
- * of it is, and then the worker writes ours again.  Ours say nothing in a copy by CREATE
- * DATABASE ... TEMPLATE, nor in what pg_createsubscriber makes, and a dump has none.  They
- * say the same on a physical standby of this server, and after its promotion.
+ * A row belongs to one cluster and database.  The publisher's rows, which a publication of
+ * all tables sends along, are not written here (followers_local, hooks/row_triggers.c); a
+ * TRUNCATE of the table is, and then the worker writes our row again.  Our rows mean nothing
+ * in a copy by CREATE DATABASE ... TEMPLATE, nor in what pg_createsubscriber makes, and a
+ * dump has none.  They mean the same on a physical standby of this server, and after its
+ * promotion.
  *
  * A shard of many that has moved to another server follows its successor in the same way, for
- * good: its row says where it went (idemq.retire), so that whoever comes with an old map is
+ * good: its row says where it went (idemq.retire), so that a caller with an old map is
  * refused and told to read the map again.
  *
- * What a session has read holds while nothing has changed: the number of switches in
- * shared memory, which the transaction that switched counts up when it ended and before it
- * gives up its locks; and the invalidations of subscriptions, and, on a standby, of the
- * table.  So a session that looks after it has locked idemq.jobs for writing, as
- * idemq_jobs_open does, sees every switch that was made under job/follow.c's lock.
+ * What a session has read holds while nothing has changed: neither the number of switches in
+ * shared memory, which a transaction that has switched counts up at its end, before it gives
+ * up its locks; nor, by their invalidations, the subscriptions, and, on a standby, the table.
+ * So a session that looks after it has locked idemq.jobs for writing, as idemq_jobs_open
+ * does, sees every switch that was made under job/follow.c's lock.
  *
  * No locks of its own.
  */
@@ -85,7 +86,7 @@ static SqlStatement set_moved = {.text = "UPDATE idemq.followers SET moved_to = 
 								 .types = {INT8OID, OIDOID, TEXTOID}};
 
 static Following known = {0};
-/* It holds while these are equal; what changes while it is read is read at the next call. */
+/* It holds while these are equal; a change while it is read is read at the next call. */
 static uint64 invalidations = 1;
 static uint64 loaded_at = 0;
 /* The same for what shared memory counts. */
@@ -106,9 +107,9 @@ follows(void)
 }
 
 /*
- * Returns whether what was read still holds, as far as this process has received what
- * changed, and lasts; and what that was.  Outside of a transaction, too.  A subscription
- * without our row does not last: whoever has read it need not have written that.
+ * Returns whether what was read still holds, as far as this process has received changes,
+ * and lasts; *does: whether it follows.  Also outside a transaction.  A subscription without
+ * our row does not last: the session that has read it need not have written the row.
  */
 bool
 idemq_following_is_known(bool *does)
@@ -157,8 +158,8 @@ idemq_follows(void)
 }
 
 /*
- * Raises 55000 in a database that has moved: what it would answer, of a job or a limit, may be
- * otherwise in the place that goes on.
+ * Raises 55000 in a database that has moved: its answer about a job or a limit may not hold in
+ * the place that goes on.
  */
 void
 idemq_following_refuse_moved(void)
@@ -193,8 +194,9 @@ idemq_taken_over_at(void)
 }
 
 /*
- * Has every backend read it anew: this one at once, those of a standby when they receive
- * it.  All others by shared memory: txn/pending.c notes that.  relation: idemq.followers
+ * Has this backend read it anew at once, and a standby's backends when they receive the
+ * invalidation.  All others follow shared memory, which txn/pending.c notes.  relation:
+ * idemq.followers.
  */
 void
 idemq_following_changed(Oid relation)
@@ -213,7 +215,7 @@ idemq_following_set(bool on)
 	return idemq_spi_do(on ? &switch_on : &switch_off, args, NULL) > 0;
 }
 
-/* Writes where this database has moved, NULL: nowhere; it follows.  job/follow.c's lock held. */
+/* Writes where this database, which follows, has moved; NULL: nowhere.  Lock as above. */
 void
 idemq_following_set_moved(const char *to)
 {

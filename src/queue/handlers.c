@@ -2,17 +2,17 @@
  * queue/handlers.c
  *		The handler of a queue: which function runs its jobs, as whom, and whether it may.
  *
- * A handler is a row of idemq.handler_entries.  It names the function by schema, name and the
- * types of its arguments, and the role by its name: what a dump carries to another server, and
- * pg_upgrade to another version.  Function and role are looked up whenever a job is run, and so
- * are their rights: what the role may not do any more, its handler cannot.
+ * A handler is a row of idemq.handler_entries.  It names the function by schema and name, and
+ * the role by its name: what a dump carries to another server, and pg_upgrade to another
+ * version.  Function and role are looked up whenever a job is run, and so are their rights: what
+ * the role may not do any more, its handler cannot.
  *
  * The function is called f(payload jsonb), and returns jsonb, the result, or void.  A
- * superuser's handler runs only functions that superusers own: who owns the function could
- * replace it, and act as the superuser.  Any other handler runs a function of the role itself,
- * of a superuser, or of the owner that it had when the handler was set: since it is found by
- * its name, whoever may create objects in the schema could otherwise take the name of one that
- * was dropped.
+ * superuser's handler runs only functions that superusers own: another owner could replace the
+ * function, and act as the superuser.  Any other handler runs a function of the role itself, of
+ * a superuser, or of the owner that it had when the handler was set.  Since it is found by its
+ * name, any role that may create objects in the schema could otherwise take the name of a
+ * function that was dropped.
  *
  * That a role may log in and connect is asked as well: NOLOGIN is how a role is locked out.  Its
  * password's VALID UNTIL and pg_hba.conf are not: they are about clients.
@@ -89,7 +89,7 @@ refuse_function(const HandlerInfo *info, const char *name, Oid schema, HandlerTa
 	else if (superuser_arg(target->role) && !superuser_arg(function->proowner))
 		why = psprintf("role \"%s\" is a superuser, and the owner of function %s(jsonb) is none",
 					   NameStr(info->role), name);
-	/* Its owner is one that whoever set the handler has trusted. */
+	/* Its owner has to be one that the role trusted when it set the handler. */
 	else if (function->proowner != target->role && !superuser_arg(function->proowner) &&
 			 function->proowner != idemq_role_of(NameStr(info->owner), info->owner_oid))
 		why = psprintf("function %s(jsonb) was role \"%s\"'s when the handler was set, and is "
@@ -100,8 +100,8 @@ refuse_function(const HandlerInfo *info, const char *name, Oid schema, HandlerTa
 }
 
 /*
- * Looks up whom and what a handler names.  Returns NULL when that role may run that function for
- * the queue's jobs, or else why not.
+ * Looks up the role and the function that a handler names.  Returns NULL when that role may run
+ * that function for the queue's jobs, or else why not.
  */
 char *
 idemq_handler_resolve(const HandlerInfo *info, HandlerTarget *target)

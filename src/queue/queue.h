@@ -24,8 +24,8 @@ typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
 /*
  * All settings of a queue: name, kind, least and most.  They are columns of idemq.queues, fields
  * of QueueInfo, and, in this order behind the queue's name, the arguments of create_queue and
- * alter_queue.  Intervals are in microseconds; the most of one is that of every interval argument.
- * CONTRIBUTING.md says how one is added.
+ * alter_queue.  Intervals are in microseconds, and have the same most as all interval arguments.
+ * CONTRIBUTING.md says how to add a setting.
  */
 /* clang-format off */
 #define QUEUE_SETTINGS(SETTING)                                                                    \
@@ -67,7 +67,7 @@ typedef struct QueueInfo
 	int32 id;
 	QueueName name;
 	QUEUE_SETTINGS(SETTING_MEMBER)
-	NameData dead_queue_role; /* which has set dead_queue; "": nobody is asked */
+	NameData dead_queue_role; /* the role that has set dead_queue; "": no role is asked */
 	Oid dead_queue_role_oid;
 	bool paused;			  /* see idemq_queue_is_paused */
 	TimestampTz paused_until; /* DT_NOEND: until somebody resumes it */
@@ -174,7 +174,7 @@ pg_noreturn extern void idemq_queue_denied(const char *name, int wanted);
 
 extern Oid idemq_role_of(const char *name, Oid oid);
 extern const char *idemq_grant_text(const char *queue, const char *role, const char *privilege);
-/* What of a role is locked. */
+/* What is locked of a role. */
 typedef enum RoleLock
 {
 	ROLE_LOCK_GRANTS = 0x6971, /* "iq": not PostgreSQL's own */
@@ -198,7 +198,7 @@ typedef enum TopicPrivilege
 
 #define TOPIC_ALL (TOPIC_PUBLISH | TOPIC_BIND | TOPIC_ADMIN)
 
-/* Who may what, as the latest snapshot shows. */
+/* A space and its grants, as the latest snapshot shows them. */
 typedef struct TopicSpace
 {
 	const char *name;
@@ -235,11 +235,11 @@ typedef struct HandlerInfo
 	bool stopped;
 } HandlerInfo;
 
-/* What is said of a handler whose queue has no slot: it does not run. */
+/* Why a handler does not run if its queue has no slot. */
 #define HANDLER_WITHOUT_SLOT                                                                       \
 	"its queue has no slot in shared memory: raise idemq.max_queues and restart the server"
 
-/* Whom and what a handler names, as it is now. */
+/* The role and the function that a handler names, as they are now. */
 typedef struct HandlerTarget
 {
 	Oid role;

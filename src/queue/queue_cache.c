@@ -22,12 +22,12 @@
  *	   after a promotion.
  *
  * A name leads to an id, and the id to what was read, which has to have that name: names
- * are unique, so whether the queue has been dropped, created anew, or renamed is seen by
- * the number of the id alone.  That a name is nobody's is not kept.
+ * are unique, so the number of the id alone shows whether the queue has been dropped,
+ * created anew, or renamed.  That no queue has a name is not kept.
  *
  * A relcache invalidation of one of the two tables (DROP EXTENSION, ALTER TABLE, VACUUM), or
- * of all relations, has all queues forgotten, one of roles all privileges.  So a trigger
- * that is enabled again ends what was stale while it was not.
+ * of all relations, has all queues forgotten; an invalidation of roles, all privileges.  So
+ * enabling a trigger again ends what was stale while it was disabled.
  */
 #include "postgres.h"
 
@@ -47,7 +47,7 @@
 #include "shared/processes/processes.h"
 #include "shared/slots/slots.h"
 
-/* So many queues are read one by one; more of them at once. */
+/* So many queues are read one by one; more are read at once. */
 #define MAX_SINGLY 32
 /* So many queues that one command changes are remembered. */
 #define MAX_CHANGING 8
@@ -84,13 +84,13 @@ static HTAB *names = NULL; /* of CachedName */
 static int32 *listed = NULL;
 static int nlisted = 0;
 static uint64 listed_at = 0;
-/* The cache holds while these are equal, and while this is a standby as it was. */
+/* The cache holds while these are equal, and while this stays a standby, or none. */
 static uint64 invalidations = 1;
 static uint64 reset_at = 0;
 static bool on_standby = false;
 static uint64 standby_invalidations = 0;
 static uint64 standby_reset_at = 0;
-/* What this session has changed, up to the end of that command: only then it sees the rows. */
+/* The queues that a command of this session has changed: at its end the session sees the rows. */
 static int32 changing[MAX_CHANGING];
 static int nchanging = 0;
 static CommandId changing_in = InvalidCommandId;
@@ -116,7 +116,7 @@ follow_invalidations(void)
 		return;
 	before = invalidations;
 	standby_before = standby_invalidations;
-	reset_at = 0; /* should an error leave it half done */
+	reset_at = 0; /* an error may leave it half done */
 	if (cache_context == NULL)
 		cache_context =
 			AllocSetContextCreate(TopMemoryContext, "idemq queues", ALLOCSET_SMALL_SIZES);
@@ -250,13 +250,13 @@ idemq_queue_cache_is_fresh(const CachedQueue *cached)
 	return cached->version == idemq_version_of_queue(cached->id);
 }
 
-/* As idemq_queue_cache_by_id, after follow_invalidations. */
+/* Like idemq_queue_cache_by_id, after follow_invalidations. */
 static CachedQueue *
 find(int32 id)
 {
 	CachedQueue *cached;
 
-	if (id == 0) /* everywhere here that is all queues, and no queue's id */
+	if (id == 0) /* no queue's id: elsewhere here it stands for all queues */
 		return NULL;
 	cached = hash_search(cache, &id, HASH_FIND, NULL);
 	if (cached == NULL || !idemq_queue_cache_is_fresh(cached))
@@ -290,7 +290,7 @@ has_name(const CachedQueue *cached, const char *name)
 	return cached->exists && strcmp(cached->info.name, name) == 0;
 }
 
-/* As idemq_queue_cache_by_id, by name. */
+/* Like idemq_queue_cache_by_id, by name. */
 CachedQueue *
 idemq_queue_cache_by_name(const char *name)
 {
@@ -310,14 +310,14 @@ idemq_queue_cache_by_name(const char *name)
 		cached = find(id);
 		if (cached != NULL && has_name(cached, name))
 			return cached;
-		/* Renamed, or dropped, also since it was looked up. */
+		/* It was renamed, or dropped, perhaps since it was looked up. */
 		CHECK_FOR_INTERRUPTS();
 		id = look_up_name(name);
 	}
 	return NULL;
 }
 
-/* Returns the ids of all queues, and reads those that changed; valid until the next lookup. */
+/* Returns the ids of all queues, and reads all if many changed; valid until the next lookup. */
 const int32 *
 idemq_queue_cache_ids(int *count)
 {
@@ -357,8 +357,8 @@ idemq_queue_cache_roles(void)
 }
 
 /*
- * Returns a number that moves when all queues are to be read again: for what else of the
- * database a session reads only then.
+ * Returns a number that moves when all queues are to be read again: for other things of the
+ * database that a session reads only then.
  */
 uint64
 idemq_queue_cache_version(void)
@@ -367,17 +367,16 @@ idemq_queue_cache_version(void)
 }
 
 /*
- * Follows a change by this transaction of a queue, or, with 0, of all, before it ends:
- * forgets it, and has a standby forget all once the change is replayed there.  That the
- * others are told, and that a rollback is followed, is the caller's to note
- * (txn/pending.c).
+ * Follows a change of a queue (0: of all) by this transaction, before it ends: forgets the
+ * queue, and has a standby forget all once the change is replayed there.  The caller notes
+ * that the others are told, and that a rollback is followed (txn/pending.c).
  */
 void
 idemq_queue_cache_changed(int32 id)
 {
 	CacheInvalidateRelcacheByRelid(idemq_oids()->queues_seq);
 	idemq_queue_cache_forget(id);
-	/* A trigger that fires after ours may look it up, and see the rows of before. */
+	/* A trigger that fires after ours may look the queue up, and see the old rows. */
 	if (nchanging < MAX_CHANGING)
 		changing[nchanging++] = id;
 	else
@@ -385,7 +384,7 @@ idemq_queue_cache_changed(int32 id)
 	changing_in = GetCurrentCommandId(false);
 }
 
-/* Has this session read a queue again, or, with 0, all.  Neither allocates nor raises. */
+/* Has this session read a queue (0: all) again.  Neither allocates nor raises. */
 void
 idemq_queue_cache_forget(int32 id)
 {

@@ -5,7 +5,7 @@
  *
  * See shared/counts/counters.c for why a count is exact while others change jobs.  A session
  * that finds gauges unknown (idemq.metrics, the worker, idemq.recount) counts, for 1 % of
- * the time at most; where a count cannot be, idemq.metrics counts by SQL for itself.
+ * the time at most; where it cannot count so, idemq.metrics counts by SQL for itself.
  *
  * A queue that create_queue makes is known to be empty, because the id of a queue is never
  * given twice.  A DBA who truncates idemq.queues with RESTART IDENTITY and keeps the jobs,
@@ -134,8 +134,8 @@ idemq_queue_counts_try(int64 *jobs)
 }
 
 /*
- * For a caller that is about to count by SQL: makes the gauges known by it, when that
- * is due and can be done here; returns whether it did.
+ * For a caller that is about to count by SQL: makes the gauges known by a count, when
+ * one is due and possible here; returns whether it did.
  */
 bool
 idemq_queue_counts_run_if_due(void)
@@ -150,7 +150,7 @@ idemq_queue_counts_run_if_due(void)
 /*
  * Counts a refusal, or an answer from the past, when it is given: the error or the caller
  * rolls back, and the count stays.  It is no event of a transaction, so it needs no
- * transaction id.  Nothing for a queue without a slot, of dead jobs perhaps.
+ * transaction id.  A queue without a slot, perhaps one of dead jobs, has no counters.
  */
 void
 idemq_queue_count_refusal(const QueueInfo *queue, Counter counter)

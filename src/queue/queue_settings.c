@@ -2,7 +2,7 @@
  * queue/queue_settings.c
  *		The settings of a queue, in one table.
  *
- * What checks, writes and reads settings is made from the table QUEUE_SETTINGS (queue/queue.h).
+ * All that checks, writes and reads settings is made from QUEUE_SETTINGS (queue/queue.h).
  */
 #include "postgres.h"
 
@@ -120,8 +120,8 @@ build_statements(void)
 }
 
 /*
- * Checks the settings that are given, and, of a new queue, that none is missing; raises
- * 22004, 22023.  A queue's name is the caller's to check: see job/dead_queue.c.
+ * Checks the settings that are given, and, for a new queue, that none is missing; raises
+ * 22004, 22023.  The caller checks the name of a queue: see job/dead_queue.c.
  */
 void
 idemq_settings_check(FunctionCallInfo fcinfo, bool is_new)
@@ -199,15 +199,15 @@ idemq_setting_arg(const char *name)
 	elog(ERROR, "unknown setting \"%s\"", name);
 }
 
-/* Of its own: to write the name anew is to mean the role that has it now (hooks/row_triggers.c). */
+/* By itself: a name that is written means the role that has it now (hooks/row_triggers.c). */
 static SqlStatement set_dead_queue_role =
 	{.text = "UPDATE idemq.queues SET dead_queue_role = CASE WHEN dead_queue IS NOT NULL THEN $2 "
 			 "END WHERE name = $1",
 	 .types = {TEXTOID, NAMEOID}};
 
 /*
- * Runs a statement with name and settings as its parameters, and writes down who has set a
- * dead_queue; returns whether it wrote a row, whose id, if it returns one, is *id.
+ * Runs a statement with name and settings as its parameters, and stores the role that has set
+ * a dead_queue.  Returns whether it wrote a row; *id, unless NULL: the id that it returned.
  */
 static bool
 run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *name, Oid caller,
@@ -236,10 +236,10 @@ run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *
 	return true;
 }
 
-/* Whether this session is adding a queue: its trigger asks whether one comes from elsewhere. */
+/* Whether create_queue is adding a row: the trigger asks whether a queue comes from elsewhere. */
 static bool inserting = false;
 
-/* Returns whether the row of idemq.queues that is being added is that of create_queue. */
+/* Returns whether create_queue adds the row of idemq.queues that is being added. */
 bool
 idemq_settings_is_inserting(void)
 {
@@ -310,7 +310,7 @@ idemq_settings_document(int32 queue_id)
 	return document;
 }
 
-/* Returns what differs between two of these, or 0: {"lease": {"from": ..., "to": ...}, ...}. */
+/* Returns what differs between two such, 0 if nothing: {"lease": {"from": ..., "to": ...}, ...}. */
 Datum
 idemq_settings_difference(Datum from, Datum to)
 {
@@ -322,8 +322,8 @@ idemq_settings_difference(Datum from, Datum to)
 }
 
 /*
- * Reads a queue, or, with 0, all, under a registered snapshot, within the caller's
- * idemq_spi_begin; returns how many rows there are for idemq_settings_read.
+ * Reads a queue (0: all) under a registered snapshot, within the caller's idemq_spi_begin;
+ * returns how many rows there are for idemq_settings_read.
  */
 uint64
 idemq_settings_load(int32 queue_id, Snapshot snapshot)

@@ -37,7 +37,7 @@ privileges_of(CachedQueue *cached)
 
 	if (cached->role == role && cached->roles_at == idemq_queue_cache_roles())
 		return cached->info.privileges;
-	/* Before they are looked at: what changes meanwhile is looked at again. */
+	/* Before the grants are looked at: after a change meanwhile they are looked at again. */
 	cached->roles_at = idemq_queue_cache_roles();
 	cached->role = InvalidOid;
 	if (has_privs_of_role(role, idemq_oids()->owner))
@@ -56,8 +56,8 @@ privileges_of(CachedQueue *cached)
 }
 
 /*
- * Copies a cached queue, with the current role's privileges and its slot, if there is one for it;
- * false when it has been dropped since it was read.
+ * Copies a cached queue, with the current role's privileges, and with its slot if there is one;
+ * false when the queue has been dropped since it was read.
  */
 static bool
 copy_out(CachedQueue *cached, QueueInfo *queue)
@@ -128,7 +128,7 @@ idemq_queue_by_name(const char *name, int wanted, QueueInfo *queue)
 		idemq_queue_denied(name, wanted);
 }
 
-/* As idemq_queue_by_name, of the queue that argument n names; raises 22004, 22023 too. */
+/* Like idemq_queue_by_name, for the queue that argument n names; raises 22004, 22023 too. */
 void
 idemq_queue_arg(FunctionCallInfo fcinfo, int n, const char *name, int wanted, QueueInfo *queue)
 {
@@ -162,14 +162,14 @@ idemq_queue_need_slot(const QueueInfo *queue)
 					idemq_max_queues));
 }
 
-/* As idemq_queue_by_id, and whether the current role holds one of the wanted privileges. */
+/* Like idemq_queue_by_id; false also when the current role holds none of the wanted privileges. */
 bool
 idemq_queue_allows(int32 id, int wanted, QueueInfo *queue)
 {
 	return idemq_queue_by_id(id, queue) && (queue->privileges & wanted) != 0;
 }
 
-/* As idemq_queue_allows, of another role. */
+/* Like idemq_queue_allows, for another role. */
 bool
 idemq_queue_allows_role(int32 id, Oid role, int wanted, QueueInfo *queue)
 {
@@ -224,7 +224,7 @@ idemq_queue_hold(QueueInfo *queue, int wanted, LOCKMODE mode)
 	} while (queue->id != locked);
 }
 
-/* As idemq_queue_arg, and locks the queue to the end of the transaction. */
+/* Like idemq_queue_arg; locks the queue to the end of the transaction. */
 void
 idemq_queue_open(FunctionCallInfo fcinfo, int n, const char *name, int wanted, LOCKMODE mode,
 				 QueueInfo *queue)
@@ -246,7 +246,7 @@ idemq_queue_keep(const QueueInfo *queue)
 		refuse_unknown(queue->name);
 }
 
-/* As idemq_queue_lock, but does not wait: false when another transaction is in the way. */
+/* Like idemq_queue_lock, but does not wait: false when another transaction is in the way. */
 bool
 idemq_queue_try_lock(int32 id, LOCKMODE mode)
 {
@@ -284,7 +284,7 @@ idemq_queue_ids(int wanted, int *count)
 	return ids;
 }
 
-/* Looks all queues of this database up, so that each has a slot, as far as there are any. */
+/* Looks all queues of this database up, so that each has a slot, as far as there are slots. */
 void
 idemq_queues_give_slots(void)
 {

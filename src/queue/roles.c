@@ -13,7 +13,7 @@
  * it a function or a table of the schema.  (So DROP ROLE refuses a role that holds grants.)
  *
  * Locks: idemq_role_lock, to the end of the transaction, covers what one role holds; then
- * that of the schema covers its list of privileges, which two transactions cannot change
+ * a lock on the schema covers its list of privileges, which two transactions cannot change
  * at once.
  */
 #include "postgres.h"

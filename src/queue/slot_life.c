@@ -3,9 +3,10 @@
  *		How a queue gets its slot in shared memory, and loses it.
  *
  * A slot has parts in several files: the cursors and the recovery point in the slot
- * itself; the ring of events, the counters, the groups and the cell of buckets at its index.  Its next queue
- * must inherit nothing, so all of them are reset or forgotten here, and nowhere else.
- * (A round of promotion, at its index too, is of the worker: shared/groups/promote_round.c.)
+ * itself; the ring of events, the counters, the groups and the cell of buckets at its
+ * index.  Its next queue must inherit nothing, so all of them are reset or forgotten here,
+ * and nowhere else.  (A round of promotion, at its index too, is the worker's:
+ * shared/groups/promote_round.c.)
  *
  * Invariant: a queue that has a slot has all of its parts.  slots_lock is held
  * exclusively from before the slot gets its key until the last part is reset, so
@@ -26,8 +27,8 @@
 #include "shared/slots/slots.h"
 
 /*
- * Takes a queue's slot away, and wakes its sleepers: the queue, if it is there still, gets
- * another slot, whose sleepers they are to be.  slots_lock held exclusively.
+ * Takes a queue's slot away, and wakes its sleepers: if the queue is there still, it gets
+ * another slot, and they have to sleep there.  slots_lock held exclusively.
  */
 static void
 end_life(QueueSlot *slot)
@@ -58,14 +59,14 @@ idemq_slot_for_queue(int32 queue_id)
 		{
 			int index = idemq_slot_index(slot);
 
-			/* Also bounds every view of the slot's former life. */
+			/* This also bounds every view of the slot's former life. */
 			idemq_cursor_unset_locked(slot);
 			idemq_slot_begin_recovery(slot, 0);
 			LWLockRelease(&slot->lock);
 			idemq_notify_ring_reset(index);
 			idemq_counters_reset(index, MyDatabaseId, queue_id);
 			idemq_groups_reset(index, MyDatabaseId, queue_id);
-			idemq_buckets_forget_queue(index); /* of who charged them after end_life */
+			idemq_buckets_forget_queue(index); /* a session may have charged them after end_life */
 		}
 		idemq_slots_unlock();
 	}
@@ -87,7 +88,7 @@ idemq_slot_forget_queue(int32 queue_id)
 	idemq_slots_unlock();
 }
 
-/* Takes the slots of a dropped database away. */
+/* Takes the slots of a database away: it was dropped, or its queues, jobs or extension were. */
 void
 idemq_slots_forget_database(Oid database)
 {
@@ -105,7 +106,7 @@ idemq_slots_forget_database(Oid database)
 
 /*
  * Unsets every cursor, gauge and floor of a database and asks for recovery: rows
- * changed, and it is not known which (COMMIT PREPARED, ROLLBACK PREPARED).
+ * changed, and it is not known which (after COMMIT PREPARED, for example).
  */
 void
 idemq_slots_unset_database(Oid database)

@@ -3,12 +3,12 @@
  *		Spaces of topics: who owns them, who may publish to them and bind queues to them.
  *
  * A space is the first word of its topics.  Without owners anybody could bind a pattern for
- * everything, and read what others publish; with one word there is one space of each topic.
- * admin includes the other privileges; superusers and the owner of idemq's tables hold all
- * of them.  Grants name roles as those of queues do (queue/roles.c).
+ * everything, and read what others publish.  Since a space is one word, each topic has one
+ * space.  admin includes the other privileges; superusers and the owner of idemq's tables
+ * hold all of them.  Grants name roles as grants on queues do (queue/roles.c).
  *
- * They are read at each call: publishing to n queues costs n inserts, of which this is a
- * part.  Locks: none, but idemq_topic_keep.
+ * Grants are read at each call: publishing to n queues costs n inserts, of which this is a
+ * part.  Locks: none, but for idemq_topic_keep.
  */
 #include "postgres.h"
 
@@ -28,7 +28,7 @@ typedef struct TopicGrant
 	int32 privileges; /* TopicPrivilege bits */
 } TopicGrant;
 
-/* A space without grants is a row as well. */
+/* A space without grants makes a row as well. */
 static SqlStatement read_grants =
 	{.text = "SELECT g.role_name, g.role_oid, CASE g.privilege WHEN 'publish' THEN 1 "
 			 "WHEN 'bind' THEN 2 WHEN 'admin' THEN 7 END FROM idemq.topic_entries t "
@@ -37,7 +37,7 @@ static SqlStatement read_grants =
 	 .fields = (const SqlField[]){SQL_FIELD(TopicGrant, name), SQL_FIELD(TopicGrant, role),
 								  SQL_FIELD(TopicGrant, privileges)}};
 
-/* As a foreign key would: whoever drops the space waits, and finds the row that is made. */
+/* As a foreign key would: a DROP of the space waits, and finds the row that is made. */
 static SqlStatement keep_row =
 	{.text = "SELECT FROM idemq.topic_entries WHERE topic = $1 FOR KEY SHARE", .types = {TEXTOID}};
 
