@@ -136,8 +136,8 @@ typedef struct RowLocator
  * Sleeps at random where another session may come in between.  Only tests have it (make
  * chaos builds with -DIDEMQ_JITTER); otherwise it is nothing.
  *
- * It stands between a change's being visible and shared memory's knowing of it.  No lock of
- * ours is held there; interrupts may be.
+ * It stands where a change is visible, and shared memory does not know of it yet.  No lock
+ * of ours is held there; interrupts may be.
  */
 
 #ifdef IDEMQ_JITTER

@@ -138,8 +138,8 @@ idemq_primary_since_mono(void)
 }
 
 /*
- * Begins a transaction in a process without a client.  Such a process has to set the time:
- * otherwise now(), and xact_start in pg_stat_activity, would be the process's own start.
+ * Begins a transaction in a process without a client, at the time of now: otherwise now(),
+ * and xact_start in pg_stat_activity, would be when the process started.
  */
 void
 idemq_begin_transaction(void)

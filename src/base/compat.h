@@ -174,7 +174,7 @@ compat_shmem_hash(const char *name, int64 entries, HASHCTL *info, int flags)
 #define PG_SIG_IGN SIG_IGN
 #endif
 
-/* PostgreSQL 19's: with its compiler flags a comment does not do any more. */
+/* PostgreSQL 19 has it: with its compiler flags a comment does not suffice. */
 #ifndef pg_fallthrough
 #define pg_fallthrough __attribute__((fallthrough))
 #endif

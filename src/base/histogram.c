@@ -100,7 +100,7 @@ idemq_histogram_sum(const uint64 *buckets)
 	return sum;
 }
 
-/* Returns a histogram as int[]; NULL when it is empty.  A count stays at the greatest int. */
+/* Returns a histogram as int[], each count at most the greatest int; NULL when it is empty. */
 ArrayType *
 idemq_histogram_pack(const uint64 *buckets)
 {

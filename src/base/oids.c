@@ -69,7 +69,7 @@ load_enum(const char *type, const char *const *names, int count, Oid *values)
 	return type_oid;
 }
 
-/* Returns whether this database has the extension, and of which age; also within its scripts. */
+/* Returns whether the extension is here, and fits the library; also within its scripts. */
 IdemqPresence
 idemq_presence(void)
 {

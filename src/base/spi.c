@@ -159,7 +159,7 @@ idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls)
 	return rows_of(statement, code, code >= 0);
 }
 
-/* Runs one statement as the owner; returns its number of rows, which nobody can read. */
+/* Runs one statement as the owner, its rows unread; returns their number. */
 uint64
 idemq_spi_do(SqlStatement *statement, const Datum *args, const char *nulls)
 {

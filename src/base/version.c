@@ -70,7 +70,7 @@ sql_version(void)
 	return version;
 }
 
-/* Returns the age of this database's SQL objects beside the library's; scans pg_extension. */
+/* Returns whether this database has SQL objects, and they fit the library; scans pg_extension. */
 IdemqPresence
 idemq_sql_presence(void)
 {

@@ -27,8 +27,8 @@
  * An answer to a wait stands, however often the job is tried, until the job gets another
  * payload (void, as any step).
  *
- * send_event answers each job that waits when it is sent, so that the event itself may be
- * forgotten after its time.  Otherwise the attempt that asks next is answered.
+ * send_event answers the waits of all jobs that wait when the event is sent, so that the event
+ * itself may be forgotten after its time.  Others are answered by the attempt that asks next.
  *
  * Locks: a session that writes a wait holds the job's row (table/steps.c) and the event's
  * name, an attempt shared, a sender alone.  So no two write a wait at a time, but for two

@@ -73,7 +73,7 @@ static SqlStatement forget_all_dependencies = {
 /* Whether this file writes: the triggers of its tables then have nothing to say. */
 static bool writing = false;
 
-/* Returns whether this file is writing now: a trigger then fires for no other's change. */
+/* Returns whether this file is writing now, so that a trigger knows the change as ours. */
 bool
 idemq_dependencies_is_writing(void)
 {

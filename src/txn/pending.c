@@ -184,7 +184,7 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 /*
  * Notes that this transaction ends the lease of that token, and marks its entry.  The job may
  * be a parent.  A queue without a slot has no marks (shared/groups/dependencies.c): then all
- * children are looked at.
+ * rows are read anew.
  */
 void
 idemq_pending_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
