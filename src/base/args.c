@@ -164,7 +164,6 @@ idemq_arg_document(FunctionCallInfo fcinfo, int n, const char *name)
 	return value;
 }
 
-/* Returns a boolean argument. */
 bool
 idemq_arg_bool(FunctionCallInfo fcinfo, int n, const char *name)
 {

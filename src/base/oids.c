@@ -170,7 +170,6 @@ idemq_status_from_oid(Oid value)
 	elog(ERROR, "unknown value %u of %s.status", value, IDEMQ_SCHEMA);
 }
 
-/* Returns a status as text. */
 const char *
 idemq_status_name(JobStatus status)
 {

@@ -20,7 +20,6 @@ typedef struct SecretShared
 
 static SecretShared *shared = NULL;
 
-/* Draws the key. */
 static void
 init_secret(int tranche)
 {

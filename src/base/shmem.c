@@ -51,7 +51,6 @@ fixed_size(void)
 	return total;
 }
 
-/* Asks for the memory of all parts. */
 static void
 request_memory(void)
 {

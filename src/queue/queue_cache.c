@@ -1,7 +1,7 @@
 /*
  * queue/queue_cache.c
  *		What this session has read of the queues, settings and grants, each when it is
- *		looked up first, and again when it has changed.
+ *		first looked up, and again when it has changed.
  *
  * A queue is read by two queries under one snapshot, newer than any change that the
  * session knows of: the latest one, whatever the isolation level.  What was read holds
@@ -206,7 +206,7 @@ read_rows(int32 id)
 static CachedQueue *
 load(int32 id)
 {
-	/* Before the snapshot. */
+	/* Read before the snapshot is taken. */
 	uint64 version = idemq_version_of_queue(id);
 	CachedQueue *cached;
 	SqlScope scope;
@@ -225,7 +225,7 @@ load(int32 id)
 static void
 load_all(void)
 {
-	/* Before the snapshot. */
+	/* Read before the snapshot is taken. */
 	SettingsVersions *versions = idemq_versions_copy();
 	HASH_SEQ_STATUS seq;
 	CachedQueue *cached;

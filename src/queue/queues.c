@@ -146,7 +146,7 @@ idemq_queue_by_id(int32 id, QueueInfo *queue)
 
 /*
  * Raises 53400 for a queue that was looked up and has no slot: more queues were restored than
- * there are slots, or fewer slots are asked for than before.  Its rows stay as they are, and
+ * there are slots, or idemq.max_queues was lowered.  The queue's rows stay as they are, and
  * nothing below works on a queue without a slot.
  */
 void
@@ -208,8 +208,8 @@ idemq_queue_lock(int32 id, LOCKMODE mode)
 
 /*
  * Locks a queue that was looked up, and looks it up again: it may have been dropped, and
- * created anew, while this waited for the lock.  The new one is another, and is locked in
- * its turn.
+ * created anew, while this waited for the lock.  The new queue is another, and is locked
+ * in its turn.
  */
 void
 idemq_queue_hold(QueueInfo *queue, int wanted, LOCKMODE mode)

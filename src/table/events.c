@@ -15,7 +15,7 @@
  * It is an advisory lock of a class of idemq's own, which no role can take by itself.  Its
  * number is a hash that is made with the database's uuid, so that pg_locks confirms no
  * guess of a name; unlike a secret of the running server it is the same after a restart, for
- * the sake of prepared transactions.  Two names with one hash wait for each other, no more.
+ * the sake of prepared transactions.  Two names with one hash wait for each other; no more.
  *
  * A wait (api/await_event.c writes it) is
  *

@@ -4,10 +4,10 @@
  *
  * Rows are kept until there are MAX_ROWS of them, or MAX_BYTES, and then written: all of
  * them into the table, then all entries of one index after the other.  So a call needs no
- * more memory than that, however many rows it adds, and a row that is longer is written at
- * once.  Nobody else sees the difference: the rows are of one command of one transaction,
- * visible from its commit on, and the caller ends the batch before it closes the
- * table, which ends the command.
+ * more memory than that, however many rows it adds, and a longer row is written at once.
+ * Nobody else sees the difference: the rows are of one command of one transaction, visible
+ * from its commit on, and the caller ends the batch before it closes the table, which ends
+ * the command.
  *
  *   concurrent update	there is none: nobody sees the rows.
  *   savepoint rollback	leaves dead rows, as of any INSERT; an error in the middle as well,
@@ -55,7 +55,6 @@ idemq_jobs_batch_begin(JobsTable *table)
 	return batch;
 }
 
-/* Inserts the rows that are kept. */
 static void
 flush(JobsBatch *batch)
 {

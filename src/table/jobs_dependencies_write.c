@@ -100,7 +100,6 @@ run(SqlStatement *statement, const Datum *values)
 	return rows;
 }
 
-/* Adds the rows of a child. */
 void
 idemq_dependencies_add(const NewDependencies *depends)
 {

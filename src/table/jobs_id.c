@@ -16,9 +16,9 @@
  * day since 2026-01-12 (a shard's, whose unit is longer, since 2026-04-03), so that a run
  * that begins with it has begun below its own time of day, too.
  *
- * idemq.ids_since says that it was done: its value is idemq_primary_since() of the run,
- * is_called that an id was taken.  It is a sequence, so that it neither rolls back nor
- * waits for a transaction, and is not dumped:
+ * idemq.ids_since, the mark, says that this was done: its value is idemq_primary_since() of
+ * the run, and is_called says that an id was taken.  It is a sequence, so that it neither rolls
+ * back nor waits for a transaction, and is not dumped:
  *	   (this run, true)		done: the fast path, once a session.
  *	   (this run, false)	CREATE EXTENSION in this run, no id taken: nothing can be lost,
  *							and ids begin at START, unless a restore has moved the sequence
@@ -32,14 +32,15 @@
  * which is the order of their making.  It does what nextval does, under the same locks:
  * RowExclusiveLock on the sequence keeps ALTER SEQUENCE away, the lock on its one page
  * keeps two from taking the same ids.  The record has the last id taken and no more, so
- * that log_cnt says 0: the next nextval writes its own, and a crash leaves no gap.  (What
+ * that log_cnt is 0: the next nextval writes its own, and a crash leaves no gap.  (What
  * currval says in this session does not change.)  A sequence that is not as we made it
  * (another increment, a cache, unlogged), or that would end in the middle, gives its ids
  * one by one.
  *
  * A shard's ids are a part of all, which its row of idemq.shard names (table/jobs_shard.c).
- * The sequence is raised into it when it is found below: after a restart by hand, or where
- * the row has come without the sequence.  An id beyond the part is refused (54000).
+ * The sequence is raised into that part when it is found below: after ALTER SEQUENCE ... RESTART
+ * by hand, or where the row has come without the sequence.  An id beyond the part is refused
+ * (54000).
  *
  * That the sequence is sure, and which ids are ours, holds in a session until the sequence's
  * relcache entry is invalidated: by set_shard, TRUNCATE ... RESTART IDENTITY or ALTER SEQUENCE,
@@ -166,7 +167,6 @@ ids_state(IdPart *part)
 	return mark.is_called ? IDS_SURE : mark.is_unused ? IDS_FRESH : IDS_UNKNOWN;
 }
 
-/* Locks the mark, or unlocks it. */
 static void
 lock_mark(bool lock)
 {

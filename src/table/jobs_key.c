@@ -58,7 +58,6 @@
 #define KEY_QUEUE 1
 #define KEY_KEY 2
 
-/* Begins a scan for one key. */
 static IndexScanDesc
 begin_scan(JobsTable *table, Relation index, Snapshot snapshot, int32 queue_id, Datum key)
 {

@@ -229,7 +229,6 @@ idemq_jobs_fill_row(JobsTable *table, JobChange *columns)
 	ExecStoreVirtualTuple(new_row);
 }
 
-/* Counts a row that was inserted. */
 void
 idemq_jobs_count_new(const TupleTableSlot *row)
 {

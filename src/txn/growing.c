@@ -12,7 +12,7 @@
 
 /* Elements of a new array. */
 #define FIRST_ROOM 8
-/* An array is doubled until it has so many elements, then gets so many more, then an eighth. */
+/* An array doubles until it has so many elements, then gets so many more, then an eighth. */
 #define LARGE_STEP 8192
 
 /*

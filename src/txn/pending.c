@@ -213,7 +213,6 @@ idemq_pending_note_cancel(int32 queue_id, int64 job_id, int64 token)
 		action->token = token;
 }
 
-/* Notes an event of a job. */
 void
 idemq_pending_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 job_id,
 						 int32 attempt)
@@ -241,7 +240,6 @@ idemq_pending_note_extension(Oid database)
 	note(ACTION_EXTENSION, NULL, 0, 0)->u.database = database;
 }
 
-/* Returns whether there is any action. */
 bool
 idemq_pending_any(void)
 {

@@ -4,10 +4,10 @@
  *		claimable, what it counts, and the attempts that it ends, in whose place it may
  *		claim others in a queue that is at max_running (job/limits.c).
  *
- * There is one note for a subtransaction and queue, on a stack: subtransaction ids grow, so
- * the notes of an open subtransaction stand together above its parent's.  A rollback takes
- * the top off; a release merges it into the parent's, so that a loop of exception blocks
- * leaves no more than the block around it.
+ * There is one note for each subtransaction and queue, on a stack: subtransaction ids grow,
+ * so the notes of an open subtransaction stand together above its parent's.  A rollback
+ * takes the top off; a release merges it into the parent's, so that a loop of exception
+ * blocks leaves no more than the block around it.
  *
  * Ready keys are kept as the least of each priority: lowering too much or too often is only
  * slower.  At the transaction's end, either way, the ready cursors are lowered to them and
@@ -69,7 +69,6 @@ static Owed **owed = NULL;
 static int nowed = 0;
 static int max_owed = 0;
 
-/* Makes a note clean. */
 static void
 clear(Owed *note)
 {
@@ -89,7 +88,6 @@ clear(Owed *note)
 	}
 }
 
-/* Makes the stack longer. */
 static void
 grow(void)
 {
@@ -305,7 +303,6 @@ idemq_borrowed_uncounted(int32 queue_id)
 	return false;
 }
 
-/* Adds one note to another. */
 static void
 merge(Owed *to, const Owed *from)
 {
@@ -381,7 +378,6 @@ idemq_pending_counts_apply(void)
 		idemq_worker_note_counts();
 }
 
-/* Lowers the cursors of a queue. */
 static void
 lower(const Owed *note)
 {

@@ -51,7 +51,6 @@ idemq_pending_window_enter(const QueueSlot *slot, Oid database, int64 id)
 	}
 }
 
-/* Leaves all windows. */
 void
 idemq_pending_window_leave(void)
 {
