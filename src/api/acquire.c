@@ -3,18 +3,17 @@
  *		SQL function acquire: a message that came from elsewhere (SQS, Kafka, a
  *		webhook) becomes a job, or finds its job, and is claimed, in one call.
  *
- * For a finished job, or one with a lease, reading is enough.  Before all others an
- * advisory lock on the key is taken, in a class of idemq's own and without waiting.
- * While another transaction that claims the same key is open, the answer is "locked",
- * with nothing written, unless the job is finished.  A call that claimed nothing releases
- * the lock at once.  The lock is a short cut, not the guard: the unique index and the
- * lease decide, so that a full lock table, or two keys with one hash, cost time and
- * nothing else.  (PostgreSQL itself needs a lock for a transaction that writes, and one
- * for an INSERT that gives way: when not even these are free, a new key is 53200, as any
- * INSERT is.)
+ * For a finished job, or one with a lease, reading is enough.  For all others an advisory
+ * lock on the key is taken first, in a class of idemq's own and without waiting.  While
+ * another transaction that claims the same key is open, the answer is "locked", with
+ * nothing written, unless the job is finished.  A call that neither added nor claimed a job
+ * releases the lock at once.  The lock is a short cut, not the guard: the unique index and
+ * the lease decide, so a full lock table, or two keys with one hash, costs time and nothing
+ * else.  (PostgreSQL itself needs a lock for a transaction that writes, and one for an INSERT
+ * that gives way.  When not even these are free, a new key raises 53200, as any INSERT does.)
  *
- * An enqueue takes no such lock.  One that is not committed is found in the index by a
- * dirty snapshot, and answered "locked" too: nothing waits here.
+ * An enqueue takes no such lock.  A dirty snapshot finds the index entry of one that is not
+ * committed, and the answer is "locked", too.  Nothing waits here.
  */
 #include "postgres.h"
 
@@ -69,8 +68,8 @@ lock_key(const LOCKTAG *tag)
 }
 
 /*
- * Adds the job of a message that is new, or finds the twin that was faster, and
- * sets *id; OUTCOME_LOCKED when the twin's transaction is open.
+ * Adds the job of a new message, or finds its faster twin, and sets *id; returns
+ * OUTCOME_LOCKED while the twin's transaction is open.
  */
 static Outcome
 add_job(JobsTable *table, QueueInfo *queue, text *key, const Datum *payload, int64 *id)
@@ -106,7 +105,7 @@ find_job(JobCall *call, JobsTable *table, const QueueInfo *queue, text *key, con
 	return call->fetched;
 }
 
-/* Claims the job of a key, which is made if it is new; sets call->id. */
+/* Claims the job of a key, after adding it if the key is new; sets call->id. */
 static Outcome
 acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datum *payload)
 {
@@ -116,13 +115,13 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 	uint64 hash;
 	bool made = false;
 
-	/* No lease is known yet: one that begins now will have ended by then. */
+	/* Until a lease is known: one that begins now will have ended by then. */
 	call->retry_after = idemq_now() + (call->lease > 0 ? call->lease : queue->lease);
 	idemq_jobs_open(table);
-	/* A job that cannot be taken needs no lock: the many duplicates of few messages. */
+	/* A job that cannot be taken needs no lock: many duplicates of few messages take none. */
 	if (find_job(call, table, queue, key, payload) && idemq_job_is_settled(call))
 		return idemq_claim_by_id_check(call, table);
-	/* 64 bits of a hash that nobody can compute who reads pg_locks. */
+	/* 64 bits of a keyed hash: whoever reads pg_locks cannot compute it. */
 	hash = idemq_secret_hash((uint64) queue->id, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
 	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash, ADVISORY_CLASS);
 	lock = lock_key(&tag);

@@ -3,10 +3,10 @@
  *		SQL function admit (may this call be made now, under a limit of so many in
  *		a period?).
  *
- * It lives in shared memory alone: nothing is read or written, so that it works in
- * any transaction, and on a standby (with its own buckets).  It takes effect at
- * once; a rollback does not undo it.  A shard that has moved refuses: its successor has the
- * limit now, and two would allow twice as much.
+ * It works on shared memory alone and touches no table, so it can be called in any
+ * transaction, and on a standby (which has buckets of its own).  It takes effect at once; a
+ * rollback does not undo it.  A shard that has moved refuses: its successor has the limit now,
+ * and two would allow twice as much.
  */
 #include "postgres.h"
 

@@ -15,7 +15,7 @@
 
 /*
  * enqueue.c
- *		Adding a job to a queue, for what adds jobs to several.
+ *		Adding a job to a queue, for functions that add jobs to several.
  */
 
 extern void idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue,
@@ -127,8 +127,8 @@ extern void idemq_stand_in(const QueueInfo *queue);
 #define PRIVILEGE_CHANGE (PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN)
 
 /*
- * Decides what is to happen to a fetched job; false when nothing, with the outcome.  Of
- * *args, now and ready_at are set to now; arg: the change's.
+ * Decides what is to happen to a fetched job, and with what outcome; false when nothing is.
+ * In *args, now and ready_at are set to now.  arg: the changer's.
  */
 typedef bool (*Decide)(const Job *job, const void *arg, EventArgs *args, JobEvent *event,
 					   Outcome *outcome);
@@ -139,9 +139,9 @@ typedef struct JobChanger
 	Decide decide;
 	const void *arg;
 	int privileges;	  /* of which the role must hold one */
-	JobWait wait;	  /* for whoever holds the row; a job that is skipped is locked */
+	JobWait wait;	  /* for whoever holds the row; a job that is skipped is answered as locked */
 	AuditEntry audit; /* of each job; its action is NULL when the caller sees to that */
-	int64 *copies;	  /* of what may bring back: counts the accounts that were taken away */
+	int64 *copies;	  /* where jobs may be brought back: counts the accounts taken away */
 } JobChanger;
 
 extern Outcome idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer,

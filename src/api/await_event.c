@@ -3,23 +3,23 @@
  *		SQL function await_event: an attempt asks for an event, or gives its job back until
  *		it comes.
  *
- * Three answers.  arrived: with the event's payload, which may be NULL.  timed_out: it has
- * not come until the time that the first call said.  waiting: the wait is noted, and the
- * job is released, as by idemq.release: the attempt does not count, its lease and its place
- * in max_running are free with the commit, a head of a FIFO group stays the head.  Its
- * ready_at is the end of the wait, so that no timer is needed; send_event makes it now.  The
- * next attempt calls again.
+ * There are three answers.  arrived: the event has come; its payload may be NULL.  timed_out:
+ * it has not come by the time that the first call set.  waiting: the wait is noted, and the
+ * job is released, as by idemq.release.  The attempt does not count, its lease and its place
+ * in max_running are free with the commit, and a head of a FIFO group stays the head.  The
+ * job's ready_at is the end of the wait, so no timer is needed; send_event sets it to now.
+ * The next attempt calls again.
  *
- * The answer is a step of the job (table/steps.c): each later call hears the same, in other
- * attempts too, and the time of a wait begins with the first.  An event that came in time and
- * is heard late has arrived: it outweighs the end of the wait, unless that was answered.
+ * The answer is a step of the job (table/steps.c): each later call gets the same one, in other
+ * attempts too, and the time of a wait begins with the first call.  An event that is there when
+ * an attempt asks has arrived, even after the end of the wait, unless timed_out was answered.
  *
- * All of it is in the caller's transaction.  Locks, in this order: the event's name, shared,
- * which waits for a transaction that sends it; the job's row, as for an UPDATE; the step's.
- * Why no event is missed: table/events.c.
+ * All of it happens in the caller's transaction.  Locks, in this order: the event's name,
+ * shared, which waits for a transaction that sends it; the job's row, as for an UPDATE; the
+ * step's row.  table/events.c says why no event is missed.
  *
- * A job that was asked to run once more meanwhile (on_duplicate => rerun) goes on with its
- * new payload, for which nothing waits yet: it is ready when that was asked for.
+ * A job that was asked meanwhile to run once more (on_duplicate => rerun) goes on with its
+ * new payload, for which nothing waits yet: it is ready at the time that the request asks for.
  */
 #include "postgres.h"
 
@@ -51,7 +51,7 @@ lock(Await *await)
 	idemq_attempt_find_current(&table, await->name.job_id, await->name.token, &attempt);
 	for (;;)
 	{
-		/* Of another queue by now, if somebody has moved the job. */
+		/* At first, and if somebody has moved the job to another queue. */
 		if (attempt.queue.id != await->queue_id)
 		{
 			await->queue_id = attempt.queue.id;
@@ -72,7 +72,7 @@ lock(Await *await)
 	idemq_jobs_close(&table);
 }
 
-/* Looks whether the event is there, or its time is over. */
+/* Checks whether the event has come, or the wait is over; writes the step. */
 static void
 look(Await *await)
 {
@@ -80,7 +80,7 @@ look(Await *await)
 	TimestampTz now = idemq_now();
 	bool locked = step->state != STEP_NONE;
 
-	/* Of a wait that is there, the beginning and the end stay. */
+	/* A wait that has begun keeps its beginning and its end. */
 	if (step->state != STEP_WAITING)
 		*step = (Step){.begun_at = now, .call_until = now + await->timeout};
 	step->state = STEP_WAITING;
@@ -91,7 +91,7 @@ look(Await *await)
 	(void) idemq_step_write(&await->name, await->queue_id, step, locked);
 }
 
-/* Answers the wait, and writes what follows: the job is given back until the end of the wait. */
+/* Answers the wait; while the event has not come, gives the job back until the wait's end. */
 static void
 answer_wait(Await *await)
 {
@@ -120,7 +120,7 @@ answer_wait(Await *await)
 	}
 	if (await->step.state != STEP_WAITING)
 		return;
-	/* Of the clock as it is now, which is what that is added to: never too soon. */
+	/* The release adds this to a later now, so the job is not ready before call_until. */
 	if (!await->asked)
 		finish.delay = Max(await->step.call_until - idemq_now(), 0);
 	(void) idemq_finish_by_token(await->name.job_id, await->name.token, &finish, true, &attempt);

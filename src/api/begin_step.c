@@ -3,25 +3,25 @@
  *		SQL procedure begin_step: an attempt is about to have another system do something.
  *
  * No transaction spans this database and another system.  What can be known is which calls
- * may have been made: so each is stored before it is made, in a transaction that has
+ * may have been made.  So each is stored before it is made, in a transaction that has
  * committed and is on disk when the caller gets its answer, whatever synchronous_commit says.
- * (With synchronous standbys it is on those as well, unless synchronous_commit is local,
- * remote_write or so by the DBA's choice.)
+ * (With synchronous standbys it is on those as well, unless the DBA has chosen local,
+ * remote_write or the like.)
  *
  * The proof, for one name of a job whose payload stays, with callers that give up their call
  * at call_until and take a fresh begin_step for each:
  *
  *	- Two calls of a round are not under way at once.  Each begin that lets its caller call
- *	  (new, unknown) writes call_until; another is let only when that has passed, by the
- *	  clock of this server, and the row is locked from the look to the commit.
- *	- An effect happens under one key, until the other side said that it did not: the key
+ *	  (new, unknown) writes call_until.  Another caller is let call only when that has passed,
+ *	  by the clock of this server; and the row is locked from the look to the commit.
+ *	- An effect has one key until the other side has said that it did not happen: the key
  *	  changes with refuse_step alone, which only the last to begin may call.
  *	- A call that was made is in a row, unless what was flushed is lost.
  *
- * A caller that asks twice in one attempt is told as another attempt would be: whether its
- * call was made is not known here.  A stale token is refused (the job's row is held FOR SHARE
- * until the commit, so it is current at that time); the claim has committed, since it is not
- * this transaction's unless that commits both.
+ * A caller that asks twice in one attempt is answered as another attempt would be: whether its
+ * call was made is not known here.  A stale token is refused: the job's row is held FOR SHARE
+ * until the commit, so the token is current then.  The claim has committed by then, too: if
+ * this transaction has made it, both commit together.
  */
 #include "postgres.h"
 
@@ -53,7 +53,7 @@ typedef struct Begin
 	int64 call_timeout;
 	int32 queue_id;
 	BeginOutcome outcome;
-	Step step; /* as it was; its effect key as it is */
+	Step step; /* as it was, but for effect_key, which is the new one */
 } Begin;
 
 /* Decides about a step that is there; writes what follows. */
@@ -92,7 +92,7 @@ begin_step(Begin *begin)
 	{
 		CHECK_FOR_INTERRUPTS();
 		idemq_step_lock(&begin->name, begin->call.request, &begin->step);
-		/* The time is that of a moment with the row locked: whoever waited has waited. */
+		/* The clock is read with the row locked, after any wait for it. */
 		begin->call.begun_at = idemq_now();
 		begin->call.call_until = begin->call.begun_at + begin->call_timeout;
 		if (begin->step.state != STEP_NONE)
@@ -106,7 +106,7 @@ begin_step(Begin *begin)
 	}
 }
 
-/* For this transaction, what is off is on; local and remote_write are somebody's choice. */
+/* Sets synchronous_commit to on for this transaction if it is off; other values are a choice. */
 static void
 ask_for_safety(void)
 {
@@ -115,7 +115,7 @@ ask_for_safety(void)
 								 GUC_ACTION_LOCAL, true, 0, false);
 }
 
-/* Shapes the answer: what the INOUT arguments are. */
+/* Returns the values of the INOUT arguments as a row. */
 static Datum
 answer(FunctionCallInfo fcinfo, const Begin *begin)
 {
@@ -161,14 +161,14 @@ SQL_FUNCTION(idemq_sql_v2_begin_step)
 	begin_step(&begin);
 	PopActiveSnapshot();
 	/*
-	 * What was begun survives a crash: also what an answer is of that another committed with
-	 * synchronous_commit = off.  A wait for standbys that was cancelled is an error: the caller
-	 * must not call.
+	 * What was begun survives a crash.  So does what the answer tells of, even if another
+	 * transaction has committed it with synchronous_commit = off.  A cancelled wait for standbys
+	 * is an error: the caller must not call.
 	 */
 	ask_for_safety();
 	ForceSyncCommit();
 	SPI_commit();
-	ask_for_safety(); /* that was the transaction before */
+	ask_for_safety(); /* the first one ended with its transaction */
 	idemq_sync_rep_await_commit();
 	SPI_finish();
 	return answer(fcinfo, &begin);

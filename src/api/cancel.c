@@ -3,13 +3,14 @@
  *		SQL functions that end jobs without running them: cancel, cancel_by_key, cancel_many,
  *		cancel_matching.
  *
- * The calls of many never wait for a row: one that another transaction holds is locked, and
- * left to the next call.  So neither a worker with a long transaction nor another such call
- * holds them up, and no two of them deadlock.  They go by id, as all batches do.
+ * The calls for many jobs never wait for a row.  A job whose row another transaction holds is
+ * answered as locked, and left to the next call.  So neither a worker with a long transaction
+ * nor another such call holds them up, and no two of them deadlock.  They go by id, as all
+ * batches do.
  *
- * cancel_matching asks by SQL under the latest snapshot which jobs match, then decides by
- * the latest version of each: a request may have given it another kind since
- * (on_duplicate).  Queue, group and key of an unfinished job stay what they are.
+ * cancel_matching asks by SQL, under the latest snapshot, which jobs match, and then decides
+ * by the latest version of each: a request may have given it another kind since
+ * (on_duplicate).  Queue, group and key of an unfinished job that matched stay what they are.
  */
 #include "postgres.h"
 
@@ -115,7 +116,7 @@ SQL_FUNCTION(idemq_sql_v2_cancel_many)
 	return idemq_change_many(fcinfo, &skipper, "cancel_many");
 }
 
-/* As decide_cancel, of a job that is still of the kind *arg; 0 for any. */
+/* As decide_cancel, if the job is still of the kind *arg; 0 stands for any. */
 static bool
 decide_cancel_kind(const Job *job, const void *arg, EventArgs *args, JobEvent *event,
 				   Outcome *outcome)
@@ -132,8 +133,8 @@ decide_cancel_kind(const Job *job, const void *arg, EventArgs *args, JobEvent *e
 }
 
 /*
- * Returns the least text, byte by byte, behind all that begin with a prefix; 0 when there is
- * none.  It may be no text of the encoding, and is compared under the collation "C" alone.
+ * Returns the least text, byte by byte, that is greater than all with a prefix; 0 when there
+ * is none.  It may be invalid in the encoding, and is compared under the collation "C" alone.
  */
 static Datum
 behind_prefix(Datum prefix)
@@ -150,7 +151,7 @@ behind_prefix(Datum prefix)
 	return PointerGetDatum(behind);
 }
 
-/* Reads which jobs are meant as parameters; what it says for the audit goes into *entry. */
+/* Reads the arguments that say which jobs are meant into values, and for the audit into *entry. */
 static void
 read_match(FunctionCallInfo fcinfo, Datum *values, AuditEntry *entry)
 {

@@ -20,7 +20,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Adds something to what is said of a job. */
+/* Adds a member to an entry of the audit. */
 static void
 note(AuditEntry *entry, const char *name, const char *value)
 {
@@ -34,11 +34,11 @@ note(AuditEntry *entry, const char *name, const char *value)
 }
 
 /*
- * Takes the account of a job's last death out of its dead queue, since the job is ready again;
- * returns whether it was there, and is cancelled.  It loses its key: the job may be cancelled
- * before another attempt has begun, and that gives an account again.  It stays if somebody is on it, has
- * done it, or holds its row, and if it is in another queue, which was the dead queue then.  Never
- * waits.
+ * Takes the account of a job's last death out of its dead queue, since the job is ready again.
+ * Returns whether the account was there, and is cancelled.  The account loses its key: the job
+ * may be cancelled before another attempt has begun, and that adds an account with this key
+ * again.  The account stays if it is in processing or finished, if its row is held, or if it is
+ * in another queue, which was the dead queue then.  Never waits.
  */
 static bool
 take_account_back(const QueueInfo *queue, int64 id, int64 token)
@@ -100,10 +100,10 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 		args.now = args.ready_at = idemq_now();
 		if (!changer->decide(&job, changer->arg, &args, &event, &outcome))
 			return outcome;
-		/* Of what was fetched nothing is left after the write. */
+		/* The write leaves nothing of the fetched row. */
 		if (entry.action != NULL && !job.row->tts_isnull[COL_KIND])
 			note(&entry, "kind", TextDatumGetCString(job.row->tts_values[COL_KIND]));
-		/* It may have to wait for the worker, which is told first. */
+		/* The write may have to wait for the worker, so the worker is told first. */
 		if (event == EVENT_CANCEL && job.status == JOB_PROCESSING)
 			idemq_pending_note_cancel(queue.id, id, job.token);
 		write = idemq_transition(table, &job, &queue, event, &args, changer->wait);
@@ -170,8 +170,8 @@ count_in(List *counts, int32 queue_id)
 }
 
 /*
- * As idemq_change_job, of each of argument ids: a row an id, in their order.  Those that were
- * changed are in idemq.audit under that action, a row a queue.
+ * As idemq_change_job, for each of argument ids; returns a row for each id, in ascending order.
+ * idemq.audit gets a row of that action for each queue whose jobs were changed.
  */
 Datum
 idemq_change_many(FunctionCallInfo fcinfo, const JobChanger *changer, const char *action)
@@ -188,7 +188,7 @@ idemq_change_many(FunctionCallInfo fcinfo, const JobChanger *changer, const char
 	ids = palloc(Max(arg.count, 1) * sizeof(int64));
 	for (int i = 0; i < arg.count; i++)
 		ids[i] = DatumGetInt64(arg.values[i]);
-	/* Sorted, and each once: two batches never deadlock. */
+	/* Each once, in ascending order: two batches never deadlock. */
 	qsort(ids, arg.count, sizeof(int64), idemq_compare_int64);
 	count = (int) qunique(ids, arg.count, sizeof(int64), idemq_compare_int64);
 	set = idemq_srf_begin(fcinfo);

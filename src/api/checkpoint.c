@@ -1,13 +1,13 @@
 /*
  * api/checkpoint.c
  *		SQL functions that a worker calls in the middle of an attempt: checkpoint and
- *		assert_current, which raise when the attempt is no longer its own; hold_claimed,
- *		which says so.
+ *		assert_current, which raise when the attempt is no longer current; hold_claimed,
+ *		which answers that instead.
  *
  * hold_claimed has no arguments: a client sends it in one message with the COMMIT of
- * commit_and_claim, before it has read what was claimed.  An error would be that of the
- * message, and hide that the commit is done.  So it raises none, and the client calls
- * assert_current when the answer is not held.
+ * commit_and_claim, before it has read what was claimed.  An error would fail the whole
+ * message, and hide that the commit is done.  So hold_claimed raises none, and the client
+ * calls assert_current when the answer is not "held".
  */
 #include "postgres.h"
 
@@ -73,8 +73,8 @@ SQL_FUNCTION(idemq_sql_v2_assert_current)
 }
 
 /*
- * hold_claimed() -> held, busy or gone: as assert_current, of the one job that this session's
- * last transaction has claimed; never waits for another transaction.
+ * hold_claimed() -> held, busy or gone: as assert_current, for the one job that this session's
+ * last transaction claimed; never waits for another transaction.
  */
 SQL_FUNCTION(idemq_sql_v2_hold_claimed)
 {

@@ -12,8 +12,8 @@
 #include "queue/queue.h"
 
 /*
- * Reads the arguments max_jobs, lease, worker and attach, of which the first is number n;
- * begins the answer, a set; raises 22004, 22023, 25006.
+ * Reads max_jobs, lease, worker and attach, from argument n on, and begins the answer, a set.
+ * Raises 22004, 22023, 25006.
  */
 void
 idemq_claim_args(FunctionCallInfo fcinfo, int n, ClaimCall *call)

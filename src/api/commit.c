@@ -33,7 +33,10 @@ SQL_FUNCTION(idemq_sql_v2_commit_job)
 	return idemq_value_row_datum(fcinfo, idemq_sql_v2_commit(fcinfo));
 }
 
-/* try_commit(id, token, result) -> committed | already_committed | stale | not_found; 40001, 54000. */
+/*
+ * try_commit(id, token, result) -> committed | already_committed | stale | not_found;
+ * 40001, 54000.
+ */
 SQL_FUNCTION(idemq_sql_v2_try_commit)
 {
 	Finish finish = idemq_commit_args(fcinfo);

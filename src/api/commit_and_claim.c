@@ -4,15 +4,15 @@
  *		transaction, one flush of WAL: commit_and_claim, commit_many_and_claim.
  *
  * The commit comes first.  What keeps the claim from being made (a queue that is paused, at
- * a limit, dropped, or not this role's to claim from) is no error: it would undo the
- * commit, and with it the effect.  The new attempt's token is good when the transaction
- * commits, as any.
+ * a limit, dropped, or not this role's to claim from) is no error, since an error would undo
+ * the commit, and with it the effect.  A new attempt's token is good when the transaction
+ * commits, as any other.
  *
  * A job of the same FIFO group as one that ends here is not claimed here: the group's next
  * head is promoted after the commit is visible.
  *
- * An answer that is lost with the connection is lost for good: the repetition raises IQ006,
- * and the jobs that were claimed wait for their leases to end.
+ * An answer that is lost with the connection is lost for good: a repeated call raises IQ006,
+ * and the claimed jobs wait for their leases to end.
  */
 #include "postgres.h"
 
@@ -29,12 +29,11 @@
 /* A call of commit_many_and_claim. */
 typedef struct BatchCall
 {
-	ClaimCall
-		claim;	 /* its queue: of the first job, in the order of the arguments, that is committed */
-	int32 first; /* the position of that; -1: none */
+	ClaimCall claim; /* from the queue of the first job, by the arguments, that is committed */
+	int32 first;	 /* the position of that job; -1: none */
 } BatchCall;
 
-/* Returns the queue that was asked for, NULL for that of the job. */
+/* Returns the name of the queue that was asked for, NULL for the job's own. */
 static char *
 queue_arg(FunctionCallInfo fcinfo)
 {

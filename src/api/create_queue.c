@@ -2,12 +2,12 @@
  * api/create_queue.c
  *		SQL functions that set what a queue is like: create_queue, alter_queue.
  *
- * Which settings there are: queue/queue_settings.c.  The trigger of idemq.queues has
- * every session read the queue anew.  create_queue is the DBA's to grant; alter_queue requires
- * the queue's admin privilege.  A change of how many jobs of a group may run, or be started,
- * has its groups checked after the commit, and one of group_running from 1, or to it, changes
- * what the rows of waiting jobs say (to_places, to_heads).  In alter_queue NULL leaves a
- * setting as it is; 0 takes a limit away, and '' the dead queue.
+ * queue/queue_settings.c lists the settings.  The trigger of idemq.queues has every session
+ * read the queue anew.  create_queue is the DBA's to grant; alter_queue requires the queue's
+ * admin privilege.  A change of how many jobs of a group may run, or be started, has the
+ * queue's groups checked after the commit.  A change of group_running from 1, or to it, also
+ * changes what the rows of waiting jobs say (to_places, to_heads).  In alter_queue NULL leaves
+ * a setting as it is; 0 takes a limit away, and '' the dead queue.
  */
 #include "postgres.h"
 
@@ -23,7 +23,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Checks dead_queue, if given, for a queue, of id 0 when it is new; see idemq_dead_queue_check. */
+/* Checks dead_queue, if it is given; id is 0 for a new queue.  See idemq_dead_queue_check. */
 static void
 check_dead_queue(FunctionCallInfo fcinfo, const char *name, int32 id)
 {
@@ -112,12 +112,12 @@ SQL_FUNCTION(idemq_sql_v2_create_queue)
 }
 
 /*
- * $1: queue, $2: now.  Of jobs in groups that wait for a time, so that their rows say by the
- * rule of the new group_running what they said before: with places run_at is NULL of a job
- * that has one, be it for later by group_rate, and without it is when that one was due
- * (job/places.c, job/group_rate.c).  A head that failed, and waits for group_rate, is due, and
- * gets its place as any retry.  Never waits for a row: whoever holds it acts by the
- * group_running of before.
+ * $1: queue, $2: now.  Writes the rows of jobs in groups that wait for a time, so that they say
+ * by the rule of the new group_running what they said before.  With places, run_at is NULL for
+ * a job that has one, even if group_rate makes it wait; without places, run_at is when such a
+ * job was due (job/places.c, job/group_rate.c).  A head that failed and waits for group_rate is
+ * due, and gets its place as any retry does.  Never waits for a row: whoever holds it acts by
+ * the former group_running.
  */
 #define CHANGE_WAITING(set, which)                                                                 \
 	"WITH held AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "                    \

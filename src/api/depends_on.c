@@ -16,7 +16,7 @@ idemq_arg_parents(FunctionCallInfo fcinfo, int n, NewDependencies *depends)
 	ArrayArg parents;
 	char *policy;
 
-	/* Most jobs: at no cost. */
+	/* Most jobs have none, and pay nothing. */
 	if (PG_ARGISNULL(n))
 		return false;
 	policy = idemq_arg_text(fcinfo, n + 1, "on_parent_failure", 16);

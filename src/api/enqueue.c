@@ -2,11 +2,10 @@
  * api/enqueue.c
  *		SQL functions that add jobs: enqueue, which is also enqueue_job, and enqueue_many.
  *
- * Both read the same options, of a job each: api/enqueue_options.c.
+ * Both take the same options of a job: api/enqueue_options.c.
  *
- * A job without a key is written by direct access, those of enqueue_many many at once.
- * A job with one goes through job/new_job_keyed.c: the unique index decides which of two
- * is first.
+ * A job without a key is written by direct access; enqueue_many writes many at once.  A job
+ * with a key goes through job/new_job_keyed.c: the unique index decides which of two is first.
  */
 #include "postgres.h"
 
@@ -24,7 +23,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Arguments of enqueue; the options are behind delay. */
+/* Arguments of enqueue.  Options begin with delay; enqueue_many has the others in these places. */
 enum
 {
 	ARG_QUEUE,
@@ -75,8 +74,8 @@ duplicate_rule(FunctionCallInfo fcinfo)
 }
 
 /*
- * Writes a new job, or finds its duplicate.  batch: of enqueue_many, where the job has an
- * id; without one it is given here.
+ * Writes a new job, or finds its duplicate.  With a batch, that of enqueue_many, the job has
+ * its id already; without one it gets its id here.
  */
 void
 idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, JobChange *columns,
@@ -120,7 +119,7 @@ is_of_others(const EnqueueAnswer *answer)
 	return answer->outcome == OUTCOME_DUPLICATE && answer->foreign;
 }
 
-/* Shapes an answer: ANSWER_COLUMNS values.  Of a twin that is not committed nothing is known. */
+/* Fills the ANSWER_COLUMNS of an answer.  Nothing is known of a twin that is not committed. */
 static void
 fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
 {
@@ -170,7 +169,7 @@ SQL_FUNCTION(idemq_sql_v2_enqueue)
 	if (waits)
 		idemq_new_child(&columns, &depends);
 	idemq_enqueue_add(&table, NULL, &queue, &columns, rule, wait, &answer);
-	/* A duplicate keeps its own: its parents, and those that are named now, may be gone. */
+	/* A duplicate keeps its own parents; these, and the ones that are named now, may be gone. */
 	if (waits && answer.outcome == OUTCOME_ACCEPTED)
 		idemq_new_child_add(&table, &queue, answer.id, &depends);
 	idemq_jobs_close(&table);

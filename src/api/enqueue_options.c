@@ -2,8 +2,8 @@
  * api/enqueue_options.c
  *		What the functions that add jobs can be told of a job: key, time, priority, group ...
  *
- * Each option is an argument of enqueue, publish and enqueue_sequenced, and an array of
- * enqueue_many: the table has that one's name and position.
+ * Each option is an argument of enqueue, most are of publish and enqueue_sequenced, and each is
+ * an array of enqueue_many, whose name and position the table has.
  */
 #include "postgres.h"
 
@@ -15,7 +15,7 @@
 #include "base/base.h"
 #include "job/job.h"
 
-/* Returns the job's time of birth and an interval by the calendar, as timestamptz + interval. */
+/* Returns created_at plus an interval by the calendar, as timestamptz + interval. */
 static Datum
 later(const JobChange *columns, const char *name, Datum interval, int64 least)
 {
@@ -36,7 +36,7 @@ const JobOption idemq_enqueue_options[OPTIONS] = {
 	[OPTION_KIND] = {COL_KIND, "kinds", TEXTOID, 13},
 };
 
-/* Checks an option's value, and sets what it says of a new job. */
+/* Checks an option's value, and sets its column of a new job. */
 static void
 set_option(JobChange *columns, int option, Datum value)
 {
@@ -88,8 +88,8 @@ set_option(JobChange *columns, int option, Datum value)
 }
 
 /*
- * Reads the options from a call's arguments.  first: the position of delay, behind which the next
- * six are; of the others their own, or -1 for one that the function does not have.
+ * Reads the options from a call's arguments.  first: the position of delay, which the next six
+ * options follow; key, key_ttl: their positions, -1 if the function does not have them.
  */
 void
 idemq_enqueue_read_options(FunctionCallInfo fcinfo, int key, int first, int key_ttl, int kind,
@@ -107,8 +107,8 @@ idemq_enqueue_read_options(FunctionCallInfo fcinfo, int key, int first, int key_
 
 /*
  * Sets what the options say of a new job of a queue; NULL ones say nothing.  Where groups take
- * turns, jobs without one do so, too (job/places.c).  Raises 22023 for options that contradict
- * each other.
+ * turns, jobs without a group take turns, too (job/places.c).  Raises 22023 for options that
+ * contradict each other.
  */
 void
 idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const NullableDatum *values)
@@ -129,7 +129,7 @@ idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const Null
 		return;
 	if (values[OPTION_GROUP_KEY].isnull)
 		job_set(columns, COL_GROUP_KEY, PointerGetDatum(cstring_to_text("")));
-	/* Blocked, until it is promoted (job/promote.c), which heeds the time that was asked for. */
+	/* Blocked until its promotion (job/promote.c), which heeds the time that was asked for. */
 	ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
 	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_BLOCKED]));
 	columns->set &= ~COLUMN_BIT(COL_READY_AT);

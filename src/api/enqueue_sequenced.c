@@ -2,32 +2,33 @@
  * api/enqueue_sequenced.c
  *		SQL function enqueue_sequenced, for producers that number what they send.
  *
- * A producer is one ordered log, a partition of Kafka for example: it sends its numbers in
- * ascending order, and after a failure some of them again.  So the highest number that was
- * accepted says of every request whether it was: one row of idemq.producers remembers it, in
- * place of a key of each job.  The job has no key, and in a queue that keeps nothing its row
- * goes with its commit.
+ * A producer is one ordered log, for example a partition of Kafka: it sends its numbers in
+ * ascending order, and some of them again after a failure.  So the highest number that was
+ * accepted says of every request whether it was accepted before.  One row of idemq.producers
+ * remembers that number, in place of a key of each job.  The job has no key, and in a queue
+ * that keeps nothing its row goes with its commit.
  *
  * A number that is accepted writes the row and the job in one transaction: both are there, or
- * neither.  An update of no indexed column is a HOT update, so that the table stays as small
- * as there are producers, and the index gets no entry.
+ * neither.  The update changes no indexed column, so it is HOT: the table has about a row for
+ * each producer, and the index gets no entry.
  *
  * Two sessions of one producer: take the commits of accepted numbers in their order.  Each
- * has written the row, and held it to its end; so each has read what the one before it had
- * committed, and was higher.  Who comes while another's transaction is open, with a number
- * that is higher than the last committed one, waits for its end (lock_timeout applies), and
- * is then compared with what that has left: committed, it may be a duplicate; rolled
- * back, it is as if it had not been.  A number that is not higher than the last committed
- * one is a duplicate whatever the open transaction does, and waits for nobody.
+ * transaction has written the row, and held it to its end; so each has read what the one
+ * before it had committed, and its number was higher.  A call that comes while another's
+ * transaction is open, with a number that is higher than the last committed one, waits for
+ * that transaction's end (lock_timeout applies), and is then compared with what it has left.
+ * After a commit the number may be a duplicate; after a rollback it is as if the other had not
+ * been.  A number that is not higher than the last committed one is a duplicate whatever the
+ * open transaction does, and waits for nobody.
  *
- * That is why numbers must be committed in ascending order: of two sessions of a producer the
- * one with the lower number would lose it, if it came second.  Ids of an outbox table are
- * not such numbers, since transactions commit in another order than they draw them.
+ * That is why numbers must be committed in ascending order: if two sessions of a producer
+ * commit in the other order, the lower number is lost.  Ids of an outbox table are not such
+ * numbers, since transactions do not commit in the order in which they draw them.
  *
- * Above READ COMMITTED a row that has changed since the transaction's snapshot is 40001.
+ * Above READ COMMITTED a row that has changed since the transaction's snapshot raises 40001.
  *
- * A producer's row stays until forget_producer or the drop of the queue: forgotten, it would
- * have what is sent again accepted again.
+ * A producer's row stays until forget_producer or the drop of the queue: without the row, what
+ * is sent again would be accepted again.
  *
  * Locks: the queue against being dropped; the producer's row, to the transaction's end.
  */
@@ -86,8 +87,8 @@ static SqlStatement read_position =
 	 .fields = (const SqlField[]){SQL_FIELD(Position, seq), SQL_FIELD(Position, job_id)}};
 
 /*
- * Makes a number the last one of its producer; false when it is not higher than that, whose
- * number and job are then in *last.  values: those of POSITION_TYPES.
+ * Makes a number its producer's last one; false when it is not higher than the last one, which
+ * is then in *last.  values: those of POSITION_TYPES.
  */
 static bool
 take_number(const Datum *values, Position *last)
@@ -109,11 +110,11 @@ take_number(const Datum *values, Position *last)
 		}
 		else if (idemq_spi_do(&begin, values, NULL) > 0)
 			return true;
-		/* Another has begun the producer since, or was rolled back. */
+		/* Another session has begun the producer since, or has rolled back. */
 	}
 }
 
-/* Fills the answer for a number that was the last one before, with what became of its job. */
+/* Fills the answer to a number that is the last one already, with what became of its job. */
 static void
 fill_last(int64 id, Datum *values, bool *nulls, bool *own)
 {

@@ -20,7 +20,10 @@ fail_args(FunctionCallInfo fcinfo)
 	return finish;
 }
 
-/* fail(id, token, error, retry_in, permanent, details) -> retrying | dead | stale | not_found; 40001, 54000. */
+/*
+ * fail(id, token, error, retry_in, permanent, details) -> retrying | dead | stale | not_found;
+ * 40001, 54000.
+ */
 SQL_FUNCTION(idemq_sql_v2_fail)
 {
 	Finish finish = fail_args(fcinfo);
@@ -38,7 +41,10 @@ SQL_FUNCTION(idemq_sql_v2_fail_job)
 	return idemq_value_row_datum(fcinfo, idemq_sql_v2_fail(fcinfo));
 }
 
-/* fail_many(ids, tokens, errors, retry_in, permanent, details) -> setof (id, token, outcome as fail). */
+/*
+ * fail_many(ids, tokens, errors, retry_in, permanent, details)
+ *		-> setof (id, token, outcome as fail).
+ */
 SQL_FUNCTION(idemq_sql_v2_fail_many)
 {
 	Finish finish = fail_args(fcinfo);

@@ -79,7 +79,7 @@ SQL_FUNCTION(idemq_sql_v2_fence)
 
 		if (outcome == OUTCOME_NOT_FOUND && idemq_attempt_is_gone(&table, &attempt))
 			break;
-		/* The attempt's own commit, in this transaction or before, is no newer token. */
+		/* The attempt's own commit, in this transaction or before, issues no newer token. */
 		if (outcome == OUTCOME_ALREADY_COMMITTED && attempt.job.token != token)
 			outcome = OUTCOME_STALE;
 		if (outcome != OUTCOME_ALREADY_COMMITTED)

@@ -33,7 +33,7 @@ typedef struct BatchItem
 	int32 ord; /* its position in the caller's arrays, from 0 */
 } BatchItem;
 
-/* As idemq_finish_by_token, the attempt of arguments id and token. */
+/* As idemq_finish_by_token, for the attempt of arguments id and token. */
 Outcome
 idemq_finish_attempt(FunctionCallInfo fcinfo, Finish *finish, bool raise, Attempt *attempt)
 {
@@ -60,7 +60,7 @@ compare_items(const void *a, const void *b)
 	return order != 0 ? order : idemq_compare_int64(&x->token, &y->token);
 }
 
-/* As compare_items, and of equal ones the first in the caller's arrays first. */
+/* As compare_items; equal ones are in the order of the caller's arrays. */
 static int
 compare_items_stably(const void *a, const void *b)
 {
@@ -69,7 +69,7 @@ compare_items_stably(const void *a, const void *b)
 	return order != 0 ? order : ((const BatchItem *) a)->ord - ((const BatchItem *) b)->ord;
 }
 
-/* Reads ids, tokens, and the result, or error and details, of each. */
+/* Reads ids and tokens, and commit's results, or fail's errors and details. */
 static void
 read_batch(FunctionCallInfo fcinfo, FinishKind kind, Batch *batch)
 {
@@ -95,10 +95,9 @@ element(const ArrayArg *array, int n)
 }
 
 /*
- * Ends the attempts of arguments ids and tokens, in one way; commit's results and
- * fail's errors are argument 2, fail's details argument 5.  answer is called for each
- * pair of id and token: two tokens of one job are answered both.  Of attempt's, the job
- * is void when it is answered.
+ * Ends the attempts of arguments ids and tokens, all in one way.  Argument 2 has commit's
+ * results or fail's errors, argument 5 fail's details.  Calls answer for each different pair
+ * of id and token, also for two tokens of one job; the attempt's job is void by then.
  */
 void
 idemq_finish_batch(FunctionCallInfo fcinfo, Finish *finish, FinishAnswer answer, void *arg)

@@ -2,19 +2,20 @@
  * api/finish_step.c
  *		SQL functions that store how a step ended: finish_step, refuse_step.
  *
- * Of a step that was begun (api/begin_step.c) the answer is a fact about another system: it
- * is taken from each attempt that has begun it, also from one that has lost the job.  The
- * first answer stays.  A receipt outweighs a refusal, which was said too early then, until
- * the next call has begun: thrown away, the effect would happen again.  A refusal never
- * outweighs a receipt, and is taken from the attempt that began last alone: of others it
- * does not speak.
+ * For a step that was begun (api/begin_step.c) the answer is a fact about another system.  It
+ * is taken from each attempt that has begun the step, also from one that has lost the job.
+ * The first answer stays.  A receipt outweighs a refusal, which was then said too early, until
+ * the next call has begun: if the receipt were thrown away, the effect would happen again.  A
+ * refusal never outweighs a receipt, and is taken only from the attempt that began last: it
+ * does not speak of the calls of others.
  *
- * A step that was never begun is done here, by the transaction that calls finish_step:
- * that of the current attempt, which the job's row, held FOR SHARE, keeps current until it
- * ends.  Done before, it raises IQ006, as a repeated commit does: the effect would be
- * repeated.  Which of the two it is, is in the row: what was done here has no begun_at.
+ * A step that was never begun is done here, by the transaction that calls finish_step.  That
+ * must be the current attempt's: the job's row, held FOR SHARE, keeps the attempt current
+ * until the transaction ends.  If the step was done here before, the call raises IQ006, as a
+ * repeated commit does: the effect would be repeated.  The row tells the two kinds of steps
+ * apart: what was done here has no begun_at.
  *
- * Which rows are locked, in this order: the job's, then the step's.
+ * Locks, in this order: the job's row, then the step's.
  */
 #include "postgres.h"
 
@@ -36,7 +37,7 @@ typedef struct StepEnding
 	Step step;
 } StepEnding;
 
-/* Compares the attempt with the job.  One that this transaction commits is current to it. */
+/* Compares the attempt with the job.  One that this transaction itself commits is current. */
 static Outcome
 standing_of(JobsTable *table, const StepName *name, Attempt *attempt)
 {
@@ -51,8 +52,8 @@ standing_of(JobsTable *table, const StepName *name, Attempt *attempt)
 }
 
 /*
- * Finds the job and holds it to the end of the transaction: against whatever would end a
- * current attempt; otherwise against deletion alone.  False when this transaction has
+ * Finds the job and locks its row to the end of the transaction: for a current attempt against
+ * whatever would end it, otherwise against deletion alone.  False when this transaction has
  * committed the attempt in a queue that keeps nothing: nothing is left to be stored.
  */
 static bool
@@ -107,7 +108,7 @@ refuse_stranger(const StepEnding *ending)
 					"arrive."));
 }
 
-/* Does the step in this transaction; false when a twin has, and the caller is to look again. */
+/* Does the step in this transaction; false when a twin has done it: the caller looks again. */
 static bool
 do_inside(StepEnding *ending, Datum response)
 {
@@ -138,8 +139,8 @@ do_inside(StepEnding *ending, Datum response)
 }
 
 /*
- * Ends the step; returns the response that counts, 0 for NULL: of an attempt that has begun the
- * step, its own unless there is one.
+ * Ends the step; returns the response that counts, 0 for NULL: the stored one, if the attempt
+ * has begun the step and there is one, otherwise the attempt's own.
  */
 static Datum
 finish(StepEnding *ending, Datum response)
@@ -190,7 +191,7 @@ SQL_FUNCTION(idemq_sql_v2_refuse_step)
 					   (long long) ending.name.job_id),
 				errdetail("Its response is stored: the other side did it."),
 				errhint("Read the response from idemq.steps, and go on from that."));
-	/* Another attempt's call may be under way: this one does not speak of it. */
+	/* Another attempt's call may be under way: this attempt does not speak of it. */
 	if (ending.step.state == STEP_OPEN && ending.step.token != ending.name.token)
 	{
 		idemq_attempt_refuse(&ending.attempt, ending.standing);

@@ -12,7 +12,7 @@
 
 #define MAX_MOVED_TO 1024 /* bytes */
 
-/* follow() -> whether it did not before; 25006. */
+/* follow() -> whether it did not follow before; 25006. */
 SQL_FUNCTION(idemq_sql_v2_follow)
 {
 	PG_RETURN_BOOL(idemq_follow_begin());

@@ -1,29 +1,30 @@
 /*
  * api/gate.c
- *		The gate: an SQL function of schema idemq is this C function in front, and behind it a
+ *		The gate: a function of schema idemq is this C function in front, and behind it a
  *		function of the same name and arguments in schema idemq_inside, in SQL or PL/pgSQL.
  *
- * It is for what is no hot path, and hardly more than SQL.  The function behind runs as the owner
- * of idemq's tables, and nobody else may call it.  The role that has called is in a frame: each
- * check of rights, each row of idemq.audit, and each call of a function of schema idemq is
- * made as that role, by the functions of api/inside.c, which raise where no frame is open.
- * (current_user is the owner, to whom everything is allowed.)
+ * It serves what is on no hot path and is hardly more than SQL.  The function behind runs as the
+ * owner of idemq's tables, and nobody else may call it.  A frame remembers the role that has
+ * called: each check of rights, each row of idemq.audit, and each call of a function of schema
+ * idemq is made as that role, by the functions of api/inside.c, which raise when no frame is
+ * open.  (current_user is the owner, to whom everything is allowed.)
  *
  *		idemq_sql_v2_gate		in a security-restricted context: for what does not write idemq.jobs
  *		idemq_sql_v2_gate_jobs	the DBA may have put deferred triggers on idemq.jobs, which such
  *								a context does not allow
  *
- * A function behind that is STABLE only reads: all of it under one snapshot, the latest, at each
- * isolation level; also on a standby.  One that is VOLATILE raises 25006 and 55000 before it is
- * called, unless it is a trigger's; above READ COMMITTED its statements have the transaction's
- * snapshot, and it reads what was committed since by idemq_inside.latest.
+ * A STABLE function behind only reads, also on a standby: all of it under one snapshot, the
+ * latest, at each isolation level.  For a VOLATILE one the gate raises 25006 and 55000 before
+ * the call, unless it is called as a trigger.  Above READ COMMITTED its statements have the
+ * transaction's snapshot, and it reads by idemq_inside.latest what was committed since.
  *
- * PostgreSQL plans the statements behind perhaps when the tables have no rows yet, and for few
- * rows each: generic plans, without sequential scans, whose prices of 1e10 would start JIT.
+ * PostgreSQL may plan the statements behind while the tables have no rows yet, and each meets
+ * few rows.  So they get generic plans without sequential scans.  JIT is off: the price of 1e10
+ * that such a plan may have would start it.
  *
- * An error (RAISE, with ERRCODE and HINT) leaves as one of a C function does: without the lines
- * of the functions behind in its CONTEXT, and without the DETAIL in which PostgreSQL shows a
- * row, which the caller may not read.
+ * An error (RAISE, with ERRCODE and HINT) leaves the gate as an error of a C function does:
+ * without the lines of the functions behind in its CONTEXT, and without the DETAIL in which
+ * PostgreSQL shows a row that the caller may not read.
  *
  * test/sql/gate.sql, test/specs/gate-levels.spec and test/t/fuzz.pl take the functions from the
  * catalog.
@@ -59,7 +60,7 @@ typedef struct Frame
 	const char *search_path; /* the caller's */
 	Oid owner;
 	int owner_context;
-	SubTransactionId away_in; /* in which something is done as the caller; invalid: nothing is */
+	SubTransactionId away_in; /* where it has become another role; invalid: it has not */
 } Frame;
 
 static Frame *frames = NULL; /* the innermost first */
@@ -105,8 +106,8 @@ find_behind(FmgrInfo *front)
 }
 
 /*
- * Raises the error that was caught again, without what is not the caller's to know; by_owner: it came
- * of what was done as the owner, not as the caller.
+ * Raises the caught error again, without what the caller may not know.  by_owner: it was raised
+ * by what was done as the owner, not as another role.
  */
 pg_noreturn static void
 raise_again(MemoryContext context, bool by_owner)
@@ -129,8 +130,8 @@ raise_again(MemoryContext context, bool by_owner)
 }
 
 /*
- * Calls the function behind as the owner.  The stack of error contexts is as if nobody had called:
- * what an error has then is of the functions behind; ThrowErrorData adds that of the callers.
+ * Calls the function behind as the owner.  The stack of error contexts is empty for it, so an
+ * error gets only the context of the functions behind; ThrowErrorData adds the callers'.
  */
 static Datum
 call_as_owner(FunctionCallInfo fcinfo, Behind *behind, Frame *frame)
@@ -160,7 +161,7 @@ call_as_owner(FunctionCallInfo fcinfo, Behind *behind, Frame *frame)
 	return result;
 }
 
-/* As call_as_owner, in a frame; after an error, the caller's subtransaction puts the rest back. */
+/* As call_as_owner, in a frame; after an error, the end of the subtransaction undoes the rest. */
 static Datum
 call_in_frame(FunctionCallInfo fcinfo, Behind *behind, int restriction)
 {
@@ -181,7 +182,7 @@ call_in_frame(FunctionCallInfo fcinfo, Behind *behind, int restriction)
 	PG_CATCH();
 	{
 		frames = frame.outer;
-		/* Who has caught the error may call again by the same one: a domain's check does. */
+		/* Whoever catches the error may call again with the same fcinfo: a domain's check does. */
 		fcinfo->flinfo = front;
 		fcinfo->context = node;
 		raise_again(context, GetUserId() == frame.owner);
@@ -193,7 +194,7 @@ call_in_frame(FunctionCallInfo fcinfo, Behind *behind, int restriction)
 	return result;
 }
 
-/* The gate.  A set comes as a whole: nothing behind goes on when the frame is gone. */
+/* The gate.  A set comes as a whole: nothing behind runs on once the frame is gone. */
 static Datum
 pass(FunctionCallInfo fcinfo, int restriction)
 {
@@ -242,8 +243,8 @@ idemq_gate_caller(void)
 }
 
 /*
- * Becomes a role until idemq_gate_become_owner; after an error the end of the subtransaction puts
- * that back.  Returns what idemq_gate_become_owner takes.  Raises 55000 where no gate is open.
+ * Becomes a role until idemq_gate_become_owner; after an error the end of the subtransaction
+ * undoes that.  Returns what idemq_gate_become_owner takes.  Raises 55000 where no gate is open.
  */
 int
 idemq_gate_become(Oid role)
@@ -255,7 +256,7 @@ idemq_gate_become(Oid role)
 	return NewGUCNestLevel();
 }
 
-/* As idemq_gate_become, the caller, with the caller's search_path. */
+/* As idemq_gate_become, for the role that has called, with its search_path. */
 int
 idemq_gate_become_caller(void)
 {

@@ -2,8 +2,9 @@
  * api/heartbeat.c
  *		SQL functions about the lease of an attempt: heartbeat, heartbeat_many, validate.
  *
- * A heartbeat changes the lease entry and no row; only for a lease without an entry does
- * it go to the row.  So it takes effect at once, and a rollback does not undo it.
+ * A heartbeat changes the lease entry and no row.  So it takes effect at once, and a rollback
+ * does not undo it.  A lease that has no entry gets one; only with a full lease table is the
+ * row written, and a rollback undoes that.
  */
 #include "postgres.h"
 
@@ -37,9 +38,9 @@ beat_entry(int32 queue_id, int64 id, int64 token, int64 length)
 }
 
 /*
- * Beats for a lease that has no entry: gives it one, or, when the table is full,
- * writes the row's deadline.  It never waits: while another transaction holds the row,
- * the job stays the worker's until that one commits.
+ * Beats for a lease that has no entry: gives it one, or, when the table is full, writes the
+ * row's deadline.  Never waits: while another transaction holds the row, the job stays the
+ * worker's until that transaction commits.
  */
 static Outcome
 beat_by_row(int64 id, int64 token, int64 length)
@@ -115,7 +116,6 @@ beat(int64 id, int64 token, int64 length)
 /*
  * heartbeat(id, token, lease) -> current | cancelled | expired | stale | not_found; 22004,
  *		22023.
- * Takes effect at once; a rollback does not undo it.
  */
 SQL_FUNCTION(idemq_sql_v2_heartbeat)
 {
@@ -129,8 +129,8 @@ SQL_FUNCTION(idemq_sql_v2_heartbeat)
 /*
  * heartbeat_many(ids, tokens, lease) -> setof (id, token, outcome as heartbeat); 22004, 22023
  *		and 53400.
- * Leases that have an entry come first: what raises at another's row, such as a queue that
- * has no slot (53400), does not keep them from being renewed.
+ * Leases with an entry come first: an error at another's row, such as 53400 for a queue without
+ * a slot, does not keep them from being renewed.
  */
 SQL_FUNCTION(idemq_sql_v2_heartbeat_many)
 {

@@ -2,9 +2,9 @@
  * api/inside.c
  *		What the functions behind the gate ask of C (api/gate.c); in schema idemq_inside.
  *
- * Each raises 55000 where no gate is open.  What asks for rights, or writes who did something,
- * does that as the role that has called.  Arguments come from idemq's own SQL, and are not checked,
- * but for those that are the caller's: value, name.
+ * Each raises 55000 where no gate is open.  A function that checks rights, or writes who did
+ * something, does so as the role that has called.  Arguments come from idemq's own SQL and are
+ * not checked, except value and name, which are the caller's.
  */
 #include "postgres.h"
 
@@ -109,7 +109,7 @@ privileges_named(const char *word)
 										 : PRIVILEGE_ADMIN;
 }
 
-/* Reads a queue with a privilege of the caller's, and keeps it as that asks for. */
+/* Returns a queue's id, for a caller that has the privilege; locks it as hold asks for. */
 static int32
 open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, const char *argument)
 {
@@ -119,7 +119,7 @@ open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, con
 
 	if (strcmp(privilege, "any") == 0)
 	{
-		/* Not to be told that the queue is there is no secret: whether it is, is none. */
+		/* Whether there is such a queue is no secret. */
 		if (!idemq_queue_find(idemq_arg_text(fcinfo, 0, argument, IDEMQ_MAX_NAME_ARG), &queue))
 			idemq_queue_arg(fcinfo, 0, argument, wanted, &queue);
 		return queue.id;
@@ -135,9 +135,9 @@ open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, con
 
 /*
  * queue(name, privilege, hold, argument) -> its id; IQ005, 42501, 22004, 22023.
- * privilege: enqueue, claim, admin; change: enqueue or admin; any: none is asked for.
- * hold, to the end of the transaction: '' not, share: it cannot be dropped, keep: nor its row be
- * deleted, exclusive: nobody else holds it.  argument: what the caller knows the name as.
+ * privilege: enqueue, claim, admin; change: enqueue or admin; any: needs none, and ignores hold.
+ * hold, to the end of the transaction: '': not at all; share: it cannot be dropped; keep: nor can
+ * its row be deleted; exclusive: nobody else holds it.  argument: the caller's argument's name.
  */
 SQL_FUNCTION(idemq_sql_v2_inside_queue)
 {
@@ -150,7 +150,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_queue)
 	PG_RETURN_INT32(id);
 }
 
-/* try_share_queue(queue_id) -> whether nobody drops it; then nobody can; it does not wait. */
+/* try_share_queue(queue_id) -> whether nobody is dropping it; then nobody can.  Never waits. */
 SQL_FUNCTION(idemq_sql_v2_inside_try_share_queue)
 {
 	(void) idemq_gate_caller();
@@ -164,7 +164,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_worker_comes)
 	PG_RETURN_BOOL(idemq_worker_comes());
 }
 
-/* role_may(role, queue_id, privilege) -> whether it may; not when role is NULL, or there is no queue. */
+/* role_may(role, queue_id, privilege) -> whether it may; false for no role, or no such queue. */
 SQL_FUNCTION(idemq_sql_v2_inside_role_may)
 {
 	QueueInfo queue;
@@ -176,7 +176,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_role_may)
 								privileges_named(TextDatumGetCString(PG_GETARG_DATUM(2))), &queue));
 }
 
-/* role_of(name, oid) -> the role that a row names, NULL for none that was meant. */
+/* role_of(name, oid) -> the role that a row means, NULL when that is gone. */
 SQL_FUNCTION(idemq_sql_v2_inside_role_of)
 {
 	Oid role;
@@ -192,7 +192,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_role_of)
 }
 
 /*
- * lock_role(role, what) -> its name; what it is granted, or its schedules, is locked to the end of
+ * lock_role(role, what) -> its name; locks what it is granted, or its schedules, to the end of
  * the transaction; 42704.
  */
 SQL_FUNCTION(idemq_sql_v2_inside_lock_role)
@@ -208,7 +208,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_lock_role)
 	PG_RETURN_NAME(name);
 }
 
-/* settle_usage(role) -> void: it has USAGE of schema idemq, if it is granted anything.  Locked. */
+/* settle_usage(role) -> void: gives it, or takes away, USAGE of schema idemq; its lock is held. */
 SQL_FUNCTION(idemq_sql_v2_inside_settle_usage)
 {
 	(void) idemq_gate_caller();
@@ -224,7 +224,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_forget_queue)
 	PG_RETURN_VOID();
 }
 
-/* wake_queue(queue_id) -> void: when that is committed, those who wait for its jobs look again. */
+/* wake_queue(queue_id) -> void: after the commit, sessions that wait for its jobs look again. */
 SQL_FUNCTION(idemq_sql_v2_inside_wake_queue)
 {
 	(void) idemq_gate_caller();
@@ -251,8 +251,8 @@ SQL_FUNCTION(idemq_sql_v2_inside_handler_refusal)
 }
 
 /*
- * audit(action, queue_id, queue, details, job_id, jobs) -> void: a row of idemq.audit.  What is
- * NULL is not known of it; queue_id 0: it is of no queue.
+ * audit(action, queue_id, queue, details, job_id, jobs) -> void: writes a row of idemq.audit.
+ * NULL: not known; queue_id 0: it is about no queue.
  */
 SQL_FUNCTION(idemq_sql_v2_inside_audit)
 {
@@ -270,7 +270,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_audit)
 	PG_RETURN_VOID();
 }
 
-/* Returns the statement of a text and the types of what follows; each is kept for the session. */
+/* Returns the statement of a query and the types of its arguments; keeps it for the session. */
 static SqlStatement *
 kept_statement(FunctionCallInfo fcinfo, int first)
 {
@@ -297,7 +297,7 @@ kept_statement(FunctionCallInfo fcinfo, int first)
 	return statement;
 }
 
-/* Runs an argument, a query with those that follow; its rows are the set. */
+/* Runs the query in argument first with the arguments behind it; returns its rows as a set. */
 static void
 run_query(FunctionCallInfo fcinfo, int first, bool latest)
 {

@@ -32,7 +32,7 @@ idemq_job_answer(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 	if (outcome == OUTCOME_CLAIMED || outcome == OUTCOME_CLAIMED_AGAIN)
 	{
 		idemq_claim_row_fill(&call->job, &call->args, values + RESULT_CLAIM, nulls + RESULT_CLAIM);
-		/* That has written the kind where the result belongs. */
+		/* idemq_claim_row_fill writes the kind where the result belongs. */
 		values[RESULT_KIND] = values[RESULT_RESULT];
 		nulls[RESULT_KIND] = nulls[RESULT_RESULT];
 		nulls[RESULT_RESULT] = true;

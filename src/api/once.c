@@ -2,14 +2,12 @@
  * api/once.c
  *		SQL function once: dedupe for an effect that has no job.
  *
- * One row of idemq.seen for each (scope, key): its unique index decides which
- * call is first, and waits for a twin whose transaction is open.  A row whose time is over
- * counts as none.
+ * idemq.seen has one row for each (scope, key).  Its unique index decides which call is first,
+ * and waits for a twin whose transaction is open.  A row whose time is over counts as none.
  *
- * No index has expires_at, so that to renew a row is a HOT update, but for one a minute
- * (visit_at) and one where the page is full: a key that is used again and again leaves few
- * entries behind, also while a snapshot is held, and its lookup and the check of its
- * uniqueness meet no more than these.
+ * No index has expires_at, so renewing a row is a HOT update, except once a minute (visit_at)
+ * and when the page is full.  So a key that is used again and again leaves few entries behind,
+ * also while a snapshot is held, and its lookup and the check of its uniqueness meet only these.
  *
  * A query comes first, and again after a wait: an upsert would lock the row that it
  * finds, and each late caller would wait for the transaction of the one before it.
@@ -27,7 +25,7 @@
 
 #define MAX_SCOPE 256 /* bytes */
 
-/* Parameters of all three: scope, key, now, when the time is over. */
+/* Parameters of all three: scope, key, now, the new expires_at. */
 static SqlStatement find =
 	{.text = "SELECT $4 FROM idemq.seen WHERE scope = $1 AND key = $2 AND expires_at > $3",
 	 .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
@@ -41,8 +39,8 @@ static SqlStatement renew =
 	 .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 
 /*
- * Returns whether the key is new.  A twin that committed after the first query is found by
- * the second; one whose row has expired or gone meanwhile takes another turn.
+ * Returns whether the key is new.  The second query finds a twin that committed after the first
+ * one.  A row that has expired by then is renewed; if it has gone, the loop begins anew.
  */
 static bool
 is_first(const Datum *values)

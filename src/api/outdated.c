@@ -1,21 +1,21 @@
 /*
  * api/outdated.c
- *		What the SQL objects of 0.1.0 call: nothing of it works with this library but
- *		ALTER EXTENSION idemq UPDATE, which each of these functions says.
+ *		What the SQL objects of 0.1.0 call.  With this library they need ALTER EXTENSION idemq
+ *		UPDATE first, and each of these functions says so.
  *
- * Where idemq.auto_update has the background worker do that (worker/update.c), a call waits for it,
- * for WAIT_FOR_UPDATE at most, and then calls the function of its name that there is now.
+ * Where idemq.auto_update has the background worker do that (worker/update.c), a call waits for
+ * it, for WAIT_FOR_UPDATE at most, and then calls the function that has its name by then.
  *
  * A function of this library is idemq_sql_v2_NAME; what 0.1.0 knows is idemq_sql_NAME.  So
  * neither runs with the tables and arguments of the other: an older library in memory has
  * no function that newer SQL calls.  From here on a function that changes gets the next number,
- * beside the one that it was: src/README.md, what a version keeps.
+ * beside the former one: src/README.md, what a version keeps.
  *
- * The names are needed as well for the SQL objects to be there: pg_upgrade and CREATE
- * EXTENSION idemq VERSION '0.1.0' look for them.
+ * The SQL objects of 0.1.0 could not exist without these names: pg_upgrade and CREATE EXTENSION
+ * idemq VERSION '0.1.0' look them up.
  *
- * The triggers of 0.1.0 do nothing, so that its rows can be restored.  Memory knows nothing
- * of this database then: it is not asked before the update, which has it forget all.
+ * The triggers of 0.1.0 do nothing, so that its rows can be restored.  Shared memory then knows
+ * nothing of these rows.  It is not asked before the update, which has it forget the database.
  */
 #include "postgres.h"
 
@@ -36,9 +36,9 @@
 #include "base/base.h"
 #include "shared/processes/processes.h"
 
-/* So long a call waits for the update. */
+/* How long a call waits for the update. */
 #define WAIT_FOR_UPDATE (5 * USECS_PER_SEC)
-/* Between two looks whether it is there, microseconds. */
+/* Between two looks for it, microseconds. */
 #define LOOK_EVERY 10000L
 
 /* A call that can be made by its name. */
@@ -62,7 +62,7 @@ columns_of(Oid type)
 	return columns;
 }
 
-/* Reads the call as long as the function is there; a set, a trigger and a procedure have none. */
+/* Describes the call while the function exists; a set, a trigger and a procedure have no text. */
 static NamedCall
 read_call(FunctionCallInfo fcinfo)
 {
@@ -93,7 +93,7 @@ read_call(FunctionCallInfo fcinfo)
 	return call;
 }
 
-/* Returns whether the SQL objects are new now; waits for the update that the worker is to make. */
+/* Returns whether the SQL objects are updated now; waits for the worker to do that. */
 static bool
 is_updated(void)
 {
@@ -113,8 +113,8 @@ is_updated(void)
 }
 
 /*
- * Makes the call again.  Raises 40001 where its answer would be of another shape, or is of a
- * snapshot from before the update.
+ * Makes the call again, by name.  Raises 40001 if it has no text, if its answer would have another
+ * shape, or if the transaction's snapshot is from before the update.
  */
 static Datum
 call_again(FunctionCallInfo fcinfo, const NamedCall *call)

@@ -2,11 +2,11 @@
  * api/parents.c
  *		SQL function parents: what a job's parents have come to.
  *
- * Who may claim the job from its queue, or administers that, is told the results of its parents,
- * also of queues on which it has no privilege: whoever enqueued the job could
- * ask for them (job/new_child.c), and has handed them on.  These are the results of the ends by
- * which the job came to run, and no others: a parent may run again when the right to ask
- * for it has been revoked.
+ * A role that may claim from the job's queue, or administers it, is told the results of the job's
+ * parents, also in queues on which it has no privilege: whoever enqueued the job could ask for
+ * them (job/new_child.c), and has handed them on.  It is told the results of the ends by which
+ * the job came to run, and no others: a parent may run again after the right to ask for it was
+ * revoked.
  */
 #include "postgres.h"
 
@@ -20,8 +20,9 @@
 #define COLUMNS 4
 
 /*
- * Adds a parent's row.  A job that is gone has the status of its deletion, or none; so has one
- * that was claimed again since the child came to run, for who has no privilege on its queue.
+ * Adds a parent's row.  A parent that is gone has the status of its deletion, or none.  To a role
+ * without a privilege on the parent's queue it shows no result before the child has come to run,
+ * and neither status nor result if it was claimed again since then.
  */
 static void
 add_row(JobsTable *table, const DependencyGone *parent, ReturnSetInfo *set)
@@ -52,7 +53,7 @@ add_row(JobsTable *table, const DependencyGone *parent, ReturnSetInfo *set)
 	tuplestore_putvalues(set->setResult, set->setDesc, values, nulls);
 }
 
-/* parents(id) -> setof (parent, queue, status, result), none for a job that is not for the role; 22004. */
+/* parents(id) -> setof (parent, queue, status, result), none if the role may not know; 22004. */
 SQL_FUNCTION(idemq_sql_v2_parents)
 {
 	int64 id;

@@ -1,22 +1,23 @@
 /*
  * api/publish.c
- *		SQL function publish: a job in each queue that is
- *		bound to a topic.
+ *		SQL function publish: adds a job to each queue that is bound to a topic.
  *
- * All jobs are made in the caller's transaction, in the order of the queues' ids, so that two
- * publishers do not deadlock.  A queue that several bindings name gets one.
+ * All jobs are made in the caller's transaction, in the order of the queues' ids, so two
+ * publishers do not deadlock.  A queue that several bindings name gets one job.
  *
  * The publisher needs publish on the topic, and nothing on the queues.  A binding counts if
  * its role may bind to the topic and enqueue to the queue now, by what is committed at the
- * call: what was revoked, or went with a role, ends at once.  Others are skipped, and never an
- * error of the publisher's; idemq.topic_bindings says why, and when one was skipped last.
- * That is written once a minute at most, to a row that nobody holds, and not above READ
- * COMMITTED: publishers do not wait for each other, nor fail, for the sake of a note.
+ * call: a privilege that was revoked, or went with its role, ends at once.  Other bindings are
+ * skipped, and are never an error of the publisher's; idemq.topic_bindings says why, and when
+ * one was skipped last.  That time is written once a minute at most, to a row that nobody
+ * holds, and not above READ COMMITTED: publishers neither wait for each other nor fail for the
+ * sake of a note.
  *
- * A key is the key of a job in each queue, with the space behind it: a publisher takes no key
- * of a queue's own producers (nor that of a schedule's tick, which ends otherwise), nor do they
- * take one of its (job/kept_key.c), and one that repeats its call is answered the first jobs.  Their payloads are not compared, since
- * whoever may enqueue to a queue could fail the publisher by a job with that key.
+ * The key of the job in each queue is the publisher's key with the topic's space behind it.  So
+ * a publisher takes no key of a queue's own producers, nor that of a schedule's tick, which
+ * ends otherwise; and they take none of its keys (job/kept_key.c).  A publisher that repeats
+ * its call is answered with the first jobs.  Their payloads are not compared: a job with that
+ * key and another payload, in one of the queues, would fail the publisher.
  */
 #include "postgres.h"
 
@@ -77,7 +78,7 @@ typedef struct Published
 	ReturnSetInfo *set;
 	int jobs;
 	int skipped;
-	bool of_others; /* an answer is of what another transaction has committed */
+	bool of_others; /* an answer tells of what another transaction has committed */
 } Published;
 
 /* Returns whether a binding counts now; reads its queue. */
@@ -102,7 +103,7 @@ skip(Published *call, Binding *binding)
 		(void) idemq_spi_do(&note_refusal, values, NULL);
 }
 
-/* Adds the job of one queue, and the answer's row. */
+/* Adds a job to one queue, and its row to the answer. */
 static void
 add_job(Published *call, const QueueInfo *queue)
 {
@@ -138,7 +139,7 @@ read_arguments(FunctionCallInfo fcinfo, Published *call)
 	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
 	call->payload = PG_GETARG_DATUM(ARG_PAYLOAD);
 	idemq_enqueue_read_options(fcinfo, -1, ARG_DELAY, -1, ARG_KIND, call->options);
-	/* The key of the jobs: the call's, and the space, which makes it no producer's. */
+	/* The jobs' key: the call's key and the space, so that no producer can give it. */
 	call->options[OPTION_KEY] = (NullableDatum){.isnull = PG_ARGISNULL(ARG_KEY)};
 	if (!PG_ARGISNULL(ARG_KEY))
 	{
@@ -159,8 +160,8 @@ read_arguments(FunctionCallInfo fcinfo, Published *call)
 
 /*
  * publish(topic, payload, key, delay, run_at, priority, group_key, max_attempts, headers,
- *		expires_in, kind) -> setof (queue, id, outcome accepted | duplicate); 42704, 42501, 22004, 22023,
- *		25006, 40001, 54000.
+ *		expires_in, kind) -> setof (queue, id, outcome accepted | duplicate); 42704, 42501,
+ *		22004, 22023, 25006, 40001, 54000.
  */
 SQL_FUNCTION(idemq_sql_v2_publish)
 {
@@ -191,7 +192,7 @@ SQL_FUNCTION(idemq_sql_v2_publish)
 		if (!idemq_topic_matches(&pattern, &call.topic))
 			continue;
 		old = MemoryContextSwitchTo(job_context);
-		/* Once more with the queue kept from being dropped, to the end of the transaction. */
+		/* Once more when the queue is kept from being dropped, to the end of the transaction. */
 		held = counts(&call, binding, &queue);
 		if (held)
 		{

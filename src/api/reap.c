@@ -1,8 +1,7 @@
 /*
  * api/reap.c
- *		SQL function reap: takes back the leases that have ended, of one queue or of
- *		all that the role may claim from.  (How: idemq_reap_all in
- *		job/recover.c, with job/reap.c.)
+ *		SQL function reap: takes back the leases that have ended, of one queue or of all that
+ *		the role may claim from.  job/recover.c and job/reap.c do the work.
  */
 #include "postgres.h"
 

@@ -1,7 +1,7 @@
 /*
  * api/release.c
  *		SQL functions that give jobs back unharmed, as if they had not been claimed:
- *		release, release_many; and release_job, which an administrator does to a worker.
+ *		release, release_many; and release_job, by which an administrator does so for a worker.
  */
 #include "postgres.h"
 

@@ -2,12 +2,12 @@
  * api/reschedule.c
  *		SQL function reschedule: another time, or another priority, for a job that waits.
  *
- * Status, attempts and error stay.  What changes is where the job stands in the ready
- * index: the cursor of its new priority is lowered to its new key after the commit, that of
- * its old one to its old key after a rollback (job/transition.c).
+ * Status, attempts and error stay.  What changes is where the job stands in the ready index:
+ * after a commit the cursor of the new priority is lowered to the new key, after a rollback
+ * the cursor of the old priority to the old key (job/transition.c).
  *
- * A job of a group keeps its place in it.  The time of one that is blocked counts when its
- * turn has come (run_at); a head's moves at once, and is never before now, so that it does
+ * A job of a group keeps its place in it.  The time of a blocked job counts once its turn has
+ * come (run_at).  The time of a head moves at once, and is never before now, so that it does
  * not come below its group's floor (shared/groups/groups.c).
  */
 #include "postgres.h"

@@ -2,8 +2,8 @@
  * api/result.c
  *		SQL function result: what wait_result answers, without the wait.
  *
- * For whoever cannot CALL a procedure that sleeps between transactions: a proxy that calls
- * functions only.  It reads the job's latest version, as wait_result does.
+ * It is for clients that cannot CALL a procedure that sleeps between transactions, such as a
+ * proxy that calls functions only.  It reads the job's latest version, as wait_result does.
  */
 #include "postgres.h"
 

@@ -70,7 +70,7 @@ SQL_FUNCTION(idemq_sql_v2_retry_many)
 	return none;
 }
 
-/* A job that is dead of the attempt of token *arg. */
+/* Decides for a job that the attempt of token *arg has left dead. */
 static bool
 decide_redrive(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
 {
@@ -82,8 +82,8 @@ decide_redrive(const Job *job, const void *arg, EventArgs *args, JobEvent *event
 }
 
 /*
- * redrive_job(id, token) -> whether it was dead of that attempt, and is ready again; how many of its
- * accounts were taken out of the dead queue; 40001.
+ * redrive_job(id, token) -> (whether that attempt had left it dead, and it runs again; how many
+ * of its accounts were taken out of the dead queue); 40001.
  */
 SQL_FUNCTION(idemq_sql_v2_inside_redrive_job)
 {

@@ -1,22 +1,22 @@
 /*
  * api/send_event.c
- *		SQL function send_event: something has happened that jobs of a queue wait for, or
- *		will.
+ *		SQL function send_event: tells the jobs of a queue that wait for an event, or will,
+ *		that it has happened.
  *
- * An event is kept at least for the queue's idempotency_window, so that a job that asks for
- * it later hears it too; the first one of its name stays for so long, and later ones are
- * duplicates.  Each job that waits is answered at once (table/events.c), and one that sleeps
- * for that is made ready, by the event of a reschedule: after the commit its cursor is lowered
- * and sleepers are told, as of any job that becomes ready.
+ * An event is kept at least for the queue's idempotency_window, so that a job that asks for it
+ * later gets it, too.  For so long the first event of a name stands, and later ones are
+ * duplicates.  Each job that waits is answered at once (table/events.c).  One that sleeps for
+ * the event is also made ready, by EVENT_RESCHEDULE: after the commit the cursor is lowered and
+ * sleepers are woken, as for any job that becomes ready.
  *
  * A job sleeps for the event if the attempt that waits gave it back, nobody has claimed it
- * since, and its time has not come.  Others are let alone: one in an attempt asks again, one
+ * since, and its time has not come.  Others are left alone: one in an attempt asks again, one
  * that failed has its backoff.
  *
- * Locks, in this order: the queue, against its drop; the event's name, alone, which waits for
- * transactions that await or send it; the jobs that wait, by their ids, and their steps.  A
- * job that sleeps is held by nobody for long: no claim takes it.  One that does not is held
- * against its deletion alone, and left out when it is being deleted: should that be rolled
+ * Locks, in this order: the queue, against being dropped; the event's name, alone, which waits
+ * for transactions that await or send it; the jobs that wait, by their ids, and their steps.
+ * Nobody holds a job that sleeps for long, since no claim takes it.  A job that does not sleep
+ * is locked against deletion alone, and left out when it is being deleted: if that is rolled
  * back, its next attempt finds the event, which is kept.
  */
 #include "postgres.h"
@@ -31,8 +31,8 @@
 #include "table/table.h"
 
 /*
- * Makes a job ready that sleeps, and holds its row; another one's is held against its
- * deletion.  False when it is gone, or going.
+ * Makes a job that sleeps ready, and so locks its row; locks another job's row against deletion.
+ * False when the job is gone, or is being deleted.
  */
 static bool
 wake(JobsTable *table, const Waiter *waiter)
@@ -60,7 +60,7 @@ wake(JobsTable *table, const Waiter *waiter)
 	}
 }
 
-/* Answers all who wait, and wakes those who sleep. */
+/* Answers all jobs that wait, and wakes those that sleep. */
 static void
 tell(const EventName *event, Datum payload)
 {
@@ -118,7 +118,7 @@ SQL_FUNCTION(idemq_sql_v2_send_event)
 	idemq_queue_open(fcinfo, 0, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
 	event = (EventName){queue.id, PG_GETARG_DATUM(1)};
 	idemq_event_lock(&event, ExclusiveLock);
-	/* With the name locked: whoever has sent it before, did so earlier. */
+	/* Read with the name locked: an event of that name that was sent before has an earlier time. */
 	now = idemq_now();
 	if (idemq_event_find(&event, now, &first))
 	{

@@ -10,7 +10,7 @@
 #include "base/base.h"
 #include "table/table.h"
 
-/* set_shard(shard, shards) -> whether it was not that before; 22004, 22023, 25006, 55000. */
+/* set_shard(shard, shards) -> whether that changed anything; 22004, 22023, 25006, 55000. */
 SQL_FUNCTION(idemq_sql_v2_set_shard)
 {
 	int32 shards = idemq_arg_int(fcinfo, 1, "shards", 1, MAX_SHARDS);

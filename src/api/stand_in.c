@@ -1,13 +1,12 @@
 /*
  * api/stand_in.c
- *		What a session that sleeps in idemq.wait does for its queue in place of the
- *		background worker, where there is none, or it does not move: takes back leases, promotes
- *		heads of groups.
+ *		What a session that sleeps in idemq.wait does for its queue while there is no background
+ *		worker, or it is stuck: takes back leases, and promotes heads of groups.
  *
- * It waits for no lock for longer than a chore of the worker does: what holds the worker
- * may hold this session as well, and its client waits for jobs.  So all of it runs in a
- * subtransaction, and where a lock is not to be had, it is undone, and tried again at the
- * next check.  Other errors are the caller's, as they are for a claim.
+ * It waits for no lock for longer than a chore of the worker does: what holds the worker up
+ * may hold this session up as well, and its client waits for jobs.  So all of it runs in a
+ * subtransaction.  If a lock cannot be had, that is rolled back, and tried again at the next
+ * check.  Other errors are the caller's, as they are for a claim.
  */
 #include "postgres.h"
 
@@ -20,10 +19,10 @@
 #include "base/base.h"
 #include "job/job.h"
 
-/* It promotes so many heads of groups. */
+/* Heads of groups that one call promotes, at most. */
 #define PROMOTE_ALONE 64
 
-/* Does what is due of a queue; nothing, if a lock is not to be had in time. */
+/* Does what is due for a queue; nothing, if a lock cannot be had in time. */
 void
 idemq_stand_in(const QueueInfo *queue)
 {

@@ -11,7 +11,7 @@
 #include "base/base.h"
 #include "queue/queue.h"
 
-/* topic_matches(pattern, topic) -> whether a queue bound by the one hears of the other; 22023. */
+/* topic_matches(pattern, topic) -> whether a queue bound by pattern gets jobs of topic; 22023. */
 SQL_FUNCTION(idemq_sql_v2_topic_matches)
 {
 	TopicWords pattern;
@@ -50,8 +50,8 @@ privileges_named(const char *word)
 }
 
 /*
- * topic(topic, privilege, keep) -> void; 42704, 42501 unless the caller has that privilege, or it
- * is NULL: none is asked for.  keep: the space cannot be dropped, to the end of the transaction.
+ * topic(topic, privilege, keep) -> void; 42704; 42501 unless the caller has the privilege, NULL
+ * for none.  keep: the space cannot be dropped, to the end of the transaction.
  */
 SQL_FUNCTION(idemq_sql_v2_inside_topic)
 {
@@ -69,7 +69,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_topic)
 	PG_RETURN_VOID();
 }
 
-/* topic_may(topic, role, privilege) -> whether it may; not when there is no such topic or role. */
+/* topic_may(topic, role, privilege) -> whether it may; false for no such topic, or no role. */
 SQL_FUNCTION(idemq_sql_v2_inside_topic_may)
 {
 	TopicSpace space;

@@ -3,28 +3,28 @@
  *		Procedures that sleep until there is something to do: wait, wait_any,
  *		wait_result, wait_results.
  *
- * They sleep between transactions: nothing is held that would keep VACUUM, a
- * CREATE INDEX CONCURRENTLY or a DROP from going on.  Each check, whether there is
- * something to do, is a transaction of its own.  The order is: set the bit, check, sleep
- * (shared/sleepers/wake.c); a signal that comes after the check ends the sleep at once.
+ * They sleep between transactions, and so hold nothing that would keep VACUUM, a CREATE INDEX
+ * CONCURRENTLY or a DROP from going on.  Each check for something to do is a transaction of its
+ * own.  The order is: set the bit, check, sleep (shared/sleepers/wake.c); a signal that comes
+ * after the check ends the sleep at once.
  *
- * A signal is meant for one sleeper.  A sleeper that leaves, even by error or cancel,
- * without having checked since its signal passes the signal on.
+ * A signal is meant for one sleeper.  A sleeper that leaves without a check since its signal,
+ * even by error or cancel, passes the signal on.
  *		Model: test/model/wake.pml; two sleepers, two wakers, one cancel.
  *
- * What comes due by time alone has no commit that signals it: each check finds out when
- * to check again.  Who finds no background worker, or one that does not move, checks once a
- * second, reaps and promotes (api/stand_in.c).  A worker that stops still counts as
- * moving for IDEMQ_STUCK_AFTER: nobody tells those who are asleep by then, or fall asleep until
- * then, what comes due by time, or which group's head the worker had been called to promote.
- * The next claim finds it, and so does the sleeper at its own end.
+ * What comes due by time alone has no commit that signals it: each check finds out when to check
+ * again.  A session that finds no background worker, or a stuck one, checks once a second, reaps
+ * and promotes (api/stand_in.c).  A worker that stops counts as moving for IDEMQ_STUCK_AFTER
+ * more.  A session that falls asleep before that is over is not told what comes due by time, nor
+ * of a group whose head the worker had been called to promote.  The next claim finds it, and so
+ * does the sleeper at the end of its own wait.
  *
- * wait_result works on a standby, too.  What is replayed there wakes nobody, so it looks
- * again after an eighth of the time that it has waited, STANDBY_SOON at least and CHECK_ALONE
- * at most.  A job that it has never seen may be on its way: it is waited for until the timeout;
- * one that it has seen, and that is gone, is gone.  Between two looks there is no snapshot that
- * replay could conflict with.  A promotion needs nothing: the bit is set in any case, and the
- * next look finds that commits wake it.
+ * wait_result works on a standby, too.  What is replayed there wakes nobody, so it looks again
+ * after an eighth of the time that it has waited, STANDBY_SOON at least and CHECK_ALONE at most.
+ * A job that it has never seen may be on its way, and is waited for until the timeout; one that
+ * it has seen, and that is not there any more, is gone.  Between two looks there is no snapshot
+ * that replay could conflict with.  A promotion needs nothing: the bit is set in any case, and
+ * the next look finds that commits wake the session.
  */
 #include "postgres.h"
 
@@ -54,7 +54,7 @@
 
 /* Without a background worker, nothing signals what comes due by time: check that often. */
 #define CHECK_ALONE USECS_PER_SEC
-/* A wait ends that long, or a tenth of what is left, before statement_timeout. */
+/* A wait ends this long before statement_timeout, or a tenth of what is left, if that is less. */
 #define TIMEOUT_MARGIN INT64CONST(100000)
 /* How soon wait_result looks again on a standby, at first. */
 #define STANDBY_SOON INT64CONST(10000)
@@ -89,7 +89,7 @@ typedef struct Wait
 /* What this session waits for, so that its end finds it too; NULL: nothing. */
 static Wait *current_wait = NULL;
 
-/* Moves the bit to the set that is right now; notes whether the target was signalled. */
+/* Has the bit in the set that is right now; notes whether the target was signalled. */
 static void
 join(Target *target, Sleepers *sleepers)
 {
@@ -130,10 +130,9 @@ leave_at_exit(int code, Datum arg)
 }
 
 /*
- * Begins a wait that leave ends, or the session's end: before its transaction is
- * aborted, which frees the targets of a nested CALL.  (Not with
- * PG_ENSURE_ERROR_CLEANUP: what a check runs, such as a user's trigger, may register a
- * callback for the exit.)
+ * Begins a wait, which leave ends.  At the session's end that happens before its transaction is
+ * aborted, since the abort frees the targets of a nested CALL.  (PG_ENSURE_ERROR_CLEANUP will
+ * not do: what a check runs, such as a user's trigger, may register a callback for the exit.)
  */
 static void
 begin(Wait *wait)
@@ -147,8 +146,8 @@ begin(Wait *wait)
 }
 
 /*
- * Looks a target's queue up, with the bit set before: who resumes it, or changes it
- * otherwise, once it was read here, finds the bit.
+ * Looks a target's queue up, with the bit set before: a session that resumes the queue, or
+ * changes it otherwise, after it was read here finds the bit.
  */
 static void
 look_up(Target *target, QueueInfo *queue)
