@@ -138,7 +138,7 @@ typedef struct JobChanger
 {
 	Decide decide;
 	const void *arg;
-	int privileges;	  /* of which the role must hold one */
+	int privileges;	  /* the role must hold one of them */
 	JobWait wait;	  /* for whoever holds the row; a job that is skipped is answered as locked */
 	AuditEntry audit; /* of each job; its action is NULL when the caller sees to that */
 	int64 *copies;	  /* where jobs may be brought back: counts the accounts taken away */

@@ -12,7 +12,7 @@
 #include "shared/leases/leases.h"
 #include "table/table.h"
 
-/* Fetches a job that is in flight, most likely: by where its claim found it, or by its id. */
+/* Fetches a job that is most likely in flight: by the locator of its claim, or by its id. */
 static bool
 fetch_in_flight(JobsTable *table, int64 id, Job *job)
 {
@@ -42,18 +42,18 @@ idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 		return OUTCOME_CURRENT;
 	if (job->token == token && job->status == JOB_COMPLETED)
 		return OUTCOME_ALREADY_COMMITTED;
-	/* Only a job with a key can have run again after that. */
+	/* Only a job with a key can have run again after its commit. */
 	if (job_has(job, COL_KEY) && idemq_attempt_history_has_commit(id, token))
 		return OUTCOME_ALREADY_COMMITTED;
 	return OUTCOME_STALE;
 }
 
 /*
- * As idemq_attempt_find, and locks the row of a current one to the end of the transaction.  FOR
- * SHARE: as idemq_attempt_hold.  FOR NO KEY UPDATE: nobody else can lock the row then so that a
- * write would wait.  Never waits, and raises nothing for what others do with the job:
- * OUTCOME_LOCKED when an open transaction has its row, cancels it, or has changed what this
- * transaction's snapshot is to see.
+ * As idemq_attempt_find, and locks the row of a current attempt to the end of the transaction.
+ * FOR SHARE: as idemq_attempt_hold.  FOR NO KEY UPDATE: nobody else can then take a lock for
+ * which a write of the row would wait.  Never waits, and raises nothing for what others do with
+ * the job: returns OUTCOME_LOCKED when an open transaction holds the row or cancels the job, or
+ * when the row has changed since the snapshot of this transaction, above READ COMMITTED.
  */
 Outcome
 idemq_attempt_try_lock(JobsTable *table, int64 id, int64 token, LockTupleMode mode,
@@ -77,7 +77,7 @@ idemq_attempt_try_lock(JobsTable *table, int64 id, int64 token, LockTupleMode mo
 	}
 }
 
-/* Returns whether an attempt stands, for this transaction: also for a role that may not claim. */
+/* Returns whether an attempt is current for this transaction, even if the role may not claim. */
 bool
 idemq_attempt_stands(int64 id, int64 token)
 {
@@ -92,8 +92,8 @@ idemq_attempt_stands(int64 id, int64 token)
 }
 
 /*
- * For OUTCOME_NOT_FOUND: returns whether this transaction itself has committed the
- * attempt, and by that deleted the job, whose queue keeps nothing.
+ * For OUTCOME_NOT_FOUND: returns whether this transaction itself has committed the attempt, and
+ * so has deleted the job, whose queue keeps nothing.
  */
 bool
 idemq_attempt_is_gone(JobsTable *table, const Attempt *attempt)

@@ -18,7 +18,7 @@
 #include "shared/leases/leases.h"
 #include "table/table.h"
 
-/* Returns when a lease ends; that of a claim whose transaction is open, if it began now. */
+/* Returns when a lease ends; for a claim whose transaction is open, if the lease began now. */
 static TimestampTz
 lease_end(const Lease *lease)
 {
@@ -97,7 +97,7 @@ unblock(JobCall *call, JobsTable *table)
 
 	if (!job_has(&call->job, COL_GROUP_KEY))
 	{
-		/* By its parents, or by hand: then it has no turn. */
+		/* Blocked by its parents; or by hand, and then it has no turn. */
 		if (idemq_dependencies_exist())
 			promoted = idemq_promote_child(table, queue, call->id);
 	}
@@ -106,7 +106,7 @@ unblock(JobCall *call, JobsTable *table)
 	else
 	{
 		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job_value(&call->job, COL_GROUP_KEY)));
-		/* Another job's turn is not for our transaction to begin: it may be a long one. */
+		/* Another job is not promoted by our transaction, which may be a long one. */
 		if ((idemq_has_places(queue)
 				 ? idemq_jobs_group_blocked(table, queue->id, name, PG_INT64_MIN, &first)
 				 : idemq_jobs_group_first(table, queue->id, name, &first)) &&
@@ -189,7 +189,7 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 		idemq_slot_note_claim(call->queue.slot);
 		idemq_settings_check_lease(&call->queue, call->lease);
 		call->fetched = false;
-		/* Finished is finished, though its lease may go a moment later. */
+		/* A finished job is finished, even if its lease entry goes a moment later. */
 		if (job_status_is_finished(call->job.status))
 			return finished_outcome(call);
 		if (is_leased(call, table))
@@ -240,9 +240,8 @@ idemq_job_is_settled(const JobCall *call)
 }
 
 /*
- * As idemq_claim_by_id, of a job that another session is about to take: takes nothing,
- * and answers locked unless it is finished.  retry_after stays what it was when
- * the job has no lease.
+ * As idemq_claim_by_id, for a job that another session is about to take: takes nothing, and
+ * answers locked unless it is finished.  Without a lease, retry_after stays as it was.
  */
 Outcome
 idemq_claim_by_id_check(JobCall *call, JobsTable *table)

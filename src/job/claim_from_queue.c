@@ -22,7 +22,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* So many jobs may one scan make wait: those without a place, or too soon for their group. */
+/* Jobs that one scan may make wait, at most: without a place, or too soon for their group. */
 #define MAX_PARKED 256
 
 /* Keeps the name of a job's group, whose next job this call is to promote. */
@@ -37,9 +37,9 @@ note_group(ClaimCall *call, const Job *job)
 }
 
 /*
- * Has a job wait that is due: for a place of its group (until is DT_NOBEGIN), or until its group
- * may start one.  The latter is looked at again, unless it is a moment: the start for which it
- * waits may be given back.
+ * Makes a due job wait: for a place of its group, if until is DT_NOBEGIN, or until its group may
+ * start it.  In the latter case the group is checked again, unless the wait is short: the start
+ * for which the job waits may be given back.
  */
 static ScanStep
 put_off(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
@@ -122,7 +122,7 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 
 	if (!idemq_ready_job(scan, table, priority, key, &job))
 		return STEP_PASS;
-	/* Jobs were claimed of groups whose next ones, to be promoted now, come first. */
+	/* The next jobs of the groups that jobs were taken from come first: promote them now. */
 	if (idemq_has_places(&scan->queue) && call->groups != NIL && priority > call->round_priority)
 	{
 		call->round_ended = scan->stopped = true;
@@ -151,12 +151,12 @@ scan_queue(ClaimCall *call, bool from_start)
 	call->parked = 0;
 	idemq_ready_scan(&call->scan, &table, from_start);
 	idemq_jobs_close(&table);
-	/* A signal may be lost with its sleeper: what is left wakes the next one. */
+	/* A signal may be lost with its sleeper: if jobs are left, wake the next one. */
 	if (call->scan.more && idemq_limit_has_room(&call->scan.queue, &view))
 		(void) idemq_sleepers_wake(idemq_sleepers_of_queue(call->scan.queue.slot), 1);
 }
 
-/* Returns whether a claim may have use for heads that are to be promoted. */
+/* Returns whether there may be heads to promote that a claim can use. */
 static bool
 may_promote(const QueueInfo *queue)
 {
@@ -166,7 +166,7 @@ may_promote(const QueueInfo *queue)
 		   (idemq_limit_may_borrow(queue) || idemq_limit_has_room(queue, &view));
 }
 
-/* Has the next jobs promoted, by others, of the groups that the last scan took jobs from. */
+/* Has others promote the next jobs of the groups that the last scan took jobs from. */
 static void
 promote_later(ClaimCall *call)
 {
@@ -205,8 +205,8 @@ promote_round(ClaimCall *call)
 }
 
 /*
- * Claims what is ready of a queue whose groups have places, round by round: one job of
- * each group; of one priority as long as there is any, then of the next.
+ * Claims what is ready in a queue whose groups have places, round by round, one job of each
+ * group a round; one priority as long as it has any, then the next.
  */
 static void
 claim_rounds(ClaimCall *call)
@@ -227,10 +227,10 @@ claim_rounds(ClaimCall *call)
 }
 
 /*
- * Claims from the queue at hand what is ready; and, if that is not enough, heads of
- * FIFO groups that are not promoted yet.  Without a worker heads come first, or jobs of
- * no group could keep them waiting for ever.  Scans again after a round of promotion that
- * was under way.
+ * Claims from the queue at hand what is ready; and, if that is not enough, heads of FIFO groups
+ * that are not promoted yet.  Without a worker, heads are promoted first, or jobs without a
+ * group could keep them waiting for ever.  Scans again after a round of promotion that was
+ * under way.
  */
 static void
 scan_and_promote(ClaimCall *call)
@@ -248,7 +248,7 @@ scan_and_promote(ClaimCall *call)
 		scan_queue(call, false);
 		promote_later(call);
 	}
-	/* It has what it wants, or the queue is at a limit. */
+	/* It has what it wants, or the queue is at a limit, or too many jobs were made to wait. */
 	if (call->scan.stopped)
 		return;
 	if (may_promote(queue) && idemq_promote_some(queue, call->wanted - call->claimed) > 0)
@@ -262,9 +262,9 @@ scan_and_promote(ClaimCall *call)
 }
 
 /*
- * Claims up to what is still wanted from call->scan.queue: first what has expired goes
- * back, then the scan from the cursors; a queue that seems empty is scanned from the
- * start, at most once a second.  Raises 53400 for a queue that has no slot.
+ * Claims up to what is still wanted from call->scan.queue.  First takes back leases that have
+ * ended, then scans from the cursors; a queue that seems empty is scanned from the start, at
+ * most once a second.  Raises 53400 for a queue that has no slot.
  */
 void
 idemq_claim_from_queue(ClaimCall *call)
@@ -287,11 +287,11 @@ idemq_claim_from_queue(ClaimCall *call)
 		scan_queue(call, true);
 		idemq_cursor_verified(queue->slot, queue->id, idemq_mono_now() - started);
 	}
-	/* Whichever scan it was that claimed. */
+	/* Of whichever scan was the last to claim. */
 	promote_later(call);
 }
 
-/* Begins a claim of so many jobs; what else is asked for, and where the answer goes, is set by then. */
+/* Begins a claim of up to wanted jobs; what else is asked for, and the answer's place, are set. */
 void
 idemq_claim_begin(ClaimCall *call, int wanted)
 {

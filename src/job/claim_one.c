@@ -26,11 +26,11 @@
 #include "txn/txn.h"
 
 /*
- * Undoes a take whose job changed between our fetch and our entry.  The entry may have
- * turned claimers away from the job's new version, wherever in the index that is.  So
- * we fetch it once more when the entry is gone, and lower to where it is ready; a
- * transaction that makes it ready after that lowers later still.  Usually another
- * worker has completed it, and nothing is owed: the cursors stay, or each lost race
+ * Undoes a take whose job changed between our fetch and our entry.  The entry may have turned
+ * claimers away from the job's new version, wherever in the index that is.  So we fetch it
+ * once more when the entry is gone, and lower the cursor to where it is ready; a transaction
+ * that makes it ready after that lowers the cursor later still.  Usually another worker has
+ * completed the job, and nothing is owed.  Then the cursors stay: otherwise each lost race
  * would send every claimer through all that a held snapshot keeps.
  */
 static void
@@ -39,7 +39,7 @@ undo_changed(const QueueInfo *queue, int64 id)
 	JobsTable latest;
 	Job job;
 
-	/* Opens what the second fetch needs, since that must neither wait nor end early. */
+	/* The first fetch opens what the second one needs, which must neither wait nor end early. */
 	idemq_jobs_open_to_read(&latest);
 	(void) idemq_jobs_fetch(&latest, id, &job);
 	HOLD_INTERRUPTS();
@@ -78,8 +78,8 @@ typedef struct Taken
 
 /*
  * Takes what a job needs beside its row: a start of its group, a start of the queue's rate, and
- * an entry; or nothing.  Returns TAKE_LIMIT when the queue's limits turn the claim away; that
- * is then on record, so that a sleeper is woken when they let one in.
+ * an entry; or takes nothing.  Returns TAKE_LIMIT when the queue's limits turn the claim away;
+ * that is then on record, so that a sleeper is woken when they let one in.
  */
 static TakeResult
 take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Taken *taken)
@@ -95,7 +95,7 @@ take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Take
 		if (!idemq_limit_pass_rate(queue, claim->borrow))
 			continue;
 		taken->entry = idemq_lease_take(claim, &taken->prior, &taken->has_prior);
-		/* What is on its row alone is not counted. */
+		/* A lease that is on its row alone is not counted. */
 		if (taken->entry == LEASE_TAKEN || (taken->entry == LEASE_FULL && queue->max_running == 0))
 			return TAKE_DONE;
 		idemq_limit_undo_rate(queue);
@@ -105,10 +105,10 @@ take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Take
 }
 
 /*
- * Takes a fetched job in status pending or failed by EVENT_CLAIM or
- * EVENT_COMMIT_ONCE; sets args->token.  Of a group with places the caller has the next job
- * promoted, when it has claimed what it wants (idemq_promote_later).  lease: microseconds,
- * until args->deadline.  Undone by the transaction's, or savepoint's, rollback.
+ * Takes a fetched job in status pending or failed by EVENT_CLAIM or EVENT_COMMIT_ONCE; sets
+ * args->token.  In a group with places the caller has the next job promoted, once it has claimed
+ * what it wants (idemq_promote_later).  lease: microseconds, until args->deadline.  A rollback of
+ * the transaction, or savepoint, undoes it.
  */
 TakeResult
 idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,
@@ -142,9 +142,9 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 		write = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, JOB_SKIPS);
 	written = *args;
 	/*
-	 * An attached lease that has an entry ends with its session, which the entry knows; its row is
-	 * read only when the entry is lost, after a restart, and the session with it.  Then it is held
-	 * for as long as a worker takes to connect again, and not for its whole length.
+	 * An attached lease that has an entry ends with its session, which the entry knows.  Its row is
+	 * read only when the entry is lost, in a restart, and the session with it.  So by its row the
+	 * lease lasts as long as a worker takes to connect again, and not for its whole length.
 	 */
 	if (attach && taken.entry == LEASE_TAKEN)
 		written.deadline = Min(args->deadline, args->now + idemq_attach_grace * INT64CONST(1000));
@@ -163,7 +163,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	}
 	idemq_limit_undo_rate(queue);
 	idemq_group_rate_undo(queue, job, &taken.charge);
-	/* The session that deferred the job because of our charge may be the one that beat us. */
+	/* The session that beat us may have put the job off because of our charge. */
 	if (taken.charge.charged)
 		idemq_promote_later(queue, job_value(job, COL_GROUP_KEY));
 	if (write == JOB_CHANGED)
@@ -178,7 +178,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 }
 
 /*
- * Makes a fetched job blocked that is due, and has no place of its group (job/places.c): it
+ * Makes a fetched job blocked, which is due and has no place of its group (job/places.c): it
  * waits for its turn.  Never waits for its row.
  */
 JobWrite

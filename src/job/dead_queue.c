@@ -1,49 +1,50 @@
 /*
  * job/dead_queue.c
- *		The queue to which the dead jobs of another queue go: a death adds a job
- *		there, in its own transaction.  With dead_queue_cancelled so does the cancel of a
- *		job that an attempt has begun to do: somebody may have to undo that.
+ *		The queue to which the dead jobs of another queue go: a death adds a job there, in its
+ *		own transaction.  With dead_queue_cancelled so does the cancel of a job that an attempt
+ *		has begun: somebody may have to undo what it did.
  *
- * The dead job itself stays where it is; what is added is an account of it, as a
- * payload: its queue, id, key, group_key, kind, payload, headers, checkpoint, error, steps
- * and attempts.  Headers and kind go along as those of the new job, too: so that a trace goes
- * on, and a worker finds its handler.  The new job's key names the death, by the token of the
- * last attempt: it is added once, also when a dead job is brought back and cancelled
- * before another attempt has begun.
+ * The dead job itself stays where it is.  The added job's payload is an account of it: its
+ * queue, id, key, group_key, kind, payload, headers, checkpoint, error, steps and attempts.
+ * The added job also has its headers and kind, so that a trace goes on, and a worker finds its
+ * handler.  The added job's key names the death, by the token of the last attempt: so a death
+ * is added once, even if the dead job is brought back and cancelled before another attempt has
+ * begun.
  *
  * The steps are as they are at that time, and not as the snapshot of a REPEATABLE READ cancel
- * has them: what was booked since is to be undone as well.  The answer to one that is open may
- * still come: of a worker whose token is stale by now (table/steps.c).  Who undoes it waits
- * for its call_until, and looks at idemq.steps again.
+ * has them: what was booked since is to be undone as well.  The answer to an open step may
+ * still come, from a worker whose token is stale by now (table/steps.c).  Whoever undoes it
+ * waits for its call_until, and looks at idemq.steps again.
  *
- * An account is bounded, or one job could keep its queue from ever being reaped:
- * the latest MAX_ATTEMPTS attempts, the first MAX_STEPS steps, of each error, and of each
- * document of theirs, the first MAX_ERROR characters, or none.  Payload and headers
- * above MAX_DOCUMENTS bytes of text are left out; so is a checkpoint that is too long with them.
+ * An account is bounded, or one job could keep its queue from ever being reaped.  It has the
+ * latest MAX_ATTEMPTS attempts and the first MAX_STEPS steps; of each error the first MAX_ERROR
+ * characters; and documents of attempts and steps that have no more than these.  Payload and
+ * headers above MAX_DOCUMENTS bytes of text are left out; so is a checkpoint that is too long
+ * with them.
  *
- * The role that set the dead queue is asked at each death whether it may still enqueue there,
- * as that of a handler, a schedule or a binding is.
+ * Each death checks that the role that set the dead queue may still enqueue there.  The role of
+ * a handler, a schedule or a binding is checked in the same way.
  *
- * A job that is brought back takes its account away (api/change_job.c).
+ * When a job is brought back, its account is taken away (api/change_job.c).
  *
- * A death never fails for want of a dead queue: when it is gone, or no more for that role, or
+ * A death never fails for want of a dead queue: when that is gone, or closed to the role, or
  * leads back to the queue itself, a warning says that nothing was added.
  *
  * Locks: the dead queue, against being dropped, from before the dead job's row is
  * written to the end of the transaction.
  *
- * No circle of dead queues: who sets the dead_queue of a queue holds, to the end of its
- * transaction, a lock on that setting exclusively, and shared on that of each queue of the
- * chain which begins at the new one.  They are taken in the order of ids, so that two who
- * would close a circle together wait for each other and do not deadlock, and the chain is
- * followed again until it is the one that is locked.  Were a circle closed all the same,
- * take the last who locked its own setting among those whose settings make it up.  It
- * followed the chain under its locks, to an end; so some queue on it had another setting
- * then than in the circle.  Who changed that locked it exclusively: before, then it had
- * committed, and the chain was followed past it; or after, then it was not the last who
- * did.  Taking a dead_queue away closes nothing, and locks nothing.  A name that is
- * nobody's yet ends a chain: its queue, when it is created, has its own chain followed,
- * back to its name.
+ * No circle of dead queues.  A session that sets the dead_queue of a queue locks that setting
+ * exclusively, and shared the setting of each queue of the chain that begins at the new dead
+ * queue, to the end of its transaction.  It takes these locks in the order of ids, so two
+ * sessions that would close a circle together wait for each other and do not deadlock; and it
+ * follows the chain again until that is the one that is locked.  Suppose that a circle were
+ * closed all the same.  Of the sessions that made its settings, take the last one that locked
+ * its own setting.  It followed the chain under its locks, to an end; so some queue on the
+ * chain had another setting then than in the circle.  The session that changed that setting
+ * locked it exclusively.  If it did so before, it had committed, and the chain was followed past
+ * it; if after, the session that we took was not the last one.  Taking a dead_queue away closes
+ * nothing, and locks nothing.  A name that no queue has yet ends a chain: when its queue is
+ * created, that queue's own chain is followed, back to its name.
  */
 #include "postgres.h"
 
@@ -66,9 +67,9 @@
 #define MAX_STEPS "100"
 /* base/documents.c counts on it. */
 #define MAX_DOCUMENTS DOCUMENT_MOST
-/* Dead queues of dead queues; a longer chain is taken for a circle. */
+/* Queues of a chain; a longer one is taken for a circle. */
 #define MAX_CHAIN 32
-/* What of a queue is locked: its dead_queue, not the queue itself (idemq_queue_lock). */
+/* What is locked of a queue: its dead_queue, not the queue itself (idemq_queue_lock). */
 #define SETTING_LOCK 1
 
 /* The queues whose dead_queue a circle would go through. */
@@ -80,8 +81,8 @@ typedef struct Chain
 
 /*
  * $1: the dead job, whose row is written by then; $2: its queue; $3: how much of its documents the
- * account has (Documents); $4: the error.  The attempts by token, which grows: their order, also
- * when a clock was set back.  The steps in the order of their last calls.
+ * account has (Documents); $4: the error.  Attempts are in the order of their tokens, which grow
+ * even when a clock is set back, and steps in the order of their last calls.
  */
 static SqlStatement describe_death =
 	{.text =
@@ -132,9 +133,8 @@ leads_to(const char *from, const char *name, Chain *chain)
 }
 
 /*
- * Returns whether the chain from a queue on leads to another, whose dead_queue is to be
- * set; its id is 0 when it is being created.  Locks what the answer rests on: see the
- * file's header.
+ * Returns whether the chain from a queue on leads to the queue whose dead_queue is to be set;
+ * id is 0 when that is being created.  Locks what the answer rests on: see the file's header.
  */
 static bool
 leads_to_for_good(const char *from, const char *name, int32 id)
@@ -216,10 +216,10 @@ idemq_dead_queue_allowed(const QueueInfo *queue, const QueueInfo *dead)
 }
 
 /*
- * To be called before a job of the queue becomes dead, or is cancelled.  Sets *dead to its dead
- * queue, and keeps that from being dropped; its id is 0 when there is none, or none of that name
- * to which the role that set it may enqueue.  Returns false when it is being dropped, and the
- * caller would not wait.
+ * To be called before a job of the queue becomes dead, or is cancelled.  Sets *dead to the
+ * queue's dead queue, and keeps that from being dropped; dead->id is 0 when there is none, or
+ * when the role that set it may not enqueue there.  Returns false when the dead queue is being
+ * dropped, and the caller does not wait.
  */
 bool
 idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead)
@@ -232,7 +232,7 @@ idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead)
 			idemq_queue_lock(dead->id, AccessShareLock);
 		else if (!idemq_queue_try_lock(dead->id, AccessShareLock))
 			return false;
-		/* It may be gone by now, or another one. */
+		/* The dead queue may be gone by now, or be another one. */
 		if (!idemq_queue_by_id(queue->id, &latest) ||
 			(strcmp(latest.dead_queue, dead->name) == 0 && idemq_queue_by_id(dead->id, dead) &&
 			 idemq_dead_queue_allowed(&latest, dead)))
@@ -322,8 +322,8 @@ idemq_dead_queue_key(const QueueInfo *queue, int64 id, int64 token)
 
 /*
  * Adds a job that died in this transaction, or was cancelled, to the dead queue that
- * idemq_dead_queue_hold has set, if any.  job: as it was before; the end of its attempt is
- * in idemq.attempts by now.  Ends the command; never waits.
+ * idemq_dead_queue_hold has set, if any.  job: as it was before; idemq.attempts has the end of
+ * its attempt by now.  Ends the command; never waits.
  */
 void
 idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
@@ -340,7 +340,7 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 
 	if (!can_be_added(job, queue, dead, name))
 		return;
-	/* A reaper may add thousands, each of them long. */
+	/* A reaper may add thousands of accounts, each of them long. */
 	context = AllocSetContextCreate(CurrentMemoryContext, "idemq dead job", ALLOCSET_DEFAULT_SIZES);
 	old = MemoryContextSwitchTo(context);
 	values[0] = Int64GetDatum(job->id);
@@ -362,7 +362,7 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 						JOB_SKIPS, &answer);
 	if (answer.outcome == OUTCOME_LOCKED)
 	{
-		/* An open transaction is giving that key to a job: without it, no transaction is waited for. */
+		/* An open transaction is giving a job that key: do without it, and wait for nobody. */
 		columns.set &= ~(COLUMN_BIT(COL_KEY) | COLUMN_BIT(COL_ID));
 		(void) idemq_new_job_insert(&table, dead, &columns);
 	}

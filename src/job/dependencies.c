@@ -3,48 +3,48 @@
  *		Children whose parents have finished: released, or cancelled with a parent.
  *
  * A job with depends_on is blocked until its parents are done.  Neither its enqueue nor the
- * end of a parent waits for the other, or touches the other's row: after the commit of either
- * a mark is set (shared/groups/dependencies.c, where it is proved that none is missed), and
- * whoever takes the mark, the worker or a claim, looks at the rows with a snapshot that is
- * younger:
+ * end of a parent waits for the other, or touches the other's row.  After the commit of either
+ * a mark is set (shared/groups/dependencies.c, where it is proved that none is missed).
+ * Whoever takes the mark, the worker or a claim, looks at the rows with a snapshot that is
+ * younger.  The kind of mark decides what is done:
  *
- *	parent		has finished: marks its children, those that watch it at once; those that are
- *				cancelled with it when it is dead or cancelled.  It writes nothing.
- *	child		looks at its parents, from the one that it watches on, in the order of their ids.
- *				All are done: it becomes pending, or joins its group, and its row in
- *				idemq.children goes.  One is not: it is watched from now on.
- *	failure		of a child: looks whether any parent has failed, and cancels the child.
+ *	parent		it has finished: the children that watch it are marked; and, if it is dead or
+ *				cancelled, those that are cancelled with it.  Nothing is written.
+ *	child		its parents are looked at, in the order of their ids, from the watched one on.
+ *				If all are done, the child becomes pending, or joins its group, and its row in
+ *				idemq.children goes.  If one is not, the child watches that one from now on.
+ *	failure		of a child: if any parent has failed, the child is cancelled.
  *
- * Never forgotten: of a child whose parents are done there is a mark, of itself or of the
- * parent that it watches, or an owner of it, or its queue is to be scanned, or a session is
- * between its commit and its callback.  For when a look ends without a mark it has seen the
- * watched parent unfinished; and the watch was committed before the look: a look that moves it
- * marks the child again at its own commit.  The end of that parent comes later than this
- * snapshot, so its mark is taken with one that sees the watch.
+ * Never forgotten: for a child whose parents are done there is a mark, of itself or of the
+ * parent that it watches, or an owner of that mark, or its queue is to be scanned, or a session
+ * is between its commit and its callback.  For a look that ends without a mark has seen the
+ * watched parent unfinished, and the watch was committed before the look: a look that moves the
+ * watch marks the child again at its own commit.  The end of that parent comes later than the
+ * look's snapshot, so the mark of that end is taken with a snapshot that sees the watch.
  *		Model: test/model/dependencies.pml, as for shared/groups/dependencies.c.
  *
  * Never too soon: the row of the child and its row in idemq.children are written in one
- * transaction, the former on the very version that was blocked when all parents were seen done:
- * a look knows who had written it, and does not count for another.  A parent that is brought back
- * afterwards runs again, and keeps nobody.
+ * transaction, the former on the very version that was blocked when all parents were seen done.
+ * A look knows which transaction had written that version, and does not count for another one.
+ * A parent that is brought back afterwards runs again, and holds up nobody.
  *
- * One query looks at all children of a batch of marks, after the marks were taken and the table's
- * snapshot; one statement ends the waiting of those that are released.  What the batch itself
+ * One query looks at all children of a batch of marks, after the marks and the table's snapshot
+ * were taken; one statement ends the waiting of those that are released.  What the batch itself
  * writes of a parent, or of a watch, has its own mark at the commit.
  *
- * Why rows are looked at by marks, and not listed in a table: a list of children to look at,
- * filled by enqueues and ends, loses one in a chain A -> X -> Y.  X's row, kept for its
- * second look, is met by that which X's end adds (ON CONFLICT DO NOTHING), and deleted before
- * that end is visible.
+ * Why there are marks, and no table that lists the children to look at: such a list, filled by
+ * enqueues and ends, loses a child in a chain A -> X -> Y.  X's row, kept for its second look,
+ * meets the one that X's end adds (ON CONFLICT DO NOTHING), and is deleted before that end is
+ * visible.
  *
  * A session may hold its transaction open for long after a claim.  So where there is a worker,
- * a claim leaves a child to it that it cannot make pending: a watch that is moved and not
- * committed would keep others from looking.
+ * a claim that cannot make a child pending leaves the child to the worker: a watch that is moved
+ * and not committed would keep others from looking.
  *
  * Above READ COMMITTED a claim leaves children alone, as it does groups that have changed.
  *
- * A slice of a parent's children is marked; are they more, their queues are scanned, some at a
- * time.
+ * Up to MAX_TOLD children of a parent are marked one by one; if there are more, their queues
+ * are scanned, some children at a time.
  *
  * Locks: none is waited for; a child whose row is held is looked at again a moment later.
  */
@@ -66,9 +66,9 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Looks at a child that changes each time. */
+/* Looks at a child that changes each time, at most. */
 #define MAX_LOOKS 10
-/* Children of a parent that are marked one by one. */
+/* Children of a parent that are marked one by one, at most. */
 #define MAX_TOLD 1000
 /* Edges that are read in one go. */
 #define LEARN_BATCH 10000
@@ -80,7 +80,7 @@ may_look_for_others(void)
 	return idemq_post_mine() != NULL || !idemq_worker_present();
 }
 
-/* Has the children of a parent looked at that has finished. */
+/* Marks the children of a parent that has finished, or has their queues scanned. */
 static Promotion
 tell_children(JobsTable *table, int64 parent)
 {
@@ -89,7 +89,7 @@ tell_children(JobsTable *table, int64 parent)
 	int count;
 	Job job;
 
-	/* It is on its way again: its next end tells them. */
+	/* It runs again: its next end tells them. */
 	if (idemq_jobs_fetch(table, parent, &job) && !job_status_is_finished(job.status))
 		return HAS_HEAD;
 	if (!idemq_dependencies_exist())
@@ -104,7 +104,7 @@ tell_children(JobsTable *table, int64 parent)
 		CHECK_FOR_INTERRUPTS();
 		if (!same_queue && !idemq_queue_by_id(child->queue_id, &queue))
 			continue;
-		/* At once: nothing of it hangs on this transaction, which may be long. */
+		/* At once: the mark does not depend on this transaction, which may be long. */
 		if (count <= MAX_TOLD)
 			idemq_dependency_mark(queue.slot, queue.id,
 								  child->watches ? DEPENDENCY_CHILD : DEPENDENCY_FAILURE,
@@ -116,7 +116,7 @@ tell_children(JobsTable *table, int64 parent)
 	return HAS_HEAD;
 }
 
-/* Has a child wait for a parent that is in its way. */
+/* Has a child watch the parent that is in its way. */
 static Promotion
 wait_for(const QueueInfo *queue, const DependencyLook *look)
 {
@@ -132,11 +132,11 @@ wait_for(const QueueInfo *queue, const DependencyLook *look)
 		idemq_pending_dependency_note(queue->slot, queue->id, DEPENDENCY_CHILD, look->id);
 		return PROMOTED_FOR_LATER;
 	}
-	/* A queue that is yet to come, by a restore: its parents are looked at now and then. */
+	/* A parent whose queue is yet to come, by a restore, is looked at now and then. */
 	return idemq_queue_by_id(parent->queue_id, &of_parent) ? HAS_HEAD : HELD;
 }
 
-/* Returns whether a parent takes the child along. */
+/* Returns whether the end of a parent cancels the child. */
 static bool
 cancels(const DependencyParent *parent, ParentFailure on_failure)
 {
@@ -145,9 +145,7 @@ cancels(const DependencyParent *parent, ParentFailure on_failure)
 	return on_failure == FAILURE_CANCELS || (parent->gone && on_failure == FAILURE_WAITS);
 }
 
-/*
- * Cancels a child with its parent; its row in idemq.children stays, should it be brought back.
- */
+/* Cancels a child with its parent; its row in idemq.children stays, should it be brought back. */
 static JobWrite
 cancel_with(JobsTable *table, const QueueInfo *queue, const Job *job,
 			const DependencyParent *parent, EventArgs *args)
@@ -204,8 +202,8 @@ decide(JobsTable *table, const QueueInfo *queue, DependencyMark mark, const Job 
 }
 
 /*
- * Looks at children, whose marks this session owns, all at once.  What is released of them is
- * so with idemq_dependency_batch_end, in the same transaction.
+ * Looks at children whose marks this session owns, all at once.  idemq_dependency_batch_end, in
+ * the same transaction, ends the waiting of those that are released.
  */
 void
 idemq_dependency_batch_begin(DependencyBatch *batch, const int64 *children, int count)
@@ -214,10 +212,7 @@ idemq_dependency_batch_begin(DependencyBatch *batch, const int64 *children, int 
 	if (count == 0)
 		return;
 	batch->looks = idemq_dependency_looks(children, &batch->count);
-	/*
-	 * All that they have seen end were claimed before, and what these come to yet is claimed
-	 * later.
-	 */
+	/* Every end that they have seen is of an earlier claim; a parent's next claim comes later. */
 	if (batch->count > 0)
 		batch->token = idemq_lease_issue_token(0, idemq_generation_base());
 }
@@ -233,8 +228,8 @@ idemq_dependency_batch_end(DependencyBatch *batch)
 }
 
 /*
- * Does what a mark is for, which this session owns; the table's snapshot is younger.  batch:
- * has looked at the child since.  *group: of JOINED, the name of the group.
+ * Does what a mark is for that this session owns; the table's snapshot is younger than that.
+ * batch: has looked at the child since.  *group: for JOINED, the name of the group.
  */
 Promotion
 idemq_dependency_promote(JobsTable *table, const QueueInfo *queue, DependencyMark mark, int64 id,
@@ -280,7 +275,7 @@ idemq_dependency_promote(JobsTable *table, const QueueInfo *queue, DependencyMar
 	return NOT_FOR_US;
 }
 
-/* Tells the filter of the jobs of an edge. */
+/* Adds the jobs of an edge to the filter. */
 static void
 note_edge(const DependencyEdge *edge)
 {
@@ -293,8 +288,8 @@ note_edge(const DependencyEdge *edge)
 }
 
 /*
- * Has the filter know all dependencies of this database, if it does not yet.  A claim leaves it
- * to the worker when there are any.
+ * Has the filter know all dependencies of this database, if it does not yet.  When there are any,
+ * a claim leaves that to the worker.
  */
 void
 idemq_dependencies_learn(const QueueInfo *queue)
@@ -328,7 +323,7 @@ idemq_dependencies_learn(const QueueInfo *queue)
 
 /*
  * Follows the deletion by SQL of a job's row, which had that status: has its children looked at,
- * and forgets what it was a child of.
+ * and forgets its parents.
  */
 void
 idemq_dependency_gone(int64 id, JobStatus status)

@@ -48,11 +48,11 @@ choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
 }
 
 /*
- * Ends one attempt through an open table.  Returns its outcome, that of idemq_attempt_find when the
- * token is not current, or OUTCOME_LOCKED when it would have to wait and is not to; raises 40001
- * above READ COMMITTED, 54000 for what is too long.  *of_others becomes true if the outcome tells
- * of what another transaction has committed: the caller has to wait for the standbys before it
- * answers that.
+ * Ends one attempt through an open table.  Returns its outcome: as idemq_attempt_find when the
+ * token is not current, OUTCOME_LOCKED when finish->wait forbids a wait that is needed.  Raises
+ * 40001 above READ COMMITTED, 54000 for what is too long.  *of_others becomes true if the outcome
+ * tells of what another transaction has committed: the caller has to wait for the standbys before
+ * it answers.
  */
 Outcome
 idemq_finish_in(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt *attempt,
@@ -89,8 +89,8 @@ idemq_finish_in(JobsTable *table, int64 id, int64 token, Finish *finish, Attempt
 }
 
 /*
- * Ends one attempt; with raise, a stale one is an error.  Of *attempt the job is void
- * afterwards.
+ * Ends one attempt; with raise, one that is not current is an error: IQ001, IQ002, IQ006.
+ * attempt->job is void afterwards.
  */
 Outcome
 idemq_finish_by_token(int64 id, int64 token, Finish *finish, bool raise, Attempt *attempt)

@@ -1,29 +1,29 @@
 /*
  * job/follow.c
- *		Beginning to follow another database by logical replication, and taking over
- *		from it.  (What that means in between: queue/following.c)
+ *		Beginning to follow another database by logical replication, and taking over from it.
+ *		queue/following.c says what that means in between.
  *
- * Both lock idemq.jobs against writers to the end of their transaction.  A call that
- * writes looks after it has its own lock, so each writes before the switch, or is refused
- * (before it, after taking over); and what a row's trigger leaves out while the database
- * follows, it leaves out of transactions that end before the switch.
+ * Both lock idemq.jobs against writers to the end of their transaction.  A call that writes
+ * checks after it has its own lock.  So it writes before the database follows, or is refused;
+ * and it is refused before the take-over, or writes after it.  What a row's trigger leaves out
+ * while the database follows, it leaves out of transactions that end before the switch.
  *
  * While a database follows, nothing reads what shared memory knows of its rows: nothing is
  * claimed, promoted, reaped or heartbeaten, and metrics are counted by SQL.  So the
  * triggers note none of it (hooks/row_triggers.c), and it does not matter that PostgreSQL's
  * apply worker ends prepared transactions past our hooks (hooks/utility.c).  Both switches
  * forget all that is known of the database, as TRUNCATE does; afterwards it is read from
- * the rows.  That covers every transaction which ended before.  Of those that are still
- * prepared, COMMIT PREPARED by hand resets the caches itself; but until then they hold
- * their locks, which would keep the switch waiting for ever: so take_over() names them.
+ * the rows.  That covers every transaction that ended before.  For one that is still prepared,
+ * COMMIT PREPARED by hand resets the caches itself.  But until then it holds its locks, which
+ * would keep the switch waiting for ever: so take_over() names it.
  *
- * take_over() waits for the apply worker's end, and looks again when it has the lock: a
- * worker that has read its subscription before that was disabled would otherwise, blocked
- * by our lock, write one more transaction of the publisher after we took over.
+ * take_over() waits for the apply worker's end, and looks again when it has the lock.  Otherwise
+ * a worker that has read its subscription before that was disabled, and was blocked by our lock,
+ * would write one more transaction of the publisher after we took over.
  *
- * What came is all on this side that says which numbers the publisher has given.  Ids and
- * tokens that did not come are passed by the time of day, and by a generation: see
- * table/jobs_id.c, job/generation.c.  Others than those of the rows are known to nobody.
+ * On this side only the rows that came say which numbers the publisher has given.  Ids that did
+ * not come are passed by the time of day (table/jobs_id.c), and tokens by a generation
+ * (job/generation.c).  Nobody knows of numbers that are in no row.
  */
 #include "postgres.h"
 
@@ -58,7 +58,7 @@ static SqlStatement find_subscription =
 			 "AND c.relnamespace = 'idemq'::pg_catalog.regnamespace) "
 			 "ORDER BY s.subenabled DESC, s.subname LIMIT 1",
 	 .types = {OIDOID}};
-/* A prepared transaction's locks have its own transaction's among them. */
+/* The locks of a prepared transaction include the one on its transaction id. */
 static SqlStatement find_prepared =
 	{.text = "SELECT p.gid FROM pg_catalog.pg_prepared_xacts p JOIN pg_catalog.pg_locks x "
 			 "ON x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.granted "
@@ -108,7 +108,7 @@ static SqlStatement list_roles =
 	{.text = "SELECT DISTINCT role_name, role_oid FROM idemq.queue_grants ORDER BY 1",
 	 .fields = (const SqlField[]){SQL_FIELD(Grantee, name), SQL_FIELD(Grantee, oid)}};
 
-/* What both switches owe to shared memory: it knows nothing of this database any more. */
+/* Has shared memory know nothing of this database any more, as both switches must. */
 static void
 forget_database(void)
 {
@@ -117,7 +117,7 @@ forget_database(void)
 }
 
 /*
- * Has this database follow; returns false when its row says so already.  Waits for open
+ * Makes this database follow; returns false when its row says so already.  Waits for open
  * transactions that have written jobs.  Raises 25006.
  */
 bool
@@ -132,10 +132,10 @@ idemq_follow_begin(void)
 }
 
 /*
- * Fences this database, which has moved: from then on it follows what it is told it moved to,
- * for good.  NULL takes that back, for a move that did not take place, and it follows until
- * idemq.take_over().  Waits for open transactions that have written jobs.  Returns whether
- * that changed anything.  Raises 55000 for NULL when it has not moved, 25006.
+ * Fences this database, which has moved: from then on it follows moved_to, for good.  NULL takes
+ * that back, for a move that did not take place; then it follows until idemq.take_over().  Waits
+ * for open transactions that have written jobs.  Returns whether that changed anything.  Raises
+ * 55000 for NULL when the database has not moved, 25006.
  */
 bool
 idemq_follow_retire(const char *moved_to)
@@ -201,7 +201,7 @@ apply_worker(void)
 	return pid;
 }
 
-/* Waits until no apply worker is left, as many steps; raises 55000, 55006. */
+/* Waits until no apply worker is left, for so many steps; raises 55000, 55006. */
 static void
 wait_for_apply_worker(int steps)
 {
@@ -223,8 +223,8 @@ wait_for_apply_worker(int steps)
 }
 
 /*
- * Has this database follow no more; returns false when it does not.  Waits for the apply
- * worker to end, and for open transactions that have written jobs.  Raises 55000 while a
+ * Makes this database follow no more; returns false when it does not follow.  Waits for the
+ * apply worker to end, and for open transactions that have written jobs.  Raises 55000 while a
  * subscription is enabled, 55006 for what does not end, 25006.
  */
 bool
@@ -247,7 +247,7 @@ idemq_follow_end(void)
 				errhint("Only if that has not taken over: SELECT idemq.retire(NULL), then "
 						"repeat idemq.take_over()."));
 	wait_for_apply_worker(WORKER_STEPS);
-	/* Its locks are for ever. */
+	/* A prepared transaction holds its locks until somebody ends it. */
 	if (idemq_spi_row(&find_prepared, &jobs, &gid, sizeof(gid)))
 
 		ereport(ERROR, errcode(ERRCODE_OBJECT_IN_USE),
@@ -255,14 +255,14 @@ idemq_follow_end(void)
 				errhint("Find out what became of it on the publisher, and run COMMIT PREPARED or "
 						"ROLLBACK PREPARED %s; then repeat idemq.take_over().",
 						quote_literal_cstr(TextDatumGetCString(gid))));
-	/* Without a lock: what could change them now is only SQL by hand. */
+	/* Read without a lock: only SQL by hand could change them now. */
 	if (!idemq_spi_row(&greatest_given, NULL, &given, sizeof(given)))
 		elog(ERROR, "what the publisher has given is not one row");
 	LockRelationOid(idemq_oids()->jobs, ShareRowExclusiveLock);
 	wait_for_apply_worker(0);
 	if (!idemq_following_set(false))
 		return false;
-	/* All that this database will give is above it: every sequence of the extension, and tokens. */
+	/* This database gives only greater ones from now on: by every sequence, and in tokens. */
 	(void) idemq_spi_do(&raise_sequences,
 						(Datum[]){Int32GetDatum(given.queue_id), Int64GetDatum(given.audit_id)},
 						NULL);

@@ -9,13 +9,13 @@
  *	   - the leads of all rows that are not its past: of another cluster, or of a greater
  *		 timeline than this (a backup restored without the history of its timelines);
  *	   - the bases of its own rows.
- * So its own lead is greater than that of every other row, and never falls; its own row
- * changes nothing of it: it is the same however often it is computed, and nothing has to
- * be on disk before a token is issued.  Rows are added, never changed.
+ * So the lead of this cluster is greater than the lead of every other row, and never falls.
+ * Its own row does not change its base, which is the same however often it is computed, and
+ * nothing has to be on disk before a token is issued.  Rows are added, never changed.
  *
- * The row is written by the first claim that finds it missing, in its transaction, if no
- * other is about to (a lock that is tried, not awaited): a claim waits for nobody.
- * Were it rolled back, a later claim writes it.
+ * The first claim that finds the row missing writes it, in its transaction, unless another is
+ * about to (a lock that is tried, not awaited): a claim waits for nobody.  If that is rolled
+ * back, a later claim writes it.
  *
  * Locks: ExclusiveLock on idemq.clusters as an object, which nothing else takes, until
  * the end of the transaction that adds a row.
@@ -35,7 +35,7 @@
 #include "job/job.h"
 #include "queue/queue.h"
 
-/* Beyond it there is no room below 2^53 for a clock and some promotions. */
+/* Above this lead there is no room below 2^53 for a clock and some promotions. */
 #define MAX_LEAD (INT64CONST(1) << 52)
 
 typedef struct LoadedBase
@@ -105,8 +105,8 @@ idemq_generation_base(void)
 }
 
 /*
- * Returns the same, read anew: for who has not looked up a queue before, so that another
- * session's idemq_generation_new may not have come to its notice.
+ * Returns the same, read anew: for a caller that has looked up no queue before, and so may not
+ * have noticed another session's idemq_generation_new.
  */
 int64
 idemq_generation_latest_base(void)
@@ -115,7 +115,7 @@ idemq_generation_latest_base(void)
 	return idemq_generation_base();
 }
 
-/* Returns the lock of those who add a row. */
+/* Returns the lock that a session takes to add a row. */
 static LOCKTAG
 adders_lock(void)
 {
@@ -149,11 +149,10 @@ idemq_generation_note(void)
 }
 
 /*
- * Raises all tokens to come by what a promotion raises them, so often that they are that
- * far above a token that was seen; once at least.  For 0: after a restore without the
- * history of its timelines; for the greatest token of a replica, before it takes over:
- * the publisher has given others since.  Returns the new base.  Raises 54000 when there
- * is no room.
+ * Raises all tokens to come by as much as a promotion does, once at least, until they are that
+ * far above a token that was seen.  seen is 0 after a restore without the history of its
+ * timelines, and the greatest token of a replica before it takes over, since the publisher has
+ * given others after that.  Returns the new base.  Raises 54000 when there is no room.
  */
 int64
 idemq_generation_new(int64 seen)

@@ -2,45 +2,46 @@
  * job/group_rate.c
  *		group_rate of a queue: so many jobs of a group may be started in group_period.
  *
- * A group has a bucket (base/gcra.c) among those of admission (shared/counts/buckets.c), under a name
- * that nobody can pass to idemq.admit: it begins with a zero byte.  Whatever starts a job
- * comes through job/claim_one.c: claim, claim_any, claim_job, commit_and_claim, acquire,
+ * A group has a bucket (base/gcra.c) among those of admission (shared/counts/buckets.c), under
+ * a name that nobody can pass to idemq.admit: it begins with a zero byte.  Whatever starts a
+ * job comes through job/claim_one.c: claim, claim_any, claim_job, commit_and_claim, acquire,
  * commit_once.  There the bucket is charged, before the lease entry is taken.  So
  *
  *		of a group never more than group_rate + rate * t jobs are started in any time t,
  *
- * whoever made them ready, and when.  As with rate_limit neither a rollback nor an error gives
- * a start back.  One that did not come about (another session is on the job, max_running is
- * reached) gives it back, unless another start was charged since.
+ * whoever made them ready, and when.  As with rate_limit, neither a rollback nor an error gives
+ * a start back.  A start that did not come about (another session is on the job, max_running is
+ * reached) is given back, unless another start was charged since.
  *
  * That is the limit; the rest only saves work.  A job that is promoted becomes ready when its
  * group may start the next one (job/promote_one.c), so a claim does not meet it before.  A
  * group has one job in the line at a time, and its next one is promoted after that was
  * claimed, hence charged: so the time is right, and takes no timer but ready_at.  A claim that
- * meets a job which is ready too soon (a retry, a rate that was lowered, a restart) puts it
- * off: ready_at becomes that time, and its place stays.  A head that waits to be retried is
- * asked about when it is due, not before.
+ * meets a job that is ready too soon (a retry, a rate that was lowered, a restart) puts it off:
+ * ready_at becomes the time when the group may start it, and its place stays.  For a head that
+ * waits to be retried the rate is asked when the head is due, not before.
  *
- * Such a job may wait too long: group_rate was raised or taken away, a start was given back for
- * which it was put off.  So a check of a group that has its next job looks at that one again,
- * and it is due when the rate says now (idemq_group_rate_is_sooner).
- * alter_queue has all groups of its queue checked; who puts a job off, and who gives a start
- * back since its row was another's, that group: the later one of the two sees the other.
+ * Such a job may come to wait too long: group_rate was raised or taken away, or the start for
+ * which the job was put off was given back.  So a check of a group that has its next job looks
+ * at that job again, and makes it due when the rate says now (idemq_group_rate_is_sooner).
+ * alter_queue has all groups of its queue checked.  A claim that puts a job off, for more than
+ * a moment, has its group checked; so does a claim that gives a start back because it did not
+ * get the row.  The later one of the two sees the other.
  *
- * What waits for the rate, and for nothing else, is told by its row.  In a group with places
- * it has a place and a ready_at that is to come.  The head of any other has in run_at when it
- * was due:
+ * The row tells which job waits for the rate, and for nothing else.  In a group with places it
+ * has a place, and a ready_at that is to come.  The head of any other group has in run_at when
+ * it was due:
  *		before its ready_at: a time that was asked for is the same, or NULL;
- *		after its claimed_at, if it was claimed: of a time from before that nothing is left.
+ *		after its claimed_at, if it was claimed: an earlier time means nothing any more.
  *
- * A restart, a failover or a take_over forgets all buckets.  What was started before is not
- * known then, nor what a queue did that was restored from a dump: a group's bucket counts as
- * empty when this server became the primary, took over, or gave the queue its slot, whichever
- * came last.  A queue that was created in this life of its slot has started nothing before;
- * the buckets of its groups are full.
+ * A restart, a failover or a take_over forgets all buckets.  Then it is not known what was
+ * started before, nor what a queue did that was restored from a dump.  So a group's bucket
+ * counts as empty at the time when this server became the primary, took over, or gave the queue
+ * its slot, whichever came last.  A queue that was created in this life of its slot has started
+ * nothing before; the buckets of its groups are full.
  *
- * Where there is no room for a bucket (idemq.max_buckets) the groups of the queue that have none
- * have one together (shared/counts/buckets.c): they wait longer, and none starts too soon.
+ * Where there is no room for a bucket (idemq.max_buckets), the groups of the queue that have
+ * none share one (shared/counts/buckets.c): they wait longer, and none starts too soon.
  */
 #include "postgres.h"
 
@@ -56,7 +57,7 @@
 /* Microseconds by which two readings of when a group may start its next job may differ. */
 #define CLOSE 1000
 
-/* Returns whether jobs of a group are limited: those of none, which may be of '', are not. */
+/* Returns whether jobs of a group are limited; those of the group without a name are not. */
 static bool
 is_limited(const QueueInfo *queue, Datum group)
 {
@@ -101,8 +102,8 @@ known_since(const QueueInfo *queue)
 }
 
 /*
- * Has a group's bucket charged with a start, or asked about one; returns when to try again, if
- * that is refused, DT_NOBEGIN otherwise.
+ * Charges a group's bucket with a start, or asks it about one, by act.  Returns when to try again
+ * if that is refused, DT_NOBEGIN otherwise.
  */
 static TimestampTz
 charge_bucket(const QueueInfo *queue, Datum group, BucketCharge *charge,
@@ -114,7 +115,7 @@ charge_bucket(const QueueInfo *queue, Datum group, BucketCharge *charge,
 	char *name = bucket_name(queue, group, &length);
 
 	charge->empty_at = known_since(queue);
-	/* One that was lost just now may be another queue's: which has one charge more, at most. */
+	/* A slot that was lost just now may be another queue's, which then has one charge more. */
 	charge->slot = idemq_slot_index(slot == NULL ? queue->slot : slot);
 	act(name, length, &limit, charge);
 	pfree(name);
@@ -123,8 +124,8 @@ charge_bucket(const QueueInfo *queue, Datum group, BucketCharge *charge,
 }
 
 /*
- * Takes a start from the rate of a job's group, if it has one; false when none is left, and
- * then charge->next is when to try again.
+ * Takes a start from the rate of a job's group, if that has a rate; false when no start is left,
+ * and then charge->next is when to try again.
  */
 bool
 idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupCharge *charge)
@@ -155,8 +156,8 @@ idemq_group_rate_undo(const QueueInfo *queue, const Job *job, const GroupCharge 
 }
 
 /*
- * Returns whether a fetched job waits for its group's rate for longer than it has to; then
- * *until is how long.
+ * Returns whether a fetched job waits for its group's rate for longer than it has to; then *until
+ * is the time until which it has to.
  */
 bool
 idemq_group_rate_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until)
@@ -193,8 +194,8 @@ idemq_group_rate_next(const QueueInfo *queue, Datum name)
 }
 
 /*
- * Makes a fetched job wait that its group's rate lets nobody start before some time, or wait
- * less long for it.  It keeps its place of its group.  Never waits for its row.
+ * Makes a fetched job wait until the time when its group's rate lets it start; that may be sooner
+ * than the time for which it waits.  It keeps its place in its group.  Never waits for its row.
  */
 JobWrite
 idemq_job_put_off(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz until)

@@ -31,7 +31,7 @@ typedef enum JobEvent
 	EVENT_FAIL,
 	EVENT_DIE,
 	EVENT_RELEASE,
-	EVENT_INTERRUPT, /* a release of which the history says why */
+	EVENT_INTERRUPT, /* a release; the history says why */
 	EVENT_REAP,
 	EVENT_REAP_DEAD,
 	EVENT_CANCEL,
@@ -52,7 +52,7 @@ typedef enum JobEvent
 	EVENT_EXTEND
 } JobEvent;
 
-/* A request for a job that is there already. */
+/* A request for a job that exists already. */
 typedef struct JobRequest
 {
 	Datum payload;
@@ -68,8 +68,8 @@ typedef struct EventArgs
 	TimestampTz ready_at; /* fail, release, reap, retry, redrive, reschedule, promote, rerun */
 	int32 priority;		  /* reschedule */
 	bool new_run_at;	  /* reschedule: ready_at was asked for */
-	bool takes_place;	  /* promote, reschedule: has a place of its group until then, too */
-	TimestampTz due; /* the same, where ready_at is when group_rate says: it was due then; or 0 */
+	bool takes_place;	  /* promote, reschedule: has a place of its group even until then */
+	TimestampTz due;	  /* the same: when it was due, if ready_at is when group_rate says; or 0 */
 	TimestampTz deadline; /* claim, extend */
 	int64 token;		  /* claim, commit_once: the new one */
 	text *worker;		  /* claim; NULL for none */
@@ -102,21 +102,21 @@ typedef struct GroupPlaces
 	TimestampTz last;  /* the greatest; DT_NOBEGIN for none */
 } GroupPlaces;
 
-/* Returns whether jobs of a queue's groups have places: otherwise each has one head. */
+/* Returns whether the groups of a queue have places; otherwise each has one head. */
 static inline bool
 idemq_has_places(const QueueInfo *queue)
 {
 	return queue->group_running > 1;
 }
 
-/* Returns whether a group is that of the jobs that have none. */
+/* Returns whether a group is the one without a name, of jobs that have no group. */
 static inline bool
 idemq_is_no_group(Datum name)
 {
 	return VARSIZE_ANY_EXHDR(DatumGetPointer(name)) == 0;
 }
 
-/* Returns whether a group of a queue has places; that without a name keeps them in any. */
+/* Returns whether a group of a queue has places; the one without a name has them in any queue. */
 static inline bool
 idemq_group_has_places(const QueueInfo *queue, Datum name)
 {
@@ -130,7 +130,7 @@ idemq_group_places(const QueueInfo *queue, Datum name)
 	return idemq_is_no_group(name) ? PG_INT32_MAX : queue->group_running;
 }
 
-/* Returns whether a job is of a group that has places. */
+/* Returns whether a job is in a group that has places. */
 static inline bool
 idemq_job_uses_places(const QueueInfo *queue, const Job *job)
 {
@@ -139,8 +139,8 @@ idemq_job_uses_places(const QueueInfo *queue, const Job *job)
 }
 
 /*
- * Returns whether a job of such a group, which is ready or will be, has no place: it
- * waits for its time, and then for its turn.
+ * Returns whether a job of such a group, which has a ready_at, has no place: it waits for its
+ * time, and then for its turn.
  */
 static inline bool
 idemq_waits_for_place(const Job *job)
@@ -148,7 +148,7 @@ idemq_waits_for_place(const Job *job)
 	return job->status == JOB_FAILED || (job->status == JOB_PENDING && job_has(job, COL_RUN_AT));
 }
 
-/* Returns whether a fetched job is of a group that has places, and has none of them. */
+/* Returns whether a fetched job is in a group that has places, and has none of them. */
 static inline bool
 idemq_is_without_place(const QueueInfo *queue, const Job *job)
 {
@@ -175,13 +175,13 @@ typedef enum OnDuplicate
 	DUPLICATE_ERROR	 /* raise */
 } OnDuplicate;
 
-/* That, and how.  Fields that are left out are 0. */
+/* That, with its details.  Fields that are left out are 0. */
 typedef struct DuplicateRule
 {
 	OnDuplicate policy;
 	const Interval *max_wait; /* of replace: from the first request on; NULL: no limit */
 	bool is_published;		  /* the key is of a published job: see job/kept_key.c */
-	/* idemq_job_rerun, of rerun: job/rerun.c stands above this room's other files */
+	/* for rerun: idemq_job_rerun; job/rerun.c stands above this room's other files */
 	JobWrite (*rerun)(JobsTable *table, const QueueInfo *queue, const Job *job,
 					  const JobChange *columns, JobWait wait, JobStatus *status);
 } DuplicateRule;
@@ -210,7 +210,7 @@ typedef struct LostLeases
 {
 	MemoryContext context; /* of the list: lives until it is settled */
 	List *found;		   /* of LostLease */
-	bool dropped;		   /* one of them had moved on, or is held: another search */
+	bool dropped;		   /* one of them had moved on, or is held: search again */
 } LostLeases;
 
 extern TimestampTz idemq_row_limit(const Job *job, const QueueInfo *queue);
@@ -237,7 +237,7 @@ typedef enum ScanStep
 	STEP_STOP  /* as STEP_PASS, and enough of it */
 } ScanStep;
 
-/* One way through a queue. */
+/* One scan of a queue. */
 typedef struct ReadyScan
 {
 	QueueInfo queue;
@@ -273,8 +273,8 @@ typedef enum TakeResult
 	TAKE_BUSY,	  /* another session is on it */
 	TAKE_CHANGED, /* it moved on since the snapshot */
 	TAKE_LOCKED,  /* a transaction that is no claim holds its row */
-	TAKE_LIMIT,	  /* max_running or rate_limit of its queue: see job/job.h */
-	TAKE_EARLY	  /* group_rate: see job/job.h; args->ready_at is when to try again */
+	TAKE_LIMIT,	  /* max_running or rate_limit of its queue: see job/limits.c */
+	TAKE_EARLY	  /* group_rate: see job/group_rate.c; args->ready_at is when to try again */
 } TakeResult;
 
 extern TakeResult idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue,
@@ -287,7 +287,7 @@ extern JobWrite idemq_job_park(JobsTable *table, const Job *job, const QueueInfo
  */
 
 /* id, token, attempt, max_attempts, deadline, payload, key, group_key, checkpoint,
- * enqueued_at, headers, kind; where others follow the headers, the kind is the last of all */
+ * enqueued_at, headers, kind; where other columns follow headers, kind is the last of all */
 #define CLAIM_COLUMN_COUNT 12
 #define CLAIM_KIND (CLAIM_COLUMN_COUNT - 1)
 
@@ -345,7 +345,7 @@ extern bool idemq_promote_group(const QueueInfo *queue, Datum name);
 typedef struct GroupCharge
 {
 	bool charged;	  /* false: there was nothing to take */
-	TimestampTz next; /* of a start that is refused: when to try again */
+	TimestampTz next; /* for a start that is refused: when to try again */
 	BucketCharge bucket;
 } GroupCharge;
 
@@ -484,7 +484,7 @@ extern int64 idemq_generation_new(int64 seen);
  *		Taking one job by its id.
  */
 
-/* What is asked of one job. */
+/* A call for one job. */
 typedef struct JobCall
 {
 	int64 id;
@@ -545,12 +545,11 @@ typedef struct Finish
 {
 	FinishKind kind;
 	bool permanent; /* fail: no further attempt */
-	bool uncounted; /* a token that is not current is no refusal of a worker's call */
+	bool uncounted; /* a token that is not current does not count as a refused call */
 	bool has_delay;
-	JobWait wait; /* for who holds the row, or drops its dead queue; JOB_WAITS unless it is set */
-	int64 delay;  /* fail, release: microseconds until the job is ready again */
-	EventArgs
-		args; /* result; error, details; of a release: error, why its worker was interrupted */
+	JobWait wait;	/* for whoever holds the row, or drops its dead queue; JOB_WAITS unless set */
+	int64 delay;	/* fail, release: microseconds until the job is ready again */
+	EventArgs args; /* result; error, details; for a release: error, why it was interrupted */
 } Finish;
 
 extern Outcome idemq_finish_in(JobsTable *table, int64 id, int64 token, Finish *finish,

@@ -2,19 +2,18 @@
  * job/kept_key.c
  *		Keys that producers do not give.
  *
- * A job with the key of a tick stands in for the tick (sql/parts/80_schedules.sql), so that only roles
- * that may change the schedule give it to a job.
+ * A job with the key of a tick stands in for the tick (sql/parts/80_schedules.sql).  So only
+ * roles that may change the schedule may give a job that key.
  *
- * The key of a tick is the schedule's name, @ and a time, nightly@2026-11-21T01:30:00Z.
- * Other keys pay for a check of their shape.  One of that shape is free while the queue
- * has no schedule of that name; a job that was given it before there was one is found
- * by the tick itself, which takes a job for its own only if it is younger than the
- * schedule.
+ * The key of a tick is the schedule's name, @ and a time: nightly@2026-11-21T01:30:00Z.  Other
+ * keys pay for a check of their shape.  A key of that shape is free while the queue has no
+ * schedule of that name.  If a job got the key before there was one, the tick finds the job, and
+ * takes it for its own only if it is younger than the schedule.
  *
- * The key of a published job is the publisher's, @topic: and the topic's space.  Whoever gave it
- * to a job of one bound queue, be it as that queue's administrator, would have the publisher
- * wait, or its message be taken for that job.  So nobody does, whether there is such a topic
- * yet or not, but the owner of idemq's tables.
+ * The key of a published job is the publisher's key, @topic: and the topic's space.  If anybody
+ * else gave it to a job of a bound queue, even as that queue's administrator, the publisher would
+ * wait, or its message would be taken for that job.  So only the owner of idemq's tables may give
+ * such a key, whether there is such a topic yet or not.
  */
 #include "postgres.h"
 
@@ -31,7 +30,7 @@ static const char shape[] = "@dddd-dd-ddTdd:dd:ddZ";
 
 #define SHAPE_LENGTH ((int) sizeof(shape) - 1)
 
-/* Who has made a schedule. */
+/* The role that has made a schedule. */
 typedef struct Creator
 {
 	NameData role;

@@ -7,11 +7,12 @@
  *
  * rate_limit is GCRA (base/gcra.c) on the slot's rate_tat; each claim costs one.
  *
- * A claimer that a limit refuses is on record in the slot's refused_by and woken when
- * there is room (shared/slots/running.c).  When the rate allows the next claim, which comes
- * by time alone, is noted for the worker's timer.
+ * A claimer that a limit refuses is on record in the slot's refused_by, and is woken when there
+ * is room (shared/slots/running.c).  The rate allows the next claim by time alone: the worker's
+ * timer is set to that time.
  *
- * Locks: none, atomics only.
+ * Locks: rate_tat and refused_by are atomics.  With max_running, idemq_limit_view takes the
+ * slot's lock, shared.
  */
 #include "postgres.h"
 
@@ -25,14 +26,14 @@
 #include "shared/slots/slots.h"
 #include "txn/txn.h"
 
-/* While a queue waits for room in the lease table, it is checked that often. */
+/* While a queue waits for room in the lease table, it is checked this often. */
 #define FULL_INTERVAL USECS_PER_SEC
-/* The worker's timer is not set to a rate's next claim more often than that. */
+/* The worker's timer is not set to a rate's next claim more often than this. */
 #define RATE_INTERVAL INT64CONST(1000)
 
 /*
- * Reads the bucket of a queue, which is never emptier than empty: after another
- * rate was set it could be, and then begins empty.
+ * Reads the bucket of a queue, which is never emptier than empty.  After a change of the rate it
+ * could be; then it begins empty.
  */
 static uint64
 read_tat(const QueueInfo *queue, const GcraLimit *limit)
@@ -49,9 +50,9 @@ read_tat(const QueueInfo *queue, const GcraLimit *limit)
 }
 
 /*
- * Spends one claim of a queue's rate_limit; false when the rate allows none now, or
- * when max_running refuses the claim anyhow, unless it borrows: undoing it would wake
- * a sleeper in vain.  Neither a rollback nor an error gives it back.
+ * Spends one claim of a queue's rate_limit; false when the rate allows none now.  Also false when
+ * max_running refuses the claim anyhow, unless that borrows: to give the spent one back would
+ * wake a sleeper in vain.  Neither a rollback nor an error gives it back.
  */
 bool
 idemq_limit_pass_rate(const QueueInfo *queue, bool borrows)
@@ -87,8 +88,8 @@ idemq_limit_undo_rate(const QueueInfo *queue)
 }
 
 /*
- * Returns whether this transaction may claim in the place of an attempt that it
- * ends: not while more run than may, the limit having been lowered.
+ * Returns whether this transaction may claim in the place of an attempt that it ends: not while
+ * more jobs run than may, after the limit was lowered.
  */
 bool
 idemq_limit_may_borrow(const QueueInfo *queue)

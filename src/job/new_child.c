@@ -8,20 +8,20 @@
  * After the commit the child is marked, and looked at like any child (job/dependencies.c),
  * also when all its parents are done already.
  *
- * A parent is looked for with the latest snapshot, and its end may become visible at any
- * time: that no end is missed is proved in shared/groups/dependencies.c.  Until this
- * transaction ends nobody deletes a parent: its row is locked FOR KEY SHARE, and its queue
- * against being dropped.  Otherwise it could be cancelled and deleted before the child is
- * visible, of whose row nothing would be told, and count as completed.  That lock is in the
- * way of nobody but who deletes: retention, purge and a commit in a queue that keeps nothing
- * leave the row, for retention.
+ * A parent is looked for with the latest snapshot, and its end may become visible at any time;
+ * shared/groups/dependencies.c proves that no end is missed.  Until this transaction ends nobody
+ * deletes a parent: its row is locked FOR KEY SHARE, and its queue against being dropped.
+ * Otherwise the parent could be cancelled and deleted before the child is visible; the child's
+ * row would not be told, and the parent would count as completed.  That lock is only in the way
+ * of deletions: retention, purge and a commit in a queue that keeps nothing leave the row to
+ * retention.
  *
- * A parent that another transaction is deleting is waited for, also a commit in a queue that
- * keeps nothing: if it rolls back, the row is there again and not kept, and may be cancelled and
- * deleted before the child is visible.
+ * A transaction that is deleting a parent is waited for, also if it is a commit in a queue that
+ * keeps nothing: if it rolls back, the row is there again without our lock, and the parent may
+ * be cancelled and deleted before the child is visible.
  *
- * A parent must be there, and in a queue on which the role holds a privilege: it will be
- * told its result.  So it is with idemq.wait_result.
+ * A parent must exist, in a queue on which the role holds a privilege, since the role will be
+ * told the parent's result.  The same goes for idemq.wait_result.
  */
 #include "postgres.h"
 
@@ -34,7 +34,7 @@
 #include "shared/groups/groups.h"
 #include "table/table.h"
 
-/* Blocks a new job, of which all columns are set; depends has its parents. */
+/* Blocks a new job whose columns are all set; depends has its parents. */
 void
 idemq_new_child(JobChange *columns, NewDependencies *depends)
 {
@@ -64,7 +64,7 @@ refuse(int64 parent)
 			errhint("It was purged, or never committed, or you have no privilege on its queue."));
 }
 
-/* Looks a parent up, and holds it; *queue is that of the parent before, and becomes its own. */
+/* Looks a parent up, and locks its row; *queue: of the parent before, and then of this one. */
 static void
 check_parent(JobsTable *table, NewDependencies *depends, int64 parent, QueueInfo *queue)
 {
@@ -74,15 +74,12 @@ check_parent(JobsTable *table, NewDependencies *depends, int64 parent, QueueInfo
 	while (!held)
 	{
 		CHECK_FOR_INTERRUPTS();
-		/* Its own row is there by now, under an id that can be guessed: it would wait for ever. */
+		/* The child's own row, whose id can be guessed, is there by now: it would wait for ever. */
 		if (parent == depends->child || !idemq_jobs_fetch(table, parent, &job))
 			refuse(parent);
 		if (job.queue_id != queue->id)
 		{
-			/*
-			 * Before the lock, whose wait would tell of the job; and again, for it may be
-			 * dropped.
-			 */
+			/* Before the lock, whose wait would tell of the job; and after it: it may be gone. */
 			if (!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, queue))
 				refuse(parent);
 			idemq_queue_lock(job.queue_id, AccessShareLock);
@@ -96,14 +93,14 @@ check_parent(JobsTable *table, NewDependencies *depends, int64 parent, QueueInfo
 		if (!held)
 			idemq_jobs_refresh(table);
 	}
-	/* Should its own retention be over before the child's is looked at. */
+	/* Kept, since retention may delete the parent before the child is looked at. */
 	if (job.status == JOB_DEAD || job.status == JOB_CANCELLED)
 		depends->failures[depends->failed++] = parent;
 }
 
 /*
- * Adds what a job that was inserted by this transaction waits for.  Raises IQ002 for a parent
- * that is not there, or not for the role to see.
+ * Adds the parents of a job that this transaction has inserted.  Raises IQ002 for a parent that
+ * does not exist, or that the role may not see.
  */
 void
 idemq_new_child_add(JobsTable *table, const QueueInfo *queue, int64 id, NewDependencies *depends)

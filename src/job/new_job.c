@@ -2,9 +2,9 @@
  * job/new_job.c
  *		A new job: the columns that each one has, and adding it without a key.
  *
- * Before its row is written, the job is noted for shared memory: after the commit the
- * ready cursor lowers to it, or its group is marked as one that may need a head, or it is
- * itself marked, as one whose parents may be done.
+ * Before its row is written, the job is noted for shared memory: after the commit the ready
+ * cursor is lowered to it; or its group is marked, since it may need a head; or the job itself
+ * is marked, since its parents may be done.
  */
 #include "postgres.h"
 
@@ -63,7 +63,7 @@ idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
 }
 
 /*
- * Gives the job with those columns, which have no key, an id, notes and inserts it.
+ * Adds the job with these columns, which have no key: gives it an id, notes it and inserts it.
  * Returns its status.
  */
 JobStatus

@@ -12,10 +12,10 @@
  * transaction of the new one.  An unfinished job keeps its key, however long it takes.
  *
  * An enqueue waits for a transaction that inserts the same key, within lock_timeout and
- * statement_timeout, and never for the worker of a committed job that has it, whose
- * transaction may be long; unless it is to write that job (replace, rerun).  A caller that
- * skips (acquire, the dead queue, nowait) waits for none: it first reads what is in doubt,
- * and a lost insert answers OUTCOME_LOCKED; a job that is to be replaced is locked first.
+ * statement_timeout.  It never waits for the worker of a committed job that has the key, whose
+ * transaction may be long, unless it is to write that job (replace, rerun).  A caller that
+ * skips (acquire, the dead queue, nowait) waits for none: it first reads what is in doubt, and
+ * a lost insert answers OUTCOME_LOCKED; a job that is to be replaced is locked first.
  *
  * READ COMMITTED always gets the right answer.  Above it, what was committed before the
  * call is known, though the transaction's snapshot may not see it; a twin that commits
@@ -59,7 +59,7 @@ refuse_payload(const QueueInfo *queue, int64 id, const char *what, const char *h
 			errhint("%s", hint));
 }
 
-/* Compares jsonb values: the order of their keys is of no matter. */
+/* Compares jsonb values: the order of their keys does not matter. */
 static bool
 is_same_payload(const Job *job, Datum payload)
 {
@@ -96,16 +96,16 @@ replace(JobsTable *table, const QueueInfo *queue, const Job *job, const JobChang
 	if (write == JOB_WRITTEN)
 		write = idemq_job_replace(table, queue, job, columns, rule->policy == DUPLICATE_RERUN,
 								  rule->max_wait);
-	/* What attempts had done for another payload is void. */
+	/* The steps that attempts did for another payload are void. */
 	if (write == JOB_WRITTEN && job->token != 0)
 		idemq_steps_void(job->id);
 	return write;
 }
 
 /*
- * Answers with the job that has the key, and does with it what the producer wants.  JOB_LOCKED
- * when it is to be changed, another transaction holds its row, and the caller skips; JOB_CHANGED
- * when it is not what it was: the caller looks it up again.
+ * Answers with the job that has the key, and does with it what the producer wants.  Returns
+ * JOB_LOCKED when the job is to be changed, another transaction holds its row, and the caller
+ * skips; JOB_CHANGED when the job has changed: the caller looks it up again.
  */
 static JobWrite
 settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const JobChange *columns,
@@ -134,7 +134,7 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 					errhint("Use on_duplicate => 'keep' to get that job's answer."));
 		case DUPLICATE_KEEP:
 			same_payload = is_same_payload(job, columns->values[COL_PAYLOAD]);
-			/* One without a kind is the same as one with: producers are deployed one by one. */
+			/* No kind is the same as any kind: producers are deployed one by one. */
 			if (!same_payload ||
 				((columns->set & COLUMN_BIT(COL_KIND)) && job_has(job, COL_KIND) &&
 				 !DatumGetBool(DirectFunctionCall2Coll(texteq, C_COLLATION_OID,
@@ -165,10 +165,10 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 }
 
 /*
- * Adds the job with those columns, key among them, or answers with the job that has the key,
- * which has been replaced, or runs once more, if the rule says so.  OUTCOME_LOCKED, and nothing
- * else in the answer, when a twin's transaction is open, or holds the row that is to be changed,
- * and the caller skips.  The id is given here, unless it is among the columns.  Raises IQ003,
+ * Adds the job with these columns, key among them; or answers with the job that has the key, and
+ * replaces it, or has it run once more, if the rule says so.  A caller that skips is answered
+ * OUTCOME_LOCKED, and nothing else, when a twin's transaction is open, or another holds the row
+ * that is to be changed.  The job gets its id here, unless the columns have it.  Raises IQ003,
  * IQ004; 42501 for the key of another role's tick, or of a published job; 40001 above READ
  * COMMITTED.
  */
@@ -200,7 +200,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			if (settle_duplicate(table, queue, &job, columns, &rule, wait, answer) != JOB_CHANGED)
 				return;
 			idemq_jobs_refresh_or_raise(table);
-			/* Each time another has changed the job: that is no end of its own. */
+			/* Another transaction has changed the job: that does not count as a try. */
 			tries = 0;
 			continue;
 		}

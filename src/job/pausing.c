@@ -3,18 +3,18 @@
  *		The end of a queue's pause at its time.  (idemq.pause and idemq.resume:
  *		sql/parts/30_queues.sql)
  *
- * The row has both: paused, and paused_until.  Whoever hands out jobs, or waits for some,
- * asks idemq_queue_is_paused, which is false from that time on: so the queue resumes by the
- * clock alone, without a worker, a write, or anybody who looks.  What is left is to tell
- * those who sleep, and those who read the row:
+ * The row has both paused and paused_until.  Whoever hands out jobs, or waits for some, asks
+ * idemq_queue_is_paused, which is false from that time on.  So the queue resumes by the clock
+ * alone, without a worker, a write or a look.  What is left is to tell the sessions that sleep,
+ * and whoever reads the row:
  *
  *	 - Every change of a queue's settings has the worker run its chore "due" for it once
  *	   (follow_settings in txn/pending.c).  That reads the queue, and has itself run
  *	   again at paused_until.  It takes the slot's DUE_READY first and reads the settings
- *	   then; a pause is visible, then moves the settings' number, then lowers DUE_READY.  So
+ *	   then; a pause becomes visible, then moves the settings' number, then lowers DUE_READY.  So
  *	   if the taking swallowed the lowering, the read finds the new number.
  *	 - At that time the chore ends the pause in the row, as idemq.resume does, with a line in
- *	   idemq.audit; all sleepers wake, and those who LISTEN are told if something is ready.
+ *	   idemq.audit; all sleepers wake, and sessions that LISTEN are told if something is ready.
  *	   It waits for nobody: a row that is locked is tried again a second later.
  *	 - A sleeper of idemq.wait wakes at that time by itself.
  *
@@ -41,8 +41,8 @@ static SqlStatement end_if_over =
 	 .types = {INT4OID, TIMESTAMPTZOID}};
 
 /*
- * Ends the pause of a queue in its row, for the worker, unless that is locked, or the time
- * is not over; returns whether it did.
+ * Ends the pause of a queue in its row, for the worker, unless the row is locked or the time is
+ * not over; returns whether it did.
  */
 bool
 idemq_pause_end_if_over(const QueueInfo *queue)

@@ -1,62 +1,61 @@
 /*
  * job/places.c
- *		The places of a group: with group_running above 1 so many of its jobs may be in
+ *		The places of a group: with group_running above 1, that many of its jobs may be in
  *		processing at once.
  *
  * A job has a place from its promotion on (job/promote.c), while it is pending and in
  * processing, until what ends its attempt has committed: finished, failed, released or
- * reaped.  Rows alone say who has one:
+ * reaped.  Only its row says whether a job has one:
  *
  *		processing						has a place
- *		pending, without a run_at		has a place: it was promoted, and may be claimed, be it later
+ *		pending, without a run_at		has a place: it may be claimed, now or later
  *		pending with a run_at, failed	has none: it waits for its time
  *		blocked, finished				has none
  *
- * Nothing but a promotion gives a job a place: what sets a ready_at otherwise sets run_at
- * as well (job/transition.c).  So it is when group_running becomes more than 1: heads that wait
- * for a time of their own get a run_at then (api/create_queue.c).  A claim that meets such a
- * job, when it is due, does not take it: it makes it blocked (EVENT_PARK), and it waits for
- * its turn as the others do, in front of those that were enqueued later.
+ * Only a promotion gives a job a place: whatever else sets a ready_at sets run_at as well
+ * (job/transition.c).  When group_running becomes more than 1, heads that wait for a time of
+ * their own get a run_at, too (api/create_queue.c).  A claim that meets a due job without a place
+ * does not take it, but makes it blocked (EVENT_PARK).  Then the job waits for its turn as the
+ * others do, in front of those that were enqueued later.
  *
- * Never more than group_running.  A promotion counts the places, as the group's owner,
- * by a snapshot that is younger than its ownership, so all places that earlier owners
- * gave are in it; those that it shows and that are given back by now are counted too many.
- * It gives one more only if there are fewer than group_running.  A rollback of the
- * promotion, or a crash, takes it back with the row; one of the claim leaves the job
- * its place; one of the attempt's end leaves it too.
+ * Never more than group_running.  A promotion counts the places, as the group's owner, by a
+ * snapshot that is younger than its ownership.  So the snapshot shows all places that earlier
+ * owners gave; places that it shows, and that were given back since, are counted too many.  The
+ * promotion gives one more only if there are fewer than group_running.  A rollback of the
+ * promotion, or a crash, takes the place back with the row; a rollback of the claim, or of the
+ * attempt's end, leaves the job its place.
  *
- * Turns.  A group has at most one job that waits to be claimed, whatever its
- * group_running, and its place in the ready index is the time of its promotion.  So the index
- * is the line in which groups stand, in each priority.  Call g and h two groups with a job
- * that waits during all of an interval, and let h be claimed twice in it by one session.
- * The second of these jobs was promoted after the first one was claimed, hence at a later
- * time than that of the job of g which waited then: if g was not claimed in between, that
- * job came before it in the index, and the session would have taken it.  So between two
- * claims of h lies one of g, and their counts differ by one at most.  A session that claims
- * beside others may go by a snapshot that is older by one claim of each of these: the counts
- * differ by their number at most.  (Two times are the same only if a promotion
- * becomes visible, and the next claim is made, within one microsecond.)
+ * Turns.  A group has at most one job that waits to be claimed, whatever its group_running, and
+ * the job's place in the ready index is the time of its promotion.  So the index is the line in
+ * which groups stand, in each priority.  Let g and h be two groups that have a waiting job during
+ * all of an interval, and let one session claim h twice in it.  The second of these jobs was
+ * promoted after the first one was claimed, hence later than the job of g that waited then.  If
+ * g was not claimed in between, that job came before it in the index, and the session would have
+ * taken it.  So between two claims of h lies one of g, and their counts differ by one at most.  A
+ * session that claims beside others may go by a snapshot that is older by one claim of each of
+ * these: then the counts differ by the number of these sessions at most.  (Two times are the
+ * same only if a promotion becomes visible, and the next claim is made, within one microsecond.)
  *
  * The next job is promoted once the one before it is claimed, not when that claim commits: a
  * worker may claim, work and commit in one transaction.  A pending job that has a
  * lease entry is being claimed, and counts as taken.  The call that claims promotes the next one
  * itself, or marks the group, before it returns; a claim without an entry, with a full lease
- * table, marks it by its commit.  If the claim is rolled back the group may have two jobs that
+ * table, marks it by its commit.  If the claim is rolled back, the group may have two jobs that
  * wait, and one turn more in that round; never one place more.
  *
- * A job that is enqueued without a group, in a queue whose groups have places, is of the group
- * without a name, which no user can give: '' in the row, NULL for who claims it.  It takes
- * turns as the others do, and has any number of places, also when group_running is 1 by now.
- * Since these need no count, its floor is the time of its last promotion: what waits below
- * that, after a claim that was rolled back, is one turn more. claim_job and the like promote
- * the job that they ask for, without being the group's owner.
+ * A job that is enqueued without a group, in a queue whose groups have places, is in the group
+ * without a name, which no user can give: '' in the row, NULL for the worker.  That group takes
+ * turns as the others do, and has any number of places, even after group_running became 1.
+ * Since these need no count, its floor is the time of its last promotion: a job that waits below
+ * that, after a claim that was rolled back, is one turn more.  claim_job and the like promote the
+ * job that they ask for, without being the group's owner.
  *
- * Where to look: jobs with a place have a ready_at that was the time of their promotion or,
- * where that is later, the time from which their group may start the next one (group_rate,
- * job/group_rate.c).  A floor (shared/groups/groups.c) says more than of a head: none of the
- * group's jobs with a place has a ready_at that is below it, and none one that is both above
- * its last, and yet to come.  So those that wait for their time are not read: there may be many.
- * Who gives a job that has a place another time drops the floor.
+ * Where to look: the ready_at of a job with a place was the time of its promotion or, if that is
+ * later, the time from which its group may start the next one (group_rate, job/group_rate.c).  A
+ * floor (shared/groups/groups.c) says more here than of a head: no job of the group that has a
+ * place has a ready_at that is below the floor, or one that is both above the floor's last and
+ * yet to come.  So jobs that wait for their time are not read; there may be many.  Whoever gives
+ * a job that has a place another time drops the floor.
  */
 #include "postgres.h"
 
@@ -68,9 +67,9 @@
 #include "txn/txn.h"
 
 /*
- * Adds to a change that sets ready_at, of a job of a group that has places, whether the job
- * takes one, or keeps it.  Without it waits for that time by its run_at, and the group is
- * checked when this has committed: the place that it had, if any, is free.
+ * Adds to a change that sets ready_at, for a job of a group that has places, whether the job
+ * takes or keeps a place.  Without one the job waits for that time by its run_at, and its group
+ * is checked when this has committed: the place that the job had, if any, is free.
  */
 void
 idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue, bool takes,
@@ -80,15 +79,15 @@ idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue, bo
 		job_set_null(change, COL_RUN_AT);
 	else
 		job_set(change, COL_RUN_AT, TimestampTzGetDatum(ready_at));
-	/* Of one that keeps its place the time may be later than any that the floor knows. */
+	/* The time of a job that keeps its place may be later than any that the floor knows. */
 	if (!takes || job->status != JOB_BLOCKED)
 		idemq_pending_groups_note(queue->slot, queue->id, job_value(job, COL_GROUP_KEY),
 								  takes ? GROUP_DROP_FLOOR : GROUP_KEEP_FLOOR);
 }
 
 /*
- * Counts the places of a group by the table's snapshot, among the jobs whose ready_at is from
- * from to until; stops when it is known that no job may be promoted.
+ * Counts the places of a group by the table's snapshot, among the jobs with a ready_at between
+ * from and until; stops when it is known that no job may be promoted.
  */
 void
 idemq_places_count(JobsTable *table, const QueueInfo *queue, Datum name, TimestampTz from,

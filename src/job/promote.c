@@ -1,7 +1,7 @@
 /*
  * job/promote.c
- *		Giving FIFO groups their heads: of each group that has none, the first job
- *		that is blocked becomes pending.
+ *		Giving FIFO groups their heads: in each group that has none, the first job that is
+ *		blocked becomes pending.
  *
  * A job of a group is enqueued blocked, without a ready_at, so that no claim meets it.
  * A transaction that enqueues or finishes one does not touch the others of its group, so
@@ -10,34 +10,34 @@
  * a claim in the claim's.  Such a claim promotes no more heads than it wants jobs, since
  * other sessions see those groups as busy until its transaction ends.
  *
- * At most one job of a group is pending, failed or in processing.  Every way into
- * these from blocked is here, under the ownership of the group, which is taken before
- * the snapshot and lasts until the promotion is visible: so the snapshot shows the
- * head that there is, if there is one.  The floor, below which it is not looked for, is
- * read after each snapshot (the proof stands in shared/groups/groups.c).
+ * At most one job of a group is pending, failed or in processing.  Every way from blocked into
+ * these statuses is here, under the ownership of the group, which is taken before the snapshot
+ * and lasts until the promotion is visible.  So the snapshot shows the group's head, if there
+ * is one.  The floor, below which a head is not looked for, is read after each snapshot (the
+ * proof stands in shared/groups/groups.c).
  *
- * No group is forgotten: of a group whose committed jobs have no head there is a mark, an
+ * No group is forgotten: for a group whose committed jobs have no head there is a mark, an
  * owner, a scan of its queue that is to come, or a session between its commit and its
- * callback.  idemq.check() proves both (groups.head, groups.headless), and that no job is
+ * callback.  idemq.check() checks both (groups.head, groups.headless), and that no job is
  * below its group's floor (groups.floor).
  *
  * The order is that of the ids: of two enqueues that overlap in time the one that
  * called first goes first, if both are committed when one of them is promoted; one
  * that commits later waits behind the head that there is.
  *
- * With group_running above 1 a group has no head but places (job/places.c says how
- * many, and why no more): its next job is promoted when there is a free one, and no other
- * job of it waits to be claimed.  One that is not due yet is promoted without a
- * place, so that it comes back when it is, and the next one follows at once.
+ * With group_running above 1 a group has no head but places (job/places.c says how many, and
+ * why no more): its next job is promoted when there is a free place, and no other job of the
+ * group waits to be claimed.  A job that is not due yet is promoted without a place, so that it
+ * comes back when it is due, and the next one follows at once.
  *
- * A job whose row another transaction holds is not waited for: its group is visited
- * again a moment later.  It is not passed over either, but in the group without a name
- * (job/promote_one.c).  A job that had expired when its
- * turn came is cancelled, and the next one follows.
+ * A job whose row another transaction holds is not waited for: its group is visited again a
+ * moment later.  Nor is it passed over, except in the group without a name
+ * (job/promote_one.c).  A job that had expired when its turn came is cancelled, and the next one
+ * follows.
  *
- * Marks of children and parents (shared/groups/dependencies.c) are among those of groups, and
- * taken and owned as they are; what is done then is job/dependencies.c's.  A child that joins
- * its group has that promoted.
+ * Marks of children and parents (shared/groups/dependencies.c) are kept among those of groups,
+ * and taken and owned as they are; job/dependencies.c does what they are for.  When a child
+ * joins its group, that group is promoted.
  */
 #include "postgres.h"
 
@@ -60,7 +60,7 @@
 /* Children that a scan looks at. */
 #define MAX_CHILDREN 2000
 
-/* So many ready jobs of a queue, known to be there, are many. */
+/* Ready jobs of a queue, known to be there, that are many. */
 #define LONG_LINE RING_LOW
 
 static bool may_linger = false;
@@ -92,9 +92,9 @@ look_at_children(DependencyBatch *batch, const GroupTaken *groups, int count)
 
 /*
  * Promotes a group that this session owns, or does what its mark of a dependency is for, and
- * gives it back unless this transaction has written in it, now or before (again); returns
+ * gives it back unless this transaction has written in it, now or before (again).  Returns
  * whether there is a job now that can be claimed.  *joined: the group that a child has joined,
- * which may need a head; otherwise it is left alone.
+ * which may need a head; otherwise it is not set.
  */
 static bool
 promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group, Datum name,
@@ -125,8 +125,8 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 static bool promote_named(JobsTable *table, const QueueInfo *queue, Datum name);
 
 /*
- * Promotes the group that a child has joined, 0 for none: with this transaction's own changes.
- * Should another session have it, the commit marks it.
+ * Promotes the group that a child has joined, 0 for none, by a snapshot that shows this
+ * transaction's own changes.  If another session owns the group, the commit marks it.
  */
 static bool
 promote_joined(JobsTable *table, const QueueInfo *queue, Datum joined)
@@ -138,8 +138,8 @@ promote_joined(JobsTable *table, const QueueInfo *queue, Datum joined)
 }
 
 /*
- * Promotes the group of a name, or looks at the job whose mark is in bytes, and promotes the group
- * that it joins, if it does; unless another session is on it.
+ * Promotes the group of a name; or, if bytes are the mark of a job, looks at the job, and promotes
+ * the group that it joins, if any.  Does nothing while another session owns the group or mark.
  */
 static bool
 promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int length, Datum name)
@@ -174,7 +174,7 @@ promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int l
 	return promoted || promote_joined(table, queue, joined);
 }
 
-/* Promotes the group of a name, unless another session is on it. */
+/* Promotes the group of a name, unless another session owns it. */
 static bool
 promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 {
@@ -224,7 +224,7 @@ scan_children(JobsTable *table, const QueueInfo *queue, int max)
 		CHECK_FOR_INTERRUPTS();
 		if (promoted >= max || i == MAX_CHILDREN - 1)
 		{
-			/* Should all of these be held, a moment later. */
+			/* A moment later, if all of these were held. */
 			idemq_groups_want_scan(queue->slot, queue->id, i > 0 && promoted == 0);
 			break;
 		}
@@ -251,10 +251,10 @@ leave_off(int32 queue_id, Datum name)
 }
 
 /*
- * Scans all groups of a queue, and promotes up to max that have no head.  Returns
- * how many; if these were not all, the queue is to be scanned again.  Begins behind
- * the group at which the last scan stopped, or many scans would take that many times
- * as long; at the end it goes on with the first.
+ * Scans all groups of a queue, and promotes up to max that have no head.  Returns how many; if
+ * these were not all, the queue is to be scanned again.  Begins behind the group at which the
+ * last scan stopped, and at the end goes on with the first group: otherwise many scans would
+ * take that many times as long.
  */
 static int
 scan_groups(JobsTable *table, const QueueInfo *queue, int max)
@@ -309,7 +309,7 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 	int taken = 0;
 	int batch;
 	int count;
-	/* Those that come back at once are left for the next call, or this would go on. */
+	/* Groups that are marked again at once are left for the next call, or this would not end. */
 	int marked = idemq_groups_usage().used;
 	List *all_joined = NIL;
 	ListCell *cell;
@@ -337,7 +337,7 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 				all_joined = lappend(all_joined, DatumGetPointer(joined));
 		}
 		idemq_dependency_batch_end(&children);
-		/* Once all children are in their groups: the first goes by their ids. */
+		/* Once all children are in their groups: ids decide which one is first. */
 		foreach(cell, all_joined)
 			promoted += promote_joined(table, queue, PointerGetDatum(lfirst(cell)));
 		list_free(all_joined);
@@ -375,7 +375,7 @@ idemq_promote_some(const QueueInfo *queue, int max)
 	promoted = promote_marked(&table, queue, max);
 	if (scan && promoted < max)
 	{
-		/* Younger than the scan's being taken. */
+		/* A snapshot that is younger than the taking of the scan. */
 		idemq_jobs_refresh(&table);
 		promoted += scan_groups(&table, queue, max - promoted);
 		promoted += scan_children(&table, queue, max - promoted);
@@ -389,9 +389,9 @@ idemq_promote_some(const QueueInfo *queue, int max)
 
 /*
  * As idemq_promote_some, for the worker, which may ask whether to linger before it does so
- * again: while claims have many jobs before them in some queue of which it promoted heads,
- * nobody waits for the next ones, and many at a time cost less than a signal, a wake-up and a
- * transaction each.
+ * again.  While claims have many jobs before them in a queue whose heads it promoted, nobody
+ * waits for the next heads, and many at a time cost less than a signal, a wake-up and a
+ * transaction for each.
  */
 void
 idemq_promote_batch(const QueueInfo *queue)
@@ -404,7 +404,7 @@ idemq_promote_batch(const QueueInfo *queue)
 	may_linger |= line.ring.left >= LONG_LINE;
 }
 
-/* Returns whether a moment's pause is in nobody's way, since the last call. */
+/* Returns whether a moment's pause delays nobody, by the promotions since the last call. */
 bool
 idemq_promote_may_linger(void)
 {
@@ -415,8 +415,8 @@ idemq_promote_may_linger(void)
 }
 
 /*
- * Promotes the group of that name, if it has no head, or a place; false when that is not so,
- * or not known.
+ * Promotes the group of that name, if it has no head, or has a free place; false when that is
+ * not so, or not known.
  */
 bool
 idemq_promote_group(const QueueInfo *queue, Datum name)
@@ -431,8 +431,8 @@ idemq_promote_group(const QueueInfo *queue, Datum name)
 }
 
 /*
- * Has the next job promoted of a group of which one is being claimed, by whoever is first: at
- * once, since the lease entry says that it is.
+ * Has whoever is first promote the next job of a group.  A job of that group is being claimed; the
+ * group is marked at once, since the lease entry shows the claim.
  */
 void
 idemq_promote_later(const QueueInfo *queue, Datum name)

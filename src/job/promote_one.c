@@ -16,14 +16,14 @@
 
 /* Visits of a group whose first job changes each time. */
 #define MAX_LOOKS 10
-/* Jobs that are not due, or held, and make way for the next one, in one visit of a group with places. */
+/* Jobs, not due or held, that make way for the next one in a visit of a group with places. */
 #define MAX_PASSED 100
 
 /*
  * Makes a blocked job its group's head, or gives it a place: it is due at once, or at its
- * run_at, or when group_rate lets its group start it; sets *args.  One that waits for its
- * run_at takes no place, and is asked about the rate when it does.  From here on no head has
- * an earlier ready_at than args->now, and no job that is blocked a lesser id.
+ * run_at, or when group_rate lets its group start it; sets *args.  In a group with places a job
+ * that waits for its run_at takes no place, and the rate is asked when it does.  From here on no
+ * head has an earlier ready_at than args->now, and no blocked job a lesser id.
  */
 static JobWrite
 make_head(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *args)
@@ -54,9 +54,9 @@ promoted(const EventArgs *args)
 }
 
 /*
- * Looks again at the job of a group whose turn it is: should it wait for group_rate, and longer
- * than it has to by now, it is due when the rate says now (job/group_rate.c).  HAS_HEAD: it
- * stays.
+ * Looks again at the job whose turn it is in its group: if it waits for group_rate, for longer
+ * than it has to by now, it becomes due when the rate says now (job/group_rate.c).  HAS_HEAD: it
+ * stays as it is.
  */
 static Promotion
 hasten(JobsTable *table, const QueueInfo *queue, const Job *job)
@@ -87,7 +87,7 @@ find_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 
 	if (idemq_jobs_group_head(table, queue->id, name, from.heads, job))
 		return hasten(table, queue, job);
-	/* Or there is no job, or one written by hand, without a ready_at. */
+	/* HAS_HEAD also for no job, or for one that was written by hand, without a ready_at. */
 	return idemq_jobs_group_blocked(table, queue->id, name, from.blocked, job) &&
 				   job->status == JOB_BLOCKED
 			   ? PROMOTED
@@ -95,20 +95,20 @@ find_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 }
 
 /*
- * As find_head, of a group with places: *job is to have one.  Jobs below passed make way.
- * *floor: what the group's may be then.
+ * As find_head, for a group with places: *job is to get one.  Jobs with an id below passed make
+ * way.  *floor: what the group's floor may be then.
  */
 static Promotion
 find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name, int64 passed,
 		  GroupFloor *floor, Job *job)
 {
 	GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
-	/* Read after the snapshot: not below the times that it shows, but those that are to come. */
+	/* Read after the snapshot: of the times that it shows, only those to come are above this. */
 	TimestampTz now = idemq_now();
 	bool is_known = from.heads != GROUP_NO_FLOOR.heads;
 	GroupPlaces places;
 
-	/* What this transaction has promoted, at an earlier visit, for a time that is to come. */
+	/* With what this transaction has promoted, at an earlier visit, for a time that is to come. */
 	from.last = Max(from.last, idemq_pending_groups_last(key));
 	idemq_places_count(table, queue, name, from.heads, is_known ? Max(now, from.last) : DT_NOEND,
 					   &places);
@@ -116,7 +116,7 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 						  places.last};
 	if (places.next != 0)
 		return idemq_jobs_fetch(table, places.next, job) ? hasten(table, queue, job) : HAS_HEAD;
-	/* Those that this visit has let pass are above the floor until it ends. */
+	/* Jobs that made way in this visit are above the floor until it ends. */
 	if (!idemq_jobs_group_blocked(table, queue->id, name, Max(from.blocked, passed), job) ||
 		job->status != JOB_BLOCKED)
 		return HAS_HEAD;
@@ -125,10 +125,10 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 
 /*
  * Promotes the next job of a group that this session owns, by a snapshot that is younger than
- * its ownership, and sets *floor to what it is then: makes it the head, or gives it a place.  Of
- * a group with places those before it that are not due are promoted without.  Jobs without a
- * group have no order to keep: one whose row is held, by a producer that replaces it, say, makes
- * way, and is looked at again a moment later.
+ * its ownership: makes it the head, or gives it a place.  Sets *floor to what it is then.  In a
+ * group with places, jobs before it that are not due are promoted without a place.  Jobs without
+ * a group have no order to keep: one whose row is held, for example by a producer that replaces
+ * it, makes way, and is looked at again a moment later.
  */
 Promotion
 idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
@@ -196,15 +196,15 @@ idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 		promotion = HELD;
 	if (early == 0)
 		return promotion;
-	/* It is ours until we commit: what is left comes after that. */
+	/* The group is ours until we commit: what is left of it comes after that. */
 	if (promotion != HAS_HEAD)
 		idemq_pending_groups_note(queue->slot, queue->id, name, GROUP_KEEP_FLOOR);
 	return PROMOTED_FOR_LATER;
 }
 
 /*
- * Makes a fetched job pending that is blocked, of the group without a name, for who asks for it
- * by its id.  Needs no ownership: that group has places for all.
+ * Makes a blocked job of the group without a name pending, for a call that asks for it by its id.
+ * Needs no ownership: that group has places for all.
  */
 void
 idemq_promote_asked(JobsTable *table, const QueueInfo *queue, const Job *job)

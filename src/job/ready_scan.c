@@ -2,7 +2,7 @@
  * job/ready_scan.c
  *		Going through what is due in a queue, from its ready cursors on.
  *
- * For claims, and for sessions that only want to know whether there is something.  Each
+ * It serves claims, and sessions that only want to know whether there is something.  Each
  * entry of the ready index that is due is shown to scan->consider, priority by priority,
  * and the cursors move up past what it proved unclaimable (shared/slots/ready_cursor.c says
  * why that is safe).  Sequence and cursors are read first, then the snapshot is taken.
@@ -71,8 +71,8 @@ next_entry(ReadyScan *scan, JobsTable *table, PriorityScan *place)
 }
 
 /*
- * Copies due entries from the index, from the scan's position on; returns whether there is
- * one.  Those of a key come together, or not at all.
+ * Copies due entries from the index, from the scan's position on; returns whether there was
+ * one.  All entries of a key are copied, or none.
  */
 static bool
 read_on(ReadyScan *scan, JobsTable *table, int most, ReadyRing *fill)
@@ -97,8 +97,8 @@ somebody_sleeps(const ReadyScan *scan)
 }
 
 /*
- * Where the scan has stopped, at an entry of that key: copies entries for the ring, if it
- * is this session's turn; sets scan->more when a session sleeps that could take the next one.
+ * Called where the scan has stopped, at an entry of that key.  Copies entries for the ring, if
+ * it is this session's turn; sets scan->more when a session sleeps that could take the next one.
  */
 static void
 look_ahead(ReadyScan *scan, JobsTable *table, PriorityScan *place, ReadyKey key, ReadyRing *fill)
@@ -267,10 +267,10 @@ fetch_row(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *jo
  * Fetches the job of the entry at hand, if it may be claimed as far as its lease entry and
  * the snapshot tell; false: the cursor may pass it.  To be called by consider.
  *
- * Of a job whose attempt is ending the row is asked as well.  Most of the time it is not
- * ready, and what makes it so commits after our snapshot and lowers the cursor.
- * Else the end of an attempt is known to the snapshot and not yet to memory: then the end
- * lowers the cursor for us, which costs the next claimers a way through all that we passed.
+ * For a job whose attempt is ending, the row is asked as well.  Most of the time the job is not
+ * ready, and what makes it ready commits after our snapshot and lowers the cursor.  Otherwise
+ * the snapshot knows of the attempt's end, and memory does not yet: then the end lowers the
+ * cursor for us, which sends the next claimers through all that we passed.
  */
 bool
 idemq_ready_job(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *job)
@@ -282,7 +282,7 @@ idemq_ready_job(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, J
 		return false;
 	if (hold == LEASE_HOLDS_NOT)
 		return true;
-	/* Above READ COMMITTED it is outdated also for what only our own snapshot does not see. */
+	/* Above READ COMMITTED a change that only our own snapshot does not see outdates it, too. */
 	if (table->crosscheck == InvalidSnapshot && idemq_jobs_is_outdated(table, job))
 		return false;
 	return !idemq_lease_turns_away(key.id, priority, key);
@@ -305,11 +305,11 @@ stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 }
 
 /*
- * Returns whether a queue has a job that can be claimed, and its limits let it.  If
- * not, *next_due is when the next one comes due by time alone, DT_NOEND for never, and
- * *held whether a transaction holds the row of one, whose end wakes no sleeper.  At most
- * once a second a queue that looks empty is scanned from the start: the net under
- * changes that lowered no cursor.
+ * Returns whether a queue has a job that can be claimed, and its limits allow that.  If not,
+ * *next_due is when the next job comes due by time alone, DT_NOEND for never, and *held says
+ * whether a transaction whose end wakes no sleeper holds the row of one.  At most once a second
+ * a queue that looks empty is scanned from the start: the net under changes that lowered no
+ * cursor.
  */
 bool
 idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held)
@@ -335,7 +335,7 @@ idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held)
 	*held = scan.held;
 	if (!scan.stopped || idemq_limit_has_room(queue, &view))
 		return scan.stopped;
-	/* The worker wakes a sleeper when a token has come; without it, each wakes by itself. */
+	/* The worker wakes a sleeper when the rate allows a claim; without it, each wakes by itself. */
 	if (!idemq_worker_present())
 		*next_due = Min(*next_due, view.until);
 	return false;

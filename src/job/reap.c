@@ -2,18 +2,18 @@
  * job/reap.c
  *		Taking back leases that ended.
  *
- * An expired lease is marked in the lease table first, and from then on a heartbeat
- * is refused.  Then its row is written, unless it is held: an open commit
- * or idemq.assert_current keeps the job.  With the row locked the mark is looked at once more:
- * who holds the row may take it over.  A lost lease counts as an attempt.
+ * An expired lease is marked in the lease table first, and from then on a heartbeat is refused.
+ * Then the job's row is written, unless it is held: an open commit or idemq.assert_current keeps
+ * the job.  Once the row is locked, the mark is looked at again: whoever held the row may have
+ * taken the mark over.  A lost lease counts as an attempt.
  *
- * After the first loss a job is ready at once: its worker was killed.  A job that loses
- * its next worker too may be the cause: from the second loss in a row on it waits as a
- * failed one does.  A handler's job waits from its first loss: the job itself may have crashed
- * the process.  So does one that ran into job_timeout: nothing has killed its worker.
+ * After the first loss a job is ready at once: its worker was killed.  A job that loses its next
+ * worker, too, may be the cause: from the second loss in a row on it waits as a failed job does.
+ * A handler's job waits from its first loss on: the job itself may have crashed the process.  So
+ * does one that ran into job_timeout: nothing has killed its worker.
  *
- * A worker that ends an attempt, and does not wait for the session that holds the job's row, hands
- * the end over (idemq_lease_hand_over): it is written here, once the row is free.
+ * A worker that ends an attempt, and does not wait for the session that holds the job's row,
+ * hands the end over (idemq_lease_hand_over): it is written here, once the row is free.
  */
 #include "postgres.h"
 
@@ -30,11 +30,11 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Two scans for a queue's expired leases are at least this far apart, in microseconds, */
+/* The timer sets two scans for a queue's leases at least this far apart, in microseconds, */
 #define REAP_INTERVAL INT64CONST(500)
 /* and so many times as far as the last one took. */
 #define REAP_SHARE 10
-/* A call goes on after so many batches of which each row was held. */
+/* A call gives up after so many batches in a row from which it took nothing back. */
 #define MAX_IN_VAIN 16
 
 /* What the loss of a lease does to its job, and to one that had its last attempt. */
@@ -53,8 +53,8 @@ static const struct
 static const char *const handled_text = "the handler's process ended";
 
 /*
- * Returns whether the next attempt of a job waits as after a failure: it has lost its process, or
- * the attempt before this one was lost as well.
+ * Returns whether the next attempt of a job waits as after a failure: the attempt failed, ran into
+ * job_timeout or lost its process, or the one before it was lost as well.
  */
 static bool
 must_wait(const Job *job, LeaseLoss loss, bool crashed)
@@ -85,8 +85,10 @@ idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, LeaseLo
 	args.error = text != NULL ? cstring_to_text(text) : NULL;
 	if (idemq_transition(table, job, queue, event, &args, JOB_SKIPS) != JOB_WRITTEN)
 		return false;
-	/* A job that has ended its processes so often in a row is what ends them, whatever else the
-	 * handler has done meanwhile. */
+	/*
+	 * A job that has ended its processes so often in a row is what ends them, whatever else the
+	 * handler has done meanwhile.
+	 */
 	if (crashed && attempt >= HANDLER_MAX_CRASHES &&
 		idemq_attempt_history_ended_by(id, "expired", handled_text, HANDLER_MAX_CRASHES))
 		idemq_handler_crashed(queue->slot, true);
@@ -95,8 +97,8 @@ idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, LeaseLo
 
 /*
  * Locks the row of a lease that this transaction has marked; returns whether the mark is still
- * its own.  It is not when somebody else had the row since the mark was set, ended the attempt,
- * and has taken that back: then a heartbeat may have been answered meanwhile.
+ * its own.  It is not if another session has had the row since, ended the attempt, and rolled
+ * that back: then a heartbeat may have been answered meanwhile.
  */
 static bool
 hold_marked(JobsTable *table, const Job *job, int64 token)
@@ -109,10 +111,9 @@ hold_marked(JobsTable *table, const Job *job, int64 token)
 }
 
 /*
- * Takes back one expired lease of the queue; returns whether it did.  What this
- * transaction itself has locked, it does not reap.  The table's snapshot must be
- * younger than the caller's knowledge of the lease: a row that does not show that
- * attempt has moved on.
+ * Takes back one expired lease of the queue; returns whether it did.  It does not reap what this
+ * transaction itself has locked.  The table's snapshot must be younger than the caller's
+ * knowledge of the lease: then a row that does not show that attempt has moved on.
  */
 bool
 idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 token)
@@ -150,10 +151,10 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 /*
  * Takes back up to REAP_BATCH expired leases of a queue, one at least and no more than fit
  * into the slice; sets *more to whether the batch was full or cut short.  Returns how many
- * it took back.  Should it fail on the way, the queue is scanned again soon.
+ * it took back.  If it fails on the way, the queue is scanned again soon.
  *
- * What is left is due again at once, behind what is due by then elsewhere: a lease that was
- * collected and not reached has not been changed.
+ * What is left is due again at once, behind what is due elsewhere by then: a lease that was
+ * collected but not reached has not been changed.
  */
 static int64
 reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)

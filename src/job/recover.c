@@ -2,18 +2,18 @@
  * job/recover.c
  *		Finding leases that memory lost: jobs in processing without a lease entry.
  *
- * Such a job is there after the server restarted, the lease table was full, or a
- * transaction that ended its attempt was prepared and rolled back.  Its row has the
- * deadline; but the lease lasts at least its length from the start of this server, or from
- * when it took over from the publisher that it followed, so that neither takes a lease from
- * a worker that heartbeats.  Of an attached lease the row has idemq.attach_grace (claim_one.c).  A handler's job is taken
- * back at once: its process has gone with the former server, which the handler's row is told
- * (worker/handle.c).
+ * There is such a job after the server restarted, the lease table was full, or a transaction
+ * that ended its attempt was prepared and rolled back.  Its row has the deadline.  But the lease
+ * lasts at least its length from the start of this server, or from the moment when the database
+ * took over from the publisher that it followed: so neither takes a lease from a worker that
+ * heartbeats.  For an attached lease the row has idemq.attach_grace (claim_one.c).  A handler's
+ * job is taken back at once: its process has gone with the former server, and the handler's row
+ * is told so (worker/handle.c).
  *
- * A scan that meets such a job adopts it: it puts an entry, and then fetches the row
- * again under a newer snapshot.  If the job is still there, the transaction that ends
- * it will remove the entry.  If it moved on, the entry goes, and the queue's cursors
- * are unset, for the claimers that the entry turned away.
+ * A scan that meets such a job adopts it: it puts an entry, and then fetches the row again under
+ * a newer snapshot.  If the job is still there, the transaction that ends it will remove the
+ * entry.  If it moved on, the entry goes, and the queue's cursors are unset, for the sake of the
+ * claimers that the entry turned away.
  *
  * Taking back ended leases (job/reap.c) and this search go together wherever a session
  * does both: before a claim (idemq_reap_some), in idemq.reap() (idemq_reap_all).
@@ -33,7 +33,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Index entries that a claim scans for leases that memory lost. */
+/* Index entries that a step of a claim, and of the worker, scans for leases that memory lost. */
 #define RECOVERY_STEP 1000
 #define WORKER_STEP 20000
 
@@ -69,7 +69,7 @@ idemq_row_deadline(const Job *job, const QueueInfo *queue)
 
 	if (is_interrupted(job))
 		return since;
-	/* A claim that is yet to come is of a clock that was ahead. */
+	/* A claim in the future was made by a clock that was ahead. */
 	if (job->claimed_at > since && job->claimed_at <= idemq_now())
 		since = job->claimed_at;
 	return Min(since + (job->deadline - job->claimed_at), idemq_row_limit(job, queue));
@@ -107,7 +107,7 @@ adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, 
 	idemq_slots_begin_change();
 	take = idemq_lease_adopt(job->id, job->token, &adopting, &times);
 	deadline = Min(deadline, times.limit);
-	/* At once: should an error keep it from being settled, it is reaped at worst. */
+	/* At once: if an error keeps the entry from being settled, it is reaped at worst. */
 	idemq_due_by(idemq_slot_find(MyDatabaseId, job->queue_id), DUE_LEASE, deadline);
 	idemq_slots_end_change();
 	if (take == LEASE_TAKEN)
@@ -130,7 +130,7 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 		return false;
 	if (is_interrupted(job))
 		idemq_handler_crashed(queue->slot, false);
-	/* The row of an attached lease has the grace in place of its length: then it is the queue's. */
+	/* The row of an attached lease has the grace for its length: then take the queue's lease. */
 	if (length == idemq_attach_grace * INT64CONST(1000))
 		length = Max(length, queue->lease);
 	if (adopt(lost, job, queue, idemq_mono_from_timestamp(deadline), length) == LEASE_FULL &&
@@ -152,7 +152,7 @@ idemq_lost_lease_renew(LostLeases *lost, const Job *job, const QueueInfo *queue,
 	return adopt(lost, job, queue, idemq_mono_now() + length, length);
 }
 
-/* Fetches one of them again, and decides; returns whether it was reaped. */
+/* Fetches one of the jobs again, and decides; returns whether it was reaped. */
 static bool
 settle(LostLeases *lost, const LostLease *lease, JobsTable *table, const QueueInfo *queue)
 {
@@ -252,7 +252,7 @@ recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
 	if (lost.dropped || idemq_lease_share_is_full(queue->max_running > 0))
 		point->incomplete = true;
 	idemq_slot_recovered_to(queue->slot, queue->id, point);
-	/* Those who wait for the search's end. */
+	/* Sessions that wait for the end of the search. */
 	if (point->priority == IDEMQ_PRIORITIES)
 		idemq_running_wake_refused(queue->slot, queue->id, REFUSED_BY_RUNNING);
 	return reaped;
@@ -296,9 +296,9 @@ search_alone(const QueueInfo *queue, int64 *reaped)
 }
 
 /*
- * Goes on with the search of a queue to its end.  One that is asked for anew on the way, by
- * COMMIT PREPARED, begins anew, and would do so for ever where that comes again and again: then
- * our own is believed.  Returns whether it is.
+ * Goes on with the search of a queue to its end.  A search that is asked for anew on the way, by
+ * COMMIT PREPARED, begins anew, and would do so for ever if that came again and again.  So then
+ * this session searches alone, and believes its own search.  Returns whether that was complete.
  */
 static bool
 search(const QueueInfo *queue)
@@ -318,9 +318,9 @@ search(const QueueInfo *queue)
 }
 
 /*
- * Returns whether the limits of a queue can be kept: every job in flight is counted.
- * If it is not known, searches to the end.  What this transaction ends and was not
- * counted, others still see in processing, but this session's search does not.
+ * Returns whether the limits of a queue can be kept: every job in flight is counted.  If that is
+ * not known, searches to the end.  A job whose attempt this transaction ends, and that was not
+ * counted, is still in processing for others, but this session's search does not see it so.
  */
 bool
 idemq_recover_for_limits(const QueueInfo *queue)
@@ -340,10 +340,10 @@ idemq_recover_for_limits(const QueueInfo *queue)
 }
 
 /*
- * Takes back what has expired in a queue, a slice of it, and does a step of the
- * search for leases that memory lost, if there is one under way; for max_running all
- * of it.  Returns false when max_running cannot be kept, since not every job in flight
- * is counted.  Costs nothing when there is nothing to do.
+ * Takes back what has expired in a queue, a slice of it; and does a step of the search for leases
+ * that memory lost, if there is one under way, or, with max_running, all of it.  Returns false
+ * when max_running cannot be kept, since not every job in flight is counted.  Costs nothing when
+ * there is nothing to do.
  */
 bool
 idemq_reap_some(const QueueInfo *queue)

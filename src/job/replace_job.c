@@ -1,21 +1,21 @@
 /*
  * job/replace_job.c
- *		A request for a job that waits: it takes the request's payload, headers and kind, and,
- *		while nobody has claimed it, its time and priority.
+ *		A request for a job that waits: it takes the request's payload, headers and kind; and,
+ *		while no attempt of it counts, the request's time and priority.
  *
- * A claim and a replacement race for the row, and each writes the version that it has
- * fetched, or nothing.  Whoever comes second waits until the first one's transaction has
- * ended: a claim does not wait, but leaves the row, and so never starts with half of a
+ * A claim and a replacement race for the row, and each writes the version that it has fetched,
+ * or nothing.  A replacement that comes second waits until the claim's transaction has ended.  A
+ * claim that comes second does not wait, but leaves the row, and so never starts with half of a
  * request.  A job that is claimed by then is not touched; the caller looks it up again.
  *
  * The time starts again with each request.  With a max_wait (idemq_job_wait_no_longer) it does
- * so no longer than that after the first: a stream of requests that never pauses does not
- * put a job off for ever.  The first request is the one that made the job, created_at; every
- * request brings its own max_wait, and none is remembered.  So the bound is that of the
- * requests: if each of them has a max_wait of w, the job is ready w after the first, at the
- * latest; the replacement that is made then has its time in the past, and keeps its place.
- * When the first request for another run of a job came (it was released, redriven, asked
- * to run again) is not known.  Then the time that it waits for already is not put off.
+ * so only until that long after the first request: a stream of requests that never pauses does
+ * not put a job off for ever.  The first request is the one that made the job, at created_at.
+ * Every request brings its own max_wait, and none is remembered.  So the requests make the
+ * bound: if each of them has a max_wait of w, the job is ready w after the first, at the latest;
+ * a replacement that comes later has its time in the past, and keeps its place.  For another run
+ * of a job (it was released, redriven, asked to run again) it is not known when the first request
+ * came.  Then the time that the job waits for already is not put off.
  */
 #include "postgres.h"
 
@@ -27,12 +27,12 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* What a request says of the work, and its terms, which only a job takes that nobody has claimed. */
+/* What a request says of the work; and its terms, which only a job without an attempt takes. */
 #define WORK_COLUMNS (COLUMN_BIT(COL_PAYLOAD) | COLUMN_BIT(COL_HEADERS) | COLUMN_BIT(COL_KIND))
 #define TERMS_COLUMNS                                                                              \
 	(COLUMN_BIT(COL_PRIORITY) | COLUMN_BIT(COL_EXPIRES_AT) | COLUMN_BIT(COL_MAX_ATTEMPTS))
 
-/* Returns the column that has the time of a request: that of one in a group, and at once, none. */
+/* Returns the column that has a request's time; created_at for one in a group that is for now. */
 static JobColumn
 time_column(const JobChange *columns)
 {
@@ -41,7 +41,7 @@ time_column(const JobChange *columns)
 	return (columns->set & COLUMN_BIT(COL_RUN_AT)) ? COL_RUN_AT : COL_CREATED_AT;
 }
 
-/* Returns the time that a request asks for; that it was made, for none. */
+/* Returns the time that a request asks for; the time when it was made if it asks for none. */
 TimestampTz
 idemq_request_time(const JobChange *columns)
 {
@@ -49,9 +49,9 @@ idemq_request_time(const JobChange *columns)
 }
 
 /*
- * Sets the time of a job that nobody has claimed: one that is blocked has it in run_at, NULL for
- * at once, and one of a group that has places in both, since it has none of them then
- * (job/places.c).  A head's only grows: shared/groups/groups.c counts on it.
+ * Sets the time of a job that has no attempt.  A blocked job has it in run_at, NULL for at once;
+ * a job of a group that has places, in both columns, since it has no place then (job/places.c).
+ * A head gets no time that has passed, but its own: shared/groups/groups.c counts on that.
  */
 static void
 set_time(JobChange *change, const QueueInfo *queue, const Job *job, TimestampTz asked,
@@ -76,7 +76,7 @@ set_time(JobChange *change, const QueueInfo *queue, const Job *job, TimestampTz 
 		job_set_null(change, COL_RUN_AT);
 }
 
-/* Notes what shared memory must do after the commit, or the abort, of another time or priority. */
+/* Notes what shared memory must do for a new time or priority, after the commit or the abort. */
 static void
 note(const QueueInfo *queue, const Job *job, const JobChange *change)
 {
@@ -97,8 +97,8 @@ note(const QueueInfo *queue, const Job *job, const JobChange *change)
 }
 
 /*
- * Moves the time of a request forward, if need be, so that it is no later than max_wait after
- * the first one; job: the fetched job that it replaces, or NULL when it is the first.
+ * Makes the time of a request earlier, if need be, so that it is no later than max_wait after the
+ * first request; job: the fetched job that it replaces, or NULL when it is the first.
  */
 void
 idemq_job_wait_no_longer(JobChange *columns, const Job *job, const Interval *max_wait)
@@ -110,7 +110,7 @@ idemq_job_wait_no_longer(JobChange *columns, const Job *job, const Interval *max
 
 	if (column == COL_CREATED_AT)
 		return;
-	/* That is the time of a job which is blocked, too: NULL for at once. */
+	/* The time that the job waits for already; a blocked one has it in run_at, NULL for at once. */
 	if (job != NULL && job->token != 0)
 		latest = Max(latest, job->is_ready				? job->ready_at
 							 : job_has(job, COL_RUN_AT) ? job_time(job, COL_RUN_AT)
@@ -120,8 +120,8 @@ idemq_job_wait_no_longer(JobChange *columns, const Job *job, const Interval *max
 }
 
 /*
- * Returns whether a request replaces a job as it is: one that waits, and that nobody has
- * claimed; with rerun any that waits, be it for another attempt.
+ * Returns whether a request replaces a job as it is: one that waits, and has no attempt that
+ * counts; with rerun any job that waits, also for another attempt.
  */
 bool
 idemq_job_is_replaceable(const Job *job, bool rerun)
@@ -132,10 +132,11 @@ idemq_job_is_replaceable(const Job *job, bool rerun)
 }
 
 /*
- * Gives a fetched job, which is replaceable, what is asked for: all of it when nobody has
- * claimed it, no later than max_wait, unless it is NULL, allows; with rerun the work alone, and
- * place and attempts stay, when somebody has.  With rerun its time is not put off.  JOB_CHANGED, and
- * nothing is done, also when it is too new for the transaction's snapshot.
+ * Gives a fetched job, which is replaceable, what is asked for.  A job without an attempt gets all
+ * of it, at a time that is no later than max_wait, unless that is NULL, allows.  A job that waits
+ * for another attempt, with rerun, gets the work alone; its place and attempts stay.  With rerun
+ * the time is not put off.  JOB_CHANGED, and nothing is done, also when the job is too new for the
+ * transaction's snapshot.
  */
 JobWrite
 idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
@@ -155,7 +156,7 @@ idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
 		else if ((taken & COLUMN_BIT(i)) != 0)
 			job_set_null(&change, i);
 	}
-	/* What was done of the payload before is void. */
+	/* What was done for the former payload is void. */
 	job_set_null(&change, COL_CHECKPOINT);
 	if (columns->set & COLUMN_BIT(COL_KEY_EXPIRES_AT))
 		job_set(&change, COL_KEY_EXPIRES_AT, columns->values[COL_KEY_EXPIRES_AT]);

@@ -14,9 +14,9 @@
  *	 - The end comes first: the request waits, finds another version, and looks the key up
  *	   again: the job is finished, and made ready.
  *
- * Either way one of the two sees the other, and no request is lost.  The request waits for
- * no worker that only works: its claim has committed, and it holds no row.  A worker that
- * claims or commits, and leaves its transaction open, holds it.
+ * Either way one of the two sees the other, and no request is lost.  The request waits for no
+ * worker that only works: the worker's claim has committed, and it holds no row.  A worker that
+ * claims or commits, and leaves its transaction open, holds the row.
  *
  * A request that is remembered replaces the one before it: the job runs once for all that
  * came while it ran.  Its time is the earliest that one of them asked for, as it is of a job
@@ -29,9 +29,9 @@
 #include "table/table.h"
 
 /*
- * Has a fetched job run once more, which is in processing or finished, with the payload, headers,
- * kind and time of the columns, and the time to live of the key if they have one; sets *status to
- * what it has then.
+ * Has a fetched job, which is in processing or finished, run once more, with the payload, headers,
+ * kind and time of the columns, and the time to live of the key if they have one.  Sets *status to
+ * the new status of a finished one.
  */
 JobWrite
 idemq_job_rerun(JobsTable *table, const QueueInfo *queue, const Job *job, const JobChange *columns,

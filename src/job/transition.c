@@ -2,17 +2,17 @@
  * job/transition.c
  *		The state machine of a job: every change of status, in one table.
  *
- * Guards: the status here, on the very version that is then written; the token
- * by the caller, who fetched that version.  A write that answers JOB_CHANGED
- * did nothing; the caller fetches the job again.
+ * Guards: the status is checked here, on the very version that is then written; the token, by
+ * the caller, which fetched that version.  A write that answers JOB_CHANGED did nothing; the
+ * caller fetches the job again.
  *
  * A job in processing can be asked to run once more (rerun_at and the newest payload, by
- * job/rerun.c).  Whatever ends the attempt decides as if the request had come right after
- * it, so that nobody can tell in which order the two came: a job that goes on takes the
- * payload, one that is finished becomes ready again by a second event in the same
- * transaction.  Only cancel drops it: it was asked before.  Neither is lost: request and
- * end write the row, the later of the two waits for the earlier, finds another version
- * than it fetched, and starts again from that (40001 above READ COMMITTED).
+ * job/rerun.c).  Whatever ends the attempt decides as if the request had come right after it,
+ * so nobody can tell in which order the two came: a job that goes on takes the payload; one
+ * that is finished becomes ready again by a second event in the same transaction.  Only cancel
+ * drops the request, which came before it.  Neither is lost: request and end both write the row,
+ * and the later of the two waits for the earlier, finds another version than it fetched, and
+ * starts again from that (40001 above READ COMMITTED).
  *
  * What a transition owes to shared memory after commit or abort it notes in the txn room: a
  * lease that ends, a ready key that becomes claimable, a group that may need a head.
@@ -36,7 +36,7 @@ typedef enum ReadyMove
 	READY_SET
 } ReadyMove;
 
-/* What is added to attempt, but for the last. */
+/* What is added to attempt; the last one sets it to 0. */
 typedef enum AttemptMove
 {
 	ATTEMPT_BACK = -1,
@@ -69,7 +69,7 @@ typedef enum Timed
 typedef struct Transition
 {
 	uint32 from;  /* statuses, as bits */
-	JobStatus to; /* a finished one: finished_at is set, and dead_at */
+	JobStatus to; /* a finished one sets finished_at, and JOB_DEAD also dead_at */
 	ReadyMove ready;
 	AttemptMove attempt;
 	const char *history; /* outcome in idemq.attempts when it ends an attempt */
@@ -177,7 +177,7 @@ clear_request(JobChange *change)
 	job_set_null(change, COL_RERUN_KIND);
 }
 
-/* Sets what the job does from now on: what a worker had done of the payload before is void. */
+/* Sets what the job does from now on; what a worker had done for the former payload is void. */
 static void
 set_payload(JobChange *change, const JobRequest *request)
 {
@@ -232,13 +232,13 @@ set_argument_columns(JobChange *change, uint32 columns, const Job *job, const Ev
 	if (columns & PRIORITY)
 	{
 		job_set(change, COL_PRIORITY, Int16GetDatum((int16) args->priority));
-		/* Of a job that has its time there. */
+		/* Only for a job that has its time in run_at. */
 		if (args->new_run_at && (job->status == JOB_BLOCKED || job_has(job, COL_GROUP_KEY)))
 			set_run_at(change, args);
 	}
 }
 
-/* Returns whether a job that an event happens to was asked to run once more. */
+/* Returns whether a job was asked to run once more, and the event has one of the flags. */
 static bool
 is_asked(const Transition *transition, const Job *job, uint32 flags)
 {
@@ -246,7 +246,7 @@ is_asked(const Transition *transition, const Job *job, uint32 flags)
 		   job_has(job, COL_RERUN_AT);
 }
 
-/* Returns the request that a job in processing was asked by; what is NULL is 0 in its row. */
+/* Returns the request that a job in processing remembers; what is NULL is 0 in its row. */
 static JobRequest
 asked_request(const Job *job)
 {
@@ -255,7 +255,7 @@ asked_request(const Job *job)
 						.kind = job_value(job, COL_RERUN_KIND)};
 }
 
-/* Makes the change that a transition is. */
+/* Fills the change that a transition makes. */
 static void
 fill_change(JobChange *change, const Transition *transition, const Job *job, const EventArgs *args)
 {
@@ -274,11 +274,11 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 		job_set(change, COL_FINISHED_AT, TimestampTzGetDatum(args->now));
 	else if (transition->from & (DEAD | CANCELLED))
 	{
-		/* Back to life, also when it had expired. */
+		/* The job lives again, even if it had expired. */
 		job_set_null(change, COL_FINISHED_AT);
 		job_set_null(change, COL_DEAD_AT);
 		job_set_null(change, COL_EXPIRES_AT);
-		/* With its count gone, only this says that there is a history (keeps_nothing). */
+		/* With its count gone, only this says that there is a history (write_history). */
 		if ((transition->columns & REQUEST) == 0 && job->attempt > 0 &&
 			!job_has(job, COL_LAST_ERROR))
 			job_set(change, COL_LAST_ERROR,
@@ -292,7 +292,7 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 		JobRequest request = asked_request(job);
 
 		set_payload(change, &request);
-		/* That was a time for the claim of another request, which was made in time. */
+		/* It was the limit for the claim of the former request, which came in time. */
 		job_set_null(change, COL_EXPIRES_AT);
 	}
 	else if (is_asked(transition, job, DROPS_REQUEST))
@@ -318,7 +318,7 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, const
 								 job->attempt);
 	if (transition->told & TELL_DEATH)
 		idemq_pending_note_event(queue->slot, queue->id, JOB_DIED, job->id, job->attempt);
-	/* The group has lost its head, or one that was next; or has a job again that may be it. */
+	/* The group has lost its head, or a job that was next; or again has a job that may be it. */
 	if (job_has(job, COL_GROUP_KEY) && (finishes || blocks))
 		idemq_pending_groups_note(queue->slot, queue->id, job_value(job, COL_GROUP_KEY),
 								  blocks ? job->id : GROUP_KEEP_FLOOR);
@@ -334,7 +334,7 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, const
 		if (job->expires_at < DT_NOEND && (transition->flags & MAY_EXPIRE))
 			idemq_pending_ready_note_expiry(queue->slot, queue->id, job->expires_at);
 	}
-	/* Taken out of the index with no entry: should this abort, it is back. */
+	/* It leaves the index and has no lease entry: if this aborts, it is back. */
 	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_PROCESSING &&
 		!one_step)
 		idemq_pending_ready_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
@@ -347,7 +347,7 @@ keeps_nothing(const Job *job, const QueueInfo *queue)
 	return queue->retention == 0 && !job_has(job, COL_KEY);
 }
 
-/* Has a job run again that this transaction has finished, as was asked meanwhile. */
+/* Has a job that this transaction has finished run again, as a request asked meanwhile. */
 static void
 serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz now)
 {
@@ -365,7 +365,7 @@ serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz no
 		elog(ERROR, "job %lld could not be made ready again", (long long) id);
 }
 
-/* Writes what idemq.attempts and idemq.steps, or nothing any more, are to say of the job. */
+/* Writes what idemq.attempts and idemq.steps are to say of the job: nothing if it is deleted. */
 static void
 write_history(const Transition *transition, const Job *job, const QueueInfo *queue,
 			  const EventArgs *args, bool deleted)
@@ -379,21 +379,20 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 	if (transition->history != NULL && job->status == JOB_PROCESSING &&
 		!((transition->flags & LEAVES_JOB) && keeps_nothing(job, queue)))
 		idemq_attempt_history_add(job, args->now, transition->history, args->error, args->details);
-	/* What was done, was done for the payload of before. */
+	/* The steps were done for the former payload. */
 	if ((transition->columns & REQUEST) || is_asked(transition, job, TAKES_REQUEST))
 		idemq_steps_void(job->id);
-	/* The row's next commit will not be this one: who repeats this one is to be known. */
+	/* The row will not show this commit any more; a call that repeats it is to be known. */
 	if ((transition->columns & REQUEST) && job->status == JOB_COMPLETED)
 		idemq_attempt_history_add_commit(job);
 }
 
 /*
- * Makes an event happen to a fetched job.  The caller has checked that it is
- * allowed, and the token where the job is in processing.  A commit of a job without
- * a key in a queue that keeps nothing deletes the row, if it may.  A death, and with
- * dead_queue_cancelled the cancel of a job that was begun, adds a job to the dead queue of the
- * job's queue.  A job that was asked to run once more does so; then what
- * was fetched is void, but for the fields of *job.
+ * Makes an event happen to a fetched job.  The caller has checked that the event is allowed, and
+ * the token if the job is in processing.  A commit of a job without a key in a queue that keeps
+ * nothing deletes the row, if it may.  A death, and with dead_queue_cancelled the cancel of a job
+ * that was begun, adds a job to the dead queue of the job's queue.  A job that was asked to run
+ * once more does so; then what was fetched is void, but for the fields of *job.
  */
 JobWrite
 idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,
