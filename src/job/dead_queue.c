@@ -188,8 +188,9 @@ idemq_dead_queue_check(const char *queue, int32 queue_id, const char *dead_queue
 }
 
 /*
- * Returns whether a job entering this status gets a dead-queue entry.  A cancelled job does only
- * if an attempt of it has begun: its effects may have to be undone.
+ * Returns whether an account of a job that enters this status is added to the dead queue.  Of a
+ * cancelled job it is with dead_queue_cancelled, and only if an attempt of it has begun: its
+ * effects may have to be undone.
  */
 bool
 idemq_dead_queue_wants(const QueueInfo *queue, const Job *job, JobStatus becomes)
@@ -243,7 +244,7 @@ idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead)
 	return true;
 }
 
-/* Returns whether something can be added to the dead queue; warns if not. */
+/* Returns whether an account can be added to the dead queue; warns if it cannot. */
 static bool
 can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead, const char *status)
 {

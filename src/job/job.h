@@ -65,7 +65,7 @@ typedef struct JobRequest
 typedef struct EventArgs
 {
 	TimestampTz now;
-	TimestampTz ready_at; /* fail, release, reap, retry, redrive, reschedule, promote, rerun */
+	TimestampTz ready_at; /* fail, release, reap, retry, redrive, reschedule, promote, reruns */
 	int32 priority;		  /* reschedule */
 	bool new_run_at;	  /* reschedule: ready_at was asked for */
 	bool takes_place;	  /* promote, reschedule: has a place of its group even until then */
@@ -73,7 +73,7 @@ typedef struct EventArgs
 	TimestampTz deadline; /* claim, extend */
 	int64 token;		  /* claim, commit_once: the new one */
 	text *worker;		  /* claim; NULL for none */
-	text *error;		  /* fail, die, reap, expire; NULL for none */
+	text *error;		  /* fail, die, interrupt, reap, expire; NULL for none */
 	Jsonb *details;		  /* fail, die; NULL for none */
 	bool worker_lost;	  /* reap: the session of an attached claim ended */
 	Datum document;		  /* commit: the result, 0 for none; checkpoint: the state */
@@ -170,7 +170,7 @@ typedef enum OnDuplicate
 {
 	DUPLICATE_KEEP,	   /* the first job stands; another payload is an error */
 	DUPLICATE_IGNORE,  /* the first job stands, whatever its payload */
-	DUPLICATE_REPLACE, /* not yet claimed, it takes the new payload, time, priority */
+	DUPLICATE_REPLACE, /* waiting without an attempt, it takes the new payload, time, priority */
 	DUPLICATE_RERUN, /* as replace; claimed or finished, it runs once more, with the new payload */
 	DUPLICATE_ERROR	 /* raise */
 } OnDuplicate;
