@@ -8,21 +8,21 @@
  * for each other.  A bucket that is full again answers as a new one would; when
  * there is no room for another, all full ones are removed at once.
  *
- * The buckets of group_rate (job/group_rate.c) are among them.  One that is not there, be it
- * after a restart, counts as full since a time that the caller says; and a charge that came to
- * nothing is taken back, if it is still the last one: out of a number that others have built on
- * nothing can be taken exactly.
+ * The buckets of group_rate (job/group_rate.c) are among them.  If one is not there, as after a
+ * restart, the caller says when it was empty last, and it has filled since.  A charge that came
+ * to nothing is taken back if it is still the last one: once others have built on a number,
+ * nothing can be taken out of it exactly.
  *
- * Nobody gets all of the table: an holder, which is the groups of a queue, or admit in a
- * database, has half of it at most.  And nobody needs it: while there is no room, names of an
- * holder that have no bucket have one together, of which the holder's cell has the number.  No
- * limit is exceeded by that: a name's own number would be the cell's at most, since each of its
- * calls was charged to the bucket it had, which is full again, or to the cell.  So a new bucket
- * begins with the cell's number, read under the partition's lock, exclusively; calls are charged
- * to the cell with that locked, shared, and no bucket there.  Names without a bucket are limited
- * more than they ask for, all together as one of them; others' calls have no part in that.
- * Of admit in a database, whose names have limits of their own, there are PERIODS cells, by the
- * order of magnitude of the period: nobody waits for a name whose period is more than
+ * Nobody gets all of the table: a holder, which is the groups of a queue, or admit in a
+ * database, has half of it at most.  And nobody needs it: while there is no room, the names of a
+ * holder that have no bucket share one, whose number is in the holder's cell.  No limit is
+ * exceeded by that: a name's own number would be the cell's at most, since each of its calls was
+ * charged to the bucket that it had, which is full again, or to the cell.  So a new bucket
+ * begins with the cell's number, read under the partition's lock, exclusively; a call is charged
+ * to the cell with that lock held, shared, and no bucket there.  Names without a bucket are
+ * limited more than they ask for, all together as one of them; the calls of others have no part
+ * in that.  The names of admit have limits of their own: so it has PERIODS cells in a database,
+ * by the order of magnitude of the period, and no name waits for one whose period is more than
  * PERIOD_RATIO times as long.
  *
  * A queue that loses its slot loses its buckets with it, and the cell is as new.  Nothing here
@@ -52,9 +52,9 @@
 #define PERIOD_BITS 2
 #define PERIOD_RATIO (1 << PERIOD_BITS)
 #define PERIODS (62 / PERIOD_BITS)
-/* The holders: each slot's queue, and admit in each share of the databases. */
+/* The holders: each slot's queue, and behind them admit in each share of the databases. */
 #define HOLDER_OF_ADMIT idemq_max_queues
-/* And what counts the whole table. */
+/* Behind all holders, the cell that counts the whole table. */
 #define ALL_HOLDERS (HOLDER_OF_ADMIT + LEASE_SHARES * PERIODS)
 
 typedef struct BucketKey
@@ -68,17 +68,17 @@ typedef struct Bucket
 {
 	BucketKey key;
 	pg_atomic_uint64 tat; /* ns of the monotonic clock; no lock but the partition's, shared */
-	int32 holder;		  /* its first cell, which counts it; set once */
+	int32 holder;		  /* the holder's first cell, which counts this bucket; set once */
 } Bucket;
 
-/* An holder, and the bucket of its names that have none; no lock but what the header says. */
+/* A holder, and the bucket that its names without one share; locks: see the top of the file. */
 typedef struct Cell
 {
 	pg_atomic_uint32 count; /* of its buckets: bounds them exactly */
 	pg_atomic_uint64 tat;
 	/*
-	 * ns: after a search in vain no bucket is full again before that; 0: unknown.  Written with
-	 * all partitions locked exclusively, read with one.
+	 * ns: a search in vain found that no bucket is full again before that; 0: unknown.  Written
+	 * with all partitions locked exclusively, read with one.
 	 */
 	int64 next_sweep;
 } Cell;
@@ -176,7 +176,7 @@ remove_buckets(Removal which, Oid database, int32 holder)
 	return removed;
 }
 
-/* Counts one more bucket of an holder, if that leaves the count within its room. */
+/* Counts one more bucket of a holder, if that leaves the count within its room. */
 static bool
 count_in(int32 holder, uint32 room)
 {
@@ -207,7 +207,7 @@ address_of(const char *name, int length)
 	return at;
 }
 
-/* Locks a bucket's partition, shared; returns its number, or else NULL. */
+/* Locks a bucket's partition, shared; returns the bucket's number, NULL when it is not there. */
 static pg_atomic_uint64 *
 lock_number(const Address *at)
 {
@@ -219,8 +219,9 @@ lock_number(const Address *at)
 }
 
 /*
- * Enters a bucket that was not there, with the number of the names that have none, of a cell;
- * removes full ones if need be, and if there may be some.  False when there is no room.
+ * Enters a bucket that was not there, with the number in a cell, which names without a bucket
+ * share.  Without room it removes full buckets, if there may be some.  Returns whether to look
+ * again; false when there is no room.
  */
 static bool
 enter(const Address *at, int32 holder, const Cell *cell, const GcraLimit *limit)
@@ -257,7 +258,7 @@ enter(const Address *at, int32 holder, const Cell *cell, const GcraLimit *limit)
 	return bucket != NULL || (sweep && remove_buckets(FULL, InvalidOid, holder));
 }
 
-/* Calls a bucket that is there, otherwise a cell's, unless NULL; false when it called none. */
+/* Calls a bucket that is there, or else a cell's, unless NULL; false when it called none. */
 static bool
 call_existing(const Address *at, const GcraLimit *limit, int64 cost, Cell *cell, GcraAnswer *answer)
 {
@@ -289,15 +290,15 @@ count_no_room(void)
 }
 
 /*
- * Calls the bucket of that name in this database; takes effect at once.  That there was no
- * room for one of its own is counted.
+ * Calls the bucket of that name in this database; takes effect at once.  Counts when there was
+ * no room for one of the name's own.
  */
 void
 idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 cost,
 				  GcraAnswer *answer)
 {
 	int32 holder = HOLDER_OF_ADMIT + idemq_lease_share_mine() * PERIODS;
-	/* Which of its PERIODS cells is that of names with this limit. */
+	/* Which of its PERIODS cells the names with this limit share. */
 	int of_period = pg_leftmost_one_pos64((uint64) limit->period) / PERIOD_BITS;
 	Cell *cell = &shared->cells[holder + of_period];
 	Address at = address_of(name, length);
@@ -316,15 +317,15 @@ idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 co
 /* What is done to a bucket. */
 typedef enum BucketUse
 {
-	CHARGE_OWN, /* charges one that is there */
-	CHARGE_ANY, /* or that of the names that have none */
+	CHARGE_OWN, /* charges it if it is there */
+	CHARGE_ANY, /* or else the one that names without a bucket share */
 	ASK
 } BucketUse;
 
 /*
- * Charges a bucket, or asks it; false when it was none of the name's own.  One that is emptier
- * than empty, since the period was shortened, is empty from now on, and fills: or it would be so
- * at each call, until the former period is over.
+ * Charges a bucket, or asks it; false when the name has none of its own.  A bucket that is
+ * emptier than empty, since the period was shortened, is made empty, and fills from now on.
+ * Otherwise it would be found so at each call, until the former period is over.
  */
 static bool
 use_bucket(BucketCharge *charge, const Address *at, const GcraLimit *limit, BucketUse use)
@@ -359,8 +360,8 @@ use_bucket(BucketCharge *charge, const Address *at, const GcraLimit *limit, Buck
 
 /*
  * Charges one to the bucket of that name in this database, if that is allowed; takes effect
- * at once.  That there is no room for one of its own is counted.  charge->empty_at and
- * ->slot are given.
+ * at once.  Counts when there is no room for one of the name's own.  charge->empty_at and
+ * charge->slot are given.
  */
 void
 idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)
@@ -386,7 +387,7 @@ idemq_bucket_ask(const char *name, int length, const GcraLimit *limit, BucketCha
 	(void) use_bucket(charge, &at, limit, ASK);
 }
 
-/* Takes a charge back that came to nothing, unless there was another since. */
+/* Takes back a charge that came to nothing, unless there was another since. */
 void
 idemq_bucket_undo(const char *name, int length, const BucketCharge *charge)
 {
@@ -419,7 +420,7 @@ idemq_buckets_forget_database(Oid database)
 	(void) remove_buckets(OF_DATABASE, database, 0);
 }
 
-/* Removes the buckets of the queue that has had the slot of that index, for its next queue. */
+/* Removes the buckets of the queue that had the slot of that index, for the slot's next queue. */
 void
 idemq_buckets_forget_queue(int slot)
 {

@@ -7,7 +7,7 @@
  * a transaction has committed, by what txn/pending_queues.c has added up for it.
  *
  * Counters and histograms only ever grow from zero.  Gauges need a base: they
- * are unknown when the queue gets its slot, and from then on
+ * are unknown when the queue gets its slot.  From the first count on
  *
  *		gauge = rows that a snapshot S saw + changes by every committed
  *				transaction that S did not see
@@ -20,7 +20,7 @@
  *	   has added before, and the gauges start from zero there.
  *	 - A transaction that adds later asks S, which was published under those locks,
  *	   whether S saw it.  If so, its rows are in the count, and its changes are not
- *	   added, however late; if not, they are, during the count and after it.
+ *	   added, however late it comes; if not, they are, during the count and after it.
  *	 - S stays published for its database until the next count replaces it.  The
  *	   new one sees all that the old one saw.
  *
@@ -29,8 +29,8 @@
  * count that is under way.
  *
  * Locks: see README.md, level 4.  All but the atomics is changed under all the locks,
- * exclusively, and read under any one.  A session that adds takes the one of its
- * number, shared, so that sessions do not meet on a lock's cache line.  Under the
+ * exclusively, and read under any one.  A session that adds takes one of them, by its
+ * proc number, shared, so that sessions do not meet on a lock's cache line.  Under the
  * locks, PostgreSQL's ProcArrayLock and XidGenLock are taken.
  *
  * What is called after commit or abort neither allocates nor raises.
@@ -55,7 +55,7 @@
 /* Transactions that may be open when a count begins. */
 #define MAX_OPEN 1000
 #define NO_COUNTER (-1)
-/* Counting may take this part of the time, and comes at most once a second. */
+/* Counting takes 1/COUNT_SHARE of the time at most, and comes at most once a second. */
 #define COUNT_SHARE 100
 #define COUNT_INTERVAL USECS_PER_SEC
 
@@ -63,8 +63,8 @@
 typedef struct CountBase
 {
 	Oid database;	  /* InvalidOid: free */
-	int32 counter;	  /* the session that counts; NO_COUNTER */
-	int64 next_count; /* mono: not before */
+	int32 counter;	  /* the session that counts; NO_COUNTER: none */
+	int64 next_count; /* mono: the next count comes no earlier */
 	uint64 xmin;	  /* with xmax: full transaction ids */
 	uint64 xmax;
 	int nopen;
@@ -78,7 +78,7 @@ typedef struct CountBase
 #define TIMING(timing, bucket) (COUNTER(COUNTER_COUNT) + (timing) *HISTOGRAM_BUCKETS + (bucket))
 #define NUMBERS TIMING(TIMING_COUNT, 0)
 
-/* On cache lines of its own; what every transaction reads not on those that it changes. */
+/* On cache lines of its own; what every transaction reads is on others than what it changes. */
 typedef struct QueueCounters
 {
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) Oid database; /* InvalidOid: no queue's */
@@ -99,7 +99,7 @@ typedef struct CountersShared
 
 static CountersShared *shared = NULL;
 
-/* This session counts, since then (mono). */
+/* Whether this session counts; since when (mono). */
 static bool counting_here = false;
 static int64 count_began;
 
@@ -223,7 +223,7 @@ is_of(const QueueCounters *queue, int32 queue_id)
 	return queue->database == MyDatabaseId && queue->queue_id == queue_id;
 }
 
-/* Returns whether the count saw what that transaction, which has committed, changed. */
+/* Returns whether the count saw the changes of a transaction that has committed. */
 static bool
 was_counted(const CountBase *base, uint64 xid)
 {
@@ -238,8 +238,8 @@ was_counted(const CountBase *base, uint64 xid)
 }
 
 /*
- * Adds what a committed transaction of this session has done to a queue, whose
- * slot has that index.  xid: its full id.  Nothing if the slot is another's now.
+ * Adds what a committed transaction of this session has done to a queue whose slot has that
+ * index.  xid: the transaction's full id.  Adds nothing if the slot is another queue's now.
  */
 void
 idemq_counters_add(int index, int32 queue_id, uint64 xid, const CounterDelta *delta)
@@ -333,7 +333,7 @@ publish(CountBase *base, Snapshot snapshot)
 /*
  * Begins a count of this database's jobs.  On COUNT_BEGUN *snapshot is the one to
  * count by, registered, and idemq_counters_end_count or _cancel_count must follow
- * before the transaction ends.  The caller has no transaction id, for else the
+ * before the transaction ends.  The caller has no transaction id, since otherwise the
  * snapshot would show what may be rolled back; and it holds a lock on idemq.jobs.
  */
 CountStart
@@ -385,7 +385,7 @@ idemq_counters_begin_count(Snapshot *snapshot)
 	return start;
 }
 
-/* Ends this session's count; counted: with a result.  All locks held. */
+/* Ends this session's count; counted: it has a result.  All locks held. */
 static void
 finish_count(bool counted, const QueueCount *counts, int ncounts)
 {
@@ -418,7 +418,7 @@ finish_count(bool counted, const QueueCount *counts, int ncounts)
 	base->next_count = now + Max(COUNT_INTERVAL, (now - count_began) * COUNT_SHARE);
 }
 
-/* Ends the count that this session began, with what it found; others have no jobs. */
+/* Ends the count that this session began, with what it found; queues not in counts have no jobs. */
 void
 idemq_counters_end_count(const QueueCount *counts, int ncounts)
 {
@@ -438,7 +438,7 @@ idemq_counters_cancel_count(void)
 	unlock_all();
 }
 
-/* Makes the gauges of a database unknown: rows changed that no tally has (COMMIT PREPARED). */
+/* Makes the gauges of a database unknown: rows changed without a tally (COMMIT PREPARED). */
 void
 idemq_counters_unset_gauges(Oid database)
 {

@@ -35,7 +35,7 @@ typedef enum Counter
 	/* Refusals: counted when they are answered, by idemq_queue_count_refusal. */
 	COUNTER_STALE_COMMITS,	  /* commits with a token that is not the job's any more */
 	COUNTER_STALE_CALLS,	  /* other calls of workers with such a token */
-	COUNTER_REPEATED_COMMITS, /* commits of what was committed */
+	COUNTER_REPEATED_COMMITS, /* commits of what was committed already */
 	COUNTER_RERUNS,			  /* finished jobs made ready for a later request */
 	COUNTER_STEPS_DONE
 } Counter;
@@ -74,7 +74,7 @@ typedef struct CounterView
 	bool known; /* the gauges are */
 	TimestampTz since;
 	int64 gauges[JOB_STATUS_COUNT];
-	uint64 changes; /* that the gauges have had; read after them */
+	uint64 changes; /* of the gauges; read after them */
 	uint64 counters[COUNTER_COUNT];
 	uint64 timings[TIMING_COUNT][HISTOGRAM_BUCKETS];
 } CounterView;
@@ -124,8 +124,8 @@ typedef enum ServerCount
 	COUNT_PUBLISH_SKIPPED, /* bindings */
 	COUNT_ADMIT_ALLOWED,
 	COUNT_ADMIT_REFUSED,
-	COUNT_ADMIT_SHARED, /* of these, without room for a bucket of their own */
-	/* Of the tables, how often something found no room. */
+	COUNT_ADMIT_SHARED, /* calls without room for a bucket of their own */
+	/* How often something found no room in a table. */
 	COUNT_FULL_LEASES,
 	COUNT_FULL_BUCKETS,
 	COUNT_FULL_GROUPS,
@@ -186,12 +186,12 @@ extern void idemq_notify_ring_sent(const QueueSlot *slot, const NewsBatch *batch
  *		The buckets of admission, in shared memory.
  */
 
-/* One more from a bucket, that can be taken back. */
+/* A charge of one to a bucket, which can be taken back. */
 typedef struct BucketCharge
 {
 	int64 empty_at; /* ns of the monotonic clock: it counts as empty then; 0: it was never */
 	int slot;		/* index of the queue's */
-	int32 cell;		/* of what was charged, where there was no room for a bucket; -1: a bucket */
+	int32 cell;		/* that was charged, without room for a bucket; -1: a bucket was */
 	uint64 before;	/* its number before the charge */
 	GcraAnswer answer;
 } BucketCharge;

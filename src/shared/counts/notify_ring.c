@@ -4,11 +4,11 @@
  *		NOTIFY: a bounded ring for each queue that has a slot.
  *
  * Only the background worker sends NOTIFY, so no producer takes the lock of the whole
- * server that PostgreSQL's PreCommit_Notify takes.  The worker copies a ring, sends, and
- * only after the commit of its NOTIFY lets go of what it copied: one that is killed in between
- * notifies twice rather than never.  That something became ready is not in the ring but a time
- * in the slot (DUE_NEWS, worker/notify.c).  An event that finds a full ring is counted, and
- * notified as one "overflow" event.
+ * server that PostgreSQL's PreCommit_Notify takes.  The worker copies a ring, sends, and lets
+ * go of what it copied only after the commit of its NOTIFY: a worker that is killed in between
+ * notifies twice rather than never.  That something became ready is not in the ring: it is a
+ * time in the slot (DUE_NEWS, worker/notify.c).  Events that find the ring full are counted,
+ * and notified as one "overflow" event.
  *
  * Locks: see README.md, level 4.  Each ring's spinlock covers its fields.
  * idemq_notify_ring_add is called after commit: it neither allocates nor raises.
@@ -27,9 +27,9 @@
 typedef struct Ring
 {
 	slock_t mutex;
-	uint64 head; /* added so far */
-	uint64 tail; /* notified so far */
-	uint64 lost; /* found no room since then */
+	uint64 head; /* events added so far */
+	uint64 tail; /* of these, notified */
+	uint64 lost; /* events that found no room, and are not notified yet */
 	JobNews news[NEWS_KEPT];
 } Ring;
 

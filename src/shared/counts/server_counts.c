@@ -1,15 +1,15 @@
 /*
  * shared/counts/server_counts.c
- *		What is counted on the whole server, since its start: calls that have no queue at whose
- *		slot they could be counted, and tables in shared memory that had no room.
+ *		What is counted on the whole server, since its start: calls that have no queue, and so
+ *		no slot at which they could be counted, and tables in shared memory that had no room.
  *
  * An answer is counted when it is given, and a rollback does not undo it.
  *
- * The server's log says as well which table is full (worker/worker_log.c).  A session that finds
- * it full is mostly where nothing may be said: it holds locks, or its transaction is over.  It
- * notes its database, once in SAID_PAUSE for each table; that database's worker takes the note
- * when it is awake next.  A note of one database replaces another's: the table is the server's,
- * and one line is enough.  Without a worker nobody tells the log; the counts are there.
+ * The server's log also says which table is full (worker/worker_log.c).  A session that finds
+ * it full mostly cannot say it there: it holds locks, or its transaction is over.  So it notes
+ * its database, once in SAID_PAUSE for each table; that database's worker takes the note when
+ * it is awake next.  A note of one database replaces another's: the table is the server's, and
+ * one line is enough.  Without a worker nobody tells the log; the counts are there.
  *
  * Locks: none, atomics only.  Nothing here allocates or raises.
  */
@@ -26,7 +26,7 @@
 
 /* Sessions count on as many cache lines, so that they do not meet on one. */
 #define STRIPES 16
-/* A table is said to be full once in that time. */
+/* A table is said to be full once in so many seconds. */
 #define SAID_PAUSE (USECS_PER_MINUTE / USECS_PER_SEC)
 #define TABLES (SERVER_COUNTS - COUNT_FULL_LEASES)
 
@@ -86,7 +86,7 @@ idemq_count_read(ServerCount what)
 
 /*
  * Counts that a table had no room for something of this database.  Returns true when that is
- * news, for which the worker is to be woken.
+ * news, and the caller is to wake the worker.
  */
 bool
 idemq_count_full(ServerCount table)
@@ -99,12 +99,12 @@ idemq_count_full(ServerCount table)
 	if ((Oid) note == MyDatabaseId ||
 		(said != 0 && idemq_mono_now() / USECS_PER_SEC - said < SAID_PAUSE))
 		return false;
-	/* Where another's note comes first, that one will do. */
+	/* If another's note comes first, that one will do. */
 	return pg_atomic_compare_exchange_u64(full, &note,
 										  (note & ~(uint64) PG_UINT32_MAX) | MyDatabaseId);
 }
 
-/* Returns whether this database's worker is to say that a table was full; it is once. */
+/* Returns whether this database's worker is to say that a table was full, and takes the note. */
 bool
 idemq_count_take_full(ServerCount table)
 {

@@ -3,12 +3,12 @@
  *		Which jobs may have parents or children (idemq.dependencies), in shared memory; and
  *		the marks by which children follow their parents' ends.
  *
- * A child is looked at after its own commit, and after the end of a parent.  Nobody knows
- * of its children when a job ends: their rows may not be committed yet, and are not to be
- * looked for at each end of each job.  So there is a filter: a bit for the hash of each job
- * that has parents or children, and of each queue whether it has such jobs at all.  A job
- * whose bit is clear is no parent; one whose bit is set may be, and is marked when it has
- * ended.  The session that takes the mark (job/dependencies.c) looks its children up.
+ * A child is looked at after its own commit, and after the end of a parent.  A job's children
+ * are not known when it ends: their rows may not be committed yet, and are not to be looked
+ * for at each end of each job.  So there is a filter: a bit for the hash of each job that has
+ * parents or children, and a bit of each queue whether it has such jobs at all.  A job whose
+ * bit is clear is no parent; one whose bit is set may be, and is marked when it has ended.
+ * The session that takes the mark (job/dependencies.c) looks its children up.
  *
  * No end of a parent is missed.  Call E an enqueue of a child, and P the end of one of its
  * parents:
@@ -16,12 +16,12 @@
  *		E: sets the bits; writes its rows; is visible; marks the child.
  *		P: is visible; reads the filter; marks the parent if its bit is set.
  *
- * If P reads the filter before E sets the bit, P is visible before the child is marked: who
- * takes that mark takes its snapshot after it, and sees P.  Otherwise P marks the parent.  Who
- * takes that mark sees the child and looks at it; or does not see it, and then E was not
- * visible by then, and P was: again the child's own mark comes later than P.  Bits are set
- * before the rows are written, and never cleared, so that a rollback leaves one too many, and
- * PREPARE TRANSACTION needs nothing.
+ * If P reads the filter before E sets the bit, P is visible before the child is marked: the
+ * session that takes that mark takes its snapshot after it, and sees P.  Otherwise P marks the
+ * parent.  The session that takes that mark sees the child and looks at it; or does not see
+ * it, and then E was not visible by then, and P was: again the child's own mark comes later
+ * than P.  Bits are set before the rows are written, and never cleared: a rollback leaves one
+ * too many, and PREPARE TRANSACTION needs nothing.
  *		Model: test/model/dependencies.pml; a child of two parents, two learners, two sessions that take
  *		marks, one abort.
  *
@@ -29,22 +29,22 @@
  * a parent, until the rows of idemq.dependencies have been read
  * (idemq_dependencies_learn_begin, the rows, idemq_dependencies_learn_end): what is committed
  * after these were read sets its bits itself.  What ends in between is marked in any case.
- * Several sessions may read them at a time.  Each has noted before how often each slot was
- * unset, and makes those known that were not since: what it has read is not older than that.
- * The same holds after COMMIT PREPARED, whose transaction may have set its bits before a
- * restart, and when rows were written by hand or by a restore.  Each of these has all queues
- * scanned for children whose parents are done (shared/groups/groups.c: want_scan), which
- * finds what ended before.
+ * Several sessions may read them at a time.  Each notes before how often each slot was unset,
+ * and after it makes known the slots that were not unset since: what it has read is not older
+ * than that.  The same holds after COMMIT PREPARED, whose transaction may have set its bits
+ * before a restart, and when rows were written by hand or by a restore.  Each of these has all
+ * queues scanned for children whose parents are done (shared/groups/groups.c: want_scan),
+ * which finds what ended before.
  *
- * A mark is one of the table of groups (shared/groups/groups.c), under a name that no group can
- * have: it begins with a zero byte.  So the rest is as with groups: one owner at a time;
- * a mark that comes while there is one is kept for the time after; without room the queue is
- * to be scanned.  That room is their own, so that dependencies take none from groups.
+ * A mark is an entry of the table of groups (shared/groups/groups.c), under a name that no
+ * group can have: it begins with a zero byte.  So the rest is as with groups: one owner at a
+ * time; a mark that comes while there is one is kept for the time after; without room the
+ * queue is to be scanned.  Marks have room of their own: dependencies take none from groups.
  *
- * Without a worker nobody may ever claim from a parent's queue again, and take its mark: then
- * its end has the queues scanned that have dependencies.  A parent's queue may have no slot,
- * and so no marks: then its end, by hand or by a cancel, has all rows read anew
- * (txn/pending.c).
+ * Without a worker it may be that no session ever claims from a parent's queue again, and
+ * takes its mark: then a parent's end has all queues scanned that may have dependencies.  A
+ * parent's queue may have no slot, and so no marks: then the parent's end, by hand or by a
+ * cancel, has all rows read anew (txn/pending.c).
  *
  * The bits are never taken back before the next start: with as many dependencies since as there
  * are bits, most jobs of queues with dependencies are marked in vain, for one lookup each.
@@ -86,14 +86,14 @@ bit_of(int64 job_id)
 
 /*
  * Notes that a job has parents or children; slot: its queue's.  To be called before the
- * rows are written that say so.
+ * rows that say so are written.
  */
 void
 idemq_dependency_note(QueueSlot *slot, int64 job_id)
 {
 	uint32 bit = bit_of(job_id);
 
-	/* In this order: who reads that there are some finds the bit.  Both are barriers. */
+	/* In this order: a reader of DEPENDENCIES_SOME finds the bit.  Both are barriers. */
 	(void) pg_atomic_fetch_or_u32(&filter[bit / WORD_BITS], 1U << (bit % WORD_BITS));
 	if (slot != NULL)
 		(void) pg_atomic_fetch_or_u32(&slot->dependencies, DEPENDENCIES_SOME);
@@ -128,14 +128,14 @@ idemq_dependencies_is_known(const QueueSlot *slot)
 	return (state_of(slot) & DEPENDENCIES_KNOWN) != 0;
 }
 
-/* Notes how often a slot was unset.  arg: by the indexes of slots. */
+/* Notes how often a slot was unset.  arg: an array by the indexes of slots. */
 static void
 begin_slot(const SlotView *view, void *arg)
 {
 	((uint32 *) arg)[idemq_slot_index(view->slot)] = state_of(view->slot) & ~DEPENDENCIES_BITS;
 }
 
-/* What learn_end tells of each slot. */
+/* What learn_end makes known of each slot. */
 typedef struct Learned
 {
 	const uint32 *begun;
@@ -157,15 +157,15 @@ end_slot(const SlotView *view, void *arg)
 }
 
 /*
- * To be called before the snapshot by which all rows of this database are read and noted.  Returns
- * what idemq_dependencies_learn_end takes, palloc'ed.
+ * To be called before the snapshot by which all rows of this database are read and noted.
+ * Returns what idemq_dependencies_learn_end takes, palloc'ed.
  */
 uint32 *
 idemq_dependencies_learn_begin(void)
 {
 	uint32 *begun = palloc(idemq_max_queues * sizeof(uint32));
 
-	/* Of no slot: none is both known and not. */
+	/* No slot has that state, less its bits: one that is not visited here stays unknown. */
 	memset(begun, 0xFF, idemq_max_queues * sizeof(uint32));
 	idemq_for_each_slot(MyDatabaseId, begin_slot, begun);
 	pg_memory_barrier();
@@ -173,9 +173,9 @@ idemq_dependencies_learn_begin(void)
 }
 
 /*
- * To be called when all of them have been noted.  unseen: not so the queue of each, since there
- * is no row of some parent.  It is gone, as a rule; or it comes yet, by a restore in parallel,
- * into any queue: so any may have parents then, and its jobs' own bits decide.
+ * To be called when all rows have been noted.  unseen: some parent has no row, so its queue
+ * was not noted.  As a rule that parent is gone; or a parallel restore is yet to bring it, into
+ * any queue.  So every queue may have parents then, and its jobs' own bits decide.
  */
 void
 idemq_dependencies_learn_end(uint32 *begun, bool unseen)
@@ -195,7 +195,7 @@ idemq_dependency_name(char *name, DependencyMark mark, int64 job_id)
 	memcpy(name + 2, &job_id, sizeof(job_id));
 }
 
-/* Reads the key of a mark; false for that of a group. */
+/* Reads the key of a mark; false for a group's key. */
 bool
 idemq_dependency_read(const GroupKey *key, DependencyMark *mark, int64 *job_id)
 {

@@ -5,13 +5,13 @@
  * A transaction lowers floors by its marks, which it sets group by group after it has
  * become visible.  In between a floor is too high for a session that sees the transaction.
  * So it enters its queue's window before it is visible, with the least id to which it may
- * lower a floor, and leaves when all its marks are set; a floor counts no more than
- * the window allows (the proof stands in shared/groups/groups.c).
+ * lower a floor, and leaves when all its marks are set.  A check begins no higher than the
+ * window's least id (the proof stands in shared/groups/groups.c).
  *
  * The window is a queue's, not a group's: a group that has no entry when the
- * transaction enters may have one, and a floor, when it becomes visible.  It is that of
- * a slot's index, whichever queue has the slot; what a former queue's writers left there is
- * only too low, for a moment.  For queues without a slot, which may get one in the
+ * transaction enters may have one, and a floor, when it becomes visible.  A window belongs
+ * to a slot's index, whichever queue has the slot; what a former queue's writers left there
+ * is only too low, for a moment.  For queues without a slot, which may get one in the
  * meantime, and for COMMIT PREPARED, which may concern any queue, the database has a
  * window; databases may share one.
  *
@@ -19,8 +19,8 @@
  * stood for all of them it would never rise again, and each check would begin as far
  * back as the earliest of them.  So there are two generations, each with its writers
  * and their least id.  A writer enters the newer one; when the older one is empty it
- * becomes the newer one first, without an id.  So an id counts for as long as it takes
- * the writers of one generation to leave, and then those of the next one.
+ * becomes the newer one first, without an id.  So an id counts until the writers of one
+ * generation have left, and then those of the next one.
  *
  * Locks: the spinlock of each window, under which nothing else is done.  Leaving
  * neither allocates nor raises.
@@ -34,7 +34,7 @@
 #include "shared/groups/groups.h"
 #include "shared/slots/slots.h"
 
-/* At each slot's index its queue's, then those of databases. */
+/* The queues', at the indexes of their slots; behind them the databases'. */
 static GroupWindow *windows = NULL;
 
 static int
@@ -59,7 +59,7 @@ const ShmemPart idemq_group_windows_part = {.area = (void **) &windows,
 											.name = "idemq group windows",
 											.init = init_windows};
 
-/* Returns the number of a queue's window; NULL: the database's. */
+/* Returns the number of the window of a slot's queue; without a slot, of the database's. */
 int
 idemq_group_window_of(const QueueSlot *slot, Oid database)
 {
@@ -124,8 +124,8 @@ least_in(int number)
 
 /*
  * Returns the least id to which a transaction in the windows of a queue and its
- * database may lower a floor, GROUP_DROP_FLOOR or GROUP_KEEP_FLOOR.  Among them are
- * all that a snapshot shows which the caller took before, and whose marks are not all set.
+ * database may lower a floor, GROUP_DROP_FLOOR or GROUP_KEEP_FLOOR.  Among these are all
+ * transactions that the caller's snapshot shows and that have not set all their marks.
  */
 int64
 idemq_group_window_least(const QueueSlot *slot, Oid database)

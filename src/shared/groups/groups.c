@@ -3,29 +3,29 @@
  *		Which FIFO groups may need a head, in shared memory; and which session gives it one.
  *
  * A group needs a head when its head has finished, or when its first job is enqueued.
- * The session that does so marks the group after its commit.  The session that promotes
- * heads (job/promote.c: the worker, or a claim) takes a marked group, checks its rows
- * under a newer snapshot, and promotes its first job if it has no head.
+ * The session that finishes or enqueues the job marks the group after its commit.  The
+ * session that promotes heads (job/promote.c: the worker, or a claim) takes a marked group,
+ * checks its rows under a newer snapshot, and promotes its first job if it has no head.
  *
  * At most one head: one session at a time owns a group, from before its check until
- * after the end of the transaction in which it promoted.  Its snapshot is newer than
- * the last owner's promotion became visible, so it sees that head, or that head's end.
+ * after the end of the transaction in which it promoted.  It takes its snapshot after the
+ * last owner's promotion became visible, so it sees that head, or that head's end.
  * Two owners with different snapshots could make two heads.
  *
  * No group is forgotten: a mark that comes while a session owns the group is kept for
  * the time after.  So
  *
- *		of a group without a head, whose jobs are committed, there is a mark, or an
- *		owner, or its queue is to be scanned, or a session between its commit and its
- *		callback is about to mark it.
+ *		a group without a head, whose jobs are committed, has a mark, or an owner, or its
+ *		queue is to be scanned, or a session between its commit and its callback is about
+ *		to mark it.
  *
  * A held snapshot keeps an index entry of each former head and of each job that was
  * blocked.  No check goes through these twice: a group that has had a head has a floor,
- * from which a check begins.  Its owner moves it up when its promotion has committed:
- * to the promotion's time for heads, since the ready_at of a head is never set to a time
- * that has passed, and to the promoted job's id for blocked jobs.  A job that is blocked
- * later with a lesser id, by a late commit or a retry, lowers it by its mark; a change
- * by hand drops it.  It is only a cache.
+ * from which a check begins.  The group's owner moves it up when its promotion has
+ * committed: to the promotion's time for heads, since the ready_at of a head is never set to
+ * a time that has passed, and to the promoted job's id for blocked jobs.  A job that is
+ * blocked later with a lesser id, by a late commit or a retry, lowers it by its mark; a
+ * change by hand drops it.  It is only a cache.
  *
  * A floor is never above what a check's snapshot shows.  Call W a writer, which blocks a
  * job or changes one by hand, and P an owner that checks:
@@ -35,31 +35,33 @@
  *		P: owns the group; takes its snapshot; reads the window, then the floor and what has
  *			lowered it; checks; promotes; is visible; stores its floor and owns no more.
  *
- * If the snapshot shows W, W was in the window before.  When P reads it, W is still
- * there, and the window's least id is not above W's; or has left, so that its mark was
- * set before P reads the floor.  That mark came either since P owns the group, and then
- * it has lowered what P reads; or while the group had no owner, and then it lowered the
- * floor itself; or while an earlier owner had the group, who stored no floor above it;
- * or before that one owned the group, whose snapshot then showed W: it knew W's job when
- * it chose its head, and the head's id is not above that of W's job while it is blocked.
+ * If the snapshot shows W, W was in the window before.  When P reads the window, W may still
+ * be there: then the window's least id is not above W's.  Or W has left: then its mark was
+ * set before P reads the floor.  That mark came
+ *	 - since P owns the group: it has lowered what P reads; or
+ *	 - while the group had no owner: it lowered the floor itself; or
+ *	 - while an earlier owner had the group: that one stored no floor above it; or
+ *	 - before that earlier owner had the group: its snapshot showed W.  So it knew W's job
+ *	   when it chose its head, whose id is not above that of W's job while this is blocked.
  * A mark that finds no entry finds no floor: an entry that is new, or comes back, has none.
  *
  * If the snapshot does not show W, the check is right for the rows that it shows: these
  * are as they were before W.  The floor that P stores may be too high for W's job then.
- * So it need not heed the window, since who checks next with a snapshot that shows W
- * finds W there, or W's mark: it came after P's snapshot, when P owned the group or later.
+ * P need not heed the window for that: an owner that checks later, under a snapshot that
+ * shows W, finds W in the window, or W's mark, which came after P's snapshot, when P owned
+ * the group or later.
  *
  * So a check sees the head that its snapshot shows, and no second one is made; and it
  * sees the first of the blocked jobs that are committed, and none of these is passed.
- * What the own transaction has written is visible to its checks at once, and its marks
- * are not set before its end: it heeds these as if it were in the window.
+ * What the owner's own transaction has written is visible to its checks at once, and its
+ * marks are not set before its end: a check heeds them as if it were in the window.
  *
  *		Model: test/model/groups.pml; three enqueues, the worker and a claim as owners, one abort.
  *
  * COMMIT PREPARED makes visible what no session knows.  It enters its database's window
- * before, and drops all floors of the database after, as a writer by hand does.  Who has
- * no slot when it enters a window enters its database's: the queue may get a slot, and
- * its groups floors, before it is visible.
+ * before, and drops all floors of the database after, as a writer by hand does.  A writer
+ * whose queue has no slot enters its database's window too: the queue may get a slot, and
+ * its groups floors, before the writer is visible.
  *
  * A group with places (job/places.c) needs its next job promoted as soon as the one before
  * it is being claimed.  Such a claim marks the group at once, before it is visible: that
@@ -73,9 +75,9 @@
  *
  * A transaction that owns a group cannot be prepared (txn/pending.c): an owner is a session.
  *
- * In memory: a hash of the groups that are marked or owned, or known to have a floor, and for
- * each queue the lists of those that are to be checked.  A group that is here for its floor
- * alone is idle; the one that has been idle for the longest time makes room for another.
+ * In memory there is a hash of the groups that are marked or owned, or have a floor, and for
+ * each queue there are lists of those that are to be checked.  A group that is here for its
+ * floor alone is idle; the one that has been idle for the longest time makes room for another.
  *
  * Locks: see README.md, level 4: one lock covers hash and lists.  Functions that are called
  * after commit or abort neither allocate nor raise.
@@ -105,7 +107,7 @@ typedef struct GroupsShared
 	int dependency_marks;					  /* marks of jobs with dependencies in it */
 	int nidle;								  /* of these, idle */
 	int nlimited;							  /* of these, limited */
-	dlist_head idle;						  /* the one that is idle for the longest time first */
+	dlist_head idle;						  /* the one that has been idle the longest is first */
 	GroupQueue queues[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
 } GroupsShared;
 
@@ -151,7 +153,7 @@ idemq_group_queue_at(int index)
 	return &shared->queues[index];
 }
 
-/* Returns the queue of a slot if it is that one; NULL otherwise.  Lock held. */
+/* Returns the groups of a queue if the slot is that queue's; NULL otherwise.  Lock held. */
 static GroupQueue *
 queue_of(const QueueSlot *slot, Oid database, int32 queue_id)
 {
@@ -329,7 +331,7 @@ want_scan(GroupQueue *queue, bool later)
 	note_due(queue);
 }
 
-/* Asks for a scan of all groups of a queue, at once or when their marks may find room. */
+/* Asks for a scan of all groups of a queue, at once or when marks may find room. */
 void
 idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id, bool later)
 {
@@ -575,7 +577,7 @@ become_owner(GroupQueue *queue, GroupEntry *group, GroupFloor *floor)
 	*floor = group->floor;
 }
 
-/* Returns a floor when jobs with that id, and above, may be blocked. */
+/* Returns a floor lowered to an id: a job with that id may be blocked. */
 static GroupFloor
 lower(GroupFloor floor, int64 id)
 {
@@ -612,9 +614,9 @@ idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupTaken *taken, int 
 }
 
 /*
- * Takes the group of taken->key, marked or not, as idemq_groups_take does; another
- * session that owns it checks it again.  One that is in a list of its queue is left there,
- * to be checked, if the queue has got another slot meanwhile.
+ * Takes the group of taken->key, marked or not, as idemq_groups_take does.  GROUP_BUSY:
+ * another session owns it, and will have it checked again; or its queue has got another slot
+ * meanwhile, and the group is left in the queue's list, to be checked.
  */
 GroupOwn
 idemq_group_own(QueueSlot *slot, GroupTaken *taken)
@@ -658,7 +660,7 @@ idemq_group_floor(QueueSlot *slot, const GroupKey *key, int64 own)
 	slot = idemq_slot_current(slot, key->queue_id);
 	if (slot == NULL)
 		return floor;
-	/* In this order: who has left the window has set its marks. */
+	/* In this order: a writer that has left the window has set its marks. */
 	least = idemq_group_window_least(slot, key->database);
 	LWLockAcquire(&shared->lock, LW_SHARED);
 	group = find(key);
@@ -670,7 +672,7 @@ idemq_group_floor(QueueSlot *slot, const GroupKey *key, int64 own)
 
 /*
  * Marks a group; to be called after the commit by which it may need a head.  id: of a
- * job that is blocked since, for its floor; or GROUP_KEEP_FLOOR, GROUP_DROP_FLOOR.
+ * job that the commit has blocked, for its floor; or GROUP_KEEP_FLOOR, GROUP_DROP_FLOOR.
  */
 void
 idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id)

@@ -38,12 +38,12 @@ typedef struct GroupFloor
 {
 	TimestampTz heads;
 	int64 blocked;
-	TimestampTz last; /* with places: no later than this, or than now, are theirs */
+	TimestampTz last; /* with places: no job that has one is later than this, or than now */
 } GroupFloor;
 
 #define GROUP_NO_FLOOR ((GroupFloor){DT_NOBEGIN, PG_INT64_MIN, DT_NOBEGIN})
 
-/* In place of a job's id that lowers a floor: none does; and, there is no floor any more. */
+/* In place of an id to which a floor is lowered: it is not lowered; and, it is dropped. */
 #define GROUP_KEEP_FLOOR PG_INT64_MAX
 #define GROUP_DROP_FLOOR PG_INT64_MIN
 
@@ -64,15 +64,15 @@ typedef struct GroupEntry
 {
 	GroupKey key;
 	int32 owner;  /* proc number, or NOBODY */
-	bool again;	  /* marked since it has an owner */
+	bool again;	  /* marked since it got its owner */
 	bool limited; /* when it was last checked, all its places were taken, and a job waited */
 	GroupList list;
 	GroupFloor floor;
-	int64 lowered;	 /* since it has an owner: to an id, GROUP_KEEP_FLOOR or GROUP_DROP_FLOOR */
-	dlist_node node; /* in a list of its queue, or in that of the idle groups */
+	int64 lowered;	 /* since it got its owner: to an id, GROUP_KEEP_FLOOR or GROUP_DROP_FLOOR */
+	dlist_node node; /* in a list of its queue, or in the list of idle groups */
 } GroupEntry;
 
-/* Who is about to lower floors; every field is under the spinlock (group_window.c). */
+/* Transactions about to lower floors; every field is under the spinlock (group_window.c). */
 typedef struct GroupWindow
 {
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) slock_t lock;
@@ -102,7 +102,7 @@ typedef struct GroupQueue
 	int32 queue_id;
 	dlist_head waiting;
 	dlist_head delayed;
-	int64 delayed_until; /* mono: of those in delayed */
+	int64 delayed_until; /* mono: those in delayed are to be checked */
 	int64 scan_at;		 /* mono: all are to be checked; PG_INT64_MAX: never */
 	PromoteRound round;
 } GroupQueue;
@@ -137,9 +137,9 @@ typedef enum GroupOwn
 typedef enum GroupRelease
 {
 	GROUP_DONE,	   /* it has a head, or no job: nothing to do until it is marked again */
-	GROUP_LIMITED, /* the same, since all its places are taken, and it has a job for the next */
+	GROUP_LIMITED, /* the same: all its places are taken, and a job waits for one */
 	GROUP_AGAIN,   /* to be checked again, at once */
-	GROUP_LATER	   /* the same, when the holder of its next job may have let it go */
+	GROUP_LATER	   /* to be checked again, when the holder of its next job may have let it go */
 } GroupRelease;
 
 extern void idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int length);
@@ -173,7 +173,7 @@ typedef enum DependencyMark
 	DEPENDENCY_PARENT = 'p'	  /* of a parent: it has finished */
 } DependencyMark;
 
-/* Bytes of the name that a mark has in place of a group's. */
+/* Bytes of a mark's name, which it has in place of a group's. */
 #define DEPENDENCY_NAME 10
 
 extern const ShmemPart idemq_dependencies_part;

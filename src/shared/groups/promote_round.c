@@ -8,7 +8,7 @@
  * committed a head, or enqueued the first job of a group, finds the next job by its
  * next claim.
  *
- * A round is one short transaction that waits for no row; a worker that dies in it
+ * A round is one short transaction that waits for no row.  A worker that dies in it
  * costs such claims ROUND_PATIENCE each, until the next worker ends the round.
  *
  * Locks: none, atomics and condition variables.

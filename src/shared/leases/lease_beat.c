@@ -3,29 +3,30 @@
  *		What a worker says and hears of its lease: heartbeats, how far they reach, that it has
  *		ended, and cancels.
  *
- * How far: an entry has a limit, the commit of its claim and the queue's job_timeout at that
- * time.  No deadline is beyond it (idemq_lease_set_deadline is the one place that sets one
- * while the lease runs), so that the lease ends then, however often it was renewed, and is
- * taken back like any other: attached or not, with heartbeats or without.  A heartbeat before
- * the limit moves the deadline to it at most, and answers current; from the limit on it moves
- * nothing, and says so.  The attempt may still commit, until another has the job.
+ * How far: an entry has a limit, the queue's job_timeout after the commit of its claim.  No
+ * deadline is beyond it (idemq_lease_set_deadline is the one place that moves one ahead), so
+ * the lease ends then, however often it was renewed, and is taken back like any other:
+ * attached or not, with heartbeats or without.  A heartbeat before the limit moves the
+ * deadline to it at most, and answers current; from the limit on it moves nothing, and says
+ * so.  The attempt may still commit, until another has the job.
  *
  * Cancels: a cancel has to write the job's row, and waits while a transaction of the worker
  * holds it (assert_current, fence, checkpoint, or a commit that came before its effect).
  * So it first counts itself in the entry of that attempt, and wakes the session that holds
- * the lease.  The worker's next heartbeat, from another session perhaps, is told, and so is
- * whoever asks idemq_lease_is_cancelled, and rolls back: then the cancel has the row.  A
- * commit is not refused: whose commit comes first has the row, as ever.
+ * the lease.  The worker's next heartbeat, perhaps from another session, is told, and so is
+ * a caller of idemq_lease_is_cancelled.  The worker rolls back, and the cancel has the row.  A
+ * commit is not refused: the first of the two to come has the row, as ever.
  *
  *	 - The mark is of one (job, token).  It is no signal: a process that has gone on to
- *	   another job has another token, and is not met.  The latch that is set wakes, and
- *	   means nothing.
- *	 - It lasts as long as the canceller's transaction.  That commits: the entry goes, the
- *	   job is cancelled.  It aborts: the mark goes, and heartbeats are current again; the
- *	   worker may have rolled back for nothing, and the job is taken back at its lease's end.
+ *	   another job has another token, and is not met.  The latch only wakes the process, and
+ *	   says nothing.
+ *	 - It lasts as long as the canceller's transaction.  If that commits, the entry goes, and
+ *	   the job is cancelled.  If it aborts, the mark goes, and heartbeats are current again;
+ *	   the worker may have rolled back for nothing, and the job is taken back at its lease's
+ *	   end.
  *	 - It is counted, for several may cancel at once.  An entry that is taken over by a
  *	   transaction that ends the attempt, and restored, begins at 0: then a cancel that waits
- *	   is as it would be without an entry, which is what every cancel has to bear.
+ *	   is as it would be without an entry, which every cancel has to bear.
  *
  * Locks: see README.md, level 1.  idemq_lease_unmark_cancel is called after commit or abort,
  * and neither allocates nor raises.
@@ -74,8 +75,8 @@ idemq_lease_beat(int64 job_id, int64 token, int64 length)
 }
 
 /*
- * Ends the lease of an attempt that its worker has ended, and whose row somebody holds: as loss
- * says, a reaper writes it once nobody does (job/reap.c).
+ * Ends the lease of an attempt that its worker has ended while somebody holds the row.  Once
+ * nobody does, a reaper writes the row as loss says (job/reap.c).
  */
 void
 idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss)

@@ -1,8 +1,8 @@
 /*
  * shared/leases/lease_order.c
  *		The order of a partition's lease entries: by database, queue, when due, and job.
- *		So the leases of a queue that have ended come first among its own, and nobody
- *		who looks for those of a queue, or of a database, meets another's.
+ *		So the leases of a queue that have ended come first among its own, and a search for
+ *		the leases of a queue, or of a database, meets no other's.
  *
  * It is a treap: a search tree by that order, and a heap by the hash values of the
  * entries, which are as good as random, so that its depth is a small multiple of the
@@ -110,7 +110,10 @@ idemq_lease_order_first(Lease *root, Oid database)
 	return first;
 }
 
-/* Returns how an entry lies to those of a queue, or with 0 of a database: before, in, after. */
+/*
+ * Returns where an entry lies: -1 before the entries of a queue (with 0, of a database), 0 among
+ * them, 1 after them.
+ */
 static int
 lies(const Lease *lease, Oid database, int32 queue_id)
 {

@@ -1,19 +1,19 @@
 /*
  * shared/leases/lease_scan.c
- *		Walks over lease entries: what of a queue has expired, copies and counts; and a
+ *		Walks over lease entries: a queue's expired leases, copies and counts; and a
  *		session's end.
  *
- * Each walk (these, and a database's end in lease_table.c) looks at
- * its own queue's, session's or database's entries alone, one partition locked at a time.
- * That is enough, for an entry stays in its partition:
+ * Each walk (these, and a database's end in lease_table.c) looks at the entries of its own
+ * queue, session or database alone, one partition locked at a time.  That is enough, for an
+ * entry stays in its partition:
  *
  *	 - Expired leases.  The queue's DUE_LEASE is taken, then the partitions are read, then the
  *	   least deadline that was found is noted (shared/sleepers/due_times.c), which only lowers
- *	   it.  A lease whose deadline is set in a partition that was read already is noted by
- *	   whoever set it, after that, and so after it was taken.
- *	 - A session's end: it puts no other entry.  What another transaction has taken over is
- *	   that one's.
- *	 - A database's end, or a TRUNCATE's: no other session is at its jobs.
+ *	   DUE_LEASE.  If a deadline is set in a partition that was read already, the session that
+ *	   sets it notes it after that, and so after DUE_LEASE was taken.
+ *	 - A session's end: the session puts no other entry.  An entry that another transaction
+ *	   has taken over belongs to that transaction.
+ *	 - The end of a database, or a TRUNCATE: no other session is at its jobs.
  *	 - Copies, for views and idemq.check(): each entry as it was at some moment.
  *
  * job/reap.c spends a tenth of the time on searches for expired leases at most.
@@ -44,7 +44,7 @@ typedef struct ExpiredSearch
 	int64 next_deadline;
 } ExpiredSearch;
 
-/* Comes to the leases of the queue in a partition by when they are due. */
+/* Visits the leases of the queue in a partition, in the order in which they are due. */
 static bool
 visit_expired(Lease *lease, void *arg)
 {
@@ -152,7 +152,7 @@ idemq_lease_count_queue(int32 queue_id)
 	return count;
 }
 
-/* Lets the attached leases of this session expire now, but for open claims', and ends its life. */
+/* Lets the attached leases of this session, but for open claims', expire now; ends its life. */
 void
 idemq_lease_orphan_session(void)
 {

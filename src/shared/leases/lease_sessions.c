@@ -4,17 +4,17 @@
  *		lease table; and their end with the session.
  *
  * An entry is in the list of its session, by proc number, exactly while it is attached.
- * At its end, on_shmem_exit or DISCARD ALL, a session walks its own lists, and meets nobody
- * else's leases: it sets their deadlines to now.  Its transaction is gone by then, and its
- * open claims with it; it puts no other entry.  An attached job without an entry (full table)
+ * At its end, on_shmem_exit or DISCARD ALL, a session walks its own lists, meets no other's
+ * leases, and sets their deadlines to now.  Its transaction is gone by then, and its open
+ * claims with it; it puts no other entry.  An attached job without an entry (full table)
  * stays until its row's deadline.
  *
  * A session has lives: DISCARD ALL ends one, its exit the last, and a new session with
- * its proc number begins another.  An entry that another transaction takes over, as it
- * claims what it has ended, is in no list of the former session's meanwhile; should that be
- * undone, the life that was copied with it tells whether that one's has ended since
- * (idemq_lease_restore).  Both are decided under the entry's partition lock, so one of
- * the two sees the other.
+ * its proc number begins another.  When another transaction claims what it has ended, it
+ * takes the entry over, and the entry is in no list of the former session meanwhile.  If
+ * that is undone, the life that was copied with the entry tells whether the former session
+ * has ended it since (idemq_lease_restore).  Both are decided under the entry's partition
+ * lock, so one of the two sees the other.
  *
  * Locks: each list, and its count of lives, is under the lock of its partition.  Nothing here
  * allocates or raises.
@@ -55,7 +55,7 @@ idemq_lease_session_owned(int partition, int32 session)
 	return &owned_by[session * LEASE_PARTITIONS + partition];
 }
 
-/* Returns which life of its session this is: not that of the claim, if the two differ. */
+/* Returns which life an entry's session is in now; lease->session_life is that of the claim. */
 uint32
 idemq_lease_session_life(const Lease *lease)
 {

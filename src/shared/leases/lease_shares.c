@@ -3,10 +3,10 @@
  *		Who may have how many entries of the lease table.
  *
  * A job that finds no room is claimed by its row alone: that is slower, and a queue with
- * max_running, which must be counted, hands out nothing.  So nobody gets all of it:
+ * max_running, which must be counted, hands out nothing.  So nobody gets the whole table:
  *
- *	 - A database has a share, idemq.max_leases_per_database.  What another does, the rest
- *	   of the table is there for it.
+ *	 - A database has a share, idemq.max_leases_per_database.  The rest of the table is there
+ *	   for the others.
  *	 - A reserve, idemq.reserved_leases, serves only queues with max_running.  The same
  *	   part of each share is reserved, so that within a database, too, the others leave
  *	   them room.
@@ -15,15 +15,15 @@
  * snapshot.
  *
  * Each entry is counted in the whole table and in one share, which it remembers, from
- * before it is there until after it is gone; more are never there than are counted.
- * Beside a limit a claim may be refused for another's that is just being refused.
+ * before it is there until after it is gone: never are more there than are counted.  At a
+ * limit a claim may be refused because another one is just being refused.
  *
- * A database's share is found once by each of its sessions; it is free again when the
- * database is dropped, and has no entry and no session any more.  Databases beyond
- * LEASE_SHARES have one share together, the first.
+ * Each session finds its database's share once.  The share is free again when the database
+ * is dropped, and has no entry and no session any more.  Databases beyond LEASE_SHARES have
+ * one share together, the first.
  *
- * Locks: the shares' (level 4) to find one; the counts are atomics.  taking and giving
- * back neither allocates nor raises.
+ * Locks: the shares' (level 4) to find one; the counts are atomics.  Taking room and giving
+ * it back neither allocate nor raise.
  */
 #include "postgres.h"
 
@@ -36,7 +36,7 @@
 #include "shared/counts/counts.h"
 #include "shared/leases/leases.h"
 
-/* The share of all databases that found no other, and what is the whole table's. */
+/* The share of all databases that found no other; and the count of the whole table. */
 #define SHARE_OF_OTHERS 0
 #define WHOLE_TABLE LEASE_SHARES
 
@@ -100,7 +100,7 @@ find_share(void)
 	return &shared->shares[my_share];
 }
 
-/* Returns which share this database has, below LEASE_SHARES: the buckets are shared likewise. */
+/* Returns which share this database has, below LEASE_SHARES; for buckets too (buckets.c). */
 int
 idemq_lease_share_mine(void)
 {
@@ -108,7 +108,7 @@ idemq_lease_share_mine(void)
 	return my_share;
 }
 
-/* Returns how many entries are there for queues with max_running alone. */
+/* Returns how many entries serve only queues with max_running. */
 static int
 reserve(void)
 {
@@ -147,8 +147,8 @@ count_in(pg_atomic_uint32 *used, uint32 room)
 }
 
 /*
- * Takes room for an entry of this database, in a queue with max_running or another.
- * Returns the share that it is of, -1 when there is no room.
+ * Takes room for an entry of this database; limited: its queue has max_running.  Returns the
+ * share in which it is counted, -1 when there is no room.
  */
 int
 idemq_lease_share_take(bool limited)
@@ -174,7 +174,7 @@ idemq_lease_share_give_back(int share)
 	pg_atomic_fetch_sub_u32(&shared->shares[share].used, 1);
 }
 
-/* Returns whether this database has no room for an entry: a lease may be on its row alone. */
+/* Returns whether this database has no room for an entry: a lease may stand in its row alone. */
 bool
 idemq_lease_share_is_full(bool limited)
 {

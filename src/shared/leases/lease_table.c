@@ -1,20 +1,20 @@
 /*
  * shared/leases/lease_table.c
  *		The hash of lease entries in shared memory: finding, entering, placing, removing
- *		and visiting them.  What becomes of an entry is shared/leases/leases.c's.
+ *		and visiting them.  The life of an entry is in shared/leases/leases.c.
  *
- * Whoever looks for more than one entry finds them by another way than the hash: those of
- * a queue, those that are due, and those of a database by the order of each partition
- * (lease_order.c), those of a session by its lists (lease_sessions.c).  Nobody walks over
- * another's, nor holds more than one partition while it walks, but idemq.check() when it
- * compares a count.  An entry is in these places while it is placed.
+ * A search for more than one entry does not go by the hash.  The order of each partition
+ * (lease_order.c) has the entries of a queue, of a database, and what is due; the lists of a
+ * session (lease_sessions.c) have its own.  No walk meets the entries of another queue,
+ * database or session, nor holds more than one partition, except that idemq.check() holds
+ * all when it compares a count.  An entry is in these places while it is placed.
  *
  * Invariant: each entry is counted as running in its queue's slot (shared/slots/running.c) for
  * as long as it is there, unless it is borrowed.  Count and entry change together,
  * under the partition's lock, so a session that holds all of the locks sees them agree.
  *
  * Locks: see README.md, level 1.  The hash is partitioned; each partition's lock covers
- * its entries.  Under it only slots_lock (level 2) is taken.
+ * its entries.  Under it only slots_lock (level 2) and the shares' lock (level 4) are taken.
  */
 #include "postgres.h"
 
@@ -104,7 +104,7 @@ idemq_leases_unlock(int partition)
 	LWLockRelease(&shared->partitions[partition].lock);
 }
 
-/* Locks the whole table; for what must see all entries, or some with a count, at one moment. */
+/* Locks the whole table, to see all entries, or some and a count, at one moment. */
 void
 idemq_leases_lock_all(LWLockMode mode)
 {
@@ -127,8 +127,8 @@ key_of(int64 job_id)
 }
 
 /*
- * Finds the entry of a job of this database with its partition locked in mode; the caller
- * releases *lock also when there is none.
+ * Returns the entry of a job of this database, NULL when there is none, with its partition
+ * locked in mode in either case; the caller releases *lock.
  */
 Lease *
 idemq_lease_lock(int64 job_id, LWLockMode mode, LWLock **lock)
@@ -151,9 +151,9 @@ idemq_lease_lock_of(int64 job_id, int64 token, LWLock **lock)
 }
 
 /*
- * Enters a job that is not in the table, of a queue with max_running or another; NULL when
- * there is no room for it.  The caller has its partition locked, fills the entry, and places
- * it or removes it before it releases the lock.
+ * Enters a job that is not in the table; limited: its queue has max_running.  Returns NULL
+ * when there is no room for it.  The caller has its partition locked, fills the entry, and
+ * places it or removes it before it releases the lock.
  */
 Lease *
 idemq_lease_enter(int64 job_id, bool limited)
@@ -191,7 +191,7 @@ idemq_lease_place(Lease *lease)
 	lease->placed = true;
 }
 
-/* Takes it away from there: before any of these changes. */
+/* Takes an entry away from there, before any of these changes. */
 void
 idemq_lease_unplace(Lease *lease)
 {
@@ -203,7 +203,7 @@ idemq_lease_unplace(Lease *lease)
 	lease->placed = false;
 }
 
-/* Sets when a lease ends, at its limit at the latest, and when a reaper looks at it; returns that. */
+/* Sets when a lease ends, and when a reaper looks at it: its limit at the latest.  Returns that. */
 int64
 idemq_lease_set_deadline(Lease *lease, int64 deadline)
 {
@@ -228,9 +228,9 @@ idemq_lease_remove(Lease *lease)
 
 /*
  * Visits the entries of a queue of this database, or with 0 of all of them, one partition
- * locked at a time.  Which partition an entry is in never changes, so each that is there
- * all the while is visited once; one that comes or goes meanwhile, or not.  Within a
- * partition they come by queue and when due; visit returns false to have no more of it.
+ * locked at a time.  An entry never changes its partition: one that is there all the while
+ * is visited once; one that comes or goes meanwhile is visited or not.  Within a partition
+ * they come by queue and when due; visit returns false to have no more of the partition.
  */
 void
 idemq_leases_visit(LWLockMode mode, int32 queue_id, LeaseVisit visit, void *arg)
@@ -253,7 +253,7 @@ idemq_leases_visit_locked(int32 queue_id, LeaseVisit visit, void *arg)
 									  arg);
 }
 
-/* Removes what a dropped database, or a truncated table, left; nobody adds to it meanwhile. */
+/* Removes the entries of a dropped database, or a truncated table; nobody adds any meanwhile. */
 void
 idemq_lease_forget_database(Oid database)
 {

@@ -28,9 +28,9 @@
  *	 - begin_reap before the row is written: from there on a heartbeat answers stale, so
  *	   a heartbeat and a reap cannot both win.  If the row is held, the mark is taken back
  *	   and DUE_LEASE is set to soon: an open commit or assert_current keeps its job.
- *	   Whoever ends the attempt has the row first, and takes the mark over with it; if that
- *	   aborts before the reaper has the row, heartbeats are answered again.  So a reaper
- *	   that has locked the row looks whether the mark is its own still (job/reap.c).
+ *	   A session that ends the attempt has the row first, and takes the mark over with it; if
+ *	   it aborts before the reaper has the row, heartbeats are answered again.  So a reaper
+ *	   that has locked the row looks whether the mark is still its own (job/reap.c).
  *	 - At the end entries go first, then cursors are lowered: a claimer that passed the
  *	   job because of the entry gets a lowering that comes after the entry is gone.
  *	 - Between the ender's commit and the drop of its entry, another session may make the
@@ -93,10 +93,10 @@ idemq_lease_hold(int64 job_id)
 }
 
 /*
- * For a claimer that lets the ready cursor pass, at that key, a job whose lease is ending
- * and which is ready again all the same: the ender has committed, and its entry is not gone
- * yet.  The entry remembers the least key at which it was passed, for the cursor to be
- * lowered to when it goes.  Returns false when it has gone.
+ * Notes in a job's entry that the caller lets the ready cursor pass the job at that key.
+ * The lease is ending, and the job is ready again: the ender has committed, and its entry is
+ * not gone yet.  The entry keeps the least such key: the cursor is lowered to it when the
+ * entry goes.  Returns false when it has gone.
  */
 bool
 idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key)
@@ -124,7 +124,7 @@ idemq_lease_get(int64 job_id, Lease *copy)
 	return lease != NULL;
 }
 
-/* Makes an entry that of a claim whose transaction is open. */
+/* Fills an entry for a claim whose transaction is open. */
 static void
 set_claiming(Lease *lease, const LeaseClaim *claim)
 {
@@ -150,7 +150,7 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 }
 
 /*
- * Writes back what a claim has overwritten; where the entry is counted goes on.  The session
+ * Writes back what a claim has overwritten, but for where the entry is counted.  The session
  * that it was attached to may have ended meanwhile, and found it in none of its lists.
  */
 static void
@@ -285,8 +285,8 @@ idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior)
 
 /*
  * Marks that this transaction ends the lease, so that its own claims may follow.
- * Returns whether one claim may run in its place: it is counted as running, and this
- * is the first call that says so.
+ * Returns whether one claim may run in its place: the entry is counted as running, or
+ * borrowed, and this is the first call that says so.
  */
 bool
 idemq_lease_begin_end(int64 job_id, int64 token)
@@ -334,8 +334,9 @@ idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
 
 /*
  * Takes back this session's begin_end or begin_reap.  Returns when (mono) the
- * lease is to be checked again, 0 when there is none.  What kept this session from
- * ending it may keep every session from it: so it is checked less and less often.
+ * lease is to be checked again, 0 when this session is not ending it.  What kept this
+ * session from ending it may keep every session from it: so it is checked less and less
+ * often.
  */
 int64
 idemq_lease_cancel_end(int64 job_id, int64 token)

@@ -28,7 +28,7 @@ typedef struct LeaseKey
 	int64 job_id;
 } LeaseKey;
 
-/* Why a lease has ended. */
+/* Why a lease ends. */
 typedef enum LeaseLoss
 {
 	LOSS_EXPIRED,
@@ -48,11 +48,11 @@ typedef struct Ending
 	uint8 undone;  /* times that a reaper took back its mark; LEASE_MAX_UNDONE at most */
 } Ending;
 
-/* The claimers that passed a job because of its entry, since the entry has an ender. */
+/* The claimers that passed a job because of its entry, since the entry got its ender. */
 typedef struct PassedBy
 {
-	TimestampTz least; /* the least ready_at at which one found the job; if any */
-	int16 priority;	   /* the job's then; if any */
+	TimestampTz least; /* if any: the least ready_at at which one found the job */
+	int16 priority;	   /* if any: the job's then */
 	bool any;		   /* there was one */
 } PassedBy;
 
@@ -64,21 +64,21 @@ typedef struct Lease
 {
 	LeaseKey key;
 	/* its terms, up to locator: what a claim by the attempt's own ender overwrites */
-	int64 token;		/* of the claim; changes when a transaction claims what it ends */
-	int64 deadline;		/* mono; PG_INT64_MAX while claiming */
-	int64 length;		/* microseconds */
-	int64 limit;		/* mono: no deadline is beyond; PG_INT64_MAX: none; claiming: as a length */
-	PassedBy passed_by; /* where claimers passed the job because of it */
-	int32 queue_id;		/* the job's queue */
-	int32 session;		/* that claimed: proc number, NO_SESSION after a restart */
-	int32 pid;			/* of that session: a proc number goes to another one after it */
-	Ending ending;		/* its end, while that is not committed */
-	bool claiming;		/* the claim's transaction is still open */
-	bool attached;		/* ends with its session */
-	uint8 loss;			/* LeaseLoss; other than LOSS_EXPIRED: its deadline was set for that */
-	bool borrowed;		/* runs, uncounted, in place of an attempt that its transaction ends */
-	uint32 session_life;	/* of its session (lease_sessions.c) when it claimed; while attached */
-	RowLocator locator;		/* of the row at the claim; a hint */
+	int64 token;		 /* of the claim; changes when a transaction claims what it ends */
+	int64 deadline;		 /* mono; PG_INT64_MAX while claiming */
+	int64 length;		 /* microseconds */
+	int64 limit;		 /* mono: no deadline is beyond; PG_INT64_MAX: none; claiming: a length */
+	PassedBy passed_by;	 /* where claimers passed the job because of it */
+	int32 queue_id;		 /* the job's queue */
+	int32 session;		 /* that claimed: proc number, NO_SESSION after a restart */
+	int32 pid;			 /* of that session: a proc number goes to another one after it */
+	Ending ending;		 /* its end, while that is not committed */
+	bool claiming;		 /* the claim's transaction is still open */
+	bool attached;		 /* ends with its session */
+	uint8 loss;			 /* LeaseLoss; if not LOSS_EXPIRED, the deadline was set for it */
+	bool borrowed;		 /* runs, uncounted, in place of an attempt that its transaction ends */
+	uint32 session_life; /* of its session (lease_sessions.c) when it claimed; while attached */
+	RowLocator locator;	 /* the row's at the claim; a hint */
 	RunningCounted running; /* where it is counted */
 	uint16 cancels;			/* open transactions that cancel the job (lease_beat.c) */
 	/* for shared/leases/lease_table.c */
@@ -86,12 +86,12 @@ typedef struct Lease
 	bool placed;		  /* it is in the order, and, attached, in its session's list */
 	uint32 hash;		  /* of the key; never changes */
 	int64 due;			  /* mono: a reaper looks at it from then on */
-	struct Lease *before; /* in the order of its partition (lease_order.c): what lies below it */
-	struct Lease *after;  /* and comes before it, and after it */
+	struct Lease *before; /* in the tree of its partition (lease_order.c): below it, before it */
+	struct Lease *after;  /* below it, after it */
 	dlist_node owned;	  /* in the list of its session (lease_sessions.c) */
 } Lease;
 
-/* The terms of an entry that a claim took over from the end of an attempt by its own transaction. */
+/* The terms of an entry that a claim took over: its own transaction ends the attempt. */
 #define LEASE_TERMS(lease) ((char *) (lease) + offsetof(Lease, token))
 
 typedef struct PriorLease
@@ -99,7 +99,7 @@ typedef struct PriorLease
 	char terms[offsetof(Lease, running) - offsetof(Lease, token)];
 } PriorLease;
 
-/* Is called for an entry; false ends the walk that has come to it. */
+/* Called for an entry; returns false to end the walk. */
 typedef bool (*LeaseVisit)(Lease *lease, void *arg);
 
 /*
@@ -270,7 +270,7 @@ extern bool idemq_lease_is_cancelled(int64 job_id, int64 token);
  *		Walks over lease entries.
  */
 
-/* Jobs as a reaper collects them. */
+/* An expired lease, as a reaper collects it. */
 typedef struct ExpiredLease
 {
 	int64 job_id;

@@ -1,30 +1,31 @@
 /*
  * shared/processes/handler_board.c
- *		The processes that run handlers: the board in shared memory by which the worker that
- *		starts them, they themselves, and who needs them find each other.
+ *		The processes that run handlers: the board in shared memory by which these processes,
+ *		the worker that starts them, and the sessions that need them find each other.
  *
  * A post on the board is one process.  Its life:
  *
  *		free -> STARTING, with a new serial: a worker has reserved it, and asks the postmaster
  *		STARTING -> ATTACHED: the process came, showing the serial
  *		ATTACHED -> READY: it is connected, and has read what it is to run
- *		any -> free: it ended; STARTING also when it did not come in time, or when the
- *			database is needed by a session: one that comes all the same finds another serial
+ *		any -> free: it ended; STARTING also when it did not come in time, or when a session
+ *			needs the database: a process that comes all the same finds no STARTING, or
+ *			another serial
  *
  * A process that ends before it is READY has failed: the next one is put off, for a second,
- * twice as long each time, up to 64 s.  (Why it failed, the server's log says: the role was
- * locked out between the worker's check and its login, perhaps.)
+ * twice as long each time, up to 64 s.  (The server's log says why it failed: perhaps the role
+ * was locked out between the worker's check and the login.)
  *
  * Who asks for a process.  DUE_HANDLER of a queue's slot is when the worker looks at its
  * handler next.  A commit that makes a job ready sets it, if the slot is armed: the handler
  * may have another process, and has none that is idle, which the commit's own signal would
- * wake (shared/sleepers/wake.c).  Whether it is armed is computed anew at each change of a post or of
- * the number of processes.  A process that is no longer idle asks in any case: what became
- * ready while it woke up has found the slot unarmed.
+ * wake (shared/sleepers/wake.c).  Whether it is armed is computed anew at each change of a
+ * post or of the number of processes.  A process that is no longer idle asks too, if that has
+ * armed the slot: what became ready while it woke up has found the slot unarmed.
  *
  * When all idemq.max_handler_workers are used and a handler has none, one of another handler is
  * asked to leave: an idle one, or else one that has run for a while, of the handler that has
- * most.  It does so after its job; another one is asked when that lasts.
+ * most.  It leaves after its job; if that lasts, another one is asked.
  *
  * Locks: handlers_lock, level 4, covers all but the atomics of slots.
  */
@@ -68,7 +69,7 @@ typedef struct HandlerPost
 	int64 since; /* mono: of the start */
 	bool idle;
 	bool leave;	 /* it is to end after its job */
-	int64 asked; /* mono: since when, for another handler */
+	int64 asked; /* mono: when it was asked to, for another handler */
 } HandlerPost;
 
 typedef struct Board
@@ -101,7 +102,7 @@ same(HandlerKey a, HandlerKey b)
 	return a.database == b.database && a.queue_id == b.queue_id;
 }
 
-/* Something is ready in a queue: asks for a process, if its handler wants one.  After commit. */
+/* Asks for a process, if the queue's handler wants one: something is ready, after a commit. */
 void
 idemq_handler_call(QueueSlot *slot)
 {
@@ -111,8 +112,8 @@ idemq_handler_call(QueueSlot *slot)
 }
 
 /*
- * Notes that a former server ended while a handler of the queue was at a job; again: at one that
- * has seen that too often.
+ * Notes that a former server ended while a handler of the queue was at a job; again: at a job at
+ * which that has happened too often.
  */
 void
 idemq_handler_crashed(QueueSlot *slot, bool again)
@@ -126,11 +127,11 @@ idemq_handler_crashed(QueueSlot *slot, bool again)
 /* What the posts tell of a handler, and of all. */
 typedef struct Census
 {
-	int used;		   /* of all handlers */
-	int own;		   /* of this one */
+	int used;		   /* processes of all handlers */
+	int own;		   /* those of this handler */
 	int busy;		   /* of these: at a job */
-	bool coming;	   /* one of this one is on its way */
-	bool idle;		   /* one of this one is idle */
+	bool coming;	   /* of these: one is on its way */
+	bool idle;		   /* of these: one is idle */
 	HandlerPost *free; /* a free post; NULL: none */
 } Census;
 
@@ -177,8 +178,8 @@ arm(QueueSlot *slot, HandlerKey key)
 
 /*
  * Asks a process of another handler to leave, for one that has none: see the top of the
- * file.  None when one has been asked already, which has had a turn since at most: it may be
- * at a job that does not end.  Lock held.
+ * file.  Asks none while one was asked less than FAIR_TURN ago; after that another, since that
+ * one may be at a job that does not end.  Lock held.
  */
 static void
 ask_to_leave(HandlerKey key)
@@ -215,8 +216,8 @@ ask_to_leave(HandlerKey key)
 }
 
 /*
- * Reserves a post for a process of the handler of a queue's slot, which may have so many.
- * *again: when (mono) to come again; PG_INT64_MAX: when something asks for it.
+ * Reserves a post for a process of a queue's handler, which may have so many.  *again: when
+ * (mono) to come again; PG_INT64_MAX: when something asks for it.
  */
 HandlerReserve
 idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 *again)
@@ -272,7 +273,7 @@ idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 
 	return result;
 }
 
-/* Finds the post of a ticket that no process has shown yet; NULL: none.  Lock held. */
+/* Finds the post of a ticket that no process has shown yet; NULL when there is none.  Lock held. */
 static HandlerPost *
 reserved(const HandlerTicket *ticket)
 {
@@ -310,8 +311,8 @@ idemq_handler_settle(QueueSlot *slot, HandlerKey key, int wanted)
 }
 
 /*
- * Has a database's processes end after their jobs, or, with a signal, at once; but this one.
- * Returns the pid of one that is there still, or 0.  Those on their way will find that they are
+ * Has a database's processes, but this one, end after their jobs; with a signal, at once.
+ * Returns the pid of one that is still there, or 0.  Those on their way will find that they are
  * not wanted.
  */
 pid_t
@@ -399,7 +400,7 @@ idemq_handler_idle(QueueSlot *slot, bool idle)
 	mine->idle = idle;
 	arm(slot, mine->key);
 	LWLockRelease(&board->handlers_lock);
-	/* What became ready while it woke up has asked for none. */
+	/* What became ready while it woke up has asked for no process. */
 	if (!idle)
 		idemq_handler_call(slot);
 }

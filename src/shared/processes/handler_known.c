@@ -3,7 +3,7 @@
  *		What is known of handlers: jobs that they have done, their last error, and why one
  *		cannot run.
  *
- * It is kept for as many handlers as there are entries; the one that was used least lately goes.
+ * It is kept for as many handlers as there are entries; the least recently used one goes.
  * After a start that failed the next one is put off: shared/processes/handler_board.c.
  *
  * Locks: known_lock, level 4, covers all of it.
@@ -21,7 +21,7 @@
 #define FAILED_DOUBLINGS 6
 /* Handlers of which something is known. */
 #define MAX_KNOWN 1024
-/* Jobs a second are those of so many buckets of so many microseconds, the last one under way. */
+/* The rate is that of the last so many buckets of so many microseconds; the last is under way. */
 #define RATE_BUCKETS 6
 #define RATE_BUCKET (10 * USECS_PER_SEC)
 
@@ -57,7 +57,7 @@ const ShmemPart idemq_handlers_known_part = {.area = (void **) &memory,
 											 .tranche = "idemq handlers known",
 											 .init = init_memory};
 
-/* Returns what is known of a handler; makes an entry for it with create, else NULL.  Lock held. */
+/* Returns what is known of a handler; if nothing is, a new entry (create), or NULL.  Lock held. */
 static Known *
 known_of(HandlerKey key, bool create)
 {
@@ -131,7 +131,7 @@ idemq_handler_refuse(HandlerKey key, const char *why)
 	return again;
 }
 
-/* Notes that a process failed, why NULL: before it was ready; the next one is put off. */
+/* Notes that a process failed, without why: before it was ready; the next one is put off. */
 void
 idemq_handler_put_off(HandlerKey key, const char *why)
 {
@@ -141,7 +141,7 @@ idemq_handler_put_off(HandlerKey key, const char *why)
 	unlock();
 }
 
-/* Begins the buckets anew that the time has come to.  Lock held. */
+/* Empties the buckets that time has come to.  Lock held. */
 static void
 turn_buckets(Known *known, int64 now)
 {
@@ -201,7 +201,7 @@ idemq_handler_note_ready(HandlerKey key)
 	unlock();
 }
 
-/* Notes when a handler was set: a new one is not put off for what the former could not. */
+/* Notes when a handler was set: a new one is not put off for the failures of the former. */
 void
 idemq_handler_note_set(HandlerKey key, TimestampTz set_at)
 {
@@ -217,7 +217,7 @@ idemq_handler_note_set(HandlerKey key, TimestampTz set_at)
 	unlock();
 }
 
-/* Forgets a handler: it is none any more. */
+/* Forgets a handler: the queue has none any more. */
 void
 idemq_handler_forget(HandlerKey key)
 {

@@ -67,7 +67,7 @@ typedef enum PostState
 typedef struct Post
 {
 	PostState state;
-	Oid database;	  /* read without the lock by who calls the worker, which then may err */
+	Oid database;	  /* read without the lock to call the worker: that may be another's then */
 	uint64 serial;	  /* grows with each start */
 	int away;		  /* sessions that need the database for themselves */
 	pid_t pid;		  /* of a RUNNING worker; 0: none */
@@ -79,7 +79,7 @@ typedef struct Post
 	/* for shared/sleepers/worker_call.c; no lock */
 	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake; or POST_CALLED, and when */
 	pg_atomic_uint32 asked;
-	pg_atomic_uint64 beat; /* mono of the last piece of work begun, or of waking up */
+	pg_atomic_uint64 beat; /* mono: it last began a piece of work, or woke up */
 	/* for shared/processes/worker_health.c, written by the worker alone; no lock */
 	int doing; /* kind + 1 of the chore that runs; 0: none */
 	pg_atomic_uint64 chores[CHORE_KINDS][CHORE_COUNTS]; /* since the database has the post */
@@ -97,7 +97,7 @@ typedef struct WorkerPost
 	int index;
 	Oid database;
 	uint64 serial;	  /* of this use of the post */
-	int64 not_before; /* mono: the start of a worker is not to be tried before */
+	int64 not_before; /* mono: no worker is to be started before */
 } WorkerPost;
 
 extern const ShmemPart idemq_board_part;
@@ -146,7 +146,7 @@ typedef struct HandlerKey
 typedef struct HandlerState
 {
 	int64 done;	  /* jobs since the server started */
-	int64 failed; /* attempts that failed, of these none in done */
+	int64 failed; /* attempts that failed; none of them is in done */
 	double rate;  /* jobs a second, lately */
 	bool refused; /* no process could be started, or it had to end: error says why */
 	bool waits;	  /* for a process of idemq.max_handler_workers or max_worker_processes */
@@ -170,7 +170,7 @@ extern void idemq_handler_state(HandlerKey key, HandlerState *state);
  *		The processes that run handlers.
  */
 
-/* What a process shows that was asked for. */
+/* What a process shows to get the post that was reserved for it. */
 typedef struct HandlerTicket
 {
 	int32 index; /* of its post */
@@ -222,7 +222,7 @@ typedef struct WorkerHealth
 	bool awake;
 	int doing;		/* ChoreKind, -1: none */
 	int64 last_run; /* mono; 0: none yet */
-	int64 lag;		/* us: how long something has been due that it has not done */
+	int64 lag;		/* us: how long something has been due and is not done */
 } WorkerHealth;
 
 extern const char *const idemq_chore_names[];

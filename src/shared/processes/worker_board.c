@@ -10,19 +10,22 @@
  *		WANTED -> STARTING, with a new serial: the launcher asked the postmaster
  *		STARTING -> RUNNING: the worker attached, showing the serial
  *		STARTING -> WANTED: it ended, or did not come in time, or a session needs the
- *			database: a worker that comes all the same shows another's serial or finds no
+ *			database: a worker that comes all the same shows another serial or finds no
  *			STARTING, and ends before it connects to what may be gone
- *		RUNNING -> free: the worker found no extension
+ *		WANTED, STARTING -> free: the launcher found that the database is gone
+ *		RUNNING -> free, or HELD while a session needs the database: the worker found no
+ *			extension
  *		RUNNING -> WANTED, later after each short life: the worker ended
  *		free -> HELD -> free: a session needs a database that has no worker
+ *		HELD -> WANTED: a worker was asked for meanwhile
  *
  * A session that needs a database for itself (hooks/exclusive_database.c) sends the
  * worker away: the post counts such sessions, and no worker starts while there is one.
  * How a worker sleeps and loses no wake-up stands in shared/sleepers/worker_call.c.
  *
  * Locks: see README.md, level 4.  board_lock covers every field without another rule at
- * its declaration (shared/processes/processes.h).  Who looks for a post without it may find
- * it another database's by the time that it is used.
+ * its declaration (shared/processes/processes.h).  A post that is looked for without it may
+ * be another database's by the time that it is used.
  */
 #include "postgres.h"
 
@@ -41,9 +44,9 @@
 
 /* A worker that lived so long did not fail at its start. */
 #define LONG_LIFE (10 * USECS_PER_SEC)
-/* A worker that ended is started again after that, doubled for each short life in a row, */
+/* A worker that ended is started again after that, doubled for each short life in a row. */
 #define RESTART_DELAY (USECS_PER_SEC / 2)
-/* up to so many times. */
+/* It is doubled so many times at most. */
 #define MAX_DOUBLINGS 6
 
 typedef struct Board
@@ -57,7 +60,7 @@ static Board *board = NULL;
 /* The post that this process works for, when it is a worker. */
 static Post *mine = NULL;
 
-/* Begins the counts of what the worker of a database does that has got its post. */
+/* Begins the counts of a worker whose database has got the post. */
 static void
 begin_counts(Post *post)
 {
@@ -127,8 +130,8 @@ post_of(Oid database)
 
 /*
  * Returns this database's post, NULL when it has none, as far as is known without a lock.
- * It stands mostly where it stood: so this is not linear in databases.  A worker has the
- * post that it was given, whatever has become of it.
+ * It mostly stands where it stood the last time: so this is not linear in databases.  A
+ * worker has the post that it was given, whatever has become of it.
  */
 Post *
 idemq_post_own(void)
@@ -143,8 +146,8 @@ idemq_post_own(void)
 }
 
 /*
- * Returns since when (mono) a worker has not moved though it should: since it began what it is
- * at, was called, or should have woken by itself.  The future: it may sleep.
+ * Returns since when (mono) a worker has not moved though it should: since it began its present
+ * piece of work, was called, or should have woken by itself.  A time in the future: it may sleep.
  */
 int64
 idemq_post_still_since(Post *post)
@@ -152,7 +155,7 @@ idemq_post_still_since(Post *post)
 	uint64 until = pg_atomic_read_u64(&post->asleep_until);
 	uint64 beat;
 
-	pg_read_barrier(); /* it moves, and is awake then */
+	pg_read_barrier(); /* it notes its beat before it says that it is awake */
 	beat = pg_atomic_read_u64(&post->beat);
 	return (int64) (until == PG_UINT64_MAX ? beat : Max(until & ~POST_CALLED, beat));
 }
@@ -229,8 +232,8 @@ idemq_worker_recheck(Oid database)
 }
 
 /*
- * Has a database checked for the extension, after a commit that may have brought it,
- * even by a worker that has checked before and is about to leave.
+ * Has a database checked for the extension, after a commit that may have brought it.  A
+ * worker that has checked before, and is about to leave, checks again.
  */
 void
 idemq_worker_visit(Oid database)
@@ -251,7 +254,7 @@ idemq_worker_hold(Oid database, bool *held)
 	pid_t pid = 0;
 
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
-	/* Its post, also when there is no worker: none may start now. */
+	/* Also when there is no worker: none may start now. */
 	post = find_or_take_post(database, POST_HELD);
 	if (post != NULL)
 	{
@@ -284,9 +287,9 @@ idemq_worker_release(Oid database)
 }
 
 /*
- * Sends a signal, unless that is 0, to a database's worker, if it still is that process; returns
- * whether it is: from before it is a session until it is none any more, or has said that it found
- * nothing to do.
+ * Sends a signal, unless that is 0, to a database's worker, if it still is that process.  Returns
+ * whether it is.  It is from before it is a session until it is none any more, or until it has
+ * said that it found no extension.
  */
 bool
 idemq_worker_signal(Oid database, pid_t pid, int signal_number)
@@ -322,7 +325,7 @@ idemq_workers_attach_launcher(void)
 }
 
 /*
- * Copies the posts whose worker has not attached yet, or those that want one;
+ * Copies the posts whose worker has not attached yet (starting), or those that want one;
  * none from which workers are kept away.  Returns how many.
  */
 int
@@ -343,7 +346,7 @@ idemq_workers_list(bool starting, WorkerPost *posts, int max)
 	return count;
 }
 
-/* Finds a post as the launcher copied it; NULL when it is another use by now.  Lock held. */
+/* Finds a post that the launcher copied; NULL when it serves another start now.  Lock held. */
 static Post *
 same_post(const WorkerPost *copy)
 {
@@ -391,7 +394,7 @@ idemq_worker_tells_of_update(void)
 	return tells;
 }
 
-/* Notes that no worker came of it; to be tried again in so many microseconds. */
+/* Notes that a start brought no worker; to be tried again in so many microseconds. */
 void
 idemq_worker_start_failed(int index, int64 again_in)
 {

@@ -3,14 +3,14 @@
  *		How a background worker does: what it is at, how often it has done what, and how late
  *		it is.
  *
- * The worker notes a chore when it begins and when it ends; whoever looks reads that, and
- * what is due of the database's queues, without a lock.  So an answer is no moment's: a
+ * The worker notes a chore when it begins and when it ends.  An observer reads that, and
+ * what is due of the database's queues, without a lock.  So an answer is not of one moment: a
  * chore may end between two of its fields.
  *
- * The lag is how long ago the first of all that has a time came due and was not done: a
- * lease's end, a job's time, a group's check, and the worker's own waking up.  A chore that
- * is put off since it failed, or a row that is held, counts as well: that is what the lag
- * is to show.  A time of 0 stands for "look at once" and says not since when.
+ * The lag is the age of the oldest time that has passed while its work is not done: a
+ * lease's end, a job's time, a group's check, the worker's own waking up.  A chore that is
+ * put off because it failed counts, and so does a row that is held: that is what the lag is
+ * to show.  A time of 0 says "look at once", and not since when.
  *
  * Locks: none, atomics only.  Nothing here allocates or raises.
  */
@@ -38,7 +38,7 @@ idemq_worker_begins_chore(ChoreKind kind)
 	idemq_post_mine()->doing = (int) kind + 1;
 }
 
-/* Notes that it has ended, well or not, after so long. */
+/* Notes that the chore has ended after so long; done: without an error. */
 void
 idemq_worker_ends_chore(ChoreKind kind, bool done, int64 usecs)
 {
@@ -58,7 +58,7 @@ earlier(int64 *first, int64 when)
 		*first = Min(*first, when);
 }
 
-/* Notes when the first of a queue's affairs came due. */
+/* Notes the earliest time at which something of a queue comes due. */
 static void
 first_due(const SlotView *view, void *arg)
 {

@@ -3,10 +3,10 @@
  *		The slots whose times have changed, for the background worker of a database: so it
  *		visits those, and not all slots of the server.
  *
- * The worker keeps for each slot of its database when it comes due, as of its last visit
- * (worker/chores.c).  Who lowers a time of a slot, or gives it something to do, marks the
- * slot in the set of its database's post on the board; the worker takes the marks, and
- * visits these slots again.  A set is a bit for each slot, a bit for each word of those,
+ * The worker remembers when each slot of its database comes due, as of its last visit
+ * (worker/chores.c).  A session that lowers a time of a slot, or gives it something to do,
+ * marks the slot in the set of its database's post on the board; the worker takes the marks,
+ * and visits these slots again.  A set is a bit for each slot, a bit for each word of those,
  * and one number for "all".
  *
  *		session							worker
@@ -20,16 +20,16 @@
  *
  * No time is lost.  If the session sets both bits, the worker takes them after that, and
  * reads the time.  If it finds the slot's bit set, the worker clears it after the session's
- * 2, and reads the time after that; likewise the word's bit, which the session ensures by
- * itself: another one that set the slot's bit may not have come to it yet.  By its 5 the
- * worker is awake in time to take the marks, for it takes them between saying that it is
- * awake and saying that it is asleep.
+ * 2, and reads the time after that.  So it is with the word's bit, which the session ensures
+ * by itself: another session that set the slot's bit may not have come to the word's yet.  By
+ * the session's 5 the worker is awake in time to take the marks, for it takes them between
+ * saying that it is awake and saying that it is asleep.
  *
  * A worker that starts, or begins anew, visits all slots of its database.  A database that
  * has no post when the session looks has no worker that has visited anything yet: either
  * the session sees the post, or that visit, later, sees what the session wrote.  A post
- * may become another database's meanwhile: then a bit is set for nothing, and the worker,
- * which finds the slot to be of another database, forgets it.
+ * may become another database's meanwhile: then a bit is set for nothing, and the worker
+ * finds that the slot is another database's.
  *		Model: test/model/worker.pml, with due_times.c and worker_call.c.
  *
  * Locks: none, atomics only.  Marking neither allocates nor raises.

@@ -1,15 +1,16 @@
 /*
  * shared/sleepers/due_times.c
  *		When the background worker is to do what for a queue: an array of times in its slot,
- *		one for each DueKind, each no later than the first of what it stands for.
+ *		one for each DueKind, each no later than the first thing that it stands for.
  *
- * No time is lost.  Who makes something to do has made it so that others find it (a commit, an
- * entry put under a partition's lock, a list changed under its own: each a full barrier), and
- * then lowers the time (idemq_due_by), marks the slot and calls the worker
- * (shared/sleepers/due_slots.c, worker_call.c).  Who does it first takes the time: sets it to
- * never (full barrier), then looks, and lowers it to when there is more to do.
+ * No time is lost.  A session that has something done later first makes it so that others find
+ * it (a commit, an entry put under a partition's lock, a list changed under its own: each a
+ * full barrier).  Then it lowers the time (idemq_due_by), marks the slot and calls the worker
+ * (shared/sleepers/due_slots.c, worker_call.c).  The worker, or another session that does the
+ * work, begins by taking the time: it sets the time to never (full barrier), then looks, and
+ * lowers the time to when there is more to do.
  *
- *		session							worker, or who else does it
+ *		session							worker, or another session
  *		1 makes it to be found			1 sets the time to never
  *		2 lowers the time, unless it	2 looks
  *		  is low enough					3 lowers the time to what is left
@@ -20,10 +21,11 @@
  * the first, wakes nobody for each claim.
  *		Model: test/model/worker.pml, with due_slots.c and worker_call.c.
  *
- * 0 says "look at once": it is not known since when, or to what.  A worker that failed after
- * its 1 has it set to that (worker/chore_runner.c), and one that starts, to begin with.
+ * 0 says "look at once": it is not known since when something is due, or what.  A worker that
+ * failed after its 1 sets the time to 0 (worker/chore_runner.c); one that starts sets some of
+ * them so, to begin with (worker/chores.c).
  *
- * Two kinds are written by who holds a lock that covers what they stand for, who knows the time
+ * Two kinds are written under a lock that covers what they stand for; its holder knows the time
  * and may raise it: DUE_GROUPS under the groups' lock (shared/groups/groups.c),
  * DUE_RECOVERY under the slot's (shared/slots/recovery_point.c).  They are read as the others.
  *
@@ -35,7 +37,7 @@
 #include "base/base.h"
 #include "shared/sleepers/sleepers.h"
 
-/* Returns when (mono) a time of that kind is: those of jobs are times of day. */
+/* Returns when (mono) a time of that kind is: some kinds are times of day. */
 static int64
 mono_of(DueKind kind, uint64 when)
 {
@@ -83,7 +85,7 @@ idemq_due_in(QueueSlot *slot, DueKind kind, int64 delay)
 		idemq_due_by(slot, kind, idemq_mono_now() + delay);
 }
 
-/* To be called before one does what is due of a kind; returns whether there was a time for it. */
+/* Takes the time of a kind, before the work that is due; returns whether there was one. */
 bool
 idemq_due_take(QueueSlot *slot, DueKind kind)
 {

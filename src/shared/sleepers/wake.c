@@ -12,7 +12,7 @@
  *		1 counts itself, sets its bit	1 makes the job visible: its commit
  *		  (full barrier)				2 full barrier, reads the count; 0: none sleeps
  *		2 takes a snapshot, checks		3 clears a bit, atomically; the one that
- *		3 bit still set: sleeps			  cleared it, and no other,
+ *		3 bit still set: sleeps			  clears it, and no other,
  *		4 resets its latch, checks		4 sets that session's latch
  *		  its bit again
  *
@@ -36,8 +36,8 @@
  *	   queue has had no claim for UNCLAIMED_AFTER since a signal (DUE_SIGNAL).
  *
  * What comes due by time alone has no commit that signals.  Its enqueue lowers DUE_READY,
- * and the worker signals then.  A sleeper also knows from its check when to check again:
- * at the next due time, or soon where a row was held, whose holder signals nobody.
+ * and the worker signals at that time.  A sleeper also knows from its check when to check
+ * again: at the next due time, or soon if a row was held, whose holder signals nobody.
  *
  * A lowering that may mean nothing (after an abort, by a drop of a lease entry) signals a
  * sleeper, and has the worker check the queue before it notifies those who LISTEN.  A
@@ -120,7 +120,7 @@ const ShmemPart idemq_wake_part = {.area = (void **) &sets,
 								   .name = "idemq sleepers",
 								   .init = init_sets};
 
-/* Returns the sleepers of the queue that has a slot. */
+/* Returns the sleepers of a slot's queue. */
 Sleepers *
 idemq_sleepers_of_queue(const QueueSlot *slot)
 {
@@ -183,8 +183,8 @@ idemq_sleepers_leave(Sleepers *sleepers)
 
 /*
  * Signals up to max of the sleepers of one word; of one database, unless that is InvalidOid.
- * Returns how many.  Each of them once: who sets its bit from here on sees what we tell of, and
- * would keep us here as long as it finds nothing.
+ * Returns how many.  Each is signalled once: a session that sets its bit from here on sees what
+ * we tell of, and would keep us here as long as it finds nothing.
  */
 static int
 wake_word(Sleepers *sleepers, int word, Oid database, int max)
@@ -219,7 +219,7 @@ wake(Sleepers *sleepers, Oid database, int max)
 
 	if (!idemq_sleepers_any(sleepers))
 		return 0;
-	/* No word is always the first: each waker begins elsewhere, and goes on by one each time. */
+	/* No word is always the first: each waker begins at another, and at the next one each time. */
 	first = (int) ((last++ + (uint32) MyProcPid) % (uint32) words);
 	for (int i = 0; i < words && woken < max; i++)
 		woken += wake_word(sleepers, (first + i) % words, database, max - woken);
@@ -246,9 +246,9 @@ idemq_wake_again(QueueSlot *slot, int count)
 }
 
 /*
- * Follows a lowering of a ready cursor by a commit: count jobs are ready, and
- * later, unless it is DT_NOEND, is when the next comes due.  A queue that has no slot has
- * no sleepers.
+ * To be called after a commit has lowered a ready cursor: count jobs are ready, and later,
+ * unless it is DT_NOEND, is when the next comes due.  A queue that has no slot has no
+ * sleepers.
  */
 void
 idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later)
@@ -283,7 +283,7 @@ idemq_wake_if_ready(QueueSlot *slot, int32 queue_id, int count)
 	idemq_wake_again(slot, count);
 }
 
-/* Wakes all sleepers of a database for results; of the others, which share the sets, nobody. */
+/* Wakes all sleepers of a database for results, none of the others, which share the sets. */
 static void
 wake_for_results(Oid database)
 {
@@ -298,7 +298,7 @@ idemq_wake_for_results(void)
 	wake_for_results(MyDatabaseId);
 }
 
-/* Wakes all sleepers of a dropped queue, or for a result of its jobs. */
+/* Wakes all sleepers of a queue that is gone, and all that wait for a result in this database. */
 void
 idemq_wake_queue(QueueSlot *slot, int32 queue_id)
 {
@@ -319,8 +319,8 @@ wake_slot(const SlotView *view, void *arg)
 
 /*
  * Wakes all sleepers for any queue or result of a database: what they know of it is
- * old.  With ready, the worker looks at each queue as well, and has those who LISTEN
- * notified if something is ready.
+ * old.  With ready, the worker also looks at each queue, and notifies those who LISTEN if
+ * something is ready.
  */
 void
 idemq_wake_database(Oid database, bool ready)
@@ -337,7 +337,7 @@ idemq_wake_claimed(QueueSlot *slot)
 		pg_atomic_write_u64(&slot->due[DUE_SIGNAL], DUE_NEVER);
 }
 
-/* Wakes the sleepers for the result of a job of this database, which has one now. */
+/* Wakes the sleepers for the result of a job of this database: it has one now. */
 void
 idemq_wake_for_result(int64 job_id)
 {

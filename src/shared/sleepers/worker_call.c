@@ -3,12 +3,12 @@
  *		How a background worker is woken: when it sleeps, who needs it, and for which slot.
  *
  * No wake-up of a worker is lost.  The worker writes asleep_until = never
- * (idemq_worker_awake), full barrier, takes the marks of slots (shared/sleepers/due_slots.c), checks
- * what is due, writes asleep_until = until (idemq_worker_asleep), and waits on its latch.
- * A session that has something for time t writes it down (shared/sleepers/due_times.c,
- * or a ring of news), marks the slot, full barrier, reads asleep_until, and
- * sets the latch if t is less (idemq_worker_need_slot; idemq_worker_need_by for what is no
- * slot's).  If it read
+ * (idemq_worker_awake), full barrier, takes the marks of slots (shared/sleepers/due_slots.c),
+ * checks what is due, writes asleep_until = until (idemq_worker_asleep), and waits on its
+ * latch.  A session that has something for time t writes it down (shared/sleepers/due_times.c,
+ * or a ring of news), marks the slot, full barrier, reads asleep_until, and sets the latch if
+ * t is less (idemq_worker_need_slot; idemq_worker_need_by for what belongs to no slot).  If it
+ * read
  *	 - never: the latch is set, and the worker, between its check and its sleep, does not
  *	   sleep;
  *	 - an until later than t: the latch is set;
@@ -20,12 +20,12 @@
  * wakes in vain, and the right one has just started and checks everything.
  *
  * A worker that is awake notes each piece of work that it begins (beat).  One that sleeps
- * should wake when it said that it would, or when it is called: the first call puts the time of
- * the call, with the bit POST_CALLED, in the place of the until that it has read, by
- * compare-and-swap, and then sets the latch.  With that bit it is later than every t; and a
- * worker that has woken meanwhile, and sleeps again, is woken by that latch once more.  One that
- * has not moved for IDEMQ_STUCK_AFTER, since it is stopped, or at one long piece of work, is as
- * good as none.  Nobody watches it: who asks (idemq_worker_present), looks.
+ * should wake when it said that it would, or when it is called.  The first call puts the time
+ * of the call, with the bit POST_CALLED, in the place of the until that it has read, by
+ * compare-and-swap, and then sets the latch.  With that bit the value is later than every t;
+ * and a worker that has woken meanwhile, and sleeps again, is woken by that latch once more.
+ * A worker that has not moved for IDEMQ_STUCK_AFTER is as good as none: it is stopped, or at
+ * one long piece of work.  Nobody watches it: idemq_worker_present looks when it is asked.
  *
  * The proof of the marks stands in shared/sleepers/due_slots.c.
  *		Model: test/model/worker.pml; the worker, three sessions, two slots, one chore that fails.
@@ -63,7 +63,7 @@ call(Post *post, int64 mono)
 	int32 proc = post->proc;
 	uint64 until;
 
-	/* What our caller has written comes before. */
+	/* After what our caller has written. */
 	pg_memory_barrier();
 	until = pg_atomic_read_u64(&post->asleep_until);
 	if ((uint64) Max(mono, 0) >= until || proc < 0)
@@ -75,8 +75,8 @@ call(Post *post, int64 mono)
 }
 
 /*
- * Has this database's worker awake at a time (mono) at the latest, for what is no slot's.
- * Does nothing without a worker.
+ * Has this database's worker awake by a time (mono), for what belongs to no slot.  Does
+ * nothing without a worker.
  */
 void
 idemq_worker_need_by(int64 mono)
@@ -90,7 +90,7 @@ idemq_worker_need_by(int64 mono)
 		call(post, mono);
 }
 
-/* Marks the slot of that index, for what was written down before; idemq_worker_need_by follows. */
+/* Marks the slot of that index, for what was written down; idemq_worker_need_by is to follow. */
 void
 idemq_worker_mark_slot(int slot)
 {
@@ -126,14 +126,14 @@ idemq_worker_note_schedules(void)
 	Post *post = idemq_post_own();
 
 	if (post == NULL)
-		return; /* one that comes lists them */
+		return; /* a worker that comes lists them */
 	(void) pg_atomic_fetch_or_u32(&post->asked, POST_ASKED_SCHEDULES);
 	idemq_worker_need_by(0);
 }
 
 /*
- * Tells this database's worker that something was counted, which the step of the history that is
- * under way is to have; after the commit, and after it was counted.
+ * Tells this database's worker that something was counted for the history's present step; to be
+ * called after the commit, and after it was counted.
  */
 void
 idemq_worker_note_counts(void)
@@ -144,12 +144,12 @@ idemq_worker_note_counts(void)
 		return;
 	pg_memory_barrier();
 	if ((pg_atomic_read_u32(&post->asked) & POST_ASKED_HISTORY) != 0)
-		return; /* it is still to read what was counted */
+		return; /* the worker is yet to read what was counted */
 	(void) pg_atomic_fetch_or_u32(&post->asked, POST_ASKED_HISTORY);
 	idemq_worker_need_by(idemq_mono_now() + IDEMQ_HISTORY_STEP);
 }
 
-/* Returns whether this worker is asked for something (POST_ASKED_...); take: once. */
+/* Returns whether this worker is asked for something (POST_ASKED_...); take: and clears that. */
 bool
 idemq_worker_is_asked(uint32 what, bool take)
 {
@@ -159,7 +159,7 @@ idemq_worker_is_asked(uint32 what, bool take)
 	return (were & what) != 0;
 }
 
-/* Says that this worker is awake, before it checks for work: from here on all wakes it. */
+/* Says that this worker is awake, before it checks for work: from here on every call wakes it. */
 void
 idemq_worker_awake(void)
 {
@@ -176,7 +176,7 @@ idemq_worker_beats(void)
 	pg_atomic_write_u64(&idemq_post_mine()->beat, (uint64) idemq_mono_now());
 }
 
-/* Says until when (mono) this worker will sleep; then it waits on its latch. */
+/* Says until when (mono) this worker will sleep, before it waits on its latch. */
 void
 idemq_worker_asleep(int64 until)
 {

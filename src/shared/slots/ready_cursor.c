@@ -17,14 +17,14 @@
  * advances at a > s (idemq_cursor_advance).  A writer lowers after its row is visible
  * (idemq_cursor_lower), which adds the key to a history of lowerings; the advance is
  * bounded by the least key lowered since r.  Lowerings before r are in the cursor that was
- * read.  So the claimer may pass an entry of the index if that holds still at a, or is
- * answered by a lowering after r:
+ * read.  So the claimer may pass an entry of the index if the invariant still holds for it
+ * at a, or if a lowering after r answers it:
  *
  *	 - It has a lease entry without an ender: the job is being claimed, or in processing.
  *	   An abort of the claim drops the entry, then lowers.  An end begins after the check
  *	   of the entry: what becomes claimable by it is written after s, and lowered to.
  *	 - It has a lease entry with an ender: the snapshot tells, as below.  If it shows the
- *	   job ready, the end has committed, and the job was made ready by a lowering perhaps
+ *	   job ready, the end has committed, and whoever made the job ready has lowered, perhaps
  *	   before r.  So the entry remembers the key, and its drop lowers to it (passed_by in
  *	   shared/leases/leases.c).
  *	 - The snapshot does not see it: its inserter commits after s, then lowers.
@@ -34,19 +34,19 @@
  *	 - It changed since the snapshot (READ COMMITTED): the writer committed after s, and
  *	   lowers to the old key and the new one.
  *	 - It is in processing without a lease entry: not claimable, until the search for lost
- *	   leases adopts it.  An entry put in error goes with an unset of the cursors.
+ *	   leases adopts it.  An entry that was put in error goes with an unset of the cursors.
  *
  * A claimer stays before a row that another session holds and that has no entry: a DBA's
  * row lock, a foreign key check, a prepared transaction, a claim with a full table.  Such a
  * holder may owe no lowering.  Above READ COMMITTED it also stays before what its own
  * snapshot does not see.
  *
- * Lowered to are the keys of enqueue, replace, fail, release, reap, retry, redrive; of
- * expire, cancel and commit_once, if they abort; of an aborted claim; and of statements
+ * The cursor is lowered to the keys of enqueue, replace, fail, release, reap, retry, redrive;
+ * of expire, cancel and commit_once, if they abort; of an aborted claim; and of statements
  * that are not idemq's, by a row trigger (hooks/row_triggers.c).  A transaction keeps the
  * least key for each queue and priority (txn/pending_queues.c): too low is only slow.
  *
- * To read before the snapshot, and to lower after visibility, are the two halves of the
+ * Reading before the snapshot and lowering after visibility are the two halves of the
  * proof: change neither.
  *		Model: test/model/cursor.pml; two claimers with three calls, an enqueue, a retry, three jobs
  *		under four keys, one abort.
@@ -120,7 +120,10 @@ idemq_cursor_unset_locked(QueueSlot *slot)
 		lower_locked(slot, p, READY_KEY_MIN);
 }
 
-/* Reads cursors and sequence; returns false, with none, for a queue that has no slot any more. */
+/*
+ * Reads cursors and sequence, and returns with the slot's lock held.  For a queue that has no
+ * slot any more it returns false, with no lock held and all cursors unset.
+ */
 static bool
 read_and_lock(QueueSlot *slot, int32 queue_id, CursorView *view)
 {

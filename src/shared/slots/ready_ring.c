@@ -25,24 +25,24 @@
  *	   lowering comes after r.
  *	 - A row whose update was not HOT has an entry more, and often with the same key: the
  *	   version that a snapshot sees may be that of any of them.  So a ring and a copy of it
- *	   end between two keys (whole_keys): who goes on behind the last key has not left an
- *	   entry of it out.  Of the key with which a ring begins only those are missing that the
- *	   scan had passed, and which its snapshot did not see: who makes one of them claimable
- *	   lowers to it.
+ *	   end between two keys (whole_keys): a claim that goes on behind the last key has not
+ *	   left an entry of that key out.  Of the key with which a ring begins only such entries
+ *	   are missing as the scan had passed and its snapshot did not see: whoever makes one of
+ *	   them claimable lowers to it.
  *	 - A HOT update has no entry of its own: the ring has the root of its chain, as the
  *	   index does.  An update that makes a new entry with an old key (a claim on a full
  *	   page) lowers no cursor when it commits, and need not: its version is not claimable,
  *	   and the version that will be lowers to its own key.
- *	 - What VACUUM has taken out of the index, and what another row may now stand in the
- *	   place of, no snapshot saw any more: the claim compares the row with the key.  After
- *	   VACUUM FULL the TIDs are of another file: a claim that has the table open compares
- *	   the file's number, and goes by the index.
+ *	 - What VACUUM has taken out of the index no snapshot saw any more.  Another row may
+ *	   stand in its place now: the claim compares the row with the key.  After VACUUM FULL
+ *	   the TIDs are of another file: a claim that has the table open compares the file's
+ *	   number, and goes by the index.
  *	 - A transaction's own rows, which it may claim before they are committed and lowered
  *	   to, cut its copy (txn/pending_queues.c).  Above READ COMMITTED there is no ring.
  *		Model: test/model/cursor.pml, with three entries.
  *
- * One ring for each queue, of whatever priority was scanned last; another one's replaces
- * it when it has more entries ahead of its cursor.
+ * A queue has one ring, of one priority.  Another one replaces it when that has more entries
+ * ahead of its cursor, or when this one serves no claim any more.
  *
  * Locks: the slot's, which the callers in ready_cursor.c hold.
  */
@@ -83,8 +83,8 @@ same_key(ReadyKey a, ReadyKey b)
 }
 
 /*
- * Returns how many of the first entries, at most so many, have the others of their keys
- * with them.
+ * Returns how many of the first entries, at most so many, end between two keys: each has
+ * the others of its key with it.
  */
 static int
 whole_keys(const ReadyEntry *entries, int count, int most)
@@ -103,7 +103,7 @@ serves(const ReadyRing *ring, const ReadyKey *cursors)
 	return ring->count > 0 && !ready_key_less(cursors[ring->priority], ring->from);
 }
 
-/* Returns how many entries claims have before them. */
+/* Returns how many entries lie ahead of the cursor, for claims to go through. */
 static int
 ahead(const ReadyRing *ring, const ReadyKey *cursors)
 {
@@ -111,8 +111,8 @@ ahead(const ReadyRing *ring, const ReadyKey *cursors)
 }
 
 /*
- * Returns whether claims that go through the ring do not meet an entry of the index that
- * they would meet there.
+ * Returns whether the ring lacks an entry of the index: claims that go through the ring do
+ * not meet it, and in the index they would.
  */
 bool
 idemq_ring_hides(const ReadyRing *ring, const ReadyKey *cursors, int priority,

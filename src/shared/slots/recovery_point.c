@@ -3,17 +3,17 @@
  *		How far the search for leases that memory lost has come, in each queue's
  *		slot.  job/recover.c does the searching.
  *
- * A search is needed where a job may be in flight without a lease entry: of a new slot
- * (so after each start), after a claim with a full lease table, COMMIT PREPARED, a row that
- * was written by hand. DUE_RECOVERY is when it may go on.  The search goes over the ready
- * index in steps, by claims and by the worker; each step notes where it ended.  A search that
- * is asked for while one is under way moves the epoch, which voids what the older one notes;
- * or it makes the older one incomplete, so that another follows.
+ * A search is needed where a job may be in flight without a lease entry: in a new slot
+ * (so after each start), after a claim with a full lease table, COMMIT PREPARED, or a row
+ * that was written by hand.  DUE_RECOVERY is when it may go on.  The search goes over the
+ * ready index in steps, by claims and by the worker; each step notes where it ended.  A
+ * search that is asked for while one is under way moves the epoch, which voids what the
+ * older one notes; or it makes the older one incomplete, so that another follows.
  *
- * Locks: see README.md, level 3; DUE_RECOVERY is written under the slot's lock, and read
+ * Locks: see README.md, level 3.  DUE_RECOVERY is written under the slot's lock, and read
  * without it by every claim: one that reads too early does no step of a search that has
- * just been asked for.  Who must know whether one is needed (job/limits.c) asks
- * idemq_slot_status.
+ * just been asked for.  A caller that must know whether a search is needed (job/limits.c)
+ * asks idemq_slot_status.
  *
  * What txn/pending.c calls after commit or abort neither allocates nor raises.
  */

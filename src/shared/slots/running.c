@@ -10,12 +10,12 @@
  * processing, in any snapshot.  Each has an entry from before it is an open claim until
  * after the commit that ends it is visible, and each entry is counted, unless borrowed.
  * A transaction T may borrow, claim in place of an attempt, as often as it ends attempts
- * that are counted (txn/pending_queues.c).  Until T's commit a borrowed claim is in O, and what
- * it replaces in P: O and P together exceed the count by what T has borrowed, and no
- * more jobs than max_running are worked on, since T has finished with the others.  At
- * T's commit, in one instant, the ended leave P and the borrowed enter it, one for one.
- * After it the borrowed are counted first, then the ended entries go: in between the
- * count is too high, never too low.  If T aborts, the borrowed entries go uncounted, and
+ * that are counted (txn/pending_queues.c).  Until T's commit a borrowed claim is in O, and
+ * the attempt that it replaces is in P: O and P together exceed the count by what T has
+ * borrowed.  No more jobs than max_running are worked on, since T has finished with the
+ * others.  At T's commit, in one instant, the ended leave P and the borrowed enter it, one
+ * for one.  After it the borrowed are counted first, then the ended entries go: in between
+ * the count is too high, never too low.  If T aborts, the borrowed entries go uncounted, and
  * the others stay.
  *
  * What could spoil that:
@@ -28,18 +28,18 @@
  *	 - the limit was lowered: nothing is borrowed while the count, less what T ends, is at
  *	   the limit;
  *	 - a slot goes to another queue: its lives are numbered, in the word that has the
- *	   count, and an entry knows in which it was counted.  What belongs to a former life
+ *	   count, and an entry knows in which life it was counted.  An entry of a former life
  *	   is not subtracted;
  *	 - entries are from before the queue had this slot: TRUNCATE takes the slots away first,
  *	   then the entries, and one that is put meanwhile is counted nowhere, and so refused;
  *	 - jobs are in processing without an entry (restart, COMMIT PREPARED, rows made by
  *	   hand): a queue with max_running hands out nothing while a search is needed, and
- *	   a claim searches to the end.  If another one is asked for meanwhile, again and again
- *	   perhaps (COMMIT PREPARED), the claim believes its own, from the start: what came since
- *	   asks no limit, and counts as if it had come after the claim.  (Neither a claim nor
- *	   the end of an attempt in such a queue can be prepared: txn/pending.c.)  An attempt
- *	   without an entry that T has ended is not seen by T's own search, so no search by T is
- *	   believed (idemq_borrowed_uncounted);
+ *	   a claim searches to the end.  Another search may be asked for meanwhile, perhaps again
+ *	   and again (COMMIT PREPARED): then the claim believes its own search, from the start.
+ *	   What came since asks no limit, and counts as if it had come after the claim.  (Neither
+ *	   a claim nor the end of an attempt in such a queue can be prepared: txn/pending.c.)  An
+ *	   attempt without an entry that T has ended is not seen by T's own search, so no search
+ *	   by T is believed (idemq_borrowed_uncounted);
  *	 - the lease table is full: no claim without an entry in a queue with max_running.
  * idemq.check() adds up the entries with all partitions locked, and compares.
  *
@@ -59,7 +59,7 @@
 #include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 
-/* Returns whether an entry is counted in what is its queue's slot now. */
+/* Returns whether an entry is counted in the present life of the slot that counted it. */
 bool
 idemq_running_is_counted(const RunningCounted *counted)
 {
@@ -130,7 +130,7 @@ idemq_running_count(const QueueSlot *slot)
 	return (int) RUNNING_COUNT(pg_atomic_read_u64((pg_atomic_uint64 *) &slot->running));
 }
 
-/* Wakes one sleeper if a limit, by its bit, has refused a claim since the last wake-up. */
+/* Wakes one sleeper if the limit of that bit has refused a claim since the last wake-up. */
 void
 idemq_running_wake_refused(QueueSlot *slot, int32 queue_id, uint32 limit)
 {

@@ -1,13 +1,13 @@
 /*
  * shared/slots/settings_version.c
- *		Numbers that move when the settings of a queue change, its grants included: by
- *		them a session knows which of the queues that it has read it must read again.
+ *		Numbers that move when the settings of a queue change, its grants included.  A
+ *		session that has read a queue reads it again when its number has moved.
  *
- * A queue's number is one of QUEUE_STRIPES, whether or not it has a slot, so queues may
- * share one; whoever finds it moved reads a queue again that has not changed.  A database
- * has two more: the changes of any of its queues, and those of all at once (TRUNCATE,
- * COMMIT PREPARED, DROP EXTENSION); and a third for whether it follows another database
- * (queue/following.c), by the same order.  Databases may share these.
+ * A queue's number is one of QUEUE_STRIPES, whether or not it has a slot.  Queues may share
+ * one: then a session reads a queue again that has not changed.  A database has three
+ * numbers: for changes of any of its queues; for changes of all at once (TRUNCATE,
+ * COMMIT PREPARED, DROP EXTENSION); and, moved and read in the same order, for whether it
+ * follows another database (queue/following.c).  Databases may share these.
  *
  *		who changes a queue				who reads it
  *		1 its commit is visible			1 reads the number
@@ -45,7 +45,7 @@ typedef enum DatabaseNumber
 
 typedef struct VersionsShared
 {
-	/* Those of queues, then those of databases. */
+	/* The queues' numbers, then the databases'. */
 	pg_atomic_uint64 numbers[QUEUE_STRIPES + DATABASE_STRIPES * DATABASE_NUMBERS];
 } VersionsShared;
 
@@ -76,14 +76,14 @@ of_database(DatabaseNumber number)
 							number];
 }
 
-/* Queues of one database, whose ids are in a row, share none while there are few. */
+/* The ids of a database's queues are in a row: they share no number while they are few. */
 static int
 stripe_of(int32 queue_id)
 {
 	return (int) ((MyDatabaseId * UINT32_C(2654435761) + (uint32) queue_id) % QUEUE_STRIPES);
 }
 
-/* Notes a change of a queue of this database, or, with 0, of all, whose commit is visible. */
+/* Notes a change, whose commit is visible, of a queue of this database; with 0, of all. */
 void
 idemq_version_move(int32 queue_id)
 {
@@ -114,14 +114,14 @@ idemq_version_of_all(void)
 	return pg_atomic_read_u64(of_database(ALL_QUEUES));
 }
 
-/* Notes that a transaction has ended that switched whether this database follows another. */
+/* Notes the end of a transaction that switched whether this database follows another. */
 void
 idemq_version_move_following(void)
 {
 	(void) pg_atomic_fetch_add_u64(of_database(FOLLOWING), 1);
 }
 
-/* Returns a number, never 0, that stays as it is while none does. */
+/* Returns a number, never 0, that stays as it is while no such transaction ends. */
 uint64
 idemq_version_of_following(void)
 {

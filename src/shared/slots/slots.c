@@ -3,13 +3,13 @@
  *		The queues' slots in shared memory: the array of them, the hash that finds a
  *		queue's, and their locks.
  *
- * What stands in a slot is its users' (shared/slots/slots.h).  queue/slot_life.c gives a
- * queue its slot and takes it back; slot_reset here is the one place that sets the
+ * The fields of a slot belong to its users (shared/slots/slots.h).  queue/slot_life.c gives
+ * a queue its slot and takes it back; slot_reset here is the one place that sets the
  * fields of a slot for its next life.
  *
- * A caller's slot pointer may be NULL or old: every function checks whose slot it is,
- * and looks for the queue's if need be.  Where the queue has none there is nothing to do:
- * what is here is unset when it gets one.
+ * A caller's slot pointer may be NULL or old: a function that takes the queue's id as well
+ * checks whose slot it is, and looks for the queue's if need be.  If the queue has none,
+ * there is nothing to do: a slot is reset when a queue gets it.
  *
  * Locks: see README.md.  slots_lock (level 2) covers the hash of slots and their
  * allocation; each slot's lock (level 3) covers its fields, unless shared/slots/slots.h says
@@ -114,7 +114,7 @@ const ShmemPart idemq_slots_part = {.area = (void **) &shared,
 
 /*
  * Returns whether a slot is the queue's.  Without its lock the answer may be old
- * by the time it is used; only a queue that is being dropped loses its slot.
+ * by the time it is used; a queue loses its slot only by a drop or a TRUNCATE.
  */
 static bool
 is_slot_of(const QueueSlot *slot, Oid database, int32 queue_id)
@@ -122,7 +122,7 @@ is_slot_of(const QueueSlot *slot, Oid database, int32 queue_id)
 	return slot != NULL && slot->key.database == database && slot->key.queue_id == queue_id;
 }
 
-/* Takes slots_lock: no slot gets a queue, or with LW_EXCLUSIVE is looked up, meanwhile. */
+/* Takes slots_lock: no queue gets a slot meanwhile; with LW_EXCLUSIVE none is looked up. */
 void
 idemq_slots_lock(LWLockMode mode)
 {
@@ -211,8 +211,8 @@ idemq_slot_at(int index)
 }
 
 /*
- * Copies views of a database's queues, max at most, that come behind the slot with
- * the index after; returns how many.
+ * Copies views of a database's queues, max at most, from the slots behind the index after;
+ * returns how many.
  */
 static int
 copy_views(Oid database, int after, SlotView *views, int max)
@@ -253,7 +253,7 @@ idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *a
 	} while (count == (int) lengthof(views));
 }
 
-/* Copies the view of the slot of that index; false when it is no queue's of the database. */
+/* Copies the view of the slot of that index; false when no queue of the database has it. */
 bool
 idemq_slot_view(int index, Oid database, SlotView *view)
 {
@@ -304,8 +304,8 @@ idemq_slot_current(QueueSlot *slot, int32 queue_id)
 }
 
 /*
- * Notes that this transaction has just created the queue, and given it its slot: of what it
- * does in this life of the slot, nothing was before.  A rollback takes the slot away.
+ * Notes that this transaction has just created the queue, and given it its slot: memory
+ * knows all that the queue has ever done.  A rollback takes the slot away.
  */
 void
 idemq_slot_note_new(QueueSlot *slot, int32 queue_id)
@@ -328,8 +328,8 @@ idemq_slot_note_claim(QueueSlot *slot)
 }
 
 /*
- * Says since when, on the monotonic clock, memory knows all that a queue does: since it has its
- * slot, or, of one that was created since, always: 0.  False for a queue without a slot.
+ * Says since when (mono) memory knows all that a queue does: since it got its slot, or 0,
+ * always, if it got the slot when it was created.  False for a queue without a slot.
  */
 bool
 idemq_slot_known_since(QueueSlot *slot, int32 queue_id, int64 *since)
@@ -341,7 +341,10 @@ idemq_slot_known_since(QueueSlot *slot, int32 queue_id, int64 *since)
 	return true;
 }
 
-/* Takes the lock of the queue's slot, *slot or another; false, and none, without a slot. */
+/*
+ * Locks the slot of a queue of this database, and sets *slot to it if it is another.
+ * Returns false, with no lock held, when the queue has none.
+ */
 bool
 idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode)
 {

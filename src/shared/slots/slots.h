@@ -49,7 +49,7 @@ typedef struct RingView
 	int count;
 	int left; /* entries in the ring behind these */
 	Oid file;
-	ReadyKey bound; /* a key some entries ahead, READY_KEY_MIN for none: of the ring's priority */
+	ReadyKey bound; /* a key some entries ahead: of the last one copied; READY_KEY_MIN: none */
 	ReadyKey end;	/* of the ring */
 	ReadyEntry entries[RING_MAX_WANTED + RING_SPARE];
 } RingView;
@@ -141,8 +141,8 @@ typedef struct QueueSlot
 	ReadyKey cursor[IDEMQ_PRIORITIES]; /* below it nothing can be claimed */
 	History history[IDEMQ_PRIORITIES]; /* of lowerings */
 	RecoveryPoint recovery;			   /* its epoch moves whenever a search is asked for */
-	int64 next_verify;				   /* mono: of the cursors, not before */
-	int64 known_since;				   /* mono: what its queue did is known since then; 0: all */
+	int64 next_verify;				   /* mono: the cursors are not verified before */
+	int64 known_since;				   /* mono: memory knows what its queue did since; 0: always */
 	pg_atomic_uint64 due[DUE_KINDS];   /* for shared/sleepers/due_times.c; no lock */
 	pg_atomic_uint64 claimed_at;	   /* mono, to the second: the last claim; 0: none; no lock */
 	/* for shared/processes/handler_board.c */
@@ -165,7 +165,7 @@ typedef struct QueueSlot
 #define DEPENDENCIES_BITS (DEPENDENCIES_KNOWN | DEPENDENCIES_SOME)
 #define DEPENDENCIES_UNSET 4
 
-/* Clears these bits; who reads rows meanwhile has read in vain. */
+/* Clears these bits; a session that reads rows meanwhile has read them in vain. */
 static inline void
 slot_unset_dependencies(QueueSlot *slot, uint32 bits)
 {
@@ -273,7 +273,7 @@ typedef struct RunningCounted
 	uint32 units; /* 0, or 1; more until a claim that took the entry over ends */
 } RunningCounted;
 
-/* Where something was counted that is running no more, for idemq_running_freed. */
+/* The slot that counts one running job less, for idemq_running_freed. */
 typedef struct RunningFreed
 {
 	int32 slot; /* by index; -1: nowhere */
