@@ -3,13 +3,12 @@
  *		The jobs that a handler's process has claimed: those that it runs now, and those that
  *		the open transaction claims.
  *
- * Claims are attached: the process' end is the lease's.  They last as long as the queue lets
- * any (max_lease), so that no heartbeat is needed: not the lease bounds a job here, but
- * job_timeout.
+ * Claims are attached: the lease ends with the process.  It is as long as the queue allows
+ * (max_lease), so that no heartbeat is needed: job_timeout bounds a job here, not the lease.
  *
- * The rows are copied into memory of their own, two pieces by turns: those of the last claim
- * are at work while the next is made, in the same transaction.  Once that has committed they
- * change places; if it has not, what was claimed is forgotten by the next claim.
+ * The rows are copied into one of two pieces of memory by turns: the jobs of the last claim are at
+ * work while the next claim is made, in the same transaction.  Once that has committed the pieces
+ * change places; if it has not, the next claim forgets what was claimed.
  */
 #include "postgres.h"
 
@@ -37,7 +36,7 @@ idemq_claimed_now(void)
 	return at_hand;
 }
 
-/* Returns the shape of their rows, as idemq.claim answers. */
+/* Returns the shape of the jobs' rows, as idemq.claim answers. */
 TupleDesc
 idemq_claimed_desc(void)
 {
@@ -80,7 +79,7 @@ keep(ClaimedJob *job)
 	job->token = DatumGetInt64(heap_getattr(job->row, 2, desc, &isnull));
 	job->attempt = DatumGetInt32(heap_getattr(job->row, 3, desc, &isnull));
 	job->payload = heap_getattr(job->row, 6, desc, &isnull);
-	/* What has failed before is not to take others along. */
+	/* A job that has failed before is not to take others along. */
 	job->alone = job->attempt > 1;
 }
 
@@ -98,7 +97,7 @@ idemq_claimed_more(const QueueInfo *queue, int wanted)
 	call.desc = desc;
 	call.store = tuplestore_begin_heap(false, false, work_mem);
 	call.scan.queue = *queue;
-	/* It is counted from the call (handler/limits.c), not from here. */
+	/* job_timeout counts from the call of the function (handler/limits.c), not from here. */
 	call.scan.queue.job_timeout = 0;
 	idemq_claim_begin(&call, wanted);
 	idemq_claim_from_queue(&call);

@@ -7,24 +7,24 @@
  *		run what was claimed, in transactions of batch jobs, the last of which claims again
  *		reset the session
  *
- * It is never a superuser that has SET ROLE, which the function could RESET: the session is
- * that role's.
+ * The session is the role's own.  A superuser that has SET ROLE would not do: the function could
+ * RESET that.
  *
- * Of a batch that raises anything nothing is done; its jobs run again, each in a transaction of
- * its own, with the attempt that they have.  A job that is not at its first attempt always runs
- * alone.
+ * If anything raises an error in a batch, nothing of the batch is done; its jobs run again, each
+ * in a transaction of its own, with the attempt that they have.  A job that is not at its first
+ * attempt always runs alone.
  *
- * It ends when it has been without a job for max_idle, after MAX_JOBS jobs or MAX_AGE, when the
- * handler is another or may not run any more, and when it is asked to: for another handler, or
- * by a command that needs the database for itself.  What it has claimed and not begun it gives
- * back.
+ * The process ends when it has been without a job for max_idle, after MAX_JOBS jobs or MAX_AGE,
+ * when the handler is another or may not run any more, and when it is asked to: for another
+ * handler, or by a command that needs the database for itself.  It gives back the jobs that it
+ * has claimed and not begun.
  *
  * SIGTERM, at a shutdown or from pg_terminate_backend, ends it in the middle of a job, as any
- * session: on the way out (before_shmem_exit) the transaction is rolled back and the job given
- * back; one that this has befallen three times in a row has failed.  So has a job that ends the
- * process otherwise, by a FATAL error or because it caught the cancel of job_timeout.  Should that
- * fail, or the server crash, the lease, which is attached, ends, and the job waits as a failed one
- * does (job/reap.c).
+ * session.  On the way out (before_shmem_exit) the transaction is rolled back and the job given
+ * back; a job to which that happens three times in a row has failed.  So has a job that ends the
+ * process otherwise, by a FATAL error or because it caught the cancel of job_timeout.  If that
+ * fails, or the server crashes, the lease, which is attached, ends, and the job waits as a failed
+ * one does (job/reap.c).
  *
  * An error outside of a job (a claim that fails) ends the process, and the next one is put
  * off; 40P01 after a few more tries.  40001 does not occur: run.c.
@@ -60,7 +60,7 @@
 /* A process ends after so many jobs, and after so long. */
 #define MAX_JOBS 10000
 #define MAX_AGE USECS_PER_HOUR
-/* A claim that met another transaction in its way is made again so many times. */
+/* A claim that failed because of another transaction is made again so many times. */
 #define MAX_CLAIMS 20
 
 pg_noreturn PGDLLEXPORT void idemq_handler_main(Datum arg);
@@ -88,7 +88,7 @@ my_key(void)
 	return (HandlerKey){MyDatabaseId, run.info.queue_id};
 }
 
-/* Ends what join began.  A signal that no claim has answered is another's. */
+/* Ends what join began.  A signal that no claim has answered is passed on. */
 static void
 leave(bool answered)
 {
@@ -99,7 +99,7 @@ leave(bool answered)
 		(void) idemq_sleepers_wake(sleepers, 1);
 }
 
-/* Has this process told of what becomes ready: its bit, among the sleepers of the slot that its queue has. */
+/* Sets this process' bit among the sleepers of its queue: what becomes ready wakes it. */
 static void
 join(void)
 {
@@ -130,7 +130,7 @@ settle_at_exit(int code, Datum arg)
 		return;
 	at_work = 0;
 	AbortOutOfAnyTransaction();
-	/* The job that the function was called for; all, if that was not in a call. */
+	/* The job whose function was running; without one, all jobs of the transaction. */
 	for (int i = 0; i < count; i++)
 	{
 		ClaimedJob *each = &claimed->jobs[claimed->next + i];
@@ -156,9 +156,9 @@ between_jobs(void)
 /*
  * Takes away what a handler's function has left behind in its session: settings, temporary tables,
  * advisory locks, cursors, prepared statements, what currval knows.  (What it LISTENs to: run.c.)
- * Not by DISCARD ALL, which ends attached leases, and is slower: where there is nothing to take
- * away, nothing is done in the catalogs.  Returns false when the session is another role's now:
- * then its process had better end.
+ * Not by DISCARD ALL, which ends attached leases, and is slower: this does nothing in the
+ * catalogs when there is nothing to take away.  Returns false when the session is another role's
+ * now: then its process is to end.
  */
 static bool
 reset_session(void)
@@ -192,7 +192,7 @@ after(int done)
 	if (done > 0)
 	{
 		idemq_handler_note(my_key(), done, 0, NULL);
-		/* The crashes in a row are over; or the next job ends them, if somebody sets the handler. */
+		/* The crashes in a row are over; the next job says so if the handler's row is held now. */
 		if (run.info.crashes > 0)
 		{
 			Datum value = Int32GetDatum(run.info.queue_id);
@@ -217,14 +217,14 @@ run_next(void)
 	ClaimedJobs *claimed = idemq_claimed_now();
 	ClaimedJob *jobs = &claimed->jobs[claimed->next];
 	int left = claimed->count - claimed->next;
-	int count = 1; /* those at one's side */
+	int count = 1; /* jobs of this transaction */
 	bool claim;
 	ErrorData *error = NULL;
 	RunResult result;
 
 	while (!jobs->alone && count < left && !jobs[count].alone)
 		count++;
-	/* What was run again at once, or is not at its first attempt, may fail: no claim with it. */
+	/* A job that was run again, or is not at its first attempt, may fail: no claim with it. */
 	claim = count == left && !jobs->alone && jobs->repeats == 0 && !leaving &&
 			jobs_done + count < MAX_JOBS;
 	at_work = count;
@@ -259,7 +259,7 @@ claim(void)
 	while (result == RUN_FAILED && idemq_handler_met_another(error) && tries++ < MAX_CLAIMS);
 	if (result == RUN_FAILED)
 	{
-		/* It was not a job's: the next process is put off. */
+		/* The error was no job's: the next process is put off. */
 		const char *message = error->message != NULL ? error->message : "";
 
 		idemq_handler_put_off(my_key(), error->message != NULL ? message : "unknown error");
@@ -296,7 +296,7 @@ await_jobs(void)
 			break;
 		pgstat_report_activity(STATE_IDLE, "");
 		(void) pgstat_report_stat(true);
-		/* Its queue may have another slot by now: then it joins, and claims once more. */
+		/* The queue may have another slot by now: then this joins there, and claims once more. */
 		if (joined == idemq_sleepers_of_queue(run.slot) && idemq_sleepers_waits(joined))
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 							 (left + 999) / 1000, compat_wait_event_handler());
@@ -325,7 +325,7 @@ idemq_handler_main(Datum arg)
 	if (!idemq_handler_attach(&ticket))
 		proc_exit(0);
 	BackgroundWorkerInitializeConnectionByOid(ticket.key.database, ticket.role, 0);
-	/* Of ALTER ROLE ... SET role, too, which a RESET in the function would bring back. */
+	/* Against ALTER ROLE ... SET role, too: a RESET in the function would bring that back. */
 	SetConfigOption("role", "none", PGC_USERSET, PGC_S_OVERRIDE);
 	run.role = ticket.role;
 	run.errors =

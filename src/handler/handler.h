@@ -23,7 +23,7 @@ typedef struct ClaimedJob
 	int64 token;
 	int32 attempt;
 	int repeats;  /* times that it was run again at once */
-	bool alone;	  /* not with others in one transaction */
+	bool alone;	  /* it runs in a transaction of its own */
 	bool settled; /* this process has nothing more to do with it */
 	Datum payload;
 	HeapTuple row; /* as idemq.claim answers */
@@ -60,7 +60,7 @@ typedef enum RunResult
 typedef struct HandlerRun
 {
 	HandlerInfo info;	  /* as it was read */
-	uint64 version;		  /* of the queue's settings, before that */
+	uint64 version;		  /* of the queue's settings, read before info */
 	Oid role;			  /* that this process is connected as */
 	QueueSlot *slot;	  /* of the queue, at the last check */
 	int done;			  /* jobs that the last transaction has run */

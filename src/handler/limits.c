@@ -4,9 +4,9 @@
  *		process that runs it; how long idemq's own statements wait for a lock there; and
  *		whether the process was told to end.
  *
- * When the time is over, the function is cancelled, as by pg_cancel_backend.  One that catches
- * that, and is not done after KILL_DELAY more, ends with the process: handler/handler.c then
- * settles its job on the way out.
+ * When the time is over, the function is cancelled, as by pg_cancel_backend.  If it catches
+ * that, and is not done after KILL_DELAY more, the process ends: handler/handler.c then settles
+ * the job on the way out.
  *
  * The timers are set around the call alone: a cancel that came during the commit's wait for
  * a standby would end that wait.
@@ -29,7 +29,7 @@
 #include "base/compat.h"
 #include "handler/handler.h"
 
-/* A function that caught the cancel is ended after so many ms. */
+/* A function that has caught the cancel is ended after so many ms. */
 #define KILL_DELAY 5000
 
 static TimeoutId cancel_timeout;
@@ -38,7 +38,7 @@ static volatile sig_atomic_t armed = false;
 static volatile sig_atomic_t timed_out = false;
 static volatile sig_atomic_t terminated = false;
 
-/* The time is over. */
+/* Called when the time is over. */
 static void
 cancel(void)
 {
@@ -50,7 +50,7 @@ cancel(void)
 	SetLatch(MyLatch);
 }
 
-/* The function has caught that. */
+/* Called KILL_DELAY later: the function has caught the cancel. */
 static void
 kill_process(void)
 {
@@ -85,7 +85,7 @@ idemq_handler_limit_start(int64 length)
 	int64 ms = Min((length + 999) / 1000, PG_INT32_MAX - KILL_DELAY);
 
 	timed_out = false;
-	QueryCancelPending = false; /* meant what was before */
+	QueryCancelPending = false; /* it was for what came before */
 	if (length == 0)
 		return;
 	armed = true;
@@ -93,7 +93,7 @@ idemq_handler_limit_start(int64 length)
 	enable_timeout_after(kill_timeout, (int) ms + KILL_DELAY);
 }
 
-/* Ends it; after an error, too. */
+/* Ends the time of a job; to be called after an error, too. */
 void
 idemq_handler_limit_stop(void)
 {
@@ -108,7 +108,7 @@ idemq_handler_limit_stop(void)
 
 /*
  * Limits how long what follows waits for a lock, to the end of the transaction or of the level
- * of settings: whoever holds the lock must not hold up the handlers of others.
+ * of settings: the holder of the lock must not hold up the handlers of others.
  */
 void
 idemq_handler_limit_waits(GucAction action)

@@ -5,7 +5,7 @@
  *		begin
  *			check that the handler is the one that was read, and may run
  *			lock the row of each job, by id: no other transaction ends these attempts meanwhile.
- *			Where one does so already, a cancel perhaps, the job is given back, by the reaper
+ *			If one holds the row already, a cancel perhaps, the reaper gives the job back
  *			for each job, in the order of the claim:
  *				look whether its attempt still stands
  *				call the function
@@ -15,16 +15,16 @@
  *
  * So the effect, the end of the attempt and the next claim share one flush.  A job is committed
  * before the next one's function is called: what that function sees and does is as if the jobs
- * ran one after the other, each in a transaction of its own.  It may end the attempts of jobs
- * whose turn comes later, and these are left out then; those before it are completed.  A job
+ * ran one after the other, each in a transaction of its own.  A function may end the attempts of
+ * jobs that come after its own, and these are left out then; those before are completed.  A job
  * that its own function has settled, by commit, fail or release, stays so.
  *
- * There are no subtransactions: when anything raises, at COMMIT as well, all is rolled back, the
- * claim of the next ones included, and handler/handler.c decides what follows.
+ * There are no subtransactions: when anything raises an error, at COMMIT too, all is rolled back,
+ * the claim of the next ones included, and handler/handler.c decides what follows.
  *
  * What the function LISTENs to (PostgreSQL refuses that in a background process, but a
- * function in C may) is taken back in the same transaction; what else it leaves behind in the
- * session goes after it (handler/handler.c).
+ * function in C may do it) is taken back in the same transaction; what else it leaves behind in
+ * the session goes after that (handler/handler.c).
  */
 #include "postgres.h"
 
@@ -59,7 +59,7 @@ idemq_handler_job(void)
 	return current;
 }
 
-/* Returns the name of its queue. */
+/* Returns the name of this handler's queue. */
 const char *
 idemq_handler_queue(void)
 {
@@ -86,9 +86,9 @@ SQL_FUNCTION(idemq_sql_v2_current_job)
 }
 
 /*
- * Begins a transaction of idemq's own, in which no function is called: a claim, the end of an
+ * Begins a transaction of idemq's own, in which no function is called: a claim, or the end of an
  * attempt.  It is READ COMMITTED, whatever the role's default: a 40001 here would be no job's,
- * and end the process.  Nor does it wait for a lock: other handlers need the process.
+ * and would end the process.  It does not wait long for a lock: other handlers need the process.
  */
 void
 idemq_handler_begin(void)
@@ -99,7 +99,7 @@ idemq_handler_begin(void)
 	idemq_handler_limit_waits(GUC_ACTION_LOCAL);
 }
 
-/* Commits it. */
+/* Commits a transaction that idemq_handler_run or idemq_handler_begin has begun. */
 void
 idemq_handler_commit(void)
 {
@@ -109,7 +109,8 @@ idemq_handler_commit(void)
 
 /*
  * Checks, in a transaction, that the handler is the one that was read, and may run; looks up
- * its function and its queue.  RUN_LEAVE otherwise: why is noted where the DBA sees it.
+ * its function and its queue.  RUN_LEAVE otherwise; if it may not run, the reason is noted where
+ * the DBA sees it.
  */
 RunResult
 idemq_handler_check(HandlerRun *run, HandlerTarget *target, QueueInfo *queue)
@@ -155,9 +156,9 @@ compare_jobs(const void *a, const void *b)
 }
 
 /*
- * Locks the rows of jobs, in the order of their ids, so that two transactions never deadlock.  One
- * that somebody holds is given back: that may last for hours, and keep the process from all
- * handlers of the server.
+ * Locks the rows of jobs, in the order of their ids, so that two transactions never deadlock.  A
+ * job whose row somebody holds is given back: to wait might take hours, and keep the process from
+ * all handlers of the server.
  */
 static void
 lock(ClaimedJob *jobs, int count)
@@ -186,8 +187,8 @@ lock(ClaimedJob *jobs, int count)
 }
 
 /*
- * Calls the function for a job; the result, or *isnull.  What it has SET is over with the call
- * when it is one of several: the next one's function finds the role's settings.
+ * Calls the function for a job; returns its result, or sets *isnull.  If the job is one of
+ * several, what the function has SET ends with the call: the next job finds the role's settings.
  */
 static Datum
 call(FmgrInfo *function, const HandlerTarget *target, const ClaimedJob *job, const QueueInfo *queue,
@@ -221,9 +222,9 @@ call(FmgrInfo *function, const HandlerTarget *target, const ClaimedJob *job, con
 }
 
 /*
- * Ends a job with what its function has returned, unless the function has done so itself.
- * Raises 42501 when the role has lost the right to, and the attempt stands: the effect of a job
- * that is not done must not commit.
+ * Commits a job with what its function has returned, unless the function has ended it itself.
+ * Raises 42501 when the role has lost the right to claim, and the attempt stands: the effect of
+ * a job that is not committed must not commit.
  */
 static void
 finish(const ClaimedJob *job, Datum result, bool no_result)
@@ -266,15 +267,15 @@ run_jobs(const HandlerTarget *target, const QueueInfo *queue, ClaimedJob *jobs, 
 		finish(&jobs[i], result, isnull);
 		done++;
 	}
-	/* What the function LISTENs to is nobody's after it. */
+	/* Nothing is to read what the function LISTENs to. */
 	Async_UnlistenAll();
 	return done;
 }
 
 /*
- * Runs jobs in a transaction, which claims the next ones with claim; then these are at work.
- * Without jobs it is one of idemq's own, for the claim alone.  After RUN_FAILED, *error is what
- * was raised.
+ * Runs jobs in a transaction; with claim it also claims the next ones, which are at work after
+ * it.  Without jobs the transaction is one of idemq's own, for the claim alone.  After RUN_FAILED,
+ * *error is what was raised.
  */
 RunResult
 idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, ErrorData **error)
@@ -311,7 +312,7 @@ idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, Erro
 			}
 		}
 		idemq_handler_commit();
-		/* No interrupt is taken in between. */
+		/* No interrupt is taken between the commit and this. */
 		for (int i = 0; i < count && result == RUN_DONE; i++)
 			jobs[i].settled = true;
 		if (claim && result == RUN_DONE)

@@ -2,7 +2,7 @@
  * handler/settle.c
  *		What becomes of a job whose function has raised an error, by its SQLSTATE:
  *
- *		40001, 40P01	run again at once, three times; then as any other
+ *		40001, 40P01	run again at once, three times; then as all others
  *		IQ010			fail: retried after the interval in DETAIL, or the queue's backoff
  *		IQ011			fail: dead
  *		IQ012			release: ready again after the interval in DETAIL, or retry_base;
@@ -10,10 +10,10 @@
  *		57P01 - 57P03	release: a server shuts down, this one or one that it asked
  *		all others		fail: retried after the queue's backoff
  *
- * The error's text becomes the attempt's error; SQLSTATE, detail, hint and context its details.
- * What the job's effects were is rolled back by then; this is a transaction of its own.  It does
- * not wait for who holds the job's row: what it cannot write it hands over to the reaper
- * (job/reap.c), which knows that the attempt failed, and not why.
+ * The error's text becomes the attempt's error; SQLSTATE, detail, hint and context become its
+ * details.  The job's effects are rolled back by then; this is a transaction of its own.  It does
+ * not wait for a session that holds the job's row: what it cannot write it hands over to the
+ * reaper (job/reap.c), which knows that the attempt failed, and not why.
  */
 #include "postgres.h"
 
@@ -36,7 +36,7 @@
 #include "shared/processes/processes.h"
 #include "table/table.h"
 
-/* A job that met another in its way is run again at once so many times. */
+/* A job that failed because of another transaction is run again at once so many times. */
 #define MAX_REPEATS 3
 /* A job whose process was told to end is given back so many times in a row. */
 #define MAX_INTERRUPTS 2
@@ -92,7 +92,7 @@ read_delay(const ErrorData *error, int64 *delay)
 	}
 	PG_CATCH();
 	{
-		/* Nothing but these two was called, which hold nothing. */
+		/* Only these two functions were called, and they hold nothing. */
 		MemoryContextSwitchTo(context);
 		FlushErrorState();
 	}
@@ -132,8 +132,8 @@ choose(const ErrorData *error, const QueueInfo *queue)
 }
 
 /*
- * Ends an attempt in a transaction of its own; by way of its lease, where somebody holds the row
- * or drops its dead queue, or the role may not claim any more.
+ * Ends an attempt in a transaction of its own.  If somebody holds the row or drops its dead queue,
+ * or the role may not claim any more, ends the lease, and the reaper ends the attempt.
  */
 static void
 end_attempt(ClaimedJob *job, Finish *finish)
@@ -148,7 +148,7 @@ end_attempt(ClaimedJob *job, Finish *finish)
 							  finish->kind == FINISH_FAIL ? LOSS_FAILED : LOSS_RETURNED);
 }
 
-/* Returns whether a transaction has met another in its way, and may well succeed when it is repeated. */
+/* Returns whether a transaction failed because of another, and may succeed when repeated. */
 bool
 idemq_handler_met_another(const ErrorData *error)
 {
@@ -202,9 +202,9 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 }
 
 /*
- * Ends the attempt of a job whose process ends in the middle of it; text: why, or NULL for one
- * that was not begun, which is given back, as if it had not been claimed.  So is one whose process
- * was told to end; but the third time in a row it has failed: it may be the job that ends its
+ * Ends the attempt of a job whose process ends in the middle of it; text: why.  A job that was
+ * not begun, with text NULL, is given back, as if it had not been claimed.  So is one whose process
+ * was told to end; but the third time in a row it has failed, for it may be the job that ends its
  * processes, or takes longer than anybody lets it.  Returns whether it has failed.
  */
 bool

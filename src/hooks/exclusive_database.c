@@ -8,8 +8,8 @@
  *		ALTER EXTENSION, DROP EXTENSION idemq: they lock one table after the other,
  *			in another order than a chore.
  *
- * Only for a role that may run them: nobody else is to stop a worker.  Which databases
- * are held, until when, is in txn/pending_away.c.
+ * The worker is sent away only for a role that may run the command: nobody else is to stop a
+ * worker.  Which databases are held, until when, is in txn/pending_away.c.
  */
 #include "postgres.h"
 
@@ -37,11 +37,11 @@
 
 /* A worker gets so many steps of AWAY_STEP to go by itself, then SIGTERM. */
 #define AWAY_PATIENCE 50
-/* Then the command fails: see name_process. */
+/* After so many steps the command fails, or goes on with a warning: see name_process. */
 #define AWAY_STEPS 1000
 #define AWAY_STEP 10 /* ms */
 
-/* Returns the value of an option, or another when it is not given. */
+/* Returns the value of an option, otherwise when it is not given. */
 static const char *
 option_value(List *options, const char *name, const char *otherwise)
 {
@@ -114,7 +114,7 @@ may_copy(Oid database)
 	return may;
 }
 
-/* Returns whether the current role may have a database for itself, by that command. */
+/* Returns whether the current role may run a command that needs a database for itself. */
 static bool
 may_have(Oid database, Node *statement)
 {
@@ -130,9 +130,8 @@ may_have(Oid database, Node *statement)
 }
 
 /*
- * Says which process does not end.  Nothing can be done about one that is stopped, but to name
- * it: the command itself would count it as a session.  What is done to the extension needs locks
- * alone, and has its turn.
+ * Says which process does not end.  A process that is stopped can only be named: the command
+ * itself would count it as a session.  A command on the extension needs only locks, and goes on.
  */
 static void
 name_process(const char *what, pid_t pid, Node *statement)
@@ -158,8 +157,8 @@ sleep_a_step(void)
 
 /*
  * Has a database's processes that run handlers end, once no worker starts any: those without a
- * job at once, the others after it, or, after AWAY_PATIENCE, in the middle of it: then it is
- * given back.
+ * job at once, the others after their job.  After AWAY_PATIENCE they end in the middle of it, and
+ * give it back.
  */
 static void
 send_handlers_away(Oid database, Node *statement)
@@ -179,7 +178,7 @@ send_handlers_away(Oid database, Node *statement)
 /*
  * Sends the worker away from a database that a command, which is about to run, needs for itself,
  * until this transaction ends; and waits until it neither is a session nor will become one, and
- * until its handlers are gone.  The worker's own command is in nobody's way: worker/update.c.
+ * until its handlers are gone.  The worker's own command (worker/update.c) sends nobody away.
  */
 void
 idemq_exclusive_make_way(Node *statement)
@@ -190,7 +189,7 @@ idemq_exclusive_make_way(Node *statement)
 	if (!OidIsValid(database) || idemq_post_mine() != NULL || !may_have(database, statement))
 		return;
 	pid = idemq_pending_away_keep(database);
-	/* A session already, or not yet, or still. */
+	/* The worker may be a session already, not yet, or still. */
 	for (int i = 0; pid != 0 && (idemq_worker_signal(database, pid, 0) || BackendPidGetProc(pid));
 		 i++)
 	{

@@ -8,9 +8,9 @@
  * What only reads holds no such lock by the end of its call (table/jobs.c), so that a role
  * that may call idemq's functions, and write nothing by them, cannot have one prepared.
  *
- * A role that ends one prepared transaction and prepares another under the same name
- * between the question and the command ends one that was not asked about: of jobs that
- * it wrote itself.
+ * Between the question and the command a role may end the prepared transaction and prepare
+ * another under the same name.  Then the command ends one that was not asked about: its jobs
+ * are those that the role wrote itself.
  */
 #include "postgres.h"
 
@@ -67,7 +67,7 @@ idemq_prepared_has_written(const char *gid)
 		{
 			bool more = false;
 
-			/* The former, of one that was prepared before the server started. */
+			/* A transaction that was prepared before the server started has its xid there. */
 			found = VirtualTransactionIdIsRecoveredPreparedXact(holders[i])
 						? holders[i].localTransactionId == xid
 						: TwoPhaseGetXidByVirtualXID(holders[i], &more) == xid;

@@ -46,7 +46,7 @@ refuse(void)
 			errhint("Do not call it, and do not use it in a trigger."));
 }
 
-/* Raises 0A000 when called by anything but a trigger of that timing, and for each row if so. */
+/* Raises 0A000 when called by anything but a trigger of that timing; for_row: for each row. */
 static TriggerData *
 trigger_data(FunctionCallInfo fcinfo, TriggerEvent timing, bool for_row)
 {
@@ -58,7 +58,7 @@ trigger_data(FunctionCallInfo fcinfo, TriggerEvent timing, bool for_row)
 	return data;
 }
 
-/* What is NULL may not be read: where 8 bytes are passed by reference there are none. */
+/* Reads a version.  A NULL has nothing to read where 8 bytes are passed by reference. */
 static void
 read_version(Relation rel, HeapTuple tuple, JobVersion *version)
 {
@@ -85,9 +85,10 @@ read_version(Relation rel, HeapTuple tuple, JobVersion *version)
 }
 
 /*
- * Returns the slot of a version's queue; NULL when it has none.  That of a queue whose row is not
- * there yet, too: a restore in parallel may commit it before our jobs, and others work on it by
- * then.  So what they need is noted without a slot, and finds at the commit the one that there is.
+ * Returns the slot of a version's queue; NULL when it has none, or when the queue's row is not
+ * there yet.  A parallel restore may commit the queue before our jobs, and others may work on it
+ * by then.  So what the jobs need is noted without a slot, and finds at the commit the slot that
+ * is there.
  */
 static QueueSlot *
 slot_of(const JobVersion *version)
@@ -97,7 +98,7 @@ slot_of(const JobVersion *version)
 	return idemq_queue_by_id(version->queue_id, &queue) ? queue.slot : NULL;
 }
 
-/* Notes where a version stands, or with taken stood, in the ready index. */
+/* Notes where a version stands in the ready index; taken: where it stood. */
 static void
 note_ready(const JobVersion *version, bool taken)
 {
@@ -112,8 +113,8 @@ note_ready(const JobVersion *version, bool taken)
 }
 
 /*
- * Marks the group of a changed row: it may need a head now.  One that is blocked without a group
- * waits for its parents, which may be done.
+ * Marks the group of a changed row: it may need a head now.  A job that is blocked without a
+ * group waits for its parents, which may be done.
  */
 static void
 note_group(const JobVersion *row)
@@ -125,8 +126,8 @@ note_group(const JobVersion *row)
 }
 
 /*
- * Follows a job into another queue: what it waits for as a child; or for an event, of which it
- * asks again, since events are a queue's own.
+ * Follows a job into another queue.  As a child it waits there for its parents; one that waits
+ * for an event asks for it again, since events are a queue's own.
  */
 static void
 note_move(const JobVersion *before, const JobVersion *after)
@@ -139,12 +140,12 @@ note_move(const JobVersion *before, const JobVersion *after)
 		idemq_jobs_moved_waiter(after->id);
 	slot = slot_of(after);
 	idemq_dependency_note(slot, after->id);
-	/* One that gets its slot before our commit learns from the rows of before. */
+	/* A queue that gets its slot before our commit learns from the rows as they were. */
 	if (slot == NULL)
 		idemq_pending_note(ACTION_ROWS, NULL, 0);
 }
 
-/* Counts a row that SQL wrote; NULL: there is none. */
+/* Counts a row that SQL wrote; a version is NULL when there is none. */
 static void
 count_row(const JobVersion *before, const JobVersion *after)
 {
@@ -159,7 +160,7 @@ count_row(const JobVersion *before, const JobVersion *after)
 	}
 }
 
-/* Notes what sessions wait for that sleep until a job has its result, or is gone. */
+/* Notes that a job has its result, or is gone: sessions may sleep until then. */
 static void
 note_result(const JobVersion *before, const JobVersion *after)
 {
@@ -172,8 +173,8 @@ note_result(const JobVersion *before, const JobVersion *after)
 }
 
 /*
- * jobs_changed(): row trigger of idemq.jobs.  In a database that follows another, which
- * is to say mostly in its apply worker, nobody reads the rest: see job/follow.c.
+ * jobs_changed(): row trigger of idemq.jobs.  In a database that follows another, where mostly
+ * the apply worker writes, only results are noted: nobody reads the rest (job/follow.c).
  */
 SQL_FUNCTION(idemq_sql_v2_jobs_changed)
 {
@@ -198,7 +199,7 @@ SQL_FUNCTION(idemq_sql_v2_jobs_changed)
 	if (before != NULL)
 	{
 		note_group(before);
-		/* Our own claims do not see it any more, and pass its key: it may come back. */
+		/* Our own claims do not see the old version any more, and pass its key: it may come back. */
 		note_ready(before, true);
 		/* The change ends the attempt, and so its lease entry. */
 		if (before->status == JOB_PROCESSING &&
@@ -212,7 +213,7 @@ SQL_FUNCTION(idemq_sql_v2_jobs_changed)
 		note_ready(after, false);
 		if (!after->is_finished && after->expires_at != DT_NOEND)
 			idemq_pending_ready_note_expiry(slot_of(after), after->queue_id, after->expires_at);
-		/* Put in processing by hand, without a lease entry, it is to be searched for. */
+		/* A job that was put in processing by hand has no lease entry: it is to be searched for. */
 		if (after->status == JOB_PROCESSING &&
 			!(idemq_lease_get(after->id, &lease) && lease.token == after->token &&
 			  lease.queue_id == after->queue_id))
@@ -250,7 +251,7 @@ SQL_FUNCTION(idemq_sql_v2_dependencies_changed)
 	return PointerGetDatum(NULL);
 }
 
-/* Notes that a queue changes, of which a row was written; 0: all. */
+/* Notes that what was written changes a queue's settings; 0: all queues'. */
 static void
 note_settings(int32 queue_id)
 {
@@ -281,7 +282,7 @@ SQL_FUNCTION(idemq_sql_v2_settings_changed)
 		int32 queue_id = queue_of(data, data->tg_trigtuple);
 
 		note_settings(queue_id);
-		/* A restore, whose jobs may come after a tick for this queue, with ids that they had. */
+		/* A restore: its jobs, with the ids that they had, may come after a tick for this queue. */
 		if (TRIGGER_FIRED_BY_INSERT(data->tg_event) &&
 			RelationGetRelid(data->tg_relation) == idemq_oids()->queues &&
 			!idemq_settings_is_inserting() && !idemq_follows())
@@ -310,9 +311,9 @@ SQL_FUNCTION(idemq_sql_v2_followers_changed)
 }
 
 /*
- * followers_local(): trigger of idemq.followers before each row that an apply worker
- * writes, which is not written: a row of ours that comes back from a database which has
- * followed us would collide with the one that is here.
+ * followers_local(): trigger of idemq.followers before each row that an apply worker writes.
+ * The row is not written: a row of ours that comes back from a database that has followed us
+ * would collide with the one that is here.
  */
 SQL_FUNCTION(idemq_sql_v2_followers_local)
 {
@@ -342,7 +343,7 @@ SQL_FUNCTION(idemq_sql_v2_schedules_changed)
 
 /*
  * role_named(name column, oid column): row trigger that writes a role's OID beside its name
- * (queue/roles.c): before each INSERT, that of a restore as well, and each UPDATE of the name.
+ * (queue/roles.c), before each INSERT, a restore's too, and each UPDATE of the name.
  */
 SQL_FUNCTION(idemq_sql_v2_role_named)
 {

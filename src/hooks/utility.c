@@ -11,7 +11,7 @@
  *		COMMIT PREPARED, ROLLBACK PREPARED	rows changed, and no session knows
  *			which: cursors are unset, jobs in flight searched for.  Not for a
  *			transaction that changed none (hooks/prepared.c).  The apply worker of a
- *			subscription with two_phase ends them past this hook: see job/follow.c.
+ *			subscription with two_phase ends them without this hook: see job/follow.c.
  *		DROP DATABASE						its entries in shared memory go.
  *		DROP EXTENSION, or anything else that drops idemq.jobs: the same, at commit.
  *		CREATE EXTENSION, ALTER EXTENSION idemq	a worker is wanted, at commit: there was
@@ -20,8 +20,9 @@
  *			a worker is wanted, at commit.
  *		CREATE SUBSCRIPTION, ALTER SUBSCRIPTION	this database follows another from then
  *			on, if it is enabled and writes idemq.jobs.
- *		ALTER TABLE ... ENABLE TRIGGER ALL, or USER, of ours	rows may have changed while
- *			triggers were off (pg_restore --disable-triggers): all is read anew, at commit.
+ *		ALTER TABLE ... ENABLE TRIGGER ALL, or USER, of our tables	rows may have changed
+ *			while triggers were off (pg_restore --disable-triggers): all is read anew, at
+ *			commit.
  *		DISCARD ALL							a pooler hands the session on: its
  *			attached leases end, as with the session, and what it has claimed is
  *			forgotten (api/checkpoint.c).
@@ -54,7 +55,7 @@
 static ProcessUtility_hook_type next_process_utility = NULL;
 static object_access_hook_type prev_object_access = NULL;
 
-/* Whether this session counts among the changes under way (shared/slots/slots.c), for COMMIT PREPARED. */
+/* Whether COMMIT PREPARED counts this session among the changes under way (slots.c). */
 static bool in_change = false;
 
 /* Also a callback for the session's end. */
@@ -83,8 +84,8 @@ begin_change(void)
 }
 
 /*
- * Has all be read anew from the rows of our tables, if a command enables all triggers of one: rows
- * may have changed while these were off.
+ * If a command enables all triggers of one of our tables, has all read anew from the rows: these
+ * may have changed while the triggers were off.
  */
 static void
 follow_alter_table(const AlterTableStmt *alter)
@@ -107,7 +108,7 @@ follow_alter_table(const AlterTableStmt *alter)
 	idemq_pending_note(ACTION_SETTINGS, NULL, 0);
 }
 
-/* Follows a command that has run; tag: of its node, which is there still if it is one of these. */
+/* Follows a command that has run; tag: its node's.  For the tags below the node is still there. */
 static void
 follow_command(NodeTag tag, const Node *statement)
 {
@@ -130,7 +131,7 @@ follow_command(NodeTag tag, const Node *statement)
 			break;
 		case T_CreateSubscriptionStmt:
 		case T_AlterSubscriptionStmt:
-			/* (pg_upgrade fills the tables later.) */
+			/* pg_upgrade fills the tables later. */
 			if (!IsBinaryUpgrade && idemq_presence() == IDEMQ_HERE)
 				idemq_follow_note_subscription();
 			break;
@@ -174,9 +175,9 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 	idemq_exclusive_make_way(statement->utilityStmt);
 	if (prepared)
 	{
-		/* Until its own transaction ends, which follows the command, either way. */
+		/* Until this session's transaction ends, which it does after the command, either way. */
 		idemq_pending_window_enter(NULL, MyDatabaseId, GROUP_DROP_FLOOR);
-		/* From the moment on that it is visible until the cursors are unset. */
+		/* From before the rows are visible until the cursors are unset. */
 		begin_change();
 	}
 	PG_TRY();

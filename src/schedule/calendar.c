@@ -2,7 +2,7 @@
  * schedule/calendar.c
  *		A cron expression in its time zone: the SQL functions next_tick, last_tick and next_run.
  *
- * Times here are the wall clock's, not idemq_now(): a calendar means that one.
+ * Times here are the wall clock's, not idemq_now(): a calendar means the wall clock.
  */
 #include "postgres.h"
 
@@ -13,7 +13,7 @@
 #include "base/base.h"
 #include "schedule/schedule.h"
 
-/* A clock that was set back by no more is waited for; sql/parts/80_schedules.sql has it as well. */
+/* A clock that was set back by no more is waited for; in sql/parts/80_schedules.sql too. */
 #define CLOCK_STEP (10 * USECS_PER_MINUTE)
 
 /* A cron expression in its time zone. */
@@ -23,7 +23,7 @@ typedef struct Calendar
 	pg_tz *zone;
 } Calendar;
 
-/* Returns a time zone, NULL where the server knows none of that name. */
+/* Returns a time zone, NULL when the server knows none of that name. */
 static pg_tz *
 find_zone(const char *name)
 {
@@ -81,7 +81,7 @@ SQL_FUNCTION(idemq_sql_v2_last_tick)
 
 /*
  * next_run(cron, time_zone, done_until) -> the tick that is due, the last one until now that is not
- * dealt with, or else the first one to come; NULL for none, or for what cannot be read.
+ * done, or else the first one to come; NULL when there is none, or the arguments cannot be read.
  */
 SQL_FUNCTION(idemq_sql_v2_next_run)
 {
@@ -98,7 +98,7 @@ SQL_FUNCTION(idemq_sql_v2_next_run)
 	if (calendar.zone == NULL ||
 		!idemq_cron_parse(text_to_cstring(PG_GETARG_TEXT_PP(0)), &calendar.cron, error))
 		PG_RETURN_NULL();
-	/* Ticks that a clock was ahead of by a little were enqueued; their keys keep them from it. */
+	/* The clock was set back by more: its ticks come again; keys keep those that were enqueued. */
 	done_until = PG_GETARG_TIMESTAMPTZ(2);
 	if (done_until > now + CLOCK_STEP)
 		done_until = now;

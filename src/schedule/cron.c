@@ -8,7 +8,7 @@
  * ranges, with steps; months and days of the week have names as well.  When both
  * days are restricted, that is, neither field begins with *, one of them is enough.
  *
- * Stricter than Vixie's where that accepts what cannot be meant: a step must fit
+ * It is stricter than Vixie's where that accepts what cannot be meant: a step must fit
  * into its field, so that "every 90 minutes" is an error and not once an hour.
  */
 #include "postgres.h"
@@ -61,7 +61,7 @@ typedef struct Parser
 	char *error;
 } Parser;
 
-/* Says what is wrong with the field at hand; returns false. */
+/* Says what is wrong with the present field; returns false. */
 static bool fail(Parser *parser, const char *format, ...) pg_attribute_printf(2, 3);
 
 static bool
@@ -109,7 +109,7 @@ static bool
 read_value(Parser *parser, int *value)
 {
 	const Field *field = parser->field;
-	/* Up to what ends a value. */
+	/* Up to the character that ends a value. */
 	int length = (int) strcspn(parser->at, " \t,-/*");
 
 	for (int i = 0; length == 3 && i < field->nnames; i++)
@@ -131,7 +131,7 @@ read_value(Parser *parser, int *value)
 	return true;
 }
 
-/* Reads *, a value or a range, each but a value with a step perhaps, and adds it to a set. */
+/* Reads a value, or * or a range, perhaps with a step, and adds it to a set. */
 static bool
 read_item(Parser *parser, uint64 *set)
 {
@@ -228,7 +228,7 @@ idemq_cron_parse(const char *text, Cron *cron, char *error)
 	bool ignored;
 
 	memset(cron, 0, sizeof(*cron));
-	/* What is quoted below is cut anywhere: never within a character. */
+	/* Only ASCII: the quotes below may be cut anywhere, but not within a character. */
 	for (const char *c = text; *c != '\0'; c++)
 	{
 		if (!is_space(*c) && (*c <= ' ' || *c > '~'))
@@ -275,7 +275,7 @@ idemq_cron_has_day(const Cron *cron, int month, int day, int weekday)
 	return by_day || by_weekday;
 }
 
-/* Returns whether it goes by minutes of an hour, whatever the hour. */
+/* Returns whether an expression goes by the minutes of every hour. */
 bool
 idemq_cron_every_hour(const Cron *cron)
 {

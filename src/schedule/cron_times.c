@@ -10,12 +10,12 @@
  *			that the clock skips is the instant of the jump; several of them are one
  *			tick.  A time that comes twice counts the first time.
  *		every hour ("30 * * * *", "*" + "/10 * * * *"): by the minutes that the clock
- *			shows.  What it skips is not there, what it shows twice is there twice,
+ *			shows.  A minute that it skips has no tick, one that it shows twice has two,
  *			so that the distance between ticks stays what it is.
  *
- * A day is searched as a whole.  Its ticks may lie before those of the day before,
- * where the clock falls back over midnight: so the next day in the direction of the
- * search is always searched, too.
+ * A day is searched as a whole.  Where the clock falls back over midnight, its ticks may lie
+ * before those of the day before: so the next day in the direction of the search is always
+ * searched too.
  */
 #include "postgres.h"
 
@@ -35,7 +35,7 @@
 #define FIRST_YEAR 1
 #define LAST_YEAR 9999
 
-/* From begin to before end (seconds since 1970) the local clock is ahead of UTC by offset. */
+/* From begin until just before end (seconds since 1970) the local clock is ahead by offset. */
 typedef struct Segment
 {
 	pg_time_t begin;
@@ -110,7 +110,7 @@ consider_local(Search *search, const Segment *segments, int n, pg_time_t local, 
 		else if (!every_hour && i > 0 && instant < segments[i].begin &&
 				 local - segments[i - 1].offset >= segments[i].begin)
 		{
-			/* Skipped, by the jump with which this segment begins. */
+			/* The jump with which this segment begins skips it. */
 			consider(search, segments[i].begin);
 			return;
 		}
@@ -152,7 +152,7 @@ local_day(pg_time_t instant, pg_tz *zone)
 	return date2j(tm->tm_year + 1900, tm->tm_mon + 1, tm->tm_mday);
 }
 
-/* Searches days, from one to another, in either direction; one more once it has found. */
+/* Searches days, from one to another, in either direction; one more after it has found a tick. */
 static bool
 search_days(Search *search, int from, int to)
 {
@@ -199,8 +199,8 @@ to_timestamp(pg_time_t seconds)
 }
 
 /*
- * Finds the first tick after an instant; false when there is none in 41 years, and
- * where years do not have four digits.
+ * Finds the first tick after an instant; false when there is none in 41 years, or when years
+ * do not have four digits.
  */
 bool
 idemq_cron_next(const Cron *cron, pg_tz *zone, TimestampTz after, TimestampTz *tick)

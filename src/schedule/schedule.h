@@ -27,7 +27,7 @@ typedef struct Cron
 	uint64 days;	 /* of the month, from 1 */
 	uint64 months;	 /* from 1 */
 	uint64 weekdays; /* 0: Sunday */
-	bool any_day;	 /* the field began with *: the other one decides */
+	bool any_day;	 /* its field began with *: then a day has to fit both fields of days */
 	bool any_weekday;
 } Cron;
 

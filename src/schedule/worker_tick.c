@@ -1,16 +1,16 @@
 /*
  * schedule/worker_tick.c
  *		Ticks of schedules, by the background worker: it sleeps until the first is due, lists
- *		what is, and enqueues for one after the other, in slices.  What that is, is SQL
- *		(sql/parts/80_schedules.sql).
+ *		the schedules that are due, and enqueues for one after the other, in slices.  Listing
+ *		and enqueueing are SQL (sql/parts/80_schedules.sql).
  *
  * All schedules are listed when one has changed (a statement trigger says so), when the first
  * comes due, and once a minute at least while there are any: a wall clock that was set ahead is
- * noticed then.  The worker does not hear of what it writes itself, or a tick that fails would
- * be tried without a pause; that is tried again after a minute, as a driver would.
+ * noticed then.  The worker is not told of what it writes itself: otherwise a tick that fails
+ * would be tried without a pause.  It is tried again after a minute, as a driver would.
  *
- * One that fails undoes no other (idemq_inside.run_or_note).  That another driver
- * ticks as well does no harm: one of them skips the schedule's row.
+ * A tick that fails undoes no other (idemq_inside.run_or_note).  Another driver that ticks as
+ * well does no harm: one of the two skips the schedule's row.
  */
 #include "postgres.h"
 
@@ -27,10 +27,10 @@
 
 /* Schedules are listed that often at least, and one that failed is tried again after that. */
 #define TICK_PAUSE USECS_PER_MINUTE
-/* Where there is none, that often: a net. */
+/* While there are no schedules, they are listed that often: a net. */
 #define NO_SCHEDULES_PAUSE (10 * USECS_PER_MINUTE)
 
-/* The names of what is due, and when the next is to be; 0 for none. */
+/* The names of the schedules that are due, and when the next one will be; 0 for none. */
 typedef struct DueTicks
 {
 	Datum due;
@@ -47,7 +47,7 @@ static SqlStatement run_schedule = {.on_jobs = true,
 									.text = "SELECT idemq_inside.run_or_note($1)",
 									.types = {TEXTOID}};
 
-/* The names that are due, and the first that was not run yet. */
+/* The names of the schedules that are due; done of them have run. */
 static MemoryContext context = NULL;
 static Datum *names = NULL;
 static int count = 0;
@@ -89,10 +89,10 @@ list(void)
 
 	if (context == NULL)
 		context = AllocSetContextCreate(TopMemoryContext, "idemq ticks", ALLOCSET_DEFAULT_SIZES);
-	/* Should this fail, they are listed again. */
+	/* If this fails, they are listed again. */
 	idemq_tick_begin();
 	MemoryContextReset(context);
-	/* Before they are read: what changes from here on notes itself. */
+	/* Before they are read: a change from here on asks again. */
 	(void) idemq_worker_is_asked(POST_ASKED_SCHEDULES, true);
 	(void) idemq_spi_row(&list_schedules, values, &ticks, sizeof(ticks));
 	if (ticks.next != 0)
@@ -109,7 +109,7 @@ list(void)
 			  (ticks.next == 0 && ticks.due == (Datum) 0 ? NO_SCHEDULES_PAUSE : TICK_PAUSE);
 }
 
-/* Lists what is due when that is to be done, and runs as many as the slice holds: a chore. */
+/* Lists what is due, if all listed before has run, and runs as many as the slice holds: a chore. */
 void
 idemq_tick_some(void)
 {

@@ -8,9 +8,9 @@
  * reset after the chore.
  *
  * An error is logged with the chore and the queue (worker/worker_log.c), and that chore of
- * that queue is put off for a second, twice as long each time, up to 64 s, or 8 s where it was
- * a lock; all others go on.  A chore waits for a lock for 200 ms at most, all chores together
- * for a tenth of the time.
+ * that queue is put off for a second, twice as long each time, up to 64 s, or up to 8 s if it
+ * was refused a lock; all others go on.  A chore waits for a lock for 200 ms at most, all
+ * chores together for a tenth of the time.
  */
 #include "postgres.h"
 
@@ -35,14 +35,14 @@
 /* A chore that failed is put off for a second, twice as long each time, up to 2^6. */
 #define FAILED_PAUSE USECS_PER_SEC
 #define FAILED_DOUBLINGS 6
-/* One that was refused a lock, up to 2^3: it is a matter of time. */
+/* One that was refused a lock, up to 2^3: locks are released in time. */
 #define REFUSED_DOUBLINGS 3
-/* What chores have waited for locks is forgotten in so many times as long. */
+/* The time that chores have waited for locks is forgotten in so many times as long. */
 #define PATIENCE_SHARE 10
-/* A queue that is still being created is tried again after that, if nothing says so earlier. */
+/* A queue that is still being created is tried again after that, or when its settings change. */
 #define UNSEEN_PAUSE (10 * USECS_PER_SEC)
 
-/* One chore of one queue; of none, when queue_id is 0. */
+/* One chore of one queue; of all queues at once, when queue_id is 0. */
 typedef struct Task
 {
 	const Chore *chore;
@@ -121,9 +121,9 @@ in_transaction(const Task *task)
 	queue_seen = true;
 	idemq_worker_beats();
 	/*
-	 * It may wait for a lock for what is left of the patience of all.  Thus many queues that wait
-	 * for the same lock keep the others waiting no longer than one of them, and a tenth of the
-	 * time from then on.
+	 * It may wait for a lock for what is left of the patience of all.  So many queues that wait
+	 * for the same lock keep the others waiting no longer than one of them would, and from then
+	 * on for a tenth of the time.
 	 */
 	waited = Max(waited - (started - waited_at) / PATIENCE_SHARE, 0);
 	waited_at = started;
@@ -172,14 +172,14 @@ in_transaction(const Task *task)
 }
 
 /*
- * Runs a chore of a queue, or, with queue_id 0, of all; returns false, and it is put
- * off for a while, when it comes to nothing.
+ * Runs a chore of a queue, or, with queue_id 0, of all.  When it comes to nothing, puts it off
+ * for a while, and returns false.
  */
 bool
 idemq_chore_run(const Chore *chore, int32 queue_id)
 {
 	Task task = {chore, queue_id};
-	/* Before it runs: what changes meanwhile may be what it waits for. */
+	/* Before it runs: a change meanwhile may be the one that it waits for. */
 	uint64 settings = idemq_version_of_queue(queue_id);
 	bool done = in_transaction(&task);
 	Trouble *trouble;
@@ -207,8 +207,8 @@ idemq_chore_run(const Chore *chore, int32 queue_id)
 }
 
 /*
- * Returns when (mono) a chore is to run, and may: later, if it has just failed.  view: of a
- * queue, NULL for all at once; a chore of the other sort is never due.
+ * Returns when (mono) a chore is to run: later than it is due, if it has just failed.  view: of
+ * a queue, NULL for all at once; a chore of the other sort is never due.
  */
 int64
 idemq_chore_due_at(const Chore *chore, const SlotView *view)
@@ -244,7 +244,7 @@ idemq_chore_run_if_due(const Chore *chore, const SlotView *view)
 		return when;
 	if (chore->is_round)
 		idemq_round_begin(view->slot);
-	/* Before the transaction: what comes later notes itself. */
+	/* Before the transaction: a session that makes something due later notes it. */
 	if (chore->takes)
 		(void) idemq_due_take(view->slot, chore->due);
 	done = idemq_chore_run(chore, queue_id);
@@ -257,7 +257,7 @@ idemq_chore_run_if_due(const Chore *chore, const SlotView *view)
 		chore->ended(view, done);
 	/*
 	 * All is checked once more: what this chore has made due did not wake its own worker,
-	 * and views of queues are of before the run.
+	 * and views of queues are older than the run.
 	 */
 	return 0;
 }

@@ -24,11 +24,11 @@
  * after its turn; in between the heap of turns knows the time.  So neither a wake-up nor a
  * turn costs more where there are more queues, of this database or of others.
  *
- * A queue that is due stands in that heap where its time has put it, though not before the worker's
- * last look, when it was not due yet: no tenant's work goes before what was due earlier.  A
- * queue that has had its turn and has more to do goes to the back, so each of n queues that
- * are due has its next turn after n - 1 turns of others, and a turn is bounded.  The heap is memory
- * of this process, a node for each slot; nothing there is linear in queues but its beginning.
+ * A queue that is due stands in that heap at its time, but no earlier than the worker's last
+ * look, when it was not due yet: no tenant's work goes before what was due earlier.  A queue
+ * that has had its turn and has more to do goes to the back, so each of n queues that are due
+ * has its next turn after n - 1 turns of others, and a turn is bounded.  The heap is memory of
+ * this process, a node for each slot; only setting it up is linear in queues.
  */
 #include "postgres.h"
 
@@ -52,9 +52,9 @@
 /* Statistics are reported that long after what they count: PostgreSQL would have 10 s. */
 #define REPORT_DELAY USECS_PER_SEC
 
-/* Turns are taken for that long before what is due for all queues, and the worker's own affairs. */
+/* Turns are taken for that long, then what is due for all queues, and the worker's own affairs. */
 #define ROUND_TIME INT64CONST(50000)
-/* The clock has moved when its offset has by so much; less is its usual drift. */
+/* The clock was moved when its offset has grown by so much; less is its usual drift. */
 #define CLOCK_MOVED INT64CONST(10000)
 /* What could not be read when a round began is read again after that. */
 #define LOOK_PAUSE USECS_PER_SEC
@@ -86,7 +86,7 @@ count_due_at(const SlotView *view)
 	return Max(due_at, next_count);
 }
 
-/* Counts all jobs, unless another session does; has that done again if it came to nothing. */
+/* Counts all jobs, unless another session does; is to come again if that came to nothing. */
 static void
 count_jobs(void)
 {
@@ -97,7 +97,7 @@ count_jobs(void)
 		next_count = idemq_mono_now() + COUNT_PAUSE;
 }
 
-/* In the order of a turn; whether a chore is of each queue or of all is said by what it runs. */
+/* In the order of a turn; .run is for each queue, .run_for_all for all at once. */
 static const Chore chores[] = {
 	{CHORE_PROMOTE, DUE_GROUPS, .run = idemq_promote_batch, .is_round = true},
 	{CHORE_REAP, DUE_LEASE, .run = idemq_reap_expired},
@@ -121,10 +121,10 @@ static const Chore chores[] = {
 /* Runs once, when the worker starts, and when the database ceases to follow another. */
 static const Chore discover_chore = {CHORE_DISCOVER, .run_for_all = idemq_queues_give_slots};
 
-/* Reads whether the database follows another, and has that last; runs when it may have changed. */
+/* Reads whether the database follows another, and notes it; runs when that may have changed. */
 static const Chore look_up_chore = {CHORE_FOLLOW, .run_for_all = idemq_follow_note_subscription};
 
-/* The greatest of a pairing heap comes first. */
+/* The earliest is the greatest: a pairing heap has its greatest first. */
 static int
 compare_turns(const pairingheap_node *a, const pairingheap_node *b, void *arg)
 {
@@ -164,8 +164,8 @@ next_turn(void)
 }
 
 /*
- * Gives a queue its turn, when the first of its chores is due, though not before *since (mono), a
- * time when it was not; notes what there is to notify.
+ * Gives a queue its turn at the time when the first of its chores is due, but no earlier than
+ * *since (mono), when none was; notes what there is to notify.
  */
 static void
 plan(const SlotView *view, void *since)
@@ -216,8 +216,8 @@ plan_changed(void)
 }
 
 /*
- * The turn of a queue: each of its chores that is due runs once, unless what came before
- * has taken a slice; then the queue goes on with that chore when its turn comes again.
+ * The turn of a queue: each of its chores that is due runs once.  When they have taken a slice,
+ * the queue goes on with the next chore when its turn comes again.
  */
 static void
 take_turn(int slot)
@@ -261,7 +261,7 @@ do_turns(void)
 		Turn *turn = pairingheap_container(Turn, node, pairingheap_remove_first(heap));
 
 		turn->waits = false;
-		/* What it makes due of its own queue, or of others, is planned before the sleep. */
+		/* Comes again without a sleep: what the turn makes due, of any queue, is planned first. */
 		next = 0;
 		take_turn((int) (turn - turns));
 		plan_changed();
@@ -278,7 +278,7 @@ do_turns(void)
 	return Min(next, until);
 }
 
-/* Makes all chores of a queue due, whatever a former worker knew of it. */
+/* Makes due what a former worker may have known of a queue; ends a round that it left open. */
 static void
 make_due(const SlotView *view, void *arg)
 {

@@ -4,22 +4,22 @@
  *		worker.  A claim that meets such a job cancels it itself.
  *
  * A queue's slot has a time before which no job of the queue expires (DUE_EXPIRY).  A
- * transaction that makes a job ready which expires lowers it after its commit
- * (txn/pending_queues.c): by enqueue, replace, release, retry, or by hand.  When that time
- * has come, the worker scans the queue's part of the ready index, in steps, and the
- * earliest time that it finds is the next one.  There is no index on expires_at: a scan
- * reads every job that waits.  So the next scan of the queue begins not before 99 times
- * as long as this one took: 1 % of the time at most.
+ * transaction that makes a job with an expires_at ready, by enqueue, replace, release, retry,
+ * or by hand, lowers the time after its commit (txn/pending_queues.c).  When that time has
+ * come, the worker scans the queue's part of the ready index, in steps, and the earliest time
+ * that it finds is the next one.  There is no index on expires_at: a scan reads every job that
+ * waits.  So the next scan of the queue begins after 99 times as long as this one took: 1 % of
+ * the time at most.
  *
- * Lowerings while a scan is under way are kept: it first sets the time to never.  A job
- * that it passed and that becomes ready again is noted by the transaction that makes it
- * ready.  A claim that is rolled back notes nothing: for a job that has expired and is
- * held, there is another scan.
+ * Lowerings while a scan is under way are kept: it first sets the time to never.  If it has
+ * passed a job that becomes ready again, the transaction that makes it ready notes it.  A claim
+ * that is rolled back notes nothing: for a job that has expired and is held, there is another
+ * scan.
  *
  * A blocked job is not in the ready index: blocked jobs are found last, by SQL.  A group
  * whose next job has expired goes on with the one after it (job/promote.c).
  *
- * State is local to the process; with a new worker, scans begin anew.  Locks: as
+ * State is local to the process; with a new worker, scans begin anew.  Locks: as in
  * table/jobs.c; a row that another transaction holds is skipped.
  */
 #include "postgres.h"
@@ -38,14 +38,14 @@
 /* What a step does at most, within a slice: index entries, jobs. */
 #define STEP_ENTRIES 20000
 #define STEP_JOBS 1000
-/* Entries of which nothing is cancelled: whether the slice is over is asked that often. */
+/* While nothing is cancelled, it asks every so many entries whether the slice is over. */
 #define LOOK_EVERY 64
-/* Scans take a part of 1 / (1 + PAUSES) of the time at most. */
+/* Scans take 1 / (1 + PAUSES) of the time at most. */
 #define PAUSES 99
 /* When a job that has expired is held, the next scan begins after that. */
 #define HELD_PAUSE USECS_PER_SEC
 
-/* The scan of a queue that is under way, or was the last. */
+/* The scan of a queue that is under way, or the last one. */
 typedef struct ExpireScan
 {
 	int32 queue_id; /* hash key */
@@ -54,7 +54,7 @@ typedef struct ExpireScan
 	ReadyKey from;
 	TimestampTz next; /* the earliest time found */
 	int64 took;		  /* so far */
-	int64 not_before; /* mono, of the next one */
+	int64 not_before; /* mono: the next one begins no earlier */
 } ExpireScan;
 
 static HTAB *scans = NULL;
@@ -65,7 +65,7 @@ typedef struct BlockedJob
 	TimestampTz expires_at;
 } BlockedJob;
 
-/* Those of a queue that expire first. */
+/* The blocked jobs of a queue that expire first. */
 static SqlStatement blocked_jobs =
 	{.text = "SELECT id, expires_at FROM idemq.jobs WHERE queue_id = $1 AND group_key IS NOT NULL "
 			 "AND finished_at IS NULL AND status = 'blocked' AND attempt = 0 "
@@ -166,7 +166,7 @@ expire_blocked(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const
 	int count;
 	BlockedJob *jobs = idemq_spi_rows(&blocked_jobs, values, sizeof(BlockedJob), &count);
 
-	/* In the order of their times: behind the first that has not expired none has. */
+	/* In the order of their times: none behind the first that has not expired has either. */
 	if (count == STEP_JOBS)
 		scan->next = Min(scan->next, Max(jobs[count - 1].expires_at, now));
 	for (int i = 0; i < count; i++)
@@ -220,7 +220,7 @@ idemq_expire_some(const QueueInfo *queue)
 	scan->took += idemq_mono_now() - started;
 }
 
-/* Follows the end of a step's transaction: after a failure the scan begins anew. */
+/* To be called after a step's transaction; after a failure the scan begins anew. */
 void
 idemq_expire_ended(const SlotView *view, bool done)
 {

@@ -3,21 +3,21 @@
  *		Starting the processes that run the handlers of queues (handler/handler.c).
  *
  * One is started when something is ready in the queue and none of its handler's processes is
- * idle, up to as many as the handler may have; the next one after the last has come, and only
- * if something is ready still.  They end by themselves.  When the worker has to look, and who
- * tells it, stands at the top of shared/processes/handler_board.c.
+ * idle, up to as many as the handler may have.  The next one is started when the last has
+ * come, and only if something is still ready.  They end by themselves.  When the worker has to
+ * look, and who tells it, stands at the top of shared/processes/handler_board.c.
  *
  * What a process needs is checked before: the role may log in, connect and claim, the function
- * is there and may be executed (queue/handlers.c).  Otherwise none is started; the view says
- * why, and it is looked at again after a second, then two, up to 64.
+ * is there and may be executed (queue/handlers.c).  Otherwise none is started.  The view says
+ * why, and the worker looks again after a second, then two, up to 64.
  *
  * After the end of a former server in the middle of a handler's job (a crash, a kill -9 of any
  * of its processes, an immediate shutdown; not a shutdown that lets it give its jobs back) the
  * handler's row counts one crash more, before a process is started: so no process is started
- * before the search for such jobs (job/recover.c) has been through the queue.  The third in a
- * row stops the handler.  A job that its function has returned for ends the row; but a job
- * that was interrupted three times in a row stops it in any case (job/reap.c).  The count is
- * flushed: the next crash must find it.
+ * before the search for such jobs (job/recover.c) has been through the queue, or
+ * SEARCH_PATIENCE is over.  The third crash in a row stops the handler.  A job whose function
+ * has returned begins the count anew; but a job that was interrupted three times in a row stops
+ * the handler in any case (job/reap.c).  The count is flushed: the next crash must find it.
  */
 #include "postgres.h"
 
@@ -62,7 +62,7 @@ idemq_handle_due_at(const SlotView *view)
 	return due;
 }
 
-/* Returns what the postmaster is to know of a process: it ends once, unless that is changed. */
+/* Returns what the postmaster is to know of a process; it is not started again. */
 BackgroundWorker
 idemq_process_of_ours(const char *function, const char *name)
 {
@@ -125,7 +125,7 @@ idemq_handle(const QueueInfo *queue)
 		return;
 	}
 	idemq_handler_note_set(key, info.set_at);
-	/* A former server crashed in the middle of its jobs. */
+	/* A former server crashed in the middle of the handler's jobs. */
 	if (crashed != 0)
 	{
 		Datum values[] = {Int32GetDatum(queue->id), TimestampTzGetDatum(idemq_now()),

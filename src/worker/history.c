@@ -7,17 +7,18 @@
  * minutes rows are folded into one.  What a row is, and where it is written, is SQL
  * (sql/parts/71_history.sql); what was counted is in shared memory, and comes from here.
  *
- * Counts are differences to what the counters were at the end of the last step that was
- * written, which this process remembers.  What begins anew is counted from zero: the
- * counters of a queue whose counted_since is not what it was.  A worker that starts, or whose
- * idemq.history is turned on, begins with what it finds; only counters that are younger than a
- * step, of a server that has just started, count from zero.  So what happened while nobody wrote
- * is nowhere, and no step has what another had.
+ * A row has the differences to the counters at the end of the last step that was written,
+ * which this process remembers.  The counters of a queue that have begun anew, with another
+ * counted_since, are counted from zero.  A worker that starts, or whose idemq.history is turned
+ * on, begins with what it finds; only counters that are younger than a step, of a server that
+ * has just started, count from zero.  So what happened while nobody wrote is nowhere, and no
+ * step has what another had.
  *
  * Nobody polls.  A commit that has counted something asks for a step (shared/sleepers/
- * worker_call.c), once in a step, and that wakes a worker which would sleep longer than a step.
- * One that is not asked sleeps: an idle database is woken for the end of its last minute and
- * its last 10 minutes, and no more.  The request is taken before the counters are read.
+ * worker_call.c), once in a step, and that wakes a worker that would sleep longer than a step.
+ * A worker that is not asked sleeps: in an idle database it wakes for the end of the last
+ * minute and of the last 10 minutes, and no more.  The request is taken before the counters
+ * are read.
  *
  * State is local to the process.  What a step has read counts as written once its transaction
  * has committed (idemq_history_ended).  Locks: none of its own.
@@ -81,7 +82,7 @@ end_of_step(TimestampTz at, int64 step)
 	return at + (step - at % step) % step;
 }
 
-/* Begins with what a queue's counters are, unless they have begun after *young. */
+/* Begins with what a queue's counters are, unless they are younger than *young. */
 static void
 begin_queue(const SlotView *view, void *young)
 {
@@ -94,7 +95,7 @@ begin_queue(const SlotView *view, void *young)
 	queue = hash_search(known, &view->queue_id, HASH_ENTER, NULL);
 	queue->seen = false;
 	queue->last.counts = counts;
-	/* Its gauges are told in the next row. */
+	/* The next row tells its gauges in any case. */
 	queue->last.counts.known = false;
 	queue->last.due = DT_NOEND;
 }
@@ -115,7 +116,7 @@ begin(TimestampTz young)
 	idemq_worker_note_counts();
 }
 
-/* A worker starts, or the database has ceased to follow another; the server may have started, too. */
+/* Begins for a worker that starts, with its server perhaps, or whose database follows no more. */
 void
 idemq_history_begin(void)
 {
@@ -137,7 +138,7 @@ idemq_history_due_at(const SlotView *view)
 		return PG_INT64_MAX;
 	if (!idemq_worker_is_asked(POST_ASKED_HISTORY, false))
 		next_step = 0;
-	/* A clock that was set back is no reason to wait for it. */
+	/* After the clock was set back, it does not wait for the old time. */
 	else if (next_step == 0 || next_step > now + IDEMQ_HISTORY_STEP)
 		next_step = end_of_step(now, IDEMQ_HISTORY_STEP);
 	due = next_step == 0 ? DT_NOEND : next_step;
@@ -180,7 +181,7 @@ idemq_history_write(void)
 	{
 		TimestampTz until = now - now % steps[0];
 
-		/* Before the counters are read: what is counted from here on asks again. */
+		/* Before the counters are read: a commit that counts something from here on asks again. */
 		(void) idemq_worker_is_asked(POST_ASKED_HISTORY, true);
 		if (write_up_to(0, until))
 			writing[0] = until;
@@ -189,7 +190,7 @@ idemq_history_write(void)
 	{
 		TimestampTz until = now - now % steps[i];
 
-		/* Nothing is left of before, or all of it is of a step that has not ended. */
+		/* Nothing is left to fold, or all of it belongs to a step that has not ended. */
 		if (writing[i - 1] <= writing[i] || until < end_of_step(writing[i - 1], steps[i]))
 			continue;
 		(void) write_up_to(i, until);
@@ -197,7 +198,7 @@ idemq_history_write(void)
 	}
 }
 
-/* Follows the end of that transaction: what it has read is written, or is still to be. */
+/* To be called after that transaction: what it has read is written now, or is still to be. */
 void
 idemq_history_ended(const SlotView *view, bool done)
 {
@@ -258,7 +259,7 @@ read_figures(int32 queue_id)
 	return it;
 }
 
-/* Adds what a queue has done in the step, and what it has now, to that of all queues. */
+/* Adds what a queue has done in the step, and what it has now, to the figures of all queues. */
 static void
 add_to_all(Known *all, const Known *queue)
 {

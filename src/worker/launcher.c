@@ -3,10 +3,10 @@
  *		The process that keeps a worker in each database with idemq.
  *
  * It belongs to no database.  When it starts, or idemq.worker is set on, it has each
- * database visited, a few at a time: by a worker, which stays if it finds the extension.
- * From then on sessions say where a worker is wanted (shared/processes/worker_board.c): at the commit
- * of CREATE EXTENSION and CREATE DATABASE, and at the first use of idemq in a session.  A
- * worker that ended is started again after half a second, later if it keeps ending.
+ * database visited, a few at a time, by a worker, which stays if it finds the extension.
+ * From then on sessions say where a worker is wanted (shared/processes/worker_board.c): at the
+ * commit of CREATE EXTENSION and CREATE DATABASE, and at the first use of idemq in a session.
+ * A worker that ended is started again after half a second, later if it keeps ending.
  *
  * The postmaster starts it when recovery is over: a standby has none until its
  * promotion, and so no worker.  Binary upgrade has none.  Template databases are not
@@ -43,7 +43,7 @@
 /* A complaint is repeated that often. */
 #define COMPLAIN_INTERVAL USECS_PER_HOUR
 
-/* A worker asked for that has not attached yet; at the index of its post on the board. */
+/* A worker that was asked for and has not attached yet; at the index of its post on the board. */
 typedef struct Start
 {
 	BackgroundWorkerHandle *handle;
@@ -93,8 +93,8 @@ list_databases(Oid only)
 }
 
 /*
- * Asks the postmaster for the worker of a post on the board.  It is noted first, and the
- * database looked for after that: one that is dropped from then on takes the note back.
+ * Asks the postmaster for the worker of a post on the board.  The start is noted first, and
+ * the database looked for after that: a later DROP DATABASE takes the note back.
  */
 static void
 start_worker(WorkerPost *post)
@@ -148,7 +148,7 @@ start_workers(void)
 	int64 next = PG_INT64_MAX;
 	int starting = 0;
 
-	/* One that was asked for, and ended before it attached or never came, is not waited for. */
+	/* A worker that ended before it attached, or never came, is not waited for. */
 	for (int i = 0; i < count; i++)
 	{
 		Start *start = &starts[posts[i].index];

@@ -5,17 +5,17 @@
  *		takes at commit.
  *
  * That something became ready is in the queue's slot (DUE_NEWS); events of jobs are in its ring.
- * There are two steps, with a commit between them.  idemq_notify_send takes the one, copies the
- * other and sends; idemq_notify_ended, after the commit, removes what was copied, and after a
- * failure notes again what was taken.  A worker that dies between the two has its successor
- * send twice, or look at each queue (worker/waking.c): never not at all.  A full ring counts
- * what it loses, which is sent as "overflow".  Only slots are read of which the worker has seen
- * that there is something (idemq_notify_look, when it visits a slot that is marked), so a NOTIFY
- * costs nothing for the queues without.
+ * There are two steps, with a commit between them.  idemq_notify_send takes the time, copies
+ * the events and sends; idemq_notify_ended, after the commit, removes what was copied, and after
+ * a failure notes again what was taken.  If a worker dies between the two, its successor sends
+ * twice, or looks at each queue (worker/waking.c): nothing stays unsent.  A full ring counts
+ * what it loses, which is sent as "overflow".  Only those slots are read in which the worker
+ * has seen something to send (idemq_notify_look, when it visits a slot that is marked): a NOTIFY
+ * costs nothing for the other queues.
  *
- * Payloads are JSON made of words, numbers and a queue's name, which has no
- * character that JSON would escape.  Any role can LISTEN: there is never a
- * payload, key or error in them.
+ * NOTIFY's payloads are JSON made of words, numbers and a queue's name, which has no
+ * character that JSON would escape.  Any role can LISTEN: a job's payload, key or error is
+ * never in them.
  */
 #include "postgres.h"
 
@@ -32,7 +32,7 @@
 #include "shared/slots/slots.h"
 #include "worker/worker.h"
 
-/* News of a queue that is being created are tried again after that, with those of all others. */
+/* After news of a queue that is being created, the next NOTIFY comes no earlier than after that. */
 #define UNSENT_PAUSE (USECS_PER_SEC / 10)
 
 /* What there is to send for a queue, as it was read before the NOTIFY. */
@@ -41,19 +41,19 @@ typedef struct QueueNews
 	QueueSlot *slot;
 	int32 queue_id;
 	bool ready;
-	bool known; /* the queue was found: else it is being created still */
+	bool known; /* the queue was found; otherwise it is still being created */
 	NewsBatch batch;
 } QueueNews;
 
 static MemoryContext news_context = NULL;
 static List *unsent = NIL; /* of QueueNews, between idemq_notify_send and idemq_notify_ended */
-/* Slots, by index, of which there was something to send when they were looked at. */
+/* Slots, by index, that had something to send when they were looked at. */
 static Bitmapset *with_news = NULL;
 /* When (mono) the last NOTIFY was sent, and the next one may be. */
 static int64 notified_at = 0;
 static int64 next_notify = 0;
 
-/* Notes a slot of which there is something to send. */
+/* Notes a slot if it has something to send. */
 void
 idemq_notify_look(QueueSlot *slot)
 {
@@ -67,7 +67,7 @@ idemq_notify_look(QueueSlot *slot)
 }
 
 /*
- * Returns when (mono) there is something to send, of the slots that were looked at.  Just after a
+ * Returns when (mono) something of the slots that were looked at is to be sent.  Just after a
  * NOTIFY the worker comes again by itself, so that a busy queue need not wake it each time.
  */
 int64
@@ -80,7 +80,7 @@ idemq_notify_due_at(const SlotView *view)
 	return Max(next, next_notify);
 }
 
-/* Sends the news of one queue.  send() is the system's, which some versions' headers declare. */
+/* Sends the news of one queue.  It is not named send: some versions' headers declare that. */
 static void
 tell(const QueueNews *news, const QueueInfo *queue)
 {
@@ -136,7 +136,7 @@ idemq_notify_send(void)
 		news->ready = idemq_due_take(view.slot, DUE_NEWS);
 		idemq_notify_ring_copy(view.slot, &news->batch);
 	}
-	/* What comes from here on marks its slot, which is looked at. */
+	/* What comes from here on marks its slot, which is looked at again. */
 	bms_free(with_news);
 	with_news = NULL;
 	foreach(lc, unsent)
@@ -152,8 +152,8 @@ idemq_notify_send(void)
 }
 
 /*
- * Follows the end of the transaction in which idemq_notify_send sent.  What was not sent is noted
- * again, as for a queue that is being created.
+ * To be called after the transaction of idemq_notify_send.  What was not sent is noted again, also
+ * for a queue that is being created.
  */
 void
 idemq_notify_ended(const SlotView *view, bool done)

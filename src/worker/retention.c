@@ -13,15 +13,15 @@
  * for what the rounds have missed.  It takes 1 % of the time, and at least one batch
  * a round.
  *
- * The history of a job that was deleted by hand stays: it cannot be distinguished from
- * that of a job which pg_restore has not restored yet.
+ * The history of a job that was deleted by hand stays: a job that pg_restore has not restored
+ * yet looks the same.
  *
  * With user triggers and the like on idemq.jobs each row is deleted by SQL, in a
  * subtransaction and with deferred constraints checked at once: a row whose deletion is
  * refused stays, and the others go.
  *
- * State is local to the process.  What a batch changed in it is undone when its
- * transaction fails, even at the commit.  Locks: as table/jobs.c.
+ * State is local to the process.  What a batch changed in it is undone when its transaction
+ * fails, even at the commit.  Locks: as in table/jobs.c.
  */
 #include "postgres.h"
 
@@ -40,13 +40,13 @@
 #include "txn/txn.h"
 #include "worker/worker.h"
 
-/* What a batch does at most, within a slice: rows, of a table with triggers too; index entries. */
+/* What a batch does at most, within a slice: rows; rows with triggers; index entries. */
 #define BATCH_ROWS 2000
 #define BATCH_ROWS_BY_SQL 50
 #define BATCH_ENTRIES 20000
-/* Entries of which nothing is deleted: whether the slice is over is asked that often. */
+/* While nothing is deleted, it asks every so many entries whether the slice is over. */
 #define LOOK_EVERY 64
-/* The sweep takes a part of 1 / SWEEP_SHARE of the time; two begin at least so far apart. */
+/* The sweep takes 1 / SWEEP_SHARE of the time; two begin at least so far apart. */
 #define SWEEP_SHARE 100
 #define SWEEP_PAUSE (10 * USECS_PER_MINUTE)
 /*
@@ -67,7 +67,7 @@ typedef struct Batch
 	int max_rows;
 	int rows;
 	int entries;
-	int rows_before; /* the last entry */
+	int rows_before; /* rows, before the last entry */
 	int64 *ids;		 /* of the rows */
 	QueueInfo queue; /* of the last row */
 	bool notes;		 /* what stays is noted, for its next visit */
@@ -82,7 +82,7 @@ typedef enum Stage
 	STAGE_SWEEP
 } Stage;
 
-/* What was to be visited before is deleted, of idemq.seen, idemq.events and idemq.audit. */
+/* Of idemq.seen, idemq.events and idemq.audit: what was past its time before that is deleted. */
 typedef struct ByTime
 {
 	TimestampTz from[3];
@@ -102,7 +102,7 @@ typedef struct Rounds
 } Rounds;
 
 static Rounds rounds = {.stage = STAGE_BEGIN};
-/* As they were before a batch, and the range that it visits. */
+/* The rounds as they were before a batch, and the range that the batch visits. */
 static Rounds rounds_before;
 static IdScan visit;
 static bool visiting = false;
@@ -137,8 +137,8 @@ purge_by_time(ByTime *by_time, TimestampTz now, int64 limit)
 }
 
 /*
- * Deletes a row by SQL, in a subtransaction; false when it stays: why is logged once in a round.
- * Raises a query cancel again.
+ * Deletes a row by SQL, in a subtransaction.  Returns false when it stays; one reason is logged
+ * in a round.  Raises a query cancel again.
  */
 static bool
 delete_by_sql(const Job *job, TimestampTz finished_at)
@@ -208,7 +208,10 @@ consider(Batch *batch)
 	keep = idemq_retention_of(&job, &batch->queue);
 	if (finished_at > batch->now - keep)
 		return idemq_retention_visit_finished(finished_at, keep, batch->now);
-	/* In this order: who enqueues a child of it is in the filter, and holds it until it commits. */
+	/*
+	 * In this order: a transaction that enqueues a child of the job is in the filter, and holds
+	 * the job until it commits.
+	 */
 	if (!idemq_jobs_lets_delete(&job))
 		return batch->now;
 	has_dependencies = idemq_may_have_dependencies(batch->queue.slot, job.id);
@@ -218,7 +221,7 @@ consider(Batch *batch)
 		return batch->now + REFUSED_PAUSE;
 	if (simple && idemq_jobs_delete(&batch->table, &job) != JOB_WRITTEN)
 		return batch->now;
-	/* One that was cancelled with it may be brought back. */
+	/* A job that was cancelled with it may be brought back. */
 	if (simple && job.status != JOB_COMPLETED && has_dependencies && idemq_dependencies_exist())
 		idemq_dependency_row_gone(job.id, job.status);
 	idemq_pending_counts_event(job.queue_id, COUNTER_BIT(COUNTER_PURGED));
@@ -241,9 +244,9 @@ is_over(Batch *batch)
 }
 
 /*
- * Goes on with a scan: deletes what is past its retention, max_rows at most, and
- * their attempts.  notes: what stays is noted for its range.  bounded: it is a batch of the
- * worker's.  Returns how many jobs were deleted.
+ * Goes on with a scan: deletes jobs that are past their retention, max_rows at most, and their
+ * attempts.  notes: what stays is noted for its range.  bounded: it is a batch of the worker's.
+ * Returns how many jobs were deleted.
  */
 static int
 purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded)
@@ -257,10 +260,7 @@ purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded
 	idemq_jobs_open(&batch.table);
 	if (bounded && !batch.table.simple)
 	{
-		/*
-		 * SET CONSTRAINTS ALL IMMEDIATE: deferred ones are checked row by row, so that a refusal
-		 * concerns one row alone.
-		 */
+		/* SET CONSTRAINTS ALL IMMEDIATE: they are checked row by row, and refuse one row alone. */
 		batch.max_rows = BATCH_ROWS_BY_SQL;
 		AfterTriggerSetState(makeNode(ConstraintsSetStmt));
 	}
@@ -294,7 +294,7 @@ purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded
 	return batch.rows;
 }
 
-/* Goes on with the sweep, or begins a new one in time; false when this round has had its part. */
+/* Goes on with the sweep, or begins a new one; false when this round has had its part. */
 static bool
 sweep(void)
 {

@@ -4,32 +4,32 @@
  *
  * No index says when jobs finished: each commit would pay for it.  Ids are given in the
  * order of time, more or less, so the jobs of one stretch of time are a range of ids.  A
- * range has a time for its next visit, the least of those of the jobs that are in it:
+ * range is visited next at the earliest of these times of its jobs:
  *
- *		new ids				when they were given, and the shortest retention of any queue: no
+ *		new ids				when they were given, plus the shortest retention of any queue: no
  *							job is past its retention earlier; and not before SETTLE_TIME, in
- *							which a row of an id may still be on its way to the table
+ *							which the row of an id may still be on its way to the table
  *		a finished job		when its retention is over
  *		an unfinished one	its retention from now on, since it may finish at once; or,
  *							if that is later, a sixteenth of its age: so one that has waited
  *							for an hour, or is put off for a month, is visited now and then
- *		one that a transaction holds, or deletion of which is refused: the next
- *							round, or some minutes later
- *		a row in doubt		of a transaction that is open: as an unfinished one
+ *		one that a transaction holds, or whose deletion is refused: the next round, or some
+ *							minutes later
+ *		a row in doubt		since its transaction is open: as an unfinished one
  *
  * A visit reads the range's rows, deletes those that are past their retention, and makes
  * new ranges of those that stay, RANGE_ROWS in each.  So a job that finishes long after its
- * neighbours keeps a range of its own, and is deleted in time; what is between ranges
- * is not there any more.  Visits are put off by a sixteenth of the retention, so that a
- * range whose jobs finish one by one has some 16 visits in a retention and not one for each
- * job.  Neither that nor the sixteenth of an age is more than MAX_LATE.
+ * neighbours keeps a range of its own, and is deleted in time; what was between ranges
+ * is gone.  Visits are put off by a sixteenth of the retention, so that a range whose jobs
+ * finish one by one has some 16 visits in a retention and not one for each job.  Neither that
+ * nor the sixteenth of an age is more than MAX_LATE.
  *
- * What is missed: a row with an id below those of the new ids that is not there yet when its
- * range is visited (an id taken and not written for longer than a retention and SETTLE_TIME,
- * a restore, a DBA's INSERT), and one that a DBA's UPDATE has made older.  That is for the sweep
- * (worker/retention.c).  A change of a queue's retention, and ids that begin anew, have
- * all visited again.  What a finisher's open transaction hides is visited as unfinished:
- * late by no more than that transaction is long.
+ * The rounds miss a row with an id below the new ids that is not there yet when its range is
+ * visited (an id taken and not written for longer than a retention and SETTLE_TIME, a restore,
+ * a DBA's INSERT), and one that a DBA's UPDATE has made older.  The sweep (worker/retention.c)
+ * finds these.  A change of a queue's retention, and ids that begin anew, have all visited
+ * again.  A job that an open transaction finishes is visited as unfinished: late by no more
+ * than that transaction is long.
  *
  * Memory is bounded: at MAX_RANGES, neighbours are joined two by two.  They are visited
  * more often than they would be alone, and split when they are.
@@ -47,12 +47,12 @@
 #include "queue/queue.h"
 #include "worker/worker.h"
 
-/* Rows that stay in one range; ranges; what a visit may be late at most. */
+/* Rows that stay in one range; ranges; how late a visit may be. */
 #define RANGE_ROWS 1024
 #define MAX_RANGES 65536
 #define MAX_LATE (10 * USECS_PER_MINUTE)
 #define LATE_SHARE 16
-/* Between an id and its row: what a busy machine may take for that, and more. */
+/* Between an id and its row: more than a busy machine takes for that. */
 #define SETTLE_TIME USECS_PER_SEC
 
 /* Kinds of finished jobs, which a queue keeps for different times, as bits. */
@@ -82,7 +82,7 @@ typedef struct RangeList
 } RangeList;
 
 static RangeList all;
-/* What the visit at hand has left so far; the last one is open, with so many rows. */
+/* The ranges that the present visit has left so far; the last one is open, with so many rows. */
 static RangeList left;
 static int left_rows;
 /* The range that is visited, or where the round goes on. */
@@ -91,12 +91,12 @@ static TimestampTz round_began;
 /* Ids below this are in a range, or were visited; the others were given after known_at. */
 static int64 known_ids = PG_INT64_MIN;
 static TimestampTz known_at = DT_NOBEGIN;
-/* The last id that was given by given_at: those up to it are known when SETTLE_TIME has passed. */
+/* The last id given at given_at: the ids up to it are known when SETTLE_TIME has passed. */
 static int64 given_id = PG_INT64_MAX;
 static TimestampTz given_at;
 /* Of QueueKeeps: the queues as the last round knew them. */
 static HTAB *known = NULL;
-/* One of them keeps jobs for another time than before: all is to be visited again. */
+/* A queue keeps jobs for another time than before: all is to be visited again. */
 static bool keeps_changed = false;
 
 static int64
@@ -140,14 +140,14 @@ idemq_retention_visit_unfinished(const Job *job, const QueueInfo *queue, Timesta
 	return now + Max(late, Min(keep_of(queue, kind), keep_of(queue, kind | KIND_DEAD)));
 }
 
-/* Returns when to visit a job that is kept for so long since it finished, and is to be. */
+/* Returns when to visit a finished job, which is kept for so long since it finished. */
 TimestampTz
 idemq_retention_visit_finished(TimestampTz finished_at, int64 keep, TimestampTz now)
 {
 	return Max(finished_at + keep, now + Min(keep / LATE_SHARE, MAX_LATE));
 }
 
-/* Follows the queues' settings; returns the shortest time for which any keeps jobs. */
+/* Reads the queues' settings; returns the shortest time for which any queue keeps jobs. */
 static int64
 follow_settings(void)
 {
@@ -304,8 +304,8 @@ idemq_ranges_stays(int64 id, TimestampTz next_visit)
 }
 
 /*
- * After the commit of a visit, which came to scan->at: puts what stays in its place.  If
- * the visit did not come to the range's end, the next one goes on there.
+ * To be called after the commit of a visit, which came to scan->at: puts what stays in the
+ * range's place.  If the visit did not come to the range's end, the next one goes on there.
  */
 void
 idemq_ranges_end_visit(const IdScan *scan)

@@ -1,12 +1,12 @@
 /*
  * worker/update.c
- *		Whether a worker can work for the extension in its database; and its update, where nothing
- *		works without and idemq.auto_update allows it.
+ *		Whether a worker can work for the extension in its database; and the extension's update,
+ *		if nothing works without it and idemq.auto_update allows it.
  *
- * Where the library works with the SQL objects as they are (base/version.c), the update is left to
- * the DBA.  Elsewhere the worker runs ALTER EXTENSION idemq UPDATE, as the superuser that it is, in
- * a transaction of its own.  An error ends the worker: the log has it, and the next life, which comes
- * ever later, tries again.
+ * If the library works with the SQL objects as they are (base/version.c), the update is left to
+ * the DBA.  Otherwise the worker, which is a superuser, runs ALTER EXTENSION idemq UPDATE in a
+ * transaction of its own.  An error ends the worker.  The log has it, and the next life, which
+ * comes later each time, tries again.
  */
 #include "postgres.h"
 
@@ -56,7 +56,7 @@ look(void)
 	return presence;
 }
 
-/* Returns whether this worker can work for the extension in this database; updates it before. */
+/* Returns whether this worker can work for the extension in this database; may update it first. */
 bool
 idemq_worker_has_extension(void)
 {

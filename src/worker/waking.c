@@ -3,8 +3,8 @@
  *		Waking the sleepers of a queue for what no commit has told them: what came due by
  *		time alone (chore "due"), and signals that no claim followed (chore "remind").
  *
- * The time that made one due is taken before it looks (worker/chore_runner.c): what is enqueued
- * or paused from then on notes itself.
+ * A chore's time is taken before the chore looks (worker/chore_runner.c): an enqueue or a pause
+ * from then on notes its own.
  *
  * Locks: none of its own.
  */
@@ -19,9 +19,9 @@
 #include "shared/slots/slots.h"
 #include "worker/worker.h"
 
-/* Two wake-ups by time alone of one queue are that far apart. */
+/* Two wake-ups of a queue by time alone are that far apart. */
 #define DUE_INTERVAL INT64CONST(1000)
-/* The row of a queue whose pause is over, and that is locked, is tried again after that. */
+/* When a pause is over and the queue's row is locked, it is tried again after that. */
 #define PAUSE_RETRY USECS_PER_SEC
 
 /*
@@ -51,7 +51,7 @@ idemq_due(const QueueInfo *given)
 	idemq_due_by(queue->slot, DUE_READY, Max(next, idemq_now() + DUE_INTERVAL));
 }
 
-/* Signals again if there is work: a signal was lost with the session that got it. */
+/* Signals again if there is work: a signal may have been lost with the session that got it. */
 void
 idemq_remind(const QueueInfo *queue)
 {

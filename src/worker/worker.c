@@ -3,7 +3,7 @@
  *		The background worker of one database: it makes things prompt.
  *
  * It does what is due (worker/chores.c), says until when it sleeps, and sleeps on its
- * latch.  Sessions wake it for what is due earlier (shared/processes/processes.h says why no
+ * latch.  Sessions wake it for what is due earlier (shared/sleepers/worker_call.c says why no
  * wake-up is lost).  Nothing depends on it: without it, claims take back expired leases
  * and find what came due.
  *
@@ -32,7 +32,7 @@
 
 /* The longest sleep: a day. */
 #define LONGEST_SLEEP USECS_PER_DAY
-/* Microseconds until heads are promoted again, where that is in nobody's way. */
+/* Microseconds of a pause before heads are promoted again, if it holds up nobody. */
 #define LINGER INT64CONST(1000)
 
 /* Returns whether to go on; frees the post on the board when there is nothing to do here. */
@@ -58,7 +58,7 @@ may_stay(void)
 
 /*
  * Takes what came for this process between two pieces of work; for the launcher and handlers
- * too.  Asked to end, it does so without a FATAL in the log at every shutdown.
+ * too.  A process that is asked to end does so without a FATAL, which every shutdown would log.
  */
 void
 idemq_worker_idle_interrupts(void)
@@ -93,7 +93,7 @@ idemq_worker_sleep(int64 until, uint32 wait_event)
 	idemq_worker_idle_interrupts();
 }
 
-/* Sleepers are without this worker now: wakes them, and they check by themselves from then on. */
+/* Wakes the sleepers: without this worker they check by themselves from now on. */
 static void
 wake_sleepers(int code, Datum arg)
 {
@@ -126,9 +126,9 @@ idemq_worker_main(Datum arg)
 	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
 	memcpy(&serial, MyBgworkerEntry->bgw_extra, sizeof(serial));
-	/* Before we attach: callbacks run in reverse order, so the entry is free when this one runs. */
+	/* Before we attach: callbacks run in reverse order, so the post is free when this one runs. */
 	on_shmem_exit(wake_sleepers, (Datum) 0);
-	/* First of all, so that a session that needs the database for itself finds us. */
+	/* Before we connect: a session that needs the database for itself is to find us. */
 	if (!idemq_worker_attach(DatumGetInt32(arg), serial, &database) || !idemq_worker_is_wanted())
 		proc_exit(0);
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
@@ -148,10 +148,7 @@ idemq_worker_main(Datum arg)
 				break;
 			until = idemq_chores_do();
 			idemq_worker_asleep(until);
-			/*
-			 * What wakes us meanwhile finds the latch set after the first time, and sends no
-			 * signal.
-			 */
+			/* After the first call meanwhile, the others find the latch set, and send no signal. */
 			if (until - idemq_mono_now() > LINGER && idemq_promote_may_linger())
 				(void) WaitLatch(NULL, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, LINGER / 1000,
 								 compat_wait_event_worker());

@@ -77,11 +77,10 @@ extern void idemq_log_news(void);
 typedef struct Chore
 {
 	ChoreKind kind;
-	/* Its time in the queue's slot; taken before it runs, and set to now should that fail: */
-	DueKind due;
-	bool takes;
+	DueKind due;   /* its time in the queue's slot */
+	bool takes;	   /* that is taken before it runs, and set to 0 if it fails */
 	bool is_round; /* claims that find nothing wait for its end: shared/groups/promote_round.c */
-	/* Returns when (mono) it is to run: PG_INT64_MAX for never, the past for now.  NULL: then. */
+	/* Returns when (mono) it is to run: PG_INT64_MAX for never, the past for now.  NULL: at due. */
 	int64 (*due_at)(const SlotView *view);
 	/* Runs it, in a transaction of its own; one of the two is set. */
 	void (*run)(const QueueInfo *queue);
@@ -146,7 +145,7 @@ extern void idemq_retention_ended(const SlotView *view, bool done);
  *		Which ids are to be visited, and when, for jobs past their retention.
  */
 
-/* A part of the primary key: what is not below at, and below until. */
+/* A part of the primary key: the ids from at on, below until. */
 typedef struct IdScan
 {
 	int64 at;

@@ -1,7 +1,7 @@
 /*
  * worker/worker_log.c
- *		What a background worker tells the server's log: each is a line of
- *		doc/operations/logs.md, with its level, its SQLSTATE and how often it may come.
+ *		What a background worker tells the server's log.  doc/operations/logs.md has a line for
+ *		each message, with its level, its SQLSTATE and how often it may come.
  *
  *		the SQL objects wait for their update	once each database and start of the server
  *		it can do nothing with them				once each visit
@@ -9,10 +9,11 @@
  *		that it has started, and why it ends	once each a life; lives that are short come
  *												ever less often (shared/processes/worker_board.c)
  *		recovery begins, and is done			once each a life, where leases were lost
- *		a table in shared memory was full		once a minute and table (shared/counts/server_counts.c)
+ *		a table in shared memory was full		once a minute and table
+ *												(shared/counts/server_counts.c)
  *		a chore has failed						CHORE_ERRORS a minute; then how many more
  *
- * Not said: a visit to a database without idemq, which is a worker's life as well.
+ * A visit to a database without idemq, which is a worker's life as well, is not told.
  */
 #include "postgres.h"
 
@@ -42,7 +43,7 @@ static const char *ends_why = NULL;
 static int64 recovery_began = 0;
 static int recovery_queues;
 
-/* The minute in which chores have failed: its beginning (mono), how often they have. */
+/* The minute in which chores have failed: its beginning (mono), and how many times. */
 static int64 errors_since = 0;
 static int errors = 0;
 
@@ -54,7 +55,7 @@ log_end(int code, Datum arg)
 			errdetail("%s.", ends_why != NULL ? ends_why : "It met an error, or the server died"));
 }
 
-/* Says that this worker has started; from here on its end is said, too. */
+/* Says that this worker has started; from here on it says its end, too. */
 void
 idemq_log_worker_started(void)
 {
@@ -77,7 +78,7 @@ idemq_log_worker_ends(const char *why)
 	ends_why = why;
 }
 
-/* Says what the SQL objects of this database lack; waits: their version, if an update is to come. */
+/* Says what the SQL objects of this database lack; waits: their version, if an update waits. */
 void
 idemq_log_presence(IdemqPresence presence, const char *waits)
 {
@@ -143,7 +144,7 @@ idemq_log_recovery_begins(void)
 					  "after a start of the server."));
 }
 
-/* Says that a table was full, and what to do, if that is this worker's to say. */
+/* Says that a table was full, and what to do, if it is this worker that is to say so. */
 static void
 log_full(ServerCount table, const char *what, TableUsage usage, const char *detail,
 		 const char *hint)
@@ -157,7 +158,7 @@ log_full(ServerCount table, const char *what, TableUsage usage, const char *deta
 				errhint("%s", hint));
 }
 
-/* Says which tables in shared memory were full, as far as that is this worker's to say. */
+/* Says which tables in shared memory were full, as far as this worker is to say so. */
 static void
 log_full_tables(void)
 {
@@ -187,7 +188,7 @@ log_full_tables(void)
 
 /*
  * Says which error a chore has met, as PostgreSQL says errors; beyond CHORE_ERRORS a minute
- * it is only counted.  In error recovery.
+ * it is only counted.  To be called in error recovery.
  */
 void
 idemq_log_chore_error(void)
