@@ -199,7 +199,7 @@ SQL_FUNCTION(idemq_sql_v2_jobs_changed)
 	if (before != NULL)
 	{
 		note_group(before);
-		/* Our own claims do not see the old version any more, and pass its key: it may come back. */
+		/* Our own claims do not see it any more, and pass its key; a rollback brings it back. */
 		note_ready(before, true);
 		/* The change ends the attempt, and so its lease entry. */
 		if (before->status == JOB_PROCESSING &&

@@ -1,13 +1,12 @@
 /*
  * observe/check.c
- *		SQL function check: the audit of every invariant, while others work; the order
- *		of its parts, and what is small enough to need no part: slots, dead queues, tokens.
+ *		SQL function check: the audit of every invariant, while others work.  Here are the
+ *		order of its parts, and what is too small for a part: slots, dead queues, tokens.
  *		What rows and catalogs say by themselves is found by SQL: idemq_inside.findings.
  *
  * Why no finding is a race stands at the top of observe/check_report.c and of each part.
  *
- * The caller's own transaction must not have changed jobs: its callbacks are yet
- * to come.
+ * The caller's own transaction must not have changed jobs: its callbacks have not run.
  */
 #include "postgres.h"
 
@@ -50,8 +49,8 @@ has_queue(const CheckCall *call, int32 queue_id)
 /*
  * Checks that the slots' hash and array agree, whether lease entries are used up, and that no slot
  * is lost to a queue that does not exist.  A session that creates or drops a queue holds a lock on
- * the table from before the slot is given until after it is freed: with none seen, and the queues
- * read after that, a slot without a queue is lost.
+ * the table from before the slot is given until after it is freed.  So if no such lock is seen,
+ * and the queues are read after that, a slot without a queue is lost.
  */
 static void
 check_slots(CheckCall *call)
@@ -99,7 +98,7 @@ check_slots(CheckCall *call)
 	pfree(slots);
 }
 
-/* Reports queues whose dead jobs go nowhere: job/dead_queue.c refuses theirs. */
+/* Reports queues whose dead jobs go nowhere: job/dead_queue.c refuses their dead_queue. */
 static void
 check_dead_queues(CheckCall *call)
 {
@@ -126,14 +125,14 @@ check_dead_queues(CheckCall *call)
 }
 
 /*
- * Returns the jobs with a token from the future.  One that is found again was there before the
- * last one issued was read for the second time: whatever token a snapshot shows had been issued
- * by then.
+ * Returns the jobs with a token from the future.  A job that is found twice was there before the
+ * last token issued was read for the second time; and whatever token a snapshot shows had been
+ * issued by then.
  */
 static Suspect *
 find_tokens(const CheckCall *call, int *count)
 {
-	/* None issued so far in this database is greater. */
+	/* No token issued so far in this database is greater. */
 	int64 greatest = idemq_token_next(0, idemq_lease_last_token(), idemq_now(),
 									  GetWALInsertionTimeLine(), idemq_generation_latest_base());
 
@@ -204,7 +203,7 @@ SQL_FUNCTION(idemq_sql_v2_check)
 		idemq_check_leases(&call);
 		idemq_check_groups(&call);
 		idemq_check_dependencies(&call);
-		/* A restore brings no driver. */
+		/* A restore brings no driver of schedules. */
 		if (!idemq_worker_comes())
 			idemq_check_findings(&call, "driver");
 		idemq_check_findings(&call, "others");

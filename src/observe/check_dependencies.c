@@ -2,13 +2,13 @@
  * observe/check_dependencies.c
  *		The audit of children: none is forgotten whose parents are done, or have failed.
  *
- * That none runs too early the rows say by themselves.
+ * The rows say by themselves that none runs too early.
  *
  * A child that a look would change is a suspect.  Once all that its snapshot showed has reached
  * shared memory (idemq_check_settled), the child or the parent that it watches is marked
- * there, or somebody has them, or their queue is to be scanned; or the look has been done
- * since.  If neither, nobody will look at it.  A session that scans takes children one by one,
- * so a suspect is checked for a second (idemq_check_suspicion).
+ * there, or a session has taken the mark, or their queue is to be scanned; or the look has been
+ * done since.  If none of these is so, nobody will look at it.  A session that scans takes
+ * children one by one, so a suspect is checked for a second (idemq_check_suspicion).
  */
 #include "postgres.h"
 
@@ -47,7 +47,7 @@ is_known(const Suspect *suspect)
 	look = idemq_dependency_looks(&suspect->id, &count);
 	if (count == 0)
 		return true;
-	/* The mark of a parent that the child may come with; any of the failed ones. */
+	/* The mark of a parent may lead to the child: of one that failed, or of the one it watches. */
 	if (look->on_failure == FAILURE_CANCELS &&
 		idemq_dependency_failed_parent(suspect->id, &parent) &&
 		idemq_queue_by_id(parent.queue_id, &queue) && knows(&queue, DEPENDENCY_PARENT, parent.id))

@@ -3,14 +3,14 @@
  *		The audit of how many jobs shared memory knows of: the gauges of each queue, against
  *		a count of its rows.  Rows that were written with triggers off are in no gauge.
  *
- * A gauge changes after the rows do, so a difference is a suspect.  How often a queue's gauges
- * have changed is read before the rows are counted, under one snapshot; they themselves, and
- * that again, after idemq_check_settled.  If it is the same, then no transaction has added
- * anything in between: what the snapshot shows was added before, since all that was visible to
- * it has paid by then; what it does not show has added nothing yet.  So the gauges were those
- * of the snapshot, and a difference is a fact.  Otherwise it is tried again, some times, and
- * nothing is said of a queue that never stands still: no false alarm, and the next call may
- * meet it at rest.  That gauges were counted anew moves the number as well.
+ * A gauge changes after the rows do, so a difference is a suspect.  The number of changes of a
+ * queue's gauges is read before the rows are counted, under one snapshot; after
+ * idemq_check_settled the gauges are read, and the number again.  If it is the same, no
+ * transaction has added anything in between: what the snapshot shows was added before, since
+ * all that was visible to it has paid by then; what it does not show has added nothing yet.  So
+ * the gauges were those of the snapshot, and a difference is a fact.  Otherwise it is tried
+ * again, some times, and nothing is said of a queue that never stands still: no false alarm, and
+ * the next call may meet it at rest.  A new count of the gauges moves the number as well.
  */
 #include "postgres.h"
 
@@ -61,8 +61,8 @@ agrees(int32 queue_id, const int64 *jobs, CounterView *view)
 }
 
 /*
- * Checks the gauges of all queues; see the file's header.  done: those that agree, and those of
- * which it is proved that they do not.
+ * Checks the gauges of all queues; see the file's header.  done: the queues whose gauges agree,
+ * or are proved not to.
  */
 void
 idemq_check_gauges(CheckCall *call)

@@ -1,28 +1,28 @@
 /*
  * observe/check_groups.c
- *		The audit of groups: at most one head each, no more places taken than group_running
- *		says (job/places.c), which the rows say by themselves; and none that is forgotten.
+ *		The audit of groups: each has at most one head, or no more places taken than
+ *		group_running (job/places.c), which the rows say by themselves; and none is forgotten.
  *
- * A group without a head, or with a free place and nobody that waits to be claimed, is a
+ * A group without a head, or with a free place and no job that waits to be claimed, is a
  * suspect.  Once all that its snapshot showed has reached shared memory (idemq_check_settled),
- * the group is known there (shared/groups/groups.c), or has been promoted since.  If it is not
- * known, and afterwards still has no head and the same jobs, no session will promote it.  The
- * exception is a session that scans all groups at that moment and knows of none before it
- * reaches it; so a suspect is checked for a second (idemq_check_suspicion).
+ * the group is known there (shared/groups/groups.c), or a job of it has been promoted since.  If
+ * it is not known, and afterwards still has no head and the same jobs, no session will promote
+ * one.  The exception is a session that scans all groups at that moment, and knows of a group
+ * only when it reaches it; so a suspect is checked for a second (idemq_check_suspicion).
  *
  * Floors (shared/groups/groups.c): no job is below one.
  *
  * A job that a later snapshot shows below its group's floor is a suspect: its writer may
  * be about to lower the floor.  Once all that the snapshot showed has reached shared
- * memory (idemq_check_settled), the writer's mark has done so.  From then on the floor
- * rises above the job by a promotion alone, whose owner had seen this version of the row,
- * as its group's head, or as the one to promote unless an earlier one was: in neither case
- * does the floor rise above that version.  So if the floor, read again, is still above
- * it, and a later snapshot shows the same version, then that floor is wrong.
+ * memory (idemq_check_settled), the writer's mark has done so.  From then on only a
+ * promotion could raise the floor above the job.  Its owner has seen this version of the
+ * row, as the group's head, or as the one to promote unless there was an earlier one: in
+ * neither case does the floor rise above that version.  So if the floor, read again, is
+ * still above it, and a later snapshot shows the same version, then that floor is wrong.
  *
- * The group without a name may have jobs below its first floor (job/places.c).  Groups that have
- * an owner are left out: what has lowered their floors is not in them
- * yet.  So are those with long names, of which memory knows a hash.
+ * The group without a name may have jobs below its first floor (job/places.c).  Groups that
+ * have an owner are left out: what has lowered their floors is not in them yet.  So are groups
+ * with long names, of which memory knows only a hash.
  */
 #include "postgres.h"
 
@@ -59,7 +59,7 @@ is_known(const Suspect *suspect)
 	GroupKey key;
 
 	if (!idemq_queue_by_id(suspect->queue_id, &queue))
-		return true; /* jobs.queue says so */
+		return true; /* the finding jobs.queue says that */
 	idemq_group_key(&key, suspect->queue_id, VARDATA_ANY(group), (int) VARSIZE_ANY_EXHDR(group));
 	return idemq_groups_know(queue.slot, &key);
 }

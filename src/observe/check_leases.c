@@ -6,20 +6,19 @@
  *     claim is committed before the entry says so, so the snapshot sees it; a row
  *     that does not show that attempt has been changed since, by a transaction that
  *     had marked the entry before it committed.  So an entry that afterwards still is
- *     ACTIVE and unmarked is one too many.  Only an adopted entry may be so, until
- *     its adopter has read the row again: if it stays, that failed, which is a warning.
+ *     ACTIVE and unmarked is one too many.  Only an adopted entry may be so, until its
+ *     adopter has read the row again: if it stays, that has failed, which is a warning.
  * row -> entry: a row in processing has an entry from before its claim is visible
- *     until after its end is; or one that is being claimed: by a transaction that has
+ *     until after its end is.  The entry may be CLAIMING, by a transaction that has
  *     ended this attempt and begun the next, and gives the entry back after its abort.
- *     A suspect has none, and after idemq_check_settled
- *     the queue has no recovery pending, a newer snapshot still shows the attempt
- *     on a row that no transaction holds, there still is no entry, and recovery is
- *     still not asked for: a session that drops the entry of a job in processing asks
- *     for it first.
+ *     A suspect has none, and after idemq_check_settled the queue has no recovery
+ *     pending, a newer snapshot still shows the attempt on a row that no transaction
+ *     holds, there still is no entry, and recovery is still not asked for: a session
+ *     that drops the entry of a job in processing asks for it first.
  * session: a CLAIMING entry, and a mark, go with the transaction that put them.
- * deadline: the queue's next deadline is not after that of an ACTIVE entry.  A
- *     session that moves either counts as changing meanwhile; entry, deadline and
- *     entry again are read while no session does.
+ * deadline: the queue's next deadline is no later than any ACTIVE entry's.  A session
+ *     that moves either counts as changing meanwhile; entry, deadline and entry again
+ *     are read while no session does.
  */
 #include "postgres.h"
 
@@ -238,7 +237,7 @@ is_outlived(CheckCall *call, const Lease *copy)
 	return true;
 }
 
-/* Returns when a lease is visited at the latest: one that could not be reaped, less often. */
+/* Returns when a lease is visited at the latest; one that could not be reaped is, less often. */
 static int64
 visit_due(const Lease *lease)
 {
@@ -247,7 +246,7 @@ visit_due(const Lease *lease)
 	return due + lease->ending.undone * LEASE_BUSY_RETRY;
 }
 
-/* Returns whether a queue visits its leases later than one ends; see the file's header. */
+/* Returns whether a queue visits its leases only after this one's end; see the file's header. */
 static bool
 is_overlooked(CheckCall *call, const Lease *copy)
 {

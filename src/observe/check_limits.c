@@ -3,8 +3,8 @@
  *		The audit of what max_running counts; and which queues have no slot to count in.
  *
  * A queue's count is the sum over its lease entries.  Both change together, under
- * the entry's partition lock: so with all of those held, that is true at any moment,
- * and no second check is needed.  They are held only if the two differ by a walk that
+ * the entry's partition lock: so with all of these locks held, the two agree at any moment,
+ * and no second check is needed.  The locks are held only if the two differ by a walk that
  * locks one partition at a time, and then while this database's entries are walked over.
  */
 #include "postgres.h"
@@ -17,7 +17,7 @@
 #include "shared/leases/leases.h"
 #include "shared/slots/slots.h"
 
-/* Adds what an entry is counted as to its slot's sum, by index. */
+/* Adds the units of an entry to its slot's sum, by index. */
 static bool
 visit_entry(Lease *lease, void *arg)
 {
@@ -29,8 +29,8 @@ visit_entry(Lease *lease, void *arg)
 }
 
 /*
- * Fills what each queue of the database counts too many, by its place in call->queue_ids;
- * sums is room for a sum of each slot.  Returns whether all agree.
+ * Fills excess with how many each queue counts too many, in the order of call->queue_ids; sums
+ * is room for a sum of each slot.  Returns whether all agree.
  */
 static bool
 compare(CheckCall *call, int64 *sums, int64 *excess, bool locked)

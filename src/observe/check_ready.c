@@ -1,15 +1,15 @@
 /*
  * observe/check_ready.c
  *		The audit of the ready cursors and rings: nothing below a cursor is claimable,
- *		and nothing in a ring's range that the ring does not have.
+ *		nor is anything in a ring's range that the ring lacks.
  *
  * For each queue and priority, in this order: sequence, cursor and ring (r), a snapshot
  * (s), a scan of the ready index up to that cursor, or the end of the ring.  A suspect
- * is a row there, below the cursor or missing in the ring, whose
- * version in the snapshot is claimable, which after s has no lease entry, no
- * transaction that holds it, and no newer version committed.  Then idemq_check_settled; then the
- * cursor's history (h).  A suspect to whose key, or below, the cursor was lowered
- * since r is acquitted: claims meet it again.  The others are reported.
+ * is a row there, below the cursor or missing in the ring, whose version in the snapshot
+ * is claimable, and which after s has no lease entry, no transaction that holds it, and
+ * no newer version committed.  Then idemq_check_settled; then the cursor's history (h).
+ * If the cursor was lowered to the key of a suspect, or below, since r, the suspect is
+ * acquitted: claims meet it again.  The others are reported.
  *
  * Why that is no false alarm: the cursor was above the row from r to h, hence at
  * the moment s, at which the row's committed version was claimable.  By the

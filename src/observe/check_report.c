@@ -1,7 +1,7 @@
 /*
  * observe/check_report.c
- *		What the parts of idemq.check() share: findings, the queues, and waiting until
- *		what others have made visible has reached shared memory.
+ *		What the parts of idemq.check() share: findings, waiting until what others have made
+ *		visible has reached shared memory, and the second look at suspects.
  *
  * A finding is a fact, never a race.  What changes in more than one step seems
  * broken in between, so each part takes suspects first, and reports those that a
@@ -12,14 +12,14 @@
  *
  *   - a transaction, or subtransaction, that has ended for others to see, and whose
  *     callbacks have not run: it still has its locks.  Its lock on its own id is
- *     there while the id is no longer in progress; and its lock on idemq.jobs is
- *     there while the session shows no virtual transaction (virtualtransaction n/0
- *     in pg_locks).
+ *     there while the id is no longer in progress; and its lock on idemq.jobs or
+ *     idemq.queues is there while the session shows no virtual transaction
+ *     (virtualtransaction n/0 in pg_locks).
  *   - a session in the midst of a change that shared/slots/slots.c counts
  *     (idemq_slots_begin_change).
  *
- * When a session stays in that state, stopped by a debugger, nothing is reported
- * but a warning that says so.
+ * When a session stays in that state, stopped by a debugger, a part reports only a
+ * warning that says so.
  *
  * Locks: none.  No detail shows a payload, a key or an error text.
  */
@@ -82,9 +82,9 @@ idemq_check_findings(CheckCall *call, const char *part)
 	uint64 rows;
 
 	idemq_spi_begin(&scope);
-	/* It compares what PostgreSQL says of an index. */
+	/* The SQL compares what PostgreSQL says of an index. */
 	idemq_spi_set("quote_all_identifiers", "off");
-	/* One plan for all parts, which runs that of the argument; to plan it takes 3 ms. */
+	/* One plan for all parts, which runs the part of the argument: to plan it takes 3 ms. */
 	idemq_spi_set("plan_cache_mode", "force_generic_plan");
 	rows = idemq_spi_query_latest(&findings, args, NULL);
 	for (uint64 i = 0; i < rows; i++)
@@ -120,9 +120,9 @@ idemq_check_report_jobs(CheckCall *call, const char *severity, const char *invar
 }
 
 /*
- * Reads the debtors that locks show, transactions by their ids and sessions by their processes,
- * which are negative, to an array that is palloc'ed: of some, from the last time, those who still
- * are; NULL: all of them.  Returns their number.
+ * Reads the debtors that locks show: a transaction by its id, a session by its process, negated.
+ * Sets *debtors to a palloc'ed array of them, and returns their number.  *debtors: the count
+ * debtors of the last time, of which those are read that still are debtors; NULL: all are.
  */
 static int
 read_debtors(int64 **debtors, int count)
@@ -185,7 +185,7 @@ idemq_check_suspects(const char *part, int64 token, int *count)
 	return idemq_spi_rows(&suspects_of, args, sizeof(Suspect), count);
 }
 
-/* Returns whether a suspect is among some, as it was. */
+/* Returns whether a suspect is found again, as it was. */
 static bool
 is_unchanged(const Suspect *suspect, const Suspect *now, int count)
 {
@@ -199,9 +199,9 @@ is_unchanged(const Suspect *suspect, const Suspect *now, int count)
 }
 
 /*
- * Checks for jobs that are not as they should be, or that somebody should do something about, and
- * nobody will.  Of the latter a session that takes over many knows each when it comes to it: so
- * they are checked for a second.
+ * Checks for jobs that are not as they should be; or, with is_known, for jobs that wait for a
+ * session to see to them, while none will.  A session that works through many knows of each only
+ * when it comes to it: so the latter are checked for a second.
  */
 void
 idemq_check_suspicion(CheckCall *call, const Suspicion *suspicion)

@@ -3,8 +3,8 @@
  *		SQL functions that group errors, for the view idemq.errors and for redrive:
  *		error_pattern, error_sqlstate, error_fingerprint.
  *
- * They read their arguments alone.  A message of megabytes costs as much as one of
- * IDEMQ_ERROR_BYTES: no more of it is detoasted.
+ * They read only their arguments.  A message of megabytes costs no more than one of
+ * IDEMQ_ERROR_BYTES: the rest of it is not detoasted.
  */
 #include "postgres.h"
 

@@ -3,10 +3,10 @@
  *		SQL functions behind idemq.metrics, idemq.memory and the views of what is counted on
  *		the whole server: queue_metrics, recount, memory_usage, server_counts.
  *
- * They read, also on a standby and in a read-only transaction.  Gauges that
+ * They only read, also on a standby and in a read-only transaction.  Gauges that
  * shared memory does not know are counted by SQL, and known from then on, unless
- * that cannot be: a queue without a slot, a standby, a transaction that has
- * changed something, a count that was just now.
+ * that cannot be: for a queue without a slot, on a standby, in a transaction that has
+ * changed something, or just after another count.
  */
 #include "postgres.h"
 
@@ -29,7 +29,7 @@
 #include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 
-/* A job that is ready for longer is said to be so for that long. */
+/* The longest age of a ready job that is shown. */
 #define OLDEST_AGE (36500 * USECS_PER_DAY)
 
 /* The jobs as SQL counts them, once they are asked for. */
@@ -42,8 +42,8 @@ typedef struct SqlGauges
 static const double quantiles[] = {0.5, 0.95, 0.99};
 
 /*
- * Reads a queue's counters; count: and its gauges known if that can be, by counting.  false
- * when it has none.
+ * Reads a queue's counters; false when it has none.  count: makes its gauges known, by
+ * counting, if that can be.
  */
 static bool
 read_counters(const QueueInfo *queue, bool count, CounterView *view)
@@ -55,8 +55,8 @@ read_counters(const QueueInfo *queue, bool count, CounterView *view)
 }
 
 /*
- * Adds the jobs by status.  view: NULL for none; sql_gauges: NULL to leave out what would have
- * to be counted.
+ * Adds the jobs by status.  view: of shared memory, NULL for none; sql_gauges: NULL to leave out
+ * what would have to be counted.
  */
 static void
 add_gauges(RowBuilder *row, const QueueInfo *queue, const CounterView *view, SqlGauges *sql_gauges)
@@ -76,16 +76,17 @@ add_gauges(RowBuilder *row, const QueueInfo *queue, const CounterView *view, Sql
 						idemq_compare_int32);
 		gauges = found == NULL ? none : found->jobs;
 	}
-	/* Of two commits, the later may be counted first. */
+	/* Of two commits, the later may be counted first: a gauge may be below 0 for a moment. */
 	for (int i = 0; i < JOB_STATUS_COUNT; i++)
 		row_add_if(row, gauges != NULL, Int64GetDatum(gauges == NULL ? 0 : Max(gauges[i], 0)));
 }
 
 /*
- * Returns since when nobody has worked on a queue, though jobs are due, oldest since that time:
- * none is in flight, nobody has claimed, or sleeps until there is something.  DT_NOEND when
- * somebody does, nothing is due, or nobody has to: it is paused, a limit keeps its jobs, or
- * drained_by_cron says so; and before a minute is over, since a worker may ask now and then.
+ * Returns since when nobody has worked on a queue, though jobs are due; oldest: since when the
+ * first is.  Nobody works on it if no job is in flight, no session has claimed, and none sleeps
+ * until there is something.  DT_NOEND if somebody does, if nothing is due, or if nobody has to: the
+ * queue is paused, a limit keeps its jobs, or drained_by_cron says so; and before a minute is
+ * over, since a worker may ask now and then.
  */
 TimestampTz
 idemq_unattended_since(const QueueInfo *queue, TimestampTz oldest, TimestampTz now)

@@ -1,6 +1,6 @@
 /*
  * observe/observe.h
- *		What the parts of idemq.check() share; and what metrics and why do.
+ *		What the parts of idemq.check() share, and what metrics and why share.
  */
 #ifndef IDEMQ_OBSERVE_OBSERVE_H
 #define IDEMQ_OBSERVE_OBSERVE_H
@@ -41,7 +41,7 @@ typedef struct Suspect
 	int32 queue_id;
 	Datum group; /* of jobs in groups, for is_known; 0: none */
 	int64 id;
-	char version[128]; /* of what was seen of it */
+	char version[128]; /* of what was seen of it: another text after a change */
 } Suspect;
 
 /* The columns of idemq_inside.suspects and of below_floors. */
@@ -55,7 +55,7 @@ typedef struct Suspect
 typedef struct Suspicion
 {
 	Suspect *(*find)(const CheckCall *call, int *count); /* by the latest snapshot */
-	bool (*is_known)(const Suspect *suspect);			 /* to somebody; NULL: of no matter */
+	bool (*is_known)(const Suspect *suspect); /* a session will see to it; NULL: not asked */
 	const char *severity;
 	const char *invariant;
 	const char *what; /* is wrong with each */
@@ -64,7 +64,7 @@ typedef struct Suspicion
 #define CHECK_ERROR "error"
 #define CHECK_WARNING "warning"
 
-/* Adds a row to the answer: its severity, the invariant, and the detail as a format and its values. */
+/* Adds a row to the answer; the detail is a format with its values. */
 #define idemq_check_report(call, severity, invariant, ...)                                         \
 	idemq_check_put(call, severity, invariant, psprintf(__VA_ARGS__))
 

@@ -43,6 +43,6 @@ SQL_FUNCTION(idemq_sql_v2_progress)
 		PG_RETURN_NULL();
 	if (done >= of || done <= 0)
 		PG_RETURN_FLOAT8(done >= of ? 100 : 0);
-	/* In that order 3 of 10 is 30 and no more; what is too large for it is in this. */
+	/* The first order makes 3 of 10 exactly 30; the second is for what would overflow in it. */
 	PG_RETURN_FLOAT8(done < 1e300 ? 100 * done / of : 100 * (done / of));
 }

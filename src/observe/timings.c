@@ -1,12 +1,12 @@
 /*
  * observe/timings.c
  *		SQL functions of how long jobs waited and ran: timing_buckets, cumulative from short to
- *		long, as Prometheus wants it; percentile and add_counts, of idemq.history.
+ *		long, as Prometheus wants it; percentile and add_counts, for idemq.history.
  *
- * From the histograms in shared memory (shared/counts/counters.c), of which four buckets make
- * one here: a bound is a power of two of microseconds, and a bound of those as well, so
- * that each count is exact.  The sum is of the middles of those buckets: it is off by 12.5 %
- * at most, and grows whenever a count does.
+ * Four buckets of the histograms in shared memory (shared/counts/counters.c) make one here.  A
+ * bound here is a power of two of microseconds, and a bound there too, so each count is exact.
+ * The sum adds up the middles of the buckets there: it is off by 12.5 % at most, and grows
+ * whenever a count does.
  */
 #include "postgres.h"
 
@@ -59,7 +59,7 @@ put_buckets(ReturnSetInfo *set, int32 queue_id, Timing timing, const uint64 *buc
 /*
  * timing_buckets() -> setof (queue_id, timing, le, jobs, seconds): of the queues that the
  * role may claim from or administer, of all for members of pg_monitor; none of a queue
- * without a place in shared memory.
+ * without a slot.
  */
 SQL_FUNCTION(idemq_sql_v2_timing_buckets)
 {

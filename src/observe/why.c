@@ -4,8 +4,8 @@
  *
  * It reads the row first, then the lease table and who holds the row: the sentence
  * is true of a moment that is over when it is read.  It waits for no lock, and shows
- * neither payload nor key nor error.  What other rows say of the job, its steps, its event
- * and its parents, is put into words by SQL: idemq_inside.why_rows.
+ * neither payload nor key nor error.  SQL puts into words what other rows say of the job, its
+ * steps, its event and its parents: idemq_inside.why_rows.
  */
 #include "postgres.h"
 
@@ -26,19 +26,19 @@
 #include "shared/slots/slots.h"
 #include "table/table.h"
 
-/* Jobs that are counted before this one, and index entries that are read for it. */
+/* Jobs that are counted before this one, and index entries that are read for that, at most. */
 #define MAX_BEFORE 1000
 #define MAX_ENTRIES 20000
-/* Microseconds by which two readings of when a group may go on may differ. */
+/* Microseconds by which two answers to when a group may go on may differ. */
 #define CLOSE 1000
 
 /* The columns of idemq_inside.why_rows. */
 enum
 {
-	ROWS_STEPS, /* those without an answer */
-	ROWS_EVENT, /* that it sleeps for */
+	ROWS_STEPS, /* the steps without an answer */
+	ROWS_EVENT, /* the event that it sleeps for */
 	ROWS_PARENT,
-	ROWS_DEAD, /* that its queue is a dead queue */
+	ROWS_DEAD, /* whether its queue is a dead queue */
 	ROWS_COLUMNS
 };
 
@@ -107,8 +107,8 @@ say_finished(WhyCall *call)
 }
 
 /*
- * Returns how many ready jobs a claim would take before this one; *all: no more than these.
- * As a claim: the cursors first, then a snapshot.
+ * Returns how many ready jobs a claim would take before this one; *all: whether there are no
+ * more.  As a claim does, it reads the cursors first, then takes a snapshot.
  */
 static int
 count_before(WhyCall *call, bool *all)
@@ -215,7 +215,7 @@ say_ready(WhyCall *call)
 			in_flight, in_flight == 1 ? " is" : "s are");
 }
 
-/* Says which limit of its queue keeps a ready job, or that its queue has no slot; false when none does. */
+/* Says which limit of its queue keeps a ready job, or that the queue has no slot; false if none. */
 static bool
 say_limit(WhyCall *call)
 {
@@ -295,7 +295,7 @@ say_claiming(WhyCall *call, const Lease *lease)
 	return true;
 }
 
-/* Says that the group of a job may not start it yet; false when that is not what it waits for. */
+/* Says that a job waits for the rate of its group; false when it does not. */
 static bool
 say_group_rate(WhyCall *call)
 {
@@ -306,7 +306,7 @@ say_group_rate(WhyCall *call)
 		call->queue.slot == NULL || RecoveryInProgress())
 		return false;
 	next = idemq_group_rate_next(&call->queue, job->row->tts_values[COL_GROUP_KEY]);
-	/* It may have been put off until then; what waits longer waits for something else. */
+	/* It may have been put off until then; a job that waits longer waits for something else. */
 	if (next <= call->now || next < job->ready_at - CLOSE)
 		return false;
 	say(call,
@@ -350,7 +350,7 @@ say_waiting(WhyCall *call)
 	}
 }
 
-/* Says who is on the job, and how long its lease lasts, or what follows when it is over. */
+/* Says which attempt it is, and who is on it. */
 static void
 say_attempt(WhyCall *call, int pid)
 {
@@ -363,6 +363,7 @@ say_attempt(WhyCall *call, int pid)
 		say(call, ", claimed by pid %d", pid);
 }
 
+/* Says how long the lease lasts, or what follows when it is over. */
 static void
 say_deadline(WhyCall *call, TimestampTz deadline)
 {
@@ -455,7 +456,7 @@ say_blocked(WhyCall *call)
 	else
 		found = idemq_jobs_group_first(&call->table, queue->id, name, &head);
 	if (!found)
-		return; /* not without itself */
+		return; /* cannot be: it would find the job itself */
 	if (head.status != JOB_BLOCKED)
 		say(call, "waits in its group behind job %lld, which is %s: see idemq.why(%lld)",
 			(long long) head.id, idemq_status_name(head.status), (long long) head.id);

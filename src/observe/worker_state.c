@@ -4,8 +4,8 @@
  *		idemq.background_worker and idemq.worker_chores: the process that makes this
  *		database's jobs prompt, whether it moves, and what it has done.
  *
- * Shared memory says so (shared/processes/worker_health.c).  A worker that is at the beginning of
- * a long piece of work is not yet stuck.
+ * It comes from shared memory (shared/processes/worker_health.c).  A worker that has just begun a
+ * long piece of work is not stuck yet.
  */
 #include "postgres.h"
 
@@ -18,7 +18,7 @@
 #include "queue/queue.h"
 #include "shared/processes/processes.h"
 
-/* worker_state() -> one row, all NULL where no worker runs. */
+/* worker_state() -> one row, all NULL when no worker runs. */
 SQL_FUNCTION(idemq_sql_v2_worker_state)
 {
 	RowBuilder row = {0};
@@ -33,12 +33,12 @@ SQL_FUNCTION(idemq_sql_v2_worker_state)
 			   doing ? CStringGetTextDatum(idemq_chore_names[health.doing]) : (Datum) 0);
 	row_add_if(&row, known && health.last_run > 0,
 			   TimestampTzGetDatum(idemq_timestamp_from_mono(health.last_run)));
-	/* Where another database has the jobs, nothing is due. */
+	/* When another database has the jobs, nothing is due. */
 	row_add_if(&row, known && !idemq_follows(), idemq_interval_datum(health.lag));
 	return idemq_row_datum(fcinfo, row.values, row.nulls);
 }
 
-/* chore_counts() -> setof (chore, runs, failures, busy); none without a place for a worker. */
+/* chore_counts() -> setof (chore, runs, failures, busy); none when the database has no post. */
 SQL_FUNCTION(idemq_sql_v2_chore_counts)
 {
 	ReturnSetInfo *set = idemq_srf_begin(fcinfo);

@@ -98,7 +98,7 @@ SQL_FUNCTION(idemq_sql_v2_next_run)
 	if (calendar.zone == NULL ||
 		!idemq_cron_parse(text_to_cstring(PG_GETARG_TEXT_PP(0)), &calendar.cron, error))
 		PG_RETURN_NULL();
-	/* The clock was set back by more: its ticks come again; keys keep those that were enqueued. */
+	/* The clock was set back by more: its ticks come again, and meet the keys of those enqueued. */
 	done_until = PG_GETARG_TIMESTAMPTZ(2);
 	if (done_until > now + CLOCK_STEP)
 		done_until = now;
