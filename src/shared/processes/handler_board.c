@@ -361,7 +361,7 @@ detach(int code, Datum arg)
 	idemq_due_by(slot, DUE_HANDLER, 0);
 }
 
-/* Makes this process that of a ticket; false when it is not wanted any more. */
+/* Gives this process the post of its ticket; false when it is not wanted any more. */
 bool
 idemq_handler_attach(const HandlerTicket *ticket)
 {

@@ -9,7 +9,7 @@
  * COMMIT PREPARED, DROP EXTENSION); and, moved and read in the same order, for whether it
  * follows another database (queue/following.c).  Databases may share these.
  *
- *		who changes a queue				who reads it
+ *		a session that changes a queue	a session that reads it
  *		1 its commit is visible			1 reads the number
  *		2 moves the number				2 takes a snapshot, reads the rows
  *		3 answers its client			3 keeps both; they hold while the number stays

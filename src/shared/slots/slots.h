@@ -117,7 +117,7 @@ typedef enum DueKind
 	DUE_SIGNAL,	  /* the first signal since the last claim is given again */
 	DUE_EXPIRY,	  /* TimestampTz: a job expires */
 	DUE_HANDLER,  /* the handler is looked at */
-	DUE_NEWS,	  /* who LISTENs is told that something became ready */
+	DUE_NEWS,	  /* sessions that LISTEN are told that something became ready */
 	DUE_KINDS
 } DueKind;
 
@@ -187,7 +187,7 @@ typedef struct SlotView
 typedef struct SlotStatus
 {
 	bool needs_recovery;
-	bool searches_now;	 /* by whoever claims; else the search is put off */
+	bool searches_now;	 /* the next claim searches; otherwise the search is put off */
 	int64 next_deadline; /* mono; PG_INT64_MAX: none */
 } SlotStatus;
 
