@@ -5,7 +5,7 @@
  *		begin
  *			check that the handler is the one that was read, and may run
  *			lock the row of each job, by id: no other transaction ends these attempts meanwhile.
- *			If one holds the row already, a cancel perhaps, the reaper gives the job back
+ *			If one holds the row already, a cancel perhaps, the reaper gives the job back.
  *			for each job, in the order of the claim:
  *				look whether its attempt still stands
  *				call the function

@@ -88,7 +88,7 @@ run_task(const Task *task)
 	const Chore *chore = task->chore;
 	QueueInfo queue;
 
-	/* A chore that comes due is not for a database that has begun to follow another. */
+	/* A chore that comes due does not run in a database that has begun to follow another. */
 	AcceptInvalidationMessages();
 	if (chore->kind > CHORE_FOLLOW && idemq_follows())
 		return;

@@ -116,7 +116,7 @@ begin(TimestampTz young)
 	idemq_worker_note_counts();
 }
 
-/* Begins for a worker that starts, with its server perhaps, or whose database follows no more. */
+/* Begins for a worker that starts, perhaps with its server, or whose database follows no longer. */
 void
 idemq_history_begin(void)
 {

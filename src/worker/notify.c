@@ -32,7 +32,7 @@
 #include "shared/slots/slots.h"
 #include "worker/worker.h"
 
-/* After news of a queue that is being created, the next NOTIFY comes no earlier than after that. */
+/* If news could not be sent, since their queue is being created, NOTIFY is tried after that. */
 #define UNSENT_PAUSE (USECS_PER_SEC / 10)
 
 /* What there is to send for a queue, as it was read before the NOTIFY. */

@@ -20,7 +20,7 @@
 #include "base/base.h"
 #include "worker/worker.h"
 
-/* For a lock; longer than calls wait for the update, which may have it (api/outdated.c). */
+/* For a lock: longer than a call, which may hold it, waits for the update (api/outdated.c). */
 #define UPDATE_PATIENCE "10s"
 
 /* Updates the extension; raises what ALTER EXTENSION does. */

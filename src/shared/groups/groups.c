@@ -60,8 +60,8 @@
  *
  * COMMIT PREPARED makes visible what no session knows.  It enters its database's window
  * before, and drops all floors of the database after, as a writer by hand does.  A writer
- * whose queue has no slot enters its database's window too: the queue may get a slot, and
- * its groups floors, before the writer is visible.
+ * whose queue has no slot enters the database's window instead: the queue may get a slot,
+ * and its groups floors, before the writer is visible.
  *
  * A group with places (job/places.c) needs its next job promoted as soon as the one before
  * it is being claimed.  Such a claim marks the group at once, before it is visible: that

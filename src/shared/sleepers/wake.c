@@ -298,7 +298,7 @@ idemq_wake_for_results(void)
 	wake_for_results(MyDatabaseId);
 }
 
-/* Wakes all sleepers of a queue that is gone, and all that wait for a result in this database. */
+/* Wakes all sleepers of a queue that was changed or dropped, and this database's for results. */
 void
 idemq_wake_queue(QueueSlot *slot, int32 queue_id)
 {

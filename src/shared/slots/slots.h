@@ -152,7 +152,7 @@ typedef struct QueueSlot
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
 		pg_atomic_uint64 running;  /* RUNNING_LIFE and RUNNING_COUNT */
 	pg_atomic_uint64 rate_tat;	   /* ns, mono: GCRA's, of rate_limit */
-	pg_atomic_uint32 refused_by;   /* bits of the limits that have refused a claim since */
+	pg_atomic_uint32 refused_by;   /* bits of the limits that refused a claim since a wake-up */
 	pg_atomic_uint32 dependencies; /* for shared/groups/dependencies.c; no lock */
 	pg_attribute_aligned(
 		PG_CACHE_LINE_SIZE) int64 next_fill; /* mono: no session reads on for the ring before */
@@ -202,7 +202,7 @@ typedef struct SlotsAudit
 
 extern const ShmemPart idemq_slots_part;
 
-/* for queue/slot_life.c, which takes the lock for the others */
+/* for queue/slot_life.c, which takes slots_lock */
 extern void idemq_slots_lock(LWLockMode mode);
 extern void idemq_slots_unlock(void);
 extern QueueSlot *idemq_slot_find_locked(Oid database, int32 queue_id);
@@ -286,7 +286,7 @@ typedef struct RunningFreed
 #define REFUSED_BY_RUNNING 1
 #define REFUSED_BY_RATE 2
 
-/* for shared/leases/leases.c and shared/leases/lease_scan.c, with the entry's partition locked */
+/* for leases.c and lease_table.c of shared/leases, with the entry's partition locked */
 extern bool idemq_running_count_in(RunningCounted *counted, QueueSlot *slot, int32 queue_id,
 								   uint32 max);
 extern RunningFreed idemq_running_count_out(RunningCounted *counted, int32 queue_id, uint32 keep);
