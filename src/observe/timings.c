@@ -57,9 +57,8 @@ put_buckets(ReturnSetInfo *set, int32 queue_id, Timing timing, const uint64 *buc
 }
 
 /*
- * timing_buckets() -> setof (queue_id, timing, le, jobs, seconds): of the queues that the
- * role may claim from or administer, of all for members of pg_monitor; none of a queue
- * without a slot.
+ * timing_buckets() -> setof (queue_id, timing, le, jobs, seconds): of the queues that the role
+ * may claim from or administer, of all for members of pg_monitor; none of a queue without a slot.
  */
 SQL_FUNCTION(idemq_sql_v2_timing_buckets)
 {

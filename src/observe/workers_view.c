@@ -2,10 +2,9 @@
  * observe/workers_view.c
  *		SQL function leases, behind the view idemq.workers: who holds what.
  *
- * The lease table is copied first, each entry as it was at some moment; then the rows are
- * read, under a snapshot that sees every claim whose lease had started by then.  What only
- * the row knows (worker, attempt) is NULL while the claim is open, or when the job has
- * moved on since.
+ * The lease table is copied first, each entry as it was at some moment; then the rows are read,
+ * under a snapshot that sees every claim whose lease had started by then.  What only the row
+ * knows (worker, attempt) is NULL while the claim is open, or when the job has moved on since.
  */
 #include "postgres.h"
 

@@ -3,13 +3,12 @@
  *		Cancels jobs that were not claimed in time (expires_in), for the background
  *		worker.  A claim that meets such a job cancels it itself.
  *
- * A queue's slot has a time before which no job of the queue expires (DUE_EXPIRY).  A
- * transaction that makes a job with an expires_at ready, by enqueue, replace, release, retry,
- * or by hand, lowers the time after its commit (txn/pending_queues.c).  When that time has
- * come, the worker scans the queue's part of the ready index, in steps, and the earliest time
- * that it finds is the next one.  There is no index on expires_at: a scan reads every job that
- * waits.  So the next scan of the queue begins after 99 times as long as this one took: 1 % of
- * the time at most.
+ * A queue's slot has a time before which no job of the queue expires (DUE_EXPIRY).  A transaction
+ * that makes a job with an expires_at ready, by enqueue, replace, release, retry, or by hand,
+ * lowers the time after its commit (txn/pending_queues.c).  When that time has come, the worker
+ * scans the queue's part of the ready index, in steps, and the earliest time that it finds is the
+ * next one.  There is no index on expires_at: a scan reads every job that waits.  So the next
+ * scan of the queue begins after 99 times as long as this one took: 1 % of the time at most.
  *
  * Lowerings while a scan is under way are kept: it first sets the time to never.  If it has
  * passed a job that becomes ready again, the transaction that makes it ready notes it.  A claim

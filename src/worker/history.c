@@ -15,10 +15,9 @@
  * step has what another had.
  *
  * Nobody polls.  A commit that has counted something asks for a step (shared/sleepers/
- * worker_call.c), once in a step, and that wakes a worker that would sleep longer than a step.
- * A worker that is not asked sleeps: in an idle database it wakes for the end of the last
- * minute and of the last 10 minutes, and no more.  The request is taken before the counters
- * are read.
+ * worker_call.c), once in a step, and that wakes a worker that would sleep longer than a step.  A
+ * worker that is not asked sleeps: in an idle database it wakes for the end of the last minute
+ * and of the last 10 minutes, and no more.  The request is taken before the counters are read.
  *
  * State is local to the process.  What a step has read counts as written once its transaction
  * has committed (idemq_history_ended).  Locks: none of its own.

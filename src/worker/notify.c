@@ -13,9 +13,8 @@
  * has seen something to send (idemq_notify_look, when it visits a slot that is marked): a NOTIFY
  * costs nothing for the other queues.
  *
- * NOTIFY's payloads are JSON made of words, numbers and a queue's name, which has no
- * character that JSON would escape.  Any role can LISTEN: a job's payload, key or error is
- * never in them.
+ * NOTIFY's payloads are JSON made of words, numbers and a queue's name, which has no character
+ * that JSON would escape.  Any role can LISTEN: a job's payload, key or error is never in them.
  */
 #include "postgres.h"
 

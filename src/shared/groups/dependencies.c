@@ -25,16 +25,15 @@
  *		Model: test/model/dependencies.pml; a child of two parents, two learners, two sessions that take
  *		marks, one abort.
  *
- * After a start nothing is known: each queue counts as one that has children, and each job as
- * a parent, until the rows of idemq.dependencies have been read
- * (idemq_dependencies_learn_begin, the rows, idemq_dependencies_learn_end): what is committed
- * after these were read sets its bits itself.  What ends in between is marked in any case.
- * Several sessions may read them at a time.  Each notes before how often each slot was unset,
- * and after it makes known the slots that were not unset since: what it has read is not older
- * than that.  The same holds after COMMIT PREPARED, whose transaction may have set its bits
- * before a restart, and when rows were written by hand or by a restore.  Each of these has all
- * queues scanned for children whose parents are done (shared/groups/groups.c: want_scan),
- * which finds what ended before.
+ * After a start nothing is known: each queue counts as one that has children, and each job as a
+ * parent, until the rows of idemq.dependencies have been read (idemq_dependencies_learn_begin,
+ * the rows, idemq_dependencies_learn_end): what is committed after these were read sets its bits
+ * itself.  What ends in between is marked in any case.  Several sessions may read them at a time.
+ * Each notes before how often each slot was unset, and after it makes known the slots that were
+ * not unset since: what it has read is not older than that.  The same holds after COMMIT
+ * PREPARED, whose transaction may have set its bits before a restart, and when rows were written
+ * by hand or by a restore.  Each of these has all queues scanned for children whose parents are
+ * done (shared/groups/groups.c: want_scan), which finds what ended before.
  *
  * A mark is an entry of the table of groups (shared/groups/groups.c), under a name that no
  * group can have: it begins with a zero byte.  So the rest is as with groups: one owner at a

@@ -8,19 +8,17 @@
  * lower a floor, and leaves when all its marks are set.  A check begins no higher than the
  * window's least id (the proof stands in shared/groups/groups.c).
  *
- * The window is a queue's, not a group's: a group that has no entry when the
- * transaction enters may have one, and a floor, when it becomes visible.  A window belongs
- * to a slot's index, whichever queue has the slot; what a former queue's writers left there
- * is only too low, for a moment.  For queues without a slot, which may get one in the
- * meantime, and for COMMIT PREPARED, which may concern any queue, the database has a
- * window; databases may share one.
+ * The window is a queue's, not a group's: a group that has no entry when the transaction enters
+ * may have one, and a floor, when it becomes visible.  A window belongs to a slot's index,
+ * whichever queue has the slot; what a former queue's writers left there is only too low, for a
+ * moment.  For queues without a slot, which may get one in the meantime, and for COMMIT PREPARED,
+ * which may concern any queue, the database has a window; databases may share one.
  *
- * Under constant traffic there is always a writer in the window.  If one least id
- * stood for all of them it would never rise again, and each check would begin as far
- * back as the earliest of them.  So there are two generations, each with its writers
- * and their least id.  A writer enters the newer one; when the older one is empty it
- * becomes the newer one first, without an id.  So an id counts until the writers of one
- * generation have left, and then those of the next one.
+ * Under constant traffic there is always a writer in the window.  If one least id stood for all
+ * of them it would never rise again, and each check would begin as far back as the earliest of
+ * them.  So there are two generations, each with its writers and their least id.  A writer enters
+ * the newer one; when the older one is empty it becomes the newer one first, without an id.  So
+ * an id counts until the writers of one generation have left, and then those of the next one.
  *
  * Locks: the spinlock of each window, under which nothing else is done.  Leaving
  * neither allocates nor raises.

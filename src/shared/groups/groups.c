@@ -19,13 +19,12 @@
  *		queue is to be scanned, or a session between its commit and its callback is about
  *		to mark it.
  *
- * A held snapshot keeps an index entry of each former head and of each job that was
- * blocked.  No check goes through these twice: a group that has had a head has a floor,
- * from which a check begins.  The group's owner moves it up when its promotion has
- * committed: to the promotion's time for heads, since the ready_at of a head is never set to
- * a time that has passed, and to the promoted job's id for blocked jobs.  A job that is
- * blocked later with a lesser id, by a late commit or a retry, lowers it by its mark; a
- * change by hand drops it.  It is only a cache.
+ * A held snapshot keeps an index entry of each former head and of each job that was blocked.  No
+ * check goes through these twice: a group that has had a head has a floor, from which a check
+ * begins.  The group's owner moves it up when its promotion has committed: to the promotion's
+ * time for heads, since the ready_at of a head is never set to a time that has passed, and to the
+ * promoted job's id for blocked jobs.  A job that is blocked later with a lesser id, by a late
+ * commit or a retry, lowers it by its mark; a change by hand drops it.  It is only a cache.
  *
  * A floor is never above what a check's snapshot shows.  Call W a writer, which blocks a
  * job or changes one by hand, and P an owner that checks:
@@ -45,11 +44,10 @@
  *	   when it chose its head, whose id is not above that of W's job while this is blocked.
  * A mark that finds no entry finds no floor: an entry that is new, or comes back, has none.
  *
- * If the snapshot does not show W, the check is right for the rows that it shows: these
- * are as they were before W.  The floor that P stores may be too high for W's job then.
- * P need not heed the window for that: an owner that checks later, under a snapshot that
- * shows W, finds W in the window, or W's mark, which came after P's snapshot, when P owned
- * the group or later.
+ * If the snapshot does not show W, the check is right for the rows that it shows: these are as
+ * they were before W.  The floor that P stores may be too high for W's job then.  P need not heed
+ * the window for that: an owner that checks later, under a snapshot that shows W, finds W in the
+ * window, or W's mark, which came after P's snapshot, when P owned the group or later.
  *
  * So a check sees the head that its snapshot shows, and no second one is made; and it
  * sees the first of the blocked jobs that are committed, and none of these is passed.

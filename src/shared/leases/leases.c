@@ -333,10 +333,9 @@ idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
 }
 
 /*
- * Takes back this session's begin_end or begin_reap.  Returns when (mono) the
- * lease is to be checked again, 0 when this session is not ending it.  What kept this
- * session from ending it may keep every session from it: so it is checked less and less
- * often.
+ * Takes back this session's begin_end or begin_reap.  Returns when (mono) the lease is to be
+ * checked again, 0 when this session is not ending it.  What kept this session from ending it may
+ * keep every session from it: so it is checked less and less often.
  */
 int64
 idemq_lease_cancel_end(int64 job_id, int64 token)

@@ -246,9 +246,8 @@ idemq_wake_again(QueueSlot *slot, int count)
 }
 
 /*
- * To be called after a commit has lowered a ready cursor: count jobs are ready, and later,
- * unless it is DT_NOEND, is when the next comes due.  A queue that has no slot has no
- * sleepers.
+ * To be called after a commit has lowered a ready cursor: count jobs are ready, and later, unless
+ * it is DT_NOEND, is when the next comes due.  A queue that has no slot has no sleepers.
  */
 void
 idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later)

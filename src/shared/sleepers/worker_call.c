@@ -2,13 +2,12 @@
  * shared/sleepers/worker_call.c
  *		How a background worker is woken: when it sleeps, who needs it, and for which slot.
  *
- * No wake-up of a worker is lost.  The worker writes asleep_until = never
- * (idemq_worker_awake), full barrier, takes the marks of slots (shared/sleepers/due_slots.c),
- * checks what is due, writes asleep_until = until (idemq_worker_asleep), and waits on its
- * latch.  A session that has something for time t writes it down (shared/sleepers/due_times.c,
- * or a ring of news), marks the slot, full barrier, reads asleep_until, and sets the latch if
- * t is less (idemq_worker_need_slot; idemq_worker_need_by for what belongs to no slot).  If it
- * read
+ * No wake-up of a worker is lost.  The worker writes asleep_until = never (idemq_worker_awake),
+ * full barrier, takes the marks of slots (shared/sleepers/due_slots.c), checks what is due,
+ * writes asleep_until = until (idemq_worker_asleep), and waits on its latch.  A session that has
+ * something for time t writes it down (shared/sleepers/due_times.c, or a ring of news), marks the
+ * slot, full barrier, reads asleep_until, and sets the latch if t is less
+ * (idemq_worker_need_slot; idemq_worker_need_by for what belongs to no slot).  If it read
  *	 - never: the latch is set, and the worker, between its check and its sleep, does not
  *	   sleep;
  *	 - an until later than t: the latch is set;

@@ -11,14 +11,13 @@
  *	 - is being written by a transaction that will lower the cursor to the row's key after
  *	   its commit and after its abort.
  *
- * The race is between a claimer that moves the cursor up and a transaction that makes a
- * row claimable behind it.  The claimer reads sequence and cursor at time r, under the
- * slot's lock (idemq_cursor_read), takes its snapshot at s > r, scans from the cursor, and
- * advances at a > s (idemq_cursor_advance).  A writer lowers after its row is visible
- * (idemq_cursor_lower), which adds the key to a history of lowerings; the advance is
- * bounded by the least key lowered since r.  Lowerings before r are in the cursor that was
- * read.  So the claimer may pass an entry of the index if the invariant still holds for it
- * at a, or if a lowering after r answers it:
+ * The race is between a claimer that moves the cursor up and a transaction that makes a row
+ * claimable behind it.  The claimer reads sequence and cursor at time r, under the slot's lock
+ * (idemq_cursor_read), takes its snapshot at s > r, scans from the cursor, and advances at a > s
+ * (idemq_cursor_advance).  A writer lowers after its row is visible (idemq_cursor_lower), which
+ * adds the key to a history of lowerings; the advance is bounded by the least key lowered since
+ * r.  Lowerings before r are in the cursor that was read.  So the claimer may pass an entry of
+ * the index if the invariant still holds for it at a, or if a lowering after r answers it:
  *
  *	 - It has a lease entry without an ender: the job is being claimed, or in processing.
  *	   An abort of the claim drops the entry, then lowers.  An end begins after the check

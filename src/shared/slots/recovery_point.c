@@ -10,10 +10,9 @@
  * search that is asked for while one is under way moves the epoch, which voids what the
  * older one notes; or it makes the older one incomplete, so that another follows.
  *
- * Locks: see README.md, level 3.  DUE_RECOVERY is written under the slot's lock, and read
- * without it by every claim: one that reads too early does no step of a search that has
- * just been asked for.  A caller that must know whether a search is needed (job/limits.c)
- * asks idemq_slot_status.
+ * Locks: see README.md, level 3.  DUE_RECOVERY is written under the slot's lock, and read without
+ * it by every claim: one that reads too early does no step of a search that has just been asked
+ * for.  A caller that must know whether a search is needed (job/limits.c) asks idemq_slot_status.
  *
  * What txn/pending.c calls after commit or abort neither allocates nor raises.
  */

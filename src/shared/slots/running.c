@@ -6,17 +6,16 @@
  * claim in a queue with max_running counts itself in, by one compare-and-swap, if that
  * leaves the count within the limit; all else counts without asking.
  *
- * Never more than max_running.  Call O the open claims of a queue and P its jobs in
- * processing, in any snapshot.  Each has an entry from before it is an open claim until
- * after the commit that ends it is visible, and each entry is counted, unless borrowed.
- * A transaction T may borrow, claim in place of an attempt, as often as it ends attempts
- * that are counted (txn/pending_queues.c).  Until T's commit a borrowed claim is in O, and
- * the attempt that it replaces is in P: O and P together exceed the count by what T has
- * borrowed.  No more jobs than max_running are worked on, since T has finished with the
- * others.  At T's commit, in one instant, the ended leave P and the borrowed enter it, one
- * for one.  After it the borrowed are counted first, then the ended entries go: in between
- * the count is too high, never too low.  If T aborts, the borrowed entries go uncounted, and
- * the others stay.
+ * Never more than max_running.  Call O the open claims of a queue and P its jobs in processing,
+ * in any snapshot.  Each has an entry from before it is an open claim until after the commit that
+ * ends it is visible, and each entry is counted, unless borrowed.  A transaction T may borrow,
+ * claim in place of an attempt, as often as it ends attempts that are counted
+ * (txn/pending_queues.c).  Until T's commit a borrowed claim is in O, and the attempt that it
+ * replaces is in P: O and P together exceed the count by what T has borrowed.  No more jobs than
+ * max_running are worked on, since T has finished with the others.  At T's commit, in one
+ * instant, the ended leave P and the borrowed enter it, one for one.  After it the borrowed are
+ * counted first, then the ended entries go: in between the count is too high, never too low.  If
+ * T aborts, the borrowed entries go uncounted, and the others stay.
  *
  * What could spoil that:
  *	 - a savepoint takes back an end that has been replaced: pending actions are a stack,
