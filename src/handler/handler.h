@@ -16,7 +16,6 @@
  *		The jobs that a handler's process has claimed.
  */
 
-/* One job. */
 typedef struct ClaimedJob
 {
 	int64 id;

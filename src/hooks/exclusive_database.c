@@ -145,7 +145,6 @@ name_process(const char *what, pid_t pid, Node *statement)
 					(int) pid));
 }
 
-/* Sleeps for AWAY_STEP. */
 static void
 sleep_a_step(void)
 {

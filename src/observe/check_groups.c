@@ -99,7 +99,6 @@ find_below(const CheckCall *call, int *count)
 	return idemq_spi_rows(&below_floors, args, sizeof(Suspect), count);
 }
 
-/* Checks FIFO groups. */
 void
 idemq_check_groups(CheckCall *call)
 {

@@ -92,7 +92,6 @@ idemq_check_findings(CheckCall *call, const char *part)
 	idemq_spi_end(&scope);
 }
 
-/* Adds a job to a list. */
 void
 idemq_id_list_add(IdList *list, int64 id)
 {

@@ -112,7 +112,6 @@ idemq_unattended_since(const QueueInfo *queue, TimestampTz oldest, TimestampTz n
 	return since > now - USECS_PER_MINUTE ? DT_NOEND : since;
 }
 
-/* Makes a row of queue_metrics. */
 static void
 make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
 {

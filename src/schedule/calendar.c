@@ -16,7 +16,6 @@
 /* A clock that was set back by no more is waited for; in sql/parts/80_schedules.sql too. */
 #define CLOCK_STEP (10 * USECS_PER_MINUTE)
 
-/* A cron expression in its time zone. */
 typedef struct Calendar
 {
 	Cron cron;

@@ -262,7 +262,6 @@ idemq_chore_run_if_due(const Chore *chore, const SlotView *view)
 	return 0;
 }
 
-/* Prepares this process. */
 void
 idemq_chores_prepare(void)
 {

@@ -66,7 +66,6 @@ static int64 looked_at = 0;
 /* When (mono) to look again whether this database follows another; PG_INT64_MAX: it is known. */
 static int64 next_look = 0;
 
-/* The turn of one slot. */
 typedef struct Turn
 {
 	pairingheap_node node;

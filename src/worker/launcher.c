@@ -188,7 +188,6 @@ start_workers(void)
 	return next;
 }
 
-/* Main function of the launcher. */
 void
 idemq_launcher_main(Datum arg)
 {

@@ -57,7 +57,6 @@
 /* A row whose deletion was refused is tried again after so long. */
 #define REFUSED_PAUSE (10 * USECS_PER_MINUTE)
 
-/* One batch. */
 typedef struct Batch
 {
 	JobsTable table;

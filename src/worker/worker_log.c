@@ -47,7 +47,6 @@ static int recovery_queues;
 static int64 errors_since = 0;
 static int errors = 0;
 
-/* Says that this worker ends. */
 static void
 log_end(int code, Datum arg)
 {

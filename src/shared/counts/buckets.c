@@ -131,7 +131,6 @@ now_ns(void)
 	return idemq_mono_now() * NSECS_PER_USEC;
 }
 
-/* Which buckets are removed. */
 typedef enum Removal
 {
 	OF_DATABASE,
@@ -186,7 +185,6 @@ count_in(int32 holder, uint32 room)
 	return false;
 }
 
-/* Where a bucket is found. */
 typedef struct Address
 {
 	BucketKey key;
@@ -314,7 +312,6 @@ idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 co
 	count_no_room();
 }
 
-/* What is done to a bucket. */
 typedef enum BucketUse
 {
 	CHARGE_OWN, /* charges it if it is there */
@@ -402,7 +399,6 @@ idemq_bucket_undo(const char *name, int length, const BucketCharge *charge)
 	LWLockRelease(at.lock);
 }
 
-/* Returns what is used of the table of buckets. */
 TableUsage
 idemq_buckets_usage(void)
 {

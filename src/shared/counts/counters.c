@@ -103,7 +103,6 @@ static CountersShared *shared = NULL;
 static bool counting_here = false;
 static int64 count_began;
 
-/* Makes all counts of a queue zero. */
 static void
 init_counts(QueueCounters *queue)
 {

@@ -67,7 +67,6 @@ idemq_notify_ring_reset(int slot_index)
 	SpinLockRelease(&ring->mutex);
 }
 
-/* Adds an event that has happened. */
 void
 idemq_notify_ring_add(QueueSlot *slot, int32 queue_id, const JobNews *news)
 {
@@ -99,7 +98,6 @@ idemq_notify_ring_waiting(const QueueSlot *slot)
 	return waiting;
 }
 
-/* Copies the events that are to be notified. */
 void
 idemq_notify_ring_copy(const QueueSlot *slot, NewsBatch *batch)
 {

@@ -18,7 +18,6 @@
 
 #include "shared/leases/leases.h"
 
-/* Returns whether one entry comes before another. */
 static bool
 comes_before(const Lease *a, const Lease *b)
 {

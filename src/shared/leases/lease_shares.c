@@ -166,7 +166,6 @@ idemq_lease_share_take(bool limited)
 	return -1;
 }
 
-/* Gives the room of an entry back. */
 void
 idemq_lease_share_give_back(int share)
 {
@@ -199,7 +198,6 @@ idemq_lease_share_forget(Oid database)
 	LWLockRelease(&shared->lock);
 }
 
-/* Returns what is used of the lease table. */
 TableUsage
 idemq_leases_usage(void)
 {
@@ -211,7 +209,7 @@ idemq_leases_usage(void)
 						.refused = idemq_count_read(COUNT_FULL_LEASES)};
 }
 
-/* Returns what is used of this database's share of it. */
+/* Returns what is used of this database's share of the lease table. */
 TableUsage
 idemq_leases_usage_mine(void)
 {

@@ -90,14 +90,12 @@ idemq_lease_last_token(void)
 	return (int64) pg_atomic_read_u64(&shared->last_token);
 }
 
-/* Locks a partition. */
 void
 idemq_leases_lock(int partition, LWLockMode mode)
 {
 	LWLockAcquire(&shared->partitions[partition].lock, mode);
 }
 
-/* Unlocks a partition. */
 void
 idemq_leases_unlock(int partition)
 {
@@ -112,7 +110,6 @@ idemq_leases_lock_all(LWLockMode mode)
 		idemq_leases_lock(i, mode);
 }
 
-/* Unlocks the whole table. */
 void
 idemq_leases_unlock_all(void)
 {

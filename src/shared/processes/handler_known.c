@@ -230,7 +230,6 @@ idemq_handler_forget(HandlerKey key)
 	unlock();
 }
 
-/* Copies what is known of a handler. */
 void
 idemq_handler_state(HandlerKey key, HandlerState *state)
 {

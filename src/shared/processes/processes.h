@@ -214,7 +214,6 @@ extern bool idemq_handler_must_leave(void);
  *		How a background worker does: for idemq.background_worker and idemq.worker_chores.
  */
 
-/* What is known of a worker's health. */
 typedef struct WorkerHealth
 {
 	pid_t pid;

@@ -109,7 +109,6 @@ idemq_post_mine(void)
 	return mine;
 }
 
-/* Returns the index of a post. */
 int
 idemq_post_index(const Post *post)
 {

@@ -31,7 +31,6 @@ const char *const idemq_chore_names[] = {
 
 StaticAssertDecl(lengthof(idemq_chore_names) == CHORE_KINDS, "each chore has a name");
 
-/* Notes that this worker begins a chore. */
 void
 idemq_worker_begins_chore(ChoreKind kind)
 {

@@ -78,7 +78,6 @@ line_count(void)
 	return idemq_post_count() * (int) (set_size() / PG_CACHE_LINE_SIZE);
 }
 
-/* Makes the sets of all posts. */
 static void
 init_sets(int tranche)
 {

@@ -102,7 +102,6 @@ set_at(int index)
 	return (Sleepers *) (sets + index * set_size());
 }
 
-/* Makes all sets. */
 static void
 init_sets(int tranche)
 {

@@ -272,7 +272,6 @@ idemq_cursor_verified(QueueSlot *slot, int32 queue_id, int64 took)
 	LWLockRelease(&slot->lock);
 }
 
-/* Unsets the cursors of a queue. */
 void
 idemq_cursor_unset(QueueSlot *slot, int32 queue_id)
 {

@@ -34,7 +34,6 @@
 #define QUEUE_STRIPES 4096
 #define DATABASE_STRIPES 64
 
-/* A database's numbers. */
 typedef enum DatabaseNumber
 {
 	ANY_QUEUE,	/* changes of any queue */
@@ -68,7 +67,6 @@ const ShmemPart idemq_versions_part = {.area = (void **) &shared,
 									   .size = sizeof(VersionsShared),
 									   .init = init_versions};
 
-/* Returns a number of this database. */
 static pg_atomic_uint64 *
 of_database(DatabaseNumber number)
 {

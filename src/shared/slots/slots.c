@@ -129,7 +129,6 @@ idemq_slots_lock(LWLockMode mode)
 	LWLockAcquire(&shared->slots_lock, mode);
 }
 
-/* Releases slots_lock. */
 void
 idemq_slots_unlock(void)
 {
@@ -203,7 +202,6 @@ idemq_slot_index(const QueueSlot *slot)
 	return (int) (slot - shared->slots);
 }
 
-/* Returns the slot of that index. */
 QueueSlot *
 idemq_slot_at(int index)
 {
@@ -267,7 +265,6 @@ idemq_slot_view(int index, Oid database, SlotView *view)
 	return used;
 }
 
-/* Returns what is used of the slots. */
 TableUsage
 idemq_slots_usage(void)
 {
@@ -377,7 +374,6 @@ idemq_slots_begin_change(void)
 	(void) pg_atomic_fetch_add_u64(&shared->changes, (UINT64CONST(1) << 32) + 1);
 }
 
-/* Ends what idemq_slots_begin_change began. */
 void
 idemq_slots_end_change(void)
 {
