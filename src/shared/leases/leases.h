@@ -80,6 +80,7 @@ typedef struct Lease
 	uint32 session_life; /* of its session (lease_sessions.c) when it claimed; while attached */
 	RowLocator locator;	 /* the row's at the claim; a hint */
 	RunningCounted running; /* where it is counted */
+	int64 ended;			/* the greatest token whose attempt has ended while a later one is here */
 	uint16 cancels;			/* open transactions that cancel the job (lease_beat.c) */
 	/* for shared/leases/lease_table.c */
 	int16 share;		  /* that it is counted in (lease_shares.c); never changes */
@@ -164,7 +165,7 @@ extern LeaseTake idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bo
 extern void idemq_lease_settle_loan(int64 job_id, int64 token);
 extern int64 idemq_lease_activate(int64 job_id, int64 token);
 extern bool idemq_lease_drop(int64 job_id, int64 token, Lease *dropped);
-extern void idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior);
+extern bool idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior);
 extern bool idemq_lease_begin_end(int64 job_id, int64 token);
 extern bool idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss);
 extern int64 idemq_lease_cancel_end(int64 job_id, int64 token);
