@@ -63,7 +63,7 @@
  *	   the entry behind.
  *
  * Model: test/model/leases.pml; a worker that claims again what it releases, a reaper, another
- * claimer, heartbeats; one job, one abort, two ends by time.
+ * claimer, an ender of whatever attempt it sees, heartbeats; one job, one abort, two ends by time.
  *
  * Invariants:
  *	 - every change names the token that it is about; another token's entry is left

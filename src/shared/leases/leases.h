@@ -73,7 +73,7 @@ typedef struct Lease
 	int32 session;		 /* that claimed: proc number, NO_SESSION after a restart */
 	int32 pid;			 /* of that session: a proc number goes to another one after it */
 	Ending ending;		 /* its end, while that is not committed */
-	bool claiming;		 /* the claim's transaction is still open */
+	bool claiming;		 /* the claim's transaction is open, or its end not yet followed */
 	bool attached;		 /* ends with its session */
 	uint8 loss;			 /* LeaseLoss; if not LOSS_EXPIRED, the deadline was set for it */
 	bool borrowed;		 /* runs, uncounted, in place of an attempt that its transaction ends */
