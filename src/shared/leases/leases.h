@@ -80,12 +80,12 @@ typedef struct Lease
 	uint32 session_life; /* of its session (lease_sessions.c) when it claimed; while attached */
 	RowLocator locator;	 /* the row's at the claim; a hint */
 	RunningCounted running; /* where it is counted */
-	int64 ended;	/* the greatest token whose attempt has ended while a later one is here */
-	uint16 cancels; /* open transactions that cancel the job (lease_beat.c) */
+	uint16 cancels;			/* open transactions that cancel the job (lease_beat.c) */
 	/* for shared/leases/lease_table.c */
 	int16 share;		  /* that it is counted in (lease_shares.c); never changes */
 	bool placed;		  /* it is in the order, and, attached, in its session's list */
 	uint32 hash;		  /* of the key; never changes */
+	int64 ended;		  /* the greatest token whose attempt has ended while a later one is here */
 	int64 due;			  /* mono: a reaper looks at it from then on */
 	struct Lease *before; /* in the tree of its partition (lease_order.c): below it, before it */
 	struct Lease *after;  /* below it, after it */
