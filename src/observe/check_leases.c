@@ -15,7 +15,8 @@
  *     pending, a newer snapshot still shows the attempt on a row that no transaction
  *     holds, there still is no entry, and recovery is still not asked for: a session
  *     that drops the entry of a job in processing asks for it first.
- * session: a CLAIMING entry, and a mark, go with the transaction that put them.
+ * session: a CLAIMING entry, and a mark, go when the transaction that put them has
+ *     ended, a moment after that is visible: idemq_check_settled waits for it.
  * deadline: the queue's next deadline is no later than any ACTIVE entry's.  A session
  *     that moves either counts as changing meanwhile; entry, deadline and entry again
  *     are read while no session does.

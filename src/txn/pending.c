@@ -284,10 +284,10 @@ undo_claim_rowonly(const Action *action)
 static void
 undo_claim(const Action *action)
 {
-	if (action->has_prior)
-		idemq_lease_restore(action->job_id, action->token, &priors[--npriors]);
-	else
+	if (!action->has_prior)
 		drop_lease(action);
+	else if (!idemq_lease_restore(action->job_id, action->token, &priors[--npriors]))
+		idemq_cursor_unset(action->slot, action->queue_id);
 	if (action->borrowed)
 		idemq_borrowed_note_end(action->queue_id, true, 1);
 	undo_claim_rowonly(action);

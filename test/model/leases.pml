@@ -5,8 +5,8 @@
  *
  * One job.  A worker claims it, and may die then, or with what it has claimed again; it sends a heartbeat, from another session, at any
  * time, and completes the job, releases it, or releases it and claims it again in the same transaction, as a whole or
- * in a savepoint that is rolled back.  A reaper comes twice, another claimer once.  The lease ends by
- * time twice at most.  One transaction aborts, at any of its commits.  Then one session reaps and
+ * in a savepoint that is rolled back.  A reaper comes twice, another claimer once.  An ender ends whatever attempt it
+ * sees, at any time, and claims the job again likewise.  The lease ends by time twice at most.  One transaction aborts, at any of its commits.  Then one session reaps and
  * claims what is left.
  *
  * The ready cursor is one bit: whether claims pass the job.  Not in it: adoption, cancels, attached
@@ -17,7 +17,8 @@
  * reaper's, before it collects), DEAF (heartbeats do not ask for a reaper's mark),
  * ONE_LOOK (a reaper that has the row does not look whether the mark is still its own), LOWER_FIRST
  * (a claim's abort, before the entry goes), ANY_TOKEN (an entry goes whatever its token), NO_RESTORE (an abort
- * leaves what a claim took over), KEEP_ENDER (an abort leaves the mark).
+ * leaves what a claim took over), KEEP_ENDER (an abort leaves the mark), LATE_START (an ender does not start the lease of a
+ * claim that has just committed), ENDED_BACK (an abort gives back the entry of an attempt that another has ended meanwhile).
  */
 #define READY 0
 #define RUN 1
@@ -26,6 +27,7 @@
 #define WORKER 0
 #define REAPER 1
 #define OTHER 2
+#define ENDER 3
 
 byte status = READY;		/* of the row, as committed */
 byte token = 0;
@@ -34,20 +36,22 @@ byte tokens = 0;			/* last that was issued */
 
 bool there = false;			/* the entry: */
 byte e_token;
+byte e_session = NOBODY;	/* that claimed; while claiming */
 bool e_claiming;
 bool e_expired;
 bool e_reaping;
 byte e_ender = NOBODY;
+byte e_ended;				/* the last attempt that has ended while another had its entry */
 
 bool passed = false;		/* the cursor is behind the job */
-bool lowered[3];			/* since a claimer read it */
+bool lowered[4];			/* since a claimer read it */
 
 bool promised = false;		/* a heartbeat was answered, and the lease has not ended by time since */
 bool lost = false;			/* a search for lost leases is asked for */
 bool aborted = false;
 byte held = 0;			/* the token that the worker's heartbeats name */
 byte ended_by_time = 0;
-byte running = 3;
+byte running = 4;
 bool through = false;
 
 #ifdef NO_RESTORE
@@ -64,12 +68,13 @@ bool through = false;
 
 inline lower()
 {
-	d_step { passed = false; lowered[0] = true; lowered[1] = true; lowered[2] = true }
+	d_step { passed = false; lowered[0] = true; lowered[1] = true; lowered[2] = true; lowered[3] = true }
 }
 
 inline clear_entry()
 {
-	there = false; e_token = 0; e_claiming = false; e_expired = false; e_reaping = false; e_ender = NOBODY
+	there = false; e_token = 0; e_session = NOBODY; e_claiming = false; e_expired = false; e_reaping = false;
+	e_ender = NOBODY; e_ended = 0
 }
 
 /* idemq_lease_drop */
@@ -79,7 +84,11 @@ inline drop(tok)
 #ifdef ANY_TOKEN
 		if :: there -> clear_entry() :: else fi
 #else
-		if :: there && e_token == tok -> clear_entry() :: else fi
+		if
+		:: there && e_token == tok -> clear_entry()
+		:: there && e_token > tok && e_ended < tok -> e_ended = tok
+		:: else
+		fi
 #endif
 	}
 }
@@ -98,9 +107,9 @@ inline cancel_end(tok, me)
 	}
 }
 
-inline set_claiming(tok)
+inline set_claiming(tok, me)
 {
-	there = true; e_token = tok; e_expired = false; e_reaping = false; e_ender = NOBODY;
+	there = true; e_token = tok; e_session = me; e_expired = false; e_reaping = false; e_ender = NOBODY;
 #ifdef ACTIVE_EARLY
 	e_claiming = false
 #else
@@ -111,7 +120,60 @@ inline set_claiming(tok)
 /* idemq_lease_activate */
 inline activate(tok)
 {
-	d_step { if :: there && e_token == tok -> e_claiming = false :: else fi }
+	d_step { if :: there && e_token == tok -> e_claiming = false; e_session = NOBODY :: else fi }
+}
+
+/* idemq_lease_begin_end */
+inline begin_end(tok, me)
+{
+	d_step {
+		if
+		:: there && e_token == tok ->
+#ifndef LATE_START
+			if :: e_claiming && e_session != me -> e_claiming = false; e_session = NOBODY :: else fi;
+#endif
+			e_ender = me; e_reaping = false
+		:: else
+		fi
+	}
+}
+
+/* idemq_lease_take by the ender of tok; next: the new token, 0 when another's entry is there. */
+inline take_over(tok, me)
+{
+	d_step {
+		tokens++;
+		next = tokens;
+		prior = there;
+		if
+		:: there && e_ender == me ->
+			p_claiming = e_claiming; p_session = e_session; p_expired = e_expired; p_reaping = e_reaping;
+			set_claiming(next, me)
+		:: !there -> set_claiming(next, me)
+		:: else -> next = 0; prior = false
+		fi
+	}
+}
+
+/* idemq_lease_restore, or idemq_lease_drop where nothing was taken over; with the ender's mark. */
+inline give_back(tok, me)
+{
+	d_step {
+		if
+		:: there && e_token == next && prior && RESTORES ->
+			if
+#ifndef ENDED_BACK
+			:: tok <= e_ended -> clear_entry()
+#endif
+			:: else ->
+				e_token = tok; e_claiming = p_claiming; e_session = p_session; e_expired = p_expired;
+				e_reaping = p_reaping; e_ender = me
+			fi
+		:: there && e_token == next && !prior -> clear_entry()
+		:: else
+		fi;
+		next = 0; prior = false; p_claiming = false; p_session = NOBODY; p_expired = false; p_reaping = false
+	}
 }
 
 /*
@@ -139,7 +201,7 @@ inline claim(me)
 				/* idemq_lease_take */
 				if
 				:: d_step { there -> seen = true }
-				:: d_step { !there -> tokens++; mine = tokens; set_claiming(mine) };
+				:: d_step { !there -> tokens++; mine = tokens; set_claiming(mine, me) };
 					if
 					:: atomic { writer == NOBODY && status == READY && token == seen_token -> writer = me }
 					:: atomic { writer != NOBODY -> skip }; /* held */
@@ -178,13 +240,14 @@ inline end_claim(me)
 	fi
 }
 
-#define LOCALS byte mine, next, seen_status, seen_token; bool seen
+#define LOCALS byte mine, seen_status, seen_token; bool seen
+#define TAKES_OVER byte next, p_session = NOBODY; bool prior, p_claiming, p_expired, p_reaping
 
 proctype worker()
 {
 	LOCALS;
-	bool aborting = false, taken_over = false, prior = false, p_expired = false, p_reaping = false;
-	byte p_ender = NOBODY;
+	TAKES_OVER;
+	bool aborting = false, taken_over = false;
 	byte new_status;
 
 	claim(WORKER);
@@ -201,25 +264,14 @@ end:
 	:: atomic { writer == NOBODY && status == RUN && token == mine -> writer = WORKER }
 	:: atomic { writer == NOBODY && !(status == RUN && token == mine) -> goto out }
 	fi;
-	d_step { if :: there && e_token == mine -> e_ender = WORKER; e_reaping = false :: else fi };
+	begin_end(mine, WORKER);
 	if
 	:: new_status = DONE
 	:: new_status = READY
 	:: taken_over -> skip; new_status = DONE
 	:: !taken_over ->
 		/* Released, and claimed again. */
-		d_step {
-			tokens++;
-			next = tokens;
-			prior = there;
-			if
-			:: there && e_ender == WORKER ->
-				p_expired = e_expired; p_reaping = e_reaping; p_ender = e_ender;
-				set_claiming(next)
-			:: !there -> set_claiming(next)
-			:: else -> next = 0
-			fi
-		};
+		take_over(mine, WORKER);
 		if
 		:: next == 0 -> new_status = READY
 		:: next != 0 ->
@@ -228,16 +280,8 @@ end:
 			:: skip; /* rolled back to a savepoint between both */
 undo_claim:
 				skip;
-				d_step {
-					if
-					:: there && e_token == next && prior && RESTORES ->
-						e_token = mine; e_claiming = false; e_expired = p_expired; e_reaping = p_reaping; e_ender = p_ender
-					:: there && e_token == next && !prior -> clear_entry()
-					:: else
-					fi
-				};
+				give_back(mine, WORKER);
 				lower();
-				next = 0;
 				if
 				:: aborting -> goto undo_end
 				:: else -> new_status = READY
@@ -361,13 +405,56 @@ proctype other()
 		/* It completes, or has lost the job by then. */
 		if
 		:: atomic { writer == NOBODY && status == RUN && token == mine -> writer = OTHER };
-			d_step { if :: there && e_token == mine -> e_ender = OTHER; e_reaping = false :: else fi };
+			begin_end(mine, OTHER);
 			atomic { status = DONE; writer = NOBODY };
 			drop(mine)
 		:: atomic { writer == NOBODY && !(status == RUN && token == mine) -> skip }
 		fi
 	:: else
 	fi;
+	running--
+}
+
+/* Ends an attempt that is not its own (release_job, cancel and retry), and may claim the job again. */
+proctype ender()
+{
+	TAKES_OVER;
+	byte tok;
+
+	if
+	:: atomic { writer == NOBODY && status == RUN -> writer = ENDER; tok = token }
+	:: goto out
+	fi;
+	begin_end(tok, ENDER);
+	if
+	:: take_over(tok, ENDER)
+	:: skip
+	fi;
+	if
+	:: next != 0 ->
+		/* It commits, and dies. */
+		atomic { token = next; writer = NOBODY; promised = false };
+		drop(tok);
+		activate(next)
+	:: next != 0 -> /* rolled back to a savepoint between both */
+		give_back(tok, ENDER);
+		lower();
+		goto end
+	:: next == 0 ->
+end:
+		atomic { status = READY; writer = NOBODY; promised = false };
+		drop(tok);
+		lower()
+	MAY_ABORT;
+		writer = NOBODY;
+		if
+		:: next != 0 -> give_back(tok, ENDER); lower()
+		:: else
+		fi;
+		cancel_end(tok, ENDER);
+		lower()
+	fi;
+out:
 	running--
 }
 
@@ -407,6 +494,6 @@ proctype sweeper()
 	}
 }
 
-init { atomic { run worker(); run reaper(); run other(); run clock(); run beater(); run sweeper() } }
+init { atomic { run worker(); run reaper(); run other(); run ender(); run clock(); run beater(); run sweeper() } }
 
 ltl nothing_forgotten { <> through }

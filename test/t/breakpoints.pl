@@ -86,6 +86,91 @@ $go->();
 is_sql($node, $claim, '', 'nobody else gets it');
 is_sql($node, "SELECT idemq.heartbeat(id, token) FROM idemq.jobs WHERE payload = '1'", 'current', 'its lease runs');
 
+# Committed, and its lease not started yet: another session ends the attempt, claims the job again in the same
+# transaction, and takes that back.  Where session one goes on ($go) among these steps makes no difference: its lease starts.
+my $two = session($node);
+my $first = "(SELECT id FROM idemq.jobs WHERE payload = '1')";
+my $release = "SELECT idemq.release(id, token) FROM idemq.jobs WHERE payload = '1'";
+my $retry = "SELECT idemq.fail(id, token, permanent => true), idemq.retry(id) FROM idemq.jobs WHERE payload = '1'";
+my $again = "SELECT outcome FROM idemq.claim_job($first)";
+my $goes = 'session one goes on';
+
+sub in_two
+{
+	return map { my $answer = $_ eq $goes ? $go->() : $two->query($_); $_ eq $goes || $answer eq '' ? () : $answer } @_;
+}
+
+foreach my $case (
+	[ [ 'BEGIN', $release, $again, 'ROLLBACK', $goes ], 'released claimed' ],
+	[ [ 'BEGIN', $release, $again, $goes, 'ROLLBACK' ], 'released claimed' ],
+	[ [ 'BEGIN', $release, $goes, $again, 'ROLLBACK' ], 'released claimed' ],
+	[ [ 'BEGIN', $retry, $again, 'ROLLBACK', $goes ], 'dead|retrying claimed' ],
+	[ [ 'BEGIN', $release, 'SAVEPOINT s', $again, 'ROLLBACK TO s', $goes, 'ROLLBACK' ], 'released claimed' ],
+	[ [ 'BEGIN', 'SAVEPOINT s', $release, $again, $goes, 'ROLLBACK TO s', 'COMMIT' ], 'released claimed' ],
+	[ [ 'BEGIN', $release, 'SAVEPOINT s', $again, $release, $again, $goes, 'ROLLBACK' ], 'released claimed released claimed' ],
+	[ [ 'BEGIN', $release, 'SAVEPOINT s', $again, 'ROLLBACK TO s', "PREPARE TRANSACTION 'end'", $goes, "ROLLBACK PREPARED 'end'" ], 'released claimed' ])
+{
+	prepare(0);
+	$go = send_to("SELECT payload FROM idemq.claim('q', lease => '1 ms')", 'idemq_lease_activate');
+	is(join(' ', in_two(@{ $case->[0] })), $case->[1], join('; ', map { s/SELECT (?:idemq\.|outcome FROM idemq\.)(\w+).*/$1/r } @{ $case->[0] }));
+	is_sql($node, "SELECT pg_sleep(0.01); SELECT idemq.reap('q'); SELECT status FROM idemq.jobs WHERE payload = '1'", "\n1\npending",
+		'the attempt goes on, and its lease ends');
+}
+
+# The end stands, and the claim does not.
+prepare(0);
+$go = send_to("SELECT payload FROM idemq.claim('q')", 'idemq_lease_activate');
+in_two('BEGIN', $release, 'SAVEPOINT s', $again, 'ROLLBACK TO s', 'COMMIT', $goes);
+is(claim_with_4(), '1 2 4', 'a claim that is taken back behind an end that is not: the job is ready');
+
+# In the place of an attempt that it has ended in the same transaction: counted by the time that the other is not.
+prepare(0);
+sql($node, "SELECT idemq.alter_queue('q', max_running => 1); SELECT idemq.enqueue('q', '3');
+	INSERT INTO held SELECT id, token, payload FROM idemq.claim_job((SELECT id FROM idemq.jobs WHERE payload = '2'))");
+$go = send_to("SELECT payload FROM idemq.commit_and_claim((SELECT id FROM held), (SELECT token FROM held))", 'idemq_lease_settle_loan');
+is(join(' ', in_two('BEGIN', $release, $again, $goes, $again)), 'released not_due claimed',
+	'a borrowed claim that another session has ended: counted beside the attempt whose place it takes, until that is gone');
+is_sql($node, $claim, '', 'runs alone');
+in_two('ROLLBACK');
+is_sql($node, $claim, '', 'and when that is taken back');
+is_sql($node, 'SELECT state FROM idemq.workers', 'active', 'its lease runs');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+
+# Attached.
+prepare(0);
+$go = send_to("SELECT payload FROM idemq.claim('q', attach => true)", 'idemq_lease_activate');
+in_two('BEGIN', $release, $again, $goes, 'ROLLBACK');
+$one->quit;
+wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid");
+is_sql($node, "SELECT idemq.reap('q')", 1, 'an attached lease ends with its session');
+$one = session($node);
+$pid = $one->query_safe('SELECT pg_backend_pid()');
+
+# A session's own claim, released and claimed again in a savepoint that is rolled back, is open as before.
+prepare(0);
+$two->query("BEGIN; $again; SAVEPOINT s; $release; $again; ROLLBACK TO s");
+is_sql($node, 'SELECT state FROM idemq.workers', 'claiming', 'an own claim that was ended in a savepoint is open');
+$two->query('COMMIT');
+is_sql($node, 'SELECT state FROM idemq.workers', 'active', 'until the commit');
+
+# The other way round: session one has ended the attempt, claimed the job again, and is rolled back, but its entry is still
+# there when another session ends the attempt as well.
+foreach my $case (
+	[ [ 'BEGIN', $release, 'COMMIT', $goes ], '1 2 4' ],
+	[ [ 'BEGIN', $release, $goes, 'COMMIT' ], '1 2 4' ],
+	[ [ 'BEGIN', $release, $goes, 'ROLLBACK' ], '2 4' ],
+	[ [ 'BEGIN', 'SAVEPOINT s', $release, 'ROLLBACK TO s', $goes, 'COMMIT' ], '2 4' ])
+{
+	prepare(0);
+	sql($node, $again);
+	$one->query_safe("BEGIN; $release; $again");
+	$go = send_to('ROLLBACK', 'idemq_lease_restore');
+	is(join(' ', in_two(@{ $case->[0] })), 'released', join('; ', 'rolled back', map { s/SELECT idemq\.(\w+).*/$1/r } @{ $case->[0] }));
+	is(claim_with_4(), $case->[1], 'the job is ready when its attempt has ended');
+	is_sql($node, "SELECT count(*) FROM idemq.jobs NATURAL JOIN (SELECT job_id AS id FROM idemq.workers) w WHERE status = 'processing'", 3, 'and each has its lease');
+	is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+}
+
 prepare(2);
 $go = send_to("SELECT idemq.enqueue('q', '3')", 'idemq_cursor_lower');
 my $got = sql($node, $claim);
@@ -110,7 +195,6 @@ foreach my $end ("idemq.fail(id, token, permanent => true)", 'idemq.cancel(id)')
 }
 
 # Likewise, passed by a claimer whose own snapshot is older, but which sees that it is ready.
-my $two = session($node);
 prepare(2);
 $two->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM held');
 $go = send_to("SELECT idemq.fail(id, token, permanent => true) FROM held WHERE payload = '1'", 'idemq_lease_drop');

@@ -172,6 +172,7 @@ idemq_lease_enter(int64 job_id, bool limited)
 	lease->share = (int16) share;
 	lease->placed = false;
 	lease->running.units = 0;
+	lease->ended = PG_INT64_MIN;
 	return lease;
 }
 

@@ -7,13 +7,14 @@
  * claim is still guarded by the row.  The life of an entry:
  *
  *		none -> CLAIMING	idemq_lease_take, by a claim
- *		CLAIMING -> ACTIVE	commit of the claim: the lease starts, with a deadline
+ *		CLAIMING -> ACTIVE	commit of the claim: the lease starts, with a deadline; begun by its
+ *							session, or by who ends the attempt before that one has come to it
  *		CLAIMING -> none	abort of the claim; or the prior entry is restored
  *		ACTIVE -> ACTIVE	heartbeat: another deadline (lease_beat.c)
  *		ACTIVE -> ending	begin_end (finish, cancel), begin_reap (deadline passed):
  *							the entry has an ender
  *		ending -> ACTIVE	abort of the ender
- *		ending -> CLAIMING	the ender claims the job again
+ *		ending -> CLAIMING	the ender claims the job again: it takes the entry over
  *		ending -> none		commit of the ender
  *		none -> ACTIVE		adoption of a job in processing that has no entry, with
  *							the deadline of its row
@@ -31,6 +32,21 @@
  *	   A session that ends the attempt has the row first, and takes the mark over with it; if
  *	   it aborts before the reaper has the row, heartbeats are answered again.  So a reaper
  *	   that has locked the row looks whether the mark is still its own (job/reap.c).
+ *	 - A claim is visible before its session starts the lease, and from then on another may end
+ *	   the attempt, claim the job again, which gives the entry another token, and take that back.
+ *	   The first session would find that token, or come too late.  So begin_end starts the lease,
+ *	   and counts what was borrowed, where an entry still is CLAIMING for another session: it
+ *	   names the token of a row in processing that its transaction has written over, so the
+ *	   claim has committed.  A CLAIMING entry of its own session is of its own transaction,
+ *	   which has yet to end.  What a claim takes over is therefore ACTIVE, or its own
+ *	   transaction's, and is right whenever it is restored: the first session changes it at most
+ *	   while it is CLAIMING, or borrowed, under that token.  Its deadline is noted for reapers by
+ *	   the ender that aborts; one that commits drops the entry.
+ *	 - Likewise an abort is visible before what its claim took over is restored, and from then
+ *	   on another may end that attempt for good.  Its drop finds a later token, and says so in the
+ *	   entry (ended): then that goes in place of being restored, and the cursors are unset, for
+ *	   nobody knows where it turned claimers away.  An ender that is open by then finds the
+ *	   attempt's entry at its commit, without its mark; one that aborts asks for recovery.
  *	 - At the end entries go first, then cursors are lowered: a claimer that passed the
  *	   job because of the entry gets a lowering that comes after the entry is gone.
  *	 - Between the ender's commit and the drop of its entry, another session may make the
@@ -47,14 +63,16 @@
  *	   the entry behind.
  *
  * Model: test/model/leases.pml; a worker that claims again what it releases, a reaper, another
- * claimer, heartbeats; one job, one abort, two ends by time.
+ * claimer, an ender of whatever attempt it sees, heartbeats; one job, one abort, two ends by time.
  *
  * Invariants:
  *	 - every change names the token that it is about; another token's entry is left
  *	   alone, so that a late callback of an older claim changes nothing;
- *	 - a CLAIMING entry, and an ender, belong to a transaction that is open in the
- *	   session named; txn/pending.c ends both with it, abort and exit included.  An ender
- *	   is a session and not a flag: its own transaction may claim again what it ended.
+ *	 - a CLAIMING entry, and an ender, belong to a transaction of the session named that is
+ *	   open, or whose end txn/pending.c has not followed yet: it ends both, abort and exit
+ *	   included.  An ender is a session and not a flag: its own transaction may claim again
+ *	   what it ended;
+ *	 - an entry with an ender is ACTIVE, or CLAIMING for the ender's own transaction.
  *
  * Locks: see README.md, level 1.  The functions that txn/pending.c calls after commit or
  * abort neither allocate nor raise.
@@ -202,6 +220,29 @@ idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 	return take;
 }
 
+/* Counts an entry that was borrowed. */
+static void
+settle_loan(Lease *lease)
+{
+	if (lease->borrowed && !idemq_running_is_counted(&lease->running))
+		(void) idemq_running_count_in(&lease->running, NULL, lease->queue_id, 0);
+	lease->borrowed = false;
+}
+
+/* Starts the lease of a claim that has committed; the attempt that it took over has ended. */
+static RunningFreed
+start(Lease *lease)
+{
+	int64 now = idemq_mono_now();
+
+	lease->claiming = false;
+	if (lease->limit < PG_INT64_MAX)
+		lease->limit += now;
+	(void) idemq_lease_set_deadline(lease, now + lease->length);
+	settle_loan(lease);
+	return idemq_running_count_out(&lease->running, lease->queue_id, 1);
+}
+
 /*
  * Counts an entry that was borrowed: its claim has committed, and no attempt that it
  * replaces has gone from the count yet.
@@ -212,18 +253,14 @@ idemq_lease_settle_loan(int64 job_id, int64 token)
 	LWLock *lock;
 	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 
-	if (lease != NULL && lease->borrowed)
-	{
-		lease->borrowed = false;
-		if (!idemq_running_is_counted(&lease->running))
-			(void) idemq_running_count_in(&lease->running, NULL, lease->queue_id, 0);
-	}
+	if (lease != NULL)
+		settle_loan(lease);
 	LWLockRelease(lock);
 }
 
 /*
- * Starts the lease of a claim that has committed.  Returns its deadline (mono),
- * PG_INT64_MAX when the entry is gone.
+ * Starts the lease of this session's claim, which has committed.  Returns its deadline (mono),
+ * PG_INT64_MAX when the entry is gone, or somebody who ends the attempt has started it.
  */
 int64
 idemq_lease_activate(int64 job_id, int64 token)
@@ -235,66 +272,88 @@ idemq_lease_activate(int64 job_id, int64 token)
 
 	if (lease != NULL && lease->claiming)
 	{
-		lease->claiming = false;
-		if (lease->limit < PG_INT64_MAX)
-			lease->limit += idemq_mono_now();
-		deadline = idemq_lease_set_deadline(lease, idemq_mono_now() + lease->length);
-		/* The attempt that it took over has ended. */
-		freed = idemq_running_count_out(&lease->running, lease->queue_id, 1);
+		freed = start(lease);
+		deadline = lease->deadline;
 	}
 	LWLockRelease(lock);
 	idemq_running_freed(freed);
 	return deadline;
 }
 
-/* Removes the entry of that token, and copies it to *dropped; false when there is none. */
+/* Removes an entry, and returns where it was counted. */
+static RunningFreed
+take_away(Lease *lease)
+{
+	RunningFreed freed = idemq_running_count_out(&lease->running, lease->queue_id, 0);
+
+	idemq_lease_remove(lease);
+	return freed;
+}
+
+/*
+ * Removes the entry of that token, whose attempt has ended, and copies it to *dropped; false when
+ * there is none.
+ */
 bool
 idemq_lease_drop(int64 job_id, int64 token, Lease *dropped)
 {
 	LWLock *lock;
-	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
+	Lease *lease = idemq_lease_lock(job_id, LW_EXCLUSIVE, &lock);
 	RunningFreed freed = NOTHING_FREED;
+	bool there = lease != NULL && lease->token == token;
 
-	if (lease != NULL)
+	if (there)
 	{
 		*dropped = *lease;
-		freed = idemq_running_count_out(&lease->running, lease->queue_id, 0);
-		idemq_lease_remove(lease);
+		freed = take_away(lease);
 	}
+	else if (lease != NULL && lease->token > token)
+		lease->ended = Max(lease->ended, token);
 	LWLockRelease(lock);
 	idemq_running_freed(freed);
-	return lease != NULL;
+	return there;
 }
 
-/* Puts back what idemq_lease_take(token) had taken over. */
-void
+/*
+ * Puts back what idemq_lease_take(token) had taken over; false when that attempt has ended
+ * meanwhile, and the entry is gone.
+ */
+bool
 idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior)
 {
 	LWLock *lock;
 	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 	RunningFreed freed = NOTHING_FREED;
+	bool goes_on = true;
 
 	if (lease != NULL)
 	{
 		put_prior(lease, prior);
-		freed = idemq_running_count_out(&lease->running, lease->queue_id, 1);
+		goes_on = lease->token > lease->ended;
+		freed = goes_on ? idemq_running_count_out(&lease->running, lease->queue_id, 1)
+						: take_away(lease);
 	}
 	LWLockRelease(lock);
 	idemq_running_freed(freed);
+	return goes_on;
 }
 
 /*
- * Marks that this transaction ends the lease, so that its own claims may follow.
- * Returns whether one claim may run in its place: the entry is counted as running, or
- * borrowed, and this is the first call that says so.
+ * Marks that this transaction, which has written the row of that attempt, ends the lease, so that
+ * its own claims may follow; starts a lease whose claim has just committed.  Returns whether one
+ * claim may run in its place: the entry is counted as running, or borrowed, and this is the first
+ * call that says so.
  */
 bool
 idemq_lease_begin_end(int64 job_id, int64 token)
 {
 	LWLock *lock;
 	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
+	RunningFreed freed = NOTHING_FREED;
 	bool frees = false;
 
+	if (lease != NULL && lease->claiming && lease->session != IDEMQ_MY_PROC_NUMBER)
+		freed = start(lease);
 	if (lease != NULL && lease->ending.ender != IDEMQ_MY_PROC_NUMBER)
 	{
 		lease->ending.ender = IDEMQ_MY_PROC_NUMBER;
@@ -304,6 +363,7 @@ idemq_lease_begin_end(int64 job_id, int64 token)
 		lease->ending.credited = frees = lease->borrowed ||
 										 idemq_running_is_counted(&lease->running);
 	LWLockRelease(lock);
+	idemq_running_freed(freed);
 	return frees;
 }
 

@@ -73,7 +73,7 @@ typedef struct Lease
 	int32 session;		 /* that claimed: proc number, NO_SESSION after a restart */
 	int32 pid;			 /* of that session: a proc number goes to another one after it */
 	Ending ending;		 /* its end, while that is not committed */
-	bool claiming;		 /* the claim's transaction is still open */
+	bool claiming;		 /* the claim's transaction is open, or its end not yet followed */
 	bool attached;		 /* ends with its session */
 	uint8 loss;			 /* LeaseLoss; if not LOSS_EXPIRED, the deadline was set for it */
 	bool borrowed;		 /* runs, uncounted, in place of an attempt that its transaction ends */
@@ -85,6 +85,7 @@ typedef struct Lease
 	int16 share;		  /* that it is counted in (lease_shares.c); never changes */
 	bool placed;		  /* it is in the order, and, attached, in its session's list */
 	uint32 hash;		  /* of the key; never changes */
+	int64 ended;		  /* the greatest token whose attempt has ended while a later one is here */
 	int64 due;			  /* mono: a reaper looks at it from then on */
 	struct Lease *before; /* in the tree of its partition (lease_order.c): below it, before it */
 	struct Lease *after;  /* below it, after it */
@@ -164,7 +165,7 @@ extern LeaseTake idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bo
 extern void idemq_lease_settle_loan(int64 job_id, int64 token);
 extern int64 idemq_lease_activate(int64 job_id, int64 token);
 extern bool idemq_lease_drop(int64 job_id, int64 token, Lease *dropped);
-extern void idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior);
+extern bool idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior);
 extern bool idemq_lease_begin_end(int64 job_id, int64 token);
 extern bool idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss);
 extern int64 idemq_lease_cancel_end(int64 job_id, int64 token);
