@@ -187,7 +187,7 @@ say_ready(WhyCall *call)
 	const char *queue = call->queue.name;
 	bool all;
 	int before = count_before(call, &all);
-	int in_flight = idemq_lease_count_queue(call->queue.id);
+	int in_flight = RecoveryInProgress() ? 0 : idemq_running_count(call->queue.slot);
 	TimestampTz unattended = idemq_unattended_since(&call->queue,
 													idemq_ready_oldest(&call->queue, call->now),
 													call->now);

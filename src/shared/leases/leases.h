@@ -281,7 +281,6 @@ typedef struct ExpiredLease
 extern int idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max,
 									   int64 *next_deadline);
 extern Lease *idemq_lease_copy_all(int *count);
-extern int idemq_lease_count_queue(int32 queue_id);
 extern int idemq_session_pid(int32 session);
 extern int idemq_lease_pid(const Lease *lease);
 extern void idemq_lease_attach_session(void);
