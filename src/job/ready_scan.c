@@ -388,7 +388,7 @@ idemq_ready_oldest(const QueueInfo *queue, TimestampTz now)
 		while (idemq_jobs_scan_next(&table, &key) && key.ready_at < oldest)
 		{
 			CHECK_FOR_INTERRUPTS();
-			if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(&table, &job) &&
+			if (idemq_lease_hold(key.id) == LEASE_HOLDS_NOT && idemq_jobs_scan_row(&table, &job) &&
 				idemq_transition_allowed(EVENT_CLAIM, job.status) &&
 				!(job.attempt == 0 && job.expires_at <= now))
 				oldest = key.ready_at;

@@ -132,7 +132,8 @@ count_before(WhyCall *call, bool *all)
 			   (p < call->job.priority || ready_key_less(key, mine)))
 		{
 			CHECK_FOR_INTERRUPTS();
-			if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(&call->table, &job) &&
+			if (idemq_lease_hold(key.id) == LEASE_HOLDS_NOT &&
+				idemq_jobs_scan_row(&call->table, &job) &&
 				idemq_transition_allowed(EVENT_CLAIM, job.status))
 				before++;
 			*all = before < MAX_BEFORE && ++entries < MAX_ENTRIES;

@@ -69,18 +69,6 @@
 #include "shared/leases/leases.h"
 #include "shared/slots/slots.h"
 
-/*
- * Returns whether a job is busy: it has an entry, which this transaction is not
- * ending.
- */
-bool
-idemq_lease_busy(int64 job_id)
-{
-	Lease lease;
-
-	return idemq_lease_get(job_id, &lease) && lease.ending.ender != IDEMQ_MY_PROC_NUMBER;
-}
-
 /* Returns how a job's entry keeps this transaction from claiming it. */
 LeaseHold
 idemq_lease_hold(int64 job_id)

@@ -156,7 +156,6 @@ typedef struct LeaseTimes
 	int64 limit;	/* mono */
 } LeaseTimes;
 
-extern bool idemq_lease_busy(int64 job_id);
 extern LeaseHold idemq_lease_hold(int64 job_id);
 extern bool idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key);
 extern bool idemq_lease_get(int64 job_id, Lease *copy);
