@@ -45,7 +45,7 @@ typedef struct Ending
 	int32 ender;   /* proc number, or NO_SESSION */
 	bool reaping;  /* the ender is a reaper: no heartbeat may win any more */
 	bool credited; /* the ender may run another job in its place (txn/pending_queues.c) */
-	uint8 undone;  /* times that a reaper took back its mark; LEASE_MAX_UNDONE at most */
+	bool undone;   /* a reaper has taken back its mark */
 } Ending;
 
 /* The claimers that passed a job because of its entry, since the entry got its ender. */
@@ -106,9 +106,6 @@ typedef bool (*LeaseVisit)(Lease *lease, void *arg);
  * leases.c
  *		The lease table in shared memory.
  */
-
-/* A lease that cannot be reaped is checked again after so many LEASE_BUSY_RETRY at most. */
-#define LEASE_MAX_UNDONE 100
 
 typedef enum LeaseTake
 {
