@@ -594,7 +594,6 @@ typedef struct SqlScope
 
 extern void idemq_spi_begin(SqlScope *scope);
 extern void idemq_spi_set(const char *setting, const char *value);
-extern void idemq_spi_no_seqscan(void);
 extern uint64 idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls);
 extern uint64 idemq_spi_query_at(SqlStatement *statement, const Datum *args, const char *nulls,
 								 Snapshot snapshot);
