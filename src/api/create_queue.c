@@ -6,7 +6,7 @@
  * read the queue anew.  create_queue is the DBA's to grant; alter_queue requires the queue's
  * admin privilege.  A change of how many jobs of a group may run, or be started, has the
  * queue's groups checked after the commit.  A change of group_running from 1, or to it, also
- * changes what the rows of waiting jobs say (to_places, to_heads).  In alter_queue NULL leaves
+ * changes what the rows of waiting jobs say (change_waiting).  In alter_queue NULL leaves
  * a setting as it is; 0 takes a limit away, and '' the dead queue.
  */
 #include "postgres.h"
@@ -105,37 +105,30 @@ SQL_FUNCTION(idemq_sql_v2_create_queue)
 		idemq_settings_check_lease(&queue, queue.lease);
 		idemq_audit(&(AuditEntry){.action = "create_queue",
 								  .queue = &queue,
-								  .details = idemq_settings_document(id)});
+								  .details = idemq_settings_document(id, 0)});
 		warn_of_short_window(&queue);
 	}
 	PG_RETURN_INT32(id);
 }
 
 /*
- * $1: queue, $2: now.  Writes the rows of jobs in groups that wait for a time, so that they say
- * by the rule of the new group_running what they said before.  With places, run_at is NULL for
- * a job that has one, even if group_rate makes it wait; without places, run_at is when such a
- * job was due (job/places.c, job/group_rate.c).  A head that failed and waits for group_rate is
- * due, and gets its place as any retry does.  Never waits for a row: whoever holds it acts by
- * the former group_running.
+ * $1: queue, $2: now, $3: whether it has places by now.  Writes the rows of jobs in groups that
+ * wait for a time, so that they say by the rule of the new group_running what they said before.
+ * With places, run_at is NULL for a job that has one, even if group_rate makes it wait; without
+ * places, run_at is when such a job was due (job/places.c, job/group_rate.c).  A head that failed
+ * and waits for group_rate is due, and gets its place as any retry does.  Never waits for a row:
+ * whoever holds it acts by the former group_running.
  */
-#define CHANGE_WAITING(set, which)                                                                 \
-	"WITH held AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "                    \
-	"AND ready_at IS NOT NULL AND group_key <> '' AND status IN ('pending', 'failed') AND " which  \
-	" FOR NO KEY UPDATE SKIP LOCKED) "                                                             \
-	"UPDATE idemq.jobs j SET " set " FROM held WHERE j.id = held.id"
-static SqlStatement to_places =
-	{.text = CHANGE_WAITING(
-		 "ready_at = CASE WHEN status = 'failed' THEN least(ready_at, $2) ELSE ready_at END, "
-		 "run_at = CASE WHEN run_at IS NULL THEN ready_at WHEN status = 'failed' THEN $2 END",
-		 "(run_at IS NULL AND status = 'pending' AND ready_at > $2 OR run_at < ready_at "
-		 "AND (claimed_at IS NULL OR run_at > claimed_at))"),
-	 .types = {INT4OID, TIMESTAMPTZOID},
-	 .on_jobs = true};
-static SqlStatement to_heads =
-	{.text =
-		 CHANGE_WAITING("run_at = $2", "run_at IS NULL AND status = 'pending' AND ready_at > $2"),
-	 .types = {INT4OID, TIMESTAMPTZOID},
+static SqlStatement change_waiting =
+	{.text = "WITH held AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "
+			 "AND ready_at IS NOT NULL AND group_key <> '' AND status IN ('pending', 'failed') "
+			 "AND (run_at IS NULL AND status = 'pending' AND ready_at > $2 OR $3 "
+			 "AND run_at < ready_at AND (claimed_at IS NULL OR run_at > claimed_at)) "
+			 "FOR NO KEY UPDATE SKIP LOCKED) UPDATE idemq.jobs j SET "
+			 "ready_at = CASE WHEN $3 AND status = 'failed' THEN least(ready_at, $2) "
+			 "ELSE ready_at END, run_at = CASE WHEN NOT $3 OR status = 'failed' THEN $2 "
+			 "WHEN run_at IS NULL THEN ready_at END FROM held WHERE j.id = held.id",
+	 .types = {INT4OID, TIMESTAMPTZOID, BOOLOID},
 	 .on_jobs = true};
 
 /* Returns whether alter_queue is given a setting. */
@@ -157,7 +150,7 @@ SQL_FUNCTION(idemq_sql_v2_alter_queue)
 	idemq_settings_check(fcinfo, false);
 	idemq_jobs_check_writable();
 	check_dead_queue(fcinfo, queue.name, queue.id);
-	before = idemq_settings_document(queue.id);
+	before = idemq_settings_document(queue.id, 0);
 	if (before == (Datum) 0)
 		PG_RETURN_VOID(); /* dropped meanwhile */
 	idemq_settings_update(fcinfo, queue.name);
@@ -168,13 +161,14 @@ SQL_FUNCTION(idemq_sql_v2_alter_queue)
 	/* A change of group_running from 1, or to it. */
 	if (is_given(fcinfo, "group_running") && idemq_queue_by_id(queue.id, &queue) &&
 		idemq_has_places(&former) != idemq_has_places(&queue))
-		(void) idemq_spi_do(idemq_has_places(&queue) ? &to_places : &to_heads,
-							(Datum[]){Int32GetDatum(queue.id), TimestampTzGetDatum(idemq_now())},
+		(void) idemq_spi_do(&change_waiting,
+							(Datum[]){Int32GetDatum(queue.id), TimestampTzGetDatum(idemq_now()),
+									  BoolGetDatum(idemq_has_places(&queue))},
 							NULL);
 	if ((is_given(fcinfo, "lease") || is_given(fcinfo, "max_lease")) &&
 		idemq_queue_by_id(queue.id, &queue))
 		idemq_settings_check_lease(&queue, queue.lease);
-	entry.details = idemq_settings_difference(before, idemq_settings_document(queue.id));
+	entry.details = idemq_settings_document(queue.id, before);
 	if (entry.details != (Datum) 0)
 		idemq_audit(&entry);
 	if ((is_given(fcinfo, "lease") || is_given(fcinfo, "max_attempts") ||

@@ -282,14 +282,24 @@ extern int idemq_queue_count(void);
  *		Shared memory: size and start-up.
  */
 
+/* The areas of shared memory, by what their size depends on. */
+typedef enum ShmemArea
+{
+	AREA_FIXED,
+	AREA_QUEUES,   /* idemq.max_queues, and, of sleepers, the connections */
+	AREA_WORKERS,  /* max_worker_processes */
+	AREA_SESSIONS, /* the connections */
+	AREAS
+} ShmemArea;
+
 /* One part of idemq's shared memory; its file owns its contents and locks. */
 typedef struct ShmemPart
 {
-	void **area;			   /* where the file keeps its address */
-	Size size;				   /* bytes of its fixed part */
-	Size each;				   /* bytes of each element behind that */
-	int (*count)(void);		   /* of elements, by the settings; NULL: none, no area of its own */
-	const char *name;		   /* of its own area */
+	void **area;		/* where the file keeps its address */
+	Size size;			/* bytes of its fixed part */
+	Size each;			/* bytes of each element behind that */
+	int (*count)(void); /* of elements, by the settings; NULL: none */
+	ShmemArea lies_in;
 	const char *tranche;	   /* of its locks; NULL: none */
 	void (*init)(int tranche); /* fills the area, of zeros, at the start of the server; or NULL */
 
@@ -584,7 +594,6 @@ typedef struct SqlScope
 
 extern void idemq_spi_begin(SqlScope *scope);
 extern void idemq_spi_set(const char *setting, const char *value);
-extern void idemq_spi_no_seqscan(void);
 extern uint64 idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls);
 extern uint64 idemq_spi_query_at(SqlStatement *statement, const Datum *args, const char *nulls,
 								 Snapshot snapshot);

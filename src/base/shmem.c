@@ -3,9 +3,9 @@
  *		Shared memory: asks for it before the server starts, and hands each part its
  *		area when it has started, in the order in which module.c lists them.
  *
- * Parts of a fixed size lie one behind the other in one area, "idemq".  A part whose size
- * depends on a setting has an area of its own, so that pg_shmem_allocations shows what the
- * setting costs.
+ * There is one area for what has a fixed size, and one for each setting on which the size of parts
+ * depends, so that pg_shmem_allocations shows what the setting costs.  The parts of an area lie one
+ * behind the other.
  *
  * Everything in it is a cache of the rows, thrown away by every restart.
  */
@@ -18,6 +18,10 @@
 
 #include "base/base.h"
 #include "base/compat.h"
+
+/* Of ShmemArea, in pg_shmem_allocations. */
+static const char *const area_names[AREAS] = {"idemq", "idemq per queue", "idemq per worker",
+											  "idemq per session"};
 
 static const ShmemPart *const *shmem_parts;
 static int shmem_nparts;
@@ -40,21 +44,20 @@ tranches_size(void)
 	return CACHELINEALIGN(shmem_nparts * sizeof(int));
 }
 
-/* Returns the bytes of the area "idemq". */
 static Size
-fixed_size(void)
+area_size(ShmemArea area)
 {
-	Size total = tranches_size();
+	Size size = area == AREA_FIXED ? tranches_size() : 0;
 
 	for (int i = 0; i < shmem_nparts; i++)
-		total += shmem_parts[i]->count == NULL ? size_of(shmem_parts[i]) : 0;
-	return total;
+		size = add_size(size, shmem_parts[i]->lies_in == area ? size_of(shmem_parts[i]) : 0);
+	return size;
 }
 
 static void
 request_memory(void)
 {
-	Size total = fixed_size();
+	Size total = tranches_size();
 
 	if (prev_shmem_request_hook)
 		prev_shmem_request_hook();
@@ -62,45 +65,39 @@ request_memory(void)
 	{
 		const ShmemPart *part = shmem_parts[i];
 
-		if (part->count != NULL)
-			total = add_size(total, size_of(part));
+		total = add_size(total, size_of(part));
 		if (part->hash != NULL)
 			total = add_size(total, hash_estimate_size(*part->hash_entries, part->entry_size));
 	}
 	RequestAddinShmemSpace(total);
 }
 
-/* Attaches to an area, which is zeros when this is the first process. */
-static void *
-attach(const char *name, Size size, bool *found)
-{
-	void *area = ShmemInitStruct(name, size, found);
-
-	if (!*found)
-		memset(area, 0, size);
-	return area;
-}
-
 /* Attaches every part to its memory, and fills it when this is the first process. */
 static void
 startup_parts(void)
 {
-	bool found;
+	char *next[AREAS];
 	int *tranches;
-	char *next;
+	bool found;
 
 	if (prev_shmem_startup_hook)
 		prev_shmem_startup_hook();
 
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	tranches = attach("idemq", fixed_size(), &found);
-	next = (char *) tranches + tranches_size();
+	for (int i = 0; i < AREAS; i++)
+	{
+		next[i] = ShmemInitStruct(area_names[i], area_size(i), &found);
+		if (!found)
+			memset(next[i], 0, area_size(i));
+	}
+	tranches = (int *) next[AREA_FIXED];
+	next[AREA_FIXED] += tranches_size();
 	for (int i = 0; i < shmem_nparts; i++)
 	{
 		const ShmemPart *part = shmem_parts[i];
 
-		*part->area = part->count == NULL ? next : attach(part->name, size_of(part), &found);
-		next += part->count == NULL ? size_of(part) : 0;
+		*part->area = next[part->lies_in];
+		next[part->lies_in] += size_of(part);
 		if (part->tranche != NULL && !found)
 			tranches[i] = compat_tranche_new(part->tranche);
 		if (part->tranche != NULL)

@@ -62,18 +62,6 @@ idemq_spi_begin(SqlScope *scope)
 }
 
 /*
- * Avoids sequential scans until idemq_spi_end: for a statement whose every run is for few
- * rows, and whose plan may be from a time when the table was empty.  A sequential scan that
- * cannot be avoided costs 1e10 then, which is no reason to compile the plan.
- */
-void
-idemq_spi_no_seqscan(void)
-{
-	idemq_spi_set("enable_seqscan", "off");
-	idemq_spi_set("jit", "off");
-}
-
-/*
  * Runs a statement, and prepares its plan at the first use; returns SPI's code.  snapshot: a
  * registered one; with NULL it is the transaction's own, and the statement may write.
  */
@@ -82,8 +70,15 @@ execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot 
 {
 	char flags[SQL_MAX_ARGS];
 
+	/*
+	 * Each run is for few rows, and the plan may be from a time when the table was empty.  A
+	 * sequential scan that cannot be avoided costs 1e10 then: no reason to compile the plan.
+	 */
 	if (statement->in_order || statement->few)
-		idemq_spi_no_seqscan();
+	{
+		idemq_spi_set("enable_seqscan", "off");
+		idemq_spi_set("jit", "off");
+	}
 	if (statement->in_order)
 	{
 		idemq_spi_set("enable_bitmapscan", "off");

@@ -12,6 +12,7 @@
 #include "utils/timestamp.h"
 
 #include "base/base.h"
+#include "base/compat.h"
 #include "job/job.h"
 #include "queue/queue.h"
 #include "shared/groups/groups.h"
@@ -35,7 +36,7 @@ is_leased(JobCall *call, JobsTable *table)
 {
 	Lease lease;
 
-	if (!idemq_lease_busy(call->id) || !idemq_lease_get(call->id, &lease))
+	if (!idemq_lease_get(call->id, &lease) || lease.ending.ender == IDEMQ_MY_PROC_NUMBER)
 		return false;
 	if (!lease.claiming && lease.deadline <= idemq_mono_now())
 	{
@@ -235,7 +236,7 @@ idemq_job_is_settled(const JobCall *call)
 	Lease lease;
 
 	return job_status_is_finished(call->job.status) ||
-		   (idemq_lease_busy(call->id) && idemq_lease_get(call->id, &lease) &&
+		   (idemq_lease_get(call->id, &lease) && lease.ending.ender != IDEMQ_MY_PROC_NUMBER &&
 			(lease.claiming || lease.deadline > idemq_mono_now()));
 }
 

@@ -171,9 +171,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 		undo_changed(queue, job->id);
 		return TAKE_CHANGED;
 	}
-	idemq_slots_begin_change();
 	idemq_pending_undo_last();
-	idemq_slots_end_change();
 	return TAKE_LOCKED;
 }
 

@@ -104,7 +104,7 @@ idemq_places_count(JobsTable *table, const QueueInfo *queue, Datum name, Timesta
 			continue;
 		places->first = Min(places->first, job.ready_at);
 		places->last = Max(places->last, job.ready_at);
-		if (job.status == JOB_PROCESSING || idemq_lease_busy(job.id))
+		if (job.status == JOB_PROCESSING || idemq_lease_hold(job.id) != LEASE_HOLDS_NOT)
 			places->taken++;
 		else
 			places->next = job.id;

@@ -306,10 +306,10 @@ stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 
 /*
  * Returns whether a queue has a job that can be claimed, and its limits allow that.  If not,
- * *next_due is when the next job comes due by time alone, DT_NOEND for never, and *held says
- * whether a transaction whose end wakes no sleeper holds the row of one.  At most once a second
- * a queue that looks empty is scanned from the start: the net under changes that lowered no
- * cursor.
+ * *next_due is when the next job comes due by time alone, DT_NOEND for never, and *held, unless
+ * held is NULL, says whether a transaction whose end wakes no sleeper holds the row of one.  At
+ * most once a second a queue that looks empty is scanned from the start: the net under changes
+ * that lowered no cursor.
  */
 bool
 idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held)
@@ -332,7 +332,8 @@ idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held)
 	}
 	MemoryContextDelete(scan.row_context);
 	*next_due = scan.next_due;
-	*held = scan.held;
+	if (held != NULL)
+		*held = scan.held;
 	if (!scan.stopped || idemq_limit_has_room(queue, &view))
 		return scan.stopped;
 	/* The worker wakes a sleeper when the rate allows a claim; without it, each wakes by itself. */
@@ -387,7 +388,7 @@ idemq_ready_oldest(const QueueInfo *queue, TimestampTz now)
 		while (idemq_jobs_scan_next(&table, &key) && key.ready_at < oldest)
 		{
 			CHECK_FOR_INTERRUPTS();
-			if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(&table, &job) &&
+			if (idemq_lease_hold(key.id) == LEASE_HOLDS_NOT && idemq_jobs_scan_row(&table, &job) &&
 				idemq_transition_allowed(EVENT_CLAIM, job.status) &&
 				!(job.attempt == 0 && job.expires_at <= now))
 				oldest = key.ready_at;

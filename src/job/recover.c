@@ -218,7 +218,7 @@ recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point,
 		   (*budget > 0 || ready_key_less(key, point->from)))
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!idemq_lease_busy(key.id) &&
+		if (idemq_lease_hold(key.id) == LEASE_HOLDS_NOT &&
 			(idemq_jobs_scan_row(table, &job) && job.status == JOB_PROCESSING) &&
 			!idemq_lost_lease_note(lost, &job, queue))
 			point->incomplete = true;

@@ -238,13 +238,11 @@ is_outlived(CheckCall *call, const Lease *copy)
 	return true;
 }
 
-/* Returns when a lease is visited at the latest; one that could not be reaped is, less often. */
+/* Returns when a lease is visited at the latest; one that could not be reaped is, a moment later. */
 static int64
 visit_due(const Lease *lease)
 {
-	int64 due = Max(lease->deadline, idemq_mono_now()) + DEADLINE_SLACK;
-
-	return due + lease->ending.undone * LEASE_BUSY_RETRY;
+	return Max(lease->deadline, idemq_mono_now()) + DEADLINE_SLACK;
 }
 
 /* Returns whether a queue visits its leases only after this one's end; see the file's header. */

@@ -86,9 +86,11 @@ collect(CheckCall *call, int32 queue_id, int priority, Suspects *suspects)
 		if (!is_passed(call, suspects, priority, key))
 			continue;
 		/* The row, then the entry: a job that is claimed in between has one, or had. */
-		if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(&call->table, &job) &&
+		if (idemq_lease_hold(key.id) == LEASE_HOLDS_NOT &&
+			idemq_jobs_scan_row(&call->table, &job) &&
 			idemq_transition_allowed(EVENT_CLAIM, job.status) && !idemq_jobs_is_own(&job) &&
-			idemq_jobs_hold(&job, &holder) == ROW_FREE && !idemq_lease_busy(key.id))
+			idemq_jobs_hold(&job, &holder) == ROW_FREE &&
+			idemq_lease_hold(key.id) == LEASE_HOLDS_NOT)
 			suspects->keys[suspects->count++] = key;
 	}
 	idemq_jobs_scan_end(&call->table);

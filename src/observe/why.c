@@ -132,7 +132,8 @@ count_before(WhyCall *call, bool *all)
 			   (p < call->job.priority || ready_key_less(key, mine)))
 		{
 			CHECK_FOR_INTERRUPTS();
-			if (!idemq_lease_busy(key.id) && idemq_jobs_scan_row(&call->table, &job) &&
+			if (idemq_lease_hold(key.id) == LEASE_HOLDS_NOT &&
+				idemq_jobs_scan_row(&call->table, &job) &&
 				idemq_transition_allowed(EVENT_CLAIM, job.status))
 				before++;
 			*all = before < MAX_BEFORE && ++entries < MAX_ENTRIES;
@@ -187,7 +188,7 @@ say_ready(WhyCall *call)
 	const char *queue = call->queue.name;
 	bool all;
 	int before = count_before(call, &all);
-	int in_flight = idemq_lease_count_queue(call->queue.id);
+	int in_flight = RecoveryInProgress() ? 0 : idemq_running_count(call->queue.slot);
 	TimestampTz unattended = idemq_unattended_since(&call->queue,
 													idemq_ready_oldest(&call->queue, call->now),
 													call->now);

@@ -83,9 +83,8 @@ extern int idemq_setting_arg(const char *name);
 extern bool idemq_settings_insert(FunctionCallInfo fcinfo, const char *name, int32 *id);
 extern bool idemq_settings_is_inserting(void);
 extern void idemq_settings_update(FunctionCallInfo fcinfo, const char *name);
-extern Datum idemq_settings_document(int32 queue_id);
-extern Datum idemq_settings_difference(Datum from, Datum to);
-extern uint64 idemq_settings_load(int32 queue_id, Snapshot snapshot);
+extern Datum idemq_settings_document(int32 queue_id, Datum before);
+extern uint64 idemq_settings_load(const Datum *range, Snapshot snapshot);
 extern void idemq_settings_read(uint64 row, QueueInfo *queue);
 extern bool idemq_queue_is_paused(const QueueInfo *queue);
 

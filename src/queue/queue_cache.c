@@ -58,17 +58,17 @@ typedef struct CachedName
 	CachedQueue *queue;					 /* which had that name when it was read */
 } CachedName;
 
-/* Privileges as QueuePrivilege: admin includes the others. */
-#define GRANTS                                                                                     \
-	"SELECT queue_id, role_name, role_oid, CASE privilege WHEN 'enqueue' THEN 1 "                  \
-	"WHEN 'claim' THEN 2 ELSE 7 END FROM idemq.queue_grants "
-
 static const SqlField grant_fields[] = {SQL_FIELD(QueueGrant, queue_id),
 										SQL_FIELD(QueueGrant, role),
 										SQL_FIELD(QueueGrant, role_oid),
 										SQL_FIELD(QueueGrant, privileges)};
-static SqlStatement load_grants = {.text = GRANTS "WHERE queue_id = $1", .types = {INT4OID}};
-static SqlStatement load_all_grants = {.text = GRANTS "ORDER BY queue_id"};
+/* Privileges as QueuePrivilege: admin includes the others. */
+static SqlStatement load_grants =
+	{.few = true,
+	 .text = "SELECT queue_id, role_name, role_oid, CASE privilege WHEN 'enqueue' THEN 1 "
+			 "WHEN 'claim' THEN 2 ELSE 7 END FROM idemq.queue_grants "
+			 "WHERE queue_id BETWEEN $1 AND $2 ORDER BY queue_id",
+	 .types = {INT4OID, INT4OID}};
 static SqlStatement find_name = {.few = true,
 								 .text = "SELECT queue_id FROM idemq.queues WHERE name = $1",
 								 .types = {TEXTOID},
@@ -163,8 +163,9 @@ static void
 read_rows(int32 id)
 {
 	Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-	uint64 rows = idemq_settings_load(id, snapshot);
-	Datum key = Int32GetDatum(id);
+	Datum range[] = {Int32GetDatum(id == 0 ? PG_INT32_MIN : id),
+					 Int32GetDatum(id == 0 ? PG_INT32_MAX : id)};
+	uint64 rows = idemq_settings_load(range, snapshot);
 	QueueGrant *grants;
 	QueueInfo info;
 	uint64 next;
@@ -181,7 +182,7 @@ read_rows(int32 id)
 		cached->exists = true;
 		((CachedName *) hash_search(names, info.name, HASH_ENTER, NULL))->queue = cached;
 	}
-	rows = idemq_spi_query_at(id == 0 ? &load_all_grants : &load_grants, &key, NULL, snapshot);
+	rows = idemq_spi_query_at(&load_grants, range, NULL, snapshot);
 	grants = MemoryContextAllocHuge(CurrentMemoryContext, Max(rows, 1) * sizeof(QueueGrant));
 	memset(grants, 0, rows * sizeof(QueueGrant));
 	for (uint64 i = 0; i < rows; i++)
@@ -212,7 +213,6 @@ load(int32 id)
 	SqlScope scope;
 
 	idemq_spi_begin(&scope);
-	idemq_spi_no_seqscan();
 	cached = empty_entry(id);
 	read_rows(id);
 	idemq_spi_end(&scope);

@@ -72,12 +72,12 @@ static const SqlField fields[] = {SQL_FIELD(QueueInfo, id),
 								  SQL_FIELD(QueueInfo, dead_queue_role_oid),
 								  QUEUE_SETTINGS(SETTING_FIELD)};
 
-#define LOAD_QUEUES                                                                                \
-	"SELECT queue_id, name, paused, coalesce(paused_until, 'infinity'), created_at, "              \
-	"dead_queue_role, dead_queue_role_oid" QUEUE_SETTINGS(SETTING_COLUMN) " FROM idemq.queues"
-
-static SqlStatement load_queues = {.text = LOAD_QUEUES};
-static SqlStatement load_queue = {.text = LOAD_QUEUES " WHERE queue_id = $1", .types = {INT4OID}};
+static SqlStatement load_queues =
+	{.few = true,
+	 .text = "SELECT queue_id, name, paused, coalesce(paused_until, 'infinity'), created_at, "
+			 "dead_queue_role, dead_queue_role_oid" QUEUE_SETTINGS(
+				 SETTING_COLUMN) " FROM idemq.queues WHERE queue_id BETWEEN $1 AND $2",
+	 .types = {INT4OID, INT4OID}};
 
 /* Made by build_statements. */
 static SqlStatement insert_queue = {.nargs = SETTING_ARGS, .types = {TEXTOID}};
@@ -283,54 +283,41 @@ idemq_settings_update(FunctionCallInfo fcinfo, const char *name)
 	idemq_spi_end(&scope);
 }
 
+/* $2: these settings at another time, or NULL. */
 static SqlStatement describe_queue =
 	{.locks = true,
-	 .text = "SELECT to_jsonb(q) - '{queue_id,name,paused,paused_until,created_at,"
-			 "dead_queue_role,dead_queue_role_oid}'::text[] "
-			 "FROM idemq.queues q WHERE queue_id = $1 FOR NO KEY UPDATE",
-	 .types = {INT4OID},
-	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
-static SqlStatement compare_settings =
-	{.text = "SELECT jsonb_object_agg(key, jsonb_build_object('from', o.value, 'to', n.value)) "
-			 "FROM jsonb_each($1) o JOIN jsonb_each($2) n USING (key) WHERE o.value <> n.value",
-	 .types = {JSONBOID, JSONBOID},
+	 .text = "SELECT CASE WHEN $2 IS NULL THEN n.doc ELSE (SELECT jsonb_object_agg(key, "
+			 "jsonb_build_object('from', o.value, 'to', s.value)) FROM jsonb_each($2) o "
+			 "JOIN jsonb_each(n.doc) s USING (key) WHERE o.value <> s.value) END "
+			 "FROM (SELECT to_jsonb(q) - '{queue_id,name,paused,paused_until,created_at,"
+			 "dead_queue_role,dead_queue_role_oid}'::text[] AS doc "
+			 "FROM idemq.queues q WHERE queue_id = $1 FOR NO KEY UPDATE) n",
+	 .types = {INT4OID, JSONBOID},
 	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 
 /*
  * Returns the settings of a queue as jsonb, 0 when it is gone; they stay as they are until this
- * transaction ends.
+ * transaction ends.  With what that was before, unless it is 0: what differs now, or 0 when nothing
+ * does: {"lease": {"from": ..., "to": ...}, ...}.
  */
 Datum
-idemq_settings_document(int32 queue_id)
+idemq_settings_document(int32 queue_id, Datum before)
 {
-	Datum id = Int32GetDatum(queue_id);
+	Datum values[] = {Int32GetDatum(queue_id), before};
 	Datum document;
 
-	(void) idemq_spi_row(&describe_queue, &id, &document, sizeof(document));
+	(void) idemq_spi_row(&describe_queue, values, &document, sizeof(document));
 	return document;
 }
 
-/* Returns what differs between two such, 0 if nothing: {"lease": {"from": ..., "to": ...}, ...}. */
-Datum
-idemq_settings_difference(Datum from, Datum to)
-{
-	Datum values[] = {from, to};
-	Datum difference;
-
-	(void) idemq_spi_row(&compare_settings, values, &difference, sizeof(difference));
-	return difference;
-}
-
 /*
- * Reads a queue (0: all) under a registered snapshot, within the caller's idemq_spi_begin;
- * returns how many rows there are for idemq_settings_read.
+ * Reads the queues from one id to another under a registered snapshot, within the caller's
+ * idemq_spi_begin; returns how many rows there are for idemq_settings_read.
  */
 uint64
-idemq_settings_load(int32 queue_id, Snapshot snapshot)
+idemq_settings_load(const Datum *range, Snapshot snapshot)
 {
-	Datum id = Int32GetDatum(queue_id);
-
-	return idemq_spi_query_at(queue_id == 0 ? &load_queues : &load_queue, &id, NULL, snapshot);
+	return idemq_spi_query_at(&load_queues, range, NULL, snapshot);
 }
 
 /* Fills what a row of idemq.queues says of a queue; everything else becomes 0. */

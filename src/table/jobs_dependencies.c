@@ -33,13 +33,6 @@
 #include "base/base.h"
 #include "table/table.h"
 
-/* A child without edges is one whose edges are still to be restored. */
-static SqlStatement find_wait =
-	{.few = true,
-	 .text = "SELECT FROM idemq.children c WHERE job_id = $1 "
-			 "AND EXISTS (SELECT FROM idemq.dependencies d WHERE d.child = c.job_id)",
-	 .types = {INT8OID}};
-
 /*
  * Row by row from an id on, each parent looked up, so that no plan reads more than it has to.
  * The child and the id are an outer query's, or parameters.
@@ -57,7 +50,10 @@ static SqlStatement find_wait =
 static const char *const failure_names[] =
 	{[FAILURE_CANCELS] = "cancel", [FAILURE_WAITS] = "wait", [FAILURE_RUNS] = "run", NULL};
 
-/* What each child waits for, and the first of its parents that is in its way. */
+/*
+ * What each child waits for, and the first of its parents that is in its way.  A child without
+ * edges is one whose edges are still to be restored.
+ */
 static SqlStatement find_looks =
 	{.in_order = true,
 	 .text =
@@ -163,15 +159,6 @@ idemq_dependencies_exist(void)
 	return any;
 }
 
-/* Returns whether a job waits for parents. */
-bool
-idemq_dependency_waits(int64 child)
-{
-	Datum value = Int64GetDatum(child);
-
-	return idemq_dependencies_exist() && idemq_spi_finds(&find_wait, &value, NULL);
-}
-
 /*
  * Returns what children wait for, in the order of their ids, palloc'ed, without those that wait
  * for no parents; all by one snapshot, the latest.
@@ -189,6 +176,16 @@ idemq_dependency_looks(const int64 *children, int *count)
 	qsort(looks, *count, sizeof(DependencyLook), idemq_compare_int64);
 	pfree(DatumGetPointer(ids));
 	return looks;
+}
+
+/* Returns whether a job waits for parents. */
+bool
+idemq_dependency_waits(int64 child)
+{
+	int count = 1;
+
+	(void) idemq_dependency_looks(&child, &count);
+	return count > 0;
 }
 
 /* Finds a parent that is dead or cancelled, or gone as such; false when none is. */

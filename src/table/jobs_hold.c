@@ -195,7 +195,7 @@ is_deleted_here(const Job *job)
 bool
 idemq_jobs_fetch_deleted(JobsTable *table, int64 id, Job *job)
 {
-	Relation pkey = index_open(compat_primary_key_index(table->rel), AccessShareLock);
+	Relation pkey = index_open(idemq_jobs_primary_key(table->rel), AccessShareLock);
 	IndexScanDesc scan = compat_index_beginscan(table->rel, pkey, SnapshotAny, 1);
 	bool found = false;
 	ScanKeyData key;

@@ -115,7 +115,6 @@ idemq_handle(const QueueInfo *queue)
 	HandlerInfo info;
 	TimestampTz next_due;
 	uint32 crashed = pg_atomic_read_u32(&queue->slot->handler) & CRASHED;
-	bool held;
 
 	if (!idemq_handler_read(queue->id, &info))
 	{
@@ -139,7 +138,7 @@ idemq_handle(const QueueInfo *queue)
 		(void) idemq_handler_read(queue->id, &info);
 	}
 	idemq_handler_settle(queue->slot, key, info.stopped ? 0 : info.workers);
-	if (info.stopped || idemq_queue_is_paused(queue) || !idemq_ready_check(queue, &next_due, &held))
+	if (info.stopped || idemq_queue_is_paused(queue) || !idemq_ready_check(queue, &next_due, NULL))
 		return;
 	idemq_due_by(queue->slot, DUE_HANDLER, start_one(queue, &info));
 }

@@ -34,11 +34,10 @@ idemq_due(const QueueInfo *given)
 	QueueInfo latest;
 	const QueueInfo *queue = &latest;
 	TimestampTz next;
-	bool held; /* not used: sleepers check for themselves */
 
 	if (!idemq_queue_by_id(given->id, &latest) || latest.slot == NULL)
 		return;
-	if (idemq_ready_check(queue, &next, &held) && !idemq_queue_is_paused(queue))
+	if (idemq_ready_check(queue, &next, NULL) && !idemq_queue_is_paused(queue))
 		idemq_wake_ready(queue->slot, queue->id, 1, DT_NOEND);
 	idemq_worker_note_counts();
 	if (idemq_queue_is_paused(queue))
@@ -56,9 +55,8 @@ void
 idemq_remind(const QueueInfo *queue)
 {
 	TimestampTz next;
-	bool held;
 
 	if (idemq_sleepers_any(idemq_sleepers_of_queue(queue->slot)) && !idemq_queue_is_paused(queue) &&
-		idemq_ready_check(queue, &next, &held))
+		idemq_ready_check(queue, &next, NULL))
 		idemq_wake_again(queue->slot, 1);
 }

@@ -124,7 +124,7 @@ const ShmemPart idemq_counters_part = {.area = (void **) &shared,
 									   .size = offsetof(CountersShared, queues),
 									   .each = sizeof(QueueCounters),
 									   .count = idemq_queue_count,
-									   .name = "idemq counters",
+									   .lies_in = AREA_QUEUES,
 									   .tranche = "idemq counters",
 									   .init = init_counters};
 

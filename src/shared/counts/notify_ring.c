@@ -46,7 +46,7 @@ init_rings(int tranche)
 const ShmemPart idemq_notify_ring_part = {.area = (void **) &rings,
 										  .each = sizeof(Ring),
 										  .count = idemq_queue_count,
-										  .name = "idemq events",
+										  .lies_in = AREA_QUEUES,
 										  .init = init_rings};
 
 static Ring *

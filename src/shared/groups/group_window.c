@@ -54,7 +54,7 @@ init_windows(int tranche)
 const ShmemPart idemq_group_windows_part = {.area = (void **) &windows,
 											.each = sizeof(GroupWindow),
 											.count = window_count,
-											.name = "idemq group windows",
+											.lies_in = AREA_QUEUES,
 											.init = init_windows};
 
 /* Returns the number of the window of a slot's queue; without a slot, of the database's. */

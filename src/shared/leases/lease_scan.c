@@ -1,7 +1,6 @@
 /*
  * shared/leases/lease_scan.c
- *		Walks over lease entries: a queue's expired leases, copies and counts; and a
- *		session's end.
+ *		Walks over lease entries: a queue's expired leases, and copies; and a session's end.
  *
  * Each walk (these, and a database's end in lease_table.c) looks at the entries of its own
  * queue, session or database alone, one partition locked at a time.  That is enough, for an
@@ -133,23 +132,6 @@ int
 idemq_lease_pid(const Lease *lease)
 {
 	return idemq_session_pid(lease->session) == lease->pid ? lease->pid : 0;
-}
-
-static bool
-visit_count(Lease *lease, void *arg)
-{
-	(*(int *) arg)++;
-	return true;
-}
-
-/* Returns the number of a queue's entries. */
-int
-idemq_lease_count_queue(int32 queue_id)
-{
-	int count = 0;
-
-	idemq_leases_visit(LW_SHARED, queue_id, visit_count, &count);
-	return count;
 }
 
 /* Lets the attached leases of this session, but for open claims', expire now; ends its life. */

@@ -45,7 +45,7 @@ init_lists(int tranche)
 const ShmemPart idemq_lease_sessions_part = {.area = (void **) &owned_by,
 											 .each = sizeof(OwnedLeases),
 											 .count = list_count,
-											 .name = "idemq lease sessions",
+											 .lies_in = AREA_SESSIONS,
 											 .init = init_lists};
 
 /* Returns the list of a session in a partition. */

@@ -87,18 +87,6 @@
 #include "shared/leases/leases.h"
 #include "shared/slots/slots.h"
 
-/*
- * Returns whether a job is busy: it has an entry, which this transaction is not
- * ending.
- */
-bool
-idemq_lease_busy(int64 job_id)
-{
-	Lease lease;
-
-	return idemq_lease_get(job_id, &lease) && lease.ending.ender != IDEMQ_MY_PROC_NUMBER;
-}
-
 /* Returns how a job's entry keeps this transaction from claiming it. */
 LeaseHold
 idemq_lease_hold(int64 job_id)
@@ -394,8 +382,8 @@ idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
 
 /*
  * Takes back this session's begin_end or begin_reap.  Returns when (mono) the lease is to be
- * checked again, 0 when this session is not ending it.  What kept this session from ending it may
- * keep every session from it: so it is checked less and less often.
+ * checked again, 0 when this session is not ending it: at once after the first reaper, which may
+ * just have been rolled back, and a moment later after those that follow.
  */
 int64
 idemq_lease_cancel_end(int64 job_id, int64 token)
@@ -406,20 +394,16 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 
 	if (lease != NULL && lease->ending.ender == IDEMQ_MY_PROC_NUMBER)
 	{
-		again = lease->deadline;
-		if (lease->ending.reaping && lease->ending.undone > 0)
+		if (lease->ending.reaping && lease->ending.undone)
 		{
-			int64 now = idemq_mono_now();
-
-			again = Max(again, now + lease->ending.undone * LEASE_BUSY_RETRY);
 			/* Others of the queue come first meanwhile. */
 			idemq_lease_unplace(lease);
-			lease->due = Max(lease->deadline, now + LEASE_BUSY_RETRY);
+			lease->due = Max(lease->deadline, idemq_mono_now() + LEASE_BUSY_RETRY);
 			idemq_lease_place(lease);
 		}
-		if (lease->ending.reaping && lease->ending.undone < LEASE_MAX_UNDONE)
-			lease->ending.undone++;
-		lease->ending = (Ending){.ender = NO_SESSION, .undone = lease->ending.undone};
+		again = lease->due;
+		lease->ending =
+			(Ending){.ender = NO_SESSION, .undone = lease->ending.undone || lease->ending.reaping};
 		lease->passed_by.any = false;
 	}
 	LWLockRelease(lock);

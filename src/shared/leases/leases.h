@@ -45,7 +45,7 @@ typedef struct Ending
 	int32 ender;   /* proc number, or NO_SESSION */
 	bool reaping;  /* the ender is a reaper: no heartbeat may win any more */
 	bool credited; /* the ender may run another job in its place (txn/pending_queues.c) */
-	uint8 undone;  /* times that a reaper took back its mark; LEASE_MAX_UNDONE at most */
+	bool undone;   /* a reaper has taken back its mark */
 } Ending;
 
 /* The claimers that passed a job because of its entry, since the entry got its ender. */
@@ -108,9 +108,6 @@ typedef bool (*LeaseVisit)(Lease *lease, void *arg);
  *		The lease table in shared memory.
  */
 
-/* A lease that cannot be reaped is checked again after so many LEASE_BUSY_RETRY at most. */
-#define LEASE_MAX_UNDONE 100
-
 typedef enum LeaseTake
 {
 	LEASE_TAKEN,
@@ -157,7 +154,6 @@ typedef struct LeaseTimes
 	int64 limit;	/* mono */
 } LeaseTimes;
 
-extern bool idemq_lease_busy(int64 job_id);
 extern LeaseHold idemq_lease_hold(int64 job_id);
 extern bool idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key);
 extern bool idemq_lease_get(int64 job_id, Lease *copy);
@@ -282,7 +278,6 @@ typedef struct ExpiredLease
 extern int idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max,
 									   int64 *next_deadline);
 extern Lease *idemq_lease_copy_all(int *count);
-extern int idemq_lease_count_queue(int32 queue_id);
 extern int idemq_session_pid(int32 session);
 extern int idemq_lease_pid(const Lease *lease);
 extern void idemq_lease_attach_session(void);

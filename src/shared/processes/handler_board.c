@@ -92,7 +92,7 @@ const ShmemPart idemq_handlers_part = {.area = (void **) &board,
 									   .size = offsetof(Board, posts),
 									   .each = sizeof(HandlerPost),
 									   .count = idemq_post_count,
-									   .name = "idemq handlers",
+									   .lies_in = AREA_WORKERS,
 									   .tranche = "idemq handlers",
 									   .init = init_board};
 

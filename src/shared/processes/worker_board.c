@@ -91,7 +91,7 @@ const ShmemPart idemq_board_part = {.area = (void **) &board,
 									.size = offsetof(Board, posts),
 									.each = sizeof(Post),
 									.count = idemq_post_count,
-									.name = "idemq workers",
+									.lies_in = AREA_WORKERS,
 									.tranche = "idemq workers",
 									.init = init_board};
 

@@ -91,7 +91,7 @@ init_sets(int tranche)
 const ShmemPart idemq_due_slots_part = {.area = (void **) &sets,
 										.each = PG_CACHE_LINE_SIZE,
 										.count = line_count,
-										.name = "idemq due slots",
+										.lies_in = AREA_WORKERS,
 										.init = init_sets};
 
 static void

@@ -116,7 +116,7 @@ init_sets(int tranche)
 const ShmemPart idemq_wake_part = {.area = (void **) &sets,
 								   .each = PG_CACHE_LINE_SIZE,
 								   .count = line_count,
-								   .name = "idemq sleepers",
+								   .lies_in = AREA_QUEUES,
 								   .init = init_sets};
 
 /* Returns the sleepers of a slot's queue. */
