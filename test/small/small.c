@@ -112,7 +112,11 @@ LWLockRelease(LWLock *lock)
 }
 
 bool
+#if PG_VERSION_NUM >= 190000
+ItemPointerEquals(const ItemPointerData *a, const ItemPointerData *b)
+#else
 ItemPointerEquals(ItemPointer a, ItemPointer b)
+#endif
 {
 	return memcmp(a, b, sizeof(ItemPointerData)) == 0;
 }

@@ -336,7 +336,7 @@ $node->stop;
 
 # ---- A full lock table
 
-my $small = new_server('small', max_locks_per_transaction => 10, max_connections => 10, max_prepared_transactions => 0);
+my $small = new_server('small', max_connections => 10, max_prepared_transactions => 0);
 my ($filler, $worker, $asker) = (session($small), session($small), session($small));
 
 sql($small, "SELECT idemq.enqueue_many('q', ARRAY['1', '1']::jsonb[], keys => ARRAY['a', 'b']);

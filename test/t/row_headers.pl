@@ -66,9 +66,9 @@ sub why_while
 
 	$reader->query_until(qr/sent/, "\\echo sent\nSELECT idemq.why($id);\n");
 	await('stopped');
-	# Where the reader holds the page, the locker waits for it.
+	# Where the reader holds the page, the locker waits for it: 'Buffer' from PostgreSQL 19 on.
 	$locker->query_until(qr/sent/, "\\echo sent\n$lock;\n");
-	wait_until($node, "SELECT state = 'idle in transaction' OR wait_event_type = 'LWLock'
+	wait_until($node, "SELECT state = 'idle in transaction' OR wait_event_type IN ('LWLock', 'Buffer')
 		FROM pg_stat_activity WHERE pid = $pid{$locker}");
 	append_to_file("$file.go", '');
 	my $answer = $reader->query('SELECT 1') . $reader->{stderr};

@@ -213,7 +213,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 		[ { do => 'huge' }, 'completed|1||', 'that answers 10 GB', '--result' ],
 		[ { do => 'huge', status => 500 }, 'failed|1||HTTP 500: ' . '[' x 8192, 'that fails with 10 GB' ],
 		[ { do => 'headers' }, "failed|1||no whole answer: the answer's headers are too long", 'that sends 100 headers of 8 kB' ],
-		[ { do => 'cut' }, 'failed|1||no whole answer: transfer closed with 95 bytes remaining to read: [1, 2', 'that cuts in the body', '--result' ],
+		[ { do => 'cut' }, qr/^failed\|1\|\|no whole answer: .*\b95 bytes\b.*: \[1, 2$/, 'that cuts in the body, in the words of each libcurl', '--result' ],
 		[ { do => 'die' }, 'failed|1||no whole answer: Empty reply from server', 'that dies with each request' ])
 	{
 		my ($payload, $expected, $name, @options) = @$_;

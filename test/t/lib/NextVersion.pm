@@ -26,7 +26,7 @@ my %changes = (
 	# What a release does.
 	'Makefile' => [ [ 'RELEASED = sql/idemq--0.1.0.sql', "RELEASED = sql/idemq--$this.sql sql/idemq--$this--$next.sql" ],
 		[ 'UPDATE_BUILT = sql/idemq--$(UPDATE_FROM)--$(EXTVERSION).sql', 'UPDATE_BUILT =' ] ],
-	'src/table/table.h' => [ [ "came in a later version */\n}", "came in a later version */,\n\tCOL_TRACE\n}" ],
+	'src/table/table.h' => [ [ "\n} JobColumn;", ",\n\tCOL_TRACE\n} JobColumn;" ],
 		[ '#define JOB_COLUMNS (COL_PAYLOAD + 1)', '#define JOB_COLUMNS (COL_TRACE + 1)' ] ],
 	'src/table/jobs.c' => [ [ 'later_columns[] = {{NULL}}', 'later_columns[] = {{"trace", TEXTOID}, {NULL}}' ],
 		[ qq{#include "executor/executor.h"\n}, qq{#include "catalog/pg_type.h"\n#include "executor/executor.h"\n} ] ],

@@ -53,7 +53,8 @@ sub is_job
 	my ($node, $id, $expected, $name) = @_;
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	return is_sql($node, "SELECT status, attempt, result, last_error FROM idemq.jobs WHERE id = $id", $expected, $name);
+	my $is = sql($node, "SELECT status, attempt, result, last_error FROM idemq.jobs WHERE id = $id");
+	return ref $expected ? like($is, $expected, $name) : is($is, $expected, $name);
 }
 
 # An endpoint (test/clients/endpoint.py), at a port or a socket: { run, at, log }.
