@@ -4,6 +4,7 @@
 import { html } from './html.mjs';
 import { count, time } from './format.mjs';
 import { insist } from './jobs/doing.mjs';
+import { flowOthers } from './queries.mjs';
 
 const id = (input) => {
   if (!/^[0-9]{1,18}$/.test(input.id ?? '')) throw Object.assign(new Error('There is no job of that number.'), { statusCode: 400 });
@@ -47,8 +48,9 @@ const queueAction = (title, does, call, said) => ({
   title,
   inputs: ['queue'],
   async preview(query, input) {
-    const [queue] = await query('SELECT m.pending + m.failed AS jobs FROM idemq.metrics m WHERE m.queue = $1', [input.queue]);
+    const [queue] = await query('SELECT m.queue_id, m.queue AS name, m.pending + m.failed AS jobs FROM idemq.metrics m WHERE m.queue = $1', [input.queue]);
     if (!queue) throw Object.assign(new Error(`There is no queue "${input.queue ?? ''}" that you may see.`), { statusCode: 404 });
+    await insist(query, 'admin', queue);
     return { jobs: queue.jobs, text: html`Queue <b>${input.queue}</b>, in which ${count(queue.jobs)} jobs wait: ${does}` };
   },
   async run(query, input) {
@@ -77,8 +79,9 @@ export const actions = {
     inputs: ['queue', 'error'],
     async preview(query, input) {
       const error = fingerprint(input);
-      const [queue] = await query('SELECT q.queue_id FROM idemq.queues q WHERE q.name = $1', [input.queue]);
+      const [queue] = await query('SELECT q.queue_id, q.name FROM idemq.queues q WHERE q.name = $1', [input.queue]);
       if (!queue) throw Object.assign(new Error(`There is no queue "${input.queue ?? ''}" that you may see.`), { statusCode: 404 });
+      await insist(query, 'admin', queue);
       const [found] = error
         ? await query('SELECT sum(e.dead)::bigint AS jobs, min(left(e.error, 300)) AS error FROM idemq.errors e WHERE e.queue = $1 AND e.fingerprint = $2', [input.queue, error])
         : await query("SELECT count(*) AS jobs FROM idemq.jobs j WHERE j.queue_id = $1 AND j.dead_at IS NOT NULL AND j.status = 'dead'", [queue.queue_id]);
@@ -104,6 +107,8 @@ export const actions = {
     async preview(query, input) {
       const [flow] = await query('SELECT f.jobs - f.done AS jobs, f.done, f.running FROM idemq.flow($1) f', [id(input)]);
       if (!flow) throw Object.assign(new Error(`There is no job ${input.id} that you may see.`), { statusCode: 404 });
+      const [other] = await query(flowOthers, [input.id]);
+      if (other) await insist(query, 'enqueue', other);
       return { jobs: flow.jobs, text: html`Of the flow of job ${input.id}, ${count(flow.jobs)} jobs are not finished: they are cancelled, and will not run.
         ${Number(flow.running) > 0 && html`${count(flow.running)} of them run now: their workers’ commits are refused, and what they did outside the database stays done.`}
         The ${count(flow.done)} that are finished stay as they are.` };
@@ -119,8 +124,9 @@ export const actions = {
     title: 'Run now',
     inputs: ['schedule'],
     async preview(query, input) {
-      const [schedule] = await query('SELECT s.queue FROM idemq.schedules s WHERE s.name = $1', [input.schedule]);
+      const [schedule] = await query('SELECT s.queue, s.payload IS NOT NULL AS may_run FROM idemq.schedules s WHERE s.name = $1', [input.schedule]);
       if (!schedule) throw Object.assign(new Error(`There is no schedule "${input.schedule ?? ''}" that you may see.`), { statusCode: 404 });
+      if (!schedule.may_run) throw Object.assign(new Error(`Schedule "${input.schedule}" may be run by the role that made it, and by administrators of queue "${schedule.queue}" (42501).`), { statusCode: 403 });
       return { jobs: 1, text: html`Schedule <b>${input.schedule}</b>: one job more is enqueued to <b>${schedule.queue}</b> at once; its next tick stays as it is.` };
     },
     async run(query, input) {

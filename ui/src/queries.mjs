@@ -6,7 +6,7 @@ const PAGE = 50;
 export const overview = `
   SELECT m.queue, m.queue_id, m.paused, m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled,
     extract(epoch FROM m.oldest_ready)::float8 AS oldest_ready, m.enqueued_total, m.committed_total, m.failed_total,
-    extract(epoch FROM m.unattended_for)::float8 AS unattended_for, m.is_dead_queue
+    extract(epoch FROM m.unattended_for)::float8 AS unattended_for, m.is_dead_queue, idemq.may_administer(m.queue_id) AS may_administer
   FROM idemq.metrics m ORDER BY m.queue`;
 
 const latest = (value) => `(array_agg(${value} ORDER BY h.at DESC))[1]`;
@@ -60,7 +60,7 @@ export const errors = `
 
 export const schedules = `
   SELECT s.name, s.queue, s.cron, s.time_zone, s.next_run, s.last_run, s.last_job, s.failed_at, s.last_error,
-    s.created_by, CASE WHEN s.payload IS NOT NULL THEN (
+    s.created_by, s.payload IS NOT NULL AS may_run, CASE WHEN s.payload IS NOT NULL THEN (
       SELECT array_agg(t ORDER BY n) FROM (
         WITH RECURSIVE ticks (n, t) AS (
           SELECT 1, idemq.next_tick(s.cron, s.time_zone, clock_timestamp())
@@ -99,6 +99,12 @@ export const flowJobs = `
   SELECT f.depth, f.queue, f.kind, f.status, count(*) AS jobs, min(f.id) AS example, min(f.begun_at) AS begun_at, max(f.ended_at) AS ended_at,
     max(extract(epoch FROM CASE f.status WHEN 'processing' THEN clock_timestamp() ELSE f.ended_at END - f.begun_at))::float8 AS longest, min(left(f.error, 300)) AS error
   FROM idemq.flow_jobs($1, ${FLOW}) f GROUP BY f.depth, f.queue, f.kind, f.status ORDER BY f.depth, f.queue, f.kind, f.status LIMIT 200`;
+
+/** A queue of what is not finished of a flow in which the role may not cancel. */
+export const flowOthers = `
+  SELECT q.queue_id, q.name FROM (SELECT DISTINCT f.queue FROM idemq.flow_jobs($1, 100000) f
+    WHERE f.status NOT IN ('completed', 'dead', 'cancelled')) f
+  JOIN idemq.queues q ON q.name = f.queue WHERE NOT idemq.may_enqueue(q.queue_id) ORDER BY q.name LIMIT 1`;
 
 export const audit = `
   SELECT a.id, a.at, a.session_role, a.role, a.actor, a.action, a.queue, a.job_id, a.jobs, left(a.details::text, 500) AS details

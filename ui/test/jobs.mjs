@@ -259,6 +259,14 @@ ok(await page.locator('main input[type="checkbox"], main button:not(.filter butt
 const dead = await jobOf('shop', 'order-1842');
 await page.goto(`${looker}/job/${dead}`);
 ok(await page.getByRole('button', { name: 'Retry' }).count() === 0 && (await said(page)).includes('customer 77'), 'nor on a job');
+await page.goto(looker);
+ok(await page.getByRole('button', { name: /Pause|Resume/ }).count() === 0 && (await said(page)).includes('shop'), 'nor on the overview', await said(page));
+const pending = await jobOf('post', 'letter-2026-11-24-order-18050');
+ok((await page.goto(`${looker}/flow/${pending}`)).status() === 200 && await page.getByRole('button', { name: 'Cancel' }).count() === 0, 'nor on a flow', await said(page));
+for (const [address, lacks] of [['action=pause&queue=shop', 'admin'], ['action=resume&queue=shop', 'admin'], ['action=redrive&queue=shop', 'admin'], [`action=cancel_flow&id=${pending}`, 'enqueue']]) {
+  const answer = await page.goto(`${looker}/confirm?${address}`);
+  ok(answer.status() === 403 && (await said(page)).includes(`lacks ${lacks} on queue`), `${address.split('&')[0]} is refused in words`, await said(page));
+}
 for (const address of [`/queue/shop/sure?doing=retry&ids=${dead}`, '/queue/shop/enqueue', `/confirm?action=retry&id=${dead}`, `/confirm?action=reschedule&id=${dead}&priority=1`]) {
   const answer = await page.goto(looker + address);
   ok(answer.status() === 403 && (await said(page)).includes('lacks enqueue on queue "shop"') && (await said(page)).includes('idemq.grant_queue'), `${address.split('?')[0]} is refused in words`, await said(page));
@@ -267,6 +275,10 @@ ok((await page.goto(looker + list('post'))).status() === 200 && (await page.goto
   'row-level security decides what is there');
 await page.goto(clerk + list('shop', { tab: 'dead' }));
 ok((await page.locator('.bulk button').allInnerTexts()).join() === 'Retry', 'who may enqueue may retry, and not delete', (await page.locator('.bulk').innerText()));
+await value("SELECT idemq.schedule('yearly', '0 0 1 1 *', 'shop', '{}')");
+ok((await page.goto(`${clerk}/schedules`)).status() === 200 && (await said(page)).includes('yearly') && await page.getByRole('button', { name: 'Run' }).count() === 0
+  && (await page.goto(`${clerk}/confirm?action=run_schedule&schedule=yearly`)).status() === 403 && (await said(page)).includes('by the role that made it'), 'a schedule of others is not his to run', await said(page));
+await value("SELECT idemq.unschedule('yearly')");
 ok((await page.goto(`${clerk}/queue/shop/sure?doing=delete&ids=${dead}`)).status() === 403 && (await said(page)).includes('lacks admin'), 'deleting wants an administrator', await said(page));
 await page.goto(readOnly + list('shop', { tab: 'dead' }));
 ok(await page.locator('main input[type="checkbox"]').count() === 0 && (await page.goto(`${readOnly}/queue/shop/sure?doing=retry&ids=${dead}`)).status() === 403 && (await page.goto(`${readOnly}/queue/shop/enqueue`)).status() === 403, 'a read-only page has none');

@@ -9,7 +9,7 @@ export function errorsPage(rows, queue, context) {
 ${table('Errors', ['Error', number('Jobs'), number('Dead'), 'Queue', 'SQLSTATE', 'First', 'Last', 'Example', ...(context.writes ? ['Action'] : [])],
     rows.map((e) => [html`<span class="error">${e.error ?? 'no message'}</span>`, count(e.jobs), count(e.dead), queueLink(e.queue), e.sqlstate && html`<code>${e.sqlstate}</code>`,
       when(e.first_seen), when(e.last_seen),
-      jobLink(e.example_id), ...(context.writes ? [Number(e.dead) > 0
+      jobLink(e.example_id), ...(context.writes ? [Number(e.dead) > 0 && e.may_administer
         ? button(context, 'redrive', `Redrive ${count(e.dead)}`, { queue: e.queue, error: e.fingerprint }, `Redrive ${count(e.dead)} jobs of queue ${e.queue}: ${(e.error ?? '').slice(0, 80)}`) : null] : [])]),
     'No job is dead or failing.')}`;
 }
@@ -25,7 +25,7 @@ export function schedulesPage(rows, context) {
     rows.map((s) => [key(s.name), queueLink(s.queue), html`<code>${s.cron}</code>`, s.time_zone, when(s.next_run),
       (s.ticks ?? []).slice(1).map((tick) => html`<div>${when(tick)}</div>`), s.last_run ? html`${when(s.last_run)} ${s.last_job && jobLink(s.last_job)}` : 'never',
       s.failed_at ? html`<div>${status('dead', 'failed')} ${s.last_error}</div>` : status('well'),
-      ...(context.writes ? [button(context, 'run_schedule', 'Run now', { schedule: s.name }, `Run schedule ${s.name} now`)] : [])]),
+      ...(context.writes ? [s.may_run && button(context, 'run_schedule', 'Run now', { schedule: s.name }, `Run schedule ${s.name} now`)] : [])]),
     'There is no schedule that you may see: idemq.schedule makes one.');
 }
 

@@ -69,8 +69,8 @@ export function live({ at, queues, only, last, all, of, health, troubles }, cont
       duration(queue.paused ? null : queue.oldest_ready), series && sparkline(series.completed, perSecond, `Done a second, ${series.title}`),
       series && duration(newest(series.wait_p95)), series && duration(newest(series.run_p95)),
       html`<a href="${href('/', { queue: queue.queue, last })}" aria-label="Charts of queue ${queue.queue}">Charts</a>`,
-      queue.paused ? button(context, 'resume', 'Resume', { queue: queue.queue }, `Resume queue ${queue.queue}`)
-        : button(context, 'pause', 'Pause', { queue: queue.queue }, `Pause queue ${queue.queue}`)];
+      queue.may_administer && (queue.paused ? button(context, 'resume', 'Resume', { queue: queue.queue }, `Resume queue ${queue.queue}`)
+        : button(context, 'pause', 'Pause', { queue: queue.queue }, `Pause queue ${queue.queue}`))];
   });
   const heads = ['Queue', 'State', number('Waiting'), number('Running'), number('Blocked'), number('Oldest due'),
     'Done, the last hour', number('Wait, p95'), number('Run, p95'), 'Charts', 'Action'];
