@@ -112,6 +112,19 @@ sql($jobs, q[SELECT idemq.commit(id, token, '"done"') FROM idemq.claim('mine')])
 is_soon($app, q[SELECT result FROM idemq_outbox.jobs WHERE queue = 'mine'], '"done"', 'and the result');
 kill_9($it);
 sql($app, 'TRUNCATE idemq_outbox.jobs');
+command_fails_like([ relay_command('none', 'run', @$_) ], qr/1 or more, and --poll is more than 0/, "@$_") foreach [ '--batch', '0' ], [ '--writers', '0' ], [ '--poll', '-1' ];
+
+# What the database cannot say in UTF-8 holds up nothing; null is a payload.
+sql($app, q[CREATE DATABASE bytes ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C']);
+my @bytes = ('--app', dsn('bytes', $app) . ' dbname=bytes');
+command_ok([ relay_command('make', 'create', @bytes) ], 'created in SQL_ASCII');
+sql($app, q[INSERT INTO idemq_outbox.jobs (queue, payload, key) VALUES ('mine', '1', 'before'), ('mine', E'"\xff"', 'bytes'), ('mine', 'null', 'null'), ('mine', E'"\xfe"', 'more'), ('mine', '3', 'behind')], 'bytes');
+$it = { name => 'bytes', %{ program([ relay_command('bytes', 'run', @bytes) ]) } };
+until_true('all are done with', sub { sql($app, 'SELECT count(*) FROM idemq_outbox.jobs WHERE sent_at IS NULL', 'bytes') eq '0' });
+is_sql($app, q[SELECT string_agg(concat_ws(' ', key, status, left(error, 5)), ', ' ORDER BY id) FROM idemq_outbox.jobs],
+	'before, bytes refused 22021, null, more refused 22021, behind', 'what is no text is refused, and holds up nothing', 'bytes');
+is_sql($jobs, q[SELECT payload FROM idemq.jobs WHERE key = 'null'], 'null', 'null is a payload');
+kill_9($it);
 
 # Both ways, and what a row may say.
 $it = relay();

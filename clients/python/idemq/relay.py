@@ -57,14 +57,14 @@ _TAKE = """WITH mine AS MATERIALIZED (SELECT pg_catalog.pg_try_advisory_xact_loc
         FROM idemq_outbox.jobs j WHERE j.id = sized.id AND j.sent_at IS NULL FOR UPDATE SKIP LOCKED) AS j
     WHERE (SELECT got FROM mine) AND (sized.sum <= 8000000 OR sized.n = 1) ORDER BY sized.id"""
 # In the order of ids.  A key that an open transaction uses: the row is left for later, and one of a group is waited for, so
-# that none behind it comes first.
+# that none behind it comes first.  A record has NULL where JSON has null, and no row has a payload that is NULL.
 _SEND = """SELECT r.id, e.id, CASE WHEN r.reply AND e.id IS NOT NULL THEN (idemq.enqueue(%s,
         pg_catalog.jsonb_build_object('id', r.id, 'key', r.key), depends_on => ARRAY[e.id], on_parent_failure => 'run')).id END
     FROM (SELECT * FROM pg_catalog.jsonb_to_recordset(%s::jsonb) AS r (id bigint, queue text, payload jsonb, key text, kind text,
             priority int, run_at timestamptz, expires_at timestamptz, group_key text, max_attempts int, headers jsonb,
             key_ttl interval, on_duplicate text, reply boolean)
         WHERE (SELECT pg_catalog.set_config('lock_timeout', '10s', true)) <> '' ORDER BY id OFFSET 0) AS r
-    CROSS JOIN LATERAL idemq.enqueue(r.queue, r.payload, key => r.key, run_at => r.run_at, priority => coalesce(r.priority, 4),
+    CROSS JOIN LATERAL idemq.enqueue(r.queue, coalesce(r.payload, 'null'), key => r.key, run_at => r.run_at, priority => coalesce(r.priority, 4),
         group_key => r.group_key, max_attempts => r.max_attempts, headers => r.headers, kind => r.kind, key_ttl => r.key_ttl,
         expires_in => CASE WHEN pg_catalog.isfinite(r.expires_at) THEN greatest(r.expires_at - pg_catalog.clock_timestamp(), '1 ms') END, on_duplicate => r.on_duplicate,
         nowait => r.group_key IS NULL) AS e"""
@@ -75,6 +75,7 @@ _MARK = """UPDATE idemq_outbox.jobs j SET sent_at = pg_catalog.clock_timestamp()
         error = CASE WHEN s.error IS NOT NULL THEN s.error WHEN j.status IS DISTINCT FROM 'refused' THEN j.error END,
         status = CASE WHEN s.error IS NOT NULL THEN 'refused' ELSE nullif(j.status, 'refused') END
     FROM unnest(%s::bigint[], %s::bigint[], %s::text[]) AS s (id, job_id, error) WHERE j.id = s.id"""
+_FIRST = "SELECT id FROM idemq_outbox.jobs WHERE sent_at IS NULL ORDER BY sent_at NULLS FIRST, id LIMIT 1 FOR UPDATE"
 _TELL = "SELECT pg_catalog.pg_notify('idemq_outbox_done', id::text) FROM unnest(%s::bigint[]) AS id"
 _DELETE = """DELETE FROM idemq_outbox.jobs WHERE id = ANY (ARRAY (SELECT id FROM idemq_outbox.jobs
     WHERE sent_at < pg_catalog.clock_timestamp() - %(keep)s::interval AND job_id IS NOT NULL
@@ -109,6 +110,7 @@ def connect(dsn: str) -> Connection[Any]:
     for params in hosts(dsn):
         try:
             params.setdefault("target_session_attrs", "read-write")
+            params["client_encoding"] = "UTF8"  # what cannot be said in it is an error of a server's, of that row
             # Nothing is prepared: a pooler may be in between.
             conn: Connection[Any] = psycopg.connect(autocommit=True, prepare_threshold=None, **params)
             return conn
@@ -121,6 +123,11 @@ def is_of_a_row(error: psycopg.Error) -> bool:
     """Whether idemq has refused a row, and takes others: no privilege on its queue, no slot for that, too."""
     state = sqlstate(error)
     return state in ("42501", "53400") or state[:2] not in _TROUBLE
+
+
+def is_unreadable(error: BaseException) -> bool:
+    """Whether what a row has is no text in UTF-8, or is longer than a server can say."""
+    return sqlstate(error) in ("22021", "22P05", "54000")
 
 
 def line(error: BaseException) -> str:
@@ -143,12 +150,34 @@ def send(idemq: Connection[Any], rows: list[tuple[int, str]]) -> list[Sent]:
     return send(idemq, rows[:half]) + send(idemq, rows[half:])
 
 
+def unreadable(app: Connection[Any]) -> list[Sent]:
+    """The first row that is to be sent, as refused, if it is one that cannot be read; in a transaction that it begins."""
+    app.execute(_BEGIN)
+    for (id,) in app.execute(_FIRST).fetchall():
+        try:
+            with app.transaction():
+                app.execute("SELECT pg_catalog.to_jsonb(j)::text FROM idemq_outbox.jobs j WHERE id = %s", [id])
+        except psycopg.Error as error:
+            if not is_unreadable(error):
+                raise
+            log.error("row %s is refused: %s", id, line(error))
+            return [Sent(id, None, line(error))]
+    return []
+
+
 def move(app: Connection[Any], idemq: Connection[Any], batch: int) -> int:
     """Sends what is to be sent, batch rows at most; answers how many are done with.  Whatever it raises, both connections
     are to be closed."""
     app.execute(_BEGIN)
-    rows = app.execute(_TAKE, [batch]).fetchall()
-    sent = send(idemq, rows) if rows else []
+    try:
+        rows = app.execute(_TAKE, [batch]).fetchall()
+    except psycopg.Error as error:
+        if batch > 1 or not is_unreadable(error):
+            raise
+        app.execute("ROLLBACK")
+        sent = unreadable(app)
+    else:
+        sent = send(idemq, rows) if rows else []
     if sent:
         app.execute(_MARK, [list(column) for column in zip(*sent)])
     refused = [each.id for each in sent if each.error is not None]
@@ -203,7 +232,7 @@ class Relay:
                         if moved == 0 and not self._purge(app):
                             self._sleep(app, idemq)
             except (psycopg.Error, OSError) as error:
-                if sqlstate(error)[:2] in _FATAL:
+                if sqlstate(error)[:2] in _FATAL and not is_unreadable(error):
                     self._end(error)
                     return
                 if not self._lost:
@@ -298,6 +327,8 @@ def main() -> NoReturn:
             sys.exit(0)
         if not options.app or not options.idemq:
             parser.error("--app and --idemq say where the two databases are")
+        if min(options.batch, options.writers) < 1 or options.poll <= 0:
+            parser.error("--batch and --writers are 1 or more, and --poll is more than 0")
         if options.command == "create":
             create(options.app, options.idemq)
         else:
