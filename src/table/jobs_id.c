@@ -115,11 +115,15 @@ static SqlStatement read_mark =
 	 .fields = (const SqlField[]){SQL_FIELD(IdsMark, since), SQL_FIELD(IdsMark, is_called),
 								  SQL_FIELD(IdsMark, shard), SQL_FIELD(IdsMark, last),
 								  SQL_FIELD(IdsMark, is_unused)}};
+static SqlStatement read_last = {.text = "SELECT last_value FROM idemq.jobs_id_seq WHERE is_called",
+								 .fields = (const SqlField[]){{0, sizeof(int64), NULL}}};
 static SqlStatement set_sequence = {.text = "SELECT pg_catalog.setval($1, $2)",
 									.types = {REGCLASSOID, INT8OID}};
 static SqlStatement unset_mark = {
 	.text = "SELECT pg_catalog.setval('idemq.ids_since', 0, false) FROM idemq.ids_since "
 			"WHERE NOT is_called AND last_value <> 0"};
+static SqlStatement set_mark = {.text = "SELECT pg_catalog.setval('idemq.ids_since', $1)",
+								.types = {INT8OID}};
 
 /* The sequence that this session knows to be sure; a run outlives all its sessions. */
 static Oid sure_sequence = InvalidOid;
@@ -144,22 +148,14 @@ id_now(const IdPart *part)
 	return part->base + (part->shard < 0 ? now : now / SHARD_CLOCK_UNIT);
 }
 
-static IdsMark
-read_ids_mark(void)
+/* Returns what is known of the ids in this run; *part: which are ours. */
+static IdsState
+ids_state(IdPart *part)
 {
 	IdsMark mark;
 
 	if (!idemq_spi_row(&read_mark, NULL, &mark, sizeof(mark)))
 		elog(ERROR, "idemq.ids_since has no row");
-	return mark;
-}
-
-/* Returns what is known of the ids in this run; *part: which are ours. */
-static IdsState
-ids_state(IdPart *part)
-{
-	IdsMark mark = read_ids_mark();
-
 	*part = (IdPart){mark.shard, 0, PG_INT64_MAX};
 	if (mark.shard >= 0)
 	{
@@ -171,8 +167,7 @@ ids_state(IdPart *part)
 	return mark.is_called ? IDS_SURE : mark.is_unused ? IDS_FRESH : IDS_UNKNOWN;
 }
 
-/* Returns the OID of the mark. */
-static Oid
+static void
 lock_mark(bool lock)
 {
 	Oid mark = get_relname_relid("ids_since", idemq_oids()->schema);
@@ -181,16 +176,6 @@ lock_mark(bool lock)
 		LockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
 	else
 		UnlockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
-	return mark;
-}
-
-/* Sets a sequence to the last number that it gave. */
-static void
-set_last(Oid sequence, int64 last)
-{
-	Datum args[] = {ObjectIdGetDatum(sequence), Int64GetDatum(last)};
-
-	(void) idemq_spi_do(&set_sequence, args, NULL);
 }
 
 /* Has the sequence go on behind an id, unless it is beyond; a shard's leaves a gap as well. */
@@ -199,12 +184,15 @@ raise_to(const IdPart *part, int64 id)
 {
 	Oid sequence = idemq_oids()->jobs_seq;
 	int64 next = nextval_internal(sequence, false);
+	Datum args[2];
 
 	if (part->shard >= 0 && next > part->base)
 		id = Max(id, next + SHARD_GAP);
+	args[0] = ObjectIdGetDatum(sequence);
+	args[1] = Int64GetDatum(id);
 	/* An id that is taken by hand in between is below id as well. */
 	if (next < id)
-		set_last(sequence, id);
+		(void) idemq_spi_do(&set_sequence, args, NULL);
 }
 
 /*
@@ -218,11 +206,11 @@ idemq_jobs_ids_take_over(int64 greatest)
 	IdPart part;
 	int64 now;
 
-	(void) lock_mark(true);
+	lock_mark(true);
 	(void) ids_state(&part);
 	now = id_now(&part);
 	raise_to(&part, greatest < now ? now : greatest + TAKE_OVER_GAP);
-	(void) lock_mark(false);
+	lock_mark(false);
 }
 
 /*
@@ -232,20 +220,20 @@ idemq_jobs_ids_take_over(int64 greatest)
 static void
 make_sure(IdPart *part)
 {
+	Datum since = Int64GetDatum(idemq_primary_since());
 	IdsState state;
-	Oid mark;
 
 	if (ids_state(part) == IDS_SURE)
 		return;
 	/* As nextval does: waits for a set_shard elsewhere, and then sees what it did. */
 	LockRelationOid(idemq_oids()->jobs_seq, RowExclusiveLock);
-	mark = lock_mark(true);
+	lock_mark(true);
 	state = ids_state(part);
 	if (state == IDS_UNKNOWN)
 		raise_to(part, id_now(part));
 	if (state != IDS_SURE)
-		set_last(mark, idemq_primary_since());
-	(void) lock_mark(false);
+		(void) idemq_spi_do(&set_mark, &since, NULL);
+	lock_mark(false);
 }
 
 /* Makes sure of the sequence, once a session; where no id may be taken, nextval refuses. */
@@ -405,13 +393,14 @@ idemq_jobs_next_ids(int64 *ids, int count)
 		refuse_beyond(ids[count - 1]);
 }
 
-/* Returns the last id that the sequence gave, 0 when it gave none and there are no jobs. */
+/* Returns the last id that the sequence gave, 0 for none. */
 int64
 idemq_jobs_last_id(void)
 {
-	IdsMark mark = read_ids_mark();
+	int64 last;
 
-	return mark.is_unused ? 0 : mark.last;
+	(void) idemq_spi_row(&read_last, NULL, &last, sizeof(last));
+	return last;
 }
 
 /* Has every session look again whether the sequence is sure: the row of idemq.shard has changed. */
@@ -426,9 +415,9 @@ idemq_jobs_ids_changed(void)
 void
 idemq_jobs_ids_unknown(void)
 {
-	(void) lock_mark(true);
+	lock_mark(true);
 	(void) idemq_spi_do(&unset_mark, NULL, NULL);
-	(void) lock_mark(false);
+	lock_mark(false);
 }
 
 static void

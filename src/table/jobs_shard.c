@@ -53,6 +53,8 @@ static SqlStatement insert_shard =
 			 "RETURNING (SELECT seqstart FROM pg_catalog.pg_sequence WHERE seqrelid = $4)",
 	 .types = {INT4OID, INT4OID, TIMESTAMPTZOID, REGCLASSOID},
 	 .fields = (const SqlField[]){{0, sizeof(int64), NULL}}};
+static SqlStatement are_jobs = {
+	.text = "SELECT FROM idemq.jobs_id_seq WHERE is_called OR EXISTS (SELECT FROM idemq.jobs)"};
 
 /*
  * Makes this database a shard, for ever; returns false when it is that one already.  Waits
@@ -81,7 +83,7 @@ idemq_shard_set(int32 shard, int32 shards)
 						"use another database for shard %d.",
 						shard));
 	}
-	if (idemq_jobs_last_id() != 0)
+	if (idemq_spi_finds(&are_jobs, NULL, NULL))
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("jobs have been made in this database, whose ids tell no shard"),
 				errhint("Make shard %d in a new database: CREATE EXTENSION idemq, then "
