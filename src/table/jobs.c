@@ -194,11 +194,14 @@ idemq_jobs_primary_key(Relation rel)
 	return pkey;
 }
 
-/* Closes an index of the table after a scan. */
+/*
+ * Closes an index of the table after a scan.  The primary key alone has one column; its
+ * indisprimary goes to another index while it is open, where REINDEX CONCURRENTLY swaps them.
+ */
 void
 idemq_jobs_index_close(JobsTable *table, Relation index)
 {
-	LOCKMODE mode = index->rd_index->indisprimary ? AccessShareLock : RowExclusiveLock;
+	LOCKMODE mode = index->rd_index->indnkeyatts == 1 ? AccessShareLock : RowExclusiveLock;
 
 	index_close(index, table->written ? NoLock : mode);
 }
