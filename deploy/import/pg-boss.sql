@@ -7,14 +7,14 @@
 \if :{?queue} \else \set queue name \endif
 \if :{?only} \else \set only true \endif
 -- The higher is first there, and 0 is usual: 4 here.
-\if :{?priority} \else \set priority 'greatest(0, least(9, 4 - priority))' \endif
+\if :{?priority} \else \set priority 'greatest(0, least(9, 4 - priority::bigint))::int' \endif
 -- A job that others wait for, or that waits for others, stays: who counts them is pg-boss.  What is in work stays, too.
 -- singleton_key is a key where the policy lets no second one wait, and a group where it lets no second one run.
 CREATE OR REPLACE TEMP VIEW idemq_import AS
 	SELECT id, :queue AS queue, coalesce(data, 'null')::text AS payload,
 		CASE WHEN to_jsonb(j) ->> 'policy' IN ('short', 'stately', 'exclusive') THEN singleton_key END AS key, start_after AS run_at, :priority AS priority,
 		CASE WHEN to_jsonb(j) ->> 'policy' IN ('singleton', 'stately', 'exclusive', 'key_strict_fifo') THEN coalesce(singleton_key, name) END AS group_key, NULL::text AS kind,
-		retry_count + (state IN ('retry', 'failed'))::int AS attempts, greatest(1, retry_limit + (state = 'created')::int - retry_count) AS max_attempts, state = 'failed' AS dead,
+		retry_count + (state IN ('retry', 'failed'))::int AS attempts, least(2147483647, greatest(1, retry_limit::bigint + (state = 'created')::int - retry_count))::int AS max_attempts, state = 'failed' AS dead,
 		coalesce(output ->> 'message', output #>> '{}') AS error, created_on AS created_at
 	FROM :schema.job j
 	WHERE (state < 'active' OR state = 'failed') AND name NOT LIKE '\_\_pgboss\_\_%' AND NOT coalesce((to_jsonb(j) ->> 'blocked')::boolean, false)

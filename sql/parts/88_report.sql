@@ -11,7 +11,7 @@ CREATE FUNCTION idemq.report() RETURNS TABLE (section text, line jsonb)
 		(SELECT count(*) FROM pg_prepared_xacts) AS prepared,
 		(SELECT count(*) FROM pg_replication_slots) AS replication_slots) s
 	UNION ALL SELECT 'setting', jsonb_build_object(s.name, concat(s.setting, s.unit)) FROM pg_settings s
-		WHERE s.name LIKE 'idemq.%' OR s.name IN ('max_connections', 'max_worker_processes',
+		WHERE s.name LIKE 'idemq.%' AND s.name <> 'idemq.actor' OR s.name IN ('max_connections', 'max_worker_processes',
 			'max_locks_per_transaction', 'max_prepared_transactions', 'shared_preload_libraries',
 			'shared_buffers', 'fsync', 'synchronous_commit', 'autovacuum', 'wal_level',
 			'default_transaction_isolation', 'default_toast_compression', 'jit')

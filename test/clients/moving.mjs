@@ -47,7 +47,7 @@ async function pgBoss() {
     await boss.send('mail', null);
     await boss.send('mail', { is: 'delayed' }, { startAfter: later });
     await boss.send('mail', { is: 'urgent' }, { priority: 3 });
-    await boss.send('mail', { is: 'most urgent' }, { priority: 100 });
+    await boss.send('mail', { is: 'most urgent' }, { priority: 2147483647, retryLimit: 2147483647 });
     await boss.send('short', { is: 'too long' }, { singletonKey: 'k'.repeat(1500) });
     await boss.send('short', { is: 'keyed' }, { singletonKey: 'customer-7' });
     await boss.send('short', { is: 'known' }, { singletonKey: 'customer-8' });

@@ -171,7 +171,7 @@ foreach my $library ('pg-boss-10', 'pg-boss')
 		shows => [ qr/ mail  \|     4 \|       2 \|    1 \|             1 \|          0 \|          0 \| create it first\n/, qr/ mail +\| active \| +1\n/, qr/mail +\| 0 3 \* \* \* \| Europe\/Berlin/ ],
 		counts => [ 10, 1, 1, 1 ], says => [ qr/WARNING:  left: .* of queue short: .*key/, qr/schedule mail is idemq's/ ],
 		left => "active active\ntoo long created",
-		jobs => join("\n", 'mail dead dead 4 pg-boss/ID 1 no such address (1)', 'mail delayed pending 4 later pg-boss/ID 3 (0)', 'mail most urgent pending 0 pg-boss/ID 3 (0)',
+		jobs => join("\n", 'mail dead dead 4 pg-boss/ID 1 no such address (1)', 'mail delayed pending 4 later pg-boss/ID 3 (0)', 'mail most urgent pending 0 pg-boss/ID 2147483647 (0)',
 			'mail retried pending 4 pg-boss/ID 4 (1) try later', 'mail urgent pending 1 pg-boss/ID 3 (0)', 'mail waiting pending 4 pg-boss/ID 3 (0)', 'mail pending 4 pg-boss/ID 3 (0)',
 			'one another blocked 4 pg-boss/ID one 3 (0)', 'one one pending 4 pg-boss/ID one 3 (0)', 'short keyed pending 4 customer-7 3 (0)', 'short known pending 4 customer-8 20',
 			'short other pending 4 pg-boss/ID 3 (0)'),
