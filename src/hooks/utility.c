@@ -156,8 +156,9 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 				ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *env,
 				DestReceiver *dest, QueryCompletion *completion)
 {
-	/* A ROLLBACK may free its own node. */
-	NodeTag tag = nodeTag(statement->utilityStmt);
+	/* A ROLLBACK may free its own statement. */
+	const Node *command = statement->utilityStmt;
+	NodeTag tag = nodeTag(command);
 	bool prepared = false; /* it ends a prepared transaction that has changed our tables */
 	Oid dropped = InvalidOid;
 
@@ -207,7 +208,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 		idemq_slots_forget_database(dropped);
 	}
 	else
-		follow_command(tag, statement->utilityStmt);
+		follow_command(tag, command);
 }
 
 /* Follows the drop of idemq.jobs. */

@@ -1209,8 +1209,10 @@ class TimeOver(Client):
 
         for drain, handler in ((self.drain, sleeps), (self.drain_async, sleeps_async)):
             (job,) = self.add(1, max_attempts=1)
-            self.assertEqual(drain(handler, timeout=0.5), {"dead": 1})
-            self.assertEqual(self.job(job)[3], "ended after 0.5 s (job_timeout)")
+            # Whichever comes first on a busy machine: the client's own end of it, or the server's.
+            self.assertIn(drain(handler, timeout=0.5), ({"dead": 1}, {"stale": 1}))
+            self.assertEqual(self.job(job)[0], "dead")
+            self.assertIn("job_timeout", self.job(job)[3])
             self.assertEqual(self.effects(), [])
 
     def test_the_queues_time_goes_before_the_workers(self):

@@ -223,14 +223,17 @@ if ($stays)
 	cmp_ok(scalar(grep { /^client/ } @whole), '==', 4, 'they have stayed');
 	cmp_ok(scalar(grep { /, idemq worker/ } @whole), '>=', 1, 'so has the worker');
 	cmp_ok(scalar(grep { /, idemq handler/ } @whole), '>=', 1, 'and a handler');
+	my @most = (-1e9, '');
 	foreach (@whole)
 	{
 		my @kb = @{ $held{$_} };
 		my $fifth = int(@kb / 5) || 1;
 		my ($first, $last) = map { (sort { $a <=> $b } @kb[ $_ .. $_ + $fifth - 1 ])[ $fifth / 2 ] } $fifth, @kb - $fifth;
 		cmp_ok($last, '<=', $first + 1024, "$_ holds no more memory");
-		diag "figure: $_: $first kB, at the end $last kB of its own";
+		diag "$_: $first kB, at the end $last kB of its own";
+		@most = ($last - $first, "$first kB, at the end $last kB of its own ($_)") if $last - $first > $most[0];
 	}
+	diag 'figure: ' . @whole . " processes stayed; which grew most: $most[1]";
 }
 
 # ---- Drained.
