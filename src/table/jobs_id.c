@@ -117,13 +117,11 @@ static SqlStatement read_mark =
 								  SQL_FIELD(IdsMark, is_unused)}};
 static SqlStatement read_last = {.text = "SELECT last_value FROM idemq.jobs_id_seq WHERE is_called",
 								 .fields = (const SqlField[]){{0, sizeof(int64), NULL}}};
-static SqlStatement set_sequence = {.text = "SELECT pg_catalog.setval($1, $2)",
-									.types = {REGCLASSOID, INT8OID}};
+static SqlStatement set_value = {.text = "SELECT pg_catalog.setval($1, $2)",
+								 .types = {REGCLASSOID, INT8OID}};
 static SqlStatement unset_mark = {
 	.text = "SELECT pg_catalog.setval('idemq.ids_since', 0, false) FROM idemq.ids_since "
 			"WHERE NOT is_called AND last_value <> 0"};
-static SqlStatement set_mark = {.text = "SELECT pg_catalog.setval('idemq.ids_since', $1)",
-								.types = {INT8OID}};
 
 /* The sequence that this session knows to be sure; a run outlives all its sessions. */
 static Oid sure_sequence = InvalidOid;
@@ -168,14 +166,25 @@ ids_state(IdPart *part)
 }
 
 static void
+set_sequence(Oid sequence, int64 value)
+{
+	(void) idemq_spi_do(&set_value, (Datum[]){ObjectIdGetDatum(sequence), Int64GetDatum(value)},
+						NULL);
+}
+
+static Oid
+mark_sequence(void)
+{
+	return get_relname_relid("ids_since", idemq_oids()->schema);
+}
+
+static void
 lock_mark(bool lock)
 {
-	Oid mark = get_relname_relid("ids_since", idemq_oids()->schema);
-
 	if (lock)
-		LockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
+		LockDatabaseObject(RelationRelationId, mark_sequence(), 0, ExclusiveLock);
 	else
-		UnlockDatabaseObject(RelationRelationId, mark, 0, ExclusiveLock);
+		UnlockDatabaseObject(RelationRelationId, mark_sequence(), 0, ExclusiveLock);
 }
 
 /* Has the sequence go on behind an id, unless it is beyond; a shard's leaves a gap as well. */
@@ -184,15 +193,12 @@ raise_to(const IdPart *part, int64 id)
 {
 	Oid sequence = idemq_oids()->jobs_seq;
 	int64 next = nextval_internal(sequence, false);
-	Datum args[2];
 
 	if (part->shard >= 0 && next > part->base)
 		id = Max(id, next + SHARD_GAP);
-	args[0] = ObjectIdGetDatum(sequence);
-	args[1] = Int64GetDatum(id);
 	/* An id that is taken by hand in between is below id as well. */
 	if (next < id)
-		(void) idemq_spi_do(&set_sequence, args, NULL);
+		set_sequence(sequence, id);
 }
 
 /*
@@ -220,7 +226,6 @@ idemq_jobs_ids_take_over(int64 greatest)
 static void
 make_sure(IdPart *part)
 {
-	Datum since = Int64GetDatum(idemq_primary_since());
 	IdsState state;
 
 	if (ids_state(part) == IDS_SURE)
@@ -232,7 +237,7 @@ make_sure(IdPart *part)
 	if (state == IDS_UNKNOWN)
 		raise_to(part, id_now(part));
 	if (state != IDS_SURE)
-		(void) idemq_spi_do(&set_mark, &since, NULL);
+		set_sequence(mark_sequence(), idemq_primary_since());
 	lock_mark(false);
 }
 
