@@ -1196,6 +1196,46 @@ class Outside(Client):
         self.assertEqual(self.job(job)[:2], ("completed", 1))
         self.assertGreaterEqual(len(ended), 2)
 
+    def drain_many(self, dsn=DSN, again=lambda n: None):
+        """Drains 3,000 jobs by 100 coroutines, each once; answers how many sessions have committed them."""
+        calls = collections.Counter()
+        committers = [0]
+
+        async def handler(job):
+            calls[job.payload] += 1
+            if job.payload % 200 == 199:
+                committers.extend(self.sql("SELECT count(*) FROM pg_stat_activity WHERE query ~ 'commit_many_and_claim'"
+                                           " AND application_name = 'idemq-python' AND pid <> pg_backend_pid()")[0])
+                again(job.payload)
+            await asyncio.sleep(0)
+            return job.payload
+
+        self.sql("SELECT idemq.enqueue_many(%s, (SELECT array_agg(to_jsonb(n)) FROM generate_series(1, 3000) n))", self.queue)
+        self.assertEqual(self.drain_async(handler, outside=True, dsn=dsn, concurrency=100), {"committed": 3000})
+        self.assertEqual((len(calls), set(calls.values())), (3000, {1}))
+        self.assertEqual(self.sql("SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = %s"
+                                  " AND status = 'completed' AND result = payload AND attempt = 1", self.queue), [(3000,)])
+        return max(committers)
+
+    def test_many_that_end_together(self):
+        self.assertEqual(self.drain_many(), 2)
+
+    def test_many_and_sessions_that_are_ended(self):
+        def end(n):
+            self.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'idemq-python'"
+                     " ORDER BY backend_start DESC LIMIT %s", 1 + n // 200 % 2)
+
+        self.assertEqual(self.drain_many(again=end), 2)
+
+    def test_many_where_there_is_one_connection(self):
+        role = f"alone_{self.queue}"
+        self.sql(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1")
+        self.addCleanup(lambda: self.sql(f"DROP OWNED BY {role}; DROP ROLE {role}"))
+        self.sql("SELECT idemq.grant_queue(%s, %s, 'claim')", self.queue, role)
+        with self.assertLogs("idemq", "WARNING") as log:
+            self.assertEqual(self.drain_many(f"{DSN} user={role}"), 1)
+        self.assertIn("to commit", log.output[0])
+
 
 class TimeOver(Client):
     def test_a_statement_is_cancelled(self):

@@ -61,6 +61,8 @@ PATIENCE = 60.0
 LAST_WORDS = 10.0
 TRIES = 3
 """How often a transaction is run again at once."""
+MANY = 32
+"""From so many on that have ended at once, two statements: while the server works on one, the handlers of the other run."""
 
 _FAIL = "SELECT idemq.fail(%s, %s, %s, %s::interval, permanent => %s, details => %s::jsonb)::text"
 _RELEASE = "SELECT idemq.release(%s, %s, %s::interval)::text"
@@ -127,7 +129,11 @@ class Attempts:
         self._begins = False
         """Whether a handler has begun since it was looked."""
         self._to_commit: list[tuple[list[BaseJob], list[Optional[str]], Optional["asyncio.Future[list[BaseJob]]"]]] = []
-        self._committing: Optional[asyncio.Task[None]] = None
+        self._committing: dict[AsyncLink, asyncio.Task[None]] = {}
+        self._second = AsyncLink(f"{options.where}, to commit", options.dsn)
+        """For the other half of MANY."""
+        self._opening: Optional[asyncio.Future[Any]] = None
+        """Until it is connected, one link does."""
         self._job_timeout: Optional[float] = None
         self._late: list[BaseJob] = []
         """Jobs whose handlers have ended well, and after their leases: of one turn of the loop."""
@@ -611,29 +617,53 @@ class Attempts:
         self, jobs: list[BaseJob], results: list[Optional[str]], answer: Optional["asyncio.Future[list[BaseJob]]"]
     ) -> None:
         self._to_commit.append((jobs, results, answer))
-        if self._committing is None:
-            self._committing = asyncio.create_task(self._commit_all())
+        if not self._committing:
+            self._begin_committing(self._control)
 
-    async def _commit_all(self) -> None:
-        while self._to_commit:
+    def _begin_committing(self, link: AsyncLink) -> None:
+        self._committing[link] = asyncio.create_task(self._commit_all(link))
+
+    async def _commit_all(self, link: AsyncLink) -> None:
+        while self._to_commit and self._commits_by(link):
             # What ends in this turn of the loop goes along.
             await asyncio.sleep(0)
-            batch, self._to_commit = self._to_commit, []
-            waiting = [answer for _, _, answer in batch if answer is not None]
-            ended = [each for jobs, results, _ in batch for each in zip(jobs, results)]
-            claimed: deque[BaseJob] = deque()
-            try:
-                claimed.extend(await self._commit_batch(ended, len(waiting)))
-            except BaseException as error:
-                for answer in waiting:
-                    if not answer.done():
-                        answer.set_exception(error)
-                continue
+            count = len(self._to_commit)
+            other = self._second if link is self._control else self._control
+            if count >= MANY and other not in self._committing and self._commits_by(other):
+                count = (count + 1) // 2
+                self._begin_committing(other)
+            batch, self._to_commit = self._to_commit[:count], self._to_commit[count:]
+            if batch:
+                await self._commit_together(batch, link)
+        del self._committing[link]
+        if self._to_commit and not self._committing:
+            self._begin_committing(self._control)
+
+    def _commits_by(self, link: AsyncLink) -> bool:
+        """Whether a link may be waited for: the second one is opened beside."""
+        if link is self._control or link.usable:
+            return True
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.ensure_future(link.ready())
+        return False
+
+    async def _commit_together(
+        self, batch: Sequence[tuple[list[BaseJob], list[Optional[str]], Optional["asyncio.Future[list[BaseJob]]"]]], link: AsyncLink
+    ) -> None:
+        waiting = [answer for _, _, answer in batch if answer is not None]
+        ended = [each for jobs, results, _ in batch for each in zip(jobs, results)]
+        claimed: deque[BaseJob] = deque()
+        try:
+            claimed.extend(await self._commit_batch(ended, len(waiting), link))
+        except BaseException as error:
             for answer in waiting:
                 if not answer.done():
-                    answer.set_result([claimed.popleft() for _ in range(min(self.at_once, len(claimed)))])
-            self._spare.extend(claimed)
-        self._committing = None
+                    answer.set_exception(error)
+            return
+        for answer in waiting:
+            if not answer.done():
+                answer.set_result([claimed.popleft() for _ in range(min(self.at_once, len(claimed)))])
+        self._spare.extend(claimed)
 
     def _end_message(self, ended: Ended, link: Link[Any], lanes: int) -> list[_talk.Step]:
         ends = self.ends([job for job, _ in ended], [result for _, result in ended])
@@ -649,16 +679,16 @@ class Attempts:
         self._let_look()
         return self._take([row for row in rows if row[0] == "claimed"], asked_at, link)
 
-    async def _commit_batch(self, ended: Ended, lanes: int) -> list[BaseJob]:
+    async def _commit_batch(self, ended: Ended, lanes: int, link: AsyncLink) -> list[BaseJob]:
         asked_at = time.monotonic()
         try:
             # Else it may have been made since the statement was.
-            await asyncio.wait_for(self._control.ready(), _server.ANSWER)
-            answers = await self._control.exchange(self._end_message(ended, self._control, lanes))
+            await asyncio.wait_for(link.ready(), _server.ANSWER)
+            answers = await link.exchange(self._end_message(ended, link, lanes))
         except (Lost, psycopg.Error, asyncio.TimeoutError) as error:
             await self._commit_each(ended, error)
             return []
-        return self._heard_ends(ended, answers, asked_at, self._control)
+        return self._heard_ends(ended, answers, asked_at, link)
 
     def tell_ends(self, ended: Ended, lanes: int) -> list[BaseJob]:
         """The same, by a lane's thread for all of them."""

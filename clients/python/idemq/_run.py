@@ -5,8 +5,8 @@ handler that hangs holds up neither heartbeats nor the drain.
 
 Connections: `control` renews leases and settles what has no transaction; `waiter` sleeps in CALL
 idemq.wait; each lane with a transaction has one more, and claims with it, so that an attached lease
-ends with the session that the transaction is in.  Without transactions `control` claims.  Each is
-opened when it is first needed.
+ends with the session that the transaction is in.  Without transactions `control` claims, and commits;
+where many coroutines end together, `second` does so beside it.  Each is opened when it is first needed.
 
 One lane at a time looks for jobs, and waits for them; the others queue behind it.  So a wake-up sets
 one lane going, which lets the next look when it has found something.
@@ -106,8 +106,8 @@ class Run(Attempts):
             self._end_grace()
             # An error of one lane does not leave the others in the middle of a job.
             await asyncio.wait(lanes, timeout=2 * _attempts.KILL_AFTER + _attempts.LAST_WORDS)
-            while self._committing is not None and all(lane.done() for lane in lanes):
-                await self._committing
+            while self._committing and all(lane.done() for lane in lanes):
+                await asyncio.wait(self._committing.values())
             for task in (*lanes, *tasks):
                 task.cancel()
             await asyncio.gather(*lanes, *tasks, return_exceptions=True)
@@ -119,8 +119,10 @@ class Run(Attempts):
                     await self.give_back(left)
                 await self.desk.link.drop()
             await asyncio.gather(*self._telling)
-            await self._control.drop()
-            await self._waiter.drop()
+            if self._opening is not None:
+                self._opening.cancel()
+            for link in (self._control, self._second, self._waiter):
+                await link.drop()
         return self.counts
 
     def stop(self) -> None:
