@@ -93,6 +93,13 @@ leave(struct worker *worker, const char *why, int number)
 		close_fd(&worker->program.in);
 }
 
+/* It does not read what it was given. */
+static bool
+is_deaf(const struct worker *worker)
+{
+	return worker->program.in < 0 && worker->program.input_sent < worker->program.input_size;
+}
+
 /* The line of a job: the server's, and its end. */
 static char *
 line_of(const struct task *task)
@@ -137,6 +144,9 @@ lines_start(int place, const struct task *task)
 	free(line);
 	program->tail_size = 0;
 	worker->busy = true;
+	/* It may have closed its stdin while it had nothing to do. */
+	if (is_deaf(worker))
+		leave(worker, NULL, 0);
 	return true;
 }
 
@@ -326,13 +336,6 @@ lines_poll(struct pollfd *fds)
 			count += program_poll(&workers[i].program, fds + count);
 	}
 	return count;
-}
-
-/* It does not read what it was given. */
-static bool
-is_deaf(const struct worker *worker)
-{
-	return worker->program.in < 0 && worker->program.input_sent < worker->program.input_size;
 }
 
 /* What is due with one: its lines, its end, SIGTERM or SIGKILL. */

@@ -196,13 +196,28 @@ write_input(struct program *program)
 		close_fd(&program->in);
 }
 
+/* Nobody will read its input: what lies in the pipe was not given to it. */
+static void
+take_back_input(struct program *program)
+{
+	int unread;
+
+	if (ioctl(program->in, FIONREAD, &unread) == 0)
+		program->input_sent -=
+			(size_t) unread < program->input_sent ? (size_t) unread : program->input_sent;
+	close_fd(&program->in);
+}
+
 int
 program_poll(const struct program *program, struct pollfd *fds)
 {
 	int count = 0;
 
-	if (program->in >= 0 && program->input_sent < program->input_size)
-		fds[count++] = (struct pollfd){.fd = program->in, .events = POLLOUT};
+	/* All sent: is there somebody who reads? */
+	if (program->in >= 0)
+		fds[count++] = (struct pollfd){
+			.fd = program->in,
+			.events = program->input_sent < program->input_size ? POLLOUT : 0};
 	if (program->out >= 0)
 		fds[count++] = (struct pollfd){.fd = program->out, .events = POLLIN};
 	if (program->err >= 0)
@@ -222,7 +237,9 @@ program_serve(struct program *program, const struct pollfd *fds, int count)
 	{
 		if (fds[i].revents == 0)
 			continue;
-		if (fds[i].fd == in)
+		if (fds[i].fd == in && fds[i].events == 0)
+			take_back_input(program);
+		else if (fds[i].fd == in)
 			write_input(program);
 		else if (fds[i].fd == out)
 			read_pipe(program, &program->out, false, PORTION);

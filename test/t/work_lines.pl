@@ -36,7 +36,13 @@ while (my $line = <STDIN>)
 
 	die "it is broken\n" if $do->{die};
 	if ($do->{close}) { close STDOUT; sleep 1000 }
-	if ($do->{deaf}) { print qq({"id": "$id"}\n); close STDIN; sleep 1000 }
+	if ($do->{deaf})
+	{
+		print qq({"id": "$id"}\n);
+		select my $in = "\1", undef, undef, undef if $do->{deaf} > 1;
+		close STDIN;
+		sleep 1000;
+	}
 	if ($do->{hang}) { print $log "hangs $$\n"; $SIG{TERM} = 'IGNORE' if $do->{hang} > 1; sleep 1000 while 1 }
 	if ($do->{flood}) { print $do->{flood} x 2**20 for 1 .. 1024; exit }
 	if ($do->{leave} && fork == 0) { POSIX::setsid(); close $log; sleep 1 until -e "$ENV{T}/left"; exit }
@@ -168,13 +174,14 @@ foreach (
 	append_to_file("$tmp/left", 'x') if $payload->{leave};
 }
 
-# A program that closes its stdin hears of no job.
+# A program that closes its stdin hears of no job: 2, when the next one lies in the pipe.
+foreach (1, 2)
 {
-	my @ids = map { enqueue($_) } { deaf => 1 }, 1, 2;
-	once('--kill-after', '200ms', '--timeout', '60s');
-	is_job($node, $ids[0], 'completed|1||', 'what it had before is done');
-	is_job($node, $ids[1], 'failed|1||the program has closed its stdin', 'the next one has failed');
-	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $ids[2]", 'completed|1', 'the one after it is done');
+	my @ids = map { enqueue($_) } { deaf => $_ }, 1, 2;
+	once('--kill-after', '200ms', '--timeout', '600s');
+	is_job($node, $ids[0], 'completed|1||', "what it had before is done, $_");
+	is_job($node, $ids[1], 'failed|1||the program has closed its stdin', "the next one has failed, $_");
+	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $ids[2]", 'completed|1', "the one after it is done, $_");
 	sql($node, "SELECT idemq.cancel($ids[1])");
 }
 
