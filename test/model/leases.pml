@@ -9,6 +9,10 @@
  * sees, at any time, and claims the job again likewise.  The lease ends by time twice at most.  One transaction aborts, at any of its commits.  Then one session reaps and
  * claims what is left.
  *
+ * Whatever goes back to an earlier step counts: rounds, heartbeats, ends by time, the abort, the claim by which the
+ * worker goes on.  So no run is endless, and in one that forgets something a process does not come to its end: spin
+ * says that of itself (invalid end state), with no formula and in half the time.  A loop that does not count needs one.
+ *
  * The ready cursor is one bit: whether claims pass the job.  Not in it: adoption, cancels, attached
  * sessions, a full table, the count of running jobs, PREPARE TRANSACTION.  A crash of the server
  * leaves no entry: that is for adoption.
@@ -44,7 +48,7 @@ byte e_ender = NOBODY;
 byte e_ended;				/* the last attempt that has ended while another had its entry */
 
 bool passed = false;		/* the cursor is behind the job */
-bool lowered[4];			/* since a claimer read it */
+bool lowered[3] = true;		/* since a claimer, who is at work, read it; true while none is */
 
 bool promised = false;		/* a heartbeat was answered, and the lease has not ended by time since */
 bool lost = false;			/* a search for lost leases is asked for */
@@ -52,7 +56,6 @@ bool aborted = false;
 byte held = 0;			/* the token that the worker's heartbeats name */
 byte ended_by_time = 0;
 byte running = 4;
-bool through = false;
 
 #ifdef NO_RESTORE
 #define RESTORES false
@@ -68,7 +71,7 @@ bool through = false;
 
 inline lower()
 {
-	d_step { passed = false; lowered[0] = true; lowered[1] = true; lowered[2] = true; lowered[3] = true }
+	d_step { passed = false; lowered[WORKER] = true; lowered[OTHER] = true }
 }
 
 inline clear_entry()
@@ -155,6 +158,11 @@ inline take_over(tok, me)
 	}
 }
 
+inline forget_prior()
+{
+	next = 0; prior = false; p_claiming = false; p_session = NOBODY; p_expired = false; p_reaping = false
+}
+
 /* idemq_lease_restore, or idemq_lease_drop where nothing was taken over; with the ender's mark. */
 inline give_back(tok, me)
 {
@@ -172,55 +180,48 @@ inline give_back(tok, me)
 		:: there && e_token == next && !prior -> clear_entry()
 		:: else
 		fi;
-		next = 0; prior = false; p_claiming = false; p_session = NOBODY; p_expired = false; p_reaping = false
+		forget_prior()
 	}
 }
 
 /*
- * A claim of the job that is not this session's: the entry first, then the row.  mine: its token, by
- * then uncommitted, or 0.
+ * A claim of the job that is not this session's: the entry first, then the row, which mine is the
+ * token of by then; goes to out without it.
  */
 inline claim(me)
 {
-	mine = 0;
-	atomic { lowered[me] = false; seen = passed };
+	atomic { lowered[me] = false; seen = passed; if :: seen -> goto no_pass :: else fi };
+	atomic { seen_status = status; seen_token = token };
 	if
-	:: !seen ->
-		atomic { seen_status = status; seen_token = token };
+	:: atomic { there && e_ender == NOBODY -> skip }
+	:: atomic { there && e_ender != NOBODY && (seen_status != READY || status != READY) -> skip }
+	:: atomic { there && e_ender != NOBODY && !(seen_status != READY || status != READY) -> goto no_pass }
+		/* It turns the claim away, and lowers when it goes: cursor.pml. */
+	:: atomic { !there && (seen_status != READY || token != seen_token || status != READY) -> skip }
+	:: atomic { !there && !(seen_status != READY || token != seen_token || status != READY) -> skip };
+		/* idemq_lease_take */
 		if
-		:: atomic { there && e_ender == NOBODY -> seen = true }
-		:: atomic { there && e_ender != NOBODY -> seen = (seen_status != READY || status != READY) };
-			/* Otherwise it turns the claim away, and lowers when it goes: cursor.pml. */
+		:: d_step { there -> skip }
+		:: d_step { !there -> tokens++; mine = tokens; set_claiming(mine, me) };
 			if
-			:: !seen -> goto no_pass
-			:: else
+			:: atomic { writer == NOBODY && status == READY && token == seen_token -> writer = me }
+			:: atomic { writer != NOBODY -> skip }; /* held */
+				drop(mine);
+				atomic { lower(); mine = 0; goto no_pass }
+			:: atomic { writer == NOBODY && !(status == READY && token == seen_token) -> skip };
+				/* undo_changed */
+				drop(mine);
+				atomic { lower(); mine = 0 }
 			fi
-		:: atomic { !there -> seen = (seen_status != READY || token != seen_token || status != READY) };
-			if
-			:: !seen ->
-				/* idemq_lease_take */
-				if
-				:: d_step { there -> seen = true }
-				:: d_step { !there -> tokens++; mine = tokens; set_claiming(mine, me) };
-					if
-					:: atomic { writer == NOBODY && status == READY && token == seen_token -> writer = me }
-					:: atomic { writer != NOBODY -> skip }; /* held */
-						drop(mine); lower(); mine = 0;
-						goto no_pass
-					:: atomic { writer == NOBODY && !(status == READY && token == seen_token) -> skip };
-						/* undo_changed */
-						drop(mine); lower(); mine = 0; seen = true
-					fi
-				fi
-			:: else
-			fi
-		fi;
-		/* idemq_cursor_advance */
-		d_step { if :: !lowered[me] -> passed = true :: else fi }
-	:: else
+		fi
 	fi;
+	/* idemq_cursor_advance */
+	d_step { if :: !lowered[me] -> passed = true :: else fi };
 no_pass:
-	atomic { seen = false; seen_status = 0; seen_token = 0 }
+	atomic {
+		seen = false; seen_status = 0; seen_token = 0; lowered[me] = true;
+		if :: mine == 0 -> goto out :: else fi
+	}
 }
 
 /* The commit of a claim, or its abort. */
@@ -236,7 +237,7 @@ inline end_claim(me)
 #else
 		drop(mine); lower();
 #endif
-		mine = 0
+		goto out
 	fi
 }
 
@@ -247,13 +248,10 @@ proctype worker()
 {
 	LOCALS;
 	TAKES_OVER;
-	bool aborting = false, taken_over = false;
-	byte new_status;
+	bool taken_over = false;
 
 	claim(WORKER);
-	if :: mine == 0 -> goto out :: else fi;
 	end_claim(WORKER);
-	if :: mine == 0 -> goto out :: else fi;
 	if
 	:: goto out /* it dies */
 	:: held = mine
@@ -266,129 +264,102 @@ end:
 	fi;
 	begin_end(mine, WORKER);
 	if
-	:: new_status = DONE
-	:: new_status = READY
-	:: taken_over -> skip; new_status = DONE
-	:: !taken_over ->
-		/* Released, and claimed again. */
-		take_over(mine, WORKER);
-		if
-		:: next == 0 -> new_status = READY
-		:: next != 0 ->
-			if
-			:: new_status = RUN
-			:: skip; /* rolled back to a savepoint between both */
-undo_claim:
-				skip;
-				give_back(mine, WORKER);
-				lower();
-				if
-				:: aborting -> goto undo_end
-				:: else -> new_status = READY
-				fi
-			fi
-		fi
+	:: skip
+	:: !taken_over -> take_over(mine, WORKER) /* released, and claimed again */
 	fi;
+settle:
+	/* A commit, with idemq_pending_apply, then idemq_pending_ready_apply. */
 	if
-	:: atomic { status = new_status; token = (new_status == RUN -> next : token); writer = NOBODY; promised = false };
-		/* idemq_pending_apply, then idemq_pending_ready_apply */
-		if
-		:: new_status == READY ->
-			drop(mine);
-			lower()
-		:: new_status == DONE -> drop(mine)
-		:: new_status == RUN ->
-			drop(mine);
-			activate(next);
-			atomic { mine = next; held = mine; next = 0; taken_over = true; prior = false };
-			if
-			:: goto end
-			:: goto out
-			fi
-		fi
+	:: atomic { next == 0 -> status = DONE; writer = NOBODY; promised = false };
+		drop(mine)
+	:: atomic { next == 0 -> status = READY; writer = NOBODY; promised = false };
+		drop(mine);
+		lower()
+	:: atomic { next != 0 -> token = next; writer = NOBODY; promised = false };
+		drop(mine);
+		activate(next);
+		atomic { mine = next; held = mine; taken_over = true; forget_prior(); if :: goto end :: goto out fi }
+	:: next != 0 -> /* rolled back to a savepoint between both */
+		give_back(mine, WORKER);
+		lower();
+		goto settle
 	MAY_ABORT;
 		/* The row first, then what was noted, the last first. */
 		writer = NOBODY;
 		if
-		:: next != 0 -> aborting = true; goto undo_claim
+		:: next != 0 -> give_back(mine, WORKER); lower()
 		:: else
 		fi;
-undo_end:
-		aborting = false;
 		cancel_end(mine, WORKER);
 		lower();
 		goto end
 	fi;
 out:
-	running--
+	atomic { mine = 0; taken_over = false; running-- }
 }
 
 proctype reaper()
 {
 	byte tok, seen_status, seen_token, rounds = 0;
 
-	do
-	:: rounds == 2 -> break
-	:: rounds < 2 ->
-		rounds++;
+again:
 #ifdef SNAPSHOT_FIRST
-		atomic { seen_status = status; seen_token = token };
+	atomic { seen_status = status; seen_token = token };
 #endif
-		/* idemq_lease_collect_expired */
-		if
-		:: atomic { there && !e_claiming && e_ender == NOBODY && e_expired -> tok = e_token }
-		:: running == 1 -> break
-		fi;
+	/* idemq_lease_collect_expired */
+	if
+	:: atomic { there && !e_claiming && e_ender == NOBODY && e_expired -> tok = e_token }
+	:: atomic { running == 1 -> goto out }
+	fi;
 #ifndef SNAPSHOT_FIRST
-		atomic { seen_status = status; seen_token = token };
+	atomic { seen_status = status; seen_token = token };
 #endif
-		/* idemq_lease_begin_reap */
-		if
-		:: d_step {
-				there && e_token == tok && !e_claiming && e_ender == NOBODY && e_expired ->
-				e_ender = REAPER; e_reaping = true
-			}
-		:: d_step { !(there && e_token == tok && !e_claiming && e_ender == NOBODY && e_expired) -> tok = 0 }
-		fi;
-		if
-		:: tok != 0 && !(seen_status == RUN && seen_token == tok) ->
-			/* It has moved on: the entry goes. */
-			drop(tok);
-			if :: seen_status == READY -> lower() :: else fi
-		:: tok != 0 && seen_status == RUN && seen_token == tok ->
-			if
-			:: atomic { writer == NOBODY && status == RUN && token == tok -> writer = REAPER };
-				/* The mark may be another's by now, who had the row meanwhile, and marked the entry. */
+	/* idemq_lease_begin_reap */
+	if
+	:: atomic { there && e_token == tok && !e_claiming && e_ender == NOBODY && e_expired ->
+			e_ender = REAPER; e_reaping = true;
+			if :: seen_status == RUN && seen_token == tok -> goto reaps :: else fi }
+	:: atomic { !(there && e_token == tok && !e_claiming && e_ender == NOBODY && e_expired) -> goto next_lease }
+	fi;
+	/* It has moved on: the entry goes. */
+	atomic { drop(tok); if :: seen_status != READY -> goto next_lease :: else fi };
+	lower();
+	goto next_lease;
+reaps:
+	if
+	:: atomic { writer == NOBODY && status == RUN && token == tok -> writer = REAPER }
+	:: atomic { !(writer == NOBODY && status == RUN && token == tok) -> skip };
+		cancel_end(tok, REAPER);
+		goto next_lease
+	fi;
+	/* The mark may be another's by now, who had the row meanwhile, and marked the entry. */
 #ifdef ONE_LOOK
-				if
-				:: d_step { true -> if :: there && e_token == tok && e_ender != REAPER -> e_ender = REAPER; e_reaping = false :: else fi }
+	d_step { if :: there && e_token == tok && e_ender != REAPER -> e_ender = REAPER; e_reaping = false :: else fi };
 #else
-				if
-				:: there && e_token == tok && e_ender == REAPER && e_reaping
-				:: else ->
-					writer = NOBODY; /* it stays locked, which nobody misses */
-					cancel_end(tok, REAPER);
-					goto next_lease
+	if
+	:: there && e_token == tok && e_ender == REAPER && e_reaping
+	:: else ->
+		writer = NOBODY; /* it stays locked, which nobody misses */
+		cancel_end(tok, REAPER);
+		goto next_lease
+	fi;
 #endif
-				fi;
-				if
-				:: atomic { assert(!promised); status = READY; writer = NOBODY };
-					drop(tok);
-					lower()
-				MAY_ABORT;
-					writer = NOBODY;
-					cancel_end(tok, REAPER);
-					lower()
-				fi
-			:: atomic { !(writer == NOBODY && status == RUN && token == tok) -> skip };
-				cancel_end(tok, REAPER)
-			fi
-		:: else
-		fi;
+	if
+	:: atomic { assert(!promised); status = READY; writer = NOBODY };
+		drop(tok);
+		lower()
+	MAY_ABORT;
+		writer = NOBODY;
+		cancel_end(tok, REAPER);
+		lower()
+	fi;
 next_lease:
-		atomic { tok = 0; seen_status = 0; seen_token = 0 }
-	od;
-	running--
+	atomic {
+		tok = 0; seen_status = 0; seen_token = 0; rounds++;
+		if :: rounds < 2 -> goto again :: else fi
+	};
+out:
+	atomic { rounds = 0; seen_status = 0; seen_token = 0; running-- }
 }
 
 proctype other()
@@ -396,23 +367,17 @@ proctype other()
 	LOCALS;
 
 	claim(OTHER);
+	end_claim(OTHER);
+	/* It completes, or has lost the job by then. */
 	if
-	:: mine != 0 -> end_claim(OTHER)
-	:: else
+	:: atomic { writer == NOBODY && status == RUN && token == mine -> writer = OTHER };
+		begin_end(mine, OTHER);
+		atomic { status = DONE; writer = NOBODY };
+		drop(mine)
+	:: atomic { writer == NOBODY && !(status == RUN && token == mine) -> skip }
 	fi;
-	if
-	:: mine != 0 ->
-		/* It completes, or has lost the job by then. */
-		if
-		:: atomic { writer == NOBODY && status == RUN && token == mine -> writer = OTHER };
-			begin_end(mine, OTHER);
-			atomic { status = DONE; writer = NOBODY };
-			drop(mine)
-		:: atomic { writer == NOBODY && !(status == RUN && token == mine) -> skip }
-		fi
-	:: else
-	fi;
-	running--
+out:
+	atomic { mine = 0; running-- }
 }
 
 /* Ends an attempt that is not its own (release_job, cancel and retry), and may claim the job again. */
@@ -430,21 +395,18 @@ proctype ender()
 	:: take_over(tok, ENDER)
 	:: skip
 	fi;
+settle:
 	if
-	:: next != 0 ->
-		/* It commits, and dies. */
-		atomic { token = next; writer = NOBODY; promised = false };
+	:: atomic { next == 0 -> status = READY; writer = NOBODY; promised = false };
+		drop(tok);
+		lower()
+	:: atomic { next != 0 -> token = next; writer = NOBODY; promised = false }; /* it dies then */
 		drop(tok);
 		activate(next)
 	:: next != 0 -> /* rolled back to a savepoint between both */
 		give_back(tok, ENDER);
 		lower();
-		goto end
-	:: next == 0 ->
-end:
-		atomic { status = READY; writer = NOBODY; promised = false };
-		drop(tok);
-		lower()
+		goto settle
 	MAY_ABORT;
 		writer = NOBODY;
 		if
@@ -455,7 +417,7 @@ end:
 		lower()
 	fi;
 out:
-	running--
+	atomic { tok = 0; forget_prior(); running-- }
 }
 
 /* Heartbeats of the worker, from another session: idemq_lease_beat. */
@@ -489,11 +451,8 @@ proctype sweeper()
 		assert(!there || (e_ender == NOBODY && !e_claiming && status == RUN && token == e_token));
 		assert(there || lost || status != RUN);
 		/* A job that is ready is before the cursor. */
-		assert(status != READY || !passed);
-		through = true
+		assert(status != READY || !passed)
 	}
 }
 
 init { atomic { run worker(); run reaper(); run other(); run ender(); run clock(); run beater(); run sweeper() } }
-
-ltl nothing_forgotten { <> through }

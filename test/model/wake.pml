@@ -96,7 +96,7 @@ inline leave(me, i)
 	:: else
 	fi;
 #endif
-	atomic { pass = false; owed = false; joined = false }
+	atomic { pass = false; owed = false; joined = false; found = false }
 }
 
 /* At any step of a wait. */

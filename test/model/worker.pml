@@ -97,7 +97,8 @@ proctype session(byte i)
 		:: else
 		fi
 	:: else
-	fi
+	fi;
+	atomic { until = 0; low = false; found = false }
 }
 
 inline barrier() { unseen == 255 }
@@ -213,7 +214,7 @@ again:
 	od;
 	atomic { until = (turn[0] < turn[1] -> turn[0] : turn[1]) };
 	if
-	:: ran -> until = 0
+	:: ran -> atomic { until = 0; ran = false }
 	:: else
 	fi;
 	/* idemq_worker_asleep: no barrier follows but that of WaitLatch. */
