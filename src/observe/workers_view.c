@@ -47,6 +47,7 @@ SQL_FUNCTION(idemq_sql_v2_leases)
 	{
 		const Lease *lease = &leases[i];
 		int pid = idemq_lease_pid(lease);
+		TimestampTz deadline;
 		RowBuilder row = {0};
 		MemoryContext old;
 		QueueInfo queue;
@@ -67,8 +68,8 @@ SQL_FUNCTION(idemq_sql_v2_leases)
 		row_add_if(&row, pid != 0, Int32GetDatum(pid));
 		add_column(&row, &job, shown, COL_ATTEMPT);
 		add_column(&row, &job, shown, COL_CLAIMED_AT);
-		row_add_if(&row, !lease->claiming,
-				   TimestampTzGetDatum(idemq_timestamp_from_mono(lease->deadline)));
+		deadline = lease->claiming ? DT_NOEND : idemq_timestamp_from_mono(lease->deadline);
+		row_add_if(&row, !lease->claiming, TimestampTzGetDatum(deadline));
 		row_add_if(&row, !lease->claiming,
 				   idemq_interval_datum(lease->deadline - idemq_mono_now()));
 		row_add(&row, BoolGetDatum(lease->attached));
