@@ -25,6 +25,7 @@ import random
 import re
 import sys
 import time
+import uuid
 
 import psycopg
 from psycopg.pq import DiagnosticField, ExecStatus
@@ -86,8 +87,8 @@ class Catalog:
     def __init__(self, conn):
         self.functions = conn.execute("""
             SELECT proname, prokind = 'p', prorettype = 'trigger'::regtype, pronargs - pronargdefaults,
-                coalesce(proargnames, '{}'), array(SELECT format_type(t, NULL) FROM unnest(proargtypes) WITH ORDINALITY u(t, n) ORDER BY n),
-                coalesce(proargmodes::text[], '{}')
+                coalesce(proargnames, array_fill(''::text, ARRAY[pronargs])), array(SELECT format_type(t, NULL) FROM unnest(proargtypes) WITH ORDINALITY u(t, n) ORDER BY n),
+                coalesce(proargmodes::text[], '{}'), prokind = 'a'
             FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace AND proname NOT IN (""" + LEFT_OUT + """)
             ORDER BY proname, oid""").fetchall()
         self.relations = [name for (name,) in conn.execute("""
@@ -192,6 +193,8 @@ class Values:
             return self.timestamp()
         if kind in ("jsonb", "json"):
             return self.jsonb()
+        if kind == "uuid" and not self.is_odd():
+            return str(uuid.UUID(int=self.rng.choice([1, 2, 3])))
         return self.text(name)
 
     def literal(self, kind, name):
@@ -280,7 +283,7 @@ class Fuzzer:
     # ---- What to send
 
     def arguments(self, function):
-        _, procedure, _, needed, names, types, modes = function
+        _, procedure, _, needed, names, types, modes, _ = function
         inputs = [i for i in range(len(names)) if not modes or modes[i] in "ib"]
         parts = []
         self.values.begin()
@@ -290,7 +293,8 @@ class Fuzzer:
             if mode == "b" and procedure:
                 parts.append(f"{names[i]} => NULL")
             elif n < needed or self.rng.random() < optional:
-                parts.append(f"{names[i]} => {self.values.literal(types[n], names[i])}")
+                name = f"{names[i]} => " if names[i] else ""
+                parts.append(name + self.values.literal(types[n], names[i]))
         return ", ".join(parts)
 
     def call(self):
@@ -305,7 +309,7 @@ class Fuzzer:
         called = f'idemq."{name}"({self.arguments(function)})'
         if procedure:
             return f"CALL {called}"
-        if trigger or rng.random() < 0.15:
+        if trigger or function[-1] or rng.random() < 0.15:
             return f"SELECT {called}"
         return rng.choice([
             f"SELECT * FROM {called}", f"SELECT * FROM {called}", f"SELECT * FROM {called}", f"SELECT * FROM {called} LIMIT 1",
