@@ -12,7 +12,7 @@ use Exporter 'import';
 use IPC::Run;
 use PostgreSQL::Test::Utils;
 
-our @EXPORT = qw(next_version own_install install_next install_this);
+our @EXPORT = qw(next_version own_install build_next install_next install_this);
 
 my $source = $ENV{IDEMQ_SOURCE};
 # Known when the test begins.
@@ -151,6 +151,9 @@ sub own_install
 	return $copy . substr($dir{bindir}, length $above) =~ s{/bin\z}{}r;
 }
 
+# Flags by which it is soon built.
+my @quick = ('COPT=-O0 -g0');
+
 sub make
 {
 	my ($tree, $install, @targets) = @_;
@@ -163,8 +166,11 @@ sub make
 	return;
 }
 
+# Builds it: half of a minute's work, better done before a server is under load.
+sub build_next { my ($tree, $install) = @_; return make($tree, $install, @quick, 'all') }
+
 # What a package does: its files take the place of those that are there, while the server runs or not.
-sub install_next { my ($tree, $install) = @_; return make($tree, $install, 'COPT=-O0', 'install') }
+sub install_next { my ($tree, $install) = @_; return make($tree, $install, @quick, 'install') }
 sub install_this { my ($install) = @_; return make($source, $install, 'install') }
 
 1;
