@@ -1,5 +1,5 @@
 # The next version comes: from this one's library and SQL objects to a synthetic next one's (t/lib/NextVersion.pm), which
-# changes a call, a column and a primitive.  Two applications, three workers, a handler and a schedule go on all the time, half
+# changes a call, a column, a primitive and the settings of a queue.  Two applications, three workers, a handler and a schedule go on all the time, half
 # of them behind a pooler: at the package, the restart with the new library, the way back to the old one, and ALTER EXTENSION.
 # Nobody meets an error but the restart's own; in the end every effect is counted.
 # takes long
@@ -25,8 +25,15 @@ my $old = "SELECT extversion FROM pg_extension WHERE extname = 'idemq'";
 my $update = "SET lock_timeout = '60 s'; ALTER EXTENSION idemq UPDATE";
 my $install = own_install();
 my ($tree, $this, $next) = next_version();
+build_next($tree, $install);
 is(join('', run_command([ '/usr/bin/python3', "$tree/script/check-kept", "$tree/sql/idemq--$this.sql", $tree ])), '', 'by the rules, as far as lint knows them');
 my $with_node = !!$ENV{IDEMQ_NODE_MODULES};
+my $app;
+if ($with_node)
+{
+	packed();
+	$app = application('app', [], "$here/once_worker.mjs");
+}
 my @queues = ((map { ("${_}_run", "${_}_batch") } 'python', 'asyncio', $with_node ? 'node' : ()), 'handled');
 SKIP: { skip 'no node-postgres', 1 if !$with_node }
 
@@ -39,11 +46,12 @@ $node->start;
 # ---- Who goes on
 
 sql($node, 'CREATE EXTENSION idemq; CREATE TABLE orders (queue text, n int, PRIMARY KEY (queue, n)); CREATE TABLE effects (queue text, n int, token bigint);
-	CREATE TABLE ticks (at timestamptz DEFAULT clock_timestamp()); ' . join('; ', map { "SELECT idemq.create_queue('$_', lease => '30 s', max_attempts => 1000000, retry_base => '1 ms',
+	CREATE TABLE ticks (schedule text); ' . join('; ', map { "SELECT idemq.create_queue('$_', lease => '30 s', max_attempts => 1000000, retry_base => '1 ms',
 	retry_max => '10 ms')" } @queues, map({ "${_}_outside" } qw(python asyncio node)), 'ticking') . q{;
 	CREATE FUNCTION effect(payload jsonb) RETURNS void LANGUAGE sql AS $$ INSERT INTO effects SELECT 'handled', (payload->>'n')::int WHERE (payload->>'n')::int % 2 = 0 $$;
-	CREATE FUNCTION tick(payload jsonb) RETURNS void LANGUAGE sql AS $$ INSERT INTO ticks DEFAULT VALUES $$;
-	SELECT idemq.set_handler('handled', 'effect', workers => 2), idemq.set_handler('ticking', 'tick'), idemq.schedule('ticks', '* * * * *', 'ticking', '{}', kind => 'tick');
+	CREATE FUNCTION tick(payload jsonb) RETURNS void LANGUAGE sql AS $$ INSERT INTO ticks VALUES (payload #>> '{}') $$;
+	SELECT idemq.set_handler('handled', 'effect', workers => 2), idemq.set_handler('ticking', 'tick'), idemq.schedule('ticks', '* * * * *', 'ticking', '"always"', kind => 'tick');
+	CREATE ROLE maker; GRANT USAGE ON SCHEMA idemq TO maker; GRANT EXECUTE ON FUNCTION idemq.create_queue TO maker;
 	CREATE DATABASE other});
 sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '1 h')", 'other');
 
@@ -74,7 +82,7 @@ sub process
 sub goes_on
 {
 	my ($when) = @_;
-	my $from = sql($node, 'SELECT max(id) FROM idemq.jobs');
+	my $from = sql($node, 'SELECT coalesce(max(id), 0) FROM idemq.jobs');
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	ok( eval {
@@ -92,16 +100,18 @@ sub goes_on
 	return;
 }
 
-# The worker's part: a tick that is due, which it looks for once a minute.
+# The worker's part: a schedule of the first version that is made again as it is, and comes due now: each once, whatever the minute.
+my $schedule = sub { return "SELECT idemq.schedule('$_[0]', '0 0 1 1 *', 'ticking', '\"$_[0]\"', kind => 'tick')" };
 sub ticks
 {
 	my ($when, $code) = @_;
-	my $ticks = sql($node, "UPDATE idemq.schedule_entries SET done_until = done_until - interval '1 h'; SELECT count(*) FROM ticks");
 
+	sql($node, $schedule->($when) . "; UPDATE idemq.schedule_entries SET done_until = done_until - interval '1 year' WHERE name = '$when'");
 	$code->();
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	return is_soon($node, "SELECT count(*) > $ticks FROM ticks", "$when: the schedule and its handler");
+	return is_soon($node, "SELECT count(*) > 0 FROM ticks WHERE schedule = '$when'", "$when: the schedule and its handler");
 }
+sql($node, $schedule->($_)) foreach 'the new library', 'after ALTER EXTENSION';
 
 local $ENV{PYTHONPATH} = "$ENV{IDEMQ_SOURCE}/clients/python";
 append_to_file("$tmp/$_", '') foreach qw(called sent);
@@ -109,11 +119,7 @@ process('application 1', 'direct', [ '/usr/bin/python3', "$here/producer.py" ], 
 process('application 2', 'pooled', [ '/usr/bin/python3', "$here/producer.py" ], half => 1, queues => \@queues, prepare => JSON::PP::false);
 process('python', 'direct', [ '/usr/bin/python3', "$here/once_worker.py", 'threads' ]);
 process('asyncio', 'pooled', [ '/usr/bin/python3', "$here/once_worker.py", 'asyncio' ]);
-if ($with_node)
-{
-	packed();
-	process('node', 'direct', [ 'node', application('app', [], "$here/once_worker.mjs") . '/once_worker.mjs' ]);
-}
+process('node', 'direct', [ 'node', "$app/once_worker.mjs" ]) if $with_node;
 
 # A session of an application that stays as long as the server does.
 sub session_with_statements
@@ -164,6 +170,8 @@ is_sql($node, $old, $this, 'the SQL objects are what they were');
 ticks('the new library', sub { goes_on('the new library') });
 worker_pid($node, $_) foreach qw(postgres other);
 is(told('postgres') . told('other'), '11', 'the log says once for each database that an update waits');
+is_sql($node, q{SET ROLE maker; SELECT idemq.create_queue('made', max_running => 3) > 0; SELECT idemq.alter_queue('made', max_running => 0, lease => '1 min'); RESET ROLE;
+	SELECT lease, max_running IS NULL FROM idemq.queues WHERE name = 'made'}, "t\n\n00:01:00|t", 'settings of a queue, without the new one');
 
 install_this($install);
 goes_on('the old package is there again');
@@ -198,6 +206,10 @@ is_sql($node, q{SELECT outcome FROM idemq.enqueue('outside', '"new"', priority =
 is_sql($node, q{SELECT payload FROM idemq.claim('outside')}, '"new"', 'is claimed');
 is_sql($node, q{SELECT trace FROM idemq.jobs WHERE payload = '"new"'}, 'here+', 'the column: written by the call, and by the claim');
 is_state($node, q{SELECT idemq.schedule('long', '* * * * *', 'outside', '1', kind => repeat('x', 65))}, '22023', 'the primitive');
+is_sql($node, q{SET ROLE maker; SELECT idemq.create_queue('made_too', max_trace => 3) > 0; RESET ROLE; SELECT idemq.alter_queue('outside', max_trace => 4);
+	SELECT name, max_trace FROM idemq.queues WHERE max_trace > 0 ORDER BY 1}, "t\n\nmade_too|3\noutside|4", 'the setting, by a role that might make queues before');
+is(scalar $session->query(q{\set VERBOSITY sqlstate}) . $session->query(q{SELECT outcome FROM idemq.enqueue('outside', '1', trace => 'here'); SELECT FROM idemq.enqueue('outside', '1', trace => 'there');
+\echo :SQLSTATE}), "accepted\n22023", 'a session from before heeds it');
 is_sql($node, $old, $this, 'the other database is as it was', 'other');
 is_sql($node, q{SELECT outcome FROM idemq.enqueue('q', '1'); SELECT attempt FROM idemq.claim('q'); SELECT idemq.commit(id, token) FROM idemq.jobs}, "accepted\n1\ncommitted", 'and works', 'other');
 
@@ -208,12 +220,13 @@ is(told('postgres') . told('other'), '23', 'an update waits in the other databas
 
 # ---- The account
 
+sql($node, q{SELECT idemq.unschedule('ticks')});
 $_->{run}->signal('TERM') foreach @processes[ 0, 1 ];
 $_->{run}->finish foreach @processes[ 0, 1 ];
 ok(eval { until_true('all is done', sub { return sql($node, q{SELECT count(*) FROM idemq.jobs WHERE status <> 'completed' AND queue_id <> idemq.queue_id('outside')}) == 0 }); 1 }, 'all is done');
 # Those of a restart: sessions ended, no connection while it starts and stops, and whoever had claimed in such a session finds
 # the job given back.  (A worker that is told to end cancels its wait.)
-is(unexpected($node, qw(57P01 57P03 IQ001 22023)), '', 'no error but those of the restarts');
+like(unexpected($node, qw(57P01 57P03 IQ001)), qr/\A22023 kind [^\n]*\n22023 trace [^\n]*\z/, 'no error but those of the restarts, and of what is new');
 $_->{run}->signal('TERM') foreach @processes[ 2 .. $#processes ];
 $_->{run}->finish foreach @processes[ 2 .. $#processes ];
 is(join(', ', map { $_->{run}->full_result(0) ? "$_->{name}: " . slurp_file($_->{said}) : () } @processes), '', 'applications and workers end when they are told');
@@ -253,17 +266,18 @@ sub works
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	return is($said, "accepted\n2 3 ", $name);
 }
-foreach my $column ('tenant text DEFAULT $$mine$$', 'trace int DEFAULT 7')
+foreach my $it ([ 'jobs', 'tenant text DEFAULT $$mine$$' ], [ 'jobs', 'trace int DEFAULT 7' ], [ 'queues', 'max_trace text DEFAULT $$mine$$' ])
 {
+	my ($table, $column) = @$it;
 	my ($name) = $column =~ /(\w+)/;
 
-	old_database("has_$name", "ALTER TABLE idemq.jobs ADD COLUMN $column");
+	old_database("has_$name", "ALTER TABLE idemq.$table ADD COLUMN $column");
 	works($node, "has_$name", "a column of a DBA's in the place of the new one, $column");
 	my (undef, undef, $said) = $node->psql("has_$name", 'ALTER EXTENSION idemq UPDATE');
-	like($said, qr/ERROR:  column "$name" of idemq.jobs is in the place of a new one/, 'is named');
+	like($said, qr/ERROR:  column "$name" of idemq.$table is in the place of a new one/, 'is named');
 	is_sql($node, $old, $this, 'nothing has changed', "has_$name");
 	works($node, "has_$name", 'and all works');
-	is_sql($node, "SELECT count(DISTINCT $name), count($name) FROM idemq.jobs", '1|6', 'the column is as it was', "has_$name");
+	is_sql($node, "SELECT count(DISTINCT $name), count($name) FROM idemq.$table", $table eq 'jobs' ? '1|6' : '1|1', 'the column is as it was', "has_$name");
 }
 
 # An update that is rolled back; its own transaction and others see each what there is for them.
@@ -272,11 +286,11 @@ my $other = session($node, 'undone');
 is($other->query_safe("SELECT outcome FROM idemq.enqueue('q', '1')"), 'accepted', 'a session of before');
 my $undone = session($node, 'undone');
 is($undone->query_safe("BEGIN; ALTER EXTENSION idemq UPDATE; SELECT outcome FROM idemq.enqueue('q', '3', trace => 'x'); SELECT count(*) FROM idemq.claim('q', 9);
-	SELECT trace FROM idemq.jobs WHERE payload = '3'; ROLLBACK"), "accepted\n2\nx+", 'an update, and what it brings');
+	SELECT trace FROM idemq.jobs WHERE payload = '3'; SELECT count(idemq.create_queue('more', max_trace => 1)); ROLLBACK"), "accepted\n2\nx+\n1", 'an update, and what it brings');
 is_sql($node, $old, $this, 'rolled back', 'undone');
 foreach my $it ([ $undone, 'its session' ], [ $other, 'the other one' ])
 {
-	is($it->[0]->query_safe("SELECT outcome FROM idemq.enqueue('q', '4'); SELECT count(idemq.commit(id, token)) FROM idemq.claim('q')"), "accepted\n1", "$it->[1] goes on");
+	is($it->[0]->query_safe("SELECT outcome FROM idemq.enqueue('q', '4'); SELECT count(idemq.create_queue('more')); SELECT idemq.drop_queue('more'); SELECT count(idemq.commit(id, token)) FROM idemq.claim('q')"), "accepted\n1\n\n1", "$it->[1] goes on");
 }
 works($node, 'undone', 'so do new ones') if sql($node, "SELECT count(idemq.commit(id, token)) FROM idemq.claim('q', 9)", 'undone');
 # A snapshot, and a transaction that is prepared, from before the update.
@@ -293,6 +307,17 @@ is($other->query_safe(q{SELECT outcome FROM idemq.enqueue('q', '"after"', trace 
 works($node, 'undone', 'the update, after all') if sql($node, "SELECT count(idemq.commit(id, token)) FROM idemq.claim('q', 9)", 'undone');
 is_sql($node, 'SELECT count(*) FROM mine', 1, 'a view of the call that was', 'undone');
 $_->quit foreach $other, $undone;
+
+# Two tables are locked: a session that has locked the second, and wants the first, is not in its way, nor it in the session's.
+old_database('two_tables', '');
+$other = session($node, 'two_tables');
+my $both = session($node, 'two_tables');
+$other->query_safe('BEGIN; SELECT count(*) FROM idemq.queues');
+$both->query_until(qr/sent/, "\\echo sent\n$update; SELECT 'updated';\n");
+wait_until($node, q{SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = 'two_tables' AND wait_event = 'PgSleep' AND query LIKE '%ALTER EXTENSION%'});
+is($other->query_safe(q{SELECT outcome FROM idemq.enqueue('q', '1'); COMMIT}), 'accepted', 'an update that waits for the second of two tables lets others have the first');
+like(scalar $both->query('SELECT 1'), qr/updated/, 'and is made then');
+$_->quit foreach $other, $both;
 
 # SQL objects that are newer than the library, beside some that are not.
 install_this($install);

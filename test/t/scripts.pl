@@ -137,9 +137,10 @@ exit \$bad
 		[ 'a table', 'sql/parts/46_events.sql', qr/CREATE TABLE idemq\.events \(/, 'CREATE TABLE idemq.happened (', 'table idemq.events is gone' ],
 		[ "a client's call", 'clients/python/idemq/_run.py', qr/idemq\.heartbeat_many\(/, 'idemq.heartbeat_all(', 'clients/python/idemq/_run.py: idemq.heartbeat_all, which the version before has not' ],
 		[ "a client's argument", 'clients/node/lib/enqueue.js', qr/, delay => /, ', slowly => $5::bool, delay => ', 'clients/node/lib/enqueue.js: idemq.enqueue(slowly => ...), which the version before has not' ],
+		[ "a call of the page", 'ui/src/actions.mjs', qr/idemq\.cancel\((\$1)\)/, 'idemq.cancel($1, why => $2)', 'ui/src/actions.mjs: idemq.cancel(why => ...), which the version before has not' ],
 		[ "a client's new call", 'clients/python/idemq/_run.py', qr/^(_HEARTBEAT = .*)idemq\.heartbeat_many\(/m, "# since 9.0.0\n\$1idemq.heartbeat_all(", '' ]);
 
-	system_or_bail('bash', '-c', "mkdir '$tree' && cd '$source' && cp -r --parents sql/parts clients/python/idemq clients/node/lib idemq.control Makefile '$tree' && find src bin -name '*.c' -exec cp --parents {} '$tree' \\; && cat sql/parts/*.sql >'$frozen'");
+	system_or_bail('bash', '-c', "mkdir '$tree' && cd '$source' && cp -r --parents sql/parts clients/python/idemq clients/node/lib ui/src idemq.control Makefile '$tree' && find src bin -name '*.c' -exec cp --parents {} '$tree' \\; && cat sql/parts/*.sql >'$frozen'");
 	is($run->($frozen, $tree), '', 'this version keeps what it has');
 	foreach my $it (@broken)
 	{

@@ -13,7 +13,6 @@ my %settings = ('idemq.worker' => 'on', max_prepared_transactions => 10, max_wor
 my $pub = new_server('publisher', %settings);
 my $sub = new_node('subscriber', %settings);
 $sub->start;
-my $two_phase = $sub->pg_version >= 15 ? 'on' : 'off';
 my $follows = "SELECT count(*) FROM idemq.check() WHERE invariant = 'follows'";
 my $own = 'system_identifier = (SELECT system_identifier FROM pg_control_system())';
 
@@ -59,7 +58,7 @@ sub manual
 		my ($node, $sql) = ($1 eq 'publisher' ? $pub : $sub, $2);
 
 		$sql =~ s/host=publisher dbname=app/$pub->connstr . ' dbname=postgres'/e;
-		$sql .= " WITH (two_phase = $two_phase)" if $sql =~ /^CREATE SUBSCRIPTION/ && $two_phase eq 'on';
+		$sql .= ' WITH (two_phase = on)' if $sql =~ /^CREATE SUBSCRIPTION/;
 		$answer = sql($node, $sql);
 	}
 	return $answer;
@@ -287,31 +286,23 @@ is_sql($sub, 'SELECT queue, pending + blocked + processing + failed + completed 
 # ---- Prepared transactions, which the apply worker ends past our hooks
 
 sql($sub, 'SELECT idemq.recount()');
-if ($two_phase eq 'on')
-{
-	my $waiter = sleeper($sub, "CALL idemq.wait_result($kept[0], '1 min')");
+my $waiter = sleeper($sub, "CALL idemq.wait_result($kept[0], '1 min')");
 
-	sql($pub, "BEGIN; SELECT count(*) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{20}'), group_keys => array_fill('g'::text, '{20}'));
-		SELECT count(*) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{20}'));
-		PREPARE TRANSACTION 'two'");
-	caught_up();
-	wait_until($sub, 'SELECT count(*) = 1 FROM pg_prepared_xacts');
-	sql($sub, 'ALTER SUBSCRIPTION everything DISABLE');
-	is_state($sub, 'SELECT idemq.take_over()', '55006', 'no taking over while a prepared transaction has written jobs');
-	is_sql($sub, $follows, 1, 'a subscription that is disabled does not end it');
-	sql($sub, 'ALTER SUBSCRIPTION everything ENABLE');
-	sql($pub, "COMMIT PREPARED 'two'");
-	sql($pub, "BEGIN; SELECT idemq.enqueue('later', '1'); PREPARE TRANSACTION 'three'; ROLLBACK PREPARED 'three'");
-	same_rows('after COMMIT PREPARED');
-	sql($sub, "SELECT pg_cancel_backend($waiter->{pid})");
-	is(answer($waiter), '57014', 'a session waits for a result');
-	$waiter->{session}->quit;
-}
-else
-{
-	sql($pub, "SELECT count(*) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{20}'), group_keys => array_fill('g'::text, '{20}'));
-		SELECT count(*) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{20}'))");
-}
+sql($pub, "BEGIN; SELECT count(*) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{20}'), group_keys => array_fill('g'::text, '{20}'));
+	SELECT count(*) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{20}'));
+	PREPARE TRANSACTION 'two'");
+caught_up();
+wait_until($sub, 'SELECT count(*) = 1 FROM pg_prepared_xacts');
+sql($sub, 'ALTER SUBSCRIPTION everything DISABLE');
+is_state($sub, 'SELECT idemq.take_over()', '55006', 'no taking over while a prepared transaction has written jobs');
+is_sql($sub, $follows, 1, 'a subscription that is disabled does not end it');
+sql($sub, 'ALTER SUBSCRIPTION everything ENABLE');
+sql($pub, "COMMIT PREPARED 'two'");
+sql($pub, "BEGIN; SELECT idemq.enqueue('later', '1'); PREPARE TRANSACTION 'three'; ROLLBACK PREPARED 'three'");
+same_rows('after COMMIT PREPARED');
+sql($sub, "SELECT pg_cancel_backend($waiter->{pid})");
+is(answer($waiter), '57014', 'a session waits for a result');
+$waiter->{session}->quit;
 
 # ---- Switching over, while workers run
 

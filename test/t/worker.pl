@@ -194,15 +194,11 @@ sql($node, 'BEGIN; ALTER DATABASE c RENAME TO d; ALTER DATABASE d RENAME TO e; A
 works($_, 'RENAME rolled back') foreach qw(a c);
 is_state($node, 'BEGIN; DROP DATABASE c', '25001', 'DROP DATABASE in a transaction block');
 works('c', 'and its worker');
-SKIP:
-{
-	skip 'this version has no tablespaces in place', 2 if $node->pg_version < 15;
-	sql($node, "SET allow_in_place_tablespaces = on; CREATE TABLESPACE other LOCATION ''");
-	sql($node, 'ALTER DATABASE c SET TABLESPACE other');
-	works('c', 'SET TABLESPACE');
-	sql($node, 'ALTER DATABASE c SET TABLESPACE pg_default; DROP TABLESPACE other');
-	works('c', 'and back');
-}
+sql($node, "SET allow_in_place_tablespaces = on; CREATE TABLESPACE other LOCATION ''");
+sql($node, 'ALTER DATABASE c SET TABLESPACE other');
+works('c', 'SET TABLESPACE');
+sql($node, 'ALTER DATABASE c SET TABLESPACE pg_default; DROP TABLESPACE other');
+works('c', 'and back');
 # A worker that is stopped cannot leave: the command's error names it.
 $pid = worker_of('c');
 kill 'STOP', $pid;
@@ -218,12 +214,9 @@ works('c', 'the stopped worker goes on, or another one');
 $session = session($node, 'c');
 is_state($node, 'DROP DATABASE c', '55006', 'DROP DATABASE with another session');
 works('c', 'and its worker');
-if ($node->pg_version >= 15)
-{
-	sql($node, 'BEGIN; ALTER DATABASE a RENAME TO x; PREPARE TRANSACTION \'x\'');
-	sql($node, "ROLLBACK PREPARED 'x'");
-	works('a', 'RENAME in a prepared transaction');
-}
+sql($node, 'BEGIN; ALTER DATABASE a RENAME TO x; PREPARE TRANSACTION \'x\'');
+sql($node, "ROLLBACK PREPARED 'x'");
+works('a', 'RENAME in a prepared transaction');
 
 # Busy: a chore that sleeps in a user's trigger.
 sub keep_busy

@@ -1,8 +1,9 @@
 # A version after this one, made of this tree by what the rule allows (src/README.md, what a version keeps): a call, a
-# column and a primitive change.  A PostgreSQL to install both into.
+# column, a primitive and the settings of a queue change.  A PostgreSQL to install both into.
 #
 # Call: idemq.enqueue has a further argument, trace, of a symbol of its own.  Column: idemq.jobs has trace, which enqueue
 # writes, and to which a claim adds.  Primitive: idemq_inside.check_kind has a further argument, and idemq.schedule calls it.
+# Setting: max_trace of idemq.queues, create_queue and alter_queue, which enqueue heeds.
 package NextVersion;
 
 use strict;
@@ -12,7 +13,7 @@ use Exporter 'import';
 use IPC::Run;
 use PostgreSQL::Test::Utils;
 
-our @EXPORT = qw(next_version own_install install_next install_this);
+our @EXPORT = qw(next_version own_install build_next install_next install_this);
 
 my $source = $ENV{IDEMQ_SOURCE};
 # Known when the test begins.
@@ -20,7 +21,7 @@ sub tmp { return $PostgreSQL::Test::Utils::tmp_check }
 my ($this) = slurp_file("$source/idemq.control") =~ /^default_version = '(.*)'/m;
 my $next = $this =~ s/\.(\d+)\./'.' . ($1 + 1) . '.'/er;
 
-# FILE => [ what is there once, what takes its place ]...
+# FILE => [ what is there once, as text or as a pattern, what takes its place ]...
 my %changes = (
 	'idemq.control' => [ [ "default_version = '$this'", "default_version = '$next'" ] ],
 	# What a release does.
@@ -44,7 +45,12 @@ C
 		[ "\tidemq_enqueue_set_options(&columns, &queue, options);\n\tif (waits)\n", <<'C' ],
 	idemq_enqueue_set_options(&columns, &queue, options);
 	if (has_trace && !PG_ARGISNULL(ARG_TRACE))
+	{
+		if (queue.max_trace > 0 && (int32) VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(ARG_TRACE)) > queue.max_trace)
+			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					errmsg("trace is longer than max_trace of queue \"%s\"", queue.name));
 		job_set(&columns, COL_TRACE, PG_GETARG_DATUM(ARG_TRACE));
+	}
 	if (waits)
 C
 		[ "/* The arrays of enqueue_many; values", <<'C' ] ],
@@ -60,6 +66,84 @@ SQL_FUNCTION(idemq_sql_v3_enqueue)
 }
 
 /* The arrays of enqueue_many; values
+C
+	'src/queue/queue.h' => [ [ '#define QUEUE_SETTINGS(SETTING)', '#define SETTINGS_BEFORE(SETTING)' ],
+		[ "\n/* The kinds, and what each is in QueueInfo. */\n", <<'C' ] ],
+/* They may be NULL, and are not there before ALTER EXTENSION. */
+#define LATER_SETTINGS(SETTING) SETTING(max_trace, LIMIT, 1, PG_INT32_MAX)
+#define QUEUE_SETTINGS(SETTING) SETTINGS_BEFORE(SETTING) LATER_SETTINGS(SETTING)
+
+/* The kinds, and what each is in QueueInfo. */
+C
+	# A column of that name may be a DBA's, of another type.  What the version before writes has the arguments that it has.
+	'src/queue/queue_settings.c' => [ [ qr/"dead_queue_role, dead_queue_role_oid" QUEUE_SETTINGS\(\s*SETTING_COLUMN\) " FROM idemq\.queues WHERE queue_id/, <<'C' ],
+"dead_queue_role, dead_queue_role_oid" SETTINGS_BEFORE(SETTING_COLUMN)
+			 ", (SELECT CASE WHEN pg_typeof(max_trace) = 'int'::regtype THEN max_trace::text::int END "
+			 "FROM (SELECT q.*) own) FROM idemq.queues q, (SELECT NULL::int AS max_trace) later WHERE queue_id
+C
+		[ qr/^static SqlStatement insert_queue = .*?^static SqlStatement update_queue = [^\n]*/ms, <<'C' ],
+static SqlStatement inserts[2]; /* of the version before, of this one */
+static SqlStatement updates[2];
+C
+		[ qr/^static void\nbuild_statements\(void\)\n\{.*?^\}/ms, <<'C' ],
+static void
+build_statements(int nsettings, SqlStatement *insert, SqlStatement *update)
+{
+	StringInfoData columns;
+	StringInfoData parameters;
+	StringInfoData changes;
+
+	if (update->text != NULL)
+		return;
+	initStringInfo(&columns);
+	initStringInfo(&parameters);
+	initStringInfo(&changes);
+	insert->nargs = update->nargs = nsettings + 1;
+	insert->types[0] = update->types[0] = TEXTOID;
+	for (int i = 0; i < nsettings; i++)
+	{
+		const char *name = settings[i].name;
+		const char *none = none_value(settings[i].kind);
+		int parameter = i + 2;
+
+		appendStringInfo(&columns, ", %s", name);
+		appendStringInfo(&parameters, ", $%d", parameter);
+		appendStringInfo(&changes,
+						 none != NULL ? "%s%s = nullif(coalesce($%d, %s), %s)"
+									  : "%s%s = coalesce($%d, %s)",
+						 i > 0 ? ", " : "", name, parameter, name, none);
+		insert->types[i + 1] = update->types[i + 1] = sql_types[settings[i].kind];
+	}
+	insert->text = MemoryContextStrdup(
+		TopMemoryContext, psprintf("INSERT INTO idemq.queues (name%s) VALUES ($1%s) ON CONFLICT (name) "
+								   "DO NOTHING RETURNING queue_id",
+								   columns.data, parameters.data));
+	update->text =
+		MemoryContextStrdup(TopMemoryContext,
+							psprintf("UPDATE idemq.queues SET %s WHERE name = $1", changes.data));
+}
+C
+		[ 'if (PG_ARGISNULL(n) && (may_be_none || !is_new))', 'if (n >= PG_NARGS() || (PG_ARGISNULL(n) && (may_be_none || !is_new)))' ],
+		[ 'for (int i = 1; i < (int) SETTING_ARGS; i++)', 'for (int i = 1; i < PG_NARGS(); i++)' ],
+		[ "\tbool inserted;\n\n\tbuild_statements();\n", "\tbool inserted;\n\tint by = PG_NARGS() == SETTING_ARGS;\n\n\tbuild_statements(PG_NARGS() - 1, &inserts[by], &updates[by]);\n" ],
+		[ 'run_with_settings(&insert_queue,', 'run_with_settings(&inserts[by],' ],
+		[ "\tSqlScope scope;\n\n\tbuild_statements();\n", "\tSqlScope scope;\n\tint by = PG_NARGS() == SETTING_ARGS;\n\n\tbuild_statements(PG_NARGS() - 1, &inserts[by], &updates[by]);\n" ],
+		[ 'run_with_settings(&update_queue,', 'run_with_settings(&updates[by],' ] ],
+	'src/api/create_queue.c' => [ [ "\t\twarn_of_short_window(&queue);\n\tPG_RETURN_VOID();\n}\n", <<'C' ] ],
+		warn_of_short_window(&queue);
+	PG_RETURN_VOID();
+}
+
+/* create_queue and alter_queue with a setting more. */
+SQL_FUNCTION(idemq_sql_v3_create_queue)
+{
+	return idemq_sql_v2_create_queue(fcinfo);
+}
+
+SQL_FUNCTION(idemq_sql_v3_alter_queue)
+{
+	return idemq_sql_v2_alter_queue(fcinfo);
+}
 C
 	'src/api/inside.c' => [ [ '/* Returns the QueuePrivilege bits that a word stands for. */', <<'C' ] ],
 /* check_kind(name, value) -> void; 22004, 22023. */
@@ -77,7 +161,12 @@ CREATE FUNCTION idemq_inside.check_kind(name text, value text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v3_inside_check_kind';
 CREATE FUNCTION idemq_inside.check_kind(kind text) RETURNS void
 SQL
-	'sql/parts/20_tables.sql' => [ [ "\tpayload      jsonb NOT NULL,\n\tPRIMARY KEY (id)\n", "\tpayload      jsonb NOT NULL,\n\ttrace        text,\n\tPRIMARY KEY (id)\n" ] ],
+	'sql/parts/20_tables.sql' => [ [ "drained_by_cron    boolean NOT NULL DEFAULT false\n)", "drained_by_cron    boolean NOT NULL DEFAULT false,\n\tmax_trace          int\n)" ],
+		[ "\tpayload      jsonb NOT NULL,\n\tPRIMARY KEY (id)\n", "\tpayload      jsonb NOT NULL,\n\ttrace        text,\n\tPRIMARY KEY (id)\n" ] ],
+	'sql/parts/30_queues.sql' => [ [ "drained_by_cron boolean DEFAULT false)\n\tRETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_create_queue';",
+			"drained_by_cron boolean DEFAULT false,\n\tmax_trace int DEFAULT NULL)\n\tRETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v3_create_queue';" ],
+		[ "drained_by_cron boolean DEFAULT NULL)\n\tRETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_alter_queue';",
+			"drained_by_cron boolean DEFAULT NULL,\n\tmax_trace int DEFAULT NULL)\n\tRETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v3_alter_queue';" ] ],
 	'sql/parts/40_jobs.sql' => [ [ "on_parent_failure text DEFAULT 'cancel')\n\tRETURNS idemq.enqueue_result\n\tLANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue'\n",
 			"on_parent_failure text DEFAULT 'cancel', trace text DEFAULT NULL)\n\tRETURNS idemq.enqueue_result\n\tLANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v3_enqueue'\n" ],
 		[ "FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text)",
@@ -102,6 +191,15 @@ sub part
 	return $found // die "$file: no $begins";
 }
 
+# One without a semicolon within.
+sub statement
+{
+	my ($file, $begins) = @_;
+	my ($found) = slurp_file($file) =~ /^(\Q$begins\E[^;]*;)/m;
+
+	return $found // die "$file: no $begins";
+}
+
 # Makes its tree; answers the tree and the version.  The objects of this tree come along: what has changed is built.
 sub next_version
 {
@@ -116,9 +214,11 @@ sub next_version
 		{
 			my ($from, $to) = @$change;
 
-			2 == (my @around = split /\Q$from\E/, $text, -1) or die "$file: not once: $from";
+			my $pattern = ref $from ? $from : qr/\Q$from\E/;
+
+			2 == (my @around = split $pattern, $text, -1) or die "$file: not once: $from";
 			# What is written as a heredoc ends in the end of a line, as what it stands for need not.
-			chomp $to if $from !~ /\n\z/;
+			chomp $to if ref $from || $from !~ /\n\z/;
 			$text = join $to, @around;
 		}
 		write_file("$tree/$file", $text);
@@ -127,8 +227,10 @@ sub next_version
 	write_file("$tree/sql/idemq--$this.sql", join '', map { slurp_file($_) } sort glob "$source/sql/parts/*.sql");
 	my $update = slurp_file("$source/test/upgrade/next.sql");
 	my %parts = (ENQUEUE => part("$tree/sql/parts/40_jobs.sql", 'CREATE FUNCTION idemq.enqueue(') . ';',
+		CREATE_QUEUE => statement("$tree/sql/parts/30_queues.sql", 'CREATE FUNCTION idemq.create_queue('),
+		ALTER_QUEUE => statement("$tree/sql/parts/30_queues.sql", 'CREATE FUNCTION idemq.alter_queue('),
 		SCHEDULE => part("$tree/sql/parts/80_schedules.sql", 'CREATE FUNCTION idemq_inside.schedule(') =~ s/^CREATE /CREATE OR REPLACE /r);
-	$update =~ s/^-- (ENQUEUE|SCHEDULE)$/$parts{$1}/mg;
+	$update =~ s/^-- (ENQUEUE|CREATE_QUEUE|ALTER_QUEUE|SCHEDULE)$/$parts{$1}/mg;
 	$update =~ s/NEXT_VERSION/$next/g;
 	write_file("$tree/sql/idemq--$this--$next.sql", $update);
 	return ($tree, $this, $next);
@@ -151,6 +253,9 @@ sub own_install
 	return $copy . substr($dir{bindir}, length $above) =~ s{/bin\z}{}r;
 }
 
+# Flags by which it is soon built.
+my @quick = ('COPT=-O0 -g0');
+
 sub make
 {
 	my ($tree, $install, @targets) = @_;
@@ -163,8 +268,11 @@ sub make
 	return;
 }
 
+# Builds it: half of a minute's work, better done before a server is under load.
+sub build_next { my ($tree, $install) = @_; return make($tree, $install, @quick, 'all') }
+
 # What a package does: its files take the place of those that are there, while the server runs or not.
-sub install_next { my ($tree, $install) = @_; return make($tree, $install, 'COPT=-O0', 'install') }
+sub install_next { my ($tree, $install) = @_; return make($tree, $install, @quick, 'install') }
 sub install_this { my ($install) = @_; return make($source, $install, 'install') }
 
 1;
