@@ -2,6 +2,7 @@
 # doc/usage/brokers.md: rebalances by a consumer that was stopped and comes back, and by one
 # that was killed, the database down, a topic whose offsets begin anew.  Each message is one job,
 # and the jobs of one key run in the order of their offsets.
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

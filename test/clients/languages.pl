@@ -2,7 +2,6 @@
 # producers in their languages.  What befalls the endpoints: test/t/lib/ThreePrograms.pm, and kill -9 of each.
 # LANGUAGES='ruby php' (make check-languages: go, and java as a producer, too); those that are not installed are left out.
 # expects in log: was terminated by signal 9
-# takes long
 
 use strict;
 use warnings FATAL => 'all';

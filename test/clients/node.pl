@@ -1,6 +1,7 @@
 # The client for Node as npm packs it: its calls (node_api.mjs), and its workers (node_worker.mjs) killed, ended, cut
 # off, failed over, behind a pooler, and hung.  Each effect is there once.
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

@@ -5,7 +5,6 @@
 #
 # ONCE_KILLS=n of processes, ONCE_TERMINATIONS=n of sessions (make once: 100, 500); ONCE_LANGUAGES='node python asyncio'.
 # expects in log: was terminated by signal 9
-# takes long
 
 use strict;
 use warnings FATAL => 'all';

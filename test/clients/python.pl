@@ -1,5 +1,6 @@
 # clients/python: the package as pip makes it, and its own tests (python_client.py, python_paths.py).  The three programs are in
 # python_programs.pl.
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

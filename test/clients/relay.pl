@@ -2,7 +2,6 @@
 # at each step, which a lock holds open; a relay is stopped and goes on when another has taken over; either server crashes,
 # fails over, or is restored from a backup.  Each row is one job, and each result is in its row.
 # expects in log: was terminated by signal
-# takes long
 
 use strict;
 use warnings FATAL => 'all';

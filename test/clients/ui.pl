@@ -2,6 +2,7 @@
 # end to end, what other pages and other roles may not do, and who can read it.  The browser's
 # part is ui/test/story.mjs, screens.mjs for charts, workers, flows and the proxy, jobs.mjs for lists and jobs.  UI_PICTURES=dir
 # keeps the pictures that README and doc/operations show.
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

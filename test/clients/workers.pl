@@ -1,6 +1,7 @@
 # The workers that README.md and doc/usage show, worker.py and letters.py, as they
 # stand there: killed, disconnected and failing, each confirmation is there once, and
 # a letter is sent again only under the key of the first time.
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

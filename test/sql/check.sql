@@ -1,4 +1,5 @@
 -- check(): each invariant broken by hand, reported, mended, and clean again.
+-- takes long
 CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -

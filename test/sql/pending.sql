@@ -1,5 +1,6 @@
 -- What a transaction notes for its end: how much memory that takes, and that nested
 -- savepoints which take over one another's lease entries are undone one by one.
+-- takes long
 CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -

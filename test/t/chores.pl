@@ -1,6 +1,7 @@
 # A worker's chores: an error is logged with its context and does not keep the
 # others, a user's trigger gains nothing, settings do not matter, and nothing
 # is done over and over.
+# takes long
 
 use strict;
 use warnings FATAL => 'all';
@@ -62,26 +63,44 @@ sleeps('after a prepared transaction');
 # ---- A trigger that raises
 
 my $log = -s $node->logfile;
+# A sequence counts its tries, which nextval leaves though they are undone: of what fails so often, most is not logged.
 sql($node, "SELECT idemq.create_queue('bad' || i, lease => '1 h') FROM generate_series(1, 70) i;
+	DO \$\$ BEGIN EXECUTE (SELECT string_agg(format('CREATE SEQUENCE %I', 'tries_' || queue_id), ';') FROM idemq.queues WHERE name LIKE 'bad%'); END \$\$;
 	CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \$\$
 	BEGIN
 		IF NEW.status = 'pending' AND NEW.queue_id IN (SELECT queue_id FROM idemq.queues WHERE name LIKE 'bad%') THEN
+			PERFORM nextval('public.tries_' || NEW.queue_id);
 			RAISE 'not this one';
 		END IF;
 		RETURN NEW;
 	END \$\$;
 	CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION refuse()");
+my $tries = "FROM (SELECT name, coalesce(pg_sequence_last_value('public.tries_' || queue_id), 0) AS n FROM idemq.queues WHERE name LIKE 'bad%') t";
+my $failing = sql($node, 'SELECT clock_timestamp()');
 my $bad = expire('bad1');
 $node->wait_for_log(qr/ERROR:  not this one/, $log);
 like(slurp_file($node->logfile, $log), qr/\[$pid\] \w{5}  CONTEXT:.*\n(?:\t.*\n)*\tidemq worker, chore "reap" of queue "bad1"/,
 	'an error is logged with chore and queue');
 is_reaped(expire($_), "queue $_ goes on") foreach qw(q new);
-expire("bad$_") foreach 2 .. 70;
-$node->wait_for_log(qr/chore "reap" of queue "bad70"/, $log);
+sql($node, "DO \$\$
+	DECLARE job bigint;
+	BEGIN
+		FOR i IN 2 .. 70 LOOP
+			SELECT id INTO job FROM idemq.enqueue('bad' || i, '1');
+			PERFORM idemq.claim_job(job, lease => '10 ms');
+			COMMIT;
+		END LOOP;
+	END \$\$");
+wait_until($node, "SELECT bool_and(n > 0) $tries");
 is_reaped(expire('q'), 'also while 70 queues fail');
-$node->wait_for_log(qr/(?:chore "reap" of queue "bad1"\n[\s\S]*){4}/, $log);
-cmp_ok(scalar(() = slurp_file($node->logfile, $log) =~ /chore "reap" of queue "bad1"\n/g), '<', 8, 'it is tried less and less often');
+wait_until($node, "SELECT n >= 4 $tries WHERE name = 'bad1'");
+# After a second, two, four: however late each is.
+is_sql($node, "SELECT 2 ^ (least(n, 7) - 1) - 1 <= extract(epoch FROM clock_timestamp() - '$failing') $tries WHERE name = 'bad1'", 't',
+	'it is tried less and less often');
+# More than are logged in a minute.
+wait_until($node, "SELECT sum(n) > 100 $tries");
 sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
+my $mended = sql($node, 'SELECT clock_timestamp()');
 is_reaped($bad, 'and done when the trigger is gone');
 is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing'", 'in all 70 queues');
 is(pid(), $pid, 'by the same worker');
@@ -101,9 +120,19 @@ sql($node, "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS \$\$
 	CREATE TRIGGER wait BEFORE UPDATE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION wait()");
 my $asked = sql($node, 'SELECT clock_timestamp()');
 my $waiting = expire('new');
-is_soon($node, "SELECT wait_event_type = 'Lock' AND query = 'reap of queue new' $worker", 'a trigger waits for a lock');
+# For a fifth of a second each time, and each time later: who looks does not start a program for it.
+sql($node, "DO \$\$ BEGIN
+	FOR i IN 1 .. 18000 LOOP
+		PERFORM pg_stat_clear_snapshot();
+		EXIT WHEN (SELECT wait_event_type = 'Lock' AND query = 'reap of queue new' $worker);
+		IF i = 18000 THEN RAISE 'never'; END IF;
+		PERFORM pg_sleep(0.01);
+	END LOOP;
+END \$\$");
+pass('a trigger waits for a lock');
 is_reaped(expire('q'), 'it does not keep the others for ever');
 $other->query_safe('COMMIT');
+$other->quit;
 is_reaped($waiting, 'and comes to its end when the lock is free');
 # Not when the worker itself began: that would be a snapshot held for days.
 is_sql($node, "SELECT count(*), bool_and(began > '$asked') FROM gate", '1|t', 'a chore\'s transaction began when the chore did');
@@ -159,37 +188,6 @@ is(pid(), $pid, 'by the same worker');
 sql($node, 'DROP TRIGGER before ON idemq.jobs; DROP TRIGGER deferred ON idemq.jobs;');
 set_owner('postgres');
 is_reaped(expire('q'), 'ALTER TABLE ... OWNER TO');
-
-# ---- Settings of the database, the role and the server
-
-$ENV{PGOPTIONS} = '-c default_transaction_read_only=off -c default_transaction_isolation=read\\ committed -c statement_timeout=0 '
-  . '-c lock_timeout=0 -c search_path=public';
-my @hostile = ('default_transaction_read_only = on', "default_transaction_isolation = 'serializable'",
-	'default_transaction_deferrable = on', 'statement_timeout = 1', 'lock_timeout = 1', 'idle_in_transaction_session_timeout = 1',
-	"search_path = 'nowhere'", 'row_security = off', "session_replication_role = 'replica'", "DateStyle = 'German'",
-	"IntervalStyle = 'iso_8601'", 'extra_float_digits = -15', "bytea_output = 'escape'");
-if ($node->pg_version >= 17)
-{
-	push @hostile, 'transaction_timeout = 1';
-	$ENV{PGOPTIONS} .= ' -c transaction_timeout=0';
-}
-foreach my $where ('ALTER DATABASE postgres SET', 'ALTER ROLE postgres SET', 'ALTER ROLE postgres IN DATABASE postgres SET', 'ALTER SYSTEM SET')
-{
-	# As a default of the server it ends sessions while they connect, before PGOPTIONS count: ours too.
-	sql($node, "$where $_") foreach grep { $where ne 'ALTER SYSTEM SET' || !/^transaction_timeout/ } @hostile;
-	$pid = pid();
-	sql($node, "SELECT pg_reload_conf(); SELECT pg_terminate_backend($pid)");
-	is_soon($node, "SELECT count(*) = 1 AND min(pid) <> $pid $worker", "$where ...: a worker");
-	my $id = sql($node, "SET session_replication_role = origin; SELECT id FROM idemq.enqueue('q', '1')");
-	sql($node, "SELECT idemq.claim_job($id, lease => '10 ms')");
-	is_reaped($id, "$where ...: works");
-}
-sql($node, "ALTER DATABASE postgres RESET ALL");
-sql($node, "ALTER ROLE postgres RESET ALL");
-sql($node, "ALTER ROLE postgres IN DATABASE postgres RESET ALL");
-sql($node, "ALTER SYSTEM RESET ALL");
-sql($node, "SELECT pg_reload_conf()");
-delete $ENV{PGOPTIONS};
 
 # ---- Who is woken by a commit looks before its invalidations are sent
 
@@ -264,7 +262,50 @@ sql($node, "SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, 
 is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing'", 'taken back');
 is_soon($node, "SELECT n_tup_upd >= $updates + 100 FROM pg_stat_user_tables WHERE relid = 'idemq.jobs'::regclass", 'autovacuum is told');
 
-$other->quit;
+# ---- What is logged again when the minute of the many errors is over
+
+wait_until($node, "SELECT clock_timestamp() > '$mended'::timestamptz + interval '60 s'");
+$log = -s $node->logfile;
+sql($node, "SELECT idemq.create_queue('bad', lease => '1 h');
+	CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''nor this one''; END';
+	CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (NEW.status = 'pending') EXECUTE FUNCTION refuse()");
+$bad = expire('bad');
+ok($node->wait_for_log(qr/ERROR:  nor this one/, $log), 'after a minute errors are logged again');
+sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
+is_reaped($bad, 'and this one is done as well');
+is(pid(), $pid, 'by the same worker');
+
+# ---- Settings of the database, the role and the server
+
+$ENV{PGOPTIONS} = '-c default_transaction_read_only=off -c default_transaction_isolation=read\\ committed -c statement_timeout=0 '
+  . '-c lock_timeout=0 -c search_path=public';
+my @hostile = ('default_transaction_read_only = on', "default_transaction_isolation = 'serializable'",
+	'default_transaction_deferrable = on', 'statement_timeout = 1', 'lock_timeout = 1', 'idle_in_transaction_session_timeout = 1',
+	"search_path = 'nowhere'", 'row_security = off', "session_replication_role = 'replica'", "DateStyle = 'German'",
+	"IntervalStyle = 'iso_8601'", 'extra_float_digits = -15', "bytea_output = 'escape'");
+if ($node->pg_version >= 17)
+{
+	push @hostile, 'transaction_timeout = 1';
+	$ENV{PGOPTIONS} .= ' -c transaction_timeout=0';
+}
+foreach my $where ('ALTER DATABASE postgres SET', 'ALTER ROLE postgres SET', 'ALTER ROLE postgres IN DATABASE postgres SET', 'ALTER SYSTEM SET')
+{
+	# As a default of the server it ends sessions while they connect, before PGOPTIONS count: ours too.
+	sql($node, "$where $_") foreach grep { $where ne 'ALTER SYSTEM SET' || !/^transaction_timeout/ } @hostile;
+	$pid = pid();
+	sql($node, "SELECT pg_reload_conf(); SELECT pg_terminate_backend($pid)");
+	is_soon($node, "SELECT count(*) = 1 AND min(pid) <> $pid $worker", "$where ...: a worker");
+	my $id = sql($node, "SET session_replication_role = origin; SELECT id FROM idemq.enqueue('q', '1')");
+	sql($node, "SELECT idemq.claim_job($id, lease => '10 ms')");
+	is_reaped($id, "$where ...: works");
+}
+sql($node, "ALTER DATABASE postgres RESET ALL");
+sql($node, "ALTER ROLE postgres RESET ALL");
+sql($node, "ALTER ROLE postgres IN DATABASE postgres RESET ALL");
+sql($node, "ALTER SYSTEM RESET ALL");
+sql($node, "SELECT pg_reload_conf()");
+delete $ENV{PGOPTIONS};
+
 $node->stop;
 unlike(slurp_file($node->logfile), qr/PANIC|TRAP|terminated by signal/, 'no crash');
 done_testing();

@@ -2,6 +2,7 @@
 # rules are those of deploy/prometheus with shorter times.  On a healthy server no alert fires;
 # then each is made to fire by what it is about, and by nothing else.  The dashboard's queries
 # find something.
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

@@ -6,6 +6,7 @@
 #
 # STRESS_SECS=n: how long (20); SEED=n repeats the choices of a run (not its
 # interleaving).
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,5 +1,6 @@
 # Nobody works on it: due jobs, nobody in flight, no claim, nobody asleep, for a minute. Every other queue here has
 # due jobs that are older, and somebody, or nobody that has to: they are asked when the one is found.
+# takes long
 
 use strict;
 use warnings FATAL => 'all';

@@ -2,6 +2,7 @@
 # comes back, and whom it is not in the way of.
 #
 # expects in log: was terminated by signal 9
+# takes long
 
 use strict;
 use warnings FATAL => 'all';
