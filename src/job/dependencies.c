@@ -250,8 +250,9 @@ idemq_dependency_promote(JobsTable *table, const QueueInfo *queue, DependencyMar
 		if (!idemq_jobs_fetch(table, id, &job) || job.status != JOB_BLOCKED ||
 			job_has(&job, COL_GROUP_KEY) || job.queue_id != queue->id)
 			return HAS_HEAD;
-		look =
-			bsearch(&id, batch->looks, batch->count, sizeof(DependencyLook), idemq_compare_int64);
+		look = batch->count == 0 ? NULL
+								 : bsearch(&id, batch->looks, batch->count, sizeof(DependencyLook),
+										   idemq_compare_int64);
 		if (look == NULL)
 			return HAS_HEAD;
 		if (table->crosscheck != InvalidSnapshot)
