@@ -203,8 +203,8 @@ take_back_input(struct program *program)
 	int unread;
 
 	if (ioctl(program->in, FIONREAD, &unread) == 0)
-		program->input_sent -=
-			(size_t) unread < program->input_sent ? (size_t) unread : program->input_sent;
+		program->input_sent -= (size_t) unread < program->input_sent ? (size_t) unread
+																	 : program->input_sent;
 	close_fd(&program->in);
 }
 
@@ -215,9 +215,9 @@ program_poll(const struct program *program, struct pollfd *fds)
 
 	/* All sent: is there somebody who reads? */
 	if (program->in >= 0)
-		fds[count++] = (struct pollfd){
-			.fd = program->in,
-			.events = program->input_sent < program->input_size ? POLLOUT : 0};
+		fds[count++] =
+			(struct pollfd){.fd = program->in,
+							.events = program->input_sent < program->input_size ? POLLOUT : 0};
 	if (program->out >= 0)
 		fds[count++] = (struct pollfd){.fd = program->out, .events = POLLIN};
 	if (program->err >= 0)
