@@ -54,7 +54,7 @@ mkdir "$tmp/closed", 0 or die "$tmp/closed: $!";
 {
 	my $tree = "$tmp/tree";
 	my $looked;
-	my $lint = slurp_file("$source/script/lint") =~ s/^check ".*//msr;
+	my $lint = slurp_file("$source/script/lint") =~ s/^(reads=\S+ )?check ".*//msr;
 	my $write = sub { my ($file, $text) = @_; unlink "$tree/$file"; append_to_file("$tree/$file", $text) };
 	my $run = sub {
 		unlink "$tmp/looked";
