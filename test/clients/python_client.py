@@ -1221,11 +1221,17 @@ class Outside(Client):
         self.assertEqual(self.drain_many(), 2)
 
     def test_many_and_sessions_that_are_ended(self):
+        ended = []
+
         def end(n):
-            self.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'idemq-python'"
-                     " ORDER BY backend_start DESC LIMIT %s", 1 + n // 200 % 2)
+            # Where there are two: the later one, or both, in turn.
+            ended.append(len(self.sql("SELECT pg_terminate_backend(pid) FROM (SELECT pid, count(*) OVER () AS there FROM pg_stat_activity"
+                                      " WHERE query ~ 'commit_many_and_claim' AND application_name = 'idemq-python'"
+                                      " AND pid <> pg_backend_pid() ORDER BY backend_start DESC) s WHERE there = 2 LIMIT %s",
+                                      1 + len(ended) % 2)))
 
         self.assertEqual(self.drain_many(again=end), 2)
+        self.assertGreater(sum(ended), 0)
 
     def test_many_where_there_is_one_connection(self):
         role = f"alone_{self.queue}"
