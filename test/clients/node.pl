@@ -54,6 +54,8 @@ sub node_tests
 		'<', \undef, '>&', \$out, IPC::Run::timeout(400));
 	my ($passed) = $out =~ /^# pass (\d+)/m;
 
+	# What has passed is in nobody's way.
+	$out =~ s/^# Subtest: .*\nok .*\n  ---\n(?:  .*\n)*?  \.\.\.\n//mg;
 	ok($ok && $passed, "$file: " . ($passed // 0) . ' tests') or diag $out;
 	return;
 }

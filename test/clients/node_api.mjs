@@ -298,7 +298,9 @@ test('a word that is refused, or has to wait, disturbs nothing', async () => {
   const q = await queue();
   said.length = 0;
   await pool.query('ALTER FUNCTION idemq.here RENAME TO elsewhere');
-  const refused = () => one("SELECT count(*) > 0 AS is FROM pg_stat_activity WHERE application_name = $1 AND query LIKE '%idemq.here%'", `idemq ${q}`);
+  // While it still waits it would be heard after the ROLLBACK.
+  const refused = () => one("SELECT count(*) > 0 AS is FROM pg_stat_activity WHERE application_name = $1 AND query LIKE '%idemq.here%' AND state = 'idle'",
+    `idemq ${q}`);
   assert.deepEqual(await holding(q, 'refused', async () => (await refused()).is), { committed: 1 });
   await pool.query('ALTER FUNCTION idemq.elsewhere RENAME TO here');
   const client = await pool.connect();
