@@ -45,7 +45,7 @@
 #   make mutants          changes one line at a time: which changes do the tests not notice?
 #                         MUTANTS=170, MUTANTS_SEED=n, AREA='leases' (test/mutants/README.md)
 #   make model            proofs of src/shared as models, exhaustively, by spin, each with mutants that must
-#                         be found; some four minutes; MODELS='wake' (test/model/README.md)
+#                         be found; some three minutes; MODELS='wake' (test/model/README.md)
 #   make account          writes doc/guarantees.md: each promise, its tests, models and mutants, and its longest run
 #   make coverage         which lines of src no test runs; below 95 % it fails (COVERAGE=n)
 #   make sanitize         regression, isolation and TAP tests with undefined behaviour and

@@ -75,6 +75,7 @@ struct request
 	CURL *easy;
 	bool running;
 	bool over;
+	bool stale; /* the connection that it was to go by has been closed */
 	CURLcode code;
 	char error[CURL_ERROR_SIZE];
 	struct curl_slist *headers;
@@ -163,6 +164,30 @@ on_body_wanted(char *to, size_t size, size_t count, void *arg)
 	request->sent += n;
 	return n;
 }
+
+#if LIBCURL_VERSION_NUM >= 0x075000 && defined(POLLRDHUP)
+#define LOOKS_BEFORE_SENDING
+/*
+ * Before anything is sent: libcurl 8.23 looks once a second whether idle connections have been closed (8.14
+ * did each time, and tells no socket here).  What it sent on such a one would have failed, and counted.
+ */
+static int
+on_connected(void *arg, char *to, char *from, int to_port, int from_port)
+{
+	struct request *request = arg;
+	struct pollfd fd = {.fd = -1, .events = POLLRDHUP};
+	long made = 0;
+
+	(void) to;
+	(void) from;
+	(void) to_port;
+	(void) from_port;
+	curl_easy_getinfo(request->easy, CURLINFO_NUM_CONNECTS, &made);
+	curl_easy_getinfo(request->easy, CURLINFO_ACTIVESOCKET, &fd.fd);
+	request->stale = made == 0 && poll(&fd, 1, 0) > 0;
+	return request->stale ? CURL_PREREQFUNC_ABORT : CURL_PREREQFUNC_OK;
+}
+#endif
 
 /* The value of a header, in place; NULL when it is another one. */
 static char *
@@ -291,6 +316,10 @@ new_easy(struct request *request)
 	SET(POST, 1L);
 	SET(READFUNCTION, on_body_wanted);
 	SET(READDATA, request);
+#ifdef LOOKS_BEFORE_SENDING
+	SET(PREREQFUNCTION, on_connected);
+	SET(PREREQDATA, request);
+#endif
 	SET(HEADERFUNCTION, on_header);
 	SET(HEADERDATA, request);
 	SET(WRITEFUNCTION, on_answer);
@@ -443,6 +472,17 @@ make_headers(struct request *request, const struct task *task)
 		add_signature(request, task);
 }
 
+static void
+send_request(struct request *request)
+{
+	request->stale = false;
+	if (curl_multi_add_handle(multi, request->easy) != CURLM_OK)
+		die(1, "out of memory");
+	request->running = begun = true;
+	/* It is sent now, before the server is asked again. */
+	run_timer();
+}
+
 static bool
 http_start(int place, const struct task *task)
 {
@@ -459,11 +499,7 @@ http_start(int place, const struct task *task)
 	/* Before its time is over, which would count. */
 	SET(CONNECTTIMEOUT_MS, (long) sooner(CONNECT_MS, later(task->timeout * 9 / 10, 1)));
 	SET(POSTFIELDSIZE_LARGE, (curl_off_t) request->size);
-	if (curl_multi_add_handle(multi, easy) != CURLM_OK)
-		die(1, "out of memory");
-	request->running = begun = true;
-	/* It is sent now, before the server is asked again. */
-	run_timer();
+	send_request(request);
 	return true;
 }
 
@@ -649,9 +685,15 @@ http_serve(const struct pollfd *fds, int count)
 			continue;
 		curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, (char **) &request);
 		request->code = message->data.result;
-		request->over = true;
-		over_count++;
-		curl_multi_remove_handle(multi, message->easy_handle);
+		curl_multi_remove_handle(multi, request->easy);
+		/* That connection is gone with it: by another one. */
+		if (request->stale)
+			send_request(request);
+		else
+		{
+			request->over = true;
+			over_count++;
+		}
 	}
 }
 

@@ -44,6 +44,9 @@ while not ending:
                 order(conn, n)
                 n += 1 if n % 2 == 0 else 3
                 time.sleep(0.01)
-    except psycopg.OperationalError as error:
+    except (psycopg.OperationalError, psycopg.InternalError) as error:
+        # Of a server that ends while it answers BEGIN psycopg 3.3 makes an InternalError of its own, without a SQLSTATE.
+        if isinstance(error, psycopg.InternalError) and error.sqlstate:
+            raise
         print(type(error).__name__, error.sqlstate, error, file=sys.stderr)
         time.sleep(0.1)

@@ -125,7 +125,7 @@ class _Handlers:
         self.statements: set[bytes] = set()
         """Names of _talk.py's that the session knows."""
         self.streams: "weakref.WeakSet[Any]" = weakref.WeakSet()
-        """Handlers' that may be half read: such a one holds the connection's lock."""
+        """Handlers' stream()s, and copy()s, that may be half done: such a one may hold the connection's lock."""
 
     def lend(self, unit: Unit, begun: bool) -> Turn:
         """Begins a turn, in the context of the handler."""
@@ -138,6 +138,11 @@ class _Handlers:
         if command == b"DEALLOCATE ALL":  # psycopg's, after a ROLLBACK or a DROP
             self.statements.clear()
         return super()._exec_command(command, *args, **kwargs)  # type: ignore[misc]
+
+    def _is_left(self, frame: Any) -> bool:
+        """Whether one of streams, of that frame, is half done."""
+        active = self.pgconn.transaction_status == TransactionStatus.ACTIVE  # type: ignore[attr-defined]
+        return frame is not None and (active or self.lock.locked())  # type: ignore[attr-defined]
 
     def _half_done(self) -> bool:
         if self.lock.locked():  # type: ignore[attr-defined]
@@ -183,11 +188,11 @@ class HandlersConnection(_Handlers, Connection[Any]):
         return answer
 
     def take_back(self) -> bool:
-        """Ends a turn; answers whether the handler has left something half done.  A stream() holds the lock; of a COPY
-        or a pipeline psycopg has no end but its own, so the connection goes."""
+        """Ends a turn; answers whether the handler has left something half done.  A stream() holds the lock, a copy()
+        since psycopg 3.3, too; of a pipeline psycopg has no end but its own, so the connection goes."""
         left = False
         for rows in list(self.streams):
-            left |= rows.gi_frame is not None and self.lock.locked()
+            left |= self._is_left(rows.gi_frame)
             try:
                 rows.close()
             except (psycopg.Error, ValueError):  # another thread is reading it
@@ -258,7 +263,7 @@ class AsyncHandlersConnection(_Handlers, AsyncConnection[Any]):
         """The same; what the handler's tasks have asked for before belongs to it."""
         left = False
         for rows in list(self.streams):
-            left |= rows.ag_frame is not None and self.lock.locked()
+            left |= self._is_left(rows.ag_frame)
             try:
                 await rows.aclose()
             except (psycopg.Error, RuntimeError):  # a task is reading it
@@ -301,11 +306,6 @@ def _look_at(conn: Any, query: Any) -> None:
             conn.statements.clear()
 
 
-def _half_read(conn: Any, rows: Any) -> Any:
-    conn.streams.add(rows)
-    return rows
-
-
 class _Cursor(Cursor[Any]):
     def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         _look_at(self._conn, query)
@@ -317,7 +317,14 @@ class _Cursor(Cursor[Any]):
 
     def stream(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         _look_at(self._conn, query)
-        return _half_read(self._conn, super().stream(query, *args, **kwargs))
+        rows = super().stream(query, *args, **kwargs)
+        self._conn.streams.add(rows)  # type: ignore[attr-defined]
+        return rows
+
+    def copy(self, *args: Any, **kwargs: Any) -> Any:
+        context: Any = super().copy(*args, **kwargs)
+        self._conn.streams.add(context.gen)  # type: ignore[attr-defined]
+        return context
 
 
 class _AsyncCursor(AsyncCursor[Any]):
@@ -331,5 +338,12 @@ class _AsyncCursor(AsyncCursor[Any]):
 
     def stream(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         _look_at(self._conn, query)
-        return _half_read(self._conn, super().stream(query, *args, **kwargs))
+        rows = super().stream(query, *args, **kwargs)
+        self._conn.streams.add(rows)  # type: ignore[attr-defined]
+        return rows
+
+    def copy(self, *args: Any, **kwargs: Any) -> Any:
+        context: Any = super().copy(*args, **kwargs)
+        self._conn.streams.add(context.gen)  # type: ignore[attr-defined]
+        return context
 
