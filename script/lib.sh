@@ -28,6 +28,19 @@ die() {
 	exit 1
 }
 
+# Unless TAP is set, sets it to the TAP tests that assert no times, and names those that do.
+untimed() {
+	local file left=() tests=()
+	if [ -z "${TAP:-}" ]; then
+		for file in "$top"/test/t/*.pl; do
+			if grep -qx '# asserts times' "$file"; then left+=("$(basename "$file" .pl)"); else tests+=("$(basename "$file" .pl)"); fi
+		done
+		TAP=${tests[*]}
+		echo "without what asserts times: ${left[*]}"
+	fi
+	export TAP
+}
+
 have_root() { [ "$(id -u)" -eq 0 ]; }
 
 # Of the caller's PATH only the folders that the command may search, since what is looked for and

@@ -202,16 +202,16 @@ sub wal_records
 	return \%count;
 }
 
-# Whether a debugger is there and may attach to servers.
+# Whether a debugger is there, may attach to servers, and sees them (of one under valgrind it sees valgrind).
 sub has_debugger
 {
 	my ($node) = @_;
 	my $session = session($node);
 	my $pid = $session->query_safe('SELECT pg_backend_pid()');
-	my ($stdout, $stderr) = eval { run_command([ 'gdb', '-nx', '-batch', '-p', $pid, '-ex', 'print 40 + 2' ]) };
+	my ($stdout, $stderr) = eval { run_command([ 'gdb', '-nx', '-batch', '-p', $pid, '-ex', 'print (int) MyProcPid' ]) };
 
 	$session->quit;
-	return defined $stdout && $stdout =~ /= 42/;
+	return defined $stdout && $stdout =~ /= $pid$/m;
 }
 
 # Makes a backend stop where it next enters a function, then the next one.  Answers a
