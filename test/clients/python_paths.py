@@ -421,26 +421,56 @@ class Use(Paths):
             kept.append(conn.cursor().copy("COPY effects (queue, n) FROM STDIN"))
             kept[-1].__enter__().write_row((self.queue, 100))
 
+        def copy_out(job, conn):
+            self.effect(conn, 100)
+            kept.append(conn.cursor().copy("COPY (SELECT generate_series(1, 100000)) TO STDOUT"))
+            kept[-1].__enter__().read()
+
         def pipeline(job, conn):
             kept.append(conn.pipeline())
             kept[-1].__enter__()
             self.effect(conn, 100)
 
-        for use in (stream, raises, copy, pipeline):
+        async def stream_async(job, conn):
+            await conn.execute("INSERT INTO effects VALUES (%s, 100)", (self.queue,))
+            kept.append(conn.cursor().stream("SELECT generate_series(1, 100000)"))
+            await kept[-1].__anext__()
+
+        async def copy_async(job, conn):
+            kept.append(conn.cursor().copy("COPY effects (queue, n) FROM STDIN"))
+            await (await kept[-1].__aenter__()).write_row((self.queue, 100))
+
+        async def copy_out_async(job, conn):
+            await conn.execute("INSERT INTO effects VALUES (%s, 100)", (self.queue,))
+            kept.append(conn.cursor().copy("COPY (SELECT generate_series(1, 100000)) TO STDOUT"))
+            await (await kept[-1].__aenter__()).read()
+
+        for use in (stream, raises, copy, copy_out, pipeline, stream_async, copy_async, copy_out_async):
             with self.subTest(use.__name__):
                 self.sql("TRUNCATE effects")
                 left, job = self.add(1, 2)
 
+                def first(job):
+                    return job.payload == 1 and job.attempt == 1 and not done and not done.append(1)
+
                 def handler(job, conn, use=use):
-                    if job.payload == 1 and job.attempt == 1 and not done:
-                        done.append(1)
+                    if first(job):
                         return use(job, conn)
                     self.effect(conn, job.payload)
 
+                async def handler_async(job, conn, use=use):
+                    if first(job):
+                        return await use(job, conn)
+                    await self.do_async(job, conn)
+
                 done = []
                 while any(self.job(each)[0] != "completed" for each in (left, job)):
-                    self.drain(handler)
+                    if use.__name__.endswith("_async"):
+                        self.drain_async(handler_async)
+                    else:
+                        self.drain(handler)
                 self.assertEqual(self.effects(), [1, 2])
+                self.assertEqual(self.job(left)[1], 2)
 
     def test_names_that_a_handler_deallocates(self):
         """psycopg does it by itself after a rollback, too."""
