@@ -168,14 +168,15 @@ on_body_wanted(char *to, size_t size, size_t count, void *arg)
 #if LIBCURL_VERSION_NUM >= 0x075000 && defined(POLLRDHUP)
 #define LOOKS_BEFORE_SENDING
 /*
- * Before anything is sent: libcurl 8.23 looks once a second whether idle connections have been closed (8.14
- * did each time, and tells no socket here).  What it sent on such a one would have failed, and counted.
+ * Before anything is sent: libcurl 8.23 looks once a second whether idle connections have been closed, or
+ * have had what nobody asked for (8.14 did each time, and tells no socket here).  What it sent on such a one
+ * would have failed, and counted, or been answered by that.
  */
 static int
 on_connected(void *arg, char *to, char *from, int to_port, int from_port)
 {
 	struct request *request = arg;
-	struct pollfd fd = {.fd = -1, .events = POLLRDHUP};
+	struct pollfd fd = {.fd = -1, .events = POLLIN | POLLRDHUP};
 	long made = 0;
 
 	(void) to;
@@ -476,6 +477,7 @@ static void
 send_request(struct request *request)
 {
 	request->stale = false;
+	request->error[0] = '\0';
 	if (curl_multi_add_handle(multi, request->easy) != CURLM_OK)
 		die(1, "out of memory");
 	request->running = begun = true;

@@ -91,7 +91,8 @@ foreach my $kind ($application ? 'node' : (), 'threads', 'asyncio')
 {
 	my $to = $kind eq 'node' ? { host => $node->host, port => $node->port + 0, user => $user, database => 'postgres' }
 	  : "host=${\$node->host} port=${\$node->port} user=$user dbname=postgres";
-	my @command = $kind eq 'node' ? ('node', '--expose-gc', "$application/flat_worker.mjs") : ('/usr/bin/python3', "$here/flat_worker.py", $kind);
+	# What Node sets aside for young objects grows for long, and further in each version, up to this.
+	my @command = $kind eq 'node' ? ('node', '--expose-gc', '--max-semi-space-size=8', "$application/flat_worker.mjs") : ('/usr/bin/python3', "$here/flat_worker.py", $kind);
 
 	append_to_file("$tmp/said.$kind", '');
 	my $run = IPC::Run::start([ @command, JSON::PP->new->canonical->encode({ connection => $to, waiters => $waiters }) ],

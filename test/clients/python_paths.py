@@ -5,6 +5,7 @@ For python.pl, beside python_client.py, whose server it uses (IDEMQ_DSN).
 
 import asyncio
 import collections
+import contextvars
 import logging
 import os
 import signal
@@ -333,7 +334,7 @@ class Use(Paths):
             self.effect(conn, job.payload)
             for statement in statements:
                 for call in (conn.execute, conn.cursor().execute, lambda query: conn.cursor().executemany(query, [()]),
-                             lambda query: list(conn.cursor().stream(query))):
+                             lambda query: list(conn.cursor().stream(query)), lambda query: conn.cursor().copy(query).__enter__()):
                     with self.assertRaisesRegex(psycopg.ProgrammingError, "the transaction is the worker's"):
                         call(statement)
             for call in (conn.commit, conn.rollback):
@@ -431,6 +432,18 @@ class Use(Paths):
             kept[-1].__enter__()
             self.effect(conn, 100)
 
+        def hidden(job, conn):
+            kept.append(conn.cursor().stream("SELECT 1"))  # never begun
+            pipeline(job, conn)
+
+        def writer(job, conn):
+            self.effect(conn, 100)
+            broken = unittest.mock.Mock()
+            broken.finish.side_effect = OSError("the disk is full")
+            kept.append(conn.cursor().copy("COPY effects (queue, n) FROM STDIN", writer=broken))
+            kept[-1].__enter__()
+            raise ValueError("in the middle")
+
         async def stream_async(job, conn):
             await conn.execute("INSERT INTO effects VALUES (%s, 100)", (self.queue,))
             kept.append(conn.cursor().stream("SELECT generate_series(1, 100000)"))
@@ -445,7 +458,7 @@ class Use(Paths):
             kept.append(conn.cursor().copy("COPY (SELECT generate_series(1, 100000)) TO STDOUT"))
             await (await kept[-1].__aenter__()).read()
 
-        for use in (stream, raises, copy, copy_out, pipeline, stream_async, copy_async, copy_out_async):
+        for use in (stream, raises, copy, copy_out, pipeline, hidden, writer, stream_async, copy_async, copy_out_async):
             with self.subTest(use.__name__):
                 self.sql("TRUNCATE effects")
                 left, job = self.add(1, 2)
@@ -471,6 +484,37 @@ class Use(Paths):
                         self.drain(handler)
                 self.assertEqual(self.effects(), [1, 2])
                 self.assertEqual(self.job(left)[1], 2)
+
+    def test_a_threads_copy_ends_with_its_handler(self):
+        """Its rows would come with those of the next job's COPY."""
+        in_copy, next_is_in, over = threading.Event(), threading.Event(), threading.Event()
+        said = []
+
+        def goes_on(conn):
+            try:
+                with conn.cursor().copy("COPY effects (queue, n) FROM STDIN") as rows:
+                    in_copy.set()
+                    next_is_in.wait(60)
+                    for _ in range(4000):
+                        rows.write_row((self.queue, 100))
+            except Exception as error:
+                said.append(error)
+            over.set()
+
+        def handler(job, conn):
+            if job.payload == 1 and not in_copy.is_set():
+                threading.Thread(target=contextvars.copy_context().run, args=(goes_on, conn), daemon=True).start()
+                in_copy.wait(60)
+                return
+            with conn.cursor().copy("COPY effects (queue, n) FROM STDIN") as rows:
+                next_is_in.set()
+                over.wait(60)
+                rows.write_row((self.queue, job.payload))
+
+        jobs = self.add(1, 2)
+        while any(self.job(each)[0] != "completed" for each in jobs):
+            self.drain(handler)
+        self.assertEqual((self.effects(), len(said)), ([1, 2], 1))
 
     def test_names_that_a_handler_deallocates(self):
         """psycopg does it by itself after a rollback, too."""

@@ -19,7 +19,7 @@ import re
 import select
 import time
 import weakref
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Iterator, Optional
 
@@ -125,7 +125,9 @@ class _Handlers:
         self.statements: set[bytes] = set()
         """Names of _talk.py's that the session knows."""
         self.streams: "weakref.WeakSet[Any]" = weakref.WeakSet()
-        """Handlers' stream()s, and copy()s, that may be half done: such a one may hold the connection's lock."""
+        """Handlers' that may be half read: such a one holds the connection's lock."""
+        self.copies: set[Any] = set()
+        """Handlers' that are open: so does such a one, since psycopg 3.3."""
 
     def lend(self, unit: Unit, begun: bool) -> Turn:
         """Begins a turn, in the context of the handler."""
@@ -139,12 +141,9 @@ class _Handlers:
             self.statements.clear()
         return super()._exec_command(command, *args, **kwargs)  # type: ignore[misc]
 
-    def _is_left(self, frame: Any) -> bool:
-        """Whether one of streams, of that frame, is half done."""
-        active = self.pgconn.transaction_status == TransactionStatus.ACTIVE  # type: ignore[attr-defined]
-        return frame is not None and (active or self.lock.locked())  # type: ignore[attr-defined]
-
     def _half_done(self) -> bool:
+        if self.copies:
+            return True
         if self.lock.locked():  # type: ignore[attr-defined]
             return False  # a thread's statement, for which own() waits
         return self.pgconn.transaction_status == TransactionStatus.ACTIVE or self._pipeline is not None  # type: ignore[attr-defined]
@@ -188,11 +187,11 @@ class HandlersConnection(_Handlers, Connection[Any]):
         return answer
 
     def take_back(self) -> bool:
-        """Ends a turn; answers whether the handler has left something half done.  A stream() holds the lock, a copy()
-        since psycopg 3.3, too; of a pipeline psycopg has no end but its own, so the connection goes."""
+        """Ends a turn; answers whether the handler has left something half done.  A stream() holds the lock; of a COPY
+        or a pipeline psycopg has no end but its own, and a thread may go on with it, so the connection goes."""
         left = False
         for rows in list(self.streams):
-            left |= self._is_left(rows.gi_frame)
+            left |= rows.gi_frame is not None and self.lock.locked()
             try:
                 rows.close()
             except (psycopg.Error, ValueError):  # another thread is reading it
@@ -263,12 +262,12 @@ class AsyncHandlersConnection(_Handlers, AsyncConnection[Any]):
         """The same; what the handler's tasks have asked for before belongs to it."""
         left = False
         for rows in list(self.streams):
-            left |= self._is_left(rows.ag_frame)
+            left |= rows.ag_frame is not None and self.lock.locked()
             try:
                 await rows.aclose()
             except (psycopg.Error, RuntimeError):  # a task is reading it
                 pass
-        if self.lock.locked():
+        if self.lock.locked() and not self.copies:
             async with self.lock:
                 pass
         self.turn = None
@@ -306,6 +305,20 @@ def _look_at(conn: Any, query: Any) -> None:
             conn.statements.clear()
 
 
+def _half_read(conn: Any, rows: Any) -> Any:
+    conn.streams.add(rows)
+    return rows
+
+
+@contextmanager
+def _open(conn: Any, copy: Any) -> Iterator[None]:
+    conn.copies.add(copy)
+    try:
+        yield
+    finally:
+        conn.copies.discard(copy)
+
+
 class _Cursor(Cursor[Any]):
     def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         _look_at(self._conn, query)
@@ -317,14 +330,14 @@ class _Cursor(Cursor[Any]):
 
     def stream(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         _look_at(self._conn, query)
-        rows = super().stream(query, *args, **kwargs)
-        self._conn.streams.add(rows)  # type: ignore[attr-defined]
-        return rows
+        return _half_read(self._conn, super().stream(query, *args, **kwargs))
 
-    def copy(self, *args: Any, **kwargs: Any) -> Any:
-        context: Any = super().copy(*args, **kwargs)
-        self._conn.streams.add(context.gen)  # type: ignore[attr-defined]
-        return context
+    @contextmanager
+    def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
+        _look_at(self._conn, statement)
+        with super().copy(statement, *args, **kwargs) as copy:
+            with _open(self._conn, copy):
+                yield copy
 
 
 class _AsyncCursor(AsyncCursor[Any]):
@@ -338,12 +351,12 @@ class _AsyncCursor(AsyncCursor[Any]):
 
     def stream(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         _look_at(self._conn, query)
-        rows = super().stream(query, *args, **kwargs)
-        self._conn.streams.add(rows)  # type: ignore[attr-defined]
-        return rows
+        return _half_read(self._conn, super().stream(query, *args, **kwargs))
 
-    def copy(self, *args: Any, **kwargs: Any) -> Any:
-        context: Any = super().copy(*args, **kwargs)
-        self._conn.streams.add(context.gen)  # type: ignore[attr-defined]
-        return context
+    @asynccontextmanager
+    async def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
+        _look_at(self._conn, statement)
+        async with super().copy(statement, *args, **kwargs) as copy:
+            with _open(self._conn, copy):
+                yield copy
 
