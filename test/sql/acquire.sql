@@ -8,7 +8,7 @@ CREATE VIEW row AS SELECT key, status, attempt, payload, result FROM idemq.jobs 
 -- An answer, with times as whether they lie ahead.
 CREATE FUNCTION said(a idemq.claim_result, OUT outcome idemq.outcome, OUT job text, OUT deadline boolean, OUT result jsonb, OUT retry_after boolean) LANGUAGE sql AS $$
 	SELECT a.outcome, CASE WHEN a.token IS NULL THEN a.id::text ELSE format('%s attempt %s of %s, payload %s, key %s', a.id, a.attempt, a.max_attempts, a.payload, a.key) END,
-		a.deadline > clock_timestamp(), a.result, a.retry_after > clock_timestamp() $$;
+		a.deadline > now(), a.result, a.retry_after > now() $$;
 
 -- New: inserted and claimed, by the name of the worker, for the lease.
 SELECT * FROM said(idemq.acquire('q', 'a', '{"x": 1, "y": [2]}', lease => '2 h', worker => 'w1'));
