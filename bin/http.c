@@ -169,8 +169,8 @@ on_body_wanted(char *to, size_t size, size_t count, void *arg)
 #define LOOKS_BEFORE_SENDING
 /*
  * Before anything is sent: libcurl 8.23 looks once a second whether idle connections have been closed, or
- * have had what nobody asked for (8.14 did each time, and tells no socket here).  What it sent on such a one
- * would have failed, and counted, or been answered by that.
+ * have had what nobody asked for (7.88 does each time, and tells no socket here).  What it sent on such a
+ * one would have failed, and counted, or been answered by that.
  */
 static int
 on_connected(void *arg, char *to, char *from, int to_port, int from_port)

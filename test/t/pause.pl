@@ -12,7 +12,9 @@ use Test::More;
 
 my $node = new_server('pause', 'idemq.worker' => 'on', max_prepared_transactions => 5);
 # Where all is slow (make sanitize), the call itself takes a while.
-my $soon = $PostgreSQL::Test::Utils::timeout_default > 180 ? '15 s' : '1 s';
+my $slow = $PostgreSQL::Test::Utils::timeout_default > 180;
+my $soon = $slow ? '15 s' : '1 s';
+my $later = $slow ? '30 s' : '1500 ms';
 my $resumed = q[SELECT NOT paused AND paused_until IS NULL FROM idemq.queues WHERE name = 'q'];
 
 sub pause
@@ -46,7 +48,7 @@ $listener->quit;
 sql($node, q[SELECT idemq.create_queue('clock')]);
 sql($node, pause('q', $soon));
 sql($node, pause('q', '1 h'));
-sql($node, pause('clock', '1500 ms'));
+sql($node, pause('clock', $later));
 is_soon($node, $resumed =~ s/'q'/'clock'/r, 'a pause is over');
 is_sql($node, $resumed, 'f', 'and not the one that was made longer');
 is_sql($node, q[SELECT count(*) FROM idemq.claim('q')], '0', 'which hands out nothing');

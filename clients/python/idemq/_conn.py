@@ -127,7 +127,7 @@ class _Handlers:
         self.streams: "weakref.WeakSet[Any]" = weakref.WeakSet()
         """Handlers' that may be half read: such a one holds the connection's lock."""
         self.copies: set[Any] = set()
-        """Handlers' that are open: so does such a one, since psycopg 3.3."""
+        """Cursors in whose copy() a handler is, from before its statement is sent: since psycopg 3.3 it holds the lock, too."""
 
     def lend(self, unit: Unit, begun: bool) -> Turn:
         """Begins a turn, in the context of the handler."""
@@ -311,12 +311,12 @@ def _half_read(conn: Any, rows: Any) -> Any:
 
 
 @contextmanager
-def _open(conn: Any, copy: Any) -> Iterator[None]:
-    conn.copies.add(copy)
+def _copying(conn: Any, cursor: Any) -> Iterator[None]:
+    conn.copies.add(cursor)
     try:
         yield
     finally:
-        conn.copies.discard(copy)
+        conn.copies.discard(cursor)
 
 
 class _Cursor(Cursor[Any]):
@@ -335,9 +335,8 @@ class _Cursor(Cursor[Any]):
     @contextmanager
     def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         _look_at(self._conn, statement)
-        with super().copy(statement, *args, **kwargs) as copy:
-            with _open(self._conn, copy):
-                yield copy
+        with _copying(self._conn, self), super().copy(statement, *args, **kwargs) as copy:
+            yield copy
 
 
 class _AsyncCursor(AsyncCursor[Any]):
@@ -356,7 +355,6 @@ class _AsyncCursor(AsyncCursor[Any]):
     @asynccontextmanager
     async def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         _look_at(self._conn, statement)
-        async with super().copy(statement, *args, **kwargs) as copy:
-            with _open(self._conn, copy):
+        with _copying(self._conn, self):
+            async with super().copy(statement, *args, **kwargs) as copy:
                 yield copy
-
