@@ -300,7 +300,7 @@ class Attempts:
                 return
             if time.monotonic() > unit.lease_until:
                 self._hold_up(unit.jobs[0])
-            lane.pending.extend(self.units(await self.commit(unit.jobs, end.value), lane))
+            await self.commit_of(lane, unit.jobs, end.value)
             return
         if lane.link is None:
             self._units.discard(unit)
@@ -608,6 +608,13 @@ class Attempts:
             return await answer
 
         return await self._places.lent(wait())
+
+    async def commit_of(self, lane: Lane, jobs: list[BaseJob], results: list[Optional[str]]) -> None:
+        """The same for a lane: with its next jobs, where it has none.  Else it goes on, and does not wait."""
+        if lane.pending:
+            self.tell_soon(list(zip(jobs, results)))
+        else:
+            lane.pending.extend(self.units(await self.commit(jobs, results), lane))
 
     def tell_soon(self, ended: Ended) -> None:
         """The same for jobs whose lanes have gone on."""

@@ -5,7 +5,7 @@ the others run what is there, or wait for it.  So handlers that end together are
 thread goes on to its next job without another one's help.
 
 What has ended waits for nobody's handler: a thread that takes a job while there are ends to be told, and
-nobody tells them, has the loop do it.
+nobody tells them, has the loop do it; so has one that has another job of its own, and does not come by.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class AsyncLane(Lane):
                 return
             stop = None if end.error is None and run.settled(unit, end) else Stop(unit, end)
             if stop is None and not end.committed:
-                self.pending.extend(run.units(await run.commit(unit.jobs, end.value), self))
+                await run.commit_of(self, unit.jobs, end.value)
             if stop is None and self.pending and run.goes_on(self):
                 self._begin(run)
             else:
@@ -343,7 +343,9 @@ class ThreadLane(Lane):
             if end.error is not None or not run.settled(unit, end) or (not end.committed and run.desk is None):
                 self._put_down()
                 return Stop(unit, end)
-            if not end.committed:
+            if not end.committed and self.pending:
+                run.call_loop(run.tell_soon, list(zip(unit.jobs, end.value)))
+            elif not end.committed:
                 assert run.desk is not None
                 run.desk.leave(unit.jobs, end.value)
         return None
