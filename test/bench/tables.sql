@@ -22,6 +22,10 @@ CREATE INDEX skip_finished ON bench.skip (finished_at) WHERE finished_at IS NOT 
 -- For plain INSERTs: every index of idemq.jobs.
 CREATE TABLE bench.plain (LIKE idemq.jobs INCLUDING ALL);
 
+-- Of both the scripts count the rows from 1.
+ALTER TABLE bench.floor ALTER COLUMN id SET START WITH 1;
+ALTER TABLE bench.plain ALTER COLUMN id SET START WITH 1;
+
 SELECT pg_catalog.format('ALTER TABLE bench.%I SET (%s)', t, pg_catalog.array_to_string(c.reloptions, ', '))
 FROM pg_catalog.unnest(ARRAY['floor', 'skip', 'plain']) t,
 	pg_catalog.pg_class c
