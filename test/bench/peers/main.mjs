@@ -217,7 +217,7 @@ const measures = {
       }
       const script = CYCLE_SCRIPTS[name]?.[batch];
       if (script) {
-        await reset(name, (batch === 1 ? 40000 : 250000) * SECS);
+        await reset(name, (batch === 1 ? 80000 : 400000) * SECS);
         const { rate } = await pgbench(script, 8);
         record('cycle', { side: name, by: 'pgbench', batch, sync, round, rate: rate * batch });
       }
