@@ -28,14 +28,15 @@ typedef struct TopicGrant
 	int32 privileges; /* TopicPrivilege bits */
 } TopicGrant;
 
+/* A grant's privileges, as TopicPrivilege bits: admin is all of them. */
+static const char *const grant_names[] = {"", "publish", "bind", "", "", "", "", "admin", NULL};
 /* A space without grants makes a row as well. */
 static SqlStatement read_grants =
-	{.text = "SELECT g.role_name, g.role_oid, CASE g.privilege WHEN 'publish' THEN 1 "
-			 "WHEN 'bind' THEN 2 WHEN 'admin' THEN 7 END FROM idemq.topic_entries t "
+	{.text = "SELECT g.role_name, g.role_oid, g.privilege FROM idemq.topic_entries t "
 			 "LEFT JOIN idemq.topic_grants g ON g.topic = t.topic WHERE t.topic = $1",
 	 .types = {TEXTOID},
 	 .fields = (const SqlField[]){SQL_FIELD(TopicGrant, name), SQL_FIELD(TopicGrant, role),
-								  SQL_FIELD(TopicGrant, privileges)}};
+								  SQL_CHOICE(TopicGrant, privileges, grant_names)}};
 
 /* As a foreign key would: a DROP of the space waits, and finds the row that is made. */
 static SqlStatement keep_row =
