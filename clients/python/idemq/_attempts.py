@@ -20,7 +20,7 @@ import traceback
 from collections import Counter, deque
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Callable, Coroutine, Optional, Sequence, TypeVar, Union
+from typing import Any, Callable, Coroutine, NamedTuple, Optional, Sequence, TypeVar, Union
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -84,6 +84,17 @@ def _reason(unit: Unit, error: BaseException) -> str:
     return text_of(error.__cause__ if isinstance(error, Gone) else error)
 
 
+class _ToCommit(NamedTuple):
+    """Jobs of one lane that have ended well."""
+
+    jobs: list[BaseJob]
+    results: list[Optional[str]]
+    answer: Optional["asyncio.Future[list[BaseJob]]"]
+    """Who waits for it, and goes on with what was claimed; None: nobody."""
+    claims: bool
+    """Whether jobs are to be claimed for it."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What a worker was made with."""
@@ -128,7 +139,7 @@ class Attempts:
         self._watch_at = 0.0
         self._begins = False
         """Whether a handler has begun since it was looked."""
-        self._to_commit: list[tuple[list[BaseJob], list[Optional[str]], Optional["asyncio.Future[list[BaseJob]]"]]] = []
+        self._to_commit: list[_ToCommit] = []
         self._committing: dict[AsyncLink, asyncio.Task[None]] = {}
         self._second = AsyncLink(f"{options.where}, to commit", options.dsn)
         """For the other half of MANY."""
@@ -550,7 +561,13 @@ class Attempts:
         try:
             await asyncio.wait_for(self._control.ask(_RELEASE_MANY, values), LAST_WORDS)
         except (Lost, psycopg.Error, asyncio.TimeoutError) as error:
-            log.error("%s: %d jobs are left to their leases: %s", self.options.queue, len(jobs), error)
+            self._leave_to_leases(jobs, error)
+            return
+        for job in jobs:
+            self._held.pop(job.token, None)
+
+    def _leave_to_leases(self, jobs: Sequence[BaseJob], error: BaseException) -> None:
+        log.error("%s: %d jobs are left to their leases: %s", self.options.queue, len(jobs), said(error))
         for job in jobs:
             self._held.pop(job.token, None)
 
@@ -596,11 +613,11 @@ class Attempts:
             self._held_up = 0
             log.debug("%s %d: committed", self.options.queue, job.id)
 
-    async def commit(self, jobs: list[BaseJob], results: list[Optional[str]]) -> list[BaseJob]:
+    async def commit(self, jobs: list[BaseJob], results: list[Optional[str]], claims: bool) -> list[BaseJob]:
         """Commits jobs without a transaction of their own, and answers those that were claimed instead; what ends
         while a statement is on its way shares the next one, and its claim."""
         answer: "asyncio.Future[list[BaseJob]]" = self._loop.create_future()
-        self._commit_soon(jobs, results, answer)
+        self._commit_soon(_ToCommit(jobs, results, answer, claims))
         if not self._places.shared:
             return await answer
 
@@ -610,20 +627,16 @@ class Attempts:
         return await self._places.lent(wait())
 
     async def commit_of(self, lane: Lane, jobs: list[BaseJob], results: list[Optional[str]]) -> None:
-        """The same for a lane: with its next jobs, where it has none.  Else it goes on, and does not wait."""
-        if lane.pending:
-            self.tell_soon(list(zip(jobs, results)))
-        else:
-            lane.pending.extend(self.units(await self.commit(jobs, results), lane))
+        """The same for a lane, which goes on with what was claimed, or with what it has: that begins after this has
+        ended, since it may take the lane's session with it, or claim what this makes ready."""
+        lane.pending.extend(self.units(await self.commit(jobs, results, not lane.pending), lane))
 
     def tell_soon(self, ended: Ended) -> None:
         """The same for jobs whose lanes have gone on."""
-        self._commit_soon([job for job, _ in ended], [result for _, result in ended], None)
+        self._commit_soon(_ToCommit([job for job, _ in ended], [result for _, result in ended], None, False))
 
-    def _commit_soon(
-        self, jobs: list[BaseJob], results: list[Optional[str]], answer: Optional["asyncio.Future[list[BaseJob]]"]
-    ) -> None:
-        self._to_commit.append((jobs, results, answer))
+    def _commit_soon(self, ended: _ToCommit) -> None:
+        self._to_commit.append(ended)
         if not self._committing:
             self._begin_committing(self._control)
 
@@ -654,22 +667,22 @@ class Attempts:
             self._opening = asyncio.ensure_future(link.ready())
         return False
 
-    async def _commit_together(
-        self, batch: Sequence[tuple[list[BaseJob], list[Optional[str]], Optional["asyncio.Future[list[BaseJob]]"]]], link: AsyncLink
-    ) -> None:
-        waiting = [answer for _, _, answer in batch if answer is not None]
-        ended = [each for jobs, results, _ in batch for each in zip(jobs, results)]
+    async def _commit_together(self, batch: Sequence[_ToCommit], link: AsyncLink) -> None:
+        ended = [each for part in batch for each in zip(part.jobs, part.results)]
         claimed: deque[BaseJob] = deque()
         try:
-            claimed.extend(await self._commit_batch(ended, len(waiting), link))
+            claimed.extend(await self._commit_batch(ended, sum(part.claims for part in batch), link))
         except BaseException as error:
-            for answer in waiting:
-                if not answer.done():
-                    answer.set_exception(error)
+            for part in batch:
+                if part.answer is None:
+                    self._leave_to_leases(part.jobs, error)
+                elif not part.answer.done():
+                    part.answer.set_exception(error)
             return
-        for answer in waiting:
-            if not answer.done():
-                answer.set_result([claimed.popleft() for _ in range(min(self.at_once, len(claimed)))])
+        for part in batch:
+            if part.answer is not None and not part.answer.done():
+                most = self.at_once if part.claims else 0
+                part.answer.set_result([claimed.popleft() for _ in range(min(most, len(claimed)))])
         self._spare.extend(claimed)
 
     def _end_message(self, ended: Ended, link: Link[Any], lanes: int) -> list[_talk.Step]:
@@ -692,7 +705,7 @@ class Attempts:
             # Else it may have been made since the statement was.
             await asyncio.wait_for(link.ready(), _server.ANSWER)
             answers = await link.exchange(self._end_message(ended, link, lanes))
-        except (Lost, psycopg.Error, asyncio.TimeoutError) as error:
+        except (Lost, psycopg.Error, OSError, asyncio.TimeoutError) as error:
             await self._commit_each(ended, error)
             return []
         return self._heard_ends(ended, answers, asked_at, link)

@@ -5,7 +5,8 @@ the others run what is there, or wait for it.  So handlers that end together are
 thread goes on to its next job without another one's help.
 
 What has ended waits for nobody's handler: a thread that takes a job while there are ends to be told, and
-nobody tells them, has the loop do it; so has one that has another job of its own, and does not come by.
+nobody tells them, has the loop do it.  A lane that has another job of its own leaves nothing here: it has the
+loop commit, and waits for that.
 """
 
 from __future__ import annotations

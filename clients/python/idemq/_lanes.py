@@ -344,7 +344,7 @@ class ThreadLane(Lane):
                 self._put_down()
                 return Stop(unit, end)
             if not end.committed and self.pending:
-                run.call_loop(run.tell_soon, list(zip(unit.jobs, end.value)))
+                run.from_thread(run.commit_of(self, unit.jobs, end.value))
             elif not end.committed:
                 assert run.desk is not None
                 run.desk.leave(unit.jobs, end.value)
