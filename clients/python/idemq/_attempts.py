@@ -567,7 +567,8 @@ class Attempts:
             self._held.pop(job.token, None)
 
     def _leave_to_leases(self, jobs: Sequence[BaseJob], error: BaseException) -> None:
-        log.error("%s: %d jobs are left to their leases: %s", self.options.queue, len(jobs), said(error))
+        text = said(error).strip() or type(error).__name__
+        log.error("%s: %d jobs are left to their leases: %s", self.options.queue, len(jobs), text)
         for job in jobs:
             self._held.pop(job.token, None)
 

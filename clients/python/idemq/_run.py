@@ -209,6 +209,8 @@ class Run(Attempts):
                     if self._spare:
                         return [self._spare.popleft() for _ in range(min(self.at_once, len(self._spare)))]
                     self._ended_one.clear()
+                    if self._once and self._busy == 0 and self._committing:
+                        await asyncio.wait(self._committing.values())  # it may make the last ones ready
                     jobs = await self._claim(lane)
                     if lane.link is not None and jobs:
                         return jobs
