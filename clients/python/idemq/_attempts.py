@@ -629,7 +629,7 @@ class Attempts:
 
     async def commit_of(self, lane: Lane, jobs: list[BaseJob], results: list[Optional[str]]) -> None:
         """The same for a lane, which goes on with what was claimed, or with what it has: that begins after this has
-        ended, since it may take the lane's session with it, or claim what this makes ready."""
+        ended, since it may take the lane's session with it, or look for what this makes ready."""
         lane.pending.extend(self.units(await self.commit(jobs, results, not lane.pending), lane))
 
     def tell_soon(self, ended: Ended) -> None:
