@@ -311,7 +311,7 @@ class Attempts:
                 return
             if time.monotonic() > unit.lease_until:
                 self._hold_up(unit.jobs[0])
-            await self.commit_of(lane, unit.jobs, end.value)
+            await self.commit(lane, unit.jobs, end.value)
             return
         if lane.link is None:
             self._units.discard(unit)
@@ -614,26 +614,21 @@ class Attempts:
             self._held_up = 0
             log.debug("%s %d: committed", self.options.queue, job.id)
 
-    async def commit(self, jobs: list[BaseJob], results: list[Optional[str]], claims: bool) -> list[BaseJob]:
-        """Commits jobs without a transaction of their own, and answers those that were claimed instead; what ends
-        while a statement is on its way shares the next one, and its claim."""
+    async def commit(self, lane: Lane, jobs: list[BaseJob], results: list[Optional[str]]) -> None:
+        """Commits a lane's jobs that have no transaction of their own; what ends while a statement is on its way shares
+        the next one.  A lane that has nothing else goes on with what that claims.  One that has more begins with it
+        after this: its next job may end the lane's session, and the leases of these with it."""
         answer: "asyncio.Future[list[BaseJob]]" = self._loop.create_future()
-        self._commit_soon(_ToCommit(jobs, results, answer, claims))
-        if not self._places.shared:
-            return await answer
+        self._commit_soon(_ToCommit(jobs, results, answer, not lane.pending))
 
         async def wait() -> list[BaseJob]:
             return await answer
 
-        return await self._places.lent(wait())
-
-    async def commit_of(self, lane: Lane, jobs: list[BaseJob], results: list[Optional[str]]) -> None:
-        """The same for a lane, which goes on with what was claimed, or with what it has: that begins after this has
-        ended, since it may take the lane's session with it, or look for what this makes ready."""
-        lane.pending.extend(self.units(await self.commit(jobs, results, not lane.pending), lane))
+        claimed = await (self._places.lent(wait()) if self._places.shared else answer)
+        lane.pending.extend(self.units(claimed, lane))
 
     def tell_soon(self, ended: Ended) -> None:
-        """The same for jobs whose lanes have gone on."""
+        """Commits jobs whose lanes have gone on."""
         self._commit_soon(_ToCommit([job for job, _ in ended], [result for _, result in ended], None, False))
 
     def _commit_soon(self, ended: _ToCommit) -> None:
@@ -706,7 +701,7 @@ class Attempts:
             # Else it may have been made since the statement was.
             await asyncio.wait_for(link.ready(), _server.ANSWER)
             answers = await link.exchange(self._end_message(ended, link, lanes))
-        except (Lost, psycopg.Error, OSError, asyncio.TimeoutError) as error:
+        except (Lost, psycopg.Error, asyncio.TimeoutError) as error:
             await self._commit_each(ended, error)
             return []
         return self._heard_ends(ended, answers, asked_at, link)

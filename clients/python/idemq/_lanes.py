@@ -205,7 +205,7 @@ class AsyncLane(Lane):
                 return
             stop = None if end.error is None and run.settled(unit, end) else Stop(unit, end)
             if stop is None and not end.committed:
-                await run.commit_of(self, unit.jobs, end.value)
+                await run.commit(self, unit.jobs, end.value)
             if stop is None and self.pending and run.goes_on(self):
                 self._begin(run)
             else:
@@ -344,7 +344,7 @@ class ThreadLane(Lane):
                 self._put_down()
                 return Stop(unit, end)
             if not end.committed and self.pending:
-                run.from_thread(run.commit_of(self, unit.jobs, end.value))
+                run.from_thread(run.commit(self, unit.jobs, end.value))
             elif not end.committed:
                 assert run.desk is not None
                 run.desk.leave(unit.jobs, end.value)
