@@ -11,10 +11,15 @@ piece() {
 	local log=$work/pgbench.log what before after finished sent rate latency checkpoint
 
 	what="$bench of $side, $clients clients, synchronous_commit $sync, round $round"
-	fill "$side" "$rows"
-	checkpoint=$(begun)
-	before=$(counters "$side")
-	run bench_client "$log" "$clients" "$script" -T "$seconds" -D rows="$rows" || piece_failed "$what" "$log"
+	while :; do
+		fill "$side" "$rows"
+		checkpoint=$(begun)
+		before=$(counters "$side")
+		! run bench_client "$log" "$clients" "$script" -T "$seconds" -D rows="$rows" || break
+		[ "$rows" -gt 0 ] && [ "$(jobs_in pending "$side")" -eq 0 ] || piece_failed "$what" "$log"
+		say "$what: all $rows jobs were done before the time was over; again with twice as many"
+		rows=$((rows * 2))
+	done
 	after=$(counters "$side")
 	no_checkpoint "$checkpoint" "$what"
 	read -r sent rate latency < <(client_said "$log")
@@ -56,8 +61,8 @@ many_clients() {
 
 	for sync in $SYNCS; do
 		set_guc synchronous_commit "$sync"
-		rows=45000
-		[ "$sync" != on ] || rows=16000
+		rows=70000
+		[ "$sync" != on ] || rows=30000
 		rows=$(awk "BEGIN { printf \"%d\", $rows * $SECS * $FILL }")
 		for round in $(seq "$ROUNDS"); do
 			for clients in $CLIENTS8; do
