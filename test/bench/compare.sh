@@ -16,7 +16,7 @@ piece() {
 		checkpoint=$(begun)
 		before=$(counters "$side")
 		! run bench_client "$log" "$clients" "$script" -T "$seconds" -D rows="$rows" || break
-		[ "$rows" -gt 0 ] && [ "$(jobs_in pending "$side")" -eq 0 ] || piece_failed "$what" "$log"
+		if [ "$rows" -eq 0 ] || [ "$(jobs_in pending "$side")" -gt 0 ]; then piece_failed "$what" "$log"; fi
 		say "$what: all $rows jobs were done before the time was over; again with twice as many"
 		rows=$((rows * 2))
 	done
