@@ -61,7 +61,7 @@ $holder->query_safe(q[BEGIN; SELECT FROM idemq.queues WHERE name = 'q' FOR UPDAT
 kill 'CONT', $worker;
 is_soon($node, q[SELECT count(*) FROM idemq.claim('q')], '1', 'claims go by the time, though the row is locked');
 is_sql($node, $resumed, 'f', 'which says paused');
-sql($node, pause('clock', '1 s'));
+sql($node, pause('clock', $soon));
 is_soon($node, $resumed =~ s/'q'/'clock'/r, 'the worker is not held up');
 $holder->query_safe('COMMIT');
 is_soon($node, $resumed, 'and writes the row once it can');
