@@ -8,6 +8,7 @@
 #
 # expects in log: was terminated by signal 9
 # takes long
+# looks at sessions
 
 use strict;
 use warnings FATAL => 'all';

@@ -2,6 +2,7 @@
 # others, a user's trigger gains nothing, settings do not matter, and nothing
 # is done over and over.
 # takes long
+# looks at sessions
 
 use strict;
 use warnings FATAL => 'all';

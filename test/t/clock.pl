@@ -138,7 +138,8 @@ sub waits
 }
 is(waits($_->[0]), $_->[1], "$_->[0]: due in $_->[1] min")
   foreach [ enqueued => 0 ], [ failing => 10 ], [ releasing => 20 ], [ lost => 0 ], [ retried => 0 ], [ redriven => 0 ],
-  [ delayed => 60 ], [ delayed_before => 2880 ], [ group2 => 0 ], [ child => 0 ];
+  [ delayed => 60 ], [ group2 => 0 ], [ child => 0 ];
+is_sql($node, "SELECT round(extract(epoch FROM ready_at - created_at) / 60) FROM idemq.jobs WHERE id = $job{delayed_before}", 2880, 'delayed_before: due in two days from then');
 is_sql($node, "SELECT status, ceil(extract(epoch FROM run_at - now()) / 60) FROM idemq.jobs WHERE id = $job{child2}", 'blocked|60', 'a child waits for its time, too');
 is_sql($node, "SELECT ceil(extract(epoch FROM run_at - now()) / 60) FROM idemq.jobs WHERE id = $job{placed}", 10,
 	'and so is its run_at, or it would wait for that when it is due');

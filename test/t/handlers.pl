@@ -2,6 +2,7 @@
 # an error makes of a job, batches, job_timeout, rights, who may have a process, and each way in
 # which such a process, its function, its role, its database and its server can end.
 # takes long
+# looks at sessions
 
 # expects in log: was terminated by signal 9|terminating any other active server processes|terminating background worker
 

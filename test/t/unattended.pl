@@ -1,6 +1,7 @@
 # Nobody works on it: due jobs, nobody in flight, no claim, nobody asleep, for a minute. Every other queue here has
 # due jobs that are older, and somebody, or nobody that has to: they are asked when the one is found.
 # takes long
+# looks at sessions
 
 use strict;
 use warnings FATAL => 'all';

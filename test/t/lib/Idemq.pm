@@ -462,4 +462,7 @@ sub run_command_output
 	return $stdout;
 }
 
+# For what has sessions that cost much: script/sanitize.
+require OneSession if $ENV{IDEMQ_ONE_SESSION};
+
 1;
