@@ -14,7 +14,7 @@ use Test::More;
 # Several ends come in the time of one search.
 my $node = new_server('storm', 'idemq.worker' => 'on', max_prepared_transactions => 10, fsync => 'off', synchronous_commit => 'off', jit => 'off');
 
-sql($node, "SELECT idemq.create_queue('many', max_running => 9);
+sql($node, "SELECT idemq.create_queue('many', max_running => 9, lease => '1 h');
 	SELECT count(*) FROM (SELECT idemq.enqueue('many', '1') FROM generate_series(1, 100000)) AS e");
 
 my $ends = "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'q'";
