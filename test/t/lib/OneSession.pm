@@ -67,17 +67,16 @@ sub ask
 # While a server is down, and of another database, as ever.
 *Idemq::wait_until = sub {
 	my ($node, $sql, $expected, $db) = @_;
-	my $end = time + $PostgreSQL::Test::Utils::timeout_default;
 
-	while (($db // 'postgres') eq 'postgres' && time < $end)
+	$expected //= 't';
+	for (my $end = time + $PostgreSQL::Test::Utils::timeout_default; time < $end; Time::HiRes::sleep(0.1))
 	{
-		my $session = kept($node) or last;
+		my $session = ($db // 'postgres') eq 'postgres' && kept($node) or return $wait_until->(@_);
 		my ($answer, $said, $ended) = ask($node, $session, $sql);
 
-		return if $ended && $answer eq ($expected // 't') && $said eq '';
-		Time::HiRes::sleep(0.1);
+		return if $ended && $answer eq $expected && $said eq '';
 	}
-	return $wait_until->(@_);
+	die "never '$expected': $sql";
 };
 
 *Idemq::sql_counted = sub {
