@@ -1,5 +1,6 @@
 # idemq.auto_update: where nothing works before ALTER EXTENSION idemq UPDATE, the background worker runs
-# it after the restart, and calls wait for it.
+# it after the restart, and calls wait for it, 5 s.
+# asserts times
 
 use strict;
 use warnings FATAL => 'all';
@@ -27,7 +28,7 @@ my $holder = session($node, 'app');
 $holder->query_safe('BEGIN; LOCK TABLE idemq.jobs IN ACCESS SHARE MODE');
 $node->append_conf('postgresql.conf', 'idemq.auto_update = on');
 $node->reload;
-is_sql($node, 'SHOW idemq.auto_update', 'on', 'set on');
+wait_until($node, 'SHOW idemq.auto_update', 'on');
 
 # A session that waits in a call, with its answer, or the SQLSTATE.
 sub caller_of

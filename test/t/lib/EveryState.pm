@@ -78,6 +78,7 @@ sub goes_on
 	sql($node, q{SELECT idemq.alter_queue('paced', group_rate => 0)});
 	is_soon($node, q{SELECT payload FROM idemq.claim('paced', 9)}, '"paced 2"', 'without it the next one goes');
 	is_sql($node, q{SELECT idemq.commit(id, token) FROM idemq.jobs WHERE payload IN ('1')}, "committed\ncommitted", 'they end');
+	wait_until($node, q{SELECT status FROM idemq.jobs WHERE payload = '2' AND group_key = 'g'}, 'pending');
 	is_sql($node, q{SELECT queue, payload FROM idemq.claim_any('{groups,narrow}', 9) ORDER BY 1}, "groups|2\nnarrow|3", 'and let the next go');
 	is_sql($node, qq{SELECT attempt, payload, token > $token AND token > $lost_token FROM idemq.claim('q')}, '2|"failed"|t', 'tokens grow');
 	is_sql($node, qq{SELECT id > $lost FROM idemq.enqueue('q', '"new"')}, 't', 'ids that were given do not come again');
