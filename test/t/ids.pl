@@ -1,6 +1,7 @@
 # Job ids are never given twice: not after a crash that lost commits, not after
 # the promotion of a standby that lags, not in a copy restored from a dump.
 # expects in log: was terminated by signal 9
+# looks at sessions
 
 use strict;
 use warnings FATAL => 'all';

@@ -114,15 +114,15 @@ foreach (1, 2)
 	sql($node, "SELECT idemq.enqueue('h$_', '10$_')");
 	wait_until($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event_type = 'Lock'", $_);
 }
+# The third queue has one of them asked, after a while; then the other one has nothing to do.
+sql($node, "SELECT idemq.enqueue('h3', '103')");
 SKIP:
 {
-	skip 'no gdb that may attach', 1 unless has_debugger($node);
+	skip 'no gdb that may attach', 2 unless has_debugger($node);
 
-	# The third queue has one of them asked, after a while; then the other one has nothing to do.
 	my $pid = $holder->query_safe('SELECT pg_backend_pid()');
 	my $asked;
 
-	sql($node, "SELECT idemq.enqueue('h3', '103')");
 	until_true('a process is asked to leave', sub {
 		my ($posts) = run_command([ 'gdb', '-nx', '-batch', '-p', $pid, map { ('-ex', "printf \"leave %d %d\\n\", " .
 			"'handler_board.c'::board->posts[$_].leave, 'handler_board.c'::board->posts[$_].pid") } 0 .. 15 ]);

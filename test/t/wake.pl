@@ -33,7 +33,7 @@ sql($node, "SELECT idemq.enqueue('q', '1'); SELECT count(*) FROM idemq.claim('q'
 # second, and may meet a job that another one is woken for, and end with nothing.  So a few are spare.
 without_reminders(sub {
 	my ($count, $spare) = (90, 10);
-	my $end = clients($node, "CALL idemq.wait('q', '150 s');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n", '-c', $count, '-t', 1);
+	my $end = clients($node, "CALL idemq.wait('q', '30 min');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n", '-c', $count, '-t', 1);
 	my @seen;
 
 	is_soon($node, $sleepers, $count, "$count sleepers");
@@ -55,7 +55,7 @@ without_reminders(sub {
 without_reminders(sub {
 	my ($count, $changes, $begun) = (60, 20, time);
 	my $looks = "SELECT xact_commit FROM pg_stat_database WHERE datname = 'postgres'";
-	my $end = clients($node, "CALL idemq.wait('q', '150 s');\n", '-c', $count, '-t', 1);
+	my $end = clients($node, "CALL idemq.wait('q', '30 min');\n", '-c', $count, '-t', 1);
 
 	is_soon($node, $sleepers, $count, "$count sleepers for changes");
 	my $before = sql($node, $looks);
@@ -78,7 +78,7 @@ without_reminders(sub {
 foreach my $priorities (1, 10)
 {
 	without_reminders(sub {
-		my $end = clients($node, "CALL idemq.wait('q', '150 s');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n", '-c', 20, '-t', 1);
+		my $end = clients($node, "CALL idemq.wait('q', '30 min');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n", '-c', 20, '-t', 1);
 
 		is_soon($node, $sleepers, 20, '20 sleepers');
 		# Due by time alone: nobody knows how many they are, and who looks finds it.
@@ -98,7 +98,7 @@ SKIP:
 	foreach my $end ('pg_cancel_backend', 'pg_terminate_backend')
 	{
 		without_reminders(sub {
-			my @two = map { sleeper($node, "CALL idemq.wait('q', '150 s')") } 1 .. 2;
+			my @two = map { sleeper($node, "CALL idemq.wait('q', '30 min')") } 1 .. 2;
 			my @stops = map { stop_at($_->{pid}, 'ResetLatch') } @two;
 
 			sql($node, "SELECT idemq.enqueue('q', '1')");
@@ -181,11 +181,11 @@ sub wait_for_hit
 }
 
 # Who got the signal looked, said so, and never claims: the worker signals again.
-my @three = map { sleeper($node, "CALL idemq.wait('q', '150 s')") } 1 .. 3;
+my @three = map { sleeper($node, "CALL idemq.wait('q', '30 min')") } 1 .. 3;
 sql($node, "SELECT idemq.enqueue('q', '1')");
 is(answer($_), 't', 'a job that nobody claims is announced to the next sleeper') foreach @three;
 # And so it does when a claim of another job came between.
-$_ = sleeper($node, "CALL idemq.wait('q', '150 s')", $_->{session})
+$_ = sleeper($node, "CALL idemq.wait('q', '30 min')", $_->{session})
   foreach (sql($node, "SELECT count(*) FROM idemq.claim('q', 100)") ? @three : ());
 sql($node, "SELECT idemq.enqueue('q', '1', priority => 0); SELECT idemq.enqueue('q', '2');
 	SELECT count(*) FROM idemq.claim('q')");
