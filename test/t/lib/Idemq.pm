@@ -17,6 +17,8 @@ our @EXPORT = qw(new_server new_node server_conf restored_queue session sql sql_
 
 # Seconds until what does not come ends a test; PG_TEST_TIMEOUT_DEFAULT is for all of them.
 my $patience = $PostgreSQL::Test::Utils::timeout_default // 180;
+# What a session may take to begin where all is slow, of which that tells: 4 s if it is 900, otherwise nothing.
+my $to_begin = $patience > 180 ? $patience / 180 - 1 : 0;
 
 # Settings of script/server.conf: what a server needs to preload idemq.
 sub server_conf
@@ -338,13 +340,15 @@ my $scripts = 0;
 # Clients of pgbench, which run a script, or one of several [text, weight] at random.
 # Answers a sub that waits for their end, and answers what they complained of: '' when all
 # came through.  With 'killed' among the options, sessions that are ended from outside are
-# no complaint, nor is a server that is not there.
+# no complaint, nor is a server that is not there.  -T is longer by what sessions take to begin.
 sub clients
 {
 	my ($node, $script, @options) = @_;
+	my ($sessions, $seconds) = map { my $option = $_; grep { $options[ $_ - 1 ] eq $option } 1 .. $#options } '-c', '-T';
 	my $killed = grep { $_ eq 'killed' } @options;
 	my @files;
 
+	$options[$seconds] += $options[$sessions] * $to_begin if defined $seconds;
 	foreach (ref $script ? @$script : [ $script, 1 ])
 	{
 		my $file = "$PostgreSQL::Test::Utils::tmp_check/script." . ++$scripts . '.sql';
