@@ -26,7 +26,7 @@ mkdir $build;
 sub make
 {
 	return IPC::Run::run([ 'make', '-s', '-j2', '-C', $build, '-f', "$source/Makefile", 'PG_CONFIG=pg_config',
-			'COPT=-O0', 'WERROR=', @_ ], '<', \undef, '>&', \$output, IPC::Run::timeout(300));
+			'COPT=-O0', 'WERROR=', @_ ], '<', \undef, '>&', \$output, IPC::Run::timeout($ENV{TEST_TIMEOUT} // 300));
 }
 
 # The files below a directory, with or without what changes when they are written.

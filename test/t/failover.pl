@@ -17,7 +17,7 @@ chomp(my $bin = `pg_config --bindir`);
 mkdir "$dir/closed", 0 or die "$dir/closed: $!";
 local @ENV{qw(FAILOVER_WORK FAILOVER_BIN FAILOVER_WARM SCENARIO PATH)} = ($dir, $bin, 40, 'async sync', "$dir/closed:$bin");
 ok(IPC::Run::run([ '/usr/bin/python3', "$ENV{IDEMQ_SOURCE}/test/failover/main.py", "$dir/table" ],
-		'<', \undef, '>&', \$out, IPC::Run::timeout(400)), 'all went well') or diag $out;
+		'<', \undef, '>&', \$out, IPC::Run::timeout($ENV{TEST_TIMEOUT} // 400)), 'all went well') or diag $out;
 like($out, qr{^ok     failover/$_ }m, $_) foreach 'async', 'sync';
 
 # A table of nothing, or of another event, is none: jobs and commits, those lost, effects twice.

@@ -85,13 +85,13 @@ sub drain
 	my ($killed, $said) = (0, '');
 	my $left = "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = '$queue' AND finished_at IS NULL";
 
-	while (time - $start < $limit)
+	while (time - $start < $limit * (1 + to_begin()))
 	{
 		my $run = start_workers($queue, 3);
 
 		foreach (1 .. 5)
 		{
-			sleep 0.4;
+			sleep 0.4 + 2 * to_begin();
 			$killed += sql($node, "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
 				WHERE query ~ 'work\\(|finish\\(|claim\\(' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) x");
 		}

@@ -133,7 +133,7 @@ my ($round, $begun) = (0, time);
 while (time < $begun + $seconds || $round < 4)
 {
 	my $crash = $round % 4 == 2;
-	my $length = 0.3 + rand(1.5);
+	my $length = 0.3 + rand(1.5) + $clients * to_begin();
 	my @runs = map { start_script($node, script($_, 4000, waits => 1)) } 0 .. $clients - 1;
 	my $started = time;
 

@@ -13,12 +13,16 @@ use Time::HiRes ();
 
 our @EXPORT = qw(new_server new_node server_conf restored_queue session sql sql_counted sqlstate is_sql is_state wal_records
   has_debugger stop_at asleep sleeper answer worker_pid stop_worker wait_until until_true crash
-  clients unexpected is_soon ends_in_time write_whole pooler);
+  clients to_begin unexpected is_soon ends_in_time write_whole pooler);
 
 # Seconds until what does not come ends a test; PG_TEST_TIMEOUT_DEFAULT is for all of them.
 my $patience = $PostgreSQL::Test::Utils::timeout_default // 180;
-# What a session may take to begin where all is slow, of which that tells: 4 s if it is 900, otherwise nothing.
-my $to_begin = $patience > 180 ? $patience / 180 - 1 : 0;
+
+# The seconds that a session may take to begin where all is slow, of which that tells: 4 if it is 900, otherwise none.
+sub to_begin
+{
+	return $patience > 180 ? $patience / 180 - 1 : 0;
+}
 
 # Settings of script/server.conf: what a server needs to preload idemq.
 sub server_conf
@@ -348,7 +352,7 @@ sub clients
 	my $killed = grep { $_ eq 'killed' } @options;
 	my @files;
 
-	$options[$seconds] += $options[$sessions] * $to_begin if defined $seconds;
+	$options[$seconds] += $options[$sessions] * to_begin() if defined $seconds;
 	foreach (ref $script ? @$script : [ $script, 1 ])
 	{
 		my $file = "$PostgreSQL::Test::Utils::tmp_check/script." . ++$scripts . '.sql';
