@@ -297,6 +297,8 @@ note $commands;
 sql($node, $commands, 'depends');
 is_sql($node, $old, $version, 'updated with what depends on it', 'depends');
 is_sql($node, $rows, $before, 'every row', 'depends');
+# When the worker has found the leases.
+wait_until($node, 'SELECT count(*) FROM in_flight', 4, 'depends');
 is_sql($node, q{SELECT * FROM mine; SELECT count(*) FROM names; SELECT count(*) FROM in_flight; SELECT send('1') > 0, late('x') > 0;
 	SELECT conname FROM pg_constraint WHERE conrelid = 'mine'::regclass; SELECT finish(id, token) FROM idemq.claim('mail'); SELECT to_regclass('idemq.by_worker') IS NOT NULL},
 	"1|completed|committed\n5\n4\nt|t\nmine_job_fkey\ncommitted\nt", 'types, views and functions go on', 'depends');
