@@ -54,6 +54,7 @@ sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '1 h
 my %job;
 $job{$_} = enqueue($node, '') foreach qw(failing releasing lost retried dead redriven finishing beating);
 $job{delayed_before} = enqueue($node, ", delay => '2 days'");
+my $before = sql($node, "SELECT created_at, ready_at FROM idemq.jobs WHERE id = $job{delayed_before}");
 $job{retried_before} = enqueue($node, ", delay => '5 min'");
 $job{group1} = enqueue($node, ", group_key => 'g'");
 $job{group2} = enqueue($node, ", group_key => 'g'");
@@ -139,7 +140,7 @@ sub waits
 is(waits($_->[0]), $_->[1], "$_->[0]: due in $_->[1] min")
   foreach [ enqueued => 0 ], [ failing => 10 ], [ releasing => 20 ], [ lost => 0 ], [ retried => 0 ], [ redriven => 0 ],
   [ delayed => 60 ], [ group2 => 0 ], [ child => 0 ];
-is_sql($node, "SELECT round(extract(epoch FROM ready_at - created_at) / 60) FROM idemq.jobs WHERE id = $job{delayed_before}", 2880, 'delayed_before: due in two days from then');
+is_sql($node, "SELECT created_at, ready_at, ready_at - created_at FROM idemq.jobs WHERE id = $job{delayed_before}", "$before|2 days", 'delayed_before: due when it was');
 is_sql($node, "SELECT status, ceil(extract(epoch FROM run_at - now()) / 60) FROM idemq.jobs WHERE id = $job{child2}", 'blocked|60', 'a child waits for its time, too');
 is_sql($node, "SELECT ceil(extract(epoch FROM run_at - now()) / 60) FROM idemq.jobs WHERE id = $job{placed}", 10,
 	'and so is its run_at, or it would wait for that when it is due');
