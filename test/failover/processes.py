@@ -254,6 +254,10 @@ class Server:
         except psycopg.Error:
             return None
 
+    def received(self):
+        """Of a standby: the bytes of WAL that it has, flushed."""
+        return self.value("SELECT pg_last_wal_receive_lsn() - '0/0'")
+
     def is_primary(self):
         return self.says("SELECT NOT pg_is_in_recovery()") is True
 

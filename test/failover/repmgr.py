@@ -1,7 +1,7 @@
 """repmgr.py: servers that repmgr has cloned, promoted, told to follow and taken back."""
 
 from processes import BIN, WORK, Server, call, free_ports, log
-from scenarios import CONF, SCHEMA, dsn_of, event, reads
+from scenarios import CONF, SCHEMA, dsn_of, event, most_first, reads
 
 CONFIGURATION = """node_id = {number}
 node_name = '{name}'
@@ -45,7 +45,9 @@ def repmgr():
     one.wait_for_standby(two.name, "sync")
 
     def killed():
+        nonlocal two, three
         one.kill()
+        two, three = most_first(two, three)
         two.repmgr("standby", "promote")
         three.repmgr("standby", "follow")
 

@@ -4,11 +4,12 @@ Each scenario is a function that yields a Row for each event: traffic flows, the
 traffic flows again, and the account of it is made.
 """
 
+import signal
 from dataclasses import dataclass
 
 import psycopg
 
-from processes import Failure, Server, free_ports, log, until
+from processes import Failure, Server, free_ports, log, signal_all, until
 from traffic import SCHEMA, Account, Traffic, account, lost_do_no_harm
 
 CONF = {
@@ -113,6 +114,16 @@ def stale_after_loss(server, held):
     log("the old token of a job that was claimed again: IQ001; id and token of a lost one: IQ002; its key: accepted")
 
 
+def most_first(*standbys):
+    """The standbys of a primary that is gone, the one that has received the most first.
+
+    It has all that the one that was waited for has; and the other can follow it, which one that
+    has more than a new primary cannot, without pg_rewind.
+    """
+    until(lambda: all(node.value("SELECT count(*) FROM pg_stat_wal_receiver") == 0 for node in standbys), "the standbys are cut off")
+    return sorted(standbys, key=lambda node: node.received(), reverse=True)
+
+
 def asynchronous():
     """A standby that lags by what a second brings is promoted; the old primary comes back by pg_rewind."""
     one, two = servers("async", 2)
@@ -158,7 +169,7 @@ def asynchronous():
 
 
 def synchronous():
-    """One of two standbys is waited for; it is promoted when the primary dies, the other follows it."""
+    """One of two standbys is waited for; the other, which has more when the primary dies, is promoted, and it follows that."""
     names = "FIRST 1 (sync1, sync2, sync3)"
     one, two, three = servers("sync", 3)
     for node, sync in ((two, "sync"), (three, "potential")):
@@ -171,11 +182,18 @@ def synchronous():
     dsn = dsn_of(one.port, two.port, three.port)
 
     def kill():
+        nonlocal two, three
+        # The one that is not waited for gets more than the one that is.
+        signal_all([one.value("SELECT pid FROM pg_stat_replication WHERE application_name = %s", (two.name,))], signal.SIGSTOP)
+        until(lambda: three.received() > two.received(), f"{three.name} has more than {two.name}")
         one.kill()
+        two, three = most_first(two, three)
+        if two.name != "sync3":
+            raise Failure(f"{two.name} is to be promoted, which has less")
         two.promote()
         three.follow(two)
 
-    yield event("synchronous standby", "primary killed; standby promoted, the other follows it", dsn, kill, lambda: two)
+    yield event("synchronous standby", "primary killed; the standby that has more promoted, the other follows it", dsn, kill, lambda: two)
     one.rewind(two)
     one.start()
     two.wait_for_standby(one.name)
@@ -227,7 +245,11 @@ def hangs():
     held = zombie.execute("SELECT c.id, c.token FROM idemq.enqueue('held', '1') e, idemq.claim_job(e.id) c").fetchone()
 
     def freeze():
+        nonlocal two, three
         one.freeze()
+        for node in (two, three):
+            node.follow(None)
+        two, three = most_first(two, three)
         two.promote()
         three.follow(two)
 

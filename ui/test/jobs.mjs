@@ -227,8 +227,8 @@ ok(/Step charge card: done after/.test(steps) && steps.includes('amount: 1200') 
 await page.goto(`${base}/job/${await jobOf('desk', 'graph')}`);
 ok(await page.locator('.graph a').count() === 4 && await page.locator('.graph .edge').count() === 4 && (await page.locator('.graph').textContent()).includes('blocked'), 'a small graph is drawn in full, with its states', await page.locator('.graph').textContent());
 await page.locator('.graph a').nth(3).focus();
-await page.keyboard.press('Enter');
-await page.waitForURL((url) => !url.pathname.endsWith(`${1}`) && url.pathname.startsWith('/job/'));
+const graph = page.url();
+await Promise.all([page.waitForURL((url) => url.href !== graph && url.pathname.startsWith('/job/')), page.keyboard.press('Enter')]);
 await page.goto(`${base}/job/${await value("SELECT max(id) FROM idemq.job_list WHERE queue = 'import'")}`);
 const folded = await page.locator('.graph').textContent();
 ok(await page.locator('.graph a').count() <= 8 && /800 × row\s*completed/.test(folded) && /10 × row\s*dead/.test(folded) && folded.includes('blocked, this') && (await said(page)).includes('jobs, by kind and status'), 'one of 2,001 jobs by kind and status', folded);
@@ -249,7 +249,7 @@ const shown = await said(tricks);
 ok([1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16].every((i) => shown.includes(`alert(${i})`)) && tricks.troubles.length === 0, 'markup in payload, key, kind, headers, error, trace, worker, step and checkpoint is text',
   `${[1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16].filter((i) => !shown.includes(`alert(${i})`))} ${tricks.troubles.join('; ')}`);
 await tricks.goto(base + list('markup', { tab: 'all' }));
-ok([3, 4, 17, 18].every((i) => true) && (await said(tricks)).includes('<script>alert(4)</script>') && await tricks.locator('main img, main script:not([src])').count() === 0, 'and in a list', await said(tricks));
+ok((await said(tricks)).includes('<script>alert(4)</script>') && await tricks.locator('main img, main script:not([src])').count() === 0, 'and in a list', await said(tricks));
 const bad = await tricks.request.post(`${base}/queue/markup/enqueue`, { form: { payload: '<script>alert(34)</script>' } });
 ok(bad.status() === 403, 'a form without a token enqueues nothing');
 
