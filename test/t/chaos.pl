@@ -24,9 +24,10 @@ my $part = $jobs > 20000 ? 1000 : int($jobs / 20);    # is enqueued at a time
 my $secs = $ENV{CHAOS_SECS} // 'inf';
 my @kinds = (('sql') x 5, 'client', 'work');
 my @queues = ('sql', 'sql', 'sql', 'sql', 'client', 'work', 'handler', 'handler');    # of jobs, in turn
-my $lease = 0.5;    # seconds
+my $slow = 1 + 10 * to_begin();
+my $lease = 0.5 * $slow;    # seconds
 my $stops = $jobs > 20000 ? int(5 + $jobs / 100000) : 1;    # of the server
-my $patience = 180 + $jobs / 20;
+my $patience = (180 + $jobs / 20) * (1 + 2 * to_begin());
 my $start = time;
 
 my $node = new_server('chaos', 'idemq.worker' => 'on', max_connections => 60, log_statement => 'none');
@@ -83,7 +84,7 @@ sub awake
 	return;
 }
 
-sql($node, "SELECT idemq.create_queue(q, lease => '$lease s', max_attempts => 1000000, retry_base => '1 ms', retry_max => '10 ms', job_timeout => '1 min')
+sql($node, "SELECT idemq.create_queue(q, lease => '$lease s', max_attempts => 1000000, retry_base => '1 ms', retry_max => '10 ms', job_timeout => '$slow min')
 		FROM unnest('{sql,client,work,handler}'::text[]) q;
 	CREATE TABLE over ();
 	CREATE TABLE sums (part int PRIMARY KEY, n bigint NOT NULL DEFAULT 0, total bigint NOT NULL DEFAULT 0,
@@ -115,7 +116,7 @@ for (my $n = 0; $finished < ($jobs = time > $start + $secs ? $enqueued : $jobs) 
 	$done{$what} += $count;
 	$made += $count;
 	# What is behind makes haste.
-	sleep($made < $enqueued / 100 ? 0.02 : 0.1 + rand(0.2));
+	sleep($slow * ($made < $enqueued / 100 ? 0.02 : 0.1 + rand(0.2)));
 	awake(time);
 	$finished = sql($node, 'SELECT sum(n) FROM sums');
 }

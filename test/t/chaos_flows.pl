@@ -24,6 +24,7 @@ use Time::HiRes qw(time sleep);
 my $seconds = $ENV{IDEMQ_FLOWS} // 12;
 my $seed = $ENV{FLOWS_SEED} // int(rand(2**31));
 my $tenants = 3;
+my $slow = 1 + 10 * to_begin();
 my $flows = "$ENV{IDEMQ_SOURCE}/test/chaos/flows";
 my $log = "$PostgreSQL::Test::Utils::tmp_check/flows.log";
 my (%done, @clients, @stalled);
@@ -34,7 +35,7 @@ srand($seed);
 diag "figure: seed $seed: FLOWS_SEED=$seed repeats its choices";
 my $node = new_server('flows', 'idemq.worker' => 'on', max_connections => 60, log_statement => 'none', restart_after_crash => 'on',
 	'idemq.purge_interval' => '1s', autovacuum_naptime => '5s', deadlock_timeout => '100ms');
-$node->safe_psql('postgres', slurp_file("$flows/setup.sql"), extra_params => [ '-v', "tenants=$tenants" ]);
+$node->safe_psql('postgres', slurp_file("$flows/setup.sql"), extra_params => [ '-v', "tenants=$tenants", '-v', "slow=$slow" ]);
 
 my $orders = '';
 my $nursery = IPC::Run::start([ '/usr/bin/python3', "$flows/nursery.py", "host=${\$node->host} port=${\$node->port} dbname=postgres", $log, $seed ],
@@ -45,7 +46,7 @@ sub file_of
 {
 	my ($client, $what) = @_;
 	my $file = "$log.$client->{name}.$what";
-	my $end = time + 180;
+	my $end = time + 180 * (1 + 2 * to_begin());
 
 	until (-e $file)
 	{
@@ -103,7 +104,7 @@ my %trouble = (
 	stalls => sub {
 		my $client = $clients[ int(rand(@clients)) ];
 		kill 'STOP', pid($client);
-		push @stalled, [ time + 1.4, pid($client) ];
+		push @stalled, [ time + 1.4 * $slow, pid($client) ];
 		return 1;
 	},
 	kills => sub {
@@ -152,7 +153,7 @@ sub rage
 		my $count = $trouble{$what}->();
 		$done{$what} += $count;
 		shift @crashes if $crash && $count;
-		sleep 0.05 + rand(0.1);
+		sleep $slow * (0.05 + rand(0.1));
 		while (@stalled && $stalled[0][0] < time) { kill 'CONT', (shift @stalled)->[1]; }
 	}
 	return;
@@ -183,7 +184,7 @@ sub drain
 	start_client($tenants, 'watcher', 'all', 'calm');
 	start_client($tenants + 1 + $_, 'turner', $turners[$_], 'calm') foreach 0 .. $#turners;
 	my $left = 'SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL';
-	my $end = time + 180;
+	my $end = time + 180 * (1 + 2 * to_begin());
 	while (sql($node, $left) > 0 && time < $end)
 	{
 		sleep 0.2;

@@ -1,4 +1,5 @@
--- Queues, roles and ledgers of the chaos test of flows; README.md here.  :tenants is how many.
+-- Queues, roles and ledgers of the chaos test of flows; README.md here.  :tenants is how many, :slow how
+-- many times longer a lease is than where all is fast.
 
 -- ---- The ledgers.  Each row is written by the transaction of which it tells.
 
@@ -124,6 +125,8 @@ CREATE FUNCTION mend(share float8) RETURNS bigint LANGUAGE sql AS $$
 	noted AS (INSERT INTO mended SELECT key FROM gone ON CONFLICT DO NOTHING)
 	SELECT count(*) FILTER (WHERE outcome = 'retrying') FROM (SELECT array_agg(id ORDER BY id) AS ids FROM gone) g, idemq.retry_many(ids) WHERE ids IS NOT NULL $$;
 
+CREATE FUNCTION slow() RETURNS float8 LANGUAGE sql RETURN :slow;
+
 -- A queue's limits and times change while it is used.
 CREATE FUNCTION alter_one(dice float8) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -134,7 +137,7 @@ BEGIN
 	ELSIF dice < 0.2 THEN
 		PERFORM idemq.pause(q, clock_timestamp() + interval '200 ms');
 	ELSIF dice < 0.6 THEN
-		PERFORM idemq.alter_queue(q, lease => make_interval(secs => 0.8 + dice), retry_base => '2 ms');
+		PERFORM idemq.alter_queue(q, lease => make_interval(secs => (0.8 + dice) * slow()), retry_base => '2 ms');
 	ELSE
 		PERFORM idemq.alter_queue(q, retry_max => '20 ms', retry_jitter => dice, max_lease => '1 h');
 	END IF;
@@ -165,7 +168,7 @@ BEGIN
 		t := 't' || i;
 		EXECUTE format('CREATE ROLE %I LOGIN', t);
 		FOREACH q IN ARRAY '{graph,graph2,brief,events,fan1,fan2,fan3,fan4,seq,debounce,kinds,undo,trips,limited,elastic,grouped,places}'::text[] LOOP
-			PERFORM idemq.create_queue(t || '.' || q, lease => '1 s', retry_base => '1 ms', retry_max => '20 ms', max_attempts => 1000000,
+			PERFORM idemq.create_queue(t || '.' || q, lease => make_interval(secs => slow()), retry_base => '1 ms', retry_max => '20 ms', max_attempts => 1000000,
 				retention => (CASE WHEN q IN ('brief', 'seq') THEN '0' WHEN q IN ('graph', 'graph2', 'undo', 'trips') THEN '1 h' ELSE '1 s' END)::interval,
 				idempotency_window => (CASE WHEN q IN ('graph', 'graph2', 'brief', 'seq', 'debounce', 'kinds') THEN '1 s' ELSE '1 h' END)::interval,
 				max_running => CASE q WHEN 'limited' THEN 3 WHEN 'elastic' THEN 4 END,
@@ -188,7 +191,7 @@ END $$;
 
 -- ---- Queues whose turns are judged: a few tenants of very different sizes, each with jobs that wait all the time
 
-SELECT idemq.create_queue(q, group_running => 4, lease => '1 s', retry_base => '1 ms', retry_max => '20 ms', max_attempts => 1000000, retention => '1 s')
+SELECT idemq.create_queue(q, group_running => 4, lease => make_interval(secs => slow()), retry_base => '1 ms', retry_max => '20 ms', max_attempts => 1000000, retention => '1 s')
 	FROM unnest('{turns.single,turns.pair}'::text[]) q;
 SELECT count(add_turn(q, name)) FROM unnest('{turns.single,turns.pair}'::text[]) q,
 	(VALUES (1, 'whale', 100), (2, 'cow', 20), (3, 'cat', 6), (4, 'dog', 6), (5, '', 6)) g (place, name, jobs), generate_series(1, jobs) n;
