@@ -20,7 +20,8 @@ import psycopg
 
 WORK = Path(os.environ["FAILOVER_WORK"])
 BIN = Path(os.environ["FAILOVER_BIN"])
-PATIENCE = 90
+SLOW = int(os.environ.get("FAILOVER_SLOW", 1))  # how many times longer all may take
+PATIENCE = 90 * SLOW
 
 _libc = ctypes.CDLL(None)
 _started = []
@@ -187,7 +188,7 @@ class Server:
         """Streams from source, from now on or from its start."""
         (self.data / "standby.signal").touch()
         # An entry of pg_basebackup, pg_rewind or repmgr in postgresql.auto.conf would win.
-        self.set(primary_conninfo=source.conninfo(application_name=self.name, connect_timeout=3) if source else "")
+        self.set(primary_conninfo=source.conninfo(application_name=self.name, connect_timeout=3 * SLOW) if source else "")
         if reload:
             self.reload()
 
@@ -240,7 +241,7 @@ class Server:
 
     def sql(self, query, args=None):
         """The rows of a statement; its first value where it is one row of one."""
-        with psycopg.connect(self.conninfo(connect_timeout=5), autocommit=True) as conn:
+        with psycopg.connect(self.conninfo(connect_timeout=5 * SLOW), autocommit=True) as conn:
             cursor = conn.execute(query, args)
             return cursor.fetchall() if cursor.description else []
 

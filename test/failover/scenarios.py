@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from processes import Failure, Server, free_ports, log, signal_all, until
+from processes import SLOW, Failure, Server, free_ports, log, signal_all, until
 from traffic import SCHEMA, Account, Traffic, account, lost_do_no_harm
 
 CONF = {
@@ -21,7 +21,7 @@ CONF = {
 }
 # What clients say: notice a host that is gone in 10 s, a connection that is not made in 2.
 CLIENT = {
-    "target_session_attrs": "read-write", "connect_timeout": 2, "keepalives_idle": 5, "keepalives_interval": 2,
+    "target_session_attrs": "read-write", "connect_timeout": 2 * SLOW, "keepalives_idle": 5, "keepalives_interval": 2,
     "keepalives_count": 3, "tcp_user_timeout": 10000,
 }
 
@@ -89,7 +89,7 @@ def reads(standby, primary):
     with psycopg.connect(standby.conninfo(), autocommit=True) as conn:
         conn.execute("SELECT 1")
         primary.sql("SELECT idemq.commit(id, token, '\"done\"') FROM idemq.claim_job(%s)", (job,))
-        if conn.execute("CALL idemq.wait_result(%s, '60 s')", (job,)).fetchone() != ("completed", "done"):
+        if conn.execute("CALL idemq.wait_result(%s, '10 min')", (job,)).fetchone() != ("completed", "done"):
             raise Failure("wait_result on a standby")
     log(f"{standby.name}, a standby: metrics, jobs, why as on the primary; wait_result answered")
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from processes import WORK, Failure, end, log, start, until
+from processes import SLOW, WORK, Failure, end, log, start, until
 from producer import ENQUEUE
 
 HERE = Path(__file__).parent
@@ -19,9 +19,9 @@ PRODUCERS, WORKERS = 2, 3
 WARM = int(os.environ.get("FAILOVER_WARM", 150))  # jobs done before something happens, and again after it
 REFUSALS = ("IQ001", "IQ002")
 
-SCHEMA = """
+SCHEMA = f"""
 CREATE EXTENSION idemq;
-SELECT idemq.create_queue('work', lease => '3 s', max_attempts => 1000, retry_base => '10 ms');
+SELECT idemq.create_queue('work', lease => '{3 * SLOW} s', max_attempts => 1000, retry_base => '10 ms');
 SELECT idemq.create_queue('held', lease => '1 h', max_attempts => 1000);
 CREATE TABLE orders (key text NOT NULL);
 CREATE TABLE effects (key text NOT NULL, job bigint NOT NULL, token bigint NOT NULL);
@@ -79,7 +79,7 @@ class Traffic:
     def _start(self, program, name):
         path = self.dir / f"{name}.log"
         self.logs.append(Log(path))
-        return start([sys.executable, HERE / program, self.dsn, f"{self.name}-{name}", path], self.dir / f"{name}.err")
+        return start([sys.executable, HERE / program, self.dsn, f"{self.name}-{name}", path, str(4 * SLOW)], self.dir / f"{name}.err")
 
     def start(self):
         self.producers = [self._start("producer.py", f"p{n}") for n in range(PRODUCERS)]
@@ -119,14 +119,14 @@ class Traffic:
         for process in self.producers:
             process.send_signal(signal.SIGTERM)
         for process in self.producers:
-            process.wait(60)
+            process.wait(60 * SLOW)
         before_the_end()
         until(lambda: server.says("SELECT count(*) FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)"
                                   " WHERE q.name = 'work' AND j.finished_at IS NULL") == 0, "the end of all jobs")
         for process in self.workers:
             process.send_signal(signal.SIGTERM)
         for process in self.workers:
-            process.wait(60)
+            process.wait(60 * SLOW)
         said = "".join(path.read_text(errors="replace") for path in sorted(self.dir.glob("*.err")))
         if said or any(process.returncode for process in self.producers + self.workers):
             raise Failure(f"a client failed: {said[-2000:]}")

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""worker.py DSN NAME LOG: claims jobs of queue work and commits each with its effect.
+"""worker.py DSN NAME LOG PATIENCE: claims jobs of queue work and commits each with its effect.
 
 The effect is a row of effects (key, job, token), in the transaction of idemq.commit.  A
 transaction whose answer is lost is run again, with the same id and token, on whichever
@@ -7,7 +7,7 @@ server takes writes by then.  Lines of LOG; TIME is the monotonic clock:
     claim TIME ID TOKEN KEY PORT      a job that was given to us, and by which server
     done TIME ID TOKEN KEY            its commit was acknowledged (now, or by IQ006)
     IQ001 | IQ002 TIME ID TOKEN KEY   refused: stale; no such job
-    gave-up                           a statement was not answered in time
+    gave-up                           a statement was not answered within PATIENCE seconds
 Ends at SIGTERM, with no job in its hands.
 """
 
@@ -19,8 +19,6 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "load"))
 from client import Client  # pylint: disable=wrong-import-position
-
-PATIENCE = 4
 
 
 class Worker(Client):
@@ -57,6 +55,6 @@ class Worker(Client):
 
 
 if __name__ == "__main__":
-    worker = Worker(*sys.argv[1:], patience=PATIENCE)
+    worker = Worker(*sys.argv[1:4], patience=float(sys.argv[4]))
     signal.signal(signal.SIGTERM, worker.stop)
     worker.run()
