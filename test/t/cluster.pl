@@ -284,7 +284,7 @@ my $stop = "$traffic.stop";
 my $producer = write_producer();
 my @running = map {
 	my ($said, $n) = ('', $_);
-	{ said => \$said, run => IPC::Run::start([ 'python3', $producer, $psql->($router, 'router'), $_->[0], $_->[1], $stop ], '<', \undef, '>', "$traffic.$_->[0].$_->[1]", '2>', \$said, IPC::Run::timeout(400)) }
+	{ said => \$said, run => IPC::Run::start([ 'python3', $producer, $psql->($router, 'router'), $_->[0], $_->[1], $stop ], '<', \undef, '>', "$traffic.$_->[0].$_->[1]", '2>', \$said, IPC::Run::timeout($ENV{TEST_TIMEOUT} // 400)) }
 } [ 'produce', 'p1' ], [ 'produce', 'p2' ], [ 'work', 'w1' ], [ 'work', 'w2' ];
 wait_until($east, 'SELECT count(*) > 30 FROM effects', 't', "shard_$moving");
 ($out, $err) = run_command(\@move);

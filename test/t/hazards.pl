@@ -277,7 +277,7 @@ sub work_while
 	for (my $try = 1; $try <= 6; $try++, $seconds *= 2)
 	{
 		my $pgbench = IPC::Run::start([ 'pgbench', '-n', '-p', $node->port, '-h', $node->host, '-c', 4,
-				'-T', $seconds, '-f', $work, 'postgres' ], '>', \$out, '2>', \$err, IPC::Run::timeout(300));
+				'-T', $seconds, '-f', $work, 'postgres' ], '>', \$out, '2>', \$err, IPC::Run::timeout($ENV{TEST_TIMEOUT} // 300));
 		my $end = time + $seconds - 1;
 		while (time < $end)
 		{

@@ -25,7 +25,7 @@ sub start_runner
 
 	local $ENV{T} = tmp;
 	my $run = IPC::Run::start([ 'idemq-work', '-d', $dsn, '-q', 'q', @options ],
-		'<', \undef, '>', $out, '2>', $err, IPC::Run::timeout(300));
+		'<', \undef, '>', $out, '2>', $err, IPC::Run::timeout($ENV{TEST_TIMEOUT} // 300));
 	return { run => $run, err => $err, out => $out, pid => $run->{KIDS}[0]{PID} };
 }
 
