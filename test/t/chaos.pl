@@ -24,10 +24,10 @@ my $part = $jobs > 20000 ? 1000 : int($jobs / 20);    # is enqueued at a time
 my $secs = $ENV{CHAOS_SECS} // 'inf';
 my @kinds = (('sql') x 5, 'client', 'work');
 my @queues = ('sql', 'sql', 'sql', 'sql', 'client', 'work', 'handler', 'handler');    # of jobs, in turn
-my $slow = 1 + 10 * to_begin();
+my $slow = 1 + 5 * to_begin();
 my $lease = 0.5 * $slow;    # seconds
 my $stops = $jobs > 20000 ? int(5 + $jobs / 100000) : 1;    # of the server
-my $patience = (180 + $jobs / 20) * (1 + 2 * to_begin());
+my $patience = (180 + $jobs / 20) * (1 + to_begin());
 my $start = time;
 
 my $node = new_server('chaos', 'idemq.worker' => 'on', max_connections => 60, log_statement => 'none');

@@ -24,7 +24,7 @@ use Time::HiRes qw(time sleep);
 my $seconds = $ENV{IDEMQ_FLOWS} // 12;
 my $seed = $ENV{FLOWS_SEED} // int(rand(2**31));
 my $tenants = 3;
-my $slow = 1 + 10 * to_begin();
+my $slow = 1 + 5 * to_begin();
 my $flows = "$ENV{IDEMQ_SOURCE}/test/chaos/flows";
 my $log = "$PostgreSQL::Test::Utils::tmp_check/flows.log";
 my (%done, @clients, @stalled);
@@ -46,7 +46,7 @@ sub file_of
 {
 	my ($client, $what) = @_;
 	my $file = "$log.$client->{name}.$what";
-	my $end = time + 180 * (1 + 2 * to_begin());
+	my $end = time + 180 * (1 + to_begin());
 
 	until (-e $file)
 	{
@@ -184,7 +184,7 @@ sub drain
 	start_client($tenants, 'watcher', 'all', 'calm');
 	start_client($tenants + 1 + $_, 'turner', $turners[$_], 'calm') foreach 0 .. $#turners;
 	my $left = 'SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL';
-	my $end = time + 180 * (1 + 2 * to_begin());
+	my $end = time + 180 * (1 + to_begin());
 	while (sql($node, $left) > 0 && time < $end)
 	{
 		sleep 0.2;

@@ -18,7 +18,7 @@ my $out = '';
 chomp(my $bin = `pg_config --bindir`);
 # Where Patroni is not installed, and who runs this may not search a folder of PATH.
 mkdir "$dir/closed", 0 or die "$dir/closed: $!";
-local @ENV{qw(FAILOVER_WORK FAILOVER_BIN FAILOVER_WARM FAILOVER_SLOW SCENARIO PATH)} = ($dir, $bin, 40, 1 + 4 * to_begin(), 'async sync', "$dir/closed:$bin");
+local @ENV{qw(FAILOVER_WORK FAILOVER_BIN FAILOVER_WARM FAILOVER_SLOW SCENARIO PATH)} = ($dir, $bin, 40, 1 + 2 * to_begin(), 'async sync', "$dir/closed:$bin");
 ok(IPC::Run::run([ '/usr/bin/python3', "$ENV{IDEMQ_SOURCE}/test/failover/main.py", "$dir/table" ],
 		'<', \undef, '>&', \$out, IPC::Run::timeout($ENV{TEST_TIMEOUT} // 400)), 'all went well') or diag $out;
 like($out, qr{^ok     failover/$_ }m, $_) foreach 'async', 'sync';

@@ -145,7 +145,8 @@ SELECT finish('$queue', :id, :token, :name, :n, random());
 push @working, [ "CALL idemq.tick();\n\\sleep 200 ms\n", 1 ];
 push @working, [ "CALL idemq.wait_any('{plain,grouped,limited,keyed}', '50 ms');\n", 1 ];
 
-my @usual = ('-M', 'prepared', 'killed');
+# Not prepared where all is slow: pgbench executes what was cancelled while it was prepared.
+my @usual = ('-M', to_begin() ? 'extended' : 'prepared', 'killed');
 
 # Notes the private memory of each process, in kB.
 sub note_memory
@@ -183,14 +184,14 @@ while (time < $end || $round < 3 || $round < 30 && !($figures{terminate} && $fig
 	# Producers are held back where the backlog grows: this is no bench.
 	my $backlog = sql($node, 'SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL');
 	my @runs = (clients($node, \@working, '-c', 10, '-T', 5, @usual),
-		$backlog < 20000 ? clients($node, \@producing, '-c', 2, '-T', 5, '-R', 800, @usual) : ());
+		$backlog < 20000 ? clients($node, \@producing, '-c', 2, '-T', 5 + 10 * to_begin(), '-R', 800, @usual) : ());
 	my $watch = IPC::Run::start([ 'psql', '-X', '-q', '-h', $node->host, '-p', $node->port, '-c', 'CALL watch(4)', 'postgres' ], '<', \undef, '>&', \my $out);
 	my $crashed = 0;
 	my $looks = sql($node, 'SELECT count(*) FROM looks');
 
 	foreach (1 .. 4)
 	{
-		sleep 1;
+		sleep 1 + 2 * to_begin();
 		my $how = $_ % 2 ? 'terminate' : 'cancel';
 		$figures{$how} += sql($node, "SELECT count(pg_${how}_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
 			WHERE query ~ 'work\\(|finish\\(|produce\\(|claim\\(' AND pid <> ALL(pg_backend_pid() || '{${\join ',', @steady}}'::int[]) ORDER BY random() LIMIT 1) x");
