@@ -16,8 +16,9 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-my $jobs = $ENV{IDEMQ_GROUP_JOBS} // 30000;
-my $groups = 1000;
+my $jobs = $ENV{IDEMQ_GROUP_JOBS} // (to_begin() ? 1500 : 30000);
+my $groups = to_begin() ? 100 : 1000;
+my $few = to_begin() ? 600 : 4000;
 my $workers = 16;
 
 my $node = new_server('groups', 'idemq.worker' => 'on', max_connections => 60, log_statement => 'none',
@@ -204,7 +205,7 @@ append_to_file("$dir/$_.m.sql", $scripts{$_}) foreach keys %scripts;
 my @runs = map {
 	my ($clients, @files) = @$_;
 	my $out = '';
-	[ IPC::Run::start([ 'pgbench', '-n', '-h', $node->host, '-p', $node->port, '-c', $clients, '-T', 6, '-M', 'prepared', '--max-tries=100',
+	[ IPC::Run::start([ 'pgbench', '-n', '-h', $node->host, '-p', $node->port, '-c', $clients, '-T', 6 + 8 * to_begin(), '-M', 'prepared', '--max-tries=100',
 			(map { ('-f', "$dir/$_") } @files), 'postgres' ], '<', \undef, '>&', \$out), \$out ]
 } [ 6, "enqueue.m.sql\@5", "work.m.sql\@3" ], [ 1, 'move.m.sql' ], [ 1, 'watch.m.sql' ];
 foreach (@runs)
@@ -229,9 +230,9 @@ is_sql($node, "SELECT count(*), count(DISTINCT group_key), max(payload::int) FRO
 $node->append_conf('postgresql.conf', 'idemq.worker = off');
 $node->restart;
 sql($node, "SELECT idemq.create_queue('n', lease => '10 s', retry_base => '1 ms', max_attempts => 1000);
-	SELECT produce('n', 4000, 100, 0, 1)");
+	SELECT produce('n', $few, 100, 0, 1)");
 drain('n', 300);
-check_effects('n', 4000);
+check_effects('n', $few);
 # A held snapshot: a look at a group does not read again what that keeps in the index.
 my $reader = session($node);
 $reader->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM pg_class');
