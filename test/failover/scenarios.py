@@ -89,7 +89,7 @@ def reads(standby, primary):
     with psycopg.connect(standby.conninfo(), autocommit=True) as conn:
         conn.execute("SELECT 1")
         primary.sql("SELECT idemq.commit(id, token, '\"done\"') FROM idemq.claim_job(%s)", (job,))
-        if conn.execute("CALL idemq.wait_result(%s, '10 min')", (job,)).fetchone() != ("completed", "done"):
+        if conn.execute(f"CALL idemq.wait_result(%s, '{60 * SLOW} s')", (job,)).fetchone() != ("completed", "done"):
             raise Failure("wait_result on a standby")
     log(f"{standby.name}, a standby: metrics, jobs, why as on the primary; wait_result answered")
 
@@ -112,6 +112,22 @@ def stale_after_loss(server, held):
         raise Failure(f"the key of a lost job: {outcome}, {renewed}")
     server.sql("SELECT idemq.commit(%s, %s)", (job, again))
     log("the old token of a job that was claimed again: IQ001; id and token of a lost one: IQ002; its key: accepted")
+
+
+def behind(primary, standby, other):
+    """Has a standby receive nothing more, and waits until another one has more than it ever will."""
+    def still():
+        # In its wait, not with a lock of which the other walsender has need.
+        signal_all([pid], signal.SIGSTOP)
+        if primary.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", (pid,)) == "WalSenderMain":
+            return True
+        signal_all([pid], signal.SIGCONT)
+        return False
+
+    pid = primary.value("SELECT pid FROM pg_stat_replication WHERE application_name = %s", (standby.name,))
+    until(still, f"the walsender of {standby.name} waits")
+    sent = primary.value("SELECT sent_lsn - '0/0' FROM pg_stat_replication WHERE pid = %s", (pid,))
+    until(lambda: other.received() > sent, f"{other.name} has more than {standby.name}")
 
 
 def most_first(*standbys):
@@ -169,7 +185,7 @@ def asynchronous():
 
 
 def synchronous():
-    """One of two standbys is waited for; the other, which has more when the primary dies, is promoted, and it follows that."""
+    """One of two standbys is waited for.  The one that has more when the primary dies is promoted, first that one, then the other."""
     names = "FIRST 1 (sync1, sync2, sync3)"
     one, two, three = servers("sync", 3)
     for node, sync in ((two, "sync"), (three, "potential")):
@@ -181,23 +197,26 @@ def synchronous():
         node.reload()
     dsn = dsn_of(one.port, two.port, three.port)
 
-    def kill():
-        nonlocal two, three
-        # The one that is not waited for gets more than the one that is.
-        signal_all([one.value("SELECT pid FROM pg_stat_replication WHERE application_name = %s", (two.name,))], signal.SIGSTOP)
-        until(lambda: three.received() > two.received(), f"{three.name} has more than {two.name}")
-        one.kill()
-        two, three = most_first(two, three)
-        if two.name != "sync3":
-            raise Failure(f"{two.name} is to be promoted, which has less")
-        two.promote()
-        three.follow(two)
+    def dies(primary, first, second):
+        """Kills a primary whose second standby lags behind the first."""
+        behind(primary, second, first)
+        primary.kill()
+        if most_first(second, first) != [first, second]:
+            raise Failure(f"{first.name} has no more than {second.name}")
+        first.promote()
+        second.follow(first)
 
-    yield event("synchronous standby", "primary killed; the standby that has more promoted, the other follows it", dsn, kill, lambda: two)
+    yield event("synchronous standby", "primary killed; that standby promoted, the other follows it", dsn, lambda: dies(one, two, three), lambda: two)
     one.rewind(two)
     one.start()
-    two.wait_for_standby(one.name)
+    two.wait_for_standby(one.name, "sync")
+    two.wait_for_standby(three.name, "potential")
     reads(one, two)
+    yield event("synchronous standby", "primary killed; the other standby, which has more, promoted", dsn, lambda: dies(two, three, one), lambda: three)
+    two.rewind(three)
+    two.start()
+    three.wait_for_standby(two.name)
+    reads(two, three)
     for node in (one, two, three):
         node.forget()
 

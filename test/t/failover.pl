@@ -25,7 +25,7 @@ like($out, qr{^ok     failover/$_ }m, $_) foreach 'async', 'sync';
 
 # A table of nothing, or of another event, is none: jobs and commits, those lost, effects twice.
 my @rows = map { [ map { s/[^0-9]//gr } (split / \| /)[ 4 .. 8 ] ] } grep { /^\| .*(killed|planned)/ } split /^/, slurp_file("$dir/table");
-is(@rows, 3, 'three events');
+is(@rows, 4, 'four events');
 foreach my $n (0 .. $#rows)
 {
 	my ($jobs, $commits, $lost, $lost_commits, $twice) = @{ $rows[$n] };

@@ -14,7 +14,7 @@ use Test::More;
 use Time::HiRes qw(sleep time);
 
 my $jobs = $ENV{IDEMQ_GROUP_JOBS} // (to_begin() ? 600 : 6000);
-my $few = $jobs / 4;
+my $few = int($jobs / 4);
 
 my $node = new_server('group_running', 'idemq.worker' => 'on', max_connections => 60, log_statement => 'none',
 	log_min_error_statement => 'fatal');

@@ -18,10 +18,10 @@ our @EXPORT = qw(new_server new_node server_conf restored_queue session sql sql_
 # Seconds until what does not come ends a test; PG_TEST_TIMEOUT_DEFAULT is for all of them.
 my $patience = $PostgreSQL::Test::Utils::timeout_default // 180;
 
-# The seconds that a session may take to begin where all is slow, of which that tells: 8 if it is 900, otherwise none.
+# The seconds that a session may take to begin, where that is more than nothing: under valgrind, 8.
 sub to_begin
 {
-	return $patience > 180 ? 2 * ($patience / 180 - 1) : 0;
+	return $ENV{IDEMQ_TO_BEGIN} // 0;
 }
 
 # Settings of script/server.conf: what a server needs to preload idemq.
@@ -471,6 +471,6 @@ sub run_command_output
 }
 
 # For what has sessions that cost much: script/sanitize.
-require OneSession if $ENV{IDEMQ_ONE_SESSION};
+require OneSession if to_begin();
 
 1;

@@ -1,6 +1,6 @@
 # For valgrind, under which a session costs seconds until its first answer: SQL that tests run in a session for it
-# alone, and that must succeed, is run in one of its server, which DISCARD ALL makes as new.  IDEMQ_ONE_SESSION=1
-# asks for it; a test with a line "# looks at sessions" is left as it is.
+# alone, and that must succeed, is run in one of its server, which DISCARD ALL makes as new.  IDEMQ_TO_BEGIN,
+# those seconds, asks for it; a test with a line "# looks at sessions" is left as it is.
 package OneSession;
 
 use strict;
