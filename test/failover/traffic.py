@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psycopg
+
 from processes import SLOW, WORK, Failure, end, log, start, until
 from producer import ENQUEUE
 
@@ -215,13 +217,14 @@ def lost_do_no_harm(traffic, server):
     highest = max(job for _, job in acks)
     if not lost:
         raise Failure("no acknowledged job was lost, so there is nothing to show")
-    for key, job in lost:
-        for call in ("try_commit", "validate", "heartbeat"):
-            says = server.value(f"SELECT idemq.{call}(%s, %s)::text", (job, held.get(job, 1)))
-            if says != "not_found":
-                raise Failure(f"{call} of lost job {job}: {says}")
-        job_id, outcome = server.sql(ENQUEUE, {"key": key})[0]
-        if outcome != "accepted" or job_id <= highest:
-            raise Failure(f"key {key} of a lost job, enqueued again: {outcome}, {job_id}")
+    with psycopg.connect(server.conninfo(), autocommit=True) as conn:
+        for key, job in lost:
+            for call in ("try_commit", "validate", "heartbeat"):
+                says, = conn.execute(f"SELECT idemq.{call}(%s, %s)::text", (job, held.get(job, 1))).fetchone()
+                if says != "not_found":
+                    raise Failure(f"{call} of lost job {job}: {says}")
+            job_id, outcome = conn.execute(ENQUEUE, {"key": key}).fetchone()
+            if outcome != "accepted" or job_id <= highest:
+                raise Failure(f"key {key} of a lost job, enqueued again: {outcome}, {job_id}")
     log(f"{len(lost)} lost ids refused, {sum(job in held for _, job in lost)} of them with the token of a worker;"
         " their keys enqueued again")

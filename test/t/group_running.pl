@@ -242,7 +242,8 @@ sql($node, "SELECT idemq.create_queue('m', group_running => 2);
 is_sql($node, "SELECT used <= size, refused > 0 FROM idemq.memory WHERE resource = 'groups'", 't|t', 'there is no room for so many groups');
 ok($node->poll_query_until('postgres', "SELECT count(*) = 20000 FROM idemq.jobs WHERE queue_id = idemq.queue_id('m') AND status = 'pending'"),
 	'each gets its turn all the same');
-is_sql($node, "SELECT count(*), count(DISTINCT group_key) FROM idemq.claim('m', 20000)", '20000|20000', 'one of each');
+my $some = to_begin() ? 1000 : 20000;
+is_sql($node, "SELECT count(*), count(DISTINCT group_key) FROM idemq.claim('m', $some)", "$some|$some", 'one of each');
 ok($node->poll_query_until('postgres', "SELECT count(*) = 20000 FROM idemq.jobs WHERE queue_id = idemq.queue_id('m') AND status = 'pending'"),
 	'and then the second');
 sql($node, "SELECT idemq.drop_queue('m', force => true)");

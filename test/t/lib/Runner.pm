@@ -24,6 +24,7 @@ sub start_runner
 	my $out = "${\tmp}/work.$files.out";
 
 	local $ENV{T} = tmp;
+	local @ENV{ to_begin() ? 'PGCONNECT_TIMEOUT' : () } = 60;
 	my $run = IPC::Run::start([ 'idemq-work', '-d', $dsn, '-q', 'q', @options ],
 		'<', \undef, '>', $out, '2>', $err, IPC::Run::timeout($ENV{TEST_TIMEOUT} // 300));
 	return { run => $run, err => $err, out => $out, pid => $run->{KIDS}[0]{PID} };
