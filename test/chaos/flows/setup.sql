@@ -1,5 +1,5 @@
 -- Queues, roles and ledgers of the chaos test of flows; README.md here.  :tenants is how many, :slow how
--- many times longer a lease is than where all is fast.
+-- many times longer leases and retention are than where all is fast.
 
 -- ---- The ledgers.  Each row is written by the transaction of which it tells.
 
@@ -169,8 +169,8 @@ BEGIN
 		EXECUTE format('CREATE ROLE %I LOGIN', t);
 		FOREACH q IN ARRAY '{graph,graph2,brief,events,fan1,fan2,fan3,fan4,seq,debounce,kinds,undo,trips,limited,elastic,grouped,places}'::text[] LOOP
 			PERFORM idemq.create_queue(t || '.' || q, lease => make_interval(secs => slow()), retry_base => '1 ms', retry_max => '20 ms', max_attempts => 1000000,
-				retention => (CASE WHEN q IN ('brief', 'seq') THEN '0' WHEN q IN ('graph', 'graph2', 'undo', 'trips') THEN '1 h' ELSE '1 s' END)::interval,
-				idempotency_window => (CASE WHEN q IN ('graph', 'graph2', 'brief', 'seq', 'debounce', 'kinds') THEN '1 s' ELSE '1 h' END)::interval,
+				retention => CASE WHEN q IN ('brief', 'seq') THEN '0' WHEN q IN ('graph', 'graph2', 'undo', 'trips') THEN '1 h' ELSE make_interval(secs => slow()) END,
+				idempotency_window => CASE WHEN q IN ('graph', 'graph2', 'brief', 'seq', 'debounce', 'kinds') THEN make_interval(secs => slow()) ELSE '1 h' END,
 				max_running => CASE q WHEN 'limited' THEN 3 WHEN 'elastic' THEN 4 END,
 				group_running => CASE q WHEN 'places' THEN 2 ELSE 1 END, group_rate => CASE q WHEN 'places' THEN 2 END,
 				rate_limit => CASE q WHEN 'limited' THEN 6 END,
@@ -191,7 +191,7 @@ END $$;
 
 -- ---- Queues whose turns are judged: a few tenants of very different sizes, each with jobs that wait all the time
 
-SELECT idemq.create_queue(q, group_running => 4, lease => make_interval(secs => slow()), retry_base => '1 ms', retry_max => '20 ms', max_attempts => 1000000, retention => '1 s')
+SELECT idemq.create_queue(q, group_running => 4, lease => make_interval(secs => slow()), retry_base => '1 ms', retry_max => '20 ms', max_attempts => 1000000, retention => make_interval(secs => slow()))
 	FROM unnest('{turns.single,turns.pair}'::text[]) q;
 SELECT count(add_turn(q, name)) FROM unnest('{turns.single,turns.pair}'::text[]) q,
 	(VALUES (1, 'whale', 100), (2, 'cow', 20), (3, 'cat', 6), (4, 'dog', 6), (5, '', 6)) g (place, name, jobs), generate_series(1, jobs) n;
