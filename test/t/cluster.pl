@@ -341,7 +341,7 @@ sql($east, "SELECT idemq.retire('nowhere')", 'shard_4');
 rt(q{UPDATE cluster.settings SET patience = '100 ms'});
 is_rt_state($four, '55000', 'it is not waited for longer than that');
 like(says($four), qr/shard 4 is being moved/, 'and that is what is said');
-rt(q{UPDATE cluster.settings SET patience = '60 s'});
+rt(q{UPDATE cluster.settings SET patience = '10 min'});
 my $waiting = session($router, 'router');
 my $pid = $waiting->query_safe('SET client_min_messages = error; SELECT pg_backend_pid()');
 $waiting->query_until(qr/sent/, "\\echo sent\n$four;\n");
