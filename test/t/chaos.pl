@@ -19,7 +19,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time sleep);
 
-my $jobs = $ENV{IDEMQ_CHAOS} // 5000;
+my $jobs = $ENV{IDEMQ_CHAOS} // (to_begin() ? 500 : 5000);
 my $part = $jobs > 20000 ? 1000 : int($jobs / 20);    # is enqueued at a time
 my $secs = $ENV{CHAOS_SECS} // 'inf';
 my @kinds = (('sql') x 5, 'client', 'work');
