@@ -6,6 +6,7 @@ For python.pl, which says where the server is (IDEMQ_DSN); its worker is on.
 import asyncio
 import collections
 import concurrent.futures
+import contextlib
 import datetime
 import functools
 import logging
@@ -1277,13 +1278,35 @@ class TimeOver(Client):
             self.do(job, conn)
             conn.execute("SELECT pg_sleep(3600)")
 
-        for drain, handler in ((self.drain, sleeps), (self.drain_async, sleeps_async)):
-            (job,) = self.add(1, max_attempts=1)
-            # Whichever comes first on a busy machine: the client's own end of it, or the server's.
-            self.assertIn(drain(handler, timeout=0.5), ({"dead": 1}, {"stale": 1}))
-            self.assertEqual(self.job(job)[0], "dead")
-            self.assertIn("job_timeout", self.job(job)[3])
-            self.assertEqual(self.effects(), [])
+        cancel = idemq._server.interrupt
+
+        async def cancel_late(conn):
+            asyncio.get_running_loop().call_later(0.2, lambda: asyncio.ensure_future(cancel(conn)))
+
+        # The cancel takes its way past the connection: that it is sent says nothing of when the statement answers.
+        for interrupt in (cancel, cancel_late):
+            for drain, handler in ((self.drain, sleeps), (self.drain_async, sleeps_async)):
+                (job,) = self.add(1, max_attempts=1)
+                with unittest.mock.patch.object(idemq._server, "interrupt", interrupt), \
+                        unittest.mock.patch.object(idemq._lanes, "ANSWERED", 60):
+                    self.assertEqual(drain(handler, timeout=0.5), {"dead": 1})
+                self.assertEqual(self.job(job), ("dead", 1, None, "ended after 0.5 s (job_timeout)"))
+                self.assertEqual(self.effects(), [])
+
+    def test_the_statement_after_the_one_that_was_cancelled(self):
+        """It is cancelled as well, so that nobody waits for its locks; the handler's session may go with it."""
+        async def goes_on(job, conn):
+            await self.do_async(job, conn)
+            with contextlib.suppress(psycopg.errors.QueryCanceled):
+                async with conn.transaction():
+                    await conn.execute("SELECT pg_sleep(3600)")
+            await conn.execute("SELECT pg_sleep(3600)")
+
+        (job,) = self.add(1, max_attempts=1)
+        with unittest.mock.patch.object(idemq._attempts, "AGAIN", 60):
+            self.assertIn(self.drain_async(goes_on, timeout=0.3), ({"dead": 1}, {"stale": 1}))
+        self.assertIn(self.job(job)[3], ("ended after 0.3 s (job_timeout)", "the worker's session ended"))
+        self.assertEqual(self.effects(), [])
 
     def test_the_queues_time_goes_before_the_workers(self):
         self.alter("job_timeout => '400 ms'")
