@@ -14,12 +14,13 @@ that has not used its connection, it refuses statements: nothing keeps the job f
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import select
 import time
 import weakref
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Iterator, Optional
 
@@ -249,14 +250,26 @@ class AsyncHandlersConnection(_Handlers, AsyncConnection[Any]):
         turn.use()
         if not turn.begun:
             try:
-                await super().wait(turn.begin(self))
+                await self._to_its_end(turn.begin(self))
             except BaseException as error:
                 turn.error = error
                 raise
             turn.begun = True
-        answer = await super().wait(gen, *args, **kwargs)
+        answer = await self._to_its_end(gen, *args, **kwargs)
         self._still_begun(turn)
         return answer
+
+    async def _to_its_end(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        """Of a statement whose task is cancelled the answer is awaited, too, as psycopg does since 3.2.  Left half done it
+        would cost the session, by which the server would say that the attempt ended, and hold its locks until then."""
+        try:
+            return await super().wait(gen, *args, **kwargs)
+        except asyncio.CancelledError:
+            if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                with suppress(Exception):  # what it answers, or that it was not even sent: take_back() looks
+                    await asyncio.to_thread(self.cancel)
+                    await super().wait(gen, *args, **kwargs)
+            raise
 
     async def take_back(self) -> bool:
         """The same; what the handler's tasks have asked for before belongs to it."""

@@ -46,9 +46,6 @@ from .errors import AlreadyCommitted, NoSuchJob, StaleToken, sqlstate
 if TYPE_CHECKING:
     from ._attempts import Attempts
 
-ANSWERED = 0.5
-"""Seconds that a statement which was cancelled is given to answer."""
-
 _ROLLBACK = _talk.Statement(b"", b"ROLLBACK")
 
 
@@ -231,10 +228,7 @@ class AsyncLane(Lane):
             return End(error=error)
 
     async def interrupt(self, unit: Unit) -> None:
-        self._cancel(unit)
-
-    @staticmethod
-    def _cancel(unit: Unit) -> None:
+        await super().interrupt(unit)
         if unit.task is not None and not unit.over and not unit.handled:
             unit.task.cancel()
 
@@ -250,17 +244,6 @@ class AsyncTransaction(_Transaction, AsyncLane):
 
     async def _lock(self, conn: AsyncHandlersConnection) -> None:
         await conn.lock.acquire()
-
-    async def interrupt(self, unit: Unit) -> None:
-        await self.interrupt_again(unit)
-        # Cancelled in a statement, the task would leave it half done (psycopg before 3.2), and the session would end
-        # before the server is told why the attempt has: so what the statement answers to its own cancel comes first.
-        conn, until = self.link.conn, time.monotonic() + ANSWERED
-        while not unit.over and _in_statement(conn) and time.monotonic() < until:
-            await asyncio.sleep(0.001)
-        if not unit.over and _in_statement(conn):  # another: it would hold its locks until it ends, with nobody there
-            await self.interrupt_again(unit)
-        self._cancel(unit)
 
     async def _put_down(self) -> None:
         if self._held and isinstance(self.link.conn, AsyncHandlersConnection):
@@ -489,10 +472,6 @@ def _none_left(left: bool) -> None:
 
 def _idle(conn: Any) -> bool:
     return bool(conn.pgconn.transaction_status == TransactionStatus.IDLE)
-
-
-def _in_statement(conn: Any) -> bool:
-    return conn is not None and bool(conn.pgconn.transaction_status == TransactionStatus.ACTIVE)
 
 
 def _serve(calls: "queue.SimpleQueue[Any]") -> None:
