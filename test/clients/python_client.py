@@ -1312,6 +1312,45 @@ class TimeOver(Client):
         self.assertEqual(self.drain_async(fails), {"dead": 1})
         self.assertIn("TimeoutError", self.job(job)[3])
 
+    def test_a_statement_is_cancelled_twice(self):
+        async def fails(job, conn):
+            await self.do_async(job, conn)
+            sleeps = asyncio.create_task(conn.execute("SELECT pg_sleep(3600)"))
+            await asyncio.sleep(0.1)
+            for again in range(3):
+                sleeps.cancel()
+                await asyncio.sleep(0)
+            await asyncio.wait([sleeps])
+            self.assertTrue(sleeps.cancelled())
+            await conn.execute("SELECT 1")
+
+        (job,) = self.add(1, max_attempts=1)
+        self.assertEqual(self.drain_async(fails), {"dead": 1})
+        self.assertIn("transaction is aborted", self.job(job)[3])
+
+    def test_a_cancel_that_nobody_sends(self):
+        """The handler's wait is over soon all the same; the attempt is not, with a session that is at work."""
+        waited = []
+
+        async def fails(job, conn):
+            if waited:  # its session has gone, and it was called again
+                raise idemq.Dead("over")
+            await self.do_async(job, conn)
+            began = time.monotonic()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(conn.execute("SELECT pg_sleep(5)"), 0.1)
+            waited.append(time.monotonic() - began)
+            raise idemq.Dead("over")
+
+        (job,) = self.add(1, max_attempts=1)
+        never = unittest.mock.patch.object(idemq._conn.AsyncHandlersConnection, "cancel", lambda conn: time.sleep(5))
+        with never, unittest.mock.patch.object(idemq._conn, "ANSWERED", 0.5):
+            self.assertIn(self.drain_async(fails), ({"dead": 1}, {"stale": 1}))
+        self.assertGreater(waited[0], 0.5)
+        self.assertLess(waited[0], 4)
+        self.assertIn(self.job(job)[3], ("over", "the worker's session ended"))
+        self.assertEqual(self.effects(), [])
+
     def test_the_queues_time_goes_before_the_workers(self):
         self.alter("job_timeout => '400 ms'")
         (job,) = self.add(1, max_attempts=1)

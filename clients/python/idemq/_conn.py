@@ -22,7 +22,7 @@ import time
 import weakref
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Iterator, Optional
+from typing import TYPE_CHECKING, Any, Coroutine, Iterator, Optional
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
@@ -40,6 +40,9 @@ log = logging.getLogger("idemq")
 QUICK = 0.002
 """Seconds from a handler's begin to its first statement, within which the next one's transaction is begun with this
 one's commit."""
+
+ANSWERED = 2.0
+"""Seconds that a statement which was cancelled is given to answer, until its session is given up."""
 
 _SPACE = r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/|;)*"
 _ENDS = re.compile(
@@ -266,10 +269,13 @@ class AsyncHandlersConnection(_Handlers, AsyncConnection[Any]):
             return await super().wait(gen, *args, **kwargs)
         except asyncio.CancelledError:
             if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
-                with suppress(Exception):  # what it answers, or that it was not even sent: take_back() looks
-                    await asyncio.to_thread(self.cancel)
-                    await super().wait(gen, *args, **kwargs)
+                await _though_cancelled(self._cancel(gen, *args, **kwargs), ANSWERED)
             raise
+
+    async def _cancel(self, gen: Any, *args: Any, **kwargs: Any) -> None:
+        with suppress(Exception):  # what it answers, or that it was not even sent: take_back() looks
+            await asyncio.to_thread(self.cancel)
+            await super().wait(gen, *args, **kwargs)
 
     async def take_back(self) -> bool:
         """The same; what the handler's tasks have asked for before belongs to it."""
@@ -301,6 +307,16 @@ class AsyncHandlersConnection(_Handlers, AsyncConnection[Any]):
     async def rollback(self) -> None:
         self._not_in_a_turn("rollback()")
         await super().rollback()
+
+
+async def _though_cancelled(work: Coroutine[Any, Any, None], seconds: float) -> None:
+    """Waits for what is not to be left half done, however often the task is cancelled meanwhile."""
+    task, until = asyncio.ensure_future(work), time.monotonic() + seconds
+    while not task.done() and time.monotonic() < until:
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task}, timeout=until - time.monotonic())
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def _look_at(conn: Any, query: Any) -> None:
