@@ -1346,7 +1346,6 @@ class TimeOver(Client):
         never = unittest.mock.patch.object(idemq._conn.AsyncHandlersConnection, "cancel", lambda conn: time.sleep(5))
         with never, unittest.mock.patch.object(idemq._conn, "ANSWERED", 0.5):
             self.assertIn(self.drain_async(fails), ({"dead": 1}, {"stale": 1}))
-        self.assertGreater(waited[0], 0.5)
         self.assertLess(waited[0], 4)
         self.assertIn(self.job(job)[3], ("over", "the worker's session ended"))
         self.assertEqual(self.effects(), [])
