@@ -1269,6 +1269,12 @@ class Outside(Client):
 
 
 class TimeOver(Client):
+    def setUp(self):
+        super().setUp()
+        patient = unittest.mock.patch.object(idemq._conn, "ANSWERED", 60)  # on a busy machine, too
+        patient.start()
+        self.addCleanup(patient.stop)
+
     def test_a_statement_is_cancelled(self):
         async def sleeps_async(job, conn):
             await self.do_async(job, conn)
