@@ -1275,6 +1275,11 @@ class TimeOver(Client):
         patient.start()
         self.addCleanup(patient.stop)
 
+    @staticmethod
+    async def cancel_late(conn, cancel=idemq._server.interrupt):
+        """A cancel takes its way past the connection: that it is sent says nothing of when the statement answers."""
+        asyncio.get_running_loop().call_later(0.2, lambda: asyncio.ensure_future(cancel(conn)))
+
     def test_a_statement_is_cancelled(self):
         async def sleeps_async(job, conn):
             await self.do_async(job, conn)
@@ -1284,13 +1289,7 @@ class TimeOver(Client):
             self.do(job, conn)
             conn.execute("SELECT pg_sleep(3600)")
 
-        cancel = idemq._server.interrupt
-
-        async def cancel_late(conn):
-            asyncio.get_running_loop().call_later(0.2, lambda: asyncio.ensure_future(cancel(conn)))
-
-        # The cancel takes its way past the connection: that it is sent says nothing of when the statement answers.
-        for interrupt in (cancel, cancel_late):
+        for interrupt in (idemq._server.interrupt, self.cancel_late):
             for drain, handler in ((self.drain, sleeps), (self.drain_async, sleeps_async)):
                 (job,) = self.add(1, max_attempts=1)
                 with unittest.mock.patch.object(idemq._server, "interrupt", interrupt):
@@ -1318,12 +1317,31 @@ class TimeOver(Client):
         self.assertEqual(self.drain_async(fails), {"dead": 1})
         self.assertIn("TimeoutError", self.job(job)[3])
 
+    def test_a_transaction_that_cannot_begin_in_time(self):
+        """The job's row is another's for longer: the session stays, for the next job."""
+        sessions = []
+
+        async def uses(job, conn):
+            sessions.append(conn.info.backend_pid)
+            if job.payload == 1:
+                other.execute("SELECT FROM idemq.jobs WHERE id = %s FOR UPDATE", [job.id])
+                release.start()
+            await conn.execute("SELECT 1")
+
+        first, _ = self.add(1, 2, max_attempts=1)
+        with psycopg.connect(DSN) as other, unittest.mock.patch.object(idemq._server, "interrupt", self.cancel_late):
+            release = threading.Timer(1.5, other.rollback)
+            self.assertEqual(self.drain_async(uses, timeout=0.5), {"dead": 1, "committed": 1})
+            release.join()
+        self.assertEqual(self.job(first)[3], "ended after 0.5 s (job_timeout)")
+        self.assertEqual(sessions, sessions[:1] * 2)
+
     def test_a_statement_is_cancelled_twice(self):
         async def fails(job, conn):
             await self.do_async(job, conn)
             sleeps = asyncio.create_task(conn.execute("SELECT pg_sleep(3600)"))
             await asyncio.sleep(0.1)
-            for again in range(3):
+            for _ in range(3):
                 sleeps.cancel()
                 await asyncio.sleep(0)
             await asyncio.wait([sleeps])

@@ -42,7 +42,8 @@ QUICK = 0.002
 one's commit."""
 
 ANSWERED = 2.0
-"""Seconds that a statement which was cancelled is given to answer, until its session is given up."""
+"""Seconds that a statement which was cancelled is given to answer, until its session is given up; fewer than KILL_AFTER
+of _attempts.py, or its handler would be left behind."""
 
 _SPACE = r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/|;)*"
 _ENDS = re.compile(
@@ -274,6 +275,7 @@ class AsyncHandlersConnection(_Handlers, AsyncConnection[Any]):
 
     async def _cancel(self, gen: Any, *args: Any, **kwargs: Any) -> None:
         with suppress(Exception):  # what it answers, or that it was not even sent: take_back() looks
+            # Before anything else is sent: once this returns the server has been told, and a cancel that finds it idle is void.
             await asyncio.to_thread(self.cancel)
             await super().wait(gen, *args, **kwargs)
 

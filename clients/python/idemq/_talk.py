@@ -129,7 +129,7 @@ def _send(pgconn: Any, step: Step, known: set[bytes], named: bool) -> int:
 
 def _flush(pgconn: Any) -> Generator[Any, Any, None]:
     while pgconn.flush():
-        if ((yield Wait.RW) or 0) & Wait.R:
+        if (yield Wait.RW) & Wait.R:
             pgconn.consume_input()
 
 
