@@ -224,9 +224,10 @@ sql($node, q{SELECT idemq.unschedule('ticks')});
 $_->{run}->signal('TERM') foreach @processes[ 0, 1 ];
 $_->{run}->finish foreach @processes[ 0, 1 ];
 ok(eval { until_true('all is done', sub { return sql($node, q{SELECT count(*) FROM idemq.jobs WHERE status <> 'completed' AND queue_id <> idemq.queue_id('outside')}) == 0 }); 1 }, 'all is done');
-# Those of a restart: sessions ended, no connection while it starts and stops, and whoever had claimed in such a session finds
-# the job given back.  (A worker that is told to end cancels its wait.)
-like(unexpected($node, qw(57P01 57P03 IQ001)), qr/\A22023 kind [^\n]*\n22023 trace [^\n]*\z/, 'no error but those of the restarts, and of what is new');
+# Those of a restart: sessions ended, no connection while it starts and stops; whoever had claimed in such a session finds the job
+# given back, and whose answer to COMMIT it cut runs the transaction again, and is told that it was committed.  (A worker that is told
+# to end cancels its wait.)
+like(unexpected($node, qw(57P01 57P03 IQ001 IQ006)), qr/\A22023 kind [^\n]*\n22023 trace [^\n]*\z/, 'no error but those of the restarts, and of what is new');
 $_->{run}->signal('TERM') foreach @processes[ 2 .. $#processes ];
 $_->{run}->finish foreach @processes[ 2 .. $#processes ];
 is(join(', ', map { $_->{run}->full_result(0) ? "$_->{name}: " . slurp_file($_->{said}) : () } @processes), '', 'applications and workers end when they are told');
