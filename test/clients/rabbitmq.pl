@@ -101,14 +101,14 @@ sub lose
 	return;
 }
 
-# What consumers say so many times, or soon will have said.
+# What consumers say so many times at least, or soon will have said.
 sub until_heard
 {
 	my ($what, $times, $name) = @_;
 	my $end = time + 120;
 
 	Time::HiRes::sleep(0.1) while (heard(@consumers)->{$what} // 0) < $times && time < $end;
-	is(heard(@consumers)->{$what}, $times, $name);
+	cmp_ok(heard(@consumers)->{$what}, '>=', $times, $name);
 	return;
 }
 
@@ -176,11 +176,15 @@ foreach (sort keys %before)
 $hold = hold_effects($node);
 pay_more(30);
 held($node, @consumers);
+my %told = map { $_->{name} => -s $_->{errors} } @consumers;
 $node->stop('immediate');
+# A consumer has left its queue before it has given back all that it was given: both are done when it complains.
+complains($_, qr/OperationalError/, $told{ $_->{name} }) foreach @consumers;
 # Of the thirty before, who waited for the other of its kind may not have acknowledged it yet.
-my ($kept) = broker_until(qr/^(6\d) 0$/, 'rabbitmq_state', 'payments') =~ /^(\d+)/;
+my ($kept) = broker_until(qr/ 0$/, 'rabbitmq_state', 'payments') =~ /^(\d+)/;
+cmp_ok($kept, '>=', 60, 'the database is down: all messages are with the broker');
 pay_more(10);
-is(broker('rabbitmq_state', 'payments'), $kept + 20 . ' 0', 'the database is down: the broker keeps all messages, nobody consumes');
+is(broker('rabbitmq_state', 'payments'), $kept + 20 . ' 0', 'it keeps them, nobody consumes');
 $node->start;
 all_paid('the database was down');
 eval { $hold->quit };
