@@ -516,8 +516,7 @@ class Flows(Client):
             while not until():
                 time.sleep(0.05)
             end.set()
-            while self.sql("SELECT FROM idemq.jobs WHERE queue_id = idemq.queue_id(%s) AND finished_at IS NULL", self.queue):
-                time.sleep(0.02)
+            self.until("SELECT count(*) = 0 FROM idemq.jobs WHERE queue_id = idemq.queue_id(%s) AND finished_at IS NULL", self.queue)
             worker.stop()
             self.assertEqual(running.result(), {"committed": 1})
 
@@ -525,8 +524,10 @@ class Flows(Client):
         seen = """SELECT program, version <> '', host <> '', queues, concurrency, running, cardinality(jobs), done, state
             FROM idemq.worker_seen WHERE worker = 'talks'"""
         here = []
-        self.holding("talks", lambda: here.extend(self.sql(seen)) or here)
+        # Its first word may come before it has the job; and its last one be written when it has gone.
+        self.holding("talks", lambda: here.extend(self.sql(f"{seen} AND running > 0")) or here)
         self.assertEqual(here, [("python", True, True, [self.queue], 3, 1, 1, 0, "here")])
+        self.until("SELECT state = 'gone' FROM idemq.worker_seen WHERE worker = 'talks'")
         self.assertEqual(self.sql(seen), [("python", True, True, [self.queue], 3, 0, 0, 1, "gone")])
 
     def test_a_word_that_is_refused_or_has_to_wait_disturbs_nothing(self):
