@@ -1296,18 +1296,25 @@ class TimeOver(Client):
     def test_a_statement_is_cancelled(self):
         async def sleeps_async(job, conn):
             await self.do_async(job, conn)
+            begun.append(job.id)
             await conn.execute("SELECT pg_sleep(3600)")
 
         def sleeps(job, conn):
             self.do(job, conn)
+            begun.append(job.id)
             conn.execute("SELECT pg_sleep(3600)")
 
+        begun = []
         for interrupt in (idemq._server.interrupt, self.cancel_late):
             for drain, handler in ((self.drain, sleeps), (self.drain_async, sleeps_async)):
-                (job,) = self.add(1, max_attempts=1)
-                with unittest.mock.patch.object(idemq._server, "interrupt", interrupt):
-                    self.assertEqual(drain(handler, timeout=0.5), {"dead": 1})
-                self.assertEqual(self.job(job), ("dead", 1, None, "ended after 0.5 s (job_timeout)"))
+                for seconds in (0.5, 2, 8):
+                    (job,) = self.add(1, max_attempts=1)
+                    with unittest.mock.patch.object(idemq._server, "interrupt", interrupt):
+                        ended = drain(handler, timeout=seconds)
+                    if job in begun:
+                        break  # else its time was over before its first statement
+                self.assertEqual(ended, {"dead": 1})
+                self.assertEqual(self.job(job), ("dead", 1, None, f"ended after {seconds:g} s (job_timeout)"))
                 self.assertEqual(self.effects(), [])
 
     def test_a_handler_that_waits_for_no_longer(self):
