@@ -1385,15 +1385,18 @@ class TimeOver(Client):
             await self.do_async(job, conn)
             began = time.monotonic()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(conn.execute("SELECT pg_sleep(5)"), 0.1)
+                await asyncio.wait_for(conn.execute("SELECT pg_sleep(60)"), 0.1)
             waited.append(time.monotonic() - began)
+            over.set()
+            await asyncio.to_thread(self.sql, "SELECT pg_terminate_backend(%s)", conn.info.backend_pid)
             raise idemq.Dead("over")
 
+        over = threading.Event()
         (job,) = self.add(1, max_attempts=1)
-        never = unittest.mock.patch.object(idemq._conn.AsyncHandlersConnection, "cancel", lambda conn: time.sleep(5))
+        never = unittest.mock.patch.object(idemq._conn.AsyncHandlersConnection, "cancel", lambda conn: over.wait(60))
         with never, unittest.mock.patch.object(idemq._conn, "ANSWERED", 0.5):
             self.assertIn(self.drain_async(fails), ({"dead": 1}, {"stale": 1}))
-        self.assertLess(waited[0], 4)
+        self.assertLess(waited[0], 40)
         self.assertIn(self.job(job)[3], ("over", "the worker's session ended"))
         self.assertEqual(self.effects(), [])
 
