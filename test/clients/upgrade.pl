@@ -216,6 +216,7 @@ is_sql($node, q{SELECT outcome FROM idemq.enqueue('q', '1'); SELECT attempt FROM
 $_->quit foreach $session, $writer, $updating;
 restarted($next);
 goes_on('with all that is new');
+worker_pid($node, $_) foreach qw(postgres other);
 is(told('postgres') . told('other'), '23', 'an update waits in the other database alone');
 
 # ---- The account
