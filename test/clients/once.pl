@@ -71,6 +71,7 @@ sub process
 	my $it = { name => "$language, $place", said => "$tmp/said.$language.$place" };
 
 	$it->{start} = sub {
+		$it->{from} = -s $it->{said} // 0;
 		$it->{run} = IPC::Run::start([ @command, $settings ], '<', \undef, '>', '/dev/null', '2>>', $it->{said});
 		return;
 	};
@@ -206,6 +207,11 @@ my $troubled = time - $start;
 cmp_ok($done{$_} // 0, '>=', $wanted{$_}, "there were $_") foreach sort keys %wanted;
 
 ok(eval { until_true('all is done', sub { look_after($_) foreach @processes; return completed() == sum(values %enqueued) }); 1 }, 'all is done');
+# The others may have done it all before one that was just started again hears signals.
+foreach my $it (@processes)
+{
+	until_true("$it->{name} hears signals", sub { slurp_file($it->{said}, $it->{from}) =~ /^INFO hears signals$/m });
+}
 $_->{run}->signal('TERM') foreach @processes;
 $_->{run}->finish foreach @processes;
 is(join(', ', map { $_->{run}->full_result(0) ? "$_->{name}: ${\$_->{run}->full_result(0)}" : () } @processes), '', 'workers end when they are told');

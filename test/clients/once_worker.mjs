@@ -91,5 +91,6 @@ const workers = [
   ...(control ? [new Worker(connection, 'control', options)] : []),
 ];
 process.on('SIGTERM', () => workers.forEach((worker) => worker.stop()));
+logger.info('hears signals');
 await Promise.all([workers[0].run(transact), workers[1].run(transact), workers[2].runOutside(outside), workers[3]?.run(uncontrolled)]);
 await own?.end();

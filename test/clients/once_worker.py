@@ -191,6 +191,7 @@ def in_threads():
         )
     ]
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    logging.info("hears signals")
     for thread in threads:
         thread.start()
     signal.sigwait([signal.SIGTERM])
@@ -202,6 +203,7 @@ def in_threads():
 async def in_a_loop():
     workers = make(idemq.AsyncWorker)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop_at_sigterm, workers)
+    logging.info("hears signals")
     await asyncio.gather(
         workers[0].run(transact_async("asyncio_run")),
         workers[1].run(transact_async("asyncio_batch")),
