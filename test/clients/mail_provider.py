@@ -6,7 +6,7 @@ does that is the first word of the recipient, up to a dot:
     well   sent, and answered
     bad    first a proxy answers 502, in HTML, and nothing is sent; worse: three times
     lost   sent, but the first answer is such a 502
-    late   sent, but the first answer takes 4 s
+    late   sent, but the first answer does not come before the client has given up
     stall  sent, but no answer comes before GET /go/RECIPIENT, also when it is asked for by its key
 GET /mails: the recipients of all that was sent; /mails/KEY: what was sent under the key, or 404;
 /requests: the recipients of all requests; /calls: those whose clients wait for /go.
@@ -66,8 +66,8 @@ class Handler(BaseHTTPRequestHandler):
         if refused or (nth == 1 and how == "lost"):
             self.send_error(502)
             return
-        if nth == 1 and how == "late":
-            threading.Event().wait(4)
+        while nth == 1 and how == "late" and not self.client_is_gone(0.05):
+            pass
         if how == "stall":
             self.stall(to)
         self.reply({"sent": to})
