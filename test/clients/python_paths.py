@@ -989,9 +989,11 @@ class Surroundings(Paths):
         for _ in range(5):
             go()
         give_up = time.monotonic() + 60
-        while count() != before and time.monotonic() < give_up:
-            time.sleep(0.1)  # a thread that was told to end does so soon
-        self.assertEqual(count(), before)
+        # A thread that was told to end does so soon: one that had not at first is none too few.
+        while any(now > then for now, then in zip(count(), before)) and time.monotonic() < give_up:
+            time.sleep(0.1)
+        for now, then in zip(count(), before):
+            self.assertLessEqual(now, then)
 
     def test_in_a_container_it_is_process_1(self):
         """For whom a signal does nothing, unless there is a handler."""
