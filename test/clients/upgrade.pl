@@ -264,9 +264,10 @@ sub works
 
 	# A group's head may be on its way still.
 	until_true('three jobs are done', sub { ($done += sql($on, q{SELECT count(idemq.commit(id, token)) FROM idemq.claim('q', 5)}, $db)) >= 3 });
-	$said .= " $done " . sql($on, q{SELECT * FROM idemq.check() WHERE invariant <> 'schedules.driver'}, $db);
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	return is($said, "accepted\n2 3 ", $name);
+	# By is_sql, which knows of a worker that has no processor.
+	is_sql($on, q{SELECT * FROM idemq.check() WHERE invariant <> 'schedules.driver'}, '', "$name: check()", $db);
+	return is("$said $done", "accepted\n2 3", $name);
 }
 foreach my $it ([ 'jobs', 'tenant text DEFAULT $$mine$$' ], [ 'jobs', 'trace int DEFAULT 7' ], [ 'queues', 'max_trace text DEFAULT $$mine$$' ])
 {
