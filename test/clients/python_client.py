@@ -1317,6 +1317,23 @@ class TimeOver(Client):
                 self.assertEqual(self.job(job), ("dead", 1, None, f"ended after {seconds:g} s (job_timeout)"))
                 self.assertEqual(self.effects(), [])
 
+    def test_the_first_statement_when_the_time_is_over(self):
+        """It is refused, and the attempt has failed for its time: the lease is not lost."""
+        def late(job, conn):
+            self.until_set(job.cancelled)
+            self.do(job, conn)
+
+        async def late_async(job, conn):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            await self.do_async(job, conn)
+
+        for drain, handler in ((self.drain, late), (self.drain_async, late_async)):
+            (job,) = self.add(1, max_attempts=1)
+            self.assertEqual(drain(handler, timeout=0.2), {"dead": 1})
+            self.assertEqual(self.job(job), ("dead", 1, None, "ended after 0.2 s (job_timeout)"))
+        self.assertEqual(self.effects(), [])
+
     def test_a_handler_that_waits_for_no_longer(self):
         """Its statement is cancelled as well: nobody waits for the locks of a session that has nobody."""
         async def goes_on(job, conn):
@@ -1524,12 +1541,21 @@ class Drains(Client):
                 begun.set()
                 never.wait(600)
 
-            (job,) = self.add(1)
-            stop = self.start(hangs, outside, grace=0.2)
-            self.until_set(begun)
-            stop()
-            self.assertEqual(self.job(job)[:2], ("pending", 0))
-            self.sql("SELECT idemq.cancel(%s)", job)
+            def late(job, conn=None):
+                begun.set()
+                self.until_set(job.cancelled)
+                if conn:
+                    self.do(job, conn)  # its first statement: refused, and the lease is not lost
+                raise ValueError("late")
+
+            for handler in (hangs, late):
+                begun.clear()
+                (job,) = self.add(1)
+                stop = self.start(handler, outside, grace=0.2)
+                self.until_set(begun)
+                stop()
+                self.assertEqual(self.job(job)[:2], ("pending", 0))
+                self.sql("SELECT idemq.cancel(%s)", job)
 
     def test_a_sleeper_ends_soon(self):
         """Not when its sleep is over."""

@@ -468,7 +468,7 @@ class Attempts:
         waiting = error if job.waiting is None else job.waiting  # whatever the handler did then
         if isinstance(cause, AlreadyCommitted) or (isinstance(cause, NoSuchJob) and unit.commit_unknown):
             self._ended(job, "committed")
-        elif cause is not None or unit.why == "lost":
+        elif unit.why == "lost" or (cause is not None and unit.why not in ("time", "drain")):  # those refuse a statement, too
             log.warning("%s %d: the lease is lost; what the handler did is rolled back, or another attempt's",
                         self.options.queue, job.id)
             self._ended(job, "stale")
