@@ -1,6 +1,8 @@
 // The charts, who is there, flows, keys, and the proxy's users:
 //   screens.mjs BASE (with actions) BASE (read-only) BASE (of a role that sees one queue) BASE (behind 127.0.0.2) FOLDER FLOW (a job's id)
+// PG* reach the server.
 import { request } from 'node:http';
+import pg from 'pg';
 import { browser, follow, ok, open, picture as take, reads, said } from './browser.mjs';
 
 const [base, readOnly, tenant, proxied, pictures, flow] = process.argv.slice(2);
@@ -68,6 +70,11 @@ ok(/Nobody works on\s+reports/.test(overview) && /Dead queue\s+undelivered\s+hol
 ok(/undelivered\s+dead queue/.test(overview), 'a dead queue is marked', overview);
 
 // Who is there.
+// Who has not said for 90 s that he is there is silent: he says so now.
+const database = new pg.Client();
+await database.connect();
+await database.query("SET SESSION AUTHORIZATION app; SELECT idemq.here('00000000-0000-0000-0000-000000000001', 'mail-1', '{mail,orders}', 'node', '0.2.0', 'web-1.shop.example', 8, '{1000000000001}', 18733)");
+await database.end();
 await page.goto(`${base}/workers`);
 const workers = await said(page);
 for (const [what, pattern] of [['a worker, where it is and what it is', /mail-1\s+node 0\.2\.0 on web-1\.shop\.example as app/],
