@@ -312,12 +312,12 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'the group is not forgotten');
 sql($node, "SELECT idemq.enqueue('g', '4', group_key => repeat('g', 200))");
 $one->query_safe('SELECT 1');
 $go = send_to("SELECT payload FROM idemq.claim('g')", 'idemq_jobs_group_next');
-my $check = stop_at($two->query_safe('SELECT pg_backend_pid()'), 'idemq_groups_know');
+my $check = stop_at($two->query_safe('SELECT pg_backend_pid()'), ('idemq_groups_know') x 2);
 $two->query_until(qr/sent/, "\\echo sent\nSELECT invariant FROM idemq.check();\n");
-# It suspects the group, and looks for the first time whether it is known.
-$check->();
-$check->();
+# It suspects the group, and looks for the first time whether it is known; and is held until it is.
+$check->() foreach 1 .. 3;
 like($go->(), qr/4/, 'a long name: all groups are looked at');
+$check->();
 unlike($two->query('SELECT 1'), qr/headless/, 'check() does not take those for forgotten that are to be looked at');
 $two->quit;
 
