@@ -70,6 +70,9 @@ foreach my $round (1 .. 3)
 	$session->quit;
 }
 
+# Commits wait for it from when the checkpointer knows of that.
+sql($node, 'CHECKPOINT');
+
 # The standby hears nothing any more.
 my $receiver = sql($standby, "SELECT pid FROM pg_stat_wal_receiver");
 kill 'STOP', $receiver or die;

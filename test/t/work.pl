@@ -349,6 +349,8 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	until_file("began.$id");
 	sql($node, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'; SELECT pg_reload_conf()");
 	wait_until($node, 'SHOW synchronous_standby_names', 'nobody');
+	# Commits wait from when the checkpointer knows of it.
+	sql($node, 'CHECKPOINT');
 	open_gate('gate');
 	my $committing = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query LIKE '%try_commit%'";
 	wait_until($node, "SELECT count(*) = 1 $committing");

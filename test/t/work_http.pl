@@ -378,6 +378,8 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	until_true('three requests', sub { 3 == grep { my $waits = $_->{waits} // ''; grep { $_ eq $waits } @ids } requests() });
 	sql($node, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'; SELECT pg_reload_conf()");
 	wait_until($node, 'SHOW synchronous_standby_names', 'nobody');
+	# Commits wait from when the checkpointer knows of it.
+	sql($node, 'CHECKPOINT');
 	open_gate('lost');
 	my $committing = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query LIKE '%commit_many_and_claim%'";
 	wait_until($node, "SELECT count(*) = 1 $committing");
