@@ -250,7 +250,7 @@ is_sql($sub, "SELECT string_agg(invariant, ' ') FROM idemq.check()", 'follows', 
 # Two jobs that heartbeats keep, and nothing else: their rows say that their leases are over.
 my ($kept, $zombie) = (session($pub), session($pub));
 $kept->query_safe("SELECT idemq.claim_job((SELECT id FROM idemq.enqueue('effects', '1', key => 'kept')), lease => '1 min')");
-is($zombie->query_safe("SELECT id, token FROM idemq.claim_job((SELECT id FROM idemq.enqueue('effects', '1', key => 'zombie'))) \\gset\nSELECT idemq.heartbeat(:id, :token, '1 h')"),
+is($zombie->query_safe("SELECT id, token FROM idemq.claim_job((SELECT id FROM idemq.enqueue('effects', '1', key => 'zombie')), lease => '10 s') \\gset\nSELECT idemq.heartbeat(:id, :token, '1 h')"),
 	'current', 'a worker of a short lease heartbeats');
 my @kept = split /\|/, sql($pub, "SELECT id, token FROM idemq.jobs WHERE key = 'kept'");
 my @zombie = split /\|/, sql($pub, "SELECT id, token FROM idemq.jobs WHERE key = 'zombie'");
