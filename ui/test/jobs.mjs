@@ -219,8 +219,14 @@ ok(!python.includes('_attempts.py') && await page.locator('.own details').evalua
 await page.getByText('2 frames of client and runtime').click();
 ok((await said(page)).includes('_attempts.py'), 'and unfolded');
 const copyOf = async (name) => {
+  // The button says so for two seconds: who is late is told as well.
+  await page.evaluate((id) => {
+    const button = document.querySelector(`[data-copy="${id}"]`);
+    window.copied = false;
+    new MutationObserver(() => { window.copied ||= button.textContent === 'Copied'; }).observe(button, { childList: true });
+  }, name);
   await page.locator(`[data-copy="${name}"]`).click();
-  await page.waitForFunction((id) => document.querySelector(`[data-copy="${id}"]`).textContent === 'Copied', name);
+  await page.waitForFunction(() => window.copied);
   return page.evaluate(() => navigator.clipboard.readText());
 };
 const copied = await copyOf('payload');
