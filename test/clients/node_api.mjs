@@ -291,6 +291,8 @@ test('a worker says that it is there, and goodbye', async () => {
   assert.deepEqual(await holding(q, 'talks', async () => (here = await seen())), { committed: 1 });
   const { version } = JSON.parse(readFileSync(new URL(import.meta.resolve('idemq/package.json')), 'utf8'));
   assert.deepEqual(here, { program: 'node', version, host: true, queues: [q], concurrency: 3, running: 1, jobs: 1, done: 0, state: 'here' });
+  // It waits for a second at most until its goodbye is heard.
+  for (let n = 0; n < 1200 && (await seen()).state !== 'gone'; n++) await new Promise((resolve) => setTimeout(resolve, 50));
   assert.deepEqual(await seen(), { ...here, running: 0, jobs: 0, done: 1, state: 'gone' });
 });
 
