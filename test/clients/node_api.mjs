@@ -514,9 +514,14 @@ test('so many at a time, and no more', async () => {
     const q = await queue();
     let running = 0;
     let most = 0;
+    // A lane whose connection comes late takes part, too.
+    let go;
+    const four = new Promise((resolve) => (go = resolve));
     for (let n = 0; n < 40; n++) await enqueue(pool, q, n);
     const ended = await drain(connection, q, async () => {
       most = Math.max(most, ++running);
+      if (running === 4) go();
+      await four;
       await new Promise((resolve) => setTimeout(resolve, 5));
       running--;
     }, { concurrency: 4, outside });
