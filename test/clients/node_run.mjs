@@ -348,7 +348,7 @@ test('hold_claimed busy, gone, failing, or not there', async () => {
     "BEGIN RETURN 'busy'; END", "BEGIN RETURN 'gone'; END", 'BEGIN RETURN 1 / 0; END',
     "BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(60); RETURN 'held'; END",
   ]) {
-    const q = await queue(", lease => '2 s'", 10);
+    const q = await queue('', 10);
     const calls = [];
     await withHold(sql, async () => {
       const ended = await drain(connection, q, async (job, db) => {
