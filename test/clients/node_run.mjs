@@ -86,7 +86,13 @@ test('a handler that never touches its client has no transaction, and ends toget
     const q = await queue('', jobs);
     await proxied({ pooled }, async (proxy, to) => {
       const states = new Set();
+      // A lane whose connection comes first would do them one by one.
+      let running = 0;
+      let go;
+      const all = new Promise((resolve) => (go = resolve));
       const handler = async (job, db) => {
+        if (++running === 10) go();
+        await all;
         if (job.payload === 7) states.add((await one('SELECT state FROM pg_stat_activity WHERE pid = $1', db.processID))?.state);
         return { n: job.payload };
       };
