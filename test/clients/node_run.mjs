@@ -308,7 +308,7 @@ test('a client that is used when its handler has ended refuses', async () => {
 });
 
 test('a cursor that is left open, and a handler that fails amid it', async () => {
-  const q = await queue(", retry_base => '1 h', job_timeout => '1 s'", 3);
+  const q = await queue(", retry_base => '1 h', job_timeout => '1 min'", 3);
   const handler = async (job, db) => {
     if (job.payload === 3) return mark(db, q, 'fine').then(() => {});
     const cursor = db.query(new Cursor('SELECT generate_series(1, 100000)'));
