@@ -294,6 +294,8 @@ sql($node, "SELECT idemq.alter_queue('q', job_timeout => '0')");
 	until_file("began.$id");
 	sql($node, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'; SELECT pg_reload_conf()");
 	wait_until($node, 'SHOW synchronous_standby_names', 'nobody');
+	# The checkpointer, which has COMMITs wait for standbys, has read it, too.
+	sql($node, 'CHECKPOINT');
 	open_gate('committing');
 	my $committing = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query = 'COMMIT'";
 	wait_until($node, "SELECT count(*) = 1 $committing");
@@ -309,6 +311,7 @@ sql($node, "SELECT idemq.alter_queue('q', job_timeout => '0')");
 	until_file("began.$id");
 	sql($node, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'; SELECT pg_reload_conf()");
 	wait_until($node, 'SHOW synchronous_standby_names', 'nobody');
+	sql($node, 'CHECKPOINT');
 	open_gate('committing outside');
 	$committing = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query LIKE '%commit_many%'";
 	wait_until($node, "SELECT count(*) = 1 $committing");
