@@ -19,9 +19,10 @@ const worker = new Worker(JSON.parse(CONNECTION), 'q', {
 
 async function handler(job, client) {
   const { gate, sleep, hang, block, until } = job.payload;
+  // Its time may be over while the effect is under way.
+  job.signal.addEventListener('abort', () => appendFileSync(`${T}/cancelled.${job.id}`, `${job.signal.reason.why}\n`));
   if (client) await client.query('INSERT INTO effects (id, token) VALUES ($1, $2)', [job.id, job.token]);
   appendFileSync(`${T}/began.${job.id}`, `${job.attempt}\n`);
-  job.signal.addEventListener('abort', () => appendFileSync(`${T}/cancelled.${job.id}`, `${job.signal.reason.why}\n`));
   while (gate && !existsSync(`${T}/${gate}`)) await delay(20);
   if (sleep) await client.query('SELECT pg_sleep($1)', [sleep]);
   if (hang) await new Promise(() => {});
