@@ -76,6 +76,8 @@ sub stop_serving
 
 	kill 'KILL', -$its->{pid};
 	waitpid $its->{pid}, 0;
+	# Those that it has started may take longer to end, and have the port until then.
+	until_true("$name: nobody listens", sub { !IO::Socket::INET->new(PeerAddr => "127.0.0.1:$its->{port}") });
 	return;
 }
 END { stop_serving($_) foreach keys %serving }
