@@ -181,6 +181,8 @@ foreach my $it (@forms)
 	my %answers;
 
 	$it->settled('502 of a gateway');
+	# It writes down what it has answered when the job is done.
+	until_true("$it->{name}: the gateway has said all", sub { 6 == (() = slurp_file($gateway{ $it->{name} }{log}) =~ / 204:/g) });
 	push @{ $answers{ $_->[0] } }, $_->[1] foreach map { [ split / / ] } split /\n/, slurp_file($gateway{ $it->{name} }{log});
 	is(scalar(grep { join(',', @$_) =~ /^502,(500,)*204:502$/ } values %answers), 6, "$it->{name}: six jobs have met it");
 }
