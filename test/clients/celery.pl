@@ -22,9 +22,9 @@ my $tmp = $PostgreSQL::Test::Utils::tmp_check;
 my $dsn = 'host=' . $node->host . ' port=' . $node->port . " dbname=postgres user=$user";
 
 sql($node, "SELECT idemq.create_queue('shop'); CREATE TABLE confirmations (order_id int); CREATE TABLE reports (month int, by text)");
-mkdir "$tmp/broker";
-# A broker of files, which kombu has built in.
-append_to_file("$tmp/shop_config.py", qq(broker_transport_options = {"data_folder_in": "$tmp/broker", "data_folder_out": "$tmp/broker"}\n));
+mkdir "$tmp/$_" foreach qw(broker sent);
+# A broker of files, which kombu has built in.  It reads what it finds, also a file that is being written: a producer's come there whole.
+append_to_file("$tmp/shop_config.py", qq(import os\nbroker_transport_options = {"data_folder_in": "$tmp/broker", "data_folder_out": os.environ.get("OUT", "$tmp/broker")}\n));
 my %env = (DSN => $dsn, BROKER => 'filesystem://', PYTHONPATH => "$ENV{IDEMQ_SOURCE}/clients/python:$here:$tmp");
 my $app = 'import celery_shop as shop; shop.app.config_from_object("shop_config")';
 
@@ -35,9 +35,10 @@ my $idemq = { name => 'idemq', %{ program([ '/usr/bin/python3', "$here/celery_mo
 sub producer
 {
 	my ($code) = @_;
-	my $it = program([ '/usr/bin/python3', '-c', "$app\n$code" ], %env);
+	my $it = program([ '/usr/bin/python3', '-c', "$app\n$code" ], %env, OUT => "$tmp/sent");
 
 	$it->{run}->finish;
+	foreach (glob "$tmp/sent/*.msg") { rename $_, s{/sent/}{/broker/}r or die "$_: $!" }
 	is($it->{run}->full_result(0), 0, 'a producer') or diag slurp_file($it->{errors});
 	return;
 }
