@@ -39,7 +39,8 @@ my $checked = "SELECT * FROM idemq.check() WHERE invariant NOT IN ('steps.unknow
 
 sql($node, "SELECT idemq.enqueue('orders', jsonb_build_object('order', n)) FROM generate_series(1, 4) n");
 is(sql($node, "SELECT outcome FROM idemq.send_event('orders', 'paid 4', '\"early\"')"), 'accepted', 'one is paid first');
-is(work('8 s'), 'waiting waiting waiting arrived', 'the others sleep');
+# Each once: where this takes longer than eight seconds, the first is ready again.
+is(join(' ', map { sql($node, "SELECT work('8 s')") } 1 .. 4), 'waiting waiting waiting arrived', 'the others sleep');
 crash($node);
 is_sql($node, $asleep, 3, 'also after a crash');
 # Open at the crash: never sent.
