@@ -77,8 +77,11 @@ $node->reload;
 my $session = session($node);
 my $pid = $session->query_safe('SELECT pg_backend_pid()');
 @lost = take_and_lose('ids before kill -9');
+my $log = -s $node->logfile;
 kill 'KILL', $pid;
 $session->{run}->finish;
+# Until it has died, the server answers as before.
+$node->wait_for_log(qr/\(PID $pid\) was terminated by signal 9/, $log);
 wait_until($node, 'SELECT true');
 is_lost($node, $lost[-1], 'kill -9 lost the job');
 take($node, 40, 'ids after kill -9');
