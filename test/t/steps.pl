@@ -123,6 +123,8 @@ $standby->start;
 $node->append_conf('postgresql.conf', "synchronous_standby_names = 'standby'");
 $node->reload;
 wait_until($node, "SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = 'sync'");
+# The checkpointer, which has COMMITs wait for standbys, has read it, too.
+sql($node, 'CHECKPOINT');
 is_state($standby, "CALL idemq.begin_step($id, $next, 'x', '{}', '1 s')", '25006', 'begin_step on a standby');
 is_state($standby, "SELECT idemq.finish_step($id, $next, 'x')", '25006', 'finish_step on a standby');
 is_state($standby, "SELECT idemq.refuse_step($id, $next, 'x')", '25006', 'refuse_step on a standby');

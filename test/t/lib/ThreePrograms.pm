@@ -396,6 +396,8 @@ sub fails_over_once
 	$node->append_conf('postgresql.conf', "synchronous_standby_names = '*'\nsynchronous_commit = remote_apply");
 	$node->reload;
 	wait_until($node, q[SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = 'sync']);
+	# The checkpointer, which has COMMITs wait for standbys, has read it, too.
+	sql($node, 'CHECKPOINT');
 	foreach my $it (@forms)
 	{
 		$it->ends;
