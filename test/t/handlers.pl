@@ -405,7 +405,8 @@ is_sql($node, "SELECT outcome, error FROM idemq.attempts WHERE job_id = $id ORDE
 	join("\n", map { "$_|the handler's process was told to end" } 'released', 'released', 'failed'), 'given back twice; the third end in a row is a failed attempt');
 is_sql($node, "SELECT status, attempt, last_error, ready_at > now() + '25 min' FROM idemq.jobs WHERE id = $id",
 	"failed|1|the handler's process was told to end|t", 'after which the queue\'s backoff follows');
-is_sql($node, "SELECT failed_total, last_error FROM idemq.handlers WHERE queue = 'e'", "1|the handler's process was told to end", 'the view says so');
+# It counts after its commit.
+is_soon($node, "SELECT failed_total, last_error FROM idemq.handlers WHERE queue = 'e'", "1|the handler's process was told to end", 'the view says so');
 sql($node, "UPDATE idemq.jobs SET payload = '{\"n\": 311}' WHERE id = $id");
 sql($node, "SELECT idemq.retry($id)");
 all_done('e');
