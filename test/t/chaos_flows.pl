@@ -131,7 +131,14 @@ my %trouble = (
 	nines => sub {
 		my $offset = -s $node->logfile;
 		my $pid = sql($node, "SELECT coalesce(max(pid), 0) $ours");
-		return 0 if !$pid || !kill 'KILL', $pid;
+		# One that has ended by itself meanwhile takes signals until it is buried, and does not stop.
+		return 0 if !$pid || !kill 'STOP', $pid;
+		for (my $state = ''; $state ne 'T'; sleep 0.001)
+		{
+			($state) = (eval { slurp_file("/proc/$pid/stat") } // '') =~ /\) (\w)/ or return 0;
+			return 0 if $state =~ /[ZX]/;
+		}
+		kill 'KILL', $pid;
 		$node->wait_for_log(qr/all server processes terminated; reinitializing/, $offset);
 		wait_until($node, 'SELECT true');
 		return 1;
