@@ -135,8 +135,11 @@ sql($node, "$claim; SELECT idemq.heartbeat(id, token, '1 ms') FROM held");
 is_heard(event('lease_expired', 1) . "\n$ready", 'an expired lease');
 my $worker = session($node);
 $worker->query_safe("SELECT id FROM idemq.claim('q', attach => true)");
+my $ends = $worker->query_safe('SELECT pg_backend_pid()');
 is_heard('', 'a claim');
 $worker->quit;
+# psql does not wait for its session.
+wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $ends");
 is_heard(event('worker_lost', 2) . "\n" . event('dead', 2), 'a session that ends with an attached lease; its last attempt');
 sql($node, "SELECT idemq.redrive('q')");
 is_heard($ready, 'redrive');
