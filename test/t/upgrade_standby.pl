@@ -53,7 +53,8 @@ my $before = sql($old, $rows, 'app');
 
 # ---- 2. The switch
 
-# Stopped in good order it has sent all, its last checkpoint too.
+# Stopped in good order it has sent all, its last checkpoint too, to who has come by then.
+$old->wait_for_catchup($_) foreach @standbys;
 $old->stop;
 my ($control) = run_command([ 'pg_controldata', $old->data_dir ]);
 my ($checkpoint) = $control =~ /^Latest checkpoint location:\s+(\S+)/m;
