@@ -37,7 +37,7 @@ def charge(job):
     charged = job.step("charge", call, {"amount": job.payload["amount"]}, call_timeout=10, ask=ask)
     job.checkpoint({"charged": charged["id"]})  # job.state, in the next attempt
     if job.cancelled.is_set():  # the lease is lost, or the time is over
-        return None
+        raise TimeoutError("no time left")  # the next attempt goes on here
     return charged
 
 

@@ -517,6 +517,7 @@ test('so many at a time, and no more', async () => {
     // A lane whose connection comes late takes part, too.
     let go;
     const four = new Promise((resolve) => (go = resolve));
+    setTimeout(go, 60_000).unref();
     for (let n = 0; n < 40; n++) await enqueue(pool, q, n);
     const ended = await drain(connection, q, async () => {
       most = Math.max(most, ++running);

@@ -1237,7 +1237,6 @@ class Outside(Client):
         async def handler(job):
             calls[job.payload] += 1
             # Until the second connection is there, or refused: on a busy machine the jobs might all be done before.
-            give_up = time.monotonic() + 60
             while job.payload >= 1000 and len(tried) < 2 and time.monotonic() < give_up:
                 await asyncio.sleep(0.01)
             if job.payload % 200 == 199:
@@ -1248,6 +1247,7 @@ class Outside(Client):
             return job.payload
 
         self.sql("SELECT idemq.enqueue_many(%s, (SELECT array_agg(to_jsonb(n)) FROM generate_series(1, 3000) n))", self.queue)
+        give_up = time.monotonic() + 60
         with unittest.mock.patch.object(idemq._server, "connect_async", tries):
             self.assertEqual(self.drain_async(handler, outside=True, dsn=dsn, concurrency=100), {"committed": 3000})
         self.assertEqual((len(calls), set(calls.values())), (3000, {1}))
@@ -1333,6 +1333,49 @@ class TimeOver(Client):
             self.assertEqual(drain(handler, timeout=0.2), {"dead": 1})
             self.assertEqual(self.job(job), ("dead", 1, None, "ended after 0.2 s (job_timeout)"))
         self.assertEqual(self.effects(), [])
+
+    def test_the_first_statement_before_the_loop_has_looked(self):
+        """The queue's job_timeout is the end of the lease as well: it is the time that is over."""
+        async def blocks(job, conn):
+            time.sleep(0.5)
+            await self.do_async(job, conn)
+
+        async def failed(job, failure):
+            failures.append((type(failure.error), failure.outcome))
+
+        failures = []
+        self.alter("job_timeout => '200 ms'")
+        (job,) = self.add(1, max_attempts=1)
+        self.drain_async(blocks, hooks={"failed": failed})
+        self.assertIn(failures, ([(TimeoutError, "dead")], [(TimeoutError, "stale")]))  # worker or server has ended it
+        self.is_over(job, 0.2)
+        self.assertEqual(self.effects(), [])
+
+    def test_jobs_of_a_batch_whose_time_is_over(self):
+        """They run again one by one, and nobody tells them that they are cancelled."""
+        def handler(job, conn):
+            seen.append((job.payload, job.cancelled.is_set()))
+            if len(seen) == 2:
+                self.until_set(job.cancelled)
+            if job.cancelled.is_set():
+                raise ValueError("no time left")
+            self.do(job, conn)
+
+        async def handler_async(job, conn):
+            seen.append((job.payload, job.cancelled.is_set()))
+            if len(seen) == 2:
+                await asyncio.sleep(60)
+            if job.cancelled.is_set():
+                raise ValueError("no time left")
+            await self.do_async(job, conn)
+
+        for drain, handler in ((self.drain, handler), (self.drain_async, handler_async)):
+            seen = []
+            self.sql("TRUNCATE effects")
+            self.add(1, 2)
+            self.assertEqual(drain(handler, batch=2, timeout=3), {"committed": 2})
+            self.assertEqual(seen, [(1, False), (2, False)] * 2)
+            self.assertEqual(self.effects(), [1, 2])
 
     def test_a_handler_that_waits_for_no_longer(self):
         """Its statement is cancelled as well: nobody waits for the locks of a session that has nobody."""
@@ -1556,6 +1599,24 @@ class Drains(Client):
                 stop()
                 self.assertEqual(self.job(job)[:2], ("pending", 0))
                 self.sql("SELECT idemq.cancel(%s)", job)
+
+    def test_a_lease_that_is_lost_before_the_end_of_grace(self):
+        """The hook hears of it, also where the first statement comes after that."""
+        begun = threading.Event()
+        failures = []
+
+        def late(job, conn):
+            begun.set()
+            self.until_set(job.cancelled)
+            self.do(job, conn)
+
+        (job,) = self.add(1)
+        stop = self.start(late, grace=0.2, hooks={"failed": lambda job, failure: failures.append((type(failure.error), failure.outcome))})
+        self.until_set(begun)
+        self.sql("SELECT idemq.cancel(%s)", job)
+        stop()
+        self.assertEqual(failures, [(idemq.StaleToken, "lost")])
+        self.assertEqual(self.effects(), [])
 
     def test_a_sleeper_ends_soon(self):
         """Not when its sleep is over."""

@@ -92,7 +92,7 @@ sub turns_of
 	my $others_waited = "SELECT sum((waiting = '{}')::int) < 250 FROM turns";
 
 	# Once more while others mostly did not wait: a worker that has had no processor has promoted nobody.
-	foreach (1 .. 20)
+	foreach (1 .. 5)
 	{
 		sql($node, "SELECT idemq.drop_queue(name, force => true) FROM idemq.queues WHERE name = 'f';
 			SELECT idemq.create_queue('f', group_running => $running); SELECT fill('f', 12, 40, '$alone')");

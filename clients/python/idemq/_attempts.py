@@ -395,7 +395,7 @@ class Attempts:
                 # In a transaction the job's row is locked: it may take longer than the lease.
                 until = unit.ends_at if unit.locked else min(unit.ends_at, unit.lease_until)
                 if until <= now:
-                    unit.end("time" if until == unit.ends_at or self._time_is_over(unit, now) else "cut off")
+                    unit.end("time" if until == unit.ends_at or self.time_is_over(unit, now) else "cut off")
                     continue
                 if not unit.locked and unit.jobs[0]._link is not None:
                     if unit.look_at <= now:
@@ -409,7 +409,7 @@ class Attempts:
             except asyncio.TimeoutError:
                 pass
 
-    def _time_is_over(self, unit: Unit, now: float) -> bool:
+    def time_is_over(self, unit: Unit, now: float) -> bool:
         """Whether a lease has ended since the queue gives attempts no longer."""
         return self._job_timeout is not None and unit.claimed_at + self._job_timeout < now + 0.05
 
@@ -469,10 +469,7 @@ class Attempts:
         if isinstance(cause, AlreadyCommitted) or (isinstance(cause, NoSuchJob) and unit.commit_unknown):
             self._ended(job, "committed")
         elif unit.why == "lost" or (cause is not None and unit.why not in ("time", "drain")):  # those refuse a statement, too
-            log.warning("%s %d: the lease is lost; what the handler did is rolled back, or another attempt's",
-                        self.options.queue, job.id)
-            self._ended(job, "stale")
-            self._tell_failed(job, "stale" if unit.why is None else "lost", cause or StaleToken("the lease is lost"))
+            self._lost(job, "stale" if unit.why is None else "lost", cause)
         elif not await self._keep(job):
             pass
         elif unit.why == "time":
@@ -524,8 +521,18 @@ class Attempts:
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
+    def _lost(self, job: BaseJob, outcome: str, cause: Optional[BaseException]) -> None:
+        log.warning("%s %d: the lease is lost; what the handler did is rolled back, or another attempt's",
+                    self.options.queue, job.id)
+        self._ended(job, "stale")
+        self._tell_failed(job, outcome, cause or StaleToken("the lease is lost"))
+
     async def _release(self, job: BaseJob) -> None:
-        self._ended(job, await self._tell_end(job, lambda _: (_RELEASE, (job.id, job.token, None))))
+        outcome = await self._tell_end(job, lambda _: (_RELEASE, (job.id, job.token, None)))
+        if outcome == "stale":
+            self._lost(job, "lost", None)
+        else:
+            self._ended(job, outcome)
 
     async def _wait(self, job: BaseJob, waiting: Waiting) -> None:
         """Notes the wait, which was undone with the handler's transaction.  What has come meanwhile the

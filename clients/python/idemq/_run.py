@@ -337,7 +337,7 @@ class Run(Attempts):
         # Its COMMIT may be why: the transaction itself finds that out.
         if unit is not None and unit.commit_at is None and not unit.commit_unknown:
             # The server may have taken it back for that already.
-            unit.end("time" if self._time_is_over(unit, time.monotonic()) else why)
+            unit.end("time" if self.time_is_over(unit, time.monotonic()) else why)
         if job in self._spare:
             self._spare.remove(job)
             self._places.leave(1)

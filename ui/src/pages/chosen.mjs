@@ -24,14 +24,14 @@ export const listOf = (queue, want, given) => href(addressOf(queue), { tab: want
 const inWords = { kind: 'of kind', key: 'with a key that begins with', group: 'of group', error: 'whose error has', since: 'enqueued from', until: 'enqueued until', payload: 'whose payload contains' };
 
 export function surePage({ queue, want, seen, given, token }) {
-  const unmet = seen.jobs === 0 && seen.atLeast;
-  const jobs = unmet ? 'jobs not counted yet' : html`${seen.atLeast && 'at least '}${count(seen.jobs)} ${seen.jobs === 1 ? 'job' : 'jobs'}`;
+  const unmet = seen.looked === 0 && (seen.atLeast || seen.jobs > 0);
+  const jobs = unmet && seen.jobs === 0 ? 'jobs not counted yet' : html`${seen.atLeast && 'at least '}${count(seen.jobs)} ${seen.jobs === 1 ? 'job' : 'jobs'}`;
   const { doing } = want;
   const of = want.all && Object.entries(given).map(([name, value], i) => html`${i > 0 && ', '} ${inWords[name]} <code>${value}</code>`);
   if (seen.jobs === 0 && !unmet) return html`<p class="why">None of these jobs is there any more.</p><p><a class="button" href="${listOf(queue, want, given)}">Back</a></p>`;
-  const details = unmet ? html`<p class="quiet">A second was not enough to meet one of them: there may be none.</p>` : table('What is meant', ['Status', 'Kind', number('Jobs')], seen.of.slice(0, 20).map((row) => [status(row.status), key(row.kind) ?? html`<span class="quiet">none</span>`, count(row.jobs)]), '');
+  const details = unmet ? html`<p class="quiet">A second was not enough to meet one of them${seen.jobs === 0 && ': there may be none'}.</p>` : table('What is meant', ['Status', 'Kind', number('Jobs')], seen.of.slice(0, 20).map((row) => [status(row.status), key(row.kind) ?? html`<span class="quiet">none</span>`, count(row.jobs)]), '');
   return html`<p class="why"><b>${jobs}</b> of queue <b class="whole">${queue.name}</b>${want.all && html`, all that are ${want.tab === 'all' ? 'there' : want.tab}${of}`}${want.value !== null && html`, to priority <b>${want.value}</b>`}: ${doing.does}</p>
-${details}${seen.looked < seen.jobs && html`<p class="quiet">Of the first ${count(seen.looked)} of them.</p>`}
+${details}${!unmet && seen.looked < seen.jobs && html`<p class="quiet">Of the first ${count(seen.looked)} of them.</p>`}
 <form method="post" action="${addressOf(queue)}/do" class="actions"><input type="hidden" name="csrf" value="${token}"><input type="hidden" name="doing" value="${want.name}"><input type="hidden" name="tab" value="${want.tab}">
 ${Object.entries(given).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}${want.value !== null && html`<input type="hidden" name="value" value="${want.value}">`}
 ${want.all ? html`<input type="hidden" name="all" value="1"><input type="hidden" name="upto" value="${seen.upto}">` : html`<input type="hidden" name="ids" value="${want.ids.join(',')}">`}
