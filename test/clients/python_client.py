@@ -1377,6 +1377,28 @@ class TimeOver(Client):
             self.assertEqual(seen, [(1, False), (2, False)] * 2)
             self.assertEqual(self.effects(), [1, 2])
 
+    def test_a_handler_of_a_batch_that_is_left_behind_stays_cancelled(self):
+        """Also when its job runs again."""
+        self.set_seconds("KILL_AFTER", 0.3)
+        seen, looked = [], []
+        again, over = threading.Event(), threading.Event()
+
+        def handler(job, conn):
+            seen.append(job.payload)
+            if len(seen) == 2:
+                self.until_set(again)
+                looked.append(job.cancelled.is_set())
+                over.set()
+                return
+            if len(seen) == 4:
+                again.set()
+                self.until_set(over)
+            self.do(job, conn)
+
+        self.add(1, 2)
+        self.assertEqual(self.drain(handler, batch=2, timeout=3, attach=False), {"committed": 2})
+        self.assertEqual((seen, looked, self.effects()), ([1, 2, 1, 2], [True], [1, 2]))
+
     def test_a_handler_that_waits_for_no_longer(self):
         """Its statement is cancelled as well: nobody waits for the locks of a session that has nobody."""
         async def goes_on(job, conn):

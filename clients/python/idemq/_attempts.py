@@ -13,6 +13,7 @@ server cannot be asked; one with a transaction goes on: the row's lock keeps its
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import threading
 import time
@@ -359,7 +360,7 @@ class Attempts:
         if len(jobs) > 1 and unit.why != "drain":
             log.info("%s: a transaction of %d jobs is run one by one: %s", self.options.queue, len(jobs), _reason(unit, end.error))
             await lane.go_on(end)
-            singles = [Unit([job], lane, self) for job in jobs]
+            singles = [Unit([self._anew(job)], lane, self) for job in jobs]
             for single in singles:
                 single.commit_unknown = unit.commit_unknown
             lane.pending.extendleft(reversed(singles))
@@ -368,6 +369,15 @@ class Attempts:
             await self._places.lent(self._after(job, unit, end.error))
         # Not before: with the session attached leases end, and the attempt counts.
         await lane.go_on(end)
+
+    def _anew(self, job: BaseJob) -> BaseJob:
+        """A job that runs again by itself: what the transaction was told, it alone was told; a handler that was left
+        behind keeps the job that it has."""
+        again = copy.copy(job)
+        again._cancelled = None
+        if job.token in self._held:
+            self._held[job.token] = again
+        return again
 
     async def _reconnected(self, link: Link[Any], unit: Unit) -> None:
         """Until the link is there again, or the attempt is to end."""
@@ -469,7 +479,7 @@ class Attempts:
         if isinstance(cause, AlreadyCommitted) or (isinstance(cause, NoSuchJob) and unit.commit_unknown):
             self._ended(job, "committed")
         elif unit.why == "lost" or (cause is not None and unit.why not in ("time", "drain")):  # those refuse a statement, too
-            self._lost(job, "stale" if unit.why is None else "lost", cause)
+            self._say_lost(job, "stale" if unit.why is None else "lost", cause)
         elif not await self._keep(job):
             pass
         elif unit.why == "time":
@@ -521,7 +531,7 @@ class Attempts:
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    def _lost(self, job: BaseJob, outcome: str, cause: Optional[BaseException]) -> None:
+    def _say_lost(self, job: BaseJob, outcome: str, cause: Optional[BaseException]) -> None:
         log.warning("%s %d: the lease is lost; what the handler did is rolled back, or another attempt's",
                     self.options.queue, job.id)
         self._ended(job, "stale")
@@ -530,7 +540,7 @@ class Attempts:
     async def _release(self, job: BaseJob) -> None:
         outcome = await self._tell_end(job, lambda _: (_RELEASE, (job.id, job.token, None)))
         if outcome == "stale":
-            self._lost(job, "lost", None)
+            self._say_lost(job, "lost", None)
         else:
             self._ended(job, outcome)
 

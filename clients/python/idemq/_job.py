@@ -402,7 +402,6 @@ class Unit:
         self._deadline: Optional[datetime] = None
         for job in jobs:
             job._unit = self
-            job._cancelled = None  # what a transaction of several was told is nothing to one that runs again by itself
 
     def begin(self, seconds: float) -> None:
         """Its handler is about to be called, perhaps again."""
@@ -460,8 +459,9 @@ class Unit:
         """Raises in a handler that would begin its transaction after the attempt is over."""
         if self.why is None and time.monotonic() < self.lease_until:
             return
-        self._run.call_loop(self.end, "time" if self._run.time_is_over(self, time.monotonic()) else "cut off")
-        raise StaleToken(f"the attempt is over ({self.why or 'cut off'}): its connection takes no statements any more")
+        why = "time" if self._run.time_is_over(self, time.monotonic()) else "cut off"
+        self._run.call_loop(self.end, why)
+        raise StaleToken(f"the attempt is over ({self.why or why}): its connection takes no statements any more")
 
     @property
     def claimed_at(self) -> float:
