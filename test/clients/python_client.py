@@ -1351,11 +1351,18 @@ class TimeOver(Client):
         self.is_over(job, 0.2)
         self.assertEqual(self.effects(), [])
 
+    @staticmethod
+    def end_time(job):
+        """As if it were over: a busy machine may take long for what has to come before."""
+        unit = job._unit
+        unit._run.call_loop(unit.end, "time")
+
     def test_jobs_of_a_batch_whose_time_is_over(self):
         """They run again one by one, and nobody tells them that they are cancelled."""
         def handler(job, conn):
             seen.append((job.payload, job.cancelled.is_set()))
             if len(seen) == 2:
+                self.end_time(job)
                 self.until_set(job.cancelled)
             if job.cancelled.is_set():
                 raise ValueError("no time left")
@@ -1364,6 +1371,7 @@ class TimeOver(Client):
         async def handler_async(job, conn):
             seen.append((job.payload, job.cancelled.is_set()))
             if len(seen) == 2:
+                self.end_time(job)
                 await asyncio.sleep(60)
             if job.cancelled.is_set():
                 raise ValueError("no time left")
@@ -1373,7 +1381,7 @@ class TimeOver(Client):
             seen = []
             self.sql("TRUNCATE effects")
             self.add(1, 2)
-            self.assertEqual(drain(handler, batch=2, timeout=3), {"committed": 2})
+            self.assertEqual(drain(handler, batch=2), {"committed": 2})
             self.assertEqual(seen, [(1, False), (2, False)] * 2)
             self.assertEqual(self.effects(), [1, 2])
 
@@ -1386,6 +1394,7 @@ class TimeOver(Client):
         def handler(job, conn):
             seen.append(job.payload)
             if len(seen) == 2:
+                self.end_time(job)
                 self.until_set(again)
                 looked.append(job.cancelled.is_set())
                 over.set()
@@ -1396,7 +1405,7 @@ class TimeOver(Client):
             self.do(job, conn)
 
         self.add(1, 2)
-        self.assertEqual(self.drain(handler, batch=2, timeout=3, attach=False), {"committed": 2})
+        self.assertEqual(self.drain(handler, batch=2, attach=False), {"committed": 2})
         self.assertEqual((seen, looked, self.effects()), ([1, 2, 1, 2], [True], [1, 2]))
 
     def test_a_handler_that_waits_for_no_longer(self):

@@ -74,6 +74,7 @@ foreach (1 .. 5)
 	$holder->quit;
 	$node->append_conf('postgresql.conf', 'idemq.auto_update = off');
 	$node->reload;
+	wait_until($node, 'SHOW idemq.auto_update', 'off');
 	sql($node, 'DROP DATABASE app');
 }
 
