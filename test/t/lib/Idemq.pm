@@ -13,7 +13,8 @@ use Time::HiRes ();
 
 our @EXPORT = qw(new_server new_node server_conf restored_queue session sql sql_counted sqlstate is_sql is_state wal_records
   has_debugger stop_at asleep sleeper answer worker_pid stop_worker wait_until until_true crash
-  clients to_begin unexpected is_soon ends_in_time write_whole pooler);
+  clients to_begin unexpected is_soon ends_in_time write_whole pooler
+  leave log_end is_logged wait_logged gate advance);
 
 # Seconds until what does not come ends a test; PG_TEST_TIMEOUT_DEFAULT is for all of them.
 my $patience = $PostgreSQL::Test::Utils::timeout_default // 180;
@@ -94,7 +95,22 @@ sub session
 
 	# The time limit is that of a query, not of the session.
 	$session->set_query_timer_restart;
+	$session->{backend} = $session->query('SELECT pg_backend_pid()');
 	return $session;
+}
+
+# Quits sessions, and waits until their backends have ended: psql ends before its backend does, so what the
+# backend gives back at its end (leases, locks, its row in pg_stat_activity) would still be there.
+sub leave
+{
+	foreach my $session (@_)
+	{
+		my $pid = $session->{backend};
+
+		$session->quit;
+		until_true("the end of backend $pid", sub { !kill 0, $pid });
+	}
+	return;
 }
 
 # The result of SQL that must succeed.
@@ -327,6 +343,80 @@ sub crash
 	$node->start;
 	slurp_file($node->logfile, $log) =~ /was not properly shut down/ or die 'the server has not crashed';
 	return $started;
+}
+
+# Where a server's log ends now: what is_logged and wait_logged are to look behind.
+sub log_end
+{
+	my ($node) = @_;
+
+	return -s $node->logfile;
+}
+
+# Waits until a server's log has a line that matches, behind $from (0).
+sub wait_logged
+{
+	my ($node, $regex, $from) = @_;
+
+	until_true("in the log: $regex", sub { slurp_file($node->logfile, $from // 0) =~ $regex });
+	return;
+}
+
+# Asserts that a server's log gets a line that matches, behind $from (0).  A process may write its line after
+# what it caused can be seen, so the log is read until the line is there.
+sub is_logged
+{
+	my ($node, $regex, $name, $from) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return ok(eval { wait_logged($node, $regex, $from); 1 }, $name) || diag($@);
+}
+
+# Moves the time that idemq reads ahead by an interval.  When this returns, everything that is due by then has run.
+# The server has been started with idemq.test_clock = on.
+sub advance
+{
+	my ($node, $interval, $db) = @_;
+
+	return sql($node, "CALL idemq.advance_clock('$interval')", $db);
+}
+
+my $gates = 0;
+
+# A gate at which sessions of a database stop, to know that several run at once.  $gate->sql is the statement that a
+# session stops in; $gate->wait_for($n) waits until n sessions have stopped there; $gate->open lets them
+# and all later ones through.
+sub gate
+{
+	my ($node, $db) = @_;
+	my $gate = bless { node => $node, db => $db, key => 4_500_000 + ++$gates, holder => session($node, $db) }, 'Idemq::Gate';
+
+	$gate->{holder}->query_safe("SELECT pg_advisory_lock($gate->{key})");
+	return $gate;
+}
+
+sub Idemq::Gate::sql
+{
+	my ($gate) = @_;
+
+	return "SELECT pg_advisory_xact_lock_shared($gate->{key})";
+}
+
+sub Idemq::Gate::wait_for
+{
+	my ($gate, $n) = @_;
+
+	wait_until($gate->{node}, "SELECT count(*) = $n FROM pg_locks WHERE locktype = 'advisory' AND objid = $gate->{key} AND NOT granted",
+		't', $gate->{db});
+	return;
+}
+
+sub Idemq::Gate::open
+{
+	my ($gate) = @_;
+
+	leave($gate->{holder});
+	return;
 }
 
 # Writes a file that servers may read at any time: they see what it was, or all of this.
