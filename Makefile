@@ -7,7 +7,8 @@
 #                         servers of their own (PROVE_TESTS='test/t/a.pl' chooses)
 #   make demo             watch 4 workers, a crash and a zombie; needs nothing installed
 #   make cluster-demo     4 servers that are one queue: one killed, a shard moved, every key one effect
-#   make test             lint + regression + isolation + TAP + real clients
+#   make test             lint and the quick tests: regression, isolation, TAP, clients; six minutes at most
+#   make test-all         every test, also on PostgreSQL 17; half an hour
 #   make lint | test-regress | test-isolation | test-tap | test-clients
 #                         one of them; REGRESS='a b' ISOLATION=c TAP='d' CLIENTS='e'
 #                         choose tests, ACCEPT=1 takes the actual output as the expected one;
@@ -238,10 +239,12 @@ endif
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo cluster-demo test check-writes check-install check-versions check-postgres deb dist check-packages check-compilers check-languages lint test-regress test-isolation test-tap test-clients test-slow chaos failover soak fuzz mutants model account coverage sanitize bench bench-quick bench-peers bench-workers once format ui-demo
+.PHONY: print-compiler demo cluster-demo test test-all check-writes check-install check-versions check-postgres deb dist check-packages check-compilers check-languages lint test-regress test-isolation test-tap test-clients test-slow chaos failover soak fuzz mutants model account coverage sanitize bench bench-quick bench-peers bench-workers once format ui-demo
 
 test:
-	@$(TREE)/script/test $(or $(SUITES),lint regress isolation tap clients)
+	@$(TREE)/script/test $(SUITES)
+test-all:
+	@SCOPE=$(or $(SCOPE),all) $(TREE)/script/test $(SUITES)
 lint test-regress test-isolation test-tap test-clients:
 	@$(TREE)/script/test $(@:test-%=%)
 ui-demo:
