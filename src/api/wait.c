@@ -297,6 +297,7 @@ sleep_and_check(Wait *wait)
 		if (again > now)
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 							 (again - now + 999) / 1000, compat_wait_event_wait());
+		IDEMQ_STOP("wait_woken");
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
 		now = idemq_mono_now();

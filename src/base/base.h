@@ -161,6 +161,51 @@ idemq_jitter(void)
 #endif
 
 /*
+ * A named place where a test can stop one process.  Only the library that tests build with
+ * -DIDEMQ_STOPS has stops; in the shipped one IDEMQ_STOP is nothing.
+ *
+ * A test arms a stop by creating the file idemq_stops/PID.NAME in the data directory; a PID of 0
+ * stands for the first process that arrives.  That process disarms the stop by renaming the file
+ * to PID.NAME.here, which tells the test that it is there, and waits until the test removes the
+ * file.  While it waits, it handles no interrupts and keeps the locks that it holds.
+ *
+ * A stop is never placed where a spinlock is held, nor between a function's declarations.
+ */
+
+#ifdef IDEMQ_STOPS
+#include <unistd.h>
+
+#include "storage/pmsignal.h"
+
+static inline void
+idemq_stop_for(int pid, const char *name)
+{
+	char armed[MAXPGPATH];
+	char here[MAXPGPATH];
+
+	snprintf(armed, sizeof(armed), "idemq_stops/%d.%s", pid, name);
+	snprintf(here, sizeof(here), "%s.here", armed);
+	if (rename(armed, here) != 0)
+		return;
+	while (access(here, F_OK) == 0 && PostmasterIsAlive())
+		pg_usleep(1000);
+}
+
+static inline void
+idemq_stop(const char *name)
+{
+	int saved_errno = errno;
+
+	idemq_stop_for(MyProcPid, name);
+	idemq_stop_for(0, name);
+	errno = saved_errno;
+}
+#define IDEMQ_STOP(name) idemq_stop(name)
+#else
+#define IDEMQ_STOP(name) ((void) 0)
+#endif
+
+/*
  * SQLSTATEs of idemq.  Class IQ is ours; everything else is standard.
  */
 

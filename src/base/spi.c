@@ -123,8 +123,10 @@ rows_of(const SqlStatement *statement, int code, bool expected)
 uint64
 idemq_spi_query_at(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
 {
-	int code = execute(statement, args, nulls, snapshot);
+	int code;
 
+	IDEMQ_STOP("idemq_spi_query_at");
+	code = execute(statement, args, nulls, snapshot);
 	return rows_of(statement, code, code == SPI_OK_SELECT);
 }
 

@@ -166,6 +166,7 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 	QueueInfo queue;
 	Finish finish = {.kind = FINISH_RELEASE};
 
+	IDEMQ_STOP("idemq_handler_settle_failed");
 	if (idemq_handler_met_another(error) && job->repeats < MAX_REPEATS)
 	{
 		job->repeats++;

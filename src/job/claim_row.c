@@ -34,6 +34,7 @@ idemq_job_document(const Job *job, JobColumn column, bool *isnull)
 void
 idemq_claim_row_fill(const Job *job, const EventArgs *args, Datum *values, bool *nulls)
 {
+	IDEMQ_STOP("idemq_claim_row_fill");
 	memset(nulls, 0, CLAIM_COLUMN_COUNT * sizeof(bool));
 	values[0] = Int64GetDatum(job->id);
 	values[1] = Int64GetDatum(args->token);

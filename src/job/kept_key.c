@@ -70,6 +70,7 @@ idemq_tick_key_check(int32 queue_id, Datum key)
 	Creator creator;
 	Datum values[2];
 
+	IDEMQ_STOP("idemq_tick_key_check");
 	if (length == 0)
 		return;
 	values[0] = PointerGetDatum(cstring_to_text_with_len(VARDATA_ANY(value), length));

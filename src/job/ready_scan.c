@@ -232,6 +232,7 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 	for (int p = 0; p < IDEMQ_PRIORITIES && from_start; p++)
 		scan->view.from[p] = READY_KEY_MIN;
 	idemq_jitter();
+	IDEMQ_STOP("claim_before_snapshot");
 	if (scan->reads)
 		idemq_jobs_open_to_read(table);
 	else

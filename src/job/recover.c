@@ -352,6 +352,7 @@ idemq_reap_some(const QueueInfo *queue)
 	bool counted = true;
 	Slice slice;
 
+	IDEMQ_STOP("idemq_reap_some");
 	if (queue->max_running > 0)
 		counted = idemq_recover_for_limits(queue);
 	else

@@ -410,6 +410,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	JobChange change;
 	JobWrite write = JOB_LOCKED;
 
+	IDEMQ_STOP("idemq_transition");
 	if (!idemq_transition_allowed(event, job->status))
 		elog(ERROR, "event %d cannot happen to a job that is %s", event,
 			 idemq_status_name(job->status));

@@ -92,6 +92,7 @@ idemq_slot_forget_queue(int32 queue_id)
 void
 idemq_slots_forget_database(Oid database)
 {
+	IDEMQ_STOP("idemq_slots_forget_database");
 	idemq_slots_lock(LW_EXCLUSIVE);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
@@ -111,6 +112,7 @@ idemq_slots_forget_database(Oid database)
 void
 idemq_slots_unset_database(Oid database)
 {
+	IDEMQ_STOP("idemq_slots_unset_database");
 	idemq_slots_lock(LW_SHARED);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{

@@ -221,6 +221,7 @@ end_scan_by_id(JobsTable *table)
 void
 idemq_jobs_refresh(JobsTable *table)
 {
+	IDEMQ_STOP("idemq_jobs_refresh");
 	CHECK_FOR_INTERRUPTS();
 	end_scan_by_id(table);
 	ExecClearTuple(table->row);
@@ -237,6 +238,7 @@ idemq_jobs_refresh(JobsTable *table)
 void
 idemq_jobs_refresh_or_raise(JobsTable *table)
 {
+	IDEMQ_STOP("idemq_jobs_refresh_or_raise");
 	if (IsolationUsesXactSnapshot())
 		ereport(ERROR, errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 				errmsg("could not serialize access due to concurrent update of a job"),

@@ -246,5 +246,6 @@ idemq_dependency_edges(const DependencyEdge *behind, int max, int *count)
 	Datum values[] = {Int64GetDatum(behind->child), Int64GetDatum(behind->parent),
 					  Int32GetDatum(max)};
 
+	IDEMQ_STOP("idemq_dependency_edges");
 	return idemq_spi_rows(&find_edges, values, sizeof(DependencyEdge), count);
 }

@@ -123,6 +123,7 @@ idemq_dependency_watch(int64 child, int64 parent)
 {
 	Datum values[] = {Int64GetDatum(child), Int64GetDatum(parent)};
 
+	IDEMQ_STOP("idemq_dependency_watch");
 	return run(&move_watch, values) > 0;
 }
 

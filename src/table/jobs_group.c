@@ -83,6 +83,7 @@ idemq_jobs_group_head(JobsTable *table, int32 queue_id, Datum name, TimestampTz 
 {
 	ScanKeyData keys[3];
 
+	IDEMQ_STOP("idemq_jobs_group_head");
 	head_keys(keys, queue_id, name, from);
 	return fetch(table, keys, 3, job);
 }
@@ -109,6 +110,7 @@ idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *
 {
 	ScanKeyData keys[2];
 
+	IDEMQ_STOP("idemq_jobs_group_next");
 	ScanKeyInit(&keys[0], GROUP_QUEUE, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(queue_id));
 	if (name != NULL)
 		ScanKeyEntryInitialize(&keys[1], 0, GROUP_KEY, BTGreaterStrategyNumber, InvalidOid,

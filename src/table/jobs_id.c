@@ -168,6 +168,7 @@ ids_state(IdPart *part)
 static void
 set_sequence(Oid sequence, int64 value)
 {
+	IDEMQ_STOP("before_setval");
 	(void) idemq_spi_do(&set_value, (Datum[]){ObjectIdGetDatum(sequence), Int64GetDatum(value)},
 						NULL);
 }

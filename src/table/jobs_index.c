@@ -374,6 +374,7 @@ idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uint32 *changed
 bool
 idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row)
 {
+	IDEMQ_STOP("idemq_jobs_index_insert_keyed");
 	return insert_entries(rel, &row, 1, NULL, true, UNIQUE_CHECK_PARTIAL) &&
 		   insert_entries(rel, &row, 1, NULL, false, UNIQUE_CHECK_YES);
 }

@@ -174,7 +174,9 @@ idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait)
 	table_tuple_insert_speculative(table->rel, table->new_row, GetCurrentCommandId(true), 0, NULL,
 								   token);
 	mine = idemq_jobs_index_insert_keyed(table->rel, table->new_row);
+	IDEMQ_STOP("before_confirm");
 	table_tuple_complete_speculative(table->rel, table->new_row, token, mine);
+	IDEMQ_STOP("after_confirm");
 	SpeculativeInsertionLockRelease(xid);
 	if (mine)
 		idemq_jobs_count_new(table->new_row);

@@ -84,8 +84,10 @@ lock_version(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait)
 JobWrite
 idemq_jobs_lock(JobsTable *table, const Job *job, LockTupleMode mode, JobWait wait)
 {
-	TM_Result result = lock_version(table, job, mode, wait);
+	TM_Result result;
 
+	IDEMQ_STOP("idemq_jobs_lock");
+	result = lock_version(table, job, mode, wait);
 	if (result == TM_Ok && table->crosscheck != InvalidSnapshot &&
 		!table_tuple_satisfies_snapshot(table->rel, table->lock_row, table->crosscheck))
 		result = TM_Updated;
@@ -190,6 +192,7 @@ idemq_jobs_delete(JobsTable *table, const Job *job)
 {
 	TM_Result result = TM_BeingModified;
 
+	IDEMQ_STOP("idemq_jobs_delete");
 	table->written = true;
 	check_replica_identity(table, CMD_DELETE);
 	if (table->simple)

@@ -85,6 +85,7 @@ at_end(XactEvent event, void *arg)
 			idemq_jitter();
 			idemq_pending_ready_apply();
 			forget();
+			IDEMQ_STOP("after_commit");
 			break;
 		case XACT_EVENT_ABORT:
 			undo_from(InvalidSubTransactionId);
@@ -100,6 +101,7 @@ at_end(XactEvent event, void *arg)
 			break;
 		case XACT_EVENT_PRE_COMMIT:
 			idemq_pending_groups_before_commit();
+			IDEMQ_STOP("before_commit");
 			break;
 		case XACT_EVENT_PARALLEL_PRE_COMMIT:
 		case XACT_EVENT_PARALLEL_COMMIT:

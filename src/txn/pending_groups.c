@@ -340,6 +340,7 @@ release_from(SubTransactionId from, GroupRelease how)
 void
 idemq_pending_groups_apply(void)
 {
+	IDEMQ_STOP("idemq_pending_groups_apply");
 	for (int at = 0; at < end_of_marks; at = end_of(at))
 	{
 		GroupKey key = {0};

@@ -225,6 +225,7 @@ idemq_expire_ended(const SlotView *view, bool done)
 {
 	ExpireScan *scan = scan_of(view->queue_id);
 
+	IDEMQ_STOP("idemq_expire_ended");
 	if (!scan->under_way || (done && scan->priority < IDEMQ_PRIORITIES))
 		return;
 	scan->under_way = false;

@@ -119,6 +119,7 @@ start_worker(WorkerPost *post)
 		pfree(start->handle);
 	start->handle = NULL;
 	old = MemoryContextSwitchTo(TopMemoryContext); /* the handle is for later rounds */
+	IDEMQ_STOP("launcher_before_start");
 	registered = RegisterDynamicBackgroundWorker(&worker, &start->handle);
 	MemoryContextSwitchTo(old);
 	if (registered)

@@ -160,6 +160,7 @@ idemq_notify_ended(const SlotView *view, bool done)
 	ListCell *lc;
 	bool all = done;
 
+	IDEMQ_STOP("idemq_notify_ended");
 	foreach(lc, unsent)
 	{
 		const QueueNews *news = lfirst(lc);

@@ -252,8 +252,10 @@ add_new_ids(TimestampTz due)
 void
 idemq_ranges_begin_round(TimestampTz now, int64 last_id)
 {
-	int64 shortest = follow_settings();
+	int64 shortest;
 
+	IDEMQ_STOP("idemq_ranges_begin_round");
+	shortest = follow_settings();
 	/* Also at our first round. */
 	if (last_id < given_id)
 	{

@@ -35,6 +35,7 @@ idemq_due(const QueueInfo *given)
 	const QueueInfo *queue = &latest;
 	TimestampTz next;
 
+	IDEMQ_STOP("idemq_due");
 	if (!idemq_queue_by_id(given->id, &latest) || latest.slot == NULL)
 		return;
 	if (idemq_ready_check(queue, &next, NULL) && !idemq_queue_is_paused(queue))

@@ -131,6 +131,7 @@ idemq_worker_main(Datum arg)
 	/* Before we connect: a session that needs the database for itself is to find us. */
 	if (!idemq_worker_attach(DatumGetInt32(arg), serial, &database) || !idemq_worker_is_wanted())
 		proc_exit(0);
+	IDEMQ_STOP("worker_before_connect");
 	BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0);
 	for (int i = 0; i < (int) lengthof(settings); i++)
 		SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);

@@ -1,5 +1,6 @@
-# Sessions stopped at an exact place by a debugger: between what they do to a
-# row and what they do to shared memory.  Skipped where there is no gdb.
+# Sessions stopped at an exact place: between what they do to a row and what they do to shared memory.
+# at least 99 assertions
+# stops: claim_before_snapshot idemq_claim_row_fill idemq_cursor_lower idemq_cursor_read idemq_groups_know idemq_jobs_group_head idemq_jobs_group_next idemq_jobs_lock idemq_jobs_refresh_or_raise idemq_lease_activate idemq_lease_drop idemq_lease_hold idemq_lease_restore idemq_lease_settle_loan idemq_reap_some idemq_sleepers_join idemq_tick_key_check idemq_transition idemq_worker_announce_use
 
 use strict;
 use warnings FATAL => 'all';
@@ -9,10 +10,11 @@ use lib "$FindBin::RealBin/lib";
 use Idemq;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes ();
 
 my $node = new_server('stopped', autovacuum => 'off', max_prepared_transactions => 2);
 
-plan skip_all => 'no gdb that may attach' unless has_debugger($node);
+plan skip_all => 'no stop points in the library' unless has_stops();
 
 my $one = session($node);
 my $pid = $one->query_safe('SELECT pg_backend_pid()');
@@ -59,7 +61,7 @@ sql($node, "SELECT idemq.enqueue('q', '3', run_at => '2020-01-01')");
 like($go->() . claim_with_4(), qr/^2 3$|3 4$/m, 'committed before the cursor is read: claimed');
 
 prepare(1);
-$go = send_to($claim, 'GetLatestSnapshot');
+$go = send_to($claim, 'claim_before_snapshot');
 sql($node, "SELECT idemq.enqueue('q', '3', run_at => '2020-01-01')");
 like($go->() . claim_with_4(), qr/^2 3$|3 4$/m, 'committed before the snapshot: claimed');
 
@@ -111,6 +113,7 @@ foreach my $case (
 	[ [ 'BEGIN', $release, 'SAVEPOINT s', $again, 'ROLLBACK TO s', "PREPARE TRANSACTION 'end'", $goes, "ROLLBACK PREPARED 'end'" ], 'released claimed' ])
 {
 	prepare(0);
+	# The lease is meant to expire.
 	$go = send_to("SELECT payload FROM idemq.claim('q', lease => '1 ms')", 'idemq_lease_activate');
 	is(join(' ', in_two(@{ $case->[0] })), $case->[1], join('; ', map { s/SELECT (?:idemq\.|outcome FROM idemq\.)(\w+).*/$1/r } @{ $case->[0] }));
 	is_sql($node, "SELECT pg_sleep(0.01); SELECT idemq.reap('q'); SELECT status FROM idemq.jobs WHERE payload = '1'", "\n1\npending",
@@ -140,8 +143,7 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 prepare(0);
 $go = send_to("SELECT payload FROM idemq.claim('q', attach => true)", 'idemq_lease_activate');
 in_two('BEGIN', $release, $again, $goes, 'ROLLBACK');
-$one->quit;
-wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid");
+leave($one);
 is_sql($node, "SELECT idemq.reap('q')", 1, 'an attached lease ends with its session');
 $one = session($node);
 $pid = $one->query_safe('SELECT pg_backend_pid()');
@@ -203,27 +205,43 @@ is($two->query("$claim; COMMIT"), '', 'above READ COMMITTED nobody gets it eithe
 $go->();
 is(claim_with_4(), '1 4', 'and it is not passed');
 
-# How many entries of the ready index a claim reads that finds no job.
+# How many entries of the ready index a claim reads that finds no job.  The counter includes what the session has read
+# before, as long as that has not been reported to PostgreSQL's statistics.
 sub entries_read
 {
-	return sql($node, "BEGIN; $claim; SELECT pg_stat_get_xact_tuples_returned('idemq.jobs_ready'::regclass); COMMIT") =~ s/^\n//r;
+	my $count = "SELECT pg_stat_get_xact_tuples_returned('idemq.jobs_ready'::regclass)";
+	my ($before, $found, $after) = split /\n/, sql($node, "BEGIN; $count; $claim; $count; COMMIT"), -1;
+
+	die "'$found' in place of nothing" if $found ne '';
+	return $after - $before;
+}
+
+# A claim that finds nothing searches an empty queue from its start, which reads these entries as well; a new queue is
+# searched for the first time after a second.  A run that took longer tells nothing, and is repeated.
+sub within_a_second
+{
+	my ($code) = @_;
+
+	for (;;)
+	{
+		my $begin = Time::HiRes::time;
+		my @answer = $code->();
+
+		return @answer if Time::HiRes::time - $begin < 1;
+	}
 }
 
 # An attempt that ends, and whose job nobody makes ready again, lowers no cursor, though
 # claimers have met its entry: its ender had not committed, or the claim was not in their snapshot.
-# An empty queue is searched from its start once a second, and that reads them, too: then once more.
-my $read;
-foreach (1 .. 10)
-{
+my ($read) = within_a_second(sub {
 	prepare(2);
 	$one->query_safe("BEGIN; SELECT idemq.commit(id, token) FROM held WHERE payload = '1'");
 	sql($node, "SELECT idemq.enqueue('q', '3', run_at => '2020-01-01')");
 	my $met = sql($node, $claim);
 	die "'$met' in place of 3" if $met ne '3';
 	$one->query_safe('COMMIT');
-	$read = entries_read();
-	last if $read == 0;
-}
+	return entries_read();
+});
 is($read, 0, 'the entry of an attempt that ends, which a claim has met: nobody reads it again');
 
 foreach my $end ('commit(id, token)', "fail(id, token, retry_in => '0')")
@@ -231,17 +249,15 @@ foreach my $end ('commit(id, token)', "fail(id, token, retry_in => '0')")
 	my $again = $end =~ /^fail/ ? 1 : 0;
 	my @met;
 
-	foreach (1 .. 10)
-	{
+	($read, @met) = within_a_second(sub {
 		prepare(0);
 		$go = send_to($claim, 'idemq_lease_hold');
-		@met = sql($node, $claim);
+		my $first = sql($node, $claim);
 		$two->query_safe("BEGIN; SELECT idemq.$end FROM idemq.jobs");
-		push @met, scalar $go->();
+		my $second = $go->();
 		$two->query_safe('COMMIT');
-		$read = $again ? sql($node, $claim) : entries_read();
-		last if $again || $read == 0;
-	}
+		return ($again ? sql($node, $claim) : entries_read(), $first, $second);
+	});
 	is("@met", "1 2 \n1", "$end: a claim has met the entries of attempts that end, of jobs claimed behind its snapshot");
 	is($read, $again ? '1 2' : 0, "$end: " . ($again ? 'ready again' : 'nobody reads them again'));
 }
@@ -256,7 +272,8 @@ is(claim_with_4(), '1 4', 'claimable when it is gone');
 
 # A reaper between its mark and the row: no heartbeat wins any more, a commit does.
 prepare(2);
-sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held WHERE payload = '1'; SELECT pg_sleep(0.05)");
+# The lease is meant to expire.
+sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held WHERE payload = '1'; SELECT pg_sleep(0.01)");
 $go = send_to("SELECT idemq.reap('q')", 'idemq_jobs_lock');
 is_sql($node, "SELECT idemq.heartbeat(id, token, '1 h') FROM held WHERE payload = '1'", 'stale', 'a heartbeat during a reap');
 sql($node, "SELECT idemq.commit(id, token) FROM held WHERE payload = '1'");
@@ -266,7 +283,8 @@ is_sql($node, "SELECT status FROM idemq.jobs WHERE payload = '1'", 'completed', 
 # It has no mark any more when somebody else has ended the attempt, and taken that back: then a
 # heartbeat wins, and the reap does not.
 prepare(2);
-sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held WHERE payload = '1'; SELECT pg_sleep(0.05)");
+# The lease is meant to expire.
+sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held WHERE payload = '1'; SELECT pg_sleep(0.01)");
 $go = send_to("SELECT idemq.reap('q')", 'idemq_jobs_lock');
 sql($node, "BEGIN; SELECT idemq.fail(id, token) FROM held WHERE payload = '1'; ROLLBACK");
 is_sql($node, "SELECT idemq.heartbeat(id, token, '1 h') FROM held WHERE payload = '1'", 'current', 'a heartbeat after an end that was rolled back, during a reap');
@@ -279,11 +297,11 @@ is_sql($node, "SELECT idemq.heartbeat(id, token, '1 h') FROM held WHERE payload 
 # A wait that has read that its queue is paused, and is not among the sleepers yet: the resume wakes nobody.
 prepare(0);
 sql($node, "SELECT idemq.pause('q')");
-$go = send_to("CALL idemq.wait('q', '20 s')", 'idemq_sleepers_join');
+$go = send_to("CALL idemq.wait('q', '2 min')", 'idemq_sleepers_join');
 sql($node, "SELECT idemq.resume('q')");
 like($go->(), qr/^t$/m, 'resumed between the look at the queue and the sleep: it is looked at again');
 
-$one->quit;
+leave($one);
 sql($node, "SELECT idemq.create_queue('gone')");
 $one = session($node);
 $pid = $one->query_safe('SELECT pg_backend_pid()');
@@ -319,7 +337,7 @@ $check->() foreach 1 .. 3;
 like($go->(), qr/4/, 'a long name: all groups are looked at');
 $check->();
 unlike($two->query('SELECT 1'), qr/headless/, 'check() does not take those for forgotten that are to be looked at');
-$two->quit;
+leave($two);
 
 # A claim comes between the lookup of a request that replaces and its write, and is given back before the next
 # lookup: the job is as it was, and the request replaces it.
@@ -338,17 +356,32 @@ is_sql($node, "SELECT payload, attempt FROM idemq.claim('r')", '2|1', 'which has
 
 # TRUNCATE has every queue get another slot, while a claim that knows the old one waits for its turn; the group of
 # which it takes a job is listed by then, to be checked.
+sub truncate_before
+{
+	my ($goes_on, $its, $others) = @_;
+
+	sql($node, 'TRUNCATE idemq.jobs CASCADE');
+	sql($node, "SELECT idemq.enqueue('p', to_jsonb(n), group_key => 'g') FROM generate_series(1, 3) n");
+	is_sql($node, "SELECT idemq.release(id, token) FROM idemq.claim('p')", 'released', 'another claim finds the new slot');
+	sql($node, "SELECT idemq.enqueue('p', '4', group_key => 'g')");
+	like($goes_on->(), qr/^$its$/m, 'who knows the old one takes the job');
+	is_sql($node, "SELECT string_agg(payload::text, ' ' ORDER BY payload) FROM idemq.claim('p', 5)", $others, 'and the group goes on');
+	is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+	return;
+}
 sql($node, "SELECT idemq.create_queue('p', group_running => 3, lease => '1 h')");
 $one->query_safe('SELECT 1');
-$go = send_to("SELECT payload FROM idemq.claim('p')", 'idemq_reap_some');
-sql($node, 'TRUNCATE idemq.jobs CASCADE');
-sql($node, "SELECT idemq.enqueue('p', to_jsonb(n), group_key => 'g') FROM generate_series(1, 3) n");
-is_sql($node, "SELECT idemq.release(id, token) FROM idemq.claim('p')", 'released', 'another claim finds the new slot');
-sql($node, "SELECT idemq.enqueue('p', '4', group_key => 'g')");
-like($go->(), qr/^1\n1$/m, 'who knows the old one takes the job');
-is_sql($node, "SELECT string_agg(payload::text, ' ' ORDER BY payload) FROM idemq.claim('p', 5)", '2 3', 'and the group goes on');
-is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+truncate_before(send_to("SELECT payload FROM idemq.claim('p')", 'idemq_reap_some'), '1\n1', '2 3');
+leave($one);
 
-$one->quit;
+# The shipped library has no stop points: it leaves one that is armed alone.
+shipped($node);
+$one = session($node);
+$stop = stop_at($one->{backend}, 'idemq_reap_some');
+# Without a stop the claim comes after the release.
+truncate_before(sub { $one->query_safe("SELECT payload FROM idemq.claim('p')") }, '2', '1 3');
+leave($one);
+ok(! -e $node->data_dir . '/idemq_stops/' . $one->{backend} . '.idemq_reap_some.here', 'without a stop');
+is(scalar(() = glob $node->data_dir . '/idemq_stops/*'), 1, 'which is still armed');
 $node->stop;
 done_testing();

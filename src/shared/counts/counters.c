@@ -246,6 +246,7 @@ idemq_counters_add(int index, int32 queue_id, uint64 xid, const CounterDelta *de
 	QueueCounters *queue = &shared->queues[index];
 	LWLock *lock = own_lock();
 
+	IDEMQ_STOP("idemq_counters_add");
 	LWLockAcquire(lock, LW_SHARED);
 	if (!is_of(queue, queue_id))
 	{
@@ -421,6 +422,7 @@ finish_count(bool counted, const QueueCount *counts, int ncounts)
 void
 idemq_counters_end_count(const QueueCount *counts, int ncounts)
 {
+	IDEMQ_STOP("idemq_counters_end_count");
 	lock_all();
 	finish_count(true, counts, ncounts);
 	unlock_all();

@@ -181,6 +181,7 @@ idemq_dependencies_learn_end(uint32 *begun, bool unseen)
 {
 	Learned learned = {begun, unseen ? DEPENDENCIES_BITS : DEPENDENCIES_KNOWN};
 
+	IDEMQ_STOP("idemq_dependencies_learn_end");
 	idemq_for_each_slot(MyDatabaseId, end_slot, &learned);
 	pfree(begun);
 }
@@ -229,6 +230,7 @@ want_scan(const SlotView *view, void *arg)
 void
 idemq_dependency_finished(QueueSlot *slot, int32 queue_id, int64 job_id)
 {
+	IDEMQ_STOP("idemq_dependency_finished");
 	if (!idemq_may_have_dependencies(slot, job_id))
 		return;
 	if (idemq_worker_present())

@@ -291,6 +291,7 @@ idemq_groups_know(const QueueSlot *slot, const GroupKey *key)
 	GroupQueue *queue;
 	bool known;
 
+	IDEMQ_STOP("idemq_groups_know");
 	LWLockAcquire(&shared->lock, LW_SHARED);
 	queue = queue_of(slot, key->database, key->queue_id);
 	group = find(key);
@@ -678,6 +679,7 @@ idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id)
 	GroupQueue *queue;
 	GroupEntry *group;
 
+	IDEMQ_STOP("idemq_group_mark");
 	slot = idemq_slot_current(slot, key->queue_id);
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	queue = queue_of(slot, key->database, key->queue_id);

@@ -73,6 +73,7 @@ idemq_lease_collect_expired(int32 queue_id, ExpiredLease *found, int max, int64 
 {
 	ExpiredSearch search = {idemq_mono_now(), found, 0, max, PG_INT64_MAX};
 
+	IDEMQ_STOP("idemq_lease_collect_expired");
 	idemq_leases_visit(LW_SHARED, queue_id, visit_expired, &search);
 	*next_deadline = search.next_deadline;
 	return search.count;

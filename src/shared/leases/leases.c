@@ -93,6 +93,7 @@ idemq_lease_hold(int64 job_id)
 {
 	Lease lease;
 
+	IDEMQ_STOP("idemq_lease_hold");
 	if (!idemq_lease_get(job_id, &lease) || lease.ending.ender == IDEMQ_MY_PROC_NUMBER)
 		return LEASE_HOLDS_NOT;
 	return lease.ending.ender == NO_SESSION ? LEASE_HOLDS : LEASE_HOLDS_ENDING;
@@ -180,9 +181,11 @@ LeaseTake
 idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 {
 	LWLock *lock;
-	Lease *lease = idemq_lease_lock(claim->job_id, LW_EXCLUSIVE, &lock);
+	Lease *lease;
 	LeaseTake take = LEASE_TAKEN;
 
+	IDEMQ_STOP("idemq_lease_take");
+	lease = idemq_lease_lock(claim->job_id, LW_EXCLUSIVE, &lock);
 	*has_prior = lease != NULL;
 	if (lease == NULL)
 		lease = idemq_lease_enter(claim->job_id, claim->max_running > 0);
@@ -239,8 +242,10 @@ void
 idemq_lease_settle_loan(int64 job_id, int64 token)
 {
 	LWLock *lock;
-	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
+	Lease *lease;
 
+	IDEMQ_STOP("idemq_lease_settle_loan");
+	lease = idemq_lease_lock_of(job_id, token, &lock);
 	if (lease != NULL)
 		settle_loan(lease);
 	LWLockRelease(lock);
@@ -254,10 +259,12 @@ int64
 idemq_lease_activate(int64 job_id, int64 token)
 {
 	LWLock *lock;
-	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
+	Lease *lease;
 	int64 deadline = PG_INT64_MAX;
 	RunningFreed freed = NOTHING_FREED;
 
+	IDEMQ_STOP("idemq_lease_activate");
+	lease = idemq_lease_lock_of(job_id, token, &lock);
 	if (lease != NULL && lease->claiming)
 	{
 		freed = start(lease);
@@ -286,10 +293,13 @@ bool
 idemq_lease_drop(int64 job_id, int64 token, Lease *dropped)
 {
 	LWLock *lock;
-	Lease *lease = idemq_lease_lock(job_id, LW_EXCLUSIVE, &lock);
+	Lease *lease;
 	RunningFreed freed = NOTHING_FREED;
-	bool there = lease != NULL && lease->token == token;
+	bool there;
 
+	IDEMQ_STOP("idemq_lease_drop");
+	lease = idemq_lease_lock(job_id, LW_EXCLUSIVE, &lock);
+	there = lease != NULL && lease->token == token;
 	if (there)
 	{
 		*dropped = *lease;
@@ -310,10 +320,12 @@ bool
 idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior)
 {
 	LWLock *lock;
-	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
+	Lease *lease;
 	RunningFreed freed = NOTHING_FREED;
 	bool goes_on = true;
 
+	IDEMQ_STOP("idemq_lease_restore");
+	lease = idemq_lease_lock_of(job_id, token, &lock);
 	if (lease != NULL)
 	{
 		put_prior(lease, prior);

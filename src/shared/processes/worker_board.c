@@ -214,6 +214,7 @@ idemq_worker_want(Oid database)
 void
 idemq_worker_announce_use(void)
 {
+	IDEMQ_STOP("idemq_worker_announce_use");
 	if (!RecoveryInProgress())
 		(void) idemq_worker_want(MyDatabaseId);
 }
@@ -485,6 +486,7 @@ idemq_worker_found_nothing(void)
 {
 	bool nothing;
 
+	IDEMQ_STOP("idemq_worker_found_nothing");
 	LWLockAcquire(&board->board_lock, LW_EXCLUSIVE);
 	nothing = (pg_atomic_read_u32(&mine->asked) & POST_ASKED_RECHECK) == 0;
 	if (nothing)

@@ -64,6 +64,7 @@ idemq_due_by(QueueSlot *slot, DueKind kind, int64 when)
 	uint64 wanted = (uint64) Max(when, 0);
 	uint64 known;
 
+	IDEMQ_STOP("idemq_due_by");
 	if (slot == NULL)
 		return;
 	known = pg_atomic_read_u64(&slot->due[kind]);

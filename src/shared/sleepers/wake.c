@@ -151,6 +151,7 @@ idemq_sleepers_join(Sleepers *sleepers)
 	uint64 bit = UINT64CONST(1) << (IDEMQ_MY_PROC_NUMBER % BITS);
 	uint64 before;
 
+	IDEMQ_STOP("idemq_sleepers_join");
 	/* First: a waker that reads a count of 0 misses no bit on which a session sleeps. */
 	pg_atomic_fetch_add_u32(&sleepers->count, 1);
 	before = pg_atomic_fetch_or_u64(&sleepers->bits[IDEMQ_MY_PROC_NUMBER / BITS], bit);
@@ -339,5 +340,6 @@ idemq_wake_claimed(QueueSlot *slot)
 void
 idemq_wake_for_result(int64 job_id)
 {
+	IDEMQ_STOP("idemq_wake_for_result");
 	(void) idemq_sleepers_wake(idemq_sleepers_of_job(MyDatabaseId, job_id), PG_INT32_MAX);
 }

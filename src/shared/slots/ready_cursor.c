@@ -148,6 +148,7 @@ read_and_lock(QueueSlot *slot, int32 queue_id, CursorView *view)
 void
 idemq_cursor_read(QueueSlot *slot, int32 queue_id, int wanted, CursorView *view)
 {
+	IDEMQ_STOP("idemq_cursor_read");
 	if (!read_and_lock(slot, queue_id, view))
 		return;
 	if (wanted > 0)
@@ -212,6 +213,7 @@ idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, Ready
 	QueueSlot *slot = view->slot;
 	ReadyKey lowered;
 
+	IDEMQ_STOP("idemq_cursor_advance");
 	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
 		return;
 	if (slot != view->slot) /* the history of another slot says nothing about our view */
@@ -237,6 +239,7 @@ idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, Ready
 void
 idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to)
 {
+	IDEMQ_STOP("idemq_cursor_lower");
 	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
 		return;
 	lower_locked(slot, priority, to);

@@ -96,6 +96,7 @@ idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *po
 {
 	RecoveryPoint *known;
 
+	IDEMQ_STOP("idemq_slot_recovered_to");
 	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
 		return;
 	known = &slot->recovery;

@@ -12,7 +12,7 @@ use Test::More;
 use Time::HiRes ();
 
 our @EXPORT = qw(new_server new_node server_conf restored_queue session sql sql_counted sqlstate is_sql is_state wal_records
-  has_debugger stop_at asleep sleeper answer worker_pid stop_worker wait_until until_true crash
+  has_debugger has_stops can_stop stop_at shipped asleep sleeper answer worker_pid stop_worker wait_until until_true crash
   clients to_begin unexpected is_soon ends_in_time write_whole pooler
   leave log_end is_logged wait_logged gate advance);
 
@@ -254,9 +254,77 @@ sub has_debugger
 	return defined $stdout && $stdout =~ /= $pid$/m;
 }
 
-# Makes a backend stop where it next enters a function, then the next one.  Answers a
-# sub: called first, it waits until the backend is there; called again, lets it go on.
+# The stop points that this test names in its line "# stops: ...".  A test with that line runs with a library that has
+# stop points (script/test), and needs no debugger.
+my %stops = map { $_ => 1 } map { /^# stops:(.*)/ ? split(' ', $1) : () } split /\n/, slurp_file($0);
+
+# Returns whether the library in use has stop points.
+sub has_stops
+{
+	my ($dir) = run_command([ 'pg_config', '--pkglibdir' ]);
+
+	return scalar(slurp_file("$dir/idemq.so") =~ m{idemq_stops/});
+}
+
+# Returns whether stop_at works: with the stop points that the test names, or else with a debugger.
+sub can_stop
+{
+	my ($node) = @_;
+
+	return %stops ? has_stops() : has_debugger($node);
+}
+
+# Makes a process stop at the first of these places, then at the next one, each once.  The places are stop points
+# (IDEMQ_STOP in src/base/base.h) if the test names any, and otherwise functions, at which a debugger stops the process.
+# Returns a sub: the first call waits until the process is there, the second lets it go on, and so on.
+# With a server in place of a pid, the first process that arrives stops.
 sub stop_at
+{
+	return %stops ? stop_at_points(@_) : stop_with_debugger(@_);
+}
+
+sub stop_at_points
+{
+	my ($pid, @names) = @_;
+	# The directory of a server's processes is its data directory.
+	my $dir = (ref $pid ? $pid->data_dir : readlink("/proc/$pid/cwd")) . '/idemq_stops';
+	my ($id, $calls) = (ref $pid ? 0 : $pid, 0);
+	my $arm = sub { append_to_file("$dir/$id.$names[$_[0]]", '') };
+
+	foreach (@names) { $stops{$_} or die "the line '# stops:' does not name $_" }
+	mkdir $dir;
+	$arm->(0);
+	return sub {
+		my $n = int($calls++ / 2);
+		my $here = "$dir/$id.$names[$n].here";
+
+		if ($calls % 2)
+		{
+			for (my $end = time + $patience; time < $end; Time::HiRes::sleep(0.005))
+			{
+				return if -e $here;
+			}
+			die "no process got to $names[$n]";
+		}
+		$arm->($n + 1) if $n < $#names;
+		unlink $here;
+		return;
+	};
+}
+
+# Restarts a server with the shipped library, which has no stop points, and returns it.  Its sessions have been closed before.
+sub shipped
+{
+	my ($node) = @_;
+
+	return $node unless $ENV{IDEMQ_SHIPPED};
+	$node->stop;
+	$node->{_install_path} = $ENV{IDEMQ_SHIPPED};
+	$node->start;
+	return $node;
+}
+
+sub stop_with_debugger
 {
 	my ($pid, @functions) = @_;
 	my $file = "$PostgreSQL::Test::Utils::tmp_check/stop.$pid." . int(rand(2**31));
