@@ -2,7 +2,7 @@
 # transaction; nothing is lost, and what it leaves claimable is so at once.  A claim
 # is a session's, so PREPARE refuses it; what a former version let through is
 # recovered.
-# at least 283 assertions
+# at least 342 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -37,6 +37,8 @@ sub prepare
 
 	sql($node, "BEGIN; $work; PREPARE TRANSACTION 'p'");
 }
+
+reset_ids();
 
 # Everybody's cursor goes to the end, past whatever is prepared.
 my $drain = "SELECT id % 1000 FROM idemq.claim('q', 10) ORDER BY id";

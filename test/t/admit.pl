@@ -1,7 +1,7 @@
 # idemq.admit: exact while many sessions call one bucket, not undone by anything but
 # a restart, in recovery, and what happens when the table of buckets is full.
 # More calls at once, of several costs, and while buckets come and go: admit_slow.pl.
-# at least 51 assertions
+# at least 45 assertions
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,7 +1,7 @@
 # idemq.admit while 16 sessions call the same buckets: several costs, calls that roll back, and buckets that come
 # and go at full speed.
 # slow: 20,000 calls of 16 sessions that compete for the processors
-# at least 11 assertions
+# at least 12 assertions
 
 use strict;
 use warnings FATAL => 'all';

@@ -8,7 +8,7 @@
 #
 # What changes the machine stands in a fence of language "shell", which make check-install runs in a chroot.
 # What cannot run stands in a fence without a language, or of language "text".
-# at least 220 assertions
+# at least 299 assertions
 
 use strict;
 use warnings FATAL => 'all';
