@@ -1,6 +1,6 @@
 # attach => true: the end of the session, however it ends, is the end of the
 # lease, and the next claim gets the job.
-# at least 54 assertions
+# at least 55 assertions
 
 use strict;
 use warnings FATAL => 'all';
