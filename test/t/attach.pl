@@ -1,6 +1,6 @@
 # attach => true: the end of the session, however it ends, is the end of the
 # lease, and the next claim gets the job.
-# at least 55 assertions
+# at least 54 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -94,7 +94,6 @@ is_sql($node, "SELECT id - $id, attempt, status FROM idemq.jobs ORDER BY id",
 
 # The server goes down with the workers: what was attached is held for the grace, the
 # rest for its length.  A full table's claim is not attached, and has all of it.
-is_sql($node, 'SHOW idemq.attach_grace', '30s', 'the grace, if nobody sets it');
 $node->append_conf('postgresql.conf', "idemq.attach_grace = '20 min'");
 $node->restart;
 sql($node, $setup);
