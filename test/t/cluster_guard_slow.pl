@@ -1,6 +1,6 @@
 # A move of a shard that is killed between any two of its steps, and given up: nothing comes of it.
 # slow: each move copies a database by logical replication
-# at least 24 assertions
+# at least 21 assertions
 
 use strict;
 use warnings FATAL => 'all';

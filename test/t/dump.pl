@@ -1,6 +1,6 @@
 # Install, dump and restore: what CREATE EXTENSION says without preload, and
 # what a dump brings into another database.
-# at least 100 assertions
+# at least 105 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -21,6 +21,8 @@ my $before = sql($node, $content);
 
 # ---- Dump and restore
 
+sql($node, 'CREATE DATABASE blank');
+sql($node, 'CREATE EXTENSION idemq', 'blank');
 is_sql($node, 'SELECT count(DISTINCT status) FROM idemq.jobs', 7, 'jobs of every status');
 is_sql($node, 'SELECT count(*) FROM idemq.queue_grants, idemq.schedule_entries', 4, 'two grants, two schedules');
 foreach my $format ('custom', 'plain')
@@ -55,8 +57,7 @@ command_ok([ 'pg_restore', "--section=$_", '-j', 4, '-h', $node->host, '-p', $no
 is(sql($node, $content, 'parallel'), $before, 'by sections, with a foreign key to jobs: rows are the same');
 sql($node, 'DROP DATABASE parallel');
 # What such an order comes to, each time.
-sql($node, 'CREATE DATABASE data');
-sql($node, 'CREATE EXTENSION idemq', 'data');
+sql($node, 'CREATE DATABASE data TEMPLATE blank');
 my @order = ('-e', '--data-only', '-h', $node->host, '-p', $node->port, '-d', 'data', "$file.custom");
 command_ok([ 'pg_restore', '-t', $_, @order ], "data alone: $_") foreach qw(queue_grants schedule_entries);
 is_sql($node, "SELECT string_agg(DISTINCT invariant, ' ') FROM idemq.check() WHERE severity = 'error'", 'grants.queue schedules.queue', 'check() tells of orphans', 'data');
@@ -67,8 +68,7 @@ sql($node, 'DROP DATABASE data');
 # idemq alone, by its extension, and by its tables into an extension that is there.
 foreach my $what ([ '-e', 'idemq' ], ['--data-only', '-t', 'idemq.*'])
 {
-	sql($node, 'CREATE DATABASE data');
-	sql($node, 'CREATE EXTENSION idemq', 'data') if "@$what" =~ /data-only/;
+	sql($node, 'CREATE DATABASE data TEMPLATE ' . ("@$what" =~ /data-only/ ? 'blank' : 'template1'));
 	command_ok([ 'pg_dump', '-h', $node->host, '-p', $node->port, '-Fc', @$what, '-f', "$file.part", 'postgres' ], "pg_dump @$what");
 	$node->command_checks_all([ 'pg_restore', '-e', '-h', $node->host, '-p', $node->port, '-d', 'data', "$file.part" ], 0, [qr/^$/], [qr/^$/], "@$what: restore");
 	my $own = join ';', grep { !/FROM (app|held)/ } split /;/, $content;
@@ -80,8 +80,7 @@ foreach my $what ([ '-e', 'idemq' ], ['--data-only', '-t', 'idemq.*'])
 }
 
 # Into an extension that is there: triggers are weaker then, and check() says what mends them.
-sql($node, 'CREATE DATABASE data');
-sql($node, 'CREATE EXTENSION idemq', 'data');
+sql($node, 'CREATE DATABASE data TEMPLATE blank');
 command_ok([ 'pg_restore', '-e', '--data-only', '--disable-triggers', '-n', 'idemq', '-h', $node->host, '-p', $node->port, '-d', 'data', "$file.custom" ],
 	'restore of data alone');
 my $by_hand = "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)

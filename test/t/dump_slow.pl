@@ -1,6 +1,6 @@
 # A dump in plain text goes on where it stood, and parallel restores, whose tables come in any order, bring the same rows.
 # slow: the order in which pg_restore -j 4 brings tables is another each time, so it is tried six times
-# at least 48 assertions
+# at least 56 assertions
 
 use strict;
 use warnings FATAL => 'all';
