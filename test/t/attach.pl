@@ -1,5 +1,6 @@
 # attach => true: the end of the session, however it ends, is the end of the
 # lease, and the next claim gets the job.
+# at least 54 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -41,7 +42,7 @@ sub check
 	is_sql($node, "SELECT idemq.try_commit($first, $token)", 'stale', "$name: the old token is stale");
 }
 
-sub quit { $_[0]->quit; wait_for_end($_[1]); }
+sub quit { leave($_[0]) }
 sub terminate { sql($node, "SELECT pg_terminate_backend($_[1])"); wait_for_end($_[1]); $_[0]->{run}->kill_kill; }
 sub kill_client { $_[0]->{run}->signal('KILL'); wait_for_end($_[1]); eval { $_[0]->{run}->finish }; }
 
@@ -60,14 +61,15 @@ my $setup = "SELECT idemq.drop_queue('q', force => true); SELECT idemq.create_qu
 sql($node, $setup);
 $session->query_safe("SELECT idemq.commit(id, token) FROM idemq.claim('q', attach => true)");
 $session->query_safe("SELECT idemq.fail(id, token, retry_in => '1 h') FROM idemq.claim('q', attach => true)");
-$session->query_safe("SELECT * FROM idemq.claim('q', lease => '1 ms', attach => true)");
+$session->query_safe("SELECT * FROM idemq.claim('q', lease => '1 ms', attach => true)"); # meant to expire
 $session->query_safe('DISCARD PLANS');
 $session->query_safe("BEGIN; SAVEPOINT a; SELECT * FROM idemq.claim('q', attach => true); ROLLBACK TO a; COMMIT");
-# What was rolled back with a savepoint, a reap among it, is looked at again after 100 ms.
-sql($node, 'SELECT pg_sleep(0.2)');
+# The reap that was rolled back with the savepoint is not done again at once.
+my $reaped = 0;
+until_true('the lease is reaped', sub { ($reaped += sql($node, "SELECT idemq.reap('q')")) > 0 });
 is_sql($node, "SELECT payload, attempt FROM idemq.claim('q', 10) ORDER BY 1", "3|2\n4|1",
 	'the deadline holds for an attached lease too');
-quit($session, $session->query_safe('SELECT pg_backend_pid()'));
+leave($session);
 is_sql($node, "SELECT count(*) FROM idemq.claim('q', 10)", 0, 'the session left nothing');
 is_sql($node, 'SELECT payload, status FROM idemq.jobs ORDER BY 1',
 	"1|completed\n2|failed\n3|processing\n4|processing", 'and took nothing with it');
@@ -83,7 +85,7 @@ is($session->query_safe("SELECT id - $id, attempt FROM idemq.claim('q', 2, attac
 	'first what was ready before');
 is($session->query_safe("SELECT id - $id, attempt FROM idemq.claim('q', 2) ORDER BY id"), "0|2\n1|2",
 	'then what DISCARD ALL gave back');
-quit($session, $session->query_safe('SELECT pg_backend_pid()'));
+leave($session);
 # By reap, since a claim takes back no more than fits in its slice of 0.1 s; and by the rows, since a job that
 # is lost a second time waits: no claim would get it.
 is_sql($node, "SELECT idemq.reap('q')", 2, 'the end of the session takes two');
@@ -92,40 +94,39 @@ is_sql($node, "SELECT id - $id, attempt, status FROM idemq.jobs ORDER BY id",
 
 # The server goes down with the workers: what was attached is held for the grace, the
 # rest for its length.  A full table's claim is not attached, and has all of it.
+$node->append_conf('postgresql.conf', "idemq.attach_grace = '20 min'");
+$node->restart;
 sql($node, $setup);
 $session = session($node);
-my $claim = "SELECT deadline - clock_timestamp() > '59 min' FROM idemq.claim('q', attach => true, lease =>";
+my $claim = "SELECT deadline - clock_timestamp() > '30 min' FROM idemq.claim('q', attach => true, lease =>";
 is($session->query_safe("$claim '1 h')"), 't', 'claim answers the deadline that the lease has');
-is($session->query_safe("SELECT count(*) FROM idemq.claim('q', attach => true, lease => '20 s')"), 1, 'a short one');
+is($session->query_safe("SELECT count(*) FROM idemq.claim('q', attach => true, lease => '10 min')"), 1, 'a short one');
 is($session->query_safe("SELECT count(*) FROM idemq.claim('q')"), 1, 'and one that is not attached');
 is_sql($node, "SELECT id - (SELECT min(id) FROM idemq.jobs), deadline - claimed_at FROM idemq.jobs
-	WHERE status = 'processing' ORDER BY 1", "0|00:00:30\n1|00:00:20\n2|01:00:00", 'the rows have the grace at most');
-is_sql($node, "SELECT count(*) FILTER (WHERE deadline > clock_timestamp() + '59 min') FROM idemq.workers", 2,
+	WHERE status = 'processing' ORDER BY 1", "0|00:20:00\n1|00:10:00\n2|01:00:00", 'the rows have the grace at most');
+is_sql($node, "SELECT count(*) FILTER (WHERE deadline > clock_timestamp() + '30 min') FROM idemq.workers", 2,
 	'idemq.workers has the deadlines of the leases');
 like(sql($node, 'SELECT idemq.why(min(id)) FROM idemq.jobs'), qr/lease until .*attached/, 'why too');
 is_sql($node, "SELECT idemq.validate(id, token) FROM idemq.jobs WHERE id = (SELECT min(id) FROM idemq.jobs)", 'current',
 	'and validate');
-$node->stop('immediate');
-$session->{run}->finish;
-$node->start;
+crash($node, sub { $session->{run}->finish });
 is_sql($node, "SELECT count(*) FROM idemq.claim('q', 10)", 1, 'after a crash all three are held');
-is_sql($node, "SELECT deadline <= clock_timestamp() + '30 s' FROM idemq.workers ORDER BY job_id LIMIT 3",
+is_sql($node, "SELECT deadline <= clock_timestamp() + '20 min' FROM idemq.workers ORDER BY job_id LIMIT 3",
 	"t\nt\nf", 'for the grace, the one that was not attached for its length');
 my $mine = sql($node, "SELECT id || ',' || token FROM idemq.jobs WHERE status = 'processing' ORDER BY id LIMIT 1");
 is_sql($node, "SELECT idemq.heartbeat($mine)", 'current', 'its worker connects again within the grace');
-is_sql($node, "SELECT bool_or(deadline > clock_timestamp() + '59 min') FROM idemq.workers WHERE job_id = split_part('$mine', ',', 1)::bigint",
+is_sql($node, "SELECT bool_or(deadline > clock_timestamp() + '30 min') FROM idemq.workers WHERE job_id = split_part('$mine', ',', 1)::bigint",
 	't', 'and its heartbeat lasts as long as a lease of the queue');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check finds nothing');
 
-$node->append_conf('postgresql.conf', "idemq.attach_grace = '1 ms'");
+$node->append_conf('postgresql.conf', "idemq.attach_grace = '1 ms'"); # meant to expire
 $node->restart;
 $session = session($node);
 sql($node, $setup);
 $session->query_safe("SELECT * FROM idemq.claim('q', attach => true)");
-$node->stop('immediate');
-$session->{run}->finish;
-$node->start;
-sql($node, "SELECT idemq.reap('q'); SELECT pg_sleep(0.1)"); # the grace begins with the first look
+crash($node, sub { $session->{run}->finish });
+# The grace begins when the first reap looks.
+until_true('the lease is reaped', sub { sql($node, "SELECT idemq.reap('q')") > 0 });
 is_sql($node, "SELECT payload, attempt FROM idemq.claim('q', 10) ORDER BY attempt DESC LIMIT 1", '1|2',
 	'after the grace the next claim has it');
 like(sql($node, 'SELECT error FROM idemq.attempts'), qr/^lease expired$/, 'its lease expired');

@@ -1,4 +1,5 @@
 # A jump of the wall clock ahead that is corrected: what the manual has a DBA run after the restart.
+# at least 41 assertions
 use strict;
 use warnings FATAL => 'all';
 use lib "$ENV{IDEMQ_SOURCE}/test/t/lib";
@@ -62,14 +63,14 @@ $job{group3} = enqueue($node, ", group_key => 'g', delay => '2 days'");
 $job{parent} = enqueue($node, '');
 $job{child} = enqueue($node, ", depends_on => ARRAY[$job{parent}]");
 my %token = map { $_ => claim($node, $job{$_}) } qw(failing releasing retried dead redriven finishing);
-$token{lost} = claim($node, $job{lost}, ", lease => '1 ms'");
-sql($node, "SELECT pg_sleep(0.05)");
+$token{lost} = claim($node, $job{lost}, ", lease => '1 ms'"); # meant to expire
+wait_until($node, "SELECT idemq.validate($job{lost}, $token{lost})", 'expired');
 sql($node, "SELECT idemq.fail($job{retried}, $token{retried})");
 sql($node, "SELECT idemq.fail($job{redriven}, $token{redriven}, permanent => true)");
 
 # Groups of several at once, and by a rate: 1 an hour, of which a failed attempt was one.
 sql($node, q{SELECT idemq.create_queue('places', group_running => 2, lease => '1 h', retry_base => '10 min', retry_jitter => 0),
-	idemq.create_queue('paced', group_rate => 1, group_period => '1 h', lease => '1 h', retry_base => '1 ms', retry_jitter => 0)});
+	idemq.create_queue('paced', group_rate => 1, group_period => '1 h', lease => '1 h', retry_base => '1 h', retry_jitter => 0)});
 $job{$_} = sql($node, "SELECT id FROM idemq.enqueue('places', '1', group_key => '$_')") foreach qw(placed parked);
 sql($node, "SELECT idemq.enqueue('places', '1', group_key => 'parked') FROM generate_series(1, 2)");
 $job{paced} = sql($node, "SELECT id FROM idemq.enqueue('paced', '1', group_key => 'g')");
@@ -103,10 +104,10 @@ is(claim($node, $job{group2}) =~ /^\d+$/, 1, 'the next head is promoted');
 sql($node, "SELECT idemq.release($job{group2}, token) FROM idemq.jobs WHERE id = $job{group2}");
 claim($node, $job{blocked});
 sql($node, "SELECT idemq.commit($job{parent}, token) FROM idemq.claim_job($job{parent})");
-sql($node, "CALL idemq.wait('q', '1 ms')");
+sql($node, "CALL idemq.wait('q', '1 ms')"); # meant to expire
 is_sql($node, "SELECT status, token FROM idemq.jobs WHERE id = $job{child}", 'pending|0', 'its child is due');
 $job{child2} = enqueue($node, ", depends_on => ARRAY[$job{beating}], delay => '1 h'");
-sql($node, "CALL idemq.begin_step($job{beating}, $token{beating}, 'ahead', '{}', '30 s')");
+sql($node, "CALL idemq.begin_step($job{beating}, $token{beating}, 'ahead', '{}', '10 min')");
 # In another database: a head that was promoted during the jump, and is in processing.
 my ($head, $next) = (enqueue($node, ", group_key => 'g'", 'other'), enqueue($node, ", group_key => 'g'", 'other'));
 my $head_token = sql($node, "SELECT token FROM idemq.claim_job($head)", 'other');
@@ -128,30 +129,26 @@ is_sql($node, 'SELECT count(*) FROM (TABLE corrected EXCEPT TABLE idemq.jobs) AS
 is_sql($node, "SELECT string_agg(id::text, ',' ORDER BY id) FROM idemq.jobs WHERE $ahead AND id <> $job{paced}", $job{delayed_before},
 	'nothing is of another day, but what is to be');
 is_sql($node, "SELECT count(*) FROM idemq.attempts WHERE greatest(claimed_at, ended_at) > now()", 0, 'nor are the attempts');
-is_sql($node, "SELECT begun_at <= now(), call_until - begun_at FROM idemq.steps WHERE name = 'ahead'", 't|00:00:30', 'nor is a step');
+is_sql($node, "SELECT begun_at <= now(), call_until - begun_at FROM idemq.steps WHERE name = 'ahead'", 't|00:10:00', 'nor is a step');
 
-sub waits
-{
-	my ($name) = @_;
+# The minutes until a time, in steps of ten: as many as when it was set, ten minutes later, too.
+sub minutes { return "CASE WHEN $_[0] <= now() THEN 0 ELSE ceil(extract(epoch FROM $_[0] - now()) / 600) * 10 END" }
 
-	return sql($node, "SELECT CASE WHEN ready_at <= now() THEN 0 ELSE ceil(extract(epoch FROM ready_at - now()) / 60) END
-		FROM idemq.jobs WHERE id = $job{$name}");
-}
-is(waits($_->[0]), $_->[1], "$_->[0]: due in $_->[1] min")
+is_sql($node, "SELECT @{[minutes('ready_at')]} FROM idemq.jobs WHERE id = $job{$_->[0]}", $_->[1], "$_->[0]: due in $_->[1] min")
   foreach [ enqueued => 0 ], [ failing => 10 ], [ releasing => 20 ], [ lost => 0 ], [ retried => 0 ], [ redriven => 0 ],
   [ delayed => 60 ], [ group2 => 0 ], [ child => 0 ];
 is_sql($node, "SELECT created_at, ready_at, ready_at - created_at FROM idemq.jobs WHERE id = $job{delayed_before}", "$before|2 days", 'delayed_before: due when it was');
-is_sql($node, "SELECT status, ceil(extract(epoch FROM run_at - now()) / 60) FROM idemq.jobs WHERE id = $job{child2}", 'blocked|60', 'a child waits for its time, too');
-is_sql($node, "SELECT ceil(extract(epoch FROM run_at - now()) / 60) FROM idemq.jobs WHERE id = $job{placed}", 10,
+is_sql($node, "SELECT status, @{[minutes('run_at')]} FROM idemq.jobs WHERE id = $job{child2}", 'blocked|60', 'a child waits for its time, too');
+is_sql($node, "SELECT @{[minutes('run_at')]} FROM idemq.jobs WHERE id = $job{placed}", 10,
 	'and so is its run_at, or it would wait for that when it is due');
 is_sql($node, "SELECT status, run_at <= now() FROM idemq.jobs WHERE id = $job{parked}", 'blocked|t', 'parked: due when it has a place');
 is_sql($node, "SELECT count(*) FROM idemq.claim('paced')", 0, 'the rate is still used up');
 is_sql($node, "SELECT ready_at BETWEEN now() + interval '30 min' AND now() + interval '1 h' FROM idemq.jobs WHERE id = $job{paced}", 't',
 	'who was put off waits as long as the rate says');
-is_sql($node, "SELECT ceil(extract(epoch FROM w.deadline - now()) / 60), ceil(extract(epoch FROM j.deadline - now()) / 60)
+is_sql($node, "SELECT @{[minutes('w.deadline')]}, @{[minutes('j.deadline')]}
 	FROM idemq.workers w JOIN idemq.jobs j ON j.id = w.job_id WHERE j.id = $job{beating}", '60|60', 'a lease of the jump ends in time');
 is_sql($node, "SELECT idemq.commit($job{beating}, $token{beating})", 'committed', 'its worker commits');
-is_sql($node, "SELECT ceil(extract(epoch FROM expires_at - now()) / 60), ceil(extract(epoch FROM run_at - now()) / 60)
+is_sql($node, "SELECT @{[minutes('expires_at')]}, @{[minutes('run_at')]}
 	FROM idemq.jobs WHERE id = $job{blocked2}", '10|60', 'a blocked job expires, and is due, in time');
 my $late = enqueue($node, '');
 is_sql($node, "SELECT created_at <= clock_timestamp() FROM idemq.jobs WHERE id = $late", 't',

@@ -1,6 +1,7 @@
 # What a cluster must not let through: a map that leads to the wrong database, a role that chooses
 # as whom it comes to the shards, a move that is killed between any two of its steps, and what a
-# move must not leave behind: the users' sequences.
+# move must not leave behind: the users' sequences.  (After its other steps: cluster_guard_slow.pl.)
+# at least 84 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -9,31 +10,10 @@ use FindBin;
 use lib "$FindBin::RealBin/lib";
 use Idemq;
 use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
+use Shards;
 use Test::More;
 
-my $node = new_node('shards', 'idemq.worker' => 'off', max_connections => 60, max_replication_slots => 10, max_wal_senders => 10);
-$node->start;
-if (sql($node, "SELECT count(*) FROM pg_available_extensions WHERE name = 'plproxy'") eq '0')
-{
-	$node->stop;
-	plan skip_all => 'no plproxy';
-}
-
-# A space and a quoted value: as the manual has them.
-sub place { return 'host=' . $node->host . ' port=' . $node->port . " dbname=$_[0] options='-c lock_timeout=30s'" }
-sub literal { return "'" . ($_[0] =~ s/'/''/gr) . "'" }
-sub rt { return sql($node, $_[0], 'router') }
-sub is_rt { local $Test::Builder::Level = $Test::Builder::Level + 1; return is(rt($_[0]), $_[1], $_[2]) }
-sub is_rt_state { local $Test::Builder::Level = $Test::Builder::Level + 1; return is_state($node, $_[0], $_[1], $_[2], 'router') }
-sub set_place { return "SELECT cluster.set_shard_dsn($_[0], " . literal(place($_[1])) . ')' }
-
-sql($node, "CREATE DATABASE $_") foreach 'router', 'blank';
-sql($node, 'CREATE EXTENSION idemq', 'blank');
-sql($node, "CREATE DATABASE $_ TEMPLATE blank") foreach 's0', 's1', 'other';
-sql($node, "SELECT idemq.set_shard($_, 2)", "s$_") foreach 0, 1;
-sql($node, 'SELECT idemq.set_shard(1, 4)', 'other');
-rt('CREATE EXTENSION idemq_cluster CASCADE; SELECT cluster.init(2); CREATE USER MAPPING FOR CURRENT_USER SERVER idemq_cluster');
+my $node = shards('shards');
 
 # ---- The map
 
@@ -49,7 +29,7 @@ is_rt('SELECT count(error) FROM cluster.identities()', 1, 'a place that cannot b
 rt(set_place(1, 's1'));
 
 # Another database behind the address, which the map knows nothing of: the shard refuses each call.
-my ($of_0, $of_1) = map { rt("SELECT min(k) FROM (SELECT 'k' || i AS k FROM generate_series(1, 100) i) x WHERE cluster.shard_of_key(k, 2) = $_") } 0, 1;
+my ($of_0, $of_1) = map { key_of($_) } 0, 1;
 foreach my $stranger ('s0', 'other', 'blank')
 {
 	sql($node, "ALTER DATABASE s1 RENAME TO away; ALTER DATABASE $stranger RENAME TO s1");
@@ -94,50 +74,9 @@ is_rt(as('app', 'CREATE USER MAPPING FOR app SERVER idemqxcluster; SELECT 1'), 1
 
 # ---- A move that is killed
 
-my $dir = "$PostgreSQL::Test::Utils::tmp_check/killing";
-mkdir $dir;
-append_to_file("$dir/psql", <<'END');
-#!/bin/bash
-# psql that takes the whole process group with it when it has run what KILL_AFTER says.
-sql=$(cat)
-PATH=${PATH#*:}
-psql "$@" <<<"$sql"
-status=$?
-[[ -z ${KILL_AFTER:-} || $sql != *"$KILL_AFTER"* ]] || kill -9 0
-exit $status
-END
-chmod 0755, "$dir/psql";
-sql($node, 'CREATE TABLE mine (n serial PRIMARY KEY, "it\'s" int GENERATED ALWAYS AS IDENTITY)', 's1');
-sql($node, 'INSERT INTO mine SELECT FROM generate_series(1, 100)', 's1');
-my $key = rt(q{SELECT i::text FROM generate_series(1, 100) i WHERE cluster.shard_of_key(i::text) = 1 LIMIT 1});
-my @move = ('setsid', '--wait', "$ENV{IDEMQ_SOURCE}/cluster/bin/move-shard", '--router', $node->connstr('router'), '--shard', 1, '--to', place('moved'));
-
-sub move
-{
-	my ($kill_after, @more) = @_;
-	my ($stdout, $stderr) = ('', '');
-	local $ENV{PATH} = "$dir:$ENV{PATH}";
-	local $ENV{KILL_AFTER} = $kill_after;
-
-	IPC::Run::run([ @move, @more ], '<', \undef, '>', \$stdout, '2>', \$stderr, IPC::Run::timeout(180));
-	return ($? >> 8 || $? & 127, $stdout, $stderr);
-}
-
-my $done = 0;
-foreach my $step ('CREATE SUBSCRIPTION', 'lock_timeout', 'DISABLE', 'idemq.take_over()')
-{
-	sql($node, 'CREATE DATABASE moved');
-	my ($status, $out, $err) = move($step);
-	like($status, qr/^(9|137)$/, "killed after $step");
-	is($out, '', 'not moved');
-	($status, $out, $err) = move('', '--give-up');
-	is($status, 0, 'given up') or diag $err;
-	is_rt("SELECT state FROM cluster.map() WHERE shard = 1", 'up', 'the map');
-	is_rt("SELECT outcome FROM cluster.enqueue('q', '1', key => '$key', on_duplicate => 'ignore')", $done++ ? 'duplicate' : 'accepted', 'the old database goes on');
-	is(sql($node, 'SELECT (SELECT count(*) FROM pg_replication_slots), (SELECT count(*) FROM pg_publication), (SELECT count(*) FROM pg_subscription)', 's1'), '0|0|0', 'nothing is left behind');
-	is_sql($node, q{SELECT invariant FROM idemq.check() WHERE invariant <> 'schedules.driver'}, '', 'check', 's1');
-	sql($node, 'DROP DATABASE moved');
-}
+# Between the copy and the cut there is most to be taken away.
+my $key = movable();
+is_killed_after('DISABLE');
 
 # ---- One that is not
 

@@ -1,6 +1,7 @@
 # dead_queue with a background worker: jobs whose worker died for the last time reach
 # those who wait for the dead queue; PREPARE TRANSACTION, a crash, a dead queue that
 # is gone, or being dropped.
+# at least 32 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -35,13 +36,13 @@ my $listener = session($node);
 $listener->query_safe('LISTEN idemq_letters');
 my $dying = session($node);
 my $id = claimed('1 h', $dying);
-my $sleeper = sleeper($node, "CALL idemq.wait('letters', '60 s')", $waiter);
+my $sleeper = sleeper($node, "CALL idemq.wait('letters', '10 min')", $waiter);
 sql($node, 'SELECT pg_terminate_backend(' . $dying->query_safe('SELECT pg_backend_pid()') . ')');
 is(answer($sleeper), 't', 'a lost session: who waits for the dead queue is woken');
 is_sql($node, $account, "$id|the worker's session ended|w", 'and claims the account');
 is_sql($node, "SELECT status FROM idemq.job($id)", 'dead', 'the job itself is dead in its queue');
-$sleeper = sleeper($node, "CALL idemq.wait('letters', '60 s')", $waiter);
-$id = claimed('200 ms');
+$sleeper = sleeper($node, "CALL idemq.wait('letters', '10 min')", $waiter);
+$id = claimed('200 ms'); # meant to expire
 is(answer($sleeper), 't', 'an expired lease: woken');
 is_sql($node, $account, "$id|lease expired|w", 'and claims the account');
 my $heard = '';
@@ -56,11 +57,11 @@ is_sql($node, "SELECT count(*) FROM idemq.claim('letters')", '0', 'prepared: nob
 crash($node);
 worker_pid($node);
 is_sql($node, "SELECT count(*) FROM idemq.claim('letters')", '0', 'nor after a crash');
-$sleeper = sleeper($node, "CALL idemq.wait('letters', '60 s')");
+$sleeper = sleeper($node, "CALL idemq.wait('letters', '10 min')");
 sql($node, "COMMIT PREPARED 'p'");
 is(answer($sleeper), 't', 'COMMIT PREPARED: woken');
 is_sql($node, $account, "$id|prepared|w", 'and claims the account');
-$id = claimed('200 ms');
+$id = claimed('200 ms'); # meant to expire
 my $dead = "SELECT status = 'dead' FROM idemq.job($id)";
 crash($node);
 is_soon($node, $dead, 'a job that expired while the server was down is reaped');
@@ -70,9 +71,9 @@ is_sql($node, "SELECT count(*) FROM idemq.claim('letters')", '0', 'no more');
 # ---- Somebody is dropping the dead queue: the worker waits for nobody
 
 my $dropper = session($node);
-sql($node, "SELECT idemq.create_queue('other', max_attempts => 1, lease => '200 ms')");
+sql($node, "SELECT idemq.create_queue('other', max_attempts => 1, lease => '200 ms')"); # meant to expire
 $dropper->query_safe("BEGIN; SELECT idemq.drop_queue('letters', force => true)");
-$id = claimed('10 ms');
+$id = claimed('10 ms'); # meant to expire
 my $other = sql($node, "SELECT id FROM idemq.enqueue('other', '1')");
 sql($node, "SELECT idemq.claim_job($other)");
 is_soon($node, "SELECT status = 'dead' FROM idemq.job($other)", 'another queue is reaped meanwhile');
@@ -85,13 +86,13 @@ is_sql($node, $account, "$id|lease expired|w", 'the account is there');
 
 # ---- Many workers that fail, hang, die and roll back: an account for each death
 
-sql($node, "SELECT idemq.purge('q'), idemq.purge('letters'), idemq.alter_queue('q', max_attempts => 2, retry_base => '1 ms')");
+sql($node, "SELECT idemq.purge('q'), idemq.purge('letters'), idemq.alter_queue('q', max_attempts => 2, retry_base => '1 ms')"); # meant to expire
 my $counts = "SELECT (SELECT dead_total FROM idemq.metrics WHERE queue = 'q'), (SELECT enqueued_total FROM idemq.metrics WHERE queue = 'letters')";
 my ($deaths, $accounts) = split /\|/, sql($node, $counts);
 my @scripts = map { my $file = $node->basedir . "/deaths.$_->[0].sql"; append_to_file($file, $_->[1]); ('-f', $file) } (
 	[ 'enqueue', "SELECT count(idemq.enqueue('q', '1')) FROM generate_series(1, 4);\n" ],
 	[ 'fail', "SELECT idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.claim('q', 3);\n" ],
-	[ 'hang', "SELECT id FROM idemq.claim('q', 3, lease => '2 ms');\n" ],
+	[ 'hang', "SELECT id FROM idemq.claim('q', 3, lease => '2 ms');\n" ], # meant to expire
 	[ 'undone', "BEGIN;\nSELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('q', 2);\nROLLBACK;\n" ],
 	[ 'savepoint', "BEGIN;\nSELECT id, token FROM idemq.claim('q') \\aset\nSAVEPOINT s;\n" .
 		  "SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('q', 2);\nROLLBACK TO s;\n" .
@@ -112,12 +113,12 @@ sql($node, "SELECT idemq.purge('q'), idemq.purge('letters'), idemq.alter_queue('
 
 # ---- The dead queue is gone by hand: the death stands, and the log says so
 
-my $log = -s $node->logfile;
+my $log = log_end($node);
 sql($node, "DELETE FROM idemq.jobs WHERE queue_id = idemq.queue_id('letters'); DELETE FROM idemq.queues WHERE name = 'letters'");
-$id = claimed('10 ms');
+$id = claimed('10 ms'); # meant to expire
 is_soon($node, "SELECT status = 'dead' AND last_error = 'lease expired' FROM idemq.job($id)", 'dead all the same');
-like(slurp_file($node->logfile, $log), qr/WARNING:  dead job $id was not added to queue "letters", which does not exist/, 'with a warning');
+is_logged($node, qr/WARNING:  dead job $id was not added to queue "letters", which does not exist/, 'with a warning', $log);
 is_sql($node, "SELECT * FROM idemq.check() WHERE severity = 'error'", '', 'check');
-$_->quit foreach ($waiter, $listener, $dropper);
+leave($waiter, $listener, $dropper);
 $node->stop;
 done_testing();

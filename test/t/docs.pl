@@ -1,103 +1,106 @@
-# What the documents show: README.md and all of doc/.  Every block of SQL and of shell
-# runs, each document in a session and a database of its own; Python is that of the
-# files that test/clients runs, and JavaScript that of the Node client's examples or of test/clients, word for word; TypeScript
-# is that of its test of types, which lint compiles; so is a shell script that begins with #!; every link has an end.
+# What the documents show: README.md and all of doc/.  Python is that of the files that test/clients runs, and JavaScript
+# that of the Node client's examples or of test/clients, word for word; TypeScript is that of its test of types, which
+# lint compiles; so is a shell script that begins with #!.  A command of make has targets that do something, and
+# variables that something reads.  Every link has an end.
 #
-# How blocks of SQL are read: test/t/lib/Manual.pm.
-#
-# A block of shell runs in an empty directory, with the document's database as the
-# default one.  "make" says what it would do: its targets and variables must exist.
+# The SQL of the pages that people read first runs here, that of all others in docs_slow.pl: each page in a session and
+# a database of its own.  How blocks of SQL are read: test/t/lib/Manual.pm.
 #
 # What changes the machine stands in a fence of language "shell", which make check-install runs in a chroot.
 # What cannot run stands in a fence without a language, or of language "text".
-# takes long
+# at least 299 assertions
 
 use strict;
 use warnings FATAL => 'all';
 
-use File::Find;
 use FindBin;
 use lib "$FindBin::RealBin/lib";
+use Documents;
 use Idemq;
 use Manual;
-use IPC::Run;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $source = $ENV{IDEMQ_SOURCE};
-my $node = new_server('docs', max_connections => 50);
+my @pages = pages();
+my @others = grep { -e "$source/$_" } qw(CONTRIBUTING.md SECURITY.md CHANGELOG.md), files('src', qr|/README\.md$|),
+  files('test', qr|/README\.md$|);
 
-# The files below a folder whose path matches, in order.
-sub files
+# ---- Code that stands word for word in a file that a test runs
+
+my %of = (
+	python => [ files('test/clients', qr/\.py$/) ],
+	js => [ files('clients/node/examples', qr/\.js$/), files('test/clients', qr/(?:_consumer|testing)\.mjs$/) ],
+	ts => ['clients/node/test/types.ts'],
+	sh => [ files('test/clients', qr/\.sh$/) ]);
+my %tested = map { my $language = $_; $language => [ map { slurp_file("$source/$_") } @{ $of{$language} } ] } keys %of;
+
+foreach my $file (@pages)
 {
-	my ($folder, $pattern) = @_;
-	my @found;
-
-	find({ no_chdir => 1, wanted => sub { push @found, s|^\Q$source\E/||r if -f && /$pattern/ } }, "$source/$folder")
-	  if -d "$source/$folder";
-	return sort @found;
-}
-
-sub runs_shell
-{
-	my ($file, $db) = @_;
-	my @blocks = grep { !/^#!/ } blocks($file, 'sh');
-	my $number = 0;
-
-	local @ENV{qw(PGHOST PGPORT PGDATABASE IDEMQ_SOURCE)} = ($node->host, $node->port, $db, $source);
-	foreach my $block (@blocks)
+	foreach my $language (sort keys %of)
 	{
-		my $dir = PostgreSQL::Test::Utils::tempdir();
-		my $output = '';
-		my $script = qq{set -euo pipefail; cd "$dir"\nmake() { command make -n -C "\$IDEMQ_SOURCE" "\$@"; }\n$block};
-
-		$number++;
-		ok(IPC::Run::run([ 'bash', '-c', $script ], '<', \undef, '>&', \$output, IPC::Run::timeout(120)),
-			"$file: shell $number") or diag "$block$output";
+		foreach my $block (grep { $language ne 'sh' || /^#!/ } blocks($file, $language))
+		{
+			ok((grep { index($_, $block) >= 0 } @{ $tested{$language} }), "$file: its $language is what is tested") or diag $block;
+		}
 	}
-	return @blocks > 0;
 }
 
-# Python, JavaScript and scripts in a document stand word for word in a file that a test runs.
-sub quotes
+# ---- Commands of make
+
+# What make knows: its targets, and whether they have a recipe or need others.  What reads a variable: its
+# files, and the scripts.
+my ($known) = run_command([ 'make', '-pRrqn', '-C', $source ]);
+my %does;
+$does{$1} ||= $2 =~ /\S/ || $3 =~ /^\t/m while $known =~ /^([a-z][\w-]*)::?(.*)\n((?:[#\t].*\n)*)/mg;
+my $reads = join "\n", $known, map { slurp_file("$source/$_") } grep { !/\.(?:md|svg|png)$/ } map { files($_, qr/./) } qw(script test/bench test/failover test/mutants test/model);
+my %asked;
+
+# The commands of a page: in blocks of shell, and in code within a line.
+sub commands
 {
-	my ($file, $language, @of) = @_;
-	my @blocks = grep { $language ne 'sh' || /^#!/ } blocks($file, $language);
+	my ($file) = @_;
+	my @commands;
 
-	foreach my $block (@blocks)
+	foreach (lines($file))
 	{
-		ok((grep { index(slurp_file("$source/$_"), $block) >= 0 } @of), "$file: quotes what is tested") or diag $block;
+		my ($language, $text) = @$_;
+		my @code = $language eq 'sh' ? $text =~ /^([^#]*)/ : $language eq '' ? $text =~ /`([^`]+)`/g : ();
+
+		push @commands, grep { /^(?:[A-Z_]+=(?:'[^']*'|\S+) )*make\b/ } map { split /\s*;\s*/ } @code;
+		# In a comment: names that are no English.
+		push @commands, $text =~ /\b(make [a-z]+-[a-z-]+)/g if $language eq 'sh' && $text =~ s/^[^#]*#//;
 	}
-	return @blocks > 0;
+	return @commands;
 }
 
-# Runs a document, and removes the databases and roles that it made.
-sub runs
+sub is_what_make_does
 {
-	my ($file, $python, $javascript) = @_;
-	my $db = $file =~ s/\W/_/gr;
-	my $ran = 0;
-	my %before = map { $_ => 1 } split /\n/, sql($node, 'SELECT datname FROM pg_database');
-	my $roles = sql($node, q[SELECT quote_literal(array_agg(rolname)) FROM pg_roles]);
+	my ($file) = @_;
+	my @wrong;
 
-	sql($node, "CREATE DATABASE \"$db\"");
-	sql($node, 'CREATE EXTENSION idemq', $db);
-	# In place of pg_cron: schedules want somebody who ticks.
-	sql($node, 'CALL idemq.tick()', $db);
-	$ran += runs_sql($node, $file, $db);
-	$ran += runs_shell($file, $db);
-	$ran += quotes($file, 'python', @$python);
-	$ran += quotes($file, 'js', @$javascript);
-	$ran += quotes($file, 'ts', 'clients/node/test/types.ts');
-	$ran += quotes($file, 'sh', files('test/clients', qr/\.sh$/));
-	foreach my $made (split /\n/, sql($node, 'SELECT datname FROM pg_database'))
+	foreach my $command (commands($file))
 	{
-		sql($node, "DROP DATABASE \"$made\" WITH (FORCE)") if !$before{$made};
+		my @words = $command =~ s/'[^']*'//gr =~ /(\S+)/g;
+
+		foreach my $word (@words)
+		{
+			next if $word eq 'make';
+			if ($word =~ /^([A-Z_]+)=/) { push @wrong, "nothing reads $1: $command" if $reads !~ /\b$1\b/ }
+			elsif (!$does{$word}) { push @wrong, "$word does nothing: $command" }
+			else { $asked{$word} = 1 }
+		}
 	}
-	sql($node, $_) foreach split /\n/,
-	  sql($node, "SELECT format('DROP ROLE %I', rolname) FROM pg_roles WHERE rolname <> ALL ($roles)");
-	return $ran;
+	is(join("\n", @wrong), '', "$file: make has what it names");
+	return;
 }
+
+is_what_make_does($_) foreach @pages, @others;
+my @asked = sort keys %asked;
+cmp_ok(scalar(@asked), '>', 20, 'the pages name targets of make');
+command_ok([ 'make', '-n', '-C', $source, @asked ], 'and make knows the way to each');
+
+# ---- Links
 
 # The anchors of a document's headings, as a forge makes them.
 my %anchors;
@@ -170,16 +173,7 @@ sub has_no_dead_link
 	return;
 }
 
-my @pages = files('doc', qr/\.md$/);
-my @python = files('test/clients', qr/\.py$/);
-my @javascript = (files('clients/node/examples', qr/\.js$/), files('test/clients', qr/(?:_consumer|testing)\.mjs$/));
-my @others = grep { -e "$source/$_" } qw(CONTRIBUTING.md SECURITY.md CHANGELOG.md), files('src', qr|/README\.md$|),
-  files('test', qr|/README\.md$|);
-
-my %ran = map { $_ => runs($_, \@python, \@javascript) } 'README.md', @pages;
-ok($ran{$_}, "$_: there was something to run") foreach 'README.md', grep { m|^doc/usage/| } @pages;
-
-has_no_dead_link($_) foreach 'README.md', @pages, @others;
+has_no_dead_link($_) foreach @pages, @others;
 
 # A page that no link leads to is not there.
 my %met = ('README.md' => 1);
@@ -199,5 +193,13 @@ foreach my $file ('Makefile', 'META.json', 'CHANGELOG.md', map { files($_, qr/\.
 }
 is(join("\n", @wrong), '', 'a file that names a page of doc/ names one that exists');
 
+# ---- The pages that people read first
+
+foreach my $file ('README.md', grep { m|^doc/usage/| } @pages)
+{
+	ok((grep { blocks($file, $_) } 'sql', sort keys %of), "$file: there is something to run");
+}
+my $node = manual_server('docs');
+runs_document($node, $_) foreach quick_pages();
 $node->stop;
 done_testing();

@@ -1,4 +1,5 @@
 # A lease table that is full: everything works, with leases on the rows alone.
+# at least 58 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -39,11 +40,12 @@ is_sql($node, 'SELECT sum(idemq.reap(queue)) FROM (SELECT DISTINCT queue FROM he
 
 # A lease on the row alone that has run out, and that nobody has reaped: the worker still has it.
 my ($late) = split /\n/, sql($node, "SELECT id FROM idemq.enqueue('s', '9', priority => 0);
-	SELECT token FROM idemq.claim('s', 1, lease => '1 ms')") =~ s/\n/, /r;
+	SELECT token FROM idemq.claim('s', 1, lease => '1 ms')") =~ s/\n/, /r; # meant to expire
 sql($node, 'SELECT pg_sleep(0.05)');
 is_sql($node, "SELECT idemq.validate($late)", 'expired', 'validate of a lease that has run out');
 is_sql($node, "SELECT idemq.heartbeat($late, '1 h')", 'current', 'heartbeat of it');
 is_sql($node, "SELECT idemq.validate($late), idemq.reap('s')", 'current|0', 'and it is held again');
+# meant to expire
 is_sql($node, "SELECT idemq.heartbeat($late, '1 ms'), pg_sleep(0.05), idemq.commit($late)", 'current||committed',
 	'commit of a lease that has run out');
 
@@ -73,14 +75,15 @@ is_sql($node, "SELECT count(*) FROM idemq.claim('r', 20) WHERE attempt = 2", sql
 
 # Expiry: those that beat live, the others come back, once each.
 sql($node, "TRUNCATE held; SELECT idemq.drop_queue(name, force => true) FROM idemq.queues;
-	SELECT idemq.create_queue(name, lease => '1 s') FROM unnest(ARRAY['q', 'r', 's']) name;
+	-- meant to expire
+	SELECT idemq.create_queue(name, lease => '200 ms') FROM unnest(ARRAY['q', 'r', 's']) name;
 	SELECT idemq.enqueue(name, to_jsonb(n)) FROM unnest(ARRAY['q', 'r', 's']) name, generate_series(1, 6) n;
 	INSERT INTO held SELECT id, token, queue FROM idemq.claim_any(ARRAY['q', 'r', 's'], 18)");
 is_sql($node, "SELECT count(idemq.heartbeat(id, token, '1 h')) FROM held WHERE id % 3 = 0", 6, 'six jobs beat');
 sql($node, 'CREATE TABLE second AS SELECT id, token, queue FROM held LIMIT 0');
-ok($node->poll_query_until('postgres', "WITH more AS (INSERT INTO second SELECT id, token, queue
+is_soon($node, "WITH more AS (INSERT INTO second SELECT id, token, queue
 	FROM idemq.claim_any(ARRAY['q', 'r', 's'], 100, lease => '1 h') RETURNING id)
-	SELECT (SELECT count(*) FROM more) + (SELECT count(*) FROM second) >= 12"), 'the others come back')
+	SELECT (SELECT count(*) FROM more) + (SELECT count(*) FROM second) >= 12", 'the others come back')
   or diag sql($node, 'SELECT * FROM idemq.jobs');
 is_sql($node, 'SELECT count(*), count(DISTINCT s.id), min(s.id % 3), bool_and(s.token > h.token)
 	FROM second s JOIN held h USING (id)', '12|12|1|t', 'each once, with a greater token');
@@ -90,14 +93,14 @@ is_sql($node, 'SELECT count(*) FROM second s, idemq.commit(s.id, s.token)', 12, 
 
 # Rows that two sessions had locked at once, and let go of: the lease is taken back, the job seen.
 my @lockers = map { session($node) } 1, 2;
-sql($node, "SELECT idemq.enqueue('s', '\"free\"', priority => 0); SELECT idemq.claim('s', 1, lease => '100 ms'); SELECT idemq.enqueue('s', '\"free\"')");
+sql($node, "SELECT idemq.enqueue('s', '\"free\"', priority => 0); SELECT idemq.claim('s', 1, lease => '100 ms'); SELECT idemq.enqueue('s', '\"free\"')"); # meant to expire
 $_->query_safe("BEGIN; SELECT FROM idemq.jobs WHERE payload = '\"free\"' FOR SHARE") foreach @lockers;
 $_->query_safe('COMMIT') foreach @lockers;
-$_->quit foreach @lockers;
+leave(@lockers);
 is_sql($node, "CALL idemq.wait('s', '0')", 't', 'a row whose lockers are gone is ready');
 my $done = "WITH c AS (SELECT idemq.commit(id, token) AS o, attempt FROM idemq.claim('s') WHERE payload = '\"free\"')
 	SELECT count(*) FILTER (WHERE attempt = 2) FROM c";
-ok($node->poll_query_until('postgres', $done, 1), 'a lease whose row had lockers is taken back');
+is_soon($node, $done, 1, 'a lease whose row had lockers is taken back');
 sql($node, $done);
 is_sql($node, "SELECT string_agg(status::text, ' ') FROM idemq.jobs WHERE payload = '\"free\"'", 'completed completed', 'and both jobs are claimed');
 
@@ -140,7 +143,7 @@ sub calls
 	return sub {
 		my $answer = $session->query_safe("\\echo awake") =~ s/\nawake$//r;
 
-		$session->quit;
+		leave($session);
 		return $answer;
 	};
 }
@@ -154,7 +157,7 @@ foreach my $queue ('q', 'r')
 	sql($full, "INSERT INTO held SELECT id, token, '$queue' FROM idemq.claim('$queue', 2)");
 
 	my $due = calls("idemq.wait('$queue', '10 min')");
-	sql($full, "SELECT idemq.enqueue('$queue', '3', delay => '300 ms')");
+	sql($full, "SELECT idemq.enqueue('$queue', '3', delay => '300 ms')"); # meant to expire
 	is($due->(), 't', "queue $queue: by what comes due");
 
 	my $result = calls('idemq.wait_result(' . sql($full, "SELECT id FROM idemq.claim('$queue', lease => '1 h')") . ", '10 min')");
@@ -163,6 +166,7 @@ foreach my $queue ('q', 'r')
 
 	# A lease that runs out, in shared memory or on the row alone; attached or not.
 	my $lost = calls("idemq.wait('$queue', '10 min')");
+	# meant to expire
 	sql($full, "BEGIN; SELECT idemq.enqueue('$queue', '4'); SELECT idemq.claim('$queue', 1, lease => '300 ms', attach => true); COMMIT");
 	is($lost->(), 't', "queue $queue: by a lease that runs out");
 	is_sql($full, "SELECT attempt, idemq.commit(id, token) FROM idemq.claim('$queue')", '2|committed', 'and takes its job');
@@ -179,17 +183,17 @@ is_sql($full, 'SELECT DISTINCT severity FROM idemq.check()', 'warning', 'idemq.c
 sql($full, "SELECT idemq.enqueue('r', '5'); SELECT idemq.enqueue('q', '5')");
 
 # After a crash leases begin anew, on the rows; then their jobs come back.
-# Those of two for an hour, those of the others for a second.
-my $left = "CASE WHEN id % 2 = 0 THEN interval '1 h' ELSE '1 s' END";
+# Those of two for an hour, those of the others for an instant.
+my $left = "CASE WHEN id % 2 = 0 THEN interval '1 h' ELSE '500 ms' END"; # meant to expire
 sql($full, "SELECT idemq.heartbeat(id, token, $left) FROM held; UPDATE idemq.jobs SET claimed_at = now(), deadline = now() + $left WHERE status = 'processing'");
 crash($full);
 is_sql($full, 'SELECT count(*) FROM held, idemq.try_commit(id, token) o WHERE id % 2 = 0 AND o = \'committed\'', 2, 'after a crash, leases go on');
 sql($full, 'CREATE TABLE again (id bigint, attempt int)');
-ok($full->poll_query_until('postgres', "WITH c AS (INSERT INTO again SELECT c.id, attempt FROM idemq.claim_any(ARRAY['q', 'r', 's'], 10, lease => '1 h') c)
-	SELECT count(*) = 4 FROM again"), 'and those that run out are taken back');
+is_soon($full, "WITH c AS (INSERT INTO again SELECT c.id, attempt FROM idemq.claim_any(ARRAY['q', 'r', 's'], 10, lease => '1 h') c)
+	SELECT count(*) = 4 FROM again", 'and those that run out are taken back');
 is_sql($full, 'SELECT count(*) FILTER (WHERE attempt = 2 AND id IN (SELECT id FROM held)), count(*) FILTER (WHERE attempt = 1) FROM again', '2|2',
 	'each once');
 is_sql($full, 'SELECT count(*) FROM idemq.check() WHERE severity <> \'warning\'', 0, 'idemq.check() finds nothing');
-unlike(slurp_file($full->logfile), qr/ERROR/, 'nobody saw an error');
 $full->stop;
+unlike(slurp_file($full->logfile), qr/ERROR/, 'nobody saw an error');
 done_testing();

@@ -1,5 +1,6 @@
 # Tokens go on growing in a copy that begins its timelines anew: after dump and
 # restore into another cluster, and after idemq.new_generation().
+# at least 29 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -48,7 +49,7 @@ is_sql($node, $bases, '', 'and rolls back');
 is($one->query_safe("SELECT idemq.enqueue('q', '1')") =~ /accepted/, 1, 'a job');
 like($one->query_safe($claim), qr/^\d+$/, 'the next claim');
 is_sql($node, $bases, '1|0', 'writes it');
-$one->quit;
+leave($one);
 
 # ---- Promotion, dump, restore
 
@@ -93,7 +94,7 @@ sql($copy, "SELECT idemq.enqueue('q', '1') FROM generate_series(1, 2)");
 $one->query_safe($claim);
 is($one->query_safe('BEGIN; SELECT idemq.new_generation(); ROLLBACK'), 4 * $step, 'one that rolls back');
 cmp_ok($one->query_safe($claim) - $raised, '<', $step / 100, 'raises nothing');
-$one->quit;
+leave($one);
 
 # A session that has looked up no queue since knows of it all the same.
 $one = session($copy);
@@ -101,7 +102,7 @@ is($one->query_safe("SELECT FROM idemq.queue_id('q'); SELECT * FROM idemq.check(
 sql($copy, 'SELECT idemq.new_generation()');
 token($copy);
 is($one->query_safe('SELECT * FROM idemq.check()'), '', 'nor after a generation that another session has begun');
-$one->quit;
+leave($one);
 
 # A third cluster: the leads add up.
 my $third = new_node('generations_third');

@@ -1,6 +1,7 @@
 # The hazards of writing to a table by direct access: read-only transactions,
 # parallel workers, row locks of one's own, what a DBA adds to the table, and
-# indexes that are rebuilt while everybody works.
+# indexes that are rebuilt while everybody works: for two rounds here, for more in hazards_slow.pl.
+# at least 114 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -8,40 +9,11 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/lib";
 use Idemq;
-use IPC::Run;
-use PostgreSQL::Test::Utils;
+use PostgreSQL::Test::Cluster;
+use Rebuilds;
 use Test::More;
 
-my $node = new_server('hazards', autovacuum_naptime => '1s');
-my $amcheck = sql($node, "SELECT count(*) FROM pg_available_extensions WHERE name = 'amcheck'");
-
-sql($node, 'CREATE EXTENSION amcheck') if $amcheck;
-
-# Empties the queues.
-sub reset_queues
-{
-	sql($node, "SELECT idemq.drop_queue(name, force => true) FROM idemq.queues;
-		SELECT idemq.create_queue('q', lease => '1 h');
-		SELECT idemq.create_queue('none', lease => '1 h', retention => '0')");
-}
-
-# Table and indexes agree with each other.
-sub check_relations
-{
-	my ($name) = @_;
-	my $bad = '';
-
-  SKIP:
-	{
-		skip 'no amcheck', 1 unless $amcheck;
-		$bad .= sqlstate($node, "SELECT bt_index_check(c.oid, true) FROM pg_index i
-			JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am a ON a.oid = c.relam
-			WHERE i.indrelid = 'idemq.jobs'::regclass AND a.amname = 'btree' AND i.indisvalid");
-		$bad .= ' ' . sql($node, "SELECT count(*) FROM verify_heapam('idemq.jobs')");
-		is($bad, '00000 0', "$name: amcheck");
-	}
-}
-
+my $node = new_server('hazards', autovacuum_naptime => '1s'); # meant to expire
 # ---- Read-only transactions, parallel workers, standby
 
 my @writers = (
@@ -56,7 +28,10 @@ my @writers = (
 	"idemq.drop_queue('q', true)", "idemq.pause('q')", "idemq.purge('q')",
 	"idemq.grant_queue('q', 'postgres', 'claim')");
 
-sql($node, "SELECT idemq.enqueue('q', '1'); SELECT idemq.enqueue('q', '2', key => 'k')");
+# The first id of a server's run is the time of day; those after it are small again.
+sql($node, "SELECT idemq.enqueue('q', '0')");
+reset_queues($node);
+sql($node, "ALTER SEQUENCE idemq.jobs_id_seq RESTART; SELECT idemq.enqueue('q', '1'); SELECT idemq.enqueue('q', '2', key => 'k')");
 # Raises 25006, with a hint.
 sub is_refused
 {
@@ -106,12 +81,12 @@ $standby->stop;
 
 foreach my $lock ('KEY SHARE', 'SHARE', 'NO KEY UPDATE', 'UPDATE')
 {
-	reset_queues();
+	reset_queues($node);
 	sql($node, "SELECT idemq.enqueue('q', '1')");
 	is_sql($node, "BEGIN; SELECT 'locked' FROM idemq.jobs FOR $lock;
 		SELECT attempt, idemq.commit(id, token) FROM idemq.claim('q'); COMMIT",
 		"locked\n1|committed", "own FOR $lock, claim and commit");
-	reset_queues();
+	reset_queues($node);
 	sql($node, "SELECT idemq.enqueue('q', '1')");
 	is_sql($node, "BEGIN; SAVEPOINT a; SELECT 'locked' FROM idemq.jobs FOR $lock; RELEASE a; SAVEPOINT b;
 		SELECT attempt FROM idemq.claim('q'); ROLLBACK TO b;
@@ -124,7 +99,7 @@ foreach my $lock ('KEY SHARE', 'SHARE', 'NO KEY UPDATE', 'UPDATE')
 }
 
 # Own lock and a stranger's: his counts, ours does not.
-reset_queues();
+reset_queues($node);
 sql($node, "SELECT idemq.enqueue('q', '1')");
 my $stranger = session($node);
 $stranger->query_safe("BEGIN; SELECT 'locked' FROM idemq.jobs FOR SHARE");
@@ -135,7 +110,7 @@ is_sql($node, "SELECT count(*) FROM idemq.claim('q')", 1, 'claimable when the st
 
 # ---- Logical replication
 
-reset_queues();
+reset_queues($node);
 sql($node, "CREATE PUBLICATION pub FOR TABLE idemq.jobs;
 	SELECT idemq.enqueue('q', '1'); SELECT idemq.enqueue('none', '2')");
 sql($node, "SELECT pg_create_logical_replication_slot('slot', 'pgoutput')");
@@ -156,7 +131,7 @@ is_sql($node, "SET session_replication_role = replica;
 
 # ---- What a DBA adds to the table
 
-reset_queues();
+reset_queues($node);
 sql($node, q{
 	CREATE TABLE log (n serial, op text, id bigint, was idemq.status, is_now idemq.status);
 	CREATE FUNCTION log() RETURNS trigger LANGUAGE plpgsql AS $$ -- sees no search_path but pg_catalog
@@ -191,9 +166,9 @@ foreach my $kept ("q|NULL", "q|'k'", "none|NULL")
 sql($node, 'TRUNCATE log');
 is_state($node, "SELECT 1 / 0 FROM idemq.enqueue('q', '1')", '22012', 'rolled back with an error');
 is_sql($node, 'SELECT count(*) FROM log', 0, 'and so was what the trigger did');
-check_relations('with a trigger');
+check_relations($node, 'with a trigger');
 
-reset_queues();
+reset_queues($node);
 sql($node, "DROP TRIGGER log ON idemq.jobs;
 	CREATE TABLE runs (job bigint REFERENCES idemq.jobs ON DELETE CASCADE);
 	CREATE TABLE kept (job bigint REFERENCES idemq.jobs);
@@ -210,10 +185,10 @@ is_sql($node, "SELECT payload, idemq.commit(id, token) FROM idemq.claim('none')"
 	'the foreign key does not mind any more');
 is_sql($node, 'SELECT count(*) FROM runs r LEFT JOIN idemq.jobs j ON j.id = r.job WHERE j.id IS NULL', 0,
 	'ON DELETE CASCADE follows');
-check_relations('with foreign keys');
+check_relations($node, 'with foreign keys');
 
 # Indexes alone leave the short way in place.
-reset_queues();
+reset_queues($node);
 sql($node, "DROP TABLE runs, kept;
 	CREATE INDEX by_status ON idemq.jobs (status); CREATE INDEX by_payload ON idemq.jobs USING gin (payload);
 	CREATE UNIQUE INDEX once ON idemq.jobs (queue_id, payload) WHERE status <> 'completed';
@@ -224,7 +199,7 @@ is_sql($node, "SELECT attempt, idemq.commit(id, token) FROM idemq.claim('q')", '
 is_sql($node, "SET enable_seqscan = off; SELECT count(*), min(status) FROM idemq.jobs WHERE status = 'completed'",
 	'1|completed', 'and the indexes know');
 sql($node, "SELECT idemq.enqueue('q', '1')");
-check_relations('with further indexes');
+check_relations($node, 'with further indexes');
 sql($node, 'DROP INDEX idemq.by_status, idemq.by_payload, idemq.once');
 is_state($node, "BEGIN; DROP INDEX idemq.jobs_ready; SELECT * FROM idemq.claim('q')", '55000',
 	'no ready index');
@@ -235,82 +210,9 @@ is_sql($node, "BEGIN; DROP INDEX idemq.jobs_ready;
 
 # ---- Indexes rebuilt, rows moved, while everybody works
 
-reset_queues();
-sql($node, q{
-	CREATE TABLE effects (job bigint, n int);
-	CREATE FUNCTION noop() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
-	CREATE FUNCTION work() RETURNS void LANGUAGE plpgsql AS $$
-	DECLARE c record;
-	BEGIN
-		FOR c IN SELECT * FROM idemq.claim('q', 1 + (random() * 3)::int) LOOP
-			IF random() < 0.2 THEN
-				PERFORM idemq.fail(c.id, c.token, retry_in => '0');
-			ELSE
-				PERFORM idemq.commit(c.id, c.token);
-				INSERT INTO effects VALUES (c.id, 1);
-			END IF;
-		END LOOP;
-	END $$;
-});
-my $work = "$PostgreSQL::Test::Utils::tmp_check/work.sql";
-append_to_file($work, q{
-SELECT idemq.enqueue('q', to_jsonb(repeat('x', (random() * 300)::int)), key => CASE WHEN random() < 0.3 THEN random()::text END, max_attempts => 1000);
-SELECT work();
-SELECT id, token FROM (SELECT 0 AS id, 0 AS token, 1 AS n UNION ALL SELECT id, token, 0 FROM idemq.claim('q')) x ORDER BY n LIMIT 1 \gset
-BEGIN;
-INSERT INTO effects SELECT id, 1 FROM idemq.commit_many(ARRAY[:id], ARRAY[:token]) WHERE outcome = 'committed';
-COMMIT;
-});
-
-my $ddl = session($node);
-
-# Runs workers for some seconds beside a session that repeats statements.
-sub work_while
-{
-	my ($name, $seconds, @statements) = @_;
-	my ($out, $err, $trouble, $rounds) = ('', '', '', 0);
-	my $log = -s $node->logfile;
-
-	reset_queues();
-	sql($node, 'TRUNCATE effects');
-	# On a busy machine longer, until there were enough jobs.
-	for (my $try = 1; $try <= 6; $try++, $seconds *= 2)
-	{
-		my $pgbench = IPC::Run::start([ 'pgbench', '-n', '-p', $node->port, '-h', $node->host, '-c', 4,
-				'-T', $seconds, '-f', $work, 'postgres' ], '>', \$out, '2>', \$err, IPC::Run::timeout($ENV{TEST_TIMEOUT} // 300));
-		my $end = time + $seconds - 1;
-		while (time < $end)
-		{
-			foreach my $statement (@statements)
-			{
-				$ddl->query($statement);
-				$trouble .= $ddl->{stderr} if $ddl->{stderr} =~ /ERROR/;
-				$ddl->{stderr} = '';
-			}
-			$rounds++;
-		}
-		$pgbench->finish;
-		is($pgbench->result(0), 0, "$name: no worker met an error") or diag $err;
-		last if sql($node, 'SELECT count(*) FROM idemq.jobs') > 100;
-	}
-	like($out, qr/number of transactions actually processed: [1-9]/, "$name: workers worked");
-	is($trouble, '', "$name: no error" . ($trouble =~ /(ERROR: .*)/ && ", not $1"));
-	cmp_ok($rounds, '>', 0, "$name: all statements ran");
-	note "$rounds rounds; $out";
-	unlike(substr(slurp_file($node->logfile), $log), qr/could not|leak|PANIC|TRAP|WARNING/,
-		"$name: no complaint of the server");
-
-	sql($node, "SELECT idemq.fail(id, token, retry_in => '0') FROM idemq.jobs WHERE status = 'processing'");
-	sql($node, "DO \$\$ BEGIN WHILE EXISTS (SELECT FROM idemq.jobs WHERE status IN ('pending', 'failed')) LOOP
-		PERFORM work(); COMMIT; END LOOP; END \$\$");
-	is_sql($node, 'SELECT status, count(*) > 100 FROM idemq.jobs GROUP BY status', 'completed|t',
-		"$name: no job is lost");
-	is_sql($node, "SELECT count(*) FROM (SELECT id FROM idemq.jobs j LEFT JOIN effects e ON e.job = j.id
-		GROUP BY id HAVING coalesce(sum(n), 0) <> 1) x", 0, "$name: every effect happened once");
-	check_relations($name);
-}
-
-work_while('indexes rebuilt', 6,
+reset_queues($node);
+prepare_work($node);
+work_while($node, 'indexes rebuilt', 2,
 	'REINDEX INDEX CONCURRENTLY idemq.another', 'REINDEX INDEX CONCURRENTLY idemq.jobs_pkey',
 	'VACUUM idemq.jobs', 'REINDEX TABLE CONCURRENTLY idemq.jobs',
 	'CREATE INDEX CONCURRENTLY extra ON idemq.jobs (status, id)', 'ANALYZE idemq.jobs',
@@ -318,14 +220,14 @@ work_while('indexes rebuilt', 6,
 
 if ($node->pg_version->major >= 19)
 {
-	work_while('repacked', 6, 'REPACK (CONCURRENTLY) idemq.jobs', 'ANALYZE idemq.jobs',
+	work_while($node, 'repacked', 2, 'REPACK (CONCURRENTLY) idemq.jobs', 'ANALYZE idemq.jobs',
 		'REPACK (CONCURRENTLY) idemq.jobs USING INDEX jobs_pkey', 'REPACK idemq.jobs',
 		'REPACK (CONCURRENTLY) idemq.queues', 'REPACK (CONCURRENTLY) idemq.attempts');
 }
 
 # ---- Columns and constraints of a DBA: the long way
 
-reset_queues();
+reset_queues($node);
 sql($node, "ALTER TABLE idemq.jobs ADD COLUMN tenant text DEFAULT 'none';
 	ALTER TABLE idemq.jobs ADD COLUMN size int GENERATED ALWAYS AS (length(payload::text) + attempt) STORED;
 	ALTER TABLE idemq.jobs ADD CONSTRAINT few CHECK (attempt < 3);
@@ -344,17 +246,16 @@ sql($node, "SELECT idemq.enqueue('q', '1', max_attempts => 9);
 	SELECT idemq.fail(id, token, retry_in => '0') FROM idemq.claim('q');
 	SELECT idemq.fail(id, token, retry_in => '0') FROM idemq.claim('q')");
 is_state($node, "SELECT * FROM idemq.claim('q')", '23514', 'a check constraint holds');
-check_relations('with columns and indexes of a DBA');
+check_relations($node, 'with columns and indexes of a DBA');
 sql($node, "ALTER TABLE idemq.jobs DROP CONSTRAINT few, DROP COLUMN size, DROP COLUMN tenant;
 	DROP INDEX idemq.by_block, idemq.by_hash");
 
-work_while('columns come and go', 3, 'ALTER TABLE idemq.jobs ADD COLUMN extra int',
+work_while($node, 'columns come and go', 2, 'ALTER TABLE idemq.jobs ADD COLUMN extra int',
 	'CREATE INDEX CONCURRENTLY extra ON idemq.jobs ((attempt + 1))',
 	'CREATE TRIGGER noop AFTER UPDATE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION noop()',
 	'REINDEX TABLE CONCURRENTLY idemq.jobs', 'DROP TRIGGER noop ON idemq.jobs',
 	'DROP INDEX idemq.extra', 'ALTER TABLE idemq.jobs DROP COLUMN extra');
 
-$ddl->quit;
-$stranger->quit;
+leave($stranger);
 $node->stop;
 done_testing();

@@ -1,5 +1,7 @@
 # Large values: documents at the largest limit, errors of a gigabyte, and what of a
 # row that a DBA made too large a dead queue keeps.
+# slow: documents of 64 MB and errors of a gigabyte
+# at least 9 assertions
 #
 # expects in log: XX000 .*(invalid memory alloc request size|string buffer|cannot enlarge)
 

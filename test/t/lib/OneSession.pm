@@ -61,7 +61,7 @@ sub ask
 	};
 	my $said = $session->{stderr};
 	# The transaction that the SQL left open is in the way.
-	my $open = $said =~ s/^.*(?:25001\b|DISCARD ALL cannot run).*\n//m;
+	my $open = $said =~ s/^.*(?:25001\b|DISCARD ALL cannot run).*\n?//m;
 
 	# Where psql's output is read to: not to be replaced.
 	$session->{stderr} = '';
