@@ -81,8 +81,25 @@ sub work_it_off
 	return $left;
 }
 
+# What pg_restore would run of the dump, in a file.
+my %files;
+
+sub file_of
+{
+	my ($what, @options) = @_;
+
+	return $files{$what} //= do {
+		my $file = "$PostgreSQL::Test::Utils::tmp_check/$what.sql";
+		system_or_bail('pg_restore', @options, '-f', $file, $dump);
+		$file;
+	};
+}
+
+sub table_file { return file_of($_[0], '--data-only', '-n', 'idemq', '-t', $_[0]) }
+
 # Restores the tables in an order, each in a transaction of its own.  written: an order in which all
-# are written before the first is committed.  pause: a worker has up to so many seconds, at random, between two tables.
+# are written before the first is committed.  pause: pg_restore itself runs for each table, and a worker
+# has up to so many seconds, at random, between two of them.
 sub try_order
 {
 	my ($node, $db, $order, $written, $pause) = @_;
@@ -91,25 +108,24 @@ sub try_order
 	my %writers;
 
 	sql($node, "CREATE DATABASE $db");
-	system_or_bail('pg_restore', '--section=pre-data', @to);
+	my ($restorer, $looker) = (session($node, $db), session($node, $db));
+	$restorer->query_safe('\i ' . file_of('pre_data', '--section=pre-data'));
 	foreach my $table (@{ $written // [] })
 	{
-		my $file = "$PostgreSQL::Test::Utils::tmp_check/$table.sql";
-
-		system_or_bail('pg_restore', '--data-only', '-n', 'idemq', '-t', $table, '-f', $file, $dump);
 		$writers{$table} = session($node, $db);
-		$writers{$table}->query_safe("BEGIN;\n\\i $file");
+		$writers{$table}->query_safe("BEGIN;\n\\i " . table_file($table));
 	}
 	foreach my $table (@$order)
 	{
 		if (defined $written) { $writers{$table}->query_safe('COMMIT') }
-		else { system_or_bail('pg_restore', '--data-only', '-n', 'idemq', '-t', $table, @to) }
-		$node->psql($db, $look);
+		elsif (defined $pause) { system_or_bail('pg_restore', '--data-only', '-n', 'idemq', '-t', $table, @to) }
+		else { $restorer->query_safe("BEGIN;\n\\i " . table_file($table) . "\nCOMMIT") }
+		$looker->query($look);
 		Time::HiRes::sleep(rand $pause) if $pause && $node == $with;
 	}
-	leave(values %writers);
-	system_or_bail('pg_restore', '--data-only', '-t', 'held', @to);
-	system_or_bail('pg_restore', '--section=post-data', @to);
+	$restorer->query_safe('\i ' . file_of('held', '--data-only', '-t', 'held'));
+	$restorer->query_safe('\i ' . file_of('post_data', '--section=post-data'));
+	leave($restorer, $looker, values %writers);
 	# Before anybody works, whose claims would find what memory has missed.
 	is_sql($node, q{SELECT * FROM idemq.check() WHERE severity = 'error'}, '', "$try: check() is clean at once", $db);
 	# The worker may be between a row and its gauge.
