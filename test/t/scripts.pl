@@ -124,7 +124,7 @@ exit \$bad
 			'idemq.cancel: other arguments want another symbol than idemq_sql_v2_cancel' ],
 		[ 'a further argument without a default, of another', 'sql/parts/40_jobs.sql', qr/idemq\.cancel\(id bigint\)(.*?)v2_cancel/s, 'idemq.cancel(id bigint, why text)$1v3_cancel',
 			'idemq.cancel cannot be called any more as it was, or answers something else' ],
-		[ 'a default', 'sql/parts/30_queues.sql', qr/(lease interval) DEFAULT '30 s'/, '$1', 'idemq.create_queue cannot be called any more as it was, or answers something else' ],
+		[ 'a default', 'sql/parts/30_queues.sql', qr/(lease interval) DEFAULT '30[ ]s'/, '$1', 'idemq.create_queue cannot be called any more as it was, or answers something else' ],
 		[ 'a column of a result', 'sql/parts/40_jobs.sql', qr/(RETURNS TABLE \(ord int), /, '$1, more int, ', 'idemq.enqueue_many cannot be called any more as it was, or answers something else' ],
 		[ 'a row type', 'sql/parts/10_types.sql', qr/(CREATE TYPE idemq.admission AS \(\n.*),/, "\$1,\n\tmore int,",
 			'type idemq.admission is not what it was: allowed boolean, remaining int, retry_after interval' ],

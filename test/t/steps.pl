@@ -13,7 +13,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-# Nothing but begin_step flushes: the walwriter sleeps, and no commit asks for it.
+# Nothing but begin_step flushes: the walwriter sleeps for as long as it can, and no commit asks for it.
+# Those 10 s are meant to expire now and then: then a set-up is made once more.
 my $node = new_server('steps', 'idemq.worker' => 'on', synchronous_commit => 'off', wal_writer_delay => '10s', max_connections => 40,
 	# A receiver that is stopped for long is not given up.
 	wal_sender_timeout => 0);
@@ -121,7 +122,7 @@ $node->reload;
 wait_until($node, "SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = 'sync'");
 # The checkpointer, which has COMMITs wait for standbys, has read it, too.
 sql($node, 'CHECKPOINT');
-is_state($standby, "CALL idemq.begin_step($id, $next, 'x', '{}', '1 s')", '25006', 'begin_step on a standby');
+is_state($standby, "CALL idemq.begin_step($id, $next, 'x', '{}', '1 min')", '25006', 'begin_step on a standby');
 is_state($standby, "SELECT idemq.finish_step($id, $next, 'x')", '25006', 'finish_step on a standby');
 is_state($standby, "SELECT idemq.refuse_step($id, $next, 'x')", '25006', 'refuse_step on a standby');
 

@@ -23,6 +23,7 @@ my $steps = 1200 * ($ENV{IDEMQ_STRESS} // 1);
 diag "seed $seed: SEED=$seed repeats it";
 srand($seed);
 
+# meant to expire
 my $node = new_server('stress', deadlock_timeout => '20ms', autovacuum_naptime => '1s',
 	'idemq.max_leases' => 40 + int(rand(200)), log_statement => 'none', log_min_duration_statement => 300, log_lock_waits => 'on', max_prepared_transactions => 20);
 

@@ -148,10 +148,10 @@ my %calls = (
 	run_schedule_now => "SELECT idemq.run_schedule_now('s')",
 	retry_many => "SELECT * FROM idemq.retry_many('{1}')",
 	reschedule => 'SELECT idemq.reschedule(1, now())',
-	begin_step => "CALL idemq.begin_step(1, 1, 's', '{}', '1 s')",
+	begin_step => "CALL idemq.begin_step(1, 1, 's', '{}', '1 min')",
 	finish_step => "SELECT idemq.finish_step(1, 1, 's', '1')",
 	refuse_step => "SELECT idemq.refuse_step(1, 1, 's', 'x')",
-	await_event => "SELECT idemq.await_event(1, 1, 'e', '1 s')",
+	await_event => "SELECT idemq.await_event(1, 1, 'e', '1 min')",
 	send_event => "SELECT idemq.send_event('early', 'e')",
 	create_topic => "SELECT idemq.create_topic('t')",
 	drop_topic => "SELECT idemq.drop_topic('t')",
@@ -191,7 +191,7 @@ foreach (sort keys %calls)
 }
 is(rows($sub, 'jobs') . rows($sub, 'queues'), $before, 'and nothing has changed');
 is_state($sub, $_, '00000', "not refused: $_") foreach "CALL idemq.wait_result(" . sql($sub, 'SELECT min(id) FROM idemq.jobs') . ", '0')",
-  'SELECT * FROM idemq.metrics', 'SELECT * FROM idemq.workers', "SELECT idemq.admit('b', 1, '1 s')", 'SELECT idemq.validate(1, 1)';
+  'SELECT * FROM idemq.metrics', 'SELECT * FROM idemq.workers', "SELECT idemq.admit('b', 1, '1 min')", 'SELECT idemq.validate(1, 1)';
 
 # Copies of a follower follow nobody.
 my $dump = "$PostgreSQL::Test::Utils::tmp_check/follower.dump";
@@ -246,6 +246,7 @@ wait_logged($sub, qr/idemq worker, chore "follow"/, $log);
 $writer->query_safe('COMMIT');
 leave($writer);
 is_soon($sub, "SELECT count(*) = 1 FROM idemq.followers WHERE taken_over_at IS NULL AND $own", 'the worker writes our own again');
+# It is stuck if it does not move for 2 s while there is something to do: they are meant to expire.
 wait_until($sub, "SELECT state = 'idle' AND state_change < clock_timestamp() - interval '2 s' FROM pg_stat_activity WHERE backend_type = 'idemq worker'");
 is_sql($sub, "SELECT string_agg(invariant, ' ') FROM idemq.check()", 'follows', 'and sleeps, for as long as there is, which is not stuck');
 
@@ -261,8 +262,8 @@ my $reader = session($sub);
 $reader->query_safe("SELECT idemq.queue_id('q')");
 # As the worker would have done: reaped, promoted, copied to the dead queue, ticked.
 my @scripts = (
-  # meant to expire
   "SELECT idemq.enqueue('q', '1', group_key => 'g' || (random() * 5)::int, delay => random() * interval '50 ms')\n;\n"
+  # meant to expire
   . "SELECT count(*) FROM idemq.claim('q', 5, lease => '20 ms');\n",
   "SELECT count(*) FROM idemq.enqueue('limited', '1');\nSELECT idemq.try_commit(id, token) FROM idemq.claim('limited');\n",
   "SELECT count(*) FROM idemq.enqueue('mortal', '1');\nSELECT idemq.fail(id, token, 'no') FROM idemq.claim('mortal');\n",
@@ -406,6 +407,6 @@ sql($sub, 'ALTER SUBSCRIPTION everything SET (slot_name = NONE); DROP SUBSCRIPTI
 is_sql($sub, $follows, 0, 'without its subscription');
 is(unexpected($sub, qw(55000 55006 55P03 57014 57P01 42501 0A000)), '', 'no other error in its log');
 
-$_->quit foreach $kept, $zombie, $reader;
+leave($kept, $zombie, $reader);
 $_->stop foreach $pub, $sub;
 done_testing();

@@ -98,7 +98,7 @@ my ($out, $err) = ('', '');
 isnt($node->psql('postgres', 'SELECT 1', stderr => \$err, extra_params => [ '-U', 'shop_app' ]), 0, 'a tenant is kept out');
 sql($node, page_says(q[pg_terminate_backend]));
 is_soon($node, q[SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = 'shop_app'], 'and its sessions are gone');
-eval { $tenant->quit };
+eval { leave($tenant) };
 sql($node, 'ALTER ROLE shop_app LOGIN');
 
 # --- All handlers.
@@ -147,7 +147,7 @@ eval { $backend->{run}->pump_nb };
 wait_until($node, "SELECT wait_event IS NOT NULL AND state = 'active' AND query LIKE 'CALL idemq.wait%' FROM pg_stat_activity WHERE pid = $pid");
 kill 'SEGV', $pid;
 is_logged($node, qr/Failed process was running: CALL idemq\.wait/, 'and the statement of a session', $offset);
-eval { $backend->quit };
+eval { leave($backend) };
 # The report tells of leases once the worker has found them again.
 worker_pid($node);
 

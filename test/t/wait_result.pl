@@ -68,9 +68,11 @@ foreach my $with ('on', 'off')
 my $id = new_job();
 is_sql($node, "CALL idemq.wait_result($id, '0')", 'pending|', 'timeout 0');
 ends_in_time($node, "CALL idemq.wait_result($id, '100 s')", 'pending|', 'before statement_timeout');
+# meant to expire
 is_sql($node, "$claim; CALL idemq.wait_result($id, '1 ms')", 'processing|', 'the status after timeout');
 sql($node, 'SELECT idemq.release(id, token) FROM held; TRUNCATE held; CREATE ROLE stranger; CREATE ROLE friend; GRANT USAGE ON SCHEMA idemq TO stranger');
 sql($node, "SELECT idemq.grant_queue('q', 'friend', 'enqueue')");
+# meant to expire
 is_sql($node, "SET ROLE friend; CALL idemq.wait_result($id, '1 ms')", 'pending|', 'a producer may wait');
 is_state($node, $_, 'IQ002', $_)
   foreach ("SET ROLE stranger; CALL idemq.wait_result($id, '100 s')", 'CALL idemq.wait_result(-1)', "CALL idemq.wait_result($id + 1)");
