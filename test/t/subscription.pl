@@ -262,7 +262,7 @@ my $reader = session($sub);
 $reader->query_safe("SELECT idemq.queue_id('q')");
 # As the worker would have done: reaped, promoted, copied to the dead queue, ticked.
 my @scripts = (
-  "SELECT idemq.enqueue('q', '1', group_key => 'g' || (random() * 5)::int, delay => random() * interval '50 ms')\n;\n"
+  "SELECT idemq.enqueue('q', '1', group_key => 'g' || (random() * 5)::int, delay => random() * interval '50 ms')\n;\n"    # meant to expire
   # meant to expire
   . "SELECT count(*) FROM idemq.claim('q', 5, lease => '20 ms');\n",
   "SELECT count(*) FROM idemq.enqueue('limited', '1');\nSELECT idemq.try_commit(id, token) FROM idemq.claim('limited');\n",

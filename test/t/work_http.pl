@@ -194,13 +194,13 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	cancel($id);
 
 	# At once, ten times; the failure then waits as the queue says.
-	foreach my $now ('0', 'Mon, 23 Nov 2020 10:00:00 GMT', '5 s')
+	foreach my $now ('0', 'Mon, 23 Nov 2020 10:00:00 GMT', '5 min')
 	{
 		$before = requests();
 		$id = enqueue({ status => 429, headers => ["Retry-After: $now"] });
 		ended(runner('--once'));
 		is_job($node, $id, "failed|1||HTTP 429: \"$id\"", "Retry-After: $now");
-		is(scalar(requests()), $before + ($now eq '5 s' ? 1 : 11), $now eq '5 s' ? 'is no time' : 'ten times, then it counts');
+		is(scalar(requests()), $before + ($now eq '5 min' ? 1 : 11), $now eq '5 min' ? 'is no time' : 'ten times, then it counts');
 		is_sql($node, "SELECT ready_at > now() + '20 min' FROM idemq.jobs WHERE id = $id", 't', "and the queue's policy says when");
 		cancel($id);
 	}
@@ -209,9 +209,10 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 # What endpoints do that are broken, or hostile.
 {
 	my $id;
-	# meant to expire
 	foreach (
+		# meant to expire
 		[ { do => 'nothing' }, 'failed|1||ended after 1 s (--timeout)', 'an endpoint that never answers', '--timeout', '1s' ],
+		# meant to expire
 		[ { do => 'slow' }, 'failed|1||ended after 1.5 s (--timeout)', 'that answers a byte a second', '--timeout', '1500ms' ],
 		[ { do => 'huge' }, 'completed|1||', 'that answers 10 GB', '--result' ],
 		[ { do => 'huge', status => 500 }, 'failed|1||HTTP 500: ' . '[' x 8192, 'that fails with 10 GB' ],
@@ -403,6 +404,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	is((ended($runner))[0], 0, 'the runner ends');
 
 	# The server may crash when it has claimed jobs, and before it says so: those come again when their leases expire.
+	# meant to expire
 	sql($node, "SELECT idemq.alter_queue('q', retry_base => '1 ms', retry_max => '1 ms')");
 	# meant to expire
 	$runner = runner('-v', '-j', '3', '--lease', '10s');

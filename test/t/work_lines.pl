@@ -157,8 +157,8 @@ foreach (
 
 # What programs do that are broken.
 foreach (
-	# meant to expire
 	[ { die => 1 }, '255: it is broken', 'exit status', 'that dies' ],
+	# meant to expire
 	[ { close => 1 }, 'the program has closed its stdout', '', 'that closes its stdout', '--kill-after', '200ms' ],
 	[ { leave => 1 }, '3', 'exit status', 'that leaves a child the pipe' ],
 	[ { flood => 'x' }, '0', 'exit status', 'that prints 1 GB without the end of a line' ],
