@@ -176,12 +176,17 @@ sql($sub, 'CREATE FUNCTION handled(payload jsonb) RETURNS void LANGUAGE sql SET 
 	CREATE TRIGGER t BEFORE INSERT ON fenced FOR EACH ROW EXECUTE FUNCTION idemq.fence()');
 is_sql($sub, "SELECT string_agg(DISTINCT proname, ' ' ORDER BY proname) FROM pg_proc
 	WHERE pronamespace = 'idemq'::regnamespace AND provolatile = 'v'", join(' ', sort keys %calls), 'no function is forgotten');
+my $caller = session($sub);
+$caller->query_safe('\set VERBOSITY verbose');
+
+# What an error says, all of it.
 sub refusal
 {
 	my ($call) = @_;
-	my ($out, $error);
 
-	$sub->psql('postgres', $call, stdout => \$out, stderr => \$error, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
+	$caller->query($call);
+	my $error = $caller->{stderr};
+	$caller->{stderr} = '';
 	return $error;
 }
 my $before = rows($sub, 'jobs') . rows($sub, 'queues');
@@ -189,6 +194,7 @@ foreach (sort keys %calls)
 {
 	like(refusal($calls{$_}), qr/55000: this database follows another/, "refused: $_") if $calls{$_} =~ /^(?:SELECT|CALL|INSERT) /;
 }
+leave($caller);
 is(rows($sub, 'jobs') . rows($sub, 'queues'), $before, 'and nothing has changed');
 is_state($sub, $_, '00000', "not refused: $_") foreach "CALL idemq.wait_result(" . sql($sub, 'SELECT min(id) FROM idemq.jobs') . ", '0')",
   'SELECT * FROM idemq.metrics', 'SELECT * FROM idemq.workers', "SELECT idemq.admit('b', 1, '1 min')", 'SELECT idemq.validate(1, 1)';

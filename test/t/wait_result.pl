@@ -102,19 +102,22 @@ SKIP:
 		{ printed => \$printed, errors => \$errors,
 			run => IPC::Run::start([ 'python3', "$ENV{IDEMQ_SOURCE}/test/clients/wait_claim_commit.py",
 				"host=$dir port=$port dbname=postgres user=" . sql($node, 'SELECT current_user'), 2 ],
-				'>', \$printed, '2>', \$errors, IPC::Run::timeout(120)) }
+				'>', \$printed, '2>', \$errors, IPC::Run::timeout(300)) }
 	} 1 .. 2;
 	foreach my $n (2 .. 6)
 	{
 		sql($node, "SELECT idemq.enqueue('q', '$n')");
 	}
+	my @done;
 	foreach my $worker (@workers)
 	{
 		$worker->{run}->finish;
+		push @done, ${ $worker->{printed} } =~ /^(\d) committed$/mg;
 		like(${ $worker->{printed} } . ${ $worker->{errors} }, qr/^\d committed\n\d committed\n2D000 True\n$/,
 			'wait, claim, commit through pgbouncer');
 	}
-	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'completed'", 4, 'each job once');
+	is_sql($node, "SELECT string_agg(payload::text, ' ' ORDER BY payload), count(*) FROM idemq.jobs WHERE status = 'completed'", join(' ', sort @done) . '|4',
+		'each job once: the completed jobs are those that the workers have done');
 	$run->kill_kill;
 }
 
