@@ -1,6 +1,6 @@
 # More queues than idemq.max_queues: create_queue raises 53400, and so does the first use of a queue
 # that was restored, whose jobs stay as they are and go on when there are more slots.
-# at least 0 assertions
+# at least 78 assertions
 
 use strict;
 use warnings FATAL => 'all';

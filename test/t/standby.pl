@@ -1,7 +1,7 @@
 # What a standby answers: the tables, views and functions that read say what the primary says, in
 # every session, also of a change that was just replayed; what writes raises 25006; and
 # CALL idemq.wait_result waits there, even for a job that has not arrived yet, and through a promotion.
-# at least 0 assertions
+# at least 57 assertions
 
 use strict;
 use warnings FATAL => 'all';

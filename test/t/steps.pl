@@ -1,7 +1,7 @@
 # Steps that are interrupted: by a crash with synchronous_commit = off, by a client that
 # is killed between begin_step and finish_step, by a synchronous standby that does not answer, by a
 # failover that loses the beginning; and a dump.
-# at least 0 assertions
+# at least 33 assertions
 
 use strict;
 use warnings FATAL => 'all';

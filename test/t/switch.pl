@@ -2,7 +2,7 @@
 # worker; what a crash in its code looks like; and the report to send to whoever helps.  doc/operations/switch.md
 # has these statements.
 #
-# at least 0 assertions
+# at least 53 assertions
 # expects in log: was terminated by signal 11
 
 use strict;

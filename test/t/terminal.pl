@@ -1,6 +1,6 @@
 # deploy/psql: each file answers in one screen what doc/operations/terminal.md says that it does,
 # by \i, and again by \watch, for the roles that it names, in a server where all of it is wrong.
-# at least 0 assertions
+# at least 62 assertions
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,7 +1,7 @@
 # From 0.1.0 to this version: the same catalogs as a fresh install, with jobs in every state,
 # rights that were given by hand, and what depends on idemq's objects.
 #
-# at least 0 assertions
+# at least 221 assertions
 #
 # test/upgrade/0.1.0.sql is a dump that 0.1.0 wrote; sql/idemq--0.1.0.sql is its install script.
 

@@ -1,6 +1,6 @@
 # idemq.auto_update: if nothing works before ALTER EXTENSION idemq UPDATE, the background worker runs
 # it after the restart, and calls wait for it, for 5 s.
-# at least 0 assertions
+# at least 19 assertions
 
 use strict;
 use warnings FATAL => 'all';

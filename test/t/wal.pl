@@ -1,5 +1,5 @@
 # What a claim writes: one HOT update per job, no row lock, no index entry.
-# at least 0 assertions
+# at least 24 assertions
 
 use strict;
 use warnings FATAL => 'all';

@@ -16,7 +16,8 @@ use Test::More;
 
 my $tmp = $PostgreSQL::Test::Utils::tmp_check;
 my $node = new_server('work', 'idemq.worker' => 'on');
-our $dsn = $node->connstr('postgres');
+# Its sessions can be found, to be cut.
+our $dsn = $node->connstr('postgres') . ' application_name=idemq-work';
 my $user = getpwuid($>);
 
 # The program is the text of a shell script.

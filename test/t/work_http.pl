@@ -25,7 +25,8 @@ if (qx(idemq-work -q q --http ftp://x 2>&1) =~ /without libcurl/)
 }
 
 my $node = new_server('work_http', 'idemq.worker' => 'on');
-our $dsn = $node->connstr('postgres');
+# Its sessions can be found, to be cut.
+our $dsn = $node->connstr('postgres') . ' application_name=idemq-work';
 # A job that fails is tried again in an hour, not in this test.
 sql($node, "SELECT idemq.alter_queue('q', retry_base => '1 h', retry_max => '2 h')");
 my $endpoint = endpoint('requests');

@@ -15,7 +15,8 @@ use Test::More;
 
 my $tmp = $PostgreSQL::Test::Utils::tmp_check;
 my $node = new_server('work_lines', 'idemq.worker' => 'on');
-my $dsn = $node->connstr('postgres');
+# Its sessions can be found, to be cut.
+my $dsn = $node->connstr('postgres') . ' application_name=idemq-work';
 # A job that fails is tried again in an hour, not in this test.
 sql($node, "SELECT idemq.alter_queue('q', retry_base => '1 h', retry_max => '2 h')");
 
