@@ -105,7 +105,8 @@ is_updated(void)
 	while (idemq_sql_presence() != IDEMQ_HERE)
 	{
 		if (idemq_mono_now() >= until)
-			return false;
+			/* It may have come while we had no processor. */
+			return idemq_sql_presence() == IDEMQ_HERE;
 		pg_usleep(LOOK_EVERY);
 		CHECK_FOR_INTERRUPTS();
 	}

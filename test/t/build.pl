@@ -1,5 +1,7 @@
 # The Makefile as PGXS users know it: built outside of the tree, installed below DESTDIR with
 # the documents, make installcheck on a running server, without libcurl, uninstall, clean.
+# slow: compiles everything twice
+# at least 26 assertions
 # takes long
 
 use strict;

@@ -6,6 +6,8 @@
 # job's commit.  However often an attempt was begun, the sums are exact in the end.
 # IDEMQ_CHAOS=n jobs (make chaos: 100,000), CHAOS_SECS=seconds in which they are enqueued at most; to
 # each hundred there is a fault at least.
+# slow: a load of half a minute, with random faults
+# at least 15 assertions
 # takes long
 
 use strict;

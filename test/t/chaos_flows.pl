@@ -5,6 +5,8 @@
 #
 # IDEMQ_FLOWS=seconds (12; make chaos: SOAK); FLOWS_SEED=n makes the choices of a run again
 # (not its interleaving).
+# slow: a load of 12 s, with random faults
+# at least 23 assertions
 #
 # expects in log: was terminated by signal 9
 # takes long

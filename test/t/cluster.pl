@@ -2,6 +2,8 @@
 # Routing by known answers, a key once over all shards, each as itself and a stranger not at all,
 # a shard that is down as a row, and one that moves to another server under traffic: each
 # acknowledged job is there, its effect once, and nobody with an old map gets through.
+# slow: three servers, and traffic while a shard moves
+# at least 155 assertions
 # takes long
 
 use strict;
@@ -223,7 +225,7 @@ is_rt("SELECT outcome, substr(error, 1, 6) FROM cluster.enqueue_many('q', '{1,1}
 $west->start;
 is($session->query_safe($down), '|8', 'and come back, in the same session');
 is($session->query_safe("SELECT outcome FROM cluster.enqueue('q', '1', key => '$down_key')"), 'accepted', 'for their keys');
-$session->quit;
+leave($session);
 
 # One where somebody has locked a table, which gives up by a setting in the map.
 my $locked = session($west, 'shard_3');
@@ -231,7 +233,7 @@ $locked->query_safe('BEGIN; LOCK TABLE idemq.queues IN ACCESS EXCLUSIVE MODE');
 rt(q{SELECT cluster.set_shard_dsn(3, '} . $psql->($west, 'shard_3') . q{ options=''-c lock_timeout=200ms'' ')});
 is_rt('SELECT shard, substr(error, 1, 6) FROM cluster.metrics() WHERE error IS NOT NULL', '3|55P03:', 'nor does one that gives up');
 $locked->query_safe('ROLLBACK');
-$locked->quit;
+leave($locked);
 rt(q{SELECT cluster.set_shard_dsn(3, '} . $psql->($west, 'shard_3') . q{')});
 is_rt($down, '|8', 'until it does');
 
@@ -303,7 +305,7 @@ foreach (@running)
 is_rt("SELECT dsn, state FROM cluster.map() WHERE shard = $moving", "$new|up", 'the map');
 is($block->query_safe("SELECT outcome FROM cluster.enqueue('q', '1', key => '$long_key', on_duplicate => 'ignore')"), 'duplicate', 'a transaction that began before the move finds the new place');
 $block->query_safe('ROLLBACK');
-$block->quit;
+leave($block);
 
 # Every acknowledged key is there, each effect once, over all shards.
 my @acknowledged = map { split /\n/, slurp_file("$traffic.produce.$_") } 'p1', 'p2';
@@ -349,7 +351,7 @@ wait_until($router, "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE p
 sql($east, 'SELECT idemq.retire(NULL); SELECT idemq.take_over()', 'shard_4');
 rt(q{SELECT cluster.set_shard_state(4, 'up')});
 like($waiting->query_safe('SELECT 1'), qr/^duplicate/, 'who has waited is answered');
-$waiting->quit;
+leave($waiting);
 
 $_->stop foreach $router, @servers;
 done_testing();

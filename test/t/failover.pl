@@ -1,6 +1,8 @@
 # The scenarios of make failover that take servers alone, in small: an asynchronous standby that
 # lags is promoted, and a synchronous one; producers and workers under way, every job accounted
 # for.  What holds, and how it is counted: test/failover/README.md.
+# slow: traffic of some seconds, and two failovers
+# at least 24 assertions
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,10 +1,8 @@
-# A restore table by table, in any order (pg_restore -j), beside sessions that claim and a worker
-# that looks: what memory learns in between must not be what it goes by afterwards.  After it every
-# job comes to its end.  One table after the other; and all at once, as pg_restore -j has them:
-# rows are written while none of another table is committed.
-#
-#   RESTORE_ORDERS=n  orders with each server (6); the first ones are always the same
-#   RESTORE_SEED=n    of the others
+# A restore table by table, in any order (pg_restore -j), alongside sessions that claim and a worker
+# that looks: what memory learns in between must not remain in force afterwards.  After the restore
+# every job comes to its end.  Tables are restored one after the other, and all at once as pg_restore -j does it:
+# rows are written while no row of another table is committed.  restore_order_slow has more orders.
+# at least 49 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -12,135 +10,22 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/lib";
 use Idemq;
-use List::Util qw(shuffle);
-use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
+use RestoreOrder;
 use Test::More;
-use Time::HiRes;
 
-my $seed = $ENV{RESTORE_SEED} // time;
-my $orders = $ENV{RESTORE_ORDERS} // 6;
-my @tables = qw(queues jobs dependencies children steps events attempts);
-my $queues = q{ARRAY['plain', 'parents', 'children', 'fifo', 'places', 'paced', 'limited', 'told']};
+# Jobs last, and first.
+my @orders = ([qw(queues dependencies children steps events attempts jobs)], [qw(jobs children dependencies steps events attempts queues)]);
 
-note "RESTORE_SEED=$seed";
-srand $seed;
-
-my $without = new_server('without');
-# Who drops a database ends what vacuums it, with an error that looks like one of the worker.
-my $with = new_server('with', 'idemq.worker' => 'on', autovacuum => 'off');
-
-# ---- Something of all that one table's rows say about another's
-
-sql($without, q{
-	CREATE FUNCTION parent(p text) RETURNS bigint LANGUAGE sql AS $$ SELECT id FROM idemq.enqueue('parents', to_jsonb(p), key => p) $$;
-	CREATE FUNCTION child(p text, parents text[], failure text DEFAULT 'cancel', g text DEFAULT NULL) RETURNS bigint LANGUAGE sql AS $$
-		SELECT id FROM idemq.enqueue('children', to_jsonb(p), key => p, group_key => g, on_parent_failure => failure, depends_on =>
-			(SELECT array_agg(id) FROM idemq.jobs WHERE key = ANY (parents))) $$;
-	SELECT idemq.create_queue('plain', lease => '1 h'), idemq.create_queue('parents', lease => '1 h', max_attempts => 1),
-		idemq.create_queue('children', lease => '1 h'), idemq.create_queue('fifo', lease => '1 h'),
-		idemq.create_queue('places', lease => '1 h', group_running => 2),
-		idemq.create_queue('paced', lease => '1 h', group_rate => 10, group_period => '1 s'),
-		idemq.create_queue('limited', lease => '1 h', max_running => 2), idemq.create_queue('told', lease => '1 h');
-	SELECT idemq.enqueue('plain', to_jsonb(n), delay => make_interval(secs => n % 3), priority => n % 2) FROM generate_series(1, 10) n;
-	SELECT idemq.enqueue(q, to_jsonb(n), group_key => 'g' || n % 2) FROM unnest('{fifo,places,paced}'::text[]) q, generate_series(1, 10) n;
-	SELECT idemq.enqueue('limited', to_jsonb(n)) FROM generate_series(1, 6) n;
-	SELECT count(parent(n)) FROM unnest('{fails,works,done,bare,first,last}'::text[]) n;
-	SELECT child('cancelled', '{fails,works}'), child('run', '{fails,works}', 'run'), child('wait', '{fails,works}', 'wait'),
-		child('one', '{works}'), child('done', '{done,works}'), child('grouped', '{works}', g => 'g'), child('behind', '{first,last}', g => 'g');
-	SELECT child('grandchild', '{one,behind}');
-	SELECT idemq.commit_once(id) FROM idemq.jobs WHERE key = 'done';
-	SELECT idemq.enqueue('told', to_jsonb(n)) FROM generate_series(1, 3) n;
-	SELECT idemq.send_event('told', 'early');
-	SELECT idemq.await_event(id, token, CASE payload WHEN '1' THEN 'early' ELSE 'late' END, '1 h') FROM idemq.claim('told', 3);
-});
-# In flight: their ends come after the restore.
-sql($without, "CREATE TABLE held AS SELECT id, token FROM idemq.claim_any(ARRAY['fifo', 'places', 'paced', 'limited'], 12)
-	UNION ALL SELECT id, token FROM idemq.jobs WHERE status = 'processing'");
-is_sql($without, 'SELECT count(*) FROM held', 2 + 4 + 2 + 2 + 1, 'jobs are in flight');
-my $dump = "$PostgreSQL::Test::Utils::tmp_check/dump";
-command_ok([ 'pg_dump', '-Fc', '-f', $dump, $without->connstr('postgres') ], 'a dump');
-
-# What others do between two tables: it leaves no row behind, but all that they have learned.
-my $look = qq{
-	BEGIN; SELECT count(*) FROM idemq.claim_any($queues, 100); ROLLBACK;
-	CALL idemq.wait('plain', '0'); SELECT count(*) FROM idemq.metrics; CALL idemq.tick(); SELECT idemq.reap(name) FROM idemq.queues;
-};
-
-# Ends what is held, sends what is awaited, and works until nothing is left; answers what is, should that take too long.
-sub work_it_off
+start_servers();
+foreach my $n (0 .. $#orders)
 {
-	my ($node, $db) = @_;
-	my $end = time + 180;
-	my $left;
-
-	sql($node, "SELECT idemq.commit(id, token) FROM held; SELECT idemq.send_event('told', 'late')", $db);
-	do
-	{
-		sql($node, qq{SELECT CASE WHEN payload = '"fails"' THEN idemq.fail(id, token, 'no') ELSE idemq.commit(id, token) END FROM idemq.claim_any($queues, 100)}, $db);
-		$left = sql($node, q{SELECT id, status, payload, idemq.why(id) FROM idemq.jobs WHERE finished_at IS NULL AND payload <> '"wait"' ORDER BY 1}, $db);
-	} while ($left ne '' && time < $end);
-	return $left;
+	try_order($_, "copy$n", $orders[$n]) foreach $without, $with;
 }
 
-# Restores the tables in an order, each in a transaction of its own.  written: an order in which all
-# are written before the first is committed.
-sub try_order
-{
-	my ($node, $db, $order, $written) = @_;
-	my @to = ('-d', $node->connstr($db), $dump);
-	my $try = $node->name . ' worker, ' . (defined $written ? "written @$written, committed " : '') . "@$order";
-	my %writers;
-
-	sql($node, "CREATE DATABASE $db");
-	system_or_bail('pg_restore', '--section=pre-data', @to);
-	foreach my $table (@{ $written // [] })
-	{
-		my $file = "$PostgreSQL::Test::Utils::tmp_check/$table.sql";
-
-		system_or_bail('pg_restore', '--data-only', '-n', 'idemq', '-t', $table, '-f', $file, $dump);
-		$writers{$table} = session($node, $db);
-		$writers{$table}->query_safe("BEGIN;\n\\i $file");
-	}
-	foreach my $table (@$order)
-	{
-		if (defined $written) { $writers{$table}->query_safe('COMMIT') }
-		else { system_or_bail('pg_restore', '--data-only', '-n', 'idemq', '-t', $table, @to) }
-		$node->psql($db, $look);
-		Time::HiRes::sleep(rand 0.03) if $node == $with;
-	}
-	$_->quit foreach values %writers;
-	system_or_bail('pg_restore', '--data-only', '-t', 'held', @to);
-	system_or_bail('pg_restore', '--section=post-data', @to);
-	# Before anybody works, whose claims would find what memory has missed.
-	is_sql($node, q{SELECT * FROM idemq.check() WHERE severity = 'error'}, '', "$try: check() is clean at once", $db);
-	# The worker may be between a row and its gauge.
-	wait_until($node, q{SELECT count(*) = 0 FROM idemq.metrics m WHERE ((pending, processing) =
-		(SELECT count(*) FILTER (WHERE status = 'pending'), count(*) FILTER (WHERE status = 'processing') FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = m.queue)) IS NOT TRUE},
-		't', $db);
-	pass("$try: the gauges are right");
-	is(work_it_off($node, $db), '', "$try: every job ends");
-	is_sql($node, q{SELECT key, status FROM idemq.jobs WHERE key IN ('cancelled', 'run', 'wait', 'grandchild') ORDER BY 1},
-		"cancelled|cancelled\ngrandchild|completed\nrun|completed\nwait|blocked", "$try: each as its parents say", $db);
-	is_sql($node, q{SELECT * FROM idemq.check() WHERE severity = 'error'}, '', "$try: check() is clean", $db);
-	sql($node, "DROP DATABASE $db WITH (FORCE)");
-	return;
-}
-
-# Jobs last, first, and before their queues; then any.
-my @first = ([qw(queues dependencies children steps events attempts jobs)], [qw(jobs children dependencies steps events attempts queues)],
-	[qw(queues dependencies jobs children steps events attempts)], [ reverse @tables ]);
-foreach my $n (0 .. $orders - 1)
-{
-	my @order = $n < @first ? @{ $first[$n] } : shuffle(@tables);
-
-	try_order($_, "copy$n", \@order) foreach $without, $with;
-}
-
-# ---- All at once: jobs are written when their queues are not there, and committed when these are
+# ---- All at once: jobs are written before their queues exist, and committed after them
 
 try_order($_, 'at_once', [qw(queues dependencies children steps events attempts jobs)], [qw(jobs dependencies children queues steps events attempts)]) foreach $without, $with;
-try_order($_, 'at_random', [ shuffle(@tables) ], [ shuffle(@tables) ]) foreach $without, $with;
 {
 	my $writer = session($with);
 	my $id = sql($with, 'SELECT last_value + 1 FROM idemq.queues_queue_id_seq');
@@ -151,7 +36,7 @@ try_order($_, 'at_random', [ shuffle(@tables) ], [ shuffle(@tables) ]) foreach $
 	my $sleeper = sleeper($with, "CALL idemq.wait('late', '10 min')");
 	$writer->query_safe('COMMIT');
 	is(answer($sleeper), 't', 'its commit wakes who waits for that queue');
-	$_->quit foreach $writer, $sleeper->{session};
+	leave($writer, $sleeper->{session});
 }
 
 # ---- A schedule whose tick is due before the jobs are there: its job has none of their ids
@@ -160,8 +45,8 @@ sql($without, 'CREATE DATABASE ticking');
 sql($without, q{
 	CREATE EXTENSION idemq; CALL idemq.tick(); SELECT idemq.create_queue('ticked');
 	SELECT idemq.enqueue('ticked', '"restored"') FROM generate_series(1, 5);
-	SELECT idemq.schedule('minutely', '* * * * *', 'ticked', '"tick"');
-	UPDATE idemq.schedule_entries SET done_until = done_until - interval '1 hour'}, 'ticking');
+	SELECT idemq.schedule('yearly', '0 0 1 1 *', 'ticked', '"tick"');
+	UPDATE idemq.schedule_entries SET done_until = done_until - interval '2 years'}, 'ticking');
 command_ok([ 'pg_dump', '-Fc', '-f', "$dump.ticking", $without->connstr('ticking') ], 'a dump with a schedule');
 foreach my $node ($without, $with)
 {
@@ -185,6 +70,7 @@ sql($without, q{
 	SELECT idemq.enqueue('children', '1', depends_on => ARRAY[(SELECT id FROM idemq.enqueue('parents', '1'))]);
 	SELECT idemq.commit_once(min(id)) FROM idemq.jobs;
 	SELECT idemq.enqueue('fifo', '1', group_key => 'g'), idemq.enqueue('leased', '1');
+	-- meant to expire
 	SELECT count(*) FROM idemq.claim('leased', lease => '1 ms');
 	CREATE TABLE jobs AS TABLE idemq.jobs; CREATE TABLE children AS TABLE idemq.children; CREATE TABLE dependencies AS TABLE idemq.dependencies}, 'by_hand');
 my $insert_jobs = 'INSERT INTO idemq.jobs TABLE jobs;';
@@ -216,7 +102,7 @@ pass('the handler of a prepared transaction runs jobs');
 sql($with, 'TRUNCATE idemq.handler_entries; SELECT idemq.enqueue(\'handled\', \'"left"\')', 'by_hand');
 until_true('no handler', sub { sql($with, 'SELECT count(*) FROM idemq.handlers', 'by_hand') == 0 });
 is_sql($with, "SELECT payload FROM idemq.claim('handled')", '"left"', 'no handler, no job of its', 'by_hand');
-sql($with, q{BEGIN; SELECT idemq.schedule('late', '* * * * *', 'handled', '"tick"'); UPDATE idemq.schedule_entries SET done_until = done_until - interval '1 hour';
+sql($with, q{BEGIN; SELECT idemq.schedule('late', '0 0 1 1 *', 'handled', '"tick"'); UPDATE idemq.schedule_entries SET done_until = done_until - interval '2 years';
 	PREPARE TRANSACTION 'schedule'; COMMIT PREPARED 'schedule'}, 'by_hand');
 until_true('a tick', sub { sql($with, q{SELECT count(*) FROM idemq.jobs WHERE payload = '"tick"'}, 'by_hand') > 0 });
 pass('a schedule of a prepared transaction ticks');

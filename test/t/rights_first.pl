@@ -1,6 +1,7 @@
 # No call waits for a lock of what its role has no right to: how long it lasts would tell whether a guessed id, key or
 # name is there.  Every function that the role may execute, from the catalog, with every argument, while another
 # session holds all there is: the queue, its rows, its keys, a topic, a schedule.
+# at least 69 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -35,8 +36,9 @@ my %values = (
 	keys => ["'{k}'"], topic => [ "'t'", "'t.a'" ], pattern => ["'t.#'"], dead_queue => ["'q'"], queue_id => ["idemq.queue_id('q')"],
 	producer => ["'p'"], seq => ['2'], group_key => ["'g'"], payload => ["'1'"], payloads => ["'{1}'"], result => ["'1'"], state => ["'1'"],
 	jobs => ["'[{\"name\": \"a\", \"queue\": \"own\", \"payload\": 1, \"depends_on\": [$id]}]'", "'[{\"name\": \"a\", \"queue\": \"q\", \"payload\": 1}]'"],
+	# meant to expire
 	role => ["'stranger'"], privilege => ["'enqueue'"], cron => ["'0 3 1 1 *'"], function => ["'f(jsonb)'"], timeout => ["'1 ms'"],
-	call_timeout => ["'1 h'"], request => ["'1'"], scope => ["'c'"], bucket => ["'b'"], max_calls => ['1'], per => ["'1 s'"], request_id => ["'r'"],
+	call_timeout => ["'1 h'"], request => ["'1'"], scope => ["'c'"], bucket => ["'b'"], max_calls => ['1'], per => ["'1 min'"], request_id => ["'r'"],
 	error => ["'e'"], sqlstate => ["'22012'"], details => ["'{}'"], time_zone => ["'UTC'"], done_until => ['now()'],
 	created_by => ["'other'"], created_by_oid => ["'other'::regrole"], checkpoint => ["'1'"], shard => ['0'], shards => ['1'], on_duplicate => [ "'replace'", "'rerun'" ],
 	max_running => ['1'], force => ['true'], queue_name => ["'q'"]);
@@ -110,14 +112,15 @@ sub states
 		SELECT state, call FROM answers ORDER BY ord");
 }
 
-# Would it be seen?  Whoever may do it waits, and for each kind of thing.
+# Would it be seen?  A role that may do it waits, for each kind of thing.
 my @held = ("SELECT idemq.commit($id, $token)", "SELECT idemq.retry($dead)", "SELECT idemq.enqueue('q', '1')", "SELECT idemq.unschedule('s')",
 	"SELECT idemq.enqueue('own', '1', depends_on => ARRAY[$id])", "SELECT idemq.alter_queue('own', dead_queue => 'q')");
+# meant to expire
 is(join("\n", map { "$_->[0] $_->[1]" } grep { $_->[0] ne '55P03' } states('postgres', '10 ms', @held)), '', 'it is all held');
 
 # A name that is taken is known to be: whoever may create queues waits for it.
 @calls = grep { !/create_queue\(name => 'q'/ } @calls;
-my @answers = states('stranger', '5 s', @calls);
+my @answers = states('stranger', '1 min', @calls);
 is(scalar @answers, scalar @calls, 'every call was made');
 is(join("\n", map { $_->[1] } grep { $_->[0] eq '55P03' } @answers), '', 'and none has waited');
 my %reached = map { $_->[1] =~ /idemq\.(\w+)/; ("$1 $_->[0]" => 1) } @answers;
@@ -128,11 +131,11 @@ cmp_ok(scalar @calls, '>', 300, 'many of them');
 # Procedures end transactions: one by one.
 foreach my $call (@procedures)
 {
-	my ($status, $stdout, $stderr) = $node->psql('postgres', "SET ROLE stranger; SET lock_timeout = '5 s'; $call", extra_params => [ '-v', 'VERBOSITY=sqlstate' ]);
+	my ($status, $stdout, $stderr) = $node->psql('postgres', "SET ROLE stranger; SET lock_timeout = '1 min'; $call", extra_params => [ '-v', 'VERBOSITY=sqlstate' ]);
 
 	isnt($stderr =~ /(\w{5})\s*\z/ ? $1 : '', '55P03', $call);
 }
 $holder->query_safe('ROLLBACK');
-$holder->quit;
+leave($holder);
 $node->stop;
 done_testing();

@@ -1,6 +1,7 @@
 # A database that is one shard of many: its jobs' ids tell the shard, below 2^53, whatever becomes
 # of the sequence; it stays that shard for ever, in a dump and to a subscriber; and one that has
 # moved lets nobody write.
+# at least 84 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -62,7 +63,7 @@ wait_until($node, "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE p
 $early->query_safe('ROLLBACK');
 $setter->query('SELECT');
 like($setter->{stderr}, qr/ERROR:\s+55000/, 'set_shard waits for who has taken an id, and is refused: also for one that was rolled back');
-$_->quit foreach $early, $setter;
+leave($early, $setter);
 
 $db = database('five');
 $early = session($node, $db);
@@ -73,7 +74,7 @@ $pid = $early->query_safe('SELECT pg_backend_pid()');
 $early->query_until(qr/sent/, "\\echo sent\nSELECT id FROM idemq.enqueue('q', '1');\n");
 wait_until($node, "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $pid");
 $setter->query_safe('COMMIT');
-$setter->quit;
+leave($setter);
 is($early->query_safe('SELECT') =~ /(\d+)/ && $1 - $base, $start, 'who comes while it is being set waits, and takes an id of the shard');
 $given{ $base + $start }++;
 is_sql($node, 'SELECT idemq.set_shard(5, 8)', 'f', 'again is nothing new', $db);
@@ -96,7 +97,7 @@ is_sql($node, "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attem
 $given{ $base + $start + $_ }++ foreach 4, 5;
 take($db, 2, 'the session from before', $early);
 my ($before) = take($db, 2, 'before the restart of the server');
-$early->quit;
+leave($early);
 crash($node);
 my ($after) = take($db, 2, 'after a crash');
 cmp_ok($after - $before, '>', 2**26, 'far behind: nothing that a crash lost is given again');
@@ -132,7 +133,7 @@ sql($node, "SELECT setval('idemq.jobs_id_seq', $base + (1::bigint << 47) - 3)", 
 is($early->query_safe("SELECT id - $base - (1::bigint << 47) FROM idemq.enqueue('q', '1')"), '-2', 'the last but one');
 is_state($node, "SELECT idemq.enqueue_many('q', array_fill('1'::jsonb, '{2}'))", '54000', 'two more there are not', $db);
 is_state($node, "SELECT idemq.enqueue('q', '1')", '54000', 'nor one', $db) foreach 1, 2;
-$early->quit;
+leave($early);
 
 # ---- A shard that has moved
 
@@ -154,7 +155,7 @@ is_sql($node, q{SELECT count(*) FROM idemq.jobs WHERE payload = '"open"'}, '1', 
 foreach (
 	"enqueue('q', '2')", "enqueue('q', '2', key => 'k')", "claim('q')", "claim_job($id)", "commit($id, $token)", "try_commit($id, $token)",
 	"fail($id, $token)", "heartbeat($id, $token)", "checkpoint($id, $token, '1')", "cancel($id)", "acquire('q', 'k', '1')",
-	"create_queue('r')", "pause('q')", "admit('b', 1, '1 s')", 'take_over()', 'set_shard(5, 8)')
+	"create_queue('r')", "pause('q')", "admit('b', 1, '1 min')", 'take_over()', 'set_shard(5, 8)')
 {
 	is_state($node, "SELECT idemq.$_", '55000', "refused: $_", $db);
 }
@@ -173,7 +174,7 @@ is_sql($node, 'SELECT idemq.take_over()', 't', 'until take_over', $db);
 is_sql($node, "SELECT idemq.commit($id, $token)", 'committed', 'an attempt of before commits', $db);
 is_sql($node, "SELECT id >> 47 FROM idemq.enqueue('q', '2')", '5', 'new ids are the shard\'s', $db);
 is_sql($node, "SELECT invariant FROM idemq.check() WHERE invariant <> 'schedules.driver'", '', 'check', $db);
-$_->quit foreach $open, $retiring;
+leave($open, $retiring);
 
 # ---- idemq.result
 

@@ -9,6 +9,8 @@
 #
 # IDEMQ_SOAK=seconds (20); `make soak` runs 600; `make chaos` in a build that sleeps at
 # random between "visible" and "noted" (base/base.h).
+# slow: a load of 20 s, with random faults
+# at least 31 assertions
 # takes long
 
 use strict;

@@ -1,6 +1,7 @@
 # A randomised stress: sessions do everything at once, then all is drained.
 # Every job ends completed, dead or cancelled; what is ready is claimable; the
 # effect of each completed job happened once.
+# at least 17 assertions
 #
 # SEED=n repeats the choices of a run (not its interleaving);
 # IDEMQ_STRESS=n makes it n times longer.
@@ -22,6 +23,7 @@ my $steps = 1200 * ($ENV{IDEMQ_STRESS} // 1);
 diag "seed $seed: SEED=$seed repeats it";
 srand($seed);
 
+# meant to expire
 my $node = new_server('stress', deadlock_timeout => '20ms', autovacuum_naptime => '1s',
 	'idemq.max_leases' => 40 + int(rand(200)), log_statement => 'none', log_min_duration_statement => 300, log_lock_waits => 'on', max_prepared_transactions => 20);
 
@@ -38,7 +40,8 @@ is_deeply($unexpected, [], 'no error but those that are to be expected');
 
 sql($node, join(';', 'SELECT 1', map { "ROLLBACK PREPARED '$_'" } split /\n/, sql($node, 'SELECT gid FROM pg_prepared_xacts')));
 sql($node, 'SELECT idemq.reap()');
-sql($node, 'SELECT pg_sleep(0.2)');
+# Leases are meant to expire, but for those of an hour.
+wait_until($node, "SELECT idemq.reap() >= 0 AND NOT EXISTS (SELECT FROM idemq.leases() WHERE expires_in < '1 min')");
 sql($node, 'SELECT idemq.reap()');
 note sql($node, "SELECT string_agg(name || ' ' || status || ' ' || n, ', ') FROM
 	(SELECT name, status, count(*) AS n FROM idemq.jobs JOIN idemq.queues USING (queue_id) GROUP BY 1, 2 ORDER BY 1, 2) x");

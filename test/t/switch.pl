@@ -1,7 +1,8 @@
-# What a DBA does who wants idemq off: out of the server, one queue, one tenant, handlers, all claims, the
-# worker; what a crash in its code looks like; and the report for whoever helps.  doc/operations/switch.md
+# How a DBA switches idemq off: the whole extension, one queue, one tenant, handlers, all claims, the
+# worker; what a crash in its code looks like; and the report to send to whoever helps.  doc/operations/switch.md
 # has these statements.
 #
+# at least 53 assertions
 # expects in log: was terminated by signal 11
 
 use strict;
@@ -69,7 +70,7 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'and nothing is broken');
 
 # --- One queue.
 
-sql($node, q[SELECT idemq.create_queue('mail'), idemq.enqueue('mail', '1')]);
+sql($node, q[SELECT idemq.create_queue('mail', lease => '1 h'), idemq.enqueue('mail', '1')]);
 sql($node, page_says(q[idemq.pause('mail')]));
 is_sql($node, q[SELECT count(*) FROM idemq.claim('mail')], '0', 'a paused queue hands out nothing');
 is_sql($node, q[SELECT outcome FROM idemq.enqueue('mail', '2')], 'accepted', 'and takes jobs');
@@ -97,7 +98,7 @@ my ($out, $err) = ('', '');
 isnt($node->psql('postgres', 'SELECT 1', stderr => \$err, extra_params => [ '-U', 'shop_app' ]), 0, 'a tenant is kept out');
 sql($node, page_says(q[pg_terminate_backend]));
 is_soon($node, q[SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = 'shop_app'], 'and its sessions are gone');
-eval { $tenant->quit };
+eval { leave($tenant) };
 sql($node, 'ALTER ROLE shop_app LOGIN');
 
 # --- All handlers.
@@ -110,7 +111,12 @@ is_soon($node, q[SELECT count(*) = 1 FROM idemq.job_list WHERE queue = 'thumbs' 
 page_sets('max_handler_workers = 0');
 is_soon($node, q[SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name LIKE 'idemq handler%'], 'its process ends');
 sql($node, q[SELECT idemq.enqueue('thumbs', '2')]);
-is_sql($node, q[SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'idemq handler%'], '0', 'and none begins');
+# The worker has been at work since then: it wakes a session for a job of q that has come due.
+# meant to expire
+sql($node, q[SELECT idemq.enqueue('q', '"due"', delay => '10 ms')]);
+is_sql($node, q[CALL idemq.wait('q', '10 min'); SELECT payload FROM idemq.claim('q')], qq[t\n"due"], 'the worker goes on');
+is_sql($node, q[SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'idemq handler%'], '0', 'and no handler begins');
+is_sql($node, q[SELECT count(*) FROM idemq.job_list WHERE queue = 'thumbs' AND status = 'pending'], '1', 'so the job waits');
 page_sets('RESET idemq.max_handler_workers');
 is_soon($node, q[SELECT count(*) = 2 FROM idemq.job_list WHERE queue = 'thumbs' AND status = 'completed'], 'until they may again');
 
@@ -126,23 +132,22 @@ is_soon($node, 'SELECT pid IS NOT NULL FROM idemq.background_worker', 'it comes 
 # --- A crash in its code: the server starts itself again, and the log says whose it was.
 
 my $worker = worker_pid($node);
-my $offset = -s $node->logfile;
+my $offset = log_end($node);
 my $running = sql($node, q[SELECT idemq.enqueue('mail', '5'); SELECT id, token FROM idemq.claim('mail')]) =~ s/.*\n//sr;
 kill 'SEGV', $worker;
 wait_until($node, "SELECT pid <> $worker FROM idemq.background_worker");
-my $log = slurp_file($node->logfile, $offset);
-like($log, qr/background worker "idemq worker[^"]*" \(PID $worker\) was terminated by signal 11/, "the log names idemq's process");
+is_logged($node, qr/background worker "idemq worker[^"]*" \(PID $worker\) was terminated by signal 11/, "the log names idemq's process", $offset);
 is_sql($node, 'SELECT idemq.commit(' . join(', ', split /\|/, $running) . ')', 'committed', 'an attempt of before commits');
 
 my $backend = session($node);
 my $pid = $backend->query_safe('SELECT pg_backend_pid()');
-$offset = -s $node->logfile;
+$offset = log_end($node);
 $backend->{stdin} .= "CALL idemq.wait('q', '1 h');\n";
 eval { $backend->{run}->pump_nb };
 wait_until($node, "SELECT wait_event IS NOT NULL AND state = 'active' AND query LIKE 'CALL idemq.wait%' FROM pg_stat_activity WHERE pid = $pid");
 kill 'SEGV', $pid;
-until_true('the log has the statement', sub { slurp_file($node->logfile, $offset) =~ /Failed process was running: CALL idemq\.wait/ });
-eval { $backend->quit };
+is_logged($node, qr/Failed process was running: CALL idemq\.wait/, 'and the statement of a session', $offset);
+eval { leave($backend) };
 # The report tells of leases once the worker has found them again.
 worker_pid($node);
 
@@ -166,7 +171,7 @@ foreach my $section (qw(server setting queue metrics worker chore memory handler
 }
 like($out, qr/^error\|.*"sqlstate"/m, 'an error is told by its fingerprint');
 is_state($node, 'SET ROLE nobody; SELECT idemq.report()', '42501', 'nobody else may have it');
-$open->quit;
+leave($open);
 
 $node->stop;
 done_testing();

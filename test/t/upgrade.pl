@@ -1,6 +1,8 @@
 # From 0.1.0 to this version: the same catalogs as a fresh install, with jobs in every state,
 # rights that were given by hand, and what depends on idemq's objects.
 #
+# at least 221 assertions
+#
 # test/upgrade/0.1.0.sql is a dump that 0.1.0 wrote; sql/idemq--0.1.0.sql is its install script.
 
 use strict;
@@ -178,7 +180,7 @@ is_sql($node, $old, $version, 'updated', 'app');
 is(scalar($pool->query("EXECUTE named; $sqlstate")), 'IQ005', 'after it, columns by their names: the new function');
 is(scalar($pool->query("EXECUTE every; $sqlstate")), '0A000', 'and *: the plan is of other columns, until');
 is(scalar($pool->query("DISCARD ALL; SELECT * FROM idemq.claim('none'); $sqlstate")), 'IQ005', 'the session is new');
-$pool->quit;
+leave($pool);
 same_catalogs('app', 'app', qw(members columns));
 is_sql($node, $rows, $before, 'every row is there', 'app');
 is_sql($node, "SELECT * FROM idemq.check() WHERE $no_driver", '', 'check()', 'app');
@@ -324,6 +326,6 @@ foreach my $other ([ '0.1.9', qr/older than its library, \Q$version\E\nHINT:  Ru
 sql($node, "UPDATE pg_extension SET extversion = '$version' WHERE extname = 'idemq'", 'fresh');
 is_state($node, "SELECT $gated", '00000', 'those of the library\'s own: called', 'fresh');
 
-like(slurp_file($node->logfile), qr/LOG:  idemq does nothing in database "app": its SQL objects, 0\.1\.0, are older than its library, \Q$version\E\n/, 'the worker had said why it stayed away');
+is_logged($node, qr/LOG:  idemq does nothing in database "app": its SQL objects, 0\.1\.0, are older than its library, \Q$version\E\n/, 'the worker had said why it stayed away');
 is(unexpected($node, 'workers'), '', 'and had no error');
 done_testing();

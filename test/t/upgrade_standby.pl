@@ -3,6 +3,8 @@
 #
 # With IDEMQ_OLD_LIBRARY naming the directory above bin/ of a PostgreSQL of this version with
 # idemq 0.1.0 in it, the primary works with that until the switch, and a second standby stays with it.
+# slow: three servers, and upgrade is the quick test of the same update
+# at least 17 assertions
 
 use strict;
 use warnings FATAL => 'all';

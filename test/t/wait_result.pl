@@ -1,6 +1,6 @@
-# CALL idemq.wait_result: who waits for the end of a job; and waits through
+# CALL idemq.wait_result: a session waits for the end of a job; and sessions wait through
 # pgbouncer in transaction mode.
-# asserts times
+# at least 0 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -61,17 +61,19 @@ foreach my $with ('on', 'off')
 			't|t|virtualxid', 'it holds nothing') if $name eq 'commit';
 		sql($node, $end);
 		is(answer($sleeper), $expected, "worker $with: $name");
-		$sleeper->{session}->quit;
+		leave($sleeper->{session});
 	}
 }
 
 my $id = new_job();
 is_sql($node, "CALL idemq.wait_result($id, '0')", 'pending|', 'timeout 0');
 ends_in_time($node, "CALL idemq.wait_result($id, '100 s')", 'pending|', 'before statement_timeout');
-is_sql($node, "$claim; CALL idemq.wait_result($id, '10 ms')", 'processing|', 'the status after timeout');
+# meant to expire
+is_sql($node, "$claim; CALL idemq.wait_result($id, '1 ms')", 'processing|', 'the status after timeout');
 sql($node, 'SELECT idemq.release(id, token) FROM held; TRUNCATE held; CREATE ROLE stranger; CREATE ROLE friend; GRANT USAGE ON SCHEMA idemq TO stranger');
 sql($node, "SELECT idemq.grant_queue('q', 'friend', 'enqueue')");
-is_sql($node, "SET ROLE friend; CALL idemq.wait_result($id, '10 ms')", 'pending|', 'a producer may wait');
+# meant to expire
+is_sql($node, "SET ROLE friend; CALL idemq.wait_result($id, '1 ms')", 'pending|', 'a producer may wait');
 is_state($node, $_, 'IQ002', $_)
   foreach ("SET ROLE stranger; CALL idemq.wait_result($id, '100 s')", 'CALL idemq.wait_result(-1)', "CALL idemq.wait_result($id + 1)");
 is_state($node, 'CALL idemq.wait_result(NULL)', '22004', 'no id');
@@ -79,13 +81,13 @@ is_state($node, "CALL idemq.wait_result($id, NULL)", '22004', 'no timeout');
 my $sleeper = sleeper($node, "SET ROLE friend; CALL idemq.wait_result($id, '100 s')");
 sql($node, "SELECT idemq.revoke_queue('q', 'friend', 'enqueue')");
 is(answer($sleeper), 'IQ002', 'the privilege is revoked while it sleeps');
-$sleeper->{session}->quit;
+leave($sleeper->{session});
 
 # Many who wait for one job; 10 MB.
 my @many = map { sleeper($node, "CALL idemq.wait_result($id, '100 s')") } 1 .. 3;
 sql($node, "$claim; SELECT idemq.commit(id, token, to_jsonb(repeat('x', 10485760))) FROM held");
 is(length(answer($_)), length('completed|""') + 10485760, 'a result of 10 MB') foreach @many;
-$_->{session}->quit foreach @many;
+leave(map { $_->{session} } @many);
 
 # pgbouncer in transaction mode.
 SKIP:
@@ -100,19 +102,22 @@ SKIP:
 		{ printed => \$printed, errors => \$errors,
 			run => IPC::Run::start([ 'python3', "$ENV{IDEMQ_SOURCE}/test/clients/wait_claim_commit.py",
 				"host=$dir port=$port dbname=postgres user=" . sql($node, 'SELECT current_user'), 2 ],
-				'>', \$printed, '2>', \$errors, IPC::Run::timeout(120)) }
+				'>', \$printed, '2>', \$errors, IPC::Run::timeout(300)) }
 	} 1 .. 2;
 	foreach my $n (2 .. 6)
 	{
 		sql($node, "SELECT idemq.enqueue('q', '$n')");
 	}
+	my @done;
 	foreach my $worker (@workers)
 	{
 		$worker->{run}->finish;
+		push @done, ${ $worker->{printed} } =~ /^(\d) committed$/mg;
 		like(${ $worker->{printed} } . ${ $worker->{errors} }, qr/^\d committed\n\d committed\n2D000 True\n$/,
 			'wait, claim, commit through pgbouncer');
 	}
-	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'completed'", 4, 'each job once');
+	is_sql($node, "SELECT string_agg(payload::text, ' ' ORDER BY payload), count(*) FROM idemq.jobs WHERE status = 'completed'", join(' ', sort @done) . '|4',
+		'each job once: the completed jobs are those that the workers have done');
 	$run->kill_kill;
 }
 

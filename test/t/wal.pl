@@ -1,4 +1,5 @@
-# What a claim writes: one HOT update a job, no row lock, no index entry.
+# What a claim writes: one HOT update per job, no row lock, no index entry.
+# at least 24 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -109,6 +110,6 @@ writes_nothing('locked by a stranger', "SELECT idemq.claim_job($new)",
 is_sql($node, "SELECT outcome FROM idemq.claim_job($new)", 'locked', 'locked by a stranger');
 $stranger->query_safe('ROLLBACK');
 
-$_->quit foreach $claims, $stranger;
+leave($claims, $stranger);
 $node->stop;
 done_testing();

@@ -1,5 +1,6 @@
 # idemq-work: a program for each job.  What its exit status, its output and its silence mean; what
-# becomes of it when the lease, the time, the runner or the server ends.
+# happens to it when the lease, the time, the runner or the server ends.  work_slow has the parts that take real time.
+# at least 0 assertions
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 
 use strict;
@@ -15,7 +16,8 @@ use Test::More;
 
 my $tmp = $PostgreSQL::Test::Utils::tmp_check;
 my $node = new_server('work', 'idemq.worker' => 'on');
-our $dsn = $node->connstr('postgres');
+# Its sessions can be found, to be cut.
+our $dsn = $node->connstr('postgres') . ' application_name=idemq-work';
 my $user = getpwuid($>);
 
 # The program is the text of a shell script.
@@ -74,7 +76,8 @@ sub enqueue
 	is(slurp_file("$tmp/in"), qq({"to": "a b"}\n), 'the payload is on stdin');
 	my ($env, $deadline, $rest, $now) = slurp_file("$tmp/env") =~ /^(.*?)IDEMQ_DEADLINE=(\d+)\n(.*\n)(\d+)\n$/s;
 	like($env . $rest, qr/^IDEMQ_ATTEMPT=1\nIDEMQ_ID=$id\nIDEMQ_KEY=k 1\nIDEMQ_KIND=mail\nIDEMQ_QUEUE=q\nIDEMQ_TOKEN=\d{10,}\n$/, 'the attempt is in the environment');
-	ok(abs($deadline - $now - 1000) < 200, 'and when it is ended');
+	my $claimed = sql($node, "SELECT floor(extract(epoch FROM claimed_at)) FROM idemq.jobs WHERE id = $id");
+	ok($deadline >= $claimed + 999 && $deadline <= $now + 1001, 'and when it is ended');
 	is_job($node, $id, 'completed|1||', 'exit status 0 commits, without a result');
 
 	local @ENV{qw(IDEMQ_KEY IDEMQ_KIND)} = ('of an outer runner') x 2;
@@ -223,6 +226,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 {
 	my $id = enqueue('1');
 
+	# meant to expire
 	like(once('trap "" TERM; while :; do sleep 0.1; done', '--timeout', '300ms', '--kill-after', '100ms'),
 		qr/retrying: ended after 0.3 s \(--timeout\)$/, 'a program that ignores SIGTERM is killed when its time is over');
 	is_job($node, $id, 'failed|1||ended after 0.3 s (--timeout)', 'and has failed');
@@ -230,29 +234,32 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 
 	# The queue's, if that is less; a little before the server ends the lease.
 	$id = enqueue('1');
-	sql($node, "SELECT idemq.alter_queue('q', job_timeout => '3 s')");
-	# On a busy machine the server may be first.
-	like(once('while :; do sleep 0.1; done', '--timeout', '1h'),
-		qr/(retrying|the lease was lost \(\w+\)): ended after 2.7 s \(job_timeout\)$|the lease is lost; the program is ended$/, 'job_timeout of the queue');
-	is_soon($node, "SELECT status = 'failed' AND last_error = 'ended after 2.7 s (job_timeout)' OR status IN ('failed', 'pending') AND last_error = 'job_timeout reached'
-		FROM idemq.jobs WHERE id = $id", 'which the row says as well');
-	sql($node, "SELECT idemq.cancel($id), idemq.alter_queue('q', job_timeout => '0')");
+	sql($node, "SELECT idemq.alter_queue('q', job_timeout => '10 min')");
+	is(once('echo $IDEMQ_DEADLINE >$T/limited', '--timeout', '1h'), '', 'job_timeout of the queue');
+	my ($limited) = slurp_file("$tmp/limited") =~ /(\d+)/;
+	is_sql($node, "SELECT $limited BETWEEN extract(epoch FROM claimed_at + '9 min') AND extract(epoch FROM claimed_at + '10 min') FROM idemq.jobs WHERE id = $id",
+		't', 'is the time of the program, a little before it');
+	sql($node, "SELECT idemq.alter_queue('q', job_timeout => '0')");
 
+	# A runner that connects again sends its heartbeats at once.
+	my $cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'idemq-work'";
 	$id = enqueue('1');
-	my $runner = runner('echo $$ >$T/beats; while [ ! -e $T/beaten ]; do sleep 0.1; done', '--once', '--lease', '6s');
+	my $runner = runner('echo $$ >$T/beats; while [ ! -e $T/beaten ]; do sleep 0.1; done', '--once', '--lease', '10min');
 	until_file('beats');
-	wait_until($node, "SELECT clock_timestamp() > claimed_at + '7 s' FROM idemq.jobs WHERE id = $id");
+	my $deadline = sql($node, "SELECT deadline FROM idemq.workers WHERE job_id = $id");
+	is_sql($node, $cut, 1, 'a session of a runner ends');
+	is_soon($node, "SELECT deadline > '$deadline' FROM idemq.workers WHERE job_id = $id", 'heartbeats keep a lease');
 	open_gate('beaten');
 	my ($status, $said) = ended($runner);
-	is($said, '', 'heartbeats keep a lease');
-	is_job($node, $id, 'completed|1||', 'for longer than it is');
+	is_job($node, $id, 'completed|1||', 'and the job is done');
 
 	$id = enqueue('1');
-	$runner = runner('echo $$ >$T/lost; sleep 1000 & wait', '--once', '--lease', '6s');
+	$runner = runner('echo $$ >$T/lost; sleep 1000 & wait', '--once', '--lease', '10min');
 	my $pid = until_file('lost') + 0;
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
+	sql($node, $cut);
 	($status, $said) = ended($runner);
-	like($said, qr/^idemq-work: q $id: the lease is lost; the program is ended$/, 'its runner says so');
+	like($said, qr/^idemq-work: q $id: the lease is lost; the program is ended$/m, 'its runner says so');
 	ok(!runs($pid), 'and its program is ended');
 	is_job($node, $id, 'cancelled|1||', 'it stays cancelled');
 }
@@ -277,6 +284,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	is_job($node, $id, 'completed|1||', 'when its program has');
 	is_job($node, $next, 'pending|0||', 'it has claimed no more');
 
+	# meant to expire
 	$runner = runner('echo $$ >$T/graced; trap "" TERM; while :; do sleep 0.1; done', '--grace', '100ms', '--kill-after', '100ms');
 	my $pid = until_file('graced') + 0;
 	kill 'TERM', $runner->{pid};
@@ -367,7 +375,9 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 }
 
 # A pooler in transaction mode, which is killed and started again in mid-job.
+SKIP:
 {
+	skip 'no pgbouncer', 2 unless grep { -x "$_/pgbouncer" } split(/:/, $ENV{PATH});
 	my ($start, $dir, $port) = pooler($node, default_pool_size => 3);
 	my $pooler = $start->();
 	my ($runner, $id);
@@ -389,29 +399,4 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	$pooler->kill_kill;
 }
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'every invariant holds');
-
-# A failover, with both servers in the DSN.
-{
-	my $standby = PostgreSQL::Test::Cluster->new('standby');
-
-	$node->backup('base');
-	$standby->init_from_backup($node, 'base', has_streaming => 1);
-	$standby->start;
-	local $dsn = 'host=' . $standby->host . ',' . $node->host . ' port=' . $standby->port . ',' . $node->port . ' dbname=postgres';
-	my $id = enqueue('6');
-	my $runner = runner('echo $$ >$T/over.$IDEMQ_ID; while [ ! -e $T/failed_over ]; do sleep 0.1; done');
-	my $pid = until_file("over.$id") + 0;
-	$node->wait_for_catchup($standby);
-	$node->stop('immediate');
-	until_said($runner, qr/^idemq-work: server: /m);
-	$standby->promote;
-	until_said($runner, qr/^idemq-work: server: connected again/m);
-	ok(runs($pid), 'a program runs on during a failover');
-	open_gate('failed_over');
-	is_soon($standby, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'and is committed on the new primary');
-	kill 'TERM', $runner->{pid};
-	is((ended($runner))[0], 0, 'the runner ends');
-	is_sql($standby, 'SELECT * FROM idemq.check()', '', 'every invariant holds there');
-	$standby->stop;
-}
 done_testing();

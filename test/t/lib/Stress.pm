@@ -108,7 +108,7 @@ sub alone
 		"CALL idemq.wait_any(ARRAY['r', 'q'], '" . (10 + int(rand(300))) . " ms');\n" . statement($c),
 		"CALL idemq.wait_result(one_of('" . pick('q', 'r') . "', 'processing'), '20 ms');\n",
 		"DISCARD ALL;\n",
-		"\\connect -\nSET statement_timeout = '30s';\n");
+		"\\connect -\nSET statement_timeout = '10min';\n");
 }
 
 # A random transaction of session $c, or statements without one.
@@ -144,7 +144,7 @@ sub transaction
 sub script
 {
 	my ($c, $steps, %params) = @_;
-	my $script = "SET statement_timeout = '30s'; SELECT setseed(" . rand() . ");\n";
+	my $script = "SET statement_timeout = '10min'; SELECT setseed(" . rand() . ");\n";
 
 	for (my $n = 0; $n < $steps;)
 	{

@@ -1,0 +1,80 @@
+# idemq-work: what takes real time.  A program that is ended at job_timeout, heartbeats that keep a lease for longer
+# than it is, a failover.
+# slow: waits for seconds of real time, and has a second server
+# asserts times
+# at least 0 assertions
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Runner;
+use Test::More;
+
+my $node = new_server('work_slow', 'idemq.worker' => 'on');
+our $dsn = $node->connstr('postgres');
+
+# The program is the text of a shell script.
+sub runner { my ($script, @options) = @_; return start_runner($dsn, @options, '--', 'sh', '-c', $script) }
+sub enqueue { return sql($node, "SELECT id FROM idemq.enqueue('q', '$_[0]')") }
+
+# The time, and the lease.
+{
+	my $id = enqueue('1');
+	sql($node, "SELECT idemq.alter_queue('q', job_timeout => '3 s')");
+	my ($status, $said) = ended(runner('while :; do sleep 0.1; done', '--once', '--timeout', '1h'));
+	is($status, 0, 'the runner ends');
+	# On a busy machine the server may be first.
+	like($said, qr/(retrying|the lease was lost \(\w+\)): ended after 2.7 s \(job_timeout\)$|the lease is lost; the program is ended$/, 'job_timeout of the queue');
+	is_soon($node, "SELECT status = 'failed' AND last_error = 'ended after 2.7 s (job_timeout)' OR status IN ('failed', 'pending') AND last_error = 'job_timeout reached'
+		FROM idemq.jobs WHERE id = $id", 'which the row says as well');
+	sql($node, "SELECT idemq.cancel($id), idemq.alter_queue('q', job_timeout => '0')");
+
+	$id = enqueue('1');
+	my $runner = runner('echo $$ >$T/beats; while [ ! -e $T/beaten ]; do sleep 0.1; done', '--once', '--lease', '6s');
+	until_file('beats');
+	wait_until($node, "SELECT clock_timestamp() > claimed_at + '7 s' FROM idemq.jobs WHERE id = $id");
+	open_gate('beaten');
+	($status, $said) = ended($runner);
+	is($said, '', 'heartbeats keep a lease');
+	is_job($node, $id, 'completed|1||', 'for longer than it is');
+
+	$id = enqueue('1');
+	$runner = runner('echo $$ >$T/lost; sleep 1000 & wait', '--once', '--lease', '6s');
+	my $pid = until_file('lost') + 0;
+	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
+	($status, $said) = ended($runner);
+	like($said, qr/^idemq-work: q $id: the lease is lost; the program is ended$/, 'a heartbeat finds out, and its runner says so');
+	ok(!runs($pid), 'and its program is ended');
+}
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'every invariant holds');
+
+# A failover, with both servers in the DSN.
+{
+	my $standby = PostgreSQL::Test::Cluster->new('standby');
+
+	$node->backup('base');
+	$standby->init_from_backup($node, 'base', has_streaming => 1);
+	$standby->start;
+	local $dsn = 'host=' . $standby->host . ',' . $node->host . ' port=' . $standby->port . ',' . $node->port . ' dbname=postgres';
+	my $id = enqueue('6');
+	my $runner = runner('echo $$ >$T/over.$IDEMQ_ID; while [ ! -e $T/failed_over ]; do sleep 0.1; done');
+	my $pid = until_file("over.$id") + 0;
+	$node->wait_for_catchup($standby);
+	$node->stop('immediate');
+	until_said($runner, qr/^idemq-work: server: /m);
+	$standby->promote;
+	until_said($runner, qr/^idemq-work: server: connected again/m);
+	ok(runs($pid), 'a program runs on during a failover');
+	open_gate('failed_over');
+	is_soon($standby, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'and is committed on the new primary');
+	kill 'TERM', $runner->{pid};
+	is((ended($runner))[0], 0, 'the runner ends');
+	is_sql($standby, 'SELECT * FROM idemq.check()', '', 'every invariant holds there');
+	$standby->stop;
+}
+done_testing();
