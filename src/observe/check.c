@@ -182,7 +182,7 @@ SQL_FUNCTION(idemq_sql_v2_check)
 				errdetail("Shared memory follows a transaction's changes when it has ended."),
 				errhint("Run it in a transaction of its own."));
 	call.set = idemq_srf_begin(fcinfo);
-	call.patience_ends = idemq_mono_now() + PATIENCE;
+	call.patience_ends = idemq_stopwatch() + PATIENCE;
 	idemq_jobs_open_to_read(&call.table);
 	read_queues(&call);
 	check_slots(&call);

@@ -166,7 +166,7 @@ idemq_check_settled(CheckCall *call)
 		counted = counted || (uint32) idemq_slots_changes() == 0;
 		if (counted && count == 0)
 			return true;
-		if (idemq_mono_now() > call->patience_ends)
+		if (idemq_stopwatch() > call->patience_ends)
 			return false;
 		CHECK_FOR_INTERRUPTS();
 		pg_usleep(counted ? 1000 : 50);
