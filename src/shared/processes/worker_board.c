@@ -83,6 +83,11 @@ init_board(int tranche)
 		pg_atomic_init_u64(&post->asleep_until, PG_UINT64_MAX);
 		pg_atomic_init_u32(&post->asked, POST_ASKED_RECHECK);
 		pg_atomic_init_u64(&post->beat, 0);
+		pg_atomic_init_u64(&post->clock_asked, 0);
+		pg_atomic_init_u64(&post->clock_done, 0);
+		pg_atomic_init_u32(&post->clock_left, 0);
+		ConditionVariableInit(&post->clock_answered);
+		pg_atomic_init_u64(&post->counted_at, 0);
 		begin_counts(post);
 	}
 }
@@ -107,6 +112,13 @@ Post *
 idemq_post_mine(void)
 {
 	return mine;
+}
+
+/* Returns the post of an index. */
+Post *
+idemq_post_at(int index)
+{
+	return &board->posts[index];
 }
 
 int
