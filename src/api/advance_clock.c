@@ -18,6 +18,7 @@
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "storage/latch.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
 #include "base/base.h"
@@ -30,11 +31,11 @@
 #include "shared/sleepers/sleepers.h"
 #include "worker/worker.h"
 
-/* It waits for so long at most, and calls the worker again so often while something is left. */
+/* It waits for so long at most, and looks that often whether there still is a worker. */
 #define PATIENCE (30 * USECS_PER_SEC)
-#define CALL_AGAIN USECS_PER_SEC
-/* Leases that are looked at once more soon after the worker has answered. */
-#define LOOK_AGAIN_MS 10
+#define LOOK_AGAIN (USECS_PER_SEC / 2)
+/* When a lease's row was held, or no worker was there, it looks again after that. */
+#define AGAIN_MS 50
 /* Heads of groups that are promoted in one transaction. */
 #define PROMOTE_BATCH 256
 #define WHY_TOP_LEVEL "It waits for the transactions of others."
@@ -51,11 +52,18 @@ SQL_FUNCTION(idemq_sql_v2_clock_timestamp)
 	PG_RETURN_TIMESTAMPTZ(idemq_wall_now());
 }
 
-/* Returns how many leases of this database have ended by a time (mono) and are not taken back. */
-static int
-count_overdue(int64 target, int32 *queue_id)
+/* What is left to do. */
+typedef struct Left
 {
-	int overdue = 0;
+	uint32 chores;	/* bits of ChoreKind */
+	int leases;		/* that have ended, and are not taken back */
+	int32 queue_id; /* of one of these */
+} Left;
+
+/* Counts the leases of this database that have ended by a time (mono) and are not taken back. */
+static void
+count_overdue(int64 target, Left *left)
+{
 	int count;
 	Lease *leases = idemq_lease_copy_all(&count);
 
@@ -63,11 +71,10 @@ count_overdue(int64 target, int32 *queue_id)
 	{
 		if (leases[i].claiming || leases[i].deadline > target)
 			continue;
-		*queue_id = leases[i].queue_id;
-		overdue++;
+		left->queue_id = leases[i].queue_id;
+		left->leases++;
 	}
 	pfree(leases);
-	return overdue;
 }
 
 /* Ends a transaction for which a snapshot was pushed. */
@@ -112,6 +119,11 @@ do_here(void)
 	int count;
 
 	PushActiveSnapshot(GetTransactionSnapshot());
+	if (idemq_follows())
+	{
+		commit();
+		return;
+	}
 	idemq_tick_all();
 	ids = idemq_queue_ids(0, &count);
 	commit();
@@ -125,76 +137,90 @@ do_here(void)
 
 /* Warns of what has not been done in time. */
 static void
-warn(uint32 kinds, int overdue, int32 queue_id)
+warn(const Left *left)
 {
-	StringInfoData left;
+	StringInfoData text;
 	QueueInfo queue;
 
-	initStringInfo(&left);
+	initStringInfo(&text);
 	for (int i = 0; i < CHORE_KINDS; i++)
 	{
-		if (kinds & (1U << i))
-			appendStringInfo(&left, "%schore \"%s\"", left.len > 0 ? ", " : "",
+		if (left->chores & (1U << i))
+			appendStringInfo(&text, "%schore \"%s\"", text.len > 0 ? ", " : "",
 							 idemq_chore_names[i]);
 	}
 	PushActiveSnapshot(GetTransactionSnapshot());
-	if (overdue > 0)
-	{
-		appendStringInfo(&left, "%s%d expired lease%s", left.len > 0 ? ", " : "", overdue,
-						 overdue == 1 ? "" : "s");
-		if (idemq_queue_by_id(queue_id, &queue))
-			appendStringInfo(&left, " (queue \"%s\")", queue.name);
-	}
+	if (left->leases > 0)
+		appendStringInfo(&text, "%s%d expired lease%s", text.len > 0 ? ", " : "", left->leases,
+						 left->leases == 1 ? "" : "s");
+	if (left->leases > 0 && idemq_queue_by_id(left->queue_id, &queue))
+		appendStringInfo(&text, " (queue \"%s\")", queue.name);
 	PopActiveSnapshot();
-	if (left.len == 0)
-		appendStringInfoString(&left, "the background worker does not answer");
-	ereport(WARNING, errcode(ERRCODE_WARNING),
-			errmsg("not everything that is due has been done within 30 s"),
-			errdetail("Left: %s.", left.data),
+	if (text.len == 0)
+		appendStringInfoString(&text, "all, for the background worker does not answer");
+	ereport(WARNING, errmsg("not everything that is due has been done within 30 s"),
+			errdetail("Left: %s.", text.data),
 			errhint("See the server's log, idemq.background_worker and idemq.worker_chores."));
 }
 
-/* Waits until all that came due by a time (mono) is done. */
+/*
+ * Waits a moment for the worker's answer, or does its work; returns whether nothing that came due
+ * by a time (mono) is left.  Otherwise *left is what is.
+ */
+static bool
+is_done(int64 target, ClockCall *call, int64 patience, Left *left, MemoryContext context)
+{
+	MemoryContext old = MemoryContextSwitchTo(context);
+	bool answered = true;
+
+	*left = (Left){0};
+	if (!idemq_worker)
+		do_here();
+	else if (!idemq_clock_holds(call))
+	{
+		idemq_worker_announce_use();
+		*call = idemq_clock_call();
+		answered = false;
+	}
+	else
+		answered = idemq_clock_await(call, patience, &left->chores);
+	PushActiveSnapshot(GetTransactionSnapshot());
+	if (answered && !idemq_follows())
+		count_overdue(target, left);
+	commit();
+	MemoryContextSwitchTo(old);
+	MemoryContextReset(context);
+	return answered && left->leases == 0;
+}
+
+/* Waits until all that came due by a time (mono) is done, or warns. */
 static void
 await_done(int64 target)
 {
 	int64 until = idemq_stopwatch() + PATIENCE;
-	uint64 call = idemq_clock_call();
+	MemoryContext context =
+		AllocSetContextCreate(CurrentMemoryContext, "idemq test clock", ALLOCSET_DEFAULT_SIZES);
+	ClockCall call = idemq_clock_call();
+	Left left;
 
 	for (;;)
 	{
-		int64 left_time = until - idemq_stopwatch();
-		bool done = true;
-		uint32 kinds = 0;
-		int32 queue_id = 0;
-		int overdue;
+		int64 patience = Max(Min(until - idemq_stopwatch(), LOOK_AGAIN), 0);
 
 		CHECK_FOR_INTERRUPTS();
-		if (idemq_worker)
-		{
-			done = call > 0 && idemq_clock_await(call, Max(Min(left_time, CALL_AGAIN), 0), &kinds);
-			if (!done)
-				idemq_worker_announce_use();
-		}
-		/* The worker has put off a row that is held. */
-		overdue = idemq_follows() ? 0 : count_overdue(target, &queue_id);
-		if (done && overdue == 0)
+		if (is_done(target, &call, patience, &left, context))
 			break;
-		if (left_time <= 0)
+		if (idemq_stopwatch() >= until)
 		{
-			warn(kinds, overdue, queue_id);
+			warn(&left);
 			break;
 		}
-		if (call == 0 || done)
-		{
-			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-							 LOOK_AGAIN_MS, compat_wait_event_wait());
-			ResetLatch(MyLatch);
-			if (!idemq_worker)
-				do_here();
-			else
-				call = idemq_clock_call();
-		}
+		if (left.leases == 0 && idemq_clock_holds(&call))
+			continue;
+		/* A lease whose row is held is tried again; a worker that is to come is not there yet. */
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, AGAIN_MS,
+						 compat_wait_event_wait());
+		ResetLatch(MyLatch);
 	}
 }
 
@@ -226,11 +252,7 @@ SQL_FUNCTION(idemq_sql_v2_advance_clock)
 	if (RecoveryInProgress())
 		(void) idemq_clock_call();
 	else
-	{
-		if (!idemq_worker && !idemq_follows())
-			do_here();
 		await_done(target);
-	}
 	SPI_finish();
 	PG_RETURN_VOID();
 }

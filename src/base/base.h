@@ -380,6 +380,7 @@ extern const ShmemPart idemq_clock_part;
 extern int64 idemq_clock_ahead(void);
 extern int64 idemq_clock_known_ahead(void);
 extern void idemq_clock_advance(int64 usecs);
+extern int64 idemq_clock_advanced_at(void);
 extern bool idemq_clock_is_news(void);
 
 extern int64 idemq_stopwatch(void);

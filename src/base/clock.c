@@ -47,9 +47,10 @@
 
 typedef struct ClockShared
 {
-	LWLock advance_lock;	/* held while the file and the sum change */
-	pg_atomic_uint64 ahead; /* microseconds; grows, under advance_lock */
-	pg_atomic_flag told;	/* the log says that the test clock is on */
+	LWLock advance_lock;		  /* held while the file and the sum change */
+	pg_atomic_uint64 ahead;		  /* microseconds; grows, under advance_lock */
+	pg_atomic_uint64 advanced_at; /* mono, by the new time: when the sum last grew */
+	pg_atomic_flag told;		  /* the log says that the test clock is on */
 
 	pg_atomic_uint64 offset;		/* TimestampTz minus mono, as int64; grows */
 	pg_atomic_uint64 primary_since; /* TimestampTz; 0: not yet asked as a primary */
@@ -108,6 +109,7 @@ init_clock(int tranche)
 {
 	LWLockInitialize(&shared->advance_lock, tranche);
 	pg_atomic_init_u64(&shared->ahead, (uint64) read_ahead());
+	pg_atomic_init_u64(&shared->advanced_at, 0);
 	pg_atomic_init_flag(&shared->told);
 	pg_atomic_init_u64(&shared->offset, (uint64) observed_offset());
 	pg_atomic_init_u64(&shared->primary_since, 0);
@@ -160,10 +162,21 @@ idemq_clock_advance(int64 usecs)
 	if (usecs > 0)
 	{
 		write_ahead(ahead + usecs);
+		pg_atomic_write_u64(&shared->advanced_at, (uint64) (idemq_stopwatch() + ahead + usecs));
 		/* A full barrier: who is woken after this reads the new time. */
 		(void) pg_atomic_fetch_add_u64(&shared->ahead, usecs);
 	}
 	LWLockRelease(&shared->advance_lock);
+}
+
+/*
+ * Returns when (mono) the test clock last moved, 0 for never: nobody can be late for what has come
+ * due by that since before.
+ */
+int64
+idemq_clock_advanced_at(void)
+{
+	return (int64) pg_atomic_read_u64(&shared->advanced_at);
 }
 
 /* Returns CLOCK_MONOTONIC in microseconds: for how long something takes. */

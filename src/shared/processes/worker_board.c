@@ -165,10 +165,12 @@ idemq_post_still_since(Post *post)
 {
 	uint64 until = pg_atomic_read_u64(&post->asleep_until);
 	uint64 beat;
+	int64 still;
 
 	pg_read_barrier(); /* it notes its beat before it says that it is awake */
 	beat = pg_atomic_read_u64(&post->beat);
-	return (int64) (until == PG_UINT64_MAX ? beat : Max(until & ~POST_CALLED, beat));
+	still = (int64) (until == PG_UINT64_MAX ? beat : Max(until & ~POST_CALLED, beat));
+	return Max(still, idemq_clock_advanced_at());
 }
 
 /* Finds a database's post, or gives it one in a state; NULL when all are taken.  Lock held. */

@@ -27,57 +27,58 @@
 #include "shared/processes/processes.h"
 #include "shared/sleepers/sleepers.h"
 
-/*
- * Has all sleepers of the server look at the time, and all workers do what is due.  Returns the
- * number of the call to this database's worker, 0 when it has no post.
- */
-uint64
+/* Has all sleepers of the server look at the time, and all workers do what is due. */
+ClockCall
 idemq_clock_call(void)
 {
 	Post *own = idemq_post_own();
-	uint64 call = 0;
+	ClockCall call = {.post = own == NULL ? -1 : idemq_post_index(own)};
 
 	for (int i = 0; i < idemq_post_count(); i++)
 	{
-		Post *post = idemq_post_at(i);
-		uint64 number = pg_atomic_add_fetch_u64(&post->clock_asked, 1);
+		uint64 number = pg_atomic_add_fetch_u64(&idemq_post_at(i)->clock_asked, 1);
 
-		if (post == own)
-			call = number;
+		if (i == call.post)
+			call.number = number;
 	}
 	for (int i = 0; i < MaxBackends; i++)
 		SetLatch(&GetPGProcByNumber(i)->procLatch);
 	return call;
 }
 
+/* Returns whether a call went to the post that this database has. */
+bool
+idemq_clock_holds(const ClockCall *call)
+{
+	Post *own = idemq_post_own();
+
+	return own != NULL && idemq_post_index(own) == call->post;
+}
+
 /*
- * Waits until this database's worker has answered a call, for so many microseconds at most;
- * returns whether it has.  *left: what it has left to do, as bits of ChoreKind.
+ * Waits until the worker has answered a call that holds, for so many microseconds at most; returns
+ * whether it has.  *left: what it has left to do, as bits of ChoreKind.
  */
 bool
-idemq_clock_await(uint64 call, int64 patience, uint32 *left)
+idemq_clock_await(const ClockCall *call, int64 patience, uint32 *left)
 {
 	int64 until = idemq_stopwatch() + patience;
-	Post *post = idemq_post_own();
-	bool answered = false;
+	Post *post = idemq_post_at(call->post);
+	bool answered;
 
-	*left = 0;
-	if (post == NULL)
-		return false;
 	ConditionVariablePrepareToSleep(&post->clock_answered);
 	for (;;)
 	{
 		int64 now = idemq_stopwatch();
 
-		answered = pg_atomic_read_u64(&post->clock_done) >= call;
-		if (answered || now >= until || post != idemq_post_own())
+		answered = pg_atomic_read_u64(&post->clock_done) >= call->number;
+		if (answered || now >= until)
 			break;
 		(void) ConditionVariableTimedSleep(&post->clock_answered, (until - now) / 1000 + 1,
 										   compat_wait_event_wait());
 	}
 	ConditionVariableCancelSleep();
-	if (!answered)
-		*left = pg_atomic_read_u32(&post->clock_left);
+	*left = answered ? 0 : pg_atomic_read_u32(&post->clock_left);
 	return answered;
 }
 

@@ -67,8 +67,15 @@ extern bool idemq_worker_is_asked(uint32 what, bool take);
  */
 
 /* for the session that moves it */
-extern uint64 idemq_clock_call(void);
-extern bool idemq_clock_await(uint64 call, int64 patience, uint32 *left);
+typedef struct ClockCall
+{
+	int post;	   /* index of this database's, -1: it has none */
+	uint64 number; /* of the call there */
+} ClockCall;
+
+extern ClockCall idemq_clock_call(void);
+extern bool idemq_clock_holds(const ClockCall *call);
+extern bool idemq_clock_await(const ClockCall *call, int64 patience, uint32 *left);
 
 /* for a worker */
 extern uint64 idemq_clock_called(void);
