@@ -17,6 +17,11 @@ CREATE FUNCTION idemq.clock_timestamp() RETURNS timestamptz
 COMMENT ON FUNCTION idemq.clock_timestamp()
 	IS 'return the present time by idemq''s clock: clock_timestamp(), ahead by what idemq.advance_clock was given';
 
+CREATE FUNCTION idemq.test_clock_ahead() RETURNS interval
+	STABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_test_clock_ahead';
+COMMENT ON FUNCTION idemq.test_clock_ahead()
+	IS 'return by how much idemq''s clock is ahead of the server''s; NULL unless idemq.test_clock is on';
+
 CREATE PROCEDURE idemq.advance_clock(by interval)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_advance_clock';
 COMMENT ON PROCEDURE idemq.advance_clock(interval)

@@ -72,6 +72,7 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_admissions_total', 'counter', NULL, 'Calls of idemq.admit, by outcome: allowed, refused, shared (of these, without room for a bucket of their own).'),
 	('idemq_once_total', 'counter', NULL, 'Calls of idemq.once, by outcome: first, repeated.'),
 	('idemq_publish_total', 'counter', NULL, 'Calls of idemq.publish, by outcome: calls, the jobs that they made, the bindings that they skipped.'),
+	('idemq_test_clock_ahead_seconds', 'gauge', 'seconds', 'How far idemq''s clock is ahead of the server''s; only with idemq.test_clock, on a server that is for tests.'),
 	-- Of tables.
 	('idemq_table_bytes', 'gauge', 'bytes', 'Size of a table of idemq, by part: heap (with TOAST), indexes.'),
 	('idemq_table_live_rows', 'gauge', NULL, 'Rows of it, as the statistics have them.'),
@@ -295,6 +296,8 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		('idemq_info', jsonb_build_object('version', current_setting('idemq.version'),
 			'postgres', current_setting('server_version_num')), 1::float8),
 		('idemq_in_recovery', '{}', pg_is_in_recovery()::int),
+		('idemq_test_clock_ahead_seconds', '{}',
+			extract(epoch FROM idemq.test_clock_ahead())::float8),
 		('idemq_collected_timestamp_seconds', '{}', extract(epoch FROM clock_timestamp())::float8)
 	) AS v (name, labels, value);
 COMMENT ON VIEW idemq.prometheus_samples IS 'part of idemq.prometheus: what each is now';

@@ -1,6 +1,7 @@
 /*
  * api/advance_clock.c
- *		The test clock: procedure advance_clock, and the functions now and clock_timestamp.
+ *		The test clock: procedure advance_clock, and the functions now, clock_timestamp and
+ *		test_clock_ahead.
  *
  * With idemq.test_clock, advance_clock moves idemq's clocks ahead (base/clock.c), has everything
  * that sleeps until a time look at the new one, and returns when what came due is done: by the
@@ -50,6 +51,14 @@ SQL_FUNCTION(idemq_sql_v2_now)
 SQL_FUNCTION(idemq_sql_v2_clock_timestamp)
 {
 	PG_RETURN_TIMESTAMPTZ(idemq_wall_now());
+}
+
+/* test_clock_ahead() -> by how much the test clock is ahead; NULL: it is off. */
+SQL_FUNCTION(idemq_sql_v2_test_clock_ahead)
+{
+	if (!idemq_test_clock)
+		PG_RETURN_NULL();
+	PG_RETURN_DATUM(idemq_interval_datum(idemq_clock_ahead()));
 }
 
 /* What is left to do. */
