@@ -4,6 +4,31 @@
 CREATE SCHEMA idemq_inside;
 COMMENT ON SCHEMA idemq_inside IS 'what idemq does as the owner of its tables; nothing here is called by others';
 
+-- Topic: Test clock
+
+-- Before the tables, whose defaults are these.
+CREATE FUNCTION idemq.now() RETURNS timestamptz
+	STABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_now';
+COMMENT ON FUNCTION idemq.now()
+	IS 'return the time at which this transaction began by idemq''s clock: now(), ahead by what idemq.advance_clock was given; for run_at';
+
+CREATE FUNCTION idemq.clock_timestamp() RETURNS timestamptz
+	PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_clock_timestamp';
+COMMENT ON FUNCTION idemq.clock_timestamp()
+	IS 'return the present time by idemq''s clock: clock_timestamp(), ahead by what idemq.advance_clock was given';
+
+CREATE FUNCTION idemq.test_clock_ahead() RETURNS interval
+	STABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_test_clock_ahead';
+COMMENT ON FUNCTION idemq.test_clock_ahead()
+	IS 'return by how much idemq''s clock is ahead of the server''s; NULL unless idemq.test_clock is on';
+
+CREATE PROCEDURE idemq.advance_clock(by interval)
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_advance_clock';
+COMMENT ON PROCEDURE idemq.advance_clock(interval)
+	IS 'move the clock of idemq ahead on a server that is for tests; returns when everything due by the new time has run, after 30 s with a warning of what is left; CALL it outside a transaction block, 2D000 otherwise; raises 55000 without idemq.test_clock, 22023 for months, 22008 beyond ten years';
+
+-- Topic: Inside
+
 -- What they ask of C; src/api/inside.c says what each takes and raises.
 CREATE FUNCTION idemq_inside.caller() RETURNS oid
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_caller';

@@ -22,7 +22,7 @@ CREATE TABLE idemq.queues (
 	dead_queue_cancelled boolean NOT NULL DEFAULT false,
 	paused             boolean NOT NULL DEFAULT false,
 	paused_until       timestamptz,
-	created_at         timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+	created_at         timestamptz NOT NULL DEFAULT idemq.clock_timestamp(),
 	dead_queue_role    name,
 	dead_queue_role_oid oid,
 	drained_by_cron    boolean NOT NULL DEFAULT false

@@ -131,7 +131,7 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 	CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM idemq.queues o
 		WHERE o.dead_queue OPERATOR(pg_catalog.=) q.name) AS is_dead_queue) d
 	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL
-		OR q.paused_until OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()) AS paused) p;
+		OR q.paused_until OPERATOR(pg_catalog.>) idemq.clock_timestamp()) AS paused) p;
 COMMENT ON VIEW idemq.metrics IS 'one row a queue that you may claim from or administer (pg_monitor: every queue): jobs by status, counters and times since counted_since, which a restart or crash sets anew; all follows commits but four counters of refusals (duplicates, stale_commits, stale_calls, repeated_commits), which count each answer when it is given, also if its caller rolls back';
 COMMENT ON COLUMN idemq.metrics.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.metrics.queue_id IS 'its number';

@@ -81,7 +81,7 @@ CREATE FUNCTION idemq.flow(
 		CASE WHEN p.done = p.jobs THEN p.ended_at END,
 		CASE WHEN p.done = p.jobs THEN interval '0'
 			WHEN p.finished > 0 AND (SELECT h.status NOT IN ('dead', 'cancelled') FROM holder h)
-			THEN (p.jobs - p.done) * (clock_timestamp() - p.since) / (SELECT greatest(count(*), 1)
+			THEN (p.jobs - p.done) * (idemq.clock_timestamp() - p.since) / (SELECT greatest(count(*), 1)
 				FROM members m WHERE m.finished_at > p.since) END,
 		(SELECT h.id FROM holder h), (SELECT idemq.why(h.id) FROM holder h),
 		w.id, w.kind, w.lasted,
@@ -93,7 +93,7 @@ CREATE FUNCTION idemq.flow(
 		EXISTS (SELECT FROM ids i WHERE i.n > flow.most)
 	FROM pace p
 	LEFT JOIN (
-		SELECT m.id, m.kind, coalesce(m.finished_at, clock_timestamp()) - m.claimed_at AS lasted
+		SELECT m.id, m.kind, coalesce(m.finished_at, idemq.clock_timestamp()) - m.claimed_at AS lasted
 		FROM members m WHERE m.claimed_at IS NOT NULL AND m.status IN ('processing', 'completed')
 		ORDER BY lasted DESC, m.id LIMIT 1) w ON true
 	WHERE p.jobs > 0

@@ -141,7 +141,7 @@ BEGIN
 		role_name, workers,
 			batch, max_idle, set_at, owner_name)
 		VALUES (number, f.schema, f.name, 'jsonb', role, workers, batch, max_idle,
-			clock_timestamp(), f.owner)
+			idemq.clock_timestamp(), f.owner)
 		ON CONFLICT ON CONSTRAINT handler_entries_pkey DO UPDATE
 			SET schema_name = excluded.schema_name,
 			function_name = excluded.function_name, argument_types = excluded.argument_types,

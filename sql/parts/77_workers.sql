@@ -56,7 +56,7 @@ CREATE FUNCTION idemq_inside.here(process uuid, worker text, queues text[], prog
 	LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 #variable_conflict use_variable
 DECLARE
-	now CONSTANT timestamptz := clock_timestamp();
+	now CONSTANT timestamptz := idemq.clock_timestamp();
 	caller CONSTANT oid := idemq_inside.caller();
 	queue_ids int[];
 BEGIN
@@ -115,17 +115,17 @@ CREATE VIEW idemq.worker_seen WITH (security_barrier) AS
 		CASE WHEN w.goodbye THEN '{}' ELSE w.jobs END AS jobs, w.done,
 		greatest(w.done::float8 - w.done_before, 0) * 60
 			/ nullif(extract(epoch FROM w.seen_at - w.seen_before), 0)::float8 AS per_minute,
-		CASE WHEN w.goodbye THEN 'gone' WHEN w.seen_at < clock_timestamp() - interval '90 s'
+		CASE WHEN w.goodbye THEN 'gone' WHEN w.seen_at < idemq.clock_timestamp() - interval '90 s'
 			THEN 'silent' ELSE 'here' END AS state
 	FROM idemq.worker_entries w
 	CROSS JOIN LATERAL (SELECT array_agg(q.name::text ORDER BY q.name) AS queues FROM visible q
 		WHERE q.queue_id = ANY (w.queue_ids)) v
-	WHERE w.seen_at > clock_timestamp() - interval '1 hour'
+	WHERE w.seen_at > idemq.clock_timestamp() - interval '1 hour'
 		AND (v.queues IS NOT NULL OR pg_has_role(w.role_oid, 'USAGE')
 			OR pg_has_role('pg_monitor', 'USAGE'))
 	UNION ALL
 	SELECT h.function, NULL, h.role, NULL, 'handler', current_setting('idemq.version'),
-		ARRAY[h.queue::text], h.set_at, clock_timestamp(), h.workers,
+		ARRAY[h.queue::text], h.set_at, idemq.clock_timestamp(), h.workers,
 		coalesce(cardinality(l.jobs), 0), coalesce(l.jobs[1:100], '{}'), h.done_total,
 		h.jobs_per_second * 60, h.state
 	FROM idemq.handlers h LEFT JOIN leases l ON l.queue = h.queue;

@@ -22,13 +22,13 @@ COMMENT ON FUNCTION idemq.unschedule(text)
 	IS 'end a schedule; jobs that it has enqueued stay; returns false when there is none that you may see; for its creator and those with admin';
 
 CREATE FUNCTION idemq.next_tick(
-	cron text, time_zone text DEFAULT 'UTC', after timestamptz DEFAULT pg_catalog.clock_timestamp())
+	cron text, time_zone text DEFAULT 'UTC', after timestamptz DEFAULT idemq.clock_timestamp())
 	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_next_tick';
 COMMENT ON FUNCTION idemq.next_tick(text, text, timestamptz)
 	IS 'the first tick of a cron expression after a time; NULL when it never comes';
 
 CREATE FUNCTION idemq.last_tick(
-	cron text, time_zone text DEFAULT 'UTC', until timestamptz DEFAULT pg_catalog.clock_timestamp())
+	cron text, time_zone text DEFAULT 'UTC', until timestamptz DEFAULT idemq.clock_timestamp())
 	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_last_tick';
 COMMENT ON FUNCTION idemq.last_tick(text, text, timestamptz)
 	IS 'the last tick of a cron expression not after a time; NULL when there was none';
@@ -212,7 +212,7 @@ BEGIN
 		RETURN;
 	END IF;
 	PERFORM FROM idemq_inside.latest('SELECT one FROM idemq.ticker WHERE called_at > $1',
-		clock_timestamp() - interval '10 min')
+		idemq.clock_timestamp() - interval '10 min')
 		AS (one boolean);
 	IF FOUND THEN
 		RETURN;
@@ -253,7 +253,7 @@ CREATE FUNCTION idemq_inside.schedule(
 	RETURNS timestamptz LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
-	now timestamptz := clock_timestamp();
+	now timestamptz := idemq.clock_timestamp();
 	queue_id int;
 	done_until timestamptz;
 	role name := pg_get_userbyid(idemq_inside.caller());
@@ -356,7 +356,7 @@ $$;
 -- Behind one that has failed there is only what has failed since.
 CREATE FUNCTION idemq_inside.due_schedules() RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
-	now timestamptz := clock_timestamp();
+	now timestamptz := idemq.clock_timestamp();
 BEGIN
 	INSERT INTO idemq.ticker (called_at) VALUES (now) ON CONFLICT (one) DO UPDATE
 		SET called_at = excluded.called_at;
@@ -440,7 +440,7 @@ END $$;
 -- stays due, and is tried again by the next call, until the next one takes its place.
 CREATE FUNCTION idemq_inside.run_schedule(name text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-	now timestamptz := clock_timestamp();
+	now timestamptz := idemq.clock_timestamp();
 	s idemq.schedule_entries;
 	tick timestamptz;
 	job bigint;
@@ -475,7 +475,7 @@ CREATE FUNCTION idemq_inside.schedule_failed(name text, error text) RETURNS text
 	LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idemq_inside.given('name', schedule_failed.name), idemq_inside.given('error', error);
-	UPDATE idemq.schedule_entries e SET failed_at = clock_timestamp(), last_error = error
+	UPDATE idemq.schedule_entries e SET failed_at = idemq.clock_timestamp(), last_error = error
 		WHERE e.name =
 		(SELECT s.name FROM idemq.schedule_entries s
 			WHERE s.name = schedule_failed.name FOR UPDATE SKIP LOCKED);
@@ -498,7 +498,7 @@ BEGIN
 			DETAIL = 'The role that made it and administrators of its queue may run it.',
 				HINT = 'Ask one of them.';
 	END IF;
-	job := idemq_inside.enqueue_scheduled(s, clock_timestamp(), false, s.expires_in);
+	job := idemq_inside.enqueue_scheduled(s, idemq.clock_timestamp(), false, s.expires_in);
 	PERFORM idemq_inside.audit('run_schedule_now', q.queue_id, q.name,
 		jsonb_build_object('schedule', s.name), job)
 		FROM idemq.queues q WHERE q.queue_id = s.queue_id;

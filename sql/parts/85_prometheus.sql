@@ -72,6 +72,7 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_admissions_total', 'counter', NULL, 'Calls of idemq.admit, by outcome: allowed, refused, shared (of these, without room for a bucket of their own).'),
 	('idemq_once_total', 'counter', NULL, 'Calls of idemq.once, by outcome: first, repeated.'),
 	('idemq_publish_total', 'counter', NULL, 'Calls of idemq.publish, by outcome: calls, the jobs that they made, the bindings that they skipped.'),
+	('idemq_test_clock_ahead_seconds', 'gauge', 'seconds', 'How far idemq''s clock is ahead of the server''s; only with idemq.test_clock, on a server that is for tests.'),
 	-- Of tables.
 	('idemq_table_bytes', 'gauge', 'bytes', 'Size of a table of idemq, by part: heap (with TOAST), indexes.'),
 	('idemq_table_live_rows', 'gauge', NULL, 'Rows of it, as the statistics have them.'),
@@ -103,7 +104,7 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 	), event_waits AS MATERIALIZED (
 		-- The job of one whose time is over is ready, or has been cancelled.
 		SELECT s.queue_id, count(*) AS jobs, min(s.begun_at) AS begun_at FROM idemq.steps s
-		WHERE s.state = 'waiting' AND s.call_until > clock_timestamp() GROUP BY s.queue_id
+		WHERE s.state = 'waiting' AND s.call_until > idemq.clock_timestamp() GROUP BY s.queue_id
 	), worker AS MATERIALIZED (
 		SELECT w.*, current_setting('idemq.worker')::boolean AND NOT pg_is_in_recovery() AS wanted
 		FROM idemq.background_worker w
@@ -111,7 +112,7 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		-- Of several ticks that were missed the last is enqueued, and is next_run: since when it is
 		-- late the first says.
 		SELECT s.name, s.queue, s.next_run, s.last_run, s.failed_at,
-			CASE WHEN s.next_run <= clock_timestamp() THEN idemq.next_tick(e.cron, e.time_zone,
+			CASE WHEN s.next_run <= idemq.clock_timestamp() THEN idemq.next_tick(e.cron, e.time_zone,
 				e.done_until) END AS due_since
 		FROM idemq.schedules s JOIN idemq.schedule_entries e USING (name)
 	), holders AS MATERIALIZED (
@@ -180,7 +181,7 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 			('idemq_children', '{}', coalesce(k.jobs, 0)),
 			('idemq_event_waits', '{}', coalesce(w.jobs, 0)),
 			('idemq_oldest_event_wait_seconds', '{}',
-				coalesce(extract(epoch FROM clock_timestamp() - w.begun_at)::float8, 0)),
+				coalesce(extract(epoch FROM idemq.clock_timestamp() - w.begun_at)::float8, 0)),
 			('idemq_purged_total', '{}', m.purged_total),
 			('idemq_row_only_claims_total', '{}', m.row_only_total),
 			('idemq_refused_total', '{"reason": "duplicate"}', m.duplicates_total),
@@ -240,7 +241,7 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		FROM schedules s
 	CROSS JOIN LATERAL (VALUES
 		('idemq_schedule_late_seconds',
-			coalesce(greatest(extract(epoch FROM clock_timestamp() - s.due_since)::float8, 0), 0)),
+			coalesce(greatest(extract(epoch FROM idemq.clock_timestamp() - s.due_since)::float8, 0), 0)),
 		('idemq_schedule_failing', (s.failed_at IS NOT NULL)::int),
 		('idemq_schedule_last_run_timestamp_seconds', extract(epoch FROM s.last_run)::float8),
 		('idemq_schedule_next_run_timestamp_seconds', extract(epoch FROM s.next_run)::float8)
@@ -295,6 +296,8 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		('idemq_info', jsonb_build_object('version', current_setting('idemq.version'),
 			'postgres', current_setting('server_version_num')), 1::float8),
 		('idemq_in_recovery', '{}', pg_is_in_recovery()::int),
+		('idemq_test_clock_ahead_seconds', '{}',
+			extract(epoch FROM idemq.test_clock_ahead())::float8),
 		('idemq_collected_timestamp_seconds', '{}', extract(epoch FROM clock_timestamp())::float8)
 	) AS v (name, labels, value);
 COMMENT ON VIEW idemq.prometheus_samples IS 'part of idemq.prometheus: what each is now';

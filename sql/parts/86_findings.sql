@@ -12,6 +12,8 @@
 --     deletes it.  A subscriber may be without for a while, since each table is copied by itself:
 --     it is not asked. A role is another's to drop; what it was given is void then, and the next of
 --     that name has none of it.
+--   clock: a time at which something happened is read before its row is visible; now is read
+--     before the snapshot, and is late enough (src/observe/check.c).
 CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 	RETURNS TABLE (severity text, invariant text, detail text)
 	ROWS 10 STABLE LANGUAGE sql AS $$
@@ -227,6 +229,21 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 				'{jobs,attempts,dependencies,children,steps,database_uuid,producers,queues,'
 				'queue_grants,seen,schedule_entries,ticker,handler_entries,events,topic_entries,'
 				'topic_grants,topic_binding_entries,history_steps,worker_entries}')
+		UNION ALL
+		SELECT 1, 'error', 'clock.future',
+			format('%s rows of idemq.%s are from the future, up to %s: discard this server if it '
+			'has run with idemq.test_clock; otherwise its clock, or that of an earlier primary, '
+			'was ahead', count(*), r.rel, max(r.at))
+		FROM (
+			SELECT 'jobs', greatest(created_at, claimed_at, finished_at) FROM idemq.jobs
+			UNION ALL SELECT 'queues', created_at FROM idemq.queues
+			UNION ALL SELECT 'schedule_entries', greatest(created_at, done_until)
+				FROM idemq.schedule_entries
+			UNION ALL SELECT 'events', sent_at FROM idemq.events
+			UNION ALL SELECT 'audit', at FROM idemq.audit WHERE at > findings.now
+			UNION ALL SELECT 'history_steps', at FROM idemq.history_steps
+			UNION ALL SELECT 'worker_entries', seen_at FROM idemq.worker_entries) AS r (rel, at)
+		WHERE part = 'clock' AND r.at > findings.now GROUP BY r.rel
 		UNION ALL
 		SELECT 1, 'warning', 'schedules.driver',
 			format('nothing has called idemq.tick() for 10 minutes, for '

@@ -7,7 +7,7 @@ CREATE FUNCTION idemq.report() RETURNS TABLE (section text, line jsonb)
 	STABLE SECURITY DEFINER LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 	SELECT 'server', to_jsonb(s) FROM (SELECT version(), current_setting('idemq.version') AS library,
 		(SELECT e.extversion FROM pg_extension e WHERE e.extname = 'idemq') AS sql_objects,
-		pg_is_in_recovery() AS is_standby, clock_timestamp() AS now, pg_postmaster_start_time() AS started_at,
+		pg_is_in_recovery() AS is_standby, idemq.clock_timestamp() AS now, pg_postmaster_start_time() AS started_at,
 		(SELECT count(*) FROM pg_prepared_xacts) AS prepared,
 		(SELECT count(*) FROM pg_replication_slots) AS replication_slots) s
 	UNION ALL SELECT 'setting', jsonb_build_object(s.name, concat(s.setting, s.unit)) FROM pg_settings s

@@ -97,14 +97,14 @@ read_call(FunctionCallInfo fcinfo)
 static bool
 is_updated(void)
 {
-	int64 until = idemq_mono_now() + WAIT_FOR_UPDATE;
+	int64 until = idemq_stopwatch() + WAIT_FOR_UPDATE;
 
 	if (!idemq_auto_update || RecoveryInProgress() || !idemq_worker_comes())
 		return false;
 	idemq_worker_announce_use();
 	while (idemq_sql_presence() != IDEMQ_HERE)
 	{
-		if (idemq_mono_now() >= until)
+		if (idemq_stopwatch() >= until)
 			/* It may have come while we had no processor. */
 			return idemq_sql_presence() == IDEMQ_HERE;
 		pg_usleep(LOOK_EVERY);

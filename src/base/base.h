@@ -20,8 +20,8 @@
  * Types that more than one file of idemq uses.
  *
  * Times: a TimestampTz is PostgreSQL's (microseconds since 2000-01-01 UTC) and
- * comes from idemq_now(); "mono" is microseconds of CLOCK_MONOTONIC; lengths
- * of time are int64 microseconds.
+ * comes from idemq_now(); "mono" is microseconds of CLOCK_MONOTONIC, ahead by the
+ * test clock; lengths of time are int64 microseconds.
  */
 
 /* PostgreSQL 18's word, in front of a declaration. */
@@ -311,6 +311,7 @@ extern bool idemq_worker;
 extern bool idemq_auto_update;
 extern bool idemq_notify;
 extern bool idemq_history;
+extern bool idemq_test_clock;
 extern int idemq_attach_grace; /* ms */
 extern int idemq_notify_delay; /* ms */
 extern int idemq_max_handler_workers;
@@ -376,7 +377,16 @@ typedef struct TableUsage
 
 extern const ShmemPart idemq_clock_part;
 
+extern int64 idemq_clock_ahead(void);
+extern int64 idemq_clock_known_ahead(void);
+extern void idemq_clock_advance(int64 usecs);
+extern int64 idemq_clock_advanced_at(void);
+extern bool idemq_clock_is_news(void);
+
+extern int64 idemq_stopwatch(void);
 extern int64 idemq_mono_now(void);
+extern TimestampTz idemq_wall_now(void);
+extern TimestampTz idemq_transaction_time(void);
 extern TimestampTz idemq_now(void);
 extern int64 idemq_mono_from_timestamp(TimestampTz ts);
 extern TimestampTz idemq_timestamp_from_mono(int64 mono);

@@ -17,6 +17,7 @@ bool idemq_worker = true;
 bool idemq_auto_update = false;
 bool idemq_notify = true;
 bool idemq_history = true;
+bool idemq_test_clock = false;
 int idemq_attach_grace = 30000;
 int idemq_notify_delay = 10;
 int idemq_audit_retention = 129600;
@@ -90,6 +91,10 @@ idemq_settings_define(void)
 	DefineCustomBoolVariable("idemq.history", "Has the background worker write idemq.history.",
 							 "A queue's week takes 2 MB at most; off, what is written stays.",
 							 &idemq_history, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("idemq.test_clock",
+							 "Lets CALL idemq.advance_clock move idemq's clocks ahead.",
+							 "For servers of tests, which are discarded afterwards.",
+							 &idemq_test_clock, false, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 	define_int("idemq.notify_delay", "Time for which events are gathered into one NOTIFY.", NULL,
 			   &idemq_notify_delay, 0, 60000, PGC_SIGHUP, GUC_UNIT_MS);
 	define_int("idemq.audit_retention", "How long rows of idemq.audit are kept.",

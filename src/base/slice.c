@@ -21,7 +21,7 @@ idemq_slice_begin(Slice *slice, int64 time)
 {
 	bool bounded = time < PG_INT64_MAX;
 
-	slice->until = bounded ? idemq_mono_now() + time : PG_INT64_MAX;
+	slice->until = bounded ? idemq_stopwatch() + time : PG_INT64_MAX;
 	slice->bytes = bounded ? pgWalUsage.wal_bytes + SLICE_BYTES : PG_UINT64_MAX;
 }
 
@@ -29,5 +29,5 @@ bool
 idemq_slice_is_over(const Slice *slice)
 {
 	return pgWalUsage.wal_bytes >= slice->bytes ||
-		   (slice->until < PG_INT64_MAX && idemq_mono_now() >= slice->until);
+		   (slice->until < PG_INT64_MAX && idemq_stopwatch() >= slice->until);
 }

@@ -282,10 +282,10 @@ idemq_claim_from_queue(ClaimCall *call)
 	if (call->claimed == 0 && !call->scan.stopped &&
 		idemq_cursor_verify_due(queue->slot, queue->id))
 	{
-		int64 started = idemq_mono_now();
+		int64 started = idemq_stopwatch();
 
 		scan_queue(call, true);
-		idemq_cursor_verified(queue->slot, queue->id, idemq_mono_now() - started);
+		idemq_cursor_verified(queue->slot, queue->id, idemq_stopwatch() - started);
 	}
 	/* Of whichever scan was the last to claim. */
 	promote_later(call);

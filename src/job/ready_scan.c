@@ -325,11 +325,11 @@ idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held)
 	idemq_jobs_close(&table);
 	if (!scan.stopped && idemq_cursor_verify_due(queue->slot, queue->id))
 	{
-		int64 started = idemq_mono_now();
+		int64 started = idemq_stopwatch();
 
 		idemq_ready_scan(&scan, &table, true);
 		idemq_jobs_close(&table);
-		idemq_cursor_verified(queue->slot, queue->id, idemq_mono_now() - started);
+		idemq_cursor_verified(queue->slot, queue->id, idemq_stopwatch() - started);
 	}
 	MemoryContextDelete(scan.row_context);
 	*next_due = scan.next_due;

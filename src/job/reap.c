@@ -163,6 +163,7 @@ reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
 	QueueSlot *slot;
 	JobsTable table;
 	int64 started;
+	int64 took;
 	int64 now;
 	int64 next;
 	int64 reaped = 0;
@@ -174,12 +175,13 @@ reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
 	slot = idemq_slot_current(queue->slot, queue->id);
 	if (slot != NULL)
 		(void) idemq_due_take(slot, DUE_LEASE);
-	started = idemq_mono_now();
+	started = idemq_stopwatch();
 	found = idemq_lease_collect_expired(queue->id, leases, REAP_BATCH, &next);
+	took = idemq_stopwatch() - started;
 	now = idemq_mono_now();
 	if (found > 0)
 		next = Min(next, now + LEASE_BUSY_RETRY);
-	next = Max(next, now + Max(REAP_INTERVAL, REAP_SHARE * (now - started)));
+	next = Max(next, now + Max(REAP_INTERVAL, REAP_SHARE * took));
 	idemq_due_by(slot, DUE_LEASE, next);
 	idemq_slots_end_change();
 	idemq_jitter();

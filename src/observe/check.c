@@ -28,6 +28,14 @@
 /* How long one call waits for the callbacks of others, in all. */
 #define PATIENCE (10 * USECS_PER_SEC)
 
+/*
+ * Rows this far in the future were written by a clock that was ahead: that of a former primary may
+ * have been by less.  Where a test clock has moved, only a session that stands still for as long
+ * between its look at the time and its snapshot would see such a row.
+ */
+#define CLOCK_SLACK (10 * USECS_PER_MINUTE)
+#define CLOCK_SLACK_MOVED USECS_PER_MINUTE
+
 static SqlStatement all_queues = {.text = "SELECT queue_id FROM idemq.queues ORDER BY queue_id",
 								  .fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
 
@@ -124,6 +132,16 @@ check_dead_queues(CheckCall *call)
 	}
 }
 
+/* Reports rows from the future, unless that is where idemq's clock may be. */
+static void
+check_clock(CheckCall *call)
+{
+	int64 slack = idemq_clock_known_ahead() > 0 ? CLOCK_SLACK_MOVED : CLOCK_SLACK;
+
+	if (!idemq_test_clock)
+		idemq_check_findings_at(call, "clock", idemq_now() + slack);
+}
+
 /*
  * Returns the jobs with a token from the future.  A job that is found twice was there before the
  * last token issued was read for the second time; and whatever token a snapshot shows had been
@@ -182,12 +200,13 @@ SQL_FUNCTION(idemq_sql_v2_check)
 				errdetail("Shared memory follows a transaction's changes when it has ended."),
 				errhint("Run it in a transaction of its own."));
 	call.set = idemq_srf_begin(fcinfo);
-	call.patience_ends = idemq_mono_now() + PATIENCE;
+	call.patience_ends = idemq_stopwatch() + PATIENCE;
 	idemq_jobs_open_to_read(&call.table);
 	read_queues(&call);
 	check_slots(&call);
 	check_dead_queues(&call);
 	idemq_check_findings(&call, "rows");
+	check_clock(&call);
 	if (check_follows(&call))
 		idemq_check_findings(&call, "catalog");
 	else

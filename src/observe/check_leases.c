@@ -82,7 +82,7 @@ stays(CheckCall *call, const Lease *suspect)
 
 	while (read_again(suspect, &now) && is_active(&now))
 	{
-		if (idemq_mono_now() > call->patience_ends)
+		if (idemq_stopwatch() > call->patience_ends)
 			return true;
 		CHECK_FOR_INTERRUPTS();
 		pg_usleep(10000);

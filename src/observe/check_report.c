@@ -73,11 +73,11 @@ idemq_check_put(CheckCall *call, const char *severity, const char *invariant, co
 	tuplestore_putvalues(call->set->setResult, call->set->setDesc, row.values, row.nulls);
 }
 
-/* Adds what rows and catalogs say by themselves of one part of the audit, under one snapshot. */
+/* As idemq_check_findings, which reads now itself. */
 void
-idemq_check_findings(CheckCall *call, const char *part)
+idemq_check_findings_at(CheckCall *call, const char *part, TimestampTz now)
 {
-	Datum args[] = {CStringGetTextDatum(part), TimestampTzGetDatum(idemq_now())};
+	Datum args[] = {CStringGetTextDatum(part), TimestampTzGetDatum(now)};
 	SqlScope scope;
 	uint64 rows;
 
@@ -90,6 +90,13 @@ idemq_check_findings(CheckCall *call, const char *part)
 	for (uint64 i = 0; i < rows; i++)
 		tuplestore_puttuple(call->set->setResult, SPI_tuptable->vals[i]);
 	idemq_spi_end(&scope);
+}
+
+/* Adds what rows and catalogs say by themselves of one part of the audit, under one snapshot. */
+void
+idemq_check_findings(CheckCall *call, const char *part)
+{
+	idemq_check_findings_at(call, part, idemq_now());
 }
 
 void
@@ -166,7 +173,7 @@ idemq_check_settled(CheckCall *call)
 		counted = counted || (uint32) idemq_slots_changes() == 0;
 		if (counted && count == 0)
 			return true;
-		if (idemq_mono_now() > call->patience_ends)
+		if (idemq_stopwatch() > call->patience_ends)
 			return false;
 		CHECK_FOR_INTERRUPTS();
 		pg_usleep(counted ? 1000 : 50);

@@ -72,6 +72,7 @@ typedef struct Suspicion
 extern void idemq_check_put(CheckCall *call, const char *severity, const char *invariant,
 							const char *detail);
 extern void idemq_check_findings(CheckCall *call, const char *part);
+extern void idemq_check_findings_at(CheckCall *call, const char *part, TimestampTz now);
 extern void idemq_check_report_jobs(CheckCall *call, const char *severity, const char *invariant,
 									const IdList *jobs, const char *what);
 extern void idemq_id_list_add(IdList *list, int64 id);

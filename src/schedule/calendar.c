@@ -2,7 +2,8 @@
  * schedule/calendar.c
  *		A cron expression in its time zone: the SQL functions next_tick, last_tick and next_run.
  *
- * Times here are the wall clock's, not idemq_now(): a calendar means the wall clock.
+ * Times here are the wall clock's (idemq_wall_now), not idemq_now(): a calendar means the wall
+ *		clock.
  */
 #include "postgres.h"
 
@@ -84,7 +85,7 @@ SQL_FUNCTION(idemq_sql_v2_last_tick)
  */
 SQL_FUNCTION(idemq_sql_v2_next_run)
 {
-	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz now = idemq_wall_now();
 	char error[CRON_MAX_ERROR];
 	Calendar calendar;
 	TimestampTz done_until;

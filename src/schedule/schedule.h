@@ -53,5 +53,6 @@ extern bool idemq_cron_last(const Cron *cron, pg_tz *zone, TimestampTz after, Ti
 extern void idemq_tick_begin(void);
 extern int64 idemq_tick_due_at(const SlotView *view);
 extern void idemq_tick_some(void);
+extern void idemq_tick_all(void);
 
 #endif

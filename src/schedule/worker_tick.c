@@ -70,7 +70,7 @@ int64
 idemq_tick_due_at(const SlotView *view)
 {
 	int64 now = idemq_mono_now();
-	TimestampTz wall = GetCurrentTimestamp();
+	TimestampTz wall = idemq_wall_now();
 
 	if (done < count || idemq_worker_is_asked(POST_ASKED_SCHEDULES, false) || next_tick <= wall)
 		return 0;
@@ -83,7 +83,7 @@ idemq_tick_due_at(const SlotView *view)
 static void
 list(void)
 {
-	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz now = idemq_wall_now();
 	Datum values[] = {TimestampTzGetDatum(now), TimestampTzGetDatum(now - TICK_PAUSE)};
 	DueTicks ticks;
 
@@ -107,6 +107,26 @@ list(void)
 	}
 	list_by = idemq_mono_now() +
 			  (ticks.next == 0 && ticks.due == (Datum) 0 ? NO_SCHEDULES_PAUSE : TICK_PAUSE);
+}
+
+/* Runs all that is due, for a session that stands in for the worker. */
+void
+idemq_tick_all(void)
+{
+	TimestampTz now = idemq_wall_now();
+	/* One that has failed is not put off. */
+	Datum values[] = {TimestampTzGetDatum(now), TimestampTzGetDatum(DT_NOEND)};
+	DueTicks ticks;
+	Datum *all;
+	int many;
+
+	(void) idemq_spi_row(&list_schedules, values, &ticks, sizeof(ticks));
+	if (ticks.due == (Datum) 0)
+		return;
+	deconstruct_array(DatumGetArrayTypeP(ticks.due), TEXTOID, -1, false, TYPALIGN_INT, &all, NULL,
+					  &many);
+	for (int i = 0; i < many; i++)
+		(void) idemq_spi_do(&run_schedule, &all[i], NULL);
 }
 
 /* Lists what is due, if all listed before has run, and runs as many as the slice holds: a chore. */

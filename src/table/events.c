@@ -72,9 +72,9 @@ static SqlStatement find_waiters =
 static SqlStatement answer_waiters =
 	{.few = true,
 	 .text = "UPDATE idemq.steps SET state = 'arrived', response = $3, "
-			 "answered_at = clock_timestamp() WHERE job_id = ANY ($1) AND name = $2 "
+			 "answered_at = $4 WHERE job_id = ANY ($1) AND name = $2 "
 			 "AND state = 'waiting'",
-	 .types = {INT8ARRAYOID, TEXTOID, JSONBOID}};
+	 .types = {INT8ARRAYOID, TEXTOID, JSONBOID, TIMESTAMPTZOID}};
 
 /*
  * Locks the name of an event to the end of the transaction: ExclusiveLock to send it,
@@ -143,7 +143,8 @@ idemq_waits_for(const EventName *event, int *count)
 void
 idemq_waits_arrived(const EventName *event, const int64 *job_ids, int count, Datum payload)
 {
-	Datum values[] = {idemq_int8_array(job_ids, count), event->name, payload};
+	Datum values[] = {idemq_int8_array(job_ids, count), event->name, payload,
+					  TimestampTzGetDatum(idemq_wall_now())};
 
 	if (count > 0 && idemq_spi_do(&answer_waiters, values, NULL) < (uint64) count &&
 		IsolationUsesXactSnapshot())

@@ -65,13 +65,13 @@ static SqlStatement write_step =
 		 "INSERT INTO idemq.steps AS s (job_id, name, queue_id, state, round, token, begun_at, "
 		 "call_until, request, response, effect_key, answered_at) VALUES ($1, $2, $4, $5, 0, $3, "
 		 "nullif($6, '-infinity'), nullif($7, '-infinity'), $8, $9, $10, "
-		 "CASE WHEN $5 NOT IN ('open', 'waiting') THEN clock_timestamp() END) "
+		 "CASE WHEN $5 NOT IN ('open', 'waiting') THEN $12 END) "
 		 "ON CONFLICT (job_id, name) DO UPDATE SET queue_id = $4, state = $5, token = $3, "
 		 "earlier = '{}', begun_at = excluded.begun_at, call_until = excluded.call_until, "
 		 "request = $8, response = $9, error = NULL, effect_key = $10, "
 		 "answered_at = excluded.answered_at WHERE $11",
 	 .types = {INT8OID, TEXTOID, INT8OID, INT4OID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
-			   JSONBOID, JSONBOID, TEXTOID, BOOLOID}};
+			   JSONBOID, JSONBOID, TEXTOID, BOOLOID, TIMESTAMPTZOID}};
 static SqlStatement take_over =
 	{.text = "UPDATE idemq.steps SET token = $3, earlier = CASE WHEN token = $3 THEN earlier "
 			 "ELSE array_append(earlier, token) END, begun_at = $4, call_until = $5 "
@@ -81,13 +81,13 @@ static SqlStatement take_over =
 static SqlStatement answer_step =
 	{.text = "UPDATE idemq.steps SET state = CASE state WHEN 'void' THEN 'void' ELSE 'done' END, "
 			 "round = round - CASE state WHEN 'refused' THEN 1 ELSE 0 END, "
-			 "response = $3, error = NULL, answered_at = clock_timestamp() "
+			 "response = $3, error = NULL, answered_at = $4 "
 			 "WHERE job_id = $1 AND name = $2",
-	 .types = {INT8OID, TEXTOID, JSONBOID}};
+	 .types = {INT8OID, TEXTOID, JSONBOID, TIMESTAMPTZOID}};
 static SqlStatement refuse_step =
 	{.text = "UPDATE idemq.steps SET state = 'refused', round = round + 1, error = $3, "
-			 "answered_at = clock_timestamp() WHERE job_id = $1 AND name = $2",
-	 .types = {INT8OID, TEXTOID, TEXTOID}};
+			 "answered_at = $4 WHERE job_id = $1 AND name = $2",
+	 .types = {INT8OID, TEXTOID, TEXTOID, TIMESTAMPTZOID}};
 static SqlStatement find_uuid = {.text =
 									 "SELECT pg_catalog.uuid_send(uuid) FROM idemq.database_uuid",
 								 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
@@ -135,7 +135,8 @@ idemq_step_write(const StepName *name, int32 queue_id, const Step *step, bool lo
 					  step->request,
 					  step->response,
 					  step->effect_key,
-					  BoolGetDatum(locked)};
+					  BoolGetDatum(locked),
+					  TimestampTzGetDatum(idemq_wall_now())};
 
 	return idemq_spi_do(&write_step, values, NULL) > 0;
 }
@@ -220,7 +221,8 @@ idemq_step_take_over(const StepName *name, const StepCall *call)
 void
 idemq_step_answer(const StepName *name, Datum response)
 {
-	Datum values[] = {Int64GetDatum(name->job_id), name->name, response};
+	Datum values[] = {Int64GetDatum(name->job_id), name->name, response,
+					  TimestampTzGetDatum(idemq_wall_now())};
 
 	change(&answer_step, values);
 }
@@ -229,7 +231,8 @@ idemq_step_answer(const StepName *name, Datum response)
 void
 idemq_step_refuse(const StepName *name, Datum error)
 {
-	Datum values[] = {Int64GetDatum(name->job_id), name->name, error};
+	Datum values[] = {Int64GetDatum(name->job_id), name->name, error,
+					  TimestampTzGetDatum(idemq_wall_now())};
 
 	change(&refuse_step, values);
 }

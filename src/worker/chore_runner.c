@@ -113,7 +113,7 @@ in_transaction(const Task *task)
 	ErrorContextCallback callback = {error_context_stack, error_context, NULL};
 	Oid user;
 	int sec_context;
-	int64 started = idemq_mono_now();
+	int64 started = idemq_stopwatch();
 	int patience;
 	volatile bool done = false;
 
@@ -158,9 +158,9 @@ in_transaction(const Task *task)
 		RESUME_INTERRUPTS();
 	}
 	PG_END_TRY();
-	idemq_worker_ends_chore(kind, done, idemq_mono_now() - started);
+	idemq_worker_ends_chore(kind, done, idemq_stopwatch() - started);
 	if (lock_refused)
-		waited += idemq_mono_now() - started;
+		waited += idemq_stopwatch() - started;
 	waited = Min(waited, IDEMQ_LOCK_PATIENCE * INT64CONST(1000));
 	/* What a user's trigger has SET is not for the next chore. */
 	ResetAllOptions();
@@ -207,19 +207,37 @@ idemq_chore_run(const Chore *chore, int32 queue_id)
 }
 
 /*
- * Returns when (mono) a chore is to run: later than it is due, if it has just failed.  view: of
- * a queue, NULL for all at once; a chore of the other sort is never due.
+ * Returns when (mono) a chore is due, also if it has just failed.  view: of a queue, NULL for all
+ * at once; a chore of the other sort is never due.
  */
+int64
+idemq_chore_wanted_at(const Chore *chore, const SlotView *view)
+{
+	if ((chore->run != NULL) != (view != NULL))
+		return PG_INT64_MAX;
+	return chore->due_at != NULL ? chore->due_at(view) : idemq_due_at(view->slot, chore->due);
+}
+
+/* Has the chores that failed tried again at once. */
+void
+idemq_chores_forgive(void)
+{
+	HASH_SEQ_STATUS all;
+	Trouble *trouble;
+
+	hash_seq_init(&all, troubles);
+	while ((trouble = hash_seq_search(&all)) != NULL)
+		trouble->not_before = 0;
+}
+
+/* Returns when (mono) a chore is to run: later than it is due, if it has just failed. */
 int64
 idemq_chore_due_at(const Chore *chore, const SlotView *view)
 {
 	Task task = {chore, view == NULL ? 0 : view->queue_id};
 	const Trouble *trouble;
-	int64 when;
+	int64 when = idemq_chore_wanted_at(chore, view);
 
-	if ((chore->run != NULL) != (view != NULL))
-		return PG_INT64_MAX;
-	when = chore->due_at != NULL ? chore->due_at(view) : idemq_due_at(view->slot, chore->due);
 	if (when == PG_INT64_MAX)
 		return when;
 	trouble = hash_search(troubles, &task, HASH_FIND, NULL);

@@ -29,6 +29,10 @@
  * that has had its turn and has more to do goes to the back, so each of n queues that are due
  * has its next turn after n - 1 turns of others, and a turn is bounded.  The heap is memory of
  * this process, a node for each slot; only setting it up is linear in queues.
+ *
+ * Once the test clock has moved (shared/sleepers/clock_call.c), what is put off because it was
+ * done or has failed a moment ago is done at once, all that is past its retention is deleted in one
+ * round, and the call is answered when nothing is due.
  */
 #include "postgres.h"
 
@@ -116,6 +120,7 @@ static const Chore chores[] = {
 	 .ended = idemq_history_ended},
 };
 #define CHORES ((int) lengthof(chores))
+#define HISTORY (&chores[CHORES - 1])
 
 /* Runs once, when the worker starts, and when the database ceases to follow another. */
 static const Chore discover_chore = {CHORE_DISCOVER, .run_for_all = idemq_queues_give_slots};
@@ -251,7 +256,7 @@ take_turn(int slot)
 static int64
 do_turns(void)
 {
-	int64 until = idemq_mono_now() + ROUND_TIME;
+	int64 until = idemq_stopwatch() + ROUND_TIME;
 	int64 next = PG_INT64_MAX;
 
 	plan_changed();
@@ -264,7 +269,7 @@ do_turns(void)
 		next = 0;
 		take_turn((int) (turn - turns));
 		plan_changed();
-		if (idemq_mono_now() >= until)
+		if (idemq_stopwatch() >= until)
 			break;
 	}
 	for (int i = 0; i < CHORES; i++)
@@ -314,6 +319,51 @@ begin(void)
 	return true;
 }
 
+/* What is due by time; and what follows from that at once. */
+#define IS_BY_TIME(kind)                                                                           \
+	((kind) == CHORE_PROMOTE || (kind) == CHORE_REAP || (kind) == CHORE_RECOVER ||                 \
+	 (kind) == CHORE_DUE || (kind) == CHORE_EXPIRE || (kind) == CHORE_TICK ||                      \
+	 (kind) == CHORE_PURGE || (kind) == CHORE_HISTORY)
+
+/* What a call to do all that is due has still to wait for. */
+typedef struct Left
+{
+	int64 target; /* mono: it was made no later */
+	uint32 kinds; /* bits of ChoreKind */
+} Left;
+
+/* Has nothing put off any longer than until it is due, for a call of idemq_clock_call. */
+static void
+hurry(uint64 call)
+{
+	static uint64 last = 0;
+
+	/* Again in each round: a scan that began before the clock moved is put off when it ends. */
+	idemq_expire_hurry();
+	if (call != last)
+	{
+		idemq_chores_forgive();
+		idemq_retention_hurry();
+		/* The step in which the clock moved has none of what follows. */
+		(void) idemq_chore_run_if_due(HISTORY, NULL);
+	}
+	last = call;
+	idemq_for_each_slot(MyDatabaseId, plan, &looked_at);
+}
+
+/* Adds the kinds of chores that are due by the target, of a queue, or of all when view is NULL. */
+static void
+add_left(const SlotView *view, void *arg)
+{
+	Left *left = arg;
+
+	for (int i = 0; i < CHORES; i++)
+	{
+		if (IS_BY_TIME(chores[i].kind) && idemq_chore_wanted_at(&chores[i], view) <= left->target)
+			left->kinds |= 1U << chores[i].kind;
+	}
+}
+
 /* Returns whether this database follows another; true as well when that cannot be read. */
 static bool
 follows(void)
@@ -355,6 +405,8 @@ int64
 idemq_chores_do(void)
 {
 	static bool begun = false;
+	uint64 call = idemq_clock_called();
+	Left left = {.target = idemq_mono_now()};
 	int64 next = PG_INT64_MAX;
 	int64 report;
 
@@ -362,11 +414,26 @@ idemq_chores_do(void)
 	{
 		begun = false;
 		next = next_look;
+		left.kinds = next_look < PG_INT64_MAX ? 1U << CHORE_FOLLOW : 0;
 	}
 	else if (begun || (begun = begin()))
+	{
+		if (unlikely(call != 0))
+			hurry(call);
 		next = do_turns();
+		if (unlikely(call != 0))
+		{
+			add_left(NULL, &left);
+			idemq_for_each_slot(MyDatabaseId, add_left, &left);
+		}
+	}
 	else
+	{
 		next = idemq_mono_now() + LOOK_PAUSE;
+		left.kinds = 1U << CHORE_DISCOVER;
+	}
+	if (unlikely(call != 0))
+		idemq_clock_answer(call, left.kinds);
 	idemq_log_news();
 	report = report_statistics();
 	return Min(next, report);

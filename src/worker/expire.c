@@ -197,7 +197,7 @@ void
 idemq_expire_some(const QueueInfo *queue)
 {
 	ExpireScan *scan = scan_of(queue->id);
-	int64 started = idemq_mono_now();
+	int64 started = idemq_stopwatch();
 	JobsTable table;
 	Slice slice;
 
@@ -216,7 +216,21 @@ idemq_expire_some(const QueueInfo *queue)
 	if (scan->priority == IDEMQ_PRIORITIES)
 		expire_blocked(scan, &table, queue, &slice);
 	idemq_jobs_close(&table);
-	scan->took += idemq_mono_now() - started;
+	scan->took += idemq_stopwatch() - started;
+}
+
+/* Has the next scans begin as soon as they are due. */
+void
+idemq_expire_hurry(void)
+{
+	HASH_SEQ_STATUS all;
+	ExpireScan *scan;
+
+	if (scans == NULL)
+		return;
+	hash_seq_init(&all, scans);
+	while ((scan = hash_seq_search(&all)) != NULL)
+		scan->not_before = 0;
 }
 
 /* To be called after a step's transaction; after a failure the scan begins anew. */
@@ -231,4 +245,20 @@ idemq_expire_ended(const SlotView *view, bool done)
 	scan->under_way = false;
 	idemq_due_by(view->slot, DUE_EXPIRY, done ? scan->next : 0);
 	scan->not_before = idemq_mono_now() + PAUSES * scan->took;
+}
+
+/* Cancels all jobs of a queue that have expired, for a session that stands in for the worker. */
+void
+idemq_expire_all(const QueueInfo *queue)
+{
+	ExpireScan *scan = scan_of(queue->id);
+
+	scan->under_way = false;
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		idemq_expire_some(queue);
+	} while (scan->priority < IDEMQ_PRIORITIES);
+	scan->under_way = false;
+	idemq_due_by(queue->slot, DUE_EXPIRY, scan->next);
 }

@@ -71,8 +71,9 @@ static TimestampTz next_step = 0;
 static TimestampTz written[STEPS];
 /* As they are to be once the transaction has committed. */
 static TimestampTz writing[STEPS];
-/* That transaction reads the counters. */
+/* That transaction reads the counters, up to the end of a step. */
 static bool reading;
+static TimestampTz reading_until;
 
 /* Returns the end of the step in which a time lies. */
 static TimestampTz
@@ -139,7 +140,8 @@ idemq_history_due_at(const SlotView *view)
 		next_step = 0;
 	/* After the clock was set back, it does not wait for the old time. */
 	else if (next_step == 0 || next_step > now + IDEMQ_HISTORY_STEP)
-		next_step = end_of_step(now, IDEMQ_HISTORY_STEP);
+		next_step =
+			end_of_step(idemq_test_clock ? idemq_clock_counted_at() : now, IDEMQ_HISTORY_STEP);
 	due = next_step == 0 ? DT_NOEND : next_step;
 	for (int i = 1; i < STEPS; i++)
 	{
@@ -179,6 +181,11 @@ idemq_history_write(void)
 	if (reading)
 	{
 		TimestampTz until = now - now % steps[0];
+
+		/* The test clock has passed the step at once: nothing has happened behind its end. */
+		if (idemq_test_clock)
+			until = Max(next_step, written[0] + steps[0]);
+		reading_until = until;
 
 		/* Before the counters are read: a commit that counts something from here on asks again. */
 		(void) idemq_worker_is_asked(POST_ASKED_HISTORY, true);
@@ -252,7 +259,7 @@ read_figures(int32 queue_id)
 	{
 		TimestampTz oldest = idemq_ready_oldest(&queue, now);
 
-		if (oldest < now)
+		if (oldest < Min(now, reading_until))
 			it->next.due = oldest;
 	}
 	return it;

@@ -47,14 +47,14 @@
 typedef struct Start
 {
 	BackgroundWorkerHandle *handle;
-	int64 asked_at; /* mono */
+	int64 asked_at; /* idemq_stopwatch() */
 } Start;
 
 pg_noreturn PGDLLEXPORT void idemq_launcher_main(Datum arg);
 
 static Start *starts;
 static List *to_visit = NIL;	 /* of database OIDs */
-static int64 next_complaint = 0; /* mono */
+static int64 next_complaint = 0; /* likewise */
 
 /*
  * Lists the databases in which a worker could find the extension, without templates;
@@ -114,7 +114,7 @@ start_worker(WorkerPost *post)
 	worker.bgw_notify_pid = MyProcPid;
 	worker.bgw_main_arg = Int32GetDatum(post->index);
 	memcpy(worker.bgw_extra, &post->serial, sizeof(post->serial));
-	start->asked_at = idemq_mono_now();
+	start->asked_at = idemq_stopwatch();
 	if (start->handle != NULL)
 		pfree(start->handle);
 	start->handle = NULL;
@@ -157,7 +157,7 @@ start_workers(void)
 		bool ended = start->handle != NULL &&
 					 GetBackgroundWorkerPid(start->handle, &pid) == BGWH_STOPPED;
 
-		if (ended || idemq_mono_now() > start->asked_at + START_PATIENCE)
+		if (ended || idemq_stopwatch() > start->asked_at + START_PATIENCE)
 			idemq_worker_start_failed(posts[i].index, START_RETRY);
 		else
 			starting++;
@@ -201,6 +201,7 @@ idemq_launcher_main(Datum arg)
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
 	pgstat_report_appname("idemq launcher");
+	idemq_log_test_clock();
 	idemq_workers_attach_launcher();
 	starts = MemoryContextAllocZero(TopMemoryContext, max_worker_processes * sizeof(Start));
 	context = AllocSetContextCreate(TopMemoryContext, "idemq launcher", ALLOCSET_DEFAULT_SIZES);

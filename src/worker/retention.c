@@ -97,6 +97,7 @@ typedef struct Rounds
 	IdScan sweep;
 	int64 swept;	  /* microseconds of this round */
 	int64 next_sweep; /* mono */
+	bool whole;		  /* this round sweeps all */
 	ByTime by_time;
 } Rounds;
 
@@ -298,6 +299,7 @@ static bool
 sweep(void)
 {
 	int64 mono = idemq_mono_now();
+	int64 started = idemq_stopwatch();
 
 	if (id_scan_is_over(&rounds.sweep) && mono >= rounds.next_sweep)
 	{
@@ -307,9 +309,11 @@ sweep(void)
 	}
 	if (!id_scan_is_over(&rounds.sweep))
 		(void) purge_jobs(&rounds.sweep, false, rounds.now, BATCH_ROWS, true);
-	rounds.swept += idemq_mono_now() - mono;
-	return !id_scan_is_over(&rounds.sweep) &&
-		   rounds.swept < idemq_purge_interval * INT64CONST(1000) / SWEEP_SHARE;
+	rounds.swept += idemq_stopwatch() - started;
+	if (!id_scan_is_over(&rounds.sweep))
+		return rounds.whole || rounds.swept < idemq_purge_interval * INT64CONST(1000) / SWEEP_SHARE;
+	rounds.whole = false;
+	return false;
 }
 
 /* Returns when (mono) the next batch is to be done. */
@@ -321,6 +325,17 @@ idemq_retention_due_at(const SlotView *view)
 	if (rounds.stage != STAGE_BEGIN || rounds.began == 0)
 		return 0;
 	return rounds.began + idemq_purge_interval * INT64CONST(1000);
+}
+
+/* Begins a round at once, which deletes all that is past its retention: it sweeps all jobs. */
+void
+idemq_retention_hurry(void)
+{
+	rounds.stage = STAGE_BEGIN;
+	rounds.began = 0;
+	rounds.whole = true;
+	rounds.sweep = ALL_IDS;
+	rounds.by_time = ALL_TIMES;
 }
 
 /* Does one batch, in its transaction; to be followed by idemq_retention_ended. */
@@ -367,19 +382,27 @@ idemq_retention_ended(const SlotView *view, bool done)
 	visiting = false;
 }
 
-/* apply_retention(max_jobs) -> how many jobs were deleted; 22023, 25006. */
-SQL_FUNCTION(idemq_sql_v2_apply_retention)
+/* Deletes jobs that are past their retention, and what is past its time; returns how many jobs. */
+int64
+idemq_retention_apply(int64 max_jobs)
 {
-	int max_jobs = idemq_arg_int(fcinfo, 0, "max_jobs", 1, PG_INT32_MAX);
 	TimestampTz now = idemq_now();
 	IdScan scan = ALL_IDS;
 	ByTime by_time = ALL_TIMES;
 	int64 purged = 0;
 
-	idemq_jobs_check_writable();
 	refusal_logged = false;
 	while (purged < max_jobs && !id_scan_is_over(&scan))
 		purged += purge_jobs(&scan, false, now, (int) Min(BATCH_ROWS, max_jobs - purged), false);
-	(void) purge_by_time(&by_time, now, 3 * (int64) max_jobs);
-	PG_RETURN_INT64(purged);
+	(void) purge_by_time(&by_time, now, 3 * max_jobs);
+	return purged;
+}
+
+/* apply_retention(max_jobs) -> how many jobs were deleted; 22023, 25006. */
+SQL_FUNCTION(idemq_sql_v2_apply_retention)
+{
+	int max_jobs = idemq_arg_int(fcinfo, 0, "max_jobs", 1, PG_INT32_MAX);
+
+	idemq_jobs_check_writable();
+	PG_RETURN_INT64(idemq_retention_apply(max_jobs));
 }

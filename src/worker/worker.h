@@ -58,6 +58,7 @@ extern bool idemq_worker_has_extension(void);
  */
 
 extern void idemq_log_presence(IdemqPresence presence, const char *waits);
+extern void idemq_log_test_clock(void);
 extern void idemq_log_updated(void);
 extern void idemq_log_worker_started(void);
 extern void idemq_log_worker_ends(const char *why);
@@ -90,9 +91,11 @@ typedef struct Chore
 } Chore;
 
 extern void idemq_chores_prepare(void);
+extern int64 idemq_chore_wanted_at(const Chore *chore, const SlotView *view);
 extern int64 idemq_chore_due_at(const Chore *chore, const SlotView *view);
 extern int64 idemq_chore_run_if_due(const Chore *chore, const SlotView *view);
 extern bool idemq_chore_run(const Chore *chore, int32 queue_id);
+extern void idemq_chores_forgive(void);
 
 /*
  * notify.c
@@ -130,6 +133,8 @@ extern void idemq_remind(const QueueInfo *queue);
 extern int64 idemq_expire_due_at(const SlotView *view);
 extern void idemq_expire_some(const QueueInfo *queue);
 extern void idemq_expire_ended(const SlotView *view, bool done);
+extern void idemq_expire_hurry(void);
+extern void idemq_expire_all(const QueueInfo *queue);
 
 /*
  * retention.c
@@ -139,6 +144,8 @@ extern void idemq_expire_ended(const SlotView *view, bool done);
 extern int64 idemq_retention_due_at(const SlotView *view);
 extern void idemq_retention_run(void);
 extern void idemq_retention_ended(const SlotView *view, bool done);
+extern void idemq_retention_hurry(void);
+extern int64 idemq_retention_apply(int64 max_jobs);
 
 /*
  * retention_ranges.c

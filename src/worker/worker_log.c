@@ -3,6 +3,7 @@
  *		What a background worker tells the server's log.  doc/operations/logs.md has a line for
  *		each message, with its level, its SQLSTATE and how often it may come.
  *
+ *		the test clock is on					once each start of the server
  *		the SQL objects wait for their update	once each database and start of the server
  *		it can do nothing with them				once each visit
  *		it has updated them						once
@@ -103,6 +104,21 @@ idemq_log_presence(IdemqPresence presence, const char *waits)
 					   "its library is %s",
 					   name, waits, idemq_version),
 				errhint("All works meanwhile. Run ALTER EXTENSION idemq UPDATE in it."));
+}
+
+/* Says that the test clock is on, when the launcher starts; one that starts again says nothing. */
+void
+idemq_log_test_clock(void)
+{
+	int64 ahead = idemq_clock_ahead();
+
+	if (!idemq_test_clock || !idemq_clock_is_news())
+		return;
+	ereport(WARNING, errmsg("idemq.test_clock is on: this server is for tests"),
+			errdetail("idemq's clock is %.6f s ahead of the server's.",
+					  (double) ahead / USECS_PER_SEC),
+			errhint("Discard this server when the tests are over. For a server with real jobs, "
+					"set idemq.test_clock to off and restart."));
 }
 
 /* Says that this worker has updated the SQL objects of its database. */

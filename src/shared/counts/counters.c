@@ -364,7 +364,7 @@ idemq_counters_begin_count(Snapshot *snapshot)
 	{
 		base->counter = IDEMQ_MY_PROC_NUMBER;
 		counting_here = true;
-		count_began = idemq_mono_now();
+		count_began = idemq_stopwatch();
 		/* The gauges of this database start from zero on it. */
 		for (int i = 0; i < idemq_max_queues; i++)
 		{
@@ -390,7 +390,6 @@ static void
 finish_count(bool counted, const QueueCount *counts, int ncounts)
 {
 	CountBase *base = find_base(MyDatabaseId);
-	int64 now = idemq_mono_now();
 
 	counting_here = false;
 	if (base == NULL || base->counter != IDEMQ_MY_PROC_NUMBER)
@@ -415,7 +414,8 @@ finish_count(bool counted, const QueueCount *counts, int ncounts)
 		queue->counting = false;
 	}
 	base->counter = NO_COUNTER;
-	base->next_count = now + Max(COUNT_INTERVAL, (now - count_began) * COUNT_SHARE);
+	base->next_count = idemq_mono_now() +
+					   Max(COUNT_INTERVAL, (idemq_stopwatch() - count_began) * COUNT_SHARE);
 }
 
 /* Ends the count that this session began, with what it found; queues not in counts have no jobs. */

@@ -66,14 +66,14 @@ void
 idemq_round_await(const QueueSlot *slot)
 {
 	PromoteRound *round = round_of(slot);
-	int64 until = idemq_mono_now() + ROUND_PATIENCE;
+	int64 until = idemq_stopwatch() + ROUND_PATIENCE;
 
 	if ((idemq_round_number(slot) & 1) == 0)
 		return;
 	ConditionVariablePrepareToSleep(&round->over);
 	while (idemq_round_number(slot) & 1)
 	{
-		int64 left = until - idemq_mono_now();
+		int64 left = until - idemq_stopwatch();
 
 		if (left <= 0 ||
 			ConditionVariableTimedSleep(&round->over, left / 1000 + 1, compat_wait_event_wait()))

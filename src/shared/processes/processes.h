@@ -7,6 +7,7 @@
 
 #include "datatype/timestamp.h"
 #include "port/atomics.h"
+#include "storage/condition_variable.h"
 
 #include "shared/slots/slots.h"
 
@@ -80,12 +81,19 @@ typedef struct Post
 	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake; or POST_CALLED, and when */
 	pg_atomic_uint32 asked;
 	pg_atomic_uint64 beat; /* mono: it last began a piece of work, or woke up */
+	/* for shared/sleepers/clock_call.c; no lock, and none of them begins again */
+	pg_atomic_uint64 clock_asked; /* number of calls to do all that is due */
+	pg_atomic_uint64 clock_done;  /* of these calls, how many are answered */
+	pg_atomic_uint32 clock_left;  /* bits of ChoreKind: what is left to do for them */
+	ConditionVariable clock_answered;
+	pg_atomic_uint64 counted_at; /* with idemq.test_clock: when POST_ASKED_HISTORY was set */
 	/* for shared/processes/worker_health.c, written by the worker alone; no lock */
 	int doing; /* kind + 1 of the chore that runs; 0: none */
 	pg_atomic_uint64 chores[CHORE_KINDS][CHORE_COUNTS]; /* since the database has the post */
 } Post;
 
 extern int idemq_post_count(void);
+extern Post *idemq_post_at(int index);
 extern int idemq_post_index(const Post *post);
 extern Post *idemq_post_mine(void);
 extern Post *idemq_post_own(void);

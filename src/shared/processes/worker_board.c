@@ -83,6 +83,11 @@ init_board(int tranche)
 		pg_atomic_init_u64(&post->asleep_until, PG_UINT64_MAX);
 		pg_atomic_init_u32(&post->asked, POST_ASKED_RECHECK);
 		pg_atomic_init_u64(&post->beat, 0);
+		pg_atomic_init_u64(&post->clock_asked, 0);
+		pg_atomic_init_u64(&post->clock_done, 0);
+		pg_atomic_init_u32(&post->clock_left, 0);
+		ConditionVariableInit(&post->clock_answered);
+		pg_atomic_init_u64(&post->counted_at, 0);
 		begin_counts(post);
 	}
 }
@@ -107,6 +112,13 @@ Post *
 idemq_post_mine(void)
 {
 	return mine;
+}
+
+/* Returns the post of an index. */
+Post *
+idemq_post_at(int index)
+{
+	return &board->posts[index];
 }
 
 int
@@ -153,10 +165,12 @@ idemq_post_still_since(Post *post)
 {
 	uint64 until = pg_atomic_read_u64(&post->asleep_until);
 	uint64 beat;
+	int64 still;
 
 	pg_read_barrier(); /* it notes its beat before it says that it is awake */
 	beat = pg_atomic_read_u64(&post->beat);
-	return (int64) (until == PG_UINT64_MAX ? beat : Max(until & ~POST_CALLED, beat));
+	still = (int64) (until == PG_UINT64_MAX ? beat : Max(until & ~POST_CALLED, beat));
+	return Max(still, idemq_clock_advanced_at());
 }
 
 /* Finds a database's post, or gives it one in a state; NULL when all are taken.  Lock held. */

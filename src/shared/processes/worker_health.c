@@ -85,6 +85,7 @@ idemq_worker_health(WorkerHealth *health)
 		health->last_run =
 			Max(health->last_run, (int64) pg_atomic_read_u64(&post->chores[i][CHORE_ENDED]));
 	idemq_for_each_slot(MyDatabaseId, first_due, &first);
+	first = Max(first, idemq_clock_advanced_at());
 	health->lag = Max(now - first, 0);
 	return true;
 }

@@ -62,6 +62,27 @@ extern void idemq_worker_beats(void);
 extern bool idemq_worker_is_asked(uint32 what, bool take);
 
 /*
+ * clock_call.c
+ *		Doing all that is due, once the test clock has moved.
+ */
+
+/* for the session that moves it */
+typedef struct ClockCall
+{
+	int post;	   /* index of this database's, -1: it has none */
+	uint64 number; /* of the call there */
+} ClockCall;
+
+extern ClockCall idemq_clock_call(void);
+extern bool idemq_clock_holds(const ClockCall *call);
+extern bool idemq_clock_await(const ClockCall *call, int64 patience, uint32 *left);
+
+/* for a worker */
+extern uint64 idemq_clock_called(void);
+extern void idemq_clock_answer(uint64 call, uint32 left);
+extern TimestampTz idemq_clock_counted_at(void);
+
+/*
  * due_times.c
  *		When the background worker is to do what for a queue.
  */

@@ -144,6 +144,8 @@ idemq_worker_note_counts(void)
 	pg_memory_barrier();
 	if ((pg_atomic_read_u32(&post->asked) & POST_ASKED_HISTORY) != 0)
 		return; /* the worker is yet to read what was counted */
+	if (unlikely(idemq_test_clock))
+		pg_atomic_write_u64(&post->counted_at, (uint64) idemq_now());
 	(void) pg_atomic_fetch_or_u32(&post->asked, POST_ASKED_HISTORY);
 	idemq_worker_need_by(idemq_mono_now() + IDEMQ_HISTORY_STEP);
 }

@@ -1,0 +1,267 @@
+/*
+ * api/advance_clock.c
+ *		The test clock: procedure advance_clock, and the functions now, clock_timestamp and
+ *		test_clock_ahead.
+ *
+ * With idemq.test_clock, advance_clock moves idemq's clocks ahead (base/clock.c), has everything
+ * that sleeps until a time look at the new one, and returns when what came due is done: by the
+ * background worker (shared/sleepers/clock_call.c), or, where idemq.worker is off, by this session,
+ * as far as it can.  A standby only moves its own clock.
+ *
+ * What is due is not always done: a row that another transaction holds is tried again, a trigger
+ * raises an error, there is no room for a worker.  So it waits for PATIENCE at most, and then warns
+ * of what is left.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "storage/latch.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+#include "base/base.h"
+#include "base/compat.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "schedule/schedule.h"
+#include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
+#include "worker/worker.h"
+
+/* It waits for so long at most, and looks that often whether there still is a worker. */
+#define PATIENCE (30 * USECS_PER_SEC)
+#define LOOK_AGAIN (USECS_PER_SEC / 2)
+/* When a lease's row was held, or no worker was there, it looks again after that. */
+#define AGAIN_MS 50
+/* Heads of groups that are promoted in one transaction. */
+#define PROMOTE_BATCH 256
+#define WHY_TOP_LEVEL "It waits for the transactions of others."
+
+/* now() -> when this transaction began, ahead by the test clock. */
+SQL_FUNCTION(idemq_sql_v2_now)
+{
+	PG_RETURN_TIMESTAMPTZ(idemq_transaction_time());
+}
+
+/* clock_timestamp() -> the wall clock, ahead by the test clock. */
+SQL_FUNCTION(idemq_sql_v2_clock_timestamp)
+{
+	PG_RETURN_TIMESTAMPTZ(idemq_wall_now());
+}
+
+/* test_clock_ahead() -> by how much the test clock is ahead; NULL: it is off. */
+SQL_FUNCTION(idemq_sql_v2_test_clock_ahead)
+{
+	if (!idemq_test_clock)
+		PG_RETURN_NULL();
+	PG_RETURN_DATUM(idemq_interval_datum(idemq_clock_ahead()));
+}
+
+/* What is left to do. */
+typedef struct Left
+{
+	uint32 chores;	/* bits of ChoreKind */
+	int leases;		/* that have ended, and are not taken back */
+	int32 queue_id; /* of one of these */
+} Left;
+
+/* Counts the leases of this database that have ended by a time (mono) and are not taken back. */
+static void
+count_overdue(int64 target, Left *left)
+{
+	int count;
+	Lease *leases = idemq_lease_copy_all(&count);
+
+	for (int i = 0; i < count; i++)
+	{
+		if (leases[i].claiming || leases[i].deadline > target)
+			continue;
+		left->queue_id = leases[i].queue_id;
+		left->leases++;
+	}
+	pfree(leases);
+}
+
+/* Ends a transaction for which a snapshot was pushed. */
+static void
+commit(void)
+{
+	PopActiveSnapshot();
+	SPI_commit();
+}
+
+/* Does what is due for one queue. */
+static void
+do_queue(int32 queue_id)
+{
+	QueueInfo queue;
+
+	PushActiveSnapshot(GetTransactionSnapshot());
+	if (idemq_queue_by_id(queue_id, &queue))
+	{
+		idemq_queue_need_slot(&queue);
+		(void) idemq_reap_all(&queue);
+		idemq_expire_all(&queue);
+	}
+	commit();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	/* Heads of what became pending above. */
+	if (idemq_queue_by_id(queue_id, &queue) && queue.slot != NULL)
+	{
+		int promoted = PROMOTE_BATCH;
+
+		while (promoted >= PROMOTE_BATCH && idemq_promote_wanted(&queue))
+			promoted = idemq_promote_some(&queue, PROMOTE_BATCH);
+	}
+	commit();
+}
+
+/* Does in this session what the worker would do; not NOTIFY, handlers and idemq.history. */
+static void
+do_here(void)
+{
+	int32 *ids;
+	int count;
+
+	PushActiveSnapshot(GetTransactionSnapshot());
+	if (idemq_follows())
+	{
+		commit();
+		return;
+	}
+	idemq_tick_all();
+	ids = idemq_queue_ids(0, &count);
+	commit();
+	for (int i = 0; i < count; i++)
+		do_queue(ids[i]);
+	PushActiveSnapshot(GetTransactionSnapshot());
+	if (idemq_purge_interval > 0)
+		(void) idemq_retention_apply(PG_INT32_MAX);
+	commit();
+}
+
+/* Warns of what has not been done in time. */
+static void
+warn(const Left *left)
+{
+	StringInfoData text;
+	QueueInfo queue;
+
+	initStringInfo(&text);
+	for (int i = 0; i < CHORE_KINDS; i++)
+	{
+		if (left->chores & (1U << i))
+			appendStringInfo(&text, "%schore \"%s\"", text.len > 0 ? ", " : "",
+							 idemq_chore_names[i]);
+	}
+	PushActiveSnapshot(GetTransactionSnapshot());
+	if (left->leases > 0)
+		appendStringInfo(&text, "%s%d expired lease%s", text.len > 0 ? ", " : "", left->leases,
+						 left->leases == 1 ? "" : "s");
+	if (left->leases > 0 && idemq_queue_by_id(left->queue_id, &queue))
+		appendStringInfo(&text, " (queue \"%s\")", queue.name);
+	PopActiveSnapshot();
+	if (text.len == 0)
+		appendStringInfoString(&text, "all, for the background worker does not answer");
+	ereport(WARNING, errmsg("not everything that is due has been done within 30 s"),
+			errdetail("Left: %s.", text.data),
+			errhint("See the server's log, idemq.background_worker and idemq.worker_chores."));
+}
+
+/*
+ * Waits a moment for the worker's answer, or does its work; returns whether nothing that came due
+ * by a time (mono) is left.  Otherwise *left is what is.
+ */
+static bool
+is_done(int64 target, ClockCall *call, int64 patience, Left *left, MemoryContext context)
+{
+	MemoryContext old = MemoryContextSwitchTo(context);
+	bool answered = true;
+
+	*left = (Left){0};
+	if (!idemq_worker)
+		do_here();
+	else if (!idemq_clock_holds(call))
+	{
+		idemq_worker_announce_use();
+		*call = idemq_clock_call();
+		answered = false;
+	}
+	else
+		answered = idemq_clock_await(call, patience, &left->chores);
+	PushActiveSnapshot(GetTransactionSnapshot());
+	if (answered && !idemq_follows())
+		count_overdue(target, left);
+	commit();
+	MemoryContextSwitchTo(old);
+	MemoryContextReset(context);
+	return answered && left->leases == 0;
+}
+
+/* Waits until all that came due by a time (mono) is done, or warns. */
+static void
+await_done(int64 target)
+{
+	int64 until = idemq_stopwatch() + PATIENCE;
+	MemoryContext context =
+		AllocSetContextCreate(CurrentMemoryContext, "idemq test clock", ALLOCSET_DEFAULT_SIZES);
+	ClockCall call = idemq_clock_call();
+	Left left;
+
+	for (;;)
+	{
+		int64 patience = Max(Min(until - idemq_stopwatch(), LOOK_AGAIN), 0);
+
+		CHECK_FOR_INTERRUPTS();
+		if (is_done(target, &call, patience, &left, context))
+			break;
+		if (idemq_stopwatch() >= until)
+		{
+			warn(&left);
+			break;
+		}
+		if (left.leases == 0 && idemq_clock_holds(&call))
+			continue;
+		/* A lease whose row is held is tried again; a worker that is to come is not there yet. */
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, AGAIN_MS,
+						 compat_wait_event_wait());
+		ResetLatch(MyLatch);
+	}
+}
+
+/* advance_clock(by interval); 2D000, 55000, 22004, 22023, 22008. */
+SQL_FUNCTION(idemq_sql_v2_advance_clock)
+{
+	const Interval *by;
+	int64 usecs;
+	int64 target;
+
+	if (!idemq_test_clock)
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("idemq.test_clock is off"),
+				errdetail("Only a server that is for tests has a clock that can be moved."),
+				errhint("On such a server, put idemq.test_clock = on into postgresql.conf and "
+						"restart."));
+	idemq_check_top_level(fcinfo, "advance_clock", WHY_TOP_LEVEL);
+	usecs = idemq_arg_interval(fcinfo, 0, "by", 0);
+	by = PG_GETARG_INTERVAL_P(0);
+	if (by->month != 0)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("by must not contain months or years"),
+				errdetail("They have no fixed length."), errhint("Pass days, such as '31 days'."));
+	idemq_clock_advance(usecs);
+	target = idemq_mono_now();
+	SPI_connect_ext(SPI_OPT_NONATOMIC);
+	/* What is due may wait for the snapshot of this CALL. */
+	SPI_commit();
+	if (RecoveryInProgress())
+		(void) idemq_clock_call();
+	else
+		await_done(target);
+	SPI_finish();
+	PG_RETURN_VOID();
+}

@@ -1,0 +1,116 @@
+/*
+ * shared/sleepers/clock_call.c
+ *		How the session that has moved the test clock has every process look at the new time,
+ *		and waits until its database's worker has done all that is due (api/advance_clock.c).
+ *
+ * Whoever sleeps until a time has read the clock, and sleeps on its latch for the difference.
+ * So once the clock has moved, the latch of every process is set: one that read the old time
+ * returns from its sleep, or does not fall asleep, and reads the new time.  No bit of a set of
+ * sleepers is cleared for that: a signal that meant work would be lost on a session that only
+ * looks at the time.
+ *
+ * Calls to a worker are numbered.  The worker reads the number (idemq_clock_called), then does
+ * what is due, puts off nothing because it was done a moment ago, and answers with the number
+ * when nothing is due any more.  So an answer to a call covers what came due by the time at which
+ * it was made.  A worker that comes later finds a call that was not answered.
+ *
+ * Locks: none, atomics only, and PostgreSQL's own spinlock of a condition variable.
+ */
+#include "postgres.h"
+
+#include "storage/condition_variable.h"
+#include "storage/latch.h"
+#include "storage/proc.h"
+
+#include "base/base.h"
+#include "base/compat.h"
+#include "shared/processes/processes.h"
+#include "shared/sleepers/sleepers.h"
+
+/* Has all sleepers of the server look at the time, and all workers do what is due. */
+ClockCall
+idemq_clock_call(void)
+{
+	Post *own = idemq_post_own();
+	ClockCall call = {.post = own == NULL ? -1 : idemq_post_index(own)};
+
+	for (int i = 0; i < idemq_post_count(); i++)
+	{
+		uint64 number = pg_atomic_add_fetch_u64(&idemq_post_at(i)->clock_asked, 1);
+
+		if (i == call.post)
+			call.number = number;
+	}
+	for (int i = 0; i < MaxBackends; i++)
+		SetLatch(&GetPGProcByNumber(i)->procLatch);
+	return call;
+}
+
+/* Returns whether a call went to the post that this database has. */
+bool
+idemq_clock_holds(const ClockCall *call)
+{
+	Post *own = idemq_post_own();
+
+	return own != NULL && idemq_post_index(own) == call->post;
+}
+
+/*
+ * Waits until the worker has answered a call that holds, for so many microseconds at most; returns
+ * whether it has.  *left: what it has left to do, as bits of ChoreKind.
+ */
+bool
+idemq_clock_await(const ClockCall *call, int64 patience, uint32 *left)
+{
+	int64 until = idemq_stopwatch() + patience;
+	Post *post = idemq_post_at(call->post);
+	bool answered;
+
+	ConditionVariablePrepareToSleep(&post->clock_answered);
+	for (;;)
+	{
+		int64 now = idemq_stopwatch();
+
+		answered = pg_atomic_read_u64(&post->clock_done) >= call->number;
+		if (answered || now >= until)
+			break;
+		(void) ConditionVariableTimedSleep(&post->clock_answered, (until - now) / 1000 + 1,
+										   compat_wait_event_wait());
+	}
+	ConditionVariableCancelSleep();
+	*left = answered ? 0 : pg_atomic_read_u32(&post->clock_left);
+	return answered;
+}
+
+/* Returns the number of the last call to this worker, if it is not answered; otherwise 0. */
+uint64
+idemq_clock_called(void)
+{
+	Post *post = idemq_post_mine();
+	uint64 asked = pg_atomic_read_u64(&post->clock_asked);
+
+	/* Before the clock is read. */
+	pg_memory_barrier();
+	return asked > pg_atomic_read_u64(&post->clock_done) ? asked : 0;
+}
+
+/* Answers a call, if nothing is left to do, as bits of ChoreKind; otherwise notes what is. */
+void
+idemq_clock_answer(uint64 call, uint32 left)
+{
+	Post *post = idemq_post_mine();
+
+	pg_atomic_write_u32(&post->clock_left, left);
+	if (left != 0)
+		return;
+	pg_memory_barrier();
+	pg_atomic_write_u64(&post->clock_done, call);
+	ConditionVariableBroadcast(&post->clock_answered);
+}
+
+/* Returns when what this worker is to write for the history was counted; with idemq.test_clock. */
+TimestampTz
+idemq_clock_counted_at(void)
+{
+	return (TimestampTz) pg_atomic_read_u64(&idemq_post_mine()->counted_at);
+}
