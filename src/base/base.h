@@ -169,10 +169,14 @@ idemq_jitter(void)
  * to PID.NAME.here, which tells the test that it is there, and waits until the test removes the
  * file.  While it waits, it handles no interrupts and keeps the locks that it holds.
  *
+ * A test counts how often a process comes to a stop by creating the file PID.NAME.count, to which
+ * the process appends one byte each time.
+ *
  * A stop is never placed where a spinlock is held, nor between a function's declarations.
  */
 
 #ifdef IDEMQ_STOPS
+#include <fcntl.h>
 #include <unistd.h>
 
 #include "storage/pmsignal.h"
@@ -195,7 +199,16 @@ static inline void
 idemq_stop(const char *name)
 {
 	int saved_errno = errno;
+	char count[MAXPGPATH];
+	int file;
 
+	snprintf(count, sizeof(count), "idemq_stops/%d.%s.count", MyProcPid, name);
+	file = open(count, O_WRONLY | O_APPEND);
+	if (file >= 0)
+	{
+		(void) !write(file, "1", 1);
+		(void) close(file);
+	}
 	idemq_stop_for(MyProcPid, name);
 	idemq_stop_for(0, name);
 	errno = saved_errno;
