@@ -169,10 +169,15 @@ idemq_jitter(void)
  * to PID.NAME.here, which tells the test that it is there, and waits until the test removes the
  * file.  While it waits, it handles no interrupts and keeps the locks that it holds.
  *
+ * A test counts how often a process comes to a stop by creating the file PID.NAME.count, to which
+ * the process appends one byte each time.  IDEMQ_STOP_OF stands where a process does something to
+ * another one: the test arms it, or counts, with the PID of that other process.
+ *
  * A stop is never placed where a spinlock is held, nor between a function's declarations.
  */
 
 #ifdef IDEMQ_STOPS
+#include <fcntl.h>
 #include <unistd.h>
 
 #include "storage/pmsignal.h"
@@ -192,17 +197,28 @@ idemq_stop_for(int pid, const char *name)
 }
 
 static inline void
-idemq_stop(const char *name)
+idemq_stop(int pid, const char *name)
 {
 	int saved_errno = errno;
+	char count[MAXPGPATH];
+	int file;
 
-	idemq_stop_for(MyProcPid, name);
+	snprintf(count, sizeof(count), "idemq_stops/%d.%s.count", pid, name);
+	file = open(count, O_WRONLY | O_APPEND);
+	if (file >= 0)
+	{
+		(void) !write(file, "1", 1);
+		(void) close(file);
+	}
+	idemq_stop_for(pid, name);
 	idemq_stop_for(0, name);
 	errno = saved_errno;
 }
-#define IDEMQ_STOP(name) idemq_stop(name)
+#define IDEMQ_STOP(name) idemq_stop(MyProcPid, name)
+#define IDEMQ_STOP_OF(pid, name) idemq_stop(pid, name)
 #else
 #define IDEMQ_STOP(name) ((void) 0)
+#define IDEMQ_STOP_OF(pid, name) ((void) 0)
 #endif
 
 /*

@@ -75,6 +75,7 @@ idemq_lease_session_add(Lease *lease)
 void
 idemq_lease_orphan(Lease *lease, LeaseLoss loss, int64 now)
 {
+	IDEMQ_STOP("idemq_lease_orphan");
 	lease->attached = false;
 	lease->loss = loss;
 	lease->deadline = lease->due = now;

@@ -93,6 +93,7 @@ idemq_lease_last_token(void)
 void
 idemq_leases_lock(int partition, LWLockMode mode)
 {
+	IDEMQ_STOP("idemq_leases_lock");
 	LWLockAcquire(&shared->partitions[partition].lock, mode);
 }
 

@@ -212,6 +212,7 @@ ask_to_leave(HandlerKey key)
 		chosen->leave = true;
 		chosen->asked = now;
 		SetLatch(&GetPGProcByNumber(chosen->proc)->procLatch);
+		IDEMQ_STOP_OF(chosen->pid, "handler_asked_to_leave");
 	}
 }
 

@@ -12,7 +12,7 @@ use Test::More;
 use Time::HiRes ();
 
 our @EXPORT = qw(new_server new_node server_conf restored_queue session sql sql_counted sqlstate is_sql is_state wal_records
-  has_debugger has_stops can_stop stop_at shipped asleep sleeper answer worker_pid stop_worker wait_until until_true crash
+  has_debugger has_stops can_stop stop_at count_at shipped asleep sleeper answer worker_pid stop_worker wait_until until_true crash
   clients to_begin unexpected is_soon ends_in_time write_whole pooler
   leave log_end is_logged wait_logged gate advance);
 
@@ -309,6 +309,24 @@ sub stop_at_points
 		$arm->($n + 1) if $n < $#names;
 		unlink $here;
 		return;
+	};
+}
+
+# Counts how often a process comes to these stop points.  Returns a sub that ends this and returns the counts.
+sub count_at
+{
+	my ($pid, @names) = @_;
+	my $dir = readlink("/proc/$pid/cwd") . '/idemq_stops';
+	my @files = map { "$dir/$pid.$_.count" } @names;
+
+	foreach (@names) { $stops{$_} or die "the line '# stops:' does not name $_" }
+	mkdir $dir;
+	append_to_file($_, '') foreach @files;
+	return sub {
+		my @counts = map { -s } @files;
+
+		unlink @files;
+		return @counts;
 	};
 }
 
