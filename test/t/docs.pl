@@ -3,12 +3,12 @@
 # lint compiles; so is a shell script that begins with #!.  A command of make has targets that do something, and
 # variables that something reads.  Every link has an end.
 #
-# The SQL of the pages that people read first runs here, that of all others in docs_slow.pl: each page in a session and
-# a database of its own.  How blocks of SQL are read: test/t/lib/Manual.pm.
+# The SQL of README.md and doc/usage runs here, that of all other pages in docs_slow.pl: each page in a session and a
+# database of its own.  How blocks of SQL are read: test/t/lib/Manual.pm.
 #
 # What changes the machine stands in a fence of language "shell", which make check-install runs in a chroot.
 # What cannot run stands in a fence without a language, or of language "text".
-# at least 299 assertions
+# at least 387 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -193,9 +193,9 @@ foreach my $file ('Makefile', 'META.json', 'CHANGELOG.md', map { files($_, qr/\.
 }
 is(join("\n", @wrong), '', 'a file that names a page of doc/ names one that exists');
 
-# ---- The pages that people read first
+# ---- The SQL of README.md and doc/usage
 
-foreach my $file ('README.md', grep { m|^doc/usage/| } @pages)
+foreach my $file (quick_pages())
 {
 	ok((grep { blocks($file, $_) } 'sql', sort keys %of), "$file: there is something to run");
 }

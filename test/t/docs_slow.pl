@@ -1,6 +1,6 @@
-# The SQL of every page of the manual but those that docs.pl runs, each page in a session and a database of its own.
-# slow: fifty databases, one after the other
-# at least 150 assertions
+# The SQL of the manual's pages outside doc/usage, which docs.pl runs: each page in a session and a database of its own.
+# slow: a database for each page, one after the other
+# at least 96 assertions
 # takes long
 
 use strict;

@@ -2,7 +2,7 @@
 # under 16 sessions that are ended all the time, with a crash in between; more groups than memory has room for.
 # With the background worker and without.
 # slow: loads of several seconds, and sessions that are ended by time
-# at least 40 assertions
+# at least 49 assertions
 # takes long
 
 use strict;
