@@ -1,6 +1,6 @@
 # idemq-work --http: what a request has, what its answer decides; endpoints that are not there, hang, lie or
 # flood; what happens to a request when its lease or its runner ends.
-# at least 0 assertions
+# at least 206 assertions
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 
 use strict;
