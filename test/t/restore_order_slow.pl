@@ -1,7 +1,7 @@
 # A restore table by table (restore_order) in further orders, some of them at random, with a worker that has random
 # amounts of time between two tables.
 # slow: random orders and pauses, as many as the time allows
-# at least 0 assertions
+# at least 73 assertions
 #
 #   RESTORE_ORDERS=n  orders with each server (6); the first ones are always the same
 #   RESTORE_SEED=n    of the others

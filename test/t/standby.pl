@@ -82,7 +82,7 @@ is_state($standby, $_, '25006', "refused: $_")
 # ---- wait_result
 
 is_sql($standby, "CALL idemq.wait_result($id, '0')", 'processing|', 'wait_result looks');
-my $sleeper = sleeper($standby, "CALL idemq.wait_result($id, '100 s')");
+my $sleeper = sleeper($standby, "CALL idemq.wait_result($id, '10 min')");
 # It looks now and then.
 is_soon($standby, "SELECT backend_xmin IS NULL, (SELECT string_agg(locktype, ' ') FROM pg_locks WHERE pg_locks.pid = a.pid)
 	FROM pg_stat_activity a WHERE pid = $sleeper->{pid}", 't|virtualxid', 'and holds nothing that replay would wait for');
@@ -94,7 +94,7 @@ leave($sleeper->{session});
 sql($standby, 'SELECT pg_wal_replay_pause()');
 wait_until($standby, 'SELECT pg_get_wal_replay_pause_state()', 'paused');
 my $late = sql($node, "SELECT id FROM idemq.enqueue('other', '7')");
-$sleeper = sleeper($standby, "CALL idemq.wait_result($late, '100 s')");
+$sleeper = sleeper($standby, "CALL idemq.wait_result($late, '10 min')");
 # meant to expire
 is_state($standby, "CALL idemq.wait_result($late, '50 ms')", 'IQ002', 'a job that did not come in time');
 my ($stdout, $stderr);
@@ -109,7 +109,7 @@ is(answer($sleeper), 'cancelled|', 'who waited before it was there is answered')
 # One that has been there, and goes.
 my $gone = sql($node, "SELECT id FROM idemq.enqueue('other', '8')");
 caught_up();
-sleeper($standby, "CALL idemq.wait_result($gone, '100 s')", $sleeper->{session});
+sleeper($standby, "CALL idemq.wait_result($gone, '10 min')", $sleeper->{session});
 wait_until($standby, "SELECT count(*) = 1 FROM idemq.jobs WHERE id = $gone");
 sql($node, "DELETE FROM idemq.jobs WHERE id = $gone");
 is(answer($sleeper), 'IQ002', 'a job that has gone is not waited for');
@@ -120,7 +120,7 @@ is_sql($standby, "SET ROLE reader; CALL idemq.wait_result($id, '0')", 'completed
 is_state($standby, "BEGIN; CALL idemq.wait_result($id)", '2D000', 'not in a transaction');
 is_state($standby, 'CALL idemq.wait_result(NULL)', '22004', 'no id');
 is_state($standby, "CALL idemq.wait_result($id, NULL)", '22004', 'no timeout');
-sleeper($standby, "CALL idemq.wait_result($late + 1000, '100 s')", $sleeper->{session});
+sleeper($standby, "CALL idemq.wait_result($late + 1000, '10 min')", $sleeper->{session});
 sql($standby, "SELECT pg_cancel_backend($sleeper->{pid})");
 is(answer($sleeper), '57014', 'it can be cancelled');
 
@@ -138,8 +138,8 @@ wait_until($node, "SELECT count(*) = 2 $of_groups AND status = 'pending' AND rea
 caught_up();
 # It has met these queues.
 is_sql($standby, "SELECT count(*) FROM idemq.metrics WHERE queue IN ('places', 'ordered')", 2, 'queues with groups');
-sleeper($standby, "CALL idemq.wait_result($next, '100 s')", $sleeper->{session});
-my $other = sleeper($standby, "CALL idemq.wait_result($next + 100000, '100 s')");
+sleeper($standby, "CALL idemq.wait_result($next, '10 min')", $sleeper->{session});
+my $other = sleeper($standby, "CALL idemq.wait_result($next + 100000, '10 min')");
 $node->stop('immediate');
 $standby->promote;
 wait_until($standby, 'SELECT NOT pg_is_in_recovery()');

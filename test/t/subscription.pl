@@ -19,7 +19,9 @@ my $own = 'system_identifier = (SELECT system_identifier FROM pg_control_system(
 
 sub caught_up
 {
-	$pub->wait_for_catchup('everything');
+	# The worker commits without a flush: this commit flushes what the worker has written before.
+	sql($pub, "SET synchronous_commit = on; SELECT pg_logical_emit_message(true, 'flush', 'flush')");
+	$pub->wait_for_catchup('everything', 'replay', $pub->lsn('flush'));
 	return;
 }
 

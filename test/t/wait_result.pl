@@ -1,6 +1,6 @@
 # CALL idemq.wait_result: a session waits for the end of a job; and sessions wait through
 # pgbouncer in transaction mode.
-# at least 0 assertions
+# at least 48 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -44,6 +44,7 @@ my @ends = (
 	[ 'cancel of the CALL', 'SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE ' . asleep(), '57014' ],
 );
 
+my $waiting = session($node);
 foreach my $with ('on', 'off')
 {
 	$node->append_conf('postgresql.conf', "idemq.worker = '$with'");
@@ -54,20 +55,20 @@ foreach my $with ('on', 'off')
 	{
 		my ($name, $end, $expected) = @$_;
 		my $id = new_job();
-		my $sleeper = sleeper($node, "CALL idemq.wait_result($id, '100 s')");
+		my $sleeper = sleeper($node, "CALL idemq.wait_result($id, '10 min')", $waiting);
 
 		is_sql($node, "SELECT backend_xmin IS NULL, backend_xid IS NULL, (SELECT string_agg(locktype, ' ')
 			FROM pg_locks WHERE pg_locks.pid = a.pid) FROM pg_stat_activity a WHERE pid = $sleeper->{pid}",
 			't|t|virtualxid', 'it holds nothing') if $name eq 'commit';
 		sql($node, $end);
 		is(answer($sleeper), $expected, "worker $with: $name");
-		leave($sleeper->{session});
 	}
 }
+leave($waiting);
 
 my $id = new_job();
 is_sql($node, "CALL idemq.wait_result($id, '0')", 'pending|', 'timeout 0');
-ends_in_time($node, "CALL idemq.wait_result($id, '100 s')", 'pending|', 'before statement_timeout');
+ends_in_time($node, "CALL idemq.wait_result($id, '10 min')", 'pending|', 'before statement_timeout');
 # meant to expire
 is_sql($node, "$claim; CALL idemq.wait_result($id, '1 ms')", 'processing|', 'the status after timeout');
 sql($node, 'SELECT idemq.release(id, token) FROM held; TRUNCATE held; CREATE ROLE stranger; CREATE ROLE friend; GRANT USAGE ON SCHEMA idemq TO stranger');
@@ -75,16 +76,16 @@ sql($node, "SELECT idemq.grant_queue('q', 'friend', 'enqueue')");
 # meant to expire
 is_sql($node, "SET ROLE friend; CALL idemq.wait_result($id, '1 ms')", 'pending|', 'a producer may wait');
 is_state($node, $_, 'IQ002', $_)
-  foreach ("SET ROLE stranger; CALL idemq.wait_result($id, '100 s')", 'CALL idemq.wait_result(-1)', "CALL idemq.wait_result($id + 1)");
+  foreach ("SET ROLE stranger; CALL idemq.wait_result($id, '10 min')", 'CALL idemq.wait_result(-1)', "CALL idemq.wait_result($id + 1)");
 is_state($node, 'CALL idemq.wait_result(NULL)', '22004', 'no id');
 is_state($node, "CALL idemq.wait_result($id, NULL)", '22004', 'no timeout');
-my $sleeper = sleeper($node, "SET ROLE friend; CALL idemq.wait_result($id, '100 s')");
+my $sleeper = sleeper($node, "SET ROLE friend; CALL idemq.wait_result($id, '10 min')");
 sql($node, "SELECT idemq.revoke_queue('q', 'friend', 'enqueue')");
 is(answer($sleeper), 'IQ002', 'the privilege is revoked while it sleeps');
 leave($sleeper->{session});
 
 # Many who wait for one job; 10 MB.
-my @many = map { sleeper($node, "CALL idemq.wait_result($id, '100 s')") } 1 .. 3;
+my @many = map { sleeper($node, "CALL idemq.wait_result($id, '10 min')") } 1 .. 3;
 sql($node, "$claim; SELECT idemq.commit(id, token, to_jsonb(repeat('x', 10485760))) FROM held");
 is(length(answer($_)), length('completed|""') + 10485760, 'a result of 10 MB') foreach @many;
 leave(map { $_->{session} } @many);

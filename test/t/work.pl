@@ -1,6 +1,6 @@
 # idemq-work: a program for each job.  What its exit status, its output and its silence mean; what
 # happens to it when the lease, the time, the runner or the server ends.  work_slow has the parts that take real time.
-# at least 0 assertions
+# at least 127 assertions
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 
 use strict;

@@ -1,7 +1,7 @@
 # idemq-work --http: heartbeats find out, in their own time, that a lease is lost or that a job has committed itself.
 # slow: waits for leases of 3 s in real time
 # asserts times
-# at least 0 assertions
+# at least 11 assertions
 
 use strict;
 use warnings FATAL => 'all';

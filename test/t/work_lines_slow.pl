@@ -1,7 +1,7 @@
 # idemq-work --lines: a program that hangs is ended while other jobs wait behind it, and a lease is found lost by a heartbeat.
 # slow: programs hang for 5 s, with other jobs behind them that must be done within that time
 # asserts times
-# at least 0 assertions
+# at least 12 assertions
 
 use strict;
 use warnings FATAL => 'all';

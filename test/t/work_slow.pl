@@ -2,7 +2,7 @@
 # than it is, a failover.
 # slow: waits for seconds of real time, and has a second server
 # asserts times
-# at least 0 assertions
+# at least 13 assertions
 
 use strict;
 use warnings FATAL => 'all';
