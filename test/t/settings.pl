@@ -2,8 +2,8 @@
 # another database, after DROP EXTENSION; roles; and what a change of one queue among many
 # has the others read.  (What two sessions of one server see: specs/settings-seen.spec.)
 
-# at least 34 assertions
 # stops: before_commit
+# at least 34 assertions
 
 use strict;
 use warnings FATAL => 'all';
