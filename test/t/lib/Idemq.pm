@@ -495,8 +495,15 @@ sub sync_standby_in_force
 	my $loaded = sql($node, 'SELECT pg_conf_load_time()');
 	$node->reload;
 	wait_until($node, "SELECT pg_conf_load_time() > '$loaded'");
-	# It reads the settings before it looks for requests: at the latest before it looks for the second one.
-	sql($node, 'CHECKPOINT') foreach 1, 2;
+	# It reads the settings before it heeds such a request, at the latest before it heeds the second one.  A CHECKPOINT would
+	# do as well, but it writes WAL, and the standby would say what it has.
+	foreach (1, 2)
+	{
+		my $from = log_end($node);
+
+		sql($node, "SELECT pg_log_backend_memory_contexts(pid) FROM pg_stat_activity WHERE backend_type = 'checkpointer'");
+		wait_logged($node, qr/logging memory contexts of PID/, $from);
+	}
 	return;
 }
 
