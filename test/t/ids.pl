@@ -2,6 +2,8 @@
 # the promotion of a standby that lags, not in a copy restored from a dump.
 # expects in log: was terminated by signal 9
 # looks at sessions
+# stops: before_setval
+# at least 39 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -15,8 +17,11 @@ use Test::More;
 
 # Commits reach the disk by a later flush alone: a crash loses them for certain.  Full
 # pages are not, since these would be flushed as they fill.
-my $node = new_server('ids', 'synchronous_commit' => 'off', 'wal_writer_delay' => '10s',
-	'full_page_writes' => 'off');
+# The longest wal_writer_delay there is: meant to expire now and then, see lose().
+my $node = new_node('ids', 'synchronous_commit' => 'off', 'wal_writer_delay' => '10s', 'full_page_writes' => 'off');
+# The extension is made here, since new_server copies one that was there before this server started.
+$node->start;
+sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '1 h')");
 my %given;
 
 # Enqueues $count jobs at once; answers their ids, none given before.
@@ -116,18 +121,15 @@ is_deeply([ grep { $given{$_}++ } @ids ], [], 'an open transaction keeps nobody 
 $opener->query_safe('ROLLBACK');
 ($first) = take($node, 1, 'ids after the rollback of the first');
 cmp_ok($first - $rolled_back, '<', 1000, 'go on: the sequence is raised once');
-$_->quit foreach $opener, @sessions;
+leave($opener, @sessions);
 
 # Two at once: the one that is about to raise the sequence is awaited, so that it
 # does not lower it again below what the other has taken.
-SKIP:
 {
-	skip 'no gdb that may attach', 2 unless has_debugger($node);
-
 	$node->restart;
 	my ($one, $two) = (session($node), session($node));
-	my $pid_two = $two->query_safe('SELECT pg_backend_pid()');
-	my $stop = stop_at($one->query_safe('SELECT pg_backend_pid()'), 'setval_oid');
+	my $pid_two = $two->{backend};
+	my $stop = stop_at($one->{backend}, 'before_setval');
 	$one->query_until(qr/sent/, "\\echo sent\nSELECT id FROM idemq.enqueue('q', '1');\n");
 	$stop->();
 	$two->query_until(qr/sent/, "\\echo sent\nSELECT id FROM idemq.enqueue('q', '1');\n");
@@ -137,7 +139,7 @@ SKIP:
 	@ids = sort { $a <=> $b } map { $_->query_safe('SELECT 1') =~ /^(\d{5,})/ } $one, $two;
 	is($ids[1] - $ids[0], 1, 'and does not raise it again');
 	$given{$_}++ foreach @ids;
-	$_->quit foreach $one, $two;
+	leave($one, $two);
 }
 
 is_state($node, "BEGIN READ ONLY; SELECT idemq.enqueue('q', '1')", '25006', 'a read-only transaction takes none');
@@ -151,7 +153,7 @@ $node->backup('base');
 my $standby = PostgreSQL::Test::Cluster->new('ids_standby');
 $standby->init_from_backup($node, 'base', has_streaming => 1);
 $standby->start;
-$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+caught_up($node, $standby);
 $standby->append_conf('postgresql.conf', "primary_conninfo = ''");
 $standby->reload;
 wait_until($node, 'SELECT count(*) = 0 FROM pg_stat_replication');
@@ -167,7 +169,7 @@ my $own = $behind->query_safe("SELECT id FROM idemq.enqueue('q', '1')");
 ok(!$given{$own}++, 'a session from before the promotion takes a new id');
 take($standby, 2, 'ids after the promotion');
 is_sql($standby, "SELECT idemq.commit_once($lost[-1])", 'not_found', 'an id of the lost primary is nobody\'s');
-$behind->quit;
+leave($behind);
 
 # ---- A dump that is older than the ids
 

@@ -2,6 +2,9 @@
 # another database, after DROP EXTENSION; roles; and what a change of one queue among many
 # has the others read.  (What two sessions of one server see: specs/settings-seen.spec.)
 
+# stops: before_commit
+# at least 34 assertions
+
 use strict;
 use warnings FATAL => 'all';
 
@@ -66,7 +69,7 @@ is($worker->query("SELECT count(*) FROM idemq.claim('q')"), '1', 'a grant of its
 is(reads_of($one, $look), $quiet + 1, 'which has the queue read again');
 sql($node, 'CREATE ROLE stranger; DROP ROLE stranger');
 is(reads_of($one, $look), $quiet, 'roles that change have nothing read');
-$worker->quit;
+leave($worker);
 sql($node, "SELECT idemq.revoke_queue('q', 'worker', 'claim'); SELECT idemq.revoke_queue('q', 'team', 'enqueue');
 	DROP OWNED BY worker; DROP ROLE worker; DROP ROLE team");
 
@@ -96,16 +99,14 @@ foreach my $table (sort keys %disabled)
 	is($session->query($seen), $new, "$table: and then it is seen");
 	is_sql($node, 'SELECT count(*) FROM broken', 0, "$table: mended");
 }
-$guest->quit;
+leave($guest);
 sql($node, "DROP VIEW broken; SELECT idemq.revoke_queue('more', 'guest', 'enqueue'); SELECT idemq.revoke_queue('q', 'guest', 'claim'); DROP ROLE guest");
 
 # ---- A change whose commit is on its way: who reads the queue now reads it again afterwards
 
-SKIP:
 {
-	skip 'no gdb that may attach', 2 unless has_debugger($node);
 	my $changer = session($node);
-	my $stop = stop_at($changer->query_safe('SELECT pg_backend_pid()'), 'ProcArrayEndTransaction');
+	my $stop = stop_at($changer->{backend}, 'before_commit');
 	my $ask = $disabled{queues}[1];
 
 	$changer->query_until(qr/sent/, "\\echo sent\nSELECT idemq.alter_queue('q', max_attempts => 12);\n");
@@ -114,7 +115,7 @@ SKIP:
 	$stop->();
 	$changer->query('SELECT 1');
 	is($one->query($ask), 12, 'committed');
-	$changer->quit;
+	leave($changer);
 }
 
 # ---- Another database: queues of the same id and name
@@ -135,7 +136,7 @@ sql($node, "DROP EXTENSION idemq CASCADE; CREATE EXTENSION idemq; SELECT idemq.c
 $other->query($enqueue);
 $other->query($enqueue);
 is($other->query("SELECT DISTINCT max_attempts FROM idemq.jobs"), '5', 'DROP and CREATE EXTENSION: the new queue of the same id');
-$other->quit;
+leave($other);
 
 # ---- A standby, and its promotion
 
@@ -145,24 +146,24 @@ $standby->init_from_backup($node, 'base', has_streaming => 1);
 $standby->start;
 my $reader = session($standby);
 my $why = "SELECT idemq.why(min(id)) FROM idemq.jobs WHERE status = 'pending'";
-$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+caught_up($node, $standby);
 unlike($reader->query_safe($why), qr/paused/, 'standby: not paused');
 sql($node, "SELECT idemq.pause('q')");
-$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+caught_up($node, $standby);
 like($reader->query_safe($why), qr/paused/, 'standby: a change is seen once it is replayed');
 sql($node, "SELECT idemq.resume('q')");
-$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+caught_up($node, $standby);
 unlike($reader->query_safe($why), qr/paused/, 'and the next');
 sql($node, "SELECT idemq.pause('q')");
-$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+caught_up($node, $standby);
 $standby->promote;
 wait_until($standby, 'SELECT NOT pg_is_in_recovery()');
 like($reader->query_safe($why), qr/paused/, 'promoted: what was replayed and not looked at');
 sql($standby, "SELECT idemq.resume('q')");
 unlike($reader->query_safe($why), qr/paused/, 'and changes of its own, in a session from before');
-$reader->quit;
+leave($reader);
 $standby->stop;
 
-$one->quit;
+leave($one);
 $node->stop;
 done_testing();

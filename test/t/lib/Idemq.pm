@@ -14,7 +14,7 @@ use Time::HiRes ();
 our @EXPORT = qw(new_server new_node server_conf restored_queue session sql sql_counted sqlstate is_sql is_state wal_records
   has_debugger has_stops can_stop stop_at count_at shipped asleep sleeper answer worker_pid stop_worker wait_until until_true crash
   clients to_begin unexpected is_soon ends_in_time write_whole pooler
-  leave log_end is_logged wait_logged gate advance);
+  leave log_end is_logged wait_logged gate advance caught_up sync_standby_in_force);
 
 # Seconds until what does not come ends a test; PG_TEST_TIMEOUT_DEFAULT is for all of them.
 my $patience = $PostgreSQL::Test::Utils::timeout_default // 180;
@@ -483,6 +483,46 @@ sub advance
 	my ($node, $interval, $db) = @_;
 
 	return sql($node, "CALL idemq.advance_clock('$interval')", $db);
+}
+
+# Waits until a standby has replayed everything that its primary has written.  PostgreSQL's wait_for_catchup can take 10 s
+# more: the end of the WAL may be past the header of a page that nothing is written to, and a standby reports
+# what it has replayed when it reports something else.
+sub caught_up
+{
+	my ($node, $standby) = @_;
+
+	sql($node, "SET synchronous_commit = local; SELECT pg_logical_emit_message(true, 'caught_up', '')");
+	my $lsn = sql($node, 'SELECT pg_current_wal_flush_lsn()');
+	wait_until($standby, "SELECT pg_last_wal_replay_lsn() >= '$lsn'");
+	return;
+}
+
+# Sets synchronous_standby_names ('' for none), and waits until it is in force: the standbys are synchronous, and commits
+# wait for them.  Commits begin to wait when the checkpointer has read the setting, which is the last process to do so.
+sub sync_standby_in_force
+{
+	my ($node, $names) = @_;
+
+	$node->append_conf('postgresql.conf', "synchronous_standby_names = '$names'");
+	$node->reload;
+	wait_until($node, 'SHOW synchronous_standby_names', $names);
+	wait_until($node, "SELECT count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')) " . ($names eq '' ? '=' : '>') . ' 0 FROM pg_stat_replication');
+	# The postmaster tells its processes of a reload one after the other.  When a session has heard of the next
+	# one, the checkpointer has been told of this one.
+	my $loaded = sql($node, 'SELECT pg_conf_load_time()');
+	$node->reload;
+	wait_until($node, "SELECT pg_conf_load_time() > '$loaded'");
+	# It reads the settings before it heeds such a request, at the latest before it heeds the second one.  A CHECKPOINT would
+	# do as well, but it writes WAL, and the standby would say what it has.
+	foreach (1, 2)
+	{
+		my $from = log_end($node);
+
+		sql($node, "SELECT pg_log_backend_memory_contexts(pid) FROM pg_stat_activity WHERE backend_type = 'checkpointer'");
+		wait_logged($node, qr/logging memory contexts of PID/, $from);
+	}
+	return;
 }
 
 my $gates = 0;
