@@ -59,7 +59,7 @@ CREATE TABLE bad (ord int GENERATED ALWAYS AS IDENTITY, arg text, value text);
 INSERT INTO bad (arg, value) VALUES
 	('queue', ''''''), ('queue', '''nope'''), ('queue', 'repeat(''x'', 1024)'), ('queue', 'repeat(''x'', 1025)'), ('queue', '''Q'''), ('queue', '''q; DROP'''),
 	('queues', '''{nope}'''), ('queues', '''{""}'''), ('queues', '''{NULL}'''), ('queues', '''{{q},{q}}'''), ('queues', 'array_fill(''q''::text, ARRAY[1000001])'),
-	('key', ''''''), ('key', 'repeat(''x'', 1024)'), ('key', 'repeat(''x'', 1025)'), ('key', 'repeat(''é'', 513)'), ('key', 'repeat(''x'', 100000000)'),
+	('key', ''''''), ('key', 'repeat(''x'', 1024)'), ('key', 'repeat(''x'', 1025)'), ('key', 'repeat(''é'', 513)'), ('key', 'repeat(''x'', 1000000)'),
 	('delay', '''-1 us'''), ('delay', '''1015 years'''), ('run_at', '''infinity'''), ('run_at', '''-infinity'''), ('run_at', '''294276-12-31 23:59:59+00'''), ('run_at', '''4714-11-24 00:00:00+00 BC'''),
 	('priority', '-1'), ('priority', '0'), ('priority', '9'), ('priority', '10'), ('priority', '2147483647'), ('priority', '-2147483648'), ('priority', '65540'),
 	('group_key', '''g'''), ('key_prefix', ''''''), ('key_prefix', 'repeat(''k'', 1025)'), ('key_prefix', '''%'''), ('max_attempts', '0'), ('max_attempts', '-1'), ('max_attempts', '2147483647'),
@@ -112,13 +112,13 @@ SELECT count(idemq.checkpoint(j.id, token, j.payload)::text), count(idemq.commit
 SELECT count(*) FILTER (WHERE result = payload AND checkpoint = payload) AS the_same FROM idemq.jobs;
 DELETE FROM idemq.jobs;
 
--- 15 MB of jsonb by enqueue and claim; 3 MB that do not compress, in every column.
-CREATE FUNCTION large() RETURNS jsonb LANGUAGE sql AS $$ SELECT jsonb_build_object('data', repeat(md5('x'), 491520)) $$;
+-- 1 MB of jsonb by enqueue and claim; 100 kB that do not compress, in every column; input_large.sql has more.
+CREATE FUNCTION large() RETURNS jsonb LANGUAGE sql AS $$ SELECT jsonb_build_object('data', repeat(md5('x'), 32768)) $$;
 SELECT (idemq.enqueue('q', large())).id \gset
-SELECT md5(payload::text) = md5('{"data": "' || repeat(md5('x'), 491520) || '"}') AS the_same, token FROM idemq.claim('q') \gset
+SELECT md5(payload::text) = md5('{"data": "' || repeat(md5('x'), 32768) || '"}') AS the_same, token FROM idemq.claim('q') \gset
 SELECT :'the_same' AS the_same, idemq.commit(:id, :token, '"done"');
 SELECT status, result, length(payload ->> 'data') FROM idemq.job(:id);
-CREATE TABLE medium AS SELECT jsonb_build_object('data', string_agg(md5(i::text), '')) AS payload FROM generate_series(1, 100000) i;
+CREATE TABLE medium AS SELECT jsonb_build_object('data', string_agg(md5(i::text), '')) AS payload FROM generate_series(1, 3000) i;
 SELECT (idemq.enqueue('q', payload, headers => payload)).id FROM medium \gset
 SELECT c.payload = m.payload AS payload, c.headers = m.payload AS headers, c.token FROM idemq.claim('q') c, medium m \gset
 SELECT :'payload' AS payload, :'headers' AS headers, idemq.checkpoint(:id, :token, payload) FROM medium;
