@@ -186,7 +186,7 @@ SELECT clean();
 SELECT reset();
 SELECT add('p') > 0 AS p;
 SELECT id > 0 FROM idemq.enqueue('q', '"late"', run_at => '2100-01-01', depends_on => ids('p'));
-SELECT id > 0 FROM idemq.enqueue('q', '"soon"', expires_in => '1 ms', depends_on => ids('p'));
+SELECT id > 0 FROM idemq.enqueue('q', '"soon"', expires_in => '1 ms', depends_on => ids('p')); -- meant to expire
 SELECT id > 0 FROM idemq.enqueue('q', '"moved"', depends_on => ids('p'));
 SELECT idemq.reschedule(id, run_at => '2101-01-01') FROM idemq.jobs WHERE payload = '"moved"';
 SELECT pg_sleep(0.01);
@@ -487,12 +487,12 @@ SELECT count(*) AS waiting FROM idemq.children;
 SELECT clean();
 
 -- All results at once.
-CALL idemq.wait_results(ids('one', 'child of many'), '1 s');
-CALL idemq.wait_results('{}', '1 s');
+CALL idemq.wait_results(ids('one', 'child of many'), '5 min');
+CALL idemq.wait_results('{}', '5 min');
 SELECT add('open') AS open \gset
-CALL idemq.wait_results(ids('one') || :open, '1 ms');
-CALL idemq.wait_results('{123456789}', '1 ms');
-CALL idemq.wait_results('{NULL}', '1 ms');
+CALL idemq.wait_results(ids('one') || :open, '1 ms'); -- meant to expire
+CALL idemq.wait_results('{123456789}', '1 ms'); -- meant to expire
+CALL idemq.wait_results('{NULL}', '1 ms'); -- meant to expire
 CALL idemq.wait_results(NULL);
 
 -- Children of the same parents, in one call: with keys and without, in a group, delayed; a duplicate keeps its own.

@@ -8,16 +8,16 @@ SELECT idemq.create_queue('q', retry_jitter => 0, lease => '1 h');
 -- Arguments that each function takes as they are; names that mean an error are changed below.
 CREATE TABLE good (arg text PRIMARY KEY, value text);
 INSERT INTO good VALUES ('queue', '''q'''), ('queues', '''{q}'''), ('payload', '''1'''), ('payloads', '''{1}'''), ('key', '''k'''), ('keys', '''{k}'''),
-	('delay', '''1 s'''), ('delays', 'NULL'), ('expires_ins', '''{1 h}'''), ('nowait', 'false'), ('details', '''{}'''), ('run_at', '''2001-01-01'''), ('run_ats', '''{2001-01-01}'''), ('priority', '3'), ('priorities', '''{3}'''), ('group_key', 'NULL'),
+	('delay', '''1 min'''), ('delays', 'NULL'), ('expires_ins', '''{1 h}'''), ('nowait', 'false'), ('details', '''{}'''), ('run_at', '''2001-01-01'''), ('run_ats', '''{2001-01-01}'''), ('priority', '3'), ('priorities', '''{3}'''), ('group_key', 'NULL'),
 	('group_keys', 'NULL'), ('max_attempts', '2'), ('headers', '''{}'''), ('expires_in', '''1 h'''), ('key_ttl', 'NULL'), ('key_ttls', 'NULL'), ('on_duplicate', '''keep'''), ('max_jobs', '2'),
 	('lease', '''1 h'''), ('worker', '''w'''), ('attach', 'false'), ('id', '$1'), ('ids', 'ARRAY[$1]'), ('token', '$2'), ('tokens', 'ARRAY[$2]'), ('result', '''1'''),
-	('results', '''{1}'''), ('error', '''e'''), ('errors', '''{e}'''), ('retry_in', '''1 s'''), ('permanent', 'false'), ('state', '''1'''), ('name', '''q'''), ('response', '''1'''),
-	('role', '''pg_monitor'''), ('privilege', '''claim'''), ('force', 'true'), ('status', '''pending'''), ('retry_base', '''1 s'''), ('retry_factor', '2'),
+	('results', '''{1}'''), ('error', '''e'''), ('errors', '''{e}'''), ('retry_in', '''1 min'''), ('permanent', 'false'), ('state', '''1'''), ('name', '''q'''), ('response', '''1'''),
+	('role', '''pg_monitor'''), ('privilege', '''claim'''), ('force', 'true'), ('status', '''pending'''), ('retry_base', '''1 min'''), ('retry_factor', '2'),
 	('retry_max', '''1 h'''), ('retry_jitter', '0'), ('retention', '''1 day'''), ('idempotency_window', '''1 day'''), ('max_running', 'NULL'), ('rate_limit', 'NULL'),
-	('rate_period', '''1 s'''), ('dead_queue', 'NULL'), ('dead_retention', '''30 days'''), ('max_lease', '''1 day'''), ('job_timeout', '''1 h'''), ('queue_id', '1'), ('scope', '''s'''), ('count', 'true'), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),
-	('kind', '''mail'''), ('kinds', '''{mail}'''), ('max_wait', 'NULL'), ('dead_queue_cancelled', 'false'), ('group_running', '2'), ('group_rate', 'NULL'), ('group_period', '''1 s'''), ('producer', '''p'''), ('seq', '1'), ('shard', '3'), ('shards', '8'), ('moved_to', '''there'''), ('timeout', '''1 h'''), ('pattern', '''order.#'''), ('topic', '''order.paid'''), ('key_prefix', '''order-'''),
-	('per', '''1 s'''), ('cost', '1'), ('function', '''regress_handler(jsonb)'''), ('workers', '2'), ('batch', '10'), ('max_idle', '''1 s'''),
-	('cron', '''* * * * *'''), ('time_zone', '''UTC'''), ('after', '''2026-01-01'''), ('until', '''2100-01-01'''), ('sqlstate', '''22012'''), ('checkpoint', '''{}'''), ('done_until', '''2026-01-01'''), ('created_by', '''pg_monitor'''), ('created_by_oid', '3373'),
+	('rate_period', '''1 min'''), ('dead_queue', 'NULL'), ('dead_retention', '''30 days'''), ('max_lease', '''1 day'''), ('job_timeout', '''1 h'''), ('queue_id', '1'), ('scope', '''s'''), ('count', 'true'), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),
+	('kind', '''mail'''), ('kinds', '''{mail}'''), ('max_wait', 'NULL'), ('dead_queue_cancelled', 'false'), ('group_running', '2'), ('group_rate', 'NULL'), ('group_period', '''1 min'''), ('producer', '''p'''), ('seq', '1'), ('shard', '3'), ('shards', '8'), ('moved_to', '''there'''), ('timeout', '''1 h'''), ('pattern', '''order.#'''), ('topic', '''order.paid'''), ('key_prefix', '''order-'''),
+	('per', '''1 min'''), ('cost', '1'), ('function', '''regress_handler(jsonb)'''), ('workers', '2'), ('batch', '10'), ('max_idle', '''1 min'''),
+	('cron', '''0 0 1 1 *'''), ('time_zone', '''UTC'''), ('after', '''2026-01-01'''), ('until', '''2100-01-01'''), ('sqlstate', '''22012'''), ('checkpoint', '''{}'''), ('done_until', '''2026-01-01'''), ('created_by', '''pg_monitor'''), ('created_by_oid', '3373'),
 	('depends_on', 'ARRAY[$1]'), ('on_parent_failure', '''wait'''), ('jobs', '''[{"name": "a", "queue": "q", "payload": 1, "depends_on": []}]'''),
 	('drained_by_cron', 'false'), ('most', '10'), ('member', '$1'), ('counts', '''{10,1}'''), ('more', '''{12,2}'''), ('part', '0.5'), ('process', '''7b0c7f6a-1111-4222-8333-444455556666'''),
 	('program', '''sh'''), ('version', '''1'''), ('host', '''here'''), ('concurrency', '2'), ('running', 'ARRAY[$1]'), ('done', '3'), ('goodbye', 'false');
