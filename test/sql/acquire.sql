@@ -48,9 +48,9 @@ SELECT * FROM said(idemq.acquire('q', 'd', '1'));
 SELECT outcome FROM idemq.enqueue('q', '1', key => 'e', priority => 7, headers => '{"h": 1}');
 SELECT outcome, payload, headers FROM idemq.acquire('q', 'e', '1');
 -- A lease that is over is taken back first, and the attempt counts.
-SELECT outcome FROM idemq.acquire('q', 'f', '1', lease => '1 ms');
+SELECT outcome FROM idemq.acquire('q', 'f', '1', lease => '1 ms'); -- meant to expire
 SELECT pg_sleep(0.01);
-SELECT * FROM said(idemq.acquire('q', 'f', '1', lease => '1 ms'));
+SELECT * FROM said(idemq.acquire('q', 'f', '1', lease => '1 ms')); -- meant to expire
 SELECT pg_sleep(0.01);
 SELECT * FROM said(idemq.acquire('q', 'f', '1'));
 SELECT outcome, error FROM idemq.attempts WHERE job_id = (SELECT id FROM idemq.job_by_key('q', 'f')) ORDER BY token;
@@ -74,7 +74,7 @@ SELECT * FROM row;
 SELECT id AS old FROM idemq.job_by_key('q', 'a') \gset
 UPDATE idemq.jobs SET finished_at = now() - interval '1 day' + interval '1 min' WHERE id = :old;
 SELECT outcome FROM idemq.acquire('q', 'a');
-UPDATE idemq.jobs SET finished_at = now() - interval '1 day' - interval '1 s' WHERE id = :old;
+UPDATE idemq.jobs SET finished_at = now() - interval '1 day' - interval '1 min' WHERE id = :old;
 SELECT outcome, id > :old AS newer, payload FROM idemq.acquire('q', 'a', '"other"');
 SELECT status, key, result FROM idemq.job(:old);
 -- A window of 0: only while unfinished.

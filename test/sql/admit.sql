@@ -18,22 +18,23 @@ SELECT allowed, remaining FROM idemq.admit('batch', 10, '1 h', 3);
 -- retry_after is exact: a microsecond earlier is refused, then it is allowed.
 DO $$
 DECLARE
+	period interval := '200 ms'; -- meant to expire
 	wait interval;
 	asked timestamptz;
 	twice boolean := true;
 BEGIN
 	-- Where two calls were further apart than the period, there is nothing to see: once more.
 	FOR n IN 1 .. 50 LOOP
-		PERFORM idemq.admit('exact ' || n, 1, '200 ms');
-		wait := (SELECT retry_after FROM idemq.admit('exact ' || n, 1, '200 ms') WHERE NOT allowed);
+		PERFORM idemq.admit('exact ' || n, 1, period);
+		wait := (SELECT retry_after FROM idemq.admit('exact ' || n, 1, period) WHERE NOT allowed);
 		CONTINUE WHEN wait IS NULL;
 		PERFORM pg_sleep_until(clock_timestamp() + wait);
 		asked := clock_timestamp();
-		IF NOT (SELECT allowed FROM idemq.admit('exact ' || n, 1, '200 ms')) THEN
+		IF NOT (SELECT allowed FROM idemq.admit('exact ' || n, 1, period)) THEN
 			RAISE 'refused after retry_after';
 		END IF;
-		twice := (SELECT allowed FROM idemq.admit('exact ' || n, 1, '200 ms'));
-		EXIT WHEN NOT twice OR clock_timestamp() < asked + interval '200 ms';
+		twice := (SELECT allowed FROM idemq.admit('exact ' || n, 1, period));
+		EXIT WHEN NOT twice OR clock_timestamp() < asked + period;
 	END LOOP;
 	IF twice THEN
 		RAISE 'allowed twice';
@@ -64,28 +65,28 @@ SELECT allowed FROM idemq.admit('counted', 2, '1 h', cost => 0);
 SELECT allowed - :before_allowed AS allowed, refused - :before_refused AS refused, shared - :before_shared AS shared FROM idemq.admissions;
 
 -- Bad arguments.
-SELECT idemq.admit(NULL, 1, '1 s');
-SELECT idemq.admit('', 1, '1 s');
-SELECT idemq.admit(repeat('x', 1025), 1, '1 s');
-SELECT idemq.admit('b', NULL, '1 s');
-SELECT idemq.admit('b', 0, '1 s');
+SELECT idemq.admit(NULL, 1, '1 min');
+SELECT idemq.admit('', 1, '1 min');
+SELECT idemq.admit(repeat('x', 1025), 1, '1 min');
+SELECT idemq.admit('b', NULL, '1 min');
+SELECT idemq.admit('b', 0, '1 min');
 SELECT idemq.admit('b', 1, NULL);
 SELECT idemq.admit('b', 1, '0');
 SELECT idemq.admit('b', 1, '-1 s');
 SELECT idemq.admit('b', 1, '101 years');
-SELECT idemq.admit('b', 1, '1 s', NULL);
-SELECT idemq.admit('b', 1, '1 s', -1);
-SELECT idemq.admit('b', 1, '1 s', 2);
+SELECT idemq.admit('b', 1, '1 min', NULL);
+SELECT idemq.admit('b', 1, '1 min', -1);
+SELECT idemq.admit('b', 1, '1 min', 2);
 
 -- Not for everybody: roles that have it share the buckets.
 CREATE ROLE regress_idemq_admit;
 SET ROLE regress_idemq_admit;
-SELECT idemq.admit('api', 1, '1 s');
+SELECT idemq.admit('api', 1, '1 min');
 RESET ROLE;
 GRANT USAGE ON SCHEMA idemq TO regress_idemq_admit;
 GRANT EXECUTE ON FUNCTION idemq.admit TO regress_idemq_admit;
 SET ROLE regress_idemq_admit;
-SELECT allowed FROM idemq.admit('theirs', 1, '1 s');
+SELECT allowed FROM idemq.admit('theirs', 1, '1 min');
 RESET ROLE;
 REVOKE EXECUTE ON FUNCTION idemq.admit FROM regress_idemq_admit;
 DROP OWNED BY regress_idemq_admit;

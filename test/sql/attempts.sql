@@ -14,6 +14,7 @@ SELECT token AS t2 FROM idemq.claim('q', worker => 'w2') \gset
 SELECT idemq.release(:id, :t2);
 SELECT token AS t3 FROM idemq.claim('q') \gset
 SELECT idemq.fail(:id, :t3, retry_in => '0');
+-- meant to expire
 SELECT token AS t4 FROM idemq.claim('q', lease => '1 ms', worker => 'w4') \gset
 SELECT pg_sleep(0.005);
 SELECT idemq.reap('q');
@@ -37,6 +38,7 @@ SELECT (idemq.enqueue('q', '2')).id \gset
 SELECT idemq.cancel(:id);
 SELECT idemq.retry(:id);
 SELECT idemq.commit_once(:id);
+-- meant to expire
 SELECT (idemq.enqueue('q', '3', expires_in => '1 ms')).id \gset
 SELECT pg_sleep(0.005);
 SELECT count(*) FROM idemq.claim('q');

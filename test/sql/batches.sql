@@ -2,7 +2,7 @@
 CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -
-SELECT idemq.create_queue('q', retry_jitter => 0, retry_base => '10 s', lease => '1 h');
+SELECT idemq.create_queue('q', retry_jitter => 0, retry_base => '10 min', lease => '1 h');
 
 -- One of each: current, completed by this token, stale, cancelled, missing.
 SELECT count(idemq.enqueue('q', to_jsonb(g))) FROM generate_series(1, 5) g;
@@ -111,7 +111,7 @@ SELECT payload, attempt FROM idemq.claim('q', 10) ORDER BY payload;
 -- heartbeat_many moves the deadline of each.
 SELECT count(idemq.enqueue('q', to_jsonb(g))) FROM generate_series(1, 3) g;
 TRUNCATE held;
-INSERT INTO held SELECT payload::int, id, token FROM idemq.claim('q', 3, lease => '1 ms');
+INSERT INTO held SELECT payload::int, id, token FROM idemq.claim('q', 3, lease => '1 ms'); -- meant to expire
 SELECT n, outcome FROM idemq.heartbeat_many((SELECT array_agg(id ORDER BY n) FROM held WHERE n < 3),
 	(SELECT array_agg(token ORDER BY n) FROM held WHERE n < 3), lease => '1 h') JOIN held USING (id) ORDER BY n;
 SELECT pg_sleep(0.005);

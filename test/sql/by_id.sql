@@ -90,17 +90,20 @@ SELECT * FROM idemq.claim_job(1, worker => '');
 SELECT * FROM idemq.claim_job(1, attach => NULL);
 -- The lease is over: it is taken back, and claimed.
 SELECT id FROM idemq.enqueue('a', '6') \gset
+-- meant to expire
 SELECT token FROM idemq.claim_job(:id, lease => '1 ms') \gset
 SELECT pg_sleep(0.005);
 SELECT outcome, attempt FROM idemq.claim_job(:id);
 SELECT attempt, outcome, error FROM idemq.attempts WHERE job_id = :id;
 -- The last one was over: dead.
 SELECT id FROM idemq.enqueue('a', '7', max_attempts => 1) \gset
+-- meant to expire
 SELECT token FROM idemq.claim_job(:id, lease => '1 ms') \gset
 SELECT pg_sleep(0.005);
 SELECT outcome, attempt FROM idemq.claim_job(:id);
 SELECT status, last_error FROM idemq.job(:id);
 -- Expired before it was claimed: cancelled.
+-- meant to expire
 SELECT id FROM idemq.enqueue('a', '8', expires_in => '1 ms') \gset
 SELECT pg_sleep(0.005);
 SELECT outcome, attempt FROM idemq.claim_job(:id);
@@ -140,6 +143,7 @@ UPDATE idemq.jobs SET status = 'blocked', ready_at = NULL, finished_at = NULL WH
 SELECT idemq.commit_once(:id);
 SELECT idemq.commit_once(0);
 SELECT idemq.commit_once(NULL);
+-- meant to expire
 SELECT id FROM idemq.enqueue('a', '4', expires_in => '1 ms') \gset
 SELECT pg_sleep(0.005);
 SELECT idemq.commit_once(:id);

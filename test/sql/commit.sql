@@ -74,12 +74,14 @@ SELECT idemq.try_commit(:id, :old) AS old, idemq.try_commit(:id, :new) AS new;
 
 -- After the deadline it is accepted, until the lease is reaped.
 SELECT id FROM idemq.enqueue('q', '7') \gset
+-- meant to expire
 SELECT token FROM idemq.claim('q', lease => '1 ms') \gset
 SELECT pg_sleep(0.005);
 SELECT idemq.validate(:id, :token);
 SELECT idemq.commit(:id, :token);
 SELECT status, finished_at > deadline AS late FROM idemq.job(:id);
 SELECT id FROM idemq.enqueue('q', '8') \gset
+-- meant to expire
 SELECT token FROM idemq.claim('q', lease => '1 ms') \gset
 SELECT pg_sleep(0.005);
 SELECT idemq.reap('q');

@@ -63,6 +63,7 @@ SELECT idemq.redrive('nope');
 
 -- expires_in: not claimed by then, it is cancelled by whoever comes by.
 DELETE FROM idemq.jobs;
+-- meant to expire
 SELECT (idemq.enqueue('q', '1', expires_in => '5 ms')).id \gset
 SELECT (idemq.enqueue('q', '2', expires_in => '1 h')).id AS later \gset
 SELECT expires_at - created_at AS expires_in FROM idemq.jobs ORDER BY id;
@@ -76,6 +77,7 @@ SELECT token FROM idemq.claim('q') \gset
 UPDATE idemq.jobs SET expires_at = clock_timestamp() WHERE id = :id;
 SELECT idemq.validate(:id, :token), idemq.commit(:id, :token);
 -- Not due before it expires.
+-- meant to expire
 SELECT (idemq.enqueue('q', '4', expires_in => '5 ms', delay => '10 ms')).id \gset
 SELECT pg_sleep(0.02);
 SELECT count(*) FROM idemq.claim('q');
@@ -85,6 +87,7 @@ SELECT idemq.retry(:id);
 SELECT payload, attempt FROM idemq.claim('q');
 SELECT expires_at FROM idemq.job(:id);
 -- commit_once and claim_job by id see it as well.
+-- meant to expire
 SELECT (idemq.enqueue('q', '5', expires_in => '1 ms')).id \gset
 SELECT pg_sleep(0.005);
 SELECT outcome, payload FROM idemq.claim_job(:id);

@@ -35,14 +35,14 @@ SELECT payload - 'attempts' - 'id' - 'died_at' - 'enqueued_at' AS payload, jsonb
 -- A reaped lease; each way to reap.
 TRUNCATE idemq.jobs, idemq.attempts;
 SELECT count(idemq.enqueue('q', to_jsonb(n), max_attempts => 1)) FROM generate_series(1, 4) n;
-SELECT count(*) FROM idemq.claim('q', 4, lease => '1 ms');
+SELECT count(*) FROM idemq.claim('q', 4, lease => '1 ms'); -- meant to expire
 SELECT pg_sleep(0.005);
 SELECT outcome FROM idemq.claim_job((SELECT id FROM idemq.jobs WHERE payload = '2'));
 SELECT payload->'payload' AS payload FROM idemq.claim('letters', 10);
 SELECT idemq.reap('q');
 SELECT payload->'payload' AS payload, payload->>'error' AS error, payload->'attempts'->0->>'outcome' AS outcome FROM idemq.claim('letters', 10) ORDER BY 1;
 SELECT count(idemq.enqueue('q', to_jsonb(n), max_attempts => 1)) FROM generate_series(5, 6) n;
-SELECT count(*) FROM idemq.claim('q', 2, lease => '1 ms');
+SELECT count(*) FROM idemq.claim('q', 2, lease => '1 ms'); -- meant to expire
 SELECT pg_sleep(0.005);
 -- One call: what dies in the first queue is claimed from the second.
 SELECT queue, payload->'payload' AS payload FROM idemq.claim_any('{q,letters}', 10) ORDER BY 2;
@@ -91,7 +91,7 @@ SELECT payload->>'error' AS error, payload->'attempts'->0->>'error' AS last FROM
 -- Only deaths: neither cancel, nor expiry, nor a failed attempt that is retried.
 TRUNCATE idemq.jobs, idemq.attempts;
 SELECT idemq.cancel((idemq.enqueue('q', '1')).id);
-SELECT (idemq.enqueue('q', '2', expires_in => '1 ms')).outcome, pg_sleep(0.005);
+SELECT (idemq.enqueue('q', '2', expires_in => '1 ms')).outcome, pg_sleep(0.005); -- meant to expire
 SELECT (idemq.enqueue('q', '3')).outcome;
 SELECT idemq.fail(id, token, retry_in => '1 h') FROM idemq.claim('q', 10);
 SELECT status, count(*) FROM idemq.jobs GROUP BY 1 ORDER BY 1;
@@ -255,7 +255,7 @@ SELECT id FROM idemq.enqueue('q', '1') \gset
 \set VERBOSITY default
 SELECT idemq.fail((j).id, (j).token, 'no letters', permanent => true) FROM (SELECT idemq.claim_job(:id) AS j OFFSET 0) s;
 SELECT id FROM idemq.enqueue('q', '2', max_attempts => 1) AS two \gset
-SELECT count(*) FROM idemq.claim('q', lease => '1 ms');
+SELECT count(*) FROM idemq.claim('q', lease => '1 ms'); -- meant to expire
 SELECT pg_sleep(0.005);
 SELECT idemq.reap('q');
 \set VERBOSITY sqlstate

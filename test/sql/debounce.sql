@@ -54,6 +54,7 @@ DELETE FROM idemq.jobs;
 
 -- A job whose lease was lost was claimed: a request does not touch it, though it is pending; one to rerun does.
 SELECT * FROM ask('1', delay => '0');
+-- meant to expire
 SELECT id FROM idemq.claim('q', lease => '1 ms') \gset
 SELECT pg_sleep(0.01);
 SELECT idemq.reap('q');
@@ -64,10 +65,10 @@ SELECT status, attempt, payload FROM idemq.jobs;
 DELETE FROM idemq.jobs;
 
 -- A key that is free again begins anew: key_ttl.
-SELECT outcome FROM idemq.enqueue('q', '1', key => 'k', delay => '0', max_wait => '1 h', key_ttl => '1 ms', on_duplicate => 'replace');
+SELECT outcome FROM idemq.enqueue('q', '1', key => 'k', delay => '0', max_wait => '1 h', key_ttl => '1 ms', on_duplicate => 'replace'); -- meant to expire
 SELECT idemq.commit(id, token) FROM idemq.claim('q');
 SELECT pg_sleep(0.01);
-SELECT outcome FROM idemq.enqueue('q', '2', key => 'k', delay => '10 min', max_wait => '1 h', key_ttl => '1 ms', on_duplicate => 'replace');
+SELECT outcome FROM idemq.enqueue('q', '2', key => 'k', delay => '10 min', max_wait => '1 h', key_ttl => '1 ms', on_duplicate => 'replace'); -- meant to expire
 SELECT * FROM row;
 DELETE FROM idemq.jobs;
 
@@ -96,15 +97,15 @@ DECLARE
 	job idemq.jobs;
 BEGIN
 	FOR i IN 1..200 LOOP
-		PERFORM idemq.enqueue('q', to_jsonb(i), key => 'stream', delay => '30 ms', max_wait => '60 ms', on_duplicate => 'replace');
+		PERFORM idemq.enqueue('q', to_jsonb(i), key => 'stream', delay => '30 ms', max_wait => '60 ms', on_duplicate => 'replace'); -- meant to expire
 		SELECT * INTO job FROM idemq.jobs;
 		ASSERT job.payload = to_jsonb(i), 'the newest';
-		ASSERT job.ready_at <= job.created_at + interval '60 ms', 'the bound';
+		ASSERT job.ready_at <= job.created_at + interval '60 ms', 'the bound'; -- meant to expire
 		moved := moved + coalesce(job.ready_at > last, false)::int;
 		last := job.ready_at;
 		PERFORM pg_sleep(0.001);
 	END LOOP;
-	ASSERT moved > 0 AND last = job.created_at + interval '60 ms';
+	ASSERT moved > 0 AND last = job.created_at + interval '60 ms'; -- meant to expire
 END $$;
 SELECT payload FROM idemq.claim('q');
 DELETE FROM idemq.jobs;

@@ -81,7 +81,7 @@ DELETE FROM idemq.jobs;
 
 -- All options at once; groups have their heads in order.
 SELECT count(*) FROM idemq.enqueue_many('q', payloads(600),
-	run_ats => (SELECT array_agg(CASE WHEN g % 4 = 0 THEN now() - g * interval '1 s' END ORDER BY g) FROM generate_series(1, 600) g),
+	run_ats => (SELECT array_agg(CASE WHEN g % 4 = 0 THEN now() - g * interval '1 min' END ORDER BY g) FROM generate_series(1, 600) g),
 	priorities => (SELECT array_agg(g % 10 ORDER BY g) FROM generate_series(1, 600) g),
 	group_keys => (SELECT array_agg(CASE WHEN g % 3 = 0 THEN 'group ' || g % 5 END ORDER BY g) FROM generate_series(1, 600) g),
 	keys => (SELECT array_agg(CASE WHEN g % 7 = 0 THEN 'key ' || g END ORDER BY g) FROM generate_series(1, 600) g),

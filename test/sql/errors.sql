@@ -57,7 +57,7 @@ SELECT payload, idemq.fail(id, token, 'refused ' || id, retry_in => '0', details
 -- One goes on and is worked at; one is done; one loses its lease.
 SELECT attempt, payload FROM idemq.claim('pay', 1) \gset going_
 SELECT idemq.commit(id, token) FROM idemq.claim('pay', 1);
-SELECT idemq.heartbeat(id, token, '1 ms') FROM idemq.claim('pay', 1);
+SELECT idemq.heartbeat(id, token, '1 ms') FROM idemq.claim('pay', 1); -- meant to expire
 SELECT pg_sleep(0.01);
 SELECT idemq.reap('pay');
 SELECT error, sqlstate, jobs, dead FROM idemq.errors WHERE queue = 'pay' ORDER BY error;

@@ -44,7 +44,7 @@ SELECT name, payload, keep_until - sent_at AS kept FROM idemq.events WHERE queue
 SELECT idemq.fail(:id, :t2, retry_in => '0');
 DELETE FROM idemq.events;
 SELECT attempt, token AS t3 FROM idemq.claim('q') \gset
-SELECT :attempt AS attempt, (idemq.await_event(:id, :t3, 'paid', '1 s')).*;
+SELECT :attempt AS attempt, (idemq.await_event(:id, :t3, 'paid', '1 h')).*;
 
 -- An event that came first; no payload is not a time-out.
 SELECT * FROM idemq.send_event('q', 'approved');
@@ -83,7 +83,7 @@ SELECT idemq.retry(:id);
 SELECT token AS t8 FROM idemq.claim('q') \gset
 SELECT outcome FROM idemq.send_event('q', 'most');
 SELECT idemq.validate(:id, :t8);
-SELECT * FROM idemq.await_event(:id, :t8, 'most', '1 s');
+SELECT * FROM idemq.await_event(:id, :t8, 'most', '1 h');
 
 -- The effects of an attempt and its wait are one transaction; a savepoint undoes both.
 CREATE TABLE effects (what text);
@@ -186,15 +186,15 @@ SELECT count(*) FROM idemq.claim('q');
 SELECT status FROM idemq.jobs WHERE id = :expires;
 
 -- Arguments.
-SELECT idemq.await_event(NULL, 1, 'e', '1 s');
-SELECT idemq.await_event(:id, NULL, 'e', '1 s');
-SELECT idemq.await_event(:id, :t9, NULL, '1 s');
-SELECT idemq.await_event(:id, :t9, '', '1 s');
-SELECT idemq.await_event(:id, :t9, repeat('x', 257), '1 s');
+SELECT idemq.await_event(NULL, 1, 'e', '1 h');
+SELECT idemq.await_event(:id, NULL, 'e', '1 h');
+SELECT idemq.await_event(:id, :t9, NULL, '1 h');
+SELECT idemq.await_event(:id, :t9, '', '1 h');
+SELECT idemq.await_event(:id, :t9, repeat('x', 257), '1 h');
 SELECT idemq.await_event(:id, :t9, 'e', NULL);
 SELECT idemq.await_event(:id, :t9, 'e', '-1 s');
 SELECT idemq.await_event(:id, :t9, 'e', '1001 years');
-SELECT idemq.await_event(0, 1, 'e', '1 s');
+SELECT idemq.await_event(0, 1, 'e', '1 h');
 SELECT idemq.send_event(NULL, 'e');
 SELECT idemq.send_event('nowhere', 'e');
 SELECT idemq.send_event('q', NULL);
@@ -205,7 +205,7 @@ BEGIN READ ONLY;
 SELECT idemq.send_event('q', 'e');
 ROLLBACK;
 BEGIN READ ONLY;
-SELECT idemq.await_event(:id, :t9, 'e', '1 s');
+SELECT idemq.await_event(:id, :t9, 'e', '1 h');
 ROLLBACK;
 SELECT length((idemq.send_event('q', repeat('x', 256), to_jsonb(repeat('y', 1000000)))).first_payload::text);
 
@@ -215,12 +215,12 @@ CREATE ROLE regress_worker;
 SELECT idemq.grant_queue('q', 'regress_sender', 'enqueue'), idemq.grant_queue('q', 'regress_worker', 'claim');
 SET ROLE regress_sender;
 SELECT outcome FROM idemq.send_event('q', 'by a sender', '1');
-SELECT * FROM idemq.await_event(:id, :t9, 'by a sender', '1 s');
+SELECT * FROM idemq.await_event(:id, :t9, 'by a sender', '1 h');
 SELECT count(*) FROM idemq.events;
 SELECT idemq.send_event('other', 'e');
 SET ROLE regress_worker;
 SELECT idemq.send_event('q', 'e');
-SELECT * FROM idemq.await_event(:id, :t9, 'by a sender', '1 s');
+SELECT * FROM idemq.await_event(:id, :t9, 'by a sender', '1 h');
 SELECT count(*) > 0 AS sees FROM idemq.events;
 INSERT INTO idemq.events VALUES (:q, 'forged', now(), now(), '1');
 RESET ROLE;

@@ -3,7 +3,7 @@ CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 CREATE FUNCTION sqlstate_of(command text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN EXECUTE command; RETURN 'none'; EXCEPTION WHEN OTHERS THEN RETURN SQLSTATE; END $$;
-SELECT idemq.create_queue('q', group_rate => 3, group_period => '1 h', retry_base => '1 ms', retry_jitter => 0) IS NOT NULL AS created;
+SELECT idemq.create_queue('q', group_rate => 3, group_period => '1 h', retry_base => '1 ms', retry_jitter => 0) IS NOT NULL AS created; -- meant to expire
 SELECT c, sqlstate_of(c) FROM unnest(ARRAY[
 	$$SELECT idemq.create_queue('x', group_rate => 0)$$, $$SELECT idemq.create_queue('x', group_rate => -1)$$,
 	$$SELECT idemq.create_queue('x', group_period => '0')$$, $$SELECT idemq.create_queue('x', group_period => NULL)$$,
@@ -178,7 +178,7 @@ SELECT * FROM idemq.check();
 
 -- group_running to and fro, while jobs wait: for the rate, and for their own time, which stays.  With places the
 -- latter is in nobody's way.
-SELECT idemq.create_queue('v', group_rate => 1, group_period => '1 h', retry_base => '1 ms') IS NOT NULL AS created;
+SELECT idemq.create_queue('v', group_rate => 1, group_period => '1 h', retry_base => '1 ms') IS NOT NULL AS created; -- meant to expire
 SELECT add('i', 1, 3, 'v'), add('j', 1, 3, 'v'), add('l', 1, 3, 'v');
 SELECT take(10, 'v');
 SELECT done('i1'), idemq.release(id, token, '1 day') FROM idemq.jobs WHERE payload = '"j1"';

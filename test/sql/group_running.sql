@@ -1,6 +1,6 @@
 -- Groups that may have several jobs in processing, without the worker: who has a place, whose turn it is.
 CREATE EXTENSION idemq;
-SELECT idemq.create_queue('q', group_running => 2, retry_base => '1 ms', retry_jitter => 0) IS NOT NULL AS created;
+SELECT idemq.create_queue('q', group_running => 2, retry_base => '1 ms', retry_jitter => 0) IS NOT NULL AS created; -- meant to expire
 CREATE FUNCTION sqlstate_of(command text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN EXECUTE command; RETURN 'none'; EXCEPTION WHEN OTHERS THEN RETURN SQLSTATE; END $$;
 SELECT c, sqlstate_of(c) FROM unnest(ARRAY[
@@ -77,7 +77,7 @@ SELECT done('d3'), take(10), jobs('d');
 SELECT idemq.cancel(id_of('d1')), done('d2'), done('d4'), take(10), done('d5'), done('d2'), jobs();
 -- A lease that ends.
 SELECT add('l', 1, 3);
-SELECT payload FROM idemq.claim('q', 2, lease => '1 ms');
+SELECT payload FROM idemq.claim('q', 2, lease => '1 ms'); -- meant to expire
 SELECT pg_sleep(0.01);
 SELECT idemq.reap('q'), jobs('l');
 SELECT take(10), jobs('l');

@@ -2,7 +2,7 @@
 CREATE EXTENSION idemq;
 -- What tests before this one have left marked, in databases of their own.
 SELECT used AS groups_before FROM idemq.memory WHERE resource = 'groups' \gset
-SELECT idemq.create_queue('q', retry_base => '1 ms', retry_jitter => 0, max_attempts => 2) IS NOT NULL AS created;
+SELECT idemq.create_queue('q', retry_base => '1 ms', retry_jitter => 0, max_attempts => 2) IS NOT NULL AS created; -- meant to expire
 
 -- One in flight, in order; the next one when the head is finished.
 SELECT outcome, status FROM idemq.enqueue('q', '1', group_key => 'a');

@@ -134,9 +134,9 @@ SELECT count(*) FROM idemq.claim('q', 10);
 DELETE FROM idemq.jobs;
 SELECT idemq.reap(), idemq.reap('q');
 INSERT INTO idemq.jobs (id, queue_id, created_at, priority, max_attempts, status, attempt, token, ready_at, claimed_at, deadline, payload)
-	VALUES (101, :q, now(), 4, 3, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 h', now() - interval '1 h' + interval '1 ms', '"over"'),
-		(102, :q, now(), 4, 3, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 s', now() + interval '1 h', '"running"'),
-		(103, :q, now(), 4, 3, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 s', now() + interval '1 h', '"committed"');
+	VALUES (101, :q, now(), 4, 3, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 h', now() - interval '1 h' + interval '1 ms', '"over"'), -- meant to expire
+		(102, :q, now(), 4, 3, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 min', now() + interval '1 h', '"running"'),
+		(103, :q, now(), 4, 3, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 min', now() + interval '1 h', '"committed"');
 SELECT idemq.commit(103, 17);
 -- (A claim looks for them a stretch at a time; idemq.reap for all at once.)
 DO $$
@@ -150,7 +150,7 @@ SELECT payload, status, attempt, token > 17 AS grew FROM idemq.jobs ORDER BY id;
 SELECT idemq.heartbeat(102, 17), idemq.try_commit(101, 17), idemq.reap('q');
 SELECT idemq.commit(102, 17);
 INSERT INTO idemq.jobs (id, queue_id, created_at, priority, max_attempts, status, attempt, token, ready_at, claimed_at, deadline, payload)
-	SELECT 200 + n, :q, now(), 9, 1, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 h', now() - interval '1 h' + interval '1 ms', '"over, the last"' FROM generate_series(1, 3000) n;
+	SELECT 200 + n, :q, now(), 9, 1, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 h', now() - interval '1 h' + interval '1 ms', '"over, the last"' FROM generate_series(1, 3000) n; -- meant to expire
 SELECT idemq.reap('q');
 SELECT payload, status, attempt, count(*) FROM idemq.jobs GROUP BY 1, 2, 3 ORDER BY 1;
 DELETE FROM idemq.jobs;
@@ -176,7 +176,7 @@ DELETE FROM idemq.queue_grants;
 SET ROLE pg_monitor;
 SELECT count(*) FROM idemq.claim('p', lease => '1 h');
 RESET ROLE;
-UPDATE idemq.queues SET lease = '1 h', max_attempts = 20, retry_base = '1 s', retry_factor = 2, retry_max = '1 h', retry_jitter = 0, retention = '1 day',
+UPDATE idemq.queues SET lease = '1 h', max_attempts = 20, retry_base = '1 min', retry_factor = 2, retry_max = '1 h', retry_jitter = 0, retention = '1 day',
 	idempotency_window = '1 day' WHERE name = 'p';
 -- A queue deleted by hand: its jobs are there, and nobody's.
 SELECT idemq.create_queue('orphaned') AS orphaned \gset
@@ -223,6 +223,7 @@ DROP TRIGGER a_before ON idemq.jobs;
 DROP TRIGGER b_status ON idemq.jobs;
 SELECT idemq.fail(id, token, 'x', '0') FROM idemq.claim('q');
 SELECT idemq.release(id, token) FROM idemq.claim('q');
+-- meant to expire
 SELECT token FROM idemq.claim('q', lease => '1 ms') \gset
 SELECT pg_sleep(0.02);
 SELECT idemq.reap('q');

@@ -32,9 +32,9 @@ SELECT idemq_inside.write_history(10, NULL, now());
 
 -- ---- Folding: by hand, the rows of an hour
 CREATE FUNCTION step(queue int, at timestamptz, pending int, done int, counts int[]) RETURNS boolean LANGUAGE sql AS $$
-	INSERT INTO idemq.history_steps VALUES (10, idemq_inside.history_place(10, at), queue, at, pending, 0, 1, 2, 3, at - interval '5 s',
+	INSERT INTO idemq.history_steps VALUES (10, idemq_inside.history_place(10, at), queue, at, pending, 0, 1, 2, 3, at - interval '00:00:05',
 		done + 1, done, done, 1, 0, 0, 0, counts, NULL) RETURNING true $$;
-SELECT count(step(n.queue, '2026-01-01 12:00'::timestamptz + s * interval '10 s', s, s, ARRAY[20 + s, s]))
+SELECT count(step(n.queue, '2026-01-01 12:00'::timestamptz + s * interval '00:00:10', s, s, ARRAY[20 + s, s]))
 	FROM (VALUES (:q), (0)) n (queue), unnest('{1,3,6,7,12,60,61}'::int[]) s;
 SELECT idemq_inside.write_history(60, NULL, '2026-01-01 12:02');
 SELECT queue, step, at, pending, processing, failed, dead, oldest_due, enqueued, claimed, completed, failures, wait_counts, run_counts

@@ -8,16 +8,16 @@ SELECT idemq.create_queue('q', retry_jitter => 0, lease => '1 h');
 -- Arguments that each function takes as they are; names that mean an error are changed below.
 CREATE TABLE good (arg text PRIMARY KEY, value text);
 INSERT INTO good VALUES ('queue', '''q'''), ('queues', '''{q}'''), ('payload', '''1'''), ('payloads', '''{1}'''), ('key', '''k'''), ('keys', '''{k}'''),
-	('delay', '''1 s'''), ('delays', 'NULL'), ('expires_ins', '''{1 h}'''), ('nowait', 'false'), ('details', '''{}'''), ('run_at', '''2001-01-01'''), ('run_ats', '''{2001-01-01}'''), ('priority', '3'), ('priorities', '''{3}'''), ('group_key', 'NULL'),
+	('delay', '''1 min'''), ('delays', 'NULL'), ('expires_ins', '''{1 h}'''), ('nowait', 'false'), ('details', '''{}'''), ('run_at', '''2001-01-01'''), ('run_ats', '''{2001-01-01}'''), ('priority', '3'), ('priorities', '''{3}'''), ('group_key', 'NULL'),
 	('group_keys', 'NULL'), ('max_attempts', '2'), ('headers', '''{}'''), ('expires_in', '''1 h'''), ('key_ttl', 'NULL'), ('key_ttls', 'NULL'), ('on_duplicate', '''keep'''), ('max_jobs', '2'),
 	('lease', '''1 h'''), ('worker', '''w'''), ('attach', 'false'), ('id', '$1'), ('ids', 'ARRAY[$1]'), ('token', '$2'), ('tokens', 'ARRAY[$2]'), ('result', '''1'''),
-	('results', '''{1}'''), ('error', '''e'''), ('errors', '''{e}'''), ('retry_in', '''1 s'''), ('permanent', 'false'), ('state', '''1'''), ('name', '''q'''), ('response', '''1'''),
-	('role', '''pg_monitor'''), ('privilege', '''claim'''), ('force', 'true'), ('status', '''pending'''), ('retry_base', '''1 s'''), ('retry_factor', '2'),
+	('results', '''{1}'''), ('error', '''e'''), ('errors', '''{e}'''), ('retry_in', '''1 min'''), ('permanent', 'false'), ('state', '''1'''), ('name', '''q'''), ('response', '''1'''),
+	('role', '''pg_monitor'''), ('privilege', '''claim'''), ('force', 'true'), ('status', '''pending'''), ('retry_base', '''1 min'''), ('retry_factor', '2'),
 	('retry_max', '''1 h'''), ('retry_jitter', '0'), ('retention', '''1 day'''), ('idempotency_window', '''1 day'''), ('max_running', 'NULL'), ('rate_limit', 'NULL'),
-	('rate_period', '''1 s'''), ('dead_queue', 'NULL'), ('dead_retention', '''30 days'''), ('max_lease', '''1 day'''), ('job_timeout', '''1 h'''), ('queue_id', '1'), ('scope', '''s'''), ('count', 'true'), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),
-	('kind', '''mail'''), ('kinds', '''{mail}'''), ('max_wait', 'NULL'), ('dead_queue_cancelled', 'false'), ('group_running', '2'), ('group_rate', 'NULL'), ('group_period', '''1 s'''), ('producer', '''p'''), ('seq', '1'), ('shard', '3'), ('shards', '8'), ('moved_to', '''there'''), ('timeout', '''1 h'''), ('pattern', '''order.#'''), ('topic', '''order.paid'''), ('key_prefix', '''order-'''),
-	('per', '''1 s'''), ('cost', '1'), ('function', '''regress_handler(jsonb)'''), ('workers', '2'), ('batch', '10'), ('max_idle', '''1 s'''),
-	('cron', '''* * * * *'''), ('time_zone', '''UTC'''), ('after', '''2026-01-01'''), ('until', '''2100-01-01'''), ('sqlstate', '''22012'''), ('checkpoint', '''{}'''), ('done_until', '''2026-01-01'''), ('created_by', '''pg_monitor'''), ('created_by_oid', '3373'),
+	('rate_period', '''1 min'''), ('dead_queue', 'NULL'), ('dead_retention', '''30 days'''), ('max_lease', '''1 day'''), ('job_timeout', '''1 h'''), ('queue_id', '1'), ('scope', '''s'''), ('count', 'true'), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),
+	('kind', '''mail'''), ('kinds', '''{mail}'''), ('max_wait', 'NULL'), ('dead_queue_cancelled', 'false'), ('group_running', '2'), ('group_rate', 'NULL'), ('group_period', '''1 min'''), ('producer', '''p'''), ('seq', '1'), ('shard', '3'), ('shards', '8'), ('moved_to', '''there'''), ('timeout', '''1 h'''), ('pattern', '''order.#'''), ('topic', '''order.paid'''), ('key_prefix', '''order-'''),
+	('per', '''1 min'''), ('cost', '1'), ('function', '''regress_handler(jsonb)'''), ('workers', '2'), ('batch', '10'), ('max_idle', '''1 min'''),
+	('cron', '''0 0 1 1 *'''), ('time_zone', '''UTC'''), ('after', '''2026-01-01'''), ('until', '''2100-01-01'''), ('sqlstate', '''22012'''), ('checkpoint', '''{}'''), ('done_until', '''2026-01-01'''), ('created_by', '''pg_monitor'''), ('created_by_oid', '3373'),
 	('depends_on', 'ARRAY[$1]'), ('on_parent_failure', '''wait'''), ('jobs', '''[{"name": "a", "queue": "q", "payload": 1, "depends_on": []}]'''),
 	('drained_by_cron', 'false'), ('most', '10'), ('member', '$1'), ('counts', '''{10,1}'''), ('more', '''{12,2}'''), ('part', '0.5'), ('process', '''7b0c7f6a-1111-4222-8333-444455556666'''),
 	('program', '''sh'''), ('version', '''1'''), ('host', '''here'''), ('concurrency', '2'), ('running', 'ARRAY[$1]'), ('done', '3'), ('goodbye', 'false');
@@ -59,7 +59,7 @@ CREATE TABLE bad (ord int GENERATED ALWAYS AS IDENTITY, arg text, value text);
 INSERT INTO bad (arg, value) VALUES
 	('queue', ''''''), ('queue', '''nope'''), ('queue', 'repeat(''x'', 1024)'), ('queue', 'repeat(''x'', 1025)'), ('queue', '''Q'''), ('queue', '''q; DROP'''),
 	('queues', '''{nope}'''), ('queues', '''{""}'''), ('queues', '''{NULL}'''), ('queues', '''{{q},{q}}'''), ('queues', 'array_fill(''q''::text, ARRAY[1000001])'),
-	('key', ''''''), ('key', 'repeat(''x'', 1024)'), ('key', 'repeat(''x'', 1025)'), ('key', 'repeat(''é'', 513)'), ('key', 'repeat(''x'', 100000000)'),
+	('key', ''''''), ('key', 'repeat(''x'', 1024)'), ('key', 'repeat(''x'', 1025)'), ('key', 'repeat(''é'', 513)'), ('key', 'repeat(''x'', 1000000)'),
 	('delay', '''-1 us'''), ('delay', '''1015 years'''), ('run_at', '''infinity'''), ('run_at', '''-infinity'''), ('run_at', '''294276-12-31 23:59:59+00'''), ('run_at', '''4714-11-24 00:00:00+00 BC'''),
 	('priority', '-1'), ('priority', '0'), ('priority', '9'), ('priority', '10'), ('priority', '2147483647'), ('priority', '-2147483648'), ('priority', '65540'),
 	('group_key', '''g'''), ('key_prefix', ''''''), ('key_prefix', 'repeat(''k'', 1025)'), ('key_prefix', '''%'''), ('max_attempts', '0'), ('max_attempts', '-1'), ('max_attempts', '2147483647'),
@@ -112,13 +112,13 @@ SELECT count(idemq.checkpoint(j.id, token, j.payload)::text), count(idemq.commit
 SELECT count(*) FILTER (WHERE result = payload AND checkpoint = payload) AS the_same FROM idemq.jobs;
 DELETE FROM idemq.jobs;
 
--- 15 MB of jsonb by enqueue and claim; 3 MB that do not compress, in every column.
-CREATE FUNCTION large() RETURNS jsonb LANGUAGE sql AS $$ SELECT jsonb_build_object('data', repeat(md5('x'), 491520)) $$;
+-- 1 MB of jsonb by enqueue and claim; 100 kB that do not compress, in every column; input_large.sql has more.
+CREATE FUNCTION large() RETURNS jsonb LANGUAGE sql AS $$ SELECT jsonb_build_object('data', repeat(md5('x'), 32768)) $$;
 SELECT (idemq.enqueue('q', large())).id \gset
-SELECT md5(payload::text) = md5('{"data": "' || repeat(md5('x'), 491520) || '"}') AS the_same, token FROM idemq.claim('q') \gset
+SELECT md5(payload::text) = md5('{"data": "' || repeat(md5('x'), 32768) || '"}') AS the_same, token FROM idemq.claim('q') \gset
 SELECT :'the_same' AS the_same, idemq.commit(:id, :token, '"done"');
 SELECT status, result, length(payload ->> 'data') FROM idemq.job(:id);
-CREATE TABLE medium AS SELECT jsonb_build_object('data', string_agg(md5(i::text), '')) AS payload FROM generate_series(1, 100000) i;
+CREATE TABLE medium AS SELECT jsonb_build_object('data', string_agg(md5(i::text), '')) AS payload FROM generate_series(1, 3000) i;
 SELECT (idemq.enqueue('q', payload, headers => payload)).id FROM medium \gset
 SELECT c.payload = m.payload AS payload, c.headers = m.payload AS headers, c.token FROM idemq.claim('q') c, medium m \gset
 SELECT :'payload' AS payload, :'headers' AS headers, idemq.checkpoint(:id, :token, payload) FROM medium;

@@ -3,7 +3,7 @@ CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -
 SELECT idemq.create_queue('hour', lease => '30 min', job_timeout => '1 h') > 0 AS created;
-SELECT idemq.create_queue('short', lease => '1 h', job_timeout => '1 ms', max_attempts => 2, retry_jitter => 0, retry_base => '1 h') > 0 AS created;
+SELECT idemq.create_queue('short', lease => '1 h', job_timeout => '1 ms', max_attempts => 2, retry_jitter => 0, retry_base => '1 h') > 0 AS created; -- meant to expire
 SELECT count(idemq.enqueue('hour', to_jsonb(g))) FROM generate_series(1, 4) g;
 -- From the claim on, for the lease asked for and the queue's.
 CREATE TABLE held AS SELECT c.*, clock_timestamp() AS at FROM idemq.claim('hour', 1, lease => '1 day') c;

@@ -38,7 +38,7 @@ SELECT idemq.apply_retention();
 SELECT count(*) FROM idemq.jobs;
 
 -- An unfinished job keeps its key: never are two of one key in progress.
-SELECT outcome FROM idemq.enqueue('long', '1', key => 'c', key_ttl => '1 ms');
+SELECT outcome FROM idemq.enqueue('long', '1', key => 'c', key_ttl => '1 ms'); -- meant to expire
 SELECT pg_sleep(0.01);
 SELECT outcome FROM idemq.enqueue('long', '1', key => 'c');
 SELECT id, token FROM idemq.claim('long') \gset

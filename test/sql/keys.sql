@@ -21,7 +21,7 @@ SELECT id = :id AS same, outcome, status, result FROM idemq.enqueue('q', '{"a": 
 -- The other settings of a duplicate are not looked at, and change nothing.
 SELECT xmin AS version FROM idemq.jobs WHERE id = :id \gset
 SELECT id = :id AS same, outcome FROM idemq.enqueue('q', '{"a": 1, "b": [1, 2]}', key => 'k1', priority => 0, delay => '1 h',
-	max_attempts => 1, headers => '1', expires_in => '1 s');
+	max_attempts => 1, headers => '1', expires_in => '1 h');
 SELECT xmin = :'version' AS untouched FROM idemq.jobs WHERE id = :id;
 SELECT count(*) FROM idemq.jobs;
 -- A key is per queue; no key is never a duplicate.
@@ -140,7 +140,7 @@ SELECT outcome, result FROM idemq.enqueue('q', '1', key => 'w');
 UPDATE idemq.jobs SET finished_at = now() - interval '1 day' + interval '1 min' WHERE id = :id;
 SELECT outcome, result FROM idemq.enqueue('q', '1', key => 'w');
 -- ... after it, it is free, also for another payload; the old job stays, without it.
-UPDATE idemq.jobs SET finished_at = now() - interval '1 day' - interval '1 s' WHERE id = :id;
+UPDATE idemq.jobs SET finished_at = now() - interval '1 day' - interval '1 min' WHERE id = :id;
 SELECT outcome, result, id > :id AS newer FROM idemq.enqueue('q', '2', key => 'w');
 SELECT * FROM row;
 SELECT outcome, status FROM idemq.enqueue('q', '2', key => 'w');

@@ -37,6 +37,7 @@ SELECT idemq.release(0, 0);
 
 -- heartbeat: the lease begins again from now; the row keeps the deadline of the claim.
 SELECT (idemq.enqueue('q', '2')).id \gset
+-- meant to expire
 SELECT token, deadline FROM idemq.claim('q', lease => '1 ms') \gset
 SELECT pg_sleep(0.005);
 SELECT idemq.validate(:id, :token);
@@ -48,7 +49,7 @@ SELECT idemq.reap('q');
 SELECT idemq.heartbeat(:id, :token, '2 h'), idemq.heartbeat(:id, :token);
 SELECT round(extract(epoch FROM retry_after - now()) / 60) FROM idemq.claim_job(:id);
 -- Shorter, too.
-SELECT idemq.heartbeat(:id, :token, '1 ms');
+SELECT idemq.heartbeat(:id, :token, '1 ms'); -- meant to expire
 SELECT pg_sleep(0.005);
 SELECT idemq.validate(:id, :token), idemq.reap('q'), idemq.heartbeat(:id, :token), idemq.validate(:id, :token);
 SELECT idemq.heartbeat(:id, :token - 1), idemq.heartbeat(:id + 100, :token), idemq.heartbeat(0, 0), idemq.heartbeat(-1, -1);
@@ -59,6 +60,7 @@ SELECT idemq.heartbeat(1, 1, '-1 h');
 SELECT idemq.heartbeat(1, 1, '2000 years');
 -- While the claim is open, and in a read-only transaction.
 BEGIN;
+-- meant to expire
 SELECT token FROM idemq.claim('q', lease => '1 ms') \gset
 SELECT idemq.heartbeat(:id, :token, '3 h'), idemq.validate(:id, :token);
 SELECT pg_sleep(0.005);
@@ -115,6 +117,7 @@ SELECT idemq.checkpoint(:id, :token, '1');
 
 -- assert_current: an effect's guard; keeps the reaper out until the transaction ends.
 SELECT (idemq.enqueue('q', '4')).id \gset
+-- meant to expire
 SELECT token FROM idemq.claim_job(:id, lease => '1 ms') \gset
 SELECT pg_sleep(0.005);
 BEGIN;
@@ -143,6 +146,7 @@ SELECT idemq.commit(:id, :token);
 -- hold_claimed: the same for the one job that this session's last transaction has claimed.
 SELECT (idemq.enqueue('q', '5')).id \gset
 SELECT id AS other FROM idemq.enqueue('q', '6') \gset
+-- meant to expire
 SELECT token FROM idemq.claim_job(:id, lease => '1 ms') \gset
 SELECT pg_sleep(0.005);
 BEGIN;
@@ -195,7 +199,7 @@ SELECT stale_calls_total FROM idemq.metrics WHERE queue = 'q';
 DELETE FROM idemq.jobs;
 SELECT count(idemq.enqueue(q, '1')) FROM unnest(ARRAY['q', 'p']) q, generate_series(1, 4);
 SELECT count(*) FROM idemq.claim('p', 2);
-SELECT count(*) FROM idemq.claim_any('{q,p}', 10, lease => '1 ms');
+SELECT count(*) FROM idemq.claim_any('{q,p}', 10, lease => '1 ms'); -- meant to expire
 SELECT pg_sleep(0.02);
 SELECT idemq.reap('p'), idemq.reap('p');
 SELECT idemq.reap(), idemq.reap(NULL);
@@ -204,16 +208,16 @@ SELECT idemq.reap('nope');
 SELECT idemq.reap('');
 -- A claim does by itself what a reaper would.
 SELECT count(idemq.alter_queue(q, retry_base => '1 us', retry_max => '1 us')) FROM unnest(ARRAY['q', 'p']) q;
-SELECT count(*) FROM idemq.claim_any('{q,p}', 10, lease => '1 ms');
+SELECT count(*) FROM idemq.claim_any('{q,p}', 10, lease => '1 ms'); -- meant to expire
 SELECT pg_sleep(0.02);
-SELECT count(*), min(attempt), max(attempt) FROM idemq.claim_any('{q,p}', 10, lease => '1 ms');
+SELECT count(*), min(attempt), max(attempt) FROM idemq.claim_any('{q,p}', 10, lease => '1 ms'); -- meant to expire
 SELECT pg_sleep(0.02);
 SELECT count(*), min(attempt), max(attempt) FROM idemq.claim_any('{p,q}', 10);
 SELECT queue_id = :q AS of_q, status, attempt, count(*) FROM idemq.jobs GROUP BY 1, 2, 3 ORDER BY 1, 2, 3;
 -- A paused queue's leases end as well.
 DELETE FROM idemq.jobs;
 SELECT (idemq.enqueue('q', '1')).id \gset
-SELECT count(*) FROM idemq.claim('q', lease => '1 ms');
+SELECT count(*) FROM idemq.claim('q', lease => '1 ms'); -- meant to expire
 SELECT idemq.pause('q');
 SELECT pg_sleep(0.02);
 SELECT idemq.reap('q');
@@ -221,7 +225,7 @@ SELECT status FROM idemq.job(:id);
 SELECT idemq.resume('q');
 
 -- The first loss in a row: ready at once.  From the second on: the queue's retry policy.
-SELECT idemq.create_queue('lossy', lease => '1 ms', retry_base => '1 h', retry_jitter => 0) > 0;
+SELECT idemq.create_queue('lossy', lease => '1 ms', retry_base => '1 h', retry_jitter => 0) > 0; -- meant to expire
 SELECT (idemq.enqueue('lossy', '1')).id \gset
 \set lose 'SELECT j.status, j.attempt, ready_at - ended_at AS wait, last_error FROM idemq.jobs j JOIN idemq.attempts a ON a.job_id = j.id AND a.token = j.token WHERE j.id = :id'
 SELECT attempt FROM idemq.claim('lossy');
@@ -298,12 +302,12 @@ SELECT count(*) FROM idemq.workers WHERE job_id = :row_m;
 SELECT idemq.heartbeat(:row_m, 7, '1 h');
 SELECT deadline > now() + interval '50 min' AS long FROM idemq.workers WHERE job_id = :row_m;
 -- A queue's own lease is not longer either; what runs keeps what it has.
-SELECT idemq.alter_queue('m', max_lease => '59 s');
+SELECT idemq.alter_queue('m', max_lease => '00:00:59');
 SELECT idemq.alter_queue('m', lease => '2 h');
-SELECT idemq.alter_queue('m', lease => '10 s', max_lease => '10 s');
+SELECT idemq.alter_queue('m', lease => '10 min', max_lease => '10 min');
 SELECT deadline > now() + interval '50 min' AS keeps FROM idemq.workers WHERE job_id = :m;
-SELECT idemq.heartbeat(:m, :m_token, '11 s');
-SELECT idemq.heartbeat(:m, :m_token, '10 s');
-SELECT deadline < now() + interval '11 s' AS short FROM idemq.workers WHERE job_id = :m;
+SELECT idemq.heartbeat(:m, :m_token, '11 min');
+SELECT idemq.heartbeat(:m, :m_token, '10 min');
+SELECT deadline < now() + interval '11 min' AS short FROM idemq.workers WHERE job_id = :m;
 SELECT idemq.create_queue('n', lease => '2 days');
 SELECT idemq.create_queue('n', lease => '2 days', max_lease => '2 days') > 0 AS created;

@@ -27,7 +27,7 @@ INSERT INTO states VALUES
 CREATE TABLE steps (step text PRIMARY KEY, sql text);
 INSERT INTO steps VALUES
 	('claim', 'SELECT token FROM idemq.claim_job($1)'),
-	('claim 1 ms', 'SELECT token FROM idemq.claim_job($1, lease => ''1 ms'')'),
+	('claim 1 ms', 'SELECT token FROM idemq.claim_job($1, lease => ''1 ms'')'), -- meant to expire
 	('sleep', 'SELECT $2 FROM pg_sleep(0.003)'),
 	('reap', 'SELECT $2 FROM idemq.reap()'),
 	('release', 'SELECT $2 FROM idemq.release($1, $2)'),

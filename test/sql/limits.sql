@@ -188,9 +188,9 @@ SELECT (c).outcome, (c).retry_after - now() BETWEEN '19 min' AND '20 min' AS in_
 SELECT idemq.commit_once(max(id)) FROM idemq.jobs;
 SELECT (a).outcome, (a).retry_after > now() AS later FROM (SELECT idemq.acquire('q', 'k', '6') AS a) _;
 SELECT regexp_replace(idemq.why(max(id)), 'at 20.*', 'at ...') FROM idemq.jobs WHERE status = 'pending';
-CALL idemq.wait('q', '1 ms');
+CALL idemq.wait('q', '1 ms'); -- meant to expire
 -- alter_queue takes effect at once, whatever was used up before.
-SELECT idemq.alter_queue('q', rate_limit => 1000, rate_period => '1 s');
+SELECT idemq.alter_queue('q', rate_limit => 1000, rate_period => '1 s'); -- meant to expire
 SELECT take(5);
 SELECT pg_sleep(0.1);
 SELECT take(5);

@@ -20,7 +20,7 @@ CREATE VIEW drift AS
 		LATERAL (VALUES ('pending', pending), ('blocked', blocked), ('processing', processing), ('failed', failed),
 			('completed', completed), ('dead', dead), ('cancelled', cancelled)) c(status, gauge)
 		LEFT JOIN LATERAL (SELECT count(*) AS n FROM idemq.jobs j WHERE j.queue_id = q.queue_id AND j.status::text = c.status) j ON true
-	WHERE coalesce(n, 0) <> gauge;
+	WHERE coalesce(n, 0) IS DISTINCT FROM gauge;
 
 SELECT queue, queue_id = :q AS q, paused, pending, oldest_ready, enqueued_total, wait_p50, run_p99, in_memory, counted_since <= now() AS since
 FROM idemq.metrics WHERE queue = 'q';

@@ -28,7 +28,7 @@ ROLLBACK;
 SELECT * FROM state;
 
 -- At its time it is over: for claims of all kinds, why and metrics; here no worker writes the row.
-SELECT idemq.pause('q', clock_timestamp() + '150 ms');
+SELECT idemq.pause('q', clock_timestamp() + '150 ms'); -- meant to expire
 SELECT pg_sleep(0.2);
 SELECT * FROM state;
 SELECT idemq.why(:j) ~ 'paused' AS paused;
@@ -37,7 +37,7 @@ SELECT outcome FROM idemq.acquire('q', 'k', '1');
 SELECT idemq.resume('q');
 SELECT * FROM state;
 
-SELECT idemq.pause('q', now() - interval '1 s');
+SELECT idemq.pause('q', now() - interval '1 min');
 SELECT idemq.pause('q', '-infinity');
 SELECT idemq.pause(NULL, now());
 SELECT idemq.pause('nope', now() + interval '1 h');

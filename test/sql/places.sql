@@ -49,7 +49,7 @@ COMMIT;
 
 -- The row moves by updates that are not HOT, its place is vacuumed away and used again.
 CALL begin_again();
-UPDATE idemq.jobs SET ready_at = ready_at - interval '1 s';
+UPDATE idemq.jobs SET ready_at = ready_at - interval '1 min';
 VACUUM idemq.jobs;
 SELECT count(*) FROM generate_series(1, 100) n, idemq.enqueue('q', to_jsonb(-n));
 SELECT * FROM finish();
@@ -69,7 +69,7 @@ DO $$
 BEGIN
 	-- So many versions in one transaction that it has to move.
 	FOR i IN 1 .. 100 LOOP
-		UPDATE idemq.jobs SET ready_at = ready_at - interval '1 s' WHERE payload = '"last"';
+		UPDATE idemq.jobs SET ready_at = ready_at - interval '1 min' WHERE payload = '"last"';
 	END LOOP;
 END $$;
 SELECT ctid < '(30,0)' AS has_moved FROM idemq.jobs WHERE payload = '"last"';

@@ -250,7 +250,7 @@ RESET ROLE;
 SELECT idemq.create_queue('theirs') > 0 AS made;
 SELECT id AS theirs FROM idemq.enqueue('theirs', '1') \gset
 SELECT id AS ours FROM idemq.enqueue('q', '1') \gset
-SELECT outcome FROM unnest(ARRAY[:theirs, :ours]) id, idemq.claim_job(id, lease => '1 ms');
+SELECT outcome FROM unnest(ARRAY[:theirs, :ours]) id, idemq.claim_job(id, lease => '1 ms'); -- meant to expire
 SELECT pg_sleep(0.01);
 SET ROLE idemq_producer;
 SELECT idemq.reap();

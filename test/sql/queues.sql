@@ -20,9 +20,9 @@ SELECT queue_id = :made AS its_id FROM idemq.queues;
 SELECT name, lease, max_attempts, retry_base, retry_factor, retry_max, retry_jitter, retention, idempotency_window, max_running, rate_limit,
 	rate_period, dead_queue, paused, now() - created_at < '1 min' AS just_now FROM idemq.queues;
 -- All settings, by name and by place.
-SELECT idemq.create_queue(name => 'named', lease => '1 min', max_attempts => 3, retry_base => '2 s', retry_factor => 1.5, retry_max => '5 min',
+SELECT idemq.create_queue(name => 'named', lease => '1 min', max_attempts => 3, retry_base => '2 min', retry_factor => 1.5, retry_max => '5 min',
 	retry_jitter => 0, retention => '0', idempotency_window => '2 days', rate_period => '1 min') > 0 AS made;
-SELECT idemq.create_queue('placed', '1 min', 3, '2 s', 1.5, '5 min', 0, '0', '2 days') > 0 AS made;
+SELECT idemq.create_queue('placed', '1 min', 3, '2 min', 1.5, '5 min', 0, '0', '2 days') > 0 AS made;
 SELECT a.lease, a.max_attempts, a.retry_base, a.retry_factor, a.retry_max, a.retry_jitter, a.retention, a.idempotency_window, a.rate_period,
 	(a.lease, a.max_attempts, a.retry_base, a.retry_factor, a.retry_max, a.retry_jitter, a.retention, a.idempotency_window) =
 	(b.lease, b.max_attempts, b.retry_base, b.retry_factor, b.retry_max, b.retry_jitter, b.retention, b.idempotency_window) AS same
@@ -80,11 +80,11 @@ SELECT idemq.alter_queue('named', lease => '9 min', max_attempts => NULL);
 SELECT to_jsonb(q) - 'queue_id' - 'lease' = :'before'::jsonb - 'lease' AS the_rest, lease FROM idemq.queues q WHERE name = 'named';
 SELECT (idemq.enqueue('named', '1')).outcome;
 SELECT round(extract(epoch FROM deadline - now()) / 60), max_attempts FROM idemq.claim('named');
-SELECT idemq.alter_queue('named', '8 min', 9, '3 s', 3, '6 min', 0.5, '2 h', '3 h');
+SELECT idemq.alter_queue('named', '8 min', 9, '3 min', 3, '6 min', 0.5, '2 h', '3 h');
 SELECT lease, max_attempts, retry_base, retry_factor, retry_max, retry_jitter, retention, idempotency_window FROM idemq.queues WHERE name = 'named';
-SELECT idemq.alter_queue('nope', lease => '1 s');
-SELECT idemq.alter_queue(NULL, lease => '1 s');
-SELECT idemq.alter_queue('', lease => '1 s');
+SELECT idemq.alter_queue('nope', lease => '1 h');
+SELECT idemq.alter_queue(NULL, lease => '1 h');
+SELECT idemq.alter_queue('', lease => '1 h');
 -- No limit, one, the same, none again.
 SELECT job_timeout IS NULL AS none FROM idemq.queues WHERE name = 'named';
 SELECT idemq.alter_queue('named', job_timeout => '5 min');

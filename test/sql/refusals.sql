@@ -2,7 +2,7 @@
 CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -
-SELECT idemq.create_queue('q', lease => '1 h', max_attempts => 100, retry_base => '1 ms', retry_max => '1 ms');
+SELECT idemq.create_queue('q', lease => '1 h', max_attempts => 100, retry_base => '1 ms', retry_max => '1 ms'); -- meant to expire
 CREATE VIEW refused AS SELECT duplicates_total AS duplicates, stale_commits_total AS stale_commits, stale_calls_total AS stale_calls, repeated_commits_total AS repeated FROM idemq.metrics WHERE queue = 'q';
 CREATE TABLE zombies (id bigint, token bigint);
 
@@ -12,7 +12,7 @@ CREATE PROCEDURE lose_leases(job bigint, n int) LANGUAGE plpgsql AS $$
 BEGIN
 	FOR i IN 1 .. n LOOP
 		LOOP
-			INSERT INTO zombies SELECT c.id, c.token FROM idemq.claim_job(job, lease => '1 ms') c WHERE c.token IS NOT NULL;
+			INSERT INTO zombies SELECT c.id, c.token FROM idemq.claim_job(job, lease => '1 ms') c WHERE c.token IS NOT NULL; -- meant to expire
 			EXIT WHEN FOUND;
 			COMMIT;
 		END LOOP;

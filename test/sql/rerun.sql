@@ -69,12 +69,12 @@ SELECT * FROM row;
 -- The last attempt is lost: it would be dead.
 SELECT token FROM idemq.claim('q') \gset
 SELECT outcome, status FROM ask('12');
-SELECT idemq.heartbeat(:id, :token, lease => '1 ms');
+SELECT idemq.heartbeat(:id, :token, lease => '1 ms'); -- meant to expire
 SELECT pg_sleep(0.01), idemq.reap('q') >= 0 AS reaped;
 SELECT * FROM row;
 SELECT token FROM idemq.claim('q') \gset
 SELECT outcome, status FROM ask('13');
-SELECT idemq.heartbeat(:id, :token, lease => '1 ms');
+SELECT idemq.heartbeat(:id, :token, lease => '1 ms'); -- meant to expire
 SELECT pg_sleep(0.01), idemq.reap('q') >= 0 AS reaped;
 SELECT * FROM row;
 -- A cancel drops it: it ends what was asked before.

@@ -57,6 +57,7 @@ SELECT take(2);
 SELECT * FROM idemq.check();
 
 -- It expires all the same; a claim that comes too late cancels it.
+-- meant to expire
 SELECT id AS x FROM idemq.enqueue('q', '"x"', expires_in => '1 ms') \gset
 SELECT pg_sleep(0.01);
 SELECT idemq.reschedule(:x, clock_timestamp(), 0), take(1);

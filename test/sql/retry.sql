@@ -22,12 +22,12 @@ BEGIN
 END $$;
 
 -- 1 s, doubling, capped by retry_max; the last attempt is dead.
-SELECT idemq.create_queue('doubling', retry_jitter => 0, retry_max => '10 s', max_attempts => 7);
+SELECT idemq.create_queue('doubling', retry_jitter => 0, retry_max => '00:00:10', max_attempts => 7);
 SELECT * FROM fail_times('doubling', 7);
 -- Other bases and factors.
-SELECT idemq.create_queue('tripling', retry_jitter => 0, retry_base => '100 ms', retry_factor => 3);
+SELECT idemq.create_queue('tripling', retry_jitter => 0, retry_base => '00:00:00.1', retry_factor => 3);
 SELECT * FROM fail_times('tripling', 6);
-SELECT idemq.create_queue('constant', retry_jitter => 0, retry_base => '7 s', retry_factor => 1);
+SELECT idemq.create_queue('constant', retry_jitter => 0, retry_base => '00:00:07', retry_factor => 1);
 SELECT DISTINCT delay, outcome FROM fail_times('constant', 10);
 SELECT idemq.create_queue('fraction', retry_jitter => 0, retry_base => '1 us', retry_factor => 1.5, retry_max => '5 us');
 SELECT attempt, delay FROM fail_times('fraction', 6);
@@ -74,7 +74,7 @@ SELECT idemq.retry(:id);
 SELECT idemq.fail(id, token, 'a year', retry_in => '1 year') FROM idemq.claim('q');
 SELECT idemq.retry(:id);
 -- Not for the last attempt.
-SELECT idemq.fail(id, token, 'last', retry_in => '1 s') FROM idemq.claim('q');
+SELECT idemq.fail(id, token, 'last', retry_in => '1 h') FROM idemq.claim('q');
 SELECT a.attempt, error, a.outcome, CASE WHEN error = 'last' THEN ready_at - ended_at END AS delay FROM idemq.attempts a, idemq.job(:id) WHERE job_id = :id ORDER BY ended_at;
 SELECT status, attempt, last_error, ready_at, finished_at IS NOT NULL AS finished FROM idemq.job(:id);
 
@@ -103,15 +103,15 @@ SELECT idemq.fail(id, token, 'again', permanent => true) FROM idemq.job(:id);
 SELECT (idemq.enqueue('q', '1')).id \gset
 SELECT token FROM idemq.claim('q') \gset
 SELECT idemq.fail(:id, :token, retry_in => '-1 s', permanent => true);
-SELECT idemq.fail(:id, :token, retry_in => '1 s', permanent => true);
+SELECT idemq.fail(:id, :token, retry_in => '1 h', permanent => true);
 
 -- A lost lease counts as an attempt; the job is ready at once; the last one is dead.
 SELECT (idemq.enqueue('q', '1', max_attempts => 2)).id \gset
-SELECT attempt FROM idemq.claim('q', lease => '1 ms', worker => 'crashed');
+SELECT attempt FROM idemq.claim('q', lease => '1 ms', worker => 'crashed'); -- meant to expire
 SELECT pg_sleep(0.005);
 SELECT idemq.reap('q');
 SELECT status, attempt, ready_at <= clock_timestamp() AS ready, ready_at > created_at AS moved, last_error FROM idemq.job(:id);
-SELECT attempt, idemq.heartbeat(id, token, '1 ms') FROM idemq.claim('q', worker => 'crashed too');
+SELECT attempt, idemq.heartbeat(id, token, '1 ms') FROM idemq.claim('q', worker => 'crashed too'); -- meant to expire
 SELECT pg_sleep(0.005);
 SELECT idemq.reap();
 SELECT status, attempt, last_error FROM idemq.job(:id);

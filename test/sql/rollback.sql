@@ -19,7 +19,7 @@ INSERT INTO calls (state, call, sql) VALUES
 	('pending', 'cancel', 'SELECT idemq.cancel($1)'),
 	('pending', 'purge', 'SELECT idemq.purge(''undo'')'),
 	('pending', 'pause', 'SELECT ''done'' || idemq.pause(''undo'')'),
-	('pending', 'alter_queue', 'SELECT ''done'' || idemq.alter_queue(''undo'', lease => ''5 ms'', retention => ''0'', max_attempts => 1)'),
+	('pending', 'alter_queue', 'SELECT ''done'' || idemq.alter_queue(''undo'', lease => ''5 min'', retention => ''0'', max_attempts => 1)'),
 	('pending', 'drop_queue', 'SELECT ''done'' || idemq.drop_queue(''undo'', force => true)'),
 	('pending', 'create_queue', 'SELECT idemq.create_queue(''undo_too'') > 0'),
 	('pending', 'grant_queue', 'SELECT ''done'' || idemq.grant_queue(''undo'', ''pg_monitor'', ''claim'')'),
@@ -60,7 +60,7 @@ BEGIN
 	END IF;
 	SELECT e.id INTO id FROM idemq.enqueue('undo', '1', key => 'k') e;
 	IF state <> 'pending' THEN
-		SELECT c.token INTO token FROM idemq.claim_job(make.id, CASE WHEN state = 'over' THEN '1 ms'::interval END) c;
+		SELECT c.token INTO token FROM idemq.claim_job(make.id, CASE WHEN state = 'over' THEN '1 ms'::interval END) c; -- meant to expire
 	END IF;
 	CASE state
 		WHEN 'failed' THEN PERFORM idemq.fail(make.id, make.token, retry_in => '0');
@@ -356,6 +356,7 @@ SELECT attempt, outcome, error FROM idemq.attempts WHERE job_id = :id;
 
 -- A heartbeat is not undone.
 SELECT id FROM idemq.enqueue('q', '13') \gset
+-- meant to expire
 SELECT token FROM idemq.claim('q', lease => '1 ms') \gset
 BEGIN;
 SELECT idemq.heartbeat(:id, :token, '1 h');

@@ -235,7 +235,7 @@ SELECT idemq.publish('orders', '1', key => repeat('x', 1012));
 SELECT queue, outcome FROM idemq.publish('orders', '1', key => repeat('x', 1011));
 SELECT idemq.publish('orders.*', '1');
 SELECT idemq.publish('orders.#', '1');
-SELECT idemq.publish('orders', '1', delay => '1 s', run_at => now());
+SELECT idemq.publish('orders', '1', delay => '1 h', run_at => now());
 SELECT id FROM idemq.publish('orders', to_jsonb(repeat('y', 1000000))) \gset
 SELECT length(payload::text) FROM idemq.jobs WHERE id = :id;
 BEGIN READ ONLY;

@@ -29,7 +29,7 @@ SELECT idemq.pause('q');
 SELECT why(1000000000001);
 SELECT idemq.resume('q');
 -- Expired, not yet cancelled; then cancelled by a claim.
-SELECT (idemq.enqueue('q', '6', priority => 0, expires_in => '1 ms')).id, pg_sleep(0.01);
+SELECT (idemq.enqueue('q', '6', priority => 0, expires_in => '1 ms')).id, pg_sleep(0.01); -- meant to expire
 SELECT why(1000000000006);
 -- In processing: by a worker, attached, heartbeat overdue.
 SELECT token FROM idemq.claim('q', worker => 'w one') \gset
@@ -39,7 +39,7 @@ SELECT token AS token1 FROM idemq.claim('q', attach => true) \gset
 SELECT why(1000000000001);
 SELECT queue, job_id, worker, pid = pg_backend_pid() AS mine, attempt, claimed_at <= clock_timestamp() AS claimed,
 	deadline - claimed_at BETWEEN '1 h' AND '1 h 1 min' AS lease, expires_in BETWEEN '59 min' AND '1 h' AS expires, attached, state FROM idemq.workers ORDER BY job_id;
-SELECT idemq.heartbeat(1000000000004, :token, '1 ms'), pg_sleep(0.01);
+SELECT idemq.heartbeat(1000000000004, :token, '1 ms'), pg_sleep(0.01); -- meant to expire
 SELECT why(1000000000004);
 SELECT expires_in < '0' AS overdue FROM idemq.workers WHERE job_id = 1000000000004;
 -- That heartbeat made the lease shorter: the next claim sees its end.

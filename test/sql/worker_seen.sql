@@ -20,7 +20,7 @@ SELECT * FROM seen;
 SELECT started_at < seen_at AS later FROM idemq.worker_seen;
 RESET ROLE;
 -- Half a minute ago.
-UPDATE idemq.worker_entries SET seen_at = seen_at - interval '30 s';
+UPDATE idemq.worker_entries SET seen_at = seen_at - interval '00:00:30';
 SET ROLE regress_here;
 SELECT idemq.here(:'one', 'w1', '{q,r}', done => 32);
 SELECT round(per_minute) AS per_minute FROM idemq.worker_seen;
@@ -76,7 +76,7 @@ ROLLBACK;
 SET ROLE regress_here;
 SELECT idemq.here(:'one', 'w1', '{q}', done => -9223372036854775808);
 RESET ROLE;
-UPDATE idemq.worker_entries SET seen_at = seen_at - interval '10 s' WHERE id = :'one';
+UPDATE idemq.worker_entries SET seen_at = seen_at - interval '00:00:10' WHERE id = :'one';
 SET ROLE regress_here;
 SELECT idemq.here(:'one', 'w1', '{q}', done => 9223372036854775807);
 SELECT idemq.here(:'one', 'w1', '[-5:-4]={q,nowhere}');

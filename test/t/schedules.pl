@@ -1,5 +1,7 @@
-# Schedules with pg_cron: the jobs that it runs, two schedulers at once, restarts,
-# other databases, dump and restore, and what idemq.schedule says where it is missing.
+# Schedules as drivers call them, without pg_cron: two that tick at once, a crash in the midst of a tick, dump and
+# restore, and what idemq.schedule says where nothing ticks.  schedules_slow has pg_cron.
+#
+# at least 28 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -10,20 +12,13 @@ use Idemq;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my ($libdir) = run_command([ 'pg_config', '--pkglibdir' ]);
-if (!-e "$libdir/pg_cron.so")
-{
-	diag 'figure: LEFT OUT: pg_cron is not installed for this PostgreSQL';
-	plan skip_all => 'no pg_cron for this PostgreSQL';
-}
-
 # What idemq.schedule says in a database: SQLSTATE, and the lines of its hint.
 sub refusal
 {
 	my ($node, $db, $role) = @_;
 	my $stderr;
 
-	$node->psql($db, ($role ? "SET ROLE $role; " : '') . "SELECT idemq.schedule('a', '* * * * *', 'q', '1')",
+	$node->psql($db, ($role ? "SET ROLE $role; " : '') . "SELECT idemq.schedule('a', '0 0 1 1 *', 'q', '1')",
 		stderr => \$stderr, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
 	my ($state) = $stderr =~ /ERROR:\s+(\w{5})/;
 	my ($hint) = $stderr =~ /HINT:\s+(.*?)\n(?:LOCATION|\z)/s;
@@ -39,20 +34,6 @@ sub miss
 	my ($node, $name, $since, $db) = @_;
 
 	return sql($node, "UPDATE idemq.schedule_entries SET done_until = clock_timestamp() - interval '$since' WHERE name = '$name'", $db);
-}
-
-# Has pg_cron run a command once, now: what it knows of such is done at its start.
-sub restart_and_run
-{
-	my ($node, $command, $db) = (@_, 'postgres');
-
-	sql($node, "SELECT cron.schedule_in_database('now', '\@reboot', \$c\$$command\$c\$, \$d\$$db\$d\$);
-		DELETE FROM cron.job_run_details");
-	$node->restart;
-	wait_until($node, "SELECT count(*) = 1 FROM cron.job_run_details
-		WHERE command = \$c\$$command\$c\$ AND status IN ('succeeded', 'failed')");
-	sql($node, "SELECT cron.unschedule('now')");
-	return sql($node, "SELECT status || ': ' || return_message FROM cron.job_run_details WHERE command = \$c\$$command\$c\$");
 }
 
 my $node = new_node('schedules', 'shared_preload_libraries' => 'idemq');
@@ -72,70 +53,21 @@ is_deeply(\@lines, [ "shared_preload_libraries = 'idemq, pg_cron'", "cron.databa
 like($hint, qr/^shared_preload_libraries = '\.\.\., pg_cron'$/m, 'a role that may not read the setting does not see it');
 is_sql($node, 'SELECT count(*) FROM idemq.schedules', 0, 'nothing is scheduled');
 
-# The very lines work; background workers, so that it connects without a password.
-$node->append_conf('postgresql.conf', "$lines[0]\n$lines[1]\ncron.use_background_workers = on\nmax_worker_processes = 20");
-$node->restart;
-($state, $hint) = refusal($node, 'postgres');
-is($state, '55000', 'loaded, not created');
-like($hint, qr/^CREATE EXTENSION pg_cron;$/m, 'what is left to do');
-sql($node, $lines[2]);
+# ---- Something ticks
 
-# ---- Its job
-
+sql($node, 'CALL idemq.tick()');
 sql($node, "SET ROLE shop; SELECT idemq.schedule('annual', '$yearly', 'q', '{\"n\": 1}')");
-is_sql($node, 'SELECT jobname, schedule, command, database, username, active FROM cron.job',
-	'idemq-tick|* * * * *|CALL idemq.tick()|postgres|postgres|t', 'one job for the database, made by the first schedule');
-sql($node, "SELECT idemq.schedule('monthly', '\@monthly', 'q', '1'); SELECT idemq.schedule('minutely2', '* * * * *', 'q', '2')");
-is_sql($node, 'SELECT count(*) FROM cron.job', 1, 'and one it stays');
-
-# A schedule that is rolled back takes it away again.
-sql($node, "SELECT cron.unschedule('idemq-tick'); BEGIN; SELECT idemq.schedule('b', '* * * * *', 'q', '1'); ROLLBACK");
-is_sql($node, 'SELECT count(*) FROM cron.job', 0, 'rolled back');
-sql($node, "SELECT idemq.schedule('minutely2', '* * * * *', 'q', '2')");
-is_sql($node, 'SELECT count(*) FROM cron.job', 1, 'made again');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check: a schedule that is new is not abandoned');
-
-# A job of a role that may not tick is no driver.
-sql($node, "SELECT cron.unschedule('idemq-tick'); GRANT USAGE ON SCHEMA cron TO shop; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA cron TO shop;
-	SET ROLE shop; SELECT cron.schedule('shop-tick', '* * * * *', 'CALL idemq.tick()')");
-sql($node, "SELECT idemq.schedule('minutely2', '* * * * *', 'q', '2')");
-is_sql($node, 'SELECT username FROM cron.job ORDER BY jobid', "shop\npostgres", 'made beside one whose role may not tick');
-sql($node, "SET ROLE shop; SELECT cron.unschedule('shop-tick')");
-sql($node, 'REVOKE USAGE ON SCHEMA cron FROM shop; REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA cron FROM shop');
-sql($node, "SELECT idemq.unschedule('minutely2')");
-
-# ---- A database where it is not
-
-($state, $hint) = refusal($node, "other's");
-is($state, '55000', 'in another database');
-my ($there, $here) = $hint =~ /^(SELECT cron\.schedule_in_database\(.*\);)\n(CALL idemq\.tick\(\));$/m;
-is($there, "SELECT cron.schedule_in_database('idemq-tick-other''s', '* * * * *', 'CALL idemq.tick()', 'other''s');", 'what to call there');
-sql($node, "CREATE ROLE guest; SELECT idemq.grant_queue('q', 'guest', 'enqueue')", "other's");
-my $stderr;
-$node->psql("other's", "SET ROLE guest; SELECT idemq.schedule('a', '* * * * *', 'q', '1')", stderr => \$stderr);
-like($stderr, qr/the database that cron.database_name names/, 'which it is, is told to who may read it');
-sql($node, $there);
-sql($node, $here, "other's");
-is_state($node, "SELECT idemq.schedule('a', '$yearly', 'q', '\"elsewhere\"')", '00000', 'then it works', "other's");
-is_state($node, "UPDATE idemq.ticker SET called_at = called_at - interval '11 min'; SELECT idemq.schedule('b', '* * * * *', 'q', '1')", '55000', 'until nobody has called it for long', "other's");
 
 # ---- Two schedulers at once
 
-sql($node, "SELECT cron.alter_job(jobid, active => false) FROM cron.job");
 my ($one, $two) = (session($node), session($node));
-my $jobs;
-# A tick of pg_cron's that it had begun may come in between: then nothing is due, and once more.
-foreach (1 .. 10)
-{
-	miss($node, 'annual', '3 years');
-	$jobs = sql($node, 'SELECT count(*) FROM idemq.jobs');
-	last if $one->query_safe("BEGIN; SELECT idemq.run_schedule('annual')") eq 't';
-	$one->query_safe('ROLLBACK');
-}
-is($two->query_safe("SET lock_timeout = '1s'; SELECT idemq.run_schedule('annual')"), 'f', 'one in the midst of a tick: the other passes on');
+miss($node, 'annual', '3 years');
+is($one->query_safe("BEGIN; SELECT idemq.run_schedule('annual')"), 't', 'one is in the midst of a tick');
+is($two->query_safe("SET lock_timeout = '1min'; SELECT idemq.run_schedule('annual')"), 'f', 'the other passes on');
 $two->query_safe('CALL idemq.tick()');
 $one->query_safe('COMMIT');
-is_sql($node, "SELECT count(*) - $jobs FROM idemq.jobs", 1, 'one job');
+is_sql($node, 'SELECT count(*) FROM idemq.jobs', 1, 'one job');
 miss($node, 'annual', '3 years');
 $one->query_safe("BEGIN; SELECT idemq.run_schedule('annual')");
 $one->query_safe('ROLLBACK');
@@ -146,14 +78,14 @@ foreach my $end ([ 'COMMIT', '42501' ], [ 'ROLLBACK', '00000' ])
 {
 	my $waiter = session($node);
 
-	$one->query_safe("BEGIN; SELECT idemq.schedule('twin', '* * * * *', 'q', '1')");
-	$waiter->query_until(qr/sent/, "\\set VERBOSITY sqlstate\nSET ROLE shop;\n\\echo sent\nSELECT idemq.schedule('twin', '* * * * *', 'q', '2');\n");
+	$one->query_safe("BEGIN; SELECT idemq.schedule('twin', '$yearly', 'q', '1')");
+	$waiter->query_until(qr/sent/, "\\set VERBOSITY sqlstate\nSET ROLE shop;\n\\echo sent\nSELECT idemq.schedule('twin', '$yearly', 'q', '2');\n");
 	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%twin%'");
 	$one->query_safe($end->[0]);
 	$waiter->query('SELECT 1');
 	is($waiter->{stderr} =~ /ERROR:\s+(\w{5})/ ? $1 : '00000', $end->[1], "a twin after $end->[0]");
 	is_sql($node, "SELECT count(*), idemq.unschedule('twin') FROM idemq.schedules WHERE name = 'twin'", '1|t', 'one schedule');
-	$waiter->quit;
+	leave($waiter);
 }
 
 # The row was put back meanwhile, and the twin of the tick is open: only the key knows.
@@ -178,41 +110,7 @@ $one->query_safe('ROLLBACK');
 sql($node, 'CALL idemq.tick()');
 is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^(annual|next)\@'", 2, 'made up for');
 sql($node, "SELECT idemq.unschedule('next'); DELETE FROM idemq.jobs");
-$_->quit foreach $one, $two;
-
-# ---- pg_cron runs it: late, under the tick's own time, once
-
-miss($node, 'annual', '3 years');
-sql($node, "SELECT idemq.schedule('old', '0 3 * * *', 'q', '\"old\"', 'Asia/Tokyo')");
-miss($node, 'old', '2 days');
-like(restart_and_run($node, 'CALL idemq.tick()'), qr/^succeeded/, 'pg_cron ran the procedure');
-is_sql($node, "SELECT split_part(key, 'T', 2), key = 'old\@' || (headers->>'tick'), headers->>'schedule', payload,
-	(headers->>'tick')::timestamptz = (SELECT last_run FROM idemq.schedules WHERE name = 'old') FROM idemq.jobs WHERE key ~ '^old\@'",
-	'18:00:00Z|t|old|"old"|t', 'three in the morning in Tokyo, in UTC');
-is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^annual\@'", 1, 'of three missed ticks one');
-miss($node, 'old', '2 days');
-$jobs = sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^old\@'");
-restart_and_run($node, 'CALL idemq.tick()');
-is_sql($node, "SELECT count(*) - $jobs FROM idemq.jobs WHERE key ~ '^old\@'", 0, 'again after a restart: not twice');
-
-# What fails, pg_cron knows.
-sql($node, "SELECT idemq.revoke_queue('q', 'shop', 'enqueue')");
-miss($node, 'annual', '3 years');
-like(restart_and_run($node, 'CALL idemq.tick()'),
-	qr/^failed: .*schedule "annual": role "shop", which made the schedule, may not enqueue to queue "q" any more/s, 'pg_cron records why');
-sql($node, "SELECT idemq.grant_queue('q', 'shop', 'enqueue'); SELECT idemq.unschedule('old')");
-
-# In the other database.
-miss($node, 'a', '3 years', "other's");
-like(restart_and_run($node, 'CALL idemq.tick() ', "other's"), qr/^succeeded/, 'pg_cron ran it in the other database');
-is_sql($node, 'SELECT count(*), min(payload::text) FROM idemq.jobs', '1|"elsewhere"', 'with that one\'s schedules', "other's");
-
-# ---- pg_cron as driver of idemq.reap()
-
-sql($node, "SELECT idemq.create_queue('lost', lease => '1 us', max_attempts => 5); SELECT idemq.enqueue('lost', '1');
-	SELECT id FROM idemq.claim('lost')");
-like(restart_and_run($node, 'SELECT idemq.reap()'), qr/^succeeded/, 'pg_cron ran idemq.reap()');
-is_sql($node, "SELECT status, attempt FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'lost'", 'pending|1', 'the lease is taken back');
+leave($one, $two);
 
 # ---- Crash in the midst of a tick
 
@@ -231,7 +129,7 @@ my $content = 'SELECT s.* FROM idemq.schedule_entries s ORDER BY name';
 my $file = "$PostgreSQL::Test::Utils::tmp_check/schedules.dump";
 sql($node, "SELECT idemq.schedule('all', '1-5/2 3 * jan mon', 'q', '{\"a\": [1]}', 'Europe/Berlin', priority => 1, group_key => 'g', max_attempts => 2,
 	headers => '{\"h\": 1}', expires_in => '1 mon 2 days')");
-command_ok([ 'pg_dump', '-h', $node->host, '-p', $node->port, '-Fc', '-N', 'cron', '--extension=idemq', '-f', $file, 'postgres' ], 'pg_dump');
+command_ok([ 'pg_dump', '-h', $node->host, '-p', $node->port, '-Fc', '--extension=idemq', '-f', $file, 'postgres' ], 'pg_dump');
 sql($node, 'CREATE DATABASE copy');
 command_ok([ 'pg_restore', '-e', '-h', $node->host, '-p', $node->port, '-d', 'copy', $file ], 'pg_restore');
 is(sql($node, $content, 'copy'), sql($node, $content), 'schedules are the same');
@@ -240,22 +138,11 @@ miss($node, 'annual', '3 years', 'copy');
 sql($node, 'DELETE FROM idemq.jobs; CALL idemq.tick()', 'copy');
 is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^annual\@'", 1, 'until it is told to', 'copy');
 
-# ---- By the clock: pg_cron's own minute
+# ---- Nothing ticks any more
 
-my $first_tick = sql($node, "SET ROLE shop; SELECT idemq.schedule('minutely', '* * * * *', 'q', '{\"n\": 1}')");
-sql($node, "DELETE FROM cron.job_run_details; SELECT cron.alter_job(jobid, active => true) FROM cron.job WHERE database = 'postgres'");
-wait_until($node, "SELECT count(*) > 0 FROM cron.job_run_details WHERE status = 'succeeded' AND command = 'CALL idemq.tick()'");
-is_sql($node, "SELECT bool_and(extract(second FROM (headers->>'tick')::timestamptz) = 0 AND key = 'minutely\@' || (headers->>'tick')), count(*) = count(DISTINCT key), count(*) > 0
-	FROM idemq.jobs WHERE key ~ '^minutely\@'", 't|t|t', 'pg_cron ticks by itself');
-is_soon($node, "SELECT last_run >= '$first_tick' AND next_run > now() FROM idemq.schedules WHERE name = 'minutely'", 'the view follows');
-is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
-
-# ---- It goes away
-
-sql($node, 'DROP EXTENSION pg_cron');
 sql($node, "UPDATE idemq.ticker SET called_at = called_at - interval '1 h'; UPDATE idemq.schedule_entries SET created_at = created_at - interval '1 h'");
-is((refusal($node, 'postgres'))[0], '55000', 'without pg_cron again');
+is((refusal($node, 'postgres'))[0], '55000', 'no new schedule');
 is_sql($node, 'SELECT severity, invariant FROM idemq.check()', 'warning|schedules.driver', 'check: nobody ticks');
-is_sql($node, "SELECT idemq.unschedule('annual')", 't', 'unschedule works without it');
+is_sql($node, "SELECT idemq.unschedule('annual')", 't', 'unschedule works all the same');
 $node->stop;
 done_testing();
