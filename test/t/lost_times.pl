@@ -1,5 +1,7 @@
 # What shared memory says of when something is to be done, and of who is to be told, is not lost
 # with an error, nor with the process that was about to do it.
+# at least 10 assertions
+# stops: handler_asked_to_leave idemq_slots_forget_database
 
 use strict;
 use warnings FATAL => 'all';
@@ -10,6 +12,8 @@ use Idemq;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
+plan skip_all => 'no stop points in the library' unless has_stops();
+
 my $node = new_node('lost', 'idemq.worker' => 'on', 'max_worker_processes' => 16, jit => 'off');
 $node->start;
 sql($node, q[CREATE EXTENSION idemq;
@@ -17,35 +21,25 @@ sql($node, q[CREATE EXTENSION idemq;
 	CREATE FUNCTION f(payload jsonb) RETURNS void LANGUAGE sql AS 'INSERT INTO public.done VALUES ((payload)::int)';
 	SELECT idemq.create_queue('q')]);
 
-sub has_failed
-{
-	my ($chore, $queue) = @_;
-
-	foreach (1 .. 600)
-	{
-		return if slurp_file($node->logfile) =~ /chore "$chore" of queue "$queue"/;
-		select undef, undef, undef, 0.1;
-	}
-	die "chore $chore of queue $queue has not failed";
-}
-
 # ---- A chore that fails, here for a lock, has its time again
 
 # Nothing else makes a queue's handler due: its jobs were there before it.
 sql($node, "SELECT idemq.enqueue('q', '1')");
 my $holder = session($node);
 $holder->query_safe('BEGIN; LOCK TABLE idemq.jobs IN ACCESS EXCLUSIVE MODE');
+# meant to expire: the process
 sql($node, "SELECT idemq.set_handler('q', 'public.f(jsonb)', max_idle => '1 ms')");
-has_failed('handle', 'q');
+wait_logged($node, qr/chore "handle" of queue "q"/);
 $holder->query_safe('COMMIT');
 is_soon($node, 'SELECT count(*) FROM done', 1, 'a handler whose start has failed for a lock is started after it');
 
 # What comes due by time: a setting has the worker look when the next job does.
 wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
+# meant to expire: the delay
 sql($node, "SELECT idemq.enqueue('q', '2', run_at => now() + interval '3 s')");
 $holder->query_safe('BEGIN; LOCK TABLE idemq.jobs IN ACCESS EXCLUSIVE MODE');
 sql($node, "SELECT idemq.alter_queue('q', max_attempts => 7)");
-has_failed('due', 'q');
+wait_logged($node, qr/chore "due" of queue "q"/);
 $holder->query_safe('COMMIT');
 is_soon($node, 'SELECT count(*) FROM done', 2, 'a job that comes due after such a failure is run');
 
@@ -78,18 +72,14 @@ foreach my $n (1 .. 4)
 }
 is(join(' ', map { answer($_) } @sleepers), 't t t t', 'each job wakes one, when a process has ended that slept');
 kill 'CONT', $worker;
-$_->{session}->quit foreach @sleepers;
+leave(map { $_->{session} } @sleepers);
 sql($node, "SELECT count(*) FROM idemq.claim('r', 10)");
 
-SKIP:
 {
-	skip 'no gdb that may attach', 1 unless has_debugger($node);
-
 	# It looks again while the slot is there still, and sleeps among those of a slot that is no queue's.
 	sql($node, "SELECT count(*) FROM idemq.claim('q'); SELECT count(*) FROM idemq.claim('r')");
 	my $sleeper = sleeper($node, "CALL idemq.wait('r', '10 min')");
-	my $pid = $holder->query_safe('SELECT pg_backend_pid()');
-	my $stop = stop_at($pid, 'idemq_slots_forget_database');
+	my $stop = stop_at($holder->{backend}, 'idemq_slots_forget_database');
 
 	$holder->query_until(qr/sent/, "\\echo sent\nTRUNCATE idemq.jobs;\n");
 	$stop->();
@@ -98,7 +88,7 @@ SKIP:
 	$holder->query_safe('SELECT 1');
 	sql($node, "SELECT idemq.enqueue('r', '6')");
 	is(answer($sleeper), 't', 'a sleeper that has looked in the midst of TRUNCATE');
-	$sleeper->{session}->quit;
+	leave($sleeper->{session});
 	sql($node, "SELECT count(*) FROM idemq.claim('r', 10)");
 }
 
@@ -114,28 +104,28 @@ foreach (1, 2)
 	sql($node, "SELECT idemq.enqueue('h$_', '10$_')");
 	wait_until($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event_type = 'Lock'", $_);
 }
+my @busy = split /\n/, sql($node, "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted");
+my @counts = map { count_at($_, 'handler_asked_to_leave') } @busy;
 # The third queue has one of them asked, after a while; then the other one has nothing to do.
 sql($node, "SELECT idemq.enqueue('h3', '103')");
-SKIP:
-{
-	skip 'no gdb that may attach', 2 unless has_debugger($node);
-
-	my $pid = $holder->query_safe('SELECT pg_backend_pid()');
-	my $asked;
-
-	until_true('a process is asked to leave', sub {
-		my ($posts) = run_command([ 'gdb', '-nx', '-batch', '-p', $pid, map { ('-ex', "printf \"leave %d %d\\n\", " .
-			"'handler_board.c'::board->posts[$_].leave, 'handler_board.c'::board->posts[$_].pid") } 0 .. 15 ]);
-		($asked) = $posts =~ /^leave 1 (\d+)$/m;
-		return $asked;
-	});
-	my $free = sql($node, "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND pid <> $asked");
-	$holder->query_safe("SELECT pg_advisory_unlock($free)");
-	is_soon($node, 'SELECT count(*) FROM done WHERE n = 103', 1, 'a handler without a process gets that of another one, which is idle');
-	is_sql($node, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND pid = $asked", 1, 'not of the one that was asked and cannot');
-}
+my $asked;
+until_true('a process is asked to leave', sub {
+	my @found = grep { ($counts[$_]->())[0] } 0 .. $#busy;
+	$asked = $busy[ $found[0] ] if @found;
+	return $asked;
+});
+my $free = sql($node, "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND pid <> $asked");
+$holder->query_safe("SELECT pg_advisory_unlock($free)");
+is_soon($node, 'SELECT count(*) FROM done WHERE n = 103', 1, 'a handler without a process gets that of another one, which is idle');
+is_sql($node, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND pid = $asked", 1, 'not of the one that was asked and cannot');
 $holder->query_safe('SELECT pg_advisory_unlock_all()');
 is_soon($node, 'SELECT count(*) FROM done WHERE n > 100', 3, 'and all are done');
 
+leave($holder);
+
+# With the shipped library.
+shipped($node);
+sql($node, "SELECT idemq.enqueue('h1', '104')");
+is_soon($node, 'SELECT count(*) FROM done WHERE n > 100', 4, 'and after a restart as well');
 $node->stop;
 done_testing;
