@@ -1,5 +1,7 @@
 # Two sessions read the dependencies at once, after a restart and without a worker: what one of them read
 # before a COMMIT PREPARED does not count for what that has made visible.
+# at least 11 assertions
+# stops: idemq_dependencies_learn_end idemq_dependency_edges
 
 use strict;
 use warnings FATAL => 'all';
@@ -9,8 +11,9 @@ use lib "$FindBin::RealBin/lib";
 use Idemq;
 use Test::More;
 
+plan skip_all => 'no stop points in the library' unless has_stops();
+
 my $node = new_server('learners', max_prepared_transactions => 2);
-plan skip_all => 'no gdb that may attach' unless has_debugger($node);
 
 sql($node, q{
 	SELECT idemq.create_queue(n, lease => '1 h') FROM unnest('{parents,children,other}'::text[]) n;
@@ -30,7 +33,7 @@ my @sessions = map { session($node) } 1 .. 2;
 sub claims
 {
 	my ($session, $function) = @_;
-	my $stop = stop_at($session->query_safe('SELECT pg_backend_pid()'), $function);
+	my $stop = stop_at($session->{backend}, $function);
 
 	$session->query_until(qr/sent/, "\\echo sent\nSELECT count(*) FROM idemq.claim('other');\n");
 	$stop->();
@@ -48,6 +51,18 @@ is_sql($node, q{SELECT idemq.commit_once(id) FROM idemq.jobs WHERE key = 'parent
 $stops[1]->();
 is($sessions[1]->query('SELECT 1') =~ s/.*\n//sr, '1', 'the other one has read them since');
 is_sql($node, "SELECT count(*) FROM idemq.claim('children')", '1', 'the child is released');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+leave(@sessions);
+
+# With the shipped library, one after the other.
+shipped($node);
+sql($node, "SELECT idemq.commit_once(id) FROM idemq.jobs WHERE status = 'pending'; SELECT idemq.enqueue('parents', '1', key => 'other parent');
+	BEGIN; SELECT idemq.enqueue('children', '1', key => 'other child', depends_on => (SELECT array_agg(id) FROM idemq.jobs WHERE key = 'other parent')); PREPARE TRANSACTION 'child'");
+is_sql($node, "SELECT count(*) FROM idemq.claim('other')", 0, 'a claim reads the rows before the child is there');
+sql($node, "COMMIT PREPARED 'child'");
+is_sql($node, "SELECT count(*) FROM idemq.claim('children')", 0, 'the parent is not done');
+is_sql($node, q{SELECT idemq.commit_once(id) FROM idemq.jobs WHERE key = 'other parent'}, 'committed', 'then it is');
+is_sql($node, "SELECT count(*) FROM idemq.claim('children')", 1, 'the child is released');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 $node->stop;
 done_testing();
