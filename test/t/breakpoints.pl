@@ -1,5 +1,5 @@
 # Sessions stopped at an exact place: between what they do to a row and what they do to shared memory.
-# at least 99 assertions
+# at least 102 assertions
 # stops: claim_before_snapshot idemq_claim_row_fill idemq_cursor_lower idemq_cursor_read idemq_groups_know idemq_jobs_group_head idemq_jobs_group_next idemq_jobs_lock idemq_jobs_refresh_or_raise idemq_lease_activate idemq_lease_drop idemq_lease_hold idemq_lease_restore idemq_lease_settle_loan idemq_reap_some idemq_sleepers_join idemq_tick_key_check idemq_transition idemq_worker_announce_use
 
 use strict;
@@ -261,6 +261,16 @@ foreach my $end ('commit(id, token)', "fail(id, token, retry_in => '0')")
 	is("@met", "1 2 \n1", "$end: a claim has met the entries of attempts that end, of jobs claimed behind its snapshot");
 	is($read, $again ? '1 2' : 0, "$end: " . ($again ? 'ready again' : 'nobody reads them again'));
 }
+
+# A claim that has ended an expired lease has its entry, and gives it back after it was rolled back.
+prepare(0);
+# The lease is meant to expire.
+sql($node, "SELECT count(*) FROM idemq.claim('q', lease => '1 ms'); SELECT pg_sleep(0.01)");
+is($one->query_safe("BEGIN; SELECT count(*) FROM idemq.claim_job((SELECT id FROM idemq.jobs WHERE payload = '1'))"), 1, 'a lease that is over is taken');
+$go = send_to('ROLLBACK', 'idemq_lease_restore');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() finds nothing between a rollback and its lease');
+$go->();
+is(claim_with_4(), '1 2 4', 'and the job can be claimed');
 
 # An abort: the row is free before the entry is gone.
 prepare(0);

@@ -2,6 +2,8 @@
 # each instruction in turn, and there another session locks the row.  The locker that
 # comes makes a transaction's number a multixact's, or the other way round; a reader that
 # takes one of them with the flags of the other fails, or answers what is not so.
+# slow: gdb stops the shipped library at each instruction of a function
+# at least 2 assertions
 
 use strict;
 use warnings FATAL => 'all';
