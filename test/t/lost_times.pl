@@ -14,7 +14,7 @@ use Test::More;
 
 plan skip_all => 'no stop points in the library' unless has_stops();
 
-my $node = new_node('lost', 'idemq.worker' => 'on', 'max_worker_processes' => 16, jit => 'off');
+my $node = new_node('lost', 'idemq.worker' => 'on', 'max_worker_processes' => 16, jit => 'off', 'idemq.test_clock' => 'on');
 $node->start;
 sql($node, q[CREATE EXTENSION idemq;
 	CREATE TABLE done (n int, pid int DEFAULT pg_backend_pid());
@@ -35,12 +35,12 @@ is_soon($node, 'SELECT count(*) FROM done', 1, 'a handler whose start has failed
 
 # What comes due by time: a setting has the worker look when the next job does.
 wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
-# meant to expire: the delay
-sql($node, "SELECT idemq.enqueue('q', '2', run_at => now() + interval '3 s')");
+sql($node, "SELECT idemq.enqueue('q', '2', delay => '1 h')");
 $holder->query_safe('BEGIN; LOCK TABLE idemq.jobs IN ACCESS EXCLUSIVE MODE');
 sql($node, "SELECT idemq.alter_queue('q', max_attempts => 7)");
 wait_logged($node, qr/chore "due" of queue "q"/);
 $holder->query_safe('COMMIT');
+advance($node, '2 h');
 is_soon($node, 'SELECT count(*) FROM done', 2, 'a job that comes due after such a failure is run');
 
 sql($node, "SELECT idemq.drop_handler('q')");
@@ -106,8 +106,9 @@ foreach (1, 2)
 }
 my @busy = split /\n/, sql($node, "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted");
 my @counts = map { count_at($_, 'handler_asked_to_leave') } @busy;
-# The third queue has one of them asked, after a while; then the other one has nothing to do.
+# The third queue has one of them asked, after their fair turn of 5 s; then the other one has nothing to do.
 sql($node, "SELECT idemq.enqueue('h3', '103')");
+advance($node, '1 min');
 my $asked;
 until_true('a process is asked to leave', sub {
 	my @found = grep { ($counts[$_]->())[0] } 0 .. $#busy;
@@ -116,6 +117,7 @@ until_true('a process is asked to leave', sub {
 });
 my $free = sql($node, "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND pid <> $asked");
 $holder->query_safe("SELECT pg_advisory_unlock($free)");
+advance($node, '1 min');
 is_soon($node, 'SELECT count(*) FROM done WHERE n = 103', 1, 'a handler without a process gets that of another one, which is idle');
 is_sql($node, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND pid = $asked", 1, 'not of the one that was asked and cannot');
 $holder->query_safe('SELECT pg_advisory_unlock_all()');
