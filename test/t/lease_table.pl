@@ -244,7 +244,11 @@ my $session = session($node, 'three');
 my $counted = count_at($session->{backend}, 'idemq_leases_lock');
 is($session->query_safe("SELECT count(*) FROM idemq.enqueue_many('lim', (SELECT array_agg(to_jsonb(n)) FROM generate_series(1, 60) n));
 	SELECT count(*) FROM idemq.claim('lim', 60); $share; BEGIN; TRUNCATE idemq.jobs; COMMIT; $share"), "60\n50\n50|60\n0|60", 'a claim, and TRUNCATE');
-is(($counted->())[0], 0, 'in the shipped library');
+SKIP:
+{
+	skip 'the library was built with stop points', 1 unless $ENV{IDEMQ_SHIPPED};
+	is(($counted->())[0], 0, 'no place counts in the shipped library');
+}
 is_sql($node, $clean, '', 'check');
 leave($session);
 $node->stop;
