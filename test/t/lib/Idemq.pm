@@ -12,7 +12,7 @@ use Test::More;
 use Time::HiRes ();
 
 our @EXPORT = qw(new_server new_node server_conf restored_queue session sql sql_counted sqlstate is_sql is_state wal_records
-  has_debugger has_stops can_stop stop_at count_at shipped asleep sleeper answer worker_pid stop_worker wait_until until_true crash
+  has_debugger has_stops can_stop stop_at at_stop count_at shipped asleep sleeper answer worker_pid stop_worker wait_until until_true crash
   clients to_begin unexpected is_soon ends_in_time write_whole pooler
   leave log_end is_logged wait_logged gate advance caught_up sync_standby_in_force);
 
@@ -312,6 +312,12 @@ sub stop_at_points
 	};
 }
 
+# Returns those of some processes that are at a stop point now.
+sub at_stop
+{
+	return grep { my $pid = $_; glob(readlink("/proc/$pid/cwd") . "/idemq_stops/$pid.*.here") } @_;
+}
+
 # Counts how often a process comes to these stop points from now on.  Returns a sub that returns the counts so far.
 sub count_at
 {
@@ -329,14 +335,14 @@ sub count_at
 	return sub { return map { -s } @files };
 }
 
-# Restarts a server with the shipped library, which has no stop points, and returns it.  Its sessions have been closed before.
+# Restarts a server with the shipped library, which has no stop points, and returns it.  Its sessions have been closed
+# before.  Without IDEMQ_SHIPPED, the usual build is used, which has stop points (script/coverage).
 sub shipped
 {
 	my ($node) = @_;
 
-	return $node unless $ENV{IDEMQ_SHIPPED};
 	$node->stop;
-	$node->{_install_path} = $ENV{IDEMQ_SHIPPED};
+	$node->{_install_path} = $ENV{IDEMQ_SHIPPED} if $ENV{IDEMQ_SHIPPED};
 	$node->start;
 	return $node;
 }
