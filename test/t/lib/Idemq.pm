@@ -315,7 +315,7 @@ sub stop_at_points
 # Returns those of some processes that are at a stop point now.
 sub at_stop
 {
-	return grep { my $pid = $_; glob(readlink("/proc/$pid/cwd") . "/idemq_stops/$pid.*.here") } @_;
+	return grep { my @here = glob(readlink("/proc/$_/cwd") . "/idemq_stops/$_.*.here"); @here > 0 } @_;
 }
 
 # Counts how often a process comes to these stop points from now on.  Returns a sub that returns the counts so far.
