@@ -60,7 +60,7 @@ turns_of('with the worker, in order', 1, ends => 1, promoted => 1);
 # ---- Limits.
 
 my $jobs = 400;
-sql($node, "SELECT idemq.create_queue('w', group_running => 3, lease => '1 h', retry_base => '1 ms', max_attempts => 1000)"); # meant to expire
+sql($node, "SET client_min_messages = error; SELECT idemq.create_queue('w', group_running => 3, lease => '1 h', retry_base => '1 ms', max_attempts => 1000)"); # meant to expire
 sql($node, "SELECT produce('w', $jobs, 7)");
 # All groups are at their limit once, whatever becomes of the race.
 my $held = session($node);
