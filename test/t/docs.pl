@@ -86,7 +86,7 @@ sub is_what_make_does
 		foreach my $word (@words)
 		{
 			next if $word eq 'make';
-			if ($word =~ /^([A-Z_]+)=/) { push @wrong, "nothing reads $1: $command" if $reads !~ /(?:\$[({]?|\benviron(?:\.get\(|\[)["'])$1\b/ }
+			if ($word =~ /^([A-Z_]+)=/) { push @wrong, "nothing reads $1: $command" if $reads !~ /(?:\$[({]?|\w[(\[]["']|\benv\.)$1\b/ }
 			elsif (!$does{$word}) { push @wrong, "$word does nothing: $command" }
 			else { $asked{$word} = 1 }
 		}
