@@ -16,7 +16,7 @@ use Test::More;
 
 my $node = new_server('crash', restart_after_crash => 'on', 'idemq.test_clock' => 'on');
 
-# Waits until SQL that claims answers something, and answers that.
+# Waits until SQL that claims returns a row, and returns it.
 sub claimed
 {
 	my ($server, $sql) = @_;
@@ -40,9 +40,9 @@ crash($node);
 my $claim = "SELECT id FROM idemq.claim('q', 10, lease => '10 h')";
 is_sql($node, $claim, '', 'after a crash, leases begin anew, whatever the rows say');
 advance($node, '50 min');
-is_sql($node, $claim, '', 'they last as long as before');
+is_sql($node, $claim, '', 'a lease lasts as long as before');
 advance($node, '20 min');
-is_sql($node, $claim, $b, 'and then a job comes back, that one alone');
+is_sql($node, $claim, $b, 'then its job comes back, and no other');
 is_sql($node, "SELECT outcome, retry_after > clock_timestamp() FROM idemq.claim_job($a)", 'locked|t',
 	'claim_job knows of the other one, too');
 is_sql($node, "SELECT idemq.validate($a, $token_a)", 'current', 'its worker holds it still');
@@ -74,7 +74,7 @@ is_sql($node, "SELECT idemq.validate($e, $token_e), outcome FROM idemq.claim_job
 # ---- Tokens
 
 # An asynchronous commit that a crash loses: the client has seen its token.
-$node->append_conf('postgresql.conf', "synchronous_commit = off\nwal_writer_delay = 10s"); # meant to expire: the writer is to do nothing
+$node->append_conf('postgresql.conf', "synchronous_commit = off\nwal_writer_delay = 10s"); # meant to expire: longer than it takes to crash the server
 $node->restart;
 my ($f, $lost, $row);
 # Another process may flush in between, now and then: then once more.
@@ -92,7 +92,7 @@ my $again = sql($node, "SELECT token FROM idemq.claim_job($f)");
 cmp_ok($again, '>', $lost, 'the next token is greater than the one that was lost');
 is_sql($node, "SELECT idemq.try_commit($f, $lost)", 'stale', 'the lost token commits nothing');
 sql($node, "SELECT idemq.fail($f, $again, retry_in => '0')");
-# The standby is not to wait for the writer.
+# Otherwise the standby would wait for the WAL writer.
 $node->append_conf('postgresql.conf', "synchronous_commit = on\nwal_writer_delay = 10ms"); # meant to expire
 
 foreach my $how ('fast', 'immediate')
@@ -133,9 +133,9 @@ is_sql($standby, "SELECT idemq.validate($g, $token_g), outcome FROM idemq.claim_
 	'a promotion does not rob a worker that beats');
 $claim = "SELECT id FROM idemq.claim('q', 10) WHERE id = $i";
 advance($standby, '50 min');
-is_sql($standby, $claim, '', 'nor, for the length of its lease, one that beats no more');
+is_sql($standby, $claim, '', 'nor, until its lease ends, one that no longer beats');
 advance($standby, '20 min');
-is_sql($standby, $claim, $i, 'which then loses its job');
+is_sql($standby, $claim, $i, 'whose job comes back when the lease has ended');
 my $token_h2 = sql($standby, "SELECT token FROM idemq.jobs WHERE id = $h");
 cmp_ok($token_h2, '>', $token_h, 'a token is greater than what the lost primary gave');
 is_sql($standby, "SELECT idemq.try_commit($g, $token_g), idemq.try_commit($i, $token_i), idemq.try_commit($h, $token_h), idemq.commit($h, $token_h2)",

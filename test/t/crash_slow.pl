@@ -15,7 +15,7 @@ use Time::HiRes qw(time sleep);
 my $lease = 2; # seconds
 my $node = new_server('crash_slow');
 
-# Waits until SQL that claims answers something; answers that, and when it did.
+# Waits until SQL that claims returns a row; returns the row, and when it came.
 sub claimed
 {
 	my ($server, $sql) = @_;
