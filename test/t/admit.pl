@@ -118,7 +118,7 @@ $node->backup('base');
 my $standby = PostgreSQL::Test::Cluster->new('admit_standby');
 $standby->init_from_backup($node, 'base', has_streaming => 1);
 $standby->start;
-$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+caught_up($node, $standby);
 is_sql($standby, "SELECT allowed, remaining FROM idemq.admit('one', 1000, '$per')", 't|999', 'standby: its own bucket');
 is_sql($standby, "SELECT count(*) FILTER (WHERE (a).allowed) FROM (SELECT idemq.admit('one', 1000, '$per') AS a FROM generate_series(1, 1000) OFFSET 0) s", '999',
 	'standby: limited as on the primary');

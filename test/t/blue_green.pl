@@ -2,7 +2,7 @@
 # or, with IDEMQ_OLD_INSTALL naming the directory above bin/ of an older PostgreSQL with idemq in
 # it, from that one to this.  script/check-versions does so from 15 to each later one.
 # (What holds while a database follows, and at the switch: subscription.pl.)
-# slow: waits for logical replication several times; subscription.pl has its steps
+# slow: waits for logical replication several times; subscription.pl covers the steps
 # at least 33 assertions
 
 use strict;
@@ -26,7 +26,7 @@ $blue->start;
 $green->start;
 note 'from ' . sql($blue, 'SHOW server_version') . ' to ' . sql($green, 'SHOW server_version');
 
-sub caught_up { return $blue->wait_for_catchup('everything') }
+sub all_has_come { return $blue->wait_for_catchup('everything') }
 
 # ---- Half of it comes with the copy of the tables, half one by one
 
@@ -42,7 +42,7 @@ make_every_state($blue, sub {
 	wait_until($green, "SELECT NOT EXISTS (SELECT FROM pg_subscription_rel WHERE srsubstate NOT IN ('r', 's'))");
 	is_sql($green, q{SELECT count(*) FROM idemq.jobs WHERE finished_at IS NOT NULL; SELECT count(*) FROM idemq.jobs WHERE payload = '"cancelled"'}, "2\n0", 'a half has come');
 });
-caught_up();
+all_has_come();
 is_sql($green, $everything, sql($blue, $everything), 'every row is there');
 is_sql($green, "SELECT string_agg(invariant, ' ') FROM idemq.check() WHERE invariant <> 'schedules.driver'", 'follows', 'and check() says that it follows');
 is_state($green, "SELECT * FROM idemq.claim('q')", '55000', 'so that nothing else writes');
@@ -61,7 +61,7 @@ is(clients($blue, $work, '-c', 4, '-t', 12)->(), '', 'workers on the old server'
 my $effects = 'SELECT count(*), count(DISTINCT key) FROM effects';
 is_sql($blue, $effects, '144|144', 'about half of the effects');
 wait_until($green, "SELECT NOT EXISTS (SELECT FROM pg_subscription_rel WHERE srsubstate NOT IN ('r', 's'))");
-caught_up();
+all_has_come();
 is_sql($green, $effects, '144|144', 'have come');
 
 # ---- The cut

@@ -74,7 +74,7 @@ is_rt(as('app', 'CREATE USER MAPPING FOR app SERVER idemqxcluster; SELECT 1'), 1
 
 # ---- A move that is killed
 
-# Between the copy and the cut there is most to be taken away.
+# A move that is killed between the copy and the cut leaves the most behind.
 my $key = movable();
 is_killed_after('DISABLE');
 

@@ -1,6 +1,6 @@
 # What a crash, a restart, a promotion and a clock that steps leave of leases
-# and tokens.  (That a lease lasts as long after a crash and a promotion as before: crash_slow.pl.)
-# at least 35 assertions
+# and tokens.  (Leases that run out in real time, also while the server is down: crash_slow.pl.)
+# at least 37 assertions
 #
 # expects in log: was terminated by signal 9
 
@@ -14,9 +14,9 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_server('crash', restart_after_crash => 'on');
+my $node = new_server('crash', restart_after_crash => 'on', 'idemq.test_clock' => 'on');
 
-# Waits until SQL that claims answers something, and answers that.
+# Waits until SQL that claims returns a row, and returns it.
 sub claimed
 {
 	my ($server, $sql) = @_;
@@ -28,21 +28,25 @@ sub claimed
 
 # ---- Leases in flight
 
-# Job a has a lease that no delay of this test outlasts, b one that ends at once.
+# Job a has a lease of ten hours, b one of an hour.
 my ($a, $b, $c) = split /\n/, sql($node, "SELECT id FROM idemq.enqueue_many('q', ARRAY['1', '2', '3']::jsonb[])");
-my ($token_a, $token_b, $token_c) = split /\n/, sql($node, join ';', map { "SELECT token FROM idemq.claim_job($_->[0], lease => '$_->[1]')" } [ $a, '1 h' ],
-	[ $b, '1 ms' ], [ $c, '1 h' ]); # meant to expire
-sql($node, "UPDATE idemq.jobs SET claimed_at = claimed_at - interval '1 day', deadline = deadline - interval '1 day' WHERE id = $a");
+my ($token_a, $token_b, $token_c) = split /\n/, sql($node, join ';', map { "SELECT token FROM idemq.claim_job($_->[0], lease => '$_->[1]')" } [ $a, '10 h' ],
+	[ $b, '1 h' ], [ $c, '1 h' ]);
+sql($node, "UPDATE idemq.jobs SET claimed_at = claimed_at - interval '1 day', deadline = deadline - interval '1 day' WHERE id IN ($a, $b)");
 sql($node, "BEGIN; SELECT idemq.commit($c, $token_c, '\"kept\"'); CREATE TABLE effects AS SELECT $c AS job; COMMIT");
 
-# The rows' deadlines have passed when it starts, that of a a day ago.
+# The rows' deadlines have passed when it starts.
 crash($node);
-is(claimed($node, "SELECT id FROM idemq.claim('q', 10, lease => '1 h')"), $b, 'after a crash, a job whose lease is short comes back');
-is_sql($node, "SELECT count(*) FROM idemq.claim('q', 10)", 0, 'and that one alone: leases begin anew, whatever the row says');
+my $claim = "SELECT id FROM idemq.claim('q', 10, lease => '10 h')";
+is_sql($node, $claim, '', 'after a crash, leases begin anew, whatever the rows say');
+advance($node, '50 min');
+is_sql($node, $claim, '', 'a lease lasts as long as before');
+advance($node, '20 min');
+is_sql($node, $claim, $b, 'then its job comes back, and no other');
 is_sql($node, "SELECT outcome, retry_after > clock_timestamp() FROM idemq.claim_job($a)", 'locked|t',
 	'claim_job knows of the other one, too');
 is_sql($node, "SELECT idemq.validate($a, $token_a)", 'current', 'its worker holds it still');
-is_sql($node, "SELECT idemq.heartbeat($a, $token_a, '1 h')", 'current', 'and lives');
+is_sql($node, "SELECT idemq.heartbeat($a, $token_a, '10 h')", 'current', 'and lives');
 is_sql($node, "SELECT id, status, attempt, token > $token_b FROM idemq.jobs ORDER BY id",
 	"$a|processing|1|f\n$b|processing|2|t\n$c|completed|1|t", 'with a greater token');
 is_sql($node, "SELECT idemq.try_commit($b, $token_b), idemq.try_commit($c, $token_c), idemq.commit($a, $token_a)",
@@ -70,7 +74,7 @@ is_sql($node, "SELECT idemq.validate($e, $token_e), outcome FROM idemq.claim_job
 # ---- Tokens
 
 # An asynchronous commit that a crash loses: the client has seen its token.
-$node->append_conf('postgresql.conf', "synchronous_commit = off\nwal_writer_delay = 10s"); # meant to expire: the writer is to do nothing
+$node->append_conf('postgresql.conf', "synchronous_commit = off\nwal_writer_delay = 10s"); # meant to expire: longer than it takes to crash the server
 $node->restart;
 my ($f, $lost, $row);
 # Another process may flush in between, now and then: then once more.
@@ -88,7 +92,7 @@ my $again = sql($node, "SELECT token FROM idemq.claim_job($f)");
 cmp_ok($again, '>', $lost, 'the next token is greater than the one that was lost');
 is_sql($node, "SELECT idemq.try_commit($f, $lost)", 'stale', 'the lost token commits nothing');
 sql($node, "SELECT idemq.fail($f, $again, retry_in => '0')");
-# The standby is not to wait for the writer.
+# Otherwise the standby would wait for the WAL writer.
 $node->append_conf('postgresql.conf', "synchronous_commit = on\nwal_writer_delay = 10ms"); # meant to expire
 
 foreach my $how ('fast', 'immediate')
@@ -109,11 +113,11 @@ my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($node, 'base', has_streaming => 1);
 $standby->start;
 my ($g, $h, $i) = split /\n/, sql($node, "SELECT id FROM idemq.enqueue_many('q', ARRAY['7', '8', '9']::jsonb[])");
-my $token_g = sql($node, "SELECT token FROM idemq.claim_job($g, lease => '1 h')");
-my $token_i = sql($node, "SELECT token FROM idemq.claim_job($i, lease => '1 ms')"); # meant to expire
+my $token_g = sql($node, "SELECT token FROM idemq.claim_job($g, lease => '10 h')");
+my $token_i = sql($node, "SELECT token FROM idemq.claim_job($i, lease => '1 h')");
 # The row says that it is over, as of a worker that beats.
-sql($node, "UPDATE idemq.jobs SET claimed_at = claimed_at - interval '1 day', deadline = deadline - interval '1 day' WHERE id = $g");
-$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+sql($node, "UPDATE idemq.jobs SET claimed_at = claimed_at - interval '1 day', deadline = deadline - interval '1 day' WHERE id IN ($g, $i)");
+caught_up($node, $standby);
 # The standby does not hear of these.
 $standby->append_conf('postgresql.conf', "primary_conninfo = ''");
 $standby->reload;
@@ -127,7 +131,11 @@ $node->stop('immediate');
 $standby->promote;
 is_sql($standby, "SELECT idemq.validate($g, $token_g), outcome FROM idemq.claim_job($g)", 'current|locked',
 	'a promotion does not rob a worker that beats');
-is(claimed($standby, "SELECT id FROM idemq.claim('q', 10) WHERE id = $i"), $i, 'one whose lease ends loses its job');
+$claim = "SELECT id FROM idemq.claim('q', 10) WHERE id = $i";
+advance($standby, '50 min');
+is_sql($standby, $claim, '', 'nor, until its lease ends, one that no longer beats');
+advance($standby, '20 min');
+is_sql($standby, $claim, $i, 'whose job comes back when the lease has ended');
 my $token_h2 = sql($standby, "SELECT token FROM idemq.jobs WHERE id = $h");
 cmp_ok($token_h2, '>', $token_h, 'a token is greater than what the lost primary gave');
 is_sql($standby, "SELECT idemq.try_commit($g, $token_g), idemq.try_commit($i, $token_i), idemq.try_commit($h, $token_h), idemq.commit($h, $token_h2)",

@@ -15,7 +15,7 @@ use Time::HiRes qw(time sleep);
 my $lease = 2; # seconds
 my $node = new_server('crash_slow');
 
-# Waits until SQL that claims answers something; answers that, and when it did.
+# Waits until SQL that claims returns a row; returns the row, and when it came.
 sub claimed
 {
 	my ($server, $sql) = @_;
@@ -55,7 +55,7 @@ $standby->init_from_backup($node, 'base', has_streaming => 1);
 $standby->start;
 my ($g, $i) = split /\n/, sql($node, "SELECT id FROM idemq.enqueue_many('q', ARRAY['7', '9']::jsonb[])");
 my ($token_g, $token_i) = split /\n/, sql($node, "SELECT token FROM idemq.claim_job($g, lease => '1 h'); SELECT token FROM idemq.claim_job($i, lease => '$lease s')");
-$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+caught_up($node, $standby);
 $node->stop('immediate');
 sleep $lease + 0.1;
 $before = time;

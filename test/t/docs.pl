@@ -48,8 +48,8 @@ foreach my $file (@pages)
 
 # ---- Commands of make
 
-# What make knows: its targets, and whether they have a recipe or need others.  What reads a variable: its
-# files, and the scripts.
+# The targets that make knows, and whether they have a recipe or need other targets; and the text of everything that
+# may read a variable.
 my ($known) = run_command([ 'make', '-pRrqn', '-C', $source ]);
 my %does;
 $does{$1} ||= $2 =~ /\S/ || $3 =~ /^\t/m while $known =~ /^([a-z][\w-]*)::?(.*)\n((?:[#\t].*\n)*)/mg;
@@ -68,7 +68,7 @@ sub commands
 		my @code = $language eq 'sh' ? $text =~ /^([^#]*)/ : $language eq '' ? $text =~ /`([^`]+)`/g : ();
 
 		push @commands, grep { /^(?:[A-Z_]+=(?:'[^']*'|\S+) )*make\b/ } map { split /\s*;\s*/ } @code;
-		# In a comment: names that are no English.
+		# In a comment, only names that cannot be English words.
 		push @commands, $text =~ /\b(make [a-z]+-[a-z-]+)/g if $language eq 'sh' && $text =~ s/^[^#]*#//;
 	}
 	return @commands;
@@ -86,7 +86,7 @@ sub is_what_make_does
 		foreach my $word (@words)
 		{
 			next if $word eq 'make';
-			if ($word =~ /^([A-Z_]+)=/) { push @wrong, "nothing reads $1: $command" if $reads !~ /\b$1\b/ }
+			if ($word =~ /^([A-Z_]+)=/) { push @wrong, "nothing reads $1: $command" if $reads !~ /(?:\$[({]?|\w[(\[]["']|\benv\.)$1\b/ }
 			elsif (!$does{$word}) { push @wrong, "$word does nothing: $command" }
 			else { $asked{$word} = 1 }
 		}

@@ -1,5 +1,6 @@
-# A dump in plain text goes on where it stood, and parallel restores, whose tables come in any order, bring the same rows.
-# slow: the order in which pg_restore -j 4 brings tables is another each time, so it is tried six times
+# After a restore from plain text everything goes on from where it was; parallel restores, whose tables come in any order,
+# bring the same rows.
+# slow: the order in which pg_restore -j 4 brings tables differs each time, so it is tried six times
 # at least 56 assertions
 
 use strict;

@@ -29,7 +29,7 @@ sub seed_of_sources
 }
 
 my $calls = $ENV{FUZZ_CALLS} // 3000;
-# make fuzz, which sets FUZZ_CALLS, looks for what is not known yet.
+# make fuzz, which sets FUZZ_CALLS, makes new choices each time.
 my $seed = $ENV{FUZZ_SEED} // ($ENV{FUZZ_CALLS} ? int(rand(2**31)) : seed_of_sources());
 
 diag "figure: seed $seed: FUZZ_SEED=$seed repeats it";

@@ -57,7 +57,7 @@ $node->backup('base');
 my $standby = PostgreSQL::Test::Cluster->new('generations_standby');
 $standby->init_from_backup($node, 'base', has_streaming => 1);
 $standby->start;
-$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+caught_up($node, $standby);
 my $before = token($node);
 $node->stop;
 $standby->promote;

@@ -1,6 +1,6 @@
 # Groups of which several jobs may be in processing.  Turns: every group has its next job within one round,
-# however many jobs of others wait, jobs without one being one more; of groups with a job to be claimed all the time none gets
-# ahead by more than one.  Limits: sessions that commit, fail, release, roll back, claim by id and are ended, a
+# however many jobs of others wait, and jobs without a group count as one more group; among groups that always have a
+# claimable job, none gets ahead by more than one.  Limits: sessions that commit, fail, release, roll back, claim by id and are ended, a
 # crash in between, while group_running is what a watcher compares each snapshot with; then every
 # effect has happened once, and some groups were at their limit.  More of all of that: group_running_slow.pl.
 # at least 43 assertions
@@ -45,7 +45,7 @@ sub turns_of
 	# Without the worker each claim promotes the job that it takes.
 	if ($options{promoted})
 	{
-		is_sql($node, "SELECT min((SELECT count(DISTINCT name) FROM unnest(waiting) AS name)) FROM turns", 12, "$what: all always waited");
+		is_sql($node, "SELECT min((SELECT count(DISTINCT name) FROM unnest(waiting) AS name)) FROM turns", 12, "$what: every group always had a job waiting");
 		is_sql($node, 'SELECT most_ahead()', 1, "$what: at most one ahead");
 	}
 	is_sql($node, "SELECT max(n) - min(n) <= 2 FROM (SELECT count(*) AS n FROM turns GROUP BY name) x", 't', "$what: even");
@@ -60,9 +60,9 @@ turns_of('with the worker, in order', 1, ends => 1, promoted => 1);
 # ---- Limits.
 
 my $jobs = 400;
-sql($node, "SELECT idemq.create_queue('w', group_running => 3, lease => '1 h', retry_base => '1 ms', max_attempts => 1000)"); # meant to expire
+sql($node, "SET client_min_messages = error; SELECT idemq.create_queue('w', group_running => 3, lease => '1 h', retry_base => '1 ms', max_attempts => 1000)"); # meant to expire
 sql($node, "SELECT produce('w', $jobs, 7)");
-# All groups are at their limit once, whatever becomes of the race.
+# All groups reach their limit once, however the race goes.
 my $held = session($node);
 $held->query_safe('CREATE TABLE held AS SELECT id, token FROM idemq.jobs LIMIT 0');
 until_true('three of each run', sub { $held->query_safe("INSERT INTO held SELECT id, token FROM idemq.claim('w', 100)"); sql($node, 'SELECT count(*) FROM held') >= 21 });

@@ -70,7 +70,7 @@ $node->backup('base');
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($node, 'base', has_streaming => 1);
 $standby->start;
-$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+caught_up($node, $standby);
 is_refused($standby, "SELECT * FROM $_", 'Connect to the primary', "standby: $_") foreach @writers;
 is_sql($standby, "SELECT idemq.validate(1000000000001, $token), (SELECT status FROM idemq.job(1000000000001))",
 	'stale|completed', 'standby: validate and job work');

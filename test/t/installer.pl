@@ -1,7 +1,7 @@
 # Who installs, and who uses it: the owner of a database, who is no superuser, gets from every
 # first step of the manual either success or an error that the GRANT of doc/operations/install.md
 # ends; an application's role runs the first job with what grant_queue gives.
-# slow: a database for each of eleven pages, whose SQL docs.pl and docs_slow.pl run as superuser
+# slow: a database for each of eleven pages, whose SQL docs.pl runs as superuser
 # at least 76 assertions
 
 use strict;

@@ -71,7 +71,7 @@ sub make_states
 	return;
 }
 
-# That attempts, ids and the audit go on where they stood: what equal rows do not say.
+# Asserts that attempts, ids and the audit go on from where they were, which equal rows do not show.
 sub is_in_flight_in
 {
 	my ($node, $db, $format) = @_;
@@ -91,7 +91,7 @@ sub is_in_flight_in
 	return;
 }
 
-# That all goes on where it stood.
+# Asserts that everything goes on from where it was.
 sub goes_on_in
 {
 	my ($node, $db, $format) = @_;

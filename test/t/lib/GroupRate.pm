@@ -77,7 +77,7 @@ sub rate_server
 	return $node;
 }
 
-# Sessions that work a queue, with pgbench's options; answers as clients does.
+# Starts sessions that work a queue, with options of pgbench; returns what clients returns.
 sub hammer
 {
 	my ($node, $queue, @options) = @_;

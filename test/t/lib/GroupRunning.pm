@@ -113,20 +113,20 @@ sub running_server
 	return $node;
 }
 
-# Takes so many jobs of a queue, one after the other; promoted: each when the worker has promoted a job of every group.
+# Claims a number of jobs of a queue, one after the other; with promoted, each after the worker has promoted a job of every group.
 sub take_turns
 {
 	my ($node, $queue, $turns, %options) = @_;
 	my ($ends, $promoted) = map { $options{$_} ? 'true' : 'false' } qw(ends promoted);
 
 	sql($node, "TRUNCATE turns RESTART IDENTITY");
-	# Should nobody promote, it would not end.
+	# Without promotions the call would not end.
 	sql($node, "SET statement_timeout = '3 min'; CALL take_turns('$queue', $turns, $ends, $promoted)");
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	return is_sql($node, 'SELECT count(*) FROM turns', $turns, "$queue: so many claims");
 }
 
-# Sessions that work a queue, with pgbench's options; answers as clients does.
+# Starts sessions that work a queue, with options of pgbench; returns what clients returns.
 sub start_workers
 {
 	my ($node, $queue, @options) = @_;
@@ -145,7 +145,7 @@ SELECT finish('$queue', :id, :token, :name, :n, random());
 		@options, '-M', 'prepared', 'killed');
 }
 
-# What must hold when they have worked all of it.
+# Asserts what must hold when all jobs of a queue are done.
 sub check_limits
 {
 	my ($node, $queue, $count, $running) = @_;

@@ -102,7 +102,7 @@ sub runs_sql
 	return 0 if !%$ends;
 	append_to_file($path, $script);
 	IPC::Run::run([ 'psql', '-XAtq', '-F', ', ', '-v', 'VERBOSITY=sqlstate', '-h', $node->host, '-p', $node->port,
-			($user ? ('-U', $user) : ()), '-f', $path, $db ], '<', \undef, '>', \$stdout, '2>', \$stderr, IPC::Run::timeout(120));
+			($user ? ('-U', $user) : ()), '-f', $path, $db ], '<', \undef, '>', \$stdout, '2>', \$stderr, IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
 	$failed{$1} = $2 while $stderr =~ /:(\d+): (?:ERROR|FATAL):\s+(\w{5})/g;
 	is_deeply(\%failed, $errors, "$file: the statements that fail are those that should") or diag $stderr;
 	my $rows = '';

@@ -79,8 +79,8 @@ INSERT INTO effects SELECT id FROM idemq.commit_many(ARRAY[:id], ARRAY[:token]) 
 COMMIT;
 };
 
-# Has four workers work until a session has run its statements for so many rounds, and they have accepted some more
-# jobs after each, and 100 in all.
+# Runs four workers until a session has run its statements for the given number of rounds, and the workers have accepted more
+# jobs after each round, and more than 100 in all.
 sub work_while
 {
 	my ($node, $name, $rounds, @statements) = @_;
