@@ -216,8 +216,9 @@ sub ends_in_time
 
 	advance($node, '59 min 59.9 s');
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	is(answer($sleeper), $expected, $name);
-	leave($sleeper->{session});
+	my $answer = eval { answer($sleeper) };
+	is($answer // 'it sleeps on', $expected, $name);
+	defined $answer ? leave($sleeper->{session}) : $sleeper->{session}{run}->kill_kill;
 	return;
 }
 
