@@ -19,8 +19,6 @@ my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($node, 'base', has_streaming => 1);
 $standby->start;
 
-sub caught_up { return $node->wait_for_catchup($standby, 'replay', $node->lsn('insert')) }
-
 # ---- Reads
 
 sql($node, "SELECT idemq.create_queue('other', max_attempts => 1, retention => '1 day');
@@ -30,7 +28,7 @@ sql($node, "SELECT idemq.create_queue('other', max_attempts => 1, retention => '
 	CREATE ROLE reader; CREATE ROLE stranger; GRANT USAGE ON SCHEMA idemq TO stranger");
 sql($node, "SELECT idemq.grant_queue('q', 'reader', 'enqueue')");
 my ($id, $token) = split /\|/, sql($node, "SELECT id, token FROM idemq.claim('q')");
-caught_up();
+caught_up($node, $standby);
 my $session = session($standby);
 foreach ('SELECT id, status, attempt, token, deadline, payload, last_error FROM idemq.jobs ORDER BY id',
 	'SELECT name, lease, retention, paused_until FROM idemq.queues ORDER BY 1',
@@ -54,7 +52,7 @@ like($session->query_safe("SELECT idemq.why($id + 1)"), qr/^pending: ready since
 is(sql($standby, "SELECT idemq.why(id) FROM idemq.jobs WHERE status = 'dead'"), sql($node, "SELECT idemq.why(id) FROM idemq.jobs WHERE status = 'dead'"),
 	'of one that is dead: as on the primary');
 sql($node, "SELECT idemq.alter_queue('q', max_running => 1)");
-caught_up();
+caught_up($node, $standby);
 like(sql($node, "SELECT idemq.why($id + 1)"), qr/is at max_running: 1 of 1/, 'a limit, on the primary');
 like($session->query_safe("SELECT idemq.why($id + 1)"), qr/first in line\Q$ask\E$/, 'which the standby does not count');
 sql($node, "SELECT idemq.alter_queue('q', max_running => 100)");
@@ -62,17 +60,17 @@ my $holder = session($node);
 $holder->query_safe("BEGIN; SELECT id FROM idemq.jobs WHERE id = $id + 1 FOR UPDATE; SELECT pg_current_xact_id()");
 # Known to the standby with the next record of the transactions that run.
 sql($node, 'CHECKPOINT');
-caught_up();
+caught_up($node, $standby);
 is_soon($standby, "SELECT idemq.why($id + 1) LIKE '%is held by a transaction of the primary%'", 'a row that the primary holds');
 $holder->query_safe('ROLLBACK');
 leave($holder);
 
 # A setting that was changed is that of a session that has read the former one.
 sql($node, "SELECT idemq.pause('q')");
-caught_up();
+caught_up($node, $standby);
 like($session->query_safe("SELECT idemq.why($id + 1)"), qr/paused/, 'a pause is known once it is replayed');
 sql($node, "SELECT idemq.resume('q')");
-caught_up();
+caught_up($node, $standby);
 unlike($session->query_safe("SELECT idemq.why($id + 1)"), qr/paused/, 'and its end');
 
 is_state($standby, $_, '25006', "refused: $_")
@@ -101,14 +99,14 @@ my ($stdout, $stderr);
 $standby->psql('postgres', "CALL idemq.wait_result($late, '0')", stdout => \$stdout, stderr => \$stderr);
 like($stderr, qr/does not exist on this standby.*HINT:  It may not have arrived yet: ask the primary/s, 'where to go');
 sql($standby, 'SELECT pg_wal_replay_resume()');
-caught_up();
+caught_up($node, $standby);
 is_sql($standby, "CALL idemq.wait_result($late, '0')", 'pending|', 'it has arrived');
 sql($node, "SELECT idemq.cancel($late)");
 is(answer($sleeper), 'cancelled|', 'who waited before it was there is answered');
 
 # One that has been there, and goes.
 my $gone = sql($node, "SELECT id FROM idemq.enqueue('other', '8')");
-caught_up();
+caught_up($node, $standby);
 sleeper($standby, "CALL idemq.wait_result($gone, '10 min')", $sleeper->{session});
 wait_until($standby, "SELECT count(*) = 1 FROM idemq.jobs WHERE id = $gone");
 sql($node, "DELETE FROM idemq.jobs WHERE id = $gone");
@@ -135,7 +133,7 @@ sql($node, "SELECT idemq.create_queue('places', group_running => 3, group_rate =
 wait_until($node, "SELECT count(*) >= 0 FROM idemq.claim_any('{places,ordered}', 9); SELECT count(*) = 3 $of_groups AND status = 'processing'", "t\nt");
 sql($node, "SELECT idemq.commit(id, token) $of_groups AND name = 'ordered' AND status = 'processing'");
 wait_until($node, "SELECT count(*) = 2 $of_groups AND status = 'pending' AND ready_at > now() + '1 day'");
-caught_up();
+caught_up($node, $standby);
 # It has met these queues.
 is_sql($standby, "SELECT count(*) FROM idemq.metrics WHERE queue IN ('places', 'ordered')", 2, 'queues with groups');
 sleeper($standby, "CALL idemq.wait_result($next, '10 min')", $sleeper->{session});

@@ -117,11 +117,7 @@ my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($node, 'base', has_streaming => 1);
 $standby->append_conf('postgresql.conf', "wal_receiver_status_interval = '1h'");
 $standby->start;
-$node->append_conf('postgresql.conf', "synchronous_standby_names = 'standby'");
-$node->reload;
-wait_until($node, "SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = 'sync'");
-# The checkpointer, which has COMMITs wait for standbys, has read it, too.
-sql($node, 'CHECKPOINT');
+sync_standby_in_force($node, 'standby');
 is_state($standby, "CALL idemq.begin_step($id, $next, 'x', '{}', '1 min')", '25006', 'begin_step on a standby');
 is_state($standby, "SELECT idemq.finish_step($id, $next, 'x')", '25006', 'finish_step on a standby');
 is_state($standby, "SELECT idemq.refuse_step($id, $next, 'x')", '25006', 'refuse_step on a standby');
@@ -145,10 +141,8 @@ is($begun[0], 'busy', 'it is there, all the same');
 
 # ---- A failover that loses what was committed last
 
-$node->append_conf('postgresql.conf', "synchronous_standby_names = ''");
-$node->reload;
-sql($node, 'SELECT 1');
-$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+sync_standby_in_force($node, '');
+caught_up($node, $standby);
 like(sql($standby, "SELECT idemq.why($id)"), qr/; its step "charge" is open: /, 'why on a standby');
 is_sql($standby, "SELECT steps_open, count(*) FROM idemq.metrics, idemq.steps WHERE queue = 'q' GROUP BY 1", sql($node,
 		"SELECT steps_open, count(*) FROM idemq.metrics, idemq.steps WHERE queue = 'q' GROUP BY 1"), 'so are the metrics');

@@ -17,7 +17,7 @@ $sub->start;
 my $follows = "SELECT count(*) FROM idemq.check() WHERE invariant = 'follows'";
 my $own = 'system_identifier = (SELECT system_identifier FROM pg_control_system())';
 
-sub caught_up
+sub all_applied
 {
 	# The worker commits without a flush: this commit flushes what the worker has written before.
 	sql($pub, "SET synchronous_commit = on; SELECT pg_logical_emit_message(true, 'flush', 'flush')");
@@ -46,7 +46,7 @@ sub same_rows
 {
 	my ($name) = @_;
 
-	caught_up();
+	all_applied();
 	is(rows($sub, $_), rows($pub, $_), "$name: idemq.$_") foreach qw(jobs attempts steps dependencies children events topic_entries topic_grants topic_binding_entries database_uuid queues queue_grants schedule_entries audit seen producers);
 	# 55006: as two_phase begins, the apply worker starts anew.  The others are of the start of
 	# this test, 57P01 where DROP DATABASE has sent the worker away, 55P03 where it was refused a lock.
@@ -170,9 +170,9 @@ my %calls = (
 	(map { $_ => 'a trigger, which writes its own row at most' }
 		qw(jobs_changed jobs_truncated dependencies_changed schedules_changed settings_changed queue_gone followers_changed followers_local role_named shard_changed)),
 	(map { $_ => 'it reads' }
-		qw(validate result assert_shard why flow current_job handler_states leases check queue_metrics memory_usage server_counts topic_states worker_state chore_counts timing_buckets prometheus_text wait_result wait_results primary_since next_run)),
+		qw(validate result assert_shard why flow current_job handler_states leases check queue_metrics memory_usage server_counts topic_states worker_state chore_counts timing_buckets prometheus_text wait_result wait_results primary_since next_run clock_timestamp)),
 	hold_claimed => 'it locks what a claim has taken',
-	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone');
+	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone', advance_clock => 'it moves the test clock alone');
 sql($sub, 'CREATE FUNCTION handled(payload jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS $$$$;
 	CREATE TABLE fenced (job_id bigint, token bigint);
 	CREATE TRIGGER t BEFORE INSERT ON fenced FOR EACH ROW EXECUTE FUNCTION idemq.fence()');
@@ -239,7 +239,7 @@ is_sql($sub, 'SELECT count(*), count(taken_over_at) FROM idemq.followers', '1|0'
 sql($pub, 'UPDATE idemq.followers SET since = now()');
 is_state($sub, 'SELECT idemq.take_over()', '55000', 'no taking over while the subscription is enabled');
 sql($pub, 'DELETE FROM idemq.followers');
-caught_up();
+all_applied();
 is_sql($sub, "SELECT count(*) FROM idemq.followers WHERE taken_over_at IS NULL AND $own", 1, 'nor do their ends');
 # The worker has to wait for whoever writes jobs, and is refused: it comes again.
 is_soon($sub, 'SELECT pid > 0, stuck_for, lag FROM idemq.background_worker', 't||', 'its worker has nothing to do');
@@ -248,7 +248,7 @@ my $writer = session($sub);
 my $log = log_end($sub);
 $writer->query_safe('BEGIN; LOCK TABLE idemq.jobs IN ROW EXCLUSIVE MODE');
 sql($pub, 'TRUNCATE idemq.followers');
-caught_up();
+all_applied();
 is_sql($sub, $follows, 1, 'it follows even after a TRUNCATE of the publisher');
 wait_logged($sub, qr/idemq worker, chore "follow"/, $log);
 $writer->query_safe('COMMIT');
@@ -281,7 +281,7 @@ my $complaints = '';
 my @load = map { clients($pub, $_, '-c', 2, '-t', 60) } @scripts;
 
 sql($pub, "SELECT idemq.create_queue('later'); SELECT idemq.pause('dead')");
-caught_up();
+all_applied();
 like($reader->query_safe("SELECT idemq.queue_id('later')"), qr/^\d+$/, 'a session of the subscriber knows a queue that is new on the publisher');
 until_true('leases that expired, and dead jobs', sub {
 	$complaints .= $_->() foreach @load;
@@ -300,7 +300,7 @@ heads_are_ready();
 sql($pub, "UPDATE idemq.jobs SET claimed_at = claimed_at - interval '5 min', deadline = deadline - interval '5 min' WHERE id = $kept[0];
 	-- meant to expire
 	UPDATE idemq.jobs SET claimed_at = claimed_at - interval '5 min', deadline = claimed_at - interval '5 min' + interval '1 ms' WHERE id = $zombie[0]");
-caught_up();
+all_applied();
 # Something that has the subscriber's worker look after all its queues.
 sql($pub, "SELECT idemq.alter_queue('later', lease => '2 h')");
 same_rows('with load');
@@ -315,7 +315,7 @@ my $waiter = sleeper($sub, "CALL idemq.wait_result($kept[0], '1 h')");
 sql($pub, "BEGIN; SELECT count(*) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{20}'), group_keys => array_fill('g'::text, '{20}'));
 	SELECT count(*) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{20}'));
 	PREPARE TRANSACTION 'two'");
-caught_up();
+all_applied();
 wait_until($sub, 'SELECT count(*) = 1 FROM pg_prepared_xacts');
 sql($sub, 'ALTER SUBSCRIPTION everything DISABLE');
 is_state($sub, 'SELECT idemq.take_over()', '55006', 'no taking over while a prepared transaction has written jobs');
@@ -336,7 +336,7 @@ my $effect = "BEGIN;\nWITH j AS MATERIALIZED (SELECT * FROM idemq.claim('effects
   . "INSERT INTO effects SELECT key, token FROM d WHERE outcome = 'committed';\nEND;\n";
 sql($pub, "SELECT count(*) FROM idemq.enqueue_many('effects', array_fill('1'::jsonb, '{300}'), keys => (SELECT array_agg('e' || i) FROM generate_series(1, 300) i))");
 is(clients($pub, $effect, '-c', 4, '-t', 12)->(), '', 'workers on the publisher');
-caught_up();
+all_applied();
 cmp_ok(sql($sub, 'SELECT count(*) FROM effects'), '==', 144, 'half of the effects came');
 
 # Sequences that are replicated, since 19: ids_since is of the publisher's run then, and does not hold here.
@@ -351,7 +351,7 @@ if ($sequences)
 	isnt(sql($sub, $positions), sql($pub, $positions), 'sequences come when they are asked for');
 	sql($sub, 'ALTER SUBSCRIPTION sequences REFRESH SEQUENCES');
 	wait_until($sub, $positions, sql($pub, $positions));
-	caught_up();
+	all_applied();
 }
 manual(1, 0);
 # These are lost: ids and tokens that never came.

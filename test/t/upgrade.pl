@@ -90,7 +90,11 @@ sub catalogs
 			WHERE typnamespace = 'idemq'::regnamespace GROUP BY 1 ORDER BY enumtypid::regtype::text},
 		schemas => q{SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_' ORDER BY 1},
 		temporary => q{SELECT relname FROM pg_class WHERE relpersistence = 't'});
-	return { map { $_ => sql($node, $queries{$_}, $db) } keys %queries };
+	# One psql for all of them; each begins with a line of its own.
+	my @parts = split /^== catalog (\w+)\n?/m, sql($node, join(";\n", map { "SELECT '== catalog $_'; $queries{$_}" } sort keys %queries), $db);
+	my %catalogs = @parts[ 1 .. $#parts ];
+	chomp foreach values %catalogs;
+	return \%catalogs;
 }
 
 my $fresh = catalogs('fresh');
@@ -122,7 +126,10 @@ my @calls = split /\n/, sql($node, q{SELECT format(CASE WHEN prokind = 'p' THEN 
 	(SELECT string_agg('NULL::' || t::regtype, ', ') FROM unnest(proargtypes) t)) FROM pg_proc
 	WHERE pronamespace = 'idemq'::regnamespace AND prolang = (SELECT oid FROM pg_language WHERE lanname = 'c') AND prorettype <> 'trigger'::regtype}, 'app');
 cmp_ok(scalar(@calls), '>', 50, 'functions of 0.1.0');
-is(join(' ', grep { sqlstate($node, $_, 'app') ne '55000' } @calls), '', 'each of them raises 55000');
+my $sqlstate = q{\echo :SQLSTATE};
+my $caller = session($node, 'app');
+is(join(' ', grep { scalar($caller->query("$_; $sqlstate")) ne '55000' } @calls), '', 'each of them raises 55000');
+leave($caller);
 my (undef, undef, $said) = $node->psql('app', "SELECT idemq.claim('mail')");
 is($said, "psql:<stdin>:1: ERROR:  the SQL objects of idemq in this database are older than its library, $version\n"
 	  . 'HINT:  Run ALTER EXTENSION idemq UPDATE in this database.', 'and says what to do');
@@ -172,7 +179,6 @@ sql($node, 'GRANT EXECUTE ON FUNCTION idemq.create_queue TO upgrade_friend WITH 
 	REVOKE EXECUTE ON FUNCTION idemq.enqueue_many FROM PUBLIC', 'app');
 # A session of a pool, from before the update.
 my $pool = session($node, 'app');
-my $sqlstate = q{\echo :SQLSTATE};
 $pool->query_safe("PREPARE every AS SELECT * FROM idemq.claim('none'); PREPARE named AS SELECT id, token FROM idemq.claim('none')");
 is(scalar($pool->query("EXECUTE every; $sqlstate")), '55000', 'prepared before the update: refused');
 sql($node, "SET ROLE upgrade_super; $update", 'app');

@@ -10,7 +10,7 @@ use lib "$FindBin::RealBin/lib";
 use Idemq;
 use Test::More;
 
-my $node = new_server('wait', 'idemq.worker' => 'on', max_connections => 40);
+my $node = new_server('wait', 'idemq.worker' => 'on', 'idemq.test_clock' => 'on', max_connections => 40);
 my $call = "CALL idemq.wait('q', '30 s')";
 
 # A fresh queue.

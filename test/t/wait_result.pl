@@ -13,7 +13,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_server('result', 'idemq.worker' => 'on', max_connections => 40);
+my $node = new_server('result', 'idemq.worker' => 'on', 'idemq.test_clock' => 'on', max_connections => 40);
 my $claim = "INSERT INTO held SELECT id, token FROM idemq.claim('q')";
 
 sub new_job
