@@ -81,8 +81,6 @@ sub said
 	return join '', grep { /$what/ && !/listening on|LOG:  checkpoints? |LOG:  idemq(?:'s background worker of database .* (?:started|ended)| begins recovery| has recovered)/ } split /^/, slurp_file($server->logfile, $from);
 }
 
-sub log_end { return -s ($_[0] // $node)->logfile }
-
 my $extension = "CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '1 h')";
 
 sub create_database
@@ -106,7 +104,7 @@ is_sql($node, "SELECT backend_type, application_name, datname, state, query, wai
 create_database($_) foreach qw(a closed);
 sql($node, 'CREATE DATABASE plain');
 sql($node, 'ALTER DATABASE closed ALLOW_CONNECTIONS false');
-my $log = log_end();
+my $log = log_end($node);
 $node->restart;
 worker_of($_) foreach qw(postgres a);
 # Of this start: the workers of before exit with 0 as well.
@@ -131,7 +129,7 @@ $session->query_safe('BEGIN; DROP EXTENSION idemq');
 is($session->query_safe("SELECT count(*) $workers AND datname = 'plain'"), 0, 'DROP EXTENSION: the worker goes first');
 $session->query_safe('ROLLBACK');
 works('plain', 'DROP EXTENSION rolled back');
-$log = log_end();
+$log = log_end($node);
 $session->query_safe('DROP EXTENSION idemq');
 is_left('plain', 'DROP EXTENSION');
 $session->query_safe('CREATE EXTENSION idemq');
@@ -166,7 +164,7 @@ SKIP:
 }
 sql($node, 'DROP OWNED BY owner', 'plain');
 is_left('plain', 'DROP OWNED');
-$session->quit;
+leave($session);
 
 # ---- Who may not have a database for himself
 
@@ -232,13 +230,13 @@ sub keep_busy
 	return worker_of($db);
 }
 
-$session->quit;
+leave($session);
 keep_busy('c');
 sql($node, 'CREATE DATABASE d TEMPLATE c');
 is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'processing'", 1,
 	'CREATE DATABASE ... TEMPLATE while the worker is busy: its chore was undone', 'd');
 sql($node, 'DROP DATABASE d');
-$log = log_end();
+$log = log_end($node);
 sql($node, 'DROP DATABASE c');
 is_sql($node, "SELECT count(*) $workers AND datname = 'c'", 0, 'DROP DATABASE while the worker is busy');
 create_database('c');
@@ -256,7 +254,7 @@ unlike(said($log), qr/FATAL:  database/, 'no worker is started in a database tha
 is_sql($node, "SELECT string_agg(datname, ' ' ORDER BY datname) $workers", 'a postgres', 'workers of the others stay');
 
 # Several at a time.
-$log = log_end();
+$log = log_end($node);
 my @children = map {
 	my $name = "several$_";
 	my @round = map { ('-c', $_) } "CREATE DATABASE $name", "\\c $name", 'CREATE EXTENSION idemq', "SELECT idemq.create_queue('q')",
@@ -283,7 +281,7 @@ sql($node, 'DROP DATABASE c');
 # A database that is closed while it has a worker.
 create_database('c');
 sql($node, 'ALTER DATABASE c ALLOW_CONNECTIONS false');
-$log = log_end();
+$log = log_end($node);
 sql($node, "SELECT pg_terminate_backend(" . worker_of('c') . ")");
 $node->wait_for_log(qr/"idemq worker" \(PID \d+\) exited with exit code 1/, $log);
 works('a', 'the launcher goes on');
@@ -303,7 +301,7 @@ $session->query_safe('LOCK TABLE idemq.jobs, idemq.queues, idemq.attempts; COMMI
 works('a', 'ALTER EXTENSION');
 $session->query_safe('REINDEX TABLE idemq.jobs; VACUUM FULL idemq.jobs; ALTER TABLE idemq.jobs SET (fillfactor = 70)');
 works('a', 'DDL');
-$session->quit;
+leave($session);
 
 # ---- Ended from outside
 
@@ -343,13 +341,13 @@ works($_, 'idemq.worker = on') foreach qw(postgres a late);
 
 # ---- Crash, single-user mode, binary upgrade
 
-crash($node, sub { $log = log_end() });
+crash($node, sub { $log = log_end($node) });
 works($_, 'after a crash') foreach qw(postgres a);
 unlike(calm(said($log)), qr/ERROR|FATAL|WARNING:  idemq/, 'in peace');
 $pid = worker_of('a');
 $node->append_conf('postgresql.conf', 'restart_after_crash = on');
 $node->reload;
-$log = log_end();
+$log = log_end($node);
 kill 'KILL', $pid;
 $node->wait_for_log(qr/all server processes terminated; reinitializing/, $log);
 wait_until($node, 'SELECT true');
@@ -360,7 +358,7 @@ my ($in, $out, $err) = ("DROP EXTENSION idemq\n$extension\nSELECT idemq.enqueue(
 $in =~ s/; /\n/g;
 ok(IPC::Run::run([ 'postgres', '--single', '-D', $node->data_dir, 'a' ], '<', \$in, '>', \$out, '2>', \$err), 'single-user mode');
 unlike($out . $err, qr/ERROR|WARNING|FATAL|starting background worker/, 'in peace');
-$log = log_end();
+$log = log_end($node);
 ok(run_log([ 'pg_ctl', '-w', '-D', $node->data_dir, '-l', $node->logfile, '-o', '-b --cluster-name=life', 'start' ]), 'binary upgrade');
 is_sql($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'idemq%'", 0, 'no launcher');
 sql($node, 'CREATE DATABASE copy TEMPLATE single');
