@@ -1,7 +1,7 @@
 # CALL idemq.wait, wait_any and wait_result: who sleeps holds nothing, and is woken
 # by whatever makes work, with a background worker and without.
 #
-# at least NNN assertions
+# at least 138 assertions
 
 use strict;
 use warnings FATAL => 'all';
