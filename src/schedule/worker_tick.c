@@ -114,8 +114,8 @@ void
 idemq_tick_all(void)
 {
 	TimestampTz now = idemq_wall_now();
-	/* One that has failed is not put off. */
-	Datum values[] = {TimestampTzGetDatum(now), TimestampTzGetDatum(DT_NOEND)};
+	/* None has failed after now, so none is put off. */
+	Datum values[] = {TimestampTzGetDatum(now), TimestampTzGetDatum(now)};
 	DueTicks ticks;
 	Datum *all;
 	int many;
