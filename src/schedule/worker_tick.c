@@ -115,7 +115,7 @@ idemq_tick_all(void)
 {
 	TimestampTz now = idemq_wall_now();
 	/* One that has failed is not put off. */
-	Datum values[] = {TimestampTzGetDatum(now), TimestampTzGetDatum(DT_NOEND)};
+	Datum values[] = {TimestampTzGetDatum(now), TimestampTzGetDatum(now)};
 	DueTicks ticks;
 	Datum *all;
 	int many;
