@@ -1,5 +1,5 @@
 # A jump of the wall clock ahead that is corrected: what the manual has a DBA run after the restart.
-# at least 41 assertions
+# at least 42 assertions
 use strict;
 use warnings FATAL => 'all';
 use lib "$ENV{IDEMQ_SOURCE}/test/t/lib";
@@ -129,6 +129,7 @@ is_sql($node, 'SELECT count(*) FROM (TABLE corrected EXCEPT TABLE idemq.jobs) AS
 is_sql($node, "SELECT string_agg(id::text, ',' ORDER BY id) FROM idemq.jobs WHERE $ahead AND id <> $job{paced}", $job{delayed_before},
 	'nothing is of another day, but what is to be');
 is_sql($node, "SELECT count(*) FROM idemq.attempts WHERE greatest(claimed_at, ended_at) > now()", 0, 'nor are the attempts');
+is_sql($node, 'SELECT count(*) FROM idemq.audit WHERE at > now()', 0, 'nor is the audit');
 is_sql($node, "SELECT begun_at <= now(), call_until - begun_at FROM idemq.steps WHERE name = 'ahead'", 't|00:10:00', 'nor is a step');
 
 # The minutes until a time, in steps of ten: as many as when it was set, ten minutes later, too.
