@@ -353,7 +353,7 @@ sql($node, "SELECT idemq.claim_job($id, lease => '10 min')");
 caught_up($node, $standby);
 is_sql($standby, "SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'idemq%'", 0, 'a standby has none');
 is_sql($standby, "SELECT idemq.why($id) <> ''", 't', 'use of idemq there brings none');
-$node->stop('immediate');
+stop_at_once($node);
 advance($standby, '20 min');
 is_sql($standby, "SELECT status FROM idemq.jobs WHERE id = $id", 'processing', 'nor is anything taken back, though the lease is over');
 $standby->promote;
