@@ -1,7 +1,7 @@
 # max_running and rate_limit between sessions: exact after a restart, with prepared transactions and with full tables; and
 # a session that waits is woken when a slot or a token comes free.  Under load, and that no session polls: limits_slow.pl.
 # stops: idemq_lease_settle_loan wait_woken
-# at least 51 assertions
+# at least 64 assertions
 
 use strict;
 use warnings FATAL => 'all';
