@@ -207,10 +207,10 @@ sub keep_busy
 {
 	my ($db) = @_;
 
-	# meant to expire
 	sql($node, "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(3600); RETURN NEW; END';
-		CREATE TRIGGER dawdle BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (OLD.status = 'processing') EXECUTE FUNCTION dawdle();
-		SELECT idemq.enqueue('q', '1'); SELECT count(*) FROM idemq.claim('q', lease => '1 ms')", $db);
+		CREATE TRIGGER dawdle BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (OLD.status = 'processing') EXECUTE FUNCTION dawdle()", $db);
+	# meant to expire
+	sql($node, "SELECT idemq.enqueue('q', '1'); SELECT count(*) FROM idemq.claim('q', lease => '1 ms')", $db);
 	ok($node->poll_query_until('postgres', "SELECT state = 'active' AND query = 'reap of queue q' AND wait_event = 'PgSleep'
 		$workers AND datname = '$db'"), "$db: the worker is busy");
 	return worker_of($db);
