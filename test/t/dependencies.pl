@@ -213,7 +213,7 @@ $worker = stop_worker($node);
 sql($node, "SELECT done('p')");
 caught_up($node, $standby);
 is_sql($standby, "SELECT status('pp')", 'blocked', 'the parent\'s commit has come, and not yet what follows it');
-$node->stop('immediate');
+stop_at_once($node);
 $standby->promote;
 status_soon('pp', 'pending', 'the promoted server releases the child', $standby);
 sql($standby, "SELECT done('r')");

@@ -1,7 +1,7 @@
 # Jobs that depend on others: ten thousand parents and children; graphs that are enqueued, run, rolled back,
 # failed and brought back all at once.  The rest is in dependencies.pl.
 # slow: ten thousand jobs three times over, and clients that run for seconds
-# at least 19 assertions
+# at least 16 assertions
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,8 +1,10 @@
 # Handlers: jobs that a function in the database runs, in processes that idemq starts: what
 # an error makes of a job, batches, job_timeout, rights, who may have a process, and each way in
-# which such a process, its function, its role, its database and its server can end.
+# which such a process, its function, its role, its database and its server can end.  A process that is stopped when its
+# database is dropped, and memory: handlers_slow.pl.
 # takes long
-# looks at sessions
+# stops: idemq_handler_settle_failed
+# at least 139 assertions
 
 # expects in log: was terminated by signal 9|terminating any other active server processes|terminating background worker
 
@@ -127,6 +129,7 @@ $id = job('a', 33, raise('IQ010', 'later', 'no interval'));
 wait_until($node, "SELECT count(*) = 1 FROM idemq.attempts WHERE job_id = $id");
 is_sql($node, "SELECT status, ready_at BETWEEN now() + '59 min' AND now() + '121 min' FROM idemq.jobs WHERE id = $id", 'failed|t',
 	'DETAIL that is no interval: the queue\'s backoff');
+# meant to expire: a retry's pause
 sql($node, "SELECT idemq.cancel($id); SELECT idemq.alter_queue('a', retry_base => '1 s', retry_max => '1 h')");
 
 # 40001 is run again at once, three times: the sequence survives the rollback.
@@ -240,7 +243,7 @@ queue('c');
 	sql($node, "SELECT idemq.grant_queue('c', 'app', 'claim'); SET ROLE app; SELECT idemq.set_handler('c', 'app.f(jsonb)')");
 	all_done('c');
 	is_sql($node, 'SELECT count(*) FROM app.done WHERE n = 255', 1, 'granted again, it has one');
-	$gate->quit;
+	leave($gate);
 }
 
 # ---- A row, a dead queue or a handler that somebody holds: the one process there is goes on with other handlers
@@ -282,7 +285,7 @@ foreach my $end ('ROLLBACK', 'COMMIT', "ROLLBACK PREPARED 'p'", "COMMIT PREPARED
 	is_sql($node, "SELECT status, attempt, last_error, (SELECT count(*) FROM app.done d WHERE d.id = j.id) FROM idemq.jobs j WHERE id = $id",
 		$end =~ /^COMMIT/ ? 'cancelled|1||0' : 'completed|1||1', "$end: no attempt has failed");
 	is_sql($node, "SELECT outcome, error FROM idemq.attempts WHERE job_id = $id", $end =~ /^COMMIT/ ? 'cancelled|' : 'released|', 'its history');
-	$_->quit foreach $gate, $canceller;
+	leave($gate, $canceller);
 }
 
 # The process is told to end meanwhile: it does.
@@ -302,13 +305,11 @@ foreach my $end ('ROLLBACK', 'COMMIT', "ROLLBACK PREPARED 'p'", "COMMIT PREPARED
 	$gate->query_safe('SELECT pg_advisory_unlock(42)');
 	all_done('b');
 	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'completed|1', 'and the job is given back');
-	$_->quit foreach $gate, $canceller;
+	leave($gate, $canceller);
 }
 
 # A job has failed, and is cancelled before its process could write that.
-SKIP:
 {
-	skip 'no gdb that may attach', 3 unless has_debugger($node);
 	sql($node, "SELECT setval('app.begun', 1, false)");
 	my ($gate, $canceller) = (session($node), session($node));
 	$gate->query_safe('SELECT pg_advisory_lock(42)');
@@ -324,7 +325,7 @@ SKIP:
 	all_done('b');
 	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'completed|2', 'the failure is written when the row is free');
 	is_sql($node, history($id), "failed|failed while somebody held the job's row: see the server's log|", 'its history');
-	$_->quit foreach $gate, $canceller;
+	leave($gate, $canceller);
 }
 
 # A dead queue that is being dropped.
@@ -342,7 +343,7 @@ sql($node, "SELECT idemq.create_queue('dying'); SELECT idemq.alter_queue('b', de
 	is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'dying' AND payload->>'id' = '$id'", 1,
 		'not dropped, it has the dead job');
 	sql($node, "SELECT idemq.alter_queue('b', dead_queue => '')");
-	$_->quit foreach $gate, $dropper;
+	leave($gate, $dropper);
 }
 
 # A handler that is being set, when a job of it ends a row of crashes.
@@ -358,27 +359,23 @@ sql($node, "UPDATE idemq.handler_entries SET crashes = 1 WHERE queue_id = (SELEC
 	$setter->query_safe('ROLLBACK');
 	job('b', 245);
 	is_soon($node, "SELECT crashes FROM idemq.handlers WHERE queue = 'b'", 0, 'the next job ends the row of crashes');
-	$_->quit foreach $gate, $setter;
+	leave($gate, $setter);
 }
 sql($node, 'ALTER SYSTEM RESET idemq.max_handler_workers; SELECT pg_reload_conf()');
 
-# ---- Memory is flat
-
-sql($node, q[CREATE SCHEMA su; CREATE FUNCTION su.m(jsonb) RETURNS jsonb LANGUAGE sql SET search_path = pg_catalog
-	AS $$SELECT to_jsonb(sum(used_bytes)) FROM pg_backend_memory_contexts$$;
-	SELECT idemq.create_queue('m'); SELECT idemq.set_handler('m', 'su.m(jsonb)')]);
-sql($node, "SELECT count(*) FROM idemq.enqueue_many('m', array_fill('{\"n\": 1}'::jsonb, ARRAY[4000]))");
-all_done('m');
-is_sql($node, "SELECT count(DISTINCT worker), (max(result::text::int) FILTER (WHERE r > 3500)) - (max(result::text::int) FILTER (WHERE r BETWEEN 500 AND 1000)) < 65536
-	FROM (SELECT worker, result, row_number() OVER (ORDER BY finished_at, id) r FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'm') j",
-	'1|t', 'a process takes no more memory after 4,000 jobs');
+sql($node, 'CREATE SCHEMA su');
 
 # ---- job_timeout
 
-queue('t', "job_timeout => '300 ms', max_attempts => 1");
-queue('in_time', "job_timeout => '300 ms'", "max_idle => '10 min'");
-job('in_time', 299);
-all_done('in_time');
+queue('t', "job_timeout => '300 ms', max_attempts => 1"); # meant to expire
+queue('in_time', "job_timeout => '300 ms'", "max_idle => '10 min'"); # meant to expire when its job is done
+# On a busy machine the job may be late: then another one.
+my $in_time;
+until_true('a job that is done in time', sub {
+	$in_time = job('in_time', 299);
+	all_done('in_time');
+	return sql($node, "SELECT attempt FROM idemq.jobs WHERE id = $in_time") == 1;
+});
 $id = job('t', 300, 'SELECT pg_sleep(60)');
 all_done('t');
 is_sql($node, history($id), 'failed|job_timeout of queue "t" is over|57014', 'a function is cancelled when its time is over');
@@ -386,10 +383,10 @@ $id = job('t', 301, q[DO $$BEGIN LOOP BEGIN PERFORM pg_sleep(60); EXCEPTION WHEN
 all_done('t');
 is_sql($node, history($id), 'failed|job_timeout is over, and the function went on|', 'one that catches that ends with its process');
 # Its process is not ended for a job that was in time.
-job('in_time', 303);
+sql($node, "SELECT idemq.alter_queue('in_time', job_timeout => '1 h')");
+$id = job('in_time', 303);
 all_done('in_time');
-is_sql($node, "SELECT count(*), count(DISTINCT worker) FROM idemq.jobs WHERE queue_id = (SELECT queue_id FROM idemq.queues WHERE name = 'in_time')",
-	'2|1', 'the time of a job ends with it');
+is_sql($node, "SELECT count(*), count(DISTINCT worker) FROM idemq.jobs WHERE id IN ($in_time, $id)", '2|1', 'the time of a job ends with it');
 # With more time: this one is not to be late.
 sql($node, "SELECT idemq.alter_queue('t', job_timeout => '1 h')");
 job('t', 302);
@@ -415,7 +412,9 @@ is_sql($node, "SELECT (SELECT count(*) FROM app.done WHERE n = 311), (SELECT cou
 
 # ---- More processes, and fewer
 
-queue('w', undef, "workers => 3, max_idle => '200 ms'");
+# Idle processes of other handlers would leave in their own time.
+sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
+queue('w', undef, "workers => 3, max_idle => '200 ms'"); # meant to expire
 my $gate = session($node);
 $gate->query_safe('SELECT pg_advisory_lock(7)');
 job('w', 400 + $_, 'SELECT pg_advisory_xact_lock_shared(7)') foreach 0 .. 3;
@@ -460,8 +459,9 @@ is_sql($node, "SELECT count(*) FROM app.done WHERE id = $id", 1, 'once');
 $gate->query_safe('SELECT pg_advisory_lock(7)');
 $id = job('a', 501, 'SELECT pg_sleep(100)');
 wait_until($node, q[SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event = 'PgSleep'], 1);
-$gate->quit;
+leave($gate);
 sql($node, "SELECT idemq.pause('a')");
+OneSession::end($node);
 $node->stop('smart');
 $node->start;
 is_sql($node, "SELECT outcome FROM idemq.attempts WHERE job_id = $id", 'released', 'a smart shutdown gives the job back');
@@ -537,11 +537,11 @@ sql($node, "SELECT idemq.drop_handler('name'); DROP FUNCTION app.named; DROP OWN
 
 # A role whose transactions are serializable: what meets another is repeated, and ends no process.
 queue('s');
-sql($node, "SELECT idemq.pause('s'); SELECT count(*) FROM generate_series(1, 2000) n, idemq.enqueue('s', jsonb_build_object('n', 10000 + n));
+sql($node, "SELECT idemq.pause('s'); SELECT count(*) FROM generate_series(1, 400) n, idemq.enqueue('s', jsonb_build_object('n', 10000 + n));
 	ALTER ROLE app SET default_transaction_isolation = 'serializable';
 	SET ROLE app; SELECT idemq.set_handler('s', 'app.f(jsonb)', workers => 4); RESET ROLE; SELECT idemq.resume('s')");
 all_done('s');
-is_sql($node, 'SELECT count(*), count(DISTINCT n) FROM app.done WHERE n > 10000', '2000|2000', 'SERIALIZABLE: each once');
+is_sql($node, 'SELECT count(*), count(DISTINCT n) FROM app.done WHERE n > 10000', '400|400', 'SERIALIZABLE: each once');
 # A neighbour that has no processor can be in the way of one job four times.
 is_sql($node, q[SELECT count(*) FROM idemq.attempts JOIN app.done ON job_id = id WHERE n > 10000 AND details->>'sqlstate' IS DISTINCT FROM '40001'], 0,
 	'and no attempt has failed but of 40001');
@@ -597,16 +597,6 @@ sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q'); CREATE FUNCT
 	SET search_path = pg_catalog AS \$\$BEGIN PERFORM pg_sleep((\$1->>'s')::float8); END\$\$; SELECT idemq.set_handler('q', 'public.f(jsonb)');
 	SELECT idemq.enqueue('q', '{\"s\": 100}')", 'other');
 wait_until($node, q[SELECT count(*) FROM pg_stat_activity WHERE datname = 'other' AND wait_event = 'PgSleep'], 1);
-my $stopped = sql($node, q[SELECT pid FROM pg_stat_activity WHERE datname = 'other' AND wait_event = 'PgSleep']);
-kill 'STOP', $stopped;
-{
-	my $stderr;
-	$node->psql('postgres', 'DROP DATABASE other', stderr => \$stderr);
-	like($stderr, qr/ERROR:  idemq's handler of the database, process $stopped, does not end.*HINT:.*is stopped.*kill -CONT $stopped/s,
-		'one that is stopped is named by the error');
-}
-kill 'CONT', $stopped;
-wait_until($node, "SELECT count(*) FROM pg_stat_activity WHERE datname = 'other' AND wait_event = 'PgSleep' AND pid <> $stopped", 1);
 is_state($node, 'DROP DATABASE other', '00000', 'DROP DATABASE does not fail for a handler at work');
 
 job('a', 710);
@@ -620,10 +610,13 @@ sql($node, "SELECT idemq.cancel($id); SELECT idemq.resume('a')");
 
 # ---- The queue is dropped, the handler is replaced
 
-$id = job('a', 720, 'SELECT pg_sleep(0.5)');
+my $old = gate($node);
+$id = job('a', 720, $old->sql);
+$old->wait_for(1);
 sql($node, 'CREATE FUNCTION app.h(jsonb) RETURNS jsonb LANGUAGE sql SET search_path = pg_catalog AS $$SELECT \'"other"\'::jsonb$$; ALTER FUNCTION app.h(jsonb) OWNER TO app');
 sql($node, "SET ROLE app; SELECT idemq.set_handler('a', 'app.h(jsonb)')");
 my $next = job('a', 721);
+$old->open;
 all_done('a');
 is_sql($node, "SELECT status, result FROM idemq.jobs WHERE id = $next", 'completed|"other"', 'a handler that is replaced runs what comes from then on');
 sql($node, "SET ROLE app; SELECT idemq.set_handler('a', 'app.f(jsonb)')");
@@ -653,7 +646,7 @@ $node->restart;
 # ---- The server crashes in the middle of a job: backoff, and after three in a row the handler stops
 
 sql($node, "SELECT idemq.alter_queue('t', job_timeout => '0', max_attempts => 20, retry_base => '1 h')");
-$gate->quit;
+leave($gate);
 sub kill_in_job
 {
 	my ($job) = @_;
@@ -702,7 +695,7 @@ $standby->init_from_backup($node, 'copy', has_streaming => 1);
 $standby->start;
 $id = job('t', 900, 'SELECT pg_sleep(1000)');
 wait_until($node, q[SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event = 'PgSleep'], 1);
-$node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
+caught_up($node, $standby);
 is_sql($standby, processes(), 0, 'on a standby no handler runs');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 $node->stop('immediate');

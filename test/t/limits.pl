@@ -1,7 +1,7 @@
 # max_running and rate_limit between sessions: exact after a restart, with prepared transactions and with full tables; and
 # a session that waits is woken when a slot or a token comes free.  Under load, and that no session polls: limits_slow.pl.
 # stops: idemq_lease_settle_loan wait_woken
-# at least 51 assertions
+# at least 64 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -11,7 +11,7 @@ use lib "$FindBin::RealBin/lib";
 use Idemq;
 use Test::More;
 
-my $node = new_server('limits', 'idemq.worker' => 'on', max_connections => 40, jit => 'off', log_statement => 'none');
+my $node = new_server('limits', 'idemq.worker' => 'on', 'idemq.test_clock' => 'on', max_connections => 40, jit => 'off', log_statement => 'none');
 
 # A fresh queue with those settings and that many jobs.
 sub fresh
@@ -214,6 +214,29 @@ sql($node, "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q
 	like($heard, qr/"ready","queue":"q"/, 'and told when there is room');
 	leave($listener);
 }
+
+# ---- rate_limit: a token lets one session claim, when it comes, with a worker and without
+
+foreach my $worker ('on', 'off')
+{
+	$node->append_conf('postgresql.conf', "idemq.worker = $worker");
+	$node->restart;
+	fresh("lease => '1 day', rate_limit => 2, rate_period => '2 h'", 30);
+	sql($node, "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q', 5)");
+	my $done = clients($node, "CALL idemq.wait('q', '60 days');\nINSERT INTO held SELECT id, token FROM idemq.claim('q');\n", '-c', 4, '-t', 1);
+
+	is_soon($node, $sleepers, 4, "worker $worker: sessions wait for tokens");
+	advance($node, '59 min');
+	is_sql($node, "SELECT count(*), ($sleepers) FROM held", '2|4', "worker $worker: none comes early");
+	advance($node, '1 min');
+	is_soon($node, 'SELECT count(*) FROM held', 3, "worker $worker: one claims when a token comes");
+	is_sql($node, "SELECT count(*) FROM idemq.claim('q')", 0, "worker $worker: that was the only one");
+	advance($node, '2 h') foreach 1 .. 2;
+	is($done->(), '', "worker $worker: all wake in the end");
+	is_sql($node, 'SELECT count(*) BETWEEN 4 AND 6 FROM held', 't', "worker $worker: and claim");
+}
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
+$node->stop;
 
 # ---- Full tables: what cannot be counted is not handed out.
 my $full = new_server('limits_full', 'idemq.max_leases' => 4, 'idemq.max_leases_per_database' => 4);

@@ -3,7 +3,7 @@
 # slow: sixteen clients for seconds at a time, and context switches counted over seconds
 # expects in log: was terminated by signal 9
 # asserts times
-# at least 55 assertions
+# at least 39 assertions
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,5 +1,7 @@
-# A queue that is paused until a time resumes by itself: who sleeps wakes, the row says so,
-# whether a worker runs, died, was slow, or could not write.
+# A queue that is paused until a time resumes by itself: a session that sleeps wakes, and the row says so, whether a worker
+# runs, died, was slow, or could not write.
+# stops: idemq_due
+# at least 25 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -7,102 +9,104 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/lib";
 use Idemq;
-use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_server('pause', 'idemq.worker' => 'on', max_prepared_transactions => 5);
-# Where all is slow (make sanitize), the call itself takes a while.
-my $slow = $PostgreSQL::Test::Utils::timeout_default > 180;
-my $soon = $slow ? '15 s' : '1 s';
-my $later = $slow ? '30 s' : '1500 ms';
+my $node = new_server('pause', 'idemq.worker' => 'on', 'idemq.test_clock' => 'on', max_prepared_transactions => 5);
 my $resumed = q[SELECT NOT paused AND paused_until IS NULL FROM idemq.queues WHERE name = 'q'];
+my $resumed_clock = $resumed =~ s/'q'/'clock'/r;
 
+# Pauses a queue for a time.  Ten minutes pass when the test says so.
 sub pause
 {
 	my ($queue, $for) = @_;
 
-	return "SELECT idemq.pause('$queue', clock_timestamp() + interval '$for')";
+	return "SELECT idemq.pause('$queue', idemq.clock_timestamp() + interval '$for')";
 }
 
-# A sleeper that waits for the one job of the queue, which is paused for so long.
+# A sleeper that waits for the one job of the queue, which is paused for a time.
 sql($node, pause('q', '1 h'));
 sql($node, q[SELECT idemq.enqueue('q', '1')]);
-my $sleeper = sleeper($node, "CALL idemq.wait('q', '150 s')");
+my $sleeper = sleeper($node, "CALL idemq.wait('q', '1 day')");
 my $listener = session($node);
 $listener->query_safe('LISTEN idemq_q');
-sql($node, pause('q', $soon));
-is(answer($sleeper), 't', 'who waits for it is woken');
-is_soon($node, $resumed, 'the worker writes that it is over');
+sql($node, pause('q', '10 min'));
+advance($node, '9 min');
+is_sql($node, $resumed, 'f', 'a pause lasts until its time');
+advance($node, '1 min');
+is(answer($sleeper), 't', 'a session that waits for its end is woken');
+is_sql($node, $resumed, 't', 'the worker writes that it is over');
 is_sql($node, q[SELECT action, session_role <> '', details ? 'until', job_id FROM idemq.audit ORDER BY id DESC LIMIT 1],
-	'resume|t|t|', 'and who did, and why');
+	'resume|t|t|', 'and which role did, and why');
 my $heard = '';
-foreach (1 .. 1200)
-{
-	$heard .= $listener->query('SELECT pg_sleep(0.1)');
-	last if $heard =~ /"ready"/;
-}
-like($heard, qr/"event":"ready"/, 'who listens is told');
-$listener->quit;
+until_true('a NOTIFY', sub { $heard .= scalar $listener->query('SELECT'); $heard =~ /"ready"/ });
+like($heard, qr/"event":"ready"/, 'a session that listens is told');
+leave($listener, $sleeper->{session});
 
 # A longer pause replaces a shorter: another queue shows that the worker has come past the time.
 sql($node, q[SELECT idemq.create_queue('clock')]);
-sql($node, pause('q', $soon));
+sql($node, pause('q', '10 min'));
 sql($node, pause('q', '1 h'));
-sql($node, pause('clock', $later));
-is_soon($node, $resumed =~ s/'q'/'clock'/r, 'a pause is over');
+sql($node, pause('clock', '20 min'));
+advance($node, '20 min');
+is_sql($node, $resumed_clock, 't', 'a pause is over');
 is_sql($node, $resumed, 'f', 'and not the one that was made longer');
 is_sql($node, q[SELECT count(*) FROM idemq.claim('q')], '0', 'which hands out nothing');
 
 # A row that is locked is tried again; claims do not wait for that.
-my $holder = session($node);
+my ($holder, $mover) = (session($node), session($node));
 my $worker = stop_worker($node);
-sql($node, pause('q', $soon));
+sql($node, pause('q', '10 min'));
+sql($node, pause('clock', '10 min'));
 $holder->query_safe(q[BEGIN; SELECT FROM idemq.queues WHERE name = 'q' FOR UPDATE]);
 kill 'CONT', $worker;
+$mover->query_until(qr/sent/, "\\echo sent\nCALL idemq.advance_clock('10 min');\n");
 is_soon($node, q[SELECT count(*) FROM idemq.claim('q')], '1', 'claims go by the time, though the row is locked');
-is_sql($node, $resumed, 'f', 'which says paused');
-sql($node, pause('clock', $soon));
-is_soon($node, $resumed =~ s/'q'/'clock'/r, 'the worker is not held up');
+is_soon($node, $resumed_clock, 'the worker is not held up');
+is_sql($node, $resumed, 'f', 'the row still says paused');
 $holder->query_safe('COMMIT');
-is_soon($node, $resumed, 'and writes the row once it can');
+is_soon($node, $resumed, 'and the worker writes it once it can');
+$mover->query_safe('SELECT 1');
+leave($holder, $mover);
 
 # A pause that commits when the worker has read the settings, and before it forgets the time.
-if (has_debugger($node))
-{
-	my $due = stop_at(worker_pid($node), 'idemq_due');
+my $due = stop_at(worker_pid($node), 'idemq_due');
 
-	sql($node, q[SELECT idemq.alter_queue('q', max_attempts => 21)]);
-	$due->();
-	sql($node, pause('q', $soon));
-	$due->();
-	is_soon($node, $resumed, 'no pause is forgotten');
-}
-else
-{
-	note('no gdb');
-}
+sql($node, q[SELECT idemq.alter_queue('q', max_attempts => 21)]);
+$due->();
+sql($node, pause('q', '10 min'));
+$due->();
+is_sql($node, $resumed, 'f', 'a pause that commits while the worker looks');
+advance($node, '10 min');
+is_sql($node, $resumed, 't', 'is not forgotten');
 
 # Prepared; and a server that dies in between.
-sql($node, 'BEGIN; ' . pause('q', $soon) . q[; PREPARE TRANSACTION 'p']);
+sql($node, 'BEGIN; ' . pause('q', '10 min') . q[; PREPARE TRANSACTION 'p']);
 is_sql($node, q[SELECT paused FROM idemq.queues WHERE name = 'q'], 'f', 'a pause that is prepared');
 sql($node, q[COMMIT PREPARED 'p']);
-is_soon($node, $resumed, 'is over as well');
-sql($node, pause('q', $soon));
+is_sql($node, $resumed, 'f', 'holds when it is committed');
+advance($node, '10 min');
+is_sql($node, $resumed, 't', 'and is over as well');
+sql($node, pause('q', '10 min'));
 crash($node);
-is_soon($node, $resumed, 'after a crash');
+worker_pid($node);
+is_sql($node, $resumed, 'f', 'after a crash a pause still holds');
+advance($node, '10 min');
+is_sql($node, $resumed, 't', 'and ends at its time');
 
 # By hand, as a DBA or logical replication writes it.
-sql($node, q[UPDATE idemq.queues SET paused = true, paused_until = clock_timestamp() + interval '1 s' WHERE name = 'q']);
-is_soon($node, $resumed, 'written by hand');
-is(unexpected($node), '', 'nothing else in the log');
+sql($node, q[UPDATE idemq.queues SET paused = true, paused_until = idemq.clock_timestamp() + interval '10 min' WHERE name = 'q']);
+is_sql($node, $resumed, 'f', 'written by hand');
+advance($node, '10 min');
+is_sql($node, $resumed, 't', 'it ends as well');
+is(unexpected($node, '57P01'), '', 'nothing else in the log');
 
-# Without a worker the sleeper has a clock of its own.
+# Without a worker the sleeper has a clock of its own, and looks once a second.
 sql($node, q[ALTER SYSTEM SET idemq.worker = off]);
 $node->restart;
 sql($node, q[SELECT idemq.enqueue('q', '2')]);
 sql($node, pause('q', '1 h'));
-$sleeper = sleeper($node, "CALL idemq.wait('q', '150 s')");
-sql($node, pause('q', $soon));
+$sleeper = sleeper($node, "CALL idemq.wait('q', '1 day')");
+sql($node, pause('q', '1 ms'));    # meant to expire
 is(answer($sleeper), 't', 'without a worker a sleeper wakes by itself');
 is_sql($node, q[SELECT m.paused, q.paused FROM idemq.metrics m JOIN idemq.queues q USING (queue_id) WHERE m.queue = 'q'], 'f|t', 'metrics go by the time');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');

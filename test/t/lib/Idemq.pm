@@ -6,6 +6,7 @@ use warnings FATAL => 'all';
 
 use Exporter 'import';
 use IPC::Run;
+use POSIX qw(SIGQUIT);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -14,7 +15,7 @@ use Time::HiRes ();
 our @EXPORT = qw(new_server new_node server_conf restored_queue session sql sql_counted sqlstate is_sql is_state wal_records
   has_debugger has_stops can_stop stop_at at_stop count_at shipped asleep sleeper answer worker_pid stop_worker wait_until until_true crash
   clients to_begin unexpected is_soon ends_in_time write_whole pooler
-  leave log_end is_logged wait_logged gate advance caught_up sync_standby_in_force);
+  leave log_end is_logged wait_logged gate advance caught_up sync_standby_in_force stop_at_once);
 
 # Seconds until what does not come ends a test; PG_TEST_TIMEOUT_DEFAULT is for all of them.
 my $patience = $PostgreSQL::Test::Utils::timeout_default // 180;
@@ -441,13 +442,38 @@ sub until_true
 	die "never: $what";
 }
 
+# Stops a server at once (its processes get SIGQUIT).  A process of it that is stopped, as by stop_worker, sees that signal only
+# when it goes on, and so it is let go as soon as it has the signal: PostgreSQL would wait 5 s and kill it.
+sub stop_at_once
+{
+	my ($node) = @_;
+	my ($postmaster) = split /\n/, slurp_file($node->data_dir . '/postmaster.pid');
+	my @stopped = map { m{^/proc/(\d+)/} } grep { (eval { slurp_file($_) } // '') =~ /\) T $postmaster / } glob('/proc/[0-9]*/stat');
+	my $helper = @stopped ? fork : undef;
+
+	if (defined $helper && $helper == 0)
+	{
+		foreach my $pid (@stopped)
+		{
+			# The mask of pending signals has SIGQUIT, or the process is gone.
+			Time::HiRes::sleep(0.005) while (eval { slurp_file("/proc/$pid/status") } // '') =~ /^SigPnd:\s+([0-9a-f]+)\nShdPnd:\s+([0-9a-f]+)$/m
+			  && !((hex($1) | hex($2)) & 1 << SIGQUIT - 1);
+			kill 'CONT', $pid;
+		}
+		POSIX::_exit(0);
+	}
+	$node->stop('immediate');
+	waitpid $helper, 0 if defined $helper;
+	return;
+}
+
 # A crash of the whole server, and its start; $between->() while it is down.  Answers when it
 # was started.  ($node->restart('immediate') is none: that argument is ignored.)
 sub crash
 {
 	my ($node, $between) = @_;
 
-	$node->stop('immediate');
+	stop_at_once($node);
 	$between->() if $between;
 	my $log = -s $node->logfile;
 	my $started = Time::HiRes::time;

@@ -44,6 +44,16 @@ sub kept
 	return $session_of{ $node->name } = $session;
 }
 
+# Ends the session of a server, for a test that must be alone on it for a while.
+sub end
+{
+	my ($node) = @_;
+	my $session = delete $session_of{ $node->name };
+
+	leave($session) if $session;
+	return;
+}
+
 # Runs SQL in the session of a server; answers its output, and what psql said of it; nothing if there is no session, or it
 # ended before the SQL ran.  The first error ends the SQL.  $verbosity: of psql.
 sub ask
