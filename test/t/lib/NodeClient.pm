@@ -1,4 +1,5 @@
-# What the tests of the Node client share: the package as npm makes it, and programs.
+# What the tests of the Node client share: an application with the client from the source tree, or with the package as npm
+# makes it, and programs.
 package NodeClient;
 
 use strict;
@@ -10,7 +11,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(slurped until_file packed application);
+our @EXPORT = qw(slurped until_file folder packed application);
 
 # A file of the test's folder; '' when it is not there.
 sub slurped
@@ -28,6 +29,21 @@ sub until_file
 
 	until_true("$file: " . ($what // 'a line'), sub { slurped($file) =~ ($what // qr/\n/) });
 	return;
+}
+
+# A folder of an application with the client from the source tree, pg, and programs: it takes no npm.
+sub folder
+{
+	my ($name, @programs) = @_;
+	my $app = "$PostgreSQL::Test::Utils::tmp_check/$name";
+
+	mkdir $_ foreach $app, "$app/node_modules";
+	append_to_file("$app/package.json", '{ "type": "module" }');
+	# A copy: what it imports is looked for above the place where it really is.
+	system_or_bail('cp', '-r', "$ENV{IDEMQ_SOURCE}/clients/node", "$app/node_modules/idemq");
+	symlink "$ENV{IDEMQ_NODE_MODULES}/pg", "$app/node_modules/pg" or die "symlink: $!";
+	system_or_bail('cp', @programs, $app);
+	return $app;
 }
 
 # The package as make dist makes it; its path.
