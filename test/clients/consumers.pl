@@ -21,7 +21,7 @@ my $here = "$ENV{IDEMQ_SOURCE}/test/clients";
 my $json = JSON::PP->new->canonical;
 my $node = new_server('consumers', max_connections => 50);
 
-# Each message two times, or three, to different consumers, which get to it at about the same time: all pairs and triples.
+# Each message goes to two or three consumers, which get to it at about the same time.  All pairs and triples occur.
 sub deliveries
 {
 	my @dealt = map { '' } 1 .. $consumers;
@@ -29,7 +29,7 @@ sub deliveries
 
 	foreach my $i (1 .. $messages)
 	{
-		# Bits of a number from 1 to 14 with two or three of them set.
+		# The consumers are the bits set in one of these numbers.
 		my @to = grep { (3, 5, 6, 7, 9, 10, 11, 12, 13, 14)[ $i % 10 ] & 1 << $_ } 0 .. $consumers - 1;
 		$dealt[$_] .= $json->encode({ key => "message-$i", account => $i % 5, amount => $i }) . "\n" foreach @to;
 		$count += @to;

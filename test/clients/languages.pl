@@ -58,7 +58,7 @@ sub built
 	return "$source.bin";
 }
 
-# Whether a language is wanted here; and whether it is installed, too.
+# Whether a language is wanted; and whether it is also installed.
 sub wanted { my ($language) = @_; return ($ENV{LANGUAGES} // 'ruby php perl') =~ /\b$language\b/ }
 sub there { my ($language, $command) = @_; return wanted($language) && system("($command) >/dev/null 2>&1") == 0 }
 my @languages = grep { there($_, $endpoint{$_}{there}) } sort keys %endpoint;

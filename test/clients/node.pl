@@ -1,6 +1,6 @@
-# The client for Node, from the source tree: its calls (node_api.mjs), its transactions (node_run.mjs), and its workers
-# (node_worker.mjs) killed, ended and cut off.  Each effect is there once.  It needs no package but pg; what needs npm, a second
-# server or real time is in node_slow.pl.
+# The Node client, run from the source tree: its calls (node_api.mjs), its transactions (node_run.mjs), and workers
+# (node_worker.mjs) that are killed, told to end, or cut off.  Each effect happens once.  The only package it needs is pg.
+# Tests that need npm, a second server or real time are in node_slow.pl.
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 # takes long
 # at least 85 assertions

@@ -1,5 +1,5 @@
-// node_run.mjs: Worker.run of the Node client: when its transaction begins, and in how many messages.  It needs
-// no package but pg; what takes real time, or other packages, is in node_run_slow.mjs.
+// node_run.mjs: Worker.run of the Node client: when its transaction begins, and in how many messages.  The
+// only package it needs is pg.  Tests that need real time or other packages are in node_run_slow.mjs.
 
 import assert from 'node:assert/strict';
 import { AsyncLocalStorage } from 'node:async_hooks';
@@ -14,7 +14,7 @@ import { connection, isIn, jobsOf, logger, mark, marksOf, one, pool, proxied, qu
 const jobs = 40;
 
 test('messages: k + 1 directly, k + 2 behind a pooler', async (t) => {
-  // A pause of 2 ms before a handler's first statement costs a message: by this clock there is none.
+  // A pause of 2 ms before a handler's first statement costs a message.  With this clock there are no pauses.
   t.mock.method(performance, 'now', () => 0);
   for (const [pooled, k, options, expected] of [
     [false, 1, {}, 2], [false, 3, {}, 4], [true, 1, {}, 3], [true, 3, {}, 5], [true, 1, { batch: 4 }, 7 / 4], [false, 1, { batch: 4 }, 7 / 4],
@@ -199,9 +199,9 @@ test('a client that is used when its handler has ended refuses', async () => {
 });
 
 test('the answer to COMMIT is lost: each effect is there once', async (t) => {
-  // No handler pauses before its first statement: that would chain nothing.
+  // By this clock, no handler pauses before its first statement.  After a pause, nothing would be chained.
   t.mock.method(performance, 'now', () => 0);
-  // Of the chained message, and of one that nothing was to be committed with; of others: node_run_slow.mjs.
+  // The chained message, and a message that only ends jobs.  Other messages are in node_run_slow.mjs.
   for (const [what, options, touches] of [[/idemq_end idemq_begin idemq_hold$/, {}, true], [/commit_many_claim/, { concurrency: 5 }, false]]) {
     const q = await queue(", retry_base => '1 ms'", 10);
     const running = new Set();
@@ -217,8 +217,8 @@ test('the answer to COMMIT is lost: each effect is there once', async (t) => {
       for (let left = 10; left > 0; await sleep(20)) {
         const rows = await jobsOf(q);
         left = rows.filter(({ status }) => status !== 'completed').length;
-        // A job that was claimed with an answer that is lost waits for its lease, an hour: it is taken back here.  If
-        // the worker knew it all the same, that attempt is stale, and there is another.
+        // The job that the lost answer claimed would wait an hour for its lease, so it is taken back here.  If the worker
+        // has that job after all, its attempt becomes stale and another one begins.
         const lost = rows.filter(({ id, status }) => status === 'processing' && !running.has(id)).map(({ id }) => id);
         if (cuts === 1) await pool.query("SELECT idemq.fail(id, token, 'lost', retry_in => '0') FROM idemq.jobs WHERE id = ANY ($1::bigint[]) AND status = 'processing'", [lost]).catch(() => {});
       }

@@ -1,5 +1,5 @@
-// node_run_slow.mjs: of Worker.run what takes real time (leases that end, cursors that are waited for), or packages
-// beside pg: pg-cursor and pg-copy-streams.
+// node_run_slow.mjs: tests of Worker.run that need real time (leases that expire, cursors that are waited for) or other
+// packages than pg: pg-cursor and pg-copy-streams.
 
 import assert from 'node:assert/strict';
 import { Readable } from 'node:stream';

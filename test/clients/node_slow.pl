@@ -1,7 +1,7 @@
-# The client for Node as npm packs it: the package, what of its calls and transactions takes real time or other packages, and
-# its workers (node_worker.mjs) hung, without heartbeats, idle, in a container, in a crash, behind a pooler, failed over.  Each
-# effect is there once.
-# slow: needs npm; leases and job_timeout pass in real time, the server crashes and fails over
+# The Node client as npm packs it: the package, the tests of its transactions that need real time or other packages, and
+# workers (node_worker.mjs) that hang, send no heartbeats, are idle, run in a container or behind a pooler, and go through
+# a crash and a failover.  Each effect happens once.
+# slow: needs npm; leases and job_timeout expire in real time, the server crashes and fails over
 # takes long
 # at least 64 assertions
 

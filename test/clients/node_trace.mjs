@@ -1,4 +1,4 @@
-// node_trace.mjs: the Node client with OpenTelemetry, which is npm's alone.  CONNECTION is JSON, and its database has idemq.
+// node_trace.mjs: the Node client with OpenTelemetry, which only npm has.  CONNECTION is JSON, and its database has idemq.
 
 import assert from 'node:assert/strict';
 import { AsyncLocalStorage } from 'node:async_hooks';

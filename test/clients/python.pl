@@ -1,5 +1,5 @@
-# clients/python, from the source tree: its own tests (python_client.py, python_paths.py).  The package as pip makes it, and
-# what takes real time, is in python_slow.pl; the three programs are in python_programs.pl.
+# The Python client's own tests (python_client.py, python_paths.py), run from the source tree.  python_slow.pl tests the
+# package that pip makes, and runs the tests that need real time; python_programs.pl runs the three programs.
 # takes long
 # at least 145 assertions
 

@@ -1,8 +1,8 @@
 """python_client.py: what a handler's end, a lost answer and a lost lease do with clients/python.
 
-For python.pl, which says where the server is (IDEMQ_DSN); its worker is on.  What takes real time, or many jobs, is in
-python_client_slow.py.  Where a test wants a lease or the time of a handler to be over, it says so (end_time, beat), so that
-no time has to be long enough on a busy machine.
+For python.pl, which says where the server is (IDEMQ_DSN); its worker is on.  Tests that need real time or many jobs are in
+python_client_slow.py.  A test that needs a handler's time to be over, or a lost lease to be noticed, does not wait for a
+short timeout: it calls end_time or beat once the situation exists.  So a slow machine cannot make a timeout expire early.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ class Client(unittest.TestCase):
         self.addCleanup(self.conn.close)
         self.sql("SELECT idemq.create_queue(%s, lease => '1 h', retry_base => '1 ms')", self.queue)
         self.sql("CREATE TABLE IF NOT EXISTS effects (queue text, n int, by text)")
-        # A busy machine may take long for what a handler does when it has been told to end.
+        # On a busy machine, a handler that was told to end may take longer than the client's 5 s.
         self.set_seconds("KILL_AFTER", 120)
 
     def sql(self, sql, *values):
@@ -185,12 +185,12 @@ class Client(unittest.TestCase):
 
     @staticmethod
     def end_time(job):
-        """Has the time of a handler be over, whatever the clock says."""
+        """Ends the time of a handler as if job_timeout had passed."""
         unit = job._unit
         unit._run.call_loop(unit.end, "time")
 
     def end_time_in_statement(self, job, conn):
-        """Has it be over when the server is in the handler's next pg_sleep."""
+        """Ends the time of a handler as soon as its session is in pg_sleep."""
         pid = conn.info.backend_pid
 
         def ends():
@@ -202,8 +202,8 @@ class Client(unittest.TestCase):
         self.addCleanup(thread.join)
 
     def beat(self, job):
-        """Has the worker send heartbeats for a job from now on, and not when a third of the lease has passed; until it
-        is cancelled, or the test ends.  One alone might be answered by what was asked before."""
+        """Makes the worker send heartbeats for a job now, instead of after a third of the lease, until the job is
+        cancelled or the test ends.  One heartbeat is not enough: the answer to an earlier one may postpone it."""
         run = job._unit._run
         over = threading.Event()
 
@@ -1270,7 +1270,7 @@ class Outside(Client):
 
 
 class PatientClient(Client):
-    """Statements that are cancelled have a minute to answer."""
+    """Gives a cancelled statement a minute to answer."""
 
     def setUp(self):
         super().setUp()
@@ -1518,7 +1518,7 @@ class TimeOver(PatientClient):
         never = unittest.mock.patch.object(idemq._conn.AsyncHandlersConnection, "cancel", lambda conn: cancels.append(over.wait(120)))
         with never, unittest.mock.patch.object(idemq._conn, "ANSWERED", 0.5):  # meant to expire
             self.assertIn(self.drain_async(fails), ({"dead": 1}, {"stale": 1}))
-        # The handler's wait was over while the cancel still waited, and not because it gave up.
+        # The handler's wait ended while the cancel was still waiting, and not because the cancel gave up.
         self.assertEqual((waited, set(cancels)), ([False], {True}))
         self.assertIn(self.job(job)[3], ("over", "the worker's session ended"))
         self.assertEqual(self.effects(), [])
@@ -1870,7 +1870,7 @@ class Steps(Client):
                 self.assertEqual(self.steps(job)[0][1], "done")
 
     def until_done(self, run, job):
-        """Runs it until it is; a call that was not answered cannot arrive any more, and the job is not delayed."""
+        """Runs a job until it is completed.  Between attempts, its open call times out and its delay ends."""
         for _ in range(100):
             run()
             if self.job(job)[0] == "completed":

@@ -1,7 +1,7 @@
-"""python_client_slow.py: what of clients/python takes real time, or many jobs: leases and job_timeout that pass by
-themselves, thousands of jobs, descriptors and threads that are given back.
+"""python_client_slow.py: tests of clients/python that need real time or many jobs: leases and job_timeout that expire by
+themselves, thousands of jobs, descriptors and threads that must be released.
 
-For python_slow.pl, beside python_client.py and python_paths.py, whose server it uses (IDEMQ_DSN).
+For python_slow.pl, which says where the server is (IDEMQ_DSN).
 """
 
 import asyncio

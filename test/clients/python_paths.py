@@ -1,6 +1,7 @@
 """python_paths.py: each way on which clients/python brings a job to its end, and what it sends for that.
 
-For python.pl, beside python_client.py, whose server it uses (IDEMQ_DSN).  What takes real time is in python_client_slow.py.
+For python.pl, beside python_client.py, whose server it uses (IDEMQ_DSN).  Tests that need real time are in
+python_client_slow.py.
 """
 
 import asyncio

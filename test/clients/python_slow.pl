@@ -1,6 +1,6 @@
-# clients/python: the package as pip makes it, and what of its own tests takes real time or many jobs
-# (python_client_slow.py), which run from that package.
-# slow: needs pip, leases and job_timeout pass in real time
+# The Python client as the package that pip makes.  From that package, the client's tests that need real time or many
+# jobs run (python_client_slow.py).
+# slow: needs pip; leases and job_timeout expire in real time
 # takes long
 # at least 23 assertions
 
@@ -21,7 +21,7 @@ my $node = new_server('python', 'idemq.worker' => 'on', max_connections => 60);
 local $ENV{PYTHONPATH} = "$ENV{IDEMQ_SOURCE}/clients/python";
 local $ENV{PYTHONDONTWRITEBYTECODE} = 1;
 
-# The wheel of make dist, with nothing but what Debian has; all below runs from it.
+# The wheel of make dist, with Debian's packages only.  All tests below run from it.
 SKIP:
 {
 	my @pip = ('/usr/bin/python3', '-m', 'pip', '--no-cache-dir', '--disable-pip-version-check', '--quiet');

@@ -1,6 +1,6 @@
-# idemq-relay: the outbox of a plain PostgreSQL, as a managed one is, and a server with idemq beside it.  What a row says, by
-# roles with few rights; the relay is killed at each step, which a lock holds open.  Each row is one job, and each result is in
-# its row.  Crashes, failovers, backups and poolers are in relay_slow.pl.
+# idemq-relay, between the outbox of a plain PostgreSQL, like a managed one, and a server with idemq.  Rows with every option,
+# roles with few rights, and a relay that is killed at each step, which a lock holds open.  Each row becomes one job, and each
+# result arrives in its row.  Crashes, failovers, backups and poolers are in relay_slow.pl.
 # takes long
 # at least 66 assertions
 
@@ -101,7 +101,7 @@ is_sql($jobs, q[SELECT count(*), bool_and(o > before IS NOT FALSE) FROM (SELECT 
 make_gates();
 
 # Killed at each of them: what waits there is ended with it, or is done by a session whose client is gone, before the next
-# relay begins; beside the next relay: relay_slow.pl.
+# relay begins.  relay_slow.pl lets it be done alongside the next relay.
 foreach my $number (1 .. 4)
 {
 	my $node = $number < 3 ? $jobs : $app;

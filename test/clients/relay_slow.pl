@@ -1,5 +1,5 @@
-# idemq-relay: another relay takes over, one is stopped and goes on; either server has no space, crashes, fails over, or is
-# restored from a backup; a pooler; and how fast it is.  Each row is one job.
+# idemq-relay when another relay takes over, when one is stopped and continues, when a server runs out of space, crashes,
+# fails over or is restored from a backup, and behind a pooler; and how fast it is.  Each row becomes one job.
 # slow: crashes, a failover and a backup of two servers, 20,000 rows
 # expects in log: was terminated by signal
 # at least 53 assertions
@@ -23,12 +23,12 @@ my ($app, $jobs) = servers();
 command_ok([ relay_command('make', 'create') ], 'created');
 make_gates();
 my $it = relay();
-# One that is refused, and one that waits for its result: rows that somebody wants stay.
+# A row that is refused: it must still be there in the end.
 sql($app, q[INSERT INTO idemq_outbox.jobs (queue, payload, reply) VALUES ('none', '{"is": 1}', false)]);
 insert(3);
 each_once('three');
 
-# Killed at each of its steps, where what it waits for is done beside the next relay.
+# Killed at each of its steps, while its last statement completes alongside the next relay.
 foreach my $number (1 .. 4)
 {
 	my $node = $number < 3 ? $jobs : $app;

@@ -1,6 +1,6 @@
 """tap.py: runs the tests of a module, and prints one line of TAP per test.
 
-test/t/lib/Reports.pm reads these lines, so that each test is an assertion of the .pl file and every skip is visible.
+test/t/lib/Reports.pm reads these lines, so that each test becomes an assertion of the .pl file and every skip is visible.
 """
 
 import sys
@@ -25,5 +25,5 @@ class _Result(unittest.TextTestResult):
 
 
 def main():
-    """Runs all tests of the program, or those that its arguments name."""
+    """Runs all tests of the program, or only those named by its arguments."""
     unittest.main(testRunner=unittest.TextTestRunner(resultclass=_Result, verbosity=0), argv=sys.argv)

@@ -17,7 +17,7 @@ beforeEach(async () => {
   await pool.query("SELECT idemq.create_queue('mail')");
   await pool.query('TRUNCATE confirmations');
 });
-// On a busy machine a lease may be over before a handler is.
+// On a busy machine, a lease may expire before a handler returns.
 beforeEach(() => pool.query("SELECT idemq.alter_queue('mail', lease => '1 h')"));
 after(() => pool.end());
 

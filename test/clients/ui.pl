@@ -1,5 +1,5 @@
-# Of the web page of ui/, what needs neither npm nor a browser: what it makes of the history (ui/test/history.mjs), and that
-# the server understands its statements (ui/test/statements.mjs).  The page itself is in ui_slow.pl.
+# The parts of the web page (ui/) that need neither npm nor a browser: how it reads the history (ui/test/history.mjs), and
+# whether the server accepts each of its statements (ui/test/statements.mjs).  ui_slow.pl tests the page itself.
 # at least 51 assertions
 
 use strict;

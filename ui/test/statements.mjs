@@ -1,5 +1,5 @@
-// Each statement of the page is one that the server understands: it is prepared, and not run.  What the pages make of
-// the answers is in story.mjs, jobs.mjs and screens.mjs.  The server is that of the PG* settings.
+// Prepares each statement of the page, without running it, so that one that the server rejects is found without a browser.
+// story.mjs, jobs.mjs and screens.mjs test the pages made from the results.  The PG* settings name the server.
 import pg from 'pg';
 import * as jobQueries from '../src/jobs/queries.mjs';
 import * as queries from '../src/queries.mjs';

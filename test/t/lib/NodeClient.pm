@@ -1,5 +1,5 @@
-# What the tests of the Node client share: an application with the client from the source tree, or with the package as npm
-# makes it, and programs.
+# Shared by the tests of the Node client: an application that has the client from the source tree, or the package that
+# npm makes, and the programs of a test.
 package NodeClient;
 
 use strict;
@@ -31,7 +31,7 @@ sub until_file
 	return;
 }
 
-# A folder of an application with the client from the source tree, pg, and programs: it takes no npm.
+# The folder of an application with the client from the source tree, pg, and programs.  It needs no npm.
 sub folder
 {
 	my ($name, @programs) = @_;
@@ -39,7 +39,7 @@ sub folder
 
 	mkdir $_ foreach $app, "$app/node_modules";
 	append_to_file("$app/package.json", '{ "type": "module" }');
-	# A copy: what it imports is looked for above the place where it really is.
+	# A copy, not a link: Node looks for the imports of a linked package next to the link's target.
 	system_or_bail('cp', '-r', "$ENV{IDEMQ_SOURCE}/clients/node", "$app/node_modules/idemq");
 	symlink "$ENV{IDEMQ_NODE_MODULES}/pg", "$app/node_modules/pg" or die "symlink: $!";
 	system_or_bail('cp', @programs, $app);

@@ -1,5 +1,5 @@
-# Workers of the Node client (test/clients/node_worker.mjs) as processes: what they do waits for files (gates), so that a
-# test can kill, stop and end them at a certain place.
+# Workers of the Node client (test/clients/node_worker.mjs) as processes.  Their handlers wait for files (gates), so that a
+# test can kill a worker, or tell it to end, at a certain point.
 package NodeWorkers;
 
 use strict;
@@ -22,7 +22,7 @@ my ($node, $app);
 # Known when the test begins.
 sub tmp { return $PostgreSQL::Test::Utils::tmp_check }
 
-# What all below is about: a server with queue q, and the folder of an application.
+# Sets the server, which has queue q, and the folder of the application that all functions below use.
 sub workers_of { ($node, $app) = @_; return }
 
 # How the client connects to the server.
@@ -80,7 +80,7 @@ sub soon_done
 	return;
 }
 
-# What has committed has had its effect, once, by the attempt that committed.
+# Asserts that each completed job has had its effect once, in the attempt that committed.
 sub effects_are_once
 {
 	local $Test::Builder::Level = $Test::Builder::Level + 1;

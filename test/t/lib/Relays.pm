@@ -28,10 +28,10 @@ sub servers
 	return ($app, $jobs);
 }
 
-# Where the relays below go: the servers of the application, of which the first takes writes, and that of the jobs.
+# Sets the servers that relays connect to: those of the application, the first of which takes writes, and that of the jobs.
 sub relays_of { ($apps, $jobs) = @_; return }
 
-# How many rows have been inserted; so many more are known.
+# Number of rows that have been inserted.  rows(n) adds n rows that the test has inserted itself.
 sub rows { $rows += $_[0] // 0; return $rows }
 
 # A connection string to one server, or to the one of several that takes writes.
@@ -87,7 +87,7 @@ sub insert
 	return;
 }
 
-# Their jobs.
+# The jobs of these rows.
 my $in_idemq = "FROM idemq.jobs WHERE queue_id = idemq.queue_id('q') AND payload ? 'n'";
 sub in_idemq { return $in_idemq }
 
@@ -100,7 +100,7 @@ sub each_once
 	return is_sql($jobs, "SELECT count(*), count(DISTINCT payload -> 'n') $in_idemq", "$rows|$rows", "$when: each row is one job");
 }
 
-# Where the relay is held up, while a session has the lock of that number: 1 before the job is in idemq, 2 in the COMMIT there,
+# Where a relay is held up while a session has the lock of that number: 1 before the job is in idemq, 2 in the COMMIT there,
 # 3 before the row is marked, 4 in the COMMIT of that.
 my $gates = q[CREATE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql AS $$
 	BEGIN
@@ -119,10 +119,10 @@ sub make_gates
 
 my %held = (1 => 'jsonb_to_recordset', 2 => 'jsonb_to_recordset', 3 => 'UPDATE', 4 => 'COMMIT');
 
-# What the relay runs where it is held up.
+# Part of the statement that the relay runs where it is held up.
 sub held_up { return $held{ $_[0] } }
 
-# A session that holds up the relay there.
+# A session that holds up the relay at a place.
 sub hold_at
 {
 	my ($number) = @_;
@@ -132,7 +132,8 @@ sub hold_at
 	return $session;
 }
 
-# Has a job be done, by what is called with the SQL for it; asserts that its result gets into its row.
+# Inserts a row that wants its result, calls a function with SQL that completes its job, and asserts that the result
+# arrives in the row.
 sub results
 {
 	my ($name, $killed) = @_;

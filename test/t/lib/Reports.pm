@@ -11,9 +11,9 @@ use Test::More;
 
 our @EXPORT = qw(reports);
 
-# reports(name, least, command, [seconds]): runs a program of tests.  Beside its tests it asserts that the program ends
-# with status 0, and after $least tests or more: a program that is killed or that ends early has not passed.
-# Returns what it printed, and what it wrote to stderr.
+# reports(name, least, command, [seconds]): runs a program of tests.  It also asserts that the program ends with status 0
+# after at least $least tests, because a program that was killed or that ended early has not passed.
+# Returns the program's stdout and stderr.
 sub reports
 {
 	my ($name, $least, $command, $seconds) = @_;
@@ -22,7 +22,7 @@ sub reports
 	my $end = defined $status ? "status $status" : "none: $@";
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	# Only whole lines: of a program that was killed the last one may be cut.
+	# Only whole lines: if the program was killed, its last line may be incomplete.
 	while ($out =~ /^(not )?ok\b(?: \d+)?(?: - | )?(.*)\n/mg)
 	{
 		my ($failed, $test) = ($1, "$name: $2");
