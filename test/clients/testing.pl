@@ -37,6 +37,8 @@ SKIP:
 {
 	skip 'no node-pg', 2 unless $ENV{IDEMQ_NODE_MODULES};
 	my $app = folder('app', "$here/testing.mjs");
+	# Debian's pg does not read the port of such a URL.
+	local $ENV{PGPORT} = $node->port;
 	local $ENV{CONNECTION} = sprintf 'postgresql://postgres@/postgres?host=%s&port=%d', $node->host, $node->port;
 	passes('testing.mjs', qr/^# pass 1$/m, 'node', '--test-reporter=tap', "$app/testing.mjs");
 }
