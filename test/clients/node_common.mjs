@@ -57,7 +57,7 @@ export async function isIn(name, use) {
     if (name !== 'not awaited') {
       // A handler that is in a transaction holds its job: a cancel has to wait.
       const cancels = await pool.connect();
-      await cancels.query("SET lock_timeout = '50 ms'"); // meant to expire
+      await cancels.query("SET lock_timeout = '10 ms'"); // meant to expire
       await assert.rejects(cancels.query('SELECT idemq.cancel($1)', [job.id]), { code: '55P03' }, name);
       cancels.release(true);
     }

@@ -16,24 +16,25 @@ const jobs = 40;
 test('messages: k + 1 directly, k + 2 behind a pooler', async (t) => {
   // A pause of 2 ms before a handler's first statement costs a message.  With this clock there are no pauses.
   t.mock.method(performance, 'now', () => 0);
+  const count = 20;
   for (const [pooled, k, options, expected] of [
     [false, 1, {}, 2], [false, 3, {}, 4], [true, 1, {}, 3], [true, 3, {}, 5], [true, 1, { batch: 4 }, 7 / 4], [false, 1, { batch: 4 }, 7 / 4],
   ]) {
-    const q = await queue('', jobs);
+    const q = await queue('', count);
     await proxied({ pooled }, async (proxy, to) => {
       const handler = async (job, db) => {
         for (let n = 0; n < k; n++) await mark(db, q, `${job.payload}.${n}`);
       };
-      assert.deepEqual(await drain(to, q, handler, options), { committed: jobs });
+      assert.deepEqual(await drain(to, q, handler, options), { committed: count });
       // At the start: who the server is, settings and the first claim; the end finds nothing.
-      const each = (proxy.messages - 12) / jobs;
-      assert.ok(each <= expected && proxy.messages >= expected * jobs, `k ${k}, pooled ${pooled}, ${JSON.stringify(options)}: ${proxy.messages} messages: ${proxy.log.slice(0, 20).join('\n')}`);
+      const each = (proxy.messages - 12) / count;
+      assert.ok(each <= expected && proxy.messages >= expected * count, `k ${k}, pooled ${pooled}, ${JSON.stringify(options)}: ${proxy.messages} messages: ${proxy.log.slice(0, 20).join('\n')}`);
       // Nothing stands behind COMMIT for a pooler, and none of our settings or statements is left to others.
       if (pooled) assert.ok(!proxy.log.some((what) => /idemq_hold|hold_claimed/.test(what)), proxy.log.join('\n'));
       if (pooled) assert.ok(proxy.log.filter((what) => /COMMIT/.test(what)).every((what) => /COMMIT\) unnamed$/.test(what)), proxy.log.join('\n'));
       else assert.equal(proxy.log.some((what) => /idemq_end idemq_begin idemq_hold$/.test(what)), !options.batch);
     });
-    assert.equal((await marksOf(q)).length, jobs * k);
+    assert.equal((await marksOf(q)).length, count * k);
   }
 });
 
