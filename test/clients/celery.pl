@@ -1,5 +1,7 @@
 # The page celery.md: Celery's worker and idemq's beside each other, with producers of both; a message that Celery delivers
 # again is one job.
+# slow: needs Celery, whose file broker polls
+# at least 11 assertions
 
 use strict;
 use warnings FATAL => 'all';

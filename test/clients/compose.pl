@@ -2,6 +2,8 @@
 # the page takes the options that it is given, and nginx with that configuration decides who may
 # look, under which name, and who is the actor in the audit.  Prometheus, its rules and the exporter
 # have the files that test/t/prometheus.pl runs.
+# slow: needs nginx and npm; only deploy/ changes what it proves
+# at least 37 assertions
 
 use strict;
 use warnings FATAL => 'all';

@@ -3,6 +3,8 @@
 # that was killed, the database down, a topic whose offsets begin anew.  Each message is one job,
 # and the jobs of one key run in the order of their offsets.
 # takes long
+# slow: needs librdkafka; waits for the timers of its broker
+# at least 36 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -100,7 +102,7 @@ $zombie->{run}->signal('STOP');
 my $before = -s $zombie->{errors};
 wait_until($node, q{SELECT count(*) = 2 FROM pg_stat_activity WHERE application_name LIKE 'consumer-%' AND wait_event_type = 'Lock'});
 my $duplicates = sql($node, q{SELECT duplicates_total FROM idemq.metrics WHERE queue = 'events'});
-$hold->quit;
+leave($hold);
 all_happened('a rebalance beside a consumer that was stopped');
 is_soon($node, "SELECT duplicates_total > $duplicates FROM idemq.metrics WHERE queue = 'events'", 'both have enqueued');
 is(slurp_file($zombie->{errors}, $before), '', 'it knows nothing of it');
@@ -116,7 +118,7 @@ kill_9($victim);
 push @gone, $victim;
 @consumers = grep { $_ != $victim } @consumers;
 $duplicates = sql($node, q{SELECT duplicates_total FROM idemq.metrics WHERE queue = 'events'});
-$hold->quit;
+leave($hold);
 wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = '$victim->{name}'");
 consumers(1);
 all_happened('a consumer was killed');

@@ -1,5 +1,7 @@
 # From pg-boss, graphile-worker and a table with SKIP LOCKED into idemq, with deploy/import, and out again: jobs that the real
 # libraries have made, in every state; a script that is killed, run again, and beside workers and producers of both sides.
+# slow: imports from pg-boss and graphile-worker, which need npm
+# at least 71 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -76,7 +78,7 @@ sub killed
 	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = 'import' AND wait_event_type = 'Lock'");
 	kill_9($it);
 	sql($node, "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'import'");
-	$gate->quit;
+	leave($gate);
 	sql($node, 'DROP TRIGGER gate ON idemq.jobs; DROP FUNCTION gate()', $db);
 	return;
 }
@@ -208,7 +210,7 @@ $holder->query_safe(q[BEGIN; SELECT FROM jobs WHERE payload LIKE '%held%' FOR UP
 my ($out, $err) = import_from('skip', 'skip-locked', 'go=1');
 like($err, qr/WARNING:  left: 5 of queue mail: invalid input syntax for type json\n/, 'a table: what cannot be taken');
 like($err, qr/moved: 3; dead: 1; known already, by their keys: 0; left, since they cannot be taken: 1; left, since somebody had them: 1/, 'a table: what a worker has is left to it');
-$holder->quit;
+leave($holder);
 is_sql($node, q[SELECT payload FROM jobs ORDER BY id], qq[{"is"\n{"is": "active"}\n{"is": "held"}], 'a table: what stays', 'skip');
 is_sql($node, $jobs, qq[mail dead dead 4 jobs/4 1 no such address (5)\nmail delayed pending 4 later jobs/3 5 (0)\nmail urgent pending 0 jobs/2 3 (2) try later\nmail waiting pending 4 jobs/1 5 (0)], 'a table: as jobs of idemq', 'skip');
 

@@ -1,10 +1,8 @@
-// node_api.mjs: the Node client's calls, by node --test; CONNECTION is JSON, and its database has idemq.
+// node_api.mjs: the Node client's calls.  CONNECTION is JSON, and its database has idemq.
 
 import assert from 'node:assert/strict';
-import { AsyncLocalStorage } from 'node:async_hooks';
 import { readFileSync } from 'node:fs';
 import { after, before, test } from 'node:test';
-import * as otel from '@opentelemetry/api';
 import pg from 'pg';
 import {
   AlreadyCommitted, Dead, DuplicateKey, IdemqError, KeyReused, NoSuchJob, NoSuchQueue, RetryLater, Snooze, StaleToken, Waiting, Worker,
@@ -22,7 +20,7 @@ pg.types.setTypeParser(20, Number);
 
 async function queue(settings = '') {
   const name = `api_${++queues}`;
-  await pool.query(`SELECT idemq.create_queue('${name}'${settings})`);
+  await pool.query(`SELECT idemq.create_queue('${name}', lease => '1 h'${settings})`);
   return name;
 }
 
@@ -595,31 +593,4 @@ test('an outside handler: checkpoint, token, a lost lease', async () => {
   }, { outside: true }).then((of) => assert.deepEqual(of, { committed: 1 }));
   await enqueue(pool, q, 4);
   await drain(connection, q, (job) => assert.rejects(async () => job.checkpoint(1), /runOutside/));
-});
-
-test('trace context goes with the job', async () => {
-  const storage = new AsyncLocalStorage();
-  otel.context.setGlobalContextManager({
-    active: () => storage.getStore() ?? otel.ROOT_CONTEXT,
-    with: (context, fn, self, ...args) => storage.run(context, () => fn.apply(self, args)),
-    bind: (context, fn) => fn,
-    enable() { return this; },
-    disable() { return this; },
-  });
-  const key = otel.createContextKey('test');
-  otel.propagation.setGlobalPropagator({
-    inject: (context, carrier, setter) => context.getValue(key) && setter.set(carrier, 'traceparent', context.getValue(key)),
-    extract: (context, carrier, getter) => context.setValue(key, getter.get(carrier, 'traceparent')),
-    fields: () => ['traceparent'],
-  });
-  const q = await queue();
-  await otel.context.with(otel.ROOT_CONTEXT.setValue(key, '00-trace'), () => enqueue(pool, q, 1, { headers: { own: 1 } }));
-  const own = await enqueue(pool, q, 2);
-  assert.equal((await jobOf(own.id)).headers, null);
-  const seen = [];
-  await drain(connection, q, async (job) => {
-    await new Promise((resolve) => setTimeout(resolve, 1));
-    seen.push([job.payload, job.headers, otel.context.active().getValue(key)]);
-  });
-  assert.deepEqual(seen, [[1, { own: 1, traceparent: '00-trace' }, '00-trace'], [2, {}, undefined]]);
 });

@@ -1,6 +1,8 @@
 # RabbitMQ and the consumer of doc/usage/brokers.md: consumers killed before and after the
 # COMMIT, the broker killed, the database down.  Each message's effect happens once, and what
 # is not done stays with the broker.
+# slow: needs RabbitMQ; kills consumers and the broker
+# at least 32 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -134,7 +136,7 @@ my $claimed = (split /\n/, slurp_file($victim->{said}))[-1];
 like($claimed, qr/^pay-\d+ claimed$/, 'a consumer is before the effect');
 my ($message) = split / /, $claimed;
 lose($victim);
-$hold->quit;
+leave($hold);
 all_paid('killed before the COMMIT');
 is_sql($node, "SELECT attempt, status FROM idemq.job_by_key('payments', '$message')", '2|completed', 'by another attempt');
 
@@ -143,7 +145,7 @@ $hold = hold_commits($node);
 pay_more(30);
 ($victim) = held($node, @consumers);
 $victim->{run}->signal('STOP');
-$hold->quit;
+leave($hold);
 wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = '$victim->{name}' AND state = 'idle'");
 my @last = split /\n/, slurp_file($victim->{said});
 ($message) = split / /, $last[-1];
@@ -161,7 +163,7 @@ pay_more(30);
 my %before = map { $_->{name} => (split /\n/, slurp_file($_->{said}))[-1] } held($node, @consumers);
 kill 'KILL', $server_pid;
 $server->finish;
-$hold->quit;
+leave($hold);
 wait_until($node, "SELECT count(*) >= $sent - 30 + " . keys(%before) . ' FROM paid');
 start_broker();
 all_paid('the broker killed');

@@ -1,6 +1,8 @@
 # Recovery points: a job of three steps (reserve, charge over HTTP, mail), killed
 # at every point and resumed; a worker that stalls in the middle.  Each order is
 # reserved once, charged once, mailed once.
+# slow: three steps killed at each of their points, with leases of 1 and 2 s
+# at least 139 assertions
 
 use strict;
 use warnings FATAL => 'all';

@@ -1,6 +1,8 @@
 # SQS, as fauxqs answers it, and the consumer of doc/usage/brokers.md: consumers killed before and
 # after the COMMIT, an effect that takes longer than the visibility timeout, the database down,
 # a broker that has lost everything.  Each message's effect happens once.
+# slow: needs fauxqs from npm; waits for its visibility timeout
+# at least 26 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -152,7 +154,7 @@ consumers(2);
 my ($victim) = held($node, @consumers);
 my $key = last_key($victim);
 lose($victim);
-$hold->quit;
+leave($hold);
 all_paid('killed before the COMMIT');
 ok((grep { $_ eq "$key first" } keys %{ heard(@consumers) }), 'by another consumer, after the visibility timeout');
 
@@ -162,7 +164,7 @@ pay_more(10);
 ($victim) = held($node, @consumers);
 $key = last_key($victim);
 $victim->{run}->signal('STOP');
-$hold->quit;
+leave($hold);
 wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = '$victim->{name}' AND state = 'idle'");
 is_sql($node, "SELECT count(*) FROM paid WHERE id = '$key'", 1, 'what it was told is done, and it does not know');
 lose($victim);
@@ -176,7 +178,7 @@ $hold = hold_effects($node);
 deliver('{"id": "slow", "amount": 0}');
 wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%pay(%'");
 wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%once(%'");
-$hold->quit;
+leave($hold);
 is_soon($node, "SELECT count(*) = 1 FROM paid WHERE id = 'slow'", 'a slow effect is there');
 until_state('0 0', $queue);
 cmp_ok(heard(@consumers)->{'slow repeated'} // 0, '>=', 1, 'the twin has learned that it is done');

@@ -1,6 +1,8 @@
 # What a role, a database or a pooler may set, and a worker has to live with: workers in Python, Node and idemq-work, each as
 # roles with settings that have stopped one, directly and through a pooler in transaction mode.
 # expects in log: 25006|57014|57P05|25P03|55P03|40001
+# slow: waits for the timeouts of roles and poolers in real time
+# at least 19 assertions
 
 use strict;
 use warnings FATAL => 'all';

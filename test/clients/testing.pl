@@ -1,4 +1,5 @@
 # The tests that doc/usage/testing.md shows an application, in Python and Node.
+# at least 5 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -34,11 +35,12 @@ sub passes
 
 SKIP:
 {
-	skip 'node-postgres is not there', 2 unless $ENV{IDEMQ_NODE_MODULES};
-	packed();
-	my $app = application('app', [], "$here/testing.mjs");
+	skip 'no node-pg', 2 unless $ENV{IDEMQ_NODE_MODULES};
+	my $app = folder('app', "$here/testing.mjs");
+	# Debian's pg does not read the port of such a URL.
+	local $ENV{PGPORT} = $node->port;
 	local $ENV{CONNECTION} = sprintf 'postgresql://postgres@/postgres?host=%s&port=%d', $node->host, $node->port;
-	passes('testing.mjs', qr/^# pass 1$/m, 'node', '--test', '--test-reporter=tap', "$app/testing.mjs");
+	passes('testing.mjs', qr/^# pass 1$/m, 'node', '--test-reporter=tap', "$app/testing.mjs");
 }
 
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');

@@ -71,7 +71,7 @@ def test_a_worker_dies_before_it(dsn, conn):
     enqueue(conn, "mail", {"order": 42})
     with psycopg.connect(dsn, autocommit=True) as dies:
         dies.execute("SELECT idemq.claim('mail', attach => true)")
-    conn.execute("CALL idemq.wait('mail', '10 s')")  # until the server has noticed
+    conn.execute("CALL idemq.wait('mail', '1 min')")  # until the server has noticed
     attempts = []
     assert drain(dsn, "mail", lambda job, conn: attempts.append(job.attempt)) == {"committed": 1}
     assert attempts == [2]
@@ -83,7 +83,7 @@ if __name__ == "__main__":
         connection.execute("CREATE TABLE confirmations (order_id int)")
         for each in tests:
             fresh(connection)
-            # On a busy machine a retry may be due before a drain has looked again.
-            connection.execute("SELECT idemq.alter_queue('mail', retry_base => '1 h')")
+            # On a busy machine a retry may be due before a drain has looked again, or a lease be over.
+            connection.execute("SELECT idemq.alter_queue('mail', retry_base => '1 h', lease => '1 h')")
             each(sys.argv[1], connection)
     print(f"{len(tests)} tests")

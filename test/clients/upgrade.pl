@@ -3,6 +3,8 @@
 # of them behind a pooler: at the package, the restart with the new library, the way back to the old one, and ALTER EXTENSION.
 # Nobody meets an error but the restart's own; in the end every effect is counted.
 # takes long
+# slow: builds the next version of idemq
+# at least 101 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -35,7 +37,7 @@ if ($with_node)
 	$app = application('app', [], "$here/once_worker.mjs");
 }
 my @queues = ((map { ("${_}_run", "${_}_batch") } 'python', 'asyncio', $with_node ? 'node' : ()), 'handled');
-SKIP: { skip 'no node-postgres', 1 if !$with_node }
+SKIP: { skip 'no npm packages', 1 if !$with_node; pass('Node is there') }
 
 my $node = PostgreSQL::Test::Cluster->new('upgrade', install_path => $install);
 $node->init;
@@ -213,7 +215,7 @@ is(scalar $session->query(q{\set VERBOSITY sqlstate}) . $session->query(q{SELECT
 is_sql($node, $old, $this, 'the other database is as it was', 'other');
 is_sql($node, q{SELECT outcome FROM idemq.enqueue('q', '1'); SELECT attempt FROM idemq.claim('q'); SELECT idemq.commit(id, token) FROM idemq.jobs}, "accepted\n1\ncommitted", 'and works', 'other');
 
-$_->quit foreach $session, $writer, $updating;
+leave($session, $writer, $updating);
 restarted($next);
 goes_on('with all that is new');
 worker_pid($node, $_) foreach qw(postgres other);
@@ -309,7 +311,7 @@ is($other->query_safe(q{SELECT outcome FROM idemq.enqueue('q', '"snapshot"'); CO
 is($other->query_safe(q{SELECT outcome FROM idemq.enqueue('q', '"after"', trace => 'late')}), 'accepted', 'the next one: the one that is');
 works($node, 'undone', 'the update, after all') if sql($node, "SELECT count(idemq.commit(id, token)) FROM idemq.claim('q', 9)", 'undone');
 is_sql($node, 'SELECT count(*) FROM mine', 1, 'a view of the call that was', 'undone');
-$_->quit foreach $other, $undone;
+leave($other, $undone);
 
 # Two tables are locked: a session that has locked the second, and wants the first, is not in its way, nor it in the session's.
 old_database('two_tables', '');
@@ -320,7 +322,7 @@ $both->query_until(qr/sent/, "\\echo sent\n$update; SELECT 'updated';\n");
 wait_until($node, q{SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = 'two_tables' AND wait_event = 'PgSleep' AND query LIKE '%ALTER EXTENSION%'});
 is($other->query_safe(q{SELECT outcome FROM idemq.enqueue('q', '1'); COMMIT}), 'accepted', 'an update that waits for the second of two tables lets others have the first');
 like(scalar $both->query('SELECT 1'), qr/updated/, 'and is made then');
-$_->quit foreach $other, $both;
+leave($other, $both);
 
 # SQL objects that are newer than the library, beside some that are not.
 install_this($install);

@@ -3,6 +3,8 @@
 # report inside the server.  What befalls them: test/t/lib/ThreePrograms.pm.
 # expects in log: was terminated by signal 9|terminating any other active server processes
 # takes long
+# slow: leases of 3 s pass in real time, a failover
+# at least 146 assertions
 
 use strict;
 use warnings FATAL => 'all';

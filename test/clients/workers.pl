@@ -2,6 +2,8 @@
 # stand there: killed, disconnected and failing, each confirmation is there once, and
 # a letter is sent again only under the key of the first time.
 # takes long
+# slow: leases of 1 to 2 s pass in real time
+# at least 39 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -98,8 +100,8 @@ $node->append_conf('postgresql.conf', 'default_transaction_read_only = off');
 $node->reload;
 is_soon($node, q[SELECT completed = 45 FROM idemq.metrics WHERE queue = 'mail'], 'it goes on where it can write');
 $_->kill_kill foreach @workers;
-$writer->quit;
-$blocker->quit;
+leave($writer);
+leave($blocker);
 
 is_sql($node, 'SELECT count(*), count(DISTINCT order_id), max(order_id) FROM confirmations', '45|45|45',
 	'every order is confirmed once');

@@ -1,4 +1,5 @@
-# What the tests of the Node client share: the package as npm makes it, and programs.
+# Shared by the tests of the Node client: an application that has the client from the source tree, or the package that
+# npm makes, and the programs of a test.
 package NodeClient;
 
 use strict;
@@ -10,7 +11,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(slurped until_file packed application);
+our @EXPORT = qw(slurped until_file folder packed application);
 
 # A file of the test's folder; '' when it is not there.
 sub slurped
@@ -28,6 +29,21 @@ sub until_file
 
 	until_true("$file: " . ($what // 'a line'), sub { slurped($file) =~ ($what // qr/\n/) });
 	return;
+}
+
+# The folder of an application with the client from the source tree, pg, and programs.  It needs no npm.
+sub folder
+{
+	my ($name, @programs) = @_;
+	my $app = "$PostgreSQL::Test::Utils::tmp_check/$name";
+
+	mkdir $_ foreach $app, "$app/node_modules";
+	append_to_file("$app/package.json", '{ "type": "module" }');
+	# A copy, not a link: Node looks for the imports of a linked package next to the link's target.
+	system_or_bail('cp', '-r', "$ENV{IDEMQ_SOURCE}/clients/node", "$app/node_modules/idemq");
+	symlink "$ENV{IDEMQ_NODE_MODULES}/pg", "$app/node_modules/pg" or die "symlink: $!";
+	system_or_bail('cp', @programs, $app);
+	return $app;
 }
 
 # The package as make dist makes it; its path.
