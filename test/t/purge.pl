@@ -250,8 +250,8 @@ my ($blocked) = split /\n/, sql($node, "SELECT id FROM idemq.enqueue('q', '1', k
 	SELECT id FROM idemq.enqueue('q', '2', key => 'b', on_duplicate => 'replace', $brief)");
 $expires{$blocked} = 'one that was replaced behind its group\'s head';
 # The only one of its queue that expires: nothing else has the worker look.
-my ($nested) = split /\n/, sql($node, "BEGIN; SAVEPOINT s; SELECT id FROM idemq.enqueue('nested', '1', $brief); RELEASE s;
-	SELECT idemq.enqueue('nested', '2'); COMMIT");
+sql($node, "BEGIN; SELECT idemq.enqueue('nested', '2'); SAVEPOINT s; SELECT idemq.enqueue('nested', '1', $brief); RELEASE s; COMMIT");
+my $nested = sql($node, "SELECT id FROM idemq.jobs WHERE queue_id = idemq.queue_id('nested') AND expires_at IS NOT NULL");
 $expires{$nested} = 'one of a savepoint';
 my $awaited = sql($node, "SELECT id FROM idemq.enqueue('q', '1', key => 'w')");
 my $waiter = sleeper($node, "CALL idemq.wait_result($awaited, '10 h', NULL, NULL)");
