@@ -194,10 +194,11 @@ idemq_history_write(void)
 	}
 	for (int i = 1; i < STEPS; i++)
 	{
-		TimestampTz until = now - now % steps[i];
+		/* Of the step of the last that there is to fold; a worker that comes late has none behind it. */
+		TimestampTz until = end_of_step(writing[i - 1], steps[i]);
 
 		/* Nothing is left to fold, or all of it belongs to a step that has not ended. */
-		if (writing[i - 1] <= writing[i] || until < end_of_step(writing[i - 1], steps[i]))
+		if (writing[i - 1] <= writing[i] || until > now)
 			continue;
 		(void) write_up_to(i, until);
 		writing[i] = until;
