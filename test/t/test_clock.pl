@@ -1,6 +1,6 @@
 # The test clock: idemq.advance_clock moves the time that idemq reads, and returns when everything due has run.  It needs
 # its setting and the right to call it, survives a restart and a crash, and is reported wherever people look.
-# at least 97 assertions
+# at least 109 assertions
 
 use strict;
 use warnings FATAL => 'all';
