@@ -26,7 +26,7 @@ sub clean { return sql($node, 'TRUNCATE idemq.jobs') }
 # ---- Without the setting
 
 my ($stderr);
-$node->psql('postgres', "CALL idemq.advance_clock('1 s')", stderr => \$stderr, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
+$node->psql('postgres', "CALL idemq.advance_clock('1 min')", stderr => \$stderr, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
 like($stderr, qr/ERROR:  55000: idemq\.test_clock is off/, 'without the setting the clock cannot be moved');
 like($stderr, qr/HINT:  .*idemq\.test_clock = on.*postgresql\.conf/, 'the hint says what to do');
 is_sql($node, "BEGIN; SELECT idemq.now() = now(), idemq.clock_timestamp() BETWEEN clock_timestamp() - interval '1 min' AND clock_timestamp(),
@@ -55,19 +55,19 @@ my %refused = (
 	"CALL idemq.advance_clock('400000 days')" => '22023',
 	"CALL idemq.advance_clock('178956970 years')" => '22023',
 	"CALL idemq.advance_clock('3654 days')" => '22008',
-	"BEGIN; CALL idemq.advance_clock('1 s')" => '2D000',
-	"DO \$\$BEGIN CALL idemq.advance_clock('1 s'); EXCEPTION WHEN division_by_zero THEN NULL; END\$\$" => '2D000',
-	"CREATE FUNCTION pg_temp.f() RETURNS void LANGUAGE plpgsql AS \$\$BEGIN CALL idemq.advance_clock('1 s'); END\$\$; SELECT pg_temp.f()" => '2D000');
+	"BEGIN; CALL idemq.advance_clock('1 min')" => '2D000',
+	"DO \$\$BEGIN CALL idemq.advance_clock('1 min'); EXCEPTION WHEN division_by_zero THEN NULL; END\$\$" => '2D000',
+	"CREATE FUNCTION pg_temp.f() RETURNS void LANGUAGE plpgsql AS \$\$BEGIN CALL idemq.advance_clock('1 min'); END\$\$; SELECT pg_temp.f()" => '2D000');
 $refused{"CALL idemq.advance_clock('infinity')"} = '22023' if $node->pg_version >= 17;
 is_state($node, $_, $refused{$_}, $_) foreach sort keys %refused;
 sql($node, 'CREATE ROLE shop LOGIN; CREATE ROLE tester LOGIN; GRANT USAGE ON SCHEMA idemq TO shop, tester;
 	GRANT EXECUTE ON PROCEDURE idemq.advance_clock TO tester');
-is_state($node, "SET ROLE shop; CALL idemq.advance_clock('1 s')", '42501', 'a role needs the right to call it');
+is_state($node, "SET ROLE shop; CALL idemq.advance_clock('1 min')", '42501', 'a role needs the right to call it');
 is_sql($node, "SET ROLE shop; SELECT idemq.now() - now(), idemq.test_clock_ahead()", '00:00:00|00:00:00', 'to read the clock it does not');
 is_sql($node, $ahead, 0, 'the clock has not moved');
-$node->connect_ok($node->connstr('postgres') . ' user=tester', 'a role that may', sql => "CALL idemq.advance_clock('1 s')");
-is_sql($node, $ahead, 1, 'moves it');
-is(slurp_file($file), "1000000\n", 'a file has the sum');
+$node->connect_ok($node->connstr('postgres') . ' user=tester', 'a role that may', sql => "CALL idemq.advance_clock('1 min')");
+is_sql($node, $ahead, 60, 'moves it');
+is(slurp_file($file), "60000000\n", 'a file has the sum');
 
 # ---- Time passes
 
@@ -75,7 +75,7 @@ is(slurp_file($file), "1000000\n", 'a file has the sum');
 my @before = split /\|/, sql($node, 'SELECT idemq.now(), idemq.clock_timestamp()');
 advance($node, '2 hours');
 is_sql($node, "SELECT idemq.now() >= '$before[0]'::timestamptz + interval '2 h', idemq.clock_timestamp() >= '$before[1]'::timestamptz + interval '2 h',
-	idemq.now() - now() = interval '2 h 1 s', idemq.test_clock_ahead()", 't|t|t|02:00:01', 'both clocks are ahead');
+	idemq.now() - now() = interval '2 h 1 min', idemq.test_clock_ahead()", 't|t|t|02:01:00', 'both clocks are ahead');
 my $session = session($node);
 $session->query_safe('BEGIN');
 my $then = $session->query_safe('SELECT idemq.now()');
@@ -185,7 +185,7 @@ my $since = sql($node, 'SELECT idemq.now()');
 enqueue() foreach 1 .. 3;
 sql($node, "SELECT idemq.commit(id, token) FROM idemq.claim('q', 2)");
 claim();
-advance($node, '10 s');
+advance($node, '10 s');  # meant to expire: the step
 like(sql($node, sprintf($steps, $since)), qr/^10\|3\|3\|2\|0\|t\|t$/m, 'a step of 10 s is written');
 advance($node, '2 h');
 is_sql($node, sprintf($steps, $since), "10|3|3|2|0|t|t\n60|3|3|2|0|t|t\n600|3|3|2|0|t|t", 'a minute and ten minutes are folded; what ends now is in none of them');
