@@ -206,16 +206,41 @@ idemq_chore_run(const Chore *chore, int32 queue_id)
 	return false;
 }
 
-/*
- * Returns when (mono) a chore is due, also if it has just failed.  view: of a queue, NULL for all
- * at once; a chore of the other sort is never due.
- */
-int64
-idemq_chore_wanted_at(const Chore *chore, const SlotView *view)
+/* Returns when (mono) a chore is due; one of a queue never for all, nor the other way round. */
+static int64
+wanted_at(const Chore *chore, const SlotView *view)
 {
 	if ((chore->run != NULL) != (view != NULL))
 		return PG_INT64_MAX;
 	return chore->due_at != NULL ? chore->due_at(view) : idemq_due_at(view->slot, chore->due);
+}
+
+/* Returns what is known of a chore that came to nothing; NULL: nothing, or it may succeed now. */
+static const Trouble *
+trouble_of(const Chore *chore, const SlotView *view)
+{
+	Task task = {chore, view == NULL ? 0 : view->queue_id};
+	const Trouble *trouble = hash_search(troubles, &task, HASH_FIND, NULL);
+
+	if (trouble != NULL && trouble->unseen &&
+		trouble->settings != idemq_version_of_queue((int32) task.queue_id))
+		return NULL;
+	return trouble;
+}
+
+/*
+ * Returns whether a chore was due by a time (mono) and has not been done, also if it has failed.
+ * view: as in idemq_chore_due_at.  A queue that is being created, or is gone, has none.
+ */
+bool
+idemq_chore_is_left(const Chore *chore, const SlotView *view, int64 target)
+{
+	const Trouble *trouble;
+
+	if (wanted_at(chore, view) > target)
+		return false;
+	trouble = trouble_of(chore, view);
+	return trouble == NULL || !trouble->unseen;
 }
 
 /* Has the chores that failed tried again at once. */
@@ -230,21 +255,17 @@ idemq_chores_forgive(void)
 		trouble->not_before = 0;
 }
 
-/* Returns when (mono) a chore is to run: later than it is due, if it has just failed. */
+/*
+ * Returns when (mono) a chore is to run: later than it is due, if it has just failed.  view: of
+ * a queue, NULL for all at once; a chore of the other sort is never due.
+ */
 int64
 idemq_chore_due_at(const Chore *chore, const SlotView *view)
 {
-	Task task = {chore, view == NULL ? 0 : view->queue_id};
-	const Trouble *trouble;
-	int64 when = idemq_chore_wanted_at(chore, view);
+	int64 when = wanted_at(chore, view);
+	const Trouble *trouble = when == PG_INT64_MAX ? NULL : trouble_of(chore, view);
 
-	if (when == PG_INT64_MAX)
-		return when;
-	trouble = hash_search(troubles, &task, HASH_FIND, NULL);
-	if (trouble == NULL ||
-		(trouble->unseen && trouble->settings != idemq_version_of_queue((int32) task.queue_id)))
-		return when;
-	return Max(when, trouble->not_before);
+	return trouble == NULL ? when : Max(when, trouble->not_before);
 }
 
 /*

@@ -359,7 +359,7 @@ add_left(const SlotView *view, void *arg)
 
 	for (int i = 0; i < CHORES; i++)
 	{
-		if (IS_BY_TIME(chores[i].kind) && idemq_chore_wanted_at(&chores[i], view) <= left->target)
+		if (IS_BY_TIME(chores[i].kind) && idemq_chore_is_left(&chores[i], view, left->target))
 			left->kinds |= 1U << chores[i].kind;
 	}
 }

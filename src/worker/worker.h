@@ -91,8 +91,8 @@ typedef struct Chore
 } Chore;
 
 extern void idemq_chores_prepare(void);
-extern int64 idemq_chore_wanted_at(const Chore *chore, const SlotView *view);
 extern int64 idemq_chore_due_at(const Chore *chore, const SlotView *view);
+extern bool idemq_chore_is_left(const Chore *chore, const SlotView *view, int64 target);
 extern int64 idemq_chore_run_if_due(const Chore *chore, const SlotView *view);
 extern bool idemq_chore_run(const Chore *chore, int32 queue_id);
 extern void idemq_chores_forgive(void);
