@@ -1,5 +1,5 @@
 # Schedules that idemq's own worker ticks: no pg_cron, nothing that calls idemq.tick().
-# at least 25 assertions
+# at least 26 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -69,12 +69,14 @@ is_sql($node, ticked('a'), 1, 'and then made up for');
 
 my $session = session($node);
 sql($node, "DELETE FROM idemq.jobs WHERE key NOT LIKE 'clock\@%'");
-# A driver that comes after another has nothing to do: it does not meet the key of the other's job.
+# A driver that has listed a schedule, and comes to it after another, has nothing to do: it does not meet the key of the
+# other's job.
 my $duplicates = "SELECT duplicates_total FROM idemq.metrics WHERE queue = 'q'";
 my $before = sql($node, $duplicates);
 miss('b');
 $session->query_safe('CALL idemq.tick()') foreach 1 .. 3;
 advance($node, '0');
+is_sql($node, "SELECT idemq.run_schedule('b')", 'f', 'a driver that is late finds nothing to do');
 is_sql($node, ticked('b'), 1, 'two drivers, one job');
 is_sql($node, $duplicates, $before, 'and no other was tried');
 
