@@ -50,7 +50,7 @@ job_make_sql(void)
 {
 	static const char *const columns =
 		"SELECT c.queue, c.id, c.token, c.attempt, c.max_attempts, c.key, c.kind,"
-		" greatest((extract(epoch FROM c.deadline - clock_timestamp()) * 1000)::bigint, 100),"
+		" greatest((extract(epoch FROM c.deadline - idemq.clock_timestamp()) * 1000)::bigint, 100),"
 		" (extract(epoch FROM q.job_timeout) * 1000)::bigint, %s, %s FROM %s"
 		" LEFT JOIN idemq.queues q ON q.name = c.queue";
 	static const char *const claim =

@@ -15,7 +15,7 @@ BEGIN
 	FOREACH change SLICE 1 IN ARRAY ARRAY[
 		['timestamp with time zone', 'timestamptz'], ['double precision', 'float8'], ['boolean', 'bool'],
 		['\minteger\M', 'int'], ['\mIN ', ''], ['::[a-z0-9._]+(\[\])?', ''], ['\midemq\.', ''],
-		['(pg_catalog\.)?clock_timestamp\(\)', 'now'], [$q$'@ (\d+) secs?'$q$, $q$'\1 s'$q$],
+		['((pg_catalog|idemq)\.)?clock_timestamp\(\)', 'now'], [$q$'@ (\d+) secs?'$q$, $q$'\1 s'$q$],
 		[$q$'@ $q$, $q$'$q$], [' DEFAULT ', ' = '], ['^SETOF ', 'setof '], ['^TABLE\(', 'setof (']]
 	LOOP
 		t := regexp_replace(t, change[1], change[2], 'g');

@@ -1,14 +1,14 @@
 -- Of each queue, the two jobs that have been due for longest and that nobody has claimed, and
 -- what they wait for.  Needs claim or admin on the queues.
 -- \i oldest.sql; again every 2 s: \set every 2 before
-SELECT q.name AS queue, j.id, date_trunc('milliseconds', clock_timestamp() - j.ready_at) AS due_for,
+SELECT q.name AS queue, j.id, date_trunc('milliseconds', idemq.clock_timestamp() - j.ready_at) AS due_for,
        j.priority AS prio, j.attempt AS tries, left(idemq.why(j.id), 60) AS why
 FROM idemq.queues q
 CROSS JOIN LATERAL (
     SELECT j.id, j.ready_at, j.priority, j.attempt FROM generate_series(0, 9) AS p (priority)
     CROSS JOIN LATERAL (
         SELECT * FROM idemq.jobs j
-        WHERE j.queue_id = q.queue_id AND j.priority = p.priority AND j.ready_at <= clock_timestamp()
+        WHERE j.queue_id = q.queue_id AND j.priority = p.priority AND j.ready_at <= idemq.clock_timestamp()
         AND j.status IN ('pending', 'failed')
         ORDER BY j.ready_at, j.id LIMIT 2) AS j
     ORDER BY j.ready_at, j.id LIMIT 2) AS j

@@ -4,7 +4,7 @@
 SELECT s.name, s.queue, s.cron, s.time_zone AS zone, s.last_run, s.next_run,
        CASE WHEN s.failed_at IS NOT NULL THEN 'FAILS'
             WHEN s.next_run IS NULL THEN 'NO ZONE'
-            WHEN s.next_run < clock_timestamp() - interval '30 s' THEN 'LATE'
+            WHEN s.next_run < idemq.clock_timestamp() - interval '30 s' THEN 'LATE'
             ELSE '' END AS state,
        left(s.last_error, 50) AS last_error
 FROM idemq.schedules s

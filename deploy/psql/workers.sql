@@ -2,7 +2,7 @@
 -- As a member of pg_monitor all queues, otherwise those that one may claim from.
 -- \i workers.sql; again every 2 s: \set every 2 before
 SELECT w.queue, w.job_id, w.worker, w.pid, w.attempt AS try, w.state,
-       date_trunc('milliseconds', clock_timestamp() - w.claimed_at) AS runs_for,
+       date_trunc('milliseconds', idemq.clock_timestamp() - w.claimed_at) AS runs_for,
        date_trunc('milliseconds', w.expires_in) AS lease_left,
        CASE WHEN w.attached THEN 'yes' ELSE '' END AS attached,
        a.state AS session, a.wait_event

@@ -24,10 +24,16 @@ after(() => pool.end());
 test('an order is confirmed an hour later, and once', async () => {
   for (let request = 1; request <= 2; request++) await enqueue(pool, 'mail', { order: 42 }, { key: 'order-42', delay: '1 h' });
   assert.deepEqual(await drain(connection, 'mail', confirm), {}); // it is not due
-  await makeDue();
+  await pool.query("CALL idemq.advance_clock('1 h')");
   assert.deepEqual(await drain(connection, 'mail', confirm), { committed: 1 });
   assert.deepEqual((await pool.query('SELECT * FROM confirmations')).rows, [{ order_id: 42 }]);
 });
 
-// The clock, as far as jobs go: all that wait for their delay or their retry are due now.
-const makeDue = () => pool.query("SELECT idemq.retry(id) FROM idemq.job_list WHERE status IN ('pending', 'failed')");
+test('a reminder is sent tomorrow', async () => {
+  const { rows } = await pool.query("SELECT idemq.now() + interval '1 day' AS tomorrow");
+  await enqueue(pool, 'mail', { order: 42 }, { runAt: rows[0].tomorrow });
+  await pool.query("CALL idemq.advance_clock('23 h')");
+  assert.deepEqual(await drain(connection, 'mail', confirm), {});
+  await pool.query("CALL idemq.advance_clock('1 h')");
+  assert.deepEqual(await drain(connection, 'mail', confirm), { committed: 1 });
+});

@@ -13,7 +13,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $here = "$ENV{IDEMQ_SOURCE}/test/clients";
-my $node = new_server('testing', 'idemq.worker' => 'on');
+my $node = new_server('testing', 'idemq.worker' => 'on', 'idemq.test_clock' => 'on');
 
 # Runs a program of tests; each of them must pass.
 sub passes
@@ -30,7 +30,7 @@ sub passes
 {
 	local $ENV{PYTHONPATH} = "$ENV{IDEMQ_SOURCE}/clients/python";
 	local $ENV{PYTHONDONTWRITEBYTECODE} = 1;
-	passes('testing.py', qr/^4 tests$/m, '/usr/bin/python3', "$here/testing.py", $node->connstr('postgres') . ' user=postgres connect_timeout=60');
+	passes('testing.py', qr/^5 tests$/m, '/usr/bin/python3', "$here/testing.py", $node->connstr('postgres') . ' user=postgres connect_timeout=60');
 }
 
 SKIP:
@@ -40,7 +40,7 @@ SKIP:
 	# Debian's pg does not read the port of such a URL.
 	local $ENV{PGPORT} = $node->port;
 	local $ENV{CONNECTION} = sprintf 'postgresql://postgres@/postgres?host=%s&port=%d', $node->host, $node->port;
-	passes('testing.mjs', qr/^# pass 1$/m, 'node', '--test-reporter=tap', "$app/testing.mjs");
+	passes('testing.mjs', qr/^# pass 2$/m, 'node', '--test-reporter=tap', "$app/testing.mjs");
 }
 
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');

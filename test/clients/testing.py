@@ -25,9 +25,18 @@ def test_an_order_is_confirmed_an_hour_later_and_once(dsn, conn):
     place_order(conn, 42)
     place_order(conn, 42)  # the request is repeated
     assert drain(dsn, "mail", confirm) == {}  # it is not due
-    make_due(conn)
+    conn.execute("CALL idemq.advance_clock('1 h')")
     assert drain(dsn, "mail", confirm) == {"committed": 1}
     assert conn.execute("SELECT * FROM confirmations").fetchall() == [(42,)]
+
+
+def test_a_reminder_is_sent_tomorrow(dsn, conn):
+    tomorrow = conn.execute("SELECT idemq.now() + interval '1 day'").fetchone()[0]
+    enqueue(conn, "mail", {"order": 42}, run_at=tomorrow)
+    conn.execute("CALL idemq.advance_clock('23 h')")
+    assert drain(dsn, "mail", confirm) == {}
+    conn.execute("CALL idemq.advance_clock('1 h')")
+    assert drain(dsn, "mail", confirm) == {"committed": 1}
 
 
 def enqueued(conn, queue):

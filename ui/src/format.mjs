@@ -1,4 +1,5 @@
 // Numbers, times and lengths of time as people read them.
+import { now } from './clock.mjs';
 
 /** 12345 as 12,345; nothing as a dash. */
 export function count(value) {
@@ -42,10 +43,10 @@ export function axisTime(value, days) {
 }
 
 /** How far a time is from now: 3 min ago, in 20 s. */
-export function distance(value, now = Date.now()) {
+export function distance(value, from = now()) {
   if (!value) return '–';
   if (beyond(value)) return /^-|BC$/.test(value) ? 'long ago' : 'far off';
-  const seconds = (milliseconds(value) - now) / 1000;
+  const seconds = (milliseconds(value) - from) / 1000;
   return seconds < 0 ? `${duration(-seconds)} ago` : `in ${duration(seconds)}`;
 }
 

@@ -1,6 +1,7 @@
 // What idemq.history tells of a span of time, in as many steps as a chart has room for.  It is read
 // whole when somebody looks first, and from then on what is new; nothing is asked of the server
 // when no page is open.
+import { now as present } from './clock.mjs';
 import * as queries from './queries.mjs';
 
 /** Seconds of a step of idemq.history, of a point of the chart, and of the span. */
@@ -124,7 +125,7 @@ export class History {
   /** Reads what is new of a span; rows: what asks the server, by what a statement is given. */
   async ask(name, span, rows) {
     const kept = this.kept.get(name) ?? new Span(span);
-    const now = Date.now() / 1000;
+    const at = present() / 1000;
     if (kept.read === 0) {
       const begun = (await this.database.one(queries.historyBegun, [span.step])).begun
         ?? (await this.database.one(queries.historyOfSomeBegun, [span.step])).begun;
@@ -132,9 +133,9 @@ export class History {
     }
     // The last point was read in part, and the worker may be late by a minute: that is read again.
     const read = kept.read / 1000 - Math.max(60, 2 * span.step);
-    const since = Math.max(Math.floor(read / span.point) * span.point, (Math.ceil(now / span.point) - kept.size) * span.point);
-    kept.add(await rows([span.step, span.point, new Date(since * 1000).toISOString(), places(span, since, now)], kept), now);
-    kept.read = Date.now();
+    const since = Math.max(Math.floor(read / span.point) * span.point, (Math.ceil(at / span.point) - kept.size) * span.point);
+    kept.add(await rows([span.step, span.point, new Date(since * 1000).toISOString(), places(span, since, at)], kept), at);
+    kept.read = present();
     this.kept.set(name, kept);
     return kept;
   }
@@ -143,7 +144,7 @@ export class History {
   async read(name, span, rows) {
     for (const [other, { looked }] of this.kept) if (Date.now() - looked > KEPT) this.kept.delete(other);
     const kept = this.kept.get(name);
-    if (!kept || Date.now() - kept.read >= span.step * 1000)
+    if (!kept || present() - kept.read >= span.step * 1000)
       await (this.reads.get(name) ?? this.reads.set(name, this.ask(name, span, rows).finally(() => this.reads.delete(name))).get(name));
     const read = this.kept.get(name);
     read.looked = Date.now();

@@ -17,7 +17,7 @@ const sums = `extract(epoch FROM max(h.at))::float8 AS until, extract(epoch FROM
 const gauges = `${latest('h.pending')} AS pending, ${latest('h.processing')} AS processing, ${latest('extract(epoch FROM h.oldest_due)::float8')} AS due_last`;
 const times = [percentile('wait', 50), percentile('wait', 95), percentile('run', 50), percentile('run', 95)].join(',');
 const stepsOf = (which) => `FROM (SELECT h.*, ceil(extract(epoch FROM h.at)::float8 / $2::int)::int AS point FROM idemq.history h
-    WHERE h.step = $1::int AND h.place = ANY ($4::int[]) AND h.at > $3::timestamptz AND h.at <= clock_timestamp() AND ${which}) h`;
+    WHERE h.step = $1::int AND h.place = ANY ($4::int[]) AND h.at > $3::timestamptz AND h.at <= idemq.clock_timestamp() AND ${which}) h`;
 /** What happened in each point of a span, of one queue, and of all together; a point is $2 seconds. */
 export const historyOfQueue = `
   SELECT h.point, ${sums}, ${gauges}, ${times} ${stepsOf('h.queue = $5::text')} GROUP BY h.point`;
@@ -42,7 +42,10 @@ export const historyOfEach = `
 export const server = `
   SELECT current_database() AS database, session_user AS role, pg_is_in_recovery() AS standby,
     current_setting('server_version') AS postgresql, current_setting('idemq.version', true) AS idemq,
-    current_setting('server_version_num')::int AS number`;
+    current_setting('server_version_num')::int AS number, current_setting('idemq.test_clock', true) = 'on' AS tests`;
+
+/** Of a server that is for tests: how far its clock is ahead. */
+export const testClock = 'SELECT extract(epoch FROM idemq.test_clock_ahead())::float8 AS ahead';
 
 export const health = `
   SELECT w.pid, extract(epoch FROM w.stuck_for)::float8 AS stuck_for FROM idemq.background_worker w`;
@@ -63,7 +66,7 @@ export const schedules = `
     s.created_by, s.payload IS NOT NULL AS may_run, CASE WHEN s.payload IS NOT NULL THEN (
       SELECT array_agg(t ORDER BY n) FROM (
         WITH RECURSIVE ticks (n, t) AS (
-          SELECT 1, idemq.next_tick(s.cron, s.time_zone, clock_timestamp())
+          SELECT 1, idemq.next_tick(s.cron, s.time_zone, idemq.clock_timestamp())
           UNION ALL SELECT n + 1, idemq.next_tick(s.cron, s.time_zone, t) FROM ticks WHERE n < 3)
         SELECT n, t::text FROM ticks) x (n, t)) END AS ticks
   FROM idemq.schedules s ORDER BY s.next_run, s.name LIMIT 500`;
@@ -97,7 +100,7 @@ export const flow = `
 /** Its jobs, folded by how far from the beginning, queue, kind and status. */
 export const flowJobs = `
   SELECT f.depth, f.queue, f.kind, f.status, count(*) AS jobs, min(f.id) AS example, min(f.begun_at) AS begun_at, max(f.ended_at) AS ended_at,
-    max(extract(epoch FROM CASE f.status WHEN 'processing' THEN clock_timestamp() ELSE f.ended_at END - f.begun_at))::float8 AS longest, min(left(f.error, 300)) AS error
+    max(extract(epoch FROM CASE f.status WHEN 'processing' THEN idemq.clock_timestamp() ELSE f.ended_at END - f.begun_at))::float8 AS longest, min(left(f.error, 300)) AS error
   FROM idemq.flow_jobs($1, ${FLOW}) f GROUP BY f.depth, f.queue, f.kind, f.status ORDER BY f.depth, f.queue, f.kind, f.status LIMIT 200`;
 
 /** A queue of what is not finished of a flow in which the role may not cancel. */

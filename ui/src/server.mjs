@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs';
 import formbody from '@fastify/formbody';
 import fastify from 'fastify';
 import { actions, inputsOf } from './actions.mjs';
+import { setAhead } from './clock.mjs';
 import { href, html } from './html.mjs';
 import { count } from './format.mjs';
 import { jobRoutes } from './jobs/routes.mjs';
@@ -67,6 +68,10 @@ export async function makeServer({ database, writes = false, logger = false, acc
 
   const contextOf = async (request, path) => {
     about ??= await database.one(queries.server);
+    if (about.tests) {
+      about.ahead = (await database.one(queries.testClock)).ahead;
+      setAhead(about.ahead);
+    }
     // What was done is said by this page alone, not by who made a link to it.
     const notice = text(request.query?.notice);
     const own = notice !== null && security.signed(notice, request.query.sign);

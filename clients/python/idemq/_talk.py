@@ -38,7 +38,7 @@ def _job_of(outcome: str) -> str:
     # Times in whole numbers: of others settings of the session make what they like.
     return f"""pg_catalog.json_build_array({outcome}, id, token, attempt, max_attempts, payload, key, group_key, checkpoint,
         pg_catalog.floor(extract(epoch FROM enqueued_at) * 1000000)::bigint, headers, kind,
-        greatest(pg_catalog.floor(extract(epoch FROM deadline - pg_catalog.clock_timestamp()) * 1000), 100)::bigint)::text"""
+        greatest(pg_catalog.floor(extract(epoch FROM deadline - idemq.clock_timestamp()) * 1000), 100)::bigint)::text"""
 
 
 # What the handler has committed itself is as good; what it has ended otherwise raises 2201E.

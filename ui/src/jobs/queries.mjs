@@ -14,7 +14,7 @@ export const GRAPH = 4000;
 export const job = `
   SELECT j.id, j.queue_id, q.name AS queue, j.status, j.priority, j.attempt, j.max_attempts, j.key, j.group_key,
     j.kind, j.created_at, j.run_at, j.ready_at, j.claimed_at, j.deadline, j.finished_at, j.dead_at, j.expires_at, j.worker,
-    j.token, left(j.last_error, ${TRACE}) AS last_error, idemq.why(j.id) AS why, j.ready_at > clock_timestamp() AS later,
+    j.token, left(j.last_error, ${TRACE}) AS last_error, idemq.why(j.id) AS why, j.ready_at > idemq.clock_timestamp() AS later,
     CASE WHEN pg_column_size(j.checkpoint) <= 65536 THEN idemq.progress(j.checkpoint) END AS progress,
     w.expires_in, w.attached, w.state, w.pid
   FROM idemq.jobs j LEFT JOIN idemq.queues q ON q.queue_id = j.queue_id
@@ -55,7 +55,7 @@ const document = (column) => `CASE WHEN pg_column_size(s.${column}) <= 1048576 T
 /** Steps outside, and events. */
 export const steps = `
   SELECT s.name, s.state, s.round, s.token, s.begun_at, s.call_until, s.answered_at, s.effect_key, left(s.error, ${TRACE}) AS error,
-    ${document('request')}, ${document('response')}, s.begun_at IS NOT NULL AND s.call_until < clock_timestamp() AS over
+    ${document('request')}, ${document('response')}, s.begun_at IS NOT NULL AND s.call_until < idemq.clock_timestamp() AS over
   FROM (SELECT x.* FROM idemq.steps x WHERE x.job_id = $1 ORDER BY x.begun_at DESC NULLS LAST LIMIT ${LATEST}) s ORDER BY coalesce(s.begun_at, s.answered_at), s.name`;
 
 /** The jobs of a job's flow; one without parents and children is alone. */

@@ -162,7 +162,7 @@ export function cursorOf(text) {
  */
 export async function walk(query, { queue, tab, filter = {}, cursor = null, want = PAGE, budget = BUDGET, known = null }) {
   const began = performance.now();
-  const [{ now }] = await query('SELECT clock_timestamp() AS now');
+  const [{ now }] = await query('SELECT idemq.clock_timestamp() AS now');
   const walks = walksOf(tab, filter);
   const plain = Object.values(filter).every((value) => value === undefined);
   const ids = [];
@@ -245,7 +245,7 @@ const COUNTS = `
 function side(condition) {
   return `SELECT count(*) FILTER (WHERE x.status = 'pending') AS pending, count(*) AS looked FROM (
     SELECT j.status FROM generate_series(0, 9) p, LATERAL (SELECT i.status FROM idemq.jobs i WHERE i.queue_id = $1 AND i.priority = p
-      AND i.ready_at IS NOT NULL AND i.ready_at ${condition} now() ORDER BY i.ready_at LIMIT ${COUNTED}) j LIMIT ${COUNTED}) x`;
+      AND i.ready_at IS NOT NULL AND i.ready_at ${condition} idemq.now() ORDER BY i.ready_at LIMIT ${COUNTED}) j LIMIT ${COUNTED}) x`;
 }
 
 /** How many jobs each tab has: by the gauges; waiting and scheduled, which share one, by the index as far as COUNTED. */

@@ -1,4 +1,5 @@
 // One job: where it stands and why, what became of it in one column of time, what it holds.
+import { now } from '../clock.mjs';
 import { html } from '../html.mjs';
 import { bytes, count, distance, duration, time } from '../format.mjs';
 import { GRAPH, LATEST, SHOWN, TRACE, documents } from '../jobs/queries.mjs';
@@ -52,7 +53,7 @@ function history({ job, attempts, steps, documents: shown }) {
   ];
   const checkpoint = job.progress !== null || shown?.checkpoint ? html`<p>${job.progress !== null ? html`Checkpoint: ${progress(job.progress)}` : 'It has a checkpoint.'}</p>` : null;
   if (job.status === 'processing') {
-    moments.push(moment(job.claimed_at, 'processing', html`Attempt ${job.attempt}${job.worker && html` by ${key(job.worker)}`}: ${status('processing', 'running')} for <b>${duration((Date.now() - at(job.claimed_at)) / 1000)}</b>`,
+    moments.push(moment(job.claimed_at, 'processing', html`Attempt ${job.attempt}${job.worker && html` by ${key(job.worker)}`}: ${status('processing', 'running')} for <b>${duration((now() - at(job.claimed_at)) / 1000)}</b>`,
       html`${checkpoint}${job.expires_in !== null && html`<p class="quiet">Its lease ends in ${duration(job.expires_in)}${job.attached && ', or with its session'}${job.pid && html`; process ${job.pid}`}.</p>`}`));
   } else if (job.status === 'completed') {
     moments.push(moment(job.claimed_at ?? job.finished_at, 'completed', job.claimed_at ? html`Attempt ${job.attempt}${job.worker && html` by ${key(job.worker)}`}: ${status('completed', 'committed')} after <b>${took(job.claimed_at, job.finished_at)}</b>`

@@ -1,6 +1,6 @@
 // The frame of every page.
 import { html, href } from '../html.mjs';
-import { distance, percent, time } from '../format.mjs';
+import { distance, duration, percent, time } from '../format.mjs';
 
 const links = [['/', 'Overview'], ['/errors', 'Errors'], ['/running', 'Running'], ['/workers', 'Workers'], ['/schedules', 'Schedules'],
   ['/audit', 'Audit'], ['/check', 'Check'], ['/keys', 'Keys']];
@@ -27,6 +27,7 @@ ${['charts', 'refresh', 'keys'].map((name) => html`<script src="/static/${name}.
 <form method="get" action="/find" role="search"><input name="text" required aria-label="Job number, or key" placeholder="Job number, or key"> <button>Find</button></form>
 </header>
 <main id="main" tabindex="-1">
+${server?.tests && html`<p class="notice warn test-clock">This server is for tests: its clock is <b>${duration(server.ahead ?? 0)}</b> ahead.</p>`}
 <h1>${title}</h1>
 ${notice && html`<p class="notice ${bad ? 'bad' : ''}" role="status">${notice}</p>`}
 ${body}
