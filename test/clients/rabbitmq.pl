@@ -189,7 +189,7 @@ pay_more(10);
 is(broker('rabbitmq_state', 'payments'), $kept + 20 . ' 0', 'it keeps them, nobody consumes');
 $node->start;
 all_paid('the database was down');
-eval { $hold->quit };
+eval { leave($hold) };
 
 # Poison: an effect that always fails, what is no JSON, an id that was another message's, no id.
 broker('rabbitmq_send', [ 'poison-1 {"id": "poison-1", "amount": "much"}', 'poison-2 {"id', 'pay-1 {"id": "pay-1", "amount": 1000}',

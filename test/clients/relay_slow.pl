@@ -111,7 +111,7 @@ insert(10);
 waits_on($it, $app, held_up(3));
 is_sql($jobs, "SELECT count(*) ${\in_idemq}", rows(), 'sent, and not marked');
 $app->stop('immediate');
-eval { $gate->quit };
+eval { leave($gate) };
 $standby->promote;
 relays_of([ $standby, $app ], $jobs);
 insert(10);

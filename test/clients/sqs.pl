@@ -199,7 +199,7 @@ is("@after", join(' ', $before[0] + 10, $before[1]), 'and nobody receives');
 $node->start;
 all_paid('the database was down');
 is(state_of($refused), '0 0', 'none of them has come too often');
-eval { $hold->quit };
+eval { leave($hold) };
 
 # Poison: the broker itself puts it aside.
 policy(1, 3);

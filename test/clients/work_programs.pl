@@ -45,7 +45,7 @@ my $handlers = ThreePrograms->new($node, 'handler', programs => [], schedules =>
 		kill 'KILL', $pid;
 		$it->wait_for("SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid");
 		# The lock is gone with the server.
-		eval { $in_hand->{lock}->quit };
+		eval { leave($in_hand->{lock}) };
 	},
 	'SIGTERM' => sub {
 		my ($it, $in_hand) = @_;

@@ -1,5 +1,5 @@
 -- Jobs that depend on many others, or on which many depend.
--- slow: 400,000 edges
+-- slow: it enqueues 400,000 edges
 CREATE EXTENSION idemq;
 SELECT idemq.create_queue('q', max_attempts => 1) IS NOT NULL AS created;
 CREATE FUNCTION add(p text, depends_on bigint[] DEFAULT NULL, failure text DEFAULT 'cancel', queue text DEFAULT 'q', group_key text DEFAULT NULL)

@@ -1,5 +1,5 @@
 -- What a transaction notes for its end: how much memory a large one takes.
--- slow: 170,000 jobs
+-- slow: it enqueues 170,000 jobs
 CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -

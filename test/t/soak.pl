@@ -126,7 +126,7 @@ sql($node, q{
 		END LOOP;
 	END $$;
 	CALL idemq.tick();
-	SELECT idemq.schedule('minute', '* * * * *', 'ticks', '{"n": 0}');
+	SELECT idemq.schedule('minute', '* * * * *', 'ticks', '{"n": 0}'); -- meant to tick
 });
 
 my @queues = qw(plain grouped limited keyed);
