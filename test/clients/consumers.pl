@@ -96,6 +96,7 @@ is_soon($node, "SELECT count(*) BETWEEN 1 AND 3 FROM pg_stat_activity WHERE datn
 	AND pid <> pg_backend_pid()", 'pgbouncer shared its sessions, and kept them');
 
 # Behind a pooler an attached lease ends at its deadline alone: the client's session is not the server's.
+# The delay before its retry is meant to expire.
 sql($node, "SELECT idemq.create_queue('pooled', retry_base => '1 ms'); SELECT idemq.enqueue('pooled', '1')");
 command_like([ 'psql', '-XAtq', '-h', $dir, '-p', $port, '-U', 'postgres', '-d', 'postgres',
 		'-c', "SELECT attempt FROM idemq.claim('pooled', lease => '1 h', attach => true)" ], qr/^1$/, 'claimed through pgbouncer, attached');
