@@ -15,7 +15,7 @@ use Test::More;
 my $node = new_server('slices', 'idemq.worker' => 'on', 'idemq.test_clock' => 'on', 'idemq.purge_interval' => '-1', 'idemq.max_queues' => 2000, autovacuum => 'off',
 	checkpoint_timeout => '1h', max_connections => 30);
 my $pid = worker_pid($node);
-my $jobs = 40;
+my $jobs = 20;
 # 300 KB each: a slice holds four of them at most.
 my $payload = q{(SELECT to_jsonb(string_agg(md5(i::text), '')) FROM generate_series(1, 10000) i)};
 
