@@ -2,7 +2,7 @@
 # that are visible and not yet added, prepared transactions, a restart, a
 # standby; full tables.  Counts under load: metrics_slow.pl.
 # stops: before_commit idemq_counters_add idemq_counters_end_count idemq_spi_query_at
-# at least 64 assertions
+# at least 65 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -58,6 +58,14 @@ sql($node, "SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, 
 	SELECT count(*) FROM idemq.claim('q', 2)");
 is_sql($node, "SELECT string_agg(DISTINCT status::text, ' ' ORDER BY status::text) FROM idemq.jobs", 'cancelled completed dead failed pending processing', 'jobs in six states');
 is_exact('jobs of every kind');
+
+# ---- A wait is counted below the bounds that are greater than it
+
+# Up to a quarter more than the greatest bound, 2^35 microseconds.
+sql($node, "SELECT idemq.create_queue('bounds'); SELECT idemq.enqueue('bounds', '1', run_at => now() - interval '34400 s'); SELECT count(*) FROM idemq.claim('bounds')");
+is_sql($node, "SELECT max(le) FILTER (WHERE le < 'Infinity'), max(jobs) FILTER (WHERE le < 'Infinity'), max(jobs), round(max(seconds) / 34400)
+	FROM idemq.timing_buckets() JOIN idemq.queues USING (queue_id) WHERE name = 'bounds' AND timing = 'wait'", '34359.738368|0|1|1', 'a wait of more than each bound');
+sql($node, "SELECT idemq.drop_queue('bounds', force => true)");
 
 # ---- Two-phase commit
 
