@@ -533,14 +533,17 @@ sub caught_up
 
 # Sets synchronous_standby_names ('' for none), and waits until it is in force: the standbys are synchronous, and commits
 # wait for them.  Commits begin to wait when the checkpointer has read the setting, which is the last process to do so.
+# $standbys: how many synchronous standbys there are then, at least (1); 0 for a name that no standby has.
 sub sync_standby_in_force
 {
-	my ($node, $names) = @_;
+	my ($node, $names, $standbys) = @_;
+
+	$standbys //= $names eq '' ? 0 : 1;
 
 	$node->append_conf('postgresql.conf', "synchronous_standby_names = '$names'");
 	$node->reload;
 	wait_until($node, 'SHOW synchronous_standby_names', $names);
-	wait_until($node, "SELECT count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')) " . ($names eq '' ? '=' : '>') . ' 0 FROM pg_stat_replication');
+	wait_until($node, "SELECT count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')) " . ($standbys ? '>=' : '=') . " $standbys FROM pg_stat_replication");
 	# The postmaster tells its processes of a reload one after the other.  When a session has heard of the next
 	# one, the checkpointer has been told of this one.
 	my $loaded = sql($node, 'SELECT pg_conf_load_time()');
