@@ -1,7 +1,7 @@
-# Handlers: a process that is stopped when its database is dropped, and memory over thousands of jobs.  The rest is in
-# handlers.pl.
+# Handlers: a process that is stopped when its database is dropped, memory over thousands of jobs, and two more ends of a
+# transaction that holds a job's row.  The rest is in handlers.pl.
 # slow: PostgreSQL waits five seconds for a process that does not end, and four thousand jobs are run
-# at least 3 assertions
+# at least 11 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -70,6 +70,52 @@ all_done('m');
 is_sql($node, "SELECT count(DISTINCT worker), (max(result::text::int) FILTER (WHERE r > 3500)) - (max(result::text::int) FILTER (WHERE r BETWEEN 500 AND 1000)) < 65536
 	FROM (SELECT worker, result, row_number() OVER (ORDER BY finished_at, id) r FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'm') j",
 	'1|t', 'a process takes no more memory after 4,000 jobs');
+
+# ---- A row that another transaction holds: the one process there is goes on with other handlers
+
+queue('a');
+queue('b', undef, 'batch => 10');
+sql($node, "CREATE SEQUENCE app.begun; GRANT ALL ON SEQUENCE app.begun TO app;
+	CREATE ROLE producer; GRANT USAGE ON SCHEMA idemq TO producer; SELECT idemq.grant_queue('b', 'producer', 'enqueue');
+	ALTER SYSTEM SET idemq.max_handler_workers = 1; SELECT pg_reload_conf();
+	SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
+my $at_gate = "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event = 'advisory'";
+my $once = "IF nextval('app.begun') = 1 THEN RAISE 'once'; END IF";
+
+# Asserts that a job of another handler is run.
+sub others_run
+{
+	my ($while) = @_;
+	my $other = job('a', 239);
+
+	is_soon($node, "SELECT status FROM idemq.jobs WHERE id = $other", 'completed', "$while: another handler's job is run");
+	return;
+}
+
+# A role that may only enqueue cancels a job which waits for its turn in a batch that runs one by one, and does not commit.
+foreach my $end ('COMMIT', "ROLLBACK PREPARED 'p'")
+{
+	sql($node, "SELECT idemq.pause('b'), setval('app.begun', 1, false)");
+	job('b', 240, "DO \$\$BEGIN $once; PERFORM pg_advisory_xact_lock(42); END\$\$");
+	my $id = job('b', 241);
+	my $gate = session($node);
+	$gate->query_safe('SELECT pg_advisory_lock(42)');
+	sql($node, "SELECT idemq.resume('b')");
+	wait_until($node, $at_gate);
+	my $canceller = session($node);
+	like($canceller->query_safe("SET ROLE producer; BEGIN; SELECT idemq.cancel($id)"), qr/cancelled/, 'a job that waits for its turn is cancelled');
+	$gate->query_safe('SELECT pg_advisory_unlock(42)');
+	others_run('its cancel is open');
+	$canceller->query_safe("PREPARE TRANSACTION 'p'") if $end =~ /PREPARED/;
+	$canceller->query_safe($end);
+	all_done('b');
+	is_sql($node, "SELECT status, attempt, last_error, (SELECT count(*) FROM app.done d WHERE d.id = j.id) FROM idemq.jobs j WHERE id = $id",
+		$end =~ /^COMMIT/ ? 'cancelled|1||0' : 'completed|1||1', "$end: no attempt has failed");
+	is_sql($node, "SELECT outcome, error FROM idemq.attempts WHERE job_id = $id", $end =~ /^COMMIT/ ? 'cancelled|' : 'released|', 'its history');
+	leave($gate, $canceller);
+}
+
+sql($node, 'ALTER SYSTEM RESET idemq.max_handler_workers; SELECT pg_reload_conf()');
 
 # ---- A process that is stopped when its database is dropped
 
