@@ -195,10 +195,13 @@ foreach my $language (@languages) { process($language, $_) foreach qw(direct poo
 
 # The trouble takes turns, so that the rare comes at even parts of the way; between two, some jobs are done.
 my $lacking = sub { return grep { ($done{$_} // 0) < $wanted{$_} } keys %wanted };
+# The control shows that the account finds an effect that happened twice, so one has to happen.
+my $doubled = sub { return !@control || sql($node, q[SELECT count(*) > 0 FROM (SELECT FROM effects WHERE queue = 'control' GROUP BY n HAVING count(*) > 1) d]) eq 't' };
 my $patience = time + ($long ? 2400 : 300);
-while ($lacking->() && time < $patience)
+while (($lacking->() || !$doubled->()) && time < $patience)
 {
 	my ($next) = sort { ($done{$a} // 0) / $wanted{$a} <=> ($done{$b} // 0) / $wanted{$b} || $a cmp $b } grep { $trouble{$_} } $lacking->();
+	$next //= 'kills' unless $lacking->();
 	my $before = completed();
 
 	enqueue();
