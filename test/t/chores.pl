@@ -1,7 +1,7 @@
 # A worker's chores: an error is logged with its context and does not keep the
 # others, a user's trigger gains nothing, settings do not matter, and nothing
 # is done over and over.
-# at least 51 assertions
+# at least 52 assertions
 # looks at sessions
 # stops: after_commit
 
@@ -316,6 +316,9 @@ sql($node, "ALTER SYSTEM RESET ALL");
 sql($node, "SELECT pg_reload_conf()");
 delete $ENV{PGOPTIONS};
 
+# The library as it ships, without stop points.
+shipped($node);
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean with the shipped library');
 $node->stop;
 unlike(slurp_file($node->logfile), qr/PANIC|TRAP|terminated by signal/, 'no crash');
 done_testing();

@@ -3,7 +3,7 @@
 # PREPARED.  Sessions are stopped between "visible" and "marked".  Ten thousand parents and children, and
 # everything at once: dependencies_slow.pl.
 # stops: idemq_dependency_finished idemq_pending_groups_apply idemq_dependency_watch
-# at least 47 assertions
+# at least 48 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -220,6 +220,9 @@ sql($standby, "SELECT done('r')");
 status_soon('rr', 'pending', 'and the next one', $standby);
 is_sql($standby, 'SELECT * FROM idemq.check()', '', 'check() is clean there');
 is(unexpected($node, 'workers', '57P01'), '', 'no error of the worker');
+# The library as it ships, without stop points.
+shipped($standby);
+is_sql($standby, 'SELECT * FROM idemq.check()', '', 'check() is clean with the shipped library');
 $standby->stop;
 
 done_testing();

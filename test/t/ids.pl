@@ -3,7 +3,7 @@
 # expects in log: was terminated by signal 9
 # looks at sessions
 # stops: before_setval
-# at least 39 assertions
+# at least 40 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -196,5 +196,8 @@ sql($standby, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q');
 is_sql($standby, "SELECT id > 2e13 FROM idemq.enqueue('q', '2')", 't', 'ids beside rows of another server', 'copied');
 is_sql($standby, 'SELECT * FROM idemq.check()', '', 'all is well');
 
+# The library as it ships, without stop points.
+shipped($standby);
+is_sql($standby, 'SELECT * FROM idemq.check()', '', 'check() is clean with the shipped library');
 $standby->stop;
 done_testing();

@@ -3,7 +3,7 @@
 #
 # expects in log: was terminated by signal 9
 # stops: idemq_jobs_index_insert_keyed before_confirm after_confirm idemq_lease_drop
-# at least 87 assertions
+# at least 88 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -274,5 +274,8 @@ $filler->query('SELECT pg_advisory_unlock_all()');
 is($asker->query("SELECT a.outcome, b.outcome FROM idemq.acquire('q', 'a', '1') a, idemq.acquire('q', 'c', '1') b"), 'completed|claimed', 'room again');
 is_sql($small, 'SELECT * FROM idemq.check()', '', 'idemq.check() finds nothing');
 leave($asker, $filler, $worker);
+# The library as it ships, without stop points.
+shipped($small);
+is_sql($small, 'SELECT * FROM idemq.check()', '', 'check() is clean with the shipped library');
 $small->stop;
 done_testing();

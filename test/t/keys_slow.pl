@@ -2,7 +2,7 @@
 # of an insert.  The rest is in keys.pl.
 # slow: it takes fifty sessions at once, and asserts how long answers take
 # stops: idemq_jobs_index_insert_keyed after_confirm
-# at least 34 assertions
+# at least 35 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -149,5 +149,8 @@ foreach my $place ('idemq_jobs_index_insert_keyed', 'after_confirm')
 		'accepted|duplicate', "at $place: the key is free, once");
 	sql($node, "DELETE FROM idemq.jobs WHERE key = 'killed'");
 }
+# The library as it ships, without stop points.
+shipped($node);
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean with the shipped library');
 $node->stop;
 done_testing();

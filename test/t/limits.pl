@@ -1,7 +1,7 @@
 # max_running and rate_limit between sessions: exact after a restart, with prepared transactions and with full tables; and
 # a session that waits is woken when a slot or a token comes free.  Under load, and that no session polls: limits_slow.pl.
 # stops: idemq_lease_settle_loan wait_woken
-# at least 65 assertions
+# at least 66 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -258,5 +258,10 @@ is_sql($full, 'SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 2', "c
 is_sql($full, "SELECT count(*) FROM idemq.claim('lim', 5)", 2, 'and it goes on, to its limit');
 
 is_sql($full, "SELECT count(*) FROM idemq.check() WHERE severity = 'error'", 0, 'idemq.check() finds no error');
+
+# The library as it ships, without stop points.
+shipped($full);
+is_sql($full, "SELECT count(*) FROM idemq.check() WHERE severity = 'error'", 0, 'nor with the shipped library');
+$full->stop;
 
 done_testing();

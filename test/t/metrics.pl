@@ -2,7 +2,7 @@
 # that are visible and not yet added, prepared transactions, a restart, a
 # standby; full tables.  Counts under load: metrics_slow.pl.
 # stops: before_commit idemq_counters_add idemq_counters_end_count idemq_spi_query_at
-# at least 65 assertions
+# at least 66 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -216,6 +216,9 @@ is_sql($full, 'SELECT queue, pending, processing, claimed_total, row_only_total,
 is_sql($full, 'SELECT resource, used, size, refused > 0 FROM idemq.memory ORDER BY 1', "buckets|0|4096|f\ngroups|0|16384|f\nleases|2|2|t\nleases of this database|2|2|t\nqueues|1|1|t", 'idemq.memory says so');
 is_sql($full, 'SELECT idemq.recount()', 7, 'recount');
 is_sql($full, $drift, '', 'exact');
+# The library as it ships, without stop points.
+shipped($full);
+is_sql($full, $drift, '', 'exact with the shipped library');
 $full->stop;
 
 done_testing();

@@ -1,6 +1,6 @@
 # NOTIFY: what the background worker tells those who LISTEN, and who pays for it.
 # stops: idemq_notify_ended
-# at least 37 assertions
+# at least 38 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -235,5 +235,8 @@ is(heard_without_worker(), '', 'which is not told yet');
 leave($sleeper->{session});
 
 leave($listener);
+# The library as it ships, without stop points.
+shipped($node);
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean with the shipped library');
 $node->stop;
 done_testing();

@@ -1,7 +1,7 @@
 # A queue that is paused until a time resumes by itself: a session that sleeps wakes, and the row says so, whether a worker
 # runs, died, was slow, or could not write.
 # stops: idemq_due
-# at least 25 assertions
+# at least 26 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -111,5 +111,8 @@ is(answer($sleeper), 't', 'without a worker a sleeper wakes by itself');
 is_sql($node, q[SELECT m.paused, q.paused FROM idemq.metrics m JOIN idemq.queues q USING (queue_id) WHERE m.queue = 'q'], 'f|t', 'metrics go by the time');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 
+# The library as it ships, without stop points.
+shipped($node);
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean with the shipped library');
 $node->stop;
 done_testing();

@@ -3,7 +3,7 @@
 # has the others read.  (What two sessions of one server see: specs/settings-seen.spec.)
 
 # stops: before_commit
-# at least 34 assertions
+# at least 35 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -165,5 +165,8 @@ leave($reader);
 $standby->stop;
 
 leave($one);
+# The library as it ships, without stop points.
+shipped($node);
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean with the shipped library');
 $node->stop;
 done_testing();

@@ -4,7 +4,7 @@
 #
 # expects in log: was terminated by signal 9
 # stops: idemq_worker_found_nothing
-# at least 136 assertions
+# at least 137 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -391,6 +391,9 @@ wait_until($full, "SELECT count(*) = 1 $workers AND datname IN ('a', 'b')");
 my ($db) = sql($full, "SELECT datname $workers");
 works($db, 'a worker that goes leaves its place to another', $full);
 is(scalar(my @warnings = grep { /WARNING: / } split /^/, slurp_file($full->logfile)), 1, 'one warning, though it was tried again');
+# The library as it ships, without stop points.
+shipped($full);
+works($db, 'a worker works with the shipped library', $full);
 $full->stop;
 
 done_testing();
