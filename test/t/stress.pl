@@ -16,7 +16,8 @@ use PostgreSQL::Test::Utils;
 use Stress;
 use Test::More;
 
-my $seed = $ENV{SEED} // int(rand(2**31));
+# In make test a failure repeats; the long forms, of other builds, draw.
+my $seed = $ENV{SEED} // ($ENV{IDEMQ_STRESS} || $ENV{COPT} ? int(rand(2**31)) : 45);
 my $clients = 6;
 my $steps = 1200 * ($ENV{IDEMQ_STRESS} // 1);
 
