@@ -4,7 +4,7 @@
 # database is dropped, and memory: handlers_slow.pl.
 # takes long
 # stops: idemq_handler_settle_failed
-# at least 131 assertions
+# at least 132 assertions
 
 # expects in log: was terminated by signal 9|terminating any other active server processes|terminating background worker
 
@@ -708,7 +708,12 @@ sql($standby, "SELECT idemq.enqueue('a', '{\"n\": 901}')");
 is_soon($standby, 'SELECT count(*) FROM app.done WHERE n = 901', 1, 'and the new primary runs the next');
 is_sql($standby, "SELECT crashes FROM idemq.handlers WHERE queue = 't'", 1, 'it counts as a crash');
 $standby->stop;
-$node->start;
+
+# With the shipped library, where nothing stops.
+shipped($node);
+job('a', 990);
+all_done('a');
+is_sql($node, 'SELECT count(*) FROM app.done WHERE n = 990', 1, 'shipped: a handler runs a job');
 is(unexpected($node, 'workers', '57P01'), '', 'no error of idemq\'s own processes');
 $node->stop;
 done_testing();
