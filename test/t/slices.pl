@@ -96,7 +96,8 @@ is_soon($node, "SELECT failures >= 300 FROM idemq.worker_chores WHERE chore = 'r
 my $logged = said($log, qr/P0099 .*ERROR:/);
 cmp_ok($logged, '<=', 200, 'and not all of them logged');
 cmp_ok($logged, '>', 0, 'but some are');
-is_sql($node, q[SELECT chore IS NULL OR chore <> '', lag > '0' FROM idemq.background_worker], 't|t', 'it is late');
+# Between two tries none may be overdue.
+is_soon($node, q[SELECT chore IS NULL OR chore <> '', lag > '0' FROM idemq.background_worker], 't|t', 'it is late');
 sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
 is_soon($node, "SELECT count(*) = 250 FROM idemq.jobs WHERE status = 'pending' AND queue_id IN (SELECT queue_id FROM idemq.queues WHERE name LIKE 'broken%')", 'then all are taken back');
 

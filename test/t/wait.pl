@@ -1,7 +1,7 @@
 # CALL idemq.wait, wait_any and wait_result: who sleeps holds nothing, and is woken
 # by whatever makes work, with a background worker and without.
 #
-# at least 138 assertions
+# at least 139 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -222,6 +222,7 @@ $sleeper->{session}->query_safe('RESET ROLE');
 sleeper($node, $call, $sleeper->{session});
 sql($node, "SELECT pg_cancel_backend($sleeper->{pid})");
 is(answer($sleeper), '57014', 'cancel');
+ends_in_time($node, $call, 'f', 'it ends before statement_timeout');
 sleeper($node, $call, $sleeper->{session});
 sql($node, "SELECT pg_terminate_backend($sleeper->{pid})");
 ok($node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $sleeper->{pid}"), 'terminate');
