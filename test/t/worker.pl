@@ -4,7 +4,7 @@
 #
 # expects in log: was terminated by signal 9
 # stops: idemq_worker_found_nothing
-# at least 137 assertions
+# at least 138 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -392,8 +392,10 @@ my ($db) = sql($full, "SELECT datname $workers");
 works($db, 'a worker that goes leaves its place to another', $full);
 is(scalar(my @warnings = grep { /WARNING: / } split /^/, slurp_file($full->logfile)), 1, 'one warning, though it was tried again');
 # The library as it ships, without stop points.
-shipped($full);
-works($db, 'a worker works with the shipped library', $full);
+# On the server with room for all workers: on the other one, either database may get the only one.
 $full->stop;
+shipped($node);
+works('a', 'a worker works with the shipped library');
+$node->stop;
 
 done_testing();
