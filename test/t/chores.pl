@@ -1,6 +1,7 @@
 # A worker's chores: an error is logged with its context and does not keep the
 # others, a user's trigger gains nothing, settings do not matter, and nothing
 # is done over and over.
+# takes long
 # at least 52 assertions
 # looks at sessions
 # stops: after_commit

@@ -1,6 +1,7 @@
 # What a cluster must not let through: a map that leads to the wrong database, a role that chooses
 # as whom it comes to the shards, a move that is killed between any two of its steps, and what a
 # move must not leave behind: the users' sequences.  (After its other steps: cluster_guard_slow.pl.)
+# takes long
 # at least 84 assertions
 
 use strict;

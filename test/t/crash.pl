@@ -1,5 +1,6 @@
 # What a crash, a restart, a promotion and a clock that steps leave of leases
 # and tokens.  (Leases that run out in real time, also while the server is down: crash_slow.pl.)
+# takes long
 # at least 37 assertions
 #
 # expects in log: was terminated by signal 9

@@ -8,6 +8,7 @@
 #
 # What changes the machine stands in a fence of language "shell", which make check-install runs in a chroot.
 # What cannot run stands in a fence without a language, or of language "text".
+# takes long
 # at least 387 assertions
 
 use strict;

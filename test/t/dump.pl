@@ -1,5 +1,6 @@
 # Install, dump and restore: what CREATE EXTENSION says without preload, and
 # what a dump brings into another database.
+# takes long
 # at least 105 assertions
 
 use strict;

@@ -2,6 +2,7 @@
 # that looks: what memory learns in between must not remain in force afterwards.  After the restore
 # every job comes to its end.  Tables are restored one after the other, and all at once as pg_restore -j does it:
 # rows are written while no row of another table is committed.  restore_order_slow has more orders.
+# takes long
 # at least 49 assertions
 
 use strict;

@@ -1,6 +1,7 @@
 # A randomised stress: sessions do everything at once, then all is drained.
 # Every job ends completed, dead or cancelled; what is ready is claimable; the
 # effect of each completed job happened once.
+# takes long
 # at least 17 assertions
 #
 # SEED=n repeats the choices of a run (not its interleaving);

@@ -4,6 +4,7 @@
 #
 # expects in log: was terminated by signal 9
 # stops: idemq_worker_found_nothing
+# takes long
 # at least 138 assertions
 
 use strict;
