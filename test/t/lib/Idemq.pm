@@ -509,13 +509,18 @@ sub is_logged
 	return ok(eval { wait_logged($node, $regex, $from); 1 }, $name) || diag($@);
 }
 
-# Moves the time that idemq reads ahead by an interval.  When this returns, everything that is due by then has run.
+# Moves the time that idemq reads ahead by an interval.  When this returns, everything that is due by then has run; the
+# test ends if not.
 # The server has been started with idemq.test_clock = on.
 sub advance
 {
 	my ($node, $interval, $db) = @_;
 
-	return sql($node, "CALL idemq.advance_clock('$interval')", $db);
+	my ($stdout, $stderr) = ('', '');
+
+	$node->psql($db // 'postgres', "CALL idemq.advance_clock('$interval')", stdout => \$stdout, stderr => \$stderr, on_error_stop => 1);
+	die "advance_clock('$interval'): $stderr" if $stderr =~ /not everything that is due|ERROR: |FATAL: /;
+	return $stdout;
 }
 
 # Waits until a standby has replayed everything that its primary has written.  PostgreSQL's wait_for_catchup can take 10 s
