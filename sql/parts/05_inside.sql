@@ -6,26 +6,26 @@ COMMENT ON SCHEMA idemq_inside IS 'what idemq does as the owner of its tables; n
 
 -- Topic: Test clock
 
--- Before the tables, whose defaults are these.
+-- Defined before the tables, because column defaults call these functions.
 CREATE FUNCTION idemq.now() RETURNS timestamptz
 	STABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_now';
 COMMENT ON FUNCTION idemq.now()
-	IS 'return the time at which this transaction began by idemq''s clock: now(), ahead by what idemq.advance_clock was given; for run_at';
+	IS 'return the time at which this transaction began, by idemq''s clock: now() plus all that idemq.advance_clock has added; use it to compute run_at';
 
 CREATE FUNCTION idemq.clock_timestamp() RETURNS timestamptz
 	PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_clock_timestamp';
 COMMENT ON FUNCTION idemq.clock_timestamp()
-	IS 'return the present time by idemq''s clock: clock_timestamp(), ahead by what idemq.advance_clock was given';
+	IS 'return the current time by idemq''s clock: clock_timestamp() plus all that idemq.advance_clock has added';
 
 CREATE FUNCTION idemq.test_clock_ahead() RETURNS interval
 	STABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_test_clock_ahead';
 COMMENT ON FUNCTION idemq.test_clock_ahead()
-	IS 'return by how much idemq''s clock is ahead of the server''s; NULL unless idemq.test_clock is on';
+	IS 'return how far idemq''s clock is ahead of the server''s clock; NULL if idemq.test_clock is off';
 
 CREATE PROCEDURE idemq.advance_clock(by interval)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_advance_clock';
 COMMENT ON PROCEDURE idemq.advance_clock(interval)
-	IS 'move the clock of idemq ahead on a server that is for tests; returns when everything due by the new time has run, after 30 s with a warning of what is left; CALL it outside a transaction block, 2D000 otherwise; raises 55000 without idemq.test_clock, 22023 for months, 22008 beyond ten years';
+	IS 'move idemq''s clock ahead on a test server; returns when everything due by the new time is done, or after 30 s with a warning that names what is left; raises 2D000 in a transaction block, 55000 if idemq.test_clock is off, 22023 for months, 22008 beyond ten years';
 
 -- Topic: Inside
 

@@ -12,8 +12,8 @@
 --     deletes it.  A subscriber may be without for a while, since each table is copied by itself:
 --     it is not asked. A role is another's to drop; what it was given is void then, and the next of
 --     that name has none of it.
---   clock: a time at which something happened is read before its row is visible; now is read
---     before the snapshot, and is late enough (src/observe/check.c).
+--   clock: the time of an event is read before its row becomes visible.  now is read before the
+--     snapshot, but the caller makes it late enough (src/observe/check.c).
 CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 	RETURNS TABLE (severity text, invariant text, detail text)
 	ROWS 10 STABLE LANGUAGE sql AS $$
@@ -232,8 +232,8 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 		UNION ALL
 		SELECT 1, 'error', 'clock.future',
 			format('%s rows of idemq.%s are from the future, up to %s: discard this server if it '
-			'has run with idemq.test_clock; otherwise its clock, or that of an earlier primary, '
-			'was ahead', count(*), r.rel, max(r.at))
+			'has run with idemq.test_clock; otherwise its clock, or the clock of an earlier '
+			'primary, was ahead', count(*), r.rel, max(r.at))
 		FROM (
 			SELECT 'jobs', greatest(created_at, claimed_at, finished_at) FROM idemq.jobs
 			UNION ALL SELECT 'queues', created_at FROM idemq.queues

@@ -10,7 +10,7 @@ REVOKE ALL ON ALL SEQUENCES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq_inside FROM PUBLIC;
 
--- advance_clock, too, is the DBA's to give away.
+-- advance_clock is also for the DBA to grant.
 GRANT EXECUTE ON FUNCTION idemq.now, idemq.clock_timestamp, idemq.test_clock_ahead TO PUBLIC;
 GRANT USAGE ON SCHEMA idemq TO pg_monitor;
 GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.steps, idemq.audit, idemq.queues, idemq.metrics,

@@ -3,14 +3,14 @@
  *		The test clock: procedure advance_clock, and the functions now, clock_timestamp and
  *		test_clock_ahead.
  *
- * With idemq.test_clock, advance_clock moves idemq's clocks ahead (base/clock.c), has everything
- * that sleeps until a time look at the new one, and returns when what came due is done: by the
- * background worker (shared/sleepers/clock_call.c), or, where idemq.worker is off, by this session,
- * as far as it can.  A standby only moves its own clock.
+ * If idemq.test_clock is on, advance_clock moves idemq's clocks ahead (base/clock.c), makes every
+ * process that sleeps until some time look at the new time, and returns when everything that came
+ * due is done.  The background worker does it (shared/sleepers/clock_call.c); if idemq.worker is
+ * off, this session does as much of it as it can.  A standby only moves its own clock.
  *
- * What is due is not always done: a row that another transaction holds is tried again, a trigger
- * raises an error, there is no room for a worker.  So it waits for PATIENCE at most, and then warns
- * of what is left.
+ * What is due may not get done: another transaction may hold a row, a trigger may raise an error,
+ * or there may be no room for a worker.  So advance_clock waits for at most PATIENCE, and then
+ * warns of what is left.
  */
 #include "postgres.h"
 
@@ -32,28 +32,28 @@
 #include "shared/sleepers/sleepers.h"
 #include "worker/worker.h"
 
-/* It waits for so long at most, and looks that often whether there still is a worker. */
+/* Maximum time that it waits, and how often it checks that there still is a worker. */
 #define PATIENCE (30 * USECS_PER_SEC)
 #define LOOK_AGAIN (USECS_PER_SEC / 2)
-/* When a lease's row was held, or no worker was there, it looks again after that. */
+/* It tries again after this time if a lease's row was held or there was no worker. */
 #define AGAIN_MS 50
-/* Heads of groups that are promoted in one transaction. */
+/* Maximum number of group heads promoted in one transaction. */
 #define PROMOTE_BATCH 256
-#define WHY_TOP_LEVEL "It waits for the transactions of others."
+#define WHY_TOP_LEVEL "It waits for transactions of other sessions."
 
-/* now() -> when this transaction began, ahead by the test clock. */
+/* now() -> when this transaction began, by the test clock. */
 SQL_FUNCTION(idemq_sql_v2_now)
 {
 	PG_RETURN_TIMESTAMPTZ(idemq_transaction_time());
 }
 
-/* clock_timestamp() -> the wall clock, ahead by the test clock. */
+/* clock_timestamp() -> the wall clock plus what the test clock is ahead. */
 SQL_FUNCTION(idemq_sql_v2_clock_timestamp)
 {
 	PG_RETURN_TIMESTAMPTZ(idemq_wall_now());
 }
 
-/* test_clock_ahead() -> by how much the test clock is ahead; NULL: it is off. */
+/* test_clock_ahead() -> how far the test clock is ahead; NULL if it is off. */
 SQL_FUNCTION(idemq_sql_v2_test_clock_ahead)
 {
 	if (!idemq_test_clock)
@@ -65,11 +65,11 @@ SQL_FUNCTION(idemq_sql_v2_test_clock_ahead)
 typedef struct Left
 {
 	uint32 chores;	/* bits of ChoreKind */
-	int leases;		/* that have ended, and are not taken back */
-	int32 queue_id; /* of one of these */
+	int leases;		/* that have expired and have not been taken back */
+	int32 queue_id; /* of one of these leases */
 } Left;
 
-/* Counts the leases of this database that have ended by a time (mono) and are not taken back. */
+/* Counts leases of this database that expired by target (mono) and were not taken back. */
 static void
 count_overdue(int64 target, Left *left)
 {
@@ -86,7 +86,7 @@ count_overdue(int64 target, Left *left)
 	pfree(leases);
 }
 
-/* Ends a transaction for which a snapshot was pushed. */
+/* Ends a transaction that has pushed a snapshot. */
 static void
 commit(void)
 {
@@ -109,7 +109,7 @@ do_queue(int32 queue_id)
 	}
 	commit();
 	PushActiveSnapshot(GetTransactionSnapshot());
-	/* Heads of what became pending above. */
+	/* Promote the heads of groups whose jobs became pending above. */
 	if (idemq_queue_by_id(queue_id, &queue) && queue.slot != NULL)
 	{
 		int promoted = PROMOTE_BATCH;
@@ -120,7 +120,7 @@ do_queue(int32 queue_id)
 	commit();
 }
 
-/* Does in this session what the worker would do; not NOTIFY, handlers and idemq.history. */
+/* Does in this session what the worker would do, except NOTIFY, handlers and idemq.history. */
 static void
 do_here(void)
 {
@@ -144,7 +144,7 @@ do_here(void)
 	commit();
 }
 
-/* Warns of what has not been done in time. */
+/* Warns of what was not done in time. */
 static void
 warn(const Left *left)
 {
@@ -166,15 +166,15 @@ warn(const Left *left)
 		appendStringInfo(&text, " (queue \"%s\")", queue.name);
 	PopActiveSnapshot();
 	if (text.len == 0)
-		appendStringInfoString(&text, "all, for the background worker does not answer");
+		appendStringInfoString(&text, "everything, because the background worker does not respond");
 	ereport(WARNING, errmsg("not everything that is due has been done within 30 s"),
-			errdetail("Left: %s.", text.data),
-			errhint("See the server's log, idemq.background_worker and idemq.worker_chores."));
+			errdetail("The following is still to be done: %s.", text.data),
+			errhint("Check the server's log, idemq.background_worker and idemq.worker_chores."));
 }
 
 /*
- * Waits a moment for the worker's answer, or does its work; returns whether nothing that came due
- * by a time (mono) is left.  Otherwise *left is what is.
+ * Waits a moment for the worker's answer, or does the worker's work.  Returns true if everything
+ * that came due by target (mono) is done; otherwise *left says what is left.
  */
 static bool
 is_done(int64 target, ClockCall *call, int64 patience, Left *left, MemoryContext context)
@@ -202,7 +202,7 @@ is_done(int64 target, ClockCall *call, int64 patience, Left *left, MemoryContext
 	return answered && left->leases == 0;
 }
 
-/* Waits until all that came due by a time (mono) is done, or warns. */
+/* Waits until everything that came due by target (mono) is done, or warns. */
 static void
 await_done(int64 target)
 {
@@ -226,7 +226,7 @@ await_done(int64 target)
 		}
 		if (left.leases == 0 && idemq_clock_holds(&call))
 			continue;
-		/* A lease whose row is held is tried again; a worker that is to come is not there yet. */
+		/* Try a lease whose row was held again; or wait for a worker that has not started yet. */
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, AGAIN_MS,
 						 compat_wait_event_wait());
 		ResetLatch(MyLatch);
@@ -243,20 +243,21 @@ SQL_FUNCTION(idemq_sql_v2_advance_clock)
 	if (!idemq_test_clock)
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("idemq.test_clock is off"),
-				errdetail("Only a server that is for tests has a clock that can be moved."),
-				errhint("On such a server, put idemq.test_clock = on into postgresql.conf and "
-						"restart."));
+				errdetail("The clock can be moved only on a test server."),
+				errhint("If this is a test server, set idemq.test_clock = on in postgresql.conf "
+						"and restart."));
 	idemq_check_top_level(fcinfo, "advance_clock", WHY_TOP_LEVEL);
 	usecs = idemq_arg_interval(fcinfo, 0, "by", 0);
 	by = PG_GETARG_INTERVAL_P(0);
 	if (by->month != 0)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("by must not contain months or years"),
-				errdetail("They have no fixed length."), errhint("Pass days, such as '31 days'."));
+				errdetail("Months and years have no fixed length."),
+				errhint("Use days instead, such as '31 days'."));
 	idemq_clock_advance(usecs);
 	target = idemq_mono_now();
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
-	/* What is due may wait for the snapshot of this CALL. */
+	/* What is due might have to wait for the snapshot of this CALL to go. */
 	SPI_commit();
 	if (RecoveryInProgress())
 		(void) idemq_clock_call();

@@ -105,7 +105,7 @@ is_updated(void)
 	while (idemq_sql_presence() != IDEMQ_HERE)
 	{
 		if (idemq_stopwatch() >= until)
-			/* It may have come while we had no processor. */
+			/* The update may have come while this process was waiting for a processor. */
 			return idemq_sql_presence() == IDEMQ_HERE;
 		pg_usleep(LOOK_EVERY);
 		CHECK_FOR_INTERRUPTS();

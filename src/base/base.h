@@ -162,18 +162,18 @@ idemq_jitter(void)
 
 /*
  * A named place where a test can stop one process.  Only the library that tests build with
- * -DIDEMQ_STOPS has stops; in the shipped one IDEMQ_STOP is nothing.
+ * -DIDEMQ_STOPS has stops; in the shipped library IDEMQ_STOP does nothing.
  *
  * A test arms a stop by creating the file idemq_stops/PID.NAME in the data directory; a PID of 0
- * stands for the first process that arrives.  That process disarms the stop by renaming the file
- * to PID.NAME.here, which tells the test that it is there, and waits until the test removes the
- * file.  While it waits, it handles no interrupts and keeps the locks that it holds.
+ * means the first process that arrives.  That process disarms the stop by renaming the file to
+ * PID.NAME.here, which tells the test that it is there, and waits until the test removes the file.
+ * While it waits, it handles no interrupts and keeps the locks that it holds.
  *
- * A test counts how often a process comes to a stop by creating the file PID.NAME.count, to which
- * the process appends one byte each time.  IDEMQ_STOP_OF stands where a process does something to
- * another one: the test arms it, or counts, with the PID of that other process.
+ * A test counts how often a process reaches a stop by creating the file PID.NAME.count, to which
+ * the process appends one byte each time.  IDEMQ_STOP_OF is for a place where one process does
+ * something to another: the test arms or counts it with the PID of that other process.
  *
- * A stop is never placed where a spinlock is held, nor between a function's declarations.
+ * Never place a stop where a spinlock is held, or between a function's declarations.
  */
 
 #ifdef IDEMQ_STOPS
@@ -203,7 +203,7 @@ idemq_stop(int pid, const char *name)
 	char count[MAXPGPATH];
 	int file;
 
-	/* Where no test has armed a stop yet, a stop costs one system call. */
+	/* As long as no test has armed a stop, a stop costs one system call. */
 	if (access("idemq_stops", F_OK) == 0)
 	{
 		snprintf(count, sizeof(count), "idemq_stops/%d.%s.count", pid, name);

@@ -12,18 +12,18 @@
  * restarts: floors of FIFO groups, among others, rely on a time that never goes back.  A DBA
  * corrects what was written meanwhile (doc/operations/backup-replication-failover.md, Clocks).
  *
- * With idemq.test_clock all of these are ahead of the server's clocks by the sum of what
- * idemq.advance_clock was given (api/advance_clock.c), and so is idemq_wall_now().  The sum is
- * added to CLOCK_MONOTONIC, and both clocks are ahead by it, so the offset between them does not
- * contain it: it is taken from the server's own clocks.  A deadline in mono stays what it is, and
- * passes sooner.  What measures how long something takes, or waits for another process, reads
- * idemq_stopwatch(), which is never ahead.
+ * With idemq.test_clock, all of these clocks, and idemq_wall_now(), are ahead of the server's
+ * clocks by the sum of the intervals passed to idemq.advance_clock (api/advance_clock.c).  Both
+ * the monotonic and the wall clock are ahead by this sum, so the offset between them does not
+ * include it: the offset is computed from the server's own clocks.  A deadline in mono does not
+ * change; it just passes sooner.  Code that measures how long something takes, or that waits for
+ * another process, reads idemq_stopwatch(), which is never ahead.
  *
- * The sum is in a file of the data directory, in microseconds.  The file is written durably before
- * the sum in memory grows: so no crash takes back a time that was seen.  Without the setting the
- * file is not used, and stays.
+ * The sum is stored in a file in the data directory, in microseconds.  The file is written durably
+ * before the sum in memory grows, so a crash never takes back a time that was seen.  If the setting
+ * is off, the file is kept but not used.
  *
- * Locks: advance_lock, for one advance at a time; the rest are atomics.
+ * Locks: advance_lock, so that only one advance runs at a time; the rest are atomics.
  */
 #include "postgres.h"
 
@@ -39,10 +39,10 @@
 
 #include "base/base.h"
 
-/* In the data directory, where every process of the server is. */
+/* Relative to the data directory, the working directory of every server process. */
 #define CLOCK_FILE "idemq_test_clock"
 #define CLOCK_FILE_NEW CLOCK_FILE ".new"
-/* The greatest sum.  The ids of a shard (table/jobs_id.c) last for 35 years. */
+/* Maximum sum.  The ids of a shard (table/jobs_id.c) last for 35 years. */
 #define MOST_AHEAD (INT64CONST(3653) * USECS_PER_DAY)
 
 typedef struct ClockShared
@@ -50,7 +50,7 @@ typedef struct ClockShared
 	LWLock advance_lock;		  /* held while the file and the sum change */
 	pg_atomic_uint64 ahead;		  /* microseconds; grows, under advance_lock */
 	pg_atomic_uint64 advanced_at; /* mono, by the new time: when the sum last grew */
-	pg_atomic_flag told;		  /* the log says that the test clock is on */
+	pg_atomic_flag told;		  /* the log already says that the test clock is on */
 
 	pg_atomic_uint64 offset;		/* TimestampTz minus mono, as int64; grows */
 	pg_atomic_uint64 primary_since; /* TimestampTz; 0: not yet asked as a primary */
@@ -65,13 +65,13 @@ observed_offset(void)
 	TimestampTz wall = GetCurrentTimestamp();
 
 	/*
-	 * Neither clock is ahead here.  The wall clock is read first: a delay between the two reads then makes the
-	 * offset too small, which the maximum forgets, and never too large.
+	 * Neither clock is ahead here.  The wall clock is read first, so a delay between the two reads can
+	 * only make the offset too small, which taking the maximum corrects, and never too large.
 	 */
 	return wall - idemq_stopwatch();
 }
 
-/* Reads the sum that the file has; 0 when there is none. */
+/* Reads the sum from the file; 0 if there is no file. */
 static int64
 read_ahead(void)
 {
@@ -86,7 +86,7 @@ read_ahead(void)
 				errmsg("could not open file \"%s\": %m", CLOCK_FILE));
 	if (fscanf(file, "%lld%c", &usecs, &end) != 2 || end != '\n' || usecs < 0 || usecs > MOST_AHEAD)
 		ereport(FATAL, errcode(ERRCODE_DATA_CORRUPTED),
-				errmsg("file \"%s\" does not contain the test clock", CLOCK_FILE),
+				errmsg("invalid data in file \"%s\"", CLOCK_FILE),
 				errhint("Restore the file, or discard this server."));
 	FreeFile(file);
 	return usecs;
@@ -121,21 +121,21 @@ const ShmemPart idemq_clock_part = {.area = (void **) &shared,
 									.tranche = "idemq clock",
 									.init = init_clock};
 
-/* Returns by how much idemq's clocks are ahead of the server's: 0 without idemq.test_clock. */
+/* Returns how far idemq's clocks are ahead of the server's; 0 if idemq.test_clock is off. */
 int64
 idemq_clock_ahead(void)
 {
 	return unlikely(idemq_test_clock) ? (int64) pg_atomic_read_u64(&shared->ahead) : 0;
 }
 
-/* Returns by how much the test clock has moved on this server, also while it is off. */
+/* Returns how far the test clock has moved on this server, even if it is off now. */
 int64
 idemq_clock_known_ahead(void)
 {
 	return (int64) pg_atomic_read_u64(&shared->ahead);
 }
 
-/* Returns whether it is not yet in the log of this start that the test clock is on. */
+/* Returns true once per server start, so that the test clock is logged only once. */
 bool
 idemq_clock_is_news(void)
 {
@@ -143,8 +143,8 @@ idemq_clock_is_news(void)
 }
 
 /*
- * Moves idemq's clocks ahead, for good: after a crash they are ahead as well.  Raises 22008 when
- * the sum would be too great.
+ * Moves idemq's clocks ahead permanently: they are still ahead after a crash.  Raises 22008 if the
+ * sum would be too large.
  */
 void
 idemq_clock_advance(int64 usecs)
@@ -157,21 +157,21 @@ idemq_clock_advance(int64 usecs)
 		ereport(ERROR, errcode(ERRCODE_DATETIME_VALUE_OUT_OF_RANGE),
 				errmsg("the test clock cannot be more than %d days ahead",
 					   (int) (MOST_AHEAD / USECS_PER_DAY)),
-				errdetail("It is %.6f days ahead now.", (double) ahead / USECS_PER_DAY),
-				errhint("Start again with a new server."));
+				errdetail("It is now %.6f days ahead.", (double) ahead / USECS_PER_DAY),
+				errhint("Continue the tests on a new server."));
 	if (usecs > 0)
 	{
 		write_ahead(ahead + usecs);
 		pg_atomic_write_u64(&shared->advanced_at, (uint64) (idemq_stopwatch() + ahead + usecs));
-		/* A full barrier: who is woken after this reads the new time. */
+		/* A full barrier: a process that is woken after this reads the new time. */
 		(void) pg_atomic_fetch_add_u64(&shared->ahead, usecs);
 	}
 	LWLockRelease(&shared->advance_lock);
 }
 
 /*
- * Returns when (mono) the test clock last moved, 0 for never: nobody can be late for what has come
- * due by that since before.
+ * Returns when (mono) the test clock last moved; 0 for never.  Work that came due only because the
+ * clock moved then counts as due since that moment, so that no process is reported as late for it.
  */
 int64
 idemq_clock_advanced_at(void)
@@ -179,7 +179,7 @@ idemq_clock_advanced_at(void)
 	return (int64) pg_atomic_read_u64(&shared->advanced_at);
 }
 
-/* Returns CLOCK_MONOTONIC in microseconds: for how long something takes. */
+/* Returns CLOCK_MONOTONIC in microseconds, for measuring how long something takes. */
 int64
 idemq_stopwatch(void)
 {
@@ -189,14 +189,14 @@ idemq_stopwatch(void)
 	return (int64) ts.tv_sec * USECS_PER_SEC + ts.tv_nsec / 1000;
 }
 
-/* Returns CLOCK_MONOTONIC in microseconds, ahead by the test clock: "mono". */
+/* Returns "mono": CLOCK_MONOTONIC plus what the test clock is ahead, in microseconds. */
 int64
 idemq_mono_now(void)
 {
 	return idemq_stopwatch() + idemq_clock_ahead();
 }
 
-/* Returns the wall clock, ahead by the test clock. */
+/* Returns the wall clock plus what the test clock is ahead. */
 TimestampTz
 idemq_wall_now(void)
 {
@@ -204,8 +204,8 @@ idemq_wall_now(void)
 }
 
 /*
- * Returns the time at which this transaction began, ahead by the test clock.  It stays the same
- * until the transaction ends, as now() does.
+ * Returns the time at which this transaction began, plus what the test clock is ahead.  Like
+ * now(), it stays the same until the transaction ends.
  */
 TimestampTz
 idemq_transaction_time(void)

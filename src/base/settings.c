@@ -92,8 +92,8 @@ idemq_settings_define(void)
 							 "A queue's week takes 2 MB at most; off, what is written stays.",
 							 &idemq_history, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable("idemq.test_clock",
-							 "Lets CALL idemq.advance_clock move idemq's clocks ahead.",
-							 "For servers of tests, which are discarded afterwards.",
+							 "Allows idemq.advance_clock to move idemq's clock ahead.",
+							 "Only for test servers, which are discarded after the tests.",
 							 &idemq_test_clock, false, PGC_POSTMASTER, 0, NULL, NULL, NULL);
 	define_int("idemq.notify_delay", "Time for which events are gathered into one NOTIFY.", NULL,
 			   &idemq_notify_delay, 0, 60000, PGC_SIGHUP, GUC_UNIT_MS);

@@ -29,9 +29,10 @@
 #define PATIENCE (10 * USECS_PER_SEC)
 
 /*
- * Rows this far in the future were written by a clock that was ahead: that of a former primary may
- * have been by less.  Where a test clock has moved, only a session that stands still for as long
- * between its look at the time and its snapshot would see such a row.
+ * Rows further in the future than this were written by a clock that was wrong; the clock of a former
+ * primary may have been ahead by less.  Where a test clock has moved, the limit is smaller: without
+ * a wrong clock, only a session that pauses for that long between reading the time and taking its
+ * snapshot would see such a row.
  */
 #define CLOCK_SLACK (10 * USECS_PER_MINUTE)
 #define CLOCK_SLACK_MOVED USECS_PER_MINUTE
@@ -132,7 +133,7 @@ check_dead_queues(CheckCall *call)
 	}
 }
 
-/* Reports rows from the future, unless that is where idemq's clock may be. */
+/* Reports rows from the future, unless idemq's clock itself may be ahead. */
 static void
 check_clock(CheckCall *call)
 {

@@ -73,7 +73,7 @@ idemq_check_put(CheckCall *call, const char *severity, const char *invariant, co
 	tuplestore_putvalues(call->set->setResult, call->set->setDesc, row.values, row.nulls);
 }
 
-/* As idemq_check_findings, which reads now itself. */
+/* Like idemq_check_findings, but for a given time. */
 void
 idemq_check_findings_at(CheckCall *call, const char *part, TimestampTz now)
 {
@@ -92,7 +92,7 @@ idemq_check_findings_at(CheckCall *call, const char *part, TimestampTz now)
 	idemq_spi_end(&scope);
 }
 
-/* Adds what rows and catalogs say by themselves of one part of the audit, under one snapshot. */
+/* Adds the findings of one part of the audit in rows and catalogs, under one snapshot, now. */
 void
 idemq_check_findings(CheckCall *call, const char *part)
 {

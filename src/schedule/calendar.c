@@ -2,8 +2,8 @@
  * schedule/calendar.c
  *		A cron expression in its time zone: the SQL functions next_tick, last_tick and next_run.
  *
- * Times here are the wall clock's (idemq_wall_now), not idemq_now(): a calendar means the wall
- *		clock.
+ * Times here come from the wall clock (idemq_wall_now), not from idemq_now(), because a calendar
+ * follows the wall clock.
  */
 #include "postgres.h"
 

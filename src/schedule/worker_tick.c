@@ -109,12 +109,12 @@ list(void)
 			  (ticks.next == 0 && ticks.due == (Datum) 0 ? NO_SCHEDULES_PAUSE : TICK_PAUSE);
 }
 
-/* Runs all that is due, for a session that stands in for the worker. */
+/* Runs all schedules that are due, for a session that does the work of the worker. */
 void
 idemq_tick_all(void)
 {
 	TimestampTz now = idemq_wall_now();
-	/* None has failed after now, so none is put off. */
+	/* No schedule failed after now, so none is postponed. */
 	Datum values[] = {TimestampTzGetDatum(now), TimestampTzGetDatum(now)};
 	DueTicks ticks;
 	Datum *all;

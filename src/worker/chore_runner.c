@@ -206,7 +206,7 @@ idemq_chore_run(const Chore *chore, int32 queue_id)
 	return false;
 }
 
-/* Returns when (mono) a chore is due; one of a queue never for all, nor the other way round. */
+/* Returns when (mono) a chore is due; never if only one of chore and view is of one queue. */
 static int64
 wanted_at(const Chore *chore, const SlotView *view)
 {
@@ -215,7 +215,7 @@ wanted_at(const Chore *chore, const SlotView *view)
 	return chore->due_at != NULL ? chore->due_at(view) : idemq_due_at(view->slot, chore->due);
 }
 
-/* Returns what is known of a chore that came to nothing; NULL: nothing, or it may succeed now. */
+/* Returns what is known about a chore that failed; NULL if nothing, or if it may succeed now. */
 static const Trouble *
 trouble_of(const Chore *chore, const SlotView *view)
 {
@@ -229,8 +229,8 @@ trouble_of(const Chore *chore, const SlotView *view)
 }
 
 /*
- * Returns whether a chore was due by a time (mono) and has not been done, also if it has failed.
- * view: as in idemq_chore_due_at.  A queue that is being created, or is gone, has none.
+ * Returns whether a chore that was due by target (mono) has not been done, even if it was tried and
+ * failed.  view: as in idemq_chore_due_at.  A queue that is being created or is gone has no chores.
  */
 bool
 idemq_chore_is_left(const Chore *chore, const SlotView *view, int64 target)
@@ -243,7 +243,7 @@ idemq_chore_is_left(const Chore *chore, const SlotView *view, int64 target)
 	return trouble == NULL || !trouble->unseen;
 }
 
-/* Has the chores that failed tried again at once. */
+/* Makes the chores that failed due again at once. */
 void
 idemq_chores_forgive(void)
 {

@@ -30,9 +30,9 @@
  * has its next turn after n - 1 turns of others, and a turn is bounded.  The heap is memory of
  * this process, a node for each slot; only setting it up is linear in queues.
  *
- * Once the test clock has moved (shared/sleepers/clock_call.c), what is put off because it was
- * done or has failed a moment ago is done at once, all that is past its retention is deleted in one
- * round, and the call is answered when nothing is due.
+ * Once the test clock has moved (shared/sleepers/clock_call.c), a chore that would be postponed
+ * because it was done or failed a moment ago runs at once, everything past its retention is deleted
+ * in one round, and the call is answered when nothing more is due.
  */
 #include "postgres.h"
 
@@ -319,39 +319,39 @@ begin(void)
 	return true;
 }
 
-/* What is due by time; and what follows from that at once. */
+/* Chores that are due by time, and chores that follow from them at once. */
 #define IS_BY_TIME(kind)                                                                           \
 	((kind) == CHORE_PROMOTE || (kind) == CHORE_REAP || (kind) == CHORE_RECOVER ||                 \
 	 (kind) == CHORE_DUE || (kind) == CHORE_EXPIRE || (kind) == CHORE_TICK ||                      \
 	 (kind) == CHORE_PURGE || (kind) == CHORE_HISTORY)
 
-/* What a call to do all that is due has still to wait for. */
+/* What a call to do everything due still has to wait for. */
 typedef struct Left
 {
-	int64 target; /* mono: it was made no later */
+	int64 target; /* mono: the call was made no later than this */
 	uint32 kinds; /* bits of ChoreKind */
 } Left;
 
-/* Has nothing put off any longer than until it is due, for a call of idemq_clock_call. */
+/* For a call of idemq_clock_call, makes sure that nothing is postponed beyond its due time. */
 static void
 hurry(uint64 call)
 {
 	static uint64 last = 0;
 
-	/* Again in each round: a scan that began before the clock moved is put off when it ends. */
+	/* In every round, because a scan that began before the clock moved is postponed at its end. */
 	idemq_expire_hurry();
 	if (call != last)
 	{
 		idemq_chores_forgive();
 		idemq_retention_hurry();
-		/* The step in which the clock moved has none of what follows. */
+		/* The step in which the clock moved must not include what follows. */
 		(void) idemq_chore_run_if_due(HISTORY, NULL);
 	}
 	last = call;
 	idemq_for_each_slot(MyDatabaseId, plan, &looked_at);
 }
 
-/* Adds the kinds of chores that are due by the target, of a queue, or of all when view is NULL. */
+/* Adds the kinds of chores due by the target: of one queue, or of all if view is NULL. */
 static void
 add_left(const SlotView *view, void *arg)
 {

@@ -219,7 +219,7 @@ idemq_expire_some(const QueueInfo *queue)
 	scan->took += idemq_stopwatch() - started;
 }
 
-/* Has the next scans begin as soon as they are due. */
+/* Makes the next scans begin as soon as they are due. */
 void
 idemq_expire_hurry(void)
 {
@@ -247,7 +247,7 @@ idemq_expire_ended(const SlotView *view, bool done)
 	scan->not_before = idemq_mono_now() + PAUSES * scan->took;
 }
 
-/* Cancels all jobs of a queue that have expired, for a session that stands in for the worker. */
+/* Cancels all expired jobs of a queue, for a session that does the work of the worker. */
 void
 idemq_expire_all(const QueueInfo *queue)
 {

@@ -182,7 +182,7 @@ idemq_history_write(void)
 	{
 		TimestampTz until = now - now % steps[0];
 
-		/* The test clock has passed the step at once: nothing has happened behind its end. */
+		/* The test clock jumped past the end of the step, so nothing happened after that end. */
 		if (idemq_test_clock)
 			until = Max(next_step, written[0] + steps[0]);
 		reading_until = until;
@@ -194,7 +194,7 @@ idemq_history_write(void)
 	}
 	for (int i = 1; i < STEPS; i++)
 	{
-		/* Of the step of the last that there is to fold; a worker that comes late has none behind it. */
+		/* The step that contains the last one to fold; a late worker has nothing to fold after it. */
 		TimestampTz until = end_of_step(writing[i - 1], steps[i]);
 
 		/* Nothing is left to fold, or all of it belongs to a step that has not ended. */

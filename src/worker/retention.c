@@ -97,7 +97,7 @@ typedef struct Rounds
 	IdScan sweep;
 	int64 swept;	  /* microseconds of this round */
 	int64 next_sweep; /* mono */
-	bool whole;		  /* this round sweeps all */
+	bool whole;		  /* this round sweeps all jobs */
 	ByTime by_time;
 } Rounds;
 
@@ -327,7 +327,7 @@ idemq_retention_due_at(const SlotView *view)
 	return rounds.began + idemq_purge_interval * INT64CONST(1000);
 }
 
-/* Begins a round at once, which deletes all that is past its retention: it sweeps all jobs. */
+/* Begins at once a round that sweeps all jobs and deletes everything past its retention. */
 void
 idemq_retention_hurry(void)
 {
@@ -382,7 +382,7 @@ idemq_retention_ended(const SlotView *view, bool done)
 	visiting = false;
 }
 
-/* Deletes jobs that are past their retention, and what is past its time; returns how many jobs. */
+/* Deletes jobs and other rows that are past their retention; returns the number of jobs. */
 int64
 idemq_retention_apply(int64 max_jobs)
 {

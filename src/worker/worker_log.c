@@ -3,7 +3,7 @@
  *		What a background worker tells the server's log.  doc/operations/logs.md has a line for
  *		each message, with its level, its SQLSTATE and how often it may come.
  *
- *		the test clock is on					once each start of the server
+ *		the test clock is on					once per start of the server
  *		the SQL objects wait for their update	once each database and start of the server
  *		it can do nothing with them				once each visit
  *		it has updated them						once
@@ -106,7 +106,7 @@ idemq_log_presence(IdemqPresence presence, const char *waits)
 				errhint("All works meanwhile. Run ALTER EXTENSION idemq UPDATE in it."));
 }
 
-/* Says that the test clock is on, when the launcher starts; one that starts again says nothing. */
+/* Logs, when the launcher first starts, that the test clock is on; a restarted launcher does not. */
 void
 idemq_log_test_clock(void)
 {
@@ -115,10 +115,10 @@ idemq_log_test_clock(void)
 	if (!idemq_test_clock || !idemq_clock_is_news())
 		return;
 	ereport(WARNING, errmsg("idemq.test_clock is on: this server is for tests"),
-			errdetail("idemq's clock is %.6f s ahead of the server's.",
+			errdetail("idemq's clock is %.6f s ahead of the server's clock.",
 					  (double) ahead / USECS_PER_SEC),
-			errhint("Discard this server when the tests are over. For a server with real jobs, "
-					"set idemq.test_clock to off and restart."));
+			errhint("Discard this server after the tests. If it has real jobs, set "
+					"idemq.test_clock to off and restart."));
 }
 
 /* Says that this worker has updated the SQL objects of its database. */

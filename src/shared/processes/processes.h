@@ -81,10 +81,10 @@ typedef struct Post
 	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake; or POST_CALLED, and when */
 	pg_atomic_uint32 asked;
 	pg_atomic_uint64 beat; /* mono: it last began a piece of work, or woke up */
-	/* for shared/sleepers/clock_call.c; no lock, and none of them begins again */
-	pg_atomic_uint64 clock_asked; /* number of calls to do all that is due */
-	pg_atomic_uint64 clock_done;  /* of these calls, how many are answered */
-	pg_atomic_uint32 clock_left;  /* bits of ChoreKind: what is left to do for them */
+	/* for shared/sleepers/clock_call.c; no lock, and none of them is ever reset */
+	pg_atomic_uint64 clock_asked; /* number of calls to do everything that is due */
+	pg_atomic_uint64 clock_done;  /* number of those calls that have been answered */
+	pg_atomic_uint32 clock_left;  /* bits of ChoreKind: what is still to be done for them */
 	ConditionVariable clock_answered;
 	pg_atomic_uint64 counted_at; /* with idemq.test_clock: when POST_ASKED_HISTORY was set */
 	/* for shared/processes/worker_health.c, written by the worker alone; no lock */

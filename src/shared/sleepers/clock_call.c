@@ -1,20 +1,20 @@
 /*
  * shared/sleepers/clock_call.c
- *		How the session that has moved the test clock has every process look at the new time,
- *		and waits until its database's worker has done all that is due (api/advance_clock.c).
+ *		How the session that has moved the test clock makes every process look at the new time,
+ *		and waits until its database's worker has done everything due (api/advance_clock.c).
  *
- * Whoever sleeps until a time has read the clock, and sleeps on its latch for the difference.
- * So once the clock has moved, the latch of every process is set: one that read the old time
- * returns from its sleep, or does not fall asleep, and reads the new time.  No bit of a set of
- * sleepers is cleared for that: a signal that meant work would be lost on a session that only
- * looks at the time.
+ * A process that sleeps until some time has read the clock, and sleeps on its latch for the
+ * difference.  So once the clock has moved, the latch of every process is set: a process that read
+ * the old time wakes up, or does not fall asleep, and reads the new time.  No bit of a set of
+ * sleepers is cleared for this; otherwise a signal that there is work would be wasted on a session
+ * that only looks at the time.
  *
- * Calls to a worker are numbered.  The worker reads the number (idemq_clock_called), then does
- * what is due, puts off nothing because it was done a moment ago, and answers with the number
- * when nothing is due any more.  So an answer to a call covers what came due by the time at which
- * it was made.  A worker that comes later finds a call that was not answered.
+ * Calls to a worker are numbered.  The worker reads the number (idemq_clock_called), does what is
+ * due without postponing anything because it was done a moment ago, and answers with the number
+ * when nothing more is due.  So the answer to a call covers everything that came due by the time
+ * of the call.  A worker that starts later finds the unanswered call.
  *
- * Locks: none, atomics only, and PostgreSQL's own spinlock of a condition variable.
+ * Locks: none except the spinlock inside PostgreSQL's condition variable; the rest are atomics.
  */
 #include "postgres.h"
 
@@ -27,7 +27,7 @@
 #include "shared/processes/processes.h"
 #include "shared/sleepers/sleepers.h"
 
-/* Has all sleepers of the server look at the time, and all workers do what is due. */
+/* Makes all sleepers of the server look at the time, and all workers do what is due. */
 ClockCall
 idemq_clock_call(void)
 {
@@ -46,7 +46,7 @@ idemq_clock_call(void)
 	return call;
 }
 
-/* Returns whether a call went to the post that this database has. */
+/* Returns whether a call went to the post that this database has now. */
 bool
 idemq_clock_holds(const ClockCall *call)
 {
@@ -56,8 +56,8 @@ idemq_clock_holds(const ClockCall *call)
 }
 
 /*
- * Waits until the worker has answered a call that holds, for so many microseconds at most; returns
- * whether it has.  *left: what it has left to do, as bits of ChoreKind.
+ * Waits until the worker has answered a call that holds, for at most patience microseconds.
+ * Returns whether it has answered.  *left: what it still has to do, as bits of ChoreKind.
  */
 bool
 idemq_clock_await(const ClockCall *call, int64 patience, uint32 *left)
@@ -82,7 +82,7 @@ idemq_clock_await(const ClockCall *call, int64 patience, uint32 *left)
 	return answered;
 }
 
-/* Returns the number of the last call to this worker, if it is not answered; otherwise 0. */
+/* Returns the number of the last call to this worker if it is unanswered; otherwise 0. */
 uint64
 idemq_clock_called(void)
 {
@@ -94,7 +94,7 @@ idemq_clock_called(void)
 	return asked > pg_atomic_read_u64(&post->clock_done) ? asked : 0;
 }
 
-/* Answers a call, if nothing is left to do, as bits of ChoreKind; otherwise notes what is. */
+/* Answers a call if nothing is left to do; otherwise notes what is (bits of ChoreKind). */
 void
 idemq_clock_answer(uint64 call, uint32 left)
 {
@@ -108,7 +108,7 @@ idemq_clock_answer(uint64 call, uint32 left)
 	ConditionVariableBroadcast(&post->clock_answered);
 }
 
-/* Returns when what this worker is to write for the history was counted; with idemq.test_clock. */
+/* With idemq.test_clock, returns when the history that this worker must write was counted. */
 TimestampTz
 idemq_clock_counted_at(void)
 {

@@ -63,14 +63,14 @@ extern bool idemq_worker_is_asked(uint32 what, bool take);
 
 /*
  * clock_call.c
- *		Doing all that is due, once the test clock has moved.
+ *		Doing everything that is due, once the test clock has moved.
  */
 
-/* for the session that moves it */
+/* for the session that moves the clock */
 typedef struct ClockCall
 {
-	int post;	   /* index of this database's, -1: it has none */
-	uint64 number; /* of the call there */
+	int post;	   /* index of this database's post; -1 if it has none */
+	uint64 number; /* of the call at that post */
 } ClockCall;
 
 extern ClockCall idemq_clock_call(void);

@@ -67,7 +67,7 @@ call(Post *post, int64 mono)
 	until = pg_atomic_read_u64(&post->asleep_until);
 	if ((uint64) Max(mono, 0) >= until || proc < 0)
 		return;
-	/* One that is overdue stays so since it should have woken: see idemq_post_still_since. */
+	/* An overdue worker is so since it should have woken: see idemq_post_still_since. */
 	if (until < POST_CALLED)
 		(void) pg_atomic_compare_exchange_u64(&post->asleep_until, &until,
 											  POST_CALLED | Min(until, (uint64) idemq_mono_now()));

@@ -54,9 +54,9 @@ sub configure
 	return $node;
 }
 
-# $node->init, which copies a data directory that script/test has made instead of running initdb: a 'plain' one, or one
-# with the extension in database postgres and the queue q ('idemq').  Answers whether it has copied.  The n-th
-# server of a test copies the n-th of them, because servers of a test have different system identifiers.
+# Like $node->init, but copies a data directory that script/test has made instead of running initdb.  $kind is 'plain', or
+# 'idemq' for one that has the extension and the queue q in database postgres.  Returns whether it copied one.  The n-th
+# server of a test copies the n-th directory, because the servers of a test need different system identifiers.
 my $servers = 0;
 
 sub initialize
@@ -113,8 +113,8 @@ sub session
 	return $session;
 }
 
-# Quits sessions, and waits until their backends have ended: psql ends before its backend does, so what the
-# backend gives back at its end (leases, locks, its row in pg_stat_activity) would still be there.
+# Quits sessions, and waits until their backends have ended.  psql ends before its backend does, so what the backend
+# releases at its end (leases, locks, its row in pg_stat_activity) might otherwise still be there.
 sub leave
 {
 	foreach my $session (@_)
@@ -173,7 +173,7 @@ sub is_sql
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	my $holds = is($answer, $expected, $name);
 
-	# script/test: this is no flake.
+	# Tells script/test that this is not a flake.
 	diag('never retried: idemq.check()') if !$holds && $sql =~ /idemq\.check\(/;
 	return $holds;
 }
@@ -204,9 +204,9 @@ sub is_soon
 	return ok($node->poll_query_until('postgres', $sql, $expected), $name);
 }
 
-# Asserts that a CALL that sleeps ends by itself before statement_timeout, whatever its own timeout is.  It goes by idemq's
-# clock, which is moved ahead to where the CALL has to have ended: 0.1 s before statement_timeout.  PostgreSQL's timer knows
-# nothing of that clock, so that it cannot be first, however busy the machine is.  The server has been
+# Asserts that a CALL that sleeps ends by itself before statement_timeout, whatever its own timeout is.  The CALL uses
+# idemq's clock, so this moves that clock to the time by which the CALL must have ended: 0.1 s before statement_timeout.
+# PostgreSQL's timer does not use that clock, so it cannot fire first, however busy the machine is.  Requires a server
 # started with idemq.test_clock = on.
 sub ends_in_time
 {
@@ -239,7 +239,7 @@ sub wal_records
 	my $dump = run_command_output('pg_waldump', '--stats=record', '-p', $node->data_dir . '/pg_wal', '-s', $start, '-e', $end);
 	foreach (split /\n/, $dump)
 	{
-		# But for hint bits, which are of earlier transactions.
+		# Except hint bits, which belong to earlier transactions.
 		$count{$1} = $2 if m{^(\w+/\S+)\s+(\d+)\s+\(} && $1 ne 'XLOG/FPI_FOR_HINT';
 	}
 	return \%count;
@@ -257,8 +257,8 @@ sub has_debugger
 	return defined $stdout && $stdout =~ /= $pid$/m;
 }
 
-# The stop points that this test names in its line "# stops: ...".  A test with that line runs with a library that has
-# stop points (script/test), and needs no debugger.
+# The stop points that this test names in its line "# stops: ...".  A test with such a line runs with a library that has
+# stop points (script/test), so it requires no debugger.
 my %stops = map { $_ => 1 } map { /^# stops:(.*)/ ? split(' ', $1) : () } split /\n/, slurp_file($0);
 
 # Returns whether the library in use has stop points.
@@ -269,7 +269,7 @@ sub has_stops
 	return scalar(slurp_file("$dir/idemq.so") =~ m{idemq_stops/});
 }
 
-# Returns whether stop_at works: with the stop points that the test names, or else with a debugger.
+# Returns whether stop_at works, with the stop points that the test names or, if it names none, with a debugger.
 sub can_stop
 {
 	my ($node) = @_;
@@ -277,10 +277,10 @@ sub can_stop
 	return %stops ? has_stops() : has_debugger($node);
 }
 
-# Makes a process stop at the first of these places, then at the next one, each once.  The places are stop points
-# (IDEMQ_STOP in src/base/base.h) if the test names any, and otherwise functions, at which a debugger stops the process.
-# Returns a sub: the first call waits until the process is there, the second lets it go on, and so on.
-# With a server in place of a pid, the first process that arrives stops.
+# Makes a process stop once at each of these places, in this order.  The places are stop points (IDEMQ_STOP in
+# src/base/base.h) if the test names any; otherwise they are functions at which a debugger stops the process.
+# Returns a sub.  Its first call waits until the process has stopped, its second call lets the process continue, and so on
+# for each place.  If a server is passed instead of a pid, the first process that arrives stops.
 sub stop_at
 {
 	return %stops ? stop_at_points(@_) : stop_with_debugger(@_);
@@ -289,7 +289,7 @@ sub stop_at
 sub stop_at_points
 {
 	my ($pid, @names) = @_;
-	# The directory of a server's processes is its data directory.
+	# The working directory of a server's processes is its data directory.
 	my $dir = (ref $pid ? $pid->data_dir : readlink("/proc/$pid/cwd")) . '/idemq_stops';
 	my ($id, $calls) = (ref $pid ? 0 : $pid, 0);
 	my $arm = sub { append_to_file("$dir/$id.$names[$_[0]]", '') };
@@ -315,13 +315,13 @@ sub stop_at_points
 	};
 }
 
-# Returns those of some processes that are at a stop point now.
+# Returns the processes of a list that are at a stop point now.
 sub at_stop
 {
 	return grep { my @here = glob(readlink("/proc/$_/cwd") . "/idemq_stops/$_.*.here"); @here > 0 } @_;
 }
 
-# Counts how often a process comes to these stop points from now on.  Returns a sub that returns the counts so far.
+# Counts how often a process reaches these stop points from now on.  Returns a sub that returns the counts so far.
 sub count_at
 {
 	my ($pid, @names) = @_;
@@ -338,8 +338,8 @@ sub count_at
 	return sub { return map { -s } @files };
 }
 
-# Restarts a server with the shipped library, which has no stop points, and returns it.  Its sessions have been closed
-# before.  Without IDEMQ_SHIPPED, the usual build is used, which has stop points (script/coverage).
+# Restarts a server with the shipped library, which has no stop points, and returns the server.  Close its sessions first.
+# Without IDEMQ_SHIPPED, the server keeps the usual build, which then has stop points (script/coverage).
 sub shipped
 {
 	my ($node) = @_;
@@ -442,8 +442,9 @@ sub until_true
 	die "never: $what";
 }
 
-# Stops a server at once (its processes get SIGQUIT).  A process of it that is stopped, as by stop_worker, sees that signal only
-# when it goes on, and so it is let go as soon as it has the signal: PostgreSQL would wait 5 s and kill it.
+# Stops a server immediately (its processes get SIGQUIT).  A process that is stopped, for example by stop_worker, acts on
+# that signal only when it continues.  So this continues it as soon as the signal is pending; otherwise PostgreSQL would
+# wait 5 s and kill it.
 sub stop_at_once
 {
 	my ($node) = @_;
@@ -455,7 +456,7 @@ sub stop_at_once
 	{
 		foreach my $pid (@stopped)
 		{
-			# The mask of pending signals has SIGQUIT, or the process is gone.
+			# Wait until SIGQUIT is among the pending signals, or the process is gone.
 			Time::HiRes::sleep(0.005) while (eval { slurp_file("/proc/$pid/status") } // '') =~ /^SigPnd:\s+([0-9a-f]+)\nShdPnd:\s+([0-9a-f]+)$/m
 			  && !((hex($1) | hex($2)) & 1 << SIGQUIT - 1);
 			kill 'CONT', $pid;
@@ -482,7 +483,7 @@ sub crash
 	return $started;
 }
 
-# Where a server's log ends now: what is_logged and wait_logged are to look behind.
+# Returns the position at which a server's log ends now, for is_logged and wait_logged to start from.
 sub log_end
 {
 	my ($node) = @_;
@@ -490,7 +491,7 @@ sub log_end
 	return -s $node->logfile;
 }
 
-# Waits until a server's log has a line that matches, behind $from (0).
+# Waits until a server's log contains a match for $regex after position $from (default 0).
 sub wait_logged
 {
 	my ($node, $regex, $from) = @_;
@@ -499,8 +500,8 @@ sub wait_logged
 	return;
 }
 
-# Asserts that a server's log gets a line that matches, behind $from (0).  A process may write its line after
-# what it caused can be seen, so the log is read until the line is there.
+# Asserts that a server's log contains a match for $regex after position $from (default 0).  A process may write its line
+# after its effect is visible, so the log is read until the line appears.
 sub is_logged
 {
 	my ($node, $regex, $name, $from) = @_;
@@ -509,9 +510,8 @@ sub is_logged
 	return ok(eval { wait_logged($node, $regex, $from); 1 }, $name) || diag($@);
 }
 
-# Moves the time that idemq reads ahead by an interval.  When this returns, everything that is due by then has run; the
-# test ends if not.
-# The server has been started with idemq.test_clock = on.
+# Moves the time that idemq reads forward by an interval, and returns when everything due by then has run; dies if
+# something has not.  Requires a server started with idemq.test_clock = on.
 sub advance
 {
 	my ($node, $interval, $db) = @_;
@@ -524,8 +524,8 @@ sub advance
 }
 
 # Waits until a standby has replayed everything that its primary has written.  PostgreSQL's wait_for_catchup can take 10 s
-# more: the end of the WAL may be past the header of a page that nothing is written to, and a standby reports
-# what it has replayed when it reports something else.
+# longer, for two reasons: the end of the WAL may be after the header of a page to which nothing more is written, and a
+# standby reports what it has replayed only when it reports something else.
 sub caught_up
 {
 	my ($node, $standby) = @_;
@@ -536,9 +536,9 @@ sub caught_up
 	return;
 }
 
-# Sets synchronous_standby_names ('' for none), and waits until it is in force: the standbys are synchronous, and commits
-# wait for them.  Commits begin to wait when the checkpointer has read the setting, which is the last process to do so.
-# $standbys: how many synchronous standbys there are then, at least (1); 0 for a name that no standby has.
+# Sets synchronous_standby_names ('' for none), and waits until it is in force: the standbys are synchronous, and COMMITs
+# wait for them.  They begin to wait once the checkpointer has read the setting; it is the last process to read it.
+# $standbys: minimum number of synchronous standbys to wait for (1); 0 if the name belongs to no standby.
 sub sync_standby_in_force
 {
 	my ($node, $names, $standbys) = @_;
@@ -549,13 +549,13 @@ sub sync_standby_in_force
 	$node->reload;
 	wait_until($node, 'SHOW synchronous_standby_names', $names);
 	wait_until($node, "SELECT count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')) " . ($standbys ? '>=' : '=') . " $standbys FROM pg_stat_replication");
-	# The postmaster tells its processes of a reload one after the other.  When a session has heard of the next
-	# one, the checkpointer has been told of this one.
+	# The postmaster signals a reload to its processes one after another.  Once a session has noticed a second reload, the
+	# checkpointer has been signalled for the first.
 	my $loaded = sql($node, 'SELECT pg_conf_load_time()');
 	$node->reload;
 	wait_until($node, "SELECT pg_conf_load_time() > '$loaded'");
-	# It reads the settings before it heeds such a request, at the latest before it heeds the second one.  A CHECKPOINT would
-	# do as well, but it writes WAL, and the standby would say what it has.
+	# The checkpointer reads the settings before it serves such a request, or at the latest before the second.  A CHECKPOINT
+	# would also work, but it writes WAL, so the standby would report what it has.
 	foreach (1, 2)
 	{
 		my $from = log_end($node);
@@ -568,9 +568,9 @@ sub sync_standby_in_force
 
 my $gates = 0;
 
-# A gate at which sessions of a database stop, to know that several run at once.  $gate->sql is the statement that a
-# session stops in; $gate->wait_for($n) waits until n sessions have stopped there; $gate->open lets them
-# and all later ones through.
+# Returns a gate at which sessions of a database stop, so that a test knows that several run at once.  $gate->sql is the
+# statement in which a session stops.  $gate->wait_for($n) waits until n sessions have stopped there.  $gate->open lets
+# these sessions and all later ones through.
 sub gate
 {
 	my ($node, $db) = @_;

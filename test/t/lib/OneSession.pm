@@ -1,9 +1,10 @@
-# Runs the SQL that a test means for a session of its own (sql, sqlstate, wait_until and what is made of them) in one
-# psql session per server, which DISCARD ALL makes as new after each: starting psql and a backend costs some 20 ms, and
-# under valgrind seconds.  Only database postgres has such a session, and none is kept while its server is down.
+# Runs the SQL that would otherwise get a session of its own (sql, sqlstate, wait_until and everything built on them) in
+# one psql session per server, because starting psql and a backend takes about 20 ms, or seconds under valgrind.  DISCARD
+# ALL resets the session after each use.  Only database postgres has such a session, and none is kept while its server is
+# down.
 #
-# It is one connection more than the test opens.  A test that counts sessions, or has the database to itself, says so in a
-# line "# looks at sessions", and is left as it is.
+# This session is one connection more than the test opens.  A test that counts sessions, or requires the database for
+# itself, has a line "# looks at sessions", and this module then changes nothing.
 package OneSession;
 
 use strict;
@@ -25,7 +26,8 @@ my $sql_counted = \&Idemq::sql_counted;
 my $sqlstate = \&Idemq::sqlstate;
 my %session_of;
 
-# Starts a session with a server's database postgres, unless one is there; nothing if the server does not answer.
+# Returns the session of a server's database postgres, and starts one if there is none; returns nothing if the server does
+# not answer.
 sub kept
 {
 	my ($node) = @_;
@@ -33,7 +35,7 @@ sub kept
 
 	return $session if $session && $session->{run}->pumpable && kill 0, $session->{backend};
 	delete $session_of{ $node->name };
-	# Without psql's complaint where the server is not up.
+	# Avoid psql's error message if the server is down.
 	return if !-e $node->data_dir . '/postmaster.pid';
 	eval {
 		$session = $node->background_psql('postgres', on_error_stop => 0);
@@ -44,7 +46,7 @@ sub kept
 	return $session_of{ $node->name } = $session;
 }
 
-# Ends the session of a server, for a test that must be alone on it for a while.
+# Ends the session of a server, for a test that requires the server for itself for a while.
 sub end
 {
 	my ($node) = @_;
@@ -54,26 +56,26 @@ sub end
 	return;
 }
 
-# Runs SQL in the session of a server; answers its output, and what psql said of it; nothing if there is no session, or it
-# ended before the SQL ran.  The first error ends the SQL.  $verbosity: of psql.
+# Runs SQL in the session of a server.  Returns its output and psql's messages, or nothing if there is no session or it
+# ended before the SQL ran.  The first error ends the SQL.  $verbosity is psql's VERBOSITY.
 sub ask
 {
 	my ($node, $sql, $verbosity) = @_;
-	# What begins a command of psql is for a psql of its own.
+	# SQL with a psql command requires a psql of its own.
 	my $session = $sql !~ /^\s*\\|;\s*\\/m && kept($node) or return;
-	# psql that stops at an error has to be started again, which one statement does not need.
+	# With ON_ERROR_STOP, psql exits on an error and must be started again.  A single statement does not need that.
 	my $stop = $sql =~ /;\s*\S/ ? 1 : 0;
 	my $out = eval {
-		# The library notes each query, polls among them.
+		# PostgreSQL's library would note every query, polls included.
 		local *PostgreSQL::Test::BackgroundPsql::note = sub { };
 
 		$session->query("\\set ON_ERROR_STOP $stop\n\\set VERBOSITY $verbosity\n$sql\n;\n\\set ON_ERROR_STOP 0\nDISCARD ALL");
 	};
 	my $said = $session->{stderr};
-	# The transaction that the SQL left open is in the way.
+	# DISCARD ALL fails if the SQL has left a transaction open.
 	my $open = $said =~ s/^.*(?:25001\b|DISCARD ALL cannot run).*\n?//m;
 
-	# Where psql's output is read to: not to be replaced.
+	# IPC::Run writes into this variable, so empty it rather than replace it.
 	$session->{stderr} = '';
 	if (!defined $out || $open || $said =~ /FATAL: |connection to server was lost/)
 	{
@@ -102,7 +104,7 @@ sub ask
 	return $said =~ /(?:ERROR|FATAL):\s+([0-9A-Z]{5})\s*$/m ? $1 : $said eq '' ? '00000' : $said;
 };
 
-# While a server is down, and of another database, as ever.
+# While a server is down, or for another database, the original wait_until runs.
 *Idemq::wait_until = sub {
 	my ($node, $sql, $expected, $db) = @_;
 
