@@ -1,6 +1,6 @@
 # script/test itself: what it counts, what it refuses to pass, and what it runs again.
 # slow: it builds a copy of the tree and starts the runner on it several times
-# at least 32 assertions
+# at least 34 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -129,5 +129,28 @@ write_test('broken', '# slow: it fails each time', 'ok(0, "the sun rises");');
 is($status, 1, 'a test that fails twice fails');
 like($out, qr/^ +tap\/broken failed; it runs once more, alone\n(?:.*\n)*not ok tap\/broken /m, 'after its second run');
 like($out, qr/^0 passed, 1 failed, 0 skipped\n\z/m, 'and is counted once');
+
+# .ci/run with a make of our own, which fails in the first part: the second part runs, and the last line counts both.
+{
+	my $bin = "$PostgreSQL::Test::Utils::tmp_check/bin";
+	my %scripts = ("$bin/make" => 'echo "ran: $*"
+case "$*" in
+test) echo "3 passed, 1 failed, 0 skipped" && exit 2 ;;
+*) echo "5 passed, 0 failed, 2 skipped" ;;
+esac', "$tree/script/install-packages" => 'exit 0');
+	my $out;
+
+	mkdir $bin;
+	foreach my $file (keys %scripts)
+	{
+		unlink $file;
+		append_to_file($file, "#!/bin/sh\n$scripts{$file}\n");
+		chmod 0755, $file or die $!;
+	}
+	local $ENV{PATH} = "$bin:$ENV{PATH}";
+	IPC::Run::run([ "$tree/.ci/run" ], '<', \undef, '>&', \$out);
+	is($? >> 8, 1, '.ci/run fails when its first part does');
+	is($out, "ran: test\nran: test-all SCOPE=slow RETRY=1 KEEP_FAILED=1\n8 passed, 1 failed, 2 skipped\n", 'after both parts, which its last line counts');
+}
 
 done_testing();

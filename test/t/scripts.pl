@@ -1,5 +1,5 @@
 # What the scripts promise to the person who runs them, on any machine.
-# at least 48 assertions
+# at least 50 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -113,6 +113,20 @@ exit \$bad
 	$ENV{CI} = 'true';
 	$run->();
 	is("$looked: $output", "doc src: ok of src\nok of doc\n", 'with CI=true at everything');
+
+	# A tool that is not installed leaves its check out; the others run.
+	$write->('script/lint', "$lint
+gone() { takes no-such-tool; echo looked; }
+check 'with a tool' gone
+check 'without' true
+all_shown
+exit \$bad
+");
+	$run->();
+	is($output, "not ok with a tool\nno no-such-tool\nok without\n", 'with CI=true, a check fails whose tool is not installed');
+	$ENV{CI} = '';
+	$run->();
+	is($output, "LEFT OUT: with a tool: no no-such-tool\nok without\n", 'otherwise it is left out');
 }
 
 # What the last version had is kept: each rule of src/README.md, broken.
