@@ -421,6 +421,10 @@ class Use(Paths):
             kept.append(conn.cursor().stream("SELECT 1"))  # never begun
             pipeline(job, conn)
 
+        def busy(job, conn):
+            pipeline(job, conn)
+            conn.execute("SELECT pg_sleep(0.2)")  # its session ends, and the lease with it, long after the connection
+
         def writer(job, conn):
             self.effect(conn, 100)
             broken = unittest.mock.Mock()
@@ -443,7 +447,7 @@ class Use(Paths):
             kept.append(conn.cursor().copy("COPY (SELECT generate_series(1, 100000)) TO STDOUT"))
             await (await kept[-1].__aenter__()).read()
 
-        for use in (stream, raises, copy, copy_out, pipeline, hidden, writer, stream_async, copy_async, copy_out_async):
+        for use in (stream, raises, copy, copy_out, pipeline, hidden, busy, writer, stream_async, copy_async, copy_out_async):
             with self.subTest(use.__name__):
                 self.sql("TRUNCATE effects")
                 left, job = self.add(1, 2)

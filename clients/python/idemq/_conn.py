@@ -124,6 +124,8 @@ class _Handlers:
     """Whether statements have names."""
     holds = False
     """Whether the server has idemq.hold_claimed."""
+    given_up = False
+    """Whether take_back() has closed it, for what a handler had left half done: then it was not lost."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -201,9 +203,10 @@ class HandlersConnection(_Handlers, Connection[Any]):
                 rows.close()
             except (psycopg.Error, ValueError):  # another thread is reading it
                 pass
-        self.turn = None
+        turn, self.turn = self.turn, None
         if left or not self._half_done():
             return left
+        self.given_up |= turn is not None and not self.closed
         self.close()
         return True
 
@@ -291,9 +294,10 @@ class AsyncHandlersConnection(_Handlers, AsyncConnection[Any]):
         if self.lock.locked() and not self.copies:
             async with self.lock:
                 pass
-        self.turn = None
+        turn, self.turn = self.turn, None
         if left or not self._half_done():
             return left
+        self.given_up |= turn is not None and not self.closed
         await self.close()
         return True
 

@@ -98,10 +98,11 @@ def hosts(dsn: str) -> list[dict[str, Any]]:
 
 
 def is_lost(conn: AnyConnection, error: BaseException) -> bool:
-    """Whether an error means that this connection is of no more use."""
+    """Whether an error means that this connection is of no more use, and not by what its handler did."""
     state = sqlstate(error)
+    given_up = isinstance(conn, (HandlersConnection, AsyncHandlersConnection)) and conn.given_up
     return bool(
-        conn.closed or conn.broken or state[:2] == "08" or state == "25006" or state[:3] == "57P"
+        (conn.closed and not given_up) or conn.broken or state[:2] == "08" or state == "25006" or state[:3] == "57P"
     )
 
 
