@@ -254,6 +254,9 @@ SQL_FUNCTION(idemq_sql_v2_advance_clock)
 				errmsg("by must not contain months or years"),
 				errdetail("Months and years have no fixed length."),
 				errhint("Use days instead, such as '31 days'."));
+	/* Leases that memory has lost last from then on: not from the new time. */
+	if (!RecoveryInProgress())
+		(void) idemq_primary_since();
 	idemq_clock_advance(usecs);
 	target = idemq_mono_now();
 	SPI_connect_ext(SPI_OPT_NONATOMIC);

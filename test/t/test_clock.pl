@@ -1,6 +1,6 @@
 # The test clock: idemq.advance_clock moves the time that idemq reads, and returns when everything due has run.  It needs
 # its setting and the right to call it, survives a restart and a crash, and is reported wherever people look.
-# at least 109 assertions
+# at least 110 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -290,7 +290,12 @@ clean();
 # ---- Without a worker the session does the work
 
 $node->append_conf('postgresql.conf', 'idemq.worker = off');
+my $lost_lease = enqueue();
+sql($node, "SELECT id FROM idemq.claim('q', lease => '1 min')");
 $node->restart;
+# The call is the first to ask since when this server has been running.
+advance($node, '1 h');
+is(status($lost_lease), 'pending', 'a lease from before a restart ends when its length has passed');
 foreach my $level ('read committed', 'repeatable read', 'serializable')
 {
 	sql($node, "ALTER DATABASE postgres SET default_transaction_isolation = '$level'");
