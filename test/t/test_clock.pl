@@ -1,6 +1,7 @@
 # The test clock: idemq.advance_clock moves the time that idemq reads, and returns when everything due has run.  It needs
 # its setting and the right to call it, survives a restart and a crash, and is reported wherever people look.
-# at least 110 assertions
+# at least 129 assertions
+# expects in log: XX001 .*invalid data in file
 
 use strict;
 use warnings FATAL => 'all';
@@ -330,7 +331,32 @@ ok(-e $file, 'the file stays');
 $node->append_conf('postgresql.conf', 'idemq.test_clock = on');
 $node->restart;
 is_sql($node, "SELECT * FROM idemq.check()", '', 'with the setting all is well again');
-is(unexpected($node, '55000', '22004', '22023', '22008', '2D000', '42501', 'IQ001', '57P01'), '', 'nothing else was logged');
+
+# ---- The file is damaged
+
+$start = slurp_file($file);
+foreach my $text ('', 'x', "1\n2\n", " 1\n", "-1\n", '1', "1\n\0", '9' x 40 . "\n")
+{
+	(my $shown = $text) =~ s/([\n\0])/sprintf('\\%o', ord $1)/ge;
+	$node->stop;
+	write_whole($file, $text);
+	$log = log_end($node);
+	ok(!$node->start(fail_ok => 1), "with the file '$shown' the server does not start");
+	is_logged($node, qr/XX001 +FATAL:  invalid data in file "idemq_test_clock"/, 'and says why', $log);
+	write_whole($file, $start);
+	$node->start;
+}
+write_whole($file, 'x');
+$node->append_conf('postgresql.conf', 'idemq.test_clock = off');
+$log = log_end($node);
+$node->restart;
+is_logged($node, qr/WARNING:  invalid data in file "idemq_test_clock"/, 'with the setting off it starts', $log);
+is_sql($node, 'SELECT idemq.now() = now(), idemq.test_clock_ahead()', 't|', "its clock is the server's");
+is_sql($node, "SELECT severity FROM idemq.check() WHERE invariant = 'clock.future' AND detail LIKE '% idemq.jobs %'", 'error', 'and check() still reports rows from the future');
+write_whole($file, $start);
+$node->append_conf('postgresql.conf', 'idemq.test_clock = on');
+$node->restart;
+is(unexpected($node, '55000', '22004', '22023', '22008', '2D000', '42501', 'IQ001', '57P01', 'XX001'), '', 'nothing else was logged');
 leave($session);
 $node->stop;
 done_testing();
