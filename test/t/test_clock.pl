@@ -1,6 +1,6 @@
 # The test clock: idemq.advance_clock moves the time that idemq reads, and returns when everything due has run.  It needs
 # its setting and the right to call it, survives a restart and a crash, and is reported wherever people look.
-# at least 129 assertions
+# at least 132 assertions
 # expects in log: XX001 .*invalid data in file
 
 use strict;
@@ -357,6 +357,17 @@ write_whole($file, $start);
 $node->append_conf('postgresql.conf', 'idemq.test_clock = on');
 $node->restart;
 is(unexpected($node, '55000', '22004', '22023', '22008', '2D000', '42501', 'IQ001', '57P01', 'XX001'), '', 'nothing else was logged');
+
+# ---- The file is lost
+
+$node->stop;
+unlink $file or die "$file: $!";
+$node->start;
+is_sql($node, $ahead, 0, 'without the file the clock goes back');
+is_sql($node, "SELECT severity FROM idemq.check() WHERE invariant = 'clock.future' AND detail LIKE '% idemq.jobs %'", 'error', 'which check() reports with the setting on');
+my $back = $start / 1000000;
+advance($node, "$back s");
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'moved forward to where it was, all is well');
 leave($session);
 $node->stop;
 done_testing();
