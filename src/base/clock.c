@@ -222,8 +222,9 @@ idemq_wall_now(void)
 }
 
 /*
- * Returns the time at which this transaction began, plus what the test clock is ahead.  Like
- * now(), it stays the same until the transaction ends.
+ * Returns the time at which this transaction began, plus what the test clock is ahead at the first
+ * call in the transaction.  Like now(), it stays the same until the transaction ends.  A parallel
+ * worker would keep a sum of its own, so now() and test_clock_ahead() are PARALLEL RESTRICTED.
  */
 TimestampTz
 idemq_transaction_time(void)
