@@ -173,6 +173,25 @@ warn(const Left *left)
 }
 
 /*
+ * Warns of schedules that were due by a time and have not run.  That is not waited for: one that has
+ * failed is not tried again before a minute has passed.
+ */
+static void
+warn_of_schedules(TimestampTz by)
+{
+	char *overdue;
+
+	PushActiveSnapshot(GetTransactionSnapshot());
+	overdue = idemq_follows() ? NULL : idemq_tick_overdue(by);
+	if (overdue != NULL)
+		ereport(WARNING, errmsg("not every schedule that is due has enqueued its job"),
+				errdetail("Schedules: %s.", overdue),
+				errhint("See last_error in idemq.schedules. They are tried again a minute later by "
+						"idemq's clock."));
+	commit();
+}
+
+/*
  * Waits a moment for the worker's answer, or does the worker's work.  Returns true if everything
  * that came due by target (mono) is done; otherwise *left says what is left.
  */
@@ -239,6 +258,7 @@ SQL_FUNCTION(idemq_sql_v2_advance_clock)
 	const Interval *by;
 	int64 usecs;
 	int64 target;
+	TimestampTz by_wall;
 
 	if (!idemq_test_clock)
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -259,13 +279,17 @@ SQL_FUNCTION(idemq_sql_v2_advance_clock)
 		(void) idemq_primary_since();
 	idemq_clock_advance(usecs);
 	target = idemq_mono_now();
+	by_wall = idemq_wall_now();
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
 	/* What is due might have to wait for the snapshot of this CALL to go. */
 	SPI_commit();
 	if (RecoveryInProgress())
 		(void) idemq_clock_call();
 	else
+	{
 		await_done(target);
+		warn_of_schedules(by_wall);
+	}
 	SPI_finish();
 	PG_RETURN_VOID();
 }

@@ -1,6 +1,6 @@
 # The test clock: idemq.advance_clock moves the time that idemq reads, and returns when everything due has run.  It needs
 # its setting and the right to call it, survives a restart and a crash, and is reported wherever people look.
-# at least 132 assertions
+# at least 137 assertions
 # expects in log: XX001 .*invalid data in file
 
 use strict;
@@ -137,6 +137,18 @@ is_sql($node, $ticks, '4|t', 'one for each of three steps');
 is_sql($node, "SELECT next_run BETWEEN idemq.now() AND idemq.now() + interval '1 day' FROM idemq.schedules", 't', 'the next one is to come');
 is_sql($node, "SELECT idemq.next_tick('0 3 * * *') = next_run, idemq.last_tick('0 3 * * *') = last_run FROM idemq.schedules", 't|t', 'the calendar has the same time');
 sql($node, "SELECT idemq.unschedule('nightly')");
+clean();
+
+# A tick that fails.
+sql($node, "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''refused''; END';
+	CREATE TRIGGER refuse BEFORE INSERT ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION refuse();
+	SELECT idemq.schedule('refused', '0 3 * * *', 'q', '{}')");
+$node->psql('postgres', "CALL idemq.advance_clock('1 day')", stderr => \$stderr);
+like($stderr, qr/WARNING:  not every schedule that is due has enqueued its job\nDETAIL:  Schedules: "refused"\./, 'a tick that fails is reported');
+sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
+advance($node, '1 min');
+is_sql($node, 'SELECT count(*) FROM idemq.jobs', 1, 'a minute later it is tried again');
+sql($node, "SELECT idemq.unschedule('refused')");
 clean();
 
 # A key's window, and its own time.
@@ -311,6 +323,10 @@ foreach my $level ('read committed', 'repeatable read', 'serializable')
 	is_sql($node, "SELECT string_agg(status::text, ' ' ORDER BY id) FROM idemq.jobs WHERE id IN ($lost, $next, $late)", 'dead pending cancelled',
 		"$level: a lease, a group and a job that nobody has claimed");
 	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE payload ? 'tick'", 1, "$level: a schedule");
+	sql($node, 'CREATE TRIGGER refuse BEFORE INSERT ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION refuse()');
+	$node->psql('postgres', "CALL idemq.advance_clock('1 h')", stderr => \$stderr);
+	like($stderr, qr/DETAIL:  Schedules: "hourly"\./, "$level: a tick that fails is reported");
+	sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
 	sql($node, "SELECT idemq.unschedule('hourly'); SELECT idemq.commit(id, token) FROM idemq.claim('q', 10)");
 	advance($node, '60 days');
 	is_sql($node, 'SELECT count(*) FROM idemq.jobs', 0, "$level: retention");
