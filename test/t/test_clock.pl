@@ -1,6 +1,6 @@
 # The test clock: idemq.advance_clock moves the time that idemq reads, and returns when everything due has run.  It needs
 # its setting and the right to call it, survives a restart and a crash, and is reported wherever people look.
-# at least 137 assertions
+# at least 140 assertions
 # expects in log: XX001 .*invalid data in file
 
 use strict;
@@ -331,6 +331,16 @@ foreach my $level ('read committed', 'repeatable read', 'serializable')
 	advance($node, '60 days');
 	is_sql($node, 'SELECT count(*) FROM idemq.jobs', 0, "$level: retention");
 }
+# One queue's error leaves the others to be done.
+sql($node, "CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (NEW.payload = '\"bad\"' AND NEW.status = 'pending') EXECUTE FUNCTION refuse();
+	SELECT idemq.create_queue('r', lease => '1 h'); SELECT idemq.enqueue('q', '\"bad\"'); SELECT idemq.enqueue('r', '1')");
+sql($node, "SELECT id FROM idemq.claim('$_')") foreach qw(q r);
+$node->psql('postgres', "CALL idemq.advance_clock('1 h')", stderr => \$stderr);
+like($stderr, qr/WARNING:  not everything that is due has been done\nDETAIL: .* 1 expired lease \(queue "q"\), queue "q": refused\./, 'an error is a warning');
+is_sql($node, "SELECT queue || ' ' || status FROM idemq.job_list ORDER BY 1", "q processing\nr pending", 'and the next queue is done');
+sql($node, "DROP TRIGGER refuse ON idemq.jobs; SELECT idemq.drop_queue('r', force => true)");
+advance($node, '0');
+is_sql($node, 'SELECT status FROM idemq.jobs', 'pending', 'the one that failed is tried again by the next call');
 sql($node, 'ALTER DATABASE postgres RESET default_transaction_isolation');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() finds nothing');
 
