@@ -8,9 +8,9 @@ COMMENT ON SCHEMA idemq_inside IS 'what idemq does as the owner of its tables; n
 
 -- Defined before the tables, because column defaults call these functions.
 CREATE FUNCTION idemq.now() RETURNS timestamptz
-	STABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_now';
+	STABLE PARALLEL RESTRICTED LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_now';
 COMMENT ON FUNCTION idemq.now()
-	IS 'return the time at which this transaction began, by idemq''s clock: now() plus all that idemq.advance_clock has added; use it to compute run_at';
+	IS 'return the time at which this transaction began, by idemq''s clock: now() plus all that idemq.advance_clock had added when the transaction first asked; use it to compute run_at';
 
 CREATE FUNCTION idemq.clock_timestamp() RETURNS timestamptz
 	PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_clock_timestamp';
@@ -18,7 +18,7 @@ COMMENT ON FUNCTION idemq.clock_timestamp()
 	IS 'return the current time by idemq''s clock: clock_timestamp() plus all that idemq.advance_clock has added';
 
 CREATE FUNCTION idemq.test_clock_ahead() RETURNS interval
-	STABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_test_clock_ahead';
+	STABLE PARALLEL RESTRICTED LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_test_clock_ahead';
 COMMENT ON FUNCTION idemq.test_clock_ahead()
 	IS 'return how far idemq''s clock is ahead of the server''s clock; NULL if idemq.test_clock is off';
 

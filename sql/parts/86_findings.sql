@@ -13,7 +13,8 @@
 --     it is not asked. A role is another's to drop; what it was given is void then, and the next of
 --     that name has none of it.
 --   clock: the time of an event is read before its row becomes visible.  now is read before the
---     snapshot, but the caller makes it late enough (src/observe/check.c).
+--     snapshot, but the caller makes it late enough (src/observe/check.c).  A test clock may move
+--     between the two, so the time is read again for each row that is found.
 CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 	RETURNS TABLE (severity text, invariant text, detail text)
 	ROWS 10 STABLE LANGUAGE sql AS $$
@@ -243,7 +244,8 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 			UNION ALL SELECT 'audit', at FROM idemq.audit WHERE at > findings.now
 			UNION ALL SELECT 'history_steps', at FROM idemq.history_steps
 			UNION ALL SELECT 'worker_entries', seen_at FROM idemq.worker_entries) AS r (rel, at)
-		WHERE part = 'clock' AND r.at > findings.now GROUP BY r.rel
+		WHERE part = 'clock' AND r.at > findings.now AND r.at > idemq.clock_timestamp()
+			GROUP BY r.rel
 		UNION ALL
 		SELECT 1, 'warning', 'schedules.driver',
 			format('nothing has called idemq.tick() for 10 minutes, for '

@@ -20,6 +20,7 @@
 #include "miscadmin.h"
 #include "storage/latch.h"
 #include "utils/memutils.h"
+#include "utils/resowner.h"
 #include "utils/snapmgr.h"
 
 #include "base/base.h"
@@ -67,6 +68,7 @@ typedef struct Left
 	uint32 chores;	/* bits of ChoreKind */
 	int leases;		/* that have expired and have not been taken back */
 	int32 queue_id; /* of one of these leases */
+	char *failed;	/* what this session could not do, and why; NULL: nothing */
 } Left;
 
 /* Counts leases of this database that expired by target (mono) and were not taken back. */
@@ -94,35 +96,86 @@ commit(void)
 	SPI_commit();
 }
 
-/* Does what is due for one queue. */
+/* Takes back what has ended, and cancels what has expired, of one queue. */
 static void
-do_queue(int32 queue_id)
+reap(int32 queue_id)
 {
 	QueueInfo queue;
 
-	PushActiveSnapshot(GetTransactionSnapshot());
-	if (idemq_queue_by_id(queue_id, &queue))
-	{
-		idemq_queue_need_slot(&queue);
-		(void) idemq_reap_all(&queue);
-		idemq_expire_all(&queue);
-	}
-	commit();
-	PushActiveSnapshot(GetTransactionSnapshot());
-	/* Promote the heads of groups whose jobs became pending above. */
-	if (idemq_queue_by_id(queue_id, &queue) && queue.slot != NULL)
-	{
-		int promoted = PROMOTE_BATCH;
+	if (!idemq_queue_by_id(queue_id, &queue))
+		return;
+	idemq_queue_need_slot(&queue);
+	(void) idemq_reap_all(&queue);
+	idemq_expire_all(&queue);
+}
 
-		while (promoted >= PROMOTE_BATCH && idemq_promote_wanted(&queue))
-			promoted = idemq_promote_some(&queue, PROMOTE_BATCH);
+/* Promotes the heads of groups whose jobs became pending by that. */
+static void
+promote(int32 queue_id)
+{
+	QueueInfo queue;
+	int promoted = PROMOTE_BATCH;
+
+	if (!idemq_queue_by_id(queue_id, &queue) || queue.slot == NULL)
+		return;
+	while (promoted >= PROMOTE_BATCH && idemq_promote_wanted(&queue))
+		promoted = idemq_promote_some(&queue, PROMOTE_BATCH);
+}
+
+static void
+purge(int32 queue_id)
+{
+	(void) idemq_retention_apply(PG_INT32_MAX);
+}
+
+/*
+ * Does something for a queue, 0 for none, in a transaction of its own.  An error undoes only that,
+ * and the first one is noted.  Raises a query cancel again.
+ */
+static void
+attempt(void (*work)(int32), int32 queue_id, Left *left)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner;
+	ErrorData *volatile error = NULL;
+	QueueInfo queue;
+
+	PushActiveSnapshot(GetTransactionSnapshot());
+	owner = CurrentResourceOwner;
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		work(queue_id);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	if (error != NULL && error->sqlerrcode == ERRCODE_QUERY_CANCELED)
+		ReThrowError(error);
+	if (error != NULL && left->failed == NULL)
+	{
+		char *text = queue_id != 0 && idemq_queue_by_id(queue_id, &queue)
+						 ? psprintf("queue \"%s\": %s", queue.name, error->message)
+						 : psprintf("retention: %s", error->message);
+
+		/* The context is reset before the warning. */
+		left->failed = MemoryContextStrdup(MemoryContextGetParent(context), text);
 	}
 	commit();
 }
 
 /* Does in this session what the worker would do, except NOTIFY, handlers and idemq.history. */
 static void
-do_here(void)
+do_here(Left *left)
 {
 	int32 *ids;
 	int count;
@@ -137,11 +190,12 @@ do_here(void)
 	ids = idemq_queue_ids(0, &count);
 	commit();
 	for (int i = 0; i < count; i++)
-		do_queue(ids[i]);
-	PushActiveSnapshot(GetTransactionSnapshot());
+	{
+		attempt(reap, ids[i], left);
+		attempt(promote, ids[i], left);
+	}
 	if (idemq_purge_interval > 0)
-		(void) idemq_retention_apply(PG_INT32_MAX);
-	commit();
+		attempt(purge, 0, left);
 }
 
 /* Warns of what was not done in time. */
@@ -165,11 +219,34 @@ warn(const Left *left)
 	if (left->leases > 0 && idemq_queue_by_id(left->queue_id, &queue))
 		appendStringInfo(&text, " (queue \"%s\")", queue.name);
 	PopActiveSnapshot();
+	if (left->failed != NULL)
+		appendStringInfo(&text, "%s%s", text.len > 0 ? ", " : "", left->failed);
 	if (text.len == 0)
 		appendStringInfoString(&text, "everything, because the background worker does not respond");
-	ereport(WARNING, errmsg("not everything that is due has been done within 30 s"),
+	ereport(WARNING,
+			errmsg("not everything that is due has been done%s",
+				   left->failed == NULL ? " within 30 s" : ""),
 			errdetail("The following is still to be done: %s.", text.data),
 			errhint("Check the server's log, idemq.background_worker and idemq.worker_chores."));
+}
+
+/*
+ * Warns of schedules that were due by a time and have not run.  That is not waited for: one that has
+ * failed is not tried again before a minute has passed.
+ */
+static void
+warn_of_schedules(TimestampTz by)
+{
+	char *overdue;
+
+	PushActiveSnapshot(GetTransactionSnapshot());
+	overdue = idemq_follows() ? NULL : idemq_tick_overdue(by);
+	if (overdue != NULL)
+		ereport(WARNING, errmsg("not every schedule that is due has enqueued its job"),
+				errdetail("Schedules: %s.", overdue),
+				errhint("See last_error in idemq.schedules. They are tried again a minute later by "
+						"idemq's clock."));
+	commit();
 }
 
 /*
@@ -184,7 +261,7 @@ is_done(int64 target, ClockCall *call, int64 patience, Left *left, MemoryContext
 
 	*left = (Left){0};
 	if (!idemq_worker)
-		do_here();
+		do_here(left);
 	else if (!idemq_clock_holds(call))
 	{
 		idemq_worker_announce_use();
@@ -199,7 +276,7 @@ is_done(int64 target, ClockCall *call, int64 patience, Left *left, MemoryContext
 	commit();
 	MemoryContextSwitchTo(old);
 	MemoryContextReset(context);
-	return answered && left->leases == 0;
+	return answered && left->leases == 0 && left->failed == NULL;
 }
 
 /* Waits until everything that came due by target (mono) is done, or warns. */
@@ -219,7 +296,8 @@ await_done(int64 target)
 		CHECK_FOR_INTERRUPTS();
 		if (is_done(target, &call, patience, &left, context))
 			break;
-		if (idemq_stopwatch() >= until)
+		/* An error is not waited out: the next try would most likely raise it again. */
+		if (left.failed != NULL || idemq_stopwatch() >= until)
 		{
 			warn(&left);
 			break;
@@ -239,6 +317,7 @@ SQL_FUNCTION(idemq_sql_v2_advance_clock)
 	const Interval *by;
 	int64 usecs;
 	int64 target;
+	TimestampTz by_wall;
 
 	if (!idemq_test_clock)
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -254,15 +333,22 @@ SQL_FUNCTION(idemq_sql_v2_advance_clock)
 				errmsg("by must not contain months or years"),
 				errdetail("Months and years have no fixed length."),
 				errhint("Use days instead, such as '31 days'."));
+	/* Leases that memory has lost last from then on: not from the new time. */
+	if (!RecoveryInProgress())
+		(void) idemq_primary_since();
 	idemq_clock_advance(usecs);
 	target = idemq_mono_now();
+	by_wall = idemq_wall_now();
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
 	/* What is due might have to wait for the snapshot of this CALL to go. */
 	SPI_commit();
 	if (RecoveryInProgress())
 		(void) idemq_clock_call();
 	else
+	{
 		await_done(target);
+		warn_of_schedules(by_wall);
+	}
 	SPI_finish();
 	PG_RETURN_VOID();
 }

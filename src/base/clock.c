@@ -27,6 +27,7 @@
  */
 #include "postgres.h"
 
+#include <ctype.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -71,24 +72,41 @@ observed_offset(void)
 	return wall - idemq_stopwatch();
 }
 
-/* Reads the sum from the file; 0 if there is no file. */
+/*
+ * Reads the sum from the file; 0 if there is no file.  A server whose test clock is off does not use
+ * the sum: if the file cannot be read, it only needs to know that its clock was ahead.
+ */
 static int64
 read_ahead(void)
 {
+	int level = idemq_test_clock ? FATAL : WARNING;
 	FILE *file = AllocateFile(CLOCK_FILE, PG_BINARY_R);
-	long long usecs = -1;
-	char end = '\0';
+	char text[32];
+	char *end;
+	size_t length;
+	long long usecs;
 
 	if (file == NULL && errno == ENOENT)
 		return 0;
 	if (file == NULL)
-		ereport(FATAL, errcode_for_file_access(),
+	{
+		ereport(level, errcode_for_file_access(),
 				errmsg("could not open file \"%s\": %m", CLOCK_FILE));
-	if (fscanf(file, "%lld%c", &usecs, &end) != 2 || end != '\n' || usecs < 0 || usecs > MOST_AHEAD)
-		ereport(FATAL, errcode(ERRCODE_DATA_CORRUPTED),
+		return 1;
+	}
+	length = fread(text, 1, sizeof(text) - 1, file);
+	FreeFile(file);
+	text[length] = '\0';
+	usecs = strtoll(text, &end, 10);
+	/* A number that is too long becomes the greatest one. */
+	if (!isdigit((unsigned char) text[0]) || end + 1 != text + length || *end != '\n' ||
+		usecs > MOST_AHEAD)
+	{
+		ereport(level, errcode(ERRCODE_DATA_CORRUPTED),
 				errmsg("invalid data in file \"%s\"", CLOCK_FILE),
 				errhint("Restore the file, or discard this server."));
-	FreeFile(file);
+		return 1;
+	}
 	return usecs;
 }
 
@@ -204,8 +222,9 @@ idemq_wall_now(void)
 }
 
 /*
- * Returns the time at which this transaction began, plus what the test clock is ahead.  Like
- * now(), it stays the same until the transaction ends.
+ * Returns the time at which this transaction began, plus what the test clock is ahead at the first
+ * call in the transaction.  Like now(), it stays the same until the transaction ends.  A parallel
+ * worker would keep a sum of its own, so now() and test_clock_ahead() are PARALLEL RESTRICTED.
  */
 TimestampTz
 idemq_transaction_time(void)

@@ -42,6 +42,12 @@ static SqlStatement list_schedules =
 			 "min(at) FILTER (WHERE at > $1) FROM idemq_inside.schedule_times($1, $2)",
 	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID},
 	 .fields = (const SqlField[]){SQL_FIELD(DueTicks, due), SQL_FIELD(DueTicks, next)}};
+/* Those that were due by a time and have not run, whether or not they have failed since. */
+static SqlStatement list_overdue =
+	{.text = "SELECT string_agg(format('\"%s\"', name), ', ' ORDER BY name) "
+			 "FROM idemq_inside.schedule_times($1, $1) WHERE at <= $1",
+	 .types = {TIMESTAMPTZOID},
+	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 /* As the owner; a user's deferred triggers on idemq.jobs are to be run. */
 static SqlStatement run_schedule = {.on_jobs = true,
 									.text = "SELECT idemq_inside.run_or_note($1)",
@@ -127,6 +133,17 @@ idemq_tick_all(void)
 					  &many);
 	for (int i = 0; i < many; i++)
 		(void) idemq_spi_do(&run_schedule, &all[i], NULL);
+}
+
+/* Returns the names of the schedules that were due by a time and have not run; NULL if all have. */
+char *
+idemq_tick_overdue(TimestampTz by)
+{
+	Datum values[] = {TimestampTzGetDatum(by)};
+	Datum overdue = (Datum) 0;
+
+	(void) idemq_spi_row(&list_overdue, values, &overdue, sizeof(overdue));
+	return overdue == (Datum) 0 ? NULL : TextDatumGetCString(overdue);
 }
 
 /* Lists what is due, if all listed before has run, and runs as many as the slice holds: a chore. */

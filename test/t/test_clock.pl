@@ -1,6 +1,7 @@
 # The test clock: idemq.advance_clock moves the time that idemq reads, and returns when everything due has run.  It needs
 # its setting and the right to call it, survives a restart and a crash, and is reported wherever people look.
-# at least 109 assertions
+# at least 140 assertions
+# expects in log: XX001 .*invalid data in file
 
 use strict;
 use warnings FATAL => 'all';
@@ -138,6 +139,18 @@ is_sql($node, "SELECT idemq.next_tick('0 3 * * *') = next_run, idemq.last_tick('
 sql($node, "SELECT idemq.unschedule('nightly')");
 clean();
 
+# A tick that fails.
+sql($node, "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''refused''; END';
+	CREATE TRIGGER refuse BEFORE INSERT ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION refuse();
+	SELECT idemq.schedule('refused', '0 3 * * *', 'q', '{}')");
+$node->psql('postgres', "CALL idemq.advance_clock('1 day')", stderr => \$stderr);
+like($stderr, qr/WARNING:  not every schedule that is due has enqueued its job\nDETAIL:  Schedules: "refused"\./, 'a tick that fails is reported');
+sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
+advance($node, '1 min');
+is_sql($node, 'SELECT count(*) FROM idemq.jobs', 1, 'a minute later it is tried again');
+sql($node, "SELECT idemq.unschedule('refused')");
+clean();
+
 # A key's window, and its own time.
 sql($node, "SELECT idemq.create_queue('keys', lease => '1 h', idempotency_window => '10 days', retention => '0')");
 sql($node, "SELECT count(*) FROM idemq.enqueue('keys', '1', key => 'k'); SELECT count(*) FROM idemq.enqueue('keys', '1', key => 't', key_ttl => '20 days');
@@ -176,7 +189,7 @@ foreach my $table ([ 'seen', 'visit_at' ], [ 'events', 'keep_until' ], [ 'audit'
 	is($plan->('idemq.now()') =~ s/idemq\.now\(\)/now()/gr, $by_now, "the plan for idemq.$table->[0] stays");
 	like($by_now, qr/Index Cond: \($table->[1] <= now\(\)\)/, 'which reads an index');
 }
-is_sql($node, "SELECT provolatile, proparallel FROM pg_proc WHERE oid = 'idemq.now()'::regprocedure", 's|s', 'the planner may use idemq.now() as it does now()');
+is_sql($node, "SELECT provolatile, proparallel FROM pg_proc WHERE oid = 'idemq.now()'::regprocedure", 's|r', 'the planner may use idemq.now() as it does now(), but no parallel worker has a time of its own');
 
 # The history: of 10 s, a minute, ten minutes; nothing is in two steps.
 my $steps = "SELECT step, sum(enqueued), sum(claimed), sum(completed), sum(expired), bool_and(extract(epoch FROM at)::bigint %% step = 0), bool_and(at <= idemq.clock_timestamp())
@@ -290,7 +303,12 @@ clean();
 # ---- Without a worker the session does the work
 
 $node->append_conf('postgresql.conf', 'idemq.worker = off');
+my $lost_lease = enqueue();
+sql($node, "SELECT id FROM idemq.claim('q', lease => '1 min')");
 $node->restart;
+# The call is the first to ask since when this server has been running.
+advance($node, '1 h');
+is(status($lost_lease), 'pending', 'a lease from before a restart ends when its length has passed');
 foreach my $level ('read committed', 'repeatable read', 'serializable')
 {
 	sql($node, "ALTER DATABASE postgres SET default_transaction_isolation = '$level'");
@@ -305,10 +323,24 @@ foreach my $level ('read committed', 'repeatable read', 'serializable')
 	is_sql($node, "SELECT string_agg(status::text, ' ' ORDER BY id) FROM idemq.jobs WHERE id IN ($lost, $next, $late)", 'dead pending cancelled',
 		"$level: a lease, a group and a job that nobody has claimed");
 	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE payload ? 'tick'", 1, "$level: a schedule");
+	sql($node, 'CREATE TRIGGER refuse BEFORE INSERT ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION refuse()');
+	$node->psql('postgres', "CALL idemq.advance_clock('1 h')", stderr => \$stderr);
+	like($stderr, qr/DETAIL:  Schedules: "hourly"\./, "$level: a tick that fails is reported");
+	sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
 	sql($node, "SELECT idemq.unschedule('hourly'); SELECT idemq.commit(id, token) FROM idemq.claim('q', 10)");
 	advance($node, '60 days');
 	is_sql($node, 'SELECT count(*) FROM idemq.jobs', 0, "$level: retention");
 }
+# One queue's error leaves the others to be done.
+sql($node, "CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (NEW.payload = '\"bad\"' AND NEW.status = 'pending') EXECUTE FUNCTION refuse();
+	SELECT idemq.create_queue('r', lease => '1 h'); SELECT idemq.enqueue('q', '\"bad\"'); SELECT idemq.enqueue('r', '1')");
+sql($node, "SELECT id FROM idemq.claim('$_')") foreach qw(q r);
+$node->psql('postgres', "CALL idemq.advance_clock('1 h')", stderr => \$stderr);
+like($stderr, qr/WARNING:  not everything that is due has been done\nDETAIL: .* 1 expired lease \(queue "q"\), queue "q": refused\./, 'an error is a warning');
+is_sql($node, "SELECT queue || ' ' || status FROM idemq.job_list ORDER BY 1", "q processing\nr pending", 'and the next queue is done');
+sql($node, "DROP TRIGGER refuse ON idemq.jobs; SELECT idemq.drop_queue('r', force => true)");
+advance($node, '0');
+is_sql($node, 'SELECT status FROM idemq.jobs', 'pending', 'the one that failed is tried again by the next call');
 sql($node, 'ALTER DATABASE postgres RESET default_transaction_isolation');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() finds nothing');
 
@@ -325,7 +357,43 @@ ok(-e $file, 'the file stays');
 $node->append_conf('postgresql.conf', 'idemq.test_clock = on');
 $node->restart;
 is_sql($node, "SELECT * FROM idemq.check()", '', 'with the setting all is well again');
-is(unexpected($node, '55000', '22004', '22023', '22008', '2D000', '42501', 'IQ001', '57P01'), '', 'nothing else was logged');
+
+# ---- The file is damaged
+
+$start = slurp_file($file);
+foreach my $text ('', 'x', "1\n2\n", " 1\n", "-1\n", '1', "1\n\0", '9' x 40 . "\n")
+{
+	(my $shown = $text) =~ s/([\n\0])/sprintf('\\%o', ord $1)/ge;
+	$node->stop;
+	write_whole($file, $text);
+	$log = log_end($node);
+	ok(!$node->start(fail_ok => 1), "with the file '$shown' the server does not start");
+	is_logged($node, qr/XX001 +FATAL:  invalid data in file "idemq_test_clock"/, 'and says why', $log);
+	write_whole($file, $start);
+	$node->start;
+}
+write_whole($file, 'x');
+$node->append_conf('postgresql.conf', 'idemq.test_clock = off');
+$log = log_end($node);
+$node->restart;
+is_logged($node, qr/WARNING:  invalid data in file "idemq_test_clock"/, 'with the setting off it starts', $log);
+is_sql($node, 'SELECT idemq.now() = now(), idemq.test_clock_ahead()', 't|', "its clock is the server's");
+is_sql($node, "SELECT severity FROM idemq.check() WHERE invariant = 'clock.future' AND detail LIKE '% idemq.jobs %'", 'error', 'and check() still reports rows from the future');
+write_whole($file, $start);
+$node->append_conf('postgresql.conf', 'idemq.test_clock = on');
+$node->restart;
+is(unexpected($node, '55000', '22004', '22023', '22008', '2D000', '42501', 'IQ001', '57P01', 'XX001'), '', 'nothing else was logged');
+
+# ---- The file is lost
+
+$node->stop;
+unlink $file or die "$file: $!";
+$node->start;
+is_sql($node, $ahead, 0, 'without the file the clock goes back');
+is_sql($node, "SELECT severity FROM idemq.check() WHERE invariant = 'clock.future' AND detail LIKE '% idemq.jobs %'", 'error', 'which check() reports with the setting on');
+my $back = $start / 1000000;
+advance($node, "$back s");
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'moved forward to where it was, all is well');
 leave($session);
 $node->stop;
 done_testing();
