@@ -2,7 +2,7 @@
 # at every point and resumed; a worker that stalls in the middle.  Each order is
 # reserved once, charged once, mailed once.
 # slow: three steps killed at each of their points, with leases of 1 and 2 s
-# at least 139 assertions
+# at least 130 assertions
 
 use strict;
 use warnings FATAL => 'all';
