@@ -135,7 +135,7 @@ like($out, qr/^0 passed, 1 failed, 0 skipped\n\z/m, 'and is counted once');
 	my $bin = "$PostgreSQL::Test::Utils::tmp_check/bin";
 	my %scripts = ("$bin/make" => 'echo "ran: $*"
 case "$*" in
-'test RETRY=1') echo "3 passed, 1 failed, 0 skipped" && exit 2 ;;
+"test RETRY=1") echo "3 passed, 1 failed, 0 skipped" && exit 2 ;;
 *) echo "5 passed, 0 failed, 2 skipped" ;;
 esac', "$tree/script/install-packages" => 'exit 0');
 	my $out;
