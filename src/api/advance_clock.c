@@ -122,6 +122,7 @@ promote(int32 queue_id)
 		promoted = idemq_promote_some(&queue, PROMOTE_BATCH);
 }
 
+/* Deletes what retention no longer keeps, in all queues; the argument is only for attempt(). */
 static void
 purge(int32 queue_id)
 {

@@ -222,7 +222,7 @@ sql($node, q[INSERT INTO idemq.seen (scope, key, expires_at) SELECT 'a', i::text
 	UPDATE idemq.seen SET expires_at = expires_at + interval '1 s'; UPDATE idemq.seen SET expires_at = expires_at + interval '1 s']);
 # Ticks: one that nobody asks for, one that its role may not enqueue any more.
 sql($node, q[SELECT idemq.revoke_queue('sched', 'planner', 'enqueue'); UPDATE idemq.schedule_entries SET done_until = now() - interval '1 year' WHERE name = 'refused']);
-# The worker, which the UPDATE wakes, tries it.
+# The UPDATE wakes the worker, which tries the tick.
 is_soon($node, "SELECT failed_at IS NOT NULL FROM idemq.schedule_entries WHERE name = 'refused'", 'a tick is refused');
 # The worker, which that wakes, would make up for it at once; a tick passes over a row that is locked.
 my $keeper = session($node);

@@ -147,7 +147,7 @@ $slots->restart;
 is_sql($slots, 'SELECT * FROM idemq.check()', '', 'with more slots check() finds nothing');
 is_sql($slots, "SELECT count(*), count(DISTINCT o) FROM (SELECT idemq.commit(h.id, h.token) AS o FROM held h JOIN idemq.jobs j USING (id)) x", '2|1', 'attempts go on, and commit');
 is_sql($slots, "SELECT outcome FROM idemq.enqueue('c', '\"once\"', key => 'k')", 'duplicate', 'keys are known');
-# The one with a delay of a second, too.
+# This includes the job with a delay of one second.
 ok($slots->poll_query_until('postgres', "WITH c AS (INSERT INTO done SELECT id FROM (SELECT id, idemq.commit(id, token) FROM idemq.claim_any('{q,a,c,d}', 100)) x RETURNING id)
 	SELECT (SELECT count(*) FROM c) = 0 AND NOT EXISTS (SELECT FROM idemq.jobs WHERE finished_at IS NULL AND ready_at <= now() + interval '1 min' OR status = 'blocked')"), 'all is worked off');
 is_sql($slots, "SELECT count(*) FROM before b WHERE NOT EXISTS (SELECT FROM idemq.jobs j WHERE j.id = b.id AND j.status = 'completed')", 0, 'no job is lost')

@@ -113,7 +113,7 @@ create_database($_) foreach qw(a closed);
 sql($node, 'CREATE DATABASE plain');
 sql($node, 'ALTER DATABASE closed ALLOW_CONNECTIONS false');
 my $stopping = log_end($node);
-# The launcher may still look into the new databases.  What is counted is of the start alone.
+# The launcher may still start workers for the new databases, so count only what this start logs.
 $node->stop;
 my $log = log_end($node);
 $node->start;
