@@ -29,7 +29,7 @@ sub dying
 
 	sql($node, "SELECT idemq.create_queue('${name}_dead', lease => '1 h'); SELECT idemq.create_queue('$name', max_attempts => 1, dead_queue => '${name}_dead', lease => '1 h')");
 	sql($node, "SELECT idemq.enqueue('$name', p) FROM $payload AS x(p), generate_series(1, $jobs)");
-	sql($node, "SELECT count(*) FROM idemq.claim('$name', $jobs, lease => '1 ms')"); # meant to expire
+	sql($node, "SELECT count(*) FROM idemq.claim('$name', $jobs, lease => '1 ms'); SELECT pg_sleep(0.01)"); # meant to expire
 	return;
 }
 
