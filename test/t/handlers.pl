@@ -17,7 +17,7 @@ use Idemq;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_node('handlers', 'idemq.worker' => 'on', 'max_worker_processes' => 16);
+my $node = new_node('handlers', 'idemq.worker' => 'on', 'idemq.test_clock' => 'on', 'max_worker_processes' => 16);
 $node->start;
 sql($node, q[CREATE EXTENSION idemq;
 	CREATE ROLE app LOGIN; CREATE SCHEMA app AUTHORIZATION app;
@@ -250,8 +250,9 @@ queue('c');
 
 sql($node, "CREATE SEQUENCE app.begun; GRANT ALL ON SEQUENCE app.begun TO app;
 	CREATE ROLE producer; GRANT USAGE ON SCHEMA idemq TO producer; SELECT idemq.grant_queue('b', 'producer', 'enqueue');
-	ALTER SYSTEM SET idemq.max_handler_workers = 1; SELECT pg_reload_conf();
-	SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
+	ALTER SYSTEM SET idemq.max_handler_workers = 1");
+reload_worker($node);
+sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
 my $at_gate = "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idemq handler' AND wait_event = 'advisory'";
 my $once = "IF nextval('app.begun') = 1 THEN RAISE 'once'; END IF";
 
@@ -427,13 +428,16 @@ all_done('w');
 is_soon($node, "SELECT state || workers_running FROM idemq.handlers WHERE queue = 'w'", 'idle0', 'without work they end');
 
 # Of idemq.max_handler_workers one goes to a handler that has none.
-sql($node, "ALTER SYSTEM SET idemq.max_handler_workers = 1; SELECT pg_reload_conf(); SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
+sql($node, 'ALTER SYSTEM SET idemq.max_handler_workers = 1');
+reload_worker($node);
+sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
 job('a', 410);
 all_done('a');
 job('w', 411);
 all_done('w');
 is_sql($node, 'SELECT count(*) FROM app.done WHERE n IN (410, 411)', 2, 'an idle one makes way for another handler');
-sql($node, 'ALTER SYSTEM SET idemq.max_handler_workers = 0; SELECT pg_reload_conf()');
+sql($node, 'ALTER SYSTEM SET idemq.max_handler_workers = 0');
+reload_worker($node);
 sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
 wait_until($node, processes(), 0);
 job('w', 412);

@@ -96,7 +96,7 @@ sql($node, "SELECT count(*) FROM idemq.claim('r', 10)");
 
 sql($node, q[CREATE FUNCTION g(payload jsonb) RETURNS void LANGUAGE sql AS 'SELECT pg_advisory_xact_lock((payload)::int); INSERT INTO public.done VALUES ((payload)::int)';
 	ALTER SYSTEM SET idemq.max_handler_workers = 2]);
-sql($node, 'SELECT pg_reload_conf()');
+reload_worker($node);
 $holder->query_safe('SELECT pg_advisory_lock(101), pg_advisory_lock(102)');
 sql($node, "SELECT idemq.create_queue('h$_'); SELECT idemq.set_handler('h$_', 'public.g(jsonb)', max_idle => '10 min')") foreach 1 .. 3;
 foreach (1, 2)

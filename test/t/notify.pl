@@ -178,14 +178,12 @@ $listener->query_safe('UNLISTEN idemq_second');
 
 # Off and on, by reload.
 $node->append_conf('postgresql.conf', 'idemq.notify = off');
-$node->reload;
-wait_until($node, 'SHOW idemq.notify', 'off');
+reload_worker($node);
 sql($node, "SELECT idemq.enqueue('q', '1'); SELECT idemq.redrive('q', 3);
 	SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('q'); BEGIN; SELECT id FROM idemq.claim('q'); ROLLBACK");
 is(heard_without_worker(), '', 'idemq.notify = off');
 $node->append_conf('postgresql.conf', 'idemq.notify = on');
-$node->reload;
-wait_until($node, 'SHOW idemq.notify', 'on');
+reload_worker($node);
 is_heard('', 'on again: what was not told stays so');
 sql($node, "SELECT idemq.enqueue('q', '1')");
 is_heard($ready, 'the next is told');

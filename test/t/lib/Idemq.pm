@@ -15,7 +15,7 @@ use Time::HiRes ();
 our @EXPORT = qw(new_server new_node server_conf restored_queue session sql sql_counted sqlstate is_sql is_state wal_records
   has_debugger has_stops can_stop stop_at at_stop count_at shipped asleep sleeper answer worker_pid stop_worker wait_until until_true crash
   clients to_begin unexpected is_soon ends_in_time write_whole pooler
-  leave log_end is_logged wait_logged gate advance caught_up sync_standby_in_force stop_at_once);
+  leave log_end is_logged wait_logged gate advance reload_worker caught_up sync_standby_in_force stop_at_once);
 
 # Seconds until what does not come ends a test; PG_TEST_TIMEOUT_DEFAULT is for all of them.
 my $patience = $PostgreSQL::Test::Utils::timeout_default // 180;
@@ -536,6 +536,33 @@ sub caught_up
 	return;
 }
 
+# Reloads the settings, and returns when the postmaster has signalled every process.  It signals them one after another:
+# once a session has noticed a second reload, all have been signalled for the first.
+sub signal_all
+{
+	my ($node) = @_;
+
+	foreach (1, 2)
+	{
+		my $loaded = sql($node, 'SELECT pg_conf_load_time()');
+
+		$node->reload;
+		wait_until($node, "SELECT pg_conf_load_time() > '$loaded'");
+	}
+	return;
+}
+
+# Reloads the settings, and returns when the background worker uses them.  It reads them each time before it looks for
+# work, so at the latest between two calls of advance_clock.  Requires idemq.test_clock = on.
+sub reload_worker
+{
+	my ($node) = @_;
+
+	signal_all($node);
+	advance($node, '1 us') foreach 1, 2;
+	return;
+}
+
 # Sets synchronous_standby_names ('' for none), and waits until it is in force: the standbys are synchronous, and COMMITs
 # wait for them.  They begin to wait once the checkpointer has read the setting; it is the last process to read it.
 # $standbys: minimum number of synchronous standbys to wait for (1); 0 if the name belongs to no standby.
@@ -549,11 +576,7 @@ sub sync_standby_in_force
 	$node->reload;
 	wait_until($node, 'SHOW synchronous_standby_names', $names);
 	wait_until($node, "SELECT count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')) " . ($standbys ? '>=' : '=') . " $standbys FROM pg_stat_replication");
-	# The postmaster signals a reload to its processes one after another.  Once a session has noticed a second reload, the
-	# checkpointer has been signalled for the first.
-	my $loaded = sql($node, 'SELECT pg_conf_load_time()');
-	$node->reload;
-	wait_until($node, "SELECT pg_conf_load_time() > '$loaded'");
+	signal_all($node);
 	# The checkpointer reads the settings before it serves such a request, or at the latest before the second.  A CHECKPOINT
 	# would also work, but it writes WAL, so the standby would report what it has.
 	foreach (1, 2)
