@@ -64,10 +64,7 @@ void
 idemq_worker_idle_interrupts(void)
 {
 	if (ProcDiePending)
-	{
-		idemq_log_worker_ends("It was asked to, as when the server stops");
 		proc_exit(1);
-	}
 	QueryCancelPending = false; /* there is nothing to cancel */
 	CHECK_FOR_INTERRUPTS();
 	/* An idle process must not fall far behind with catalog invalidations. */
@@ -91,6 +88,14 @@ idemq_worker_sleep(int64 until, uint32 wait_event)
 						 (Min(until - now, LONGEST_SLEEP) + 999) / 1000, wait_event);
 	ResetLatch(MyLatch);
 	idemq_worker_idle_interrupts();
+}
+
+/* SIGTERM: notes why this worker ends, which may happen in the middle of a statement. */
+static void
+worker_terminate(SIGNAL_ARGS)
+{
+	idemq_log_worker_ends("It was asked to, as when the server stops");
+	die(COMPAT_SIGNAL_ARGS);
 }
 
 /* Wakes the sleepers: without this worker they check by themselves from now on. */
@@ -123,7 +128,7 @@ idemq_worker_main(Datum arg)
 	Oid database;
 
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	pqsignal(SIGTERM, die);
+	pqsignal(SIGTERM, worker_terminate);
 	BackgroundWorkerUnblockSignals();
 	memcpy(&serial, MyBgworkerEntry->bgw_extra, sizeof(serial));
 	/* Before we attach: callbacks run in reverse order, so the post is free when this one runs. */

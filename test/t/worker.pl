@@ -5,7 +5,7 @@
 # expects in log: was terminated by signal 9
 # stops: idemq_worker_found_nothing
 # takes long
-# at least 138 assertions
+# at least 140 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -240,6 +240,12 @@ $session = session($node, 'c');
 sql($node, 'DROP DATABASE c WITH (FORCE)');
 is_sql($node, "SELECT count(*) $workers AND datname = 'c'", 0, 'DROP DATABASE WITH (FORCE)');
 eval { leave($session) };
+create_database('c');
+keep_busy('c');
+my $asked = log_end($node);
+sql($node, "SELECT pg_terminate_backend(pid) $workers AND datname = 'c'");
+is_logged($node, qr/worker of database "c" ended\n.*DETAIL:  It was asked to/, 'the log says why a busy worker ended', $asked);
+sql($node, 'DROP DATABASE c');
 foreach (1 .. 3)
 {
 	create_database('c');
