@@ -18,7 +18,7 @@
 #   make ui-demo          the web page on a private server with jobs, until Ctrl-C
 #   make deb              Debian packages, one for each PostgreSQL with server headers, in dist/
 #   make dist             all that a release consists of, of the last commit, in dist/, with SHA256SUMS: source, PGXN's archive,
-#                         Debian packages, the clients' and the page's, images; PARTS='source deb' (script/make-dist)
+#                         Debian packages, the clients' and the page's, images; PARTS='source deb' (script/release/make-dist)
 #   make check-packages   all of it: reproducible, lintian clean, installed, a job done by its worker, removed; as root;
 #                         CHECKS='clients'
 #   make check-compilers  builds by gcc and clang at each level of optimization, without a warning,
@@ -32,7 +32,7 @@
 #   make chaos            TAP tests chaos_flows (SOAK=seconds, 300), chaos (100,000 jobs, JOBS=n), soak (SOAK)
 #                         and those of stress, in a build that sleeps at random between what is
 #                         visible and what shared memory knows of it (src/base/base.h)
-#   make test-slow        isolation and TAP tests but those that assert times, in that build, on one processor
+#   make test-random-delays        isolation and TAP tests but those that assert times, in that build, on one processor
 #                         that others take for up to a third of a second at a time; ROUNDS=n, TAP='a b'
 #   make soak             everything at once for ten minutes (SOAK=seconds): the long form
 #                         of TAP test soak
@@ -57,7 +57,7 @@
 #   make bench-workers    the clients' workers beside those of others, and those of another commit
 #                         (ROUNDS=5, JOBS=10000, SAMPLES=1000, ONLY='node-run latency', BASE=commit)
 #   make doc              what is made in doc/: the reference, from the catalog, and the pictures
-#   make format           run clang-format over src and bin
+#   make format           run clang-format over src and idemq-work
 #
 # demo, test, lint and bench install missing Debian packages when run as root,
 # and work on a private copy of PostgreSQL: no server of this machine is touched.
@@ -89,9 +89,9 @@ CLUSTER_BUILT = cluster/idemq_cluster.control cluster/idemq_cluster--$(EXTVERSIO
 CLUSTER_LIBRARY = cluster/idemq_cluster$(DLSUFFIX)
 DATA = $(if $(filter .,$(TREE)),$(RELEASED))
 DATA_built = $(SCRIPT_BUILT) $(UPDATE_BUILT) $(CLUSTER_BUILT) $(if $(filter-out .,$(TREE)),$(RELEASED))
-# The runner, which is no part of the library; bin/README.md.
-PROGRAM_BUILT = bin/idemq-work
-PROGRAM_OBJS := $(patsubst %.c,%.o,$(sort $(call in_tree,bin/*.c)))
+# The runner, which is no part of the library; idemq-work/README.md.
+PROGRAM_BUILT = idemq-work/idemq-work
+PROGRAM_OBJS := $(patsubst %.c,%.o,$(sort $(call in_tree,idemq-work/*.c)))
 # Its --http is built where libcurl is, and libcrypto, which signs.
 CURL_LIBS := $(shell pkg-config --libs 'libcurl >= 7.66' libcrypto 2>/dev/null)
 CURL_CFLAGS := $(if $(CURL_LIBS),-DHAVE_CURL $(shell pkg-config --cflags libcurl libcrypto))
@@ -111,7 +111,7 @@ ISOLATION_OPTS = $(REGRESS_OPTS) --outputdir=.
 PROVE_TESTS ?= test/t/*.pl
 REGRESS_PREP = preloaded
 
-# A warning that a new compiler thinks of stops no user: script/test, lint and dev-server set -Werror.
+# A warning that a new compiler thinks of stops no user: script/test, lint and script/dev/server set -Werror.
 WERROR ?=
 PG_CFLAGS = -Wall -Wextra -Wshadow -Wmissing-prototypes -Wno-unused-parameter $(WERROR) -MMD -MP
 # PostgreSQL's own PG_FINALLY trips gcc's -Wclobbered; PGXS hands clang gcc's flags, and an
@@ -143,7 +143,7 @@ srcdir := $(TREE)
 vpath %.c $(TREE)
 vpath idemq.control $(TREE)
 ifneq ($(TREE),.)
-$(shell mkdir -p sql bin cluster $(sort $(dir $(UNITS))))
+$(shell mkdir -p sql idemq-work cluster $(sort $(dir $(UNITS))))
 $(RELEASED): %: $(TREE)/%
 	cp $< $@
 endif
@@ -193,7 +193,7 @@ install: install-program
 install-program: $(PROGRAM_BUILT)
 	$(MKDIR_P) '$(DESTDIR)$(bindir)' '$(program_man)'
 	$(INSTALL_PROGRAM) $(PROGRAM_BUILT) '$(DESTDIR)$(bindir)'
-	$(INSTALL_DATA) $(TREE)/bin/idemq-work.1 '$(program_man)'
+	$(INSTALL_DATA) $(TREE)/idemq-work/idemq-work.1 '$(program_man)'
 uninstall: uninstall-program
 uninstall-program:
 	rm -f '$(DESTDIR)$(bindir)/idemq-work' '$(program_man)/idemq-work.1'
@@ -235,11 +235,11 @@ clean:
 	rm -f $(EXTRA_CLEAN)
 endif
 
-# For script/check-rooms.
+# For script/check/rooms.
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'
 
-.PHONY: print-compiler demo cluster-demo test test-all check-writes check-install check-versions check-postgres deb dist check-packages check-compilers check-languages lint test-regress test-isolation test-tap test-clients test-slow chaos failover soak fuzz mutants model account coverage sanitize bench bench-quick bench-peers bench-workers once format ui-demo
+.PHONY: print-compiler demo cluster-demo test test-all check-writes check-install check-versions check-postgres deb dist check-packages check-compilers check-languages lint test-regress test-isolation test-tap test-clients test-random-delays chaos failover soak fuzz mutants model account coverage sanitize bench bench-quick bench-peers bench-workers once format ui-demo
 
 test:
 	@$(TREE)/script/test $(SUITES)
@@ -248,17 +248,17 @@ test-all:
 lint test-regress test-isolation test-tap test-clients:
 	@$(TREE)/script/test $(@:test-%=%)
 ui-demo:
-	@$(TREE)/script/ui-demo
+	@$(TREE)/script/dev/ui-demo
 check-install:
-	@SUITES=install $(TREE)/script/check-versions 17
+	@SUITES=install $(TREE)/script/release/check-versions 17
 check-versions:
-	@$(TREE)/script/check-versions $(VERSIONS)
+	@$(TREE)/script/release/check-versions $(VERSIONS)
 check-postgres check-writes:
 	@$(TREE)/script/$@ $(SUITES)
 deb:
-	@$(TREE)/script/make-deb $(DIST)
+	@$(TREE)/script/release/make-deb $(DIST)
 dist:
-	@$(TREE)/script/make-dist $(or $(DIST),dist) $(PARTS)
+	@$(TREE)/script/release/make-dist $(or $(DIST),dist) $(PARTS)
 check-packages check-compilers:
 	@$(TREE)/script/$@
 chaos:
@@ -266,17 +266,17 @@ chaos:
 		TEST_TIMEOUT=$(or $(TEST_TIMEOUT),3600) TAP='$(or $(TAP),chaos_flows chaos soak stress stress_rounds)' $(TREE)/script/test tap
 mutants:
 	@$(TREE)/test/mutants/run
-test-slow:
-	@$(TREE)/script/slow $(SUITES)
+test-random-delays:
+	@$(TREE)/script/dev/test-random-delays $(SUITES)
 model:
 	@$(TREE)/script/install-packages model
-	@$(TREE)/script/model $(MODELS)
+	@$(TREE)/script/dev/model $(MODELS)
 account:
-	@$(TREE)/script/make-account
+	@$(TREE)/script/dev/make-account
 coverage:
-	@$(TREE)/script/coverage $(SUITES)
+	@$(TREE)/script/dev/coverage $(SUITES)
 sanitize:
-	@$(TREE)/script/sanitize $(TOOLS)
+	@$(TREE)/script/dev/sanitize $(TOOLS)
 failover:
 	@$(TREE)/test/failover/run
 check-languages:
@@ -303,7 +303,7 @@ bench-workers:
 	@$(TREE)/test/bench/workers/run
 .PHONY: doc
 doc:
-	@$(TREE)/script/make-reference
-	@$(TREE)/script/make-pictures
+	@$(TREE)/script/dev/make-reference
+	@$(TREE)/script/dev/make-pictures
 format:
-	cd $(TREE) && clang-format -i $(UNITS) $(call in_tree,src/*.h $(ROOMS:%=src/%/*.h) $(ROOMS:%=src/%/*/*.h) bin/*.c bin/*.h)
+	cd $(TREE) && clang-format -i $(UNITS) $(call in_tree,src/*.h $(ROOMS:%=src/%/*.h) $(ROOMS:%=src/%/*/*.h) idemq-work/*.c idemq-work/*.h)

@@ -30,7 +30,7 @@ SKIP:
 
 	skip 'no pip', 4 unless IPC::Run::run([ @pip, '--version' ], '<', \undef, '>', \$out, '2>', \$err);
 	local $ENV{HOME} = $tmp;
-	command_ok([ "$ENV{IDEMQ_SOURCE}/script/make-clients", "$tmp/wheel", $ENV{IDEMQ_SOURCE}, 'python' ], 'pip makes a wheel');
+	command_ok([ "$ENV{IDEMQ_SOURCE}/script/release/make-clients", "$tmp/wheel", $ENV{IDEMQ_SOURCE}, 'python' ], 'pip makes a wheel');
 	command_ok([ @pip, 'install', @local, '--target', "$tmp/installed", glob "$tmp/wheel/idemq-*.whl" ], 'and installs it');
 	$ENV{PYTHONPATH} = "$tmp/installed";
 	command_like([ '/usr/bin/python3', '-c', 'import idemq, os; print(idemq.__file__, os.listdir(os.path.dirname(idemq.__file__)))' ],

@@ -28,7 +28,7 @@ my $update = "SET lock_timeout = '60 s'; ALTER EXTENSION idemq UPDATE";
 my $install = own_install();
 my ($tree, $this, $next) = next_version();
 build_next($tree, $install);
-is(join('', run_command([ '/usr/bin/python3', "$tree/script/check-kept", "$tree/sql/idemq--$this.sql", $tree ])), '', 'by the rules, as far as lint knows them');
+is(join('', run_command([ '/usr/bin/python3', "$tree/script/check/kept", "$tree/sql/idemq--$this.sql", $tree ])), '', 'by the rules, as far as lint knows them');
 my $with_node = !!$ENV{IDEMQ_NODE_MODULES};
 my $app;
 if ($with_node)

@@ -1,6 +1,6 @@
 # To a new server by logical replication, while workers run, and cut-over.  From the same version,
 # or, with IDEMQ_OLD_INSTALL naming the directory above bin/ of an older PostgreSQL with idemq in
-# it, from that one to this.  script/check-versions does so from 15 to each later one.
+# it, from that one to this.  script/release/check-versions does so from 15 to each later one.
 # (What holds while a database follows, and at the switch: subscription.pl.)
 # slow: waits for logical replication several times; subscription.pl covers the steps
 # at least 33 assertions

@@ -45,7 +45,7 @@ sub files
 my @before = files($source, 1);
 ok(make('all'), 'builds in a directory of its own') or diag $output;
 is_deeply([ files($source, 1) ], \@before, 'which leaves the tree as it is');
-my @units = map { s{^\Q$source\E/(.*)\.c$}{$1.o}r } glob("$source/src/*.c $source/src/*/*.c $source/src/*/*/*.c $source/bin/*.c $source/cluster/*.c");
+my @units = map { s{^\Q$source\E/(.*)\.c$}{$1.o}r } glob("$source/src/*.c $source/src/*/*.c $source/src/*/*/*.c $source/idemq-work/*.c $source/cluster/*.c");
 is_deeply([ grep { /\.o$/ } files($build) ], [ sort @units ], 'with all objects');
 ok(make('-q', 'all', 'WERROR=-Werror'), 'which are those of script/test, too') or diag $output;
 
@@ -95,9 +95,9 @@ $node->stop;
 	append_to_file("$tmp/path/pkg-config", "#!/bin/sh\nexit 1\n");
 	chmod 0755, "$tmp/path/pkg-config";
 	local $ENV{PATH} = "$tmp/path:$ENV{PATH}";
-	ok(make('bin/idemq-work'), 'builds without libcurl') or diag $output;
+	ok(make('idemq-work/idemq-work'), 'builds without libcurl') or diag $output;
 	is($output, "idemq-work is built without --http: pkg-config finds no libcurl 7.66 and libcrypto\n", 'of which make says in one line what is left out');
-	my $said = qx('$build/bin/idemq-work' -q q --http http://127.0.0.1/ 2>&1);
+	my $said = qx('$build/idemq-work/idemq-work' -q q --http http://127.0.0.1/ 2>&1);
 	is(($? >> 8) . ": $said", "2: idemq-work: this idemq-work was built without libcurl, and has no --http\n", 'as --http does');
 }
 

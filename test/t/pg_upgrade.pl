@@ -1,6 +1,6 @@
 # pg_upgrade: to another cluster of the same version, or, with IDEMQ_OLD_INSTALL naming the
 # directory above bin/ of an older PostgreSQL with idemq in it, from that one to this.
-# script/check-versions does so from 15 to each later one.
+# script/release/check-versions does so from 15 to each later one.
 # slow: pg_upgrade makes and starts three clusters
 # at least 26 assertions
 

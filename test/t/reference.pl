@@ -17,7 +17,7 @@ my $output;
 
 sub is_fresh
 {
-	return IPC::Run::run([ "$source/script/make-reference", '--check', '-h', $node->host, '-p', $node->port, 'postgres' ],
+	return IPC::Run::run([ "$source/script/dev/make-reference", '--check', '-h', $node->host, '-p', $node->port, 'postgres' ],
 		'<', \undef, '>&', \$output, IPC::Run::timeout(300));
 }
 

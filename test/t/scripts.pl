@@ -133,7 +133,7 @@ exit \$bad
 {
 	my $tree = "$tmp/kept";
 	my $frozen = "$tmp/frozen.sql";
-	my $run = sub { IPC::Run::run([ 'python3', "$source/script/check-kept", @_ ], '<', \undef, '>&', \$output, IPC::Run::timeout(300)); return $output };
+	my $run = sub { IPC::Run::run([ 'python3', "$source/script/check/kept", @_ ], '<', \undef, '>&', \$output, IPC::Run::timeout(300)); return $output };
 	my @broken = (
 		[ 'a symbol', 'src/api/commit.c', qr/SQL_FUNCTION\(idemq_sql_v2_commit\)/, 'static Datum commit(void)', 'idemq_sql_v2_commit is gone, which idemq.commit of the version before calls' ],
 		[ 'a primitive', 'src/api/inside.c', qr/SQL_FUNCTION\(idemq_sql_v2_inside_check_kind\)/, 'SQL_FUNCTION(idemq_sql_v3_inside_check_kind)',
@@ -163,7 +163,7 @@ exit \$bad
 		[ "a call of the page", 'ui/src/actions.mjs', qr/idemq\.cancel\((\$1)\)/, 'idemq.cancel($1, why => $2)', 'ui/src/actions.mjs: idemq.cancel(why => ...), which the version before has not' ],
 		[ "a client's new call", 'clients/python/idemq/_run.py', qr/^(_HEARTBEAT = .*)idemq\.heartbeat_many\(/m, "# since 9.0.0\n\$1idemq.heartbeat_all(", '' ]);
 
-	system_or_bail('bash', '-c', "mkdir '$tree' && cd '$source' && cp -r --parents sql/parts clients/python/idemq clients/node/lib ui/src idemq.control Makefile '$tree' && find src bin -name '*.c' -exec cp --parents {} '$tree' \\; && cat sql/parts/*.sql >'$frozen'");
+	system_or_bail('bash', '-c', "mkdir '$tree' && cd '$source' && cp -r --parents sql/parts clients/python/idemq clients/node/lib ui/src idemq.control Makefile '$tree' && find src idemq-work -name '*.c' -exec cp --parents {} '$tree' \\; && cat sql/parts/*.sql >'$frozen'");
 	is($run->($frozen, $tree), '', 'this version keeps what it has');
 	foreach my $it (@broken)
 	{
@@ -185,7 +185,7 @@ exit \$bad
 	my $makefile = slurp_file("$tree/Makefile");
 	system_or_bail('cp', $frozen, "$tree/sql/idemq--$this.sql");
 	system_or_bail('sed', '-i', 's/CREATE TABLE idemq.events/CREATE TABLE idemq.happened/', "$tree/sql/parts/46_events.sql");
-	my $lint = sub { return script('cd "$1" && python3 "$2"', $tree, "$source/script/check-kept") };
+	my $lint = sub { return script('cd "$1" && python3 "$2"', $tree, "$source/script/check/kept") };
 	is($lint->(), '', 'no release that the library works with');
 	$makefile =~ s/^RELEASED = /RELEASED = sql\/idemq--$this.sql /m or die;
 	unlink "$tree/Makefile";

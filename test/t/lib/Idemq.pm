@@ -339,7 +339,7 @@ sub count_at
 }
 
 # Restarts a server with the shipped library, which has no stop points, and returns the server.  Close its sessions first.
-# Without IDEMQ_SHIPPED, the server keeps the usual build, which then has stop points (script/coverage).
+# Without IDEMQ_SHIPPED, the server keeps the usual build, which then has stop points (script/dev/coverage).
 sub shipped
 {
 	my ($node) = @_;

@@ -51,7 +51,7 @@ sub packed
 {
 	my $tmp = $PostgreSQL::Test::Utils::tmp_check;
 
-	system_or_bail("$ENV{IDEMQ_SOURCE}/script/make-clients", $tmp, $ENV{IDEMQ_SOURCE}, 'node');
+	system_or_bail("$ENV{IDEMQ_SOURCE}/script/release/make-clients", $tmp, $ENV{IDEMQ_SOURCE}, 'node');
 	return glob "$tmp/idemq-*.tgz";
 }
 

@@ -1,4 +1,4 @@
--- What script/make-reference puts into doc/reference, each part below a line "made: NAME".
+-- What script/dev/make-reference puts into doc/reference, each part below a line "made: NAME".
 -- :topics has a line "TOPIC|FUNCTION" for each function, in the order of sql/parts.
 SET client_min_messages = warning;
 SET search_path = pg_catalog, pg_temp;
