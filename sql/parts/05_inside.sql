@@ -1,8 +1,8 @@
 -- What stands behind the gate (src/api/gate.c): a function of schema idemq whose symbol is
 -- idemq_sql_v2_gate calls the one of the same name and arguments here, as the owner of the tables.
 -- Nobody else may call these. Plain CREATE: a planted schema makes the install fail.
-CREATE SCHEMA idemq_inside;
-COMMENT ON SCHEMA idemq_inside IS 'what idemq does as the owner of its tables; nothing here is called by others';
+CREATE SCHEMA idemq_internal;
+COMMENT ON SCHEMA idemq_internal IS 'what idemq does as the owner of its tables; nothing here is called by others';
 
 -- Topic: Test clock
 
@@ -27,65 +27,65 @@ CREATE PROCEDURE idemq.advance_clock(by interval)
 COMMENT ON PROCEDURE idemq.advance_clock(interval)
 	IS 'move idemq''s clock ahead on a test server; returns when everything due by the new time is done, or after 30 s with a warning that names what is left; raises 2D000 in a transaction block, 55000 if idemq.test_clock is off, 22023 for months, 22008 beyond ten years';
 
--- Topic: Inside
+-- Topic: Internal
 
 -- What they ask of C; src/api/inside.c says what each takes and raises.
-CREATE FUNCTION idemq_inside.caller() RETURNS oid
+CREATE FUNCTION idemq_internal.caller() RETURNS oid
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_caller';
-CREATE FUNCTION idemq_inside.now() RETURNS timestamptz
+CREATE FUNCTION idemq_internal.now() RETURNS timestamptz
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_now';
-CREATE FUNCTION idemq_inside.given(name text, value "any") RETURNS void
+CREATE FUNCTION idemq_internal.given(name text, value "any") RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_given';
-CREATE FUNCTION idemq_inside.check_text(name text, value text, most int) RETURNS void
+CREATE FUNCTION idemq_internal.check_text(name text, value text, most int) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_text';
-CREATE FUNCTION idemq_inside.check_int(name text, value int, lowest int, highest int) RETURNS void
+CREATE FUNCTION idemq_internal.check_int(name text, value int, lowest int, highest int) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_int';
-CREATE FUNCTION idemq_inside.check_interval(name text, value interval, lowest int DEFAULT 1)
+CREATE FUNCTION idemq_internal.check_interval(name text, value interval, lowest int DEFAULT 1)
 	RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_interval';
-CREATE FUNCTION idemq_inside.check_document(name text, value jsonb, reserve int DEFAULT 0)
+CREATE FUNCTION idemq_internal.check_document(name text, value jsonb, reserve int DEFAULT 0)
 	RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_document';
-CREATE FUNCTION idemq_inside.check_kind(kind text) RETURNS void
+CREATE FUNCTION idemq_internal.check_kind(kind text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_kind';
-CREATE FUNCTION idemq_inside.check_ids(name text, value bigint[]) RETURNS void
+CREATE FUNCTION idemq_internal.check_ids(name text, value bigint[]) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_ids';
-CREATE FUNCTION idemq_inside.queue(name text, privilege text, hold text DEFAULT '',
+CREATE FUNCTION idemq_internal.queue(name text, privilege text, hold text DEFAULT '',
 	argument text DEFAULT 'queue')
 	RETURNS int
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_queue';
-CREATE FUNCTION idemq_inside.try_share_queue(queue_id int) RETURNS boolean
+CREATE FUNCTION idemq_internal.try_share_queue(queue_id int) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_try_share_queue';
-CREATE FUNCTION idemq_inside.worker_comes() RETURNS boolean
+CREATE FUNCTION idemq_internal.worker_comes() RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_worker_comes';
-CREATE FUNCTION idemq_inside.role_may(role oid, queue_id int, privilege text) RETURNS boolean
+CREATE FUNCTION idemq_internal.role_may(role oid, queue_id int, privilege text) RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_role_may';
-CREATE FUNCTION idemq_inside.role_of(name name, role_oid oid) RETURNS oid
+CREATE FUNCTION idemq_internal.role_of(name name, role_oid oid) RETURNS oid
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_role_of';
-CREATE FUNCTION idemq_inside.lock_role(role oid, what text DEFAULT 'grants') RETURNS name
+CREATE FUNCTION idemq_internal.lock_role(role oid, what text DEFAULT 'grants') RETURNS name
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_lock_role';
-CREATE FUNCTION idemq_inside.settle_usage(role oid) RETURNS void
+CREATE FUNCTION idemq_internal.settle_usage(role oid) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_settle_usage';
-CREATE FUNCTION idemq_inside.audit(action text, queue_id int, queue text,
+CREATE FUNCTION idemq_internal.audit(action text, queue_id int, queue text,
 	details jsonb DEFAULT NULL,
 	job_id bigint DEFAULT NULL, jobs bigint DEFAULT NULL) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_audit';
-CREATE FUNCTION idemq_inside.latest(query text) RETURNS SETOF record
+CREATE FUNCTION idemq_internal.latest(query text) RETURNS SETOF record
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_latest';
-CREATE FUNCTION idemq_inside.latest(query text, VARIADIC args "any") RETURNS SETOF record
+CREATE FUNCTION idemq_internal.latest(query text, VARIADIC args "any") RETURNS SETOF record
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_latest';
-CREATE FUNCTION idemq_inside.as_caller(query text) RETURNS SETOF record
+CREATE FUNCTION idemq_internal.as_caller(query text) RETURNS SETOF record
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_as_caller';
-CREATE FUNCTION idemq_inside.as_caller(query text, VARIADIC args "any") RETURNS SETOF record
+CREATE FUNCTION idemq_internal.as_caller(query text, VARIADIC args "any") RETURNS SETOF record
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_as_caller';
-CREATE FUNCTION idemq_inside.as_role(role oid, query text, VARIADIC args "any") RETURNS SETOF record
+CREATE FUNCTION idemq_internal.as_role(role oid, query text, VARIADIC args "any") RETURNS SETOF record
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_as_role';
-CREATE FUNCTION idemq_inside.forget_queue(queue_id int) RETURNS void
+CREATE FUNCTION idemq_internal.forget_queue(queue_id int) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_forget_queue';
 
 -- Above READ COMMITTED a row may be newer than the transaction's snapshot, and nothing can delete
 -- it then.
-CREATE FUNCTION idemq_inside.refuse_newer(there boolean, what text) RETURNS void
+CREATE FUNCTION idemq_internal.refuse_newer(there boolean, what text) RETURNS void
 	LANGUAGE plpgsql AS $$
 BEGIN
 	IF there THEN

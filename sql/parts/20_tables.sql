@@ -54,7 +54,7 @@ COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: i
 COMMENT ON COLUMN idemq.queues.paused_until IS 'a paused queue hands out jobs again from then on; NULL: when it is resumed';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';
 COMMENT ON COLUMN idemq.queues.dead_queue_role IS 'the role that set dead_queue, which must be allowed to enqueue there at each death; NULL, as from 0.1.0: nobody is asked';
-COMMENT ON COLUMN idemq.queues.dead_queue_role_oid IS 'the role that had that name, as role_oid of idemq.queue_grants';
+COMMENT ON COLUMN idemq.queues.dead_queue_role_oid IS 'the role that had that name, as role_oid of idemq_internal.queue_grants';
 
 -- Fixed width first, what a claim changes side by side, the payload last: a new version
 -- then begins and ends as the old one does, and WAL has no more than what lies between.
@@ -192,17 +192,17 @@ COMMENT ON COLUMN idemq.attempts.outcome IS 'failed, expired (its lease ended), 
 -- any order.  Triggers of idemq.queues delete what hangs on a queue.
 -- A role by name, which survives pg_dump and pg_restore, and by its OID at the time, by
 -- which it is told from the next role of that name; NULL: the name alone decides.
-CREATE TABLE idemq.queue_grants (
+CREATE TABLE idemq_internal.queue_grants (
 	queue_id  int NOT NULL,
 	role_name name NOT NULL,
 	privilege text NOT NULL CHECK (privilege IN ('enqueue', 'claim', 'admin')),
 	role_oid  oid,
 	PRIMARY KEY (queue_id, role_name, privilege)
 );
-COMMENT ON TABLE idemq.queue_grants IS 'which roles may enqueue to, claim from and administer a queue; change it with idemq.grant_queue';
-COMMENT ON COLUMN idemq.queue_grants.role_oid IS 'the role that had the name when the row was written; NULL when there was none: then the name alone decides';
+COMMENT ON TABLE idemq_internal.queue_grants IS 'which roles may enqueue to, claim from and administer a queue; change it with idemq.grant_queue';
+COMMENT ON COLUMN idemq_internal.queue_grants.role_oid IS 'the role that had the name when the row was written; NULL when there was none: then the name alone decides';
 
-CREATE TABLE idemq.seen (
+CREATE TABLE idemq_internal.seen (
 	scope      text COLLATE "C" NOT NULL,
 	key        text COLLATE "C" NOT NULL,
 	expires_at timestamptz NOT NULL,
@@ -215,11 +215,11 @@ CREATE TABLE idemq.seen (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.seen IS 'what idemq.once has seen: one row for each scope and key, until expires_at';
-COMMENT ON COLUMN idemq.seen.visit_at IS 'the minute of expires_at: when retention looks at the row';
+COMMENT ON TABLE idemq_internal.seen IS 'what idemq.once has seen: one row for each scope and key, until expires_at';
+COMMENT ON COLUMN idemq_internal.seen.visit_at IS 'the minute of expires_at: when retention looks at the row';
 -- By the minute, so that a key that is used again within it is a HOT update: each entry of a
 -- hot key would stay for as long as a snapshot is held, and be read at each use.
-CREATE INDEX seen_visit ON idemq.seen (visit_at);
+CREATE INDEX seen_visit ON idemq_internal.seen (visit_at);
 
 -- Roles and queues by name too: they may be gone by the time this is read.
 CREATE TABLE idemq.audit (
@@ -249,8 +249,8 @@ COMMENT ON COLUMN idemq.audit.details IS 'what it was called with: settings, of 
 COMMENT ON COLUMN idemq.audit.actor IS 'for whom the session said that it acts: setting idemq.actor, its first 200 characters; nobody checks that, session_role is who had logged in; NULL: it said nothing';
 CREATE INDEX audit_at ON idemq.audit (at);
 
--- Its role as in idemq.queue_grants.
-CREATE TABLE idemq.schedule_entries (
+-- Its role as in idemq_internal.queue_grants.
+CREATE TABLE idemq_internal.schedule_entries (
 	name         text COLLATE "C" PRIMARY KEY,
 	queue_id     int NOT NULL,
 	cron         text NOT NULL,
@@ -271,30 +271,30 @@ CREATE TABLE idemq.schedule_entries (
 	last_error   text,
 	created_by_oid oid
 );
-COMMENT ON TABLE idemq.schedule_entries IS 'one row a schedule; change it with idemq.schedule, read it by the view idemq.schedules';
-COMMENT ON COLUMN idemq.schedule_entries.done_until IS 'ticks up to this time are enqueued, or will never be';
+COMMENT ON TABLE idemq_internal.schedule_entries IS 'one row a schedule; change it with idemq.schedule, read it by the view idemq.schedules';
+COMMENT ON COLUMN idemq_internal.schedule_entries.done_until IS 'ticks up to this time are enqueued, or will never be';
 
-CREATE TABLE idemq.ticker (
+CREATE TABLE idemq_internal.ticker (
 	one       boolean PRIMARY KEY DEFAULT true CHECK (one),
 	called_at timestamptz NOT NULL
 );
-COMMENT ON TABLE idemq.ticker IS 'when idemq.tick was last called; at most one row, and not dumped, since it tells of this server';
+COMMENT ON TABLE idemq_internal.ticker IS 'when idemq.tick was last called; at most one row, and not dumped, since it tells of this server';
 
 -- Rows are added by the first claim of a timeline; none here, since a dump brings its own.
-CREATE TABLE idemq.clusters (
+CREATE TABLE idemq_internal.clusters (
 	system_identifier bigint,
 	timeline          bigint,
 	base              bigint,
 	PRIMARY KEY (system_identifier, timeline, base)
 );
-COMMENT ON TABLE idemq.clusters IS 'where this database''s tokens were issued: they go on growing after pg_upgrade and after a restore into another cluster';
-COMMENT ON COLUMN idemq.clusters.system_identifier IS 'the cluster, as in pg_control_system(); 0: idemq.new_generation()';
-COMMENT ON COLUMN idemq.clusters.timeline IS 'its timeline';
-COMMENT ON COLUMN idemq.clusters.base IS 'where its tokens began: they were this, and 2^41 for each timeline, ahead of the clock';
+COMMENT ON TABLE idemq_internal.clusters IS 'where this database''s tokens were issued: they go on growing after pg_upgrade and after a restore into another cluster';
+COMMENT ON COLUMN idemq_internal.clusters.system_identifier IS 'the cluster, as in pg_control_system(); 0: idemq.new_generation()';
+COMMENT ON COLUMN idemq_internal.clusters.timeline IS 'its timeline';
+COMMENT ON COLUMN idemq_internal.clusters.base IS 'where its tokens began: they were this, and 2^41 for each timeline, ahead of the clock';
 
 -- Not dumped: a copy of a follower is none.  Of cluster and database, since a base backup
 -- becomes another cluster, and a template another database.
-CREATE TABLE idemq.followers (
+CREATE TABLE idemq_internal.followers (
 	system_identifier bigint,
 	database          oid,
 	since             timestamptz NOT NULL,
@@ -302,85 +302,85 @@ CREATE TABLE idemq.followers (
 	moved_to          text,
 	PRIMARY KEY (system_identifier, database)
 );
-COMMENT ON TABLE idemq.followers IS 'which databases follow another by logical replication; change it with idemq.follow and idemq.take_over; not dumped';
-COMMENT ON COLUMN idemq.followers.system_identifier IS 'the cluster, as in pg_control_system()';
-COMMENT ON COLUMN idemq.followers.database IS 'the database, as in pg_database';
-COMMENT ON COLUMN idemq.followers.since IS 'when it began to follow';
-COMMENT ON COLUMN idemq.followers.taken_over_at IS 'when it took over; NULL while it follows';
-COMMENT ON COLUMN idemq.followers.moved_to IS 'where it has moved for good: idemq.retire; NULL: nowhere';
+COMMENT ON TABLE idemq_internal.followers IS 'which databases follow another by logical replication; change it with idemq.follow and idemq.take_over; not dumped';
+COMMENT ON COLUMN idemq_internal.followers.system_identifier IS 'the cluster, as in pg_control_system()';
+COMMENT ON COLUMN idemq_internal.followers.database IS 'the database, as in pg_database';
+COMMENT ON COLUMN idemq_internal.followers.since IS 'when it began to follow';
+COMMENT ON COLUMN idemq_internal.followers.taken_over_at IS 'when it took over; NULL while it follows';
+COMMENT ON COLUMN idemq_internal.followers.moved_to IS 'where it has moved for good: idemq.retire; NULL: nowhere';
 
 -- Not dumped: a restored copy has to find out that it is one.  Owned by idemq.jobs: TRUNCATE
 -- ... RESTART IDENTITY then makes ids look unknown, and ALTER TABLE ... OWNER takes it along.
 CREATE SEQUENCE idemq.ids_since MINVALUE -9223372036854775808 START 0 OWNED BY
 	idemq.jobs.created_at;
-COMMENT ON SEQUENCE idemq.ids_since IS 'since when the sequence of job ids is known to have lost nothing: as idemq.primary_since() was; called once that was looked after';
+COMMENT ON SEQUENCE idemq.ids_since IS 'since when the sequence of job ids is known to have lost nothing: as idemq_internal.primary_since() was; called once that was looked after';
 
-SELECT pg_catalog.pg_extension_config_dump('idemq.clusters', '');
+SELECT pg_catalog.pg_extension_config_dump('idemq_internal.clusters', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues_queue_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.jobs', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.jobs_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.attempts', '');
-SELECT pg_catalog.pg_extension_config_dump('idemq.seen', '');
-SELECT pg_catalog.pg_extension_config_dump('idemq.queue_grants', '');
-SELECT pg_catalog.pg_extension_config_dump('idemq.schedule_entries', '');
+SELECT pg_catalog.pg_extension_config_dump('idemq_internal.seen', '');
+SELECT pg_catalog.pg_extension_config_dump('idemq_internal.queue_grants', '');
+SELECT pg_catalog.pg_extension_config_dump('idemq_internal.schedule_entries', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.audit', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.audit_id_seq', '');
 
--- Topic: Inside
+-- Topic: Internal
 
-CREATE FUNCTION idemq.primary_since() RETURNS bigint
+CREATE FUNCTION idemq_internal.primary_since() RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_primary_since';
-COMMENT ON FUNCTION idemq.primary_since() IS 'when this server was first asked as a primary since its start or its promotion, in microseconds since 2000-01-01';
+COMMENT ON FUNCTION idemq_internal.primary_since() IS 'when this server was first asked as a primary since its start or its promotion, in microseconds since 2000-01-01';
 
 -- A server that has run since before there was a sequence has lost none of its ids.
-SELECT pg_catalog.setval('idemq.ids_since', idemq.primary_since(), false);
+SELECT pg_catalog.setval('idemq.ids_since', idemq_internal.primary_since(), false);
 
 -- Shared memory follows rows that change by any way but table/jobs_write.c: SPI, a DBA's
 -- UPDATE, COPY, logical replication (hence ENABLE ALWAYS).
-CREATE FUNCTION idemq.jobs_changed() RETURNS trigger
+CREATE FUNCTION idemq_internal.jobs_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_jobs_changed';
-COMMENT ON FUNCTION idemq.jobs_changed() IS 'row trigger of idemq.jobs: tells the ready cursor and the lease table at the end of the transaction';
+COMMENT ON FUNCTION idemq_internal.jobs_changed() IS 'row trigger of idemq.jobs: tells the ready cursor and the lease table at the end of the transaction';
 
 CREATE TRIGGER idemq_jobs_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.jobs
-	FOR EACH ROW EXECUTE FUNCTION idemq.jobs_changed();
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.jobs_changed();
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 
-CREATE FUNCTION idemq.jobs_truncated() RETURNS trigger
+CREATE FUNCTION idemq_internal.jobs_truncated() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_jobs_truncated';
-COMMENT ON FUNCTION idemq.jobs_truncated() IS 'truncate trigger of idemq.jobs: forgets leases and ready cursors at the end of the transaction';
+COMMENT ON FUNCTION idemq_internal.jobs_truncated() IS 'truncate trigger of idemq.jobs: forgets leases and ready cursors at the end of the transaction';
 
 CREATE TRIGGER idemq_jobs_truncated AFTER TRUNCATE ON idemq.jobs
-	FOR EACH STATEMENT EXECUTE FUNCTION idemq.jobs_truncated();
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.jobs_truncated();
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_truncated;
 
-CREATE FUNCTION idemq.settings_changed() RETURNS trigger
+CREATE FUNCTION idemq_internal.settings_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_settings_changed';
-COMMENT ON FUNCTION idemq.settings_changed() IS 'trigger: has every session read the settings and grants of a changed queue anew';
+COMMENT ON FUNCTION idemq_internal.settings_changed() IS 'trigger: has every session read the settings and grants of a changed queue anew';
 
 -- For each row: logical replication fires no other triggers.
 CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.queues
-	FOR EACH ROW EXECUTE FUNCTION idemq.settings_changed();
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.settings_changed();
 ALTER TABLE idemq.queues ENABLE ALWAYS TRIGGER idemq_settings_changed;
 CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq.queues
-	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.settings_changed();
 ALTER TABLE idemq.queues ENABLE ALWAYS TRIGGER idemq_settings_truncated;
-CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.queue_grants
-	FOR EACH ROW EXECUTE FUNCTION idemq.settings_changed();
-ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_changed;
-CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq.queue_grants
-	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
-ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_truncated;
+CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq_internal.queue_grants
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.settings_changed();
+ALTER TABLE idemq_internal.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_changed;
+CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq_internal.queue_grants
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.settings_changed();
+ALTER TABLE idemq_internal.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_truncated;
 
-CREATE FUNCTION idemq.queue_gone() RETURNS trigger
+CREATE FUNCTION idemq_internal.queue_gone() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
-COMMENT ON FUNCTION idemq.queue_gone() IS 'row and truncate trigger of idemq.queues: deletes the grants, schedules, handlers, events and bindings of queues that are deleted';
+COMMENT ON FUNCTION idemq_internal.queue_gone() IS 'row and truncate trigger of idemq.queues: deletes the grants, schedules, handlers, events and bindings of queues that are deleted';
 -- There is no foreign key, since a parallel restore fills the tables in any order.  What one would
 -- do besides is done where a row is made: grant_queue, schedule, set_handler and bind_topic hold
 -- the queue's row, so the DELETE that fires this waits for them, and what they have committed is
 -- there by now.  Rows that come by hand, and find no queue, are told of by idemq.check().  It does
 -- not fire in an apply worker: the publisher's has, and its deletions come along.
-CREATE FUNCTION idemq_inside.queue_gone() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.queue_gone_impl() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
 	what text;
 BEGIN
@@ -398,7 +398,7 @@ BEGIN
 		EXECUTE format('DELETE FROM idemq.%I WHERE queue_id = $1', what) USING OLD.queue_id;
 		CONTINUE WHEN current_setting('transaction_isolation') LIKE 'read %';
 		PERFORM
-			FROM idemq_inside.latest(format('SELECT true FROM idemq.%I WHERE queue_id = $1 LIMIT 1',
+			FROM idemq_internal.latest(format('SELECT true FROM idemq.%I WHERE queue_id = $1 LIMIT 1',
 			what), OLD.queue_id)
 			AS (is_left boolean);
 		IF FOUND THEN
@@ -412,73 +412,73 @@ END $$;
 
 -- Not ALWAYS: to a subscriber the deletions come by replication.
 CREATE TRIGGER idemq_queue_gone AFTER DELETE ON idemq.queues
-	FOR EACH ROW EXECUTE FUNCTION idemq.queue_gone();
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.queue_gone();
 CREATE TRIGGER idemq_queues_gone AFTER TRUNCATE ON idemq.queues
-	FOR EACH STATEMENT EXECUTE FUNCTION idemq.queue_gone();
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.queue_gone();
 
-CREATE FUNCTION idemq.followers_changed() RETURNS trigger
+CREATE FUNCTION idemq_internal.followers_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_followers_changed';
-COMMENT ON FUNCTION idemq.followers_changed() IS 'row and truncate trigger of idemq.followers: tells every backend to look whether its database follows another';
+COMMENT ON FUNCTION idemq_internal.followers_changed() IS 'row and truncate trigger of idemq_internal.followers: tells every backend to look whether its database follows another';
 
-CREATE TRIGGER idemq_followers_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.followers
-	FOR EACH ROW EXECUTE FUNCTION idemq.followers_changed();
-ALTER TABLE idemq.followers ENABLE ALWAYS TRIGGER idemq_followers_changed;
-CREATE TRIGGER idemq_followers_truncated AFTER TRUNCATE ON idemq.followers
-	FOR EACH STATEMENT EXECUTE FUNCTION idemq.followers_changed();
-ALTER TABLE idemq.followers ENABLE ALWAYS TRIGGER idemq_followers_truncated;
+CREATE TRIGGER idemq_followers_changed AFTER INSERT OR UPDATE OR DELETE ON idemq_internal.followers
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.followers_changed();
+ALTER TABLE idemq_internal.followers ENABLE ALWAYS TRIGGER idemq_followers_changed;
+CREATE TRIGGER idemq_followers_truncated AFTER TRUNCATE ON idemq_internal.followers
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.followers_changed();
+ALTER TABLE idemq_internal.followers ENABLE ALWAYS TRIGGER idemq_followers_truncated;
 
-CREATE FUNCTION idemq.followers_local() RETURNS trigger
+CREATE FUNCTION idemq_internal.followers_local() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_followers_local';
-COMMENT ON FUNCTION idemq.followers_local() IS 'row trigger of idemq.followers, in apply workers alone: the rows of other servers are not written';
+COMMENT ON FUNCTION idemq_internal.followers_local() IS 'row trigger of idemq_internal.followers, in apply workers alone: the rows of other servers are not written';
 
-CREATE TRIGGER idemq_followers_local BEFORE INSERT OR UPDATE OR DELETE ON idemq.followers
-	FOR EACH ROW EXECUTE FUNCTION idemq.followers_local();
-ALTER TABLE idemq.followers ENABLE REPLICA TRIGGER idemq_followers_local;
+CREATE TRIGGER idemq_followers_local BEFORE INSERT OR UPDATE OR DELETE ON idemq_internal.followers
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.followers_local();
+ALTER TABLE idemq_internal.followers ENABLE REPLICA TRIGGER idemq_followers_local;
 -- Where tokens begin is read with the settings (job/generation.c).
-CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq.clusters
-	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
-ALTER TABLE idemq.clusters ENABLE ALWAYS TRIGGER idemq_settings_changed;
+CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq_internal.clusters
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.settings_changed();
+ALTER TABLE idemq_internal.clusters ENABLE ALWAYS TRIGGER idemq_settings_changed;
 
 -- A restore writes the OIDs of its own server (hence ENABLE ALWAYS, for a subscriber).
-CREATE FUNCTION idemq.role_named() RETURNS trigger
+CREATE FUNCTION idemq_internal.role_named() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_role_named';
-COMMENT ON FUNCTION idemq.role_named() IS 'row trigger: writes a role''s OID beside its name, when the name is written';
+COMMENT ON FUNCTION idemq_internal.role_named() IS 'row trigger: writes a role''s OID beside its name, when the name is written';
 
-CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq.queue_grants
-	FOR EACH ROW EXECUTE FUNCTION idemq.role_named('role_name', 'role_oid');
-ALTER TABLE idemq.queue_grants ENABLE ALWAYS TRIGGER idemq_role_named;
+CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq_internal.queue_grants
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('role_name', 'role_oid');
+ALTER TABLE idemq_internal.queue_grants ENABLE ALWAYS TRIGGER idemq_role_named;
 CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF dead_queue_role ON idemq.queues
-	FOR EACH ROW EXECUTE FUNCTION idemq.role_named('dead_queue_role', 'dead_queue_role_oid');
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('dead_queue_role', 'dead_queue_role_oid');
 ALTER TABLE idemq.queues ENABLE ALWAYS TRIGGER idemq_role_named;
-CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF created_by ON idemq.schedule_entries
-	FOR EACH ROW EXECUTE FUNCTION idemq.role_named('created_by', 'created_by_oid');
-ALTER TABLE idemq.schedule_entries ENABLE ALWAYS TRIGGER idemq_role_named;
+CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF created_by ON idemq_internal.schedule_entries
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('created_by', 'created_by_oid');
+ALTER TABLE idemq_internal.schedule_entries ENABLE ALWAYS TRIGGER idemq_role_named;
 
-CREATE FUNCTION idemq.may_see(queue_id int) RETURNS boolean
+CREATE FUNCTION idemq_internal.may_see(queue_id int) RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_see';
-COMMENT ON FUNCTION idemq.may_see(int) IS 'whether the current role may claim from or administer a queue; row-level security asks it';
+COMMENT ON FUNCTION idemq_internal.may_see(int) IS 'whether the current role may claim from or administer a queue; row-level security asks it';
 
-CREATE FUNCTION idemq.may_use(queue_id int) RETURNS boolean
+CREATE FUNCTION idemq_internal.may_use(queue_id int) RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_use';
-COMMENT ON FUNCTION idemq.may_use(int) IS 'whether the current role holds any privilege on a queue; row-level security asks it';
+COMMENT ON FUNCTION idemq_internal.may_use(int) IS 'whether the current role holds any privilege on a queue; row-level security asks it';
 
-CREATE FUNCTION idemq.may_administer(queue_id int) RETURNS boolean
+CREATE FUNCTION idemq_internal.may_administer(queue_id int) RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_administer';
-COMMENT ON FUNCTION idemq.may_administer(int) IS 'whether the current role may administer a queue; row-level security asks it';
+COMMENT ON FUNCTION idemq_internal.may_administer(int) IS 'whether the current role may administer a queue; row-level security asks it';
 
 ALTER TABLE idemq.jobs ENABLE ROW LEVEL SECURITY;
-CREATE POLICY idemq_own_queues ON idemq.jobs FOR SELECT USING (idemq.may_see(queue_id));
+CREATE POLICY idemq_own_queues ON idemq.jobs FOR SELECT USING (idemq_internal.may_see(queue_id));
 ALTER TABLE idemq.attempts ENABLE ROW LEVEL SECURITY;
-CREATE POLICY idemq_own_queues ON idemq.attempts FOR SELECT USING (idemq.may_see(queue_id));
+CREATE POLICY idemq_own_queues ON idemq.attempts FOR SELECT USING (idemq_internal.may_see(queue_id));
 ALTER TABLE idemq.queues ENABLE ROW LEVEL SECURITY;
-CREATE POLICY idemq_own_queues ON idemq.queues FOR SELECT USING (idemq.may_use(queue_id));
+CREATE POLICY idemq_own_queues ON idemq.queues FOR SELECT USING (idemq_internal.may_use(queue_id));
 -- No policy: pg_read_all_data reads nothing of these, pg_write_all_data writes nothing.
-ALTER TABLE idemq.queue_grants ENABLE ROW LEVEL SECURITY;
-ALTER TABLE idemq.seen ENABLE ROW LEVEL SECURITY;
-ALTER TABLE idemq.schedule_entries ENABLE ROW LEVEL SECURITY;
-ALTER TABLE idemq.ticker ENABLE ROW LEVEL SECURITY;
-ALTER TABLE idemq.clusters ENABLE ROW LEVEL SECURITY;
-ALTER TABLE idemq.followers ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq_internal.queue_grants ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq_internal.seen ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq_internal.schedule_entries ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq_internal.ticker ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq_internal.clusters ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq_internal.followers ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq.audit ENABLE ROW LEVEL SECURITY;
 CREATE POLICY idemq_own_queues ON idemq.audit FOR SELECT
-	USING (pg_catalog.pg_has_role('pg_monitor', 'USAGE') OR idemq.may_administer(queue_id));
+	USING (pg_catalog.pg_has_role('pg_monitor', 'USAGE') OR idemq_internal.may_administer(queue_id));

@@ -69,10 +69,10 @@ COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
 
 -- How many unfinished jobs of other queues wait for jobs of a queue, or may read their results; job
 -- by job: statistics may be from when there was none.
-CREATE FUNCTION idemq_inside.strange_children(queue_id int) RETURNS bigint SET enable_seqscan = off
+CREATE FUNCTION idemq_internal.strange_children(queue_id int) RETURNS bigint SET enable_seqscan = off
 	LANGUAGE plpgsql AS $$
 BEGIN
-	RETURN (SELECT n FROM idemq_inside.latest('SELECT count(DISTINCT x.child) FROM idemq.jobs p,
+	RETURN (SELECT n FROM idemq_internal.latest('SELECT count(DISTINCT x.child) FROM idemq.jobs p,
 		LATERAL (SELECT d.child,
 			(SELECT c.queue_id <> $1 AND c.finished_at IS NULL FROM idemq.jobs c
 				WHERE c.id = d.child) AS waits
@@ -83,7 +83,7 @@ END $$;
 
 -- Under a lock that waits for every transaction that enqueues to the queue.  Its slot in shared
 -- memory goes after the commit.  Large tables are read as a whole.
-CREATE FUNCTION idemq_inside.drop_queue(name text, force boolean)
+CREATE FUNCTION idemq_internal.drop_queue_impl(name text, force boolean)
 	RETURNS void SET enable_seqscan = on LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -92,35 +92,35 @@ DECLARE
 	jobs bigint;
 	users text;
 BEGIN
-	PERFORM idemq_inside.given('force', force);
-	number := idemq_inside.queue(drop_queue.name, 'admin', 'exclusive', 'name');
-	roles := ARRAY(SELECT role FROM idemq_inside.latest(
-		'SELECT DISTINCT r.oid FROM idemq.queue_grants g JOIN pg_roles r ON r.rolname = '
+	PERFORM idemq_internal.given('force', force);
+	number := idemq_internal.queue(drop_queue_impl.name, 'admin', 'exclusive', 'name');
+	roles := ARRAY(SELECT role FROM idemq_internal.latest(
+		'SELECT DISTINCT r.oid FROM idemq_internal.queue_grants g JOIN pg_roles r ON r.rolname = '
 			'g.role_name WHERE g.queue_id = $1 ORDER BY 1',
 		number) AS (role oid));
-	PERFORM idemq_inside.lock_role(role) FROM unnest(roles) role;
+	PERFORM idemq_internal.lock_role(role) FROM unnest(roles) role;
 	IF NOT force THEN
-		SELECT n INTO jobs FROM idemq_inside.latest(
+		SELECT n INTO jobs FROM idemq_internal.latest(
 			'SELECT count(*) FROM idemq.jobs WHERE queue_id = $1 AND finished_at IS NULL',
 				number) AS (n bigint);
 		IF jobs > 0 THEN
-			RAISE EXCEPTION 'queue "%" has % unfinished jobs', drop_queue.name, jobs
+			RAISE EXCEPTION 'queue "%" has % unfinished jobs', drop_queue_impl.name, jobs
 				USING ERRCODE = '55006', HINT = 'Use force => true to drop them with it.';
 		END IF;
-		jobs := idemq_inside.strange_children(number);
+		jobs := idemq_internal.strange_children(number);
 		IF jobs > 0 THEN
 			RAISE EXCEPTION 'unfinished jobs of other queues (%) depend on jobs of queue "%"', jobs,
-				drop_queue.name
+				drop_queue_impl.name
 				USING ERRCODE = '2BP01',
 					HINT = 'Wait for them, or use force => true: jobs that were not completed '
 					'then count as cancelled for their children.';
 		END IF;
-		SELECT list INTO users FROM idemq_inside.latest('SELECT string_agg(quote_ident(name), '', ''
+		SELECT list INTO users FROM idemq_internal.latest('SELECT string_agg(quote_ident(name), '', ''
 			ORDER BY name)
 			FROM idemq.queues WHERE dead_queue = $1 AND name <> $1',
-				drop_queue.name) AS (list text);
+				drop_queue_impl.name) AS (list text);
 		IF users IS NOT NULL THEN
-			RAISE EXCEPTION 'queue "%" is the dead_queue of others', drop_queue.name
+			RAISE EXCEPTION 'queue "%" is the dead_queue of others', drop_queue_impl.name
 				USING ERRCODE = '2BP01', DETAIL = format('Of %s.', users),
 					HINT =
 						'Take it away with idemq.alter_queue(..., dead_queue => ''''), or use '
@@ -128,7 +128,7 @@ BEGIN
 		END IF;
 	END IF;
 	UPDATE idemq.queues SET dead_queue = NULL, dead_queue_role = NULL
-		WHERE dead_queue = drop_queue.name;
+		WHERE dead_queue = drop_queue_impl.name;
 	DELETE FROM idemq.jobs WHERE queue_id = number;
 	GET DIAGNOSTICS jobs = ROW_COUNT;
 	-- Of a job that was moved to another queue by hand they stay: they are that tenant's.
@@ -137,15 +137,15 @@ BEGIN
 	DELETE FROM idemq.steps s WHERE queue_id = number AND NOT EXISTS (SELECT FROM idemq.jobs j
 		WHERE j.id = s.job_id);
 	DELETE FROM idemq.queues WHERE queue_id = number;
-	PERFORM FROM idemq_inside.latest('SELECT true FROM idemq.jobs WHERE queue_id = $1 LIMIT 1',
+	PERFORM FROM idemq_internal.latest('SELECT true FROM idemq.jobs WHERE queue_id = $1 LIMIT 1',
 		number) AS (is_left boolean);
 	IF FOUND THEN
-		RAISE EXCEPTION 'queue "%" has jobs that this transaction cannot see', drop_queue.name
+		RAISE EXCEPTION 'queue "%" has jobs that this transaction cannot see', drop_queue_impl.name
 			USING ERRCODE = '40001', HINT = 'Run idemq.drop_queue at READ COMMITTED.';
 	END IF;
-	PERFORM idemq_inside.settle_usage(role) FROM unnest(roles) role;
-	PERFORM idemq_inside.audit('drop_queue', number, drop_queue.name, jobs => jobs),
-		idemq_inside.forget_queue(number);
+	PERFORM idemq_internal.settle_usage(role) FROM unnest(roles) role;
+	PERFORM idemq_internal.audit('drop_queue', number, drop_queue_impl.name, jobs => jobs),
+		idemq_internal.forget_queue(number);
 END $$;
 
 CREATE FUNCTION idemq.pause(name text, until timestamptz DEFAULT NULL) RETURNS void
@@ -158,32 +158,32 @@ CREATE FUNCTION idemq.resume(name text) RETURNS void
 COMMENT ON FUNCTION idemq.resume(text) IS 'let a paused queue hand out jobs again, and wake the sessions that wait for them; needs admin';
 
 -- When the transaction has committed, the sessions that wait for a queue's jobs look again.
-CREATE FUNCTION idemq_inside.wake_queue(queue_id int) RETURNS void
+CREATE FUNCTION idemq_internal.wake_queue(queue_id int) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_wake_queue';
 
 -- src/job/pausing.c says who learns of it, and what ends it at its time.
-CREATE FUNCTION idemq_inside.pause(name text, until timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.pause_impl(name text, until timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
-	number int := idemq_inside.queue(name, 'admin', 'keep', 'name');
+	number int := idemq_internal.queue(name, 'admin', 'keep', 'name');
 BEGIN
-	IF until <= idemq_inside.now() THEN
+	IF until <= idemq_internal.now() THEN
 		RAISE EXCEPTION 'until must be a time to come' USING ERRCODE = '22023',
 			HINT = 'Pass now() + an interval, or NULL to pause until idemq.resume.';
 	END IF;
 	until := nullif(until, 'infinity');
 	UPDATE idemq.queues SET paused = true, paused_until = until WHERE queue_id = number;
-	PERFORM idemq_inside.audit('pause', number, name,
+	PERFORM idemq_internal.audit('pause', number, name,
 		CASE WHEN until IS NOT NULL THEN jsonb_build_object('until',
 			to_char(until, 'YYYY-MM-DD HH24:MI:SS.US TZ')) END);
 END $$;
 
-CREATE FUNCTION idemq_inside.resume(name text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.resume_impl(name text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-	number int := idemq_inside.queue(resume.name, 'admin', 'keep', 'name');
+	number int := idemq_internal.queue(resume_impl.name, 'admin', 'keep', 'name');
 BEGIN
 	UPDATE idemq.queues SET paused = false, paused_until = NULL WHERE queue_id = number;
-	PERFORM idemq_inside.wake_queue(number), idemq_inside.audit('resume', number, resume.name);
+	PERFORM idemq_internal.wake_queue(number), idemq_internal.audit('resume', number, resume_impl.name);
 END $$;
 
 CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL, ids bigint[] DEFAULT NULL)
@@ -195,16 +195,16 @@ COMMENT ON FUNCTION idemq.purge(text, idemq.status, bigint[])
 -- would have to be told that they are gone.  Never waits for a row: the transaction that holds it
 -- may be about to wait for ours.  Of ids each part looks those up, and reads no other job: a
 -- condition on parameters alone lets the plan leave the other half out.
-CREATE FUNCTION idemq_inside.purge(name text, status idemq.status, ids bigint[])
+CREATE FUNCTION idemq_internal.purge_impl(name text, status idemq.status, ids bigint[])
 	RETURNS bigint SET enable_seqscan = on
 	LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-	number int := idemq_inside.queue(name, 'admin', '', 'name');
+	number int := idemq_internal.queue(name, 'admin', '', 'name');
 	purged bigint;
 BEGIN
-	PERFORM idemq_inside.check_ids('ids', ids) WHERE ids IS NOT NULL;
-	IF purge.status = 'processing' THEN
+	PERFORM idemq_internal.check_ids('ids', ids) WHERE ids IS NOT NULL;
+	IF purge_impl.status = 'processing' THEN
 		RAISE EXCEPTION 'jobs in processing cannot be purged'
 			USING ERRCODE = '22023', HINT = 'Cancel them first, with idemq.cancel.';
 	END IF;
@@ -214,20 +214,20 @@ BEGIN
 	), kept AS (
 		SELECT d.parent FROM needed d JOIN idemq.jobs c ON c.id = d.child
 			WHERE c.finished_at IS NULL AND NOT (c.queue_id = number AND c.status <> 'processing'
-				AND (purge.status IS NULL OR c.status = purge.status)
+				AND (purge_impl.status IS NULL OR c.status = purge_impl.status)
 				AND (ids IS NULL OR c.id = ANY (ids)))
 		UNION SELECT d.parent FROM kept k JOIN idemq.jobs j ON j.id = k.parent
 			AND j.finished_at IS NULL
 			JOIN idemq.dependencies d ON d.child = k.parent
 	), of_queue AS MATERIALIZED (
 		SELECT id FROM idemq.jobs WHERE ids IS NULL AND queue_id = number AND status <> 'processing'
-			AND (purge.status IS NULL OR status = purge.status) AND id NOT IN (SELECT parent
+			AND (purge_impl.status IS NULL OR status = purge_impl.status) AND id NOT IN (SELECT parent
 				FROM kept)
 			FOR UPDATE SKIP LOCKED
 	), chosen AS MATERIALIZED (
 		SELECT id FROM idemq.jobs WHERE id = ANY (ids) AND queue_id = number
 			AND status <> 'processing'
-			AND (purge.status IS NULL OR status = purge.status) AND id NOT IN (SELECT parent
+			AND (purge_impl.status IS NULL OR status = purge_impl.status) AND id NOT IN (SELECT parent
 				FROM kept)
 			FOR UPDATE SKIP LOCKED
 	), free AS (
@@ -240,7 +240,7 @@ BEGIN
 		DELETE FROM idemq.steps s USING gone WHERE s.job_id = gone.id
 	) SELECT count(*) INTO purged FROM gone;
 	IF purged > 0 THEN
-		PERFORM idemq_inside.audit('purge', number, name, nullif(jsonb_strip_nulls(
+		PERFORM idemq_internal.audit('purge', number, name, nullif(jsonb_strip_nulls(
 			jsonb_build_object('status', status, 'ids', cardinality(ids)::text)), '{}'),
 				jobs => purged);
 	END IF;
@@ -249,16 +249,16 @@ END $$;
 
 -- Deletes what is past its time, `most` rows at most: what idemq.once has seen, then events, then
 -- rows of idemq.audit, each from a time on.  Returns where to go on, and how many rows are gone.
-CREATE FUNCTION idemq_inside.delete_by_time(
+CREATE FUNCTION idemq_internal.delete_by_time(
 	INOUT seen timestamptz, INOUT events timestamptz, INOUT audit timestamptz,
 	now timestamptz, audit_until timestamptz, most bigint, OUT gone bigint)
 	LANGUAGE sql AS $$
 	WITH old_seen AS MATERIALIZED (
-		SELECT s.ctid FROM idemq.seen s
+		SELECT s.ctid FROM idemq_internal.seen s
 		WHERE s.visit_at >= delete_by_time.seen AND s.visit_at <= now AND s.expires_at <= now
 		ORDER BY s.visit_at LIMIT most FOR UPDATE SKIP LOCKED
 	), gone_seen AS (
-		DELETE FROM idemq.seen s USING old_seen o WHERE s.ctid = o.ctid RETURNING s.visit_at
+		DELETE FROM idemq_internal.seen s USING old_seen o WHERE s.ctid = o.ctid RETURNING s.visit_at
 	), s AS (
 		SELECT coalesce(max(visit_at), delete_by_time.seen) AS upto, most - count(*) AS room
 			FROM gone_seen
@@ -278,8 +278,8 @@ CREATE FUNCTION idemq_inside.delete_by_time(
 		DELETE FROM idemq.audit a USING old_audit o WHERE a.id = o.id RETURNING a.at
 	), gone_workers AS (
 		-- They are few, and not counted.
-		DELETE FROM idemq.worker_entries w WHERE w.ctid = ANY (ARRAY(
-			SELECT o.ctid FROM idemq.worker_entries o
+		DELETE FROM idemq_internal.worker_entries w WHERE w.ctid = ANY (ARRAY(
+			SELECT o.ctid FROM idemq_internal.worker_entries o
 			WHERE o.seen_at <= now - interval '1 hour' FOR UPDATE SKIP LOCKED))
 	)
 	SELECT s.upto, e.upto, coalesce(a.upto, delete_by_time.audit), most - e.room + a.gone
@@ -301,77 +301,77 @@ CREATE FUNCTION idemq.revoke_queue(name text, role regrole, privilege text) RETU
 COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave; it ends at once, and says so: the role''s schedules, its handler and its topic bindings of the queue, and the queue as dead_queue of others, if that role set it; needs admin';
 
 -- A grant keeps its queue from being dropped, so that it is not left behind; a revocation does not
--- wait for somebody who drops it.  The trigger of idemq.queue_grants has every session read the
+-- wait for somebody who drops it.  The trigger of idemq_internal.queue_grants has every session read the
 -- queue anew.
-CREATE FUNCTION idemq_inside.change_queue_grant(name text, role oid, privilege text,
+CREATE FUNCTION idemq_internal.change_queue_grant(name text, role oid, privilege text,
 	granted boolean) RETURNS void
 	LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-	number int := idemq_inside.queue(name, 'admin', CASE WHEN granted THEN 'keep' ELSE '' END,
+	number int := idemq_internal.queue(name, 'admin', CASE WHEN granted THEN 'keep' ELSE '' END,
 		'name');
 	grantee name;
 	is_new boolean;
 	ends text;
 BEGIN
-	PERFORM idemq_inside.given('role', role), idemq_inside.check_text('privilege', privilege, 64);
+	PERFORM idemq_internal.given('role', role), idemq_internal.check_text('privilege', privilege, 64);
 	IF privilege NOT IN ('enqueue', 'claim', 'admin') THEN
 		RAISE EXCEPTION 'privilege must be enqueue, claim or admin, not "%"', privilege
 			USING ERRCODE = '22023', HINT = 'admin includes the other two.';
 	END IF;
-	grantee := idemq_inside.lock_role(role);
+	grantee := idemq_internal.lock_role(role);
 	IF granted THEN
-		INSERT INTO idemq.queue_grants AS g (queue_id, role_name, privilege)
+		INSERT INTO idemq_internal.queue_grants AS g (queue_id, role_name, privilege)
 			VALUES (number, grantee, change_queue_grant.privilege)
 			ON CONFLICT (queue_id, role_name, privilege) DO UPDATE SET role_oid = excluded.role_oid
 			WHERE g.role_oid IS DISTINCT FROM excluded.role_oid;
 	ELSE
-		DELETE FROM idemq.queue_grants WHERE queue_id = number AND role_name = grantee
+		DELETE FROM idemq_internal.queue_grants WHERE queue_id = number AND role_name = grantee
 			AND privilege = change_queue_grant.privilege;
 	END IF;
 	is_new := FOUND;
-	PERFORM idemq_inside.settle_usage(role);
+	PERFORM idemq_internal.settle_usage(role);
 	IF NOT granted THEN
 		IF NOT is_new THEN
-			PERFORM idemq_inside.refuse_newer(EXISTS (SELECT FROM idemq_inside.latest('SELECT 1
-				FROM idemq.queue_grants
+			PERFORM idemq_internal.refuse_newer(EXISTS (SELECT FROM idemq_internal.latest('SELECT 1
+				FROM idemq_internal.queue_grants
 				WHERE queue_id = $1 AND role_name = $2 AND privilege = $3', number, grantee,
 					change_queue_grant.privilege) AS (one int)), 'grant');
 		END IF;
 		SELECT string_agg(what, ', ' ORDER BY what COLLATE "default") INTO ends
-			FROM (SELECT d.what, d.needs, idemq_inside.role_of(d.role_name, d.role_oid) AS its
-				FROM idemq_inside.latest(
+			FROM (SELECT d.what, d.needs, idemq_internal.role_of(d.role_name, d.role_oid) AS its
+				FROM idemq_internal.latest(
 				'SELECT format(''dead_queue of queue %I'', name), dead_queue_role,
 					dead_queue_role_oid, ''enqueue''
 					FROM idemq.queues WHERE dead_queue = $2
 				UNION ALL SELECT format(''binding of %L'', pattern), role_name, role_oid,
 					''enqueue''
-					FROM idemq.topic_binding_entries WHERE queue_id = $1
+					FROM idemq_internal.topic_binding_entries WHERE queue_id = $1
 				UNION ALL SELECT format(''schedule %I'', name), created_by, created_by_oid,
 					''enqueue''
-					FROM idemq.schedule_entries WHERE queue_id = $1
+					FROM idemq_internal.schedule_entries WHERE queue_id = $1
 				UNION ALL SELECT ''handler'', role_name, role_oid, ''claim''
-					FROM idemq.handler_entries WHERE queue_id = $1', number, name)
+					FROM idemq_internal.handler_entries WHERE queue_id = $1', number, name)
 				AS d (what text, role_name name, role_oid oid, needs text)) x
 			WHERE pg_has_role(its, change_queue_grant.role, 'USAGE')
-				AND NOT idemq_inside.role_may(its, number, needs);
+				AND NOT idemq_internal.role_may(its, number, needs);
 		IF ends IS NOT NULL THEN
 			RAISE NOTICE 'what needs the privilege on queue "%" does nothing more: %', name, ends
 				USING HINT = 'It goes on when the privilege is granted again; or remove it.';
 		END IF;
 	END IF;
 	IF is_new THEN
-		PERFORM idemq_inside.audit(CASE WHEN granted THEN 'grant_queue' ELSE 'revoke_queue' END,
+		PERFORM idemq_internal.audit(CASE WHEN granted THEN 'grant_queue' ELSE 'revoke_queue' END,
 			number, name,
 			jsonb_build_object('role', grantee, 'privilege', privilege));
 	END IF;
 END $$;
-CREATE FUNCTION idemq_inside.grant_queue(name text, role regrole, privilege text) RETURNS void
+CREATE FUNCTION idemq_internal.grant_queue_impl(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE sql AS
-	'SELECT idemq_inside.change_queue_grant(name, role, privilege, true)';
-CREATE FUNCTION idemq_inside.revoke_queue(name text, role regrole, privilege text) RETURNS void
+	'SELECT idemq_internal.change_queue_grant(name, role, privilege, true)';
+CREATE FUNCTION idemq_internal.revoke_queue_impl(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE sql AS
-	'SELECT idemq_inside.change_queue_grant(name, role, privilege, false)';
+	'SELECT idemq_internal.change_queue_grant(name, role, privilege, false)';
 
 CREATE FUNCTION idemq.queue_id(queue text) RETURNS int
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_id';

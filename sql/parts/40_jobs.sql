@@ -97,9 +97,9 @@ CREATE FUNCTION idemq.redrive(
 	queue text, max_jobs int DEFAULT NULL, error text DEFAULT NULL, ids bigint[] DEFAULT NULL)
 	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate_jobs';
 COMMENT ON FUNCTION idemq.redrive(text, int, text, bigint[])
-	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose error, or its idemq.error_pattern, is LIKE that; ids: those of these ids; several arguments: what they have in common; the copy of each in the dead queue is cancelled, unless somebody is on it, or has done it: a NOTICE says how many; returns how many; needs admin';
+	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose error, or its idemq_internal.error_pattern, is LIKE that; ids: those of these ids; several arguments: what they have in common; the copy of each in the dead queue is cancelled, unless somebody is on it, or has done it: a NOTICE says how many; returns how many; needs admin';
 
-CREATE FUNCTION idemq_inside.redrive_job(id bigint, token bigint, OUT redriven boolean,
+CREATE FUNCTION idemq_internal.redrive_job(id bigint, token bigint, OUT redriven boolean,
 	OUT copies bigint)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_redrive_job';
 
@@ -107,37 +107,37 @@ CREATE FUNCTION idemq_inside.redrive_job(id bigint, token bigint, OUT redriven b
 -- Each is then changed by its latest version: if that is dead of another attempt by now, it may be
 -- of another error, and stays. In the order of ids, so that two batches never deadlock.  The error
 -- is compared as idemq.errors shows it, so both are the same functions.
-CREATE FUNCTION idemq_inside.redrive(queue text, max_jobs int, error text, ids bigint[])
+CREATE FUNCTION idemq_internal.redrive_impl(queue text, max_jobs int, error text, ids bigint[])
 	RETURNS bigint
 	LANGUAGE plpgsql AS $$
 DECLARE
-	number int := idemq_inside.queue(queue, 'admin');
+	number int := idemq_internal.queue(queue, 'admin');
 	fingerprint text := CASE WHEN error ~ '^[0-9a-f]{16}$' THEN error END;
 	redriven bigint;
 	copies bigint;
 BEGIN
-	PERFORM idemq_inside.check_int('max_jobs', max_jobs, 1, 2147483647) WHERE max_jobs IS NOT NULL;
-	PERFORM idemq_inside.check_ids('ids', ids) WHERE ids IS NOT NULL;
+	PERFORM idemq_internal.check_int('max_jobs', max_jobs, 1, 2147483647) WHERE max_jobs IS NOT NULL;
+	PERFORM idemq_internal.check_ids('ids', ids) WHERE ids IS NOT NULL;
 	SELECT count(*) FILTER (WHERE r.redriven), coalesce(sum(r.copies), 0) INTO redriven, copies
-		FROM (SELECT * FROM idemq_inside.latest(
+		FROM (SELECT * FROM idemq_internal.latest(
 		'SELECT j.id, j.token FROM idemq.jobs j
 			WHERE j.queue_id = $1 AND j.dead_at IS NOT NULL AND j.status = ''dead''
-			AND ($3 IS NULL OR $3 = idemq.error_fingerprint(idemq.error_sqlstate((SELECT a.details
+			AND ($3 IS NULL OR $3 = idemq_internal.error_fingerprint(idemq_internal.error_sqlstate((SELECT a.details
 				FROM idemq.attempts a
 				WHERE a.job_id = j.id AND a.token <= j.token AND a.outcome IN (''failed'',
 					''expired'')
 				ORDER BY a.token DESC LIMIT 1), j.last_error), j.last_error))
-			AND ($4 IS NULL OR j.last_error LIKE $4 OR idemq.error_pattern(j.last_error) LIKE $4)'
+			AND ($4 IS NULL OR j.last_error LIKE $4 OR idemq_internal.error_pattern(j.last_error) LIKE $4)'
 			|| CASE WHEN ids IS NULL THEN '' ELSE ' AND j.id = ANY ($5)' END ||
 				' ORDER BY j.dead_at, j.id LIMIT $2',
 		number, max_jobs, fingerprint, CASE WHEN fingerprint IS NULL THEN error END,
 			ids) AS (id bigint, token bigint) ORDER BY 1) d
-		CROSS JOIN LATERAL idemq_inside.redrive_job(d.id, d.token) r;
+		CROSS JOIN LATERAL idemq_internal.redrive_job(d.id, d.token) r;
 	IF copies > 0 THEN
 		RAISE NOTICE 'copies of jobs in dead queues that were cancelled: %', copies;
 	END IF;
 	IF redriven > 0 THEN
-		PERFORM idemq_inside.audit('redrive', number, queue, nullif(jsonb_strip_nulls(
+		PERFORM idemq_internal.audit('redrive', number, queue, nullif(jsonb_strip_nulls(
 			jsonb_build_object('error', error, 'ids', cardinality(ids)::text,
 				'copies', nullif(copies, 0)::text)), '{}'),
 				jobs => redriven);

@@ -17,15 +17,15 @@ SELECT pg_catalog.pg_extension_config_dump('idemq.shard', '');
 ALTER TABLE idemq.shard ENABLE ROW LEVEL SECURITY;
 CREATE POLICY idemq_everybody ON idemq.shard FOR SELECT USING (true);
 
-CREATE FUNCTION idemq.shard_changed() RETURNS trigger
+CREATE FUNCTION idemq_internal.shard_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_shard_changed';
-COMMENT ON FUNCTION idemq.shard_changed() IS 'row and truncate trigger of idemq.shard: has every session look again which ids are this database''s';
+COMMENT ON FUNCTION idemq_internal.shard_changed() IS 'row and truncate trigger of idemq.shard: has every session look again which ids are this database''s';
 
 CREATE TRIGGER idemq_shard_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.shard
-	FOR EACH ROW EXECUTE FUNCTION idemq.shard_changed();
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.shard_changed();
 ALTER TABLE idemq.shard ENABLE ALWAYS TRIGGER idemq_shard_changed;
 CREATE TRIGGER idemq_shard_truncated AFTER TRUNCATE ON idemq.shard
-	FOR EACH STATEMENT EXECUTE FUNCTION idemq.shard_changed();
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.shard_changed();
 ALTER TABLE idemq.shard ENABLE ALWAYS TRIGGER idemq_shard_truncated;
 
 CREATE FUNCTION idemq.set_shard(shard int, shards int) RETURNS boolean

@@ -1,15 +1,15 @@
 -- Topic: Steps
 
 -- A row by the time of its first step; none here, since a dump brings its own.
-CREATE TABLE idemq.database_uuid (
+CREATE TABLE idemq_internal.database_uuid (
 	one  boolean PRIMARY KEY DEFAULT true CHECK (one),
 	uuid uuid NOT NULL
 );
-COMMENT ON TABLE idemq.database_uuid IS 'what the effect keys of this database are made with; drawn at its first step, and dumped: a restored database has the same keys';
-COMMENT ON COLUMN idemq.database_uuid.one IS 'true: there is one row';
-COMMENT ON COLUMN idemq.database_uuid.uuid IS 'drawn at random';
+COMMENT ON TABLE idemq_internal.database_uuid IS 'what the effect keys of this database are made with; drawn at its first step, and dumped: a restored database has the same keys';
+COMMENT ON COLUMN idemq_internal.database_uuid.one IS 'true: there is one row';
+COMMENT ON COLUMN idemq_internal.database_uuid.uuid IS 'drawn at random';
 
--- No foreign key to idemq.jobs: see idemq.queue_grants.
+-- No foreign key to idemq.jobs: see idemq_internal.queue_grants.
 CREATE TABLE idemq.steps (
 	job_id      bigint NOT NULL,
 	name        text COLLATE "C" NOT NULL,
@@ -56,12 +56,12 @@ CREATE INDEX steps_open ON idemq.steps (queue_id, job_id) WHERE state OPERATOR(p
 CREATE INDEX steps_waiting ON idemq.steps (queue_id, name, job_id)
 	WHERE state OPERATOR(pg_catalog.=) 'waiting';
 
-SELECT pg_catalog.pg_extension_config_dump('idemq.database_uuid', '');
+SELECT pg_catalog.pg_extension_config_dump('idemq_internal.database_uuid', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.steps', '');
 
 ALTER TABLE idemq.steps ENABLE ROW LEVEL SECURITY;
-CREATE POLICY idemq_own_queues ON idemq.steps FOR SELECT USING (idemq.may_see(queue_id));
-ALTER TABLE idemq.database_uuid ENABLE ROW LEVEL SECURITY;
+CREATE POLICY idemq_own_queues ON idemq.steps FOR SELECT USING (idemq_internal.may_see(queue_id));
+ALTER TABLE idemq_internal.database_uuid ENABLE ROW LEVEL SECURITY;
 
 CREATE PROCEDURE idemq.begin_step(
 	id bigint, token bigint, name text, request jsonb, call_timeout interval,

@@ -1,6 +1,6 @@
 -- Topic: Dependencies
 
--- No foreign keys to idemq.jobs: see idemq.queue_grants; and each would make every write of a
+-- No foreign keys to idemq.jobs: see idemq_internal.queue_grants; and each would make every write of a
 -- job go through the executor.
 CREATE TABLE idemq.dependencies (
 	child      bigint NOT NULL,
@@ -51,21 +51,21 @@ SELECT pg_catalog.pg_extension_config_dump('idemq.dependencies', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.children', '');
 
 ALTER TABLE idemq.dependencies ENABLE ROW LEVEL SECURITY;
-CREATE POLICY idemq_own_queues ON idemq.dependencies FOR SELECT USING (idemq.may_see(queue_id));
+CREATE POLICY idemq_own_queues ON idemq.dependencies FOR SELECT USING (idemq_internal.may_see(queue_id));
 ALTER TABLE idemq.children ENABLE ROW LEVEL SECURITY;
-CREATE POLICY idemq_own_queues ON idemq.children FOR SELECT USING (idemq.may_see(queue_id));
+CREATE POLICY idemq_own_queues ON idemq.children FOR SELECT USING (idemq_internal.may_see(queue_id));
 
-CREATE FUNCTION idemq.dependencies_changed() RETURNS trigger
+CREATE FUNCTION idemq_internal.dependencies_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_dependencies_changed';
-COMMENT ON FUNCTION idemq.dependencies_changed() IS 'statement trigger of idemq.dependencies and idemq.children: has rows that were restored, or written by hand, read anew at the end of the transaction';
+COMMENT ON FUNCTION idemq_internal.dependencies_changed() IS 'statement trigger of idemq.dependencies and idemq.children: has rows that were restored, or written by hand, read anew at the end of the transaction';
 
 CREATE TRIGGER idemq_dependencies_changed AFTER INSERT OR UPDATE OR DELETE
 	OR TRUNCATE ON idemq.dependencies
-	FOR EACH STATEMENT EXECUTE FUNCTION idemq.dependencies_changed();
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.dependencies_changed();
 ALTER TABLE idemq.dependencies ENABLE ALWAYS TRIGGER idemq_dependencies_changed;
 CREATE TRIGGER idemq_dependencies_changed AFTER INSERT OR UPDATE OR DELETE
 	OR TRUNCATE ON idemq.children
-	FOR EACH STATEMENT EXECUTE FUNCTION idemq.dependencies_changed();
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.dependencies_changed();
 ALTER TABLE idemq.children ENABLE ALWAYS TRIGGER idemq_dependencies_changed;
 
 CREATE FUNCTION idemq.parents(id bigint)
@@ -80,9 +80,9 @@ CREATE FUNCTION idemq.enqueue_graph(jobs jsonb)
 COMMENT ON FUNCTION idemq.enqueue_graph(jsonb)
 	IS 'add jobs that depend on each other, all or none: an array of objects with a name, a queue, a payload, depends_on (names in the graph, and ids of jobs as numbers), and the other arguments of idemq.enqueue as members; returns a row a job, parents before their children; raises 22023 for a cycle; needs enqueue on each queue';
 
--- Topic: Inside
+-- Topic: Internal
 
-CREATE FUNCTION idemq_inside.refuse_graph(job text, what text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.refuse_graph(job text, what text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	RAISE EXCEPTION USING ERRCODE = '22023',
 		MESSAGE = coalesce('job "' || job || '" of the graph: ', 'jobs: ') || what,
@@ -96,7 +96,7 @@ END $$;
 -- depends on; then each is enqueued, as the caller, who needs what that needs.  A job whose key is
 -- taken is the one that has the key, for its children as well.  Jobs are numbers here; a list of
 -- them is text, since an array has no rows of different lengths.
-CREATE FUNCTION idemq_inside.enqueue_graph(jobs jsonb)
+CREATE FUNCTION idemq_internal.enqueue_graph_impl(jobs jsonb)
 	RETURNS TABLE (name text, id bigint, outcome idemq.outcome, status idemq.status)
 		LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -121,19 +121,19 @@ DECLARE
 	job jsonb;
 	n int;
 BEGIN
-	PERFORM idemq_inside.given('jobs', jobs);
+	PERFORM idemq_internal.given('jobs', jobs);
 	IF jsonb_typeof(jobs) <> 'array' THEN
-		PERFORM idemq_inside.refuse_graph(NULL, 'no array');
+		PERFORM idemq_internal.refuse_graph(NULL, 'no array');
 	ELSIF jsonb_array_length(jobs) > 1000000 THEN
-		PERFORM idemq_inside.refuse_graph(NULL, 'more than 1000000');
+		PERFORM idemq_internal.refuse_graph(NULL, 'more than 1000000');
 	END IF;
 	nodes := ARRAY(SELECT jsonb_array_elements(jobs));
-	PERFORM idemq_inside.refuse_graph(NULL, CASE jsonb_typeof(j)
+	PERFORM idemq_internal.refuse_graph(NULL, CASE jsonb_typeof(j)
 		WHEN 'object' THEN 'an element has no name, which must be a string'
 			ELSE 'an element is no object' END)
 		FROM unnest(nodes) j WHERE jsonb_typeof(j -> 'name') IS DISTINCT FROM 'string'
 			OR j ->> 'name' = '';
-	PERFORM idemq_inside.refuse_graph(j ->> 'name', w.what)
+	PERFORM idemq_internal.refuse_graph(j ->> 'name', w.what)
 		FROM unnest(nodes) j, jsonb_each(j) m (key, value), LATERAL (SELECT CASE
 			WHEN NOT members ? m.key THEN format('there is no member "%s"', m.key)
 			WHEN members ->> m.key = 'array' AND jsonb_typeof(m.value) NOT IN ('array',
@@ -142,13 +142,13 @@ BEGIN
 				'null')
 				THEN m.key || ' must be a string or a number' END) w (what)
 		WHERE w.what IS NOT NULL;
-	PERFORM idemq_inside.refuse_graph(j ->> 'name', 'it needs a queue and a payload')
+	PERFORM idemq_internal.refuse_graph(j ->> 'name', 'it needs a queue and a payload')
 		FROM unnest(nodes) j WHERE j ->> 'queue' IS NULL OR NOT j ? 'payload';
-	PERFORM idemq_inside.refuse_graph(j ->> 'name', 'another one has the same name')
+	PERFORM idemq_internal.refuse_graph(j ->> 'name', 'another one has the same name')
 		FROM unnest(nodes) j GROUP BY j ->> 'name' HAVING count(*) > 1;
 	numbers := (SELECT jsonb_object_agg(u.j ->> 'name', u.n)
 		FROM unnest(nodes) WITH ORDINALITY u (j, n));
-	PERFORM idemq_inside.refuse_graph(j ->> 'name', w.what)
+	PERFORM idemq_internal.refuse_graph(j ->> 'name', w.what)
 		FROM unnest(nodes) j, jsonb_array_elements(nullif(j -> 'depends_on', 'null')) d,
 			LATERAL (SELECT CASE jsonb_typeof(d)
 			WHEN 'number' THEN CASE WHEN d::text !~ '^-?\d+$'
@@ -209,7 +209,7 @@ BEGIN
 	FOREACH n IN ARRAY ordered LOOP
 		job := nodes[n];
 		name := job ->> 'name';
-		SELECT e.* INTO id, outcome, status FROM idemq_inside.as_caller(
+		SELECT e.* INTO id, outcome, status FROM idemq_internal.as_caller(
 			'SELECT e.id, e.outcome, e.status FROM idemq.enqueue($1, $2, key => $3, delay => $4, '
 				'run_at => $5, priority => $6, '
 			'group_key => $7, max_attempts => $8, headers => $9, expires_in => $10, key_ttl => '

@@ -1,6 +1,6 @@
 -- Topic: Events
 
--- No foreign key to idemq.queues: see idemq.queue_grants.
+-- No foreign key to idemq.queues: see idemq_internal.queue_grants.
 CREATE TABLE idemq.events (
 	queue_id   int NOT NULL,
 	name       text COLLATE "C" NOT NULL,
@@ -26,7 +26,7 @@ CREATE INDEX events_keep_until ON idemq.events (keep_until);
 SELECT pg_catalog.pg_extension_config_dump('idemq.events', '');
 
 ALTER TABLE idemq.events ENABLE ROW LEVEL SECURITY;
-CREATE POLICY idemq_own_queues ON idemq.events FOR SELECT USING (idemq.may_see(queue_id));
+CREATE POLICY idemq_own_queues ON idemq.events FOR SELECT USING (idemq_internal.may_see(queue_id));
 
 CREATE FUNCTION idemq.await_event(
 	id bigint, token bigint, name text, timeout interval, OUT outcome text, OUT payload jsonb)

@@ -1,28 +1,28 @@
 -- Topic: Topics
 
--- No foreign keys: see idemq.queue_grants.
-CREATE TABLE idemq.topic_entries (
+-- No foreign keys: see idemq_internal.queue_grants.
+CREATE TABLE idemq_internal.topic_entries (
 	topic      text COLLATE "C" PRIMARY KEY,
 	created_at timestamptz NOT NULL
 );
-COMMENT ON TABLE idemq.topic_entries IS 'one row a space of topics, by their first word; see idemq.topics, change it with idemq.create_topic';
-COMMENT ON COLUMN idemq.topic_entries.topic IS 'first word of its topics';
-COMMENT ON COLUMN idemq.topic_entries.created_at IS 'when it was created';
+COMMENT ON TABLE idemq_internal.topic_entries IS 'one row a space of topics, by their first word; see idemq.topics, change it with idemq.create_topic';
+COMMENT ON COLUMN idemq_internal.topic_entries.topic IS 'first word of its topics';
+COMMENT ON COLUMN idemq_internal.topic_entries.created_at IS 'when it was created';
 
-CREATE TABLE idemq.topic_grants (
+CREATE TABLE idemq_internal.topic_grants (
 	topic     text COLLATE "C" NOT NULL,
 	role_name name NOT NULL,
 	privilege text NOT NULL CHECK (privilege IN ('publish', 'bind', 'admin')),
 	role_oid  oid,
 	PRIMARY KEY (topic, role_name, privilege)
 );
-COMMENT ON TABLE idemq.topic_grants IS 'which roles may publish to a space of topics, bind queues to it and administer it; change it with idemq.grant_topic';
-COMMENT ON COLUMN idemq.topic_grants.topic IS 'the space';
-COMMENT ON COLUMN idemq.topic_grants.role_name IS 'the role';
-COMMENT ON COLUMN idemq.topic_grants.privilege IS 'publish, bind, or admin, which includes both';
-COMMENT ON COLUMN idemq.topic_grants.role_oid IS 'the role that had the name when the row was written; NULL when there was none: then the name alone decides';
+COMMENT ON TABLE idemq_internal.topic_grants IS 'which roles may publish to a space of topics, bind queues to it and administer it; change it with idemq.grant_topic';
+COMMENT ON COLUMN idemq_internal.topic_grants.topic IS 'the space';
+COMMENT ON COLUMN idemq_internal.topic_grants.role_name IS 'the role';
+COMMENT ON COLUMN idemq_internal.topic_grants.privilege IS 'publish, bind, or admin, which includes both';
+COMMENT ON COLUMN idemq_internal.topic_grants.role_oid IS 'the role that had the name when the row was written; NULL when there was none: then the name alone decides';
 
-CREATE TABLE idemq.topic_binding_entries (
+CREATE TABLE idemq_internal.topic_binding_entries (
 	topic      text COLLATE "C" NOT NULL,
 	pattern    text COLLATE "C" NOT NULL,
 	queue_id   int NOT NULL,
@@ -32,38 +32,38 @@ CREATE TABLE idemq.topic_binding_entries (
 	refused_at timestamptz,
 	PRIMARY KEY (topic, pattern, queue_id, role_name)
 );
-COMMENT ON TABLE idemq.topic_binding_entries IS 'one row a pattern of topics, a queue and the role that has bound it; see idemq.topic_bindings, change it with idemq.bind_topic';
-COMMENT ON COLUMN idemq.topic_binding_entries.topic IS 'the space: the first word of the pattern';
-COMMENT ON COLUMN idemq.topic_binding_entries.pattern IS 'which topics';
-COMMENT ON COLUMN idemq.topic_binding_entries.queue_id IS 'the queue that gets a job';
-COMMENT ON COLUMN idemq.topic_binding_entries.role_name IS 'the role by whose rights';
-COMMENT ON COLUMN idemq.topic_binding_entries.role_oid IS 'the role that had the name when the row was written; NULL when there was none: then the name alone decides';
-COMMENT ON COLUMN idemq.topic_binding_entries.bound_at IS 'when it was bound';
-COMMENT ON COLUMN idemq.topic_binding_entries.refused_at IS 'when it was skipped last, to the minute';
+COMMENT ON TABLE idemq_internal.topic_binding_entries IS 'one row a pattern of topics, a queue and the role that has bound it; see idemq.topic_bindings, change it with idemq.bind_topic';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.topic IS 'the space: the first word of the pattern';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.pattern IS 'which topics';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.queue_id IS 'the queue that gets a job';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_name IS 'the role by whose rights';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_oid IS 'the role that had the name when the row was written; NULL when there was none: then the name alone decides';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.bound_at IS 'when it was bound';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.refused_at IS 'when it was skipped last, to the minute';
 
-SELECT pg_catalog.pg_extension_config_dump('idemq.topic_entries', '');
-SELECT pg_catalog.pg_extension_config_dump('idemq.topic_grants', '');
-SELECT pg_catalog.pg_extension_config_dump('idemq.topic_binding_entries', '');
+SELECT pg_catalog.pg_extension_config_dump('idemq_internal.topic_entries', '');
+SELECT pg_catalog.pg_extension_config_dump('idemq_internal.topic_grants', '');
+SELECT pg_catalog.pg_extension_config_dump('idemq_internal.topic_binding_entries', '');
 
-CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq.topic_grants
-	FOR EACH ROW EXECUTE FUNCTION idemq.role_named('role_name', 'role_oid');
-ALTER TABLE idemq.topic_grants ENABLE ALWAYS TRIGGER idemq_role_named;
-CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq.topic_binding_entries
-	FOR EACH ROW EXECUTE FUNCTION idemq.role_named('role_name', 'role_oid');
-ALTER TABLE idemq.topic_binding_entries ENABLE ALWAYS TRIGGER idemq_role_named;
+CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq_internal.topic_grants
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('role_name', 'role_oid');
+ALTER TABLE idemq_internal.topic_grants ENABLE ALWAYS TRIGGER idemq_role_named;
+CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq_internal.topic_binding_entries
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('role_name', 'role_oid');
+ALTER TABLE idemq_internal.topic_binding_entries ENABLE ALWAYS TRIGGER idemq_role_named;
 -- No policy: the views show what is to be seen.
-ALTER TABLE idemq.topic_entries ENABLE ROW LEVEL SECURITY;
-ALTER TABLE idemq.topic_grants ENABLE ROW LEVEL SECURITY;
-ALTER TABLE idemq.topic_binding_entries ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq_internal.topic_entries ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq_internal.topic_grants ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq_internal.topic_binding_entries ENABLE ROW LEVEL SECURITY;
 
 -- What the functions below ask of C: src/api/topics.c.
-CREATE FUNCTION idemq_inside.check_space(topic text) RETURNS void
+CREATE FUNCTION idemq_internal.check_space(topic text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_space';
-CREATE FUNCTION idemq_inside.topic_space(pattern text) RETURNS text
+CREATE FUNCTION idemq_internal.topic_space(pattern text) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_topic_space';
-CREATE FUNCTION idemq_inside.topic(topic text, privilege text, keep boolean) RETURNS void
+CREATE FUNCTION idemq_internal.topic(topic text, privilege text, keep boolean) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_topic';
-CREATE FUNCTION idemq_inside.topic_may(topic text, role oid, privilege text) RETURNS boolean
+CREATE FUNCTION idemq_internal.topic_may(topic text, role oid, privilege text) RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_topic_may';
 
 CREATE FUNCTION idemq.create_topic(topic text) RETURNS void
@@ -71,11 +71,11 @@ CREATE FUNCTION idemq.create_topic(topic text) RETURNS void
 COMMENT ON FUNCTION idemq.create_topic(text)
 	IS 'create a space of topics, those whose first word is this: a letter or _ first, then letters, digits, _ and -, up to 48 bytes; the caller may then publish to it, bind queues to it and administer it; raises 42710 when there is one';
 
-CREATE FUNCTION idemq_inside.create_topic(topic text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.create_topic_impl(topic text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-	PERFORM idemq_inside.check_space(topic);
-	INSERT INTO idemq.topic_entries (topic, created_at) VALUES (create_topic.topic,
-		idemq_inside.now())
+	PERFORM idemq_internal.check_space(topic);
+	INSERT INTO idemq_internal.topic_entries (topic, created_at) VALUES (create_topic_impl.topic,
+		idemq_internal.now())
 		ON CONFLICT DO NOTHING;
 	IF NOT FOUND THEN
 		RAISE EXCEPTION 'topic "%" already exists', topic USING ERRCODE = '42710',
@@ -83,8 +83,8 @@ BEGIN
 				'Choose another name, or let its administrator grant you its use with '
 				'idemq.grant_topic.';
 	END IF;
-	PERFORM idemq_inside.change_topic_grant(topic, idemq_inside.caller(), 'admin', true),
-		idemq_inside.audit('create_topic', 0, '', jsonb_build_object('topic', topic));
+	PERFORM idemq_internal.change_topic_grant(topic, idemq_internal.caller(), 'admin', true),
+		idemq_internal.audit('create_topic', 0, '', jsonb_build_object('topic', topic));
 END $$;
 
 CREATE FUNCTION idemq.drop_topic(topic text) RETURNS void
@@ -93,31 +93,31 @@ COMMENT ON FUNCTION idemq.drop_topic(text) IS 'drop a space of topics with its g
 
 -- The space first, which waits for whoever makes one of the others and keeps it; then all that
 -- names it.
-CREATE FUNCTION idemq_inside.drop_topic(topic text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.drop_topic_impl(topic text) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
 	roles oid[];
 BEGIN
-	PERFORM idemq_inside.check_text('topic', drop_topic.topic, 1024),
-		idemq_inside.topic(drop_topic.topic, 'admin', false);
-	DELETE FROM idemq.topic_entries WHERE topic = drop_topic.topic;
-	roles := ARRAY(SELECT role FROM idemq_inside.latest(
-		'SELECT DISTINCT r.oid FROM idemq.topic_grants g JOIN pg_roles r ON r.rolname = '
+	PERFORM idemq_internal.check_text('topic', drop_topic_impl.topic, 1024),
+		idemq_internal.topic(drop_topic_impl.topic, 'admin', false);
+	DELETE FROM idemq_internal.topic_entries WHERE topic = drop_topic_impl.topic;
+	roles := ARRAY(SELECT role FROM idemq_internal.latest(
+		'SELECT DISTINCT r.oid FROM idemq_internal.topic_grants g JOIN pg_roles r ON r.rolname = '
 			'g.role_name WHERE g.topic = $1 ORDER BY 1',
-		drop_topic.topic) AS (role oid));
-	PERFORM idemq_inside.lock_role(role) FROM unnest(roles) role;
-	DELETE FROM idemq.topic_binding_entries WHERE topic = drop_topic.topic;
-	DELETE FROM idemq.topic_grants WHERE topic = drop_topic.topic;
-	PERFORM FROM idemq_inside.latest('SELECT true FROM idemq.topic_grants WHERE topic = $1 UNION ALL
-		SELECT true FROM idemq.topic_binding_entries
-			WHERE topic = $1 LIMIT 1', drop_topic.topic) AS (is_left boolean);
+		drop_topic_impl.topic) AS (role oid));
+	PERFORM idemq_internal.lock_role(role) FROM unnest(roles) role;
+	DELETE FROM idemq_internal.topic_binding_entries WHERE topic = drop_topic_impl.topic;
+	DELETE FROM idemq_internal.topic_grants WHERE topic = drop_topic_impl.topic;
+	PERFORM FROM idemq_internal.latest('SELECT true FROM idemq_internal.topic_grants WHERE topic = $1 UNION ALL
+		SELECT true FROM idemq_internal.topic_binding_entries
+			WHERE topic = $1 LIMIT 1', drop_topic_impl.topic) AS (is_left boolean);
 	IF FOUND THEN
 		RAISE EXCEPTION 'topic "%" has grants or bindings that this transaction cannot see',
-			drop_topic.topic
+			drop_topic_impl.topic
 			USING ERRCODE = '40001', HINT = 'Run idemq.drop_topic at READ COMMITTED.';
 	END IF;
-	PERFORM idemq_inside.settle_usage(role) FROM unnest(roles) role;
-	PERFORM idemq_inside.audit('drop_topic', 0, '', jsonb_build_object('topic', drop_topic.topic));
+	PERFORM idemq_internal.settle_usage(role) FROM unnest(roles) role;
+	PERFORM idemq_internal.audit('drop_topic', 0, '', jsonb_build_object('topic', drop_topic_impl.topic));
 END $$;
 
 CREATE FUNCTION idemq.grant_topic(topic text, role regrole, privilege text) RETURNS void
@@ -130,62 +130,62 @@ CREATE FUNCTION idemq.revoke_topic(topic text, role regrole, privilege text) RET
 COMMENT ON FUNCTION idemq.revoke_topic(text, regrole, text)
 	IS 'take back what idemq.grant_topic gave; without bind the bindings that a role has made are skipped from now on; needs admin of it';
 
--- Writes or deletes a row of idemq.topic_grants; returns whether that has changed anything.
-CREATE FUNCTION idemq_inside.change_topic_grant(topic text, role oid, privilege text,
+-- Writes or deletes a row of idemq_internal.topic_grants; returns whether that has changed anything.
+CREATE FUNCTION idemq_internal.change_topic_grant(topic text, role oid, privilege text,
 	granted boolean) RETURNS boolean
 	LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-	name name := idemq_inside.lock_role(role);
+	name name := idemq_internal.lock_role(role);
 	is_new boolean;
 BEGIN
 	IF granted THEN
-		INSERT INTO idemq.topic_grants AS g (topic, role_name, privilege)
+		INSERT INTO idemq_internal.topic_grants AS g (topic, role_name, privilege)
 			VALUES (change_topic_grant.topic, name, change_topic_grant.privilege)
 			ON CONFLICT (topic, role_name, privilege) DO UPDATE SET role_oid = excluded.role_oid
 			WHERE g.role_oid IS DISTINCT FROM excluded.role_oid;
 	ELSE
-		DELETE FROM idemq.topic_grants WHERE topic = change_topic_grant.topic AND role_name = name
+		DELETE FROM idemq_internal.topic_grants WHERE topic = change_topic_grant.topic AND role_name = name
 			AND privilege = change_topic_grant.privilege;
 	END IF;
 	is_new := FOUND;
 	IF NOT granted AND NOT is_new THEN
-		PERFORM idemq_inside.refuse_newer(EXISTS (SELECT FROM idemq_inside.latest('SELECT 1
-			FROM idemq.topic_grants
+		PERFORM idemq_internal.refuse_newer(EXISTS (SELECT FROM idemq_internal.latest('SELECT 1
+			FROM idemq_internal.topic_grants
 			WHERE topic = $1 AND role_name = $2 AND privilege = $3', topic, name,
 				privilege) AS (one int)), 'grant');
 	END IF;
-	PERFORM idemq_inside.settle_usage(role);
+	PERFORM idemq_internal.settle_usage(role);
 	RETURN is_new;
 END $$;
 
 -- What idemq.grant_topic and idemq.revoke_topic do.
-CREATE FUNCTION idemq_inside.decide_topic_grant(topic text, role oid, privilege text,
+CREATE FUNCTION idemq_internal.decide_topic_grant(topic text, role oid, privilege text,
 	granted boolean) RETURNS void
 	LANGUAGE plpgsql AS $$
 BEGIN
-	PERFORM idemq_inside.check_text('topic', topic, 1024), idemq_inside.given('role', role),
-		idemq_inside.check_text('privilege', privilege, 64);
+	PERFORM idemq_internal.check_text('topic', topic, 1024), idemq_internal.given('role', role),
+		idemq_internal.check_text('privilege', privilege, 64);
 	IF privilege NOT IN ('publish', 'bind', 'admin') THEN
 		RAISE EXCEPTION 'privilege must be publish, bind or admin, not "%"',
 			privilege USING ERRCODE = '22023',
 			HINT = 'admin includes the other two.';
 	END IF;
-	PERFORM idemq_inside.topic(topic, 'admin', granted);
-	IF idemq_inside.change_topic_grant(topic, role, privilege, granted) THEN
-		PERFORM idemq_inside.audit(CASE WHEN granted THEN 'grant_topic' ELSE 'revoke_topic' END, 0,
+	PERFORM idemq_internal.topic(topic, 'admin', granted);
+	IF idemq_internal.change_topic_grant(topic, role, privilege, granted) THEN
+		PERFORM idemq_internal.audit(CASE WHEN granted THEN 'grant_topic' ELSE 'revoke_topic' END, 0,
 			'',
 			jsonb_build_object('topic', topic, 'role', pg_get_userbyid(role), 'privilege',
 				privilege));
 	END IF;
 END $$;
 
-CREATE FUNCTION idemq_inside.grant_topic(topic text, role regrole, privilege text) RETURNS void
+CREATE FUNCTION idemq_internal.grant_topic_impl(topic text, role regrole, privilege text) RETURNS void
 	LANGUAGE sql AS
-	'SELECT idemq_inside.decide_topic_grant(topic, role, privilege, true)';
-CREATE FUNCTION idemq_inside.revoke_topic(topic text, role regrole, privilege text) RETURNS void
+	'SELECT idemq_internal.decide_topic_grant(topic, role, privilege, true)';
+CREATE FUNCTION idemq_internal.revoke_topic_impl(topic text, role regrole, privilege text) RETURNS void
 	LANGUAGE sql AS
-	'SELECT idemq_inside.decide_topic_grant(topic, role, privilege, false)';
+	'SELECT idemq_internal.decide_topic_grant(topic, role, privilege, false)';
 
 CREATE FUNCTION idemq.bind_topic(pattern text, queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
@@ -195,27 +195,27 @@ COMMENT ON FUNCTION idemq.bind_topic(text, text)
 -- A binding is of the role that makes it, and as good as that role's rights are when something is
 -- published (src/api/publish.c).  Two roles may bind one queue by one pattern; each binding stands
 -- for itself, so that nobody takes another's away.
-CREATE FUNCTION idemq_inside.bind_topic(pattern text, queue text) RETURNS boolean
+CREATE FUNCTION idemq_internal.bind_topic_impl(pattern text, queue text) RETURNS boolean
 	LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-	space text := idemq_inside.topic_space(pattern);
+	space text := idemq_internal.topic_space(pattern);
 	queue_number int;
 	is_new boolean;
 BEGIN
-	PERFORM idemq_inside.topic(space, 'bind', false);
-	queue_number := idemq_inside.queue(queue, 'enqueue', 'keep');
-	PERFORM idemq_inside.topic(space, NULL, true);
-	INSERT INTO idemq.topic_binding_entries AS b (topic, pattern, queue_id, role_name, bound_at)
-		VALUES (space, bind_topic.pattern, queue_number, pg_get_userbyid(idemq_inside.caller()),
-			idemq_inside.now())
+	PERFORM idemq_internal.topic(space, 'bind', false);
+	queue_number := idemq_internal.queue(queue, 'enqueue', 'keep');
+	PERFORM idemq_internal.topic(space, NULL, true);
+	INSERT INTO idemq_internal.topic_binding_entries AS b (topic, pattern, queue_id, role_name, bound_at)
+		VALUES (space, bind_topic_impl.pattern, queue_number, pg_get_userbyid(idemq_internal.caller()),
+			idemq_internal.now())
 		ON CONFLICT (topic, pattern, queue_id, role_name) DO UPDATE
 		SET role_oid = excluded.role_oid, bound_at = excluded.bound_at, refused_at = NULL
 		WHERE b.role_oid IS DISTINCT FROM excluded.role_oid;
 	is_new := FOUND;
 	IF is_new THEN
-		PERFORM idemq_inside.audit('bind_topic', queue_number, queue,
-			jsonb_build_object('pattern', bind_topic.pattern));
+		PERFORM idemq_internal.audit('bind_topic', queue_number, queue,
+			jsonb_build_object('pattern', bind_topic_impl.pattern));
 	END IF;
 	RETURN is_new;
 END $$;
@@ -226,29 +226,29 @@ COMMENT ON FUNCTION idemq.unbind_topic(text, text)
 	IS 'end the bindings of a queue by a pattern that the caller has made; all of them, with admin of the queue or of the topic; returns false when there was none, and raises 42501 when there are others'' alone';
 
 -- A role that has lost its privileges may still end its binding.
-CREATE FUNCTION idemq_inside.unbind_topic(pattern text, queue text) RETURNS boolean
+CREATE FUNCTION idemq_internal.unbind_topic_impl(pattern text, queue text) RETURNS boolean
 	LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-	space text := idemq_inside.topic_space(pattern);
+	space text := idemq_internal.topic_space(pattern);
 	queue_number int;
-	role oid := idemq_inside.caller();
+	role oid := idemq_internal.caller();
 	may_end_all boolean;
 	own name[];
 	others bigint;
 	ended boolean;
 BEGIN
-	PERFORM idemq_inside.check_text('queue', queue, 1024), idemq_inside.topic(space, NULL, false);
-	queue_number := idemq_inside.queue(queue, 'any');
-	may_end_all := idemq_inside.role_may(role, queue_number, 'admin')
-		OR idemq_inside.topic_may(space, role, 'admin');
+	PERFORM idemq_internal.check_text('queue', queue, 1024), idemq_internal.topic(space, NULL, false);
+	queue_number := idemq_internal.queue(queue, 'any');
+	may_end_all := idemq_internal.role_may(role, queue_number, 'admin')
+		OR idemq_internal.topic_may(space, role, 'admin');
 	SELECT array_agg(name) FILTER (WHERE is_own), count(*) FILTER (WHERE NOT is_own) INTO own,
 		others
 		FROM (SELECT b.name, may_end_all
-				OR coalesce(pg_has_role(role, idemq_inside.role_of(b.name, b.role_oid), 'USAGE'),
+				OR coalesce(pg_has_role(role, idemq_internal.role_of(b.name, b.role_oid), 'USAGE'),
 					false) AS is_own
-			FROM idemq_inside.latest('SELECT role_name, role_oid FROM idemq.topic_binding_entries
-				WHERE topic = $1 AND pattern = $2 AND queue_id = $3', space, unbind_topic.pattern,
+			FROM idemq_internal.latest('SELECT role_name, role_oid FROM idemq_internal.topic_binding_entries
+				WHERE topic = $1 AND pattern = $2 AND queue_id = $3', space, unbind_topic_impl.pattern,
 					queue_number)
 				AS b (name name, role_oid oid)) x;
 	IF own IS NULL AND others > 0 THEN
@@ -258,12 +258,12 @@ BEGIN
 				'The role that made a binding, and administrators of queue or topic, may end it.',
 			HINT = 'Let one of them call idemq.unbind_topic.';
 	END IF;
-	DELETE FROM idemq.topic_binding_entries WHERE topic = space AND pattern = unbind_topic.pattern
+	DELETE FROM idemq_internal.topic_binding_entries WHERE topic = space AND pattern = unbind_topic_impl.pattern
 		AND queue_id = queue_number AND role_name = ANY (own);
 	ended := FOUND;
 	IF ended THEN
-		PERFORM idemq_inside.audit('unbind_topic', queue_number, queue,
-			jsonb_build_object('pattern', unbind_topic.pattern));
+		PERFORM idemq_internal.audit('unbind_topic', queue_number, queue,
+			jsonb_build_object('pattern', unbind_topic_impl.pattern));
 	END IF;
 	RETURN ended;
 END $$;
@@ -286,46 +286,46 @@ CREATE FUNCTION idemq.topic_matches(pattern text, topic text) RETURNS boolean
 COMMENT ON FUNCTION idemq.topic_matches(text, text)
 	IS 'whether a queue that is bound by a pattern gets what is published to a topic: returns that, and raises 22023 for what is no pattern or no topic';
 
--- Topic: Inside
+-- Topic: Internal
 
-CREATE FUNCTION idemq.topic_privileges(topic text) RETURNS text[]
+CREATE FUNCTION idemq_internal.topic_privileges(topic text) RETURNS text[]
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
-COMMENT ON FUNCTION idemq.topic_privileges(text) IS 'what the current role may do with a space of topics: returns publish, bind, admin, or some of them; use the view idemq.topics';
+COMMENT ON FUNCTION idemq_internal.topic_privileges(text) IS 'what the current role may do with a space of topics: returns publish, bind, admin, or some of them; use the view idemq.topics';
 
-CREATE FUNCTION idemq_inside.topic_privileges(topic text) RETURNS text[] STABLE LANGUAGE sql AS $$
-	SELECT idemq_inside.check_text('topic', topic, 1024);
+CREATE FUNCTION idemq_internal.topic_privileges_impl(topic text) RETURNS text[] STABLE LANGUAGE sql AS $$
+	SELECT idemq_internal.check_text('topic', topic, 1024);
 	SELECT ARRAY(SELECT p FROM unnest('{publish,bind,admin}'::text[]) p
-		WHERE idemq_inside.topic_may(topic, idemq_inside.caller(), p))
+		WHERE idemq_internal.topic_may(topic, idemq_internal.caller(), p))
 $$;
 
-CREATE FUNCTION idemq.topic_states()
+CREATE FUNCTION idemq_internal.topic_states()
 	RETURNS TABLE (topic text, pattern text, queue_id int, role name, bound_at timestamptz,
 		refused_at timestamptz,
 		refusal text)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
-COMMENT ON FUNCTION idemq.topic_states()
+COMMENT ON FUNCTION idemq_internal.topic_states()
 	IS 'the bindings that the caller has made, or may end; all for pg_monitor; use the view idemq.topic_bindings';
 
 -- Why a binding would be skipped is asked as idemq.publish does, at this moment.
-CREATE FUNCTION idemq_inside.topic_states()
+CREATE FUNCTION idemq_internal.topic_states_impl()
 	RETURNS TABLE (topic text, pattern text, queue_id int, role name, bound_at timestamptz,
 		refused_at timestamptz,
 		refusal text)
 	STABLE LANGUAGE sql AS $$
 	SELECT b.topic, b.pattern, b.queue_id, b.role_name, b.bound_at, b.refused_at, CASE
-			WHEN NOT EXISTS (SELECT FROM idemq.topic_entries t
+			WHEN NOT EXISTS (SELECT FROM idemq_internal.topic_entries t
 				WHERE t.topic = b.topic) THEN 'its topic does not exist'
 			WHEN r.role IS NULL THEN format('role "%s" was dropped or renamed', b.role_name)
-			WHEN NOT idemq_inside.topic_may(b.topic, r.role, 'bind')
+			WHEN NOT idemq_internal.topic_may(b.topic, r.role, 'bind')
 				THEN format('role "%s" may not bind to the topic any more', b.role_name)
 			WHEN NOT EXISTS (SELECT FROM idemq.queues q
 				WHERE q.queue_id = b.queue_id) THEN 'its queue does not exist'
-			WHEN NOT idemq_inside.role_may(r.role, b.queue_id, 'enqueue')
+			WHEN NOT idemq_internal.role_may(r.role, b.queue_id, 'enqueue')
 				THEN format('role "%s" may not enqueue to the queue any more', b.role_name) END
-	FROM idemq_inside.caller() c(role), idemq.topic_binding_entries b,
-		LATERAL (SELECT idemq_inside.role_of(b.role_name, b.role_oid)) r(role)
+	FROM idemq_internal.caller() c(role), idemq_internal.topic_binding_entries b,
+		LATERAL (SELECT idemq_internal.role_of(b.role_name, b.role_oid)) r(role)
 	WHERE pg_has_role(c.role, 'pg_monitor', 'USAGE') OR pg_has_role(c.role, r.role, 'USAGE')
-		OR idemq_inside.topic_may(b.topic, c.role, 'admin') OR idemq_inside.role_may(c.role,
+		OR idemq_internal.topic_may(b.topic, c.role, 'admin') OR idemq_internal.role_may(c.role,
 			b.queue_id, 'admin')
 	ORDER BY b.topic, b.pattern, b.queue_id, b.role_name
 $$;
@@ -334,8 +334,8 @@ $$;
 
 CREATE VIEW idemq.topics WITH (security_barrier) AS
 	SELECT t.topic, p.privileges, t.created_at
-	FROM idemq.topic_entries t
-		CROSS JOIN LATERAL (SELECT idemq.topic_privileges(t.topic) AS privileges) p
+	FROM idemq_internal.topic_entries t
+		CROSS JOIN LATERAL (SELECT idemq_internal.topic_privileges(t.topic) AS privileges) p
 	WHERE p.privileges OPERATOR(pg_catalog.<>) '{}'::pg_catalog.text[]
 		OR pg_catalog.pg_has_role('pg_monitor', 'USAGE');
 COMMENT ON VIEW idemq.topics IS 'one row a space of topics that you may use; pg_monitor sees all';
@@ -346,7 +346,7 @@ COMMENT ON COLUMN idemq.topics.created_at IS 'when it was created';
 -- The function decides which bindings; the view reads the names as its owner.
 CREATE VIEW idemq.topic_bindings WITH (security_barrier) AS
 	SELECT s.topic, s.pattern, q.name AS queue, s.role, s.bound_at, s.refusal, s.refused_at
-	FROM idemq.topic_states() s
+	FROM idemq_internal.topic_states() s
 	LEFT JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) s.queue_id;
 COMMENT ON VIEW idemq.topic_bindings IS 'one row a binding that you have made, or that is of a topic or queue which you administer; pg_monitor sees all';
 COMMENT ON COLUMN idemq.topic_bindings.topic IS 'the space';

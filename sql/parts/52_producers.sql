@@ -24,7 +24,7 @@ COMMENT ON COLUMN idemq.producers.enqueued_at IS 'when that was enqueued';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq.producers', '');
 ALTER TABLE idemq.producers ENABLE ROW LEVEL SECURITY;
-CREATE POLICY idemq_own_queues ON idemq.producers FOR SELECT USING (idemq.may_use(queue_id));
+CREATE POLICY idemq_own_queues ON idemq.producers FOR SELECT USING (idemq_internal.may_use(queue_id));
 
 CREATE FUNCTION idemq.enqueue_sequenced(
 	queue text, producer text, seq bigint, payload jsonb, delay interval DEFAULT NULL,
@@ -46,18 +46,18 @@ CREATE FUNCTION idemq.forget_producer(queue text, producer text) RETURNS boolean
 COMMENT ON FUNCTION idemq.forget_producer(text, text)
 	IS 'forget a producer of idemq.enqueue_sequenced that will send nothing again: after that any number of it is accepted; returns false when there was none; needs admin';
 
-CREATE FUNCTION idemq_inside.forget_producer(queue text, producer text) RETURNS boolean
+CREATE FUNCTION idemq_internal.forget_producer_impl(queue text, producer text) RETURNS boolean
 	LANGUAGE plpgsql AS $$
 DECLARE
 	number int;
 	is_gone boolean;
 BEGIN
-	PERFORM idemq_inside.check_text('producer', producer, 256);
-	number := idemq_inside.queue(queue, 'admin');
+	PERFORM idemq_internal.check_text('producer', producer, 256);
+	number := idemq_internal.queue(queue, 'admin');
 	DELETE FROM idemq.producers p WHERE p.queue_id = number AND p.name = producer;
 	is_gone := FOUND;
 	IF NOT is_gone THEN
-		PERFORM idemq_inside.refuse_newer(EXISTS (SELECT FROM idemq_inside.latest('SELECT 1
+		PERFORM idemq_internal.refuse_newer(EXISTS (SELECT FROM idemq_internal.latest('SELECT 1
 			FROM idemq.producers
 			WHERE queue_id = $1 AND name = $2', number, producer) AS (one int)),
 				'enqueue_sequenced');

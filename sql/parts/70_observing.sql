@@ -15,14 +15,14 @@ CREATE FUNCTION idemq.progress(checkpoint jsonb) RETURNS float8
 COMMENT ON FUNCTION idemq.progress(jsonb)
 	IS 'how far a job has come, in percent, from 0 to 100: of {"done": 3, "of": 10} it is 30; NULL for a checkpoint without two such numbers';
 
--- Topic: Inside
+-- Topic: Internal
 
-CREATE FUNCTION idemq.leases()
+CREATE FUNCTION idemq_internal.leases()
 	RETURNS TABLE (queue text, job_id bigint, worker text, pid int, attempt int,
 		claimed_at timestamptz,
 		deadline timestamptz, expires_in interval, attached boolean, state text)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_leases';
-COMMENT ON FUNCTION idemq.leases()
+COMMENT ON FUNCTION idemq_internal.leases()
 	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.workers';
 
 -- The function decides which; of a job's row, which it has read, only this: one that nobody asks
@@ -31,7 +31,7 @@ CREATE VIEW idemq.workers WITH (security_barrier) AS
 	SELECT l.queue, l.job_id, l.worker, l.pid, l.attempt, l.claimed_at, l.deadline, l.expires_in,
 		l.attached, l.state,
 		idemq.progress(j.checkpoint) AS progress
-	FROM idemq.leases() l
+	FROM idemq_internal.leases() l
 	LEFT JOIN idemq.jobs j ON j.id OPERATOR(pg_catalog.=) l.job_id
 		AND j.status OPERATOR(pg_catalog.=) 'processing';
 COMMENT ON VIEW idemq.workers IS 'which session holds what: one row a job in flight, of queues that the role may claim from or administer; pg_monitor sees all';
@@ -56,9 +56,9 @@ CREATE FUNCTION idemq.check()
 COMMENT ON FUNCTION idemq.check()
 	IS 'audit rows, indexes, triggers and shared memory while others work, in a transaction of its own (25001 otherwise); returns a row for each broken invariant (error) or degraded state (warning), none when all is well; reads all rows';
 
--- Topic: Inside
+-- Topic: Internal
 
-CREATE FUNCTION idemq.queue_metrics(count boolean DEFAULT true)
+CREATE FUNCTION idemq_internal.queue_metrics(count boolean DEFAULT true)
 	RETURNS TABLE (
 		queue_id         int,
 		blocked          bigint,
@@ -100,11 +100,11 @@ CREATE FUNCTION idemq.queue_metrics(count boolean DEFAULT true)
 		groups_limited   bigint,
 		unattended_for   interval)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_metrics';
-COMMENT ON FUNCTION idemq.queue_metrics(boolean)
+COMMENT ON FUNCTION idemq_internal.queue_metrics(boolean)
 	IS 'what idemq.metrics shows; without count, gauges that would have to be counted by reading all jobs are NULL; returns a row for each queue that you may claim from or administer (pg_monitor: for every queue)';
 
 -- Steps without an answer of each queue that has any: those of attempts in processing, and others.
-CREATE VIEW idemq_inside.steps_without_answer AS
+CREATE VIEW idemq_internal.steps_without_answer AS
 	SELECT s.queue_id, count(j.id) AS open, count(*) - count(j.id) AS unknown
 	FROM idemq.steps s LEFT JOIN idemq.jobs j ON j.id = s.job_id AND j.token = s.token
 		AND j.status = 'processing'
@@ -125,9 +125,9 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		m.in_memory, m.counted_since, m.recovering, m.running, q.max_running,
 		coalesce(s.open, 0) AS steps_open, coalesce(s.unknown, 0) AS steps_unknown, m.groups_limited,
 		CASE WHEN NOT d.is_dead_queue THEN m.unattended_for END AS unattended_for, d.is_dead_queue
-	FROM idemq.queue_metrics() m
+	FROM idemq_internal.queue_metrics() m
 	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) m.queue_id
-	LEFT JOIN idemq_inside.steps_without_answer s ON s.queue_id OPERATOR(pg_catalog.=) m.queue_id
+	LEFT JOIN idemq_internal.steps_without_answer s ON s.queue_id OPERATOR(pg_catalog.=) m.queue_id
 	CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM idemq.queues o
 		WHERE o.dead_queue OPERATOR(pg_catalog.=) q.name) AS is_dead_queue) d
 	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL
@@ -187,24 +187,24 @@ CREATE FUNCTION idemq.recount() RETURNS bigint
 COMMENT ON FUNCTION idemq.recount()
 	IS 'count the jobs of idemq.metrics anew, after changes that no trigger saw, by one scan of the whole table, in a transaction of its own; returns how many there are';
 
--- Topic: Inside
+-- Topic: Internal
 
-CREATE FUNCTION idemq.memory_usage()
+CREATE FUNCTION idemq_internal.memory_usage()
 	RETURNS TABLE (resource text, used bigint, size bigint, refused bigint)
 	ROWS 4 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_memory_usage';
-COMMENT ON FUNCTION idemq.memory_usage() IS 'what idemq.memory shows; returns a row for each of the four shared tables';
+COMMENT ON FUNCTION idemq_internal.memory_usage() IS 'what idemq.memory shows; returns a row for each of the four shared tables';
 
-CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq.memory_usage();
+CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq_internal.memory_usage();
 COMMENT ON VIEW idemq.memory IS 'the tables in shared memory, of the whole server: leases (idemq.max_leases), those of them that are this database''s (idemq.max_leases_per_database), buckets (idemq.max_buckets), queues (idemq.max_queues), groups (those of whose jobs the next may be due to be claimed)';
 COMMENT ON COLUMN idemq.memory.resource IS 'which table';
 COMMENT ON COLUMN idemq.memory.used IS 'entries in use now';
 COMMENT ON COLUMN idemq.memory.size IS 'entries that it has room for';
 COMMENT ON COLUMN idemq.memory.refused IS 'how often something found no room since the start of the server; it then works without, more slowly';
 
-CREATE FUNCTION idemq.server_counts()
+CREATE FUNCTION idemq_internal.server_counts()
 	RETURNS TABLE (name text, value bigint)
 	ROWS 12 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_server_counts';
-COMMENT ON FUNCTION idemq.server_counts() IS 'what idemq.admissions, idemq.once_calls and idemq.publish_calls show; returns a row for each count of the whole server';
+COMMENT ON FUNCTION idemq_internal.server_counts() IS 'what idemq.admissions, idemq.once_calls and idemq.publish_calls show; returns a row for each count of the whole server';
 
 CREATE VIEW idemq.admissions AS
 	SELECT pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'admit_allowed')
@@ -213,7 +213,7 @@ CREATE VIEW idemq.admissions AS
 			AS refused,
 		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'admit_shared')
 			AS shared
-	FROM idemq.server_counts() c;
+	FROM idemq_internal.server_counts() c;
 COMMENT ON VIEW idemq.admissions IS 'calls of idemq.admit on the whole server since its start, one row; those of cost 0 ask only, and are not counted';
 COMMENT ON COLUMN idemq.admissions.allowed IS 'calls that their limit allowed';
 COMMENT ON COLUMN idemq.admissions.refused IS 'calls that their limit refused';
@@ -224,7 +224,7 @@ CREATE VIEW idemq.once_calls AS
 		AS first,
 		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'once_repeated')
 			AS repeated
-	FROM idemq.server_counts() c;
+	FROM idemq_internal.server_counts() c;
 COMMENT ON VIEW idemq.once_calls IS 'calls of idemq.once on the whole server since its start, one row; counted when answered, a rollback does not undo it';
 COMMENT ON COLUMN idemq.once_calls.first IS 'calls that were the first, answered true; one that is rolled back and repeated counts twice';
 COMMENT ON COLUMN idemq.once_calls.repeated IS 'calls whose key was taken, answered false';
@@ -235,20 +235,20 @@ CREATE VIEW idemq.publish_calls AS
 		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'publish_jobs') AS jobs,
 		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'publish_skipped')
 			AS skipped
-	FROM idemq.server_counts() c;
+	FROM idemq_internal.server_counts() c;
 COMMENT ON VIEW idemq.publish_calls IS 'calls of idemq.publish on the whole server since its start, one row; counted when answered, a rollback does not undo it';
 COMMENT ON COLUMN idemq.publish_calls.calls IS 'calls';
 COMMENT ON COLUMN idemq.publish_calls.jobs IS 'jobs that they have made';
 COMMENT ON COLUMN idemq.publish_calls.skipped IS 'bindings that they have skipped: idemq.topic_bindings says which, and why';
 
-CREATE FUNCTION idemq.worker_state(OUT pid int, OUT stuck_for interval, OUT awake boolean,
+CREATE FUNCTION idemq_internal.worker_state(OUT pid int, OUT stuck_for interval, OUT awake boolean,
 	OUT chore text,
 	OUT last_run timestamptz, OUT lag interval)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_worker_state';
-COMMENT ON FUNCTION idemq.worker_state() IS 'what idemq.background_worker shows; returns one row';
+COMMENT ON FUNCTION idemq_internal.worker_state() IS 'what idemq.background_worker shows; returns one row';
 
 CREATE VIEW idemq.background_worker AS SELECT pid, stuck_for, awake, chore, last_run, lag
-	FROM idemq.worker_state();
+	FROM idemq_internal.worker_state();
 COMMENT ON VIEW idemq.background_worker IS 'the background worker of this database, one row: with a pid and without stuck_for all is well';
 COMMENT ON COLUMN idemq.background_worker.pid IS 'its process; NULL: none runs (idemq.worker is off, max_worker_processes is used up, a standby, or it is being started)';
 COMMENT ON COLUMN idemq.background_worker.stuck_for IS 'for how long it has not moved though it should, once that is 2 s: it is stopped, or at one long piece of work; NULL: it moves, or has nothing to do';
@@ -257,12 +257,12 @@ COMMENT ON COLUMN idemq.background_worker.chore IS 'the chore that it runs; NULL
 COMMENT ON COLUMN idemq.background_worker.last_run IS 'when it last ended a chore; NULL: it has run none yet';
 COMMENT ON COLUMN idemq.background_worker.lag IS 'for how long the first thing has been due that it has not done: milliseconds while all is well; more when it is stuck or does not keep up, a chore fails, or somebody holds a row; NULL in a database that follows another';
 
-CREATE FUNCTION idemq.chore_counts()
+CREATE FUNCTION idemq_internal.chore_counts()
 	RETURNS TABLE (chore text, runs bigint, failures bigint, busy interval)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_chore_counts';
-COMMENT ON FUNCTION idemq.chore_counts() IS 'what idemq.worker_chores shows; returns a row for each chore';
+COMMENT ON FUNCTION idemq_internal.chore_counts() IS 'what idemq.worker_chores shows; returns a row for each chore';
 
-CREATE VIEW idemq.worker_chores AS SELECT chore, runs, failures, busy FROM idemq.chore_counts();
+CREATE VIEW idemq.worker_chores AS SELECT chore, runs, failures, busy FROM idemq_internal.chore_counts();
 COMMENT ON VIEW idemq.worker_chores IS 'what the background worker of this database has done since the start of the server: one row a chore, none while the database has had no worker';
 COMMENT ON COLUMN idemq.worker_chores.chore IS 'promote (heads of groups), reap (leases that ended), recover (leases that a restart lost), due (wakes who sleeps), remind (wakes again), expire (jobs not claimed in time), handle (starts processes of handlers), tick (schedules), notify, count (the jobs of each queue), purge (retention), history (idemq.history), discover and follow (at its start)';
 COMMENT ON COLUMN idemq.worker_chores.runs IS 'how often it has run';

@@ -2,7 +2,7 @@
 -- one.  Rows of one step stand side by side, since they are written so; half of each page is
 -- free, so that they are written over in place (HOT), and nothing is left behind.  Not dumped: it
 -- tells of this server.
-CREATE TABLE idemq.history_steps (
+CREATE TABLE idemq_internal.history_steps (
 	step        int NOT NULL,
 	place       int NOT NULL,
 	queue_id    int NOT NULL,
@@ -24,19 +24,19 @@ CREATE TABLE idemq.history_steps (
 	run_counts  int[],
 	PRIMARY KEY (step, place, queue_id)
 ) WITH (fillfactor = 45);
-COMMENT ON TABLE idemq.history_steps IS 'what idemq.history shows; one row a step and queue, at most 2,808 a queue; TRUNCATE it to forget all of it';
-COMMENT ON COLUMN idemq.history_steps.step IS 'length of the step in seconds';
-COMMENT ON COLUMN idemq.history_steps.place IS 'where in the ring of these steps';
-COMMENT ON COLUMN idemq.history_steps.queue_id IS 'number of the queue; 0: all together';
-COMMENT ON COLUMN idemq.history_steps.due_since IS 'since when a job could be claimed at the end of the step; NULL: none could be';
-CREATE INDEX history_queue ON idemq.history_steps (queue_id, step);
+COMMENT ON TABLE idemq_internal.history_steps IS 'what idemq.history shows; one row a step and queue, at most 2,808 a queue; TRUNCATE it to forget all of it';
+COMMENT ON COLUMN idemq_internal.history_steps.step IS 'length of the step in seconds';
+COMMENT ON COLUMN idemq_internal.history_steps.place IS 'where in the ring of these steps';
+COMMENT ON COLUMN idemq_internal.history_steps.queue_id IS 'number of the queue; 0: all together';
+COMMENT ON COLUMN idemq_internal.history_steps.due_since IS 'since when a job could be claimed at the end of the step; NULL: none could be';
+CREATE INDEX history_queue ON idemq_internal.history_steps (queue_id, step);
 -- No policy: the view shows what is to be seen.
-ALTER TABLE idemq.history_steps ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq_internal.history_steps ENABLE ROW LEVEL SECURITY;
 
--- Topic: Inside
+-- Topic: Internal
 
 -- What has changed of each queue since the last step (src/worker/history.c); in the worker alone.
-CREATE FUNCTION idemq_inside.history()
+CREATE FUNCTION idemq_internal.history()
 	RETURNS TABLE (queue_id int, pending bigint, blocked bigint, processing bigint, failed bigint,
 		dead bigint, due_since timestamptz, enqueued bigint, claimed bigint, completed bigint,
 		failures bigint, died bigint, cancelled bigint, expired bigint, wait_counts int[],
@@ -44,18 +44,18 @@ CREATE FUNCTION idemq_inside.history()
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_history';
 
 -- An hour of steps of 10 s, a day of 1 min, a week of 10 min.
-CREATE FUNCTION idemq_inside.history_places(step int) RETURNS int
+CREATE FUNCTION idemq_internal.history_places(step int) RETURNS int
 	IMMUTABLE LANGUAGE sql AS 'SELECT CASE step WHEN 10 THEN 360 WHEN 60 THEN 1440 ELSE 1008 END';
 
-CREATE FUNCTION idemq_inside.history_place(step int, at timestamptz) RETURNS int
+CREATE FUNCTION idemq_internal.history_place(step int, at timestamptz) RETURNS int
 	IMMUTABLE LANGUAGE sql AS $$
-	SELECT (extract(epoch FROM at)::bigint / step % idemq_inside.history_places(step))::int
+	SELECT (extract(epoch FROM at)::bigint / step % idemq_internal.history_places(step))::int
 	$$;
 
 -- Writes the step of 10 s that has ended at until; or folds the steps since then, up to until, into
 -- longer ones, each that a part of them lies in.  since NULL: since the last of these.  A folded
 -- row has the gauges of its last part: none has changed since.  Returns how many rows.
-CREATE FUNCTION idemq_inside.write_history(step int, since timestamptz, until timestamptz)
+CREATE FUNCTION idemq_internal.write_history(step int, since timestamptz, until timestamptz)
 	RETURNS bigint LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -65,22 +65,22 @@ DECLARE
 	count bigint;
 BEGIN
 	IF write_history.step > 10 THEN
-		since := coalesce(since, (SELECT max(h.at) FROM idemq.history_steps h
+		since := coalesce(since, (SELECT max(h.at) FROM idemq_internal.history_steps h
 			WHERE h.queue_id = 0 AND h.step = write_history.step), '-infinity');
 		-- What is older would have the place of a step that is not.
-		since := greatest(since, until - length * idemq_inside.history_places(write_history.step));
-		places := ARRAY(SELECT idemq_inside.history_place(part, p.at)
+		since := greatest(since, until - length * idemq_internal.history_places(write_history.step));
+		places := ARRAY(SELECT idemq_internal.history_place(part, p.at)
 			FROM generate_series(greatest(since, until - make_interval(
-				secs => part * (idemq_inside.history_places(part) - 1))), until,
+				secs => part * (idemq_internal.history_places(part) - 1))), until,
 				make_interval(secs => part)) p (at));
 	END IF;
-	INSERT INTO idemq.history_steps AS h
-	SELECT write_history.step, idemq_inside.history_place(write_history.step, s.at), s.*
+	INSERT INTO idemq_internal.history_steps AS h
+	SELECT write_history.step, idemq_internal.history_place(write_history.step, s.at), s.*
 	FROM (
 		SELECT n.queue_id, until AS at, n.pending, n.blocked, n.processing, n.failed, n.dead,
 			n.due_since, n.enqueued, n.claimed, n.completed, n.failures, n.died, n.cancelled,
 			n.expired, n.wait_counts, n.run_counts
-		FROM idemq_inside.history() n WHERE write_history.step = 10
+		FROM idemq_internal.history() n WHERE write_history.step = 10
 		UNION ALL
 		SELECT f.queue_id, f.at, (f.last).pending, (f.last).blocked, (f.last).processing,
 			(f.last).failed, (f.last).dead, (f.last).due_since, f.enqueued, f.claimed, f.completed,
@@ -92,7 +92,7 @@ BEGIN
 				sum(p.died)::bigint AS died, sum(p.cancelled)::bigint AS cancelled,
 				sum(p.expired)::bigint AS expired, idemq.sum_counts(p.wait_counts) AS wait_counts,
 				idemq.sum_counts(p.run_counts) AS run_counts
-			FROM idemq.history_steps p
+			FROM idemq_internal.history_steps p
 			CROSS JOIN LATERAL (SELECT date_bin(length, p.at - interval '1 us',
 				'2000-01-01 00:00:00+00') + length AS at) e
 			WHERE p.step = part AND p.place = ANY (places) AND p.at > since AND p.at <= until
@@ -108,12 +108,12 @@ BEGIN
 	IF write_history.step = 600 THEN
 		-- Of queues that were dropped: each number is looked up once, whatever it has left.
 		WITH RECURSIVE numbers AS (
-			SELECT min(h.queue_id) AS queue_id FROM idemq.history_steps h WHERE h.queue_id > 0
+			SELECT min(h.queue_id) AS queue_id FROM idemq_internal.history_steps h WHERE h.queue_id > 0
 			UNION ALL
-			SELECT (SELECT min(h.queue_id) FROM idemq.history_steps h
+			SELECT (SELECT min(h.queue_id) FROM idemq_internal.history_steps h
 				WHERE h.queue_id > n.queue_id)
 			FROM numbers n WHERE n.queue_id IS NOT NULL)
-		DELETE FROM idemq.history_steps h USING numbers n WHERE h.queue_id = n.queue_id
+		DELETE FROM idemq_internal.history_steps h USING numbers n WHERE h.queue_id = n.queue_id
 			AND NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = n.queue_id);
 	END IF;
 	RETURN count;
@@ -126,13 +126,13 @@ CREATE FUNCTION idemq.percentile(counts int[], part float8) RETURNS interval
 COMMENT ON FUNCTION idemq.percentile(int[], float8)
 	IS 'the time within which that part (0.95) of what is counted was done, within 12.5 %: of wait_counts or run_counts of idemq.history, or of idemq.sum_counts of some; NULL for NULL; raises 22023 for anything else';
 
-CREATE FUNCTION idemq.add_counts(counts int[], more int[]) RETURNS int[]
+CREATE FUNCTION idemq_internal.add_counts(counts int[], more int[]) RETURNS int[]
 	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_add_counts';
-COMMENT ON FUNCTION idemq.add_counts(int[], int[])
+COMMENT ON FUNCTION idemq_internal.add_counts(int[], int[])
 	IS 'both histograms together, as wait_counts and run_counts of idemq.history are; NULL for NULL';
 
 CREATE AGGREGATE idemq.sum_counts(int[]) (
-	SFUNC = idemq.add_counts, STYPE = int[], COMBINEFUNC = idemq.add_counts, PARALLEL = SAFE);
+	SFUNC = idemq_internal.add_counts, STYPE = int[], COMBINEFUNC = idemq_internal.add_counts, PARALLEL = SAFE);
 COMMENT ON AGGREGATE idemq.sum_counts(int[])
 	IS 'all histograms together, of several steps or queues of idemq.history; NULL when there is none';
 
@@ -143,10 +143,10 @@ CREATE VIEW idemq.history WITH (security_barrier) AS
 		h.enqueued, h.claimed, h.completed, h.failures, h.died, h.cancelled, h.expired,
 		h.wait_counts, h.run_counts, h.place
 	FROM (SELECT n.queue_id, n.name FROM idemq.queues n
-			WHERE pg_catalog.pg_has_role('pg_monitor', 'USAGE') OR idemq.may_see(n.queue_id)
+			WHERE pg_catalog.pg_has_role('pg_monitor', 'USAGE') OR idemq_internal.may_see(n.queue_id)
 		UNION ALL
 		SELECT 0, NULL WHERE pg_catalog.pg_has_role('pg_monitor', 'USAGE')) q
-	JOIN idemq.history_steps h ON h.queue_id OPERATOR(pg_catalog.=) q.queue_id;
+	JOIN idemq_internal.history_steps h ON h.queue_id OPERATOR(pg_catalog.=) q.queue_id;
 COMMENT ON VIEW idemq.history IS 'what happened in each queue, and what it had, over time, for charts: one row a queue that you may claim from or administer (pg_monitor: every queue, and one of all together) and step in which something changed; a step that has none is one in which nothing did; written by the background worker while idemq.history is on';
 COMMENT ON COLUMN idemq.history.queue IS 'name of the queue; NULL: all queues of the database together';
 COMMENT ON COLUMN idemq.history.step IS 'length of the step in seconds: 10 of the last hour, 60 of the last day, 600 of the last week; older ones stay until they are written over';

@@ -1,6 +1,6 @@
 -- What other rows than its own say of a job, for idemq.why(), in words; NULL: nothing.  Of a step
 -- only whether its attempt goes on tells whether somebody will answer it.
-CREATE FUNCTION idemq_inside.why_rows(id bigint, now timestamptz, OUT steps text, OUT event text,
+CREATE FUNCTION idemq_internal.why_rows(id bigint, now timestamptz, OUT steps text, OUT event text,
 	OUT parent text, OUT dead text)
 	STABLE LANGUAGE sql SET datestyle = 'ISO' AS $$
 	SELECT

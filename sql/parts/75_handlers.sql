@@ -1,6 +1,6 @@
 -- Which function runs the jobs of a queue inside the server.  Names in place of OIDs: they
 -- survive pg_dump and pg_upgrade.  No type of ours is in a handler's signature.
-CREATE TABLE idemq.handler_entries (
+CREATE TABLE idemq_internal.handler_entries (
 	queue_id       int PRIMARY KEY,
 	schema_name    name NOT NULL,
 	function_name  name NOT NULL,
@@ -17,39 +17,39 @@ CREATE TABLE idemq.handler_entries (
 	crashed_at     timestamptz,
 	stopped_at     timestamptz
 );
-COMMENT ON TABLE idemq.handler_entries IS 'one row a handler; see idemq.handlers, change it with idemq.set_handler';
-COMMENT ON COLUMN idemq.handler_entries.queue_id IS 'queue whose jobs it runs';
-COMMENT ON COLUMN idemq.handler_entries.schema_name IS 'schema of its function';
-COMMENT ON COLUMN idemq.handler_entries.function_name IS 'name of its function';
-COMMENT ON COLUMN idemq.handler_entries.argument_types IS 'types of the function''s arguments: jsonb';
-COMMENT ON COLUMN idemq.handler_entries.role_name IS 'role that has set it, and as which it runs';
-COMMENT ON COLUMN idemq.handler_entries.role_oid IS 'the role that had the name when the row was written; NULL when there was none: then the name alone decides';
-COMMENT ON COLUMN idemq.handler_entries.owner_name IS 'owner of the function when the handler was set: it runs no other''s, but a superuser''s and the role''s own';
-COMMENT ON COLUMN idemq.handler_entries.owner_oid IS 'the role that had that name, as role_oid';
-COMMENT ON COLUMN idemq.handler_entries.workers IS 'processes that it may have at a time';
-COMMENT ON COLUMN idemq.handler_entries.batch IS 'jobs that it may run in a transaction';
-COMMENT ON COLUMN idemq.handler_entries.max_idle IS 'a process without a job ends after that';
-COMMENT ON COLUMN idemq.handler_entries.set_at IS 'when it was set, or set again';
-COMMENT ON COLUMN idemq.handler_entries.crashes IS 'crashes of the server in a row in the middle of its jobs';
-COMMENT ON COLUMN idemq.handler_entries.crashed_at IS 'when the last of these was found out; NULL: there was none';
-COMMENT ON COLUMN idemq.handler_entries.stopped_at IS 'when it was stopped, after three of them; NULL: it is not';
+COMMENT ON TABLE idemq_internal.handler_entries IS 'one row a handler; see idemq.handlers, change it with idemq.set_handler';
+COMMENT ON COLUMN idemq_internal.handler_entries.queue_id IS 'queue whose jobs it runs';
+COMMENT ON COLUMN idemq_internal.handler_entries.schema_name IS 'schema of its function';
+COMMENT ON COLUMN idemq_internal.handler_entries.function_name IS 'name of its function';
+COMMENT ON COLUMN idemq_internal.handler_entries.argument_types IS 'types of the function''s arguments: jsonb';
+COMMENT ON COLUMN idemq_internal.handler_entries.role_name IS 'role that has set it, and as which it runs';
+COMMENT ON COLUMN idemq_internal.handler_entries.role_oid IS 'the role that had the name when the row was written; NULL when there was none: then the name alone decides';
+COMMENT ON COLUMN idemq_internal.handler_entries.owner_name IS 'owner of the function when the handler was set: it runs no other''s, but a superuser''s and the role''s own';
+COMMENT ON COLUMN idemq_internal.handler_entries.owner_oid IS 'the role that had that name, as role_oid';
+COMMENT ON COLUMN idemq_internal.handler_entries.workers IS 'processes that it may have at a time';
+COMMENT ON COLUMN idemq_internal.handler_entries.batch IS 'jobs that it may run in a transaction';
+COMMENT ON COLUMN idemq_internal.handler_entries.max_idle IS 'a process without a job ends after that';
+COMMENT ON COLUMN idemq_internal.handler_entries.set_at IS 'when it was set, or set again';
+COMMENT ON COLUMN idemq_internal.handler_entries.crashes IS 'crashes of the server in a row in the middle of its jobs';
+COMMENT ON COLUMN idemq_internal.handler_entries.crashed_at IS 'when the last of these was found out; NULL: there was none';
+COMMENT ON COLUMN idemq_internal.handler_entries.stopped_at IS 'when it was stopped, after three of them; NULL: it is not';
 
-SELECT pg_catalog.pg_extension_config_dump('idemq.handler_entries', '');
+SELECT pg_catalog.pg_extension_config_dump('idemq_internal.handler_entries', '');
 
-CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq.handler_entries
-	FOR EACH ROW EXECUTE FUNCTION idemq.role_named('role_name', 'role_oid');
-ALTER TABLE idemq.handler_entries ENABLE ALWAYS TRIGGER idemq_role_named;
-CREATE TRIGGER idemq_owner_named BEFORE INSERT OR UPDATE OF owner_name ON idemq.handler_entries
-	FOR EACH ROW EXECUTE FUNCTION idemq.role_named('owner_name', 'owner_oid');
-ALTER TABLE idemq.handler_entries ENABLE ALWAYS TRIGGER idemq_owner_named;
-CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.handler_entries
-	FOR EACH ROW EXECUTE FUNCTION idemq.settings_changed();
-ALTER TABLE idemq.handler_entries ENABLE ALWAYS TRIGGER idemq_settings_changed;
-CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq.handler_entries
-	FOR EACH STATEMENT EXECUTE FUNCTION idemq.settings_changed();
-ALTER TABLE idemq.handler_entries ENABLE ALWAYS TRIGGER idemq_settings_truncated;
+CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq_internal.handler_entries
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('role_name', 'role_oid');
+ALTER TABLE idemq_internal.handler_entries ENABLE ALWAYS TRIGGER idemq_role_named;
+CREATE TRIGGER idemq_owner_named BEFORE INSERT OR UPDATE OF owner_name ON idemq_internal.handler_entries
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('owner_name', 'owner_oid');
+ALTER TABLE idemq_internal.handler_entries ENABLE ALWAYS TRIGGER idemq_owner_named;
+CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq_internal.handler_entries
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.settings_changed();
+ALTER TABLE idemq_internal.handler_entries ENABLE ALWAYS TRIGGER idemq_settings_changed;
+CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq_internal.handler_entries
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.settings_changed();
+ALTER TABLE idemq_internal.handler_entries ENABLE ALWAYS TRIGGER idemq_settings_truncated;
 -- No policy: the view shows what is to be seen.
-ALTER TABLE idemq.handler_entries ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq_internal.handler_entries ENABLE ROW LEVEL SECURITY;
 
 -- Topic: Handlers
 
@@ -71,18 +71,18 @@ COMMENT ON FUNCTION idemq.drop_handler(text)
 	IS 'end a queue''s handler: the job that is running ends as it does, others stay in the queue; returns false when there was none; for the role that set it and those with admin';
 
 -- Why a queue's handler does not run, NULL when it may; raises 53400 for a queue without a slot.
-CREATE FUNCTION idemq_inside.handler_refusal(queue_id int) RETURNS text
+CREATE FUNCTION idemq_internal.handler_refusal(queue_id int) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_handler_refusal';
 
 -- Whether the caller may change a handler: the role that has set it, and administrators of its
 -- queue.
-CREATE FUNCTION idemq_inside.may_change(h idemq.handler_entries) RETURNS boolean LANGUAGE sql AS $$
-	SELECT idemq_inside.role_may(idemq_inside.caller(), h.queue_id, 'admin')
-		OR coalesce(pg_has_role(idemq_inside.caller(), idemq_inside.role_of(h.role_name,
+CREATE FUNCTION idemq_internal.may_change(h idemq_internal.handler_entries) RETURNS boolean LANGUAGE sql AS $$
+	SELECT idemq_internal.role_may(idemq_internal.caller(), h.queue_id, 'admin')
+		OR coalesce(pg_has_role(idemq_internal.caller(), idemq_internal.role_of(h.role_name,
 			h.role_oid), 'USAGE'), false)
 $$;
 
-CREATE FUNCTION idemq_inside.refuse_handler(queue text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.refuse_handler(queue text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	RAISE EXCEPTION 'permission denied for the handler of queue "%"', queue USING ERRCODE = '42501',
 		DETAIL = 'The role that set it and administrators of the queue may change it.',
@@ -93,23 +93,23 @@ END $$;
 -- level.  What is not as it must be is an error where it is the caller's to mend: the function's
 -- shape, the rights to it.  That the role may not log in, or that the function leaves its
 -- search_path to whoever may SET it, is a warning: the DBA may mend it later.
-CREATE FUNCTION idemq_inside.set_handler(queue text, function text, workers int, batch int,
+CREATE FUNCTION idemq_internal.set_handler_impl(queue text, function text, workers int, batch int,
 	max_idle interval)
 	RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
 	signature text := CASE WHEN strpos(function, '(') > 0 THEN function
 		ELSE function || '(jsonb)' END;
-	role name := pg_get_userbyid(idemq_inside.caller());
+	role name := pg_get_userbyid(idemq_internal.caller());
 	number int;
 	f record;
 	named text;
 	why text;
 BEGIN
-	PERFORM idemq_inside.check_text('function', function, 1000);
+	PERFORM idemq_internal.check_text('function', function, 1000);
 	-- It may be named without its argument: it can have but one.
 	SELECT o.id, o.shown INTO f
-		FROM idemq_inside.as_caller('SELECT p::pg_catalog.oid, p::pg_catalog.text '
+		FROM idemq_internal.as_caller('SELECT p::pg_catalog.oid, p::pg_catalog.text '
 		'FROM pg_catalog.to_regprocedure($1) p', signature) AS o (id oid, shown text);
 	IF f.id IS NULL THEN
 		RAISE EXCEPTION 'function % does not exist', signature USING ERRCODE = '42883',
@@ -117,10 +117,10 @@ BEGIN
 				'Pass the name of a function f(payload jsonb), with its schema unless that is in '
 				'search_path, as in ''app.send_mail''.';
 	END IF;
-	PERFORM idemq_inside.check_int('workers', workers, 1, 1000), idemq_inside.check_int('batch',
+	PERFORM idemq_internal.check_int('workers', workers, 1, 1000), idemq_internal.check_int('batch',
 		batch, 1, 10000),
-		idemq_inside.check_interval('max_idle', max_idle, 0);
-	SELECT f.shown, p.* INTO f FROM idemq_inside.latest(
+		idemq_internal.check_interval('max_idle', max_idle, 0);
+	SELECT f.shown, p.* INTO f FROM idemq_internal.latest(
 		'SELECT p.oid, p.proname, n.nspname, pg_get_userbyid(p.proowner), p.prorettype IN (2278, '
 			'3802) AND NOT p.proretset '
 			'AND p.prokind = ''f'' AND p.proargtypes::text = ''3802'', '
@@ -133,11 +133,11 @@ BEGIN
 				'A handler is a function f(payload jsonb) that RETURNS void or jsonb, the result; '
 				'all else comes from '
 				'idemq.current_job().';
-	ELSIF NOT has_function_privilege(idemq_inside.caller(), f.id, 'EXECUTE') THEN
+	ELSIF NOT has_function_privilege(idemq_internal.caller(), f.id, 'EXECUTE') THEN
 		RAISE EXCEPTION 'permission denied for function %', f.shown USING ERRCODE = '42501';
 	END IF;
-	number := idemq_inside.queue(queue, 'claim', 'keep');
-	INSERT INTO idemq.handler_entries AS h (queue_id, schema_name, function_name, argument_types,
+	number := idemq_internal.queue(queue, 'claim', 'keep');
+	INSERT INTO idemq_internal.handler_entries AS h (queue_id, schema_name, function_name, argument_types,
 		role_name, workers,
 			batch, max_idle, set_at, owner_name)
 		VALUES (number, f.schema, f.name, 'jsonb', role, workers, batch, max_idle,
@@ -149,13 +149,13 @@ BEGIN
 			max_idle = excluded.max_idle, set_at = excluded.set_at,
 				owner_name = excluded.owner_name,
 			crashes = 0, crashed_at = NULL, stopped_at = NULL
-		WHERE idemq_inside.may_change(h);
+		WHERE idemq_internal.may_change(h);
 	IF NOT FOUND THEN
-		PERFORM idemq_inside.refuse_handler(queue);
+		PERFORM idemq_internal.refuse_handler(queue);
 	END IF;
-	why := idemq_inside.handler_refusal(number);
+	why := idemq_internal.handler_refusal(number);
 	named := format('%I.%I(pg_catalog.jsonb)', f.schema, f.name);
-	PERFORM idemq_inside.audit('set_handler', number, queue, jsonb_build_object('function', named));
+	PERFORM idemq_internal.audit('set_handler', number, queue, jsonb_build_object('function', named));
 	IF why IS NOT NULL THEN
 		RAISE WARNING 'the handler does not run yet' USING DETAIL = why || '.',
 			HINT =
@@ -173,19 +173,19 @@ BEGIN
 	END IF;
 END $$;
 
-CREATE FUNCTION idemq_inside.drop_handler(queue text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.drop_handler_impl(queue text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-	number int := idemq_inside.queue(queue, 'claim', 'share');
+	number int := idemq_internal.queue(queue, 'claim', 'share');
 BEGIN
-	DELETE FROM idemq.handler_entries h WHERE h.queue_id = number AND idemq_inside.may_change(h);
+	DELETE FROM idemq_internal.handler_entries h WHERE h.queue_id = number AND idemq_internal.may_change(h);
 	IF FOUND THEN
-		PERFORM idemq_inside.audit('drop_handler', number, queue);
+		PERFORM idemq_internal.audit('drop_handler', number, queue);
 		RETURN true;
 	END IF;
-	PERFORM idemq_inside.refuse_handler(queue) FROM idemq.handler_entries h
+	PERFORM idemq_internal.refuse_handler(queue) FROM idemq_internal.handler_entries h
 		WHERE h.queue_id = number;
-	PERFORM idemq_inside.refuse_newer(EXISTS (SELECT FROM idemq_inside.latest('SELECT 1
-		FROM idemq.handler_entries
+	PERFORM idemq_internal.refuse_newer(EXISTS (SELECT FROM idemq_internal.latest('SELECT 1
+		FROM idemq_internal.handler_entries
 		WHERE queue_id = $1', number) AS (one int)), 'set_handler');
 	RETURN false;
 END $$;
@@ -199,14 +199,14 @@ CREATE FUNCTION idemq.current_job(
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_current_job';
 COMMENT ON FUNCTION idemq.current_job() IS 'the job that the handler''s function was called for, as idemq.claim shows it, and its queue; NULLs outside of a handler';
 
--- Topic: Inside
+-- Topic: Internal
 
-CREATE FUNCTION idemq.handler_states()
+CREATE FUNCTION idemq_internal.handler_states()
 	RETURNS TABLE (queue_id int, state text, workers_running int, done_total bigint,
 		failed_total bigint,
 		jobs_per_second float8, last_error text, last_error_at timestamptz)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_handler_states';
-COMMENT ON FUNCTION idemq.handler_states()
+COMMENT ON FUNCTION idemq_internal.handler_states()
 	IS 'what shared memory knows of handlers of queues that the caller may claim from or administer, all for pg_monitor; last_error not for the latter; use the view idemq.handlers';
 
 -- Topic: Handlers
@@ -219,9 +219,9 @@ CREATE VIEW idemq.handlers WITH (security_barrier) AS
 			s.jobs_per_second,
 		s.done_total, s.failed_total, s.last_error, s.last_error_at, e.crashes, e.stopped_at,
 			e.set_at
-	FROM idemq.handler_entries e
+	FROM idemq_internal.handler_entries e
 	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) e.queue_id
-	JOIN idemq.handler_states() s ON s.queue_id OPERATOR(pg_catalog.=) e.queue_id;
+	JOIN idemq_internal.handler_states() s ON s.queue_id OPERATOR(pg_catalog.=) e.queue_id;
 COMMENT ON VIEW idemq.handlers IS 'one row a handler of a queue that you may claim from or administer; pg_monitor sees all, without their errors';
 COMMENT ON COLUMN idemq.handlers.queue IS 'queue whose jobs it runs';
 COMMENT ON COLUMN idemq.handlers.function IS 'its function, by name: looked up at each run';

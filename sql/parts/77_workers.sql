@@ -1,6 +1,6 @@
 -- Who is there, by its own word: a worker has several sessions, waits on another one, and
 -- may be behind a pooler.  Nothing rests on these rows.  Not dumped: it tells of this server.
-CREATE TABLE idemq.worker_entries (
+CREATE TABLE idemq_internal.worker_entries (
 	role_oid    oid NOT NULL,
 	id          uuid NOT NULL,
 	worker      text NOT NULL,
@@ -22,14 +22,14 @@ CREATE TABLE idemq.worker_entries (
 	fillfactor = 45,
 	autovacuum_vacuum_threshold = 5000
 );
-COMMENT ON TABLE idemq.worker_entries IS 'one row a worker process of the last hour: see idemq.worker_seen; written by idemq.here';
-COMMENT ON COLUMN idemq.worker_entries.role_oid IS 'role as which it works';
-COMMENT ON COLUMN idemq.worker_entries.queue_ids IS 'numbers of its queues, the first 100';
-COMMENT ON COLUMN idemq.worker_entries.done_before IS 'done, as it was at seen_before';
-COMMENT ON COLUMN idemq.worker_entries.seen_before IS 'the word before the last';
-COMMENT ON COLUMN idemq.worker_entries.goodbye IS 'whether it has said that it ends';
+COMMENT ON TABLE idemq_internal.worker_entries IS 'one row a worker process of the last hour: see idemq.worker_seen; written by idemq.here';
+COMMENT ON COLUMN idemq_internal.worker_entries.role_oid IS 'role as which it works';
+COMMENT ON COLUMN idemq_internal.worker_entries.queue_ids IS 'numbers of its queues, the first 100';
+COMMENT ON COLUMN idemq_internal.worker_entries.done_before IS 'done, as it was at seen_before';
+COMMENT ON COLUMN idemq_internal.worker_entries.seen_before IS 'the word before the last';
+COMMENT ON COLUMN idemq_internal.worker_entries.goodbye IS 'whether it has said that it ends';
 -- No policy: the view shows what is to be seen.
-ALTER TABLE idemq.worker_entries ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq_internal.worker_entries ENABLE ROW LEVEL SECURITY;
 
 -- Topic: Workers
 
@@ -50,41 +50,41 @@ COMMENT ON FUNCTION idemq.here(uuid, text, text[], text, text, text, int, bigint
 
 -- The time of the word before the last is kept for the rate; a goodbye that follows at once has no
 -- part in it.  Clients ask it on the connection of their heartbeats: it waits for no lock for long.
-CREATE FUNCTION idemq_inside.here(process uuid, worker text, queues text[], program text,
+CREATE FUNCTION idemq_internal.here_impl(process uuid, worker text, queues text[], program text,
 	version text, host text, concurrency int, running bigint[], done bigint, goodbye boolean)
 	RETURNS boolean
 	LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 #variable_conflict use_variable
 DECLARE
 	now CONSTANT timestamptz := idemq.clock_timestamp();
-	caller CONSTANT oid := idemq_inside.caller();
+	caller CONSTANT oid := idemq_internal.caller();
 	queue_ids int[];
 BEGIN
-	PERFORM idemq_inside.given('process', process),
-		idemq_inside.check_text('worker', worker, 256),
-		idemq_inside.given('queues', queues), idemq_inside.check_ids('running', running),
-		idemq_inside.given('done', done), idemq_inside.given('goodbye', goodbye);
-	PERFORM idemq_inside.check_text(a.name, a.value, a.most)
+	PERFORM idemq_internal.given('process', process),
+		idemq_internal.check_text('worker', worker, 256),
+		idemq_internal.given('queues', queues), idemq_internal.check_ids('running', running),
+		idemq_internal.given('done', done), idemq_internal.given('goodbye', goodbye);
+	PERFORM idemq_internal.check_text(a.name, a.value, a.most)
 		FROM (VALUES ('program', program, 64), ('version', version, 64), ('host', host, 256))
 			a (name, value, most) WHERE a.value IS NOT NULL;
-	PERFORM idemq_inside.check_int('concurrency', concurrency, 1, 1000000)
+	PERFORM idemq_internal.check_int('concurrency', concurrency, 1, 1000000)
 		WHERE concurrency IS NOT NULL;
 	IF cardinality(queues) = 0 OR array_ndims(queues) > 1 THEN
 		RAISE EXCEPTION 'queues must be an array of names' USING ERRCODE = '22023',
 			HINT = 'Pass the queues that the worker claims from.';
 	END IF;
-	queue_ids := ARRAY(SELECT DISTINCT idemq_inside.queue(q.name, 'claim', '', 'queues')
+	queue_ids := ARRAY(SELECT DISTINCT idemq_internal.queue(q.name, 'claim', '', 'queues')
 		FROM (SELECT q.name FROM unnest(queues) q (name) LIMIT 100) q ORDER BY 1);
-	IF NOT EXISTS (SELECT FROM idemq.worker_entries w WHERE w.role_oid = caller AND w.id = process)
-		AND (SELECT count(*) >= 1000 FROM (SELECT FROM idemq.worker_entries w
+	IF NOT EXISTS (SELECT FROM idemq_internal.worker_entries w WHERE w.role_oid = caller AND w.id = process)
+		AND (SELECT count(*) >= 1000 FROM (SELECT FROM idemq_internal.worker_entries w
 			WHERE w.role_oid = caller LIMIT 1000) w) THEN
-		DELETE FROM idemq.worker_entries w WHERE w.role_oid = caller
+		DELETE FROM idemq_internal.worker_entries w WHERE w.role_oid = caller
 			AND (w.goodbye OR w.seen_at < now - interval '10 min');
 		IF NOT FOUND THEN
 			RETURN false;
 		END IF;
 	END IF;
-	INSERT INTO idemq.worker_entries AS w (role_oid, id, worker, queue_ids, program, version, host,
+	INSERT INTO idemq_internal.worker_entries AS w (role_oid, id, worker, queue_ids, program, version, host,
 			started_at, seen_at, concurrency, running, jobs, done, goodbye)
 		VALUES (caller, process, worker, queue_ids, program, version, host, now, now, concurrency,
 			cardinality(running), running[1:100], done, goodbye)
@@ -104,9 +104,9 @@ END $$;
 CREATE VIEW idemq.worker_seen WITH (security_barrier) AS
 	WITH visible AS MATERIALIZED (
 		SELECT q.queue_id, q.name FROM idemq.queues q
-		WHERE pg_has_role('pg_monitor', 'USAGE') OR idemq.may_see(q.queue_id)
+		WHERE pg_has_role('pg_monitor', 'USAGE') OR idemq_internal.may_see(q.queue_id)
 	), leases AS MATERIALIZED (
-		SELECT l.queue, array_agg(l.job_id ORDER BY l.job_id) AS jobs FROM idemq.leases() l
+		SELECT l.queue, array_agg(l.job_id ORDER BY l.job_id) AS jobs FROM idemq_internal.leases() l
 		WHERE l.worker = 'idemq handler' GROUP BY l.queue
 	)
 	SELECT w.worker, w.id, pg_get_userbyid(w.role_oid) AS role, w.host, w.program, w.version,
@@ -117,7 +117,7 @@ CREATE VIEW idemq.worker_seen WITH (security_barrier) AS
 			/ nullif(extract(epoch FROM w.seen_at - w.seen_before), 0)::float8 AS per_minute,
 		CASE WHEN w.goodbye THEN 'gone' WHEN w.seen_at < idemq.clock_timestamp() - interval '90 s'
 			THEN 'silent' ELSE 'here' END AS state
-	FROM idemq.worker_entries w
+	FROM idemq_internal.worker_entries w
 	CROSS JOIN LATERAL (SELECT array_agg(q.name::text ORDER BY q.name) AS queues FROM visible q
 		WHERE q.queue_id = ANY (w.queue_ids)) v
 	WHERE w.seen_at > idemq.clock_timestamp() - interval '1 hour'

@@ -1,6 +1,6 @@
 -- Topic: Schedules
 
--- A schedule is a row of idemq.schedule_entries; its ticks up to done_until are dealt with.  The
+-- A schedule is a row of idemq_internal.schedule_entries; its ticks up to done_until are dealt with.  The
 -- session that enqueues one holds the row, and moves done_until up to the tick in the transaction
 -- of the enqueue; another that comes meanwhile skips the row.  Should the row be lost or put back
 -- (a restore, a schedule ended and made again), the key, of the schedule's name and the tick's own
@@ -33,49 +33,49 @@ CREATE FUNCTION idemq.last_tick(
 COMMENT ON FUNCTION idemq.last_tick(text, text, timestamptz)
 	IS 'the last tick of a cron expression not after a time; NULL when there was none';
 
--- Topic: Inside
+-- Topic: Internal
 
-CREATE FUNCTION idemq.next_run(cron text, time_zone text, done_until timestamptz)
+CREATE FUNCTION idemq_internal.next_run(cron text, time_zone text, done_until timestamptz)
 	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_next_run';
-COMMENT ON FUNCTION idemq.next_run(text, text, timestamptz)
+COMMENT ON FUNCTION idemq_internal.next_run(text, text, timestamptz)
 	IS 'for idemq.schedules: the tick that is due, or else the next one; NULL when the time zone is not known';
 
-CREATE FUNCTION idemq.may_enqueue(queue_id int) RETURNS boolean
+CREATE FUNCTION idemq_internal.may_enqueue(queue_id int) RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_enqueue';
-COMMENT ON FUNCTION idemq.may_enqueue(int) IS 'whether the current role may enqueue to a queue; the view idemq.schedules asks it';
+COMMENT ON FUNCTION idemq_internal.may_enqueue(int) IS 'whether the current role may enqueue to a queue; the view idemq.schedules asks it';
 
-CREATE FUNCTION idemq.may_change_schedule(queue_id int, created_by name, created_by_oid oid)
+CREATE FUNCTION idemq_internal.may_change_schedule(queue_id int, created_by name, created_by_oid oid)
 	RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_change_schedule';
-COMMENT ON FUNCTION idemq.may_change_schedule(int, name, oid)
+COMMENT ON FUNCTION idemq_internal.may_change_schedule(int, name, oid)
 	IS 'whether the current role may replace and end a schedule that this role has made for this queue; the view idemq.schedules asks it';
 
 -- The worker lists them again; a restore writes them as well (hence ENABLE ALWAYS).
-CREATE FUNCTION idemq.schedules_changed() RETURNS trigger
+CREATE FUNCTION idemq_internal.schedules_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_schedules_changed';
-COMMENT ON FUNCTION idemq.schedules_changed() IS 'trigger: has the background worker look at the schedules anew';
+COMMENT ON FUNCTION idemq_internal.schedules_changed() IS 'trigger: has the background worker look at the schedules anew';
 
 CREATE TRIGGER idemq_schedules_changed AFTER INSERT OR UPDATE OR DELETE
-	OR TRUNCATE ON idemq.schedule_entries
-	FOR EACH STATEMENT EXECUTE FUNCTION idemq.schedules_changed();
-ALTER TABLE idemq.schedule_entries ENABLE ALWAYS TRIGGER idemq_schedules_changed;
+	OR TRUNCATE ON idemq_internal.schedule_entries
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.schedules_changed();
+ALTER TABLE idemq_internal.schedule_entries ENABLE ALWAYS TRIGGER idemq_schedules_changed;
 
 -- What a job holds is for the roles that may change the schedule.
 CREATE VIEW idemq.schedules WITH (security_barrier) AS
 	SELECT e.name, q.name AS queue, e.cron, e.time_zone,
-		idemq.next_run(e.cron, e.time_zone, e.done_until) AS next_run,
+		idemq_internal.next_run(e.cron, e.time_zone, e.done_until) AS next_run,
 		e.last_run, e.last_job, e.failed_at,
 		CASE WHEN m.may_change THEN e.last_error END AS last_error,
 		CASE WHEN m.may_change THEN e.payload END AS payload,
 		CASE WHEN m.may_change THEN e.headers END AS headers,
 		CASE WHEN m.may_change THEN e.group_key END AS group_key,
 		e.priority, e.max_attempts, e.expires_in, e.created_by, e.created_at, e.kind
-	FROM idemq.schedule_entries e
+	FROM idemq_internal.schedule_entries e
 	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) e.queue_id
 	CROSS JOIN LATERAL (
-		SELECT idemq.may_change_schedule(e.queue_id, e.created_by,
+		SELECT idemq_internal.may_change_schedule(e.queue_id, e.created_by,
 			e.created_by_oid) AS may_change) m
-	WHERE idemq.may_enqueue(e.queue_id) OR pg_catalog.pg_has_role('pg_monitor', 'USAGE');
+	WHERE idemq_internal.may_enqueue(e.queue_id) OR pg_catalog.pg_has_role('pg_monitor', 'USAGE');
 COMMENT ON VIEW idemq.schedules IS 'one row a schedule of a queue that you may enqueue to or administer (pg_monitor: every queue); payload, headers, group_key and last_error for its creator and administrators alone';
 COMMENT ON COLUMN idemq.schedules.name IS 'its name, unique in the database';
 COMMENT ON COLUMN idemq.schedules.queue IS 'queue of its jobs';
@@ -96,19 +96,19 @@ COMMENT ON COLUMN idemq.schedules.last_run IS 'the last tick that was enqueued: 
 COMMENT ON COLUMN idemq.schedules.last_job IS 'the job of last_run';
 COMMENT ON COLUMN idemq.schedules.failed_at IS 'when a tick was last tried that could not be enqueued; NULL when one has been since';
 
-CREATE FUNCTION idemq.due_schedules() RETURNS text[]
+CREATE FUNCTION idemq_internal.due_schedules() RETURNS text[]
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
-COMMENT ON FUNCTION idemq.due_schedules()
+COMMENT ON FUNCTION idemq_internal.due_schedules()
 	IS 'part of idemq.tick: the names of schedules that have a tick to enqueue; notes that it was asked';
 
-CREATE FUNCTION idemq.run_schedule(name text) RETURNS boolean
+CREATE FUNCTION idemq_internal.run_schedule(name text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate_jobs';
-COMMENT ON FUNCTION idemq.run_schedule(text)
+COMMENT ON FUNCTION idemq_internal.run_schedule(text)
 	IS 'part of idemq.tick: enqueue the last tick of a schedule that is due; returns false when there is none, or another session is at it';
 
-CREATE FUNCTION idemq.schedule_failed(name text, error text) RETURNS text
+CREATE FUNCTION idemq_internal.schedule_failed(name text, error text) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
-COMMENT ON FUNCTION idemq.schedule_failed(text, text)
+COMMENT ON FUNCTION idemq_internal.schedule_failed(text, text)
 	IS 'part of idemq.tick: note why a tick could not be enqueued; returns that with the name in front';
 
 -- Topic: Schedules
@@ -125,15 +125,15 @@ DECLARE
 BEGIN
 	COMMIT;
 	SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-	due := idemq.due_schedules();
+	due := idemq_internal.due_schedules();
 	FOREACH schedule IN ARRAY due LOOP
 		COMMIT;
 		SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 		BEGIN
-			PERFORM idemq.run_schedule(schedule);
+			PERFORM idemq_internal.run_schedule(schedule);
 		EXCEPTION WHEN OTHERS THEN
 			state := coalesce(state, SQLSTATE);
-			failures := pg_catalog.array_append(failures, idemq.schedule_failed(schedule, SQLERRM));
+			failures := pg_catalog.array_append(failures, idemq_internal.schedule_failed(schedule, SQLERRM));
 		END;
 	END LOOP;
 	COMMIT;
@@ -146,28 +146,28 @@ END $$;
 COMMENT ON PROCEDURE idemq.tick()
 	IS 'enqueue the ticks that are due, each in a transaction of its own; the background worker does so by itself; where idemq.worker is off, pg_cron, or another driver, calls this once a minute; raises the first failure when all are tried';
 
--- Topic: Inside
+-- Topic: Internal
 
 -- Those that everybody may call, under names that nobody else can give a meaning.
-CREATE FUNCTION idemq_inside.next_tick(cron text, time_zone text, after timestamptz)
+CREATE FUNCTION idemq_internal.next_tick(cron text, time_zone text, after timestamptz)
 	RETURNS timestamptz
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_next_tick';
-CREATE FUNCTION idemq_inside.last_tick(cron text, time_zone text, until timestamptz)
+CREATE FUNCTION idemq_internal.last_tick(cron text, time_zone text, until timestamptz)
 	RETURNS timestamptz
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_last_tick';
-CREATE FUNCTION idemq_inside.next_run(cron text, time_zone text, done_until timestamptz)
+CREATE FUNCTION idemq_internal.next_run(cron text, time_zone text, done_until timestamptz)
 	RETURNS timestamptz
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_next_run';
 
 -- Whether the caller may change a schedule: the role that has made it, and administrators of its
 -- queue.
-CREATE FUNCTION idemq_inside.may_change(s idemq.schedule_entries) RETURNS boolean LANGUAGE sql AS $$
-	SELECT idemq_inside.role_may(idemq_inside.caller(), s.queue_id, 'admin')
-		OR coalesce(pg_has_role(idemq_inside.caller(), idemq_inside.role_of(s.created_by,
+CREATE FUNCTION idemq_internal.may_change(s idemq_internal.schedule_entries) RETURNS boolean LANGUAGE sql AS $$
+	SELECT idemq_internal.role_may(idemq_internal.caller(), s.queue_id, 'admin')
+		OR coalesce(pg_has_role(idemq_internal.caller(), idemq_internal.role_of(s.created_by,
 			s.created_by_oid), 'USAGE'), false)
 $$;
 
-CREATE FUNCTION idemq_inside.refuse_schedule(name text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.refuse_schedule(name text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	RAISE EXCEPTION 'permission denied for schedule "%"', name USING ERRCODE = '42501',
 		DETAIL = 'The role that made it and administrators of its queue may change it.',
@@ -183,14 +183,14 @@ END $$;
 -- it forgets the minutes in which it was down; it knows no next run; and its jobs are in one
 -- database of the server, from where a schedule in another cannot be made, and are not in that
 -- one's dump.)
-CREATE FUNCTION idemq_inside.require_driver() RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.require_driver() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	libraries text;
 	loaded boolean;
 	cron_database text := current_setting('cron.database_name', true);
-	may_read boolean := pg_has_role(idemq_inside.caller(), 'pg_read_all_settings', 'USAGE');
+	may_read boolean := pg_has_role(idemq_internal.caller(), 'pg_read_all_settings', 'USAGE');
 BEGIN
-	IF idemq_inside.worker_comes() THEN
+	IF idemq_internal.worker_comes() THEN
 		RETURN;
 	END IF;
 	libraries := current_setting('shared_preload_libraries');
@@ -198,20 +198,20 @@ BEGIN
 	IF loaded AND EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_cron') THEN
 		-- A job that was switched off (active is false) stays off.  One of a role that may not call
 		-- idemq.tick is no driver.
-		PERFORM FROM idemq_inside.latest($q$
+		PERFORM FROM idemq_internal.latest($q$
 			SELECT j.jobid FROM cron.job j JOIN pg_roles r ON r.rolname = j.username
 			WHERE j.command ~* '^\s*call\s+idemq\.tick\s*\(\s*\)[\s;]*$'
 				AND j.database = current_database()
 				AND has_schema_privilege(r.oid, 'idemq', 'USAGE')
 				AND has_function_privilege(r.oid, 'idemq.tick()', 'EXECUTE')
-				AND has_function_privilege(r.oid, 'idemq.due_schedules()', 'EXECUTE')$q$)
+				AND has_function_privilege(r.oid, 'idemq_internal.due_schedules()', 'EXECUTE')$q$)
 					AS (jobid bigint);
 		IF NOT FOUND THEN
 			PERFORM cron.schedule('idemq-tick'::text, '* * * * *'::text, 'CALL idemq.tick()'::text);
 		END IF;
 		RETURN;
 	END IF;
-	PERFORM FROM idemq_inside.latest('SELECT one FROM idemq.ticker WHERE called_at > $1',
+	PERFORM FROM idemq_internal.latest('SELECT one FROM idemq_internal.ticker WHERE called_at > $1',
 		idemq.clock_timestamp() - interval '10 min')
 		AS (one boolean);
 	IF FOUND THEN
@@ -247,7 +247,7 @@ END $$;
 
 -- Other roles do not get as far as the row's lock, which keeps ticks away: rights are asked of the
 -- row as it is read, and again of the row that is locked, which another role may have taken over.
-CREATE FUNCTION idemq_inside.schedule(
+CREATE FUNCTION idemq_internal.schedule_impl(
 	name text, cron text, queue text, payload jsonb, time_zone text, priority int, group_key text,
 	max_attempts int, headers jsonb, expires_in interval, kind text)
 	RETURNS timestamptz LANGUAGE plpgsql AS $$
@@ -256,41 +256,41 @@ DECLARE
 	now timestamptz := idemq.clock_timestamp();
 	queue_id int;
 	done_until timestamptz;
-	role name := pg_get_userbyid(idemq_inside.caller());
+	role name := pg_get_userbyid(idemq_internal.caller());
 	most int := current_setting('idemq.max_schedules_per_role');
-	limited boolean := most >= 0 AND NOT pg_has_role(idemq_inside.caller(), current_user,
+	limited boolean := most >= 0 AND NOT pg_has_role(idemq_internal.caller(), current_user,
 		'USAGE');  -- the owner
 	made bigint;
 BEGIN
-	PERFORM idemq_inside.check_text('name', name, 256);
-	IF idemq_inside.next_tick(cron, time_zone, now) IS NULL THEN
+	PERFORM idemq_internal.check_text('name', name, 256);
+	IF idemq_internal.next_tick(cron, time_zone, now) IS NULL THEN
 		RAISE EXCEPTION 'cron expression "%" names a day that never comes', cron
 			USING ERRCODE = '22023', HINT = 'Look at the day of month and the month.';
 	END IF;
-	PERFORM idemq_inside.given('payload', payload), idemq_inside.check_document('payload', payload);
+	PERFORM idemq_internal.given('payload', payload), idemq_internal.check_document('payload', payload);
 	-- What a tick adds is shorter: the name at 6 bytes each, a time, their keys.
-	PERFORM idemq_inside.check_document('headers', headers, 2048) WHERE headers IS NOT NULL;
-	PERFORM idemq_inside.check_int('priority', priority, 0, 9);
-	PERFORM idemq_inside.check_text('group_key', group_key, 1024) WHERE group_key IS NOT NULL;
-	PERFORM idemq_inside.check_int('max_attempts', max_attempts, 1, 2147483647)
+	PERFORM idemq_internal.check_document('headers', headers, 2048) WHERE headers IS NOT NULL;
+	PERFORM idemq_internal.check_int('priority', priority, 0, 9);
+	PERFORM idemq_internal.check_text('group_key', group_key, 1024) WHERE group_key IS NOT NULL;
+	PERFORM idemq_internal.check_int('max_attempts', max_attempts, 1, 2147483647)
 		WHERE max_attempts IS NOT NULL;
 	IF jsonb_typeof(headers) <> 'object' THEN
 		RAISE EXCEPTION 'headers of a schedule must be a JSON object'
 			USING ERRCODE = '22023', HINT = 'Its name and the time of the tick are added to them.';
 	END IF;
-	PERFORM idemq_inside.check_interval('expires_in', expires_in) WHERE expires_in IS NOT NULL;
-	PERFORM idemq_inside.check_kind(kind) WHERE kind IS NOT NULL;
-	queue_id := idemq_inside.queue(queue, 'enqueue', 'keep');
-	PERFORM idemq_inside.require_driver();
+	PERFORM idemq_internal.check_interval('expires_in', expires_in) WHERE expires_in IS NOT NULL;
+	PERFORM idemq_internal.check_kind(kind) WHERE kind IS NOT NULL;
+	queue_id := idemq_internal.queue(queue, 'enqueue', 'keep');
+	PERFORM idemq_internal.require_driver();
 	IF limited THEN
-		PERFORM idemq_inside.lock_role(idemq_inside.caller(), 'schedules');
+		PERFORM idemq_internal.lock_role(idemq_internal.caller(), 'schedules');
 	END IF;
 	LOOP
-		PERFORM idemq_inside.refuse_schedule(name)
-			FROM idemq.schedule_entries s
-				WHERE s.name = schedule.name AND NOT idemq_inside.may_change(s);
+		PERFORM idemq_internal.refuse_schedule(name)
+			FROM idemq_internal.schedule_entries s
+				WHERE s.name = schedule_impl.name AND NOT idemq_internal.may_change(s);
 		-- Made again as it is, by a deployment perhaps, it does not lose the tick that is due now.
-		INSERT INTO idemq.schedule_entries AS s (name, cron, queue_id, payload, time_zone, priority,
+		INSERT INTO idemq_internal.schedule_entries AS s (name, cron, queue_id, payload, time_zone, priority,
 			group_key,
 				max_attempts, headers, expires_in, kind, created_by, created_at, done_until)
 			VALUES (name, cron, queue_id, payload, time_zone, priority, group_key,
@@ -307,34 +307,34 @@ BEGIN
 					ELSE now END,
 				done_until = CASE WHEN s.cron = excluded.cron AND s.time_zone = excluded.time_zone
 					THEN s.done_until ELSE now END
-			WHERE idemq_inside.may_change(s) RETURNING s.done_until INTO done_until;
+			WHERE idemq_internal.may_change(s) RETURNING s.done_until INTO done_until;
 		EXIT WHEN FOUND;
 	END LOOP;
 	IF limited THEN
 		made := (SELECT n
-			FROM idemq_inside.latest('SELECT count(*) FROM idemq.schedule_entries WHERE created_by '
+			FROM idemq_internal.latest('SELECT count(*) FROM idemq_internal.schedule_entries WHERE created_by '
 			'= $1 '
-			'AND coalesce(created_by_oid = $2, true)', role, idemq_inside.caller()) AS (n bigint));
+			'AND coalesce(created_by_oid = $2, true)', role, idemq_internal.caller()) AS (n bigint));
 		IF made > most THEN
 			RAISE EXCEPTION 'role "%" may have no more than % schedules', role,
 				most USING ERRCODE = '53400',
 				HINT = 'End one with idemq.unschedule, or raise idemq.max_schedules_per_role.';
 		END IF;
 	END IF;
-	RETURN idemq_inside.next_run(cron, time_zone, done_until);
+	RETURN idemq_internal.next_run(cron, time_zone, done_until);
 END $$;
 
-CREATE FUNCTION idemq_inside.unschedule(name text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.unschedule_impl(name text) RETURNS boolean LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 BEGIN
-	PERFORM idemq_inside.check_text('name', name, 256);
-	DELETE FROM idemq.schedule_entries s
-		WHERE s.name = unschedule.name AND idemq_inside.may_change(s);
+	PERFORM idemq_internal.check_text('name', name, 256);
+	DELETE FROM idemq_internal.schedule_entries s
+		WHERE s.name = unschedule_impl.name AND idemq_internal.may_change(s);
 	IF FOUND THEN
 		RETURN true;
 	END IF;
-	PERFORM idemq_inside.refuse_schedule(name) FROM idemq.schedule_entries s
-		WHERE s.name = unschedule.name AND idemq_inside.role_may(idemq_inside.caller(), s.queue_id,
+	PERFORM idemq_internal.refuse_schedule(name) FROM idemq_internal.schedule_entries s
+		WHERE s.name = unschedule_impl.name AND idemq_internal.role_may(idemq_internal.caller(), s.queue_id,
 			'enqueue');
 	RETURN false;
 END $$;
@@ -343,52 +343,52 @@ END $$;
 -- One that has failed after failed_after waits from then for as long as that is ago.  One that
 -- cannot be read is run now, and says so; so is one whose done_until was written by a clock that
 -- was ahead.
-CREATE FUNCTION idemq_inside.schedule_times(now timestamptz, failed_after timestamptz)
+CREATE FUNCTION idemq_internal.schedule_times(now timestamptz, failed_after timestamptz)
 	RETURNS TABLE (name text, at timestamptz, failed_at timestamptz) STABLE LANGUAGE sql AS $$
 	SELECT s.name, CASE WHEN s.failed_at > failed_after
 		AND s.failed_at <= now THEN s.failed_at + (now - failed_after)
 			WHEN s.done_until > now + interval '10 min' THEN now
-			ELSE coalesce(idemq_inside.next_run(s.cron, s.time_zone, s.done_until), now) END,
+			ELSE coalesce(idemq_internal.next_run(s.cron, s.time_zone, s.done_until), now) END,
 				s.failed_at
-		FROM idemq.schedule_entries s
+		FROM idemq_internal.schedule_entries s
 $$;
 
 -- Behind one that has failed there is only what has failed since.
-CREATE FUNCTION idemq_inside.due_schedules() RETURNS text[] LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.due_schedules_impl() RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
 	now timestamptz := idemq.clock_timestamp();
 BEGIN
-	INSERT INTO idemq.ticker (called_at) VALUES (now) ON CONFLICT (one) DO UPDATE
+	INSERT INTO idemq_internal.ticker (called_at) VALUES (now) ON CONFLICT (one) DO UPDATE
 		SET called_at = excluded.called_at;
 	RETURN ARRAY(SELECT t.name
-		FROM idemq_inside.latest('SELECT name FROM idemq_inside.schedule_times($1, ''infinity'') '
+		FROM idemq_internal.latest('SELECT name FROM idemq_internal.schedule_times($1, ''infinity'') '
 		'WHERE at <= $1 ORDER BY failed_at NULLS FIRST, name', now) AS t (name text));
 END $$;
 
 -- For the background worker: runs one schedule that is due; one that fails is undone alone, and
 -- noted.
-CREATE FUNCTION idemq_inside.run_or_note(schedule text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.run_or_note(schedule text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-	PERFORM idemq.run_schedule(schedule);
+	PERFORM idemq_internal.run_schedule(schedule);
 EXCEPTION WHEN query_canceled OR OTHERS THEN
 	RAISE LOG 'schedule "%": %', schedule, SQLERRM USING ERRCODE = SQLSTATE;
-	PERFORM idemq.schedule_failed(schedule, SQLERRM);
+	PERFORM idemq_internal.schedule_failed(schedule, SQLERRM);
 END $$;
 
 -- Enqueues a schedule's job as the role that has made it, by a plain call: what that role may not
 -- do any more, its schedule cannot.  That of a tick has the tick's key, and waits for nobody: a
 -- session that drops its queue, or has its key in an open transaction, is looked for first; 100 ms
 -- are for what comes between.
-CREATE FUNCTION idemq_inside.enqueue_scheduled(
-	s idemq.schedule_entries, tick timestamptz, is_tick boolean, expires_in interval)
+CREATE FUNCTION idemq_internal.enqueue_scheduled(
+	s idemq_internal.schedule_entries, tick timestamptz, is_tick boolean, expires_in interval)
 	RETURNS bigint LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
 DECLARE
 	queue text := (SELECT q.name FROM idemq.queues q WHERE q.queue_id = s.queue_id);
-	role oid := idemq_inside.role_of(s.created_by, s.created_by_oid);
+	role oid := idemq_internal.role_of(s.created_by, s.created_by_oid);
 	tick_text text := to_char(tick AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"');
 	job record;
 BEGIN
-	IF is_tick AND NOT idemq_inside.try_share_queue(s.queue_id) THEN
+	IF is_tick AND NOT idemq_internal.try_share_queue(s.queue_id) THEN
 		RAISE EXCEPTION 'an open transaction drops queue "%"', queue
 			USING ERRCODE = '55P03',
 				HINT = 'The tick is tried again with the next call of idemq.tick().';
@@ -397,7 +397,7 @@ BEGIN
 			s.created_by USING ERRCODE = '42704',
 			HINT = format('Let a role that may enqueue to queue "%s" call idemq.schedule again.',
 				queue);
-	ELSIF NOT idemq_inside.role_may(role, s.queue_id, 'enqueue') THEN
+	ELSIF NOT idemq_internal.role_may(role, s.queue_id, 'enqueue') THEN
 		RAISE EXCEPTION 'role "%", which made the schedule, may not enqueue to queue "%" any more',
 			s.created_by, queue
 			USING ERRCODE = '42501', HINT = format('Let an administrator of the queue run SELECT '
@@ -405,7 +405,7 @@ BEGIN
 					quote_ident(s.created_by));
 	END IF;
 	SELECT * INTO job
-		FROM idemq_inside.as_role(role,
+		FROM idemq_internal.as_role(role,
 		'SELECT id, outcome::pg_catalog.text FROM idemq.enqueue($1, $2, '
 		'key => $3, priority => $4, group_key => $5, max_attempts => $6, headers => $7, expires_in '
 			'=> $8, '
@@ -421,7 +421,7 @@ BEGIN
 				HINT = 'The tick is tried again with the next call of idemq.tick().';
 	ELSIF job.outcome = 'duplicate' THEN
 		PERFORM
-			FROM idemq_inside.latest('SELECT id FROM idemq.jobs WHERE id = $1 AND created_at < $2',
+			FROM idemq_internal.latest('SELECT id FROM idemq.jobs WHERE id = $1 AND created_at < $2',
 			job.id, s.created_at)
 			AS (id bigint);
 		IF FOUND THEN
@@ -438,68 +438,68 @@ END $$;
 
 -- Of the ticks that were missed the last one is made up for, under its own time.  One that fails
 -- stays due, and is tried again by the next call, until the next one takes its place.
-CREATE FUNCTION idemq_inside.run_schedule(name text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.run_schedule_impl(name text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
 	now timestamptz := idemq.clock_timestamp();
-	s idemq.schedule_entries;
+	s idemq_internal.schedule_entries;
 	tick timestamptz;
 	job bigint;
 BEGIN
-	PERFORM idemq_inside.given('name', run_schedule.name);
-	SELECT e.* INTO s FROM idemq.schedule_entries e
-		WHERE e.name = run_schedule.name FOR UPDATE SKIP LOCKED;
+	PERFORM idemq_internal.given('name', run_schedule_impl.name);
+	SELECT e.* INTO s FROM idemq_internal.schedule_entries e
+		WHERE e.name = run_schedule_impl.name FOR UPDATE SKIP LOCKED;
 	IF NOT FOUND THEN
 		RETURN false;
 	END IF;
-	tick := idemq_inside.last_tick(s.cron, s.time_zone, now);
+	tick := idemq_internal.last_tick(s.cron, s.time_zone, now);
 	IF s.done_until > now + interval '10 min' THEN
 		-- By a clock that was ahead.  Up to that, it is waited for: those ticks are enqueued.
-		UPDATE idemq.schedule_entries e SET done_until = now WHERE e.name = s.name;
+		UPDATE idemq_internal.schedule_entries e SET done_until = now WHERE e.name = s.name;
 		RETURN false;
 	ELSIF coalesce(tick <= s.done_until, true) THEN
 		RETURN false;
 	ELSIF tick + s.expires_in <= now THEN
-		UPDATE idemq.schedule_entries e SET done_until = tick, failed_at = now,
+		UPDATE idemq_internal.schedule_entries e SET done_until = tick, failed_at = now,
 			last_error = 'the tick came later than its expires_in' WHERE e.name = s.name;
 		RETURN false;
 	END IF;
-	job := idemq_inside.enqueue_scheduled(s, tick, true,
+	job := idemq_internal.enqueue_scheduled(s, tick, true,
 		make_interval(secs => extract(epoch FROM tick + s.expires_in - now)));
-	UPDATE idemq.schedule_entries e SET done_until = tick, last_run = tick, last_job = job,
+	UPDATE idemq_internal.schedule_entries e SET done_until = tick, last_run = tick, last_job = job,
 		failed_at = NULL, last_error = NULL
 		WHERE e.name = s.name;
 	RETURN true;
 END $$;
 
-CREATE FUNCTION idemq_inside.schedule_failed(name text, error text) RETURNS text
+CREATE FUNCTION idemq_internal.schedule_failed_impl(name text, error text) RETURNS text
 	LANGUAGE plpgsql AS $$
 BEGIN
-	PERFORM idemq_inside.given('name', schedule_failed.name), idemq_inside.given('error', error);
-	UPDATE idemq.schedule_entries e SET failed_at = idemq.clock_timestamp(), last_error = error
+	PERFORM idemq_internal.given('name', schedule_failed_impl.name), idemq_internal.given('error', error);
+	UPDATE idemq_internal.schedule_entries e SET failed_at = idemq.clock_timestamp(), last_error = error
 		WHERE e.name =
-		(SELECT s.name FROM idemq.schedule_entries s
-			WHERE s.name = schedule_failed.name FOR UPDATE SKIP LOCKED);
+		(SELECT s.name FROM idemq_internal.schedule_entries s
+			WHERE s.name = schedule_failed_impl.name FOR UPDATE SKIP LOCKED);
 	RETURN format('schedule "%s": %s', name, error);
 END $$;
 
 -- The row is not locked: what a tick writes at the same time is nothing that is read here.
-CREATE FUNCTION idemq_inside.run_schedule_now(name text) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.run_schedule_now_impl(name text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-	s idemq.schedule_entries;
+	s idemq_internal.schedule_entries;
 	job bigint;
 BEGIN
-	PERFORM idemq_inside.given('name', run_schedule_now.name);
-	SELECT e.* INTO s FROM idemq.schedule_entries e WHERE e.name = run_schedule_now.name;
+	PERFORM idemq_internal.given('name', run_schedule_now_impl.name);
+	SELECT e.* INTO s FROM idemq_internal.schedule_entries e WHERE e.name = run_schedule_now_impl.name;
 	IF NOT FOUND THEN
 		RAISE EXCEPTION 'schedule "%" does not exist', name USING ERRCODE = '42704',
 			HINT = 'SELECT name FROM idemq.schedules shows those that you may see.';
-	ELSIF NOT idemq_inside.may_change(s) THEN
+	ELSIF NOT idemq_internal.may_change(s) THEN
 		RAISE EXCEPTION 'permission denied for schedule "%"', name USING ERRCODE = '42501',
 			DETAIL = 'The role that made it and administrators of its queue may run it.',
 				HINT = 'Ask one of them.';
 	END IF;
-	job := idemq_inside.enqueue_scheduled(s, idemq.clock_timestamp(), false, s.expires_in);
-	PERFORM idemq_inside.audit('run_schedule_now', q.queue_id, q.name,
+	job := idemq_internal.enqueue_scheduled(s, idemq.clock_timestamp(), false, s.expires_in);
+	PERFORM idemq_internal.audit('run_schedule_now', q.queue_id, q.name,
 		jsonb_build_object('schedule', s.name), job)
 		FROM idemq.queues q WHERE q.queue_id = s.queue_id;
 	RETURN job;

@@ -1,13 +1,13 @@
--- Topic: Inside
+-- Topic: Internal
 
-CREATE FUNCTION idemq.timing_buckets()
+CREATE FUNCTION idemq_internal.timing_buckets()
 	RETURNS TABLE (queue_id int, timing text, le float8, jobs bigint, seconds float8)
 	ROWS 500 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_timing_buckets';
-COMMENT ON FUNCTION idemq.timing_buckets()
+COMMENT ON FUNCTION idemq_internal.timing_buckets()
 	IS 'how many jobs waited, and ran, for less than le seconds, cumulative: a row for each queue that you may claim from or administer (pg_monitor: every queue), each of wait and run, and each power of two of microseconds from 1 ms to 9.5 h, then Infinity, which also has the sum (within 12.5 %)';
 
 -- What there is: a name, its type, its unit and what it means.  A new metric: a line here, and
--- its samples in idemq.prometheus_samples.
+-- its samples in idemq_internal.prometheus_samples.
 CREATE VIEW idemq.prometheus_names AS
 	SELECT * FROM (VALUES
 	-- Of each queue.
@@ -91,13 +91,13 @@ COMMENT ON VIEW idemq.prometheus_names IS 'part of idemq.prometheus: what there 
 -- own is the server's statistics.  Nothing here reads idemq.jobs but the head of its ready index,
 -- and the jobs of steps that have no answer.  Children and waits are counted in indexes that have
 -- only these.
-CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
+CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 	WITH metrics AS MATERIALIZED (
 		SELECT q.name, q.paused, q.lease, q.max_running, m.*,
 			EXISTS (SELECT FROM idemq.queues o WHERE o.dead_queue = q.name) AS is_dead_queue,
 			coalesce(s.open, 0) AS steps_open, coalesce(s.unknown, 0) AS steps_unknown
-		FROM idemq.queue_metrics(false) m JOIN idemq.queues q USING (queue_id)
-		LEFT JOIN idemq_inside.steps_without_answer s USING (queue_id)
+		FROM idemq_internal.queue_metrics(false) m JOIN idemq.queues q USING (queue_id)
+		LEFT JOIN idemq_internal.steps_without_answer s USING (queue_id)
 		WHERE NOT pg_is_in_recovery()
 	), children AS MATERIALIZED (
 		SELECT k.queue_id, count(*) AS jobs FROM idemq.children k GROUP BY k.queue_id
@@ -114,7 +114,7 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		SELECT s.name, s.queue, s.next_run, s.last_run, s.failed_at,
 			CASE WHEN s.next_run <= idemq.clock_timestamp() THEN idemq.next_tick(e.cron, e.time_zone,
 				e.done_until) END AS due_since
-		FROM idemq.schedules s JOIN idemq.schedule_entries e USING (name)
+		FROM idemq.schedules s JOIN idemq_internal.schedule_entries e USING (name)
 	), holders AS MATERIALIZED (
 		SELECT CASE WHEN a.backend_type = 'walsender' THEN 'walsender' ELSE 'session' END AS holder,
 			-- A walsender passes on what a standby holds, and does not say since when.
@@ -191,7 +191,7 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 		) AS v (name, labels, value)) AS s
 	UNION ALL
 	SELECT v.name, v.labels, v.value, 'idemq_' || b.timing || '_seconds'
-		FROM idemq.timing_buckets() b
+		FROM idemq_internal.timing_buckets() b
 	JOIN idemq.queues q USING (queue_id)
 	CROSS JOIN LATERAL (VALUES
 		('idemq_' || b.timing || '_seconds_bucket',
@@ -235,7 +235,7 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 	) AS v (name, value)
 	UNION ALL
 	SELECT 'idemq_ticker_timestamp_seconds', '{}', extract(epoch FROM t.called_at)::float8,
-		'idemq_ticker_timestamp_seconds' FROM idemq.ticker t
+		'idemq_ticker_timestamp_seconds' FROM idemq_internal.ticker t
 	UNION ALL
 	SELECT v.name, jsonb_build_object('queue', s.queue, 'schedule', s.name), v.value, v.name
 		FROM schedules s
@@ -300,13 +300,13 @@ CREATE VIEW idemq.prometheus_samples WITH (security_barrier) AS
 			extract(epoch FROM idemq.test_clock_ahead())::float8),
 		('idemq_collected_timestamp_seconds', '{}', extract(epoch FROM clock_timestamp())::float8)
 	) AS v (name, labels, value);
-COMMENT ON VIEW idemq.prometheus_samples IS 'part of idemq.prometheus: what each is now';
+COMMENT ON VIEW idemq_internal.prometheus_samples IS 'part of idemq.prometheus: what each is now';
 
 -- Topic: Observing
 
 CREATE VIEW idemq.prometheus WITH (security_barrier) AS
 	SELECT s.name, s.labels, s.value, n.type, n.unit, n.help, s.family
-	FROM idemq.prometheus_samples s JOIN idemq.prometheus_names n ON n.name = s.family
+	FROM idemq_internal.prometheus_samples s JOIN idemq.prometheus_names n ON n.name = s.family
 	WHERE s.value IS NOT NULL;
 COMMENT ON VIEW idemq.prometheus IS 'figures for machines, one row a sample, named as Prometheus names them: times in seconds, sizes in bytes, counters that end in _total, cumulative histogram buckets; for pg_monitor; reads no jobs but the head of each queue';
 COMMENT ON COLUMN idemq.prometheus.name IS 'of the sample; of a histogram with _bucket, _sum or _count';

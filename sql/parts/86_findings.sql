@@ -15,7 +15,7 @@
 --   clock: the time of an event is read before its row becomes visible.  now is read before the
 --     snapshot, but the caller makes it late enough (src/observe/check.c).  A test clock may move
 --     between the two, so the time is read again for each row that is found.
-CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
+CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 	RETURNS TABLE (severity text, invariant text, detail text)
 	ROWS 10 STABLE LANGUAGE sql AS $$
 	WITH broken_jobs (part, place, severity, invariant, what, id) AS (
@@ -103,25 +103,25 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 	), nobodys (invariant, role, rows) AS (
 		-- What names a role that is not there, or one that has come after it.
 		SELECT o.invariant, o.role, count(*) FROM (
-			SELECT 'grants.role', role_name, role_oid FROM idemq.queue_grants
+			SELECT 'grants.role', role_name, role_oid FROM idemq_internal.queue_grants
 			UNION ALL SELECT 'schedules.role', created_by, created_by_oid
-				FROM idemq.schedule_entries
-			UNION ALL SELECT 'topics.role', role_name, role_oid FROM idemq.topic_grants
+				FROM idemq_internal.schedule_entries
+			UNION ALL SELECT 'topics.role', role_name, role_oid FROM idemq_internal.topic_grants
 			UNION ALL SELECT 'topics.role, bindings', role_name, role_oid
-				FROM idemq.topic_binding_entries
+				FROM idemq_internal.topic_binding_entries
 		) AS o (invariant, role, role_oid)
 		WHERE NOT EXISTS (SELECT FROM pg_roles r
 			WHERE r.rolname = o.role AND coalesce(o.role_oid, r.oid) = r.oid)
 		GROUP BY 1, 2
 	), orphans (invariant, rel, queue_id, rows) AS (
 		SELECT o.invariant, o.rel, o.queue_id, count(*) FROM (
-			SELECT 'grants.queue', 'queue_grants', queue_id FROM idemq.queue_grants
+			SELECT 'grants.queue', 'queue_grants', queue_id FROM idemq_internal.queue_grants
 			UNION ALL SELECT 'schedules.queue', 'schedule_entries', queue_id
-				FROM idemq.schedule_entries
+				FROM idemq_internal.schedule_entries
 			UNION ALL SELECT 'events.queue', 'events', queue_id FROM idemq.events
 			UNION ALL SELECT 'producers.queue', 'producers', queue_id FROM idemq.producers
 			UNION ALL SELECT 'topics.queue', 'topic_binding_entries', queue_id
-				FROM idemq.topic_binding_entries
+				FROM idemq_internal.topic_binding_entries
 		) AS o (invariant, rel, queue_id)
 		WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = o.queue_id)
 		GROUP BY 1, 2, 3
@@ -141,11 +141,11 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 			format('the background worker, process %s, has not moved for '
 			'%s ms; see what it waits for in pg_stat_activity and pg_locks', w.pid,
 			floor(extract(epoch FROM w.stuck_for) * 1000)::bigint)
-		FROM idemq.worker_state() w WHERE part = 'rows' AND w.stuck_for IS NOT NULL
+		FROM idemq_internal.worker_state() w WHERE part = 'rows' AND w.stuck_for IS NOT NULL
 		UNION ALL
 		SELECT 1, 'warning', invariant,
 			format('grants (%s) of role "%s", which was dropped or renamed, are void: '
-			'idemq.grant_queue anew, or DELETE FROM idemq.queue_grants WHERE role_name = %2$L',
+			'idemq.grant_queue anew, or DELETE FROM idemq_internal.queue_grants WHERE role_name = %2$L',
 				rows, role)
 		FROM nobodys WHERE part = 'rows' AND invariant = 'grants.role'
 		UNION ALL
@@ -239,20 +239,20 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 			SELECT 'jobs', greatest(created_at, claimed_at, finished_at) FROM idemq.jobs
 			UNION ALL SELECT 'queues', created_at FROM idemq.queues
 			UNION ALL SELECT 'schedule_entries', greatest(created_at, done_until)
-				FROM idemq.schedule_entries
+				FROM idemq_internal.schedule_entries
 			UNION ALL SELECT 'events', sent_at FROM idemq.events
 			UNION ALL SELECT 'audit', at FROM idemq.audit WHERE at > findings.now
-			UNION ALL SELECT 'history_steps', at FROM idemq.history_steps
-			UNION ALL SELECT 'worker_entries', seen_at FROM idemq.worker_entries) AS r (rel, at)
+			UNION ALL SELECT 'history_steps', at FROM idemq_internal.history_steps
+			UNION ALL SELECT 'worker_entries', seen_at FROM idemq_internal.worker_entries) AS r (rel, at)
 		WHERE part = 'clock' AND r.at > findings.now AND r.at > idemq.clock_timestamp()
 			GROUP BY r.rel
 		UNION ALL
 		SELECT 1, 'warning', 'schedules.driver',
 			format('nothing has called idemq.tick() for 10 minutes, for '
 			'which schedules wait (%s): look at pg_cron''s job "idemq-tick"', count(*))
-		FROM idemq.schedule_entries
+		FROM idemq_internal.schedule_entries
 			WHERE part = 'driver' AND created_at < findings.now - interval '10 min'
-			AND NOT EXISTS (SELECT FROM idemq.ticker
+			AND NOT EXISTS (SELECT FROM idemq_internal.ticker
 				WHERE called_at > findings.now - interval '10 min')
 		HAVING count(*) > 0
 		UNION ALL
@@ -267,7 +267,7 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 		UNION ALL
 		SELECT 2, 'warning', 'topics.role', format(CASE invariant
 			WHEN 'topics.role' THEN '%s grants of role %I, which was dropped or renamed, are void: '
-				'DELETE FROM idemq.topic_grants WHERE role_name = %2$L'
+				'DELETE FROM idemq_internal.topic_grants WHERE role_name = %2$L'
 			ELSE '%s bindings of role %I, which was dropped or renamed, are skipped: '
 				'idemq.unbind_topic, and bind them anew' END,
 			rows, role)
@@ -275,10 +275,10 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 		UNION ALL
 		SELECT 2, 'error', 'topics.topic',
 			format('%s grants and bindings are of topic %s, which does not exist: '
-			'restore idemq.topic_entries, or delete them', count(*), t.topic)
-		FROM (SELECT topic FROM idemq.topic_grants UNION ALL SELECT topic
-			FROM idemq.topic_binding_entries) t
-		WHERE part = 'others' AND NOT EXISTS (SELECT FROM idemq.topic_entries e
+			'restore idemq_internal.topic_entries, or delete them', count(*), t.topic)
+		FROM (SELECT topic FROM idemq_internal.topic_grants UNION ALL SELECT topic
+			FROM idemq_internal.topic_binding_entries) t
+		WHERE part = 'others' AND NOT EXISTS (SELECT FROM idemq_internal.topic_entries e
 			WHERE e.topic = t.topic) GROUP BY t.topic
 	) AS f (place, severity, invariant, detail)
 	ORDER BY f.place, f.invariant, f.detail
@@ -290,7 +290,7 @@ CREATE FUNCTION idemq_inside.findings(part text, now timestamptz)
 --   groups: those in which a job is blocked, none waits to be claimed, and fewer are in processing
 --     than may be; with the first of these jobs.  They have changed when they have other jobs, or
 --     one was claimed.
-CREATE FUNCTION idemq_inside.suspects(part text, most bigint, token bigint)
+CREATE FUNCTION idemq_internal.suspects(part text, most bigint, token bigint)
 	RETURNS TABLE (queue_id int, group_key text, id bigint, version text)
 	ROWS 10 STABLE LANGUAGE sql AS $$
 	(SELECT j.queue_id, NULL, j.id, j.token::text FROM idemq.jobs j
@@ -312,7 +312,7 @@ CREATE FUNCTION idemq_inside.suspects(part text, most bigint, token bigint)
 	$$;
 
 -- The first job of each group that is below its floor, and the version of its row.
-CREATE FUNCTION idemq_inside.below_floors(queue_ids int[], names text[], heads timestamptz[],
+CREATE FUNCTION idemq_internal.below_floors(queue_ids int[], names text[], heads timestamptz[],
 	blocked bigint[], most bigint)
 	RETURNS TABLE (queue_id int, group_key text, id bigint, version text)
 	ROWS 10 STABLE LANGUAGE sql AS $$

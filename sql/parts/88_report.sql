@@ -31,7 +31,7 @@ CREATE FUNCTION idemq.report() RETURNS TABLE (section text, line jsonb)
 		s.failed_at FROM idemq.schedules s) s
 	UNION ALL SELECT 'lease', to_jsonb(l) FROM (SELECT l.queue, l.state, l.attached, count(*),
 		min(l.expires_in) AS first_ends_in, count(*) FILTER (WHERE l.pid IS NULL) AS without_session
-		FROM idemq.leases() l GROUP BY l.queue, l.state, l.attached) l
+		FROM idemq_internal.leases() l GROUP BY l.queue, l.state, l.attached) l
 	UNION ALL SELECT 'error', to_jsonb(e) FROM (SELECT e.queue, e.sqlstate, e.fingerprint, e.jobs, e.dead,
 		e.first_seen, e.last_seen, e.example_id FROM idemq.errors e) e
 	UNION ALL SELECT 'audit', to_jsonb(a) FROM (SELECT a.at, a.action, a.queue, a.job_id, a.jobs

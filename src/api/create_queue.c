@@ -51,7 +51,7 @@ warn_of_short_window(const QueueInfo *queue)
 
 static SqlStatement add_grant =
 	{.text =
-		 "INSERT INTO idemq.queue_grants (queue_id, role_name, privilege) VALUES ($1, $2, $3) "
+		 "INSERT INTO idemq_internal.queue_grants (queue_id, role_name, privilege) VALUES ($1, $2, $3) "
 		 "ON CONFLICT (queue_id, role_name, privilege) DO UPDATE SET role_oid = excluded.role_oid "
 		 "WHERE queue_grants.role_oid IS DISTINCT FROM excluded.role_oid",
 	 .types = {INT4OID, NAMEOID, TEXTOID}};

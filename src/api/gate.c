@@ -1,7 +1,7 @@
 /*
  * api/gate.c
  *		The gate: a function of schema idemq is this C function in front, and behind it a
- *		function of the same name and arguments in schema idemq_inside, in SQL or PL/pgSQL.
+ *		function of the same name and arguments in schema idemq_internal, in SQL or PL/pgSQL.
  *
  * It serves what is on no hot path and is hardly more than SQL.  The function behind runs as the
  * owner of idemq's tables, and nobody else may call it.  A frame remembers the role that has
@@ -16,7 +16,7 @@
  * A STABLE function behind only reads, also on a standby: all of it under one snapshot, the
  * latest, at each isolation level.  For a VOLATILE one the gate raises 25006 and 55000 before
  * the call, unless it is called as a trigger.  Above READ COMMITTED its statements have the
- * transaction's snapshot, and it reads by idemq_inside.latest what was committed since.
+ * transaction's snapshot, and it reads by idemq_internal.latest what was committed since.
  *
  * PostgreSQL may plan the statements behind while the tables have no rows yet, and each meets
  * few rows.  So they get generic plans without sequential scans.  JIT is off: the price of 1e10
@@ -49,7 +49,7 @@
 #include "base/base.h"
 #include "table/table.h"
 
-#define INSIDE_SCHEMA "idemq_inside"
+#define INSIDE_SCHEMA "idemq_internal"
 
 /* A call that is behind the gate; on the stack of that call. */
 typedef struct Frame
@@ -230,7 +230,7 @@ open_frame(void)
 {
 	if (frames == NULL || SubTransactionIsActive(frames->away_in))
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("functions of schema idemq_inside are called by idemq alone"),
+				errmsg("functions of schema idemq_internal are called by idemq alone"),
 				errhint("Call a function of schema idemq."));
 	return frames;
 }

@@ -1,6 +1,6 @@
 /*
  * api/inside.c
- *		What the functions behind the gate ask of C (api/gate.c); in schema idemq_inside.
+ *		What the functions behind the gate ask of C (api/gate.c); in schema idemq_internal.
  *
  * Each raises 55000 where no gate is open.  A function that checks rights, or writes who did
  * something, does so as the role that has called.  Arguments come from idemq's own SQL and are

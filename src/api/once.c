@@ -2,7 +2,7 @@
  * api/once.c
  *		SQL function once: dedupe for an effect that has no job.
  *
- * idemq.seen has one row for each (scope, key).  Its unique index decides which call is first,
+ * idemq_internal.seen has one row for each (scope, key).  Its unique index decides which call is first,
  * and waits for a twin whose transaction is open.  A row whose time is over counts as none.
  *
  * No index has expires_at, so renewing a row is a HOT update, except once a minute (visit_at)
@@ -27,14 +27,14 @@
 
 /* Parameters of all three: scope, key, now, the new expires_at. */
 static SqlStatement find =
-	{.text = "SELECT $4 FROM idemq.seen WHERE scope = $1 AND key = $2 AND expires_at > $3",
+	{.text = "SELECT $4 FROM idemq_internal.seen WHERE scope = $1 AND key = $2 AND expires_at > $3",
 	 .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 static SqlStatement insert =
-	{.text = "INSERT INTO idemq.seen (scope, key, expires_at) SELECT $1, $2, $4 "
+	{.text = "INSERT INTO idemq_internal.seen (scope, key, expires_at) SELECT $1, $2, $4 "
 			 "WHERE $3 IS NOT NULL ON CONFLICT (scope, key) DO NOTHING",
 	 .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 static SqlStatement renew =
-	{.text = "UPDATE idemq.seen SET expires_at = $4 WHERE scope = $1 AND key = $2 "
+	{.text = "UPDATE idemq_internal.seen SET expires_at = $4 WHERE scope = $1 AND key = $2 "
 			 "AND expires_at <= $3",
 	 .types = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 

@@ -270,8 +270,8 @@ queue_of(TriggerData *data, HeapTuple row)
 }
 
 /*
- * settings_changed(): row trigger of idemq.queues, idemq.queue_grants and idemq.handler_entries,
- * which names the queue; statement trigger of their TRUNCATE, and of idemq.clusters: any queue.
+ * settings_changed(): row trigger of idemq.queues, idemq_internal.queue_grants and idemq_internal.handler_entries,
+ * which names the queue; statement trigger of their TRUNCATE, and of idemq_internal.clusters: any queue.
  */
 SQL_FUNCTION(idemq_sql_v2_settings_changed)
 {
@@ -300,7 +300,7 @@ SQL_FUNCTION(idemq_sql_v2_settings_changed)
 	return PointerGetDatum(NULL);
 }
 
-/* followers_changed(): row and truncate trigger of idemq.followers. */
+/* followers_changed(): row and truncate trigger of idemq_internal.followers. */
 SQL_FUNCTION(idemq_sql_v2_followers_changed)
 {
 	TriggerData *data = trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
@@ -311,7 +311,7 @@ SQL_FUNCTION(idemq_sql_v2_followers_changed)
 }
 
 /*
- * followers_local(): trigger of idemq.followers before each row that an apply worker writes.
+ * followers_local(): trigger of idemq_internal.followers before each row that an apply worker writes.
  * The row is not written: a row of ours that comes back from a database that has followed us
  * would collide with the one that is here.
  */
@@ -330,7 +330,7 @@ SQL_FUNCTION(idemq_sql_v2_shard_changed)
 }
 
 /*
- * schedules_changed(): statement trigger of idemq.schedule_entries.  The worker knows what it
+ * schedules_changed(): statement trigger of idemq_internal.schedule_entries.  The worker knows what it
  * has written itself.
  */
 SQL_FUNCTION(idemq_sql_v2_schedules_changed)

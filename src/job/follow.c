@@ -85,7 +85,7 @@ typedef struct Grantee
 /* What the publisher has given, as far as it has come; reads all jobs. */
 static SqlStatement greatest_given =
 	{.text = "SELECT greatest(j.id, a.id, u.job, "
-			 "(SELECT max(last_job) FROM idemq.schedule_entries), "
+			 "(SELECT max(last_job) FROM idemq_internal.schedule_entries), "
 			 "(SELECT max(job_id) FROM idemq.producers), 0), "
 			 "greatest(j.token, a.token, 0), "
 			 "greatest((SELECT max(queue_id) FROM idemq.queues), j.queue, a.queue, u.queue, 0), "
@@ -105,7 +105,7 @@ static SqlStatement raise_sequences =
 			 "FROM idemq.audit_id_seq) FROM idemq.queues_queue_id_seq",
 	 .types = {INT4OID, INT8OID}};
 static SqlStatement list_roles =
-	{.text = "SELECT DISTINCT role_name, role_oid FROM idemq.queue_grants ORDER BY 1",
+	{.text = "SELECT DISTINCT role_name, role_oid FROM idemq_internal.queue_grants ORDER BY 1",
 	 .fields = (const SqlField[]){SQL_FIELD(Grantee, name), SQL_FIELD(Grantee, oid)}};
 
 /* Has shared memory know nothing of this database any more, as both switches must. */

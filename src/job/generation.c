@@ -3,7 +3,7 @@
  *		What a restored database adds to its tokens, so that they go on growing.
  *
  * The timeline in a token grows with each promotion (base/token.c), and is 1 again after
- * pg_upgrade, and after dump and restore into another cluster.  idemq.clusters, which is
+ * pg_upgrade, and after dump and restore into another cluster.  idemq_internal.clusters, which is
  * dumped, has a row for each (cluster, timeline, base) that gave tokens in this database.
  * Its lead is base + timeline * 2^41.  The base of this cluster is the greatest of
  *	   - the leads of all rows that are not its past: of another cluster, or of a greater
@@ -17,7 +17,7 @@
  * about to (a lock that is tried, not awaited): a claim waits for nobody.  If that is rolled
  * back, a later claim writes it.
  *
- * Locks: ExclusiveLock on idemq.clusters as an object, which nothing else takes, until
+ * Locks: ExclusiveLock on idemq_internal.clusters as an object, which nothing else takes, until
  * the end of the transaction that adds a row.
  */
 #include "postgres.h"
@@ -46,14 +46,14 @@ typedef struct LoadedBase
 
 /* $1: this cluster, $2: its timeline, $3: what a timeline adds */
 static SqlStatement load_base =
-	{.text = "SELECT b.base, EXISTS (SELECT FROM idemq.clusters c "
+	{.text = "SELECT b.base, EXISTS (SELECT FROM idemq_internal.clusters c "
 			 "WHERE c.system_identifier = $1 AND c.timeline = $2 AND c.base = b.base) "
 			 "FROM (SELECT COALESCE(max(CASE WHEN system_identifier = $1 AND timeline <= $2 "
-			 "THEN base ELSE base + timeline * $3 END), 0) AS base FROM idemq.clusters) b",
+			 "THEN base ELSE base + timeline * $3 END), 0) AS base FROM idemq_internal.clusters) b",
 	 .types = {INT8OID, INT8OID, INT8OID},
 	 .fields = (const SqlField[]){SQL_FIELD(LoadedBase, base), SQL_FIELD(LoadedBase, is_noted)}};
 static SqlStatement add_row =
-	{.text = "INSERT INTO idemq.clusters (system_identifier, timeline, base) VALUES ($1, $2, $3)",
+	{.text = "INSERT INTO idemq_internal.clusters (system_identifier, timeline, base) VALUES ($1, $2, $3)",
 	 .types = {INT8OID, INT8OID, INT8OID}};
 
 /* What this session has read; 0 loaded_timeline: nothing. */
@@ -80,7 +80,7 @@ load(TimeLineID timeline)
 	LoadedBase row;
 
 	if (!idemq_spi_row(&load_base, args, &row, sizeof(row)))
-		elog(ERROR, "idemq.clusters has no base");
+		elog(ERROR, "idemq_internal.clusters has no base");
 	base = row.base;
 	is_noted = row.is_noted && !is_added_here();
 }

@@ -38,7 +38,7 @@ typedef struct Creator
 } Creator;
 
 static SqlStatement find_schedule =
-	{.text = "SELECT created_by, created_by_oid FROM idemq.schedule_entries "
+	{.text = "SELECT created_by, created_by_oid FROM idemq_internal.schedule_entries "
 			 "WHERE name = $1 AND queue_id = $2",
 	 .types = {TEXTOID, INT4OID},
 	 .fields = (const SqlField[]){SQL_FIELD(Creator, role), SQL_FIELD(Creator, oid)}};

@@ -2,7 +2,7 @@
  * observe/check.c
  *		SQL function check: the audit of every invariant, while others work.  Here are the
  *		order of its parts, and what is too small for a part: slots, dead queues, tokens.
- *		What rows and catalogs say by themselves is found by SQL: idemq_inside.findings.
+ *		What rows and catalogs say by themselves is found by SQL: idemq_internal.findings.
  *
  * Why no finding is a race stands at the top of observe/check_report.c and of each part.
  *

@@ -38,7 +38,7 @@
 #include "shared/groups/groups.h"
 
 static SqlStatement below_floors =
-	{.text = "SELECT * FROM idemq_inside.below_floors($1, $2, $3, $4, $5)",
+	{.text = "SELECT * FROM idemq_internal.below_floors($1, $2, $3, $4, $5)",
 	 .types = {INT4ARRAYOID, TEXTARRAYOID, TIMESTAMPTZARRAYOID, INT8ARRAYOID, INT8OID},
 	 .few = true,
 	 .fields = SUSPECT_FIELDS};

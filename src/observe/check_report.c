@@ -42,7 +42,7 @@
 #define FORGOTTEN_PAUSE 100000L
 
 static SqlStatement findings =
-	{.text = "SELECT severity, invariant, detail FROM idemq_inside.findings($1, $2)",
+	{.text = "SELECT severity, invariant, detail FROM idemq_internal.findings($1, $2)",
 	 .types = {TEXTOID, TIMESTAMPTZOID}};
 
 static SqlStatement ending_locks = {
@@ -56,7 +56,7 @@ static SqlStatement ending_locks = {
 		"AND ($3 IS NULL OR coalesce(transactionid::text::bigint, -pid) = ANY ($3))",
 	.types = {OIDOID, OIDOID, INT8ARRAYOID}};
 static SqlStatement suspects_of = {
-	.text = "SELECT * FROM idemq_inside.suspects($1, $2, $3)",
+	.text = "SELECT * FROM idemq_internal.suspects($1, $2, $3)",
 	.types = {TEXTOID, INT8OID, INT8OID},
 	.fields = SUSPECT_FIELDS,
 };
@@ -182,7 +182,7 @@ idemq_check_settled(CheckCall *call)
 	}
 }
 
-/* Returns the suspects of a part of the audit: idemq_inside.suspects. */
+/* Returns the suspects of a part of the audit: idemq_internal.suspects. */
 Suspect *
 idemq_check_suspects(const char *part, int64 token, int *count)
 {

@@ -15,7 +15,7 @@
 #include "queue/queue.h"
 #include "shared/processes/processes.h"
 
-static SqlStatement list_handlers = {.text = "SELECT queue_id FROM idemq.handler_entries",
+static SqlStatement list_handlers = {.text = "SELECT queue_id FROM idemq_internal.handler_entries",
 									 .fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
 
 /* Adds the row of one handler; errors: whether the caller may see what went wrong. */

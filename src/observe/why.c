@@ -5,7 +5,7 @@
  * It reads the row first, then the lease table and who holds the row: the sentence
  * is true of a moment that is over when it is read.  It waits for no lock, and shows
  * neither payload nor key nor error.  SQL puts into words what other rows say of the job, its
- * steps, its event and its parents: idemq_inside.why_rows.
+ * steps, its event and its parents: idemq_internal.why_rows.
  */
 #include "postgres.h"
 
@@ -32,7 +32,7 @@
 /* Microseconds by which two answers to when a group may go on may differ. */
 #define CLOSE 1000
 
-/* The columns of idemq_inside.why_rows. */
+/* The columns of idemq_internal.why_rows. */
 enum
 {
 	ROWS_STEPS, /* the steps without an answer */
@@ -55,7 +55,7 @@ typedef struct WhyCall
 #define say(call, ...) appendStringInfo(&(call)->answer, __VA_ARGS__)
 
 static SqlStatement read_rows =
-	{.text = "SELECT steps, event, parent, dead FROM idemq_inside.why_rows($1, $2)",
+	{.text = "SELECT steps, event, parent, dead FROM idemq_internal.why_rows($1, $2)",
 	 .types = {INT8OID, TIMESTAMPTZOID},
 	 .few = true,
 	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL},

@@ -9,7 +9,7 @@
  * database follows, every function that writes is refused (idemq_following_refuse, by
  * idemq_jobs_check_writable), and the background worker does nothing (worker/chores.c).
  *
- * It follows while its row of idemq.followers says so, or an enabled subscription writes
+ * It follows while its row of idemq_internal.followers says so, or an enabled subscription writes
  * idemq.jobs.  The first lasts: job/follow.c writes the row with the subscription, and
  * disabling the subscription, by disable_on_error too, does not end it.
  *
@@ -60,8 +60,8 @@ static SqlStatement read_row =
 			 "AND f.taken_over_at IS NULL, EXISTS (SELECT FROM pg_catalog.pg_subscription s "
 			 "JOIN pg_catalog.pg_subscription_rel r ON r.srsubid = s.oid "
 			 "WHERE s.subdbid = $2 AND s.subenabled AND r.srrelid = $3), "
-			 "'idemq.followers'::pg_catalog.regclass::pg_catalog.oid, f.moved_to "
-			 "FROM (SELECT) AS one LEFT JOIN idemq.followers f "
+			 "'idemq_internal.followers'::pg_catalog.regclass::pg_catalog.oid, f.moved_to "
+			 "FROM (SELECT) AS one LEFT JOIN idemq_internal.followers f "
 			 "ON f.system_identifier = $1 AND f.database = $2",
 	 .types = {INT8OID, OIDOID, OIDOID},
 	 .fields = (const SqlField[]){SQL_FIELD(FollowersRow, known.since),
@@ -72,16 +72,16 @@ static SqlStatement read_row =
 								  SQL_FIELD(FollowersRow, moved_to)}};
 /* $3: now */
 static SqlStatement switch_on =
-	{.text = "INSERT INTO idemq.followers AS f (system_identifier, database, since) "
+	{.text = "INSERT INTO idemq_internal.followers AS f (system_identifier, database, since) "
 			 "VALUES ($1, $2, $3) ON CONFLICT (system_identifier, database) DO UPDATE "
 			 "SET since = $3, taken_over_at = NULL WHERE f.taken_over_at IS NOT NULL",
 	 .types = {INT8OID, OIDOID, TIMESTAMPTZOID}};
 static SqlStatement switch_off =
-	{.text = "UPDATE idemq.followers SET taken_over_at = $3 "
+	{.text = "UPDATE idemq_internal.followers SET taken_over_at = $3 "
 			 "WHERE system_identifier = $1 AND database = $2 AND taken_over_at IS NULL",
 	 .types = {INT8OID, OIDOID, TIMESTAMPTZOID}};
 /* $3: where to */
-static SqlStatement set_moved = {.text = "UPDATE idemq.followers SET moved_to = $3 "
+static SqlStatement set_moved = {.text = "UPDATE idemq_internal.followers SET moved_to = $3 "
 										 "WHERE system_identifier = $1 AND database = $2",
 								 .types = {INT8OID, OIDOID, TEXTOID}};
 
@@ -91,7 +91,7 @@ static uint64 invalidations = 1;
 static uint64 loaded_at = 0;
 /* The same for what shared memory counts. */
 static uint64 switches_loaded = 0;
-/* idemq.followers, as the callback needs it without a lookup. */
+/* idemq_internal.followers, as the callback needs it without a lookup. */
 static Oid followers_relid = InvalidOid;
 
 static inline bool
@@ -128,7 +128,7 @@ load(void)
 	FollowersRow row;
 
 	if (!idemq_spi_row(&read_row, args, &row, sizeof(row)))
-		elog(ERROR, "idemq.followers cannot be read");
+		elog(ERROR, "idemq_internal.followers cannot be read");
 	if (known.moved_to != NULL)
 		pfree(known.moved_to);
 	known = row.known;
@@ -196,7 +196,7 @@ idemq_taken_over_at(void)
 /*
  * Has this backend read it anew at once, and a standby's backends when they receive the
  * invalidation.  All others follow shared memory, which txn/pending.c notes.  relation:
- * idemq.followers.
+ * idemq_internal.followers.
  */
 void
 idemq_following_changed(Oid relation)
@@ -223,7 +223,7 @@ idemq_following_set_moved(const char *to)
 					to == NULL ? (Datum) 0 : CStringGetTextDatum(to)};
 
 	if (idemq_spi_do(&set_moved, args, NULL) != 1)
-		elog(ERROR, "idemq.followers has no row of this database");
+		elog(ERROR, "idemq_internal.followers has no row of this database");
 }
 
 static void

@@ -216,7 +216,7 @@ pg_noreturn extern void idemq_topic_refuse_unknown(const char *name);
  *		The handler of a queue: which function runs its jobs, as whom.
  */
 
-/* A row of idemq.handler_entries. */
+/* A row of idemq_internal.handler_entries. */
 typedef struct HandlerInfo
 {
 	int32 queue_id;

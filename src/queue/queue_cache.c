@@ -9,7 +9,7 @@
  * proof); the number is read before the snapshot is taken.  That there is no such queue
  * is kept in the same way.
  *
- * The triggers of idemq.queues and idemq.queue_grants (hooks/row_triggers.c) see to the
+ * The triggers of idemq.queues and idemq_internal.queue_grants (hooks/row_triggers.c) see to the
  * rest, row by row:
  *	 - Others: the number moves after the commit (txn/pending.c).  What is rolled
  *	   back moves nothing.  COMMIT PREPARED moves the number of all queues (hooks/utility.c).
@@ -66,7 +66,7 @@ static const SqlField grant_fields[] = {SQL_FIELD(QueueGrant, queue_id),
 static SqlStatement load_grants =
 	{.few = true,
 	 .text = "SELECT queue_id, role_name, role_oid, CASE privilege WHEN 'enqueue' THEN 1 "
-			 "WHEN 'claim' THEN 2 ELSE 7 END FROM idemq.queue_grants "
+			 "WHEN 'claim' THEN 2 ELSE 7 END FROM idemq_internal.queue_grants "
 			 "WHERE queue_id BETWEEN $1 AND $2 ORDER BY queue_id",
 	 .types = {INT4OID, INT4OID}};
 static SqlStatement find_name = {.few = true,

@@ -235,7 +235,7 @@ idemq_queue_open(FunctionCallInfo fcinfo, int n, const char *name, int wanted, L
 
 /*
  * Keeps a queue's row to the end of the transaction, for a row that names it and would be
- * left behind otherwise (idemq_inside.queue_gone).  Raises IQ005 when it is gone.
+ * left behind otherwise (idemq_internal.queue_gone_impl).  Raises IQ005 when it is gone.
  */
 void
 idemq_queue_keep(const QueueInfo *queue)

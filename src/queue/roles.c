@@ -34,8 +34,8 @@
 #include "queue/queue.h"
 
 static SqlStatement needs_usage =
-	{.text = "SELECT FROM idemq.queue_grants WHERE role_name = $2 UNION ALL "
-			 "SELECT FROM idemq.topic_grants WHERE role_name = $2 UNION ALL "
+	{.text = "SELECT FROM idemq_internal.queue_grants WHERE role_name = $2 UNION ALL "
+			 "SELECT FROM idemq_internal.topic_grants WHERE role_name = $2 UNION ALL "
 			 "SELECT FROM pg_catalog.pg_proc p, pg_catalog.aclexplode(p.proacl) a "
 			 "WHERE p.pronamespace = 'idemq'::pg_catalog.regnamespace AND a.grantee = $1 UNION ALL "
 			 "SELECT FROM pg_catalog.pg_class c, pg_catalog.aclexplode(c.relacl) a "

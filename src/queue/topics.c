@@ -32,15 +32,15 @@ typedef struct TopicGrant
 static const char *const grant_names[] = {"", "publish", "bind", "", "", "", "", "admin", NULL};
 /* A space without grants makes a row as well. */
 static SqlStatement read_grants =
-	{.text = "SELECT g.role_name, g.role_oid, g.privilege FROM idemq.topic_entries t "
-			 "LEFT JOIN idemq.topic_grants g ON g.topic = t.topic WHERE t.topic = $1",
+	{.text = "SELECT g.role_name, g.role_oid, g.privilege FROM idemq_internal.topic_entries t "
+			 "LEFT JOIN idemq_internal.topic_grants g ON g.topic = t.topic WHERE t.topic = $1",
 	 .types = {TEXTOID},
 	 .fields = (const SqlField[]){SQL_FIELD(TopicGrant, name), SQL_FIELD(TopicGrant, role),
 								  SQL_CHOICE(TopicGrant, privileges, grant_names)}};
 
 /* As a foreign key would: a DROP of the space waits, and finds the row that is made. */
 static SqlStatement keep_row =
-	{.text = "SELECT FROM idemq.topic_entries WHERE topic = $1 FOR KEY SHARE", .types = {TEXTOID}};
+	{.text = "SELECT FROM idemq_internal.topic_entries WHERE topic = $1 FOR KEY SHARE", .types = {TEXTOID}};
 
 /* Reads a space; false when there is none of that name. */
 bool

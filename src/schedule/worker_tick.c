@@ -9,7 +9,7 @@
  * noticed then.  The worker is not told of what it writes itself: otherwise a tick that fails
  * would be tried without a pause.  It is tried again after a minute, as a driver would.
  *
- * A tick that fails undoes no other (idemq_inside.run_or_note).  Another driver that ticks as
+ * A tick that fails undoes no other (idemq_internal.run_or_note).  Another driver that ticks as
  * well does no harm: one of the two skips the schedule's row.
  */
 #include "postgres.h"
@@ -39,18 +39,18 @@ typedef struct DueTicks
 
 static SqlStatement list_schedules =
 	{.text = "SELECT array_agg(name ORDER BY failed_at NULLS FIRST, name) FILTER (WHERE at <= $1), "
-			 "min(at) FILTER (WHERE at > $1) FROM idemq_inside.schedule_times($1, $2)",
+			 "min(at) FILTER (WHERE at > $1) FROM idemq_internal.schedule_times($1, $2)",
 	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID},
 	 .fields = (const SqlField[]){SQL_FIELD(DueTicks, due), SQL_FIELD(DueTicks, next)}};
 /* Those that were due by a time and have not run, whether or not they have failed since. */
 static SqlStatement list_overdue =
 	{.text = "SELECT string_agg(format('\"%s\"', name), ', ' ORDER BY name) "
-			 "FROM idemq_inside.schedule_times($1, $1) WHERE at <= $1",
+			 "FROM idemq_internal.schedule_times($1, $1) WHERE at <= $1",
 	 .types = {TIMESTAMPTZOID},
 	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 /* As the owner; a user's deferred triggers on idemq.jobs are to be run. */
 static SqlStatement run_schedule = {.on_jobs = true,
-									.text = "SELECT idemq_inside.run_or_note($1)",
+									.text = "SELECT idemq_internal.run_or_note($1)",
 									.types = {TEXTOID}};
 
 /* The names of the schedules that are due; done of them have run. */

@@ -89,10 +89,10 @@ static SqlStatement refuse_step =
 			 "answered_at = $4 WHERE job_id = $1 AND name = $2",
 	 .types = {INT8OID, TEXTOID, TEXTOID, TIMESTAMPTZOID}};
 static SqlStatement find_uuid = {.text =
-									 "SELECT pg_catalog.uuid_send(uuid) FROM idemq.database_uuid",
+									 "SELECT pg_catalog.uuid_send(uuid) FROM idemq_internal.database_uuid",
 								 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 static SqlStatement draw_uuid = {
-	.text = "INSERT INTO idemq.database_uuid (uuid) VALUES (pg_catalog.gen_random_uuid()) "
+	.text = "INSERT INTO idemq_internal.database_uuid (uuid) VALUES (pg_catalog.gen_random_uuid()) "
 			"ON CONFLICT DO NOTHING"};
 
 /* Runs a statement that changes the step's one row. */
@@ -151,7 +151,7 @@ idemq_step_database_uuid(unsigned char *uuid)
 	{
 		(void) idemq_spi_do(&draw_uuid, NULL, NULL);
 		if (!idemq_spi_row(&find_uuid, NULL, &found, sizeof(found)))
-			elog(ERROR, "idemq.database_uuid has no row");
+			elog(ERROR, "idemq_internal.database_uuid has no row");
 	}
 	memcpy(uuid, VARDATA_ANY(DatumGetByteaPP(found)), 16);
 }

@@ -42,7 +42,7 @@
 
 static SqlStatement count_crash =
 	{.text =
-		 "UPDATE idemq.handler_entries SET crashes = greatest(crashes + 1, $4), crashed_at = $2, "
+		 "UPDATE idemq_internal.handler_entries SET crashes = greatest(crashes + 1, $4), crashed_at = $2, "
 		 "stopped_at = CASE WHEN greatest(crashes + 1, $4) >= $3 THEN coalesce(stopped_at, $2) "
 		 "END WHERE queue_id = $1 AND stopped_at IS NULL",
 	 .types = {INT4OID, TIMESTAMPTZOID, INT4OID, INT4OID}};

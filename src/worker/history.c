@@ -151,7 +151,7 @@ idemq_history_due_at(const SlotView *view)
 	return due == DT_NOEND ? PG_INT64_MAX : idemq_mono_now() + Max(due - now, 0);
 }
 
-static SqlStatement write_rows = {.text = "SELECT idemq_inside.write_history($1, $2, $3)",
+static SqlStatement write_rows = {.text = "SELECT idemq_internal.write_history($1, $2, $3)",
 								  .types = {INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 
 /* Writes the steps of that length, up to a time; returns whether there are any. */

@@ -81,7 +81,7 @@ typedef enum Stage
 	STAGE_SWEEP
 } Stage;
 
-/* Of idemq.seen, idemq.events and idemq.audit: what was past its time before that is deleted. */
+/* Of idemq_internal.seen, idemq.events and idemq.audit: what was past its time before that is deleted. */
 typedef struct ByTime
 {
 	TimestampTz from[3];
@@ -110,7 +110,7 @@ static bool visiting = false;
 static bool refusal_logged = false;
 
 static SqlStatement delete_by_time =
-	{.text = "SELECT * FROM idemq_inside.delete_by_time($1, $2, $3, $4, $5, $6)",
+	{.text = "SELECT * FROM idemq_internal.delete_by_time($1, $2, $3, $4, $5, $6)",
 	 .types = {TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
 			   INT8OID},
 	 .few = true};

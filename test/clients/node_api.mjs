@@ -304,7 +304,7 @@ test('a word that is refused, or has to wait, disturbs nothing', async () => {
   assert.deepEqual(await holding(q, 'refused', async () => (await refused()).is), { committed: 1 });
   await pool.query('ALTER FUNCTION idemq.elsewhere RENAME TO here');
   const client = await pool.connect();
-  await client.query('BEGIN; LOCK TABLE idemq.worker_entries');
+  await client.query('BEGIN; LOCK TABLE idemq_internal.worker_entries');
   assert.deepEqual(await holding(q, 'locked out', async () => (await refused()).is), { committed: 1 });
   await client.query('ROLLBACK');
   client.release();

@@ -576,7 +576,7 @@ class Flows(Client):
             self.holding("refused", lambda: self.sql(asked)[0][0])
             self.sql("ALTER FUNCTION idemq.elsewhere RENAME TO here")
             with psycopg.connect(DSN) as other:
-                other.execute("LOCK TABLE idemq.worker_entries")
+                other.execute("LOCK TABLE idemq_internal.worker_entries")
                 self.holding("locked out", lambda: self.sql(asked)[0][0])
         # What waited may still be written once the lock is gone.
         self.assertEqual(self.sql("SELECT worker FROM idemq.worker_seen WHERE worker = 'refused'"), [])

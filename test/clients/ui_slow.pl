@@ -56,8 +56,8 @@ sql($node, q{SELECT idemq.create_queue(name, max_attempts => 1, drained_by_cron 
 # An hour, a day and a week of history, in which some jobs died, in the place of what was done above;
 # the worker adds what happens from here on.
 until_true('what was done is history', sub { sql($node, 'SELECT count(*) > 0 FROM idemq.history WHERE step = 10 AND queue IS NULL AND completed > 50000') eq 't' });
-sql($node, q{INSERT INTO idemq.history_steps
-	SELECT s.step, idemq_inside.history_place(s.step, at), q.id, at, (200 + 150 * sin(t / 900))::bigint, 0, (4 + 3 * sin(t / 1800))::bigint, 2, 0,
+sql($node, q{INSERT INTO idemq_internal.history_steps
+	SELECT s.step, idemq_internal.history_place(s.step, at), q.id, at, (200 + 150 * sin(t / 900))::bigint, 0, (4 + 3 * sin(t / 1800))::bigint, 2, 0,
 		at - make_interval(secs => 3 + 2 * sin(t / 700)), s.step * 12, s.step * 11, (s.step * (10 + 6 * sin(t / 1300)))::bigint,
 		CASE WHEN t::int / s.step % 7 = 0 THEN s.step / 5 ELSE 0 END, CASE WHEN s.step = 10 AND ends - at IN ('40 min', '38 min', '14 min') THEN 12 ELSE 0 END, 0, 0,
 		ARRAY[68, 20, 60, 90, 50, 20, (6 + 6 * sin(t / 1100))::int], ARRAY[60, 30, 80, 40, 9]
@@ -127,7 +127,7 @@ foreach (['story.mjs', 67, @addresses, $pictures], ['jobs.mjs', 152, @addresses[
 	local @ENV{qw(HOME PGHOST PGPORT PGUSER PGDATABASE)} = ($tmp, $node->host, $node->port, 'postgres', 'postgres');
 
 	# Two have said nothing since, one goes on; and nobody has claimed the report for a minute.
-	sql($node, q{UPDATE idemq.worker_entries SET seen_at = seen_at - interval '2 min' WHERE worker <> 'mail-1'; SET SESSION AUTHORIZATION app;
+	sql($node, q{UPDATE idemq_internal.worker_entries SET seen_at = seen_at - interval '2 min' WHERE worker <> 'mail-1'; SET SESSION AUTHORIZATION app;
 		SELECT idemq.here('00000000-0000-0000-0000-000000000001', 'mail-1', '{mail,orders}', 'node', '0.2.0', 'web-1.shop.example', 8, '{1000000000001}', 18733)});
 	until_true('nobody works on it', sub { sql($node, q{SELECT unattended_for IS NOT NULL FROM idemq.metrics WHERE queue = 'reports'}) eq 't' });
 	my (undef, $err) = reports($part, $least, [ 'node', "$ui/test/$part", @arguments ]);
@@ -138,7 +138,7 @@ foreach (['story.mjs', 67, @addresses, $pictures], ['jobs.mjs', 152, @addresses[
 # What takes longer than 2 s is ended, and the page says which; the rest of it is there.
 {
 	my $holder = session($node);
-	$holder->query_safe('BEGIN; LOCK TABLE idemq.history_steps');
+	$holder->query_safe('BEGIN; LOCK TABLE idemq_internal.history_steps');
 	$options = '';
 	my $answer = HTTP::Tiny->new->get(page('tenant') . '/?last=7d');
 	ok($answer->{success} && $answer->{content} =~ /took longer than a page waits \(2 s\) and was ended: the page&#39;s statement &quot;history\w+&quot;/ && $answer->{content} =~ m{href="/queue/hostile"},

@@ -108,7 +108,7 @@ sub ticks
 {
 	my ($when, $code) = @_;
 
-	sql($node, $schedule->($when) . "; UPDATE idemq.schedule_entries SET done_until = done_until - interval '1 year' WHERE name = '$when'");
+	sql($node, $schedule->($when) . "; UPDATE idemq_internal.schedule_entries SET done_until = done_until - interval '1 year' WHERE name = '$when'");
 	$code->();
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	return is_soon($node, "SELECT count(*) > 0 FROM ticks WHERE schedule = '$when'", "$when: the schedule and its handler");

@@ -507,8 +507,8 @@ DIGEST = """
 SELECT md5(string_agg(t, E'\\n' ORDER BY t)), count(*) FROM (
 	SELECT j::text FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name LIKE 'b%%'
 	UNION ALL SELECT q::text FROM idemq.queues q WHERE name LIKE 'b%%'
-	UNION ALL SELECT g::text FROM idemq.queue_grants g JOIN idemq.queues q USING (queue_id) WHERE q.name LIKE 'b%%'
-	UNION ALL SELECT s::text FROM idemq.schedule_entries s WHERE s.name LIKE 'canary_b%%') x(t)
+	UNION ALL SELECT g::text FROM idemq_internal.queue_grants g JOIN idemq.queues q USING (queue_id) WHERE q.name LIKE 'b%%'
+	UNION ALL SELECT s::text FROM idemq_internal.schedule_entries s WHERE s.name LIKE 'canary_b%%') x(t)
 """
 
 

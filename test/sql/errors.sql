@@ -4,7 +4,7 @@ CREATE EXTENSION idemq;
 \pset null -
 
 -- What differs from job to job is a question mark.
-SELECT message, idemq.error_pattern(message) AS pattern FROM (VALUES
+SELECT message, idemq_internal.error_pattern(message) AS pattern FROM (VALUES
 	('division by zero'),
 	('order 4711 not found'),
 	('order -7 and -8.5e-3 of 1,000'),
@@ -24,22 +24,22 @@ SELECT message, idemq.error_pattern(message) AS pattern FROM (VALUES
 	('a-5 b--5 (-5) x=-5'),
 	(''), ('?'), ('1'), ('''''')) v(message);
 -- A pattern is its own pattern; NULL has none.
-SELECT count(*) AS all, count(*) FILTER (WHERE idemq.error_pattern(p) = p) AS same FROM (
-	SELECT idemq.error_pattern(string_agg(substr(E' ''"`?-+.:eEx_T0159aZü\n', 1 + (get_byte(decode(md5(g || '/' || n), 'hex'), 3) % 24), 1), '')) AS p
+SELECT count(*) AS all, count(*) FILTER (WHERE idemq_internal.error_pattern(p) = p) AS same FROM (
+	SELECT idemq_internal.error_pattern(string_agg(substr(E' ''"`?-+.:eEx_T0159aZü\n', 1 + (get_byte(decode(md5(g || '/' || n), 'hex'), 3) % 24), 1), '')) AS p
 	FROM generate_series(1, 2000) g, generate_series(1, 20) n GROUP BY g) s;
-SELECT idemq.error_pattern(NULL);
+SELECT idemq_internal.error_pattern(NULL);
 -- A long message is cut, in no character.
-SELECT length(idemq.error_pattern(repeat('a', 1999) || 'ü')), length(idemq.error_pattern(repeat('a ', 1000000)));
+SELECT length(idemq_internal.error_pattern(repeat('a', 1999) || 'ü')), length(idemq_internal.error_pattern(repeat('a ', 1000000)));
 -- SQLSTATEs: of details first, then as drivers write them.
-SELECT details, error, idemq.error_sqlstate(details, error) FROM (VALUES
+SELECT details, error, idemq_internal.error_sqlstate(details, error) FROM (VALUES
 	('{"sqlstate": "23505"}'::jsonb, 'SQLSTATE 22012'),
 	('{"sqlstate": "short"}', 'ERROR: division by zero (SQLSTATE 22012)'),
 	('{"sqlstate": 23505}', 'SQLSTATE[HY000]: General error'),
 	('["sqlstate"]', 'SQLSTATE: 40001'),
 	(NULL, 'SQLSTATE 220123'), (NULL, 'SQLSTATE'), (NULL, 'SQLSTATE SQLSTATE=57014'), (NULL, NULL), ('{"sqlstate": "57014"}', NULL), ('"x"', 'SQLSTATE 2201')) v(details, error);
 -- The same on every server.
-SELECT idemq.error_fingerprint(NULL, 'order 1'), idemq.error_fingerprint(NULL, 'order 2') = idemq.error_fingerprint(NULL, 'order ?') AS same,
-	idemq.error_fingerprint('22012', 'order 1') <> idemq.error_fingerprint(NULL, 'order 1') AS other_state, idemq.error_fingerprint(NULL, NULL) = idemq.error_fingerprint('', '') AS none;
+SELECT idemq_internal.error_fingerprint(NULL, 'order 1'), idemq_internal.error_fingerprint(NULL, 'order 2') = idemq_internal.error_fingerprint(NULL, 'order ?') AS same,
+	idemq_internal.error_fingerprint('22012', 'order 1') <> idemq_internal.error_fingerprint(NULL, 'order 1') AS other_state, idemq_internal.error_fingerprint(NULL, NULL) = idemq_internal.error_fingerprint('', '') AS none;
 
 -- 300 jobs of three causes, one that goes on, one in processing, one whose lease ended.
 SELECT idemq.create_queue('mail', max_attempts => 1, lease => '1 h'), idemq.create_queue('pay', max_attempts => 5, lease => '1 h') \gset
@@ -51,7 +51,7 @@ SELECT count(idemq.fail(c.id, c.token, error, details => cause.details)) FROM id
 SELECT queue, sqlstate, error, jobs, dead, first_seen <= last_seen AS ordered, last_seen <= clock_timestamp() AS past,
 	(SELECT status FROM idemq.job(example_id)) AS example FROM idemq.errors ORDER BY error;
 SELECT count(DISTINCT fingerprint), bool_and(fingerprint ~ '^[0-9a-f]{16}$') AS hex,
-	bool_and(fingerprint = idemq.error_fingerprint(sqlstate, error)) AS of_pattern FROM idemq.errors;
+	bool_and(fingerprint = idemq_internal.error_fingerprint(sqlstate, error)) AS of_pattern FROM idemq.errors;
 SELECT count(idemq.enqueue('pay', to_jsonb(g))) FROM generate_series(1, 4) g;
 SELECT payload, idemq.fail(id, token, 'refused ' || id, retry_in => '0', details => '{"sqlstate": "P0001"}') FROM idemq.claim('pay', 4);
 -- One goes on and is worked at; one is done; one loses its lease.

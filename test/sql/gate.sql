@@ -1,17 +1,17 @@
--- The gate (src/api/gate.c): functions of schema idemq, and what schema idemq_inside has of them.
+-- The gate (src/api/gate.c): functions of schema idemq, and what schema idemq_internal has of them.
 \set VERBOSITY sqlstate
 \pset null -
 -- A schema that is planted under the name makes the install fail, as a whole.
-CREATE SCHEMA idemq_inside;
+CREATE SCHEMA idemq_internal;
 CREATE EXTENSION idemq;
 SELECT count(*) FROM pg_namespace WHERE nspname = 'idemq';
-DROP SCHEMA idemq_inside;
+DROP SCHEMA idemq_internal;
 CREATE EXTENSION idemq;
 ALTER EXTENSION idemq SET SCHEMA public;
 
 -- ---- Nobody but the owner calls what is inside, and the owner, be it a superuser, through the gate alone
 SELECT DISTINCT n.nspowner = e.extowner AS owns_schema, n.nspacl, p.proowner = e.extowner AS owns, p.proacl
-	FROM pg_namespace n JOIN pg_extension e ON e.extname = 'idemq' JOIN pg_proc p ON p.pronamespace = n.oid WHERE nspname = 'idemq_inside';
+	FROM pg_namespace n JOIN pg_extension e ON e.extname = 'idemq' JOIN pg_proc p ON p.pronamespace = n.oid WHERE nspname = 'idemq_internal';
 CREATE FUNCTION sqlstate_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE statement;
@@ -22,28 +22,28 @@ END $$;
 SELECT count(*) > 10 AS many, string_agg(name, ' ') FILTER (WHERE state <> '55000') AS not_refused
 	FROM (SELECT p.proname AS name, sqlstate_of(format('SELECT %s(%s)', p.oid::regproc,
 			(SELECT string_agg(format('NULL::%s', replace(format_type(t, NULL), '"any"', 'text')), ', ') FROM unnest(p.proargtypes) t))) AS state
-		FROM pg_proc p WHERE pronamespace = 'idemq_inside'::regnamespace AND prosrc ~ '^idemq_sql_v2_inside_') x;
+		FROM pg_proc p WHERE pronamespace = 'idemq_internal'::regnamespace AND prosrc ~ '^idemq_sql_v2_inside_') x;
 CREATE ROLE regress_gate_caller;
 CREATE ROLE regress_gate_definer;
 SET ROLE regress_gate_caller;
-SELECT idemq_inside.caller();
+SELECT idemq_internal.caller();
 RESET ROLE;
 
 -- ---- Each function in front has one behind: arguments, result; both are called with NULL
 CREATE VIEW fronts AS SELECT * FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace AND prosrc LIKE 'idemq\_sql\_v2\_gate%';
 SELECT count(*) > 5 AS some FROM fronts;
-SELECT f.oid::regprocedure AS lonely FROM fronts f LEFT JOIN pg_proc b ON b.pronamespace = 'idemq_inside'::regnamespace AND b.proname = f.proname
+SELECT f.oid::regprocedure AS lonely FROM fronts f LEFT JOIN pg_proc b ON b.pronamespace = 'idemq_internal'::regnamespace AND b.proname = f.proname
 	AND b.proargtypes = f.proargtypes
 	WHERE (b.prorettype, b.proretset, b.proisstrict, b.prosecdef, b.prokind, f.proisstrict, f.prokind) IS DISTINCT FROM (f.prorettype, f.proretset, false, false, 'f', false, 'f')
 	OR (b.proallargtypes, b.proargmodes, b.proargnames) IS DISTINCT FROM (f.proallargtypes, f.proargmodes, f.proargnames);
 -- One that only looks has a front that may be called in a read-only transaction; a STABLE front has a STABLE one behind.
-SELECT f.oid::regprocedure AS writes FROM fronts f JOIN pg_proc b ON b.pronamespace = 'idemq_inside'::regnamespace AND b.proname = f.proname
+SELECT f.oid::regprocedure AS writes FROM fronts f JOIN pg_proc b ON b.pronamespace = 'idemq_internal'::regnamespace AND b.proname = f.proname
 	WHERE f.provolatile <> 'v' AND b.provolatile = 'v';
 
 -- ---- What it is inside
 CREATE FUNCTION idemq.looks() RETURNS text LANGUAGE c AS '$libdir/idemq', 'idemq_sql_v2_gate';
-CREATE FUNCTION idemq_inside.looks() RETURNS text STABLE LANGUAGE sql AS $$
-	SELECT format('%s for %s: %s, %s, seqscan %s, jit %s', current_user, idemq_inside.caller()::regrole, current_setting('search_path'),
+CREATE FUNCTION idemq_internal.looks_impl() RETURNS text STABLE LANGUAGE sql AS $$
+	SELECT format('%s for %s: %s, %s, seqscan %s, jit %s', current_user, idemq_internal.caller()::regrole, current_setting('search_path'),
 		current_setting('plan_cache_mode'), current_setting('enable_seqscan'), current_setting('jit')) $$;
 CREATE FUNCTION outside() RETURNS text LANGUAGE sql AS $$
 	SELECT format('%s, %s, seqscan %s, jit %s', current_user, current_setting('search_path'), current_setting('enable_seqscan'), current_setting('jit')) $$;
@@ -68,7 +68,7 @@ CREATE TABLE secrets (name text PRIMARY KEY, number int CHECK (number > 0));
 INSERT INTO secrets VALUES ('a secret', 1);
 REVOKE ALL ON secrets FROM PUBLIC;
 CREATE FUNCTION idemq.acts(what text) RETURNS text LANGUAGE c AS '$libdir/idemq', 'idemq_sql_v2_gate';
-CREATE FUNCTION idemq_inside.acts(what text) RETURNS text LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.acts_impl(what text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	answer text;
 BEGIN
@@ -90,25 +90,25 @@ BEGIN
 		END;
 	ELSIF what = 'caught as the caller' THEN
 		BEGIN
-			PERFORM FROM idemq_inside.as_caller('SELECT 1 / 0') AS (n int);
+			PERFORM FROM idemq_internal.as_caller('SELECT 1 / 0') AS (n int);
 		EXCEPTION WHEN division_by_zero THEN
 			NULL;
 		END;
 	ELSIF what = 'types' THEN
-		PERFORM FROM idemq_inside.latest('SELECT 1') AS (n text);
+		PERFORM FROM idemq_internal.latest('SELECT 1') AS (n text);
 	ELSIF what = 'as the caller' THEN
-		SELECT a INTO answer FROM idemq_inside.as_caller('SELECT pg_catalog.concat(current_user, pg_catalog.chr(32), pg_catalog.current_setting(''search_path''))') AS (a text);
+		SELECT a INTO answer FROM idemq_internal.as_caller('SELECT pg_catalog.concat(current_user, pg_catalog.chr(32), pg_catalog.current_setting(''search_path''))') AS (a text);
 		RETURN answer;
 	ELSIF what = 'unique to the caller' THEN
-		PERFORM FROM idemq_inside.as_caller('WITH i AS (INSERT INTO public.secrets VALUES (''a secret'', 1)) SELECT 1') AS (n int);
+		PERFORM FROM idemq_internal.as_caller('WITH i AS (INSERT INTO public.secrets VALUES (''a secret'', 1)) SELECT 1') AS (n int);
 	ELSIF what = 'as a role' THEN
-		SELECT a INTO answer FROM idemq_inside.as_role('regress_gate_definer'::regrole, 'SELECT pg_catalog.concat(current_user, $1, pg_catalog.current_setting(''search_path''))', ' by ') AS (a text);
+		SELECT a INTO answer FROM idemq_internal.as_role('regress_gate_definer'::regrole, 'SELECT pg_catalog.concat(current_user, $1, pg_catalog.current_setting(''search_path''))', ' by ') AS (a text);
 	ELSIF what = 'nested' THEN
-		SELECT a INTO answer FROM idemq_inside.as_caller('SELECT idemq.looks()') AS (a text);
+		SELECT a INTO answer FROM idemq_internal.as_caller('SELECT idemq.looks()') AS (a text);
 	ELSIF what = 'away' THEN
-		SELECT a INTO answer FROM idemq_inside.as_caller('SELECT public.strays()') AS (a text);
+		SELECT a INTO answer FROM idemq_internal.as_caller('SELECT public.strays()') AS (a text);
 	END IF;
-	RETURN format('%s %s for %s', coalesce(answer, what), current_user, idemq_inside.caller()::regrole);
+	RETURN format('%s %s for %s', coalesce(answer, what), current_user, idemq_internal.caller()::regrole);
 END $$;
 -- What a handler learns, and that all is as it was: the role, the settings, the gate.
 CREATE FUNCTION told(what text) RETURNS TABLE (state text, message text, detail text, hint text, shows_inside boolean) LANGUAGE plpgsql AS $$
@@ -122,9 +122,9 @@ BEGIN
 EXCEPTION WHEN OTHERS THEN
 	GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT,
 		context = PG_EXCEPTION_CONTEXT;
-	shows_inside := context !~ 'told\(text\)' OR context ~ 'idemq_inside|acts\(text\)';
+	shows_inside := context !~ 'told\(text\)' OR context ~ 'idemq_internal|acts\(text\)';
 	IF outside() <> before THEN RAISE 'was %, is %', before, outside(); END IF;
-	IF sqlstate_of('SELECT idemq_inside.caller()') NOT IN ('55000', '42501') THEN RAISE 'the gate is open'; END IF;
+	IF sqlstate_of('SELECT idemq_internal.caller()') NOT IN ('55000', '42501') THEN RAISE 'the gate is open'; END IF;
 	-- Again, in the handler.
 	IF message <> (SELECT t.message FROM again(what) t) THEN RAISE 'not the same again'; END IF;
 	RETURN NEXT;
@@ -137,7 +137,7 @@ EXCEPTION WHEN OTHERS THEN
 	message := SQLERRM;
 	RETURN NEXT;
 END $$;
-CREATE FUNCTION strays() RETURNS text LANGUAGE sql AS 'SELECT public.sqlstate_of(''SELECT idemq_inside.caller()'')';
+CREATE FUNCTION strays() RETURNS text LANGUAGE sql AS 'SELECT public.sqlstate_of(''SELECT idemq_internal.caller()'')';
 \x
 SELECT w, t.* FROM unnest('{ours,unique,check,syntax,temporary,caught,caught as the caller,types,as the caller,as a role,nested,away}'::text[]) w, told(w) t;
 GRANT SELECT, INSERT ON secrets TO regress_gate_caller;
@@ -151,22 +151,22 @@ SELECT w, t.* FROM unnest('{temporary,away}'::text[]) w, told(w) t;
 
 -- ---- Sets, by SQL and by PL/pgSQL, all at once; rows; void is no NULL
 CREATE FUNCTION idemq.some(n int) RETURNS TABLE (a int, b text) LANGUAGE c AS '$libdir/idemq', 'idemq_sql_v2_gate';
-CREATE FUNCTION idemq_inside.some(n int) RETURNS TABLE (a int, b text) STABLE LANGUAGE sql AS $$
-	SELECT g, current_user || ' ' || idemq_inside.caller()::regrole FROM generate_series(1, n) g $$;
+CREATE FUNCTION idemq_internal.some_impl(n int) RETURNS TABLE (a int, b text) STABLE LANGUAGE sql AS $$
+	SELECT g, current_user || ' ' || idemq_internal.caller()::regrole FROM generate_series(1, n) g $$;
 SELECT * FROM idemq.some(3) LIMIT 2;
 SELECT idemq.some(2), outside();
 SELECT (SELECT count(*) FROM idemq.some(g)) FROM generate_series(0, 2) g;
-CREATE OR REPLACE FUNCTION idemq_inside.some(n int) RETURNS TABLE (a int, b text) STABLE LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION idemq_internal.some_impl(n int) RETURNS TABLE (a int, b text) STABLE LANGUAGE plpgsql AS $$
 BEGIN
-	RETURN QUERY SELECT g, current_user || ' ' || idemq_inside.caller()::regrole FROM generate_series(1, n) g;
+	RETURN QUERY SELECT g, current_user || ' ' || idemq_internal.caller()::regrole FROM generate_series(1, n) g;
 END $$;
 SELECT * FROM idemq.some(3) LIMIT 2;
 SELECT idemq.some(2), outside();
 CREATE FUNCTION idemq.nothing(OUT a int, OUT b text) LANGUAGE c AS '$libdir/idemq', 'idemq_sql_v2_gate';
-CREATE FUNCTION idemq_inside.nothing(OUT a int, OUT b text) STABLE LANGUAGE sql AS $$ SELECT idemq_inside.caller()::int * 0 + 7, 'x'::text $$;
+CREATE FUNCTION idemq_internal.nothing_impl(OUT a int, OUT b text) STABLE LANGUAGE sql AS $$ SELECT idemq_internal.caller()::int * 0 + 7, 'x'::text $$;
 SELECT * FROM idemq.nothing();
 CREATE FUNCTION idemq.vain() RETURNS void LANGUAGE c AS '$libdir/idemq', 'idemq_sql_v2_gate';
-CREATE FUNCTION idemq_inside.vain() RETURNS void STABLE LANGUAGE sql AS 'SELECT idemq_inside.given(''x'', 1)';
+CREATE FUNCTION idemq_internal.vain_impl() RETURNS void STABLE LANGUAGE sql AS 'SELECT idemq_internal.given(''x'', 1)';
 SELECT idemq.vain() IS NULL AS is_null;
 
 -- ---- A call that failed, called again with the state of the first: a domain's check survives an error
@@ -222,17 +222,17 @@ DROP FUNCTION safe_they_say, acts_they_say;
 
 -- ---- A trigger's function is for idemq's own trigger
 CREATE TABLE strange (queue_id int);
-CREATE TRIGGER t AFTER DELETE ON strange FOR EACH ROW EXECUTE FUNCTION idemq.queue_gone();
+CREATE TRIGGER t AFTER DELETE ON strange FOR EACH ROW EXECUTE FUNCTION idemq_internal.queue_gone();
 INSERT INTO strange VALUES (1);
 DELETE FROM strange;
-SELECT idemq.queue_gone();
+SELECT idemq_internal.queue_gone();
 
 -- ---- Without what stands behind
 CREATE FUNCTION idemq.front_alone() RETURNS int LANGUAGE c AS '$libdir/idemq', 'idemq_sql_v2_gate';
 SELECT idemq.front_alone();
 SELECT idemq.looks();
 DROP FUNCTION idemq.looks, idemq.acts, idemq.some, idemq.nothing, idemq.vain, idemq.front_alone,
-	idemq_inside.looks, idemq_inside.acts, idemq_inside.some, idemq_inside.nothing, idemq_inside.vain;
+	idemq_internal.looks_impl, idemq_internal.acts_impl, idemq_internal.some_impl, idemq_internal.nothing_impl, idemq_internal.vain_impl;
 DROP VIEW fronts;
 DROP DOMAIN plpgsql_behind;
 DROP TYPE pair;

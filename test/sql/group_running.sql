@@ -170,7 +170,7 @@ SELECT group_key, count(*) FROM idemq.jobs WHERE status = 'processing' GROUP BY 
 SELECT take(10), groups_limited FROM idemq.metrics WHERE queue = 'q';
 SELECT take(10);
 SELECT groups_limited FROM idemq.metrics WHERE queue = 'q';
-SELECT value FROM idemq.prometheus_samples WHERE name = 'idemq_queue_groups_limited';
+SELECT value FROM idemq_internal.prometheus_samples WHERE name = 'idemq_queue_groups_limited';
 SELECT * FROM idemq.check();
 
 -- What check() finds: more than may be; a group that nobody knows of.

@@ -40,7 +40,7 @@ SELECT idemq.set_handler('q', 'regress_f(jsonb)', batch => 10001);
 SELECT idemq.set_handler('q', 'regress_f(jsonb)', max_idle => '-1 s');
 SELECT idemq.set_handler('q', 'regress_f(jsonb)', max_idle => NULL);
 SELECT idemq.set_handler('q', 'regress_f(jsonb)', max_idle => '1 mon');
-SELECT count(*) FROM idemq.handler_entries;
+SELECT count(*) FROM idemq_internal.handler_entries;
 BEGIN READ ONLY;
 SELECT idemq.set_handler('q', 'regress_f(jsonb)');
 ROLLBACK;
@@ -48,7 +48,7 @@ ROLLBACK;
 -- What it stores: names; and a warning for a function without a search_path.
 SELECT idemq.set_handler('q', 'regress_f(jsonb)', workers => 2, batch => 10, max_idle => '0');
 SELECT schema_name, function_name, argument_types, role_name = current_user AS mine, workers, batch, max_idle
-FROM idemq.handler_entries;
+FROM idemq_internal.handler_entries;
 SELECT queue, function, workers, batch, state IN ('idle', 'off') AS quiet, workers_running, done_total, failed_total, last_error, crashes, stopped_at
 FROM idemq.handlers;
 -- The name alone is enough: there is but one argument that a handler can have.
@@ -101,8 +101,8 @@ GRANT EXECUTE ON FUNCTION regress_f(jsonb) TO PUBLIC;
 SET ROLE regress_h;
 SELECT idemq.set_handler('q', 'public.regress_f(jsonb)');
 SELECT queue, role FROM idemq.handlers;
-SELECT * FROM idemq.handler_entries;
-INSERT INTO idemq.handler_entries DEFAULT VALUES;
+SELECT * FROM idemq_internal.handler_entries;
+INSERT INTO idemq_internal.handler_entries DEFAULT VALUES;
 -- Another role's takes admin.
 SET ROLE regress_other;
 SELECT queue, role FROM idemq.handlers;
@@ -136,7 +136,7 @@ RESET ROLE;
 SELECT id FROM idemq.enqueue('q', '1') \gset
 SELECT regexp_replace(idemq.why(:id), '^.*; the handler', 'the handler');
 ALTER ROLE regress_h LOGIN;
-UPDATE idemq.handler_entries e SET stopped_at = now(), crashes = 3 FROM idemq.queues q WHERE q.queue_id = e.queue_id AND q.name = 'q';
+UPDATE idemq_internal.handler_entries e SET stopped_at = now(), crashes = 3 FROM idemq.queues q WHERE q.queue_id = e.queue_id AND q.name = 'q';
 SELECT regexp_replace(idemq.why(:id), '^.*; the handler', 'the handler');
 SELECT state FROM idemq.handlers WHERE queue = 'q';
 SELECT idemq.set_handler('q', 'regress_f(jsonb)');
@@ -156,7 +156,7 @@ ROLLBACK TO s;
 COMMIT;
 SELECT count(*) FROM idemq.handlers WHERE queue = 'q';
 SELECT idemq.drop_queue('q', force => true);
-SELECT count(*) FROM idemq.handler_entries;
+SELECT count(*) FROM idemq_internal.handler_entries;
 SELECT action, queue, role = current_user AS mine, details FROM idemq.audit WHERE action LIKE '%handler' ORDER BY id;
 SELECT * FROM idemq.check();
 DROP EXTENSION idemq CASCADE;

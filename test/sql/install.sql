@@ -55,13 +55,13 @@ SELECT DISTINCT grantee::regrole FROM (
 	UNION ALL SELECT acl.grantee FROM pg_proc, aclexplode(proacl) acl WHERE pronamespace = 'idemq'::regnamespace
 	UNION ALL SELECT acl.grantee FROM pg_namespace, aclexplode(nspacl) acl WHERE nspname = 'idemq') g
 WHERE grantee NOT IN (0, 'postgres'::regrole);
--- pg_dump takes the rows of every table but idemq.ticker, and the positions of the sequences.
+-- pg_dump takes the rows of every table but idemq_internal.ticker, and the positions of the sequences.
 SELECT c::regclass FROM pg_extension, unnest(extconfig) c WHERE extname = 'idemq' ORDER BY c::regclass::text;
 SELECT c.oid::regclass::text AS not_dumped FROM pg_class c WHERE relnamespace = 'idemq'::regnamespace AND relkind IN ('r', 'S')
 AND c.oid NOT IN (SELECT unnest(extconfig) FROM pg_extension) ORDER BY 1;
 -- Nothing is made at install.
 SELECT (SELECT count(*) FROM idemq.queues) AS queues, (SELECT count(*) FROM idemq.jobs) AS jobs, (SELECT count(*) FROM idemq.attempts) AS attempts,
-	(SELECT count(*) FROM idemq.queue_grants) AS grants;
+	(SELECT count(*) FROM idemq_internal.queue_grants) AS grants;
 -- Settings: of the server only.
 SELECT name, CASE name WHEN 'idemq.version' THEN 'that of idemq.control' ELSE boot_val END AS boot_val, unit, context, vartype FROM pg_settings WHERE name LIKE 'idemq.%' ORDER BY 1;
 SELECT current_setting('idemq.version') = default_version AS same FROM pg_available_extensions WHERE name = 'idemq';

@@ -175,4 +175,4 @@ WHERE ((after).token > (before).token) <> (call IN ('claim', 'claim_any', 'claim
 	outcome IN ('row', 'claimed', 'claimed_again', 'committed'));
 -- Nothing is left of the dropped queues.
 SELECT (SELECT count(*) FROM idemq.jobs) AS jobs, (SELECT count(*) FROM idemq.attempts) AS attempts,
-	(SELECT count(*) FROM idemq.queues) AS queues, (SELECT count(*) FROM idemq.queue_grants) AS grants;
+	(SELECT count(*) FROM idemq.queues) AS queues, (SELECT count(*) FROM idemq_internal.queue_grants) AS grants;

@@ -3,7 +3,7 @@ CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -
 SELECT idemq.once('s', 'k'), idemq.once('s', 'k'), idemq.once('s', 'K'), idemq.once('t', 'k');
-SELECT scope, key, expires_at - now() BETWEEN '23:59' AND '24:01' AS a_day FROM idemq.seen ORDER BY 1, 2;
+SELECT scope, key, expires_at - now() BETWEEN '23:59' AND '24:01' AS a_day FROM idemq_internal.seen ORDER BY 1, 2;
 -- Undone with the transaction, and with the savepoint.
 BEGIN;
 SELECT idemq.once('s', 'r'), idemq.once('s', 'r');
@@ -19,19 +19,19 @@ SELECT idemq.once('s', 'r');
 SELECT idemq.once('s', 'ttl', ttl => '1 us');
 SELECT pg_sleep(0.001);
 SELECT idemq.once('s', 'ttl', ttl => '1 h'), idemq.once('s', 'ttl', ttl => '1 us');
-SELECT expires_at - now() BETWEEN '59 min' AND '61 min' AS an_hour FROM idemq.seen WHERE key = 'ttl';
+SELECT expires_at - now() BETWEEN '59 min' AND '61 min' AS an_hour FROM idemq_internal.seen WHERE key = 'ttl';
 BEGIN;
-UPDATE idemq.seen SET expires_at = now() WHERE key = 'ttl';
+UPDATE idemq_internal.seen SET expires_at = now() WHERE key = 'ttl';
 SELECT idemq.once('s', 'ttl');
 ROLLBACK;
 SELECT idemq.once('s', 'ttl');
 -- A key that was seen writes nothing.
-SELECT xmin AS version, xmax AS locker FROM idemq.seen WHERE scope = 's' AND key = 'k' \gset
+SELECT xmin AS version, xmax AS locker FROM idemq_internal.seen WHERE scope = 's' AND key = 'k' \gset
 BEGIN;
 SELECT idemq.once('s', 'k');
 SELECT pg_current_xact_id_if_assigned();
 COMMIT;
-SELECT xmin = :'version' AND xmax = :'locker' AS untouched FROM idemq.seen WHERE scope = 's' AND key = 'k';
+SELECT xmin = :'version' AND xmax = :'locker' AS untouched FROM idemq_internal.seen WHERE scope = 's' AND key = 'k';
 -- Levels; for an effect in one statement.
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT idemq.once('s', 'rr'), idemq.once('s', 'rr'), idemq.once('s', 'k');
@@ -68,8 +68,8 @@ SET ROLE idemq_a;
 SELECT idemq.once('shared', 'k');
 SET ROLE idemq_b;
 SELECT idemq.once('shared', 'k');
-SELECT * FROM idemq.seen;
-DELETE FROM idemq.seen;
+SELECT * FROM idemq_internal.seen;
+DELETE FROM idemq_internal.seen;
 RESET ROLE;
 SELECT * FROM idemq.check();
 DROP OWNED BY idemq_a, idemq_b;

@@ -17,7 +17,7 @@ SELECT idemq.grant_queue('q', 'idemq_boss', 'admin');
 SELECT idemq.grant_queue('q', 'idemq_group', 'claim');
 -- Granted twice is granted once.
 SELECT idemq.grant_queue('q', 'idemq_worker', 'claim');
-SELECT role_name, privilege FROM idemq.queue_grants ORDER BY 1;
+SELECT role_name, privilege FROM idemq_internal.queue_grants ORDER BY 1;
 -- The stranger may use the schema, for a queue of its own; the outsider holds nothing.
 SELECT idemq.create_queue('strange') AS strange \gset
 SELECT idemq.grant_queue('strange', 'idemq_stranger', 'enqueue');
@@ -68,7 +68,7 @@ INSERT INTO calls (call, sql) VALUES
 	('idemq.attempts', 'SELECT count(*) FROM idemq.attempts'),
 	('idemq.audit', 'SELECT count(*) FROM idemq.audit'),
 	('idemq.queues', 'SELECT string_agg(name, '' '') FROM idemq.queues'),
-	('idemq.queue_grants', 'SELECT count(*) FROM idemq.queue_grants'),
+	('idemq_internal.queue_grants', 'SELECT count(*) FROM idemq_internal.queue_grants'),
 	('purge', 'SELECT idemq.purge(''q'')'),
 	('pause', 'SELECT ''done'' || idemq.pause(''q'')'),
 	('resume', 'SELECT ''done'' || idemq.resume(''q'')'),
@@ -87,11 +87,11 @@ INSERT INTO calls (call, sql) VALUES
 	('SELECT FOR UPDATE', 'SELECT 1 FROM idemq.jobs LIMIT 1 FOR UPDATE'),
 	('LOCK', 'LOCK idemq.jobs IN ROW EXCLUSIVE MODE'),
 	('UPDATE queues', 'UPDATE idemq.queues SET paused = true RETURNING 1'),
-	('INSERT queue_grants', 'INSERT INTO idemq.queue_grants VALUES (1, ''idemq_stranger'', ''admin'') RETURNING 1'),
+	('INSERT queue_grants', 'INSERT INTO idemq_internal.queue_grants VALUES (1, ''idemq_stranger'', ''admin'') RETURNING 1'),
 	('DELETE attempts', 'DELETE FROM idemq.attempts RETURNING 1'),
 	('DELETE audit', 'DELETE FROM idemq.audit RETURNING 1'),
 	('nextval', 'SELECT nextval(''idemq.jobs_id_seq'') > 0'),
-	('trigger function', 'SELECT idemq.jobs_changed()');
+	('trigger function', 'SELECT idemq_internal.jobs_changed()');
 
 -- What a role is told: an outcome, or the SQLSTATE; then all is undone.
 CREATE FUNCTION as_role(role text, sql text) RETURNS text LANGUAGE plpgsql AS $$
@@ -226,7 +226,7 @@ SELECT idemq.revoke_queue('q', 'idemq_worker', 'everything');
 DROP ROLE idemq_worker;
 DROP OWNED BY idemq_worker;
 DROP ROLE idemq_worker;
-SELECT role_name, privilege FROM idemq.queue_grants ORDER BY 1;
+SELECT role_name, privilege FROM idemq_internal.queue_grants ORDER BY 1;
 SELECT count(*) FROM idemq.claim('q');
 CREATE ROLE idemq_worker;
 GRANT USAGE ON SCHEMA idemq TO idemq_worker;
@@ -290,7 +290,7 @@ SELECT idemq.grant_queue('mine', 'idemq_producer', 'enqueue');
 SELECT name FROM idemq.queues;
 SELECT queue_id = :q FROM idemq.jobs;
 RESET ROLE;
-SELECT name, role_name, privilege FROM idemq.queue_grants JOIN idemq.queues USING (queue_id) WHERE name = 'mine' ORDER BY 2;
+SELECT name, role_name, privilege FROM idemq_internal.queue_grants JOIN idemq.queues USING (queue_id) WHERE name = 'mine' ORDER BY 2;
 SET ROLE idemq_stranger;
 SELECT idemq.drop_queue('mine');
 RESET ROLE;

@@ -181,7 +181,7 @@ SELECT idemq.fail((j).id, (j).token) FROM (SELECT idemq.claim_job(:id) AS j OFFS
 SELECT idemq.grant_queue('q', 'pg_monitor', 'claim');
 SELECT idemq.drop_queue('q', force => true);
 SELECT (SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'q') AS jobs, (SELECT count(*) FROM idemq.queues WHERE name = 'q') AS queues,
-	(SELECT count(*) FROM idemq.jobs WHERE id = :id) AS job, (SELECT count(*) FROM idemq.attempts WHERE job_id = :id) AS attempts, (SELECT count(*) FROM idemq.queue_grants) AS grants;
+	(SELECT count(*) FROM idemq.jobs WHERE id = :id) AS job, (SELECT count(*) FROM idemq.attempts WHERE job_id = :id) AS attempts, (SELECT count(*) FROM idemq_internal.queue_grants) AS grants;
 SELECT idemq.enqueue('q', '1');
 SELECT * FROM idemq.claim('q');
 SELECT idemq.drop_queue('q');
@@ -208,7 +208,7 @@ SELECT (idemq.enqueue('q', '2')).outcome;
 COMMIT;
 SELECT payload, idemq.commit(id, token) FROM idemq.claim('q', 10);
 -- A user's trigger that fires after ours and still sees the row of before: what it has the session read is not kept.
-CREATE FUNCTION look() RETURNS trigger STABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM idemq.may_see(NEW.queue_id); RETURN NULL; END $$;
+CREATE FUNCTION look() RETURNS trigger STABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM idemq_internal.may_see(NEW.queue_id); RETURN NULL; END $$;
 CREATE TRIGGER later AFTER UPDATE ON idemq.queues FOR EACH ROW EXECUTE FUNCTION look();
 BEGIN;
 UPDATE idemq.queues SET max_attempts = 11 WHERE name = 'q';
@@ -237,4 +237,4 @@ SELECT count(idemq.drop_queue(name, true)::text) = :n AS dropped FROM (SELECT na
 
 -- No queue has the id 0, which means all elsewhere.
 SELECT idemq.create_queue('zero') > 0 AS id;
-SELECT idemq.may_see(0), idemq.may_use(0), idemq.may_administer(0), (SELECT count(*) FROM idemq.check()) AS found;
+SELECT idemq_internal.may_see(0), idemq_internal.may_use(0), idemq_internal.may_administer(0), (SELECT count(*) FROM idemq.check()) AS found;

@@ -127,7 +127,7 @@ SELECT finished('day', 'dead', '1 h') AS other \gset
 DELETE FROM idemq.jobs WHERE id = :dead;
 SELECT pg_sleep(0.001);
 SELECT idemq.apply_retention();
-SELECT key FROM idemq.seen;
+SELECT key FROM idemq_internal.seen;
 SELECT count(*) AS both FROM idemq.attempts WHERE job_id IN (:dead, :other);
 DELETE FROM idemq.attempts WHERE job_id = :dead;
 
@@ -179,9 +179,9 @@ GRANT EXECUTE ON FUNCTION idemq.apply_retention TO idemq_p;
 SET ROLE idemq_p;
 SELECT idemq.apply_retention();
 RESET ROLE;
-DELETE FROM idemq.queue_grants;
+DELETE FROM idemq_internal.queue_grants;
 DROP OWNED BY idemq_p;
-DELETE FROM idemq.queue_grants;
+DELETE FROM idemq_internal.queue_grants;
 DROP OWNED BY idemq_p;
 DROP ROLE idemq_p;
 SELECT * FROM idemq.check();

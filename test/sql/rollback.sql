@@ -72,7 +72,7 @@ END $$;
 
 CREATE FUNCTION tables() RETURNS text LANGUAGE sql AS $$
 	SELECT jsonb_build_array((SELECT jsonb_agg(j ORDER BY id) FROM idemq.jobs j), (SELECT jsonb_agg(a ORDER BY job_id, token) FROM idemq.attempts a),
-		(SELECT jsonb_agg(q ORDER BY queue_id) FROM idemq.queues q), (SELECT jsonb_agg(g) FROM idemq.queue_grants g))::text
+		(SELECT jsonb_agg(q ORDER BY queue_id) FROM idemq.queues q), (SELECT jsonb_agg(g) FROM idemq_internal.queue_grants g))::text
 $$;
 
 CREATE FUNCTION run(sql text, id bigint, token bigint) RETURNS text LANGUAGE plpgsql AS $$

@@ -128,7 +128,7 @@ CALL idemq.tick();
 ROLLBACK;
 
 -- ---- Ticks
-CREATE FUNCTION miss(schedule text, since interval) RETURNS boolean LANGUAGE sql AS $$ UPDATE idemq.schedule_entries SET done_until = clock_timestamp() - since WHERE name = schedule RETURNING true $$;
+CREATE FUNCTION miss(schedule text, since interval) RETURNS boolean LANGUAGE sql AS $$ UPDATE idemq_internal.schedule_entries SET done_until = clock_timestamp() - since WHERE name = schedule RETURNING true $$;
 CREATE VIEW enqueued AS SELECT id, replace(key, to_char(idemq.last_tick('0 0 1 1 *'), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'NOW') AS key, payload, headers - 'tick' AS headers,
 	headers ->> 'tick' = split_part(key, '@', -1) AS tick, priority, max_attempts, expires_at IS NOT NULL AS expires, status FROM idemq.jobs;
 -- Three ticks were missed: the last one, under its own time, once.
@@ -169,20 +169,20 @@ SELECT idemq.unschedule('noon'), idemq.unschedule('noon'), idemq.unschedule('nop
 DELETE FROM idemq.jobs;
 -- One that has failed is tried last: whoever holds it up does not hold up the others.
 SELECT count(idemq.schedule(name, '0 0 1 1 *', 'q', '1')) FROM unnest(ARRAY['a held', 'b']) name;
-UPDATE idemq.schedule_entries SET done_until = done_until - interval '1 year', failed_at = CASE name WHEN 'a held' THEN now() END;
-SELECT idemq.due_schedules();
+UPDATE idemq_internal.schedule_entries SET done_until = done_until - interval '1 year', failed_at = CASE name WHEN 'a held' THEN now() END;
+SELECT idemq_internal.due_schedules();
 SELECT idemq.unschedule('a held'), idemq.unschedule('b');
 -- The clock was set back behind done_until: it goes on with the next tick.
 SELECT idemq.schedule('back', '* 0-23 * * *', 'q', '1') > now() AS to_come;
-UPDATE idemq.schedule_entries SET done_until = now() + interval '1 day';
+UPDATE idemq_internal.schedule_entries SET done_until = now() + interval '1 day';
 CALL idemq.tick();
 SELECT next_run < now() + interval '61 s' AS next_minute FROM idemq.schedules;
-SELECT done_until <= clock_timestamp() AS goes_on FROM idemq.schedule_entries;
+SELECT done_until <= clock_timestamp() AS goes_on FROM idemq_internal.schedule_entries;
 -- By a few minutes, whose ticks are enqueued: it waits, and says so.
-UPDATE idemq.schedule_entries SET done_until = now() + interval '5 min';
+UPDATE idemq_internal.schedule_entries SET done_until = now() + interval '5 min';
 CALL idemq.tick();
 SELECT next_run > now() + interval '4 min' AS later FROM idemq.schedules;
-SELECT done_until > clock_timestamp() AS waits FROM idemq.schedule_entries;
+SELECT done_until > clock_timestamp() AS waits FROM idemq_internal.schedule_entries;
 SELECT idemq.unschedule('back');
 -- Names of any kind, long ones too.
 CREATE TABLE odd (name text);
@@ -233,9 +233,9 @@ SET ROLE regress_shop;
 SELECT idemq.schedule('shop', '0 0 1 1 *', 'q', '"secret"', headers => '{"h": 1}') > now() AS to_come;
 SELECT idemq.schedule('x', '0 0 1 1 *', 'other', '1');
 SELECT name, payload, headers FROM idemq.schedules;
-SELECT * FROM idemq.schedule_entries;
+SELECT * FROM idemq_internal.schedule_entries;
 CALL idemq.tick();
-SELECT idemq.run_schedule('shop');
+SELECT idemq_internal.run_schedule('shop');
 SET ROLE regress_other;
 -- Another producer sees that it is there, and may not change it.
 SELECT name, queue, next_run > now() AS to_come, payload, headers, created_by FROM idemq.schedules;
@@ -291,7 +291,7 @@ SELECT miss('shop', '1 year');
 CALL idemq.tick();
 GRANT EXECUTE ON FUNCTION idemq.enqueue TO PUBLIC;
 -- An expression or a zone that this server cannot read (a restore): this one fails, alone.
-UPDATE idemq.schedule_entries SET time_zone = 'Mars/Olympus' WHERE name = 'shop';
+UPDATE idemq_internal.schedule_entries SET time_zone = 'Mars/Olympus' WHERE name = 'shop';
 SELECT name, next_run FROM idemq.schedules WHERE name = 'shop';
 CALL idemq.tick();
 SELECT idemq.unschedule('shop');
@@ -343,24 +343,24 @@ SELECT idemq.schedule('late', '0 0 1 1 *', 'q', '"tick"') > now() AS to_come;
 RESET ROLE;
 SELECT miss('late', '1 year');
 \set VERBOSITY sqlstate
-SELECT idemq.run_schedule('late');
+SELECT idemq_internal.run_schedule('late');
 CALL idemq.tick();
 \set VERBOSITY terse
 SELECT name, regexp_replace(last_error, '\d+', 'N') AS last_error FROM idemq.schedules WHERE last_error IS NOT NULL;
 DELETE FROM idemq.jobs WHERE key ~ '^late@';
-SELECT idemq.run_schedule('late');
+SELECT idemq_internal.run_schedule('late');
 SELECT payload FROM idemq.jobs WHERE key ~ '^late@';
 -- In another queue it is as new there.
-SELECT created_at AS made FROM idemq.schedule_entries WHERE name = 'late' \gset
+SELECT created_at AS made FROM idemq_internal.schedule_entries WHERE name = 'late' \gset
 SELECT idemq.grant_queue('other', 'regress_shop', 'enqueue');
 SET ROLE regress_shop;
 SELECT idemq.schedule('late', '0 0 1 1 *', 'q', '"again"') > now() AS to_come;
 RESET ROLE;
-SELECT created_at = :'made' AS same FROM idemq.schedule_entries WHERE name = 'late';
+SELECT created_at = :'made' AS same FROM idemq_internal.schedule_entries WHERE name = 'late';
 SET ROLE regress_shop;
 SELECT idemq.schedule('late', '0 0 1 1 *', 'other', '"again"') > now() AS to_come;
 RESET ROLE;
-SELECT created_at > :'made' AS later FROM idemq.schedule_entries WHERE name = 'late';
+SELECT created_at > :'made' AS later FROM idemq_internal.schedule_entries WHERE name = 'late';
 SELECT idemq.unschedule('late'), idemq.unschedule('keys');
 -- So many for each role; superusers have no limit.
 SET ROLE regress_other;
@@ -386,7 +386,7 @@ CREATE FUNCTION public.array_append(text[], text) RETURNS text[] LANGUAGE plpgsq
 CREATE FUNCTION public."coalesce"(text, text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted'; END $$;
 SELECT miss('a first', '1 year');
 SELECT miss('z last', '1 year');
-UPDATE idemq.schedule_entries SET time_zone = 'Mars/Olympus' WHERE name = 'a first';
+UPDATE idemq_internal.schedule_entries SET time_zone = 'Mars/Olympus' WHERE name = 'a first';
 CREATE DOMAIN public.text AS pg_catalog.text CHECK (VALUE = 'planted');
 SET search_path = public, pg_catalog;
 CALL idemq.tick();
@@ -396,8 +396,8 @@ RESET default_transaction_isolation;
 SELECT name, last_error FROM idemq.schedules ORDER BY 1;
 -- An audit finds nothing, but that nobody ticks any more.
 SELECT * FROM idemq.check();
-UPDATE idemq.ticker SET called_at = called_at - interval '11 min';
-UPDATE idemq.schedule_entries SET created_at = created_at - interval '11 min';
+UPDATE idemq_internal.ticker SET called_at = called_at - interval '11 min';
+UPDATE idemq_internal.schedule_entries SET created_at = created_at - interval '11 min';
 SELECT * FROM idemq.check();
 SELECT count(idemq.unschedule(name)) FROM (SELECT name FROM idemq.schedules OFFSET 0) s;
 SELECT * FROM idemq.check();

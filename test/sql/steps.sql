@@ -22,7 +22,7 @@ CREATE FUNCTION key_of(id bigint, name text, round int) RETURNS text LANGUAGE sq
 	SELECT concat_ws('-', left(h, 8), substr(h, 9, 4), '8' || substr(h, 14, 3),
 		to_hex((('x' || substr(h, 17, 1))::bit(4)::int & 3) + 8) || substr(h, 18, 3), substr(h, 21, 12))
 	FROM (SELECT encode(sha256(uuid_send(uuid) || int8send(id) || int4send(round) || convert_to(name, 'UTF8')), 'hex') AS h
-		FROM idemq.database_uuid) u $$;
+		FROM idemq_internal.database_uuid) u $$;
 SELECT :'new_effect_key' = key_of(:id, 'charge', 0) AS made_so, effect_key = :'new_effect_key' AS stored FROM idemq.steps;
 -- The same attempt again, an equal request: whether it has called is not known here either.
 CALL idemq.begin_step(:id, :t, 'charge', '{"to": "a", "amount": 12.0}', '1 h') \gset busy_
@@ -338,7 +338,7 @@ SELECT :'v_outcome', idemq.finish_step(:id, :t, 'as a worker', '3');
 SELECT state, response FROM idemq.steps WHERE name = 'as a worker';
 UPDATE idemq.steps SET response = '4';
 DELETE FROM idemq.steps;
-TABLE idemq.database_uuid;
+TABLE idemq_internal.database_uuid;
 SET ROLE regress_steps_stranger;
 SELECT count(*) FROM idemq.steps;
 CALL idemq.begin_step(:id, :t, 'as a worker', '{}', '10 min');

@@ -74,7 +74,7 @@ SELECT has_usage('regress_tenant');
 SET ROLE regress_tenant;
 SELECT count(*) FROM idemq.memory;
 SELECT count(*) FROM idemq.admissions;
-SELECT count(*) FROM idemq.memory_usage();
+SELECT count(*) FROM idemq_internal.memory_usage();
 SELECT count(*) FROM idemq.background_worker;
 SET ROLE regress_eye;
 SELECT count(*) FROM idemq.memory;
@@ -103,38 +103,38 @@ SELECT hint_of('Mailer''s; \ "x"') AS hint \gset
 SELECT :'hint' AS hint, substring(:'hint' FROM 'SELECT .*\)') AS pasted \gset
 \echo :hint
 :pasted;
-SELECT role_name, privilege FROM idemq.queue_grants WHERE role_name ~ 'Mailer';
+SELECT role_name, privilege FROM idemq_internal.queue_grants WHERE role_name ~ 'Mailer';
 \set VERBOSITY terse
 
 -- ---- PostgreSQL's roles for all data
-INSERT INTO idemq.ticker (called_at) VALUES (clock_timestamp());
+INSERT INTO idemq_internal.ticker (called_at) VALUES (clock_timestamp());
 SELECT idemq.schedule('s', '0 0 1 1 *', 'q', '"secret"') > now() AS made;
 SELECT idemq.once('scope', 'secret');
 SELECT (idemq.enqueue('q', '"secret"')).outcome;
 GRANT ALL ON SCHEMA public TO regress_reader;
 SET ROLE regress_reader;
-SELECT (SELECT count(*) FROM idemq.schedule_entries) AS schedules, (SELECT count(*) FROM idemq.queue_grants) AS grants, (SELECT count(*) FROM idemq.seen) AS seen,
-	(SELECT count(*) FROM idemq.ticker) AS ticker, (SELECT count(*) FROM idemq.jobs) AS jobs, (SELECT count(*) FROM idemq.attempts) AS attempts,
+SELECT (SELECT count(*) FROM idemq_internal.schedule_entries) AS schedules, (SELECT count(*) FROM idemq_internal.queue_grants) AS grants, (SELECT count(*) FROM idemq_internal.seen) AS seen,
+	(SELECT count(*) FROM idemq_internal.ticker) AS ticker, (SELECT count(*) FROM idemq.jobs) AS jobs, (SELECT count(*) FROM idemq.attempts) AS attempts,
 	(SELECT count(*) FROM idemq.queues) AS queues, (SELECT count(*) FROM idemq.schedules) AS schedules;
 CREATE FUNCTION pg_temp.leak(text) RETURNS boolean LANGUAGE plpgsql COST 0.0000001 AS $$ BEGIN RAISE NOTICE '%', $1; RETURN true; END $$;
-SELECT count(*) FROM idemq.schedule_entries WHERE pg_temp.leak(payload::text);
+SELECT count(*) FROM idemq_internal.schedule_entries WHERE pg_temp.leak(payload::text);
 DROP FUNCTION pg_temp.leak;
 RESET ROLE;
 SET ROLE regress_writer;
-INSERT INTO idemq.queue_grants (queue_id, role_name, privilege) VALUES (1, 'regress_writer', 'admin');
-INSERT INTO idemq.schedule_entries (name, queue_id, cron, time_zone, payload, priority, created_by, created_at, done_until) VALUES ('mine', 1, '0 0 1 1 *', 'UTC', '1', 4, 'postgres', now(), now());
-INSERT INTO idemq.seen VALUES ('scope', 'other', now() + interval '1 day');
-INSERT INTO idemq.ticker (called_at) VALUES (now());
+INSERT INTO idemq_internal.queue_grants (queue_id, role_name, privilege) VALUES (1, 'regress_writer', 'admin');
+INSERT INTO idemq_internal.schedule_entries (name, queue_id, cron, time_zone, payload, priority, created_by, created_at, done_until) VALUES ('mine', 1, '0 0 1 1 *', 'UTC', '1', 4, 'postgres', now(), now());
+INSERT INTO idemq_internal.seen VALUES ('scope', 'other', now() + interval '1 day');
+INSERT INTO idemq_internal.ticker (called_at) VALUES (now());
 INSERT INTO idemq.queues (name, lease, max_attempts, retry_base, retry_factor, retry_max, retry_jitter, retention, idempotency_window, rate_period) VALUES ('w', '1 min', 1, '1 min', 1, '1 min', 0, '1 min', '1 min', '1 min');
-UPDATE idemq.schedule_entries SET payload = '1';
-UPDATE idemq.queue_grants SET role_name = 'regress_writer';
+UPDATE idemq_internal.schedule_entries SET payload = '1';
+UPDATE idemq_internal.queue_grants SET role_name = 'regress_writer';
 UPDATE idemq.queues SET paused = true;
-DELETE FROM idemq.seen;
+DELETE FROM idemq_internal.seen;
 DELETE FROM idemq.jobs;
 RESET ROLE;
-SELECT count(*) FROM idemq.queue_grants WHERE role_name = 'regress_writer';
-SELECT payload FROM idemq.schedule_entries;
-SELECT count(*) FROM idemq.seen;
+SELECT count(*) FROM idemq_internal.queue_grants WHERE role_name = 'regress_writer';
+SELECT payload FROM idemq_internal.schedule_entries;
+SELECT count(*) FROM idemq_internal.seen;
 SELECT bool_or(paused) FROM idemq.queues;
 
 -- ---- The next role of a name
@@ -155,19 +155,19 @@ SELECT count(*) FROM idemq.claim('mine');
 RESET ROLE;
 SELECT severity, invariant FROM idemq.check();
 -- As after a restore in which no such role existed: the name alone decides; and by the name written again.
-UPDATE idemq.queue_grants SET role_oid = NULL WHERE role_name = 'regress_tenant';
+UPDATE idemq_internal.queue_grants SET role_oid = NULL WHERE role_name = 'regress_tenant';
 SET ROLE regress_tenant;
 SELECT count(*) FROM idemq.claim('mine');
 RESET ROLE;
 SELECT count(*) FROM idemq.check();
-UPDATE idemq.queue_grants SET role_name = role_name;
-SELECT count(*) FROM idemq.queue_grants WHERE role_oid IS DISTINCT FROM quote_ident(role_name)::regrole::oid;
+UPDATE idemq_internal.queue_grants SET role_name = role_name;
+SELECT count(*) FROM idemq_internal.queue_grants WHERE role_oid IS DISTINCT FROM quote_ident(role_name)::regrole::oid;
 -- Its schedules are not the next one's either.
 SET ROLE regress_tenant;
 SELECT idemq.schedule('t', '0 0 1 1 *', 'q', '1') > now() AS made;
 RESET ROLE;
 SELECT idemq.grant_queue('q', 'regress_outsider', 'enqueue');
-UPDATE idemq.schedule_entries SET done_until = done_until - interval '1 year' WHERE name = 't';
+UPDATE idemq_internal.schedule_entries SET done_until = done_until - interval '1 year' WHERE name = 't';
 DROP OWNED BY regress_tenant;
 DROP ROLE regress_tenant;
 CREATE ROLE regress_tenant;
@@ -183,8 +183,8 @@ SELECT idemq.schedule('t', '0 0 1 1 *', 'q', '1') < now() AS due;
 CALL idemq.tick();
 SELECT last_run IS NOT NULL AS ran FROM idemq.schedules WHERE name = 't';
 -- An audit misses what would undo this.
-ALTER TABLE idemq.seen DISABLE ROW LEVEL SECURITY;
-ALTER TABLE idemq.queue_grants DISABLE TRIGGER idemq_role_named;
+ALTER TABLE idemq_internal.seen DISABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq_internal.queue_grants DISABLE TRIGGER idemq_role_named;
 SELECT severity, invariant, detail FROM idemq.check() WHERE invariant <> 'grants.role';
 
 DROP EXTENSION idemq;

@@ -150,8 +150,8 @@ DELETE FROM idemq.jobs WHERE queue_id = idemq.queue_id('letters') AND key IS NOT
 SET ROLE regress_stranger;
 SELECT count(*) FROM idemq.topics;
 SELECT count(*) FROM idemq.topic_bindings;
-SELECT idemq.topic_privileges('news');
-SELECT count(*) FROM idemq.topic_grants;
+SELECT idemq_internal.topic_privileges('news');
+SELECT count(*) FROM idemq_internal.topic_grants;
 SELECT count(*) FROM idemq.publish_calls;
 SELECT * FROM idemq.publish('news.sport', '1');
 -- What is taken back ends at once, shown and no error of the publisher's.
@@ -197,8 +197,8 @@ SELECT count(*) FROM idemq.topic_bindings;
 RESET ROLE;
 SELECT severity, invariant, detail FROM idemq.check() ORDER BY 2, 3;
 SELECT idemq.unbind_topic('news.weather', 'letters');
-DELETE FROM idemq.topic_grants WHERE role_name = 'regress_stranger';
-DELETE FROM idemq.queue_grants WHERE role_name = 'regress_stranger';
+DELETE FROM idemq_internal.topic_grants WHERE role_name = 'regress_stranger';
+DELETE FROM idemq_internal.queue_grants WHERE role_name = 'regress_stranger';
 -- USAGE of the schema comes with the first privilege, and goes with the last.
 SELECT idemq.grant_topic('news', 'regress_stranger', 'publish'), has_schema_privilege('regress_stranger', 'idemq', 'USAGE');
 SELECT idemq.revoke_topic('news', 'regress_stranger', 'publish'), has_schema_privilege('regress_stranger', 'idemq', 'USAGE');
@@ -210,8 +210,8 @@ SELECT queue FROM idemq.publish('orders.eu.paid', '7');
 SELECT idemq.create_queue('eu') AS other \gset
 SELECT queue FROM idemq.publish('orders.eu.paid', '8');
 SELECT idemq.drop_topic('news');
-SELECT count(*) FROM idemq.topic_binding_entries WHERE topic = 'news';
-SELECT count(*) FROM idemq.topic_grants WHERE topic = 'news';
+SELECT count(*) FROM idemq_internal.topic_binding_entries WHERE topic = 'news';
+SELECT count(*) FROM idemq_internal.topic_grants WHERE topic = 'news';
 SELECT has_schema_privilege('regress_publisher', 'idemq', 'USAGE'), has_schema_privilege('regress_owner', 'idemq', 'USAGE');
 SELECT idemq.drop_topic('news');
 SELECT action, role, queue, details FROM idemq.audit WHERE action ~ 'topic' ORDER BY id;
@@ -243,9 +243,9 @@ SELECT idemq.publish('orders', '1');
 ROLLBACK;
 
 -- ---- check() tells of what a hand has left
-INSERT INTO idemq.topic_binding_entries (topic, pattern, queue_id, role_name, bound_at) VALUES ('gone', 'gone.#', 1000000, 'regress_owner', now());
+INSERT INTO idemq_internal.topic_binding_entries (topic, pattern, queue_id, role_name, bound_at) VALUES ('gone', 'gone.#', 1000000, 'regress_owner', now());
 SELECT severity, invariant, detail FROM idemq.check() ORDER BY 2, 3;
-DELETE FROM idemq.topic_binding_entries WHERE topic = 'gone';
+DELETE FROM idemq_internal.topic_binding_entries WHERE topic = 'gone';
 SELECT * FROM idemq.check();
 DROP EXTENSION idemq CASCADE;
 DROP ROLE regress_publisher, regress_reader, regress_owner, regress_stranger;

@@ -20,7 +20,7 @@ SELECT * FROM seen;
 SELECT started_at < seen_at AS later FROM idemq.worker_seen;
 RESET ROLE;
 -- Half a minute ago.
-UPDATE idemq.worker_entries SET seen_at = seen_at - interval '00:00:30';
+UPDATE idemq_internal.worker_entries SET seen_at = seen_at - interval '00:00:30';
 SET ROLE regress_here;
 SELECT idemq.here(:'one', 'w1', '{q,r}', done => 32);
 SELECT round(per_minute) AS per_minute FROM idemq.worker_seen;
@@ -29,7 +29,7 @@ SELECT idemq.here(:'one', 'w1', '{q,r}', running => '{3}', done => 33, goodbye =
 SELECT worker, running, jobs, done, round(per_minute) AS per_minute, state FROM seen;
 SELECT idemq.here(:'one', 'w1', '{q,r}', done => 33);
 RESET ROLE;
-UPDATE idemq.worker_entries SET seen_at = seen_at - interval '91 s';
+UPDATE idemq_internal.worker_entries SET seen_at = seen_at - interval '91 s';
 SELECT worker, state FROM seen;
 
 -- Another role's process of the same number is another one. A role sees its own, and those of its queues, with these queues.
@@ -44,7 +44,7 @@ SELECT idemq.revoke_queue('r', 'regress_there', 'claim');
 SET ROLE regress_there;
 SELECT worker, queues, state FROM seen;
 SELECT idemq.here(:'one', 'w2', '{r}');
-SELECT count(*) FROM idemq.worker_entries;
+SELECT count(*) FROM idemq_internal.worker_entries;
 RESET ROLE;
 
 -- What is wrong is refused; nothing of it is there.
@@ -76,7 +76,7 @@ ROLLBACK;
 SET ROLE regress_here;
 SELECT idemq.here(:'one', 'w1', '{q}', done => -9223372036854775808);
 RESET ROLE;
-UPDATE idemq.worker_entries SET seen_at = seen_at - interval '00:00:10' WHERE id = :'one';
+UPDATE idemq_internal.worker_entries SET seen_at = seen_at - interval '00:00:10' WHERE id = :'one';
 SET ROLE regress_here;
 SELECT idemq.here(:'one', 'w1', '{q}', done => 9223372036854775807);
 SELECT idemq.here(:'one', 'w1', '[-5:-4]={q,nowhere}');
@@ -88,17 +88,17 @@ SET ROLE regress_here;
 SELECT count(*) FILTER (WHERE idemq.here(gen_random_uuid(), 'many', '{q}')) FROM generate_series(1, 1005);
 SELECT idemq.here(:'one', 'w1', '{q}');
 RESET ROLE;
-UPDATE idemq.worker_entries SET goodbye = true WHERE ctid IN (SELECT ctid FROM idemq.worker_entries WHERE worker = 'many' LIMIT 10);
+UPDATE idemq_internal.worker_entries SET goodbye = true WHERE ctid IN (SELECT ctid FROM idemq_internal.worker_entries WHERE worker = 'many' LIMIT 10);
 SET ROLE regress_here;
 SELECT idemq.here(gen_random_uuid(), 'many', '{q}');
 SELECT count(*) FROM seen WHERE worker = 'many';
 RESET ROLE;
 
 -- After an hour it is not shown, and retention sweeps it.
-UPDATE idemq.worker_entries SET seen_at = seen_at - interval '1 h' WHERE worker <> 'w';
+UPDATE idemq_internal.worker_entries SET seen_at = seen_at - interval '1 h' WHERE worker <> 'w';
 SELECT worker FROM seen;
 SELECT idemq.apply_retention();
-SELECT worker FROM idemq.worker_entries;
+SELECT worker FROM idemq_internal.worker_entries;
 
 -- A handler of the server is there, too; idle where a background worker has heard of it (make installcheck), or off.
 CREATE FUNCTION regress_seen(jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS 'SELECT';

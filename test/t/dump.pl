@@ -25,7 +25,7 @@ my $before = sql($node, $content);
 sql($node, 'CREATE DATABASE blank');
 sql($node, 'CREATE EXTENSION idemq', 'blank');
 is_sql($node, 'SELECT count(DISTINCT status) FROM idemq.jobs', 7, 'jobs of every status');
-is_sql($node, 'SELECT count(*) FROM idemq.queue_grants, idemq.schedule_entries', 4, 'two grants, two schedules');
+is_sql($node, 'SELECT count(*) FROM idemq_internal.queue_grants, idemq_internal.schedule_entries', 4, 'two grants, two schedules');
 foreach my $format ('custom', 'plain')
 {
 	my $db = "copy_$format";

@@ -14,7 +14,7 @@ use Test::More;
 
 my $step = 2**41;
 my $claim = "SELECT token FROM idemq.claim('q')";
-my $bases = 'SELECT timeline, base FROM idemq.clusters WHERE system_identifier = (SELECT system_identifier FROM pg_control_system()) ORDER BY 1, 2';
+my $bases = 'SELECT timeline, base FROM idemq_internal.clusters WHERE system_identifier = (SELECT system_identifier FROM pg_control_system()) ORDER BY 1, 2';
 
 # A job's token, of a job of its own.
 sub token
@@ -38,7 +38,7 @@ sub dump_to
 # ---- A timeline's row
 
 my $node = new_server('generations');
-is_sql($node, 'SELECT count(*) FROM idemq.clusters', 0, 'an install leaves no row, which a dump would collide with');
+is_sql($node, 'SELECT count(*) FROM idemq_internal.clusters', 0, 'an install leaves no row, which a dump would collide with');
 my $one = session($node);
 sql($node, "SELECT idemq.enqueue('q', '1') FROM generate_series(1, 3)");
 $one->query_safe("BEGIN; $claim");
@@ -80,7 +80,7 @@ $standby->stop;
 $copy->restart;
 my $next = token($copy);
 cmp_ok($next - $restored, '<', $step / 100, 'a restart adds nothing');
-is_sql($copy, 'SELECT count(*) FROM idemq.clusters', 3, 'and no row');
+is_sql($copy, 'SELECT count(*) FROM idemq_internal.clusters', 3, 'and no row');
 
 # ---- new_generation
 
@@ -110,7 +110,7 @@ $third->start;
 dump_to($copy, $third);
 cmp_ok(token($third), '>', $raised + $step, 'a copy of the copy goes on');
 is_sql($third, 'SELECT * FROM idemq.check()', '', 'and check() finds nothing');
-sql($third, "INSERT INTO idemq.clusters VALUES (0, 1, 2::bigint ^ 52)");
+sql($third, "INSERT INTO idemq_internal.clusters VALUES (0, 1, 2::bigint ^ 52)");
 is_state($third, 'SELECT idemq.new_generation()', '54000', 'there is an end to them');
 is_state($third, 'CREATE ROLE r; SET ROLE r; SELECT idemq.new_generation()', '42501', 'they are the owner\'s');
 

@@ -349,7 +349,7 @@ sql($node, "SELECT idemq.create_queue('dying'); SELECT idemq.alter_queue('b', de
 }
 
 # A handler that is being set, when a job of it ends a row of crashes.
-sql($node, "UPDATE idemq.handler_entries SET crashes = 1 WHERE queue_id = (SELECT queue_id FROM idemq.queues WHERE name = 'b')");
+sql($node, "UPDATE idemq_internal.handler_entries SET crashes = 1 WHERE queue_id = (SELECT queue_id FROM idemq.queues WHERE name = 'b')");
 {
 	my ($gate, $setter) = (session($node), session($node));
 	$gate->query_safe('SELECT pg_advisory_lock(42)');
@@ -534,7 +534,7 @@ is_sql($node, 'SELECT count(*) FROM app.left', 0, 'and does not run');
 sql($node, 'DROP FUNCTION app.named; DROP OWNED BY deployer; DROP ROLE deployer; CREATE ROLE deployer; GRANT USAGE, CREATE ON SCHEMA app TO deployer;
 	SET ROLE deployer;' . q[ CREATE FUNCTION app.named(payload jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp
 		AS 'INSERT INTO app.left SELECT current_user']);
-is_sql($node, "SELECT owner_oid = 'deployer'::regrole FROM idemq.handler_entries WHERE function_name = 'named'", 'f', 'nor is it of another role of that name');
+is_sql($node, "SELECT owner_oid = 'deployer'::regrole FROM idemq_internal.handler_entries WHERE function_name = 'named'", 'f', 'nor is it of another role of that name');
 sql($node, "SET ROLE app; SELECT idemq.set_handler('name', 'app.named(jsonb)')");
 all_done('name');
 is_sql($node, 'SELECT what FROM app.left', 'app', 'until the handler is set again');
@@ -626,7 +626,7 @@ all_done('a');
 is_sql($node, "SELECT status, result FROM idemq.jobs WHERE id = $next", 'completed|"other"', 'a handler that is replaced runs what comes from then on');
 sql($node, "SET ROLE app; SELECT idemq.set_handler('a', 'app.f(jsonb)')");
 sql($node, "SELECT idemq.drop_queue('w', force => true)");
-is_sql($node, "SELECT count(*) FROM idemq.handler_entries e WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = e.queue_id)", 0,
+is_sql($node, "SELECT count(*) FROM idemq_internal.handler_entries e WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = e.queue_id)", 0,
 	'with its queue a handler is gone');
 
 # ---- A queue without a slot in shared memory

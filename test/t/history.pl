@@ -160,17 +160,17 @@ end_step();
 is_sql($node, "SELECT sum(enqueued) FROM idemq.history WHERE queue = 'new' AND step = 10", 5, 'a TRUNCATE takes nothing from it');
 
 # ---- Rows are written over in place
-sql($node, "UPDATE idemq.history_steps SET at = at - interval '1 h'");
-is_sql($node, "SELECT pg_relation_size('idemq.history_steps') / 8192 < count(*) / 5 FROM idemq.history_steps", 't', 'pages have room for it');
-my $hot = sql_counted($node, "UPDATE idemq.history_steps SET at = at - interval '1 h'");
-is_sql($node, "SELECT n_tup_hot_upd > 0.5 * n_tup_upd FROM pg_stat_all_tables WHERE relid = 'idemq.history_steps'::regclass", 't', 'HOT');
+sql($node, "UPDATE idemq_internal.history_steps SET at = at - interval '1 h'");
+is_sql($node, "SELECT pg_relation_size('idemq_internal.history_steps') / 8192 < count(*) / 5 FROM idemq_internal.history_steps", 't', 'pages have room for it');
+my $hot = sql_counted($node, "UPDATE idemq_internal.history_steps SET at = at - interval '1 h'");
+is_sql($node, "SELECT n_tup_hot_upd > 0.5 * n_tup_upd FROM pg_stat_all_tables WHERE relid = 'idemq_internal.history_steps'::regclass", 't', 'HOT');
 
 # ---- The setting
 my $off = sql($node, 'SELECT idemq.clock_timestamp()');
 $node->append_conf('postgresql.conf', 'idemq.history = off');
 $node->restart;
 worker_pid($node);
-my $steps = 'SELECT count(*), max(at) FROM idemq.history_steps';
+my $steps = 'SELECT count(*), max(at) FROM idemq_internal.history_steps';
 my $count = sql($node, $steps);
 sql($node, "CALL work('q', 30)");
 end_step();

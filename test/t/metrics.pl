@@ -64,7 +64,7 @@ is_exact('jobs of every kind');
 # Up to a quarter more than the greatest bound, 2^35 microseconds.
 sql($node, "SELECT idemq.create_queue('bounds'); SELECT idemq.enqueue('bounds', '1', run_at => now() - interval '34400 s'); SELECT count(*) FROM idemq.claim('bounds')");
 is_sql($node, "SELECT max(le) FILTER (WHERE le < 'Infinity'), max(jobs) FILTER (WHERE le < 'Infinity'), max(jobs), round(max(seconds) / 34400)
-	FROM idemq.timing_buckets() JOIN idemq.queues USING (queue_id) WHERE name = 'bounds' AND timing = 'wait'", '34359.738368|0|1|1', 'a wait of more than each bound');
+	FROM idemq_internal.timing_buckets() JOIN idemq.queues USING (queue_id) WHERE name = 'bounds' AND timing = 'wait'", '34359.738368|0|1|1', 'a wait of more than each bound');
 sql($node, "SELECT idemq.drop_queue('bounds', force => true)");
 
 # ---- Two-phase commit

@@ -35,7 +35,7 @@ is_sql($node, q[SELECT count(*), count(DISTINCT (name, labels)) = count(*), bool
 	bool_and((type = 'counter') = (name LIKE '%\_total')), bool_and(coalesce(unit = 'seconds', false) = (family ~ '_seconds(_total)?$'))
 	FROM idemq.prometheus] =~ s/count\(\*\), //r, 't|t|f|t|t', 'each sample once, named by its type and unit');
 is_sql($node, q[SELECT count(*) FROM idemq.prometheus p WHERE (SELECT count(*) FROM idemq.prometheus_names n WHERE n.name = p.family) <> 1], 0, 'a family each');
-is_sql($node, q[SELECT count(*) FROM idemq.prometheus_samples s WHERE value IS NOT NULL AND NOT EXISTS (SELECT FROM idemq.prometheus p WHERE (p.name, p.labels) = (s.name, s.labels))], 0,
+is_sql($node, q[SELECT count(*) FROM idemq_internal.prometheus_samples s WHERE value IS NOT NULL AND NOT EXISTS (SELECT FROM idemq.prometheus p WHERE (p.name, p.labels) = (s.name, s.labels))], 0,
 	'no sample without a name');
 is_sql($node, q[SELECT string_agg(name || coalesce(labels->>'state', '') || '=' || value, ' ' ORDER BY name, value DESC, labels->>'state') FROM idemq.prometheus
 	WHERE name LIKE 'idemq\_handler%'], 'idemq_handler_done_total=0 idemq_handler_failed_total=0 idemq_handler_max_workers=2 ' .
@@ -84,7 +84,7 @@ is_logged($node, qr/LOG:  idemq begins recovery of database "postgres": 3 queues
 sql($node, 'ALTER SYSTEM SET idemq.worker = off; SELECT pg_reload_conf()');
 wait_until($node, 'SELECT pid IS NULL FROM idemq.background_worker');
 sql($node, "COMMIT PREPARED 'p'");
-is_sql($node, q[SELECT count(*) FROM idemq.queue_metrics(false) WHERE pending IS NULL AND enqueued_total IS NOT NULL AND oldest_ready IS NULL = (queue_id <> (SELECT queue_id FROM idemq.queues WHERE name = 'times'))], 3,
+is_sql($node, q[SELECT count(*) FROM idemq_internal.queue_metrics(false) WHERE pending IS NULL AND enqueued_total IS NOT NULL AND oldest_ready IS NULL = (queue_id <> (SELECT queue_id FROM idemq.queues WHERE name = 'times'))], 3,
 	'gauges that would be counted are left out');
 is_sql($node, q[SELECT count(*) FILTER (WHERE name = 'idemq_jobs'), count(*) FILTER (WHERE name = 'idemq_enqueued_total'), sum(value) FILTER (WHERE name IN ('idemq_worker_wanted', 'idemq_worker_up'))
 	FROM idemq.prometheus], '0|3|0', 'of idemq.prometheus as well');

@@ -218,16 +218,16 @@ SELECT pg_sleep(1.1); SELECT idemq.commit(id, token) FROM s;
 ]);
 my $held = session($node);
 $held->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
-sql($node, q[INSERT INTO idemq.seen (scope, key, expires_at) SELECT 'a', i::text, now() + interval '1 day' FROM generate_series(1, 40000) i;
-	UPDATE idemq.seen SET expires_at = expires_at + interval '1 s'; UPDATE idemq.seen SET expires_at = expires_at + interval '1 s']);
+sql($node, q[INSERT INTO idemq_internal.seen (scope, key, expires_at) SELECT 'a', i::text, now() + interval '1 day' FROM generate_series(1, 40000) i;
+	UPDATE idemq_internal.seen SET expires_at = expires_at + interval '1 s'; UPDATE idemq_internal.seen SET expires_at = expires_at + interval '1 s']);
 # Ticks: one that nobody asks for, one that its role may not enqueue any more.
-sql($node, q[SELECT idemq.revoke_queue('sched', 'planner', 'enqueue'); UPDATE idemq.schedule_entries SET done_until = now() - interval '1 year' WHERE name = 'refused']);
+sql($node, q[SELECT idemq.revoke_queue('sched', 'planner', 'enqueue'); UPDATE idemq_internal.schedule_entries SET done_until = now() - interval '1 year' WHERE name = 'refused']);
 # The UPDATE wakes the worker, which tries the tick.
-is_soon($node, "SELECT failed_at IS NOT NULL FROM idemq.schedule_entries WHERE name = 'refused'", 'a tick is refused');
+is_soon($node, "SELECT failed_at IS NOT NULL FROM idemq_internal.schedule_entries WHERE name = 'refused'", 'a tick is refused');
 # The worker, which that wakes, would make up for it at once; a tick passes over a row that is locked.
 my $keeper = session($node);
-$keeper->query_safe(q[BEGIN; SELECT FROM idemq.schedule_entries WHERE name = 'late' FOR KEY SHARE]);
-sql($node, q[UPDATE idemq.schedule_entries SET done_until = now() - interval '1 year' WHERE name = 'late']);
+$keeper->query_safe(q[BEGIN; SELECT FROM idemq_internal.schedule_entries WHERE name = 'late' FOR KEY SHARE]);
+sql($node, q[UPDATE idemq_internal.schedule_entries SET done_until = now() - interval '1 year' WHERE name = 'late']);
 # A trigger that no reap comes through.
 sql($node, q[CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one' USING ERRCODE = 'P0099'; END $$;
 	CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (OLD.worker = 'broken' AND NEW.status = 'pending') EXECUTE FUNCTION refuse();

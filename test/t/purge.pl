@@ -79,7 +79,7 @@ advance($node, '2 min');
 gone($_, 'deleted after its retention') foreach $dead, $cancelled, $completed, $keyed;
 there($_, 'stays') foreach $waits, $kept;
 is_soon($node, 'SELECT count(*) = 0 FROM idemq.attempts', 'with their history');
-is_soon($node, 'SELECT count(*) = 0 FROM idemq.seen', 'and what once need not remember');
+is_soon($node, 'SELECT count(*) = 0 FROM idemq_internal.seen', 'and what once need not remember');
 sql($node, q{UPDATE idemq.audit SET at = at - interval '91 days' WHERE queue = 'month'});
 is_soon($node, q{SELECT count(*) FILTER (WHERE queue = 'month') = 0 AND count(*) > 0 FROM idemq.audit}, 'and what was decided long ago');
 is_sql($node, "SELECT purged_total, completed, dead, cancelled FROM idemq.metrics WHERE queue = 'second'", '4|0|0|0', 'they are counted');

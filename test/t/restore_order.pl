@@ -47,7 +47,7 @@ sql($without, q{
 	CREATE EXTENSION idemq; CALL idemq.tick(); SELECT idemq.create_queue('ticked');
 	SELECT idemq.enqueue('ticked', '"restored"') FROM generate_series(1, 5);
 	SELECT idemq.schedule('yearly', '0 0 1 1 *', 'ticked', '"tick"');
-	UPDATE idemq.schedule_entries SET done_until = done_until - interval '2 years'}, 'ticking');
+	UPDATE idemq_internal.schedule_entries SET done_until = done_until - interval '2 years'}, 'ticking');
 command_ok([ 'pg_dump', '-Fc', '-f', "$dump.ticking", $without->connstr('ticking') ], 'a dump with a schedule');
 foreach my $node ($without, $with)
 {
@@ -100,10 +100,10 @@ sql($with, q{
 sql($with, q{BEGIN; SELECT idemq.set_handler('handled', 'done(jsonb)'); PREPARE TRANSACTION 'handler'; COMMIT PREPARED 'handler'}, 'by_hand');
 until_true('handled', sub { sql($with, 'SELECT status FROM idemq.jobs', 'by_hand') eq 'completed' });
 pass('the handler of a prepared transaction runs jobs');
-sql($with, 'TRUNCATE idemq.handler_entries; SELECT idemq.enqueue(\'handled\', \'"left"\')', 'by_hand');
+sql($with, 'TRUNCATE idemq_internal.handler_entries; SELECT idemq.enqueue(\'handled\', \'"left"\')', 'by_hand');
 until_true('no handler', sub { sql($with, 'SELECT count(*) FROM idemq.handlers', 'by_hand') == 0 });
 is_sql($with, "SELECT payload FROM idemq.claim('handled')", '"left"', 'no handler, no job of its', 'by_hand');
-sql($with, q{BEGIN; SELECT idemq.schedule('late', '0 0 1 1 *', 'handled', '"tick"'); UPDATE idemq.schedule_entries SET done_until = done_until - interval '2 years';
+sql($with, q{BEGIN; SELECT idemq.schedule('late', '0 0 1 1 *', 'handled', '"tick"'); UPDATE idemq_internal.schedule_entries SET done_until = done_until - interval '2 years';
 	PREPARE TRANSACTION 'schedule'; COMMIT PREPARED 'schedule'}, 'by_hand');
 until_true('a tick', sub { sql($with, q{SELECT count(*) FROM idemq.jobs WHERE payload = '"tick"'}, 'by_hand') > 0 });
 pass('a schedule of a prepared transaction ticks');

@@ -33,7 +33,7 @@ sub miss
 {
 	my ($node, $name, $since, $db) = @_;
 
-	return sql($node, "UPDATE idemq.schedule_entries SET done_until = clock_timestamp() - interval '$since' WHERE name = '$name'", $db);
+	return sql($node, "UPDATE idemq_internal.schedule_entries SET done_until = clock_timestamp() - interval '$since' WHERE name = '$name'", $db);
 }
 
 my $node = new_node('schedules', 'shared_preload_libraries' => 'idemq');
@@ -63,13 +63,13 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'check: a schedule that is new 
 
 my ($one, $two) = (session($node), session($node));
 miss($node, 'annual', '3 years');
-is($one->query_safe("BEGIN; SELECT idemq.run_schedule('annual')"), 't', 'one is in the midst of a tick');
-is($two->query_safe("SET lock_timeout = '1min'; SELECT idemq.run_schedule('annual')"), 'f', 'the other passes on');
+is($one->query_safe("BEGIN; SELECT idemq_internal.run_schedule('annual')"), 't', 'one is in the midst of a tick');
+is($two->query_safe("SET lock_timeout = '1min'; SELECT idemq_internal.run_schedule('annual')"), 'f', 'the other passes on');
 $two->query_safe('CALL idemq.tick()');
 $one->query_safe('COMMIT');
 is_sql($node, 'SELECT count(*) FROM idemq.jobs', 1, 'one job');
 miss($node, 'annual', '3 years');
-$one->query_safe("BEGIN; SELECT idemq.run_schedule('annual')");
+$one->query_safe("BEGIN; SELECT idemq_internal.run_schedule('annual')");
 $one->query_safe('ROLLBACK');
 is_sql($node, "SELECT next_run < now() FROM idemq.schedules WHERE name = 'annual'", 't', 'rolled back: still due');
 
@@ -117,7 +117,7 @@ leave($one, $two);
 sql($node, 'DELETE FROM idemq.jobs');
 miss($node, 'annual', '3 years');
 my $session = session($node);
-$session->query_safe("BEGIN; SELECT idemq.run_schedule('annual')");
+$session->query_safe("BEGIN; SELECT idemq_internal.run_schedule('annual')");
 crash($node, sub { $session->{run}->kill_kill });
 is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^annual\@'", 0, 'not committed');
 sql($node, 'CALL idemq.tick()');
@@ -125,7 +125,7 @@ is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^annual\@'", 1, 'mad
 
 # ---- Dump and restore
 
-my $content = 'SELECT s.* FROM idemq.schedule_entries s ORDER BY name';
+my $content = 'SELECT s.* FROM idemq_internal.schedule_entries s ORDER BY name';
 my $file = "$PostgreSQL::Test::Utils::tmp_check/schedules.dump";
 sql($node, "SELECT idemq.schedule('all', '1-5/2 3 * jan mon', 'q', '{\"a\": [1]}', 'Europe/Berlin', priority => 1, group_key => 'g', max_attempts => 2,
 	headers => '{\"h\": 1}', expires_in => '1 mon 2 days')");
@@ -133,14 +133,14 @@ command_ok([ 'pg_dump', '-h', $node->host, '-p', $node->port, '-Fc', '--extensio
 sql($node, 'CREATE DATABASE copy');
 command_ok([ 'pg_restore', '-e', '-h', $node->host, '-p', $node->port, '-d', 'copy', $file ], 'pg_restore');
 is(sql($node, $content, 'copy'), sql($node, $content), 'schedules are the same');
-is_sql($node, 'SELECT count(*) FROM idemq.ticker', 0, 'nobody ticks there: a copy does nothing by itself', 'copy');
+is_sql($node, 'SELECT count(*) FROM idemq_internal.ticker', 0, 'nobody ticks there: a copy does nothing by itself', 'copy');
 miss($node, 'annual', '3 years', 'copy');
 sql($node, 'DELETE FROM idemq.jobs; CALL idemq.tick()', 'copy');
 is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^annual\@'", 1, 'until it is told to', 'copy');
 
 # ---- Nothing ticks any more
 
-sql($node, "UPDATE idemq.ticker SET called_at = called_at - interval '1 h'; UPDATE idemq.schedule_entries SET created_at = created_at - interval '1 h'");
+sql($node, "UPDATE idemq_internal.ticker SET called_at = called_at - interval '1 h'; UPDATE idemq_internal.schedule_entries SET created_at = created_at - interval '1 h'");
 is((refusal($node, 'postgres'))[0], '55000', 'no new schedule');
 is_sql($node, 'SELECT severity, invariant FROM idemq.check()', 'warning|schedules.driver', 'check: nobody ticks');
 is_sql($node, "SELECT idemq.unschedule('annual')", 't', 'unschedule works all the same');

@@ -40,7 +40,7 @@ sub miss
 {
 	my ($node, $name, $since, $db) = @_;
 
-	return sql($node, "UPDATE idemq.schedule_entries SET done_until = clock_timestamp() - interval '$since' WHERE name = '$name'", $db);
+	return sql($node, "UPDATE idemq_internal.schedule_entries SET done_until = clock_timestamp() - interval '$since' WHERE name = '$name'", $db);
 }
 
 # pg_cron's own minute: the wall clock.
@@ -122,7 +122,7 @@ like($stderr, qr/the database that cron.database_name names/, 'which it is, is t
 sql($node, $there);
 sql($node, $here, "other's");
 is_state($node, "SELECT idemq.schedule('a', '$yearly', 'q', '\"elsewhere\"')", '00000', 'then it works', "other's");
-is_state($node, "UPDATE idemq.ticker SET called_at = called_at - interval '11 min'; SELECT idemq.schedule('b', '$yearly', 'q', '1')", '55000', 'until nobody has called it for long', "other's");
+is_state($node, "UPDATE idemq_internal.ticker SET called_at = called_at - interval '11 min'; SELECT idemq.schedule('b', '$yearly', 'q', '1')", '55000', 'until nobody has called it for long', "other's");
 
 # ---- pg_cron runs it: late, under the tick's own time, once
 
@@ -172,7 +172,7 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 # ---- It goes away
 
 sql($node, 'DROP EXTENSION pg_cron');
-sql($node, "UPDATE idemq.ticker SET called_at = called_at - interval '1 h'; UPDATE idemq.schedule_entries SET created_at = created_at - interval '1 h'");
+sql($node, "UPDATE idemq_internal.ticker SET called_at = called_at - interval '1 h'; UPDATE idemq_internal.schedule_entries SET created_at = created_at - interval '1 h'");
 is((refusal($node, 'postgres'))[0], '55000', 'without pg_cron again');
 is_sql($node, 'SELECT severity, invariant FROM idemq.check()', 'warning|schedules.driver', 'check: nobody ticks');
 is_sql($node, "SELECT idemq.unschedule('annual')", 't', 'unschedule works without it');

@@ -137,9 +137,9 @@ exit \$bad
 	my @broken = (
 		[ 'a symbol', 'src/api/commit.c', qr/SQL_FUNCTION\(idemq_sql_v2_commit\)/, 'static Datum commit(void)', 'idemq_sql_v2_commit is gone, which idemq.commit of the version before calls' ],
 		[ 'a primitive', 'src/api/inside.c', qr/SQL_FUNCTION\(idemq_sql_v2_inside_check_kind\)/, 'SQL_FUNCTION(idemq_sql_v3_inside_check_kind)',
-			'idemq_sql_v2_inside_check_kind is gone, which idemq_inside.check_kind of the version before calls' ],
+			'idemq_sql_v2_inside_check_kind is gone, which idemq_internal.check_kind of the version before calls' ],
 		[ 'arguments of a primitive', 'sql/parts/05_inside.sql', qr/check_kind\(kind text\)/, 'check_kind(kind text, name text)',
-			'idemq_inside.check_kind: other arguments want another symbol than idemq_sql_v2_inside_check_kind' ],
+			'idemq_internal.check_kind: other arguments want another symbol than idemq_sql_v2_inside_check_kind' ],
 		[ 'an argument in the middle', 'sql/parts/40_jobs.sql', qr/idemq\.cancel\(id bigint\)/, 'idemq.cancel(why text, id bigint)',
 			"idemq.cancel cannot be called any more as it was, or answers something else\nidemq.cancel: other arguments want another symbol than idemq_sql_v2_cancel" ],
 		[ 'a further argument, of the same symbol', 'sql/parts/40_jobs.sql', qr/idemq\.cancel\(id bigint\)/, "idemq.cancel(id bigint, why text DEFAULT '')",

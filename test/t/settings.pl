@@ -34,7 +34,7 @@ sub reads_of
 
 sql($node, "SELECT count(idemq.create_queue('many' || n)) FROM generate_series(1, 300) n");
 my $one = session($node);
-my $look = "idemq.may_see(queue_id) FROM idemq.queues WHERE name = 'q'";
+my $look = "idemq_internal.may_see(queue_id) FROM idemq.queues WHERE name = 'q'";
 $one->query_safe("SELECT $look");
 sql($node, "SELECT idemq.create_queue('more'); SELECT idemq.alter_queue('many1', lease => '1 min'); SELECT idemq.drop_queue('many2')");
 my $quiet = reads_of($one, $look);
@@ -45,9 +45,9 @@ is(reads_of($one, $look), $quiet, 'none for those of others');
 cmp_ok(reads_of($one, "count(idemq.create_queue('new' || n)) FROM generate_series(1, 20) n"), '<=', 20 * 5, 'create_queue reads what it creates');
 
 # All queues at once are two scans, however many there are.
-my $all = reads_of($one, 'count(*) FROM idemq.queue_metrics()');
+my $all = reads_of($one, 'count(*) FROM idemq_internal.queue_metrics()');
 cmp_ok($all, '<', 10, 'all queues are read together');
-is(reads_of($one, 'count(*) FROM idemq.queue_metrics()'), 0, 'and kept');
+is(reads_of($one, 'count(*) FROM idemq_internal.queue_metrics()'), 0, 'and kept');
 
 # ---- Roles
 
@@ -81,7 +81,7 @@ $guest->query_safe('SET ROLE guest');
 my %disabled = (
 	# What changes it; what a session asks; its answers before and after.
 	queues => [ sub { sql($node, "SELECT idemq.alter_queue('q', max_attempts => $_[0] + 8)") }, "SELECT FROM idemq.enqueue('q', '1'); SELECT max_attempts FROM idemq.jobs ORDER BY id DESC LIMIT 1", 8, 9 ],
-	queue_grants => [ sub { sql($node, 'SELECT idemq.' . ($_[0] ? 'grant' : 'revoke') . "_queue('q', 'guest', 'claim')") }, "SELECT idemq.may_see(queue_id) FROM idemq.queues WHERE name = 'q'", '', 't' ]);
+	queue_grants => [ sub { sql($node, 'SELECT idemq.' . ($_[0] ? 'grant' : 'revoke') . "_queue('q', 'guest', 'claim')") }, "SELECT idemq_internal.may_see(queue_id) FROM idemq.queues WHERE name = 'q'", '', 't' ]);
 foreach my $table (sort keys %disabled)
 {
 	my ($change, $seen, $old, $new) = @{ $disabled{$table} };

@@ -130,7 +130,7 @@ is_sql($slots, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id(
 # meant to expire
 is_sql($slots, "SELECT outcome FROM idemq.enqueue('a', '\"later\"', delay => '200 ms')", 'accepted', 'a queue with a slot');
 is_sql($slots, "CALL idemq.wait('a', '100 s')", 't', 'its worker wakes who waits');
-sql($slots, "UPDATE idemq.schedule_entries SET done_until = now() - interval '2 years'");
+sql($slots, "UPDATE idemq_internal.schedule_entries SET done_until = now() - interval '2 years'");
 is_soon($slots, "SELECT count(*) FROM idemq.jobs WHERE payload = '\"tock\"'", 1, 'a tick for it');
 is_soon($slots, "SELECT count(*) FROM idemq.schedules WHERE name = 'tick' AND last_error LIKE '%has no slot%'", 1, 'and one for the other fails, and says why');
 is_soon($slots, "SELECT count(*) FROM idemq.jobs WHERE payload = '\"child\"' AND status = 'pending'", 0, 'a child of its job waits');

@@ -158,7 +158,7 @@ my $file = "$PostgreSQL::Test::Utils::tmp_check/dump";
 command_ok([ 'pg_dump', '-Fc', '-h', $node->host, '-p', $node->port, '-f', $file, 'postgres' ], 'pg_dump');
 sql($node, 'CREATE DATABASE copy');
 command_ok([ 'pg_restore', '-e', '-j', 2, '-h', $node->host, '-p', $node->port, '-d', 'copy', $file ], 'pg_restore');
-my $rows = 'SELECT s FROM idemq.steps s ORDER BY 1; TABLE idemq.database_uuid';
+my $rows = 'SELECT s FROM idemq.steps s ORDER BY 1; TABLE idemq_internal.database_uuid';
 is(sql($node, $rows, 'copy'), sql($node, $rows), 'a restored database has the same steps and the same uuid');
 my $call = "CALL idemq.begin_step($id, $token, 'third', '{}', '1 h')";
 is((split /\|/, sql($node, $call, 'copy'))[5], (split /\|/, sql($node, $call))[5], 'and makes the same keys');

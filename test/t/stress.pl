@@ -43,7 +43,7 @@ is_deeply($unexpected, [], 'no error but those that are to be expected');
 sql($node, join(';', 'SELECT 1', map { "ROLLBACK PREPARED '$_'" } split /\n/, sql($node, 'SELECT gid FROM pg_prepared_xacts')));
 sql($node, 'SELECT idemq.reap()');
 # Leases are meant to expire, but for those of an hour.
-wait_until($node, "SELECT idemq.reap() >= 0 AND NOT EXISTS (SELECT FROM idemq.leases() WHERE expires_in < '1 min')");
+wait_until($node, "SELECT idemq.reap() >= 0 AND NOT EXISTS (SELECT FROM idemq_internal.leases() WHERE expires_in < '1 min')");
 sql($node, 'SELECT idemq.reap()');
 note sql($node, "SELECT string_agg(name || ' ' || status || ' ' || n, ', ') FROM
 	(SELECT name, status, count(*) AS n FROM idemq.jobs JOIN idemq.queues USING (queue_id) GROUP BY 1, 2 ORDER BY 1, 2) x");

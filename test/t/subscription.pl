@@ -144,8 +144,8 @@ my %calls = (
 	wait_any => "CALL idemq.wait_any('{early}', '0')",
 	schedule => "SELECT idemq.schedule('s', '0 0 1 1 *', 'early', '1')",
 	unschedule => "SELECT idemq.unschedule('s')",
-	run_schedule => "SELECT idemq.run_schedule('s')",
-	schedule_failed => "SELECT idemq.schedule_failed('s', 'x')",
+	run_schedule => "SELECT idemq_internal.run_schedule('s')",
+	schedule_failed => "SELECT idemq_internal.schedule_failed('s', 'x')",
 	tick => 'CALL idemq.tick()',
 	run_schedule_now => "SELECT idemq.run_schedule_now('s')",
 	retry_many => "SELECT * FROM idemq.retry_many('{1}')",
@@ -231,29 +231,29 @@ sql($pub, "SELECT idemq.follow(); SELECT idemq.take_over();
 	SELECT idemq.once('s', 'k');
 	CALL idemq.tick(); SELECT idemq.schedule('s', '0 0 1 1 *', 'q', '1')");
 # As after a switch-over and back: the publisher knows the subscriber, as one that has taken over.
-sql($pub, 'INSERT INTO idemq.followers VALUES (' . sql($sub, "SELECT system_identifier || ', ' || oid FROM pg_control_system(), pg_database WHERE datname = 'postgres'") . ', now(), now())');
+sql($pub, 'INSERT INTO idemq_internal.followers VALUES (' . sql($sub, "SELECT system_identifier || ', ' || oid FROM pg_control_system(), pg_database WHERE datname = 'postgres'") . ', now(), now())');
 manual(0);
-is_sql($sub, "SELECT count(*) FROM idemq.followers WHERE taken_over_at IS NULL AND $own", 1, 'an enabled subscription switches it on');
+is_sql($sub, "SELECT count(*) FROM idemq_internal.followers WHERE taken_over_at IS NULL AND $own", 1, 'an enabled subscription switches it on');
 wait_until($sub, "SELECT NOT EXISTS (SELECT FROM pg_subscription_rel WHERE srsubstate NOT IN ('r', 's'))");
-is_sql($sub, 'SELECT count(*), count(taken_over_at) FROM idemq.followers', '1|0', 'the publisher\'s rows do not come along');
-sql($pub, 'UPDATE idemq.followers SET since = now()');
+is_sql($sub, 'SELECT count(*), count(taken_over_at) FROM idemq_internal.followers', '1|0', 'the publisher\'s rows do not come along');
+sql($pub, 'UPDATE idemq_internal.followers SET since = now()');
 is_state($sub, 'SELECT idemq.take_over()', '55000', 'no taking over while the subscription is enabled');
-sql($pub, 'DELETE FROM idemq.followers');
+sql($pub, 'DELETE FROM idemq_internal.followers');
 all_applied();
-is_sql($sub, "SELECT count(*) FROM idemq.followers WHERE taken_over_at IS NULL AND $own", 1, 'nor do their ends');
+is_sql($sub, "SELECT count(*) FROM idemq_internal.followers WHERE taken_over_at IS NULL AND $own", 1, 'nor do their ends');
 # The worker has to wait for whoever writes jobs, and is refused: it comes again.
 is_soon($sub, 'SELECT pid > 0, stuck_for, lag FROM idemq.background_worker', 't||', 'its worker has nothing to do');
 is_soon($sub, "SELECT count(*) FROM idemq.check() WHERE invariant = 'worker.stuck'", '0', 'and is not stuck');
 my $writer = session($sub);
 my $log = log_end($sub);
 $writer->query_safe('BEGIN; LOCK TABLE idemq.jobs IN ROW EXCLUSIVE MODE');
-sql($pub, 'TRUNCATE idemq.followers');
+sql($pub, 'TRUNCATE idemq_internal.followers');
 all_applied();
 is_sql($sub, $follows, 1, 'it follows even after a TRUNCATE of the publisher');
 wait_logged($sub, qr/idemq worker, chore "follow"/, $log);
 $writer->query_safe('COMMIT');
 leave($writer);
-is_soon($sub, "SELECT count(*) = 1 FROM idemq.followers WHERE taken_over_at IS NULL AND $own", 'the worker writes our own again');
+is_soon($sub, "SELECT count(*) = 1 FROM idemq_internal.followers WHERE taken_over_at IS NULL AND $own", 'the worker writes our own again');
 # It is stuck if it does not move for 2 s while there is something to do: they are meant to expire.
 wait_until($sub, "SELECT state = 'idle' AND state_change < clock_timestamp() - interval '2 s' FROM pg_stat_activity WHERE backend_type = 'idemq worker'");
 is_sql($sub, "SELECT string_agg(invariant, ' ') FROM idemq.check()", 'follows', 'and sleeps, for as long as there is, which is not stuck');
@@ -290,7 +290,7 @@ until_true('leases that expired, and dead jobs', sub {
 });
 is($complaints, '', 'the publisher\'s clients had no error');
 sql($pub, "SELECT idemq.enqueue_sequenced('q', 'partition', n, '1') FROM generate_series(1, 3) n");
-sql($pub, "UPDATE idemq.schedule_entries SET done_until = done_until - interval '1 year'; CALL idemq.tick();
+sql($pub, "UPDATE idemq_internal.schedule_entries SET done_until = done_until - interval '1 year'; CALL idemq.tick();
 	DELETE FROM idemq.jobs WHERE id IN (SELECT id FROM idemq.jobs WHERE queue_id = idemq.queue_id('limited') LIMIT 3)");
 # What is left over is in processing, and will be reaped: then both sides stand still.
 wait_until($pub, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing' AND queue_id = idemq.queue_id('q')");
@@ -361,7 +361,7 @@ my $lost_queue = sql($pub, "SELECT idemq.create_queue('lost')");
 is(manual(1, 1), 't', 'the subscriber takes over');
 is_sql($sub, 'SELECT idemq.take_over()', 'f', 'once');
 is_sql($sub, $follows, 0, 'and follows no more');
-is_soon($sub, "SELECT count(*) = 1 FROM idemq.workers, idemq.followers WHERE job_id = $kept[0] AND deadline > taken_over_at + interval '119 s' AND $own",
+is_soon($sub, "SELECT count(*) = 1 FROM idemq.workers, idemq_internal.followers WHERE job_id = $kept[0] AND deadline > taken_over_at + interval '119 s' AND $own",
 	'a lease lasts its length from the switch, not from the start of the server');
 is_sql($sub, "SELECT idemq.heartbeat($kept[0], $kept[1])", 'current', 'a worker goes on here with its token, though its row\'s deadline is long past');
 is_sql($sub, "SELECT idemq.commit($kept[0], $kept[1])", 'committed', 'and commits');

@@ -38,7 +38,7 @@ sql($node, q[SELECT count(*) FROM idemq.enqueue_many('payments', array_fill('1':
 sql($node, q[SELECT idemq.fail(id, token, 'no connection to 10.0.0.7') FROM idemq.claim('mail', worker => 'mailer-1');
 	SELECT count(*) FROM idemq.enqueue_many('reports', '{1,2}'); SELECT idemq.enqueue('q', '1'); SELECT idemq.commit(id, token) FROM idemq.claim('q')]);
 sql($node, q[SELECT idemq.schedule('nightly', '0 3 * * *', 'reports', '1', 'Europe/Berlin'); SELECT idemq.schedule('every year', '0 0 1 1 *', 'q', '1');
-	UPDATE idemq.schedule_entries SET done_until = now() - interval '2 years' WHERE name = 'every year']);
+	UPDATE idemq_internal.schedule_entries SET done_until = now() - interval '2 years' WHERE name = 'every year']);
 my $worker = session($node);
 $worker->query_safe(q[SELECT count(*) FROM idemq.claim('reports', worker => 'report-3', attach => true)]);
 my $held = session($node);

@@ -172,7 +172,7 @@ sql($node, "SELECT idemq.fail(id, token, 'x', retry_in => '1 us') FROM idemq.cla
 sql($node, "SELECT count(*) FROM (SELECT array_agg(id) AS ids, array_agg(token) AS tokens FROM idemq.claim('kept', 3000)) c, idemq.commit_many(c.ids, c.tokens)");
 sql($node, "SELECT idemq.once('kept', 'seen', '7 days'); SELECT idemq.send_event('kept', 'arrived', '1')");
 my $kept = "SELECT (SELECT count(*) FROM idemq.jobs), (SELECT count(*) FROM idemq.attempts a JOIN idemq.queues q USING (queue_id) WHERE q.name = 'kept'),
-	(SELECT count(*) FROM idemq.seen), (SELECT count(*) FROM idemq.events), (SELECT count(*) > 0 FROM idemq.audit)";
+	(SELECT count(*) FROM idemq_internal.seen), (SELECT count(*) FROM idemq.events), (SELECT count(*) > 0 FROM idemq.audit)";
 advance($node, '6 days 23 h');
 is_sql($node, $kept, '3000|1|1|1|t', 'before its time nothing goes');
 advance($node, '1 h');
@@ -317,7 +317,7 @@ foreach my $level ('read committed', 'repeatable read', 'serializable')
 	my $next = enqueue("group_key => 'g'");
 	claim();
 	my $late = enqueue("expires_in => '30 min', priority => 9");
-	sql($node, "UPDATE idemq.ticker SET called_at = idemq.clock_timestamp(); INSERT INTO idemq.ticker (called_at) SELECT idemq.clock_timestamp() WHERE NOT EXISTS (SELECT FROM idemq.ticker);
+	sql($node, "UPDATE idemq_internal.ticker SET called_at = idemq.clock_timestamp(); INSERT INTO idemq_internal.ticker (called_at) SELECT idemq.clock_timestamp() WHERE NOT EXISTS (SELECT FROM idemq_internal.ticker);
 		SELECT idemq.schedule('hourly', '0 * * * *', 'q', '{\"tick\": 1}')");
 	$node->connect_ok($node->connstr('postgres') . ' user=tester', "$level: a call without a worker", sql => "CALL idemq.advance_clock('1 h')");
 	is_sql($node, "SELECT string_agg(status::text, ' ' ORDER BY id) FROM idemq.jobs WHERE id IN ($lost, $next, $late)", 'dead pending cancelled',

@@ -21,7 +21,7 @@ sub miss
 {
 	my ($name, $db) = @_;
 
-	return sql($node, "UPDATE idemq.schedule_entries SET done_until = idemq.clock_timestamp() - interval '3 years' WHERE name = '$name'", $db);
+	return sql($node, "UPDATE idemq_internal.schedule_entries SET done_until = idemq.clock_timestamp() - interval '3 years' WHERE name = '$name'", $db);
 }
 
 sub ticked { return "SELECT count(*) FROM idemq.jobs WHERE key LIKE '$_[0]\@%'" }
@@ -34,8 +34,8 @@ miss('a');
 is_soon($node, ticked('a'), 1, 'what is due is enqueued by the worker');
 is_sql($node, "SELECT key = 'a\@' || to_char(last_run AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), last_job = j.id, next_run > idemq.now(), failed_at IS NULL
 	FROM idemq.schedules s, idemq.jobs j WHERE s.name = 'a'", 't|t|t|t', 'the last tick alone, under its own time');
-is_sql($node, 'SELECT count(*) FROM idemq.ticker', 0, 'nobody has called idemq.tick()');
-sql($node, "UPDATE idemq.schedule_entries SET created_at = created_at - interval '1 h'");
+is_sql($node, 'SELECT count(*) FROM idemq_internal.ticker', 0, 'nobody has called idemq.tick()');
+sql($node, "UPDATE idemq_internal.schedule_entries SET created_at = created_at - interval '1 h'");
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check: the worker is the driver');
 
 # By the clock, and not before.
@@ -76,13 +76,13 @@ my $before = sql($node, $duplicates);
 miss('b');
 $session->query_safe('CALL idemq.tick()') foreach 1 .. 3;
 advance($node, '0');
-is_sql($node, "SELECT idemq.run_schedule('b')", 'f', 'a driver that is late finds nothing to do');
+is_sql($node, "SELECT idemq_internal.run_schedule('b')", 'f', 'a driver that is late finds nothing to do');
 is_sql($node, ticked('b'), 1, 'two drivers, one job');
 is_sql($node, $duplicates, $before, 'and no other was tried');
 
 # ---- A session that makes one wakes the worker; one that is rolled back, or ended, does not tick
 
-sql($node, "BEGIN; SELECT idemq.schedule('c', '$yearly', 'q', '3'); UPDATE idemq.schedule_entries SET done_until = idemq.now() - interval '3 years' WHERE name = 'c'; ROLLBACK");
+sql($node, "BEGIN; SELECT idemq.schedule('c', '$yearly', 'q', '3'); UPDATE idemq_internal.schedule_entries SET done_until = idemq.now() - interval '3 years' WHERE name = 'c'; ROLLBACK");
 sql($node, "SELECT idemq.unschedule('b'); DELETE FROM idemq.jobs WHERE key NOT LIKE 'clock\@%'");
 miss('a');
 is_soon($node, ticked('a'), 1, 'a round of the worker');
@@ -96,7 +96,7 @@ sql($node, "ALTER SYSTEM SET idemq.worker = off; SELECT pg_reload_conf()");
 wait_until($node, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idemq worker'", 0);
 miss('a');
 is_state($node, "SELECT idemq.schedule('d', '$yearly', 'q', '1')", '00000', 'called lately: a schedule may be made');
-sql($node, "UPDATE idemq.ticker SET called_at = called_at - interval '1 h'");
+sql($node, "UPDATE idemq_internal.ticker SET called_at = called_at - interval '1 h'");
 is_state($node, "SELECT idemq.schedule('e', '$yearly', 'q', '1')", '55000', 'with the worker off there is no schedule without a driver');
 is_sql($node, ticked('a'), 0, 'and nothing ticks');
 is_sql($node, 'SELECT severity, invariant FROM idemq.check()', 'warning|schedules.driver', 'check says so');

@@ -64,7 +64,7 @@ sub catalogs
 			LEFT JOIN pg_type t ON d.classid = 'pg_type'::regclass AND t.oid = d.objid
 			WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' ORDER BY pg_describe_object(d.classid, d.objid, 0) COLLATE "C"},
 		functions => qq{SELECT oid::regprocedure, prorettype::regtype, proallargtypes::regtype[], CASE WHEN prokind <> 'a' THEN pg_get_functiondef(oid) END, $columns
-			FROM pg_proc WHERE pronamespace IN ('idemq'::regnamespace, 'idemq_inside'::regnamespace) ORDER BY oid::regprocedure::text COLLATE "C"},
+			FROM pg_proc WHERE pronamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace) ORDER BY oid::regprocedure::text COLLATE "C"},
 		extension => q{SELECT extversion, extrelocatable, extnamespace::regnamespace, extconfig::regclass[], extcondition, extowner::regrole
 			FROM pg_extension WHERE extname = 'idemq'},
 		relations => q{SELECT oid::regclass, relkind, relpersistence, reloptions, relrowsecurity, relforcerowsecurity, relreplident, relhastriggers,
@@ -145,9 +145,9 @@ my $rows = q{SELECT id, queue_id, created_at, priority, max_attempts, expires_at
 	SELECT queue_id, name, lease, max_attempts, retry_base, retry_factor, retry_max, retry_jitter, retention, idempotency_window, max_running,
 		rate_limit, rate_period, dead_queue, paused, created_at FROM idemq.queues ORDER BY 1;
 	SELECT job_id, token, queue_id, attempt, worker, claimed_at, ended_at, outcome, error FROM idemq.attempts ORDER BY 1, 2;
-	SELECT queue_id, role_name, privilege FROM idemq.queue_grants ORDER BY 1, 2, 3; SELECT scope, key, expires_at FROM idemq.seen;
+	SELECT queue_id, role_name, privilege FROM idemq_internal.queue_grants ORDER BY 1, 2, 3; SELECT scope, key, expires_at FROM idemq_internal.seen;
 	SELECT name, queue_id, cron, time_zone, payload, priority, group_key, max_attempts, headers, expires_in, created_by, created_at, done_until,
-		last_run, last_job, failed_at, last_error FROM idemq.schedule_entries};
+		last_run, last_job, failed_at, last_error FROM idemq_internal.schedule_entries};
 my $before = sql($node, $rows, 'app');
 my $highest = sql($node, 'SELECT max(token) FROM idemq.jobs', 'app');
 my $ids = sql($node, 'SELECT last_value FROM idemq.jobs_id_seq', 'app');
@@ -174,7 +174,7 @@ is_sql($node, 'SELECT last_value, is_called FROM idemq.jobs_id_seq', '1000000000
 # By a superuser who does not own it; with rights that a DBA has given and taken.
 sql($node, 'CREATE ROLE upgrade_super SUPERUSER');
 sql($node, 'GRANT EXECUTE ON FUNCTION idemq.create_queue TO upgrade_friend WITH GRANT OPTION; GRANT EXECUTE ON FUNCTION idemq.once TO upgrade_friend;
-	GRANT SELECT ON idemq.seen TO upgrade_friend; GRANT SELECT (name) ON idemq.schedule_entries TO upgrade_friend;
+	GRANT SELECT ON idemq_internal.seen TO upgrade_friend; GRANT SELECT (name) ON idemq_internal.schedule_entries TO upgrade_friend;
 	REVOKE EXECUTE ON FUNCTION idemq.reap FROM PUBLIC; REVOKE SELECT ON idemq.attempts FROM PUBLIC;
 	REVOKE EXECUTE ON FUNCTION idemq.enqueue_many FROM PUBLIC', 'app');
 # A session of a pool, from before the update.
@@ -204,8 +204,8 @@ sub rights
 
 	is_sql($node, q{SELECT has_function_privilege('upgrade_friend', p.oid, 'EXECUTE WITH GRANT OPTION'), has_function_privilege('upgrade_other', p.oid, 'EXECUTE')
 		FROM pg_proc p WHERE p.proname = 'create_queue'}, 't|f', "$name: a right on a function with new arguments", $db);
-	is_sql($node, q{SELECT has_function_privilege('upgrade_friend', 'idemq.once(text, text, interval)', 'EXECUTE'), has_table_privilege('upgrade_friend', 'idemq.seen', 'SELECT'),
-		has_column_privilege('upgrade_friend', 'idemq.schedule_entries', 'name', 'SELECT'), has_column_privilege('upgrade_friend', 'idemq.schedule_entries', 'payload', 'SELECT')},
+	is_sql($node, q{SELECT has_function_privilege('upgrade_friend', 'idemq.once(text, text, interval)', 'EXECUTE'), has_table_privilege('upgrade_friend', 'idemq_internal.seen', 'SELECT'),
+		has_column_privilege('upgrade_friend', 'idemq_internal.schedule_entries', 'name', 'SELECT'), has_column_privilege('upgrade_friend', 'idemq_internal.schedule_entries', 'payload', 'SELECT')},
 		't|t|t|f', "$name: on one that stays, on a table, on a column", $db);
 	is_sql($node, q{SELECT has_function_privilege('upgrade_other', 'idemq.reap(text)', 'EXECUTE'), has_table_privilege('upgrade_other', 'idemq.attempts', 'SELECT'),
 		(SELECT has_function_privilege('upgrade_other', oid, 'EXECUTE') FROM pg_proc WHERE proname = 'enqueue_many'), has_table_privilege('upgrade_other', 'idemq.jobs', 'SELECT')},
@@ -293,9 +293,9 @@ foreach my $object (sort keys %in_the_way)
 	is_state($node, $update, '2BP01', 'SQLSTATE', 'depends');
 	sql($node, $drop, 'depends');
 }
-sql($node, 'CREATE SCHEMA idemq_inside', 'depends');
+sql($node, 'CREATE SCHEMA idemq_internal', 'depends');
 is_state($node, $update, '42P06', 'a schema that was planted', 'depends');
-sql($node, 'DROP SCHEMA idemq_inside', 'depends');
+sql($node, 'DROP SCHEMA idemq_internal', 'depends');
 is_sql($node, "$old; $rows", "0.1.0\n$before", 'nothing has changed', 'depends');
 
 # The manual's way: it writes the commands, which are one transaction with the update.
@@ -322,7 +322,7 @@ foreach my $other ([ '0.1.9', qr/older than its library, \Q$version\E\nHINT:  Ru
 	my ($number, $refusal) = @$other;
 
 	sql($node, "UPDATE pg_extension SET extversion = '$number' WHERE extname = 'idemq'", 'fresh');
-	foreach my $call ($gated, "idemq.enqueue('q', '1')", "idemq.may_see(1)")
+	foreach my $call ($gated, "idemq.enqueue('q', '1')", "idemq_internal.may_see(1)")
 	{
 		(undef, undef, $said) = $node->psql('fresh', "SELECT $call");
 		like($said, qr/ERROR:  the SQL objects of idemq in this database are $refusal/, "$number: $call is refused");

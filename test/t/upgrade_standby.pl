@@ -31,7 +31,7 @@ sql($old, "CREATE EXTENSION idemq VERSION '0.1.0'", 'app');
 command_ok([ 'psql', '-XAtq', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-d', $old->connstr('app'), '-f', "$ENV{IDEMQ_SOURCE}/test/upgrade/0.1.0.sql" ], 'rows in every state');
 my $rows = q{SELECT id, queue_id, status, attempt, token, ready_at, claimed_at, deadline, finished_at, key, group_key, payload, checkpoint, result FROM idemq.jobs ORDER BY id;
 	SELECT name, lease, paused FROM idemq.queues ORDER BY 1; SELECT job_id, token, outcome FROM idemq.attempts ORDER BY 1, 2;
-	SELECT queue_id, role_name, privilege FROM idemq.queue_grants ORDER BY 1, 2, 3};
+	SELECT queue_id, role_name, privilege FROM idemq_internal.queue_grants ORDER BY 1, 2, 3};
 
 # ---- 1. The standby gets the new library, and replays what the old one writes
 

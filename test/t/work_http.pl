@@ -325,7 +325,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	kill 'STOP', $runner->{pid};
 	# meant to expire
 	sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM idemq.jobs WHERE id = $id");
-	wait_until($node, "SELECT expires_in < '0' FROM idemq.leases() WHERE job_id = $id");
+	wait_until($node, "SELECT expires_in < '0' FROM idemq_internal.leases() WHERE job_id = $id");
 	my $thief = session($node);
 	$thief->query_safe('BEGIN');
 	is($thief->query_safe("SELECT id FROM idemq.claim('q')"), $id, 'another has the job, for now');

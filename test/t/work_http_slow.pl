@@ -70,7 +70,7 @@ sub requests { my ($of) = (@_, $endpoint); return -e $of->{log} ? map { decode_j
 	until_true('a request', sub { grep { ($_->{waits} // '') eq $id } requests() });
 	stop_worker($node);
 	kill 'STOP', $runner->{pid};
-	wait_until($node, "SELECT expires_in < '0' FROM idemq.leases() WHERE job_id = $id");
+	wait_until($node, "SELECT expires_in < '0' FROM idemq_internal.leases() WHERE job_id = $id");
 	my $thief = session($node);
 	$thief->query_safe('BEGIN');
 	is($thief->query_safe("SELECT id FROM idemq.claim('q')"), $id, 'another has the job, for now');

@@ -74,7 +74,7 @@ UPDATE pg_catalog.pg_init_privs i SET initprivs = was.initprivs
 		AND i.classoid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND i.objoid = n.oid
 		AND was.classoid = i.classoid AND was.objoid = o.oid;
 
-CREATE FUNCTION idemq_inside.check_kind(name text, value text) RETURNS void
+CREATE FUNCTION idemq_internal.check_kind(name text, value text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v3_inside_check_kind';
-REVOKE ALL ON FUNCTION idemq_inside.check_kind(text, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION idemq_internal.check_kind(text, text) FROM PUBLIC;
 -- SCHEDULE

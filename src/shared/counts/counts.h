@@ -16,7 +16,7 @@
  *		What happened in a queue, and how many jobs it has, in shared memory.
  */
 
-/* Events since the queue got its slot; in the order of idemq.queue_metrics(). */
+/* Events since the queue got its slot; in the order of idemq_internal.queue_metrics(). */
 typedef enum Counter
 {
 	COUNTER_ENQUEUED,

@@ -13,8 +13,8 @@ our @EXPORT = qw(make_every_state goes_on $everything $without_driver);
 
 # What must be the same on both sides.
 our $everything = q{SELECT j FROM idemq.jobs j ORDER BY id; SELECT q FROM idemq.queues q ORDER BY 1; SELECT a FROM idemq.attempts a ORDER BY 1;
-	SELECT queue_id, role_name, privilege FROM idemq.queue_grants ORDER BY 1, 2, 3; SELECT name, queue_id, cron, done_until, payload FROM idemq.schedule_entries;
-	SELECT s FROM idemq.seen s; SELECT a FROM idemq.audit a ORDER BY id; SELECT * FROM app; SELECT * FROM open};
+	SELECT queue_id, role_name, privilege FROM idemq_internal.queue_grants ORDER BY 1, 2, 3; SELECT name, queue_id, cron, done_until, payload FROM idemq_internal.schedule_entries;
+	SELECT s FROM idemq_internal.seen s; SELECT a FROM idemq.audit a ORDER BY id; SELECT * FROM app; SELECT * FROM open};
 our $without_driver = "SELECT * FROM idemq.check() WHERE invariant <> 'schedules.driver'";
 
 # Makes it, with the extension; $middle->(), if given, in the middle.

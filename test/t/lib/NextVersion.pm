@@ -2,7 +2,7 @@
 # column, a primitive and the settings of a queue change.  A PostgreSQL to install both into.
 #
 # Call: idemq.enqueue has a further argument, trace, of a symbol of its own.  Column: idemq.jobs has trace, which enqueue
-# writes, and to which a claim adds.  Primitive: idemq_inside.check_kind has a further argument, and idemq.schedule calls it.
+# writes, and to which a claim adds.  Primitive: idemq_internal.check_kind has a further argument, and idemq.schedule calls it.
 # Setting: max_trace of idemq.queues, create_queue and alter_queue, which enqueue heeds.
 package NextVersion;
 
@@ -156,10 +156,10 @@ SQL_FUNCTION(idemq_sql_v3_inside_check_kind)
 
 /* Returns the QueuePrivilege bits that a word stands for. */
 C
-	'sql/parts/05_inside.sql' => [ [ "CREATE FUNCTION idemq_inside.check_kind(kind text) RETURNS void", <<'SQL' ] ],
-CREATE FUNCTION idemq_inside.check_kind(name text, value text) RETURNS void
+	'sql/parts/05_inside.sql' => [ [ "CREATE FUNCTION idemq_internal.check_kind(kind text) RETURNS void", <<'SQL' ] ],
+CREATE FUNCTION idemq_internal.check_kind(name text, value text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v3_inside_check_kind';
-CREATE FUNCTION idemq_inside.check_kind(kind text) RETURNS void
+CREATE FUNCTION idemq_internal.check_kind(kind text) RETURNS void
 SQL
 	'sql/parts/20_tables.sql' => [ [ "drained_by_cron    boolean NOT NULL DEFAULT false\n)", "drained_by_cron    boolean NOT NULL DEFAULT false,\n\tmax_trace          int\n)" ],
 		[ "\tpayload      jsonb NOT NULL,\n\tPRIMARY KEY (id)\n", "\tpayload      jsonb NOT NULL,\n\ttrace        text,\n\tPRIMARY KEY (id)\n" ] ],
@@ -171,7 +171,7 @@ SQL
 			"on_parent_failure text DEFAULT 'cancel', trace text DEFAULT NULL)\n\tRETURNS idemq.enqueue_result\n\tLANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v3_enqueue'\n" ],
 		[ "FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text)",
 			"FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text, text)" ] ],
-	'sql/parts/80_schedules.sql' => [ [ 'PERFORM idemq_inside.check_kind(kind) WHERE kind IS NOT NULL;', "PERFORM idemq_inside.check_kind('kind', kind) WHERE kind IS NOT NULL;" ] ]);
+	'sql/parts/80_schedules.sql' => [ [ 'PERFORM idemq_internal.check_kind(kind) WHERE kind IS NOT NULL;', "PERFORM idemq_internal.check_kind('kind', kind) WHERE kind IS NOT NULL;" ] ]);
 
 sub write_file
 {
@@ -229,7 +229,7 @@ sub next_version
 	my %parts = (ENQUEUE => part("$tree/sql/parts/40_jobs.sql", 'CREATE FUNCTION idemq.enqueue(') . ';',
 		CREATE_QUEUE => statement("$tree/sql/parts/30_queues.sql", 'CREATE FUNCTION idemq.create_queue('),
 		ALTER_QUEUE => statement("$tree/sql/parts/30_queues.sql", 'CREATE FUNCTION idemq.alter_queue('),
-		SCHEDULE => part("$tree/sql/parts/80_schedules.sql", 'CREATE FUNCTION idemq_inside.schedule(') =~ s/^CREATE /CREATE OR REPLACE /r);
+		SCHEDULE => part("$tree/sql/parts/80_schedules.sql", 'CREATE FUNCTION idemq_internal.schedule_impl(') =~ s/^CREATE /CREATE OR REPLACE /r);
 	$update =~ s/^-- (ENQUEUE|CREATE_QUEUE|ALTER_QUEUE|SCHEDULE)$/$parts{$1}/mg;
 	$update =~ s/NEXT_VERSION/$next/g;
 	write_file("$tree/sql/idemq--$this--$next.sql", $update);

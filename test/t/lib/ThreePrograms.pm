@@ -205,7 +205,7 @@ sub night
 sub schedule
 {
 	my ($it) = @_;
-	my $due = q[UPDATE idemq.schedule_entries SET done_until = clock_timestamp() - interval '1 day' WHERE name = 'nightly'; CALL idemq.tick()];
+	my $due = q[UPDATE idemq_internal.schedule_entries SET done_until = clock_timestamp() - interval '1 day' WHERE name = 'nightly'; CALL idemq.tick()];
 
 	$it->wait_for(q[SELECT count(*) = 1 FROM idemq.schedules WHERE name = 'nightly']);
 	foreach (1, 2)

@@ -56,7 +56,7 @@ const wrong = (statusCode, message) => Object.assign(new Error(message), { statu
 
 /** What the role may do with a queue. */
 export async function rights(query, queueId) {
-  const [may] = await query('SELECT idemq.may_enqueue($1) AS enqueue, idemq.may_administer($1) AS admin, idemq.may_see($1) AS see', [queueId]);
+  const [may] = await query('SELECT idemq_internal.may_enqueue($1) AS enqueue, idemq_internal.may_administer($1) AS admin, idemq_internal.may_see($1) AS see', [queueId]);
   return may;
 }
 

@@ -270,7 +270,7 @@ export async function counts(query, queue) {
 /** Of all queues that the role may see: what a walk by id looks through. */
 export async function everything(query) {
   const [{ jobs }] = await query(`SELECT coalesce(sum(m.pending + m.blocked + m.processing + m.failed + m.completed + m.dead + m.cancelled), 0)::bigint AS jobs
-    FROM idemq.metrics m JOIN idemq.queues q USING (queue_id) WHERE idemq.may_see(q.queue_id)`);
+    FROM idemq.metrics m JOIN idemq.queues q USING (queue_id) WHERE idemq_internal.may_see(q.queue_id)`);
   return Number(jobs);
 }
 
