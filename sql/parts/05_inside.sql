@@ -1,5 +1,5 @@
 -- What stands behind the gate (src/api/gate.c): a function of schema idemq whose symbol is
--- idemq_sql_v2_gate calls the one of the same name and arguments here, as the owner of the tables.
+-- idemq_sql_gate calls the one of the same name and arguments here, as the owner of the tables.
 -- Nobody else may call these. Plain CREATE: a planted schema makes the install fail.
 CREATE SCHEMA idemq_internal;
 COMMENT ON SCHEMA idemq_internal IS 'what idemq does as the owner of its tables; nothing here is called by others';
@@ -8,22 +8,22 @@ COMMENT ON SCHEMA idemq_internal IS 'what idemq does as the owner of its tables;
 
 -- Defined before the tables, because column defaults call these functions.
 CREATE FUNCTION idemq.now() RETURNS timestamptz
-	STABLE PARALLEL RESTRICTED LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_now';
+	STABLE PARALLEL RESTRICTED LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_now';
 COMMENT ON FUNCTION idemq.now()
 	IS 'return the time at which this transaction began, by idemq''s clock: now() plus all that idemq.advance_clock had added when the transaction first asked; use it to compute run_at';
 
 CREATE FUNCTION idemq.clock_timestamp() RETURNS timestamptz
-	PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_clock_timestamp';
+	PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_clock_timestamp';
 COMMENT ON FUNCTION idemq.clock_timestamp()
 	IS 'return the current time by idemq''s clock: clock_timestamp() plus all that idemq.advance_clock has added';
 
 CREATE FUNCTION idemq.test_clock_ahead() RETURNS interval
-	STABLE PARALLEL RESTRICTED LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_test_clock_ahead';
+	STABLE PARALLEL RESTRICTED LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_test_clock_ahead';
 COMMENT ON FUNCTION idemq.test_clock_ahead()
 	IS 'return how far idemq''s clock is ahead of the server''s clock; NULL if idemq.test_clock is off';
 
 CREATE PROCEDURE idemq.advance_clock(by interval)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_advance_clock';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_advance_clock';
 COMMENT ON PROCEDURE idemq.advance_clock(interval)
 	IS 'move idemq''s clock ahead on a test server; returns when everything due by the new time is done, or after 30 s with a warning that names what is left; raises 2D000 in a transaction block, 55000 if idemq.test_clock is off, 22023 for months, 22008 beyond ten years';
 
@@ -31,57 +31,57 @@ COMMENT ON PROCEDURE idemq.advance_clock(interval)
 
 -- What they ask of C; src/api/inside.c says what each takes and raises.
 CREATE FUNCTION idemq_internal.caller() RETURNS oid
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_caller';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_caller';
 CREATE FUNCTION idemq_internal.now() RETURNS timestamptz
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_now';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_now';
 CREATE FUNCTION idemq_internal.given(name text, value "any") RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_given';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_given';
 CREATE FUNCTION idemq_internal.check_text(name text, value text, most int) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_text';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_check_text';
 CREATE FUNCTION idemq_internal.check_int(name text, value int, lowest int, highest int) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_int';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_check_int';
 CREATE FUNCTION idemq_internal.check_interval(name text, value interval, lowest int DEFAULT 1)
 	RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_interval';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_check_interval';
 CREATE FUNCTION idemq_internal.check_document(name text, value jsonb, reserve int DEFAULT 0)
 	RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_document';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_check_document';
 CREATE FUNCTION idemq_internal.check_kind(kind text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_kind';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_check_kind';
 CREATE FUNCTION idemq_internal.check_ids(name text, value bigint[]) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_ids';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_check_ids';
 CREATE FUNCTION idemq_internal.queue(name text, privilege text, hold text DEFAULT '',
 	argument text DEFAULT 'queue')
 	RETURNS int
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_queue';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_queue';
 CREATE FUNCTION idemq_internal.try_share_queue(queue_id int) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_try_share_queue';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_try_share_queue';
 CREATE FUNCTION idemq_internal.worker_comes() RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_worker_comes';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_worker_comes';
 CREATE FUNCTION idemq_internal.role_may(role oid, queue_id int, privilege text) RETURNS boolean
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_role_may';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_role_may';
 CREATE FUNCTION idemq_internal.role_of(name name, role_oid oid) RETURNS oid
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_role_of';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_role_of';
 CREATE FUNCTION idemq_internal.lock_role(role oid, what text DEFAULT 'grants') RETURNS name
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_lock_role';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_lock_role';
 CREATE FUNCTION idemq_internal.settle_usage(role oid) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_settle_usage';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_settle_usage';
 CREATE FUNCTION idemq_internal.audit(action text, queue_id int, queue text,
 	details jsonb DEFAULT NULL,
 	job_id bigint DEFAULT NULL, jobs bigint DEFAULT NULL) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_audit';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_audit';
 CREATE FUNCTION idemq_internal.latest(query text) RETURNS SETOF record
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_latest';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_latest';
 CREATE FUNCTION idemq_internal.latest(query text, VARIADIC args "any") RETURNS SETOF record
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_latest';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_latest';
 CREATE FUNCTION idemq_internal.as_caller(query text) RETURNS SETOF record
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_as_caller';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_as_caller';
 CREATE FUNCTION idemq_internal.as_caller(query text, VARIADIC args "any") RETURNS SETOF record
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_as_caller';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_as_caller';
 CREATE FUNCTION idemq_internal.as_role(role oid, query text, VARIADIC args "any") RETURNS SETOF record
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_as_role';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_as_role';
 CREATE FUNCTION idemq_internal.forget_queue(queue_id int) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_forget_queue';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_forget_queue';
 
 -- Above READ COMMITTED a row may be newer than the transaction's snapshot, and nothing can delete
 -- it then.

@@ -330,7 +330,7 @@ SELECT pg_catalog.pg_extension_config_dump('idemq.audit_id_seq', '');
 -- Topic: Internal
 
 CREATE FUNCTION idemq_internal.primary_since() RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_primary_since';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_primary_since';
 COMMENT ON FUNCTION idemq_internal.primary_since() IS 'when this server was first asked as a primary since its start or its promotion, in microseconds since 2000-01-01';
 
 -- A server that has run since before there was a sequence has lost none of its ids.
@@ -339,7 +339,7 @@ SELECT pg_catalog.setval('idemq.ids_since', idemq_internal.primary_since(), fals
 -- Shared memory follows rows that change by any way but table/jobs_write.c: SPI, a DBA's
 -- UPDATE, COPY, logical replication (hence ENABLE ALWAYS).
 CREATE FUNCTION idemq_internal.jobs_changed() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_jobs_changed';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_changed';
 COMMENT ON FUNCTION idemq_internal.jobs_changed() IS 'row trigger of idemq.jobs: tells the ready cursor and the lease table at the end of the transaction';
 
 CREATE TRIGGER idemq_jobs_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.jobs
@@ -347,7 +347,7 @@ CREATE TRIGGER idemq_jobs_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.jobs
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 
 CREATE FUNCTION idemq_internal.jobs_truncated() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_jobs_truncated';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_truncated';
 COMMENT ON FUNCTION idemq_internal.jobs_truncated() IS 'truncate trigger of idemq.jobs: forgets leases and ready cursors at the end of the transaction';
 
 CREATE TRIGGER idemq_jobs_truncated AFTER TRUNCATE ON idemq.jobs
@@ -355,7 +355,7 @@ CREATE TRIGGER idemq_jobs_truncated AFTER TRUNCATE ON idemq.jobs
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_truncated;
 
 CREATE FUNCTION idemq_internal.settings_changed() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_settings_changed';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_settings_changed';
 COMMENT ON FUNCTION idemq_internal.settings_changed() IS 'trigger: has every session read the settings and grants of a changed queue anew';
 
 -- For each row: logical replication fires no other triggers.
@@ -373,7 +373,7 @@ CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq_internal.queue_g
 ALTER TABLE idemq_internal.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_truncated;
 
 CREATE FUNCTION idemq_internal.queue_gone() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq_internal.queue_gone() IS 'row and truncate trigger of idemq.queues: deletes the grants, schedules, handlers, events and bindings of queues that are deleted';
 -- There is no foreign key, since a parallel restore fills the tables in any order.  What one would
 -- do besides is done where a row is made: grant_queue, schedule, set_handler and bind_topic hold
@@ -417,7 +417,7 @@ CREATE TRIGGER idemq_queues_gone AFTER TRUNCATE ON idemq.queues
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.queue_gone();
 
 CREATE FUNCTION idemq_internal.followers_changed() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_followers_changed';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_followers_changed';
 COMMENT ON FUNCTION idemq_internal.followers_changed() IS 'row and truncate trigger of idemq_internal.followers: tells every backend to look whether its database follows another';
 
 CREATE TRIGGER idemq_followers_changed AFTER INSERT OR UPDATE OR DELETE ON idemq_internal.followers
@@ -428,7 +428,7 @@ CREATE TRIGGER idemq_followers_truncated AFTER TRUNCATE ON idemq_internal.follow
 ALTER TABLE idemq_internal.followers ENABLE ALWAYS TRIGGER idemq_followers_truncated;
 
 CREATE FUNCTION idemq_internal.followers_local() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_followers_local';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_followers_local';
 COMMENT ON FUNCTION idemq_internal.followers_local() IS 'row trigger of idemq_internal.followers, in apply workers alone: the rows of other servers are not written';
 
 CREATE TRIGGER idemq_followers_local BEFORE INSERT OR UPDATE OR DELETE ON idemq_internal.followers
@@ -441,7 +441,7 @@ ALTER TABLE idemq_internal.clusters ENABLE ALWAYS TRIGGER idemq_settings_changed
 
 -- A restore writes the OIDs of its own server (hence ENABLE ALWAYS, for a subscriber).
 CREATE FUNCTION idemq_internal.role_named() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_role_named';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_role_named';
 COMMENT ON FUNCTION idemq_internal.role_named() IS 'row trigger: writes a role''s OID beside its name, when the name is written';
 
 CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq_internal.queue_grants
@@ -455,15 +455,15 @@ CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF created_by ON idemq_i
 ALTER TABLE idemq_internal.schedule_entries ENABLE ALWAYS TRIGGER idemq_role_named;
 
 CREATE FUNCTION idemq_internal.may_see(queue_id int) RETURNS boolean
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_see';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_see';
 COMMENT ON FUNCTION idemq_internal.may_see(int) IS 'whether the current role may claim from or administer a queue; row-level security asks it';
 
 CREATE FUNCTION idemq_internal.may_use(queue_id int) RETURNS boolean
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_use';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_use';
 COMMENT ON FUNCTION idemq_internal.may_use(int) IS 'whether the current role holds any privilege on a queue; row-level security asks it';
 
 CREATE FUNCTION idemq_internal.may_administer(queue_id int) RETURNS boolean
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_administer';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_administer';
 COMMENT ON FUNCTION idemq_internal.may_administer(int) IS 'whether the current role may administer a queue; row-level security asks it';
 
 ALTER TABLE idemq.jobs ENABLE ROW LEVEL SECURITY;

@@ -23,7 +23,7 @@ CREATE FUNCTION idemq.create_queue(
 	group_rate int DEFAULT NULL,
 	group_period interval DEFAULT '1 second',
 	drained_by_cron boolean DEFAULT false)
-	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_create_queue';
+	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';
 COMMENT ON FUNCTION idemq.create_queue
 	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; raises 42710 when there is one of that name, 53400 when there are idemq.max_queues queues
 - name: [A-Za-z_][A-Za-z0-9_.-]*, up to 48 bytes
@@ -58,12 +58,12 @@ CREATE FUNCTION idemq.alter_queue(
 	group_rate int DEFAULT NULL,
 	group_period interval DEFAULT NULL,
 	drained_by_cron boolean DEFAULT NULL)
-	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_alter_queue';
+	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
 COMMENT ON FUNCTION idemq.alter_queue
 	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running, rate_limit, group_rate or job_timeout away, and '''' dead_queue; jobs already enqueued keep their max_attempts, and jobs in processing their leases; raises 22023 when lease would be longer than max_lease; needs admin';
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
-	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate_jobs';
+	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';
 COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
 	IS 'drop a queue with its jobs; raises 55006 while it has unfinished jobs, and 2BP01 when it is another''s dead_queue, unless force; needs admin';
 
@@ -149,17 +149,17 @@ BEGIN
 END $$;
 
 CREATE FUNCTION idemq.pause(name text, until timestamptz DEFAULT NULL) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.pause(text, timestamptz)
 	IS 'let a queue accept jobs but hand out none, until idemq.resume, or until a time, when it resumes by itself; a second pause replaces the first; raises 22023 for a time that is over; needs admin';
 
 CREATE FUNCTION idemq.resume(name text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.resume(text) IS 'let a paused queue hand out jobs again, and wake the sessions that wait for them; needs admin';
 
 -- When the transaction has committed, the sessions that wait for a queue's jobs look again.
 CREATE FUNCTION idemq_internal.wake_queue(queue_id int) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_wake_queue';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_wake_queue';
 
 -- src/job/pausing.c says who learns of it, and what ends it at its time.
 CREATE FUNCTION idemq_internal.pause_impl(name text, until timestamptz) RETURNS void LANGUAGE plpgsql AS $$
@@ -187,7 +187,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL, ids bigint[] DEFAULT NULL)
-	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate_jobs';
+	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';
 COMMENT ON FUNCTION idemq.purge(text, idemq.status, bigint[])
 	IS 'delete a queue''s jobs, those of one status, those of these ids, or all, but for those in processing, whatever their age, and with them their keys; returns how many; a job that another open transaction holds stays, and so does one that a job which stays waits for; needs admin';
 
@@ -287,17 +287,17 @@ CREATE FUNCTION idemq_internal.delete_by_time(
 	$$;
 
 CREATE FUNCTION idemq.apply_retention(max_jobs int DEFAULT 100000) RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_apply_retention';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_apply_retention';
 COMMENT ON FUNCTION idemq.apply_retention(int)
 	IS 'delete finished jobs of all queues past their retention, with their attempts, what idemq.once need not remember, events whose time is over, and old rows of idemq.audit: what the background worker does by itself; visits all jobs once; returns how many went, max_jobs at most, by id';
 
 CREATE FUNCTION idemq.grant_queue(name text, role regrole, privilege text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.grant_queue(text, regrole, text)
 	IS 'let a role enqueue to, claim from or administer (enqueue | claim | admin) a queue; needs admin';
 
 CREATE FUNCTION idemq.revoke_queue(name text, role regrole, privilege text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave; it ends at once, and says so: the role''s schedules, its handler and its topic bindings of the queue, and the queue as dead_queue of others, if that role set it; needs admin';
 
 -- A grant keeps its queue from being dropped, so that it is not left behind; a revocation does not
@@ -374,5 +374,5 @@ CREATE FUNCTION idemq_internal.revoke_queue_impl(name text, role regrole, privil
 	'SELECT idemq_internal.change_queue_grant(name, role, privilege, false)';
 
 CREATE FUNCTION idemq.queue_id(queue text) RETURNS int
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_id';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_id';
 COMMENT ON FUNCTION idemq.queue_id(text) IS 'a queue''s id, as in idemq.jobs; raises IQ005 when there is no such queue';

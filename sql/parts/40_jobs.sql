@@ -22,7 +22,7 @@ CREATE FUNCTION idemq.enqueue(
 	kind text DEFAULT NULL, max_wait interval DEFAULT NULL,
 	depends_on bigint[] DEFAULT NULL, on_parent_failure text DEFAULT 'cancel')
 	RETURNS idemq.enqueue_result
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue'
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue'
 $sql$;
 EXECUTE $sql$
 CREATE FUNCTION idemq.enqueue_many(
@@ -35,7 +35,7 @@ CREATE FUNCTION idemq.enqueue_many(
 	kinds text[] DEFAULT NULL, max_wait interval DEFAULT NULL,
 	depends_on bigint[] DEFAULT NULL, on_parent_failure text DEFAULT 'cancel')
 	RETURNS TABLE (ord int, id bigint, outcome idemq.outcome, status idemq.status, result jsonb)
-	ROWS 1000 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue_many'
+	ROWS 1000 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue_many'
 $sql$;
 	PERFORM pg_catalog.set_config('default_toast_compression', before, true);
 END $do$;
@@ -67,41 +67,41 @@ CREATE PROCEDURE idemq.enqueue_job(
 	depends_on bigint[] DEFAULT NULL, on_parent_failure text DEFAULT 'cancel',
 	INOUT id bigint DEFAULT NULL, INOUT outcome idemq.outcome DEFAULT NULL,
 	INOUT status idemq.status DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue';
 COMMENT ON PROCEDURE idemq.enqueue_job(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text, bigint, idemq.outcome, idemq.status, jsonb)
 	IS 'idemq.enqueue as a CALL, for drivers and libraries that take a SELECT for a read: cached, sent to a standby, or never committed; returns id, outcome, status and result; needs enqueue';
 
 CREATE FUNCTION idemq.cancel(id bigint) RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_cancel';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel';
 COMMENT ON FUNCTION idemq.cancel(bigint)
 	IS 'cancel a job that is not finished; an attempt in flight becomes stale, and its worker is told at once, also while this waits for its transaction; returns cancelled, or why not: completed, dead, not_found; needs enqueue';
 
 CREATE FUNCTION idemq.cancel_many(ids bigint[]) RETURNS TABLE (id bigint, outcome idemq.outcome)
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_cancel_many';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel_many';
 COMMENT ON FUNCTION idemq.cancel_many(bigint[])
 	IS 'idemq.cancel for many jobs, of any queues, which never waits: locked is a job that an open transaction holds, whose worker is told until this transaction ends; call again; returns a row an id, in their order; an id that is named twice has one; needs enqueue';
 
 CREATE FUNCTION idemq.cancel_matching(
 	queue text, kind text DEFAULT NULL, group_key text DEFAULT NULL, key_prefix text DEFAULT NULL,
 	max_jobs int DEFAULT NULL, OUT cancelled bigint, OUT locked bigint)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_cancel_matching';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel_matching';
 COMMENT ON FUNCTION idemq.cancel_matching(text, text, text, text, int)
 	IS 'cancel the jobs of a queue that are not finished and have this kind, this group_key, a key that begins with key_prefix; several arguments: what they have in common; 22004 when all three are NULL; max_jobs: no more in this call, the smallest ids first; never waits; returns how many were cancelled, and how many were left because an open transaction holds them (locked): call again; needs enqueue';
 
 CREATE FUNCTION idemq.retry(id bigint) RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_retry';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_retry';
 COMMENT ON FUNCTION idemq.retry(bigint)
 	IS 'make a job ready now: failed, not yet due, or dead or cancelled (with a fresh set of attempts and no expiry; in a group it waits for its turn; its copy in the dead queue is cancelled, unless somebody is on it, or has done it, and a NOTICE says so); returns retrying, or why not: current (ready already), locked (in processing), blocked, completed, not_found; needs enqueue';
 
 CREATE FUNCTION idemq.redrive(
 	queue text, max_jobs int DEFAULT NULL, error text DEFAULT NULL, ids bigint[] DEFAULT NULL)
-	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate_jobs';
+	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';
 COMMENT ON FUNCTION idemq.redrive(text, int, text, bigint[])
 	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose error, or its idemq_internal.error_pattern, is LIKE that; ids: those of these ids; several arguments: what they have in common; the copy of each in the dead queue is cancelled, unless somebody is on it, or has done it: a NOTICE says how many; returns how many; needs admin';
 
 CREATE FUNCTION idemq_internal.redrive_job(id bigint, token bigint, OUT redriven boolean,
 	OUT copies bigint)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_redrive_job';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_redrive_job';
 
 -- Which jobs is asked under the latest snapshot, with the token of the attempt that each died of.
 -- Each is then changed by its latest version: if that is dead of another attempt by now, it may be
@@ -146,13 +146,13 @@ BEGIN
 END $$;
 
 CREATE FUNCTION idemq.retry_many(ids bigint[]) RETURNS TABLE (id bigint, outcome idemq.outcome)
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_retry_many';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_retry_many';
 COMMENT ON FUNCTION idemq.retry_many(bigint[])
 	IS 'idemq.retry for many jobs, of any queues; returns a row an id, in their order; an id that is named twice has one; needs enqueue';
 
 CREATE FUNCTION idemq.reschedule(id bigint, run_at timestamptz DEFAULT NULL,
 	priority int DEFAULT NULL)
-	RETURNS idemq.outcome LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_reschedule';
+	RETURNS idemq.outcome LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_reschedule';
 COMMENT ON FUNCTION idemq.reschedule(bigint, timestamptz, int)
 	IS 'give a job that waits another time, another priority, or both; NULL leaves one as it is, a run_at in the past is now; a job of a group keeps its place in it; attempts, error and expires_at stay; returns accepted, or why not: locked (in processing), completed, dead, cancelled, not_found; needs enqueue';
 
@@ -162,7 +162,7 @@ CREATE FUNCTION idemq.claim(
 	queue text, max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
 	worker text DEFAULT NULL, attach boolean DEFAULT false)
 	RETURNS SETOF idemq.claimed_job
-	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_claim';
+	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim';
 COMMENT ON FUNCTION idemq.claim(text, int, interval, text, boolean)
 	IS 'begin an attempt of up to max_jobs ready jobs; returns a row a job, with the token that all later calls must show; no row means none is ready; lease: instead of the queue''s; attach: the lease also ends with the session; needs claim';
 
@@ -170,20 +170,20 @@ CREATE FUNCTION idemq.claim_any(
 	queues text[], max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
 	worker text DEFAULT NULL, attach boolean DEFAULT false)
 	RETURNS SETOF idemq.claimed_queue_job
-	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_claim_any';
+	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim_any';
 COMMENT ON FUNCTION idemq.claim_any(text[], int, interval, text, boolean)
 	IS 'idemq.claim from several queues, in the order given; returns the queue''s name with each job';
 
 CREATE FUNCTION idemq.claim_job(
 	id bigint, lease interval DEFAULT NULL, worker text DEFAULT NULL, attach boolean DEFAULT false)
 	RETURNS idemq.claim_result
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_claim_job';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim_job';
 COMMENT ON FUNCTION idemq.claim_job(bigint, interval, text, boolean)
 	IS 'begin an attempt of one job; outcome claimed, claimed_again (attempt > 1), locked (until retry_after), completed (with result), dead, cancelled, blocked, not_due (until retry_after, or the queue is paused or at a limit), not_found; needs claim';
 
 CREATE FUNCTION idemq.heartbeat(id bigint, token bigint, lease interval DEFAULT NULL)
 	RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_heartbeat';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat';
 COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
 	IS 'start the lease again from now, at once and not undone by rollback (with a full lease table: in this transaction); returns an outcome
 - outcome current: the lease was extended
@@ -194,36 +194,36 @@ COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
 
 CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_heartbeat_many';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat_many';
 COMMENT ON FUNCTION idemq.heartbeat_many(bigint[], bigint[], interval)
 	IS 'idemq.heartbeat for many jobs; returns a row an element, with its id and token';
 
 CREATE FUNCTION idemq.validate(id bigint, token bigint) RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_validate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_validate';
 COMMENT ON FUNCTION idemq.validate(bigint, bigint)
 	IS 'ask whether a token is good, and change nothing; returns current, expired (deadline passed, no other attempt has the job), cancelled (an open transaction cancels the job), stale or not_found';
 
 CREATE FUNCTION idemq.commit(id bigint, token bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_commit';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit';
 COMMENT ON FUNCTION idemq.commit(bigint, bigint, jsonb)
 	IS 'complete a job in this transaction, with its result; returns committed, or raises IQ001 (stale), IQ002 (no such job), IQ006 (already committed): call it before the effect';
 
 CREATE FUNCTION idemq.try_commit(id bigint, token bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_try_commit';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_try_commit';
 COMMENT ON FUNCTION idemq.try_commit(bigint, bigint, jsonb)
 	IS 'complete a job in this transaction; returns committed, already_committed, stale or not_found, and does not raise for these: apply the effect only when committed';
 
 CREATE PROCEDURE idemq.commit_job(
 	id bigint, token bigint, result jsonb DEFAULT NULL, INOUT outcome idemq.outcome DEFAULT NULL)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_commit_job';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_job';
 COMMENT ON PROCEDURE idemq.commit_job(bigint, bigint, jsonb, idemq.outcome)
 	IS 'idemq.commit as a CALL; in the caller''s transaction, which it does not end; returns committed, or raises IQ001, IQ002, IQ006';
 
 CREATE FUNCTION idemq.commit_many(ids bigint[], tokens bigint[], results jsonb[] DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_commit_many';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_many';
 COMMENT ON FUNCTION idemq.commit_many(bigint[], bigint[], jsonb[])
 	IS 'complete many jobs; returns a row per (id, token), as idemq.try_commit: apply effects only for those committed, joined by id and token';
 
@@ -232,7 +232,7 @@ CREATE FUNCTION idemq.commit_and_claim(
 	queue text DEFAULT NULL, max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
 	worker text DEFAULT NULL, attach boolean DEFAULT false)
 	RETURNS SETOF idemq.claimed_job
-	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_commit_and_claim';
+	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_and_claim';
 COMMENT ON FUNCTION idemq.commit_and_claim(bigint, bigint, jsonb, text, int, interval, text, boolean)
 	IS 'idemq.commit of one job and idemq.claim of the next, in one transaction; returns the claimed jobs, or raises IQ001, IQ002, IQ006 and claims none
 - queue: the next job is of this queue; the committed job''s unless given
@@ -247,13 +247,13 @@ CREATE FUNCTION idemq.commit_many_and_claim(
 		outcome idemq.outcome, id bigint, token bigint, attempt int, max_attempts int,
 		deadline timestamptz, payload jsonb, key text, group_key text, checkpoint jsonb,
 		enqueued_at timestamptz, headers jsonb, kind text)
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_commit_many_and_claim';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_many_and_claim';
 COMMENT ON FUNCTION idemq.commit_many_and_claim(bigint[], bigint[], jsonb[], text, int, interval, text, boolean)
 	IS 'idemq.commit_many and idemq.claim in one transaction; returns a row per (id, token) with its outcome, then one with outcome claimed for each claimed job; queue: that of the first job that is committed here, none if there is none';
 
 CREATE FUNCTION idemq.commit_once(id bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_commit_once';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_once';
 COMMENT ON FUNCTION idemq.commit_once(bigint, jsonb)
 	IS 'complete a ready job with no claim; returns committed once, then already_committed; or locked, dead, cancelled, blocked, not_due (or paused, or at a limit), not_found; needs claim';
 
@@ -261,7 +261,7 @@ CREATE FUNCTION idemq.fail(
 	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
 	permanent boolean DEFAULT false, details jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_fail';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail';
 COMMENT ON FUNCTION idemq.fail(bigint, bigint, text, interval, boolean, jsonb)
 	IS 'end an attempt that failed; the retry comes after the queue''s backoff, or after retry_in, which may be 0; error and details go into idemq.attempts; returns retrying, dead (attempts used up, or permanent), stale or not_found';
 
@@ -269,7 +269,7 @@ CREATE PROCEDURE idemq.fail_job(
 	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
 	permanent boolean DEFAULT false, details jsonb DEFAULT NULL,
 	INOUT outcome idemq.outcome DEFAULT NULL)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_fail_job';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail_job';
 COMMENT ON PROCEDURE idemq.fail_job(bigint, bigint, text, interval, boolean, jsonb, idemq.outcome)
 	IS 'idemq.fail as a CALL; returns retrying, dead, stale or not_found';
 
@@ -277,49 +277,49 @@ CREATE FUNCTION idemq.fail_many(
 	ids bigint[], tokens bigint[], errors text[] DEFAULT NULL, retry_in interval DEFAULT NULL,
 	permanent boolean DEFAULT false, details jsonb[] DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_fail_many';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail_many';
 COMMENT ON FUNCTION idemq.fail_many(bigint[], bigint[], text[], interval, boolean, jsonb[])
 	IS 'idemq.fail for many jobs; returns a row per (id, token)';
 
 CREATE FUNCTION idemq.release(id bigint, token bigint, delay interval DEFAULT NULL)
 	RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_release';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release';
 COMMENT ON FUNCTION idemq.release(bigint, bigint, interval)
 	IS 'give a job back, ready now or after delay, the attempt not counted; returns released, stale or not_found';
 
 CREATE FUNCTION idemq.release_many(ids bigint[], tokens bigint[], delay interval DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_release_many';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release_many';
 COMMENT ON FUNCTION idemq.release_many(bigint[], bigint[], interval)
 	IS 'idemq.release for many jobs, as a worker does with what it has not begun; returns a row per (id, token)';
 
 CREATE FUNCTION idemq.checkpoint(id bigint, token bigint, state jsonb) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_checkpoint';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_checkpoint';
 COMMENT ON FUNCTION idemq.checkpoint(bigint, bigint, jsonb)
 	IS 'store how far an attempt came, for the next one to read; does not move the deadline; raises IQ001 (stale), IQ002 (no such job), IQ006 (already committed)';
 
 CREATE FUNCTION idemq.assert_current(id bigint, token bigint) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_assert_current';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_assert_current';
 COMMENT ON FUNCTION idemq.assert_current(bigint, bigint)
 	IS 'raise IQ001 unless the token is current and no open transaction cancels the job, IQ002 and IQ006 as idemq.commit does; keeps the job from being reaped until this transaction ends';
 
 CREATE FUNCTION idemq.hold_claimed() RETURNS text
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_hold_claimed';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_hold_claimed';
 COMMENT ON FUNCTION idemq.hold_claimed()
 	IS 'as idemq.assert_current, of the one job that the last claim of this session has claimed, so that a client can send it in one message with commit_and_claim and COMMIT, before it knows which job that is; never waits and raises nothing for what has become of the job: held; busy (an open transaction has its row: ask assert_current); gone (none was claimed or several, it has ended, or its lease is lost)';
 
 CREATE FUNCTION idemq.reap(queue text DEFAULT NULL) RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_reap';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_reap';
 COMMENT ON FUNCTION idemq.reap(text)
 	IS 'take back expired leases of a queue, or of every queue that you may claim from, as the background worker does by itself; returns how many; needs claim';
 
 CREATE FUNCTION idemq.new_generation() RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_new_generation';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_new_generation';
 COMMENT ON FUNCTION idemq.new_generation()
 	IS 'raise all tokens to come by 2^41, as a promotion does: after storage was rolled back, or a backup restored without the history of its timelines; once for each promotion that was lost; returns where tokens begin now; raises 54000 when there is no room below 2^53; the owner''s';
 
 CREATE FUNCTION idemq.follow() RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_follow';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_follow';
 COMMENT ON FUNCTION idemq.follow()
 	IS 'have this database follow another, whose queues and jobs come by logical replication; returns false when it follows already; the owner''s
 - Until idemq.take_over() every function that writes raises 55000, and the background worker does nothing.
@@ -327,7 +327,7 @@ COMMENT ON FUNCTION idemq.follow()
 - It waits for open transactions that have written jobs.';
 
 CREATE FUNCTION idemq.take_over() RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_take_over';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_take_over';
 COMMENT ON FUNCTION idemq.take_over()
 	IS 'let a database that follows go on in the publisher''s place; returns false when it does not follow; reads all jobs once; the owner''s
 - Ids and tokens go on above those that came, running leases begin again, roles of replicated grants get USAGE.

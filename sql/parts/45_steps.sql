@@ -68,7 +68,7 @@ CREATE PROCEDURE idemq.begin_step(
 	INOUT outcome text DEFAULT NULL, INOUT response jsonb DEFAULT NULL,
 	INOUT former_request jsonb DEFAULT NULL, INOUT begun_at timestamptz DEFAULT NULL,
 	INOUT retry_after interval DEFAULT NULL, INOUT effect_key text DEFAULT NULL)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_begin_step';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_begin_step';
 COMMENT ON PROCEDURE idemq.begin_step(bigint, bigint, text, jsonb, interval, text, jsonb, jsonb, timestamptz, interval, text)
 	IS 'store that an attempt is about to have another system do something, before the call; commits by itself; needs claim
 - outcome new: call, and give up when call_timeout has passed since before this CALL
@@ -80,7 +80,7 @@ COMMENT ON PROCEDURE idemq.begin_step(bigint, bigint, text, jsonb, interval, tex
 
 CREATE FUNCTION idemq.finish_step(id bigint, token bigint, name text, response jsonb DEFAULT NULL)
 	RETURNS jsonb
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_finish_step';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_finish_step';
 COMMENT ON FUNCTION idemq.finish_step(bigint, bigint, text, jsonb)
 	IS 'store the answer to a step that this attempt has begun, also when its token is stale by now; returns the response that counts: the first one; needs claim
 - A step that was never begun is done by the transaction that calls this, fenced as by idemq.assert_current: call it before the effect.
@@ -88,6 +88,6 @@ COMMENT ON FUNCTION idemq.finish_step(bigint, bigint, text, jsonb)
 
 CREATE FUNCTION idemq.refuse_step(id bigint, token bigint, name text, error text DEFAULT NULL)
 	RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_refuse_step';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_refuse_step';
 COMMENT ON FUNCTION idemq.refuse_step(bigint, bigint, text, text)
 	IS 'store that the other side definitely did not do what the attempt that began the step last has asked for, also when its token is stale by now; the next begin_step answers new, under another effect_key; raises IQ001 (stale token), IQ002, 55000 (it is done, or not begun by this attempt); needs claim';

@@ -56,7 +56,7 @@ ALTER TABLE idemq.children ENABLE ROW LEVEL SECURITY;
 CREATE POLICY idemq_own_queues ON idemq.children FOR SELECT USING (idemq_internal.may_see(queue_id));
 
 CREATE FUNCTION idemq_internal.dependencies_changed() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_dependencies_changed';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_dependencies_changed';
 COMMENT ON FUNCTION idemq_internal.dependencies_changed() IS 'statement trigger of idemq.dependencies and idemq.children: has rows that were restored, or written by hand, read anew at the end of the transaction';
 
 CREATE TRIGGER idemq_dependencies_changed AFTER INSERT OR UPDATE OR DELETE
@@ -70,13 +70,13 @@ ALTER TABLE idemq.children ENABLE ALWAYS TRIGGER idemq_dependencies_changed;
 
 CREATE FUNCTION idemq.parents(id bigint)
 	RETURNS TABLE (parent bigint, queue text, status idemq.status, result jsonb)
-	STABLE ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_parents';
+	STABLE ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_parents';
 COMMENT ON FUNCTION idemq.parents(bigint)
 	IS 'the jobs that a job was enqueued to wait for, with what they have come to; results also of queues on which you hold no privilege, as they were when the job was released: who enqueued it could ask for them; status NULL: completed and gone, in a queue with retention 0, or claimed again since and not yours to ask for; no rows for a job that is not yours to claim or administer';
 
 CREATE FUNCTION idemq.enqueue_graph(jobs jsonb)
 	RETURNS TABLE (name text, id bigint, outcome idemq.outcome, status idemq.status)
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate_jobs';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';
 COMMENT ON FUNCTION idemq.enqueue_graph(jsonb)
 	IS 'add jobs that depend on each other, all or none: an array of objects with a name, a queue, a payload, depends_on (names in the graph, and ids of jobs as numbers), and the other arguments of idemq.enqueue as members; returns a row a job, parents before their children; raises 22023 for a cycle; needs enqueue on each queue';
 

@@ -30,7 +30,7 @@ CREATE POLICY idemq_own_queues ON idemq.events FOR SELECT USING (idemq_internal.
 
 CREATE FUNCTION idemq.await_event(
 	id bigint, token bigint, name text, timeout interval, OUT outcome text, OUT payload jsonb)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_await_event';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_await_event';
 COMMENT ON FUNCTION idemq.await_event(bigint, bigint, text, interval)
 	IS 'ask for an event of the job''s queue; returns an outcome; needs claim
 - outcome arrived: with its payload
@@ -43,6 +43,6 @@ COMMENT ON FUNCTION idemq.await_event(bigint, bigint, text, interval)
 CREATE FUNCTION idemq.send_event(
 	queue text, name text, payload jsonb DEFAULT NULL, OUT outcome idemq.outcome,
 		OUT first_payload jsonb)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_send_event';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_send_event';
 COMMENT ON FUNCTION idemq.send_event(text, text, jsonb)
 	IS 'tell the jobs of a queue that await this event, now or within the queue''s idempotency_window; those that wait are ready with the commit; outcome accepted, or duplicate: it was sent before; first_payload: the one that counts; name: up to 256 bytes; waits for open transactions that send or await it; needs enqueue';

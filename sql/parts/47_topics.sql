@@ -58,16 +58,16 @@ ALTER TABLE idemq_internal.topic_binding_entries ENABLE ROW LEVEL SECURITY;
 
 -- What the functions below ask of C: src/api/topics.c.
 CREATE FUNCTION idemq_internal.check_space(topic text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_space';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_check_space';
 CREATE FUNCTION idemq_internal.topic_space(pattern text) RETURNS text
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_topic_space';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_topic_space';
 CREATE FUNCTION idemq_internal.topic(topic text, privilege text, keep boolean) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_topic';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_topic';
 CREATE FUNCTION idemq_internal.topic_may(topic text, role oid, privilege text) RETURNS boolean
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_topic_may';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_topic_may';
 
 CREATE FUNCTION idemq.create_topic(topic text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.create_topic(text)
 	IS 'create a space of topics, those whose first word is this: a letter or _ first, then letters, digits, _ and -, up to 48 bytes; the caller may then publish to it, bind queues to it and administer it; raises 42710 when there is one';
 
@@ -88,7 +88,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION idemq.drop_topic(topic text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.drop_topic(text) IS 'drop a space of topics with its grants and bindings; what was published stays; needs admin of it';
 
 -- The space first, which waits for whoever makes one of the others and keeps it; then all that
@@ -121,12 +121,12 @@ BEGIN
 END $$;
 
 CREATE FUNCTION idemq.grant_topic(topic text, role regrole, privilege text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.grant_topic(text, regrole, text)
 	IS 'let a role publish to a space of topics, bind queues to it or administer it (publish | bind | admin); needs admin of it';
 
 CREATE FUNCTION idemq.revoke_topic(topic text, role regrole, privilege text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.revoke_topic(text, regrole, text)
 	IS 'take back what idemq.grant_topic gave; without bind the bindings that a role has made are skipped from now on; needs admin of it';
 
@@ -188,7 +188,7 @@ CREATE FUNCTION idemq_internal.revoke_topic_impl(topic text, role regrole, privi
 	'SELECT idemq_internal.decide_topic_grant(topic, role, privilege, false)';
 
 CREATE FUNCTION idemq.bind_topic(pattern text, queue text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.bind_topic(text, text)
 	IS 'have a queue get a job of all that is published to topics of a pattern: * is one word, # any number of words, none too; its first word is a space; returns false when the role has bound it so before; needs bind on the topic and enqueue on the queue, now and whenever something is published';
 
@@ -221,7 +221,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION idemq.unbind_topic(pattern text, queue text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.unbind_topic(text, text)
 	IS 'end the bindings of a queue by a pattern that the caller has made; all of them, with admin of the queue or of the topic; returns false when there was none, and raises 42501 when there are others'' alone';
 
@@ -274,7 +274,7 @@ CREATE FUNCTION idemq.publish(
 	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL,
 	kind text DEFAULT NULL)
 	RETURNS TABLE (queue text, id bigint, outcome idemq.outcome)
-	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_publish';
+	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_publish';
 COMMENT ON FUNCTION idemq.publish(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, text)
 	IS 'add a job to each queue that is bound to a topic, in this transaction; returns a row a queue, none when no queue is bound; needs publish on the topic
 - A binding whose role may not bind or enqueue any more is skipped: idemq.topic_bindings.
@@ -282,14 +282,14 @@ COMMENT ON FUNCTION idemq.publish(text, jsonb, text, interval, timestamptz, int,
 - The other arguments are those of idemq.enqueue.';
 
 CREATE FUNCTION idemq.topic_matches(pattern text, topic text) RETURNS boolean
-	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_topic_matches';
+	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_topic_matches';
 COMMENT ON FUNCTION idemq.topic_matches(text, text)
 	IS 'whether a queue that is bound by a pattern gets what is published to a topic: returns that, and raises 22023 for what is no pattern or no topic';
 
 -- Topic: Internal
 
 CREATE FUNCTION idemq_internal.topic_privileges(topic text) RETURNS text[]
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq_internal.topic_privileges(text) IS 'what the current role may do with a space of topics: returns publish, bind, admin, or some of them; use the view idemq.topics';
 
 CREATE FUNCTION idemq_internal.topic_privileges_impl(topic text) RETURNS text[] STABLE LANGUAGE sql AS $$
@@ -302,7 +302,7 @@ CREATE FUNCTION idemq_internal.topic_states()
 	RETURNS TABLE (topic text, pattern text, queue_id int, role name, bound_at timestamptz,
 		refused_at timestamptz,
 		refusal text)
-	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq_internal.topic_states()
 	IS 'the bindings that the caller has made, or may end; all for pg_monitor; use the view idemq.topic_bindings';
 

@@ -32,7 +32,7 @@ CREATE FUNCTION idemq.enqueue_sequenced(
 	max_attempts int DEFAULT NULL, headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL,
 	kind text DEFAULT NULL)
 	RETURNS idemq.enqueue_result
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue_sequenced';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue_sequenced';
 COMMENT ON FUNCTION idemq.enqueue_sequenced(text, text, bigint, jsonb, interval, timestamptz, int, text, int, jsonb, interval, text)
 	IS 'add a job for a message of one ordered log, by its number there; needs enqueue
 - outcome accepted: seq is higher than the producer''s last one; gaps are normal
@@ -42,7 +42,7 @@ COMMENT ON FUNCTION idemq.enqueue_sequenced(text, text, bigint, jsonb, interval,
 - payload: is not compared';
 
 CREATE FUNCTION idemq.forget_producer(queue text, producer text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.forget_producer(text, text)
 	IS 'forget a producer of idemq.enqueue_sequenced that will send nothing again: after that any number of it is accepted; returns false when there was none; needs admin';
 

@@ -6,12 +6,12 @@ CREATE FUNCTION idemq.job(id bigint) RETURNS SETOF idemq.jobs
 COMMENT ON FUNCTION idemq.job(bigint) IS 'one job as a row of idemq.jobs; no row when there is none that you may see';
 
 CREATE FUNCTION idemq.why(id bigint) RETURNS text
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_why';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_why';
 COMMENT ON FUNCTION idemq.why(bigint)
 	IS 'one sentence: what a job waits for, and the next step; needs claim or admin, and says so otherwise';
 
 CREATE FUNCTION idemq.progress(checkpoint jsonb) RETURNS float8
-	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_progress';
+	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_progress';
 COMMENT ON FUNCTION idemq.progress(jsonb)
 	IS 'how far a job has come, in percent, from 0 to 100: of {"done": 3, "of": 10} it is 30; NULL for a checkpoint without two such numbers';
 
@@ -21,7 +21,7 @@ CREATE FUNCTION idemq_internal.leases()
 	RETURNS TABLE (queue text, job_id bigint, worker text, pid int, attempt int,
 		claimed_at timestamptz,
 		deadline timestamptz, expires_in interval, attached boolean, state text)
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_leases';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_leases';
 COMMENT ON FUNCTION idemq_internal.leases()
 	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.workers';
 
@@ -52,7 +52,7 @@ COMMENT ON COLUMN idemq.workers.progress IS 'how far the attempt has come, in pe
 
 CREATE FUNCTION idemq.check()
 	RETURNS TABLE (severity text, invariant text, detail text)
-	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_check';
+	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_check';
 COMMENT ON FUNCTION idemq.check()
 	IS 'audit rows, indexes, triggers and shared memory while others work, in a transaction of its own (25001 otherwise); returns a row for each broken invariant (error) or degraded state (warning), none when all is well; reads all rows';
 
@@ -99,7 +99,7 @@ CREATE FUNCTION idemq_internal.queue_metrics(count boolean DEFAULT true)
 		running          int,
 		groups_limited   bigint,
 		unattended_for   interval)
-	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_metrics';
+	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_metrics';
 COMMENT ON FUNCTION idemq_internal.queue_metrics(boolean)
 	IS 'what idemq.metrics shows; without count, gauges that would have to be counted by reading all jobs are NULL; returns a row for each queue that you may claim from or administer (pg_monitor: for every queue)';
 
@@ -183,7 +183,7 @@ COMMENT ON COLUMN idemq.metrics.running IS 'what max_running counts: jobs in pro
 -- Topic: Observing
 
 CREATE FUNCTION idemq.recount() RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_recount';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_recount';
 COMMENT ON FUNCTION idemq.recount()
 	IS 'count the jobs of idemq.metrics anew, after changes that no trigger saw, by one scan of the whole table, in a transaction of its own; returns how many there are';
 
@@ -191,7 +191,7 @@ COMMENT ON FUNCTION idemq.recount()
 
 CREATE FUNCTION idemq_internal.memory_usage()
 	RETURNS TABLE (resource text, used bigint, size bigint, refused bigint)
-	ROWS 4 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_memory_usage';
+	ROWS 4 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_memory_usage';
 COMMENT ON FUNCTION idemq_internal.memory_usage() IS 'what idemq.memory shows; returns a row for each of the four shared tables';
 
 CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq_internal.memory_usage();
@@ -203,7 +203,7 @@ COMMENT ON COLUMN idemq.memory.refused IS 'how often something found no room sin
 
 CREATE FUNCTION idemq_internal.server_counts()
 	RETURNS TABLE (name text, value bigint)
-	ROWS 12 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_server_counts';
+	ROWS 12 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_server_counts';
 COMMENT ON FUNCTION idemq_internal.server_counts() IS 'what idemq.admissions, idemq.once_calls and idemq.publish_calls show; returns a row for each count of the whole server';
 
 CREATE VIEW idemq.admissions AS
@@ -244,7 +244,7 @@ COMMENT ON COLUMN idemq.publish_calls.skipped IS 'bindings that they have skippe
 CREATE FUNCTION idemq_internal.worker_state(OUT pid int, OUT stuck_for interval, OUT awake boolean,
 	OUT chore text,
 	OUT last_run timestamptz, OUT lag interval)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_worker_state';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_worker_state';
 COMMENT ON FUNCTION idemq_internal.worker_state() IS 'what idemq.background_worker shows; returns one row';
 
 CREATE VIEW idemq.background_worker AS SELECT pid, stuck_for, awake, chore, last_run, lag
@@ -259,7 +259,7 @@ COMMENT ON COLUMN idemq.background_worker.lag IS 'for how long the first thing h
 
 CREATE FUNCTION idemq_internal.chore_counts()
 	RETURNS TABLE (chore text, runs bigint, failures bigint, busy interval)
-	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_chore_counts';
+	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_chore_counts';
 COMMENT ON FUNCTION idemq_internal.chore_counts() IS 'what idemq.worker_chores shows; returns a row for each chore';
 
 CREATE VIEW idemq.worker_chores AS SELECT chore, runs, failures, busy FROM idemq_internal.chore_counts();

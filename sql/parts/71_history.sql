@@ -41,7 +41,7 @@ CREATE FUNCTION idemq_internal.history()
 		dead bigint, due_since timestamptz, enqueued bigint, claimed bigint, completed bigint,
 		failures bigint, died bigint, cancelled bigint, expired bigint, wait_counts int[],
 		run_counts int[])
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_history';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_history';
 
 -- An hour of steps of 10 s, a day of 1 min, a week of 10 min.
 CREATE FUNCTION idemq_internal.history_places(step int) RETURNS int
@@ -122,12 +122,12 @@ END $$;
 -- Topic: Observing
 
 CREATE FUNCTION idemq.percentile(counts int[], part float8) RETURNS interval
-	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_percentile';
+	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_percentile';
 COMMENT ON FUNCTION idemq.percentile(int[], float8)
 	IS 'the time within which that part (0.95) of what is counted was done, within 12.5 %: of wait_counts or run_counts of idemq.history, or of idemq.sum_counts of some; NULL for NULL; raises 22023 for anything else';
 
 CREATE FUNCTION idemq_internal.add_counts(counts int[], more int[]) RETURNS int[]
-	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_add_counts';
+	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_add_counts';
 COMMENT ON FUNCTION idemq_internal.add_counts(int[], int[])
 	IS 'both histograms together, as wait_counts and run_counts of idemq.history are; NULL for NULL';
 

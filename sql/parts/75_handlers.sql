@@ -56,7 +56,7 @@ ALTER TABLE idemq_internal.handler_entries ENABLE ROW LEVEL SECURITY;
 CREATE FUNCTION idemq.set_handler(
 	queue text, function text, workers int DEFAULT 1, batch int DEFAULT 1,
 	max_idle interval DEFAULT '10 s')
-	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.set_handler(text, text, int, int, interval)
 	IS 'have a function f(payload jsonb), which returns jsonb or void, and is given by its name (''app.f'' or ''app.f(jsonb)''), run a queue''s jobs inside the server, as the current role; creates or replaces the queue''s one handler
 - workers: so many processes at a time
@@ -66,13 +66,13 @@ COMMENT ON FUNCTION idemq.set_handler(text, text, int, int, interval)
 - Raises 53400 for a queue beyond idemq.max_queues.';
 
 CREATE FUNCTION idemq.drop_handler(queue text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.drop_handler(text)
 	IS 'end a queue''s handler: the job that is running ends as it does, others stay in the queue; returns false when there was none; for the role that set it and those with admin';
 
 -- Why a queue's handler does not run, NULL when it may; raises 53400 for a queue without a slot.
 CREATE FUNCTION idemq_internal.handler_refusal(queue_id int) RETURNS text
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_handler_refusal';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_handler_refusal';
 
 -- Whether the caller may change a handler: the role that has set it, and administrators of its
 -- queue.
@@ -196,7 +196,7 @@ CREATE FUNCTION idemq.current_job(
 	OUT payload jsonb, OUT key text, OUT group_key text, OUT checkpoint jsonb,
 		OUT enqueued_at timestamptz,
 	OUT headers jsonb, OUT queue text, OUT kind text)
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_current_job';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_current_job';
 COMMENT ON FUNCTION idemq.current_job() IS 'the job that the handler''s function was called for, as idemq.claim shows it, and its queue; NULLs outside of a handler';
 
 -- Topic: Internal
@@ -205,7 +205,7 @@ CREATE FUNCTION idemq_internal.handler_states()
 	RETURNS TABLE (queue_id int, state text, workers_running int, done_total bigint,
 		failed_total bigint,
 		jobs_per_second float8, last_error text, last_error_at timestamptz)
-	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_handler_states';
+	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_handler_states';
 COMMENT ON FUNCTION idemq_internal.handler_states()
 	IS 'what shared memory knows of handlers of queues that the caller may claim from or administer, all for pg_monitor; last_error not for the latter; use the view idemq.handlers';
 

@@ -1,17 +1,17 @@
 -- Topic: Observing
 
 CREATE FUNCTION idemq_internal.error_pattern(error text) RETURNS text
-	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_error_pattern';
+	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_error_pattern';
 COMMENT ON FUNCTION idemq_internal.error_pattern(text)
 	IS 'a message without what differs from job to job: numbers, quoted strings, uuids and the like become ?; of the first 2,000 bytes';
 
 CREATE FUNCTION idemq_internal.error_sqlstate(details jsonb, error text) RETURNS text
-	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_error_sqlstate';
+	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_error_sqlstate';
 COMMENT ON FUNCTION idemq_internal.error_sqlstate(jsonb, text)
 	IS 'the SQLSTATE of a failed attempt: details->>''sqlstate'' of idemq.fail, or the one that its message calls so (SQLSTATE 22012, SQLSTATE[22012]); NULL when there is none';
 
 CREATE FUNCTION idemq_internal.error_fingerprint(sqlstate text, error text) RETURNS text
-	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_error_fingerprint';
+	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_error_fingerprint';
 COMMENT ON FUNCTION idemq_internal.error_fingerprint(text, text)
 	IS 'what errors of one SQLSTATE and one idemq_internal.error_pattern have in common: 16 hex digits, the same on every server; idemq.errors shows them, idemq.redrive takes them';
 
@@ -55,7 +55,7 @@ COMMENT ON COLUMN idemq.errors.example_id IS 'the newest of the jobs';
 COMMENT ON COLUMN idemq.errors.kinds IS 'kinds of these jobs; NULL: they have none';
 
 CREATE FUNCTION idemq.queue_name(queue_id int) RETURNS text
-	STABLE STRICT LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_queue_name';
+	STABLE STRICT LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_name';
 COMMENT ON FUNCTION idemq.queue_name(int)
 	IS 'the name of a queue on which you hold a privilege (pg_monitor: of any), by its queue_id as in idemq.jobs, idemq.attempts and idemq.audit; NULL otherwise';
 

@@ -37,7 +37,7 @@ CREATE FUNCTION idemq.here(
 	process uuid, worker text, queues text[], program text DEFAULT NULL, version text DEFAULT NULL,
 	host text DEFAULT NULL, concurrency int DEFAULT NULL, running bigint[] DEFAULT '{}',
 	done bigint DEFAULT 0, goodbye boolean DEFAULT false)
-	RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.here(uuid, text, text[], text, text, text, int, bigint[], bigint, boolean)
 	IS 'say that a worker is there, each 30 s and at its start and end: a row of idemq.worker_seen, and part of no promise; returns false when 1,000 workers of the role are there already, and this one is not noted; needs claim on its queues
 - process: what tells it from others of its role, made by itself

@@ -12,47 +12,47 @@ CREATE FUNCTION idemq.schedule(
 	name text, cron text, queue text, payload jsonb, time_zone text DEFAULT 'UTC',
 	priority int DEFAULT 4, group_key text DEFAULT NULL, max_attempts int DEFAULT NULL,
 	headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL, kind text DEFAULT NULL)
-	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.schedule(text, text, text, jsonb, text, int, text, int, jsonb, interval, text)
 	IS 'enqueue a job at each tick of a cron expression, once; creates or replaces the schedule of that name (up to 256 bytes, unique in the database); returns its next run; raises 55000 where idemq.worker is off and nothing calls idemq.tick(); needs enqueue';
 
 CREATE FUNCTION idemq.unschedule(name text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.unschedule(text)
 	IS 'end a schedule; jobs that it has enqueued stay; returns false when there is none that you may see; for its creator and those with admin';
 
 CREATE FUNCTION idemq.next_tick(
 	cron text, time_zone text DEFAULT 'UTC', after timestamptz DEFAULT idemq.clock_timestamp())
-	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_next_tick';
+	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_tick';
 COMMENT ON FUNCTION idemq.next_tick(text, text, timestamptz)
 	IS 'the first tick of a cron expression after a time; NULL when it never comes';
 
 CREATE FUNCTION idemq.last_tick(
 	cron text, time_zone text DEFAULT 'UTC', until timestamptz DEFAULT idemq.clock_timestamp())
-	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_last_tick';
+	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_last_tick';
 COMMENT ON FUNCTION idemq.last_tick(text, text, timestamptz)
 	IS 'the last tick of a cron expression not after a time; NULL when there was none';
 
 -- Topic: Internal
 
 CREATE FUNCTION idemq_internal.next_run(cron text, time_zone text, done_until timestamptz)
-	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_next_run';
+	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_run';
 COMMENT ON FUNCTION idemq_internal.next_run(text, text, timestamptz)
 	IS 'for idemq.schedules: the tick that is due, or else the next one; NULL when the time zone is not known';
 
 CREATE FUNCTION idemq_internal.may_enqueue(queue_id int) RETURNS boolean
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_enqueue';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_enqueue';
 COMMENT ON FUNCTION idemq_internal.may_enqueue(int) IS 'whether the current role may enqueue to a queue; the view idemq.schedules asks it';
 
 CREATE FUNCTION idemq_internal.may_change_schedule(queue_id int, created_by name, created_by_oid oid)
 	RETURNS boolean
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_may_change_schedule';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_change_schedule';
 COMMENT ON FUNCTION idemq_internal.may_change_schedule(int, name, oid)
 	IS 'whether the current role may replace and end a schedule that this role has made for this queue; the view idemq.schedules asks it';
 
 -- The worker lists them again; a restore writes them as well (hence ENABLE ALWAYS).
 CREATE FUNCTION idemq_internal.schedules_changed() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_schedules_changed';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_schedules_changed';
 COMMENT ON FUNCTION idemq_internal.schedules_changed() IS 'trigger: has the background worker look at the schedules anew';
 
 CREATE TRIGGER idemq_schedules_changed AFTER INSERT OR UPDATE OR DELETE
@@ -97,17 +97,17 @@ COMMENT ON COLUMN idemq.schedules.last_job IS 'the job of last_run';
 COMMENT ON COLUMN idemq.schedules.failed_at IS 'when a tick was last tried that could not be enqueued; NULL when one has been since';
 
 CREATE FUNCTION idemq_internal.due_schedules() RETURNS text[]
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq_internal.due_schedules()
 	IS 'part of idemq.tick: the names of schedules that have a tick to enqueue; notes that it was asked';
 
 CREATE FUNCTION idemq_internal.run_schedule(name text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate_jobs';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';
 COMMENT ON FUNCTION idemq_internal.run_schedule(text)
 	IS 'part of idemq.tick: enqueue the last tick of a schedule that is due; returns false when there is none, or another session is at it';
 
 CREATE FUNCTION idemq_internal.schedule_failed(name text, error text) RETURNS text
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq_internal.schedule_failed(text, text)
 	IS 'part of idemq.tick: note why a tick could not be enqueued; returns that with the name in front';
 
@@ -151,13 +151,13 @@ COMMENT ON PROCEDURE idemq.tick()
 -- Those that everybody may call, under names that nobody else can give a meaning.
 CREATE FUNCTION idemq_internal.next_tick(cron text, time_zone text, after timestamptz)
 	RETURNS timestamptz
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_next_tick';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_tick';
 CREATE FUNCTION idemq_internal.last_tick(cron text, time_zone text, until timestamptz)
 	RETURNS timestamptz
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_last_tick';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_last_tick';
 CREATE FUNCTION idemq_internal.next_run(cron text, time_zone text, done_until timestamptz)
 	RETURNS timestamptz
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_next_run';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_run';
 
 -- Whether the caller may change a schedule: the role that has made it, and administrators of its
 -- queue.

@@ -1,13 +1,13 @@
 -- Topic: Jobs
 
 CREATE FUNCTION idemq.release_job(id bigint) RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_release_job';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release_job';
 COMMENT ON FUNCTION idemq.release_job(bigint)
 	IS 'take a running job from its worker: it is ready at once, the attempt not counted, and its worker''s commit is refused (IQ001); returns released, or why not: current (not running), blocked, completed, dead, cancelled, not_found; needs admin; written to idemq.audit';
 
 -- Topic: Schedules
 
 CREATE FUNCTION idemq.run_schedule_now(name text) RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_gate_jobs';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';
 COMMENT ON FUNCTION idemq.run_schedule_now(text)
 	IS 'enqueue one job of a schedule at once, beside its ticks, as the role that has made it; returns the job''s id; for that role and administrators of the queue; written to idemq.audit; raises 42704, 42501';

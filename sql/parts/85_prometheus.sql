@@ -2,7 +2,7 @@
 
 CREATE FUNCTION idemq_internal.timing_buckets()
 	RETURNS TABLE (queue_id int, timing text, le float8, jobs bigint, seconds float8)
-	ROWS 500 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_timing_buckets';
+	ROWS 500 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_timing_buckets';
 COMMENT ON FUNCTION idemq_internal.timing_buckets()
 	IS 'how many jobs waited, and ran, for less than le seconds, cumulative: a row for each queue that you may claim from or administer (pg_monitor: every queue), each of wait and run, and each power of two of microseconds from 1 ms to 9.5 h, then Infinity, which also has the sum (within 12.5 %)';
 

@@ -153,7 +153,7 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
  * claimed_again, locked, completed, dead, cancelled, blocked, not_due; IQ003,
  * IQ005, 42501, 22004, 22023, 40001, 54000.
  */
-SQL_FUNCTION(idemq_sql_v2_acquire)
+SQL_FUNCTION(idemq_sql_acquire)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 	JobCall call = {0};

@@ -22,7 +22,7 @@
  * admit(bucket, max_calls, per, cost) -> (allowed, remaining, retry_after); 22004,
  * 22023, 55000 where the shard has moved.
  */
-SQL_FUNCTION(idemq_sql_v2_admit)
+SQL_FUNCTION(idemq_sql_admit)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "bucket", MAX_BUCKET_NAME);
 	GcraLimit limit = {.max_calls = idemq_arg_int(fcinfo, 1, "max_calls", 1, PG_INT32_MAX)};

@@ -43,19 +43,19 @@
 #define WHY_TOP_LEVEL "It waits for transactions of other sessions."
 
 /* now() -> when this transaction began, by the test clock. */
-SQL_FUNCTION(idemq_sql_v2_now)
+SQL_FUNCTION(idemq_sql_now)
 {
 	PG_RETURN_TIMESTAMPTZ(idemq_transaction_time());
 }
 
 /* clock_timestamp() -> the wall clock plus what the test clock is ahead. */
-SQL_FUNCTION(idemq_sql_v2_clock_timestamp)
+SQL_FUNCTION(idemq_sql_clock_timestamp)
 {
 	PG_RETURN_TIMESTAMPTZ(idemq_wall_now());
 }
 
 /* test_clock_ahead() -> how far the test clock is ahead; NULL if it is off. */
-SQL_FUNCTION(idemq_sql_v2_test_clock_ahead)
+SQL_FUNCTION(idemq_sql_test_clock_ahead)
 {
 	if (!idemq_test_clock)
 		PG_RETURN_NULL();
@@ -313,7 +313,7 @@ await_done(int64 target)
 }
 
 /* advance_clock(by interval); 2D000, 55000, 22004, 22023, 22008. */
-SQL_FUNCTION(idemq_sql_v2_advance_clock)
+SQL_FUNCTION(idemq_sql_advance_clock)
 {
 	const Interval *by;
 	int64 usecs;

@@ -130,7 +130,7 @@ answer_wait(Await *await)
  * await_event(id, token, name, timeout) -> (outcome, payload); IQ001, IQ002, IQ006, 55000,
  * 22004, 22023, 25006; 40001 above READ COMMITTED.
  */
-SQL_FUNCTION(idemq_sql_v2_await_event)
+SQL_FUNCTION(idemq_sql_await_event)
 {
 	Await await = {0};
 	Datum values[2];

@@ -144,7 +144,7 @@ answer(FunctionCallInfo fcinfo, const Begin *begin)
  * 22004, 22023, 25006, 54000; 40001 above READ COMMITTED; 40003 when the wait for a
  * synchronous standby was cancelled.
  */
-SQL_FUNCTION(idemq_sql_v2_begin_step)
+SQL_FUNCTION(idemq_sql_begin_step)
 {
 	MemoryContext caller = CurrentMemoryContext;
 	Begin begin = {0};

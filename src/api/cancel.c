@@ -82,13 +82,13 @@ static const JobChanger canceller = {.decide = decide_cancel,
 									 .audit = {.action = "cancel"}};
 
 /* cancel(id) -> cancelled | completed | dead | not_found; 22004, 40001. */
-SQL_FUNCTION(idemq_sql_v2_cancel)
+SQL_FUNCTION(idemq_sql_cancel)
 {
 	return idemq_change_one(fcinfo, &canceller);
 }
 
 /* cancel_by_key(queue, key) -> as cancel; IQ005, 42501, 22004, 22023, 40001. */
-SQL_FUNCTION(idemq_sql_v2_cancel_by_key)
+SQL_FUNCTION(idemq_sql_cancel_by_key)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 	Outcome outcome = OUTCOME_NOT_FOUND;
@@ -107,7 +107,7 @@ SQL_FUNCTION(idemq_sql_v2_cancel_by_key)
 }
 
 /* cancel_many(ids) -> setof (id, outcome as cancel, or locked); 22004, 22023, 40001. */
-SQL_FUNCTION(idemq_sql_v2_cancel_many)
+SQL_FUNCTION(idemq_sql_cancel_many)
 {
 	static const JobChanger skipper = {.decide = decide_cancel,
 									   .privileges = PRIVILEGE_CHANGE,
@@ -186,7 +186,7 @@ read_match(FunctionCallInfo fcinfo, Datum *values, AuditEntry *entry)
  * cancel_matching(queue, kind, group_key, key_prefix, max_jobs) -> (cancelled, locked);
  * IQ005, 42501, 22004 when no job is described, 22023, 40001.
  */
-SQL_FUNCTION(idemq_sql_v2_cancel_matching)
+SQL_FUNCTION(idemq_sql_cancel_matching)
 {
 	AuditEntry entry = {.action = "cancel_matching"};
 	Datum values[MATCH_PARAMS] = {0};

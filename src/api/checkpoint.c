@@ -39,7 +39,7 @@ idemq_step_refuse_event(const StepName *name)
 }
 
 /* checkpoint(id, token, state) -> void; IQ001, IQ002, IQ006, 22004, 40001, 54000. */
-SQL_FUNCTION(idemq_sql_v2_checkpoint)
+SQL_FUNCTION(idemq_sql_checkpoint)
 {
 	JobsTable table;
 	Attempt attempt;
@@ -65,7 +65,7 @@ SQL_FUNCTION(idemq_sql_v2_checkpoint)
  * assert_current(id, token) -> void; IQ001, IQ002, IQ006, 22004, 40001.
  * See idemq_attempt_hold.
  */
-SQL_FUNCTION(idemq_sql_v2_assert_current)
+SQL_FUNCTION(idemq_sql_assert_current)
 {
 	idemq_arg_attempt(fcinfo);
 	(void) idemq_attempt_hold(PG_GETARG_INT64(0), PG_GETARG_INT64(1));
@@ -76,7 +76,7 @@ SQL_FUNCTION(idemq_sql_v2_assert_current)
  * hold_claimed() -> held, busy or gone: as assert_current, for the one job that this session's
  * last transaction claimed; never waits for another transaction.
  */
-SQL_FUNCTION(idemq_sql_v2_hold_claimed)
+SQL_FUNCTION(idemq_sql_hold_claimed)
 {
 	int64 id;
 	int64 token;

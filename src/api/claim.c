@@ -38,7 +38,7 @@ idemq_claim_args(FunctionCallInfo fcinfo, int n, ClaimCall *call)
  * claim(queue text, max_jobs int, lease interval, worker text, attach bool)
  *		-> setof claimed job; 42501, IQ005, 22004, 22023.
  */
-SQL_FUNCTION(idemq_sql_v2_claim)
+SQL_FUNCTION(idemq_sql_claim)
 {
 	char *queue = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
 	ClaimCall call;
@@ -51,7 +51,7 @@ SQL_FUNCTION(idemq_sql_v2_claim)
 }
 
 /* claim_any(queues text[], ...) -> as claim, and the queue's name. */
-SQL_FUNCTION(idemq_sql_v2_claim_any)
+SQL_FUNCTION(idemq_sql_claim_any)
 {
 	QueueInfo *queue;
 	ArrayArg queues;

@@ -13,7 +13,7 @@
 /*
  * claim_job(id, lease, worker, attach) -> claim_result; 22004, 22023, 40001.
  */
-SQL_FUNCTION(idemq_sql_v2_claim_job)
+SQL_FUNCTION(idemq_sql_claim_job)
 {
 	JobCall call = {0};
 	JobsTable table;

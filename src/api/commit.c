@@ -20,7 +20,7 @@ idemq_commit_args(FunctionCallInfo fcinfo)
 }
 
 /* commit(id, token, result) -> committed; IQ001, IQ002, IQ006, 40001, 54000. */
-SQL_FUNCTION(idemq_sql_v2_commit)
+SQL_FUNCTION(idemq_sql_commit)
 {
 	Finish finish = idemq_commit_args(fcinfo);
 
@@ -28,16 +28,16 @@ SQL_FUNCTION(idemq_sql_v2_commit)
 }
 
 /* CALL commit_job(id, token, result, INOUT outcome): as commit. */
-SQL_FUNCTION(idemq_sql_v2_commit_job)
+SQL_FUNCTION(idemq_sql_commit_job)
 {
-	return idemq_value_row_datum(fcinfo, idemq_sql_v2_commit(fcinfo));
+	return idemq_value_row_datum(fcinfo, idemq_sql_commit(fcinfo));
 }
 
 /*
  * try_commit(id, token, result) -> committed | already_committed | stale | not_found;
  * 40001, 54000.
  */
-SQL_FUNCTION(idemq_sql_v2_try_commit)
+SQL_FUNCTION(idemq_sql_try_commit)
 {
 	Finish finish = idemq_commit_args(fcinfo);
 
@@ -45,7 +45,7 @@ SQL_FUNCTION(idemq_sql_v2_try_commit)
 }
 
 /* commit_many(ids, tokens, results) -> setof (id, token, outcome as try_commit). */
-SQL_FUNCTION(idemq_sql_v2_commit_many)
+SQL_FUNCTION(idemq_sql_commit_many)
 {
 	Finish finish = {.kind = FINISH_COMMIT};
 

@@ -73,7 +73,7 @@ claim_next(ClaimCall *call, const char *name)
  * commit_and_claim(id, token, result, queue, max_jobs, lease, worker, attach)
  *		-> setof claimed job; as commit: IQ001, IQ002, IQ006, 40001, 54000; 22004, 22023.
  */
-SQL_FUNCTION(idemq_sql_v2_commit_and_claim)
+SQL_FUNCTION(idemq_sql_commit_and_claim)
 {
 	Finish finish = idemq_commit_args(fcinfo);
 	char *name = queue_arg(fcinfo);
@@ -114,7 +114,7 @@ add_outcome(const Attempt *attempt, int32 ord, Outcome outcome, void *arg)
  *		-> setof (outcome, id, token, and of a claimed job the other columns of claim): first
  *		   a row for each pair as commit_many, then the claimed ones.
  */
-SQL_FUNCTION(idemq_sql_v2_commit_many_and_claim)
+SQL_FUNCTION(idemq_sql_commit_many_and_claim)
 {
 	Finish finish = {.kind = FINISH_COMMIT};
 	char *name = queue_arg(fcinfo);

@@ -15,7 +15,7 @@
  * commit_once(id, result) -> committed | already_committed | locked | dead |
  * cancelled | blocked | not_due | not_found; 22004, 40001, 54000.
  */
-SQL_FUNCTION(idemq_sql_v2_commit_once)
+SQL_FUNCTION(idemq_sql_commit_once)
 {
 	JobCall call = {0};
 	JobsTable table;

@@ -69,7 +69,7 @@ grant_admin(int32 queue_id, Oid role)
 }
 
 /* create_queue(name, settings ...) -> queue_id; 42710, 42602, 22004, 22023, IQ005, 42501, 53400. */
-SQL_FUNCTION(idemq_sql_v2_create_queue)
+SQL_FUNCTION(idemq_sql_create_queue)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "name", IDEMQ_MAX_QUEUE_NAME);
 	Oid creator = GetUserId();
@@ -139,7 +139,7 @@ is_given(FunctionCallInfo fcinfo, const char *name)
 }
 
 /* alter_queue(name, settings ...) -> void; IQ005, 42501, 22004, 22023. */
-SQL_FUNCTION(idemq_sql_v2_alter_queue)
+SQL_FUNCTION(idemq_sql_alter_queue)
 {
 	QueueInfo queue;
 	QueueInfo former;

@@ -144,7 +144,7 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
  * IQ003, IQ004, IQ005, 42501, 22004, 22023, 40001, 54000.  CALL enqueue_job has four INOUT
  * arguments more, which that row fills.
  */
-SQL_FUNCTION(idemq_sql_v2_enqueue)
+SQL_FUNCTION(idemq_sql_enqueue)
 {
 	QueueInfo queue;
 	JobsTable table;
@@ -241,7 +241,7 @@ read_arrays(FunctionCallInfo fcinfo, EnqueueArrays *arrays)
  *		max_attempts, headers, expires_ins, key_ttls, on_duplicate, nowait, kinds, max_wait,
  *		depends_on, on_parent_failure) -> setof (ord, id, outcome, status, result); as enqueue.
  */
-SQL_FUNCTION(idemq_sql_v2_enqueue_many)
+SQL_FUNCTION(idemq_sql_enqueue_many)
 {
 	EnqueueArrays arrays = {0};
 	QueueInfo queue;

@@ -141,7 +141,7 @@ fill_last(int64 id, Datum *values, bool *nulls, bool *own)
  *		max_attempts, headers, expires_in, kind) -> (id, outcome, status, result); IQ005, 42501,
  *		22004, 22023, 40001, 54000.
  */
-SQL_FUNCTION(idemq_sql_v2_enqueue_sequenced)
+SQL_FUNCTION(idemq_sql_enqueue_sequenced)
 {
 	char *producer = idemq_arg_text(fcinfo, ARG_PRODUCER, "producer", MAX_PRODUCER);
 	QueueInfo queue;

@@ -24,7 +24,7 @@ fail_args(FunctionCallInfo fcinfo)
  * fail(id, token, error, retry_in, permanent, details) -> retrying | dead | stale | not_found;
  * 40001, 54000.
  */
-SQL_FUNCTION(idemq_sql_v2_fail)
+SQL_FUNCTION(idemq_sql_fail)
 {
 	Finish finish = fail_args(fcinfo);
 
@@ -36,16 +36,16 @@ SQL_FUNCTION(idemq_sql_v2_fail)
 }
 
 /* CALL fail_job(id, token, error, retry_in, permanent, details, INOUT outcome): as fail. */
-SQL_FUNCTION(idemq_sql_v2_fail_job)
+SQL_FUNCTION(idemq_sql_fail_job)
 {
-	return idemq_value_row_datum(fcinfo, idemq_sql_v2_fail(fcinfo));
+	return idemq_value_row_datum(fcinfo, idemq_sql_fail(fcinfo));
 }
 
 /*
  * fail_many(ids, tokens, errors, retry_in, permanent, details)
  *		-> setof (id, token, outcome as fail).
  */
-SQL_FUNCTION(idemq_sql_v2_fail_many)
+SQL_FUNCTION(idemq_sql_fail_many)
 {
 	Finish finish = fail_args(fcinfo);
 

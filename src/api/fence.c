@@ -53,7 +53,7 @@ column(const TriggerData *data, HeapTuple row, int n, const char *name)
  * fence('job_id', 'token') -> trigger; IQ001 for a stale token, IQ002 without the
  * job, 42703, 22004, 0A000, 40001.
  */
-SQL_FUNCTION(idemq_sql_v2_fence)
+SQL_FUNCTION(idemq_sql_fence)
 {
 	TriggerData *data = (TriggerData *) fcinfo->context;
 	HeapTuple row;

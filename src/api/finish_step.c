@@ -162,7 +162,7 @@ finish(StepEnding *ending, Datum response)
  * finish_step(id, token, name, response) -> the response that counts; IQ001, IQ002, IQ006,
  * 55000, 22004, 22023, 25006, 54000; 40001 above READ COMMITTED.
  */
-SQL_FUNCTION(idemq_sql_v2_finish_step)
+SQL_FUNCTION(idemq_sql_finish_step)
 {
 	Datum response = idemq_arg_document(fcinfo, 3, "response");
 	Datum counts;
@@ -175,7 +175,7 @@ SQL_FUNCTION(idemq_sql_v2_finish_step)
 }
 
 /* refuse_step(id, token, name, error) -> void; IQ001, IQ002, IQ006, 55000, as finish_step. */
-SQL_FUNCTION(idemq_sql_v2_refuse_step)
+SQL_FUNCTION(idemq_sql_refuse_step)
 {
 	Datum error = PG_ARGISNULL(3) ? (Datum) 0 : PG_GETARG_DATUM(3);
 	StepEnding ending;

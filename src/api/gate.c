@@ -9,8 +9,8 @@
  * idemq is made as that role, by the functions of api/inside.c, which raise when no frame is
  * open.  (current_user is the owner, to whom everything is allowed.)
  *
- *		idemq_sql_v2_gate		in a security-restricted context: for what does not write idemq.jobs
- *		idemq_sql_v2_gate_jobs	the DBA may have put deferred triggers on idemq.jobs, which such
+ *		idemq_sql_gate		in a security-restricted context: for what does not write idemq.jobs
+ *		idemq_sql_gate_jobs	the DBA may have put deferred triggers on idemq.jobs, which such
  *								a context does not allow
  *
  * A STABLE function behind only reads, also on a standby: all of it under one snapshot, the
@@ -213,13 +213,13 @@ pass(FunctionCallInfo fcinfo, int restriction)
 }
 
 /* The function behind, in a security-restricted context. */
-SQL_FUNCTION(idemq_sql_v2_gate)
+SQL_FUNCTION(idemq_sql_gate)
 {
 	return pass(fcinfo, SECURITY_RESTRICTED_OPERATION);
 }
 
 /* The function behind, which may write idemq.jobs. */
-SQL_FUNCTION(idemq_sql_v2_gate_jobs)
+SQL_FUNCTION(idemq_sql_gate_jobs)
 {
 	return pass(fcinfo, 0);
 }

@@ -117,7 +117,7 @@ beat(int64 id, int64 token, int64 length)
  * heartbeat(id, token, lease) -> current | cancelled | expired | stale | not_found; 22004,
  *		22023.
  */
-SQL_FUNCTION(idemq_sql_v2_heartbeat)
+SQL_FUNCTION(idemq_sql_heartbeat)
 {
 	int64 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
 
@@ -132,7 +132,7 @@ SQL_FUNCTION(idemq_sql_v2_heartbeat)
  * Leases with an entry come first: an error at another's row, such as 53400 for a queue without
  * a slot, does not keep them from being renewed.
  */
-SQL_FUNCTION(idemq_sql_v2_heartbeat_many)
+SQL_FUNCTION(idemq_sql_heartbeat_many)
 {
 	int64 length = PG_ARGISNULL(2) ? 0 : idemq_arg_interval(fcinfo, 2, "lease", 1);
 	ArrayArg ids;
@@ -180,7 +180,7 @@ is_past_deadline(const Attempt *attempt)
 }
 
 /* validate(id, token) -> current | cancelled | expired | stale | not_found; 22004. */
-SQL_FUNCTION(idemq_sql_v2_validate)
+SQL_FUNCTION(idemq_sql_validate)
 {
 	JobsTable table;
 	Attempt attempt;

@@ -23,20 +23,20 @@
 #include "txn/txn.h"
 
 /* caller() -> the role that has called. */
-SQL_FUNCTION(idemq_sql_v2_inside_caller)
+SQL_FUNCTION(idemq_sql_inside_caller)
 {
 	PG_RETURN_OID(idemq_gate_caller());
 }
 
 /* now() -> idemq_now(). */
-SQL_FUNCTION(idemq_sql_v2_inside_now)
+SQL_FUNCTION(idemq_sql_inside_now)
 {
 	(void) idemq_gate_caller();
 	PG_RETURN_TIMESTAMPTZ(idemq_now());
 }
 
 /* given(name, value) -> void; 22004 for NULL. */
-SQL_FUNCTION(idemq_sql_v2_inside_given)
+SQL_FUNCTION(idemq_sql_inside_given)
 {
 	(void) idemq_gate_caller();
 	idemq_arg_required(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)));
@@ -44,7 +44,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_given)
 }
 
 /* check_text(name, value, most bytes) -> void; 22004, 22023. */
-SQL_FUNCTION(idemq_sql_v2_inside_check_text)
+SQL_FUNCTION(idemq_sql_inside_check_text)
 {
 	(void) idemq_gate_caller();
 	(void) idemq_arg_text(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), PG_GETARG_INT32(2));
@@ -52,7 +52,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_check_text)
 }
 
 /* check_int(name, value, lowest, highest) -> void; 22004, 22023. */
-SQL_FUNCTION(idemq_sql_v2_inside_check_int)
+SQL_FUNCTION(idemq_sql_inside_check_int)
 {
 	(void) idemq_gate_caller();
 	(void) idemq_arg_int(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), PG_GETARG_INT32(2),
@@ -61,7 +61,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_check_int)
 }
 
 /* check_interval(name, value, lowest us) -> void; 22004, 22023. */
-SQL_FUNCTION(idemq_sql_v2_inside_check_interval)
+SQL_FUNCTION(idemq_sql_inside_check_interval)
 {
 	(void) idemq_gate_caller();
 	(void) idemq_arg_interval(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)),
@@ -70,7 +70,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_check_interval)
 }
 
 /* check_ids(name, value) -> void; 22004, 22023. */
-SQL_FUNCTION(idemq_sql_v2_inside_check_ids)
+SQL_FUNCTION(idemq_sql_inside_check_ids)
 {
 	ArrayArg ids;
 
@@ -80,7 +80,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_check_ids)
 }
 
 /* check_document(name, value, reserve) -> void; 22004, 54000; reserve: bytes that will be added. */
-SQL_FUNCTION(idemq_sql_v2_inside_check_document)
+SQL_FUNCTION(idemq_sql_inside_check_document)
 {
 	char *name;
 
@@ -92,7 +92,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_check_document)
 }
 
 /* check_kind(value) -> void; 22023. */
-SQL_FUNCTION(idemq_sql_v2_inside_check_kind)
+SQL_FUNCTION(idemq_sql_inside_check_kind)
 {
 	(void) idemq_gate_caller();
 	idemq_check_kind(VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(0)));
@@ -139,7 +139,7 @@ open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, con
  * hold, to the end of the transaction: '': not at all; share: it cannot be dropped; keep: nor can
  * its row be deleted; exclusive: nobody else holds it.  argument: the caller's argument's name.
  */
-SQL_FUNCTION(idemq_sql_v2_inside_queue)
+SQL_FUNCTION(idemq_sql_inside_queue)
 {
 	int level = idemq_gate_become_caller();
 	int32 id = open_queue(fcinfo, TextDatumGetCString(PG_GETARG_DATUM(1)),
@@ -151,21 +151,21 @@ SQL_FUNCTION(idemq_sql_v2_inside_queue)
 }
 
 /* try_share_queue(queue_id) -> whether nobody is dropping it; then nobody can.  Never waits. */
-SQL_FUNCTION(idemq_sql_v2_inside_try_share_queue)
+SQL_FUNCTION(idemq_sql_inside_try_share_queue)
 {
 	(void) idemq_gate_caller();
 	PG_RETURN_BOOL(idemq_queue_try_lock(PG_GETARG_INT32(0), AccessShareLock));
 }
 
 /* worker_comes() -> whether this database has a background worker, or will have one. */
-SQL_FUNCTION(idemq_sql_v2_inside_worker_comes)
+SQL_FUNCTION(idemq_sql_inside_worker_comes)
 {
 	(void) idemq_gate_caller();
 	PG_RETURN_BOOL(idemq_worker_comes());
 }
 
 /* role_may(role, queue_id, privilege) -> whether it may; false for no role, or no such queue. */
-SQL_FUNCTION(idemq_sql_v2_inside_role_may)
+SQL_FUNCTION(idemq_sql_inside_role_may)
 {
 	QueueInfo queue;
 
@@ -177,7 +177,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_role_may)
 }
 
 /* role_of(name, oid) -> the role that a row means, NULL when that is gone. */
-SQL_FUNCTION(idemq_sql_v2_inside_role_of)
+SQL_FUNCTION(idemq_sql_inside_role_of)
 {
 	Oid role;
 
@@ -195,7 +195,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_role_of)
  * lock_role(role, what) -> its name; locks what it is granted, or its schedules, to the end of
  * the transaction; 42704.
  */
-SQL_FUNCTION(idemq_sql_v2_inside_lock_role)
+SQL_FUNCTION(idemq_sql_inside_lock_role)
 {
 	Oid role = PG_GETARG_OID(0);
 	Name name = palloc(sizeof(NameData));
@@ -209,7 +209,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_lock_role)
 }
 
 /* settle_usage(role) -> void: gives it, or takes away, USAGE of schema idemq; its lock is held. */
-SQL_FUNCTION(idemq_sql_v2_inside_settle_usage)
+SQL_FUNCTION(idemq_sql_inside_settle_usage)
 {
 	(void) idemq_gate_caller();
 	idemq_usage_settle(PG_GETARG_OID(0));
@@ -217,7 +217,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_settle_usage)
 }
 
 /* forget_queue(queue_id) -> void: shared memory forgets it when its deletion is committed. */
-SQL_FUNCTION(idemq_sql_v2_inside_forget_queue)
+SQL_FUNCTION(idemq_sql_inside_forget_queue)
 {
 	(void) idemq_gate_caller();
 	idemq_pending_note(ACTION_DROP_QUEUE, NULL, PG_GETARG_INT32(0));
@@ -225,7 +225,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_forget_queue)
 }
 
 /* wake_queue(queue_id) -> void: after the commit, sessions that wait for its jobs look again. */
-SQL_FUNCTION(idemq_sql_v2_inside_wake_queue)
+SQL_FUNCTION(idemq_sql_inside_wake_queue)
 {
 	(void) idemq_gate_caller();
 	idemq_pending_note(ACTION_RESUME, NULL, PG_GETARG_INT32(0));
@@ -233,7 +233,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_wake_queue)
 }
 
 /* handler_refusal(queue_id) -> why its handler does not run, NULL when it may; 53400. */
-SQL_FUNCTION(idemq_sql_v2_inside_handler_refusal)
+SQL_FUNCTION(idemq_sql_inside_handler_refusal)
 {
 	HandlerInfo handler;
 	HandlerTarget target;
@@ -254,7 +254,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_handler_refusal)
  * audit(action, queue_id, queue, details, job_id, jobs) -> void: writes a row of idemq.audit.
  * NULL: not known; queue_id 0: it is about no queue.
  */
-SQL_FUNCTION(idemq_sql_v2_inside_audit)
+SQL_FUNCTION(idemq_sql_inside_audit)
 {
 	int level = idemq_gate_become_caller();
 	QueueInfo queue = {.id = PG_GETARG_INT32(1)};
@@ -326,7 +326,7 @@ run_query(FunctionCallInfo fcinfo, int first, bool latest)
 }
 
 /* latest(query, args ...) -> its rows under the latest snapshot, as the owner; it reads. */
-SQL_FUNCTION(idemq_sql_v2_inside_latest)
+SQL_FUNCTION(idemq_sql_inside_latest)
 {
 	(void) idemq_gate_caller();
 	run_query(fcinfo, 0, true);
@@ -334,7 +334,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_latest)
 }
 
 /* as_caller(query, args ...) -> its rows, as the role that has called; it may write. */
-SQL_FUNCTION(idemq_sql_v2_inside_as_caller)
+SQL_FUNCTION(idemq_sql_inside_as_caller)
 {
 	int level = idemq_gate_become_caller();
 
@@ -344,7 +344,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_as_caller)
 }
 
 /* as_role(role, query, args ...) -> its rows, as another role; it may write. */
-SQL_FUNCTION(idemq_sql_v2_inside_as_role)
+SQL_FUNCTION(idemq_sql_inside_as_role)
 {
 	int level;
 

@@ -25,31 +25,31 @@ allows(FunctionCallInfo fcinfo, int wanted)
 }
 
 /* may_see(queue_id) -> whether the current role may claim from or administer it. */
-SQL_FUNCTION(idemq_sql_v2_may_see)
+SQL_FUNCTION(idemq_sql_may_see)
 {
 	return allows(fcinfo, PRIVILEGE_CLAIM | PRIVILEGE_ADMIN);
 }
 
 /* may_use(queue_id) -> whether the current role holds any privilege on it. */
-SQL_FUNCTION(idemq_sql_v2_may_use)
+SQL_FUNCTION(idemq_sql_may_use)
 {
 	return allows(fcinfo, PRIVILEGE_ALL);
 }
 
 /* may_administer(queue_id) -> whether the current role may administer it. */
-SQL_FUNCTION(idemq_sql_v2_may_administer)
+SQL_FUNCTION(idemq_sql_may_administer)
 {
 	return allows(fcinfo, PRIVILEGE_ADMIN);
 }
 
 /* may_enqueue(queue_id) -> whether the current role may enqueue to it. */
-SQL_FUNCTION(idemq_sql_v2_may_enqueue)
+SQL_FUNCTION(idemq_sql_may_enqueue)
 {
 	return allows(fcinfo, PRIVILEGE_ENQUEUE);
 }
 
 /* may_change_schedule(queue_id, created_by, its oid) -> whether the current role may replace it. */
-SQL_FUNCTION(idemq_sql_v2_may_change_schedule)
+SQL_FUNCTION(idemq_sql_may_change_schedule)
 {
 	PG_RETURN_BOOL(!PG_ARGISNULL(0) && !PG_ARGISNULL(1) &&
 				   idemq_may_change_schedule(PG_GETARG_INT32(0), NameStr(*PG_GETARG_NAME(1)),
@@ -57,7 +57,7 @@ SQL_FUNCTION(idemq_sql_v2_may_change_schedule)
 }
 
 /* queue_id(queue) -> the queue's id; IQ005, 42501 for a role without any privilege on it. */
-SQL_FUNCTION(idemq_sql_v2_queue_id)
+SQL_FUNCTION(idemq_sql_queue_id)
 {
 	QueueInfo queue;
 
@@ -66,7 +66,7 @@ SQL_FUNCTION(idemq_sql_v2_queue_id)
 }
 
 /* queue_name(queue_id) -> its name, NULL for a role that may not know of it. */
-SQL_FUNCTION(idemq_sql_v2_queue_name)
+SQL_FUNCTION(idemq_sql_queue_name)
 {
 	QueueInfo queue;
 

@@ -63,7 +63,7 @@ is_first(const Datum *values)
  * once(scope, key, ttl) -> whether this is the first time, until ttl has passed;
  * 22004, 22023, 25006; 40001 above READ COMMITTED.
  */
-SQL_FUNCTION(idemq_sql_v2_once)
+SQL_FUNCTION(idemq_sql_once)
 {
 	TimestampTz now = idemq_now();
 	int64 ttl = idemq_arg_interval(fcinfo, 2, "ttl", 1);

@@ -54,7 +54,7 @@ add_row(JobsTable *table, const DependencyGone *parent, ReturnSetInfo *set)
 }
 
 /* parents(id) -> setof (parent, queue, status, result), none if the role may not know; 22004. */
-SQL_FUNCTION(idemq_sql_v2_parents)
+SQL_FUNCTION(idemq_sql_parents)
 {
 	int64 id;
 	JobsTable table;

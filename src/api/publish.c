@@ -163,7 +163,7 @@ read_arguments(FunctionCallInfo fcinfo, Published *call)
  *		expires_in, kind) -> setof (queue, id, outcome accepted | duplicate); 42704, 42501,
  *		22004, 22023, 25006, 40001, 54000.
  */
-SQL_FUNCTION(idemq_sql_v2_publish)
+SQL_FUNCTION(idemq_sql_publish)
 {
 	Published call = {0};
 	MemoryContext job_context;

@@ -13,7 +13,7 @@
 #include "table/table.h"
 
 /* reap(queue) -> number of leases taken back; IQ005, 42501, 53400. */
-SQL_FUNCTION(idemq_sql_v2_reap)
+SQL_FUNCTION(idemq_sql_reap)
 {
 	QueueInfo queue;
 	int64 reaped = 0;

@@ -20,7 +20,7 @@ release_args(FunctionCallInfo fcinfo)
 }
 
 /* release(id, token, delay) -> released | stale | not_found; 40001. */
-SQL_FUNCTION(idemq_sql_v2_release)
+SQL_FUNCTION(idemq_sql_release)
 {
 	Finish finish = release_args(fcinfo);
 
@@ -28,7 +28,7 @@ SQL_FUNCTION(idemq_sql_v2_release)
 }
 
 /* release_many(ids, tokens, delay) -> setof (id, token, outcome as release). */
-SQL_FUNCTION(idemq_sql_v2_release_many)
+SQL_FUNCTION(idemq_sql_release_many)
 {
 	Finish finish = release_args(fcinfo);
 
@@ -48,7 +48,7 @@ decide_release(const Job *job, const void *arg, EventArgs *args, JobEvent *event
  * release_job(id) -> released | current (not running) | blocked | completed | dead | cancelled |
  * not_found; 22004, 40001.
  */
-SQL_FUNCTION(idemq_sql_v2_release_job)
+SQL_FUNCTION(idemq_sql_release_job)
 {
 	static const JobChanger releaser = {.decide = decide_release,
 										.privileges = PRIVILEGE_ADMIN,

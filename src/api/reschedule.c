@@ -59,7 +59,7 @@ decide_reschedule(const Job *job, const void *arg, EventArgs *args, JobEvent *ev
  * reschedule(id, run_at, priority) -> accepted | locked | completed | dead | cancelled |
  *		not_found; 22004, 22023, 40001.
  */
-SQL_FUNCTION(idemq_sql_v2_reschedule)
+SQL_FUNCTION(idemq_sql_reschedule)
 {
 	Schedule schedule = {!PG_ARGISNULL(1), 0, -1};
 	JobChanger rescheduler = {.decide = decide_reschedule,

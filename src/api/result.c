@@ -15,7 +15,7 @@
 #include "table/table.h"
 
 /* result(id) -> (status, result); IQ002, 22004, 55000.  Needs any privilege on the job's queue. */
-SQL_FUNCTION(idemq_sql_v2_result)
+SQL_FUNCTION(idemq_sql_result)
 {
 	Datum values[2];
 	bool nulls[2] = {false, false};

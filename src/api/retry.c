@@ -44,7 +44,7 @@ say_copies(int64 copies)
 }
 
 /* retry(id) -> retrying | current | locked | blocked | completed | not_found; 22004, 40001. */
-SQL_FUNCTION(idemq_sql_v2_retry)
+SQL_FUNCTION(idemq_sql_retry)
 {
 	int64 copies = 0;
 	JobChanger retrier = {.decide = decide_retry,
@@ -58,7 +58,7 @@ SQL_FUNCTION(idemq_sql_v2_retry)
 }
 
 /* retry_many(ids) -> setof (id, outcome as retry); 22004, 22023, 40001. */
-SQL_FUNCTION(idemq_sql_v2_retry_many)
+SQL_FUNCTION(idemq_sql_retry_many)
 {
 	int64 copies = 0;
 	JobChanger retrier = {.decide = decide_retry,
@@ -85,7 +85,7 @@ decide_redrive(const Job *job, const void *arg, EventArgs *args, JobEvent *event
  * redrive_job(id, token) -> (whether that attempt had left it dead, and it runs again; how many
  * of its accounts were taken out of the dead queue); 40001.
  */
-SQL_FUNCTION(idemq_sql_v2_inside_redrive_job)
+SQL_FUNCTION(idemq_sql_inside_redrive_job)
 {
 	int level = idemq_gate_become_caller();
 	int64 token = PG_GETARG_INT64(1);

@@ -104,7 +104,7 @@ answer(FunctionCallInfo fcinfo, Outcome outcome, Datum payload)
  * send_event(queue, name, payload) -> (outcome accepted | duplicate, the payload that counts);
  * IQ005, 42501, 22004, 22023, 25006, 54000; 40001 above READ COMMITTED.
  */
-SQL_FUNCTION(idemq_sql_v2_send_event)
+SQL_FUNCTION(idemq_sql_send_event)
 {
 	Datum payload;
 	EventName event;

@@ -11,7 +11,7 @@
 #include "table/table.h"
 
 /* set_shard(shard, shards) -> whether that changed anything; 22004, 22023, 25006, 55000. */
-SQL_FUNCTION(idemq_sql_v2_set_shard)
+SQL_FUNCTION(idemq_sql_set_shard)
 {
 	int32 shards = idemq_arg_int(fcinfo, 1, "shards", 1, MAX_SHARDS);
 	int32 shard = idemq_arg_int(fcinfo, 0, "shard", 0, shards - 1);
@@ -25,7 +25,7 @@ SQL_FUNCTION(idemq_sql_v2_set_shard)
 }
 
 /* assert_shard(shard, shards) -> true; 22004, 22023, 55000. */
-SQL_FUNCTION(idemq_sql_v2_assert_shard)
+SQL_FUNCTION(idemq_sql_assert_shard)
 {
 	int32 shards = idemq_arg_int(fcinfo, 1, "shards", 1, MAX_SHARDS);
 	int32 shard = idemq_arg_int(fcinfo, 0, "shard", 0, shards - 1);

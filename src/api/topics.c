@@ -12,7 +12,7 @@
 #include "queue/queue.h"
 
 /* topic_matches(pattern, topic) -> whether a queue bound by pattern gets jobs of topic; 22023. */
-SQL_FUNCTION(idemq_sql_v2_topic_matches)
+SQL_FUNCTION(idemq_sql_topic_matches)
 {
 	TopicWords pattern;
 	TopicWords topic;
@@ -23,7 +23,7 @@ SQL_FUNCTION(idemq_sql_v2_topic_matches)
 }
 
 /* check_space(topic) -> void; 22004, 22023. */
-SQL_FUNCTION(idemq_sql_v2_inside_check_space)
+SQL_FUNCTION(idemq_sql_inside_check_space)
 {
 	(void) idemq_gate_caller();
 	idemq_topic_check_space(idemq_arg_text(fcinfo, 0, "topic", IDEMQ_MAX_NAME_ARG));
@@ -31,7 +31,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_check_space)
 }
 
 /* topic_space(pattern) -> its space; 22004, 22023. */
-SQL_FUNCTION(idemq_sql_v2_inside_topic_space)
+SQL_FUNCTION(idemq_sql_inside_topic_space)
 {
 	TopicWords words;
 
@@ -53,7 +53,7 @@ privileges_named(const char *word)
  * topic(topic, privilege, keep) -> void; 42704; 42501 unless the caller has the privilege, NULL
  * for none.  keep: the space cannot be dropped, to the end of the transaction.
  */
-SQL_FUNCTION(idemq_sql_v2_inside_topic)
+SQL_FUNCTION(idemq_sql_inside_topic)
 {
 	int level = idemq_gate_become_caller();
 	const char *name = TextDatumGetCString(PG_GETARG_DATUM(0));
@@ -70,7 +70,7 @@ SQL_FUNCTION(idemq_sql_v2_inside_topic)
 }
 
 /* topic_may(topic, role, privilege) -> whether it may; false for no such topic, or no role. */
-SQL_FUNCTION(idemq_sql_v2_inside_topic_may)
+SQL_FUNCTION(idemq_sql_inside_topic_may)
 {
 	TopicSpace space;
 

@@ -350,7 +350,7 @@ wait_for_queues(FunctionCallInfo fcinfo, Wait *wait)
 }
 
 /* wait(queue text, timeout interval, INOUT ready bool); 2D000, IQ005, 42501, 22004, 22023. */
-SQL_FUNCTION(idemq_sql_v2_wait)
+SQL_FUNCTION(idemq_sql_wait)
 {
 	Target target = {0};
 	Wait wait = {.count = 1, .targets = &target};
@@ -361,7 +361,7 @@ SQL_FUNCTION(idemq_sql_v2_wait)
 }
 
 /* wait_any(queues text[], timeout interval, INOUT ready bool); as wait. */
-SQL_FUNCTION(idemq_sql_v2_wait_any)
+SQL_FUNCTION(idemq_sql_wait_any)
 {
 	ArrayArg queues;
 	Wait wait = {0};
@@ -396,7 +396,7 @@ refuse_job(Wait *wait, int64 job_id)
  * wait_result(id bigint, timeout interval, INOUT status, INOUT result); 2D000,
  * IQ002, 22004, 22023.  After timeout, the status that the job has.
  */
-SQL_FUNCTION(idemq_sql_v2_wait_result)
+SQL_FUNCTION(idemq_sql_wait_result)
 {
 	int64 timeout;
 	Target target = {0};
@@ -422,7 +422,7 @@ SQL_FUNCTION(idemq_sql_v2_wait_result)
  * wait_results(ids bigint[], timeout interval, INOUT statuses, INOUT results); as
  * wait_result, for all of them: one after the other, since the last one decides.
  */
-SQL_FUNCTION(idemq_sql_v2_wait_results)
+SQL_FUNCTION(idemq_sql_wait_results)
 {
 	ArrayArg ids;
 	int64 timeout;

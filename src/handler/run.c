@@ -67,7 +67,7 @@ idemq_handler_queue(void)
 }
 
 /* current_job() -> a row as idemq.claim_any answers; NULLs outside of a handler. */
-SQL_FUNCTION(idemq_sql_v2_current_job)
+SQL_FUNCTION(idemq_sql_current_job)
 {
 	const ClaimedJob *job = current;
 	Datum values[CLAIM_COLUMN_COUNT + 1] = {0};

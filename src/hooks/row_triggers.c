@@ -176,7 +176,7 @@ note_result(const JobVersion *before, const JobVersion *after)
  * jobs_changed(): row trigger of idemq.jobs.  In a database that follows another, where mostly
  * the apply worker writes, only results are noted: nobody reads the rest (job/follow.c).
  */
-SQL_FUNCTION(idemq_sql_v2_jobs_changed)
+SQL_FUNCTION(idemq_sql_jobs_changed)
 {
 	TriggerData *data = trigger_data(fcinfo, TRIGGER_EVENT_AFTER, true);
 	Relation rel = data->tg_relation;
@@ -228,7 +228,7 @@ SQL_FUNCTION(idemq_sql_v2_jobs_changed)
 }
 
 /* jobs_truncated(): statement trigger of idemq.jobs. */
-SQL_FUNCTION(idemq_sql_v2_jobs_truncated)
+SQL_FUNCTION(idemq_sql_jobs_truncated)
 {
 	(void) trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 	if (!idemq_follows())
@@ -243,7 +243,7 @@ SQL_FUNCTION(idemq_sql_v2_jobs_truncated)
  * dependencies_changed(): statement trigger of idemq.dependencies and idemq.children, for
  * rows that come by a restore, or by hand.
  */
-SQL_FUNCTION(idemq_sql_v2_dependencies_changed)
+SQL_FUNCTION(idemq_sql_dependencies_changed)
 {
 	(void) trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 	if (!idemq_dependencies_is_writing() && !idemq_follows())
@@ -273,7 +273,7 @@ queue_of(TriggerData *data, HeapTuple row)
  * settings_changed(): row trigger of idemq.queues, idemq_internal.queue_grants and idemq_internal.handler_entries,
  * which names the queue; statement trigger of their TRUNCATE, and of idemq_internal.clusters: any queue.
  */
-SQL_FUNCTION(idemq_sql_v2_settings_changed)
+SQL_FUNCTION(idemq_sql_settings_changed)
 {
 	TriggerData *data = trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 
@@ -301,7 +301,7 @@ SQL_FUNCTION(idemq_sql_v2_settings_changed)
 }
 
 /* followers_changed(): row and truncate trigger of idemq_internal.followers. */
-SQL_FUNCTION(idemq_sql_v2_followers_changed)
+SQL_FUNCTION(idemq_sql_followers_changed)
 {
 	TriggerData *data = trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 
@@ -315,14 +315,14 @@ SQL_FUNCTION(idemq_sql_v2_followers_changed)
  * The row is not written: a row of ours that comes back from a database that has followed us
  * would collide with the one that is here.
  */
-SQL_FUNCTION(idemq_sql_v2_followers_local)
+SQL_FUNCTION(idemq_sql_followers_local)
 {
 	(void) trigger_data(fcinfo, TRIGGER_EVENT_BEFORE, true);
 	return PointerGetDatum(NULL);
 }
 
 /* shard_changed(): row and truncate trigger of idemq.shard. */
-SQL_FUNCTION(idemq_sql_v2_shard_changed)
+SQL_FUNCTION(idemq_sql_shard_changed)
 {
 	(void) trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 	idemq_jobs_ids_changed();
@@ -333,7 +333,7 @@ SQL_FUNCTION(idemq_sql_v2_shard_changed)
  * schedules_changed(): statement trigger of idemq_internal.schedule_entries.  The worker knows what it
  * has written itself.
  */
-SQL_FUNCTION(idemq_sql_v2_schedules_changed)
+SQL_FUNCTION(idemq_sql_schedules_changed)
 {
 	(void) trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
 	if (idemq_post_mine() == NULL)
@@ -345,7 +345,7 @@ SQL_FUNCTION(idemq_sql_v2_schedules_changed)
  * role_named(name column, oid column): row trigger that writes a role's OID beside its name
  * (queue/roles.c), before each INSERT, a restore's too, and each UPDATE of the name.
  */
-SQL_FUNCTION(idemq_sql_v2_role_named)
+SQL_FUNCTION(idemq_sql_role_named)
 {
 	TriggerData *data = trigger_data(fcinfo, TRIGGER_EVENT_BEFORE, true);
 	TupleDesc desc = RelationGetDescr(data->tg_relation);

@@ -190,7 +190,7 @@ check_follows(CheckCall *call)
 }
 
 /* check() -> setof (severity, invariant, detail); 25001. */
-SQL_FUNCTION(idemq_sql_v2_check)
+SQL_FUNCTION(idemq_sql_check)
 {
 	static const Suspicion tokens =
 		{find_tokens, NULL, CHECK_WARNING, "tokens.issued",

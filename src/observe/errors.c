@@ -33,7 +33,7 @@ beginning(FunctionCallInfo fcinfo, int n, int *length)
 }
 
 /* error_pattern(error) -> text. */
-SQL_FUNCTION(idemq_sql_v2_error_pattern)
+SQL_FUNCTION(idemq_sql_error_pattern)
 {
 	int length;
 	const char *error = beginning(fcinfo, 0, &length);
@@ -42,7 +42,7 @@ SQL_FUNCTION(idemq_sql_v2_error_pattern)
 }
 
 /* error_sqlstate(details, error) -> text, NULL when neither names one. */
-SQL_FUNCTION(idemq_sql_v2_error_sqlstate)
+SQL_FUNCTION(idemq_sql_error_sqlstate)
 {
 	static const char key[] = "sqlstate";
 	JsonbContainer *details = PG_ARGISNULL(0) ? NULL : &PG_GETARG_JSONB_P(0)->root;
@@ -68,7 +68,7 @@ SQL_FUNCTION(idemq_sql_v2_error_sqlstate)
 }
 
 /* error_fingerprint(sqlstate, error) -> text: 16 hex digits. */
-SQL_FUNCTION(idemq_sql_v2_error_fingerprint)
+SQL_FUNCTION(idemq_sql_error_fingerprint)
 {
 	const char *sqlstate = PG_ARGISNULL(0) ? "" : text_to_cstring(PG_GETARG_TEXT_PP(0));
 	int length;

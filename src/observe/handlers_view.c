@@ -60,7 +60,7 @@ add_handler(ReturnSetInfo *set, const HandlerInfo *info, bool has_slot, bool err
  * handler_states() -> setof (queue_id, state, ...), of queues that the role may claim from or
  * administer, of all for members of pg_monitor.
  */
-SQL_FUNCTION(idemq_sql_v2_handler_states)
+SQL_FUNCTION(idemq_sql_handler_states)
 {
 	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	Oid user = GetUserId();

@@ -154,7 +154,7 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
  * queue_metrics(count) -> setof a queue's metrics: of the queues that the role may
  * claim from or administer, of all for members of pg_monitor.
  */
-SQL_FUNCTION(idemq_sql_v2_queue_metrics)
+SQL_FUNCTION(idemq_sql_queue_metrics)
 {
 	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	bool all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
@@ -178,7 +178,7 @@ SQL_FUNCTION(idemq_sql_v2_queue_metrics)
 }
 
 /* recount() -> number of jobs; 25001, 25006, 54000, 55006. */
-SQL_FUNCTION(idemq_sql_v2_recount)
+SQL_FUNCTION(idemq_sql_recount)
 {
 	int64 jobs = 0;
 	CountStart start = idemq_queue_counts_try(&jobs);
@@ -195,7 +195,7 @@ SQL_FUNCTION(idemq_sql_v2_recount)
 }
 
 /* memory_usage() -> setof (resource, used, size, refused). */
-SQL_FUNCTION(idemq_sql_v2_memory_usage)
+SQL_FUNCTION(idemq_sql_memory_usage)
 {
 	const struct
 	{
@@ -222,7 +222,7 @@ SQL_FUNCTION(idemq_sql_v2_memory_usage)
 }
 
 /* server_counts() -> setof (name, value), what is counted on the whole server. */
-SQL_FUNCTION(idemq_sql_v2_server_counts)
+SQL_FUNCTION(idemq_sql_server_counts)
 {
 	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	bool nulls[] = {false, false};

@@ -32,7 +32,7 @@ read_number(Jsonb *object, const char *name, double *number)
 }
 
 /* progress(checkpoint) -> float8, from 0 to 100; NULL when it does not say. */
-SQL_FUNCTION(idemq_sql_v2_progress)
+SQL_FUNCTION(idemq_sql_progress)
 {
 	Jsonb *checkpoint = PG_GETARG_JSONB_P(0);
 	double done;

@@ -60,7 +60,7 @@ put_buckets(ReturnSetInfo *set, int32 queue_id, Timing timing, const uint64 *buc
  * timing_buckets() -> setof (queue_id, timing, le, jobs, seconds): of the queues that the role
  * may claim from or administer, of all for members of pg_monitor; none of a queue without a slot.
  */
-SQL_FUNCTION(idemq_sql_v2_timing_buckets)
+SQL_FUNCTION(idemq_sql_timing_buckets)
 {
 	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	bool all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
@@ -83,7 +83,7 @@ SQL_FUNCTION(idemq_sql_v2_timing_buckets)
 }
 
 /* percentile(counts, part) -> interval; 22023. */
-SQL_FUNCTION(idemq_sql_v2_percentile)
+SQL_FUNCTION(idemq_sql_percentile)
 {
 	uint64 buckets[HISTOGRAM_BUCKETS] = {0};
 	int64 usecs;
@@ -98,7 +98,7 @@ SQL_FUNCTION(idemq_sql_v2_percentile)
 }
 
 /* add_counts(counts, more) -> both together; 22023. */
-SQL_FUNCTION(idemq_sql_v2_add_counts)
+SQL_FUNCTION(idemq_sql_add_counts)
 {
 	uint64 buckets[HISTOGRAM_BUCKETS] = {0};
 	ArrayType *sum;

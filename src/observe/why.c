@@ -511,7 +511,7 @@ say_why(WhyCall *call)
 }
 
 /* why(id) -> text; 22004. */
-SQL_FUNCTION(idemq_sql_v2_why)
+SQL_FUNCTION(idemq_sql_why)
 {
 	WhyCall call = {0};
 

@@ -19,7 +19,7 @@
 #include "shared/processes/processes.h"
 
 /* worker_state() -> one row, all NULL when no worker runs. */
-SQL_FUNCTION(idemq_sql_v2_worker_state)
+SQL_FUNCTION(idemq_sql_worker_state)
 {
 	RowBuilder row = {0};
 	WorkerHealth health = {0};
@@ -39,7 +39,7 @@ SQL_FUNCTION(idemq_sql_v2_worker_state)
 }
 
 /* chore_counts() -> setof (chore, runs, failures, busy); none when the database has no post. */
-SQL_FUNCTION(idemq_sql_v2_chore_counts)
+SQL_FUNCTION(idemq_sql_chore_counts)
 {
 	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	uint64 counts[CHORE_KINDS][CHORE_COUNTS];

@@ -30,7 +30,7 @@ add_column(RowBuilder *row, const Job *job, bool shown, JobColumn column)
 }
 
 /* leases() -> setof lease of the queues that the role may see; pg_monitor sees all. */
-SQL_FUNCTION(idemq_sql_v2_leases)
+SQL_FUNCTION(idemq_sql_leases)
 {
 	bool sees_all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
 	ReturnSetInfo *set = idemq_srf_begin(fcinfo);

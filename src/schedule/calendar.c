@@ -53,7 +53,7 @@ read_calendar(FunctionCallInfo fcinfo, Calendar *calendar)
 }
 
 /* next_tick(cron, time_zone, after) -> the first tick after it, or NULL; 22004, 22023. */
-SQL_FUNCTION(idemq_sql_v2_next_tick)
+SQL_FUNCTION(idemq_sql_next_tick)
 {
 	Calendar calendar;
 	TimestampTz tick;
@@ -66,7 +66,7 @@ SQL_FUNCTION(idemq_sql_v2_next_tick)
 }
 
 /* last_tick(cron, time_zone, until) -> the last tick not after it, or NULL; 22004, 22023. */
-SQL_FUNCTION(idemq_sql_v2_last_tick)
+SQL_FUNCTION(idemq_sql_last_tick)
 {
 	Calendar calendar;
 	TimestampTz tick;
@@ -83,7 +83,7 @@ SQL_FUNCTION(idemq_sql_v2_last_tick)
  * next_run(cron, time_zone, done_until) -> the tick that is due, the last one until now that is not
  * done, or else the first one to come; NULL when there is none, or the arguments cannot be read.
  */
-SQL_FUNCTION(idemq_sql_v2_next_run)
+SQL_FUNCTION(idemq_sql_next_run)
 {
 	TimestampTz now = idemq_wall_now();
 	char error[CRON_MAX_ERROR];

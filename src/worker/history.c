@@ -340,7 +340,7 @@ put(ReturnSetInfo *set, const Known *queue)
  * history() -> setof what has changed in a queue since the last step, and queue_id 0 for all
  * queues together; for the worker, in its chore: no rows elsewhere.
  */
-SQL_FUNCTION(idemq_sql_v2_history)
+SQL_FUNCTION(idemq_sql_history)
 {
 	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 	Known all = {.last.due = DT_NOEND, .next = {.counts.known = true, .due = DT_NOEND}};

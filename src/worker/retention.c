@@ -399,7 +399,7 @@ idemq_retention_apply(int64 max_jobs)
 }
 
 /* apply_retention(max_jobs) -> how many jobs were deleted; 22023, 25006. */
-SQL_FUNCTION(idemq_sql_v2_apply_retention)
+SQL_FUNCTION(idemq_sql_apply_retention)
 {
 	int max_jobs = idemq_arg_int(fcinfo, 0, "max_jobs", 1, PG_INT32_MAX);
 

@@ -36,7 +36,7 @@ export async function proxied(how, fn) {
 
 /** Has idemq.hold_claimed be what a test wants. */
 export async function withHold(sql, fn) {
-  const [now, back] = ["AS '$libdir/idemq', 'idemq_sql_v2_hold_claimed'", `LANGUAGE plpgsql AS $$ ${sql} $$`];
+  const [now, back] = ["AS '$libdir/idemq', 'idemq_sql_hold_claimed'", `LANGUAGE plpgsql AS $$ ${sql} $$`];
   await pool.query(`CREATE OR REPLACE FUNCTION idemq.hold_claimed() RETURNS text ${back}`);
   try {
     await fn();

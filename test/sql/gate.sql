@@ -22,7 +22,7 @@ END $$;
 SELECT count(*) > 10 AS many, string_agg(name, ' ') FILTER (WHERE state <> '55000') AS not_refused
 	FROM (SELECT p.proname AS name, sqlstate_of(format('SELECT %s(%s)', p.oid::regproc,
 			(SELECT string_agg(format('NULL::%s', replace(format_type(t, NULL), '"any"', 'text')), ', ') FROM unnest(p.proargtypes) t))) AS state
-		FROM pg_proc p WHERE pronamespace = 'idemq_internal'::regnamespace AND prosrc ~ '^idemq_sql_v2_inside_') x;
+		FROM pg_proc p WHERE pronamespace = 'idemq_internal'::regnamespace AND prosrc ~ '^idemq_sql_inside_') x;
 CREATE ROLE regress_gate_caller;
 CREATE ROLE regress_gate_definer;
 SET ROLE regress_gate_caller;
@@ -30,7 +30,7 @@ SELECT idemq_internal.caller();
 RESET ROLE;
 
 -- ---- Each function in front has one behind: arguments, result; both are called with NULL
-CREATE VIEW fronts AS SELECT * FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace AND prosrc LIKE 'idemq\_sql\_v2\_gate%';
+CREATE VIEW fronts AS SELECT * FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace AND prosrc LIKE 'idemq\_sql\_gate%';
 SELECT count(*) > 5 AS some FROM fronts;
 SELECT f.oid::regprocedure AS lonely FROM fronts f LEFT JOIN pg_proc b ON b.pronamespace = 'idemq_internal'::regnamespace AND b.proname = f.proname
 	AND b.proargtypes = f.proargtypes
@@ -41,7 +41,7 @@ SELECT f.oid::regprocedure AS writes FROM fronts f JOIN pg_proc b ON b.pronamesp
 	WHERE f.provolatile <> 'v' AND b.provolatile = 'v';
 
 -- ---- What it is inside
-CREATE FUNCTION idemq.looks() RETURNS text LANGUAGE c AS '$libdir/idemq', 'idemq_sql_v2_gate';
+CREATE FUNCTION idemq.looks() RETURNS text LANGUAGE c AS '$libdir/idemq', 'idemq_sql_gate';
 CREATE FUNCTION idemq_internal.looks_impl() RETURNS text STABLE LANGUAGE sql AS $$
 	SELECT format('%s for %s: %s, %s, seqscan %s, jit %s', current_user, idemq_internal.caller()::regrole, current_setting('search_path'),
 		current_setting('plan_cache_mode'), current_setting('enable_seqscan'), current_setting('jit')) $$;
@@ -67,7 +67,7 @@ ROLLBACK;
 CREATE TABLE secrets (name text PRIMARY KEY, number int CHECK (number > 0));
 INSERT INTO secrets VALUES ('a secret', 1);
 REVOKE ALL ON secrets FROM PUBLIC;
-CREATE FUNCTION idemq.acts(what text) RETURNS text LANGUAGE c AS '$libdir/idemq', 'idemq_sql_v2_gate';
+CREATE FUNCTION idemq.acts(what text) RETURNS text LANGUAGE c AS '$libdir/idemq', 'idemq_sql_gate';
 CREATE FUNCTION idemq_internal.acts_impl(what text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	answer text;
@@ -145,12 +145,12 @@ SET ROLE regress_gate_caller;
 SELECT w, t.* FROM unnest('{ours,unique,unique to the caller,temporary,caught as the caller,as the caller,as a role,nested}'::text[]) w, told(w) t;
 RESET ROLE;
 -- In front of idemq.jobs, where a DBA may defer triggers.
-CREATE OR REPLACE FUNCTION idemq.acts(what text) RETURNS text LANGUAGE c AS '$libdir/idemq', 'idemq_sql_v2_gate_jobs';
+CREATE OR REPLACE FUNCTION idemq.acts(what text) RETURNS text LANGUAGE c AS '$libdir/idemq', 'idemq_sql_gate_jobs';
 SELECT w, t.* FROM unnest('{temporary,away}'::text[]) w, told(w) t;
 \x
 
 -- ---- Sets, by SQL and by PL/pgSQL, all at once; rows; void is no NULL
-CREATE FUNCTION idemq.some(n int) RETURNS TABLE (a int, b text) LANGUAGE c AS '$libdir/idemq', 'idemq_sql_v2_gate';
+CREATE FUNCTION idemq.some(n int) RETURNS TABLE (a int, b text) LANGUAGE c AS '$libdir/idemq', 'idemq_sql_gate';
 CREATE FUNCTION idemq_internal.some_impl(n int) RETURNS TABLE (a int, b text) STABLE LANGUAGE sql AS $$
 	SELECT g, current_user || ' ' || idemq_internal.caller()::regrole FROM generate_series(1, n) g $$;
 SELECT * FROM idemq.some(3) LIMIT 2;
@@ -162,10 +162,10 @@ BEGIN
 END $$;
 SELECT * FROM idemq.some(3) LIMIT 2;
 SELECT idemq.some(2), outside();
-CREATE FUNCTION idemq.nothing(OUT a int, OUT b text) LANGUAGE c AS '$libdir/idemq', 'idemq_sql_v2_gate';
+CREATE FUNCTION idemq.nothing(OUT a int, OUT b text) LANGUAGE c AS '$libdir/idemq', 'idemq_sql_gate';
 CREATE FUNCTION idemq_internal.nothing_impl(OUT a int, OUT b text) STABLE LANGUAGE sql AS $$ SELECT idemq_internal.caller()::int * 0 + 7, 'x'::text $$;
 SELECT * FROM idemq.nothing();
-CREATE FUNCTION idemq.vain() RETURNS void LANGUAGE c AS '$libdir/idemq', 'idemq_sql_v2_gate';
+CREATE FUNCTION idemq.vain() RETURNS void LANGUAGE c AS '$libdir/idemq', 'idemq_sql_gate';
 CREATE FUNCTION idemq_internal.vain_impl() RETURNS void STABLE LANGUAGE sql AS 'SELECT idemq_internal.given(''x'', 1)';
 SELECT idemq.vain() IS NULL AS is_null;
 
@@ -228,7 +228,7 @@ DELETE FROM strange;
 SELECT idemq_internal.queue_gone();
 
 -- ---- Without what stands behind
-CREATE FUNCTION idemq.front_alone() RETURNS int LANGUAGE c AS '$libdir/idemq', 'idemq_sql_v2_gate';
+CREATE FUNCTION idemq.front_alone() RETURNS int LANGUAGE c AS '$libdir/idemq', 'idemq_sql_gate';
 SELECT idemq.front_alone();
 SELECT idemq.looks();
 DROP FUNCTION idemq.looks, idemq.acts, idemq.some, idemq.nothing, idemq.vain, idemq.front_alone,

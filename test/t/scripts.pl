@@ -135,16 +135,16 @@ exit \$bad
 	my $frozen = "$tmp/frozen.sql";
 	my $run = sub { IPC::Run::run([ 'python3', "$source/script/check/kept", @_ ], '<', \undef, '>&', \$output, IPC::Run::timeout(300)); return $output };
 	my @broken = (
-		[ 'a symbol', 'src/api/commit.c', qr/SQL_FUNCTION\(idemq_sql_v2_commit\)/, 'static Datum commit(void)', 'idemq_sql_v2_commit is gone, which idemq.commit of the version before calls' ],
-		[ 'a primitive', 'src/api/inside.c', qr/SQL_FUNCTION\(idemq_sql_v2_inside_check_kind\)/, 'SQL_FUNCTION(idemq_sql_v3_inside_check_kind)',
-			'idemq_sql_v2_inside_check_kind is gone, which idemq_internal.check_kind of the version before calls' ],
+		[ 'a symbol', 'src/api/commit.c', qr/SQL_FUNCTION\(idemq_sql_commit\)/, 'static Datum commit(void)', 'idemq_sql_commit is gone, which idemq.commit of the version before calls' ],
+		[ 'a primitive', 'src/api/inside.c', qr/SQL_FUNCTION\(idemq_sql_inside_check_kind\)/, 'SQL_FUNCTION(idemq_sql_v2_inside_check_kind)',
+			'idemq_sql_inside_check_kind is gone, which idemq_internal.check_kind of the version before calls' ],
 		[ 'arguments of a primitive', 'sql/parts/05_inside.sql', qr/check_kind\(kind text\)/, 'check_kind(kind text, name text)',
-			'idemq_internal.check_kind: other arguments want another symbol than idemq_sql_v2_inside_check_kind' ],
+			'idemq_internal.check_kind: other arguments want another symbol than idemq_sql_inside_check_kind' ],
 		[ 'an argument in the middle', 'sql/parts/40_jobs.sql', qr/idemq\.cancel\(id bigint\)/, 'idemq.cancel(why text, id bigint)',
-			"idemq.cancel cannot be called any more as it was, or answers something else\nidemq.cancel: other arguments want another symbol than idemq_sql_v2_cancel" ],
+			"idemq.cancel cannot be called any more as it was, or answers something else\nidemq.cancel: other arguments want another symbol than idemq_sql_cancel" ],
 		[ 'a further argument, of the same symbol', 'sql/parts/40_jobs.sql', qr/idemq\.cancel\(id bigint\)/, "idemq.cancel(id bigint, why text DEFAULT '')",
-			'idemq.cancel: other arguments want another symbol than idemq_sql_v2_cancel' ],
-		[ 'a further argument without a default, of another', 'sql/parts/40_jobs.sql', qr/idemq\.cancel\(id bigint\)(.*?)v2_cancel/s, 'idemq.cancel(id bigint, why text)$1v3_cancel',
+			'idemq.cancel: other arguments want another symbol than idemq_sql_cancel' ],
+		[ 'a further argument without a default, of another', 'sql/parts/40_jobs.sql', qr/idemq\.cancel\(id bigint\)(.*?)idemq_sql_cancel/s, 'idemq.cancel(id bigint, why text)$1idemq_sql_v2_cancel',
 			'idemq.cancel cannot be called any more as it was, or answers something else' ],
 		[ 'a default', 'sql/parts/30_queues.sql', qr/(lease interval) DEFAULT '30[ ]s'/, '$1', 'idemq.create_queue cannot be called any more as it was, or answers something else' ],
 		[ 'a column of a result', 'sql/parts/40_jobs.sql', qr/(RETURNS TABLE \(ord int), /, '$1, more int, ', 'idemq.enqueue_many cannot be called any more as it was, or answers something else' ],

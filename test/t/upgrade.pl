@@ -316,7 +316,7 @@ same_catalogs('depends', 'depends', qw(members));
 
 # ---- SQL objects that are older than the library in memory, or newer
 
-my $gated = sql($node, "SELECT oid::regproc || '()' FROM pg_proc WHERE prosrc = 'idemq_sql_v2_gate' AND pronargs = 0 ORDER BY proname DESC LIMIT 1", 'fresh');
+my $gated = sql($node, "SELECT oid::regproc || '()' FROM pg_proc WHERE prosrc = 'idemq_sql_gate' AND pronargs = 0 ORDER BY proname DESC LIMIT 1", 'fresh');
 foreach my $other ([ '0.1.9', qr/older than its library, \Q$version\E\nHINT:  Run ALTER EXTENSION/ ], [ '0.10.0', qr/newer than its library, \Q$version\E\nHINT:  Install the library/ ])
 {
 	my ($number, $refusal) = @$other;

@@ -43,11 +43,11 @@ ALTER TABLE idemq.queues ADD COLUMN max_trace int;
 
 -- Whoever has planned a call of the old one goes on with it: it is renamed, and goes with the version after the next.
 ALTER FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text,
-	boolean, text, interval, bigint[], text) RENAME TO v2_enqueue;
+	boolean, text, interval, bigint[], text) RENAME TO v1_enqueue;
 -- ENQUEUE
-ALTER FUNCTION idemq.create_queue RENAME TO v2_create_queue;
+ALTER FUNCTION idemq.create_queue RENAME TO v1_create_queue;
 -- CREATE_QUEUE
-ALTER FUNCTION idemq.alter_queue RENAME TO v2_alter_queue;
+ALTER FUNCTION idemq.alter_queue RENAME TO v1_alter_queue;
 -- ALTER_QUEUE
 
 -- The new ones have the rights that a DBA has given or taken, and pg_dump goes on to know which those are.
@@ -57,7 +57,7 @@ DECLARE
 BEGIN
 	FOR command IN
 		WITH f AS (SELECT n.oid::pg_catalog.regprocedure AS new, coalesce(o.proacl, pg_catalog.acldefault('f', o.proowner)) AS acl
-			FROM pg_catalog.pg_proc o JOIN pg_catalog.pg_proc n ON o.proname = 'v2_' || n.proname
+			FROM pg_catalog.pg_proc o JOIN pg_catalog.pg_proc n ON o.proname = 'v1_' || n.proname
 			WHERE o.pronamespace = 'idemq'::pg_catalog.regnamespace AND n.pronamespace = o.pronamespace)
 		SELECT pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', new) FROM f
 		UNION ALL SELECT pg_catalog.format('GRANT %s ON FUNCTION %s TO %s%s', a.privilege_type, new,
@@ -70,11 +70,11 @@ BEGIN
 END $$;
 UPDATE pg_catalog.pg_init_privs i SET initprivs = was.initprivs
 	FROM pg_catalog.pg_proc n, pg_catalog.pg_proc o, pg_catalog.pg_init_privs was
-	WHERE o.proname = 'v2_' || n.proname AND o.pronamespace = 'idemq'::pg_catalog.regnamespace AND n.pronamespace = o.pronamespace
+	WHERE o.proname = 'v1_' || n.proname AND o.pronamespace = 'idemq'::pg_catalog.regnamespace AND n.pronamespace = o.pronamespace
 		AND i.classoid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND i.objoid = n.oid
 		AND was.classoid = i.classoid AND was.objoid = o.oid;
 
 CREATE FUNCTION idemq_internal.check_kind(name text, value text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v3_inside_check_kind';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_kind';
 REVOKE ALL ON FUNCTION idemq_internal.check_kind(text, text) FROM PUBLIC;
 -- SCHEDULE

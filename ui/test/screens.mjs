@@ -73,7 +73,7 @@ ok(/undelivered\s+dead queue/.test(overview), 'a dead queue is marked', overview
 // Who has not said for 90 s that he is there is silent: he says so now.
 const database = new pg.Client();
 await database.connect();
-await database.query("SET SESSION AUTHORIZATION app; SELECT idemq.here('00000000-0000-0000-0000-000000000001', 'mail-1', '{mail,orders}', 'node', '0.2.0', 'web-1.shop.example', 8, '{1000000000001}', 18733)");
+await database.query("SET SESSION AUTHORIZATION app; SELECT idemq.here('00000000-0000-0000-0000-000000000001', 'mail-1', '{mail,orders}', 'node', '1.0.0', 'web-1.shop.example', 8, '{1000000000001}', 18733)");
 await database.end();
 await page.goto(`${base}/workers`);
 const workers = await said(page);

@@ -11,7 +11,7 @@ import { Message } from './message.js';
 
 /**
  * Which process it is, whether it takes no writes, whether it is a standby, milliseconds that a statement may take, or 0, whether it
- * has idemq.hold_claimed, as servers from 0.2.0 have.  A session of one's own ($1 is its process) may be idle while its job is elsewhere.
+ * has idemq.hold_claimed, as servers from 1.0.0 have.  A session of one's own ($1 is its process) may be idle while its job is elsewhere.
  */
 const WHO = `SELECT who.pid, pg_catalog.current_setting('transaction_read_only') = 'on' AS reads, pg_catalog.pg_is_in_recovery() AS standby,
     (SELECT setting::float8 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS patience,

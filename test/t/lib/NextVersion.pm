@@ -41,7 +41,7 @@ my %changes = (
 C
 	],
 	'src/api/enqueue.c' => [ [ "\tARG_DEPENDS_ON\n}", "\tARG_DEPENDS_ON,\n\tARG_TRACE = 17\n}" ],
-		[ "SQL_FUNCTION(idemq_sql_v2_enqueue)\n", "static Datum\nenqueue(FunctionCallInfo fcinfo, bool has_trace)\n" ],
+		[ "SQL_FUNCTION(idemq_sql_enqueue)\n", "static Datum\nenqueue(FunctionCallInfo fcinfo, bool has_trace)\n" ],
 		[ "\tidemq_enqueue_set_options(&columns, &queue, options);\n\tif (waits)\n", <<'C' ],
 	idemq_enqueue_set_options(&columns, &queue, options);
 	if (has_trace && !PG_ARGISNULL(ARG_TRACE))
@@ -55,12 +55,12 @@ C
 C
 		[ "/* The arrays of enqueue_many; values", <<'C' ] ],
 /* As the SQL objects of the version before call it, and enqueue_job. */
-SQL_FUNCTION(idemq_sql_v2_enqueue)
+SQL_FUNCTION(idemq_sql_enqueue)
 {
 	return enqueue(fcinfo, false);
 }
 
-SQL_FUNCTION(idemq_sql_v3_enqueue)
+SQL_FUNCTION(idemq_sql_v2_enqueue)
 {
 	return enqueue(fcinfo, true);
 }
@@ -135,19 +135,19 @@ C
 }
 
 /* create_queue and alter_queue with a setting more. */
-SQL_FUNCTION(idemq_sql_v3_create_queue)
+SQL_FUNCTION(idemq_sql_v2_create_queue)
 {
-	return idemq_sql_v2_create_queue(fcinfo);
+	return idemq_sql_create_queue(fcinfo);
 }
 
-SQL_FUNCTION(idemq_sql_v3_alter_queue)
+SQL_FUNCTION(idemq_sql_v2_alter_queue)
 {
-	return idemq_sql_v2_alter_queue(fcinfo);
+	return idemq_sql_alter_queue(fcinfo);
 }
 C
 	'src/api/inside.c' => [ [ '/* Returns the QueuePrivilege bits that a word stands for. */', <<'C' ] ],
 /* check_kind(name, value) -> void; 22004, 22023. */
-SQL_FUNCTION(idemq_sql_v3_inside_check_kind)
+SQL_FUNCTION(idemq_sql_v2_inside_check_kind)
 {
 	(void) idemq_gate_caller();
 	(void) idemq_arg_text(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), 64);
@@ -158,17 +158,17 @@ SQL_FUNCTION(idemq_sql_v3_inside_check_kind)
 C
 	'sql/parts/05_inside.sql' => [ [ "CREATE FUNCTION idemq_internal.check_kind(kind text) RETURNS void", <<'SQL' ] ],
 CREATE FUNCTION idemq_internal.check_kind(name text, value text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v3_inside_check_kind';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_kind';
 CREATE FUNCTION idemq_internal.check_kind(kind text) RETURNS void
 SQL
 	'sql/parts/20_tables.sql' => [ [ "drained_by_cron    boolean NOT NULL DEFAULT false\n)", "drained_by_cron    boolean NOT NULL DEFAULT false,\n\tmax_trace          int\n)" ],
 		[ "\tpayload      jsonb NOT NULL,\n\tPRIMARY KEY (id)\n", "\tpayload      jsonb NOT NULL,\n\ttrace        text,\n\tPRIMARY KEY (id)\n" ] ],
-	'sql/parts/30_queues.sql' => [ [ "drained_by_cron boolean DEFAULT false)\n\tRETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_create_queue';",
-			"drained_by_cron boolean DEFAULT false,\n\tmax_trace int DEFAULT NULL)\n\tRETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v3_create_queue';" ],
-		[ "drained_by_cron boolean DEFAULT NULL)\n\tRETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_alter_queue';",
-			"drained_by_cron boolean DEFAULT NULL,\n\tmax_trace int DEFAULT NULL)\n\tRETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v3_alter_queue';" ] ],
-	'sql/parts/40_jobs.sql' => [ [ "on_parent_failure text DEFAULT 'cancel')\n\tRETURNS idemq.enqueue_result\n\tLANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue'\n",
-			"on_parent_failure text DEFAULT 'cancel', trace text DEFAULT NULL)\n\tRETURNS idemq.enqueue_result\n\tLANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v3_enqueue'\n" ],
+	'sql/parts/30_queues.sql' => [ [ "drained_by_cron boolean DEFAULT false)\n\tRETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';",
+			"drained_by_cron boolean DEFAULT false,\n\tmax_trace int DEFAULT NULL)\n\tRETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_create_queue';" ],
+		[ "drained_by_cron boolean DEFAULT NULL)\n\tRETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';",
+			"drained_by_cron boolean DEFAULT NULL,\n\tmax_trace int DEFAULT NULL)\n\tRETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_alter_queue';" ] ],
+	'sql/parts/40_jobs.sql' => [ [ "on_parent_failure text DEFAULT 'cancel')\n\tRETURNS idemq.enqueue_result\n\tLANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue'\n",
+			"on_parent_failure text DEFAULT 'cancel', trace text DEFAULT NULL)\n\tRETURNS idemq.enqueue_result\n\tLANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_enqueue'\n" ],
 		[ "FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text)",
 			"FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text, text)" ] ],
 	'sql/parts/80_schedules.sql' => [ [ 'PERFORM idemq_internal.check_kind(kind) WHERE kind IS NOT NULL;', "PERFORM idemq_internal.check_kind('kind', kind) WHERE kind IS NOT NULL;" ] ]);
