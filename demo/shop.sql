@@ -2,7 +2,7 @@
 CREATE EXTENSION idemq;
 SELECT idemq.create_queue('checkout', retry_base => '10 s', retention => '1 h');
 SELECT idemq.create_queue('undelivered');
-SELECT idemq.create_queue('mail', max_attempts => 3, retry_base => '5 s', dead_queue => 'undelivered');
+SELECT idemq.create_queue('mail', max_attempts => 3, retry_base => '5 s', dead_letter_queue => 'undelivered');
 SELECT idemq.create_queue('import', max_attempts => 2, retry_base => '2 s');
 SELECT idemq.create_queue('thumbnails');
 SELECT idemq.create_queue('stock', max_attempts => 3);

@@ -12,19 +12,19 @@ CREATE TABLE idemq.queues (
 	max_running        int,
 	rate_limit         int,
 	rate_period        interval NOT NULL,
-	dead_queue         text COLLATE "C",
+	dead_letter_queue  text COLLATE "C",
 	dead_retention     interval NOT NULL,
 	max_lease          interval NOT NULL,
 	job_timeout        interval,
 	group_running      int NOT NULL DEFAULT 1,
 	group_rate         int,
 	group_period       interval NOT NULL DEFAULT '1 second',
-	dead_queue_cancelled boolean NOT NULL DEFAULT false,
+	dead_letter_cancelled boolean NOT NULL DEFAULT false,
 	paused             boolean NOT NULL DEFAULT false,
 	paused_until       timestamptz,
 	created_at         timestamptz NOT NULL DEFAULT idemq.clock_timestamp(),
-	dead_queue_role    name,
-	dead_queue_role_oid oid,
+	dead_letter_role   name,
+	dead_letter_role_oid oid,
 	drained_by_cron    boolean NOT NULL DEFAULT false
 );
 COMMENT ON TABLE idemq.queues IS 'one row a queue: its settings; change them with idemq.alter_queue';
@@ -41,20 +41,20 @@ COMMENT ON COLUMN idemq.queues.idempotency_window IS 'a key stays taken for so l
 COMMENT ON COLUMN idemq.queues.max_running IS 'so many jobs in processing at once; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.rate_limit IS 'so many claims in rate_period; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.rate_period IS 'period of rate_limit';
-COMMENT ON COLUMN idemq.queues.dead_queue IS 'a job that dies is also added to this queue; NULL: to none';
+COMMENT ON COLUMN idemq.queues.dead_letter_queue IS 'a job that dies is also added to this queue; NULL: to none';
 COMMENT ON COLUMN idemq.queues.dead_retention IS 'a dead job, with its attempts, stays for so long at least';
 COMMENT ON COLUMN idemq.queues.max_lease IS 'no claim or heartbeat may ask for a longer lease';
 COMMENT ON COLUMN idemq.queues.job_timeout IS 'whoever runs an attempt ends it after so long, and no lease lasts longer from its claim on; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.group_running IS 'so many jobs of one group in processing at once; 1: one after the other, in order';
 COMMENT ON COLUMN idemq.queues.group_rate IS 'so many starts of one group in group_period; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.group_period IS 'period of group_rate';
-COMMENT ON COLUMN idemq.queues.dead_queue_cancelled IS 'a job that is cancelled after an attempt has begun is added to dead_queue, too';
+COMMENT ON COLUMN idemq.queues.dead_letter_cancelled IS 'a job that is cancelled after an attempt has begun is added to dead_letter_queue, too';
 COMMENT ON COLUMN idemq.queues.drained_by_cron IS 'whether its workers come and go, by cron for instance: due jobs on which nobody works are as it should be';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
 COMMENT ON COLUMN idemq.queues.paused_until IS 'a paused queue hands out jobs again from then on; NULL: when it is resumed';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';
-COMMENT ON COLUMN idemq.queues.dead_queue_role IS 'the role that set dead_queue, which must be allowed to enqueue there at each death; NULL, as from 0.1.0: nobody is asked';
-COMMENT ON COLUMN idemq.queues.dead_queue_role_oid IS 'the role that had that name, as role_oid of idemq_internal.queue_grants';
+COMMENT ON COLUMN idemq.queues.dead_letter_role IS 'the role that set dead_letter_queue, which must be allowed to enqueue there at each death; NULL, as from 0.1.0: nobody is asked';
+COMMENT ON COLUMN idemq.queues.dead_letter_role_oid IS 'the role that had that name, as role_oid of idemq_internal.queue_grants';
 
 -- Fixed width first, what a claim changes side by side, the payload last: a new version
 -- then begins and ends as the old one does, and WAL has no more than what lies between.
@@ -447,8 +447,8 @@ COMMENT ON FUNCTION idemq_internal.role_named() IS 'row trigger: writes a role''
 CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq_internal.queue_grants
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('role_name', 'role_oid');
 ALTER TABLE idemq_internal.queue_grants ENABLE ALWAYS TRIGGER idemq_role_named;
-CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF dead_queue_role ON idemq.queues
-	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('dead_queue_role', 'dead_queue_role_oid');
+CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF dead_letter_role ON idemq.queues
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('dead_letter_role', 'dead_letter_role_oid');
 ALTER TABLE idemq.queues ENABLE ALWAYS TRIGGER idemq_role_named;
 CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF created_by ON idemq_internal.schedule_entries
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('created_by', 'created_by_oid');

@@ -14,11 +14,11 @@ CREATE FUNCTION idemq.create_queue(
 	max_running int DEFAULT NULL,
 	rate_limit int DEFAULT NULL,
 	rate_period interval DEFAULT '1 s',
-	dead_queue text DEFAULT NULL,
+	dead_letter_queue text DEFAULT NULL,
 	dead_retention interval DEFAULT '30 days',
 	max_lease interval DEFAULT '1 day',
 	job_timeout interval DEFAULT NULL,
-	dead_queue_cancelled boolean DEFAULT false,
+	dead_letter_cancelled boolean DEFAULT false,
 	group_running int DEFAULT 1,
 	group_rate int DEFAULT NULL,
 	group_period interval DEFAULT '1 second',
@@ -31,7 +31,7 @@ COMMENT ON FUNCTION idemq.create_queue
 - rate_limit: so many claims may begin in rate_period; NULL: no limit
 - max_lease: no claim or heartbeat may ask for a longer lease, and lease may not be longer
 - job_timeout: an attempt may run so long, and heartbeats do not extend its lease beyond it
-- dead_queue_cancelled: dead_queue also gets the jobs that are cancelled after an attempt has begun
+- dead_letter_cancelled: dead_letter_queue also gets the jobs that are cancelled after an attempt has begun
 - group_running: so many jobs of one group may be in processing at once; 1 for strict order
 - group_rate: so many jobs of one group may start in group_period; NULL: no limit
 - drained_by_cron: its workers come and go, so idemq.metrics.unattended_for is NULL whatever waits';
@@ -49,23 +49,23 @@ CREATE FUNCTION idemq.alter_queue(
 	max_running int DEFAULT NULL,
 	rate_limit int DEFAULT NULL,
 	rate_period interval DEFAULT NULL,
-	dead_queue text DEFAULT NULL,
+	dead_letter_queue text DEFAULT NULL,
 	dead_retention interval DEFAULT NULL,
 	max_lease interval DEFAULT NULL,
 	job_timeout interval DEFAULT NULL,
-	dead_queue_cancelled boolean DEFAULT NULL,
+	dead_letter_cancelled boolean DEFAULT NULL,
 	group_running int DEFAULT NULL,
 	group_rate int DEFAULT NULL,
 	group_period interval DEFAULT NULL,
 	drained_by_cron boolean DEFAULT NULL)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
 COMMENT ON FUNCTION idemq.alter_queue
-	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running, rate_limit, group_rate or job_timeout away, and '''' dead_queue; jobs already enqueued keep their max_attempts, and jobs in processing their leases; raises 22023 when lease would be longer than max_lease; needs admin';
+	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running, rate_limit, group_rate or job_timeout away, and '''' dead_letter_queue; jobs already enqueued keep their max_attempts, and jobs in processing their leases; raises 22023 when lease would be longer than max_lease; needs admin';
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';
 COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
-	IS 'drop a queue with its jobs; raises 55006 while it has unfinished jobs, and 2BP01 when it is another''s dead_queue, unless force; needs admin';
+	IS 'drop a queue with its jobs; raises 55006 while it has unfinished jobs, and 2BP01 when it is another''s dead_letter_queue, unless force; needs admin';
 
 -- How many unfinished jobs of other queues wait for jobs of a queue, or may read their results; job
 -- by job: statistics may be from when there was none.
@@ -117,18 +117,18 @@ BEGIN
 		END IF;
 		SELECT list INTO users FROM idemq_internal.latest('SELECT string_agg(quote_ident(name), '', ''
 			ORDER BY name)
-			FROM idemq.queues WHERE dead_queue = $1 AND name <> $1',
+			FROM idemq.queues WHERE dead_letter_queue = $1 AND name <> $1',
 				drop_queue_impl.name) AS (list text);
 		IF users IS NOT NULL THEN
-			RAISE EXCEPTION 'queue "%" is the dead_queue of others', drop_queue_impl.name
+			RAISE EXCEPTION 'queue "%" is the dead_letter_queue of others', drop_queue_impl.name
 				USING ERRCODE = '2BP01', DETAIL = format('Of %s.', users),
 					HINT =
-						'Take it away with idemq.alter_queue(..., dead_queue => ''''), or use '
+						'Take it away with idemq.alter_queue(..., dead_letter_queue => ''''), or use '
 						'force => true.';
 		END IF;
 	END IF;
-	UPDATE idemq.queues SET dead_queue = NULL, dead_queue_role = NULL
-		WHERE dead_queue = drop_queue_impl.name;
+	UPDATE idemq.queues SET dead_letter_queue = NULL, dead_letter_role = NULL
+		WHERE dead_letter_queue = drop_queue_impl.name;
 	DELETE FROM idemq.jobs WHERE queue_id = number;
 	GET DIAGNOSTICS jobs = ROW_COUNT;
 	-- Of a job that was moved to another queue by hand they stay: they are that tenant's.
@@ -298,7 +298,7 @@ COMMENT ON FUNCTION idemq.grant_queue(text, regrole, text)
 
 CREATE FUNCTION idemq.revoke_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
-COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave; it ends at once, and says so: the role''s schedules, its handler and its topic bindings of the queue, and the queue as dead_queue of others, if that role set it; needs admin';
+COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave; it ends at once, and says so: the role''s schedules, its handler and its topic bindings of the queue, and the queue as dead_letter_queue of others, if that role set it; needs admin';
 
 -- A grant keeps its queue from being dropped, so that it is not left behind; a revocation does not
 -- wait for somebody who drops it.  The trigger of idemq_internal.queue_grants has every session read the
@@ -341,9 +341,9 @@ BEGIN
 		SELECT string_agg(what, ', ' ORDER BY what COLLATE "default") INTO ends
 			FROM (SELECT d.what, d.needs, idemq_internal.role_of(d.role_name, d.role_oid) AS its
 				FROM idemq_internal.latest(
-				'SELECT format(''dead_queue of queue %I'', name), dead_queue_role,
-					dead_queue_role_oid, ''enqueue''
-					FROM idemq.queues WHERE dead_queue = $2
+				'SELECT format(''dead_letter_queue of queue %I'', name), dead_letter_role,
+					dead_letter_role_oid, ''enqueue''
+					FROM idemq.queues WHERE dead_letter_queue = $2
 				UNION ALL SELECT format(''binding of %L'', pattern), role_name, role_oid,
 					''enqueue''
 					FROM idemq_internal.topic_binding_entries WHERE queue_id = $1

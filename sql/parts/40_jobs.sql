@@ -91,13 +91,13 @@ COMMENT ON FUNCTION idemq.cancel_matching(text, text, text, text, int)
 CREATE FUNCTION idemq.retry(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_retry';
 COMMENT ON FUNCTION idemq.retry(bigint)
-	IS 'make a job ready now: failed, not yet due, or dead or cancelled (with a fresh set of attempts and no expiry; in a group it waits for its turn; its copy in the dead queue is cancelled, unless somebody is on it, or has done it, and a NOTICE says so); returns retrying, or why not: current (ready already), locked (in processing), blocked, completed, not_found; needs enqueue';
+	IS 'make a job ready now: failed, not yet due, or dead or cancelled (with a fresh set of attempts and no expiry; in a group it waits for its turn; its copy in the dead-letter queue is cancelled, unless somebody is on it, or has done it, and a NOTICE says so); returns retrying, or why not: current (ready already), locked (in processing), blocked, completed, not_found; needs enqueue';
 
 CREATE FUNCTION idemq.redrive(
 	queue text, max_jobs int DEFAULT NULL, error text DEFAULT NULL, ids bigint[] DEFAULT NULL)
 	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';
 COMMENT ON FUNCTION idemq.redrive(text, int, text, bigint[])
-	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose error, or its idemq_internal.error_pattern, is LIKE that; ids: those of these ids; several arguments: what they have in common; the copy of each in the dead queue is cancelled, unless somebody is on it, or has done it: a NOTICE says how many; returns how many; needs admin';
+	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose error, or its idemq_internal.error_pattern, is LIKE that; ids: those of these ids; several arguments: what they have in common; the copy of each in the dead-letter queue is cancelled, unless somebody is on it, or has done it: a NOTICE says how many; returns how many; needs admin';
 
 CREATE FUNCTION idemq_internal.redrive_job(id bigint, token bigint, OUT redriven boolean,
 	OUT copies bigint)
@@ -134,7 +134,7 @@ BEGIN
 			ids) AS (id bigint, token bigint) ORDER BY 1) d
 		CROSS JOIN LATERAL idemq_internal.redrive_job(d.id, d.token) r;
 	IF copies > 0 THEN
-		RAISE NOTICE 'copies of jobs in dead queues that were cancelled: %', copies;
+		RAISE NOTICE 'copies of jobs in dead-letter queues that were cancelled: %', copies;
 	END IF;
 	IF redriven > 0 THEN
 		PERFORM idemq_internal.audit('redrive', number, queue, nullif(jsonb_strip_nulls(

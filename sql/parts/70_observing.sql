@@ -124,12 +124,12 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		m.wait_p50, m.wait_p95, m.wait_p99, m.run_p50, m.run_p95, m.run_p99,
 		m.in_memory, m.counted_since, m.recovering, m.running, q.max_running,
 		coalesce(s.open, 0) AS steps_open, coalesce(s.unknown, 0) AS steps_unknown, m.groups_limited,
-		CASE WHEN NOT d.is_dead_queue THEN m.unattended_for END AS unattended_for, d.is_dead_queue
+		CASE WHEN NOT d.is_dead_letter_queue THEN m.unattended_for END AS unattended_for, d.is_dead_letter_queue
 	FROM idemq_internal.queue_metrics() m
 	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) m.queue_id
 	LEFT JOIN idemq_internal.steps_without_answer s ON s.queue_id OPERATOR(pg_catalog.=) m.queue_id
 	CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM idemq.queues o
-		WHERE o.dead_queue OPERATOR(pg_catalog.=) q.name) AS is_dead_queue) d
+		WHERE o.dead_letter_queue OPERATOR(pg_catalog.=) q.name) AS is_dead_letter_queue) d
 	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL
 		OR q.paused_until OPERATOR(pg_catalog.>) idemq.clock_timestamp()) AS paused) p;
 COMMENT ON VIEW idemq.metrics IS 'one row a queue that you may claim from or administer (pg_monitor: every queue): jobs by status, counters and times since counted_since, which a restart or crash sets anew; all follows commits but four counters of refusals (duplicates, stale_commits, stale_calls, repeated_commits), which count each answer when it is given, also if its caller rolls back';
@@ -144,8 +144,8 @@ COMMENT ON COLUMN idemq.metrics.completed IS 'finished jobs that are still there
 COMMENT ON COLUMN idemq.metrics.dead IS 'jobs whose attempts are used up, still there';
 COMMENT ON COLUMN idemq.metrics.cancelled IS 'cancelled and expired jobs that are still there';
 COMMENT ON COLUMN idemq.metrics.groups_limited IS 'groups with a job that waits since group_running of theirs are in processing, as far as shared memory knows; NULL where group_running is 1';
-COMMENT ON COLUMN idemq.metrics.unattended_for IS 'for how long nobody has worked on the queue though jobs are due: none is in flight, none was claimed, and nobody sleeps in idemq.wait for it; NULL: for less than a minute, or nobody has to, since nothing is due, the queue is paused, a limit keeps its jobs, its settings say drained_by_cron, or it is a dead queue';
-COMMENT ON COLUMN idemq.metrics.is_dead_queue IS 'whether it is the dead_queue of another: what waits there is for people';
+COMMENT ON COLUMN idemq.metrics.unattended_for IS 'for how long nobody has worked on the queue though jobs are due: none is in flight, none was claimed, and nobody sleeps in idemq.wait for it; NULL: for less than a minute, or nobody has to, since nothing is due, the queue is paused, a limit keeps its jobs, its settings say drained_by_cron, or it is a dead-letter queue';
+COMMENT ON COLUMN idemq.metrics.is_dead_letter_queue IS 'whether it is the dead_letter_queue of another: what waits there is for people';
 COMMENT ON COLUMN idemq.metrics.max_running IS 'the queue''s limit for running; NULL: none';
 COMMENT ON COLUMN idemq.metrics.wait_p95 IS 'of 95 jobs in 100';
 COMMENT ON COLUMN idemq.metrics.wait_p99 IS 'of 99 jobs in 100';

@@ -14,7 +14,7 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_jobs', 'gauge', NULL, 'Jobs by status; not there while they have not been counted.'),
 	('idemq_oldest_ready_seconds', 'gauge', 'seconds', 'For how long the job has been due that could be claimed for the longest time; 0: none could be.'),
 	('idemq_queue_paused', 'gauge', NULL, 'Whether the queue hands out no jobs.'),
-	('idemq_queue_is_dead_queue', 'gauge', NULL, 'Whether the queue is the dead_queue of another: what waits there is for people.'),
+	('idemq_queue_is_dead_letter_queue', 'gauge', NULL, 'Whether the queue is the dead_letter_queue of another: what waits there is for people.'),
 	('idemq_queue_unattended_seconds', 'gauge', 'seconds', 'For how long nobody has worked on the queue though jobs are due: none in flight, none claimed, nobody asleep in wait; 0: somebody does, or nobody has to.'),
 	('idemq_queue_in_memory', 'gauge', NULL, 'Whether the queue has a place in shared memory, without which it has no counters.'),
 	('idemq_queue_recovering', 'gauge', NULL, 'Whether leases that shared memory lost are still being looked for.'),
@@ -94,7 +94,7 @@ COMMENT ON VIEW idemq.prometheus_names IS 'part of idemq.prometheus: what there 
 CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 	WITH metrics AS MATERIALIZED (
 		SELECT q.name, q.paused, q.lease, q.max_running, m.*,
-			EXISTS (SELECT FROM idemq.queues o WHERE o.dead_queue = q.name) AS is_dead_queue,
+			EXISTS (SELECT FROM idemq.queues o WHERE o.dead_letter_queue = q.name) AS is_dead_letter_queue,
 			coalesce(s.open, 0) AS steps_open, coalesce(s.unknown, 0) AS steps_unknown
 		FROM idemq_internal.queue_metrics(false) m JOIN idemq.queues q USING (queue_id)
 		LEFT JOIN idemq_internal.steps_without_answer s USING (queue_id)
@@ -155,8 +155,8 @@ CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 			('idemq_oldest_ready_seconds', '{}',
 				coalesce(extract(epoch FROM m.oldest_ready)::float8, 0)),
 			('idemq_queue_paused', '{}', m.paused::int),
-			('idemq_queue_is_dead_queue', '{}', m.is_dead_queue::int),
-			('idemq_queue_unattended_seconds', '{}', CASE WHEN m.is_dead_queue THEN 0
+			('idemq_queue_is_dead_letter_queue', '{}', m.is_dead_letter_queue::int),
+			('idemq_queue_unattended_seconds', '{}', CASE WHEN m.is_dead_letter_queue THEN 0
 				ELSE coalesce(extract(epoch FROM m.unattended_for)::float8, 0) END),
 			('idemq_queue_in_memory', '{}', m.in_memory::int),
 			('idemq_queue_recovering', '{}', m.recovering::int),

@@ -34,14 +34,14 @@ note(AuditEntry *entry, const char *name, const char *value)
 }
 
 /*
- * Takes the account of a job's last death out of its dead queue, since the job is ready again.
- * Returns whether the account was there, and is cancelled.  The account loses its key: the job
- * may be cancelled before another attempt has begun, and that adds an account with this key
- * again.  The account stays if it is in processing or finished, if its row is held, or if it is
- * in another queue, which was the dead queue then.  Never waits.
+ * Takes the record of a job's last death out of its dead-letter queue, since the job is ready
+ * again.  Returns whether the record was there, and is cancelled.  The record loses its key:
+ * the job may be cancelled before another attempt has begun, and that adds a record with
+ * this key again.  The record stays if it is in processing or finished, if its row is held, or if
+ * it is in another queue, which was the dead-letter queue then.  Never waits.
  */
 static bool
-take_account_back(const QueueInfo *queue, int64 id, int64 token)
+take_record_back(const QueueInfo *queue, int64 id, int64 token)
 {
 	EventArgs args = {.now = idemq_now()};
 	JobChange keyless = {0};
@@ -50,13 +50,13 @@ take_account_back(const QueueInfo *queue, int64 id, int64 token)
 	Job copy;
 	bool taken;
 
-	if (queue->dead_queue[0] == '\0' || !idemq_queue_find(queue->dead_queue, &dead) ||
-		!idemq_dead_queue_allowed(queue, &dead))
+	if (queue->dead_letter_queue[0] == '\0' || !idemq_queue_find(queue->dead_letter_queue, &dead) ||
+		!idemq_dead_letter_allowed(queue, &dead))
 		return false;
 	args.error = cstring_to_text(psprintf("job %lld was brought back", (long long) id));
 	job_set_null(&keyless, COL_KEY);
 	idemq_jobs_open(&table);
-	taken = idemq_jobs_find_key(&table, dead.id, idemq_dead_queue_key(queue, id, token), &copy) &&
+	taken = idemq_jobs_find_key(&table, dead.id, idemq_dead_letter_key(queue, id, token), &copy) &&
 			idemq_transition_allowed(EVENT_EXPIRE, copy.status) &&
 			idemq_jobs_update(&table, &copy, &keyless, JOB_SKIPS) == JOB_WRITTEN;
 	if (taken)
@@ -114,7 +114,7 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 			if (queue_id != NULL)
 				*queue_id = queue.id;
 			if ((event == EVENT_REDRIVE || event == EVENT_REDRIVE_GROUPED) &&
-				take_account_back(&queue, id, job.token))
+				take_record_back(&queue, id, job.token))
 			{
 				(*changer->copies)++;
 				note(&entry, "copies", "1");

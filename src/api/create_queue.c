@@ -7,7 +7,7 @@
  * admin privilege.  A change of how many jobs of a group may run, or be started, has the
  * queue's groups checked after the commit.  A change of group_running from 1, or to it, also
  * changes what the rows of waiting jobs say (change_waiting).  In alter_queue NULL leaves
- * a setting as it is; 0 takes a limit away, and '' the dead queue.
+ * a setting as it is; 0 takes a limit away, and '' the dead-letter queue.
  */
 #include "postgres.h"
 
@@ -23,18 +23,21 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Checks dead_queue, if it is given; id is 0 for a new queue.  See idemq_dead_queue_check. */
+/*
+ * Checks dead_letter_queue, if it is given; id is 0 for a new queue.  See idemq_dead_letter_check.
+ */
 static void
-check_dead_queue(FunctionCallInfo fcinfo, const char *name, int32 id)
+check_dead_letter_queue(FunctionCallInfo fcinfo, const char *name, int32 id)
 {
-	int n = idemq_setting_arg("dead_queue");
+	int n = idemq_setting_arg("dead_letter_queue");
 
 	if (PG_ARGISNULL(n))
 		return;
 	/* alter_queue takes it away. */
 	if (id != 0 && VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(n)) == 0)
 		return;
-	idemq_dead_queue_check(name, id, idemq_arg_text(fcinfo, n, "dead_queue", IDEMQ_MAX_NAME_ARG));
+	idemq_dead_letter_check(name, id,
+							idemq_arg_text(fcinfo, n, "dead_letter_queue", IDEMQ_MAX_NAME_ARG));
 }
 
 /* Warns when a key may be forgotten while its first job still has attempts left. */
@@ -49,12 +52,12 @@ warn_of_short_window(const QueueInfo *queue)
 						  "again."));
 }
 
-static SqlStatement add_grant =
-	{.text =
-		 "INSERT INTO idemq_internal.queue_grants (queue_id, role_name, privilege) VALUES ($1, $2, $3) "
-		 "ON CONFLICT (queue_id, role_name, privilege) DO UPDATE SET role_oid = excluded.role_oid "
-		 "WHERE queue_grants.role_oid IS DISTINCT FROM excluded.role_oid",
-	 .types = {INT4OID, NAMEOID, TEXTOID}};
+static SqlStatement add_grant = {
+	.text =
+		"INSERT INTO idemq_internal.queue_grants (queue_id, role_name, privilege) VALUES ($1, $2, $3) "
+		"ON CONFLICT (queue_id, role_name, privilege) DO UPDATE SET role_oid = excluded.role_oid "
+		"WHERE queue_grants.role_oid IS DISTINCT FROM excluded.role_oid",
+	.types = {INT4OID, NAMEOID, TEXTOID}};
 
 /* Makes a role an administrator of a queue. */
 static void
@@ -89,7 +92,7 @@ SQL_FUNCTION(idemq_sql_create_queue)
 
 	idemq_settings_check(fcinfo, true);
 	idemq_jobs_check_writable();
-	check_dead_queue(fcinfo, name, 0);
+	check_dead_letter_queue(fcinfo, name, 0);
 	if (!idemq_settings_insert(fcinfo, name, &id))
 		ereport(ERROR, errcode(ERRCODE_DUPLICATE_OBJECT),
 				errmsg("queue \"%s\" already exists", name),
@@ -149,7 +152,7 @@ SQL_FUNCTION(idemq_sql_alter_queue)
 	idemq_queue_arg(fcinfo, 0, "name", PRIVILEGE_ADMIN, &queue);
 	idemq_settings_check(fcinfo, false);
 	idemq_jobs_check_writable();
-	check_dead_queue(fcinfo, queue.name, queue.id);
+	check_dead_letter_queue(fcinfo, queue.name, queue.id);
 	before = idemq_settings_document(queue.id, 0);
 	if (before == (Datum) 0)
 		PG_RETURN_VOID(); /* dropped meanwhile */

@@ -34,12 +34,12 @@ decide_retry(const Job *job, const void *arg, EventArgs *args, JobEvent *event, 
 	}
 }
 
-/* Tells how many accounts of deaths were taken out of dead queues. */
+/* Tells how many dead-letter records were taken out of their queues. */
 static void
 say_copies(int64 copies)
 {
 	if (copies > 0)
-		ereport(NOTICE, (errmsg("copies of jobs in dead queues that were cancelled: %lld",
+		ereport(NOTICE, (errmsg("copies of jobs in dead-letter queues that were cancelled: %lld",
 								(long long) copies)));
 }
 
@@ -83,7 +83,7 @@ decide_redrive(const Job *job, const void *arg, EventArgs *args, JobEvent *event
 
 /*
  * redrive_job(id, token) -> (whether that attempt had left it dead, and it runs again; how many
- * of its accounts were taken out of the dead queue); 40001.
+ * of its records were taken out of the dead-letter queue); 40001.
  */
 SQL_FUNCTION(idemq_sql_inside_redrive_job)
 {

@@ -8,8 +8,8 @@
  * all behind it waiting.  So the limit is one for the text.
  *
  * Whatever can be claimed can be sent: a claimed row has three documents.  The payload is
- * within the limit, or an account of a death, which is at most DOCUMENT_MOST + 26 MB
- * (job/dead_queue.c: payload, headers and checkpoint up to DOCUMENT_MOST; 100 attempts with an
+ * within the limit, or a dead-letter record, which is at most DOCUMENT_MOST + 26 MB
+ * (job/dead_letter.c: payload, headers and checkpoint up to DOCUMENT_MOST; 100 attempts with an
  * error of 10,000 characters at 6 bytes, details of 10,000 at 4, a worker's name of 256
  * bytes at 6; 100 steps with an error like that, request and response of 10,000 at 4, a name of
  * 256 bytes at 6); headers and checkpoint are within the limit.  That is 3 * 64 + 26 = 218 MB,

@@ -372,17 +372,18 @@ extern int64 idemq_reap_in(const QueueInfo *queue, const Slice *slice);
 extern void idemq_reap_expired(const QueueInfo *queue);
 
 /*
- * dead_queue.c
+ * dead_letter.c
  *		The queue to which the dead jobs of another queue go.
  */
 
-extern void idemq_dead_queue_check(const char *queue, int32 queue_id, const char *dead_queue);
-extern bool idemq_dead_queue_allowed(const QueueInfo *queue, const QueueInfo *dead);
-extern bool idemq_dead_queue_wants(const QueueInfo *queue, const Job *job, JobStatus becomes);
-extern bool idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead);
-extern Datum idemq_dead_queue_key(const QueueInfo *queue, int64 id, int64 token);
-extern void idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
-								 JobStatus status, text *error);
+extern void idemq_dead_letter_check(const char *queue, int32 queue_id,
+									const char *dead_letter_queue);
+extern bool idemq_dead_letter_allowed(const QueueInfo *queue, const QueueInfo *dead);
+extern bool idemq_dead_letter_wants(const QueueInfo *queue, const Job *job, JobStatus becomes);
+extern bool idemq_dead_letter_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead);
+extern Datum idemq_dead_letter_key(const QueueInfo *queue, int64 id, int64 token);
+extern void idemq_dead_letter_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
+								  JobStatus status, text *error);
 
 /*
  * new_job.c
@@ -547,7 +548,7 @@ typedef struct Finish
 	bool permanent; /* fail: no further attempt */
 	bool uncounted; /* a token that is not current does not count as a refused call */
 	bool has_delay;
-	JobWait wait;	/* for whoever holds the row, or drops its dead queue; JOB_WAITS unless set */
+	JobWait wait;	/* on a held row, or a dead-letter queue being dropped; JOB_WAITS unless set */
 	int64 delay;	/* fail, release: microseconds until the job is ready again */
 	EventArgs args; /* result; error, details; for a release: error, why it was interrupted */
 } Finish;

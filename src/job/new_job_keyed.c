@@ -14,8 +14,8 @@
  * An enqueue waits for a transaction that inserts the same key, within lock_timeout and
  * statement_timeout.  It never waits for the worker of a committed job that has the key, whose
  * transaction may be long, unless it is to write that job (replace, rerun).  A caller that
- * skips (acquire, the dead queue, nowait) waits for none: it first reads what is in doubt, and
- * a lost insert answers OUTCOME_LOCKED; a job that is to be replaced is locked first.
+ * skips (acquire, the dead-letter queue, nowait) waits for none: it first reads what is in doubt,
+ * and a lost insert answers OUTCOME_LOCKED; a job that is to be replaced is locked first.
  *
  * READ COMMITTED always gets the right answer.  Above it, what was committed before the
  * call is known, though the transaction's snapshot may not see it; a twin that commits

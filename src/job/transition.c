@@ -390,9 +390,9 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 /*
  * Makes an event happen to a fetched job.  The caller has checked that the event is allowed, and
  * the token if the job is in processing.  A commit of a job without a key in a queue that keeps
- * nothing deletes the row, if it may.  A death, and with dead_queue_cancelled the cancel of a job
- * that was begun, adds a job to the dead queue of the job's queue.  A job that was asked to run
- * once more does so; then what was fetched is void, but for the fields of *job.
+ * nothing deletes the row, if it may.  A death, and with dead_letter_cancelled the cancel of a job
+ * that was begun, adds a job to the dead-letter queue of the job's queue.  A job that was asked to
+ * run once more does so; then what was fetched is void, but for the fields of *job.
  */
 JobWrite
 idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,
@@ -404,7 +404,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 				   idemq_jobs_lets_delete(job) &&
 				   (!idemq_may_have_dependencies(queue->slot, job->id) ||
 					idemq_dependency_lets_go(job->id, JOB_COMPLETED));
-	bool continues = idemq_dead_queue_wants(queue, job, transition->to);
+	bool continues = idemq_dead_letter_wants(queue, job, transition->to);
 	EventArgs args = *given;
 	QueueInfo dead;
 	JobChange change;
@@ -414,7 +414,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	if (!idemq_transition_allowed(event, job->status))
 		elog(ERROR, "event %d cannot happen to a job that is %s", event,
 			 idemq_status_name(job->status));
-	if (continues && !idemq_dead_queue_hold(queue, wait, &dead))
+	if (continues && !idemq_dead_letter_hold(queue, wait, &dead))
 		return JOB_LOCKED;
 	if (is_asked(transition, job, TAKES_REQUEST))
 		args.ready_at = Max(args.ready_at, job_time(job, COL_RERUN_AT));
@@ -442,7 +442,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 									args.now);
 	write_history(transition, job, queue, &args, deleted);
 	if (continues)
-		idemq_dead_queue_add(job, queue, &dead, transition->to, args.error);
+		idemq_dead_letter_add(job, queue, &dead, transition->to, args.error);
 	if (is_asked(transition, job, SERVES_REQUEST))
 		serve_request(table, job->id, queue, args.now);
 	return write;

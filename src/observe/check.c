@@ -1,7 +1,7 @@
 /*
  * observe/check.c
  *		SQL function check: the audit of every invariant, while others work.  Here are the
- *		order of its parts, and what is too small for a part: slots, dead queues, tokens.
+ *		order of its parts, and what is too small for a part: slots, dead-letter queues, tokens.
  *		What rows and catalogs say by themselves is found by SQL: idemq_internal.findings.
  *
  * Why no finding is a race stands at the top of observe/check_report.c and of each part.
@@ -107,9 +107,9 @@ check_slots(CheckCall *call)
 	pfree(slots);
 }
 
-/* Reports queues whose dead jobs go nowhere: job/dead_queue.c refuses their dead_queue. */
+/* Reports queues whose dead jobs go nowhere: job/dead_letter.c refuses their dead_letter_queue. */
 static void
-check_dead_queues(CheckCall *call)
+check_dead_letter_queues(CheckCall *call)
 {
 	for (int i = 0; i < call->nqueues; i++)
 	{
@@ -117,19 +117,21 @@ check_dead_queues(CheckCall *call)
 		QueueInfo dead;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!idemq_queue_by_id(call->queue_ids[i], &queue) || queue.dead_queue[0] == '\0')
+		if (!idemq_queue_by_id(call->queue_ids[i], &queue) || queue.dead_letter_queue[0] == '\0')
 			continue;
-		if (!idemq_queue_find(queue.dead_queue, &dead))
-			idemq_check_report(call, CHECK_WARNING, "queues.dead_queue",
-							   "dead jobs of queue \"%s\" go nowhere else, for its dead_queue "
-							   "\"%s\" does not exist: set another with idemq.alter_queue",
-							   queue.name, queue.dead_queue);
-		else if (!idemq_dead_queue_allowed(&queue, &dead))
-			idemq_check_report(call, CHECK_WARNING, "queues.dead_queue",
+		if (!idemq_queue_find(queue.dead_letter_queue, &dead))
+			idemq_check_report(call, CHECK_WARNING, "queues.dead_letter_queue",
+							   "dead jobs of queue \"%s\" go nowhere else, for its "
+							   "dead_letter_queue \"%s\" does not exist: set another with "
+							   "idemq.alter_queue",
+							   queue.name, queue.dead_letter_queue);
+		else if (!idemq_dead_letter_allowed(&queue, &dead))
+			idemq_check_report(call, CHECK_WARNING, "queues.dead_letter_queue",
 							   "dead jobs of queue \"%s\" go nowhere else, for role \"%s\", "
-							   "which set its dead_queue \"%s\", may not enqueue there: grant it "
-							   "that, or set another with idemq.alter_queue",
-							   queue.name, NameStr(queue.dead_queue_role), queue.dead_queue);
+							   "which set its dead_letter_queue \"%s\", may not enqueue there: "
+							   "grant it that, or set another with idemq.alter_queue",
+							   queue.name, NameStr(queue.dead_letter_role),
+							   queue.dead_letter_queue);
 	}
 }
 
@@ -208,7 +210,7 @@ SQL_FUNCTION(idemq_sql_check)
 	idemq_jobs_open_to_read(&call.table);
 	read_queues(&call);
 	check_slots(&call);
-	check_dead_queues(&call);
+	check_dead_letter_queues(&call);
 	idemq_check_findings(&call, "rows");
 	check_clock(&call);
 	if (check_follows(&call))

@@ -38,7 +38,7 @@ enum
 	ROWS_STEPS, /* the steps without an answer */
 	ROWS_EVENT, /* the event that it sleeps for */
 	ROWS_PARENT,
-	ROWS_DEAD, /* whether its queue is a dead queue */
+	ROWS_DEAD, /* whether its queue is a dead-letter queue */
 	ROWS_COLUMNS
 };
 

@@ -40,11 +40,11 @@ typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
 	SETTING(max_running, LIMIT, 1, PG_INT32_MAX)                                                   \
 	SETTING(rate_limit, LIMIT, 1, PG_INT32_MAX)      /* claims in rate_period */                   \
 	SETTING(rate_period, INTERVAL, 1, 0)                                                           \
-	SETTING(dead_queue, QUEUE, 0, 0)                                                               \
+	SETTING(dead_letter_queue, QUEUE, 0, 0)                                                        \
 	SETTING(dead_retention, INTERVAL, 0, 0)                                                        \
 	SETTING(max_lease, INTERVAL, 1, 0)               /* no claim or heartbeat may ask for more */  \
 	SETTING(job_timeout, TIMEOUT, 1, 0)              /* an attempt may run so long */              \
-	SETTING(dead_queue_cancelled, BOOL, 0, 0)        /* cancelled ones that were begun go there */ \
+	SETTING(dead_letter_cancelled, BOOL, 0, 0)       /* cancelled ones that were begun go there */ \
 	SETTING(group_running, INT, 1, PG_INT32_MAX)     /* of one group in processing at once */      \
 	SETTING(group_rate, LIMIT, 1, PG_INT32_MAX)      /* starts of one group in group_period */     \
 	SETTING(group_period, INTERVAL, 1, 0)                                                          \
@@ -67,8 +67,8 @@ typedef struct QueueInfo
 	int32 id;
 	QueueName name;
 	QUEUE_SETTINGS(SETTING_MEMBER)
-	NameData dead_queue_role; /* the role that has set dead_queue; "": no role is asked */
-	Oid dead_queue_role_oid;
+	NameData dead_letter_role; /* the role that has set dead_letter_queue; "": no role is asked */
+	Oid dead_letter_role_oid;
 	bool paused;			  /* see idemq_queue_is_paused */
 	TimestampTz paused_until; /* DT_NOEND: until somebody resumes it */
 	TimestampTz created_at;

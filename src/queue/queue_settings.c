@@ -68,14 +68,14 @@ static const SqlField fields[] = {SQL_FIELD(QueueInfo, id),
 								  SQL_FIELD(QueueInfo, paused),
 								  SQL_FIELD(QueueInfo, paused_until),
 								  SQL_FIELD(QueueInfo, created_at),
-								  SQL_FIELD(QueueInfo, dead_queue_role),
-								  SQL_FIELD(QueueInfo, dead_queue_role_oid),
+								  SQL_FIELD(QueueInfo, dead_letter_role),
+								  SQL_FIELD(QueueInfo, dead_letter_role_oid),
 								  QUEUE_SETTINGS(SETTING_FIELD)};
 
 static SqlStatement load_queues =
 	{.few = true,
 	 .text = "SELECT queue_id, name, paused, coalesce(paused_until, 'infinity'), created_at, "
-			 "dead_queue_role, dead_queue_role_oid" QUEUE_SETTINGS(
+			 "dead_letter_role, dead_letter_role_oid" QUEUE_SETTINGS(
 				 SETTING_COLUMN) " FROM idemq.queues WHERE queue_id BETWEEN $1 AND $2",
 	 .types = {INT4OID, INT4OID}};
 
@@ -121,7 +121,7 @@ build_statements(void)
 
 /*
  * Checks the settings that are given, and, for a new queue, that none is missing; raises
- * 22004, 22023.  The caller checks the name of a queue: see job/dead_queue.c.
+ * 22004, 22023.  The caller checks the name of a queue: see job/dead_letter.c.
  */
 void
 idemq_settings_check(FunctionCallInfo fcinfo, bool is_new)
@@ -200,14 +200,14 @@ idemq_setting_arg(const char *name)
 }
 
 /* By itself: a name that is written means the role that has it now (hooks/row_triggers.c). */
-static SqlStatement set_dead_queue_role =
-	{.text = "UPDATE idemq.queues SET dead_queue_role = CASE WHEN dead_queue IS NOT NULL THEN $2 "
-			 "END WHERE name = $1",
+static SqlStatement set_dead_letter_role =
+	{.text = "UPDATE idemq.queues SET dead_letter_role = CASE WHEN dead_letter_queue IS NOT NULL "
+			 "THEN $2 END WHERE name = $1",
 	 .types = {TEXTOID, NAMEOID}};
 
 /*
  * Runs a statement with name and settings as its parameters, and stores the role that has set
- * a dead_queue.  Returns whether it wrote a row; *id, unless NULL: the id that it returned.
+ * a dead_letter_queue.  Returns whether it wrote a row; *id, unless NULL: the id that it returned.
  */
 static bool
 run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *name, Oid caller,
@@ -228,11 +228,11 @@ run_with_settings(SqlStatement *statement, FunctionCallInfo fcinfo, const char *
 		return false;
 	if (id != NULL)
 		*id = DatumGetInt32(idemq_spi_value(0, 1, NULL));
-	if (PG_ARGISNULL(idemq_setting_arg("dead_queue")))
+	if (PG_ARGISNULL(idemq_setting_arg("dead_letter_queue")))
 		return true;
 	namestrcpy(&role, GetUserNameFromId(caller, false));
 	values[1] = NameGetDatum(&role);
-	(void) idemq_spi_run(&set_dead_queue_role, values, NULL);
+	(void) idemq_spi_run(&set_dead_letter_role, values, NULL);
 	return true;
 }
 
@@ -290,7 +290,7 @@ static SqlStatement describe_queue =
 			 "jsonb_build_object('from', o.value, 'to', s.value)) FROM jsonb_each($2) o "
 			 "JOIN jsonb_each(n.doc) s USING (key) WHERE o.value <> s.value) END "
 			 "FROM (SELECT to_jsonb(q) - '{queue_id,name,paused,paused_until,created_at,"
-			 "dead_queue_role,dead_queue_role_oid}'::text[] AS doc "
+			 "dead_letter_role,dead_letter_role_oid}'::text[] AS doc "
 			 "FROM idemq.queues q WHERE queue_id = $1 FOR NO KEY UPDATE) n",
 	 .types = {INT4OID, JSONBOID},
 	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};

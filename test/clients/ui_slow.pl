@@ -81,7 +81,7 @@ sql($node, q{SELECT count(*) FROM idemq.claim('import', 800) c, idemq.commit(c.i
 	SELECT count(*) FROM idemq.claim('import', lease => '1 h', worker => '<b>bold</b>')});
 my $flow = sql($node, q{SELECT max(id) FROM idemq.jobs WHERE queue_id = idemq.queue_id('import')});
 
-# Who is there, was, and nobody; a handler; a dead queue with something in it.
+# Who is there, was, and nobody; a handler; a dead-letter queue with something in it.
 sql($node, q{CREATE ROLE app LOGIN; SELECT idemq.grant_queue('mail', 'app', 'claim'), idemq.grant_queue('orders', 'app', 'claim');
 	SET SESSION AUTHORIZATION app;
 	SELECT idemq.here('00000000-0000-0000-0000-000000000001', 'mail-1', '{mail,orders}', 'node', '1.0.0', 'web-1.shop.example', 8, '{1000000000001}', 18233);
@@ -91,7 +91,7 @@ sql($node, q{CREATE ROLE app LOGIN; SELECT idemq.grant_queue('mail', 'app', 'cla
 	CREATE FUNCTION thumbnail(payload jsonb) RETURNS void SET search_path = pg_catalog LANGUAGE sql AS '';
 	SELECT idemq.create_queue('thumbnails'), idemq.set_handler('thumbnails', 'thumbnail');
 	SELECT idemq.create_queue('reports'), idemq.enqueue('reports', '3', run_at => now() - interval '5 min');
-	SELECT idemq.create_queue('undelivered'), idemq.create_queue('letters', max_attempts => 1, dead_queue => 'undelivered');
+	SELECT idemq.create_queue('undelivered'), idemq.create_queue('letters', max_attempts => 1, dead_letter_queue => 'undelivered');
 	SELECT count(*) FROM idemq.enqueue('letters', '1') e, idemq.claim('letters') c, idemq.fail(c.id, c.token, 'no such street')});
 
 # What lists and the page of a job show, and what is done to several jobs.

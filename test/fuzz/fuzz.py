@@ -119,7 +119,7 @@ class Values:
 
     def text(self, name):
         rng = self.rng
-        if name == "dead_queue":
+        if name == "dead_letter_queue":
             # None of a tenant's: the superuser may send another's jobs there, for all to see.
             return rng.choice(["dead", "dead", "", "A1", "none", "n" * 64])
         kinds = {
@@ -457,7 +457,7 @@ DECLARE
 BEGIN
 	FOREACH queue IN ARRAY '{dead,a1,a2,b1,b2}'::text[] LOOP
 		IF NOT EXISTS (SELECT FROM idemq.queues WHERE name = queue) THEN
-			PERFORM idemq.create_queue(queue, lease => '1 day', retry_jitter => 0, dead_queue => CASE queue WHEN 'a2' THEN 'dead' WHEN 'b2' THEN 'b1' END);
+			PERFORM idemq.create_queue(queue, lease => '1 day', retry_jitter => 0, dead_letter_queue => CASE queue WHEN 'a2' THEN 'dead' WHEN 'b2' THEN 'b1' END);
 			IF queue LIKE 'a%%' THEN
 				PERFORM idemq.grant_queue(queue, 'fuzz_admin', 'admin'), idemq.grant_queue(queue, 'fuzz_claim', 'claim'), idemq.grant_queue(queue, 'fuzz_enqueue', 'enqueue');
 			ELSIF queue LIKE 'b%%' THEN

@@ -3,7 +3,7 @@ CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -
 SELECT idemq.create_queue('dead') > 0 AS created;
-SELECT idemq.create_queue('q', lease => '1 h', dead_queue => 'dead', dead_queue_cancelled => true) > 0 AS created;
+SELECT idemq.create_queue('q', lease => '1 h', dead_letter_queue => 'dead', dead_letter_cancelled => true) > 0 AS created;
 SELECT idemq.create_queue('other') > 0 AS created;
 CREATE FUNCTION job(name text) RETURNS bigint LANGUAGE sql AS $$ SELECT id FROM idemq.jobs WHERE payload = to_jsonb(name) ORDER BY id LIMIT 1 $$;
 CREATE VIEW left_over AS SELECT q.name, string_agg(payload #>> '{}', ' ' ORDER BY id) AS jobs
@@ -20,7 +20,7 @@ SELECT outcome FROM idemq.cancel_many(ARRAY[job('b'), -7]);
 SELECT * FROM idemq.cancel_many('{}');
 SELECT * FROM idemq.cancel_many(NULL);
 SELECT * FROM idemq.cancel_many('{NULL}');
--- The one that was in processing had begun: its worker is refused, and the dead queue has it.
+-- The one that was in processing had begun: its worker is refused, and the dead-letter queue has it.
 SELECT payload->'payload' AS job, payload->'status' AS status FROM idemq.claim('dead');
 SELECT idemq.commit(id, token) FROM idemq.jobs WHERE id = job('b');
 SELECT * FROM left_over;

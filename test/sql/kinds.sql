@@ -83,8 +83,8 @@ SELECT * FROM row;
 SELECT payload, kind FROM idemq.claim('q');
 DELETE FROM idemq.jobs;
 
--- For people: a job, an error, what was decided; a schedule; a dead job's account, and its job.
-SELECT idemq.alter_queue('q', dead_queue => 'dead');
+-- For people: a job, an error, what was decided; a schedule; a dead-letter record, and its job.
+SELECT idemq.alter_queue('q', dead_letter_queue => 'dead');
 SELECT outcome FROM idemq.enqueue('q', '1', kind => 'mail');
 SELECT outcome FROM idemq.enqueue('q', '2', kind => 'pdf');
 SELECT outcome FROM idemq.enqueue('q', '3');

@@ -18,7 +18,7 @@ SELECT idemq.create_queue('q') AS made \gset
 SELECT queue_id = :made AS its_id FROM idemq.queues;
 \x on
 SELECT name, lease, max_attempts, retry_base, retry_factor, retry_max, retry_jitter, retention, idempotency_window, max_running, rate_limit,
-	rate_period, dead_queue, paused, now() - created_at < '1 min' AS just_now FROM idemq.queues;
+	rate_period, dead_letter_queue, paused, now() - created_at < '1 min' AS just_now FROM idemq.queues;
 -- All settings, by name and by place.
 SELECT idemq.create_queue(name => 'named', lease => '1 min', max_attempts => 3, retry_base => '2 min', retry_factor => 1.5, retry_max => '5 min',
 	retry_jitter => 0, retention => '0', idempotency_window => '2 days', rate_period => '1 min') > 0 AS made;
@@ -60,7 +60,7 @@ INSERT INTO settings (setting, val) VALUES
 	('idempotency_window', '''-1 s'''), ('idempotency_window', '''0'''), ('idempotency_window', '''2000 years'''),
 	('rate_period', '''0'''), ('rate_period', '''-1 s'''), ('rate_period', '''1 us'''),
 	('max_running', '5'), ('max_running', '0'), ('max_running', '-1'), ('max_running', '2147483647'),
-	('rate_limit', '5'), ('rate_limit', '0'), ('rate_limit', '-1'), ('rate_limit', '2147483647'), ('dead_queue', '''q'''),
+	('rate_limit', '5'), ('rate_limit', '0'), ('rate_limit', '-1'), ('rate_limit', '2147483647'), ('dead_letter_queue', '''q'''),
 	('job_timeout', '''1 us'''), ('job_timeout', '''0'''), ('job_timeout', '''-1 s'''), ('job_timeout', '''1000 years'''), ('job_timeout', '''2000 years''');
 SET client_min_messages = error;
 SELECT setting, val, state(format('SELECT idemq.create_queue(%L, %s => %s)', 'n' || ord, setting, val)) AS created,

@@ -187,9 +187,9 @@ CALL idemq.enqueue_job('q', '7', key => 'x', on_duplicate => 'rerun');
 SELECT idemq.enqueue('q', '7', key => 'x', on_duplicate => 'again');
 SELECT idemq.check();
 
--- Requests and reruns are counted; the dead queue has its copy of a death that was served.
+-- Requests and reruns are counted; the dead-letter queue has its copy of a death that was served.
 SELECT idemq.create_queue('letters');
-SELECT idemq.create_queue('dying', max_attempts => 1, dead_queue => 'letters');
+SELECT idemq.create_queue('dying', max_attempts => 1, dead_letter_queue => 'letters');
 SELECT outcome FROM idemq.enqueue('dying', '1', key => 'k');
 SELECT id, token FROM idemq.claim('dying') \gset
 SELECT outcome FROM idemq.enqueue('dying', '2', key => 'k', on_duplicate => 'rerun');

@@ -246,7 +246,7 @@ queue('c');
 	leave($gate);
 }
 
-# ---- A row, a dead queue or a handler that somebody holds: the one process there is goes on with other handlers
+# ---- A row, a dead-letter queue or a handler that somebody holds: the one process there is goes on with other handlers
 
 sql($node, "CREATE SEQUENCE app.begun; GRANT ALL ON SEQUENCE app.begun TO app;
 	CREATE ROLE producer; GRANT USAGE ON SCHEMA idemq TO producer; SELECT idemq.grant_queue('b', 'producer', 'enqueue');
@@ -330,8 +330,8 @@ foreach my $end ('ROLLBACK', "COMMIT PREPARED 'p'")
 	leave($gate, $canceller);
 }
 
-# A dead queue that is being dropped.
-sql($node, "SELECT idemq.create_queue('dying'); SELECT idemq.alter_queue('b', dead_queue => 'dying')");
+# A dead-letter queue that is being dropped.
+sql($node, "SELECT idemq.create_queue('dying'); SELECT idemq.alter_queue('b', dead_letter_queue => 'dying')");
 {
 	my ($gate, $dropper) = (session($node), session($node));
 	$gate->query_safe('SELECT pg_advisory_lock(42)');
@@ -339,12 +339,12 @@ sql($node, "SELECT idemq.create_queue('dying'); SELECT idemq.alter_queue('b', de
 	wait_until($node, $at_gate);
 	$dropper->query_safe("BEGIN; SELECT idemq.drop_queue('dying', force => true)");
 	$gate->query_safe('SELECT pg_advisory_unlock(42)');
-	others_run('the dead queue of a job is being dropped');
+	others_run('the dead-letter queue of a job is being dropped');
 	$dropper->query_safe('ROLLBACK');
 	all_done('b');
 	is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'dying' AND payload->>'id' = '$id'", 1,
 		'not dropped, it has the dead job');
-	sql($node, "SELECT idemq.alter_queue('b', dead_queue => '')");
+	sql($node, "SELECT idemq.alter_queue('b', dead_letter_queue => '')");
 	leave($gate, $dropper);
 }
 

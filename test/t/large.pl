@@ -1,5 +1,5 @@
 # Large values: documents at the largest limit, errors of a gigabyte, and what of a
-# row that a DBA made too large a dead queue keeps.
+# row that a DBA made too large a dead-letter queue keeps.
 # slow: documents of 64 MB and errors of a gigabyte
 # at least 9 assertions
 #
@@ -33,7 +33,7 @@ is_sql($node, "SELECT status, last_error IS NULL, idemq.validate(id, (SELECT tok
 is_sql($node, "SELECT idemq.fail(id, token, 'small', permanent => true) FROM held", 'dead', 'which fails it otherwise');
 
 # What would make the letter too large is left out of it.
-sql($node, "SELECT idemq.create_queue('letters'); SELECT idemq.alter_queue('q', dead_queue => 'letters')");
+sql($node, "SELECT idemq.create_queue('letters'); SELECT idemq.alter_queue('q', dead_letter_queue => 'letters')");
 ($id) = sql($node, q{SELECT id FROM idemq.enqueue('q', '1', headers => '{"a": 1}')});
 sql($node, "UPDATE idemq.jobs SET payload = to_jsonb(repeat('x', 100 * 1024 * 1024)) WHERE id = $id");
 is_sql($node, "SELECT idemq.fail(id, token, 'big', permanent => true) FROM (SELECT id, token FROM idemq.claim('q')) c", 'dead', 'a large job dies');

@@ -202,7 +202,7 @@ sub fire
 
 sql($node, q[SELECT idemq.enqueue('backlog', '1', run_at => now() - interval '1 h');
 	SELECT count(*) FROM idemq.enqueue_many('hung', '{1,2}'); SELECT count(*) FROM idemq.claim('hung', 2)]);
-sql($node, q[SELECT idemq.create_queue('letters'), idemq.alter_queue('deadly', dead_queue => 'letters'); SELECT idemq.enqueue('deadly', '1'); SELECT idemq.fail(id, token, 'no') FROM idemq.claim('deadly')]);
+sql($node, q[SELECT idemq.create_queue('letters'), idemq.alter_queue('deadly', dead_letter_queue => 'letters'); SELECT idemq.enqueue('deadly', '1'); SELECT idemq.fail(id, token, 'no') FROM idemq.claim('deadly')]);
 sql($node, q[SELECT count(*) FROM idemq.enqueue_many('failing', array_fill('1'::jsonb, '{20}'));
 	SELECT idemq.fail(id, token, 'no', retry_in => '1 h') FROM idemq.claim('failing', 20)]);
 # A zombie: it is reaped, and commits.
@@ -239,7 +239,7 @@ sql($node, q[SELECT idemq.create_queue('more' || i) FROM generate_series(1, 32 -
 fire('IdemqBacklog(backlog)', 'IdemqNothingFinishes(hung)', 'IdemqJobsDie(deadly)', 'IdemqMostAttemptsFail(failing)', 'IdemqZombieCommits(zombie)',
 	'IdemqLeasesExpire(expires)', 'IdemqMemoryFull(leases)', 'IdemqMemoryFull(queues)', 'IdemqMemoryFillsUp(queues)', 'IdemqQueueWithoutMemory(more30)',
 	'IdemqSnapshotHeld(session)', 'IdemqTableBloats(seen)', 'IdemqScheduleLate(q2)', 'IdemqScheduleFails(sched)', 'IdemqChoreFails(reap)', 'IdemqRunsNearLease(slow)',
-	'IdemqNobodyWorks(backlog)', 'IdemqDeadQueueWaits(letters)');
+	'IdemqNobodyWorks(backlog)', 'IdemqDeadLetterQueueWaits(letters)');
 is_logged($node, qr/ 53400 .*WARNING:  idemq's shared memory is full: \d+ of \d+ leases.*are in use\n.*DETAIL:  Jobs are claimed with their lease on the row alone/, 'the log says that the lease table is full');
 wait_logged($node, qr/WARNING:  idemq's shared memory is full: \d+ of \d+ queues/);
 my $log_file = $node->logfile;
@@ -272,7 +272,7 @@ delete $process{exporter};
 fire('IdemqNoFigures');
 delete @wanted{ map { /^(\w+)/ } keys %fired };
 is(join(' ', sort keys %wanted), '', 'every rule has fired');
-is($fired{'IdemqNobodyWorks(letters)'} // $fired{'IdemqBacklog(letters)'}, undef, 'a dead queue is no backlog');
+is($fired{'IdemqNobodyWorks(letters)'} // $fired{'IdemqBacklog(letters)'}, undef, 'a dead-letter queue is no backlog');
 is(join(' ', grep { /\((?:q|times|sched)\)/ && !/^IdemqSchedule/ } sort keys %fired), '', 'and none of the queues that are well');
 # 08006: who was ended in the middle of an answer.
 is(unexpected($node, qw(42501 P0099 57P01 08006)), '', 'no error that was not meant');

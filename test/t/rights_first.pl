@@ -33,7 +33,7 @@ sql($node, "CALL idemq.begin_step($id, $token, 'name', '1', '1 h')");
 my %values = (
 	id => [$id, $dead], ids => ["ARRAY[$id, $dead]"], token => [$token], tokens => ["ARRAY[$token, $token]"], depends_on => ["ARRAY[$id]", "ARRAY[$dead]"],
 	queue => [ "'q'", "'own'" ], queues => [ "'{q}'", "'{q,own}'" ], name => [ "'q'", "'own'", "'s'", "'name'", "'new'" ], key => [ "'k'", "'dead'" ],
-	keys => ["'{k}'"], topic => [ "'t'", "'t.a'" ], pattern => ["'t.#'"], dead_queue => ["'q'"], queue_id => ["idemq.queue_id('q')"],
+	keys => ["'{k}'"], topic => [ "'t'", "'t.a'" ], pattern => ["'t.#'"], dead_letter_queue => ["'q'"], queue_id => ["idemq.queue_id('q')"],
 	producer => ["'p'"], seq => ['2'], group_key => ["'g'"], payload => ["'1'"], payloads => ["'{1}'"], result => ["'1'"], state => ["'1'"],
 	jobs => ["'[{\"name\": \"a\", \"queue\": \"own\", \"payload\": 1, \"depends_on\": [$id]}]'", "'[{\"name\": \"a\", \"queue\": \"q\", \"payload\": 1}]'"],
 	# meant to expire
@@ -114,7 +114,7 @@ sub states
 
 # Would it be seen?  A role that may do it waits, for each kind of thing.
 my @held = ("SELECT idemq.commit($id, $token)", "SELECT idemq.retry($dead)", "SELECT idemq.enqueue('q', '1')", "SELECT idemq.unschedule('s')",
-	"SELECT idemq.enqueue('own', '1', depends_on => ARRAY[$id])", "SELECT idemq.alter_queue('own', dead_queue => 'q')");
+	"SELECT idemq.enqueue('own', '1', depends_on => ARRAY[$id])", "SELECT idemq.alter_queue('own', dead_letter_queue => 'q')");
 # meant to expire
 is(join("\n", map { "$_->[0] $_->[1]" } grep { $_->[0] ne '55P03' } states('postgres', '10 ms', @held)), '', 'it is all held');
 

@@ -27,7 +27,7 @@ sub dying
 {
 	my ($name) = @_;
 
-	sql($node, "SELECT idemq.create_queue('${name}_dead', lease => '1 h'); SELECT idemq.create_queue('$name', max_attempts => 1, dead_queue => '${name}_dead', lease => '1 h')");
+	sql($node, "SELECT idemq.create_queue('${name}_dead', lease => '1 h'); SELECT idemq.create_queue('$name', max_attempts => 1, dead_letter_queue => '${name}_dead', lease => '1 h')");
 	sql($node, "SELECT idemq.enqueue('$name', p) FROM $payload AS x(p), generate_series(1, $jobs)");
 	sql($node, "SELECT count(*) FROM idemq.claim('$name', $jobs, lease => '1 ms'); SELECT pg_sleep(0.01)"); # meant to expire
 	return;
@@ -48,7 +48,7 @@ wait_until($node, 'SELECT count(*) FROM ' . ended('big'), $jobs);
 is_sql($node, 'SELECT max(n) <= 4 FROM (SELECT count(*) AS n FROM ' . ended('big') . ' GROUP BY xact) AS x', 't', 'a transaction is a slice');
 is_sql($node, 'SELECT count(*) <= 8 FROM ' . ended('big') . ' WHERE ended_at < (SELECT min(ended_at) FROM ' . ended('q') . ')', 't',
 	'who came due second has the second turn');
-is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'big_dead'", $jobs, 'every death is in the dead queue');
+is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'big_dead'", $jobs, 'every death is in the dead-letter queue');
 
 # ---- A claim
 

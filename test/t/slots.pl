@@ -65,7 +65,7 @@ is_sql($slots, 'SELECT * FROM idemq.check()', '', 'check()');
 $slots->append_conf('postgresql.conf', 'idemq.max_queues = 6');
 $slots->restart;
 sql($slots, "SELECT idemq.create_queue('b', lease => '1 h', max_running => 2), idemq.create_queue('c', lease => '1 h'), idemq.create_queue('d', lease => '1 h'), idemq.create_queue('e');
-	SELECT idemq.alter_queue('a', dead_queue => 'c', max_attempts => 1);
+	SELECT idemq.alter_queue('a', dead_letter_queue => 'c', max_attempts => 1);
 	CREATE TABLE held (id bigint, token bigint); CREATE TABLE made (id bigint, what text); CREATE TABLE done (id bigint);
 	CREATE FUNCTION handle(jsonb) RETURNS void LANGUAGE sql AS ''");
 sql($slots, "SELECT idemq.enqueue('c', to_jsonb('plain ' || n)) FROM generate_series(1, 20) n;
@@ -125,7 +125,7 @@ is_sql($slots, "SELECT idemq.alter_queue('c', max_attempts => 7), idemq.pause('c
 is_sql($slots, "SELECT idemq.reap() >= 0, count(*) FROM idemq.claim('q')", 't|0', 'reap() passes over it') or diag sql($slots, 'SELECT * FROM idemq.jobs');
 sql($slots, q{INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload) VALUES (idemq.queue_id('c'), now(), 4, 5, 'pending', now(), '"by hand"')});
 sql($slots, "SELECT idemq.enqueue('a', '\"dies\"'); SELECT idemq.fail(id, token, 'no') FROM idemq.claim('a')");
-is_sql($slots, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('c') AND payload->>'queue' = 'a'", 1, 'it is a dead queue all the same');
+is_sql($slots, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('c') AND payload->>'queue' = 'a'", 1, 'it is a dead-letter queue all the same');
 # The worker goes on, for the others: what comes due, ticks.
 # meant to expire
 is_sql($slots, "SELECT outcome FROM idemq.enqueue('a', '\"later\"', delay => '200 ms')", 'accepted', 'a queue with a slot');

@@ -1,4 +1,4 @@
-# Everything at once: groups, limits, keys, schedules, a handler, expiry, deaths with a dead queue,
+# Everything at once: groups, limits, keys, schedules, a handler, expiry, deaths with a dead-letter queue,
 # retention, rollbacks, savepoints, killed sessions, a killed worker, crashes.  At its end
 # every effect has happened once, no limit was ever exceeded, and check() is clean; the
 # tokens of each job have grown from claim to claim, and of two jobs of a group the one
@@ -35,7 +35,7 @@ my $node = new_server('soak', 'idemq.worker' => 'on', max_connections => 100, lo
 my $started = sql($node, "SELECT date_trunc('minute', clock_timestamp())");
 sql($node, q{
 	SELECT idemq.create_queue('letters', retention => '1 h');
-	SELECT idemq.create_queue('plain', lease => '5 s', retry_base => '1 ms', max_attempts => 3, dead_queue => 'letters', retention => '5 s', dead_retention => '5 s', idempotency_window => '5 s');
+	SELECT idemq.create_queue('plain', lease => '5 s', retry_base => '1 ms', max_attempts => 3, dead_letter_queue => 'letters', retention => '5 s', dead_retention => '5 s', idempotency_window => '5 s');
 	SELECT idemq.create_queue('grouped', lease => '5 s', retry_base => '1 ms', max_attempts => 100000, retention => '5 s', idempotency_window => '5 s');
 	SELECT idemq.create_queue('limited', lease => '5 s', retry_base => '1 ms', max_attempts => 100000, retention => '5 s', idempotency_window => '5 s',
 		max_running => 5, rate_limit => 300);
@@ -269,7 +269,7 @@ cmp_ok(sql($node, sprintf($pairs, 'count(*)')), '>', 100, 'there was an order to
 is_sql($node, 'SELECT count(*) FROM effects WHERE n = -2', 0, 'none of what was rolled back');
 is_sql($node, q{SELECT queue, count(*) FROM produced p WHERE NOT EXISTS (SELECT FROM effects e WHERE e.queue = p.queue AND e.n = p.n)
 	AND NOT (queue = 'plain' AND EXISTS (SELECT FROM idemq.jobs j WHERE queue_id = idemq.queue_id('letters') AND (j.payload #>> '{payload,n}')::bigint = p.n))
-	GROUP BY 1}, '', 'every job has had its effect, or is in the dead queue');
+	GROUP BY 1}, '', 'every job has had its effect, or is in the dead-letter queue');
 is_sql($node, q{SELECT count(*) FROM effects e JOIN idemq.jobs j ON e.queue = 'plain' AND j.queue_id = idemq.queue_id('letters')
 	AND (j.payload #>> '{payload,n}')::bigint = e.n WHERE e.n > 0}, 0, 'and not both');
 # Of this moment: the next minute may begin between two statements.

@@ -226,7 +226,7 @@ sql($pub, "SELECT idemq.follow(); SELECT idemq.take_over();
 	SELECT idemq.create_queue('effects', lease => '1 h');
 	SELECT idemq.create_queue('limited', max_running => 2, lease => '1 h');
 	SELECT idemq.create_queue('dead');
-	SELECT idemq.create_queue('mortal', max_attempts => 1, dead_queue => 'dead');
+	SELECT idemq.create_queue('mortal', max_attempts => 1, dead_letter_queue => 'dead');
 	SELECT idemq.grant_queue('effects', 'worker', 'claim');
 	SELECT idemq.once('s', 'k');
 	CALL idemq.tick(); SELECT idemq.schedule('s', '0 0 1 1 *', 'q', '1')");
@@ -268,7 +268,7 @@ is_sql($pub, "SELECT idemq.heartbeat($kept[0], $kept[1], '1 h'), idemq.heartbeat
 
 my $reader = session($sub);
 $reader->query_safe("SELECT idemq.queue_id('q')");
-# As the worker would have done: reaped, promoted, copied to the dead queue, ticked.
+# As the worker would have done: reaped, promoted, copied to the dead-letter queue, ticked.
 my @scripts = (
   "SELECT idemq.enqueue('q', '1', group_key => 'g' || (random() * 5)::int, delay => random() * interval '50 ms')\n;\n"    # meant to expire
   # meant to expire

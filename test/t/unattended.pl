@@ -22,7 +22,7 @@ foreach my $queue (sort keys %queues)
 
 	sql($node, "SELECT idemq.create_queue('$queue', lease => '1 h'$with)");
 }
-sql($node, "SELECT idemq.create_queue('dies', dead_queue => 'letters'); CREATE ROLE worker LOGIN; SELECT idemq.grant_queue('alone', 'worker', 'claim')");
+sql($node, "SELECT idemq.create_queue('dies', dead_letter_queue => 'letters'); CREATE ROLE worker LOGIN; SELECT idemq.grant_queue('alone', 'worker', 'claim')");
 # Due for a while, and counted for as long: a queue that has just begun to be counted is new.
 my $due = join ', ', map { "idemq.enqueue('$_', '1')" } grep { !/empty|future/ } sort keys %queues;
 sql($node, "SELECT idemq.enqueue('future', '1', delay => '1 h'); SELECT $due");
@@ -51,7 +51,7 @@ unlike(sql($node, "SELECT idemq.why(id) FROM idemq.jobs WHERE queue_id = idemq.q
 # A minute may have gone by since.
 sql($node, $_) foreach $polled, $by_id;
 is_sql($node, "SELECT bool_and((value > 0) = (labels ->> 'queue' = 'alone')), count(*) FROM idemq.prometheus WHERE name = 'idemq_queue_unattended_seconds'", 't|15', 'its figure');
-is_sql($node, "SELECT string_agg(labels ->> 'queue', ' ') FROM idemq.prometheus WHERE name = 'idemq_queue_is_dead_queue' AND value = 1", 'letters', 'and that of the dead queue');
+is_sql($node, "SELECT string_agg(labels ->> 'queue', ' ') FROM idemq.prometheus WHERE name = 'idemq_queue_is_dead_letter_queue' AND value = 1", 'letters', 'and that of the dead-letter queue');
 is_sql($node, "SELECT unattended_for >= '1 min' FROM idemq.metrics WHERE queue = 'alone'", 't', 'who may claim from it sees it', 'postgres');
 
 # Each of these is enough; all is as before when it is over.
@@ -72,7 +72,7 @@ sub is_marked
 }
 is_marked('drained by cron', "SELECT idemq.alter_queue('alone', drained_by_cron => true)", "SELECT idemq.alter_queue('alone', drained_by_cron => false)");
 is_marked('paused', "SELECT idemq.pause('alone')", "SELECT idemq.resume('alone')");
-is_marked('a dead queue', "SELECT idemq.alter_queue('dies', dead_queue => 'alone')", "SELECT idemq.alter_queue('dies', dead_queue => 'letters')");
+is_marked('a dead-letter queue', "SELECT idemq.alter_queue('dies', dead_letter_queue => 'alone')", "SELECT idemq.alter_queue('dies', dead_letter_queue => 'letters')");
 # A claim, be it one that finds nothing: somebody comes by.
 sql($node, 'BEGIN; SELECT count(*) FROM idemq.claim(\'alone\'); ROLLBACK');
 attended('a claim that is rolled back');

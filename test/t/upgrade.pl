@@ -143,7 +143,7 @@ is_sql($node, q{SELECT status, count(*) FROM idemq.jobs GROUP BY 1 ORDER BY 1},
 my $rows = q{SELECT id, queue_id, created_at, priority, max_attempts, expires_at, run_at, status, attempt, token, ready_at, claimed_at, deadline,
 	finished_at, worker, key, group_key, headers, payload, checkpoint, result, last_error FROM idemq.jobs ORDER BY id;
 	SELECT queue_id, name, lease, max_attempts, retry_base, retry_factor, retry_max, retry_jitter, retention, idempotency_window, max_running,
-		rate_limit, rate_period, dead_queue, paused, created_at FROM idemq.queues ORDER BY 1;
+		rate_limit, rate_period, dead_letter_queue, paused, created_at FROM idemq.queues ORDER BY 1;
 	SELECT job_id, token, queue_id, attempt, worker, claimed_at, ended_at, outcome, error FROM idemq.attempts ORDER BY 1, 2;
 	SELECT queue_id, role_name, privilege FROM idemq_internal.queue_grants ORDER BY 1, 2, 3; SELECT scope, key, expires_at FROM idemq_internal.seen;
 	SELECT name, queue_id, cron, time_zone, payload, priority, group_key, max_attempts, headers, expires_in, created_by, created_at, done_until,
@@ -239,7 +239,7 @@ is_sql($node, qq{SELECT payload #>> '{}' AS p, attempt, token > $highest FROM id
 is_sql($node, q{SELECT length(payload #>> '{}') FROM idemq.claim('mail', 5)}, 9600, 'a large one, too', 'app');
 is_sql($node, q{SELECT idemq.commit(id, token), checkpoint FROM idemq.jobs WHERE payload = '"processing"'}, 'committed|{"step": 2}', 'one with a checkpoint', 'app');
 is_sql($node, qq{SELECT id > $ids FROM idemq.enqueue('mail', '"new"')}, 't', 'ids that were given do not come again', 'app');
-is_sql($node, q{SELECT payload->'payload' FROM idemq.claim('graves')}, '"dead"', 'the dead queue\'s copy', 'app');
+is_sql($node, q{SELECT payload->'payload' FROM idemq.claim('graves')}, '"dead"', 'the dead-letter queue\'s copy', 'app');
 is_sql($node, q{SELECT idemq.redrive('narrow'), idemq.once('letters', 'sent')}, '1|f', 'redrive; once remembers', 'app');
 is_sql($node, q{SELECT idemq.create_queue('newest') > 6, (SELECT paused FROM idemq.queues WHERE name = 'stopped')}, 't|t', 'queues\' numbers go on', 'app');
 is_sql($node, q{SET ROLE "Upgrade Worker"; SELECT count(*) FROM idemq.claim('mail')}, 1, 'grants hold', 'app');

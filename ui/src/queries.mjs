@@ -6,7 +6,7 @@ const PAGE = 50;
 export const overview = `
   SELECT m.queue, m.queue_id, m.paused, m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled,
     extract(epoch FROM m.oldest_ready)::float8 AS oldest_ready, m.enqueued_total, m.committed_total, m.failed_total,
-    extract(epoch FROM m.unattended_for)::float8 AS unattended_for, m.is_dead_queue, idemq_internal.may_administer(m.queue_id) AS may_administer
+    extract(epoch FROM m.unattended_for)::float8 AS unattended_for, m.is_dead_letter_queue, idemq_internal.may_administer(m.queue_id) AS may_administer
   FROM idemq.metrics m ORDER BY m.queue`;
 
 const latest = (value) => `(array_agg(${value} ORDER BY h.at DESC))[1]`;

@@ -66,8 +66,8 @@ await page.setViewportSize({ width: 1200, height: 800 });
 
 // What needs somebody.
 const overview = await said(page);
-ok(/Nobody works on\s+reports/.test(overview) && /Dead queue\s+undelivered\s+holds 1 job/.test(overview), 'what needs somebody is said first', overview);
-ok(/undelivered\s+dead queue/.test(overview), 'a dead queue is marked', overview);
+ok(/Nobody works on\s+reports/.test(overview) && /Dead-letter queue\s+undelivered\s+holds 1 job/.test(overview), 'what needs somebody is said first', overview);
+ok(/undelivered\s+dead-letter queue/.test(overview), 'a dead-letter queue is marked', overview);
 
 // Who is there.
 // Who has not said for 90 s that he is there is silent: he says so now.

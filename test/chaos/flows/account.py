@@ -189,7 +189,7 @@ figure("requests", dict(rows("SELECT outcome || ' ' || status, count(*) FROM req
 
 def sagas():
     done = {row[0] for row in rows("SELECT n FROM effects WHERE flow = 'trips'")}
-    accounts = Counter(row[0] for row in rows("SELECT (payload #>> '{payload,n}')::bigint FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name ~ 'undo$'"))
+    records = Counter(row[0] for row in rows("SELECT (payload #>> '{payload,n}')::bigint FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name ~ 'undo$'"))
     undone = {row[0] for row in rows("SELECT n FROM effects WHERE flow = 'undo'")}
     bookings, undos = defaultdict(list), Counter()
     for key, n, what in rows("SELECT key, n, what FROM bookings"):
@@ -200,19 +200,19 @@ def sagas():
     for n, details in rows("SELECT n, details FROM wants WHERE flow = 'trips'"):
         booked = sorted(what for what, _ in bookings[n])
         times = [undos[key] for _, key in bookings[n]]
-        facts = (n, details, booked, times, f"{accounts[n]} accounts")
+        facts = (n, details, booked, times, f"{records[n]} dead-letter records")
         if len(booked) != len(set(booked)):
             found("a step that was done twice", *facts)
         if n in done:
             counts["made"] += 1
-            if booked != ["car", "flight", "hotel"] or any(times) or accounts[n]:
+            if booked != ["car", "flight", "hotel"] or any(times) or records[n]:
                 found("a trip that was made, and not, or was undone", *facts)
         else:
             counts[f"undone {len(booked)} steps"] += 1
             if any(time != 1 for time in times):
                 found("a step that was not undone exactly once", *facts)
-            if accounts[n] > 1 or (booked and n not in undone):
-                found("a trip that has not one account", *facts)
+            if records[n] > 1 or (booked and n not in undone):
+                found("a trip that does not have exactly one dead-letter record", *facts)
     for key in undos.keys() - {key for made in bookings.values() for _, key in made}:
         found("what was never booked was undone", key)
     figure("trips", counts)

@@ -174,7 +174,7 @@ BEGIN
 				max_running => CASE q WHEN 'limited' THEN 3 WHEN 'elastic' THEN 4 END,
 				group_running => CASE q WHEN 'places' THEN 2 ELSE 1 END, group_rate => CASE q WHEN 'places' THEN 2 END,
 				rate_limit => CASE q WHEN 'limited' THEN 6 END,
-				dead_queue => CASE q WHEN 'trips' THEN t || '.undo' END, dead_queue_cancelled => q = 'trips');
+				dead_letter_queue => CASE q WHEN 'trips' THEN t || '.undo' END, dead_letter_cancelled => q = 'trips');
 			PERFORM idemq.grant_queue(t || '.' || q, t::regrole, 'enqueue'), idemq.grant_queue(t || '.' || q, t::regrole, 'claim');
 		END LOOP;
 		PERFORM idemq.create_topic(t), idemq.grant_topic(t, t::regrole, 'publish'), idemq.grant_topic(t, t::regrole, 'bind');

@@ -33,7 +33,7 @@ sub make_states
 
 	sql($node, q{
 		CREATE ROLE producer; CREATE ROLE "Odd Worker";
-		SELECT idemq.create_queue('other', lease => '2 h', max_attempts => 3, dead_queue => 'q');
+		SELECT idemq.create_queue('other', lease => '2 h', max_attempts => 3, dead_letter_queue => 'q');
 		SELECT idemq.grant_queue('q', 'producer', 'enqueue');
 		SELECT idemq.grant_queue('q', '"Odd Worker"', 'claim');
 		SELECT idemq.enqueue('q', '1', key => 'k');

@@ -46,7 +46,7 @@ sub make_every_state
 		CREATE ROLE producer; CREATE ROLE worker; CREATE ROLE maker;
 		CREATE EXTENSION idemq;
 		SELECT idemq.create_queue('q', lease => '1 h', max_attempts => 3, retry_jitter => 0), idemq.create_queue('graves'),
-			idemq.create_queue('groups', lease => '1 h'), idemq.create_queue('paced', group_rate => 1, group_period => '100 years'), idemq.create_queue('narrow', lease => '1 h', max_running => 2, dead_queue => 'graves');
+			idemq.create_queue('groups', lease => '1 h'), idemq.create_queue('paced', group_rate => 1, group_period => '100 years'), idemq.create_queue('narrow', lease => '1 h', max_running => 2, dead_letter_queue => 'graves');
 		SELECT idemq.grant_queue('q', 'producer', 'enqueue'), idemq.grant_queue('q', 'worker', 'claim');
 		GRANT USAGE ON SCHEMA idemq TO maker; GRANT EXECUTE ON FUNCTION idemq.create_queue TO maker;
 		-- A promotion or two in its past.
@@ -84,7 +84,7 @@ sub goes_on
 	is_sql($node, qq{SELECT id > $lost FROM idemq.enqueue('q', '"new"')}, 't', 'ids that were given do not come again');
 	is_sql($node, q{SELECT outcome, status, result FROM idemq.enqueue('q', '"completed"', key => 'first')}, 'duplicate|completed|"done"', 'keys have their answers');
 	is_sql($node, q{SELECT a.attempt, a.outcome, a.error FROM idemq.attempts a JOIN idemq.jobs j ON j.id = a.job_id WHERE j.payload = '"failed"'}, '1|failed|no', 'attempts');
-	is_sql($node, q{SELECT payload->'payload' FROM idemq.claim('graves')}, '"dead"', 'the dead queue');
+	is_sql($node, q{SELECT payload->'payload' FROM idemq.claim('graves')}, '"dead"', 'the dead-letter queue');
 	is_sql($node, q{SELECT idemq.redrive('narrow'), idemq.once('letters', 'sent')}, '1|f', 'redrive, once');
 	is_sql($node, q{SET ROLE worker; SELECT count(*) FROM idemq.claim('q')}, 1, 'a worker\'s grant');
 	is_state($node, q{SET ROLE producer; SELECT * FROM idemq.claim('q')}, '42501', 'a producer\'s is no more than that');

@@ -76,8 +76,8 @@ C
 /* The kinds, and what each is in QueueInfo. */
 C
 	# A column of that name may be a DBA's, of another type.  What the version before writes has the arguments that it has.
-	'src/queue/queue_settings.c' => [ [ qr/"dead_queue_role, dead_queue_role_oid" QUEUE_SETTINGS\(\s*SETTING_COLUMN\) " FROM idemq\.queues WHERE queue_id/, <<'C' ],
-"dead_queue_role, dead_queue_role_oid" SETTINGS_BEFORE(SETTING_COLUMN)
+	'src/queue/queue_settings.c' => [ [ qr/"dead_letter_role, dead_letter_role_oid" QUEUE_SETTINGS\(\s*SETTING_COLUMN\) " FROM idemq\.queues WHERE queue_id/, <<'C' ],
+"dead_letter_role, dead_letter_role_oid" SETTINGS_BEFORE(SETTING_COLUMN)
 			 ", (SELECT CASE WHEN pg_typeof(max_trace) = 'int'::regtype THEN max_trace::text::int END "
 			 "FROM (SELECT q.*) own) FROM idemq.queues q, (SELECT NULL::int AS max_trace) later WHERE queue_id
 C

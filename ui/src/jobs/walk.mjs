@@ -238,7 +238,7 @@ async function past(query, id, since) {
 }
 
 const COUNTS = `
-  SELECT extract(epoch FROM m.unattended_for)::float8 AS unattended, m.is_dead_queue, m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled,
+  SELECT extract(epoch FROM m.unattended_for)::float8 AS unattended, m.is_dead_letter_queue, m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled,
     d.pending AS waiting, d.looked AS waiting_looked, s.pending AS scheduled, s.looked AS scheduled_looked
   FROM idemq.metrics m, LATERAL (${side('<=')}) d, LATERAL (${side('>')}) s WHERE m.queue_id = $1`;
 
@@ -252,7 +252,7 @@ function side(condition) {
 export async function counts(query, queue) {
   const [row] = await query(COUNTS, [queue]);
   if (!row) return null;
-  const { unattended, is_dead_queue: isDeadQueue, ...gauges } = row;
+  const { unattended, is_dead_letter_queue: isDeadLetterQueue, ...gauges } = row;
   const n = Object.fromEntries(Object.entries(gauges).map(([name, value]) => [name, Number(value)]));
   const whole = { waiting: n.waiting_looked < COUNTED, scheduled: n.scheduled_looked < COUNTED };
   const result = {
@@ -264,7 +264,7 @@ export async function counts(query, queue) {
   result.all = n.pending + n.processing + n.failed + n.blocked + n.completed + n.dead + n.cancelled;
   // Neither was counted to its end: each has so many at least.
   const atLeast = whole.waiting || whole.scheduled ? [] : ['waiting', 'scheduled'];
-  return { counts: result, atLeast, unattended, isDeadQueue };
+  return { counts: result, atLeast, unattended, isDeadLetterQueue };
 }
 
 /** Of all queues that the role may see: what a walk by id looks through. */

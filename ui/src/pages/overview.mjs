@@ -15,7 +15,7 @@ function states(queue) {
   const jobs = `/queue/${encodeURIComponent(queue.queue)}`;
   const found = [unattended(queue) && [5, 'gone', 'nobody works on it', jobs],
     Number(queue.dead) > 0 && [4, 'dead', `${count(queue.dead)} dead`, errorsOf(queue.queue)],
-    queue.is_dead_queue && Number(queue.pending) > 0 && [3, 'warn', `${count(queue.pending)} to look at`, jobs],
+    queue.is_dead_letter_queue && Number(queue.pending) > 0 && [3, 'warn', `${count(queue.pending)} to look at`, jobs],
     Number(queue.failed) > 0 && [2, 'failed', `${count(queue.failed)} failing`, errorsOf(queue.queue)],
     queue.paused && [1, 'paused', 'paused']].filter(Boolean);
   return found.length > 0 ? found : [[0, 'well', 'well']];
@@ -34,8 +34,8 @@ function attention(queues, health) {
     if (unattended(queue))
       said.push(html`<b>Nobody works on</b> ${queueLink(queue.queue)}: ${plural(queue.pending, 'job waits', 'jobs wait')}, for ${duration(queue.unattended_for)} nobody has claimed or waited.`);
     if (dead > 0) said.push(html`${queueLink(queue.queue)}: <a class="status dead" href="${errorsOf(queue.queue)}">${plural(dead, 'job is dead', 'jobs are dead')}</a>`);
-    if (queue.is_dead_queue && Number(queue.pending) > 0)
-      said.push(html`Dead queue ${queueLink(queue.queue)} holds ${plural(queue.pending, 'job')}: somebody is to look at ${String(queue.pending) === '1' ? 'it' : 'them'}.`);
+    if (queue.is_dead_letter_queue && Number(queue.pending) > 0)
+      said.push(html`Dead-letter queue ${queueLink(queue.queue)} holds ${plural(queue.pending, 'job')}: somebody is to look at ${String(queue.pending) === '1' ? 'it' : 'them'}.`);
   }
   const shown = said.slice(0, 10);
   return html`<section class="card" aria-label="What needs somebody">${said.length === 0 ? html`<p class="last">${status('well', 'Nothing needs you.')}${health && ' The background worker is well.'}</p>`
@@ -65,7 +65,7 @@ export function live({ at, queues, only, last, all, of, health, troubles }, cont
   const rows = only !== null ? [] : sorted.map((queue) => {
     const series = of(queue.queue);
     const newest = (values) => values?.findLast((value) => value !== null) ?? null;
-    return [html`${queueLink(queue.queue)}${queue.is_dead_queue && html` <span class="small quiet">dead queue</span>`}`, stateMarks(queue), count(queue.pending), count(queue.processing), count(queue.blocked),
+    return [html`${queueLink(queue.queue)}${queue.is_dead_letter_queue && html` <span class="small quiet">dead-letter queue</span>`}`, stateMarks(queue), count(queue.pending), count(queue.processing), count(queue.blocked),
       duration(queue.paused ? null : queue.oldest_ready), series && sparkline(series.completed, perSecond, `Done a second, ${series.title}`),
       series && duration(newest(series.wait_p95)), series && duration(newest(series.run_p95)),
       html`<a href="${href('/', { queue: queue.queue, last })}" aria-label="Charts of queue ${queue.queue}">Charts</a>`,

@@ -104,7 +104,7 @@ ${context.writes && context.may.enqueue && html`<a class="button" href="${path}/
 <a class="button" href="${href('/', { queue: queue.name })}">Charts</a>
 ${countOf('dead') + countOf('retrying') > 0 && html`<a class="button" href="${href('/errors', { queue: queue.name })}">Errors by cause</a>`}</div>
 ${numbers?.unattended && html`<p class="notice bad"><b>Nobody works on it</b>: for ${duration(numbers.unattended)} its due jobs have had no worker.</p>`}
-${numbers?.isDeadQueue && html`<p class="quiet">The dead queue of another one: its jobs are copies of those that died there. Retry these themselves; a copy that nobody has taken goes then.</p>`}
+${numbers?.isDeadLetterQueue && html`<p class="quiet">The dead-letter queue of another one: its jobs are copies of those that died there. Retry these themselves; a copy that nobody has taken goes then.</p>`}
 ${doing.map((one) => html`<p class="notice warn">${doings[one.want.name].title} is under way: <a href="/doing/${one.id}">how far it is</a>.</p>`)}
 <nav aria-label="Jobs"><ul class="tabs">${Object.keys(tabs).map((name) => html`<li><a href="${href(path, { tab: name, ...given })}"${name === tab ? html` aria-current="page"` : ''}>${name} <span class="count">${countOf(name) === null ? '' : html`${count(countOf(name))}${numbers.atLeast.includes(name) ? '+' : ''}`}</span></a></li>`)}</ul></nav>
 ${filterForm(path, tab, given, narrowed)}

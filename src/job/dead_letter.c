@@ -1,49 +1,49 @@
 /*
- * job/dead_queue.c
+ * job/dead_letter.c
  *		The queue to which the dead jobs of another queue go: a death adds a job there, in its
- *		own transaction.  With dead_queue_cancelled so does the cancel of a job that an attempt
+ *		own transaction.  With dead_letter_cancelled so does the cancel of a job that an attempt
  *		has begun: somebody may have to undo what it did.
  *
- * The dead job itself stays where it is.  The added job's payload is an account of it: its
- * queue, id, key, group_key, kind, payload, headers, checkpoint, error, steps and attempts.
- * The added job also has its headers and kind, so that a trace goes on, and a worker finds its
- * handler.  The added job's key names the death, by the token of the last attempt: so a death
- * is added once, even if the dead job is brought back and cancelled before another attempt has
- * begun.
+ * The dead job itself stays where it is.  The added job's payload is a dead-letter record
+ * of it: its queue, id, key, group_key, kind, payload, headers, checkpoint, error, steps and
+ * attempts.  The added job also has its headers and kind, so that a trace goes on, and a worker
+ * finds its handler.  The added job's key names the death, by the token of the last attempt: so a
+ * death is added once, even if the dead job is brought back and cancelled before another attempt
+ * has begun.
  *
  * The steps are as they are at that time, and not as the snapshot of a REPEATABLE READ cancel
  * has them: what was booked since is to be undone as well.  The answer to an open step may
  * still come, from a worker whose token is stale by now (table/steps.c).  Whoever undoes it
  * waits for its call_until, and looks at idemq.steps again.
  *
- * An account is bounded, or one job could keep its queue from ever being reaped.  It has the
- * latest MAX_ATTEMPTS attempts and the first MAX_STEPS steps; of each error the first MAX_ERROR
+ * A dead-letter record is bounded, or one job could keep its queue from ever being reaped.  It has
+ * the latest MAX_ATTEMPTS attempts and the first MAX_STEPS steps; of each error the first MAX_ERROR
  * characters; and documents of attempts and steps that have no more than these.  Payload and
  * headers above MAX_DOCUMENTS bytes of text are left out; so is a checkpoint that is too long
  * with them.
  *
- * Each death checks that the role that set the dead queue may still enqueue there.  The role of
- * a handler, a schedule or a binding is checked in the same way.
+ * Each death checks that the role that set the dead-letter queue may still enqueue there.  The role
+ * of a handler, a schedule or a binding is checked in the same way.
  *
- * When a job is brought back, its account is taken away (api/change_job.c).
+ * When a job is brought back, its dead-letter record is taken away (api/change_job.c).
  *
- * A death never fails for want of a dead queue: when that is gone, or closed to the role, or
+ * A death never fails for want of a dead-letter queue: when that is gone, or closed to the role, or
  * leads back to the queue itself, a warning says that nothing was added.
  *
- * Locks: the dead queue, against being dropped, from before the dead job's row is
+ * Locks: the dead-letter queue, against being dropped, from before the dead job's row is
  * written to the end of the transaction.
  *
- * No circle of dead queues.  A session that sets the dead_queue of a queue locks that setting
- * exclusively, and shared the setting of each queue of the chain that begins at the new dead
- * queue, to the end of its transaction.  It takes these locks in the order of ids, so two
- * sessions that would close a circle together wait for each other and do not deadlock; and it
+ * No circle of dead-letter queues.  A session that sets the dead_letter_queue of a queue locks that
+ * setting exclusively, and shared the setting of each queue of the chain that begins at the new
+ * dead-letter queue, to the end of its transaction.  It takes these locks in the order of ids, so
+ * two sessions that would close a circle together wait for each other and do not deadlock; and it
  * follows the chain again until that is the one that is locked.  Suppose that a circle were
  * closed all the same.  Of the sessions that made its settings, take the last one that locked
  * its own setting.  It followed the chain under its locks, to an end; so some queue on the
  * chain had another setting then than in the circle.  The session that changed that setting
  * locked it exclusively.  If it did so before, it had committed, and the chain was followed past
- * it; if after, the session that we took was not the last one.  Taking a dead_queue away closes
- * nothing, and locks nothing.  A name that no queue has yet ends a chain: when its queue is
+ * it; if after, the session that we took was not the last one.  Taking a dead_letter_queue away
+ * closes nothing, and locks nothing.  A name that no queue has yet ends a chain: when its queue is
  * created, that queue's own chain is followed, back to its name.
  */
 #include "postgres.h"
@@ -69,10 +69,10 @@
 #define MAX_DOCUMENTS DOCUMENT_MOST
 /* Queues of a chain; a longer one is taken for a circle. */
 #define MAX_CHAIN 32
-/* What is locked of a queue: its dead_queue, not the queue itself (idemq_queue_lock). */
+/* What is locked of a queue: its dead_letter_queue, not the queue itself (idemq_queue_lock). */
 #define SETTING_LOCK 1
 
-/* The queues whose dead_queue a circle would go through. */
+/* The queues whose dead_letter_queue a circle would go through. */
 typedef struct Chain
 {
 	int count;
@@ -81,7 +81,7 @@ typedef struct Chain
 
 /*
  * $1: the dead job, whose row is written by then; $2: its queue; $3: how much of its documents the
- * account has (Documents); $4: the error.  Attempts are in the order of their tokens, which grow
+ * record has (Documents); $4: the error.  Attempts are in the order of their tokens, which grow
  * even when a clock is set back, and steps in the order of their last calls.
  */
 static SqlStatement describe_death =
@@ -111,7 +111,7 @@ static SqlStatement describe_death =
 	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 
 /*
- * Returns whether the chain of dead queues from a queue on leads to that name.  chain:
+ * Returns whether the chain of dead-letter queues from a queue on leads to that name.  chain:
  * gets the queues up to there; may be NULL.
  */
 static bool
@@ -119,12 +119,13 @@ leads_to(const char *from, const char *name, Chain *chain)
 {
 	QueueInfo queue = {0};
 
-	strlcpy(queue.dead_queue, from, sizeof(queue.dead_queue));
+	strlcpy(queue.dead_letter_queue, from, sizeof(queue.dead_letter_queue));
 	for (int i = 0; i < MAX_CHAIN; i++)
 	{
-		if (strcmp(queue.dead_queue, name) == 0)
+		if (strcmp(queue.dead_letter_queue, name) == 0)
 			return true;
-		if (queue.dead_queue[0] == '\0' || !idemq_queue_find(queue.dead_queue, &queue))
+		if (queue.dead_letter_queue[0] == '\0' ||
+			!idemq_queue_find(queue.dead_letter_queue, &queue))
 			return false;
 		if (chain != NULL)
 			chain->ids[chain->count++] = queue.id;
@@ -133,8 +134,8 @@ leads_to(const char *from, const char *name, Chain *chain)
 }
 
 /*
- * Returns whether the chain from a queue on leads to the queue whose dead_queue is to be set;
- * id is 0 when that is being created.  Locks what the answer rests on: see the file's header.
+ * Returns whether the chain from a queue on leads to the queue whose dead_letter_queue is to be
+ * set; id is 0 when that is being created.  Locks what the answer rests on: see the file's header.
  */
 static bool
 leads_to_for_good(const char *from, const char *name, int32 id)
@@ -163,88 +164,89 @@ leads_to_for_good(const char *from, const char *name, int32 id)
 }
 
 /*
- * Checks what is to become the dead_queue of a queue, whose id is 0 when it does not exist
+ * Checks what is to become the dead_letter_queue of a queue, whose id is 0 when it does not exist
  * yet, and keeps it from being dropped until the end of the transaction.  Raises 22023 for
  * the queue itself and for one whose own dead jobs would come back to it, IQ005
  * when it does not exist, 42501 when the current role may not enqueue to it.
  */
 void
-idemq_dead_queue_check(const char *queue, int32 queue_id, const char *dead_queue)
+idemq_dead_letter_check(const char *queue, int32 queue_id, const char *dead_letter_queue)
 {
 	QueueInfo dead;
 
-	if (strcmp(queue, dead_queue) == 0)
+	if (strcmp(queue, dead_letter_queue) == 0)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("queue \"%s\" cannot be its own dead_queue", queue),
+				errmsg("queue \"%s\" cannot be its own dead_letter_queue", queue),
 				errhint("Create another queue for the dead jobs."));
-	idemq_queue_by_name(dead_queue, PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN, &dead);
+	idemq_queue_by_name(dead_letter_queue, PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN, &dead);
 	idemq_queue_lock(dead.id, AccessShareLock);
-	idemq_queue_by_name(dead_queue, PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN, &dead);
+	idemq_queue_by_name(dead_letter_queue, PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN, &dead);
 	if (leads_to_for_good(dead.name, queue, queue_id))
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("dead jobs of queue \"%s\" would come back to queue \"%s\"", dead_queue,
-					   queue),
-				errhint("Let the last queue of the chain have no dead_queue."));
+				errmsg("dead jobs of queue \"%s\" would come back to queue \"%s\"",
+					   dead_letter_queue, queue),
+				errhint("Let the last queue of the chain have no dead_letter_queue."));
 }
 
 /*
- * Returns whether an account of a job that enters this status is added to the dead queue.  Of a
- * cancelled job it is with dead_queue_cancelled, and only if an attempt of it has begun: its
- * effects may have to be undone.
+ * Returns whether a job that enters this status gets a dead-letter record.  A cancelled job
+ * gets one with dead_letter_cancelled, and only if an attempt of it has begun: its effects
+ * may have to be undone.
  */
 bool
-idemq_dead_queue_wants(const QueueInfo *queue, const Job *job, JobStatus becomes)
+idemq_dead_letter_wants(const QueueInfo *queue, const Job *job, JobStatus becomes)
 {
-	if (queue->dead_queue[0] == '\0')
+	if (queue->dead_letter_queue[0] == '\0')
 		return false;
 	return becomes == JOB_DEAD ||
-		   (becomes == JOB_CANCELLED && queue->dead_queue_cancelled && job->token != 0);
+		   (becomes == JOB_CANCELLED && queue->dead_letter_cancelled && job->token != 0);
 }
 
-/* Returns whether the role that set the dead queue of a queue may enqueue there now. */
+/* Returns whether the role that set the dead-letter queue of a queue may enqueue there now. */
 bool
-idemq_dead_queue_allowed(const QueueInfo *queue, const QueueInfo *dead)
+idemq_dead_letter_allowed(const QueueInfo *queue, const QueueInfo *dead)
 {
-	const char *name = NameStr(queue->dead_queue_role);
+	const char *name = NameStr(queue->dead_letter_role);
 	QueueInfo unused;
 	Oid role;
 
 	if (name[0] == '\0')
 		return true;
-	role = idemq_role_of(name, queue->dead_queue_role_oid);
+	role = idemq_role_of(name, queue->dead_letter_role_oid);
 	return OidIsValid(role) &&
 		   idemq_queue_allows_role(dead->id, role, PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN, &unused);
 }
 
 /*
  * To be called before a job of the queue becomes dead, or is cancelled.  Sets *dead to the
- * queue's dead queue, and keeps that from being dropped; dead->id is 0 when there is none, or
- * when the role that set it may not enqueue there.  Returns false when the dead queue is being
- * dropped, and the caller does not wait.
+ * queue's dead-letter queue, and keeps that from being dropped; dead->id is 0 when there is none,
+ * or when the role that set it may not enqueue there.  Returns false when the dead-letter queue is
+ * being dropped, and the caller does not wait.
  */
 bool
-idemq_dead_queue_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead)
+idemq_dead_letter_hold(const QueueInfo *queue, JobWait wait, QueueInfo *dead)
 {
 	QueueInfo latest = *queue;
 
-	while (idemq_queue_find(latest.dead_queue, dead) && idemq_dead_queue_allowed(&latest, dead))
+	while (idemq_queue_find(latest.dead_letter_queue, dead) &&
+		   idemq_dead_letter_allowed(&latest, dead))
 	{
 		if (wait == JOB_WAITS)
 			idemq_queue_lock(dead->id, AccessShareLock);
 		else if (!idemq_queue_try_lock(dead->id, AccessShareLock))
 			return false;
-		/* The dead queue may be gone by now, or be another one. */
+		/* The dead-letter queue may be gone by now, or be another one. */
 		if (!idemq_queue_by_id(queue->id, &latest) ||
-			(strcmp(latest.dead_queue, dead->name) == 0 && idemq_queue_by_id(dead->id, dead) &&
-			 idemq_dead_queue_allowed(&latest, dead)))
+			(strcmp(latest.dead_letter_queue, dead->name) == 0 &&
+			 idemq_queue_by_id(dead->id, dead) && idemq_dead_letter_allowed(&latest, dead)))
 			return true;
 	}
 	memset(dead, 0, sizeof(*dead));
-	strlcpy(dead->name, latest.dead_queue, sizeof(dead->name));
+	strlcpy(dead->name, latest.dead_letter_queue, sizeof(dead->name));
 	return true;
 }
 
-/* Returns whether an account can be added to the dead queue; warns if it cannot. */
+/* Returns whether a record can be added to the dead-letter queue; warns if it cannot. */
 static bool
 can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead, const char *status)
 {
@@ -253,14 +255,14 @@ can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead, cons
 	QueueInfo other;
 	const char *why;
 
-	if (dead->name[0] == '\0' || (held && !leads_to(dead->dead_queue, queue->name, NULL)))
+	if (dead->name[0] == '\0' || (held && !leads_to(dead->dead_letter_queue, queue->name, NULL)))
 		return held;
 	if (held)
 		why = psprintf("whose dead jobs would come back to queue \"%s\"", queue->name);
 	else if (idemq_queue_find(dead->name, &other))
 	{
 		refused = true;
-		why = psprintf("to which role \"%s\" may not enqueue", NameStr(queue->dead_queue_role));
+		why = psprintf("to which role \"%s\" may not enqueue", NameStr(queue->dead_letter_role));
 	}
 	else
 		why = "which does not exist";
@@ -271,12 +273,12 @@ can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead, cons
 			errmsg("%s job %lld was not added to queue \"%s\", %s", status, (long long) job->id,
 				   dead->name, why),
 			errdetail("The job itself is in queue \"%s\", and %s.", queue->name, status),
-			errhint("Set another with SELECT idemq.alter_queue('%s', dead_queue => '...').",
+			errhint("Set another with SELECT idemq.alter_queue('%s', dead_letter_queue => '...').",
 					queue->name));
 	return false;
 }
 
-/* How much of a job's documents an account has. */
+/* How much of a job's documents its dead-letter record has. */
 typedef enum Documents
 {
 	DOCUMENTS_NONE,
@@ -284,7 +286,7 @@ typedef enum Documents
 	DOCUMENTS_ALL	 /* with the checkpoint */
 } Documents;
 
-/* Returns what of a job's documents fits into the account; warns of what does not. */
+/* Returns what of a job's documents fits into the record; warns of what does not. */
 static Documents
 documents_that_fit(const Job *job, const char *status)
 {
@@ -299,11 +301,11 @@ documents_that_fit(const Job *job, const char *status)
 	fit = idemq_documents_fit(documents, 2, MAX_DOCUMENTS) ? DOCUMENTS_FIRST : DOCUMENTS_NONE;
 	ereport(WARNING, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 			fit == DOCUMENTS_NONE
-				? errmsg("payload and headers of %s job %lld are too long for its dead queue, "
-						 "and left out",
+				? errmsg("payload and headers of %s job %lld are too long for its dead-letter "
+						 "queue, and left out",
 						 status, (long long) job->id)
-				: errmsg("the checkpoint of %s job %lld is too long for its dead queue, and left "
-						 "out",
+				: errmsg("the checkpoint of %s job %lld is too long for its dead-letter queue, and "
+						 "left out",
 						 status, (long long) job->id),
 			fit == DOCUMENTS_NONE
 				? errdetail("They have more than %zu bytes as text.", MAX_DOCUMENTS)
@@ -313,22 +315,22 @@ documents_that_fit(const Job *job, const char *status)
 	return fit;
 }
 
-/* Returns the key of the account of a death. */
+/* Returns the key of a death's dead-letter record. */
 Datum
-idemq_dead_queue_key(const QueueInfo *queue, int64 id, int64 token)
+idemq_dead_letter_key(const QueueInfo *queue, int64 id, int64 token)
 {
 	return CStringGetTextDatum(
 		psprintf("dead:%s:%lld:%lld", queue->name, (long long) id, (long long) token));
 }
 
 /*
- * Adds a job that died in this transaction, or was cancelled, to the dead queue that
- * idemq_dead_queue_hold has set, if any.  job: as it was before; idemq.attempts has the end of
+ * Adds a job that died in this transaction, or was cancelled, to the dead-letter queue that
+ * idemq_dead_letter_hold has set, if any.  job: as it was before; idemq.attempts has the end of
  * its attempt by now.  Ends the command; never waits.
  */
 void
-idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
-					 JobStatus status, text *error)
+idemq_dead_letter_add(const Job *job, const QueueInfo *queue, const QueueInfo *dead,
+					  JobStatus status, text *error)
 {
 	const char *name = idemq_status_name(status);
 	MemoryContext context;
@@ -337,11 +339,11 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	JobChange columns;
 	EnqueueAnswer answer;
 	Datum values[4];
-	Datum account;
+	Datum record;
 
 	if (!can_be_added(job, queue, dead, name))
 		return;
-	/* A reaper may add thousands of accounts, each of them long. */
+	/* A reaper may add thousands of records, each of them long. */
 	context = AllocSetContextCreate(CurrentMemoryContext, "idemq dead job", ALLOCSET_DEFAULT_SIZES);
 	old = MemoryContextSwitchTo(context);
 	values[0] = Int64GetDatum(job->id);
@@ -350,10 +352,10 @@ idemq_dead_queue_add(const Job *job, const QueueInfo *queue, const QueueInfo *de
 	values[3] = PointerGetDatum(error);
 	/* The row as it has been written. */
 	CommandCounterIncrement();
-	if (!idemq_spi_row(&describe_death, values, &account, sizeof(account)))
+	if (!idemq_spi_row(&describe_death, values, &record, sizeof(record)))
 		elog(ERROR, "job %lld is gone that has died", (long long) job->id);
-	idemq_new_job(&columns, dead, idemq_now(), account);
-	job_set(&columns, COL_KEY, idemq_dead_queue_key(queue, job->id, job->token));
+	idemq_new_job(&columns, dead, idemq_now(), record);
+	job_set(&columns, COL_KEY, idemq_dead_letter_key(queue, job->id, job->token));
 	if (job_has(job, COL_HEADERS))
 		job_set(&columns, COL_HEADERS, job_value(job, COL_HEADERS));
 	if (job_has(job, COL_KIND))

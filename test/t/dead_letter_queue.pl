@@ -1,5 +1,5 @@
-# dead_queue with a background worker: jobs whose worker died for the last time reach
-# those who wait for the dead queue; PREPARE TRANSACTION, a crash, a dead queue that
+# dead_letter_queue with a background worker: jobs whose worker died for the last time reach
+# those who wait for the dead-letter queue; PREPARE TRANSACTION, a crash, a dead-letter queue that
 # is gone, or being dropped.
 # at least 32 assertions
 
@@ -12,10 +12,10 @@ use Idemq;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_server('dead_queue', 'idemq.worker' => 'on', max_prepared_transactions => 2);
-my $account = "SELECT payload->>'id', payload->>'error', payload->'attempts'->-1->>'worker' FROM idemq.claim('letters')";
+my $node = new_server('dead_letter_queue', 'idemq.worker' => 'on', max_prepared_transactions => 2);
+my $record = "SELECT payload->>'id', payload->>'error', payload->'attempts'->-1->>'worker' FROM idemq.claim('letters')";
 
-sql($node, "SELECT idemq.create_queue('letters', lease => '1 h'), idemq.alter_queue('q', max_attempts => 1, dead_queue => 'letters')");
+sql($node, "SELECT idemq.create_queue('letters', lease => '1 h'), idemq.alter_queue('q', max_attempts => 1, dead_letter_queue => 'letters')");
 worker_pid($node);
 
 # A job of queue q that is claimed for so long, by a session or by one that is there no more.
@@ -29,7 +29,7 @@ sub claimed
 	return $id;
 }
 
-# ---- The worker reaps: somebody who waits for the dead queue has the job
+# ---- The worker reaps: somebody who waits for the dead-letter queue has the job
 
 my $waiter = session($node);
 my $listener = session($node);
@@ -38,13 +38,13 @@ my $dying = session($node);
 my $id = claimed('1 h', $dying);
 my $sleeper = sleeper($node, "CALL idemq.wait('letters', '10 min')", $waiter);
 sql($node, 'SELECT pg_terminate_backend(' . $dying->query_safe('SELECT pg_backend_pid()') . ')');
-is(answer($sleeper), 't', 'a lost session: who waits for the dead queue is woken');
-is_sql($node, $account, "$id|the worker's session ended|w", 'and claims the account');
+is(answer($sleeper), 't', 'a lost session: who waits for the dead-letter queue is woken');
+is_sql($node, $record, "$id|the worker's session ended|w", 'and claims the dead-letter record');
 is_sql($node, "SELECT status FROM idemq.job($id)", 'dead', 'the job itself is dead in its queue');
 $sleeper = sleeper($node, "CALL idemq.wait('letters', '10 min')", $waiter);
 $id = claimed('200 ms'); # meant to expire
 is(answer($sleeper), 't', 'an expired lease: woken');
-is_sql($node, $account, "$id|lease expired|w", 'and claims the account');
+is_sql($node, $record, "$id|lease expired|w", 'and claims the dead-letter record');
 my $heard = '';
 until_true('NOTIFY', sub { ($heard .= $listener->query('SELECT 1')) =~ /"event":"ready","queue":"letters"/ });
 pass('NOTIFY says so');
@@ -60,15 +60,15 @@ is_sql($node, "SELECT count(*) FROM idemq.claim('letters')", '0', 'nor after a c
 $sleeper = sleeper($node, "CALL idemq.wait('letters', '10 min')");
 sql($node, "COMMIT PREPARED 'p'");
 is(answer($sleeper), 't', 'COMMIT PREPARED: woken');
-is_sql($node, $account, "$id|prepared|w", 'and claims the account');
+is_sql($node, $record, "$id|prepared|w", 'and claims the dead-letter record');
 $id = claimed('200 ms'); # meant to expire
 my $dead = "SELECT status = 'dead' FROM idemq.job($id)";
 crash($node);
 is_soon($node, $dead, 'a job that expired while the server was down is reaped');
-is_sql($node, $account, "$id|lease expired|w", 'and its account is there, once');
+is_sql($node, $record, "$id|lease expired|w", 'and its dead-letter record is there, once');
 is_sql($node, "SELECT count(*) FROM idemq.claim('letters')", '0', 'no more');
 
-# ---- Somebody is dropping the dead queue: the worker waits for nobody
+# ---- Somebody is dropping the dead-letter queue: the worker waits for nobody
 
 my $dropper = session($node);
 sql($node, "SELECT idemq.create_queue('other', max_attempts => 1, lease => '200 ms')"); # meant to expire
@@ -82,13 +82,13 @@ is_sql($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq
 	'the worker does not wait');
 $dropper->query_safe('ROLLBACK');
 is_soon($node, "SELECT status = 'dead' FROM idemq.job($id)", 'until the drop is over');
-is_sql($node, $account, "$id|lease expired|w", 'the account is there');
+is_sql($node, $record, "$id|lease expired|w", 'the dead-letter record is there');
 
-# ---- Many workers that fail, hang, die and roll back: an account for each death
+# ---- Many workers that fail, hang, die and roll back: a dead-letter record for each death
 
 sql($node, "SELECT idemq.purge('q'), idemq.purge('letters'), idemq.alter_queue('q', max_attempts => 2, retry_base => '1 ms')"); # meant to expire
 my $counts = "SELECT (SELECT dead_total FROM idemq.metrics WHERE queue = 'q'), (SELECT enqueued_total FROM idemq.metrics WHERE queue = 'letters')";
-my ($deaths, $accounts) = split /\|/, sql($node, $counts);
+my ($deaths, $records) = split /\|/, sql($node, $counts);
 my @scripts = map { my $file = $node->basedir . "/deaths.$_->[0].sql"; append_to_file($file, $_->[1]); ('-f', $file) } (
 	[ 'enqueue', "SELECT count(idemq.enqueue('q', '1')) FROM generate_series(1, 4);\n" ],
 	[ 'fail', "SELECT idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.claim('q', 3);\n" ],
@@ -103,7 +103,7 @@ $node->command_ok([ 'pgbench', '-n', '-c', '8', '-j', '2', '-t', '150', '-h', $n
 	'many workers');
 sql($node, "SELECT idemq.cancel(id) FROM idemq.jobs WHERE queue_id = idemq.queue_id('q') AND finished_at IS NULL");
 # The worker may be between a commit of its own and its count.
-is_soon($node, "SELECT told - $accounts = died - $deaths FROM ($counts) AS c (died, told)", 'as many accounts as deaths');
+is_soon($node, "SELECT told - $records = died - $deaths FROM ($counts) AS c (died, told)", 'as many dead-letter records as deaths');
 cmp_ok(sql($node, "SELECT died - $deaths FROM ($counts) AS c (died, told)"), '>', 50, 'there were deaths');
 is_sql($node, "SELECT count(*) FROM idemq.jobs d WHERE queue_id = idemq.queue_id('q') AND status = 'dead' AND NOT EXISTS
 	(SELECT FROM idemq.jobs l WHERE l.queue_id = idemq.queue_id('letters') AND l.key = format('dead:q:%s:%s', d.id, d.token))", '0',
@@ -111,7 +111,7 @@ is_sql($node, "SELECT count(*) FROM idemq.jobs d WHERE queue_id = idemq.queue_id
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 sql($node, "SELECT idemq.purge('q'), idemq.purge('letters'), idemq.alter_queue('q', max_attempts => 1)");
 
-# ---- The dead queue is gone by hand: the death stands, and the log says so
+# ---- The dead-letter queue is gone by hand: the death stands, and the log says so
 
 my $log = log_end($node);
 sql($node, "DELETE FROM idemq.jobs WHERE queue_id = idemq.queue_id('letters'); DELETE FROM idemq.queues WHERE name = 'letters'");

@@ -1,240 +1,70 @@
--- dead_queue: a dead job goes on as a job of another queue, in the transaction of its death.
+-- dead_letter_queue: a dead job goes on as a job of another queue, in the transaction of its death.
 CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -
 SET TIME ZONE 'UTC';
 SELECT idemq.create_queue('letters', max_attempts => 7, lease => '1 h') AS letters \gset
-SELECT idemq.create_queue('q', retry_jitter => 0, lease => '1 h', max_attempts => 2, dead_queue => 'letters') AS q \gset
-SELECT name, dead_queue FROM idemq.queues ORDER BY 1;
-  name   | dead_queue 
----------+------------
- letters | -
- q       | letters
-(2 rows)
+SELECT idemq.create_queue('q', retry_jitter => 0, lease => '1 h', max_attempts => 2, dead_letter_queue => 'letters') AS q \gset
+SELECT name, dead_letter_queue FROM idemq.queues ORDER BY 1;
 
--- Payload, key, error and attempts; headers as headers too; priority, attempts and the rest are the dead queue's.
+-- Payload, key, error and attempts; headers as headers too; priority, attempts and the rest are the dead-letter queue's.
 SELECT id FROM idemq.enqueue('q', '{"order": [1.50, null, "ü"]}', key => 'order-1', priority => 0, headers => '{"traceparent": "00-01"}') \gset
 SELECT idemq.fail(id, token, 'first', '0') FROM idemq.claim('q', worker => 'w1');
-   fail   
-----------
- retrying
-(1 row)
-
 SELECT count(*) FROM idemq.jobs WHERE queue_id = :letters;
- count 
--------
-     0
-(1 row)
-
 SELECT token, idemq.fail(id, token, 'second') AS outcome FROM idemq.claim('q', worker => 'w2') \gset
 SELECT :'outcome' AS outcome;
- outcome 
----------
- dead
-(1 row)
-
 SELECT status, last_error, attempt, key FROM idemq.job(:id);
- status | last_error | attempt |   key   
---------+------------+---------+---------
- dead   | second     |       2 | order-1
-(1 row)
-
 \x on
 SELECT status, priority, attempt, max_attempts, expires_at, key = format('dead:q:%s:%s', :id, :token) AS its_key, group_key, headers, checkpoint,
 	payload - 'attempts' - 'id' - 'died_at' - 'enqueued_at' AS payload, (payload->>'id')::bigint = :id AS its_id,
 	(payload->>'died_at')::timestamptz = (SELECT finished_at FROM idemq.job(:id)) AS died_at,
 	(payload->>'enqueued_at')::timestamptz = (SELECT created_at FROM idemq.job(:id)) AS enqueued_at
 FROM idemq.jobs WHERE queue_id = :letters;
--[ RECORD 1 ]+----------------------------------------------------------------------------------------------------------------------------------------------------------------------------------------------------------------------
-status       | pending
-priority     | 4
-attempt      | 0
-max_attempts | 7
-expires_at   | -
-its_key      | t
-group_key    | -
-headers      | {"traceparent": "00-01"}
-checkpoint   | -
-payload      | {"key": "order-1", "kind": null, "error": "second", "queue": "q", "steps": [], "status": "dead", "headers": {"traceparent": "00-01"}, "payload": {"order": [1.50, null, "ü"]}, "group_key": null, "checkpoint": null}
-its_id       | t
-died_at      | t
-enqueued_at  | t
-
 \x off
 SELECT a.attempt, a.worker, a.outcome, a.error, a.claimed_at = h.claimed_at AS claimed_at, a.ended_at = h.ended_at AS ended_at
 FROM idemq.jobs, ROWS FROM (jsonb_to_recordset(payload->'attempts') AS (attempt int, worker text, outcome text, error text, claimed_at timestamptz, ended_at timestamptz))
 	WITH ORDINALITY AS a(attempt, worker, outcome, error, claimed_at, ended_at, ord) JOIN idemq.attempts h ON h.job_id = :id AND h.attempt = a.attempt WHERE jobs.queue_id = :letters ORDER BY ord;
- attempt | worker | outcome | error  | claimed_at | ended_at 
----------+--------+---------+--------+------------+----------
-       1 | w1     | failed  | first  | t          | t
-       2 | w2     | failed  | second | t          | t
-(2 rows)
-
 SELECT payload->>'error' AS error, headers, idemq.commit(id, token) FROM idemq.claim('letters');
- error  |         headers          |  commit   
---------+--------------------------+-----------
- second | {"traceparent": "00-01"} | committed
-(1 row)
-
 SELECT enqueued_total, claimed_total, dead_total FROM idemq.metrics WHERE queue = 'letters';
- enqueued_total | claimed_total | dead_total 
-----------------+---------------+------------
-              1 |             1 |          0
-(1 row)
 
 -- What there is not is null.
 SELECT idemq.fail((j).id, (j).token, permanent => true) FROM (SELECT idemq.claim_job((idemq.enqueue('q', 'null')).id) AS j OFFSET 0) s;
- fail 
-------
- dead
-(1 row)
-
 SELECT payload - 'attempts' - 'id' - 'died_at' - 'enqueued_at' AS payload, jsonb_array_length(payload->'attempts') AS attempts, headers,
 	payload->'attempts'->0->'worker' AS worker FROM idemq.claim('letters');
-                                                                             payload                                                                              | attempts | headers | worker 
-------------------------------------------------------------------------------------------------------------------------------------------------------------------+----------+---------+--------
- {"key": null, "kind": null, "error": null, "queue": "q", "steps": [], "status": "dead", "headers": null, "payload": null, "group_key": null, "checkpoint": null} |        1 | -       | null
-(1 row)
 
 -- A reaped lease; each way to reap.
 TRUNCATE idemq.jobs, idemq.attempts;
 SELECT count(idemq.enqueue('q', to_jsonb(n), max_attempts => 1)) FROM generate_series(1, 4) n;
- count 
--------
-     4
-(1 row)
-
 SELECT count(*) FROM idemq.claim('q', 4, lease => '1 ms'); -- meant to expire
- count 
--------
-     4
-(1 row)
-
 SELECT pg_sleep(0.005);
- pg_sleep 
-----------
- 
-(1 row)
-
 SELECT outcome FROM idemq.claim_job((SELECT id FROM idemq.jobs WHERE payload = '2'));
- outcome 
----------
- dead
-(1 row)
-
 SELECT payload->'payload' AS payload FROM idemq.claim('letters', 10);
- payload 
----------
- 2
-(1 row)
-
 SELECT idemq.reap('q');
- reap 
-------
-    3
-(1 row)
-
 SELECT payload->'payload' AS payload, payload->>'error' AS error, payload->'attempts'->0->>'outcome' AS outcome FROM idemq.claim('letters', 10) ORDER BY 1;
- payload |     error     | outcome 
----------+---------------+---------
- 1       | lease expired | expired
- 3       | lease expired | expired
- 4       | lease expired | expired
-(3 rows)
-
 SELECT count(idemq.enqueue('q', to_jsonb(n), max_attempts => 1)) FROM generate_series(5, 6) n;
- count 
--------
-     2
-(1 row)
-
 SELECT count(*) FROM idemq.claim('q', 2, lease => '1 ms'); -- meant to expire
- count 
--------
-     2
-(1 row)
-
 SELECT pg_sleep(0.005);
- pg_sleep 
-----------
- 
-(1 row)
-
 -- One call: what dies in the first queue is claimed from the second.
 SELECT queue, payload->'payload' AS payload FROM idemq.claim_any('{q,letters}', 10) ORDER BY 2;
-  queue  | payload 
----------+---------
- letters | 5
- letters | 6
-(2 rows)
-
 -- A lease that memory does not know.
 SELECT (idemq.enqueue('q', '7', max_attempts => 1)).outcome;
- outcome  
-----------
- accepted
-(1 row)
-
 UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 1, claimed_at = '2020-01-01', deadline = '2020-01-01' WHERE payload = '7';
 SELECT idemq.reap('q');
- reap 
-------
-    1
-(1 row)
-
 SELECT status FROM idemq.jobs WHERE payload = '7';
- status 
---------
- dead
-(1 row)
 
 -- fail_many.
 TRUNCATE idemq.jobs, idemq.attempts;
 SELECT count(idemq.enqueue('q', to_jsonb(n))) FROM generate_series(1, 200) n;
- count 
--------
-   200
-(1 row)
-
 SELECT outcome, count(*) FROM (SELECT array_agg(id) AS ids, array_agg(token) AS tokens, array_agg('e' || (payload #>> '{}')) AS errors FROM idemq.claim('q', 200)) c,
 	idemq.fail_many(ids, tokens, errors, permanent => true) GROUP BY 1;
- outcome | count 
----------+-------
- dead    |   200
-(1 row)
-
 SELECT count(*), count(DISTINCT payload->'id') AS ids, bool_and(payload->>'error' = 'e' || (payload->>'payload')) AS errors FROM idemq.claim('letters', 1000);
- count | ids | errors 
--------+-----+--------
-   200 | 200 | t
-(1 row)
 
 -- Details of failures go along, but no long ones.
 TRUNCATE idemq.jobs, idemq.attempts;
 SELECT outcome FROM idemq.enqueue('q', '1');
- outcome  
-----------
- accepted
-(1 row)
-
 SELECT idemq.fail(id, token, 'first', '0', details => to_jsonb(repeat('x', 20000))) FROM idemq.claim('q');
-   fail   
-----------
- retrying
-(1 row)
-
 SELECT idemq.fail(id, token, 'last', details => '{"status": 502}') FROM idemq.claim('q');
- fail 
-------
- dead
-(1 row)
-
 SELECT a->>'error' AS error, a->'details' AS details FROM idemq.claim('letters'), jsonb_array_elements(payload->'attempts') a;
- error |     details     
--------+-----------------
- first | null
- last  | {"status": 502}
-(2 rows)
 
 -- With the death it is undone, by savepoint and transaction.
 TRUNCATE idemq.jobs, idemq.attempts;
@@ -243,274 +73,71 @@ SELECT token FROM idemq.claim('q') \gset
 BEGIN;
 SAVEPOINT s;
 SELECT idemq.fail(:id, :token, 'no', permanent => true);
- fail 
-------
- dead
-(1 row)
-
 SELECT count(*) FROM idemq.jobs WHERE queue_id = :letters;
- count 
--------
-     1
-(1 row)
-
 ROLLBACK TO s;
 SELECT count(*) FROM idemq.jobs WHERE queue_id = :letters;
- count 
--------
-     0
-(1 row)
-
 SELECT idemq.validate(:id, :token);
- validate 
-----------
- current
-(1 row)
-
 SELECT idemq.fail(:id, :token, 'no', permanent => true);
- fail 
-------
- dead
-(1 row)
-
 ROLLBACK;
 SELECT count(*) FROM idemq.claim('letters');
- count 
--------
-     0
-(1 row)
-
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT 1;
- ?column? 
-----------
-        1
-(1 row)
-
 SELECT idemq.fail(:id, :token, 'yes', permanent => true);
- fail 
-------
- dead
-(1 row)
-
 SELECT count(*) FROM idemq.jobs WHERE queue_id = :letters;
- count 
--------
-     1
-(1 row)
-
 COMMIT;
 SELECT idemq.fail(:id, :token, 'again', permanent => true);
- fail  
--------
- stale
-(1 row)
-
 SELECT payload->>'error' AS error, payload->'attempts'->0->>'error' AS last FROM idemq.claim('letters');
- error | last 
--------+------
- yes   | yes
-(1 row)
 
 -- Only deaths: neither cancel, nor expiry, nor a failed attempt that is retried.
 TRUNCATE idemq.jobs, idemq.attempts;
 SELECT idemq.cancel((idemq.enqueue('q', '1')).id);
-  cancel   
------------
- cancelled
-(1 row)
-
 SELECT (idemq.enqueue('q', '2', expires_in => '1 ms')).outcome, pg_sleep(0.005); -- meant to expire
- outcome  | pg_sleep 
-----------+----------
- accepted | 
-(1 row)
-
 SELECT (idemq.enqueue('q', '3')).outcome;
- outcome  
-----------
- accepted
-(1 row)
-
 SELECT idemq.fail(id, token, retry_in => '1 h') FROM idemq.claim('q', 10);
-   fail   
-----------
- retrying
-(1 row)
-
 SELECT status, count(*) FROM idemq.jobs GROUP BY 1 ORDER BY 1;
-  status   | count 
------------+-------
- failed    |     1
- cancelled |     2
-(2 rows)
 
 -- retry and redrive: the dead job goes again, and its copy goes away, which is said; a second death is a second copy.
 \set VERBOSITY terse
 SELECT id FROM idemq.enqueue('q', '4') \gset
 SELECT idemq.fail(id, token, 'one', permanent => true) FROM idemq.claim('q');
- fail 
-------
- dead
-(1 row)
-
 SELECT idemq.redrive('q');
-NOTICE:  copies of jobs in dead queues that were cancelled: 1
- redrive 
----------
-       1
-(1 row)
-
 SELECT idemq.fail(id, token, 'two', permanent => true) FROM idemq.claim('q');
- fail 
-------
- dead
-(1 row)
-
 SELECT idemq.retry(:id);
-NOTICE:  copies of jobs in dead queues that were cancelled: 1
-  retry   
-----------
- retrying
-(1 row)
-
 SELECT idemq.redrive('q'), idemq.redrive('letters');
- redrive | redrive 
----------+---------
-       0 |       0
-(1 row)
-
 SELECT replace(last_error, :'id', 'N') AS last_error, status, key, count(*) FROM idemq.jobs WHERE queue_id = :letters GROUP BY 1, 2, 3;
-       last_error       |  status   | key | count 
-------------------------+-----------+-----+-------
- job N was brought back | cancelled | -   |     2
-(1 row)
-
 SELECT action, details - 'kind' AS details, jobs FROM idemq.audit WHERE action IN ('retry', 'redrive') ORDER BY id DESC LIMIT 3;
- action  |     details     | jobs 
----------+-----------------+------
- retry   | {"copies": "1"} |    -
- redrive | {"copies": "1"} |    1
-(2 rows)
-
 BEGIN;
 SELECT idemq.fail(id, token, 'three', permanent => true) FROM idemq.claim('q');
- fail 
-------
- dead
-(1 row)
-
 SELECT * FROM idemq.retry_many(ARRAY[:id]) \gset gone_
-NOTICE:  copies of jobs in dead queues that were cancelled: 1
 SELECT status, count(*) FROM idemq.jobs WHERE queue_id = :letters GROUP BY 1;
-  status   | count 
------------+-------
- cancelled |     3
-(1 row)
-
 ROLLBACK;
 SELECT idemq.fail(id, token, 'three', permanent => true) FROM idemq.claim('q');
- fail 
-------
- dead
-(1 row)
-
 SELECT regexp_replace(idemq.why(id), '\d\d\d\d-.*?( and|,)', 'T\1') FROM idemq.jobs WHERE queue_id = :letters AND status = 'pending';
-                                                                    regexp_replace                                                                    
-------------------------------------------------------------------------------------------------------------------------------------------------------
- pending: ready since T and first in line; it tells of a dead job of queue "q", and somebody has to look at it: idemq.retry of that job takes it away
-(1 row)
-
 SELECT payload->>'error' AS error, jsonb_array_length(payload->'attempts') AS attempts FROM idemq.claim('letters', 10);
- error | attempts 
--------+----------
- three |        3
-(1 row)
-
 -- One that somebody is on stays, and one that is done.
 BEGIN;
 SELECT idemq.retry(:id);
-  retry   
-----------
- retrying
-(1 row)
-
 SELECT status, count(*) FROM idemq.jobs WHERE queue_id = :letters AND status <> 'cancelled' GROUP BY 1;
-   status   | count 
-------------+-------
- processing |     1
-(1 row)
-
 ROLLBACK;
 BEGIN;
 SELECT count(idemq.commit(id, token)) FROM idemq.jobs WHERE queue_id = :letters AND status = 'processing';
- count 
--------
-     1
-(1 row)
-
 SELECT idemq.redrive('q');
- redrive 
----------
-       1
-(1 row)
-
 SELECT status, count(*) FROM idemq.jobs WHERE queue_id = :letters AND status <> 'cancelled' GROUP BY 1;
-  status   | count 
------------+-------
- completed |     1
-(1 row)
-
 ROLLBACK;
--- Of a dead queue that is another by now the copy stays.
+-- Of a dead-letter queue that is another by now the copy stays.
 SELECT idemq.create_queue('others') IS NOT NULL AS created;
- created 
----------
- t
-(1 row)
-
 BEGIN;
-SELECT idemq.alter_queue('q', dead_queue => 'others');
- alter_queue 
--------------
- 
-(1 row)
-
+SELECT idemq.alter_queue('q', dead_letter_queue => 'others');
 SELECT idemq.retry(:id);
-  retry   
-----------
- retrying
-(1 row)
-
 ROLLBACK;
-SELECT queue, is_dead_queue FROM idemq.metrics WHERE queue IN ('q', 'letters', 'others') ORDER BY 1;
-  queue  | is_dead_queue 
----------+---------------
- letters | t
- others  | f
- q       | f
-(3 rows)
-
+SELECT queue, is_dead_letter_queue FROM idemq.metrics WHERE queue IN ('q', 'letters', 'others') ORDER BY 1;
 SELECT idemq.drop_queue('others');
- drop_queue 
-------------
- 
-(1 row)
-
 \set VERBOSITY sqlstate
+
 -- The key makes it once a death: one that is put back by hand dies again, and is there.
 UPDATE idemq.jobs SET status = 'processing', finished_at = NULL, ready_at = now(), deadline = now() + interval '1 h' WHERE id = :id;
 SELECT idemq.fail(id, token, 'again', permanent => true) FROM idemq.job(:id);
- fail 
-------
- dead
-(1 row)
-
 SELECT count(*) FROM idemq.jobs WHERE queue_id = :letters;
- count 
--------
-     3
-(1 row)
 
 -- The latest 100 attempts, of each error 10,000 characters; a payload that is above 64 MB as text is left out.
 TRUNCATE idemq.jobs, idemq.attempts;
@@ -526,509 +153,149 @@ BEGIN
 END $$;
 SELECT jsonb_array_length(payload->'attempts') AS attempts, payload->'attempts'->0->'attempt' AS first, payload->'attempts'->-1->'attempt' AS last,
 	length(payload->>'error') AS error, length(payload->'attempts'->-1->>'error') AS last_error FROM idemq.claim('letters');
- attempts | first | last | error | last_error 
-----------+-------+------+-------+------------
-      100 | 4     | 103  | 10000 |      10000
-(1 row)
-
 SELECT length(last_error) FROM idemq.job(:id);
- length 
---------
-  12003
-(1 row)
-
 TRUNCATE idemq.jobs, idemq.attempts;
 SELECT id FROM idemq.enqueue('q', '1', headers => '{"a": 1}') \gset
 UPDATE idemq.jobs SET payload = to_jsonb(repeat(chr(1), 11 * 1024 * 1024)) WHERE id = :id;
 SELECT idemq.fail(id, token, 'big', permanent => true) FROM (SELECT id, token FROM idemq.claim('q')) c;
-WARNING:  54000
- fail 
-------
- dead
-(1 row)
-
 SELECT payload->'payload' AS payload, payload->'headers' AS in_payload, headers, payload->>'error' AS error FROM idemq.claim('letters');
- payload | in_payload | headers  | error 
----------+------------+----------+-------
- null    | null       | {"a": 1} | big
-(1 row)
-
 -- Payload and headers of 36 MB each are above it together, and both are left out.
 TRUNCATE idemq.jobs, idemq.attempts;
 SELECT id FROM idemq.enqueue('q', '1') \gset
 UPDATE idemq.jobs SET payload = to_jsonb(repeat(chr(1), 6 * 1024 * 1024)), headers = jsonb_build_object('a', repeat(chr(1), 6 * 1024 * 1024)) WHERE id = :id;
 SELECT idemq.fail(id, token, 'two', permanent => true) FROM (SELECT id, token FROM idemq.claim('q')) c;
-WARNING:  54000
- fail 
-------
- dead
-(1 row)
-
 SELECT payload->'payload' = 'null' AS no_payload, payload->'headers' = 'null' AS no_headers, length(headers->>'a') AS headers FROM idemq.claim('letters');
- no_payload | no_headers | headers 
-------------+------------+---------
- t          | t          | 6291456
-(1 row)
 
--- Who has the key already has it (test/specs/dead-queue.spec: who is about to).
+-- Who has the key already has it (test/specs/dead-letter-queue.spec: who is about to).
 TRUNCATE idemq.jobs, idemq.attempts;
 SELECT id FROM idemq.enqueue('q', '1') \gset
 SELECT token FROM idemq.claim('q') \gset
 SELECT (idemq.enqueue('letters', '"squatter"', key => format('dead:q:%s:%s', :id, :token))).outcome;
- outcome  
-----------
- accepted
-(1 row)
-
 SELECT idemq.fail(:id, :token, permanent => true);
- fail 
-------
- dead
-(1 row)
-
 SELECT payload FROM idemq.claim('letters', 10);
-  payload   
-------------
- "squatter"
-(1 row)
 
 -- By SQL, where the table is not simple; a trigger sees it.
 TRUNCATE idemq.jobs, idemq.attempts;
 ALTER TABLE idemq.jobs ADD CHECK (priority >= 0);
 SELECT (idemq.enqueue('q', '1')).outcome;
- outcome  
-----------
- accepted
-(1 row)
-
 SELECT idemq.fail(id, token, 'sql', permanent => true) FROM idemq.claim('q');
- fail 
-------
- dead
-(1 row)
-
 SELECT payload->>'error' AS error FROM idemq.claim('letters');
- error 
--------
- sql
-(1 row)
-
 ALTER TABLE idemq.jobs DROP CONSTRAINT jobs_priority_check;
 SELECT * FROM idemq.check();
- severity | invariant | detail 
-----------+-----------+--------
-(0 rows)
 
--- A paused dead queue accepts.
+-- A paused dead-letter queue accepts.
 SELECT idemq.pause('letters');
- pause 
--------
- 
-(1 row)
-
 SELECT (idemq.enqueue('q', '2')).outcome;
- outcome  
-----------
- accepted
-(1 row)
-
 SELECT idemq.fail(id, token, 'paused', permanent => true) FROM idemq.claim('q');
- fail 
-------
- dead
-(1 row)
-
 SELECT count(*) FROM idemq.claim('letters');
- count 
--------
-     0
-(1 row)
-
 SELECT idemq.resume('letters');
- resume 
---------
- 
-(1 row)
-
 SELECT payload->>'error' AS error FROM idemq.claim('letters');
- error  
---------
- paused
-(1 row)
 
 -- The setting: another queue that exists, and none whose dead jobs would come back.
-SELECT idemq.create_queue('self', dead_queue => 'self');
-ERROR:  22023
-SELECT idemq.create_queue('bad', dead_queue => '');
-ERROR:  22023
-SELECT idemq.create_queue('bad', dead_queue => 'nope');
-ERROR:  IQ005
-SELECT idemq.create_queue('bad', dead_queue => repeat('x', 49));
-ERROR:  IQ005
-SELECT idemq.alter_queue('q', dead_queue => 'q');
-ERROR:  22023
-SELECT idemq.alter_queue('q', dead_queue => 'nope');
-ERROR:  IQ005
-SELECT idemq.alter_queue('letters', dead_queue => 'q');
-ERROR:  22023
+SELECT idemq.create_queue('self', dead_letter_queue => 'self');
+SELECT idemq.create_queue('bad', dead_letter_queue => '');
+SELECT idemq.create_queue('bad', dead_letter_queue => 'nope');
+SELECT idemq.create_queue('bad', dead_letter_queue => repeat('x', 49));
+SELECT idemq.alter_queue('q', dead_letter_queue => 'q');
+SELECT idemq.alter_queue('q', dead_letter_queue => 'nope');
+SELECT idemq.alter_queue('letters', dead_letter_queue => 'q');
 SELECT idemq.create_queue('third', lease => '1 h') AS third \gset
-SELECT idemq.alter_queue('letters', dead_queue => 'third');
- alter_queue 
--------------
- 
-(1 row)
-
-SELECT idemq.alter_queue('third', dead_queue => 'q');
-ERROR:  22023
-SELECT idemq.alter_queue('third', dead_queue => 'letters');
-ERROR:  22023
-SELECT name, dead_queue FROM idemq.queues ORDER BY 1;
-  name   | dead_queue 
----------+------------
- letters | third
- q       | letters
- third   | -
-(3 rows)
-
+SELECT idemq.alter_queue('letters', dead_letter_queue => 'third');
+SELECT idemq.alter_queue('third', dead_letter_queue => 'q');
+SELECT idemq.alter_queue('third', dead_letter_queue => 'letters');
+SELECT name, dead_letter_queue FROM idemq.queues ORDER BY 1;
 -- Nothing changes when another setting does.
 SELECT idemq.alter_queue('q', lease => '2 h');
- alter_queue 
--------------
- 
-(1 row)
-
-SELECT dead_queue FROM idemq.queues WHERE name = 'q';
- dead_queue 
-------------
- letters
-(1 row)
-
--- A dead job of the dead queue goes on, with its own account.
+SELECT dead_letter_queue FROM idemq.queues WHERE name = 'q';
+-- A dead job of the dead-letter queue goes on, with its own record.
 TRUNCATE idemq.jobs, idemq.attempts;
 SELECT (idemq.enqueue('q', '1')).outcome;
- outcome  
-----------
- accepted
-(1 row)
-
 SELECT idemq.fail(id, token, 'in q', permanent => true) FROM idemq.claim('q');
- fail 
-------
- dead
-(1 row)
-
 SELECT idemq.fail(id, token, 'in letters', permanent => true) FROM idemq.claim('letters');
- fail 
-------
- dead
-(1 row)
-
 SELECT payload->>'queue' AS queue, payload->>'error' AS error, payload#>>'{payload,queue}' AS before, payload#>>'{payload,error}' AS error_before,
 	payload#>'{payload,payload}' AS payload, idemq.fail(id, token, 'in third', permanent => true) FROM idemq.claim('third');
-  queue  |   error    | before | error_before | payload | fail 
----------+------------+--------+--------------+---------+------
- letters | in letters | q      | in q         | 1       | dead
-(1 row)
-
 SELECT status, count(*) FROM idemq.jobs GROUP BY 1;
- status | count 
---------+-------
- dead   |     3
-(1 row)
-
 -- A circle made by hand ends after one round; so does a queue's own name.
-UPDATE idemq.queues SET dead_queue = 'q' WHERE name = 'third';
+UPDATE idemq.queues SET dead_letter_queue = 'q' WHERE name = 'third';
 SELECT idemq.redrive('third');
- redrive 
----------
-       1
-(1 row)
-
 \set VERBOSITY default
 SELECT idemq.fail(id, token, 'round', permanent => true) FROM (SELECT * FROM idemq.claim('third')) c;
-WARNING:  dead job 1000000000447 was not added to queue "q", whose dead jobs would come back to queue "third"
-DETAIL:  The job itself is in queue "third", and dead.
-HINT:  Set another with SELECT idemq.alter_queue('third', dead_queue => '...').
- fail 
-------
- dead
-(1 row)
-
 SELECT count(*) FROM idemq.jobs WHERE queue_id = :q;
- count 
--------
-     1
-(1 row)
-
-UPDATE idemq.queues SET dead_queue = 'third' WHERE name = 'third';
+UPDATE idemq.queues SET dead_letter_queue = 'third' WHERE name = 'third';
 SELECT idemq.redrive('third');
- redrive 
----------
-       1
-(1 row)
-
 SELECT status, idemq.cancel(id) FROM idemq.jobs WHERE queue_id = :third;
- status  |  cancel   
----------+-----------
- pending | cancelled
-(1 row)
-
 \set VERBOSITY sqlstate
-SELECT idemq.alter_queue('third', dead_queue => '');
- alter_queue 
--------------
- 
-(1 row)
+SELECT idemq.alter_queue('third', dead_letter_queue => '');
+SELECT idemq.alter_queue('third', dead_letter_queue => '');
+SELECT idemq.alter_queue('letters', dead_letter_queue => '');
+SELECT name, dead_letter_queue FROM idemq.queues ORDER BY 1;
 
-SELECT idemq.alter_queue('third', dead_queue => '');
- alter_queue 
--------------
- 
-(1 row)
-
-SELECT idemq.alter_queue('letters', dead_queue => '');
- alter_queue 
--------------
- 
-(1 row)
-
-SELECT name, dead_queue FROM idemq.queues ORDER BY 1;
-  name   | dead_queue 
----------+------------
- letters | -
- q       | letters
- third   | -
-(3 rows)
-
--- drop_queue of a dead queue is refused, unless force, which takes it away there.
+-- drop_queue of a dead-letter queue is refused, unless force, which takes it away there.
 TRUNCATE idemq.jobs, idemq.attempts;
-SELECT idemq.create_queue('Other', dead_queue => 'letters') > 0 AS made;
- made 
-------
- t
-(1 row)
-
+SELECT idemq.create_queue('Other', dead_letter_queue => 'letters') > 0 AS made;
 \set VERBOSITY default
 SELECT idemq.drop_queue('letters');
-ERROR:  queue "letters" is the dead_queue of others
-DETAIL:  Of "Other", q.
-HINT:  Take it away with idemq.alter_queue(..., dead_queue => ''), or use force => true.
 \set VERBOSITY sqlstate
 SELECT idemq.drop_queue('letters');
-ERROR:  2BP01
 BEGIN;
 SELECT idemq.drop_queue('letters', force => true);
- drop_queue 
-------------
- 
-(1 row)
-
-SELECT name, dead_queue FROM idemq.queues ORDER BY 1;
- name  | dead_queue 
--------+------------
- Other | -
- q     | -
- third | -
-(3 rows)
-
+SELECT name, dead_letter_queue FROM idemq.queues ORDER BY 1;
 SELECT (idemq.enqueue('q', '1')).outcome;
- outcome  
-----------
- accepted
-(1 row)
-
 SELECT idemq.fail(id, token, 'nowhere', permanent => true) FROM idemq.claim('q');
- fail 
-------
- dead
-(1 row)
-
 ROLLBACK;
-SELECT name, dead_queue FROM idemq.queues ORDER BY 1;
-  name   | dead_queue 
----------+------------
- Other   | letters
- letters | -
- q       | letters
- third   | -
-(4 rows)
-
+SELECT name, dead_letter_queue FROM idemq.queues ORDER BY 1;
 SELECT idemq.drop_queue('Other');
- drop_queue 
-------------
- 
-(1 row)
-
 -- Its own name, set by hand, is in nobody's way.
-UPDATE idemq.queues SET dead_queue = 'third' WHERE name = 'third';
+UPDATE idemq.queues SET dead_letter_queue = 'third' WHERE name = 'third';
 SELECT idemq.drop_queue('third');
- drop_queue 
-------------
- 
-(1 row)
 
 -- Gone all the same: the death stands, and says so.
 DELETE FROM idemq.queues WHERE name = 'letters';
 SELECT id FROM idemq.enqueue('q', '1') \gset
 \set VERBOSITY default
 SELECT idemq.fail((j).id, (j).token, 'no letters', permanent => true) FROM (SELECT idemq.claim_job(:id) AS j OFFSET 0) s;
-WARNING:  dead job 1000000000449 was not added to queue "letters", which does not exist
-DETAIL:  The job itself is in queue "q", and dead.
-HINT:  Set another with SELECT idemq.alter_queue('q', dead_queue => '...').
- fail 
-------
- dead
-(1 row)
-
 SELECT id FROM idemq.enqueue('q', '2', max_attempts => 1) AS two \gset
 SELECT count(*) FROM idemq.claim('q', lease => '1 ms'); -- meant to expire
- count 
--------
-     1
-(1 row)
-
 SELECT pg_sleep(0.005);
- pg_sleep 
-----------
- 
-(1 row)
-
 SELECT idemq.reap('q');
-WARNING:  dead job 1000000000450 was not added to queue "letters", which does not exist
-DETAIL:  The job itself is in queue "q", and dead.
-HINT:  Set another with SELECT idemq.alter_queue('q', dead_queue => '...').
- reap 
-------
-    1
-(1 row)
-
 \set VERBOSITY sqlstate
 SELECT payload, status, last_error FROM idemq.jobs WHERE queue_id = :q ORDER BY id;
- payload | status |  last_error   
----------+--------+---------------
- 1       | dead   | no letters
- 2       | dead   | lease expired
-(2 rows)
-
-SELECT severity, detail FROM idemq.check() WHERE invariant = 'queues.dead_queue';
- severity |                                                         detail                                                          
-----------+-------------------------------------------------------------------------------------------------------------------------
- warning  | dead jobs of queue "q" go nowhere else, for its dead_queue "letters" does not exist: set another with idemq.alter_queue
-(1 row)
-
+SELECT severity, detail FROM idemq.check() WHERE invariant = 'queues.dead_letter_queue';
 SELECT idemq.redrive('q');
- redrive 
----------
-       2
-(1 row)
-
 -- A circle through a name that was gone is seen when the queue comes again.
-SELECT idemq.create_queue('letters', dead_queue => 'q');
-ERROR:  22023
+SELECT idemq.create_queue('letters', dead_letter_queue => 'q');
 SELECT idemq.create_queue('letters') > 0 AS made;
- made 
-------
- t
-(1 row)
-
 SELECT idemq.fail(id, token, 'there again', permanent => true) FROM idemq.claim('q');
- fail 
-------
- dead
-(1 row)
-
 SELECT payload->>'error' AS error FROM idemq.claim('letters', 10);
-    error    
--------------
- there again
-(1 row)
-
 SELECT * FROM idemq.check() WHERE severity = 'error';
- severity | invariant | detail 
-----------+-----------+--------
-(0 rows)
 
 -- Who sets it may enqueue to it or administer it; who fails a job need not.
 CREATE ROLE regress_dead_admin;
 CREATE ROLE regress_dead_worker;
 SELECT idemq.grant_queue('q', 'regress_dead_admin', 'admin'), idemq.grant_queue('letters', 'regress_dead_admin', 'claim'),
 	idemq.grant_queue('q', 'regress_dead_worker', 'claim');
- grant_queue | grant_queue | grant_queue 
--------------+-------------+-------------
-             |             | 
-(1 row)
-
 SET ROLE regress_dead_admin;
-SELECT idemq.alter_queue('q', dead_queue => 'letters');
-ERROR:  42501
+SELECT idemq.alter_queue('q', dead_letter_queue => 'letters');
 RESET ROLE;
 SELECT idemq.grant_queue('letters', 'regress_dead_admin', 'enqueue');
- grant_queue 
--------------
- 
-(1 row)
-
 SET ROLE regress_dead_admin;
-SELECT idemq.alter_queue('q', dead_queue => 'letters');
- alter_queue 
--------------
- 
-(1 row)
-
+SELECT idemq.alter_queue('q', dead_letter_queue => 'letters');
 RESET ROLE;
 SELECT idemq.revoke_queue('letters', 'regress_dead_admin', 'enqueue'), idemq.grant_queue('letters', 'regress_dead_admin', 'admin');
-NOTICE:  00000
- revoke_queue | grant_queue 
---------------+-------------
-              | 
-(1 row)
-
 SET ROLE regress_dead_admin;
-SELECT idemq.alter_queue('q', dead_queue => 'letters');
- alter_queue 
--------------
- 
-(1 row)
-
+SELECT idemq.alter_queue('q', dead_letter_queue => 'letters');
 RESET ROLE;
 SELECT (idemq.enqueue('q', '3')).outcome;
- outcome  
-----------
- accepted
-(1 row)
-
 SET ROLE regress_dead_worker;
 SELECT idemq.enqueue('letters', '1');
-ERROR:  42501
 SELECT idemq.fail(id, token, 'by a worker', permanent => true) FROM idemq.claim('q', 10);
- fail 
-------
- dead
- dead
-(2 rows)
-
 SELECT count(*) FROM idemq.jobs WHERE queue_id <> :q;
- count 
--------
-     0
-(1 row)
-
 RESET ROLE;
 SELECT payload->>'error' AS error FROM idemq.claim('letters', 10);
-    error    
--------------
- by a worker
- by a worker
-(2 rows)
 
 -- The role that set it is asked at each death, whoever fails the job: what was revoked ends at once.
 \set VERBOSITY default
-SELECT dead_queue_role, dead_queue_role_oid = 'regress_dead_admin'::regrole AS its_oid FROM idemq.queues WHERE name = 'q';
-  dead_queue_role   | its_oid 
---------------------+---------
- regress_dead_admin | t
-(1 row)
-
+SELECT dead_letter_role, dead_letter_role_oid = 'regress_dead_admin'::regrole AS its_oid FROM idemq.queues WHERE name = 'q';
 CREATE FUNCTION die(note text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	job record;
@@ -1039,238 +306,58 @@ BEGIN
 END $$;
 SET client_min_messages = error;
 SELECT idemq.revoke_queue('letters', 'regress_dead_admin', 'admin');
- revoke_queue 
---------------
- 
-(1 row)
-
 SELECT die('revoked');
-   die   
----------
- dead, 0
-(1 row)
-
 SELECT severity, invariant, detail FROM idemq.check() WHERE detail ~ 'dead';
- severity |     invariant     |                                                                                         detail                                                                                         
-----------+-------------------+----------------------------------------------------------------------------------------------------------------------------------------------------------------------------------------
- warning  | queues.dead_queue | dead jobs of queue "q" go nowhere else, for role "regress_dead_admin", which set its dead_queue "letters", may not enqueue there: grant it that, or set another with idemq.alter_queue
-(1 row)
-
 SELECT idemq.grant_queue('letters', 'regress_dead_admin', 'enqueue');
- grant_queue 
--------------
- 
-(1 row)
-
 SELECT die('granted again');
-   die   
----------
- dead, 1
-(1 row)
-
 SELECT severity, invariant, detail FROM idemq.check() WHERE detail ~ 'dead';
- severity | invariant | detail 
-----------+-----------+--------
-(0 rows)
-
 RESET client_min_messages;
 BEGIN;
 SELECT idemq.revoke_queue('letters', 'regress_dead_admin', 'enqueue');
-NOTICE:  what needs the privilege on queue "letters" does nothing more: dead_queue of queue q
-HINT:  It goes on when the privilege is granted again; or remove it.
- revoke_queue 
---------------
- 
-(1 row)
-
 ROLLBACK;
 SELECT status, last_error FROM idemq.jobs WHERE queue_id = :q ORDER BY id DESC LIMIT 1;
- status |  last_error   
---------+---------------
- dead   | granted again
-(1 row)
-
 -- What still has the privilege by another grant does not end, and is not named.
 SELECT idemq.grant_queue('letters', 'regress_dead_admin', 'admin'), idemq.revoke_queue('letters', 'regress_dead_admin', 'enqueue');
- grant_queue | revoke_queue 
--------------+--------------
-             | 
-(1 row)
-
 SELECT die('still an administrator');
-   die   
----------
- dead, 1
-(1 row)
-
 -- A setting of one's own replaces the role's.
 SELECT idemq.revoke_queue('letters', 'regress_dead_admin', 'admin');
-NOTICE:  what needs the privilege on queue "letters" does nothing more: dead_queue of queue q
-HINT:  It goes on when the privilege is granted again; or remove it.
- revoke_queue 
---------------
- 
-(1 row)
-
 SELECT idemq.alter_queue('q', max_attempts => 2);
- alter_queue 
--------------
- 
-(1 row)
-
-SELECT dead_queue_role FROM idemq.queues WHERE name = 'q';
-  dead_queue_role   
---------------------
- regress_dead_admin
-(1 row)
-
-SELECT idemq.alter_queue('q', dead_queue => 'letters');
- alter_queue 
--------------
- 
-(1 row)
-
-SELECT dead_queue_role = current_user AS mine FROM idemq.queues WHERE name = 'q';
- mine 
-------
- t
-(1 row)
-
+SELECT dead_letter_role FROM idemq.queues WHERE name = 'q';
+SELECT idemq.alter_queue('q', dead_letter_queue => 'letters');
+SELECT dead_letter_role = current_user AS mine FROM idemq.queues WHERE name = 'q';
 SELECT die('by its owner');
-   die   
----------
- dead, 1
-(1 row)
-
 -- A role that was dropped may nothing, nor the next one of its name.
 CREATE ROLE regress_dead_gone;
 SELECT idemq.grant_queue('q', 'regress_dead_gone', 'admin'), idemq.grant_queue('letters', 'regress_dead_gone', 'enqueue');
- grant_queue | grant_queue 
--------------+-------------
-             | 
-(1 row)
-
 SET ROLE regress_dead_gone;
-SELECT idemq.alter_queue('q', dead_queue => 'letters');
- alter_queue 
--------------
- 
-(1 row)
-
+SELECT idemq.alter_queue('q', dead_letter_queue => 'letters');
 RESET ROLE;
 SELECT die('its role is there');
-   die   
----------
- dead, 1
-(1 row)
-
 SELECT idemq.revoke_queue('q', 'regress_dead_gone', 'admin');
- revoke_queue 
---------------
- 
-(1 row)
-
 REVOKE ALL ON SCHEMA idemq FROM regress_dead_gone;
 DROP ROLE regress_dead_gone;
 CREATE ROLE regress_dead_gone;
 SET client_min_messages = error;
 SELECT die('another one');
-   die   
----------
- dead, 0
-(1 row)
-
 SELECT idemq.grant_queue('letters', 'regress_dead_gone', 'enqueue');
- grant_queue 
--------------
- 
-(1 row)
-
 SELECT die('which may enqueue');
-   die   
----------
- dead, 0
-(1 row)
-
 SELECT idemq.alter_queue('q', max_attempts => 3);
- alter_queue 
--------------
- 
-(1 row)
-
 SELECT die('nor with other settings');
-   die   
----------
- dead, 0
-(1 row)
-
 RESET client_min_messages;
 -- Nor is a copy taken back for a role that may not enqueue there any more.
 SELECT idemq.grant_queue('q', 'regress_dead_gone', 'admin');
- grant_queue 
--------------
- 
-(1 row)
-
 SET ROLE regress_dead_gone;
-SELECT idemq.alter_queue('q', dead_queue => '');
- alter_queue 
--------------
- 
-(1 row)
-
-SELECT idemq.alter_queue('q', dead_queue => 'letters');
- alter_queue 
--------------
- 
-(1 row)
-
+SELECT idemq.alter_queue('q', dead_letter_queue => '');
+SELECT idemq.alter_queue('q', dead_letter_queue => 'letters');
 RESET ROLE;
 SELECT outcome FROM idemq.enqueue('q', '5');
- outcome  
-----------
- accepted
-(1 row)
-
 SELECT idemq.fail(id, token, 'its copy stays', permanent => true) FROM idemq.claim('q');
- fail 
-------
- dead
-(1 row)
-
 SELECT idemq.revoke_queue('letters', 'regress_dead_gone', 'enqueue');
-NOTICE:  what needs the privilege on queue "letters" does nothing more: dead_queue of queue q
-HINT:  It goes on when the privilege is granted again; or remove it.
- revoke_queue 
---------------
- 
-(1 row)
-
 SET client_min_messages = notice;
 SELECT idemq.redrive('q', ids => ARRAY[max(id)]) FROM idemq.jobs WHERE queue_id = :q AND status = 'dead';
- redrive 
----------
-       1
-(1 row)
-
 SELECT status, last_error FROM idemq.jobs WHERE queue_id = idemq.queue_id('letters') ORDER BY id DESC LIMIT 1;
- status  | last_error 
----------+------------
- pending | -
-(1 row)
-
-SELECT idemq.alter_queue('q', dead_queue => '');
- alter_queue 
--------------
- 
-(1 row)
-
-SELECT dead_queue, dead_queue_role, dead_queue_role_oid FROM idemq.queues WHERE name = 'q';
- dead_queue | dead_queue_role | dead_queue_role_oid 
-------------+-----------------+---------------------
- -          | -               |                   -
-(1 row)
-
+SELECT idemq.alter_queue('q', dead_letter_queue => '');
+SELECT dead_letter_queue, dead_letter_role, dead_letter_role_oid FROM idemq.queues WHERE name = 'q';
 DROP FUNCTION die;
 DROP EXTENSION idemq;
 DROP ROLE regress_dead_admin, regress_dead_worker, regress_dead_gone;
