@@ -16,9 +16,9 @@ CREATE TABLE idemq.queues (
 	dead_retention     interval NOT NULL,
 	max_lease          interval NOT NULL,
 	job_timeout        interval,
-	group_running      int NOT NULL DEFAULT 1,
-	group_rate         int,
-	group_period       interval NOT NULL DEFAULT '1 second',
+	group_max_running  int NOT NULL DEFAULT 1,
+	group_rate_limit   int,
+	group_rate_period  interval NOT NULL DEFAULT '1 second',
 	dead_letter_cancelled boolean NOT NULL DEFAULT false,
 	paused             boolean NOT NULL DEFAULT false,
 	paused_until       timestamptz,
@@ -45,9 +45,9 @@ COMMENT ON COLUMN idemq.queues.dead_letter_queue IS 'a job that dies is also add
 COMMENT ON COLUMN idemq.queues.dead_retention IS 'a dead job, with its attempts, stays for so long at least';
 COMMENT ON COLUMN idemq.queues.max_lease IS 'no claim or heartbeat may ask for a longer lease';
 COMMENT ON COLUMN idemq.queues.job_timeout IS 'whoever runs an attempt ends it after so long, and no lease lasts longer from its claim on; NULL: no limit';
-COMMENT ON COLUMN idemq.queues.group_running IS 'so many jobs of one group in processing at once; 1: one after the other, in order';
-COMMENT ON COLUMN idemq.queues.group_rate IS 'so many starts of one group in group_period; NULL: no limit';
-COMMENT ON COLUMN idemq.queues.group_period IS 'period of group_rate';
+COMMENT ON COLUMN idemq.queues.group_max_running IS 'so many jobs of one group in processing at once; 1: one after the other, in order';
+COMMENT ON COLUMN idemq.queues.group_rate_limit IS 'so many starts of one group in group_rate_period; NULL: no limit';
+COMMENT ON COLUMN idemq.queues.group_rate_period IS 'period of group_rate_limit';
 COMMENT ON COLUMN idemq.queues.dead_letter_cancelled IS 'a job that is cancelled after an attempt has begun is added to dead_letter_queue, too';
 COMMENT ON COLUMN idemq.queues.drained_by_cron IS 'whether its workers come and go, by cron for instance: due jobs on which nobody works are as it should be';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
@@ -146,7 +146,7 @@ COMMENT ON COLUMN idemq.jobs.result IS 'what its last commit stored, until the n
 COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error of idemq.fail, or lease expired, the worker''s session ended, job_timeout reached, the handler''s process ended or was told to end; was dead, of a job brought back that had none';
 COMMENT ON COLUMN idemq.jobs.token IS 'the fencing token of the last attempt: it only grows';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL when the job cannot be claimed (blocked, finished)';
-COMMENT ON COLUMN idemq.jobs.run_at IS 'of a job in a group that was enqueued with a time: not ready before; NULL for at once; with group_running above 1 also of one that waits to be retried: until then it takes no place of its group; of one that group_rate lets start later: when it was due';
+COMMENT ON COLUMN idemq.jobs.run_at IS 'of a job in a group that was enqueued with a time: not ready before; NULL for at once; with group_max_running above 1 also of one that waits to be retried: until then it takes no place of its group; of one that group_rate_limit lets start later: when it was due';
 COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease at its claim, of an attached one no more than idemq.attach_grace after that; heartbeats move it in shared memory';
 
 CREATE INDEX jobs_ready ON idemq.jobs (queue_id, priority, ready_at, id)

@@ -19,9 +19,9 @@ CREATE FUNCTION idemq.create_queue(
 	max_lease interval DEFAULT '1 day',
 	job_timeout interval DEFAULT NULL,
 	dead_letter_cancelled boolean DEFAULT false,
-	group_running int DEFAULT 1,
-	group_rate int DEFAULT NULL,
-	group_period interval DEFAULT '1 second',
+	group_max_running int DEFAULT 1,
+	group_rate_limit int DEFAULT NULL,
+	group_rate_period interval DEFAULT '1 second',
 	drained_by_cron boolean DEFAULT false)
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';
 COMMENT ON FUNCTION idemq.create_queue
@@ -32,8 +32,8 @@ COMMENT ON FUNCTION idemq.create_queue
 - max_lease: no claim or heartbeat may ask for a longer lease, and lease may not be longer
 - job_timeout: an attempt may run so long, and heartbeats do not extend its lease beyond it
 - dead_letter_cancelled: dead_letter_queue also gets the jobs that are cancelled after an attempt has begun
-- group_running: so many jobs of one group may be in processing at once; 1 for strict order
-- group_rate: so many jobs of one group may start in group_period; NULL: no limit
+- group_max_running: so many jobs of one group may be in processing at once; 1 for strict order
+- group_rate_limit: so many jobs of one group may start in group_rate_period; NULL: no limit
 - drained_by_cron: its workers come and go, so idemq.metrics.unattended_for is NULL whatever waits';
 
 CREATE FUNCTION idemq.alter_queue(
@@ -54,13 +54,13 @@ CREATE FUNCTION idemq.alter_queue(
 	max_lease interval DEFAULT NULL,
 	job_timeout interval DEFAULT NULL,
 	dead_letter_cancelled boolean DEFAULT NULL,
-	group_running int DEFAULT NULL,
-	group_rate int DEFAULT NULL,
-	group_period interval DEFAULT NULL,
+	group_max_running int DEFAULT NULL,
+	group_rate_limit int DEFAULT NULL,
+	group_rate_period interval DEFAULT NULL,
 	drained_by_cron boolean DEFAULT NULL)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
 COMMENT ON FUNCTION idemq.alter_queue
-	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running, rate_limit, group_rate or job_timeout away, and '''' dead_letter_queue; jobs already enqueued keep their max_attempts, and jobs in processing their leases; raises 22023 when lease would be longer than max_lease; needs admin';
+	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running, rate_limit, group_rate_limit or job_timeout away, and '''' dead_letter_queue; jobs already enqueued keep their max_attempts, and jobs in processing their leases; raises 22023 when lease would be longer than max_lease; needs admin';
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';

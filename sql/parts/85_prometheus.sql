@@ -21,7 +21,7 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_queue_lease_seconds', 'gauge', 'seconds', 'The lease of the queue.'),
 	('idemq_queue_running', 'gauge', NULL, 'What max_running counts: jobs in processing, and open claims.'),
 	('idemq_queue_max_running', 'gauge', NULL, 'The limit of running, where there is one.'),
-	('idemq_queue_groups_limited', 'gauge', NULL, 'Groups with a job that waits since group_running of theirs are in processing; where group_running is above 1.'),
+	('idemq_queue_groups_limited', 'gauge', NULL, 'Groups with a job that waits since group_max_running of theirs are in processing; where group_max_running is above 1.'),
 	('idemq_enqueued_total', 'counter', NULL, 'Jobs enqueued.'),
 	('idemq_claimed_total', 'counter', NULL, 'Attempts begun.'),
 	('idemq_committed_total', 'counter', NULL, 'Jobs committed.'),

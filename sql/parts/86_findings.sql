@@ -4,7 +4,7 @@
 --     status are written together.
 --   groups: the session that promoted a job had seen the ends of the attempts that made room for
 --     it, so a snapshot that sees the promotion sees these.  What runs, or waits to be retried,
---     when group_running is lowered is not taken back.
+--     when group_max_running is lowered is not taken back.
 --   steps: the sender of an event, with its name locked, wakes all who sleep for it.  A stored
 --     answer, also a late one, ends a step; until call_until one may come by itself, and of a job
 --     that is finished no other attempt will begin the step again.
@@ -74,22 +74,22 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 		WHERE s.state = 'open' AND s.call_until <= findings.now AND j.finished_at IS NOT NULL
 		UNION ALL
 		SELECT 'groups', 1, 'error', 'groups.head',
-			'not blocked, as more jobs of its group than group_running '
+			'not blocked, as more jobs of its group than group_max_running '
 			'allows: cancel all but the first', p.id
 		FROM (
-			SELECT j.id, queue_id, q.group_running, count(*) OVER g AS places,
-				min(CASE WHEN q.group_running > 1 THEN j.ready_at ELSE coalesce(j.claimed_at,
+			SELECT j.id, queue_id, q.group_max_running, count(*) OVER g AS places,
+				min(CASE WHEN q.group_max_running > 1 THEN j.ready_at ELSE coalesce(j.claimed_at,
 					j.created_at) END) OVER g AS since
 			FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)
 			WHERE j.group_key <> '' AND j.finished_at IS NULL AND j.status <> 'blocked'
-				AND (q.group_running = 1 OR j.status = 'processing' OR j.status = 'pending'
+				AND (q.group_max_running = 1 OR j.status = 'processing' OR j.status = 'pending'
 					AND j.run_at IS NULL)
 			WINDOW g AS (PARTITION BY queue_id, j.group_key)) p
-		WHERE p.places > p.group_running AND NOT EXISTS (SELECT FROM idemq.audit a
+		WHERE p.places > p.group_max_running AND NOT EXISTS (SELECT FROM idemq.audit a
 			WHERE a.queue_id = p.queue_id AND a.action = 'alter_queue'
 				AND a.at > p.since - interval '1 min'
-			AND (a.details #>> '{group_running,from}')::int >
-				(a.details #>> '{group_running,to}')::int)
+			AND (a.details #>> '{group_max_running,from}')::int >
+				(a.details #>> '{group_max_running,to}')::int)
 		UNION ALL
 		SELECT 'children', 1, 'error', 'children.edges',
 			'waiting for parents, and without a row in idemq.dependencies', k.job_id
@@ -302,11 +302,11 @@ CREATE FUNCTION idemq_internal.suspects(part text, most bigint, token bigint)
 		FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)
 		CROSS
 			JOIN LATERAL (SELECT j.status <> 'blocked'
-			AND (q.group_running = 1 AND j.group_key <> ''
+			AND (q.group_max_running = 1 AND j.group_key <> ''
 			OR j.status = 'processing' OR j.status = 'pending' AND j.run_at IS NULL) AS has_place) p
 		WHERE part = 'groups' AND j.group_key IS NOT NULL AND j.finished_at IS NULL
-		GROUP BY 1, 2, q.group_running HAVING bool_or(j.status = 'blocked')
-			AND (j.group_key = '' OR count(*) FILTER (WHERE p.has_place) < q.group_running)
+		GROUP BY 1, 2, q.group_max_running HAVING bool_or(j.status = 'blocked')
+			AND (j.group_key = '' OR count(*) FILTER (WHERE p.has_place) < q.group_max_running)
 			AND NOT bool_or(p.has_place AND j.status <> 'processing')
 		ORDER BY 1, 2 LIMIT most)
 	$$;
@@ -324,7 +324,7 @@ CREATE FUNCTION idemq_internal.below_floors(queue_ids int[], names text[], heads
 				AND j.finished_at IS NULL
 			AND j.ready_at < g.heads AND j.status <> 'blocked'
 			AND (j.status = 'processing' OR j.status = 'pending' AND j.run_at IS NULL
-				OR (SELECT q.group_running = 1 FROM idemq.queues q WHERE q.queue_id = g.queue_id))
+				OR (SELECT q.group_max_running = 1 FROM idemq.queues q WHERE q.queue_id = g.queue_id))
 			ORDER BY j.ready_at LIMIT 1)
 		UNION ALL
 		(SELECT j.id, j.xmin::text FROM idemq.jobs j

@@ -18,7 +18,7 @@ CREATE FUNCTION idemq.report() RETURNS TABLE (section text, line jsonb)
 	UNION ALL SELECT 'queue', to_jsonb(q) FROM (SELECT q.queue_id, q.name,
 		q.lease, q.max_lease, q.job_timeout, q.max_attempts, q.retry_base, q.retry_factor, q.retry_max,
 		q.retry_jitter, q.retention, q.dead_retention, q.idempotency_window, q.max_running, q.rate_limit,
-		q.rate_period, q.group_running, q.group_rate, q.group_period, q.dead_letter_queue, q.paused,
+		q.rate_period, q.group_max_running, q.group_rate_limit, q.group_rate_period, q.dead_letter_queue, q.paused,
 		q.paused_until, q.created_at FROM idemq.queues q) q
 	UNION ALL SELECT 'metrics', to_jsonb(m) FROM idemq.metrics m
 	UNION ALL SELECT 'worker', to_jsonb(w) FROM idemq.background_worker w

@@ -5,7 +5,7 @@
  * queue/queue_settings.c lists the settings.  The trigger of idemq.queues has every session
  * read the queue anew.  create_queue is the DBA's to grant; alter_queue requires the queue's
  * admin privilege.  A change of how many jobs of a group may run, or be started, has the
- * queue's groups checked after the commit.  A change of group_running from 1, or to it, also
+ * queue's groups checked after the commit.  A change of group_max_running from 1, or to it, also
  * changes what the rows of waiting jobs say (change_waiting).  In alter_queue NULL leaves
  * a setting as it is; 0 takes a limit away, and '' the dead-letter queue.
  */
@@ -116,11 +116,11 @@ SQL_FUNCTION(idemq_sql_create_queue)
 
 /*
  * $1: queue, $2: now, $3: whether it has places by now.  Writes the rows of jobs in groups that
- * wait for a time, so that they say by the rule of the new group_running what they said before.
- * With places, run_at is NULL for a job that has one, even if group_rate makes it wait; without
- * places, run_at is when such a job was due (job/places.c, job/group_rate.c).  A head that failed
- * and waits for group_rate is due, and gets its place as any retry does.  Never waits for a row:
- * whoever holds it acts by the former group_running.
+ * wait for a time, so that they say by the rule of the new group_max_running what they said before.
+ * With places, run_at is NULL for a job that has one, even if group_rate_limit makes it wait;
+ * without places, run_at is when such a job was due (job/places.c, job/group_rate_limit.c).  A head
+ * that failed and waits for group_rate_limit is due, and gets its place as any retry does.  Never
+ * waits for a row: whoever holds it acts by the former group_max_running.
  */
 static SqlStatement change_waiting =
 	{.text = "WITH held AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "
@@ -157,12 +157,12 @@ SQL_FUNCTION(idemq_sql_alter_queue)
 	if (before == (Datum) 0)
 		PG_RETURN_VOID(); /* dropped meanwhile */
 	idemq_settings_update(fcinfo, queue.name);
-	if (is_given(fcinfo, "group_running") || is_given(fcinfo, "group_rate") ||
-		is_given(fcinfo, "group_period"))
+	if (is_given(fcinfo, "group_max_running") || is_given(fcinfo, "group_rate_limit") ||
+		is_given(fcinfo, "group_rate_period"))
 		idemq_pending_note(ACTION_GROUPS, NULL, queue.id);
 	former = queue;
-	/* A change of group_running from 1, or to it. */
-	if (is_given(fcinfo, "group_running") && idemq_queue_by_id(queue.id, &queue) &&
+	/* A change of group_max_running from 1, or to it. */
+	if (is_given(fcinfo, "group_max_running") && idemq_queue_by_id(queue.id, &queue) &&
 		idemq_has_places(&former) != idemq_has_places(&queue))
 		(void) idemq_spi_do(&change_waiting,
 							(Datum[]){Int32GetDatum(queue.id), TimestampTzGetDatum(idemq_now()),

@@ -61,7 +61,7 @@ idemq_settings_define(void)
 			   "-1: one eighth. The same part of each database's is reserved.",
 			   &idemq_reserved_leases, -1, 10000000, PGC_SIGHUP, 0);
 	define_int("idemq.max_buckets",
-			   "Buckets of idemq.admit and of group_rate that are in use at a time.",
+			   "Buckets of idemq.admit and of group_rate_limit that are in use at a time.",
 			   "A queue's groups, or a database's names, have half at most; those that find none "
 			   "share one, which idemq.memory counts.",
 			   &idemq_max_buckets, 1, 10000000, PGC_POSTMASTER, 0);

@@ -86,7 +86,7 @@ take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Take
 {
 	LimitView view;
 
-	if (!idemq_group_rate_pass(queue, job, &taken->charge))
+	if (!idemq_group_rate_limit_pass(queue, job, &taken->charge))
 		return TAKE_EARLY;
 	taken->entry = LEASE_LIMIT;
 	do
@@ -100,7 +100,7 @@ take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Take
 			return TAKE_DONE;
 		idemq_limit_undo_rate(queue);
 	} while (taken->entry != LEASE_BUSY && idemq_limit_has_room(queue, &view));
-	idemq_group_rate_undo(queue, job, &taken->charge);
+	idemq_group_rate_limit_undo(queue, job, &taken->charge);
 	return taken->entry == LEASE_BUSY ? TAKE_BUSY : TAKE_LIMIT;
 }
 
@@ -162,7 +162,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 		return TAKE_DONE;
 	}
 	idemq_limit_undo_rate(queue);
-	idemq_group_rate_undo(queue, job, &taken.charge);
+	idemq_group_rate_limit_undo(queue, job, &taken.charge);
 	/* The session that beat us may have put the job off because of our charge. */
 	if (taken.charge.charged)
 		idemq_promote_later(queue, job_value(job, COL_GROUP_KEY));

@@ -69,7 +69,7 @@ typedef struct EventArgs
 	int32 priority;		  /* reschedule */
 	bool new_run_at;	  /* reschedule: ready_at was asked for */
 	bool takes_place;	  /* promote, reschedule: has a place of its group even until then */
-	TimestampTz due;	  /* the same: when it was due, if ready_at is when group_rate says; or 0 */
+	TimestampTz due;	  /* the same: when it was due, if ready_at is by group_rate_limit; or 0 */
 	TimestampTz deadline; /* claim, extend */
 	int64 token;		  /* claim, commit_once: the new one */
 	text *worker;		  /* claim; NULL for none */
@@ -106,7 +106,7 @@ typedef struct GroupPlaces
 static inline bool
 idemq_has_places(const QueueInfo *queue)
 {
-	return queue->group_running > 1;
+	return queue->group_max_running > 1;
 }
 
 /* Returns whether a group is the one without a name, of jobs that have no group. */
@@ -127,7 +127,7 @@ idemq_group_has_places(const QueueInfo *queue, Datum name)
 static inline int
 idemq_group_places(const QueueInfo *queue, Datum name)
 {
-	return idemq_is_no_group(name) ? PG_INT32_MAX : queue->group_running;
+	return idemq_is_no_group(name) ? PG_INT32_MAX : queue->group_max_running;
 }
 
 /* Returns whether a job is in a group that has places. */
@@ -274,7 +274,7 @@ typedef enum TakeResult
 	TAKE_CHANGED, /* it moved on since the snapshot */
 	TAKE_LOCKED,  /* a transaction that is no claim holds its row */
 	TAKE_LIMIT,	  /* max_running or rate_limit of its queue: see job/limits.c */
-	TAKE_EARLY	  /* group_rate: see job/group_rate.c; args->ready_at is when to try again */
+	TAKE_EARLY	  /* group_rate_limit: args->ready_at is when to try again */
 } TakeResult;
 
 extern TakeResult idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue,
@@ -337,8 +337,8 @@ extern bool idemq_promote_child(JobsTable *table, const QueueInfo *queue, int64 
 extern bool idemq_promote_group(const QueueInfo *queue, Datum name);
 
 /*
- * group_rate.c
- *		group_rate: how many jobs of a group may be started in group_period.
+ * group_rate_limit.c
+ *		group_rate_limit: how many jobs of a group may be started in group_rate_period.
  */
 
 /* What a start has taken from its group's rate. */
@@ -349,11 +349,13 @@ typedef struct GroupCharge
 	BucketCharge bucket;
 } GroupCharge;
 
-extern bool idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupCharge *charge);
-extern void idemq_group_rate_undo(const QueueInfo *queue, const Job *job,
-								  const GroupCharge *charge);
-extern bool idemq_group_rate_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until);
-extern TimestampTz idemq_group_rate_next(const QueueInfo *queue, Datum name);
+extern bool idemq_group_rate_limit_pass(const QueueInfo *queue, const Job *job,
+										GroupCharge *charge);
+extern void idemq_group_rate_limit_undo(const QueueInfo *queue, const Job *job,
+										const GroupCharge *charge);
+extern bool idemq_group_rate_limit_is_sooner(const QueueInfo *queue, const Job *job,
+											 TimestampTz *until);
+extern TimestampTz idemq_group_rate_limit_next(const QueueInfo *queue, Datum name);
 extern JobWrite idemq_job_put_off(JobsTable *table, const Job *job, const QueueInfo *queue,
 								  TimestampTz until);
 

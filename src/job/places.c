@@ -1,6 +1,6 @@
 /*
  * job/places.c
- *		The places of a group: with group_running above 1, that many of its jobs may be in
+ *		The places of a group: with group_max_running above 1, that many of its jobs may be in
  *		processing at once.
  *
  * A job has a place from its promotion on (job/promote.c), while it is pending and in
@@ -13,19 +13,19 @@
  *		blocked, finished				has none
  *
  * Only a promotion gives a job a place: whatever else sets a ready_at sets run_at as well
- * (job/transition.c).  When group_running becomes more than 1, heads that wait for a time of
+ * (job/transition.c).  When group_max_running becomes more than 1, heads that wait for a time of
  * their own get a run_at, too (api/create_queue.c).  A claim that meets a due job without a place
  * does not take it, but makes it blocked (EVENT_PARK).  Then the job waits for its turn as the
  * others do, in front of those that were enqueued later.
  *
- * Never more than group_running.  A promotion counts the places, as the group's owner, by a
+ * Never more than group_max_running.  A promotion counts the places, as the group's owner, by a
  * snapshot that is younger than its ownership.  So the snapshot shows all places that earlier
  * owners gave; places that it shows, and that were given back since, are counted too many.  The
- * promotion gives one more only if there are fewer than group_running.  A rollback of the
+ * promotion gives one more only if there are fewer than group_max_running.  A rollback of the
  * promotion, or a crash, takes the place back with the row; a rollback of the claim, or of the
  * attempt's end, leaves the job its place.
  *
- * Turns.  A group has at most one job that waits to be claimed, whatever its group_running, and
+ * Turns.  A group has at most one job that waits to be claimed, whatever its group_max_running, and
  * the job's place in the ready index is the time of its promotion.  So the index is the line in
  * which groups stand, in each priority.  Let g and h be two groups that have a waiting job during
  * all of an interval, and let one session claim h twice in it.  The second of these jobs was
@@ -45,17 +45,17 @@
  *
  * A job that is enqueued without a group, in a queue whose groups have places, is in the group
  * without a name, which no user can give: '' in the row, NULL for the worker.  That group takes
- * turns as the others do, and has any number of places, even after group_running became 1.
+ * turns as the others do, and has any number of places, even after group_max_running became 1.
  * Since these need no count, its floor is the time of its last promotion: a job that waits below
  * that, after a claim that was rolled back, is one turn more.  claim_job and the like promote the
  * job that they ask for, without being the group's owner.
  *
  * Where to look: the ready_at of a job with a place was the time of its promotion or, if that is
- * later, the time from which its group may start the next one (group_rate, job/group_rate.c).  A
- * floor (shared/groups/groups.c) says more here than of a head: no job of the group that has a
- * place has a ready_at that is below the floor, or one that is both above the floor's last and
- * yet to come.  So jobs that wait for their time are not read; there may be many.  Whoever gives
- * a job that has a place another time drops the floor.
+ * later, the time from which its group may start the next one (group_rate_limit,
+ * job/group_rate_limit.c).  A floor (shared/groups/groups.c) says more here than of a head: no job
+ * of the group that has a place has a ready_at that is below the floor, or one that is both above
+ * the floor's last and yet to come.  So jobs that wait for their time are not read; there may be
+ * many.  Whoever gives a job that has a place another time drops the floor.
  */
 #include "postgres.h"
 

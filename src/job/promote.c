@@ -25,7 +25,7 @@
  * called first goes first, if both are committed when one of them is promoted; one
  * that commits later waits behind the head that there is.
  *
- * With group_running above 1 a group has no head but places (job/places.c says how many, and
+ * With group_max_running above 1 a group has no head but places (job/places.c says how many, and
  * why no more): its next job is promoted when there is a free place, and no other job of the
  * group waits to be claimed.  A job that is not due yet is promoted without a place, so that it
  * comes back when it is due, and the next one follows at once.
@@ -292,7 +292,7 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 		if (last != (Datum) 0)
 			pfree(DatumGetPointer(last));
 		if (job.status == JOB_BLOCKED || idemq_group_has_places(queue, name) ||
-			idemq_group_rate_is_sooner(queue, &job, &until))
+			idemq_group_rate_limit_is_sooner(queue, &job, &until))
 			promoted += promote_named(table, queue, name);
 	}
 	MemoryContextSwitchTo(old);

@@ -3,7 +3,7 @@
  *		One group that this session owns: its head, or its next job with a place.
  *
  * Why there is one head at most, and no group forgotten: job/promote.c.  Why there are no more
- * places than group_running: job/places.c.
+ * places than group_max_running: job/places.c.
  */
 #include "postgres.h"
 
@@ -21,9 +21,9 @@
 
 /*
  * Makes a blocked job its group's head, or gives it a place: it is due at once, or at its
- * run_at, or when group_rate lets its group start it; sets *args.  In a group with places a job
- * that waits for its run_at takes no place, and the rate is asked when it does.  From here on no
- * head has an earlier ready_at than args->now, and no blocked job a lesser id.
+ * run_at, or when group_rate_limit lets its group start it; sets *args.  In a group with places a
+ * job that waits for its run_at takes no place, and the rate is asked when it does.  From here on
+ * no head has an earlier ready_at than args->now, and no blocked job a lesser id.
  */
 static JobWrite
 make_head(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *args)
@@ -37,7 +37,7 @@ make_head(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *a
 	args->takes_place = args->ready_at == args->now;
 	if (args->takes_place || !idemq_group_has_places(queue, name))
 	{
-		TimestampTz next = idemq_group_rate_next(queue, name);
+		TimestampTz next = idemq_group_rate_limit_next(queue, name);
 
 		if (next > args->ready_at)
 			args->due = args->ready_at;
@@ -54,16 +54,16 @@ promoted(const EventArgs *args)
 }
 
 /*
- * Looks again at the job whose turn it is in its group: if it waits for group_rate, for longer
- * than it has to by now, it becomes due when the rate says now (job/group_rate.c).  HAS_HEAD: it
- * stays as it is.
+ * Looks again at the job whose turn it is in its group: if it waits for group_rate_limit, for
+ * longer than it has to by now, it becomes due when the rate says now (job/group_rate_limit.c).
+ * HAS_HEAD: it stays as it is.
  */
 static Promotion
 hasten(JobsTable *table, const QueueInfo *queue, const Job *job)
 {
 	TimestampTz until;
 
-	if (!idemq_group_rate_is_sooner(queue, job, &until))
+	if (!idemq_group_rate_limit_is_sooner(queue, job, &until))
 		return HAS_HEAD;
 	switch (idemq_job_put_off(table, job, queue, until))
 	{

@@ -1,7 +1,7 @@
 /*
  * observe/check_groups.c
  *		The audit of groups: each has at most one head, or no more places taken than
- *		group_running (job/places.c), which the rows say by themselves; and none is forgotten.
+ *		group_max_running (job/places.c), which the rows say by themselves; and none is forgotten.
  *
  * A group without a head, or with a free place and no job that waits to be claimed, is a
  * suspect.  Once all that its snapshot showed has reached shared memory (idemq_check_settled),

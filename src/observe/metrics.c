@@ -123,7 +123,7 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
 	SlotStatus status = {0};
 	bool has_status = queue->slot != NULL && !idemq_follows() &&
 					  idemq_slot_status(queue->id, &status);
-	bool has_places = has_status && queue->group_running > 1;
+	bool has_places = has_status && queue->group_max_running > 1;
 
 	row_add(row, Int32GetDatum(queue->id));
 	add_gauges(row, queue, in_memory ? &view : NULL, sql_gauges);

@@ -298,21 +298,21 @@ say_claiming(WhyCall *call, const Lease *lease)
 
 /* Says that a job waits for the rate of its group; false when it does not. */
 static bool
-say_group_rate(WhyCall *call)
+say_group_rate_limit(WhyCall *call)
 {
 	const Job *job = &call->job;
 	TimestampTz next;
 
-	if (call->queue.group_rate == 0 || job->row->tts_isnull[COL_GROUP_KEY] ||
+	if (call->queue.group_rate_limit == 0 || job->row->tts_isnull[COL_GROUP_KEY] ||
 		call->queue.slot == NULL || RecoveryInProgress())
 		return false;
-	next = idemq_group_rate_next(&call->queue, job->row->tts_values[COL_GROUP_KEY]);
+	next = idemq_group_rate_limit_next(&call->queue, job->row->tts_values[COL_GROUP_KEY]);
 	/* It may have been put off until then; a job that waits longer waits for something else. */
 	if (next <= call->now || next < job->ready_at - CLOSE)
 		return false;
 	say(call,
-		"the group_rate of queue \"%s\" is used up for its group: the next job of that may be "
-		"started at %s",
+		"the group_rate_limit of queue \"%s\" is used up for its group: the next job of that may "
+		"be started at %s",
 		call->queue.name, at(next));
 	return true;
 }
@@ -336,7 +336,7 @@ say_waiting(WhyCall *call)
 		say(call, "queue \"%s\" is paused%s%s: idemq.resume('%s') lets it hand out jobs again",
 			queue->name, queue->paused_until < DT_NOEND ? " until " : "",
 			queue->paused_until < DT_NOEND ? at(queue->paused_until) : "", queue->name);
-	else if (say_group_rate(call) || (job->ready_at <= call->now && say_limit(call)))
+	else if (say_group_rate_limit(call) || (job->ready_at <= call->now && say_limit(call)))
 		return;
 	else if (job->ready_at <= call->now)
 		say_ready(call);
@@ -448,7 +448,8 @@ say_blocked(WhyCall *call)
 		if (places.taken >= idemq_group_places(queue, name))
 		{
 			say(call,
-				"its group is at group_running of queue \"%s\": %d of its jobs are in processing",
+				"its group is at group_max_running of queue \"%s\": %d of its jobs are in "
+				"processing",
 				queue->name, places.taken);
 			return;
 		}

@@ -189,8 +189,8 @@ log_full_tables(void)
 			 "a restart, or idemq.max_leases_per_database.");
 	log_full(
 		COUNT_FULL_BUCKETS, "buckets", idemq_buckets_usage(),
-		"Calls of idemq.admit in a database, and groups of a queue with group_rate, that found "
-		"none have one bucket together, and wait longer than they have to.",
+		"Calls of idemq.admit in a database, and groups of a queue with group_rate_limit, that "
+		"found none have one bucket together, and wait longer than they have to.",
 		"Raise idemq.max_buckets, and restart the server.");
 	log_full(COUNT_FULL_GROUPS, "groups", idemq_groups_usage(),
 			 "All groups of a queue are searched for heads instead.",

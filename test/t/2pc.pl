@@ -128,9 +128,9 @@ foreach my $case (
 foreach my $running (1, 2)
 {
 	reset_queues();
-	sql($node, "SELECT idemq.create_queue('g', group_running => $running);
+	sql($node, "SELECT idemq.create_queue('g', group_max_running => $running);
 		SELECT idemq.enqueue('g', '1', group_key => 'a', delay => '1 h')");
-	is_refused("SELECT count(*) FROM idemq.claim('g')", "a promotion, group_running $running");
+	is_refused("SELECT count(*) FROM idemq.claim('g')", "a promotion, group_max_running $running");
 	is_sql($node, "BEGIN; SAVEPOINT a; SELECT count(*) FROM idemq.claim('g'); ROLLBACK TO a; PREPARE TRANSACTION 'p'; ROLLBACK PREPARED 'p';
 		SELECT count(*) FROM idemq.claim('g'); SELECT status FROM idemq.jobs WHERE group_key = 'a'", "0\n0\npending", 'one that a savepoint has undone is none');
 }
@@ -171,11 +171,11 @@ foreach my $running (1, 2)
 {
 	foreach my $end ('COMMIT', 'ROLLBACK')
 	{
-		my $name = "claimed of a group before the update, group_running $running, $end PREPARED";
+		my $name = "claimed of a group before the update, group_max_running $running, $end PREPARED";
 		my $take = "SELECT string_agg(payload::text, ' ' ORDER BY id) FROM idemq.claim('g', 10)";
 
 		reset_queues();
-		sql($node, "SELECT idemq.create_queue('g', group_running => $running, lease => '1 h');
+		sql($node, "SELECT idemq.create_queue('g', group_max_running => $running, lease => '1 h');
 			SELECT count(idemq.enqueue('g', to_jsonb(n), group_key => 'a')) FROM generate_series(1, 3) n");
 		claimed_before("payload = '1' AND group_key = 'a'");
 		is_sql($node, $take, '', "$name: nobody passes it");

@@ -379,7 +379,7 @@ sub truncate_before
 	is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 	return;
 }
-sql($node, "SELECT idemq.create_queue('p', group_running => 3, lease => '1 h')");
+sql($node, "SELECT idemq.create_queue('p', group_max_running => 3, lease => '1 h')");
 $one->query_safe('SELECT 1');
 truncate_before(send_to("SELECT payload FROM idemq.claim('p')", 'idemq_reap_some'), '1\n1', '2 3');
 leave($one);

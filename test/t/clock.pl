@@ -69,8 +69,8 @@ sql($node, "SELECT idemq.fail($job{retried}, $token{retried})");
 sql($node, "SELECT idemq.fail($job{redriven}, $token{redriven}, permanent => true)");
 
 # Groups of several at once, and by a rate: 1 an hour, of which a failed attempt was one.
-sql($node, q{SELECT idemq.create_queue('places', group_running => 2, lease => '1 h', retry_base => '10 min', retry_jitter => 0),
-	idemq.create_queue('paced', group_rate => 1, group_period => '1 h', lease => '1 h', retry_base => '1 h', retry_jitter => 0)});
+sql($node, q{SELECT idemq.create_queue('places', group_max_running => 2, lease => '1 h', retry_base => '10 min', retry_jitter => 0),
+	idemq.create_queue('paced', group_rate_limit => 1, group_rate_period => '1 h', lease => '1 h', retry_base => '1 h', retry_jitter => 0)});
 $job{$_} = sql($node, "SELECT id FROM idemq.enqueue('places', '1', group_key => '$_')") foreach qw(placed parked);
 sql($node, "SELECT idemq.enqueue('places', '1', group_key => 'parked') FROM generate_series(1, 2)");
 $job{paced} = sql($node, "SELECT id FROM idemq.enqueue('paced', '1', group_key => 'g')");

@@ -169,10 +169,10 @@ is_rt(q{SELECT count(*), sum(cancelled), sum(locked), count(error) FROM cluster.
 is_rt(q{SELECT DISTINCT substr(error, 1, 5) FROM cluster.cancel_matching('q')}, '22004', 'which wants to know what');
 
 # Settings of queues: all of them.
-is_rt(q{SELECT count(done) FROM cluster.create_queue('grouped', dead_letter_queue => 'q', dead_letter_cancelled => true, group_running => 2, group_rate => 3, group_period => '1 min')}, 8, 'create_queue with settings of groups');
-is_sql($west, q{SELECT dead_letter_cancelled, group_running, group_rate, group_period FROM idemq.queues WHERE name = 'grouped'}, 't|2|3|00:01:00', 'which the shards have', 'shard_3');
-is_rt(q{SELECT count(done) FROM cluster.alter_queue('grouped', dead_letter_cancelled => false, group_running => 1, group_rate => 0, group_period => '1 s')}, 8, 'alter_queue');
-is_sql($west, q{SELECT dead_letter_cancelled, group_running, group_rate, group_period FROM idemq.queues WHERE name = 'grouped'}, 'f|1||00:00:01', 'as well', 'shard_3');
+is_rt(q{SELECT count(done) FROM cluster.create_queue('grouped', dead_letter_queue => 'q', dead_letter_cancelled => true, group_max_running => 2, group_rate_limit => 3, group_rate_period => '1 min')}, 8, 'create_queue with settings of groups');
+is_sql($west, q{SELECT dead_letter_cancelled, group_max_running, group_rate_limit, group_rate_period FROM idemq.queues WHERE name = 'grouped'}, 't|2|3|00:01:00', 'which the shards have', 'shard_3');
+is_rt(q{SELECT count(done) FROM cluster.alter_queue('grouped', dead_letter_cancelled => false, group_max_running => 1, group_rate_limit => 0, group_rate_period => '1 s')}, 8, 'alter_queue');
+is_sql($west, q{SELECT dead_letter_cancelled, group_max_running, group_rate_limit, group_rate_period FROM idemq.queues WHERE name = 'grouped'}, 'f|1||00:00:01', 'as well', 'shard_3');
 is_rt(q{SELECT count(done) FROM cluster.drop_queue('grouped')}, 8, 'drop_queue');
 
 # At once, whatever becomes of the transaction.

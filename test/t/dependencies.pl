@@ -56,7 +56,7 @@ foreach my $running (1, 3)
 
 	# Of one group the later child has the parent that ends first, of the other the earlier one: in
 	# whichever order the worker comes to the children, in one group it comes to the later one first.
-	sql($node, "SELECT idemq.create_queue('$queue', group_running => $running); SELECT parent('ends first $running'), parent('ends last $running');
+	sql($node, "SELECT idemq.create_queue('$queue', group_max_running => $running); SELECT parent('ends first $running'), parent('ends last $running');
 		SELECT id FROM unnest('{g1,g2,h1,h2}'::text[], '{last,first,first,last}'::text[]) c (key, ends), LATERAL idemq.enqueue('$queue', '1', key => c.key || ' $running',
 			group_key => left(c.key, 1), depends_on => (SELECT array_agg(id) FROM idemq.jobs j WHERE j.key = 'ends ' || ends || ' $running'))");
 	is_soon($node, "SELECT count(*) FROM idemq.children WHERE queue_id = idemq.queue_id('$queue')", 4, "$queue: four wait for their parents");

@@ -246,11 +246,11 @@ sub refuse_another
 {
 	my ($running, $begin, $end) = @_;
 
-	sql($node, "SELECT idemq.create_queue('g', group_running => $running, group_rate => 1, group_period => '100 years', lease => '1 h')");
+	sql($node, "SELECT idemq.create_queue('g', group_max_running => $running, group_rate_limit => 1, group_rate_period => '100 years', lease => '1 h')");
 	sql($node, enqueue('only'));
 	is_sql($node, "CALL idemq.wait('g', '0')", 't', 'promoted');
 	$begin->();
-	is_sql($node, $claim, '', "group_running $running: another claim is refused");
+	is_sql($node, $claim, '', "group_max_running $running: another claim is refused");
 	is_sql($node, "SELECT ready_at > now() + interval '1 day' FROM idemq.jobs WHERE payload = '\"only\"'", 't', 'and puts the job off') if $end;
 	my $has_it = $end ? $end->() =~ /only/ : 1;
 	is_sql($node, $claim, $has_it ? '' : 'only', 'it is ready at once, ' . ($has_it ? 'and the first one has it' : 'for who comes next'));

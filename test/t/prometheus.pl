@@ -25,7 +25,7 @@ my $node = new_server('prometheus', 'idemq.worker' => 'on', 'idemq.max_leases' =
 sql($node, "CREATE ROLE watch LOGIN IN ROLE pg_monitor; CREATE ROLE stranger LOGIN; CALL idemq.tick();
 	SELECT idemq.create_queue('hung', lease => '1 h');
 	SELECT idemq.schedule('on time \"quoted\\', '0 0 1 1 *', 'hung', '1')");
-sql($node, q[SELECT idemq.create_queue('handled', group_running => 2); CREATE FUNCTION handle(payload jsonb) RETURNS void LANGUAGE sql AS '';
+sql($node, q[SELECT idemq.create_queue('handled', group_max_running => 2); CREATE FUNCTION handle(payload jsonb) RETURNS void LANGUAGE sql AS '';
 	SELECT idemq.set_handler('handled', 'handle(jsonb)', workers => 2)]);
 is_state($node, 'SET ROLE stranger; SELECT * FROM idemq.prometheus', '42501', 'not for everybody');
 is_sql($node, 'SET ROLE watch; SELECT count(*) FROM idemq.prometheus_names n WHERE NOT EXISTS (SELECT FROM idemq.prometheus p WHERE p.family = n.name)

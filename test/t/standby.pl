@@ -127,8 +127,8 @@ is(answer($sleeper), '57014', 'it can be cancelled');
 my $next = sql($node, "SELECT id FROM idemq.enqueue('q', '9')");
 # Groups, one with a place that is free, and their next jobs, which wait for the rate.
 my $of_groups = "FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name IN ('places', 'ordered')";
-sql($node, "SELECT idemq.create_queue('places', group_running => 3, group_rate => 2, group_period => '100 years', lease => '1 h'),
-		idemq.create_queue('ordered', group_rate => 1, group_period => '100 years', lease => '1 h');
+sql($node, "SELECT idemq.create_queue('places', group_max_running => 3, group_rate_limit => 2, group_rate_period => '100 years', lease => '1 h'),
+		idemq.create_queue('ordered', group_rate_limit => 1, group_rate_period => '100 years', lease => '1 h');
 	SELECT count(idemq.enqueue(q, to_jsonb(n), group_key => 'g')) FROM generate_series(1, 5) n, unnest('{places,ordered}'::text[]) q");
 wait_until($node, "SELECT count(*) >= 0 FROM idemq.claim_any('{places,ordered}', 9); SELECT count(*) = 3 $of_groups AND status = 'processing'", "t\nt");
 sql($node, "SELECT idemq.commit(id, token) $of_groups AND name = 'ordered' AND status = 'processing'");
@@ -150,12 +150,12 @@ is($session->query_safe("SELECT outcome FROM idemq.enqueue('q', '10')"), 'accept
 is_sql($standby, "SELECT count(*) FROM idemq.claim_any('{places,ordered}', 9)", 0, 'no more of a group than may be started');
 sql($standby, "SELECT idemq.retry(id) $of_groups AND status = 'pending'");
 is_sql($standby, "SELECT count(*) FROM idemq.claim_any('{places,ordered}', 9)", 0, 'nor when they are looked at again');
-sql($standby, "SELECT idemq.create_queue('since', group_running => 9, group_rate => 2, group_period => '100 years');
+sql($standby, "SELECT idemq.create_queue('since', group_max_running => 9, group_rate_limit => 2, group_rate_period => '100 years');
 	SELECT count(idemq.enqueue('since', '1', group_key => 'g')) FROM generate_series(1, 5) n");
 is_soon($standby, "SELECT count(*) >= 0 FROM idemq.claim('since', 9);
 	SELECT count(*) FILTER (WHERE status = 'processing') = 2 AND count(*) FILTER (WHERE ready_at > now() + '1 day') = 1 FROM idemq.jobs WHERE queue_id = idemq.queue_id('since')",
 	"t\nt", 'of a queue that is new, as many as may be');
-sql($standby, "SELECT idemq.alter_queue(q, group_rate => 0) FROM unnest('{places,ordered}'::text[]) q");
+sql($standby, "SELECT idemq.alter_queue(q, group_rate_limit => 0) FROM unnest('{places,ordered}'::text[]) q");
 is_soon($standby, "SELECT count(*) >= 0 FROM idemq.claim_any('{places,ordered}', 9); SELECT count(*) = 4 $of_groups AND status = 'processing'", "t\nt",
 	'without the rate they go on, as many as have places');
 leave($session, $sleeper->{session}, $other->{session});

@@ -8,9 +8,9 @@
  * for each other.  A bucket that is full again answers as a new one would; when
  * there is no room for another, all full ones are removed at once.
  *
- * The buckets of group_rate (job/group_rate.c) are among them.  If one is not there, as after a
- * restart, the caller says when it was empty last, and it has filled since.  A charge that came
- * to nothing is taken back if it is still the last one: once others have built on a number,
+ * The buckets of group_rate_limit (job/group_rate_limit.c) are among them.  If one is not there, as
+ * after a restart, the caller says when it was empty last, and it has filled since.  A charge that
+ * came to nothing is taken back if it is still the last one: once others have built on a number,
  * nothing can be taken out of it exactly.
  *
  * Nobody gets all of the table: a holder, which is the groups of a queue, or admit in a

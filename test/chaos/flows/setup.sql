@@ -172,7 +172,7 @@ BEGIN
 				retention => CASE WHEN q IN ('brief', 'seq') THEN '0' WHEN q IN ('graph', 'graph2', 'undo', 'trips') THEN '1 h' ELSE make_interval(secs => slow()) END,
 				idempotency_window => CASE WHEN q IN ('graph', 'graph2', 'brief', 'seq', 'debounce', 'kinds') THEN make_interval(secs => slow()) ELSE '1 h' END,
 				max_running => CASE q WHEN 'limited' THEN 3 WHEN 'elastic' THEN 4 END,
-				group_running => CASE q WHEN 'places' THEN 2 ELSE 1 END, group_rate => CASE q WHEN 'places' THEN 2 END,
+				group_max_running => CASE q WHEN 'places' THEN 2 ELSE 1 END, group_rate_limit => CASE q WHEN 'places' THEN 2 END,
 				rate_limit => CASE q WHEN 'limited' THEN 6 END,
 				dead_letter_queue => CASE q WHEN 'trips' THEN t || '.undo' END, dead_letter_cancelled => q = 'trips');
 			PERFORM idemq.grant_queue(t || '.' || q, t::regrole, 'enqueue'), idemq.grant_queue(t || '.' || q, t::regrole, 'claim');
@@ -191,7 +191,7 @@ END $$;
 
 -- ---- Queues whose turns are judged: a few tenants of very different sizes, each with jobs that wait all the time
 
-SELECT idemq.create_queue(q, group_running => 4, lease => make_interval(secs => slow()), retry_base => '1 ms', retry_max => '20 ms', max_attempts => 1000000, retention => make_interval(secs => slow()))
+SELECT idemq.create_queue(q, group_max_running => 4, lease => make_interval(secs => slow()), retry_base => '1 ms', retry_max => '20 ms', max_attempts => 1000000, retention => make_interval(secs => slow()))
 	FROM unnest('{turns.single,turns.pair}'::text[]) q;
 SELECT count(add_turn(q, name)) FROM unnest('{turns.single,turns.pair}'::text[]) q,
 	(VALUES (1, 'whale', 100), (2, 'cow', 20), (3, 'cat', 6), (4, 'dog', 6), (5, '', 6)) g (place, name, jobs), generate_series(1, jobs) n;

@@ -51,7 +51,7 @@ sub make_states
 		SELECT idemq.create_queue('grouped', lease => '1 h'), idemq.create_queue('limited', lease => '1 h', max_running => 2);
 		SELECT idemq.enqueue('grouped', to_jsonb(n), group_key => 'g') FROM generate_series(1, 3) n;
 		SELECT idemq.enqueue('limited', to_jsonb(n)) FROM generate_series(1, 5) n;
-		SELECT idemq.create_queue('paced', group_rate => 1, group_period => '100 years');
+		SELECT idemq.create_queue('paced', group_rate_limit => 1, group_rate_period => '100 years');
 		SELECT idemq.enqueue('paced', '"paced"', group_key => 'g') FROM generate_series(1, 2);
 		SELECT idemq.commit_once(min(id)) FROM idemq.jobs WHERE payload = '"paced"';
 		CALL idemq.tick();
@@ -116,7 +116,7 @@ sub goes_on_in
 	is_sql($node, "SELECT queue, payload FROM idemq.claim_any('{grouped,limited}', 10) ORDER BY 1", "grouped|2\nlimited|3",
 		"$format: the next of the group, and one more of the limit", $db);
 	is_sql($node, "SELECT count(*) FROM idemq.claim('paced', 10)", 0, "$format: a group's rate is used up, though memory knows of no start", $db);
-	is_sql($node, "SELECT idemq.alter_queue('paced', group_rate => 0); SELECT count(*) FROM idemq.claim('paced', 10)", "\n1", "$format: without it the next one goes", $db);
+	is_sql($node, "SELECT idemq.alter_queue('paced', group_rate_limit => 0); SELECT count(*) FROM idemq.claim('paced', 10)", "\n1", "$format: without it the next one goes", $db);
 	is_sql($node, "SELECT * FROM idemq.check() WHERE invariant <> 'schedules.driver'", '', "$format: check()", $db);
 	return;
 }

@@ -46,7 +46,7 @@ sub make_every_state
 		CREATE ROLE producer; CREATE ROLE worker; CREATE ROLE maker;
 		CREATE EXTENSION idemq;
 		SELECT idemq.create_queue('q', lease => '1 h', max_attempts => 3, retry_jitter => 0), idemq.create_queue('graves'),
-			idemq.create_queue('groups', lease => '1 h'), idemq.create_queue('paced', group_rate => 1, group_period => '100 years'), idemq.create_queue('narrow', lease => '1 h', max_running => 2, dead_letter_queue => 'graves');
+			idemq.create_queue('groups', lease => '1 h'), idemq.create_queue('paced', group_rate_limit => 1, group_rate_period => '100 years'), idemq.create_queue('narrow', lease => '1 h', max_running => 2, dead_letter_queue => 'graves');
 		SELECT idemq.grant_queue('q', 'producer', 'enqueue'), idemq.grant_queue('q', 'worker', 'claim');
 		GRANT USAGE ON SCHEMA idemq TO maker; GRANT EXECUTE ON FUNCTION idemq.create_queue TO maker;
 		-- A promotion or two in its past.
@@ -75,7 +75,7 @@ sub goes_on
 	is_sql($node, q{SELECT count(*) FROM idemq.claim_any('{groups,narrow}', 9)}, 0, 'a group\'s head is in flight, a limit is reached');
 	is_sql($node, q{SELECT status FROM idemq.jobs WHERE payload = '"paced 1"'; SELECT count(*) FROM idemq.claim('paced', 9)}, "completed\n0",
 		'a group\'s rate is used up, though memory knows of no start');
-	sql($node, q{SELECT idemq.alter_queue('paced', group_rate => 0)});
+	sql($node, q{SELECT idemq.alter_queue('paced', group_rate_limit => 0)});
 	is_soon($node, q{SELECT payload FROM idemq.claim('paced', 9)}, '"paced 2"', 'without it the next one goes');
 	is_sql($node, q{SELECT idemq.commit(id, token) FROM idemq.jobs WHERE payload IN ('1')}, "committed\ncommitted", 'they end');
 	wait_until($node, q{SELECT status FROM idemq.jobs WHERE payload = '2' AND group_key = 'g'}, 'pending');

@@ -35,8 +35,8 @@ sub start_servers
 				(SELECT array_agg(id) FROM idemq.jobs WHERE key = ANY (parents))) $$;
 		SELECT idemq.create_queue('plain', lease => '1 h'), idemq.create_queue('parents', lease => '1 h', max_attempts => 1),
 			idemq.create_queue('children', lease => '1 h'), idemq.create_queue('fifo', lease => '1 h'),
-			idemq.create_queue('places', lease => '1 h', group_running => 2),
-			idemq.create_queue('paced', lease => '1 h', group_rate => 10, group_period => '1 s'),
+			idemq.create_queue('places', lease => '1 h', group_max_running => 2),
+			idemq.create_queue('paced', lease => '1 h', group_rate_limit => 10, group_rate_period => '1 s'),
 			idemq.create_queue('limited', lease => '1 h', max_running => 2), idemq.create_queue('told', lease => '1 h');
 		SELECT idemq.enqueue('plain', to_jsonb(n), delay => make_interval(secs => n % 3), priority => n % 2) FROM generate_series(1, 10) n;
 		SELECT idemq.enqueue(q, to_jsonb(n), group_key => 'g' || n % 2) FROM unnest('{fifo,places,paced}'::text[]) q, generate_series(1, 10) n;

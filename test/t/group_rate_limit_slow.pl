@@ -1,4 +1,4 @@
-# group_rate, while 16 sessions claim, roll back, release, fail, commit_and_claim and take by id, and some of them are ended:
+# group_rate_limit, while 16 sessions claim, roll back, release, fail, commit_and_claim and take by id, and some of them are ended:
 # of no group more starts than it may have; in short periods, over every interval.
 # slow: sessions that compete for some seconds, and starts that come back in real time
 # at least 13 assertions
@@ -8,11 +8,11 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/lib";
-use GroupRate;
+use GroupRateLimit;
 use Idemq;
 use Test::More;
 
-my $node = rate_server('group_rate_slow');
+my $node = rate_server('group_rate_limit_slow');
 
 # ---- Never more, whatever happens to the starts.
 
@@ -20,7 +20,7 @@ foreach my $running (1, 4)
 {
 	my $q = "r$running";
 
-	sql($node, "SELECT idemq.create_queue('$q', group_running => $running, group_rate => 20, group_period => '$per', max_attempts => 1000);
+	sql($node, "SELECT idemq.create_queue('$q', group_max_running => $running, group_rate_limit => 20, group_rate_period => '$per', max_attempts => 1000);
 		SELECT fill('$q', 40, 40)");
 	foreach (1 .. 2)
 	{
@@ -48,7 +48,7 @@ sql($node, q{
 			PERFORM idemq.commit(job.id, job.token);
 		END LOOP;
 	END $$;
-	SELECT idemq.create_queue('w', group_running => 3, group_rate => 5, group_period => '500 ms', lease => '1 h');
+	SELECT idemq.create_queue('w', group_max_running => 3, group_rate_limit => 5, group_rate_period => '500 ms', lease => '1 h');
 	SELECT fill('w', 10, 30);
 });
 my $left = "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('w') AND finished_at IS NULL";

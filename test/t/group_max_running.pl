@@ -1,8 +1,8 @@
 # Groups of which several jobs may be in processing.  Turns: every group has its next job within one round,
 # however many jobs of others wait, and jobs without a group count as one more group; among groups that always have a
 # claimable job, none gets ahead by more than one.  Limits: sessions that commit, fail, release, roll back, claim by id and are ended, a
-# crash in between, while group_running is what a watcher compares each snapshot with; then every
-# effect has happened once, and some groups were at their limit.  More of all of that: group_running_slow.pl.
+# crash in between, while group_max_running is what a watcher compares each snapshot with; then every
+# effect has happened once, and some groups were at their limit.  More of all of that: group_max_running_slow.pl.
 # at least 43 assertions
 
 use strict;
@@ -10,16 +10,16 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/lib";
-use GroupRunning;
+use GroupMaxRunning;
 use Idemq;
 use Test::More;
 
-my $node = running_server('group_running', 'idemq.attach_grace' => '200 ms'); # meant to expire: what a crash leaves
+my $node = running_server('group_max_running', 'idemq.attach_grace' => '200 ms'); # meant to expire: what a crash leaves
 
 # ---- Turns.
 
 # One with 2,000 jobs, and fifty with four each that came later.
-sql($node, "SELECT idemq.create_queue('t', group_running => 5, lease => '1 h');
+sql($node, "SELECT idemq.create_queue('t', group_max_running => 5, lease => '1 h');
 	SELECT count(*) FROM idemq.enqueue_many('t', array_fill('1'::jsonb, '{2000}'), group_keys => array_fill('giant'::text, '{2000}'));
 	SELECT count(idemq.enqueue('t', '1', group_key => 'dwarf' || n % 50)) FROM generate_series(1, 200) n");
 is_soon($node, "SELECT count(*) = 51 FROM idemq.jobs WHERE queue_id = idemq.queue_id('t') AND status = 'pending'", 'the worker has promoted a job of each');
@@ -39,7 +39,7 @@ sub turns_of
 	# Jobs without a group are one more, where groups may have several at once.
 	my $alone = $running > 1 ? 'g0' : '';
 
-	sql($node, "SELECT idemq.create_queue('f', group_running => $running, lease => '1 h'); SELECT fill('f', 12, 20, '$alone')");
+	sql($node, "SELECT idemq.create_queue('f', group_max_running => $running, lease => '1 h'); SELECT fill('f', 12, 20, '$alone')");
 	take_turns($node, 'f', 150, %options);
 	is_sql($node, 'SELECT count(DISTINCT name) FROM turns', 12, "$what: all have turns");
 	# Without the worker each claim promotes the job that it takes.
@@ -60,7 +60,7 @@ turns_of('with the worker, in order', 1, ends => 1, promoted => 1);
 # ---- Limits.
 
 my $jobs = 400;
-sql($node, "SET client_min_messages = error; SELECT idemq.create_queue('w', group_running => 3, lease => '1 h', retry_base => '1 ms', max_attempts => 1000)"); # meant to expire
+sql($node, "SET client_min_messages = error; SELECT idemq.create_queue('w', group_max_running => 3, lease => '1 h', retry_base => '1 ms', max_attempts => 1000)"); # meant to expire
 sql($node, "SELECT produce('w', $jobs, 7)");
 # All groups reach their limit once, however the race goes.
 my $held = session($node);
@@ -90,7 +90,7 @@ check_limits($node, 'w', $jobs, 3);
 
 # ---- A group at its limit is seen; the end of one wakes who waits.
 
-sql($node, "SELECT idemq.create_queue('l', group_running => 2, lease => '1 h'); SELECT fill('l', 1, 4)");
+sql($node, "SELECT idemq.create_queue('l', group_max_running => 2, lease => '1 h'); SELECT fill('l', 1, 4)");
 # Two at most, whatever the worker and the claim each promote.
 is_soon($node, "SELECT count(*) = 0 FROM idemq.claim('l', 10); SELECT count(*) = 2 FROM idemq.jobs WHERE queue_id = idemq.queue_id('l') AND status = 'processing'",
 	"t\nt", 'two run');
@@ -108,7 +108,7 @@ foreach my $k (1 .. 20)
 {
 	my $group = $k % 2 ? ", group_key => 'g'" : '';
 
-	$first->query_safe("SELECT idemq.create_queue('s$k', group_running => 10, lease => '1 h')");
+	$first->query_safe("SELECT idemq.create_queue('s$k', group_max_running => 10, lease => '1 h')");
 	$first->query_safe("SELECT count(idemq.enqueue('s$k', to_jsonb(n)$group)) FROM generate_series(1, 6) n; SELECT id FROM idemq.claim('s$k')");
 	$second->query_safe("SELECT id FROM idemq.claim('s$k'); " x 12);
 }

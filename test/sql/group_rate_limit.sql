@@ -3,14 +3,14 @@ CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 CREATE FUNCTION sqlstate_of(command text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN EXECUTE command; RETURN 'none'; EXCEPTION WHEN OTHERS THEN RETURN SQLSTATE; END $$;
-SELECT idemq.create_queue('q', group_rate => 3, group_period => '1 h', retry_base => '1 ms', retry_jitter => 0) IS NOT NULL AS created; -- meant to expire
+SELECT idemq.create_queue('q', group_rate_limit => 3, group_rate_period => '1 h', retry_base => '1 ms', retry_jitter => 0) IS NOT NULL AS created; -- meant to expire
 SELECT c, sqlstate_of(c) FROM unnest(ARRAY[
-	$$SELECT idemq.create_queue('x', group_rate => 0)$$, $$SELECT idemq.create_queue('x', group_rate => -1)$$,
-	$$SELECT idemq.create_queue('x', group_period => '0')$$, $$SELECT idemq.create_queue('x', group_period => NULL)$$,
-	$$SELECT idemq.create_queue('y', group_rate => 1, group_period => '200 years')$$,
-	$$SELECT idemq.alter_queue('q', group_rate => -1)$$, $$SELECT idemq.alter_queue('q', group_period => '0')$$,
-	$$SELECT idemq.alter_queue('q', group_rate => NULL, group_period => NULL)$$]) c;
-SELECT name, group_rate, group_period FROM idemq.queues;
+	$$SELECT idemq.create_queue('x', group_rate_limit => 0)$$, $$SELECT idemq.create_queue('x', group_rate_limit => -1)$$,
+	$$SELECT idemq.create_queue('x', group_rate_period => '0')$$, $$SELECT idemq.create_queue('x', group_rate_period => NULL)$$,
+	$$SELECT idemq.create_queue('y', group_rate_limit => 1, group_rate_period => '200 years')$$,
+	$$SELECT idemq.alter_queue('q', group_rate_limit => -1)$$, $$SELECT idemq.alter_queue('q', group_rate_period => '0')$$,
+	$$SELECT idemq.alter_queue('q', group_rate_limit => NULL, group_rate_period => NULL)$$]) c;
+SELECT name, group_rate_limit, group_rate_period FROM idemq.queues;
 
 CREATE FUNCTION jobs(name text) RETURNS text LANGUAGE sql AS $$
 	SELECT string_agg((payload #>> '{}') || ':' || status || CASE WHEN ready_at > clock_timestamp() THEN ' later' ELSE '' END, ', ' ORDER BY id)
@@ -100,28 +100,28 @@ SELECT idemq.fail(id, token, 'no', retry_in => '1 day') FROM idemq.jobs WHERE pa
 CREATE FUNCTION all_wait() RETURNS text LANGUAGE sql AS $$
 	SELECT string_agg(n || ' ' || waits(n), ', ') FROM unnest('{a4,f1,r1,o4,k4,d1,e1,g1,h1}'::text[]) n $$;
 SELECT take(10), all_wait();
-SELECT idemq.alter_queue('q', group_rate => 6);
+SELECT idemq.alter_queue('q', group_rate_limit => 6);
 SELECT take(10), all_wait();
-SELECT idemq.alter_queue('q', group_rate => 1, group_period => '3 h');
+SELECT idemq.alter_queue('q', group_rate_limit => 1, group_rate_period => '3 h');
 SELECT take(10), all_wait();
 -- Lower: a job that is due sooner is put off when it is.
 SELECT idemq.retry(id_of('o4'));
 SELECT take(10), waits('o4');
 -- No emptier than empty.
-SELECT idemq.alter_queue('q', group_period => '6 min');
+SELECT idemq.alter_queue('q', group_rate_period => '6 min');
 SELECT take(10), all_wait();
-SELECT idemq.alter_queue('q', group_rate => 0);
-SELECT group_rate, group_period FROM idemq.queues WHERE name = 'q';
+SELECT idemq.alter_queue('q', group_rate_limit => 0);
+SELECT group_rate_limit, group_rate_period FROM idemq.queues WHERE name = 'q';
 SELECT take(10), all_wait();
 SELECT done('o4');
 SELECT take(10), done('o5');
 SELECT * FROM idemq.check();
 
 -- Several of a group at once.
-SELECT idemq.create_queue('p', group_running => 4, group_rate => 3, group_period => '1 h') IS NOT NULL AS created;
+SELECT idemq.create_queue('p', group_max_running => 4, group_rate_limit => 3, group_rate_period => '1 h') IS NOT NULL AS created;
 SELECT add('x', 1, 6, 'p'), add('y', 1, 2, 'p');
 -- Jobs of no group are not limited.
-SELECT idemq.create_queue('n', group_running => 2, group_rate => 1, group_period => '1 h') IS NOT NULL AS created;
+SELECT idemq.create_queue('n', group_max_running => 2, group_rate_limit => 1, group_rate_period => '1 h') IS NOT NULL AS created;
 SELECT count(idemq.enqueue('n', to_jsonb('n' || n))) FROM generate_series(1, 4) n;
 SELECT take(10, 'n');
 SELECT take(2, 'p'), take(10, 'p');
@@ -139,46 +139,46 @@ SELECT idemq.release(id, token) FROM idemq.jobs WHERE payload = '"y1"';
 SELECT take(10, 'p'), jobs('y');
 SELECT idemq.release(id, token) FROM idemq.jobs WHERE payload = '"y1"';
 SELECT take(10, 'p'), jobs('y'), waits('y1');
--- With another group_running, and another rate, the one that waits still counts.
-SELECT idemq.alter_queue('p', group_running => 2, group_rate => 0);
+-- With another group_max_running, and another rate, the one that waits still counts.
+SELECT idemq.alter_queue('p', group_max_running => 2, group_rate_limit => 0);
 SELECT take(10, 'p'), jobs('x'), jobs('y');
 SELECT * FROM idemq.check();
 SELECT done('x4'), done('x5');
 SELECT take(10, 'p'), done('x6'), done('y1'), done('y2');
 
 -- Put off while it has its place: that is still counted.
-SELECT idemq.create_queue('z', group_running => 3, group_rate => 1, group_period => '1 h') IS NOT NULL AS created;
+SELECT idemq.create_queue('z', group_max_running => 3, group_rate_limit => 1, group_rate_period => '1 h') IS NOT NULL AS created;
 SELECT add('z', 1, 5, 'z');
 SELECT take(1, 'z');
-SELECT idemq.alter_queue('z', group_rate => 0);
+SELECT idemq.alter_queue('z', group_rate_limit => 0);
 SELECT idemq.pause('z');
 SELECT outcome FROM idemq.claim_job(id_of('z2'));
 SELECT jobs('z');
-SELECT idemq.alter_queue('z', group_rate => 1);
+SELECT idemq.alter_queue('z', group_rate_limit => 1);
 SELECT idemq.resume('z');
 SELECT take(10, 'z'), jobs('z'), waits('z2');
 SELECT run_at IS NULL AS has_place FROM idemq.jobs WHERE id = id_of('z2');
-SELECT idemq.alter_queue('z', group_rate => 0);
+SELECT idemq.alter_queue('z', group_rate_limit => 0);
 SELECT done('z1');
 SELECT take(10, 'z'), jobs('z');
 SELECT * FROM idemq.check();
 
 -- A time that was asked for, and that the rate has put behind it: another rate brings the job back to it, never before.
-SELECT idemq.create_queue('w', group_rate => 3, group_period => '1 h') IS NOT NULL AS created;
+SELECT idemq.create_queue('w', group_rate_limit => 3, group_rate_period => '1 h') IS NOT NULL AS created;
 SELECT add('s', 1, 3, 'w');
 SELECT take(10, 'w'), done('s1');
 SELECT take(10, 'w'), done('s2');
 SELECT take(10, 'w'), done('s3');
 SELECT count(idemq.enqueue('w', '"s4"', group_key => 's', delay => '10 min'));
 SELECT take(10, 'w'), waits('s4');
-SELECT idemq.alter_queue('w', group_rate => 3600);
+SELECT idemq.alter_queue('w', group_rate_limit => 3600);
 SELECT take(10, 'w'), waits('s4');
 SELECT ready_at > clock_timestamp() + '5 min' AS not_before FROM idemq.jobs WHERE payload = '"s4"';
 SELECT * FROM idemq.check();
 
--- group_running to and fro, while jobs wait: for the rate, and for their own time, which stays.  With places the
+-- group_max_running to and fro, while jobs wait: for the rate, and for their own time, which stays.  With places the
 -- latter is in nobody's way.
-SELECT idemq.create_queue('v', group_rate => 1, group_period => '1 h', retry_base => '1 ms') IS NOT NULL AS created; -- meant to expire
+SELECT idemq.create_queue('v', group_rate_limit => 1, group_rate_period => '1 h', retry_base => '1 ms') IS NOT NULL AS created; -- meant to expire
 SELECT add('i', 1, 3, 'v'), add('j', 1, 3, 'v'), add('l', 1, 3, 'v');
 SELECT take(10, 'v');
 SELECT done('i1'), idemq.release(id, token, '1 day') FROM idemq.jobs WHERE payload = '"j1"';
@@ -186,20 +186,20 @@ SELECT idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.jobs WHERE payloa
 CREATE FUNCTION all_v() RETURNS text LANGUAGE sql AS $$
 	SELECT string_agg(n || ' ' || status || ' ' || coalesce(waits(n), ''), ', ' ORDER BY n) FROM unnest('{i2,i3,j1,j2,l1,l2}'::text[]) n JOIN idemq.jobs ON payload = to_jsonb(n) $$;
 SELECT take(10, 'v'), all_v();
-SELECT idemq.alter_queue('v', group_running => 2);
+SELECT idemq.alter_queue('v', group_max_running => 2);
 SELECT take(10, 'v'), all_v();
-SELECT idemq.alter_queue('v', group_running => 1);
+SELECT idemq.alter_queue('v', group_max_running => 1);
 SELECT take(10, 'v'), all_v();
-SELECT idemq.alter_queue('v', group_running => 3, group_rate => 2);
+SELECT idemq.alter_queue('v', group_max_running => 3, group_rate_limit => 2);
 SELECT take(10, 'v'), all_v();
 SELECT * FROM idemq.check();
-SELECT idemq.alter_queue('v', group_running => 1);
-SELECT idemq.alter_queue('v', group_rate => 0);
+SELECT idemq.alter_queue('v', group_max_running => 1);
+SELECT idemq.alter_queue('v', group_rate_limit => 0);
 SELECT take(10, 'v'), all_v();
 SELECT * FROM idemq.check();
 
 -- A transaction counts the places that it has given itself for a time that is to come.
-SELECT idemq.create_queue('own', group_running => 3, group_rate => 2, group_period => '1 h') IS NOT NULL AS created;
+SELECT idemq.create_queue('own', group_max_running => 3, group_rate_limit => 2, group_rate_period => '1 h') IS NOT NULL AS created;
 SELECT count(idemq.enqueue('own', to_jsonb('own' || n), group_key => 'own')) FROM generate_series(1, 6) n;
 SELECT payload FROM idemq.claim('own');
 BEGIN;

@@ -1,6 +1,6 @@
-# Sessions that claim of queues with group_rate, roll back, release, fail, commit_and_claim and take by id, and count each
-# start, for group_rate.pl and group_rate_slow.pl.
-package GroupRate;
+# Sessions that claim of queues with group_rate_limit, roll back, release, fail, commit_and_claim and take by id, and count each
+# start, for group_rate_limit.pl and group_rate_limit_slow.pl.
+package GroupRateLimit;
 
 use strict;
 use warnings FATAL => 'all';

@@ -10,21 +10,21 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/lib";
-use GroupRunning;
+use GroupMaxRunning;
 use Idemq;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
 my $jobs = $ENV{IDEMQ_GROUP_JOBS} // (to_begin() ? 600 : 6000);
 my $few = int($jobs / 4);
-my $node = running_server('group_running_slow');
+my $node = running_server('group_max_running_slow');
 
 # ---- Turns.
 
 # One with 20,000 jobs, and a hundred with ten each that came later; fewer where all is slow.
 my $each = to_begin() ? 3 : 10;
 my $giants = 2000 * $each;
-sql($node, "SELECT idemq.create_queue('t', group_running => 5);
+sql($node, "SELECT idemq.create_queue('t', group_max_running => 5);
 	SELECT count(*) FROM idemq.enqueue_many('t', array_fill('1'::jsonb, '{$giants}'), group_keys => array_fill('giant'::text, '{$giants}'));
 	SELECT count(idemq.enqueue('t', '1', group_key => 'dwarf' || n % 100)) FROM generate_series(1, 100 * $each) n");
 my $waiting = "SELECT count(*) = 101 FROM idemq.jobs WHERE queue_id = idemq.queue_id('t') AND status = 'pending'";
@@ -45,7 +45,7 @@ sub turns_of
 	# Jobs without a group are one more, where groups may have several at once.
 	my $alone = $running > 1 ? 'g0' : '';
 
-	sql($node, "SELECT idemq.create_queue('f', group_running => $running); SELECT fill('f', 12, 40, '$alone')");
+	sql($node, "SELECT idemq.create_queue('f', group_max_running => $running); SELECT fill('f', 12, 40, '$alone')");
 	take_turns($node, 'f', 300, %options);
 	is_sql($node, 'SELECT count(DISTINCT name) FROM turns', 12, "$what: all have turns");
 	# Without the worker each claim promotes the job that it takes.
@@ -95,13 +95,13 @@ sub drain
 	is_sql($node, $left, 0, "$queue: nothing is left");
 }
 
-sql($node, "SELECT idemq.create_queue('w', group_running => 3, lease => '10 s', retry_base => '1 ms', max_attempts => 1000);
+sql($node, "SELECT idemq.create_queue('w', group_max_running => 3, lease => '10 s', retry_base => '1 ms', max_attempts => 1000);
 	SELECT produce('w', $jobs, 7)");
 drain('w', 200, 1);
 check_limits($node, 'w', $jobs, 3);
 
 # More groups than memory has room for.
-sql($node, "SELECT idemq.create_queue('m', group_running => 2);
+sql($node, "SELECT idemq.create_queue('m', group_max_running => 2);
 	SELECT count(*) FROM idemq.enqueue_many('m', array_fill('1'::jsonb, '{40000}'), group_keys => (SELECT array_agg('m' || n % 20000) FROM generate_series(1, 40000) n))");
 is_sql($node, "SELECT used <= size, refused > 0 FROM idemq.memory WHERE resource = 'groups'", 't|t', 'there is no room for so many groups');
 is_soon($node, "SELECT count(*) = 20000 FROM idemq.jobs WHERE queue_id = idemq.queue_id('m') AND status = 'pending'",
@@ -119,7 +119,7 @@ foreach my $k (1 .. 60)
 {
 	my $group = $k % 2 ? ", group_key => 'g'" : '';
 
-	$first->query_safe("SELECT idemq.create_queue('s$k', group_running => 10, lease => '1 h')");
+	$first->query_safe("SELECT idemq.create_queue('s$k', group_max_running => 10, lease => '1 h')");
 	$first->query_safe("SELECT count(idemq.enqueue('s$k', to_jsonb(n)$group)) FROM generate_series(1, 6) n; SELECT id FROM idemq.claim('s$k')");
 	$second->query_safe("SELECT id FROM idemq.claim('s$k'); " x 12);
 }
@@ -134,7 +134,7 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 $node->append_conf('postgresql.conf', 'idemq.worker = off');
 $node->restart;
 turns_of('without the worker', 3, ends => 1);
-sql($node, "SELECT idemq.create_queue('n', group_running => 2, lease => '10 s', retry_base => '1 ms', max_attempts => 1000);
+sql($node, "SELECT idemq.create_queue('n', group_max_running => 2, lease => '10 s', retry_base => '1 ms', max_attempts => 1000);
 	SELECT produce('n', $few, 5)");
 drain('n', 200);
 check_limits($node, 'n', $few, 2);

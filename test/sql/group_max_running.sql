@@ -1,13 +1,13 @@
 -- Groups that may have several jobs in processing, without the worker: who has a place, whose turn it is.
 CREATE EXTENSION idemq;
-SELECT idemq.create_queue('q', group_running => 2, retry_base => '1 ms', retry_jitter => 0) IS NOT NULL AS created; -- meant to expire
+SELECT idemq.create_queue('q', group_max_running => 2, retry_base => '1 ms', retry_jitter => 0) IS NOT NULL AS created; -- meant to expire
 CREATE FUNCTION sqlstate_of(command text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN EXECUTE command; RETURN 'none'; EXCEPTION WHEN OTHERS THEN RETURN SQLSTATE; END $$;
 SELECT c, sqlstate_of(c) FROM unnest(ARRAY[
-	$$SELECT idemq.create_queue('x', group_running => 0)$$, $$SELECT idemq.create_queue('x', group_running => -1)$$,
-	$$SELECT idemq.create_queue('x', group_running => NULL)$$, $$SELECT idemq.alter_queue('q', group_running => 0)$$,
-	$$SELECT idemq.alter_queue('q', group_running => NULL)$$]) c;
-SELECT group_running FROM idemq.queues;
+	$$SELECT idemq.create_queue('x', group_max_running => 0)$$, $$SELECT idemq.create_queue('x', group_max_running => -1)$$,
+	$$SELECT idemq.create_queue('x', group_max_running => NULL)$$, $$SELECT idemq.alter_queue('q', group_max_running => 0)$$,
+	$$SELECT idemq.alter_queue('q', group_max_running => NULL)$$]) c;
+SELECT group_max_running FROM idemq.queues;
 
 -- The jobs that are not finished, in the order of their ids: their status, and + when they have a place.
 CREATE FUNCTION jobs(name text DEFAULT NULL) RETURNS text LANGUAGE sql AS $$
@@ -155,16 +155,16 @@ SELECT done('n2'), done('n3');
 SELECT take(10), done('n4'), jobs();
 
 SELECT count(idemq.cancel(id)) FROM idemq.jobs WHERE finished_at IS NULL;
--- Another group_running: more at once; fewer take nothing away.
+-- Another group_max_running: more at once; fewer take nothing away.
 SELECT add('g', 1, 8);
 SELECT take(10), jobs('g');
-SELECT idemq.alter_queue('q', group_running => 4);
+SELECT idemq.alter_queue('q', group_max_running => 4);
 SELECT take(10), jobs('g');
-SELECT idemq.alter_queue('q', group_running => 1);
+SELECT idemq.alter_queue('q', group_max_running => 1);
 SELECT take(10), done('g1'), done('g2'), take(10), jobs('g');
 SELECT * FROM idemq.check();
 SELECT done('g3'), done('g4'), take(10), jobs('g');
-SELECT idemq.alter_queue('q', group_running => 3);
+SELECT idemq.alter_queue('q', group_max_running => 3);
 SELECT take(10), jobs('g');
 SELECT group_key, count(*) FROM idemq.jobs WHERE status = 'processing' GROUP BY 1;
 SELECT take(10), groups_limited FROM idemq.metrics WHERE queue = 'q';
@@ -174,7 +174,7 @@ SELECT value FROM idemq_internal.prometheus_samples WHERE name = 'idemq_queue_gr
 SELECT * FROM idemq.check();
 
 -- What check() finds: more than may be; a group that nobody knows of.
-SELECT idemq.create_queue('h', group_running => 2) IS NOT NULL AS created;
+SELECT idemq.create_queue('h', group_max_running => 2) IS NOT NULL AS created;
 SELECT count(idemq.enqueue('h', to_jsonb('h' || n), group_key => 'h')) FROM generate_series(1, 4) n;
 SELECT count(*) FROM idemq.claim('h', 10);
 UPDATE idemq.jobs SET status = 'pending', ready_at = clock_timestamp() WHERE payload = '"h3"';
@@ -214,15 +214,15 @@ SELECT idemq.release(id, token) FROM idemq.jobs WHERE payload = '"alone2"';
 SELECT take(10);
 SELECT take(10), jobs('');
 SELECT * FROM idemq.check();
--- A lower group_running makes no group of them.
+-- A lower group_max_running makes no group of them.
 SELECT count(idemq.enqueue('q', to_jsonb('alone' || n))) FROM generate_series(9, 12) n;
-SELECT idemq.alter_queue('q', group_running => 1);
+SELECT idemq.alter_queue('q', group_max_running => 1);
 SELECT take(), take(), idemq.fail(id, token, 'no', retry_in => '1 h') FROM idemq.jobs WHERE payload = '"alone1"';
 SELECT take(10), jobs('');
 SELECT (idemq.enqueue('q', '"alone13"')).outcome;
 SELECT group_key IS NULL AS alone, status FROM idemq.jobs WHERE id = id_of('alone13');
 SELECT * FROM idemq.check();
-SELECT idemq.alter_queue('q', group_running => 3);
+SELECT idemq.alter_queue('q', group_max_running => 3);
 SELECT count(idemq.cancel(id)) FROM idemq.jobs WHERE finished_at IS NULL;
 SELECT idemq.enqueue('q', '1', group_key => '');
 -- Priority comes before turn.
@@ -239,7 +239,7 @@ SELECT (idemq.enqueue('q', '"parent"')).id AS parent \gset
 SELECT outcome FROM idemq.enqueue('q', '"c3"', group_key => 'c', depends_on => ARRAY[:parent]);
 SELECT outcome FROM idemq.enqueue('q', '"c4"', group_key => 'c', depends_on => ARRAY[:parent]);
 SELECT add('c', 5, 5);
-SELECT idemq.alter_queue('q', group_running => 2);
+SELECT idemq.alter_queue('q', group_max_running => 2);
 SELECT take(10), jobs('c');
 SELECT group_key FROM idemq.jobs WHERE payload = '"c3"';
 SELECT done('parent');

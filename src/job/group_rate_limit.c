@@ -1,13 +1,13 @@
 /*
- * job/group_rate.c
- *		group_rate of a queue: so many jobs of a group may be started in group_period.
+ * job/group_rate_limit.c
+ *		group_rate_limit of a queue: so many jobs of a group may be started in group_rate_period.
  *
  * A group has a bucket (base/gcra.c) among those of admission (shared/counts/buckets.c), under
  * a name that nobody can pass to idemq.admit: it begins with a zero byte.  Whatever starts a
  * job comes through job/claim_one.c: claim, claim_any, claim_job, commit_and_claim, acquire,
  * commit_once.  There the bucket is charged, before the lease entry is taken.  So
  *
- *		of a group never more than group_rate + rate * t jobs are started in any time t,
+ *		of a group never more than group_rate_limit + rate * t jobs are started in any time t,
  *
  * whoever made them ready, and when.  As with rate_limit, neither a rollback nor an error gives
  * a start back.  A start that did not come about (another session is on the job, max_running is
@@ -21,9 +21,9 @@
  * ready_at becomes the time when the group may start it, and its place stays.  For a head that
  * waits to be retried the rate is asked when the head is due, not before.
  *
- * Such a job may come to wait too long: group_rate was raised or taken away, or the start for
+ * Such a job may come to wait too long: group_rate_limit was raised or taken away, or the start for
  * which the job was put off was given back.  So a check of a group that has its next job looks
- * at that job again, and makes it due when the rate says now (idemq_group_rate_is_sooner).
+ * at that job again, and makes it due when the rate says now (idemq_group_rate_limit_is_sooner).
  * alter_queue has all groups of its queue checked.  A claim that puts a job off, for more than
  * a moment, has its group checked; so does a claim that gives a start back because it did not
  * get the row.  The later one of the two sees the other.
@@ -61,7 +61,7 @@
 static bool
 is_limited(const QueueInfo *queue, Datum group)
 {
-	return queue->group_rate > 0 && !idemq_is_no_group(group);
+	return queue->group_rate_limit > 0 && !idemq_is_no_group(group);
 }
 
 /* Returns the name of a group's bucket, palloc'ed, and its length. */
@@ -109,7 +109,7 @@ static TimestampTz
 charge_bucket(const QueueInfo *queue, Datum group, BucketCharge *charge,
 			  void (*act)(const char *, int, const GcraLimit *, BucketCharge *))
 {
-	GcraLimit limit = idemq_gcra_limit(queue->group_rate, queue->group_period);
+	GcraLimit limit = idemq_gcra_limit(queue->group_rate_limit, queue->group_rate_period);
 	const QueueSlot *slot = idemq_slot_current(queue->slot, queue->id);
 	int length;
 	char *name = bucket_name(queue, group, &length);
@@ -128,11 +128,11 @@ charge_bucket(const QueueInfo *queue, Datum group, BucketCharge *charge,
  * and then charge->next is when to try again.
  */
 bool
-idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupCharge *charge)
+idemq_group_rate_limit_pass(const QueueInfo *queue, const Job *job, GroupCharge *charge)
 {
 	charge->charged = false;
 	charge->next = DT_NOBEGIN;
-	if (queue->group_rate == 0 || !job_has(job, COL_GROUP_KEY) ||
+	if (queue->group_rate_limit == 0 || !job_has(job, COL_GROUP_KEY) ||
 		!is_limited(queue, job_value(job, COL_GROUP_KEY)))
 		return true;
 	charge->next =
@@ -141,9 +141,9 @@ idemq_group_rate_pass(const QueueInfo *queue, const Job *job, GroupCharge *charg
 	return charge->charged;
 }
 
-/* Gives back what idemq_group_rate_pass took: the start did not come about. */
+/* Gives back what idemq_group_rate_limit_pass took: the start did not come about. */
 void
-idemq_group_rate_undo(const QueueInfo *queue, const Job *job, const GroupCharge *charge)
+idemq_group_rate_limit_undo(const QueueInfo *queue, const Job *job, const GroupCharge *charge)
 {
 	int length;
 	char *name;
@@ -160,12 +160,12 @@ idemq_group_rate_undo(const QueueInfo *queue, const Job *job, const GroupCharge 
  * is the time until which it has to.
  */
 bool
-idemq_group_rate_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until)
+idemq_group_rate_limit_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until)
 {
 	TimestampTz now = idemq_now();
 	TimestampTz due;
 	Datum name;
-	bool waits; /* it has its turn, and waits for group_rate alone */
+	bool waits; /* it has its turn, and waits for group_rate_limit alone */
 
 	if (!job->is_ready || job->ready_at <= now + CLOSE || !job_has(job, COL_GROUP_KEY))
 		return false;
@@ -178,13 +178,13 @@ idemq_group_rate_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *
 				due > job_time(job, COL_CLAIMED_AT);
 	if (idemq_is_no_group(name) || !waits)
 		return false;
-	*until = Max(Max(idemq_group_rate_next(queue, name), now), due);
+	*until = Max(Max(idemq_group_rate_limit_next(queue, name), now), due);
 	return *until < job->ready_at - CLOSE;
 }
 
 /* Returns when a group may start its next job, DT_NOBEGIN for now. */
 TimestampTz
-idemq_group_rate_next(const QueueInfo *queue, Datum name)
+idemq_group_rate_limit_next(const QueueInfo *queue, Datum name)
 {
 	BucketCharge charge;
 

@@ -1,7 +1,7 @@
-# group_rate, while sessions claim, roll back, release, fail, commit_and_claim and take by id: of no group more starts
+# group_rate_limit, while sessions claim, roll back, release, fail, commit_and_claim and take by id: of no group more starts
 # than it may have, in groups with one job at a time and with several, when sessions are ended, after a crash and
 # a restart; and what happens when there is no room for buckets.  More sessions, and short periods over every
-# interval: group_rate_slow.pl.
+# interval: group_rate_limit_slow.pl.
 # at least 50 assertions
 
 use strict;
@@ -9,11 +9,11 @@ use warnings FATAL => 'all';
 
 use FindBin;
 use lib "$FindBin::RealBin/lib";
-use GroupRate;
+use GroupRateLimit;
 use Idemq;
 use Test::More;
 
-my $node = rate_server('group_rate');
+my $node = rate_server('group_rate_limit');
 
 # ---- Never more, whatever happens to the starts.
 
@@ -21,7 +21,7 @@ foreach my $running (1, 4)
 {
 	my $q = "r$running";
 
-	sql($node, "SET client_min_messages = error; SELECT idemq.create_queue('$q', group_running => $running, group_rate => 20, group_period => '$per', max_attempts => 1000, lease => '1 h');
+	sql($node, "SET client_min_messages = error; SELECT idemq.create_queue('$q', group_max_running => $running, group_rate_limit => 20, group_rate_period => '$per', max_attempts => 1000, lease => '1 h');
 		SELECT fill('$q', 10, 40)");
 	my $run = hammer($node, $q, '-c', 8, '-T', 600);
 	# Two sessions are ended in the middle, and all of them once a group has used up its starts.
@@ -39,15 +39,15 @@ foreach my $running (1, 4)
 
 # ---- A crash and a restart forget the buckets: they are empty then, and full where nothing can have been started.
 
-sql($node, "SELECT idemq.create_queue('old', group_rate => 20, group_period => '$per'); SELECT fill('old', 1, 3)");
+sql($node, "SELECT idemq.create_queue('old', group_rate_limit => 20, group_rate_period => '$per'); SELECT fill('old', 1, 3)");
 crash($node);
 # A sequence jumps in a crash.
 sql($node, "SELECT count(restart(name)) FROM starts('r4')");
-sql($node, "SELECT idemq.create_queue('young', group_running => 9, group_rate => 3, group_period => '$per'); SELECT fill('young', 2, 5)");
+sql($node, "SELECT idemq.create_queue('young', group_max_running => 9, group_rate_limit => 3, group_rate_period => '$per'); SELECT fill('young', 2, 5)");
 is(hammer($node, 'r4', '-c', 8, '-t', 20)->(), '', 'r4 after the crash');
 is_sql($node, "SELECT max(starts) FROM starts('r4')", 0, 'r4: not one more after the crash');
 is_sql($node, "SELECT count(*) FROM idemq.claim('old')", 0, 'nothing of a queue from before');
-is_sql($node, "SELECT idemq.why(min(id)) ~ 'group_rate of queue \"old\" is used up' FROM idemq.jobs WHERE queue_id = idemq.queue_id('old')", 't', 'why says so');
+is_sql($node, "SELECT idemq.why(min(id)) ~ 'group_rate_limit of queue \"old\" is used up' FROM idemq.jobs WHERE queue_id = idemq.queue_id('old')", 't', 'why says so');
 # Until it has started what it may.
 my ($said, $all) = ('', "SELECT min(starts) >= 3 FROM starts('young')");
 until_true('a new queue has its starts', sub { $said .= hammer($node, 'young', '-c', 8, '-t', 20)->(); sql($node, $all) eq 't' });
@@ -65,14 +65,14 @@ foreach my $running (1, 3)
 	my $q = "a$running";
 	my $of = "FROM idemq.jobs WHERE queue_id = idemq.queue_id('$q')";
 
-	sql($node, "SET client_min_messages = error; SELECT idemq.create_queue('$q', group_running => $running, group_rate => 1, group_period => '$per', lease => '1 h', max_attempts => 1000);
+	sql($node, "SET client_min_messages = error; SELECT idemq.create_queue('$q', group_max_running => $running, group_rate_limit => 1, group_rate_period => '$per', lease => '1 h', max_attempts => 1000);
 		SELECT fill('$q', 50, 3)");
 	is_soon($node, "SELECT count(*) >= 0 FROM idemq.claim('$q', 100); SELECT count(*) = 50 $of AND status = 'processing'", "t\nt", "$q: one of each group");
 	sql($node, "SELECT CASE WHEN id % 2 = 0 THEN idemq.commit(id, token)::text ELSE idemq.fail(id, token, 'no', retry_in => '0')::text END $of AND status = 'processing'");
 	is_soon($node, "SELECT count(*) FROM idemq.claim('$q', 100); SELECT count(*) = 50 $of AND status IN ('pending', 'failed') AND ready_at > now() + interval '1 day'", "0\nt", "$q: the next ones wait");
 	my $sleeper = sleeper($node, "CALL idemq.wait('$q', '10 min')");
 	# Each of them has one more start, a little later.
-	sql($node, "SELECT idemq.alter_queue('$q', group_period => '1 ms')"); # meant to expire
+	sql($node, "SELECT idemq.alter_queue('$q', group_rate_period => '1 ms')"); # meant to expire
 	is(answer($sleeper), 't', "$q: who waits for work is woken");
 	leave($sleeper->{session});
 	is_soon($node, "SELECT count(idemq.commit(id, token)) >= 0 FROM idemq.claim('$q', 100); SELECT count(*) = 0 $of AND finished_at IS NULL", "t\nt", "$q: all get on");
@@ -86,7 +86,7 @@ sql($node, "CREATE DATABASE other");
 sql($node, "CREATE EXTENSION idemq", 'other');
 sql($node, "SELECT idemq.admit('used' || i, 1, '$per') FROM generate_series(1, 300) i", 'other');
 is_sql($node, $used, 'f', 'the names of one database do not fill the table');
-sql($node, "SELECT idemq.create_queue('before', group_rate => 1, group_period => '$per'), idemq.create_queue('greedy', group_rate => 1, group_period => '$per');
+sql($node, "SELECT idemq.create_queue('before', group_rate_limit => 1, group_rate_period => '$per'), idemq.create_queue('greedy', group_rate_limit => 1, group_rate_period => '$per');
 	SELECT fill('before', 1, 2), fill('greedy', 300, 1)");
 is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('greedy') AND status = 'pending'", 300, 'heads');
 my $started = sql($node, "SELECT count(*) FROM idemq.claim('greedy', 1000)");
@@ -95,20 +95,20 @@ cmp_ok($started, '>', 1, 'and have what is left');
 is_sql($node, $used, 't', 'together they fill it');
 my $shared = sql($node, 'SELECT shared FROM idemq.admissions');
 my $refused = sql($node, "SELECT refused FROM idemq.memory WHERE resource = 'buckets'");
-sql($node, "SELECT idemq.create_queue('f', group_rate => 7, group_period => '$per', lease => '1 h'); SELECT fill('f', 20, 3)");
+sql($node, "SELECT idemq.create_queue('f', group_rate_limit => 7, group_rate_period => '$per', lease => '1 h'); SELECT fill('f', 20, 3)");
 is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status = 'pending'", 20, 'other heads');
 # Eight at once, each of which commits what it gets: so the next of each group follow.
 is(clients($node, "SELECT count(idemq.commit(id, token)) FROM idemq.claim('f', 2);\n", '-c', 8, '-t', 20)->(), '', '8 sessions');
 # A start that lost a race and is not the last one is not given back.
 is_sql($node, "SELECT count(*) BETWEEN 1 AND 7 FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status = 'completed'", 't', 'they start, all together as many as one may at most');
-is_sql($node, "SELECT idemq.why(min(id)) ~ 'group_rate of queue \"f\" is used up' FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status <> 'completed'", 't', 'why says so');
+is_sql($node, "SELECT idemq.why(min(id)) ~ 'group_rate_limit of queue \"f\" is used up' FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status <> 'completed'", 't', 'why says so');
 is_sql($node, "SELECT refused > $refused FROM idemq.memory WHERE resource = 'buckets'", 't', 'it is counted');
 is_sql($node, 'SELECT shared FROM idemq.admissions', $shared, 'and not as a call of admit');
 is_sql($node, "SELECT count(*) FROM idemq.claim('before', 10)", 1, 'so does one that came before');
 # A queue that is dropped gives its buckets back, and the queue that gets its slot is a new one.
 sql($node, "SELECT idemq.drop_queue('greedy', force => true)");
 is_sql($node, "SELECT used <= 130 FROM idemq.memory WHERE resource = 'buckets'", 't', 'a queue that is dropped has no buckets');
-sql($node, "SELECT idemq.create_queue('heir', group_rate => 1, group_period => '$per'); SELECT fill('heir', 20, 1)");
+sql($node, "SELECT idemq.create_queue('heir', group_rate_limit => 1, group_rate_period => '$per'); SELECT fill('heir', 20, 1)");
 is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('heir') AND status = 'pending'", 20, 'its heads');
 is_sql($node, "SELECT count(*) FROM idemq.claim('heir', 100)", 20, 'the next queue of its slot begins with full ones');
 # There is room: who was started without a bucket is not started too soon with one.
@@ -116,7 +116,7 @@ sql($node, 'DROP DATABASE other');
 sql($node, "SELECT idemq.enqueue('f', '1', group_key => 'new')");
 is_sql($node, "SELECT count(*) FROM idemq.claim('f', 100)", 0, 'a bucket begins where the common one stood');
 is_sql($node, $used, 'f', 'there is room');
-sql($node, "SELECT idemq.alter_queue('f', group_period => '1 ms')"); # meant to expire
+sql($node, "SELECT idemq.alter_queue('f', group_rate_period => '1 ms')"); # meant to expire
 is_soon($node, "SELECT count(idemq.commit(id, token)) >= 0 FROM idemq.claim('f', 100); SELECT count(*) = 0 FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status <> 'completed'",
 	"t\nt", 'they all get on');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');

@@ -1,5 +1,5 @@
-# Sessions that work queues with group_running, for group_running.pl and group_running_slow.pl.
-package GroupRunning;
+# Sessions that work queues with group_max_running, for group_max_running.pl and group_max_running_slow.pl.
+package GroupMaxRunning;
 
 use strict;
 use warnings FATAL => 'all';
@@ -22,8 +22,8 @@ sub running_server
 		-- Whether each group that has jobs, and a place for one, has a job that can be claimed.  ('' is what has no group, and no limit.)
 		CREATE FUNCTION is_promoted(q text) RETURNS bool LANGUAGE sql AS $$
 			SELECT NOT EXISTS (SELECT FROM idemq.jobs j JOIN idemq.queues USING (queue_id) WHERE name = q AND group_key IS NOT NULL AND finished_at IS NULL
-				GROUP BY group_key, group_running HAVING count(*) FILTER (WHERE j.status = 'blocked') > 0
-					AND count(*) FILTER (WHERE j.status = 'pending') = 0 AND (group_key = '' OR count(*) FILTER (WHERE j.status = 'processing') < group_running)) $$;
+				GROUP BY group_key, group_max_running HAVING count(*) FILTER (WHERE j.status = 'blocked') > 0
+					AND count(*) FILTER (WHERE j.status = 'pending') = 0 AND (group_key = '' OR count(*) FILTER (WHERE j.status = 'processing') < group_max_running)) $$;
 		-- Claims one at a time, and notes which groups had a job that could be claimed then; promoted: after the worker has promoted
 		-- a job of each that has a place.
 		CREATE PROCEDURE take_turns(q text, turns int, ends bool, promoted bool) LANGUAGE plpgsql AS $$
