@@ -25,7 +25,7 @@ CREATE TABLE idemq.queues (
 	created_at         timestamptz NOT NULL DEFAULT idemq.clock_timestamp(),
 	dead_letter_role   name,
 	dead_letter_role_oid oid,
-	drained_by_cron    boolean NOT NULL DEFAULT false
+	expect_workers     boolean NOT NULL DEFAULT true
 );
 COMMENT ON TABLE idemq.queues IS 'one row a queue: its settings; change them with idemq.alter_queue';
 COMMENT ON COLUMN idemq.queues.queue_id IS 'number of the queue, as in idemq.jobs';
@@ -49,7 +49,7 @@ COMMENT ON COLUMN idemq.queues.group_max_running IS 'so many jobs of one group i
 COMMENT ON COLUMN idemq.queues.group_rate_limit IS 'so many starts of one group in group_rate_period; NULL: no limit';
 COMMENT ON COLUMN idemq.queues.group_rate_period IS 'period of group_rate_limit';
 COMMENT ON COLUMN idemq.queues.dead_letter_cancelled IS 'a job that is cancelled after an attempt has begun is added to dead_letter_queue, too';
-COMMENT ON COLUMN idemq.queues.drained_by_cron IS 'whether its workers come and go, by cron for instance: due jobs on which nobody works are as it should be';
+COMMENT ON COLUMN idemq.queues.expect_workers IS 'whether the queue should always have a worker; false means that having none is normal, for instance because cron starts them';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
 COMMENT ON COLUMN idemq.queues.paused_until IS 'a paused queue hands out jobs again from then on; NULL: when it is resumed';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';

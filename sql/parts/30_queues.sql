@@ -22,7 +22,7 @@ CREATE FUNCTION idemq.create_queue(
 	group_max_running int DEFAULT 1,
 	group_rate_limit int DEFAULT NULL,
 	group_rate_period interval DEFAULT '1 second',
-	drained_by_cron boolean DEFAULT false)
+	expect_workers boolean DEFAULT true)
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';
 COMMENT ON FUNCTION idemq.create_queue
 	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; raises 42710 when there is one of that name, 53400 when there are idemq.max_queues queues
@@ -34,7 +34,7 @@ COMMENT ON FUNCTION idemq.create_queue
 - dead_letter_cancelled: dead_letter_queue also gets the jobs that are cancelled after an attempt has begun
 - group_max_running: so many jobs of one group may be in processing at once; 1 for strict order
 - group_rate_limit: so many jobs of one group may start in group_rate_period; NULL: no limit
-- drained_by_cron: its workers come and go, so idemq.metrics.unattended_for is NULL whatever waits';
+- expect_workers: false means that having no worker is normal, so idemq.metrics.unattended_for is NULL';
 
 CREATE FUNCTION idemq.alter_queue(
 	name text,
@@ -57,7 +57,7 @@ CREATE FUNCTION idemq.alter_queue(
 	group_max_running int DEFAULT NULL,
 	group_rate_limit int DEFAULT NULL,
 	group_rate_period interval DEFAULT NULL,
-	drained_by_cron boolean DEFAULT NULL)
+	expect_workers boolean DEFAULT NULL)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
 COMMENT ON FUNCTION idemq.alter_queue
 	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running, rate_limit, group_rate_limit or job_timeout away, and '''' dead_letter_queue; jobs already enqueued keep their max_attempts, and jobs in processing their leases; raises 22023 when lease would be longer than max_lease; needs admin';

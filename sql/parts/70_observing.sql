@@ -144,7 +144,7 @@ COMMENT ON COLUMN idemq.metrics.completed IS 'finished jobs that are still there
 COMMENT ON COLUMN idemq.metrics.dead IS 'jobs whose attempts are used up, still there';
 COMMENT ON COLUMN idemq.metrics.cancelled IS 'cancelled and expired jobs that are still there';
 COMMENT ON COLUMN idemq.metrics.groups_limited IS 'groups with a job that waits since group_max_running of theirs are in processing, as far as shared memory knows; NULL where group_max_running is 1';
-COMMENT ON COLUMN idemq.metrics.unattended_for IS 'for how long nobody has worked on the queue though jobs are due: none is in flight, none was claimed, and nobody sleeps in idemq.wait for it; NULL: for less than a minute, or nobody has to, since nothing is due, the queue is paused, a limit keeps its jobs, its settings say drained_by_cron, or it is a dead-letter queue';
+COMMENT ON COLUMN idemq.metrics.unattended_for IS 'for how long nobody has worked on the queue though jobs are due: none is in flight, none was claimed, and nobody sleeps in idemq.wait for it; NULL: for less than a minute, or nobody has to, since nothing is due, the queue is paused, a limit keeps its jobs, its expect_workers is false, or it is a dead-letter queue';
 COMMENT ON COLUMN idemq.metrics.is_dead_letter_queue IS 'whether it is the dead_letter_queue of another: what waits there is for people';
 COMMENT ON COLUMN idemq.metrics.max_running IS 'the queue''s limit for running; NULL: none';
 COMMENT ON COLUMN idemq.metrics.wait_p95 IS 'of 95 jobs in 100';

@@ -85,7 +85,7 @@ add_gauges(RowBuilder *row, const QueueInfo *queue, const CounterView *view, Sql
  * Returns since when nobody has worked on a queue, though jobs are due; oldest: since when the
  * first is.  Nobody works on it if no job is in flight, no session has claimed, and none sleeps
  * until there is something.  DT_NOEND if somebody does, if nothing is due, or if nobody has to: the
- * queue is paused, a limit keeps its jobs, or drained_by_cron says so; and before a minute is
+ * queue is paused, a limit keeps its jobs, or expect_workers is false; and before a minute is
  * over, since a worker may ask now and then.
  */
 TimestampTz
@@ -96,7 +96,7 @@ idemq_unattended_since(const QueueInfo *queue, TimestampTz oldest, TimestampTz n
 	LimitView limit;
 	int64 claimed_at;
 
-	if (oldest > now - USECS_PER_MINUTE || queue->slot == NULL || queue->drained_by_cron ||
+	if (oldest > now - USECS_PER_MINUTE || queue->slot == NULL || !queue->expect_workers ||
 		idemq_queue_is_paused(queue) || RecoveryInProgress() || idemq_follows() ||
 		idemq_running_count(queue->slot) > 0 ||
 		idemq_sleepers_any(idemq_sleepers_of_queue(queue->slot)))

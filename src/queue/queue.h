@@ -48,7 +48,7 @@ typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
 	SETTING(group_max_running, INT, 1, PG_INT32_MAX) /* of one group in processing at once */      \
 	SETTING(group_rate_limit, LIMIT, 1, PG_INT32_MAX) /* starts in group_rate_period */            \
 	SETTING(group_rate_period, INTERVAL, 1, 0)                                                     \
-	SETTING(drained_by_cron, BOOL, 0, 0)             /* nobody works on it most of the time */
+	SETTING(expect_workers, BOOL, 0, 0)              /* false: having none is normal */
 
 /* The kinds, and what each is in QueueInfo. */
 #define SETTING_TYPE_INTERVAL int64

@@ -35,7 +35,7 @@ symlink $modules, "$ui/node_modules" or die "symlink: $!";
 
 my $node = new_server('ui', 'idemq.worker' => 'on');
 # 500 of one cause among 100,000, and 80 of another.
-sql($node, q{SELECT idemq.create_queue(name, max_attempts => 1, drained_by_cron => true) FROM unnest('{mail,orders,hostile,large}'::text[]) name;
+sql($node, q{SELECT idemq.create_queue(name, max_attempts => 1, expect_workers => false) FROM unnest('{mail,orders,hostile,large}'::text[]) name;
 	SELECT idemq.create_queue('sms', retry_base => '1 h');
 	SELECT count(*) FROM idemq.enqueue_many('orders', (SELECT array_agg(jsonb_build_object('order', g)) FROM generate_series(1, 99000) g));
 	SELECT count(*) FROM idemq.claim('orders', 98000) c, idemq.commit(c.id, c.token);

@@ -143,7 +143,7 @@ my $expect = sub {
 };
 $expect->('rate(idemq_committed_total{queue="q"}[15s]) > 1', 'figures arrive, under their own names');
 # Nobody works on these, and their jobs are due: here that is as it should be.
-sql($node, "SELECT idemq.alter_queue(name, drained_by_cron => true) FROM idemq.queues WHERE name IN ('times', 'q2', 'sched')");
+sql($node, "SELECT idemq.alter_queue(name, expect_workers => false) FROM idemq.queues WHERE name IN ('times', 'q2', 'sched')");
 # Prometheus looks for its targets only some seconds after its start.
 my $from = time;
 $expect->('idemq:wait_seconds:p99_10m{queue="q"} < 10', 'quantiles of a window');

@@ -14,7 +14,7 @@ use Test::More;
 
 my $node = new_server('unattended', 'idemq.worker' => 'on', 'idemq.test_clock' => 'on', autovacuum => 'off', log_statement => 'none');
 my %queues = (
-	empty => '', future => '', paused => '', cron => 'drained_by_cron => true', letters => '', asleep => '', in_flight => '', polled => '',
+	empty => '', future => '', paused => '', cron => 'expect_workers => false', letters => '', asleep => '', in_flight => '', polled => '',
 	by_id => '', full => 'max_running => 1', rated => "rate_limit => 1, rate_period => '1 h'", alone => '', handled => '');
 foreach my $queue (sort keys %queues)
 {
@@ -47,7 +47,7 @@ is_sql($node, "SELECT string_agg(queue, ' ' ORDER BY queue) FROM idemq.metrics W
 is_sql($node, "SELECT unattended_for >= '1 min', unattended_for <= idemq.clock_timestamp() - '$since'::timestamptz FROM idemq.metrics WHERE queue = 'alone'", 't|t', 'for as long as it was');
 like(sql($node, "SELECT idemq.why(id) FROM idemq.jobs WHERE queue_id = idemq.queue_id('alone') AND status = 'pending'"),
 	qr/; nobody works on queue "alone" since .*: start a worker that calls idemq\.claim\('alone'\)$/, 'why says so');
-unlike(sql($node, "SELECT idemq.why(id) FROM idemq.jobs WHERE queue_id = idemq.queue_id('cron')"), qr/nobody/, 'and not of one that is drained by cron');
+unlike(sql($node, "SELECT idemq.why(id) FROM idemq.jobs WHERE queue_id = idemq.queue_id('cron')"), qr/nobody/, 'and not of one that expects no workers');
 # A minute may have gone by since.
 sql($node, $_) foreach $polled, $by_id;
 is_sql($node, "SELECT bool_and((value > 0) = (labels ->> 'queue' = 'alone')), count(*) FROM idemq.prometheus WHERE name = 'idemq_queue_unattended_seconds'", 't|15', 'its figure');
@@ -70,7 +70,7 @@ sub is_marked
 	sql($node, $unmark);
 	return is_sql($node, "SELECT unattended_for >= '1 min' FROM idemq.metrics WHERE queue = 'alone'", 't', "$name: no more");
 }
-is_marked('drained by cron', "SELECT idemq.alter_queue('alone', drained_by_cron => true)", "SELECT idemq.alter_queue('alone', drained_by_cron => false)");
+is_marked('expects no workers', "SELECT idemq.alter_queue('alone', expect_workers => false)", "SELECT idemq.alter_queue('alone', expect_workers => true)");
 is_marked('paused', "SELECT idemq.pause('alone')", "SELECT idemq.resume('alone')");
 is_marked('a dead-letter queue', "SELECT idemq.alter_queue('dies', dead_letter_queue => 'alone')", "SELECT idemq.alter_queue('dies', dead_letter_queue => 'letters')");
 # A claim, be it one that finds nothing: somebody comes by.
