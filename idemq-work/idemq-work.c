@@ -26,7 +26,7 @@
 #include <unistd.h>
 
 #include "cluster.h"
-#include "here.h"
+#include "report_worker.h"
 #include "job.h"
 #include "keeper.h"
 #include "options.h"
@@ -468,7 +468,7 @@ static int64_t
 next_round(void)
 {
 	int64_t next = sooner(sooner(grace_end, drain_end),
-						  sooner(executor->next(), work.conn == NULL ? NEVER : here_next()));
+						  sooner(executor->next(), work.conn == NULL ? NEVER : next_report()));
 	int64_t server_at = work.conn == NULL ? work.retry_at : 0;
 	int busy = busy_places();
 
@@ -593,10 +593,10 @@ main(int argc, char **argv)
 	{
 		places_keep(running());
 		ask_for_map();
-		here_say(&work, jobs, false);
+		report_worker(&work, jobs, false);
 		serve(fds);
 	}
-	here_say(&work, jobs, true);
+	report_worker(&work, jobs, true);
 	server_close(&waiter);
 	server_close(&work);
 	executor->close();

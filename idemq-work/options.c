@@ -50,7 +50,7 @@ static const char *const help =
 	"      --attach          leases end with the connection; not behind a pooler\n"
 	"      --wait-dsn=DSN    another way to the same database, for the connection that waits\n"
 	"      --max-output=N    bytes of a result, or of an answer (1048576)\n"
-	"      --worker=NAME     as idemq.workers shows it\n"
+	"      --worker=NAME     as idemq.running_jobs shows it\n"
 	"      --once            do what is ready, then end\n"
 	"  -v, --verbose         a line for each job\n"
 	"  -h, --help\n"

@@ -19,7 +19,7 @@ struct options
 	const char *wait_dsn;	   /* of the connection that waits */
 	const char *queues;		   /* an array literal */
 	const char *queue;		   /* the only one; NULL: there are several */
-	const char *worker;		   /* as idemq.workers shows it */
+	const char *worker;		   /* as idemq.running_jobs shows it */
 	const char *lease;		   /* an interval; NULL: the queue's */
 	int jobs;				   /* at a time */
 	bool result;			   /* stdout is the job's result */

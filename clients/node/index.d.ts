@@ -249,7 +249,7 @@ export interface Hooks {
 }
 
 export interface WorkerOptions {
-  /** Its name in idemq.workers. */
+  /** Its name in idemq.running_jobs. */
   name?: string;
   /** Where to sleep until there is work, when `connection` leads to a pooler: a connection of its own. */
   waitConnection?: Connection;

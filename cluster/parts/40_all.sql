@@ -67,11 +67,11 @@ SELECT cluster.make_call('metrics', '',
 	m.enqueued_total, m.claimed_total, m.committed_total, m.failed_total, m.dead_total, m.wait_p95, m.run_p95, m.running
 	FROM idemq.metrics m', 'all', 'true', '');
 COMMENT ON FUNCTION cluster.metrics IS 'idemq.metrics of every shard, the columns that say most; sum them by queue';
-SELECT cluster.make_call('workers', '',
+SELECT cluster.make_call('running_jobs', '',
 	'queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz, deadline timestamptz, state text',
 	'TABLE (queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz, deadline timestamptz, state text)',
-	'w.queue, w.job_id, w.worker, w.pid, w.attempt, w.claimed_at, w.deadline, w.state FROM idemq.workers w', 'all', 'true', '');
-COMMENT ON FUNCTION cluster.workers IS 'idemq.workers of every shard: who holds what';
+	'w.queue, w.job_id, w.worker, w.pid, w.attempt, w.claimed_at, w.deadline, w.state FROM idemq.running_jobs w', 'all', 'true', '');
+COMMENT ON FUNCTION cluster.running_jobs IS 'idemq.running_jobs of every shard: who holds what';
 SELECT cluster.make_call('errors', '',
 	'queue text, sqlstate text, pattern text, fingerprint text, jobs bigint, dead bigint, first_seen timestamptz, last_seen timestamptz, example_id bigint',
 	'TABLE (queue text, sqlstate text, pattern text, fingerprint text, jobs bigint, dead bigint, first_seen timestamptz, last_seen timestamptz, example_id bigint)',

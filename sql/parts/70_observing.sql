@@ -23,30 +23,30 @@ CREATE FUNCTION idemq_internal.leases()
 		deadline timestamptz, expires_in interval, attached boolean, state text)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_leases';
 COMMENT ON FUNCTION idemq_internal.leases()
-	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.workers';
+	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.running_jobs';
 
 -- The function decides which; of a job's row, which it has read, only this: one that nobody asks
 -- for is not joined.
-CREATE VIEW idemq.workers WITH (security_barrier) AS
+CREATE VIEW idemq.running_jobs WITH (security_barrier) AS
 	SELECT l.queue, l.job_id, l.worker, l.pid, l.attempt, l.claimed_at, l.deadline, l.expires_in,
 		l.attached, l.state,
 		idemq.progress(j.checkpoint) AS progress
 	FROM idemq_internal.leases() l
 	LEFT JOIN idemq.jobs j ON j.id OPERATOR(pg_catalog.=) l.job_id
 		AND j.status OPERATOR(pg_catalog.=) 'processing';
-COMMENT ON VIEW idemq.workers IS 'which session holds what: one row a job in flight, of queues that the role may claim from or administer; pg_monitor sees all';
-COMMENT ON COLUMN idemq.workers.queue IS 'name of the queue';
-COMMENT ON COLUMN idemq.workers.job_id IS 'the job';
-COMMENT ON COLUMN idemq.workers.worker IS 'name that its claim gave';
-COMMENT ON COLUMN idemq.workers.attempt IS 'number of the attempt, from 1';
-COMMENT ON COLUMN idemq.workers.claimed_at IS 'when it began';
-COMMENT ON COLUMN idemq.workers.expires_in IS 'until the deadline; negative when it has passed';
-COMMENT ON COLUMN idemq.workers.attached IS 'whether the lease also ends with the session';
-COMMENT ON COLUMN idemq.workers.pid IS 'process of the session that claimed; NULL when it has ended, or after a restart';
-COMMENT ON COLUMN idemq.workers.deadline IS 'end of the lease as heartbeats moved it; NULL while the claim''s transaction is open';
-COMMENT ON COLUMN idemq.workers.state IS 'claiming (its transaction is open), active, cancelling (a transaction cancels it, and waits for the worker''s), ending (a transaction that finishes or cancels it is open), reaping';
+COMMENT ON VIEW idemq.running_jobs IS 'which session holds what: one row a job in flight, of queues that the role may claim from or administer; pg_monitor sees all';
+COMMENT ON COLUMN idemq.running_jobs.queue IS 'name of the queue';
+COMMENT ON COLUMN idemq.running_jobs.job_id IS 'the job';
+COMMENT ON COLUMN idemq.running_jobs.worker IS 'name that its claim gave';
+COMMENT ON COLUMN idemq.running_jobs.attempt IS 'number of the attempt, from 1';
+COMMENT ON COLUMN idemq.running_jobs.claimed_at IS 'when it began';
+COMMENT ON COLUMN idemq.running_jobs.expires_in IS 'until the deadline; negative when it has passed';
+COMMENT ON COLUMN idemq.running_jobs.attached IS 'whether the lease also ends with the session';
+COMMENT ON COLUMN idemq.running_jobs.pid IS 'process of the session that claimed; NULL when it has ended, or after a restart';
+COMMENT ON COLUMN idemq.running_jobs.deadline IS 'end of the lease as heartbeats moved it; NULL while the claim''s transaction is open';
+COMMENT ON COLUMN idemq.running_jobs.state IS 'claiming (its transaction is open), active, cancelling (a transaction cancels it, and waits for the worker''s), ending (a transaction that finishes or cancels it is open), reaping';
 
-COMMENT ON COLUMN idemq.workers.progress IS 'how far the attempt has come, in percent, by idemq.progress of its last checkpoint; NULL: it does not say';
+COMMENT ON COLUMN idemq.running_jobs.progress IS 'how far the attempt has come, in percent, by idemq.progress of its last checkpoint; NULL: it does not say';
 
 -- Topic: Observing
 

@@ -1,4 +1,4 @@
--- Who is there, by its own word: a worker has several sessions, waits on another one, and
+-- Who is there, as workers report it: a worker has several sessions, waits on another one, and
 -- may be behind a pooler.  Nothing rests on these rows.  Not dumped: it tells of this server.
 CREATE TABLE idemq_internal.worker_entries (
 	role_oid    oid NOT NULL,
@@ -16,42 +16,42 @@ CREATE TABLE idemq_internal.worker_entries (
 	done        bigint NOT NULL,
 	done_before bigint,
 	seen_before timestamptz,
-	goodbye     boolean NOT NULL,
+	stopping    boolean NOT NULL,
 	PRIMARY KEY (role_oid, id)
 ) WITH (
 	fillfactor = 45,
 	autovacuum_vacuum_threshold = 5000
 );
-COMMENT ON TABLE idemq_internal.worker_entries IS 'one row a worker process of the last hour: see idemq.worker_seen; written by idemq.here';
+COMMENT ON TABLE idemq_internal.worker_entries IS 'one row a worker process of the last hour: see idemq.workers; written by idemq.report_worker';
 COMMENT ON COLUMN idemq_internal.worker_entries.role_oid IS 'role as which it works';
 COMMENT ON COLUMN idemq_internal.worker_entries.queue_ids IS 'numbers of its queues, the first 100';
 COMMENT ON COLUMN idemq_internal.worker_entries.done_before IS 'done, as it was at seen_before';
-COMMENT ON COLUMN idemq_internal.worker_entries.seen_before IS 'the word before the last';
-COMMENT ON COLUMN idemq_internal.worker_entries.goodbye IS 'whether it has said that it ends';
+COMMENT ON COLUMN idemq_internal.worker_entries.seen_before IS 'the time of the report before the last';
+COMMENT ON COLUMN idemq_internal.worker_entries.stopping IS 'whether it has reported that it is stopping';
 -- No policy: the view shows what is to be seen.
 ALTER TABLE idemq_internal.worker_entries ENABLE ROW LEVEL SECURITY;
 
 -- Topic: Workers
 
-CREATE FUNCTION idemq.here(
+CREATE FUNCTION idemq.report_worker(
 	process uuid, worker text, queues text[], program text DEFAULT NULL, version text DEFAULT NULL,
 	host text DEFAULT NULL, concurrency int DEFAULT NULL, running bigint[] DEFAULT '{}',
-	done bigint DEFAULT 0, goodbye boolean DEFAULT false)
+	done bigint DEFAULT 0, stopping boolean DEFAULT false)
 	RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
-COMMENT ON FUNCTION idemq.here(uuid, text, text[], text, text, text, int, bigint[], bigint, boolean)
-	IS 'say that a worker is there, each 30 s and at its start and end: a row of idemq.worker_seen, and part of no promise; returns false when 1,000 workers of the role are there already, and this one is not noted; needs claim on its queues
+COMMENT ON FUNCTION idemq.report_worker(uuid, text, text[], text, text, text, int, bigint[], bigint, boolean)
+	IS 'report a worker, every 30 s and at its start and end, for idemq.workers; no promise depends on it; returns false when 1,000 workers of the role are there already, and this one is not noted; needs claim on its queues
 - process: what tells it from others of its role, made by itself
 - worker: the name that its claims give
 - program, version: of the client, up to 64 bytes; host: where it runs
 - concurrency: how many jobs it runs at a time
 - running: the jobs that it runs now; 100 are kept, and counted are all
 - done: jobs that it has ended since it began
-- goodbye: it ends now';
+- stopping: the worker ends now';
 
--- The time of the word before the last is kept for the rate; a goodbye that follows at once has no
+-- The time of the report before the last is kept for the rate; one that follows at once has no
 -- part in it.  Clients ask it on the connection of their heartbeats: it waits for no lock for long.
-CREATE FUNCTION idemq_internal.here_impl(process uuid, worker text, queues text[], program text,
-	version text, host text, concurrency int, running bigint[], done bigint, goodbye boolean)
+CREATE FUNCTION idemq_internal.report_worker_impl(process uuid, worker text, queues text[], program text,
+	version text, host text, concurrency int, running bigint[], done bigint, stopping boolean)
 	RETURNS boolean
 	LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 #variable_conflict use_variable
@@ -63,7 +63,7 @@ BEGIN
 	PERFORM idemq_internal.given('process', process),
 		idemq_internal.check_text('worker', worker, 256),
 		idemq_internal.given('queues', queues), idemq_internal.check_ids('running', running),
-		idemq_internal.given('done', done), idemq_internal.given('goodbye', goodbye);
+		idemq_internal.given('done', done), idemq_internal.given('stopping', stopping);
 	PERFORM idemq_internal.check_text(a.name, a.value, a.most)
 		FROM (VALUES ('program', program, 64), ('version', version, 64), ('host', host, 256))
 			a (name, value, most) WHERE a.value IS NOT NULL;
@@ -79,20 +79,20 @@ BEGIN
 		AND (SELECT count(*) >= 1000 FROM (SELECT FROM idemq_internal.worker_entries w
 			WHERE w.role_oid = caller LIMIT 1000) w) THEN
 		DELETE FROM idemq_internal.worker_entries w WHERE w.role_oid = caller
-			AND (w.goodbye OR w.seen_at < now - interval '10 min');
+			AND (w.stopping OR w.seen_at < now - interval '10 min');
 		IF NOT FOUND THEN
 			RETURN false;
 		END IF;
 	END IF;
 	INSERT INTO idemq_internal.worker_entries AS w (role_oid, id, worker, queue_ids, program, version, host,
-			started_at, seen_at, concurrency, running, jobs, done, goodbye)
+			started_at, seen_at, concurrency, running, jobs, done, stopping)
 		VALUES (caller, process, worker, queue_ids, program, version, host, now, now, concurrency,
-			cardinality(running), running[1:100], done, goodbye)
+			cardinality(running), running[1:100], done, stopping)
 		ON CONFLICT ON CONSTRAINT worker_entries_pkey DO UPDATE SET worker = excluded.worker,
 			queue_ids = excluded.queue_ids, program = excluded.program,
 			version = excluded.version, host = excluded.host, seen_at = excluded.seen_at,
 			concurrency = excluded.concurrency, running = excluded.running, jobs = excluded.jobs,
-			done = excluded.done, goodbye = excluded.goodbye,
+			done = excluded.done, stopping = excluded.stopping,
 			done_before = CASE WHEN now - w.seen_at < interval '5 s' THEN w.done_before
 				ELSE w.done END,
 			seen_before = CASE WHEN now - w.seen_at < interval '5 s' THEN w.seen_before
@@ -101,7 +101,7 @@ BEGIN
 END $$;
 
 -- Who may claim from one of its queues, or is its role, sees a worker, with the queues of his own.
-CREATE VIEW idemq.worker_seen WITH (security_barrier) AS
+CREATE VIEW idemq.workers WITH (security_barrier) AS
 	WITH visible AS MATERIALIZED (
 		SELECT q.queue_id, q.name FROM idemq.queues q
 		WHERE pg_has_role('pg_monitor', 'USAGE') OR idemq_internal.may_see(q.queue_id)
@@ -111,11 +111,11 @@ CREATE VIEW idemq.worker_seen WITH (security_barrier) AS
 	)
 	SELECT w.worker, w.id, pg_get_userbyid(w.role_oid) AS role, w.host, w.program, w.version,
 		v.queues, w.started_at, w.seen_at, w.concurrency,
-		CASE WHEN w.goodbye THEN 0 ELSE w.running END AS running,
-		CASE WHEN w.goodbye THEN '{}' ELSE w.jobs END AS jobs, w.done,
+		CASE WHEN w.stopping THEN 0 ELSE w.running END AS running,
+		CASE WHEN w.stopping THEN '{}' ELSE w.jobs END AS jobs, w.done,
 		greatest(w.done::float8 - w.done_before, 0) * 60
 			/ nullif(extract(epoch FROM w.seen_at - w.seen_before), 0)::float8 AS per_minute,
-		CASE WHEN w.goodbye THEN 'gone' WHEN w.seen_at < idemq.clock_timestamp() - interval '90 s'
+		CASE WHEN w.stopping THEN 'gone' WHEN w.seen_at < idemq.clock_timestamp() - interval '90 s'
 			THEN 'silent' ELSE 'here' END AS state
 	FROM idemq_internal.worker_entries w
 	CROSS JOIN LATERAL (SELECT array_agg(q.name::text ORDER BY q.name) AS queues FROM visible q
@@ -129,19 +129,19 @@ CREATE VIEW idemq.worker_seen WITH (security_barrier) AS
 		coalesce(cardinality(l.jobs), 0), coalesce(l.jobs[1:100], '{}'), h.done_total,
 		h.jobs_per_second * 60, h.state
 	FROM idemq.handlers h LEFT JOIN leases l ON l.queue = h.queue;
-COMMENT ON VIEW idemq.worker_seen IS 'who is there: one row a worker process that has called idemq.here in the last hour, as clients and idemq-work do each 30 s, and one a handler of the server; of queues that you may claim from or administer, or of your own roles (pg_monitor: all)';
-COMMENT ON COLUMN idemq.worker_seen.worker IS 'its name, as in idemq.workers; of a handler its function';
-COMMENT ON COLUMN idemq.worker_seen.id IS 'of the process; NULL: a handler';
-COMMENT ON COLUMN idemq.worker_seen.role IS 'role as which it works';
-COMMENT ON COLUMN idemq.worker_seen.host IS 'where it runs; NULL: it has not said, or a handler, which runs in the server';
-COMMENT ON COLUMN idemq.worker_seen.program IS 'node, python, idemq-work, handler, or what another client says';
-COMMENT ON COLUMN idemq.worker_seen.version IS 'version of that';
-COMMENT ON COLUMN idemq.worker_seen.queues IS 'those of its queues that you may see';
-COMMENT ON COLUMN idemq.worker_seen.started_at IS 'since when it is known; of a handler, when it was set';
-COMMENT ON COLUMN idemq.worker_seen.seen_at IS 'its last word';
-COMMENT ON COLUMN idemq.worker_seen.concurrency IS 'how many jobs it runs at a time; of a handler, processes; NULL: it has not said';
-COMMENT ON COLUMN idemq.worker_seen.running IS 'how many it ran at its last word; of a handler, runs now';
-COMMENT ON COLUMN idemq.worker_seen.jobs IS 'their ids by its own word, 100 at most, those of queues that you may not see among them; idemq.workers has since when';
-COMMENT ON COLUMN idemq.worker_seen.done IS 'jobs that it has ended, well or not, since it began; of a handler, since the server started';
-COMMENT ON COLUMN idemq.worker_seen.per_minute IS 'jobs a minute between its last two words; of a handler, in the last minute; NULL: not known yet';
-COMMENT ON COLUMN idemq.worker_seen.state IS 'here; silent (no word for 90 s: it has ended without a goodbye, or cannot reach the database); gone (it has said goodbye); of a handler as in idemq.handlers';
+COMMENT ON VIEW idemq.workers IS 'who is there: one row a worker process that has called idemq.report_worker in the last hour, as clients and idemq-work do every 30 s, and one a handler of the server; of queues that you may claim from or administer, or of your own roles (pg_monitor: all)';
+COMMENT ON COLUMN idemq.workers.worker IS 'its name, as in idemq.running_jobs; of a handler its function';
+COMMENT ON COLUMN idemq.workers.id IS 'of the process; NULL: a handler';
+COMMENT ON COLUMN idemq.workers.role IS 'role as which it works';
+COMMENT ON COLUMN idemq.workers.host IS 'where it runs; NULL: it has not said, or a handler, which runs in the server';
+COMMENT ON COLUMN idemq.workers.program IS 'node, python, idemq-work, handler, or what another client says';
+COMMENT ON COLUMN idemq.workers.version IS 'version of that';
+COMMENT ON COLUMN idemq.workers.queues IS 'those of its queues that you may see';
+COMMENT ON COLUMN idemq.workers.started_at IS 'since when it is known; of a handler, when it was set';
+COMMENT ON COLUMN idemq.workers.seen_at IS 'time of its last report';
+COMMENT ON COLUMN idemq.workers.concurrency IS 'how many jobs it runs at a time; of a handler, processes; NULL: it has not said';
+COMMENT ON COLUMN idemq.workers.running IS 'how many it ran at its last report; of a handler, runs now';
+COMMENT ON COLUMN idemq.workers.jobs IS 'their ids as it reported them, 100 at most, those of queues that you may not see among them; idemq.running_jobs has since when';
+COMMENT ON COLUMN idemq.workers.done IS 'jobs that it has ended, well or not, since it began; of a handler, since the server started';
+COMMENT ON COLUMN idemq.workers.per_minute IS 'jobs a minute between its last two reports; of a handler, in the last minute; NULL: not known yet';
+COMMENT ON COLUMN idemq.workers.state IS 'here; silent (no report for 90 s: it has ended without one, or cannot reach the database); gone (it has reported that it was stopping); of a handler as in idemq.handlers';

@@ -14,10 +14,10 @@ REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq_internal FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.now, idemq.clock_timestamp, idemq.test_clock_ahead TO PUBLIC;
 GRANT USAGE ON SCHEMA idemq TO pg_monitor;
 GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.steps, idemq.audit, idemq.queues, idemq.metrics,
-	idemq.workers, idemq.history TO PUBLIC;
--- Who is there; idemq.here asks for itself.
-GRANT SELECT ON idemq.worker_seen TO PUBLIC;
-GRANT EXECUTE ON FUNCTION idemq.here TO PUBLIC;
+	idemq.running_jobs, idemq.history TO PUBLIC;
+-- Who is there; idemq.report_worker asks for itself.
+GRANT SELECT ON idemq.workers TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.report_worker TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.percentile, idemq_internal.add_counts, idemq.sum_counts TO PUBLIC;
 -- Of the whole server.
 GRANT SELECT ON idemq.memory, idemq.admissions, idemq.once_calls, idemq.publish_calls,

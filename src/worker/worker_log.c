@@ -185,8 +185,8 @@ log_full_tables(void)
 	log_full(COUNT_FULL_LEASES, own ? "leases of this database" : "leases", own ? mine : leases,
 			 "Jobs are claimed with their lease on the row alone, which is slower; queues with "
 			 "max_running wait.",
-			 "See in idemq.workers who holds so many jobs; or raise idemq.max_leases, which takes "
-			 "a restart, or idemq.max_leases_per_database.");
+			 "See in idemq.running_jobs who holds so many jobs; or raise idemq.max_leases, which "
+			 "takes a restart, or idemq.max_leases_per_database.");
 	log_full(
 		COUNT_FULL_BUCKETS, "buckets", idemq_buckets_usage(),
 		"Calls of idemq.admit in a database, and groups of a queue with group_rate_limit, that "

@@ -100,7 +100,7 @@ is_soon($node, "SELECT count(*) BETWEEN 1 AND 3 FROM pg_stat_activity WHERE datn
 sql($node, "SELECT idemq.create_queue('pooled', retry_base => '1 ms'); SELECT idemq.enqueue('pooled', '1')");
 command_like([ 'psql', '-XAtq', '-h', $dir, '-p', $port, '-U', 'postgres', '-d', 'postgres',
 		'-c', "SELECT attempt FROM idemq.claim('pooled', lease => '1 h', attach => true)" ], qr/^1$/, 'claimed through pgbouncer, attached');
-is_sql($node, "SELECT count(*) FROM idemq.workers WHERE queue = 'pooled' AND expires_in > '50 min'", 1, 'the client has gone, and the job is held');
+is_sql($node, "SELECT count(*) FROM idemq.running_jobs WHERE queue = 'pooled' AND expires_in > '50 min'", 1, 'the client has gone, and the job is held');
 is_sql($node, "SELECT count(*) FROM idemq.claim('pooled')", 0, 'nobody else gets it');
 sql($node, "SELECT idemq.heartbeat(id, token, lease => '1 ms') FROM idemq.jobs WHERE queue_id = idemq.queue_id('pooled')");    # meant to expire
 wait_until($node, "SELECT count(*) = 1 FROM idemq.claim('pooled')");

@@ -56,7 +56,7 @@ sql($node, "CREATE TABLE effects (id bigint, token bigint); SELECT idemq.alter_q
 	my $id = enqueue('{"gate": "killed"}');
 
 	until_file("began.$id");
-	is_sql($node, "SELECT attached FROM idemq.workers WHERE job_id = $id", 't', 'run: the lease is attached');
+	is_sql($node, "SELECT attached FROM idemq.running_jobs WHERE job_id = $id", 't', 'run: the lease is attached');
 	kill9($worker);
 	is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE id = $id", 'kill -9: the job is taken back, long before its lease ends');
 	open_gate('killed');
@@ -71,7 +71,7 @@ sql($node, "CREATE TABLE effects (id bigint, token bigint); SELECT idemq.alter_q
 	$worker = worker('outside');
 	$id = enqueue('{"gate": "killed outside"}');
 	until_file("began.$id");
-	is_sql($node, "SELECT attached FROM idemq.workers WHERE job_id = $id", 'f', 'runOutside: it is not');
+	is_sql($node, "SELECT attached FROM idemq.running_jobs WHERE job_id = $id", 'f', 'runOutside: it is not');
 	kill9($worker);
 	# meant to expire
 	is_sql($node, "SELECT idemq.heartbeat(id, token, lease => '1 ms') FROM idemq.jobs WHERE id = $id", 'current', 'the job is held until its lease ends');

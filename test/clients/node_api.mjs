@@ -281,15 +281,15 @@ async function holding(q, name, until) {
   return running;
 }
 
-test('a worker says that it is there, and goodbye', async () => {
+test('a worker reports itself, and that it is stopping', async () => {
   const q = await queue();
   const seen = () => one(`SELECT program, version, host <> '' AS host, queues, concurrency, running, cardinality(jobs) AS jobs, done, state
-    FROM idemq.worker_seen WHERE worker = 'talks'`);
+    FROM idemq.workers WHERE worker = 'talks'`);
   let here;
   assert.deepEqual(await holding(q, 'talks', async () => (here = await seen())), { committed: 1 });
   const { version } = JSON.parse(readFileSync(new URL(import.meta.resolve('idemq/package.json')), 'utf8'));
   assert.deepEqual(here, { program: 'node', version, host: true, queues: [q], concurrency: 3, running: 1, jobs: 1, done: 0, state: 'here' });
-  // It waits for a second at most until its goodbye is heard.
+  // It waits for a second at most until its last report is heard.
   for (let n = 0; n < 1200 && (await seen()).state !== 'gone'; n++) await new Promise((resolve) => setTimeout(resolve, 50));
   assert.deepEqual(await seen(), { ...here, running: 0, jobs: 0, done: 1, state: 'gone' });
 });
@@ -297,9 +297,9 @@ test('a worker says that it is there, and goodbye', async () => {
 test('a word that is refused, or has to wait, disturbs nothing', async () => {
   const q = await queue();
   said.length = 0;
-  await pool.query('ALTER FUNCTION idemq.here RENAME TO elsewhere');
+  await pool.query('ALTER FUNCTION idemq.report_worker RENAME TO elsewhere');
   // While it still waits it would be heard after the ROLLBACK.
-  const refused = () => one("SELECT count(*) > 0 AS is FROM pg_stat_activity WHERE application_name = $1 AND query LIKE '%idemq.here%' AND state = 'idle'",
+  const refused = () => one("SELECT count(*) > 0 AS is FROM pg_stat_activity WHERE application_name = $1 AND query LIKE '%idemq.report_worker%' AND state = 'idle'",
     `idemq ${q}`);
   assert.deepEqual(await holding(q, 'refused', async () => (await refused()).is), { committed: 1 });
   await pool.query('ALTER FUNCTION idemq.elsewhere RENAME TO here');
@@ -308,7 +308,7 @@ test('a word that is refused, or has to wait, disturbs nothing', async () => {
   assert.deepEqual(await holding(q, 'locked out', async () => (await refused()).is), { committed: 1 });
   await client.query('ROLLBACK');
   client.release();
-  assert.equal(await one("SELECT FROM idemq.worker_seen WHERE worker IN ('refused', 'locked out')"), undefined);
+  assert.equal(await one("SELECT FROM idemq.workers WHERE worker IN ('refused', 'locked out')"), undefined);
   assert.deepEqual(said, []);
 });
 

@@ -163,7 +163,7 @@ test('a handler whose job has been lost is told so, and its client refuses', asy
   const second = new Worker(connection, attached, { logger, signals: false, name: attached });
   await second.run(async (job, db) => {
     if (whys.length === 0) {
-      assert.equal((await one('SELECT attached FROM idemq.workers WHERE job_id = $1', job.id)).attached, true);
+      assert.equal((await one('SELECT attached FROM idemq.running_jobs WHERE job_id = $1', job.id)).attached, true);
       await pool.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1 AND query LIKE '%idemq.claim(%' AND pid <> $2", [`idemq ${attached}`, db.processID]);
       // Perhaps it was told before the answer came.
       if (!job.signal.aborted) await once(job.signal, 'abort');

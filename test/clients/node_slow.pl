@@ -130,7 +130,7 @@ sql($node, "SELECT idemq.alter_queue('q', job_timeout => '0')");
 	until_file("began.$id");
 	is_soon($node, "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'idemq q' AND state = 'idle'
 		AND state_change < clock_timestamp() - interval '2 s'", 'a connection that is idle for longer stays');
-	is_sql($node, "SELECT attached FROM idemq.workers WHERE job_id = $id", 't', 'with its lease');
+	is_sql($node, "SELECT attached FROM idemq.running_jobs WHERE job_id = $id", 't', 'with its lease');
 	open_gate('idle');
 	soon_done($id, 1, 'connections that are idle keep their leases');
 	terminate($worker);
@@ -189,7 +189,7 @@ foreach my $kind ('run', 'outside')
 		wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = 'idemq q' AND " . asleep());
 		my $id = enqueue(qq({"gate": "pooled $kind"}));
 		until_file("began.$id");
-		is_sql($node, "SELECT attached FROM idemq.workers WHERE job_id = $id", 'f', "pooler, $kind: no lease is attached");
+		is_sql($node, "SELECT attached FROM idemq.running_jobs WHERE job_id = $id", 'f', "pooler, $kind: no lease is attached");
 		$pooler->kill_kill;
 		said($worker, qr/no connection/) if $kind eq 'run';
 		$pooler = $start->();
@@ -206,7 +206,7 @@ foreach my $kind ('run', 'outside')
 	my $worker = worker('run', {}, \%pooled);
 	my $id = enqueue('{"gate": "unknown pooler"}');
 	until_file("began.$id");
-	is_sql($node, "SELECT attached FROM idemq.workers WHERE job_id = $id", 'f', 'a pooler is noticed: no lease is attached');
+	is_sql($node, "SELECT attached FROM idemq.running_jobs WHERE job_id = $id", 'f', 'a pooler is noticed: no lease is attached');
 	open_gate('unknown pooler');
 	soon_done($id, 1, 'the job is done');
 	is(terminate($worker), '0 {"committed":1}', 'and the worker ends');

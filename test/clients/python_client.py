@@ -559,27 +559,27 @@ class Flows(Client):
             worker.stop()
             self.assertEqual(running.result(), {"committed": 1})
 
-    def test_a_worker_says_that_it_is_there_and_goodbye(self):
+    def test_a_worker_reports_itself_and_that_it_is_stopping(self):
         seen = """SELECT program, version <> '', host <> '', queues, concurrency, running, cardinality(jobs), done, state
-            FROM idemq.worker_seen WHERE worker = 'talks'"""
+            FROM idemq.workers WHERE worker = 'talks'"""
         here = []
         # Its first word may come before it has the job; and its last one be written when it has gone.
         self.holding("talks", lambda: here.extend(self.sql(f"{seen} AND running > 0")) or here)
         self.assertEqual(here, [("python", True, True, [self.queue], 3, 1, 1, 0, "here")])
-        self.until("SELECT state = 'gone' FROM idemq.worker_seen WHERE worker = 'talks'")
+        self.until("SELECT state = 'gone' FROM idemq.workers WHERE worker = 'talks'")
         self.assertEqual(self.sql(seen), [("python", True, True, [self.queue], 3, 0, 0, 1, "gone")])
 
     def test_a_word_that_is_refused_or_has_to_wait_disturbs_nothing(self):
-        asked = "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'idemq-python' AND query LIKE '%%idemq.here%%' AND pid <> pg_backend_pid()"
+        asked = "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'idemq-python' AND query LIKE '%%idemq.report_worker%%' AND pid <> pg_backend_pid()"
         with self.assertNoLogs("idemq", "ERROR") if hasattr(self, "assertNoLogs") else unittest.mock.MagicMock():
-            self.sql("ALTER FUNCTION idemq.here RENAME TO elsewhere")
+            self.sql("ALTER FUNCTION idemq.report_worker RENAME TO elsewhere")
             self.holding("refused", lambda: self.sql(asked)[0][0])
             self.sql("ALTER FUNCTION idemq.elsewhere RENAME TO here")
             with psycopg.connect(DSN) as other:
                 other.execute("LOCK TABLE idemq_internal.worker_entries")
                 self.holding("locked out", lambda: self.sql(asked)[0][0])
         # What waited may still be written once the lock is gone.
-        self.assertEqual(self.sql("SELECT worker FROM idemq.worker_seen WHERE worker = 'refused'"), [])
+        self.assertEqual(self.sql("SELECT worker FROM idemq.workers WHERE worker = 'refused'"), [])
 
     def test_cancels_of_many(self):
         ids = [idemq.enqueue(self.conn, self.queue, n, kind=kind, key=f"k/{n}", group_key=kind).id
@@ -1074,7 +1074,7 @@ class Transactions(Client):
         seen = []
 
         def look(job, conn):
-            seen.extend(self.sql("SELECT attached FROM idemq.workers WHERE job_id = %s", job.id))
+            seen.extend(self.sql("SELECT attached FROM idemq.running_jobs WHERE job_id = %s", job.id))
 
         for options, attached in (({}, True), ({"attach": False}, False), ({"wait_dsn": DSN}, False)):
             self.add(1)
@@ -1215,9 +1215,9 @@ class Outside(Client):
 
     def test_a_heartbeat_renews_the_lease(self):
         def waits(job):
-            ((deadline,),) = self.sql("SELECT deadline FROM idemq.workers WHERE job_id = %s", job.id)
+            ((deadline,),) = self.sql("SELECT deadline FROM idemq.running_jobs WHERE job_id = %s", job.id)
             self.beat(job)
-            self.until("SELECT deadline > %s FROM idemq.workers WHERE job_id = %s", deadline, job.id)
+            self.until("SELECT deadline > %s FROM idemq.running_jobs WHERE job_id = %s", deadline, job.id)
 
         (job,) = self.add(1, max_attempts=1)
         self.assertEqual(self.drain(waits, outside=True), {"committed": 1})

@@ -84,9 +84,9 @@ my $flow = sql($node, q{SELECT max(id) FROM idemq.jobs WHERE queue_id = idemq.qu
 # Who is there, was, and nobody; a handler; a dead-letter queue with something in it.
 sql($node, q{CREATE ROLE app LOGIN; SELECT idemq.grant_queue('mail', 'app', 'claim'), idemq.grant_queue('orders', 'app', 'claim');
 	SET SESSION AUTHORIZATION app;
-	SELECT idemq.here('00000000-0000-0000-0000-000000000001', 'mail-1', '{mail,orders}', 'node', '1.0.0', 'web-1.shop.example', 8, '{1000000000001}', 18233);
-	SELECT idemq.here('00000000-0000-0000-0000-000000000002', '<img src=x onerror=alert(1)>', '{mail}', 'python', '1.0.0', 'web-2', 1);
-	SELECT idemq.here('00000000-0000-0000-0000-000000000003', 'mail-3', '{mail}', 'idemq-work', '1.0.0', 'web-3', 4, done => 7, goodbye => true);
+	SELECT idemq.report_worker('00000000-0000-0000-0000-000000000001', 'mail-1', '{mail,orders}', 'node', '1.0.0', 'web-1.shop.example', 8, '{1000000000001}', 18233);
+	SELECT idemq.report_worker('00000000-0000-0000-0000-000000000002', '<img src=x onerror=alert(1)>', '{mail}', 'python', '1.0.0', 'web-2', 1);
+	SELECT idemq.report_worker('00000000-0000-0000-0000-000000000003', 'mail-3', '{mail}', 'idemq-work', '1.0.0', 'web-3', 4, done => 7, stopping => true);
 	RESET SESSION AUTHORIZATION;
 	CREATE FUNCTION thumbnail(payload jsonb) RETURNS void SET search_path = pg_catalog LANGUAGE sql AS '';
 	SELECT idemq.create_queue('thumbnails'), idemq.set_handler('thumbnails', 'thumbnail');
@@ -128,7 +128,7 @@ foreach (['story.mjs', 67, @addresses, $pictures], ['jobs.mjs', 152, @addresses[
 
 	# Two have said nothing since, one goes on; and nobody has claimed the report for a minute.
 	sql($node, q{UPDATE idemq_internal.worker_entries SET seen_at = seen_at - interval '2 min' WHERE worker <> 'mail-1'; SET SESSION AUTHORIZATION app;
-		SELECT idemq.here('00000000-0000-0000-0000-000000000001', 'mail-1', '{mail,orders}', 'node', '1.0.0', 'web-1.shop.example', 8, '{1000000000001}', 18733)});
+		SELECT idemq.report_worker('00000000-0000-0000-0000-000000000001', 'mail-1', '{mail,orders}', 'node', '1.0.0', 'web-1.shop.example', 8, '{1000000000001}', 18733)});
 	until_true('nobody works on it', sub { sql($node, q{SELECT unattended_for IS NOT NULL FROM idemq.metrics WHERE queue = 'reports'}) eq 't' });
 	my (undef, $err) = reports($part, $least, [ 'node', "$ui/test/$part", @arguments ]);
 	is($err, '', "$part: and nothing else");

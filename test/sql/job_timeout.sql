@@ -10,7 +10,7 @@ CREATE TABLE held AS SELECT c.*, clock_timestamp() AS at FROM idemq.claim('hour'
 INSERT INTO held SELECT c.*, clock_timestamp() FROM idemq.claim('hour', 1) c;
 INSERT INTO held SELECT c.*, clock_timestamp() FROM idemq.claim('hour', 1, lease => '1 day', attach => true) c;
 CREATE VIEW ends AS SELECT payload, attached, w.deadline - at BETWEEN '59 min' AND '60 min 1 s' AS in_an_hour, w.deadline - at BETWEEN '29 min' AND '30 min 1 s' AS in_half
-	FROM held JOIN idemq.workers w ON job_id = id ORDER BY id;
+	FROM held JOIN idemq.running_jobs w ON job_id = id ORDER BY id;
 SELECT payload, h.deadline - j.claimed_at AS lease, j.deadline <= h.deadline AS row FROM held h JOIN idemq.jobs j USING (id, payload) ORDER BY id;
 SELECT * FROM ends;
 -- Heartbeats go as far, and no further.

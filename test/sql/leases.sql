@@ -84,7 +84,7 @@ SELECT token AS long_token FROM idemq.claim_job(:long, lease => '1 h') \gset
 SELECT pg_sleep(0.05);
 SELECT clock_timestamp() AS committing \gset
 COMMIT;
-SELECT deadline >= :'committing'::timestamptz + interval '1 h' AS from_the_commit FROM idemq.workers WHERE job_id = :long;
+SELECT deadline >= :'committing'::timestamptz + interval '1 h' AS from_the_commit FROM idemq.running_jobs WHERE job_id = :long;
 SELECT idemq.validate(:long, :long_token), idemq.reap('q'), idemq.commit(:long, :long_token);
 
 -- validate tells, and changes nothing.
@@ -298,16 +298,16 @@ ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
 UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 min' WHERE id = :row_m;
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 SELECT idemq.heartbeat(:row_m, 7, '1 h 1 us');
-SELECT count(*) FROM idemq.workers WHERE job_id = :row_m;
+SELECT count(*) FROM idemq.running_jobs WHERE job_id = :row_m;
 SELECT idemq.heartbeat(:row_m, 7, '1 h');
-SELECT deadline > now() + interval '50 min' AS long FROM idemq.workers WHERE job_id = :row_m;
+SELECT deadline > now() + interval '50 min' AS long FROM idemq.running_jobs WHERE job_id = :row_m;
 -- A queue's own lease is not longer either; what runs keeps what it has.
 SELECT idemq.alter_queue('m', max_lease => '00:00:59');
 SELECT idemq.alter_queue('m', lease => '2 h');
 SELECT idemq.alter_queue('m', lease => '10 min', max_lease => '10 min');
-SELECT deadline > now() + interval '50 min' AS keeps FROM idemq.workers WHERE job_id = :m;
+SELECT deadline > now() + interval '50 min' AS keeps FROM idemq.running_jobs WHERE job_id = :m;
 SELECT idemq.heartbeat(:m, :m_token, '11 min');
 SELECT idemq.heartbeat(:m, :m_token, '10 min');
-SELECT deadline < now() + interval '11 min' AS short FROM idemq.workers WHERE job_id = :m;
+SELECT deadline < now() + interval '11 min' AS short FROM idemq.running_jobs WHERE job_id = :m;
 SELECT idemq.create_queue('n', lease => '2 days');
 SELECT idemq.create_queue('n', lease => '2 days', max_lease => '2 days') > 0 AS created;

@@ -9,7 +9,7 @@ SELECT idemq.create_queue('mail', lease => '1 h') AS mail, idemq.create_queue('o
 SELECT count(idemq.enqueue('mail', to_jsonb(g))) FROM generate_series(1, 3) g;
 SELECT id AS foreign_id FROM idemq.enqueue('other', '"secret"') \gset
 SELECT count(idemq.checkpoint(id, token, CASE payload::text WHEN '1' THEN '{"done": 3, "of": 10}'::jsonb ELSE '"page 7"' END)) FROM idemq.claim('mail', 2, worker => 'w');
-SELECT queue, progress, state FROM idemq.workers ORDER BY progress;
+SELECT queue, progress, state FROM idemq.running_jobs ORDER BY progress;
 SELECT queue, status, progress, worker, payload FROM idemq.job_list ORDER BY id;
 SELECT queue, count(*) FROM idemq.job_list WHERE queue = 'mail' AND status = 'processing' GROUP BY 1;
 SELECT idemq.queue_name(:mail), idemq.queue_name(-1), idemq.queue_name(0), idemq.queue_name(NULL);
@@ -31,7 +31,7 @@ SELECT idemq.queue_name(:mail), idemq.queue_name(:other);
 SET ROLE idemq_watcher;
 SELECT count(*) FROM idemq.job_list;
 SELECT idemq.queue_name(:mail), idemq.queue_name(:other);
-SELECT count(*) FROM idemq.workers WHERE progress = 30;
+SELECT count(*) FROM idemq.running_jobs WHERE progress = 30;
 RESET ROLE;
 SELECT idemq.drop_queue('mail', true), idemq.drop_queue('other', true);
 DROP FUNCTION spy;

@@ -24,7 +24,7 @@ SELECT state(format('SELECT idemq.commit(%s, %s)', :id, :token));
 SELECT status, attempt, ready_at <= clock_timestamp() AS ready FROM idemq.job(:id);
 SELECT outcome, attempt FROM idemq.attempts WHERE job_id = :id;
 SELECT action, role, job_id = :id AS this_job FROM idemq.audit WHERE action = 'release_job';
-SELECT count(*) FROM idemq.workers;
+SELECT count(*) FROM idemq.running_jobs;
 -- Rolled back, the lease is there again; so by a savepoint.
 SELECT token FROM idemq.claim('work', lease => '1 h') \gset
 BEGIN;

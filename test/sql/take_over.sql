@@ -31,7 +31,7 @@ SELECT idemq.create_queue('new') = :q + 51 AS above;
 SELECT min(id) > 5000 AS above FROM idemq.audit WHERE queue = 'new';
 -- The lease of the job that came lasts its length from now on.
 SELECT idemq.reap('came');
-SELECT w.deadline + interval '00:00:00.01' > f.taken_over_at + interval '1 h' AS from_the_switch FROM idemq.workers w, idemq_internal.followers f WHERE w.job_id = :now + 2 * :year;
+SELECT w.deadline + interval '00:00:00.01' > f.taken_over_at + interval '1 h' AS from_the_switch FROM idemq.running_jobs w, idemq_internal.followers f WHERE w.job_id = :now + 2 * :year;
 SELECT idemq.heartbeat(:now + 2 * :year, :token + 2 * :year);
 SELECT status FROM idemq.jobs WHERE id = :now + 2 * :year;
 

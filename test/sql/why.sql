@@ -1,4 +1,4 @@
--- why(id), idemq.workers: every state of a job in one sentence.
+-- why(id), idemq.running_jobs: every state of a job in one sentence.
 CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -
@@ -38,10 +38,10 @@ SELECT why(1000000000001);
 SELECT token AS token1 FROM idemq.claim('q', attach => true) \gset
 SELECT why(1000000000001);
 SELECT queue, job_id, worker, pid = pg_backend_pid() AS mine, attempt, claimed_at <= clock_timestamp() AS claimed,
-	deadline - claimed_at BETWEEN '1 h' AND '1 h 1 min' AS lease, expires_in BETWEEN '59 min' AND '1 h' AS expires, attached, state FROM idemq.workers ORDER BY job_id;
+	deadline - claimed_at BETWEEN '1 h' AND '1 h 1 min' AS lease, expires_in BETWEEN '59 min' AND '1 h' AS expires, attached, state FROM idemq.running_jobs ORDER BY job_id;
 SELECT idemq.heartbeat(1000000000004, :token, '1 ms'), pg_sleep(0.01); -- meant to expire
 SELECT why(1000000000004);
-SELECT expires_in < '0' AS overdue FROM idemq.workers WHERE job_id = 1000000000004;
+SELECT expires_in < '0' AS overdue FROM idemq.running_jobs WHERE job_id = 1000000000004;
 -- That heartbeat made the lease shorter: the next claim sees its end.
 SELECT id, attempt FROM idemq.claim('q', worker => 'w two');
 SELECT why(1000000000004);
@@ -66,7 +66,7 @@ SELECT (idemq.enqueue('q', '7')).id;
 SELECT why(1000000000007);
 SELECT id FROM idemq.claim_job(1000000000007);
 SELECT why(1000000000007);
-SELECT state, attempt, deadline FROM idemq.workers;
+SELECT state, attempt, deadline FROM idemq.running_jobs;
 SELECT idemq.fail(1000000000007, token, retry_in => '0') FROM idemq.job(1000000000007);
 SELECT why(1000000000007);
 COMMIT;
@@ -76,7 +76,7 @@ INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, at
 SELECT why(1000000000008);
 SELECT outcome FROM idemq.claim_job(1000000000008);
 SELECT why(1000000000008);
-SELECT job_id, pid, attempt, state FROM idemq.workers;
+SELECT job_id, pid, attempt, state FROM idemq.running_jobs;
 -- More ready jobs than are counted.
 SELECT count(idemq.enqueue('q', to_jsonb(g), priority => 1)) FROM generate_series(1, 1100) g;
 SELECT why(1000000000007);
@@ -94,21 +94,21 @@ SELECT idemq.grant_queue('q', 'idemq_worker', 'claim');
 SET ROLE idemq_stranger;
 SELECT idemq.why(1000000000001);
 SELECT idemq.why(0);
-SELECT count(*) FROM idemq.workers;
+SELECT count(*) FROM idemq.running_jobs;
 SELECT idemq.check();
 SET ROLE idemq_worker;
 SELECT idemq.why(1000000000001) ~ '^dead since';
-SELECT count(*) FROM idemq.workers;
+SELECT count(*) FROM idemq.running_jobs;
 SELECT idemq.check();
 SET ROLE idemq_watch;
 SELECT idemq.why(1000000000001);
-SELECT count(*) FROM idemq.workers;
+SELECT count(*) FROM idemq.running_jobs;
 SELECT * FROM idemq.check() WHERE invariant <> 'jobs.attempt';
 RESET ROLE;
 -- Where nothing may be written.
 BEGIN READ ONLY;
 SELECT why(1000000000001);
-SELECT count(*) FROM idemq.workers;
+SELECT count(*) FROM idemq.running_jobs;
 SELECT count(*) FROM idemq.check();
 COMMIT;
 DROP OWNED BY idemq_stranger, idemq_worker, idemq_watch;

@@ -104,18 +104,18 @@ is($session->query_safe("SELECT count(*) FROM idemq.claim('q', attach => true, l
 is($session->query_safe("SELECT count(*) FROM idemq.claim('q')"), 1, 'and one that is not attached');
 is_sql($node, "SELECT id - (SELECT min(id) FROM idemq.jobs), deadline - claimed_at FROM idemq.jobs
 	WHERE status = 'processing' ORDER BY 1", "0|00:20:00\n1|00:10:00\n2|01:00:00", 'the rows have the grace at most');
-is_sql($node, "SELECT count(*) FILTER (WHERE deadline > clock_timestamp() + '30 min') FROM idemq.workers", 2,
-	'idemq.workers has the deadlines of the leases');
+is_sql($node, "SELECT count(*) FILTER (WHERE deadline > clock_timestamp() + '30 min') FROM idemq.running_jobs", 2,
+	'idemq.running_jobs has the deadlines of the leases');
 like(sql($node, 'SELECT idemq.why(min(id)) FROM idemq.jobs'), qr/lease until .*attached/, 'why too');
 is_sql($node, "SELECT idemq.validate(id, token) FROM idemq.jobs WHERE id = (SELECT min(id) FROM idemq.jobs)", 'current',
 	'and validate');
 crash($node, sub { $session->{run}->finish });
 is_sql($node, "SELECT count(*) FROM idemq.claim('q', 10)", 1, 'after a crash all three are held');
-is_sql($node, "SELECT deadline <= clock_timestamp() + '20 min' FROM idemq.workers ORDER BY job_id LIMIT 3",
+is_sql($node, "SELECT deadline <= clock_timestamp() + '20 min' FROM idemq.running_jobs ORDER BY job_id LIMIT 3",
 	"t\nt\nf", 'for the grace, the one that was not attached for its length');
 my $mine = sql($node, "SELECT id || ',' || token FROM idemq.jobs WHERE status = 'processing' ORDER BY id LIMIT 1");
 is_sql($node, "SELECT idemq.heartbeat($mine)", 'current', 'its worker connects again within the grace');
-is_sql($node, "SELECT bool_or(deadline > clock_timestamp() + '30 min') FROM idemq.workers WHERE job_id = split_part('$mine', ',', 1)::bigint",
+is_sql($node, "SELECT bool_or(deadline > clock_timestamp() + '30 min') FROM idemq.running_jobs WHERE job_id = split_part('$mine', ',', 1)::bigint",
 	't', 'and its heartbeat lasts as long as a lease of the queue');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check finds nothing');
 

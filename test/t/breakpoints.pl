@@ -136,7 +136,7 @@ is(join(' ', in_two('BEGIN', $release, $again, $goes, $again)), 'released not_du
 is_sql($node, $claim, '', 'runs alone');
 in_two('ROLLBACK');
 is_sql($node, $claim, '', 'and when that is taken back');
-is_sql($node, 'SELECT state FROM idemq.workers', 'active', 'its lease runs');
+is_sql($node, 'SELECT state FROM idemq.running_jobs', 'active', 'its lease runs');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 
 # Attached.
@@ -151,9 +151,9 @@ $pid = $one->query_safe('SELECT pg_backend_pid()');
 # A session's own claim, released and claimed again in a savepoint that is rolled back, is open as before.
 prepare(0);
 $two->query("BEGIN; $again; SAVEPOINT s; $release; $again; ROLLBACK TO s");
-is_sql($node, 'SELECT state FROM idemq.workers', 'claiming', 'an own claim that was ended in a savepoint is open');
+is_sql($node, 'SELECT state FROM idemq.running_jobs', 'claiming', 'an own claim that was ended in a savepoint is open');
 $two->query('COMMIT');
-is_sql($node, 'SELECT state FROM idemq.workers', 'active', 'until the commit');
+is_sql($node, 'SELECT state FROM idemq.running_jobs', 'active', 'until the commit');
 
 # The other way round: session one has ended the attempt, claimed the job again, and is rolled back, but its entry is still
 # there when another session ends the attempt as well.
@@ -169,7 +169,7 @@ foreach my $case (
 	$go = send_to('ROLLBACK', 'idemq_lease_restore');
 	is(join(' ', in_two(@{ $case->[0] })), 'released', join('; ', 'rolled back', map { s/SELECT idemq\.(\w+).*/$1/r } @{ $case->[0] }));
 	is(claim_with_4(), $case->[1], 'the job is ready when its attempt has ended');
-	is_sql($node, "SELECT count(*) FROM idemq.jobs NATURAL JOIN (SELECT job_id AS id FROM idemq.workers) w WHERE status = 'processing'", 3, 'and each has its lease');
+	is_sql($node, "SELECT count(*) FROM idemq.jobs NATURAL JOIN (SELECT job_id AS id FROM idemq.running_jobs) w WHERE status = 'processing'", 3, 'and each has its lease');
 	is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 }
 

@@ -54,9 +54,9 @@ $go->();
 prepare(0);
 $go = send_to("SELECT payload FROM idemq.claim('q')", 'idemq_lease_activate');
 is_sql($node, "SELECT status FROM idemq.jobs WHERE payload = '1'", 'processing', 'idemq_lease_activate: the claim is committed');
-is_sql($node, 'SELECT state FROM idemq.workers', 'claiming', 'its lease has not started');
+is_sql($node, 'SELECT state FROM idemq.running_jobs', 'claiming', 'its lease has not started');
 $go->();
-is_sql($node, 'SELECT state FROM idemq.workers', 'active', 'and then it has');
+is_sql($node, 'SELECT state FROM idemq.running_jobs', 'active', 'and then it has');
 
 # Committed: the row is written, and the cursor is not lowered.
 prepare(2);
@@ -69,9 +69,9 @@ is_sql($node, $claim, '3', 'the job is claimed');
 prepare(1);
 $go = send_to("SELECT idemq.commit(id, token) FROM held", 'idemq_lease_drop');
 is_sql($node, "SELECT status FROM idemq.jobs WHERE payload = '1'", 'completed', 'idemq_lease_drop: the end is committed');
-is_sql($node, "SELECT count(*) FROM idemq.workers", 1, 'its entry is there');
+is_sql($node, "SELECT count(*) FROM idemq.running_jobs", 1, 'its entry is there');
 $go->();
-is_sql($node, "SELECT count(*) FROM idemq.workers", 0, 'and then it is not');
+is_sql($node, "SELECT count(*) FROM idemq.running_jobs", 0, 'and then it is not');
 
 # Rolled back: another session sees the row as it was, and its entry.
 prepare(1);

@@ -158,9 +158,9 @@ sql($node, 'SELECT idemq.recount()');
 my $dying = session($node);
 my $pid = $dying->query_safe('SELECT pg_backend_pid()');
 $dying->query_safe("BEGIN; SELECT count(*) FROM idemq.claim_any(ARRAY['q', 'r'], 20)");
-is_sql($node, "SELECT DISTINCT state, pid = $pid FROM idemq.workers WHERE pid = $pid", 'claiming|t', 'an open claim is seen');
+is_sql($node, "SELECT DISTINCT state, pid = $pid FROM idemq.running_jobs WHERE pid = $pid", 'claiming|t', 'an open claim is seen');
 sql($node, "SELECT pg_terminate_backend($pid, 10000)");
-is_sql($node, "SELECT count(*) FROM idemq.workers WHERE pid = $pid", 0, 'and gone with its session');
+is_sql($node, "SELECT count(*) FROM idemq.running_jobs WHERE pid = $pid", 0, 'and gone with its session');
 is_sql($node, "SELECT invariant FROM idemq.check() WHERE invariant <> 'cursor.claimable'", '', 'nothing is left of it');
 
 # After a restart memory is empty, and that is no violation.

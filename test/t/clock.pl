@@ -147,7 +147,7 @@ is_sql($node, "SELECT count(*) FROM idemq.claim('paced')", 0, 'the rate is still
 is_sql($node, "SELECT ready_at BETWEEN now() + interval '30 min' AND now() + interval '1 h' FROM idemq.jobs WHERE id = $job{paced}", 't',
 	'who was put off waits as long as the rate says');
 is_sql($node, "SELECT @{[minutes('w.deadline')]}, @{[minutes('j.deadline')]}
-	FROM idemq.workers w JOIN idemq.jobs j ON j.id = w.job_id WHERE j.id = $job{beating}", '60|60', 'a lease of the jump ends in time');
+	FROM idemq.running_jobs w JOIN idemq.jobs j ON j.id = w.job_id WHERE j.id = $job{beating}", '60|60', 'a lease of the jump ends in time');
 is_sql($node, "SELECT idemq.commit($job{beating}, $token{beating})", 'committed', 'its worker commits');
 is_sql($node, "SELECT @{[minutes('expires_at')]}, @{[minutes('run_at')]}
 	FROM idemq.jobs WHERE id = $job{blocked2}", '10|60', 'a blocked job expires, and is due, in time');

@@ -207,7 +207,7 @@ is_rt_state(as('unmapped', 'SELECT * FROM cluster.map()'), '42501', 'revoke_use'
 is_rt('SELECT count(*), count(DISTINCT shard), count(error), sum(enqueued_total) > 200 FROM cluster.metrics()', '8|8|0|t', 'metrics');
 is_rt('SELECT * FROM cluster.check() WHERE invariant <> $$schedules.driver$$', '', 'check');
 rt(as('app', q{SELECT cluster.acquire('q', 'of app', '1', worker => 'w')}));
-is_rt('SELECT count(*) FILTER (WHERE worker = $$w$$) FROM cluster.workers()', '1', 'workers');
+is_rt('SELECT count(*) FILTER (WHERE worker = $$w$$) FROM cluster.running_jobs()', '1', 'running_jobs');
 rt(q{SELECT cluster.fail(id, token, 'boom', permanent => true) FROM cluster.acquire('q', 'dies', '1')});
 is_rt('SELECT jobs, pattern FROM cluster.errors()', '1|boom', 'errors');
 my $session = session($router, 'router');

@@ -65,11 +65,11 @@ $owner->query_safe("BEGIN; SAVEPOINT a; SELECT count(*) FROM idemq.claim('q', 10
 	SELECT count(*) FROM idemq.claim('q', 50, attach => true); SAVEPOINT b; SELECT count(idemq.release(id, token)) FROM idemq.claim('q', 50, attach => true);
 	SELECT count(*) FROM idemq.claim('q', 25, attach => true); ROLLBACK TO b; COMMIT");
 $other->query_safe("SELECT count(*) FROM idemq.claim('q', 100, attach => true)");
-is_sql($node, "SELECT count(*) FILTER (WHERE attached), count(*) FROM idemq.workers", '150|150', 'what is left of savepoints');
-$owner->query_safe("SELECT count(idemq.heartbeat(job_id, token)) FROM idemq.workers JOIN idemq.jobs ON id = job_id WHERE pid = pg_backend_pid()");
-$owner->query_safe("SELECT count(idemq.commit(id, token)) FROM (SELECT id, token FROM idemq.jobs JOIN idemq.workers ON job_id = id WHERE pid = pg_backend_pid() LIMIT 20) j");
+is_sql($node, "SELECT count(*) FILTER (WHERE attached), count(*) FROM idemq.running_jobs", '150|150', 'what is left of savepoints');
+$owner->query_safe("SELECT count(idemq.heartbeat(job_id, token)) FROM idemq.running_jobs JOIN idemq.jobs ON id = job_id WHERE pid = pg_backend_pid()");
+$owner->query_safe("SELECT count(idemq.commit(id, token)) FROM (SELECT id, token FROM idemq.jobs JOIN idemq.running_jobs ON job_id = id WHERE pid = pg_backend_pid() LIMIT 20) j");
 leave($owner);
-is_sql($node, "SELECT count(*) FROM idemq.workers WHERE attached", 100, 'its end is not that of another session');
+is_sql($node, "SELECT count(*) FROM idemq.running_jobs WHERE attached", 100, 'its end is not that of another session');
 is_sql($node, "SELECT idemq.reap('q')", 30, 'and all that it had is taken back');
 is_sql($node, $clean, '', 'check');
 leave($other);
@@ -81,7 +81,7 @@ sql($node, "SELECT count(*) FROM idemq.enqueue_many('q', (SELECT array_agg(to_js
 is($owner->query_safe("SELECT count(*) FROM idemq.claim('q', 4000, attach => true)"), 4000, '4,000 attached leases');
 $owner->query_safe("SELECT count(*) FROM idemq.commit_many((SELECT array_agg(id) FROM idemq.jobs WHERE id % 2 = 0), (SELECT array_agg(token) FROM idemq.jobs WHERE id % 2 = 0))");
 leave($owner);
-is_sql($node, "SELECT count(*) FROM idemq.workers WHERE attached", 0, 'half of them were committed; its end');
+is_sql($node, "SELECT count(*) FROM idemq.running_jobs WHERE attached", 0, 'half of them were committed; its end');
 is_sql($node, "SELECT idemq.reap('q')", 2000, 'gives the others back');
 is_sql($node, $clean, '', 'check');
 

@@ -147,7 +147,7 @@ sql($node, claim(2100));
 leave(update_all());
 crash($node);
 sql($node, claim()) for 1 .. 20;
-is_sql($node, 'SELECT count(*) FROM idemq.workers', 2100, 'a crash, and every lease is found');
+is_sql($node, 'SELECT count(*) FROM idemq.running_jobs', 2100, 'a crash, and every lease is found');
 
 {
 	my $one = session($node);

@@ -109,9 +109,9 @@ my %uses = (
 is_state($slots, $uses{$_}, '53400', "first use: $_") foreach sort keys %uses;
 like(error_of($slots, $uses{claim}), $no_slot, 'says which queue, and what to do');
 # heartbeat_many renews those that have a slot, whatever the others raise.
-wait_until($slots, "SELECT coalesce(max(deadline) < now() + interval '2 h', false) FROM idemq.workers WHERE queue = 'b'");
+wait_until($slots, "SELECT coalesce(max(deadline) < now() + interval '2 h', false) FROM idemq.running_jobs WHERE queue = 'b'");
 is_state($slots, "SELECT idemq.heartbeat_many(array_agg(id ORDER BY id), array_agg(token ORDER BY id), '3 h') FROM held", '53400', 'heartbeat_many: of a queue without a slot');
-is_sql($slots, "SELECT max(deadline) > now() + interval '2 h' FROM idemq.workers WHERE queue = 'b'", 't', 'heartbeat_many: the other queue\'s lease is renewed');
+is_sql($slots, "SELECT max(deadline) > now() + interval '2 h' FROM idemq.running_jobs WHERE queue = 'b'", 't', 'heartbeat_many: the other queue\'s lease is renewed');
 sql($slots, q{CREATE TABLE before AS SELECT id, status, token FROM idemq.jobs WHERE queue_id = idemq.queue_id('c')});
 
 # Who only looks, or administers, is not refused.

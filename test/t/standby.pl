@@ -43,7 +43,7 @@ foreach ('SELECT id, status, attempt, token, deadline, payload, last_error FROM 
 	is($session->query_safe($_), $says, "as the primary: $name");
 	isnt($says, '', 'which says something') unless /check/;
 }
-is($session->query_safe('SELECT count(*) FROM idemq.workers'), 0, 'leases are in the primary\'s memory');
+is($session->query_safe('SELECT count(*) FROM idemq.running_jobs'), 0, 'leases are in the primary\'s memory');
 
 # What only the primary's memory knows is not made up: its leases, limits, workers.
 my $ask = '; this is a standby: leases, limits and workers are known on the primary, ask idemq.why there';

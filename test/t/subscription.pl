@@ -139,7 +139,7 @@ my %calls = (
 	cancel_by_key => "SELECT idemq.cancel_by_key('early', 'k')",
 	cancel_many => "SELECT * FROM idemq.cancel_many('{1}')",
 	cancel_matching => "SELECT * FROM idemq.cancel_matching('early', kind => 'k')",
-	here => "SELECT idemq.here(gen_random_uuid(), 'w', '{early}')",
+	report_worker => "SELECT idemq.report_worker(gen_random_uuid(), 'w', '{early}')",
 	wait => "CALL idemq.wait('early', '0')",
 	wait_any => "CALL idemq.wait_any('{early}', '0')",
 	schedule => "SELECT idemq.schedule('s', '0 0 1 1 *', 'early', '1')",
@@ -199,7 +199,7 @@ foreach (sort keys %calls)
 leave($caller);
 is(rows($sub, 'jobs') . rows($sub, 'queues'), $before, 'and nothing has changed');
 is_state($sub, $_, '00000', "not refused: $_") foreach "CALL idemq.wait_result(" . sql($sub, 'SELECT min(id) FROM idemq.jobs') . ", '0')",
-  'SELECT * FROM idemq.metrics', 'SELECT * FROM idemq.workers', "SELECT idemq.admit('b', 1, '1 min')", 'SELECT idemq.validate(1, 1)';
+  'SELECT * FROM idemq.metrics', 'SELECT * FROM idemq.running_jobs', "SELECT idemq.admit('b', 1, '1 min')", 'SELECT idemq.validate(1, 1)';
 
 # Copies of a follower follow nobody.
 my $dump = "$PostgreSQL::Test::Utils::tmp_check/follower.dump";
@@ -361,7 +361,7 @@ my $lost_queue = sql($pub, "SELECT idemq.create_queue('lost')");
 is(manual(1, 1), 't', 'the subscriber takes over');
 is_sql($sub, 'SELECT idemq.take_over()', 'f', 'once');
 is_sql($sub, $follows, 0, 'and follows no more');
-is_soon($sub, "SELECT count(*) = 1 FROM idemq.workers, idemq_internal.followers WHERE job_id = $kept[0] AND deadline > taken_over_at + interval '119 s' AND $own",
+is_soon($sub, "SELECT count(*) = 1 FROM idemq.running_jobs, idemq_internal.followers WHERE job_id = $kept[0] AND deadline > taken_over_at + interval '119 s' AND $own",
 	'a lease lasts its length from the switch, not from the start of the server');
 is_sql($sub, "SELECT idemq.heartbeat($kept[0], $kept[1])", 'current', 'a worker goes on here with its token, though its row\'s deadline is long past');
 is_sql($sub, "SELECT idemq.commit($kept[0], $kept[1])", 'committed', 'and commits');

@@ -264,7 +264,7 @@ $before = sql($node, $rows, 'depends');
 sql($node, q{
 	CREATE TABLE mine (job bigint, was idemq.status DEFAULT 'pending', did idemq.outcome);
 	INSERT INTO mine VALUES (1, 'completed', 'committed');
-	CREATE VIEW in_flight AS SELECT * FROM idemq.workers;
+	CREATE VIEW in_flight AS SELECT * FROM idemq.running_jobs;
 	CREATE FUNCTION finish(bigint, bigint) RETURNS idemq.outcome LANGUAGE sql BEGIN ATOMIC SELECT idemq.try_commit($1, $2); END;
 	CREATE FUNCTION late(text) RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RETURN (SELECT id FROM idemq.enqueue('mail', to_jsonb($1))); END $$}, 'depends');
 my %in_the_way = (

@@ -246,9 +246,9 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	$id = enqueue('1');
 	my $runner = runner('echo $$ >$T/beats; while [ ! -e $T/beaten ]; do sleep 0.1; done', '--once', '--lease', '10min');
 	until_file('beats');
-	my $deadline = sql($node, "SELECT deadline FROM idemq.workers WHERE job_id = $id");
+	my $deadline = sql($node, "SELECT deadline FROM idemq.running_jobs WHERE job_id = $id");
 	is_sql($node, $cut, 1, 'a session of a runner ends');
-	is_soon($node, "SELECT deadline > '$deadline' FROM idemq.workers WHERE job_id = $id", 'heartbeats keep a lease');
+	is_soon($node, "SELECT deadline > '$deadline' FROM idemq.running_jobs WHERE job_id = $id", 'heartbeats keep a lease');
 	open_gate('beaten');
 	my ($status, $said) = ended($runner);
 	is_job($node, $id, 'completed|1||', 'and the job is done');
@@ -271,7 +271,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 
 	until_file('drains');
 	wait_until($node, 'SELECT count(*) = 1 FROM pg_stat_activity WHERE ' . asleep());
-	wait_until($node, "SELECT count(*) = 1 FROM idemq.worker_seen WHERE program = 'idemq-work' AND version <> '' AND worker LIKE 'idemq-work % $runner->{pid}'
+	wait_until($node, "SELECT count(*) = 1 FROM idemq.workers WHERE program = 'idemq-work' AND version <> '' AND worker LIKE 'idemq-work % $runner->{pid}'
 		AND queues = '{q}' AND concurrency = 2 AND running = 1 AND jobs = ARRAY[$id] AND done = 0 AND state = 'here'");
 	kill 'TERM', $runner->{pid};
 	until_said($runner, qr/ending: 1 programs have 30 s/);
@@ -280,7 +280,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	open_gate('drained');
 	($status, $said) = ended($runner);
 	is($status, 0, 'a runner that was told to end ends with 0');
-	is_sql($node, "SELECT running, done, state FROM idemq.worker_seen WHERE worker LIKE '% $runner->{pid}'", '0|1|gone', 'and says goodbye');
+	is_sql($node, "SELECT running, done, state FROM idemq.workers WHERE worker LIKE '% $runner->{pid}'", '0|1|gone', 'and reports that it is stopping');
 	is_job($node, $id, 'completed|1||', 'when its program has');
 	is_job($node, $next, 'pending|0||', 'it has claimed no more');
 

@@ -71,16 +71,16 @@ export const schedules = `
         SELECT n, t::text FROM ticks) x (n, t)) END AS ticks
   FROM idemq.schedules s ORDER BY s.next_run, s.name LIMIT 500`;
 
-export const workers = `
+export const runningJobs = `
   SELECT w.queue, w.job_id, w.worker, w.pid, w.attempt, w.claimed_at,
     extract(epoch FROM w.expires_in)::float8 AS expires_in, w.attached, w.state, to_jsonb(w) ->> 'progress' AS progress
-  FROM idemq.workers w ORDER BY w.expires_in NULLS LAST LIMIT 500`;
+  FROM idemq.running_jobs w ORDER BY w.expires_in NULLS LAST LIMIT 500`;
 
 /** Who said in the last hour that it is there, and the handlers; how long the oldest of its jobs runs. */
-export const seen = `
+export const workers = `
   SELECT s.worker, s.role, s.host, s.program, s.version, s.queues, s.started_at, s.seen_at, s.concurrency, s.running, s.jobs[1:5] AS jobs,
-    s.done, s.per_minute, s.state, (SELECT min(w.claimed_at) FROM idemq.workers w WHERE w.job_id = ANY (s.jobs)) AS oldest
-  FROM idemq.worker_seen s ORDER BY s.state = 'gone', s.state, s.worker, s.started_at LIMIT 500`;
+    s.done, s.per_minute, s.state, (SELECT min(w.claimed_at) FROM idemq.running_jobs w WHERE w.job_id = ANY (s.jobs)) AS oldest
+  FROM idemq.workers s ORDER BY s.state = 'gone', s.state, s.worker, s.started_at LIMIT 500`;
 /** Handlers: what the table of workers has no column for. */
 export const handlers = `
   SELECT h.queue, h.function, h.role, h.state, h.workers, h.workers_running, h.batch, extract(epoch FROM h.max_idle)::float8 AS max_idle,

@@ -142,8 +142,8 @@ export async function makeServer({ database, writes = false, logger = false, acc
     const queue = text(request.query.queue);
     return send(reply, 'Errors', errorsPage(await database.query(queries.errors, [queue]), queue, context), context);
   });
-  app.get('/running', async (request, reply) => send(reply, 'Running', runningPage(await database.query(queries.workers)), await contextOf(request, '/running')));
-  app.get('/workers', async (request, reply) => send(reply, 'Workers', workersPage(await database.query(queries.seen),
+  app.get('/running', async (request, reply) => send(reply, 'Running', runningPage(await database.query(queries.runningJobs)), await contextOf(request, '/running')));
+  app.get('/workers', async (request, reply) => send(reply, 'Workers', workersPage(await database.query(queries.workers),
     await database.query(queries.handlers), await database.query(queries.unattended)), await contextOf(request, '/workers')));
   app.get('/flow/:id', async (request, reply) => {
     const context = await contextOf(request, null);

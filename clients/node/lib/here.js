@@ -1,18 +1,18 @@
-// A worker says that it is there (idemq.here): for people, and part of no promise.  A word that fails is
-// one that was not said.  It goes by the line of the heartbeats, so it waits for no lock, disk or standby.
+// Reports a worker to the server (idemq.report_worker), for people; no promise depends on it.  A report that fails is
+// left out.  It goes by the line of the heartbeats, so it waits for no lock, disk or standby.
 
 import { randomUUID } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { sleep, within } from './connection.js';
 import { sqlstate } from './errors.js';
-import { HERE } from './statements.js';
+import { REPORT_WORKER } from './statements.js';
 
 const { version } = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8'));
-/** Milliseconds between two words, and after the server has refused one: its SQL may be an older version's. */
+/** Milliseconds between two reports, and after the server has refused one: its SQL may be an older version's. */
 const each = 30_000;
 const afterRefusal = 600_000;
-/** What ends sooner says nothing. */
+/** A worker that ends sooner reports nothing. */
 const first = 1000;
 
 export class Here {
@@ -41,11 +41,11 @@ export class Here {
     }
   }
 
-  /** @param {boolean} goodbye @returns {Promise<number>} when to say it again */
-  async #say(goodbye) {
+  /** @param {boolean} stopping @returns {Promise<number>} when to say it again */
+  async #say(stopping) {
     if (!this.#line.session) return first;
     try {
-      await this.#line.hold((session) => within(10_000, session, session.query(HERE, [...this.#values(), goodbye])));
+      await this.#line.hold((session) => within(10_000, session, session.query(REPORT_WORKER, [...this.#values(), stopping])));
       this.#said = true;
     } catch (error) {
       // What has happened to the connection is said by those who need it.
@@ -54,8 +54,8 @@ export class Here {
     return each;
   }
 
-  /** The last word of one that has said something, if it is heard at once. @param {AbortSignal} until */
-  async goodbye(until) {
+  /** The last report of a worker that has reported before, if the server answers at once. @param {AbortSignal} until */
+  async reportStopping(until) {
     if (this.#said) await Promise.race([this.#say(true), sleep(1000, until)]);
   }
 }

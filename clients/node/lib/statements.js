@@ -48,8 +48,8 @@ export const AWAIT_EVENT = 'SELECT outcome, payload FROM idemq.await_event($1::b
 export const PARENTS = 'SELECT parent::text AS id, queue, status::text, result FROM idemq.parents($1::bigint) AS p ORDER BY p.parent';
 
 // Its commit waits for no disk and no standby, which heartbeats do not either.
-export const HERE = `SELECT pg_catalog.set_config('synchronous_commit', 'off', true), idemq.here($1::uuid, $2::text, $3::text[], program => $4::text, version => $5::text, host => $6::text,
-  concurrency => $7::int, running => $8::bigint[], done => $9::bigint, goodbye => $10::bool)`;
+export const REPORT_WORKER = `SELECT pg_catalog.set_config('synchronous_commit', 'off', true), idemq.report_worker($1::uuid, $2::text, $3::text[], program => $4::text, version => $5::text, host => $6::text,
+  concurrency => $7::int, running => $8::bigint[], done => $9::bigint, stopping => $10::bool)`;
 
 export const SETTINGS = `SELECT 1000 * extract(epoch FROM coalesce($2::interval, lease))::float8 AS lease,
     1000 * extract(epoch FROM job_timeout)::float8 AS timeout

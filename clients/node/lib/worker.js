@@ -183,7 +183,7 @@ export class Worker {
       await this.#dispatch(context, batch);
     } finally {
       while (this.#places > 0) await new Promise((resolve) => (this.#freed = () => resolve(undefined)));
-      await here.goodbye(this.#over.signal);
+      await here.reportStopping(this.#over.signal);
       this.#stop.abort();
       this.#over.abort();
       clearTimeout(this.#graceTimer);

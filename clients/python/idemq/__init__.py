@@ -134,7 +134,7 @@ class _Worker:
     ) -> None:
         """A worker of one queue; nothing is connected before it runs.
 
-        name: shown in idemq.workers.  wait_dsn: a direct way to the server, to wait by, where dsn leads to
+        name: shown in idemq.running_jobs.  wait_dsn: a direct way to the server, to wait by, where dsn leads to
         a pooler.  concurrency: so many handlers at a time.  batch: so many jobs in one transaction of
         run().  lease: instead of the queue's.  timeout: seconds that a handler may take where the queue has
         no job_timeout.  grace: seconds that a drain leaves to handlers.  attach: whether leases end with

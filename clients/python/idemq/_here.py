@@ -1,6 +1,6 @@
-"""A worker says that it is there (idemq.here): for people, and part of no promise.
+"""Reports a worker to the server (idemq.report_worker), for people; no promise depends on it.
 
-A word that fails is one that was not said.  It goes by the connection of the heartbeats, so it waits for
+A report that fails is left out.  It goes by the connection of the heartbeats, so it waits for
 no lock, disk or standby.
 """
 
@@ -17,16 +17,17 @@ import psycopg
 from ._server import AsyncLink, Lost
 
 EACH = 30.0
-"""Seconds between two words."""
+"""Seconds between two reports."""
 AFTER_REFUSAL = 600.0
 """Seconds after the server has refused one: its SQL may be an older version's."""
 FIRST = 1.0
-"""What ends sooner says nothing."""
+"""A worker that ends sooner reports nothing."""
 
 # Its commit waits for no disk and no standby, which heartbeats do not either.
-_HERE = """SELECT pg_catalog.set_config('synchronous_commit', 'off', true), idemq.here(%s::uuid, %s, %s,
+_REPORT_WORKER = """SELECT pg_catalog.set_config('synchronous_commit', 'off', true),
+    idemq.report_worker(%s::uuid, %s, %s,
     program => 'python', version => %s, host => %s, concurrency => %s::int, running => %s::bigint[],
-    done => %s::bigint, goodbye => %s)"""
+    done => %s::bigint, stopping => %s)"""
 
 
 def _version() -> str:
@@ -55,13 +56,13 @@ class Here:
             await asyncio.sleep(pause)
             pause = await self._say(False)
 
-    async def _say(self, goodbye: bool) -> float:
+    async def _say(self, stopping: bool) -> float:
         if not self._link.usable:
             return FIRST
         jobs, done = self._state()
         try:
             # The link outlives whoever tells: an answer is waited for.
-            await asyncio.shield(self._link.ask(_HERE, [*self._about, list(jobs), done, goodbye]))
+            await asyncio.shield(self._link.ask(_REPORT_WORKER, [*self._about, list(jobs), done, stopping]))
             self._said = True
         except (Lost, OSError):
             pass  # who needs the connection says so
@@ -69,8 +70,8 @@ class Here:
             return AFTER_REFUSAL
         return EACH
 
-    async def goodbye(self) -> None:
-        """The last word of one that has said something, if it is heard at once."""
+    async def report_stopping(self) -> None:
+        """The last report of a worker that has reported before, if the server answers at once."""
         if self._said:
             try:
                 await asyncio.wait_for(self._say(True), 1)

@@ -111,7 +111,7 @@ class Run(Attempts):
             for task in (*lanes, *tasks):
                 task.cancel()
             await asyncio.gather(*lanes, *tasks, return_exceptions=True)
-            await here.goodbye()
+            await here.report_stopping()
             for lane in self._lanes:
                 await lane.close()
             if self.desk is not None:

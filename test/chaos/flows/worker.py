@@ -239,7 +239,7 @@ class Worker(FlowClient):
             "UNION ALL SELECT 'producers', count(*) FROM idemq.producers WHERE NOT queue_id = ANY (%(own)s) "
             "UNION ALL SELECT 'dependencies', count(*) FROM idemq.dependencies WHERE NOT queue_id = ANY (%(own)s) "
             "UNION ALL SELECT 'metrics', count(*) FROM idemq.metrics WHERE NOT queue_id = ANY (%(own)s) "
-            "UNION ALL SELECT 'workers', count(*) FROM idemq.workers WHERE queue !~ %(name)s",
+            "UNION ALL SELECT 'running_jobs', count(*) FROM idemq.running_jobs WHERE queue !~ %(name)s",
             {"own": self.ids(), "name": rf"^{self.tenant}\."})
         for what, count in seen:
             if count:

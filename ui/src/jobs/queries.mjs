@@ -18,7 +18,7 @@ export const job = `
     CASE WHEN pg_column_size(j.checkpoint) <= 65536 THEN idemq.progress(j.checkpoint) END AS progress,
     w.expires_in, w.attached, w.state, w.pid
   FROM idemq.jobs j LEFT JOIN idemq.queues q ON q.queue_id = j.queue_id
-  LEFT JOIN (SELECT x.job_id, extract(epoch FROM x.expires_in)::float8 AS expires_in, x.attached, x.state, x.pid FROM idemq.workers x) w ON w.job_id = j.id
+  LEFT JOIN (SELECT x.job_id, extract(epoch FROM x.expires_in)::float8 AS expires_in, x.attached, x.state, x.pid FROM idemq.running_jobs x) w ON w.job_id = j.id
   WHERE j.id = $1`;
 
 /** The documents of a job, as far as they are shown, and how long they are; the columns are these and no others. */

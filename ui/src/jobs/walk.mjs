@@ -30,7 +30,7 @@ const later = byTime('>', 'k1, k2');
 const dueBackwards = byTime('<=', 'k1 DESC, k2 DESC', '<');
 const due = (priority) => ({ rows: (p, c) => atPriority(p, c, priority, '<='), order: 'k1, k2' });
 const running = {
-  rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, w.claimed_at AS k1, j.id AS k2 FROM idemq.workers w JOIN idemq.jobs j ON j.id = w.job_id
+  rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, w.claimed_at AS k1, j.id AS k2 FROM idemq.running_jobs w JOIN idemq.jobs j ON j.id = w.job_id
     WHERE j.queue_id = ${p(c.queue, 'int')}${after(p, c, 'w.claimed_at, j.id')}`,
   order: 'k1, k2',
 };

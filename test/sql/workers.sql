@@ -1,4 +1,4 @@
--- idemq.here and idemq.worker_seen: who is there, by its own word.
+-- idemq.report_worker and idemq.workers: who is there, as workers report it.
 CREATE EXTENSION idemq;
 \set VERBOSITY terse
 \pset null -
@@ -6,28 +6,28 @@ SELECT idemq.create_queue('q') IS NOT NULL AND idemq.create_queue('r') IS NOT NU
 CREATE ROLE regress_here LOGIN;
 CREATE ROLE regress_there LOGIN;
 SELECT idemq.grant_queue('q', 'regress_here', 'claim'), idemq.grant_queue('r', 'regress_here', 'claim'), idemq.grant_queue('r', 'regress_there', 'claim');
-CREATE VIEW seen AS SELECT worker, role, host, program, version, queues, concurrency, running, jobs, done, per_minute, state FROM idemq.worker_seen ORDER BY worker;
+CREATE VIEW seen AS SELECT worker, role, host, program, version, queues, concurrency, running, jobs, done, per_minute, state FROM idemq.workers ORDER BY worker;
 GRANT SELECT ON seen TO PUBLIC;
 \set one '7b0c7f6a-1111-4222-8333-444455556666'
 \set two '7b0c7f6a-1111-4222-8333-444455556667'
 
 SET ROLE regress_here;
-SELECT idemq.here(:'one', 'w1', '{q,r}', program => 'sh', version => '1', host => 'h', concurrency => 5, running => '{3,4}', done => 10);
+SELECT idemq.report_worker(:'one', 'w1', '{q,r}', program => 'sh', version => '1', host => 'h', concurrency => 5, running => '{3,4}', done => 10);
 SELECT * FROM seen;
 -- The next word is of the same row; so soon it moves no rate.
-SELECT idemq.here(:'one', 'w1', '{q,r}', program => 'sh', version => '2', done => 12);
+SELECT idemq.report_worker(:'one', 'w1', '{q,r}', program => 'sh', version => '2', done => 12);
 SELECT * FROM seen;
-SELECT started_at < seen_at AS later FROM idemq.worker_seen;
+SELECT started_at < seen_at AS later FROM idemq.workers;
 RESET ROLE;
 -- Half a minute ago.
 UPDATE idemq_internal.worker_entries SET seen_at = seen_at - interval '00:00:30';
 SET ROLE regress_here;
-SELECT idemq.here(:'one', 'w1', '{q,r}', done => 32);
-SELECT round(per_minute) AS per_minute FROM idemq.worker_seen;
+SELECT idemq.report_worker(:'one', 'w1', '{q,r}', done => 32);
+SELECT round(per_minute) AS per_minute FROM idemq.workers;
 -- It is gone, with what it did.
-SELECT idemq.here(:'one', 'w1', '{q,r}', running => '{3}', done => 33, goodbye => true);
+SELECT idemq.report_worker(:'one', 'w1', '{q,r}', running => '{3}', done => 33, stopping => true);
 SELECT worker, running, jobs, done, round(per_minute) AS per_minute, state FROM seen;
-SELECT idemq.here(:'one', 'w1', '{q,r}', done => 33);
+SELECT idemq.report_worker(:'one', 'w1', '{q,r}', done => 33);
 RESET ROLE;
 UPDATE idemq_internal.worker_entries SET seen_at = seen_at - interval '91 s';
 SELECT worker, state FROM seen;
@@ -36,61 +36,61 @@ SELECT worker, state FROM seen;
 SET ROLE regress_there;
 SELECT * FROM seen \gset his_
 SELECT :'his_worker' AS worker, :'his_queues' AS queues;
-SELECT idemq.here(:'one', 'w2', '{r,r}');
+SELECT idemq.report_worker(:'one', 'w2', '{r,r}');
 SELECT worker, queues, state FROM seen;
-SELECT idemq.here(:'two', 'w2', '{q}');
+SELECT idemq.report_worker(:'two', 'w2', '{q}');
 RESET ROLE;
 SELECT idemq.revoke_queue('r', 'regress_there', 'claim');
 SET ROLE regress_there;
 SELECT worker, queues, state FROM seen;
-SELECT idemq.here(:'one', 'w2', '{r}');
+SELECT idemq.report_worker(:'one', 'w2', '{r}');
 SELECT count(*) FROM idemq_internal.worker_entries;
 RESET ROLE;
 
 -- What is wrong is refused; nothing of it is there.
-SELECT idemq.here(NULL, 'w', '{q}');
-SELECT idemq.here(:'two', NULL, '{q}');
-SELECT idemq.here(:'two', repeat('w', 257), '{q}');
-SELECT idemq.here(:'two', 'w', NULL);
-SELECT idemq.here(:'two', 'w', '{}');
-SELECT idemq.here(:'two', 'w', '{{q}}');
-SELECT idemq.here(:'two', 'w', '{q,NULL}');
-SELECT idemq.here(:'two', 'w', '{q,nope}');
-SELECT idemq.here(:'two', 'w', '{q}', program => repeat('p', 65));
-SELECT idemq.here(:'two', 'w', '{q}', version => repeat('p', 65));
-SELECT idemq.here(:'two', 'w', '{q}', host => repeat('p', 257));
-SELECT idemq.here(:'two', 'w', '{q}', concurrency => 0);
-SELECT idemq.here(:'two', 'w', '{q}', running => NULL);
-SELECT idemq.here(:'two', 'w', '{q}', running => '{{1}}');
-SELECT idemq.here(:'two', 'w', '{q}', done => NULL);
-SELECT idemq.here(:'two', 'w', '{q}', goodbye => NULL);
+SELECT idemq.report_worker(NULL, 'w', '{q}');
+SELECT idemq.report_worker(:'two', NULL, '{q}');
+SELECT idemq.report_worker(:'two', repeat('w', 257), '{q}');
+SELECT idemq.report_worker(:'two', 'w', NULL);
+SELECT idemq.report_worker(:'two', 'w', '{}');
+SELECT idemq.report_worker(:'two', 'w', '{{q}}');
+SELECT idemq.report_worker(:'two', 'w', '{q,NULL}');
+SELECT idemq.report_worker(:'two', 'w', '{q,nope}');
+SELECT idemq.report_worker(:'two', 'w', '{q}', program => repeat('p', 65));
+SELECT idemq.report_worker(:'two', 'w', '{q}', version => repeat('p', 65));
+SELECT idemq.report_worker(:'two', 'w', '{q}', host => repeat('p', 257));
+SELECT idemq.report_worker(:'two', 'w', '{q}', concurrency => 0);
+SELECT idemq.report_worker(:'two', 'w', '{q}', running => NULL);
+SELECT idemq.report_worker(:'two', 'w', '{q}', running => '{{1}}');
+SELECT idemq.report_worker(:'two', 'w', '{q}', done => NULL);
+SELECT idemq.report_worker(:'two', 'w', '{q}', stopping => NULL);
 SELECT count(*) FROM seen;
 -- What is too much is cut: jobs and queues beyond a hundred.
-SELECT idemq.here(:'two', 'w', array_fill('q'::text, '{150}'), running => ARRAY(SELECT generate_series(1, 150)::bigint));
+SELECT idemq.report_worker(:'two', 'w', array_fill('q'::text, '{150}'), running => ARRAY(SELECT generate_series(1, 150)::bigint));
 SELECT running, cardinality(jobs) AS jobs, queues FROM seen WHERE worker = 'w';
 BEGIN READ ONLY;
-SELECT idemq.here(:'two', 'w', '{q}');
+SELECT idemq.report_worker(:'two', 'w', '{q}');
 ROLLBACK;
 
 -- Whatever a role says it has done, others read the view; whatever bounds its array has, it is asked for each queue.
 SET ROLE regress_here;
-SELECT idemq.here(:'one', 'w1', '{q}', done => -9223372036854775808);
+SELECT idemq.report_worker(:'one', 'w1', '{q}', done => -9223372036854775808);
 RESET ROLE;
 UPDATE idemq_internal.worker_entries SET seen_at = seen_at - interval '00:00:10' WHERE id = :'one';
 SET ROLE regress_here;
-SELECT idemq.here(:'one', 'w1', '{q}', done => 9223372036854775807);
-SELECT idemq.here(:'one', 'w1', '[-5:-4]={q,nowhere}');
+SELECT idemq.report_worker(:'one', 'w1', '{q}', done => 9223372036854775807);
+SELECT idemq.report_worker(:'one', 'w1', '[-5:-4]={q,nowhere}');
 RESET ROLE;
-SELECT count(*) FROM idemq.worker_seen WHERE per_minute > 1e18;
+SELECT count(*) FROM idemq.workers WHERE per_minute > 1e18;
 
 -- A role has a thousand at most; those that are gone, or silent for ten minutes, make room.
 SET ROLE regress_here;
-SELECT count(*) FILTER (WHERE idemq.here(gen_random_uuid(), 'many', '{q}')) FROM generate_series(1, 1005);
-SELECT idemq.here(:'one', 'w1', '{q}');
+SELECT count(*) FILTER (WHERE idemq.report_worker(gen_random_uuid(), 'many', '{q}')) FROM generate_series(1, 1005);
+SELECT idemq.report_worker(:'one', 'w1', '{q}');
 RESET ROLE;
-UPDATE idemq_internal.worker_entries SET goodbye = true WHERE ctid IN (SELECT ctid FROM idemq_internal.worker_entries WHERE worker = 'many' LIMIT 10);
+UPDATE idemq_internal.worker_entries SET stopping = true WHERE ctid IN (SELECT ctid FROM idemq_internal.worker_entries WHERE worker = 'many' LIMIT 10);
 SET ROLE regress_here;
-SELECT idemq.here(gen_random_uuid(), 'many', '{q}');
+SELECT idemq.report_worker(gen_random_uuid(), 'many', '{q}');
 SELECT count(*) FROM seen WHERE worker = 'many';
 RESET ROLE;
 

@@ -1,6 +1,6 @@
 /*
- * observe/workers_view.c
- *		SQL function leases, behind the view idemq.workers: who holds what.
+ * observe/running_jobs_view.c
+ *		SQL function leases, behind the view idemq.running_jobs: who holds what.
  *
  * The lease table is copied first, each entry as it was at some moment; then the rows are read,
  * under a snapshot that sees every claim whose lease had started by then.  What only the row

@@ -1,26 +1,26 @@
 /*
- * here.c: says each 30 s that the runner is there (idemq.here): for people, and part of no promise.
+ * report_worker.c: reports the runner to the server every 30 s, for people; no promise depends on it.
  *
- * A word that fails is one that was not said.  Its commit waits for no disk and no standby, and the
- * server for no lock: it goes by the connection of the heartbeats.
+ * A report that fails is left out.  Its commit waits for no disk and no standby, and the server for
+ * no lock, because it goes through the connection of the heartbeats.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "here.h"
+#include "report_worker.h"
 #include "options.h"
 #include "text.h"
 
-/* Between two words; after the server has refused one, whose SQL may be an older version's. */
+/* Between two reports; and after the server has refused one, since its SQL may be older. */
 #define EACH 30000
 #define AFTER_REFUSAL 600000
-/* What ends sooner says nothing. */
+/* A runner that ends sooner reports nothing. */
 #define FIRST 1000
 
-static int64_t said_at = NEVER; /* when it is to be said next; NEVER: not begun */
-static bool said;
+static int64_t report_at = NEVER; /* when to report next; NEVER: not begun */
+static bool reported;
 static char id[37];
 
 /* Whether it will be refused again: there is no such function, or no such right. */
@@ -44,11 +44,11 @@ begin(void)
 	for (int i = 0, at = 0; i < 16; i++)
 		at += snprintf(id + at, sizeof(id) - (size_t) at,
 					   i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", bytes[i]);
-	said_at = now_ms() + FIRST;
+	report_at = now_ms() + FIRST;
 }
 
 void
-here_say(struct server *server, const struct job *jobs, bool goodbye)
+report_worker(struct server *server, const struct job *jobs, bool stopping)
 {
 	const char **ids;
 	const char *values[9];
@@ -62,9 +62,9 @@ here_say(struct server *server, const struct job *jobs, bool goodbye)
 		return;
 	if (id[0] == '\0')
 		begin();
-	if (goodbye ? !said : now_ms() < said_at)
+	if (stopping ? !reported : now_ms() < report_at)
 		return;
-	said_at = now_ms() + FIRST;
+	report_at = now_ms() + FIRST;
 	if (server->conn == NULL)
 		return;
 	ids = memory(NULL, (size_t) options.jobs * sizeof(*ids));
@@ -84,28 +84,28 @@ here_say(struct server *server, const struct job *jobs, bool goodbye)
 	values[5] = places;
 	values[6] = text_array(ids, count);
 	values[7] = done;
-	values[8] = goodbye ? "t" : "f";
+	values[8] = stopping ? "t" : "f";
 	result =
 		server_ask(server,
 				   "SELECT pg_catalog.set_config('synchronous_commit', 'off', true), "
-				   "idemq.here($1::uuid, $2, $3::text[], program => 'idemq-work', version => $4, "
+				   "idemq.report_worker($1::uuid, $2, $3::text[], program => 'idemq-work', version => $4, "
 				   "host => $5, concurrency => $6::int, running => $7::bigint[], "
-				   "done => $8::bigint, goodbye => $9::bool)",
+				   "done => $8::bigint, stopping => $9::bool)",
 				   9, values);
 	if (result != NULL && PQresultStatus(result) == PGRES_TUPLES_OK)
 	{
-		said = true;
-		said_at = now_ms() + EACH;
+		reported = true;
+		report_at = now_ms() + EACH;
 	}
 	else if (result != NULL)
-		said_at = now_ms() + (is_refused(result) ? AFTER_REFUSAL : EACH);
+		report_at = now_ms() + (is_refused(result) ? AFTER_REFUSAL : EACH);
 	PQclear(result);
 	free((char *) values[6]);
 	free(ids);
 }
 
 int64_t
-here_next(void)
+next_report(void)
 {
-	return said_at;
+	return report_at;
 }

@@ -1,0 +1,15 @@
+/*
+ * report_worker.h: reports the runner to the server.
+ */
+#ifndef IDEMQ_WORK_REPORT_WORKER_H
+#define IDEMQ_WORK_REPORT_WORKER_H
+
+#include "job.h"
+
+/* Reports it when it is time to; stopping: for the last time, if it has reported anything. */
+extern void report_worker(struct server *server, const struct job *jobs, bool stopping);
+
+/* When to report next. */
+extern int64_t next_report(void);
+
+#endif
