@@ -1,8 +1,8 @@
 -- Topic: Jobs
 
-CREATE FUNCTION idemq.release_job(id bigint) RETURNS idemq.outcome
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release_job';
-COMMENT ON FUNCTION idemq.release_job(bigint)
+CREATE FUNCTION idemq.revoke_lease(id bigint) RETURNS idemq.outcome
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_revoke_lease';
+COMMENT ON FUNCTION idemq.revoke_lease(bigint)
 	IS 'take a running job from its worker: it is ready at once, the attempt not counted, and its worker''s commit is refused (IQ001); returns released, or why not: current (not running), blocked, completed, dead, cancelled, not_found; needs admin; written to idemq.audit';
 
 -- Topic: Schedules

@@ -66,7 +66,7 @@ GRANT SELECT ON idemq.prometheus, idemq.prometheus_names, idemq_internal.prometh
 GRANT EXECUTE ON FUNCTION idemq.prometheus_text, idemq_internal.timing_buckets,
 	idemq_internal.chore_counts TO pg_monitor;
 -- For operators; each asks for itself.
-GRANT EXECUTE ON FUNCTION idemq.release_job, idemq.run_schedule_now TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.revoke_lease, idemq.run_schedule_now TO PUBLIC;
 -- A handler is a process of the server's: set_handler is the DBA's to give away.
 GRANT SELECT ON idemq.handlers TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.drop_handler, idemq.current_job, idemq_internal.handler_states TO PUBLIC;

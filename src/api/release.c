@@ -1,7 +1,7 @@
 /*
  * api/release.c
  *		SQL functions that give jobs back unharmed, as if they had not been claimed:
- *		release, release_many; and release_job, by which an administrator does so for a worker.
+ *		release, release_many; and revoke_lease, by which an administrator does so for a worker.
  */
 #include "postgres.h"
 
@@ -36,7 +36,7 @@ SQL_FUNCTION(idemq_sql_release_many)
 }
 
 static bool
-decide_release(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
+decide_revoke(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
 {
 	*event = EVENT_RELEASE;
 	*outcome = job->status == JOB_PROCESSING ? OUTCOME_RELEASED
@@ -45,14 +45,14 @@ decide_release(const Job *job, const void *arg, EventArgs *args, JobEvent *event
 }
 
 /*
- * release_job(id) -> released | current (not running) | blocked | completed | dead | cancelled |
+ * revoke_lease(id) -> released | current (not running) | blocked | completed | dead | cancelled |
  * not_found; 22004, 40001.
  */
-SQL_FUNCTION(idemq_sql_release_job)
+SQL_FUNCTION(idemq_sql_revoke_lease)
 {
-	static const JobChanger releaser = {.decide = decide_release,
+	static const JobChanger revoker = {.decide = decide_revoke,
 										.privileges = PRIVILEGE_ADMIN,
-										.audit = {.action = "release_job"}};
+										.audit = {.action = "revoke_lease"}};
 
-	return idemq_change_one(fcinfo, &releaser);
+	return idemq_change_one(fcinfo, &revoker);
 }

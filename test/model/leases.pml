@@ -380,7 +380,7 @@ out:
 	atomic { mine = 0; running-- }
 }
 
-/* Ends an attempt that is not its own (release_job, cancel and retry), and may claim the job again. */
+/* Ends an attempt that is not its own (revoke_lease, cancel and retry), and may claim the job again. */
 proctype ender()
 {
 	TAKES_OVER;

@@ -11,37 +11,37 @@ SELECT idemq.create_queue('work') > 0 AS created;
 CREATE ROLE steering_admin; CREATE ROLE steering_worker; CREATE ROLE steering_other;
 SELECT idemq.grant_queue('work', 'steering_admin', 'admin'), idemq.grant_queue('work', 'steering_worker', 'claim'), idemq.grant_queue('work', 'steering_other', 'enqueue');
 
--- release_job: the attempt is not counted, the worker's token is stale, the job is ready.
+-- revoke_lease: the attempt is not counted, the worker's token is stale, the job is ready.
 SELECT (idemq.enqueue('work', '1')).id \gset
-SELECT idemq.release_job(:id);
+SELECT idemq.revoke_lease(:id);
 SELECT token FROM idemq.claim('work', lease => '1 h') \gset
 SET ROLE steering_worker;
-SELECT idemq.release_job(:id);
+SELECT idemq.revoke_lease(:id);
 SET ROLE steering_admin;
-SELECT idemq.release_job(:id);
+SELECT idemq.revoke_lease(:id);
 RESET ROLE;
 SELECT state(format('SELECT idemq.commit(%s, %s)', :id, :token));
 SELECT status, attempt, ready_at <= clock_timestamp() AS ready FROM idemq.job(:id);
 SELECT outcome, attempt FROM idemq.attempts WHERE job_id = :id;
-SELECT action, role, job_id = :id AS this_job FROM idemq.audit WHERE action = 'release_job';
+SELECT action, role, job_id = :id AS this_job FROM idemq.audit WHERE action = 'revoke_lease';
 SELECT count(*) FROM idemq.running_jobs;
 -- Rolled back, the lease is there again; so by a savepoint.
 SELECT token FROM idemq.claim('work', lease => '1 h') \gset
 BEGIN;
-SELECT idemq.release_job(:id);
+SELECT idemq.revoke_lease(:id);
 ROLLBACK;
 BEGIN;
 SAVEPOINT s;
-SELECT idemq.release_job(:id);
+SELECT idemq.revoke_lease(:id);
 ROLLBACK TO s;
 SELECT idemq.validate(:id, :token);
 COMMIT;
 SELECT idemq.heartbeat(:id, :token), idemq.commit(:id, :token);
-SELECT idemq.release_job(:id), idemq.release_job(-1), state('SELECT idemq.release_job(NULL)');
+SELECT idemq.revoke_lease(:id), idemq.revoke_lease(-1), state('SELECT idemq.revoke_lease(NULL)');
 SELECT (idemq.enqueue('work', '2')).id \gset
-SELECT idemq.cancel(:id), idemq.release_job(:id);
+SELECT idemq.cancel(:id), idemq.revoke_lease(:id);
 SELECT (idemq.enqueue('work', '3', group_key => 'g')).id, (idemq.enqueue('work', '4', group_key => 'g')).id AS second \gset
-SELECT idemq.release_job(:second);
+SELECT idemq.revoke_lease(:second);
 SELECT * FROM idemq.check() WHERE invariant NOT LIKE 'schedules%';
 
 -- run_schedule_now: a job as its ticks', without their key, as often as it is called.

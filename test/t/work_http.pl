@@ -348,7 +348,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	kill 'KILL', $runner->{pid};
 	$runner->{run}->finish;
 	open_gate('committed');
-	sql($node, "SELECT idemq.release_job($id)");
+	sql($node, "SELECT idemq.revoke_lease($id)");
 	is(once('--result'), '', 'after kill -9');
 	is_job($node, $id, 'completed|1|"waited"|', 'another runner does it');
 	my @tokens = map { $_->{token} } grep { ($_->{waits} // '') eq $id } requests();

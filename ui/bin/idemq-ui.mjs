@@ -12,7 +12,7 @@ PGDATABASE, PGUSER, PGSERVICEFILE is not read), and shows what row-level securit
 role see.
 
   --port=N    the port to listen on; 0: any that is free
-  --actions   offer retry, redrive, cancel, pause, release ...; read-only otherwise
+  --actions   offer retry, redrive, cancel, pause ...; read-only otherwise
 
 Who may look is the operating system's to decide on this machine, and a proxy's elsewhere:
   --proxy=ADDRESS      where the proxy is, 10.0.0.7 or 10.0.0.0/24; may be given again

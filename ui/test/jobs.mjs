@@ -218,7 +218,7 @@ await act('Cancel', /which is pending now: it will not run/, /The job is cancell
 await act('Retry', /which is cancelled now: it becomes ready at once/, /The job is ready/);
 ok(await value("SELECT string_agg(action, ' ' ORDER BY id) FROM idemq.audit WHERE job_id = $1", [alone]) === 'reschedule retry cancel retry', 'each stands in the audit');
 await page.goto(`${base}/job/${await jobOf('shop', 'import-7')}`);
-await act('Release', /its lease ends now/, /was taken from its worker/);
+await act('Revoke lease', /its lease ends now/, /was taken from its worker/);
 
 // A traceback: its cause first, its lines, the client's own folded.
 await page.context().grantPermissions(['clipboard-read', 'clipboard-write'], { origin: base });

@@ -93,7 +93,7 @@ function actionsOf(job, context) {
   return html`${context.may.enqueue && html`${(job.status === 'failed' || ['dead', 'cancelled'].includes(job.status)) && button(context, 'retry', 'Retry', { id: job.id })}
 ${job.status === 'pending' && job.later && button(context, 'run_now', 'Run now', { id: job.id })}
 ${!job.finished_at && button(context, 'cancel', 'Cancel', { id: job.id })}`}
-${context.may.admin && job.status === 'processing' && button(context, 'release', 'Release', { id: job.id })}
+${context.may.admin && job.status === 'processing' && button(context, 'revoke_lease', 'Revoke lease', { id: job.id })}
 ${context.writes && context.may.enqueue && waits && html`<details class="reschedule"><summary class="button">Reschedule</summary><form method="get" action="/confirm" class="actions"><input type="hidden" name="action" value="reschedule"><input type="hidden" name="id" value="${job.id}">
 <label>Not before (UTC) <input type="datetime-local" name="run_at" step="1"${job.later ? html` value="${time(job.ready_at).slice(0, 19).replace(' ', 'T')}"` : ''}></label>
 <label>Priority <select name="priority">${Array.from({ length: 10 }, (_, i) => html`<option${i === job.priority ? html` selected` : ''}>${i}</option>`)}</select></label>
