@@ -288,7 +288,7 @@ CREATE TABLE idemq_internal.clusters (
 	PRIMARY KEY (system_identifier, timeline, base)
 );
 COMMENT ON TABLE idemq_internal.clusters IS 'where this database''s tokens were issued: they go on growing after pg_upgrade and after a restore into another cluster';
-COMMENT ON COLUMN idemq_internal.clusters.system_identifier IS 'the cluster, as in pg_control_system(); 0: idemq.new_generation()';
+COMMENT ON COLUMN idemq_internal.clusters.system_identifier IS 'the cluster, as in pg_control_system(); 0: idemq.advance_tokens()';
 COMMENT ON COLUMN idemq_internal.clusters.timeline IS 'its timeline';
 COMMENT ON COLUMN idemq_internal.clusters.base IS 'where its tokens began: they were this, and 2^41 for each timeline, ahead of the clock';
 
@@ -434,7 +434,7 @@ COMMENT ON FUNCTION idemq_internal.followers_local() IS 'row trigger of idemq_in
 CREATE TRIGGER idemq_followers_local BEFORE INSERT OR UPDATE OR DELETE ON idemq_internal.followers
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.followers_local();
 ALTER TABLE idemq_internal.followers ENABLE REPLICA TRIGGER idemq_followers_local;
--- Where tokens begin is read with the settings (job/generation.c).
+-- Where tokens begin is read with the settings (job/token_epoch.c).
 CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq_internal.clusters
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.settings_changed();
 ALTER TABLE idemq_internal.clusters ENABLE ALWAYS TRIGGER idemq_settings_changed;

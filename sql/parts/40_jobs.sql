@@ -313,9 +313,9 @@ CREATE FUNCTION idemq.reap(queue text DEFAULT NULL) RETURNS bigint
 COMMENT ON FUNCTION idemq.reap(text)
 	IS 'take back expired leases of a queue, or of every queue that you may claim from, as the background worker does by itself; returns how many; needs claim';
 
-CREATE FUNCTION idemq.new_generation() RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_new_generation';
-COMMENT ON FUNCTION idemq.new_generation()
+CREATE FUNCTION idemq.advance_tokens() RETURNS bigint
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_advance_tokens';
+COMMENT ON FUNCTION idemq.advance_tokens()
 	IS 'raise all tokens to come by 2^41, as a promotion does: after storage was rolled back, or a backup restored without the history of its timelines; once for each promotion that was lost; returns where tokens begin now; raises 54000 when there is no room below 2^53; the owner''s';
 
 CREATE FUNCTION idemq.follow() RETURNS boolean

@@ -10,7 +10,7 @@
  *   - a promotion may bring a clock that is behind: the timeline covers it,
  *     2^41 microseconds (25 days) of clock error for each promotion;
  *   - a dump, pg_upgrade or a restore begins timelines anew: the base covers it;
- *     job/generation.c makes it from the timelines of the clusters before;
+ *     job/token_epoch.c makes it from the timelines of the clusters before;
  *   - a clock set back: the row's own token covers it.
  * Tokens stay below 2^53 for some 280 years, less 25 days for each promotion and
  * copy, so that JSON and JavaScript carry them unharmed.

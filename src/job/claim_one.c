@@ -129,7 +129,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 
 	if (idemq_jobs_is_outdated(table, job))
 		return TAKE_CHANGED;
-	args->token = claim.token = idemq_lease_issue_token(job->token, idemq_generation_base());
+	args->token = claim.token = idemq_lease_issue_token(job->token, idemq_token_epoch_base());
 	claim.borrow = idemq_limit_may_borrow(queue);
 	idemq_pending_reserve_claim(queue->id);
 	result = take_entry(queue, job, &claim, &taken);
@@ -154,7 +154,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	{
 		if (taken.entry == LEASE_FULL && event == EVENT_CLAIM)
 			idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
-		idemq_generation_note();
+		idemq_token_epoch_note();
 		/* Without an entry only the commit says that the group's next job may be promoted. */
 		if (taken.entry == LEASE_FULL && idemq_job_uses_places(queue, job))
 			idemq_pending_groups_note(queue->slot, queue->id, job_value(job, COL_GROUP_KEY),

@@ -214,7 +214,7 @@ idemq_dependency_batch_begin(DependencyBatch *batch, const int64 *children, int 
 	batch->looks = idemq_dependency_looks(children, &batch->count);
 	/* Every end that they have seen is of an earlier claim; a parent's next claim comes later. */
 	if (batch->count > 0)
-		batch->token = idemq_lease_issue_token(0, idemq_generation_base());
+		batch->token = idemq_lease_issue_token(0, idemq_token_epoch_base());
 }
 
 /* Ends the waiting of the children that were released. */

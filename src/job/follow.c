@@ -22,8 +22,8 @@
  * would write one more transaction of the publisher after we took over.
  *
  * On this side only the rows that came say which numbers the publisher has given.  Ids that did
- * not come are passed by the time of day (table/jobs_id.c), and tokens by a generation
- * (job/generation.c).  Nobody knows of numbers that are in no row.
+ * not come are passed by the time of day (table/jobs_id.c), and tokens by an epoch
+ * (job/token_epoch.c).  Nobody knows of numbers that are in no row.
  */
 #include "postgres.h"
 
@@ -267,7 +267,7 @@ idemq_follow_end(void)
 						(Datum[]){Int32GetDatum(given.queue_id), Int64GetDatum(given.audit_id)},
 						NULL);
 	idemq_jobs_ids_take_over(given.job_id);
-	(void) idemq_generation_new(given.token);
+	(void) idemq_token_epoch_advance(given.token);
 	/* The roles of the grants that came get what grant_queue would give: USAGE of the schema. */
 	grantees = idemq_spi_rows(&list_roles, NULL, sizeof(Grantee), &count);
 	for (int i = 0; i < count; i++)

@@ -473,14 +473,14 @@ extern bool idemq_limit_has_room(const QueueInfo *queue, LimitView *view);
 extern bool idemq_pause_end_if_over(const QueueInfo *queue);
 
 /*
- * generation.c
+ * token_epoch.c
  *		What a restored database adds to its tokens.
  */
 
-extern int64 idemq_generation_base(void);
-extern int64 idemq_generation_latest_base(void);
-extern void idemq_generation_note(void);
-extern int64 idemq_generation_new(int64 seen);
+extern int64 idemq_token_epoch_base(void);
+extern int64 idemq_token_epoch_latest_base(void);
+extern void idemq_token_epoch_note(void);
+extern int64 idemq_token_epoch_advance(int64 seen);
 
 /*
  * claim_by_id.c

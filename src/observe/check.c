@@ -158,7 +158,7 @@ find_tokens(const CheckCall *call, int *count)
 {
 	/* No token issued so far in this database is greater. */
 	int64 greatest = idemq_token_next(0, idemq_lease_last_token(), idemq_now(),
-									  GetWALInsertionTimeLine(), idemq_generation_latest_base());
+									  GetWALInsertionTimeLine(), idemq_token_epoch_latest_base());
 
 	return idemq_check_suspects("tokens", greatest + 1, count);
 }

@@ -48,7 +48,7 @@ STRANGERS = [role for role, seen in ROLES.items() if "canary_b" not in seen]
 # one for ever: test/t/subscription.pl and test/t/shard.pl have them.
 LEFT_OUT = "'follow', 'retire', 'set_shard'"
 # What uses up something, or takes long: seldom.
-SELDOM = {"new_generation": 0.05, "recount": 0.2, "check": 0.2, "drop_queue": 0.1, "purge": 0.2}
+SELDOM = {"advance_tokens": 0.05, "recount": 0.2, "check": 0.2, "drop_queue": 0.1, "purge": 0.2}
 # What needs a function that fits, an open step of the token, a topic that is there, or a shard:
 # test/t/handlers.pl, test/t/steps.pl, test/sql/topics.sql, test/t/cluster_guard.pl.
 UNLIKELY = {"set_handler", "refuse_step", "grant_topic", "assert_shard"}

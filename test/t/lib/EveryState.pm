@@ -50,7 +50,7 @@ sub make_every_state
 		SELECT idemq.grant_queue('q', 'producer', 'enqueue'), idemq.grant_queue('q', 'worker', 'claim');
 		GRANT USAGE ON SCHEMA idemq TO maker; GRANT EXECUTE ON FUNCTION idemq.create_queue TO maker;
 		-- A promotion or two in its past.
-		SELECT idemq.new_generation(), idemq.new_generation();
+		SELECT idemq.advance_tokens(), idemq.advance_tokens();
 		CREATE TABLE app (job bigint REFERENCES idemq.jobs, did idemq.outcome);
 		CREATE VIEW open AS SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL});
 	foreach my $i (0 .. $#steps)

@@ -1,5 +1,5 @@
 # Tokens go on growing in a copy that begins its timelines anew: after dump and
-# restore into another cluster, and after idemq.new_generation().
+# restore into another cluster, and after idemq.advance_tokens().
 # at least 29 assertions
 
 use strict;
@@ -28,7 +28,7 @@ sub token
 sub dump_to
 {
 	my ($from, $to) = @_;
-	my $file = "$PostgreSQL::Test::Utils::tmp_check/generations.dump";
+	my $file = "$PostgreSQL::Test::Utils::tmp_check/token_epochs.dump";
 
 	run_command([ 'pg_dump', '-h', $from->host, '-p', $from->port, '-Fc', '-f', $file, 'postgres' ]);
 	command_ok([ 'pg_restore', '-e', '-h', $to->host, '-p', $to->port, '-d', 'postgres', $file ], 'dumped and restored');
@@ -37,7 +37,7 @@ sub dump_to
 
 # ---- A timeline's row
 
-my $node = new_server('generations');
+my $node = new_server('token_epochs');
 is_sql($node, 'SELECT count(*) FROM idemq_internal.clusters', 0, 'an install leaves no row, which a dump would collide with');
 my $one = session($node);
 sql($node, "SELECT idemq.enqueue('q', '1') FROM generate_series(1, 3)");
@@ -54,7 +54,7 @@ leave($one);
 # ---- Promotion, dump, restore
 
 $node->backup('base');
-my $standby = PostgreSQL::Test::Cluster->new('generations_standby');
+my $standby = PostgreSQL::Test::Cluster->new('token_epochs_standby');
 $standby->init_from_backup($node, 'base', has_streaming => 1);
 $standby->start;
 caught_up($node, $standby);
@@ -66,7 +66,7 @@ my $after = token($standby);
 cmp_ok($after - $before, '>', $step, 'a promotion raises tokens');
 is_sql($standby, $bases, "1|0\n2|0", 'and has a row');
 
-my $copy = new_node('generations_copy');
+my $copy = new_node('token_epochs_copy');
 $copy->start;
 dump_to($standby, $copy);
 my $restored = token($copy);
@@ -82,9 +82,9 @@ my $next = token($copy);
 cmp_ok($next - $restored, '<', $step / 100, 'a restart adds nothing');
 is_sql($copy, 'SELECT count(*) FROM idemq_internal.clusters', 3, 'and no row');
 
-# ---- new_generation
+# ---- advance_tokens
 
-is_sql($copy, 'SELECT idemq.new_generation()', 3 * $step, 'a new generation');
+is_sql($copy, 'SELECT idemq.advance_tokens()', 3 * $step, 'a new epoch');
 my $raised = token($copy);
 cmp_ok($raised - $next, '>=', $step, 'raises tokens as a promotion does');
 cmp_ok($raised, '<', 2**53, 'below 2^53');
@@ -92,27 +92,27 @@ is_sql($copy, $bases, '1|' . 2 * $step . "\n1|" . 3 * $step, 'and has a row of i
 $one = session($copy);
 sql($copy, "SELECT idemq.enqueue('q', '1') FROM generate_series(1, 2)");
 $one->query_safe($claim);
-is($one->query_safe('BEGIN; SELECT idemq.new_generation(); ROLLBACK'), 4 * $step, 'one that rolls back');
+is($one->query_safe('BEGIN; SELECT idemq.advance_tokens(); ROLLBACK'), 4 * $step, 'one that rolls back');
 cmp_ok($one->query_safe($claim) - $raised, '<', $step / 100, 'raises nothing');
 leave($one);
 
 # A session that has looked up no queue since knows of it all the same.
 $one = session($copy);
 is($one->query_safe("SELECT FROM idemq.queue_id('q'); SELECT * FROM idemq.check()"), '', 'check() finds nothing');
-sql($copy, 'SELECT idemq.new_generation()');
+sql($copy, 'SELECT idemq.advance_tokens()');
 token($copy);
-is($one->query_safe('SELECT * FROM idemq.check()'), '', 'nor after a generation that another session has begun');
+is($one->query_safe('SELECT * FROM idemq.check()'), '', 'nor after an epoch that another session has begun');
 leave($one);
 
 # A third cluster: the leads add up.
-my $third = new_node('generations_third');
+my $third = new_node('token_epochs_third');
 $third->start;
 dump_to($copy, $third);
 cmp_ok(token($third), '>', $raised + $step, 'a copy of the copy goes on');
 is_sql($third, 'SELECT * FROM idemq.check()', '', 'and check() finds nothing');
 sql($third, "INSERT INTO idemq_internal.clusters VALUES (0, 1, 2::bigint ^ 52)");
-is_state($third, 'SELECT idemq.new_generation()', '54000', 'there is an end to them');
-is_state($third, 'CREATE ROLE r; SET ROLE r; SELECT idemq.new_generation()', '42501', 'they are the owner\'s');
+is_state($third, 'SELECT idemq.advance_tokens()', '54000', 'there is an end to them');
+is_state($third, 'CREATE ROLE r; SET ROLE r; SELECT idemq.advance_tokens()', '42501', 'they are the owner\'s');
 
 $_->stop foreach $copy, $third;
 done_testing();

@@ -1,6 +1,6 @@
 /*
- * api/generation.c
- *		SQL functions new_generation, and primary_since for the install script.
+ * api/advance_tokens.c
+ *		SQL functions advance_tokens, and primary_since for the install script.
  */
 #include "postgres.h"
 
@@ -10,11 +10,11 @@
 #include "job/job.h"
 #include "table/table.h"
 
-/* new_generation() -> bigint */
-SQL_FUNCTION(idemq_sql_new_generation)
+/* advance_tokens() -> bigint */
+SQL_FUNCTION(idemq_sql_advance_tokens)
 {
 	idemq_jobs_check_writable();
-	PG_RETURN_INT64(idemq_generation_new(0));
+	PG_RETURN_INT64(idemq_token_epoch_advance(0));
 }
 
 /* primary_since() -> bigint, microseconds since 2000-01-01 */

@@ -1,5 +1,5 @@
 /*
- * job/generation.c
+ * job/token_epoch.c
  *		What a restored database adds to its tokens, so that they go on growing.
  *
  * The timeline in a token grows with each promotion (base/token.c), and is 1 again after
@@ -90,7 +90,7 @@ load(TimeLineID timeline)
  * server and each change of settings that this session meets; not on a standby.
  */
 int64
-idemq_generation_base(void)
+idemq_token_epoch_base(void)
 {
 	TimeLineID timeline = GetWALInsertionTimeLine();
 	uint64 settings = idemq_queue_cache_version();
@@ -106,13 +106,13 @@ idemq_generation_base(void)
 
 /*
  * Returns the same, read anew: for a caller that has looked up no queue before, and so may not
- * have noticed another session's idemq_generation_new.
+ * have noticed another session's idemq_token_epoch_advance.
  */
 int64
-idemq_generation_latest_base(void)
+idemq_token_epoch_latest_base(void)
 {
 	loaded_timeline = 0;
-	return idemq_generation_base();
+	return idemq_token_epoch_base();
 }
 
 /* Returns the lock that a session takes to add a row. */
@@ -128,7 +128,7 @@ adders_lock(void)
 
 /* Writes this timeline's row, unless it is there or another transaction may be about to. */
 void
-idemq_generation_note(void)
+idemq_token_epoch_note(void)
 {
 	LOCKTAG tag;
 
@@ -155,7 +155,7 @@ idemq_generation_note(void)
  * given others after that.  Returns the new base.  Raises 54000 when there is no room.
  */
 int64
-idemq_generation_new(int64 seen)
+idemq_token_epoch_advance(int64 seen)
 {
 	TimeLineID timeline = GetWALInsertionTimeLine();
 	LOCKTAG tag = adders_lock();
@@ -167,7 +167,7 @@ idemq_generation_new(int64 seen)
 		Datum args[] = {Int64GetDatum(0), Int64GetDatum(1), Int64GetDatum(base)};
 		if (idemq_token_lead(base, timeline + 1) >= MAX_LEAD)
 			ereport(ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-					errmsg("tokens have no room below 2^53 for another generation"),
+					errmsg("tokens have no room below 2^53 for another epoch"),
 					errhint("Move the jobs to a new extension; its tokens begin anew."));
 		/* A cluster that never was, whose lead is our new base. */
 		(void) idemq_spi_do(&add_row, args, NULL);
