@@ -4,7 +4,7 @@
 SELECT '(worker)' AS queue,
        CASE WHEN w.pid IS NULL THEN 'NONE'
             WHEN w.stuck_for IS NOT NULL THEN 'STUCK'
-            ELSE coalesce(w.chore, CASE WHEN w.awake THEN 'awake' ELSE 'asleep' END) END AS state,
+            ELSE coalesce(w.task, CASE WHEN w.awake THEN 'awake' ELSE 'asleep' END) END AS state,
        date_trunc('milliseconds', w.lag)::text AS oldest,
        NULL::bigint AS waiting, NULL::bigint AS running, NULL::bigint AS retrying, NULL::bigint AS dead,
        NULL::bigint AS done, NULL::text AS "failed %", NULL::text AS "wait p99", NULL::text AS "run p99"

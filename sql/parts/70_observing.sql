@@ -242,29 +242,29 @@ COMMENT ON COLUMN idemq.publish_calls.jobs IS 'jobs that they have made';
 COMMENT ON COLUMN idemq.publish_calls.skipped IS 'bindings that they have skipped: idemq.topic_bindings says which, and why';
 
 CREATE FUNCTION idemq_internal.worker_state(OUT pid int, OUT stuck_for interval, OUT awake boolean,
-	OUT chore text,
+	OUT task text,
 	OUT last_run timestamptz, OUT lag interval)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_worker_state';
 COMMENT ON FUNCTION idemq_internal.worker_state() IS 'what idemq.background_worker shows; returns one row';
 
-CREATE VIEW idemq.background_worker AS SELECT pid, stuck_for, awake, chore, last_run, lag
+CREATE VIEW idemq.background_worker AS SELECT pid, stuck_for, awake, task, last_run, lag
 	FROM idemq_internal.worker_state();
 COMMENT ON VIEW idemq.background_worker IS 'the background worker of this database, one row: with a pid and without stuck_for all is well';
 COMMENT ON COLUMN idemq.background_worker.pid IS 'its process; NULL: none runs (idemq.worker is off, max_worker_processes is used up, a standby, or it is being started)';
 COMMENT ON COLUMN idemq.background_worker.stuck_for IS 'for how long it has not moved though it should, once that is 2 s: it is stopped, or at one long piece of work; NULL: it moves, or has nothing to do';
 COMMENT ON COLUMN idemq.background_worker.awake IS 'whether it does something now, or is about to';
-COMMENT ON COLUMN idemq.background_worker.chore IS 'the chore that it runs; NULL between two';
-COMMENT ON COLUMN idemq.background_worker.last_run IS 'when it last ended a chore; NULL: it has run none yet';
-COMMENT ON COLUMN idemq.background_worker.lag IS 'for how long the first thing has been due that it has not done: milliseconds while all is well; more when it is stuck or does not keep up, a chore fails, or somebody holds a row; NULL in a database that follows another';
+COMMENT ON COLUMN idemq.background_worker.task IS 'the maintenance task that it runs; NULL between two';
+COMMENT ON COLUMN idemq.background_worker.last_run IS 'when it last ended a maintenance task; NULL: it has run none yet';
+COMMENT ON COLUMN idemq.background_worker.lag IS 'for how long the first thing has been due that it has not done: milliseconds while all is well; more when it is stuck or does not keep up, a maintenance task fails, or somebody holds a row; NULL in a database that follows another';
 
-CREATE FUNCTION idemq_internal.chore_counts()
-	RETURNS TABLE (chore text, runs bigint, failures bigint, busy interval)
-	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_chore_counts';
-COMMENT ON FUNCTION idemq_internal.chore_counts() IS 'what idemq.worker_chores shows; returns a row for each chore';
+CREATE FUNCTION idemq_internal.task_counts()
+	RETURNS TABLE (task text, runs bigint, failures bigint, busy interval)
+	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_task_counts';
+COMMENT ON FUNCTION idemq_internal.task_counts() IS 'what idemq.maintenance_tasks shows; returns a row for each maintenance task';
 
-CREATE VIEW idemq.worker_chores AS SELECT chore, runs, failures, busy FROM idemq_internal.chore_counts();
-COMMENT ON VIEW idemq.worker_chores IS 'what the background worker of this database has done since the start of the server: one row a chore, none while the database has had no worker';
-COMMENT ON COLUMN idemq.worker_chores.chore IS 'promote (heads of groups), reap (leases that ended), recover (leases that a restart lost), due (wakes who sleeps), remind (wakes again), expire (jobs not claimed in time), handle (starts processes of handlers), tick (schedules), notify, count (the jobs of each queue), purge (retention), history (idemq.history), discover and follow (at its start)';
-COMMENT ON COLUMN idemq.worker_chores.runs IS 'how often it has run';
-COMMENT ON COLUMN idemq.worker_chores.failures IS 'how often it met an error, which is in the server''s log';
-COMMENT ON COLUMN idemq.worker_chores.busy IS 'how long all that took';
+CREATE VIEW idemq.maintenance_tasks AS SELECT task, runs, failures, busy FROM idemq_internal.task_counts();
+COMMENT ON VIEW idemq.maintenance_tasks IS 'what the background worker of this database has done since the start of the server: one row for each maintenance task, none while the database has had no worker';
+COMMENT ON COLUMN idemq.maintenance_tasks.task IS 'promote (heads of groups), reap (leases that ended), recover (leases that a restart lost), due (wakes who sleeps), remind (wakes again), expire (jobs not claimed in time), handle (starts processes of handlers), tick (schedules), notify, count (the jobs of each queue), purge (retention), history (idemq.history), discover and follow (at its start)';
+COMMENT ON COLUMN idemq.maintenance_tasks.runs IS 'how often it has run';
+COMMENT ON COLUMN idemq.maintenance_tasks.failures IS 'how often it met an error, which is in the server''s log';
+COMMENT ON COLUMN idemq.maintenance_tasks.busy IS 'how long all that took';

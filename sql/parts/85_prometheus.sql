@@ -55,10 +55,10 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_worker_awake', 'gauge', NULL, 'Whether it does something now.'),
 	('idemq_worker_stuck_seconds', 'gauge', 'seconds', 'For how long it has not moved though it should; 0: it moves.'),
 	('idemq_worker_lag_seconds', 'gauge', 'seconds', 'For how long the first thing has been due that it has not done.'),
-	('idemq_worker_last_run_timestamp_seconds', 'gauge', 'seconds', 'When it last ended a chore.'),
-	('idemq_worker_chores_total', 'counter', NULL, 'Chores run, by kind.'),
-	('idemq_worker_chore_failures_total', 'counter', NULL, 'Chores that met an error, by kind.'),
-	('idemq_worker_chore_seconds_total', 'counter', 'seconds', 'How long chores took, by kind.'),
+	('idemq_worker_last_run_timestamp_seconds', 'gauge', 'seconds', 'When it last ended a maintenance task.'),
+	('idemq_maintenance_tasks_total', 'counter', NULL, 'Maintenance tasks run, by kind.'),
+	('idemq_maintenance_task_failures_total', 'counter', NULL, 'Maintenance tasks that met an error, by kind.'),
+	('idemq_maintenance_task_seconds_total', 'counter', 'seconds', 'How long maintenance tasks took, by kind.'),
 	-- Of the schedules.
 	('idemq_ticker_timestamp_seconds', 'gauge', 'seconds', 'When idemq.tick was last called.'),
 	('idemq_schedule_late_seconds', 'gauge', 'seconds', 'For how long its first tick that is not done has been due; 0: none is.'),
@@ -227,11 +227,11 @@ CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 		('idemq_worker_last_run_timestamp_seconds', extract(epoch FROM w.last_run)::float8)
 	) AS v (name, value)
 	UNION ALL
-	SELECT v.name, jsonb_build_object('chore', c.chore), v.value, v.name FROM idemq.worker_chores c
+	SELECT v.name, jsonb_build_object('task', c.task), v.value, v.name FROM idemq.maintenance_tasks c
 		CROSS JOIN LATERAL (VALUES
-		('idemq_worker_chores_total', c.runs::float8),
-		('idemq_worker_chore_failures_total', c.failures),
-		('idemq_worker_chore_seconds_total', extract(epoch FROM c.busy)::float8)
+		('idemq_maintenance_tasks_total', c.runs::float8),
+		('idemq_maintenance_task_failures_total', c.failures),
+		('idemq_maintenance_task_seconds_total', extract(epoch FROM c.busy)::float8)
 	) AS v (name, value)
 	UNION ALL
 	SELECT 'idemq_ticker_timestamp_seconds', '{}', extract(epoch FROM t.called_at)::float8,
@@ -310,7 +310,7 @@ CREATE VIEW idemq.prometheus WITH (security_barrier) AS
 	WHERE s.value IS NOT NULL;
 COMMENT ON VIEW idemq.prometheus IS 'figures for machines, one row a sample, named as Prometheus names them: times in seconds, sizes in bytes, counters that end in _total, cumulative histogram buckets; for pg_monitor; reads no jobs but the head of each queue';
 COMMENT ON COLUMN idemq.prometheus.name IS 'of the sample; of a histogram with _bucket, _sum or _count';
-COMMENT ON COLUMN idemq.prometheus.labels IS 'what tells it from the others of its name: queue, status, state, reason, le, chore, schedule, resource, table, part, holder, outcome, version, postgres';
+COMMENT ON COLUMN idemq.prometheus.labels IS 'what tells it from the others of its name: queue, status, state, reason, le, task, schedule, resource, table, part, holder, outcome, version, postgres';
 COMMENT ON COLUMN idemq.prometheus.value IS 'the figure; a truth is 1 or 0';
 COMMENT ON COLUMN idemq.prometheus.type IS 'gauge: it goes up and down; counter: it only grows, and begins anew with the server; histogram';
 COMMENT ON COLUMN idemq.prometheus.unit IS 'seconds, bytes, or NULL: a number';

@@ -22,7 +22,7 @@ CREATE FUNCTION idemq.report() RETURNS TABLE (section text, line jsonb)
 		q.paused_until, q.created_at FROM idemq.queues q) q
 	UNION ALL SELECT 'metrics', to_jsonb(m) FROM idemq.metrics m
 	UNION ALL SELECT 'worker', to_jsonb(w) FROM idemq.background_worker w
-	UNION ALL SELECT 'chore', to_jsonb(c) FROM idemq.worker_chores c
+	UNION ALL SELECT 'maintenance_task', to_jsonb(c) FROM idemq.maintenance_tasks c
 	UNION ALL SELECT 'memory', to_jsonb(m) FROM idemq.memory m
 	UNION ALL SELECT 'handler', to_jsonb(h) FROM (SELECT h.queue, h.state, h.workers, h.workers_running, h.batch,
 		h.max_idle, h.jobs_per_second, h.done_total, h.failed_total, h.crashes, h.stopped_at,

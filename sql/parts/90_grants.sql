@@ -62,9 +62,9 @@ GRANT EXECUTE ON FUNCTION
 	TO PUBLIC;
 -- Figures for machines: of all queues, and of the whole server.
 GRANT SELECT ON idemq.prometheus, idemq.prometheus_names, idemq_internal.prometheus_samples,
-	idemq.worker_chores TO pg_monitor;
+	idemq.maintenance_tasks TO pg_monitor;
 GRANT EXECUTE ON FUNCTION idemq.prometheus_text, idemq_internal.timing_buckets,
-	idemq_internal.chore_counts TO pg_monitor;
+	idemq_internal.task_counts TO pg_monitor;
 -- For operators; each asks for itself.
 GRANT EXECUTE ON FUNCTION idemq.revoke_lease, idemq.run_schedule_now TO PUBLIC;
 -- A handler is a process of the server's: set_handler is the DBA's to give away.

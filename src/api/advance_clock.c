@@ -65,7 +65,7 @@ SQL_FUNCTION(idemq_sql_test_clock_ahead)
 /* What is left to do. */
 typedef struct Left
 {
-	uint32 chores;	/* bits of ChoreKind */
+	uint32 tasks;	/* bits of TaskKind */
 	int leases;		/* that have expired and have not been taken back */
 	int32 queue_id; /* of one of these leases */
 	char *failed;	/* what this session could not do, and why; NULL: nothing */
@@ -207,11 +207,11 @@ warn(const Left *left)
 	QueueInfo queue;
 
 	initStringInfo(&text);
-	for (int i = 0; i < CHORE_KINDS; i++)
+	for (int i = 0; i < TASK_KINDS; i++)
 	{
-		if (left->chores & (1U << i))
-			appendStringInfo(&text, "%schore \"%s\"", text.len > 0 ? ", " : "",
-							 idemq_chore_names[i]);
+		if (left->tasks & (1U << i))
+			appendStringInfo(&text, "%smaintenance task \"%s\"", text.len > 0 ? ", " : "",
+							 idemq_task_names[i]);
 	}
 	PushActiveSnapshot(GetTransactionSnapshot());
 	if (left->leases > 0)
@@ -228,7 +228,7 @@ warn(const Left *left)
 			errmsg("not everything that is due has been done%s",
 				   left->failed == NULL ? " within 30 s" : ""),
 			errdetail("The following is still to be done: %s.", text.data),
-			errhint("Check the server's log, idemq.background_worker and idemq.worker_chores."));
+			errhint("Check the server's log, idemq.background_worker and idemq.maintenance_tasks."));
 }
 
 /*
@@ -270,7 +270,7 @@ is_done(int64 target, ClockCall *call, int64 patience, Left *left, MemoryContext
 		answered = false;
 	}
 	else
-		answered = idemq_clock_await(call, patience, &left->chores);
+		answered = idemq_clock_await(call, patience, &left->tasks);
 	PushActiveSnapshot(GetTransactionSnapshot());
 	if (answered && !idemq_follows())
 		count_overdue(target, left);

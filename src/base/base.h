@@ -53,7 +53,7 @@
 
 /* A lease whose row is held by a transaction is visited again after so many microseconds. */
 #define LEASE_BUSY_RETRY INT64CONST(100000)
-/* A chore waits for a lock no longer than this: lock_timeout, in milliseconds. */
+/* A maintenance task waits for a lock no longer than this: lock_timeout, in milliseconds. */
 #define IDEMQ_LOCK_PATIENCE 200
 #define IDEMQ_LOCK_PATIENCE_TEXT "200"
 
@@ -436,8 +436,8 @@ extern void idemq_sync_rep_await_commit(void);
  *		How much a piece of work may take before others have their turn.
  */
 
-/* Of the background worker, for one chore of one queue: microseconds. */
-#define SLICE_OF_CHORE INT64CONST(5000)
+/* Of the background worker, for one maintenance task of one queue: microseconds. */
+#define SLICE_OF_TASK INT64CONST(5000)
 /* Of a session, for what a claim does for its queue before it claims. */
 #define SLICE_OF_CALL INT64CONST(100000)
 /* Of both: bytes of WAL. */

@@ -318,7 +318,7 @@ compat_owns_extension(Oid extension)
 #endif
 }
 
-/* A server's transaction_timeout would end a background worker in the middle of a chore. */
+/* A server's transaction_timeout would end a background worker in the middle of a task. */
 #if PG_VERSION_NUM >= 170000
 #define COMPAT_TRANSACTION_TIMEOUT_OFF {"transaction_timeout", "0"},
 #else

@@ -6,7 +6,7 @@
  *		DROP DATABASE, CREATE DATABASE with it as the template, ALTER DATABASE ...
  *			RENAME, SET TABLESPACE: they fail while there is another session;
  *		ALTER EXTENSION, DROP EXTENSION idemq: they lock one table after the other,
- *			in another order than a chore.
+ *			in another order than a task.
  *
  * The worker is sent away only for a role that may run the command: nobody else is to stop a
  * worker.  Which databases are held, until when, is in txn/pending_away.c.

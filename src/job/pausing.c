@@ -8,12 +8,12 @@
  * alone, without a worker, a write or a look.  What is left is to tell the sessions that sleep,
  * and whoever reads the row:
  *
- *	 - Every change of a queue's settings has the worker run its chore "due" for it once
+ *	 - Every change of a queue's settings has the worker run its task "due" for it once
  *	   (follow_settings in txn/pending.c).  That reads the queue, and has itself run
  *	   again at paused_until.  It takes the slot's DUE_READY first and reads the settings
  *	   then; a pause becomes visible, then moves the settings' number, then lowers DUE_READY.  So
  *	   if the taking swallowed the lowering, the read finds the new number.
- *	 - At that time the chore ends the pause in the row, as idemq.resume does, with a line in
+ *	 - At that time the task ends the pause in the row, as idemq.resume does, with a line in
  *	   idemq.audit; all sleepers wake, and sessions that LISTEN are told if something is ready.
  *	   It waits for nobody: a row that is locked is tried again a second later.
  *	 - A sleeper of idemq.wait wakes at that time by itself.

@@ -227,6 +227,6 @@ idemq_reap_expired(const QueueInfo *queue)
 	Slice slice;
 	bool more;
 
-	idemq_slice_begin(&slice, SLICE_OF_CHORE);
+	idemq_slice_begin(&slice, SLICE_OF_TASK);
 	(void) reap_batch(queue, &slice, &more);
 }

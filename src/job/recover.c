@@ -271,7 +271,7 @@ recover_some(const QueueInfo *queue, int budget)
 		(void) recover_step(queue, &point, budget);
 }
 
-/* Does a step of that search: the worker's chore. */
+/* Does a step of that search: the worker's task. */
 void
 idemq_recover_some(const QueueInfo *queue)
 {

@@ -7,7 +7,7 @@
  * publisher's heartbeats keep it alive, idemq.attempts gets a row with the very key of the
  * row that comes from there, and the apply worker fails on it for ever.  So while a
  * database follows, every function that writes is refused (idemq_following_refuse, by
- * idemq_jobs_check_writable), and the background worker does nothing (worker/chores.c).
+ * idemq_jobs_check_writable), and the background worker does nothing (worker/tasks.c).
  *
  * It follows while its row of idemq_internal.followers says so, or an enabled subscription writes
  * idemq.jobs.  The first lasts: job/follow.c writes the row with the subscription, and

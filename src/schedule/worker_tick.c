@@ -71,7 +71,7 @@ idemq_tick_begin(void)
 	list_by = 0;
 }
 
-/* Returns when (mono) there is something to do; a chore's. */
+/* Returns when (mono) there is something to do; a task's. */
 int64
 idemq_tick_due_at(const SlotView *view)
 {
@@ -146,13 +146,13 @@ idemq_tick_overdue(TimestampTz by)
 	return overdue == (Datum) 0 ? NULL : TextDatumGetCString(overdue);
 }
 
-/* Lists what is due, if all listed before has run, and runs as many as the slice holds: a chore. */
+/* Lists what is due, if all listed before has run, and runs as many as the slice holds: a task. */
 void
 idemq_tick_some(void)
 {
 	Slice slice;
 
-	idemq_slice_begin(&slice, SLICE_OF_CHORE);
+	idemq_slice_begin(&slice, SLICE_OF_TASK);
 	if (done >= count)
 		list();
 	while (done < count)

@@ -201,7 +201,7 @@ idemq_expire_some(const QueueInfo *queue)
 	JobsTable table;
 	Slice slice;
 
-	idemq_slice_begin(&slice, SLICE_OF_CHORE);
+	idemq_slice_begin(&slice, SLICE_OF_TASK);
 	if (!scan->under_way)
 	{
 		*scan = (ExpireScan){.queue_id = queue->id,

@@ -107,7 +107,7 @@ start_one(const QueueInfo *queue, const HandlerInfo *info)
 	return idemq_mono_now() + NO_ROOM_PAUSE;
 }
 
-/* Looks at the handler of a queue: chore "handle". */
+/* Looks at the handler of a queue: task "handle". */
 void
 idemq_handle(const QueueInfo *queue)
 {

@@ -1,6 +1,6 @@
 /*
  * worker/history.c
- *		The figures of each queue over time, for charts: chore "history".
+ *		The figures of each queue over time, for charts: task "history".
  *
  * At the end of each step of 10 s, of the wall clock, the worker writes a row of each queue in
  * which something has changed, and one of all queues together.  Every minute and every 10
@@ -170,7 +170,7 @@ write_up_to(int step, TimestampTz until)
 	return any;
 }
 
-/* Writes the step that has ended, and folds those before: a chore. */
+/* Writes the step that has ended, and folds those before: a task. */
 void
 idemq_history_write(void)
 {
@@ -338,7 +338,7 @@ put(ReturnSetInfo *set, const Known *queue)
 
 /*
  * history() -> setof what has changed in a queue since the last step, and queue_id 0 for all
- * queues together; for the worker, in its chore: no rows elsewhere.
+ * queues together; for the worker, in its task: no rows elsewhere.
  */
 SQL_FUNCTION(idemq_sql_history)
 {

@@ -5,7 +5,7 @@
  *
  * The background worker does so in rounds, idemq.purge_interval apart.  A round
  * consists of batches of 5 ms, each in a transaction of its own; between two batches all
- * other chores have their turn.  Which jobs a round visits: worker/retention_ranges.c.
+ * other tasks have their turn.  Which jobs a round visits: worker/retention_ranges.c.
  * A batch never waits for a row that another transaction holds, and deletes the version
  * that it has fetched, or nothing: a job that is redriven meanwhile stays.
  *
@@ -256,7 +256,7 @@ purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded
 	int64 id;
 	bool stopped = false;
 
-	idemq_slice_begin(&batch.slice, SLICE_OF_CHORE);
+	idemq_slice_begin(&batch.slice, SLICE_OF_TASK);
 	idemq_jobs_open(&batch.table);
 	if (bounded && !batch.table.simple)
 	{

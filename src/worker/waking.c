@@ -1,9 +1,9 @@
 /*
  * worker/waking.c
  *		Waking the sleepers of a queue for what no commit has told them: what came due by
- *		time alone (chore "due"), and signals that no claim followed (chore "remind").
+ *		time alone (task "due"), and signals that no claim followed (task "remind").
  *
- * A chore's time is taken before the chore looks (worker/chore_runner.c): an enqueue or a pause
+ * A task's time is taken before the task looks (worker/task_runner.c): an enqueue or a pause
  * from then on notes its own.
  *
  * Locks: none of its own.

@@ -2,7 +2,7 @@
  * worker/worker.c
  *		The background worker of one database: it makes things prompt.
  *
- * It does what is due (worker/chores.c), says until when it sleeps, and sleeps on its
+ * It does what is due (worker/tasks.c), says until when it sleeps, and sleeps on its
  * latch.  Sessions wake it for what is due earlier (shared/sleepers/worker_call.c says why no
  * wake-up is lost).  Nothing depends on it: without it, claims take back expired leases
  * and find what came due.
@@ -116,7 +116,7 @@ idemq_worker_main(Datum arg)
 		{"default_transaction_deferrable", "off"},
 		{"statement_timeout", "0"},
 		COMPAT_TRANSACTION_TIMEOUT_OFF{"idle_in_transaction_session_timeout", "0"},
-		/* A lock that a chore waits for holds up that chore, not the others. */
+		/* A lock that a task waits for holds up that task, not the others. */
 		{"lock_timeout", IDEMQ_LOCK_PATIENCE_TEXT},
 		{"session_replication_role", "origin"},
 		{"row_security", "on"},
@@ -144,7 +144,7 @@ idemq_worker_main(Datum arg)
 	if (may_stay())
 	{
 		idemq_log_worker_started();
-		idemq_chores_prepare();
+		idemq_tasks_prepare();
 		for (;;)
 		{
 			int64 until;
@@ -152,7 +152,7 @@ idemq_worker_main(Datum arg)
 			idemq_worker_awake();
 			if (!may_stay())
 				break;
-			until = idemq_chores_do();
+			until = idemq_tasks_do();
 			idemq_worker_asleep(until);
 			/* After the first call meanwhile, the others find the latch set, and send no signal. */
 			if (until - idemq_mono_now() > LINGER && idemq_promote_may_linger())

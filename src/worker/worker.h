@@ -1,6 +1,6 @@
 /*
  * worker/worker.h
- *		The background worker's chores, and the launcher.
+ *		The background worker's maintenance tasks, and the launcher.
  */
 #ifndef IDEMQ_WORKER_WORKER_H
 #define IDEMQ_WORKER_WORKER_H
@@ -14,11 +14,11 @@
 #include "table/table.h"
 
 /*
- * chores.c
+ * tasks.c
  *		What a background worker does.
  */
 
-extern int64 idemq_chores_do(void);
+extern int64 idemq_tasks_do(void);
 
 /*
  * handle.c
@@ -63,21 +63,21 @@ extern void idemq_log_updated(void);
 extern void idemq_log_worker_started(void);
 extern void idemq_log_worker_ends(const char *why);
 extern void idemq_log_recovery_begins(void);
-extern void idemq_log_chore_error(void);
+extern void idemq_log_task_error(void);
 extern void idemq_log_news(void);
 
 /*
- * chore_runner.c
- *		Running a background worker's chores.
+ * task_runner.c
+ *		Running a background worker's maintenance tasks.
  */
 
 /*
- * A chore is for one queue, of which it gets a view, or for all queues at once: then
+ * A task is for one queue, of which it gets a view, or for all queues at once: then
  * view is NULL.
  */
-typedef struct Chore
+typedef struct Task
 {
-	ChoreKind kind;
+	TaskKind kind;
 	DueKind due;   /* its time in the queue's slot */
 	bool takes;	   /* that is taken before it runs, and set to 0 if it fails */
 	bool is_round; /* claims that find nothing wait for its end: shared/groups/promote_round.c */
@@ -88,14 +88,14 @@ typedef struct Chore
 	void (*run_for_all)(void);
 	/* Called after that transaction; may be NULL. */
 	void (*ended)(const SlotView *view, bool done);
-} Chore;
+} Task;
 
-extern void idemq_chores_prepare(void);
-extern int64 idemq_chore_due_at(const Chore *chore, const SlotView *view);
-extern bool idemq_chore_is_left(const Chore *chore, const SlotView *view, int64 target);
-extern int64 idemq_chore_run_if_due(const Chore *chore, const SlotView *view);
-extern bool idemq_chore_run(const Chore *chore, int32 queue_id);
-extern void idemq_chores_forgive(void);
+extern void idemq_tasks_prepare(void);
+extern int64 idemq_task_due_at(const Task *task, const SlotView *view);
+extern bool idemq_task_is_left(const Task *task, const SlotView *view, int64 target);
+extern int64 idemq_task_run_if_due(const Task *task, const SlotView *view);
+extern bool idemq_task_run(const Task *task, int32 queue_id);
+extern void idemq_tasks_forgive(void);
 
 /*
  * notify.c

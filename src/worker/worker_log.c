@@ -12,7 +12,7 @@
  *		recovery begins, and is done			once each a life, where leases were lost
  *		a table in shared memory was full		once a minute and table
  *												(shared/counts/server_counts.c)
- *		a chore has failed						CHORE_ERRORS a minute; then how many more
+ *		a task has failed						TASK_ERRORS a minute; then how many more
  *
  * A visit to a database without idemq, which is a worker's life as well, is not told.
  */
@@ -34,8 +34,8 @@
 #include "shared/slots/slots.h"
 #include "worker/worker.h"
 
-/* So many errors of chores are logged a minute; a broken trigger may fail in every queue. */
-#define CHORE_ERRORS 100
+/* So many errors of tasks are logged a minute; a broken trigger may fail in every queue. */
+#define TASK_ERRORS 100
 
 static char database_name[NAMEDATALEN];
 static const char *ends_why = NULL;
@@ -44,7 +44,7 @@ static const char *ends_why = NULL;
 static int64 recovery_began = 0;
 static int recovery_queues;
 
-/* The minute in which chores have failed: its beginning (mono), and how many times. */
+/* The minute in which tasks have failed: its beginning (mono), and how many times. */
 static int64 errors_since = 0;
 static int errors = 0;
 
@@ -202,19 +202,19 @@ log_full_tables(void)
 }
 
 /*
- * Says which error a chore has met, as PostgreSQL says errors; beyond CHORE_ERRORS a minute
+ * Says which error a task has met, as PostgreSQL says errors; beyond TASK_ERRORS a minute
  * it is only counted.  To be called in error recovery.
  */
 void
-idemq_log_chore_error(void)
+idemq_log_task_error(void)
 {
 	if (errors == 0)
 		errors_since = idemq_mono_now();
-	if (errors++ < CHORE_ERRORS)
+	if (errors++ < TASK_ERRORS)
 		EmitErrorReport();
 }
 
-/* Says what there is to say between two rounds of chores. */
+/* Says what there is to say between two rounds of tasks. */
 void
 idemq_log_news(void)
 {
@@ -233,10 +233,10 @@ idemq_log_news(void)
 	if (errors == 0 || now - errors_since < USECS_PER_MINUTE)
 		return;
 	/* How many errors of the last minute were only counted; another minute begins. */
-	if (errors > CHORE_ERRORS)
+	if (errors > TASK_ERRORS)
 		ereport(LOG,
 				errmsg("idemq's background worker of database \"%s\" met %d more errors",
-					   database_name, errors - CHORE_ERRORS),
-				errdetail("Of one minute's, %d are logged each.", CHORE_ERRORS));
+					   database_name, errors - TASK_ERRORS),
+				errdetail("Of one minute's, %d are logged each.", TASK_ERRORS));
 	errors = 0;
 }

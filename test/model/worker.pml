@@ -1,10 +1,10 @@
 /*
  * worker.pml
  *		src/shared/sleepers/worker_call.c, due_slots.c and due_times.c, with the loops of
- *		worker/worker.c, chores.c and chore_runner.c: nothing that is due is slept through.
+ *		worker/worker.c, tasks.c and task_runner.c: nothing that is due is slept through.
  *
  * Two slots whose marks are in one word.  Three sessions with something to do each: of slot 0 at once,
- * of slot 0 later, of slot 1 later.  The clock reaches that, or stands still.  The worker is asleep for ever at first; one chore fails.
+ * of slot 0 later, of slot 1 later.  The clock reaches that, or stands still.  The worker is asleep for ever at first; one task fails.
  * The worker's words are seen by sessions when it has passed a barrier, or at any time before.
  *
  * Not in it: several kinds of times, posts that change hands, "all slots", what is no slot's, the
@@ -15,7 +15,7 @@
  * before it does), MARK_FIRST (a session marks before the time is there), SLOTS_FIRST (the worker clears
  * the bits of slots before that of their word), TRUSTING (who finds a slot's bit set leaves its
  * word's to others), LOOK_FIRST (before the time is taken), RESET_LATE (the latch, after the look), LOSES
- * (a chore that fails leaves no time).
+ * (a task that fails leaves no time).
  */
 #define SLOTS 2
 #define ITEMS 3
@@ -146,7 +146,7 @@ inline look(slot)
 	}
 }
 
-/* idemq_chore_run_if_due: a chore that takes its time. */
+/* idemq_task_run_if_due: a task that takes its time. */
 inline run_slot(slot)
 {
 	fails = false;

@@ -95,7 +95,7 @@ agree($begin, 'a delay');
 # Nothing is counted there: the ends of its last minute and last 10 minutes, and nothing else.
 end_step('still');
 is_sql($node, "SELECT max(completed) FROM idemq.history WHERE queue = 'q' AND step = 10", 1, 'a database in which little happens', 'still');
-my $runs = "SELECT runs FROM idemq.worker_chores WHERE chore = 'history'";
+my $runs = "SELECT runs FROM idemq.maintenance_tasks WHERE task = 'history'";
 my $before = sql($node, $runs, 'still');
 
 end_step('still') foreach 1 .. 12;

@@ -60,7 +60,7 @@ is_sql($node, "SELECT count(*), min(value), max(value), bool_and(value >= before
 # The third has run for longer than that; on a busy machine the others may have, too.
 is_sql($node, "SELECT @{[ $of->('idemq_run_seconds_bucket', q[ AND labels->>'le' = '0.262144']) ]}",
 	sql($node, q[SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('times') AND finished_at - claimed_at <= '00:00:00.262144']), 'and exact at their bounds');
-is_soon($node, q[SELECT count(*) FROM idemq.worker_chores WHERE runs > 0 AND chore IN ('discover', 'follow', 'purge') AND busy > '0' AND failures = 0], 3, 'the worker has done its chores');
+is_soon($node, q[SELECT count(*) FROM idemq.maintenance_tasks WHERE runs > 0 AND task IN ('discover', 'follow', 'purge') AND busy > '0' AND failures = 0], 3, 'the worker has done its tasks');
 is_soon($node, q[SELECT pid IS NOT NULL, stuck_for IS NULL, last_run > now() - interval '5 min', lag < '1 min' FROM idemq.background_worker], 't|t|t|t', 'and is well');
 
 # Children, and waits for events; one whose time is over is none.

@@ -189,7 +189,7 @@ sub fire
 	{
 		foreach (query('ALERTS{alertstate="firing"}'))
 		{
-			my $of = $_->[0]{queue} // $_->[0]{resource} // $_->[0]{chore} // $_->[0]{holder} // $_->[0]{table};
+			my $of = $_->[0]{queue} // $_->[0]{resource} // $_->[0]{task} // $_->[0]{holder} // $_->[0]{table};
 			$fired{ $_->[0]{alertname} . (defined $of ? "($of)" : '') } //= time - $since;
 		}
 		@open = grep { !$fired{$_} } @alerts or last;
@@ -238,7 +238,7 @@ sql($node, q[SELECT count(*) FROM idemq.enqueue_many('full', array_fill('1'::jso
 sql($node, q[SELECT idemq.create_queue('more' || i) FROM generate_series(1, 32 - (SELECT used FROM idemq.memory WHERE resource = 'queues')::int) i;] . restored_queue('more30'));
 fire('IdemqBacklog(backlog)', 'IdemqNothingFinishes(hung)', 'IdemqJobsDie(deadly)', 'IdemqMostAttemptsFail(failing)', 'IdemqZombieCommits(zombie)',
 	'IdemqLeasesExpire(expires)', 'IdemqMemoryFull(leases)', 'IdemqMemoryFull(queues)', 'IdemqMemoryFillsUp(queues)', 'IdemqQueueWithoutMemory(more30)',
-	'IdemqSnapshotHeld(session)', 'IdemqTableBloats(seen)', 'IdemqScheduleLate(q2)', 'IdemqScheduleFails(sched)', 'IdemqChoreFails(reap)', 'IdemqRunsNearLease(slow)',
+	'IdemqSnapshotHeld(session)', 'IdemqTableBloats(seen)', 'IdemqScheduleLate(q2)', 'IdemqScheduleFails(sched)', 'IdemqMaintenanceTaskFails(reap)', 'IdemqRunsNearLease(slow)',
 	'IdemqNobodyWorks(backlog)', 'IdemqDeadLetterQueueWaits(letters)');
 is_logged($node, qr/ 53400 .*WARNING:  idemq's shared memory is full: \d+ of \d+ leases.*are in use\n.*DETAIL:  Jobs are claimed with their lease on the row alone/, 'the log says that the lease table is full');
 wait_logged($node, qr/WARNING:  idemq's shared memory is full: \d+ of \d+ queues/);

@@ -197,7 +197,7 @@ gone($goes, 'what is refused does not keep the others');
 round('refusals');
 there($_, 'what is refused stays') foreach @stay;
 is_logged($node, qr/LOG:  job $stay[0] is past its retention and cannot be deleted: not this one/, 'and is logged', $log);
-unlike(slurp_file($node->logfile, $log), qr/ERROR:/, 'the chore has not failed');
+unlike(slurp_file($node->logfile, $log), qr/ERROR:/, 'the task has not failed');
 sql($node, 'DROP TABLE mine; DROP FUNCTION refuse CASCADE');
 sql($node, "SELECT idemq.alter_queue('q', retention => '3 h', dead_retention => '3 h', idempotency_window => '3 h')");
 gone($_, 'and goes when nothing keeps it') foreach @stay;

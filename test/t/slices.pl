@@ -1,5 +1,5 @@
 # One tenant's work does not hold up the others': the worker's slices and turns, the bound on
-# what a claim takes back, chores that wait for a lock, and a worker that is stopped.  slices_slow measures how long.
+# what a claim takes back, tasks that wait for a lock, and a worker that is stopped.  slices_slow measures how long.
 #
 # at least 26 assertions
 
@@ -74,7 +74,7 @@ sql($node, "SELECT idemq.enqueue('late', '2', delay => '50 ms')"); # meant to ex
 like(answer($sleeper), qr/^t\n\d+$/, 'one that comes due meanwhile wakes its sleeper');
 sql($node, "SELECT idemq.enqueue('q', '3', group_key => 'g')");
 is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE group_key = 'g'", 'a group gets its head');
-until_true('refusals of all queues', sub { said($log, qr/chore "reap" of queue "locked\d+"/) >= 10 });
+until_true('refusals of all queues', sub { said($log, qr/maintenance task "reap" of queue "locked\d+"/) >= 10 });
 cmp_ok(said($log, qr/canceling statement due to lock timeout/), '>=', 10, 'each queue has been refused the lock');
 is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'processing'", 10, 'and the lock is held still');
 $held->query_safe('COMMIT');
@@ -92,12 +92,12 @@ sql($node, q[CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEG
 	SELECT count(idemq.create_queue('broken' || i, lease => '1 h')) FROM generate_series(1, 250) i;
 	SELECT count(idemq.enqueue('broken' || i, '1')) FROM generate_series(1, 250) i]);
 sql($node, q[SELECT count(*) FROM generate_series(1, 250) i, LATERAL idemq.claim('broken' || i, lease => '1 ms', worker => 'broken')]); # meant to expire
-is_soon($node, "SELECT failures >= 300 FROM idemq.worker_chores WHERE chore = 'reap'", 'its errors are counted');
+is_soon($node, "SELECT failures >= 300 FROM idemq.maintenance_tasks WHERE task = 'reap'", 'its errors are counted');
 my $logged = said($log, qr/P0099 .*ERROR:/);
 cmp_ok($logged, '<=', 200, 'and not all of them logged');
 cmp_ok($logged, '>', 0, 'but some are');
 # Between two tries none may be overdue.
-is_soon($node, q[SELECT chore IS NULL OR chore <> '', lag > '0' FROM idemq.background_worker], 't|t', 'it is late');
+is_soon($node, q[SELECT task IS NULL OR task <> '', lag > '0' FROM idemq.background_worker], 't|t', 'it is late');
 sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
 is_soon($node, "SELECT count(*) = 250 FROM idemq.jobs WHERE status = 'pending' AND queue_id IN (SELECT queue_id FROM idemq.queues WHERE name LIKE 'broken%')", 'then all are taken back');
 

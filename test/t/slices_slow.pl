@@ -1,4 +1,4 @@
-# How long a chore waits for a lock, of sixty queues whose leases have ended: none for long.
+# How long a task waits for a lock, of sixty queues whose leases have ended: none for long.
 # slow: it measures times
 # asserts times
 #
@@ -31,7 +31,7 @@ sql($node, "SELECT idemq.enqueue('late', '2', delay => '50 ms')");
 like(answer($sleeper), qr/^t\n\d+$/, 'one that comes due meanwhile wakes its sleeper');
 sql($node, "SELECT idemq.enqueue('q', '3', group_key => 'g')");
 is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE group_key = 'g'", 'a group gets its head');
-until_true('refusals of all queues', sub { said($log, qr/chore "reap" of queue "locked\d+"/) >= 60 });
+until_true('refusals of all queues', sub { said($log, qr/maintenance task "reap" of queue "locked\d+"/) >= 60 });
 is(said($log, qr/canceling statement due to lock timeout/) >= 60, 1, 'each queue has been refused the lock');
 is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'processing'", 60, 'and the lock is held still');
 # From one refusal to the next, half of the times: a worker that the machine gives no processor for a while is late once.
@@ -39,7 +39,7 @@ my $file = $node->logfile;
 my @refused = map { /^\S+ (\d+):(\d+):(\d+\.\d+) .*canceling statement due to lock timeout/ ? 3600 * $1 + 60 * $2 + $3 : () } split /^/,
   slurp_file($file, $log);
 my @waits = sort { $a <=> $b } map { $refused[$_] - $refused[ $_ - 1 ] } 1 .. $#refused;
-cmp_ok($waits[ @waits / 2 ], '<', 1, 'no chore has waited for long');
+cmp_ok($waits[ @waits / 2 ], '<', 1, 'no task has waited for long');
 $held->query_safe('COMMIT');
 is_soon($node, "SELECT count(*) = 60 FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'pending'", 'once it is free, all are taken back');
 leave($sleeper->{session}, $held);

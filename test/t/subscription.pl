@@ -170,7 +170,7 @@ my %calls = (
 	(map { $_ => 'a trigger, which writes its own row at most' }
 		qw(jobs_changed jobs_truncated dependencies_changed schedules_changed settings_changed queue_gone followers_changed followers_local role_named shard_changed)),
 	(map { $_ => 'it reads' }
-		qw(validate result assert_shard why flow current_job handler_states leases check queue_metrics memory_usage server_counts topic_states worker_state chore_counts timing_buckets prometheus_text wait_result wait_results primary_since next_run clock_timestamp)),
+		qw(validate result assert_shard why flow current_job handler_states leases check queue_metrics memory_usage server_counts topic_states worker_state task_counts timing_buckets prometheus_text wait_result wait_results primary_since next_run clock_timestamp)),
 	hold_claimed => 'it locks what a claim has taken',
 	recount => 'it writes shared memory alone', admit => 'it writes shared memory alone', advance_clock => 'it moves the test clock alone');
 sql($sub, 'CREATE FUNCTION handled(payload jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS $$$$;
@@ -250,7 +250,7 @@ $writer->query_safe('BEGIN; LOCK TABLE idemq.jobs IN ROW EXCLUSIVE MODE');
 sql($pub, 'TRUNCATE idemq_internal.followers');
 all_applied();
 is_sql($sub, $follows, 1, 'it follows even after a TRUNCATE of the publisher');
-wait_logged($sub, qr/idemq worker, chore "follow"/, $log);
+wait_logged($sub, qr/idemq worker, maintenance task "follow"/, $log);
 $writer->query_safe('COMMIT');
 leave($writer);
 is_soon($sub, "SELECT count(*) = 1 FROM idemq_internal.followers WHERE taken_over_at IS NULL AND $own", 'the worker writes our own again');

@@ -165,7 +165,7 @@ $open->query_safe(q[BEGIN; SELECT 'xyzzy-statement']);
 is(IPC::Run::run([ 'psql', '-XqAt', '-d', $node->connstr('postgres') . ' user=monitor', '-v', 'ON_ERROR_STOP=1', '-f', "$deploy/report.sql" ],
 		'>', \$out, '2>', \$err), 1, 'the report is written as pg_monitor') or diag $err;
 unlike($out, qr/xyzzy/, 'without payload, key, group, kind, header, worker, error, schedule or statement');
-foreach my $section (qw(server setting queue metrics worker chore memory handler schedule lease error audit relation session))
+foreach my $section (qw(server setting queue metrics worker maintenance_task memory handler schedule lease error audit relation session))
 {
 	like($out, qr/^\Q$section\E\|\{/m, "it has $section");
 }

@@ -39,12 +39,12 @@ is(warned('0'), '', 'once it is free all is done');
 is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $job", 'pending', 'the lease too');
 leave($holder);
 
-# ---- A chore that fails
+# ---- A task that fails
 
 sql($node, "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''refused''; END';
 	CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (NEW.status = 'pending') EXECUTE FUNCTION refuse()");
 sql($node, "SELECT id FROM idemq.claim('q')");
-like(warned('1 h'), qr/DETAIL:  The following is still to be done: .*1 expired lease \(queue "q"\)\.$/m, 'what a chore fails to do is left');
+like(warned('1 h'), qr/DETAIL:  The following is still to be done: .*1 expired lease \(queue "q"\)\.$/m, 'what a task fails to do is left');
 sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
 is(warned('0'), '', 'it is tried again at once when it is asked for');
 is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $job", 'pending', 'and done');
@@ -52,7 +52,7 @@ is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $job", 'pending', 'and d
 # ---- No worker, though there should be one
 
 my $worker = stop_worker($node);
-like(warned('1 min'), qr/DETAIL:  The following is still to be done: .*(?:chore|does not respond)/, 'a worker that is stopped does nothing');
+like(warned('1 min'), qr/DETAIL:  The following is still to be done: .*(?:task|does not respond)/, 'a worker that is stopped does nothing');
 kill 'CONT', $worker;
 is(warned('0'), '', 'one that goes on does all');
 

@@ -140,7 +140,7 @@ foreach my $way (sort keys %ways)
 	my $sleeper = sleeper($node, $ways{$way});
 	is_sql($node, "$state $sleeper->{pid}", 't|t|virtualxid', "$way: a sleeper holds nothing");
 	sql($node, 'DELETE FROM t');
-	# Not in the way of VACUUM: others' transactions of before, as of a worker in the middle of a chore.
+	# Not in the way of VACUUM: others' transactions of before, as of a worker in the middle of a task.
 	wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL) AND pid NOT IN (pg_backend_pid(), $sleeper->{pid})");
 	sql($node, 'VACUUM t');
 	is_sql($node, "SELECT pg_relation_size('t')", 0, "$way: VACUUM removes what dies meanwhile");

@@ -73,7 +73,7 @@ sub works
 }
 
 # What the server has said since a place in its log; of what concerns an operator, or matching.
-# Without what PostgreSQL says of a worker that had to be ended in the midst of a chore, and of a session of ours that is
+# Without what PostgreSQL says of a worker that had to be ended in the midst of a task, and of a session of ours that is
 # about to end by itself, and without the warning of a worker that takes more than 5 s to leave, on a busy machine: the
 # command itself fails if it stays.  What idemq's workers say at each start and end is for test prometheus.
 sub calm
@@ -81,7 +81,7 @@ sub calm
 	my ($log) = @_;
 
 	return $log =~ s/.*(?:LOG:  background worker.*exited with exit code 1|FATAL:  terminating autovacuum process due to administrator command|FATAL:  terminating background worker "idemq \w+" due to administrator command|57P01 worker\.pl FATAL:  terminating connection due to administrator command|FATAL:  the database system is (?:starting up|shutting down))\n//gr
-	  =~ s/.*(?:CONTEXT:  idemq worker, chore|WARNING:  idemq's background worker of the database, process \d+, does not end).*\n//gr;
+	  =~ s/.*(?:CONTEXT:  idemq worker, maintenance task|WARNING:  idemq's background worker of the database, process \d+, does not end).*\n//gr;
 }
 
 sub said
@@ -212,7 +212,7 @@ sql($node, 'BEGIN; ALTER DATABASE a RENAME TO x; PREPARE TRANSACTION \'x\'');
 sql($node, "ROLLBACK PREPARED 'x'");
 works('a', 'RENAME in a prepared transaction');
 
-# Busy: a chore that sleeps in a user's trigger.
+# Busy: a task that sleeps in a user's trigger.
 sub keep_busy
 {
 	my ($db) = @_;
@@ -229,7 +229,7 @@ sub keep_busy
 keep_busy('c');
 sql($node, 'CREATE DATABASE d TEMPLATE c');
 is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'processing'", 1,
-	'CREATE DATABASE ... TEMPLATE while the worker is busy: its chore was undone', 'd');
+	'CREATE DATABASE ... TEMPLATE while the worker is busy: its task was undone', 'd');
 sql($node, 'DROP DATABASE d');
 $log = log_end($node);
 sql($node, 'DROP DATABASE c');

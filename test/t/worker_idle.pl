@@ -1,5 +1,5 @@
 # The background worker has nothing to do where there is nothing that it can do: it
-# is not kept busy by what it cannot change yet.  Its chores are counted: a worker that
+# is not kept busy by what it cannot change yet.  Its tasks are counted: a worker that
 # goes round and round runs many thousand of them in a second.
 # at least 15 assertions
 
@@ -14,7 +14,7 @@ use Test::More;
 use Time::HiRes qw(time);
 
 my $node = new_server('idle', 'idemq.worker' => 'on', 'idemq.test_clock' => 'on', autovacuum => 'off');
-my $runs = 'SELECT sum(runs) FROM idemq.worker_chores';
+my $runs = 'SELECT sum(runs) FROM idemq.maintenance_tasks';
 my $claim = "INSERT INTO held SELECT id, token FROM idemq.claim('q')";
 my $holder = session($node);
 
@@ -28,7 +28,7 @@ sub is_idle
 	sql($node, 'SELECT pg_sleep(0.3)');
 	my $count = sql($node, $runs) - $before;
 
-	note "figure: $count chores: $name";
+	note "figure: $count tasks: $name";
 	# However long that took.
 	return cmp_ok($count, '<', 400 * (time - $began), "idle: $name");
 }
@@ -84,7 +84,7 @@ sql($node, "SELECT idemq.resume('q'); SELECT idemq.purge('q'); SELECT idemq.enqu
 advance($node, '1 day');
 is_idle('a job that expired');
 
-# More chores fail than one would think: each is left alone for a while.
+# More tasks fail than one would think: each is left alone for a while.
 my $queues = 100;
 sql($node, "SELECT idemq.drop_queue(name, force => true) FROM idemq.queues;
 	SELECT idemq.create_queue('r' || n) FROM generate_series(1, $queues) n;
@@ -92,15 +92,15 @@ sql($node, "SELECT idemq.drop_queue(name, force => true) FROM idemq.queues;
 	INSERT INTO held SELECT id, token FROM generate_series(1, $queues) n, idemq.claim('r' || n);
 	CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''refused''; END';
 	CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (NEW.status = 'pending') EXECUTE FUNCTION refuse()");
-my $failures = "SELECT failures FROM idemq.worker_chores WHERE chore = 'reap'";
+my $failures = "SELECT failures FROM idemq.maintenance_tasks WHERE task = 'reap'";
 my $began = time;
 my $failed = sql($node, $failures);
 sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held");  # meant to expire
 # Each is tried again after a second, then after two: n times take no less than 2 ^ (n - 1) - 1 seconds.
 wait_until($node, "SELECT ($failures) >= $failed + $queues");
 $failed = sql($node, $failures) - $failed;
-cmp_ok($failed, '<=', $queues * (1 + log(1 + time - $began) / log(2)), 'failing chores are not tried again and again');
-is_idle('more failing chores than a few');
+cmp_ok($failed, '<=', $queues * (1 + log(1 + time - $began) / log(2)), 'failing tasks are not tried again and again');
+is_idle('more failing tasks than a few');
 sql($node, 'DROP FUNCTION refuse CASCADE');
 advance($node, '0');
 is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'pending'", $queues, 'and done in the end');

@@ -59,7 +59,7 @@ sub works
 }
 
 # What the server has said since a place in its log; of what concerns an operator, or matching.
-# Without what PostgreSQL says of a worker that had to be ended in the midst of a chore, and of a session of ours that is
+# Without what PostgreSQL says of a worker that had to be ended in the midst of a task, and of a session of ours that is
 # about to end by itself, and without the warning of a worker that takes more than 5 s to leave, on a busy machine: the
 # command itself fails if it stays.  What idemq's workers say at each start and end is for test prometheus.
 sub calm
@@ -67,7 +67,7 @@ sub calm
 	my ($log) = @_;
 
 	return $log =~ s/.*(?:LOG:  background worker.*exited with exit code 1|FATAL:  terminating autovacuum process due to administrator command|FATAL:  terminating background worker "idemq \w+" due to administrator command|57P01 worker_slow\.pl FATAL:  terminating connection due to administrator command|FATAL:  the database system is (?:starting up|shutting down))\n//gr
-	  =~ s/.*(?:CONTEXT:  idemq worker, chore|WARNING:  idemq's background worker of the database, process \d+, does not end).*\n//gr;
+	  =~ s/.*(?:CONTEXT:  idemq worker, maintenance task|WARNING:  idemq's background worker of the database, process \d+, does not end).*\n//gr;
 }
 
 sub said

@@ -16,35 +16,35 @@
  *		Which databases have a background worker: a post for each on the board.
  */
 
-/* In the order of idemq.worker_chores; a new one has its name in worker_health.c. */
-typedef enum ChoreKind
+/* In the order of idemq.maintenance_tasks; a new one has its name in worker_health.c. */
+typedef enum TaskKind
 {
-	CHORE_DISCOVER,
-	CHORE_FOLLOW,
-	CHORE_PROMOTE,
-	CHORE_REAP,
-	CHORE_RECOVER,
-	CHORE_DUE,
-	CHORE_REMIND,
-	CHORE_EXPIRE,
-	CHORE_HANDLE,
-	CHORE_TICK,
-	CHORE_NOTIFY,
-	CHORE_COUNT_JOBS,
-	CHORE_PURGE,
-	CHORE_HISTORY,
-	CHORE_KINDS
-} ChoreKind;
+	TASK_DISCOVER,
+	TASK_FOLLOW,
+	TASK_PROMOTE,
+	TASK_REAP,
+	TASK_RECOVER,
+	TASK_DUE,
+	TASK_REMIND,
+	TASK_EXPIRE,
+	TASK_HANDLE,
+	TASK_TICK,
+	TASK_NOTIFY,
+	TASK_COUNT_JOBS,
+	TASK_PURGE,
+	TASK_HISTORY,
+	TASK_KINDS
+} TaskKind;
 
 /* What is counted of each kind. */
-typedef enum ChoreCount
+typedef enum TaskCount
 {
-	CHORE_RUNS,		/* that came to an end, failures included */
-	CHORE_FAILURES, /* that ended in an error */
-	CHORE_BUSY,		/* us */
-	CHORE_ENDED,	/* mono: when the last one ended; no count */
-	CHORE_COUNTS
-} ChoreCount;
+	TASK_RUNS,		/* that came to an end, failures included */
+	TASK_FAILURES, /* that ended in an error */
+	TASK_BUSY,		/* us */
+	TASK_ENDED,	/* mono: when the last one ended; no count */
+	TASK_COUNTS
+} TaskCount;
 
 typedef enum PostState
 {
@@ -55,7 +55,7 @@ typedef enum PostState
 	POST_RUNNING
 } PostState;
 
-/* A worker that has not moved for that long is stuck: a chore waits 200 ms for a lock at most. */
+/* A worker that has not moved for that long is stuck: a task waits 200 ms for a lock at most. */
 #define IDEMQ_STUCK_AFTER (2 * USECS_PER_SEC)
 /* Bit of asleep_until: the worker sleeps, and was called at that time. */
 #define POST_CALLED (UINT64CONST(1) << 63)
@@ -84,12 +84,12 @@ typedef struct Post
 	/* for shared/sleepers/clock_call.c; no lock, and none of them is ever reset */
 	pg_atomic_uint64 clock_asked; /* number of calls to do everything that is due */
 	pg_atomic_uint64 clock_done;  /* number of those calls that have been answered */
-	pg_atomic_uint32 clock_left;  /* bits of ChoreKind: what is still to be done for them */
+	pg_atomic_uint32 clock_left;  /* bits of TaskKind: what is still to be done for them */
 	ConditionVariable clock_answered;
 	pg_atomic_uint64 counted_at; /* with idemq.test_clock: when POST_ASKED_HISTORY was set */
 	/* for shared/processes/worker_health.c, written by the worker alone; no lock */
-	int doing; /* kind + 1 of the chore that runs; 0: none */
-	pg_atomic_uint64 chores[CHORE_KINDS][CHORE_COUNTS]; /* since the database has the post */
+	int doing; /* kind + 1 of the task that runs; 0: none */
+	pg_atomic_uint64 tasks[TASK_KINDS][TASK_COUNTS]; /* since the database has the post */
 } Post;
 
 extern int idemq_post_count(void);
@@ -219,7 +219,7 @@ extern bool idemq_handler_must_leave(void);
 
 /*
  * worker_health.c
- *		How a background worker does: for idemq.background_worker and idemq.worker_chores.
+ *		How a background worker does: for idemq.background_worker and idemq.maintenance_tasks.
  */
 
 typedef struct WorkerHealth
@@ -227,19 +227,19 @@ typedef struct WorkerHealth
 	pid_t pid;
 	int64 stuck_for; /* us: how long it has not moved though it should, from IDEMQ_STUCK_AFTER on */
 	bool awake;
-	int doing;		/* ChoreKind, -1: none */
+	int doing;		/* TaskKind, -1: none */
 	int64 last_run; /* mono; 0: none yet */
 	int64 lag;		/* us: how long something has been due and is not done */
 } WorkerHealth;
 
-extern const char *const idemq_chore_names[];
+extern const char *const idemq_task_names[];
 
 /* for the worker */
-extern void idemq_worker_begins_chore(ChoreKind kind);
-extern void idemq_worker_ends_chore(ChoreKind kind, bool done, int64 usecs);
+extern void idemq_worker_begins_task(TaskKind kind);
+extern void idemq_worker_ends_task(TaskKind kind, bool done, int64 usecs);
 
 /* for observe/ */
 extern bool idemq_worker_health(WorkerHealth *health);
-extern bool idemq_worker_chore_counts(uint64 counts[CHORE_KINDS][CHORE_COUNTS]);
+extern bool idemq_worker_task_counts(uint64 counts[TASK_KINDS][TASK_COUNTS]);
 
 #endif

@@ -65,8 +65,8 @@ static void
 begin_counts(Post *post)
 {
 	post->doing = 0;
-	for (int i = 0; i < CHORE_KINDS * CHORE_COUNTS; i++)
-		pg_atomic_init_u64(&post->chores[i / CHORE_COUNTS][i % CHORE_COUNTS], 0);
+	for (int i = 0; i < TASK_KINDS * TASK_COUNTS; i++)
+		pg_atomic_init_u64(&post->tasks[i / TASK_COUNTS][i % TASK_COUNTS], 0);
 }
 
 /* Makes the posts; their memory is zeros. */

@@ -3,12 +3,12 @@
  *		How a background worker does: what it is at, how often it has done what, and how late
  *		it is.
  *
- * The worker notes a chore when it begins and when it ends.  An observer reads that, and
+ * The worker notes a task when it begins and when it ends.  An observer reads that, and
  * what is due of the database's queues, without a lock.  So an answer is not of one moment: a
- * chore may end between two of its fields.
+ * task may end between two of its fields.
  *
  * The lag is the age of the oldest time that has passed while its work is not done: a
- * lease's end, a job's time, a group's check, the worker's own waking up.  A chore that is
+ * lease's end, a job's time, a group's check, the worker's own waking up.  A task that is
  * put off because it failed counts, and so does a row that is held: that is what the lag is
  * to show.  A time of 0 says "look at once", and not since when.
  *
@@ -24,30 +24,30 @@
 #include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
 
-const char *const idemq_chore_names[] = {
+const char *const idemq_task_names[] = {
 	"discover", "follow", "promote", "reap",   "recover", "due",   "remind",
 	"expire",	"handle", "tick",	 "notify", "count",	  "purge", "history",
 };
 
-StaticAssertDecl(lengthof(idemq_chore_names) == CHORE_KINDS, "each chore has a name");
+StaticAssertDecl(lengthof(idemq_task_names) == TASK_KINDS, "each task has a name");
 
 void
-idemq_worker_begins_chore(ChoreKind kind)
+idemq_worker_begins_task(TaskKind kind)
 {
 	idemq_post_mine()->doing = (int) kind + 1;
 }
 
-/* Notes that the chore has ended after so long; done: without an error. */
+/* Notes that the task has ended after so long; done: without an error. */
 void
-idemq_worker_ends_chore(ChoreKind kind, bool done, int64 usecs)
+idemq_worker_ends_task(TaskKind kind, bool done, int64 usecs)
 {
 	Post *post = idemq_post_mine();
 
 	post->doing = 0;
-	pg_atomic_write_u64(&post->chores[kind][CHORE_ENDED], (uint64) idemq_mono_now());
-	pg_atomic_fetch_add_u64(&post->chores[kind][CHORE_RUNS], 1);
-	pg_atomic_fetch_add_u64(&post->chores[kind][CHORE_FAILURES], !done);
-	pg_atomic_fetch_add_u64(&post->chores[kind][CHORE_BUSY], (uint64) Max(usecs, 0));
+	pg_atomic_write_u64(&post->tasks[kind][TASK_ENDED], (uint64) idemq_mono_now());
+	pg_atomic_fetch_add_u64(&post->tasks[kind][TASK_RUNS], 1);
+	pg_atomic_fetch_add_u64(&post->tasks[kind][TASK_FAILURES], !done);
+	pg_atomic_fetch_add_u64(&post->tasks[kind][TASK_BUSY], (uint64) Max(usecs, 0));
 }
 
 static void
@@ -81,23 +81,23 @@ idemq_worker_health(WorkerHealth *health)
 	health->awake = pg_atomic_read_u64(&post->asleep_until) == PG_UINT64_MAX;
 	health->doing = post->doing - 1;
 	health->last_run = 0;
-	for (int i = 0; i < CHORE_KINDS; i++)
+	for (int i = 0; i < TASK_KINDS; i++)
 		health->last_run =
-			Max(health->last_run, (int64) pg_atomic_read_u64(&post->chores[i][CHORE_ENDED]));
+			Max(health->last_run, (int64) pg_atomic_read_u64(&post->tasks[i][TASK_ENDED]));
 	idemq_for_each_slot(MyDatabaseId, first_due, &first);
 	first = Max(first, idemq_clock_advanced_at());
 	health->lag = Max(now - first, 0);
 	return true;
 }
 
-/* Copies the counts of this database's chores; false when it has no post. */
+/* Copies the counts of this database's tasks; false when it has no post. */
 bool
-idemq_worker_chore_counts(uint64 counts[CHORE_KINDS][CHORE_COUNTS])
+idemq_worker_task_counts(uint64 counts[TASK_KINDS][TASK_COUNTS])
 {
 	Post *post = idemq_post_own();
 
-	for (int i = 0; post != NULL && i < CHORE_KINDS * CHORE_COUNTS; i++)
-		counts[i / CHORE_COUNTS][i % CHORE_COUNTS] =
-			pg_atomic_read_u64(&post->chores[i / CHORE_COUNTS][i % CHORE_COUNTS]);
+	for (int i = 0; post != NULL && i < TASK_KINDS * TASK_COUNTS; i++)
+		counts[i / TASK_COUNTS][i % TASK_COUNTS] =
+			pg_atomic_read_u64(&post->tasks[i / TASK_COUNTS][i % TASK_COUNTS]);
 	return post != NULL;
 }

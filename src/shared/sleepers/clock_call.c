@@ -57,7 +57,7 @@ idemq_clock_holds(const ClockCall *call)
 
 /*
  * Waits until the worker has answered a call that holds, for at most patience microseconds.
- * Returns whether it has answered.  *left: what it still has to do, as bits of ChoreKind.
+ * Returns whether it has answered.  *left: what it still has to do, as bits of TaskKind.
  */
 bool
 idemq_clock_await(const ClockCall *call, int64 patience, uint32 *left)
@@ -94,7 +94,7 @@ idemq_clock_called(void)
 	return asked > pg_atomic_read_u64(&post->clock_done) ? asked : 0;
 }
 
-/* Answers a call if nothing is left to do; otherwise notes what is (bits of ChoreKind). */
+/* Answers a call if nothing is left to do; otherwise notes what is (bits of TaskKind). */
 void
 idemq_clock_answer(uint64 call, uint32 left)
 {

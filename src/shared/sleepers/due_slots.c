@@ -4,7 +4,7 @@
  *		visits those, and not all slots of the server.
  *
  * The worker remembers when each slot of its database comes due, as of its last visit
- * (worker/chores.c).  A session that lowers a time of a slot, or gives it something to do,
+ * (worker/tasks.c).  A session that lowers a time of a slot, or gives it something to do,
  * marks the slot in the set of its database's post on the board; the worker takes the marks,
  * and visits these slots again.  A set is a bit for each slot, a bit for each word of those,
  * and one number for "all".

@@ -22,8 +22,8 @@
  *		Model: test/model/worker.pml, with due_slots.c and worker_call.c.
  *
  * 0 says "look at once": it is not known since when something is due, or what.  A worker that
- * failed after its 1 sets the time to 0 (worker/chore_runner.c); one that starts sets some of
- * them so, to begin with (worker/chores.c).
+ * failed after its 1 sets the time to 0 (worker/task_runner.c); one that starts sets some of
+ * them so, to begin with (worker/tasks.c).
  *
  * Two kinds are written under a lock that covers what they stand for; its holder knows the time
  * and may raise it: DUE_GROUPS under the groups' lock (shared/groups/groups.c),

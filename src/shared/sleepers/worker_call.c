@@ -27,7 +27,7 @@
  * one long piece of work.  Nobody watches it: idemq_worker_present looks when it is asked.
  *
  * The proof of the marks stands in shared/sleepers/due_slots.c.
- *		Model: test/model/worker.pml; the worker, three sessions, two slots, one chore that fails.
+ *		Model: test/model/worker.pml; the worker, three sessions, two slots, one task that fails.
  *
  * Locks: none, atomics only.  All of it is called after commit and abort, and under other
  * locks: nothing here allocates or raises.

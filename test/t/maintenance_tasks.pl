@@ -1,4 +1,4 @@
-# A worker's chores: an error is logged with its context and does not keep the
+# A worker's maintenance tasks: an error is logged with its context and does not keep the
 # others, a user's trigger gains nothing, settings do not matter, and nothing
 # is done over and over.
 # takes long
@@ -15,7 +15,7 @@ use Idemq;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_server('chores', 'idemq.worker' => 'on', 'idemq.test_clock' => 'on');
+my $node = new_server('maintenance_tasks', 'idemq.worker' => 'on', 'idemq.test_clock' => 'on');
 my $worker = "FROM pg_stat_activity WHERE backend_type = 'idemq worker' AND datname = 'postgres'";
 
 # Claims a new job of a queue and lets the lease end; answers its id.
@@ -31,13 +31,13 @@ sub expire
 
 sub is_reaped { my ($id, $name) = @_; return is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE id = $id", $name) }
 
-# A worker that has something to do over and over runs a chore in any half second.
+# A worker that has something to do over and over runs a task in any half second.
 sql($node, "CREATE FUNCTION is_quiet() RETURNS boolean LANGUAGE plpgsql AS \$\$
 	DECLARE
-		before numeric := (SELECT sum(runs) FROM idemq.worker_chores);
+		before numeric := (SELECT sum(runs) FROM idemq.maintenance_tasks);
 	BEGIN
 		PERFORM pg_sleep(0.5);
-		RETURN before = (SELECT sum(runs) FROM idemq.worker_chores);
+		RETURN before = (SELECT sum(runs) FROM idemq.maintenance_tasks);
 	END \$\$");
 sub sleeps { return is_soon($node, 'SELECT is_quiet()', "$_[0]: it sleeps") }
 
@@ -86,7 +86,7 @@ sql($node, "SELECT idemq.create_queue('bad' || i, lease => '1 h') FROM generate_
 my $tries = "FROM (SELECT name, coalesce(pg_sequence_last_value('public.tries_' || queue_id), 0) AS n FROM idemq.queues WHERE name LIKE 'bad%') t";
 my $failing = sql($node, 'SELECT clock_timestamp()');
 my $bad = expire('bad1');
-is_logged($node, qr/\[$pid\] \w{5}  CONTEXT:.*\n(?:\t.*\n)*\tidemq worker, chore "reap" of queue "bad1"/, 'an error is logged with chore and queue', $log);
+is_logged($node, qr/\[$pid\] \w{5}  CONTEXT:.*\n(?:\t.*\n)*\tidemq worker, maintenance task "reap" of queue "bad1"/, 'an error is logged with task and queue', $log);
 is_reaped(expire($_), "queue $_ goes on") foreach qw(q new);
 sql($node, "DO \$\$
 	DECLARE job bigint;
@@ -142,7 +142,7 @@ $other->query_safe('COMMIT');
 leave($other);
 is_reaped($waiting, 'and comes to its end when the lock is free');
 # Not when the worker itself began: that would be a snapshot held for days.
-is_sql($node, "SELECT count(*), bool_and(began > '$asked') FROM gate", '1|t', 'a chore\'s transaction began when the chore did');
+is_sql($node, "SELECT count(*), bool_and(began > '$asked') FROM gate", '1|t', 'a task\'s transaction began when the task did');
 sql($node, 'DROP TRIGGER wait ON idemq.jobs');
 
 # ---- A trigger that wants to gain something
@@ -189,7 +189,7 @@ sql($node, "GRANT USAGE ON SCHEMA idemq TO app; GRANT app TO postgres;
 is_reaped(expire('q'), 'a trigger of a role that owns idemq.jobs');
 is_sql($node, 'SELECT count(*), string_agg(DISTINCT as_role, NULL) FROM gained', '18|app', 'it ran, at once and deferred, as that role');
 is_sql($node, "SELECT string_agg(what, ', ') FROM gained WHERE at NOT LIKE '% 42501'", '', 'and gained nothing');
-is_reaped(expire('q'), 'what it has SET is not for the next chore');
+is_reaped(expire('q'), 'what it has SET is not for the next task');
 is_sql($node, "SELECT rolname FROM pg_roles WHERE rolname = 'evil'", '', 'no role was made');
 is(pid(), $pid, 'by the same worker');
 sql($node, 'DROP TRIGGER before ON idemq.jobs; DROP TRIGGER deferred ON idemq.jobs;');
@@ -228,7 +228,7 @@ SKIP:
 	leave($_) foreach $listener, $resumer, $waiter;
 }
 
-# ---- 10,000 chores
+# ---- 10,000 tasks
 
 $pid = pid();
 sub memory { return sql($node, "SELECT (regexp_match(pg_read_file('/proc/$pid/status'), 'VmData:\\s+(\\d+)'))[1]::int") }
@@ -252,7 +252,7 @@ sub churn
 churn(2000);
 my $before = memory();
 churn(10000);
-# malloc's heap grows in steps of 1 MB: one is no leak, 200 bytes a chore would be two.
+# malloc's heap grows in steps of 1 MB: one is no leak, 200 bytes a task would be two.
 cmp_ok(memory() - $before, '<', 1536, 'no memory is lost');
 is(pid(), $pid, 'by the same worker');
 sleeps('afterwards');

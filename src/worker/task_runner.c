@@ -1,16 +1,16 @@
 /*
- * worker/chore_runner.c
- *		Runs a background worker's chores: each in a transaction of its own.
+ * worker/task_runner.c
+ *		Runs a background worker's maintenance tasks: each in a transaction of its own.
  *
  * Each runs as the owner of idemq's tables until its transaction is over,
  * deferred triggers included, with SET ROLE and the like forbidden: a user's trigger on
  * idemq.jobs gains nothing from the worker's superuser.  What such a trigger has SET is
- * reset after the chore.
+ * reset after the task.
  *
- * An error is logged with the chore and the queue (worker/worker_log.c), and that chore of
+ * An error is logged with the task and the queue (worker/worker_log.c), and that task of
  * that queue is put off for a second, twice as long each time, up to 64 s, or up to 8 s if it
- * was refused a lock; all others go on.  A chore waits for a lock for 200 ms at most, all
- * chores together for a tenth of the time.
+ * was refused a lock; all others go on.  A task waits for a lock for 200 ms at most, all
+ * tasks together for a tenth of the time.
  */
 #include "postgres.h"
 
@@ -32,27 +32,27 @@
 #include "shared/slots/slots.h"
 #include "worker/worker.h"
 
-/* A chore that failed is put off for a second, twice as long each time, up to 2^6. */
+/* A task that failed is put off for a second, twice as long each time, up to 2^6. */
 #define FAILED_PAUSE USECS_PER_SEC
 #define FAILED_DOUBLINGS 6
 /* One that was refused a lock, up to 2^3: locks are released in time. */
 #define REFUSED_DOUBLINGS 3
-/* The time that chores have waited for locks is forgotten in so many times as long. */
+/* The time that tasks have waited for locks is forgotten in so many times as long. */
 #define PATIENCE_SHARE 10
 /* A queue that is still being created is tried again after that, or when its settings change. */
 #define UNSEEN_PAUSE (10 * USECS_PER_SEC)
 
-/* One chore of one queue; of all queues at once, when queue_id is 0. */
-typedef struct Task
+/* One task of one queue; of all queues at once, when queue_id is 0. */
+typedef struct QueueTask
 {
-	const Chore *chore;
+	const Task *task;
 	intptr_t queue_id; /* as wide as the pointer: a hash key without padding */
-} Task;
+} QueueTask;
 
 /* A task that is put off for a while. */
 typedef struct Trouble
 {
-	Task task; /* hash key */
+	QueueTask queue_task; /* hash key */
 	int failures;
 	/* Its queue is being created, or is gone: until not_before, or until its settings change. */
 	bool unseen;
@@ -67,7 +67,7 @@ static int64 waited = 0;
 static int64 waited_at = 0;
 /* Whether the last task found its queue. */
 static bool queue_seen = false;
-static MemoryContext chore_context = NULL;
+static MemoryContext task_context = NULL;
 /* For the log. */
 static const char *doing = NULL;
 static char doing_queue[IDEMQ_MAX_QUEUE_NAME + 1];
@@ -76,29 +76,30 @@ static void
 error_context(void *arg)
 {
 	if (doing_queue[0] != '\0')
-		errcontext("idemq worker, chore \"%s\" of queue \"%s\"", doing, doing_queue);
+		errcontext("idemq worker, maintenance task \"%s\" of queue \"%s\"", doing, doing_queue);
 	else
-		errcontext("idemq worker, chore \"%s\"", doing);
+		errcontext("idemq worker, maintenance task \"%s\"", doing);
 }
 
 /* Runs a task in its transaction. */
 static void
-run_task(const Task *task)
+run_queue_task(const QueueTask *queue_task)
 {
-	const Chore *chore = task->chore;
+	const Task *task = queue_task->task;
 	QueueInfo queue;
 
-	/* A chore that comes due does not run in a database that has begun to follow another. */
+	/* A task that comes due does not run in a database that has begun to follow another. */
 	AcceptInvalidationMessages();
-	if (chore->kind > CHORE_FOLLOW && idemq_follows())
+	if (task->kind > TASK_FOLLOW && idemq_follows())
 		return;
-	if (chore->run_for_all != NULL)
-		chore->run_for_all();
-	else if ((queue_seen = idemq_queue_by_id((int32) task->queue_id, &queue) && queue.slot != NULL))
+	if (task->run_for_all != NULL)
+		task->run_for_all();
+	else if ((queue_seen =
+				  idemq_queue_by_id((int32) queue_task->queue_id, &queue) && queue.slot != NULL))
 	{
 		strlcpy(doing_queue, queue.name, sizeof(doing_queue));
 		pgstat_report_activity(STATE_RUNNING, psprintf("%s of queue %s", doing, doing_queue));
-		chore->run(&queue);
+		task->run(&queue);
 	}
 }
 
@@ -107,9 +108,9 @@ run_task(const Task *task)
  * it failed.
  */
 static bool
-in_transaction(const Task *task)
+in_transaction(const QueueTask *queue_task)
 {
-	ChoreKind kind = task->chore->kind;
+	TaskKind kind = queue_task->task->kind;
 	ErrorContextCallback callback = {error_context_stack, error_context, NULL};
 	Oid user;
 	int sec_context;
@@ -130,8 +131,8 @@ in_transaction(const Task *task)
 	patience = Max(IDEMQ_LOCK_PATIENCE - (int) (waited / 1000), 1);
 	if (patience != LockTimeout)
 		SetConfigOption("lock_timeout", psprintf("%d", patience), PGC_SUSET, PGC_S_OVERRIDE);
-	idemq_worker_begins_chore(kind);
-	doing = idemq_chore_names[kind];
+	idemq_worker_begins_task(kind);
+	doing = idemq_task_names[kind];
 	doing_queue[0] = '\0';
 	error_context_stack = &callback;
 	pgstat_report_activity(STATE_RUNNING, doing);
@@ -141,8 +142,8 @@ in_transaction(const Task *task)
 		PushActiveSnapshot(GetTransactionSnapshot());
 		GetUserIdAndSecContext(&user, &sec_context);
 		SetUserIdAndSecContext(idemq_oids()->owner, sec_context | SECURITY_LOCAL_USERID_CHANGE);
-		MemoryContextSwitchTo(chore_context);
-		run_task(task);
+		MemoryContextSwitchTo(task_context);
+		run_queue_task(queue_task);
 		PopActiveSnapshot();
 		CommitTransactionCommand();
 		SetUserIdAndSecContext(user, sec_context);
@@ -152,45 +153,45 @@ in_transaction(const Task *task)
 	{
 		HOLD_INTERRUPTS();
 		lock_refused = geterrcode() == ERRCODE_LOCK_NOT_AVAILABLE;
-		idemq_log_chore_error();
+		idemq_log_task_error();
 		AbortCurrentTransaction();
 		FlushErrorState();
 		RESUME_INTERRUPTS();
 	}
 	PG_END_TRY();
-	idemq_worker_ends_chore(kind, done, idemq_stopwatch() - started);
+	idemq_worker_ends_task(kind, done, idemq_stopwatch() - started);
 	if (lock_refused)
 		waited += idemq_stopwatch() - started;
 	waited = Min(waited, IDEMQ_LOCK_PATIENCE * INT64CONST(1000));
-	/* What a user's trigger has SET is not for the next chore. */
+	/* What a user's trigger has SET is not for the next task. */
 	ResetAllOptions();
 	error_context_stack = callback.previous;
-	MemoryContextSwitchTo(chore_context);
-	MemoryContextReset(chore_context);
+	MemoryContextSwitchTo(task_context);
+	MemoryContextReset(task_context);
 	pgstat_report_activity(STATE_IDLE, "");
 	return done;
 }
 
 /*
- * Runs a chore of a queue, or, with queue_id 0, of all.  When it comes to nothing, puts it off
+ * Runs a task of a queue, or, with queue_id 0, of all.  When it comes to nothing, puts it off
  * for a while, and returns false.
  */
 bool
-idemq_chore_run(const Chore *chore, int32 queue_id)
+idemq_task_run(const Task *task, int32 queue_id)
 {
-	Task task = {chore, queue_id};
+	QueueTask queue_task = {task, queue_id};
 	/* Before it runs: a change meanwhile may be the one that it waits for. */
 	uint64 settings = idemq_version_of_queue(queue_id);
-	bool done = in_transaction(&task);
+	bool done = in_transaction(&queue_task);
 	Trouble *trouble;
 	bool found;
 
 	if (done && queue_seen)
 	{
-		(void) hash_search(troubles, &task, HASH_REMOVE, NULL);
+		(void) hash_search(troubles, &queue_task, HASH_REMOVE, NULL);
 		return true;
 	}
-	trouble = hash_search(troubles, &task, HASH_ENTER, &found);
+	trouble = hash_search(troubles, &queue_task, HASH_ENTER, &found);
 	if (!found)
 		trouble->failures = 0;
 	trouble->unseen = done;
@@ -206,46 +207,46 @@ idemq_chore_run(const Chore *chore, int32 queue_id)
 	return false;
 }
 
-/* Returns when (mono) a chore is due; never if only one of chore and view is of one queue. */
+/* Returns when (mono) a task is due; never if only one of task and view is of one queue. */
 static int64
-wanted_at(const Chore *chore, const SlotView *view)
+wanted_at(const Task *task, const SlotView *view)
 {
-	if ((chore->run != NULL) != (view != NULL))
+	if ((task->run != NULL) != (view != NULL))
 		return PG_INT64_MAX;
-	return chore->due_at != NULL ? chore->due_at(view) : idemq_due_at(view->slot, chore->due);
+	return task->due_at != NULL ? task->due_at(view) : idemq_due_at(view->slot, task->due);
 }
 
-/* Returns what is known about a chore that failed; NULL if nothing, or if it may succeed now. */
+/* Returns what is known about a task that failed; NULL if nothing, or if it may succeed now. */
 static const Trouble *
-trouble_of(const Chore *chore, const SlotView *view)
+trouble_of(const Task *task, const SlotView *view)
 {
-	Task task = {chore, view == NULL ? 0 : view->queue_id};
-	const Trouble *trouble = hash_search(troubles, &task, HASH_FIND, NULL);
+	QueueTask queue_task = {task, view == NULL ? 0 : view->queue_id};
+	const Trouble *trouble = hash_search(troubles, &queue_task, HASH_FIND, NULL);
 
 	if (trouble != NULL && trouble->unseen &&
-		trouble->settings != idemq_version_of_queue((int32) task.queue_id))
+		trouble->settings != idemq_version_of_queue((int32) queue_task.queue_id))
 		return NULL;
 	return trouble;
 }
 
 /*
- * Returns whether a chore that was due by target (mono) has not been done, even if it was tried and
- * failed.  view: as in idemq_chore_due_at.  A queue that is being created or is gone has no chores.
+ * Returns whether a task that was due by target (mono) has not been done, even if it was tried and
+ * failed.  view: as in idemq_task_due_at.  A queue that is being created or is gone has no tasks.
  */
 bool
-idemq_chore_is_left(const Chore *chore, const SlotView *view, int64 target)
+idemq_task_is_left(const Task *task, const SlotView *view, int64 target)
 {
 	const Trouble *trouble;
 
-	if (wanted_at(chore, view) > target)
+	if (wanted_at(task, view) > target)
 		return false;
-	trouble = trouble_of(chore, view);
+	trouble = trouble_of(task, view);
 	return trouble == NULL || !trouble->unseen;
 }
 
-/* Makes the chores that failed due again at once. */
+/* Makes the tasks that failed due again at once. */
 void
-idemq_chores_forgive(void)
+idemq_tasks_forgive(void)
 {
 	HASH_SEQ_STATUS all;
 	Trouble *trouble;
@@ -256,58 +257,58 @@ idemq_chores_forgive(void)
 }
 
 /*
- * Returns when (mono) a chore is to run: later than it is due, if it has just failed.  view: of
- * a queue, NULL for all at once; a chore of the other sort is never due.
+ * Returns when (mono) a task is to run: later than it is due, if it has just failed.  view: of
+ * a queue, NULL for all at once; a task of the other sort is never due.
  */
 int64
-idemq_chore_due_at(const Chore *chore, const SlotView *view)
+idemq_task_due_at(const Task *task, const SlotView *view)
 {
-	int64 when = wanted_at(chore, view);
-	const Trouble *trouble = when == PG_INT64_MAX ? NULL : trouble_of(chore, view);
+	int64 when = wanted_at(task, view);
+	const Trouble *trouble = when == PG_INT64_MAX ? NULL : trouble_of(task, view);
 
 	return trouble == NULL ? when : Max(when, trouble->not_before);
 }
 
 /*
- * Runs a chore if its time has come and it has not just failed; view: of its queue,
+ * Runs a task if its time has come and it has not just failed; view: of its queue,
  * NULL for all.  Returns when (mono) to come again.
  */
 int64
-idemq_chore_run_if_due(const Chore *chore, const SlotView *view)
+idemq_task_run_if_due(const Task *task, const SlotView *view)
 {
 	int32 queue_id = view == NULL ? 0 : view->queue_id;
-	int64 when = idemq_chore_due_at(chore, view);
+	int64 when = idemq_task_due_at(task, view);
 	bool done;
 
 	if (when > idemq_mono_now())
 		return when;
-	if (chore->is_round)
+	if (task->is_round)
 		idemq_round_begin(view->slot);
 	/* Before the transaction: a session that makes something due later notes it. */
-	if (chore->takes)
-		(void) idemq_due_take(view->slot, chore->due);
-	done = idemq_chore_run(chore, queue_id);
+	if (task->takes)
+		(void) idemq_due_take(view->slot, task->due);
+	done = idemq_task_run(task, queue_id);
 	/* Nobody else knows that time any more. */
-	if (chore->takes && !done)
-		idemq_due_by(view->slot, chore->due, 0);
-	if (chore->is_round)
+	if (task->takes && !done)
+		idemq_due_by(view->slot, task->due, 0);
+	if (task->is_round)
 		idemq_round_end(view->slot);
-	if (chore->ended != NULL)
-		chore->ended(view, done);
+	if (task->ended != NULL)
+		task->ended(view, done);
 	/*
-	 * All is checked once more: what this chore has made due did not wake its own worker,
+	 * All is checked once more: what this task has made due did not wake its own worker,
 	 * and views of queues are older than the run.
 	 */
 	return 0;
 }
 
 void
-idemq_chores_prepare(void)
+idemq_tasks_prepare(void)
 {
 	HASHCTL info = {0};
 
-	chore_context = AllocSetContextCreate(TopMemoryContext, "idemq chore", ALLOCSET_DEFAULT_SIZES);
-	info.keysize = sizeof(Task);
+	task_context = AllocSetContextCreate(TopMemoryContext, "idemq task", ALLOCSET_DEFAULT_SIZES);
+	info.keysize = sizeof(QueueTask);
 	info.entrysize = sizeof(Trouble);
-	troubles = hash_create("idemq chores that failed", 16, &info, HASH_ELEM | HASH_BLOBS);
+	troubles = hash_create("idemq tasks that failed", 16, &info, HASH_ELEM | HASH_BLOBS);
 }

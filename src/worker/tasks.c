@@ -1,6 +1,6 @@
 /*
- * worker/chores.c
- *		The chores of a background worker: what each does, and when it is due.
+ * worker/tasks.c
+ *		The maintenance tasks of a background worker: what each does, and when it is due.
  *
  *		promote		gives FIFO groups their heads
  *		reap		takes back expired leases and those of sessions that ended
@@ -15,7 +15,7 @@
  *		purge		deletes what is past its retention (worker/retention.c), in batches
  *		history		writes what queues did in the last 10 s (worker/history.c)
  *
- * A chore of one queue is a transaction of its own (worker/chore_runner.c), of a slice
+ * A task of one queue is a transaction of its own (worker/task_runner.c), of a slice
  * at most (base/base.h), though never less than one job.  Queues have turns, in the order in
  * which they came due: a queue with much to do keeps another waiting for two
  * slices, and for one job of its own, however large its leases, their payloads or their number.
@@ -30,7 +30,7 @@
  * has its next turn after n - 1 turns of others, and a turn is bounded.  The heap is memory of
  * this process, a node for each slot; only setting it up is linear in queues.
  *
- * Once the test clock has moved (shared/sleepers/clock_call.c), a chore that would be postponed
+ * Once the test clock has moved (shared/sleepers/clock_call.c), a task that would be postponed
  * because it was done or failed a moment ago runs at once, everything past its retention is deleted
  * in one round, and the call is answered when nothing more is due.
  */
@@ -101,32 +101,32 @@ count_jobs(void)
 }
 
 /* In the order of a turn; .run is for each queue, .run_for_all for all at once. */
-static const Chore chores[] = {
-	{CHORE_PROMOTE, DUE_GROUPS, .run = idemq_promote_batch, .is_round = true},
-	{CHORE_REAP, DUE_LEASE, .run = idemq_reap_expired},
-	{CHORE_RECOVER, DUE_RECOVERY, .run = idemq_recover_some},
-	{CHORE_DUE, DUE_READY, true, .run = idemq_due},
-	{CHORE_REMIND, DUE_SIGNAL, true, .run = idemq_remind},
-	{CHORE_EXPIRE, .due_at = idemq_expire_due_at, .run = idemq_expire_some,
+static const Task tasks[] = {
+	{TASK_PROMOTE, DUE_GROUPS, .run = idemq_promote_batch, .is_round = true},
+	{TASK_REAP, DUE_LEASE, .run = idemq_reap_expired},
+	{TASK_RECOVER, DUE_RECOVERY, .run = idemq_recover_some},
+	{TASK_DUE, DUE_READY, true, .run = idemq_due},
+	{TASK_REMIND, DUE_SIGNAL, true, .run = idemq_remind},
+	{TASK_EXPIRE, .due_at = idemq_expire_due_at, .run = idemq_expire_some,
 	 .ended = idemq_expire_ended},
-	{CHORE_HANDLE, DUE_HANDLER, true, .due_at = idemq_handle_due_at, .run = idemq_handle},
-	{CHORE_TICK, .due_at = idemq_tick_due_at, .run_for_all = idemq_tick_some},
-	{CHORE_NOTIFY, .due_at = idemq_notify_due_at, .run_for_all = idemq_notify_send,
+	{TASK_HANDLE, DUE_HANDLER, true, .due_at = idemq_handle_due_at, .run = idemq_handle},
+	{TASK_TICK, .due_at = idemq_tick_due_at, .run_for_all = idemq_tick_some},
+	{TASK_NOTIFY, .due_at = idemq_notify_due_at, .run_for_all = idemq_notify_send,
 	 .ended = idemq_notify_ended},
-	{CHORE_COUNT_JOBS, .due_at = count_due_at, .run_for_all = count_jobs},
-	{CHORE_PURGE, .due_at = idemq_retention_due_at, .run_for_all = idemq_retention_run,
+	{TASK_COUNT_JOBS, .due_at = count_due_at, .run_for_all = count_jobs},
+	{TASK_PURGE, .due_at = idemq_retention_due_at, .run_for_all = idemq_retention_run,
 	 .ended = idemq_retention_ended},
-	{CHORE_HISTORY, .due_at = idemq_history_due_at, .run_for_all = idemq_history_write,
+	{TASK_HISTORY, .due_at = idemq_history_due_at, .run_for_all = idemq_history_write,
 	 .ended = idemq_history_ended},
 };
-#define CHORES ((int) lengthof(chores))
-#define HISTORY (&chores[CHORES - 1])
+#define TASKS ((int) lengthof(tasks))
+#define HISTORY (&tasks[TASKS - 1])
 
 /* Runs once, when the worker starts, and when the database ceases to follow another. */
-static const Chore discover_chore = {CHORE_DISCOVER, .run_for_all = idemq_queues_give_slots};
+static const Task discover_task = {TASK_DISCOVER, .run_for_all = idemq_queues_give_slots};
 
 /* Reads whether the database follows another, and notes it; runs when that may have changed. */
-static const Chore look_up_chore = {CHORE_FOLLOW, .run_for_all = idemq_follow_note_subscription};
+static const Task look_up_task = {TASK_FOLLOW, .run_for_all = idemq_follow_note_subscription};
 
 /* The earliest is the greatest: a pairing heap has its greatest first. */
 static int
@@ -168,7 +168,7 @@ next_turn(void)
 }
 
 /*
- * Gives a queue its turn at the time when the first of its chores is due, but no earlier than
+ * Gives a queue its turn at the time when the first of its tasks is due, but no earlier than
  * *since (mono), when none was; notes what there is to notify.
  */
 static void
@@ -177,9 +177,9 @@ plan(const SlotView *view, void *since)
 	int64 due = PG_INT64_MAX;
 
 	idemq_notify_look(view->slot);
-	for (int i = 0; i < CHORES; i++)
+	for (int i = 0; i < TASKS; i++)
 	{
-		int64 when = idemq_chore_due_at(&chores[i], view);
+		int64 when = idemq_task_due_at(&tasks[i], view);
 
 		due = Min(due, when);
 	}
@@ -220,8 +220,8 @@ plan_changed(void)
 }
 
 /*
- * The turn of a queue: each of its chores that is due runs once.  When they have taken a slice,
- * the queue goes on with the next chore when its turn comes again.
+ * The turn of a queue: each of its tasks that is due runs once.  When they have taken a slice,
+ * the queue goes on with the next task when its turn comes again.
  */
 static void
 take_turn(int slot)
@@ -232,15 +232,15 @@ take_turn(int slot)
 	Slice slice;
 
 	turns[slot].stage = 0;
-	idemq_slice_begin(&slice, SLICE_OF_CHORE);
-	for (int i = 0; i < CHORES; i++)
+	idemq_slice_begin(&slice, SLICE_OF_TASK);
+	for (int i = 0; i < TASKS; i++)
 	{
 		if (!idemq_slot_view(slot, MyDatabaseId, &view))
 			return;
-		(void) idemq_chore_run_if_due(&chores[(first + i) % CHORES], &view);
+		(void) idemq_task_run_if_due(&tasks[(first + i) % TASKS], &view);
 		if (idemq_slice_is_over(&slice))
 		{
-			turns[slot].stage = (first + i + 1) % CHORES;
+			turns[slot].stage = (first + i + 1) % TASKS;
 			break;
 		}
 	}
@@ -272,9 +272,9 @@ do_turns(void)
 		if (idemq_stopwatch() >= until)
 			break;
 	}
-	for (int i = 0; i < CHORES; i++)
+	for (int i = 0; i < TASKS; i++)
 	{
-		int64 when = idemq_chore_run_if_due(&chores[i], NULL);
+		int64 when = idemq_task_run_if_due(&tasks[i], NULL);
 
 		next = Min(next, when);
 	}
@@ -300,7 +300,7 @@ make_due(const SlotView *view, void *arg)
 static bool
 begin(void)
 {
-	if (!idemq_chore_run(&discover_chore, 0))
+	if (!idemq_task_run(&discover_task, 0))
 		return false;
 	idemq_log_recovery_begins();
 	idemq_for_each_slot(MyDatabaseId, make_due, NULL);
@@ -319,17 +319,17 @@ begin(void)
 	return true;
 }
 
-/* Chores that are due by time, and chores that follow from them at once. */
+/* Tasks that are due by time, and tasks that follow from them at once. */
 #define IS_BY_TIME(kind)                                                                           \
-	((kind) == CHORE_PROMOTE || (kind) == CHORE_REAP || (kind) == CHORE_RECOVER ||                 \
-	 (kind) == CHORE_DUE || (kind) == CHORE_EXPIRE || (kind) == CHORE_TICK ||                      \
-	 (kind) == CHORE_PURGE || (kind) == CHORE_HISTORY)
+	((kind) == TASK_PROMOTE || (kind) == TASK_REAP || (kind) == TASK_RECOVER ||                 \
+	 (kind) == TASK_DUE || (kind) == TASK_EXPIRE || (kind) == TASK_TICK ||                      \
+	 (kind) == TASK_PURGE || (kind) == TASK_HISTORY)
 
 /* What a call to do everything due still has to wait for. */
 typedef struct Left
 {
 	int64 target; /* mono: the call was made no later than this */
-	uint32 kinds; /* bits of ChoreKind */
+	uint32 kinds; /* bits of TaskKind */
 } Left;
 
 /* For a call of idemq_clock_call, makes sure that nothing is postponed beyond its due time. */
@@ -342,25 +342,25 @@ hurry(uint64 call)
 	idemq_expire_hurry();
 	if (call != last)
 	{
-		idemq_chores_forgive();
+		idemq_tasks_forgive();
 		idemq_retention_hurry();
 		/* The step in which the clock moved must not include what follows. */
-		(void) idemq_chore_run_if_due(HISTORY, NULL);
+		(void) idemq_task_run_if_due(HISTORY, NULL);
 	}
 	last = call;
 	idemq_for_each_slot(MyDatabaseId, plan, &looked_at);
 }
 
-/* Adds the kinds of chores due by the target: of one queue, or of all if view is NULL. */
+/* Adds the kinds of tasks due by the target: of one queue, or of all if view is NULL. */
 static void
 add_left(const SlotView *view, void *arg)
 {
 	Left *left = arg;
 
-	for (int i = 0; i < CHORES; i++)
+	for (int i = 0; i < TASKS; i++)
 	{
-		if (IS_BY_TIME(chores[i].kind) && idemq_chore_is_left(&chores[i], view, left->target))
-			left->kinds |= 1U << chores[i].kind;
+		if (IS_BY_TIME(tasks[i].kind) && idemq_task_is_left(&tasks[i], view, left->target))
+			left->kinds |= 1U << tasks[i].kind;
 	}
 }
 
@@ -372,7 +372,7 @@ follows(void)
 
 	/* What changes between the two calls is read in the next round. */
 	if (!idemq_following_is_known(&does) &&
-		(!idemq_chore_run(&look_up_chore, 0) || !idemq_following_is_known(&does)))
+		(!idemq_task_run(&look_up_task, 0) || !idemq_following_is_known(&does)))
 		next_look = idemq_mono_now() + LOOK_PAUSE;
 	else
 		next_look = PG_INT64_MAX;
@@ -402,7 +402,7 @@ report_statistics(void)
  * (mono) to come again.
  */
 int64
-idemq_chores_do(void)
+idemq_tasks_do(void)
 {
 	static bool begun = false;
 	uint64 call = idemq_clock_called();
@@ -414,7 +414,7 @@ idemq_chores_do(void)
 	{
 		begun = false;
 		next = next_look;
-		left.kinds = next_look < PG_INT64_MAX ? 1U << CHORE_FOLLOW : 0;
+		left.kinds = next_look < PG_INT64_MAX ? 1U << TASK_FOLLOW : 0;
 	}
 	else if (begun || (begun = begin()))
 	{
@@ -430,7 +430,7 @@ idemq_chores_do(void)
 	else
 	{
 		next = idemq_mono_now() + LOOK_PAUSE;
-		left.kinds = 1U << CHORE_DISCOVER;
+		left.kinds = 1U << TASK_DISCOVER;
 	}
 	if (unlikely(call != 0))
 		idemq_clock_answer(call, left.kinds);
