@@ -14,7 +14,7 @@ CREATE OR REPLACE TEMP VIEW idemq_import AS
 	SELECT id, :'queue'::text AS queue, payload::text AS payload, key, run_at, :priority AS priority,
 		(SELECT q.queue_name FROM :schema._private_job_queues q WHERE q.id = job_queue_id) AS group_key,
 		(SELECT t.identifier FROM :schema._private_tasks t WHERE t.id = task_id) AS kind,
-		attempts::int AS attempts, greatest(1, max_attempts - attempts) AS max_attempts, attempts >= max_attempts AS dead, last_error AS error, created_at
+		attempts::int AS attempts, greatest(1, max_attempts - attempts) AS max_attempts, attempts >= max_attempts AS dead, last_error, created_at AS enqueued_at
 	FROM :schema._private_jobs j
 	WHERE locked_at IS NULL AND NOT EXISTS (SELECT FROM :schema._private_job_queues q WHERE q.id = job_queue_id AND q.locked_at IS NOT NULL) AND (:only);
 SELECT t.identifier AS "stays in graphile-worker", count(*) FROM :schema._private_jobs j JOIN :schema._private_tasks t ON t.id = j.task_id

@@ -8,8 +8,8 @@
 --	priority                    0 is first, 9 last
 --	group_key, kind             or NULL
 --	attempts, max_attempts      that have been, and how many more there may be
---	dead, error                 whether it has failed for good; its last error
---	created_at
+--	dead, last_error            whether it has failed for good; its last error
+--	enqueued_at
 -- source is the word before "/id" in the key of a job that has none.  Without go nothing is changed.
 --
 -- A job is moved in one transaction: its row is locked, the job enqueued, the row deleted.  So it is in one of the two, whatever
@@ -24,7 +24,7 @@ SELECT set_config('idemq_import.source', :'source', false) \g /dev/null
 SET client_min_messages = warning;
 DROP TABLE IF EXISTS pg_temp.idemq_importing;
 RESET client_min_messages;
-CREATE TEMP TABLE idemq_importing AS SELECT id, queue, row_number() OVER (ORDER BY dead, priority, coalesce(run_at, created_at), created_at, id) AS n FROM pg_temp.idemq_import;
+CREATE TEMP TABLE idemq_importing AS SELECT id, queue, row_number() OVER (ORDER BY dead, priority, coalesce(run_at, enqueued_at), enqueued_at, id) AS n FROM pg_temp.idemq_import;
 ANALYZE pg_temp.idemq_importing;
 DO $$
 DECLARE
@@ -58,7 +58,7 @@ BEGIN
 				done := NULL;
 				own := source || '/' || r.id;
 				options := jsonb_build_object('imported', jsonb_strip_nulls(jsonb_build_object('from', source, 'id', r.id, 'attempts', r.attempts,
-					'error', CASE WHEN NOT r.dead THEN left(r.error, 1000) END)));
+					'last_error', CASE WHEN NOT r.dead THEN left(r.last_error, 1000) END)));
 				IF r.key IS NOT NULL AND NOT r.dead THEN
 					BEGIN
 						done := idemq.enqueue(r.queue, r.payload::jsonb, key => r.key, run_at => r.run_at, priority => r.priority, group_key => r.group_key,
@@ -81,7 +81,7 @@ BEGIN
 					IF claim.outcome <> 'claimed' THEN
 						RAISE EXCEPTION 'no attempt can be made of it, to let it fail: %', claim.outcome USING HINT = 'Is the queue paused, or at a limit?';
 					END IF;
-					PERFORM idemq.fail(done.id, claim.token, coalesce(r.error, 'failed in ' || source), permanent => true);
+					PERFORM idemq.fail(done.id, claim.token, coalesce(r.last_error, 'failed in ' || source), permanent => true);
 				END IF;
 				DELETE FROM pg_temp.idemq_import WHERE id = r.id AND queue = r.queue;
 				moved_now := moved_now + (done.outcome = 'accepted' AND NOT r.dead)::int;

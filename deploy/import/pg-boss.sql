@@ -15,7 +15,7 @@ CREATE OR REPLACE TEMP VIEW idemq_import AS
 		CASE WHEN to_jsonb(j) ->> 'policy' IN ('short', 'stately', 'exclusive') THEN singleton_key END AS key, start_after AS run_at, :priority AS priority,
 		CASE WHEN to_jsonb(j) ->> 'policy' IN ('singleton', 'stately', 'exclusive', 'key_strict_fifo') THEN coalesce(singleton_key, name) END AS group_key, NULL::text AS kind,
 		retry_count + (state IN ('retry', 'failed'))::int AS attempts, least(2147483647, greatest(1, retry_limit::bigint + (state = 'created')::int - retry_count))::int AS max_attempts, state = 'failed' AS dead,
-		coalesce(output ->> 'message', output #>> '{}') AS error, created_on AS created_at
+		coalesce(output ->> 'message', output #>> '{}') AS last_error, created_on AS enqueued_at
 	FROM :schema.job j
 	WHERE (state < 'active' OR state = 'failed') AND name NOT LIKE '\_\_pgboss\_\_%' AND NOT coalesce((to_jsonb(j) ->> 'blocked')::boolean, false)
 		AND NOT coalesce((to_jsonb(j) ->> 'blocking')::boolean, false) AND (:only);

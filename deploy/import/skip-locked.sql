@@ -6,7 +6,7 @@
 CREATE OR REPLACE TEMP VIEW idemq_import AS
 	SELECT id, 'mail'::text AS queue, payload::text AS payload, NULL::text AS key, run_at, greatest(0, least(9, priority)) AS priority,
 		NULL::text AS group_key, NULL::text AS kind, attempts, greatest(1, max_attempts - attempts) AS max_attempts, status = 'failed' AS dead,
-		last_error AS error, created_at
+		last_error, created_at AS enqueued_at
 	FROM jobs
 	WHERE status IN ('waiting', 'failed');
 \ir move.sql

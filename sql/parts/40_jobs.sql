@@ -154,7 +154,7 @@ CREATE FUNCTION idemq.reschedule(id bigint, run_at timestamptz DEFAULT NULL,
 	priority int DEFAULT NULL)
 	RETURNS idemq.outcome LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_reschedule';
 COMMENT ON FUNCTION idemq.reschedule(bigint, timestamptz, int)
-	IS 'give a job that waits another time, another priority, or both; NULL leaves one as it is, a run_at in the past is now; a job of a group keeps its place in it; attempts, error and expires_at stay; returns accepted, or why not: locked (in processing), completed, dead, cancelled, not_found; needs enqueue';
+	IS 'give a job that waits another time, another priority, or both; NULL leaves one as it is, a run_at in the past is now; a job of a group keeps its place in it; attempts, last_error and expires_at stay; returns accepted, or why not: locked (in processing), completed, dead, cancelled, not_found; needs enqueue';
 
 -- Topic: Workers
 

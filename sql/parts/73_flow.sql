@@ -110,7 +110,7 @@ COMMENT ON FUNCTION idemq.flow(bigint, int) IS 'how far the graph or fan-out of 
 
 CREATE FUNCTION idemq.flow_jobs(member bigint, most int DEFAULT 2000)
 	RETURNS TABLE (id bigint, queue text, kind text, status idemq.status, parents bigint[],
-		depth int, begun_at timestamptz, ended_at timestamptz, progress float8, error text)
+		depth int, begun_at timestamptz, ended_at timestamptz, progress float8, last_error text)
 	ROWS 1000 STABLE LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off
 	SET enable_mergejoin = off SET jit = off SET search_path = pg_catalog, pg_temp
 	AS $$

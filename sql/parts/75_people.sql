@@ -24,8 +24,8 @@ CREATE VIEW idemq.errors WITH (security_barrier) AS
 		idemq_internal.error_fingerprint(s.sqlstate, j.last_error) AS fingerprint,
 		pg_catalog.count(*) AS jobs,
 		pg_catalog.count(*) FILTER (WHERE j.status OPERATOR(pg_catalog.=) 'dead') AS dead,
-		pg_catalog.min(coalesce(a.ended_at, j.dead_at, j.created_at)) AS first_seen,
-		pg_catalog.max(coalesce(a.ended_at, j.dead_at, j.created_at)) AS last_seen,
+		pg_catalog.min(coalesce(a.ended_at, j.dead_at, j.enqueued_at)) AS first_seen,
+		pg_catalog.max(coalesce(a.ended_at, j.dead_at, j.enqueued_at)) AS last_seen,
 		pg_catalog.max(j.id) AS example_id,
 		pg_catalog.array_agg(DISTINCT j.kind) FILTER (WHERE j.kind IS NOT NULL) AS kinds
 	FROM idemq.queues q
@@ -63,7 +63,7 @@ COMMENT ON FUNCTION idemq.queue_name(int)
 CREATE VIEW idemq.job_list WITH (security_barrier) AS
 	SELECT q.name AS queue, j.id, j.status, j.priority, j.attempt, j.max_attempts,
 		idemq.progress(j.checkpoint) AS progress,
-		j.created_at, j.ready_at, j.claimed_at, j.finished_at, j.worker, j.key, j.group_key,
+		j.enqueued_at, j.ready_at, j.claimed_at, j.finished_at, j.worker, j.key, j.group_key,
 		j.last_error, j.payload, j.result, j.headers, j.kind
 	FROM idemq.queues q
 	JOIN idemq.jobs j ON j.queue_id OPERATOR(pg_catalog.=) q.queue_id
@@ -76,7 +76,7 @@ COMMENT ON COLUMN idemq.job_list.status IS 'where it stands';
 COMMENT ON COLUMN idemq.job_list.priority IS '0 is claimed first, 9 last';
 COMMENT ON COLUMN idemq.job_list.attempt IS 'how many attempts have begun; released ones do not count';
 COMMENT ON COLUMN idemq.job_list.max_attempts IS 'attempts until it is dead';
-COMMENT ON COLUMN idemq.job_list.created_at IS 'when it was enqueued';
+COMMENT ON COLUMN idemq.job_list.enqueued_at IS 'when it was enqueued';
 COMMENT ON COLUMN idemq.job_list.ready_at IS 'position in the ready index; NULL when the job cannot be claimed (blocked, finished)';
 COMMENT ON COLUMN idemq.job_list.claimed_at IS 'when its last attempt began';
 COMMENT ON COLUMN idemq.job_list.finished_at IS 'when it was completed, dead or cancelled';

@@ -421,7 +421,7 @@ BEGIN
 				HINT = 'The tick is tried again with the next call of idemq.tick().';
 	ELSIF job.outcome = 'duplicate' THEN
 		PERFORM
-			FROM idemq_internal.latest('SELECT id FROM idemq.jobs WHERE id = $1 AND created_at < $2',
+			FROM idemq_internal.latest('SELECT id FROM idemq.jobs WHERE id = $1 AND enqueued_at < $2',
 			job.id, s.created_at)
 			AS (id bigint);
 		IF FOUND THEN

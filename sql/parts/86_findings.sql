@@ -79,7 +79,7 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 		FROM (
 			SELECT j.id, queue_id, q.group_max_running, count(*) OVER g AS places,
 				min(CASE WHEN q.group_max_running > 1 THEN j.ready_at ELSE coalesce(j.claimed_at,
-					j.created_at) END) OVER g AS since
+					j.enqueued_at) END) OVER g AS since
 			FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)
 			WHERE j.group_key <> '' AND j.finished_at IS NULL AND j.status <> 'blocked'
 				AND (q.group_max_running = 1 OR j.status = 'processing' OR j.status = 'pending'
@@ -236,7 +236,7 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 			'has run with idemq.test_clock; otherwise its clock, or the clock of an earlier '
 			'primary, was ahead', count(*), r.rel, max(r.at))
 		FROM (
-			SELECT 'jobs', greatest(created_at, claimed_at, finished_at) FROM idemq.jobs
+			SELECT 'jobs', greatest(enqueued_at, claimed_at, finished_at) FROM idemq.jobs
 			UNION ALL SELECT 'queues', created_at FROM idemq.queues
 			UNION ALL SELECT 'schedule_entries', greatest(created_at, done_until)
 				FROM idemq_internal.schedule_entries

@@ -15,12 +15,12 @@
 #include "base/base.h"
 #include "job/job.h"
 
-/* Returns created_at plus an interval by the calendar, as timestamptz + interval. */
+/* Returns enqueued_at plus an interval by the calendar, as timestamptz + interval. */
 static Datum
 later(const JobChange *columns, const char *name, Datum interval, int64 least)
 {
 	(void) idemq_check_interval(name, DatumGetIntervalP(interval), least);
-	return DirectFunctionCall2(timestamptz_pl_interval, columns->values[COL_CREATED_AT], interval);
+	return DirectFunctionCall2(timestamptz_pl_interval, columns->values[COL_ENQUEUED_AT], interval);
 }
 
 const JobOption idemq_enqueue_options[OPTIONS] = {
@@ -133,6 +133,6 @@ idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const Null
 	ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
 	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_BLOCKED]));
 	columns->set &= ~COLUMN_BIT(COL_READY_AT);
-	if (ready_at > DatumGetTimestampTz(columns->values[COL_CREATED_AT]))
+	if (ready_at > DatumGetTimestampTz(columns->values[COL_ENQUEUED_AT]))
 		job_set(columns, COL_RUN_AT, TimestampTzGetDatum(ready_at));
 }

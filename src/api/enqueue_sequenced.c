@@ -167,7 +167,7 @@ SQL_FUNCTION(idemq_sql_enqueue_sequenced)
 	position[1] = CStringGetTextDatum(producer);
 	position[2] = PG_GETARG_DATUM(ARG_SEQ);
 	position[3] = columns.values[COL_ID];
-	position[4] = columns.values[COL_CREATED_AT];
+	position[4] = columns.values[COL_ENQUEUED_AT];
 	if (take_number(position, &last))
 	{
 		JobsTable table;

@@ -46,7 +46,7 @@ idemq_claim_row_fill(const Job *job, const EventArgs *args, Datum *values, bool 
 	values[7] = idemq_job_document(job, COL_GROUP_KEY, &nulls[7]);
 	nulls[7] = nulls[7] || idemq_is_no_group(values[7]);
 	values[8] = idemq_job_document(job, COL_CHECKPOINT, &nulls[8]);
-	values[9] = job_value(job, COL_CREATED_AT);
+	values[9] = job_value(job, COL_ENQUEUED_AT);
 	values[10] = idemq_job_document(job, COL_HEADERS, &nulls[10]);
 	values[CLAIM_KIND] = idemq_job_document(job, COL_KIND, &nulls[CLAIM_KIND]);
 }

@@ -88,7 +88,7 @@ static SqlStatement describe_death =
 	{.text =
 		 "SELECT jsonb_build_object('queue', $2, 'id', j.id, 'key', j.key, "
 		 "'group_key', nullif(j.group_key, ''), 'payload', CASE WHEN $3 > 0 THEN j.payload END, "
-		 "'headers', CASE WHEN $3 > 0 THEN j.headers END, 'enqueued_at', j.created_at, "
+		 "'headers', CASE WHEN $3 > 0 THEN j.headers END, 'enqueued_at', j.enqueued_at, "
 		 "'died_at', j.finished_at, 'kind', j.kind, "
 		 "'checkpoint', CASE WHEN $3 > 1 THEN j.checkpoint END, 'status', j.status, "
 		 "'steps', coalesce((SELECT jsonb_agg(jsonb_build_object('name', s.name, "
@@ -99,7 +99,7 @@ static SqlStatement describe_death =
 		 "'error', left(s.error, " MAX_ERROR ")) ORDER BY s.at, s.name) "
 		 "FROM (SELECT *, coalesce(begun_at, answered_at) AS at FROM idemq.steps "
 		 "WHERE job_id = $1 ORDER BY at, name LIMIT " MAX_STEPS ") s), '[]'), "
-		 "'error', left($4, " MAX_ERROR "), 'attempts', coalesce((SELECT jsonb_agg("
+		 "'last_error', left($4, " MAX_ERROR "), 'attempts', coalesce((SELECT jsonb_agg("
 		 "jsonb_build_object('attempt', a.attempt, 'worker', a.worker, 'claimed_at', a.claimed_at, "
 		 "'ended_at', a.ended_at, 'outcome', a.outcome, 'error', left(a.error, " MAX_ERROR "), "
 		 "'details', CASE WHEN length(a.details::text) <= " MAX_ERROR " THEN a.details END) "

@@ -49,7 +49,7 @@ idemq_new_child(JobChange *columns, NewDependencies *depends)
 		return; /* it is blocked, and its time is in run_at */
 	}
 	if (DatumGetTimestampTz(columns->values[COL_READY_AT]) >
-		DatumGetTimestampTz(columns->values[COL_CREATED_AT]))
+		DatumGetTimestampTz(columns->values[COL_ENQUEUED_AT]))
 		job_set(columns, COL_RUN_AT, columns->values[COL_READY_AT]);
 	columns->set &= ~COLUMN_BIT(COL_READY_AT);
 	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_BLOCKED]));

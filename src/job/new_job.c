@@ -21,7 +21,7 @@ idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now, Datum
 {
 	columns->set = 0;
 	job_set(columns, COL_QUEUE_ID, Int32GetDatum(queue->id));
-	job_set(columns, COL_CREATED_AT, TimestampTzGetDatum(now));
+	job_set(columns, COL_ENQUEUED_AT, TimestampTzGetDatum(now));
 	job_set(columns, COL_PRIORITY, Int16GetDatum(IDEMQ_DEFAULT_PRIORITY));
 	job_set(columns, COL_MAX_ATTEMPTS, Int32GetDatum(queue->max_attempts));
 	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_PENDING]));

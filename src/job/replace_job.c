@@ -10,7 +10,7 @@
  *
  * The time starts again with each request.  With a max_wait (idemq_job_wait_no_longer) it does
  * so only until that long after the first request: a stream of requests that never pauses does
- * not put a job off for ever.  The first request is the one that made the job, at created_at.
+ * not put a job off for ever.  The first request is the one that made the job, at enqueued_at.
  * Every request brings its own max_wait, and none is remembered.  So the requests make the
  * bound: if each of them has a max_wait of w, the job is ready w after the first, at the latest;
  * a replacement that comes later has its time in the past, and keeps its place.  For another run
@@ -32,13 +32,13 @@
 #define TERMS_COLUMNS                                                                              \
 	(COLUMN_BIT(COL_PRIORITY) | COLUMN_BIT(COL_EXPIRES_AT) | COLUMN_BIT(COL_MAX_ATTEMPTS))
 
-/* Returns the column that has a request's time; created_at for one in a group that is for now. */
+/* Returns the column that has a request's time; enqueued_at for one in a group that is for now. */
 static JobColumn
 time_column(const JobChange *columns)
 {
 	if (columns->set & COLUMN_BIT(COL_READY_AT))
 		return COL_READY_AT;
-	return (columns->set & COLUMN_BIT(COL_RUN_AT)) ? COL_RUN_AT : COL_CREATED_AT;
+	return (columns->set & COLUMN_BIT(COL_RUN_AT)) ? COL_RUN_AT : COL_ENQUEUED_AT;
 }
 
 /* Returns the time that a request asks for; the time when it was made if it asks for none. */
@@ -104,11 +104,11 @@ void
 idemq_job_wait_no_longer(JobChange *columns, const Job *job, const Interval *max_wait)
 {
 	JobColumn column = time_column(columns);
-	Datum first = job != NULL ? job_value(job, COL_CREATED_AT) : columns->values[COL_CREATED_AT];
+	Datum first = job != NULL ? job_value(job, COL_ENQUEUED_AT) : columns->values[COL_ENQUEUED_AT];
 	TimestampTz latest = DatumGetTimestampTz(
 		DirectFunctionCall2(timestamptz_pl_interval, first, PointerGetDatum(max_wait)));
 
-	if (column == COL_CREATED_AT)
+	if (column == COL_ENQUEUED_AT)
 		return;
 	/* The time that the job waits for already; a blocked one has it in run_at, NULL for at once. */
 	if (job != NULL && job->token != 0)

@@ -130,7 +130,7 @@ idemq_retention_of(const Job *job, const QueueInfo *queue)
 TimestampTz
 idemq_retention_visit_unfinished(const Job *job, const QueueInfo *queue, TimestampTz now)
 {
-	int64 age = now - DatumGetTimestampTz(job->row->tts_values[COL_CREATED_AT]);
+	int64 age = now - DatumGetTimestampTz(job->row->tts_values[COL_ENQUEUED_AT]);
 	int64 late = Min(Max(age, 0) / LATE_SHARE, MAX_LATE);
 	bool in_window = !job->row->tts_isnull[COL_KEY] && job->row->tts_isnull[COL_KEY_EXPIRES_AT];
 	int kind = in_window ? KIND_KEYED : 0;

@@ -37,7 +37,7 @@ ENQUEUE = {
     # one transaction, and the id as the answer, as idemq gives it
     "skip": """
 WITH job AS (
-    INSERT INTO bench.skip (queue_id, created_at, priority, max_attempts, status, run_at, payload)
+    INSERT INTO bench.skip (queue_id, enqueued_at, priority, max_attempts, status, run_at, payload)
     VALUES (1, now(), 4, 20, 'pending', now(), %s) RETURNING id)
 SELECT id, pg_notify('bench', '') FROM job
 """,

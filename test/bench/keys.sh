@@ -15,7 +15,7 @@ answered() {
 		SELECT count(*) FROM done;
 	SQL
 	*) cat <<-SQL ;;
-		INSERT INTO bench.plain (queue_id, created_at, priority, max_attempts, status, finished_at, payload, result, key)
+		INSERT INTO bench.plain (queue_id, enqueued_at, priority, max_attempts, status, finished_at, payload, result, key)
 		SELECT 1, now(), 4, 20, 'completed', now(), :'payload', '{"ok": true}', i FROM generate_series(1, $KEYS14) i;
 	SQL
 	esac

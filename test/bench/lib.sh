@@ -68,7 +68,7 @@ fill_statement() {
 		return
 	fi
 	[ "$table" != bench.skip ] || ready=run_at
-	echo "INSERT INTO $table (queue_id, created_at, priority, max_attempts, status, $ready, payload)
+	echo "INSERT INTO $table (queue_id, enqueued_at, priority, max_attempts, status, $ready, payload)
 		SELECT 1, now(), 4, 20, 'pending', now(), :'payload' FROM generate_series(1, $chunk);"
 }
 

@@ -61,7 +61,7 @@ sub database
 sub counts_of { my ($done) = @_; return qr/NOTICE:  moved: $done->[0]; dead: $done->[1]; known already, by their keys: $done->[2]; left, since they cannot be taken: $done->[3]; left, since somebody had them: 0\n/ }
 
 my $jobs = q[SELECT concat_ws(' ', queue, payload ->> 'is', status, priority, CASE WHEN ready_at > now() + interval '6 days' THEN 'later' END, key, group_key, kind, max_attempts, last_error,
-	'(' || (headers #>> '{imported,attempts}') || ')', headers #>> '{imported,error}') FROM (SELECT l.queue, j.* FROM idemq.jobs j JOIN idemq.job_list l USING (id)) j
+	'(' || (headers #>> '{imported,attempts}') || ')', headers #>> '{imported,last_error}') FROM (SELECT l.queue, j.* FROM idemq.jobs j JOIN idemq.job_list l USING (id)) j
 	WHERE payload ->> 'is' <> 'mine' OR payload = 'null' ORDER BY queue, payload ->> 'is'];
 
 # Killed while it moves jobs, in a trigger that a lock holds open: what was moved before is moved, and the rest is not.

@@ -54,7 +54,7 @@ test('enqueue answers, in the transaction of its client', async () => {
   const { id } = await enqueue(pool, q, 1, {
     delay: 90, priority: 2, maxAttempts: 7, expiresIn: '2 days', keyTtl: '1 h', key: 'all', onDuplicate: 'replace', nowait: true,
   });
-  assert.deepEqual(await one(`SELECT ready_at - created_at BETWEEN '89 s' AND '91 s' AS late, priority, max_attempts,
+  assert.deepEqual(await one(`SELECT ready_at - enqueued_at BETWEEN '89 s' AND '91 s' AS late, priority, max_attempts,
     expires_at > now() + '1 day' AS expires FROM idemq.jobs WHERE id = $1`, id), { late: true, priority: 2, max_attempts: 7, expires: true });
   const grouped = await enqueue(pool, q, 1, { groupKey: 'g', runAt: new Date(Date.now() + 90_000) });
   assert.equal((await one('SELECT group_key FROM idemq.jobs WHERE id = $1', grouped.id)).group_key, 'g');
@@ -238,7 +238,7 @@ test('parents and graphs', async () => {
   });
   assert.deepEqual(Object.keys(jobs).sort(), ['__proto__', 'a', 'sum']);
   assert.deepEqual(jobs.sum, { id: jobs.sum.id, outcome: 'accepted', status: 'blocked' });
-  assert.deepEqual(await one("SELECT expires_at - created_at = '2 days' AS expires, headers->'h' AS h FROM idemq.jobs WHERE id = $1", jobs.a.id), { expires: true, h: 1 });
+  assert.deepEqual(await one("SELECT expires_at - enqueued_at = '2 days' AS expires, headers->'h' AS h FROM idemq.jobs WHERE id = $1", jobs.a.id), { expires: true, h: 1 });
   assert.deepEqual(await waitResults(pool, [jobs.sum.id, jobs.a.id], 0.01), [{ status: 'blocked', result: null }, { status: 'pending', result: null }]);
   const adds = async (job) => (await job.parents()).reduce((sum, { result }) => sum + (result.was ? 0 : result), 0);
   assert.deepEqual(await drainAll(q, { '': (job) => job.payload, sum: adds }, 3), { committed: 3 });
@@ -347,7 +347,7 @@ test('debounce', async () => {
   const options = { key: 'k', delay: '2 h', maxWait: 3600, onDuplicate: 'replace' };
   const { id } = await enqueue(pool, q, 1, options);
   assert.equal((await enqueue(pool, q, 2, options)).id, id);
-  assert.deepEqual(await one("SELECT payload, ready_at - created_at = '1 h' AS bound FROM idemq.jobs WHERE id = $1", id), { payload: 2, bound: true });
+  assert.deepEqual(await one("SELECT payload, ready_at - enqueued_at = '1 h' AS bound FROM idemq.jobs WHERE id = $1", id), { payload: 2, bound: true });
 });
 
 test('errors are classes', async () => {

@@ -261,7 +261,7 @@ class Producers(Client):
         options = {"key": "k", "delay": 7200, "max_wait": 3600, "on_duplicate": "replace"}
         (job,) = self.add(1, **options)
         self.assertEqual(self.add(2, **options), [job])
-        rows = self.sql("SELECT payload, ready_at - created_at = '1 h' FROM idemq.jobs WHERE id = %s", job)
+        rows = self.sql("SELECT payload, ready_at - enqueued_at = '1 h' FROM idemq.jobs WHERE id = %s", job)
         self.assertEqual(rows, [(2, True)])
 
     def test_errors_by_sqlstate(self):
@@ -521,7 +521,7 @@ class Flows(Client):
         })  # fmt: skip
         self.assertEqual({name: job[1:] for name, job in jobs.items()},
                          {"a": ("accepted", "pending"), "b": ("accepted", "pending"), "sum": ("accepted", "blocked")})
-        row = self.sql("SELECT expires_at - created_at = '2 days', headers FROM idemq.jobs WHERE id = %s", jobs["a"].id)
+        row = self.sql("SELECT expires_at - enqueued_at = '2 days', headers FROM idemq.jobs WHERE id = %s", jobs["a"].id)
         self.assertEqual(row, [(True, {"h": 1})])
         ids = [job.id for job in jobs.values()]
         self.assertEqual({result.status for result in idemq.wait_results(self.conn, ids, 0.01)}, {"pending", "blocked"})

@@ -42,7 +42,7 @@ def test_a_reminder_is_sent_tomorrow(dsn, conn):
 def enqueued(conn, queue):
     """What is waiting in a queue: payload and key of each job, and in how many seconds it is due."""
     return conn.execute(
-        """SELECT payload, key, round(extract(epoch FROM ready_at - created_at))::int FROM idemq.job_list
+        """SELECT payload, key, round(extract(epoch FROM ready_at - enqueued_at))::int FROM idemq.job_list
         WHERE queue = %s AND status = 'pending' ORDER BY id""",
         [queue],
     ).fetchall()

@@ -126,7 +126,7 @@ SELECT idemq.create_queue('b', lease => '1 h') > 0 AS created;
 SELECT (idemq.enqueue('b', '1')).outcome;
 SELECT count(*) FROM idemq.claim('b');
 ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
-INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 	SELECT queue_id, now(), 4, 3, 'pending', '2001-01-01', '"hand"' FROM idemq.queues WHERE name = 'b';
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 SELECT severity, invariant FROM idemq.check();

@@ -13,9 +13,9 @@ END $$;
 -- The columns of a claim.
 SELECT id FROM idemq.enqueue('q', '{"n": 1}', key => 'k', headers => '{"trace": [1, {"a": null}]}', max_attempts => 3) \gset
 SELECT id = :id AS same_id, token > 0 AS token, attempt, max_attempts, deadline - now() BETWEEN '59 min' AND '61 min' AS lease,
-	payload, key, group_key, checkpoint, enqueued_at = (SELECT created_at FROM idemq.jobs) AS enqueued_at, headers
+	payload, key, group_key, checkpoint, enqueued_at = (SELECT enqueued_at FROM idemq.jobs) AS enqueued_at, headers
 FROM idemq.claim('q', worker => 'w-1');
-SELECT status, attempt, worker, ready_at = created_at AS ready_kept, claimed_at >= created_at AS claimed,
+SELECT status, attempt, worker, ready_at = enqueued_at AS ready_kept, claimed_at >= enqueued_at AS claimed,
 	deadline - claimed_at AS lease, finished_at FROM idemq.job(:id);
 SELECT token BETWEEN 1 AND 2::numeric ^ 53 AS fits_javascript FROM idemq.jobs;
 SELECT count(*) FROM idemq.claim('q', 10);
@@ -65,7 +65,7 @@ SELECT taken(10);
 SELECT (idemq.enqueue('q', '"soon"', delay => '300 ms')).outcome; -- meant to expire
 -- Asked for again and again, it comes, and not before.
 DO $$ BEGIN WHILE taken(10) IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$;
-SELECT status, ready_at - created_at AS delay, claimed_at >= ready_at AS due FROM idemq.jobs WHERE payload = '"soon"';
+SELECT status, ready_at - enqueued_at AS delay, claimed_at >= ready_at AS due FROM idemq.jobs WHERE payload = '"soon"';
 SELECT idemq.enqueue('q', '1', run_at => 'infinity');
 SELECT idemq.enqueue('q', '1', run_at => '-infinity');
 SELECT idemq.enqueue('q', '1', delay => '1 h', run_at => now());

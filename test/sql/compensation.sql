@@ -5,7 +5,7 @@ CREATE EXTENSION idemq;
 SELECT idemq.create_queue('undo', lease => '1 h') AS undo \gset
 SELECT idemq.create_queue('q', retry_jitter => 0, lease => '1 h', max_attempts => 2, dead_letter_queue => 'undo', dead_letter_cancelled => true) AS q \gset
 SELECT name, dead_letter_queue, dead_letter_cancelled FROM idemq.queues ORDER BY 1;
-CREATE VIEW records AS SELECT payload->>'status' AS status, payload->'payload' AS payload, payload->'checkpoint' AS checkpoint, payload->'error' AS error,
+CREATE VIEW records AS SELECT payload->>'status' AS status, payload->'payload' AS payload, payload->'checkpoint' AS checkpoint, payload->'last_error' AS error,
 	jsonb_path_query_array(payload, '$.steps[*].name') AS steps, jsonb_array_length(payload->'attempts') AS attempts, jobs.kind, jobs.status AS state
 	FROM idemq.jobs WHERE queue_id = (SELECT queue_id FROM idemq.queues WHERE name = 'undo') ORDER BY id;
 

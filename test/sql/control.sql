@@ -66,7 +66,7 @@ DELETE FROM idemq.jobs;
 -- meant to expire
 SELECT (idemq.enqueue('q', '1', expires_in => '5 ms')).id \gset
 SELECT (idemq.enqueue('q', '2', expires_in => '1 h')).id AS later \gset
-SELECT expires_at - created_at AS expires_in FROM idemq.jobs ORDER BY id;
+SELECT expires_at - enqueued_at AS expires_in FROM idemq.jobs ORDER BY id;
 SELECT pg_sleep(0.01);
 SELECT payload FROM idemq.claim('q', 10);
 SELECT payload, status, last_error, attempt, finished_at IS NOT NULL AS finished FROM idemq.jobs ORDER BY id;

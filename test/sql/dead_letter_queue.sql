@@ -18,13 +18,13 @@ SELECT status, last_error, attempt, key FROM idemq.job(:id);
 SELECT status, priority, attempt, max_attempts, expires_at, key = format('dead:q:%s:%s', :id, :token) AS its_key, group_key, headers, checkpoint,
 	payload - 'attempts' - 'id' - 'died_at' - 'enqueued_at' AS payload, (payload->>'id')::bigint = :id AS its_id,
 	(payload->>'died_at')::timestamptz = (SELECT finished_at FROM idemq.job(:id)) AS died_at,
-	(payload->>'enqueued_at')::timestamptz = (SELECT created_at FROM idemq.job(:id)) AS enqueued_at
+	(payload->>'enqueued_at')::timestamptz = (SELECT enqueued_at FROM idemq.job(:id)) AS enqueued_at
 FROM idemq.jobs WHERE queue_id = :letters;
 \x off
 SELECT a.attempt, a.worker, a.outcome, a.error, a.claimed_at = h.claimed_at AS claimed_at, a.ended_at = h.ended_at AS ended_at
 FROM idemq.jobs, ROWS FROM (jsonb_to_recordset(payload->'attempts') AS (attempt int, worker text, outcome text, error text, claimed_at timestamptz, ended_at timestamptz))
 	WITH ORDINALITY AS a(attempt, worker, outcome, error, claimed_at, ended_at, ord) JOIN idemq.attempts h ON h.job_id = :id AND h.attempt = a.attempt WHERE jobs.queue_id = :letters ORDER BY ord;
-SELECT payload->>'error' AS error, headers, idemq.commit(id, token) FROM idemq.claim('letters');
+SELECT payload->>'last_error' AS error, headers, idemq.commit(id, token) FROM idemq.claim('letters');
 SELECT enqueued_total, claimed_total, dead_total FROM idemq.metrics WHERE queue = 'letters';
 
 -- What there is not is null.
@@ -40,7 +40,7 @@ SELECT pg_sleep(0.005);
 SELECT outcome FROM idemq.claim_job((SELECT id FROM idemq.jobs WHERE payload = '2'));
 SELECT payload->'payload' AS payload FROM idemq.claim('letters', 10);
 SELECT idemq.reap('q');
-SELECT payload->'payload' AS payload, payload->>'error' AS error, payload->'attempts'->0->>'outcome' AS outcome FROM idemq.claim('letters', 10) ORDER BY 1;
+SELECT payload->'payload' AS payload, payload->>'last_error' AS error, payload->'attempts'->0->>'outcome' AS outcome FROM idemq.claim('letters', 10) ORDER BY 1;
 SELECT count(idemq.enqueue('q', to_jsonb(n), max_attempts => 1)) FROM generate_series(5, 6) n;
 SELECT count(*) FROM idemq.claim('q', 2, lease => '1 ms'); -- meant to expire
 SELECT pg_sleep(0.005);
@@ -57,7 +57,7 @@ TRUNCATE idemq.jobs, idemq.attempts;
 SELECT count(idemq.enqueue('q', to_jsonb(n))) FROM generate_series(1, 200) n;
 SELECT outcome, count(*) FROM (SELECT array_agg(id) AS ids, array_agg(token) AS tokens, array_agg('e' || (payload #>> '{}')) AS errors FROM idemq.claim('q', 200)) c,
 	idemq.fail_many(ids, tokens, errors, permanent => true) GROUP BY 1;
-SELECT count(*), count(DISTINCT payload->'id') AS ids, bool_and(payload->>'error' = 'e' || (payload->>'payload')) AS errors FROM idemq.claim('letters', 1000);
+SELECT count(*), count(DISTINCT payload->'id') AS ids, bool_and(payload->>'last_error' = 'e' || (payload->>'payload')) AS errors FROM idemq.claim('letters', 1000);
 
 -- Details of failures go along, but no long ones.
 TRUNCATE idemq.jobs, idemq.attempts;
@@ -86,7 +86,7 @@ SELECT idemq.fail(:id, :token, 'yes', permanent => true);
 SELECT count(*) FROM idemq.jobs WHERE queue_id = :letters;
 COMMIT;
 SELECT idemq.fail(:id, :token, 'again', permanent => true);
-SELECT payload->>'error' AS error, payload->'attempts'->0->>'error' AS last FROM idemq.claim('letters');
+SELECT payload->>'last_error' AS error, payload->'attempts'->0->>'error' AS last FROM idemq.claim('letters');
 
 -- Only deaths: neither cancel, nor expiry, nor a failed attempt that is retried.
 TRUNCATE idemq.jobs, idemq.attempts;
@@ -113,7 +113,7 @@ SELECT status, count(*) FROM idemq.jobs WHERE queue_id = :letters GROUP BY 1;
 ROLLBACK;
 SELECT idemq.fail(id, token, 'three', permanent => true) FROM idemq.claim('q');
 SELECT regexp_replace(idemq.why(id), '\d\d\d\d-.*?( and|,)', 'T\1') FROM idemq.jobs WHERE queue_id = :letters AND status = 'pending';
-SELECT payload->>'error' AS error, jsonb_array_length(payload->'attempts') AS attempts FROM idemq.claim('letters', 10);
+SELECT payload->>'last_error' AS error, jsonb_array_length(payload->'attempts') AS attempts FROM idemq.claim('letters', 10);
 -- One that somebody is on stays, and one that is done.
 BEGIN;
 SELECT idemq.retry(:id);
@@ -152,13 +152,13 @@ BEGIN
 	END LOOP;
 END $$;
 SELECT jsonb_array_length(payload->'attempts') AS attempts, payload->'attempts'->0->'attempt' AS first, payload->'attempts'->-1->'attempt' AS last,
-	length(payload->>'error') AS error, length(payload->'attempts'->-1->>'error') AS last_error FROM idemq.claim('letters');
+	length(payload->>'last_error') AS last_error, length(payload->'attempts'->-1->>'error') AS error FROM idemq.claim('letters');
 SELECT length(last_error) FROM idemq.job(:id);
 TRUNCATE idemq.jobs, idemq.attempts;
 SELECT id FROM idemq.enqueue('q', '1', headers => '{"a": 1}') \gset
 UPDATE idemq.jobs SET payload = to_jsonb(repeat(chr(1), 11 * 1024 * 1024)) WHERE id = :id;
 SELECT idemq.fail(id, token, 'big', permanent => true) FROM (SELECT id, token FROM idemq.claim('q')) c;
-SELECT payload->'payload' AS payload, payload->'headers' AS in_payload, headers, payload->>'error' AS error FROM idemq.claim('letters');
+SELECT payload->'payload' AS payload, payload->'headers' AS in_payload, headers, payload->>'last_error' AS error FROM idemq.claim('letters');
 -- Payload and headers of 36 MB each are above it together, and both are left out.
 TRUNCATE idemq.jobs, idemq.attempts;
 SELECT id FROM idemq.enqueue('q', '1') \gset
@@ -179,7 +179,7 @@ TRUNCATE idemq.jobs, idemq.attempts;
 ALTER TABLE idemq.jobs ADD CHECK (priority >= 0);
 SELECT (idemq.enqueue('q', '1')).outcome;
 SELECT idemq.fail(id, token, 'sql', permanent => true) FROM idemq.claim('q');
-SELECT payload->>'error' AS error FROM idemq.claim('letters');
+SELECT payload->>'last_error' AS error FROM idemq.claim('letters');
 ALTER TABLE idemq.jobs DROP CONSTRAINT jobs_priority_check;
 SELECT * FROM idemq.check();
 
@@ -189,7 +189,7 @@ SELECT (idemq.enqueue('q', '2')).outcome;
 SELECT idemq.fail(id, token, 'paused', permanent => true) FROM idemq.claim('q');
 SELECT count(*) FROM idemq.claim('letters');
 SELECT idemq.resume('letters');
-SELECT payload->>'error' AS error FROM idemq.claim('letters');
+SELECT payload->>'last_error' AS error FROM idemq.claim('letters');
 
 -- The setting: another queue that exists, and none whose dead jobs would come back.
 SELECT idemq.create_queue('self', dead_letter_queue => 'self');
@@ -212,7 +212,7 @@ TRUNCATE idemq.jobs, idemq.attempts;
 SELECT (idemq.enqueue('q', '1')).outcome;
 SELECT idemq.fail(id, token, 'in q', permanent => true) FROM idemq.claim('q');
 SELECT idemq.fail(id, token, 'in letters', permanent => true) FROM idemq.claim('letters');
-SELECT payload->>'queue' AS queue, payload->>'error' AS error, payload#>>'{payload,queue}' AS before, payload#>>'{payload,error}' AS error_before,
+SELECT payload->>'queue' AS queue, payload->>'last_error' AS error, payload#>>'{payload,queue}' AS before, payload#>>'{payload,last_error}' AS error_before,
 	payload#>'{payload,payload}' AS payload, idemq.fail(id, token, 'in third', permanent => true) FROM idemq.claim('third');
 SELECT status, count(*) FROM idemq.jobs GROUP BY 1;
 -- A circle made by hand ends after one round; so does a queue's own name.
@@ -266,7 +266,7 @@ SELECT idemq.redrive('q');
 SELECT idemq.create_queue('letters', dead_letter_queue => 'q');
 SELECT idemq.create_queue('letters') > 0 AS made;
 SELECT idemq.fail(id, token, 'there again', permanent => true) FROM idemq.claim('q');
-SELECT payload->>'error' AS error FROM idemq.claim('letters', 10);
+SELECT payload->>'last_error' AS error FROM idemq.claim('letters', 10);
 SELECT * FROM idemq.check() WHERE severity = 'error';
 
 -- Who sets it may enqueue to it or administer it; who fails a job need not.
@@ -291,7 +291,7 @@ SELECT idemq.enqueue('letters', '1');
 SELECT idemq.fail(id, token, 'by a worker', permanent => true) FROM idemq.claim('q', 10);
 SELECT count(*) FROM idemq.jobs WHERE queue_id <> :q;
 RESET ROLE;
-SELECT payload->>'error' AS error FROM idemq.claim('letters', 10);
+SELECT payload->>'last_error' AS error FROM idemq.claim('letters', 10);
 
 -- The role that set it is asked at each death, whoever fails the job: what was revoked ends at once.
 \set VERBOSITY default

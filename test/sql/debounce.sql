@@ -7,7 +7,7 @@ CREATE FUNCTION ask(payload jsonb, delay interval DEFAULT '10 min', max_wait int
 	LANGUAGE sql AS $$ SELECT e.outcome, e.status FROM idemq.enqueue('q', ask.payload, key => ask.key, delay => ask.delay, group_key => ask.group_key, max_wait => ask.max_wait, on_duplicate => 'replace') e $$;
 -- Minutes from now on; time is moved by hand.
 CREATE VIEW row AS SELECT status, payload, round(extract(epoch FROM coalesce(ready_at, run_at) - clock_timestamp()) / 60) AS due FROM idemq.jobs ORDER BY id;
-CREATE PROCEDURE later(by interval) LANGUAGE sql AS $$ UPDATE idemq.jobs SET created_at = created_at - later.by, ready_at = ready_at - later.by, run_at = run_at - later.by, claimed_at = claimed_at - later.by $$;
+CREATE PROCEDURE later(by interval) LANGUAGE sql AS $$ UPDATE idemq.jobs SET enqueued_at = enqueued_at - later.by, ready_at = ready_at - later.by, run_at = run_at - later.by, claimed_at = claimed_at - later.by $$;
 
 -- Each request puts the job off, to the end of max_wait.
 SELECT * FROM ask('1');
@@ -24,7 +24,7 @@ CALL later('10 min');
 SELECT * FROM ask('4');
 SELECT * FROM row;
 -- It keeps its place: it is due since then, whatever a request asks for.
-SELECT ready_at = created_at + interval '1 h' AS bound FROM idemq.jobs;
+SELECT ready_at = enqueued_at + interval '1 h' AS bound FROM idemq.jobs;
 -- The new payload is claimed, once; a claimed job is not touched.
 SELECT id, token, payload FROM idemq.claim('q') \gset
 \echo :payload
@@ -100,12 +100,12 @@ BEGIN
 		PERFORM idemq.enqueue('q', to_jsonb(i), key => 'stream', delay => '30 ms', max_wait => '60 ms', on_duplicate => 'replace'); -- meant to expire
 		SELECT * INTO job FROM idemq.jobs;
 		ASSERT job.payload = to_jsonb(i), 'the newest';
-		ASSERT job.ready_at <= job.created_at + interval '60 ms', 'the bound'; -- meant to expire
+		ASSERT job.ready_at <= job.enqueued_at + interval '60 ms', 'the bound'; -- meant to expire
 		moved := moved + coalesce(job.ready_at > last, false)::int;
 		last := job.ready_at;
 		PERFORM pg_sleep(0.001);
 	END LOOP;
-	ASSERT moved > 0 AND last = job.created_at + interval '60 ms'; -- meant to expire
+	ASSERT moved > 0 AND last = job.enqueued_at + interval '60 ms'; -- meant to expire
 END $$;
 SELECT payload FROM idemq.claim('q');
 DELETE FROM idemq.jobs;

@@ -97,7 +97,7 @@ SELECT * FROM idemq.check();
 DELETE FROM idemq.jobs;
 
 -- A user's unique index on plain columns: the second job is refused, and nothing stays.
-CREATE UNIQUE INDEX mine ON idemq.jobs (created_at);
+CREATE UNIQUE INDEX mine ON idemq.jobs (enqueued_at);
 SELECT count(*) FROM idemq.enqueue_many('q', payloads(300));
 SELECT count(*) FROM idemq.enqueue_many('q', payloads(1));
 DROP INDEX idemq.mine;

@@ -6,9 +6,9 @@ SELECT idemq.create_queue('q', lease => '1 h', max_attempts => 7);
 
 -- Payloads alone: the defaults of enqueue.
 SELECT ord, id - min(id) OVER () AS nth, outcome, status, result FROM idemq.enqueue_many('q', ARRAY['"a"', '{"b": 1}', 'null']::jsonb[]) ORDER BY ord;
-SELECT payload, priority, max_attempts, key, group_key, headers, expires_at, attempt, token, status, ready_at = created_at AS now
+SELECT payload, priority, max_attempts, key, group_key, headers, expires_at, attempt, token, status, ready_at = enqueued_at AS now
 FROM idemq.jobs ORDER BY id;
-SELECT count(DISTINCT created_at), bool_and(created_at <= clock_timestamp()) FROM idemq.jobs;
+SELECT count(DISTINCT enqueued_at), bool_and(enqueued_at <= clock_timestamp()) FROM idemq.jobs;
 SELECT payload FROM idemq.claim('q', 10);
 -- Ids follow those of the first block, one by one.
 SELECT (SELECT e.id - max(j.id) FROM idemq.jobs j) AS next FROM idemq.enqueue('q', '"next"') e;
@@ -88,8 +88,8 @@ SELECT count(*) FROM idemq.enqueue_many('q', ARRAY['1', '2', '3', '4']::jsonb[],
 	max_attempts => ARRAY[1, 2, NULL, 3], headers => ARRAY['{"trace": 1}', NULL, 'null', '{"trace": 4}']::jsonb[],
 	expires_ins => ARRAY[NULL, '1 day', '2 h', NULL]::interval[], group_keys => ARRAY[NULL, NULL, NULL, 'g'],
 	run_ats => ARRAY[NULL, '2100-01-01', NULL, NULL]::timestamptz[]);
-SELECT payload, status, CASE WHEN ready_at < '2099-01-01' THEN ready_at - created_at END AS delay, ready_at > '2099-01-01' AS late, run_at = created_at + interval '1 mon' AS run_at,
-	max_attempts, headers, expires_at - created_at AS expires_in FROM idemq.jobs ORDER BY payload;
+SELECT payload, status, CASE WHEN ready_at < '2099-01-01' THEN ready_at - enqueued_at END AS delay, ready_at > '2099-01-01' AS late, run_at = enqueued_at + interval '1 mon' AS run_at,
+	max_attempts, headers, expires_at - enqueued_at AS expires_in FROM idemq.jobs ORDER BY payload;
 SELECT args, state('SELECT * FROM idemq.enqueue_many(''q'', ''{1,2}'', ' || args || ')') FROM unnest(ARRAY[
 	'delays => ''{1 s}''', 'delays => ''{1 s,-1 s}''', 'delays => ''{NULL,1001 years}''',
 	'delays => ''{NULL,1 s}'', run_ats => ''{NULL,now}''', 'max_attempts => ''{0,1}''', 'max_attempts => ''{1}''',
@@ -103,7 +103,7 @@ SELECT ord, outcome, status FROM idemq.enqueue_many('q', '{2,2}', '{k,m}', on_du
 SELECT idemq.commit_once(id) FROM idemq.jobs WHERE key = 'l';
 SELECT ord, outcome, status FROM idemq.enqueue_many('q', '{3,4,5,6,7,8}', '{k,k,l,n,n,k}', on_duplicate => 'replace', priorities => '{1,2,3,4,5,6}',
 	headers => ARRAY['{}', NULL, NULL, NULL, '{"n": 2}', '{"k": 3}']::jsonb[], delays => '{NULL,NULL,NULL,NULL,1 h,NULL}') ORDER BY ord;
-SELECT key, payload, status, priority, headers, ready_at - created_at > '59 min' AS delayed FROM idemq.jobs ORDER BY key;
+SELECT key, payload, status, priority, headers, ready_at - enqueued_at > '59 min' AS delayed FROM idemq.jobs ORDER BY key;
 SELECT ord, outcome, status FROM idemq.enqueue_many('q', '{9,9}', '{n,n}', on_duplicate => 'replace', nowait => true) ORDER BY ord;
 SELECT payload FROM idemq.jobs WHERE key = 'n';
 SELECT state('SELECT * FROM idemq.enqueue_many(''q'', ''{1,1}'', ''{new,k}'', on_duplicate => ''error'')');

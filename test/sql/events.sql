@@ -181,7 +181,7 @@ SELECT * FROM idemq.await_event(:brief_id, :bt, 'e', '3 days');
 SELECT (idemq.enqueue('q', '"expires"', expires_in => '1 h', priority => 0)).id AS expires \gset
 SELECT token AS et FROM idemq.claim('q') \gset
 SELECT outcome FROM idemq.await_event(:expires, :et, 'z', '3 days');
-UPDATE idemq.jobs SET expires_at = created_at, ready_at = created_at WHERE id = :expires;
+UPDATE idemq.jobs SET expires_at = enqueued_at, ready_at = enqueued_at WHERE id = :expires;
 SELECT count(*) FROM idemq.claim('q');
 SELECT status FROM idemq.jobs WHERE id = :expires;
 

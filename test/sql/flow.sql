@@ -52,7 +52,7 @@ SELECT idemq.commit(id, token) FROM idemq.claim('q');
 SELECT count(*) FROM idemq.claim('other');
 -- A dead one is all that is waited for: there is no estimate.
 SELECT held_up_by = (:'parts'::bigint[])[3] AS by_third, held_up_why ~ '^dead since' AS says_why, eta, ended_at FROM idemq.flow(:sum);
-SELECT count(*) FILTER (WHERE error = 'never') AS never FROM idemq.flow_jobs(:sum);
+SELECT count(*) FILTER (WHERE last_error = 'never') AS never FROM idemq.flow_jobs(:sum);
 SELECT counts(:sum);
 SELECT idemq.retry((:'parts'::bigint[])[3]);
 SELECT idemq.commit(id, token) FROM idemq.claim('q');

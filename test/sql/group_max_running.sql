@@ -188,7 +188,7 @@ SELECT done(n) FROM unnest('{g5,g6,g7}'::text[]) n;
 SELECT take(10), done('g8'), jobs();
 SET session_replication_role = replica;
 ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
-INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, payload, group_key)
+INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, payload, group_key)
 	SELECT idemq.queue_id('q'), now(), 4, 3, 'blocked', '"forgotten"', 'forgotten';
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 RESET session_replication_role;

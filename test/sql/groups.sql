@@ -183,7 +183,7 @@ DELETE FROM idemq.jobs WHERE payload = '101';
 SELECT take(), end_all();
 SET session_replication_role = replica;
 ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
-INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, payload, group_key)
+INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, payload, group_key)
 	SELECT idemq.queue_id('q'), now(), 4, 3, 'blocked', '106', 'forgotten';
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 RESET session_replication_role;

@@ -10,10 +10,10 @@ SELECT idemq.create_queue('p', lease => '1 h') AS p \gset
 SELECT count(*) FROM idemq.claim('q');
 
 -- INSERT, COPY, UPDATE and DELETE are seen by the next claim, also behind the cursor.
-INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 	VALUES (:q, now(), 4, 3, 'pending', '2001-01-01', '"inserted"');
 SELECT payload, attempt, max_attempts FROM idemq.claim('q');
-COPY idemq.jobs (id, queue_id, created_at, priority, max_attempts, status, ready_at, payload) FROM STDIN;
+COPY idemq.jobs (id, queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload) FROM STDIN;
 1001	1	2001-01-01	4	3	pending	2001-01-01	"copied 1"
 1002	1	2001-01-01	4	3	pending	2001-01-01	"copied 2"
 1003	1	2001-01-01	4	3	pending	2001-01-01	"copied 3"
@@ -36,14 +36,14 @@ UPDATE idemq.jobs SET id = 5000 WHERE id = :id;
 SELECT id, payload FROM idemq.claim('q');
 -- As a replica, as logical replication and pg_restore --disable-triggers write.
 SET session_replication_role = replica;
-INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 	VALUES (:q, now(), 4, 3, 'pending', '2001-01-01', '"replicated"');
 SELECT payload FROM idemq.claim('q');
 SELECT (idemq.enqueue('q', '"by a replica"', key => 'replica')).outcome;
 SELECT payload, idemq.commit(id, token) FROM idemq.claim('q');
 RESET session_replication_role;
 ALTER TABLE idemq.jobs DISABLE TRIGGER ALL;
-INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 	VALUES (:q, now(), 4, 3, 'pending', '2001-01-01', '"unnoticed"');
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_truncated;
@@ -57,17 +57,17 @@ BEGIN
 END $$;
 SELECT status, attempt FROM idemq.jobs WHERE payload = '"unnoticed"';
 -- Times that no function would take.
-INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, expires_at, payload)
+INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, expires_at, payload)
 	VALUES (:q, '-infinity', 4, 3, 'pending', '-infinity', 'infinity', '"from eternity"'), (:q, 'infinity', 0, 3, 'pending', 'infinity', NULL, '"to eternity"');
 SELECT payload, enqueued_at FROM idemq.claim('q', 10);
 SELECT outcome, retry_after FROM idemq.jobs j, idemq.claim_job(j.id) WHERE j.payload = '"to eternity"';
-INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 	VALUES (:q, now(), 4, 3, 'pending', NULL, '"nowhere"'), (:q, now(), 50, 3, 'pending', now(), '"too low"'), (:q, now(), -1, 3, 'pending', now(), '"too high"');
 SELECT payload FROM idemq.claim('q', 10);
 SELECT j.payload, outcome FROM idemq.jobs j, LATERAL idemq.claim_job(j.id) WHERE j.status = 'pending' ORDER BY j.id;
 -- Undone, they are not.
 BEGIN;
-INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 	VALUES (:q, now(), 4, 3, 'pending', '2001-01-01', '"undone"');
 ROLLBACK;
 SELECT count(*) FROM idemq.claim('q');
@@ -133,7 +133,7 @@ SELECT count(*) FROM idemq.claim('q', 10);
 -- A row in processing that nobody of this server has claimed: restored, replicated.
 DELETE FROM idemq.jobs;
 SELECT idemq.reap(), idemq.reap('q');
-INSERT INTO idemq.jobs (id, queue_id, created_at, priority, max_attempts, status, attempt, token, ready_at, claimed_at, deadline, payload)
+INSERT INTO idemq.jobs (id, queue_id, enqueued_at, priority, max_attempts, status, attempt, token, ready_at, claimed_at, deadline, payload)
 	VALUES (101, :q, now(), 4, 3, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 h', now() - interval '1 h' + interval '1 ms', '"over"'), -- meant to expire
 		(102, :q, now(), 4, 3, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 min', now() + interval '1 h', '"running"'),
 		(103, :q, now(), 4, 3, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 min', now() + interval '1 h', '"committed"');
@@ -149,7 +149,7 @@ END $$;
 SELECT payload, status, attempt, token > 17 AS grew FROM idemq.jobs ORDER BY id;
 SELECT idemq.heartbeat(102, 17), idemq.try_commit(101, 17), idemq.reap('q');
 SELECT idemq.commit(102, 17);
-INSERT INTO idemq.jobs (id, queue_id, created_at, priority, max_attempts, status, attempt, token, ready_at, claimed_at, deadline, payload)
+INSERT INTO idemq.jobs (id, queue_id, enqueued_at, priority, max_attempts, status, attempt, token, ready_at, claimed_at, deadline, payload)
 	SELECT 200 + n, :q, now(), 9, 1, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 h', now() - interval '1 h' + interval '1 ms', '"over, the last"' FROM generate_series(1, 3000) n; -- meant to expire
 SELECT idemq.reap('q');
 SELECT payload, status, attempt, count(*) FROM idemq.jobs GROUP BY 1, 2, 3 ORDER BY 1;
@@ -415,7 +415,7 @@ CREATE INDEX by_customer ON idemq.jobs ((payload ->> 'customer'));
 CREATE INDEX by_status ON idemq.jobs (status, worker) INCLUDE (attempt);
 CREATE INDEX by_worker ON idemq.jobs USING hash (worker);
 CREATE INDEX by_payload ON idemq.jobs USING gin (payload jsonb_path_ops);
-CREATE INDEX by_time ON idemq.jobs USING brin (created_at, finished_at);
+CREATE INDEX by_time ON idemq.jobs USING brin (enqueued_at, finished_at);
 CREATE UNIQUE INDEX one_in_flight ON idemq.jobs ((payload ->> 'customer')) WHERE status = 'processing';
 SELECT count(idemq.enqueue('q', jsonb_build_object('customer', g % 3, 'n', g))) FROM generate_series(1, 9) g;
 SELECT * FROM idemq.claim('q', 9);

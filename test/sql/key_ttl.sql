@@ -66,7 +66,7 @@ SELECT idemq.purge('long');
 
 -- Of many; by CALL; refused.
 SELECT ord, outcome FROM idemq.enqueue_many('long', '{1,2,3}', keys => '{x,y,z}', key_ttls => '{1 h,NULL,2 h}') ORDER BY ord;
-SELECT key, key_expires_at - created_at AS ttl FROM idemq.jobs ORDER BY key;
+SELECT key, key_expires_at - enqueued_at AS ttl FROM idemq.jobs ORDER BY key;
 CALL idemq.enqueue_job('long', '9', key => 'call', key_ttl => '1 day', id => 0);
 SELECT idemq.enqueue('long', '1', key_ttl => '1 h');
 SELECT idemq.enqueue('long', '1', key => 'e', key_ttl => '0');

@@ -69,7 +69,7 @@ SELECT id FROM idemq.enqueue('q', '{"n": 1}', key => 'k4', headers => '{"h": 1}'
 SELECT id = :id AS same, outcome, status, result FROM idemq.enqueue('q', '{"n": 2}', key => 'k4', priority => 1, delay => '1 h',
 	on_duplicate => 'replace');
 SELECT * FROM row;
-SELECT ready_at > now() + '59 min' AS later, max_attempts, expires_at, created_at < now() AS old FROM idemq.job(:id);
+SELECT ready_at > now() + '59 min' AS later, max_attempts, expires_at, enqueued_at < now() AS old FROM idemq.job(:id);
 SELECT count(*) FROM idemq.claim('q');
 SELECT outcome FROM idemq.enqueue('q', '{"n": 3}', key => 'k4', headers => '{"h": 3}', max_attempts => 4, expires_in => '1 h',
 	on_duplicate => 'replace');
@@ -145,7 +145,7 @@ SELECT outcome, result, id > :id AS newer FROM idemq.enqueue('q', '2', key => 'w
 SELECT * FROM row;
 SELECT outcome, status FROM idemq.enqueue('q', '2', key => 'w');
 -- A job that is not finished holds its key however old it is.
-UPDATE idemq.jobs SET created_at = '2001-01-01', ready_at = '2001-01-01' WHERE key = 'w';
+UPDATE idemq.jobs SET enqueued_at = '2001-01-01', ready_at = '2001-01-01' WHERE key = 'w';
 SELECT outcome, status FROM idemq.enqueue('q', '2', key => 'w');
 -- Dead and cancelled ones are finished.
 SELECT idemq.cancel(id) FROM idemq.jobs WHERE key = 'w';

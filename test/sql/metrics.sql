@@ -171,7 +171,7 @@ SELECT pending, enqueued_total, count(*) FROM idemq.metrics WHERE queue LIKE 'ma
 
 -- By hand: rows count, events do not.
 SELECT jobs FROM metrics();
-INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 	SELECT :q, now(), 4, 3, s, now(), '"hand"' FROM unnest(enum_range(NULL::idemq.status)) s;
 SELECT * FROM metrics();
 UPDATE idemq.jobs SET status = 'dead' WHERE payload = '"hand"' AND status IN ('blocked', 'failed');
@@ -181,12 +181,12 @@ UPDATE idemq.jobs SET queue_id = :p, status = 'pending' WHERE payload = '"hand"'
 SELECT jobs FROM metrics() UNION ALL SELECT jobs FROM metrics('p');
 DELETE FROM idemq.jobs WHERE payload = '"hand"';
 SELECT jobs FROM metrics() UNION ALL SELECT jobs FROM metrics('p');
-COPY idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload) FROM STDIN;
+COPY idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload) FROM STDIN;
 1	2001-01-01	4	3	pending	2001-01-01	"copied"
 \.
 SELECT jobs FROM metrics();
 -- Rows of no queue are nobody's.
-INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 	VALUES (99999, now(), 4, 3, 'pending', now(), '"nobody"');
 DELETE FROM idemq.jobs WHERE queue_id = 99999;
 SELECT * FROM drift;

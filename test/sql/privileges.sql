@@ -80,7 +80,7 @@ INSERT INTO calls (call, sql) VALUES
 	('enqueue elsewhere', 'SELECT outcome FROM idemq.enqueue(''other'', ''1'')'),
 	('claim elsewhere', 'SELECT count(*) FROM idemq.claim(''other'')'),
 	('claim from no queue', 'SELECT count(*) FROM idemq.claim(''nope'')'),
-	('INSERT', 'INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, payload) VALUES (1, now(), 4, 1, ''pending'', ''1'') RETURNING 1'),
+	('INSERT', 'INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, payload) VALUES (1, now(), 4, 1, ''pending'', ''1'') RETURNING 1'),
 	('UPDATE', 'UPDATE idemq.jobs SET status = ''cancelled'' RETURNING 1'),
 	('DELETE', 'DELETE FROM idemq.jobs RETURNING 1'),
 	('TRUNCATE', 'TRUNCATE idemq.jobs'),

@@ -194,7 +194,7 @@ SELECT outcome FROM idemq.enqueue('dying', '1', key => 'k');
 SELECT id, token FROM idemq.claim('dying') \gset
 SELECT outcome FROM idemq.enqueue('dying', '2', key => 'k', on_duplicate => 'rerun');
 SELECT idemq.fail(:id, :token, 'dead');
-SELECT payload->'payload' AS payload, payload->>'error' AS error FROM idemq.claim('letters');
+SELECT payload->'payload' AS payload, payload->>'last_error' AS error FROM idemq.claim('letters');
 SELECT queue, pending, dead, enqueued_total, duplicates_total, reruns_total, dead_total FROM idemq.metrics WHERE queue = 'dying';
 -- A user's trigger: the long way by SQL.
 CREATE FUNCTION nop() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';

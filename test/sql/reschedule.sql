@@ -14,7 +14,7 @@ SELECT (idemq.enqueue('q', '"tomorrow"', delay => '1 day')).outcome;
 SELECT idemq.reschedule(job('a'), clock_timestamp() + '1 h'), idemq.reschedule(job('d'), priority => 0), idemq.reschedule(job('b'), priority => 9);
 
 SELECT idemq.reschedule(job('tomorrow'), clock_timestamp() - interval '1 year', 5);
-SELECT payload, status, priority, attempt, ready_at - created_at < '1 min' AS soon FROM idemq.jobs ORDER BY id;
+SELECT payload, status, priority, attempt, ready_at - enqueued_at < '1 min' AS soon FROM idemq.jobs ORDER BY id;
 SELECT * FROM idemq.check();
 SELECT take(10);
 SELECT idemq.why(job('a')) ~ 'not due before' AS not_due;

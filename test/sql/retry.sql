@@ -110,7 +110,7 @@ SELECT (idemq.enqueue('q', '1', max_attempts => 2)).id \gset
 SELECT attempt FROM idemq.claim('q', lease => '1 ms', worker => 'crashed'); -- meant to expire
 SELECT pg_sleep(0.005);
 SELECT idemq.reap('q');
-SELECT status, attempt, ready_at <= clock_timestamp() AS ready, ready_at > created_at AS moved, last_error FROM idemq.job(:id);
+SELECT status, attempt, ready_at <= clock_timestamp() AS ready, ready_at > enqueued_at AS moved, last_error FROM idemq.job(:id);
 SELECT attempt, idemq.heartbeat(id, token, '1 ms') FROM idemq.claim('q', worker => 'crashed too'); -- meant to expire
 SELECT pg_sleep(0.005);
 SELECT idemq.reap();

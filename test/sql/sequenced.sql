@@ -16,7 +16,7 @@ SELECT * FROM send(10);
 SELECT * FROM send(999);
 SELECT * FROM send(-5);
 SELECT payload, key, status FROM idemq.jobs ORDER BY id;
-SELECT queue_id = :kept AS its_queue, name, seq, job_id = (SELECT max(id) FROM idemq.jobs) AS its_job, enqueued_at = (SELECT max(created_at) FROM idemq.jobs) AS its_time FROM idemq.producers;
+SELECT queue_id = :kept AS its_queue, name, seq, job_id = (SELECT max(id) FROM idemq.jobs) AS its_job, enqueued_at = (SELECT max(enqueued_at) FROM idemq.jobs) AS its_time FROM idemq.producers;
 -- Each producer and queue by itself; from the least number on.
 SELECT * FROM send(-9223372036854775808, producer => 'p1');
 SELECT * FROM send(-9223372036854775808, producer => 'p1');
@@ -39,7 +39,7 @@ SELECT * FROM send(8, queue => 'q');
 
 -- The job is as enqueue makes it.
 SELECT outcome FROM idemq.enqueue_sequenced('kept', 'options', 1, '{"a": 1}', delay => '1 h', priority => 2, group_key => 'g', max_attempts => 7, headers => '"h"', expires_in => '2 h', kind => 'mail');
-SELECT status, priority, group_key, max_attempts, headers, kind, run_at - created_at AS run_at, expires_at - created_at AS expires_in, payload FROM idemq.jobs ORDER BY id DESC LIMIT 1;
+SELECT status, priority, group_key, max_attempts, headers, kind, run_at - enqueued_at AS run_at, expires_at - enqueued_at AS expires_in, payload FROM idemq.jobs ORDER BY id DESC LIMIT 1;
 SELECT outcome FROM idemq.enqueue_sequenced('kept', 'options', 2, '2', run_at => '2100-01-01 00:00:00+00');
 SELECT status, ready_at = '2100-01-01 00:00:00+00' AS run_at FROM idemq.jobs ORDER BY id DESC LIMIT 1;
 SELECT enqueued_total, duplicates_total FROM idemq.metrics ORDER BY queue;

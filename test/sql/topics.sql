@@ -64,7 +64,7 @@ SELECT idemq.bind_topic('orders.#', 'stats');
 SELECT idemq.bind_topic('users.#', 'stats');
 SELECT idemq.bind_topic('orders.#', 'nowhere');
 SELECT queue, outcome FROM idemq.publish('orders.eu.paid', '{"order": 1}', headers => '{"h": 1}', priority => 2, group_key => 'g', delay => '1 h', max_attempts => 7, expires_in => '2 h', kind => 'paid');
-SELECT q.name, j.payload, j.headers, j.priority, j.group_key, j.run_at - j.created_at AS delay, j.max_attempts, j.expires_at - j.created_at AS expires_in, j.key, j.kind
+SELECT q.name, j.payload, j.headers, j.priority, j.group_key, j.run_at - j.enqueued_at AS delay, j.max_attempts, j.expires_at - j.enqueued_at AS expires_in, j.key, j.kind
 	FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) ORDER BY 1;
 SELECT queue, id, outcome FROM idemq.publish('orders.us.sent', '2') \gset
 SELECT :'queue' AS queue, :'outcome' AS outcome, payload FROM idemq.jobs WHERE id = :id;

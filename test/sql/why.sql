@@ -71,7 +71,7 @@ SELECT idemq.fail(1000000000007, token, retry_in => '0') FROM idemq.job(10000000
 SELECT why(1000000000007);
 COMMIT;
 -- On its row alone: in processing with no entry.
-INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, attempt, token, ready_at, claimed_at, deadline, payload)
+INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, attempt, token, ready_at, claimed_at, deadline, payload)
 	VALUES (:q, now(), 4, 3, 'processing', 1, 5, now(), now(), now() + interval '1 h', '8');
 SELECT why(1000000000008);
 SELECT outcome FROM idemq.claim_job(1000000000008);

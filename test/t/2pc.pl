@@ -69,7 +69,7 @@ my @cases = (
 		'4', '1 processing 1, 2 processing 1, 3 pending 0, 4 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
 	[ 'replace', "SELECT idemq.enqueue('q', '4', key => 'k', on_duplicate => 'replace')", '2',
 		'3', '1 processing 1, 2 processing 1, 3 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
-	[ 'a hand-made job', "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+	[ 'a hand-made job', "INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 		SELECT queue_id, now(), 4, 3, 'pending', '2020-01-01', '4' FROM idemq.queues", '2',
 		'4', '1 processing 1, 2 processing 1, 3 pending 0, 4 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ]);
 

@@ -55,7 +55,7 @@ sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '1 h
 my %job;
 $job{$_} = enqueue($node, '') foreach qw(failing releasing lost retried dead redriven finishing beating);
 $job{delayed_before} = enqueue($node, ", delay => '2 days'");
-my $before = sql($node, "SELECT created_at, ready_at FROM idemq.jobs WHERE id = $job{delayed_before}");
+my $before = sql($node, "SELECT enqueued_at, ready_at FROM idemq.jobs WHERE id = $job{delayed_before}");
 $job{retried_before} = enqueue($node, ", delay => '5 min'");
 $job{group1} = enqueue($node, ", group_key => 'g'");
 $job{group2} = enqueue($node, ", group_key => 'g'");
@@ -79,7 +79,7 @@ sql($node, "SELECT idemq.fail($job{paced}, $token{paced}, 'no', retry_in => '0')
 
 # ---- A day ahead
 set_clock('+1d');
-is_sql($node, "SELECT now() > created_at + interval '20 h' FROM idemq.jobs WHERE id = $job{failing}", 't', 'the clock is a day ahead');
+is_sql($node, "SELECT now() > enqueued_at + interval '20 h' FROM idemq.jobs WHERE id = $job{failing}", 't', 'the clock is a day ahead');
 $job{enqueued} = enqueue($node, '');
 $job{expiring} = enqueue($node, ", delay => '1 h', expires_in => '10 min'");
 $job{delayed} = enqueue($node, ", delay => '1 h'");
@@ -114,7 +114,7 @@ my $head_token = sql($node, "SELECT token FROM idemq.claim_job($head)", 'other')
 
 # ---- The clock is right again
 set_clock('+0');
-my $ahead = "greatest(created_at, claimed_at, finished_at, ready_at, CASE WHEN status = 'blocked' AND token > 0 THEN run_at END) > now() + interval '20 h'";
+my $ahead = "greatest(enqueued_at, claimed_at, finished_at, ready_at, CASE WHEN status = 'blocked' AND token > 0 THEN run_at END) > now() + interval '20 h'";
 is_sql($node, "SELECT outcome FROM idemq.claim_job($job{enqueued})", 'claimed', 'due by the clock that stayed ahead');
 sql($node, "SELECT idemq.release($job{enqueued}, token) FROM idemq.jobs WHERE id = $job{enqueued}");
 $node->stop;
@@ -138,7 +138,7 @@ sub minutes { return "CASE WHEN $_[0] <= now() THEN 0 ELSE ceil(extract(epoch FR
 is_sql($node, "SELECT @{[minutes('ready_at')]} FROM idemq.jobs WHERE id = $job{$_->[0]}", $_->[1], "$_->[0]: due in $_->[1] min")
   foreach [ enqueued => 0 ], [ failing => 10 ], [ releasing => 20 ], [ lost => 0 ], [ retried => 0 ], [ redriven => 0 ],
   [ delayed => 60 ], [ group2 => 0 ], [ child => 0 ];
-is_sql($node, "SELECT created_at, ready_at, ready_at - created_at FROM idemq.jobs WHERE id = $job{delayed_before}", "$before|2 days", 'delayed_before: due when it was');
+is_sql($node, "SELECT enqueued_at, ready_at, ready_at - enqueued_at FROM idemq.jobs WHERE id = $job{delayed_before}", "$before|2 days", 'delayed_before: due when it was');
 is_sql($node, "SELECT status, @{[minutes('run_at')]} FROM idemq.jobs WHERE id = $job{child2}", 'blocked|60', 'a child waits for its time, too');
 is_sql($node, "SELECT @{[minutes('run_at')]} FROM idemq.jobs WHERE id = $job{placed}", 10,
 	'and so is its run_at, or it would wait for that when it is due');
@@ -152,7 +152,7 @@ is_sql($node, "SELECT idemq.commit($job{beating}, $token{beating})", 'committed'
 is_sql($node, "SELECT @{[minutes('expires_at')]}, @{[minutes('run_at')]}
 	FROM idemq.jobs WHERE id = $job{blocked2}", '10|60', 'a blocked job expires, and is due, in time');
 my $late = enqueue($node, '');
-is_sql($node, "SELECT created_at <= clock_timestamp() FROM idemq.jobs WHERE id = $late", 't',
+is_sql($node, "SELECT enqueued_at <= clock_timestamp() FROM idemq.jobs WHERE id = $late", 't',
 	'the clock of the queues is right');
 is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100) WHERE id IN ($job{retried}, $job{enqueued}, $job{lost}, $late)", 4,
 	'jobs are due');

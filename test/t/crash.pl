@@ -167,7 +167,7 @@ SKIP:
 	my ($token_i, $token_j) = split /\n/, sql($node, "SELECT token FROM idemq.claim('q', 2)");
 
 	$set->('+1d');
-	is_sql($node, "SELECT now() > created_at + interval '20 h' FROM idemq.jobs WHERE id = $i", 't', 'the clock is a day ahead');
+	is_sql($node, "SELECT now() > enqueued_at + interval '20 h' FROM idemq.jobs WHERE id = $i", 't', 'the clock is a day ahead');
 	is_sql($node, "SELECT idemq.reap(), count(*) FROM idemq.claim('q', 10)", '0|0', 'a step forward reaps nothing');
 	is_sql($node, "SELECT idemq.validate($i, $token_i)", 'current', 'the lease runs on');
 	# In a queue of its own: claims of others do not take it.
@@ -175,7 +175,7 @@ SKIP:
 	my $k = sql($node, "SELECT idemq.create_queue('later', lease => '1 h'); SELECT id FROM idemq.enqueue('later', '11', delay => '100 ms')") =~ s/.*\n//sr;
 
 	$set->('-1d');
-	is_sql($node, "SELECT now() < created_at - interval '20 h' FROM idemq.jobs WHERE id = $i", 't', 'the clock is a day behind');
+	is_sql($node, "SELECT now() < enqueued_at - interval '20 h' FROM idemq.jobs WHERE id = $i", 't', 'the clock is a day behind');
 	is_sql($node, "SELECT idemq.reap(), idemq.validate($i, $token_i)", '0|current', 'a step back reaps nothing');
 	is_sql($node, "SELECT idemq.release($i, $token_i)", 'released', 'a job is released');
 	my $next = sql($node, "SELECT token FROM idemq.claim_job($i, lease => '100 ms')"); # meant to expire

@@ -13,7 +13,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $node = new_server('dead_letter_queue', 'idemq.worker' => 'on', max_prepared_transactions => 2);
-my $record = "SELECT payload->>'id', payload->>'error', payload->'attempts'->-1->>'worker' FROM idemq.claim('letters')";
+my $record = "SELECT payload->>'id', payload->>'last_error', payload->'attempts'->-1->>'worker' FROM idemq.claim('letters')";
 
 sql($node, "SELECT idemq.create_queue('letters', lease => '1 h'), idemq.alter_queue('q', max_attempts => 1, dead_letter_queue => 'letters')");
 worker_pid($node);

@@ -84,7 +84,7 @@ foreach my $what ([ '-e', 'idemq' ], ['--data-only', '-t', 'idemq.*'])
 sql($node, 'CREATE DATABASE data TEMPLATE blank');
 command_ok([ 'pg_restore', '-e', '--data-only', '--disable-triggers', '-n', 'idemq', '-h', $node->host, '-p', $node->port, '-d', 'data', "$file.custom" ],
 	'restore of data alone');
-my $by_hand = "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+my $by_hand = "INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 	SELECT queue_id, now(), 0, 3, 'pending', '2001-01-01', '\"by hand\"' FROM idemq.queues WHERE name = 'q'";
 my $broken = "SELECT substring(detail FROM 'ALTER TABLE [^;,]*') FROM idemq.check() WHERE severity = 'error' AND invariant = 'triggers'";
 my @mends = split /\n/, sql($node, $broken, 'data');

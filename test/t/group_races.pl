@@ -207,7 +207,7 @@ leave($reader);
 sql($node, "SELECT idemq.drop_queue('g', force => true)");
 sql($node, "SELECT idemq.create_queue('x' || n) FROM generate_series(1, 2) n; " . restored_queue('g'));
 is_sql($node, "SELECT used, size FROM idemq.memory WHERE resource = 'queues'", '3|3', 'all slots are used');
-$one->query_safe(q{BEGIN; INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, payload, group_key)
+$one->query_safe(q{BEGIN; INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, payload, group_key)
 	SELECT queue_id, now(), 4, 5, 'blocked', '"early"', 'a' FROM idemq.queues WHERE name = 'g'});
 $go = send_to('COMMIT', 'before_commit', 'idemq_group_mark');
 sql($node, "SELECT idemq.drop_queue('x1')");

@@ -637,7 +637,7 @@ $node->restart;
 	my $late = sql($node, "SELECT queue FROM idemq.handlers WHERE role = 'app' AND queue <> 'a' AND state = 'refused'
 		AND last_error = 'its queue has no slot in shared memory: raise idemq.max_queues and restart the server' LIMIT 1");
 	isnt($late, '', 'the view says that a handler does not run whose queue has no slot');
-	$id = sql($node, qq[INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+	$id = sql($node, qq[INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 		VALUES (idemq.queue_id('$late'), now(), 4, 5, 'pending', now(), '{"n": 750}') RETURNING id]);
 	is_sql($node, "SELECT idemq.why($id) LIKE '%queue \"$late\" has no slot in shared memory%'", 't', 'and so does why');
 	is_sql($node, "SELECT count(*) FROM idemq.check() WHERE invariant = 'slots.full' AND detail LIKE 'queue \"$late\" has no slot%'", 1, 'and check');

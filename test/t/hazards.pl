@@ -125,7 +125,7 @@ is_sql($node, "SELECT status FROM idemq.jobs WHERE payload = '3'", 'pending', 'a
 sql($node, "ALTER TABLE idemq.jobs REPLICA IDENTITY DEFAULT; DROP PUBLICATION pub");
 is_sql($node, "SELECT count(*) FROM idemq.claim('q', 10)", 1, 'it is done without the publication');
 is_sql($node, "SET session_replication_role = replica;
-	INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+	INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 		SELECT queue_id, now(), 4, 3, 'pending', '2020-01-01', '4' FROM idemq.queues WHERE name = 'q';
 	SELECT payload FROM idemq.claim('q')", 4, 'a row that a subscription brought is claimable at once');
 

@@ -191,7 +191,7 @@ is_sql($standby, "SELECT id - $first FROM idemq.enqueue('q', '2')", 1, 'the next
 # Rows that came from elsewhere, without the sequence.
 sql($standby, 'CREATE DATABASE copied');
 sql($standby, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q');
-	INSERT INTO idemq.jobs (id, queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+	INSERT INTO idemq.jobs (id, queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 	SELECT 1, queue_id, now(), 4, 1, 'pending', now(), '1' FROM idemq.queues", 'copied');
 is_sql($standby, "SELECT id > 2e13 FROM idemq.enqueue('q', '2')", 't', 'ids beside rows of another server', 'copied');
 is_sql($standby, 'SELECT * FROM idemq.check()', '', 'all is well');

@@ -37,7 +37,7 @@ sql($node, "SELECT idemq.create_queue('letters'); SELECT idemq.alter_queue('q', 
 ($id) = sql($node, q{SELECT id FROM idemq.enqueue('q', '1', headers => '{"a": 1}')});
 sql($node, "UPDATE idemq.jobs SET payload = to_jsonb(repeat('x', 100 * 1024 * 1024)) WHERE id = $id");
 is_sql($node, "SELECT idemq.fail(id, token, 'big', permanent => true) FROM (SELECT id, token FROM idemq.claim('q')) c", 'dead', 'a large job dies');
-is_sql($node, "SELECT payload->'payload' IS NULL OR payload->'payload' = 'null', headers, payload->>'error' FROM idemq.claim('letters')",
+is_sql($node, "SELECT payload->'payload' IS NULL OR payload->'payload' = 'null', headers, payload->>'last_error' FROM idemq.claim('letters')",
 	't|{"a": 1}|big', 'its letter has no payload');
 
 $node->stop;

@@ -147,7 +147,7 @@ is_sql($node, $clean, '', 'check');
 	$one->query_until(qr/sent/, "\\echo sent\nSELECT count(*) || ' claimed' FROM idemq.claim('again');\n");
 	$stop->();
 	sql($node, "COMMIT PREPARED 'meanwhile'");
-	sql($node, "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, attempt, token, status, ready_at, claimed_at, deadline, payload)
+	sql($node, "INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, attempt, token, status, ready_at, claimed_at, deadline, payload)
 		SELECT idemq.queue_id('again'), now(), 4, 3, 1, 1, 'processing', now(), now(), now() + interval '1 h', '4'");
 	$stop->();
 	like($one->query_safe('SELECT 1'), qr/^1 claimed$/m, 'a search that is asked for anew again and again');

@@ -207,7 +207,7 @@ $standby->stop;
 my $full = new_server('full', 'idemq.max_leases' => 2, 'idemq.max_queues' => 1);
 # Queue q is used first, so that the one slot is its own.
 is_sql($full, "SELECT count(*) FROM idemq.claim('q')", 0, 'queue q is used');
-sql($full, restored_queue('r') . "; INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+sql($full, restored_queue('r') . "; INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 	SELECT idemq.queue_id('r'), now() - interval '1 min', 4, 5, 'pending', now() - interval '1 min', '1' FROM generate_series(1, 2);
 	SELECT count(*) FROM idemq.enqueue_many('q', '{1,2,3,4,5}'); SELECT count(*) FROM idemq.claim('q', 4)");
 is_sql($full, 'SELECT queue, pending, processing, claimed_total, row_only_total, in_memory, counted_since IS NOT NULL,

@@ -113,7 +113,7 @@ SKIP:
 	$stop->();
 	my $id = sql($node, "SELECT nextval('idemq.jobs_id_seq')");
 	$stop->() foreach 1 .. 4;
-	sql($node, "INSERT INTO idemq.jobs (id, queue_id, created_at, priority, max_attempts, status, finished_at, payload)
+	sql($node, "INSERT INTO idemq.jobs (id, queue_id, enqueued_at, priority, max_attempts, status, finished_at, payload)
 		SELECT $id, queue_id, now(), 4, 1, 'completed', now(), '1' FROM idemq.queues WHERE name = 'mark'");
 	$stop->();
 	gone($id, 'a row that comes after its id, and after a round');
@@ -288,7 +288,7 @@ is_soon($node, "SELECT status = 'cancelled' FROM idemq.jobs WHERE payload = '\"p
 leave($other, $claimer);
 my $restart = expiring('q');
 crash($node);
-my $by_hand = sql($node, "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload, expires_at)
+my $by_hand = sql($node, "INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload, expires_at)
 	SELECT queue_id, idemq.now(), 4, 1, 'pending', idemq.now(), '1', idemq.now() + interval '10 min' FROM idemq.queues WHERE name = 'q' RETURNING id");
 advance($node, '11 min');
 is_cancelled($restart, 'after a crash');

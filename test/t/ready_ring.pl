@@ -213,7 +213,7 @@ sub hide_one
 {
 	prepare(50);
 	sql($node, "SET session_replication_role = replica; ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
-		INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+		INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 		SELECT queue_id, now(), priority, 3, 'pending', ready_at, '\"hidden\"' FROM idemq.jobs WHERE payload = '20';
 		ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed");
 	like(sql($node, 'SELECT invariant FROM idemq.check()'), qr/^cursor\.claimable$/m, 'check() tells what the ring does not have');

@@ -31,7 +31,7 @@ try_order($_, 'at_once', [qw(queues dependencies children steps events attempts 
 	my $writer = session($with);
 	my $id = sql($with, 'SELECT last_value + 1 FROM idemq.queues_queue_id_seq');
 
-	$writer->query_safe("BEGIN; INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+	$writer->query_safe("BEGIN; INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 		VALUES ($id, now(), 4, 5, 'pending', now(), '1')");
 	is_sql($with, "SELECT idemq.create_queue('late')", $id, 'a queue that another transaction has a job for');
 	my $sleeper = sleeper($with, "CALL idemq.wait('late', '10 min')");

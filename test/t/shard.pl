@@ -92,7 +92,7 @@ is_sql($node, 'SELECT max(id) < 2::bigint ^ 53 FROM idemq.jobs', 't', 'and its i
 
 is(join(' ', map { $_ - $base - $start } take($db, 3, 'a batch')), '1 2 3', 'they begin at the sequence\'s start in the shard');
 is_sql($node, "SELECT nextval('idemq.jobs_id_seq') - $base - $start", '4', 'nextval by hand', $db);
-is_sql($node, "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+is_sql($node, "INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 	SELECT queue_id, now(), 4, 1, 'pending', now(), '1' FROM idemq.queues RETURNING id - $base - $start", '5', 'the column\'s default', $db);
 $given{ $base + $start + $_ }++ foreach 4, 5;
 take($db, 2, 'the session from before', $early);

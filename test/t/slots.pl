@@ -123,7 +123,7 @@ is_sql($slots, "SELECT count(*) >= 20 FROM before WHERE idemq.why(id) LIKE '%: q
 is_sql($slots, "SELECT status FROM idemq.job_list WHERE id = $job", 'processing', 'job_list');
 is_sql($slots, "SELECT idemq.alter_queue('c', max_attempts => 7), idemq.pause('c'), idemq.resume('c')", '||', 'alter_queue, pause, resume');
 is_sql($slots, "SELECT idemq.reap() >= 0, count(*) FROM idemq.claim('q')", 't|0', 'reap() passes over it') or diag sql($slots, 'SELECT * FROM idemq.jobs');
-sql($slots, q{INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload) VALUES (idemq.queue_id('c'), now(), 4, 5, 'pending', now(), '"by hand"')});
+sql($slots, q{INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload) VALUES (idemq.queue_id('c'), now(), 4, 5, 'pending', now(), '"by hand"')});
 sql($slots, "SELECT idemq.enqueue('a', '\"dies\"'); SELECT idemq.fail(id, token, 'no') FROM idemq.claim('a')");
 is_sql($slots, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('c') AND payload->>'queue' = 'a'", 1, 'it is a dead-letter queue all the same');
 # The worker goes on, for the others: what comes due, ticks.

@@ -274,7 +274,7 @@ is_sql($node, q{SELECT count(*) FROM effects e JOIN idemq.jobs j ON e.queue = 'p
 	AND (j.payload #>> '{payload,n}')::bigint = e.n WHERE e.n > 0}, 0, 'and not both');
 # Of this moment: the next minute may begin between two statements.
 is_sql($node, "SELECT jobs <= minutes, jobs >= minutes - 1, keys = jobs FROM
-	(SELECT count(*) AS jobs, count(DISTINCT key) AS keys FROM idemq.jobs WHERE queue_id = idemq.queue_id('ticks') AND created_at <= statement_timestamp()) j,
+	(SELECT count(*) AS jobs, count(DISTINCT key) AS keys FROM idemq.jobs WHERE queue_id = idemq.queue_id('ticks') AND enqueued_at <= statement_timestamp()) j,
 	(SELECT count(*) - 1 AS minutes FROM generate_series('$started'::timestamptz, statement_timestamp(), '1 min')) m",
 	't|t|t', 'each minute was one job');
 ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name IN ('plain', 'grouped', 'limited')}),

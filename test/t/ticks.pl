@@ -44,7 +44,7 @@ my $due = sql($node, "SELECT idemq.create_queue('clock'); SELECT idemq.schedule(
 advance($node, '10 h');
 is_sql($node, ticked('clock'), 0, 'before its time there is no tick');
 advance($node, '2 h');
-is_sql($node, "SELECT count(*), bool_and(created_at >= '$due') FROM idemq.jobs WHERE key LIKE 'clock\@%'", '1|t', 'at its time there is one');
+is_sql($node, "SELECT count(*), bool_and(enqueued_at >= '$due') FROM idemq.jobs WHERE key LIKE 'clock\@%'", '1|t', 'at its time there is one');
 
 # ---- One that fails holds up no other, and is not tried without a pause
 

@@ -140,7 +140,7 @@ is_state($node, "BEGIN; CREATE TABLE other (); PREPARE TRANSACTION 'other'", '00
 is_state($node, "COMMIT PREPARED 'other'", '00000', 'COMMIT PREPARED, too', 'app');
 is_sql($node, q{SELECT status, count(*) FROM idemq.jobs GROUP BY 1 ORDER BY 1},
 	"blocked|3\npending|8\nprocessing|4\nfailed|1\ncompleted|1\ndead|1\ncancelled|1", 'rows in every state', 'app');
-my $rows = q{SELECT id, queue_id, created_at, priority, max_attempts, expires_at, run_at, status, attempt, token, ready_at, claimed_at, deadline,
+my $rows = q{SELECT id, queue_id, enqueued_at, priority, max_attempts, expires_at, run_at, status, attempt, token, ready_at, claimed_at, deadline,
 	finished_at, worker, key, group_key, headers, payload, checkpoint, result, last_error FROM idemq.jobs ORDER BY id;
 	SELECT queue_id, name, lease, max_attempts, retry_base, retry_factor, retry_max, retry_jitter, retention, idempotency_window, max_running,
 		rate_limit, rate_period, dead_letter_queue, paused, created_at FROM idemq.queues ORDER BY 1;

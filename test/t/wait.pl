@@ -64,7 +64,7 @@ my @wakers = (
 	[ 'resume', "SELECT idemq.pause('q'); SELECT idemq.enqueue('q', '1')", "SELECT idemq.resume('q')" ],
 	[ 'a resume by hand', "SELECT idemq.pause('q'); SELECT idemq.enqueue('q', '1')",
 		'UPDATE idemq.queues SET paused = false' ],
-	[ 'a hand-made INSERT', '', "INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+	[ 'a hand-made INSERT', '', "INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 		SELECT queue_id, now(), 4, 3, 'pending', now(), '1' FROM idemq.queues" ],
 	[ 'a hand-made UPDATE', "SELECT idemq.enqueue('q', '1', delay => '1 h')", 'UPDATE idemq.jobs SET ready_at = now()' ],
 	[ 'a job moved here by hand', "SELECT idemq.create_queue('elsewhere'); SELECT idemq.enqueue('elsewhere', '1')",
@@ -144,7 +144,7 @@ foreach my $way (sort keys %ways)
 	wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL) AND pid NOT IN (pg_backend_pid(), $sleeper->{pid})");
 	sql($node, 'VACUUM t');
 	is_sql($node, "SELECT pg_relation_size('t')", 0, "$way: VACUUM removes what dies meanwhile");
-	is_state($node, 'SET statement_timeout = \'60 s\'; CREATE INDEX CONCURRENTLY extra ON idemq.jobs (created_at)',
+	is_state($node, 'SET statement_timeout = \'60 s\'; CREATE INDEX CONCURRENTLY extra ON idemq.jobs (enqueued_at)',
 		'00000', "$way: CREATE INDEX CONCURRENTLY goes on");
 	sql($node, "DROP INDEX idemq.extra; SELECT idemq.enqueue('q', '1')");
 	is(answer($sleeper), $way eq 'in DO' ? '' : 't', "$way: woken");

@@ -100,7 +100,7 @@ export const flow = `
 /** Its jobs, folded by how far from the beginning, queue, kind and status. */
 export const flowJobs = `
   SELECT f.depth, f.queue, f.kind, f.status, count(*) AS jobs, min(f.id) AS example, min(f.begun_at) AS begun_at, max(f.ended_at) AS ended_at,
-    max(extract(epoch FROM CASE f.status WHEN 'processing' THEN idemq.clock_timestamp() ELSE f.ended_at END - f.begun_at))::float8 AS longest, min(left(f.error, 300)) AS error
+    max(extract(epoch FROM CASE f.status WHEN 'processing' THEN idemq.clock_timestamp() ELSE f.ended_at END - f.begun_at))::float8 AS longest, min(left(f.last_error, 300)) AS last_error
   FROM idemq.flow_jobs($1, ${FLOW}) f GROUP BY f.depth, f.queue, f.kind, f.status ORDER BY f.depth, f.queue, f.kind, f.status LIMIT 200`;
 
 /** A queue of what is not finished of a flow in which the role may not cancel. */

@@ -1,1 +1,1 @@
-INSERT INTO bench.plain (queue_id, created_at, priority, max_attempts, status, ready_at, payload) VALUES (1, now(), 4, 20, 'pending', now(), :payload) RETURNING id \gset
+INSERT INTO bench.plain (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload) VALUES (1, now(), 4, 20, 'pending', now(), :payload) RETURNING id \gset

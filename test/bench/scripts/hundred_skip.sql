@@ -1,1 +1,1 @@
-INSERT INTO bench.skip (queue_id, created_at, priority, max_attempts, status, run_at, payload) SELECT 1, now(), 4, 20, 'pending', now(), p FROM unnest(array_fill(:payload::jsonb, ARRAY[100])) p RETURNING id;
+INSERT INTO bench.skip (queue_id, enqueued_at, priority, max_attempts, status, run_at, payload) SELECT 1, now(), 4, 20, 'pending', now(), p FROM unnest(array_fill(:payload::jsonb, ARRAY[100])) p RETURNING id;

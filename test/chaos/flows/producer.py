@@ -262,7 +262,7 @@ class Producer(FlowClient):
         self.execute("UPDATE requests r SET attempt = j.attempt FROM idemq.jobs j WHERE r.rev = %s AND j.id = r.job", (rev,))
         # Not later than that after the first request, unless it was begun, and waits for its next attempt.
         self.execute(
-            "UPDATE requests r SET late = j.ready_at - j.created_at - interval '400 ms' FROM idemq.jobs j "
+            "UPDATE requests r SET late = j.ready_at - j.enqueued_at - interval '400 ms' FROM idemq.jobs j "
             "WHERE r.rev = %s AND j.id = r.job AND r.status = 'pending' AND NOT EXISTS (SELECT FROM claims c WHERE c.job = j.id)", (rev,))
 
     def kinds(self):

@@ -65,7 +65,7 @@ sub statement
 	my @menu = (
 		(sub { enqueue($queue) }) x 5,
 		sub { "INSERT INTO accepted SELECT id FROM idemq.enqueue_many('$queue', array_fill('1'::jsonb, ARRAY[" . int(rand(20)) . ']))' },
-		sub { "WITH j AS (INSERT INTO idemq.jobs (queue_id, created_at, priority, max_attempts, status, ready_at, payload)
+		sub { "WITH j AS (INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 			SELECT queue_id, now(), " . int(rand(10)) . ", 3, 'pending', now() - interval '1 min' * random(), '\"hand\"'
 			FROM idemq.queues WHERE name = '$queue' RETURNING id) INSERT INTO accepted SELECT id FROM j" },
 		(sub { "INSERT INTO $held SELECT id, token FROM idemq.claim('$queue', " . (1 + int(rand(20))) . "$lease)" }) x 4,

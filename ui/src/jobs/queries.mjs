@@ -13,7 +13,7 @@ export const GRAPH = 4000;
 
 export const job = `
   SELECT j.id, j.queue_id, q.name AS queue, j.status, j.priority, j.attempt, j.max_attempts, j.key, j.group_key,
-    j.kind, j.created_at, j.run_at, j.ready_at, j.claimed_at, j.deadline, j.finished_at, j.dead_at, j.expires_at, j.worker,
+    j.kind, j.enqueued_at, j.run_at, j.ready_at, j.claimed_at, j.deadline, j.finished_at, j.dead_at, j.expires_at, j.worker,
     j.token, left(j.last_error, ${TRACE}) AS last_error, idemq.why(j.id) AS why, j.ready_at > idemq.clock_timestamp() AS later,
     CASE WHEN pg_column_size(j.checkpoint) <= 65536 THEN idemq.progress(j.checkpoint) END AS progress,
     w.expires_in, w.attached, w.state, w.pid
@@ -47,7 +47,7 @@ export const attempts = `
 
 /** What stands before a job in its group, and behind it. */
 export const group = `
-  SELECT j.id, j.status, j.created_at FROM idemq.jobs j
+  SELECT j.id, j.status, j.enqueued_at FROM idemq.jobs j
   WHERE j.queue_id = $1 AND j.group_key = $2 AND j.finished_at IS NULL ORDER BY j.ready_at, j.id LIMIT 20`;
 
 const document = (column) => `CASE WHEN pg_column_size(s.${column}) <= 1048576 THEN left(s.${column}::text, ${SHOWN}) END AS ${column},

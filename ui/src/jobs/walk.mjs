@@ -91,8 +91,8 @@ const conditions = {
   key: (p, value) => `starts_with(j.key, ${p(value, 'text')})`,
   group: (p, value) => `j.group_key = ${p(value, 'text')}`,
   error: (p, value) => `strpos(lower(j.last_error), lower(${p(value, 'text')})) > 0`,
-  since: (p, value) => `j.created_at >= ${p(value, 'timestamptz')}`,
-  until: (p, value) => `j.created_at <= ${p(value, 'timestamptz')}`,
+  since: (p, value) => `j.enqueued_at >= ${p(value, 'timestamptz')}`,
+  until: (p, value) => `j.enqueued_at <= ${p(value, 'timestamptz')}`,
   // Of actions on what a list has: none that came later, none that has the priority already.
   upto: (p, value) => `j.id <= ${p(value, 'bigint')}`,
   besides: (p, value) => `j.priority <> ${p(value, 'int')}`,
@@ -233,7 +233,7 @@ export async function walk(query, { queue, tab, filter = {}, cursor = null, want
 
 /** Whether a job came an hour before a time: then so did those with lesser ids. */
 async function past(query, id, since) {
-  const [row] = await query("SELECT j.created_at < $2::timestamptz - interval '1 hour' AS past FROM idemq.jobs j WHERE j.id = $1", [id, since]);
+  const [row] = await query("SELECT j.enqueued_at < $2::timestamptz - interval '1 hour' AS past FROM idemq.jobs j WHERE j.id = $1", [id, since]);
   return row?.past === true;
 }
 
@@ -278,7 +278,7 @@ export async function everything(query) {
 export async function rowsOf(query, ids) {
   if (ids.length === 0) return [];
   return query(`
-  SELECT j.id, j.status, j.priority, j.attempt, j.max_attempts, j.kind, j.key, j.group_key, j.worker, j.created_at, j.ready_at, j.claimed_at,
+  SELECT j.id, j.status, j.priority, j.attempt, j.max_attempts, j.kind, j.key, j.group_key, j.worker, j.enqueued_at, j.ready_at, j.claimed_at,
     j.finished_at, j.dead_at, left(j.last_error, 2000) AS last_error, pg_column_size(j.payload) AS payload_bytes,
     CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN left(j.payload::text, 81) END AS payload,
     CASE WHEN pg_column_size(j.checkpoint) <= ${LISTED} THEN idemq.progress(j.checkpoint) END AS progress

@@ -42,5 +42,5 @@ function steps(groups, flow) {
   return html`${folded < Number(flow.jobs) && html`<p class="quiet">Of the first ${count(folded)} jobs.</p>`}
 ${table('Jobs of the flow', [number('Step'), 'Queue', 'Kind', 'Status', number('Jobs'), 'For example', number('Longest run'), 'Begun', 'Ended', 'Error'],
     groups.map((g) => [Number(g.depth) + 1, queueLink(g.queue), key(g.kind), status(g.status), count(g.jobs), jobLink(g.example), duration(g.longest),
-      g.begun_at && when(g.begun_at), g.ended_at && when(g.ended_at), g.error && html`<span class="error">${g.error}</span>`]), 'None that you may see.')}`;
+      g.begun_at && when(g.begun_at), g.ended_at && when(g.ended_at), g.last_error && html`<span class="error">${g.last_error}</span>`]), 'None that you may see.')}`;
 }

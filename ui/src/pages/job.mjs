@@ -47,7 +47,7 @@ function stepOf(s, job, i) {
 function history({ job, attempts, steps, documents: shown }) {
   const last = attempts.findLast?.((a) => ['failed', 'expired'].includes(a.outcome)) ?? attempts.at(-1);
   const moments = [
-    moment(job.created_at, 'pending', html`Enqueued${job.run_at && at(job.run_at) > at(job.created_at) && html`, for ${when(job.run_at)}`}`),
+    moment(job.enqueued_at, 'pending', html`Enqueued${job.run_at && at(job.run_at) > at(job.enqueued_at) && html`, for ${when(job.run_at)}`}`),
     ...attempts.map((a) => attemptOf(a, job.id, a === last)),
     ...steps.map((s, i) => stepOf(s, job, i)),
   ];
@@ -63,7 +63,7 @@ function history({ job, attempts, steps, documents: shown }) {
     before.more = html`${before.more}${checkpoint}`;
   }
   moments.sort((a, b) => at(a.value) - at(b.value));
-  if (job.finished_at) moments.push(moment(job.finished_at, job.status, html`${status(job.status)}${took(job.created_at, job.finished_at) && html`, ${took(job.created_at, job.finished_at)} after it was enqueued`}`));
+  if (job.finished_at) moments.push(moment(job.finished_at, job.status, html`${status(job.status)}${took(job.enqueued_at, job.finished_at) && html`, ${took(job.enqueued_at, job.finished_at)} after it was enqueued`}`));
   else if (job.later) moments.push(moment(job.ready_at, 'next', steps.some((s) => s.state === 'waiting') ? 'Ready then, if the event has not come' : 'Ready for the next attempt'));
   if (!job.finished_at && job.expires_at) moments.push(moment(job.expires_at, 'next', 'Cancelled then, unless it was claimed before'));
   return moments;
@@ -114,7 +114,7 @@ ${fact('attempt', html`${job.attempt} of ${job.max_attempts}`)}${fact('priority'
 ${error && html`<section class="card"><h2>last error</h2>${errorOf('last', job.last_error, job.last_error.length >= TRACE)}</section>`}
 ${flowOf(job, flow)}
 ${group && html`<section><h2>its group, in order</h2>${table('Group', [number('Job'), 'Status', 'Enqueued'],
-    group.map((g) => [g.id === job.id ? html`<b>${g.id}</b>` : jobLink(g.id), status(g.status), when(g.created_at)]), 'None.')}</section>`}
+    group.map((g) => [g.id === job.id ? html`<b>${g.id}</b>` : jobLink(g.id), status(g.status), when(g.enqueued_at)]), 'None.')}</section>`}
 </div><div>${documents.map((name) => shownDocument(job.id, name, shown))}</div></div>
 <script src="/static/jobs.js" defer></script>`;
 }

@@ -13,7 +13,7 @@ const SHOWN = 80;
 
 /** The time that matters for a job, by tab: the column's name and its value. */
 const times = {
-  waiting: ['Due', 'ready_at'], running: ['Running since', 'claimed_at'], retrying: ['Next attempt', 'ready_at'], blocked: ['Enqueued', 'created_at'],
+  waiting: ['Due', 'ready_at'], running: ['Running since', 'claimed_at'], retrying: ['Next attempt', 'ready_at'], blocked: ['Enqueued', 'enqueued_at'],
   scheduled: ['Due', 'ready_at'], completed: ['Completed', 'finished_at'], dead: ['Died', 'dead_at'], cancelled: ['Cancelled', 'finished_at'],
 };
 
@@ -42,7 +42,7 @@ function columnsOf(tab, rows, picks) {
     ['Group', (job) => key(job.group_key), (job) => job.group_key !== null],
     [number('Priority'), (job) => job.priority, (job) => job.priority !== USUAL],
     [number('Attempt'), (job) => html`${job.attempt} of ${job.max_attempts}`, (job) => job.attempt > 0],
-    [timeName, (job) => when(timeOf ? job[timeOf] : job.finished_at ?? job.claimed_at ?? job.created_at)],
+    [timeName, (job) => when(timeOf ? job[timeOf] : job.finished_at ?? job.claimed_at ?? job.enqueued_at)],
     [number('Took'), (job) => duration(seconds(job.claimed_at, job.finished_at)), (job) => tab === 'completed' && job.claimed_at !== null],
     ['Worker', (job) => key(job.worker), (job) => ['running', 'completed'].includes(tab) && job.worker !== null],
     ['Payload', payload],

@@ -5,9 +5,9 @@
 // and the next is claimed by one statement.
 import { connections, prepared } from '../postgres.mjs';
 
-const INSERT = `INSERT INTO bench.skip (queue_id, created_at, priority, max_attempts, status, run_at, payload)
+const INSERT = `INSERT INTO bench.skip (queue_id, enqueued_at, priority, max_attempts, status, run_at, payload)
   SELECT 1, now(), 4, 20, 'pending', now(), p FROM unnest($1::jsonb[]) p RETURNING id`;
-const INSERT_ONE = `INSERT INTO bench.skip (queue_id, created_at, priority, max_attempts, status, run_at, payload)
+const INSERT_ONE = `INSERT INTO bench.skip (queue_id, enqueued_at, priority, max_attempts, status, run_at, payload)
   VALUES (1, now(), 4, 20, 'pending', now(), $1) RETURNING id`;
 const CLAIM = `UPDATE bench.skip SET status = 'processing', attempt = attempt + 1, claimed_at = now(),
     deadline = now() + interval '30 s'
@@ -113,7 +113,7 @@ Skip.reset = async (client) => {
   await client.query('TRUNCATE bench.skip');
 };
 Skip.fill = async (client, payload, count) => {
-  await client.query(`INSERT INTO bench.skip (queue_id, created_at, priority, max_attempts, status, run_at, payload)
+  await client.query(`INSERT INTO bench.skip (queue_id, enqueued_at, priority, max_attempts, status, run_at, payload)
     SELECT 1, now(), 4, 20, 'pending', now(), $1 FROM generate_series(1, $2)`, [payload, count]);
 };
 Skip.tables = ['bench.skip'];
