@@ -59,12 +59,12 @@ COMMENT ON FUNCTION cluster.queues IS 'the queues of every shard that you may us
 SELECT cluster.make_call('metrics', '',
 	'queue text, paused boolean, pending bigint, blocked bigint, processing bigint, failed bigint, completed bigint, dead bigint,
 	cancelled bigint, oldest_ready interval, enqueued_total bigint, claimed_total bigint, committed_total bigint,
-	failed_total bigint, dead_total bigint, wait_p95 interval, run_p95 interval, running int',
+	failed_total bigint, dead_total bigint, wait_p95 interval, run_p95 interval, permits_used int',
 	'TABLE (queue text, paused boolean, pending bigint, blocked bigint, processing bigint, failed bigint, completed bigint, dead bigint,
 	cancelled bigint, oldest_ready interval, enqueued_total bigint, claimed_total bigint, committed_total bigint,
-	failed_total bigint, dead_total bigint, wait_p95 interval, run_p95 interval, running int)',
+	failed_total bigint, dead_total bigint, wait_p95 interval, run_p95 interval, permits_used int)',
 	'm.queue, m.paused, m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled, m.oldest_ready,
-	m.enqueued_total, m.claimed_total, m.committed_total, m.failed_total, m.dead_total, m.wait_p95, m.run_p95, m.running
+	m.enqueued_total, m.claimed_total, m.committed_total, m.failed_total, m.dead_total, m.wait_p95, m.run_p95, m.permits_used
 	FROM idemq.metrics m', 'all', 'true', '');
 COMMENT ON FUNCTION cluster.metrics IS 'idemq.metrics of every shard, the columns that say most; sum them by queue';
 SELECT cluster.make_call('running_jobs', '',

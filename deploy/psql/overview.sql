@@ -15,7 +15,7 @@ SELECT * FROM (
            CASE WHEN m.paused THEN 'paused'
                 WHEN NOT m.in_memory THEN 'NO MEMORY'
                 WHEN m.recovering THEN 'recovering'
-                WHEN m.running >= m.max_running THEN 'max_running'
+                WHEN m.permits_used >= m.max_running THEN 'max_running'
                 ELSE '' END,
            date_trunc('milliseconds', m.oldest_ready)::text,
            m.pending + m.blocked, m.processing, m.failed, m.dead, m.committed_total,

@@ -96,7 +96,7 @@ CREATE FUNCTION idemq_internal.queue_metrics(count boolean DEFAULT true)
 		in_memory        boolean,
 		counted_since    timestamptz,
 		recovering       boolean,
-		running          int,
+		permits_used     int,
 		groups_limited   bigint,
 		unattended_for   interval)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_metrics';
@@ -122,7 +122,7 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		m.stale_commits_total, m.stale_calls_total, m.repeated_commits_total, m.reruns_total,
 		m.steps_done_total,
 		m.wait_p50, m.wait_p95, m.wait_p99, m.run_p50, m.run_p95, m.run_p99,
-		m.in_memory, m.counted_since, m.recovering, m.running, q.max_running,
+		m.in_memory, m.counted_since, m.recovering, m.permits_used, q.max_running,
 		coalesce(s.open, 0) AS steps_open, coalesce(s.unknown, 0) AS steps_unknown, m.groups_limited,
 		CASE WHEN NOT d.is_dead_letter_queue THEN m.unattended_for END AS unattended_for, d.is_dead_letter_queue
 	FROM idemq_internal.queue_metrics() m
@@ -146,7 +146,7 @@ COMMENT ON COLUMN idemq.metrics.cancelled IS 'cancelled and expired jobs that ar
 COMMENT ON COLUMN idemq.metrics.groups_limited IS 'groups with a job that waits since group_max_running of theirs are in processing, as far as shared memory knows; NULL where group_max_running is 1';
 COMMENT ON COLUMN idemq.metrics.unattended_for IS 'for how long nobody has worked on the queue though jobs are due: none is in flight, none was claimed, and nobody sleeps in idemq.wait for it; NULL: for less than a minute, or nobody has to, since nothing is due, the queue is paused, a limit keeps its jobs, its expect_workers is false, or it is a dead-letter queue';
 COMMENT ON COLUMN idemq.metrics.is_dead_letter_queue IS 'whether it is the dead_letter_queue of another: what waits there is for people';
-COMMENT ON COLUMN idemq.metrics.max_running IS 'the queue''s limit for running; NULL: none';
+COMMENT ON COLUMN idemq.metrics.max_running IS 'the queue''s limit for permits_used; NULL: none';
 COMMENT ON COLUMN idemq.metrics.wait_p95 IS 'of 95 jobs in 100';
 COMMENT ON COLUMN idemq.metrics.wait_p99 IS 'of 99 jobs in 100';
 COMMENT ON COLUMN idemq.metrics.run_p95 IS 'of 95 attempts in 100';
@@ -178,7 +178,7 @@ COMMENT ON COLUMN idemq.metrics.run_p50 IS 'from claimed to committed: half of t
 COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has a slot in shared memory; one that was restored beyond idemq.max_queues has none, and so no counters and no times';
 COMMENT ON COLUMN idemq.metrics.counted_since IS 'when the counters began: at the first use after the start of the server, or after idemq.jobs was truncated';
 COMMENT ON COLUMN idemq.metrics.recovering IS 'whether jobs in flight whose leases shared memory has lost, by a restart in the main, are still being looked for; NULL without a place in shared memory';
-COMMENT ON COLUMN idemq.metrics.running IS 'what max_running counts: jobs in processing, and open claims; NULL without a place in shared memory';
+COMMENT ON COLUMN idemq.metrics.permits_used IS 'what max_running counts: jobs in processing, and open claims; NULL without a place in shared memory';
 
 -- Topic: Observing
 

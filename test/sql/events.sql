@@ -144,7 +144,7 @@ DO $$ BEGIN
 	END LOOP;
 END $$;
 SELECT count(*) FROM idemq.steps WHERE state = 'waiting';
-SELECT running FROM idemq.metrics WHERE queue = 'crowd';
+SELECT permits_used FROM idemq.metrics WHERE queue = 'crowd';
 SELECT outcome FROM idemq.send_event('crowd', 'opens', '"now"');
 SELECT count(*) FILTER (WHERE s.state = 'arrived' AND s.response = '"now"'), count(*) FILTER (WHERE j.ready_at <= clock_timestamp())
 	FROM idemq.steps s JOIN idemq.jobs j ON j.id = s.job_id WHERE j.queue_id = :crowd;

@@ -2,8 +2,8 @@
 CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -
-CREATE FUNCTION running(queue text DEFAULT 'q') RETURNS int
-	RETURN (SELECT running FROM idemq.metrics m WHERE m.queue = $1);
+CREATE FUNCTION permits(queue text DEFAULT 'q') RETURNS int
+	RETURN (SELECT permits_used FROM idemq.metrics m WHERE m.queue = $1);
 -- A queue anew, with n jobs 1 to n as payloads.
 CREATE PROCEDURE fresh(settings text, n int DEFAULT 5) LANGUAGE plpgsql AS $$
 BEGIN
@@ -25,97 +25,97 @@ CREATE FUNCTION finish(n int DEFAULT 1) RETURNS SETOF idemq.outcome LANGUAGE sql
 
 -- The limit is that of jobs in processing.
 CALL fresh('max_running => 2');
-SELECT take(5), running();
+SELECT take(5), permits();
 SELECT take(5), count(*) FROM idemq.claim_any('{q}', 5);
 SELECT (c).outcome, (c).retry_after, (c).id IS NOT NULL AS id FROM (SELECT idemq.claim_job(max(id)) AS c FROM idemq.jobs) _;
 SELECT idemq.commit_once(max(id)) FROM idemq.jobs;
 SELECT (a).outcome, (a).retry_after FROM (SELECT idemq.acquire('q', 'k', '6') AS a) _;
 SELECT regexp_replace(idemq.why(max(id)), 'job \d+', 'job n') FROM idemq.jobs WHERE status = 'pending';
-SELECT queue, processing, pending, running, max_running FROM idemq.metrics;
+SELECT queue, processing, pending, permits_used, max_running FROM idemq.metrics;
 -- Each way to end an attempt makes room.
 SELECT finish();
-SELECT take(5), running();
+SELECT take(5), permits();
 SELECT idemq.fail(id, token, retry_in => '1 h') FROM held ORDER BY id LIMIT 1;
 DELETE FROM held WHERE id = (SELECT min(id) FROM held);
-SELECT take(5), running();
+SELECT take(5), permits();
 SELECT idemq.release(id, token, delay => '1 h') FROM held ORDER BY id LIMIT 1;
 DELETE FROM held WHERE id = (SELECT min(id) FROM held);
-SELECT take(5), running();
+SELECT take(5), permits();
 SELECT idemq.cancel(min(id)) FROM held;
 DELETE FROM held WHERE id = (SELECT min(id) FROM held);
-SELECT take(5), running();
+SELECT take(5), permits();
 SELECT count(idemq.enqueue('q', to_jsonb(i))) FROM generate_series(7, 9) i;
 SELECT idemq.fail(id, token, permanent => true) FROM held ORDER BY id LIMIT 1;
 DELETE FROM held WHERE id = (SELECT min(id) FROM held);
-SELECT take(5), running();
+SELECT take(5), permits();
 SELECT idemq.heartbeat(min(id), (array_agg(token ORDER BY id))[1], '1 us') FROM held;
 DELETE FROM held WHERE id = (SELECT min(id) FROM held);
 SELECT pg_sleep(0.002);
-SELECT take(5), running();
+SELECT take(5), permits();
 UPDATE idemq.jobs SET status = 'pending' WHERE id = (SELECT min(id) FROM held);
 DELETE FROM held WHERE id = (SELECT min(id) FROM held);
-SELECT running();
+SELECT permits();
 DELETE FROM idemq.jobs WHERE id = (SELECT max(id) FROM held);
-SELECT running(), (SELECT count(*) FROM idemq.jobs WHERE status = 'processing') AS processing;
+SELECT permits(), (SELECT count(*) FROM idemq.jobs WHERE status = 'processing') AS processing;
 TRUNCATE held;
 -- commit_once, acquire and claim_job are let by again.
-SELECT idemq.commit_once(max(id)), running() FROM idemq.jobs WHERE status = 'pending';
+SELECT idemq.commit_once(max(id)), permits() FROM idemq.jobs WHERE status = 'pending';
 SELECT (a).outcome FROM (SELECT idemq.acquire('q', 'k') AS a) _;
-SELECT running();
+SELECT permits();
 
 -- What a transaction ends, it may replace; by its end either way the count is right.
 CALL fresh('max_running => 2', 8);
 SELECT take(5);
 BEGIN;
-SELECT finish(), running();
-SELECT take(5), running();
+SELECT finish(), permits();
+SELECT take(5), permits();
 SELECT take(5);
 COMMIT;
-SELECT running(), take();
+SELECT permits(), take();
 BEGIN;
 SELECT finish(2);
-SELECT take(5), running();
+SELECT take(5), permits();
 ROLLBACK;
-SELECT running(), take(), (SELECT count(*) FROM idemq.jobs WHERE status = 'processing') AS processing;
+SELECT permits(), take(), (SELECT count(*) FROM idemq.jobs WHERE status = 'processing') AS processing;
 -- Savepoints: what is ended in one that is rolled back makes no room.
 BEGIN;
 SAVEPOINT a;
 SELECT finish();
-SELECT take(5), running();
+SELECT take(5), permits();
 ROLLBACK TO a;
-SELECT take(5), running();
+SELECT take(5), permits();
 SELECT finish();
 SAVEPOINT b;
 SELECT take(5);
 ROLLBACK TO b;
 SELECT take(5);
 RELEASE b;
-SELECT take(5), running();
+SELECT take(5), permits();
 COMMIT;
-SELECT running(), (SELECT count(*) FROM idemq.jobs WHERE status = 'processing') AS processing;
+SELECT permits(), (SELECT count(*) FROM idemq.jobs WHERE status = 'processing') AS processing;
 -- The same job again: ended and claimed, over and over.
 BEGIN;
-SELECT idemq.release(id, token), running() FROM held ORDER BY id LIMIT 1;
+SELECT idemq.release(id, token), permits() FROM held ORDER BY id LIMIT 1;
 DELETE FROM held WHERE id = (SELECT min(id) FROM held);
 SELECT id, token FROM held \gset other_
 SELECT id, token FROM idemq.claim('q') \gset
-SELECT idemq.release(:id, :token), running();
+SELECT idemq.release(:id, :token), permits();
 SELECT c.outcome FROM idemq.claim_job(:id) c;
-SELECT running(), take();
+SELECT permits(), take();
 SELECT idemq.commit(:other_id, :other_token);
 SELECT count(*) AS one FROM idemq.claim('q', 5);
 SELECT count(*) AS none FROM idemq.claim('q', 5);
 COMMIT;
-SELECT running(), (SELECT count(*) FROM idemq.jobs WHERE status = 'processing') AS processing;
+SELECT permits(), (SELECT count(*) FROM idemq.jobs WHERE status = 'processing') AS processing;
 TRUNCATE held;
 -- Many commit_once in one transaction are one after the other.
 CALL fresh('max_running => 1');
 BEGIN;
 SELECT idemq.commit_once(id) FROM idemq.jobs ORDER BY id;
-SELECT running();
+SELECT permits();
 ROLLBACK;
-SELECT running();
-SELECT idemq.commit_once(id), running() FROM idemq.jobs ORDER BY id;
+SELECT permits();
+SELECT idemq.commit_once(id), permits() FROM idemq.jobs ORDER BY id;
 -- Claimed and committed in one transaction, again and again.
 CALL fresh('max_running => 1');
 DO $$
@@ -124,16 +124,16 @@ BEGIN
 		ASSERT (SELECT count(idemq.commit(id, token)) FROM idemq.claim('q', 5)) = 1;
 	END LOOP;
 END $$;
-SELECT status, count(*), running() FROM idemq.jobs GROUP BY status;
+SELECT status, count(*), permits() FROM idemq.jobs GROUP BY status;
 -- REPEATABLE READ.
 CALL fresh('max_running => 2');
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT take(5);
 SELECT take(5);
 SELECT finish();
-SELECT take(5), running();
+SELECT take(5), permits();
 COMMIT;
-SELECT running();
+SELECT permits();
 TRUNCATE held;
 
 -- Lowered below what runs: nothing is taken away, claims wait.  0: no limit.
@@ -145,19 +145,19 @@ SELECT finish(2);
 SELECT take(5);
 COMMIT;
 SELECT finish(1);
-SELECT take(5), running();
+SELECT take(5), permits();
 SELECT idemq.alter_queue('q');
 SELECT max_running FROM idemq.queues;
 SELECT idemq.alter_queue('q', max_running => 0);
 SELECT max_running FROM idemq.queues;
 SELECT count(idemq.enqueue('q', to_jsonb(i))) FROM generate_series(6, 9) i;
-SELECT take(5), running();
+SELECT take(5), permits();
 -- A limit that is set finds what runs.
 SELECT idemq.alter_queue('q', max_running => 6);
-SELECT take(5), running();
+SELECT take(5), permits();
 SELECT finish(1);
 SELECT count(idemq.enqueue('q', '10'));
-SELECT take(5), running();
+SELECT take(5), permits();
 -- In one transaction with the claim.
 BEGIN;
 SELECT idemq.alter_queue('q', max_running => 1);
@@ -169,11 +169,11 @@ CALL fresh('max_running => 1');
 SELECT idemq.reap('q');
 UPDATE idemq.jobs SET status = 'processing', token = 7, attempt = 1, claimed_at = now(), deadline = now() + interval '1 h'
 WHERE id IN (SELECT id FROM idemq.jobs ORDER BY id LIMIT 2);
-SELECT take(5), running();
+SELECT take(5), permits();
 SELECT idemq.commit(min(id), 7) FROM idemq.jobs;
-SELECT take(5), running();
+SELECT take(5), permits();
 SELECT idemq.commit(max(id), 7) FROM idemq.jobs WHERE status = 'processing';
-SELECT take(5), running();
+SELECT take(5), permits();
 TRUNCATE held;
 SELECT * FROM idemq.check();
 
@@ -213,9 +213,9 @@ SELECT take(5);
 SELECT finish();
 SELECT take(5);
 SELECT finish();
-SELECT take(5), running();
+SELECT take(5), permits();
 -- As long as there may be.
 CALL fresh('max_running => 2147483647, rate_limit => 2147483647, rate_period => ''1000 years''');
-SELECT take(5), running();
+SELECT take(5), permits();
 SELECT * FROM idemq.check();
 DROP EXTENSION idemq CASCADE;

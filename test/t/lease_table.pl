@@ -151,7 +151,7 @@ is_sql($node, $clean, '', 'check');
 		SELECT idemq.queue_id('again'), now(), 4, 3, 1, 1, 'processing', now(), now(), now() + interval '1 h', '4'");
 	$stop->();
 	like($one->query_safe('SELECT 1'), qr/^1 claimed$/m, 'a search that is asked for anew again and again');
-	is_sql($node, "SELECT running FROM idemq.metrics WHERE queue = 'again'; SELECT count(*) FROM idemq.claim('again')", "3\n0", 'has counted what came by hand');
+	is_sql($node, "SELECT permits_used FROM idemq.metrics WHERE queue = 'again'; SELECT count(*) FROM idemq.claim('again')", "3\n0", 'has counted what came by hand');
 	is_sql($node, $clean, '', 'check');
 
 	# A queue that loses its slot under a claim: the entry would be counted nowhere, so there is none, and the job waits.
@@ -163,7 +163,7 @@ is_sql($node, $clean, '', 'check');
 	$stop->();
 	is($one->query_safe('SELECT 1'), "0\n1", 'a claim whose queue is gone takes nothing');
 	sql($node, "INSERT INTO idemq.queues OVERRIDING SYSTEM VALUE TABLE kept");
-	is_sql($node, "SELECT running FROM idemq.metrics WHERE queue = 's'", 0, 'nothing runs');
+	is_sql($node, "SELECT permits_used FROM idemq.metrics WHERE queue = 's'", 0, 'nothing runs');
 	is_sql($node, "SELECT idemq.alter_queue('s', max_running => 1); SELECT count(*) FROM idemq.claim('s', 3)", "\n1", 'and the limit holds');
 	sql($node, "SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'processing' AND queue_id = idemq.queue_id('s'); SELECT idemq.alter_queue('s', max_running => 0)");
 	is_sql($node, $clean, '', 'check');

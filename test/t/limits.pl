@@ -33,7 +33,7 @@ fresh("lease => '1 h', max_running => 5", 30);
 	is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100)", 0, 'five claims are open: nothing is left for another');
 	$gate->open;
 	is($claimers->(), '', 'the claimers come through');
-	is_sql($node, 'SELECT running, processing FROM idemq.metrics', '5|5', 'five are running');
+	is_sql($node, 'SELECT permits_used, processing FROM idemq.metrics', '5|5', 'five are running');
 	is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 }
 
@@ -46,7 +46,7 @@ foreach my $worker ('off', 'on')
 	$node->append_conf('postgresql.conf', "idemq.worker = $worker");
 	crash($node);
 	is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100)", 0, "worker $worker: nothing is claimed after a restart");
-	is_sql($node, 'SELECT running, recovering FROM idemq.metrics', '5|f', 'all are counted');
+	is_sql($node, 'SELECT permits_used, recovering FROM idemq.metrics', '5|f', 'all are counted');
 	is_sql($node, "SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 1", 'committed', 'a commit');
 	sql($node, 'DELETE FROM held WHERE id = (SELECT min(id) FROM held)');
 	is_sql($node, "INSERT INTO held SELECT id, token FROM idemq.claim('q', 100) RETURNING 1", 1, 'makes room for one');
@@ -93,7 +93,7 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 	$worker->query('SELECT');
 	leave($worker);
 	is_sql($node, "SELECT count(*) FROM idemq.claim('q', 5)", 0, 'nor after it');
-	is_sql($node, 'SELECT running, processing FROM idemq.metrics', '1|1', 'and all is counted');
+	is_sql($node, 'SELECT permits_used, processing FROM idemq.metrics', '1|1', 'and all is counted');
 }
 
 # ---- Waking.  The sleepers sleep before the worker is stopped: they count on it, and do not look by themselves.

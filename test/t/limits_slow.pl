@@ -117,7 +117,7 @@ sub check_exact
 	is_sql($node, $watched, 't|t|5', "$name: never more than 5 at once, and 5");
 	is_sql($node, 'SELECT * FROM idemq.check()', '', "$name: idemq.check()");
 	note "$name: " . sql($node, "SELECT 'looks ' || sum(looks) FROM watched") . ', ' .
-	  sql($node, "SELECT 'claims ' || claimed_total || ', running ' || running FROM idemq.metrics");
+	  sql($node, "SELECT 'claims ' || claimed_total || ', permits used ' || permits_used FROM idemq.metrics");
 	sql($node, 'TRUNCATE watched');
 }
 
@@ -204,7 +204,7 @@ for (my $n = 0; $n < 100 && sql($node, "SELECT count(*) FROM idemq.jobs WHERE st
 	is(clients($node, $work, '-c', 16, '-T', 2)->(), '', 'to the end');
 }
 is_sql($node, "SELECT string_agg(DISTINCT status::text, ' ') FROM idemq.jobs", 'completed', 'all jobs are done');
-is_sql($node, 'SELECT running FROM idemq.metrics', 0, 'and nothing runs');
+is_sql($node, 'SELECT permits_used FROM idemq.metrics', 0, 'and nothing runs');
 
 # ---- Waking
 

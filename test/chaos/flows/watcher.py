@@ -16,8 +16,8 @@ LOOK = """
         WHERE j.status = 'processing' AND q.name ~ 'places|turns' AND j.group_key <> '' GROUP BY q.name, j.group_key
         HAVING count(*) > CASE WHEN q.name ~ 'turns' THEN 4 ELSE 2 END
     UNION ALL
-    SELECT format('%s: running %s', queue, running) FROM idemq.metrics WHERE queue ~ 'limited|elastic'
-        AND running > CASE WHEN queue ~ 'elastic' THEN 4 ELSE 3 END
+    SELECT format('%s: %s permits used', queue, permits_used) FROM idemq.metrics WHERE queue ~ 'limited|elastic'
+        AND permits_used > CASE WHEN queue ~ 'elastic' THEN 4 ELSE 3 END
 """
 
 
