@@ -20,8 +20,8 @@ MAX_FILES = 6000
 TIME_LIMIT = 50  # seconds
 
 COUNTS = """
-SELECT count(*) FILTER (WHERE status IN ('pending', 'failed')),
-       count(*) FILTER (WHERE status = 'processing'),
+SELECT count(*) FILTER (WHERE status IN ('pending', 'retrying')),
+       count(*) FILTER (WHERE status = 'running'),
        count(*) FILTER (WHERE status = 'completed'),
        (SELECT count(*) FROM results)
 FROM idemq.jobs
@@ -171,12 +171,12 @@ class Show:
             next_line += 0.5
             if self.stopped:
                 self.wake_the_stopped()
-            pending, processing, completed, results = self.ask(COUNTS)
-            self.say(f"pending {pending:5}   processing {processing:2}"
+            pending, running, completed, results = self.ask(COUNTS)
+            self.say(f"pending {pending:5}   running {running:2}"
                      f"   completed {completed:5}   results {results:5}")
             produced = all(producer.poll() is not None for producer in self.producers)
             played = {"hangs", "worker_lost", "IQ001", "IQ006"} <= self.seen.keys()
-            if produced and played and pending + processing == 0:
+            if produced and played and pending + running == 0:
                 return
 
     def end(self):

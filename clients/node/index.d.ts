@@ -54,7 +54,7 @@ export interface Enqueued<Result = Json> {
   result: Result | null;
 }
 
-export type Status = 'blocked' | 'pending' | 'processing' | 'failed' | 'completed' | 'dead' | 'cancelled';
+export type Status = 'blocked' | 'pending' | 'running' | 'retrying' | 'completed' | 'dead' | 'cancelled';
 
 /** Adds a job, in the transaction of this client. */
 export function enqueue<Payload = Json, Result = Json>(

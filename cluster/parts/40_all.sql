@@ -57,13 +57,13 @@ SELECT cluster.make_call('queues', '', 'queue text, paused boolean, max_running 
 	'all', 'true', '');
 COMMENT ON FUNCTION cluster.queues IS 'the queues of every shard that you may use';
 SELECT cluster.make_call('metrics', '',
-	'queue text, paused boolean, pending bigint, blocked bigint, processing bigint, failed bigint, completed bigint, dead bigint,
+	'queue text, paused boolean, pending bigint, blocked bigint, running bigint, retrying bigint, completed bigint, dead bigint,
 	cancelled bigint, oldest_ready interval, enqueued_total bigint, claimed_total bigint, committed_total bigint,
 	failed_total bigint, dead_total bigint, wait_p95 interval, run_p95 interval, permits_used int',
-	'TABLE (queue text, paused boolean, pending bigint, blocked bigint, processing bigint, failed bigint, completed bigint, dead bigint,
+	'TABLE (queue text, paused boolean, pending bigint, blocked bigint, running bigint, retrying bigint, completed bigint, dead bigint,
 	cancelled bigint, oldest_ready interval, enqueued_total bigint, claimed_total bigint, committed_total bigint,
 	failed_total bigint, dead_total bigint, wait_p95 interval, run_p95 interval, permits_used int)',
-	'm.queue, m.paused, m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled, m.oldest_ready,
+	'm.queue, m.paused, m.pending, m.blocked, m.running, m.retrying, m.completed, m.dead, m.cancelled, m.oldest_ready,
 	m.enqueued_total, m.claimed_total, m.committed_total, m.failed_total, m.dead_total, m.wait_p95, m.run_p95, m.permits_used
 	FROM idemq.metrics m', 'all', 'true', '');
 COMMENT ON FUNCTION cluster.metrics IS 'idemq.metrics of every shard, the columns that say most; sum them by queue';

@@ -64,7 +64,7 @@ BEGIN
 						done := idemq.enqueue(r.queue, r.payload::jsonb, key => r.key, run_at => r.run_at, priority => r.priority, group_key => r.group_key,
 							kind => r.kind, max_attempts => r.max_attempts, headers => options);
 						-- The same is asked for already, and has not begun: once is enough.  Otherwise it is a job of its own.
-						IF done.outcome = 'duplicate' AND done.status NOT IN ('pending', 'blocked', 'failed') THEN
+						IF done.outcome = 'duplicate' AND done.status NOT IN ('pending', 'blocked', 'retrying') THEN
 							done := NULL;
 						END IF;
 					EXCEPTION WHEN SQLSTATE 'IQ003' THEN

@@ -9,7 +9,7 @@ CROSS JOIN LATERAL (
     CROSS JOIN LATERAL (
         SELECT * FROM idemq.jobs j
         WHERE j.queue_id = q.queue_id AND j.priority = p.priority AND j.ready_at <= idemq.clock_timestamp()
-        AND j.status IN ('pending', 'failed')
+        AND j.status IN ('pending', 'retrying')
         ORDER BY j.ready_at, j.id LIMIT 2) AS j
     ORDER BY j.ready_at, j.id LIMIT 2) AS j
 ORDER BY j.ready_at

@@ -18,7 +18,7 @@ SELECT * FROM (
                 WHEN m.permits_used >= m.max_running THEN 'max_running'
                 ELSE '' END,
            date_trunc('milliseconds', m.oldest_ready)::text,
-           m.pending + m.blocked, m.processing, m.failed, m.dead, m.committed_total,
+           m.pending + m.blocked, m.running, m.retrying, m.dead, m.committed_total,
            round(100.0 * m.failed_total / nullif(m.failed_total + m.committed_total, 0), 1)::text,
            date_trunc('milliseconds', m.wait_p99)::text, date_trunc('milliseconds', m.run_p99)::text
     FROM idemq.metrics m

@@ -1,5 +1,5 @@
 CREATE TYPE idemq.status AS ENUM (
-	'blocked', 'pending', 'processing', 'failed', 'completed', 'dead', 'cancelled');
+	'blocked', 'pending', 'running', 'retrying', 'completed', 'dead', 'cancelled');
 COMMENT ON TYPE idemq.status IS 'where a job stands';
 
 CREATE TYPE idemq.outcome AS ENUM (

@@ -27,12 +27,12 @@ CREATE FUNCTION idemq.create_queue(
 COMMENT ON FUNCTION idemq.create_queue
 	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; raises 42710 when there is one of that name, 53400 when there are idemq.max_queues queues
 - name: [A-Za-z_][A-Za-z0-9_.-]*, up to 48 bytes
-- max_running: so many jobs may be in processing at once; NULL: no limit
+- max_running: so many jobs may be running at once; NULL: no limit
 - rate_limit: so many claims may begin in rate_period; NULL: no limit
 - max_lease: no claim or heartbeat may ask for a longer lease, and lease may not be longer
 - job_timeout: an attempt may run so long, and heartbeats do not extend its lease beyond it
 - dead_letter_cancelled: dead_letter_queue also gets the jobs that are cancelled after an attempt has begun
-- group_max_running: so many jobs of one group may be in processing at once; 1 for strict order
+- group_max_running: so many jobs of one group may be running at once; 1 for strict order
 - group_rate_limit: so many jobs of one group may start in group_rate_period; NULL: no limit
 - expect_workers: false means that having no worker is normal, so idemq.metrics.unattended_for is NULL';
 
@@ -60,7 +60,7 @@ CREATE FUNCTION idemq.alter_queue(
 	expect_workers boolean DEFAULT NULL)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
 COMMENT ON FUNCTION idemq.alter_queue
-	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running, rate_limit, group_rate_limit or job_timeout away, and '''' dead_letter_queue; jobs already enqueued keep their max_attempts, and jobs in processing their leases; raises 22023 when lease would be longer than max_lease; needs admin';
+	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running, rate_limit, group_rate_limit or job_timeout away, and '''' dead_letter_queue; jobs already enqueued keep their max_attempts, and running jobs their leases; raises 22023 when lease would be longer than max_lease; needs admin';
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';
@@ -189,7 +189,7 @@ END $$;
 CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL, ids bigint[] DEFAULT NULL)
 	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';
 COMMENT ON FUNCTION idemq.purge(text, idemq.status, bigint[])
-	IS 'delete a queue''s jobs, those of one status, those of these ids, or all, but for those in processing, whatever their age, and with them their keys; returns how many; a job that another open transaction holds stays, and so does one that a job which stays waits for; needs admin';
+	IS 'delete a queue''s jobs, those of one status, those of these ids, or all, but for those that are running, whatever their age, and with them their keys; returns how many; a job that another open transaction holds stays, and so does one that a job which stays waits for; needs admin';
 
 -- Parents of children that stay and are not finished, and their parents, stay too, or the children
 -- would have to be told that they are gone.  Never waits for a row: the transaction that holds it
@@ -204,8 +204,8 @@ DECLARE
 	purged bigint;
 BEGIN
 	PERFORM idemq_internal.check_ids('ids', ids) WHERE ids IS NOT NULL;
-	IF purge_impl.status = 'processing' THEN
-		RAISE EXCEPTION 'jobs in processing cannot be purged'
+	IF purge_impl.status = 'running' THEN
+		RAISE EXCEPTION 'running jobs cannot be purged'
 			USING ERRCODE = '22023', HINT = 'Cancel them first, with idemq.cancel.';
 	END IF;
 	WITH RECURSIVE needed AS (
@@ -213,20 +213,20 @@ BEGIN
 		UNION ALL SELECT parent, child FROM idemq.dependencies WHERE parent = ANY (ids)
 	), kept AS (
 		SELECT d.parent FROM needed d JOIN idemq.jobs c ON c.id = d.child
-			WHERE c.finished_at IS NULL AND NOT (c.queue_id = number AND c.status <> 'processing'
+			WHERE c.finished_at IS NULL AND NOT (c.queue_id = number AND c.status <> 'running'
 				AND (purge_impl.status IS NULL OR c.status = purge_impl.status)
 				AND (ids IS NULL OR c.id = ANY (ids)))
 		UNION SELECT d.parent FROM kept k JOIN idemq.jobs j ON j.id = k.parent
 			AND j.finished_at IS NULL
 			JOIN idemq.dependencies d ON d.child = k.parent
 	), of_queue AS MATERIALIZED (
-		SELECT id FROM idemq.jobs WHERE ids IS NULL AND queue_id = number AND status <> 'processing'
+		SELECT id FROM idemq.jobs WHERE ids IS NULL AND queue_id = number AND status <> 'running'
 			AND (purge_impl.status IS NULL OR status = purge_impl.status) AND id NOT IN (SELECT parent
 				FROM kept)
 			FOR UPDATE SKIP LOCKED
 	), chosen AS MATERIALIZED (
 		SELECT id FROM idemq.jobs WHERE id = ANY (ids) AND queue_id = number
-			AND status <> 'processing'
+			AND status <> 'running'
 			AND (purge_impl.status IS NULL OR status = purge_impl.status) AND id NOT IN (SELECT parent
 				FROM kept)
 			FOR UPDATE SKIP LOCKED

@@ -45,7 +45,7 @@ COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int,
 - key_ttl: once the job is finished the key is free so long after this call, whatever the queue''s idempotency_window
 - on_duplicate: keep raises IQ003 for another payload or kind, ignore does not compare them, error raises IQ004
 - on_duplicate replace: a job that waits takes the new payload, and the new time
-- on_duplicate rerun: a job that is in processing or finished runs once more with the new payload, outcome rerun; one that waits is never made to wait longer
+- on_duplicate rerun: a job that is running or finished runs once more with the new payload, outcome rerun; one that waits is never made to wait longer
 - max_wait: with replace, the delay starts again with each request, but ends so long after the first
 - delay: may be 0
 - priority: 0 is first, 9 last
@@ -91,7 +91,7 @@ COMMENT ON FUNCTION idemq.cancel_matching(text, text, text, text, int)
 CREATE FUNCTION idemq.retry(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_retry';
 COMMENT ON FUNCTION idemq.retry(bigint)
-	IS 'make a job ready now: failed, not yet due, or dead or cancelled (with a fresh set of attempts and no expiry; in a group it waits for its turn; its copy in the dead-letter queue is cancelled, unless somebody is on it, or has done it, and a NOTICE says so); returns retrying, or why not: current (ready already), locked (in processing), blocked, completed, not_found; needs enqueue';
+	IS 'make a job ready now: retrying, not yet due, or dead or cancelled (with a fresh set of attempts and no expiry; in a group it waits for its turn; its copy in the dead-letter queue is cancelled, unless somebody is on it, or has done it, and a NOTICE says so); returns retrying, or why not: current (ready already), locked (running), blocked, completed, not_found; needs enqueue';
 
 CREATE FUNCTION idemq.redrive(
 	queue text, max_jobs int DEFAULT NULL, error text DEFAULT NULL, ids bigint[] DEFAULT NULL)
@@ -154,7 +154,7 @@ CREATE FUNCTION idemq.reschedule(id bigint, run_at timestamptz DEFAULT NULL,
 	priority int DEFAULT NULL)
 	RETURNS idemq.outcome LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_reschedule';
 COMMENT ON FUNCTION idemq.reschedule(bigint, timestamptz, int)
-	IS 'give a job that waits another time, another priority, or both; NULL leaves one as it is, a run_at in the past is now; a job of a group keeps its place in it; attempts, last_error and expires_at stay; returns accepted, or why not: locked (in processing), completed, dead, cancelled, not_found; needs enqueue';
+	IS 'give a job that waits another time, another priority, or both; NULL leaves one as it is, a run_at in the past is now; a job of a group keeps its place in it; attempts, last_error and expires_at stay; returns accepted, or why not: locked (running), completed, dead, cancelled, not_found; needs enqueue';
 
 -- Topic: Workers
 

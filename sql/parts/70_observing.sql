@@ -33,7 +33,7 @@ CREATE VIEW idemq.running_jobs WITH (security_barrier) AS
 		idemq.progress(j.checkpoint) AS progress
 	FROM idemq_internal.leases() l
 	LEFT JOIN idemq.jobs j ON j.id OPERATOR(pg_catalog.=) l.job_id
-		AND j.status OPERATOR(pg_catalog.=) 'processing';
+		AND j.status OPERATOR(pg_catalog.=) 'running';
 COMMENT ON VIEW idemq.running_jobs IS 'which session holds what: one row a job in flight, of queues that the role may claim from or administer; pg_monitor sees all';
 COMMENT ON COLUMN idemq.running_jobs.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.running_jobs.job_id IS 'the job';
@@ -63,8 +63,8 @@ CREATE FUNCTION idemq_internal.queue_metrics(count boolean DEFAULT true)
 		queue_id         int,
 		blocked          bigint,
 		pending          bigint,
-		processing       bigint,
-		failed           bigint,
+		running          bigint,
+		retrying         bigint,
 		completed        bigint,
 		dead             bigint,
 		cancelled        bigint,
@@ -103,18 +103,18 @@ CREATE FUNCTION idemq_internal.queue_metrics(count boolean DEFAULT true)
 COMMENT ON FUNCTION idemq_internal.queue_metrics(boolean)
 	IS 'what idemq.metrics shows; without count, gauges that would have to be counted by reading all jobs are NULL; returns a row for each queue that you may claim from or administer (pg_monitor: for every queue)';
 
--- Steps without an answer of each queue that has any: those of attempts in processing, and others.
+-- Steps without an answer of each queue that has any: those of running attempts, and others.
 CREATE VIEW idemq_internal.steps_without_answer AS
 	SELECT s.queue_id, count(j.id) AS open, count(*) - count(j.id) AS unknown
 	FROM idemq.steps s LEFT JOIN idemq.jobs j ON j.id = s.job_id AND j.token = s.token
-		AND j.status = 'processing'
+		AND j.status = 'running'
 	WHERE s.state = 'open' GROUP BY s.queue_id;
 
 -- The function decides which queues; the view reads the names as its owner.
 CREATE VIEW idemq.metrics WITH (security_barrier) AS
 	SELECT q.name AS queue, m.queue_id, p.paused,
 		CASE WHEN p.paused THEN q.paused_until END AS paused_until,
-		m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled,
+		m.pending, m.blocked, m.running, m.retrying, m.completed, m.dead, m.cancelled,
 		m.oldest_ready,
 		m.enqueued_total, m.duplicates_total, m.claimed_total, m.committed_total,
 		m.failed_total, m.dead_total, m.released_total, m.expired_total,
@@ -138,12 +138,12 @@ COMMENT ON COLUMN idemq.metrics.queue_id IS 'its number';
 COMMENT ON COLUMN idemq.metrics.paused IS 'whether it hands out no jobs';
 COMMENT ON COLUMN idemq.metrics.paused_until IS 'until when, of a queue that was paused until a time';
 COMMENT ON COLUMN idemq.metrics.blocked IS 'jobs that are blocked';
-COMMENT ON COLUMN idemq.metrics.processing IS 'jobs in flight';
-COMMENT ON COLUMN idemq.metrics.failed IS 'jobs whose last attempt failed, and that will be claimed again';
+COMMENT ON COLUMN idemq.metrics.running IS 'jobs in flight';
+COMMENT ON COLUMN idemq.metrics.retrying IS 'jobs that have begun, and wait for their next attempt';
 COMMENT ON COLUMN idemq.metrics.completed IS 'finished jobs that are still there';
 COMMENT ON COLUMN idemq.metrics.dead IS 'jobs whose attempts are used up, still there';
 COMMENT ON COLUMN idemq.metrics.cancelled IS 'cancelled and expired jobs that are still there';
-COMMENT ON COLUMN idemq.metrics.groups_limited IS 'groups with a job that waits since group_max_running of theirs are in processing, as far as shared memory knows; NULL where group_max_running is 1';
+COMMENT ON COLUMN idemq.metrics.groups_limited IS 'groups with a job that waits since group_max_running of theirs are running, as far as shared memory knows; NULL where group_max_running is 1';
 COMMENT ON COLUMN idemq.metrics.unattended_for IS 'for how long nobody has worked on the queue though jobs are due: none is in flight, none was claimed, and nobody sleeps in idemq.wait for it; NULL: for less than a minute, or nobody has to, since nothing is due, the queue is paused, a limit keeps its jobs, its expect_workers is false, or it is a dead-letter queue';
 COMMENT ON COLUMN idemq.metrics.is_dead_letter_queue IS 'whether it is the dead_letter_queue of another: what waits there is for people';
 COMMENT ON COLUMN idemq.metrics.max_running IS 'the queue''s limit for permits_used; NULL: none';
@@ -171,14 +171,14 @@ COMMENT ON COLUMN idemq.metrics.stale_calls_total IS 'other calls that were refu
 COMMENT ON COLUMN idemq.metrics.repeated_commits_total IS 'commits of what was committed already (IQ006, or outcome already_committed), commit_once as well; counted as stale_commits_total';
 COMMENT ON COLUMN idemq.metrics.reruns_total IS 'finished jobs that were made ready for a later request: on_duplicate => rerun';
 COMMENT ON COLUMN idemq.metrics.steps_done_total IS 'steps that were done: an answer stored, or done in this database';
-COMMENT ON COLUMN idemq.metrics.steps_open IS 'steps that attempts in processing have begun, and not answered yet';
+COMMENT ON COLUMN idemq.metrics.steps_open IS 'steps that running attempts have begun, and not answered yet';
 COMMENT ON COLUMN idemq.metrics.steps_unknown IS 'steps whose attempt is over, without an answer: the next attempt asks the other side; if the job is finished, somebody has to';
 COMMENT ON COLUMN idemq.metrics.wait_p50 IS 'from due to claimed, or committed once: half of the jobs waited no longer (within 12.5 %)';
 COMMENT ON COLUMN idemq.metrics.run_p50 IS 'from claimed to committed: half of the attempts ran no longer (within 12.5 %)';
 COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has a slot in shared memory; one that was restored beyond idemq.max_queues has none, and so no counters and no times';
 COMMENT ON COLUMN idemq.metrics.counted_since IS 'when the counters began: at the first use after the start of the server, or after idemq.jobs was truncated';
 COMMENT ON COLUMN idemq.metrics.recovering IS 'whether jobs in flight whose leases shared memory has lost, by a restart in the main, are still being looked for; NULL without a place in shared memory';
-COMMENT ON COLUMN idemq.metrics.permits_used IS 'what max_running counts: jobs in processing, and open claims; NULL without a place in shared memory';
+COMMENT ON COLUMN idemq.metrics.permits_used IS 'what max_running counts: running jobs, and open claims; NULL without a place in shared memory';
 
 -- Topic: Observing
 

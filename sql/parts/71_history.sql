@@ -9,8 +9,8 @@ CREATE TABLE idemq_internal.history_steps (
 	at          timestamptz NOT NULL,
 	pending     bigint,
 	blocked     bigint,
-	processing  bigint,
-	failed      bigint,
+	running     bigint,
+	retrying    bigint,
 	dead        bigint,
 	due_since   timestamptz,
 	enqueued    bigint NOT NULL,
@@ -37,7 +37,7 @@ ALTER TABLE idemq_internal.history_steps ENABLE ROW LEVEL SECURITY;
 
 -- What has changed of each queue since the last step (src/worker/history.c); in the worker alone.
 CREATE FUNCTION idemq_internal.history()
-	RETURNS TABLE (queue_id int, pending bigint, blocked bigint, processing bigint, failed bigint,
+	RETURNS TABLE (queue_id int, pending bigint, blocked bigint, running bigint, retrying bigint,
 		dead bigint, due_since timestamptz, enqueued bigint, claimed bigint, completed bigint,
 		failures bigint, died bigint, cancelled bigint, expired bigint, wait_counts int[],
 		run_counts int[])
@@ -77,13 +77,13 @@ BEGIN
 	INSERT INTO idemq_internal.history_steps AS h
 	SELECT write_history.step, idemq_internal.history_place(write_history.step, s.at), s.*
 	FROM (
-		SELECT n.queue_id, until AS at, n.pending, n.blocked, n.processing, n.failed, n.dead,
+		SELECT n.queue_id, until AS at, n.pending, n.blocked, n.running, n.retrying, n.dead,
 			n.due_since, n.enqueued, n.claimed, n.completed, n.failures, n.died, n.cancelled,
 			n.expired, n.wait_counts, n.run_counts
 		FROM idemq_internal.history() n WHERE write_history.step = 10
 		UNION ALL
-		SELECT f.queue_id, f.at, (f.last).pending, (f.last).blocked, (f.last).processing,
-			(f.last).failed, (f.last).dead, (f.last).due_since, f.enqueued, f.claimed, f.completed,
+		SELECT f.queue_id, f.at, (f.last).pending, (f.last).blocked, (f.last).running,
+			(f.last).retrying, (f.last).dead, (f.last).due_since, f.enqueued, f.claimed, f.completed,
 			f.failures, f.died, f.cancelled, f.expired, f.wait_counts, f.run_counts
 		FROM (
 			SELECT p.queue_id, e.at, (array_agg(p ORDER BY p.at DESC))[1] AS last,
@@ -98,10 +98,10 @@ BEGIN
 			WHERE p.step = part AND p.place = ANY (places) AND p.at > since AND p.at <= until
 			GROUP BY p.queue_id, e.at) f) s
 	ORDER BY s.at, s.queue_id
-	ON CONFLICT (step, place, queue_id) DO UPDATE SET (at, pending, blocked, processing, failed,
+	ON CONFLICT (step, place, queue_id) DO UPDATE SET (at, pending, blocked, running, retrying,
 		dead, due_since, enqueued, claimed, completed, failures, died, cancelled, expired,
 		wait_counts, run_counts) = (excluded.at, excluded.pending, excluded.blocked,
-		excluded.processing, excluded.failed, excluded.dead, excluded.due_since, excluded.enqueued,
+		excluded.running, excluded.retrying, excluded.dead, excluded.due_since, excluded.enqueued,
 		excluded.claimed, excluded.completed, excluded.failures, excluded.died, excluded.cancelled,
 		excluded.expired, excluded.wait_counts, excluded.run_counts);
 	GET DIAGNOSTICS count = ROW_COUNT;
@@ -138,8 +138,8 @@ COMMENT ON AGGREGATE idemq.sum_counts(int[])
 
 -- By queue first, so that its privileges are asked once, and not for each row.
 CREATE VIEW idemq.history WITH (security_barrier) AS
-	SELECT q.name AS queue, h.step, h.at, h.pending, h.blocked, h.processing,
-		h.failed, h.dead, h.at OPERATOR(pg_catalog.-) h.due_since AS oldest_due,
+	SELECT q.name AS queue, h.step, h.at, h.pending, h.blocked, h.running,
+		h.retrying, h.dead, h.at OPERATOR(pg_catalog.-) h.due_since AS oldest_due,
 		h.enqueued, h.claimed, h.completed, h.failures, h.died, h.cancelled, h.expired,
 		h.wait_counts, h.run_counts, h.place
 	FROM (SELECT n.queue_id, n.name FROM idemq.queues n
@@ -153,8 +153,8 @@ COMMENT ON COLUMN idemq.history.step IS 'length of the step in seconds: 10 of th
 COMMENT ON COLUMN idemq.history.at IS 'end of the step, a multiple of its length';
 COMMENT ON COLUMN idemq.history.pending IS 'jobs that were ready then, or would be at their time; this and the next four NULL: they were not counted yet';
 COMMENT ON COLUMN idemq.history.blocked IS 'jobs that were blocked';
-COMMENT ON COLUMN idemq.history.processing IS 'jobs in flight';
-COMMENT ON COLUMN idemq.history.failed IS 'jobs whose last attempt had failed, and that would be claimed again';
+COMMENT ON COLUMN idemq.history.running IS 'jobs in flight';
+COMMENT ON COLUMN idemq.history.retrying IS 'jobs that had begun, and waited for their next attempt';
 COMMENT ON COLUMN idemq.history.dead IS 'jobs that were dead';
 COMMENT ON COLUMN idemq.history.oldest_due IS 'for how long the job had been due that could be claimed for the longest time; NULL: none could be';
 COMMENT ON COLUMN idemq.history.enqueued IS 'jobs enqueued in the step';

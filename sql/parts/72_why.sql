@@ -5,7 +5,7 @@ CREATE FUNCTION idemq_internal.why_rows(id bigint, now timestamptz, OUT steps te
 	STABLE LANGUAGE sql SET datestyle = 'ISO' AS $$
 	SELECT
 		(SELECT string_agg(format('; its step "%s" ', s.name) || CASE
-			WHEN j.status = 'processing' AND s.token = j.token
+			WHEN j.status = 'running' AND s.token = j.token
 				THEN format('is open: its call may last until %s', s.call_until)
 			ELSE format('is unknown: begun at %s by an attempt that is over without an answer, ',
 				s.begun_at) || CASE

@@ -54,8 +54,8 @@ CREATE FUNCTION idemq.flow(
 		SELECT count(*) AS jobs,
 			count(*) FILTER (WHERE m.status = 'pending') AS waiting,
 			count(*) FILTER (WHERE m.status = 'blocked') AS blocked,
-			count(*) FILTER (WHERE m.status = 'processing') AS running,
-			count(*) FILTER (WHERE m.status = 'failed') AS retrying,
+			count(*) FILTER (WHERE m.status = 'running') AS running,
+			count(*) FILTER (WHERE m.status = 'retrying') AS retrying,
 			count(*) FILTER (WHERE m.status = 'completed') AS completed,
 			count(*) FILTER (WHERE m.status = 'dead') AS dead,
 			count(*) FILTER (WHERE m.status = 'cancelled') AS cancelled,
@@ -72,7 +72,7 @@ CREATE FUNCTION idemq.flow(
 		SELECT m.id, m.status FROM members m CROSS JOIN LATERAL (SELECT count(*) AS waiting
 			FROM idemq.children k JOIN idemq.jobs j ON j.id = k.job_id
 			WHERE k.waits_for = m.id AND j.status = 'blocked') k
-		WHERE m.status IN ('pending', 'failed', 'processing')
+		WHERE m.status IN ('pending', 'retrying', 'running')
 			OR m.status IN ('dead', 'cancelled') AND k.waiting > 0
 		ORDER BY k.waiting DESC, coalesce(m.claimed_at, m.ready_at), m.id LIMIT 1
 	)
@@ -85,7 +85,7 @@ CREATE FUNCTION idemq.flow(
 				FROM members m WHERE m.finished_at > p.since) END,
 		(SELECT h.id FROM holder h), (SELECT idemq.why(h.id) FROM holder h),
 		w.id, w.kind, w.lasted,
-		ARRAY(SELECT m.id FROM members m WHERE m.status IN ('dead', 'failed')
+		ARRAY(SELECT m.id FROM members m WHERE m.status IN ('dead', 'retrying')
 			ORDER BY m.status = 'dead' DESC, m.id LIMIT 100),
 		ARRAY(SELECT m.id FROM members m
 			WHERE NOT EXISTS (SELECT FROM idemq.dependencies d WHERE d.child = m.id)
@@ -94,12 +94,12 @@ CREATE FUNCTION idemq.flow(
 	FROM pace p
 	LEFT JOIN (
 		SELECT m.id, m.kind, coalesce(m.finished_at, idemq.clock_timestamp()) - m.claimed_at AS lasted
-		FROM members m WHERE m.claimed_at IS NOT NULL AND m.status IN ('processing', 'completed')
+		FROM members m WHERE m.claimed_at IS NOT NULL AND m.status IN ('running', 'completed')
 		ORDER BY lasted DESC, m.id LIMIT 1) w ON true
 	WHERE p.jobs > 0
 	$$;
 COMMENT ON FUNCTION idemq.flow(bigint, int) IS 'how far the graph or fan-out of a job is, whichever of its jobs that is; one row, none for a job that you may not see; reads each of its jobs, most at most
-- jobs, and of these waiting (pending), blocked, running, retrying (failed, and to be tried again), completed, dead, cancelled; a parent that is gone counts as what its children are told
+- jobs, and of these waiting (pending), blocked, running, retrying (begun, and waiting for the next attempt), completed, dead, cancelled; a parent that is gone counts as what its children are told
 - done: how many are completed, dead or cancelled; progress: that in percent
 - begun_at: when the first was claimed; ended_at: when the last was finished, NULL before
 - eta: for how long it will go on, at the pace of the later half of what is done; NULL: that cannot be said

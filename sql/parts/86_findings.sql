@@ -24,25 +24,25 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 			('jobs.queue', 'of a queue that does not exist', q.queue_id IS NULL),
 			('jobs.priority', 'with a priority outside of 0 to 9', j.priority NOT BETWEEN 0 AND 9),
 			('jobs.ready_at',
-				'pending, failed or processing without ready_at, or with one otherwise',
-				(j.status IN ('pending', 'failed', 'processing')) <> (j.ready_at IS NOT NULL)),
+				'pending, retrying or running without ready_at, or with one otherwise',
+				(j.status IN ('pending', 'retrying', 'running')) <> (j.ready_at IS NOT NULL)),
 			('jobs.finished_at',
 				'completed, dead or cancelled without finished_at, or with one otherwise',
 				(j.status IN ('completed', 'dead', 'cancelled')) <> (j.finished_at IS NOT NULL)),
 			('jobs.dead_at', 'dead without dead_at, or with one otherwise',
 				(j.status = 'dead') <> (j.dead_at IS NOT NULL)),
-			('jobs.lease', 'processing without claimed_at, or without a later deadline',
-				j.status = 'processing' AND (j.deadline > j.claimed_at) IS NOT TRUE),
+			('jobs.lease', 'running without claimed_at, or without a later deadline',
+				j.status = 'running' AND (j.deadline > j.claimed_at) IS NOT TRUE),
 			('jobs.attempt',
 				'with an attempt that its status does not allow, or above max_attempts',
-				j.attempt NOT BETWEEN (j.status IN ('processing', 'failed'))::int
-					AND j.max_attempts - (j.status IN ('failed', 'pending', 'blocked'))::int),
-			('jobs.token', 'with a token below zero, of 2^53 or more, or processing without one',
+				j.attempt NOT BETWEEN (j.status IN ('running', 'retrying'))::int
+					AND j.max_attempts - (j.status IN ('retrying', 'pending', 'blocked'))::int),
+			('jobs.token', 'with a token below zero, of 2^53 or more, or running without one',
 				j.token NOT BETWEEN 0 AND 9007199254740991
-					OR j.token = 0 AND j.status = 'processing'),
+					OR j.token = 0 AND j.status = 'running'),
 			('jobs.rerun',
-				'to run once more without being in processing, or without a payload for it',
-				j.rerun_at IS NOT NULL AND (j.status <> 'processing' OR j.rerun_payload IS NULL)),
+				'to run once more and not running, or without a payload for it',
+				j.rerun_at IS NOT NULL AND (j.status <> 'running' OR j.rerun_payload IS NULL)),
 			('jobs.blocked', 'blocked without a group_key or a row in idemq.children',
 				j.status = 'blocked' AND j.group_key IS NULL
 				AND NOT EXISTS (SELECT FROM idemq.children k WHERE k.job_id = j.id))
@@ -82,7 +82,7 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 					j.enqueued_at) END) OVER g AS since
 			FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)
 			WHERE j.group_key <> '' AND j.finished_at IS NULL AND j.status <> 'blocked'
-				AND (q.group_max_running = 1 OR j.status = 'processing' OR j.status = 'pending'
+				AND (q.group_max_running = 1 OR j.status = 'running' OR j.status = 'pending'
 					AND j.run_at IS NULL)
 			WINDOW g AS (PARTITION BY queue_id, j.group_key)) p
 		WHERE p.places > p.group_max_running AND NOT EXISTS (SELECT FROM idemq.audit a
@@ -287,7 +287,7 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 -- What idemq.check() suspects, of one kind, where memory knows more: src/observe/check_report.c
 -- asks it, and then here again.  version: of what was seen of the job, or of its group.
 --   tokens: from the token on, the greatest first.
---   groups: those in which a job is blocked, none waits to be claimed, and fewer are in processing
+--   groups: those in which a job is blocked, none waits to be claimed, and fewer are running
 --     than may be; with the first of these jobs.  They have changed when they have other jobs, or
 --     one was claimed.
 CREATE FUNCTION idemq_internal.suspects(part text, most bigint, token bigint)
@@ -303,11 +303,11 @@ CREATE FUNCTION idemq_internal.suspects(part text, most bigint, token bigint)
 		CROSS
 			JOIN LATERAL (SELECT j.status <> 'blocked'
 			AND (q.group_max_running = 1 AND j.group_key <> ''
-			OR j.status = 'processing' OR j.status = 'pending' AND j.run_at IS NULL) AS has_place) p
+			OR j.status = 'running' OR j.status = 'pending' AND j.run_at IS NULL) AS has_place) p
 		WHERE part = 'groups' AND j.group_key IS NOT NULL AND j.finished_at IS NULL
 		GROUP BY 1, 2, q.group_max_running HAVING bool_or(j.status = 'blocked')
 			AND (j.group_key = '' OR count(*) FILTER (WHERE p.has_place) < q.group_max_running)
-			AND NOT bool_or(p.has_place AND j.status <> 'processing')
+			AND NOT bool_or(p.has_place AND j.status <> 'running')
 		ORDER BY 1, 2 LIMIT most)
 	$$;
 
@@ -323,7 +323,7 @@ CREATE FUNCTION idemq_internal.below_floors(queue_ids int[], names text[], heads
 			WHERE j.queue_id = g.queue_id AND j.group_key = g.name AND j.group_key <> ''
 				AND j.finished_at IS NULL
 			AND j.ready_at < g.heads AND j.status <> 'blocked'
-			AND (j.status = 'processing' OR j.status = 'pending' AND j.run_at IS NULL
+			AND (j.status = 'running' OR j.status = 'pending' AND j.run_at IS NULL
 				OR (SELECT q.group_max_running = 1 FROM idemq.queues q WHERE q.queue_id = g.queue_id))
 			ORDER BY j.ready_at LIMIT 1)
 		UNION ALL

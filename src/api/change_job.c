@@ -37,7 +37,7 @@ note(AuditEntry *entry, const char *name, const char *value)
  * Takes the record of a job's last death out of its dead-letter queue, since the job is ready
  * again.  Returns whether the record was there, and is cancelled.  The record loses its key:
  * the job may be cancelled before another attempt has begun, and that adds a record with
- * this key again.  The record stays if it is in processing or finished, if its row is held, or if
+ * this key again.  The record stays if it is running or finished, if its row is held, or if
  * it is in another queue, which was the dead-letter queue then.  Never waits.
  */
 static bool
@@ -104,7 +104,7 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 		if (entry.action != NULL && !job.row->tts_isnull[COL_KIND])
 			note(&entry, "kind", TextDatumGetCString(job.row->tts_values[COL_KIND]));
 		/* The write may have to wait for the worker, so the worker is told first. */
-		if (event == EVENT_CANCEL && job.status == JOB_PROCESSING)
+		if (event == EVENT_CANCEL && job.status == JOB_RUNNING)
 			idemq_pending_note_cancel(queue.id, id, job.token);
 		write = idemq_transition(table, &job, &queue, event, &args, changer->wait);
 		if (write == JOB_LOCKED)

@@ -118,18 +118,18 @@ SQL_FUNCTION(idemq_sql_create_queue)
  * $1: queue, $2: now, $3: whether it has places by now.  Writes the rows of jobs in groups that
  * wait for a time, so that they say by the rule of the new group_max_running what they said before.
  * With places, run_at is NULL for a job that has one, even if group_rate_limit makes it wait;
- * without places, run_at is when such a job was due (job/places.c, job/group_rate_limit.c).  A head
- * that failed and waits for group_rate_limit is due, and gets its place as any retry does.  Never
+ * without places, run_at is when such a job was due (job/places.c, job/group_rate_limit.c).  A retrying
+ * head that waits for group_rate_limit is due, and gets its place as any retry does.  Never
  * waits for a row: whoever holds it acts by the former group_max_running.
  */
 static SqlStatement change_waiting =
 	{.text = "WITH held AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "
-			 "AND ready_at IS NOT NULL AND group_key <> '' AND status IN ('pending', 'failed') "
+			 "AND ready_at IS NOT NULL AND group_key <> '' AND status IN ('pending', 'retrying') "
 			 "AND (run_at IS NULL AND status = 'pending' AND ready_at > $2 OR $3 "
 			 "AND run_at < ready_at AND (claimed_at IS NULL OR run_at > claimed_at)) "
 			 "FOR NO KEY UPDATE SKIP LOCKED) UPDATE idemq.jobs j SET "
-			 "ready_at = CASE WHEN $3 AND status = 'failed' THEN least(ready_at, $2) "
-			 "ELSE ready_at END, run_at = CASE WHEN NOT $3 OR status = 'failed' THEN $2 "
+			 "ready_at = CASE WHEN $3 AND status = 'retrying' THEN least(ready_at, $2) "
+			 "ELSE ready_at END, run_at = CASE WHEN NOT $3 OR status = 'retrying' THEN $2 "
 			 "WHEN run_at IS NULL THEN ready_at END FROM held WHERE j.id = held.id",
 	 .types = {INT4OID, TIMESTAMPTZOID, BOOLOID},
 	 .on_jobs = true};

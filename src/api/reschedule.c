@@ -43,8 +43,8 @@ decide_reschedule(const Job *job, const void *arg, EventArgs *args, JobEvent *ev
 		case JOB_PENDING:
 			*event = EVENT_RESCHEDULE;
 			return true;
-		case JOB_FAILED:
-			*event = EVENT_RESCHEDULE_FAILED;
+		case JOB_RETRYING:
+			*event = EVENT_RESCHEDULE_RETRYING;
 			return true;
 		case JOB_BLOCKED:
 			*event = EVENT_RESCHEDULE_BLOCKED;

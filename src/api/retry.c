@@ -22,7 +22,7 @@ decide_retry(const Job *job, const void *arg, EventArgs *args, JobEvent *event, 
 		case JOB_CANCELLED:
 			*event = idemq_job_waits_again(job) ? EVENT_REDRIVE_GROUPED : EVENT_REDRIVE;
 			return true;
-		case JOB_FAILED:
+		case JOB_RETRYING:
 			return true;
 		case JOB_PENDING:
 			if (job->ready_at > args->now)

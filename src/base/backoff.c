@@ -1,6 +1,6 @@
 /*
  * base/backoff.c
- *		How long a failed job waits for its next attempt: arithmetic only, no
+ *		How long a job waits for its next attempt: arithmetic only, no
  *		state, testable without a server.
  */
 #include "postgres.h"

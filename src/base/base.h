@@ -62,8 +62,8 @@ typedef enum JobStatus
 {
 	JOB_BLOCKED,
 	JOB_PENDING,
-	JOB_PROCESSING,
-	JOB_FAILED,
+	JOB_RUNNING,
+	JOB_RETRYING,
 	JOB_COMPLETED,
 	JOB_DEAD,
 	JOB_CANCELLED
@@ -252,7 +252,7 @@ extern int64 idemq_token_next(int64 row_token, int64 last_issued, TimestampTz no
 
 /*
  * backoff.c
- *		How long a failed job waits for its next attempt: arithmetic only.
+ *		How long a job waits for its next attempt: arithmetic only.
  */
 
 extern int64 idemq_backoff(int64 base, double factor, int64 max, double jitter, int attempt,

@@ -202,8 +202,8 @@ SQL_FUNCTION(idemq_sql_jobs_changed)
 		/* Our own claims do not see it any more, and pass its key; a rollback brings it back. */
 		note_ready(before, true);
 		/* The change ends the attempt, and so its lease entry. */
-		if (before->status == JOB_PROCESSING &&
-			!(after != NULL && after->status == JOB_PROCESSING && after->token == before->token &&
+		if (before->status == JOB_RUNNING &&
+			!(after != NULL && after->status == JOB_RUNNING && after->token == before->token &&
 			  after->queue_id == before->queue_id))
 			idemq_pending_note_end(slot_of(before), before->queue_id, before->id, before->token);
 	}
@@ -213,8 +213,8 @@ SQL_FUNCTION(idemq_sql_jobs_changed)
 		note_ready(after, false);
 		if (!after->is_finished && after->expires_at != DT_NOEND)
 			idemq_pending_ready_note_expiry(slot_of(after), after->queue_id, after->expires_at);
-		/* A job that was put in processing by hand has no lease entry: it is to be searched for. */
-		if (after->status == JOB_PROCESSING &&
+		/* A job that was set to running by hand has no lease entry: it is to be searched for. */
+		if (after->status == JOB_RUNNING &&
 			!(idemq_lease_get(after->id, &lease) && lease.token == after->token &&
 			  lease.queue_id == after->queue_id))
 			idemq_pending_note(ACTION_RECOVER, slot_of(after), after->queue_id);

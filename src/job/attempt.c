@@ -38,7 +38,7 @@ idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 		!idemq_queue_allows(job->queue_id, PRIVILEGE_CLAIM, &attempt->queue))
 		return OUTCOME_NOT_FOUND;
 	idemq_queue_need_slot(&attempt->queue);
-	if (job->token == token && job->status == JOB_PROCESSING)
+	if (job->token == token && job->status == JOB_RUNNING)
 		return OUTCOME_CURRENT;
 	if (job->token == token && job->status == JOB_COMPLETED)
 		return OUTCOME_ALREADY_COMMITTED;
@@ -102,7 +102,7 @@ idemq_attempt_is_gone(JobsTable *table, const Attempt *attempt)
 	Job job;
 
 	return idemq_jobs_fetch_deleted(table, attempt->id, &job) && job.token == attempt->token &&
-		   job.status == JOB_PROCESSING &&
+		   job.status == JOB_RUNNING &&
 		   idemq_queue_allows(job.queue_id, PRIVILEGE_CLAIM, &queue);
 }
 

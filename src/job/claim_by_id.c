@@ -53,7 +53,7 @@ is_leased(JobCall *call, JobsTable *table)
 	return true;
 }
 
-/* Answers for a job in processing without an entry: adopts its lease, then as above. */
+/* Answers for a running job without an entry: adopts its lease, then as above. */
 static bool
 is_leased_by_row(JobCall *call, JobsTable *table)
 {
@@ -67,7 +67,7 @@ is_leased_by_row(JobCall *call, JobsTable *table)
 	if (is_leased(call, table))
 		return true;
 	idemq_jobs_refresh(table);
-	return !idemq_jobs_fetch(table, call->id, &call->job) || call->job.status == JOB_PROCESSING;
+	return !idemq_jobs_fetch(table, call->id, &call->job) || call->job.status == JOB_RUNNING;
 }
 
 /* Returns the outcome for a finished job; waits until synchronous standbys have it. */
@@ -120,7 +120,7 @@ unblock(JobCall *call, JobsTable *table)
 	return idemq_jobs_fetch(table, call->id, &call->job);
 }
 
-/* Takes a fetched job in status pending or failed. */
+/* Takes a fetched job in status pending or retrying. */
 static Outcome
 take_job(JobCall *call, JobsTable *table, bool *again)
 {
@@ -198,7 +198,7 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 		/* Reaped just now, or changed while we asked. */
 		if (!idemq_jobs_fetch(table, call->id, &call->job))
 			return OUTCOME_NOT_FOUND;
-		if (call->job.status == JOB_PROCESSING && is_leased_by_row(call, table))
+		if (call->job.status == JOB_RUNNING && is_leased_by_row(call, table))
 			return OUTCOME_LOCKED;
 		if (call->job.status == JOB_BLOCKED && !unblock(call, table))
 			return OUTCOME_NOT_FOUND;

@@ -105,7 +105,7 @@ take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Take
 }
 
 /*
- * Takes a fetched job in status pending or failed by EVENT_CLAIM or EVENT_COMMIT_ONCE; sets
+ * Takes a fetched job in status pending or retrying by EVENT_CLAIM or EVENT_COMMIT_ONCE; sets
  * args->token.  In a group with places the caller has the next job promoted, once it has claimed
  * what it wants (idemq_promote_later).  lease: microseconds, until args->deadline.  A rollback of
  * the transaction, or savepoint, undoes it.

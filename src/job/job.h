@@ -40,7 +40,7 @@ typedef enum JobEvent
 	EVENT_REDRIVE,
 	EVENT_REDRIVE_GROUPED,
 	EVENT_RESCHEDULE,
-	EVENT_RESCHEDULE_FAILED,
+	EVENT_RESCHEDULE_RETRYING,
 	EVENT_RESCHEDULE_BLOCKED,
 	EVENT_PROMOTE,
 	EVENT_PARK,
@@ -90,13 +90,13 @@ extern JobWrite idemq_job_expire(JobsTable *table, const Job *job, const QueueIn
 
 /*
  * places.c
- *		The places of a group: how many of its jobs may be claimed or in processing.
+ *		The places of a group: how many of its jobs may be claimed or running.
  */
 
 /* What a snapshot shows of the jobs of a group that have a place. */
 typedef struct GroupPlaces
 {
-	int taken;		   /* in processing, or being claimed */
+	int taken;		   /* running, or being claimed */
 	int64 next;		   /* one that waits to be claimed; 0: there is none */
 	TimestampTz first; /* the least ready_at of these; DT_NOEND for none */
 	TimestampTz last;  /* the greatest; DT_NOBEGIN for none */
@@ -145,7 +145,7 @@ idemq_job_uses_places(const QueueInfo *queue, const Job *job)
 static inline bool
 idemq_waits_for_place(const Job *job)
 {
-	return job->status == JOB_FAILED || (job->status == JOB_PENDING && job_has(job, COL_RUN_AT));
+	return job->status == JOB_RETRYING || (job->status == JOB_PENDING && job_has(job, COL_RUN_AT));
 }
 
 /* Returns whether a fetched job is in a group that has places, and has none of them. */
@@ -202,7 +202,7 @@ extern void idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobCha
 
 /*
  * recover.c
- *		Finding leases that memory lost: jobs in processing without a lease entry.
+ *		Finding leases that memory lost: running jobs without a lease entry.
  */
 
 /* Jobs in flight that a scan met without a lease entry. */

@@ -1,15 +1,15 @@
 /*
  * job/places.c
- *		The places of a group: with group_max_running above 1, that many of its jobs may be in
- *		processing at once.
+ *		The places of a group: with group_max_running above 1, that many of its jobs may be
+ *		running at once.
  *
- * A job has a place from its promotion on (job/promote.c), while it is pending and in
- * processing, until what ends its attempt has committed: finished, failed, released or
+ * A job has a place from its promotion on (job/promote.c), while it is pending and
+ * running, until what ends its attempt has committed: finished, failed, released or
  * reaped.  Only its row says whether a job has one:
  *
- *		processing						has a place
+ *		running							has a place
  *		pending, without a run_at		has a place: it may be claimed, now or later
- *		pending with a run_at, failed	has none: it waits for its time
+ *		pending with a run_at, retrying	has none: it waits for its time
  *		blocked, finished				has none
  *
  * Only a promotion gives a job a place: whatever else sets a ready_at sets run_at as well
@@ -100,11 +100,11 @@ idemq_places_count(JobsTable *table, const QueueInfo *queue, Datum name, Timesta
 	idemq_jobs_group_scan_begin(table, queue->id, name, from, until);
 	while (places->next == 0 && places->taken < limit && idemq_jobs_group_scan_next(table, &job))
 	{
-		if (job.status != JOB_PROCESSING && idemq_waits_for_place(&job))
+		if (job.status != JOB_RUNNING && idemq_waits_for_place(&job))
 			continue;
 		places->first = Min(places->first, job.ready_at);
 		places->last = Max(places->last, job.ready_at);
-		if (job.status == JOB_PROCESSING || idemq_lease_hold(job.id) != LEASE_HOLDS_NOT)
+		if (job.status == JOB_RUNNING || idemq_lease_hold(job.id) != LEASE_HOLDS_NOT)
 			places->taken++;
 		else
 			places->next = job.id;

@@ -10,7 +10,7 @@
  * a claim in the claim's.  Such a claim promotes no more heads than it wants jobs, since
  * other sessions see those groups as busy until its transaction ends.
  *
- * At most one job of a group is pending, failed or in processing.  Every way from blocked into
+ * At most one job of a group is pending, retrying or running.  Every way from blocked into
  * these statuses is here, under the ownership of the group, which is taken before the snapshot
  * and lasts until the promotion is visible.  So the snapshot shows the group's head, if there
  * is one.  The floor, below which a head is not looked for, is read after each snapshot (the

@@ -1,6 +1,6 @@
 /*
  * job/recover.c
- *		Finding leases that memory lost: jobs in processing without a lease entry.
+ *		Finding leases that memory lost: running jobs without a lease entry.
  *
  * There is such a job after the server restarted, the lease table was full, or a transaction
  * that ended its attempt was prepared and rolled back.  Its row has the deadline.  But the lease
@@ -61,7 +61,7 @@ idemq_row_limit(const Job *job, const QueueInfo *queue)
 	return queue->job_timeout > 0 ? job->claimed_at + queue->job_timeout : DT_NOEND;
 }
 
-/* Returns the deadline of a job in processing that has no lease entry. */
+/* Returns the deadline of a running job that has no lease entry. */
 TimestampTz
 idemq_row_deadline(const Job *job, const QueueInfo *queue)
 {
@@ -116,7 +116,7 @@ adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, 
 }
 
 /*
- * Notes a job in processing whose lease has no entry, and adopts it.  Returns
+ * Notes a running job whose lease has no entry, and adopts it.  Returns
  * false when that cannot be done now: another transaction holds its row, and may be
  * ending it, or this transaction itself has written it.
  */
@@ -201,7 +201,7 @@ idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *qu
 }
 
 /*
- * Adopts what the ready index has in processing, from point to the end of its
+ * Adopts the running jobs of the ready index, from point to the end of its
  * priority, or as far as *budget entries reach; moves point and takes off budget.  It stops
  * between two keys: a row whose update was not HOT has more than one entry of its key.
  */
@@ -219,7 +219,7 @@ recover_priority(JobsTable *table, const QueueInfo *queue, RecoveryPoint *point,
 	{
 		CHECK_FOR_INTERRUPTS();
 		if (idemq_lease_hold(key.id) == LEASE_HOLDS_NOT &&
-			(idemq_jobs_scan_row(table, &job) && job.status == JOB_PROCESSING) &&
+			(idemq_jobs_scan_row(table, &job) && job.status == JOB_RUNNING) &&
 			!idemq_lost_lease_note(lost, &job, queue))
 			point->incomplete = true;
 		point->from = ready_key_after(key);
@@ -320,7 +320,7 @@ search(const QueueInfo *queue)
 /*
  * Returns whether the limits of a queue can be kept: every job in flight is counted.  If that is
  * not known, searches to the end.  A job whose attempt this transaction ends, and that was not
- * counted, is still in processing for others, but this session's search does not see it so.
+ * counted, is still running for others, but this session's search does not see it so.
  */
 bool
 idemq_recover_for_limits(const QueueInfo *queue)

@@ -128,7 +128,7 @@ idemq_job_is_replaceable(const Job *job, bool rerun)
 {
 	bool waits = job->status == JOB_PENDING || job->status == JOB_BLOCKED;
 
-	return rerun ? waits || job->status == JOB_FAILED : waits && job->attempt == 0;
+	return rerun ? waits || job->status == JOB_RETRYING : waits && job->attempt == 0;
 }
 
 /*

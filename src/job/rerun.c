@@ -2,7 +2,7 @@
  * job/rerun.c
  *		A request for a job that is in progress, or finished: it runs once more.
  *
- * A job in processing remembers it, in columns of its own: status, token, lease and
+ * A running job remembers it, in columns of its own: status, token, lease and
  * attempt stay as they are, so its worker is not disturbed.  What ends the attempt serves
  * the request in its own transaction (job/transition.c).  A finished job is made ready.
  *
@@ -29,7 +29,7 @@
 #include "table/table.h"
 
 /*
- * Has a fetched job, which is in processing or finished, run once more, with the payload, headers,
+ * Has a fetched job, which is running or finished, run once more, with the payload, headers,
  * kind and time of the columns, and the time to live of the key if they have one.  Sets *status to
  * the new status of a finished one.
  */
@@ -39,11 +39,11 @@ idemq_job_rerun(JobsTable *table, const QueueInfo *queue, const Job *job, const 
 {
 	EventArgs args = {.now = idemq_now()};
 	JobRequest *request = &args.request;
-	bool in_processing = job->status == JOB_PROCESSING;
-	bool waits = !in_processing && idemq_job_waits_again(job);
+	bool is_running = job->status == JOB_RUNNING;
+	bool waits = !is_running && idemq_job_waits_again(job);
 
 	args.ready_at = Max(args.now, idemq_request_time(columns));
-	if (in_processing && job_has(job, COL_RERUN_AT))
+	if (is_running && job_has(job, COL_RERUN_AT))
 		args.ready_at = Min(args.ready_at, job_time(job, COL_RERUN_AT));
 	request->payload = columns->values[COL_PAYLOAD];
 	if (columns->set & COLUMN_BIT(COL_HEADERS))
@@ -52,10 +52,10 @@ idemq_job_rerun(JobsTable *table, const QueueInfo *queue, const Job *job, const 
 		request->kind = columns->values[COL_KIND];
 	if (columns->set & COLUMN_BIT(COL_KEY_EXPIRES_AT))
 		request->key_expires_at = DatumGetTimestampTz(columns->values[COL_KEY_EXPIRES_AT]);
-	if (!in_processing)
+	if (!is_running)
 		*status = waits ? JOB_BLOCKED : JOB_PENDING;
 	return idemq_transition(table, job, queue,
-							in_processing ? EVENT_ASK_RERUN
+							is_running ? EVENT_ASK_RERUN
 							: waits		  ? EVENT_RERUN_GROUPED
 										  : EVENT_RERUN,
 							&args, wait);

@@ -6,7 +6,7 @@
  * the caller, which fetched that version.  A write that answers JOB_CHANGED did nothing; the
  * caller fetches the job again.
  *
- * A job in processing can be asked to run once more (rerun_at and the newest payload, by
+ * A running job can be asked to run once more (rerun_at and the newest payload, by
  * job/rerun.c).  Whatever ends the attempt decides as if the request had come right after it,
  * so nobody can tell in which order the two came: a job that goes on takes the payload; one
  * that is finished becomes ready again by a second event in the same transaction.  Only cancel
@@ -83,13 +83,13 @@ typedef struct Transition
 #define BIT(status) (1U << (status))
 #define BLOCKED BIT(JOB_BLOCKED)
 #define PENDING BIT(JOB_PENDING)
-#define PROCESSING BIT(JOB_PROCESSING)
-#define FAILED BIT(JOB_FAILED)
+#define RUNNING BIT(JOB_RUNNING)
+#define RETRYING BIT(JOB_RETRYING)
 #define DEAD BIT(JOB_DEAD)
 #define COMPLETED BIT(JOB_COMPLETED)
 #define CANCELLED BIT(JOB_CANCELLED)
 #define FINISHED (COMPLETED | DEAD | CANCELLED)
-#define UNFINISHED (BLOCKED | PENDING | FAILED | PROCESSING)
+#define UNFINISHED (BLOCKED | PENDING | RETRYING | RUNNING)
 
 #define CLAIM_COLUMNS                                                                              \
 	(COLUMN_BIT(COL_TOKEN) | COLUMN_BIT(COL_CLAIMED_AT) | COLUMN_BIT(COL_DEADLINE) |               \
@@ -109,32 +109,32 @@ typedef struct Transition
 
 /* clang-format off */
 static const Transition transitions[] = {
-	/*                          from                        to              ready        attempt        history      counters                      timed       told                     flags                                    columns */
-	[EVENT_CLAIM] =           {PENDING | FAILED,           JOB_PROCESSING, READY_KEEP,  ATTEMPT_NEXT,  NULL,        COUNT(CLAIMED),               TIMED_WAIT, 0,                       0,                                       CLAIM_COLUMNS},
-	[EVENT_COMMIT] =          {PROCESSING,                 JOB_COMPLETED,  READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMED_RUN,  0,                       SERVES_REQUEST,                          RESULT},
-	[EVENT_COMMIT_ONCE] =     {PENDING | FAILED,           JOB_COMPLETED,  READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMED_WAIT, 0,                       ONE_STEP,                                RESULT | TOKEN},
-	[EVENT_FAIL] =            {PROCESSING,                 JOB_FAILED,     READY_SET,   ATTEMPT_KEEP,  "failed",    COUNT(FAILED),                UNTIMED,    0,                       TAKES_REQUEST,                           ERROR_TEXT},
-	[EVENT_DIE] =             {PROCESSING,                 JOB_DEAD,       READY_CLEAR, ATTEMPT_KEEP,  "failed",    COUNT(FAILED) | COUNT(DEAD),  UNTIMED,    TELL_DEATH,              SERVES_REQUEST,                          ERROR_TEXT},
-	[EVENT_RELEASE] =         {PROCESSING,                 JOB_PENDING,    READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,    0,                       MAY_EXPIRE | LEAVES_JOB | TAKES_REQUEST, 0},
-	[EVENT_INTERRUPT] =       {PROCESSING,                 JOB_PENDING,    READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,    0,                       MAY_EXPIRE | TAKES_REQUEST,              ERROR_TEXT},
-	[EVENT_REAP] =            {PROCESSING,                 JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED),               UNTIMED,    TELL_LEASE,              TAKES_REQUEST,                           ERROR_TEXT},
-	[EVENT_REAP_DEAD] =       {PROCESSING,                 JOB_DEAD,       READY_CLEAR, ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED) | COUNT(DEAD), UNTIMED,    TELL_LEASE | TELL_DEATH, SERVES_REQUEST,                          ERROR_TEXT},
-	[EVENT_CANCEL] =          {UNFINISHED,                 JOB_CANCELLED,  READY_CLEAR, ATTEMPT_KEEP,  "cancelled", COUNT(CANCELLED),             UNTIMED,    0,                       DROPS_REQUEST,                           0},
-	[EVENT_EXPIRE] =          {BLOCKED | PENDING | FAILED, JOB_CANCELLED,  READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(CANCELLED),             UNTIMED,    0,                       0,                                       ERROR_TEXT},
-	[EVENT_RETRY] =           {PENDING | FAILED,           JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  NULL,        COUNT(RETRIED),               UNTIMED,    0,                       MAY_EXPIRE,                              0},
-	[EVENT_REDRIVE] =         {DEAD | CANCELLED,           JOB_PENDING,    READY_SET,   ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,    0,                       0,                                       0},
-	[EVENT_REDRIVE_GROUPED] = {DEAD | CANCELLED,           JOB_BLOCKED,    READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,    0,                       0,                                       0},
-	[EVENT_RESCHEDULE] =      {PENDING,                    JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       MAY_EXPIRE,                              PRIORITY},
-	[EVENT_RESCHEDULE_FAILED] = {FAILED,                   JOB_FAILED,     READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       MAY_EXPIRE,                              PRIORITY},
-	[EVENT_RESCHEDULE_BLOCKED] = {BLOCKED,                 JOB_BLOCKED,    READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       PRIORITY},
-	[EVENT_PROMOTE] =         {BLOCKED,                    JOB_PENDING,    READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
-	[EVENT_PARK] =            {PENDING | FAILED,           JOB_BLOCKED,    READY_CLEAR, ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
-	[EVENT_JOIN_GROUP] =      {BLOCKED,                    JOB_BLOCKED,    READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       GROUP},
-	[EVENT_CHECKPOINT] =      {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       STATE},
-	[EVENT_ASK_RERUN] =       {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       ASKED},
-	[EVENT_RERUN] =           {FINISHED,                   JOB_PENDING,    READY_SET,   ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,    0,                       0,                                       REQUEST},
-	[EVENT_RERUN_GROUPED] =   {FINISHED,                   JOB_BLOCKED,    READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,    0,                       0,                                       REQUEST | RUN_AT},
-	[EVENT_EXTEND] =          {PROCESSING,                 JOB_PROCESSING, READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       DEADLINE},
+	/*                         from                          to             ready        attempt        history      counters                      timed       told                     flags                                    columns */
+	[EVENT_CLAIM] =           {PENDING | RETRYING,           JOB_RUNNING,   READY_KEEP,  ATTEMPT_NEXT,  NULL,        COUNT(CLAIMED),               TIMED_WAIT, 0,                       0,                                       CLAIM_COLUMNS},
+	[EVENT_COMMIT] =          {RUNNING,                      JOB_COMPLETED, READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMED_RUN,  0,                       SERVES_REQUEST,                          RESULT},
+	[EVENT_COMMIT_ONCE] =     {PENDING | RETRYING,           JOB_COMPLETED, READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(COMMITTED),             TIMED_WAIT, 0,                       ONE_STEP,                                RESULT | TOKEN},
+	[EVENT_FAIL] =            {RUNNING,                      JOB_RETRYING,  READY_SET,   ATTEMPT_KEEP,  "failed",    COUNT(FAILED),                UNTIMED,    0,                       TAKES_REQUEST,                           ERROR_TEXT},
+	[EVENT_DIE] =             {RUNNING,                      JOB_DEAD,      READY_CLEAR, ATTEMPT_KEEP,  "failed",    COUNT(FAILED) | COUNT(DEAD),  UNTIMED,    TELL_DEATH,              SERVES_REQUEST,                          ERROR_TEXT},
+	[EVENT_RELEASE] =         {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,    0,                       MAY_EXPIRE | LEAVES_JOB | TAKES_REQUEST, 0},
+	[EVENT_INTERRUPT] =       {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,    0,                       MAY_EXPIRE | TAKES_REQUEST,              ERROR_TEXT},
+	[EVENT_REAP] =            {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED),               UNTIMED,    TELL_LEASE,              TAKES_REQUEST,                           ERROR_TEXT},
+	[EVENT_REAP_DEAD] =       {RUNNING,                      JOB_DEAD,      READY_CLEAR, ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED) | COUNT(DEAD), UNTIMED,    TELL_LEASE | TELL_DEATH, SERVES_REQUEST,                          ERROR_TEXT},
+	[EVENT_CANCEL] =          {UNFINISHED,                   JOB_CANCELLED, READY_CLEAR, ATTEMPT_KEEP,  "cancelled", COUNT(CANCELLED),             UNTIMED,    0,                       DROPS_REQUEST,                           0},
+	[EVENT_EXPIRE] =          {BLOCKED | PENDING | RETRYING, JOB_CANCELLED, READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(CANCELLED),             UNTIMED,    0,                       0,                                       ERROR_TEXT},
+	[EVENT_RETRY] =           {PENDING | RETRYING,           JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  NULL,        COUNT(RETRIED),               UNTIMED,    0,                       MAY_EXPIRE,                              0},
+	[EVENT_REDRIVE] =         {DEAD | CANCELLED,             JOB_PENDING,   READY_SET,   ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,    0,                       0,                                       0},
+	[EVENT_REDRIVE_GROUPED] = {DEAD | CANCELLED,             JOB_BLOCKED,   READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(REDRIVEN),              UNTIMED,    0,                       0,                                       0},
+	[EVENT_RESCHEDULE] =      {PENDING,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       MAY_EXPIRE,                              PRIORITY},
+	[EVENT_RESCHEDULE_RETRYING] = {RETRYING,                 JOB_RETRYING,  READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       MAY_EXPIRE,                              PRIORITY},
+	[EVENT_RESCHEDULE_BLOCKED] = {BLOCKED,                   JOB_BLOCKED,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       PRIORITY},
+	[EVENT_PROMOTE] =         {BLOCKED,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
+	[EVENT_PARK] =            {PENDING | RETRYING,           JOB_BLOCKED,   READY_CLEAR, ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
+	[EVENT_JOIN_GROUP] =      {BLOCKED,                      JOB_BLOCKED,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       GROUP},
+	[EVENT_CHECKPOINT] =      {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       STATE},
+	[EVENT_ASK_RERUN] =       {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       ASKED},
+	[EVENT_RERUN] =           {FINISHED,                     JOB_PENDING,   READY_SET,   ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,    0,                       0,                                       REQUEST},
+	[EVENT_RERUN_GROUPED] =   {FINISHED,                     JOB_BLOCKED,   READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,    0,                       0,                                       REQUEST | RUN_AT},
+	[EVENT_EXTEND] =          {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       DEADLINE},
 };
 /* clang-format on */
 
@@ -144,7 +144,7 @@ idemq_outcome_of_status(JobStatus status)
 {
 	static const Outcome outcomes[JOB_STATUS_COUNT] =
 		{[JOB_BLOCKED] = OUTCOME_BLOCKED,	  [JOB_PENDING] = OUTCOME_CURRENT,
-		 [JOB_PROCESSING] = OUTCOME_LOCKED,	  [JOB_FAILED] = OUTCOME_CURRENT,
+		 [JOB_RUNNING] = OUTCOME_LOCKED,	  [JOB_RETRYING] = OUTCOME_CURRENT,
 		 [JOB_COMPLETED] = OUTCOME_COMPLETED, [JOB_DEAD] = OUTCOME_DEAD,
 		 [JOB_CANCELLED] = OUTCOME_CANCELLED};
 
@@ -242,11 +242,11 @@ set_argument_columns(JobChange *change, uint32 columns, const Job *job, const Ev
 static bool
 is_asked(const Transition *transition, const Job *job, uint32 flags)
 {
-	return (transition->flags & flags) != 0 && job->status == JOB_PROCESSING &&
+	return (transition->flags & flags) != 0 && job->status == JOB_RUNNING &&
 		   job_has(job, COL_RERUN_AT);
 }
 
-/* Returns the request that a job in processing remembers; what is NULL is 0 in its row. */
+/* Returns the request that a running job remembers; what is NULL is 0 in its row. */
 static JobRequest
 asked_request(const Job *job)
 {
@@ -307,7 +307,7 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, const
 	bool finishes = job_status_is_finished(transition->to);
 	bool blocks = transition->to == JOB_BLOCKED;
 
-	if (one_step || (job->status == JOB_PROCESSING && transition->to != JOB_PROCESSING))
+	if (one_step || (job->status == JOB_RUNNING && transition->to != JOB_RUNNING))
 		idemq_pending_note_end(queue->slot, queue->id, job->id,
 							   one_step ? args->token : job->token);
 	else if (finishes)
@@ -335,7 +335,7 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, const
 			idemq_pending_ready_note_expiry(queue->slot, queue->id, job->expires_at);
 	}
 	/* It leaves the index and has no lease entry: if this aborts, it is back. */
-	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_PROCESSING &&
+	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_RUNNING &&
 		!one_step)
 		idemq_pending_ready_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
 }
@@ -376,7 +376,7 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 		idemq_steps_forget(&job->id, 1);
 	if (deleted && idemq_may_have_dependencies(queue->slot, job->id))
 		idemq_dependency_forget(&job->id, 1);
-	if (transition->history != NULL && job->status == JOB_PROCESSING &&
+	if (transition->history != NULL && job->status == JOB_RUNNING &&
 		!((transition->flags & LEAVES_JOB) && keeps_nothing(job, queue)))
 		idemq_attempt_history_add(job, args->now, transition->history, args->error, args->details);
 	/* The steps were done for the former payload. */
@@ -389,7 +389,7 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 
 /*
  * Makes an event happen to a fetched job.  The caller has checked that the event is allowed, and
- * the token if the job is in processing.  A commit of a job without a key in a queue that keeps
+ * the token if the job is running.  A commit of a job without a key in a queue that keeps
  * nothing deletes the row, if it may.  A death, and with dead_letter_cancelled the cancel of a job
  * that was begun, adds a job to the dead-letter queue of the job's queue.  A job that was asked to
  * run once more does so; then what was fetched is void, but for the fields of *job.

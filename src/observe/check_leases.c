@@ -8,13 +8,13 @@
  *     had marked the entry before it committed.  So an entry that afterwards still is
  *     ACTIVE and unmarked is one too many.  Only an adopted entry may be so, until its
  *     adopter has read the row again: if it stays, that has failed, which is a warning.
- * row -> entry: a row in processing has an entry from before its claim is visible
+ * row -> entry: a row of a running job has an entry from before its claim is visible
  *     until after its end is.  The entry may be CLAIMING, by a transaction that has
  *     ended this attempt and begun the next, and gives the entry back after its abort.
  *     A suspect has none, and after idemq_check_settled the queue has no recovery
  *     pending, a newer snapshot still shows the attempt on a row that no transaction
  *     holds, there still is no entry, and recovery is still not asked for: a session
- *     that drops the entry of a job in processing asks for it first.
+ *     that drops the entry of a running job asks for it first.
  * session: a CLAIMING entry, and a mark, go when the transaction that put them has
  *     ended, a moment after that is visible: idemq_check_settled waits for it.
  * deadline: the queue's next deadline is no later than any ACTIVE entry's.  A session
@@ -35,7 +35,7 @@
 
 /* By how much a queue may visit its leases late: reapers take their time. */
 #define DEADLINE_SLACK USECS_PER_SEC
-/* Rows in processing that are read, and judged, in one go. */
+/* Rows of running jobs that are read, and judged, in one go. */
 #define ROWS_AT_ONCE 10000
 #define MAX_READS 10000
 
@@ -46,8 +46,8 @@ typedef struct Attempted
 	int32 queue_id;
 } Attempted;
 
-static SqlStatement in_processing =
-	{.text = "SELECT id, token, queue_id FROM idemq.jobs WHERE status = 'processing' AND id > $1 "
+static SqlStatement find_running =
+	{.text = "SELECT id, token, queue_id FROM idemq.jobs WHERE status = 'running' AND id > $1 "
 			 "ORDER BY id LIMIT $2",
 	 .types = {INT8OID, INT8OID},
 	 .fields = (const SqlField[]){SQL_FIELD(Attempted, job_id), SQL_FIELD(Attempted, token),
@@ -66,11 +66,11 @@ read_again(const Lease *copy, Lease *now)
 	return idemq_lease_get(copy->key.job_id, now) && now->token == copy->token;
 }
 
-/* Returns whether the table's snapshot shows a job in processing by that attempt. */
+/* Returns whether the table's snapshot shows a running job by that attempt. */
 static bool
 shows_attempt(CheckCall *call, int64 job_id, int64 token, int32 queue_id, Job *job)
 {
-	return idemq_jobs_fetch(&call->table, job_id, job) && job->status == JOB_PROCESSING &&
+	return idemq_jobs_fetch(&call->table, job_id, job) && job->status == JOB_RUNNING &&
 		   job->token == token && job->queue_id == queue_id;
 }
 
@@ -115,7 +115,7 @@ check_entries(CheckCall *call, const Lease *leases, int count)
 			idemq_id_list_add(&adopted, lease->key.job_id);
 	}
 	idemq_check_report_jobs(call, CHECK_ERROR, "leases.row", &strays,
-							"has a lease entry, and its row is not in processing with that token; "
+							"has a lease entry, and its row is not running with that token; "
 							"idemq.reap() takes the entry back after its deadline");
 	idemq_check_report_jobs(call, CHECK_WARNING, "leases.adopted", &adopted,
 							"has a lease entry that an interrupted search left; idemq.reap() takes "
@@ -156,7 +156,7 @@ is_forgotten(CheckCall *call, const Attempted *suspect)
 		   !has_entry(suspect) && !is_recovering(suspect->queue_id);
 }
 
-/* Checks that rows in processing have their entries, of that token. */
+/* Checks that rows of running jobs have their entries, of that token. */
 static void
 check_attempts(CheckCall *call)
 {
@@ -169,7 +169,7 @@ check_attempts(CheckCall *call)
 	do
 	{
 		Datum args[] = {Int64GetDatum(last), Int64GetDatum(ROWS_AT_ONCE)};
-		Attempted *suspects = idemq_spi_rows(&in_processing, args, sizeof(Attempted), &rows);
+		Attempted *suspects = idemq_spi_rows(&find_running, args, sizeof(Attempted), &rows);
 		int count = 0;
 
 		for (int i = 0; i < rows; i++)
@@ -181,7 +181,7 @@ check_attempts(CheckCall *call)
 		if (count > 0 && !idemq_check_settled(call))
 		{
 			idemq_check_report(call, CHECK_WARNING, "leases.unsettled",
-							   "%d jobs in processing cannot be judged: a session stays at the end "
+							   "%d running jobs cannot be judged: a session stays at the end "
 							   "of its transaction; look for one that is stopped",
 							   count);
 			break;
@@ -195,10 +195,10 @@ check_attempts(CheckCall *call)
 		pfree(suspects);
 	} while (rows == ROWS_AT_ONCE);
 	idemq_check_report_jobs(call, CHECK_ERROR, "leases.entry", &jobs,
-							"in processing without a lease entry, and no search is pending; "
+							"running without a lease entry, and no search is pending; "
 							"idemq.claim_job(id) finds it");
 	idemq_check_report_jobs(call, CHECK_ERROR, "leases.token", &others,
-							"in processing with a token that is not its lease entry's: the entry "
+							"running with a token that is not its lease entry's: the entry "
 							"keeps it from being taken back until idemq.reap() ends that, after "
 							"its deadline");
 }

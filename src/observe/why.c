@@ -238,7 +238,7 @@ say_limit(WhyCall *call)
 		case LIMIT_OPEN:
 			return false;
 		case LIMIT_RUNNING:
-			say(call, "queue \"%s\" is at max_running: %d of %d jobs are in processing",
+			say(call, "queue \"%s\" is at max_running: %d of %d jobs are running",
 				queue->name, view.running, queue->max_running);
 			break;
 		case LIMIT_RATE:
@@ -317,7 +317,7 @@ say_group_rate_limit(WhyCall *call)
 	return true;
 }
 
-/* Says what a job in status pending or failed waits for. */
+/* Says what a job in status pending or retrying waits for. */
 static void
 say_waiting(WhyCall *call)
 {
@@ -345,7 +345,7 @@ say_waiting(WhyCall *call)
 	else
 	{
 		say(call, "not due before %s", at(job->ready_at));
-		if (job->status == JOB_FAILED)
+		if (job->status == JOB_RETRYING)
 			say(call, ", when attempt %d of %d may begin", job->attempt + 1, job->max_attempts);
 		say(call, "; idemq.retry(%lld) makes it ready now", (long long) job->id);
 	}
@@ -377,9 +377,9 @@ say_deadline(WhyCall *call, TimestampTz deadline)
 			at(deadline), call->queue.name, call->queue.name);
 }
 
-/* Says who is on a job in processing, and until when. */
+/* Says who is on a running job, and until when. */
 static void
-say_processing(WhyCall *call)
+say_running(WhyCall *call)
 {
 	const Job *job = &call->job;
 	Lease lease;
@@ -449,7 +449,7 @@ say_blocked(WhyCall *call)
 		{
 			say(call,
 				"its group is at group_max_running of queue \"%s\": %d of its jobs are in "
-				"processing",
+				"running",
 				queue->name, places.taken);
 			return;
 		}
@@ -493,11 +493,11 @@ say_why(WhyCall *call)
 			say_blocked(call);
 			break;
 		case JOB_PENDING:
-		case JOB_FAILED:
+		case JOB_RETRYING:
 			say_waiting(call);
 			break;
-		case JOB_PROCESSING:
-			say_processing(call);
+		case JOB_RUNNING:
+			say_running(call);
 			if (!call->job.row->tts_isnull[COL_RERUN_AT])
 				say(call, "; then it runs once more, as a later request asked");
 			break;

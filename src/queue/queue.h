@@ -45,7 +45,7 @@ typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
 	SETTING(max_lease, INTERVAL, 1, 0)               /* no claim or heartbeat may ask for more */  \
 	SETTING(job_timeout, TIMEOUT, 1, 0)              /* an attempt may run so long */              \
 	SETTING(dead_letter_cancelled, BOOL, 0, 0)       /* cancelled ones that were begun go there */ \
-	SETTING(group_max_running, INT, 1, PG_INT32_MAX) /* of one group in processing at once */      \
+	SETTING(group_max_running, INT, 1, PG_INT32_MAX) /* of one group running at once */      \
 	SETTING(group_rate_limit, LIMIT, 1, PG_INT32_MAX) /* starts in group_rate_period */            \
 	SETTING(group_rate_period, INTERVAL, 1, 0)                                                     \
 	SETTING(expect_workers, BOOL, 0, 0)              /* false: having none is normal */

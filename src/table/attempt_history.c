@@ -24,8 +24,8 @@ static SqlStatement add_attempt = {
 			  TEXTOID, JSONBOID}};
 
 /*
- * Records the end of a job's current attempt.  job: as it was in processing.
- * error, details: NULL for none.  An attempt that a DBA put back into processing ends
+ * Records the end of a job's current attempt.  job: as it was when it ran.
+ * error, details: NULL for none.  An attempt that a DBA put back to running ends
  * again; its last end stands.
  */
 void

@@ -110,7 +110,7 @@ typedef struct Job
 	int64 token;
 	bool is_ready; /* ready_at is not NULL */
 	TimestampTz ready_at;
-	TimestampTz claimed_at; /* with deadline: of a job in processing */
+	TimestampTz claimed_at; /* with deadline: of a running job */
 	TimestampTz deadline;
 	TimestampTz expires_at;		/* DT_NOEND for NULL */
 	ItemPointerData root;		/* what its index entries name; invalid: not known */
@@ -172,11 +172,11 @@ job_ready_key(const Job *job)
 	return key;
 }
 
-/* Returns whether a job is in processing by the attempt of that token. */
+/* Returns whether a job is running by the attempt of that token. */
 static inline bool
 job_is_attempt(const Job *job, int64 token)
 {
-	return job->status == JOB_PROCESSING && job->token == token;
+	return job->status == JOB_RUNNING && job->token == token;
 }
 
 /* Returns whether a job's last attempt was claimed by a handler's process. */

@@ -30,7 +30,7 @@ typedef enum ActionKind
 						   * lowers */
 	ACTION_END,			  /* commit: the entry goes; abort: the lease goes on */
 	ACTION_CANCEL,		  /* at the end: the worker of that token is told no more */
-	ACTION_RECOVER,		  /* commit: rows in processing were written by hand: a job may be in flight
+	ACTION_RECOVER,		  /* commit: rows were set to running by hand: a job may be in flight
 						   * without an entry */
 	ACTION_CREATE_QUEUE,  /* abort: the queue's slot is free */
 	ACTION_DROP_QUEUE,	  /* commit: the queue's slot is free */

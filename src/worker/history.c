@@ -42,7 +42,7 @@
 static const int64 steps[] = {IDEMQ_HISTORY_STEP, USECS_PER_MINUTE, 10 * USECS_PER_MINUTE};
 #define STEPS ((int) lengthof(steps))
 
-static const JobStatus gauges[] = {JOB_PENDING, JOB_BLOCKED, JOB_PROCESSING, JOB_FAILED, JOB_DEAD};
+static const JobStatus gauges[] = {JOB_PENDING, JOB_BLOCKED, JOB_RUNNING, JOB_RETRYING, JOB_DEAD};
 static const Counter counters[] = {COUNTER_ENQUEUED, COUNTER_CLAIMED, COUNTER_COMMITTED,
 								   COUNTER_FAILED,	 COUNTER_DEAD,	  COUNTER_CANCELLED,
 								   COUNTER_EXPIRED};
@@ -256,7 +256,7 @@ read_figures(int32 queue_id)
 	it->next.counts = counts;
 	it->next.due = DT_NOEND;
 	/* Nothing can be due where nothing waits. */
-	if (!counts.known || counts.gauges[JOB_PENDING] + counts.gauges[JOB_FAILED] > 0)
+	if (!counts.known || counts.gauges[JOB_PENDING] + counts.gauges[JOB_RETRYING] > 0)
 	{
 		TimestampTz oldest = idemq_ready_oldest(&queue, now);
 

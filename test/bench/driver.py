@@ -26,7 +26,7 @@ import psycopg
 
 TIMEOUT = "10 s"
 CLAIM_SKIP = """
-UPDATE bench.skip SET status = 'processing', attempt = attempt + 1, claimed_at = now(),
+UPDATE bench.skip SET status = 'running', attempt = attempt + 1, claimed_at = now(),
     deadline = now() + interval '30 s'
 WHERE id = (SELECT id FROM bench.skip WHERE queue_id = 1 AND status = 'pending' AND run_at <= now()
             ORDER BY priority, run_at, id LIMIT 1 FOR UPDATE SKIP LOCKED)
@@ -89,7 +89,7 @@ class Skip:
     def complete(self, job):
         self.conn.execute(
             """UPDATE bench.skip SET status = 'completed', finished_at = now(), result = '{"ok": true}'
-            WHERE id = %s AND status = 'processing'""", job[:1])
+            WHERE id = %s AND status = 'running'""", job[:1])
 
 
 WORKERS = {"idemq": Idemq, "skip": Skip}

@@ -412,12 +412,12 @@ test('what a handler throws', async () => {
     }, { outside, logger: silent, concurrency: 3 });
     const row = async (name) => Object.values(await one(`SELECT status, attempt, ready_at > now() + '9 min' AS later, ready_at > now() + '11 min' AS much, last_error
       FROM idemq.jobs WHERE id = $1`, ids[name]));
-    assert.deepEqual(await row('later'), ['failed', 1, true, false, 'busy']);
+    assert.deepEqual(await row('later'), ['retrying', 1, true, false, 'busy']);
     assert.deepEqual(await row('snooze'), ['pending', 0, true, false, null]);
     assert.equal((await row('now'))[0], 'completed');
     assert.deepEqual(await row('dead'), ['dead', 1, null, null, 'no way']);
     assert.match((await row('delay'))[4], /^a while.*interval|^retry later.*interval/);
-    assert.equal((await row('delay'))[0], 'failed');
+    assert.equal((await row('delay'))[0], 'retrying');
     assert.match((await row('half'))[4], /^Error: /);
     assert.equal((await row('text'))[4], 'text');
     assert.equal((await one('SELECT details FROM idemq.attempts WHERE job_id = $1', ids.sql)).details.sqlstate, '23505');
@@ -431,7 +431,7 @@ test('an error that cannot be read fails the attempt', async () => {
     const { id } = await enqueue(pool, q, 1);
     assert.deepEqual(await drain(connection, q, () => { throw thrown; }, { outside, logger: silent }), { retrying: 1 });
     const { status, attempt, last_error } = await jobOf(id);
-    assert.deepEqual([status, attempt, last_error], ['failed', 1, 'an error that has no text']);
+    assert.deepEqual([status, attempt, last_error], ['retrying', 1, 'an error that has no text']);
     // The same of a delay.
     const later = Object.defineProperty(new RetryLater(1), 'delay', { get: () => { throw new Error('none'); } });
     await enqueue(pool, q, 1);
@@ -500,7 +500,7 @@ test('a batch is one transaction; when one fails each runs alone', async () => {
   assert.deepEqual([...transactions.values()], [4, 1, 1, 1, 1, 1]);
   assert.equal((await one('SELECT max(attempt) AS most FROM idemq.jobs WHERE queue_id = idemq.queue_id($1)', q)).most, 1);
   // A second attempt goes alone.
-  await pool.query("SELECT idemq.retry(id) FROM idemq.jobs WHERE status = 'failed' AND queue_id = idemq.queue_id($1)", [q]);
+  await pool.query("SELECT idemq.retry(id) FROM idemq.jobs WHERE status = 'retrying' AND queue_id = idemq.queue_id($1)", [q]);
   await enqueue(pool, q, 20);
   transactions.clear();
   await drain(connection, q, (job, client) => handler({ payload: 0 }, client), { batch: 5 });
@@ -550,7 +550,7 @@ test('a result that cannot be stored', async () => {
     await drain(connection, q, (job) => results[job.payload], { outside, logger: silent, concurrency: 5 });
     for (const name of Object.keys(results)) {
       const { status, result } = await jobOf(ids[name]);
-      assert.deepEqual([status, result], name === 'fine' ? ['completed', [1]] : [outside ? 'completed' : 'failed', null], `${name} ${outside}`);
+      assert.deepEqual([status, result], name === 'fine' ? ['completed', [1]] : [outside ? 'completed' : 'retrying', null], `${name} ${outside}`);
     }
     await pool.query('SELECT idemq.purge($1)', [q]);
   }

@@ -71,7 +71,7 @@ test('a handler that never touches its client has no transaction, and ends toget
     if (payload === 'throws') throw new Error('no');
     return payload === 'nul' ? 'a\0' : payload;
   }, { concurrency: 3, logger }), { committed: 1, retrying: 2 });
-  assert.deepEqual((await jobsOf(odd)).map(({ status, result }) => [status, result]), [['failed', null], ['failed', null], ['completed', 'fine']]);
+  assert.deepEqual((await jobsOf(odd)).map(({ status, result }) => [status, result]), [['retrying', null], ['retrying', null], ['completed', 'fine']]);
   // Some of each kind, with one lane: what was begun with the claim, and not used, is committed as well.
   const mixed = await queue('', jobs);
   await drain(connection, mixed, async ({ payload }, db) => void (payload % 3 && (await mark(db, mixed, `${payload}`))));
@@ -220,8 +220,8 @@ test('the answer to COMMIT is lost: each effect is there once', async (t) => {
         left = rows.filter(({ status }) => status !== 'completed').length;
         // The job that the lost answer claimed would wait an hour for its lease, so it is taken back here.  If the worker
         // has that job after all, its attempt becomes stale and another one begins.
-        const lost = rows.filter(({ id, status }) => status === 'processing' && !running.has(id)).map(({ id }) => id);
-        if (cuts === 1) await pool.query("SELECT idemq.fail(id, token, 'lost', retry_in => '0') FROM idemq.jobs WHERE id = ANY ($1::bigint[]) AND status = 'processing'", [lost]).catch(() => {});
+        const lost = rows.filter(({ id, status }) => status === 'running' && !running.has(id)).map(({ id }) => id);
+        if (cuts === 1) await pool.query("SELECT idemq.fail(id, token, 'lost', retry_in => '0') FROM idemq.jobs WHERE id = ANY ($1::bigint[]) AND status = 'running'", [lost]).catch(() => {});
       }
       worker.stop();
       const outcomes = await run;
@@ -360,7 +360,7 @@ test('hooks: around, failed, started, stopped', async () => {
       await sleep(20);
       calls.push(job.payload);
     }, { outside, logger, hooks: { around: (job, next) => (job.payload === 1 ? void next() : job.payload === 2 ? 'instead' : Promise.all([next(), next()])) } });
-    assert.deepEqual((await jobsOf(careless)).map(({ status, result }) => [status, result]), [['failed', null], ['completed', 'instead'], ['completed', [null, null]]]);
+    assert.deepEqual((await jobsOf(careless)).map(({ status, result }) => [status, result]), [['retrying', null], ['completed', 'instead'], ['completed', [null, null]]]);
     assert.match((await jobsOf(careless))[0].last_error, /not awaited next/);
     assert.deepEqual(calls, [1, 3]);
   }

@@ -106,7 +106,7 @@ sub lines { return split /\n/, slurp_file("$tmp/$_[0]") }
 sub enqueue
 {
 	my %left = map { split /\|/ } split /\n/, sql($node, q[SELECT q.name, count(j.id) FROM idemq.queues q
-		LEFT JOIN idemq.jobs j ON j.queue_id = q.queue_id AND j.status IN ('pending', 'failed') GROUP BY 1]);
+		LEFT JOIN idemq.jobs j ON j.queue_id = q.queue_id AND j.status IN ('pending', 'retrying') GROUP BY 1]);
 	my @calls;
 
 	foreach my $queue (grep { $left{$_} < $waiting } @queues)

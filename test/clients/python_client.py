@@ -711,7 +711,7 @@ class Transactions(Client):
 
     def test_what_a_handler_says(self):
         for error, outcome, row in (
-            (idemq.RetryLater(3600, "busy"), "retrying", ("failed", 1, None, "busy")),
+            (idemq.RetryLater(3600, "busy"), "retrying", ("retrying", 1, None, "busy")),
             (idemq.Snooze(3600), "released", ("pending", 0, None, None)),
             (idemq.Snooze("1 h"), "released", ("pending", 0, None, None)),
             (idemq.Dead("no such address"), "dead", ("dead", 1, None, "no such address")),
@@ -984,7 +984,7 @@ class Transactions(Client):
     def test_what_has_ended_is_committed_before_the_next_job_of_its_batch(self):
         # Nothing but the worker commits what does not use its connection.  The last one fails alone, too; until
         # then the others may not be left, nor more be claimed, nor what they have made ready be overlooked after it.
-        count = """SELECT count(*) FILTER (WHERE status = 'completed'), count(*) FILTER (WHERE status = 'processing')
+        count = """SELECT count(*) FILTER (WHERE status = 'completed'), count(*) FILTER (WHERE status = 'running')
             FROM idemq.jobs WHERE id = ANY (%s)"""
         calls = []
 
@@ -1770,7 +1770,7 @@ class Manual(Client):
     def test_visits(self):
         jobs = self.add({"url": "busy"}, {"url": "closed"}, {"url": "gone"}, {"url": "there"})
         self.assertEqual(self.drain(manual.visit), {"retrying": 1, "released": 1, "dead": 1, "committed": 1})
-        self.assertEqual([self.job(job)[0] for job in jobs], ["failed", "pending", "dead", "completed"])
+        self.assertEqual([self.job(job)[0] for job in jobs], ["retrying", "pending", "dead", "completed"])
 
 
 class Steps(Client):

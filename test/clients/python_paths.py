@@ -585,7 +585,7 @@ class Lost(Paths):
         for drain, handler in ((self.drain, taken), (self.drain_async, taken_async)):
             (job,) = self.add(1)
             self.assertEqual(drain(handler), {"stale": 1})
-            self.assertEqual((self.effects(), self.job(job)[:3]), ([], ("failed", 1, None)))
+            self.assertEqual((self.effects(), self.job(job)[:3]), ([], ("retrying", 1, None)))
 
     def test_one_that_never_uses_it_is_not_committed_when_it_is_lost(self):
         def taken(job, conn):
@@ -593,7 +593,7 @@ class Lost(Paths):
 
         (job,) = self.add(1)
         self.assertEqual(self.drain(taken), {"stale": 1})
-        self.assertEqual(self.job(job)[:2], ("failed", 1))
+        self.assertEqual(self.job(job)[:2], ("retrying", 1))
 
     def test_the_session_of_the_lease_ends(self):
         """A handler that has not used its connection is told, and a connection of its own is of no use to it."""
@@ -664,7 +664,7 @@ class Lost(Paths):
             drain(handler, dsn=proxy.dsn(), attach=False)
             self.assertEqual(proxy.cuts, 1)
             # What was claimed with the lost answer waits for its lease.
-            lost = [job for job in jobs if self.job(job)[0] == "processing"]
+            lost = [job for job in jobs if self.job(job)[0] == "running"]
             self.assertLessEqual(len(lost), 1)
             self.sql("SELECT idemq.fail(id, token, 'lost', retry_in => '0') FROM idemq.jobs WHERE id = ANY (%s)", lost)
             self.until_completed(lambda: drain(handler), jobs)
@@ -771,7 +771,7 @@ class Batches(Paths):
         jobs = self.add(1, 2, 3)
         ended = self.drain(ends, batch=3)
         self.assertEqual((ended["committed"], self.effects()), (2, [1, 3]))
-        self.assertEqual([self.job(job)[0] for job in jobs], ["completed", "failed", "completed"])
+        self.assertEqual([self.job(job)[0] for job in jobs], ["completed", "retrying", "completed"])
         self.assertIn("the handler has ended its job itself", self.job(jobs[1])[3])
 
     def test_a_result_that_the_server_refuses(self):

@@ -101,7 +101,7 @@ is_done_once($id, 'smooth', 'not interrupted');
 $id = order('behind a proxy');
 service('break');
 is(worker(), 4, 'a charge that is answered in HTML');
-is_sql($node, "SELECT status, last_error LIKE 'charge: 502 %<%' FROM idemq.job($id)", 'failed|t', 'fails the attempt');
+is_sql($node, "SELECT status, last_error LIKE 'charge: 502 %<%' FROM idemq.job($id)", 'retrying|t', 'fails the attempt');
 wait_for_work();
 is(worker(), 0, 'the retry');
 is_done_once($id, 'behind a proxy', 'after a 502');

@@ -267,7 +267,7 @@ if (wanted('outbox'))
 	wait_until($node, "SELECT ($forwarded) >= 130", 't', 'shop');
 	$other->stop('immediate');
 	$orders->(182, 301);
-	wait_until($node, "SELECT count(*) > 0 FROM idemq.jobs WHERE status = 'failed'", 't', 'shop');
+	wait_until($node, "SELECT count(*) > 0 FROM idemq.jobs WHERE status = 'retrying'", 't', 'shop');
 	$other->start;
 	wait_until($node, "SELECT ($forwarded) >= 180", 't', 'shop');
 	# The router, the other shards and the shop at once.

@@ -56,7 +56,7 @@ def test_an_order_enqueues_its_confirmation(dsn, conn):
 
 def make_due(conn):
     """The clock, as far as jobs go: all that wait for their delay or their retry are due now."""
-    conn.execute("SELECT idemq.retry(id) FROM idemq.job_list WHERE status IN ('pending', 'failed')")
+    conn.execute("SELECT idemq.retry(id) FROM idemq.job_list WHERE status IN ('pending', 'retrying')")
 
 
 def test_it_is_tried_again(dsn, conn):

@@ -64,8 +64,8 @@ sql($node, q{INSERT INTO idemq_internal.history_steps
 	FROM (VALUES (10, 3600), (60, 86400), (600, 604800)) s (step, seconds), (SELECT 0 UNION ALL SELECT idemq.queue_id(n) FROM unnest('{mail,orders,hostile}'::text[]) n) q (id),
 		LATERAL (SELECT date_bin(make_interval(secs => s.step), now(), '2000-01-01')) e (ends),
 		LATERAL generate_series(ends - make_interval(secs => s.seconds - 2 * s.step), ends, make_interval(secs => s.step)) at, LATERAL (SELECT extract(epoch FROM at)::float8) x (t)
-	ON CONFLICT (step, place, queue_id) DO UPDATE SET (at, pending, processing, enqueued, claimed, completed, failures, died, wait_counts, run_counts)
-		= (excluded.at, excluded.pending, excluded.processing, excluded.enqueued, excluded.claimed, excluded.completed, excluded.failures, excluded.died, excluded.wait_counts, excluded.run_counts)});
+	ON CONFLICT (step, place, queue_id) DO UPDATE SET (at, pending, running, enqueued, claimed, completed, failures, died, wait_counts, run_counts)
+		= (excluded.at, excluded.pending, excluded.running, excluded.enqueued, excluded.claimed, excluded.completed, excluded.failures, excluded.died, excluded.wait_counts, excluded.run_counts)});
 
 # An import of 2,001 jobs: 801 done, 10 dead, one cancelled, one runs.
 sql($node, q{SELECT idemq.create_queue('import', max_attempts => 1);

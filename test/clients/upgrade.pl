@@ -350,7 +350,7 @@ is_sql($standby, 'SHOW idemq.version', $next, 'a standby with the next one');
 my $id = sql($primary, q{SELECT id FROM idemq.enqueue('q', '1', key => 'k')});
 is_sql($primary, q{SELECT count(*) FROM idemq.claim('q')}, 1, 'the primary works');
 $primary->wait_for_catchup('standby');
-is_sql($standby, qq{SELECT status FROM idemq.job_list WHERE id = $id; SELECT pending FROM idemq.metrics WHERE queue = 'q'; SELECT status FROM idemq.result($id)}, "processing\n0\nprocessing", 'the standby can be read');
+is_sql($standby, qq{SELECT status FROM idemq.job_list WHERE id = $id; SELECT pending FROM idemq.metrics WHERE queue = 'q'; SELECT status FROM idemq.result($id)}, "running\n0\nrunning", 'the standby can be read');
 is_state($standby, q{SELECT idemq.enqueue('q', '1')}, '25006', 'and says what it is');
 $primary->stop;
 $standby->promote;

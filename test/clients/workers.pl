@@ -119,7 +119,7 @@ sub letters
 sql($node, q[SELECT idemq.create_queue('letters', retry_base => '1 ms');
 	SELECT idemq.enqueue('letters', '{"to": ["anna", "ben", "carl"]}', key => 'news-1')]);
 is(letters(AT => 'die ben'), 9, 'killed after the second letter');
-is_sql($node, q[SELECT checkpoint->>'done', status FROM idemq.job_by_key('letters', 'news-1')], '1|processing',
+is_sql($node, q[SELECT checkpoint->>'done', status FROM idemq.job_by_key('letters', 'news-1')], '1|running',
 	'before the recovery point of that letter');
 sql($node, q[SELECT idemq.fail(id, token, 'killed', retry_in => '0') FROM idemq.job_by_key('letters', 'news-1')]);
 is(letters(AT => 'refuse carl'), 0, 'a letter that cannot be sent');
@@ -143,7 +143,7 @@ is_sql($node, q[SELECT checkpoint->>'done', status, attempt FROM idemq.job_by_ke
 	'the job is ready at once, with its recovery point, and no attempt is lost');
 is(letters(AT => 'garble gerd'), 0, 'a proxy answers for the service');
 is_sql($node, q[SELECT checkpoint->>'done', status, attempt, last_error LIKE 'Expecting value%' FROM idemq.job_by_key('letters', 'news-2')],
-	'2|failed|1|t', 'fails the job');
+	'2|retrying|1|t', 'fails the job');
 is_soon($node, q[SELECT ready_at <= clock_timestamp() FROM idemq.job_by_key('letters', 'news-2')], 'its retry is due');
 is(letters(), 0, 'the next attempt ends it');
 is(join(' ', map { /^news-2\S+ \S+ (\S+)$/ ? $1 : () } split /\n/, slurp_file("$tmp/letters")), 'emil fritz gerd', 'each letter was sent once');

@@ -80,7 +80,7 @@ def reads(standby, primary):
     """What a standby answers is what the primary says; wait_result waits there."""
     job = primary.value("SELECT id FROM idemq.enqueue('held', '1')")
     primary.wait_for_replay(standby)
-    for query in ("SELECT queue, pending, processing, failed, dead FROM idemq.metrics ORDER BY 1",
+    for query in ("SELECT queue, pending, running, retrying, dead FROM idemq.metrics ORDER BY 1",
                   "SELECT status, count(*) FROM idemq.jobs GROUP BY 1 ORDER BY 1"):
         if standby.sql(query) != primary.sql(query):
             raise Failure(f"a standby says otherwise: {query}")

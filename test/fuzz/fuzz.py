@@ -422,7 +422,7 @@ class Fuzzer:
         try:
             if self.number == 0 and "postgres" in self.roles:
                 self.root.execute("SELECT refill()")
-            jobs = self.root.execute("SELECT id, coalesce(token, 0) FROM idemq.jobs ORDER BY status <> 'processing', random() LIMIT 100").fetchall()
+            jobs = self.root.execute("SELECT id, coalesce(token, 0) FROM idemq.jobs ORDER BY status <> 'running', random() LIMIT 100").fetchall()
             self.values.jobs = jobs or [(1, 1)]
             if self.rng.random() < 0.2 and "postgres" in self.roles:
                 self.root.execute(f"SELECT pg_{self.rng.choice(['cancel', 'cancel', 'terminate'])}_backend(pid) FROM pg_stat_activity"

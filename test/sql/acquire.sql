@@ -196,7 +196,7 @@ SELECT outcome FROM idemq.acquire('c', 'k', '1');
 SELECT outcome FROM idemq.acquire('c', 'k', '1');
 SELECT outcome FROM idemq.enqueue('c', '1', key => 'k');
 SELECT count(*) FROM idemq.enqueue_many('c', ARRAY['1', '1', '1']::jsonb[], keys => ARRAY['k', 'l', 'l']);
-SELECT processing, pending, enqueued_total, duplicates_total, claimed_total FROM idemq.metrics WHERE queue = 'c';
+SELECT running, pending, enqueued_total, duplicates_total, claimed_total FROM idemq.metrics WHERE queue = 'c';
 SELECT * FROM idemq.check();
 DROP OWNED BY idemq_consumer, idemq_stranger;
 DROP OWNED BY idemq_consumer, idemq_stranger;

@@ -48,7 +48,7 @@ SELECT idemq.fail(:id, :token + 1), idemq.release(:id, :token + 1), idemq.try_co
 SELECT idemq.commit(:id, :token);
 SELECT * FROM idemq.attempts;
 
--- A failed job that is cancelled or retried by hand has the attempts that it had.
+-- A retrying job that is cancelled or retried by hand has the attempts that it had.
 SELECT (idemq.enqueue('q', '5')).id \gset
 SELECT idemq.fail(id, token, 'once') FROM idemq.claim('q');
 SELECT idemq.retry(:id), idemq.cancel(:id);
@@ -87,7 +87,7 @@ SELECT idemq.drop_queue('gone');
 SELECT (idemq.enqueue('p', '1')).id \gset
 SELECT idemq.fail(id, token, 'of p', permanent => true) FROM idemq.claim('p');
 SELECT queue_id = :p AS of_p, count(*) FROM idemq.attempts GROUP BY 1 ORDER BY 1;
-SELECT idemq.purge('q', 'failed');
+SELECT idemq.purge('q', 'retrying');
 SELECT queue_id = :p AS of_p, count(*) FROM idemq.attempts GROUP BY 1 ORDER BY 1;
 SELECT idemq.purge('p');
 SELECT queue_id = :p AS of_p, count(*) FROM idemq.attempts GROUP BY 1 ORDER BY 1;
@@ -113,10 +113,10 @@ SELECT payload, error, details FROM idemq.attempts JOIN idemq.jobs ON id = job_i
 SELECT count(idemq.release(id, token)) FROM idemq.claim('d', 1);
 SELECT a.outcome, details, result FROM idemq.attempts a JOIN idemq.jobs ON id = job_id WHERE a.outcome = 'released';
 SELECT idemq.fail_many('{1}', '{1}', details => '{1,2}');
--- An attempt that a DBA put back into processing ends again.
+-- An attempt that a DBA put back to running ends again.
 SELECT id, token FROM idemq.claim('d') \gset
 SELECT idemq.fail(:id, :token, 'first', details => '1');
-UPDATE idemq.jobs SET status = 'processing', deadline = now() + interval '1 h' WHERE id = :id;
+UPDATE idemq.jobs SET status = 'running', deadline = now() + interval '1 h' WHERE id = :id;
 SELECT idemq.fail(:id, :token, 'last', details => '2');
 SELECT error, details FROM idemq.attempts WHERE token = :token;
 
@@ -142,15 +142,15 @@ SELECT how, reason, d.* FROM (VALUES ('redriven', 'no'), ('redriven', NULL), ('r
 	dies_and_is_back(how, reason) d;
 SELECT count(*) FROM idemq.jobs;
 
--- An attempt that a DBA puts back into processing ends again: its last end stands.
+-- An attempt that a DBA puts back to running ends again: its last end stands.
 SELECT idemq.create_queue('back', retry_jitter => 0, lease => '1 h') > 0 AS made;
 SELECT (idemq.enqueue('back', '1')).id \gset
 SELECT token FROM idemq.claim('back') \gset
 SELECT idemq.fail(:id, :token, 'the first end', '0');
 SELECT ended_at AS first_end FROM idemq.attempts WHERE job_id = :id \gset
-UPDATE idemq.jobs SET status = 'processing', attempt = 1 WHERE id = :id;
+UPDATE idemq.jobs SET status = 'running', attempt = 1 WHERE id = :id;
 SELECT idemq.fail(:id, :token, 'the last end', permanent => true);
 SELECT outcome, error, attempt, ended_at > :'first_end' AS later FROM idemq.attempts WHERE job_id = :id;
-UPDATE idemq.jobs SET status = 'processing', finished_at = NULL, ready_at = now() WHERE id = :id;
+UPDATE idemq.jobs SET status = 'running', finished_at = NULL, ready_at = now() WHERE id = :id;
 SELECT idemq.release(:id, :token);
 SELECT outcome, error FROM idemq.attempts WHERE job_id = :id;

@@ -62,7 +62,7 @@ SELECT outcome, result FROM idemq.claim_job(:id);
 SELECT id FROM idemq.enqueue('a', '3', delay => '2 h') \gset
 SELECT outcome, token, payload, round(extract(epoch FROM retry_after - now()) / 3600) AS hours FROM idemq.claim_job(:id);
 SELECT status, attempt FROM idemq.job(:id);
--- of a failed job too
+-- of a retrying job too
 SELECT id FROM idemq.enqueue('a', '4') \gset
 SELECT token FROM idemq.claim_job(:id) \gset
 SELECT idemq.fail(:id, :token, retry_in => '3 h');

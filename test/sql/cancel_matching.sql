@@ -20,7 +20,7 @@ SELECT outcome FROM idemq.cancel_many(ARRAY[job('b'), -7]);
 SELECT * FROM idemq.cancel_many('{}');
 SELECT * FROM idemq.cancel_many(NULL);
 SELECT * FROM idemq.cancel_many('{NULL}');
--- The one that was in processing had begun: its worker is refused, and the dead-letter queue has it.
+-- The one that was running had begun: its worker is refused, and the dead-letter queue has it.
 SELECT payload->'payload' AS job, payload->'status' AS status FROM idemq.claim('dead');
 SELECT idemq.commit(id, token) FROM idemq.jobs WHERE id = job('b');
 SELECT * FROM left_over;

@@ -68,9 +68,9 @@ ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 SELECT severity, invariant, replace(detail, 'queue ' || :q, 'queue Q') AS detail FROM idemq.check();
 UPDATE idemq.jobs SET ready_at = '2000-01-01' WHERE id = 1000000000020;
 SELECT * FROM idemq.check();
--- A row in processing that no entry, and no search, knows.
+-- A row of a running job that no entry, and no search, knows.
 ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
-UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 h' WHERE id = 1000000000021;
+UPDATE idemq.jobs SET status = 'running', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 h' WHERE id = 1000000000021;
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 SELECT id FROM idemq.claim('q');
 SELECT * FROM idemq.check();
@@ -87,7 +87,7 @@ UPDATE idemq.jobs SET token = token - 1 WHERE id = 1000000000002;
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 SELECT * FROM idemq.check();
 -- By hand with the trigger on: nothing to report.
-UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 h' WHERE id = 1000000000022;
+UPDATE idemq.jobs SET status = 'running', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 h' WHERE id = 1000000000022;
 SELECT * FROM idemq.check();
 SELECT count(*) FROM idemq.claim('q', 2);
 SELECT * FROM idemq.check();

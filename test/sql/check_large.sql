@@ -4,9 +4,9 @@ CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 SELECT idemq.create_queue('q', lease => '1 h', max_attempts => 3) > 0 AS created;
 SELECT idemq.enqueue('q', '1');
--- A row in processing that no session has claimed, and of which nobody is told: claim_job makes its entry.
+-- A row of a running job that no session has claimed, and of which nobody is told: claim_job makes its entry.
 ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
-UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 h';
+UPDATE idemq.jobs SET status = 'running', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 h';
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 SELECT idemq.recount() AS counted;
 SELECT outcome FROM idemq.claim_job(1000000000001);

@@ -107,7 +107,7 @@ SELECT round(extract(epoch FROM deadline - now()) / 60) FROM idemq.claim('q', le
 SELECT idemq.alter_queue('q', lease => '20 min', max_lease => '30000 days');
 SELECT round(extract(epoch FROM deadline - now()) / 60) FROM idemq.claim('q');
 SELECT deadline > now() + interval '29999 days' AS long FROM idemq.claim('q', lease => '30000 days');
-SELECT deadline - claimed_at FROM idemq.jobs WHERE status = 'processing' ORDER BY token DESC LIMIT 3;
+SELECT deadline - claimed_at FROM idemq.jobs WHERE status = 'running' ORDER BY token DESC LIMIT 3;
 
 -- 2,000 jobs of random priorities and times against ORDER BY, in claims of many sizes.
 DELETE FROM idemq.jobs;

@@ -11,7 +11,7 @@ SELECT hold();
 -- The next job, with all that claim answers.
 SELECT c.payload, c.attempt, c.token > h.token AS greater, c.deadline > now() AS later, c.key, c.enqueued_at IS NOT NULL AS enqueued
 	FROM held h, LATERAL idemq.commit_and_claim(h.id, h.token, '{"ok": 1}') c;
-SELECT payload, status, result FROM idemq.jobs WHERE status IN ('completed', 'processing') ORDER BY id;
+SELECT payload, status, result FROM idemq.jobs WHERE status IN ('completed', 'running') ORDER BY id;
 
 -- A repetition, a stale token, no such job: no job is claimed.
 SELECT idemq.commit_and_claim(id, token) FROM held;
@@ -20,7 +20,7 @@ SELECT idemq.commit_and_claim(id, token - 1) FROM held;
 \set VERBOSITY default
 SELECT idemq.commit_and_claim(0, 1);
 SELECT idemq.commit_and_claim(NULL, 1);
-SELECT count(*) FROM idemq.jobs WHERE status = 'processing';
+SELECT count(*) FROM idemq.jobs WHERE status = 'running';
 
 -- Wrong arguments: nothing is committed.
 TRUNCATE held;
@@ -61,7 +61,7 @@ SELECT hold();
 SELECT count(*) FROM idemq.enqueue_many('other', ARRAY['1', '2', '3']::jsonb[]);
 SELECT c.payload, round(extract(epoch FROM c.deadline - clock_timestamp()) / 600) AS lease FROM held h,
 	LATERAL idemq.commit_and_claim(h.id, h.token, NULL, 'other', 2, '10 min', 'me', true) c;
-SELECT payload, worker FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'other' AND status = 'processing' ORDER BY id;
+SELECT payload, worker FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = 'other' AND status = 'running' ORDER BY id;
 
 -- In a queue that runs one at a time, in the place of the one that ends.
 SELECT count(*) FROM idemq.enqueue_many('one', ARRAY['1', '2', '3']::jsonb[]);

@@ -39,7 +39,7 @@ SELECT status, steps, attempts FROM records;
 SELECT idemq.commit(:id, :token);
 DELETE FROM idemq.jobs;
 
--- A cancel: not of what nobody has begun; in processing, failed, or given back.
+-- A cancel: not of what nobody has begun; running, retrying, or given back.
 SELECT id FROM idemq.enqueue('q', '1') \gset
 SELECT idemq.cancel(:id);
 SELECT count(*) FROM records;

@@ -28,7 +28,7 @@ SELECT token > :token AS grew, attempt, max_attempts, idemq.fail(id, token, 'a',
 SELECT attempt, idemq.fail(id, token, 'b', '0') FROM idemq.claim('q');
 SELECT idemq.retry(:id);
 SELECT status, attempt, last_error, finished_at FROM idemq.job(:id);
--- A failed job is brought forward, and keeps its number of attempts; so is a delayed one.
+-- A retrying job is brought forward, and keeps its number of attempts; so is a delayed one.
 SELECT attempt, idemq.fail(id, token, 'c', '1 h') FROM idemq.claim('q');
 SELECT count(*) FROM idemq.claim('q');
 SELECT idemq.retry(:id);
@@ -111,5 +111,5 @@ SELECT headers, headers IS NULL AS none FROM idemq.claim('q');
 SELECT idemq.create_queue('in_time', retry_jitter => 0) > 0 AS made;
 SELECT (idemq.enqueue('in_time', '1', expires_in => '1 h')).outcome;
 SELECT idemq.fail(id, token, 'once', '0') FROM idemq.claim('in_time');
-UPDATE idemq.jobs SET expires_at = clock_timestamp() WHERE status = 'failed';
+UPDATE idemq.jobs SET expires_at = clock_timestamp() WHERE status = 'retrying';
 SELECT attempt, idemq.commit(id, token) FROM idemq.claim('in_time');

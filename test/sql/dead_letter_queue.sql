@@ -48,7 +48,7 @@ SELECT pg_sleep(0.005);
 SELECT queue, payload->'payload' AS payload FROM idemq.claim_any('{q,letters}', 10) ORDER BY 2;
 -- A lease that memory does not know.
 SELECT (idemq.enqueue('q', '7', max_attempts => 1)).outcome;
-UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 1, claimed_at = '2020-01-01', deadline = '2020-01-01' WHERE payload = '7';
+UPDATE idemq.jobs SET status = 'running', attempt = 1, token = 1, claimed_at = '2020-01-01', deadline = '2020-01-01' WHERE payload = '7';
 SELECT idemq.reap('q');
 SELECT status FROM idemq.jobs WHERE payload = '7';
 
@@ -120,7 +120,7 @@ SELECT idemq.retry(:id);
 SELECT status, count(*) FROM idemq.jobs WHERE queue_id = :letters AND status <> 'cancelled' GROUP BY 1;
 ROLLBACK;
 BEGIN;
-SELECT count(idemq.commit(id, token)) FROM idemq.jobs WHERE queue_id = :letters AND status = 'processing';
+SELECT count(idemq.commit(id, token)) FROM idemq.jobs WHERE queue_id = :letters AND status = 'running';
 SELECT idemq.redrive('q');
 SELECT status, count(*) FROM idemq.jobs WHERE queue_id = :letters AND status <> 'cancelled' GROUP BY 1;
 ROLLBACK;
@@ -135,7 +135,7 @@ SELECT idemq.drop_queue('others');
 \set VERBOSITY sqlstate
 
 -- The key makes it once a death: one that is put back by hand dies again, and is there.
-UPDATE idemq.jobs SET status = 'processing', finished_at = NULL, ready_at = now(), deadline = now() + interval '1 h' WHERE id = :id;
+UPDATE idemq.jobs SET status = 'running', finished_at = NULL, ready_at = now(), deadline = now() + interval '1 h' WHERE id = :id;
 SELECT idemq.fail(id, token, 'again', permanent => true) FROM idemq.job(:id);
 SELECT count(*) FROM idemq.jobs WHERE queue_id = :letters;
 

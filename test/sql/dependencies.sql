@@ -17,10 +17,10 @@ CREATE FUNCTION take(queue text DEFAULT 'q') RETURNS text LANGUAGE sql AS $$
 	SELECT string_agg(payload #>> '{}', ' ' ORDER BY id) FROM idemq.claim(queue, 20) $$;
 CREATE FUNCTION done(VARIADIC p text[]) RETURNS text LANGUAGE sql AS $$
 	SELECT string_agg(idemq.try_commit(id, token, to_jsonb(payload #>> '{}' || '!'))::text, ' ' ORDER BY id) FROM idemq.jobs
-	WHERE status = 'processing' AND payload #>> '{}' = ANY (p) $$;
+	WHERE status = 'running' AND payload #>> '{}' = ANY (p) $$;
 CREATE FUNCTION die(VARIADIC p text[]) RETURNS text LANGUAGE sql AS $$
 	SELECT string_agg(idemq.fail(id, token, 'no')::text, ' ' ORDER BY id) FROM idemq.jobs
-	WHERE status = 'processing' AND payload #>> '{}' = ANY (p) $$;
+	WHERE status = 'running' AND payload #>> '{}' = ANY (p) $$;
 CREATE FUNCTION line() RETURNS text LANGUAGE sql AS $$
 	SELECT string_agg(payload #>> '{}' || ':' || status, ' ' ORDER BY id) FROM idemq.jobs $$;
 CREATE FUNCTION why(p text) RETURNS text LANGUAGE sql AS $$
@@ -149,7 +149,7 @@ SELECT die('x');
 SELECT add('xc', ids('x')) > 0, add('xw', ids('x'), 'wait') > 0, add('xr', ids('x'), 'run') > 0;
 SELECT take();
 SELECT take();
-SELECT line() ~ 'xc:cancelled xw:blocked xr:processing' AS as_asked;
+SELECT line() ~ 'xc:cancelled xw:blocked xr:running' AS as_asked;
 -- Redrive brings back the dead parent, cancel the child.
 SELECT idemq.redrive('q') AS parents;
 SELECT idemq.cancel(id) FROM idemq.jobs WHERE payload = '"xw"';

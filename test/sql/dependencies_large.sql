@@ -11,7 +11,7 @@ CREATE FUNCTION take(queue text DEFAULT 'q') RETURNS text LANGUAGE sql AS $$
 	SELECT string_agg(payload #>> '{}', ' ' ORDER BY id) FROM idemq.claim(queue, 20) $$;
 CREATE FUNCTION done(VARIADIC p text[]) RETURNS text LANGUAGE sql AS $$
 	SELECT string_agg(idemq.try_commit(id, token, to_jsonb(payload #>> '{}' || '!'))::text, ' ' ORDER BY id) FROM idemq.jobs
-	WHERE status = 'processing' AND payload #>> '{}' = ANY (p) $$;
+	WHERE status = 'running' AND payload #>> '{}' = ANY (p) $$;
 CREATE FUNCTION clean() RETURNS text LANGUAGE sql AS $$
 	SELECT string_agg(c::text, E'\n') FROM idemq.check() c $$;
 CREATE FUNCTION sqlstate_of(command text) RETURNS text LANGUAGE plpgsql AS $$

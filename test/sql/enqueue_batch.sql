@@ -27,7 +27,7 @@ BEGIN
 END $$;
 CREATE VIEW indexes AS SELECT rows_by('on') = rows_by('off') AS each_has_each_row;
 SELECT * FROM indexes;
-SELECT pending, processing FROM idemq.metrics;
+SELECT pending, running FROM idemq.metrics;
 DELETE FROM idemq.jobs;
 
 -- A sequence that counts otherwise gives its ids one by one; one that would end gives none.
@@ -64,7 +64,7 @@ SELECT count(*) FROM idemq.jobs;
 SELECT count(*) FROM idemq.claim('q', 10);
 COMMIT;
 SELECT count(*), sum(payload::int) FROM idemq.jobs;
-SELECT pending, processing FROM idemq.metrics;
+SELECT pending, running FROM idemq.metrics;
 SELECT * FROM indexes;
 SELECT count(*) FROM idemq.claim('q', 1000);
 DELETE FROM idemq.jobs;
@@ -92,7 +92,7 @@ SELECT count(*), count(key), count(group_key), count(headers), bool_and(priority
 FROM idemq.jobs;
 SELECT * FROM indexes;
 SELECT count(*), count(group_key) AS heads FROM idemq.claim('q', 1000);
-SELECT group_key, payload FROM idemq.jobs WHERE status = 'processing' AND group_key IS NOT NULL ORDER BY group_key COLLATE "C";
+SELECT group_key, payload FROM idemq.jobs WHERE status = 'running' AND group_key IS NOT NULL ORDER BY group_key COLLATE "C";
 SELECT * FROM idemq.check();
 DELETE FROM idemq.jobs;
 
@@ -135,6 +135,6 @@ COMMIT;
 BEGIN ISOLATION LEVEL SERIALIZABLE;
 SELECT count(*) FROM idemq.enqueue_many('q', payloads(300));
 COMMIT;
-SELECT pending, processing FROM idemq.metrics;
+SELECT pending, running FROM idemq.metrics;
 SELECT * FROM idemq.check();
 DROP EXTENSION idemq CASCADE;

@@ -41,7 +41,7 @@ SELECT details, error, idemq_internal.error_sqlstate(details, error) FROM (VALUE
 SELECT idemq_internal.error_fingerprint(NULL, 'order 1'), idemq_internal.error_fingerprint(NULL, 'order 2') = idemq_internal.error_fingerprint(NULL, 'order ?') AS same,
 	idemq_internal.error_fingerprint('22012', 'order 1') <> idemq_internal.error_fingerprint(NULL, 'order 1') AS other_state, idemq_internal.error_fingerprint(NULL, NULL) = idemq_internal.error_fingerprint('', '') AS none;
 
--- 300 jobs of three causes, one that goes on, one in processing, one whose lease ended.
+-- 300 jobs of three causes, one that goes on, one that is running, one whose lease ended.
 SELECT idemq.create_queue('mail', max_attempts => 1, lease => '1 h'), idemq.create_queue('pay', max_attempts => 5, lease => '1 h') \gset
 CREATE TABLE cause (n int, error text, details jsonb);
 INSERT INTO cause SELECT g, CASE g % 3 WHEN 0 THEN 'order ' || g || ' not found' WHEN 1 THEN 'host ''mx' || g || ''' timed out after ' || g || ' ms'

@@ -1,4 +1,4 @@
--- Groups that may have several jobs in processing, without the worker: who has a place, whose turn it is.
+-- Groups that may have several running jobs, without the worker: who has a place, whose turn it is.
 CREATE EXTENSION idemq;
 SELECT idemq.create_queue('q', group_max_running => 2, retry_base => '1 ms', retry_jitter => 0) IS NOT NULL AS created; -- meant to expire
 CREATE FUNCTION sqlstate_of(command text) RETURNS text LANGUAGE plpgsql AS $$
@@ -11,7 +11,7 @@ SELECT group_max_running FROM idemq.queues;
 
 -- The jobs that are not finished, in the order of their ids: their status, and + when they have a place.
 CREATE FUNCTION jobs(name text DEFAULT NULL) RETURNS text LANGUAGE sql AS $$
-	SELECT string_agg((payload #>> '{}') || ':' || status || CASE WHEN status = 'processing' OR status = 'pending' AND run_at IS NULL
+	SELECT string_agg((payload #>> '{}') || ':' || status || CASE WHEN status = 'running' OR status = 'pending' AND run_at IS NULL
 		THEN '+' WHEN ready_at > clock_timestamp() THEN ' later' ELSE '' END, ', ' ORDER BY id)
 	FROM idemq.jobs WHERE finished_at IS NULL AND (name IS NULL OR group_key = name) $$;
 CREATE FUNCTION take(wanted int DEFAULT 1) RETURNS text LANGUAGE sql AS $$
@@ -166,7 +166,7 @@ SELECT * FROM idemq.check();
 SELECT done('g3'), done('g4'), take(10), jobs('g');
 SELECT idemq.alter_queue('q', group_max_running => 3);
 SELECT take(10), jobs('g');
-SELECT group_key, count(*) FROM idemq.jobs WHERE status = 'processing' GROUP BY 1;
+SELECT group_key, count(*) FROM idemq.jobs WHERE status = 'running' GROUP BY 1;
 SELECT take(10), groups_limited FROM idemq.metrics WHERE queue = 'q';
 SELECT take(10);
 SELECT groups_limited FROM idemq.metrics WHERE queue = 'q';

@@ -47,7 +47,7 @@ SELECT take(10), jobs('a'), waits('a4');
 -- Nor by the name of its bucket.
 SELECT allowed, remaining FROM idemq.admit('group', 1, '1 h');
 
--- A job that fails is started again: that counts.  It stays the head, and failed.
+-- A job that fails is started again: that counts.  It stays the head, and retrying.
 SELECT add('f', 1, 2);
 SELECT take(10), idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.jobs WHERE payload = '"f1"';
 SELECT idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.jobs WHERE payload = '"f1"';
@@ -68,7 +68,7 @@ BEGIN; SELECT take(10); ROLLBACK;
 SELECT idemq.alter_queue('q', max_running => 1);
 SELECT count(*) FROM idemq.claim('q', 10);
 SELECT count(*), max(outcome::text) FROM generate_series(1, 5) n, idemq.claim_job(id_of('r1'));
-SELECT idemq.release(id, token) FROM idemq.jobs WHERE status = 'processing';
+SELECT idemq.release(id, token) FROM idemq.jobs WHERE status = 'running';
 SELECT idemq.alter_queue('q', max_running => 0);
 SELECT take(10), jobs('r'), waits('r1');
 -- commit_once and commit_and_claim start jobs, too.

@@ -14,7 +14,7 @@ SELECT payload FROM idemq.claim('q', 10);
 SELECT payload, status, group_key, ready_at IS NULL AS unready FROM idemq.jobs ORDER BY id;
 SELECT idemq.commit(id, token) FROM idemq.jobs WHERE payload = '1';
 SELECT payload, group_key FROM idemq.claim('q', 10);
-SELECT idemq.try_commit(id, token) FROM idemq.jobs WHERE status = 'processing' ORDER BY id;
+SELECT idemq.try_commit(id, token) FROM idemq.jobs WHERE status = 'running' ORDER BY id;
 SELECT count(*) FROM idemq.claim('q', 10);
 SELECT * FROM idemq.check();
 
@@ -25,13 +25,13 @@ CREATE FUNCTION line() RETURNS text LANGUAGE sql AS $$
 	SELECT string_agg(payload::text || ':' || status, ' ' ORDER BY id) FROM idemq.jobs WHERE finished_at IS NULL $$;
 CREATE FUNCTION take() RETURNS text LANGUAGE sql AS $$ SELECT string_agg(payload::text, ' ') FROM idemq.claim('q', 10) $$;
 CREATE FUNCTION end_all() RETURNS text LANGUAGE sql AS $$
-	SELECT string_agg(idemq.try_commit(id, token)::text, ' ') FROM idemq.jobs WHERE status = 'processing' $$;
+	SELECT string_agg(idemq.try_commit(id, token)::text, ' ') FROM idemq.jobs WHERE status = 'running' $$;
 CREATE FUNCTION add(first int, last int, name text) RETURNS void LANGUAGE sql AS $$
 	SELECT idemq.enqueue('q', to_jsonb(n), group_key => name) FROM generate_series(first, last) n $$;
 CREATE FUNCTION sqlstate_of(command text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN EXECUTE command; RETURN 'none'; EXCEPTION WHEN OTHERS THEN RETURN SQLSTATE; END $$;
 
--- A failed head keeps its place, released and retried as well.
+-- A retrying head keeps its place, released and retried as well.
 SELECT add(10, 12, 'f');
 SELECT take();
 SELECT idemq.fail(id, token, 'no', retry_in => '1 h') FROM idemq.jobs WHERE payload = '10';

@@ -77,7 +77,7 @@ SELECT idemq.commit(id, token) FROM idemq.claim('q');
 UPDATE idemq.jobs SET status = 'pending', finished_at = NULL, ready_at = now() WHERE id = :id;
 SELECT payload, attempt FROM idemq.claim('q');
 
--- A job in processing that a DBA takes from its worker: the token is stale and the lease gone.
+-- A running job that a DBA takes from its worker: the token is stale and the lease gone.
 SELECT (idemq.enqueue('q', '"cancelled"')).id \gset
 SELECT token FROM idemq.claim('q') \gset
 UPDATE idemq.jobs SET status = 'cancelled', ready_at = NULL, finished_at = now() WHERE id = :id;
@@ -105,7 +105,7 @@ UPDATE idemq.jobs SET status = 'cancelled', ready_at = NULL, finished_at = now()
 ROLLBACK;
 SELECT count(*) FROM idemq.claim('q');
 SELECT idemq.heartbeat(:id, :token), idemq.commit(:id, :token);
--- Other columns of a job in processing may change under its worker.
+-- Other columns of a running job may change under its worker.
 SELECT (idemq.enqueue('q', '"edited"')).id \gset
 SELECT token FROM idemq.claim('q') \gset
 UPDATE idemq.jobs SET payload = '"by hand"', worker = 'dba', priority = 0, max_attempts = 1 WHERE id = :id;
@@ -130,13 +130,13 @@ TRUNCATE idemq.jobs RESTART IDENTITY;
 SELECT idemq.heartbeat(:id, :token), idemq.try_commit(:id, :token);
 SELECT count(idemq.enqueue('q', '1')) FROM generate_series(1, 3);
 SELECT count(*) FROM idemq.claim('q', 10);
--- A row in processing that nobody of this server has claimed: restored, replicated.
+-- A row of a running job that nobody of this server has claimed: restored, replicated.
 DELETE FROM idemq.jobs;
 SELECT idemq.reap(), idemq.reap('q');
 INSERT INTO idemq.jobs (id, queue_id, enqueued_at, priority, max_attempts, status, attempt, token, ready_at, claimed_at, deadline, payload)
-	VALUES (101, :q, now(), 4, 3, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 h', now() - interval '1 h' + interval '1 ms', '"over"'), -- meant to expire
-		(102, :q, now(), 4, 3, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 min', now() + interval '1 h', '"running"'),
-		(103, :q, now(), 4, 3, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 min', now() + interval '1 h', '"committed"');
+	VALUES (101, :q, now(), 4, 3, 'running', 1, 17, now() - interval '2 h', now() - interval '1 h', now() - interval '1 h' + interval '1 ms', '"over"'), -- meant to expire
+		(102, :q, now(), 4, 3, 'running', 1, 17, now() - interval '2 h', now() - interval '1 min', now() + interval '1 h', '"running"'),
+		(103, :q, now(), 4, 3, 'running', 1, 17, now() - interval '2 h', now() - interval '1 min', now() + interval '1 h', '"committed"');
 SELECT idemq.commit(103, 17);
 -- (A claim looks for them a stretch at a time; idemq.reap for all at once.)
 DO $$
@@ -150,7 +150,7 @@ SELECT payload, status, attempt, token > 17 AS grew FROM idemq.jobs ORDER BY id;
 SELECT idemq.heartbeat(102, 17), idemq.try_commit(101, 17), idemq.reap('q');
 SELECT idemq.commit(102, 17);
 INSERT INTO idemq.jobs (id, queue_id, enqueued_at, priority, max_attempts, status, attempt, token, ready_at, claimed_at, deadline, payload)
-	SELECT 200 + n, :q, now(), 9, 1, 'processing', 1, 17, now() - interval '2 h', now() - interval '1 h', now() - interval '1 h' + interval '1 ms', '"over, the last"' FROM generate_series(1, 3000) n; -- meant to expire
+	SELECT 200 + n, :q, now(), 9, 1, 'running', 1, 17, now() - interval '2 h', now() - interval '1 h', now() - interval '1 h' + interval '1 ms', '"over, the last"' FROM generate_series(1, 3000) n; -- meant to expire
 SELECT idemq.reap('q');
 SELECT payload, status, attempt, count(*) FROM idemq.jobs GROUP BY 1, 2, 3 ORDER BY 1;
 DELETE FROM idemq.jobs;
@@ -166,7 +166,7 @@ SELECT (idemq.enqueue('p', '2', key => 'k')).outcome;
 SELECT payload, attempt, idemq.fail(id, token, 'x') FROM idemq.claim('p', lease => '1 h');
 SELECT (idemq.enqueue('p', '2', key => 'k', max_attempts => 9)).outcome;
 SELECT payload, idemq.fail(id, token, 'x') FROM idemq.claim('p', lease => '1 h');
-SELECT count(idemq.retry(id)) FROM idemq.jobs WHERE status = 'failed';
+SELECT count(idemq.retry(id)) FROM idemq.jobs WHERE status = 'retrying';
 SELECT payload, idemq.commit(id, token) FROM idemq.claim('p', lease => '1 h');
 INSERT INTO idemq_internal.queue_grants VALUES (:p, 'pg_monitor', 'claim'), (:p, 'no_such_role', 'admin');
 SET ROLE pg_monitor;
@@ -200,7 +200,7 @@ CREATE TRIGGER a_before BEFORE INSERT OR UPDATE OR DELETE ON idemq.jobs FOR EACH
 CREATE TRIGGER a_after AFTER INSERT OR UPDATE OR DELETE ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION log_row('row');
 CREATE TRIGGER b_status AFTER UPDATE OF status ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION log_row('status');
 CREATE TRIGGER b_payload AFTER UPDATE OF payload, id ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION log_row('payload');
-CREATE TRIGGER b_completed AFTER UPDATE ON idemq.jobs FOR EACH ROW WHEN (OLD.status = 'processing' AND NEW.status = 'completed') EXECUTE FUNCTION log_row('completed');
+CREATE TRIGGER b_completed AFTER UPDATE ON idemq.jobs FOR EACH ROW WHEN (OLD.status = 'running' AND NEW.status = 'completed') EXECUTE FUNCTION log_row('completed');
 CREATE FUNCTION logged(OUT entry text) RETURNS SETOF text LANGUAGE plpgsql AS $$
 BEGIN
 	RETURN QUERY SELECT l.entry FROM log l ORDER BY n;
@@ -321,7 +321,7 @@ SELECT idemq.validate(:id, :token), idemq.commit(:id, :token);
 SELECT idemq.commit(id, token) FROM idemq.claim('q', 10);
 -- A trigger that calls idemq about the same row is refused.
 CREATE FUNCTION call_back() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM idemq.cancel(NEW.id); RETURN NEW; END $$;
-CREATE TRIGGER call_back BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (NEW.status = 'processing') EXECUTE FUNCTION call_back();
+CREATE TRIGGER call_back BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (NEW.status = 'running') EXECUTE FUNCTION call_back();
 SELECT (idemq.enqueue('q', '1')).id \gset
 SELECT count(*) FROM idemq.claim('q');
 DROP TRIGGER call_back ON idemq.jobs;
@@ -390,7 +390,7 @@ DELETE FROM idemq.jobs;
 DROP TABLE held;
 
 -- Check constraints are honoured.
-ALTER TABLE idemq.jobs ADD CONSTRAINT small CHECK (length(payload::text) < 20), ADD CONSTRAINT signed CHECK (status <> 'processing' OR worker IS NOT NULL);
+ALTER TABLE idemq.jobs ADD CONSTRAINT small CHECK (length(payload::text) < 20), ADD CONSTRAINT signed CHECK (status <> 'running' OR worker IS NOT NULL);
 SELECT (idemq.enqueue('q', '"small"')).id \gset
 SELECT idemq.enqueue('q', to_jsonb(repeat('x', 20)));
 SELECT idemq.enqueue('q', to_jsonb(repeat('x', 20)), key => 'k');
@@ -416,23 +416,23 @@ CREATE INDEX by_status ON idemq.jobs (status, worker) INCLUDE (attempt);
 CREATE INDEX by_worker ON idemq.jobs USING hash (worker);
 CREATE INDEX by_payload ON idemq.jobs USING gin (payload jsonb_path_ops);
 CREATE INDEX by_time ON idemq.jobs USING brin (enqueued_at, finished_at);
-CREATE UNIQUE INDEX one_in_flight ON idemq.jobs ((payload ->> 'customer')) WHERE status = 'processing';
+CREATE UNIQUE INDEX one_in_flight ON idemq.jobs ((payload ->> 'customer')) WHERE status = 'running';
 SELECT count(idemq.enqueue('q', jsonb_build_object('customer', g % 3, 'n', g))) FROM generate_series(1, 9) g;
 SELECT * FROM idemq.claim('q', 9);
 SELECT payload ->> 'customer' AS customer FROM idemq.claim('q', 3, worker => 'w');
 SET enable_seqscan = off;
 SET enable_bitmapscan = on;
 SELECT count(*) FROM idemq.jobs WHERE payload ->> 'customer' = '1';
-SELECT count(*) FROM idemq.jobs WHERE status = 'processing' AND worker = 'w';
+SELECT count(*) FROM idemq.jobs WHERE status = 'running' AND worker = 'w';
 SELECT count(*) FROM idemq.jobs WHERE worker = 'w';
 SELECT count(*) FROM idemq.jobs WHERE payload @> '{"n": 2}';
-SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'processing' AND worker = 'w';
-SELECT count(*) FROM idemq.jobs WHERE status = 'processing' AND worker = 'w';
+SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'running' AND worker = 'w';
+SELECT count(*) FROM idemq.jobs WHERE status = 'running' AND worker = 'w';
 SELECT count(*) FROM idemq.jobs WHERE status = 'completed' AND worker = 'w';
 SELECT count(*) FROM idemq.jobs WHERE finished_at > now() - interval '1 h';
 DROP INDEX idemq.one_in_flight;
 SELECT count(idemq.fail(id, token, 'x', '0')) FROM idemq.claim('q', 10, worker => 'x');
-SELECT count(*) FROM idemq.jobs WHERE status = 'failed' AND worker = 'x';
+SELECT count(*) FROM idemq.jobs WHERE status = 'retrying' AND worker = 'x';
 SELECT count(*) FROM idemq.jobs WHERE worker = 'x';
 SELECT count(idemq.commit(id, token)) FROM idemq.claim('q', 10, worker => 'y');
 SELECT count(*) FROM idemq.jobs WHERE worker = 'x';
@@ -447,7 +447,7 @@ SELECT (idemq.enqueue('q', '1')).outcome;
 SELECT idemq.enqueue('q', '1');
 SELECT idemq.enqueue('q', '1', key => 'other');
 DROP INDEX idemq.one_payload;
-ALTER TABLE idemq.jobs ADD CONSTRAINT one_worker EXCLUDE USING btree (worker WITH =) WHERE (status = 'processing');
+ALTER TABLE idemq.jobs ADD CONSTRAINT one_worker EXCLUDE USING btree (worker WITH =) WHERE (status = 'running');
 SELECT (idemq.enqueue('q', '2')).outcome;
 SELECT * FROM idemq.claim('q', 2, worker => 'same');
 SELECT count(*) FROM idemq.claim('q', 1, worker => 'same');

@@ -37,7 +37,7 @@ CREATE FUNCTION step(queue int, at timestamptz, pending int, done int, counts in
 SELECT count(step(n.queue, '2026-01-01 12:00'::timestamptz + s * interval '00:00:10', s, s, ARRAY[20 + s, s]))
 	FROM (VALUES (:q), (0)) n (queue), unnest('{1,3,6,7,12,60,61}'::int[]) s;
 SELECT idemq_internal.write_history(60, NULL, '2026-01-01 12:02');
-SELECT queue, step, at, pending, processing, failed, dead, oldest_due, enqueued, claimed, completed, failures, wait_counts, run_counts
+SELECT queue, step, at, pending, running, retrying, dead, oldest_due, enqueued, claimed, completed, failures, wait_counts, run_counts
 	FROM idemq.history WHERE step > 10 ORDER BY queue, at;
 -- What is folded already is not folded again, and what is beyond is later.
 SELECT idemq_internal.write_history(60, NULL, '2026-01-01 12:02'), idemq_internal.write_history(60, '2026-01-01 12:02', '2026-01-01 12:10');

@@ -26,7 +26,7 @@ CREATE FUNCTION regress_handler(jsonb) RETURNS void LANGUAGE sql SET search_path
 CALL idemq.tick();
 SELECT idemq.create_topic('order');
 
--- The call of a function with one argument replaced; with a job in processing, and undone.
+-- The call of a function with one argument replaced; with a running job, and undone.
 CREATE FUNCTION answer(fn text, changed text, value text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	args text := (SELECT string_agg(format('%s => %s', name, CASE WHEN fn LIKE '%\_many' AND name IN ('max_attempts', 'headers', 'details') AND name IS DISTINCT FROM changed THEN 'NULL' WHEN name = changed THEN answer.value
@@ -70,7 +70,7 @@ INSERT INTO bad (arg, value) VALUES
 	('lease', '''0'''), ('lease', '''-1 s'''), ('lease', '''1 us'''), ('lease', '''2000 years'''), ('lease', '''178000000 years'''), ('lease', '''-178000000 years'''),
 	('worker', ''''''), ('worker', 'repeat(''x'', 256)'), ('worker', 'repeat(''x'', 257)'), ('worker', 'repeat(''é'', 129)'), ('worker', '''ü "''''\ 队'''),
 	('id', '0'), ('id', '-1'), ('id', '9223372036854775807'), ('id', '-9223372036854775808'), ('token', '0'), ('token', '-1'), ('token', '9223372036854775807'), ('token', '-9223372036854775808'),
-	('retry_in', '''0'''), ('retry_in', '''-1 us'''), ('retry_in', '''2000 years'''), ('privilege', '''all'''), ('privilege', ''''''), ('status', '''processing'''),
+	('retry_in', '''0'''), ('retry_in', '''-1 us'''), ('retry_in', '''2000 years'''), ('privilege', '''all'''), ('privilege', ''''''), ('status', '''running'''),
 	('scope', ''''''), ('scope', 'repeat(''x'', 256)'), ('scope', 'repeat(''x'', 257)'), ('ttl', '''0'''), ('ttl', '''-1 s'''), ('ttl', '''2000 years'''), ('ttl', '''1 us'''),
 	('function', '0'), ('function', '''pg_sleep(float8)'''), ('workers', '0'), ('workers', '1001'), ('batch', '0'), ('batch', '10001'), ('max_idle', '''0'''), ('max_idle', '''-1 us'''), ('max_idle', '''2000 years''');
 SET client_min_messages = error;

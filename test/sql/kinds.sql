@@ -14,8 +14,8 @@ SELECT outcome, payload, headers, kind FROM idemq.commit_many_and_claim(array(SE
 SELECT outcome FROM idemq.enqueue('q', '3', kind => 'mail', headers => '"h"');
 SELECT payload, headers, queue, kind FROM idemq.claim_any('{dead,q}');
 SELECT outcome FROM idemq.enqueue('q', '4', kind => 'pdf', headers => '"h"');
-SELECT payload, headers, kind FROM idemq.commit_and_claim((SELECT id FROM idemq.jobs WHERE status = 'processing'), (SELECT token FROM idemq.jobs WHERE status = 'processing'));
-SELECT outcome, payload, headers, kind FROM idemq.commit_many_and_claim(array(SELECT id FROM idemq.jobs WHERE status = 'processing'), array(SELECT token FROM idemq.jobs WHERE status = 'processing'), queue => 'q');
+SELECT payload, headers, kind FROM idemq.commit_and_claim((SELECT id FROM idemq.jobs WHERE status = 'running'), (SELECT token FROM idemq.jobs WHERE status = 'running'));
+SELECT outcome, payload, headers, kind FROM idemq.commit_many_and_claim(array(SELECT id FROM idemq.jobs WHERE status = 'running'), array(SELECT token FROM idemq.jobs WHERE status = 'running'), queue => 'q');
 SELECT (e).id FROM idemq.enqueue('q', '5', kind => 'pdf') e \gset
 SELECT outcome, payload, result, retry_after, kind FROM idemq.claim_job(:id);
 SELECT outcome, payload, result, retry_after IS NOT NULL AS later, kind FROM idemq.claim_job(:id);
@@ -54,7 +54,7 @@ SELECT outcome FROM idemq.enqueue('q', '1', key => 'none');
 SELECT outcome FROM idemq.enqueue('q', '1', key => 'none', kind => 'mail');
 SELECT * FROM row;
 
--- It goes with the payload: replaced, waiting or blocked or failed; asked for while it runs, and served.
+-- It goes with the payload: replaced, waiting or blocked or retrying; asked for while it runs, and served.
 SELECT outcome FROM idemq.enqueue('q', '2', key => 'k', kind => 'pdf', on_duplicate => 'replace');
 SELECT outcome FROM idemq.enqueue('q', '2', key => 'none', on_duplicate => 'replace', kind => 'sms');
 SELECT * FROM row;

@@ -172,7 +172,7 @@ SELECT idemq.hold_claimed();
 -- Not one job: none, several, the one that is ended at once.
 SELECT count(*) FROM idemq.claim('q', 2) \gset
 SELECT :count AS claimed, idemq.hold_claimed();
-SELECT count(idemq.release(id, token)) FROM idemq.jobs WHERE status = 'processing';
+SELECT count(idemq.release(id, token)) FROM idemq.jobs WHERE status = 'running';
 SELECT token FROM idemq.claim_job(:id) \gset
 SELECT idemq.hold_claimed();
 SELECT idemq.commit_once(:other);
@@ -295,7 +295,7 @@ SELECT idemq.heartbeat(:m, :m_token, '1 h'), idemq.heartbeat(:m, :m_token);
 -- The same of a lease that memory has lost.
 SELECT id AS row_m FROM idemq.enqueue('m', '2') \gset
 ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
-UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 min' WHERE id = :row_m;
+UPDATE idemq.jobs SET status = 'running', attempt = 1, token = 7, claimed_at = now(), deadline = now() + interval '1 min' WHERE id = :row_m;
 ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 SELECT idemq.heartbeat(:row_m, 7, '1 h 1 us');
 SELECT count(*) FROM idemq.running_jobs WHERE job_id = :row_m;

@@ -9,14 +9,14 @@ CREATE TABLE states (state text PRIMARY KEY, max_attempts int, delay interval, s
 INSERT INTO states VALUES
 	('pending', 3, NULL, '{}'),
 	('pending, not due', 3, '1 h', '{}'),
-	('processing', 3, NULL, '{claim}'),
-	('processing, last attempt', 1, NULL, '{claim}'),
-	('processing, lease over', 3, NULL, '{claim 1 ms,sleep}'),
-	('processing, last lease over', 1, NULL, '{claim 1 ms,sleep}'),
+	('running', 3, NULL, '{claim}'),
+	('running, last attempt', 1, NULL, '{claim}'),
+	('running, lease over', 3, NULL, '{claim 1 ms,sleep}'),
+	('running, last lease over', 1, NULL, '{claim 1 ms,sleep}'),
 	('pending, reaped', 3, NULL, '{claim 1 ms,sleep,reap}'),
 	('pending, released', 3, NULL, '{claim,release}'),
-	('failed', 3, NULL, '{claim,fail later}'),
-	('failed, due', 3, NULL, '{claim,fail now}'),
+	('retrying', 3, NULL, '{claim,fail later}'),
+	('retrying, due', 3, NULL, '{claim,fail now}'),
 	('completed', 3, NULL, '{claim,commit}'),
 	('dead', 3, NULL, '{claim,fail for good}'),
 	('cancelled', 3, NULL, '{claim,cancel}'),
@@ -156,7 +156,7 @@ FROM results
 WHERE before IS DISTINCT FROM after
 	AND outcome IN ('stale', 'not_found', 'locked', 'blocked', 'not_due', 'completed', 'no row',
 					'already_committed', 'current', 'expired', '0', 'IQ001', 'IQ002', 'IQ006')
-	AND NOT (outcome = 'no row' AND state = 'processing, last lease over');
+	AND NOT (outcome = 'no row' AND state = 'running, last lease over');
 -- Only the statuses of the picture follow each other.
 SELECT (before).status AS from_status, (after).status AS to_status, string_agg(DISTINCT call, ', ' ORDER BY call) AS by
 FROM results WHERE (before).status <> (after).status GROUP BY 1, 2 ORDER BY 1, 2;
@@ -166,7 +166,7 @@ WHERE (after).id IS NOT NULL AND (
 	((after).ready_at IS NULL) <> ((after).status IN ('blocked', 'completed', 'dead', 'cancelled'))
 	OR ((after).finished_at IS NOT NULL) <> ((after).status IN ('completed', 'dead', 'cancelled'))
 	OR (after).token < (before).token
-	OR ((after).status = 'processing' AND ((after).token = 0 OR (after).deadline IS NULL OR (after).claimed_at IS NULL))
+	OR ((after).status = 'running' AND ((after).token = 0 OR (after).deadline IS NULL OR (after).claimed_at IS NULL))
 	OR (after).attempt > (after).max_attempts);
 -- A new attempt has a larger token, and nothing else has a new one.
 SELECT run, call, state, (after).token > (before).token AS grew, (after).status

@@ -23,7 +23,7 @@ CREATE FUNCTION finish(n int DEFAULT 1) RETURNS SETOF idemq.outcome LANGUAGE sql
 	WITH d AS (DELETE FROM held WHERE id IN (SELECT id FROM held ORDER BY id LIMIT n) RETURNING id, token)
 	SELECT m.outcome FROM (SELECT array_agg(id) AS ids, array_agg(token) AS tokens FROM d) d, idemq.commit_many(ids, tokens) m $$;
 
--- The limit is that of jobs in processing.
+-- The limit is that of running jobs.
 CALL fresh('max_running => 2');
 SELECT take(5), permits();
 SELECT take(5), count(*) FROM idemq.claim_any('{q}', 5);
@@ -31,7 +31,7 @@ SELECT (c).outcome, (c).retry_after, (c).id IS NOT NULL AS id FROM (SELECT idemq
 SELECT idemq.commit_once(max(id)) FROM idemq.jobs;
 SELECT (a).outcome, (a).retry_after FROM (SELECT idemq.acquire('q', 'k', '6') AS a) _;
 SELECT regexp_replace(idemq.why(max(id)), 'job \d+', 'job n') FROM idemq.jobs WHERE status = 'pending';
-SELECT queue, processing, pending, permits_used, max_running FROM idemq.metrics;
+SELECT queue, running, pending, permits_used, max_running FROM idemq.metrics;
 -- Each way to end an attempt makes room.
 SELECT finish();
 SELECT take(5), permits();
@@ -56,7 +56,7 @@ UPDATE idemq.jobs SET status = 'pending' WHERE id = (SELECT min(id) FROM held);
 DELETE FROM held WHERE id = (SELECT min(id) FROM held);
 SELECT permits();
 DELETE FROM idemq.jobs WHERE id = (SELECT max(id) FROM held);
-SELECT permits(), (SELECT count(*) FROM idemq.jobs WHERE status = 'processing') AS processing;
+SELECT permits(), (SELECT count(*) FROM idemq.jobs WHERE status = 'running') AS running;
 TRUNCATE held;
 -- commit_once, acquire and claim_job are let by again.
 SELECT idemq.commit_once(max(id)), permits() FROM idemq.jobs WHERE status = 'pending';
@@ -76,7 +76,7 @@ BEGIN;
 SELECT finish(2);
 SELECT take(5), permits();
 ROLLBACK;
-SELECT permits(), take(), (SELECT count(*) FROM idemq.jobs WHERE status = 'processing') AS processing;
+SELECT permits(), take(), (SELECT count(*) FROM idemq.jobs WHERE status = 'running') AS running;
 -- Savepoints: what is ended in one that is rolled back makes no room.
 BEGIN;
 SAVEPOINT a;
@@ -92,7 +92,7 @@ SELECT take(5);
 RELEASE b;
 SELECT take(5), permits();
 COMMIT;
-SELECT permits(), (SELECT count(*) FROM idemq.jobs WHERE status = 'processing') AS processing;
+SELECT permits(), (SELECT count(*) FROM idemq.jobs WHERE status = 'running') AS running;
 -- The same job again: ended and claimed, over and over.
 BEGIN;
 SELECT idemq.release(id, token), permits() FROM held ORDER BY id LIMIT 1;
@@ -106,7 +106,7 @@ SELECT idemq.commit(:other_id, :other_token);
 SELECT count(*) AS one FROM idemq.claim('q', 5);
 SELECT count(*) AS none FROM idemq.claim('q', 5);
 COMMIT;
-SELECT permits(), (SELECT count(*) FROM idemq.jobs WHERE status = 'processing') AS processing;
+SELECT permits(), (SELECT count(*) FROM idemq.jobs WHERE status = 'running') AS running;
 TRUNCATE held;
 -- Many commit_once in one transaction are one after the other.
 CALL fresh('max_running => 1');
@@ -167,12 +167,12 @@ TRUNCATE held;
 -- A hand-made row counts as well; claims wait for it.
 CALL fresh('max_running => 1');
 SELECT idemq.reap('q');
-UPDATE idemq.jobs SET status = 'processing', token = 7, attempt = 1, claimed_at = now(), deadline = now() + interval '1 h'
+UPDATE idemq.jobs SET status = 'running', token = 7, attempt = 1, claimed_at = now(), deadline = now() + interval '1 h'
 WHERE id IN (SELECT id FROM idemq.jobs ORDER BY id LIMIT 2);
 SELECT take(5), permits();
 SELECT idemq.commit(min(id), 7) FROM idemq.jobs;
 SELECT take(5), permits();
-SELECT idemq.commit(max(id), 7) FROM idemq.jobs WHERE status = 'processing';
+SELECT idemq.commit(max(id), 7) FROM idemq.jobs WHERE status = 'running';
 SELECT take(5), permits();
 TRUNCATE held;
 SELECT * FROM idemq.check();

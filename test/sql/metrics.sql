@@ -10,14 +10,14 @@ SELECT idemq.create_queue('p', lease => '1 h') AS p \gset
 
 -- What shared memory counted, in short: statuses that have jobs, counters that are not 0.
 CREATE FUNCTION metrics(name text DEFAULT 'q', OUT jobs text, OUT totals text) LANGUAGE sql AS $$
-	SELECT string_agg(key || ' ' || value, ', ' ORDER BY ord) FILTER (WHERE key IN ('pending', 'blocked', 'processing', 'failed', 'completed', 'dead', 'cancelled')),
+	SELECT string_agg(key || ' ' || value, ', ' ORDER BY ord) FILTER (WHERE key IN ('pending', 'blocked', 'running', 'retrying', 'completed', 'dead', 'cancelled')),
 		string_agg(replace(key, '_total', '') || ' ' || value, ', ' ORDER BY ord) FILTER (WHERE key LIKE '%_total')
 	FROM idemq.metrics m, json_each_text(row_to_json(m)) WITH ORDINALITY e(key, value, ord) WHERE m.queue = name AND value <> '0'
 $$;
 -- Queues of which the gauges are not what the table says.
 CREATE VIEW drift AS
 	SELECT q.name, c.status, coalesce(n, 0) AS jobs, gauge FROM idemq.metrics m JOIN idemq.queues q USING (queue_id),
-		LATERAL (VALUES ('pending', pending), ('blocked', blocked), ('processing', processing), ('failed', failed),
+		LATERAL (VALUES ('pending', pending), ('blocked', blocked), ('running', running), ('retrying', retrying),
 			('completed', completed), ('dead', dead), ('cancelled', cancelled)) c(status, gauge)
 		LEFT JOIN LATERAL (SELECT count(*) AS n FROM idemq.jobs j WHERE j.queue_id = q.queue_id AND j.status::text = c.status) j ON true
 	WHERE coalesce(n, 0) IS DISTINCT FROM gauge;
@@ -89,9 +89,9 @@ SELECT idemq.resume('p');
 SELECT count(*) FROM idemq.claim('p', 10);
 SELECT oldest_ready FROM idemq.metrics WHERE queue = 'p';
 -- commit_many, fail_many.
-SELECT count(*) FROM (SELECT array_agg(id) AS ids, array_agg(token) AS tokens FROM (SELECT * FROM idemq.jobs WHERE queue_id = :p AND status = 'processing' ORDER BY id LIMIT 2) j) a,
+SELECT count(*) FROM (SELECT array_agg(id) AS ids, array_agg(token) AS tokens FROM (SELECT * FROM idemq.jobs WHERE queue_id = :p AND status = 'running' ORDER BY id LIMIT 2) j) a,
 	idemq.commit_many(ids, tokens);
-SELECT count(*) FROM (SELECT array_agg(id) AS ids, array_agg(token) AS tokens FROM idemq.jobs WHERE queue_id = :p AND status = 'processing') a,
+SELECT count(*) FROM (SELECT array_agg(id) AS ids, array_agg(token) AS tokens FROM idemq.jobs WHERE queue_id = :p AND status = 'running') a,
 	idemq.fail_many(ids, tokens, permanent => true);
 SELECT * FROM metrics('p');
 SELECT idemq.purge('p', 'dead');
@@ -174,7 +174,7 @@ SELECT jobs FROM metrics();
 INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 	SELECT :q, now(), 4, 3, s, now(), '"hand"' FROM unnest(enum_range(NULL::idemq.status)) s;
 SELECT * FROM metrics();
-UPDATE idemq.jobs SET status = 'dead' WHERE payload = '"hand"' AND status IN ('blocked', 'failed');
+UPDATE idemq.jobs SET status = 'dead' WHERE payload = '"hand"' AND status IN ('blocked', 'retrying');
 UPDATE idemq.jobs SET worker = 'same status' WHERE payload = '"hand"';
 UPDATE idemq.jobs SET queue_id = :p WHERE payload = '"hand"' AND status = 'cancelled';
 UPDATE idemq.jobs SET queue_id = :p, status = 'pending' WHERE payload = '"hand"' AND status = 'completed';
@@ -317,7 +317,7 @@ BEGIN
 	FOR step IN 1 .. steps LOOP
 		FOR i IN 1 .. floor(random() * 8) LOOP
 			BEGIN
-				SELECT * INTO job FROM idemq.jobs ORDER BY (status = 'processing') = (random() < 0.7) DESC, random() LIMIT 1;
+				SELECT * INTO job FROM idemq.jobs ORDER BY (status = 'running') = (random() < 0.7) DESC, random() LIMIT 1;
 				call := CASE WHEN job.id IS NULL THEN 1 ELSE floor(random() * 14) END;
 				CASE call
 					WHEN 0 THEN PERFORM idemq.enqueue('q', '1', key => 'k' || floor(random() * 30), on_duplicate => 'ignore');
@@ -331,8 +331,8 @@ BEGIN
 					WHEN 9 THEN PERFORM idemq.cancel(job.id);
 					WHEN 10 THEN PERFORM idemq.retry(job.id), idemq.redrive('q', 3);
 					WHEN 11 THEN PERFORM idemq.commit_once(job.id), idemq.reap();
-					WHEN 12 THEN UPDATE idemq.jobs SET queue_id = CASE WHEN random() < 0.5 THEN 1 ELSE 2 END WHERE id = job.id AND status <> 'processing' AND key IS NULL;
-					ELSE DELETE FROM idemq.jobs WHERE id = job.id AND status <> 'processing';
+					WHEN 12 THEN UPDATE idemq.jobs SET queue_id = CASE WHEN random() < 0.5 THEN 1 ELSE 2 END WHERE id = job.id AND status <> 'running' AND key IS NULL;
+					ELSE DELETE FROM idemq.jobs WHERE id = job.id AND status <> 'running';
 				END CASE;
 				IF random() < 0.3 THEN
 					RAISE SQLSTATE 'UNDO0';

@@ -11,7 +11,7 @@ SELECT id AS foreign_id FROM idemq.enqueue('other', '"secret"') \gset
 SELECT count(idemq.checkpoint(id, token, CASE payload::text WHEN '1' THEN '{"done": 3, "of": 10}'::jsonb ELSE '"page 7"' END)) FROM idemq.claim('mail', 2, worker => 'w');
 SELECT queue, progress, state FROM idemq.running_jobs ORDER BY progress;
 SELECT queue, status, progress, worker, payload FROM idemq.job_list ORDER BY id;
-SELECT queue, count(*) FROM idemq.job_list WHERE queue = 'mail' AND status = 'processing' GROUP BY 1;
+SELECT queue, count(*) FROM idemq.job_list WHERE queue = 'mail' AND status = 'running' GROUP BY 1;
 SELECT idemq.queue_name(:mail), idemq.queue_name(-1), idemq.queue_name(0), idemq.queue_name(NULL);
 SELECT idemq.queue_name(queue_id), count(*) FROM idemq.jobs GROUP BY 1 ORDER BY 1;
 

@@ -22,7 +22,7 @@ SELECT role_name, privilege FROM idemq_internal.queue_grants ORDER BY 1;
 SELECT idemq.create_queue('strange') AS strange \gset
 SELECT idemq.grant_queue('strange', 'idemq_stranger', 'enqueue');
 
--- Every function on queue q, as each role; a job in processing, one pending, one dead, for each call anew.
+-- Every function on queue q, as each role; a running job, one pending, one dead, for each call anew.
 CREATE TABLE calls (ord int GENERATED ALWAYS AS IDENTITY, call text, sql text);
 INSERT INTO calls (call, sql) VALUES
 	('enqueue', 'SELECT outcome FROM idemq.enqueue(''q'', ''1'')'),
@@ -255,7 +255,7 @@ SELECT pg_sleep(0.01);
 SET ROLE idemq_producer;
 SELECT idemq.reap();
 RESET ROLE;
-SELECT count(*) FROM idemq.jobs WHERE status = 'processing' AND id IN (:theirs, :ours);
+SELECT count(*) FROM idemq.jobs WHERE status = 'running' AND id IN (:theirs, :ours);
 SET ROLE idemq_worker;
 SELECT idemq.reap(), idemq.reap();
 RESET ROLE;

@@ -134,7 +134,7 @@ SELECT idemq.pause(NULL);
 SELECT idemq.resume('nope');
 SELECT idemq.resume(NULL);
 
--- purge: one status, or all but processing; the jobs of the queue alone, with their attempts.
+-- purge: one status, or all but running; the jobs of the queue alone, with their attempts.
 DELETE FROM idemq.jobs;
 CREATE FUNCTION fill(queue text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -145,8 +145,8 @@ BEGIN
 	PERFORM idemq.enqueue(queue, '7', key => 'seven');
 END $$;
 SELECT fill('q'), fill('Q');
-SELECT s, idemq.purge('q', s), idemq.purge('q', s) AS again FROM unnest(array_remove(enum_range(NULL::idemq.status), 'processing')) s;
-SELECT idemq.purge('q', 'processing');
+SELECT s, idemq.purge('q', s), idemq.purge('q', s) AS again FROM unnest(array_remove(enum_range(NULL::idemq.status), 'running')) s;
+SELECT idemq.purge('q', 'running');
 SELECT name, string_agg(status || ' ' || n, ', ' ORDER BY status) FROM (SELECT queue_id, status, count(*) n FROM idemq.jobs GROUP BY 1, 2) s JOIN idemq.queues USING (queue_id) GROUP BY 1 ORDER BY 1;
 SELECT name, count(*) FROM idemq.attempts JOIN idemq.queues USING (queue_id) GROUP BY 1 ORDER BY 1;
 SELECT idemq.purge('Q');
@@ -157,7 +157,7 @@ SELECT idemq.purge('nope');
 SELECT idemq.purge(NULL);
 SELECT idemq.purge('q', 'no_status');
 
--- purge of ids: those alone, of that queue alone, and none that is in processing; what is meant twice or by nobody is no error.
+-- purge of ids: those alone, of that queue alone, and none that is running; what is meant twice or by nobody is no error.
 SELECT idemq.purge('q');
 SELECT fill('q'), fill('Q');
 CREATE FUNCTION of(queue text, VARIADIC which int[]) RETURNS bigint[] LANGUAGE sql AS $$
@@ -230,8 +230,8 @@ RESET client_min_messages;
 SELECT count((idemq.enqueue(name, '1')).id) = :n AS all_of_them FROM idemq.queues WHERE name LIKE 'many%';
 SELECT count(*) = :n AS all_of_them, count(DISTINCT queue) = :n AS each FROM idemq.claim_any((SELECT array_agg(name) FROM idemq.queues WHERE name LIKE 'many%'), 10000, lease => '1 h');
 SELECT count(*) FROM idemq.claim_any((SELECT array_agg(name) FROM idemq.queues WHERE name LIKE 'many%'), 10000);
-SELECT count(*) = :n - 10 AS committed FROM (SELECT idemq.commit(j.id, token) FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE name LIKE 'many%' AND status = 'processing' ORDER BY j.id LIMIT :n - 10) s;
-SELECT idemq.fail(id, token, retry_in => '0'), idemq.try_commit(id, token) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'many%' AND status = 'processing';
+SELECT count(*) = :n - 10 AS committed FROM (SELECT idemq.commit(j.id, token) FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE name LIKE 'many%' AND status = 'running' ORDER BY j.id LIMIT :n - 10) s;
+SELECT idemq.fail(id, token, retry_in => '0'), idemq.try_commit(id, token) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'many%' AND status = 'running';
 SELECT count(*), min(attempt), max(attempt) FROM idemq.claim_any((SELECT array_agg(name) FROM idemq.queues WHERE name LIKE 'many%'), 10000);
 SELECT count(idemq.drop_queue(name, true)::text) = :n AS dropped FROM (SELECT name FROM idemq.queues WHERE name LIKE 'many%' OFFSET 0) s;
 

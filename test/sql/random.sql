@@ -23,8 +23,8 @@ DECLARE
 	job idemq.jobs;
 	queue text := some_queue();
 BEGIN
-	-- A job to do it to: one in processing, more often than not.
-	SELECT * INTO job FROM idemq.jobs WHERE call >= 5 AND (status = 'processing') = (random() < 0.7) ORDER BY random() LIMIT 1;
+	-- A job to do it to: one that is running, more often than not.
+	SELECT * INTO job FROM idemq.jobs WHERE call >= 5 AND (status = 'running') = (random() < 0.7) ORDER BY random() LIMIT 1;
 	IF call >= 5 AND job.id IS NULL THEN
 		RETURN 'nothing';
 	END IF;
@@ -90,17 +90,17 @@ DECLARE
 	bad text;
 BEGIN
 	SELECT string_agg(id || ' ' || idemq.validate(id, token), ', ') INTO bad FROM idemq.jobs
-	WHERE status = 'processing' AND idemq.validate(id, token) NOT IN ('current', 'expired');
+	WHERE status = 'running' AND idemq.validate(id, token) NOT IN ('current', 'expired');
 	IF bad IS NOT NULL THEN
 		INSERT INTO wrong VALUES (step, 'not held', bad);
 	END IF;
 	SELECT string_agg(id || ' ' || idemq.heartbeat(id, token), ', ') INTO bad FROM idemq.jobs
-	WHERE status <> 'processing' AND idemq.heartbeat(id, token) = 'current';
+	WHERE status <> 'running' AND idemq.heartbeat(id, token) = 'current';
 	IF bad IS NOT NULL THEN
 		INSERT INTO wrong VALUES (step, 'still held', bad);
 	END IF;
-	over := ARRAY(SELECT id FROM idemq.jobs WHERE status = 'processing' AND idemq.validate(id, token) = 'expired');
-	ready := ARRAY(SELECT id FROM idemq.jobs WHERE status IN ('pending', 'failed') AND ready_at <= clock_timestamp() ORDER BY queue_id, priority, ready_at, id);
+	over := ARRAY(SELECT id FROM idemq.jobs WHERE status = 'running' AND idemq.validate(id, token) = 'expired');
+	ready := ARRAY(SELECT id FROM idemq.jobs WHERE status IN ('pending', 'retrying') AND ready_at <= clock_timestamp() ORDER BY queue_id, priority, ready_at, id);
 	BEGIN
 		claimed := ARRAY(SELECT id FROM idemq.claim_any('{q,gone}', 1000000));
 		RAISE SQLSTATE 'UNDO0';
@@ -129,7 +129,7 @@ BEGIN
 			IF random() < 0.5 THEN ROLLBACK; ELSE COMMIT; END IF;
 		END IF;
 		IF step % 100 = 0 THEN
-			DELETE FROM idemq.jobs WHERE status NOT IN ('pending', 'processing', 'failed');
+			DELETE FROM idemq.jobs WHERE status NOT IN ('pending', 'running', 'retrying');
 			DELETE FROM idemq.jobs WHERE id IN (SELECT id FROM idemq.jobs ORDER BY random() OFFSET 30);
 		END IF;
 		COMMIT;

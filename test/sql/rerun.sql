@@ -44,7 +44,7 @@ SELECT * FROM ask('6');
 SELECT idemq.fail(id, token, 'no', permanent => true) FROM idemq.claim('q');
 SELECT * FROM ask('7');
 SELECT * FROM row;
--- A failed one keeps its attempts and its time, and takes the payload.
+-- A retrying one keeps its attempts and its time, and takes the payload.
 SELECT idemq.fail(id, token, 'no', retry_in => '1 h') FROM idemq.claim('q');
 SELECT * FROM ask('8');
 SELECT * FROM row;
@@ -181,7 +181,7 @@ SELECT idemq.purge('q');
 SELECT * FROM (SELECT outcome, status FROM idemq.enqueue_many('q', '{1,2,3}', keys => '{x,y,x}', on_duplicate => 'rerun')) x;
 SELECT count(*) FROM idemq.claim('q', 10);
 SELECT * FROM (SELECT ord, outcome, status FROM idemq.enqueue_many('q', '{4,5,6}', keys => '{x,y,x}', on_duplicate => 'rerun')) x ORDER BY ord;
-SELECT count(idemq.commit(id, token)) FROM idemq.jobs WHERE status = 'processing';
+SELECT count(idemq.commit(id, token)) FROM idemq.jobs WHERE status = 'running';
 SELECT key, status, payload FROM idemq.jobs ORDER BY key;
 CALL idemq.enqueue_job('q', '7', key => 'x', on_duplicate => 'rerun');
 SELECT idemq.enqueue('q', '7', key => 'x', on_duplicate => 'again');

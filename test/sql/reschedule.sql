@@ -21,11 +21,11 @@ SELECT idemq.why(job('a')) ~ 'not due before' AS not_due;
 SELECT idemq.reschedule(job('a'), now()), take(10);
 
 -- Only one that waits.
-SELECT idemq.reschedule(job('a'), now()) AS processing;
+SELECT idemq.reschedule(job('a'), now()) AS running;
 SELECT idemq.commit(id, token) FROM idemq.jobs WHERE id = job('a');
 SELECT idemq.fail(id, token, permanent => true) FROM idemq.jobs WHERE id = job('b');
 SELECT idemq.cancel(job('c')), idemq.reschedule(job('c'), now()), idemq.reschedule(job('a'), now()), idemq.reschedule(job('b'), now()), idemq.reschedule(-1, now());
--- A job that failed stays failed, with its attempts and error.
+-- A job that is retrying stays so, with its attempts and error.
 SELECT idemq.fail(id, token, 'oops', retry_in => '1 h') FROM idemq.jobs WHERE id = job('d');
 SELECT idemq.reschedule(job('d'), '2100-01-01 00:00+00', 3);
 SELECT status, attempt, last_error, priority, ready_at FROM idemq.job(job('d'));

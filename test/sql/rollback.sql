@@ -23,29 +23,29 @@ INSERT INTO calls (state, call, sql) VALUES
 	('pending', 'drop_queue', 'SELECT ''done'' || idemq.drop_queue(''undo'', force => true)'),
 	('pending', 'create_queue', 'SELECT idemq.create_queue(''undo_too'') > 0'),
 	('pending', 'grant_queue', 'SELECT ''done'' || idemq.grant_queue(''undo'', ''pg_monitor'', ''claim'')'),
-	('failed', 'claim', 'SELECT ''row'' FROM idemq.claim(''undo'')'),
-	('failed', 'retry', 'SELECT idemq.retry($1)'),
-	('failed', 'reschedule', 'SELECT idemq.reschedule($1, now() + interval ''1 h'', 2)'),
+	('retrying', 'claim', 'SELECT ''row'' FROM idemq.claim(''undo'')'),
+	('retrying', 'retry', 'SELECT idemq.retry($1)'),
+	('retrying', 'reschedule', 'SELECT idemq.reschedule($1, now() + interval ''1 h'', 2)'),
 	('pending', 'reschedule', 'SELECT idemq.reschedule($1, priority => 9)'),
 	('pending', 'pause until', 'SELECT ''done'' || idemq.pause(''undo'', clock_timestamp() + ''1 h'')'),
-	('failed', 'cancel', 'SELECT idemq.cancel($1)'),
-	('processing', 'commit', 'SELECT idemq.commit($1, $2)'),
-	('processing', 'try_commit', 'SELECT idemq.try_commit($1, $2)'),
-	('processing', 'commit_many', 'SELECT outcome FROM idemq.commit_many(ARRAY[$1], ARRAY[$2])'),
-	('processing', 'commit, row deleted', 'SELECT idemq.commit($1, $2) FROM idemq.alter_queue(''undo'', retention => ''0'')'),
-	('processing', 'fail', 'SELECT idemq.fail($1, $2, ''oops'', ''0'')'),
-	('processing', 'fail for good', 'SELECT idemq.fail($1, $2, ''oops'', permanent => true)'),
-	('processing', 'fail_many', 'SELECT outcome FROM idemq.fail_many(ARRAY[$1], ARRAY[$2], ARRAY[''oops''], ''0'')'),
-	('processing', 'release', 'SELECT idemq.release($1, $2)'),
-	('processing', 'release_many', 'SELECT outcome FROM idemq.release_many(ARRAY[$1], ARRAY[$2])'),
-	('processing', 'checkpoint', 'SELECT ''done'' || idemq.checkpoint($1, $2, ''1'')'),
-	('processing', 'assert_current', 'SELECT ''done'' || idemq.assert_current($1, $2)'),
-	('processing', 'cancel', 'SELECT idemq.cancel($1)'),
-	('processing', 'drop_queue', 'SELECT ''done'' || idemq.drop_queue(''undo'', force => true)'),
-	('processing', 'fail, claim', 'SELECT idemq.fail($1, $2, ''oops'', ''0'') || '' '' || (SELECT attempt FROM idemq.claim(''undo''))'),
-	('processing', 'fail, claim, commit', 'SELECT idemq.fail($1, $2, ''oops'', ''0'') || '' '' || (SELECT idemq.commit(c.id, c.token) FROM idemq.claim(''undo'') c)'),
-	('processing', 'release, claim_job', 'SELECT idemq.release($1, $2) || '' '' || (SELECT outcome FROM idemq.claim_job($1))'),
-	('processing', 'cancel, retry, claim', 'SELECT idemq.cancel($1) || '' '' || idemq.retry($1) || '' '' || (SELECT attempt FROM idemq.claim(''undo''))'),
+	('retrying', 'cancel', 'SELECT idemq.cancel($1)'),
+	('running', 'commit', 'SELECT idemq.commit($1, $2)'),
+	('running', 'try_commit', 'SELECT idemq.try_commit($1, $2)'),
+	('running', 'commit_many', 'SELECT outcome FROM idemq.commit_many(ARRAY[$1], ARRAY[$2])'),
+	('running', 'commit, row deleted', 'SELECT idemq.commit($1, $2) FROM idemq.alter_queue(''undo'', retention => ''0'')'),
+	('running', 'fail', 'SELECT idemq.fail($1, $2, ''oops'', ''0'')'),
+	('running', 'fail for good', 'SELECT idemq.fail($1, $2, ''oops'', permanent => true)'),
+	('running', 'fail_many', 'SELECT outcome FROM idemq.fail_many(ARRAY[$1], ARRAY[$2], ARRAY[''oops''], ''0'')'),
+	('running', 'release', 'SELECT idemq.release($1, $2)'),
+	('running', 'release_many', 'SELECT outcome FROM idemq.release_many(ARRAY[$1], ARRAY[$2])'),
+	('running', 'checkpoint', 'SELECT ''done'' || idemq.checkpoint($1, $2, ''1'')'),
+	('running', 'assert_current', 'SELECT ''done'' || idemq.assert_current($1, $2)'),
+	('running', 'cancel', 'SELECT idemq.cancel($1)'),
+	('running', 'drop_queue', 'SELECT ''done'' || idemq.drop_queue(''undo'', force => true)'),
+	('running', 'fail, claim', 'SELECT idemq.fail($1, $2, ''oops'', ''0'') || '' '' || (SELECT attempt FROM idemq.claim(''undo''))'),
+	('running', 'fail, claim, commit', 'SELECT idemq.fail($1, $2, ''oops'', ''0'') || '' '' || (SELECT idemq.commit(c.id, c.token) FROM idemq.claim(''undo'') c)'),
+	('running', 'release, claim_job', 'SELECT idemq.release($1, $2) || '' '' || (SELECT outcome FROM idemq.claim_job($1))'),
+	('running', 'cancel, retry, claim', 'SELECT idemq.cancel($1) || '' '' || idemq.retry($1) || '' '' || (SELECT attempt FROM idemq.claim(''undo''))'),
 	('over', 'reap', 'SELECT idemq.reap(''undo'')'),
 	('over', 'claim', 'SELECT attempt FROM idemq.claim(''undo'')'),
 	('over', 'claim_job', 'SELECT outcome FROM idemq.claim_job($1)'),
@@ -63,7 +63,7 @@ BEGIN
 		SELECT c.token INTO token FROM idemq.claim_job(make.id, CASE WHEN state = 'over' THEN '1 ms'::interval END) c; -- meant to expire
 	END IF;
 	CASE state
-		WHEN 'failed' THEN PERFORM idemq.fail(make.id, make.token, retry_in => '0');
+		WHEN 'retrying' THEN PERFORM idemq.fail(make.id, make.token, retry_in => '0');
 		WHEN 'dead' THEN PERFORM idemq.fail(make.id, make.token, permanent => true);
 		WHEN 'cancelled' THEN PERFORM idemq.cancel(make.id);
 		ELSE NULL;
@@ -101,11 +101,11 @@ EXCEPTION WHEN SQLSTATE 'UNDO0' THEN
 	RETURN answer;
 END $$;
 
--- How the job can be used: a job that is ready is claimed once and committed; one in
--- processing is its worker's, one whose lease is over the next one's; others are nobody's.
+-- How the job can be used: a job that is ready is claimed once and committed; one
+-- running is its worker's, one whose lease is over the next one's; others are nobody's.
 CREATE FUNCTION use(state text, id bigint, token bigint) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
-	IF state IN ('pending', 'failed') THEN
+	IF state IN ('pending', 'retrying') THEN
 		RETURN (SELECT string_agg(attempt || ' ' || idemq.commit(c.id, c.token), ' ') FROM idemq.claim('undo', 10) c)
 			|| (SELECT CASE WHEN count(*) > 0 THEN ' claimed twice' ELSE '' END FROM idemq.claim('undo', 10));
 	END IF;
@@ -118,7 +118,7 @@ BEGIN
 		RETURN 'attempt ' || (SELECT attempt FROM idemq.job(id)) || ' ' || idemq.try_commit(id, token);
 	END IF;
 	RETURN idemq.validate(id, token) || (SELECT CASE WHEN count(*) > 0 THEN ' claimed' ELSE '' END FROM idemq.claim('undo', 10))
-		|| ' ' || CASE state WHEN 'processing' THEN idemq.commit(id, token) ELSE idemq.try_commit(id, token) END;
+		|| ' ' || CASE state WHEN 'running' THEN idemq.commit(id, token) ELSE idemq.try_commit(id, token) END;
 END $$;
 
 CREATE TABLE results (ord int, mode text, answer text, undone boolean, used text);

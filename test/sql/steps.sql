@@ -202,7 +202,7 @@ CALL idemq.begin_step(:id, :t, 'b', '{}', '10 min') \gset r_
 SELECT :'r_outcome', :'r_response';
 SELECT idemq.release(:id, :t);
 
--- Another payload is another effect: replace, and rerun of a job that is finished, in processing or waits.
+-- Another payload is another effect: replace, and rerun of a job that is finished, running or waits.
 CREATE FUNCTION states() RETURNS text LANGUAGE sql AS
 	$$ SELECT string_agg(name || ' ' || state || ' ' || round || coalesce(' ' || error, ''), ', ' ORDER BY name) FROM idemq.steps WHERE job_id = (SELECT max(id) FROM idemq.jobs) $$;
 SELECT (idemq.enqueue('q', '4', key => 'k')).id \gset

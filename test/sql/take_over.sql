@@ -12,7 +12,7 @@ CREATE PROCEDURE came(what jsonb) LANGUAGE sql AS $$
 $$;
 
 SELECT idemq.follow(), pg_sleep(0.1);
--- From a publisher whose clock is ahead by two years; processing, with a lease that is over by its row.
+-- From a publisher whose clock is ahead by two years; running, with a lease that is over by its row.
 SET session_replication_role = replica;
 CALL came(jsonb_build_object('id', :now + 2 * :year, 'token', :token + 2 * :year, 'queue_id', :q + 50,
 	'claimed_at', now() - interval '2 h', 'deadline', now() - interval '1 h'));

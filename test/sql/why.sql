@@ -31,7 +31,7 @@ SELECT idemq.resume('q');
 -- Expired, not yet cancelled; then cancelled by a claim.
 SELECT (idemq.enqueue('q', '6', priority => 0, expires_in => '1 ms')).id, pg_sleep(0.01); -- meant to expire
 SELECT why(1000000000006);
--- In processing: by a worker, attached, heartbeat overdue.
+-- Running: by a worker, attached, heartbeat overdue.
 SELECT token FROM idemq.claim('q', worker => 'w one') \gset
 SELECT why(1000000000004);
 SELECT why(1000000000001);
@@ -45,7 +45,7 @@ SELECT expires_in < '0' AS overdue FROM idemq.running_jobs WHERE job_id = 100000
 -- That heartbeat made the lease shorter: the next claim sees its end.
 SELECT id, attempt FROM idemq.claim('q', worker => 'w two');
 SELECT why(1000000000004);
--- Failed, dead, cancelled, expired, completed, completed with no claim.
+-- Retrying, dead, cancelled, expired, completed, completed with no claim.
 SELECT idemq.fail(1000000000001, :token1, 'secret error', '1 h');
 SELECT why(1000000000001);
 SELECT idemq.retry(1000000000001);
@@ -70,9 +70,9 @@ SELECT state, attempt, deadline FROM idemq.running_jobs;
 SELECT idemq.fail(1000000000007, token, retry_in => '0') FROM idemq.job(1000000000007);
 SELECT why(1000000000007);
 COMMIT;
--- On its row alone: in processing with no entry.
+-- On its row alone: running with no entry.
 INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, attempt, token, ready_at, claimed_at, deadline, payload)
-	VALUES (:q, now(), 4, 3, 'processing', 1, 5, now(), now(), now() + interval '1 h', '8');
+	VALUES (:q, now(), 4, 3, 'running', 1, 5, now(), now(), now() + interval '1 h', '8');
 SELECT why(1000000000008);
 SELECT outcome FROM idemq.claim_job(1000000000008);
 SELECT why(1000000000008);

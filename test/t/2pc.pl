@@ -48,30 +48,30 @@ my $states = "SELECT string_agg(id % 1000 || ' ' || status || ' ' || attempt, ',
 # claimable at once, states; and after ROLLBACK PREPARED.
 my @cases = (
 	[ 'a claim that finds nothing', "SELECT idemq.create_queue('e'); SELECT * FROM idemq.claim('e'); SELECT idemq.enqueue('q', '4', run_at => '2020-01-01')", '2',
-		'4', '1 processing 1, 2 processing 1, 3 pending 0, 4 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+		'4', '1 running 1, 2 running 1, 3 pending 0, 4 running 1', '', '1 running 1, 2 running 1, 3 pending 0' ],
 	[ 'claim in a savepoint that was rolled back', "SAVEPOINT a; SELECT * FROM idemq.claim('q'); ROLLBACK TO a",
-		'2', '', '1 processing 1, 2 processing 1, 3 pending 0', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+		'2', '', '1 running 1, 2 running 1, 3 pending 0', '', '1 running 1, 2 running 1, 3 pending 0' ],
 	[ 'commit', 'SELECT idemq.commit(id, token) FROM held', '2',
-		'', '1 completed 1, 2 processing 1, 3 pending 0', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+		'', '1 completed 1, 2 running 1, 3 pending 0', '', '1 running 1, 2 running 1, 3 pending 0' ],
 	[ 'fail', "SELECT idemq.fail(id, token, retry_in => '0') FROM held", '2',
-		'1', '1 processing 2, 2 processing 1, 3 pending 0', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+		'1', '1 running 2, 2 running 1, 3 pending 0', '', '1 running 1, 2 running 1, 3 pending 0' ],
 	[ 'release', 'SELECT idemq.release(id, token) FROM held', '2',
-		'1', '1 processing 1, 2 processing 1, 3 pending 0', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+		'1', '1 running 1, 2 running 1, 3 pending 0', '', '1 running 1, 2 running 1, 3 pending 0' ],
 	[ 'cancel', 'SELECT idemq.cancel(1000000000002)', '',
-		'', '1 processing 1, 2 cancelled 0, 3 pending 0', '2', '1 processing 1, 2 processing 1, 3 pending 0' ],
+		'', '1 running 1, 2 cancelled 0, 3 pending 0', '2', '1 running 1, 2 running 1, 3 pending 0' ],
 	[ 'retry', 'SELECT idemq.retry(1000000000003)', '2',
-		'3', '1 processing 1, 2 processing 1, 3 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+		'3', '1 running 1, 2 running 1, 3 running 1', '', '1 running 1, 2 running 1, 3 pending 0' ],
 	[ 'commit_once', 'SELECT idemq.commit_once(1000000000002)', '',
-		'', '1 processing 1, 2 completed 0, 3 pending 0', '2', '1 processing 1, 2 processing 1, 3 pending 0' ],
+		'', '1 running 1, 2 completed 0, 3 pending 0', '2', '1 running 1, 2 running 1, 3 pending 0' ],
 	[ 'enqueue', "SELECT idemq.enqueue('q', '4', run_at => '2020-01-01')", '2',
-		'4', '1 processing 1, 2 processing 1, 3 pending 0, 4 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+		'4', '1 running 1, 2 running 1, 3 pending 0, 4 running 1', '', '1 running 1, 2 running 1, 3 pending 0' ],
 	[ 'enqueue with a key', "SELECT idemq.enqueue('q', '4', key => 'new')", '2',
-		'4', '1 processing 1, 2 processing 1, 3 pending 0, 4 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+		'4', '1 running 1, 2 running 1, 3 pending 0, 4 running 1', '', '1 running 1, 2 running 1, 3 pending 0' ],
 	[ 'replace', "SELECT idemq.enqueue('q', '4', key => 'k', on_duplicate => 'replace')", '2',
-		'3', '1 processing 1, 2 processing 1, 3 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ],
+		'3', '1 running 1, 2 running 1, 3 running 1', '', '1 running 1, 2 running 1, 3 pending 0' ],
 	[ 'a hand-made job', "INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 		SELECT queue_id, now(), 4, 3, 'pending', '2020-01-01', '4' FROM idemq.queues", '2',
-		'4', '1 processing 1, 2 processing 1, 3 pending 0, 4 processing 1', '', '1 processing 1, 2 processing 1, 3 pending 0' ]);
+		'4', '1 running 1, 2 running 1, 3 pending 0, 4 running 1', '', '1 running 1, 2 running 1, 3 pending 0' ]);
 
 foreach my $case (@cases)
 {
@@ -151,7 +151,7 @@ sub claimed_before
 {
 	my ($where) = @_;
 
-	prepare("UPDATE idemq.jobs SET status = 'processing', attempt = 1, token = 1000, ready_at = coalesce(ready_at, now()),
+	prepare("UPDATE idemq.jobs SET status = 'running', attempt = 1, token = 1000, ready_at = coalesce(ready_at, now()),
 		claimed_at = now(), deadline = now() + interval '1 h' WHERE $where");
 	crash($node);
 }
@@ -181,7 +181,7 @@ foreach my $running (1, 2)
 		is_sql($node, $take, '', "$name: nobody passes it");
 		sql($node, "$end PREPARED 'p'");
 		is_sql($node, $take, { 1 => { COMMIT => '', ROLLBACK => '1' }, 2 => { COMMIT => '2', ROLLBACK => '1 2' } }->{$running}{$end}, "$name: its places");
-		is_sql($node, "SELECT count(idemq.commit(id, token)) FROM idemq.jobs WHERE group_key = 'a' AND status = 'processing'", $running, "$name: what runs");
+		is_sql($node, "SELECT count(idemq.commit(id, token)) FROM idemq.jobs WHERE group_key = 'a' AND status = 'running'", $running, "$name: what runs");
 		is_sql($node, $take, $running == 1 ? 2 : 3, "$name: the next");
 		is_sql($node, 'SELECT * FROM idemq.check()', '', "$name: check() is clean");
 		reset_ids();

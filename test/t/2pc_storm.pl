@@ -34,7 +34,7 @@ foreach my $n (1 .. 3)
 sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pgbench'");
 is($traffic->(), '', 'the others have come through');
 sql($node, "ROLLBACK PREPARED '$_'") foreach split /\n/, sql($node, 'SELECT gid FROM pg_prepared_xacts');
-is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'processing'", 3, 'three have been claimed');
+is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'running'", 3, 'three have been claimed');
 is_soon($node, "SELECT count(*) = 0 FROM idemq.check() WHERE invariant <> 'worker.stuck'", 'all is well');
 
 $node->stop;

@@ -72,7 +72,7 @@ is_sql($node, "SELECT payload, attempt FROM idemq.claim('q', 10) ORDER BY 1", "3
 leave($session);
 is_sql($node, "SELECT count(*) FROM idemq.claim('q', 10)", 0, 'the session left nothing');
 is_sql($node, 'SELECT payload, status FROM idemq.jobs ORDER BY 1',
-	"1|completed\n2|failed\n3|processing\n4|processing", 'and took nothing with it');
+	"1|completed\n2|retrying\n3|running\n4|running", 'and took nothing with it');
 
 # claim_job and claim_any attach as well; after DISCARD ALL the session goes on.
 sql($node, $setup);
@@ -90,7 +90,7 @@ leave($session);
 # is lost a second time waits: no claim would get it.
 is_sql($node, "SELECT idemq.reap('q')", 2, 'the end of the session takes two');
 is_sql($node, "SELECT id - $id, attempt, status FROM idemq.jobs ORDER BY id",
-	"0|2|processing\n1|2|processing\n2|1|pending\n3|1|pending", 'a new claim is not attached because an old one was');
+	"0|2|running\n1|2|running\n2|1|pending\n3|1|pending", 'a new claim is not attached because an old one was');
 
 # The server goes down with the workers: what was attached is held for the grace, the
 # rest for its length.  A full table's claim is not attached, and has all of it.
@@ -103,7 +103,7 @@ is($session->query_safe("$claim '1 h')"), 't', 'claim answers the deadline that 
 is($session->query_safe("SELECT count(*) FROM idemq.claim('q', attach => true, lease => '10 min')"), 1, 'a short one');
 is($session->query_safe("SELECT count(*) FROM idemq.claim('q')"), 1, 'and one that is not attached');
 is_sql($node, "SELECT id - (SELECT min(id) FROM idemq.jobs), deadline - claimed_at FROM idemq.jobs
-	WHERE status = 'processing' ORDER BY 1", "0|00:20:00\n1|00:10:00\n2|01:00:00", 'the rows have the grace at most');
+	WHERE status = 'running' ORDER BY 1", "0|00:20:00\n1|00:10:00\n2|01:00:00", 'the rows have the grace at most');
 is_sql($node, "SELECT count(*) FILTER (WHERE deadline > clock_timestamp() + '30 min') FROM idemq.running_jobs", 2,
 	'idemq.running_jobs has the deadlines of the leases');
 like(sql($node, 'SELECT idemq.why(min(id)) FROM idemq.jobs'), qr/lease until .*attached/, 'why too');
@@ -113,7 +113,7 @@ crash($node, sub { $session->{run}->finish });
 is_sql($node, "SELECT count(*) FROM idemq.claim('q', 10)", 1, 'after a crash all three are held');
 is_sql($node, "SELECT deadline <= clock_timestamp() + '20 min' FROM idemq.running_jobs ORDER BY job_id LIMIT 3",
 	"t\nt\nf", 'for the grace, the one that was not attached for its length');
-my $mine = sql($node, "SELECT id || ',' || token FROM idemq.jobs WHERE status = 'processing' ORDER BY id LIMIT 1");
+my $mine = sql($node, "SELECT id || ',' || token FROM idemq.jobs WHERE status = 'running' ORDER BY id LIMIT 1");
 is_sql($node, "SELECT idemq.heartbeat($mine)", 'current', 'its worker connects again within the grace');
 is_sql($node, "SELECT bool_or(deadline > clock_timestamp() + '30 min') FROM idemq.running_jobs WHERE job_id = split_part('$mine', ',', 1)::bigint",
 	't', 'and its heartbeat lasts as long as a lease of the queue');
@@ -135,7 +135,7 @@ $node->append_conf('postgresql.conf', "idemq.max_leases = 1");
 $node->restart;
 sql($node, $setup);
 sql($node, "SELECT * FROM idemq.claim('q', 3, attach => true)");
-is_sql($node, "SELECT max(deadline - claimed_at) FROM idemq.jobs WHERE status = 'processing'", '01:00:00',
+is_sql($node, "SELECT max(deadline - claimed_at) FROM idemq.jobs WHERE status = 'running'", '01:00:00',
 	'a claim by its row alone writes its whole length');
 
 $node->stop;

@@ -169,7 +169,7 @@ foreach my $case (
 	$go = send_to('ROLLBACK', 'idemq_lease_restore');
 	is(join(' ', in_two(@{ $case->[0] })), 'released', join('; ', 'rolled back', map { s/SELECT idemq\.(\w+).*/$1/r } @{ $case->[0] }));
 	is(claim_with_4(), $case->[1], 'the job is ready when its attempt has ended');
-	is_sql($node, "SELECT count(*) FROM idemq.jobs NATURAL JOIN (SELECT job_id AS id FROM idemq.running_jobs) w WHERE status = 'processing'", 3, 'and each has its lease');
+	is_sql($node, "SELECT count(*) FROM idemq.jobs NATURAL JOIN (SELECT job_id AS id FROM idemq.running_jobs) w WHERE status = 'running'", 3, 'and each has its lease');
 	is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 }
 
@@ -299,7 +299,7 @@ $go = send_to("SELECT idemq.reap('q')", 'idemq_jobs_lock');
 sql($node, "BEGIN; SELECT idemq.fail(id, token) FROM held WHERE payload = '1'; ROLLBACK");
 is_sql($node, "SELECT idemq.heartbeat(id, token, '1 h') FROM held WHERE payload = '1'", 'current', 'a heartbeat after an end that was rolled back, during a reap');
 $go->();
-is_sql($node, "SELECT status FROM idemq.jobs WHERE payload = '1'", 'processing', 'has won');
+is_sql($node, "SELECT status FROM idemq.jobs WHERE payload = '1'", 'running', 'has won');
 is_sql($node, "SELECT idemq.heartbeat(id, token, '1 h') FROM held WHERE payload = '1'", 'current', 'and goes on');
 
 # A queue that is dropped between a session's look at idemq.queues and its look for the

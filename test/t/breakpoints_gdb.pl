@@ -53,7 +53,7 @@ $go->();
 # Committed: the row is written, and the lease has not started.
 prepare(0);
 $go = send_to("SELECT payload FROM idemq.claim('q')", 'idemq_lease_activate');
-is_sql($node, "SELECT status FROM idemq.jobs WHERE payload = '1'", 'processing', 'idemq_lease_activate: the claim is committed');
+is_sql($node, "SELECT status FROM idemq.jobs WHERE payload = '1'", 'running', 'idemq_lease_activate: the claim is committed');
 is_sql($node, 'SELECT state FROM idemq.running_jobs', 'claiming', 'its lease has not started');
 $go->();
 is_sql($node, 'SELECT state FROM idemq.running_jobs', 'active', 'and then it has');
@@ -77,7 +77,7 @@ is_sql($node, "SELECT count(*) FROM idemq.running_jobs", 0, 'and then it is not'
 prepare(1);
 $one->query_safe("BEGIN; SELECT idemq.release(id, token) FROM held; SELECT count(*) FROM idemq.claim_job((SELECT id FROM held))");
 $go = send_to('ROLLBACK', 'idemq_lease_restore');
-is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'processing'", 1, 'idemq_lease_restore: the attempt goes on');
+is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'running'", 1, 'idemq_lease_restore: the attempt goes on');
 $go->();
 
 # Committed: a group is not marked yet.

@@ -45,7 +45,7 @@ SELECT id FROM idemq.claim('r', :n, lease => '1 ms');
 \elif :what = 8
 SELECT idemq.heartbeat(id, token, '1 ms') FROM idemq.claim('q', :n);
 \elif :what = 9
-SELECT count(idemq.retry(id)) FROM (SELECT id FROM idemq.jobs WHERE status IN ('failed', 'cancelled') LIMIT 2) x;
+SELECT count(idemq.retry(id)) FROM (SELECT id FROM idemq.jobs WHERE status IN ('retrying', 'cancelled') LIMIT 2) x;
 \elif :what = 10
 SELECT idemq.claim('q', 2);
 ROLLBACK TO s;

@@ -108,7 +108,7 @@ sql($node, "CALL idemq.wait('q', '1 ms')"); # meant to expire
 is_sql($node, "SELECT status, token FROM idemq.jobs WHERE id = $job{child}", 'pending|0', 'its child is due');
 $job{child2} = enqueue($node, ", depends_on => ARRAY[$job{beating}], delay => '1 h'");
 sql($node, "CALL idemq.begin_step($job{beating}, $token{beating}, 'ahead', '{}', '10 min')");
-# In another database: a head that was promoted during the jump, and is in processing.
+# In another database: a head that was promoted during the jump, and is running.
 my ($head, $next) = (enqueue($node, ", group_key => 'g'", 'other'), enqueue($node, ", group_key => 'g'", 'other'));
 my $head_token = sql($node, "SELECT token FROM idemq.claim_job($head)", 'other');
 

@@ -49,7 +49,7 @@ is_sql($node, "SELECT outcome, retry_after > clock_timestamp() FROM idemq.claim_
 is_sql($node, "SELECT idemq.validate($a, $token_a)", 'current', 'its worker holds it still');
 is_sql($node, "SELECT idemq.heartbeat($a, $token_a, '10 h')", 'current', 'and lives');
 is_sql($node, "SELECT id, status, attempt, token > $token_b FROM idemq.jobs ORDER BY id",
-	"$a|processing|1|f\n$b|processing|2|t\n$c|completed|1|t", 'with a greater token');
+	"$a|running|1|f\n$b|running|2|t\n$c|completed|1|t", 'with a greater token');
 is_sql($node, "SELECT idemq.try_commit($b, $token_b), idemq.try_commit($c, $token_c), idemq.commit($a, $token_a)",
 	'stale|already_committed|committed', 'old tokens after the crash');
 is_sql($node, 'SELECT job FROM effects', $c, 'the effect of the committed job is there');
@@ -86,7 +86,7 @@ foreach (1 .. 20)
 	$lost = sql($node, "SELECT token FROM idemq.claim_job($f, lease => '1 h')");
 	crash($node);
 	$row = sql($node, "SELECT status, attempt, token FROM idemq.jobs WHERE id = $f");
-	last if $row ne "processing|1|$lost";
+	last if $row ne "running|1|$lost";
 }
 is($row, 'pending|0|0', 'the claim was lost with the crash');
 my $again = sql($node, "SELECT token FROM idemq.claim_job($f)");

@@ -77,7 +77,7 @@ $id = claimed('10 ms'); # meant to expire
 my $other = sql($node, "SELECT id FROM idemq.enqueue('other', '1')");
 sql($node, "SELECT idemq.claim_job($other)");
 is_soon($node, "SELECT status = 'dead' FROM idemq.job($other)", 'another queue is reaped meanwhile');
-is_sql($node, "SELECT status FROM idemq.job($id)", 'processing', 'this one is not');
+is_sql($node, "SELECT status FROM idemq.job($id)", 'running', 'this one is not');
 is_sql($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq worker' AND wait_event_type = 'Lock'", '0',
 	'the worker does not wait');
 $dropper->query_safe('ROLLBACK');

@@ -80,7 +80,7 @@ sql($node, "SELECT idemq.purge('parents')");
 # ---- Everything at once: graphs, groups, failures, rollbacks, retries
 
 sql($node, q{
-	SELECT count(idemq.commit(id, token)) FROM idemq.jobs WHERE status = 'processing';
+	SELECT count(idemq.commit(id, token)) FROM idemq.jobs WHERE status = 'running';
 	SELECT idemq.purge('children'), idemq.purge('parents');
 	CREATE TABLE claims (job bigint, at timestamptz DEFAULT clock_timestamp());
 });

@@ -25,7 +25,7 @@ foreach my $queue (@queues)
 }
 sql($node, "INSERT INTO held SELECT id, token, queue FROM idemq.claim_any(ARRAY['q', 'r', 's'], 8)");
 is_sql($node, 'SELECT count(*), count(DISTINCT id) FROM held', '20|20', 'twenty jobs are claimed');
-is_sql($node, "SELECT count(*) FROM held h JOIN idemq.jobs j USING (id, token) WHERE j.status = 'processing'", 20,
+is_sql($node, "SELECT count(*) FROM held h JOIN idemq.jobs j USING (id, token) WHERE j.status = 'running'", 20,
 	'each with its token');
 is_sql($node, 'SELECT string_agg(DISTINCT outcome::text, \' \') FROM held h, idemq.claim_job(h.id)', 'locked',
 	'claim_job: all are locked');
@@ -71,7 +71,7 @@ is_sql($node, "SELECT string_agg(DISTINCT outcome::text, ' ') FROM idemq.fail_ma
 	(SELECT array_agg(id) FROM held WHERE queue = 'r'), (SELECT array_agg(token) FROM held WHERE queue = 'r'),
 	retry_in => '0')", 'retrying', 'fail_many') or diag sql($node, 'SELECT * FROM held ORDER BY id');
 is_sql($node, "SELECT count(*) FROM idemq.claim('r', 20) WHERE attempt = 2", sql($node, "SELECT count(*) FROM held WHERE queue = 'r'"),
-	'failed jobs are claimable at once');
+	'retrying jobs are claimable at once');
 
 # Expiry: those that beat live, the others come back, once each.
 sql($node, "TRUNCATE held; SELECT idemq.drop_queue(name, force => true) FROM idemq.queues;
@@ -161,7 +161,7 @@ foreach my $queue ('q', 'r')
 	is($due->(), 't', "queue $queue: by what comes due");
 
 	my $result = calls('idemq.wait_result(' . sql($full, "SELECT id FROM idemq.claim('$queue', lease => '1 h')") . ", '10 min')");
-	sql($full, "SELECT idemq.commit(id, token, '7') FROM idemq.jobs WHERE payload = '3' AND status = 'processing'");
+	sql($full, "SELECT idemq.commit(id, token, '7') FROM idemq.jobs WHERE payload = '3' AND status = 'running'");
 	is($result->(), 'completed|7', "queue $queue: by a result");
 
 	# A lease that runs out, in shared memory or on the row alone; attached or not.
@@ -175,7 +175,7 @@ is_sql($full, 'SELECT count(*), string_agg(DISTINCT idemq.heartbeat(id, token)::
 is_sql($full, 'SELECT string_agg(DISTINCT outcome::text, \' \') FROM
 	idemq.heartbeat_many((SELECT array_agg(id) FROM held), (SELECT array_agg(token) FROM held))', 'current', 'heartbeat_many');
 
-is_sql($full, 'SELECT queue, processing, completed, row_only_total, in_memory, recovering FROM idemq.metrics ORDER BY queue',
+is_sql($full, 'SELECT queue, running, completed, row_only_total, in_memory, recovering FROM idemq.metrics ORDER BY queue',
 	"q|2|2|4|t|t\nr|2|2|5|t|t\ns|0|0|0|t|f", 'idemq.metrics');
 is_sql($full, "SELECT string_agg(resource, ' ' ORDER BY resource) FROM idemq.memory WHERE used = size AND refused > 0", 'leases leases of this database', 'idemq.memory');
 is_sql($full, 'SELECT DISTINCT severity FROM idemq.check()', 'warning', 'idemq.check() warns, and no more');
@@ -185,7 +185,7 @@ sql($full, "SELECT idemq.enqueue('r', '5'); SELECT idemq.enqueue('q', '5')");
 # After a crash leases begin anew, on the rows; then their jobs come back.
 # Those of two for an hour, those of the others for an instant.
 my $left = "CASE WHEN id % 2 = 0 THEN interval '1 h' ELSE '500 ms' END"; # meant to expire
-sql($full, "SELECT idemq.heartbeat(id, token, $left) FROM held; UPDATE idemq.jobs SET claimed_at = now(), deadline = now() + $left WHERE status = 'processing'");
+sql($full, "SELECT idemq.heartbeat(id, token, $left) FROM held; UPDATE idemq.jobs SET claimed_at = now(), deadline = now() + $left WHERE status = 'running'");
 crash($full);
 is_sql($full, 'SELECT count(*) FROM held, idemq.try_commit(id, token) o WHERE id % 2 = 0 AND o = \'committed\'', 2, 'after a crash, leases go on');
 sql($full, 'CREATE TABLE again (id bigint, attempt int)');

@@ -1,4 +1,4 @@
-# Groups of which several jobs may be in processing.  Turns: every group has its next job within one round,
+# Groups of which several jobs may be running.  Turns: every group has its next job within one round,
 # however many jobs of others wait, and jobs without a group count as one more group; among groups that always have a
 # claimable job, none gets ahead by more than one.  Limits: sessions that commit, fail, release, roll back, claim by id and are ended, a
 # crash in between, while group_max_running is what a watcher compares each snapshot with; then every
@@ -92,11 +92,11 @@ check_limits($node, 'w', $jobs, 3);
 
 sql($node, "SELECT idemq.create_queue('l', group_max_running => 2, lease => '1 h'); SELECT fill('l', 1, 4)");
 # Two at most, whatever the worker and the claim each promote.
-is_soon($node, "SELECT count(*) = 0 FROM idemq.claim('l', 10); SELECT count(*) = 2 FROM idemq.jobs WHERE queue_id = idemq.queue_id('l') AND status = 'processing'",
+is_soon($node, "SELECT count(*) = 0 FROM idemq.claim('l', 10); SELECT count(*) = 2 FROM idemq.jobs WHERE queue_id = idemq.queue_id('l') AND status = 'running'",
 	"t\nt", 'two run');
 is_soon($node, "SELECT coalesce(sum(groups_limited), 0) = 1 FROM idemq.metrics WHERE queue = 'l'", 'a group is at its limit');
 my $sleeper = sleeper($node, "CALL idemq.wait('l', '10 min')");
-sql($node, "SELECT idemq.commit(id, token) FROM idemq.jobs WHERE queue_id = idemq.queue_id('l') AND status = 'processing' LIMIT 1");
+sql($node, "SELECT idemq.commit(id, token) FROM idemq.jobs WHERE queue_id = idemq.queue_id('l') AND status = 'running' LIMIT 1");
 is(answer($sleeper), 't', 'the end of one wakes who waits');
 is_sql($node, "SELECT groups_limited FROM idemq.metrics WHERE queue = 'l'", 0, 'it is not at its limit now');
 is_sql($node, "SELECT count(*) FROM idemq.claim('l', 10)", 1, 'the next one runs');
@@ -114,7 +114,7 @@ foreach my $k (1 .. 20)
 }
 leave($first, $second);
 is_soon($node, "SELECT count(c.id) >= 0 FROM idemq.queues q, idemq.claim(q.name) c WHERE q.name ~ '^s[0-9]';
-	SELECT count(*) = 120 FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name ~ '^s[0-9]' AND j.status = 'processing'", "t\nt",
+	SELECT count(*) = 120 FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name ~ '^s[0-9]' AND j.status = 'running'", "t\nt",
 	'no group stands still while its jobs run');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 

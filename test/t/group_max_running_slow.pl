@@ -1,4 +1,4 @@
-# Groups of which several jobs may be in processing, at full speed: turns while the worker promotes beside the claims; limits
+# Groups of which several jobs may be running, at full speed: turns while the worker promotes beside the claims; limits
 # under 16 sessions that are ended all the time, with a crash in between; more groups than memory has room for.
 # With the background worker and without.
 # slow: loads of several seconds, and sessions that are ended by time
@@ -125,7 +125,7 @@ foreach my $k (1 .. 60)
 }
 leave($first, $second);
 is_soon($node, "SELECT count(c.id) >= 0 FROM idemq.queues q, idemq.claim(q.name) c WHERE q.name ~ '^s[0-9]';
-	SELECT count(*) = 360 FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name ~ '^s[0-9]' AND j.status = 'processing'", "t\nt",
+	SELECT count(*) = 360 FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name ~ '^s[0-9]' AND j.status = 'running'", "t\nt",
 	'no group stands still while its jobs run');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 

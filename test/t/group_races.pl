@@ -19,7 +19,7 @@ plan skip_all => 'no stop points in the library' unless has_stops();
 my $one = session($node);
 my $pid = $one->query_safe('SELECT pg_backend_pid()');
 my $claim = "SELECT string_agg(payload #>> '{}', ' ' ORDER BY id) FROM idemq.claim('g', 10)";
-my $finish = "SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'processing'";
+my $finish = "SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'running'";
 my $heads = "SELECT string_agg(payload #>> '{}', ' ' ORDER BY id) FROM idemq.jobs WHERE group_key = 'a' AND finished_at IS NULL AND status <> 'blocked'";
 
 sub enqueue
@@ -43,7 +43,7 @@ sub send_to
 }
 
 # A queue g, all of whose groups are known; group a has a floor: jobs first, second and
-# third, of which first is the head, in processing; and a mark.
+# third, of which first is the head, running; and a mark.
 sub prepare
 {
 	sql($node, "SELECT idemq.drop_queue('g', force => true) FROM idemq.queues WHERE name = 'g'");
@@ -100,7 +100,7 @@ is_sql($node, $claim, 'later', 'the others follow');
 
 # A retry of a dead job, the same.
 prepare('first', 'second');
-sql($node, "SELECT idemq.fail(id, token, 'no', permanent => true) FROM idemq.jobs WHERE status = 'processing'");
+sql($node, "SELECT idemq.fail(id, token, 'no', permanent => true) FROM idemq.jobs WHERE status = 'running'");
 is_sql($node, $claim, 'second', 'the first is dead');
 $go = send_to("SELECT idemq.retry(id) FROM idemq.jobs WHERE status = 'dead'", 'idemq_group_mark');
 sql($node, $finish);
@@ -127,7 +127,7 @@ $stop->();
 $go = send_to('COMMIT', 'idemq_group_mark');
 sql($node, enqueue('other', 'c'));
 is(sql($node, $claim) =~ s/ other//gr, 'early', 'others come and go in its generation: it is not passed');
-sql($node, "SELECT idemq.release(id, token) FROM idemq.jobs WHERE status = 'processing' AND payload = '\"early\"'");
+sql($node, "SELECT idemq.release(id, token) FROM idemq.jobs WHERE status = 'running' AND payload = '\"early\"'");
 $stop->();
 $two->query_safe('SELECT 1');
 sql($node, enqueue('other', 'c')) foreach 1 .. 3;

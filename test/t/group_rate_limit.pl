@@ -67,9 +67,9 @@ foreach my $running (1, 3)
 
 	sql($node, "SET client_min_messages = error; SELECT idemq.create_queue('$q', group_max_running => $running, group_rate_limit => 1, group_rate_period => '$per', lease => '1 h', max_attempts => 1000);
 		SELECT fill('$q', 50, 3)");
-	is_soon($node, "SELECT count(*) >= 0 FROM idemq.claim('$q', 100); SELECT count(*) = 50 $of AND status = 'processing'", "t\nt", "$q: one of each group");
-	sql($node, "SELECT CASE WHEN id % 2 = 0 THEN idemq.commit(id, token)::text ELSE idemq.fail(id, token, 'no', retry_in => '0')::text END $of AND status = 'processing'");
-	is_soon($node, "SELECT count(*) FROM idemq.claim('$q', 100); SELECT count(*) = 50 $of AND status IN ('pending', 'failed') AND ready_at > now() + interval '1 day'", "0\nt", "$q: the next ones wait");
+	is_soon($node, "SELECT count(*) >= 0 FROM idemq.claim('$q', 100); SELECT count(*) = 50 $of AND status = 'running'", "t\nt", "$q: one of each group");
+	sql($node, "SELECT CASE WHEN id % 2 = 0 THEN idemq.commit(id, token)::text ELSE idemq.fail(id, token, 'no', retry_in => '0')::text END $of AND status = 'running'");
+	is_soon($node, "SELECT count(*) FROM idemq.claim('$q', 100); SELECT count(*) = 50 $of AND status IN ('pending', 'retrying') AND ready_at > now() + interval '1 day'", "0\nt", "$q: the next ones wait");
 	my $sleeper = sleeper($node, "CALL idemq.wait('$q', '10 min')");
 	# Each of them has one more start, a little later.
 	sql($node, "SELECT idemq.alter_queue('$q', group_rate_period => '1 ms')"); # meant to expire

@@ -114,7 +114,7 @@ $id = job('a', 31, raise('IQ011', 'for ever'));
 all_done('a');
 is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'dead|1', 'IQ011: dead at once');
 
-foreach ([ 'IQ010', 'failed|1|t', 'the attempt counts' ], [ 'IQ012', 'pending|0|t', 'it does not count' ])
+foreach ([ 'IQ010', 'retrying|1|t', 'the attempt counts' ], [ 'IQ012', 'pending|0|t', 'it does not count' ])
 {
 	my ($state, $row, $name) = @$_;
 
@@ -127,7 +127,7 @@ foreach ([ 'IQ010', 'failed|1|t', 'the attempt counts' ], [ 'IQ012', 'pending|0|
 sql($node, "SELECT idemq.alter_queue('a', retry_base => '2 h', retry_max => '2 h')");
 $id = job('a', 33, raise('IQ010', 'later', 'no interval'));
 wait_until($node, "SELECT count(*) = 1 FROM idemq.attempts WHERE job_id = $id");
-is_sql($node, "SELECT status, ready_at BETWEEN now() + '59 min' AND now() + '121 min' FROM idemq.jobs WHERE id = $id", 'failed|t',
+is_sql($node, "SELECT status, ready_at BETWEEN now() + '59 min' AND now() + '121 min' FROM idemq.jobs WHERE id = $id", 'retrying|t',
 	'DETAIL that is no interval: the queue\'s backoff');
 # meant to expire: a retry's pause
 sql($node, "SELECT idemq.cancel($id); SELECT idemq.alter_queue('a', retry_base => '1 s', retry_max => '1 h')");
@@ -403,7 +403,7 @@ wait_until($node, "SELECT count(*) = 3 FROM idemq.attempts WHERE job_id = $id");
 is_sql($node, "SELECT outcome, error FROM idemq.attempts WHERE job_id = $id ORDER BY token",
 	join("\n", map { "$_|the handler's process was told to end" } 'released', 'released', 'failed'), 'given back twice; the third end in a row is a failed attempt');
 is_sql($node, "SELECT status, attempt, last_error, ready_at > now() + '25 min' FROM idemq.jobs WHERE id = $id",
-	"failed|1|the handler's process was told to end|t", 'after which the queue\'s backoff follows');
+	"retrying|1|the handler's process was told to end|t", 'after which the queue\'s backoff follows');
 # It counts after its commit.
 is_soon($node, "SELECT failed_total, last_error FROM idemq.handlers WHERE queue = 'e'", "1|the handler's process was told to end", 'the view says so');
 sql($node, "UPDATE idemq.jobs SET payload = '{\"n\": 311}' WHERE id = $id");

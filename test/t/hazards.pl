@@ -50,7 +50,7 @@ is_sql($node, 'SELECT status, attempt, token FROM idemq.jobs ORDER BY id', "pend
 
 my $token = sql($node, "SELECT token FROM idemq.claim_job(1000000000001)");
 is_sql($node, "BEGIN READ ONLY; SELECT idemq.heartbeat(1000000000001, $token), idemq.validate(1000000000001, $token),
-	(SELECT status FROM idemq.job(1000000000001))", 'current|current|processing',
+	(SELECT status FROM idemq.job(1000000000001))", 'current|current|running',
 	'read-only: heartbeat, validate and job work');
 is_state($node, "BEGIN READ ONLY; SELECT idemq.commit(1000000000001, $token)", '25006',
 	'read-only: commit of a job that is held');
@@ -62,7 +62,7 @@ is_state($node, "SET $forced = on; SELECT liar()", '25000', 'claim in a parallel
 sql($node, "CREATE FUNCTION liar2() RETURNS text PARALLEL SAFE LANGUAGE sql
 	AS \$\$ SELECT idemq.try_commit(1000000000001, $token)::text \$\$");
 is_state($node, "SET $forced = on; SELECT liar2()", '25000', 'commit in a parallel worker');
-is_sql($node, 'SELECT status FROM idemq.jobs WHERE id = 1000000000001', 'processing', 'nothing was written');
+is_sql($node, 'SELECT status FROM idemq.jobs WHERE id = 1000000000001', 'running', 'nothing was written');
 is_sql($node, "SELECT status FROM idemq.jobs WHERE id = 1000000000002", 'pending', 'nothing was written');
 sql($node, "SELECT idemq.commit(1000000000001, $token)");
 
@@ -92,7 +92,7 @@ foreach my $lock ('KEY SHARE', 'SHARE', 'NO KEY UPDATE', 'UPDATE')
 		SELECT attempt FROM idemq.claim('q'); ROLLBACK TO b;
 		SELECT attempt, outcome FROM idemq.claim_job((SELECT id FROM idemq.jobs)); COMMIT",
 		"locked\n1\n1|claimed", "own FOR $lock in savepoints");
-	sql($node, "SELECT idemq.fail(id, token, retry_in => '0') FROM idemq.jobs WHERE status = 'processing'");
+	sql($node, "SELECT idemq.fail(id, token, retry_in => '0') FROM idemq.jobs WHERE status = 'running'");
 	is_sql($node, "BEGIN; SELECT 'locked' FROM idemq.jobs FOR $lock;
 		SELECT idemq.commit_once((SELECT id FROM idemq.jobs)); COMMIT",
 		"locked\ncommitted", "own FOR $lock and commit_once");
@@ -150,8 +150,8 @@ sql($node, q{
 my $cycle = "SELECT id FROM idemq.enqueue('QUEUE', '1', key => KEY);
 	SELECT id FROM (SELECT id, idemq.fail(id, token, 'no', retry_in => '0') FROM idemq.claim('QUEUE')) x;
 	SELECT id FROM (SELECT id, idemq.commit(id, token) FROM idemq.claim('QUEUE')) x";
-my @changes = ('INSERT||pending', 'UPDATE|pending|processing', 'UPDATE|processing|failed',
-	'UPDATE|failed|processing');
+my @changes = ('INSERT||pending', 'UPDATE|pending|running', 'UPDATE|running|retrying',
+	'UPDATE|retrying|running');
 
 foreach my $kept ("q|NULL", "q|'k'", "none|NULL")
 {
@@ -160,7 +160,7 @@ foreach my $kept ("q|NULL", "q|'k'", "none|NULL")
 
 	sql($node, "TRUNCATE log; $sql");
 	is_sql($node, 'SELECT op, was, is_now FROM log ORDER BY n',
-		join("\n", @changes, $queue eq 'none' ? 'DELETE|processing|' : 'UPDATE|processing|completed'),
+		join("\n", @changes, $queue eq 'none' ? 'DELETE|running|' : 'UPDATE|running|completed'),
 		"a user's trigger sees every change (queue $queue, key $key)");
 }
 sql($node, 'TRUNCATE log');

@@ -55,7 +55,7 @@ sub agree
 			(SELECT sum(n) FROM unnest((idemq.sum_counts(run_counts))[2:]) n) = sum(completed) $of AND queue IS NULL",
 		't|t', "$name: what was counted is written, and its times with it");
 	is_sql($node, "SELECT count(*) FROM idemq.history WHERE least(enqueued, claimed, completed, failures, died, cancelled, expired, pending, blocked,
-			processing, failed, dead) < 0", 0, "$name: nothing is negative");
+			running, retrying, dead) < 0", 0, "$name: nothing is negative");
 	return;
 }
 
@@ -75,7 +75,7 @@ $_->query_until(qr/sent/, "\\echo sent\nCALL work('q', 60);\nCALL work('r', 60);
 $_->query('SELECT') foreach @sessions;
 agree($begin, 'three sessions');
 leave($_) foreach @sessions;
-is_sql($node, "SELECT (h.pending, h.failed, h.dead, h.processing, h.blocked) = (m.pending, m.failed, m.dead, m.processing, m.blocked)
+is_sql($node, "SELECT (h.pending, h.retrying, h.dead, h.running, h.blocked) = (m.pending, m.retrying, m.dead, m.running, m.blocked)
 	FROM idemq.history h JOIN idemq.metrics m USING (queue) WHERE queue = 'q' AND step = 10 ORDER BY at DESC LIMIT 1", 't', 'the last row has the gauges');
 is_sql($node, "SELECT count(*), max(enqueued) FROM idemq.history WHERE queue = 'idle' AND step = 10", '1|0', 'an idle queue has the row of the worker that began');
 my $last = "SELECT pending, oldest_due IS NULL, oldest_due >= '0' FROM idemq.history WHERE queue = 'r' AND step = 10 ORDER BY at DESC LIMIT 1";

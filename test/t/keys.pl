@@ -177,7 +177,7 @@ foreach my $extra ('SELECT 1', 'CREATE INDEX extra ON idemq.jobs ((payload::text
 	my $answers = join ' ', split /\n/, sql($node, $series);
 	$plain //= $answers;
 	is($answers, $plain, "the same answers with: $extra");
-	is_sql($node, "SELECT enqueued_total, duplicates_total, claimed_total, processing, pending, completed, cancelled
+	is_sql($node, "SELECT enqueued_total, duplicates_total, claimed_total, running, pending, completed, cancelled
 		FROM idemq.metrics WHERE queue = 'dba'", '4|4|2|1|1|1|1', 'the same counters');
 }
 is($plain, 'accepted duplicate duplicate claimed locked committed accepted claimed|4 duplicate accepted duplicate cancelled', 'and they are right');

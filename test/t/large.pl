@@ -28,7 +28,7 @@ is_sql($node, 'SELECT count(*) FROM idemq.jobs', 1, 'and makes no job');
 $id = sql($node, "SELECT id FROM idemq.enqueue('q', '1')");
 sql($node, "CREATE TABLE held AS SELECT id, token FROM idemq.claim('q')");
 like(sqlstate($node, "SELECT idemq.fail(id, token, repeat('x', 1073741800)) FROM held"), qr/^(54000|XX000)$/, 'an error that is too large');
-is_sql($node, "SELECT status, last_error IS NULL, idemq.validate(id, (SELECT token FROM held)) FROM idemq.job($id)", 'processing|t|current',
+is_sql($node, "SELECT status, last_error IS NULL, idemq.validate(id, (SELECT token FROM held)) FROM idemq.job($id)", 'running|t|current',
 	'leaves the job with its worker');
 is_sql($node, "SELECT idemq.fail(id, token, 'small', permanent => true) FROM held", 'dead', 'which fails it otherwise');
 

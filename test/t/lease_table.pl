@@ -46,7 +46,7 @@ foreach my $end ('quit', 'DISCARD ALL')
 	is_sql($node, "SELECT attempt FROM idemq.claim('q')", 2, 'rolled back, it is not held for a session that has ended');
 	is_sql($node, "SELECT error FROM idemq.attempts ORDER BY attempt DESC LIMIT 1", "the worker's session ended", 'its history');
 	is_sql($node, $clean, '', 'check');
-	sql($node, "SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'processing'");
+	sql($node, "SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'running'");
 	leave($other, $end eq 'quit' ? () : $owner);
 }
 
@@ -94,7 +94,7 @@ is($owner->query_safe("SELECT count(*) FROM idemq.claim('q', 300, attach => true
 kill 'KILL', $owner->query_safe('SELECT pg_backend_pid()');
 wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE query LIKE '%attach => true%' AND pid <> pg_backend_pid()");
 eval { $owner->{run}->finish };
-is_soon($node, "SELECT idemq.reap('q') >= 0 AND count(*) = 0 FROM idemq.jobs WHERE status = 'processing'", 'all come back');
+is_soon($node, "SELECT idemq.reap('q') >= 0 AND count(*) = 0 FROM idemq.jobs WHERE status = 'running'", 'all come back');
 is_sql($node, $clean, '', 'check');
 
 # ---- Looks, and what comes in between
@@ -132,7 +132,7 @@ is_sql($node, $clean, '', 'check');
 	is($locks, 32, 'and each lock once');
 	is_sql($node, "SELECT idemq.reap('s')", 2, 'which have ended');
 	# Of a queue's own leases only those that are due, and one in each partition that is not.
-	sql($node, "SELECT count(idemq.heartbeat(id, token, '1 us')) FROM (SELECT id, token FROM idemq.jobs WHERE status = 'processing' AND queue_id = idemq.queue_id('q') LIMIT 10) j");
+	sql($node, "SELECT count(idemq.heartbeat(id, token, '1 us')) FROM (SELECT id, token FROM idemq.jobs WHERE status = 'running' AND queue_id = idemq.queue_id('q') LIMIT 10) j");
 	($entries) = hits($one, "SELECT idemq.reap('q')", 'visit_expired');
 	cmp_ok($entries, '>=', 10, 'ten leases have ended');
 	cmp_ok($entries, '<=', 10 + 32 * 3, 'and no more than these and the next of each partition are looked at');
@@ -148,7 +148,7 @@ is_sql($node, $clean, '', 'check');
 	$stop->();
 	sql($node, "COMMIT PREPARED 'meanwhile'");
 	sql($node, "INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, attempt, token, status, ready_at, claimed_at, deadline, payload)
-		SELECT idemq.queue_id('again'), now(), 4, 3, 1, 1, 'processing', now(), now(), now() + interval '1 h', '4'");
+		SELECT idemq.queue_id('again'), now(), 4, 3, 1, 1, 'running', now(), now(), now() + interval '1 h', '4'");
 	$stop->();
 	like($one->query_safe('SELECT 1'), qr/^1 claimed$/m, 'a search that is asked for anew again and again');
 	is_sql($node, "SELECT permits_used FROM idemq.metrics WHERE queue = 'again'; SELECT count(*) FROM idemq.claim('again')", "3\n0", 'has counted what came by hand');
@@ -165,7 +165,7 @@ is_sql($node, $clean, '', 'check');
 	sql($node, "INSERT INTO idemq.queues OVERRIDING SYSTEM VALUE TABLE kept");
 	is_sql($node, "SELECT permits_used FROM idemq.metrics WHERE queue = 's'", 0, 'nothing runs');
 	is_sql($node, "SELECT idemq.alter_queue('s', max_running => 1); SELECT count(*) FROM idemq.claim('s', 3)", "\n1", 'and the limit holds');
-	sql($node, "SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'processing' AND queue_id = idemq.queue_id('s'); SELECT idemq.alter_queue('s', max_running => 0)");
+	sql($node, "SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'running' AND queue_id = idemq.queue_id('s'); SELECT idemq.alter_queue('s', max_running => 0)");
 	is_sql($node, $clean, '', 'check');
 	leave($one);
 }
@@ -217,7 +217,7 @@ is_sql($node, $used, 80, 'and the table is full');
 is_sql($node, "SELECT count(*) FROM idemq.claim('lim', 40)", 0, 'to the last entry');
 
 # What goes makes room where it was.
-sql($node, "SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'processing' AND queue_id = idemq.queue_id('lim') LIMIT 3", 'one');
+sql($node, "SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'running' AND queue_id = idemq.queue_id('lim') LIMIT 3", 'one');
 is_sql($node, "SELECT count(*) FROM idemq.claim('q')", 1, 'three entries of the reserve are free: not for others', 'one');
 is_sql($node, $share, '27|30', 'they stay free', 'one');
 is_sql($node, "SELECT count(*) FROM idemq.claim('lim', 40)", 3, 'but for limited queues, of any database');

@@ -33,11 +33,11 @@ fresh("lease => '1 h', max_running => 5", 30);
 	is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100)", 0, 'five claims are open: nothing is left for another');
 	$gate->open;
 	is($claimers->(), '', 'the claimers come through');
-	is_sql($node, 'SELECT permits_used, processing FROM idemq.metrics', '5|5', 'five are running');
+	is_sql($node, 'SELECT permits_used, running FROM idemq.metrics', '5|5', 'five are running');
 	is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 }
 
-# ---- A restart with jobs in processing, many ready ones before and behind them.
+# ---- A restart with running jobs, many ready ones before and behind them.
 fresh("lease => '1 h', max_running => 5", 3000);
 sql($node, "CREATE TABLE held AS SELECT id, token FROM idemq.claim('q', 100)");
 sql($node, "SELECT count(idemq.enqueue('q', '0', priority => n % 10)) FROM generate_series(1, 3000) n");
@@ -68,7 +68,7 @@ is_state($node, "BEGIN; SELECT id FROM idemq.claim('q'); PREPARE TRANSACTION 'p'
 # The limit is set after the end, by somebody else: PREPARE reads the settings anew.
 sql($node, "SELECT idemq.alter_queue('q', max_running => 0)");
 my $preparer = session($node);
-$preparer->query("\\set VERBOSITY sqlstate\nBEGIN; SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'processing' ORDER BY id LIMIT 1");
+$preparer->query("\\set VERBOSITY sqlstate\nBEGIN; SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'running' ORDER BY id LIMIT 1");
 sql($node, "SELECT idemq.alter_queue('q', max_running => 5)");
 $preparer->query("PREPARE TRANSACTION 'p'");
 like($preparer->{stderr}, qr/0A000/, 'PREPARE of an end from before there was a limit');
@@ -87,13 +87,13 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 	my $stop = stop_at($worker->{backend}, 'idemq_lease_settle_loan');
 	$worker->query_until(qr/sent/, "\\echo sent\nCOMMIT;\n");
 	$stop->();
-	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'processing'", 1, 'a commit that others see, before it is counted');
+	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'running'", 1, 'a commit that others see, before it is counted');
 	is_sql($node, "SELECT count(*) FROM idemq.claim('q', 5)", 0, 'makes no room');
 	$stop->();
 	$worker->query('SELECT');
 	leave($worker);
 	is_sql($node, "SELECT count(*) FROM idemq.claim('q', 5)", 0, 'nor after it');
-	is_sql($node, 'SELECT permits_used, processing FROM idemq.metrics', '1|1', 'and all is counted');
+	is_sql($node, 'SELECT permits_used, running FROM idemq.metrics', '1|1', 'and all is counted');
 }
 
 # ---- Waking.  The sleepers sleep before the worker is stopped: they count on it, and do not look by themselves.
@@ -157,9 +157,9 @@ sql($node, "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q
 		is_sql($node, "SELECT count(*) FROM idemq.claim('q')", 1, 'a slot that comes free can be claimed');
 		is(woken(), 1, 'it wakes one sleeper');
 		let_go();
-		sql($node, "SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'processing' AND id NOT IN (SELECT id FROM held)");
+		sql($node, "SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'running' AND id NOT IN (SELECT id FROM held)");
 		is_soon($node, 'SELECT count(*) FROM held', 6, 'the next slot: one claims');
-		sql($node, "SELECT idemq.commit_many(array_agg(id), array_agg(token)) FROM (SELECT h.* FROM held h JOIN idemq.jobs j USING (id) WHERE status = 'processing') h");
+		sql($node, "SELECT idemq.commit_many(array_agg(id), array_agg(token)) FROM (SELECT h.* FROM held h JOIN idemq.jobs j USING (id) WHERE status = 'running') h");
 		is_soon($node, 'SELECT count(*) FROM held', 11, 'five slots: five claim');
 		sql($node, "SELECT idemq.alter_queue('q', max_running => 0)");
 		is($done->(), '', 'no limit: all end well');

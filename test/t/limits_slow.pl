@@ -82,8 +82,8 @@ SELECT idemq.try_commit(:id, :token);
 END
 
 sql($node, <<'END');
-CREATE TABLE watched (processing int, held int, looks int);
--- Looks, for so long, at how many jobs are in processing and how many sessions have an attempt.
+CREATE TABLE watched (running int, held int, looks int);
+-- Looks, for so long, at how many jobs are running and how many sessions have an attempt.
 CREATE PROCEDURE watch(seconds float) LANGUAGE plpgsql AS $$
 DECLARE
 	until timestamptz := clock_timestamp() + seconds * interval '1 s';
@@ -94,7 +94,7 @@ DECLARE
 	looks int := 0;
 BEGIN
 	WHILE clock_timestamp() < until LOOP
-		SELECT count(*) INTO rows FROM idemq.jobs WHERE status = 'processing';
+		SELECT count(*) INTO rows FROM idemq.jobs WHERE status = 'running';
 		SELECT count(*) INTO locks FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND granted;
 		most_rows := greatest(most_rows, rows);
 		most_locks := greatest(most_locks, locks);
@@ -106,7 +106,7 @@ END $$;
 END
 
 my $jobs = 30000;
-my $watched = 'SELECT max(processing) <= 5, max(held) <= 5, max(processing) FROM watched';
+my $watched = 'SELECT max(running) <= 5, max(held) <= 5, max(running) FROM watched';
 my $settings = "lease => '1 min', max_attempts => 1000000, max_running => 5, retry_jitter => 0";
 
 sub check_exact
@@ -130,7 +130,7 @@ sub rounds
 	foreach (1 .. 15)
 	{
 		$round->();
-		last if sql($node, 'SELECT (SELECT max(processing) >= 5 FROM watched) AND ' . ($condition // 'true')) eq 't' && (!$enough || $enough->());
+		last if sql($node, 'SELECT (SELECT max(running) >= 5 FROM watched) AND ' . ($condition // 'true')) eq 't' && (!$enough || $enough->());
 	}
 }
 
@@ -168,7 +168,7 @@ rounds(
 cmp_ok($killed, '>', 5, "$killed of them were");
 check_exact('sessions that end');
 
-# The server crashes, with a worker and without; what is in processing is counted before
+# The server crashes, with a worker and without; what is running is counted before
 # anything is handed out.
 foreach my $worker ('on', 'off')
 {
@@ -182,10 +182,10 @@ foreach my $worker ('on', 'off')
 	is($end->(), '', "worker $worker: the clients say nothing but that they were ended");
 	$node->wait_for_log(qr/all server processes terminated; reinitializing/, $log);
 	wait_until($node, 'SELECT true');
-	my $left = sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'processing'");
-	cmp_ok($left, '<=', 5, "worker $worker: after a crash no more than 5 are in processing");
+	my $left = sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'running'");
+	cmp_ok($left, '<=', 5, "worker $worker: after a crash no more than 5 are running");
 	is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100)", 5 - $left, "worker $worker: the others are claimed, no more");
-	sql($node, "UPDATE idemq.jobs SET status = 'pending', ready_at = now() WHERE status = 'processing'");
+	sql($node, "UPDATE idemq.jobs SET status = 'pending', ready_at = now() WHERE status = 'running'");
 	rounds(
 		sub {
 			$end = clients($node, $work, '-c', 16, '-T', 3);
@@ -197,8 +197,8 @@ foreach my $worker ('on', 'off')
 sql($node, 'ALTER SYSTEM RESET "idemq.worker"; SELECT pg_reload_conf()');
 
 # To the end.
-sql($node, "DELETE FROM idemq.jobs WHERE id > (SELECT min(id) + 3000 FROM idemq.jobs WHERE status NOT IN ('completed', 'processing'))
-	AND status NOT IN ('completed', 'processing')");
+sql($node, "DELETE FROM idemq.jobs WHERE id > (SELECT min(id) + 3000 FROM idemq.jobs WHERE status NOT IN ('completed', 'running'))
+	AND status NOT IN ('completed', 'running')");
 for (my $n = 0; $n < 100 && sql($node, "SELECT count(*) FROM idemq.jobs WHERE status <> 'completed'") > 0; $n++)
 {
 	is(clients($node, $work, '-c', 16, '-T', 2)->(), '', 'to the end');
@@ -224,7 +224,7 @@ sql($node, "INSERT INTO held SELECT id, token FROM idemq.claim('q', 5)");
 	sql($node, 'SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 1');
 	is_soon($node, 'SELECT count(*) FROM held', 6, 'a slot that comes free: one claims');
 	is_soon($node, "SELECT ($sleepers) BETWEEN 16 AND 19", 'and one was woken');
-	sql($node, "SELECT idemq.commit_many(array_agg(id), array_agg(token)) FROM (SELECT h.* FROM held h JOIN idemq.jobs j USING (id) WHERE status = 'processing') h");
+	sql($node, "SELECT idemq.commit_many(array_agg(id), array_agg(token)) FROM (SELECT h.* FROM held h JOIN idemq.jobs j USING (id) WHERE status = 'running') h");
 	is_soon($node, 'SELECT count(*) FROM held', 11, 'five slots: five claim');
 	is_soon($node, "SELECT ($sleepers) BETWEEN 11 AND 14", 'and five were woken');
 	sql($node, "SELECT idemq.alter_queue('q', max_running => 0)");

@@ -109,7 +109,7 @@ wait_until($node, "SELECT sum(n) > 100 $tries");
 sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
 advance($node, '0');
 is_reaped($bad, 'and done when the trigger is gone');
-is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing'", 'in all 70 queues');
+is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'running'", 'in all 70 queues');
 is(pid(), $pid, 'by the same worker');
 sql($node, "SELECT idemq.drop_queue(name, force => true) FROM idemq.queues WHERE name LIKE 'bad%'");
 
@@ -162,7 +162,7 @@ sql($node, "GRANT USAGE ON SCHEMA idemq TO app; GRANT app TO postgres;
 		command text;
 		state text;
 	BEGIN
-		IF OLD.status <> 'processing' OR NEW.status <> 'pending' THEN
+		IF OLD.status <> 'running' OR NEW.status <> 'pending' THEN
 			RETURN NEW;
 		END IF;
 		FOREACH command IN ARRAY ARRAY['SET ROLE postgres', 'RESET ROLE', 'SET SESSION AUTHORIZATION postgres',
@@ -247,7 +247,7 @@ sub churn
 				PERFORM idemq.enqueue('q', '2', delay => '1 ms'); COMMIT; -- meant to expire
 			END LOOP;
 		END \$\$");
-	is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing'", "$jobs leases taken back");
+	is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'running'", "$jobs leases taken back");
 }
 churn(2000);
 my $before = memory();
@@ -266,7 +266,7 @@ sleeps('before the statistics');
 my $updates = sql($node, $stats);
 # meant to expire
 sql($node, "SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, ARRAY[50])); SELECT count(*) FROM idemq.claim('q', 50, lease => '10 ms')");
-is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing'", 'taken back');
+is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'running'", 'taken back');
 is_soon($node, "SELECT n_tup_upd >= $updates + 100 FROM pg_stat_user_tables WHERE relid = 'idemq.jobs'::regclass", 'autovacuum is told');
 
 # ---- What is logged again when the minute of the many errors is over

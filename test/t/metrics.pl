@@ -22,7 +22,7 @@ sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '1 h
 # What the table says and the gauges do not.  Each queue has seven gauges: none may be missing.
 my $drift = "SELECT string_agg(q.name || ' ' || status || ' ' || coalesce(gauge::text, 'nothing') || ' instead of ' || jobs, ', ') FROM idemq.queues q
 	LEFT JOIN idemq.metrics m USING (queue_id),
-	LATERAL (VALUES ('pending', pending), ('blocked', blocked), ('processing', processing), ('failed', failed),
+	LATERAL (VALUES ('pending', pending), ('blocked', blocked), ('running', running), ('retrying', retrying),
 		('completed', completed), ('dead', dead), ('cancelled', cancelled)) c(status, gauge),
 	LATERAL (SELECT count(*) AS jobs FROM idemq.jobs j WHERE j.queue_id = q.queue_id AND j.status::text = c.status) j
 	WHERE jobs IS DISTINCT FROM gauge";
@@ -56,7 +56,7 @@ sql($node, "SELECT count(*) FROM idemq.enqueue_many('q', array_fill('1'::jsonb, 
 	SELECT count(idemq.fail(id, token, retry_in => '1 h')) FROM idemq.claim('q', 2);
 	SELECT count(idemq.cancel(id)) FROM idemq.job_list WHERE status = 'pending' AND id % 5 = 0;
 	SELECT count(*) FROM idemq.claim('q', 2)");
-is_sql($node, "SELECT string_agg(DISTINCT status::text, ' ' ORDER BY status::text) FROM idemq.jobs", 'cancelled completed dead failed pending processing', 'jobs in six states');
+is_sql($node, "SELECT string_agg(DISTINCT status::text, ' ' ORDER BY status::text) FROM idemq.jobs", 'cancelled completed dead pending retrying running', 'jobs in six states');
 is_exact('jobs of every kind');
 
 # ---- A wait is counted below the bounds that are greater than it
@@ -210,7 +210,7 @@ is_sql($full, "SELECT count(*) FROM idemq.claim('q')", 0, 'queue q is used');
 sql($full, restored_queue('r') . "; INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 	SELECT idemq.queue_id('r'), now() - interval '1 min', 4, 5, 'pending', now() - interval '1 min', '1' FROM generate_series(1, 2);
 	SELECT count(*) FROM idemq.enqueue_many('q', '{1,2,3,4,5}'); SELECT count(*) FROM idemq.claim('q', 4)");
-is_sql($full, 'SELECT queue, pending, processing, claimed_total, row_only_total, in_memory, counted_since IS NOT NULL,
+is_sql($full, 'SELECT queue, pending, running, claimed_total, row_only_total, in_memory, counted_since IS NOT NULL,
 	wait_p50 IS NOT NULL, oldest_ready IS NOT NULL FROM idemq.metrics ORDER BY queue',
 	"q|1|4|4|2|t|t|t|t\nr|2|0|||f|f|f|t", 'a queue without a slot has gauges, and no counters');
 is_sql($full, 'SELECT resource, used, size, refused > 0 FROM idemq.memory ORDER BY 1', "buckets|0|4096|f\ngroups|0|16384|f\nleases|2|2|t\nleases of this database|2|2|t\nqueues|1|1|t", 'idemq.memory says so');

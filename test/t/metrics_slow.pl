@@ -15,7 +15,7 @@ my $node = new_server('metrics');
 # What the table says and the gauges do not.  Each queue has seven gauges: none may be missing.
 my $drift = "SELECT string_agg(q.name || ' ' || status || ' ' || coalesce(gauge::text, 'nothing') || ' instead of ' || jobs, ', ') FROM idemq.queues q
 	LEFT JOIN idemq.metrics m USING (queue_id),
-	LATERAL (VALUES ('pending', pending), ('blocked', blocked), ('processing', processing), ('failed', failed),
+	LATERAL (VALUES ('pending', pending), ('blocked', blocked), ('running', running), ('retrying', retrying),
 		('completed', completed), ('dead', dead), ('cancelled', cancelled)) c(status, gauge),
 	LATERAL (SELECT count(*) AS jobs FROM idemq.jobs j WHERE j.queue_id = q.queue_id AND j.status::text = c.status) j
 	WHERE jobs IS DISTINCT FROM gauge";

@@ -276,13 +276,13 @@ foreach my $id (sort keys %expires) { is_cancelled($id, $expires{$id}) }
 like(answer($waiter), qr/cancelled/, 'a session that waits for its result is woken');
 leave($waiter->{session});
 is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE payload = '\"many\"' AND status = 'cancelled'", 2000, 'many');
-is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $released", 'processing', 'a job that was claimed in time goes on');
+is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $released", 'running', 'a job that was claimed in time goes on');
 $other->query_safe('SELECT idemq.release(id, token) FROM claimed');
 is_cancelled($released, 'given back, it has expired');
 is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $rolled_back", 'pending', 'a claim that is open');
 $claimer->query_safe('ROLLBACK');
 is_cancelled($rolled_back, 'is rolled back');
-is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $failed", 'failed', 'one that waits for its retry does not expire');
+is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $failed", 'retrying', 'one that waits for its retry does not expire');
 $other->query_safe("COMMIT PREPARED 'p'");
 is_soon($node, "SELECT status = 'cancelled' FROM idemq.jobs WHERE payload = '\"prepared\"'", 'a prepared one');
 leave($other, $claimer);

@@ -87,7 +87,7 @@ foreach my $way (sort keys %ways)
 	sql($without, "$ways{$way}[0]; $claim; $claim", 'by_hand');
 	sql($without, $ways{$way}[1], 'by_hand');
 	sql($without, $claim, 'by_hand');
-	is_sql($without, q{SELECT q.name, status FROM idemq.jobs JOIN idemq.queues q USING (queue_id) ORDER BY 1}, "children|processing\nfifo|processing\nleased|processing\nparents|completed",
+	is_sql($without, q{SELECT q.name, status FROM idemq.jobs JOIN idemq.queues q USING (queue_id) ORDER BY 1}, "children|running\nfifo|running\nleased|running\nparents|completed",
 		"$way: all is claimed", 'by_hand');
 	is_sql($without, q{SELECT * FROM idemq.check() WHERE severity = 'error' AND invariant <> 'triggers'}, '', "$way: check() is clean", 'by_hand');
 }

@@ -151,7 +151,7 @@ exit \$bad
 		[ 'a row type', 'sql/parts/10_types.sql', qr/(CREATE TYPE idemq.admission AS \(\n.*),/, "\$1,\n\tmore int,",
 			'type idemq.admission is not what it was: allowed boolean, remaining int, retry_after interval' ],
 		[ 'an enum', 'sql/parts/10_types.sql', qr/'dead', 'cancelled'\);/, "'dead', 'cancelled', 'gone');",
-			"enum idemq.status is not what it was: 'blocked', 'pending', 'processing', 'failed', 'completed', 'dead', 'cancelled'" ],
+			"enum idemq.status is not what it was: 'blocked', 'pending', 'running', 'retrying', 'completed', 'dead', 'cancelled'" ],
 		[ 'a view', 'sql/parts/70_observing.sql', qr/AS SELECT resource, used,/, 'AS SELECT resource, used, 1 AS more,', 'view idemq.memory is not what it was: resource, used, size, refused' ],
 		[ "a column's place", 'sql/parts/20_tables.sql', qr/\theaders      jsonb,\n/, "\tmore int,\n\theaders jsonb,\n", 'table idemq.jobs: a column that was there has changed, or has another place' ],
 		[ "a column's type", 'sql/parts/20_tables.sql', qr/(\tpriority +)smallint/, '$1int', 'table idemq.jobs: a column that was there has changed, or has another place' ],

@@ -164,7 +164,7 @@ $node->psql($db, "SELECT idemq.enqueue('q', '2')", stdout => \$stdout, stderr =>
 like($stderr, qr/this shard has moved to host=new.*HINT:.*cluster\.map\(\)/s, 'with a hint that names the map');
 is_sql($node, "SELECT idemq.retire('host=new')", 'f', 'again is nothing new', $db);
 is_state($node, "SELECT status FROM idemq.result($id)", '55000', 'what it would answer may be otherwise in the new place', $db);
-is_sql($node, "SELECT status FROM idemq.job($id)", 'processing', 'what it was can be read', $db);
+is_sql($node, "SELECT status FROM idemq.job($id)", 'running', 'what it was can be read', $db);
 is_sql($node, q{SELECT count(*) FROM idemq.check() WHERE invariant = 'follows' AND detail LIKE 'this shard has moved to host=new,%'}, 1, 'check says so', $db);
 
 # It did not take place.

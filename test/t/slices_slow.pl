@@ -33,7 +33,7 @@ sql($node, "SELECT idemq.enqueue('q', '3', group_key => 'g')");
 is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE group_key = 'g'", 'a group gets its head');
 until_true('refusals of all queues', sub { said($log, qr/maintenance task "reap" of queue "locked\d+"/) >= 60 });
 is(said($log, qr/canceling statement due to lock timeout/) >= 60, 1, 'each queue has been refused the lock');
-is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'processing'", 60, 'and the lock is held still');
+is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'running'", 60, 'and the lock is held still');
 # From one refusal to the next, half of the times: a worker that the machine gives no processor for a while is late once.
 my $file = $node->logfile;
 my @refused = map { /^\S+ (\d+):(\d+):(\d+\.\d+) .*canceling statement due to lock timeout/ ? 3600 * $1 + 60 * $2 + $3 : () } split /^/,

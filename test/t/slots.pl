@@ -117,10 +117,10 @@ sql($slots, q{CREATE TABLE before AS SELECT id, status, token FROM idemq.jobs WH
 # Who only looks, or administers, is not refused.
 is_sql($slots, "SELECT string_agg(substring(detail from 'queue \"(\\w+)\" has no slot'), ' ' ORDER BY detail) FROM idemq.check() WHERE severity = 'warning' AND invariant = 'slots.full'", 'c d e', 'check() names them');
 is_sql($slots, "SELECT count(*) FROM idemq.check() WHERE invariant <> 'slots.full'", 0, 'and finds nothing else');
-is_sql($slots, "SELECT pending, blocked, processing FROM idemq.metrics WHERE queue = 'c'", sql($slots, "SELECT count(*) FILTER (WHERE status = 'pending'),
-	count(*) FILTER (WHERE status = 'blocked'), count(*) FILTER (WHERE status = 'processing') FROM before"), 'its gauges are counted');
+is_sql($slots, "SELECT pending, blocked, running FROM idemq.metrics WHERE queue = 'c'", sql($slots, "SELECT count(*) FILTER (WHERE status = 'pending'),
+	count(*) FILTER (WHERE status = 'blocked'), count(*) FILTER (WHERE status = 'running') FROM before"), 'its gauges are counted');
 is_sql($slots, "SELECT count(*) >= 20 FROM before WHERE idemq.why(id) LIKE '%: queue \"c\" has no slot in shared memory: raise idemq.max_queues%'", 't', 'why');
-is_sql($slots, "SELECT status FROM idemq.job_list WHERE id = $job", 'processing', 'job_list');
+is_sql($slots, "SELECT status FROM idemq.job_list WHERE id = $job", 'running', 'job_list');
 is_sql($slots, "SELECT idemq.alter_queue('c', max_attempts => 7), idemq.pause('c'), idemq.resume('c')", '||', 'alter_queue, pause, resume');
 is_sql($slots, "SELECT idemq.reap() >= 0, count(*) FROM idemq.claim('q')", 't|0', 'reap() passes over it') or diag sql($slots, 'SELECT * FROM idemq.jobs');
 sql($slots, q{INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload) VALUES (idemq.queue_id('c'), now(), 4, 5, 'pending', now(), '"by hand"')});

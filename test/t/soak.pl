@@ -114,7 +114,7 @@ sql($node, q{
 	BEGIN
 		WHILE clock_timestamp() < ends OR n <= 10 LOOP
 			INSERT INTO excess (what) SELECT 'running ' || count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('limited')
-				AND status = 'processing' HAVING count(*) > 5;
+				AND status = 'running' HAVING count(*) > 5;
 			INSERT INTO excess (what) SELECT 'heads ' || group_key FROM idemq.jobs WHERE group_key IS NOT NULL AND finished_at IS NULL
 				AND status <> 'blocked' GROUP BY queue_id, group_key HAVING count(*) > 1;
 			looked := clock_timestamp();

@@ -32,7 +32,7 @@ caught_up($node, $standby);
 my $session = session($standby);
 foreach ('SELECT id, status, attempt, token, deadline, payload, last_error FROM idemq.jobs ORDER BY id',
 	'SELECT name, lease, retention, paused_until FROM idemq.queues ORDER BY 1',
-	'SELECT queue, pending, processing, failed, dead, oldest_ready IS NULL FROM idemq.metrics ORDER BY 1',
+	'SELECT queue, pending, running, retrying, dead, oldest_ready IS NULL FROM idemq.metrics ORDER BY 1',
 	'SELECT job_id, outcome, error FROM idemq.attempts', 'SELECT count(*) FROM idemq.errors',
 	'SELECT (idemq.job(id)).status FROM idemq.jobs ORDER BY id', "SELECT status FROM idemq.job_by_key('other', 'six')",
 	"SELECT idemq.validate($id, $token), idemq.validate($id, $token - 1)", q[SELECT * FROM idemq.check() WHERE severity = 'error'])
@@ -47,7 +47,7 @@ is($session->query_safe('SELECT count(*) FROM idemq.running_jobs'), 0, 'leases a
 
 # What only the primary's memory knows is not made up: its leases, limits, workers.
 my $ask = '; this is a standby: leases, limits and workers are known on the primary, ask idemq.why there';
-is($session->query_safe("SELECT idemq.why($id)"), "processing: attempt 1 of 20 (known from its row alone)$ask", 'why, of a job in processing');
+is($session->query_safe("SELECT idemq.why($id)"), "running: attempt 1 of 20 (known from its row alone)$ask", 'why, of a running job');
 like($session->query_safe("SELECT idemq.why($id + 1)"), qr/^pending: ready since \S+ \S+ and first in line\Q$ask\E$/, 'of one that is ready');
 is(sql($standby, "SELECT idemq.why(id) FROM idemq.jobs WHERE status = 'dead'"), sql($node, "SELECT idemq.why(id) FROM idemq.jobs WHERE status = 'dead'"),
 	'of one that is dead: as on the primary');
@@ -79,7 +79,7 @@ is_state($standby, $_, '25006', "refused: $_")
 
 # ---- wait_result
 
-is_sql($standby, "CALL idemq.wait_result($id, '0')", 'processing|', 'wait_result looks');
+is_sql($standby, "CALL idemq.wait_result($id, '0')", 'running|', 'wait_result looks');
 my $sleeper = sleeper($standby, "CALL idemq.wait_result($id, '10 min')");
 # It looks now and then.
 is_soon($standby, "SELECT backend_xmin IS NULL, (SELECT string_agg(locktype, ' ') FROM pg_locks WHERE pg_locks.pid = a.pid)
@@ -130,8 +130,8 @@ my $of_groups = "FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name I
 sql($node, "SELECT idemq.create_queue('places', group_max_running => 3, group_rate_limit => 2, group_rate_period => '100 years', lease => '1 h'),
 		idemq.create_queue('ordered', group_rate_limit => 1, group_rate_period => '100 years', lease => '1 h');
 	SELECT count(idemq.enqueue(q, to_jsonb(n), group_key => 'g')) FROM generate_series(1, 5) n, unnest('{places,ordered}'::text[]) q");
-wait_until($node, "SELECT count(*) >= 0 FROM idemq.claim_any('{places,ordered}', 9); SELECT count(*) = 3 $of_groups AND status = 'processing'", "t\nt");
-sql($node, "SELECT idemq.commit(id, token) $of_groups AND name = 'ordered' AND status = 'processing'");
+wait_until($node, "SELECT count(*) >= 0 FROM idemq.claim_any('{places,ordered}', 9); SELECT count(*) = 3 $of_groups AND status = 'running'", "t\nt");
+sql($node, "SELECT idemq.commit(id, token) $of_groups AND name = 'ordered' AND status = 'running'");
 wait_until($node, "SELECT count(*) = 2 $of_groups AND status = 'pending' AND ready_at > now() + '1 day'");
 caught_up($node, $standby);
 # It has met these queues.
@@ -153,10 +153,10 @@ is_sql($standby, "SELECT count(*) FROM idemq.claim_any('{places,ordered}', 9)", 
 sql($standby, "SELECT idemq.create_queue('since', group_max_running => 9, group_rate_limit => 2, group_rate_period => '100 years');
 	SELECT count(idemq.enqueue('since', '1', group_key => 'g')) FROM generate_series(1, 5) n");
 is_soon($standby, "SELECT count(*) >= 0 FROM idemq.claim('since', 9);
-	SELECT count(*) FILTER (WHERE status = 'processing') = 2 AND count(*) FILTER (WHERE ready_at > now() + '1 day') = 1 FROM idemq.jobs WHERE queue_id = idemq.queue_id('since')",
+	SELECT count(*) FILTER (WHERE status = 'running') = 2 AND count(*) FILTER (WHERE ready_at > now() + '1 day') = 1 FROM idemq.jobs WHERE queue_id = idemq.queue_id('since')",
 	"t\nt", 'of a queue that is new, as many as may be');
 sql($standby, "SELECT idemq.alter_queue(q, group_rate_limit => 0) FROM unnest('{places,ordered}'::text[]) q");
-is_soon($standby, "SELECT count(*) >= 0 FROM idemq.claim_any('{places,ordered}', 9); SELECT count(*) = 4 $of_groups AND status = 'processing'", "t\nt",
+is_soon($standby, "SELECT count(*) >= 0 FROM idemq.claim_any('{places,ordered}', 9); SELECT count(*) = 4 $of_groups AND status = 'running'", "t\nt",
 	'without the rate they go on, as many as have places');
 leave($session, $sleeper->{session}, $other->{session});
 is_sql($standby, q[SELECT * FROM idemq.check() WHERE severity = 'error'], '', 'check');

@@ -72,7 +72,7 @@ is($state, 'open', 'the beginning of a step is there after a crash, its answer w
 @begun = begin($node, $id, $token, 'charge', '1 h');
 crash($node);
 is_sql($node, "SELECT j.status, idemq.validate(j.id, s.token), s.state FROM idemq.jobs j JOIN idemq.steps s ON s.job_id = j.id WHERE j.id = $id",
-	'processing|current|open', 'so is the claim');
+	'running|current|open', 'so is the claim');
 my @again = begin($node, $id, $token, 'charge', '1 h');
 is("@again[0, 5]", "busy $begun[5]", 'the worker that lives on is told that its call may arrive');
 # What it answers is on disk, though another has committed it without.
@@ -91,7 +91,7 @@ my $worker = session($node);
 $worker->query_safe("CALL idemq.begin_step($id, $token, 'charge', '{\"amount\": 12}', '1 h')");
 my $key = sql($node, "SELECT effect_key FROM idemq.steps WHERE job_id = $id");
 $worker->{run}->kill_kill(grace => 0);
-is_soon($node, "SELECT status <> 'processing' FROM idemq.jobs WHERE id = $id", 'its session has ended, and the job is taken back');
+is_soon($node, "SELECT status <> 'running' FROM idemq.jobs WHERE id = $id", 'its session has ended, and the job is taken back');
 like(sql($node, "SELECT idemq.why($id)"), qr/; its step "charge" is unknown: begun at .*, its call may arrive until /, 'why');
 is_sql($node, "SELECT steps_unknown > 0 FROM idemq.metrics WHERE queue = 'q'", 't', 'the metrics');
 my $next = sql($node, "SELECT token FROM idemq.claim_job($id)");

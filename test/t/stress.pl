@@ -55,10 +55,10 @@ foreach my $queue ('q', 'r')
 	sql($node, "WITH c AS (SELECT * FROM idemq.claim('$queue', 1000000, lease => '1 h'))
 		INSERT INTO held_0 SELECT id, token FROM c");
 	is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id)
-		WHERE name = '$queue' AND status IN ('pending', 'failed') AND ready_at <= '$now'
+		WHERE name = '$queue' AND status IN ('pending', 'retrying') AND ready_at <= '$now'
 		AND coalesce(expires_at > clock_timestamp(), true)", 0, "queue $queue: all that is ready is claimed by one call");
 }
-is_sql($node, "SELECT count(*) FROM idemq.jobs j WHERE status = 'processing'
+is_sql($node, "SELECT count(*) FROM idemq.jobs j WHERE status = 'running'
 	AND token <= (SELECT max(token) FROM idemq.attempts a WHERE a.job_id = j.id)", 0, 'the token of each is greater than those of its history');
 
 # ---- Drained: retry what waits, commit what is held.

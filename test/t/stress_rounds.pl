@@ -39,7 +39,7 @@ sql($node, "SELECT idemq.create_queue('empty')");
 # Of queues whose gauges are in memory; SQL counts the others, at that moment.
 my $drift = "SELECT string_agg(format('%s %s: %s instead of %s', q.name, c.status, coalesce(gauge::text, 'NULL'), jobs), ', ') FROM idemq.queues q
 	JOIN idemq.metrics m USING (queue_id),
-	LATERAL (VALUES ('pending', pending), ('processing', processing), ('failed', failed),
+	LATERAL (VALUES ('pending', pending), ('running', running), ('retrying', retrying),
 		('completed', completed), ('dead', dead), ('cancelled', cancelled)) c(status, gauge),
 	LATERAL (SELECT count(*) AS jobs FROM idemq.jobs j WHERE j.queue_id = q.queue_id AND j.status::text = c.status) j
 	WHERE jobs IS DISTINCT FROM gauge";
@@ -54,14 +54,14 @@ sub broken
 		'completed, and not one effect' => "idemq.jobs j WHERE status = 'completed' AND (SELECT count(*) FROM effects e WHERE e.job = j.id) <> 1",
 		'an effect, and not completed' => "effects e WHERE NOT EXISTS (SELECT FROM idemq.jobs j WHERE j.id = e.job AND status = 'completed')",
 		'too many attempts' => 'idemq.jobs WHERE attempt > max_attempts',
-		'more attempts than began' => "idemq.jobs j WHERE attempt > (status::text IN ('completed', 'processing'))::int
+		'more attempts than began' => "idemq.jobs j WHERE attempt > (status::text IN ('completed', 'running'))::int
 			+ (SELECT count(*) FROM idemq.attempts a WHERE a.job_id = j.id AND outcome <> 'released')",
 		'an attempt with a later token' => 'idemq.jobs j JOIN idemq.attempts a ON a.job_id = j.id WHERE a.token > j.token',
 		'one attempt ended twice' => '(SELECT FROM idemq.attempts GROUP BY job_id, token HAVING count(*) > 1) x',
 		'committed, and ended otherwise' => "idemq.jobs j JOIN idemq.attempts a ON a.job_id = j.id AND a.token = j.token WHERE status = 'completed'",
 		'dead without a failure' => "idemq.jobs j WHERE status = 'dead' AND NOT EXISTS
 			(SELECT FROM idemq.attempts a WHERE a.job_id = j.id AND a.token = j.token AND outcome IN ('failed', 'expired'))",
-		'finished and ready' => "idemq.jobs WHERE (finished_at IS NULL) <> (status::text IN ('pending', 'failed', 'processing'))
+		'finished and ready' => "idemq.jobs WHERE (finished_at IS NULL) <> (status::text IN ('pending', 'retrying', 'running'))
 			OR (ready_at IS NULL) <> (finished_at IS NOT NULL)");
 
 	$broken{'not ended'} = "idemq.jobs WHERE status::text NOT IN ('completed', 'dead', 'cancelled')" if $ended;
@@ -89,7 +89,7 @@ sub quiet
 	{
 		is_sql($node, "BEGIN;
 			CREATE TEMP TABLE ready ON COMMIT DROP AS SELECT id FROM idemq.jobs JOIN idemq.queues USING (queue_id)
-				WHERE name = '$queue' AND status IN ('pending', 'failed') AND ready_at <= clock_timestamp();
+				WHERE name = '$queue' AND status IN ('pending', 'retrying') AND ready_at <= clock_timestamp();
 			CREATE TEMP TABLE claimed ON COMMIT DROP AS SELECT id FROM idemq.claim('$queue', 1000000, lease => '1 h');
 			SELECT count(*) FROM ready WHERE id NOT IN (SELECT id FROM claimed)
 				AND id NOT IN (SELECT id FROM idemq.jobs WHERE status = 'cancelled');
@@ -169,7 +169,7 @@ while (time < $begun + $seconds || $round < 4)
 # ---- Sleepers take what is left, one at a time: nothing else wakes them than idemq.
 
 sql($node, q{
-	SELECT idemq.release(id, token) FROM idemq.jobs WHERE status = 'processing';
+	SELECT idemq.release(id, token) FROM idemq.jobs WHERE status = 'running';
 	CREATE PROCEDURE work(queue text) LANGUAGE plpgsql AS $$
 	DECLARE
 		ready boolean;
@@ -212,7 +212,7 @@ while (time < $until)
 sql($node, "INSERT INTO accepted SELECT id FROM unnest(ARRAY['q', 'r']) queue, idemq.enqueue_many(queue, '{1,2,3}')");
 # A session that sleeps for an hour is woken for each of them, long before that.
 my $alive = "SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL
-	AND NOT (status = 'processing' AND deadline > clock_timestamp() + interval '1 min')";
+	AND NOT (status = 'running' AND deadline > clock_timestamp() + interval '1 min')";
 while (time < $end && sql($node, $alive) ne '0')
 {
 	sleep 0.1;

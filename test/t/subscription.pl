@@ -29,7 +29,7 @@ sub all_applied
 sub heads_are_ready
 {
 	wait_until($pub, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'blocked' AND NOT EXISTS (SELECT FROM idemq.jobs h
-		WHERE h.group_key = jobs.group_key AND h.status IN ('pending', 'failed', 'processing'))");
+		WHERE h.group_key = jobs.group_key AND h.status IN ('pending', 'retrying', 'running'))");
 	return;
 }
 
@@ -292,8 +292,8 @@ is($complaints, '', 'the publisher\'s clients had no error');
 sql($pub, "SELECT idemq.enqueue_sequenced('q', 'partition', n, '1') FROM generate_series(1, 3) n");
 sql($pub, "UPDATE idemq_internal.schedule_entries SET done_until = done_until - interval '1 year'; CALL idemq.tick();
 	DELETE FROM idemq.jobs WHERE id IN (SELECT id FROM idemq.jobs WHERE queue_id = idemq.queue_id('limited') LIMIT 3)");
-# What is left over is in processing, and will be reaped: then both sides stand still.
-wait_until($pub, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'processing' AND queue_id = idemq.queue_id('q')");
+# What is left over is running, and will be reaped: then both sides stand still.
+wait_until($pub, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'running' AND queue_id = idemq.queue_id('q')");
 sql($pub, "SELECT idemq.pause('q')");
 heads_are_ready();
 # The zombie's lease is so short that it ends at once where its heartbeats are not known.
@@ -304,7 +304,7 @@ all_applied();
 # Something that has the subscriber's worker look after all its queues.
 sql($pub, "SELECT idemq.alter_queue('later', lease => '2 h')");
 same_rows('with load');
-is_sql($sub, 'SELECT queue, pending + blocked + processing + failed + completed + dead + cancelled AS n FROM idemq.metrics ORDER BY 1',
+is_sql($sub, 'SELECT queue, pending + blocked + running + retrying + completed + dead + cancelled AS n FROM idemq.metrics ORDER BY 1',
 	sql($pub, 'SELECT q.name, count(j.id) FROM idemq.queues q LEFT JOIN idemq.jobs j USING (queue_id) GROUP BY 1 ORDER BY 1'), 'the subscriber\'s metrics count them');
 
 # ---- Prepared transactions, which the apply worker ends past our hooks
@@ -387,7 +387,7 @@ if ($sequences)
 }
 is_sql($sub, "SELECT count(*) FROM idemq.claim('q')", 0, 'a pause that came holds');
 is_sql($sub, "SELECT count(*) FROM idemq.claim('later', 100, lease => '1 h') WHERE group_key IS NULL", 20, 'what the apply worker committed past our hooks is found: 20, less 1, and the new one');
-is_soon($sub, "SELECT count(*) = 1 FROM idemq.jobs WHERE group_key = 'g' AND status IN ('pending', 'processing')", 'and its group has its head');
+is_soon($sub, "SELECT count(*) = 1 FROM idemq.jobs WHERE group_key = 'g' AND status IN ('pending', 'running')", 'and its group has its head');
 
 # The zombie: its lease ends here, another worker has the job, and its effect comes too late.
 is_soon($sub, "SELECT count(*) = 1 FROM idemq.attempts WHERE job_id = $zombie[0] AND outcome = 'expired'", 'the lease of a worker that stayed behind ends');
@@ -410,7 +410,7 @@ is_sql($sub, 'CALL idemq.tick(); SELECT count(*) FROM (SELECT key FROM idemq.job
 is_sql($sub, 'SELECT idemq.resume(\'q\')', '', 'the queue goes on');
 is(clients($sub, "SELECT idemq.try_commit(id, token) FROM idemq.claim('q', 20);\n", '-c', 2, '-t', 200)->(), '', 'with its groups');
 wait_until($sub, "SELECT count(*) = 0 FROM idemq.check()");
-is_sql($sub, "SELECT sum(pending + blocked + processing + failed + completed + dead + cancelled) = (SELECT count(*) FROM idemq.jobs) FROM idemq.metrics", 't', 'the gauges are right');
+is_sql($sub, "SELECT sum(pending + blocked + running + retrying + completed + dead + cancelled) = (SELECT count(*) FROM idemq.jobs) FROM idemq.metrics", 't', 'the gauges are right');
 sql($sub, 'ALTER SUBSCRIPTION everything SET (slot_name = NONE); DROP SUBSCRIPTION everything');
 is_sql($sub, $follows, 0, 'without its subscription');
 is(unexpected($sub, qw(55000 55006 55P03 57014 57P01 42501 0A000)), '', 'no other error in its log');

@@ -54,7 +54,7 @@ like($said, qr/idemq is not loaded/, 'and says why');
 is_state($node, q[BEGIN; INSERT INTO orders VALUES (2); SELECT idemq.enqueue('q', '1'); COMMIT], '55000',
 	"an application's transaction that calls it");
 is_sql($node, 'SELECT count(*) FROM orders', '1', 'is rolled back');
-is_sql($node, page_says('FROM idemq.jobs'), "pending|1\nprocessing|1", 'the rows can be read, by who may read the table');
+is_sql($node, page_says('FROM idemq.jobs'), "pending|1\nrunning|1", 'the rows can be read, by who may read the table');
 is_state($node, q[UPDATE idemq.jobs SET priority = 0], '55000', 'and not written past it');
 command_ok([ 'pg_dump', '-d', $node->connstr('postgres'), '-f', $node->basedir . '/dump' ], 'a dump can be taken');
 like(slurp_file($node->basedir . '/dump'), qr/waits too/, 'with the jobs');

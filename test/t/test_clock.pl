@@ -90,7 +90,7 @@ is($session->query_safe("SELECT idemq.now() >= '$then'::timestamptz + interval '
 my $job = enqueue();
 is(claim(), $job, 'a job is claimed, for an hour');
 advance($node, '59 min');
-is(status($job), 'processing', 'after 59 minutes it runs');
+is(status($job), 'running', 'after 59 minutes it runs');
 advance($node, '1 min');
 is_sql($node, "SELECT status, last_error FROM idemq.jobs WHERE id = $job", 'pending|lease expired', 'after 60 its lease has expired');
 is_sql($node, "SELECT ended_at - claimed_at BETWEEN interval '1 h' AND interval '61 min' FROM idemq.attempts WHERE job_id = $job", 't', 'by the clock');
@@ -100,7 +100,7 @@ is_state($node, "SELECT idemq.commit($job, $again - 1)", 'IQ001', 'the worker th
 advance($node, '50 min');
 sql($node, "SELECT idemq.heartbeat($job, $again)");
 advance($node, '50 min');
-is(status($job), 'processing', 'a heartbeat keeps it');
+is(status($job), 'running', 'a heartbeat keeps it');
 
 # A retry, and a delay.
 sql($node, "SELECT idemq.fail($job, $again, 'x', retry_in => '3 days')");
@@ -337,7 +337,7 @@ sql($node, "CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN 
 sql($node, "SELECT id FROM idemq.claim('$_')") foreach qw(q r);
 $node->psql('postgres', "CALL idemq.advance_clock('1 h')", stderr => \$stderr);
 like($stderr, qr/WARNING:  not everything that is due has been done\nDETAIL: .* 1 expired lease \(queue "q"\), queue "q": refused\./, 'an error is a warning');
-is_sql($node, "SELECT queue || ' ' || status FROM idemq.job_list ORDER BY 1", "q processing\nr pending", 'and the next queue is done');
+is_sql($node, "SELECT queue || ' ' || status FROM idemq.job_list ORDER BY 1", "q running\nr pending", 'and the next queue is done');
 sql($node, "DROP TRIGGER refuse ON idemq.jobs; SELECT idemq.drop_queue('r', force => true)");
 advance($node, '0');
 is_sql($node, 'SELECT status FROM idemq.jobs', 'pending', 'the one that failed is tried again by the next call');

@@ -33,7 +33,7 @@ $holder->query_safe("BEGIN; SELECT id FROM idemq.jobs WHERE id = $job FOR UPDATE
 like(warned('1 h'), qr/WARNING:  not everything that is due has been done within 30 s\nDETAIL:  The following is still to be done: 1 expired lease \(queue "q"\)\.\nHINT:  Check the server's log/,
 	'a lease whose row is held is left');
 is_sql($node, 'SELECT idemq.test_clock_ahead()', '01:00:00', 'the clock has moved all the same');
-is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $job", 'processing', 'and the job is as it was');
+is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $job", 'running', 'and the job is as it was');
 $holder->query_safe('ROLLBACK');
 is(warned('0'), '', 'once it is free all is done');
 is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $job", 'pending', 'the lease too');

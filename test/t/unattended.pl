@@ -29,7 +29,7 @@ sql($node, "SELECT idemq.enqueue('future', '1', delay => '1 h'); SELECT $due");
 sql($node, "SELECT idemq.pause('paused'); CREATE FUNCTION f(jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS 'SELECT pg_sleep(3600)'; SELECT idemq.set_handler('handled', 'f')");
 sql($node, "SELECT idemq.enqueue(q, '2') FROM unnest('{in_flight,full,rated,alone,by_id,handled}'::text[]) q");
 sql($node, "SELECT count(*) FROM idemq.claim('in_flight'); SELECT count(*) FROM idemq.claim('full'); SELECT idemq.commit(id, token) FROM idemq.claim('rated')");
-wait_until($node, "SELECT count(*) > 0 FROM idemq.jobs WHERE queue_id = idemq.queue_id('handled') AND status = 'processing'");
+wait_until($node, "SELECT count(*) > 0 FROM idemq.jobs WHERE queue_id = idemq.queue_id('handled') AND status = 'running'");
 # It has been worked on, until now.
 my $since = sql($node, 'SELECT idemq.clock_timestamp()');
 sql($node, "SELECT idemq.commit(id, token) FROM idemq.claim('alone')");

@@ -139,7 +139,7 @@ is_state($node, 'INSERT INTO effects VALUES (1, 1)', '55000', 'a fence lets noth
 is_state($node, "BEGIN; CREATE TABLE other (); PREPARE TRANSACTION 'other'", '00000', 'what is not idemq\'s goes on', 'app');
 is_state($node, "COMMIT PREPARED 'other'", '00000', 'COMMIT PREPARED, too', 'app');
 is_sql($node, q{SELECT status, count(*) FROM idemq.jobs GROUP BY 1 ORDER BY 1},
-	"blocked|3\npending|8\nprocessing|4\nfailed|1\ncompleted|1\ndead|1\ncancelled|1", 'rows in every state', 'app');
+	"blocked|3\npending|8\nrunning|4\nretrying|1\ncompleted|1\ndead|1\ncancelled|1", 'rows in every state', 'app');
 my $rows = q{SELECT id, queue_id, enqueued_at, priority, max_attempts, expires_at, run_at, status, attempt, token, ready_at, claimed_at, deadline,
 	finished_at, worker, key, group_key, headers, payload, checkpoint, result, last_error FROM idemq.jobs ORDER BY id;
 	SELECT queue_id, name, lease, max_attempts, retry_base, retry_factor, retry_max, retry_jitter, retention, idempotency_window, max_running,
@@ -225,9 +225,9 @@ is_sql($node, $rows, $before, 'restored: every row', 'dumped');
 
 # ---- The jobs are worked
 
-my $claimed = q{SELECT j.id, j.token FROM idemq.jobs j JOIN idemq.queues USING (queue_id) WHERE status = 'processing'};
+my $claimed = q{SELECT j.id, j.token FROM idemq.jobs j JOIN idemq.queues USING (queue_id) WHERE status = 'running'};
 is_sql($node, "SELECT outcome, count(*) FROM ($claimed AND name <> 'mail') p, idemq.heartbeat_many(ARRAY[p.id], ARRAY[p.token]) GROUP BY 1", 'current|3', 'leases go on', 'app');
-is_sql($node, "SELECT idemq.why(id) LIKE 'processing%' FROM ($claimed AND name = 'mail') p", 't', 'why()', 'app');
+is_sql($node, "SELECT idemq.why(id) LIKE 'running%' FROM ($claimed AND name = 'mail') p", 't', 'why()', 'app');
 is_sql($node, q{SELECT count(*) FROM idemq.claim('narrow', 5)}, 0, 'the limit counts what is in flight', 'app');
 is_sql($node, q{SELECT payload FROM idemq.claim('groups', 5)}, 11, 'the free group\'s head alone is claimed', 'app');
 is_sql($node, "SELECT idemq.commit(id, token, '\"late\"') FROM ($claimed AND name <> 'mail') p", "committed\n" x 3 . 'committed', 'workers commit by the tokens that they have', 'app');
@@ -237,7 +237,7 @@ is_sql($node, q{SELECT outcome, status, result FROM idemq.enqueue('mail', '"comp
 is_sql($node, q{SELECT outcome, status FROM idemq.enqueue('narrow', '"dead"', key => 'dead')}, 'duplicate|dead', 'a dead job has its key', 'app');
 is_sql($node, qq{SELECT payload #>> '{}' AS p, attempt, token > $highest FROM idemq.claim('mail', 2) ORDER BY attempt DESC}, "failed|2|t\nnow|1|t", 'ready jobs are claimed, by greater tokens', 'app');
 is_sql($node, q{SELECT length(payload #>> '{}') FROM idemq.claim('mail', 5)}, 9600, 'a large one, too', 'app');
-is_sql($node, q{SELECT idemq.commit(id, token), checkpoint FROM idemq.jobs WHERE payload = '"processing"'}, 'committed|{"step": 2}', 'one with a checkpoint', 'app');
+is_sql($node, q{SELECT idemq.commit(id, token), checkpoint FROM idemq.jobs WHERE payload = '"running"'}, 'committed|{"step": 2}', 'one with a checkpoint', 'app');
 is_sql($node, qq{SELECT id > $ids FROM idemq.enqueue('mail', '"new"')}, 't', 'ids that were given do not come again', 'app');
 is_sql($node, q{SELECT payload->'payload' FROM idemq.claim('graves')}, '"dead"', 'the dead-letter queue\'s copy', 'app');
 is_sql($node, q{SELECT idemq.redrive('narrow'), idemq.once('letters', 'sent')}, '1|f', 'redrive; once remembers', 'app');
@@ -251,7 +251,7 @@ is_state($node, 'INSERT INTO effects VALUES (1, 1)', 'IQ001', 'the fence tells s
 
 # ---- Tokens of a cluster that had been promoted, which 0.1.0 did not keep
 
-sql($node, "UPDATE idemq.jobs SET token = token + 5 * 2199023255552 WHERE status = 'failed'", 'copied');
+sql($node, "UPDATE idemq.jobs SET token = token + 5 * 2199023255552 WHERE status = 'retrying'", 'copied');
 $highest = sql($node, 'SELECT max(token) FROM idemq.jobs', 'copied');
 sql($node, $update, 'copied');
 is_sql($node, qq{SELECT min(token) > $highest FROM idemq.claim('mail', 2)}, 't', 'tokens grow beyond them', 'copied');

@@ -69,7 +69,7 @@ sql($new, 'ALTER EXTENSION idemq UPDATE', 'app');
 is_sql($new, $version, sql($new, 'SHOW idemq.version'), 'updated', 'app');
 is_sql($new, $rows, $before, 'every row is there', 'app');
 is_sql($new, "SELECT * FROM idemq.check() WHERE invariant <> 'schedules.driver'", '', 'check()', 'app');
-is_sql($new, q{SELECT outcome, count(*) FROM (SELECT * FROM idemq.jobs WHERE status = 'processing') p, idemq.heartbeat_many(ARRAY[p.id], ARRAY[p.token]) GROUP BY 1},
+is_sql($new, q{SELECT outcome, count(*) FROM (SELECT * FROM idemq.jobs WHERE status = 'running') p, idemq.heartbeat_many(ARRAY[p.id], ARRAY[p.token]) GROUP BY 1},
 	'current|' . (4 + !!$library), 'leases go on, by the tokens that workers have', 'app');
 is_sql($new, q{SELECT outcome, status, result FROM idemq.enqueue('mail', '"completed"', key => 'first')}, 'duplicate|completed|{"sent": true}', 'keys have their answers', 'app');
 is_sql($new, qq{SELECT min(token) > $token FROM idemq.claim('mail', 3)}, 't', 'tokens grow', 'app');

@@ -150,7 +150,7 @@ sub commit_while_it_expires
 		is_sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held", 'current', 'the last heartbeat');
 		sql($node, "SELECT pg_sleep(0.01); SELECT id FROM idemq.claim_job($next, lease => '1 ms')"); # meant to expire
 		wait_until($node, "SELECT attempt = 1 AND status = 'pending' FROM idemq.jobs WHERE id = $next");
-		is_sql($node, $of_held, 'processing', 'an open commit keeps a lease that has expired');
+		is_sql($node, $of_held, 'running', 'an open commit keeps a lease that has expired');
 		$committer->query_safe($end);
 		is_soon($node, $of_held, $end eq 'COMMIT' ? 'completed' : 'pending', "$end of an open commit, then the reap");
 		sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");

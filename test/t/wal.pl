@@ -49,7 +49,7 @@ sub check
 	is($records->{'Heap/UPDATE'} // 0, 0, "$name: no other update");
 	is($records->{'Heap/LOCK'} // 0, 0, "$name: no row lock");
 	is_deeply(\@indexes, [], "$name: no index entry");
-	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'processing'", $jobs + 1,
+	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'running'", $jobs + 1,
 		"$name: all are claimed");
 }
 
@@ -66,7 +66,7 @@ check(wal_records($node, sub { pgbench($batch, 10) }), 1000, '10 claims of 100')
 # A commit: one update, and an entry in each of two indexes; a heartbeat: nothing.
 my $records = wal_records($node, sub {
 		sql($node, "SELECT count(*) FROM idemq.jobs j, idemq.commit(j.id, j.token)
-			WHERE j.status = 'processing' AND j.id % 10 = 0") });
+			WHERE j.status = 'running' AND j.id % 10 = 0") });
 note explain $records;
 is(($records->{'Heap/UPDATE'} // 0) + ($records->{'Heap/HOT_UPDATE'} // 0), 100,
 	'a commit: one update a job');
@@ -85,7 +85,7 @@ sub writes_nothing
 	is_deeply($written, {}, "$name: no WAL");
 }
 
-my $held = sql($node, "SELECT min(id) FROM idemq.jobs WHERE status = 'processing'");
+my $held = sql($node, "SELECT min(id) FROM idemq.jobs WHERE status = 'running'");
 my $done = sql($node, "SELECT min(id) FROM idemq.jobs WHERE status = 'completed'");
 my $claims = session($node);
 my $stranger = session($node);

@@ -152,7 +152,7 @@ EOF
 
 	$id = enqueue('1');
 	once('exec perl $T/enlarged err');
-	is_sql($node, "SELECT status, right(last_error, 8) FROM idemq.jobs WHERE id = $id", 'failed|-the end', 'and the end of its stderr');
+	is_sql($node, "SELECT status, right(last_error, 8) FROM idemq.jobs WHERE id = $id", 'retrying|-the end', 'and the end of its stderr');
 	sql($node, "SELECT idemq.cancel($id)");
 }
 
@@ -178,7 +178,7 @@ EOF
 	$id = enqueue('1');
 	once(q(yes é | head -c 100001 | tr -d '\n' >&2; printf 'x\000\377\303 the end é\n\n' >&2; exit 3));
 	is_sql($node, "SELECT status, last_error LIKE 'exit status 3: é%éx??? the end é', octet_length(last_error) BETWEEN 4000 AND 17000 FROM idemq.jobs WHERE id = $id",
-		'failed|t|t', 'the tail of stderr is kept, as text');
+		'retrying|t|t', 'the tail of stderr is kept, as text');
 	is_sql($node, "SELECT details FROM idemq.attempts WHERE job_id = $id", '{"exit_status": 3}', 'beside the exit status');
 	sql($node, "SELECT idemq.cancel($id)");
 
@@ -229,7 +229,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	# meant to expire
 	like(once('trap "" TERM; while :; do sleep 0.1; done', '--timeout', '300ms', '--kill-after', '100ms'),
 		qr/retrying: ended after 0.3 s \(--timeout\)$/, 'a program that ignores SIGTERM is killed when its time is over');
-	is_job($node, $id, 'failed|1||ended after 0.3 s (--timeout)', 'and has failed');
+	is_job($node, $id, 'retrying|1||ended after 0.3 s (--timeout)', 'and has failed');
 	sql($node, "SELECT idemq.cancel($id)");
 
 	# The queue's, if that is less; a little before the server ends the lease.

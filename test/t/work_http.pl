@@ -140,10 +140,10 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 		[ { body => '"%0"' }, 'completed|1||', qr/has a NUL in it: committed without/, 'a result with a NUL' ],
 		[ { status => 422, body => "no such%0 \xffcustomer" }, 'dead|1||HTTP 422: no such? ?customer', qr/: dead: /, 'status 422' ],
 		[ { status => 500, headers => ['Idemq-Dead: true'] }, 'dead|1||HTTP 500: "%s"', qr/: dead: /, 'Idemq-Dead' ],
-		[ { status => 302, headers => ["Location: /elsewhere"] }, 'failed|1||HTTP 302: "%s"', qr/: retrying: /, 'a redirect' ],
-		(map { [ { status => $_ }, "failed|1||HTTP $_: \"%s\"", qr/: retrying: /, "status $_" ] } 400, 401, 403, 404, 429, 503),
-		[ { status => 500, body => 'x' x 100_000 }, 'failed|1||HTTP 500: ' . 'x' x 8192, qr/: retrying: /, 'a long error' ],
-		[ { status => 500, headers => [ 'Idemq-Dead: no', 'Idemq-Retry-In: 5min' ] }, 'failed|1||HTTP 500: "%s"', qr/: retrying: /, 'Idemq-Retry-In' ])
+		[ { status => 302, headers => ["Location: /elsewhere"] }, 'retrying|1||HTTP 302: "%s"', qr/: retrying: /, 'a redirect' ],
+		(map { [ { status => $_ }, "retrying|1||HTTP $_: \"%s\"", qr/: retrying: /, "status $_" ] } 400, 401, 403, 404, 429, 503),
+		[ { status => 500, body => 'x' x 100_000 }, 'retrying|1||HTTP 500: ' . 'x' x 8192, qr/: retrying: /, 'a long error' ],
+		[ { status => 500, headers => [ 'Idemq-Dead: no', 'Idemq-Retry-In: 5min' ] }, 'retrying|1||HTTP 500: "%s"', qr/: retrying: /, 'Idemq-Retry-In' ])
 	{
 		my ($payload, $expected, $said, $name) = @$_;
 		my $before = requests();
@@ -186,7 +186,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	until_said($runner, qr/q $id: attempt 1 of 20: retrying: HTTP 429/);
 	kill 'TERM', $runner->{pid};
 	ended($runner);
-	is_sql($node, "SELECT j.status, j.attempt, count(a.*) FILTER (WHERE outcome = 'released') FROM idemq.jobs j JOIN idemq.attempts a ON job_id = id WHERE id = $id GROUP BY 1, 2", 'failed|1|10', 'ten times; then it counts');
+	is_sql($node, "SELECT j.status, j.attempt, count(a.*) FILTER (WHERE outcome = 'released') FROM idemq.jobs j JOIN idemq.attempts a ON job_id = id WHERE id = $id GROUP BY 1, 2", 'retrying|1|10', 'ten times; then it counts');
 	cancel($id);
 
 	$id = enqueue({ status => 503, headers => ['Retry-After: 3600'] });
@@ -200,7 +200,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 		$before = requests();
 		$id = enqueue({ status => 429, headers => ["Retry-After: $now"] });
 		ended(runner('--once'));
-		is_job($node, $id, "failed|1||HTTP 429: \"$id\"", "Retry-After: $now");
+		is_job($node, $id, "retrying|1||HTTP 429: \"$id\"", "Retry-After: $now");
 		is(scalar(requests()), $before + ($now eq '5 min' ? 1 : 11), $now eq '5 min' ? 'is no time' : 'ten times, then it counts');
 		is_sql($node, "SELECT ready_at > now() + '20 min' FROM idemq.jobs WHERE id = $id", 't', "and the queue's policy says when");
 		cancel($id);
@@ -212,14 +212,14 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	my $id;
 	foreach (
 		# meant to expire
-		[ { do => 'nothing' }, 'failed|1||ended after 1 s (--timeout)', 'an endpoint that never answers', '--timeout', '1s' ],
+		[ { do => 'nothing' }, 'retrying|1||ended after 1 s (--timeout)', 'an endpoint that never answers', '--timeout', '1s' ],
 		# meant to expire
-		[ { do => 'slow' }, 'failed|1||ended after 1.5 s (--timeout)', 'that answers a byte a second', '--timeout', '1500ms' ],
+		[ { do => 'slow' }, 'retrying|1||ended after 1.5 s (--timeout)', 'that answers a byte a second', '--timeout', '1500ms' ],
 		[ { do => 'huge' }, 'completed|1||', 'that answers 10 GB', '--result' ],
-		[ { do => 'huge', status => 500 }, 'failed|1||HTTP 500: ' . '[' x 8192, 'that fails with 10 GB' ],
-		[ { do => 'headers' }, "failed|1||no whole answer: the answer's headers are too long", 'that sends 100 headers of 8 kB' ],
-		[ { do => 'cut' }, qr/^failed\|1\|\|no whole answer: .*\b95 bytes\b.*: \[1, 2$/, 'that cuts in the body, in the words of each libcurl', '--result' ],
-		[ { do => 'die' }, 'failed|1||no whole answer: Empty reply from server', 'that dies with each request' ])
+		[ { do => 'huge', status => 500 }, 'retrying|1||HTTP 500: ' . '[' x 8192, 'that fails with 10 GB' ],
+		[ { do => 'headers' }, "retrying|1||no whole answer: the answer's headers are too long", 'that sends 100 headers of 8 kB' ],
+		[ { do => 'cut' }, qr/^retrying\|1\|\|no whole answer: .*\b95 bytes\b.*: \[1, 2$/, 'that cuts in the body, in the words of each libcurl', '--result' ],
+		[ { do => 'die' }, 'retrying|1||no whole answer: Empty reply from server', 'that dies with each request' ])
 	{
 		my ($payload, $expected, $name, @options) = @$_;
 
@@ -235,7 +235,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	my ($first, $second) = (enqueue('1'), enqueue({ do => 'die' }));
 	once();
 	is_job($node, $first, 'completed|1||', 'a connection that is used again');
-	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $second", 'failed|1', 'and then cut');
+	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $second", 'retrying|1', 'and then cut');
 	is(scalar(grep { ($_->{headers}{'idemq-id'} // '') eq $second } requests()), 1, 'nor one of these');
 	cancel($second);
 
@@ -336,7 +336,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	$thief->query_safe('ROLLBACK');
 	leave($thief);
 	wait_logged($node, qr/heartbeat_many/, $log);
-	is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $id", 'processing', 'the attempt goes on, and nothing has committed it');
+	is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $id", 'running', 'the attempt goes on, and nothing has committed it');
 	kill 'CONT', worker_pid($node);
 	open_gate('committed');
 	is_soon($node, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'then it is done');

@@ -115,22 +115,22 @@ foreach (
 	[ '{"id": "%s", "result": null}', 'completed|1||', qr/^$/, 'a result that is null' ],
 	[ '{"result": {"n": 123456789012345678901234567890.10}, "id": "%s"}', 'completed|1|{"n": 123456789012345678901234567890.10}|', qr/^$/, 'a number with all its digits' ],
 	[ "one line of a log\n\n [2]\n{\"id\": \"%s\", \"result\": 1}", 'completed|1|1|', qr/^idemq-work: perl 1: one line of a log\nidemq-work: perl 1:  \[2\]\n$/, 'a log' ],
-	[ '{"id": "%s", "error": "no such customer"}', 'failed|1||no such customer', qr/attempt 1 of 20: retrying: no such customer/, 'an error' ],
-	[ '{"id": "%s", "error": {"code": 7}, "retry_in": "5min"}', 'failed|1||{"code": 7}', qr/retrying/, 'a delay', [ 4, 6 ] ],
-	[ '{"id": "%s", "error": "slowly", "retry_in": 300}', 'failed|1||slowly', qr/retrying/, 'a delay in seconds', [ 4, 6 ] ],
-	[ '{"id": "%s", "error": "x", "retry_in": "soon"}', 'failed|1||x', qr/"retry_in": "soon" is no time/, 'a delay that is none' ],
+	[ '{"id": "%s", "error": "no such customer"}', 'retrying|1||no such customer', qr/attempt 1 of 20: retrying: no such customer/, 'an error' ],
+	[ '{"id": "%s", "error": {"code": 7}, "retry_in": "5min"}', 'retrying|1||{"code": 7}', qr/retrying/, 'a delay', [ 4, 6 ] ],
+	[ '{"id": "%s", "error": "slowly", "retry_in": 300}', 'retrying|1||slowly', qr/retrying/, 'a delay in seconds', [ 4, 6 ] ],
+	[ '{"id": "%s", "error": "x", "retry_in": "soon"}', 'retrying|1||x', qr/"retry_in": "soon" is no time/, 'a delay that is none' ],
 	[ '{"id": "%s", "error": "no such address", "dead": true}', 'dead|1||no such address', qr/: dead: no such address/, 'dead' ],
 	[ '{"id": "%s", "dead": true}', 'dead|1||', qr/: dead:$/, 'dead, without a word' ],
 	[ '{"id": "%s", "later": true}', 'pending|0||', qr/^$/, 'later', [ 0, 2 ] ],
 	[ '{"id": "%s", "later": "soon"}', 'pending|0||', qr/"later": "soon" is no time/, 'later, at no time', [ 0, 2 ] ],
 	[ '{"id": "%s", "later": "5min"}', 'pending|0||', qr/^$/, 'later, by then', [ 4, 6 ] ],
 	[ '{"id": "%s", "later": false, "error": null, "result": 1}', 'completed|1|1|', qr/^$/, 'neither later nor an error' ],
-	[ '{"id": "%s", "error": "€ \ud83d\ude00"}', "failed|1||\x{20ac} \x{1f600}", qr/retrying/, 'an error in other letters' ],
-	[ '{"id": "%s", "result": 1', 'failed|1||', qr/retrying: the program's line is no JSON/, 'a line that is no JSON' ],
-	[ '{"id": "%s", "result": "\u0000"}', 'failed|1||', qr/retrying: the program's line is no JSON/, 'JSON that jsonb cannot hold' ],
-	[ '{"id": "%s", "result": "%0"}', 'failed|1||', qr/retrying: the program's line has a NUL in it/, 'a NUL' ],
-	[ '{"id": "7", "result": 1}', 'failed|1||the program has answered with another id', qr/answered with another id/, 'an id that it has not' ],
-	[ '{"result": 1}', 'failed|1||the program has answered with another id', qr/answered with another id/, 'no id' ])
+	[ '{"id": "%s", "error": "€ \ud83d\ude00"}', "retrying|1||\x{20ac} \x{1f600}", qr/retrying/, 'an error in other letters' ],
+	[ '{"id": "%s", "result": 1', 'retrying|1||', qr/retrying: the program's line is no JSON/, 'a line that is no JSON' ],
+	[ '{"id": "%s", "result": "\u0000"}', 'retrying|1||', qr/retrying: the program's line is no JSON/, 'JSON that jsonb cannot hold' ],
+	[ '{"id": "%s", "result": "%0"}', 'retrying|1||', qr/retrying: the program's line has a NUL in it/, 'a NUL' ],
+	[ '{"id": "7", "result": 1}', 'retrying|1||the program has answered with another id', qr/answered with another id/, 'an id that it has not' ],
+	[ '{"result": 1}', 'retrying|1||the program has answered with another id', qr/answered with another id/, 'no id' ])
 {
 	my ($say, $expected, $said, $name, $minutes) = @$_;
 	my $id = enqueue({ say => $say });
@@ -138,7 +138,7 @@ foreach (
 
 	like(join('', map { /perl 1: (?:the program has|exit|ended)/ ? '' : "$_\n" } split /\n/, once()), $said, "$name: said");
 	utf8::encode($expected);
-	is(sql($node, "SELECT status, attempt, result, CASE WHEN '$expected' LIKE '%||' AND status = 'failed' THEN '' ELSE last_error END FROM idemq.jobs WHERE id = $id"), $expected, $name);
+	is(sql($node, "SELECT status, attempt, result, CASE WHEN '$expected' LIKE '%||' AND status = 'retrying' THEN '' ELSE last_error END FROM idemq.jobs WHERE id = $id"), $expected, $name);
 	is_sql($node, "SELECT ready_at - (SELECT max(ended_at) FROM idemq.attempts WHERE job_id = id) BETWEEN '$minutes->[0] min' AND '$minutes->[1] min'
 		FROM idemq.jobs WHERE id = $id", 't', "$name: then") if $minutes;
 	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $next", 'completed|1', "$name: the next job is done");
@@ -171,7 +171,7 @@ foreach (
 	my $said = once(@options);
 
 	$error = "exit status $error" if $what;
-	is(sql($node, "SELECT status, attempt, left(last_error, 60) FROM idemq.jobs WHERE id = $id"), "failed|1|$error", "a program $name");
+	is(sql($node, "SELECT status, attempt, left(last_error, 60) FROM idemq.jobs WHERE id = $id"), "retrying|1|$error", "a program $name");
 	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE id = ANY('{" . join(',', @next) . "}') AND status = 'completed' AND attempt = 1", 3, "$name: the next jobs are done");
 	cmp_ok(length($said), '<', 10_000, "$name: little is said");
 	sql($node, "SELECT idemq.cancel($id)");
@@ -185,7 +185,7 @@ foreach my $deaf (1, 2)
 
 	# meant to expire
 	my $said = once('--timeout', '300ms', '--kill-after', '100ms');
-	is(sql($node, "SELECT status, attempt, last_error FROM idemq.jobs WHERE id = $id"), 'failed|1|ended after 0.3 s (--timeout)', "a program that hangs, $deaf");
+	is(sql($node, "SELECT status, attempt, last_error FROM idemq.jobs WHERE id = $id"), 'retrying|1|ended after 0.3 s (--timeout)', "a program that hangs, $deaf");
 	cmp_ok(length($said), '<', 10_000, "a program that hangs, $deaf: little is said");
 	sql($node, "SELECT idemq.cancel($id)");
 	$id = enqueue('1');
@@ -200,7 +200,7 @@ foreach (1, 2)
 	# meant to expire
 	once('--kill-after', '200ms', '--timeout', '600s');
 	is_job($node, $ids[0], 'completed|1||', "what it had before is done, $_");
-	is_job($node, $ids[1], 'failed|1||the program has closed its stdin', "the next one has failed, $_");
+	is_job($node, $ids[1], 'retrying|1||the program has closed its stdin', "the next one has failed, $_");
 	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $ids[2]", 'completed|1', "the one after it is done, $_");
 	sql($node, "SELECT idemq.cancel($ids[1])");
 }
@@ -224,7 +224,7 @@ EOP
 	my @ids = (sql($node, q(SELECT id FROM idemq.enqueue('q', to_jsonb(repeat('x', 3000000))))), enqueue(1));
 	my $runner = start_runner($dsn, '--timeout', '60s', '--lines', '--', 'perl', "$tmp/early.pl");
 	is_soon($node, "SELECT status = 'completed' FROM idemq.jobs WHERE id = $ids[0]", 'an answer before the end of its line');
-	is_soon($node, "SELECT status = 'processing' FROM idemq.jobs WHERE id = $ids[1]", 'the next job is given');
+	is_soon($node, "SELECT status = 'running' FROM idemq.jobs WHERE id = $ids[1]", 'the next job is given');
 	open_gate('read');
 	is_soon($node, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $ids[1]", 'and understood');
 	kill 'TERM', $runner->{pid};
@@ -236,7 +236,7 @@ EOP
 	my @dies = map { enqueue({ die => 1 }) } 1 .. 4;
 	my @does = map { enqueue(1) } 1 .. 20;
 	once('-j', '2');
-	is_sql($node, "SELECT count(*) FILTER (WHERE status = 'completed'), count(*) FILTER (WHERE status = 'failed') FROM idemq.jobs WHERE id >= $dies[0]", '20|4', 'each job has its own end');
+	is_sql($node, "SELECT count(*) FILTER (WHERE status = 'completed'), count(*) FILTER (WHERE status = 'retrying') FROM idemq.jobs WHERE id >= $dies[0]", '20|4', 'each job has its own end');
 	sql($node, "SELECT idemq.cancel(id) FROM unnest('{" . join(',', @dies) . "}'::bigint[]) id");
 }
 

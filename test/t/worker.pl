@@ -218,7 +218,7 @@ sub keep_busy
 	my ($db) = @_;
 
 	sql($node, "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(3600); RETURN NEW; END';
-		CREATE TRIGGER dawdle BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (OLD.status = 'processing') EXECUTE FUNCTION dawdle()", $db);
+		CREATE TRIGGER dawdle BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (OLD.status = 'running') EXECUTE FUNCTION dawdle()", $db);
 	# meant to expire
 	sql($node, "SELECT idemq.enqueue('q', '1'); SELECT count(*) FROM idemq.claim('q', lease => '1 ms')", $db);
 	ok($node->poll_query_until('postgres', "SELECT state = 'active' AND query = 'reap of queue q' AND wait_event = 'PgSleep'
@@ -228,7 +228,7 @@ sub keep_busy
 
 keep_busy('c');
 sql($node, 'CREATE DATABASE d TEMPLATE c');
-is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'processing'", 1,
+is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'running'", 1,
 	'CREATE DATABASE ... TEMPLATE while the worker is busy: its task was undone', 'd');
 sql($node, 'DROP DATABASE d');
 $log = log_end($node);
@@ -371,11 +371,11 @@ is_sql($standby, "SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 
 is_sql($standby, "SELECT idemq.why($id) <> ''", 't', 'use of idemq there brings none');
 stop_at_once($node);
 advance($standby, '20 min');
-is_sql($standby, "SELECT status FROM idemq.jobs WHERE id = $id", 'processing', 'nor is anything taken back, though the lease is over');
+is_sql($standby, "SELECT status FROM idemq.jobs WHERE id = $id", 'running', 'nor is anything taken back, though the lease is over');
 $standby->promote;
 worker_of('postgres', $standby);
 advance($standby, '9 min');
-is_sql($standby, "SELECT status FROM idemq.jobs WHERE id = $id", 'processing', 'nor right after the promotion');
+is_sql($standby, "SELECT status FROM idemq.jobs WHERE id = $id", 'running', 'nor right after the promotion');
 advance($standby, '1 min');
 is_sql($standby, "SELECT status FROM idemq.jobs WHERE id = $id", 'pending', 'promotion: taken back after its lease, counted from the promotion');
 works($_, 'promotion', $standby) foreach qw(postgres a late);

@@ -50,13 +50,13 @@ foreach (1 .. 3000)
 like($told, qr/ready/, 'it is looked at when it is committed');
 $holder->query_safe('UNLISTEN *');
 
-# A job in processing that memory knows nothing of, and whose row cannot be read for sure: the
+# A running job that memory knows nothing of, and whose row cannot be read for sure: the
 # search for such jobs begins again after a second, not at once.
 sql($node, "SELECT idemq.create_queue('lost', lease => '1 h'); SELECT idemq.enqueue('lost', '1')");
 sql($node, "SELECT id FROM idemq.claim('lost'); BEGIN; SELECT idemq.release(id, token) FROM idemq.jobs WHERE queue_id = idemq.queue_id('lost'); PREPARE TRANSACTION 'idle'");
 my $worker = stop_worker($node);
 sql($node, "ROLLBACK PREPARED 'idle'");
-$holder->query_safe("BEGIN; SELECT id FROM idemq.jobs WHERE status = 'processing' FOR UPDATE");
+$holder->query_safe("BEGIN; SELECT id FROM idemq.jobs WHERE status = 'running' FOR UPDATE");
 kill 'CONT', $worker;
 wait_until($node, "SELECT recovering FROM idemq.metrics WHERE queue = 'lost'");
 is_idle('a search for lost leases that a held row keeps from its end');

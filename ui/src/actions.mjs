@@ -48,7 +48,7 @@ const queueAction = (title, does, call, said) => ({
   title,
   inputs: ['queue'],
   async preview(query, input) {
-    const [queue] = await query('SELECT m.queue_id, m.queue AS name, m.pending + m.failed AS jobs FROM idemq.metrics m WHERE m.queue = $1', [input.queue]);
+    const [queue] = await query('SELECT m.queue_id, m.queue AS name, m.pending + m.retrying AS jobs FROM idemq.metrics m WHERE m.queue = $1', [input.queue]);
     if (!queue) throw Object.assign(new Error(`There is no queue "${input.queue ?? ''}" that you may see.`), { statusCode: 404 });
     await insist(query, 'admin', queue);
     return { jobs: queue.jobs, text: html`Queue <b>${input.queue}</b>, in which ${count(queue.jobs)} jobs wait: ${does}` };

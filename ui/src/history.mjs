@@ -15,7 +15,7 @@ export const spans = {
 const table = { title: 'the last hour', step: 60, point: 60, seconds: 3600 };
 
 /** What a point holds: what was so at its end, what happened in it, and times in seconds. */
-const gauges = ['pending', 'processing', 'due_last'];
+const gauges = ['pending', 'running', 'due_last'];
 const happened = ['enqueued', 'completed', 'failures', 'died'];
 const fields = [...gauges, ...happened, 'oldest_due', 'wait_p50', 'wait_p95', 'run_p50', 'run_p95'];
 const place = Object.fromEntries(fields.map((name, i) => [name, i]));

@@ -4,7 +4,7 @@
 const PAGE = 50;
 
 export const overview = `
-  SELECT m.queue, m.queue_id, m.paused, m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled,
+  SELECT m.queue, m.queue_id, m.paused, m.pending, m.blocked, m.running, m.retrying, m.completed, m.dead, m.cancelled,
     extract(epoch FROM m.oldest_ready)::float8 AS oldest_ready, m.enqueued_total, m.committed_total, m.failed_total,
     extract(epoch FROM m.unattended_for)::float8 AS unattended_for, m.is_dead_letter_queue, idemq_internal.may_administer(m.queue_id) AS may_administer
   FROM idemq.metrics m ORDER BY m.queue`;
@@ -14,7 +14,7 @@ const percentile = (name, percent) => `
     extract(epoch FROM idemq.percentile(idemq.sum_counts(h.${name}_counts), 0.${percent}))::float8 AS ${name}_p${percent}`;
 const sums = `extract(epoch FROM max(h.at))::float8 AS until, extract(epoch FROM max(h.oldest_due))::float8 AS oldest_due,
     sum(h.enqueued) AS enqueued, sum(h.completed) AS completed, sum(h.failures) AS failures, sum(h.died) AS died`;
-const gauges = `${latest('h.pending')} AS pending, ${latest('h.processing')} AS processing, ${latest('extract(epoch FROM h.oldest_due)::float8')} AS due_last`;
+const gauges = `${latest('h.pending')} AS pending, ${latest('h.running')} AS running, ${latest('extract(epoch FROM h.oldest_due)::float8')} AS due_last`;
 const times = [percentile('wait', 50), percentile('wait', 95), percentile('run', 50), percentile('run', 95)].join(',');
 const stepsOf = (which) => `FROM (SELECT h.*, ceil(extract(epoch FROM h.at)::float8 / $2::int)::int AS point FROM idemq.history h
     WHERE h.step = $1::int AND h.place = ANY ($4::int[]) AND h.at > $3::timestamptz AND h.at <= idemq.clock_timestamp() AND ${which}) h`;
@@ -100,7 +100,7 @@ export const flow = `
 /** Its jobs, folded by how far from the beginning, queue, kind and status. */
 export const flowJobs = `
   SELECT f.depth, f.queue, f.kind, f.status, count(*) AS jobs, min(f.id) AS example, min(f.begun_at) AS begun_at, max(f.ended_at) AS ended_at,
-    max(extract(epoch FROM CASE f.status WHEN 'processing' THEN idemq.clock_timestamp() ELSE f.ended_at END - f.begun_at))::float8 AS longest, min(left(f.last_error, 300)) AS last_error
+    max(extract(epoch FROM CASE f.status WHEN 'running' THEN idemq.clock_timestamp() ELSE f.ended_at END - f.begun_at))::float8 AS longest, min(left(f.last_error, 300)) AS last_error
   FROM idemq.flow_jobs($1, ${FLOW}) f GROUP BY f.depth, f.queue, f.kind, f.status ORDER BY f.depth, f.queue, f.kind, f.status LIMIT 200`;
 
 /** A queue of what is not finished of a flow in which the role may not cancel. */

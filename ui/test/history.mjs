@@ -26,7 +26,7 @@ const database = {
       const number = Math.ceil(row.at / point);
       const key = `${row.queue} ${number}`;
       const old = found.get(key) ?? { point: number, queue: row.queue, enqueued: 0, completed: 0, failures: 0, died: 0, oldest_due: null };
-      found.set(key, { ...old, until: row.at, pending: row.pending, processing: 0, due_last: row.due, oldest_due: Math.max(old.oldest_due, row.due),
+      found.set(key, { ...old, until: row.at, pending: row.pending, running: 0, due_last: row.due, oldest_due: Math.max(old.oldest_due, row.due),
         completed: old.completed + row.completed, died: old.died + (row.died ?? 0) });
     }
     return [...found.values()];
@@ -35,10 +35,10 @@ const database = {
     return statement === queries.historyBegun ? { begun } : before;
   },
 };
-const charts = async (history, queue) => history.of(await history.charts('1h', queue), queue, new Map([['quiet', { pending: '7', processing: '0' }]]));
+const charts = async (history, queue) => history.of(await history.charts('1h', queue), queue, new Map([['quiet', { pending: '7', running: '0' }]]));
 
 // All together: an hour ago 40 waited, a quarter of an hour ago 30 jobs were done in 10 s, and 5 died.
-before = { pending: 40, processing: 0, due_last: null };
+before = { pending: 40, running: 0, due_last: null };
 steps = [{ queue: null, at: start - 900, pending: 10, due: 60, completed: 30, died: 5 }];
 const history = new History(database);
 let all = await charts(history, null);
@@ -71,7 +71,7 @@ steps = [];
 clock = start;
 for (let queue = 0; queue < 2000; queue += 1) for (let end = start - 3540; end <= start; end += 60) steps.push({ queue: `queue ${queue}`, at: end, pending: 1, due: 1, completed: 6 });
 const many = new History({ ...database,
-  query: async (statement, [, point]) => steps.map((row) => ({ ...row, point: row.at / point, until: row.at, processing: 0, enqueued: 0, failures: 0, died: 0, due_last: 1, oldest_due: 1 })) });
+  query: async (statement, [, point]) => steps.map((row) => ({ ...row, point: row.at / point, until: row.at, running: 0, enqueued: 0, failures: 0, died: 0, due_last: 1, oldest_due: 1 })) });
 const table = await many.table();
 const series = Array.from({ length: 2000 }, (_, queue) => many.of(table, `queue ${queue}`, new Map()).completed.at(-1));
 tell(series.every((value) => value === 0.1), '2,000 queues have room', series.slice(0, 3));

@@ -16,7 +16,7 @@
  *		ending -> ACTIVE	abort of the ender
  *		ending -> CLAIMING	the ender claims the job again: it takes the entry over
  *		ending -> none		commit of the ender
- *		none -> ACTIVE		adoption of a job in processing that has no entry, with
+ *		none -> ACTIVE		adoption of a running job that has no entry, with
  *							the deadline of its row
  *
  * The order of steps matters:
@@ -36,7 +36,7 @@
  *	   the attempt, claim the job again, which gives the entry another token, and take that back.
  *	   The first session would find that token, or come too late.  So begin_end starts the lease,
  *	   and counts what was borrowed, where an entry still is CLAIMING for another session: it
- *	   names the token of a row in processing that its transaction has written over, so the
+ *	   names the token of a row of a running job that its transaction has written over, so the
  *	   claim has committed.  A CLAIMING entry of its own session is of its own transaction,
  *	   which has yet to end.  What a claim takes over is therefore ACTIVE, or its own
  *	   transaction's, and is right whenever it is restored: the first session changes it at most
@@ -56,8 +56,8 @@
  *	 - Expired entries are collected, then the snapshot is taken, then they are reaped: so
  *	   the snapshot sees every claim whose entry was found.  A row with an older token than
  *	   its entry's is not there yet, and is checked again.
- *	 - After an adoption the row is checked under a newer snapshot.  If the job is still in
- *	   processing, its end will drop the entry; if not, the adopter drops the entry and
+ *	 - After an adoption the row is checked under a newer snapshot.  If the job is still
+ *	   running, its end will drop the entry; if not, the adopter drops the entry and
  *	   unsets the queue's cursors, for it does not know where the entry turned claimers
  *	   away.  A row that this transaction wrote is not adopted: its rollback would leave
  *	   the entry behind.

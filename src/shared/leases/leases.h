@@ -120,7 +120,7 @@ typedef enum LeaseTake
 typedef enum LeaseHold
 {
 	LEASE_HOLDS_NOT,   /* there is none, or this transaction ends the attempt itself */
-	LEASE_HOLDS,	   /* claimed, or in processing */
+	LEASE_HOLDS,	   /* claimed, or running */
 	LEASE_HOLDS_ENDING /* another transaction ends the attempt, or has just done so */
 } LeaseHold;
 

@@ -19,7 +19,7 @@
  * r.  Lowerings before r are in the cursor that was read.  So the claimer may pass an entry of
  * the index if the invariant still holds for it at a, or if a lowering after r answers it:
  *
- *	 - It has a lease entry without an ender: the job is being claimed, or in processing.
+ *	 - It has a lease entry without an ender: the job is being claimed, or running.
  *	   An abort of the claim drops the entry, then lowers.  An end begins after the check
  *	   of the entry: what becomes claimable by it is written after s, and lowered to.
  *	 - It has a lease entry with an ender: the snapshot tells, as below.  If it shows the
@@ -32,7 +32,7 @@
  *	 - The claimer has claimed it: its own abort lowers.
  *	 - It changed since the snapshot (READ COMMITTED): the writer committed after s, and
  *	   lowers to the old key and the new one.
- *	 - It is in processing without a lease entry: not claimable, until the search for lost
+ *	 - It is running without a lease entry: not claimable, until the search for lost
  *	   leases adopts it.  An entry that was put in error goes with an unset of the cursors.
  *
  * A claimer stays before a row that another session holds and that has no entry: a DBA's

@@ -6,7 +6,7 @@
  * claim in a queue with max_running counts itself in, by one compare-and-swap, if that
  * leaves the count within the limit; all else counts without asking.
  *
- * Never more than max_running.  Call O the open claims of a queue and P its jobs in processing,
+ * Never more than max_running.  Call O the open claims of a queue and P its running jobs,
  * in any snapshot.  Each has an entry from before it is an open claim until after the commit that
  * ends it is visible, and each entry is counted, unless borrowed.  A transaction T may borrow,
  * claim in place of an attempt, as often as it ends attempts that are counted
@@ -31,7 +31,7 @@
  *	   is not subtracted;
  *	 - entries are from before the queue had this slot: TRUNCATE takes the slots away first,
  *	   then the entries, and one that is put meanwhile is counted nowhere, and so refused;
- *	 - jobs are in processing without an entry (restart, COMMIT PREPARED, rows made by
+ *	 - jobs are running without an entry (restart, COMMIT PREPARED, rows made by
  *	   hand): a queue with max_running hands out nothing while a search is needed, and
  *	   a claim searches to the end.  Another search may be asked for meanwhile, perhaps again
  *	   and again (COMMIT PREPARED): then the claim believes its own search, from the start.

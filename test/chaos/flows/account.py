@@ -271,7 +271,7 @@ def limits():
 
 
 limits()
-figure("looks", dict(rows("SELECT 'all', count(*) FROM looks UNION ALL SELECT 'at a full queue', count(*) FROM looks WHERE processing = 3")))
+figure("looks", dict(rows("SELECT 'all', count(*) FROM looks UNION ALL SELECT 'at a full queue', count(*) FROM looks WHERE running = 3")))
 
 
 # ---- Turns: who stays claimable falls behind nobody by more than there are sessions
@@ -372,7 +372,7 @@ of_sessions("turns.pair", 2)
 
 GAUGES = ("SELECT m.queue, s.status, s.gauge, s.rows FROM idemq.metrics m, LATERAL (SELECT g.status, g.gauge, (SELECT count(*) FROM idemq.jobs j "
           "WHERE j.queue_id = m.queue_id AND j.status::text = g.status) AS rows FROM (VALUES ('pending', m.pending), ('blocked', m.blocked), "
-          "('processing', m.processing), ('failed', m.failed), ('completed', m.completed), ('dead', m.dead), ('cancelled', m.cancelled)) g (status, gauge)) s "
+          "('running', m.running), ('retrying', m.retrying), ('completed', m.completed), ('dead', m.dead), ('cancelled', m.cancelled)) g (status, gauge)) s "
           "WHERE m.queue ~ '^t' AND s.gauge <> s.rows")
 
 for _ in range(100):

@@ -39,7 +39,7 @@ CREATE TABLE undos (booking text, key text, PRIMARY KEY (booking, key));
 
 -- What must never be seen.
 CREATE TABLE excess (what text, at timestamptz DEFAULT clock_timestamp());
-CREATE TABLE looks (at timestamptz DEFAULT clock_timestamp(), processing int);
+CREATE TABLE looks (at timestamptz DEFAULT clock_timestamp(), running int);
 
 -- ---- What clients call
 

@@ -77,7 +77,7 @@ sub is_in_flight_in
 	my ($node, $db, $format) = @_;
 
 	is_sql($node, 'SELECT status, token = (SELECT token FROM held) FROM idemq.jobs WHERE id = (SELECT id FROM held)',
-		'processing|t', "$format: the job in flight is in flight", $db);
+		'running|t', "$format: the job in flight is in flight", $db);
 	is_sql($node, 'SELECT outcome, retry_after > clock_timestamp() FROM held h, idemq.claim_job(h.id)', 'locked|t',
 		"$format: and locked", $db);
 	is_sql($node, "SELECT count(*), min(attempt) FROM idemq.claim('q', 10)", '1|2', "$format: ready jobs are claimable", $db);
@@ -101,7 +101,7 @@ sub goes_on_in
 		"$format: a failed job is claimed again, by a greater token", $db);
 	is_sql($node, "SELECT outcome, status FROM idemq.enqueue('ended', '\"dead\"', key => 'd'), idemq.redrive('ended')", 'duplicate|dead',
 		"$format: a dead job has its key, and is redriven", $db);
-	is_sql($node, "SELECT outcome, status FROM idemq.enqueue('q', '1', key => 'k')", 'duplicate|processing',
+	is_sql($node, "SELECT outcome, status FROM idemq.enqueue('q', '1', key => 'k')", 'duplicate|running',
 		"$format: keys are remembered", $db);
 	is_sql($node, "SELECT idemq.commit(id, token) FROM held", 'committed', "$format: the worker's token commits", $db);
 	is_sql($node, 'SET ROLE producer; SELECT outcome FROM idemq.enqueue(\'q\', \'7\')', 'accepted',

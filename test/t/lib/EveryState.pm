@@ -31,7 +31,7 @@ sub make_every_state
 			wait_until($node, q{SELECT count(*) FROM idemq.claim('groups', 5)}, 1);
 		},
 		q{INSERT INTO app SELECT min(id), 'committed' FROM idemq.jobs},
-		q{SELECT idemq.enqueue('q', '"processing"', priority => 0); SELECT idemq.checkpoint(id, token, '1') FROM idemq.claim('q')},
+		q{SELECT idemq.enqueue('q', '"running"', priority => 0); SELECT idemq.checkpoint(id, token, '1') FROM idemq.claim('q')},
 		q{SELECT idemq.enqueue('q', '"cancelled"', key => 'third'); SELECT idemq.cancel_by_key('q', 'third')},
 		q{SELECT idemq.enqueue('narrow', to_jsonb(n)) FROM generate_series(1, 3) n; SELECT count(*) FROM idemq.claim('narrow', 5)},
 		q{SELECT idemq.enqueue('q', '"later"', delay => '1 day'), idemq.enqueue('q', to_jsonb((SELECT string_agg(md5(n::text), '') FROM generate_series(1, 300) n)), priority => 9)},
@@ -70,7 +70,7 @@ sub goes_on
 	my ($node, $token, $lost, $lost_token) = @_;
 
 	is_sql($node, $without_driver, '', 'check()');
-	is_sql($node, q{SELECT outcome, count(*) FROM (SELECT * FROM idemq.jobs WHERE status = 'processing') p, idemq.heartbeat_many(ARRAY[p.id], ARRAY[p.token]) GROUP BY 1},
+	is_sql($node, q{SELECT outcome, count(*) FROM (SELECT * FROM idemq.jobs WHERE status = 'running') p, idemq.heartbeat_many(ARRAY[p.id], ARRAY[p.token]) GROUP BY 1},
 		'current|4', 'leases go on, by the tokens that workers have');
 	is_sql($node, q{SELECT count(*) FROM idemq.claim_any('{groups,narrow}', 9)}, 0, 'a group\'s head is in flight, a limit is reached');
 	is_sql($node, q{SELECT status FROM idemq.jobs WHERE payload = '"paced 1"'; SELECT count(*) FROM idemq.claim('paced', 9)}, "completed\n0",

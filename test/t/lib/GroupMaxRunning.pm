@@ -23,7 +23,7 @@ sub running_server
 		CREATE FUNCTION is_promoted(q text) RETURNS bool LANGUAGE sql AS $$
 			SELECT NOT EXISTS (SELECT FROM idemq.jobs j JOIN idemq.queues USING (queue_id) WHERE name = q AND group_key IS NOT NULL AND finished_at IS NULL
 				GROUP BY group_key, group_max_running HAVING count(*) FILTER (WHERE j.status = 'blocked') > 0
-					AND count(*) FILTER (WHERE j.status = 'pending') = 0 AND (group_key = '' OR count(*) FILTER (WHERE j.status = 'processing') < group_max_running)) $$;
+					AND count(*) FILTER (WHERE j.status = 'pending') = 0 AND (group_key = '' OR count(*) FILTER (WHERE j.status = 'running') < group_max_running)) $$;
 		-- Claims one at a time, and notes which groups had a job that could be claimed then; promoted: after the worker has promoted
 		-- a job of each that has a place.
 		CREATE PROCEDURE take_turns(q text, turns int, ends bool, promoted bool) LANGUAGE plpgsql AS $$
@@ -103,7 +103,7 @@ sub running_server
 		-- Jobs of one group that run, or have been promoted, in one snapshot.
 		CREATE FUNCTION watch(q text) RETURNS void LANGUAGE sql AS $$
 			INSERT INTO seen SELECT q, coalesce(max(places), 0), 1 FROM (SELECT count(*) AS places FROM idemq.jobs
-				WHERE queue_id = idemq.queue_id(q) AND group_key IS NOT NULL AND (status = 'processing' OR status = 'pending' AND run_at IS NULL)
+				WHERE queue_id = idemq.queue_id(q) AND group_key IS NOT NULL AND (status = 'running' OR status = 'pending' AND run_at IS NULL)
 				GROUP BY group_key) x $$;
 		CREATE FUNCTION produce(q text, jobs int, groups int) RETURNS bigint LANGUAGE sql AS $$
 			SELECT count(*) FROM (SELECT array_agg(jsonb_build_object('n', n)) AS payloads, array_agg('g' || n % groups) AS names,

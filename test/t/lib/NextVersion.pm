@@ -33,7 +33,7 @@ my %changes = (
 		[ qq{#include "executor/executor.h"\n}, qq{#include "catalog/pg_type.h"\n#include "executor/executor.h"\n} ] ],
 	'src/job/transition.c' => [ [ "\tset_argument_columns(change, transition->columns, job, args);", <<'C' ],
 	set_argument_columns(change, transition->columns, job, args);
-	if (transition->to == JOB_PROCESSING && job->status != JOB_PROCESSING)
+	if (transition->to == JOB_RUNNING && job->status != JOB_RUNNING)
 		job_set(change, COL_TRACE,
 				CStringGetTextDatum(psprintf("%s+", job_has(job, COL_TRACE)
 														? TextDatumGetCString(job_value(job, COL_TRACE))

@@ -111,8 +111,8 @@ sub work_while
 	is($trouble, '', "$name: no statement met an error" . ($trouble =~ /(ERROR: .*)/ && ", not $1"));
 	unlike(slurp_file($node->logfile, $log), qr/could not|leak|PANIC|TRAP|WARNING/, "$name: no complaint of the server");
 
-	sql($node, "SELECT idemq.fail(id, token, retry_in => '0') FROM idemq.jobs WHERE status = 'processing'");
-	sql($node, "DO \$\$ BEGIN WHILE EXISTS (SELECT FROM idemq.jobs WHERE status IN ('pending', 'failed')) LOOP
+	sql($node, "SELECT idemq.fail(id, token, retry_in => '0') FROM idemq.jobs WHERE status = 'running'");
+	sql($node, "DO \$\$ BEGIN WHILE EXISTS (SELECT FROM idemq.jobs WHERE status IN ('pending', 'retrying')) LOOP
 		PERFORM work(); COMMIT; END LOOP; END \$\$");
 	is_sql($node, "SELECT count(*) FILTER (WHERE j.status IS DISTINCT FROM 'completed') FROM accepted a FULL JOIN idemq.jobs j ON j.id = a.job", 0,
 		"$name: every job that was accepted is there, and completed");

@@ -52,7 +52,7 @@ sub start_servers
 	});
 	# These jobs are running when the dump is made; they end after the restore.
 	sql($without, "CREATE TABLE held AS SELECT id, token FROM idemq.claim_any(ARRAY['fifo', 'places', 'paced', 'limited'], 12)
-		UNION ALL SELECT id, token FROM idemq.jobs WHERE status = 'processing'");
+		UNION ALL SELECT id, token FROM idemq.jobs WHERE status = 'running'");
 	is_sql($without, 'SELECT count(*) FROM held', 2 + 4 + 2 + 2 + 1, 'jobs are in flight');
 	$dump = "$PostgreSQL::Test::Utils::tmp_check/dump";
 	command_ok([ 'pg_dump', '-Fc', '-f', $dump, $without->connstr('postgres') ], 'a dump');
@@ -129,8 +129,8 @@ sub try_order
 	# Before anybody works, whose claims would find what memory has missed.
 	is_sql($node, q{SELECT * FROM idemq.check() WHERE severity = 'error'}, '', "$try: check() is clean at once", $db);
 	# The worker may be between a row and its gauge.
-	wait_until($node, q{SELECT count(*) = 0 FROM idemq.metrics m WHERE ((pending, processing) =
-		(SELECT count(*) FILTER (WHERE status = 'pending'), count(*) FILTER (WHERE status = 'processing') FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = m.queue)) IS NOT TRUE},
+	wait_until($node, q{SELECT count(*) = 0 FROM idemq.metrics m WHERE ((pending, running) =
+		(SELECT count(*) FILTER (WHERE status = 'pending'), count(*) FILTER (WHERE status = 'running') FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = m.queue)) IS NOT TRUE},
 		't', $db);
 	pass("$try: the gauges are right");
 	is(work_it_off($node, $db), '', "$try: every job ends");

@@ -70,7 +70,7 @@ sub statement
 			FROM idemq.queues WHERE name = '$queue' RETURNING id) INSERT INTO accepted SELECT id FROM j" },
 		(sub { "INSERT INTO $held SELECT id, token FROM idemq.claim('$queue', " . (1 + int(rand(20))) . "$lease)" }) x 4,
 		sub { "INSERT INTO $held SELECT id, token FROM idemq.claim_any(ARRAY['q', 'r'], " . (1 + int(rand(5))) . ')' },
-		sub { "INSERT INTO $held SELECT id, token FROM idemq.claim_job(one_of('$queue', 'pending|failed')) WHERE outcome::text ~ 'claimed'" },
+		sub { "INSERT INTO $held SELECT id, token FROM idemq.claim_job(one_of('$queue', 'pending|retrying')) WHERE outcome::text ~ 'claimed'" },
 		sub { "INSERT INTO $held SELECT id, token FROM idemq.claim('$queue', 3, attach => true)" },
 		sub { "INSERT INTO effects SELECT id FROM (SELECT id, idemq.commit(id, token) FROM $some x) y" },
 		(sub { "INSERT INTO effects SELECT id FROM (SELECT id, idemq.try_commit(id, token) AS o FROM $some x) y WHERE o = 'committed'" }) x 4,
@@ -85,7 +85,7 @@ sub statement
 		sub { "SELECT idemq.checkpoint(id, token, '1') FROM (SELECT * FROM $held ORDER BY token DESC LIMIT 1) x" },
 		sub { "SELECT idemq.assert_current(id, token) FROM (SELECT * FROM $held ORDER BY token DESC LIMIT 1) x" },
 		sub { "SELECT idemq.heartbeat(id, token, " . pick("'1 h'", "'1 ms'", 'NULL') . ") FROM $some x" },
-		(sub { "SELECT idemq.cancel(one_of('$queue', 'pending|failed|processing'))" }) x 2,
+		(sub { "SELECT idemq.cancel(one_of('$queue', 'pending|retrying|running'))" }) x 2,
 		sub { "SELECT idemq.retry(one_of('$queue', '.'))" },
 		sub { "SELECT idemq.redrive('$queue', 3)" },
 		sub { 'SELECT idemq.reap(' . pick("'q'", "'r'", '') . ')' },
@@ -106,7 +106,7 @@ sub alone
 	return pick(
 		"CALL idemq.wait('" . pick('q', 'r') . "', '" . (10 + int(rand(300))) . " ms');\n" . statement($c),
 		"CALL idemq.wait_any(ARRAY['r', 'q'], '" . (10 + int(rand(300))) . " ms');\n" . statement($c),
-		"CALL idemq.wait_result(one_of('" . pick('q', 'r') . "', 'processing'), '20 ms');\n",
+		"CALL idemq.wait_result(one_of('" . pick('q', 'r') . "', 'running'), '20 ms');\n",
 		"DISCARD ALL;\n",
 		"\\connect -\nSET statement_timeout = '10min';\n");
 }
@@ -221,11 +221,11 @@ sub error_states
 # Has everything done that waits, and commits what is held.
 sub drain_sql
 {
-	return "SELECT idemq.retry(id) FROM idemq.jobs WHERE status IN ('pending', 'failed');
+	return "SELECT idemq.retry(id) FROM idemq.jobs WHERE status IN ('pending', 'retrying');
 		SELECT * FROM idemq.claim_any(ARRAY['q', 'r'], 1000000, lease => '1 h');
 		BEGIN;
 		INSERT INTO effects SELECT id FROM (SELECT id, idemq.try_commit(id, token) AS o FROM idemq.jobs
-			WHERE status = 'processing') x WHERE o = 'committed';
+			WHERE status = 'running') x WHERE o = 'committed';
 		COMMIT";
 }
 

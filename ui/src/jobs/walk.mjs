@@ -74,7 +74,7 @@ const byKey = {
 export const tabs = {
   waiting: { word: 'in the order in which they will be claimed', is: (p, c) => `j.status = 'pending' AND j.ready_at <= ${p(c.now, 'timestamptz')}`, walks: priorities.map(due) },
   running: { word: 'those first that began first', is: () => 'true', walks: [running] },
-  retrying: { word: 'the next to be tried again first, then those that are due', is: () => "j.status = 'failed'", walks: [later, dueBackwards] },
+  retrying: { word: 'the next to be tried again first, then those that are due', is: () => "j.status = 'retrying'", walks: [later, dueBackwards] },
   blocked: { word: 'those that wait for parents, then by group', is: () => "j.status = 'blocked'", walks: [children, groups] },
   scheduled: { word: 'the next first', is: (p, c) => `j.status = 'pending' AND j.ready_at > ${p(c.now, 'timestamptz')}`, walks: [later] },
   completed: { word: 'the newest first', is: () => "j.status = 'completed'" },
@@ -238,7 +238,7 @@ async function past(query, id, since) {
 }
 
 const COUNTS = `
-  SELECT extract(epoch FROM m.unattended_for)::float8 AS unattended, m.is_dead_letter_queue, m.pending, m.blocked, m.processing, m.failed, m.completed, m.dead, m.cancelled,
+  SELECT extract(epoch FROM m.unattended_for)::float8 AS unattended, m.is_dead_letter_queue, m.pending, m.blocked, m.running, m.retrying, m.completed, m.dead, m.cancelled,
     d.pending AS waiting, d.looked AS waiting_looked, s.pending AS scheduled, s.looked AS scheduled_looked
   FROM idemq.metrics m, LATERAL (${side('<=')}) d, LATERAL (${side('>')}) s WHERE m.queue_id = $1`;
 
@@ -257,11 +257,11 @@ export async function counts(query, queue) {
   const whole = { waiting: n.waiting_looked < COUNTED, scheduled: n.scheduled_looked < COUNTED };
   const result = {
     waiting: whole.waiting || !whole.scheduled ? n.waiting : Math.max(n.pending - n.scheduled, 0),
-    running: n.processing, retrying: n.failed, blocked: n.blocked,
+    running: n.running, retrying: n.retrying, blocked: n.blocked,
     scheduled: whole.scheduled || !whole.waiting ? n.scheduled : Math.max(n.pending - n.waiting, 0),
     completed: n.completed, dead: n.dead, cancelled: n.cancelled,
   };
-  result.all = n.pending + n.processing + n.failed + n.blocked + n.completed + n.dead + n.cancelled;
+  result.all = n.pending + n.running + n.retrying + n.blocked + n.completed + n.dead + n.cancelled;
   // Neither was counted to its end: each has so many at least.
   const atLeast = whole.waiting || whole.scheduled ? [] : ['waiting', 'scheduled'];
   return { counts: result, atLeast, unattended, isDeadLetterQueue };
@@ -269,7 +269,7 @@ export async function counts(query, queue) {
 
 /** Of all queues that the role may see: what a walk by id looks through. */
 export async function everything(query) {
-  const [{ jobs }] = await query(`SELECT coalesce(sum(m.pending + m.blocked + m.processing + m.failed + m.completed + m.dead + m.cancelled), 0)::bigint AS jobs
+  const [{ jobs }] = await query(`SELECT coalesce(sum(m.pending + m.blocked + m.running + m.retrying + m.completed + m.dead + m.cancelled), 0)::bigint AS jobs
     FROM idemq.metrics m JOIN idemq.queues q USING (queue_id) WHERE idemq_internal.may_see(q.queue_id)`);
   return Number(jobs);
 }

@@ -81,7 +81,7 @@ export function charts(series) {
   if (series.empty) return html`<p class="none">Nothing is recorded of ${series.title} yet: the background worker writes idemq.history each ten seconds.</p>`;
   const draw = (title, kind, lines) => chart(title, kind, Object.entries(lines).map(([name, values]) => ({ name, values })), series, series.died);
   return html`<div class="charts">${draw('Waiting jobs', 'count', { waiting: series.pending })}
-${draw('Running jobs', 'count', { running: series.processing })}
+${draw('Running jobs', 'count', { running: series.running })}
 ${draw('Done and failed', 'rate', { done: series.completed, failed: series.failures })}
 ${draw('Oldest due', 'time', { 'due for': series.oldest_due })}
 ${draw('Wait until claimed', 'time', { p95: series.wait_p95, p50: series.wait_p50 })}

@@ -4,7 +4,7 @@ import { count, duration, percent } from '../format.mjs';
 import { button, jobLink, key, number, queueLink, status, table, when } from './layout.mjs';
 
 /** What a flow's jobs do, in the order in which a bar shows them: [field of idemq.flow, status, word]. */
-const parts = [['completed', 'completed', 'completed'], ['running', 'processing', 'running'], ['retrying', 'failed', 'retrying'],
+const parts = [['completed', 'completed', 'completed'], ['running', 'running', 'running'], ['retrying', 'retrying', 'retrying'],
   ['waiting', 'pending', 'waiting'], ['blocked', 'blocked', 'blocked'], ['cancelled', 'cancelled', 'cancelled'], ['dead', 'dead', 'dead']];
 
 function bar(flow) {

@@ -7,10 +7,10 @@ const [WIDTH, HEIGHT, GAP, BETWEEN, EDGE] = [148, 52, 10, 36, 4];
 /** Characters that a box has room for. */
 const ROOM = 17;
 
-const tabOf = { pending: 'waiting', processing: 'running', failed: 'retrying' };
+const tabOf = { pending: 'waiting' };
 /** The shapes of static/style.css, in a square of 10. */
 const shapes = {
-  completed: 'M5 0a5 5 0 1 0 .01 0z', pending: 'M5 1a4 4 0 1 0 .01 0z', processing: 'M1 0L10 5L1 10z', failed: 'M5 0L10 10L0 10z',
+  completed: 'M5 0a5 5 0 1 0 .01 0z', pending: 'M5 1a4 4 0 1 0 .01 0z', running: 'M1 0L10 5L1 10z', retrying: 'M5 0L10 10L0 10z',
   blocked: 'M0 0H10V10H0z', cancelled: 'M0 3.5H10V6.5H0z', dead: 'M2 0L5 3L8 0L10 2L7 5L10 8L8 10L5 7L2 10L0 8L3 5L0 2z',
 };
 const cut = (text) => ([...text].length > ROOM ? `${[...text].slice(0, ROOM - 1).join('')}…` : text);

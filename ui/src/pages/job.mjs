@@ -12,7 +12,7 @@ import { button, jobLink, key, number, progress, queueLink, status, table, when 
 const at = (value) => (value ? Date.parse(value.replace(' ', 'T').replace(/\+00$/, 'Z')) : Number.POSITIVE_INFINITY);
 const took = (from, to) => (from && to ? duration((at(to) - at(from)) / 1000) : null);
 
-const outcomes = { failed: ['failed', 'failed'], expired: ['dead', 'its lease ended'], released: ['pending', 'given back'], cancelled: ['cancelled', 'cancelled'], committed: ['completed', 'committed'] };
+const outcomes = { failed: ['retrying', 'failed'], expired: ['dead', 'its lease ended'], released: ['pending', 'given back'], cancelled: ['cancelled', 'cancelled'], committed: ['completed', 'committed'] };
 
 /** One moment of the column: when, a state for its mark, what, and more about it. */
 const moment = (value, mark, what, more = null) => ({ value, mark, what, more });
@@ -28,14 +28,14 @@ function attemptOf(a, id, isLast) {
 }
 
 const states = {
-  open: ['processing', 'called, no answer yet'], done: ['completed', 'done'], refused: ['dead', 'refused'], void: ['cancelled', 'of an earlier payload'],
+  open: ['running', 'called, no answer yet'], done: ['completed', 'done'], refused: ['dead', 'refused'], void: ['cancelled', 'of an earlier payload'],
   waiting: ['pending', 'waits'], arrived: ['completed', 'arrived'], timed_out: ['dead', 'did not come in time'],
 };
 
 function stepOf(s, job, i) {
   const event = ['waiting', 'arrived', 'timed_out'].includes(s.state);
-  const unknown = s.state === 'open' && (job.status !== 'processing' || s.token !== job.token);
-  const [mark, word] = unknown ? ['failed', 'unknown: its attempt is over, without an answer'] : states[s.state] ?? ['blocked', s.state];
+  const unknown = s.state === 'open' && (job.status !== 'running' || s.token !== job.token);
+  const [mark, word] = unknown ? ['retrying', 'unknown: its attempt is over, without an answer'] : states[s.state] ?? ['blocked', s.state];
   const until = s.state === 'waiting' ? html`, no longer than ${when(s.call_until)}` : s.state === 'open' && s.call_until ? html`; its call may arrive until ${time(s.call_until)}` : null;
   const document = (name) => s[`${name}_bytes`] !== null && html`<details><summary>${event ? 'payload' : name}</summary>${s[name] === null ? html`<p class="quiet">${bytes(s[`${name}_bytes`])}: in psql.</p>`
     : tree(`step${i}${name}`, `${s.name} ${name}`, s[name], s[`${name}_whole`])}</details>`;
@@ -52,8 +52,8 @@ function history({ job, attempts, steps, documents: shown }) {
     ...steps.map((s, i) => stepOf(s, job, i)),
   ];
   const checkpoint = job.progress !== null || shown?.checkpoint ? html`<p>${job.progress !== null ? html`Checkpoint: ${progress(job.progress)}` : 'It has a checkpoint.'}</p>` : null;
-  if (job.status === 'processing') {
-    moments.push(moment(job.claimed_at, 'processing', html`Attempt ${job.attempt}${job.worker && html` by ${key(job.worker)}`}: ${status('processing', 'running')} for <b>${duration((now() - at(job.claimed_at)) / 1000)}</b>`,
+  if (job.status === 'running') {
+    moments.push(moment(job.claimed_at, 'running', html`Attempt ${job.attempt}${job.worker && html` by ${key(job.worker)}`}: ${status('running', 'running')} for <b>${duration((now() - at(job.claimed_at)) / 1000)}</b>`,
       html`${checkpoint}${job.expires_in !== null && html`<p class="quiet">Its lease ends in ${duration(job.expires_in)}${job.attached && ', or with its session'}${job.pid && html`; process ${job.pid}`}.</p>`}`));
   } else if (job.status === 'completed') {
     moments.push(moment(job.claimed_at ?? job.finished_at, 'completed', job.claimed_at ? html`Attempt ${job.attempt}${job.worker && html` by ${key(job.worker)}`}: ${status('completed', 'committed')} after <b>${took(job.claimed_at, job.finished_at)}</b>`
@@ -89,11 +89,11 @@ ${graphPicture(graph, job.id)}</section>`;
 
 /** What may be done with a job now. */
 function actionsOf(job, context) {
-  const waits = !job.finished_at && job.status !== 'processing';
-  return html`${context.may.enqueue && html`${(job.status === 'failed' || ['dead', 'cancelled'].includes(job.status)) && button(context, 'retry', 'Retry', { id: job.id })}
+  const waits = !job.finished_at && job.status !== 'running';
+  return html`${context.may.enqueue && html`${(job.status === 'retrying' || ['dead', 'cancelled'].includes(job.status)) && button(context, 'retry', 'Retry', { id: job.id })}
 ${job.status === 'pending' && job.later && button(context, 'run_now', 'Run now', { id: job.id })}
 ${!job.finished_at && button(context, 'cancel', 'Cancel', { id: job.id })}`}
-${context.may.admin && job.status === 'processing' && button(context, 'revoke_lease', 'Revoke lease', { id: job.id })}
+${context.may.admin && job.status === 'running' && button(context, 'revoke_lease', 'Revoke lease', { id: job.id })}
 ${context.writes && context.may.enqueue && waits && html`<details class="reschedule"><summary class="button">Reschedule</summary><form method="get" action="/confirm" class="actions"><input type="hidden" name="action" value="reschedule"><input type="hidden" name="id" value="${job.id}">
 <label>Not before (UTC) <input type="datetime-local" name="run_at" step="1"${job.later ? html` value="${time(job.ready_at).slice(0, 19).replace(' ', 'T')}"` : ''}></label>
 <label>Priority <select name="priority">${Array.from({ length: 10 }, (_, i) => html`<option${i === job.priority ? html` selected` : ''}>${i}</option>`)}</select></label>

@@ -41,7 +41,7 @@ export function checkPage(rows) {
     return html`<p>Audits rows, indexes and shared memory, and reads all jobs: seconds a million. It changes nothing.</p>
 <form method="get" action="${href('/check')}"><input type="hidden" name="run" value="1"><button>Run idemq.check()</button></form>`;
   }
-  return html`${table('Findings', ['Severity', 'Invariant', 'Detail'], rows.map((r) => [status(r.severity === 'error' ? 'dead' : 'failed', r.severity), r.invariant, r.detail]),
+  return html`${table('Findings', ['Severity', 'Invariant', 'Detail'], rows.map((r) => [status(r.severity === 'error' ? 'dead' : 'warn', r.severity), r.invariant, r.detail]),
     'All is well: no invariant is broken.')}<p><a href="/check?run=1">Run again</a></p>`;
 }
 

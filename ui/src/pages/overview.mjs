@@ -16,7 +16,7 @@ function states(queue) {
   const found = [unattended(queue) && [5, 'gone', 'nobody works on it', jobs],
     Number(queue.dead) > 0 && [4, 'dead', `${count(queue.dead)} dead`, errorsOf(queue.queue)],
     queue.is_dead_letter_queue && Number(queue.pending) > 0 && [3, 'warn', `${count(queue.pending)} to look at`, jobs],
-    Number(queue.failed) > 0 && [2, 'failed', `${count(queue.failed)} failing`, errorsOf(queue.queue)],
+    Number(queue.retrying) > 0 && [2, 'retrying', `${count(queue.retrying)} retrying`, errorsOf(queue.queue)],
     queue.paused && [1, 'paused', 'paused']].filter(Boolean);
   return found.length > 0 ? found : [[0, 'well', 'well']];
 }
@@ -48,7 +48,7 @@ function nowOf(queues, all) {
   const due = queues.filter((queue) => !queue.paused).map((queue) => queue.oldest_ready).filter((value) => value !== null);
   const perSecond = (value) => (value === null ? '–' : `${rate(value)}/s`);
   const of = all?.point > 30 ? `, mean of ${duration(all.point)}` : '';
-  const facts = [['waiting', count(sum('pending'))], ['running', count(sum('processing'))], ['retrying', count(sum('failed'))], ['blocked', count(sum('blocked'))],
+  const facts = [['waiting', count(sum('pending'))], ['running', count(sum('running'))], ['retrying', count(sum('retrying'))], ['blocked', count(sum('blocked'))],
     [`done${of}`, perSecond(newest(all?.completed))], [`failed${of}`, perSecond(newest(all?.failures))],
     ['oldest due', due.length ? duration(Math.max(...due)) : '–'], ['dead', count(sum('dead'))]];
   return html`<dl class="facts big">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
@@ -65,7 +65,7 @@ export function live({ at, queues, only, last, all, of, health, troubles }, cont
   const rows = only !== null ? [] : sorted.map((queue) => {
     const series = of(queue.queue);
     const newest = (values) => values?.findLast((value) => value !== null) ?? null;
-    return [html`${queueLink(queue.queue)}${queue.is_dead_letter_queue && html` <span class="small quiet">dead-letter queue</span>`}`, stateMarks(queue), count(queue.pending), count(queue.processing), count(queue.blocked),
+    return [html`${queueLink(queue.queue)}${queue.is_dead_letter_queue && html` <span class="small quiet">dead-letter queue</span>`}`, stateMarks(queue), count(queue.pending), count(queue.running), count(queue.blocked),
       duration(queue.paused ? null : queue.oldest_ready), series && sparkline(series.completed, perSecond, `Done a second, ${series.title}`),
       series && duration(newest(series.wait_p95)), series && duration(newest(series.run_p95)),
       html`<a href="${href('/', { queue: queue.queue, last })}" aria-label="Charts of queue ${queue.queue}">Charts</a>`,

@@ -3,8 +3,8 @@ import { html } from '../html.mjs';
 import { count, duration, rate } from '../format.mjs';
 import { jobLink, key, number, queueLink, status, table, when } from './layout.mjs';
 
-const words = { here: ['completed', 'here'], silent: ['failed', 'silent'], gone: ['cancelled', 'stopped'],
-  running: ['completed', 'runs'], idle: ['pending', 'idle: no job is ready'], waiting: ['failed', 'waits: no process is free for it'],
+const words = { here: ['completed', 'here'], silent: ['warn', 'silent'], gone: ['cancelled', 'stopped'],
+  running: ['completed', 'runs'], idle: ['pending', 'idle: no job is ready'], waiting: ['warn', 'waits: no process is free for it'],
   refused: ['dead', 'refused: see its error'], stopped: ['dead', 'stopped after crashes'], off: ['paused', 'off: idemq.worker is off'] };
 const stateOf = (state) => status(...(words[state] ?? ['pending', state]));
 

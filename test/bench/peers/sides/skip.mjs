@@ -9,21 +9,21 @@ const INSERT = `INSERT INTO bench.skip (queue_id, enqueued_at, priority, max_att
   SELECT 1, now(), 4, 20, 'pending', now(), p FROM unnest($1::jsonb[]) p RETURNING id`;
 const INSERT_ONE = `INSERT INTO bench.skip (queue_id, enqueued_at, priority, max_attempts, status, run_at, payload)
   VALUES (1, now(), 4, 20, 'pending', now(), $1) RETURNING id`;
-const CLAIM = `UPDATE bench.skip SET status = 'processing', attempt = attempt + 1, claimed_at = now(),
+const CLAIM = `UPDATE bench.skip SET status = 'running', attempt = attempt + 1, claimed_at = now(),
     deadline = now() + interval '30 s'
   WHERE id = ANY (ARRAY(SELECT id FROM bench.skip WHERE queue_id = 1 AND status = 'pending' AND run_at <= now()
     ORDER BY priority, run_at, id LIMIT $1 FOR UPDATE SKIP LOCKED))
   RETURNING id, payload`;
-const CLAIM_ONE = `UPDATE bench.skip SET status = 'processing', attempt = attempt + 1, claimed_at = now(),
+const CLAIM_ONE = `UPDATE bench.skip SET status = 'running', attempt = attempt + 1, claimed_at = now(),
     deadline = now() + interval '30 s'
   WHERE id = (SELECT id FROM bench.skip WHERE queue_id = 1 AND status = 'pending' AND run_at <= now()
     ORDER BY priority, run_at, id LIMIT 1 FOR UPDATE SKIP LOCKED)
   RETURNING id, payload`;
 const COMPLETE = `UPDATE bench.skip SET status = 'completed', finished_at = now(), result = '{"ok": true}'
-  WHERE id = ANY ($1::bigint[]) AND status = 'processing'`;
+  WHERE id = ANY ($1::bigint[]) AND status = 'running'`;
 const COMPLETE_ONE = `UPDATE bench.skip SET status = 'completed', finished_at = now(), result = '{"ok": true}'
-  WHERE id = $1 AND status = 'processing'`;
-const REAP = `UPDATE bench.skip SET status = 'pending' WHERE status = 'processing' AND deadline < now()`;
+  WHERE id = $1 AND status = 'running'`;
+const REAP = `UPDATE bench.skip SET status = 'pending' WHERE status = 'running' AND deadline < now()`;
 
 export default class Skip {
   constructor(options) {
