@@ -187,7 +187,7 @@ is(join("\n", grep { !$met{$_} } @pages), '', 'every page of the manual can be r
 
 # Where code names a page, that page exists.
 my @wrong;
-foreach my $file ('Makefile', 'META.json', 'CHANGELOG.md', map { files($_, qr/\.(?:c|h|sql|pl|pm|py|js|sh|spec|md)$/) }
+foreach my $file ('Makefile', 'dev.mk', 'META.json', 'CHANGELOG.md', map { files($_, qr/\.(?:c|h|sql|pl|pm|py|js|sh|spec|md)$/) }
 	qw(src sql test demo))
 {
 	push @wrong, map { "$file: $_" } grep { !-e "$source/$_" } slurp_file("$source/$file") =~ m{(?<![\w/.])(doc/[\w/-]+\.(?:md|svg))}g;

@@ -99,7 +99,7 @@ exit \$bad
 	$write->('src/a.c', "text\n");
 	$run->();
 	is($looked, 'doc', 'at no file that is as it was when it passed');
-	foreach my $change ([ 'src/b.c', "text\n" ], [ 'Makefile', "all:\n" ], [ 'script/lib.sh', "true\n" ])
+	foreach my $change ([ 'src/b.c', "text\n" ], [ 'Makefile', "all:\n" ], [ 'dev.mk', "test:\n" ], [ 'script/lib.sh', "true\n" ])
 	{
 		$write->(@$change);
 		$run->();
