@@ -25,16 +25,14 @@ UNITS := $(sort $(call in_tree,src/*.c $(ROOMS:%=src/%/*.c) $(ROOMS:%=src/%/*/*.
 OBJS = $(UNITS:.c=.o)
 SCRIPT_BUILT = sql/idemq--$(EXTVERSION).sql
 # What was released stays as it was: a dump of it is restored into it, and updated then
-# (CREATE EXTENSION ... VERSION).  The update from the last release ends in the parts, so it
-# is built of them; it is kept as a file when they go on to the next.
-RELEASED = sql/idemq--0.1.0.sql
-UPDATE_FROM = 0.1.0
-UPDATE_BUILT = sql/idemq--$(UPDATE_FROM)--$(EXTVERSION).sql
+# (CREATE EXTENSION ... VERSION).  Here are the install scripts of released versions, and the updates
+# from each to the next, which are written by hand (src/README.md, what a version keeps).
+RELEASED =
 # The router of many servers, an extension of its own; cluster/README.md.
 CLUSTER_BUILT = cluster/idemq_cluster.control cluster/idemq_cluster--$(EXTVERSION).sql
 CLUSTER_LIBRARY = cluster/idemq_cluster$(DLSUFFIX)
 DATA = $(if $(filter .,$(TREE)),$(RELEASED))
-DATA_built = $(SCRIPT_BUILT) $(UPDATE_BUILT) $(CLUSTER_BUILT) $(if $(filter-out .,$(TREE)),$(RELEASED))
+DATA_built = $(SCRIPT_BUILT) $(CLUSTER_BUILT) $(if $(filter-out .,$(TREE)),$(RELEASED))
 # The runner, which is no part of the library; idemq-work/README.md.
 PROGRAM_BUILT = idemq-work/idemq-work
 PROGRAM_OBJS := $(patsubst %.c,%.o,$(sort $(call in_tree,idemq-work/*.c)))
@@ -96,14 +94,6 @@ endif
 
 $(SCRIPT_BUILT): $(sort $(wildcard $(TREE)/sql/parts/*.sql)) $(TREE)/sql/parts $(TREE)/idemq.control
 	cat $(filter %.sql,$^) > $@
-
-# Of the types the comments alone: they are there.
-$(UPDATE_BUILT): $(TREE)/sql/update/$(UPDATE_FROM)-before.sql $(sort $(wildcard $(TREE)/sql/parts/*.sql)) \
-		$(TREE)/sql/update/$(UPDATE_FROM)-after.sql $(TREE)/sql/parts $(TREE)/idemq.control
-	{ cat $(filter %-before.sql,$^) && sed -n '/^COMMENT ON TYPE/p' $(filter %/10_types.sql,$^) && \
-		sed -E 's/^CREATE (FUNCTION|PROCEDURE|VIEW) /CREATE OR REPLACE \1 /' \
-			$(filter-out %/00_guard.sql %/10_types.sql %-before.sql %-after.sql,$(filter %.sql,$^)) && \
-		cat $(filter %-after.sql,$^); } > $@
 
 cluster/idemq_cluster--$(EXTVERSION).sql: $(sort $(wildcard $(TREE)/cluster/parts/*.sql)) $(TREE)/cluster/parts \
 		$(TREE)/idemq.control
@@ -177,7 +167,7 @@ all install uninstall installcheck:
 	@echo "or name one with: make PG_CONFIG=/path/to/pg_config" >&2
 	@exit 1
 clean:
-	rm -f $(OBJS) $(PROGRAM_OBJS) $(PROGRAM_BUILT) $(SCRIPT_BUILT) $(UPDATE_BUILT) idemq.so
+	rm -f $(OBJS) $(PROGRAM_OBJS) $(PROGRAM_BUILT) $(SCRIPT_BUILT) idemq.so
 	rm -f $(EXTRA_CLEAN)
 endif
 

@@ -53,7 +53,7 @@ COMMENT ON COLUMN idemq.queues.expect_workers IS 'whether the queue should alway
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
 COMMENT ON COLUMN idemq.queues.paused_until IS 'a paused queue hands out jobs again from then on; NULL: when it is resumed';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';
-COMMENT ON COLUMN idemq.queues.dead_letter_role IS 'the role that set dead_letter_queue, which must be allowed to enqueue there at each death; NULL, as from 0.1.0: nobody is asked';
+COMMENT ON COLUMN idemq.queues.dead_letter_role IS 'the role that set dead_letter_queue, which must be allowed to enqueue there at each death; NULL: nobody is asked';
 COMMENT ON COLUMN idemq.queues.dead_letter_role_oid IS 'the role that had that name, as role_oid of idemq_internal.queue_grants';
 
 -- Fixed width first, what a claim changes side by side, the payload last: a new version

@@ -328,7 +328,6 @@ extern int idemq_max_leases_per_database; /* -1: three quarters of them */
 extern int idemq_reserved_leases;		  /* -1: one eighth of them */
 extern int idemq_max_buckets;
 extern bool idemq_worker;
-extern bool idemq_auto_update;
 extern bool idemq_notify;
 extern bool idemq_history;
 extern bool idemq_test_clock;

@@ -14,7 +14,6 @@ int idemq_max_leases_per_database = -1;
 int idemq_reserved_leases = -1;
 int idemq_max_buckets = 4096;
 bool idemq_worker = true;
-bool idemq_auto_update = false;
 bool idemq_notify = true;
 bool idemq_history = true;
 bool idemq_test_clock = false;
@@ -79,13 +78,6 @@ idemq_settings_define(void)
 							 "Without it, claims take back expired leases, and nothing is "
 							 "notified.",
 							 &idemq_worker, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
-	DefineCustomBoolVariable(
-		"idemq.auto_update",
-		"Has the background worker update a database in which nothing works "
-		"without.",
-		"It runs ALTER EXTENSION idemq UPDATE after the restart, and calls wait "
-		"for it for 5 s at most. Other updates wait for you.",
-		&idemq_auto_update, false, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable("idemq.notify", "Has the background worker NOTIFY on idemq_<queue>.",
 							 NULL, &idemq_notify, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable("idemq.history", "Has the background worker write idemq.history.",

@@ -177,7 +177,7 @@ send_handlers_away(Oid database, Node *statement)
 /*
  * Sends the worker away from a database that a command, which is about to run, needs for itself,
  * until this transaction ends; and waits until it neither is a session nor will become one, and
- * until its handlers are gone.  The worker's own command (worker/update.c) sends nobody away.
+ * until its handlers are gone.  In the worker itself it does nothing.
  */
 void
 idemq_exclusive_make_way(Node *statement)

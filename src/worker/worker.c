@@ -12,6 +12,7 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
@@ -21,7 +22,9 @@
 #include "storage/sinval.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
+#include "utils/inval.h"
 #include "utils/memutils.h"
+#include "utils/snapmgr.h"
 
 #include "base/base.h"
 #include "base/compat.h"
@@ -35,6 +38,26 @@
 /* Microseconds of a pause before heads are promoted again, if it holds up nobody. */
 #define LINGER INT64CONST(1000)
 
+/*
+ * Returns whether this database has SQL objects that the library works with (base/version.c), and
+ * logs what they lack.  It changes nothing: the update is the DBA's.
+ */
+static bool
+has_extension(void)
+{
+	IdemqPresence presence;
+
+	/* A commit asks for this check before its invalidations are sent. */
+	InvalidateSystemCaches();
+	idemq_begin_transaction();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	presence = idemq_presence();
+	idemq_log_presence(presence, idemq_update_waits());
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+	return presence == IDEMQ_HERE;
+}
+
 /* Returns whether to go on; frees the post on the board when there is nothing to do here. */
 static bool
 may_stay(void)
@@ -47,7 +70,7 @@ may_stay(void)
 		return false;
 	while (idemq_worker_is_asked(POST_ASKED_RECHECK, true))
 	{
-		if (!idemq_worker_has_extension() && idemq_worker_found_nothing())
+		if (!has_extension() && idemq_worker_found_nothing())
 		{
 			idemq_log_worker_ends("The database has no extension idemq that it can work for");
 			return false;

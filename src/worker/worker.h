@@ -46,20 +46,12 @@ extern void idemq_worker_sleep(int64 until, uint32 wait_event);
 pg_noreturn extern PGDLLEXPORT void idemq_worker_main(Datum arg);
 
 /*
- * update.c
- *		Whether there is something to work for, and the update of the extension.
- */
-
-extern bool idemq_worker_has_extension(void);
-
-/*
  * worker_log.c
  *		What a background worker tells the server's log.
  */
 
 extern void idemq_log_presence(IdemqPresence presence, const char *waits);
 extern void idemq_log_test_clock(void);
-extern void idemq_log_updated(void);
 extern void idemq_log_worker_started(void);
 extern void idemq_log_worker_ends(const char *why);
 extern void idemq_log_recovery_begins(void);

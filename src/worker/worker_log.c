@@ -121,14 +121,6 @@ idemq_log_test_clock(void)
 					"idemq.test_clock to off and restart."));
 }
 
-/* Says that this worker has updated the SQL objects of its database. */
-void
-idemq_log_updated(void)
-{
-	ereport(LOG, errmsg("idemq has updated its SQL objects in database \"%s\" to %s",
-						get_database_name(MyDatabaseId), idemq_version));
-}
-
 static void
 count_recovering(const SlotView *view, void *arg)
 {

@@ -264,7 +264,7 @@ test('hold_claimed busy, gone, failing, or not there', async () => {
   });
   assert.deepEqual([calls, await marksOf(q)], [[1, 3], ['1', '3']]);
 
-  // A server from before 1.0.0: BEGIN and the lock come when they are needed.
+  // Without hold_claimed: BEGIN and the lock come when they are needed.
   await pool.query('ALTER FUNCTION idemq.hold_claimed() RENAME TO hold_later');
   try {
     const old = await queue('', jobs);

@@ -1,10 +1,12 @@
 # What the scripts promise to the person who runs them, on any machine.
-# at least 50 assertions
+# at least 53 assertions
 
 use strict;
 use warnings FATAL => 'all';
+use lib "$ENV{IDEMQ_SOURCE}/test/t/lib";
 
 use IPC::Run;
+use NextVersion;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
@@ -180,17 +182,32 @@ exit \$bad
 		append_to_file("$tree/$file", $was);
 	}
 
-	# Lint looks at the last release that the library works with: none is that, or one is.
+	# Lint looks at the last release that the library works with: there is none yet, none is that, or one is.
 	my ($this) = slurp_file("$tree/idemq.control") =~ /^default_version = '(.*)'/m;
 	my $makefile = slurp_file("$tree/Makefile");
 	system_or_bail('cp', $frozen, "$tree/sql/idemq--$this.sql");
 	system_or_bail('sed', '-i', 's/CREATE TABLE idemq.events/CREATE TABLE idemq.happened/', "$tree/sql/parts/46_events.sql");
 	my $lint = sub { return script('cd "$1" && python3 "$2"', $tree, "$source/script/check/kept") };
-	is($lint->(), '', 'no release that the library works with');
-	$makefile =~ s/^RELEASED = /RELEASED = sql\/idemq--$this.sql /m or die;
-	unlink "$tree/Makefile";
-	append_to_file("$tree/Makefile", $makefile);
-	is($lint->(), "table idemq.events is gone\n", 'one that it does work with');
+	foreach my $it ([ '', '', 'no release' ], [ '0.9.0', '', 'none that the library works with' ], [ $this, "table idemq.events is gone\n", 'one that it does work with' ])
+	{
+		my ($released, $said, $name) = @$it;
+		my $file = $released eq '' ? '' : " sql/idemq--$released.sql";
+
+		$makefile =~ s/^RELEASED =.*$/RELEASED =$file/m or die;
+		unlink "$tree/Makefile";
+		append_to_file("$tree/Makefile", $makefile);
+		is($lint->(), $said, $name);
+	}
+
+	# The version after this one, as lint will look at it: by the rules, and with one of them broken.
+	my ($next) = next_version();
+	my $tables = slurp_file("$next/sql/parts/20_tables.sql");
+	my $lint_next = sub { return script('cd "$1" && python3 "$2"', $next, "$source/script/check/kept") };
+	is($lint_next->(), '', 'the next version keeps what this one has');
+	$tables =~ s/(\tmax_trace +int)/$1 NOT NULL/ or die;
+	unlink "$next/sql/parts/20_tables.sql";
+	append_to_file("$next/sql/parts/20_tables.sql", $tables);
+	is($lint_next->(), "table idemq.queues: column max_trace is new, and may not be NULL\n", 'and does not with a column that may not be NULL');
 }
 
 done_testing();

@@ -18,6 +18,19 @@ BEGIN
 	END IF;
 END $$;
 
+-- What is made belongs to the role that the rest belongs to, whoever runs the update.
+DO $$
+DECLARE
+	owner pg_catalog.pg_roles := (SELECT r FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_roles r ON r.oid = e.extowner
+		WHERE e.extname = 'idemq');
+BEGIN
+	IF NOT owner.rolsuper THEN
+		RAISE EXCEPTION 'role "%", which owns the extension idemq, is not a superuser', owner.rolname
+			USING ERRCODE = '42501', HINT = 'ALTER ROLE ... SUPERUSER for the time of the update.';
+	END IF;
+	PERFORM pg_catalog.set_config('role', owner.rolname, true);
+END $$;
+
 -- Two tables that sessions use.  A session that has locked the second may be about to lock the first: so the second is not
 -- waited for while the first is locked.
 DO $$
@@ -41,7 +54,8 @@ END $$;
 ALTER TABLE idemq.jobs ADD COLUMN trace text;
 ALTER TABLE idemq.queues ADD COLUMN max_trace int;
 
--- Whoever has planned a call of the old one goes on with it: it is renamed, and goes with the version after the next.
+-- Whoever has planned a call of the old one goes on with it: it is renamed, and goes with the version after the next.  Its
+-- comment goes along; the new one gets its own.
 ALTER FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text,
 	boolean, text, interval, bigint[], text) RENAME TO v1_enqueue;
 -- ENQUEUE
@@ -73,6 +87,13 @@ UPDATE pg_catalog.pg_init_privs i SET initprivs = was.initprivs
 	WHERE o.proname = 'v1_' || n.proname AND o.pronamespace = 'idemq'::pg_catalog.regnamespace AND n.pronamespace = o.pronamespace
 		AND i.classoid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND i.objoid = n.oid
 		AND was.classoid = i.classoid AND was.objoid = o.oid;
+-- From PostgreSQL 17 on these roles are noted there, too, and could not be dropped.
+DELETE FROM pg_catalog.pg_shdepend s USING pg_catalog.pg_proc n, pg_catalog.pg_proc o
+	WHERE o.proname = 'v1_' || n.proname AND o.pronamespace = 'idemq'::pg_catalog.regnamespace AND n.pronamespace = o.pronamespace
+		AND s.dbid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+		AND s.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND s.objid = n.oid AND s.deptype = 'i'
+		AND NOT EXISTS (SELECT FROM pg_catalog.pg_init_privs i, pg_catalog.aclexplode(i.initprivs) a
+			WHERE i.classoid = s.classid AND i.objoid = s.objid AND a.grantee = s.refobjid);
 
 CREATE FUNCTION idemq_internal.check_kind(name text, value text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_kind';

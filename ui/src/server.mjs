@@ -40,8 +40,8 @@ function explain(error) {
     42501: 'The role that started this page may not do that: idemq.grant_queue(queue, role, \'admin\') lets it; what is of the whole server is for members of pg_monitor.',
     57014: `It took longer than ${error.statement ? 'a page waits (2 s)' : '15 s'} and was ended${error.statement ? `: the page's statement "${nameOf(error.statement)}"` : ''}. Look at fewer jobs, or in psql.`,
     '3F000': 'CREATE EXTENSION idemq in this database, or start the page with another PGDATABASE.',
-    '42P01': 'CREATE EXTENSION idemq in this database; of an older idemq than 1.0.0: ALTER EXTENSION idemq UPDATE.',
-    42883: 'This page is for idemq 1.0.0 and newer: ALTER EXTENSION idemq UPDATE.',
+    '42P01': 'Run CREATE EXTENSION idemq in this database.',
+    42883: 'This page needs a newer version of idemq: run ALTER EXTENSION idemq UPDATE in this database.',
   };
   if (!error.code) return { code: 500, message: error.message };
   // What was asked for is no number, no time, or no text.

@@ -11,7 +11,7 @@ import { Message } from './message.js';
 
 /**
  * Which process it is, whether it takes no writes, whether it is a standby, milliseconds that a statement may take, or 0, whether it
- * has idemq.hold_claimed, as servers from 1.0.0 have.  A session of one's own ($1 is its process) may be idle while its job is elsewhere.
+ * may call idemq.hold_claimed.  A session of one's own ($1 is its process) may be idle while its job is elsewhere.
  */
 const WHO = `SELECT who.pid, pg_catalog.current_setting('transaction_read_only') = 'on' AS reads, pg_catalog.pg_is_in_recovery() AS standby,
     (SELECT setting::float8 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS patience,
@@ -36,7 +36,7 @@ function speak(client) {
  * What a new session is: throws where nothing can be written.
  * @param {pg.Client} client
  * @returns {Promise<{ direct: boolean, patience: number, holds: boolean }>} whether its process is ours alone (a pooler makes up the
- *   number that it tells); how many milliseconds a statement may take, 0: any; whether it has idemq.hold_claimed
+ *   number that it tells); how many milliseconds a statement may take, 0: any; whether it may call idemq.hold_claimed
  */
 export async function found(client) {
   const told = /** @type {any} */ (client).processID ?? 0;

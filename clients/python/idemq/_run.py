@@ -44,9 +44,7 @@ SETTINGS_AGE = 60.0
 
 _HEARTBEAT = "SELECT token, outcome::text FROM idemq.heartbeat_many(%s, %s, %s::interval)"
 _WAIT = "CALL idemq.wait(%s, %s)"
-# Through JSON, since an older server has no such column.
-_SETTINGS = """SELECT extract(epoch FROM (pg_catalog.to_jsonb(q) ->> 'job_timeout')::interval)::float8
-    FROM idemq.queues AS q WHERE name = %s"""
+_SETTINGS = "SELECT extract(epoch FROM job_timeout)::float8 FROM idemq.queues WHERE name = %s"
 
 
 class Run(Attempts):

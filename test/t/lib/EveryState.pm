@@ -1,5 +1,5 @@
 # Jobs in every state, and what else idemq keeps, to be taken to another server: made there, and
-# used here.  pg_upgrade.pl and blue_green.pl are the ways.
+# used here.  upgrade.pl, upgrade_standby.pl, pg_upgrade.pl and blue_green.pl are the ways.
 package EveryState;
 
 use strict;

@@ -3,7 +3,8 @@
 #
 # Call: idemq.enqueue has a further argument, trace, of a symbol of its own.  Column: idemq.jobs has trace, which enqueue
 # writes, and to which a claim adds.  Primitive: idemq_internal.check_kind has a further argument, and idemq.schedule calls it.
-# Setting: max_trace of idemq.queues, create_queue and alter_queue, which enqueue heeds.
+# Setting: max_trace of idemq.queues, create_queue and alter_queue, which enqueue heeds.  What gives way to a function of the
+# same name is there as v1_enqueue and so on, after an update and in a new database.
 package NextVersion;
 
 use strict;
@@ -25,8 +26,7 @@ my $next = $this =~ s/\.(\d+)\./'.' . ($1 + 1) . '.'/er;
 my %changes = (
 	'idemq.control' => [ [ "default_version = '$this'", "default_version = '$next'" ] ],
 	# What a release does.
-	'Makefile' => [ [ 'RELEASED = sql/idemq--0.1.0.sql', "RELEASED = sql/idemq--$this.sql sql/idemq--$this--$next.sql" ],
-		[ 'UPDATE_BUILT = sql/idemq--$(UPDATE_FROM)--$(EXTVERSION).sql', 'UPDATE_BUILT =' ] ],
+	'Makefile' => [ [ qr/^RELEASED =.*/m, "RELEASED = sql/idemq--$this.sql sql/idemq--$this--$next.sql" ] ],
 	'src/table/table.h' => [ [ "\n} JobColumn;", ",\n\tCOL_TRACE\n} JobColumn;" ],
 		[ '#define JOB_COLUMNS (COL_PAYLOAD + 1)', '#define JOB_COLUMNS (COL_TRACE + 1)' ] ],
 	'src/table/jobs.c' => [ [ 'later_columns[] = {{NULL}}', 'later_columns[] = {{"trace", TEXTOID}, {NULL}}' ],
@@ -200,6 +200,26 @@ sub statement
 	return $found // die "$file: no $begins";
 }
 
+# The comment on a function of idemq.
+sub comment
+{
+	my ($file, $function) = @_;
+	my ($found) = slurp_file($file) =~ /^(COMMENT ON FUNCTION idemq\.$function\b.*?';)$/ms;
+
+	return $found // die "$file: no comment on $function";
+}
+
+# The functions that give way, as a tree makes them: the statement, and the comment.
+sub functions
+{
+	my ($tree) = @_;
+	my ($jobs, $queues) = map { "$tree/sql/parts/$_" } qw(40_jobs.sql 30_queues.sql);
+
+	return (
+		enqueue => part($jobs, 'CREATE FUNCTION idemq.enqueue(') . ";\n" . comment($jobs, 'enqueue'),
+		map { $_ => statement($queues, "CREATE FUNCTION idemq.$_(") . "\n" . comment($queues, $_) } qw(create_queue alter_queue));
+}
+
 # Makes its tree; answers the tree and the version.  The objects of this tree come along: what has changed is built.
 sub next_version
 {
@@ -226,13 +246,19 @@ sub next_version
 	# As it will be released, and the update from it.
 	write_file("$tree/sql/idemq--$this.sql", join '', map { slurp_file($_) } sort glob "$source/sql/parts/*.sql");
 	my $update = slurp_file("$source/test/upgrade/next.sql");
-	my %parts = (ENQUEUE => part("$tree/sql/parts/40_jobs.sql", 'CREATE FUNCTION idemq.enqueue(') . ';',
-		CREATE_QUEUE => statement("$tree/sql/parts/30_queues.sql", 'CREATE FUNCTION idemq.create_queue('),
-		ALTER_QUEUE => statement("$tree/sql/parts/30_queues.sql", 'CREATE FUNCTION idemq.alter_queue('),
+	my %functions = functions($tree);
+	my %parts = ((map { uc $_ => $functions{$_} } keys %functions),
 		SCHEDULE => part("$tree/sql/parts/80_schedules.sql", 'CREATE FUNCTION idemq_internal.schedule_impl(') =~ s/^CREATE /CREATE OR REPLACE /r);
 	$update =~ s/^-- (ENQUEUE|CREATE_QUEUE|ALTER_QUEUE|SCHEDULE)$/$parts{$1}/mg;
 	$update =~ s/NEXT_VERSION/$next/g;
 	write_file("$tree/sql/idemq--$this--$next.sql", $update);
+	# A database that was updated has the former functions; a dump of it may name them.
+	my %former = functions($source);
+	$former{$_} =~ s/\bidemq\.$_\b/idemq.v1_$_/ foreach keys %former;
+	$former{$_} =~ s/(COMMENT ON FUNCTION )idemq\.$_\b/$1idemq.v1_$_/ foreach keys %former;
+	write_file("$tree/sql/parts/95_former.sql", join "\n", (map { $former{$_} } sort keys %former),
+		'REVOKE ALL ON FUNCTION idemq.v1_enqueue, idemq.v1_create_queue, idemq.v1_alter_queue FROM PUBLIC;',
+		"GRANT EXECUTE ON FUNCTION idemq.v1_enqueue, idemq.v1_alter_queue TO PUBLIC;\n");
 	return ($tree, $this, $next);
 }
 
