@@ -71,8 +71,7 @@ WITH topics AS (
 )
 SELECT text FROM (
 	SELECT topic, topic_ord, 1 AS place, ord,
-		CASE WHEN is_first THEN format(E'\n## %s\n\n%s| function | what it does | may call it |\n|---|---|---|\n', topic,
-			CASE topic WHEN 'Inside' THEN E'For views, triggers and `idemq.tick`. Their names and arguments may change.\n\n' ELSE '' END)
+		CASE WHEN is_first THEN format(E'\n## %s\n\n| function | what it does | may call it |\n|---|---|---|\n', topic)
 			ELSE '' END
 		|| CASE WHEN fits THEN format('| `%s%s` | %s | %s |', called, signature, pg_temp.cell(summary), who)
 			ELSE format('| `%s(%s` | %s ([more](#%s)) | %s |', called, short, pg_temp.cell(summary), proname, who) END AS text
@@ -82,7 +81,7 @@ SELECT text FROM (
 		|| CASE WHEN signature = '(' || short THEN '' ELSE format(E'\n\n```text\n%s\n```', pg_temp.wrapped(called || signature)) END
 		|| coalesce(E'\n\n' || regexp_replace(pg_temp.cell(substr(comment, list_at + 1)), '^- (\w+(?: \w+)?(?: or \w+)?): ', '- `\1`: ', 'gn'), '')
 	FROM fits WHERE NOT fits
-) AS page ORDER BY topic = 'Inside', topic_ord, place, ord;
+) AS page ORDER BY topic_ord, place, ord;
 \qecho
 \qecho <!-- made: types -->
 SELECT E'| type | what it is | of |\n|---|---|---|';
@@ -99,15 +98,15 @@ SELECT CASE WHEN a.attnum = 1 THEN format(E'\n## %s\n\n%s\n\n| column | type | |
 		ELSE '' END
 	|| format('| `%s` | `%s` | %s |', a.attname, pg_temp.short(format_type(a.atttypid, a.atttypmod)),
 		pg_temp.cell(coalesce(col_description(c.oid, a.attnum), '')))
-FROM unnest('{jobs,queues,attempts,audit,metrics,history,running_jobs,workers,memory,schedules,admissions,once_calls,background_worker,maintenance_tasks,prometheus}'::text[]) WITH ORDINALITY AS r (name, ord)
+FROM unnest('{jobs,queues,queue_privileges,attempts,audit,metrics,history,running_jobs,workers,memory,schedules,admissions,once_calls,background_worker,maintenance_tasks,prometheus}'::text[]) WITH ORDINALITY AS r (name, ord)
 JOIN pg_class c ON c.relname = r.name AND c.relnamespace = 'idemq'::regnamespace
 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY r.ord, a.attnum;
 \qecho
 \qecho <!-- made: tables -->
 SELECT E'| table | what it is |\n|---|---|';
-SELECT format('| `idemq.%s` | %s |', c.relname, pg_temp.cell(obj_description(c.oid, 'pg_class')))
-FROM pg_class c WHERE c.relnamespace = 'idemq'::regnamespace AND c.relkind = 'r' AND c.relacl::text !~ '[{,]=r'
+SELECT format('| `%s` | %s |', c.oid::regclass, pg_temp.cell(obj_description(c.oid, 'pg_class')))
+FROM pg_class c WHERE c.relnamespace = 'idemq_internal'::regnamespace AND c.relkind = 'r'
 ORDER BY c.relname;
 \qecho <!-- made: settings -->
 SELECT E'| setting | default | takes effect | what it does |\n|---|---|---|---|';

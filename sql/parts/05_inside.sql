@@ -1,8 +1,9 @@
--- What stands behind the gate (src/api/gate.c): a function of schema idemq whose symbol is
--- idemq_sql_gate calls the one of the same name and arguments here, as the owner of the tables.
--- Nobody else may call these. Plain CREATE: a planted schema makes the install fail.
+-- Schema idemq has what users call and read; everything else is here, and no role may use this
+-- schema.  A function whose symbol is idemq_sql_gate (src/api/gate.c) calls the one named
+-- NAME_impl here, which has the same arguments, as the owner of the tables.
+-- Plain CREATE: a planted schema makes the install fail.
 CREATE SCHEMA idemq_internal;
-COMMENT ON SCHEMA idemq_internal IS 'what idemq does as the owner of its tables; nothing here is called by others';
+COMMENT ON SCHEMA idemq_internal IS 'functions, tables and views that only idemq itself uses; names and arguments may change with each version';
 
 -- Topic: Test clock
 
@@ -78,7 +79,8 @@ CREATE FUNCTION idemq_internal.as_caller(query text) RETURNS SETOF record
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_as_caller';
 CREATE FUNCTION idemq_internal.as_caller(query text, VARIADIC args "any") RETURNS SETOF record
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_as_caller';
-CREATE FUNCTION idemq_internal.as_role(role oid, query text, VARIADIC args "any") RETURNS SETOF record
+CREATE FUNCTION idemq_internal.as_role(role oid, query text, VARIADIC args "any")
+	RETURNS SETOF record
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_as_role';
 CREATE FUNCTION idemq_internal.forget_queue(queue_id int) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_forget_queue';

@@ -365,7 +365,8 @@ ALTER TABLE idemq.queues ENABLE ALWAYS TRIGGER idemq_settings_changed;
 CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq.queues
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.settings_changed();
 ALTER TABLE idemq.queues ENABLE ALWAYS TRIGGER idemq_settings_truncated;
-CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq_internal.queue_grants
+CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE
+	ON idemq_internal.queue_grants
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.settings_changed();
 ALTER TABLE idemq_internal.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_changed;
 CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq_internal.queue_grants
@@ -389,16 +390,17 @@ BEGIN
 			USING ERRCODE = '0A000', HINT = 'Do not call it, and do not use it in a trigger.';
 	END IF;
 	FOREACH what IN ARRAY
-		'{queue_grants,schedule_entries,handler_entries,events,topic_binding_entries,'
-		'producers}'::text[] LOOP
+		'{idemq_internal.queue_grants,idemq_internal.schedule_entries,'
+		'idemq_internal.handler_entries,idemq.events,idemq_internal.topic_binding_entries,'
+		'idemq.producers}'::text[] LOOP
 		IF TG_LEVEL = 'STATEMENT' THEN
-			EXECUTE format('DELETE FROM idemq.%I', what);
+			EXECUTE format('DELETE FROM %s', what);
 			CONTINUE;
 		END IF;
-		EXECUTE format('DELETE FROM idemq.%I WHERE queue_id = $1', what) USING OLD.queue_id;
+		EXECUTE format('DELETE FROM %s WHERE queue_id = $1', what) USING OLD.queue_id;
 		CONTINUE WHEN current_setting('transaction_isolation') LIKE 'read %';
 		PERFORM
-			FROM idemq_internal.latest(format('SELECT true FROM idemq.%I WHERE queue_id = $1 LIMIT 1',
+			FROM idemq_internal.latest(format('SELECT true FROM %s WHERE queue_id = $1 LIMIT 1',
 			what), OLD.queue_id)
 			AS (is_left boolean);
 		IF FOUND THEN
@@ -435,7 +437,8 @@ CREATE TRIGGER idemq_followers_local BEFORE INSERT OR UPDATE OR DELETE ON idemq_
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.followers_local();
 ALTER TABLE idemq_internal.followers ENABLE REPLICA TRIGGER idemq_followers_local;
 -- Where tokens begin is read with the settings (job/token_epoch.c).
-CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON idemq_internal.clusters
+CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE
+	ON idemq_internal.clusters
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.settings_changed();
 ALTER TABLE idemq_internal.clusters ENABLE ALWAYS TRIGGER idemq_settings_changed;
 
@@ -448,9 +451,11 @@ CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq_in
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('role_name', 'role_oid');
 ALTER TABLE idemq_internal.queue_grants ENABLE ALWAYS TRIGGER idemq_role_named;
 CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF dead_letter_role ON idemq.queues
-	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('dead_letter_role', 'dead_letter_role_oid');
+	FOR EACH ROW
+	EXECUTE FUNCTION idemq_internal.role_named('dead_letter_role', 'dead_letter_role_oid');
 ALTER TABLE idemq.queues ENABLE ALWAYS TRIGGER idemq_role_named;
-CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF created_by ON idemq_internal.schedule_entries
+CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF created_by
+	ON idemq_internal.schedule_entries
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('created_by', 'created_by_oid');
 ALTER TABLE idemq_internal.schedule_entries ENABLE ALWAYS TRIGGER idemq_role_named;
 
@@ -466,10 +471,15 @@ CREATE FUNCTION idemq_internal.may_administer(queue_id int) RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_administer';
 COMMENT ON FUNCTION idemq_internal.may_administer(int) IS 'whether the current role may administer a queue; row-level security asks it';
 
+CREATE FUNCTION idemq_internal.may_enqueue(queue_id int) RETURNS boolean
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_enqueue';
+COMMENT ON FUNCTION idemq_internal.may_enqueue(int) IS 'whether the current role may enqueue to a queue; views ask it';
+
 ALTER TABLE idemq.jobs ENABLE ROW LEVEL SECURITY;
 CREATE POLICY idemq_own_queues ON idemq.jobs FOR SELECT USING (idemq_internal.may_see(queue_id));
 ALTER TABLE idemq.attempts ENABLE ROW LEVEL SECURITY;
-CREATE POLICY idemq_own_queues ON idemq.attempts FOR SELECT USING (idemq_internal.may_see(queue_id));
+CREATE POLICY idemq_own_queues ON idemq.attempts FOR SELECT
+	USING (idemq_internal.may_see(queue_id));
 ALTER TABLE idemq.queues ENABLE ROW LEVEL SECURITY;
 CREATE POLICY idemq_own_queues ON idemq.queues FOR SELECT USING (idemq_internal.may_use(queue_id));
 -- No policy: pg_read_all_data reads nothing of these, pg_write_all_data writes nothing.
@@ -481,4 +491,5 @@ ALTER TABLE idemq_internal.clusters ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq_internal.followers ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq.audit ENABLE ROW LEVEL SECURITY;
 CREATE POLICY idemq_own_queues ON idemq.audit FOR SELECT
-	USING (pg_catalog.pg_has_role('pg_monitor', 'USAGE') OR idemq_internal.may_administer(queue_id));
+	USING (pg_catalog.pg_has_role('pg_monitor', 'USAGE')
+		OR idemq_internal.may_administer(queue_id));

@@ -69,7 +69,8 @@ COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
 
 -- How many unfinished jobs of other queues wait for jobs of a queue, or may read their results; job
 -- by job: statistics may be from when there was none.
-CREATE FUNCTION idemq_internal.strange_children(queue_id int) RETURNS bigint SET enable_seqscan = off
+CREATE FUNCTION idemq_internal.strange_children(queue_id int) RETURNS bigint
+	SET enable_seqscan = off
 	LANGUAGE plpgsql AS $$
 BEGIN
 	RETURN (SELECT n FROM idemq_internal.latest('SELECT count(DISTINCT x.child) FROM idemq.jobs p,
@@ -115,8 +116,8 @@ BEGIN
 					HINT = 'Wait for them, or use force => true: jobs that were not completed '
 					'then count as cancelled for their children.';
 		END IF;
-		SELECT list INTO users FROM idemq_internal.latest('SELECT string_agg(quote_ident(name), '', ''
-			ORDER BY name)
+		SELECT list INTO users FROM idemq_internal.latest(
+			'SELECT string_agg(quote_ident(name), '', '' ORDER BY name)
 			FROM idemq.queues WHERE dead_letter_queue = $1 AND name <> $1',
 				drop_queue_impl.name) AS (list text);
 		IF users IS NOT NULL THEN
@@ -162,7 +163,8 @@ CREATE FUNCTION idemq_internal.wake_queue(queue_id int) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_wake_queue';
 
 -- src/job/pausing.c says who learns of it, and what ends it at its time.
-CREATE FUNCTION idemq_internal.pause_impl(name text, until timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.pause_impl(name text, until timestamptz) RETURNS void
+	LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
 	number int := idemq_internal.queue(name, 'admin', 'keep', 'name');
@@ -183,7 +185,8 @@ DECLARE
 	number int := idemq_internal.queue(resume_impl.name, 'admin', 'keep', 'name');
 BEGIN
 	UPDATE idemq.queues SET paused = false, paused_until = NULL WHERE queue_id = number;
-	PERFORM idemq_internal.wake_queue(number), idemq_internal.audit('resume', number, resume_impl.name);
+	PERFORM idemq_internal.wake_queue(number),
+		idemq_internal.audit('resume', number, resume_impl.name);
 END $$;
 
 CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL, ids bigint[] DEFAULT NULL)
@@ -221,14 +224,14 @@ BEGIN
 			JOIN idemq.dependencies d ON d.child = k.parent
 	), of_queue AS MATERIALIZED (
 		SELECT id FROM idemq.jobs WHERE ids IS NULL AND queue_id = number AND status <> 'running'
-			AND (purge_impl.status IS NULL OR status = purge_impl.status) AND id NOT IN (SELECT parent
-				FROM kept)
+			AND (purge_impl.status IS NULL OR status = purge_impl.status)
+			AND id NOT IN (SELECT parent FROM kept)
 			FOR UPDATE SKIP LOCKED
 	), chosen AS MATERIALIZED (
 		SELECT id FROM idemq.jobs WHERE id = ANY (ids) AND queue_id = number
 			AND status <> 'running'
-			AND (purge_impl.status IS NULL OR status = purge_impl.status) AND id NOT IN (SELECT parent
-				FROM kept)
+			AND (purge_impl.status IS NULL OR status = purge_impl.status)
+			AND id NOT IN (SELECT parent FROM kept)
 			FOR UPDATE SKIP LOCKED
 	), free AS (
 		SELECT id FROM of_queue UNION ALL SELECT id FROM chosen
@@ -258,7 +261,8 @@ CREATE FUNCTION idemq_internal.delete_by_time(
 		WHERE s.visit_at >= delete_by_time.seen AND s.visit_at <= now AND s.expires_at <= now
 		ORDER BY s.visit_at LIMIT most FOR UPDATE SKIP LOCKED
 	), gone_seen AS (
-		DELETE FROM idemq_internal.seen s USING old_seen o WHERE s.ctid = o.ctid RETURNING s.visit_at
+		DELETE FROM idemq_internal.seen s USING old_seen o
+			WHERE s.ctid = o.ctid RETURNING s.visit_at
 	), s AS (
 		SELECT coalesce(max(visit_at), delete_by_time.seen) AS upto, most - count(*) AS room
 			FROM gone_seen
@@ -301,8 +305,8 @@ CREATE FUNCTION idemq.revoke_queue(name text, role regrole, privilege text) RETU
 COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave; it ends at once, and says so: the role''s schedules, its handler and its topic bindings of the queue, and the queue as dead_letter_queue of others, if that role set it; needs admin';
 
 -- A grant keeps its queue from being dropped, so that it is not left behind; a revocation does not
--- wait for somebody who drops it.  The trigger of idemq_internal.queue_grants has every session read the
--- queue anew.
+-- wait for somebody who drops it.  The trigger of idemq_internal.queue_grants has every session
+-- read the queue anew.
 CREATE FUNCTION idemq_internal.change_queue_grant(name text, role oid, privilege text,
 	granted boolean) RETURNS void
 	LANGUAGE plpgsql AS $$
@@ -314,7 +318,8 @@ DECLARE
 	is_new boolean;
 	ends text;
 BEGIN
-	PERFORM idemq_internal.given('role', role), idemq_internal.check_text('privilege', privilege, 64);
+	PERFORM idemq_internal.given('role', role),
+		idemq_internal.check_text('privilege', privilege, 64);
 	IF privilege NOT IN ('enqueue', 'claim', 'admin') THEN
 		RAISE EXCEPTION 'privilege must be enqueue, claim or admin, not "%"', privilege
 			USING ERRCODE = '22023', HINT = 'admin includes the other two.';
@@ -366,13 +371,30 @@ BEGIN
 			jsonb_build_object('role', grantee, 'privilege', privilege));
 	END IF;
 END $$;
-CREATE FUNCTION idemq_internal.grant_queue_impl(name text, role regrole, privilege text) RETURNS void
+CREATE FUNCTION idemq_internal.grant_queue_impl(name text, role regrole, privilege text)
+	RETURNS void
 	LANGUAGE sql AS
 	'SELECT idemq_internal.change_queue_grant(name, role, privilege, true)';
-CREATE FUNCTION idemq_internal.revoke_queue_impl(name text, role regrole, privilege text) RETURNS void
+CREATE FUNCTION idemq_internal.revoke_queue_impl(name text, role regrole, privilege text)
+	RETURNS void
 	LANGUAGE sql AS
 	'SELECT idemq_internal.change_queue_grant(name, role, privilege, false)';
 
 CREATE FUNCTION idemq.queue_id(queue text) RETURNS int
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_id';
 COMMENT ON FUNCTION idemq.queue_id(text) IS 'a queue''s id, as in idemq.jobs; raises IQ005 when there is no such queue';
+
+-- The function decides; the view reads the names as its owner.
+CREATE VIEW idemq.queue_privileges WITH (security_barrier) AS
+	SELECT q.queue_id, q.name AS queue, p.privileges
+	FROM idemq.queues q
+		CROSS JOIN LATERAL (SELECT pg_catalog.array_remove(ARRAY[
+			CASE WHEN idemq_internal.may_enqueue(q.queue_id) THEN 'enqueue' END,
+			CASE WHEN idemq_internal.may_see(q.queue_id) THEN 'claim' END,
+			CASE WHEN idemq_internal.may_administer(q.queue_id) THEN 'admin' END], NULL)
+			AS privileges) p
+	WHERE p.privileges OPERATOR(pg_catalog.<>) '{}'::pg_catalog.text[];
+COMMENT ON VIEW idemq.queue_privileges IS 'one row per queue on which you hold a privilege';
+COMMENT ON COLUMN idemq.queue_privileges.queue_id IS 'number of the queue, as in idemq.jobs';
+COMMENT ON COLUMN idemq.queue_privileges.queue IS 'its name';
+COMMENT ON COLUMN idemq.queue_privileges.privileges IS 'what you may do: enqueue, claim, admin';

@@ -97,7 +97,7 @@ CREATE FUNCTION idemq.redrive(
 	queue text, max_jobs int DEFAULT NULL, error text DEFAULT NULL, ids bigint[] DEFAULT NULL)
 	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';
 COMMENT ON FUNCTION idemq.redrive(text, int, text, bigint[])
-	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose error, or its idemq_internal.error_pattern, is LIKE that; ids: those of these ids; several arguments: what they have in common; the copy of each in the dead-letter queue is cancelled, unless somebody is on it, or has done it: a NOTICE says how many; returns how many; needs admin';
+	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose error, or its pattern in idemq.errors, is LIKE that; ids: those of these ids; several arguments: what they have in common; the copy of each in the dead-letter queue is cancelled, unless somebody is on it, or has done it: a NOTICE says how many; returns how many; needs admin';
 
 CREATE FUNCTION idemq_internal.redrive_job(id bigint, token bigint, OUT redriven boolean,
 	OUT copies bigint)
@@ -116,18 +116,20 @@ DECLARE
 	redriven bigint;
 	copies bigint;
 BEGIN
-	PERFORM idemq_internal.check_int('max_jobs', max_jobs, 1, 2147483647) WHERE max_jobs IS NOT NULL;
+	PERFORM idemq_internal.check_int('max_jobs', max_jobs, 1, 2147483647)
+		WHERE max_jobs IS NOT NULL;
 	PERFORM idemq_internal.check_ids('ids', ids) WHERE ids IS NOT NULL;
 	SELECT count(*) FILTER (WHERE r.redriven), coalesce(sum(r.copies), 0) INTO redriven, copies
 		FROM (SELECT * FROM idemq_internal.latest(
 		'SELECT j.id, j.token FROM idemq.jobs j
 			WHERE j.queue_id = $1 AND j.dead_at IS NOT NULL AND j.status = ''dead''
-			AND ($3 IS NULL OR $3 = idemq_internal.error_fingerprint(idemq_internal.error_sqlstate((SELECT a.details
-				FROM idemq.attempts a
+			AND ($3 IS NULL OR $3 = idemq_internal.error_fingerprint(
+				idemq_internal.error_sqlstate((SELECT a.details FROM idemq.attempts a
 				WHERE a.job_id = j.id AND a.token <= j.token AND a.outcome IN (''failed'',
 					''expired'')
 				ORDER BY a.token DESC LIMIT 1), j.last_error), j.last_error))
-			AND ($4 IS NULL OR j.last_error LIKE $4 OR idemq_internal.error_pattern(j.last_error) LIKE $4)'
+			AND ($4 IS NULL OR j.last_error LIKE $4
+				OR idemq_internal.error_pattern(j.last_error) LIKE $4)'
 			|| CASE WHEN ids IS NULL THEN '' ELSE ' AND j.id = ANY ($5)' END ||
 				' ORDER BY j.dead_at, j.id LIMIT $2',
 		number, max_jobs, fingerprint, CASE WHEN fingerprint IS NULL THEN error END,

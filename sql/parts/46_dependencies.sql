@@ -1,7 +1,7 @@
 -- Topic: Dependencies
 
--- No foreign keys to idemq.jobs: see idemq_internal.queue_grants; and each would make every write of a
--- job go through the executor.
+-- No foreign keys to idemq.jobs: see idemq_internal.queue_grants; and each would make every write
+-- of a job go through the executor.
 CREATE TABLE idemq.dependencies (
 	child      bigint NOT NULL,
 	parent     bigint NOT NULL,
@@ -51,9 +51,11 @@ SELECT pg_catalog.pg_extension_config_dump('idemq.dependencies', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.children', '');
 
 ALTER TABLE idemq.dependencies ENABLE ROW LEVEL SECURITY;
-CREATE POLICY idemq_own_queues ON idemq.dependencies FOR SELECT USING (idemq_internal.may_see(queue_id));
+CREATE POLICY idemq_own_queues ON idemq.dependencies FOR SELECT
+	USING (idemq_internal.may_see(queue_id));
 ALTER TABLE idemq.children ENABLE ROW LEVEL SECURITY;
-CREATE POLICY idemq_own_queues ON idemq.children FOR SELECT USING (idemq_internal.may_see(queue_id));
+CREATE POLICY idemq_own_queues ON idemq.children FOR SELECT
+	USING (idemq_internal.may_see(queue_id));
 
 CREATE FUNCTION idemq_internal.dependencies_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_dependencies_changed';

@@ -48,7 +48,8 @@ SELECT pg_catalog.pg_extension_config_dump('idemq_internal.topic_binding_entries
 CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq_internal.topic_grants
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('role_name', 'role_oid');
 ALTER TABLE idemq_internal.topic_grants ENABLE ALWAYS TRIGGER idemq_role_named;
-CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq_internal.topic_binding_entries
+CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name
+	ON idemq_internal.topic_binding_entries
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('role_name', 'role_oid');
 ALTER TABLE idemq_internal.topic_binding_entries ENABLE ALWAYS TRIGGER idemq_role_named;
 -- No policy: the views show what is to be seen.
@@ -108,7 +109,8 @@ BEGIN
 	PERFORM idemq_internal.lock_role(role) FROM unnest(roles) role;
 	DELETE FROM idemq_internal.topic_binding_entries WHERE topic = drop_topic_impl.topic;
 	DELETE FROM idemq_internal.topic_grants WHERE topic = drop_topic_impl.topic;
-	PERFORM FROM idemq_internal.latest('SELECT true FROM idemq_internal.topic_grants WHERE topic = $1 UNION ALL
+	PERFORM FROM idemq_internal.latest('SELECT true FROM idemq_internal.topic_grants
+			WHERE topic = $1 UNION ALL
 		SELECT true FROM idemq_internal.topic_binding_entries
 			WHERE topic = $1 LIMIT 1', drop_topic_impl.topic) AS (is_left boolean);
 	IF FOUND THEN
@@ -117,7 +119,8 @@ BEGIN
 			USING ERRCODE = '40001', HINT = 'Run idemq.drop_topic at READ COMMITTED.';
 	END IF;
 	PERFORM idemq_internal.settle_usage(role) FROM unnest(roles) role;
-	PERFORM idemq_internal.audit('drop_topic', 0, '', jsonb_build_object('topic', drop_topic_impl.topic));
+	PERFORM idemq_internal.audit('drop_topic', 0, '',
+		jsonb_build_object('topic', drop_topic_impl.topic));
 END $$;
 
 CREATE FUNCTION idemq.grant_topic(topic text, role regrole, privilege text) RETURNS void
@@ -130,7 +133,8 @@ CREATE FUNCTION idemq.revoke_topic(topic text, role regrole, privilege text) RET
 COMMENT ON FUNCTION idemq.revoke_topic(text, regrole, text)
 	IS 'take back what idemq.grant_topic gave; without bind the bindings that a role has made are skipped from now on; needs admin of it';
 
--- Writes or deletes a row of idemq_internal.topic_grants; returns whether that has changed anything.
+-- Writes or deletes a row of idemq_internal.topic_grants; returns whether that has changed
+-- anything.
 CREATE FUNCTION idemq_internal.change_topic_grant(topic text, role oid, privilege text,
 	granted boolean) RETURNS boolean
 	LANGUAGE plpgsql AS $$
@@ -145,7 +149,8 @@ BEGIN
 			ON CONFLICT (topic, role_name, privilege) DO UPDATE SET role_oid = excluded.role_oid
 			WHERE g.role_oid IS DISTINCT FROM excluded.role_oid;
 	ELSE
-		DELETE FROM idemq_internal.topic_grants WHERE topic = change_topic_grant.topic AND role_name = name
+		DELETE FROM idemq_internal.topic_grants WHERE topic = change_topic_grant.topic
+			AND role_name = name
 			AND privilege = change_topic_grant.privilege;
 	END IF;
 	is_new := FOUND;
@@ -173,17 +178,19 @@ BEGIN
 	END IF;
 	PERFORM idemq_internal.topic(topic, 'admin', granted);
 	IF idemq_internal.change_topic_grant(topic, role, privilege, granted) THEN
-		PERFORM idemq_internal.audit(CASE WHEN granted THEN 'grant_topic' ELSE 'revoke_topic' END, 0,
-			'',
+		PERFORM idemq_internal.audit(CASE WHEN granted THEN 'grant_topic' ELSE 'revoke_topic' END,
+			0, '',
 			jsonb_build_object('topic', topic, 'role', pg_get_userbyid(role), 'privilege',
 				privilege));
 	END IF;
 END $$;
 
-CREATE FUNCTION idemq_internal.grant_topic_impl(topic text, role regrole, privilege text) RETURNS void
+CREATE FUNCTION idemq_internal.grant_topic_impl(topic text, role regrole, privilege text)
+	RETURNS void
 	LANGUAGE sql AS
 	'SELECT idemq_internal.decide_topic_grant(topic, role, privilege, true)';
-CREATE FUNCTION idemq_internal.revoke_topic_impl(topic text, role regrole, privilege text) RETURNS void
+CREATE FUNCTION idemq_internal.revoke_topic_impl(topic text, role regrole, privilege text)
+	RETURNS void
 	LANGUAGE sql AS
 	'SELECT idemq_internal.decide_topic_grant(topic, role, privilege, false)';
 
@@ -206,8 +213,10 @@ BEGIN
 	PERFORM idemq_internal.topic(space, 'bind', false);
 	queue_number := idemq_internal.queue(queue, 'enqueue', 'keep');
 	PERFORM idemq_internal.topic(space, NULL, true);
-	INSERT INTO idemq_internal.topic_binding_entries AS b (topic, pattern, queue_id, role_name, bound_at)
-		VALUES (space, bind_topic_impl.pattern, queue_number, pg_get_userbyid(idemq_internal.caller()),
+	INSERT INTO idemq_internal.topic_binding_entries AS b (topic, pattern, queue_id, role_name,
+		bound_at)
+		VALUES (space, bind_topic_impl.pattern, queue_number,
+			pg_get_userbyid(idemq_internal.caller()),
 			idemq_internal.now())
 		ON CONFLICT (topic, pattern, queue_id, role_name) DO UPDATE
 		SET role_oid = excluded.role_oid, bound_at = excluded.bound_at, refused_at = NULL
@@ -238,7 +247,8 @@ DECLARE
 	others bigint;
 	ended boolean;
 BEGIN
-	PERFORM idemq_internal.check_text('queue', queue, 1024), idemq_internal.topic(space, NULL, false);
+	PERFORM idemq_internal.check_text('queue', queue, 1024),
+		idemq_internal.topic(space, NULL, false);
 	queue_number := idemq_internal.queue(queue, 'any');
 	may_end_all := idemq_internal.role_may(role, queue_number, 'admin')
 		OR idemq_internal.topic_may(space, role, 'admin');
@@ -247,9 +257,10 @@ BEGIN
 		FROM (SELECT b.name, may_end_all
 				OR coalesce(pg_has_role(role, idemq_internal.role_of(b.name, b.role_oid), 'USAGE'),
 					false) AS is_own
-			FROM idemq_internal.latest('SELECT role_name, role_oid FROM idemq_internal.topic_binding_entries
-				WHERE topic = $1 AND pattern = $2 AND queue_id = $3', space, unbind_topic_impl.pattern,
-					queue_number)
+			FROM idemq_internal.latest('SELECT role_name, role_oid
+				FROM idemq_internal.topic_binding_entries
+				WHERE topic = $1 AND pattern = $2 AND queue_id = $3',
+					space, unbind_topic_impl.pattern, queue_number)
 				AS b (name name, role_oid oid)) x;
 	IF own IS NULL AND others > 0 THEN
 		RAISE EXCEPTION 'permission denied for bindings of queue "%" to topic "%"', queue,
@@ -258,7 +269,8 @@ BEGIN
 				'The role that made a binding, and administrators of queue or topic, may end it.',
 			HINT = 'Let one of them call idemq.unbind_topic.';
 	END IF;
-	DELETE FROM idemq_internal.topic_binding_entries WHERE topic = space AND pattern = unbind_topic_impl.pattern
+	DELETE FROM idemq_internal.topic_binding_entries WHERE topic = space
+		AND pattern = unbind_topic_impl.pattern
 		AND queue_id = queue_number AND role_name = ANY (own);
 	ended := FOUND;
 	IF ended THEN
@@ -292,7 +304,8 @@ CREATE FUNCTION idemq_internal.topic_privileges(topic text) RETURNS text[]
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq_internal.topic_privileges(text) IS 'what the current role may do with a space of topics: returns publish, bind, admin, or some of them; use the view idemq.topics';
 
-CREATE FUNCTION idemq_internal.topic_privileges_impl(topic text) RETURNS text[] STABLE LANGUAGE sql AS $$
+CREATE FUNCTION idemq_internal.topic_privileges_impl(topic text) RETURNS text[] STABLE
+	LANGUAGE sql AS $$
 	SELECT idemq_internal.check_text('topic', topic, 1024);
 	SELECT ARRAY(SELECT p FROM unnest('{publish,bind,admin}'::text[]) p
 		WHERE idemq_internal.topic_may(topic, idemq_internal.caller(), p))

@@ -24,7 +24,8 @@ COMMENT ON COLUMN idemq.producers.enqueued_at IS 'when that was enqueued';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq.producers', '');
 ALTER TABLE idemq.producers ENABLE ROW LEVEL SECURITY;
-CREATE POLICY idemq_own_queues ON idemq.producers FOR SELECT USING (idemq_internal.may_use(queue_id));
+CREATE POLICY idemq_own_queues ON idemq.producers FOR SELECT
+	USING (idemq_internal.may_use(queue_id));
 
 CREATE FUNCTION idemq.enqueue_sequenced(
 	queue text, producer text, seq bigint, payload jsonb, delay interval DEFAULT NULL,

@@ -109,6 +109,7 @@ CREATE VIEW idemq_internal.steps_without_answer AS
 	FROM idemq.steps s LEFT JOIN idemq.jobs j ON j.id = s.job_id AND j.token = s.token
 		AND j.status = 'running'
 	WHERE s.state = 'open' GROUP BY s.queue_id;
+COMMENT ON VIEW idemq_internal.steps_without_answer IS 'steps that were begun and have no answer, by queue';
 
 -- The function decides which queues; the view reads the names as its owner.
 CREATE VIEW idemq.metrics WITH (security_barrier) AS
@@ -262,7 +263,8 @@ CREATE FUNCTION idemq_internal.task_counts()
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_task_counts';
 COMMENT ON FUNCTION idemq_internal.task_counts() IS 'what idemq.maintenance_tasks shows; returns a row for each maintenance task';
 
-CREATE VIEW idemq.maintenance_tasks AS SELECT task, runs, failures, busy FROM idemq_internal.task_counts();
+CREATE VIEW idemq.maintenance_tasks AS SELECT task, runs, failures, busy
+	FROM idemq_internal.task_counts();
 COMMENT ON VIEW idemq.maintenance_tasks IS 'what the background worker of this database has done since the start of the server: one row for each maintenance task, none while the database has had no worker';
 COMMENT ON COLUMN idemq.maintenance_tasks.task IS 'promote (heads of groups), reap (leases that ended), recover (leases that a restart lost), due (wakes who sleeps), remind (wakes again), expire (jobs not claimed in time), handle (starts processes of handlers), tick (schedules), notify, count (the jobs of each queue), purge (retention), history (idemq.history), discover and follow (at its start)';
 COMMENT ON COLUMN idemq.maintenance_tasks.runs IS 'how often it has run';

@@ -68,7 +68,8 @@ BEGIN
 		since := coalesce(since, (SELECT max(h.at) FROM idemq_internal.history_steps h
 			WHERE h.queue_id = 0 AND h.step = write_history.step), '-infinity');
 		-- What is older would have the place of a step that is not.
-		since := greatest(since, until - length * idemq_internal.history_places(write_history.step));
+		since := greatest(since, until - length *
+			idemq_internal.history_places(write_history.step));
 		places := ARRAY(SELECT idemq_internal.history_place(part, p.at)
 			FROM generate_series(greatest(since, until - make_interval(
 				secs => part * (idemq_internal.history_places(part) - 1))), until,
@@ -108,7 +109,8 @@ BEGIN
 	IF write_history.step = 600 THEN
 		-- Of queues that were dropped: each number is looked up once, whatever it has left.
 		WITH RECURSIVE numbers AS (
-			SELECT min(h.queue_id) AS queue_id FROM idemq_internal.history_steps h WHERE h.queue_id > 0
+			SELECT min(h.queue_id) AS queue_id FROM idemq_internal.history_steps h
+				WHERE h.queue_id > 0
 			UNION ALL
 			SELECT (SELECT min(h.queue_id) FROM idemq_internal.history_steps h
 				WHERE h.queue_id > n.queue_id)
@@ -132,7 +134,8 @@ COMMENT ON FUNCTION idemq_internal.add_counts(int[], int[])
 	IS 'both histograms together, as wait_counts and run_counts of idemq.history are; NULL for NULL';
 
 CREATE AGGREGATE idemq.sum_counts(int[]) (
-	SFUNC = idemq_internal.add_counts, STYPE = int[], COMBINEFUNC = idemq_internal.add_counts, PARALLEL = SAFE);
+	SFUNC = idemq_internal.add_counts, STYPE = int[], COMBINEFUNC = idemq_internal.add_counts,
+		PARALLEL = SAFE);
 COMMENT ON AGGREGATE idemq.sum_counts(int[])
 	IS 'all histograms together, of several steps or queues of idemq.history; NULL when there is none';
 
@@ -143,7 +146,8 @@ CREATE VIEW idemq.history WITH (security_barrier) AS
 		h.enqueued, h.claimed, h.completed, h.failures, h.died, h.cancelled, h.expired,
 		h.wait_counts, h.run_counts, h.place
 	FROM (SELECT n.queue_id, n.name FROM idemq.queues n
-			WHERE pg_catalog.pg_has_role('pg_monitor', 'USAGE') OR idemq_internal.may_see(n.queue_id)
+			WHERE pg_catalog.pg_has_role('pg_monitor', 'USAGE')
+				OR idemq_internal.may_see(n.queue_id)
 		UNION ALL
 		SELECT 0, NULL WHERE pg_catalog.pg_has_role('pg_monitor', 'USAGE')) q
 	JOIN idemq_internal.history_steps h ON h.queue_id OPERATOR(pg_catalog.=) q.queue_id;

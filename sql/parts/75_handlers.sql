@@ -36,13 +36,16 @@ COMMENT ON COLUMN idemq_internal.handler_entries.stopped_at IS 'when it was stop
 
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.handler_entries', '');
 
-CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq_internal.handler_entries
+CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name
+	ON idemq_internal.handler_entries
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('role_name', 'role_oid');
 ALTER TABLE idemq_internal.handler_entries ENABLE ALWAYS TRIGGER idemq_role_named;
-CREATE TRIGGER idemq_owner_named BEFORE INSERT OR UPDATE OF owner_name ON idemq_internal.handler_entries
+CREATE TRIGGER idemq_owner_named BEFORE INSERT OR UPDATE OF owner_name
+	ON idemq_internal.handler_entries
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('owner_name', 'owner_oid');
 ALTER TABLE idemq_internal.handler_entries ENABLE ALWAYS TRIGGER idemq_owner_named;
-CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq_internal.handler_entries
+CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE
+	ON idemq_internal.handler_entries
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.settings_changed();
 ALTER TABLE idemq_internal.handler_entries ENABLE ALWAYS TRIGGER idemq_settings_changed;
 CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq_internal.handler_entries
@@ -76,7 +79,8 @@ CREATE FUNCTION idemq_internal.handler_refusal(queue_id int) RETURNS text
 
 -- Whether the caller may change a handler: the role that has set it, and administrators of its
 -- queue.
-CREATE FUNCTION idemq_internal.may_change(h idemq_internal.handler_entries) RETURNS boolean LANGUAGE sql AS $$
+CREATE FUNCTION idemq_internal.may_change(h idemq_internal.handler_entries) RETURNS boolean
+	LANGUAGE sql AS $$
 	SELECT idemq_internal.role_may(idemq_internal.caller(), h.queue_id, 'admin')
 		OR coalesce(pg_has_role(idemq_internal.caller(), idemq_internal.role_of(h.role_name,
 			h.role_oid), 'USAGE'), false)
@@ -137,7 +141,8 @@ BEGIN
 		RAISE EXCEPTION 'permission denied for function %', f.shown USING ERRCODE = '42501';
 	END IF;
 	number := idemq_internal.queue(queue, 'claim', 'keep');
-	INSERT INTO idemq_internal.handler_entries AS h (queue_id, schema_name, function_name, argument_types,
+	INSERT INTO idemq_internal.handler_entries AS h (queue_id, schema_name, function_name,
+		argument_types,
 		role_name, workers,
 			batch, max_idle, set_at, owner_name)
 		VALUES (number, f.schema, f.name, 'jsonb', role, workers, batch, max_idle,
@@ -155,7 +160,8 @@ BEGIN
 	END IF;
 	why := idemq_internal.handler_refusal(number);
 	named := format('%I.%I(pg_catalog.jsonb)', f.schema, f.name);
-	PERFORM idemq_internal.audit('set_handler', number, queue, jsonb_build_object('function', named));
+	PERFORM idemq_internal.audit('set_handler', number, queue,
+		jsonb_build_object('function', named));
 	IF why IS NOT NULL THEN
 		RAISE WARNING 'the handler does not run yet' USING DETAIL = why || '.',
 			HINT =
@@ -177,7 +183,8 @@ CREATE FUNCTION idemq_internal.drop_handler_impl(queue text) RETURNS boolean LAN
 DECLARE
 	number int := idemq_internal.queue(queue, 'claim', 'share');
 BEGIN
-	DELETE FROM idemq_internal.handler_entries h WHERE h.queue_id = number AND idemq_internal.may_change(h);
+	DELETE FROM idemq_internal.handler_entries h WHERE h.queue_id = number
+		AND idemq_internal.may_change(h);
 	IF FOUND THEN
 		PERFORM idemq_internal.audit('drop_handler', number, queue);
 		RETURN true;

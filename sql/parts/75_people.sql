@@ -42,9 +42,9 @@ CREATE VIEW idemq.errors WITH (security_barrier) AS
 			OR (j.finished_at IS NULL AND j.attempt OPERATOR(pg_catalog.>) 0))
 		AND (j.status OPERATOR(pg_catalog.=) 'dead' OR a.ended_at IS NOT NULL)
 	GROUP BY 1, 2, 3, 4;
-COMMENT ON VIEW idemq.errors IS 'what goes wrong, one row a cause: dead jobs, and those that failed and go on, of queues that you may claim from or administer, by queue, SQLSTATE and message (idemq_internal.error_pattern) of the last attempt that failed or whose lease ended; reads all unfinished and dead jobs of the queues asked for';
+COMMENT ON VIEW idemq.errors IS 'what goes wrong, one row a cause: dead jobs, and those that failed and go on, of queues that you may claim from or administer, by queue, SQLSTATE and pattern of the message of the last attempt that failed or whose lease ended; reads all unfinished and dead jobs of the queues asked for';
 COMMENT ON COLUMN idemq.errors.queue IS 'name of the queue';
-COMMENT ON COLUMN idemq.errors.sqlstate IS 'SQLSTATE of the error, as idemq_internal.error_sqlstate finds it; NULL: none';
+COMMENT ON COLUMN idemq.errors.sqlstate IS 'SQLSTATE of the error: details->>''sqlstate'' of idemq.fail, or the one that the message calls so; NULL: none';
 COMMENT ON COLUMN idemq.errors.error IS 'the message, with ? for what differs from job to job; NULL: idemq.fail was given none';
 COMMENT ON COLUMN idemq.errors.fingerprint IS 'its name for idemq.redrive(queue, error => ...)';
 COMMENT ON COLUMN idemq.errors.jobs IS 'jobs whose last attempt ended so';

@@ -75,7 +75,8 @@ BEGIN
 	END IF;
 	queue_ids := ARRAY(SELECT DISTINCT idemq_internal.queue(q.name, 'claim', '', 'queues')
 		FROM (SELECT q.name FROM unnest(queues) q (name) LIMIT 100) q ORDER BY 1);
-	IF NOT EXISTS (SELECT FROM idemq_internal.worker_entries w WHERE w.role_oid = caller AND w.id = process)
+	IF NOT EXISTS (SELECT FROM idemq_internal.worker_entries w WHERE w.role_oid = caller
+		AND w.id = process)
 		AND (SELECT count(*) >= 1000 FROM (SELECT FROM idemq_internal.worker_entries w
 			WHERE w.role_oid = caller LIMIT 1000) w) THEN
 		DELETE FROM idemq_internal.worker_entries w WHERE w.role_oid = caller
@@ -84,7 +85,8 @@ BEGIN
 			RETURN false;
 		END IF;
 	END IF;
-	INSERT INTO idemq_internal.worker_entries AS w (role_oid, id, worker, queue_ids, program, version, host,
+	INSERT INTO idemq_internal.worker_entries AS w (role_oid, id, worker, queue_ids, program,
+		version, host,
 			started_at, seen_at, concurrency, running, jobs, done, stopping)
 		VALUES (caller, process, worker, queue_ids, program, version, host, now, now, concurrency,
 			cardinality(running), running[1:100], done, stopping)

@@ -1,7 +1,7 @@
 -- Topic: Schedules
 
--- A schedule is a row of idemq_internal.schedule_entries; its ticks up to done_until are dealt with.  The
--- session that enqueues one holds the row, and moves done_until up to the tick in the transaction
+-- A schedule is a row of idemq_internal.schedule_entries; its ticks up to done_until are dealt
+-- with.  The session that enqueues one holds the row, and moves done_until up to the tick in the transaction
 -- of the enqueue; another that comes meanwhile skips the row.  Should the row be lost or put back
 -- (a restore, a schedule ended and made again), the key, of the schedule's name and the tick's own
 -- time, answers duplicate.
@@ -36,15 +36,12 @@ COMMENT ON FUNCTION idemq.last_tick(text, text, timestamptz)
 -- Topic: Internal
 
 CREATE FUNCTION idemq_internal.next_run(cron text, time_zone text, done_until timestamptz)
-	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_run';
+	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_run';
 COMMENT ON FUNCTION idemq_internal.next_run(text, text, timestamptz)
 	IS 'for idemq.schedules: the tick that is due, or else the next one; NULL when the time zone is not known';
 
-CREATE FUNCTION idemq_internal.may_enqueue(queue_id int) RETURNS boolean
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_enqueue';
-COMMENT ON FUNCTION idemq_internal.may_enqueue(int) IS 'whether the current role may enqueue to a queue; the view idemq.schedules asks it';
-
-CREATE FUNCTION idemq_internal.may_change_schedule(queue_id int, created_by name, created_by_oid oid)
+CREATE FUNCTION idemq_internal.may_change_schedule(queue_id int, created_by name,
+	created_by_oid oid)
 	RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_change_schedule';
 COMMENT ON FUNCTION idemq_internal.may_change_schedule(int, name, oid)
@@ -113,55 +110,24 @@ COMMENT ON FUNCTION idemq_internal.schedule_failed(text, text)
 
 -- Topic: Schedules
 
--- A transaction for each schedule, so that one that fails undoes no other; then an
--- error, for the caller.  A procedure that commits cannot pin search_path: it
--- uses no operator, and no name without its schema, of a type neither.
-CREATE PROCEDURE idemq.tick() LANGUAGE plpgsql AS $$
-DECLARE
-	due pg_catalog.text[];
-	schedule pg_catalog.text;
-	state pg_catalog.text;
-	failures pg_catalog.text[];
-BEGIN
-	COMMIT;
-	SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-	due := idemq_internal.due_schedules();
-	FOREACH schedule IN ARRAY due LOOP
-		COMMIT;
-		SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-		BEGIN
-			PERFORM idemq_internal.run_schedule(schedule);
-		EXCEPTION WHEN OTHERS THEN
-			state := coalesce(state, SQLSTATE);
-			failures := pg_catalog.array_append(failures, idemq_internal.schedule_failed(schedule, SQLERRM));
-		END;
-	END LOOP;
-	COMMIT;
-	IF failures IS NOT NULL THEN
-		RAISE EXCEPTION USING ERRCODE = state, MESSAGE = failures[1],
-			DETAIL = pg_catalog.format('Ticks not enqueued: %s.', pg_catalog.cardinality(failures)),
-			HINT = 'Look at last_error in idemq.schedules; they are tried again in a minute.';
-	END IF;
-END $$;
+CREATE PROCEDURE idemq.tick() LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_tick';
 COMMENT ON PROCEDURE idemq.tick()
 	IS 'enqueue the ticks that are due, each in a transaction of its own; the background worker does so by itself; where idemq.worker is off, pg_cron, or another driver, calls this once a minute; raises the first failure when all are tried';
 
 -- Topic: Internal
 
--- Those that everybody may call, under names that nobody else can give a meaning.
+-- Those of idemq that everybody may call, under names that nobody else can give a meaning.
 CREATE FUNCTION idemq_internal.next_tick(cron text, time_zone text, after timestamptz)
 	RETURNS timestamptz
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_tick';
 CREATE FUNCTION idemq_internal.last_tick(cron text, time_zone text, until timestamptz)
 	RETURNS timestamptz
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_last_tick';
-CREATE FUNCTION idemq_internal.next_run(cron text, time_zone text, done_until timestamptz)
-	RETURNS timestamptz
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_run';
 
 -- Whether the caller may change a schedule: the role that has made it, and administrators of its
 -- queue.
-CREATE FUNCTION idemq_internal.may_change(s idemq_internal.schedule_entries) RETURNS boolean LANGUAGE sql AS $$
+CREATE FUNCTION idemq_internal.may_change(s idemq_internal.schedule_entries) RETURNS boolean
+	LANGUAGE sql AS $$
 	SELECT idemq_internal.role_may(idemq_internal.caller(), s.queue_id, 'admin')
 		OR coalesce(pg_has_role(idemq_internal.caller(), idemq_internal.role_of(s.created_by,
 			s.created_by_oid), 'USAGE'), false)
@@ -203,8 +169,7 @@ BEGIN
 			WHERE j.command ~* '^\s*call\s+idemq\.tick\s*\(\s*\)[\s;]*$'
 				AND j.database = current_database()
 				AND has_schema_privilege(r.oid, 'idemq', 'USAGE')
-				AND has_function_privilege(r.oid, 'idemq.tick()', 'EXECUTE')
-				AND has_function_privilege(r.oid, 'idemq_internal.due_schedules()', 'EXECUTE')$q$)
+				AND has_function_privilege(r.oid, 'idemq.tick()', 'EXECUTE')$q$)
 					AS (jobid bigint);
 		IF NOT FOUND THEN
 			PERFORM cron.schedule('idemq-tick'::text, '* * * * *'::text, 'CALL idemq.tick()'::text);
@@ -267,7 +232,8 @@ BEGIN
 		RAISE EXCEPTION 'cron expression "%" names a day that never comes', cron
 			USING ERRCODE = '22023', HINT = 'Look at the day of month and the month.';
 	END IF;
-	PERFORM idemq_internal.given('payload', payload), idemq_internal.check_document('payload', payload);
+	PERFORM idemq_internal.given('payload', payload),
+		idemq_internal.check_document('payload', payload);
 	-- What a tick adds is shorter: the name at 6 bytes each, a time, their keys.
 	PERFORM idemq_internal.check_document('headers', headers, 2048) WHERE headers IS NOT NULL;
 	PERFORM idemq_internal.check_int('priority', priority, 0, 9);
@@ -290,7 +256,8 @@ BEGIN
 			FROM idemq_internal.schedule_entries s
 				WHERE s.name = schedule_impl.name AND NOT idemq_internal.may_change(s);
 		-- Made again as it is, by a deployment perhaps, it does not lose the tick that is due now.
-		INSERT INTO idemq_internal.schedule_entries AS s (name, cron, queue_id, payload, time_zone, priority,
+		INSERT INTO idemq_internal.schedule_entries AS s (name, cron, queue_id, payload, time_zone,
+			priority,
 			group_key,
 				max_attempts, headers, expires_in, kind, created_by, created_at, done_until)
 			VALUES (name, cron, queue_id, payload, time_zone, priority, group_key,
@@ -312,9 +279,9 @@ BEGIN
 	END LOOP;
 	IF limited THEN
 		made := (SELECT n
-			FROM idemq_internal.latest('SELECT count(*) FROM idemq_internal.schedule_entries WHERE created_by '
-			'= $1 '
-			'AND coalesce(created_by_oid = $2, true)', role, idemq_internal.caller()) AS (n bigint));
+			FROM idemq_internal.latest('SELECT count(*) FROM idemq_internal.schedule_entries '
+			'WHERE created_by = $1 AND coalesce(created_by_oid = $2, true)', role,
+			idemq_internal.caller()) AS (n bigint));
 		IF made > most THEN
 			RAISE EXCEPTION 'role "%" may have no more than % schedules', role,
 				most USING ERRCODE = '53400',
@@ -334,8 +301,8 @@ BEGIN
 		RETURN true;
 	END IF;
 	PERFORM idemq_internal.refuse_schedule(name) FROM idemq_internal.schedule_entries s
-		WHERE s.name = unschedule_impl.name AND idemq_internal.role_may(idemq_internal.caller(), s.queue_id,
-			'enqueue');
+		WHERE s.name = unschedule_impl.name
+			AND idemq_internal.role_may(idemq_internal.caller(), s.queue_id, 'enqueue');
 	RETURN false;
 END $$;
 
@@ -361,7 +328,8 @@ BEGIN
 	INSERT INTO idemq_internal.ticker (called_at) VALUES (now) ON CONFLICT (one) DO UPDATE
 		SET called_at = excluded.called_at;
 	RETURN ARRAY(SELECT t.name
-		FROM idemq_internal.latest('SELECT name FROM idemq_internal.schedule_times($1, ''infinity'') '
+		FROM idemq_internal.latest(
+		'SELECT name FROM idemq_internal.schedule_times($1, ''infinity'') '
 		'WHERE at <= $1 ORDER BY failed_at NULLS FIRST, name', now) AS t (name text));
 END $$;
 
@@ -373,6 +341,17 @@ BEGIN
 EXCEPTION WHEN query_canceled OR OTHERS THEN
 	RAISE LOG 'schedule "%": %', schedule, SQLERRM USING ERRCODE = SQLSTATE;
 	PERFORM idemq_internal.schedule_failed(schedule, SQLERRM);
+END $$;
+
+-- For idemq.tick: runs one schedule that is due; one that fails is undone alone, and noted.
+-- Returns why it failed, and the SQLSTATE; NULLs when it has not.
+CREATE FUNCTION idemq_internal.run_or_tell(schedule text, OUT state text, OUT failure text)
+	LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idemq_internal.run_schedule(schedule);
+EXCEPTION WHEN OTHERS THEN
+	state := SQLSTATE;
+	failure := idemq_internal.schedule_failed(schedule, SQLERRM);
 END $$;
 
 -- Enqueues a schedule's job as the role that has made it, by a plain call: what that role may not
@@ -421,8 +400,9 @@ BEGIN
 				HINT = 'The tick is tried again with the next call of idemq.tick().';
 	ELSIF job.outcome = 'duplicate' THEN
 		PERFORM
-			FROM idemq_internal.latest('SELECT id FROM idemq.jobs WHERE id = $1 AND enqueued_at < $2',
-			job.id, s.created_at)
+			FROM idemq_internal.latest(
+				'SELECT id FROM idemq.jobs WHERE id = $1 AND enqueued_at < $2',
+				job.id, s.created_at)
 			AS (id bigint);
 		IF FOUND THEN
 			RAISE EXCEPTION 'the key of the tick is taken by job %, which is older than the '
@@ -474,8 +454,10 @@ END $$;
 CREATE FUNCTION idemq_internal.schedule_failed_impl(name text, error text) RETURNS text
 	LANGUAGE plpgsql AS $$
 BEGIN
-	PERFORM idemq_internal.given('name', schedule_failed_impl.name), idemq_internal.given('error', error);
-	UPDATE idemq_internal.schedule_entries e SET failed_at = idemq.clock_timestamp(), last_error = error
+	PERFORM idemq_internal.given('name', schedule_failed_impl.name),
+		idemq_internal.given('error', error);
+	UPDATE idemq_internal.schedule_entries e SET failed_at = idemq.clock_timestamp(),
+		last_error = error
 		WHERE e.name =
 		(SELECT s.name FROM idemq_internal.schedule_entries s
 			WHERE s.name = schedule_failed_impl.name FOR UPDATE SKIP LOCKED);
@@ -483,13 +465,15 @@ BEGIN
 END $$;
 
 -- The row is not locked: what a tick writes at the same time is nothing that is read here.
-CREATE FUNCTION idemq_internal.run_schedule_now_impl(name text) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION idemq_internal.run_schedule_now_impl(name text) RETURNS bigint
+	LANGUAGE plpgsql AS $$
 DECLARE
 	s idemq_internal.schedule_entries;
 	job bigint;
 BEGIN
 	PERFORM idemq_internal.given('name', run_schedule_now_impl.name);
-	SELECT e.* INTO s FROM idemq_internal.schedule_entries e WHERE e.name = run_schedule_now_impl.name;
+	SELECT e.* INTO s FROM idemq_internal.schedule_entries e
+		WHERE e.name = run_schedule_now_impl.name;
 	IF NOT FOUND THEN
 		RAISE EXCEPTION 'schedule "%" does not exist', name USING ERRCODE = '42704',
 			HINT = 'SELECT name FROM idemq.schedules shows those that you may see.';

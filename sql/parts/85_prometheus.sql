@@ -137,7 +137,8 @@ CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 		SELECT 'slot', NULL, age(r.xmin) FROM pg_replication_slots r WHERE r.xmin IS NOT NULL
 	), tables AS MATERIALIZED (
 		SELECT c.relname::text AS name, c.oid FROM pg_class c
-		WHERE c.relkind = 'r' AND c.relnamespace = 'idemq'::regnamespace
+		WHERE c.relkind = 'r'
+		AND c.relnamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace)
 	)
 	SELECT s.name::text AS name, s.labels, s.value::float8 AS value, s.name::text AS family
 		FROM metrics m

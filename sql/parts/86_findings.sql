@@ -115,12 +115,13 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 		GROUP BY 1, 2
 	), orphans (invariant, rel, queue_id, rows) AS (
 		SELECT o.invariant, o.rel, o.queue_id, count(*) FROM (
-			SELECT 'grants.queue', 'queue_grants', queue_id FROM idemq_internal.queue_grants
-			UNION ALL SELECT 'schedules.queue', 'schedule_entries', queue_id
+			SELECT 'grants.queue', 'idemq_internal.queue_grants', queue_id
+				FROM idemq_internal.queue_grants
+			UNION ALL SELECT 'schedules.queue', 'idemq_internal.schedule_entries', queue_id
 				FROM idemq_internal.schedule_entries
-			UNION ALL SELECT 'events.queue', 'events', queue_id FROM idemq.events
-			UNION ALL SELECT 'producers.queue', 'producers', queue_id FROM idemq.producers
-			UNION ALL SELECT 'topics.queue', 'topic_binding_entries', queue_id
+			UNION ALL SELECT 'events.queue', 'idemq.events', queue_id FROM idemq.events
+			UNION ALL SELECT 'producers.queue', 'idemq.producers', queue_id FROM idemq.producers
+			UNION ALL SELECT 'topics.queue', 'idemq_internal.topic_binding_entries', queue_id
 				FROM idemq_internal.topic_binding_entries
 		) AS o (invariant, rel, queue_id)
 		WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = o.queue_id)
@@ -145,8 +146,8 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 		UNION ALL
 		SELECT 1, 'warning', invariant,
 			format('grants (%s) of role "%s", which was dropped or renamed, are void: '
-			'idemq.grant_queue anew, or DELETE FROM idemq_internal.queue_grants WHERE role_name = %2$L',
-				rows, role)
+			'idemq.grant_queue anew, or DELETE FROM idemq_internal.queue_grants '
+			'WHERE role_name = %2$L', rows, role)
 		FROM nobodys WHERE part = 'rows' AND invariant = 'grants.role'
 		UNION ALL
 		SELECT 2, 'warning', invariant,
@@ -185,65 +186,70 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 				FROM generate_series(1, i.indnatts) k))
 		UNION ALL
 		SELECT 2, 'error', 'triggers',
-			format('%s idemq.%s: ALTER TABLE idemq.%2$s ENABLE %sTRIGGER %s',
+			format('%s %s: ALTER TABLE %2$s ENABLE %sTRIGGER %s',
 			w.what, rel, w.firing, w.name)
 		FROM (VALUES
-			('idemq_jobs_changed', '{jobs}'::text[], 'ALWAYS ', 'shared memory does not follow'),
-			('idemq_jobs_truncated', '{jobs}', 'ALWAYS ', 'shared memory does not follow'),
-			('idemq_dependencies_changed', '{dependencies,children}', 'ALWAYS ',
+			('idemq_jobs_changed', '{idemq.jobs}'::text[], 'ALWAYS ',
 				'shared memory does not follow'),
-			('idemq_settings_changed', '{queues,queue_grants,clusters,handler_entries}', 'ALWAYS ',
+			('idemq_jobs_truncated', '{idemq.jobs}', 'ALWAYS ', 'shared memory does not follow'),
+			('idemq_dependencies_changed', '{idemq.dependencies,idemq.children}', 'ALWAYS ',
 				'shared memory does not follow'),
-			('idemq_settings_truncated', '{queues,queue_grants,handler_entries}', 'ALWAYS ',
+			('idemq_settings_changed', '{idemq.queues,idemq_internal.queue_grants,'
+				'idemq_internal.clusters,idemq_internal.handler_entries}', 'ALWAYS ',
 				'shared memory does not follow'),
-			('idemq_schedules_changed', '{schedule_entries}', 'ALWAYS ',
+			('idemq_settings_truncated', '{idemq.queues,idemq_internal.queue_grants,'
+				'idemq_internal.handler_entries}', 'ALWAYS ',
 				'shared memory does not follow'),
-			('idemq_shard_changed', '{shard}', 'ALWAYS ', 'shared memory does not follow'),
-			('idemq_shard_truncated', '{shard}', 'ALWAYS ', 'shared memory does not follow'),
-			('idemq_followers_changed', '{followers}', 'ALWAYS ', 'shared memory does not follow'),
-			('idemq_followers_truncated', '{followers}', 'ALWAYS ',
+			('idemq_schedules_changed', '{idemq_internal.schedule_entries}', 'ALWAYS ',
 				'shared memory does not follow'),
-			('idemq_followers_local', '{followers}', 'REPLICA ',
+			('idemq_shard_changed', '{idemq.shard}', 'ALWAYS ', 'shared memory does not follow'),
+			('idemq_shard_truncated', '{idemq.shard}', 'ALWAYS ', 'shared memory does not follow'),
+			('idemq_followers_changed', '{idemq_internal.followers}', 'ALWAYS ',
+				'shared memory does not follow'),
+			('idemq_followers_truncated', '{idemq_internal.followers}', 'ALWAYS ',
+				'shared memory does not follow'),
+			('idemq_followers_local', '{idemq_internal.followers}', 'REPLICA ',
 				'rows of the publisher replace those of'),
-			('idemq_queue_gone', '{queues}', '',
+			('idemq_queue_gone', '{idemq.queues}', '',
 				'grants, schedules, handlers and producers do not go with'),
-			('idemq_queues_gone', '{queues}', '',
+			('idemq_queues_gone', '{idemq.queues}', '',
 				'grants, schedules, handlers and producers do not go with'),
-			('idemq_owner_named', '{handler_entries}', 'ALWAYS ',
+			('idemq_owner_named', '{idemq_internal.handler_entries}', 'ALWAYS ',
 				'the OIDs of roles do not follow'),
 			('idemq_role_named',
-				'{queues,queue_grants,schedule_entries,handler_entries,topic_grants,'
-				'topic_binding_entries}',
+				'{idemq.queues,idemq_internal.queue_grants,idemq_internal.schedule_entries,'
+				'idemq_internal.handler_entries,idemq_internal.topic_grants,'
+				'idemq_internal.topic_binding_entries}',
 				'ALWAYS ', 'the OIDs of roles do not follow')
 		) AS w (name, rels, firing, what) CROSS JOIN unnest(w.rels) AS rel
 		WHERE part = 'catalog' AND NOT EXISTS (SELECT FROM pg_trigger t
-			WHERE t.tgrelid = ('idemq.' || rel)::regclass AND t.tgname = w.name
+			WHERE t.tgrelid = rel::regclass AND t.tgname = w.name
 			AND t.tgenabled = coalesce(nullif(left(w.firing, 1), ''), 'O')::"char")
 		UNION ALL
 		SELECT 3, 'error', 'row_security',
-			format('every role that may read idemq.%s sees all of it: '
-			'ALTER TABLE idemq.%1$s ENABLE ROW LEVEL SECURITY', c.relname)
-		FROM pg_class c WHERE part = 'catalog' AND c.relnamespace = 'idemq'::regnamespace
-			AND NOT c.relrowsecurity
-			AND c.relname =
-				ANY (
-				'{jobs,attempts,dependencies,children,steps,database_uuid,producers,queues,'
-				'queue_grants,seen,schedule_entries,ticker,handler_entries,events,topic_entries,'
-				'topic_grants,topic_binding_entries,history_steps,worker_entries}')
+			format('every role that may read %s sees all of it: '
+			'ALTER TABLE %1$s ENABLE ROW LEVEL SECURITY', c.oid::regclass)
+		FROM pg_class c WHERE part = 'catalog' AND NOT c.relrowsecurity AND c.relkind = 'r'
+			AND (c.relnamespace = 'idemq'::regnamespace AND c.relname = ANY (
+				'{jobs,attempts,dependencies,children,steps,producers,queues,events}')
+			OR c.relnamespace = 'idemq_internal'::regnamespace AND c.relname = ANY (
+				'{database_uuid,queue_grants,seen,schedule_entries,ticker,handler_entries,'
+				'topic_entries,topic_grants,topic_binding_entries,history_steps,worker_entries}'))
 		UNION ALL
 		SELECT 1, 'error', 'clock.future',
-			format('%s rows of idemq.%s are from the future, up to %s: discard this server if it '
+			format('%s rows of %s are from the future, up to %s: discard this server if it '
 			'has run with idemq.test_clock; otherwise its clock, or the clock of an earlier '
 			'primary, was ahead', count(*), r.rel, max(r.at))
 		FROM (
-			SELECT 'jobs', greatest(enqueued_at, claimed_at, finished_at) FROM idemq.jobs
-			UNION ALL SELECT 'queues', created_at FROM idemq.queues
-			UNION ALL SELECT 'schedule_entries', greatest(created_at, done_until)
+			SELECT 'idemq.jobs', greatest(enqueued_at, claimed_at, finished_at) FROM idemq.jobs
+			UNION ALL SELECT 'idemq.queues', q.created_at FROM idemq.queues q
+			UNION ALL SELECT 'idemq_internal.schedule_entries', greatest(created_at, done_until)
 				FROM idemq_internal.schedule_entries
-			UNION ALL SELECT 'events', sent_at FROM idemq.events
-			UNION ALL SELECT 'audit', at FROM idemq.audit WHERE at > findings.now
-			UNION ALL SELECT 'history_steps', at FROM idemq_internal.history_steps
-			UNION ALL SELECT 'worker_entries', seen_at FROM idemq_internal.worker_entries) AS r (rel, at)
+			UNION ALL SELECT 'idemq.events', sent_at FROM idemq.events
+			UNION ALL SELECT 'idemq.audit', at FROM idemq.audit WHERE at > findings.now
+			UNION ALL SELECT 'idemq_internal.history_steps', at FROM idemq_internal.history_steps
+			UNION ALL SELECT 'idemq_internal.worker_entries', seen_at
+				FROM idemq_internal.worker_entries) AS r (rel, at)
 		WHERE part = 'clock' AND r.at > findings.now AND r.at > idemq.clock_timestamp()
 			GROUP BY r.rel
 		UNION ALL
@@ -258,11 +264,11 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 		UNION ALL
 		SELECT 1, 'error', invariant,
 			format('rows (%s) are of queue %s, which does not exist: restore idemq.queues, or '
-			'DELETE FROM idemq.%s WHERE queue_id = %2$s', rows, queue_id, rel)
+			'DELETE FROM %s WHERE queue_id = %2$s', rows, queue_id, rel)
 		FROM orphans WHERE part = 'others' AND invariant <> 'topics.queue'
 		UNION ALL
 		SELECT 2, 'error', invariant, format('%s bindings are of queue %s, which does not exist: '
-			'DELETE FROM idemq.%s WHERE queue_id = %2$s', rows, queue_id, rel)
+			'DELETE FROM %s WHERE queue_id = %2$s', rows, queue_id, rel)
 		FROM orphans WHERE part = 'others' AND invariant = 'topics.queue'
 		UNION ALL
 		SELECT 2, 'warning', 'topics.role', format(CASE invariant

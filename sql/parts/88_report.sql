@@ -42,11 +42,13 @@ CREATE FUNCTION idemq.report() RETURNS TABLE (section text, line jsonb)
 		s.n_tup_upd AS updates, s.last_vacuum, s.last_autovacuum, s.last_autoanalyze
 		FROM pg_class c LEFT JOIN pg_index i ON i.indexrelid = c.oid
 		LEFT JOIN pg_stat_all_tables s ON s.relid = c.oid
-		WHERE c.relnamespace = 'idemq'::regnamespace AND c.relkind IN ('r', 'i')) r
+		WHERE c.relnamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace)
+		AND c.relkind IN ('r', 'i')) r
 	-- What somebody else has put on our tables.
 	UNION ALL SELECT 'trigger', jsonb_build_object('relation', t.tgrelid::regclass, 'name', t.tgname,
 		'enabled', t.tgenabled) FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-		WHERE c.relnamespace = 'idemq'::regnamespace AND NOT t.tgisinternal AND t.tgname NOT LIKE 'idemq%'
+		WHERE c.relnamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace)
+		AND NOT t.tgisinternal AND t.tgname NOT LIKE 'idemq%'
 	UNION ALL SELECT 'session', to_jsonb(a) FROM (SELECT a.backend_type, a.state, a.wait_event_type, a.wait_event,
 		count(*), clock_timestamp() - min(a.xact_start) AS oldest_transaction,
 		max(greatest(age(a.backend_xid), age(a.backend_xmin))) AS xids_held

@@ -8,27 +8,41 @@
 REVOKE ALL ON ALL TABLES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq FROM PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA idemq_internal FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA idemq_internal FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq_internal FROM PUBLIC;
+
+-- PostgreSQL checks EXECUTE on a function that a policy or a view calls as the role that reads.
+-- So each of these is granted to the roles that may read what calls it.  No role has USAGE on
+-- idemq_internal, so none of them can name the function.
+GRANT EXECUTE ON FUNCTION
+	idemq_internal.may_see, idemq_internal.may_use, idemq_internal.may_administer,
+	idemq_internal.may_enqueue, idemq_internal.may_change_schedule, idemq_internal.next_run,
+	idemq_internal.leases, idemq_internal.queue_metrics, idemq_internal.handler_states,
+	idemq_internal.topic_privileges, idemq_internal.topic_states,
+	idemq_internal.error_pattern, idemq_internal.error_sqlstate, idemq_internal.error_fingerprint
+	TO PUBLIC;
+GRANT EXECUTE ON FUNCTION
+	idemq_internal.memory_usage, idemq_internal.server_counts, idemq_internal.worker_state,
+	idemq_internal.task_counts, idemq_internal.timing_buckets
+	TO pg_monitor;
 
 -- advance_clock is also for the DBA to grant.
 GRANT EXECUTE ON FUNCTION idemq.now, idemq.clock_timestamp, idemq.test_clock_ahead TO PUBLIC;
 GRANT USAGE ON SCHEMA idemq TO pg_monitor;
 GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.steps, idemq.audit, idemq.queues, idemq.metrics,
-	idemq.running_jobs, idemq.history TO PUBLIC;
+	idemq.running_jobs, idemq.history, idemq.queue_privileges TO PUBLIC;
 -- Who is there; idemq.report_worker asks for itself.
 GRANT SELECT ON idemq.workers TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.report_worker TO PUBLIC;
-GRANT EXECUTE ON FUNCTION idemq.percentile, idemq_internal.add_counts, idemq.sum_counts TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.percentile, idemq.sum_counts TO PUBLIC;
 -- Of the whole server.
 GRANT SELECT ON idemq.memory, idemq.admissions, idemq.once_calls, idemq.publish_calls,
 	idemq.background_worker TO pg_monitor;
-GRANT EXECUTE ON FUNCTION idemq_internal.memory_usage, idemq_internal.server_counts, idemq_internal.worker_state
-	TO pg_monitor;
--- idemq.tick and its parts are the owner's: it drives the schedules.
+-- idemq.tick is the owner's: it drives the schedules.
 GRANT SELECT ON idemq.schedules TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
-	idemq.schedule, idemq.unschedule, idemq.next_tick, idemq.last_tick, idemq_internal.next_run,
-	idemq_internal.may_enqueue, idemq_internal.may_change_schedule
+	idemq.schedule, idemq.unschedule, idemq.next_tick, idemq.last_tick
 	TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
 	idemq.alter_queue, idemq.drop_queue, idemq.pause, idemq.resume, idemq.purge,
@@ -42,8 +56,7 @@ GRANT EXECUTE ON FUNCTION
 	idemq.commit_and_claim, idemq.commit_many_and_claim,
 	idemq.fail, idemq.fail_many, idemq.release, idemq.release_many,
 	idemq.checkpoint, idemq.assert_current, idemq.hold_claimed, idemq.reap,
-	idemq_internal.may_see, idemq_internal.may_use, idemq_internal.may_administer, idemq.job, idemq_internal.queue_metrics,
-	idemq.why, idemq_internal.leases,
+	idemq.job, idemq.why,
 	idemq.acquire, idemq.cancel_by_key, idemq.queue_id, idemq.job_by_key, idemq.fence
 	TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE idemq.enqueue_job, idemq.commit_job, idemq.fail_job TO PUBLIC;
@@ -57,24 +70,21 @@ GRANT EXECUTE ON FUNCTION idemq.check, idemq.report TO pg_monitor;
 -- For people.
 GRANT SELECT ON idemq.errors, idemq.job_list TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
-	idemq_internal.error_pattern, idemq_internal.error_sqlstate, idemq_internal.error_fingerprint,
 	idemq.progress, idemq.queue_name, idemq.retry_many, idemq.reschedule
 	TO PUBLIC;
 -- Figures for machines: of all queues, and of the whole server.
-GRANT SELECT ON idemq.prometheus, idemq.prometheus_names, idemq_internal.prometheus_samples,
-	idemq.maintenance_tasks TO pg_monitor;
-GRANT EXECUTE ON FUNCTION idemq.prometheus_text, idemq_internal.timing_buckets,
-	idemq_internal.task_counts TO pg_monitor;
+GRANT SELECT ON idemq.prometheus, idemq.prometheus_names, idemq.maintenance_tasks TO pg_monitor;
+GRANT EXECUTE ON FUNCTION idemq.prometheus_text TO pg_monitor;
 -- For operators; each asks for itself.
 GRANT EXECUTE ON FUNCTION idemq.revoke_lease, idemq.run_schedule_now TO PUBLIC;
 -- A handler is a process of the server's: set_handler is the DBA's to give away.
 GRANT SELECT ON idemq.handlers TO PUBLIC;
-GRANT EXECUTE ON FUNCTION idemq.drop_handler, idemq.current_job, idemq_internal.handler_states TO PUBLIC;
+GRANT EXECUTE ON FUNCTION idemq.drop_handler, idemq.current_job TO PUBLIC;
 -- Topics; to create one is the DBA's to give away.
 GRANT SELECT ON idemq.topics, idemq.topic_bindings TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
 	idemq.drop_topic, idemq.grant_topic, idemq.revoke_topic, idemq.bind_topic, idemq.unbind_topic,
-	idemq.publish, idemq.topic_matches, idemq_internal.topic_privileges, idemq_internal.topic_states
+	idemq.publish, idemq.topic_matches
 	TO PUBLIC;
 -- Events.
 GRANT SELECT ON idemq.events TO PUBLIC;

@@ -52,12 +52,12 @@ warn_of_short_window(const QueueInfo *queue)
 						  "again."));
 }
 
-static SqlStatement add_grant = {
-	.text =
-		"INSERT INTO idemq_internal.queue_grants (queue_id, role_name, privilege) VALUES ($1, $2, $3) "
-		"ON CONFLICT (queue_id, role_name, privilege) DO UPDATE SET role_oid = excluded.role_oid "
-		"WHERE queue_grants.role_oid IS DISTINCT FROM excluded.role_oid",
-	.types = {INT4OID, NAMEOID, TEXTOID}};
+static SqlStatement add_grant =
+	{.text = "INSERT INTO idemq_internal.queue_grants (queue_id, role_name, privilege) "
+			 "VALUES ($1, $2, $3) ON CONFLICT (queue_id, role_name, privilege) "
+			 "DO UPDATE SET role_oid = excluded.role_oid "
+			 "WHERE queue_grants.role_oid IS DISTINCT FROM excluded.role_oid",
+	 .types = {INT4OID, NAMEOID, TEXTOID}};
 
 /* Makes a role an administrator of a queue. */
 static void

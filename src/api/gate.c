@@ -1,7 +1,7 @@
 /*
  * api/gate.c
- *		The gate: a function of schema idemq is this C function in front, and behind it a
- *		function of the same name and arguments in schema idemq_internal, in SQL or PL/pgSQL.
+ *		The gate: a function NAME is this C function in front, and behind it NAME_impl of schema
+ *		idemq_internal, with the same arguments, in SQL or PL/pgSQL.
  *
  * It serves what is on no hot path and is hardly more than SQL.  The function behind runs as the
  * owner of idemq's tables, and nobody else may call it.  A frame remembers the role that has
@@ -49,7 +49,8 @@
 #include "base/base.h"
 #include "table/table.h"
 
-#define INSIDE_SCHEMA "idemq_internal"
+/* The name of the function behind one of that name. */
+#define IMPLEMENTATION "%s_impl"
 
 /* A call that is behind the gate; on the stack of that call. */
 typedef struct Frame
@@ -80,17 +81,18 @@ find_behind(FmgrInfo *front)
 	Behind *behind = front->fn_extra;
 	HeapTuple tuple;
 	HeapTuple other;
+	NameData name;
 	Oid schema;
 
 	if (behind != NULL)
 		return behind;
-	(void) idemq_oids(); /* raises 42P01, 55000 */
-	schema = get_namespace_oid(INSIDE_SCHEMA, true);
+	schema = idemq_oids()->internal; /* raises 42P01, 55000 */
 	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(front->fn_oid));
 	if (!HeapTupleIsValid(tuple))
 		elog(ERROR, "cache lookup failed for function %u", front->fn_oid);
-	other = SearchSysCache3(PROCNAMEARGSNSP,
-							NameGetDatum(&((Form_pg_proc) GETSTRUCT(tuple))->proname),
+	snprintf(NameStr(name), NAMEDATALEN, IMPLEMENTATION,
+			 NameStr(((Form_pg_proc) GETSTRUCT(tuple))->proname));
+	other = SearchSysCache3(PROCNAMEARGSNSP, NameGetDatum(&name),
 							PointerGetDatum(&((Form_pg_proc) GETSTRUCT(tuple))->proargtypes),
 							ObjectIdGetDatum(schema));
 	if (!HeapTupleIsValid(other))
@@ -202,7 +204,8 @@ pass(FunctionCallInfo fcinfo, int restriction)
 
 	if (IsInParallelMode())
 		ereport(ERROR, errcode(ERRCODE_INVALID_TRANSACTION_STATE),
-				errmsg("idemq.%s cannot be called during a parallel operation",
+				errmsg("%s.%s cannot be called during a parallel operation",
+					   get_namespace_name(get_func_namespace(fcinfo->flinfo->fn_oid)),
 					   get_func_name(fcinfo->flinfo->fn_oid)),
 				errhint("A function that calls it must not be declared PARALLEL SAFE."));
 	if (!behind->reads && !CALLED_AS_TRIGGER(fcinfo))

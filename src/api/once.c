@@ -2,8 +2,8 @@
  * api/once.c
  *		SQL function once: dedupe for an effect that has no job.
  *
- * idemq_internal.seen has one row for each (scope, key).  Its unique index decides which call is first,
- * and waits for a twin whose transaction is open.  A row whose time is over counts as none.
+ * idemq_internal.seen has one row for each (scope, key).  Its unique index decides which call is
+ * first, and waits for a twin whose transaction is open.  A row whose time is over counts as none.
  *
  * No index has expires_at, so renewing a row is a HOT update, except once a minute (visit_at)
  * and when the page is full.  So a key that is used again and again leaves few entries behind,

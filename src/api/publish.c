@@ -54,16 +54,19 @@ typedef struct Binding
 	Oid role_oid;
 } Binding;
 
-static SqlStatement read_bindings =
-	{.text = "SELECT pattern, queue_id, role_name, role_oid FROM idemq_internal.topic_binding_entries "
-			 "WHERE topic = $1 ORDER BY queue_id, pattern, role_name",
-	 .types = {TEXTOID},
-	 .fields = (const SqlField[]){SQL_FIELD(Binding, pattern), SQL_FIELD(Binding, queue_id),
-								  SQL_FIELD(Binding, role), SQL_FIELD(Binding, role_oid)}};
+static SqlStatement read_bindings = {.text =
+										 "SELECT pattern, queue_id, role_name, role_oid "
+										 "FROM idemq_internal.topic_binding_entries "
+										 "WHERE topic = $1 ORDER BY queue_id, pattern, role_name",
+									 .types = {TEXTOID},
+									 .fields = (const SqlField[]){SQL_FIELD(Binding, pattern),
+																  SQL_FIELD(Binding, queue_id),
+																  SQL_FIELD(Binding, role),
+																  SQL_FIELD(Binding, role_oid)}};
 static SqlStatement note_refusal =
 	{.text = "UPDATE idemq_internal.topic_binding_entries b SET refused_at = $5 FROM "
-			 "(SELECT ctid FROM idemq_internal.topic_binding_entries WHERE topic = $1 AND pattern = $2 "
-			 "AND queue_id = $3 AND role_name = $4 AND (refused_at IS NULL OR "
+			 "(SELECT ctid FROM idemq_internal.topic_binding_entries WHERE topic = $1 "
+			 "AND pattern = $2 AND queue_id = $3 AND role_name = $4 AND (refused_at IS NULL OR "
 			 "refused_at < $5 - interval '1 minute') FOR NO KEY UPDATE SKIP LOCKED) free "
 			 "WHERE b.ctid = free.ctid",
 	 .types = {TEXTOID, TEXTOID, INT4OID, NAMEOID, TIMESTAMPTZOID}};

@@ -35,6 +35,7 @@
 	Datum name(PG_FUNCTION_ARGS)
 
 #define IDEMQ_SCHEMA "idemq"
+#define IDEMQ_INTERNAL_SCHEMA "idemq_internal"
 #define IDEMQ_EXTENSION "idemq"
 #define IDEMQ_LIBRARY "idemq"
 
@@ -592,7 +593,8 @@ extern char *idemq_update_waits(void);
 
 typedef struct ObjectOids
 {
-	Oid schema;
+	Oid schema;	  /* idemq */
+	Oid internal; /* idemq_internal */
 	Oid jobs;	  /* idemq.jobs */
 	Oid jobs_seq; /* its identity's sequence */
 	Oid queues;

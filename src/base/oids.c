@@ -39,15 +39,16 @@ static ObjectOids catalog;
 static uint64 invalidations = 1;
 static uint64 loaded_at = 0;
 
-/* Returns the OID of a relation of schema idemq; raises when it is not there. */
+/* Returns the OID of a relation of one of our schemas; raises when it is not there. */
 static Oid
-relation_oid(const char *name)
+relation_oid(const char *name, Oid schema)
 {
-	Oid oid = get_relname_relid(name, catalog.schema);
+	Oid oid = get_relname_relid(name, schema);
 
 	if (!OidIsValid(oid))
 		ereport(ERROR, errcode(ERRCODE_UNDEFINED_TABLE),
-				errmsg("table \"%s.%s\" does not exist", IDEMQ_SCHEMA, name),
+				errmsg("table \"%s.%s\" does not exist",
+					   schema == catalog.internal ? IDEMQ_INTERNAL_SCHEMA : IDEMQ_SCHEMA, name),
 				errhint("Run CREATE EXTENSION idemq in this database."));
 	return oid;
 }
@@ -107,7 +108,8 @@ idemq_oids(void)
 		HeapTuple tuple;
 
 		catalog.schema = get_namespace_oid(IDEMQ_SCHEMA, true);
-		catalog.jobs = relation_oid("jobs");
+		catalog.internal = get_namespace_oid(IDEMQ_INTERNAL_SCHEMA, true);
+		catalog.jobs = relation_oid("jobs", catalog.schema);
 		presence = idemq_sql_presence();
 		if (presence == IDEMQ_NEWER)
 			ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -117,9 +119,9 @@ idemq_oids(void)
 					errhint("Install the library of their version, and restart the server."));
 		if (presence != IDEMQ_HERE)
 			idemq_refuse_outdated();
-		catalog.queues = relation_oid("queues");
+		catalog.queues = relation_oid("queues", catalog.schema);
 		catalog.queues_seq = compat_identity_sequence(catalog.queues, 1);
-		catalog.queue_grants = relation_oid("queue_grants");
+		catalog.queue_grants = relation_oid("queue_grants", catalog.internal);
 		catalog.steps = get_relname_relid("steps", catalog.schema);
 		catalog.dependencies = get_relname_relid("dependencies", catalog.schema);
 		catalog.jobs_seq = compat_identity_sequence(catalog.jobs, 1);

@@ -67,8 +67,8 @@ pg_noreturn PGDLLEXPORT void idemq_handler_main(Datum arg);
 
 static SqlStatement forget_crashes =
 	{.text = "UPDATE idemq_internal.handler_entries SET crashes = 0, crashed_at = NULL "
-			 "WHERE queue_id = (SELECT queue_id FROM idemq_internal.handler_entries WHERE queue_id = $1 "
-			 "FOR NO KEY UPDATE SKIP LOCKED)",
+			 "WHERE queue_id = (SELECT queue_id FROM idemq_internal.handler_entries "
+			 "WHERE queue_id = $1 FOR NO KEY UPDATE SKIP LOCKED)",
 	 .types = {INT4OID}};
 
 static HandlerRun run;

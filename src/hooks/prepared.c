@@ -27,8 +27,13 @@
 #include "hooks/hooks.h"
 
 /* The tables that memory knows something of. */
-static const char *const tables[] = {"jobs",	 "queues",	 "queue_grants", "handler_entries",
-									 "children", "clusters", "dependencies", "schedule_entries"};
+static const struct
+{
+	const char *name;
+	bool is_internal;
+} tables[] = {{"jobs", false},		   {"queues", false},		  {"children", false},
+			  {"dependencies", false}, {"queue_grants", true},	  {"handler_entries", true},
+			  {"clusters", true},	   {"schedule_entries", true}};
 
 static SqlStatement find_prepared =
 	{.text = "SELECT transaction FROM pg_catalog.pg_prepared_xacts WHERE gid = $1",
@@ -60,7 +65,10 @@ idemq_prepared_has_written(const char *gid)
 		LOCKTAG tag;
 		int count;
 
-		SET_LOCKTAG_RELATION(tag, MyDatabaseId, get_relname_relid(tables[t], idemq_oids()->schema));
+		SET_LOCKTAG_RELATION(tag, MyDatabaseId,
+							 get_relname_relid(tables[t].name, tables[t].is_internal
+																   ? idemq_oids()->internal
+																   : idemq_oids()->schema));
 		/* ShareLock conflicts with RowExclusiveLock and what writers take above it. */
 		holders = GetLockConflicts(&tag, ShareLock, &count);
 		for (int i = 0; i < count && !found; i++)

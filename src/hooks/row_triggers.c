@@ -270,8 +270,9 @@ queue_of(TriggerData *data, HeapTuple row)
 }
 
 /*
- * settings_changed(): row trigger of idemq.queues, idemq_internal.queue_grants and idemq_internal.handler_entries,
- * which names the queue; statement trigger of their TRUNCATE, and of idemq_internal.clusters: any queue.
+ * settings_changed(): row trigger of idemq.queues, and of queue_grants and handler_entries of
+ * idemq_internal, which names the queue; statement trigger of their TRUNCATE, and of
+ * idemq_internal.clusters: any queue.
  */
 SQL_FUNCTION(idemq_sql_settings_changed)
 {
@@ -311,9 +312,9 @@ SQL_FUNCTION(idemq_sql_followers_changed)
 }
 
 /*
- * followers_local(): trigger of idemq_internal.followers before each row that an apply worker writes.
- * The row is not written: a row of ours that comes back from a database that has followed us
- * would collide with the one that is here.
+ * followers_local(): trigger of idemq_internal.followers before each row that an apply worker
+ * writes.  The row is not written: a row of ours that comes back from a database that has
+ * followed us would collide with the one that is here.
  */
 SQL_FUNCTION(idemq_sql_followers_local)
 {
@@ -330,8 +331,8 @@ SQL_FUNCTION(idemq_sql_shard_changed)
 }
 
 /*
- * schedules_changed(): statement trigger of idemq_internal.schedule_entries.  The worker knows what it
- * has written itself.
+ * schedules_changed(): statement trigger of idemq_internal.schedule_entries.  The worker knows what
+ * it has written itself.
  */
 SQL_FUNCTION(idemq_sql_schedules_changed)
 {

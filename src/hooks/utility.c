@@ -101,7 +101,8 @@ follow_alter_table(const AlterTableStmt *alter)
 			relid = RangeVarGetRelid(alter->relation, NoLock, true);
 	}
 	if (!OidIsValid(relid) || idemq_presence() != IDEMQ_HERE ||
-		get_rel_namespace(relid) != idemq_oids()->schema)
+		(get_rel_namespace(relid) != idemq_oids()->schema &&
+		 get_rel_namespace(relid) != idemq_oids()->internal))
 		return;
 	idemq_pending_note(ACTION_ROWS, NULL, 0);
 	idemq_pending_note(ACTION_SCHEDULES, NULL, 0);

@@ -55,7 +55,8 @@ static SqlStatement find_subscription =
 			 "WHERE s.subdbid = $1 AND (s.subenabled OR a.pid IS NOT NULL) "
 			 "AND EXISTS (SELECT FROM pg_catalog.pg_subscription_rel r JOIN pg_catalog.pg_class c "
 			 "ON c.oid = r.srrelid WHERE r.srsubid = s.oid "
-			 "AND c.relnamespace = 'idemq'::pg_catalog.regnamespace) "
+			 "AND c.relnamespace IN ('idemq'::pg_catalog.regnamespace, "
+			 "'idemq_internal'::pg_catalog.regnamespace)) "
 			 "ORDER BY s.subenabled DESC, s.subname LIMIT 1",
 	 .types = {OIDOID}};
 /* The locks of a prepared transaction include the one on its transaction id. */

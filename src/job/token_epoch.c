@@ -53,7 +53,8 @@ static SqlStatement load_base =
 	 .types = {INT8OID, INT8OID, INT8OID},
 	 .fields = (const SqlField[]){SQL_FIELD(LoadedBase, base), SQL_FIELD(LoadedBase, is_noted)}};
 static SqlStatement add_row =
-	{.text = "INSERT INTO idemq_internal.clusters (system_identifier, timeline, base) VALUES ($1, $2, $3)",
+	{.text = "INSERT INTO idemq_internal.clusters (system_identifier, timeline, base) "
+			 "VALUES ($1, $2, $3)",
 	 .types = {INT8OID, INT8OID, INT8OID}};
 
 /* What this session has read; 0 loaded_timeline: nothing. */
@@ -122,7 +123,7 @@ adders_lock(void)
 	LOCKTAG tag;
 
 	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, RelationRelationId,
-					   get_relname_relid("clusters", idemq_oids()->schema), 0);
+					   get_relname_relid("clusters", idemq_oids()->internal), 0);
 	return tag;
 }
 

@@ -2,8 +2,8 @@
  * queue/handlers.c
  *		The handler of a queue: which function runs its jobs, as whom, and whether it may.
  *
- * A handler is a row of idemq_internal.handler_entries.  It names the function by schema and name, and
- * the role by its name: what a dump carries to another server, and pg_upgrade to another
+ * A handler is a row of idemq_internal.handler_entries.  It names the function by schema and name,
+ * and the role by its name: what a dump carries to another server, and pg_upgrade to another
  * version.  Function and role are looked up whenever a job is run, and so are their rights: what
  * the role may not do any more, its handler cannot.
  *
@@ -36,8 +36,8 @@
 static SqlStatement read_handler = {
 	.text =
 		"SELECT queue_id, schema_name, function_name, role_name, role_oid, workers, batch, max_idle, "
-		"set_at, crashes, stopped_at IS NOT NULL, owner_name, owner_oid FROM idemq_internal.handler_entries "
-		"WHERE queue_id = $1",
+		"set_at, crashes, stopped_at IS NOT NULL, owner_name, owner_oid "
+		"FROM idemq_internal.handler_entries WHERE queue_id = $1",
 	.types = {INT4OID},
 	.fields = (const SqlField[]){SQL_FIELD(HandlerInfo, queue_id), SQL_FIELD(HandlerInfo, schema),
 								 SQL_FIELD(HandlerInfo, function), SQL_FIELD(HandlerInfo, role),

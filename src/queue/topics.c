@@ -40,7 +40,8 @@ static SqlStatement read_grants =
 
 /* As a foreign key would: a DROP of the space waits, and finds the row that is made. */
 static SqlStatement keep_row =
-	{.text = "SELECT FROM idemq_internal.topic_entries WHERE topic = $1 FOR KEY SHARE", .types = {TEXTOID}};
+	{.text = "SELECT FROM idemq_internal.topic_entries WHERE topic = $1 FOR KEY SHARE",
+	 .types = {TEXTOID}};
 
 /* Reads a space; false when there is none of that name. */
 bool

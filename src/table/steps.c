@@ -88,9 +88,9 @@ static SqlStatement refuse_step =
 	{.text = "UPDATE idemq.steps SET state = 'refused', round = round + 1, error = $3, "
 			 "answered_at = $4 WHERE job_id = $1 AND name = $2",
 	 .types = {INT8OID, TEXTOID, TEXTOID, TIMESTAMPTZOID}};
-static SqlStatement find_uuid = {.text =
-									 "SELECT pg_catalog.uuid_send(uuid) FROM idemq_internal.database_uuid",
-								 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
+static SqlStatement find_uuid =
+	{.text = "SELECT pg_catalog.uuid_send(uuid) FROM idemq_internal.database_uuid",
+	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 static SqlStatement draw_uuid = {
 	.text = "INSERT INTO idemq_internal.database_uuid (uuid) VALUES (pg_catalog.gen_random_uuid()) "
 			"ON CONFLICT DO NOTHING"};

@@ -43,8 +43,8 @@ typedef enum ActionKind
 						   * this session */
 	ACTION_GROUPS,	  /* commit: all groups of a queue are checked anew, since the number of
 						   * their jobs that may run, or be started, changes */
-	ACTION_SWITCH,	  /* idemq_internal.followers is written, before this session reads it again.  At the
-						   * end: sessions look whether their database follows another */
+	ACTION_SWITCH,	  /* idemq_internal.followers is written, before this session reads it again.
+						   * At the end: sessions look whether their database follows another */
 	ACTION_SCHEDULES, /* commit: the worker lists the schedules again */
 	ACTION_RESUME,	  /* commit: a queue that was paused hands out jobs again */
 	ACTION_ROWS,	  /* commit: all rows of this database are read anew, since no trigger has told

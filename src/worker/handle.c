@@ -41,10 +41,9 @@
 #define CRASHED (uint32)(HANDLER_CRASHED | HANDLER_CRASHED_AGAIN)
 
 static SqlStatement count_crash =
-	{.text =
-		 "UPDATE idemq_internal.handler_entries SET crashes = greatest(crashes + 1, $4), crashed_at = $2, "
-		 "stopped_at = CASE WHEN greatest(crashes + 1, $4) >= $3 THEN coalesce(stopped_at, $2) "
-		 "END WHERE queue_id = $1 AND stopped_at IS NULL",
+	{.text = "UPDATE idemq_internal.handler_entries SET crashes = greatest(crashes + 1, $4), "
+			 "crashed_at = $2, stopped_at = CASE WHEN greatest(crashes + 1, $4) >= $3 "
+			 "THEN coalesce(stopped_at, $2) END WHERE queue_id = $1 AND stopped_at IS NULL",
 	 .types = {INT4OID, TIMESTAMPTZOID, INT4OID, INT4OID}};
 
 /* Returns when (mono) the handler of a queue is to be looked at. */

@@ -81,7 +81,7 @@ typedef enum Stage
 	STAGE_SWEEP
 } Stage;
 
-/* Of idemq_internal.seen, idemq.events and idemq.audit: what was past its time before that is deleted. */
+/* Of seen, events and audit: what was past its time before that is deleted. */
 typedef struct ByTime
 {
 	TimestampTz from[3];

@@ -57,7 +57,7 @@ CALL broken('ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_truncated');
 -- Each trigger of idemq's, whether disabled or not for the apply worker any more.
 SELECT format('CALL broken(''ALTER TABLE %s %s TRIGGER %s'')', tgrelid::regclass, how, tgname)
 	FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid, unnest('{DISABLE,ENABLE}'::text[]) how
-	WHERE relnamespace = 'idemq'::regnamespace AND NOT tgisinternal AND relname <> 'jobs' ORDER BY relname, tgname, how \gexec
+	WHERE relnamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace) AND NOT tgisinternal AND relname <> 'jobs' ORDER BY relname, tgname, how \gexec
 CALL broken('ALTER TABLE idemq.attempts DISABLE ROW LEVEL SECURITY');
 
 -- What is committed: a job below the cursor, mended by a claim that finds nothing.

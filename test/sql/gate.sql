@@ -1,4 +1,4 @@
--- The gate (src/api/gate.c): functions of schema idemq, and what schema idemq_internal has of them.
+-- The gate (src/api/gate.c): functions in front, and NAME_impl of schema idemq_internal behind them.
 \set VERBOSITY sqlstate
 \pset null -
 -- A schema that is planted under the name makes the install fail, as a whole.
@@ -11,7 +11,8 @@ ALTER EXTENSION idemq SET SCHEMA public;
 
 -- ---- Nobody but the owner calls what is inside, and the owner, be it a superuser, through the gate alone
 SELECT DISTINCT n.nspowner = e.extowner AS owns_schema, n.nspacl, p.proowner = e.extowner AS owns, p.proacl
-	FROM pg_namespace n JOIN pg_extension e ON e.extname = 'idemq' JOIN pg_proc p ON p.pronamespace = n.oid WHERE nspname = 'idemq_internal';
+	FROM pg_namespace n JOIN pg_extension e ON e.extname = 'idemq' JOIN pg_proc p ON p.pronamespace = n.oid
+	WHERE nspname = 'idemq_internal' AND (proname ~ '_impl$' OR prosrc ~ '^idemq_sql_inside_' OR probin IS NULL);
 CREATE FUNCTION sqlstate_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE statement;
@@ -30,14 +31,14 @@ SELECT idemq_internal.caller();
 RESET ROLE;
 
 -- ---- Each function in front has one behind: arguments, result; both are called with NULL
-CREATE VIEW fronts AS SELECT * FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace AND prosrc LIKE 'idemq\_sql\_gate%';
+CREATE VIEW fronts AS SELECT * FROM pg_proc WHERE pronamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace) AND prosrc LIKE 'idemq\_sql\_gate%';
 SELECT count(*) > 5 AS some FROM fronts;
-SELECT f.oid::regprocedure AS lonely FROM fronts f LEFT JOIN pg_proc b ON b.pronamespace = 'idemq_internal'::regnamespace AND b.proname = f.proname
+SELECT f.oid::regprocedure AS lonely FROM fronts f LEFT JOIN pg_proc b ON b.pronamespace = 'idemq_internal'::regnamespace AND b.proname = f.proname || '_impl'
 	AND b.proargtypes = f.proargtypes
 	WHERE (b.prorettype, b.proretset, b.proisstrict, b.prosecdef, b.prokind, f.proisstrict, f.prokind) IS DISTINCT FROM (f.prorettype, f.proretset, false, false, 'f', false, 'f')
 	OR (b.proallargtypes, b.proargmodes, b.proargnames) IS DISTINCT FROM (f.proallargtypes, f.proargmodes, f.proargnames);
 -- One that only looks has a front that may be called in a read-only transaction; a STABLE front has a STABLE one behind.
-SELECT f.oid::regprocedure AS writes FROM fronts f JOIN pg_proc b ON b.pronamespace = 'idemq_internal'::regnamespace AND b.proname = f.proname
+SELECT f.oid::regprocedure AS writes FROM fronts f JOIN pg_proc b ON b.pronamespace = 'idemq_internal'::regnamespace AND b.proname = f.proname || '_impl'
 	WHERE f.provolatile <> 'v' AND b.provolatile = 'v';
 
 -- ---- What it is inside
@@ -122,7 +123,7 @@ BEGIN
 EXCEPTION WHEN OTHERS THEN
 	GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT,
 		context = PG_EXCEPTION_CONTEXT;
-	shows_inside := context !~ 'told\(text\)' OR context ~ 'idemq_internal|acts\(text\)';
+	shows_inside := context !~ 'told\(text\)' OR context ~ 'idemq_internal|acts(_impl)?\(text\)';
 	IF outside() <> before THEN RAISE 'was %, is %', before, outside(); END IF;
 	IF sqlstate_of('SELECT idemq_internal.caller()') NOT IN ('55000', '42501') THEN RAISE 'the gate is open'; END IF;
 	-- Again, in the handler.

@@ -14,12 +14,12 @@ INSERT INTO good VALUES ('queue', '''q'''), ('queues', '''{q}'''), ('payload', '
 	('results', '''{1}'''), ('error', '''e'''), ('errors', '''{e}'''), ('retry_in', '''1 min'''), ('permanent', 'false'), ('state', '''1'''), ('name', '''q'''), ('response', '''1'''),
 	('role', '''pg_monitor'''), ('privilege', '''claim'''), ('force', 'true'), ('status', '''pending'''), ('retry_base', '''1 min'''), ('retry_factor', '2'),
 	('retry_max', '''1 h'''), ('retry_jitter', '0'), ('retention', '''1 day'''), ('idempotency_window', '''1 day'''), ('max_running', 'NULL'), ('rate_limit', 'NULL'),
-	('rate_period', '''1 min'''), ('dead_letter_queue', 'NULL'), ('dead_retention', '''30 days'''), ('max_lease', '''1 day'''), ('job_timeout', '''1 h'''), ('queue_id', '1'), ('scope', '''s'''), ('count', 'true'), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),
+	('rate_period', '''1 min'''), ('dead_letter_queue', 'NULL'), ('dead_retention', '''30 days'''), ('max_lease', '''1 day'''), ('job_timeout', '''1 h'''), ('queue_id', '1'), ('scope', '''s'''), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),
 	('kind', '''mail'''), ('kinds', '''{mail}'''), ('max_wait', 'NULL'), ('dead_letter_cancelled', 'false'), ('group_max_running', '2'), ('group_rate_limit', 'NULL'), ('group_rate_period', '''1 min'''), ('producer', '''p'''), ('seq', '1'), ('shard', '3'), ('shards', '8'), ('moved_to', '''there'''), ('timeout', '''1 h'''), ('pattern', '''order.#'''), ('topic', '''order.paid'''), ('key_prefix', '''order-'''),
 	('per', '''1 min'''), ('cost', '1'), ('function', '''regress_handler(jsonb)'''), ('workers', '2'), ('batch', '10'), ('max_idle', '''1 min'''),
-	('cron', '''0 0 1 1 *'''), ('time_zone', '''UTC'''), ('after', '''2026-01-01'''), ('until', '''2100-01-01'''), ('sqlstate', '''22012'''), ('checkpoint', '''{}'''), ('done_until', '''2026-01-01'''), ('created_by', '''pg_monitor'''), ('created_by_oid', '3373'),
+	('cron', '''0 0 1 1 *'''), ('time_zone', '''UTC'''), ('after', '''2026-01-01'''), ('until', '''2100-01-01'''), ('checkpoint', '''{}'''),
 	('depends_on', 'ARRAY[$1]'), ('on_parent_failure', '''wait'''), ('jobs', '''[{"name": "a", "queue": "q", "payload": 1, "depends_on": []}]'''),
-	('expect_workers', 'true'), ('most', '10'), ('member', '$1'), ('counts', '''{10,1}'''), ('more', '''{12,2}'''), ('part', '0.5'), ('process', '''7b0c7f6a-1111-4222-8333-444455556666'''),
+	('expect_workers', 'true'), ('most', '10'), ('member', '$1'), ('counts', '''{10,1}'''), ('part', '0.5'), ('process', '''7b0c7f6a-1111-4222-8333-444455556666'''),
 	('program', '''sh'''), ('version', '''1'''), ('host', '''here'''), ('concurrency', '2'), ('running', 'ARRAY[$1]'), ('done', '3'), ('stopping', 'false');
 CREATE FUNCTION regress_handler(jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS 'SELECT';
 -- Schedules want somebody who ticks; what is published, a topic.

@@ -17,7 +17,7 @@ WHERE pronamespace = 'idemq'::regnamespace AND (provolatile, proparallel, proiss
 ORDER BY 1;
 -- Nothing is without a comment.
 SELECT 'function' AS kind, oid::regprocedure::text AS name FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace AND obj_description(oid, 'pg_proc') IS NULL
-UNION ALL SELECT 'table', oid::regclass::text FROM pg_class WHERE relnamespace = 'idemq'::regnamespace AND relkind IN ('r', 'v') AND obj_description(oid, 'pg_class') IS NULL
+UNION ALL SELECT 'table', oid::regclass::text FROM pg_class WHERE relnamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace) AND relkind IN ('r', 'v') AND obj_description(oid, 'pg_class') IS NULL
 UNION ALL SELECT 'type', t.oid::regtype::text FROM pg_type t LEFT JOIN pg_class c ON c.oid = typrelid
 	WHERE typnamespace = 'idemq'::regnamespace AND typcategory <> 'A' AND coalesce(relkind, 'c') = 'c' AND obj_description(t.oid, 'pg_type') IS NULL
 ORDER BY 1, 2;
@@ -25,8 +25,8 @@ ORDER BY 1, 2;
 -- Types, tables, columns.
 SELECT enum_range(NULL::idemq.status) AS status;
 SELECT enum_range(NULL::idemq.outcome) AS outcome;
-SELECT relname, relkind, relrowsecurity AS rls, relforcerowsecurity AS forced FROM pg_class
-WHERE relnamespace = 'idemq'::regnamespace AND relkind NOT IN ('i', 'S') ORDER BY 2, 1;
+SELECT relnamespace::regnamespace AS schema, relname, relkind, relrowsecurity AS rls, relforcerowsecurity AS forced FROM pg_class
+WHERE relnamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace) AND relkind NOT IN ('i', 'S') ORDER BY 3, 1, 2;
 SELECT attname, format_type(atttypid, atttypmod) AS type, attnotnull AS not_null, pg_get_expr(adbin, adrelid) AS default_value, attidentity AS identity
 FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
 WHERE attrelid = 'idemq.jobs'::regclass AND attnum > 0 ORDER BY attnum;
@@ -37,27 +37,27 @@ WHERE attrelid = 'idemq.attempts'::regclass AND attnum > 0 ORDER BY attnum;
 -- Indexes of jobs, and no others; keys are compared as bytes.
 SELECT pg_get_indexdef(indexrelid) FROM pg_index WHERE indrelid = 'idemq.jobs'::regclass ORDER BY indexrelid::regclass::text;
 SELECT indexrelid::regclass::text AS index, indisunique, indisvalid FROM pg_index JOIN pg_class c ON c.oid = indrelid
-WHERE relnamespace = 'idemq'::regnamespace AND indrelid <> 'idemq.jobs'::regclass ORDER BY 1;
+WHERE relnamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace) AND indrelid <> 'idemq.jobs'::regclass ORDER BY 1;
 SELECT tgrelid::regclass::text, tgname, tgenabled FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid
-WHERE relnamespace = 'idemq'::regnamespace AND NOT tgisinternal ORDER BY 1, 2;
-SELECT tablename, policyname, cmd, roles, qual, with_check FROM pg_policies WHERE schemaname = 'idemq' ORDER BY 1;
+WHERE relnamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace) AND NOT tgisinternal ORDER BY 1, 2;
+SELECT tablename, policyname, cmd, roles, qual, with_check FROM pg_policies WHERE schemaname ~ '^idemq' ORDER BY 1;
 
 -- PUBLIC: the schema, four tables to read under row-level security, functions that check for themselves.
-SELECT nspname, acl.privilege_type FROM pg_namespace, aclexplode(nspacl) acl WHERE nspname = 'idemq' AND grantee = 0;
+SELECT nspname, acl.privilege_type FROM pg_namespace, aclexplode(nspacl) acl WHERE nspname ~ '^idemq' AND grantee = 0;
 SELECT relname, string_agg(acl.privilege_type, ' ') FROM pg_class, aclexplode(relacl) acl
-WHERE relnamespace = 'idemq'::regnamespace AND grantee = 0 GROUP BY 1 ORDER BY 1;
+WHERE relnamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace) AND grantee = 0 GROUP BY 1 ORDER BY 1;
 SELECT proname FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace
 AND NOT has_function_privilege('pg_monitor', oid, 'EXECUTE') ORDER BY 1;
 SELECT typname FROM pg_type WHERE typnamespace = 'idemq'::regnamespace AND NOT has_type_privilege('pg_monitor', oid, 'USAGE') ORDER BY 1;
 -- Nobody else has anything, but pg_monitor has idemq.recount.
 SELECT DISTINCT grantee::regrole FROM (
-	SELECT acl.grantee FROM pg_class, aclexplode(relacl) acl WHERE relnamespace = 'idemq'::regnamespace
-	UNION ALL SELECT acl.grantee FROM pg_proc, aclexplode(proacl) acl WHERE pronamespace = 'idemq'::regnamespace
-	UNION ALL SELECT acl.grantee FROM pg_namespace, aclexplode(nspacl) acl WHERE nspname = 'idemq') g
+	SELECT acl.grantee FROM pg_class, aclexplode(relacl) acl WHERE relnamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace)
+	UNION ALL SELECT acl.grantee FROM pg_proc, aclexplode(proacl) acl WHERE pronamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace)
+	UNION ALL SELECT acl.grantee FROM pg_namespace, aclexplode(nspacl) acl WHERE nspname ~ '^idemq') g
 WHERE grantee NOT IN (0, 'postgres'::regrole);
 -- pg_dump takes the rows of every table but idemq_internal.ticker, and the positions of the sequences.
 SELECT c::regclass FROM pg_extension, unnest(extconfig) c WHERE extname = 'idemq' ORDER BY c::regclass::text;
-SELECT c.oid::regclass::text AS not_dumped FROM pg_class c WHERE relnamespace = 'idemq'::regnamespace AND relkind IN ('r', 'S')
+SELECT c.oid::regclass::text AS not_dumped FROM pg_class c WHERE relnamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace) AND relkind IN ('r', 'S')
 AND c.oid NOT IN (SELECT unnest(extconfig) FROM pg_extension) ORDER BY 1;
 -- Nothing is made at install.
 SELECT (SELECT count(*) FROM idemq.queues) AS queues, (SELECT count(*) FROM idemq.jobs) AS jobs, (SELECT count(*) FROM idemq.attempts) AS attempts,

@@ -288,14 +288,14 @@ CREATE FUNCTION leak(text) RETURNS boolean LANGUAGE plpgsql COST 0.0000001 AS $$
 \set VERBOSITY terse
 SET ROLE idemq_claimer;
 SELECT queue, pending, enqueued_total FROM idemq.metrics WHERE leak(queue);
-SELECT queue_id = :p AS p, pending FROM idemq_internal.queue_metrics();
+SELECT queue_id = :p AS p, pending FROM idemq.metrics;
 SELECT idemq.recount();
 SELECT count(*) FROM idemq.memory;
 SET ROLE idemq_producer;
 SELECT count(*) FROM idemq.metrics WHERE leak(queue);
 SET ROLE idemq_stranger;
 SELECT count(*) FROM idemq.metrics WHERE leak(queue);
-SELECT count(*) FROM idemq_internal.queue_metrics();
+SELECT count(*) FROM idemq.metrics;
 SELECT idemq.recount();
 SET ROLE idemq_watcher;
 SELECT queue, pending FROM idemq.metrics WHERE queue IN ('p', 'q') ORDER BY 1;

@@ -150,7 +150,7 @@ DELETE FROM idemq.jobs WHERE queue_id = idemq.queue_id('letters') AND key IS NOT
 SET ROLE regress_stranger;
 SELECT count(*) FROM idemq.topics;
 SELECT count(*) FROM idemq.topic_bindings;
-SELECT idemq_internal.topic_privileges('news');
+SELECT privileges FROM idemq.topics WHERE topic = 'news';
 SELECT count(*) FROM idemq_internal.topic_grants;
 SELECT count(*) FROM idemq.publish_calls;
 SELECT * FROM idemq.publish('news.sport', '1');

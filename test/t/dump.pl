@@ -67,7 +67,7 @@ is_sql($node, "SELECT * FROM idemq.check() WHERE severity = 'error'", '', 'which
 sql($node, 'DROP DATABASE data');
 
 # idemq alone, by its extension, and by its tables into an extension that is there.
-foreach my $what ([ '-e', 'idemq' ], ['--data-only', '-t', 'idemq.*'])
+foreach my $what ([ '-e', 'idemq' ], ['--data-only', '-t', 'idemq.*', '-t', 'idemq_internal.*'])
 {
 	sql($node, 'CREATE DATABASE data TEMPLATE ' . ("@$what" =~ /data-only/ ? 'blank' : 'template1'));
 	command_ok([ 'pg_dump', '-h', $node->host, '-p', $node->port, '-Fc', @$what, '-f', "$file.part", 'postgres' ], "pg_dump @$what");

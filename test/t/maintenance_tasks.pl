@@ -149,13 +149,13 @@ sql($node, 'DROP TRIGGER wait ON idemq.jobs');
 
 sub set_owner
 {
-	sql($node, "DO \$\$ BEGIN EXECUTE (SELECT string_agg(format('ALTER TABLE idemq.%I OWNER TO $_[0]', tablename), ';') FROM pg_tables
-		WHERE schemaname = 'idemq'); END \$\$");
+	sql($node, "DO \$\$ BEGIN EXECUTE (SELECT string_agg(format('ALTER TABLE %I.%I OWNER TO $_[0]', schemaname, tablename), ';') FROM pg_tables
+		WHERE schemaname IN ('idemq', 'idemq_internal')); END \$\$");
 }
 
 sql($node, 'CREATE ROLE app');
 set_owner('app');
-sql($node, "GRANT USAGE ON SCHEMA idemq TO app; GRANT app TO postgres;
+sql($node, "GRANT USAGE ON SCHEMA idemq, idemq_internal TO app; GRANT app TO postgres;
 	CREATE TABLE gained (what text, as_role name, at text); GRANT ALL ON gained TO app;
 	CREATE FUNCTION gain() RETURNS trigger LANGUAGE plpgsql AS \$\$
 	DECLARE

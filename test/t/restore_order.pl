@@ -56,7 +56,7 @@ foreach my $node ($without, $with)
 
 	sql($node, "CREATE DATABASE $db");
 	system_or_bail('pg_restore', '--section=pre-data', @to);
-	system_or_bail('pg_restore', '--data-only', '-n', 'idemq', '-t', $_, @to) foreach qw(queues schedule_entries);
+	system_or_bail('pg_restore', '--data-only', '-n', 'idemq', '-n', 'idemq_internal', '-t', $_, @to) foreach qw(queues schedule_entries);
 	sql($node, 'CALL idemq.tick()', $db) if $node == $without;
 	until_true('a tick', sub { sql($node, q{SELECT count(*) FROM idemq.jobs WHERE payload = '"tick"'}, $db) == 1 });
 	command_ok([ 'pg_restore', '--data-only', '-n', 'idemq', '-t', 'jobs', @to ], $node->name . ' worker: jobs that come after a tick');

@@ -81,20 +81,21 @@ $guest->query_safe('SET ROLE guest');
 my %disabled = (
 	# What changes it; what a session asks; its answers before and after.
 	queues => [ sub { sql($node, "SELECT idemq.alter_queue('q', max_attempts => $_[0] + 8)") }, "SELECT FROM idemq.enqueue('q', '1'); SELECT max_attempts FROM idemq.jobs ORDER BY id DESC LIMIT 1", 8, 9 ],
-	queue_grants => [ sub { sql($node, 'SELECT idemq.' . ($_[0] ? 'grant' : 'revoke') . "_queue('q', 'guest', 'claim')") }, "SELECT idemq_internal.may_see(queue_id) FROM idemq.queues WHERE name = 'q'", '', 't' ]);
+	queue_grants => [ sub { sql($node, 'SELECT idemq.' . ($_[0] ? 'grant' : 'revoke') . "_queue('q', 'guest', 'claim')") }, "SELECT 'claim' = ANY (privileges) FROM idemq.queue_privileges WHERE queue = 'q'", '', 't' ]);
 foreach my $table (sort keys %disabled)
 {
 	my ($change, $seen, $old, $new) = @{ $disabled{$table} };
 	my $session = $table eq 'queues' ? $one : $guest;
+	my $whole = $table eq 'queues' ? 'idemq.queues' : 'idemq_internal.queue_grants';
 
 	$change->(0);
 	is($session->query($seen), $old, "$table: before");
-	sql($node, "ALTER TABLE idemq.$table DISABLE TRIGGER idemq_settings_changed");
+	sql($node, "ALTER TABLE $whole DISABLE TRIGGER idemq_settings_changed");
 	is($session->query($seen), $old, "$table: the trigger is disabled");
 	$change->(1);
 	is($session->query($seen), $old, "$table: a change is not seen");
 	my $statement = sql($node, "SELECT split_part(detail, ': ', 2) FROM broken");
-	like($statement, qr/^ALTER TABLE idemq.$table ENABLE ALWAYS TRIGGER \w+$/, "$table: check() says what to do");
+	like($statement, qr/^ALTER TABLE $whole ENABLE ALWAYS TRIGGER \w+$/, "$table: check() says what to do");
 	sql($node, $statement);
 	is($session->query($seen), $new, "$table: and then it is seen");
 	is_sql($node, 'SELECT count(*) FROM broken', 0, "$table: mended");

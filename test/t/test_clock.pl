@@ -181,12 +181,12 @@ advance($node, '90 days');
 is_sql($node, "SELECT count(*) FROM idemq.audit", '0', 'in the end the audit too');
 
 # The statements that delete it have the same plans by idemq's clock as by PostgreSQL's.
-foreach my $table ([ 'seen', 'visit_at' ], [ 'events', 'keep_until' ], [ 'audit', 'at' ])
+foreach my $table ([ 'idemq_internal.seen', 'visit_at' ], [ 'idemq.events', 'keep_until' ], [ 'idemq.audit', 'at' ])
 {
-	my $plan = sub { return sql($node, "SET enable_seqscan = off; EXPLAIN (COSTS OFF) SELECT FROM idemq.$table->[0] WHERE $table->[1] <= $_[0] ORDER BY $table->[1] LIMIT 10") };
+	my $plan = sub { return sql($node, "SET enable_seqscan = off; EXPLAIN (COSTS OFF) SELECT FROM $table->[0] WHERE $table->[1] <= $_[0] ORDER BY $table->[1] LIMIT 10") };
 	my $by_now = $plan->('now()');
 
-	is($plan->('idemq.now()') =~ s/idemq\.now\(\)/now()/gr, $by_now, "the plan for idemq.$table->[0] stays");
+	is($plan->('idemq.now()') =~ s/idemq\.now\(\)/now()/gr, $by_now, "the plan for $table->[0] stays");
 	like($by_now, qr/Index Cond: \($table->[1] <= now\(\)\)/, 'which reads an index');
 }
 is_sql($node, "SELECT provolatile, proparallel FROM pg_proc WHERE oid = 'idemq.now()'::regprocedure", 's|r', 'the planner may use idemq.now() as it does now(), but no parallel worker has a time of its own');

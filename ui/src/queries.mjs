@@ -6,8 +6,8 @@ const PAGE = 50;
 export const overview = `
   SELECT m.queue, m.queue_id, m.paused, m.pending, m.blocked, m.running, m.retrying, m.completed, m.dead, m.cancelled,
     extract(epoch FROM m.oldest_ready)::float8 AS oldest_ready, m.enqueued_total, m.committed_total, m.failed_total,
-    extract(epoch FROM m.unattended_for)::float8 AS unattended_for, m.is_dead_letter_queue, idemq_internal.may_administer(m.queue_id) AS may_administer
-  FROM idemq.metrics m ORDER BY m.queue`;
+    extract(epoch FROM m.unattended_for)::float8 AS unattended_for, m.is_dead_letter_queue, coalesce('admin' = ANY (p.privileges), false) AS may_administer
+  FROM idemq.metrics m LEFT JOIN idemq.queue_privileges p USING (queue_id) ORDER BY m.queue`;
 
 const latest = (value) => `(array_agg(${value} ORDER BY h.at DESC))[1]`;
 const percentile = (name, percent) => `
@@ -57,8 +57,8 @@ export const page = { size: PAGE };
 
 export const errors = `
   SELECT e.queue, e.sqlstate, left(e.error, 2000) AS error, e.fingerprint, e.jobs, e.dead, e.first_seen, e.last_seen,
-    e.example_id, idemq_internal.may_administer(q.queue_id) AS may_administer
-  FROM idemq.errors e JOIN idemq.queues q ON q.name = e.queue
+    e.example_id, 'admin' = ANY (p.privileges) AS may_administer
+  FROM idemq.errors e JOIN idemq.queue_privileges p ON p.queue = e.queue
   WHERE $1::text IS NULL OR e.queue = $1 ORDER BY e.jobs DESC, e.last_seen DESC LIMIT 200`;
 
 export const schedules = `
@@ -107,7 +107,8 @@ export const flowJobs = `
 export const flowOthers = `
   SELECT q.queue_id, q.name FROM (SELECT DISTINCT f.queue FROM idemq.flow_jobs($1, 100000) f
     WHERE f.status NOT IN ('completed', 'dead', 'cancelled')) f
-  JOIN idemq.queues q ON q.name = f.queue WHERE NOT idemq_internal.may_enqueue(q.queue_id) ORDER BY q.name LIMIT 1`;
+  JOIN idemq.queues q ON q.name = f.queue LEFT JOIN idemq.queue_privileges p ON p.queue_id = q.queue_id
+  WHERE ('enqueue' = ANY (p.privileges)) IS NOT TRUE ORDER BY q.name LIMIT 1`;
 
 export const audit = `
   SELECT a.id, a.at, a.session_role, a.role, a.actor, a.action, a.queue, a.job_id, a.jobs, left(a.details::text, 500) AS details

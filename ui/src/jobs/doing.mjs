@@ -56,7 +56,8 @@ const wrong = (statusCode, message) => Object.assign(new Error(message), { statu
 
 /** What the role may do with a queue. */
 export async function rights(query, queueId) {
-  const [may] = await query('SELECT idemq_internal.may_enqueue($1) AS enqueue, idemq_internal.may_administer($1) AS admin, idemq_internal.may_see($1) AS see', [queueId]);
+  const [may] = await query(`SELECT coalesce(bool_or('enqueue' = ANY (p.privileges)), false) AS enqueue, coalesce(bool_or('admin' = ANY (p.privileges)), false) AS admin,
+    coalesce(bool_or('claim' = ANY (p.privileges)), false) AS see FROM idemq.queue_privileges p WHERE p.queue_id = $1`, [queueId]);
   return may;
 }
 
