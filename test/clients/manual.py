@@ -1,4 +1,4 @@
-"""manual.py: what doc/usage/python.md shows; python_client.py runs it."""
+"""manual.py: what doc/usage/python.md shows; python_manual.py and others run it."""
 
 import asyncio
 import logging

@@ -512,7 +512,7 @@ test('so many at a time, and no more', async () => {
     const q = await queue();
     let running = 0;
     let most = 0;
-    // A lane whose connection comes late takes part, too.
+    // A slot whose connection comes late takes part, too.
     let go;
     const four = new Promise((resolve) => (go = resolve));
     setTimeout(go, 60_000).unref();

@@ -43,7 +43,7 @@ test('a handler that never touches its client has no transaction, and ends toget
     const q = await queue('', jobs);
     await proxied({ pooled }, async (proxy, to) => {
       const states = new Set();
-      // A lane whose connection comes first would do them one by one.
+      // A slot whose connection comes first would do them one by one.
       let running = 0;
       let go;
       const all = new Promise((resolve) => (go = resolve));
@@ -72,7 +72,7 @@ test('a handler that never touches its client has no transaction, and ends toget
     return payload === 'nul' ? 'a\0' : payload;
   }, { concurrency: 3, logger }), { committed: 1, retrying: 2 });
   assert.deepEqual((await jobsOf(odd)).map(({ status, result }) => [status, result]), [['retrying', null], ['retrying', null], ['completed', 'fine']]);
-  // Some of each kind, with one lane: what was begun with the claim, and not used, is committed as well.
+  // Some of each kind, with one slot: what was begun with the claim, and not used, is committed as well.
   const mixed = await queue('', jobs);
   await drain(connection, mixed, async ({ payload }, db) => void (payload % 3 && (await mark(db, mixed, `${payload}`))));
   assert.deepEqual([(await jobsOf(mixed)).every(({ status, attempt }) => status === 'completed' && attempt === 1), (await marksOf(mixed)).length], [true, 27]);

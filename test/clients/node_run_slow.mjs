@@ -29,7 +29,7 @@ test('a cursor and COPY begin the transaction, and lock the job', async () => {
   for (const [name, use] of Object.entries(uses)) await isIn(name, use);
 });
 
-test('a cursor that is left half read fails its attempt, and not its lane', async () => {
+test('a cursor that is left half read fails its attempt, and not its slot', async () => {
   const q = await queue(', max_attempts => 1', 2);
   const handler = async (job, db) => {
     await mark(db, q, `${job.payload}`);

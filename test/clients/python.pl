@@ -1,5 +1,5 @@
-# The Python client's own tests (python_client.py, python_paths.py), run from the source tree.  python_slow.pl tests the
-# package that pip makes, and runs the tests that need real time; python_programs.pl runs the three programs.
+# The Python client's own tests (python_SUBJECT.py), run from the source tree.  python_slow.pl tests the package that pip
+# makes, and runs the tests that need real time; python_programs.pl runs the three programs.
 # takes long
 # at least 145 assertions
 
@@ -18,11 +18,13 @@ local $ENV{PYTHONPATH} = "$ENV{IDEMQ_SOURCE}/clients/python";
 local $ENV{PYTHONDONTWRITEBYTECODE} = 1;
 # A drain tries to connect once: a busy machine may take longer than the client's three seconds.
 local $ENV{IDEMQ_DSN} = "dbname=postgres user=postgres connect_timeout=60 target_session_attrs=read-write host=${\$node->host} port=${\$node->port}";
-foreach ([ 'python_client.py', 106 ], [ 'python_paths.py', 34 ])
+my @of_transactions = qw(batches handler_connection job_timeout lost_answers lost_leases messages transactions);
+my @others = qw(drain flows handler_slots handlers hooks manual outside processes producers steps trace worker_report);
+foreach ([ 'of transactions', 64, @of_transactions ], [ 'others', 76, @others ])
 {
-	my ($name, $least) = @$_;
+	my ($name, $least, @subjects) = @$_;
 
-	reports($name, $least, [ '/usr/bin/python3', '-W', 'ignore::ResourceWarning', "$FindBin::RealBin/$name" ]);
+	reports($name, $least, [ '/usr/bin/python3', '-W', 'ignore::ResourceWarning', "$FindBin::RealBin/tap.py", map { "python_$_" } @subjects ]);
 }
 is_sql($node, q[SELECT * FROM idemq.check() WHERE severity = 'error'], '', 'check');
 $node->stop;

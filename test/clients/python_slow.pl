@@ -1,5 +1,5 @@
 # The Python client as the package that pip makes.  From that package, the client's tests that need real time or many
-# jobs run (python_client_slow.py).
+# jobs run (python_slow.py).
 # slow: needs pip; leases and job_timeout expire in real time
 # takes long
 # at least 23 assertions
@@ -40,7 +40,7 @@ SKIP:
 
 # A drain tries to connect once: a busy machine may take longer than the client's three seconds.
 local $ENV{IDEMQ_DSN} = "dbname=postgres user=postgres connect_timeout=60 target_session_attrs=read-write host=${\$node->host} port=${\$node->port}";
-reports('python_client_slow.py', 12, [ '/usr/bin/python3', '-W', 'ignore::ResourceWarning', "$FindBin::RealBin/python_client_slow.py" ]);
+reports('python_slow.py', 12, [ '/usr/bin/python3', '-W', 'ignore::ResourceWarning', "$FindBin::RealBin/python_slow.py" ]);
 is_sql($node, q[SELECT * FROM idemq.check() WHERE severity = 'error'], '', 'check');
 $node->stop;
 done_testing();

@@ -1,4 +1,4 @@
-"""tap.py: runs the tests of a module, and prints one line of TAP per test.
+"""tap.py [MODULE...]: runs the tests of modules beside it, and prints one line of TAP per test.
 
 test/t/lib/Reports.pm reads these lines, so that each test becomes an assertion of the .pl file and every skip is visible.
 """
@@ -19,11 +19,15 @@ class _Result(unittest.TextTestResult):
 
     def stopTest(self, test):
         good = len(self.failures) + len(self.errors) + len(self.unexpectedSuccesses) == self.troubles
-        name = ".".join(test.id().split(".")[-2:])
+        name = test.id().removeprefix("__main__.")
         print(f"{'ok' if good else 'not ok'} - {name}{f' # skip {self.skip}' if self.skip and good else ''}", flush=True)
         super().stopTest(test)
 
 
-def main():
-    """Runs all tests of the program, or only those named by its arguments."""
-    unittest.main(testRunner=unittest.TextTestRunner(resultclass=_Result, verbosity=0), argv=sys.argv)
+def main(module="__main__"):
+    """Runs all tests of the program, or only those named by its arguments; of several modules if None is given."""
+    unittest.main(module=module, testRunner=unittest.TextTestRunner(resultclass=_Result, verbosity=0), argv=sys.argv)
+
+
+if __name__ == "__main__":
+    main(None)

@@ -210,4 +210,26 @@ exit \$bad
 	is($lint_next->(), "table idemq.queues: column max_trace is new, and may not be NULL\n", 'and does not with a column that may not be NULL');
 }
 
+# Modules of the clients import each other in one direction.
+{
+	my $tree = "$tmp/imports";
+	my ($python, $node) = ("$tree/clients/python/idemq", "$tree/clients/node/lib");
+	my $check = sub { return script('cd "$1" && python3 "$2" || true', $tree, "$source/script/check/imports") };
+	my $said = sub { return join '', map { "$_\n" } @_ };
+
+	system_or_bail('mkdir', '-p', $python, $node);
+	append_to_file("$python/__init__.py", "from ._a import A\n");
+	append_to_file("$python/_a.py", "from . import _b\n");
+	append_to_file("$python/_b.py", "import json\n");
+	append_to_file("$node/a.js", "import { b } from './b.js';\n");
+	append_to_file("$node/b.js", "/** \@typedef {import('./a.js').A} A */\n");
+	is($check->(), '', 'no cycle: types of JavaScript are in comments');
+	append_to_file("$python/_b.py", "if TYPE_CHECKING:\n    from ._a import A\n");
+	append_to_file("$node/b.js", "export { a } from './a.js';\n");
+	is($check->(), $said->('clients/python/idemq: a cycle: _a.py -> _b.py -> _a.py', 'clients/node/lib: a cycle: a.js -> b.js -> a.js'),
+		'a cycle by a type of Python, and one of JavaScript');
+	append_to_file("$python/_b.py", "def b():\n    import json\n");
+	like($check->(), qr{^clients/python/idemq/_b\.py:5: an import in a function\n}, 'an import in a function');
+}
+
 done_testing();

@@ -8,26 +8,26 @@
 // made again at the new place, and every attempt goes on there, since the rows have moved with their
 // tokens.  What was fenced has not been done; what was committed is answered as committed.
 //
-// A shard that is down keeps its own worker waiting, and no other: it waits without a place (places.js).
+// A shard that is down keeps its own worker waiting, and no other: it waits without a slot (handler-slots.js).
 
-import { Address, Line, Server, hosts, sleep } from './connection.js';
+import { Address, Link, Server, hosts, sleep } from './connection.js';
 import { sqlstate, textOf } from './errors.js';
+import { ShardSlots, SlotPool } from './handler-slots.js';
+import { checkHandlers } from './handlers.js';
 import { Hooks } from './hooks.js';
-import { allRunnable } from './kinds.js';
-import { CLUSTER_WORKER, known } from './options.js';
-import { Places, Pool } from './places.js';
+import { CLUSTER_WORKER, checkOptions } from './options.js';
 import { onSignals } from './signals.js';
 import { Worker, quiet } from './worker.js';
 
 const MAP = 'SELECT shard, dsn, state, version::text FROM cluster.map() ORDER BY shard';
-const fenced = 1000;
-const answered = 10_000;
+const moveWait = 1000;
+const answerTimeout = 10_000;
 
 /**
  * host, port and dbname of a connection string of libpq: keywords and values, or a URL.
  * @param {string} dsn @returns {{ host?: string, port?: string, dbname?: string }}
  */
-export function place(dsn) {
+export function location(dsn) {
   const url = /^\w+:\/\/(?:[^@/?#]*@)?([^/?#]*)\/?([^?#]*)(?:\?([^#]*))?/s.exec(dsn);
   /** @type {Record<string, string>} */
   const values = {};
@@ -53,7 +53,7 @@ export function place(dsn) {
  * @param {{ host?: string, port?: number | string }} [instead] @returns {import('../index.js').Connection}
  */
 export function shardConnection(router, dsn, instead = {}) {
-  const { host, port, dbname } = { ...place(dsn), ...instead };
+  const { host, port, dbname } = { ...location(dsn), ...instead };
   const given = typeof router === 'string' ? { connectionString: router } : router;
   if (!given.connectionString) return { ...given, host, port, database: dbname };
   const [, start, query] = /** @type {string[]} */ (/^(\w+:\/\/(?:[^@/?#]*@)?)[^?#]*(?:\?([^#]*))?/s.exec(given.connectionString) ?? ['', 'postgresql://', '']);
@@ -78,7 +78,7 @@ class Shard extends Address {
   }
 
   /** @param {unknown} error @param {string} version */
-  async elsewhere(error, version) {
+  async hasMoved(error, version) {
     if (sqlstate(error) !== '55000') return false;
     await this.map.readAgain();
     if (this.version === version && this.state === 'moving') await this.map.change();
@@ -99,7 +99,7 @@ class ShardMap {
 
   /**
    * @param {import('../index.js').Connection} router @param {string} name
-   * @param {import('../index.js').Logger} logger @param {{ over: AbortSignal, patient: boolean }} life
+   * @param {import('../index.js').Logger} logger @param {{ over: AbortSignal, retryConnect: boolean }} life
    * @param {{ host?: string, port?: number | string }} [instead] of what the map says
    */
   constructor(router, name, logger, life, instead) {
@@ -109,7 +109,7 @@ class ShardMap {
     this.logger = logger;
     this.life = life;
     const configs = hosts(router).map((config) => ({ application_name: name, ...config }));
-    this.line = new Line(new Server(new Address(configs, 'router: '), logger, life), async (session) => {
+    this.link = new Link(new Server(new Address(configs, 'router: '), logger, life), async (session) => {
       for (const event of ['notification', 'end', 'error']) /** @type {any} */ (session.client).on(event, () => this.look());
       await session.query('LISTEN cluster_map');
     });
@@ -124,7 +124,7 @@ class ShardMap {
   /** Asks for the map; answers the shards that are new in it, or at another place. @returns {Promise<Shard[]>} */
   async read() {
     const changed = [];
-    for (const { shard: number, dsn, state, version } of await this.line.rows(MAP)) {
+    for (const { shard: number, dsn, state, version } of await this.link.rows(MAP)) {
       const shard = this.shards.get(number) ?? new Shard(this, number);
       this.shards.set(number, shard);
       if (BigInt(version) < BigInt(shard.version)) continue; // of a router that has been restored
@@ -148,13 +148,13 @@ class ShardMap {
         for (const then of this.#waiting.splice(0)) then();
       } catch (error) {
         if (this.life.over.aborted) return;
-        if (error !== this.line.broke) this.logger.error(`idemq: router: ${textOf(error)}`);
-        await sleep(error === this.line.broke ? 100 : 5000, this.life.over);
+        if (error !== this.link.sessionError) this.logger.error(`idemq: router: ${textOf(error)}`);
+        await sleep(error === this.link.sessionError ? 100 : 5000, this.life.over);
         this.#asked.push(...asked);
         continue;
       }
       for (const then of asked) then();
-      if (this.#reason || this.#asked.length > 0 || !this.line.session) continue;
+      if (this.#reason || this.#asked.length > 0 || !this.link.session) continue;
       await new Promise((resolve) => {
         this.#look = () => resolve(undefined);
         if (this.life.over.aborted) this.#look();
@@ -165,12 +165,12 @@ class ShardMap {
 
   /** The map as it is from now on, if the router answers. */
   readAgain() {
-    return this.#soon(this.#asked, answered, () => this.look());
+    return this.#soon(this.#asked, answerTimeout, () => this.look());
   }
 
   /** Until the map has been read once more, or for a second. */
   change() {
-    return this.#soon(this.#waiting, fenced);
+    return this.#soon(this.#waiting, moveWait);
   }
 
   /** @param {(() => void)[]} list @param {number} ms @param {() => void} [then] @returns {Promise<void>} */
@@ -209,10 +209,10 @@ export class ClusterWorker {
    * @param {import('../index.js').ClusterWorkerOptions} [options]
    */
   constructor(router, queue, options = {}) {
-    known(options, CLUSTER_WORKER, 'ClusterWorker');
+    checkOptions(options, CLUSTER_WORKER, 'ClusterWorker');
     const { home, roam = true, shardPlace, ...own } = options;
     if (home?.length === 0 && !roam) throw new RangeError('with neither a home shard nor roam there is nothing to do');
-    if (shardPlace) known(shardPlace, { host: true, port: true }, 'shardPlace');
+    if (shardPlace) checkOptions(shardPlace, { host: true, port: true }, 'shardPlace');
     // Says what is wrong with the other options.
     this.#name = new Worker({}, queue, own).name;
     this.#router = router;
@@ -251,12 +251,12 @@ export class ClusterWorker {
 
   /** @param {unknown} handler @param {(worker: Worker) => Promise<Record<string, number>>} start */
   async #run(handler, start) {
-    allRunnable(handler);
+    checkHandlers(handler);
     if (this.#ran) throw new Error('this worker has run already: make another one');
     this.#ran = true;
     const { concurrency = 1, signals = true } = this.#options.own;
-    const pool = new Pool(concurrency);
-    const map = new ShardMap(this.#router, `idemq ${this.#queue}`, this.#logger, { over: this.#over.signal, patient: true }, this.#options.shardPlace);
+    const pool = new SlotPool(concurrency);
+    const map = new ShardMap(this.#router, `idemq ${this.#queue}`, this.#logger, { over: this.#over.signal, retryConnect: true }, this.#options.shardPlace);
     /** @type {unknown} */
     let failed;
     /** @type {Record<string, number>} */
@@ -285,7 +285,7 @@ export class ClusterWorker {
       this.#over.abort();
       unheard();
       await following;
-      await map.line.end();
+      await map.link.end();
       for (const run of await Promise.allSettled(this.#runs)) {
         for (const [outcome, count] of Object.entries(run.status === 'fulfilled' ? run.value : {})) counts[outcome] = (counts[outcome] ?? 0) + count;
       }
@@ -297,7 +297,7 @@ export class ClusterWorker {
 
   /**
    * A shard that is new, or at another place.
-   * @param {Shard} shard @param {Pool} pool @param {(worker: Worker) => Promise<Record<string, number>>} start
+   * @param {Shard} shard @param {SlotPool} pool @param {(worker: Worker) => Promise<Record<string, number>>} start
    * @param {(error: unknown) => void} failed
    */
   #moved(shard, pool, start, failed) {
@@ -307,7 +307,7 @@ export class ClusterWorker {
     if (known) return known.moved();
     if (this.#stops || !(isHome || roam)) return;
     const worker = new Worker({}, this.#queue, { ...own, signals: false }, {
-      shard: { address: shard, places: new Places(pool, isHome), refused: () => this.#isRefused(shard.number) },
+      shard: { address: shard, slots: new ShardSlots(pool, isHome), refused: () => this.#isRefused(shard.number) },
     });
     this.#workers.set(shard.number, worker);
     const run = start(worker);

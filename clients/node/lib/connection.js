@@ -1,22 +1,22 @@
 // Connections of a worker: to whichever of several hosts takes writes, opened again when they break.
 //
-// A Line is one connection that comes back.  Its statements go one after the other, in the order in
-// which they were asked for; whoever needs several in a row takes the line with `hold`.  None is ever
+// A Link is one connection that comes back.  Its statements go one after the other, in the order in
+// which they were asked for; whoever needs several in a row takes the link with `withSession`.  None is ever
 // handed to a pool, which would close it when it is idle, and end the leases attached to its session.
 
 import net from 'node:net';
 import pg from 'pg';
 import { sqlstate } from './errors.js';
-import { Message } from './message.js';
+import { Pipeline } from './pipeline.js';
 
 /**
  * Which process it is, whether it takes no writes, whether it is a standby, milliseconds that a statement may take, or 0, whether it
  * may call idemq.hold_claimed.  A session of one's own ($1 is its process) may be idle while its job is elsewhere.
  */
-const WHO = `SELECT who.pid, pg_catalog.current_setting('transaction_read_only') = 'on' AS reads, pg_catalog.pg_is_in_recovery() AS standby,
-    (SELECT setting::float8 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS patience,
+const SESSION_INFO = `SELECT who.pid, pg_catalog.current_setting('transaction_read_only') = 'on' AS read_only, pg_catalog.pg_is_in_recovery() AS standby,
+    (SELECT setting::float8 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS statement_timeout,
     EXISTS (SELECT FROM pg_catalog.pg_proc AS f JOIN pg_catalog.pg_namespace AS n ON n.oid = f.pronamespace
-      WHERE n.nspname = 'idemq' AND f.proname = 'hold_claimed' AND pg_catalog.has_function_privilege(f.oid, 'EXECUTE')) AS holds,
+      WHERE n.nspname = 'idemq' AND f.proname = 'hold_claimed' AND pg_catalog.has_function_privilege(f.oid, 'EXECUTE')) AS has_hold_claimed,
     CASE WHEN who.pid = $1::int THEN pg_catalog.set_config('idle_session_timeout',
         pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false), false) END
   FROM pg_catalog.pg_backend_pid() AS who (pid)`;
@@ -26,7 +26,7 @@ const WHO = `SELECT who.pid, pg_catalog.current_setting('transaction_read_only')
  * pooler nothing is left to others.
  * @param {pg.Client} client
  */
-function speak(client) {
+function setDateStyle(client) {
   const own = /** @type {any} */ (client);
   const startup = own.getStartupConf;
   own.getStartupConf = () => ({ ...startup.call(own), DateStyle: 'ISO' });
@@ -35,19 +35,19 @@ function speak(client) {
 /**
  * What a new session is: throws where nothing can be written.
  * @param {pg.Client} client
- * @returns {Promise<{ direct: boolean, patience: number, holds: boolean }>} whether its process is ours alone (a pooler makes up the
+ * @returns {Promise<{ direct: boolean, statementTimeout: number, hasHoldClaimed: boolean }>} whether its process is ours alone (a pooler makes up the
  *   number that it tells); how many milliseconds a statement may take, 0: any; whether it may call idemq.hold_claimed
  */
-export async function found(client) {
+export async function sessionInfo(client) {
   const told = /** @type {any} */ (client).processID ?? 0;
-  const [{ pid, reads, standby, patience, holds }] = (await client.query(WHO, [told])).rows;
-  if (reads) {
+  const [{ pid, read_only: readOnly, standby, statement_timeout: statementTimeout, has_hold_claimed: hasHoldClaimed }] = (await client.query(SESSION_INFO, [told])).rows;
+  if (readOnly) {
     const why = standby
       ? `${client.host}:${client.port} is a standby, which takes no writes`
       : 'default_transaction_read_only is on for this role, database or server: a worker has to write; ALTER ROLE ... SET default_transaction_read_only = off';
     throw Object.assign(new Error(why), { code: '25006' });
   }
-  return { direct: pid === told, patience, holds };
+  return { direct: pid === told, statementTimeout, hasHoldClaimed };
 }
 
 /**
@@ -113,7 +113,7 @@ export function sleep(ms, signal) {
  * An answer in time; otherwise the session is ended.
  * @template T @param {number} ms @param {Session} session @param {Promise<T>} answer @returns {Promise<T>}
  */
-export async function within(ms, session, answer) {
+export async function withTimeout(ms, session, answer) {
   const timer = setTimeout(() => session.cut(), ms);
   try {
     return await answer;
@@ -137,12 +137,12 @@ export class Session {
   /** Whether the server's process is ours alone: a pooler makes up the number that it tells. */
   direct = false;
   /** Milliseconds that a statement may take; 0: any. */
-  patience = 0;
+  statementTimeout = 0;
   /** Whether the server has idemq.hold_claimed. */
-  holds = false;
+  hasHoldClaimed = false;
   /** Our statements that the server knows by name; undefined: not on this session, which others use too. @type {Set<string> | undefined} */
   prepared;
-  /** Our message that is under way. @type {Message | undefined} */
+  /** Our message that is under way. @type {Pipeline | undefined} */
   message;
   /** Whether what a handler has asked for is under way. */
   busy = false;
@@ -159,7 +159,7 @@ export class Session {
     // With pg's pipeline option there are no cursors.
     const own = /** @type {any} */ ({ pipeline: false });
     this.client = new pg.Client({ keepAlive: true, keepAliveInitialDelayMillis: 10_000, connectionTimeoutMillis: 5000, ...config, ...own });
-    speak(this.client);
+    setDateStyle(this.client);
     this.client.on('error', () => this.#lost());
     this.client.on('end', () => this.#lost());
     this.client.on('drain', () => this.#drained());
@@ -177,7 +177,7 @@ export class Session {
   /** Its connection is no more, and with it the leases that are attached to it. */
   #lost() {
     this.gone = true;
-    for (const attempt of this.attempts) attempt.unguarded();
+    for (const attempt of this.attempts) attempt.leaseSessionEnded();
     this.#drained();
   }
 
@@ -200,10 +200,10 @@ export class Session {
 
   /**
    * Several statements in one message. Never rejects.
-   * @param {import('./message.js').Step[]} steps @returns {Promise<import('./message.js').Answer>}
+   * @param {import('./pipeline.js').Step[]} steps @returns {Promise<import('./pipeline.js').Answer>}
    */
   async send(steps) {
-    const message = new Message(this, steps);
+    const message = new Pipeline(this, steps);
     this.client.query(message);
     const answer = await message.answer;
     // Forgotten by the server, or planned for other types: as after an update of the extension.
@@ -224,7 +224,7 @@ export class Session {
       const session = new Session(config);
       try {
         await session.client.connect();
-        Object.assign(session, await within(5000, session, found(session.client)));
+        Object.assign(session, await withTimeout(5000, session, sessionInfo(session.client)));
         if (session.direct) session.prepared = new Set();
         return session;
       } catch (error) {
@@ -298,18 +298,18 @@ export class Address {
    * soon be, at another place.
    * @param {unknown} _error @param {string} _version @returns {Promise<boolean>}
    */
-  async elsewhere(_error, _version) {
+  async hasMoved(_error, _version) {
     return false;
   }
 }
 
-/** What the lines of one worker share: how to connect, when to give up, and what is said of it. */
+/** What the links of one worker share: how to connect, when to give up, and what is said of it. */
 export class Server {
   #since = 0;
 
   /**
    * @param {Address} address @param {import('../index.js').Logger} logger
-   * @param {{ over: AbortSignal, patient: boolean }} life over: fires when nothing is to be waited for any more
+   * @param {{ over: AbortSignal, retryConnect: boolean }} life over: fires when nothing is to be waited for any more
    */
   constructor(address, logger, life) {
     this.address = address;
@@ -328,7 +328,7 @@ export class Server {
         return session;
       } catch (error) {
         // A wrong password, a database that is not there: at the start it is the caller's to mend.
-        if (!this.life.patient || until.aborted || this.life.over.aborted) throw error;
+        if (!this.life.retryConnect || until.aborted || this.life.over.aborted) throw error;
         this.lost(error);
         await sleep(pause * (0.75 + Math.random() / 2), until);
       }
@@ -348,18 +348,18 @@ export class Server {
 }
 
 /** A connection that comes back. */
-export class Line {
+export class Link {
   /** @type {Session | null} */
   #session = null;
   /** @type {Promise<unknown>} */
   #last = Promise.resolve();
   /** The error that ended the last session. @type {unknown} */
-  broke;
+  sessionError;
 
-  /** @param {Server} server @param {(session: Session) => Promise<void>} [greet] called with each new session */
-  constructor(server, greet) {
+  /** @param {Server} server @param {(session: Session) => Promise<void>} [onConnect] called with each new session */
+  constructor(server, onConnect) {
     this.server = server;
-    this.greet = greet;
+    this.onConnect = onConnect;
   }
 
   /**
@@ -368,15 +368,15 @@ export class Line {
    * @param {AbortSignal} [until] no connection is waited for any more
    * @returns {Promise<T>}
    */
-  hold(fn, until = this.server.life.over) {
+  withSession(fn, until = this.server.life.over) {
     const turn = this.#last.then(async () => {
       const session = await this.#open(until);
       try {
         return await fn(session);
       } catch (error) {
-        if (!broken(error, session)) session.moved = await this.server.address.elsewhere(error, session.version);
+        if (!broken(error, session)) session.moved = await this.server.address.hasMoved(error, session.version);
         if (session.moved || broken(error, session)) {
-          this.broke = error;
+          this.sessionError = error;
           if (!session.destroyed) this.server.lost(error);
           session.destroy();
         }
@@ -389,7 +389,7 @@ export class Line {
 
   /** One statement. @param {string} text @param {unknown[]} [values] @returns {Promise<any[]>} its rows */
   async rows(text, values) {
-    return this.hold(async (session) => (await session.query(text, values)).rows);
+    return this.withSession(async (session) => (await session.query(text, values)).rows);
   }
 
   /**
@@ -410,7 +410,7 @@ export class Line {
       /** @type {Session | undefined} */
       let on;
       try {
-        return { answer: await this.hold((session) => ask((on = session))), again };
+        return { answer: await this.withSession((session) => ask((on = session))), again };
       } catch (error) {
         if (!on || !broken(error, on) || this.server.life.over.aborted) throw error;
         await sleep(100, this.server.life.over);
@@ -430,9 +430,9 @@ export class Line {
       const session = await this.server.open(until);
       this.#session = session;
       try {
-        await this.greet?.(session);
+        await this.onConnect?.(session);
       } catch (error) {
-        const again = broken(error, session) && this.server.life.patient && !until.aborted;
+        const again = broken(error, session) && this.server.life.retryConnect && !until.aborted;
         session.destroy();
         if (!again) throw error;
         this.server.lost(error);

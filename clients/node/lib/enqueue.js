@@ -1,7 +1,7 @@
 // Producers.
 
 import { interval, typed } from './errors.js';
-import { ENQUEUE as OPTIONS, known } from './options.js';
+import { ENQUEUE as OPTIONS, checkOptions } from './options.js';
 import { inject } from './trace.js';
 
 const ENQUEUE = `SELECT id::text, outcome::text, status::text, result
@@ -11,7 +11,7 @@ const ENQUEUE = `SELECT id::text, outcome::text, status::text, result
     kind => $14::text, max_wait => $15::interval, depends_on => $16::bigint[], on_parent_failure => $17::text)`;
 
 /** Bytes: the most that idemq.max_document can be. */
-const mostJson = 64 * 2 ** 20;
+const maxJsonLength = 64 * 2 ** 20;
 
 /**
  * A value as JSON text.
@@ -21,13 +21,13 @@ export function json(value, what) {
   const text = JSON.stringify(value);
   if (text === undefined) throw new TypeError(`${what} is ${typeof value}, which is no JSON`);
   // A message of hundreds of megabytes that is refused holds up all that stands behind it.
-  if (text.length > mostJson) throw new RangeError(`${what} is ${text.length} characters long as JSON, more than any server takes; pass a reference to it`);
+  if (text.length > maxJsonLength) throw new RangeError(`${what} is ${text.length} characters long as JSON, more than any server takes; pass a reference to it`);
   return text;
 }
 
 /** @type {typeof import('../index.js').enqueue} */
 export async function enqueue(client, queue, payload, options = {}) {
-  known(options, OPTIONS, 'enqueue');
+  checkOptions(options, OPTIONS, 'enqueue');
   const headers = inject(options.headers);
   try {
     const { rows } = await client.query(ENQUEUE, [

@@ -117,7 +117,7 @@ export class Cancelled extends Error {
   }
 }
 
-const longest = 10_000;
+const maxTextLength = 10_000;
 
 /** What kind of error it is: pg's all have the name error, and classes seldom give one. @param {Error} error */
 function typeOf(error) {
@@ -131,7 +131,7 @@ function typeOf(error) {
 export function textOf(error) {
   const own = error instanceof RetryLater || error instanceof Dead || error instanceof Cancelled;
   const text = read(() => (error instanceof Error && !own ? `${typeOf(error)}: ${error.message}` : `${own ? error.message : error}`));
-  return (text ?? 'an error that has no text').replaceAll('\0', '').slice(0, longest);
+  return (text ?? 'an error that has no text').replaceAll('\0', '').slice(0, maxTextLength);
 }
 
 /** What a program is to read of an error: for `details` of idemq.attempts. @param {unknown} error @returns {string} */
@@ -140,7 +140,7 @@ export function detailsOf(error) {
   const details = { type: read(() => (error instanceof Error ? `${typeOf(error)}` : typeof error)) ?? 'Error' };
   if (sqlstate(error)) details.sqlstate = sqlstate(error);
   const trace = read(() => (error instanceof Error && error.stack ? `${error.stack}` : ''));
-  if (trace) details.trace = trace.replaceAll('\0', '').slice(0, longest);
+  if (trace) details.trace = trace.replaceAll('\0', '').slice(0, maxTextLength);
   // A half of a surrogate pair is no JSON to the server.
   return JSON.stringify(details).replace(/\\u(?:0000|d[89a-f][0-9a-f]{2})/gi, '?');
 }

@@ -2,7 +2,7 @@
 
 import { interval, typed } from './errors.js';
 import { json } from './enqueue.js';
-import { GRAPH_JOB, MATCHING, MESSAGE, known } from './options.js';
+import { GRAPH_JOB, MATCHING, MESSAGE, checkOptions } from './options.js';
 import { inject } from './trace.js';
 
 const SEND_EVENT = `SELECT outcome::text, first_payload AS "firstPayload"
@@ -59,13 +59,13 @@ export async function sendEvent(client, queue, name, payload) {
 
 /** @type {typeof import('../index.js').publish} */
 export async function publish(client, topic, payload, options = {}) {
-  known(options, { ...MESSAGE, key: true }, 'publish');
+  checkOptions(options, { ...MESSAGE, key: true }, 'publish');
   return rows(client, PUBLISH, [...common(options), topic, json(payload, 'the payload'), options.key ?? null]);
 }
 
 /** @type {typeof import('../index.js').enqueueSequenced} */
 export async function enqueueSequenced(client, queue, producer, seq, payload, options = {}) {
-  known(options, MESSAGE, 'enqueueSequenced');
+  checkOptions(options, MESSAGE, 'enqueueSequenced');
   const [enqueued] = await rows(client, ENQUEUE_SEQUENCED, [...common(options), queue, producer, `${seq}`, json(payload, 'the payload')]);
   return enqueued;
 }
@@ -79,7 +79,7 @@ export async function enqueueGraph(client, jobs) {
 
 /** A job of a graph, as JSON. @param {string} name @param {import('../index.js').GraphJob} job @returns {string} */
 function jobText(name, job) {
-  known(job, GRAPH_JOB, `job ${name} of a graph`);
+  checkOptions(job, GRAPH_JOB, `job ${name} of a graph`);
   /** @type {Record<string, unknown>} */
   const members = {
     name,
@@ -124,7 +124,7 @@ export async function cancelMany(client, ids) {
 
 /** @type {typeof import('../index.js').cancelMatching} */
 export async function cancelMatching(client, queue, which) {
-  known(which, MATCHING, 'cancelMatching');
+  checkOptions(which, MATCHING, 'cancelMatching');
   const { kind, groupKey, keyPrefix, maxJobs } = which;
   const [counts] = await rows(client, CANCEL_MATCHING, [queue, kind ?? null, groupKey ?? null, keyPrefix ?? null, maxJobs ?? null]);
   return counts;

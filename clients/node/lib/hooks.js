@@ -1,11 +1,11 @@
 // Hooks: what an application adds around each attempt, at each failure, and at start and end of a worker.
 
 import { textOf } from './errors.js';
-import { ran } from './kinds.js';
-import { HOOKS, known } from './options.js';
+import { finishedResult } from './handlers.js';
+import { HOOKS, checkOptions } from './options.js';
 
 /** Milliseconds that hooks may take to end when their worker has. */
-const patience = 5000;
+const hooksTimeout = 5000;
 
 /** @typedef {import('../index.js').Hooks} Given */
 
@@ -15,7 +15,7 @@ export class Hooks {
 
   /** @param {Given | undefined} given @param {import('../index.js').Logger} logger */
   constructor(given = {}, logger) {
-    known(given, HOOKS, 'hooks');
+    checkOptions(given, HOOKS, 'hooks');
     for (const [name, hook] of Object.entries(given)) {
       if (hook !== undefined && typeof hook !== 'function') throw new TypeError(`hooks.${name} is a function, not ${hook}`);
     }
@@ -37,7 +37,7 @@ export class Hooks {
       const call = async () => {
         running = true;
         try {
-          return ran(await handler(job, ...more));
+          return finishedResult(await handler(job, ...more));
         } finally {
           running = false;
         }
@@ -68,7 +68,7 @@ export class Hooks {
     const { stopped } = this.given;
     /** @type {NodeJS.Timeout | undefined} */
     let timer;
-    const late = new Promise((resolve) => (timer = setTimeout(resolve, patience)));
+    const late = new Promise((resolve) => (timer = setTimeout(resolve, hooksTimeout)));
     await Promise.race([Promise.all(this.#running), late]);
     clearTimeout(timer);
     if (stopped) await this.#call('stopped', async () => stopped(worker, outcomes));

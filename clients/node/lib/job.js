@@ -2,13 +2,13 @@
 
 import { Cancelled, Waiting, interval, typed } from './errors.js';
 import { json } from './enqueue.js';
-import { ran } from './kinds.js';
+import { finishedResult } from './handlers.js';
 import { AWAIT_EVENT, CHECKPOINT, PARENTS } from './statements.js';
 import { step } from './step.js';
 import { traced } from './trace.js';
 
 /** How long a handler whose signal has fired may take to end. */
-export const killAfter = 5000;
+export const abandonAfter = 5000;
 
 // setTimeout takes 24 days at most, and fires at once for more.
 const longestTimer = 2 ** 31 - 1;
@@ -61,10 +61,10 @@ export class Job {
    * @param {unknown} data
    */
   async checkpoint(data) {
-    const line = this.#attempt.outside('checkpoint');
+    const link = this.#attempt.outside('checkpoint');
     const text = json(data, 'a checkpoint');
     try {
-      await line.answer(CHECKPOINT, [this.id, this.token, text]);
+      await link.answer(CHECKPOINT, [this.id, this.token, text]);
     } catch (error) {
       throw typed(error);
     }
@@ -94,8 +94,8 @@ export class Job {
 export class Attempt {
   /** Made when somebody asks for it. @type {AbortController | undefined} */
   #controller;
-  /** @type {import('./connection.js').Line | undefined} */
-  #line;
+  /** @type {import('./connection.js').Link | undefined} */
+  #link;
   /** @type {(() => void) | undefined} */
   #onCancel;
   /** Why the handler is to stop. @type {Cancelled['why'] | undefined} */
@@ -111,22 +111,22 @@ export class Attempt {
   /** Events that the handler has heard. @type {{ name: string, timeout: import('../index.js').Interval }[]} */
   arrived = [];
   /** Whether its commit was sent, and perhaps done. */
-  sent = false;
+  commitSent = false;
   /** Whether its handler may use a transaction, and nothing is locked yet: when the lease ends, somebody else may have the job. */
-  bare = false;
+  unlocked = false;
   /** The session with which its lease ends. @type {import('./connection.js').Session | undefined} */
-  on;
+  leaseSession;
   /** Whether its lease was lost when somebody looked last. */
   lost = false;
 
   /**
    * @param {any} row of a claim @param {string} queue
-   * @param {{ asked: number, lease: number, timeout: number, line?: import('./connection.js').Line }} of
-   *   asked: when the claim was sent; lease, timeout: milliseconds; line: for checkpoints and steps of outside handlers
+   * @param {{ asked: number, lease: number, timeout: number, link?: import('./connection.js').Link }} of
+   *   asked: when the claim was sent; lease, timeout: milliseconds; link: for checkpoints and steps of outside handlers
    */
-  constructor(row, queue, { asked, lease, timeout, line }) {
+  constructor(row, queue, { asked, lease, timeout, link }) {
     this.row = row;
-    this.#line = line;
+    this.#link = link;
     /** Without a heartbeat that was answered, the lease may end then. */
     this.leaseEnds = asked + lease;
     this.timeout = timeout;
@@ -146,10 +146,10 @@ export class Attempt {
     return `${this.job.queue} ${this.job.id}`;
   }
 
-  /** The line for outside effects. @param {string} what @returns {import('./connection.js').Line} */
+  /** The link for outside effects. @param {string} what @returns {import('./connection.js').Link} */
   outside(what) {
-    if (!this.#line) throw new Error(`job.${what} is for runOutside: in run the handler's effects are undone with its transaction, and need none`);
-    return this.#line;
+    if (!this.#link) throw new Error(`job.${what} is for runOutside: in run the handler's effects are undone with its transaction, and need none`);
+    return this.#link;
   }
 
   /** A statement, in the handler's transaction if it has one. @param {string} what @param {string} text @param {unknown[]} values @returns {Promise<any[]>} */
@@ -162,13 +162,13 @@ export class Attempt {
   }
 
   /** The session has ended with which its lease ends: a handler that has locked nothing is told. */
-  unguarded() {
-    if (this.bare && !this.sent) this.cancel('lease');
+  leaseSessionEnded() {
+    if (this.unlocked && !this.commitSent) this.cancel('lease');
   }
 
   /** Why a handler that has locked nothing may not begin to. @returns {unknown} */
-  get over() {
-    if (this.bare && (this.on?.gone || Date.now() > this.leaseEnds)) this.cancel('lease');
+  get refusal() {
+    if (this.unlocked && (this.leaseSession?.gone || Date.now() > this.leaseEnds)) this.cancel('lease');
     return this.why === 'lease' ? this.reason : undefined;
   }
 
@@ -183,7 +183,7 @@ export class Attempt {
   }
 
   /**
-   * Calls the handler, for its time at most.  Settles with it, or killAfter later than the signal when it goes on
+   * Calls the handler, for its time at most.  Settles with it, or abandonAfter later than the signal when it goes on
    * regardless: what it answers then is not heard.
    * @template T @param {() => T | Promise<T>} handler @param {() => void} [onCancel] called when the signal fires
    * @returns {Promise<T>}
@@ -203,14 +203,14 @@ export class Attempt {
         kill = setTimeout(() => {
           this.abandoned = true;
           reject(this.reason);
-        }, killAfter);
+        }, abandonAfter);
       };
     });
     if (this.why) throw this.reason;
     this.ends = Date.now() + this.timeout;
     arm();
     try {
-      return await /** @type {Promise<T>} */ (Promise.race([traced(this.job, async () => ran(await handler())), given]));
+      return await /** @type {Promise<T>} */ (Promise.race([traced(this.job, async () => finishedResult(await handler())), given]));
     } finally {
       this.#onCancel = undefined;
       clearTimeout(timer);

@@ -1,4 +1,4 @@
-// Options.  One that nobody reads would be dropped in silence: a job without its parent, a worker with one lane.
+// Options.  One that nobody reads would be dropped in silence: a job without its parent, a worker with one handler at a time.
 
 /** @template T @typedef {Record<keyof T, boolean>} Names: tsc sees that none is missing, and none too many */
 
@@ -38,7 +38,7 @@ export const CLUSTER_WORKER = { ...shared, home: true, roam: true, shardPlace: t
  * Throws for options that are none, and says which may have been meant.
  * @param {unknown} options @param {Record<string, boolean>} names @param {string} of
  */
-export function known(options, names, of) {
+export function checkOptions(options, names, of) {
   if (options === null || typeof options !== 'object') throw new TypeError(`the options of ${of} are an object, not ${options}`);
   const wrong = Object.keys(options).find((name) => !Object.hasOwn(names, name));
   if (wrong === undefined) return;

@@ -1,12 +1,12 @@
 // Worker.runOutside: a handler's effects are outside of the database.
 
-import { Commits } from './commits.js';
-import { Line } from './connection.js';
+import { Link } from './connection.js';
 import { json } from './enqueue.js';
 import { textOf } from './errors.js';
+import { GroupCommit } from './group-commit.js';
 import { settle } from './settle.js';
 
-const mostLines = 4;
+const maxLinks = 4;
 
 /** @typedef {import('./job.js').Attempt} Attempt */
 
@@ -18,21 +18,21 @@ export class Outside {
     this.worker = worker;
     this.handler = handler;
     /** For commits: one, or two when there are many. */
-    this.commitLines = [new Line(worker.server), new Line(worker.server)];
-    this.commits = new Commits(worker, async ({ attempt }, error) => this.#without(attempt, error), [...this.commitLines]);
+    this.commitLinks = [new Link(worker.server), new Link(worker.server)];
+    this.groupCommit = new GroupCommit(worker, async ({ attempt }, error) => this.#without(attempt, error), [...this.commitLinks]);
     /** For checkpoints, steps and failures, which may wait for a lock: no heartbeat stands behind them. */
-    this.lines = Array.from({ length: Math.min(worker.concurrency, mostLines) }, () => new Line(worker.server));
+    this.links = Array.from({ length: Math.min(worker.concurrency, maxLinks) }, () => new Link(worker.server));
   }
 
-  /** The line for outside effects. @returns {Line} */
-  line() {
-    return this.lines[this.#turn++ % this.lines.length];
+  /** The link for outside effects. @returns {Link} */
+  link() {
+    return this.links[this.#turn++ % this.links.length];
   }
 
-  /** A lane for attempts that follow each other: none is needed. */
-  enter() {}
+  /** A slot for attempts that follow each other: none is needed. */
+  acquire() {}
 
-  leave() {}
+  release() {}
 
   /** @param {Attempt[]} attempts one @returns {Promise<Attempt[]>} what was claimed with its commit */
   async attempt([attempt]) {
@@ -42,17 +42,17 @@ export class Outside {
       result = await attempt.call(() => this.handler(attempt.job));
     } catch (error) {
       if (!attempt.waiting) {
-        await this.worker.lent(settle(this.worker, this.line(), attempt, error));
+        await this.worker.lendWhile(settle(this.worker, this.link(), attempt, error));
         return [];
       }
     }
-    if (Date.now() > attempt.leaseEnds) this.worker.heldUp(attempt);
+    if (Date.now() > attempt.leaseEnds) this.worker.pauseClaims(attempt);
     if (attempt.waiting) {
       // Given back by then: whatever the handler did is not heard.
       this.worker.ended(attempt, 'waiting', attempt.waiting.message);
       return [];
     }
-    return this.worker.lent(this.commits.commit([{ attempt, result: this.#json(attempt, result) }], 1));
+    return this.worker.lendWhile(this.groupCommit.commit([{ attempt, result: this.#json(attempt, result) }], 1));
   }
 
   /** What was done is not undone by a result that is no JSON. @param {Attempt} attempt @param {unknown} result */
@@ -72,6 +72,6 @@ export class Outside {
   }
 
   async end() {
-    await Promise.all([...this.commitLines, ...this.lines].map((line) => line.end()));
+    await Promise.all([...this.commitLinks, ...this.links].map((link) => link.end()));
   }
 }

@@ -1,7 +1,7 @@
 // A pool for producers, that finds the host which takes writes.
 
 import pg from 'pg';
-import { found, hosts } from './connection.js';
+import { hosts, sessionInfo } from './connection.js';
 
 /** @type {typeof import('../index.js').createPool} */
 export function createPool(connection, options = {}) {
@@ -19,7 +19,7 @@ export function createPool(connection, options = {}) {
     connect(callback) {
       const turn = at;
       const connected = super.connect().then(async () => {
-        await found(this);
+        await sessionInfo(this);
         return this;
       });
       const checked = connected.catch((error) => {

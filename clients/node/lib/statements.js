@@ -6,33 +6,33 @@ const COLUMNS = [
   ['enqueued_at', 1184], ['headers', 3802], ['kind', 25],
 ];
 const JOB = 'id::text, token::text, attempt, max_attempts, payload, key, group_key, checkpoint, enqueued_at, headers, kind';
-const HOW = 'lease => $6::interval, worker => $7::text, attach => $8::bool';
+const CLAIM_OPTIONS = 'lease => $6::interval, worker => $7::text, attach => $8::bool';
 const PAIRS = 'SELECT id::text, token::text, outcome::text FROM';
 
 export const WAIT = 'CALL idemq.wait($1::text, $2::interval)';
 export const HEARTBEAT = `${PAIRS} idemq.heartbeat_many($1::bigint[], $2::bigint[], $3::interval)`;
 
-// Those of messages (message.js), with the names that they have on a session of our own.
+// Those of messages (pipeline.js), with the names that they have on a session of our own.
 export const CLAIM = {
   name: 'idemq_claim',
   text: `SELECT ${JOB} FROM idemq.claim($1::text, $2::int, lease => $3::interval, worker => $4::text, attach => $5::bool)`,
 };
 export const BEGIN = { name: 'idemq_begin', text: 'BEGIN' };
-export const END = { name: 'idemq_end', text: 'COMMIT' };
+export const COMMIT_TRANSACTION = { name: 'idemq_end', text: 'COMMIT' };
 export const ASSERT_CURRENT = { name: 'idemq_assert', text: 'SELECT idemq.assert_current($1::bigint, $2::bigint)' };
 // Behind a pooler, too, the server does not end a transaction in which the handler is busy with something else.
-export const PATIENT = { name: 'idemq_patient', text: "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)" };
+export const NO_IDLE_TIMEOUT = { name: 'idemq_patient', text: "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)" };
 export const HOLD_CLAIMED = { name: 'idemq_hold', text: 'SELECT idemq.hold_claimed()' };
 export const COMMIT_ONE = { name: 'idemq_commit', text: 'SELECT idemq.commit($1::bigint, $2::bigint, $3::jsonb)' };
 export const COMMIT_ONE_AND_CLAIM = {
   name: 'idemq_commit_claim',
-  text: `SELECT ${JOB} FROM idemq.commit_and_claim($1::bigint, $2::bigint, $3::jsonb, queue => $4::text, max_jobs => $5::int, ${HOW})`,
+  text: `SELECT ${JOB} FROM idemq.commit_and_claim($1::bigint, $2::bigint, $3::jsonb, queue => $4::text, max_jobs => $5::int, ${CLAIM_OPTIONS})`,
 };
-export const COMMIT = { name: 'idemq_commit_many', text: `SELECT outcome::text, id::text, token::text FROM idemq.commit_many($1::bigint[], $2::bigint[], $3::jsonb[])` };
-export const COMMIT_AND_CLAIM = {
+export const COMMIT_MANY = { name: 'idemq_commit_many', text: `SELECT outcome::text, id::text, token::text FROM idemq.commit_many($1::bigint[], $2::bigint[], $3::jsonb[])` };
+export const COMMIT_MANY_AND_CLAIM = {
   name: 'idemq_commit_many_claim',
   text: `SELECT outcome::text, ${JOB}
-    FROM idemq.commit_many_and_claim($1::bigint[], $2::bigint[], $3::jsonb[], queue => $4::text, max_jobs => $5::int, ${HOW})`,
+    FROM idemq.commit_many_and_claim($1::bigint[], $2::bigint[], $3::jsonb[], queue => $4::text, max_jobs => $5::int, ${CLAIM_OPTIONS})`,
 };
 
 export const FAIL = `SELECT idemq.fail($1::bigint, $2::bigint, $3::text, retry_in => $4::interval, permanent => $5::bool,
@@ -59,7 +59,7 @@ export const SETTINGS = `SELECT 1000 * extract(epoch FROM coalesce($2::interval,
  * A row of a claim, as pg would have made it.
  * @param {import('./connection.js').Session} session @param {(string | null)[]} fields @param {number} from where they begin
  */
-export function jobOf(session, fields, from) {
+export function jobFromRow(session, fields, from) {
   /** @type {Record<string, any>} */
   const row = {};
   for (let n = 0; n < COLUMNS.length; n++) {

@@ -2,33 +2,33 @@
 
 import { json } from './enqueue.js';
 import { Dead, Refused, Snooze, interval, textOf, typed } from './errors.js';
-import { ran, runnable } from './kinds.js';
-import { STEP, known } from './options.js';
+import { checkCallable, finishedResult } from './handlers.js';
+import { STEP, checkOptions } from './options.js';
 import { BEGIN_STEP, FINISH_STEP, REFUSE_STEP } from './statements.js';
 
 /**
  * Has another system do something, unless it is known to be done.
- * @param {import('./job.js').Job} job @param {import('./connection.js').Line} line @param {string} name
+ * @param {import('./job.js').Job} job @param {import('./connection.js').Link} link @param {string} name
  * @param {(call: import('../index.js').StepCall) => unknown} call
  * @param {import('../index.js').StepOptions} options @returns {Promise<any>}
  */
-export async function step(job, line, name, call, options) {
-  known(options, STEP, 'job.step');
+export async function step(job, link, name, call, options) {
+  checkOptions(options, STEP, 'job.step');
   const { request = null, callTimeout = 30, ask } = options;
-  runnable(call, 'call');
-  if (ask !== undefined) runnable(ask, 'ask');
+  checkCallable(call, 'call');
+  if (ask !== undefined) checkCallable(ask, 'ask');
   if (!(callTimeout > 0 && callTimeout <= 1e6)) throw new RangeError(`callTimeout is a number of seconds, not ${callTimeout}`);
   const own = [job.id, job.token, name];
   const asked = Date.now();
   let calling = false;
   try {
     // Asked again after a lost answer, it says busy: nobody knows here that the call was not made.
-    const { rows: [begun] } = await line.answer(BEGIN_STEP, [...own, json(request, 'the request'), interval(callTimeout)]);
+    const { rows: [begun] } = await link.answer(BEGIN_STEP, [...own, json(request, 'the request'), interval(callTimeout)]);
     if (begun.outcome === 'done') return begun.response;
     // An attempt that was lost has called, and its call may still arrive.
     if (begun.outcome === 'busy') throw new Snooze(textOfInterval(begun.retry_after));
     if (begun.outcome === 'unknown' && ask) {
-      const found = ran(await ask({ key: begun.effect_key, request: begun.former_request, begunAt: begun.begun_at, signal: job.signal }));
+      const found = finishedResult(await ask({ key: begun.effect_key, request: begun.former_request, begunAt: begun.begun_at, signal: job.signal }));
       if (found !== undefined) return await finish(found);
     }
     const until = asked + 1000 * callTimeout;
@@ -36,13 +36,13 @@ export async function step(job, line, name, call, options) {
     return await finish(await limited(until, (signal) => call({ key: begun.effect_key, request, signal, until: new Date(until) })));
   } catch (error) {
     // Dead when it is asked says nothing of the call that was made.
-    if (error instanceof Refused || (calling && error instanceof Dead)) await line.answer(REFUSE_STEP, [...own, textOf(error)]);
+    if (error instanceof Refused || (calling && error instanceof Dead)) await link.answer(REFUSE_STEP, [...own, textOf(error)]);
     throw typed(error);
   }
 
   /** The first answer counts. @param {unknown} response @returns {Promise<any>} */
   async function finish(response) {
-    const { rows } = await line.answer(FINISH_STEP, [...own, json(response ?? null, 'the response')]);
+    const { rows } = await link.answer(FINISH_STEP, [...own, json(response ?? null, 'the response')]);
     return rows[0].response;
   }
 
@@ -54,7 +54,7 @@ export async function step(job, line, name, call, options) {
     job.signal.addEventListener('abort', stop);
     if (job.signal.aborted) stop();
     try {
-      return ran(await fn(controller.signal));
+      return finishedResult(await fn(controller.signal));
     } finally {
       clearTimeout(timer);
       job.signal.removeEventListener('abort', stop);

@@ -4,13 +4,13 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import net from 'node:net';
 import { test } from 'node:test';
-import { place, shardConnection } from '../lib/cluster.js';
+import { location, shardConnection } from '../lib/cluster.js';
 import { Session, hosts } from '../lib/connection.js';
 import { Dead, IdemqError, StaleToken, detailsOf, interval, sqlstate, textOf, typed } from '../lib/errors.js';
 import { ClusterWorker, Worker, drain, enqueue, enqueueGraph, enqueueSequenced, publish } from '../lib/index.js';
 import { Attempt } from '../lib/job.js';
-import { arrayText } from '../lib/message.js';
-import { Places, Pool } from '../lib/places.js';
+import { arrayText } from '../lib/pipeline.js';
+import { ShardSlots, SlotPool } from '../lib/handler-slots.js';
 
 const strings = (connection) => hosts(connection).map((config) => config.connectionString);
 
@@ -35,11 +35,11 @@ test('several hosts', () => {
   assert.deepEqual(strings('postgres://h/db'), ['postgres://h/db']);
 });
 
-test('the place of a shard', () => {
-  assert.deepEqual(place("host=/a,/b port = 5433 dbname='a \\'b' target_session_attrs=read-write"), { host: '/a,/b', port: '5433', dbname: "a 'b" });
-  assert.deepEqual(place('hostaddr=127.0.0.1 dbname=s1'), { host: '127.0.0.1', port: undefined, dbname: 's1' });
-  assert.deepEqual(place('postgresql://h1:1,[::1]/s%201?user=x'), { host: 'h1,::1', port: '1,5432', dbname: 's 1' });
-  assert.deepEqual(place('postgresql:///s1?host=/a&port=7'), { host: '/a', port: '7', dbname: 's1' });
+test('the location of a shard', () => {
+  assert.deepEqual(location("host=/a,/b port = 5433 dbname='a \\'b' target_session_attrs=read-write"), { host: '/a,/b', port: '5433', dbname: "a 'b" });
+  assert.deepEqual(location('hostaddr=127.0.0.1 dbname=s1'), { host: '127.0.0.1', port: undefined, dbname: 's1' });
+  assert.deepEqual(location('postgresql://h1:1,[::1]/s%201?user=x'), { host: 'h1,::1', port: '1,5432', dbname: 's 1' });
+  assert.deepEqual(location('postgresql:///s1?host=/a&port=7'), { host: '/a', port: '7', dbname: 's1' });
   assert.deepEqual(shardConnection({ host: 'r', port: 1, database: 'router', user: 'u' }, 'host=h port=2 dbname=s1'), { host: 'h', port: '2', database: 's1', user: 'u' });
   assert.deepEqual(shardConnection({ host: 'r' }, 'host=h port=6432 dbname=s1', { port: 5432 }), { host: 'h', port: 5432, database: 's1' });
   assert.deepEqual(strings(shardConnection('postgresql://u:p%40@r:1/router?sslmode=require&host=x', 'host=/a,/b port=2 dbname=s1')), [
@@ -48,40 +48,40 @@ test('the place of a shard', () => {
   ]);
 });
 
-test('places', async () => {
+test('handler slots', async () => {
   const never = new AbortController().signal;
-  const pool = new Pool(2);
-  const [home, away] = [new Places(pool, true), new Places(pool, false)];
+  const pool = new SlotPool(2);
+  const [home, away] = [new ShardSlots(pool, true), new ShardSlots(pool, false)];
   const order = [];
-  assert.equal(await away.take(5, never), 2); // as many as there are
-  const waits = (name, places, until = never) => places.take(1, until).then((n) => order.push(`${name} ${n}`));
+  assert.equal(await away.acquire(5, never), 2); // as many as there are
+  const waits = (name, slots, until = never) => slots.acquire(1, until).then((n) => order.push(`${name} ${n}`));
   const ends = new AbortController();
   const all = [waits('away', away), waits('gone', away, ends.signal), waits('home', home)];
-  assert.equal(away.wanted, true); // a home shard waits
+  assert.equal(away.shouldYield, true); // a home shard waits
   ends.abort();
-  pool.leave(1);
-  pool.leave(1);
+  pool.release(1);
+  pool.release(1);
   await Promise.all(all);
   assert.deepEqual(order.sort(), ['away 1', 'gone 0', 'home 1']);
   assert.equal(pool.free, 0);
   // Home first, although it has asked later.
   order.length = 0;
   const two = [waits('away', away), waits('home', home)];
-  pool.leave(1);
+  pool.release(1);
   await two[1];
   assert.deepEqual(order, ['home 1']);
-  pool.leave(1);
+  pool.release(1);
   await two[0];
-  pool.leave(2);
+  pool.release(2);
   // A place is lent while something takes long, and not given to two.
-  assert.equal(await home.take(2, never), 2);
+  assert.equal(await home.acquire(2, never), 2);
   let end;
-  const lent = home.lent(new Promise((resolve) => (end = resolve)));
-  assert.equal(await away.take(1, never), 1);
+  const lent = home.lendWhile(new Promise((resolve) => (end = resolve)));
+  assert.equal(await away.acquire(1, never), 1);
   end('done');
   assert.equal(await lent, 'done');
   assert.equal(pool.free, -1);
-  pool.leave(3);
+  pool.release(3);
   assert.equal(pool.free, 2);
 });
 
@@ -146,7 +146,7 @@ test('an option that nobody reads', async () => {
     Worker: async (options) => new Worker({}, 'q', options),
     ClusterWorker: async (options) => new ClusterWorker({}, 'q', options),
     drain: (options) => drain({}, 'q', () => {}, options),
-    'job.step': async (options) => new Attempt({ id: '1', token: '2' }, 'q', { asked: 0, lease: 1, timeout: 1, line: never }).job.step('s', () => {}, options),
+    'job.step': async (options) => new Attempt({ id: '1', token: '2' }, 'q', { asked: 0, lease: 1, timeout: 1, link: never }).job.step('s', () => {}, options),
   };
   const wrong = {
     enqueue: { depends_on: 'dependsOn', group_key: 'groupKey', onParentFail: 'onParentFailure', max_wait: 'maxWait', Kind: 'kind', __proto__x: null },

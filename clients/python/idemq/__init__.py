@@ -18,8 +18,8 @@ from typing import Any, Awaitable, Callable, Collection, Mapping, Optional, Unio
 
 from psycopg import AsyncConnection, Connection
 
-from ._attempts import Options
 from ._cluster import ClusterRun
+from ._executors import AsyncExecutor, AsyncTransactionExecutor, Executor, ThreadExecutor, ThreadTransactionExecutor
 from ._flows import (
     CancelledJobs,
     Flow,
@@ -38,13 +38,13 @@ from ._flows import (
     send_event,
     wait_results,
 )
-from ._hooks import Failure, Hooks, hooks_of, tell, tell_safely
+from ._handlers import Handlers, single_handler
+from ._hooks import Failure, Hooks, call_hook, call_hook_safely, checked_hooks
 from ._job import AsyncJob, Event, Job, Parent, StepCall
-from ._kinds import Handlers, handler_of
-from ._lanes import AsyncLane, AsyncTransaction, Lane, ThreadLane, ThreadTransaction
+from ._links import AsyncLink, ThreadLink
+from ._options import Options
 from ._producer import Enqueued, enqueue
 from ._run import Run
-from ._server import AsyncLink, ThreadLink
 from .errors import (
     AlreadyCommitted,
     Dead,
@@ -148,7 +148,7 @@ class _Worker:
             raise ValueError("timeout is a number of seconds above 0, grace one from 0")
         self._options = Options(
             dsn, queue, name, wait_dsn, concurrency, batch, lease, timeout, grace, attach, signals,
-            hooks_of(hooks, self._coroutines, type(self).__name__, self._other),
+            checked_hooks(hooks, self._coroutines, type(self).__name__, self._other),
         )  # fmt: skip
         self._process = os.getpid()
         self._unknown_kind = unknown_kind
@@ -179,25 +179,25 @@ class _Worker:
             )
 
     def _make_run(
-        self, make_lane: Callable[[Options, bool], Lane], handler: Callable[..., Any], once: bool
+        self, make_executor: Callable[[Options, bool], Executor], handler: Callable[..., Any], once: bool
     ) -> Union[Run, ClusterRun]:
         options = self._options
-        return Run(options, [make_lane(options, not once) for _ in range(options.concurrency)], handler, once)
+        return Run(options, [make_executor(options, not once) for _ in range(options.concurrency)], handler, once)
 
     async def _work(
         self,
-        make_lane: Callable[[Options, bool], Lane],
+        make_executor: Callable[[Options, bool], Executor],
         handlers: Union[Callable[..., Any], Handlers],
         once: bool,
     ) -> dict[str, int]:
         self._of_this_process()
         if self._running is not None:
             raise RuntimeError("this worker runs already")
-        handler = handler_of(handlers, self._unknown_kind, self._coroutines, type(self).__name__, self._other)
+        handler = single_handler(handlers, self._unknown_kind, self._coroutines, type(self).__name__, self._other)
         hooks = self._options.hooks
         outcomes: dict[str, int] = {}
-        await tell(hooks.started, self._coroutines, self)
-        run = self._running = self._make_run(make_lane, handler, once)
+        await call_hook(hooks.started, self._coroutines, self)
+        run = self._running = self._make_run(make_executor, handler, once)
         try:
             if self._stopped:
                 run.stop()
@@ -206,19 +206,19 @@ class _Worker:
         finally:
             self._running = None
             self._stopped = False
-            await tell_safely("stopped", hooks.stopped, self._coroutines, self, outcomes)
+            await call_hook_safely("stopped", hooks.stopped, self._coroutines, self, outcomes)
 
-    def _thread_lane(self, options: Options, patient: bool) -> Lane:
-        return ThreadLane()
+    def _thread_executor(self, options: Options, retry_connect: bool) -> Executor:
+        return ThreadExecutor()
 
-    def _thread_transaction(self, options: Options, patient: bool) -> Lane:
-        return ThreadTransaction(ThreadLink(options.where, options.dsn, patient))
+    def _thread_transaction_executor(self, options: Options, retry_connect: bool) -> Executor:
+        return ThreadTransactionExecutor(ThreadLink(options.where, options.dsn, retry_connect))
 
-    def _async_lane(self, options: Options, patient: bool) -> Lane:
-        return AsyncLane()
+    def _async_executor(self, options: Options, retry_connect: bool) -> Executor:
+        return AsyncExecutor()
 
-    def _async_transaction(self, options: Options, patient: bool) -> Lane:
-        return AsyncTransaction(AsyncLink(options.where, options.dsn, patient))
+    def _async_transaction_executor(self, options: Options, retry_connect: bool) -> Executor:
+        return AsyncTransactionExecutor(AsyncLink(options.where, options.dsn, retry_connect))
 
 
 class Worker(_Worker):
@@ -239,17 +239,17 @@ class Worker(_Worker):
         what it returns, the job's result, is there if and only if the job is committed.  Several handlers,
         by the kind of a job (None: without one), are a dict; jobs of other kinds are given back for a while.
         """
-        return asyncio.run(self._work(self._thread_transaction, handler, False))
+        return asyncio.run(self._work(self._thread_transaction_executor, handler, False))
 
     def run_outside(
         self, handler: Union[Callable[[Job], Any], Mapping[Optional[str], Callable[[Job], Any]]]
     ) -> dict[str, int]:
         """Run jobs whose effect is elsewhere; the job is committed after the handler has returned."""
-        return asyncio.run(self._work(self._thread_lane, handler, False))
+        return asyncio.run(self._work(self._thread_executor, handler, False))
 
     def drain(self, handler: Union[Callable[..., Any], Handlers], outside: bool = False) -> dict[str, int]:
         """Run what is ready, and end; for tests and for cron.  Answers how many attempts ended how."""
-        return asyncio.run(self._work(self._thread_lane if outside else self._thread_transaction, handler, True))
+        return asyncio.run(self._work(self._thread_executor if outside else self._thread_transaction_executor, handler, True))
 
 
 class AsyncWorker(_Worker):
@@ -266,7 +266,7 @@ class AsyncWorker(_Worker):
         ],
     ) -> dict[str, int]:
         """As Worker.run."""
-        return await self._work(self._async_transaction, handler, False)
+        return await self._work(self._async_transaction_executor, handler, False)
 
     async def run_outside(
         self,
@@ -275,11 +275,11 @@ class AsyncWorker(_Worker):
         ],
     ) -> dict[str, int]:
         """As Worker.run_outside."""
-        return await self._work(self._async_lane, handler, False)
+        return await self._work(self._async_executor, handler, False)
 
     async def drain(self, handler: Union[Callable[..., Awaitable[Any]], Handlers], outside: bool = False) -> dict[str, int]:
         """As Worker.drain."""
-        return await self._work(self._async_lane if outside else self._async_transaction, handler, True)
+        return await self._work(self._async_executor if outside else self._async_transaction_executor, handler, True)
 
 
 class _OverShards(_Worker):
@@ -319,9 +319,9 @@ class _OverShards(_Worker):
         self._shards = home, roam, shard_options
 
     def _make_run(
-        self, make_lane: Callable[[Options, bool], Lane], handler: Callable[..., Any], once: bool
+        self, make_executor: Callable[[Options, bool], Executor], handler: Callable[..., Any], once: bool
     ) -> Union[Run, ClusterRun]:
-        return ClusterRun(self._options, *self._shards, make_lane, handler, once)
+        return ClusterRun(self._options, *self._shards, make_executor, handler, once)
 
 
 class ClusterWorker(_OverShards, Worker):

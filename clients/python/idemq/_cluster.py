@@ -8,7 +8,7 @@ A shard that moves is to its run what a failover is to a worker of one server: t
 again at the new place, and every attempt goes on there, since the rows have moved with their tokens.
 What was fenced has not been done; what was committed is answered as committed.
 
-A shard that is down keeps its own run waiting, and no other: a run waits without a place (_places.py).
+A shard that is down keeps its own run waiting, and no other: a run waits without a slot (_handler_slots.py).
 """
 
 from __future__ import annotations
@@ -23,57 +23,57 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from . import _signals
-from ._attempts import Options
-from ._lanes import Lane
-from ._places import OfShard, Pool
+from ._executors import Executor
+from ._handler_slots import ShardSlots, SlotPool
+from ._links import ANSWER_TIMEOUT, Address, AnswerLost, AsyncLink
+from ._options import Options
 from ._run import Run
-from ._server import ANSWER, Address, AsyncLink, Lost
 from .errors import sqlstate
 
 log = logging.getLogger("idemq")
 
 _MAP = "SELECT shard, dsn, state, version FROM cluster.map() ORDER BY shard"
 _LISTEN = "LISTEN cluster_map"
-_PLACE = ("host", "hostaddr", "port", "dbname")
-FENCED = 1.0
+_LOCATION = ("host", "hostaddr", "port", "dbname")
+MOVE_WAIT = 1.0
 """Seconds that a shard in the middle of its move is left in peace."""
 
 
 class Shard(Address):
     """A shard's address, and what the map says of it."""
 
-    def __init__(self, cluster: Map, number: int) -> None:
+    def __init__(self, cluster: ShardMap, number: int) -> None:
         super().__init__("")
         self.number = number
         self.state = ""
         self.version = -1
         self._cluster = cluster
 
-    async def elsewhere(self, error: Optional[BaseException], version: int) -> bool:
+    async def has_moved(self, error: Optional[BaseException], version: int) -> bool:
         if sqlstate(error) != "55000":
             return False
         await self._cluster.read_again()
         if self.version == version and self.state == "moving":
-            await self._cluster.change(FENCED)
+            await self._cluster.change(MOVE_WAIT)
         return self.version != version or self.state == "moving"
 
 
-class Map:
+class ShardMap:
     """The cluster's map, kept up to date."""
 
-    def __init__(self, router: str, shard_options: str, patient: bool) -> None:
+    def __init__(self, router: str, shard_options: str, retry_connect: bool) -> None:
         self.shards: dict[int, Shard] = {}
         self._router = conninfo_to_dict(router)
         self._shard_options = conninfo_to_dict(shard_options)
-        self._link = AsyncLink("router", router, patient)
-        self._look = asyncio.Event()
+        self._link = AsyncLink("router", router, retry_connect)
+        self._wake = asyncio.Event()
         self._asked: list["asyncio.Future[None]"] = []
         self._changed = asyncio.Event()
         self._listening = 0
 
     def address(self, dsn: str) -> str:
         """How a shard is reached: as the router is (user, password, TLS), but for its place."""
-        params = {name: value for name, value in self._router.items() if name not in _PLACE}
+        params = {name: value for name, value in self._router.items() if name not in _LOCATION}
         return make_conninfo(**{**params, **conninfo_to_dict(dsn), **self._shard_options})
 
     async def read(self) -> list[Shard]:
@@ -102,7 +102,7 @@ class Map:
                 moved(await self.read())
                 self._changed.set()
                 self._changed = asyncio.Event()
-            except Lost:
+            except AnswerLost:
                 self._asked = asked + self._asked
                 await asyncio.sleep(0.1)
                 continue
@@ -112,19 +112,19 @@ class Map:
             for answer in asked:
                 if not answer.done():
                     answer.set_result(None)
-            await self._reason()
+            await self._wait_for_reason()
 
-    async def _reason(self) -> None:
+    async def _wait_for_reason(self) -> None:
         """Until the router says something, its connection ends, or a shard wants to know."""
         conn = self._link.conn
         if self._asked or conn is None or conn.closed:
             return
         loop = asyncio.get_running_loop()
         fd = conn.fileno()
-        loop.add_reader(fd, self._look.set)
+        loop.add_reader(fd, self._wake.set)
         try:
-            await self._look.wait()
-            self._look.clear()
+            await self._wake.wait()
+            self._wake.clear()
         finally:
             loop.remove_reader(fd)
 
@@ -132,9 +132,9 @@ class Map:
         """The map as it is from now on, if the router answers."""
         answer: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
-        self._look.set()
+        self._wake.set()
         try:
-            await asyncio.wait_for(answer, ANSWER)
+            await asyncio.wait_for(answer, ANSWER_TIMEOUT)
         except asyncio.TimeoutError:
             pass
 
@@ -158,7 +158,7 @@ class ClusterRun:
         home: Optional[Collection[int]],
         roam: bool,
         shard_options: str,
-        make_lane: Callable[[Options, bool], Lane],
+        make_executor: Callable[[Options, bool], Executor],
         handler: Callable[..., Any],
         once: bool,
     ) -> None:
@@ -167,11 +167,11 @@ class ClusterRun:
         self._options = options
         self._home = home
         self._roam = roam
-        self._make_lane = make_lane
+        self._make_executor = make_executor
         self._handler = handler
         self._once = once
-        self._map = Map(options.dsn, shard_options, not once)
-        self._pool = Pool(options.concurrency)
+        self._map = ShardMap(options.dsn, shard_options, not once)
+        self._pool = SlotPool(options.concurrency)
         self._runs: dict[int, Run] = {}
         self._refusals: set[int] = set()
         self._tasks: dict[int, "asyncio.Task[Counter[str]]"] = {}
@@ -180,7 +180,7 @@ class ClusterRun:
 
     async def main(self) -> Counter[str]:
         """Runs until it is told to end, or each shard has nothing to do; answers how attempts ended."""
-        with _signals.heard(self._loop, self._options.signals, self.stop):
+        with _signals.stop_on_signals(self._loop, self._options.signals, self.stop):
             return await self._main()
 
     async def _main(self) -> Counter[str]:
@@ -222,7 +222,7 @@ class ClusterRun:
                     if not self._runs:
                         raise RuntimeError("the cluster has no shard for this worker: look at cluster.map()")
                     return
-            except Lost:
+            except AnswerLost:
                 await asyncio.sleep(0.1)
             finally:
                 woken.cancel()
@@ -253,13 +253,13 @@ class ClusterRun:
 
     def _begin(self, shard: Shard, home: bool) -> None:
         options = replace(self._options, dsn=shard, signals=False, where=f"shard {shard.number}")
-        lanes = [self._make_lane(options, not self._once) for _ in range(options.concurrency)]
+        executors = [self._make_executor(options, not self._once) for _ in range(options.concurrency)]
         run = Run(
             options,
-            lanes,
+            executors,
             self._handler,
             self._once,
-            OfShard(self._pool, home),
+            ShardSlots(self._pool, home),
             lambda error: self._refused(shard.number, error),
         )
         self._runs[shard.number] = run

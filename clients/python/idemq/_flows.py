@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 
 from . import _trace
 from ._producer import ask
-from ._server import AnyConnection, Row, document
+from ._values import AnyConnection, Row, jsonb_parameter
 from .errors import Delay, interval
 
 _SEND = """SELECT outcome::text, first_payload
@@ -180,7 +180,7 @@ def send_event(
 
     Those that wait are ready with the commit.
     """
-    values = {"queue": queue, "name": name, "payload": document(payload)}
+    values = {"queue": queue, "name": name, "payload": jsonb_parameter(payload)}
     return ask(conn, _SEND, values, lambda rows: Sent(*rows[0]))
 
 
@@ -469,7 +469,7 @@ def _options(
         "priority": priority,
         "group_key": group_key,
         "max_attempts": max_attempts,
-        "headers": document(_trace.inject(headers)),
+        "headers": jsonb_parameter(_trace.inject(headers)),
         "expires_in": interval(expires_in),
         "kind": kind,
     }

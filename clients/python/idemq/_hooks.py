@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass, fields
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Union
 
-from ._kinds import callable_by
+from ._handlers import check_callable
 
 log = logging.getLogger("idemq")
 
@@ -43,7 +43,7 @@ class Hooks:
     """stopped(worker, outcomes), after the last attempt."""
 
 
-def hooks_of(given: Union[Hooks, Mapping[str, Callable[..., Any]], None], coroutines: bool, worker: str, other: str) -> Hooks:
+def checked_hooks(given: Union[Hooks, Mapping[str, Callable[..., Any]], None], coroutines: bool, worker: str, other: str) -> Hooks:
     """Hooks that the worker can call; raises for others."""
     names = ", ".join(field.name for field in fields(Hooks))
     if isinstance(given, Mapping):
@@ -60,11 +60,11 @@ def hooks_of(given: Union[Hooks, Mapping[str, Callable[..., Any]], None], corout
         if function is not None and not callable(function):
             raise TypeError(f"hook {field.name} is no function")
         if function is not None and (not coroutines or field.name == "around"):
-            callable_by(function, coroutines, f"{worker}, for its hook {field.name},", other)
+            check_callable(function, coroutines, f"{worker}, for its hook {field.name},", other)
     return given
 
 
-async def tell(hook: Optional[Callable[..., Any]], coroutines: bool, *args: Any) -> None:
+async def call_hook(hook: Optional[Callable[..., Any]], coroutines: bool, *args: Any) -> None:
     """Calls one, if there is one: a function in a thread, so that it holds up no heartbeat."""
     if hook is None:
         return
@@ -76,9 +76,9 @@ async def tell(hook: Optional[Callable[..., Any]], coroutines: bool, *args: Any)
         await answer
 
 
-async def tell_safely(name: str, hook: Optional[Callable[..., Any]], coroutines: bool, *args: Any) -> None:
+async def call_hook_safely(name: str, hook: Optional[Callable[..., Any]], coroutines: bool, *args: Any) -> None:
     """The same; what it raises is logged."""
     try:
-        await tell(hook, coroutines, *args)
+        await call_hook(hook, coroutines, *args)
     except Exception:
         log.exception("hook %s", name)

@@ -6,30 +6,22 @@ import asyncio
 import inspect
 import logging
 import threading
-import time
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any, Awaitable, Callable, NamedTuple, Optional, Sequence, TypeVar, Union
+from typing import Any, Awaitable, Callable, Coroutine, NamedTuple, Optional, Protocol, Sequence, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
-from ._kinds import callable_by, ran
-from ._server import AnyConnection, Row, clean, document, wanted
-from .errors import Dead, Delay, Refused, Snooze, StaleToken, Waiting, interval, said
-
-if TYPE_CHECKING:
-    from ._attempts import Attempts
-    from ._conn import Turn
-    from ._lanes import Lane
-    from ._server import Link
+from ._execution import Execution, ExecutionResult
+from ._handlers import check_callable, finished_result
+from ._links import Link
+from ._values import AnyConnection, Row, jsonb_parameter, require_connection, storable_text
+from .errors import Dead, Delay, Refused, Snooze, Waiting, interval, said
 
 T = TypeVar("T")
 log = logging.getLogger("idemq")
-
-LOOK_AFTER = 1.0
-"""Seconds after which it is looked whether the session is there that a lease is attached to, and again."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _CHECKPOINT = "SELECT idemq.checkpoint(%s, %s, %s)"
@@ -76,6 +68,16 @@ class Parent(NamedTuple):
     result: Any
 
 
+class JobRunner(Protocol):
+    """What a job asks of its worker (AttemptRunner): only for a handler without a transaction."""
+
+    async def ask_about_job(self, job: BaseJob, sql: str, values: Sequence[Any], anyway: bool = False) -> list[Row]:
+        ...
+
+    def from_thread(self, work: Coroutine[Any, Any, T]) -> T:
+        ...
+
+
 class BaseJob:
     """One attempt of a job."""
 
@@ -95,7 +97,7 @@ class BaseJob:
     _event: type[Any]
 
     def __init__(self, queue: str, row: Sequence[Any], asked_at: float, link: Link[Any], attached: bool) -> None:
-        """row: as _talk.py's statements answer it, without its outcome; link: that by which it was claimed."""
+        """row: as _pipeline.py's statements answer it, without its outcome; link: that by which it was claimed."""
         self.queue = queue
         (self.id, self.token, self.attempt, self.max_attempts, self.payload, self.key, self.group_key) = row[:7]
         (self.state, self._enqueued_at, headers, self.kind, lease) = row[7:]
@@ -107,15 +109,15 @@ class BaseJob:
         """That to whose session the lease is attached, the one after so many connections."""
         self._session = link.connections
         self._cancelled: Any = None
-        self._run: Optional[Attempts] = None
-        self._unit: Optional[Unit] = None
+        self._run: Optional[JobRunner] = None
+        self._execution: Optional[Execution] = None
         self._conn: Any = None
         """Of a handler that has a transaction: its connection."""
         self.waiting: Optional[Waiting] = None
         """Raised in the handler: it waits for an event."""
         self._arrived: list[Waiting] = []
         """Events that the handler has heard in its transaction."""
-        self._heard(asked_at)
+        self._renew_lease(asked_at)
 
     @property
     def enqueued_at(self) -> datetime:
@@ -125,14 +127,14 @@ class BaseJob:
     @property
     def deadline(self) -> datetime:
         """When the handler will be cancelled: the queue's job_timeout, or the worker's timeout."""
-        return self._unit.deadline if self._unit is not None else datetime.now(timezone.utc)
+        return self._execution.deadline if self._execution is not None else datetime.now(timezone.utc)
 
     @property
     def cancelled(self) -> Any:
         """An Event: set when the lease is lost or the time is over, and the handler should end."""
         if self._cancelled is None:
             self._cancelled = self._event()
-            if self._unit is not None and self._unit.why is not None:  # noted before it looks for an event
+            if self._execution is not None and self._execution.end_reason is not None:  # noted before it looks for an event
                 self._cancelled.set()
         return self._cancelled
 
@@ -143,18 +145,18 @@ class BaseJob:
     def __repr__(self) -> str:
         return f"<job {self.id} of {self.queue}, attempt {self.attempt} of {self.max_attempts}>"
 
-    def _heard(self, asked_at: float) -> None:
+    def _renew_lease(self, asked_at: float) -> None:
         """The lease runs from before the question: it never ends later here than in the server."""
-        self._beat_at = asked_at + self._lease / 3
+        self._heartbeat_at = asked_at + self._lease / 3
         self._lease_until = asked_at + self._lease
 
-    def _outside(self) -> Attempts:
+    def _outside(self) -> JobRunner:
         if self._run is None:
             raise RuntimeError("only a handler of run_outside() has this: one of run() has a transaction")
         return self._run
 
     async def _checkpoint(self, state: Any) -> None:
-        await self._outside().tell(self, _CHECKPOINT, (self.id, self.token, Jsonb(state)))
+        await self._outside().ask_about_job(self, _CHECKPOINT, (self.id, self.token, Jsonb(state)))
         self.state = state
 
     def _begin(self, conn: AnyConnection) -> None:
@@ -177,7 +179,7 @@ class BaseJob:
         """Whether it is done already, with which response; else how to call, or to ask."""
         until = datetime.now(timezone.utc) + timedelta(seconds=seconds)
         values = self.id, self.token, name, Jsonb(request), timedelta(seconds=seconds)
-        rows = await self._outside().tell(self, _BEGIN_STEP, values)
+        rows = await self._outside().ask_about_job(self, _BEGIN_STEP, values)
         outcome, response, former, begun_at, retry_after, key = rows[0]
         if outcome == "busy":
             # The call of an attempt that was lost may still arrive: asking now would hear "no".
@@ -188,17 +190,17 @@ class BaseJob:
     async def _finish_step(self, name: str, response: Any) -> Any:
         """The response that counts; it is told also when the lease is lost: it is a fact."""
         try:
-            return await self._tell_answer(_FINISH_STEP, name, document(response))
+            return await self._report_step(_FINISH_STEP, name, jsonb_parameter(response))
         except (psycopg.DataError, TypeError, ValueError) as error:
             log.error("%s %d: step %s is done, with a response that cannot be stored: %s", self.queue, self.id, name, error)
-            await self._tell_answer(_FINISH_STEP, name, None)
+            await self._report_step(_FINISH_STEP, name, None)
             return response
 
     async def _refuse_step(self, name: str, error: BaseException) -> None:
-        await self._tell_answer(_REFUSE_STEP, name, clean(said(error)))
+        await self._report_step(_REFUSE_STEP, name, storable_text(said(error)))
 
-    async def _tell_answer(self, sql: str, name: str, value: Any) -> Any:
-        rows = await self._outside().tell(self, sql, (self.id, self.token, name, value), anyway=True)
+    async def _report_step(self, sql: str, name: str, value: Any) -> Any:
+        rows = await self._outside().ask_about_job(self, sql, (self.id, self.token, name, value), anyway=True)
         return rows[0][0]
 
 
@@ -220,7 +222,7 @@ class Job(BaseJob):
         the lease is lost.
         """
         if conn is not None:
-            wanted(conn, Connection)
+            require_connection(conn, Connection)
             conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(state)))
             self.state = state
         else:
@@ -243,17 +245,17 @@ class Job(BaseJob):
         """
         run = self._outside()
         for function in (call, ask or call):
-            callable_by(function, False, "Job.step", "AsyncWorker and its AsyncJob.step")
+            check_callable(function, False, "Job.step", "AsyncWorker and its AsyncJob.step")
         done, response, step = run.from_thread(self._begin_step(name, request, call_timeout))
         if done:
             return response
         definite: tuple[type[Exception], ...] = (Refused,)
         try:
             if step.begun_at is not None and ask is not None:
-                response = ran(ask(step))
+                response = finished_result(ask(step))
             if response is None:
                 definite = (Refused, Dead)
-                response = ran(call(step._replace(request=request, begun_at=None)))
+                response = finished_result(call(step._replace(request=request, begun_at=None)))
         except definite as error:
             run.from_thread(self._refuse_step(name, error))
             raise
@@ -277,7 +279,7 @@ class Job(BaseJob):
         """In the handler's transaction, if it has one."""
         if self._conn is None:
             run = self._outside()
-            return run.from_thread(run.tell(self, sql, values))
+            return run.from_thread(run.ask_about_job(self, sql, values))
         with self._conn.cursor(row_factory=tuple_row, binary=True) as own:
             rows: list[Row] = own.execute(sql, values).fetchall()
         return rows
@@ -297,7 +299,7 @@ class AsyncJob(BaseJob):
     async def checkpoint(self, state: Any, conn: Optional[AsyncConnection[Any]] = None) -> None:
         """As Job.checkpoint."""
         if conn is not None:
-            wanted(conn, AsyncConnection)
+            require_connection(conn, AsyncConnection)
             await conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(state)))
             self.state = state
         else:
@@ -333,11 +335,11 @@ class AsyncJob(BaseJob):
         """What it answers in its time; that of a function which was none to be awaited is a fact, too."""
         answer = function(step)
         if not inspect.isawaitable(answer):
-            return ran(answer)
+            return finished_result(answer)
         end = await asyncio.wait_for(_no_exit(answer), step.timeout)
         if end.error is not None:
             raise end.error
-        return ran(end.value)
+        return finished_result(end.value)
 
     async def await_event(self, name: str, timeout: Delay) -> Event:
         """As Job.await_event."""
@@ -349,135 +351,16 @@ class AsyncJob(BaseJob):
 
     async def _ask(self, sql: str, values: Sequence[Any]) -> list[Row]:
         if self._conn is None:
-            return await self._outside().tell(self, sql, values)
+            return await self._outside().ask_about_job(self, sql, values)
         async with self._conn.cursor(row_factory=tuple_row, binary=True) as own:
             await own.execute(sql, values)
             rows: list[Row] = await own.fetchall()
         return rows
 
 
-async def _no_exit(answer: Awaitable[Any]) -> End:
+async def _no_exit(answer: Awaitable[Any]) -> ExecutionResult:
     """Until Python 3.11 wait_for makes a task of it, and SystemExit in a task ends the loop and the worker."""
     try:
-        return End(await answer)
+        return ExecutionResult(await answer)
     except (KeyboardInterrupt, SystemExit) as error:
-        return End(error=error)
-
-
-class Unit:
-    """What begins and ends together: a handler, or a transaction of several.
-
-    It is ended by the loop, and what it does may be in a lane's thread: each notes what it has to say before
-    it looks what the other has said.
-    """
-
-    def __init__(self, jobs: list[Any], lane: Lane, run: Attempts) -> None:
-        self.jobs: list[Any] = jobs if len(jobs) == 1 else sorted(jobs, key=lambda job: int(job.id))
-        self.lane = lane
-        self.begun = False
-        self.seconds = 0.0
-        self.ends_at = 0.0
-        self.look_at = 0.0
-        self.tries = 0
-        self.why: Optional[str] = None
-        """Why it was ended: "lost" (the lease), "cut off", "time" or "drain"."""
-        self.over = False
-        """Whether the handler has ended, and its transaction."""
-        self.handled = False
-        """Whether the handler has ended, and what follows is not to be cancelled."""
-        self.left = False
-        """Whether it was left behind."""
-        self.turn: Optional[Turn] = None
-        """Of one with a connection."""
-        self.task: Optional["asyncio.Task[Any]"] = None
-        """In which its handler runs, if that is a coroutine."""
-        self.ending: Optional["asyncio.Task[None]"] = None
-        """What sees to its end, once it was told to."""
-        self.commit_at: Optional[float] = None
-        """When COMMIT was sent."""
-        self.commit_unknown = False
-        """Whether it was, and not answered."""
-        self._run = run
-        self._stop: Optional["asyncio.Future[None]"] = None
-        self._deadline: Optional[datetime] = None
-        for job in jobs:
-            job._unit = self
-
-    def begin(self, seconds: float) -> None:
-        """Its handler is about to be called, perhaps again."""
-        self.over, self.handled, self.commit_at = False, False, None
-        if not self.begun:
-            now = time.monotonic()
-            self.begun, self.seconds, self.ends_at, self.look_at = True, seconds, now + seconds, now + LOOK_AFTER
-
-    def finish(self) -> bool:
-        """Notes that the handler has ended; False: it was left behind."""
-        with self._run.lock:
-            self.over = True
-            return not self.left
-
-    def leave(self) -> bool:
-        """Notes that the handler is left behind; False: it has ended."""
-        with self._run.lock:
-            self.left = not self.over
-            return self.left
-
-    @property
-    def deadline(self) -> datetime:
-        """When its time is over."""
-        if self._deadline is None:
-            left = self.ends_at - time.monotonic() if self.begun else 0
-            self._deadline = datetime.now(timezone.utc) + timedelta(seconds=left)
-        return self._deadline
-
-    @property
-    def stop(self) -> "asyncio.Future[None]":
-        """Done when the handler is told to end; of the loop."""
-        if self._stop is None:
-            self._stop = asyncio.get_running_loop().create_future()
-            if self.why is not None:
-                self._stop.set_result(None)
-        return self._stop
-
-    def end(self, why: str) -> None:
-        """Tells the handler to end; called by the loop."""
-        if self.why is None:
-            self.why = why
-            if self._stop is not None:
-                self._stop.set_result(None)
-            for job in self.jobs:
-                job._cancel()
-            if self.begun and not self.over:
-                self._run.see_to_end(self)
-
-    @property
-    def locked(self) -> bool:
-        """Whether its jobs are: nobody takes them, however long it takes."""
-        return self.turn is not None and self.turn.begun
-
-    def must_be_current(self) -> None:
-        """Raises in a handler that would begin its transaction after the attempt is over."""
-        if self.why is None and time.monotonic() < self.lease_until:
-            return
-        why = "time" if self._run.time_is_over(self, time.monotonic()) else "cut off"
-        self._run.call_loop(self.end, why)
-        raise StaleToken(f"the attempt is over ({self.why or why}): its connection takes no statements any more")
-
-    @property
-    def claimed_at(self) -> float:
-        return float(min(job._claimed_at for job in self.jobs))
-
-    @property
-    def lease_until(self) -> float:
-        return float(min(job._lease_until for job in self.jobs))
-
-
-class End:
-    """How a handler, or a transaction of several, has ended."""
-
-    def __init__(self, value: Any = None, error: Optional[BaseException] = None, hangs: bool = False) -> None:
-        self.value = value
-        self.error = error
-        self.hangs = hangs
-        """It has not ended."""
-        self.committed = False
+        return ExecutionResult(error=error)

@@ -10,7 +10,7 @@ from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from . import _trace
-from ._server import Row, document, wanted
+from ._values import Row, jsonb_parameter, require_connection
 from .errors import Delay, interval
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ def enqueue(
         "priority": priority,
         "group_key": group_key,
         "max_attempts": max_attempts,
-        "headers": document(_trace.inject(headers)),
+        "headers": jsonb_parameter(_trace.inject(headers)),
         "expires_in": interval(expires_in),
         "key_ttl": interval(key_ttl),
         "on_duplicate": on_duplicate,
@@ -142,7 +142,7 @@ def ask(
     answer: Callable[[list[Row]], T],
 ) -> Union[T, Awaitable[T]]:
     """What a statement answers; of an AsyncConnection, to be awaited."""
-    wanted(conn, Connection, AsyncConnection)
+    require_connection(conn, Connection, AsyncConnection)
     if isinstance(conn, AsyncConnection):
         return _ask_async(conn, sql, values, answer)
     with conn.cursor(row_factory=tuple_row) as cursor:

@@ -1,15 +1,15 @@
-"""A run of a worker: lanes that claim, call the handler and settle; heartbeats; the drain.
+"""A run of a worker: executors that claim, call the handler and settle; heartbeats; the drain.
 
 All of it is one asyncio loop, also of a worker whose handlers are functions: those run in threads, so a
 handler that hangs holds up neither heartbeats nor the drain.
 
 Connections: `control` renews leases and settles what has no transaction; `waiter` sleeps in CALL
-idemq.wait; each lane with a transaction has one more, and claims with it, so that an attached lease
+idemq.wait; each executor with a transaction has one more, and claims with it, so that an attached lease
 ends with the session that the transaction is in.  Without transactions `control` claims, and commits;
 where many coroutines end together, `second` does so beside it.  Each is opened when it is first needed.
 
-One lane at a time looks for jobs, and waits for them; the others queue behind it.  So a wake-up sets
-one lane going, which lets the next look when it has found something.
+One executor at a time looks for jobs, and waits for them; the others queue behind it.  So a wake-up sets
+one executor going, which lets the next look when it has found something.
 """
 
 from __future__ import annotations
@@ -24,54 +24,55 @@ from typing import Any, Callable, Coroutine, Optional, Sequence, TypeVar
 
 import psycopg
 
-from . import _attempts, _server, _signals, _talk
-from ._attempts import Attempts, Options
-from ._here import Here
+from . import _attempt_runner, _links, _pipeline, _signals
+from ._attempt_runner import AttemptRunner
+from ._executors import Executor
+from ._handler_slots import HandlerSlots
 from ._job import BaseJob
-from ._lanes import Lane
-from ._places import Places
-from ._server import AsyncLink, Link, Lost
+from ._links import AnswerLost, AsyncLink, Link
+from ._options import Options
+from ._worker_report import WorkerReport
 from .errors import interval
 
 log = logging.getLogger("idemq")
 T = TypeVar("T")
 
-WAIT = 30.0
+LONGEST_WAIT = 30.0
 """Seconds that the server sleeps in one CALL; less, where its statements may not take as long."""
 ERROR_PAUSE = 5.0
 """Seconds after a claim or a wait that was refused."""
-SETTINGS_AGE = 60.0
+SETTINGS_MAX_AGE = 60.0
 
 _HEARTBEAT = "SELECT token, outcome::text FROM idemq.heartbeat_many(%s, %s, %s::interval)"
 _WAIT = "CALL idemq.wait(%s, %s)"
 _SETTINGS = "SELECT extract(epoch FROM job_timeout)::float8 FROM idemq.queues WHERE name = %s"
 
 
-class Run(Attempts):
+class Run(AttemptRunner):
     """One call of run(), run_outside() or drain()."""
 
     def __init__(
         self,
         options: Options,
-        lanes: Sequence[Lane],
+        executors: Sequence[Executor],
         handler: Callable[..., Any],
         once: bool = False,
-        places: Optional[Places] = None,
+        slots: Optional[HandlerSlots] = None,
         refused: Callable[[psycopg.Error], bool] = lambda error: True,
     ) -> None:
         """refused: whether an error of the first claim ends the run."""
-        super().__init__(options, lanes, handler, not once, places or Places())
+        super().__init__(options, executors, handler, not once, slots or HandlerSlots())
         self._once = once
         self._refused = refused
         self._waiter = AsyncLink(f"{options.where}, to wait", options.wait_dsn or options.dsn)
-        self._looking = asyncio.Lock()
+        self._claim_lock = asyncio.Lock()
         self._idle = 0
         self._busy = 0
         self._claimed = False
         self._ended_one = asyncio.Event()
-        self._settings_at = -SETTINGS_AGE
+        self._settings_at = -SETTINGS_MAX_AGE
 
-    def _let_look(self) -> None:
+    def _wake_idle_executors(self) -> None:
         if self._once and self._idle > 0:
             self.call_loop(self._ended_one.set)
 
@@ -79,44 +80,44 @@ class Run(Attempts):
 
     async def main(self) -> Counter[str]:
         """Runs until it is told to end, or once there is nothing to do; answers how attempts ended."""
-        with _signals.heard(self._loop, self.options.signals, self.stop):
+        with _signals.stop_on_signals(self._loop, self.options.signals, self.stop):
             return await self._main()
 
     async def _main(self) -> Counter[str]:
-        beats = asyncio.create_task(self._beats())
+        beats = asyncio.create_task(self._send_heartbeats())
         watch = asyncio.create_task(self._watch())
-        here = Here(
+        report = WorkerReport(
             self._control,
             self.options.name or f"python {os.getpid()}",
             self.options.queue,
             self.options.concurrency * self.at_once,
-            lambda: ([job.id for job in list(self._held.values())], sum(self.counts.values())),
+            lambda: ([job.id for job in list(self._leased.values())], sum(self.counts.values())),
         )
         tasks = [beats, watch]
         if not self._once:
-            tasks.append(asyncio.create_task(here.tell()))
-        lanes = [asyncio.create_task(self._serve(lane)) for lane in self._lanes]
+            tasks.append(asyncio.create_task(report.report_regularly()))
+        executors = [asyncio.create_task(self._serve(executor)) for executor in self._executors]
         try:
             # A cancellation drains, without grace.
-            await asyncio.shield(asyncio.gather(*lanes))
+            await asyncio.shield(asyncio.gather(*executors))
         finally:
             self._ending.set()
             self._end_grace()
-            # An error of one lane does not leave the others in the middle of a job.
-            await asyncio.wait(lanes, timeout=2 * _attempts.KILL_AFTER + _attempts.LAST_WORDS)
-            while self._committing and all(lane.done() for lane in lanes):
+            # An error of one executor does not leave the others in the middle of a job.
+            await asyncio.wait(executors, timeout=2 * _attempt_runner.ABANDON_AFTER + _attempt_runner.DRAIN_SETTLE_TIMEOUT)
+            while self._committing and all(executor.done() for executor in executors):
                 await asyncio.wait(self._committing.values())
-            for task in (*lanes, *tasks):
+            for task in (*executors, *tasks):
                 task.cancel()
-            await asyncio.gather(*lanes, *tasks, return_exceptions=True)
-            await here.report_stopping()
-            for lane in self._lanes:
-                await lane.close()
-            if self.desk is not None:
-                if left := self.desk.left():
+            await asyncio.gather(*executors, *tasks, return_exceptions=True)
+            await report.report_stopping()
+            for executor in self._executors:
+                await executor.close()
+            if self.group_commit is not None:
+                if left := self.group_commit.untaken():
                     await self.give_back(left)
-                await self.desk.link.drop()
-            await asyncio.gather(*self._telling)
+                await self.group_commit.link.drop()
+            await asyncio.gather(*self._hook_tasks)
             if self._opening is not None:
                 self._opening.cancel()
             for link in (self._control, self._second, self._waiter):
@@ -130,12 +131,12 @@ class Run(Attempts):
             return
         self._ending.set()
         if self._busy:
-            log.info("ending: %d handlers have %g s", len(self._units), self.options.grace)
+            log.info("ending: %d handlers have %g s", len(self._executions), self.options.grace)
         self._loop.call_later(self.options.grace, self._end_grace)
 
     def _end_grace(self) -> None:
-        for unit in list(self._units):
-            unit.end("drain")
+        for execution in list(self._executions):
+            execution.request_end("drain")
 
     async def _while_running(self, link: Link[Any], work: Coroutine[Any, Any, T], asks: bool = True) -> Optional[T]:
         """What work answers; None when the drain begins first, and it is soon ended: at once, unless the
@@ -147,8 +148,8 @@ class Run(Attempts):
             if not task.done() and asks and link.conn is not None:
                 # A claim that is on its way is heard, and given back; a wait ends now.
                 if link is self._waiter:
-                    await _server.interrupt(link.conn)
-                await asyncio.wait({task}, timeout=_server.ANSWER)
+                    await _links.interrupt(link.conn)
+                await asyncio.wait({task}, timeout=_links.ANSWER_TIMEOUT)
             return await task if task.done() else None
         finally:
             ending.cancel()
@@ -163,57 +164,57 @@ class Run(Attempts):
 
     # Looking for jobs.
 
-    async def _serve(self, lane: Lane) -> None:
+    async def _serve(self, executor: Executor) -> None:
         while True:
-            jobs = await self._next(lane)
+            jobs = await self._next_jobs(executor)
             if not jobs:
                 return
             if self._ending.is_set():
                 await self.give_back(jobs)
                 return
             self._busy += 1
-            lane.pending.extend(self.units(jobs, lane))
+            executor.pending.extend(self.executions(jobs, executor))
             try:
-                await self._work(lane)
+                await self._work(executor)
             finally:
                 self._busy -= 1
-                self._places.leave(1)
+                self._slots.release(1)
                 self._ended_one.set()
 
-    async def _work(self, lane: Lane) -> None:
-        """Has a lane run what it has, and what it claims with that, until there is nothing."""
-        while lane.pending:
-            unit = lane.pending[0]
-            if self._ending.is_set() and not unit.begun:
-                await self.give_back([job for each in lane.pending for job in each.jobs])
-                lane.pending.clear()
+    async def _work(self, executor: Executor) -> None:
+        """Has an executor run what it has, and what it claims with that, until there is nothing."""
+        while executor.pending:
+            execution = executor.pending[0]
+            if self._ending.is_set() and not execution.begun:
+                await self.give_back([job for each in executor.pending for job in each.jobs])
+                executor.pending.clear()
                 return
-            if not await self.connected(lane, unit):
-                lane.pending.popleft()
-                self._units.discard(unit)
-                for job in unit.jobs:
-                    await self._places.lent(self._after(job, unit, psycopg.OperationalError("the connection was lost")))
+            if not await self.ensure_connected(executor, execution):
+                executor.pending.popleft()
+                self._executions.discard(execution)
+                for job in execution.jobs:
+                    await self._slots.lend_while(self._settle_uncommitted(job, execution, psycopg.OperationalError("the connection was lost")))
                 continue
-            stop = await lane.start(self)
-            if stop is not None:
-                await self.stopped(lane, stop)
+            unsettled = await executor.start(self)
+            if unsettled is not None:
+                await self.settle(executor, unsettled)
 
-    async def _next(self, lane: Lane) -> list[BaseJob]:
-        """Jobs for a lane; none when it is to end."""
+    async def _next_jobs(self, executor: Executor) -> list[BaseJob]:
+        """Jobs for an executor; none when it is to end."""
         self._idle += 1
         try:
-            async with self._looking:
+            async with self._claim_lock:
                 while not self._ending.is_set():
-                    if self._spare:
-                        return [self._spare.popleft() for _ in range(min(self.at_once, len(self._spare)))]
+                    if self._unassigned:
+                        return [self._unassigned.popleft() for _ in range(min(self.at_once, len(self._unassigned)))]
                     self._ended_one.clear()
                     if self._once and self._busy == 0 and self._committing:
                         await asyncio.wait(self._committing.values())  # it may make the last ones ready
-                    jobs = await self._claim(lane)
-                    if lane.link is not None and jobs:
+                    jobs = await self._claim(executor)
+                    if executor.link is not None and jobs:
                         return jobs
                     if jobs:
-                        self._spare.extend(jobs)
+                        self._unassigned.extend(jobs)
                     elif jobs is not None and self._once:
                         if self._busy == 0:
                             return []
@@ -221,32 +222,32 @@ class Run(Attempts):
                         await self._ended_one.wait()
                     elif jobs is not None:
                         await self._sleep()
-            if self._spare:
-                await self.give_back(list(self._spare))
-                self._spare.clear()
+            if self._unassigned:
+                await self.give_back(list(self._unassigned))
+                self._unassigned.clear()
             return []
         finally:
             self._idle -= 1
 
-    async def _claim(self, lane: Lane) -> Optional[list[BaseJob]]:
+    async def _claim(self, executor: Executor) -> Optional[list[BaseJob]]:
         """Ready jobs; None: it could not be asked."""
-        link = lane.link or self._control
-        most = self._idle if lane.link is None else 1
+        link = executor.link or self._control
+        most = self._idle if executor.link is None else 1
         claimed: Optional[list[BaseJob]] = None
-        if (pause := self._claims_at - time.monotonic()) > 0:
+        if (pause := self._claims_paused_until - time.monotonic()) > 0:
             await self._pause(pause)
             return None
         try:
-            if self._places.shared:
-                # No place is kept by a shard that is down.
+            if self._slots.shared:
+                # No slot is kept by a shard that is down.
                 await self._while_running(link, link.ready())
-            taken = await self._while_running(link, self._places.take(most), False) or 0
+            taken = await self._while_running(link, self._slots.acquire(most), False) or 0
             try:
                 if taken > 0 and not self._ending.is_set():
-                    claimed = await self._while_running(link, self._ask_claim(link, lane, taken))
+                    claimed = await self._while_running(link, self._ask_claim(link, executor, taken))
             finally:
-                self._places.leave(taken - (len(claimed or ()) if lane.link is None else min(len(claimed or ()), 1)))
-        except Lost:
+                self._slots.release(taken - (len(claimed or ()) if executor.link is None else min(len(claimed or ()), 1)))
+        except AnswerLost:
             await self._pause(0.1)
             return None
         except psycopg.Error as error:
@@ -258,23 +259,23 @@ class Run(Attempts):
         self._claimed = self._claimed or claimed is not None
         return claimed
 
-    async def _ask_claim(self, link: Link[Any], lane: Lane, places: int) -> list[BaseJob]:
-        if time.monotonic() - self._settings_at >= SETTINGS_AGE:
+    async def _ask_claim(self, link: Link[Any], executor: Executor, slots: int) -> list[BaseJob]:
+        if time.monotonic() - self._settings_at >= SETTINGS_MAX_AGE:
             rows = await link.ask(_SETTINGS, (self.options.queue,))
             self._job_timeout = rows[0][0] if rows else None
             self._settings_at = time.monotonic()
         await link.ready()
         asked_at = time.monotonic()
-        most = places if lane.link is None else self.options.batch
+        most = slots if executor.link is None else self.options.batch
         options = self.options
-        rows = await link.ask(_talk.CLAIM, (options.queue, most, self._lease, options.name, self._attach(link)))
+        rows = await link.ask(_pipeline.CLAIM, (options.queue, most, self._lease, options.name, self._attach(link)))
         return self.take([row[0] for row in rows], asked_at, link)
 
     async def _sleep(self) -> None:
         """Until the queue has work, or a while."""
         try:
             await self._while_running(self._waiter, self._wait_for_work())
-        except Lost:
+        except AnswerLost:
             await self._pause(0.1)
         except psycopg.Error as error:
             if not self._ending.is_set():
@@ -284,68 +285,68 @@ class Run(Attempts):
     async def _wait_for_work(self) -> None:
         await self._waiter.ready()
         limit = self._waiter.statement_timeout
-        seconds = min(WAIT, 0.8 * limit) if limit > 0 else WAIT
-        await self._waiter.ask(_WAIT, (self.options.queue, timedelta(seconds=seconds)), seconds + _server.ANSWER)
+        seconds = min(LONGEST_WAIT, 0.8 * limit) if limit > 0 else LONGEST_WAIT
+        await self._waiter.ask(_WAIT, (self.options.queue, timedelta(seconds=seconds)), seconds + _links.ANSWER_TIMEOUT)
 
     # Leases.
 
-    async def _beats(self) -> None:
+    async def _send_heartbeats(self) -> None:
         """Heartbeats for all as soon as one is due, and by each new connection: a server that was
         started again gives attached leases a grace only."""
         seen = 0
         while True:
             now = time.monotonic()
-            self._next_beat = min((job._beat_at for job in list(self._held.values())), default=now + 3600)
-            if self._next_beat > now and (self._control.connections == seen or not self._held):
-                self._beat_now.clear()
+            self._next_heartbeat = min((job._heartbeat_at for job in list(self._leased.values())), default=now + 3600)
+            if self._next_heartbeat > now and (self._control.connections == seen or not self._leased):
+                self._heartbeat_now.clear()
                 try:
-                    await asyncio.wait_for(self._beat_now.wait(), self._next_beat - now)
+                    await asyncio.wait_for(self._heartbeat_now.wait(), self._next_heartbeat - now)
                 except asyncio.TimeoutError:
                     pass
                 continue
             try:
                 await self._control.ready()
                 seen = self._control.connections
-                await self._beat()
-            except Lost:
+                await self._send_heartbeat()
+            except AnswerLost:
                 await asyncio.sleep(0.1)
             except psycopg.Error as error:
                 log.error("heartbeat: %s", str(error).strip())
-                for job in list(self._held.values()):
-                    job._beat_at = time.monotonic() + job._lease / 3
+                for job in list(self._leased.values()):
+                    job._heartbeat_at = time.monotonic() + job._lease / 3
 
-    async def _beat(self) -> None:
-        jobs = list(self._held.values())
+    async def _send_heartbeat(self) -> None:
+        jobs = list(self._leased.values())
         if not jobs:
             return
         asked_at = time.monotonic()
         values = [job.id for job in jobs], [job.token for job in jobs], interval(self.options.lease)
         for token, outcome in await self._control.ask(_HEARTBEAT, values):
-            job = self._held.get(token)
+            job = self._leased.get(token)
             if job is None:
                 continue  # it has ended meanwhile
             if outcome == "current":
-                job._heard(asked_at)
+                job._renew_lease(asked_at)
             else:
-                self._lose(job, "time" if outcome == "expired" else "lost")
+                self._lose_lease(job, "time" if outcome == "expired" else "lost")
 
-    def _lose(self, job: BaseJob, why: str) -> None:
-        self._held.pop(job.token, None)
-        unit = job._unit
+    def _lose_lease(self, job: BaseJob, why: str) -> None:
+        self._leased.pop(job.token, None)
+        execution = job._execution
         # Its COMMIT may be why: the transaction itself finds that out.
-        if unit is not None and unit.commit_at is None and not unit.commit_unknown:
+        if execution is not None and execution.commit_at is None and not execution.commit_unknown:
             # The server may have taken it back for that already.
-            unit.end("time" if self.time_is_over(unit, time.monotonic()) else why)
-        if job in self._spare:
-            self._spare.remove(job)
-            self._places.leave(1)
+            execution.request_end("time" if self.time_is_over(execution, time.monotonic()) else why)
+        if job in self._unassigned:
+            self._unassigned.remove(job)
+            self._slots.release(1)
 
     # Of a cluster's shard.
 
     @property
     def unreachable(self) -> bool:
         """Whether its server is down, as far as is known."""
-        return self._control.lost or self._waiter.lost or any(lane.link is not None and lane.link.lost for lane in self._lanes)
+        return self._control.lost or self._waiter.lost or any(executor.link is not None and executor.link.lost for executor in self._executors)
 
     @property
     def claimed(self) -> bool:
@@ -355,4 +356,4 @@ class Run(Attempts):
     def moved(self) -> None:
         """Its address has changed: who sleeps there wakes up.  What else is connected finds out by itself."""
         if self._waiter.conn is not None:
-            _server.sever(self._waiter.conn)
+            _links.sever(self._waiter.conn)

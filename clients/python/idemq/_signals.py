@@ -17,7 +17,7 @@ _stops: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
 
 
 @contextlib.contextmanager
-def heard(loop: asyncio.AbstractEventLoop, wanted: bool, stop: Callable[[], None]) -> Iterator[None]:
+def stop_on_signals(loop: asyncio.AbstractEventLoop, wanted: bool, stop: Callable[[], None]) -> Iterator[None]:
     """Meanwhile a signal calls stop, if wanted, beside those of the loop's other runs; in the main thread only."""
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield

@@ -32,7 +32,7 @@ import psycopg
 from psycopg import Connection
 
 from . import Job, RetryLater, Worker
-from ._server import hosts
+from ._links import hosts
 from .errors import said, sqlstate
 
 log = logging.getLogger("idemq")

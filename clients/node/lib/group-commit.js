@@ -2,106 +2,106 @@
 // claims the next jobs.  Repeated after a lost answer, it says already_committed.
 
 import { sqlstate, textOf } from './errors.js';
-import { COMMIT, COMMIT_AND_CLAIM, jobOf } from './statements.js';
+import { COMMIT_MANY, COMMIT_MANY_AND_CLAIM, jobFromRow } from './statements.js';
 
-const tries = 3;
+const maxRetries = 3;
 /** From so many on that have ended at once, two statements: while the server works on one, the handlers of the other run. */
-const many = 32;
+const splitFrom = 32;
 
 /** @typedef {import('./job.js').Attempt} Attempt */
-/** @typedef {import('./connection.js').Line} Line */
+/** @typedef {import('./connection.js').Link} Link */
 /** @typedef {{ attempt: Attempt, result: string | null }} Done */
-/** @typedef {{ done: Done[], wants: number, line?: Line, then: (next: Attempt[]) => void }} Ended of one transaction's worth; wants: jobs next */
+/** @typedef {{ done: Done[], wants: number, link?: Link, then: (next: Attempt[]) => void }} Ended of one transaction's worth; wants: jobs next */
 
-export class Commits {
+export class GroupCommit {
   /** @type {Ended[]} */
   #ended = [];
   #committing = 0;
 
   /**
    * @param {import('./worker.js').Context} worker
-   * @param {(done: Done, error: unknown, line: Line) => Promise<string | null | undefined>} refused the server does not take its result:
+   * @param {(done: Done, error: unknown, link: Link) => Promise<string | null | undefined>} refused the server does not take its result:
    *   another one, or undefined when that has ended the attempt
-   * @param {Line[]} [lines] for commits alone: two; without, those of the attempts are taken
+   * @param {Link[]} [links] for commits alone: two; without, those of the attempts are taken
    */
-  constructor(worker, refused, lines = []) {
+  constructor(worker, refused, links = []) {
     this.worker = worker;
     this.refused = refused;
-    this.lines = lines;
+    this.links = links;
   }
 
   /**
    * Commits these.
-   * @param {Done[]} done @param {number} wants @param {Line} [line] on which nothing else is under way
+   * @param {Done[]} done @param {number} wants @param {Link} [link] on which nothing else is under way
    * @returns {Promise<Attempt[]>} what was claimed with their commit
    */
-  commit(done, wants, line) {
+  commit(done, wants, link) {
     return new Promise((then) => {
-      this.#ended.push({ done, wants, line, then });
+      this.#ended.push({ done, wants, link, then });
       if (this.#committing === 0) void this.#commitAll();
     });
   }
 
   async #commitAll() {
     this.#committing++;
-    const own = this.lines.pop();
+    const own = this.links.pop();
     // What ends in this turn of the loop goes along.
     for (await turn(); this.#ended.length > 0; await turn()) {
-      const share = this.#committing === 1 && this.#ended.length >= many ? 2 : 1;
+      const share = this.#committing === 1 && this.#ended.length >= splitFrom ? 2 : 1;
       const ended = this.#ended.splice(0, Math.ceil(this.#ended.length / share));
       if (share > 1) void this.#commitAll();
       const next = await this.#commit(
         ended.flatMap(({ done }) => done),
         ended.reduce((sum, { wants }) => sum + wants, 0),
-        /** @type {Line} */ (own ?? ended[0].line),
+        /** @type {Link} */ (own ?? ended[0].link),
       );
       for (const { wants, then } of ended) then(next.splice(0, wants));
     }
-    if (own) this.lines.push(own);
+    if (own) this.links.push(own);
     this.#committing--;
   }
 
-  /** @param {Done[]} done @param {number} wants @param {Line} line @returns {Promise<Attempt[]>} */
-  async #commit(done, wants, line) {
+  /** @param {Done[]} done @param {number} wants @param {Link} link @returns {Promise<Attempt[]>} */
+  async #commit(done, wants, link) {
     const pairs = [done.map(({ attempt }) => attempt.job.id), done.map(({ attempt }) => attempt.job.token), done.map(({ result }) => result)];
-    done.forEach(({ attempt }) => (attempt.sent = true));
+    done.forEach(({ attempt }) => (attempt.commitSent = true));
     for (let count = 1; ; count++) {
       try {
-        return await this.#send(done, pairs, wants, line);
+        return await this.#send(done, pairs, wants, link);
       } catch (error) {
-        if (['40001', '40P01'].includes(sqlstate(error)) && count <= tries) continue;
+        if (['40001', '40P01'].includes(sqlstate(error)) && count <= maxRetries) continue;
         if (!/^(22|54)/.test(sqlstate(error))) {
           done.forEach(({ attempt }) => this.worker.ended(attempt, 'lost', textOf(error)));
           return [];
         }
         if (done.length > 1) {
           const next = [];
-          for (const [n, one] of done.entries()) next.push(...(await this.#commit([one], n < wants ? 1 : 0, line)));
+          for (const [n, one] of done.entries()) next.push(...(await this.#commit([one], n < wants ? 1 : 0, link)));
           return next;
         }
         const [{ attempt, result }] = done;
-        attempt.sent = false;
-        const instead = result === null ? undefined : await this.refused(done[0], error, line);
-        if (instead !== undefined) return this.#commit([{ attempt, result: instead }], wants, line);
+        attempt.commitSent = false;
+        const instead = result === null ? undefined : await this.refused(done[0], error, link);
+        if (instead !== undefined) return this.#commit([{ attempt, result: instead }], wants, link);
         if (result === null) this.worker.ended(attempt, 'lost', textOf(error));
         return [];
       }
     }
   }
 
-  /** @param {Done[]} done @param {unknown[]} pairs @param {number} wants @param {Line} line @returns {Promise<Attempt[]>} */
-  async #send(done, pairs, wants, line) {
-    const { answer, again } = await line.repeat(async (session) => {
+  /** @param {Done[]} done @param {unknown[]} pairs @param {number} wants @param {Link} link @returns {Promise<Attempt[]>} */
+  async #send(done, pairs, wants, link) {
+    const { answer, again } = await link.repeat(async (session) => {
       const asked = Date.now();
-      const claim = wants > 0 && this.worker.claims;
+      const claim = wants > 0 && this.worker.mayClaim;
       const given = this.worker.claimArguments(session, wants);
-      const { rows, error } = await session.send([claim ? { ...COMMIT_AND_CLAIM, values: [...pairs, ...given] } : { ...COMMIT, values: pairs }]);
+      const { rows, error } = await session.send([claim ? { ...COMMIT_MANY_AND_CLAIM, values: [...pairs, ...given] } : { ...COMMIT_MANY, values: pairs }]);
       if (error) throw error;
       return { rows: rows[0], asked, session };
     });
     const { rows, asked, session } = answer;
     const outcomes = new Map(rows.filter(([outcome]) => outcome !== 'claimed').map(([outcome, id, token]) => [`${id} ${token}`, outcome]));
-    const claimed = rows.filter(([outcome]) => outcome === 'claimed').map((fields) => jobOf(session, fields, 1));
+    const claimed = rows.filter(([outcome]) => outcome === 'claimed').map((fields) => jobFromRow(session, fields, 1));
     const next = this.worker.begun(claimed, asked, session);
     for (const { attempt } of done) {
       const outcome = outcomes.get(`${attempt.job.id} ${attempt.job.token}`);

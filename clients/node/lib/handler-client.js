@@ -6,17 +6,17 @@
 import { AsyncLocalStorage } from 'node:async_hooks';
 
 /** Milliseconds after its handler's end in which code that was not awaited may read on in a cursor. */
-const halfRead = 1000;
+const halfReadTimeout = 1000;
 /** The savepoint in which code runs: others that it begins are within. @type {AsyncLocalStorage<object>} */
-const within = new AsyncLocalStorage();
-const CONTROL = /^(?:\s|;|--[^\n]*(?:\n|$)|\/\*[^]*?\*\/)*(begin|start\s+transaction|commit|end|abort|prepare\s+transaction|rollback(?!\s+(?:work\s+|transaction\s+)?to\b))\b/i;
+const currentSavepoint = new AsyncLocalStorage();
+const ENDS_TRANSACTION = /^(?:\s|;|--[^\n]*(?:\n|$)|\/\*[^]*?\*\/)*(begin|start\s+transaction|commit|end|abort|prepare\s+transaction|rollback(?!\s+(?:work\s+|transaction\s+)?to\b))\b/i;
 
 /** @typedef {import('./connection.js').Session} Session */
 
 /**
  * The transaction of some jobs, on one session: begun when it is used, or already when it is made.
  */
-export class Work {
+export class HandlerTransaction {
   /** @type {Promise<void> | undefined} */
   #beginning;
   /** Why it could not begin. @type {unknown} */
@@ -67,7 +67,7 @@ export class Work {
     if (this.waiting === 0 && !this.session.busy) return;
     while (this.waiting > 0 || (this.session.busy && !this.session.gone)) {
       await this.begin().catch(() => {});
-      await this.session.drained(this.cursors.size > 0 ? halfRead : undefined);
+      await this.session.drained(this.cursors.size > 0 ? halfReadTimeout : undefined);
       if (this.session.busy && [...this.cursors].some(({ state }) => state === 'idle')) throw new Error('the handler has left a cursor half read: read it to its end, or close it');
     }
     // What the answers have set off: the code behind an await.
@@ -76,11 +76,11 @@ export class Work {
 }
 
 /**
- * @param {Work} work @param {() => unknown} refusal why nothing may be asked now, or undefined
+ * @param {HandlerTransaction} handlerTransaction @param {() => unknown} refusal why nothing may be asked now, or undefined
  * @returns {import('../index.js').HandlerClient}
  */
-export function handlerClient(work, refusal) {
-  const { session } = work;
+export function handlerClient(handlerTransaction, refusal) {
+  const { session } = handlerTransaction;
   const real = /** @type {any} */ (session.client);
   /** @type {Map<unknown, unknown>} */
   const bound = new Map();
@@ -93,34 +93,34 @@ export function handlerClient(work, refusal) {
    * @param {string} text @param {() => void} use @param {(error: unknown) => void} fail
    */
   const whenBegun = (text, use, fail) => {
-    if (work.ending) {
+    if (handlerTransaction.ending) {
       use();
       return;
     }
-    const refused = refusal() ?? controls(text);
+    const refused = refusal() ?? refuseControl(text);
     if (refused) {
       process.nextTick(fail, refused);
       return;
     }
-    work.usedAt ??= performance.now();
+    handlerTransaction.usedAt ??= performance.now();
     const run = () => {
       session.busy = true;
       use();
     };
-    if (work.begun && work.waiting === 0) {
+    if (handlerTransaction.begun && handlerTransaction.waiting === 0) {
       run();
       return;
     }
-    work.waiting++;
-    work.begin().then(
+    handlerTransaction.waiting++;
+    handlerTransaction.begin().then(
       () => {
-        work.waiting--;
+        handlerTransaction.waiting--;
         const over = refusal();
         if (over) fail(over);
         else run();
       },
       (error) => {
-        work.waiting--;
+        handlerTransaction.waiting--;
         fail(error);
       },
     );
@@ -132,7 +132,7 @@ export function handlerClient(work, refusal) {
     const text = typeof config === 'string' ? config : config.text;
     const ask = () => real.query(config, values, callback);
     if (typeof config.submit === 'function') {
-      if (typeof config.read === 'function') work.cursors.add(config);
+      if (typeof config.read === 'function') handlerTransaction.cursors.add(config);
       whenBegun(config.text ?? config.cursor?.text ?? '', ask, (error) => config.handleError(error, real.connection));
       return config;
     }
@@ -150,12 +150,12 @@ export function handlerClient(work, refusal) {
   /** Some of the handler's work that may fail by itself: a savepoint. @param {(client: any) => unknown} fn */
   const transaction = async (fn) => {
     // Of two at a time one's rollback would undo the other's work, which was told to be done.
-    if (open.length > 0 && within.getStore() !== open[open.length - 1]) throw new Error('another transaction() of this client is not over: await it first');
+    if (open.length > 0 && currentSavepoint.getStore() !== open[open.length - 1]) throw new Error('another transaction() of this client is not over: await it first');
     const name = `idemq_${++savepoints}`;
     const own = { name };
     open.push(own);
     try {
-      return await within.run(own, () => part(name, fn));
+      return await currentSavepoint.run(own, () => part(name, fn));
     } finally {
       open.splice(open.indexOf(own), 1);
     }
@@ -203,8 +203,8 @@ export function handlerClient(work, refusal) {
 }
 
 /** Says of SQL that begins or ends a transaction why it is not run. @param {unknown} text @returns {Error | undefined} */
-function controls(text) {
-  const word = typeof text === 'string' ? CONTROL.exec(text)?.[1].toUpperCase() : undefined;
+function refuseControl(text) {
+  const word = typeof text === 'string' ? ENDS_TRANSACTION.exec(text)?.[1].toUpperCase() : undefined;
   if (!word) return undefined;
   return new Error(
     `${word} would have ended the transaction, or begun one, in which the job is to be committed: let it be, take client.transaction() or a SAVEPOINT for a part, or use runOutside`,

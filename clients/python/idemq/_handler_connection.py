@@ -22,58 +22,65 @@ import time
 import weakref
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Coroutine, Iterator, Optional
+from typing import Any, Coroutine, Iterator, Optional, Protocol
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
 from psycopg.pq import TransactionStatus
 
-from . import _talk
-from ._talk import BEGIN, HOLD, NO_IDLE_END, exchange, numbers
+from . import _pipeline
+from ._pipeline import ASSERT_CURRENT, BEGIN, NO_IDLE_TIMEOUT, exchange, numbers
 from .errors import StaleToken
-
-if TYPE_CHECKING:
-    from ._job import Unit
 
 log = logging.getLogger("idemq")
 
-QUICK = 0.002
+QUICK_FIRST_USE = 0.002
 """Seconds from a handler's begin to its first statement, within which the next one's transaction is begun with this
 one's commit."""
 
-ANSWERED = 2.0
-"""Seconds that a statement which was cancelled is given to answer, until its session is given up; fewer than KILL_AFTER
-of _attempts.py, or its handler would be left behind."""
+CANCEL_TIMEOUT = 2.0
+"""Seconds that a statement which was cancelled is given to answer, until its session is given up; fewer than ABANDON_AFTER
+of _attempt_runner.py, or its handler would be left behind."""
 
 _SPACE = r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/|;)*"
-_ENDS = re.compile(
+_ENDS_TRANSACTION = re.compile(
     _SPACE + r"(?:BEGIN|START|COMMIT|END|ABORT|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b)|PREPARE\s+TRANSACTION)\b",
     re.IGNORECASE | re.DOTALL,
 )
-_FORGETS = re.compile(_SPACE + r"(?:DEALLOCATE|DISCARD)\b", re.IGNORECASE | re.DOTALL)
+_DEALLOCATES = re.compile(_SPACE + r"(?:DEALLOCATE|DISCARD)\b", re.IGNORECASE | re.DOTALL)
 
 
-_TURN: "ContextVar[Optional[Turn]]" = ContextVar("idemq_turn", default=None)
+_CURRENT: "ContextVar[Optional[HandlerTransaction]]" = ContextVar("idemq_transaction", default=None)
 """Of the handler, and of the tasks that it makes: they go on in its context.  A thread that it starts has none."""
-_OWN: "ContextVar[bool]" = ContextVar("idemq_own", default=False)
+_BY_WORKER: "ContextVar[bool]" = ContextVar("idemq_by_worker", default=False)
 """Whether it is the worker who asks."""
 
 
 @contextmanager
-def by_us() -> Iterator[None]:
+def by_worker() -> Iterator[None]:
     """What the worker asks by a cursor."""
-    token = _OWN.set(True)
+    token = _BY_WORKER.set(True)
     try:
         yield
     finally:
-        _OWN.reset(token)
+        _BY_WORKER.reset(token)
 
 
-class Turn:
-    """One transaction's, in which handlers have the connection."""
+class TransactionOwner(Protocol):
+    """What a transaction is begun for (Execution)."""
 
-    def __init__(self, unit: Unit, begun: bool) -> None:
-        self.unit = unit
+    jobs: list[Any]
+    handler_transaction: Optional[HandlerTransaction]
+
+    def must_be_current(self) -> None:
+        ...
+
+
+class HandlerTransaction:
+    """The transaction for which handlers have the connection; it begins when the connection is used."""
+
+    def __init__(self, owner: TransactionOwner, begun: bool) -> None:
+        self.owner = owner
         self.at = time.monotonic()
         self.begun = begun
         """Whether the transaction is, and its jobs are locked."""
@@ -84,25 +91,25 @@ class Turn:
 
     def use(self) -> None:
         """Something is about to be sent."""
-        if (_TURN.get() or self) is not self:
+        if (_CURRENT.get() or self) is not self:
             _refuse()
         if self.error is not None:
             raise self.error
         if not self.used:
             if not self.begun:
                 try:
-                    self.unit.must_be_current()
+                    self.owner.must_be_current()
                 except StaleToken as error:
                     self.error = error
                     raise
-            self.quick = time.monotonic() - self.at <= QUICK
+            self.quick = time.monotonic() - self.at <= QUICK_FIRST_USE
             self.used = True
 
-    def begin(self, conn: Any) -> _talk.Message:
-        jobs = self.unit.jobs
-        steps: list[_talk.Step] = [(BEGIN, ()), (HOLD, (numbers(job.id for job in jobs), numbers(job.token for job in jobs)))]
-        if not conn.ours:
-            steps.insert(1, (NO_IDLE_END, ()))
+    def begin(self, conn: Any) -> _pipeline.Message:
+        jobs = self.owner.jobs
+        steps: list[_pipeline.Step] = [(BEGIN, ()), (ASSERT_CURRENT, (numbers(job.id for job in jobs), numbers(job.token for job in jobs)))]
+        if not conn.direct:
+            steps.insert(1, (NO_IDLE_TIMEOUT, ()))
         return exchange(conn, steps, conn.named)
 
 
@@ -111,18 +118,18 @@ def _refuse() -> None:
     raise psycopg.ProgrammingError("the handler has ended, and its transaction with it")
 
 
-class _Handlers:
+class _HandlersConnectionBase:
     """What both connections have."""
 
-    turn: Optional[Turn] = None
+    handler_transaction: Optional[HandlerTransaction] = None
     """None: it is the worker's own."""
-    lent = False
+    was_lent = False
     """Whether handlers have had it."""
-    ours = False
-    """Whether the session is."""
+    direct = False
+    """Whether the session is the worker's own: no pooler is in between."""
     named = False
     """Whether statements have names."""
-    holds = False
+    has_hold_claimed = False
     """Whether the server has idemq.hold_claimed."""
     given_up = False
     """Whether take_back() has closed it, for what a handler had left half done: then it was not lost."""
@@ -130,18 +137,18 @@ class _Handlers:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.statements: set[bytes] = set()
-        """Names of _talk.py's that the session knows."""
+        """Names of _pipeline.py's that the session knows."""
         self.streams: "weakref.WeakSet[Any]" = weakref.WeakSet()
         """Handlers' that may be half read: such a one holds the connection's lock."""
         self.copies: set[Any] = set()
         """Cursors in whose copy() a handler is, from before its statement is sent: since psycopg 3.3 it holds the lock, too."""
 
-    def lend(self, unit: Unit, begun: bool) -> Turn:
-        """Begins a turn, in the context of the handler."""
-        self.lent = True
-        self.turn = unit.turn = Turn(unit, begun)
-        _TURN.set(self.turn)
-        return self.turn
+    def lend(self, owner: TransactionOwner, begun: bool) -> HandlerTransaction:
+        """Gives the connection to a handler, in whose context this is called."""
+        self.was_lent = True
+        self.handler_transaction = owner.handler_transaction = HandlerTransaction(owner, begun)
+        _CURRENT.set(self.handler_transaction)
+        return self.handler_transaction
 
     def _exec_command(self, command: Any, *args: Any, **kwargs: Any) -> Any:
         if command == b"DEALLOCATE ALL":  # psycopg's, after a ROLLBACK or a DROP
@@ -152,23 +159,23 @@ class _Handlers:
         if self.copies:
             return True
         if self.lock.locked():  # type: ignore[attr-defined]
-            return False  # a thread's statement, for which own() waits
+            return False  # a thread's statement, for which run_own() waits
         return self.pgconn.transaction_status == TransactionStatus.ACTIVE or self._pipeline is not None  # type: ignore[attr-defined]
 
-    def _not_in_a_turn(self, what: str) -> None:
-        if self.turn is not None:
+    def _refuse_in_handler(self, what: str) -> None:
+        if self.handler_transaction is not None:
             raise psycopg.ProgrammingError(
                 f"{what}: the transaction is the worker's, which commits it with the job; conn.transaction() is a savepoint,"
                 " and an error that is raised undoes all"
             )
 
-    def _still_begun(self, turn: Turn) -> None:
+    def _check_still_begun(self, transaction: HandlerTransaction) -> None:
         status = self.pgconn.transaction_status  # type: ignore[attr-defined]
         if status == TransactionStatus.IDLE:
             raise psycopg.ProgrammingError("the handler has ended the transaction that it was given")
 
 
-class HandlersConnection(_Handlers, Connection[Any]):
+class HandlersConnection(_HandlersConnectionBase, Connection[Any]):
     """A handler's that is a function."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -176,25 +183,25 @@ class HandlersConnection(_Handlers, Connection[Any]):
         self.cursor_factory = _Cursor
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
-        turn = self.turn
-        if turn is None:
-            if self.lent and not _OWN.get():
+        transaction = self.handler_transaction
+        if transaction is None:
+            if self.was_lent and not _BY_WORKER.get():
                 _refuse()
             return super().wait(gen, *args, **kwargs)
-        turn.use()
-        if not turn.begun:
+        transaction.use()
+        if not transaction.begun:
             try:
-                super().wait(turn.begin(self))
+                super().wait(transaction.begin(self))
             except BaseException as error:
-                turn.error = error
+                transaction.error = error
                 raise
-            turn.begun = True
+            transaction.begun = True
         answer = super().wait(gen, *args, **kwargs)
-        self._still_begun(turn)
+        self._check_still_begun(transaction)
         return answer
 
     def take_back(self) -> bool:
-        """Ends a turn; answers whether the handler has left something half done.  A stream() holds the lock; of a COPY
+        """Takes the connection back from a handler; answers whether that has left something half done.  A stream() holds the lock; of a COPY
         or a pipeline psycopg has no end but its own, and a thread may go on with it, so the connection goes."""
         left = False
         for rows in list(self.streams):
@@ -203,14 +210,14 @@ class HandlersConnection(_Handlers, Connection[Any]):
                 rows.close()
             except (psycopg.Error, ValueError):  # another thread is reading it
                 pass
-        turn, self.turn = self.turn, None
+        transaction, self.handler_transaction = self.handler_transaction, None
         if left or not self._half_done():
             return left
-        self.given_up |= turn is not None and not self.closed
+        self.given_up |= transaction is not None and not self.closed
         self.close()
         return True
 
-    def own(self, gen: Any, seconds: Optional[float] = None) -> Any:
+    def run_own(self, gen: Any, seconds: Optional[float] = None) -> Any:
         """What is the worker's own; within so many seconds, or the connection is cut."""
         with self.lock:
             return super().wait(gen) if seconds is None else self._wait_for(gen, seconds)
@@ -233,15 +240,15 @@ class HandlersConnection(_Handlers, Connection[Any]):
             return end.value
 
     def commit(self) -> None:
-        self._not_in_a_turn("commit()")
+        self._refuse_in_handler("commit()")
         super().commit()
 
     def rollback(self) -> None:
-        self._not_in_a_turn("rollback()")
+        self._refuse_in_handler("rollback()")
         super().rollback()
 
 
-class AsyncHandlersConnection(_Handlers, AsyncConnection[Any]):
+class AsyncHandlersConnection(_HandlersConnectionBase, AsyncConnection[Any]):
     """A handler's that is a coroutine function."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -249,31 +256,31 @@ class AsyncHandlersConnection(_Handlers, AsyncConnection[Any]):
         self.cursor_factory = _AsyncCursor
 
     async def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
-        turn = self.turn
-        if turn is None:
-            if self.lent and not _OWN.get():
+        transaction = self.handler_transaction
+        if transaction is None:
+            if self.was_lent and not _BY_WORKER.get():
                 _refuse()
             return await super().wait(gen, *args, **kwargs)
-        turn.use()
-        if not turn.begun:
+        transaction.use()
+        if not transaction.begun:
             try:
-                await self._to_its_end(turn.begin(self))
+                await self._wait_to_the_end(transaction.begin(self))
             except BaseException as error:
-                turn.error = error
+                transaction.error = error
                 raise
-            turn.begun = True
-        answer = await self._to_its_end(gen, *args, **kwargs)
-        self._still_begun(turn)
+            transaction.begun = True
+        answer = await self._wait_to_the_end(gen, *args, **kwargs)
+        self._check_still_begun(transaction)
         return answer
 
-    async def _to_its_end(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+    async def _wait_to_the_end(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """Of a statement whose task is cancelled the answer is awaited, too, as psycopg does since 3.2.  Left half done it
         would cost the session, by which the server would say that the attempt ended, and hold its locks until then."""
         try:
             return await super().wait(gen, *args, **kwargs)
         except asyncio.CancelledError:
             if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
-                await _though_cancelled(self._cancel(gen, *args, **kwargs), ANSWERED)
+                await _await_despite_cancel(self._cancel(gen, *args, **kwargs), CANCEL_TIMEOUT)
             raise
 
     async def _cancel(self, gen: Any, *args: Any, **kwargs: Any) -> None:
@@ -294,28 +301,28 @@ class AsyncHandlersConnection(_Handlers, AsyncConnection[Any]):
         if self.lock.locked() and not self.copies:
             async with self.lock:
                 pass
-        turn, self.turn = self.turn, None
+        transaction, self.handler_transaction = self.handler_transaction, None
         if left or not self._half_done():
             return left
-        self.given_up |= turn is not None and not self.closed
+        self.given_up |= transaction is not None and not self.closed
         await self.close()
         return True
 
-    async def own(self, gen: Any) -> Any:
+    async def run_own(self, gen: Any) -> Any:
         """What is the worker's own."""
         async with self.lock:
             return await super().wait(gen)
 
     async def commit(self) -> None:
-        self._not_in_a_turn("commit()")
+        self._refuse_in_handler("commit()")
         await super().commit()
 
     async def rollback(self) -> None:
-        self._not_in_a_turn("rollback()")
+        self._refuse_in_handler("rollback()")
         await super().rollback()
 
 
-async def _though_cancelled(work: Coroutine[Any, Any, None], seconds: float) -> None:
+async def _await_despite_cancel(work: Coroutine[Any, Any, None], seconds: float) -> None:
     """Waits for what is not to be left half done, however often the task is cancelled meanwhile."""
     task, until = asyncio.ensure_future(work), time.monotonic() + seconds
     while not task.done() and time.monotonic() < until:
@@ -325,22 +332,22 @@ async def _though_cancelled(work: Coroutine[Any, Any, None], seconds: float) -> 
     await asyncio.wait({task})
 
 
-def _look_at(conn: Any, query: Any) -> None:
+def _check_statement(conn: Any, query: Any) -> None:
     """Raises for a statement that would end the handler's transaction, or begin one."""
-    if conn.turn is None:
+    if conn.handler_transaction is None:
         return
     if isinstance(query, sql.Composable):
         query = query.as_string(conn)
     if isinstance(query, (bytes, bytearray)):
         query = bytes(query).decode("utf-8", "replace")
     if isinstance(query, str):
-        if _ENDS.match(query):
-            conn._not_in_a_turn(query.strip()[:40])
-        elif _FORGETS.match(query):
+        if _ENDS_TRANSACTION.match(query):
+            conn._refuse_in_handler(query.strip()[:40])
+        elif _DEALLOCATES.match(query):
             conn.statements.clear()
 
 
-def _half_read(conn: Any, rows: Any) -> Any:
+def _track_stream(conn: Any, rows: Any) -> Any:
     conn.streams.add(rows)
     return rows
 
@@ -356,40 +363,40 @@ def _copying(conn: Any, cursor: Any) -> Iterator[None]:
 
 class _Cursor(Cursor[Any]):
     def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        _look_at(self._conn, query)
+        _check_statement(self._conn, query)
         return super().execute(query, *args, **kwargs)
 
     def executemany(self, query: Any, *args: Any, **kwargs: Any) -> None:
-        _look_at(self._conn, query)
+        _check_statement(self._conn, query)
         super().executemany(query, *args, **kwargs)
 
     def stream(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        _look_at(self._conn, query)
-        return _half_read(self._conn, super().stream(query, *args, **kwargs))
+        _check_statement(self._conn, query)
+        return _track_stream(self._conn, super().stream(query, *args, **kwargs))
 
     @contextmanager
     def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
-        _look_at(self._conn, statement)
+        _check_statement(self._conn, statement)
         with _copying(self._conn, self), super().copy(statement, *args, **kwargs) as copy:
             yield copy
 
 
 class _AsyncCursor(AsyncCursor[Any]):
     async def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        _look_at(self._conn, query)
+        _check_statement(self._conn, query)
         return await super().execute(query, *args, **kwargs)
 
     async def executemany(self, query: Any, *args: Any, **kwargs: Any) -> None:
-        _look_at(self._conn, query)
+        _check_statement(self._conn, query)
         await super().executemany(query, *args, **kwargs)
 
     def stream(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        _look_at(self._conn, query)
-        return _half_read(self._conn, super().stream(query, *args, **kwargs))
+        _check_statement(self._conn, query)
+        return _track_stream(self._conn, super().stream(query, *args, **kwargs))
 
     @asynccontextmanager
     async def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
-        _look_at(self._conn, statement)
+        _check_statement(self._conn, statement)
         with _copying(self._conn, self):
             async with super().copy(statement, *args, **kwargs) as copy:
                 yield copy

@@ -1,7 +1,7 @@
-"""Reports a worker to the server (idemq.report_worker), for people; no promise depends on it.
+"""A worker reports itself to the server (idemq.report_worker): for people to read, and part of no promise.
 
-A report that fails is left out.  It goes by the connection of the heartbeats, so it waits for
-no lock, disk or standby.
+A report that fails is left out.  It uses the connection of the heartbeats, so it waits for no lock, disk or
+standby.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from uuid import uuid4
 
 import psycopg
 
-from ._server import AsyncLink, Lost
+from ._links import AnswerLost, AsyncLink
 
-EACH = 30.0
+REPORT_INTERVAL = 30.0
 """Seconds between two reports."""
-AFTER_REFUSAL = 600.0
-"""Seconds after the server has refused one: its SQL may be an older version's."""
-FIRST = 1.0
-"""A worker that ends sooner reports nothing."""
+REPORT_AFTER_REFUSAL = 600.0
+"""Seconds until the next report when the server has refused one: its SQL may be an older version's."""
+FIRST_REPORT_AFTER = 1.0
+"""Seconds until the first report.  A worker that ends sooner makes none."""
 
 # Its commit waits for no disk and no standby, which heartbeats do not either.
 _REPORT_WORKER = """SELECT pg_catalog.set_config('synchronous_commit', 'off', true),
@@ -37,8 +37,8 @@ def _version() -> str:
         return "from source"
 
 
-class Here:
-    """What one worker says of itself."""
+class WorkerReport:
+    """What one worker reports."""
 
     def __init__(
         self, link: AsyncLink, name: str, queue: str, concurrency: int, state: Callable[[], tuple[Sequence[int], int]]
@@ -46,34 +46,34 @@ class Here:
         """state: the jobs that it runs, and how many it has ended."""
         self._link = link
         self._state = state
-        self._said = False
+        self._reported = False
         self._about: list[Any] = [str(uuid4()), name, [queue], _version(), socket.gethostname(), concurrency]
 
-    async def tell(self) -> None:
+    async def report_regularly(self) -> None:
         """Until it is cancelled."""
-        pause = FIRST
+        pause = FIRST_REPORT_AFTER
         while True:
             await asyncio.sleep(pause)
-            pause = await self._say(False)
+            pause = await self._report(False)
 
-    async def _say(self, stopping: bool) -> float:
+    async def _report(self, stopping: bool) -> float:
         if not self._link.usable:
-            return FIRST
+            return FIRST_REPORT_AFTER
         jobs, done = self._state()
         try:
-            # The link outlives whoever tells: an answer is waited for.
+            # The link is used after a cancelled report: so its answer is awaited.
             await asyncio.shield(self._link.ask(_REPORT_WORKER, [*self._about, list(jobs), done, stopping]))
-            self._said = True
-        except (Lost, OSError):
-            pass  # who needs the connection says so
+            self._reported = True
+        except (AnswerLost, OSError):
+            pass  # whatever needs the connection logs it
         except psycopg.Error:
-            return AFTER_REFUSAL
-        return EACH
+            return REPORT_AFTER_REFUSAL
+        return REPORT_INTERVAL
 
     async def report_stopping(self) -> None:
-        """The last report of a worker that has reported before, if the server answers at once."""
-        if self._said:
+        """Reports that the worker stops, if it has reported before, and the server answers at once."""
+        if self._reported:
             try:
-                await asyncio.wait_for(self._say(True), 1)
+                await asyncio.wait_for(self._report(True), 1)
             except asyncio.TimeoutError:
                 pass

@@ -6,25 +6,25 @@
 import { types } from 'node:util';
 import { Snooze } from './errors.js';
 
-const mostNamed = 1000;
+const maxKindsNamed = 1000;
 
 /** Throws for what cannot be called, and for a generator: its call runs nothing. @param {unknown} handler @param {string} what */
-export function runnable(handler, what) {
+export function checkCallable(handler, what) {
   if (typeof handler !== 'function') throw new TypeError(`${what} is a function, not ${handler}`);
   if (types.isGeneratorFunction(handler)) throw new TypeError(`${what} ${handler.name} is a generator function, which runs nothing when it is called`);
 }
 
 /** The same for one handler, or several by kind. @param {any} handlers */
-export function allRunnable(handlers) {
+export function checkHandlers(handlers) {
   const all = typeof handlers === 'function' ? [handlers] : Object.values(handlers ?? {});
   if (all.length === 0 || all.some((handler) => typeof handler !== 'function')) {
     throw new TypeError('a handler is a function, and several are an object of functions by kind');
   }
-  for (const handler of all) runnable(handler, 'the handler');
+  for (const handler of all) checkCallable(handler, 'the handler');
 }
 
 /** What a call has answered, unless that has yet to run, or is a list of such. @template T @param {T} answer @returns {T} */
-export function ran(answer) {
+export function finishedResult(answer) {
   if (Array.isArray(answer) && answer.some(types.isPromise)) throw new TypeError('what was returned are promises that nobody awaits: return Promise.all(…)');
   if (types.isGeneratorObject(answer)) throw new TypeError('what was returned is a generator, which has not run');
   return answer;
@@ -35,8 +35,8 @@ export function ran(answer) {
  * @param {any} handlers a function, or functions by kind @param {import('../index.js').Interval} delay
  * @param {import('../index.js').Logger} logger @returns {(job: import('./job.js').Job, ...more: any[]) => unknown}
  */
-export function handlerOf(handlers, delay, logger) {
-  allRunnable(handlers);
+export function singleHandler(handlers, delay, logger) {
+  checkHandlers(handlers);
   if (typeof handlers === 'function') return handlers;
   const byKind = new Map(Object.entries(handlers));
   /** @type {Set<string>} */
@@ -46,7 +46,7 @@ export function handlerOf(handlers, delay, logger) {
     const handler = byKind.get(kind);
     if (handler) return handler(job, ...more);
     const said = kind === '' ? 'jobs without a kind' : `kind ${kind}`;
-    if (!unknown.has(kind) && unknown.size < mostNamed) {
+    if (!unknown.has(kind) && unknown.size < maxKindsNamed) {
       unknown.add(kind);
       logger.warn(`idemq: ${job.queue} ${job.id}: no handler here for ${said}; such jobs are given back`);
     }

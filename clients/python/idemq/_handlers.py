@@ -26,7 +26,7 @@ Handlers = Mapping[Optional[str], Callable[..., Any]]
 """By kind; that of None is for jobs without one."""
 
 
-def callable_by(function: Any, coroutines: bool, caller: str, other: str) -> None:
+def check_callable(function: Any, coroutines: bool, caller: str, other: str) -> None:
     """Raises for a function that the caller cannot run; other: what can.
 
     Of coroutine functions a decorator may make functions; it tells so by functools.wraps.
@@ -52,7 +52,7 @@ def callable_by(function: Any, coroutines: bool, caller: str, other: str) -> Non
 _LAZY = (types.GeneratorType, map, filter, concurrent.futures.Future)
 
 
-def ran(answer: T) -> T:
+def finished_result(answer: T) -> T:
     """What a call has returned, unless that is something which has yet to run, or a list of such."""
     for each in answer if isinstance(answer, (list, tuple)) else (answer,):
         if inspect.isawaitable(each) or inspect.isasyncgen(each) or isinstance(each, _LAZY):
@@ -62,18 +62,18 @@ def ran(answer: T) -> T:
     return answer
 
 
-def handler_of(
+def single_handler(
     handlers: Union[Callable[..., Any], Handlers], delay: Delay, coroutines: bool, worker: str, other: str
 ) -> Callable[..., Any]:
     """One handler for all: the one that is given, or one that calls that of the job's kind."""
     if callable(handlers):
-        callable_by(handlers, coroutines, worker, other)
+        check_callable(handlers, coroutines, worker, other)
         return handlers
     by_kind = dict(handlers) if isinstance(handlers, Mapping) else {}
     if not by_kind or not all(callable(handler) for handler in by_kind.values()):
         raise TypeError("a handler is a function, and several are a dict of functions by kind")
     for handler in by_kind.values():
-        callable_by(handler, coroutines, worker, other)
+        check_callable(handler, coroutines, worker, other)
     unknown: set[Optional[str]] = set()
 
     def call(job: Any, *args: Any) -> Any:

@@ -6,7 +6,7 @@
 /** @typedef {{ name: string, text: string, values?: unknown[] }} Step */
 /** @typedef {{ rows: (string | null)[][][], tags: string[], error?: any }} Answer rows and tags: of each step that is done; error: what ended it */
 
-export class Message {
+export class Pipeline {
   #session;
   #steps;
   /** Names whose Parse was sent and not answered. @type {string[]} */

@@ -1,4 +1,4 @@
-"""python_client_slow.py: tests of clients/python that need real time or many jobs: leases and job_timeout that expire by
+"""python_slow.py: tests of clients/python that need real time or many jobs: leases and job_timeout that expire by
 themselves, thousands of jobs, descriptors and threads that must be released.
 
 For python_slow.pl, which says where the server is (IDEMQ_DSN).
@@ -14,11 +14,10 @@ import unittest.mock
 import psycopg
 
 import idemq
-import idemq._conn
-import idemq._server
+import idemq._handler_connection
+import idemq._links
 import tap
-from python_client import DSN, Client, PatientClient
-from python_paths import Counting, Paths
+from python_common import DSN, Client, Counting, PatientClient, QuickFirstUse
 
 
 class Outside(Client):
@@ -37,7 +36,7 @@ class Outside(Client):
         committers = [0]
         tried = []
 
-        async def tries(dsn, connect=idemq._server.connect_async):
+        async def tries(dsn, connect=idemq._links.connect_async):
             try:
                 return await connect(dsn)
             finally:
@@ -57,7 +56,7 @@ class Outside(Client):
 
         self.sql("SELECT idemq.enqueue_many(%s, (SELECT array_agg(to_jsonb(n)) FROM generate_series(1, 3000) n))", self.queue)
         give_up = time.monotonic() + 60
-        with unittest.mock.patch.object(idemq._server, "connect_async", tries):
+        with unittest.mock.patch.object(idemq._links, "connect_async", tries):
             self.assertEqual(self.drain_async(handler, outside=True, dsn=dsn, concurrency=100), {"committed": 3000})
         self.assertEqual((len(calls), set(calls.values())), (3000, {1}))
         self.assertEqual(self.sql("SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name = %s"
@@ -103,11 +102,11 @@ class TimeOver(PatientClient):
             conn.execute("SELECT pg_sleep(3600)")
 
         begun = []
-        for interrupt in (idemq._server.interrupt, self.cancel_late):
+        for interrupt in (idemq._links.interrupt, self.cancel_late):
             for drain, handler in ((self.drain, sleeps), (self.drain_async, sleeps_async)):
                 for seconds in (0.5, 2, 8):
                     (job,) = self.add(1, max_attempts=1)
-                    with unittest.mock.patch.object(idemq._server, "interrupt", interrupt):
+                    with unittest.mock.patch.object(idemq._links, "interrupt", interrupt):
                         ended = drain(handler, timeout=seconds)
                     if job in begun:
                         break  # else its time was over before its first statement
@@ -127,7 +126,7 @@ class TimeOver(PatientClient):
             await conn.execute("SELECT 1")
 
         jobs = self.add(1, max_attempts=1) + self.add(2)
-        with psycopg.connect(DSN) as other, unittest.mock.patch.object(idemq._server, "interrupt", self.cancel_late):
+        with psycopg.connect(DSN) as other, unittest.mock.patch.object(idemq._links, "interrupt", self.cancel_late):
             release = threading.Timer(1.5, other.rollback)
             ended = collections.Counter(self.drain_async(uses, timeout=0.5))
             release.join()
@@ -162,7 +161,7 @@ class TimeOver(PatientClient):
         self.assertEqual(self.job(job)[1], 1)
 
     def test_a_handler_that_hangs_is_left_behind(self):
-        self.set_seconds("KILL_AFTER", 0.3)
+        self.set_seconds("ABANDON_AFTER", 0.3)
         never = threading.Event()
         self.addCleanup(never.set)
 
@@ -187,7 +186,7 @@ class TimeOver(PatientClient):
             self.assertGreater(self.job(jobs[0])[1], 1)
 
     def test_a_coroutine_that_does_not_end(self):
-        self.set_seconds("KILL_AFTER", 0.3)
+        self.set_seconds("ABANDON_AFTER", 0.3)
         async def stubborn(job, conn):
             await self.do_async(job, conn)
             while job.attempt == 1 and not stop.is_set():
@@ -204,7 +203,7 @@ class TimeOver(PatientClient):
         self.assertEqual((ended, self.effects()), ({"committed": 1}, [1]))
 
 
-class Messages(Paths):
+class Messages(QuickFirstUse):
     def test_what_ends_together_is_sent_together(self):
         """Eight at a time that end together: 50 rounds, not 400 statements."""
         together = threading.Barrier(8)
@@ -224,7 +223,7 @@ class Messages(Paths):
         self.assertLess(len(ends), 40)
 
 
-class Lost(Paths):
+class Lost(QuickFirstUse):
     def test_a_blocked_event_loop(self):
         """For longer than the lease: the first use refuses, though nobody could tell."""
         said = []
@@ -244,7 +243,7 @@ class Lost(Paths):
         self.assertEqual((ended["committed"], self.effects(), len(said)), (1, [1], 1))
 
 
-class Surroundings(Paths):
+class Surroundings(QuickFirstUse):
     def test_descriptors_and_threads_are_given_back(self):
         def count():
             return len(os.listdir("/proc/self/fd")), threading.active_count()

@@ -19,21 +19,23 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Callable, Coroutine, NamedTuple, Optional, Sequence, TypeVar, Union
+from typing import Any, Callable, Coroutine, NamedTuple, Optional, Sequence, TypeVar
 
 import psycopg
 from psycopg.types.json import Jsonb
 
-from . import _server, _talk, _trace
-from ._desk import Desk, Ended
-from ._hooks import Failure, Hooks, tell_safely
-from ._job import AWAIT, LOOK_AFTER, BaseJob, End, Unit
-from ._kinds import ran
-from ._lanes import Gone, Lane, Stop
-from ._places import Places
-from ._server import Address, AsyncLink, Link, Lost, Row, ThreadLink, clean
+from . import _links, _pipeline, _trace
+from ._execution import SESSION_CHECK_INTERVAL, Execution, ExecutionResult
+from ._executors import AttemptOver, Executor, Unsettled
+from ._group_commit import Ended, GroupCommit
+from ._handler_slots import HandlerSlots
+from ._handlers import finished_result
+from ._hooks import Failure, call_hook_safely
+from ._job import AWAIT, BaseJob
+from ._links import AnswerLost, AsyncLink, Link, ThreadLink
+from ._options import Options
+from ._values import Row, json_text, jsonb_parameter, storable_text
 from .errors import (
     MAX_TEXT,
     AlreadyCommitted,
@@ -53,16 +55,16 @@ from .errors import (
 log = logging.getLogger("idemq")
 T = TypeVar("T")
 
-KILL_AFTER = 5.0
+ABANDON_AFTER = 5.0
 """Seconds from telling a handler to end until it is left behind."""
-AGAIN = 0.5
+CANCEL_INTERVAL = 0.5
 """Seconds from one cancel of a statement to the next."""
-PATIENCE = 60.0
-"""Seconds for telling the server how an attempt has ended; LAST_WORDS in a drain."""
-LAST_WORDS = 10.0
-TRIES = 3
+SETTLE_TIMEOUT = 60.0
+"""Seconds for telling the server how an attempt has ended; DRAIN_SETTLE_TIMEOUT in a drain."""
+DRAIN_SETTLE_TIMEOUT = 10.0
+MAX_RERUNS = 3
 """How often a transaction is run again at once."""
-MANY = 32
+SPLIT_COMMIT_FROM = 32
 """From so many on that have ended at once, two statements: while the server works on one, the handlers of the other run."""
 
 _FAIL = "SELECT idemq.fail(%s, %s, %s, %s::interval, permanent => %s, details => %s::jsonb)::text"
@@ -71,22 +73,22 @@ _RELEASE_MANY = "SELECT outcome::text FROM idemq.release_many(%s, %s)"
 _TRY_COMMIT = "SELECT idemq.try_commit(%s, %s, %s::jsonb)::text"
 
 
-_ENDED = {
+_END_REASONS = {
     "lost": "the lease of one is lost",
     "cut off": "a lease is over, and the server does not answer",
     "time": "job_timeout is over",
 }
 
 
-def _reason(unit: Unit, error: BaseException) -> str:
+def _reason(execution: Execution, error: BaseException) -> str:
     """Why a transaction of several has not committed: an error that ended it from outside says nothing."""
-    if unit.why in _ENDED:
-        return _ENDED[unit.why]
-    return text_of(error.__cause__ if isinstance(error, Gone) else error)
+    if execution.end_reason in _END_REASONS:
+        return _END_REASONS[execution.end_reason]
+    return text_of(error.__cause__ if isinstance(error, AttemptOver) else error)
 
 
 class _ToCommit(NamedTuple):
-    """Jobs of one lane that have ended well."""
+    """Jobs of one executor that have ended well."""
 
     jobs: list[BaseJob]
     results: list[Optional[str]]
@@ -96,75 +98,55 @@ class _ToCommit(NamedTuple):
     """Whether jobs are to be claimed for it."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a worker was made with."""
-
-    dsn: Union[str, Address]
-    queue: str
-    name: Optional[str]
-    wait_dsn: Optional[str]
-    concurrency: int
-    batch: int
-    lease: Optional[Delay]
-    timeout: float
-    grace: float
-    attach: Optional[bool]
-    signals: bool
-    hooks: Hooks = Hooks()
-    where: str = "server"
-    """What its server is called in the log."""
-
-
-class Attempts:
+class AttemptRunner:
     """Claimed jobs, from their claim to their end."""
 
     def __init__(
-        self, options: Options, lanes: Sequence[Lane], handler: Callable[..., Any], patient: bool, places: Places
+        self, options: Options, executors: Sequence[Executor], handler: Callable[..., Any], retry_connect: bool, slots: HandlerSlots
     ) -> None:
         self.options = options
-        self._places = places
+        self._slots = slots
         self.counts: Counter[str] = Counter()
-        self._lanes = lanes
+        self._executors = executors
         self._handler = handler
-        self._control = AsyncLink(options.where, options.dsn, patient)
-        # Lanes' threads note claims and ends, too: of these each step is one of the dict or set, and counts have a lock.
-        self._held: dict[int, BaseJob] = {}  # by token, of which no two attempts have the same
-        self._units: set[Unit] = set()
+        self._control = AsyncLink(options.where, options.dsn, retry_connect)
+        # Executors' threads note claims and ends, too: of these each step is one of the dict or set, and counts have a lock.
+        self._leased: dict[int, BaseJob] = {}  # by token, of which no two attempts have the same
+        self._executions: set[Execution] = set()
         self.lock = threading.Lock()
-        self._spare: deque[BaseJob] = deque()
+        self._unassigned: deque[BaseJob] = deque()
         self._ending = asyncio.Event()
-        self._beat_now = asyncio.Event()
-        self._next_beat = 0.0
+        self._heartbeat_now = asyncio.Event()
+        self._next_heartbeat = 0.0
         self._watch_now = asyncio.Event()
         self._watch_at = 0.0
-        self._begins = False
+        self._has_begun_handlers = False
         """Whether a handler has begun since it was looked."""
         self._to_commit: list[_ToCommit] = []
         self._committing: dict[AsyncLink, asyncio.Task[None]] = {}
         self._second = AsyncLink(f"{options.where}, to commit", options.dsn)
-        """For the other half of MANY."""
+        """For the other half of SPLIT_COMMIT_FROM."""
         self._opening: Optional[asyncio.Future[Any]] = None
         """Until it is connected, one link does."""
         self._job_timeout: Optional[float] = None
-        self._late: list[BaseJob] = []
+        self._ended_late: list[BaseJob] = []
         """Jobs whose handlers have ended well, and after their leases: of one turn of the loop."""
-        self._held_up = 0
-        """How often in a row there were such jobs; nothing is claimed before _claims_at."""
-        self._claims_at = 0.0
+        self._blocked_in_a_row = 0
+        """How often in a row there were such jobs; nothing is claimed before _claims_paused_until."""
+        self._claims_paused_until = 0.0
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._loads = _talk.loads()
+        self._loads = _pipeline.loads()
         self._lease = _text_of_interval(options.lease)
-        self._transacts = lanes[0].link is not None
-        self._telling: set["asyncio.Task[None]"] = set()
+        self._transacts = executors[0].link is not None
+        self._hook_tasks: set["asyncio.Task[None]"] = set()
         """What tells hooks."""
         self.at_once = options.batch if self._transacts else 1
-        """So many jobs at most are a lane's at a time."""
-        # Where shards share places, the loop has to know of each that is waited in.
-        self.desk: Optional[Desk] = None
-        if lanes[0].threads and not self._places.shared:
-            self.desk = Desk(self, ThreadLink(options.where, options.dsn, patient))
+        """So many jobs at most are an executor's at a time."""
+        # Where shards share slots, the loop has to know of each that is waited in.
+        self.group_commit: Optional[GroupCommit] = None
+        if executors[0].threads and not self._slots.shared:
+            self.group_commit = GroupCommit(self, ThreadLink(options.where, options.dsn, retry_connect))
 
     # Claims.
 
@@ -173,18 +155,18 @@ class Attempts:
         if attach is None:
             # Without a transaction a lost connection would let another attempt begin beside the handler.
             attach = self._transacts and self.options.wait_dsn is None
-        return attach and link.ours
+        return attach and link.direct
 
-    def claims(self, link: Link[Any], most: int) -> _talk.Values:
+    def claims(self, link: Link[Any], most: int) -> _pipeline.Values:
         """What a statement that claims is given, after the jobs that it ends."""
         options = self.options
         values = options.queue, str(most), self._lease, options.name, "t" if self._attach(link) else "f"
         return [None if value is None else value.encode() for value in values]
 
     @staticmethod
-    def ends(jobs: Sequence[BaseJob], results: Sequence[Optional[str]]) -> _talk.Values:
+    def ends(jobs: Sequence[BaseJob], results: Sequence[Optional[str]]) -> _pipeline.Values:
         """What a statement that ends jobs is given."""
-        return _talk.numbers(job.id for job in jobs), _talk.numbers(job.token for job in jobs), _talk.texts(results)
+        return _pipeline.numbers(job.id for job in jobs), _pipeline.numbers(job.token for job in jobs), _pipeline.texts(results)
 
     def take(self, answers: Sequence[str], asked_at: float, link: Link[Any]) -> list[BaseJob]:
         """The claimed jobs of what was answered: from now on their leases are kept."""
@@ -195,51 +177,55 @@ class Attempts:
         jobs: list[BaseJob] = []
         attached = self._attach(link)
         for row in rows:
-            job: BaseJob = self._lanes[0].job_class(self.options.queue, row[1:], asked_at, link, attached)
-            self._held[job.token] = job
-            if job._beat_at < self._next_beat:
-                self.call_loop(self._beat_now.set)
+            job: BaseJob = self._executors[0].job_class(self.options.queue, row[1:], asked_at, link, attached)
+            self._leased[job.token] = job
+            if job._heartbeat_at < self._next_heartbeat:
+                self.call_loop(self._heartbeat_now.set)
             jobs.append(job)
         return jobs
 
-    def units(self, jobs: Sequence[BaseJob], lane: Lane) -> list[Unit]:
+    def executions(self, jobs: Sequence[BaseJob], executor: Executor) -> list[Execution]:
         """Claimed jobs, as they begin and end."""
         if len(jobs) < 2 or self.at_once == 1:
-            return [Unit([job], lane, self) for job in jobs]
+            return [Execution([job], executor, self) for job in jobs]
         # One that has failed or killed a worker before is not to do it to others.
         fresh = [job for job in jobs if job.attempt == 1]
-        return [Unit(each, lane, self) for each in ([job] for job in jobs if job.attempt > 1)] + (
-            [Unit(fresh, lane, self)] if fresh else []
+        return [Execution(each, executor, self) for each in ([job] for job in jobs if job.attempt > 1)] + (
+            [Execution(fresh, executor, self)] if fresh else []
         )
 
     def may_claim(self) -> bool:
         """Whether a commit may claim the next job."""
-        return not self._ending.is_set() and not self._places.wanted() and time.monotonic() >= self._claims_at
+        return not self._ending.is_set() and not self._slots.should_yield() and time.monotonic() >= self._claims_paused_until
 
-    def goes_on(self, lane: Lane) -> bool:
-        """Whether a lane may begin with what is pending."""
-        if self._ending.is_set() and not lane.pending[0].begun:
+    def may_begin(self, executor: Executor) -> bool:
+        """Whether an executor may begin with what is pending."""
+        if self._ending.is_set() and not executor.pending[0].begun:
             return False
-        return lane.link is None or lane.link.usable
+        return executor.link is None or executor.link.usable
 
-    def next_in_thread(self, lane: Lane) -> bool:
-        """The next jobs of a lane that has a thread."""
-        return self.desk is not None and self.desk.next(lane)
+    def next_in_thread(self, executor: Executor) -> bool:
+        """The next jobs of an executor that has a thread."""
+        if self.group_commit is None:
+            return False
+        jobs = self.group_commit.next_jobs()
+        executor.pending.extend(self.executions(jobs, executor))
+        return bool(jobs)
 
-    def _let_look(self) -> None:
-        """An attempt has ended: in a run that ends with the last job, lanes that have nothing to do look again."""
+    def _wake_idle_executors(self) -> None:
+        """An attempt has ended: in a run that ends with the last job, executors that have nothing to do look again."""
         raise NotImplementedError
 
     # An attempt.
 
-    def begin(self, unit: Unit) -> None:
+    def begin(self, execution: Execution) -> None:
         """The handler is about to be called."""
-        if unit.why is not None:
+        if execution.end_reason is not None:
             raise StaleToken("the lease was lost before the handler began")
-        unit.begin(self.options.timeout if self._job_timeout is None else self._job_timeout)
-        self._units.add(unit)
-        self._begins = True
-        if min(unit.ends_at, unit.lease_until, unit.look_at) < self._watch_at:
+        execution.begin(self.options.timeout if self._job_timeout is None else self._job_timeout)
+        self._executions.add(execution)
+        self._has_begun_handlers = True
+        if min(execution.ends_at, execution.lease_until, execution.session_check_at) < self._watch_at:
             self.call_loop(self._watch_now.set)
 
     def call(self, job: BaseJob, *conn: Any) -> Any:
@@ -260,32 +246,32 @@ class Attempts:
                 return await self._handler(job, *conn)
 
             async def call() -> Any:
-                return ran(await self._handler(job, *conn))
+                return finished_result(await self._handler(job, *conn))
 
             return await self.options.hooks.around(job, call)
 
-    def document(self, value: Any, job: BaseJob) -> Optional[str]:
+    def result_json(self, value: Any, job: BaseJob) -> Optional[str]:
         """The result of a handler whose effect has happened: one that is none is left out."""
         try:
-            return _server.written(value)
+            return json_text(value)
         except (TypeError, ValueError) as error:
             log.error("%s %d: %s", self.options.queue, job.id, said(error).strip())
             return None
 
-    def settled(self, unit: Unit, end: End) -> bool:
+    def handler_succeeded(self, execution: Execution, end: ExecutionResult) -> bool:
         """Notes that a handler has ended well; False: there is more to it, which the loop sees to."""
-        if unit.why is not None or unit.jobs[0].waiting is not None:
+        if execution.end_reason is not None or execution.jobs[0].waiting is not None:
             return False
-        self._units.discard(unit)
-        if not end.committed and time.monotonic() > unit.lease_until:
-            self.call_loop(self._hold_up, unit.jobs[0])
+        self._executions.discard(execution)
+        if not end.committed and time.monotonic() > execution.lease_until:
+            self.call_loop(self._pause_claims, execution.jobs[0])
         return True
 
-    def committed(self, unit: Unit) -> None:
+    def committed(self, execution: Execution) -> None:
         """Notes that a transaction has been."""
-        for job in unit.jobs:
-            self._ended(job, "committed")
-        self._let_look()
+        for job in execution.jobs:
+            self._record_outcome(job, "committed")
+        self._wake_idle_executors()
 
     def call_loop(self, function: Callable[..., Any], *args: Any) -> None:
         """Has the loop call a function soon; from any thread."""
@@ -297,95 +283,95 @@ class Attempts:
         except RuntimeError:
             pass  # it has ended
 
-    async def stopped(self, lane: Lane, stop: Stop) -> None:
-        """Settles what a lane has brought."""
-        unit, end = stop
-        if unit.ending is not None and not end.hangs:
-            await unit.ending
+    async def settle(self, executor: Executor, unsettled: Unsettled) -> None:
+        """Settles what an executor has brought."""
+        execution, end = unsettled
+        if execution.end_task is not None and not end.hangs:
+            await execution.end_task
         if end.committed or end.error is None:
-            self._units.discard(unit)
+            self._executions.discard(execution)
             if end.committed:
                 return
-            if unit.jobs[0].waiting is not None:
-                self._ended(unit.jobs[0], "waiting")  # whatever the handler did then
-                await lane.go_on(end)
+            if execution.jobs[0].waiting is not None:
+                self._record_outcome(execution.jobs[0], "waiting")  # whatever the handler did then
+                await executor.reset_connection(end)
                 return
-            if time.monotonic() > unit.lease_until:
-                self._hold_up(unit.jobs[0])
-            await self.commit(lane, unit.jobs, end.value)
+            if time.monotonic() > execution.lease_until:
+                self._pause_claims(execution.jobs[0])
+            await self.commit(executor, execution.jobs, end.value)
             return
-        if lane.link is None:
-            self._units.discard(unit)
-            if unit.jobs[0].waiting is not None:
-                self._ended(unit.jobs[0], "waiting")
+        if executor.link is None:
+            self._executions.discard(execution)
+            if execution.jobs[0].waiting is not None:
+                self._record_outcome(execution.jobs[0], "waiting")
             else:
-                await self._places.lent(self._after(unit.jobs[0], unit, end.error))
-            await lane.go_on(end)
-        elif await self._again(lane, lane.link, unit, end):
-            lane.pending.appendleft(unit)
+                await self._slots.lend_while(self._settle_uncommitted(execution.jobs[0], execution, end.error))
+            await executor.reset_connection(end)
+        elif await self._runs_again(executor, executor.link, execution, end):
+            executor.pending.appendleft(execution)
         else:
-            self._units.discard(unit)
-            await self._failed(lane, unit, end)
+            self._executions.discard(execution)
+            await self._handle_failure(executor, execution, end)
 
-    async def _again(self, lane: Lane, link: Link[Any], unit: Unit, end: End) -> bool:
+    async def _runs_again(self, executor: Executor, link: Link[Any], execution: Execution, end: ExecutionResult) -> bool:
         """Whether a transaction that has not been committed is run again, at once."""
         assert end.error is not None
         conn = link.conn
-        lost = conn is None or _server.is_lost(conn, end.error)
-        moved = not lost and await link.address.elsewhere(end.error, link.version)
+        lost = conn is None or _links.is_lost(conn, end.error)
+        moved = not lost and await link.address.has_moved(end.error, link.version)
         lost = lost or moved
-        unit.commit_unknown |= lost and unit.commit_at is not None
+        execution.commit_unknown |= lost and execution.commit_at is not None
         if lost and not end.hangs:
-            await link.drop(end.error if unit.why is None else None)
-        unit.tries += not moved
-        if unit.why is not None or unit.tries > TRIES or not (lost or _repeat(end.error)):
+            await link.drop(end.error if execution.end_reason is None else None)
+        execution.tries += not moved
+        if execution.end_reason is not None or execution.tries > MAX_RERUNS or not (lost or _is_transient(end.error)):
             return False
         if not lost:
-            await lane.go_on(end)
-        return await self.connected(lane, unit)
+            await executor.reset_connection(end)
+        return await self.ensure_connected(executor, execution)
 
-    async def connected(self, lane: Lane, unit: Unit) -> bool:
-        """Has the lane's link usable; False: the attempt is to end before it is."""
-        link = lane.link
+    async def ensure_connected(self, executor: Executor, execution: Execution) -> bool:
+        """Has the executor's link usable; False: the attempt is to end before it is."""
+        link = executor.link
         if link is None or link.usable:
             return True
-        work = self._reconnected(link, unit)
-        await (self._places.lent(work) if self._places.shared else work)
-        return unit.why is None and link.usable
+        work = self._reconnect(link, execution)
+        await (self._slots.lend_while(work) if self._slots.shared else work)
+        return execution.end_reason is None and link.usable
 
-    async def _failed(self, lane: Lane, unit: Unit, end: End) -> None:
+    async def _handle_failure(self, executor: Executor, execution: Execution, end: ExecutionResult) -> None:
         """A transaction that is not run again as it was."""
         assert end.error is not None
-        jobs = unit.jobs
-        if len(jobs) > 1 and unit.why != "drain":
-            log.info("%s: a transaction of %d jobs is run one by one: %s", self.options.queue, len(jobs), _reason(unit, end.error))
-            await lane.go_on(end)
-            singles = [Unit([self._anew(job)], lane, self) for job in jobs]
+        jobs = execution.jobs
+        if len(jobs) > 1 and execution.end_reason != "drain":
+            log.info("%s: a transaction of %d jobs is run one by one: %s", self.options.queue, len(jobs), _reason(execution, end.error))
+            await executor.reset_connection(end)
+            singles = [Execution([self._copy_for_rerun(job)], executor, self) for job in jobs]
             for single in singles:
-                single.commit_unknown = unit.commit_unknown
-            lane.pending.extendleft(reversed(singles))
+                single.commit_unknown = execution.commit_unknown
+            executor.pending.extendleft(reversed(singles))
             return
         for job in jobs:
-            await self._places.lent(self._after(job, unit, end.error))
+            await self._slots.lend_while(self._settle_uncommitted(job, execution, end.error))
         # Not before: with the session attached leases end, and the attempt counts.
-        await lane.go_on(end)
+        await executor.reset_connection(end)
 
-    def _anew(self, job: BaseJob) -> BaseJob:
+    def _copy_for_rerun(self, job: BaseJob) -> BaseJob:
         """A job that runs again by itself: what the transaction was told, it alone was told; a handler that was left
         behind keeps the job that it has."""
         again = copy.copy(job)
         again._cancelled = None
-        if job.token in self._held:
-            self._held[job.token] = again
+        if job.token in self._leased:
+            self._leased[job.token] = again
         return again
 
-    async def _reconnected(self, link: Link[Any], unit: Unit) -> None:
+    async def _reconnect(self, link: Link[Any], execution: Execution) -> None:
         """Until the link is there again, or the attempt is to end."""
         task = asyncio.ensure_future(link.ready())
-        either: set["asyncio.Future[Any]"] = {task, unit.stop}
-        if not unit.begun:
-            unit.begin(self.options.timeout if self._job_timeout is None else self._job_timeout)
-        left = max(unit.ends_at - time.monotonic(), 0)
+        either: set["asyncio.Future[Any]"] = {task, execution.end_requested}
+        if not execution.begun:
+            execution.begin(self.options.timeout if self._job_timeout is None else self._job_timeout)
+        left = max(execution.ends_at - time.monotonic(), 0)
         await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -397,21 +383,21 @@ class Attempts:
         while True:
             now = time.monotonic()
             # While handlers come and go it looks by itself, so that not each of them wakes the loop.
-            self._watch_at = now + (LOOK_AFTER if self._units or self._begins else 3600)
-            self._begins = False
-            for unit in list(self._units):
-                if unit.why is not None or unit.over:
+            self._watch_at = now + (SESSION_CHECK_INTERVAL if self._executions or self._has_begun_handlers else 3600)
+            self._has_begun_handlers = False
+            for execution in list(self._executions):
+                if execution.end_reason is not None or execution.ended:
                     continue
                 # In a transaction the job's row is locked: it may take longer than the lease.
-                until = unit.ends_at if unit.locked else min(unit.ends_at, unit.lease_until)
+                until = execution.ends_at if execution.locked else min(execution.ends_at, execution.lease_until)
                 if until <= now:
-                    unit.end("time" if until == unit.ends_at or self.time_is_over(unit, now) else "cut off")
+                    execution.request_end("time" if until == execution.ends_at or self.time_is_over(execution, now) else "cut off")
                     continue
-                if not unit.locked and unit.jobs[0]._link is not None:
-                    if unit.look_at <= now:
-                        self._look_after(unit)
-                        unit.look_at = now + LOOK_AFTER
-                    until = min(until, unit.look_at)
+                if not execution.locked and execution.jobs[0]._link is not None:
+                    if execution.session_check_at <= now:
+                        self._check_sessions(execution)
+                        execution.session_check_at = now + SESSION_CHECK_INTERVAL
+                    until = min(until, execution.session_check_at)
                 self._watch_at = min(self._watch_at, until)
             self._watch_now.clear()
             try:
@@ -419,80 +405,80 @@ class Attempts:
             except asyncio.TimeoutError:
                 pass
 
-    def time_is_over(self, unit: Unit, now: float) -> bool:
+    def time_is_over(self, execution: Execution, now: float) -> bool:
         """Whether a lease has ended since the queue gives attempts no longer."""
-        return self._job_timeout is not None and unit.claimed_at + self._job_timeout < now + 0.05
+        return self._job_timeout is not None and execution.claimed_at + self._job_timeout < now + 0.05
 
-    def _look_after(self, unit: Unit) -> None:
+    def _check_sessions(self, execution: Execution) -> None:
         """Asks for leases whose session seems to have ended."""
-        for job in unit.jobs:
+        for job in execution.jobs:
             link = job._link
             if link is not None and (link.connections != job._session or link.has_ended()):
-                job._beat_at = time.monotonic()
-                self._beat_now.set()
+                job._heartbeat_at = time.monotonic()
+                self._heartbeat_now.set()
 
-    def see_to_end(self, unit: Unit) -> None:
+    def enforce_end(self, execution: Execution) -> None:
         """Has a handler end that was told to."""
-        unit.ending = asyncio.create_task(self._see_to_end(unit))
+        execution.end_task = asyncio.create_task(self._enforce_end(execution))
 
-    async def _see_to_end(self, unit: Unit) -> None:
-        if unit.over:
+    async def _enforce_end(self, execution: Execution) -> None:
+        if execution.ended:
             return
-        await unit.lane.interrupt(unit)
-        give_up = time.monotonic() + KILL_AFTER
-        again = time.monotonic() + AGAIN
-        while not unit.over and time.monotonic() < give_up:
+        await execution.executor.interrupt(execution)
+        give_up = time.monotonic() + ABANDON_AFTER
+        again = time.monotonic() + CANCEL_INTERVAL
+        while not execution.ended and time.monotonic() < give_up:
             await asyncio.sleep(0.01)
             # What comes between two statements of the handler cancels neither.
-            if not unit.over and time.monotonic() > again:
-                await unit.lane.interrupt_again(unit)
-                again = time.monotonic() + AGAIN
-        if not unit.over:
-            log.error("%s %d: the handler does not end, and is left behind", self.options.queue, unit.jobs[0].id)
-            await unit.lane.leave(unit)
+            if not execution.ended and time.monotonic() > again:
+                await execution.executor.interrupt_again(execution)
+                again = time.monotonic() + CANCEL_INTERVAL
+        if not execution.ended:
+            log.error("%s %d: the handler does not end, and is left behind", self.options.queue, execution.jobs[0].id)
+            await execution.executor.abandon(execution)
 
-    def _hold_up(self, job: BaseJob) -> None:
+    def _pause_claims(self, job: BaseJob) -> None:
         """A lease was over before its handler had ended, and nobody could renew it: the loop was blocked.
         The jobs are given out again, here perhaps, for ever: so nothing is claimed for a while."""
-        if not self._late:
-            self._claims_at = time.monotonic() + min(2.0**self._held_up, 60)
-            self._held_up += 1
-            self._loop.call_soon(self._say_held_up)
-        self._late.append(job)
+        if not self._ended_late:
+            self._claims_paused_until = time.monotonic() + min(2.0**self._blocked_in_a_row, 60)
+            self._blocked_in_a_row += 1
+            self._loop.call_soon(self._log_blocked_loop)
+        self._ended_late.append(job)
 
-    def _say_held_up(self) -> None:
-        late, self._late = self._late, []
+    def _log_blocked_loop(self) -> None:
+        late, self._ended_late = self._ended_late, []
         names = ", ".join(str(job.id) for job in late[:3])
         log.error(
             "%s: %d handlers ended after their leases, which nobody could renew: the event loop was blocked for longer"
             " than a lease. Jobs %s%s. Call what blocks by asyncio.to_thread, or give the queue a longer lease; claims"
             " pause for %g s", self.options.queue, len(late), names, " and more" if len(late) > 3 else "",
-            max(self._claims_at - time.monotonic(), 0),
+            max(self._claims_paused_until - time.monotonic(), 0),
         )  # fmt: skip
 
     # The end of an attempt.
 
-    async def _after(self, job: BaseJob, unit: Unit, error: BaseException) -> None:
+    async def _settle_uncommitted(self, job: BaseJob, execution: Execution, error: BaseException) -> None:
         """Tells the server of an attempt that has not committed."""
-        cause = error.__cause__ if isinstance(error, Gone) else None
+        cause = error.__cause__ if isinstance(error, AttemptOver) else None
         waiting = error if job.waiting is None else job.waiting  # whatever the handler did then
-        if isinstance(cause, AlreadyCommitted) or (isinstance(cause, NoSuchJob) and unit.commit_unknown):
-            self._ended(job, "committed")
-        elif unit.why == "lost" or (cause is not None and unit.why not in ("time", "drain")):  # those refuse a statement, too
-            self._say_lost(job, "stale" if unit.why is None else "lost", cause)
-        elif not await self._keep(job):
+        if isinstance(cause, AlreadyCommitted) or (isinstance(cause, NoSuchJob) and execution.commit_unknown):
+            self._record_outcome(job, "committed")
+        elif execution.end_reason == "lost" or (cause is not None and execution.end_reason not in ("time", "drain")):  # those refuse a statement, too
+            self._report_lost(job, "stale" if execution.end_reason is None else "lost", cause)
+        elif not await self._record_arrived_events(job):
             pass
-        elif unit.why == "time":
-            await self._settle(job, f"ended after {unit.seconds:g} s (job_timeout)", {"timeout": unit.seconds})
-        elif unit.why is not None:
+        elif execution.end_reason == "time":
+            await self._fail_or_release(job, f"ended after {execution.seconds:g} s (job_timeout)", {"timeout": execution.seconds})
+        elif execution.end_reason is not None:
             await self._release(job)
         elif isinstance(waiting, Waiting):
-            await self._wait(job, waiting)
+            await self._record_wait(job, waiting)
         else:
             text = said(error) if isinstance(error, (RetryLater, Dead)) else text_of(error)
-            await self._settle(job, text, error=error)
+            await self._fail_or_release(job, text, error=error)
 
-    async def _settle(
+    async def _fail_or_release(
         self, job: BaseJob, text: str, details: Optional[dict[str, Any]] = None, error: Optional[BaseException] = None
     ) -> None:
         """Fails or, after a Snooze, releases.  What an error has to say is asked for where a refusal of it
@@ -503,97 +489,97 @@ class Attempts:
             if isinstance(error, Snooze) and level < 2:
                 return _RELEASE, (job.id, job.token, delay)
             # The server's encoding may lack a character; it may take no such length.
-            told = clean(text) if level == 0 else clean(text).encode("ascii", "backslashreplace").decode()[:1000]
+            told = storable_text(text) if level == 0 else storable_text(text).encode("ascii", "backslashreplace").decode()[:1000]
             if level == 2 and isinstance(error, (RetryLater, Snooze)):
                 told += " (its delay is no interval)"
             more = (details if error is None else _details(error)) if level == 0 else None
-            return _FAIL, (job.id, job.token, told, delay, isinstance(error, Dead), _server.document(more))
+            return _FAIL, (job.id, job.token, told, delay, isinstance(error, Dead), jsonb_parameter(more))
 
-        outcome = await self._tell_end(job, statement)
-        self._ended(job, outcome)
+        outcome = await self._settle_with(job, statement)
+        self._record_outcome(job, outcome)
         if outcome != "released":
-            self._say_failed(job, outcome, text, error)
+            self._report_failure(job, outcome, text, error)
 
-    def _say_failed(self, job: BaseJob, outcome: str, text: str, error: Optional[BaseException]) -> None:
-        self._tell_failed(job, outcome, error if error is not None else TimeoutError(text))
+    def _report_failure(self, job: BaseJob, outcome: str, text: str, error: Optional[BaseException]) -> None:
+        self._notify_failed(job, outcome, error if error is not None else TimeoutError(text))
         log.warning("%s %d: attempt %d of %d: %s: %s", self.options.queue, job.id, job.attempt, job.max_attempts, outcome, text)
 
-    def _tell_failed(self, job: BaseJob, outcome: str, error: BaseException) -> None:
+    def _notify_failed(self, job: BaseJob, outcome: str, error: BaseException) -> None:
         """Has the hook hear of it."""
         if self.options.hooks.failed is not None:
             outcome = outcome if outcome in ("retrying", "dead", "stale") else "lost"
             failure = Failure(job.attempt, outcome != "dead", error, outcome)
-            self.call_loop(self._tell_hook, job, failure)
+            self.call_loop(self._call_failed_hook, job, failure)
 
-    def _tell_hook(self, job: BaseJob, failure: Failure) -> None:
-        coroutines = not self._lanes[0].threads
-        task = asyncio.create_task(tell_safely("failed", self.options.hooks.failed, coroutines, job, failure))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+    def _call_failed_hook(self, job: BaseJob, failure: Failure) -> None:
+        coroutines = not self._executors[0].threads
+        task = asyncio.create_task(call_hook_safely("failed", self.options.hooks.failed, coroutines, job, failure))
+        self._hook_tasks.add(task)
+        task.add_done_callback(self._hook_tasks.discard)
 
-    def _say_lost(self, job: BaseJob, outcome: str, cause: Optional[BaseException]) -> None:
+    def _report_lost(self, job: BaseJob, outcome: str, cause: Optional[BaseException]) -> None:
         log.warning("%s %d: the lease is lost; what the handler did is rolled back, or another attempt's",
                     self.options.queue, job.id)
-        self._ended(job, "stale")
-        self._tell_failed(job, outcome, cause or StaleToken("the lease is lost"))
+        self._record_outcome(job, "stale")
+        self._notify_failed(job, outcome, cause or StaleToken("the lease is lost"))
 
     async def _release(self, job: BaseJob) -> None:
-        outcome = await self._tell_end(job, lambda _: (_RELEASE, (job.id, job.token, None)))
+        outcome = await self._settle_with(job, lambda _: (_RELEASE, (job.id, job.token, None)))
         if outcome == "stale":
-            self._say_lost(job, "lost", None)
+            self._report_lost(job, "lost", None)
         else:
-            self._ended(job, outcome)
+            self._record_outcome(job, outcome)
 
-    async def _wait(self, job: BaseJob, waiting: Waiting) -> None:
+    async def _record_wait(self, job: BaseJob, waiting: Waiting) -> None:
         """Notes the wait, which was undone with the handler's transaction.  What has come meanwhile the
         next attempt hears."""
-        outcome = await self._ask_event(job, waiting)
+        outcome = await self._await_event(job, waiting)
         if outcome in ("arrived", "timed_out"):
             await self._release(job)
         else:
-            self._ended(job, outcome)
+            self._record_outcome(job, outcome)
 
-    async def _keep(self, job: BaseJob) -> bool:
+    async def _record_arrived_events(self, job: BaseJob) -> bool:
         """Notes the events that the handler has heard, which was undone too: by the next attempt they may
         be forgotten.  False: the attempt is over by that."""
         for event in job._arrived:
-            outcome = await self._ask_event(job, event)
+            outcome = await self._await_event(job, event)
             if outcome != "arrived":
-                self._ended(job, outcome)
+                self._record_outcome(job, outcome)
                 return False
         return True
 
-    async def _ask_event(self, job: BaseJob, event: Waiting) -> str:
+    async def _await_event(self, job: BaseJob, event: Waiting) -> str:
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
             if level > 0:
                 # Given back it would be here again at once, for ever.
                 return _FAIL, (job.id, job.token, "its wait for an event was refused", None, False, None)
             return AWAIT, (job.id, job.token, event.name, interval(event.timeout))
 
-        return await self._tell_end(job, statement)
+        return await self._settle_with(job, statement)
 
     async def give_back(self, jobs: Sequence[BaseJob]) -> None:
         """Jobs that were not begun."""
         values = [job.id for job in jobs], [job.token for job in jobs]
         try:
-            await asyncio.wait_for(self._control.ask(_RELEASE_MANY, values), LAST_WORDS)
-        except (Lost, psycopg.Error, asyncio.TimeoutError) as error:
+            await asyncio.wait_for(self._control.ask(_RELEASE_MANY, values), DRAIN_SETTLE_TIMEOUT)
+        except (AnswerLost, psycopg.Error, asyncio.TimeoutError) as error:
             self._leave_to_leases(jobs, error)
             return
         for job in jobs:
-            self._held.pop(job.token, None)
+            self._leased.pop(job.token, None)
 
     def _leave_to_leases(self, jobs: Sequence[BaseJob], error: BaseException) -> None:
         text = said(error).strip() or type(error).__name__
         log.error("%s: %d jobs are left to their leases: %s", self.options.queue, len(jobs), text)
         for job in jobs:
-            self._held.pop(job.token, None)
+            self._leased.pop(job.token, None)
 
-    async def _tell_end(
+    async def _settle_with(
         self, job: BaseJob, statement: Callable[[int], tuple[str, Sequence[Any]]], refused: Optional[list[Any]] = None
     ) -> str:
         """Asks until the server has answered; with less to say, when it does not take what was said."""
-        give_up = time.monotonic() + (LAST_WORDS if self._ending.is_set() else PATIENCE)
+        give_up = time.monotonic() + (DRAIN_SETTLE_TIMEOUT if self._ending.is_set() else SETTLE_TIMEOUT)
         pause = 1.0
         level = 0
         outcome = "left to its lease"
@@ -602,7 +588,7 @@ class Attempts:
                 left = max(give_up - time.monotonic(), 0.01)
                 outcome = (await asyncio.wait_for(self._control.ask(*statement(level)), left))[0][0]
                 break
-            except Lost:
+            except AnswerLost:
                 continue  # done or not: the same question is answered
             except (StaleToken, NoSuchJob, AlreadyCommitted):
                 outcome = "stale"
@@ -612,7 +598,7 @@ class Attempts:
                           " lease", self.options.queue, job.id)
                 break
             except Exception as error:
-                if level < 2 and _refused(error):
+                if level < 2 and _is_refused_value(error):
                     log.error("%s %d: %s", self.options.queue, job.id, said(error).strip())
                     level += 1
                     if refused is not None:
@@ -623,32 +609,32 @@ class Attempts:
                 pause *= 2
         return outcome
 
-    def _ended(self, job: BaseJob, outcome: str) -> None:
-        self._held.pop(job.token, None)
+    def _record_outcome(self, job: BaseJob, outcome: str) -> None:
+        self._leased.pop(job.token, None)
         with self.lock:
             self.counts["committed" if outcome == "already_committed" else outcome] += 1
         if outcome == "committed":
-            self._held_up = 0
+            self._blocked_in_a_row = 0
             log.debug("%s %d: committed", self.options.queue, job.id)
 
-    async def commit(self, lane: Lane, jobs: list[BaseJob], results: list[Optional[str]]) -> None:
-        """Commits a lane's jobs that have no transaction of their own; what ends while a statement is on its way shares
-        the next one.  A lane that has nothing else goes on with what that claims.  One that has more begins with it
-        after this: its next job may end the lane's session, and the leases of these with it."""
+    async def commit(self, executor: Executor, jobs: list[BaseJob], results: list[Optional[str]]) -> None:
+        """Commits an executor's jobs that have no transaction of their own; what ends while a statement is on its way shares
+        the next one.  An executor that has nothing else goes on with what that claims.  One that has more begins with it
+        after this: its next job may end the executor's session, and the leases of these with it."""
         answer: "asyncio.Future[list[BaseJob]]" = self._loop.create_future()
-        self._commit_soon(_ToCommit(jobs, results, answer, not lane.pending))
+        self._queue_commit(_ToCommit(jobs, results, answer, not executor.pending))
 
         async def wait() -> list[BaseJob]:
             return await answer
 
-        claimed = await (self._places.lent(wait()) if self._places.shared else answer)
-        lane.pending.extend(self.units(claimed, lane))
+        claimed = await (self._slots.lend_while(wait()) if self._slots.shared else answer)
+        executor.pending.extend(self.executions(claimed, executor))
 
-    def tell_soon(self, ended: Ended) -> None:
-        """Commits jobs whose lanes have gone on."""
-        self._commit_soon(_ToCommit([job for job, _ in ended], [result for _, result in ended], None, False))
+    def commit_soon(self, ended: Ended) -> None:
+        """Commits jobs whose executors have gone on."""
+        self._queue_commit(_ToCommit([job for job, _ in ended], [result for _, result in ended], None, False))
 
-    def _commit_soon(self, ended: _ToCommit) -> None:
+    def _queue_commit(self, ended: _ToCommit) -> None:
         self._to_commit.append(ended)
         if not self._committing:
             self._begin_committing(self._control)
@@ -657,12 +643,12 @@ class Attempts:
         self._committing[link] = asyncio.create_task(self._commit_all(link))
 
     async def _commit_all(self, link: AsyncLink) -> None:
-        while self._to_commit and self._commits_by(link):
+        while self._to_commit and self._may_commit_on(link):
             # What ends in this turn of the loop goes along.
             await asyncio.sleep(0)
             count = len(self._to_commit)
             other = self._second if link is self._control else self._control
-            if count >= MANY and other not in self._committing and self._commits_by(other):
+            if count >= SPLIT_COMMIT_FROM and other not in self._committing and self._may_commit_on(other):
                 count = (count + 1) // 2
                 self._begin_committing(other)
             batch, self._to_commit = self._to_commit[:count], self._to_commit[count:]
@@ -672,7 +658,7 @@ class Attempts:
         if self._to_commit and not self._committing:
             self._begin_committing(self._control)
 
-    def _commits_by(self, link: AsyncLink) -> bool:
+    def _may_commit_on(self, link: AsyncLink) -> bool:
         """Whether a link may be waited for: the second one is opened beside."""
         if link is self._control or link.usable:
             return True
@@ -696,114 +682,114 @@ class Attempts:
             if part.answer is not None and not part.answer.done():
                 most = self.at_once if part.claims else 0
                 part.answer.set_result([claimed.popleft() for _ in range(min(most, len(claimed)))])
-        self._spare.extend(claimed)
+        self._unassigned.extend(claimed)
 
-    def _end_message(self, ended: Ended, link: Link[Any], lanes: int) -> list[_talk.Step]:
+    def _commit_message(self, ended: Ended, link: Link[Any], executors: int) -> list[_pipeline.Step]:
         ends = self.ends([job for job, _ in ended], [result for _, result in ended])
-        if lanes == 0 or not self.may_claim():
-            return [(_talk.END, ends)]
-        return [(_talk.END_AND_CLAIM, (*ends, *self.claims(link, lanes * self.at_once)))]
+        if executors == 0 or not self.may_claim():
+            return [(_pipeline.COMMIT_MANY, ends)]
+        return [(_pipeline.COMMIT_MANY_AND_CLAIM, (*ends, *self.claims(link, executors * self.at_once)))]
 
-    def _heard_ends(self, ended: Ended, answers: list[str], asked_at: float, link: Link[Any]) -> list[BaseJob]:
+    def _apply_commit_answers(self, ended: Ended, answers: list[str], asked_at: float, link: Link[Any]) -> list[BaseJob]:
         rows = [self._loads(answer) for answer in answers]
         outcomes = {row[2]: row[0] for row in rows if row[0] != "claimed"}
         for job, _ in ended:
-            self._say_committed(job, outcomes.get(job.token, "not_found"))
-        self._let_look()
+            self._report_committed(job, outcomes.get(job.token, "not_found"))
+        self._wake_idle_executors()
         return self._take([row for row in rows if row[0] == "claimed"], asked_at, link)
 
-    async def _commit_batch(self, ended: Ended, lanes: int, link: AsyncLink) -> list[BaseJob]:
+    async def _commit_batch(self, ended: Ended, executors: int, link: AsyncLink) -> list[BaseJob]:
         asked_at = time.monotonic()
         try:
             # Else it may have been made since the statement was.
-            await asyncio.wait_for(link.ready(), _server.ANSWER)
-            answers = await link.exchange(self._end_message(ended, link, lanes))
-        except (Lost, psycopg.Error, asyncio.TimeoutError) as error:
+            await asyncio.wait_for(link.ready(), _links.ANSWER_TIMEOUT)
+            answers = await link.exchange(self._commit_message(ended, link, executors))
+        except (AnswerLost, psycopg.Error, asyncio.TimeoutError) as error:
             await self._commit_each(ended, error)
             return []
-        return self._heard_ends(ended, answers, asked_at, link)
+        return self._apply_commit_answers(ended, answers, asked_at, link)
 
-    def tell_ends(self, ended: Ended, lanes: int) -> list[BaseJob]:
-        """The same, by a lane's thread for all of them."""
-        assert self.desk is not None
-        link = self.desk.link
+    def commit_from_thread(self, ended: Ended, executors: int) -> list[BaseJob]:
+        """The same, by an executor's thread for all of them."""
+        assert self.group_commit is not None
+        link = self.group_commit.link
         asked_at = time.monotonic()
         try:
             if not link.usable:
-                self.from_thread(asyncio.wait_for(link.ready(), _server.ANSWER))
+                self.from_thread(asyncio.wait_for(link.ready(), _links.ANSWER_TIMEOUT))
             link.in_use = True
             try:
-                answers = link.exchange_here(self._end_message(ended, link, lanes))
+                answers = link.exchange_in_thread(self._commit_message(ended, link, executors))
             finally:
                 link.in_use = False
         except (psycopg.Error, OSError, asyncio.TimeoutError) as error:
-            self.from_thread(self._tell_each(ended, error, link))
+            self.from_thread(self._commit_each_after(ended, error, link))
             return []
-        return self._heard_ends(ended, answers, asked_at, link)
+        return self._apply_commit_answers(ended, answers, asked_at, link)
 
-    async def _tell_each(self, ended: Ended, error: BaseException, link: ThreadLink) -> None:
-        if link.conn is not None and _server.is_lost(link.conn, error):
+    async def _commit_each_after(self, ended: Ended, error: BaseException, link: ThreadLink) -> None:
+        if link.conn is not None and _links.is_lost(link.conn, error):
             await link.drop(error)
-            for job in list(self._held.values()):
+            for job in list(self._leased.values()):
                 if job._link is link:  # with the session its lease has ended, if the server is there
-                    job._beat_at = time.monotonic()
-            self._beat_now.set()
+                    job._heartbeat_at = time.monotonic()
+            self._heartbeat_now.set()
         await self._commit_each(ended, error)
 
     async def _commit_each(self, ended: Ended, error: BaseException) -> None:
         """Each by itself, until it is answered; one whose result is refused, without it, or in run() not at all."""
         for job, result in ended:
-            await self._commit_one(job, result, not isinstance(error, psycopg.Error) or _lost(error))
+            await self._commit_one(job, result, not isinstance(error, psycopg.Error) or _is_connection_error(error))
 
     async def _commit_one(self, job: BaseJob, result: Optional[str], asked: bool) -> None:
         refused: list[psycopg.Error] = []
 
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
             if level > 0 and self._transacts and refused:
-                return _FAIL, (job.id, job.token, clean(text_of(refused[0])), None, False, Jsonb(_details(refused[0])))
+                return _FAIL, (job.id, job.token, storable_text(text_of(refused[0])), None, False, Jsonb(_details(refused[0])))
             return _TRY_COMMIT, (job.id, job.token, result if level == 0 else None)
 
-        outcome = await self._tell_end(job, statement, refused)
+        outcome = await self._settle_with(job, statement, refused)
         if refused and self._transacts:
-            self._ended(job, outcome)
-            self._say_failed(job, outcome, text_of(refused[0]), refused[0])
+            self._record_outcome(job, outcome)
+            self._report_failure(job, outcome, text_of(refused[0]), refused[0])
         else:
-            self._say_committed(job, outcome, asked)
+            self._report_committed(job, outcome, asked)
 
-    def _say_committed(self, job: BaseJob, outcome: str, asked: bool = False) -> None:
+    def _report_committed(self, job: BaseJob, outcome: str, asked: bool = False) -> None:
         # Deleted by the commit whose answer was lost, in a queue that keeps no jobs.
-        self._ended(job, "committed" if outcome == "not_found" and asked else outcome)
+        self._record_outcome(job, "committed" if outcome == "not_found" and asked else outcome)
         if outcome == "stale" or (outcome == "not_found" and not asked):
             log.warning(
                 "%s %d: the handler has ended well, but the lease was lost: not committed (%s)",
                 self.options.queue, job.id, outcome,
             )  # fmt: skip
-            self._tell_failed(job, "stale", StaleToken("the lease was lost"))
+            self._notify_failed(job, "stale", StaleToken("the lease was lost"))
 
     # What a handler without a transaction asks for.
 
-    async def tell(self, job: BaseJob, sql: str, values: Sequence[Any], anyway: bool = False) -> list[Row]:
+    async def ask_about_job(self, job: BaseJob, sql: str, values: Sequence[Any], anyway: bool = False) -> list[Row]:
         """The rows of a statement about a job, asked again when its answer is lost.
 
         Until the attempt is ended; anyway: for a while longer, since what is told is true all the same.
         """
-        unit = job._unit
-        assert unit is not None
+        execution = job._execution
+        assert execution is not None
         while True:
             task = asyncio.ensure_future(self._control.ask(sql, values))
-            either: set["asyncio.Future[Any]"] = {task, unit.stop}
+            either: set["asyncio.Future[Any]"] = {task, execution.end_requested}
             try:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not task.done():
-                    await asyncio.wait({task}, timeout=LAST_WORDS if anyway else 1)
+                    await asyncio.wait({task}, timeout=DRAIN_SETTLE_TIMEOUT if anyway else 1)
                 if not task.done():
-                    raise StaleToken(f"the attempt was ended ({unit.why}), and the server does not answer")
+                    raise StaleToken(f"the attempt was ended ({execution.end_reason}), and the server does not answer")
                 return await task
-            except Lost:
-                if unit.stop.done() and not anyway:
-                    raise StaleToken(f"the attempt was ended ({unit.why}), and the server does not answer") from None
+            except AnswerLost:
+                if execution.end_requested.done() and not anyway:
+                    raise StaleToken(f"the attempt was ended ({execution.end_reason}), and the server does not answer") from None
             except (StaleToken, NoSuchJob, AlreadyCommitted):
-                unit.end("lost")
+                execution.request_end("lost")
                 raise
             finally:
                 task.cancel()
@@ -813,12 +799,12 @@ class Attempts:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-def _repeat(error: Optional[BaseException]) -> bool:
+def _is_transient(error: Optional[BaseException]) -> bool:
     state = sqlstate(error)
-    return state in ("40001", "40P01") or (state == _talk.NO_SUCH_NAME and hasattr(error, "done"))
+    return state in ("40001", "40P01") or (state == _pipeline.NO_SUCH_NAME and hasattr(error, "done"))
 
 
-def _lost(error: BaseException) -> bool:
+def _is_connection_error(error: BaseException) -> bool:
     state = sqlstate(error)
     return not state or state[:2] == "08" or state[:3] == "57P"
 
@@ -829,7 +815,7 @@ def _text_of_interval(delay: Optional[Delay]) -> Optional[str]:
     return f"{value // timedelta(microseconds=1)} microseconds" if isinstance(value, timedelta) else value
 
 
-def _refused(error: BaseException) -> bool:
+def _is_refused_value(error: BaseException) -> bool:
     """Whether it is about a value that was given."""
     state = sqlstate(error)
     return state[:2] in ("22", "54") if state else not isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError, OSError))
@@ -838,6 +824,6 @@ def _refused(error: BaseException) -> bool:
 def _details(error: BaseException) -> dict[str, Any]:
     """For programs that read idemq.attempts."""
     lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    details = {"type": type(error).__name__, "trace": clean(lines[-MAX_TEXT:])}
+    details = {"type": type(error).__name__, "trace": storable_text(lines[-MAX_TEXT:])}
     state = sqlstate(error)
-    return {**details, "sqlstate": clean(state)} if state else details
+    return {**details, "sqlstate": storable_text(state)} if state else details

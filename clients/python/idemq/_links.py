@@ -1,4 +1,4 @@
-"""Connections that come back.
+"""Links: connections that are opened again when they are lost.
 
 Whatever ends one - a crash, a restart, a failover, a pooler, an idle timeout - is one line in the log,
 and its return another.  In between it is tried again after 0.1 s, twice as long each time, 10 s at most.
@@ -6,7 +6,7 @@ A server that has become a standby (25006) is left like one that is gone; of sev
 the one that takes writes is found, each asked by itself, since psycopg would wait for ever for a first
 one that does not answer.
 
-A session is ours when its process has the number that the server gave at the connection's start: a
+A session is direct when its process has the number that the server gave at the connection's start: a
 pooler gives one of its own.  Only then may leases be attached, statements be prepared, and settings be
 made for a whole session.
 
@@ -17,7 +17,6 @@ are read in binary, so that DateStyle and the like say nothing, and no session i
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import random
@@ -30,32 +29,27 @@ import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
-from psycopg.types.json import Jsonb
 
-from . import _talk
-from ._conn import AsyncHandlersConnection, HandlersConnection, by_us
-from .errors import MAX_TEXT, said, sqlstate
+from . import _pipeline
+from ._handler_connection import AsyncHandlersConnection, HandlersConnection, by_worker
+from ._values import AnyConnection, Row
+from .errors import said, sqlstate
 
 log = logging.getLogger("idemq")
 
-ANSWER = 10.0
+ANSWER_TIMEOUT = 10.0
 """Seconds within which a statement of the worker's own is answered."""
 
 T = TypeVar("T")
 Conn = TypeVar("Conn", Connection[Any], AsyncConnection[Any])
-AnyConnection = Union[Connection[Any], AsyncConnection[Any]]
-Row = tuple[Any, ...]
-
-MAX_DOCUMENT = 64 << 20
-"""Bytes: the most that idemq.max_document can be."""
 
 _FIRST_BACKOFF = 0.1
 _LAST_BACKOFF = 10.0
 # Which process it is, whether it takes no writes, whether it is a standby, and milliseconds that a statement may
 # take, or 0.  A session of one's own may be idle while its job is elsewhere.
-_WHO = """SELECT who.pid, pg_catalog.current_setting('transaction_read_only') AS reads,
+_SESSION_INFO = """SELECT who.pid, pg_catalog.current_setting('transaction_read_only') AS read_only,
         pg_catalog.pg_is_in_recovery() AS standby,
-        (SELECT setting::int8 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS patience,
+        (SELECT setting::int8 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS statement_timeout,
         CASE WHEN who.pid = %s THEN pg_catalog.set_config('idle_session_timeout',
             pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false), false) END,
         pg_catalog.to_regprocedure('idemq.hold_claimed()') IS NOT NULL
@@ -71,7 +65,7 @@ _DEFAULTS = {
 }
 
 
-class Lost(Exception):
+class AnswerLost(Exception):
     """The connection was lost while a statement was asked: it may have been done, or not."""
 
 
@@ -118,38 +112,38 @@ def sever(conn: AnyConnection) -> None:
 async def interrupt(conn: AnyConnection) -> None:
     """Cancels the statement that a connection is waiting for, if there is one."""
     try:
-        await asyncio.wait_for(asyncio.to_thread(conn.cancel), ANSWER)
+        await asyncio.wait_for(asyncio.to_thread(conn.cancel), ANSWER_TIMEOUT)
     except (psycopg.Error, asyncio.TimeoutError, OSError) as error:
         log.debug("cancel: %s", error)
 
 
-class Found(NamedTuple):
+class SessionInfo(NamedTuple):
     """What was found out about a new connection."""
 
-    ours: bool
-    """Whether its session is ours."""
-    patience: float
+    direct: bool
+    """Whether the session is the worker's own: no pooler is in between."""
+    statement_timeout: float
     """Seconds that a statement may take there (statement_timeout); 0: any."""
-    holds: bool = False
+    has_hold_claimed: bool = False
     """Whether it has idemq.hold_claimed."""
 
 
-def _settle_in(conn: AnyConnection, row: Row) -> Found:
+def _prepare_session(conn: AnyConnection, row: Row) -> SessionInfo:
     """Prepares a new connection; raises where nothing can be written."""
-    pid, reads, standby, patience, _, holds = row
-    if reads == "on":
+    pid, read_only, standby, statement_timeout, _, has_hold_claimed = row
+    if read_only == "on":
         raise psycopg.errors.ReadOnlySqlTransaction(
             "the server is a standby, which takes no writes" if standby else
             "default_transaction_read_only is on for this role, database or server: a worker has to write;"
             " ALTER ROLE ... SET default_transaction_read_only = off"
         )  # fmt: skip
     conn.add_notice_handler(_notice)
-    ours = conn.info.backend_pid == pid
-    if not ours:
+    direct = conn.info.backend_pid == pid
+    if not direct:
         conn.prepare_threshold = None
     if isinstance(conn, (HandlersConnection, AsyncHandlersConnection)):
-        conn.ours, conn.named, conn.holds = ours, ours, holds
-    return Found(ours, patience / 1000, holds)
+        conn.direct, conn.named, conn.has_hold_claimed = direct, direct, has_hold_claimed
+    return SessionInfo(direct, statement_timeout / 1000, has_hold_claimed)
 
 
 def _notice(diagnostic: psycopg.errors.Diagnostic) -> None:
@@ -157,46 +151,46 @@ def _notice(diagnostic: psycopg.errors.Diagnostic) -> None:
         log.warning("%s", diagnostic.message_primary)
 
 
-def _of_hosts(error: Optional[BaseException]) -> BaseException:
+def _last_error(error: Optional[BaseException]) -> BaseException:
     return error or psycopg.OperationalError("the DSN names no host")
 
 
-def connect(dsn: str) -> tuple[Connection[Any], Found]:
+def connect(dsn: str) -> tuple[Connection[Any], SessionInfo]:
     """A connection in autocommit to the host that takes writes, and what was found out about it."""
     last: Optional[BaseException] = None
     for params in hosts(dsn):
         conn = None
         try:
             conn = HandlersConnection.connect(autocommit=True, **params)
-            row = conn.execute(_WHO, [conn.info.backend_pid]).fetchone()
+            row = conn.execute(_SESSION_INFO, [conn.info.backend_pid]).fetchone()
             assert row is not None
-            return conn, _settle_in(conn, row)
+            return conn, _prepare_session(conn, row)
         except (psycopg.Error, OSError) as error:
             last = error
             if conn is not None:
                 conn.close()
-    raise _of_hosts(last)
+    raise _last_error(last)
 
 
-async def connect_async(dsn: str) -> tuple[AsyncConnection[Any], Found]:
+async def connect_async(dsn: str) -> tuple[AsyncConnection[Any], SessionInfo]:
     """As connect."""
     last: Optional[BaseException] = None
     for params in hosts(dsn):
         conn = None
         try:
-            patience = float(params.get("connect_timeout") or ANSWER) + 1
-            conn = await asyncio.wait_for(AsyncHandlersConnection.connect(autocommit=True, **params), patience)
-            asked = conn.execute(_WHO, [conn.info.backend_pid])
-            row = await (await asyncio.wait_for(asked, ANSWER)).fetchone()
+            timeout = float(params.get("connect_timeout") or ANSWER_TIMEOUT) + 1
+            conn = await asyncio.wait_for(AsyncHandlersConnection.connect(autocommit=True, **params), timeout)
+            asked = conn.execute(_SESSION_INFO, [conn.info.backend_pid])
+            row = await (await asyncio.wait_for(asked, ANSWER_TIMEOUT)).fetchone()
             assert row is not None
-            return conn, _settle_in(conn, row)
+            return conn, _prepare_session(conn, row)
         except asyncio.TimeoutError:
             last = psycopg.errors.ConnectionTimeout(f"no answer from {params.get('host')}")
         except (psycopg.Error, OSError) as error:
             last = error
         if conn is not None:
             await conn.close()
-    raise _of_hosts(last)
+    raise _last_error(last)
 
 
 class Address:
@@ -206,7 +200,7 @@ class Address:
         self.dsn = dsn
         self.version = 0
 
-    async def elsewhere(self, error: Optional[BaseException], version: int) -> bool:
+    async def has_moved(self, error: Optional[BaseException], version: int) -> bool:
         """Whether an error of a connection that was made at this version means that what was asked for is,
         or will soon be, at another place."""
         return False
@@ -215,10 +209,10 @@ class Address:
 class Link(Generic[Conn]):
     """A connection that comes back; opened when it is first needed."""
 
-    def __init__(self, name: str, to: Union[str, Address], patient: bool = True) -> None:
+    def __init__(self, name: str, to: Union[str, Address], retry_connect: bool = True) -> None:
         self.conn: Optional[Conn] = None
         self.address = to if isinstance(to, Address) else Address(to)
-        self._found = Found(False, 0)
+        self._session_info = SessionInfo(False, 0)
         self.connections = 0
         self._name = name
         self._connected_to = ""
@@ -229,21 +223,21 @@ class Link(Generic[Conn]):
         self._asking = False
         self.in_use = False
         """By a thread that asks past ask()."""
-        self._patient = patient
-        self._turn = asyncio.Lock()
-        self._opening = asyncio.Lock()
+        self._retry_connect = retry_connect
+        self._ask_lock = asyncio.Lock()
+        self._open_lock = asyncio.Lock()
         self._lost_at: Optional[float] = None
         self._backoff = _FIRST_BACKOFF
 
     @property
-    def ours(self) -> bool:
-        """Whether the session is ours: leases may be attached to it."""
-        return self._found.ours
+    def direct(self) -> bool:
+        """Whether the session is the worker's own: leases may be attached to it."""
+        return self._session_info.direct
 
     @property
     def statement_timeout(self) -> float:
         """Seconds that a statement may take there; 0: any."""
-        return self._found.patience
+        return self._session_info.statement_timeout
 
     @property
     def usable(self) -> bool:
@@ -271,7 +265,7 @@ class Link(Generic[Conn]):
         """Whether there is no connection, although it was tried."""
         return self._lost_at is not None
 
-    async def _connect(self, dsn: str) -> tuple[Conn, Found]:
+    async def _connect(self, dsn: str) -> tuple[Conn, SessionInfo]:
         raise NotImplementedError
 
     async def _execute(self, conn: Conn, sql: str, values: Sequence[Any]) -> list[Row]:
@@ -279,7 +273,7 @@ class Link(Generic[Conn]):
 
     async def ready(self) -> Conn:
         """The connection, made again as often as it takes; the caller sets the limit."""
-        async with self._opening:
+        async with self._open_lock:
             if self.conn is not None and self._connected_to != self.address.dsn and not self._asking:
                 await self.drop()
             while self.conn is None or self.conn.closed:
@@ -292,11 +286,11 @@ class Link(Generic[Conn]):
             await asyncio.sleep(self._backoff * random.uniform(0.5, 1))
         dsn, version = self.address.dsn, self.address.version
         try:
-            self.conn, self._found = await self._connect(dsn)
+            self.conn, self._session_info = await self._connect(dsn)
         except (psycopg.Error, OSError) as error:
-            if not self._patient:
+            if not self._retry_connect:
                 raise
-            self._say_lost(error)
+            self._log_lost(error)
             self._backoff = min(self._backoff * 2, _LAST_BACKOFF)
             return
         if self._lost_at is not None:
@@ -307,43 +301,43 @@ class Link(Generic[Conn]):
         self._backoff = _FIRST_BACKOFF
         self.connections += 1
 
-    async def ask(self, sql: str, values: Sequence[Any] = (), patience: float = ANSWER) -> list[Row]:
+    async def ask(self, sql: str, values: Sequence[Any] = (), timeout: float = ANSWER_TIMEOUT) -> list[Row]:
         """The rows of a statement of the worker's own.
 
-        Raises Lost when it may have been done, or not; else what the server raised.
+        Raises AnswerLost when it may have been done, or not; else what the server raised.
         """
-        return await self._answered(lambda conn: self._execute(conn, sql, values), patience)
+        return await self._on_connection(lambda conn: self._execute(conn, sql, values), timeout)
 
-    async def exchange(self, steps: Sequence[_talk.Step]) -> list[str]:
-        """The same with a message (_talk.py)."""
-        return await self._answered(lambda conn: self._exchange(conn, steps), ANSWER)
+    async def exchange(self, steps: Sequence[_pipeline.Step]) -> list[str]:
+        """The same with a message (_pipeline.py)."""
+        return await self._on_connection(lambda conn: self._exchange(conn, steps), ANSWER_TIMEOUT)
 
-    async def _answered(self, question: Callable[[Conn], Coroutine[Any, Any, T]], patience: float) -> T:
-        async with self._turn:
+    async def _on_connection(self, question: Callable[[Conn], Coroutine[Any, Any, T]], timeout: float) -> T:
+        async with self._ask_lock:
             conn = await self.ready()
             self._asking = True
             try:
-                return await asyncio.wait_for(question(conn), patience)
+                return await asyncio.wait_for(question(conn), timeout)
             except (asyncio.TimeoutError, asyncio.CancelledError) as error:
                 # psycopg cannot go on with a connection on which it was cancelled.
                 await self.drop(psycopg.OperationalError("the server does not answer"), in_use=True)
                 if isinstance(error, asyncio.CancelledError):
                     raise
-                raise Lost from error
+                raise AnswerLost from error
             except psycopg.Error as error:
-                if not is_lost(conn, error) and not await self.address.elsewhere(error, self.version):
+                if not is_lost(conn, error) and not await self.address.has_moved(error, self.version):
                     raise
                 await self.drop(error)
-                raise Lost(str(error)) from error
+                raise AnswerLost(str(error)) from error
             finally:
                 self._asking = False
 
-    def _say_lost(self, error: Optional[BaseException]) -> None:
+    def _log_lost(self, error: Optional[BaseException]) -> None:
         if self._lost_at is None:
             self._lost_at = time.monotonic()
             log.warning("%s: %s", self._name, (said(error) if error is not None else "").strip() or type(error).__name__)
 
-    async def _exchange(self, conn: Conn, steps: Sequence[_talk.Step]) -> list[str]:
+    async def _exchange(self, conn: Conn, steps: Sequence[_pipeline.Step]) -> list[str]:
         raise NotImplementedError
 
     async def drop(self, error: Optional[BaseException] = None, in_use: bool = False) -> None:
@@ -353,7 +347,7 @@ class Link(Generic[Conn]):
         """
         conn, self.conn = self.conn, None
         if error is not None:
-            self._say_lost(error)
+            self._log_lost(error)
         if conn is not None and in_use:
             sever(conn)
         elif conn is not None:
@@ -366,18 +360,18 @@ class Link(Generic[Conn]):
 class AsyncLink(Link[AsyncConnection[Any]]):
     """One to an AsyncConnection."""
 
-    async def _connect(self, dsn: str) -> tuple[AsyncConnection[Any], Found]:
+    async def _connect(self, dsn: str) -> tuple[AsyncConnection[Any], SessionInfo]:
         return await connect_async(dsn)
 
     async def _execute(self, conn: AsyncConnection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
-        with by_us():
+        with by_worker():
             cursor = conn.cursor(row_factory=tuple_row, binary=True)
             await cursor.execute(sql, values)
             return await cursor.fetchall() if cursor.description else []
 
-    async def _exchange(self, conn: AsyncConnection[Any], steps: Sequence[_talk.Step]) -> list[str]:
+    async def _exchange(self, conn: AsyncConnection[Any], steps: Sequence[_pipeline.Step]) -> list[str]:
         assert isinstance(conn, AsyncHandlersConnection)
-        answers: list[str] = await conn.own(_talk.exchange(conn, steps, conn.named))
+        answers: list[str] = await conn.run_own(_pipeline.exchange(conn, steps, conn.named))
         return answers
 
     async def _close(self, conn: AsyncConnection[Any]) -> None:
@@ -390,71 +384,26 @@ class AsyncLink(Link[AsyncConnection[Any]]):
 class ThreadLink(Link[Connection[Any]]):
     """One to a Connection, which is used in threads."""
 
-    async def _connect(self, dsn: str) -> tuple[Connection[Any], Found]:
+    async def _connect(self, dsn: str) -> tuple[Connection[Any], SessionInfo]:
         return await asyncio.to_thread(connect, dsn)
 
     async def _execute(self, conn: Connection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
         def execute() -> list[Row]:
-            with by_us(), conn.cursor(row_factory=tuple_row, binary=True) as cursor:
+            with by_worker(), conn.cursor(row_factory=tuple_row, binary=True) as cursor:
                 return cursor.execute(sql, values).fetchall()
 
         return await asyncio.to_thread(execute)
 
-    async def _exchange(self, conn: Connection[Any], steps: Sequence[_talk.Step]) -> list[str]:
-        return await asyncio.to_thread(self.exchange_here, steps)
+    async def _exchange(self, conn: Connection[Any], steps: Sequence[_pipeline.Step]) -> list[str]:
+        return await asyncio.to_thread(self.exchange_in_thread, steps)
 
-    def exchange_here(self, steps: Sequence[_talk.Step], patience: float = ANSWER) -> list[str]:
+    def exchange_in_thread(self, steps: Sequence[_pipeline.Step], timeout: float = ANSWER_TIMEOUT) -> list[str]:
         """The same by the thread that calls; nobody else may use the connection meanwhile.  Raises what psycopg does."""
         conn = self.conn
         if not isinstance(conn, HandlersConnection):
             raise psycopg.OperationalError("the connection is closed")
-        answers: list[str] = conn.own(_talk.exchange(conn, steps, conn.named), patience)
+        answers: list[str] = conn.run_own(_pipeline.exchange(conn, steps, conn.named), timeout)
         return answers
 
     async def _close(self, conn: Connection[Any]) -> None:
         conn.close()
-
-
-_RECIPES = {
-    "psycopg2": "of psycopg 2 there is none: connect by psycopg 3, or call the SQL functions",
-    "sqlalchemy": "create_engine('postgresql+psycopg://…'), then connection.connection.driver_connection,"
-    " or session.connection().connection.driver_connection",
-    "django": "connection.ensure_connection(), then connection.connection, by Django 4.2 or later with psycopg 3",
-    "psycopg_pool": "with pool.connection() as conn",
-}
-"""How to come to psycopg's connection, by the package whose object was given."""
-
-
-def wanted(conn: Any, *classes: type[Any]) -> None:
-    """Raises for what is no connection of psycopg 3, of these classes."""
-    if not isinstance(conn, classes):
-        kind = type(conn)
-        recipe = _RECIPES.get(kind.__module__.partition(".")[0])
-        raise TypeError(
-            f"a psycopg.{' or '.join(each.__name__ for each in classes)} (psycopg 3) is wanted,"
-            f" not a {kind.__module__}.{kind.__qualname__}" + (f": {recipe}" if recipe else "")
-        )
-
-
-def _measured(value: Any) -> str:
-    """JSON that is not sent where no server would take it: of 64 MB at most, in which what is no ASCII
-    takes a third of what it takes here, or more."""
-    text = json.dumps(value)
-    if len(text) > 3 * MAX_DOCUMENT:
-        raise ValueError(f"JSON of {len(text):,} bytes is longer than any server takes; pass a reference to it")
-    return text
-
-
-def written(value: Any) -> Optional[str]:
-    """A value as JSON; None is no document."""
-    return None if value is None else _measured(value)
-
-
-def document(value: Any) -> Optional[Jsonb]:
-    """A value as a parameter of type jsonb; None is no document."""
-    return None if value is None else Jsonb(value, dumps=_measured)
-
-
-def clean(text: str) -> str:
-    """What PostgreSQL's text can hold: no NUL, no half of a surrogate pair."""
-    return text.replace("\0", "").encode("utf-8", "replace").decode()[:MAX_TEXT]

@@ -5,8 +5,8 @@ It is a generator as psycopg's own are, so the same one runs by a Connection and
 through wait().  Values go as text, and a row comes as one document of JSON: psycopg in pure Python takes
 longer for a row of a job's columns than for all else.
 
-Statements have names where the session is ours; behind a pooler it may be another one the next time.
-psycopg deallocates all names after some statements of a handler, which the connection notes (_conn.py).
+Statements have names where the session is direct; behind a pooler it may be another one the next time.
+psycopg deallocates all names after some statements of a handler, which the connection notes (_handler_connection.py).
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ def _job_of(outcome: str) -> str:
 
 
 # What the handler has committed itself is as good; what it has ended otherwise raises 2201E.
-_MUST = """CASE WHEN outcome::text IN ('committed', 'already_committed', 'claimed') THEN outcome::text
+_COMMITTED_OR_RAISE = """CASE WHEN outcome::text IN ('committed', 'already_committed', 'claimed') THEN outcome::text
     ELSE pg_catalog.ln((id - id)::float8)::text END"""
-_END = "FROM idemq.commit_many($1::bigint[], $2::bigint[], $3::jsonb[])"
-_END_AND_CLAIM = """FROM idemq.commit_many_and_claim($1::bigint[], $2::bigint[], $3::jsonb[], $4::text, $5::int,
+_FROM_COMMIT_MANY = "FROM idemq.commit_many($1::bigint[], $2::bigint[], $3::jsonb[])"
+_FROM_COMMIT_MANY_AND_CLAIM = """FROM idemq.commit_many_and_claim($1::bigint[], $2::bigint[], $3::jsonb[], $4::text, $5::int,
     lease => $6::interval, worker => $7::text, attach => $8::boolean)"""
 
 BEGIN = Statement(b"idemq_begin", b"BEGIN")
 COMMIT = Statement(b"idemq_commit", b"COMMIT")
-HOLD = Statement(
+ASSERT_CURRENT = Statement(
     b"idemq_hold",
     b"SELECT idemq.assert_current(id, token)"
     b" FROM ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::bigint[])) AS job (id, token)",
 )
 HOLD_CLAIMED = Statement(b"idemq_hold_claimed", b"SELECT idemq.hold_claimed()")
 # Behind a pooler, too, the server does not end a transaction in which the handler is busy with something else.
-NO_IDLE_END = Statement(b"", b"SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)")
-END = Statement(b"idemq_end", f"SELECT pg_catalog.json_build_array(outcome::text, id, token)::text {_END}".encode())
-END_AND_CLAIM = Statement(b"idemq_end_claim", f"SELECT {_job_of('outcome::text')} {_END_AND_CLAIM}".encode())
-MUST_END = Statement(b"idemq_must_end", f"SELECT pg_catalog.json_build_array({_MUST}, id, token)::text {_END}".encode())
-MUST_END_AND_CLAIM = Statement(b"idemq_must_end_claim", f"SELECT {_job_of(_MUST)} {_END_AND_CLAIM}".encode())
-ENDED_OTHERWISE = "2201E"
+NO_IDLE_TIMEOUT = Statement(b"", b"SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)")
+COMMIT_MANY = Statement(b"idemq_end", f"SELECT pg_catalog.json_build_array(outcome::text, id, token)::text {_FROM_COMMIT_MANY}".encode())
+COMMIT_MANY_AND_CLAIM = Statement(b"idemq_end_claim", f"SELECT {_job_of('outcome::text')} {_FROM_COMMIT_MANY_AND_CLAIM}".encode())
+COMMIT_MANY_OR_RAISE = Statement(b"idemq_must_end", f"SELECT pg_catalog.json_build_array({_COMMITTED_OR_RAISE}, id, token)::text {_FROM_COMMIT_MANY}".encode())
+COMMIT_MANY_AND_CLAIM_OR_RAISE = Statement(b"idemq_must_end_claim", f"SELECT {_job_of(_COMMITTED_OR_RAISE)} {_FROM_COMMIT_MANY_AND_CLAIM}".encode())
+ENDED_BY_HANDLER = "2201E"
 NO_SUCH_NAME = "26000"
 
 CLAIM = f"""SELECT {_job_of("'claimed'")}
@@ -96,7 +96,7 @@ def exchange(conn: Any, steps: Sequence[Step], named: bool) -> Message:
     answers: list[str] = []
     done = 0
     try:
-        for results in (yield from (_one_by_one if not psycopg.Pipeline.is_supported() else _at_once)(pgconn, steps, known, named)):
+        for results in (yield from (_send_one_by_one if not psycopg.Pipeline.is_supported() else _send_pipelined)(pgconn, steps, known, named)):
             for result in results:
                 if result.status == pq.ExecStatus.FATAL_ERROR:
                     raise error_from_result(result, encoding="utf-8")
@@ -113,7 +113,7 @@ def exchange(conn: Any, steps: Sequence[Step], named: bool) -> Message:
     return answers
 
 
-def _send(pgconn: Any, step: Step, known: set[bytes], named: bool) -> int:
+def _send_one(pgconn: Any, step: Step, known: set[bytes], named: bool) -> int:
     """Answers how many results it will have."""
     (name, sql), values = step
     if not named or not name:
@@ -140,10 +140,10 @@ def _result(pgconn: Any) -> Generator[Any, Any, Any]:
     return pgconn.get_result()
 
 
-def _at_once(pgconn: Any, steps: Sequence[Step], known: set[bytes], named: bool) -> Generator[Any, Any, "list[list[Any]]"]:
+def _send_pipelined(pgconn: Any, steps: Sequence[Step], known: set[bytes], named: bool) -> Generator[Any, Any, "list[list[Any]]"]:
     """The results of each statement, up to the first that failed."""
     pgconn.enter_pipeline_mode()
-    counts = [_send(pgconn, step, known, named) for step in steps]
+    counts = [_send_one(pgconn, step, known, named) for step in steps]
     pgconn.pipeline_sync()
     yield from _flush(pgconn)
     groups: list[list[Any]] = [[]]
@@ -170,7 +170,7 @@ def _at_once(pgconn: Any, steps: Sequence[Step], known: set[bytes], named: bool)
     return answers
 
 
-def _one_by_one(pgconn: Any, steps: Sequence[Step], known: set[bytes], named: bool) -> Generator[Any, Any, "list[list[Any]]"]:
+def _send_one_by_one(pgconn: Any, steps: Sequence[Step], known: set[bytes], named: bool) -> Generator[Any, Any, "list[list[Any]]"]:
     """The same with a libpq before 14, which has no such messages."""
     answers: list[list[Any]] = []
     for (name, sql), values in steps:

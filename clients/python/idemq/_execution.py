@@ -1,0 +1,162 @@
+"""An execution: one call of a handler, or of several whose jobs share a transaction; and its result."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import datetime, timedelta, timezone
+from typing import Any, Callable, Optional, Protocol
+
+from ._handler_connection import HandlerTransaction
+from .errors import StaleToken
+
+SESSION_CHECK_INTERVAL = 1.0
+"""Seconds after which it is looked whether the session is there that a lease is attached to, and again."""
+
+
+class HandlerControl(Protocol):
+    """What runs an execution, and can end it (Executor)."""
+
+    async def interrupt(self, execution: Execution) -> None:
+        ...
+
+    async def interrupt_again(self, execution: Execution) -> None:
+        ...
+
+    async def abandon(self, execution: Execution) -> None:
+        ...
+
+
+class ExecutionRunner(Protocol):
+    """What an execution needs of its worker (AttemptRunner)."""
+
+    lock: threading.Lock
+
+    def call_loop(self, function: Callable[..., Any], *args: Any) -> None:
+        ...
+
+    def enforce_end(self, execution: Execution) -> None:
+        ...
+
+    def time_is_over(self, execution: Execution, now: float) -> bool:
+        ...
+
+
+class Execution:
+    """What begins and ends together: a handler, or a transaction of several.
+
+    It is ended by the loop, and what it does may be in an executor's thread: each notes what it has to say before
+    it looks what the other has said.
+    """
+
+    def __init__(self, jobs: list[Any], executor: HandlerControl, run: ExecutionRunner) -> None:
+        self.jobs: list[Any] = jobs if len(jobs) == 1 else sorted(jobs, key=lambda job: int(job.id))
+        self.executor = executor
+        self.begun = False
+        self.seconds = 0.0
+        self.ends_at = 0.0
+        self.session_check_at = 0.0
+        self.tries = 0
+        self.end_reason: Optional[str] = None
+        """Why it was ended: "lost" (the lease), "cut off", "time" or "drain"."""
+        self.ended = False
+        """Whether the handler has ended, and its transaction."""
+        self.handled = False
+        """Whether the handler has ended, and what follows is not to be cancelled."""
+        self.abandoned = False
+        """Whether it was left behind."""
+        self.handler_transaction: Optional[HandlerTransaction] = None
+        """Of one with a connection."""
+        self.task: Optional["asyncio.Task[Any]"] = None
+        """In which its handler runs, if that is a coroutine."""
+        self.end_task: Optional["asyncio.Task[None]"] = None
+        """What sees to its end, once it was told to."""
+        self.commit_at: Optional[float] = None
+        """When COMMIT was sent."""
+        self.commit_unknown = False
+        """Whether it was, and not answered."""
+        self._run = run
+        self._end_requested: Optional["asyncio.Future[None]"] = None
+        self._deadline: Optional[datetime] = None
+        for job in jobs:
+            job._execution = self
+
+    def begin(self, seconds: float) -> None:
+        """Its handler is about to be called, perhaps again."""
+        self.ended, self.handled, self.commit_at = False, False, None
+        if not self.begun:
+            now = time.monotonic()
+            self.begun, self.seconds, self.ends_at, self.session_check_at = True, seconds, now + seconds, now + SESSION_CHECK_INTERVAL
+
+    def finish(self) -> bool:
+        """Notes that the handler has ended; False: it was left behind."""
+        with self._run.lock:
+            self.ended = True
+            return not self.abandoned
+
+    def abandon(self) -> bool:
+        """Notes that the handler is left behind; False: it has ended."""
+        with self._run.lock:
+            self.abandoned = not self.ended
+            return self.abandoned
+
+    @property
+    def deadline(self) -> datetime:
+        """When its time is over."""
+        if self._deadline is None:
+            left = self.ends_at - time.monotonic() if self.begun else 0
+            self._deadline = datetime.now(timezone.utc) + timedelta(seconds=left)
+        return self._deadline
+
+    @property
+    def end_requested(self) -> "asyncio.Future[None]":
+        """Done when the handler is told to end; of the loop."""
+        if self._end_requested is None:
+            self._end_requested = asyncio.get_running_loop().create_future()
+            if self.end_reason is not None:
+                self._end_requested.set_result(None)
+        return self._end_requested
+
+    def request_end(self, why: str) -> None:
+        """Tells the handler to end; called by the loop."""
+        if self.end_reason is None:
+            self.end_reason = why
+            if self._end_requested is not None:
+                self._end_requested.set_result(None)
+            for job in self.jobs:
+                job._cancel()
+            if self.begun and not self.ended:
+                self._run.enforce_end(self)
+
+    @property
+    def locked(self) -> bool:
+        """Whether its jobs are: nobody takes them, however long it takes."""
+        return self.handler_transaction is not None and self.handler_transaction.begun
+
+    def must_be_current(self) -> None:
+        """Raises in a handler that would begin its transaction after the attempt is over."""
+        if self.end_reason is None and time.monotonic() < self.lease_until:
+            return
+        why = "time" if self._run.time_is_over(self, time.monotonic()) else "cut off"
+        self._run.call_loop(self.request_end, why)
+        raise StaleToken(f"the attempt is over ({self.end_reason or why}): its connection takes no statements any more")
+
+    @property
+    def claimed_at(self) -> float:
+        return float(min(job._claimed_at for job in self.jobs))
+
+    @property
+    def lease_until(self) -> float:
+        return float(min(job._lease_until for job in self.jobs))
+
+
+class ExecutionResult:
+    """How a handler, or a transaction of several, has ended."""
+
+    def __init__(self, value: Any = None, error: Optional[BaseException] = None, hangs: bool = False) -> None:
+        self.value = value
+        self.error = error
+        self.hangs = hangs
+        """It has not ended."""
+        self.committed = False

@@ -1,0 +1,558 @@
+"""An executor runs one handler at a time: how it is called, interrupted and left behind.
+
+	                            the handler is          it has a connection
+	AsyncExecutor               a coroutine function    no
+	AsyncTransactionExecutor    the same                yes
+	ThreadExecutor              a function              no
+	ThreadTransactionExecutor   the same                yes
+
+An executor goes on by itself, from job to job, for as long as there is one and all goes well: in its thread, or
+in a task for each handler.  What it cannot settle, it brings to the loop (Unsettled): an attempt that was ended,
+has failed, or lost its connection.
+
+The transaction of a handler that uses its connection is the same in both: BEGIN and assert_current of all
+its jobs, which keeps them from being reaped until it ends and raises for what was committed or lost; what
+the handler does; then, in one message, the ends of its jobs with the claim of the next, which raises for
+what cannot be committed, and COMMIT.  Nothing that the handler does can be committed without its job, nor
+the job without it.  Where the session is direct and handlers begin with a statement, BEGIN and the lock of the
+job that was just claimed go along: whatever comes of them, the commit stands.  A handler that has not used
+its connection is as one that has none: its job is committed together with what else has ended.
+
+A thread cannot be ended from outside, nor a coroutine that catches its cancellation.  One that does not
+return in time is left behind: its transaction is rolled back by us, who hold the connection's lock from
+then on, the server is told, and the connection is cut; the executor goes on with others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections import deque
+from typing import Any, Awaitable, Coroutine, NamedTuple, Optional, Protocol, Sequence, TypeVar
+
+import psycopg
+from psycopg import Connection
+from psycopg.pq import TransactionStatus
+
+from . import _links, _pipeline
+from ._execution import Execution, ExecutionResult, ExecutionRunner
+from ._group_commit import GroupCommit
+from ._handler_connection import AsyncHandlersConnection, HandlersConnection, HandlerTransaction
+from ._handlers import finished_result
+from ._job import AsyncJob, BaseJob, Job
+from ._links import AsyncLink, Link, ThreadLink
+from ._options import Options
+from ._values import json_text
+from .errors import AlreadyCommitted, NoSuchJob, StaleToken, sqlstate
+
+T = TypeVar("T")
+_ROLLBACK = _pipeline.Statement(b"", b"ROLLBACK")
+
+
+class AttemptOver(Exception):
+    """The jobs of a transaction are not this attempt's any more; the cause says why."""
+
+
+class Unsettled(NamedTuple):
+    """What an executor hands to the loop: an execution that it cannot settle, and its result."""
+
+    execution: Execution
+    end: ExecutionResult
+
+
+class Runner(ExecutionRunner, Protocol):
+    """What an executor needs of its worker (AttemptRunner)."""
+
+    options: Options
+    group_commit: Optional[GroupCommit]
+
+    def executions(self, jobs: Sequence[BaseJob], executor: Executor) -> list[Execution]:
+        ...
+
+    def may_begin(self, executor: Executor) -> bool:
+        ...
+
+    def next_in_thread(self, executor: Executor) -> bool:
+        ...
+
+    def begin(self, execution: Execution) -> None:
+        ...
+
+    def call(self, job: BaseJob, *conn: Any) -> Any:
+        ...
+
+    async def call_async(self, job: BaseJob, *conn: Any) -> Any:
+        ...
+
+    def result_json(self, value: Any, job: BaseJob) -> Optional[str]:
+        ...
+
+    def handler_succeeded(self, execution: Execution, end: ExecutionResult) -> bool:
+        ...
+
+    def may_claim(self) -> bool:
+        ...
+
+    def claims(self, link: Link[Any], most: int) -> _pipeline.Values:
+        ...
+
+    def ends(self, jobs: Sequence[BaseJob], results: Sequence[Optional[str]]) -> _pipeline.Values:
+        ...
+
+    def committed(self, execution: Execution) -> None:
+        ...
+
+    def take(self, answers: Sequence[str], asked_at: float, link: Link[Any]) -> list[BaseJob]:
+        ...
+
+    async def commit(self, executor: Executor, jobs: list[BaseJob], results: list[Optional[str]]) -> None:
+        ...
+
+    def from_thread(self, work: Coroutine[Any, Any, T]) -> T:
+        ...
+
+
+class Executor:
+    """What all executors have in common."""
+
+    job_class: type[Any]
+    threads = False
+    link: Optional[Link[Any]] = None
+    _locked_conn: Any = None
+
+    def __init__(self) -> None:
+        self.pending: deque[Execution] = deque()
+        """What it has, and has not begun."""
+
+    def start(self, run: Runner) -> "asyncio.Future[Optional[Unsettled]]":
+        """Begins with what is pending, and goes on; answers when it has nothing to do, or must be started again
+        with a usable connection, or what has stopped it."""
+        raise NotImplementedError
+
+    async def interrupt(self, execution: Execution) -> None:
+        """Has a handler end soon, if it can be."""
+        await self.interrupt_again(execution)
+
+    async def interrupt_again(self, execution: Execution) -> None:
+        """Cancels the statement of a handler: the one that it has begun meanwhile, too."""
+        if execution.handler_transaction is not None and execution.handler_transaction.used and self.link is not None and self.link.conn is not None:
+            await _links.interrupt(self.link.conn)
+
+    async def abandon(self, execution: Execution) -> None:
+        """Gives up waiting for a handler.  Ends its transaction; until the executor goes on the handler cannot
+        use the connection; the session is still there, and what is attached to it."""
+        if not execution.abandon():
+            return
+        conn = self.link.conn if self.link is not None else None
+        if conn is not None:
+            try:
+                await asyncio.wait_for(self._lock(conn), 1)
+                self._locked_conn = conn
+                await asyncio.wait_for(asyncio.to_thread(conn.pgconn.exec_, b"ROLLBACK"), _links.ANSWER_TIMEOUT)
+            except (psycopg.Error, asyncio.TimeoutError):
+                _links.sever(conn)
+        self._stopped(Unsettled(execution, ExecutionResult(error=TimeoutError("the handler does not end"), hangs=True)))
+
+    async def _lock(self, conn: Any) -> None:
+        raise NotImplementedError
+
+    def _stopped(self, unsettled: Unsettled) -> None:
+        raise NotImplementedError
+
+    async def reset_connection(self, end: ExecutionResult) -> None:
+        """After an attempt that has not committed: with another connection, where that is needed."""
+        if end.hangs:
+            await self._drop_abandoned()
+        elif self.link is not None and self.link.conn is not None and not _is_idle(self.link.conn):
+            await self.link.drop()
+
+    async def _drop_abandoned(self) -> None:
+        if self.link is not None:
+            await self.link.drop(in_use=True)
+        if self._locked_conn is not None:
+            self._locked_conn.lock.release()  # to find that the connection has ended
+            self._locked_conn = None
+
+    async def close(self) -> None:
+        if self.link is not None:
+            await self.link.drop()
+
+
+class _TransactionExecutor(Executor):
+    """What both executors with a connection have in common."""
+
+    _begun_early = False
+    """Whether the transaction is begun, and the next job locked: with the last commit."""
+    _quick = False
+    """Whether the last handler began with a statement."""
+
+    def _lend_connection(self, execution: Execution, conn: Any) -> HandlerTransaction:
+        begun, self._begun_early = self._begun_early, False
+        transaction: HandlerTransaction = conn.lend(execution, begun)
+        return transaction
+
+    def _message(self, run: Runner, execution: Execution, conn: Any, link: Link[Any], results: list[Optional[str]]) -> list[_pipeline.Step]:
+        """The end of a transaction."""
+        ended = run.ends(execution.jobs, results)
+        transaction = execution.handler_transaction
+        assert transaction is not None
+        self._quick = transaction.used and transaction.quick
+        if self.pending or not run.may_claim():
+            return [(_pipeline.COMMIT_MANY_OR_RAISE, ended), (_pipeline.COMMIT, ())]
+        steps: list[_pipeline.Step] = [(_pipeline.COMMIT_MANY_AND_CLAIM_OR_RAISE, (*ended, *run.claims(link, run.options.batch))), (_pipeline.COMMIT, ())]
+        if self._quick and conn.has_hold_claimed and conn.named and run.options.batch == 1 and psycopg.Pipeline.is_supported():
+            steps += [(_pipeline.BEGIN, ()), (_pipeline.HOLD_CLAIMED, ())]
+        return steps
+
+    def _committed(self, run: Runner, execution: Execution, conn: Any, link: Link[Any], answers: list[str]) -> bool:
+        """What the message has answered, whose COMMIT was done; whether the transaction that it has begun is to end."""
+        assert execution.commit_at is not None
+        begun = conn.pgconn.transaction_status != TransactionStatus.IDLE
+        held = begun and answers[-1:] == ["held"]
+        run.committed(execution)
+        jobs = run.take(answers, execution.commit_at, link)
+        self.pending.extend(run.executions(jobs, self))
+        self._begun_early = held and len(jobs) == 1
+        return begun and not self._begun_early
+
+    def _cause_of_failure(self, execution: Execution, conn: Any, error: BaseException) -> BaseException:
+        """Why a transaction has not committed, whatever the handler did then."""
+        if execution.handler_transaction is not None and execution.handler_transaction.error is not None:
+            error = execution.handler_transaction.error
+            if isinstance(error, (StaleToken, NoSuchJob, AlreadyCommitted)):
+                over = AttemptOver()
+                over.__cause__ = error
+                return over
+        if hasattr(error, "done"):  # of a message of the worker
+            if error.done == 0 and sqlstate(error) == _pipeline.ENDED_BY_HANDLER:
+                return RuntimeError("the handler has ended its job itself")
+            if sqlstate(error) == _pipeline.NO_SUCH_NAME:  # who has deallocated it, nobody knows
+                conn.named = False
+        return error
+
+
+class AsyncExecutor(Executor):
+    """Coroutine functions."""
+
+    job_class = AsyncJob
+
+    def start(self, run: Runner) -> "asyncio.Future[Optional[Unsettled]]":
+        self._answer: "asyncio.Future[Optional[Unsettled]]" = asyncio.get_running_loop().create_future()
+        self._begin(run)
+        return self._answer
+
+    def _stopped(self, unsettled: Optional[Unsettled]) -> None:
+        if not self._answer.done():
+            self._answer.set_result(unsettled)
+
+    def _begin(self, run: Runner) -> None:
+        execution = self.pending.popleft()
+        execution.task = asyncio.create_task(self._work(run, execution))
+
+    async def _work(self, run: Runner, execution: Execution) -> None:
+        """A task for each handler, so that it can be cancelled, and has a context of its own."""
+        try:
+            end = await self._run(run, execution)
+            if not execution.finish():
+                return
+            unsettled = None if end.error is None and run.handler_succeeded(execution, end) else Unsettled(execution, end)
+            if unsettled is None and not end.committed:
+                await run.commit(self, execution.jobs, end.value)
+            if unsettled is None and self.pending and run.may_begin(self):
+                self._begin(run)
+            else:
+                await self._undo_early_begin()
+                self._stopped(unsettled)
+        except BaseException as error:
+            if not self._answer.done():
+                self._answer.set_exception(error)
+
+    async def _undo_early_begin(self) -> None:
+        pass
+
+    async def _run(self, run: Runner, execution: Execution) -> ExecutionResult:
+        (job,) = execution.jobs
+        job._run = run
+        try:
+            run.begin(execution)
+            return ExecutionResult([run.result_json(finished_result(await run.call_async(job)), job)])
+        except BaseException as error:  # SystemExit, too, ends the attempt and not the worker
+            return ExecutionResult(error=error)
+
+    async def interrupt(self, execution: Execution) -> None:
+        await super().interrupt(execution)
+        if execution.task is not None and not execution.ended and not execution.handled:
+            execution.task.cancel()
+
+
+class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
+    """Coroutine functions with an AsyncConnection."""
+
+    link: AsyncLink
+
+    def __init__(self, link: AsyncLink) -> None:
+        super().__init__()
+        self.link = link
+
+    async def _lock(self, conn: AsyncHandlersConnection) -> None:
+        await conn.lock.acquire()
+
+    async def _undo_early_begin(self) -> None:
+        if self._begun_early and isinstance(self.link.conn, AsyncHandlersConnection):
+            self._begun_early = False
+            await self._roll_back(self.link.conn)
+
+    async def _roll_back(self, conn: AsyncHandlersConnection) -> None:
+        try:
+            await asyncio.wait_for(conn.run_own(_pipeline.exchange(conn, [(_ROLLBACK, ())], False)), _links.ANSWER_TIMEOUT)
+        except (psycopg.Error, asyncio.TimeoutError):
+            _links.sever(conn)
+
+    @staticmethod
+    async def _handle(run: Runner, execution: Execution, conn: Any) -> list[Optional[str]]:
+        results = []
+        try:
+            for job in execution.jobs:
+                job._begin(conn)
+                results.append(json_text(finished_result(await run.call_async(job, conn))))
+                if job.waiting is not None:
+                    raise job.waiting
+        finally:
+            execution.handled = True
+        return results
+
+    async def _run(self, run: Runner, execution: Execution) -> ExecutionResult:
+        conn = self.link.conn
+        assert isinstance(conn, AsyncHandlersConnection)
+        transaction = self._lend_connection(execution, conn)
+        try:
+            run.begin(execution)
+            if execution.commit_unknown:
+                transaction.begun = await conn.run_own(transaction.begin(conn)) is not None
+            results = await self._handle(run, execution, conn)
+            _check_nothing_left(await conn.take_back())
+            if not _is_used(transaction, conn):
+                return ExecutionResult(results)
+            steps = self._message(run, execution, conn, self.link, results)
+            execution.commit_at = time.monotonic()
+            try:
+                answers = await conn.run_own(_pipeline.exchange(conn, steps, conn.named))
+            except psycopg.Error as error:
+                answers = _answers_after_commit(error)
+            if self._committed(run, execution, conn, self.link, answers):
+                await self._roll_back(conn)
+            return _committed_result()
+        except BaseException as error:
+            execution.handled = True  # a cancel would meet the rollback, and end the executor
+            await conn.take_back()
+            if execution.commit_unknown and not transaction.begun and transaction.error is None:
+                transaction.error = error
+            error = self._cause_of_failure(execution, conn, error)
+            if not execution.abandoned and not conn.closed:
+                try:
+                    await conn.run_own(conn._rollback_gen())
+                except psycopg.Error:
+                    pass
+            return ExecutionResult(error=error)
+
+
+class ThreadExecutor(Executor):
+    """Functions, each called in a thread of the executor's own."""
+
+    job_class = Job
+    threads = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
+        self._thread: Optional[threading.Thread] = None
+        self._answer: Optional["asyncio.Future[ExecutionResult]"] = None
+
+    def start(self, run: Runner) -> "asyncio.Future[Optional[Unsettled]]":
+        if self._thread is None:
+            # A daemon: one that is left behind does not keep the process.
+            self._thread = threading.Thread(target=_run_calls, args=(self._calls,), name="idemq", daemon=True)
+            self._thread.start()
+        loop = asyncio.get_running_loop()
+        self._answer = loop.create_future()
+        self._calls.put((loop, self._answer, self._work, (run,)))
+        return asyncio.ensure_future(_value(self._answer))
+
+    def _stopped(self, unsettled: Optional[Unsettled]) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(ExecutionResult(unsettled))
+
+    def _work(self, run: Runner) -> Optional[Unsettled]:
+        """In the executor's thread."""
+        while self.pending or run.next_in_thread(self):
+            if not run.may_begin(self):
+                self._undo_early_begin()
+                return None
+            execution = self.pending.popleft()
+            end = self._run(run, execution)
+            if not execution.finish():
+                return None
+            if end.error is not None or not run.handler_succeeded(execution, end) or (not end.committed and run.group_commit is None):
+                self._undo_early_begin()
+                return Unsettled(execution, end)
+            if not end.committed and self.pending:
+                run.from_thread(run.commit(self, execution.jobs, end.value))
+            elif not end.committed:
+                assert run.group_commit is not None
+                run.group_commit.add(execution.jobs, end.value)
+        return None
+
+    def _undo_early_begin(self) -> None:
+        pass
+
+    def _run(self, run: Runner, execution: Execution) -> ExecutionResult:
+        (job,) = execution.jobs
+        job._run = run
+        try:
+            run.begin(execution)
+            return ExecutionResult([run.result_json(finished_result(run.call(job)), job)])
+        except BaseException as error:  # SystemExit, too, ends the attempt and not the worker
+            return ExecutionResult(error=error)
+
+    async def _drop_abandoned(self) -> None:
+        await super()._drop_abandoned()
+        self._end_thread()
+
+    async def close(self) -> None:
+        self._end_thread()
+        await super().close()
+
+    def _end_thread(self) -> None:
+        self._calls.put(None)
+        self._calls = queue.SimpleQueue()
+        self._thread = None
+
+
+class ThreadTransactionExecutor(_TransactionExecutor, ThreadExecutor):
+    """Functions with a Connection."""
+
+    link: ThreadLink
+
+    def __init__(self, link: ThreadLink) -> None:
+        super().__init__()
+        self.link = link
+
+    async def _lock(self, conn: Connection[Any]) -> None:
+        if not await asyncio.to_thread(conn.lock.acquire, True, 0.9):
+            raise asyncio.TimeoutError
+
+    def _undo_early_begin(self) -> None:
+        if self._begun_early and isinstance(self.link.conn, HandlersConnection):
+            self._begun_early = False
+            self._roll_back(self.link.conn)
+
+    @staticmethod
+    def _roll_back(conn: HandlersConnection) -> None:
+        try:
+            conn.run_own(_pipeline.exchange(conn, [(_ROLLBACK, ())], False), _links.ANSWER_TIMEOUT)
+        except psycopg.Error:
+            _links.sever(conn)
+
+    def _run(self, run: Runner, execution: Execution) -> ExecutionResult:
+        conn = self.link.conn
+        assert isinstance(conn, HandlersConnection)
+        transaction = self._lend_connection(execution, conn)
+        try:
+            run.begin(execution)
+            if execution.commit_unknown:
+                transaction.begun = conn.run_own(transaction.begin(conn)) is not None
+            results = []
+            for job in execution.jobs:
+                job._begin(conn)
+                results.append(json_text(finished_result(run.call(job, conn))))
+                if job.waiting is not None:
+                    raise job.waiting
+            _check_nothing_left(conn.take_back())
+            if not _is_used(transaction, conn):
+                return ExecutionResult(results)
+            steps = self._message(run, execution, conn, self.link, results)
+            execution.commit_at = time.monotonic()
+            try:
+                answers = conn.run_own(_pipeline.exchange(conn, steps, conn.named))
+            except psycopg.Error as error:
+                answers = _answers_after_commit(error)
+            if self._committed(run, execution, conn, self.link, answers):
+                self._roll_back(conn)
+            return _committed_result()
+        except BaseException as error:
+            conn.take_back()
+            if execution.commit_unknown and not transaction.begun and transaction.error is None:
+                transaction.error = error
+            error = self._cause_of_failure(execution, conn, error)
+            if not execution.abandoned and not conn.closed:
+                try:
+                    conn.run_own(conn._rollback_gen())
+                except psycopg.Error:
+                    pass
+            return ExecutionResult(error=error)
+
+
+def _committed_result() -> ExecutionResult:
+    end = ExecutionResult()
+    end.committed = True
+    return end
+
+
+def _answers_after_commit(error: psycopg.Error) -> list[str]:
+    """What was answered before an error that came after the COMMIT; raises one that came before."""
+    if getattr(error, "done", 0) < 2:
+        raise error
+    answers: list[str] = getattr(error, "answers")
+    return answers
+
+
+def _is_used(transaction: HandlerTransaction, conn: Any) -> bool:
+    """Whether there is a transaction to commit; raises where it could not begin, or has ended."""
+    if transaction.error is not None:
+        raise transaction.error
+    if transaction.begun and _is_idle(conn):
+        raise RuntimeError("the handler has ended the transaction that it was given")
+    if not transaction.begun and not conn.closed and not _is_idle(conn):
+        raise RuntimeError("the handler has begun a transaction past its connection")
+    return transaction.begun
+
+
+def _check_nothing_left(left: bool) -> None:
+    if left:
+        raise RuntimeError("the handler has left a stream(), a COPY or a pipeline half done: end it in the handler")
+
+
+def _is_idle(conn: Any) -> bool:
+    return bool(conn.pgconn.transaction_status == TransactionStatus.IDLE)
+
+
+def _run_calls(calls: "queue.SimpleQueue[Any]") -> None:
+    """An executor's thread."""
+    while True:
+        call = calls.get()
+        if call is None:
+            return
+        loop, future, function, args = call
+        try:
+            end = ExecutionResult(function(*args))
+        except BaseException as error:
+            end = ExecutionResult(error=error)
+        try:
+            loop.call_soon_threadsafe(_resolve, future, end)
+        except RuntimeError:
+            return  # the loop has ended without us
+        del call, future, function, args, end
+
+
+def _resolve(future: "asyncio.Future[ExecutionResult]", end: ExecutionResult) -> None:
+    if not future.done():
+        future.set_result(end)
+
+
+async def _value(answer: Awaitable[ExecutionResult]) -> Any:
+    end = await answer
+    if end.error is not None:
+        raise end.error
+    return end.value

@@ -1,0 +1,57 @@
+"""python_worker_report.py: what a worker reports of itself.
+
+For python.pl, which says where the server is (IDEMQ_DSN).
+"""
+
+import concurrent.futures
+import threading
+import time
+import unittest.mock
+
+import psycopg
+
+import idemq
+import tap
+from python_common import DSN, Client
+
+
+class WorkerReports(Client):
+    def holding(self, name, until):
+        """A worker that has begun one job, which ends when until() is true."""
+        end = threading.Event()
+        worker = idemq.Worker(DSN, self.queue, name=name, concurrency=3, signals=False)
+        self.add(1)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            running = pool.submit(worker.run_outside, lambda job: end.wait(60))
+            while not until():
+                time.sleep(0.05)
+            end.set()
+            self.until("SELECT count(*) = 0 FROM idemq.jobs WHERE queue_id = idemq.queue_id(%s) AND finished_at IS NULL", self.queue)
+            worker.stop()
+            self.assertEqual(running.result(), {"committed": 1})
+
+    def test_a_worker_reports_itself_and_that_it_is_stopping(self):
+        seen = """SELECT program, version <> '', host <> '', queues, concurrency, running, cardinality(jobs), done, state
+            FROM idemq.workers WHERE worker = 'talks'"""
+        here = []
+        # Its first word may come before it has the job; and its last one be written when it has gone.
+        self.holding("talks", lambda: here.extend(self.sql(f"{seen} AND running > 0")) or here)
+        self.assertEqual(here, [("python", True, True, [self.queue], 3, 1, 1, 0, "here")])
+        self.until("SELECT state = 'gone' FROM idemq.workers WHERE worker = 'talks'")
+        self.assertEqual(self.sql(seen), [("python", True, True, [self.queue], 3, 0, 0, 1, "gone")])
+
+    def test_a_word_that_is_refused_or_has_to_wait_disturbs_nothing(self):
+        asked = "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'idemq-python' AND query LIKE '%%idemq.report_worker%%' AND pid <> pg_backend_pid()"
+        with self.assertNoLogs("idemq", "ERROR") if hasattr(self, "assertNoLogs") else unittest.mock.MagicMock():
+            self.sql("ALTER FUNCTION idemq.report_worker RENAME TO elsewhere")
+            self.holding("refused", lambda: self.sql(asked)[0][0])
+            self.sql("ALTER FUNCTION idemq.elsewhere RENAME TO here")
+            with psycopg.connect(DSN) as other:
+                other.execute("LOCK TABLE idemq_internal.worker_entries")
+                self.holding("locked out", lambda: self.sql(asked)[0][0])
+        # What waited may still be written once the lock is gone.
+        self.assertEqual(self.sql("SELECT worker FROM idemq.workers WHERE worker = 'refused'"), [])
+
+
+if __name__ == "__main__":
+    tap.main()
