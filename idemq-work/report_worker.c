@@ -85,13 +85,13 @@ report_worker(struct server *server, const struct job *jobs, bool stopping)
 	values[6] = text_array(ids, count);
 	values[7] = done;
 	values[8] = stopping ? "t" : "f";
-	result =
-		server_ask(server,
-				   "SELECT pg_catalog.set_config('synchronous_commit', 'off', true), "
-				   "idemq.report_worker($1::uuid, $2, $3::text[], program => 'idemq-work', version => $4, "
-				   "host => $5, concurrency => $6::int, running => $7::bigint[], "
-				   "done => $8::bigint, stopping => $9::bool)",
-				   9, values);
+	result = server_ask(
+		server,
+		"SELECT pg_catalog.set_config('synchronous_commit', 'off', true), "
+		"idemq.report_worker($1::uuid, $2, $3::text[], program => 'idemq-work', version => $4, "
+		"host => $5, concurrency => $6::int, running => $7::bigint[], "
+		"done => $8::bigint, stopping => $9::bool)",
+		9, values);
 	if (result != NULL && PQresultStatus(result) == PGRES_TUPLES_OK)
 	{
 		reported = true;

@@ -228,7 +228,8 @@ warn(const Left *left)
 			errmsg("not everything that is due has been done%s",
 				   left->failed == NULL ? " within 30 s" : ""),
 			errdetail("The following is still to be done: %s.", text.data),
-			errhint("Check the server's log, idemq.background_worker and idemq.maintenance_tasks."));
+			errhint(
+				"Check the server's log, idemq.background_worker and idemq.maintenance_tasks."));
 }
 
 /*

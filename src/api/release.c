@@ -51,8 +51,8 @@ decide_revoke(const Job *job, const void *arg, EventArgs *args, JobEvent *event,
 SQL_FUNCTION(idemq_sql_revoke_lease)
 {
 	static const JobChanger revoker = {.decide = decide_revoke,
-										.privileges = PRIVILEGE_ADMIN,
-										.audit = {.action = "revoke_lease"}};
+									   .privileges = PRIVILEGE_ADMIN,
+									   .audit = {.action = "revoke_lease"}};
 
 	return idemq_change_one(fcinfo, &revoker);
 }

@@ -94,8 +94,8 @@ run_queue_task(const QueueTask *queue_task)
 		return;
 	if (task->run_for_all != NULL)
 		task->run_for_all();
-	else if ((queue_seen =
-				  idemq_queue_by_id((int32) queue_task->queue_id, &queue) && queue.slot != NULL))
+	else if ((queue_seen = idemq_queue_by_id((int32) queue_task->queue_id, &queue) &&
+						   queue.slot != NULL))
 	{
 		strlcpy(doing_queue, queue.name, sizeof(doing_queue));
 		pgstat_report_activity(STATE_RUNNING, psprintf("%s of queue %s", doing, doing_queue));

@@ -321,9 +321,9 @@ begin(void)
 
 /* Tasks that are due by time, and tasks that follow from them at once. */
 #define IS_BY_TIME(kind)                                                                           \
-	((kind) == TASK_PROMOTE || (kind) == TASK_REAP || (kind) == TASK_RECOVER ||                 \
-	 (kind) == TASK_DUE || (kind) == TASK_EXPIRE || (kind) == TASK_TICK ||                      \
-	 (kind) == TASK_PURGE || (kind) == TASK_HISTORY)
+	((kind) == TASK_PROMOTE || (kind) == TASK_REAP || (kind) == TASK_RECOVER ||                    \
+	 (kind) == TASK_DUE || (kind) == TASK_EXPIRE || (kind) == TASK_TICK || (kind) == TASK_PURGE || \
+	 (kind) == TASK_HISTORY)
 
 /* What a call to do everything due still has to wait for. */
 typedef struct Left

@@ -39,10 +39,10 @@ typedef enum TaskKind
 /* What is counted of each kind. */
 typedef enum TaskCount
 {
-	TASK_RUNS,		/* that came to an end, failures included */
+	TASK_RUNS,	   /* that came to an end, failures included */
 	TASK_FAILURES, /* that ended in an error */
-	TASK_BUSY,		/* us */
-	TASK_ENDED,	/* mono: when the last one ended; no count */
+	TASK_BUSY,	   /* us */
+	TASK_ENDED,	   /* mono: when the last one ended; no count */
 	TASK_COUNTS
 } TaskCount;
 
@@ -88,7 +88,7 @@ typedef struct Post
 	ConditionVariable clock_answered;
 	pg_atomic_uint64 counted_at; /* with idemq.test_clock: when POST_ASKED_HISTORY was set */
 	/* for shared/processes/worker_health.c, written by the worker alone; no lock */
-	int doing; /* kind + 1 of the task that runs; 0: none */
+	int doing;										 /* kind + 1 of the task that runs; 0: none */
 	pg_atomic_uint64 tasks[TASK_KINDS][TASK_COUNTS]; /* since the database has the post */
 } Post;
 
