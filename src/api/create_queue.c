@@ -118,9 +118,9 @@ SQL_FUNCTION(idemq_sql_create_queue)
  * $1: queue, $2: now, $3: whether it has places by now.  Writes the rows of jobs in groups that
  * wait for a time, so that they say by the rule of the new group_max_running what they said before.
  * With places, run_at is NULL for a job that has one, even if group_rate_limit makes it wait;
- * without places, run_at is when such a job was due (job/places.c, job/group_rate_limit.c).  A retrying
- * head that waits for group_rate_limit is due, and gets its place as any retry does.  Never
- * waits for a row: whoever holds it acts by the former group_max_running.
+ * without places, run_at is when such a job was due (job/places.c, job/group_rate_limit.c).  A
+ * retrying head that waits for group_rate_limit is due, and gets its place as any retry does.
+ * Never waits for a row: whoever holds it acts by the former group_max_running.
  */
 static SqlStatement change_waiting =
 	{.text = "WITH held AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "

@@ -39,8 +39,7 @@ static bool
 decide_revoke(const Job *job, const void *arg, EventArgs *args, JobEvent *event, Outcome *outcome)
 {
 	*event = EVENT_RELEASE;
-	*outcome = job->status == JOB_RUNNING ? OUTCOME_RELEASED
-											 : idemq_outcome_of_status(job->status);
+	*outcome = job->status == JOB_RUNNING ? OUTCOME_RELEASED : idemq_outcome_of_status(job->status);
 	return job->status == JOB_RUNNING;
 }
 

@@ -21,7 +21,7 @@
 #include "base/compat.h"
 
 /* In the order of JobStatus and of Outcome. */
-static const char *const status_names[] = {"blocked",	"pending", "running", "retrying",
+static const char *const status_names[] = {"blocked",	"pending", "running",  "retrying",
 										   "completed", "dead",	   "cancelled"};
 static const char *const outcome_names[] =
 	{"accepted", "duplicate", "rerun",	   "claimed",			"claimed_again",

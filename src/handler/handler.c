@@ -23,8 +23,8 @@
  * session.  On the way out (before_shmem_exit) the transaction is rolled back and the job given
  * back; a job to which that happens three times in a row has failed.  So has a job that ends the
  * process otherwise, by a FATAL error or because it caught the cancel of job_timeout.  If that
- * fails, or the server crashes, the lease, which is attached, ends, and the job waits as a failed
- * one does (job/reap.c).
+ * fails, or the server crashes, the lease, which is attached, ends, and the job is JOB_RETRYING
+ * (job/reap.c).
  *
  * An error outside of a job (a claim that fails) ends the process, and the next one is put
  * off; 40P01 after a few more tries.  40001 does not occur: run.c.

@@ -102,8 +102,7 @@ idemq_attempt_is_gone(JobsTable *table, const Attempt *attempt)
 	Job job;
 
 	return idemq_jobs_fetch_deleted(table, attempt->id, &job) && job.token == attempt->token &&
-		   job.status == JOB_RUNNING &&
-		   idemq_queue_allows(job.queue_id, PRIVILEGE_CLAIM, &queue);
+		   job.status == JOB_RUNNING && idemq_queue_allows(job.queue_id, PRIVILEGE_CLAIM, &queue);
 }
 
 /* Counts an outcome of idemq_attempt_find that refuses a worker's call, at once. */

@@ -174,8 +174,8 @@ idemq_group_rate_limit_is_sooner(const QueueInfo *queue, const Job *job, Timesta
 	if (idemq_has_places(queue))
 		waits = job->status == JOB_PENDING && !job_has(job, COL_RUN_AT);
 	else
-		waits = (job->status == JOB_PENDING || job->status == JOB_RETRYING) && due < job->ready_at &&
-				due > job_time(job, COL_CLAIMED_AT);
+		waits = (job->status == JOB_PENDING || job->status == JOB_RETRYING) &&
+				due < job->ready_at && due > job_time(job, COL_CLAIMED_AT);
 	if (idemq_is_no_group(name) || !waits)
 		return false;
 	*until = Max(Max(idemq_group_rate_limit_next(queue, name), now), due);
@@ -208,6 +208,7 @@ idemq_job_put_off(JobsTable *table, const Job *job, const QueueInfo *queue, Time
 					  .due = Min(job->ready_at, now)};
 
 	return idemq_transition(table, job, queue,
-							job->status == JOB_RETRYING ? EVENT_RESCHEDULE_RETRYING : EVENT_RESCHEDULE,
+							job->status == JOB_RETRYING ? EVENT_RESCHEDULE_RETRYING
+														: EVENT_RESCHEDULE,
 							&args, JOB_SKIPS);
 }

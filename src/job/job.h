@@ -33,6 +33,7 @@ typedef enum JobEvent
 	EVENT_RELEASE,
 	EVENT_INTERRUPT, /* a release; the history says why */
 	EVENT_REAP,
+	EVENT_REAP_LATER, /* a reap; the job waits by the retry policy */
 	EVENT_REAP_DEAD,
 	EVENT_CANCEL,
 	EVENT_EXPIRE,

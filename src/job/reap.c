@@ -7,10 +7,11 @@
  * the job.  Once the row is locked, the mark is looked at again: whoever held the row may have
  * taken the mark over.  A lost lease counts as an attempt.
  *
- * After the first loss a job is ready at once: its worker was killed.  A job that loses its next
- * worker, too, may be the cause: from the second loss in a row on it waits as a failed job does.
- * A handler's job waits from its first loss on: the job itself may have crashed the process.  So
- * does one that ran into job_timeout: nothing has killed its worker.
+ * After the first loss a job is pending and ready at once: its worker was killed.  A job that
+ * loses its next worker, too, may be the cause: from the second loss in a row on it is
+ * JOB_RETRYING, and waits by the queue's retry policy, as after a failure.  A handler's job waits
+ * from its first loss on: the job itself may have crashed the process.  So does one that ran into
+ * job_timeout: nothing has killed its worker.
  *
  * A worker that ends an attempt, and does not wait for the session that holds the job's row,
  * hands the end over (idemq_lease_hand_over): it is written here, once the row is free.
@@ -37,17 +38,23 @@
 /* A call gives up after so many batches in a row from which it took nothing back. */
 #define MAX_IN_VAIN 16
 
-/* What the loss of a lease does to its job, and to one that had its last attempt. */
+/*
+ * What the loss of a lease does to its job: to one that is ready at once, to one that waits for its
+ * next attempt (must_wait), and to one that had its last attempt.
+ */
 static const struct
 {
 	JobEvent event;
+	JobEvent later;
 	JobEvent last;
 	const char *text; /* NULL: none */
-} losses[] = {[LOSS_EXPIRED] = {EVENT_REAP, EVENT_REAP_DEAD, "lease expired"},
-			  [LOSS_SESSION] = {EVENT_REAP, EVENT_REAP_DEAD, "the worker's session ended"},
-			  [LOSS_TIMEOUT] = {EVENT_REAP, EVENT_REAP_DEAD, "job_timeout reached"},
-			  [LOSS_RETURNED] = {EVENT_RELEASE, EVENT_RELEASE, NULL},
-			  [LOSS_FAILED] = {EVENT_FAIL, EVENT_DIE,
+} losses[] = {[LOSS_EXPIRED] = {EVENT_REAP, EVENT_REAP_LATER, EVENT_REAP_DEAD, "lease expired"},
+			  [LOSS_SESSION] = {EVENT_REAP, EVENT_REAP_LATER, EVENT_REAP_DEAD,
+								"the worker's session ended"},
+			  [LOSS_TIMEOUT] = {EVENT_REAP, EVENT_REAP_LATER, EVENT_REAP_DEAD,
+								"job_timeout reached"},
+			  [LOSS_RETURNED] = {EVENT_RELEASE, EVENT_RELEASE, EVENT_RELEASE, NULL},
+			  [LOSS_FAILED] = {EVENT_FAIL, EVENT_FAIL, EVENT_DIE,
 							   "failed while somebody held the job's row: see the server's log"}};
 
 static const char *const handled_text = "the handler's process ended";
@@ -74,14 +81,19 @@ idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, LeaseLo
 	const char *text = crashed ? handled_text : losses[loss].text;
 	int64 id = job->id;
 	int attempt = job->attempt;
-	JobEvent event = attempt < job->max_attempts ? losses[loss].event : losses[loss].last;
+	JobEvent event = losses[loss].event;
 
 	args.now = args.ready_at = idemq_now();
 	args.worker_lost = loss == LOSS_SESSION;
-	if (must_wait(job, loss, crashed))
+	if (attempt >= job->max_attempts)
+		event = losses[loss].last;
+	else if (must_wait(job, loss, crashed))
+	{
+		event = losses[loss].later;
 		args.ready_at += idemq_backoff(queue->retry_base, queue->retry_factor, queue->retry_max,
 									   queue->retry_jitter, job->attempt,
 									   pg_prng_double(&pg_global_prng_state));
+	}
 	args.error = text != NULL ? cstring_to_text(text) : NULL;
 	if (idemq_transition(table, job, queue, event, &args, JOB_SKIPS) != JOB_WRITTEN)
 		return false;

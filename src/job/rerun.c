@@ -56,7 +56,7 @@ idemq_job_rerun(JobsTable *table, const QueueInfo *queue, const Job *job, const 
 		*status = waits ? JOB_BLOCKED : JOB_PENDING;
 	return idemq_transition(table, job, queue,
 							is_running ? EVENT_ASK_RERUN
-							: waits		  ? EVENT_RERUN_GROUPED
-										  : EVENT_RERUN,
+							: waits	   ? EVENT_RERUN_GROUPED
+									   : EVENT_RERUN,
 							&args, wait);
 }

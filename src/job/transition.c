@@ -118,6 +118,7 @@ static const Transition transitions[] = {
 	[EVENT_RELEASE] =         {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,    0,                       MAY_EXPIRE | LEAVES_JOB | TAKES_REQUEST, 0},
 	[EVENT_INTERRUPT] =       {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_BACK,  "released",  COUNT(RELEASED),              UNTIMED,    0,                       MAY_EXPIRE | TAKES_REQUEST,              ERROR_TEXT},
 	[EVENT_REAP] =            {RUNNING,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED),               UNTIMED,    TELL_LEASE,              TAKES_REQUEST,                           ERROR_TEXT},
+	[EVENT_REAP_LATER] =      {RUNNING,                      JOB_RETRYING,  READY_SET,   ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED),               UNTIMED,    TELL_LEASE,              TAKES_REQUEST,                           ERROR_TEXT},
 	[EVENT_REAP_DEAD] =       {RUNNING,                      JOB_DEAD,      READY_CLEAR, ATTEMPT_KEEP,  "expired",   COUNT(EXPIRED) | COUNT(DEAD), UNTIMED,    TELL_LEASE | TELL_DEATH, SERVES_REQUEST,                          ERROR_TEXT},
 	[EVENT_CANCEL] =          {UNFINISHED,                   JOB_CANCELLED, READY_CLEAR, ATTEMPT_KEEP,  "cancelled", COUNT(CANCELLED),             UNTIMED,    0,                       DROPS_REQUEST,                           0},
 	[EVENT_EXPIRE] =          {BLOCKED | PENDING | RETRYING, JOB_CANCELLED, READY_CLEAR, ATTEMPT_KEEP,  NULL,        COUNT(CANCELLED),             UNTIMED,    0,                       0,                                       ERROR_TEXT},
@@ -335,8 +336,7 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, const
 			idemq_pending_ready_note_expiry(queue->slot, queue->id, job->expires_at);
 	}
 	/* It leaves the index and has no lease entry: if this aborts, it is back. */
-	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_RUNNING &&
-		!one_step)
+	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_RUNNING && !one_step)
 		idemq_pending_ready_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
 }
 

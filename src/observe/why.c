@@ -238,8 +238,8 @@ say_limit(WhyCall *call)
 		case LIMIT_OPEN:
 			return false;
 		case LIMIT_RUNNING:
-			say(call, "queue \"%s\" is at max_running: %d of %d jobs are running",
-				queue->name, view.running, queue->max_running);
+			say(call, "queue \"%s\" is at max_running: %d of %d jobs are running", queue->name,
+				view.running, queue->max_running);
 			break;
 		case LIMIT_RATE:
 			say(call,
@@ -448,8 +448,7 @@ say_blocked(WhyCall *call)
 		if (places.taken >= idemq_group_places(queue, name))
 		{
 			say(call,
-				"its group is at group_max_running of queue \"%s\": %d of its jobs are in "
-				"running",
+				"its group is at group_max_running of queue \"%s\": %d of its jobs are running",
 				queue->name, places.taken);
 			return;
 		}

@@ -13,10 +13,12 @@ INSERT INTO states VALUES
 	('running, last attempt', 1, NULL, '{claim}'),
 	('running, lease over', 3, NULL, '{claim 1 ms,sleep}'),
 	('running, last lease over', 1, NULL, '{claim 1 ms,sleep}'),
+	('running, over again', 4, NULL, '{claim 1 ms,sleep,reap,claim 1 ms,sleep}'),
 	('pending, reaped', 3, NULL, '{claim 1 ms,sleep,reap}'),
 	('pending, released', 3, NULL, '{claim,release}'),
 	('retrying', 3, NULL, '{claim,fail later}'),
 	('retrying, due', 3, NULL, '{claim,fail now}'),
+	('retrying, lost', 4, NULL, '{claim 1 ms,sleep,reap,claim 1 ms,sleep,reap}'),
 	('completed', 3, NULL, '{claim,commit}'),
 	('dead', 3, NULL, '{claim,fail for good}'),
 	('cancelled', 3, NULL, '{claim,cancel}'),
@@ -97,7 +99,7 @@ DECLARE
 BEGIN
 	FOR s IN SELECT * FROM states WHERE NOT (in_one AND steps @> '{sleep}') LOOP
 		FOR c IN SELECT * FROM calls ORDER BY ord LOOP
-			PERFORM idemq.create_queue('life', retry_jitter => 0);
+			PERFORM idemq.create_queue('life', retry_base => '1 h', retry_jitter => 0);
 			SELECT e.id, 0 INTO id, token
 				FROM idemq.enqueue('life', '1', max_attempts => s.max_attempts, delay => s.delay) e;
 			FOR step_sql IN
@@ -156,7 +158,8 @@ FROM results
 WHERE before IS DISTINCT FROM after
 	AND outcome IN ('stale', 'not_found', 'locked', 'blocked', 'not_due', 'completed', 'no row',
 					'already_committed', 'current', 'expired', '0', 'IQ001', 'IQ002', 'IQ006')
-	AND NOT (outcome = 'no row' AND state = 'running, last lease over');
+	AND NOT (outcome = 'no row' AND state = 'running, last lease over')
+	AND NOT (outcome IN ('no row', 'not_due') AND state = 'running, over again');
 -- Only the statuses of the picture follow each other.
 SELECT (before).status AS from_status, (after).status AS to_status, string_agg(DISTINCT call, ', ' ORDER BY call) AS by
 FROM results WHERE (before).status <> (after).status GROUP BY 1, 2 ORDER BY 1, 2;

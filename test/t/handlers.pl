@@ -671,7 +671,7 @@ foreach my $n (1 .. 3)
 {
 	kill_in_job($id);
 	wait_until($node, "SELECT count(*) = $n FROM idemq.attempts WHERE job_id = $id");
-	is_sql($node, "SELECT status, attempt, ready_at > now() + '30 min' FROM idemq.jobs WHERE id = $id", "pending|$n|t",
+	is_sql($node, "SELECT status, attempt, ready_at > now() + '30 min' FROM idemq.jobs WHERE id = $id", "retrying|$n|t",
 		"crash $n: the attempt counts, and the queue's backoff follows");
 	is_soon($node, "SELECT crashes FROM idemq.handlers WHERE queue = 't'", $n, 'counted');
 	last if $n == 3;
@@ -706,7 +706,7 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 $node->stop('immediate');
 $standby->promote;
 wait_until($standby, "SELECT count(*) = 1 FROM idemq.attempts WHERE job_id = $id");
-is_sql($standby, "SELECT status, attempt, ready_at > now() + '30 min' FROM idemq.jobs WHERE id = $id", 'pending|1|t',
+is_sql($standby, "SELECT status, attempt, ready_at > now() + '30 min' FROM idemq.jobs WHERE id = $id", 'retrying|1|t',
 	'the job of the primary that was lost waits for the backoff');
 sql($standby, "SELECT idemq.enqueue('a', '{\"n\": 901}')");
 is_soon($standby, 'SELECT count(*) FROM app.done WHERE n = 901', 1, 'and the new primary runs the next');

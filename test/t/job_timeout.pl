@@ -13,7 +13,7 @@ use Test::More;
 
 my $node = new_server('job_timeout', 'idemq.worker' => 'on', 'idemq.test_clock' => 'on', 'idemq.max_leases' => 64,
 	'idemq.max_leases_per_database' => 64, 'idemq.reserved_leases' => 0);
-my $taken_back = q[SELECT status = 'pending' AND last_error = 'job_timeout reached' FROM idemq.jobs WHERE payload = '"late"' ORDER BY id DESC LIMIT 1];
+my $taken_back = q[SELECT status = 'retrying' AND last_error = 'job_timeout reached' FROM idemq.jobs WHERE payload = '"late"' ORDER BY id DESC LIMIT 1];
 
 sql($node, q[SELECT idemq.create_queue('brief', lease => '1 h', job_timeout => '10 min', retry_base => '1 day', retry_jitter => 0)]);
 sql($node, 'CREATE TABLE held (id bigint, token bigint)');
