@@ -17,8 +17,8 @@
 #include "job/job.h"
 #include "queue/queue.h"
 #include "shared/leases/leases.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 #include "table/table.h"
 
 /* As idemq_lease_beat; notes the new deadline, which may be earlier than the old one. */

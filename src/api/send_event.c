@@ -7,7 +7,7 @@
  * later gets it, too.  For so long the first event of a name stands, and later ones are
  * duplicates.  Each job that waits is answered at once (table/events.c).  One that sleeps for
  * the event is also made ready, by EVENT_RESCHEDULE: after the commit the cursor is lowered and
- * sleepers are woken, as for any job that becomes ready.
+ * waiters are woken, as for any job that becomes ready.
  *
  * A job sleeps for the event if the attempt that waits gave it back, nobody has claimed it
  * since, and its time has not come.  Others are left alone: one in an attempt asks again, one
@@ -35,7 +35,7 @@
  * False when the job is gone, or is being deleted.
  */
 static bool
-wake(JobsTable *table, const Waiter *waiter)
+wake(JobsTable *table, const EventWait *wait)
 {
 	for (;;)
 	{
@@ -44,13 +44,13 @@ wake(JobsTable *table, const Waiter *waiter)
 		JobWrite write;
 		Job job;
 
-		if (!idemq_jobs_fetch(table, waiter->job_id, &job) ||
+		if (!idemq_jobs_fetch(table, wait->job_id, &job) ||
 			!idemq_queue_by_id(job.queue_id, &queue))
 			return false;
 		args.now = args.ready_at = idemq_now();
 		args.priority = job.priority;
 		/* The attempt that waits gave it back, nobody has claimed it since. */
-		if (job.status == JOB_PENDING && job.token == waiter->token && job.ready_at > args.now)
+		if (job.status == JOB_PENDING && job.token == wait->token && job.ready_at > args.now)
 			write = idemq_transition(table, &job, &queue, EVENT_RESCHEDULE, &args, JOB_WAITS);
 		else
 			write = idemq_jobs_lock(table, &job, LockTupleKeyShare, JOB_SKIPS);
@@ -66,7 +66,7 @@ tell(const EventName *event, Datum payload)
 {
 	int count;
 	int held = 0;
-	Waiter *waiters = idemq_waits_for(event, &count);
+	EventWait *waits = idemq_waits_for(event, &count);
 	int64 *ids = MemoryContextAllocHuge(CurrentMemoryContext, Max(count, 1) * sizeof(int64));
 	MemoryContext job_context;
 	MemoryContext old;
@@ -82,8 +82,8 @@ tell(const EventName *event, Datum payload)
 	{
 		CHECK_FOR_INTERRUPTS();
 		MemoryContextReset(job_context);
-		if (wake(&table, &waiters[i]))
-			ids[held++] = waiters[i].job_id;
+		if (wake(&table, &waits[i]))
+			ids[held++] = waits[i].job_id;
 	}
 	MemoryContextSwitchTo(old);
 	idemq_jobs_close(&table);

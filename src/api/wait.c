@@ -5,19 +5,19 @@
  *
  * They sleep between transactions, and so hold nothing that would keep VACUUM, a CREATE INDEX
  * CONCURRENTLY or a DROP from going on.  Each check for something to do is a transaction of its
- * own.  The order is: set the bit, check, sleep (shared/sleepers/wake.c); a signal that comes
+ * own.  The order is: set the bit, check, sleep (shared/waiters/wake.c); a signal that comes
  * after the check ends the sleep at once.
  *
- * A signal is meant for one sleeper.  A sleeper that leaves without a check since its signal,
+ * A signal is meant for one waiter.  A waiter that leaves without a check since its signal,
  * even by error or cancel, passes the signal on.
- *		Model: test/model/wake.pml; two sleepers, two wakers, one cancel.
+ *		Model: test/model/wake.pml; two waiters, two wakers, one cancel.
  *
  * What comes due by time alone has no commit that signals it: each check finds out when to check
  * again.  A session that finds no background worker, or a stuck one, checks once a second, reaps
  * and promotes (api/stand_in.c).  A worker that stops counts as moving for IDEMQ_STUCK_AFTER
  * more.  A session that falls asleep before that is over is not told what comes due by time, nor
  * of a group whose head the worker had been called to promote.  The next claim finds it, and so
- * does the sleeper at the end of its own wait.
+ * does the waiter at the end of its own wait.
  *
  * wait_result works on a standby, too.  What is replayed there wakes nobody, so it looks again
  * after an eighth of the time that it has waited, STANDBY_SOON at least and CHECK_ALONE at most.
@@ -49,7 +49,7 @@
 #include "base/compat.h"
 #include "job/job.h"
 #include "queue/queue.h"
-#include "shared/sleepers/sleepers.h"
+#include "shared/waiters/waiters.h"
 #include "table/table.h"
 
 /* Without a background worker, nothing signals what comes due by time: check that often. */
@@ -65,7 +65,7 @@ typedef struct Target
 {
 	char *queue; /* name; NULL for a job: */
 	int64 job_id;
-	Sleepers *sleepers; /* whose bit of ours is set; NULL: not yet */
+	Waiters *waiters; /* whose bit of ours is set; NULL: not yet */
 	bool owed;			/* a signal that no check has followed */
 	int64 again;		/* mono: to be checked again, signal or not */
 } Target;
@@ -91,19 +91,19 @@ static Wait *current_wait = NULL;
 
 /* Has the bit in the set that is right now; notes whether the target was signalled. */
 static void
-join(Target *target, Sleepers *sleepers)
+join(Target *target, Waiters *waiters)
 {
-	if (target->sleepers == sleepers)
+	if (target->waiters == waiters)
 	{
-		if (idemq_sleepers_join(sleepers))
+		if (idemq_waiters_join(waiters))
 			target->owed = true;
 		return;
 	}
 	/* A signal there is for others by now: the queue has another slot. */
-	if (target->sleepers != NULL && idemq_sleepers_leave(target->sleepers))
-		(void) idemq_sleepers_wake(target->sleepers, 1);
-	(void) idemq_sleepers_join(sleepers);
-	target->sleepers = sleepers;
+	if (target->waiters != NULL && idemq_waiters_leave(target->waiters))
+		(void) idemq_waiters_wake(target->waiters, 1);
+	(void) idemq_waiters_join(waiters);
+	target->waiters = waiters;
 }
 
 /* Leaves every set, and passes on the signals that no check has followed. */
@@ -114,11 +114,11 @@ leave(void)
 	{
 		Target *target = &current_wait->targets[i];
 
-		if (target->sleepers == NULL)
+		if (target->waiters == NULL)
 			continue;
-		if (idemq_sleepers_leave(target->sleepers) || target->owed)
-			(void) idemq_sleepers_wake(target->sleepers, 1);
-		target->sleepers = NULL;
+		if (idemq_waiters_leave(target->waiters) || target->owed)
+			(void) idemq_waiters_wake(target->waiters, 1);
+		target->waiters = NULL;
 	}
 	current_wait = NULL;
 }
@@ -152,18 +152,18 @@ begin(Wait *wait)
 static void
 look_up(Target *target, QueueInfo *queue)
 {
-	Sleepers *sleepers = target->sleepers;
+	Waiters *waiters = target->waiters;
 
-	if (sleepers != NULL)
-		join(target, sleepers);
+	if (waiters != NULL)
+		join(target, waiters);
 	for (;;)
 	{
 		idemq_queue_by_name(target->queue, PRIVILEGE_CLAIM, queue);
 		idemq_queue_need_slot(queue);
-		sleepers = idemq_sleepers_of_queue(queue->slot);
-		if (target->sleepers == sleepers)
+		waiters = idemq_waiters_of_queue(queue->slot);
+		if (target->waiters == waiters)
 			break;
-		join(target, sleepers);
+		join(target, waiters);
 	}
 }
 
@@ -209,7 +209,7 @@ check_job(Wait *wait, Target *target)
 	bool standby = RecoveryInProgress();
 
 	idemq_following_refuse_moved();
-	join(target, idemq_sleepers_of_job(MyDatabaseId, target->job_id));
+	join(target, idemq_waiters_of_job(MyDatabaseId, target->job_id));
 	if (standby)
 	{
 		int64 now = idemq_mono_now();
@@ -270,8 +270,8 @@ check_all(Wait *wait, int64 now, int64 *again)
 	{
 		Target *target = &wait->targets[i];
 
-		if (target->sleepers == NULL || target->again <= now ||
-			!idemq_sleepers_waits(target->sleepers))
+		if (target->waiters == NULL || target->again <= now ||
+			!idemq_waiters_waits(target->waiters))
 		{
 			if (check(wait, target))
 				return true;

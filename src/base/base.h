@@ -352,7 +352,7 @@ extern int idemq_queue_count(void);
 typedef enum ShmemArea
 {
 	AREA_FIXED,
-	AREA_QUEUES,   /* idemq.max_queues, and, of sleepers, the connections */
+	AREA_QUEUES,   /* idemq.max_queues, and, of waiters, the connections */
 	AREA_WORKERS,  /* max_worker_processes */
 	AREA_SESSIONS, /* the connections */
 	AREAS

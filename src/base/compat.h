@@ -380,7 +380,7 @@ compat_may(Oid class_id, Oid object, Oid role, AclMode mode)
 #endif
 }
 
-/* How long a sleeper may stay in one transaction, in microseconds: 9/10 of transaction_timeout. */
+/* How long a waiter may stay in one transaction, in microseconds: 9/10 of transaction_timeout. */
 static inline int64
 compat_longest_transaction(void)
 {

@@ -53,8 +53,8 @@
 #include "handler/handler.h"
 #include "queue/queue.h"
 #include "shared/processes/processes.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
 /* A process ends after so many jobs, and after so long. */
@@ -73,8 +73,8 @@ static SqlStatement forget_crashes =
 
 static HandlerRun run;
 static MemoryContext loop_context;
-/* The sleepers among which this process is; NULL: none. */
-static Sleepers *joined = NULL;
+/* The waiters among which this process is; NULL: none. */
+static Waiters *joined = NULL;
 static int64 jobs_done = 0;
 static int64 started_at; /* mono */
 /* Whether this process is to end. */
@@ -92,23 +92,23 @@ my_key(void)
 static void
 leave(bool answered)
 {
-	Sleepers *sleepers = joined;
+	Waiters *waiters = joined;
 
 	joined = NULL;
-	if (sleepers != NULL && idemq_sleepers_leave(sleepers) && !answered)
-		(void) idemq_sleepers_wake(sleepers, 1);
+	if (waiters != NULL && idemq_waiters_leave(waiters) && !answered)
+		(void) idemq_waiters_wake(waiters, 1);
 }
 
-/* Sets this process' bit among the sleepers of its queue: what becomes ready wakes it. */
+/* Sets this process' bit among the waiters of its queue: what becomes ready wakes it. */
 static void
 join(void)
 {
-	Sleepers *sleepers = idemq_sleepers_of_queue(run.slot);
+	Waiters *waiters = idemq_waiters_of_queue(run.slot);
 
-	if (joined != sleepers)
+	if (joined != waiters)
 		leave(false);
-	joined = sleepers;
-	(void) idemq_sleepers_join(sleepers);
+	joined = waiters;
+	(void) idemq_waiters_join(waiters);
 }
 
 /* Ends what this process has claimed, on its way out. */
@@ -278,7 +278,7 @@ claim(void)
 
 /*
  * Sleeps until it has claimed something; false when it is to end.  The bit comes before the
- * claim: what becomes ready after that wakes it (shared/sleepers/wake.c).
+ * claim: what becomes ready after that wakes it (shared/waiters/wake.c).
  */
 static bool
 await_jobs(void)
@@ -297,7 +297,7 @@ await_jobs(void)
 		pgstat_report_activity(STATE_IDLE, "");
 		(void) pgstat_report_stat(true);
 		/* The queue may have another slot by now: then this joins there, and claims once more. */
-		if (joined == idemq_sleepers_of_queue(run.slot) && idemq_sleepers_waits(joined))
+		if (joined == idemq_waiters_of_queue(run.slot) && idemq_waiters_waits(joined))
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 							 (left + 999) / 1000, compat_wait_event_handler());
 		ResetLatch(MyLatch);

@@ -137,7 +137,7 @@ note_move(const JobVersion *before, const JobVersion *after)
 	if (idemq_may_have_dependencies(slot_of(before), after->id))
 		idemq_jobs_moved_child(after->id, after->queue_id);
 	if (after->status == JOB_PENDING)
-		idemq_jobs_moved_waiter(after->id);
+		idemq_jobs_moved_event_wait(after->id);
 	slot = slot_of(after);
 	idemq_dependency_note(slot, after->id);
 	/* A queue that gets its slot before our commit learns from the rows as they were. */

@@ -48,8 +48,8 @@
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 #include "txn/txn.h"
 
 static ProcessUtility_hook_type next_process_utility = NULL;

@@ -17,8 +17,8 @@
 #include "job/job.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
 
@@ -151,9 +151,9 @@ scan_queue(ClaimCall *call, bool from_start)
 	call->parked = 0;
 	idemq_ready_scan(&call->scan, &table, from_start);
 	idemq_jobs_close(&table);
-	/* A signal may be lost with its sleeper: if jobs are left, wake the next one. */
+	/* A signal may be lost with its waiter: if jobs are left, wake the next one. */
 	if (call->scan.more && idemq_limit_has_room(&call->scan.queue, &view))
-		(void) idemq_sleepers_wake(idemq_sleepers_of_queue(call->scan.queue.slot), 1);
+		(void) idemq_waiters_wake(idemq_waiters_of_queue(call->scan.queue.slot), 1);
 }
 
 /* Returns whether there may be heads to promote that a claim can use. */

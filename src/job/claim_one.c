@@ -20,8 +20,8 @@
 #include "base/base.h"
 #include "job/job.h"
 #include "shared/leases/leases.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
 
@@ -79,7 +79,7 @@ typedef struct Taken
 /*
  * Takes what a job needs beside its row: a start of its group, a start of the queue's rate, and
  * an entry; or takes nothing.  Returns TAKE_LIMIT when the queue's limits turn the claim away;
- * that is then on record, so that a sleeper is woken when they let one in.
+ * that is then on record, so that a waiter is woken when they let one in.
  */
 static TakeResult
 take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Taken *taken)

@@ -22,8 +22,8 @@
 #include "base/base.h"
 #include "job/job.h"
 #include "shared/leases/leases.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 #include "txn/txn.h"
 
 /* While a queue waits for room in the lease table, it is checked this often. */
@@ -52,7 +52,7 @@ read_tat(const QueueInfo *queue, const GcraLimit *limit)
 /*
  * Spends one claim of a queue's rate_limit; false when the rate allows none now.  Also false when
  * max_running refuses the claim anyhow, unless that borrows: to give the spent one back would
- * wake a sleeper in vain.  Neither a rollback nor an error gives it back.
+ * wake a waiter in vain.  Neither a rollback nor an error gives it back.
  */
 bool
 idemq_limit_pass_rate(const QueueInfo *queue, bool borrows)

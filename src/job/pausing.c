@@ -14,9 +14,9 @@
  *	   then; a pause becomes visible, then moves the settings' number, then lowers DUE_READY.  So
  *	   if the taking swallowed the lowering, the read finds the new number.
  *	 - At that time the task ends the pause in the row, as idemq.resume does, with a line in
- *	   idemq.audit; all sleepers wake, and sessions that LISTEN are told if something is ready.
+ *	   idemq.audit; all waiters wake, and sessions that LISTEN are told if something is ready.
  *	   It waits for nobody: a row that is locked is tried again a second later.
- *	 - A sleeper of idemq.wait wakes at that time by itself.
+ *	 - A waiter of idemq.wait wakes at that time by itself.
  *
  * Without a worker the row says paused until somebody resumes the queue or a worker starts;
  * idemq.metrics and idemq.why go by the time.

@@ -50,8 +50,8 @@
 #include "base/base.h"
 #include "job/job.h"
 #include "shared/groups/groups.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
 

@@ -18,8 +18,8 @@
 #include "base/compat.h"
 #include "job/job.h"
 #include "shared/leases/leases.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
 
@@ -93,7 +93,7 @@ read_on(ReadyScan *scan, JobsTable *table, int most, ReadyRing *fill)
 static bool
 somebody_sleeps(const ReadyScan *scan)
 {
-	return idemq_sleepers_any(idemq_sleepers_of_queue(scan->queue.slot));
+	return idemq_waiters_any(idemq_waiters_of_queue(scan->queue.slot));
 }
 
 /*
@@ -308,7 +308,7 @@ stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 /*
  * Returns whether a queue has a job that can be claimed, and its limits allow that.  If not,
  * *next_due is when the next job comes due by time alone, DT_NOEND for never, and *held, unless
- * held is NULL, says whether a transaction whose end wakes no sleeper holds the row of one.  At
+ * held is NULL, says whether a transaction whose end wakes no waiter holds the row of one.  At
  * most once a second a queue that looks empty is scanned from the start: the net under changes
  * that lowered no cursor.
  */
@@ -337,7 +337,7 @@ idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held)
 		*held = scan.held;
 	if (!scan.stopped || idemq_limit_has_room(queue, &view))
 		return scan.stopped;
-	/* The worker wakes a sleeper when the rate allows a claim; without it, each wakes by itself. */
+	/* The worker wakes a waiter when the rate allows a claim; without it, each wakes by itself. */
 	if (!idemq_worker_present())
 		*next_due = Min(*next_due, view.until);
 	return false;

@@ -28,8 +28,8 @@
 #include "queue/queue.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
 

@@ -26,8 +26,8 @@
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 
 /* The longest age of a ready job that is shown. */
 #define OLDEST_AGE (36500 * USECS_PER_DAY)
@@ -99,7 +99,7 @@ idemq_unattended_since(const QueueInfo *queue, TimestampTz oldest, TimestampTz n
 	if (oldest > now - USECS_PER_MINUTE || queue->slot == NULL || !queue->expect_workers ||
 		idemq_queue_is_paused(queue) || RecoveryInProgress() || idemq_follows() ||
 		idemq_running_count(queue->slot) > 0 ||
-		idemq_sleepers_any(idemq_sleepers_of_queue(queue->slot)))
+		idemq_waiters_any(idemq_waiters_of_queue(queue->slot)))
 		return DT_NOEND;
 	idemq_limit_view(queue, &limit);
 	if (limit.state != LIMIT_OPEN ||

@@ -23,18 +23,18 @@
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 
 /*
- * Takes a queue's slot away, and wakes its sleepers: if the queue is there still, it gets
+ * Takes a queue's slot away, and wakes its waiters: if the queue is there still, it gets
  * another slot, and they have to sleep there.  slots_lock held exclusively.
  */
 static void
 end_life(QueueSlot *slot)
 {
 	idemq_slot_vacate(slot);
-	(void) idemq_sleepers_wake(idemq_sleepers_of_queue(slot), PG_INT32_MAX);
+	(void) idemq_waiters_wake(idemq_waiters_of_queue(slot), PG_INT32_MAX);
 	idemq_counters_forget(idemq_slot_index(slot));
 	idemq_groups_forget(idemq_slot_index(slot));
 	idemq_buckets_forget_queue(idemq_slot_index(slot));

@@ -23,7 +23,7 @@
 #include "base/base.h"
 #include "schedule/schedule.h"
 #include "shared/processes/processes.h"
-#include "shared/sleepers/sleepers.h"
+#include "shared/waiters/waiters.h"
 
 /* Schedules are listed that often at least, and one that failed is tried again after that. */
 #define TICK_PAUSE USECS_PER_MINUTE

@@ -63,13 +63,13 @@ static SqlStatement write_event =
 			 "VALUES ($1, $2, $3, $4, $5) ON CONFLICT (queue_id, name) DO UPDATE SET "
 			 "payload = $3, sent_at = $4, keep_until = $5",
 	 .types = {INT4OID, TEXTOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
-static SqlStatement find_waiters =
+static SqlStatement find_waits =
 	{.few = true,
 	 .text = "SELECT job_id, token FROM idemq.steps WHERE queue_id = $1 AND name = $2 "
 			 "AND state = 'waiting' ORDER BY job_id",
 	 .types = {INT4OID, TEXTOID},
-	 .fields = (const SqlField[]){SQL_FIELD(Waiter, job_id), SQL_FIELD(Waiter, token)}};
-static SqlStatement answer_waiters =
+	 .fields = (const SqlField[]){SQL_FIELD(EventWait, job_id), SQL_FIELD(EventWait, token)}};
+static SqlStatement answer_waits =
 	{.few = true,
 	 .text = "UPDATE idemq.steps SET state = 'arrived', response = $3, "
 			 "answered_at = $4 WHERE job_id = ANY ($1) AND name = $2 "
@@ -128,12 +128,12 @@ idemq_event_write(const EventName *event, Datum payload, TimestampTz now, Timest
 }
 
 /* Returns the jobs that wait for an event, in the order of ids; its name is locked. */
-Waiter *
+EventWait *
 idemq_waits_for(const EventName *event, int *count)
 {
 	Datum values[] = {Int32GetDatum(event->queue_id), event->name};
 
-	return idemq_spi_rows(&find_waiters, values, sizeof(Waiter), count);
+	return idemq_spi_rows(&find_waits, values, sizeof(EventWait), count);
 }
 
 /*
@@ -146,7 +146,7 @@ idemq_waits_arrived(const EventName *event, const int64 *job_ids, int count, Dat
 	Datum values[] = {idemq_int8_array(job_ids, count), event->name, payload,
 					  TimestampTzGetDatum(idemq_wall_now())};
 
-	if (count > 0 && idemq_spi_do(&answer_waiters, values, NULL) < (uint64) count &&
+	if (count > 0 && idemq_spi_do(&answer_waits, values, NULL) < (uint64) count &&
 		IsolationUsesXactSnapshot())
 		ereport(ERROR, errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 				errmsg("jobs wait for event \"%s\" that this transaction cannot see",

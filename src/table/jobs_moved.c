@@ -22,7 +22,7 @@ static SqlStatement move_child =
 	 .text = "WITH edges AS (UPDATE idemq.dependencies SET queue_id = $2 WHERE child = $1) "
 			 "UPDATE idemq.children SET queue_id = $2 WHERE job_id = $1",
 	 .types = {INT8OID, INT4OID}};
-static SqlStatement wake_waiter = {.few = true,
+static SqlStatement end_event_wait = {.few = true,
 								   .on_jobs = true,
 								   .text =
 									   "UPDATE idemq.jobs j SET ready_at = $2 WHERE id = $1 "
@@ -43,9 +43,9 @@ idemq_jobs_moved_child(int64 job_id, int32 queue_id)
 
 /* Follows a job that may sleep until an event. */
 void
-idemq_jobs_moved_waiter(int64 job_id)
+idemq_jobs_moved_event_wait(int64 job_id)
 {
 	Datum values[] = {Int64GetDatum(job_id), TimestampTzGetDatum(idemq_wall_now())};
 
-	(void) idemq_spi_do(&wake_waiter, values, NULL);
+	(void) idemq_spi_do(&end_event_wait, values, NULL);
 }

@@ -315,13 +315,13 @@ extern void idemq_event_write(const EventName *event, Datum payload, TimestampTz
 							  TimestampTz keep_until);
 
 /* A job that waits. */
-typedef struct Waiter
+typedef struct EventWait
 {
 	int64 job_id;
 	int64 token; /* of the attempt that began to wait, or waited on, last */
-} Waiter;
+} EventWait;
 
-extern Waiter *idemq_waits_for(const EventName *event, int *count);
+extern EventWait *idemq_waits_for(const EventName *event, int *count);
 extern void idemq_waits_arrived(const EventName *event, const int64 *job_ids, int count,
 								Datum payload);
 
@@ -437,7 +437,7 @@ extern void idemq_dependency_all_gone(void);
  */
 
 extern void idemq_jobs_moved_child(int64 job_id, int32 queue_id);
-extern void idemq_jobs_moved_waiter(int64 job_id);
+extern void idemq_jobs_moved_event_wait(int64 job_id);
 
 /*
  * audit_log.c

@@ -36,8 +36,8 @@
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 #include "txn/txn.h"
 
 #define MAX_ACTION_SIZE 64 /* bytes; with what idemq_grow leaves empty, at most 72 */

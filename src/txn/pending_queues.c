@@ -41,8 +41,8 @@
 
 #include "base/base.h"
 #include "shared/counts/counts.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 #include "txn/txn.h"
 
 #define MIN_NOTES 4

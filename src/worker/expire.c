@@ -30,7 +30,7 @@
 
 #include "base/base.h"
 #include "job/job.h"
-#include "shared/sleepers/sleepers.h"
+#include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "worker/worker.h"
 

@@ -28,8 +28,8 @@
 #include "queue/queue.h"
 #include "shared/groups/groups.h"
 #include "shared/processes/processes.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
 /* A task that failed is put off for a second, twice as long each time, up to 2^6. */

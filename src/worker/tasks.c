@@ -5,7 +5,7 @@
  *		promote		gives FIFO groups their heads
  *		reap		takes back expired leases and those of sessions that ended
  *		recover		gives jobs in flight their entries back, after a start
- *		due			wakes the sleepers of what came due by time alone; ends pauses (worker/waking.c)
+ *		due			wakes the waiters of what came due by time alone; ends pauses (worker/waking.c)
  *		remind		signals again where no claim followed a signal (worker/waking.c)
  *		expire		cancels jobs that were not claimed in time (worker/expire.c), in steps
  *		handle		starts processes for the queue's handler (worker/handle.c)
@@ -20,7 +20,7 @@
  * which they came due: a queue with much to do keeps another waiting for two
  * slices, and for one job of its own, however large its leases, their payloads or their number.
  *
- * What is due of a queue is looked at when its slot is marked (shared/sleepers/due_slots.c) and
+ * What is due of a queue is looked at when its slot is marked (shared/waiters/due_slots.c) and
  * after its turn; in between the heap of turns knows the time.  So neither a wake-up nor a
  * turn costs more where there are more queues, of this database or of others.
  *
@@ -30,7 +30,7 @@
  * has its next turn after n - 1 turns of others, and a turn is bounded.  The heap is memory of
  * this process, a node for each slot; only setting it up is linear in queues.
  *
- * Once the test clock has moved (shared/sleepers/clock_call.c), a task that would be postponed
+ * Once the test clock has moved (shared/waiters/clock_call.c), a task that would be postponed
  * because it was done or failed a moment ago runs at once, everything past its retention is deleted
  * in one round, and the call is answered when nothing more is due.
  */
@@ -47,8 +47,8 @@
 #include "schedule/schedule.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
 /* A count that was not completed is tried again after that. */

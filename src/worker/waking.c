@@ -1,6 +1,6 @@
 /*
  * worker/waking.c
- *		Waking the sleepers of a queue for what no commit has told them: what came due by
+ *		Waking the waiters of a queue for what no commit has told them: what came due by
  *		time alone (task "due"), and signals that no claim followed (task "remind").
  *
  * A task's time is taken before the task looks (worker/task_runner.c): an enqueue or a pause
@@ -15,8 +15,8 @@
 #include "base/base.h"
 #include "job/job.h"
 #include "queue/queue.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
 /* Two wake-ups of a queue by time alone are that far apart. */
@@ -25,7 +25,7 @@
 #define PAUSE_RETRY USECS_PER_SEC
 
 /*
- * Wakes a sleeper if something has come due, and notes when the next does; ends a pause whose
+ * Wakes a waiter if something has come due, and notes when the next does; ends a pause whose
  * time has come, or notes when it comes.
  */
 void
@@ -57,7 +57,7 @@ idemq_remind(const QueueInfo *queue)
 {
 	TimestampTz next;
 
-	if (idemq_sleepers_any(idemq_sleepers_of_queue(queue->slot)) && !idemq_queue_is_paused(queue) &&
+	if (idemq_waiters_any(idemq_waiters_of_queue(queue->slot)) && !idemq_queue_is_paused(queue) &&
 		idemq_ready_check(queue, &next, NULL))
 		idemq_wake_again(queue->slot, 1);
 }

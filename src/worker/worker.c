@@ -3,7 +3,7 @@
  *		The background worker of one database: it makes things prompt.
  *
  * It does what is due (worker/tasks.c), says until when it sleeps, and sleeps on its
- * latch.  Sessions wake it for what is due earlier (shared/sleepers/worker_call.c says why no
+ * latch.  Sessions wake it for what is due earlier (shared/waiters/worker_call.c says why no
  * wake-up is lost).  Nothing depends on it: without it, claims take back expired leases
  * and find what came due.
  *
@@ -30,7 +30,7 @@
 #include "base/compat.h"
 #include "job/job.h"
 #include "shared/processes/processes.h"
-#include "shared/sleepers/sleepers.h"
+#include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
 /* The longest sleep: a day. */
@@ -121,9 +121,9 @@ worker_terminate(SIGNAL_ARGS)
 	die(COMPAT_SIGNAL_ARGS);
 }
 
-/* Wakes the sleepers: without this worker they check by themselves from now on. */
+/* Wakes the waiters: without this worker they check by themselves from now on. */
 static void
-wake_sleepers(int code, Datum arg)
+wake_waiters(int code, Datum arg)
 {
 	idemq_wake_database(MyDatabaseId, false);
 }
@@ -155,7 +155,7 @@ idemq_worker_main(Datum arg)
 	BackgroundWorkerUnblockSignals();
 	memcpy(&serial, MyBgworkerEntry->bgw_extra, sizeof(serial));
 	/* Before we attach: callbacks run in reverse order, so the post is free when this one runs. */
-	on_shmem_exit(wake_sleepers, (Datum) 0);
+	on_shmem_exit(wake_waiters, (Datum) 0);
 	/* Before we connect: a session that needs the database for itself is to find us. */
 	if (!idemq_worker_attach(DatumGetInt32(arg), serial, &database) || !idemq_worker_is_wanted())
 		proc_exit(0);

@@ -111,7 +111,7 @@ extern void idemq_history_ended(const SlotView *view, bool done);
 
 /*
  * waking.c
- *		Waking the sleepers of a queue for what no commit has told them.
+ *		Waking the waiters of a queue for what no commit has told them.
  */
 
 extern void idemq_due(const QueueInfo *queue);

@@ -30,8 +30,8 @@
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
 /* So many errors of tasks are logged a minute; a broken trigger may fail in every queue. */

@@ -98,7 +98,7 @@ class Drains(Client):
         self.assertEqual(failures, [(idemq.StaleToken, "lost")])
         self.assertEqual(self.effects(), [])
 
-    def test_a_sleeper_ends_soon(self):
+    def test_a_waiter_ends_soon(self):
         """Not when its sleep is over."""
         patched = unittest.mock.patch.object(idemq._run, "LONGEST_WAIT", 3600.0)
         patched.start()

@@ -1,32 +1,32 @@
 /*
  * wake.pml
- *		src/shared/sleepers/wake.c and src/api/wait.c: no signal is lost, and none that a sleeper
+ *		src/shared/waiters/wake.c and src/api/wait.c: no signal is lost, and none that a waiter
  *		leaves unanswered.
  *
- * Two sleepers of one queue, each of which waits, claims, and one of which waits again; two wakers,
+ * Two waiters of one queue, each of which waits, claims, and one of which waits again; two wakers,
  * one with two jobs and one signal, as after an abort, the other with one job.  What a waker commits
- * stands in its store buffer until its barrier, or until any time before.  One sleeper is cancelled
+ * stands in its store buffer until its barrier, or until any time before.  One waiter is cancelled
  * or ended, at any step of its wait.
  *
  * Not in it: the worker's nets (DUE_SIGNAL), what comes due by time, waits for several queues or
  * a result, timeouts.
  *
- * Mutants: NO_BARRIER (waker's 2), CHECK_FIRST (sleeper's 1 and 2 the other way round), LATCH_FIRST
- * (waker's 3 and 4), COUNT_LATE (sleeper's 1), RESET_LATE (sleeper's 4), NO_PASS (leave passes no
- * signal on), NOT_OWED (it passes on only what came after the last look), NO_BATON (a claim that
+ * Mutants: NO_BARRIER (waker's 2), CHECK_FIRST (waiter's 1 and 2 the other way round), LATCH_FIRST
+ * (waker's 3 and 4), COUNT_LATE (waiter's 1), RESET_LATE (waiter's 4), NO_PASS (leave passes no
+ * signal on), NOT_OWED (it passes on only what came after the last look), NO_NEXT_SIGNAL (a claim that
  * leaves a job wakes nobody).
  */
 #define WAKERS 2
 #define MADE 3
-#define SLEEPERS 2
+#define WAITERS 2
 
 byte made = 0;				/* jobs that any snapshot sees: by all */
 byte taken = 0;				/* of them: claimed */
 bool buffered[WAKERS];		/* a commit that its processor alone knows */
 byte count = 0;
-bool bits[SLEEPERS];
-bool latch[SLEEPERS];
-byte sessions = SLEEPERS;	/* that wait, or will */
+bool bits[WAITERS];
+bool latch[WAITERS];
+byte sessions = WAITERS;	/* that wait, or will */
 bool cancelled = false;
 
 #define JOBS (made - taken)
@@ -39,9 +39,9 @@ inline wake_one(i)
 	:: else ->
 		atomic { seen[0] = bits[0]; seen[1] = bits[1]; i = 0 }
 		do
-		:: i == SLEEPERS -> break
-		:: i < SLEEPERS && !seen[i] -> i++
-		:: i < SLEEPERS && seen[i] ->
+		:: i == WAITERS -> break
+		:: i < WAITERS && !seen[i] -> i++
+		:: i < WAITERS && seen[i] ->
 #ifdef LATCH_FIRST
 			latch[i] = true;
 #endif
@@ -59,7 +59,7 @@ inline wake_one(i)
 	fi
 }
 
-/* idemq_sleepers_join; owes: whether a signal came that no check has followed. */
+/* idemq_waiters_join; owes: whether a signal came that no check has followed. */
 inline join(me, owes)
 {
 #ifndef COUNT_LATE
@@ -102,10 +102,10 @@ inline leave(me, i)
 /* At any step of a wait. */
 #define CANCEL :: atomic { !cancelled -> cancelled = true }; goto gone
 
-proctype sleeper(byte me)
+proctype waiter(byte me)
 {
 	byte i = 0;
-	bool seen[SLEEPERS];
+	bool seen[WAITERS];
 	bool owed = false, pass = false, joined = false, found = false;
 
 again:
@@ -139,7 +139,7 @@ again:
 			:: else -> goto again
 			fi
 		};
-#ifndef NO_BATON
+#ifndef NO_NEXT_SIGNAL
 		if
 		:: JOBS > 0 -> wake_one(i)
 		:: else
@@ -180,7 +180,7 @@ left:
 proctype waker(byte me)
 {
 	byte i = 0;
-	bool seen[SLEEPERS];
+	bool seen[WAITERS];
 
 	buffered[me] = true;
 #ifndef NO_BARRIER
@@ -200,6 +200,6 @@ proctype memory()
 	od
 }
 
-init { atomic { run memory(); run sleeper(0); run sleeper(1); run waker(0); run waker(1) } }
+init { atomic { run memory(); run waiter(0); run waiter(1); run waker(0); run waker(1) } }
 
 ltl nothing_forgotten { <> (taken == MADE || sessions == 0) }

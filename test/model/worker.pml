@@ -1,6 +1,6 @@
 /*
  * worker.pml
- *		src/shared/sleepers/worker_call.c, due_slots.c and due_times.c, with the loops of
+ *		src/shared/waiters/worker_call.c, due_slots.c and due_times.c, with the loops of
  *		worker/worker.c, tasks.c and task_runner.c: nothing that is due is slept through.
  *
  * Two slots whose marks are in one word.  Three sessions with something to do each: of slot 0 at once,

@@ -1,6 +1,6 @@
 # Two-phase commits that come one after the other: each asks for another search for lost leases in
 # every queue of the database.  A claim that needs one, for max_running, does not begin anew for
-# ever; nor does a sleeper wait for the end of all that.
+# ever; nor does a waiter wait for the end of all that.
 # slow: a hundred thousand jobs, and traffic that goes on while a claim searches them
 # at least 9 assertions
 

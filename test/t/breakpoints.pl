@@ -1,6 +1,6 @@
 # Sessions stopped at an exact place: between what they do to a row and what they do to shared memory.
 # at least 101 assertions
-# stops: claim_before_snapshot idemq_claim_row_fill idemq_cursor_lower idemq_cursor_read idemq_groups_know idemq_jobs_group_head idemq_jobs_group_next idemq_jobs_lock idemq_jobs_refresh_or_raise idemq_lease_activate idemq_lease_drop idemq_lease_hold idemq_lease_restore idemq_lease_settle_loan idemq_reap_some idemq_sleepers_join idemq_tick_key_check idemq_transition idemq_worker_announce_use
+# stops: claim_before_snapshot idemq_claim_row_fill idemq_cursor_lower idemq_cursor_read idemq_groups_know idemq_jobs_group_head idemq_jobs_group_next idemq_jobs_lock idemq_jobs_refresh_or_raise idemq_lease_activate idemq_lease_drop idemq_lease_hold idemq_lease_restore idemq_lease_settle_loan idemq_reap_some idemq_waiters_join idemq_tick_key_check idemq_transition idemq_worker_announce_use
 
 use strict;
 use warnings FATAL => 'all';
@@ -304,10 +304,10 @@ is_sql($node, "SELECT idemq.heartbeat(id, token, '1 h') FROM held WHERE payload 
 
 # A queue that is dropped between a session's look at idemq.queues and its look for the
 # queue's slot: no slot is left behind.
-# A wait that has read that its queue is paused, and is not among the sleepers yet: the resume wakes nobody.
+# A wait that has read that its queue is paused, and is not among the waiters yet: the resume wakes nobody.
 prepare(0);
 sql($node, "SELECT idemq.pause('q')");
-$go = send_to("CALL idemq.wait('q', '2 min')", 'idemq_sleepers_join');
+$go = send_to("CALL idemq.wait('q', '2 min')", 'idemq_waiters_join');
 sql($node, "SELECT idemq.resume('q')");
 like($go->(), qr/^t$/m, 'resumed between the look at the queue and the sleep: it is looked at again');
 

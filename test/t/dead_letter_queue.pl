@@ -31,19 +31,19 @@ sub claimed
 
 # ---- The worker reaps: somebody who waits for the dead-letter queue has the job
 
-my $waiter = session($node);
+my $sleeping = session($node);
 my $listener = session($node);
 $listener->query_safe('LISTEN idemq_letters');
 my $dying = session($node);
 my $id = claimed('1 h', $dying);
-my $sleeper = sleeper($node, "CALL idemq.wait('letters', '10 min')", $waiter);
+my $waiter = waiter($node, "CALL idemq.wait('letters', '10 min')", $sleeping);
 sql($node, 'SELECT pg_terminate_backend(' . $dying->query_safe('SELECT pg_backend_pid()') . ')');
-is(answer($sleeper), 't', 'a lost session: who waits for the dead-letter queue is woken');
+is(answer($waiter), 't', 'a lost session: who waits for the dead-letter queue is woken');
 is_sql($node, $record, "$id|the worker's session ended|w", 'and claims the dead-letter record');
 is_sql($node, "SELECT status FROM idemq.job($id)", 'dead', 'the job itself is dead in its queue');
-$sleeper = sleeper($node, "CALL idemq.wait('letters', '10 min')", $waiter);
+$waiter = waiter($node, "CALL idemq.wait('letters', '10 min')", $sleeping);
 $id = claimed('200 ms'); # meant to expire
-is(answer($sleeper), 't', 'an expired lease: woken');
+is(answer($waiter), 't', 'an expired lease: woken');
 is_sql($node, $record, "$id|lease expired|w", 'and claims the dead-letter record');
 my $heard = '';
 until_true('NOTIFY', sub { ($heard .= $listener->query('SELECT 1')) =~ /"event":"ready","queue":"letters"/ });
@@ -57,9 +57,9 @@ is_sql($node, "SELECT count(*) FROM idemq.claim('letters')", '0', 'prepared: nob
 crash($node);
 worker_pid($node);
 is_sql($node, "SELECT count(*) FROM idemq.claim('letters')", '0', 'nor after a crash');
-$sleeper = sleeper($node, "CALL idemq.wait('letters', '10 min')");
+$waiter = waiter($node, "CALL idemq.wait('letters', '10 min')");
 sql($node, "COMMIT PREPARED 'p'");
-is(answer($sleeper), 't', 'COMMIT PREPARED: woken');
+is(answer($waiter), 't', 'COMMIT PREPARED: woken');
 is_sql($node, $record, "$id|prepared|w", 'and claims the dead-letter record');
 $id = claimed('200 ms'); # meant to expire
 my $dead = "SELECT status = 'dead' FROM idemq.job($id)";
@@ -119,6 +119,6 @@ $id = claimed('10 ms'); # meant to expire
 is_soon($node, "SELECT status = 'dead' AND last_error = 'lease expired' FROM idemq.job($id)", 'dead all the same');
 is_logged($node, qr/WARNING:  dead job $id was not added to queue "letters", which does not exist/, 'with a warning', $log);
 is_sql($node, "SELECT * FROM idemq.check() WHERE severity = 'error'", '', 'check');
-leave($waiter, $listener, $dropper);
+leave($sleeping, $listener, $dropper);
 $node->stop;
 done_testing();

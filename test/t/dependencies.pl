@@ -38,11 +38,11 @@ sub status_soon
 # ---- Ready by the worker, in another queue, and a listener is woken
 
 sql($node, "SELECT parent('a'), parent('b'); SELECT child('ab', 'a', 'b')");
-my $sleeper = sleeper($node, "CALL idemq.wait('children', '1 h')");
+my $waiter = waiter($node, "CALL idemq.wait('children', '1 h')");
 sql($node, "SELECT done('b')");
 is_sql($node, "SELECT status('ab')", 'blocked', 'one of two parents is done: it is blocked');
 sql($node, "SELECT done('a')");
-is(answer($sleeper), 't', 'the last one commits: who waits for the child\'s queue is woken');
+is(answer($waiter), 't', 'the last one commits: who waits for the child\'s queue is woken');
 is_sql($node, "SELECT payload FROM idemq.claim('children')", '"ab"', 'and claims it');
 sql($node, "SELECT parent('c'); SELECT child('cc', 'c'); SELECT child('ccc', 'cc')");
 sql($node, "SELECT idemq.cancel(id) FROM idemq.jobs WHERE key = 'c'");

@@ -1,4 +1,4 @@
-# The worker of doc/usage/events.md: crashes while its jobs sleep and after their events, sleepers that
+# The worker of doc/usage/events.md: crashes while its jobs sleep and after their events, waiters that
 # are told, a prepared transaction that a restart outlives, and a handler.  events_slow has many of all at once.
 #
 # at least 25 assertions
@@ -67,16 +67,16 @@ my $queue = "SELECT idemq.create_queue('told', lease => '1 h')";
 my $claim = "SELECT idemq.await_event(c.id, c.token, 'go', '%s') FROM idemq.enqueue('told', '1') e, idemq.claim_job(e.id) c";
 sql($node, $queue);
 sql($node, sprintf $claim, '1 h');
-my $sleeper = sleeper($node, "CALL idemq.wait('told', '10 min')");
+my $waiter = waiter($node, "CALL idemq.wait('told', '10 min')");
 is_sql($node, "SELECT outcome FROM idemq.send_event('told', 'go')", 'accepted', 'an event, while somebody sleeps');
-is(answer($sleeper), 't', 'wakes who waits for work');
+is(answer($waiter), 't', 'wakes who waits for work');
 sql($node, "SELECT idemq.commit(id, token) FROM idemq.claim('told')");
 sql($node, "DELETE FROM idemq.events");
-$sleeper = sleeper($node, "CALL idemq.wait('told', '10 min')", $sleeper->{session});
+$waiter = waiter($node, "CALL idemq.wait('told', '10 min')", $waiter->{session});
 sql($node, sprintf $claim, '1 h');
 advance($node, '2 h');
-is(answer($sleeper), 't', 'so does the time-out');
-leave($sleeper->{session});
+is(answer($waiter), 't', 'so does the time-out');
+leave($waiter->{session});
 sql($node, "SELECT idemq.commit(id, token) FROM idemq.claim('told')");
 
 # ---- Prepared: the wait is held over a restart, and the event wakes it then

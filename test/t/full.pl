@@ -153,7 +153,7 @@ foreach my $queue ('q', 'r')
 	my @woken = map { calls($_) } "idemq.wait('$queue', '10 min')", "idemq.wait_any(ARRAY['s', '$queue'], '10 min')";
 
 	sql($full, "SELECT count(*) FROM idemq.enqueue_many('$queue', '{1,2}')");
-	is($_->(), 't', "queue $queue: a sleeper is woken") foreach @woken;
+	is($_->(), 't', "queue $queue: a waiter is woken") foreach @woken;
 	sql($full, "INSERT INTO held SELECT id, token, '$queue' FROM idemq.claim('$queue', 2)");
 
 	my $due = calls("idemq.wait('$queue', '10 min')");

@@ -95,9 +95,9 @@ sql($node, "SELECT idemq.create_queue('l', group_max_running => 2, lease => '1 h
 is_soon($node, "SELECT count(*) = 0 FROM idemq.claim('l', 10); SELECT count(*) = 2 FROM idemq.jobs WHERE queue_id = idemq.queue_id('l') AND status = 'running'",
 	"t\nt", 'two run');
 is_soon($node, "SELECT coalesce(sum(groups_limited), 0) = 1 FROM idemq.metrics WHERE queue = 'l'", 'a group is at its limit');
-my $sleeper = sleeper($node, "CALL idemq.wait('l', '10 min')");
+my $waiter = waiter($node, "CALL idemq.wait('l', '10 min')");
 sql($node, "SELECT idemq.commit(id, token) FROM idemq.jobs WHERE queue_id = idemq.queue_id('l') AND status = 'running' LIMIT 1");
-is(answer($sleeper), 't', 'the end of one wakes who waits');
+is(answer($waiter), 't', 'the end of one wakes who waits');
 is_sql($node, "SELECT groups_limited FROM idemq.metrics WHERE queue = 'l'", 0, 'it is not at its limit now');
 is_sql($node, "SELECT count(*) FROM idemq.claim('l', 10)", 1, 'the next one runs');
 

@@ -70,11 +70,11 @@ foreach my $running (1, 3)
 	is_soon($node, "SELECT count(*) >= 0 FROM idemq.claim('$q', 100); SELECT count(*) = 50 $of AND status = 'running'", "t\nt", "$q: one of each group");
 	sql($node, "SELECT CASE WHEN id % 2 = 0 THEN idemq.commit(id, token)::text ELSE idemq.fail(id, token, 'no', retry_in => '0')::text END $of AND status = 'running'");
 	is_soon($node, "SELECT count(*) FROM idemq.claim('$q', 100); SELECT count(*) = 50 $of AND status IN ('pending', 'retrying') AND ready_at > now() + interval '1 day'", "0\nt", "$q: the next ones wait");
-	my $sleeper = sleeper($node, "CALL idemq.wait('$q', '10 min')");
+	my $waiter = waiter($node, "CALL idemq.wait('$q', '10 min')");
 	# Each of them has one more start, a little later.
 	sql($node, "SELECT idemq.alter_queue('$q', group_rate_period => '1 ms')"); # meant to expire
-	is(answer($sleeper), 't', "$q: who waits for work is woken");
-	leave($sleeper->{session});
+	is(answer($waiter), 't', "$q: who waits for work is woken");
+	leave($waiter->{session});
 	is_soon($node, "SELECT count(idemq.commit(id, token)) >= 0 FROM idemq.claim('$q', 100); SELECT count(*) = 0 $of AND finished_at IS NULL", "t\nt", "$q: all get on");
 	is_sql($node, 'SELECT * FROM idemq.check()', '', "$q: check() is clean");
 }

@@ -143,9 +143,9 @@ check_effects('w', $jobs);
 sql($node, "SELECT idemq.create_queue('s'); SELECT idemq.enqueue('s', to_jsonb(n), group_key => 'g') FROM generate_series(1, 3) n");
 ok($node->poll_query_until('postgres', "SELECT status = 'pending' FROM idemq.jobs WHERE payload = '1'"), 'the worker promotes the first');
 is_sql($node, "SELECT payload FROM idemq.claim('s', 5)", 1, 'one is in flight');
-my $sleeper = sleeper($node, "CALL idemq.wait('s', '1 min')");
+my $waiter = waiter($node, "CALL idemq.wait('s', '1 min')");
 sql($node, "SELECT idemq.try_commit(id, token) FROM idemq.jobs WHERE payload = '1'");
-is(answer($sleeper), 't', 'the end of the head wakes who waits');
+is(answer($waiter), 't', 'the end of the head wakes who waits');
 is_sql($node, "SELECT payload FROM idemq.claim('s', 5)", 2, 'for the next one');
 sql($node, "SELECT idemq.enqueue('s', '4', group_key => 'g', expires_in => '100 ms')");
 ok($node->poll_query_until('postgres', "SELECT status = 'cancelled' FROM idemq.jobs WHERE payload = '4'"),

@@ -114,11 +114,11 @@ sql($node, "BEGIN; SELECT idemq.enqueue('q', '1', key => 'p3'); PREPARE TRANSACT
 sql($node, "COMMIT PREPARED 'p'");
 is_sql($node, "SELECT outcome FROM idemq.acquire('q', 'p3', '1')", 'claimed', 'committed: there');
 
-# ---- A sleeper is woken
+# ---- A waiter is woken
 
 foreach my $how ("SELECT idemq.enqueue('wq', '1', key => 'wake')", 'ROLLBACK')
 {
-	my $sleeper = session($node);
+	my $waiter = session($node);
 
 	sql($node, "DROP TABLE IF EXISTS none; SELECT idemq.drop_queue('wq', force => true) FROM idemq.queues WHERE name = 'wq';
 		SELECT idemq.create_queue('wq')");
@@ -127,11 +127,11 @@ foreach my $how ("SELECT idemq.enqueue('wq', '1', key => 'wake')", 'ROLLBACK')
 		sql($node, "SELECT idemq.enqueue('wq', '1', key => 'wake')");
 		$holder->query_safe("BEGIN; SELECT * FROM idemq.acquire('wq', 'wake')");
 	}
-	$sleeper->query_until(qr/sent/, "\\echo sent\nCALL idemq.wait('wq', '1 h');\n");
+	$waiter->query_until(qr/sent/, "\\echo sent\nCALL idemq.wait('wq', '1 h');\n");
 	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'CALL%' AND wait_event_type = 'Extension'");
 	$holder->query_safe($how);
-	like($sleeper->query('SELECT 1'), qr/^t$/m, "$how wakes a session that sleeps");
-	leave($sleeper);
+	like($waiter->query('SELECT 1'), qr/^t$/m, "$how wakes a session that sleeps");
+	leave($waiter);
 }
 
 # ---- Logical decoding knows what was taken back

@@ -96,7 +96,7 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 	is_sql($node, 'SELECT permits_used, running FROM idemq.metrics', '1|1', 'and all is counted');
 }
 
-# ---- Waking.  The sleepers sleep before the worker is stopped: they count on it, and do not look by themselves.
+# ---- Waking.  The waiters sleep before the worker is stopped: they count on it, and do not look by themselves.
 
 sub without_worker
 {
@@ -106,7 +106,7 @@ sub without_worker
 	$code->();
 	kill 'CONT', $worker;
 }
-my $sleepers = 'SELECT count(*) FROM pg_stat_activity WHERE ' . asleep();
+my $waiters = 'SELECT count(*) FROM pg_stat_activity WHERE ' . asleep();
 
 my %frees = (
 	'a commit' => 'SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 1',
@@ -120,17 +120,17 @@ foreach my $name (sort keys %frees)
 {
 	fresh("lease => '1 h', max_running => 5", 30);
 	sql($node, "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q', 5)");
-	my $sleeper = sleeper($node, "CALL idemq.wait('q', '1 h')");
+	my $waiter = waiter($node, "CALL idemq.wait('q', '1 h')");
 
 	without_worker(sub {
 		sql($node, $frees{$name});
-		is(answer($sleeper), 't', "$name wakes a sleeper");
+		is(answer($waiter), 't', "$name wakes a waiter");
 	});
-	leave($sleeper->{session});
+	leave($waiter->{session});
 }
 
 # Sessions that stop as soon as they wake: returns the stops of all that are asleep, and how many have woken.
-sub stops_of_sleepers
+sub stops_of_waiters
 {
 	return map { stop_at($_, 'wait_woken') } split /\n/, sql($node, 'SELECT pid FROM pg_stat_activity WHERE ' . asleep());
 }
@@ -143,19 +143,19 @@ sub let_go
 	}
 }
 
-# One slot wakes one sleeper; what is free at once is passed on.
+# One slot wakes one waiter; what is free at once is passed on.
 fresh("lease => '1 h', max_running => 5", 30);
 sql($node, "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q', 5)");
 {
 	my $done = clients($node, "CALL idemq.wait('q', '1 h');\nINSERT INTO held SELECT id, token FROM idemq.claim('q');\n", '-c', 20, '-t', 1);
 
-	is_soon($node, $sleepers, 20, '20 sleepers in a queue at its limit');
+	is_soon($node, $waiters, 20, '20 waiters in a queue at its limit');
 	without_worker(sub {
-		stops_of_sleepers();
+		stops_of_waiters();
 		sql($node, 'SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 1');
-		until_true('a sleeper that wakes', sub { woken() > 0 });
+		until_true('a waiter that wakes', sub { woken() > 0 });
 		is_sql($node, "SELECT count(*) FROM idemq.claim('q')", 1, 'a slot that comes free can be claimed');
-		is(woken(), 1, 'it wakes one sleeper');
+		is(woken(), 1, 'it wakes one waiter');
 		let_go();
 		sql($node, "SELECT idemq.commit(id, token) FROM idemq.jobs WHERE status = 'running' AND id NOT IN (SELECT id FROM held)");
 		is_soon($node, 'SELECT count(*) FROM held', 6, 'the next slot: one claims');
@@ -171,17 +171,17 @@ sql($node, "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q
 fresh("lease => '1 h', max_running => 1, rate_limit => 2, rate_period => '1 h'", 30);
 sql($node, "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q', 5)");
 {
-	my $sleeper = sleeper($node, "CALL idemq.wait('q', '1 h')");
-	my ($stop) = stops_of_sleepers();
+	my $waiter = waiter($node, "CALL idemq.wait('q', '1 h')");
+	my ($stop) = stops_of_waiters();
 
 	sql($node, "SELECT count(*) FROM generate_series(1, 100) n, LATERAL idemq.claim('q', n)");
 	is(woken(), 0, 'both limits: claims in vain wake no session');
 	sql($node, 'SELECT idemq.commit(id, token) FROM held');
 	$stop->(); # it is there
 	$stop->(); # and goes on
-	is(answer($sleeper), 't', 'a commit does');
+	is(answer($waiter), 't', 'a commit does');
 	is_sql($node, "INSERT INTO held SELECT id, token FROM idemq.claim('q', 5) RETURNING 1", 1, 'and there is a token');
-	leave($sleeper->{session});
+	leave($waiter->{session});
 }
 
 # LISTEN: a session whose claim was turned away is told when there is room.
@@ -227,9 +227,9 @@ foreach my $worker ('on', 'off')
 	my $done = clients($node, "\\if :n = 0\nCALL idemq.wait('q', '60 days');\nWITH c AS (INSERT INTO held SELECT id, token FROM idemq.claim('q') RETURNING 1) SELECT count(*) AS n FROM c \\gset\n\\endif\n",
 		'-D', 'n=0', '-c', 4, '-t', 50);
 
-	is_soon($node, $sleepers, 4, "worker $worker: sessions wait for tokens");
+	is_soon($node, $waiters, 4, "worker $worker: sessions wait for tokens");
 	advance($node, '59 min');
-	is_sql($node, "SELECT count(*), ($sleepers) FROM held", '2|4', "worker $worker: none comes early");
+	is_sql($node, "SELECT count(*), ($waiters) FROM held", '2|4', "worker $worker: none comes early");
 	advance($node, '1 min');
 	is_soon($node, 'SELECT count(*) FROM held', 3, "worker $worker: one claims when a token comes");
 	is_sql($node, "SELECT count(*) FROM idemq.claim('q')", 0, "worker $worker: that was the only one");

@@ -209,31 +209,31 @@ is_sql($node, 'SELECT permits_used FROM idemq.metrics', 0, 'and nothing runs');
 # ---- Waking
 
 sql($node, 'CREATE TABLE held (id bigint, token bigint)');
-my $sleepers = 'SELECT count(*) FROM pg_stat_activity WHERE ' . asleep();
+my $waiters = 'SELECT count(*) FROM pg_stat_activity WHERE ' . asleep();
 
-# One slot wakes one sleeper; what is free at once is passed on.  A session that is woken may end without a job, for which
+# One slot wakes one waiter; what is free at once is passed on.  A session that is woken may end without a job, for which
 # another one is woken: three are spare.
 fresh("lease => '1 h', max_running => 5", 30);
 sql($node, "INSERT INTO held SELECT id, token FROM idemq.claim('q', 5)");
 {
 	my $done = clients($node, "CALL idemq.wait('q', '1 h');\nINSERT INTO held SELECT id, token FROM idemq.claim('q');\n", '-c', 20, '-t', 1);
 
-	is_soon($node, $sleepers, 20, '20 sleepers in a queue at its limit');
+	is_soon($node, $waiters, 20, '20 waiters in a queue at its limit');
 	my $worker = stop_worker($node);
 
 	sql($node, 'SELECT idemq.commit(id, token) FROM held ORDER BY id LIMIT 1');
 	is_soon($node, 'SELECT count(*) FROM held', 6, 'a slot that comes free: one claims');
-	is_soon($node, "SELECT ($sleepers) BETWEEN 16 AND 19", 'and one was woken');
+	is_soon($node, "SELECT ($waiters) BETWEEN 16 AND 19", 'and one was woken');
 	sql($node, "SELECT idemq.commit_many(array_agg(id), array_agg(token)) FROM (SELECT h.* FROM held h JOIN idemq.jobs j USING (id) WHERE status = 'running') h");
 	is_soon($node, 'SELECT count(*) FROM held', 11, 'five slots: five claim');
-	is_soon($node, "SELECT ($sleepers) BETWEEN 11 AND 14", 'and five were woken');
+	is_soon($node, "SELECT ($waiters) BETWEEN 11 AND 14", 'and five were woken');
 	sql($node, "SELECT idemq.alter_queue('q', max_running => 0)");
 	is($done->(), '', 'no limit: all end well');
 	is_sql($node, 'SELECT count(*) BETWEEN 20 AND 25 FROM held', 't', 'with a job');
 	kill 'CONT', $worker;
 }
 
-# Nobody polls: neither the sleepers nor the worker, at the limit and with no token.
+# Nobody polls: neither the waiters nor the worker, at the limit and with no token.
 sub switches
 {
 	my $sum = 0;
@@ -249,7 +249,7 @@ foreach my $limit ('max_running => 1', "rate_limit => 1, rate_period => '1 h'")
 	fresh("lease => '1 h', $limit", 30);
 	sql($node, "SELECT id FROM idemq.claim('q', 5)");
 	my $done = clients($node, "CALL idemq.wait('q', '2 min');\n", '-c', 10, '-t', 1);
-	is_soon($node, $sleepers, 10, "$limit: 10 sleepers");
+	is_soon($node, $waiters, 10, "$limit: 10 waiters");
 	sleep 1;
 	my $before = switches();
 	sleep 2;

@@ -64,21 +64,21 @@ wait_until($node, $handlers, 1);
 sql($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idemq handler'");
 wait_until($node, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idemq handler'", 0);
 sql($node, "SELECT idemq.drop_handler('r')");
-my @sleepers = map { sleeper($node, "CALL idemq.wait('r', '10 min')") } 1 .. 4;
+my @waiters = map { waiter($node, "CALL idemq.wait('r', '10 min')") } 1 .. 4;
 my $worker = stop_worker($node);
 foreach my $n (1 .. 4)
 {
 	$holder->query_safe("SELECT idemq.enqueue('r', '5')");
 }
-is(join(' ', map { answer($_) } @sleepers), 't t t t', 'each job wakes one, when a process has ended that slept');
+is(join(' ', map { answer($_) } @waiters), 't t t t', 'each job wakes one, when a process has ended that slept');
 kill 'CONT', $worker;
-leave(map { $_->{session} } @sleepers);
+leave(map { $_->{session} } @waiters);
 sql($node, "SELECT count(*) FROM idemq.claim('r', 10)");
 
 {
 	# It looks again while the slot is there still, and sleeps among those of a slot that is no queue's.
 	sql($node, "SELECT count(*) FROM idemq.claim('q'); SELECT count(*) FROM idemq.claim('r')");
-	my $sleeper = sleeper($node, "CALL idemq.wait('r', '10 min')");
+	my $waiter = waiter($node, "CALL idemq.wait('r', '10 min')");
 	my $stop = stop_at($holder->{backend}, 'idemq_slots_forget_database');
 
 	$holder->query_until(qr/sent/, "\\echo sent\nTRUNCATE idemq.jobs;\n");
@@ -87,8 +87,8 @@ sql($node, "SELECT count(*) FROM idemq.claim('r', 10)");
 	$stop->();
 	$holder->query_safe('SELECT 1');
 	sql($node, "SELECT idemq.enqueue('r', '6')");
-	is(answer($sleeper), 't', 'a sleeper that has looked in the midst of TRUNCATE');
-	leave($sleeper->{session});
+	is(answer($waiter), 't', 'a waiter that has looked in the midst of TRUNCATE');
+	leave($waiter->{session});
 	sql($node, "SELECT count(*) FROM idemq.claim('r', 10)");
 }
 

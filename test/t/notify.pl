@@ -226,11 +226,11 @@ worker_pid($node);
 sql($node, "SELECT idemq.enqueue('q', '1')");
 is(heard(qr/ready/), $ready, 'a NOTIFY');
 sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
-my $sleeper = sleeper($node, "CALL idemq.wait('q', '5 min')");
+my $waiter = waiter($node, "CALL idemq.wait('q', '5 min')");
 sql($node, "SELECT idemq.enqueue('q', '1')");
-is(answer($sleeper), 't', 'before the next is due, a sleeper is woken');
+is(answer($waiter), 't', 'before the next is due, a waiter is woken');
 is(heard_without_worker(), '', 'which is not told yet');
-leave($sleeper->{session});
+leave($waiter->{session});
 
 leave($listener);
 # The library as it ships, without stop points.

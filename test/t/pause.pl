@@ -23,24 +23,24 @@ sub pause
 	return "SELECT idemq.pause('$queue', idemq.clock_timestamp() + interval '$for')";
 }
 
-# A sleeper that waits for the one job of the queue, which is paused for a time.
+# A session that waits for the one job of the queue, which is paused for a time.
 sql($node, pause('q', '1 h'));
 sql($node, q[SELECT idemq.enqueue('q', '1')]);
-my $sleeper = sleeper($node, "CALL idemq.wait('q', '1 day')");
+my $waiter = waiter($node, "CALL idemq.wait('q', '1 day')");
 my $listener = session($node);
 $listener->query_safe('LISTEN idemq_q');
 sql($node, pause('q', '10 min'));
 advance($node, '9 min');
 is_sql($node, $resumed, 'f', 'a pause lasts until its time');
 advance($node, '1 min');
-is(answer($sleeper), 't', 'a session that waits for its end is woken');
+is(answer($waiter), 't', 'a session that waits for its end is woken');
 is_sql($node, $resumed, 't', 'the worker writes that it is over');
 is_sql($node, q[SELECT action, session_role <> '', details ? 'until', job_id FROM idemq.audit ORDER BY id DESC LIMIT 1],
 	'resume|t|t|', 'and which role did, and why');
 my $heard = '';
 until_true('a NOTIFY', sub { $heard .= scalar $listener->query('SELECT'); $heard =~ /"ready"/ });
 like($heard, qr/"event":"ready"/, 'a session that listens is told');
-leave($listener, $sleeper->{session});
+leave($listener, $waiter->{session});
 
 # A longer pause replaces a shorter: another queue shows that the worker has come past the time.
 sql($node, q[SELECT idemq.create_queue('clock')]);
@@ -100,14 +100,14 @@ advance($node, '10 min');
 is_sql($node, $resumed, 't', 'it ends as well');
 is(unexpected($node, '57P01'), '', 'nothing else in the log');
 
-# Without a worker the sleeper looks at the clock itself.
+# Without a worker the waiter looks at the clock itself.
 sql($node, q[ALTER SYSTEM SET idemq.worker = off]);
 $node->restart;
 sql($node, q[SELECT idemq.enqueue('q', '2')]);
 sql($node, pause('q', '1 h'));
-$sleeper = sleeper($node, "CALL idemq.wait('q', '1 day')");
+$waiter = waiter($node, "CALL idemq.wait('q', '1 day')");
 advance($node, '1 h');
-is(answer($sleeper), 't', 'without a worker a sleeper wakes by itself');
+is(answer($waiter), 't', 'without a worker a waiter wakes by itself');
 is_sql($node, q[SELECT m.paused, q.paused FROM idemq.metrics m JOIN idemq.queues q USING (queue_id) WHERE m.queue = 'q'], 'f|t', 'metrics go by the time');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 

@@ -23,11 +23,11 @@ my $node = new_server('prompt', 'idemq.worker' => 'on', 'idemq.purge_interval' =
 sql($node, q{
 	CREATE TABLE due (trial int, at timestamptz);
 	CREATE TABLE woken (trial int GENERATED ALWAYS AS IDENTITY, at timestamptz, id bigint, attempt int);
-	-- Waits until the sleeper has had so many jobs, and sleeps again.
+	-- Waits until the waiter has had so many jobs, and sleeps again.
 	CREATE PROCEDURE after(trials int) LANGUAGE plpgsql AS $$
 	BEGIN
 		WHILE (SELECT count(*) FROM woken) < trials OR NOT EXISTS (SELECT FROM pg_stat_activity
-			WHERE application_name = 'sleeper' AND state = 'active' AND wait_event IN ('Extension', 'IdemqWait')) LOOP
+			WHERE application_name = 'waiter' AND state = 'active' AND wait_event IN ('Extension', 'IdemqWait')) LOOP
 			PERFORM pg_sleep(0.002);
 			COMMIT;
 		END LOOP;
@@ -60,7 +60,7 @@ sub begin
 	$with->() if $with;
 	my $session = session($node);
 
-	$session->query_safe("SET application_name = 'sleeper'");
+	$session->query_safe("SET application_name = 'waiter'");
 	# More often than there are trials: a wake-up may find that another was faster.
 	$session->query_until(qr/sent/, "\\echo sent\n" . join('', map {
 				"CALL idemq.wait('q', '5 min');\nINSERT INTO woken (at, id, attempt) SELECT clock_timestamp(), id, attempt FROM idemq.claim('q');\n"
@@ -74,7 +74,7 @@ sub is_prompt
 	my ($name, $session) = @_;
 
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	sql($node, "CALL after($trials); SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'sleeper'");
+	sql($node, "CALL after($trials); SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'waiter'");
 	my ($count, $early, $median, $most) = split /\|/, sql($node, "SELECT count(*), count(*) FILTER (WHERE late < -1),
 		round((percentile_cont(0.5) WITHIN GROUP (ORDER BY late))::numeric, 1), round(max(late), 1)
 		FROM (SELECT extract(epoch FROM w.at - d.at) * 1000 AS late FROM woken w JOIN due d USING (trial)) x");
@@ -112,7 +112,7 @@ foreach my $what ('expired_lease', 'delay', 'next_head')
 	is_prompt('the end of an attached session', $session);
 }
 
-# ---- Nobody polls: while nothing is due, neither a sleeper nor the worker runs.
+# ---- Nobody polls: while nothing is due, neither a waiter nor the worker runs.
 
 sub switches
 {
@@ -135,7 +135,7 @@ my %waits_for = (
 foreach my $name (sort keys %waits_for)
 {
 	sql($node, "SELECT idemq.drop_queue('q', force => true); SELECT idemq.create_queue('q', lease => '1 h'); $waits_for{$name}");
-	my @sleepers = map { sleeper($node, "SET application_name = '$_'; CALL idemq.wait('q', '5 min')") } qw(one another);
+	my @waiters = map { waiter($node, "SET application_name = '$_'; CALL idemq.wait('q', '5 min')") } qw(one another);
 
 	my (%before, %after, %switches);
 	# The median of three: the machine itself may wake a process once; one that polls is awake each time.
@@ -154,7 +154,7 @@ foreach my $name (sort keys %waits_for)
 
 		cmp_ok($counts[$#counts / 2], '<', 5, "$name: $process sleeps (@counts switches in 3 s)");
 	}
-	$_->{session}{run}->kill_kill foreach @sleepers;
+	$_->{session}{run}->kill_kill foreach @waiters;
 }
 
 $node->stop;

@@ -254,7 +254,7 @@ sql($node, "BEGIN; SELECT idemq.enqueue('nested', '2'); SAVEPOINT s; SELECT idem
 my $nested = sql($node, "SELECT id FROM idemq.jobs WHERE queue_id = idemq.queue_id('nested') AND expires_at IS NOT NULL");
 $expires{$nested} = 'one of a savepoint';
 my $awaited = sql($node, "SELECT id FROM idemq.enqueue('q', '1', key => 'w')");
-my $waiter = sleeper($node, "CALL idemq.wait_result($awaited, '10 h', NULL, NULL)");
+my $waiter = waiter($node, "CALL idemq.wait_result($awaited, '10 h', NULL, NULL)");
 is_sql($node, "SELECT id FROM idemq.enqueue('q', '2', key => 'w', on_duplicate => 'replace', $brief)", $awaited, 'one that somebody waits for');
 # Claimed in time, and given back.
 $other->query_safe('CREATE TABLE claimed (id bigint, token bigint)');

@@ -34,10 +34,10 @@ try_order($_, 'at_once', [qw(queues dependencies children steps events attempts 
 	$writer->query_safe("BEGIN; INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 		VALUES ($id, now(), 4, 5, 'pending', now(), '1')");
 	is_sql($with, "SELECT idemq.create_queue('late')", $id, 'a queue that another transaction has a job for');
-	my $sleeper = sleeper($with, "CALL idemq.wait('late', '10 min')");
+	my $waiter = waiter($with, "CALL idemq.wait('late', '10 min')");
 	$writer->query_safe('COMMIT');
-	is(answer($sleeper), 't', 'its commit wakes who waits for that queue');
-	leave($writer, $sleeper->{session});
+	is(answer($waiter), 't', 'its commit wakes who waits for that queue');
+	leave($writer, $waiter->{session});
 }
 
 # ---- A schedule whose tick is due before the jobs are there: its job has none of their ids

@@ -69,9 +69,9 @@ $held->query_safe('BEGIN; LOCK TABLE idemq.attempts IN SHARE MODE');
 # meant to expire
 sql($node, "SELECT count(*) FROM generate_series(1, 10) i, LATERAL idemq.claim('locked' || i, lease => '1 ms')");
 # A job that comes due, and a head: neither needs the table that is locked.
-my $sleeper = sleeper($node, "CALL idemq.wait('late', '2 min'); SELECT id FROM idemq.claim('late')");
+my $waiter = waiter($node, "CALL idemq.wait('late', '2 min'); SELECT id FROM idemq.claim('late')");
 sql($node, "SELECT idemq.enqueue('late', '2', delay => '50 ms')"); # meant to expire
-like(answer($sleeper), qr/^t\n\d+$/, 'one that comes due meanwhile wakes its sleeper');
+like(answer($waiter), qr/^t\n\d+$/, 'one that comes due meanwhile wakes its waiter');
 sql($node, "SELECT idemq.enqueue('q', '3', group_key => 'g')");
 is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE group_key = 'g'", 'a group gets its head');
 until_true('refusals of all queues', sub { said($log, qr/maintenance task "reap" of queue "locked\d+"/) >= 10 });
@@ -79,7 +79,7 @@ cmp_ok(said($log, qr/canceling statement due to lock timeout/), '>=', 10, 'each 
 is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'running'", 10, 'and the lock is held still');
 $held->query_safe('COMMIT');
 is_soon($node, "SELECT count(*) = 10 FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'pending'", 'once it is free, all are taken back');
-leave($sleeper->{session}, $held);
+leave($waiter->{session}, $held);
 
 # ---- A trigger that fails in every queue
 
@@ -103,13 +103,13 @@ is_soon($node, "SELECT count(*) = 250 FROM idemq.jobs WHERE status = 'pending' A
 
 # ---- A worker that is stopped
 
-# The job of queue held is in a hand; a sleeper waits for it.
+# The job of queue held is in a hand; a waiter waits for it.
 sub hold
 {
 	my ($time, @session) = @_;
 
 	sql($node, "DELETE FROM hand; INSERT INTO hand SELECT id, token FROM idemq.claim('held')");
-	return sleeper($node, "CALL idemq.wait('held', '$time')", @session);
+	return waiter($node, "CALL idemq.wait('held', '$time')", @session);
 }
 
 # The hand lets it go: the lease ends at once.
@@ -120,30 +120,30 @@ sql($node, "SELECT idemq.create_queue('held', lease => '1 h', retry_base => '1 m
 # One that slept to its end before all was done tells nothing: once more, with more time.
 foreach my $seconds (4, 16, 64)
 {
-	$sleeper = hold("$seconds s");
+	$waiter = hold("$seconds s");
 	stop_worker($node);
 	$log = log_end($node);
 	let_go();
-	last if sql($node, "SELECT count(*) FROM pg_stat_activity WHERE pid = $sleeper->{pid} AND " . asleep()) eq '1';
+	last if sql($node, "SELECT count(*) FROM pg_stat_activity WHERE pid = $waiter->{pid} AND " . asleep()) eq '1';
 	go_on();
-	answer($sleeper);
-	leave($sleeper->{session});
+	answer($waiter);
+	leave($waiter->{session});
 	wait_until($node, "SELECT count(*) = 1 FROM idemq.jobs WHERE queue_id = idemq.queue_id('held') AND status = 'pending'");
 }
 wait_until($node, "SELECT count(*) FROM idemq.check() WHERE invariant = 'worker.stuck'", 1);
 is_sql($node, "SELECT pid, stuck_for BETWEEN '00:00:02' AND '1 h' FROM idemq.background_worker", "$pid|t", 'check() says so, and idemq.background_worker');
 # Who slept before hears of nothing but commits, and finds it at its own end: by the claim that follows.
-is(answer($sleeper), 'f', 'a sleeper of before sleeps to its end');
+is(answer($waiter), 'f', 'a waiter of before sleeps to its end');
 sql($node, "DELETE FROM hand; INSERT INTO hand SELECT id, token FROM idemq.claim('held')");
 is_sql($node, 'SELECT count(*) FROM hand', 1, 'the next claim takes the lease back, and the job');
 
 # Who begins to wait meanwhile does what is due.
-$sleeper = sleeper($node, "CALL idemq.wait('held', '5 min')", $sleeper->{session});
+$waiter = waiter($node, "CALL idemq.wait('held', '5 min')", $waiter->{session});
 let_go();
-is(answer($sleeper), 't', 'a lease is taken back by a sleeper that finds the worker still');
-$sleeper = hold('5 min', $sleeper->{session});
+is(answer($waiter), 't', 'a lease is taken back by a waiter that finds the worker still');
+$waiter = hold('5 min', $waiter->{session});
 sql($node, "SELECT idemq.enqueue('held', '2', group_key => 'g')");
-is(answer($sleeper), 't', 'a group gets its head');
+is(answer($waiter), 't', 'a group gets its head');
 
 # Claims promote first: jobs without a group keep no head waiting.
 sql($node, "SELECT idemq.enqueue('held', '3', priority => 0), idemq.enqueue('held', '4', priority => 0), idemq.enqueue('held', '5', group_key => 'h')");
@@ -157,6 +157,6 @@ sql($node, "SELECT idemq.enqueue('q', '4', delay => '1 ms')"); # meant to expire
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() finds nothing');
 is(unexpected($node, qw(55P03 57P01 P0099)), '', 'no other errors');
 
-leave($sleeper->{session});
+leave($waiter->{session});
 $node->stop;
 done_testing();

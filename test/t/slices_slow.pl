@@ -26,9 +26,9 @@ sql($node, "SELECT idemq.create_queue('late', lease => '1 h'); SELECT idemq.crea
 $held->query_safe('BEGIN; LOCK TABLE idemq.attempts IN SHARE MODE');
 sql($node, "SELECT count(*) FROM generate_series(1, 60) i, LATERAL idemq.claim('locked' || i, lease => '1 ms')");
 # A job that comes due, and a head: neither needs the table that is locked.
-my $sleeper = sleeper($node, "CALL idemq.wait('late', '2 min'); SELECT id FROM idemq.claim('late')");
+my $waiter = waiter($node, "CALL idemq.wait('late', '2 min'); SELECT id FROM idemq.claim('late')");
 sql($node, "SELECT idemq.enqueue('late', '2', delay => '50 ms')");
-like(answer($sleeper), qr/^t\n\d+$/, 'one that comes due meanwhile wakes its sleeper');
+like(answer($waiter), qr/^t\n\d+$/, 'one that comes due meanwhile wakes its waiter');
 sql($node, "SELECT idemq.enqueue('q', '3', group_key => 'g')");
 is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE group_key = 'g'", 'a group gets its head');
 until_true('refusals of all queues', sub { said($log, qr/maintenance task "reap" of queue "locked\d+"/) >= 60 });
@@ -42,7 +42,7 @@ my @waits = sort { $a <=> $b } map { $refused[$_] - $refused[ $_ - 1 ] } 1 .. $#
 cmp_ok($waits[ @waits / 2 ], '<', 1, 'no task has waited for long');
 $held->query_safe('COMMIT');
 is_soon($node, "SELECT count(*) = 60 FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'pending'", 'once it is free, all are taken back');
-leave($sleeper->{session}, $held);
+leave($waiter->{session}, $held);
 
 $node->stop;
 done_testing();

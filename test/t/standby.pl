@@ -80,19 +80,19 @@ is_state($standby, $_, '25006', "refused: $_")
 # ---- wait_result
 
 is_sql($standby, "CALL idemq.wait_result($id, '0')", 'running|', 'wait_result looks');
-my $sleeper = sleeper($standby, "CALL idemq.wait_result($id, '10 min')");
+my $waiter = waiter($standby, "CALL idemq.wait_result($id, '10 min')");
 # It looks now and then.
 is_soon($standby, "SELECT backend_xmin IS NULL, (SELECT string_agg(locktype, ' ') FROM pg_locks WHERE pg_locks.pid = a.pid)
-	FROM pg_stat_activity a WHERE pid = $sleeper->{pid}", 't|virtualxid', 'and holds nothing that replay would wait for');
+	FROM pg_stat_activity a WHERE pid = $waiter->{pid}", 't|virtualxid', 'and holds nothing that replay would wait for');
 sql($node, "SELECT idemq.commit($id, $token, '{\"sum\": 12}')");
-is(answer($sleeper), 'completed|{"sum": 12}', 'the result arrives there');
-leave($sleeper->{session});
+is(answer($waiter), 'completed|{"sum": 12}', 'the result arrives there');
+leave($waiter->{session});
 
 # A job that has yet to arrive: replay stands still while it is enqueued.
 sql($standby, 'SELECT pg_wal_replay_pause()');
 wait_until($standby, 'SELECT pg_get_wal_replay_pause_state()', 'paused');
 my $late = sql($node, "SELECT id FROM idemq.enqueue('other', '7')");
-$sleeper = sleeper($standby, "CALL idemq.wait_result($late, '10 min')");
+$waiter = waiter($standby, "CALL idemq.wait_result($late, '10 min')");
 # meant to expire
 is_state($standby, "CALL idemq.wait_result($late, '50 ms')", 'IQ002', 'a job that did not come in time');
 my ($stdout, $stderr);
@@ -102,15 +102,15 @@ sql($standby, 'SELECT pg_wal_replay_resume()');
 caught_up($node, $standby);
 is_sql($standby, "CALL idemq.wait_result($late, '0')", 'pending|', 'it has arrived');
 sql($node, "SELECT idemq.cancel($late)");
-is(answer($sleeper), 'cancelled|', 'who waited before it was there is answered');
+is(answer($waiter), 'cancelled|', 'who waited before it was there is answered');
 
 # One that has been there, and goes.
 my $gone = sql($node, "SELECT id FROM idemq.enqueue('other', '8')");
 caught_up($node, $standby);
-sleeper($standby, "CALL idemq.wait_result($gone, '10 min')", $sleeper->{session});
+waiter($standby, "CALL idemq.wait_result($gone, '10 min')", $waiter->{session});
 wait_until($standby, "SELECT count(*) = 1 FROM idemq.jobs WHERE id = $gone");
 sql($node, "DELETE FROM idemq.jobs WHERE id = $gone");
-is(answer($sleeper), 'IQ002', 'a job that has gone is not waited for');
+is(answer($waiter), 'IQ002', 'a job that has gone is not waited for');
 
 # As on the primary.
 is_state($standby, "SET ROLE stranger; CALL idemq.wait_result($late, '0')", 'IQ002', 'not for a stranger');
@@ -118,9 +118,9 @@ is_sql($standby, "SET ROLE reader; CALL idemq.wait_result($id, '0')", 'completed
 is_state($standby, "BEGIN; CALL idemq.wait_result($id)", '2D000', 'not in a transaction');
 is_state($standby, 'CALL idemq.wait_result(NULL)', '22004', 'no id');
 is_state($standby, "CALL idemq.wait_result($id, NULL)", '22004', 'no timeout');
-sleeper($standby, "CALL idemq.wait_result($late + 1000, '10 min')", $sleeper->{session});
-sql($standby, "SELECT pg_cancel_backend($sleeper->{pid})");
-is(answer($sleeper), '57014', 'it can be cancelled');
+waiter($standby, "CALL idemq.wait_result($late + 1000, '10 min')", $waiter->{session});
+sql($standby, "SELECT pg_cancel_backend($waiter->{pid})");
+is(answer($waiter), '57014', 'it can be cancelled');
 
 # ---- Through a promotion
 
@@ -136,14 +136,14 @@ wait_until($node, "SELECT count(*) = 2 $of_groups AND status = 'pending' AND rea
 caught_up($node, $standby);
 # It has met these queues.
 is_sql($standby, "SELECT count(*) FROM idemq.metrics WHERE queue IN ('places', 'ordered')", 2, 'queues with groups');
-sleeper($standby, "CALL idemq.wait_result($next, '10 min')", $sleeper->{session});
-my $other = sleeper($standby, "CALL idemq.wait_result($next + 100000, '10 min')");
+waiter($standby, "CALL idemq.wait_result($next, '10 min')", $waiter->{session});
+my $other = waiter($standby, "CALL idemq.wait_result($next + 100000, '10 min')");
 $node->stop('immediate');
 $standby->promote;
 wait_until($standby, 'SELECT NOT pg_is_in_recovery()');
 is(answer($other), 'IQ002', 'what has not arrived by the promotion does not come');
 is_sql($standby, "SELECT idemq.commit(id, token, '10') FROM idemq.claim_job($next)", 'committed', 'a worker of the new primary');
-is(answer($sleeper), 'completed|10', 'wakes who waited on the standby that it was');
+is(answer($waiter), 'completed|10', 'wakes who waited on the standby that it was');
 is($session->query_safe("SELECT outcome FROM idemq.enqueue('q', '10')"), 'accepted', 'a session that read there writes');
 
 # What was started on the old primary nobody knows here: a group's rate is used up.  Of a queue that is new nothing is.
@@ -158,7 +158,7 @@ is_soon($standby, "SELECT count(*) >= 0 FROM idemq.claim('since', 9);
 sql($standby, "SELECT idemq.alter_queue(q, group_rate_limit => 0) FROM unnest('{places,ordered}'::text[]) q");
 is_soon($standby, "SELECT count(*) >= 0 FROM idemq.claim_any('{places,ordered}', 9); SELECT count(*) = 4 $of_groups AND status = 'running'", "t\nt",
 	'without the rate they go on, as many as have places');
-leave($session, $sleeper->{session}, $other->{session});
+leave($session, $waiter->{session}, $other->{session});
 is_sql($standby, q[SELECT * FROM idemq.check() WHERE severity = 'error'], '', 'check');
 
 $standby->stop;

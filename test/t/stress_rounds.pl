@@ -1,7 +1,7 @@
 # A randomised stress with background workers: rounds in which sessions do
 # everything at once, while workers are ended and, in some, the server crashes.
 # Between rounds all is quiet: idemq.check() finds nothing, the gauges are the
-# rows, what is ready is claimable.  At the end sleepers are woken for every job,
+# rows, what is ready is claimable.  At the end waiters are woken for every job,
 # and each has ended as its history says.
 #
 # STRESS_SECS=n: how long (20); SEED=n repeats the choices of a run (not its
@@ -166,7 +166,7 @@ while (time < $begun + $seconds || $round < 4)
 	quiet($round);
 }
 
-# ---- Sleepers take what is left, one at a time: nothing else wakes them than idemq.
+# ---- Waiters take what is left, one at a time: nothing else wakes them than idemq.
 
 sql($node, q{
 	SELECT idemq.release(id, token) FROM idemq.jobs WHERE status = 'running';
@@ -190,7 +190,7 @@ sql($node, q{
 is_sql($node, "SELECT idemq.recount() IS NOT NULL", 't', 'recount');
 my $left = sql($node, 'SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL');
 my $work = join '', map { "CALL idemq.wait('%s', '1 h');\nCALL work('%s');\n" =~ s/%s/QUEUE/gr } 1 .. 5000;
-my @sleepers = map { start_script($node, $work =~ s/QUEUE/$_ % 2 ? 'q' : 'r'/gre) } 0 .. 3;
+my @waiters = map { start_script($node, $work =~ s/QUEUE/$_ % 2 ? 'q' : 'r'/gre) } 0 .. 3;
 my $end = time + $patience;
 my $until = time + $seconds / 5;
 while (time < $until)
@@ -217,11 +217,11 @@ while (time < $end && sql($node, $alive) ne '0')
 {
 	sleep 0.1;
 }
-is_sql($node, $alive, 0, "sleepers were woken for every job, $left and more")
+is_sql($node, $alive, 0, "waiters were woken for every job, $left and more")
   or diag sql($node, "SELECT name, id, status, idemq.why(id) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE finished_at IS NULL");
-end_sessions(@sleepers);
-my ($unexpected, $errors) = error_states(\@sleepers, '57P01' => 1);
-is_deeply($unexpected, [], "sleepers: no errors: $errors");
+end_sessions(@waiters);
+my ($unexpected, $errors) = error_states(\@waiters, '57P01' => 1);
+is_deeply($unexpected, [], "waiters: no errors: $errors");
 
 foreach (1 .. 50)
 {

@@ -313,7 +313,7 @@ is_sql($sub, 'SELECT queue, pending + blocked + running + retrying + completed +
 # ---- Prepared transactions, which the apply worker ends past our hooks
 
 sql($sub, 'SELECT idemq.recount()');
-my $waiter = sleeper($sub, "CALL idemq.wait_result($kept[0], '1 h')");
+my $waiter = waiter($sub, "CALL idemq.wait_result($kept[0], '1 h')");
 
 sql($pub, "BEGIN; SELECT count(*) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{20}'), group_keys => array_fill('g'::text, '{20}'));
 	SELECT count(*) FROM idemq.enqueue_many('later', array_fill('1'::jsonb, '{20}'));

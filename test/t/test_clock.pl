@@ -229,24 +229,24 @@ advance($node, '1 day');
 is_sql($node, "SELECT allowed FROM idemq.admit('name', 1, '1 day')", 't', 'until the day after');
 sql($node, "SELECT idemq.drop_queue('rated', force => true)");
 
-# ---- Sleepers wake
+# ---- Waiters wake
 
-my $sleeper = sleeper($node, "CALL idemq.wait('q', '30 days')");
+my $waiter = waiter($node, "CALL idemq.wait('q', '30 days')");
 $job = enqueue();
 claim();
-my $result = sleeper($node, "CALL idemq.wait_result($job, '40 days')");
-my $any = sleeper($node, "CALL idemq.wait_any('{q}', '50 days')");
+my $result = waiter($node, "CALL idemq.wait_result($job, '40 days')");
+my $any = waiter($node, "CALL idemq.wait_any('{q}', '50 days')");
 my $soon = enqueue("delay => '10 days'");
 advance($node, '10 days');
 # The job whose lease has expired is one, the other was put off.
-is(answer($sleeper), 't', 'a session in wait wakes when a job comes due');
+is(answer($waiter), 't', 'a session in wait wakes when a job comes due');
 is(answer($any), 't', 'and so does one in wait_any');
 advance($node, '30 days');
 like(answer($result), qr/^\w+\|/, 'wait_result ends at its time');
 clean();
-$sleeper = sleeper($node, "CALL idemq.wait('q', '1 day')");
+$waiter = waiter($node, "CALL idemq.wait('q', '1 day')");
 advance($node, '1 day');
-is(answer($sleeper), 'f', 'wait ends at its time, with nothing');
+is(answer($waiter), 'f', 'wait ends at its time, with nothing');
 
 # ---- It is reported, and nothing is broken
 

@@ -36,7 +36,7 @@ sql($node, "SELECT idemq.commit(id, token) FROM idemq.claim('alone')");
 # One that is ready is not slept for, but one whose row is held.
 my $held = session($node);
 $held->query_safe(q{BEGIN; SELECT id FROM idemq.jobs WHERE queue_id = idemq.queue_id('asleep') FOR UPDATE});
-my $other = sleeper($node, "CALL idemq.wait('asleep', '1 h')");
+my $other = waiter($node, "CALL idemq.wait('asleep', '1 h')");
 
 is_sql($node, 'SELECT count(unattended_for) FROM idemq.metrics', 0, 'not before a minute is over');
 my $polled = "SELECT count(*) FROM idemq.claim('polled', 1) c CROSS JOIN LATERAL idemq.release(c.id, c.token)";

@@ -86,10 +86,10 @@ sub check_wakers
 
 		reset_queue();
 		sql($node, $before) if $before ne '';
-		my $sleeper = sleeper($node, $call, $sleeping);
+		my $waiter = waiter($node, $call, $sleeping);
 		sql($node, $then) if $then ne '';
 		advance($node, $later) if $later;
-		is(answer($sleeper), 't', "$with: $name");
+		is(answer($waiter), 't', "$with: $name");
 	}
 	leave($sleeping);
 
@@ -98,16 +98,16 @@ sub check_wakers
 	sql($node, "SELECT idemq.enqueue('q', '1')");
 	my $worker = session($node);
 	$worker->query_safe("SELECT id FROM idemq.claim('q', attach => true)");
-	my $sleeper = sleeper($node, $call);
+	my $waiter = waiter($node, $call);
 	leave($worker);
-	is(answer($sleeper), 't', "$with: the end of a session with an attached lease");
-	leave($sleeper->{session});
+	is(answer($waiter), 't', "$with: the end of a session with an attached lease");
+	leave($waiter->{session});
 
 	# What makes no work.
 	reset_queue();
 	is_sql($node, "CALL idemq.wait('q', '0')", 'f', "$with: timeout 0 of an empty queue");
 	is_sql($node, "CALL idemq.wait('q', '50 ms')", 'f', "$with: a timeout"); # meant to expire
-	my $idle = sleeper($node, "CALL idemq.wait('q', '20 min')");
+	my $idle = waiter($node, "CALL idemq.wait('q', '20 min')");
 	sql($node, "BEGIN; SELECT idemq.enqueue('q', '1'); ROLLBACK; SELECT idemq.enqueue('q', '1', delay => '1 h');
 		SELECT idemq.pause('q'); SELECT idemq.enqueue('q', '1')");
 	is_sql($node, "SELECT state FROM pg_stat_activity WHERE pid = $idle->{pid}", 'active', "$with: it sleeps on");
@@ -137,19 +137,19 @@ my %ways = (
 foreach my $way (sort keys %ways)
 {
 	sql($node, 'TRUNCATE t; INSERT INTO t SELECT generate_series(1, 1000); VACUUM t');
-	my $sleeper = sleeper($node, $ways{$way});
-	is_sql($node, "$state $sleeper->{pid}", 't|t|virtualxid', "$way: a sleeper holds nothing");
+	my $waiter = waiter($node, $ways{$way});
+	is_sql($node, "$state $waiter->{pid}", 't|t|virtualxid', "$way: a waiter holds nothing");
 	sql($node, 'DELETE FROM t');
 	# Not in the way of VACUUM: others' transactions of before, as of a worker in the middle of a task.
-	wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL) AND pid NOT IN (pg_backend_pid(), $sleeper->{pid})");
+	wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL) AND pid NOT IN (pg_backend_pid(), $waiter->{pid})");
 	sql($node, 'VACUUM t');
 	is_sql($node, "SELECT pg_relation_size('t')", 0, "$way: VACUUM removes what dies meanwhile");
 	is_state($node, 'SET statement_timeout = \'60 s\'; CREATE INDEX CONCURRENTLY extra ON idemq.jobs (enqueued_at)',
 		'00000', "$way: CREATE INDEX CONCURRENTLY goes on");
 	sql($node, "DROP INDEX idemq.extra; SELECT idemq.enqueue('q', '1')");
-	is(answer($sleeper), $way eq 'in DO' ? '' : 't', "$way: woken");
+	is(answer($waiter), $way eq 'in DO' ? '' : 't', "$way: woken");
 	sql($node, 'TRUNCATE idemq.jobs');
-	leave($sleeper->{session});
+	leave($waiter->{session});
 }
 
 # Where it cannot end a transaction.
@@ -177,12 +177,12 @@ is_state($node, "CALL idemq.wait_any('{q,nobody}', '10 h')", 'IQ005', 'wait_any:
 sql($node, "SELECT idemq.create_queue('r'); SELECT idemq.create_queue('s')");
 foreach my $queue (qw(q r s))
 {
-	my $sleeper = sleeper($node, "CALL idemq.wait_any('{q,r,q,s}', '10 h')");
+	my $waiter = waiter($node, "CALL idemq.wait_any('{q,r,q,s}', '10 h')");
 	sql($node, "SELECT idemq.enqueue('$queue', '1')");
-	is(answer($sleeper), 't', "wait_any: woken by $queue");
+	is(answer($waiter), 't', "wait_any: woken by $queue");
 	is_sql($node, "CALL idemq.wait_any('{q,r,s}', '10 h')", 't', 'wait_any: one of them has work');
 	is_sql($node, "SELECT queue FROM idemq.claim_any('{q,r,s}')", $queue, 'and claim_any gets it');
-	leave($sleeper->{session});
+	leave($waiter->{session});
 }
 
 # A row that foreign keys refer to is held for claims by nobody: not while they are
@@ -207,26 +207,26 @@ sql($node, 'DROP TABLE refers');
 reset_queue();
 
 # Errors while it sleeps.
-my $sleeper = sleeper($node, $call);
+my $waiter = waiter($node, $call);
 sql($node, "SELECT idemq.drop_queue('q', force => true)");
-is(answer($sleeper), 'IQ005', 'the queue is dropped');
+is(answer($waiter), 'IQ005', 'the queue is dropped');
 reset_queue();
 sql($node, "CREATE ROLE w LOGIN; SELECT idemq.grant_queue('q', 'w', 'claim')");
-sleeper($node, "SET ROLE w; $call", $sleeper->{session});
+waiter($node, "SET ROLE w; $call", $waiter->{session});
 sql($node, "SELECT idemq.revoke_queue('q', 'w', 'claim')");
-is(answer($sleeper), '42501', 'the privilege is revoked');
+is(answer($waiter), '42501', 'the privilege is revoked');
 is_state($node, "SET ROLE w; $call", '42501', 'no privilege to begin with');
 sql($node, "SELECT idemq.grant_queue('q', 'w', 'enqueue')");
 is_state($node, "SET ROLE w; $call", '42501', 'enqueue is not the privilege');
-$sleeper->{session}->query_safe('RESET ROLE');
-sleeper($node, $call, $sleeper->{session});
-sql($node, "SELECT pg_cancel_backend($sleeper->{pid})");
-is(answer($sleeper), '57014', 'cancel');
+$waiter->{session}->query_safe('RESET ROLE');
+waiter($node, $call, $waiter->{session});
+sql($node, "SELECT pg_cancel_backend($waiter->{pid})");
+is(answer($waiter), '57014', 'cancel');
 ends_in_time($node, $call, 'f', 'it ends before statement_timeout');
-sleeper($node, $call, $sleeper->{session});
-sql($node, "SELECT pg_terminate_backend($sleeper->{pid})");
-ok($node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $sleeper->{pid}"), 'terminate');
-eval { leave($sleeper->{session}) };
+waiter($node, $call, $waiter->{session});
+sql($node, "SELECT pg_terminate_backend($waiter->{pid})");
+ok($node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $waiter->{pid}"), 'terminate');
+eval { leave($waiter->{session}) };
 
 # A trigger of a DBA that runs at the end of a look, and registers what is to be
 # done at the session's end.
@@ -240,10 +240,10 @@ $node->append_conf('postgresql.conf', "idemq.worker = 'off'");
 $node->reload;
 wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'idemq worker'");
 sql($node, "SELECT idemq.enqueue('q', '1'); $claim");
-$sleeper = sleeper($node, $call);
+$waiter = waiter($node, $call);
 sql($node, "SELECT idemq.heartbeat(id, token, '1 ms') FROM held"); # meant to expire
-is(answer($sleeper), 't', 'a deferred trigger that makes a temporary table, at a look');
-leave($sleeper->{session});
+is(answer($waiter), 't', 'a deferred trigger that makes a temporary table, at a look');
+leave($waiter->{session});
 sql($node, 'DROP FUNCTION temporary CASCADE');
 
 check_wakers('without a worker');
@@ -253,26 +253,26 @@ $node->append_conf('postgresql.conf', "idemq.worker = 'on'");
 $node->reload;
 reset_queue();
 worker_pid($node);
-$sleeper = sleeper($node, $call);
+$waiter = waiter($node, $call);
 $node->append_conf('postgresql.conf', "idemq.worker = 'off'");
 $node->reload;
 wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'idemq worker'");
 sql($node, "SELECT idemq.enqueue('q', '1', delay => '50 ms')"); # meant to expire
-is(answer($sleeper), 't', 'the worker is switched off while somebody sleeps');
+is(answer($waiter), 't', 'the worker is switched off while somebody sleeps');
 
 # The extension goes, and comes again.
 sql($node, 'TRUNCATE idemq.jobs');
-sleeper($node, $call, $sleeper->{session});
-my $other = sleeper($node, "CALL idemq.wait_any('{q}', '10 h')");
+waiter($node, $call, $waiter->{session});
+my $other = waiter($node, "CALL idemq.wait_any('{q}', '10 h')");
 is_state($node, "SET statement_timeout = '60 s'; DROP EXTENSION idemq",
-	'00000', 'DROP EXTENSION does not wait for sleepers');
-isnt(answer($sleeper), 'f', 'and ends them');
+	'00000', 'DROP EXTENSION does not wait for waiters');
+isnt(answer($waiter), 'f', 'and ends them');
 isnt(answer($other), 'f', 'all');
 sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q')");
-sleeper($node, $call, $sleeper->{session});
+waiter($node, $call, $waiter->{session});
 sql($node, "SELECT idemq.enqueue('q', '1')");
-is(answer($sleeper), 't', 'and a new one works');
-leave($_->{session}) foreach ($sleeper, $other);
+is(answer($waiter), 't', 'and a new one works');
+leave($_->{session}) foreach ($waiter, $other);
 
 # Read-only.
 is_state($node, "SET default_transaction_read_only = on; $call", '25006', 'read-only');
@@ -286,13 +286,13 @@ $node->stop;
 		BEGIN CALL idemq.wait_any(queues, \'10 min\', r); END $$';
 
 	sql($freed, "SELECT idemq.create_queue('q' || n) FROM generate_series(1, 200) n");
-	my $sleeper = sleeper($freed, $nested);
-	sql($freed, "SELECT pg_terminate_backend($sleeper->{pid})");
-	ok($freed->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $sleeper->{pid}"),
+	my $waiter = waiter($freed, $nested);
+	sql($freed, "SELECT pg_terminate_backend($waiter->{pid})");
+	ok($freed->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $waiter->{pid}"),
 		'terminated in a nested CALL');
 	unlike(PostgreSQL::Test::Utils::slurp_file($freed->logfile), qr/terminated by signal/, 'in peace');
 	is_sql($freed, 'SELECT * FROM idemq.check()', '', 'and nothing is left of it');
-	$sleeper->{session}{run}->kill_kill;
+	$waiter->{session}{run}->kill_kill;
 	$freed->stop;
 }
 done_testing();

@@ -55,13 +55,13 @@ foreach my $with ('on', 'off')
 	{
 		my ($name, $end, $expected) = @$_;
 		my $id = new_job();
-		my $sleeper = sleeper($node, "CALL idemq.wait_result($id, '10 min')", $waiting);
+		my $waiter = waiter($node, "CALL idemq.wait_result($id, '10 min')", $waiting);
 
 		is_sql($node, "SELECT backend_xmin IS NULL, backend_xid IS NULL, (SELECT string_agg(locktype, ' ')
-			FROM pg_locks WHERE pg_locks.pid = a.pid) FROM pg_stat_activity a WHERE pid = $sleeper->{pid}",
+			FROM pg_locks WHERE pg_locks.pid = a.pid) FROM pg_stat_activity a WHERE pid = $waiter->{pid}",
 			't|t|virtualxid', 'it holds nothing') if $name eq 'commit';
 		sql($node, $end);
-		is(answer($sleeper), $expected, "worker $with: $name");
+		is(answer($waiter), $expected, "worker $with: $name");
 	}
 }
 leave($waiting);
@@ -79,13 +79,13 @@ is_state($node, $_, 'IQ002', $_)
   foreach ("SET ROLE stranger; CALL idemq.wait_result($id, '10 min')", 'CALL idemq.wait_result(-1)', "CALL idemq.wait_result($id + 1)");
 is_state($node, 'CALL idemq.wait_result(NULL)', '22004', 'no id');
 is_state($node, "CALL idemq.wait_result($id, NULL)", '22004', 'no timeout');
-my $sleeper = sleeper($node, "SET ROLE friend; CALL idemq.wait_result($id, '10 min')");
+my $waiter = waiter($node, "SET ROLE friend; CALL idemq.wait_result($id, '10 min')");
 sql($node, "SELECT idemq.revoke_queue('q', 'friend', 'enqueue')");
-is(answer($sleeper), 'IQ002', 'the privilege is revoked while it sleeps');
-leave($sleeper->{session});
+is(answer($waiter), 'IQ002', 'the privilege is revoked while it sleeps');
+leave($waiter->{session});
 
 # Many who wait for one job; 10 MB.
-my @many = map { sleeper($node, "CALL idemq.wait_result($id, '10 min')") } 1 .. 3;
+my @many = map { waiter($node, "CALL idemq.wait_result($id, '10 min')") } 1 .. 3;
 sql($node, "$claim; SELECT idemq.commit(id, token, to_jsonb(repeat('x', 10485760))) FROM held");
 is(length(answer($_)), length('completed|""') + 10485760, 'a result of 10 MB') foreach @many;
 leave(map { $_->{session} } @many);

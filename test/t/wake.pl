@@ -1,4 +1,4 @@
-# Who is woken: a signal is one sleeper's, and is never lost, whatever becomes of
+# Who is woken: a signal is one waiter's, and is never lost, whatever becomes of
 # the one who got it.  wake_slow has everybody at random.
 # stops: wait_woken idemq_jobs_lock
 #
@@ -16,9 +16,9 @@ use Test::More;
 
 # More sessions than one word of a bitmap has bits.
 my $node = new_server('wake', 'idemq.worker' => 'on', max_connections => 120, jit => 'off');
-my $sleepers = 'SELECT count(*) FROM pg_stat_activity WHERE ' . asleep();
+my $waiters = 'SELECT count(*) FROM pg_stat_activity WHERE ' . asleep();
 
-# The worker stays where it is, so that nobody gives a second signal: what wakes a sleeper here is the first one.  Whoever
+# The worker stays where it is, so that nobody gives a second signal: what wakes a waiter here is the first one.  Whoever
 # slept before the worker stopped does not look by itself.
 sub without_reminders
 {
@@ -39,13 +39,13 @@ sql($node, "SELECT idemq.enqueue('q', '1'); SELECT count(*) FROM idemq.claim('q'
 	my $end = clients($node, "CALL idemq.wait('q', '30 min');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n", '-c', $count, '-t', 1);
 	my @left;
 
-	is_soon($node, $sleepers, $count, "$count sleepers");
+	is_soon($node, $waiters, $count, "$count waiters");
 	without_reminders(sub {
 		foreach my $n (1 .. $jobs)
 		{
 			sql($node, "SELECT idemq.enqueue('q', '1')");
 			wait_until($node, 'SELECT count(*) FROM got', $n);
-			push @left, sql($node, $sleepers) - $count + $n;
+			push @left, sql($node, $waiters) - $count + $n;
 		}
 	});
 	is("@left", join(' ', (0) x $jobs), 'each job wakes one of them');
@@ -59,7 +59,7 @@ foreach my $priorities (1, 10)
 {
 	my $end = clients($node, "CALL idemq.wait('q', '30 min');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n", '-c', 20, '-t', 1);
 
-	is_soon($node, $sleepers, 20, '20 sleepers');
+	is_soon($node, $waiters, 20, '20 waiters');
 	without_reminders(sub {
 		# Due by time alone: nobody knows how many they are, and who looks finds it.
 		# meant to expire
@@ -71,21 +71,21 @@ foreach my $priorities (1, 10)
 	sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
 }
 
-# Two sleepers; the one that gets the signal is stopped before it looks, and ends.
+# Two waiters; the one that gets the signal is stopped before it looks, and ends.
 SKIP:
 {
 	skip 'no stops', 5 unless can_stop($node);
 
 	foreach my $end ('pg_cancel_backend', 'pg_terminate_backend')
 	{
-		my @two = map { sleeper($node, "CALL idemq.wait('q', '30 min')") } 1 .. 2;
+		my @two = map { waiter($node, "CALL idemq.wait('q', '30 min')") } 1 .. 2;
 
 		without_reminders(sub {
 			my @stops = map { stop_at($_->{pid}, 'wait_woken') } @two;
 
 			sql($node, "SELECT idemq.enqueue('q', '1')");
 			my $first = signalled(@two);
-			is_sql($node, "SELECT $end($two[$first]{pid})", 't', "$end of the sleeper with the signal");
+			is_sql($node, "SELECT $end($two[$first]{pid})", 't', "$end of the waiter with the signal");
 			$stops[$first]->() foreach 1 .. 2;
 			# The one to which it is passed on stops there as well.
 			$stops[ 1 - $first ]->() foreach 1 .. 2;
@@ -97,13 +97,13 @@ SKIP:
 	}
 }
 
-# Which of two sleepers was woken, and is at its stop.
+# Which of two waiters was woken, and is at its stop.
 sub signalled
 {
 	my @two = @_;
 	my $first;
 
-	until_true('one of two sleepers is woken',
+	until_true('one of two waiters is woken',
 		sub { ($first) = grep { -e $node->data_dir . "/idemq_stops/$two[$_]{pid}.wait_woken.here" } 0, 1; return defined $first });
 	return $first;
 }
@@ -161,11 +161,11 @@ sub commit_while_it_expires
 commit_while_it_expires();
 
 # Who got the signal looked, said so, and never claims: the worker signals again.
-my @three = map { sleeper($node, "CALL idemq.wait('q', '30 min')") } 1 .. 3;
+my @three = map { waiter($node, "CALL idemq.wait('q', '30 min')") } 1 .. 3;
 sql($node, "SELECT idemq.enqueue('q', '1')");
-is(answer($_), 't', 'a job that nobody claims is announced to the next sleeper') foreach @three;
+is(answer($_), 't', 'a job that nobody claims is announced to the next waiter') foreach @three;
 # And so it does when a claim of another job came between.
-$_ = sleeper($node, "CALL idemq.wait('q', '30 min')", $_->{session})
+$_ = waiter($node, "CALL idemq.wait('q', '30 min')", $_->{session})
   foreach (sql($node, "SELECT count(*) FROM idemq.claim('q', 100)") ? @three : ());
 sql($node, "SELECT idemq.enqueue('q', '1', priority => 0); SELECT idemq.enqueue('q', '2');
 	SELECT count(*) FROM idemq.claim('q')");
@@ -178,7 +178,7 @@ sql($node, 'CREATE DATABASE other');
 sql($node, "CREATE EXTENSION idemq; SELECT idemq.create_queue('q')", 'other');
 my $id = sql($node, "SELECT id FROM idemq.enqueue('q', '1', delay => '1 h')", 'other');
 my $looks = "SELECT xact_commit FROM pg_stat_database WHERE datname = 'other'";
-my @waiting = map { sleeper($node, "CALL idemq.wait_result($id, '10 min', NULL, NULL)", session($node, 'other')) } 1 .. 5;
+my @waiting = map { waiter($node, "CALL idemq.wait_result($id, '10 min', NULL, NULL)", session($node, 'other')) } 1 .. 5;
 my $before = sql($node, $looks);
 sql($node, "SELECT idemq.alter_queue('q', max_attempts => $_)") foreach 1 .. 60;
 sql($node, "SELECT idemq.cancel($id)", 'other');
@@ -189,10 +189,10 @@ cmp_ok(sql($node, $looks) - $before, '<', 150, 'and have not looked at each chan
 
 # In the shipped library, which has no stops: jobs that nobody claims are announced, and an open commit keeps its lease.
 shipped($node);
-my $sleeper = sleeper($node, "CALL idemq.wait('q', '30 min')");
+my $waiter = waiter($node, "CALL idemq.wait('q', '30 min')");
 sql($node, "SELECT idemq.enqueue('q', '1')");
-is(answer($sleeper), 't', 'shipped: woken');
-leave($sleeper->{session});
+is(answer($waiter), 't', 'shipped: woken');
+leave($waiter->{session});
 sql($node, "SELECT count(*) FROM idemq.claim('q', 100)");
 commit_while_it_expires();
 $node->stop;

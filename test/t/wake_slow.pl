@@ -1,5 +1,5 @@
-# Who is woken, at large: ninety sleepers, sixty that are told of each change, and everybody at random.
-# slow: random traffic, and sleepers that look once a second
+# Who is woken, at large: ninety waiters, sixty that are told of each change, and everybody at random.
+# slow: random traffic, and waiters that look once a second
 #
 # at least 34 assertions
 
@@ -15,10 +15,10 @@ use Test::More;
 
 # More sessions than one word of a bitmap has bits.
 my $node = new_server('wake', 'idemq.worker' => 'on', max_connections => 120, jit => 'off');
-my $sleepers = 'SELECT count(*) FROM pg_stat_activity WHERE ' . asleep();
+my $waiters = 'SELECT count(*) FROM pg_stat_activity WHERE ' . asleep();
 
 # The worker stays where it is, so that nobody gives a second signal: what wakes a
-# sleeper here is the first one.  Not under valgrind: each that sleeps looks once a second, all the time then.
+# waiter here is the first one.  Not under valgrind: each that sleeps looks once a second, all the time then.
 sub without_reminders
 {
 	my ($code) = @_;
@@ -40,12 +40,12 @@ without_reminders(sub {
 	my $end = clients($node, "CALL idemq.wait('q', '30 min');\nINSERT INTO got SELECT id FROM idemq.claim('q');\n", '-c', $count, '-t', 1);
 	my @seen;
 
-	is_soon($node, $sleepers, $count, "$count sleepers");
+	is_soon($node, $waiters, $count, "$count waiters");
 	foreach my $left (reverse $spare .. $count - 1)
 	{
 		sql($node, "SELECT idemq.enqueue('q', '1')");
 		wait_until($node, 'SELECT count(*) FROM got', $count - $left);
-		push @seen, sql($node, $sleepers) - $left;
+		push @seen, sql($node, $waiters) - $left;
 	}
 	is(scalar(grep { $_ > 0 || $_ < -$spare } @seen), 0, 'each job wakes one of them') or diag "@seen";
 	sql($node, "SELECT idemq.enqueue('q', '1') FROM generate_series(1, $spare)");
@@ -61,12 +61,12 @@ without_reminders(sub {
 	my $looks = "SELECT xact_commit FROM pg_stat_database WHERE datname = 'postgres'";
 	my $end = clients($node, "CALL idemq.wait('q', '30 min');\n", '-c', $count, '-t', 1);
 
-	is_soon($node, $sleepers, $count, "$count sleepers for changes");
+	is_soon($node, $waiters, $count, "$count waiters for changes");
 	my $before = sql($node, $looks);
 	foreach my $n (1 .. $changes)
 	{
 		sql($node, "SELECT idemq.alter_queue('q', max_attempts => $n)");
-		is_soon($node, $sleepers, $count, "all sleep again after change $n");
+		is_soon($node, $waiters, $count, "all sleep again after change $n");
 	}
 	sql($node, "SELECT idemq.enqueue('q', '1') FROM generate_series(1, $count)");
 	is($end->(), '', 'all are woken');
@@ -79,7 +79,7 @@ without_reminders(sub {
 });
 
 # Everybody at random: jobs now and later, timeouts, cancels, claims that are
-# rolled back or never made.  No sleeper is left with work that is ready.
+# rolled back or never made.  No waiter is left with work that is ready.
 sql($node, "SELECT idemq.drop_queue('q', force => true); SELECT idemq.create_queue('q', lease => '300 ms',
 	max_attempts => 1000000, retry_base => '10 ms'); TRUNCATE got");
 my $workers = clients($node, <<'EOS', '-c', 12, '-t', 40);
@@ -116,7 +116,7 @@ is($workers->(), '', 'random: workers');
 # Who sleeps now sleeps for long: what is left must wake them.
 my $last = clients($node, "CALL idemq.wait('q', '1000 s');\nSELECT idemq.commit(id, token) FROM idemq.claim('q');\n", '-c', 8, '-t', 10000, 'killed');
 is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE status <> 'completed'", 0, 'random: what is left is claimed by who sleeps');
-is_soon($node, $sleepers, 8, 'random: and then all sleep');
+is_soon($node, $waiters, 8, 'random: and then all sleep');
 sql($node, 'SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE ' . asleep());
 is($last->(), '', 'random: they say nothing but that they were ended');
 is_soon($node, 'SELECT count(*) FROM idemq.check()', 0, 'random: the audit');

@@ -47,7 +47,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/counts/counts.h"
-#include "shared/sleepers/sleepers.h"
+#include "shared/waiters/waiters.h"
 
 #define COUNTER_LOCKS 16
 /* Databases whose gauges are known at a time. */

@@ -20,8 +20,8 @@
 
 #include "base/base.h"
 #include "shared/counts/counts.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 
 /* Every other field is under mutex. */
 typedef struct Ring

@@ -56,7 +56,7 @@
 #include "miscadmin.h"
 
 #include "shared/groups/groups.h"
-#include "shared/sleepers/sleepers.h"
+#include "shared/waiters/waiters.h"
 
 /* Of the filter: 128 kB. */
 #define BITS (1 << 20)

@@ -91,8 +91,8 @@
 #include "base/compat.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 
 /* Groups in the table, of all queues; and beside them marks of jobs with dependencies. */
 #define MAX_GROUPS 16384
@@ -546,13 +546,13 @@ idemq_group_key_size(const GroupKey *key)
 	return offsetof(GroupKey, name) + name;
 }
 
-/* Has a queue's groups checked: by the worker or, without one, by a sleeper. */
+/* Has a queue's groups checked: by the worker or, without one, by a waiter. */
 static void
 call_for_check(QueueSlot *slot)
 {
 	idemq_worker_need_by(0);
 	if (slot != NULL && !idemq_worker_present())
-		(void) idemq_sleepers_wake(idemq_sleepers_of_queue(slot), 1);
+		(void) idemq_waiters_wake(idemq_waiters_of_queue(slot), 1);
 }
 
 /* Ends the delay of a queue's groups, if its time has come.  Lock held. */

@@ -39,7 +39,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/leases/leases.h"
-#include "shared/sleepers/sleepers.h"
+#include "shared/waiters/waiters.h"
 
 /*
  * Starts a lease again from now, of length microseconds or, when that is 0, of

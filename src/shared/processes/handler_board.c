@@ -19,7 +19,7 @@
  * Who asks for a process.  DUE_HANDLER of a queue's slot is when the worker looks at its
  * handler next.  A commit that makes a job ready sets it, if the slot is armed: the handler
  * may have another process, and has none that is idle, which the commit's own signal would
- * wake (shared/sleepers/wake.c).  Whether it is armed is computed anew at each change of a
+ * wake (shared/waiters/wake.c).  Whether it is armed is computed anew at each change of a
  * post or of the number of processes.  A process that is no longer idle asks too, if that has
  * armed the slot: what became ready while it woke up has found the slot unarmed.
  *
@@ -42,7 +42,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/processes/processes.h"
-#include "shared/sleepers/sleepers.h"
+#include "shared/waiters/waiters.h"
 
 /* A process that has not attached by then never came. */
 #define START_PATIENCE (10 * USECS_PER_SEC)

@@ -77,11 +77,11 @@ typedef struct Post
 	bool told;		  /* that an update waits in the database */
 	int64 not_before; /* mono */
 	int64 started_at; /* mono, of STARTING and RUNNING */
-	/* for shared/sleepers/worker_call.c; no lock */
+	/* for shared/waiters/worker_call.c; no lock */
 	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake; or POST_CALLED, and when */
 	pg_atomic_uint32 asked;
 	pg_atomic_uint64 beat; /* mono: it last began a piece of work, or woke up */
-	/* for shared/sleepers/clock_call.c; no lock, and none of them is ever reset */
+	/* for shared/waiters/clock_call.c; no lock, and none of them is ever reset */
 	pg_atomic_uint64 clock_asked; /* number of calls to do everything that is due */
 	pg_atomic_uint64 clock_done;  /* number of those calls that have been answered */
 	pg_atomic_uint32 clock_left;  /* bits of TaskKind: what is still to be done for them */

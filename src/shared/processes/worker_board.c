@@ -21,7 +21,7 @@
  *
  * A session that needs a database for itself (hooks/exclusive_database.c) sends the
  * worker away: the post counts such sessions, and no worker starts while there is one.
- * How a worker sleeps and loses no wake-up stands in shared/sleepers/worker_call.c.
+ * How a worker sleeps and loses no wake-up stands in shared/waiters/worker_call.c.
  *
  * Locks: see README.md, level 4.  board_lock covers every field without another rule at
  * its declaration (shared/processes/processes.h).  A post that is looked for without it may

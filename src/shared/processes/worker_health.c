@@ -21,8 +21,8 @@
 
 #include "base/base.h"
 #include "shared/processes/processes.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 
 const char *const idemq_task_names[] = {
 	"discover", "follow", "promote", "reap",   "recover", "due",   "remind",

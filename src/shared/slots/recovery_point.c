@@ -19,8 +19,8 @@
 #include "postgres.h"
 
 #include "base/base.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 
 /* A search that missed something begins again after so many microseconds. */
 #define RECOVERY_INTERVAL USECS_PER_SEC

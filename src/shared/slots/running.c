@@ -45,9 +45,9 @@
  * No wake-up is lost.  A claimer that a limit refuses sets the limit's bit in refused_by,
  * and checks the limit once more, before it leaves or sleeps.  A session that lowers the
  * count, or gives a claim back to the rate, does that first, then clears the bit, and if
- * it was set wakes one sleeper and has the worker check the queue, for NOTIFY.  All are
+ * it was set wakes one waiter and has the worker check the queue, for NOTIFY.  All are
  * full barriers, so one of the two sees the other.  One signal for several jobs is
- * enough: a claimer wakes the next sleeper while the limits allow (api/claim.c).
+ * enough: a claimer wakes the next waiter while the limits allow (api/claim.c).
  *
  * Locks: see README.md.  A count changes with its entry, under the entry's partition
  * lock (level 1); the words in the slot are atomic.  idemq_running_freed is called
@@ -55,8 +55,8 @@
  */
 #include "postgres.h"
 
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 
 /* Returns whether an entry is counted in the present life of the slot that counted it. */
 bool
@@ -129,7 +129,7 @@ idemq_running_count(const QueueSlot *slot)
 	return (int) RUNNING_COUNT(pg_atomic_read_u64((pg_atomic_uint64 *) &slot->running));
 }
 
-/* Wakes one sleeper if the limit of that bit has refused a claim since the last wake-up. */
+/* Wakes one waiter if the limit of that bit has refused a claim since the last wake-up. */
 void
 idemq_running_wake_refused(QueueSlot *slot, int32 queue_id, uint32 limit)
 {
@@ -139,7 +139,7 @@ idemq_running_wake_refused(QueueSlot *slot, int32 queue_id, uint32 limit)
 		idemq_wake_if_ready(slot, queue_id, 1);
 }
 
-/* Wakes a sleeper that waits for room: an entry is counted no more. */
+/* Wakes a session that waits for room: an entry is counted no more. */
 void
 idemq_running_freed(RunningFreed freed)
 {

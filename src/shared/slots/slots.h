@@ -106,7 +106,7 @@ typedef struct SlotKey
 
 /*
  * What there is to do for a queue from a time on, which stands in QueueSlot.due
- * (shared/sleepers/due_times.c); mono, or times of day.
+ * (shared/waiters/due_times.c); mono, or times of day.
  */
 typedef enum DueKind
 {
@@ -143,7 +143,7 @@ typedef struct QueueSlot
 	RecoveryPoint recovery;			   /* its epoch moves whenever a search is asked for */
 	int64 next_verify;				   /* mono: the cursors are not verified before */
 	int64 known_since;				   /* mono: memory knows what its queue did since; 0: always */
-	pg_atomic_uint64 due[DUE_KINDS];   /* for shared/sleepers/due_times.c; no lock */
+	pg_atomic_uint64 due[DUE_KINDS];   /* for shared/waiters/due_times.c; no lock */
 	pg_atomic_uint64 claimed_at;	   /* mono, to the second: the last claim; 0: none; no lock */
 	/* for shared/processes/handler_board.c */
 	int handler_wanted;		  /* processes that its handler may have; 0: none; handlers_lock */

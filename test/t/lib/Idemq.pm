@@ -13,7 +13,7 @@ use Test::More;
 use Time::HiRes ();
 
 our @EXPORT = qw(new_server new_node server_conf restored_queue session sql sql_counted sqlstate is_sql is_state wal_records
-  has_debugger has_stops can_stop stop_at at_stop count_at shipped asleep sleeper answer worker_pid stop_worker wait_until until_true crash
+  has_debugger has_stops can_stop stop_at at_stop count_at shipped asleep waiter answer worker_pid stop_worker wait_until until_true crash
   clients to_begin unexpected is_soon ends_in_time write_whole pooler
   leave log_end is_logged wait_logged gate advance reload_worker caught_up sync_standby_in_force stop_at_once);
 
@@ -213,13 +213,13 @@ sub ends_in_time
 	my ($node, $call, $expected, $name) = @_;
 
 	$call =~ s/'\d+ (?:s|min|h)'\)$/'1 day')/ or die "no timeout: $call";
-	my $sleeper = sleeper($node, "SET statement_timeout = '1 h'; $call");
+	my $waiter = waiter($node, "SET statement_timeout = '1 h'; $call");
 
 	advance($node, '59 min 59.9 s');
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	my $answer = eval { answer($sleeper) };
+	my $answer = eval { answer($waiter) };
 	is($answer // 'it sleeps on', $expected, $name);
-	defined $answer ? leave($sleeper->{session}) : $sleeper->{session}{run}->kill_kill;
+	defined $answer ? leave($waiter->{session}) : $waiter->{session}{run}->kill_kill;
 	return;
 }
 
@@ -387,7 +387,7 @@ sub asleep
 }
 
 # A session that has begun a CALL, or what else ends in one, and sleeps in it.
-sub sleeper
+sub waiter
 {
 	my ($node, $call, $session) = @_;
 
@@ -398,14 +398,14 @@ sub sleeper
 	return { session => $session, pid => $pid };
 }
 
-# What a sleeper answered, or the SQLSTATE that it ended with.
+# What a waiter answered, or the SQLSTATE that it ended with.
 sub answer
 {
-	my ($sleeper) = @_;
-	my ($output) = $sleeper->{session}->query('SELECT');
-	my $error = $sleeper->{session}{stderr};
+	my ($waiter) = @_;
+	my ($output) = $waiter->{session}->query('SELECT');
+	my $error = $waiter->{session}{stderr};
 
-	$sleeper->{session}{stderr} = '';
+	$waiter->{session}{stderr} = '';
 	return $error =~ /(?:ERROR|FATAL):\s+([0-9A-Z]{5})/ ? $1 : $output . $error;
 }
 

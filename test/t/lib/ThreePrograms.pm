@@ -406,11 +406,11 @@ sub fails_over_once
 	}
 	foreach my $it (@forms)
 	{
-		my $sleepers = @{ $it->{running} } ? 4 : 0;
+		my $waiters = @{ $it->{running} } ? 4 : 0;
 
 		$in_hand{$it} = $it->in_hand;
 		# Of six queues' workers those of webhook and report that have a job do not sleep.
-		$it->wait_for("SELECT count(*) >= $sleepers FROM pg_stat_activity WHERE datname = current_database() AND " . asleep());
+		$it->wait_for("SELECT count(*) >= $waiters FROM pg_stat_activity WHERE datname = current_database() AND " . asleep());
 	}
 	if ($what =~ /COMMIT/)
 	{

@@ -31,7 +31,7 @@ export default class Skip {
     this.through = Boolean(options.through);
     this.reaps = Boolean(options.reaps);
     this.stopped = false;
-    this.sleepers = [];
+    this.waiters = [];
   }
 
   async open(lanes) {
@@ -61,13 +61,13 @@ export default class Skip {
 
   wake() {
     this.heard = true;
-    this.sleepers.splice(0).forEach((wake) => wake());
+    this.waiters.splice(0).forEach((wake) => wake());
   }
 
   async sleep() {
     if (this.notify && !this.heard) {
       await new Promise((resolve) => {
-        this.sleepers.push(resolve);
+        this.waiters.push(resolve);
         setTimeout(resolve, 1000);
       });
     } else if (!this.notify) {

@@ -1,14 +1,14 @@
 /*
- * shared/sleepers/wake.c
+ * shared/waiters/wake.c
  *		The sessions that sleep until there is work (CALL idemq.wait, wait_any,
  *		wait_result), and what wakes them.
  *
- * Each queue has a set of sleepers, a bit for each session, and a count that is never
+ * Each queue has a set of waiters, a bit for each session, and a count that is never
  * less than the bits set; so has each of RESULT_SETS hash values of a job's id.  A
  * condition variable would not do: one session may be in the sets of many queues, and one
- * signal must reach one sleeper.
+ * signal must reach one waiter.
  *
- *		sleeper							waker
+ *		waiter							waker
  *		1 counts itself, sets its bit	1 makes the job visible: its commit
  *		  (full barrier)				2 full barrier, reads the count; 0: none sleeps
  *		2 takes a snapshot, checks		3 clears a bit, atomically; the one that
@@ -17,30 +17,30 @@
  *		  its bit again
  *
  * No signal is lost between check and sleep: if the waker's 2 sees the count, it signals
- * a sleeper.  If not, the sleeper's 1 comes after it, so the sleeper's snapshot is newer
+ * a waiter.  If not, the waiter's 1 comes after it, so the waiter's snapshot is newer
  * than the waker's commit, and finds the job.  The bit is cleared before the latch is
- * set: a sleeper that resets the latch first sees the bit cleared, and one that checks
+ * set: a waiter that resets the latch first sees the bit cleared, and one that checks
  * the bit first finds the latch set.
- *		Model: test/model/wake.pml; two sleepers, two wakers, one cancel.
+ *		Model: test/model/wake.pml; two waiters, two wakers, one cancel.
  *
- * A bit is one signal to one sleeper: n jobs clear n bits.  All sleepers are woken only
+ * A bit is one signal to one waiter: n jobs clear n bits.  All waiters are woken only
  * where what they know is old: settings, resume, DROP, TRUNCATE, COMMIT PREPARED, a result,
  * and the worker's end, since without a worker they check once a second.
  *
  * A signal can be lost with the session that got it.  There are three nets:
- *	 - A sleeper that leaves without having checked, by an error, a cancel, a timeout or
+ *	 - A waiter that leaves without having checked, by an error, a cancel, a timeout or
  *	   another queue's signal, passes the signal on (api/wait.c).
- *	 - Fewer sleepers were signalled than there are jobs: a claim that leaves something
+ *	 - Fewer waiters were signalled than there are jobs: a claim that leaves something
  *	   due behind wakes the next, of lower priorities too (api/claim.c).
- *	 - A sleeper returned, and its client never claims: the worker signals again when a
+ *	 - A waiter returned, and its client never claims: the worker signals again when a
  *	   queue has had no claim for UNCLAIMED_AFTER since a signal (DUE_SIGNAL).
  *
  * What comes due by time alone has no commit that signals.  Its enqueue lowers DUE_READY,
- * and the worker signals at that time.  A sleeper also knows from its check when to check
+ * and the worker signals at that time.  A waiter also knows from its check when to check
  * again: at the next due time, or soon if a row was held, whose holder signals nobody.
  *
  * A lowering that may mean nothing (after an abort, by a drop of a lease entry) signals a
- * sleeper, and has the worker check the queue before it notifies those who LISTEN.  A
+ * waiter, and has the worker check the queue before it notifies those who LISTEN.  A
  * commit that makes jobs ready is announced for NOTIFY without a check; one that only takes
  * a job away (cancel, commit_once, expire) announces nothing.
  *
@@ -58,12 +58,12 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/processes/processes.h"
-#include "shared/sleepers/sleepers.h"
 #include "shared/slots/slots.h"
+#include "shared/waiters/waiters.h"
 
 /* Sets of the sessions that wait for a job's result: a power of two. */
 #define RESULT_SETS 256
-/* A queue with sleepers and no claim for so long since a signal is signalled again. */
+/* A queue with waiters and no claim for so long since a signal is signalled again. */
 #define UNCLAIMED_AFTER INT64CONST(100000)
 #define BITS 64
 
@@ -79,7 +79,7 @@ static Size
 set_size(void)
 {
 	/* A set has cache lines of its own: every commit in a queue reads its count. */
-	return CACHELINEALIGN(offsetof(Sleepers, bits) +
+	return CACHELINEALIGN(offsetof(Waiters, bits) +
 						  mul_size(sizeof(pg_atomic_uint64), word_count()));
 }
 
@@ -96,10 +96,10 @@ line_count(void)
 	return set_count() * (int) (set_size() / PG_CACHE_LINE_SIZE);
 }
 
-static Sleepers *
+static Waiters *
 set_at(int index)
 {
-	return (Sleepers *) (sets + index * set_size());
+	return (Waiters *) (sets + index * set_size());
 }
 
 static void
@@ -119,16 +119,16 @@ const ShmemPart idemq_wake_part = {.area = (void **) &sets,
 								   .lies_in = AREA_QUEUES,
 								   .init = init_sets};
 
-/* Returns the sleepers of a slot's queue. */
-Sleepers *
-idemq_sleepers_of_queue(const QueueSlot *slot)
+/* Returns the waiters of a slot's queue. */
+Waiters *
+idemq_waiters_of_queue(const QueueSlot *slot)
 {
 	return set_at(idemq_slot_index(slot));
 }
 
-/* Returns the sleepers for the result of a job, or of one with the same hash value. */
-Sleepers *
-idemq_sleepers_of_job(Oid database, int64 job_id)
+/* Returns the waiters for the result of a job, or of one with the same hash value. */
+Waiters *
+idemq_waiters_of_job(Oid database, int64 job_id)
 {
 	uint64 key[2] = {database, (uint64) job_id};
 	uint32 hash = hash_bytes((const unsigned char *) key, sizeof(key));
@@ -138,59 +138,59 @@ idemq_sleepers_of_job(Oid database, int64 job_id)
 
 /* Returns whether a session sleeps; to be called after the work is visible. */
 bool
-idemq_sleepers_any(Sleepers *sleepers)
+idemq_waiters_any(Waiters *waiters)
 {
 	pg_memory_barrier();
-	return pg_atomic_read_u32(&sleepers->count) > 0;
+	return pg_atomic_read_u32(&waiters->count) > 0;
 }
 
 /* Sets this session's bit.  Returns false when it was still set: there was no signal. */
 bool
-idemq_sleepers_join(Sleepers *sleepers)
+idemq_waiters_join(Waiters *waiters)
 {
 	uint64 bit = UINT64CONST(1) << (IDEMQ_MY_PROC_NUMBER % BITS);
 	uint64 before;
 
-	IDEMQ_STOP("idemq_sleepers_join");
+	IDEMQ_STOP("idemq_waiters_join");
 	/* First: a waker that reads a count of 0 misses no bit on which a session sleeps. */
-	pg_atomic_fetch_add_u32(&sleepers->count, 1);
-	before = pg_atomic_fetch_or_u64(&sleepers->bits[IDEMQ_MY_PROC_NUMBER / BITS], bit);
+	pg_atomic_fetch_add_u32(&waiters->count, 1);
+	before = pg_atomic_fetch_or_u64(&waiters->bits[IDEMQ_MY_PROC_NUMBER / BITS], bit);
 	if (before & bit)
-		pg_atomic_fetch_sub_u32(&sleepers->count, 1);
+		pg_atomic_fetch_sub_u32(&waiters->count, 1);
 	return (before & bit) == 0;
 }
 
 /* Returns whether this session's bit is still set. */
 bool
-idemq_sleepers_waits(Sleepers *sleepers)
+idemq_waiters_waits(Waiters *waiters)
 {
 	uint64 bit = UINT64CONST(1) << (IDEMQ_MY_PROC_NUMBER % BITS);
 
-	return (pg_atomic_read_u64(&sleepers->bits[IDEMQ_MY_PROC_NUMBER / BITS]) & bit) != 0;
+	return (pg_atomic_read_u64(&waiters->bits[IDEMQ_MY_PROC_NUMBER / BITS]) & bit) != 0;
 }
 
 /* Clears this session's bit.  Returns whether a waker had: a signal that was not answered. */
 bool
-idemq_sleepers_leave(Sleepers *sleepers)
+idemq_waiters_leave(Waiters *waiters)
 {
 	uint64 bit = UINT64CONST(1) << (IDEMQ_MY_PROC_NUMBER % BITS);
-	uint64 before = pg_atomic_fetch_and_u64(&sleepers->bits[IDEMQ_MY_PROC_NUMBER / BITS], ~bit);
+	uint64 before = pg_atomic_fetch_and_u64(&waiters->bits[IDEMQ_MY_PROC_NUMBER / BITS], ~bit);
 
 	if (before & bit)
-		pg_atomic_fetch_sub_u32(&sleepers->count, 1);
+		pg_atomic_fetch_sub_u32(&waiters->count, 1);
 	return (before & bit) == 0;
 }
 
 /*
- * Signals up to max of the sleepers of one word; of one database, unless that is InvalidOid.
+ * Signals up to max of the waiters of one word; of one database, unless that is InvalidOid.
  * Returns how many.  Each is signalled once: a session that sets its bit from here on sees what
  * we tell of, and would keep us here as long as it finds nothing.
  */
 static int
-wake_word(Sleepers *sleepers, int word, Oid database, int max)
+wake_word(Waiters *waiters, int word, Oid database, int max)
 {
 	int woken = 0;
-	uint64 bits = pg_atomic_read_u64(&sleepers->bits[word]);
+	uint64 bits = pg_atomic_read_u64(&waiters->bits[word]);
 
 	for (; woken < max && bits != 0; bits &= bits - 1)
 	{
@@ -200,9 +200,9 @@ wake_word(Sleepers *sleepers, int word, Oid database, int max)
 
 		if (OidIsValid(database) && proc->databaseId != database)
 			continue;
-		if ((pg_atomic_fetch_and_u64(&sleepers->bits[word], ~bit) & bit) == 0)
+		if ((pg_atomic_fetch_and_u64(&waiters->bits[word], ~bit) & bit) == 0)
 			continue; /* another waker's signal, or it left */
-		pg_atomic_fetch_sub_u32(&sleepers->count, 1);
+		pg_atomic_fetch_sub_u32(&waiters->count, 1);
 		SetLatch(&proc->procLatch);
 		woken++;
 	}
@@ -210,44 +210,44 @@ wake_word(Sleepers *sleepers, int word, Oid database, int max)
 }
 
 static int
-wake(Sleepers *sleepers, Oid database, int max)
+wake(Waiters *waiters, Oid database, int max)
 {
 	static uint32 last = 0;
 	int words = word_count();
 	int first;
 	int woken = 0;
 
-	if (!idemq_sleepers_any(sleepers))
+	if (!idemq_waiters_any(waiters))
 		return 0;
 	/* No word is always the first: each waker begins at another, and at the next one each time. */
 	first = (int) ((last++ + (uint32) MyProcPid) % (uint32) words);
 	for (int i = 0; i < words && woken < max; i++)
-		woken += wake_word(sleepers, (first + i) % words, database, max - woken);
+		woken += wake_word(waiters, (first + i) % words, database, max - woken);
 	return woken;
 }
 
-/* Signals up to max sleepers; returns how many. */
+/* Signals up to max waiters; returns how many. */
 int
-idemq_sleepers_wake(Sleepers *sleepers, int max)
+idemq_waiters_wake(Waiters *waiters, int max)
 {
-	return wake(sleepers, InvalidOid, max);
+	return wake(waiters, InvalidOid, max);
 }
 
 /*
- * Signals up to count sleepers, and asks for a process of the queue's handler; the worker checks
+ * Signals up to count waiters, and asks for a process of the queue's handler; the worker checks
  * whether a claim follows.
  */
 void
 idemq_wake_again(QueueSlot *slot, int count)
 {
 	idemq_handler_call(slot);
-	if (idemq_sleepers_wake(idemq_sleepers_of_queue(slot), count) > 0)
+	if (idemq_waiters_wake(idemq_waiters_of_queue(slot), count) > 0)
 		idemq_due_in(slot, DUE_SIGNAL, UNCLAIMED_AFTER);
 }
 
 /*
  * To be called after a commit has lowered a ready cursor: count jobs are ready, and later, unless
- * it is DT_NOEND, is when the next comes due.  A queue that has no slot has no sleepers.
+ * it is DT_NOEND, is when the next comes due.  A queue that has no slot has no waiters.
  */
 void
 idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later)
@@ -282,7 +282,7 @@ idemq_wake_if_ready(QueueSlot *slot, int32 queue_id, int count)
 	idemq_wake_again(slot, count);
 }
 
-/* Wakes all sleepers of a database for results, none of the others, which share the sets. */
+/* Wakes all waiters of a database for results, none of the others, which share the sets. */
 static void
 wake_for_results(Oid database)
 {
@@ -290,20 +290,20 @@ wake_for_results(Oid database)
 		(void) wake(set_at(idemq_max_queues + i), database, PG_INT32_MAX);
 }
 
-/* Wakes all sleepers of this database for results: what they wait for may be gone. */
+/* Wakes all waiters of this database for results: what they wait for may be gone. */
 void
 idemq_wake_for_results(void)
 {
 	wake_for_results(MyDatabaseId);
 }
 
-/* Wakes all sleepers of a queue that was changed or dropped, and this database's for results. */
+/* Wakes all waiters of a queue that was changed or dropped, and this database's for results. */
 void
 idemq_wake_queue(QueueSlot *slot, int32 queue_id)
 {
 	slot = idemq_slot_current(slot, queue_id);
 	if (slot != NULL)
-		(void) idemq_sleepers_wake(idemq_sleepers_of_queue(slot), PG_INT32_MAX);
+		(void) idemq_waiters_wake(idemq_waiters_of_queue(slot), PG_INT32_MAX);
 	idemq_wake_for_results();
 }
 
@@ -313,11 +313,11 @@ wake_slot(const SlotView *view, void *arg)
 	if (*(bool *) arg)
 		idemq_due_by(view->slot, DUE_READY, idemq_now() + idemq_notify_delay * INT64CONST(1000));
 	idemq_due_by(view->slot, DUE_HANDLER, 0);
-	(void) idemq_sleepers_wake(idemq_sleepers_of_queue(view->slot), PG_INT32_MAX);
+	(void) idemq_waiters_wake(idemq_waiters_of_queue(view->slot), PG_INT32_MAX);
 }
 
 /*
- * Wakes all sleepers for any queue or result of a database: what they know of it is
+ * Wakes all waiters for any queue or result of a database: what they know of it is
  * old.  With ready, the worker also looks at each queue, and notifies those who LISTEN if
  * something is ready.
  */
@@ -336,10 +336,10 @@ idemq_wake_claimed(QueueSlot *slot)
 		pg_atomic_write_u64(&slot->due[DUE_SIGNAL], DUE_NEVER);
 }
 
-/* Wakes the sleepers for the result of a job of this database: it has one now. */
+/* Wakes the waiters for the result of a job of this database: it has one now. */
 void
 idemq_wake_for_result(int64 job_id)
 {
 	IDEMQ_STOP("idemq_wake_for_result");
-	(void) idemq_sleepers_wake(idemq_sleepers_of_job(MyDatabaseId, job_id), PG_INT32_MAX);
+	(void) idemq_waiters_wake(idemq_waiters_of_job(MyDatabaseId, job_id), PG_INT32_MAX);
 }

@@ -1,12 +1,12 @@
 /*
- * shared/sleepers/clock_call.c
+ * shared/waiters/clock_call.c
  *		How the session that has moved the test clock makes every process look at the new time,
  *		and waits until its database's worker has done everything due (api/advance_clock.c).
  *
  * A process that sleeps until some time has read the clock, and sleeps on its latch for the
  * difference.  So once the clock has moved, the latch of every process is set: a process that read
  * the old time wakes up, or does not fall asleep, and reads the new time.  No bit of a set of
- * sleepers is cleared for this; otherwise a signal that there is work would be wasted on a session
+ * waiters is cleared for this; otherwise a signal that there is work would be wasted on a session
  * that only looks at the time.
  *
  * Calls to a worker are numbered.  The worker reads the number (idemq_clock_called), does what is
@@ -25,9 +25,9 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/processes/processes.h"
-#include "shared/sleepers/sleepers.h"
+#include "shared/waiters/waiters.h"
 
-/* Makes all sleepers of the server look at the time, and all workers do what is due. */
+/* Makes all waiters of the server look at the time, and all workers do what is due. */
 ClockCall
 idemq_clock_call(void)
 {

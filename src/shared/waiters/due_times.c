@@ -1,12 +1,12 @@
 /*
- * shared/sleepers/due_times.c
+ * shared/waiters/due_times.c
  *		When the background worker is to do what for a queue: an array of times in its slot,
  *		one for each DueKind, each no later than the first thing that it stands for.
  *
  * No time is lost.  A session that has something done later first makes it so that others find
  * it (a commit, an entry put under a partition's lock, a list changed under its own: each a
  * full barrier).  Then it lowers the time (idemq_due_by), marks the slot and calls the worker
- * (shared/sleepers/due_slots.c, worker_call.c).  The worker, or another session that does the
+ * (shared/waiters/due_slots.c, worker_call.c).  The worker, or another session that does the
  * work, begins by taking the time: it sets the time to never (full barrier), then looks, and
  * lowers the time to when there is more to do.
  *
@@ -35,7 +35,7 @@
 #include "postgres.h"
 
 #include "base/base.h"
-#include "shared/sleepers/sleepers.h"
+#include "shared/waiters/waiters.h"
 
 /* Returns when (mono) a time of that kind is: some kinds are times of day. */
 static int64

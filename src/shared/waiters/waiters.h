@@ -1,9 +1,9 @@
 /*
- * shared/sleepers/sleepers.h
+ * shared/waiters/waiters.h
  *		Who sleeps until there is work, and when the background worker is to look.
  */
-#ifndef IDEMQ_SHARED_SLEEPERS_SLEEPERS_H
-#define IDEMQ_SHARED_SLEEPERS_SLEEPERS_H
+#ifndef IDEMQ_SHARED_WAITERS_WAITERS_H
+#define IDEMQ_SHARED_WAITERS_WAITERS_H
 
 #include "shared/slots/slots.h"
 
@@ -12,22 +12,22 @@
  *		The sessions that sleep until there is work, and what wakes them.
  */
 
-/* The sleepers for one thing: a bit for each session. */
-typedef struct Sleepers
+/* The waiters for one thing: a bit for each session. */
+typedef struct Waiters
 {
 	pg_atomic_uint32 count;						  /* never less than the bits set; no lock */
 	pg_atomic_uint64 bits[FLEXIBLE_ARRAY_MEMBER]; /* no lock */
-} Sleepers;
+} Waiters;
 
 extern const ShmemPart idemq_wake_part;
 
-extern Sleepers *idemq_sleepers_of_queue(const QueueSlot *slot);
-extern Sleepers *idemq_sleepers_of_job(Oid database, int64 job_id);
-extern bool idemq_sleepers_any(Sleepers *sleepers);
-extern bool idemq_sleepers_join(Sleepers *sleepers);
-extern bool idemq_sleepers_waits(Sleepers *sleepers);
-extern bool idemq_sleepers_leave(Sleepers *sleepers);
-extern int idemq_sleepers_wake(Sleepers *sleepers, int max);
+extern Waiters *idemq_waiters_of_queue(const QueueSlot *slot);
+extern Waiters *idemq_waiters_of_job(Oid database, int64 job_id);
+extern bool idemq_waiters_any(Waiters *waiters);
+extern bool idemq_waiters_join(Waiters *waiters);
+extern bool idemq_waiters_waits(Waiters *waiters);
+extern bool idemq_waiters_leave(Waiters *waiters);
+extern int idemq_waiters_wake(Waiters *waiters, int max);
 
 extern void idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later);
 extern void idemq_wake_if_ready(QueueSlot *slot, int32 queue_id, int count);

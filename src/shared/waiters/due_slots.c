@@ -1,5 +1,5 @@
 /*
- * shared/sleepers/due_slots.c
+ * shared/waiters/due_slots.c
  *		The slots whose times have changed, for the background worker of a database: so it
  *		visits those, and not all slots of the server.
  *
@@ -16,7 +16,7 @@
  *		  unless it is set
  *		4 sets its word's bit,
  *		  unless it is set
- *		5 calls the worker (shared/sleepers/sleepers.h)
+ *		5 calls the worker (shared/waiters/waiters.h)
  *
  * No time is lost.  If the session sets both bits, the worker takes them after that, and
  * reads the time.  If it finds the slot's bit set, the worker clears it after the session's
@@ -41,7 +41,7 @@
 
 #include "base/base.h"
 #include "shared/processes/processes.h"
-#include "shared/sleepers/sleepers.h"
+#include "shared/waiters/waiters.h"
 
 #define BITS 64
 
