@@ -185,7 +185,7 @@ idemq_exclusive_make_way(Node *statement)
 	Oid database = IsTransactionState() ? database_needed(statement) : InvalidOid;
 	pid_t pid;
 
-	if (!OidIsValid(database) || idemq_post_mine() != NULL || !may_have(database, statement))
+	if (!OidIsValid(database) || idemq_worker_self() != NULL || !may_have(database, statement))
 		return;
 	pid = idemq_pending_away_keep(database);
 	/* The worker may be a session already, not yet, or still. */

@@ -337,7 +337,7 @@ SQL_FUNCTION(idemq_sql_shard_changed)
 SQL_FUNCTION(idemq_sql_schedules_changed)
 {
 	(void) trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
-	if (idemq_post_mine() == NULL)
+	if (idemq_worker_self() == NULL)
 		idemq_pending_note(ACTION_SCHEDULES, NULL, 0);
 	return PointerGetDatum(NULL);
 }

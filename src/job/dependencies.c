@@ -77,7 +77,7 @@
 static bool
 may_look_for_others(void)
 {
-	return idemq_post_mine() != NULL || !idemq_worker_present();
+	return idemq_worker_self() != NULL || !idemq_worker_present();
 }
 
 /* Marks the children of a parent that has finished, or has their queues scanned. */

@@ -38,7 +38,7 @@ SQL_FUNCTION(idemq_sql_worker_state)
 	return idemq_row_datum(fcinfo, row.values, row.nulls);
 }
 
-/* task_counts() -> setof (task, runs, failures, busy); none when the database has no post. */
+/* task_counts() -> setof (task, runs, failures, busy); none when the database has no worker slot. */
 SQL_FUNCTION(idemq_sql_task_counts)
 {
 	ReturnSetInfo *set = idemq_srf_begin(fcinfo);

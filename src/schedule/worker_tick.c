@@ -78,7 +78,7 @@ idemq_tick_due_at(const SlotView *view)
 	int64 now = idemq_mono_now();
 	TimestampTz wall = idemq_wall_now();
 
-	if (done < count || idemq_worker_is_asked(POST_ASKED_SCHEDULES, false) || next_tick <= wall)
+	if (done < count || idemq_worker_is_asked(WORKER_ASKED_SCHEDULES, false) || next_tick <= wall)
 		return 0;
 	if (next_tick - wall < list_by - now)
 		return now + (next_tick - wall);
@@ -99,7 +99,7 @@ list(void)
 	idemq_tick_begin();
 	MemoryContextReset(context);
 	/* Before they are read: a change from here on asks again. */
-	(void) idemq_worker_is_asked(POST_ASKED_SCHEDULES, true);
+	(void) idemq_worker_is_asked(WORKER_ASKED_SCHEDULES, true);
 	(void) idemq_spi_row(&list_schedules, values, &ticks, sizeof(ticks));
 	if (ticks.next != 0)
 		next_tick = ticks.next;

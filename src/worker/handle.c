@@ -5,7 +5,7 @@
  * One is started when something is ready in the queue and none of its handler's processes is
  * idle, up to as many as the handler may have.  The next one is started when the last has
  * come, and only if something is still ready.  They end by themselves.  When the worker has to
- * look, and who tells it, stands at the top of shared/processes/handler_board.c.
+ * look, and who tells it, stands at the top of shared/processes/handler_registry.c.
  *
  * What a process needs is checked before: the role may log in, connect and claim, the function
  * is there and may be executed (queue/handlers.c).  Otherwise none is started.  The view says

@@ -136,7 +136,7 @@ idemq_history_due_at(const SlotView *view)
 	was_off = !idemq_history;
 	if (was_off)
 		return PG_INT64_MAX;
-	if (!idemq_worker_is_asked(POST_ASKED_HISTORY, false))
+	if (!idemq_worker_is_asked(WORKER_ASKED_HISTORY, false))
 		next_step = 0;
 	/* After the clock was set back, it does not wait for the old time. */
 	else if (next_step == 0 || next_step > now + IDEMQ_HISTORY_STEP)
@@ -188,7 +188,7 @@ idemq_history_write(void)
 		reading_until = until;
 
 		/* Before the counters are read: a commit that counts something from here on asks again. */
-		(void) idemq_worker_is_asked(POST_ASKED_HISTORY, true);
+		(void) idemq_worker_is_asked(WORKER_ASKED_HISTORY, true);
 		if (write_up_to(0, until))
 			writing[0] = until;
 	}

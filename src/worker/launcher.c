@@ -4,7 +4,7 @@
  *
  * It belongs to no database.  When it starts, or idemq.worker is set on, it has each
  * database visited, a few at a time, by a worker, which stays if it finds the extension.
- * From then on sessions say where a worker is wanted (shared/processes/worker_board.c): at the
+ * From then on sessions say where a worker is wanted (shared/processes/worker_registry.c): at the
  * commit of CREATE EXTENSION and CREATE DATABASE, and at the first use of idemq in a session.
  * A worker that ended is started again after half a second, later if it keeps ending.
  *
@@ -43,7 +43,7 @@
 /* A complaint is repeated that often. */
 #define COMPLAIN_INTERVAL USECS_PER_HOUR
 
-/* A worker that was asked for and has not attached yet; at the index of its post on the board. */
+/* A worker that was asked for and has not attached yet; at the index of its worker slot. */
 typedef struct Start
 {
 	BackgroundWorkerHandle *handle;
@@ -93,27 +93,27 @@ list_databases(Oid only)
 }
 
 /*
- * Asks the postmaster for the worker of a post on the board.  The start is noted first, and
+ * Asks the postmaster for the worker of a worker slot.  The start is noted first, and
  * the database looked for after that: a later DROP DATABASE takes the note back.
  */
 static void
-start_worker(WorkerPost *post)
+start_worker(WorkerSlotCopy *copy)
 {
 	BackgroundWorker worker = idemq_process_of_ours("idemq_worker_main", "idemq worker");
-	Start *start = &starts[post->index];
+	Start *start = &starts[copy->index];
 	MemoryContext old;
 	bool registered;
 
-	if (!idemq_worker_start_noted(post))
+	if (!idemq_worker_start_noted(copy))
 		return;
-	if (list_databases(post->database) == NIL)
+	if (list_databases(copy->database) == NIL)
 	{
-		idemq_worker_forget(post);
+		idemq_worker_forget(copy);
 		return;
 	}
 	worker.bgw_notify_pid = MyProcPid;
-	worker.bgw_main_arg = Int32GetDatum(post->index);
-	memcpy(worker.bgw_extra, &post->serial, sizeof(post->serial));
+	worker.bgw_main_arg = Int32GetDatum(copy->index);
+	memcpy(worker.bgw_extra, &copy->serial, sizeof(copy->serial));
 	start->asked_at = idemq_stopwatch();
 	if (start->handle != NULL)
 		pfree(start->handle);
@@ -124,7 +124,7 @@ start_worker(WorkerPost *post)
 	MemoryContextSwitchTo(old);
 	if (registered)
 		return;
-	idemq_worker_start_failed(post->index, START_RETRY);
+	idemq_worker_start_failed(copy->index, START_RETRY);
 	if (start->asked_at < next_complaint)
 		return;
 	next_complaint = start->asked_at + COMPLAIN_INTERVAL;
@@ -144,21 +144,21 @@ start_worker(WorkerPost *post)
 static int64
 start_workers(void)
 {
-	WorkerPost *posts = palloc(max_worker_processes * sizeof(WorkerPost));
-	int count = idemq_workers_list(true, posts, max_worker_processes);
+	WorkerSlotCopy *copies = palloc(max_worker_processes * sizeof(WorkerSlotCopy));
+	int count = idemq_workers_list(true, copies, max_worker_processes);
 	int64 next = PG_INT64_MAX;
 	int starting = 0;
 
 	/* A worker that ended before it attached, or never came, is not waited for. */
 	for (int i = 0; i < count; i++)
 	{
-		Start *start = &starts[posts[i].index];
+		Start *start = &starts[copies[i].index];
 		pid_t pid;
 		bool ended = start->handle != NULL &&
 					 GetBackgroundWorkerPid(start->handle, &pid) == BGWH_STOPPED;
 
 		if (ended || idemq_stopwatch() > start->asked_at + START_PATIENCE)
-			idemq_worker_start_failed(posts[i].index, START_RETRY);
+			idemq_worker_start_failed(copies[i].index, START_RETRY);
 		else
 			starting++;
 	}
@@ -167,25 +167,25 @@ start_workers(void)
 	while (to_visit != NIL && starting < MAX_STARTING)
 	{
 		if (!idemq_worker_want(linitial_oid(to_visit)))
-			break; /* the board is full: an entry is free again when a worker found nothing */
+			break; /* the worker registry is full: an entry is free again when a worker found nothing */
 		to_visit = list_delete_first(to_visit);
 		starting++;
 	}
-	count = idemq_workers_list(false, posts, max_worker_processes);
+	count = idemq_workers_list(false, copies, max_worker_processes);
 	for (int i = 0; i < count; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (posts[i].not_before <= idemq_mono_now())
+		if (copies[i].not_before <= idemq_mono_now())
 		{
-			start_worker(&posts[i]);
+			start_worker(&copies[i]);
 			next = Min(next, idemq_mono_now() + START_RETRY);
 		}
 		else
-			next = Min(next, posts[i].not_before);
+			next = Min(next, copies[i].not_before);
 	}
 	if (to_visit != NIL)
 		next = Min(next, idemq_mono_now() + START_RETRY);
-	pfree(posts);
+	pfree(copies);
 	return next;
 }
 

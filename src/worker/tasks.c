@@ -209,7 +209,7 @@ plan_changed(void)
 	int64 offset_now = idemq_timestamp_from_mono(0);
 	int64 moved = offset_now - offset;
 	int64 now = idemq_mono_now();
-	bool all = idemq_due_slots_take(idemq_post_index(idemq_post_mine()), plan_marked, NULL);
+	bool all = idemq_due_slots_take(idemq_worker_index(idemq_worker_self()), plan_marked, NULL);
 
 	if (all || moved >= CLOCK_MOVED)
 	{

@@ -58,7 +58,7 @@ has_extension(void)
 	return presence == IDEMQ_HERE;
 }
 
-/* Returns whether to go on; frees the post on the board when there is nothing to do here. */
+/* Returns whether to go on; frees the worker slot when there is nothing to do here. */
 static bool
 may_stay(void)
 {
@@ -68,7 +68,7 @@ may_stay(void)
 		idemq_log_worker_ends("A session needs the database for itself");
 	if (!idemq_worker || !idemq_worker_is_wanted())
 		return false;
-	while (idemq_worker_is_asked(POST_ASKED_RECHECK, true))
+	while (idemq_worker_is_asked(WORKER_ASKED_RECHECK, true))
 	{
 		if (!has_extension() && idemq_worker_found_nothing())
 		{
@@ -128,7 +128,7 @@ wake_waiters(int code, Datum arg)
 	idemq_wake_database(MyDatabaseId, false);
 }
 
-/* Main function of a worker; arg: the index of its post on the board. */
+/* Main function of a worker; arg: the index of its worker slot. */
 void
 idemq_worker_main(Datum arg)
 {
@@ -154,7 +154,7 @@ idemq_worker_main(Datum arg)
 	pqsignal(SIGTERM, worker_terminate);
 	BackgroundWorkerUnblockSignals();
 	memcpy(&serial, MyBgworkerEntry->bgw_extra, sizeof(serial));
-	/* Before we attach: callbacks run in reverse order, so the post is free when this one runs. */
+	/* Before we attach: callbacks run in reverse order, so the worker slot is free when this one runs. */
 	on_shmem_exit(wake_waiters, (Datum) 0);
 	/* Before we connect: a session that needs the database for itself is to find us. */
 	if (!idemq_worker_attach(DatumGetInt32(arg), serial, &database) || !idemq_worker_is_wanted())

@@ -8,7 +8,7 @@
  *		it can do nothing with them				once each visit
  *		it has updated them						once
  *		that it has started, and why it ends	once each a life; lives that are short come
- *												ever less often (shared/processes/worker_board.c)
+ *												ever less often (shared/processes/worker_registry.c)
  *		recovery begins, and is done			once each a life, where leases were lost
  *		a table in shared memory was full		once a minute and table
  *												(shared/counts/server_counts.c)

@@ -7,7 +7,7 @@
  * of slot 0 later, of slot 1 later.  The clock reaches that, or stands still.  The worker is asleep for ever at first; one task fails.
  * The worker's words are seen by sessions when it has passed a barrier, or at any time before.
  *
- * Not in it: several kinds of times, posts that change hands, "all slots", what is no slot's, the
+ * Not in it: several kinds of times, worker slots that change hands, "all slots", what is no slot's, the
  * bit that says since when the worker is called.  Sessions' own words are seen at once: each
  * of theirs is written by an atomic operation that is a full barrier.
  *

@@ -54,7 +54,7 @@ kill 'CONT', $postmaster;
 wait_logged($node, $came_and_went, $log);
 is(missed(), '', 'the worker comes, and goes without a word');
 
-# ---- The worker has attached to the board, and is not a session yet
+# ---- The worker has attached to the worker registry, and is not a session yet
 
 $stop = stop_at($launcher, 'launcher_before_start');
 $log = log_end($node);

@@ -12,8 +12,8 @@
 #include "shared/slots/slots.h"
 
 /*
- * worker_board.c
- *		Which databases have a background worker: a post for each on the board.
+ * worker_registry.c
+ *		Which databases have a background worker: a worker slot for each.
  */
 
 /* In the order of idemq.maintenance_tasks; a new one has its name in worker_health.c. */
@@ -46,28 +46,28 @@ typedef enum TaskCount
 	TASK_COUNTS
 } TaskCount;
 
-typedef enum PostState
+typedef enum WorkerSlotState
 {
-	POST_FREE,
-	POST_HELD, /* only to keep workers from starting */
-	POST_WANTED,
-	POST_STARTING,
-	POST_RUNNING
-} PostState;
+	WORKER_FREE,
+	WORKER_HELD, /* only to keep workers from starting */
+	WORKER_WANTED,
+	WORKER_STARTING,
+	WORKER_RUNNING
+} WorkerSlotState;
 
 /* A worker that has not moved for that long is stuck: a task waits 200 ms for a lock at most. */
 #define IDEMQ_STUCK_AFTER (2 * USECS_PER_SEC)
 /* Bit of asleep_until: the worker sleeps, and was called at that time. */
-#define POST_CALLED (UINT64CONST(1) << 63)
+#define WORKER_CALLED (UINT64CONST(1) << 63)
 /* Bits of what a worker is asked for. */
-#define POST_ASKED_RECHECK 1   /* to check for the extension */
-#define POST_ASKED_SCHEDULES 2 /* schedules have changed since they were listed */
-#define POST_ASKED_HISTORY 4   /* something was counted since the last step of the history */
+#define WORKER_ASKED_RECHECK 1   /* to check for the extension */
+#define WORKER_ASKED_SCHEDULES 2 /* schedules have changed since they were listed */
+#define WORKER_ASKED_HISTORY 4   /* something was counted since the last step of the history */
 
-/* Every field without another rule is under board_lock. */
-typedef struct Post
+/* Every field without another rule is under workers_lock. */
+typedef struct WorkerSlot
 {
-	PostState state;
+	WorkerSlotState state;
 	Oid database;	  /* read without the lock to call the worker: that may be another's then */
 	uint64 serial;	  /* grows with each start */
 	int away;		  /* sessions that need the database for themselves */
@@ -78,7 +78,7 @@ typedef struct Post
 	int64 not_before; /* mono */
 	int64 started_at; /* mono, of STARTING and RUNNING */
 	/* for shared/waiters/worker_call.c; no lock */
-	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake; or POST_CALLED, and when */
+	pg_atomic_uint64 asleep_until; /* mono; PG_UINT64_MAX: awake; or WORKER_CALLED, and when */
 	pg_atomic_uint32 asked;
 	pg_atomic_uint64 beat; /* mono: it last began a piece of work, or woke up */
 	/* for shared/waiters/clock_call.c; no lock, and none of them is ever reset */
@@ -86,29 +86,29 @@ typedef struct Post
 	pg_atomic_uint64 clock_done;  /* number of those calls that have been answered */
 	pg_atomic_uint32 clock_left;  /* bits of TaskKind: what is still to be done for them */
 	ConditionVariable clock_answered;
-	pg_atomic_uint64 counted_at; /* with idemq.test_clock: when POST_ASKED_HISTORY was set */
+	pg_atomic_uint64 counted_at; /* with idemq.test_clock: when WORKER_ASKED_HISTORY was set */
 	/* for shared/processes/worker_health.c, written by the worker alone; no lock */
 	int doing;										 /* kind + 1 of the task that runs; 0: none */
-	pg_atomic_uint64 tasks[TASK_KINDS][TASK_COUNTS]; /* since the database has the post */
-} Post;
+	pg_atomic_uint64 tasks[TASK_KINDS][TASK_COUNTS]; /* since the database has the worker slot */
+} WorkerSlot;
 
-extern int idemq_post_count(void);
-extern Post *idemq_post_at(int index);
-extern int idemq_post_index(const Post *post);
-extern Post *idemq_post_mine(void);
-extern Post *idemq_post_own(void);
-extern int64 idemq_post_still_since(Post *post);
+extern int idemq_workers_max(void);
+extern WorkerSlot *idemq_worker_at(int index);
+extern int idemq_worker_index(const WorkerSlot *worker);
+extern WorkerSlot *idemq_worker_self(void);
+extern WorkerSlot *idemq_worker_here(void);
+extern int64 idemq_worker_still_since(WorkerSlot *worker);
 
 /* What the launcher has to know of one database, copied. */
-typedef struct WorkerPost
+typedef struct WorkerSlotCopy
 {
 	int index;
 	Oid database;
-	uint64 serial;	  /* of this use of the post */
+	uint64 serial;	  /* of this use of the worker slot */
 	int64 not_before; /* mono: no worker is to be started before */
-} WorkerPost;
+} WorkerSlotCopy;
 
-extern const ShmemPart idemq_board_part;
+extern const ShmemPart idemq_workers_part;
 
 /* for everybody */
 extern bool idemq_worker_want(Oid database);
@@ -124,10 +124,10 @@ extern bool idemq_worker_signal(Oid database, pid_t pid, int signal_number);
 
 /* for the launcher */
 extern void idemq_workers_attach_launcher(void);
-extern int idemq_workers_list(bool starting, WorkerPost *posts, int max);
-extern bool idemq_worker_start_noted(WorkerPost *post);
+extern int idemq_workers_list(bool starting, WorkerSlotCopy *copies, int max);
+extern bool idemq_worker_start_noted(WorkerSlotCopy *copy);
 extern void idemq_worker_start_failed(int index, int64 again_in);
-extern void idemq_worker_forget(const WorkerPost *post);
+extern void idemq_worker_forget(const WorkerSlotCopy *copy);
 
 /* for a worker */
 extern bool idemq_worker_attach(int index, uint64 serial, Oid *database);
@@ -174,14 +174,14 @@ extern void idemq_handler_forget(HandlerKey key);
 extern void idemq_handler_state(HandlerKey key, HandlerState *state);
 
 /*
- * handler_board.c
+ * handler_registry.c
  *		The processes that run handlers.
  */
 
-/* What a process shows to get the post that was reserved for it. */
+/* What a process shows to get the handler slot that was reserved for it. */
 typedef struct HandlerTicket
 {
-	int32 index; /* of its post */
+	int32 index; /* of its handler slot */
 	uint64 serial;
 	Oid role;
 	HandlerKey key;

@@ -34,20 +34,20 @@ StaticAssertDecl(lengthof(idemq_task_names) == TASK_KINDS, "each task has a name
 void
 idemq_worker_begins_task(TaskKind kind)
 {
-	idemq_post_mine()->doing = (int) kind + 1;
+	idemq_worker_self()->doing = (int) kind + 1;
 }
 
 /* Notes that the task has ended after so long; done: without an error. */
 void
 idemq_worker_ends_task(TaskKind kind, bool done, int64 usecs)
 {
-	Post *post = idemq_post_mine();
+	WorkerSlot *worker = idemq_worker_self();
 
-	post->doing = 0;
-	pg_atomic_write_u64(&post->tasks[kind][TASK_ENDED], (uint64) idemq_mono_now());
-	pg_atomic_fetch_add_u64(&post->tasks[kind][TASK_RUNS], 1);
-	pg_atomic_fetch_add_u64(&post->tasks[kind][TASK_FAILURES], !done);
-	pg_atomic_fetch_add_u64(&post->tasks[kind][TASK_BUSY], (uint64) Max(usecs, 0));
+	worker->doing = 0;
+	pg_atomic_write_u64(&worker->tasks[kind][TASK_ENDED], (uint64) idemq_mono_now());
+	pg_atomic_fetch_add_u64(&worker->tasks[kind][TASK_RUNS], 1);
+	pg_atomic_fetch_add_u64(&worker->tasks[kind][TASK_FAILURES], !done);
+	pg_atomic_fetch_add_u64(&worker->tasks[kind][TASK_BUSY], (uint64) Max(usecs, 0));
 }
 
 static void
@@ -70,34 +70,34 @@ first_due(const SlotView *view, void *arg)
 bool
 idemq_worker_health(WorkerHealth *health)
 {
-	Post *post = idemq_post_own();
+	WorkerSlot *worker = idemq_worker_here();
 	int64 now = idemq_mono_now();
 	int64 first;
 
-	if (post == NULL || post->state != POST_RUNNING || (health->pid = post->pid) == 0)
+	if (worker == NULL || worker->state != WORKER_RUNNING || (health->pid = worker->pid) == 0)
 		return false;
-	first = idemq_post_still_since(post);
+	first = idemq_worker_still_since(worker);
 	health->stuck_for = now - first < IDEMQ_STUCK_AFTER ? 0 : now - first;
-	health->awake = pg_atomic_read_u64(&post->asleep_until) == PG_UINT64_MAX;
-	health->doing = post->doing - 1;
+	health->awake = pg_atomic_read_u64(&worker->asleep_until) == PG_UINT64_MAX;
+	health->doing = worker->doing - 1;
 	health->last_run = 0;
 	for (int i = 0; i < TASK_KINDS; i++)
 		health->last_run =
-			Max(health->last_run, (int64) pg_atomic_read_u64(&post->tasks[i][TASK_ENDED]));
+			Max(health->last_run, (int64) pg_atomic_read_u64(&worker->tasks[i][TASK_ENDED]));
 	idemq_for_each_slot(MyDatabaseId, first_due, &first);
 	first = Max(first, idemq_clock_advanced_at());
 	health->lag = Max(now - first, 0);
 	return true;
 }
 
-/* Copies the counts of this database's tasks; false when it has no post. */
+/* Copies the counts of this database's tasks; false when it has no worker slot. */
 bool
 idemq_worker_task_counts(uint64 counts[TASK_KINDS][TASK_COUNTS])
 {
-	Post *post = idemq_post_own();
+	WorkerSlot *worker = idemq_worker_here();
 
-	for (int i = 0; post != NULL && i < TASK_KINDS * TASK_COUNTS; i++)
+	for (int i = 0; worker != NULL && i < TASK_KINDS * TASK_COUNTS; i++)
 		counts[i / TASK_COUNTS][i % TASK_COUNTS] =
-			pg_atomic_read_u64(&post->tasks[i / TASK_COUNTS][i % TASK_COUNTS]);
-	return post != NULL;
+			pg_atomic_read_u64(&worker->tasks[i / TASK_COUNTS][i % TASK_COUNTS]);
+	return worker != NULL;
 }

@@ -145,7 +145,7 @@ typedef struct QueueSlot
 	int64 known_since;				   /* mono: memory knows what its queue did since; 0: always */
 	pg_atomic_uint64 due[DUE_KINDS];   /* for shared/waiters/due_times.c; no lock */
 	pg_atomic_uint64 claimed_at;	   /* mono, to the second: the last claim; 0: none; no lock */
-	/* for shared/processes/handler_board.c */
+	/* for shared/processes/handler_registry.c */
 	int handler_wanted;		  /* processes that its handler may have; 0: none; handlers_lock */
 	pg_atomic_uint32 handler; /* HANDLER_ARMED and others; no lock */
 	/* for shared/slots/running.c and job/limits.c; no lock */

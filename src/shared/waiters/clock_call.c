@@ -31,14 +31,14 @@
 ClockCall
 idemq_clock_call(void)
 {
-	Post *own = idemq_post_own();
-	ClockCall call = {.post = own == NULL ? -1 : idemq_post_index(own)};
+	WorkerSlot *own = idemq_worker_here();
+	ClockCall call = {.worker = own == NULL ? -1 : idemq_worker_index(own)};
 
-	for (int i = 0; i < idemq_post_count(); i++)
+	for (int i = 0; i < idemq_workers_max(); i++)
 	{
-		uint64 number = pg_atomic_add_fetch_u64(&idemq_post_at(i)->clock_asked, 1);
+		uint64 number = pg_atomic_add_fetch_u64(&idemq_worker_at(i)->clock_asked, 1);
 
-		if (i == call.post)
+		if (i == call.worker)
 			call.number = number;
 	}
 	for (int i = 0; i < MaxBackends; i++)
@@ -46,13 +46,13 @@ idemq_clock_call(void)
 	return call;
 }
 
-/* Returns whether a call went to the post that this database has now. */
+/* Returns whether a call went to the worker slot that this database has now. */
 bool
 idemq_clock_holds(const ClockCall *call)
 {
-	Post *own = idemq_post_own();
+	WorkerSlot *own = idemq_worker_here();
 
-	return own != NULL && idemq_post_index(own) == call->post;
+	return own != NULL && idemq_worker_index(own) == call->worker;
 }
 
 /*
@@ -63,22 +63,22 @@ bool
 idemq_clock_await(const ClockCall *call, int64 patience, uint32 *left)
 {
 	int64 until = idemq_stopwatch() + patience;
-	Post *post = idemq_post_at(call->post);
+	WorkerSlot *worker = idemq_worker_at(call->worker);
 	bool answered;
 
-	ConditionVariablePrepareToSleep(&post->clock_answered);
+	ConditionVariablePrepareToSleep(&worker->clock_answered);
 	for (;;)
 	{
 		int64 now = idemq_stopwatch();
 
-		answered = pg_atomic_read_u64(&post->clock_done) >= call->number;
+		answered = pg_atomic_read_u64(&worker->clock_done) >= call->number;
 		if (answered || now >= until)
 			break;
-		(void) ConditionVariableTimedSleep(&post->clock_answered, (until - now) / 1000 + 1,
+		(void) ConditionVariableTimedSleep(&worker->clock_answered, (until - now) / 1000 + 1,
 										   compat_wait_event_wait());
 	}
 	ConditionVariableCancelSleep();
-	*left = answered ? 0 : pg_atomic_read_u32(&post->clock_left);
+	*left = answered ? 0 : pg_atomic_read_u32(&worker->clock_left);
 	return answered;
 }
 
@@ -86,31 +86,31 @@ idemq_clock_await(const ClockCall *call, int64 patience, uint32 *left)
 uint64
 idemq_clock_called(void)
 {
-	Post *post = idemq_post_mine();
-	uint64 asked = pg_atomic_read_u64(&post->clock_asked);
+	WorkerSlot *worker = idemq_worker_self();
+	uint64 asked = pg_atomic_read_u64(&worker->clock_asked);
 
 	/* Before the clock is read. */
 	pg_memory_barrier();
-	return asked > pg_atomic_read_u64(&post->clock_done) ? asked : 0;
+	return asked > pg_atomic_read_u64(&worker->clock_done) ? asked : 0;
 }
 
 /* Answers a call if nothing is left to do; otherwise notes what is (bits of TaskKind). */
 void
 idemq_clock_answer(uint64 call, uint32 left)
 {
-	Post *post = idemq_post_mine();
+	WorkerSlot *worker = idemq_worker_self();
 
-	pg_atomic_write_u32(&post->clock_left, left);
+	pg_atomic_write_u32(&worker->clock_left, left);
 	if (left != 0)
 		return;
 	pg_memory_barrier();
-	pg_atomic_write_u64(&post->clock_done, call);
-	ConditionVariableBroadcast(&post->clock_answered);
+	pg_atomic_write_u64(&worker->clock_done, call);
+	ConditionVariableBroadcast(&worker->clock_answered);
 }
 
 /* With idemq.test_clock, returns when the history that this worker must write was counted. */
 TimestampTz
 idemq_clock_counted_at(void)
 {
-	return (TimestampTz) pg_atomic_read_u64(&idemq_post_mine()->counted_at);
+	return (TimestampTz) pg_atomic_read_u64(&idemq_worker_self()->counted_at);
 }

@@ -5,7 +5,7 @@
  *
  * The worker remembers when each slot of its database comes due, as of its last visit
  * (worker/tasks.c).  A session that lowers a time of a slot, or gives it something to do,
- * marks the slot in the set of its database's post on the board; the worker takes the marks,
+ * marks the slot in the set of its database's worker slot; the worker takes the marks,
  * and visits these slots again.  A set is a bit for each slot, a bit for each word of those,
  * and one number for "all".
  *
@@ -26,8 +26,8 @@
  * saying that it is awake and saying that it is asleep.
  *
  * A worker that starts, or begins anew, visits all slots of its database.  A database that
- * has no post when the session looks has no worker that has visited anything yet: either
- * the session sees the post, or that visit, later, sees what the session wrote.  A post
+ * has no worker slot when the session looks has no worker that has visited anything yet: either
+ * the session sees the worker slot, or that visit, later, sees what the session wrote.  A worker slot
  * may become another database's meanwhile: then a bit is set for nothing, and the worker
  * finds that the slot is another database's.
  *		Model: test/model/worker.pml, with due_times.c and worker_call.c.
@@ -67,24 +67,24 @@ set_size(void)
 }
 
 static pg_atomic_uint64 *
-set_of(int post)
+set_of(int worker)
 {
-	return (pg_atomic_uint64 *) (sets + post * set_size());
+	return (pg_atomic_uint64 *) (sets + worker * set_size());
 }
 
 static int
 line_count(void)
 {
-	return idemq_post_count() * (int) (set_size() / PG_CACHE_LINE_SIZE);
+	return idemq_workers_max() * (int) (set_size() / PG_CACHE_LINE_SIZE);
 }
 
 static void
 init_sets(int tranche)
 {
-	for (int post = 0; post < idemq_post_count(); post++)
+	for (int worker = 0; worker < idemq_workers_max(); worker++)
 	{
 		for (int i = 0; i < 1 + word_words() + slot_words(); i++)
-			pg_atomic_init_u64(&set_of(post)[i], 0);
+			pg_atomic_init_u64(&set_of(worker)[i], 0);
 	}
 }
 
@@ -105,9 +105,9 @@ ensure_bit(pg_atomic_uint64 *words, int bit)
 
 /* Marks a slot, whose time was written before. */
 void
-idemq_due_slots_mark(int post, int slot)
+idemq_due_slots_mark(int worker, int slot)
 {
-	pg_atomic_uint64 *set = set_of(post);
+	pg_atomic_uint64 *set = set_of(worker);
 
 	pg_memory_barrier();
 	ensure_bit(set + 1 + word_words(), slot);
@@ -117,19 +117,19 @@ idemq_due_slots_mark(int post, int slot)
 
 /* Marks all slots of a database. */
 void
-idemq_due_slots_mark_all(int post)
+idemq_due_slots_mark_all(int worker)
 {
-	(void) pg_atomic_exchange_u64(set_of(post), 1);
+	(void) pg_atomic_exchange_u64(set_of(worker), 1);
 }
 
 /*
- * Takes the marks of a post, and calls a function, which must not raise, for each slot.
+ * Takes the marks of a worker slot, and calls a function, which must not raise, for each slot.
  * Returns whether all slots of the database are to be visited beside these.
  */
 bool
-idemq_due_slots_take(int post, void (*function)(int slot, void *arg), void *arg)
+idemq_due_slots_take(int worker, void (*function)(int slot, void *arg), void *arg)
 {
-	pg_atomic_uint64 *set = set_of(post);
+	pg_atomic_uint64 *set = set_of(worker);
 	pg_atomic_uint64 *slots = set + 1 + word_words();
 
 	for (int w = 0; w < word_words(); w++)

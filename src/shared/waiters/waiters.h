@@ -69,8 +69,8 @@ extern bool idemq_worker_is_asked(uint32 what, bool take);
 /* for the session that moves the clock */
 typedef struct ClockCall
 {
-	int post;	   /* index of this database's post; -1 if it has none */
-	uint64 number; /* of the call at that post */
+	int worker;	   /* index of this database's worker slot; -1 if it has none */
+	uint64 number; /* of the call at that worker slot */
 } ClockCall;
 
 extern ClockCall idemq_clock_call(void);
@@ -99,8 +99,8 @@ extern bool idemq_due_take(QueueSlot *slot, DueKind kind);
 
 extern const ShmemPart idemq_due_slots_part;
 
-extern void idemq_due_slots_mark(int post, int slot);
-extern void idemq_due_slots_mark_all(int post);
-extern bool idemq_due_slots_take(int post, void (*function)(int slot, void *arg), void *arg);
+extern void idemq_due_slots_mark(int worker, int slot);
+extern void idemq_due_slots_mark_all(int worker);
+extern bool idemq_due_slots_take(int worker, void (*function)(int slot, void *arg), void *arg);
 
 #endif

@@ -15,12 +15,12 @@
  *	   Had it been awake already, one of the two would have seen what the other wrote before
  *	   its barrier.
  * So a busy queue, whose deadlines are all later than the first, does not wake the worker
- * for each claim.  A post may have become another database's meanwhile: that worker
+ * for each claim.  A worker slot may have become another database's meanwhile: that worker
  * wakes in vain, and the right one has just started and checks everything.
  *
  * A worker that is awake notes each piece of work that it begins (beat).  One that sleeps
  * should wake when it said that it would, or when it is called.  The first call puts the time
- * of the call, with the bit POST_CALLED, in the place of the until that it has read, by
+ * of the call, with the bit WORKER_CALLED, in the place of the until that it has read, by
  * compare-and-swap, and then sets the latch.  With that bit the value is later than every t;
  * and a worker that has woken meanwhile, and sleeps again, is woken by that latch once more.
  * A worker that has not moved for IDEMQ_STUCK_AFTER is as good as none: it is stopped, or at
@@ -50,27 +50,27 @@
 bool
 idemq_worker_present(void)
 {
-	Post *post = idemq_post_own();
+	WorkerSlot *worker = idemq_worker_here();
 
-	return post != NULL && post->state == POST_RUNNING &&
-		   idemq_mono_now() - idemq_post_still_since(post) < IDEMQ_STUCK_AFTER;
+	return worker != NULL && worker->state == WORKER_RUNNING &&
+		   idemq_mono_now() - idemq_worker_still_since(worker) < IDEMQ_STUCK_AFTER;
 }
 
 static void
-call(Post *post, int64 mono)
+call(WorkerSlot *worker, int64 mono)
 {
-	int32 proc = post->proc;
+	int32 proc = worker->proc;
 	uint64 until;
 
 	/* After what our caller has written. */
 	pg_memory_barrier();
-	until = pg_atomic_read_u64(&post->asleep_until);
+	until = pg_atomic_read_u64(&worker->asleep_until);
 	if ((uint64) Max(mono, 0) >= until || proc < 0)
 		return;
-	/* An overdue worker is so since it should have woken: see idemq_post_still_since. */
-	if (until < POST_CALLED)
-		(void) pg_atomic_compare_exchange_u64(&post->asleep_until, &until,
-											  POST_CALLED | Min(until, (uint64) idemq_mono_now()));
+	/* An overdue worker is so since it should have woken: see idemq_worker_still_since. */
+	if (until < WORKER_CALLED)
+		(void) pg_atomic_compare_exchange_u64(&worker->asleep_until, &until,
+											  WORKER_CALLED | Min(until, (uint64) idemq_mono_now()));
 	SetLatch(&GetPGProcByNumber(proc)->procLatch);
 }
 
@@ -81,23 +81,23 @@ call(Post *post, int64 mono)
 void
 idemq_worker_need_by(int64 mono)
 {
-	Post *post;
+	WorkerSlot *worker;
 
-	if (idemq_post_mine() != NULL)
+	if (idemq_worker_self() != NULL)
 		return; /* it checks again before it sleeps */
-	post = idemq_post_own();
-	if (post != NULL)
-		call(post, mono);
+	worker = idemq_worker_here();
+	if (worker != NULL)
+		call(worker, mono);
 }
 
 /* Marks the slot of that index, for what was written down; idemq_worker_need_by is to follow. */
 void
 idemq_worker_mark_slot(int slot)
 {
-	Post *post = idemq_post_own();
+	WorkerSlot *worker = idemq_worker_here();
 
-	if (post != NULL)
-		idemq_due_slots_mark(idemq_post_index(post), slot);
+	if (worker != NULL)
+		idemq_due_slots_mark(idemq_worker_index(worker), slot);
 }
 
 /* As idemq_worker_need_by, for a slot of this database. */
@@ -112,10 +112,10 @@ idemq_worker_need_slot(const QueueSlot *slot, int64 mono)
 void
 idemq_worker_need_all(void)
 {
-	Post *post = idemq_post_own();
+	WorkerSlot *worker = idemq_worker_here();
 
-	if (post != NULL)
-		idemq_due_slots_mark_all(idemq_post_index(post));
+	if (worker != NULL)
+		idemq_due_slots_mark_all(idemq_worker_index(worker));
 	idemq_worker_need_by(0);
 }
 
@@ -123,11 +123,11 @@ idemq_worker_need_all(void)
 void
 idemq_worker_note_schedules(void)
 {
-	Post *post = idemq_post_own();
+	WorkerSlot *worker = idemq_worker_here();
 
-	if (post == NULL)
+	if (worker == NULL)
 		return; /* a worker that comes lists them */
-	(void) pg_atomic_fetch_or_u32(&post->asked, POST_ASKED_SCHEDULES);
+	(void) pg_atomic_fetch_or_u32(&worker->asked, WORKER_ASKED_SCHEDULES);
 	idemq_worker_need_by(0);
 }
 
@@ -138,24 +138,24 @@ idemq_worker_note_schedules(void)
 void
 idemq_worker_note_counts(void)
 {
-	Post *post = idemq_post_own();
+	WorkerSlot *worker = idemq_worker_here();
 
-	if (post == NULL || !idemq_history)
+	if (worker == NULL || !idemq_history)
 		return;
 	pg_memory_barrier();
-	if ((pg_atomic_read_u32(&post->asked) & POST_ASKED_HISTORY) != 0)
+	if ((pg_atomic_read_u32(&worker->asked) & WORKER_ASKED_HISTORY) != 0)
 		return; /* the worker is yet to read what was counted */
 	if (unlikely(idemq_test_clock))
-		pg_atomic_write_u64(&post->counted_at, (uint64) idemq_now());
-	(void) pg_atomic_fetch_or_u32(&post->asked, POST_ASKED_HISTORY);
+		pg_atomic_write_u64(&worker->counted_at, (uint64) idemq_now());
+	(void) pg_atomic_fetch_or_u32(&worker->asked, WORKER_ASKED_HISTORY);
 	idemq_worker_need_by(idemq_mono_now() + IDEMQ_HISTORY_STEP);
 }
 
-/* Returns whether this worker is asked for something (POST_ASKED_...); take: and clears that. */
+/* Returns whether this worker is asked for something (WORKER_ASKED_...); take: and clears that. */
 bool
 idemq_worker_is_asked(uint32 what, bool take)
 {
-	pg_atomic_uint32 *asked = &idemq_post_mine()->asked;
+	pg_atomic_uint32 *asked = &idemq_worker_self()->asked;
 	uint32 were = take ? pg_atomic_fetch_and_u32(asked, ~what) : pg_atomic_read_u32(asked);
 
 	return (were & what) != 0;
@@ -167,7 +167,7 @@ idemq_worker_awake(void)
 {
 	idemq_worker_beats();
 	pg_write_barrier();
-	pg_atomic_write_u64(&idemq_post_mine()->asleep_until, PG_UINT64_MAX);
+	pg_atomic_write_u64(&idemq_worker_self()->asleep_until, PG_UINT64_MAX);
 	pg_memory_barrier();
 }
 
@@ -175,12 +175,12 @@ idemq_worker_awake(void)
 void
 idemq_worker_beats(void)
 {
-	pg_atomic_write_u64(&idemq_post_mine()->beat, (uint64) idemq_mono_now());
+	pg_atomic_write_u64(&idemq_worker_self()->beat, (uint64) idemq_mono_now());
 }
 
 /* Says until when (mono) this worker will sleep, before it waits on its latch. */
 void
 idemq_worker_asleep(int64 until)
 {
-	pg_atomic_write_u64(&idemq_post_mine()->asleep_until, (uint64) Max(until, 0));
+	pg_atomic_write_u64(&idemq_worker_self()->asleep_until, (uint64) Max(until, 0));
 }

@@ -1,9 +1,9 @@
 /*
- * shared/processes/handler_board.c
- *		The processes that run handlers: the board in shared memory by which these processes,
+ * shared/processes/handler_registry.c
+ *		The processes that run handlers: the registry in shared memory by which these processes,
  *		the worker that starts them, and the sessions that need them find each other.
  *
- * A post on the board is one process.  Its life:
+ * A handler slot is one process.  Its life:
  *
  *		free -> STARTING, with a new serial: a worker has reserved it, and asks the postmaster
  *		STARTING -> ATTACHED: the process came, showing the serial
@@ -20,7 +20,7 @@
  * handler next.  A commit that makes a job ready sets it, if the slot is armed: the handler
  * may have another process, and has none that is idle, which the commit's own signal would
  * wake (shared/waiters/wake.c).  Whether it is armed is computed anew at each change of a
- * post or of the number of processes.  A process that is no longer idle asks too, if that has
+ * handler slot or of the number of processes.  A process that is no longer idle asks too, if that has
  * armed the slot: what became ready while it woke up has found the slot unarmed.
  *
  * When all idemq.max_handler_workers are used and a handler has none, one of another handler is
@@ -59,7 +59,7 @@ typedef enum ProcessState
 	HANDLER_READY
 } ProcessState;
 
-typedef struct HandlerPost
+typedef struct HandlerSlot
 {
 	ProcessState state;
 	HandlerKey key;
@@ -70,31 +70,31 @@ typedef struct HandlerPost
 	bool idle;
 	bool leave;	 /* it is to end after its job */
 	int64 asked; /* mono: when it was asked to, for another handler */
-} HandlerPost;
+} HandlerSlot;
 
-typedef struct Board
+typedef struct HandlerRegistry
 {
 	LWLock handlers_lock;
-	HandlerPost posts[FLEXIBLE_ARRAY_MEMBER];
-} Board;
+	HandlerSlot processes[FLEXIBLE_ARRAY_MEMBER];
+} HandlerRegistry;
 
-static Board *board = NULL;
-/* The post of this process, when it runs a handler. */
-static HandlerPost *mine = NULL;
+static HandlerRegistry *registry = NULL;
+/* The handler slot of this process, when it runs a handler. */
+static HandlerSlot *mine = NULL;
 
 static void
-init_board(int tranche)
+init_registry(int tranche)
 {
-	LWLockInitialize(&board->handlers_lock, tranche);
+	LWLockInitialize(&registry->handlers_lock, tranche);
 }
 
-const ShmemPart idemq_handlers_part = {.area = (void **) &board,
-									   .size = offsetof(Board, posts),
-									   .each = sizeof(HandlerPost),
-									   .count = idemq_post_count,
+const ShmemPart idemq_handlers_part = {.area = (void **) &registry,
+									   .size = offsetof(HandlerRegistry, processes),
+									   .each = sizeof(HandlerSlot),
+									   .count = idemq_workers_max,
 									   .lies_in = AREA_WORKERS,
 									   .tranche = "idemq handlers",
-									   .init = init_board};
+									   .init = init_registry};
 
 static bool
 same(HandlerKey a, HandlerKey b)
@@ -124,7 +124,7 @@ idemq_handler_crashed(QueueSlot *slot, bool again)
 		idemq_due_by(slot, DUE_HANDLER, 0);
 }
 
-/* What the posts tell of a handler, and of all. */
+/* What the handler slots tell of a handler, and of all. */
 typedef struct Census
 {
 	int used;		   /* processes of all handlers */
@@ -132,31 +132,31 @@ typedef struct Census
 	int busy;		   /* of these: at a job */
 	bool coming;	   /* of these: one is on its way */
 	bool idle;		   /* of these: one is idle */
-	HandlerPost *free; /* a free post; NULL: none */
+	HandlerSlot *free; /* a free handler slot; NULL: none */
 } Census;
 
 /* Lock held. */
 static Census
-count_posts(HandlerKey key)
+count_processes(HandlerKey key)
 {
 	Census census = {0};
 
-	for (int i = 0; i < idemq_post_count(); i++)
+	for (int i = 0; i < idemq_workers_max(); i++)
 	{
-		HandlerPost *post = &board->posts[i];
+		HandlerSlot *process = &registry->processes[i];
 
-		if (post->state == HANDLER_FREE)
+		if (process->state == HANDLER_FREE)
 		{
-			census.free = post;
+			census.free = process;
 			continue;
 		}
 		census.used++;
-		if (!same(post->key, key))
+		if (!same(process->key, key))
 			continue;
 		census.own++;
-		census.busy += post->state == HANDLER_READY && !post->idle;
-		census.coming |= post->state != HANDLER_READY;
-		census.idle |= post->idle && !post->leave;
+		census.busy += process->state == HANDLER_READY && !process->idle;
+		census.coming |= process->state != HANDLER_READY;
+		census.idle |= process->idle && !process->leave;
 	}
 	return census;
 }
@@ -169,7 +169,7 @@ arm(QueueSlot *slot, HandlerKey key)
 
 	if (!idemq_slot_is_of(slot, key.queue_id))
 		return;
-	census = count_posts(key);
+	census = count_processes(key);
 	if (slot->handler_wanted > census.own && !census.idle)
 		(void) pg_atomic_fetch_or_u32(&slot->handler, HANDLER_ARMED);
 	else
@@ -184,27 +184,27 @@ arm(QueueSlot *slot, HandlerKey key)
 static void
 ask_to_leave(HandlerKey key)
 {
-	HandlerPost *chosen = NULL;
+	HandlerSlot *chosen = NULL;
 	int most = 0;
 	int64 now = idemq_mono_now();
 
-	for (int i = 0; i < idemq_post_count(); i++)
+	for (int i = 0; i < idemq_workers_max(); i++)
 	{
-		HandlerPost *post = &board->posts[i];
+		HandlerSlot *process = &registry->processes[i];
 		int weight;
 
-		if (post->state == HANDLER_FREE || same(post->key, key))
+		if (process->state == HANDLER_FREE || same(process->key, key))
 			continue;
-		if (post->leave && post->asked > now - FAIR_TURN)
+		if (process->leave && process->asked > now - FAIR_TURN)
 			return;
-		if (post->leave || post->state != HANDLER_READY ||
-			(!post->idle && post->since > now - FAIR_TURN))
+		if (process->leave || process->state != HANDLER_READY ||
+			(!process->idle && process->since > now - FAIR_TURN))
 			continue;
-		weight = post->idle ? PG_INT32_MAX : count_posts(post->key).own;
+		weight = process->idle ? PG_INT32_MAX : count_processes(process->key).own;
 		if (weight > most)
 		{
 			most = weight;
-			chosen = post;
+			chosen = process;
 		}
 	}
 	if (chosen != NULL)
@@ -217,7 +217,7 @@ ask_to_leave(HandlerKey key)
 }
 
 /*
- * Reserves a post for a process of a queue's handler, which may have so many.  *again: when
+ * Reserves a handler slot for a process of a queue's handler, which may have so many.  *again: when
  * (mono) to come again; PG_INT64_MAX: when something asks for it.
  */
 HandlerReserve
@@ -231,15 +231,15 @@ idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 
 	if (*again > now)
 		return HANDLER_LATER;
 	*again = PG_INT64_MAX;
-	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
-	for (int i = 0; i < idemq_post_count(); i++)
+	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
+	for (int i = 0; i < idemq_workers_max(); i++)
 	{
-		HandlerPost *post = &board->posts[i];
+		HandlerSlot *process = &registry->processes[i];
 
-		if (post->state == HANDLER_STARTING && post->since < now - START_PATIENCE)
-			post->state = HANDLER_FREE; /* its process never came */
+		if (process->state == HANDLER_STARTING && process->since < now - START_PATIENCE)
+			process->state = HANDLER_FREE; /* its process never came */
 	}
-	census = count_posts(ticket->key);
+	census = count_processes(ticket->key);
 	if (census.own >= wanted || census.idle)
 		result = HANDLER_ENOUGH;
 	else if (census.coming)
@@ -247,7 +247,7 @@ idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 
 		result = HANDLER_ENOUGH;
 		*again = now + LOOK_PAUSE;
 	}
-	else if (census.used >= Min(idemq_max_handler_workers, idemq_post_count()))
+	else if (census.used >= Min(idemq_max_handler_workers, idemq_workers_max()))
 	{
 		result = HANDLER_FULL;
 		*again = now + USECS_PER_SEC;
@@ -256,45 +256,45 @@ idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 
 	}
 	else
 	{
-		HandlerPost *post = census.free;
+		HandlerSlot *process = census.free;
 
-		post->state = HANDLER_STARTING;
-		post->key = ticket->key;
-		post->serial++;
-		post->pid = 0;
-		post->since = now;
-		post->idle = post->leave = false;
-		ticket->index = (int32) (post - board->posts);
-		ticket->serial = post->serial;
+		process->state = HANDLER_STARTING;
+		process->key = ticket->key;
+		process->serial++;
+		process->pid = 0;
+		process->since = now;
+		process->idle = process->leave = false;
+		ticket->index = (int32) (process - registry->processes);
+		ticket->serial = process->serial;
 		*again = wanted > census.own + 1 ? now + LOOK_PAUSE : now + START_PATIENCE;
 	}
 	arm(slot, ticket->key);
-	LWLockRelease(&board->handlers_lock);
+	LWLockRelease(&registry->handlers_lock);
 	idemq_handler_note_waits(ticket->key, result == HANDLER_FULL && census.own == 0);
 	return result;
 }
 
-/* Finds the post of a ticket that no process has shown yet; NULL when there is none.  Lock held. */
-static HandlerPost *
+/* Finds the handler slot of a ticket that no process has shown yet; NULL when there is none.  Lock held. */
+static HandlerSlot *
 reserved(const HandlerTicket *ticket)
 {
-	HandlerPost *post = &board->posts[ticket->index];
+	HandlerSlot *process = &registry->processes[ticket->index];
 
-	return post->state == HANDLER_STARTING && post->serial == ticket->serial ? post : NULL;
+	return process->state == HANDLER_STARTING && process->serial == ticket->serial ? process : NULL;
 }
 
 /* Takes a reservation back: the postmaster has no room for a process. */
 void
 idemq_handler_unreserve(QueueSlot *slot, const HandlerTicket *ticket)
 {
-	HandlerPost *post;
+	HandlerSlot *process;
 
-	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
-	post = reserved(ticket);
-	if (post != NULL)
-		post->state = HANDLER_FREE;
+	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
+	process = reserved(ticket);
+	if (process != NULL)
+		process->state = HANDLER_FREE;
 	arm(slot, ticket->key);
-	LWLockRelease(&board->handlers_lock);
+	LWLockRelease(&registry->handlers_lock);
 	idemq_handler_note_waits(ticket->key, true);
 }
 
@@ -305,10 +305,10 @@ idemq_handler_unreserve(QueueSlot *slot, const HandlerTicket *ticket)
 void
 idemq_handler_settle(QueueSlot *slot, HandlerKey key, int wanted)
 {
-	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
 	slot->handler_wanted = wanted;
 	arm(slot, key);
-	LWLockRelease(&board->handlers_lock);
+	LWLockRelease(&registry->handlers_lock);
 }
 
 /*
@@ -321,30 +321,30 @@ idemq_handlers_leave(Oid database, int signal_number)
 {
 	pid_t there = 0;
 
-	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
-	for (int i = 0; i < idemq_post_count(); i++)
+	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
+	for (int i = 0; i < idemq_workers_max(); i++)
 	{
-		HandlerPost *post = &board->posts[i];
+		HandlerSlot *process = &registry->processes[i];
 
-		if (post->state == HANDLER_FREE || post->key.database != database || post->pid == MyProcPid)
+		if (process->state == HANDLER_FREE || process->key.database != database || process->pid == MyProcPid)
 			continue;
-		if (post->state == HANDLER_STARTING)
+		if (process->state == HANDLER_STARTING)
 		{
-			post->state = HANDLER_FREE;
+			process->state = HANDLER_FREE;
 			continue;
 		}
-		there = post->pid;
-		post->leave = true;
+		there = process->pid;
+		process->leave = true;
 		if (signal_number != 0)
-			(void) kill(post->pid, signal_number);
+			(void) kill(process->pid, signal_number);
 		else
-			SetLatch(&GetPGProcByNumber(post->proc)->procLatch);
+			SetLatch(&GetPGProcByNumber(process->proc)->procLatch);
 	}
-	LWLockRelease(&board->handlers_lock);
+	LWLockRelease(&registry->handlers_lock);
 	return there;
 }
 
-/* Gives the post back at this process' end. */
+/* Gives the handler slot back at this process' end. */
 static void
 detach(int code, Datum arg)
 {
@@ -353,43 +353,43 @@ detach(int code, Datum arg)
 
 	if (mine->state == HANDLER_ATTACHED && !mine->leave)
 		idemq_handler_put_off(key, NULL);
-	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
 	mine->state = HANDLER_FREE;
 	mine->pid = 0;
 	if (slot != NULL)
 		arm(slot, key);
-	LWLockRelease(&board->handlers_lock);
+	LWLockRelease(&registry->handlers_lock);
 	idemq_due_by(slot, DUE_HANDLER, 0);
 }
 
-/* Gives this process the post of its ticket; false when it is not wanted any more. */
+/* Gives this process the handler slot of its ticket; false when it is not wanted any more. */
 bool
 idemq_handler_attach(const HandlerTicket *ticket)
 {
-	HandlerPost *post;
+	HandlerSlot *process;
 
-	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
-	post = reserved(ticket);
-	if (post != NULL)
+	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
+	process = reserved(ticket);
+	if (process != NULL)
 	{
-		post->state = HANDLER_ATTACHED;
-		post->pid = MyProcPid;
-		post->proc = IDEMQ_MY_PROC_NUMBER;
+		process->state = HANDLER_ATTACHED;
+		process->pid = MyProcPid;
+		process->proc = IDEMQ_MY_PROC_NUMBER;
 	}
-	LWLockRelease(&board->handlers_lock);
-	mine = post;
-	if (post != NULL)
+	LWLockRelease(&registry->handlers_lock);
+	mine = process;
+	if (process != NULL)
 		on_shmem_exit(detach, (Datum) 0);
-	return post != NULL;
+	return process != NULL;
 }
 
 /* Notes that this process is connected, and runs its handler from now on. */
 void
 idemq_handler_ready(void)
 {
-	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
 	mine->state = HANDLER_READY;
-	LWLockRelease(&board->handlers_lock);
+	LWLockRelease(&registry->handlers_lock);
 	idemq_handler_note_ready(mine->key);
 }
 
@@ -397,10 +397,10 @@ idemq_handler_ready(void)
 void
 idemq_handler_idle(QueueSlot *slot, bool idle)
 {
-	LWLockAcquire(&board->handlers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
 	mine->idle = idle;
 	arm(slot, mine->key);
-	LWLockRelease(&board->handlers_lock);
+	LWLockRelease(&registry->handlers_lock);
 	/* What became ready while it woke up has asked for no process. */
 	if (!idle)
 		idemq_handler_call(slot);
@@ -412,9 +412,9 @@ idemq_handler_must_leave(void)
 {
 	bool leave;
 
-	LWLockAcquire(&board->handlers_lock, LW_SHARED);
+	LWLockAcquire(&registry->handlers_lock, LW_SHARED);
 	leave = mine->leave;
-	LWLockRelease(&board->handlers_lock);
+	LWLockRelease(&registry->handlers_lock);
 	return leave;
 }
 
@@ -424,9 +424,9 @@ idemq_handler_processes(HandlerKey key, int *processes, int *busy)
 {
 	Census census;
 
-	LWLockAcquire(&board->handlers_lock, LW_SHARED);
-	census = count_posts(key);
-	LWLockRelease(&board->handlers_lock);
+	LWLockAcquire(&registry->handlers_lock, LW_SHARED);
+	census = count_processes(key);
+	LWLockRelease(&registry->handlers_lock);
 	*processes = census.own;
 	*busy = census.busy;
 }
