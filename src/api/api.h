@@ -112,11 +112,11 @@ extern StepName idemq_arg_step(FunctionCallInfo fcinfo);
 pg_noreturn extern void idemq_step_refuse_event(const StepName *name);
 
 /*
- * stand_in.c
+ * fallback_maintenance.c
  *		What a session does for its queue in place of the background worker.
  */
 
-extern void idemq_stand_in(const QueueInfo *queue);
+extern void idemq_do_fallback_maintenance(const QueueInfo *queue);
 
 /*
  * change_job.c

@@ -14,7 +14,7 @@
  *
  * What comes due by time alone has no commit that signals it: each check finds out when to check
  * again.  A session that finds no background worker, or a stuck one, checks once a second, reaps
- * and promotes (api/stand_in.c).  A worker that stops counts as moving for IDEMQ_STUCK_AFTER
+ * and promotes (api/fallback_maintenance.c).  A worker that stops counts as moving for IDEMQ_STUCK_AFTER
  * more.  A session that falls asleep before that is over is not told what comes due by time, nor
  * of a group whose head the worker had been called to promote.  The next claim finds it, and so
  * does the waiter at the end of its own wait.
@@ -188,7 +188,7 @@ check_queue(Target *target)
 	alone = !idemq_worker_present();
 	if (alone)
 	{
-		idemq_stand_in(&queue);
+		idemq_do_fallback_maintenance(&queue);
 		target->again = Min(target->again, idemq_mono_now() + CHECK_ALONE);
 	}
 	ready = idemq_ready_check(&queue, &next_due, &held);

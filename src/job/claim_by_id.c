@@ -36,7 +36,7 @@ is_leased(JobCall *call, JobsTable *table)
 {
 	Lease lease;
 
-	if (!idemq_lease_get(call->id, &lease) || lease.ending.ender == IDEMQ_MY_PROC_NUMBER)
+	if (!idemq_lease_get(call->id, &lease) || lease.ending.finisher == IDEMQ_MY_PROC_NUMBER)
 		return false;
 	if (!lease.claiming && lease.deadline <= idemq_mono_now())
 	{
@@ -115,7 +115,7 @@ unblock(JobCall *call, JobsTable *table)
 			promoted = idemq_promote_group(queue, name);
 	}
 	if (!promoted)
-		idemq_round_await(queue->slot);
+		idemq_promote_pass_await(queue->slot);
 	idemq_jobs_refresh(table);
 	return idemq_jobs_fetch(table, call->id, &call->job);
 }
@@ -236,7 +236,7 @@ idemq_job_is_settled(const JobCall *call)
 	Lease lease;
 
 	return job_status_is_finished(call->job.status) ||
-		   (idemq_lease_get(call->id, &lease) && lease.ending.ender != IDEMQ_MY_PROC_NUMBER &&
+		   (idemq_lease_get(call->id, &lease) && lease.ending.finisher != IDEMQ_MY_PROC_NUMBER &&
 			(lease.claiming || lease.deadline > idemq_mono_now()));
 }
 

@@ -229,7 +229,7 @@ claim_rounds(ClaimCall *call)
 /*
  * Claims from the queue at hand what is ready; and, if that is not enough, heads of FIFO groups
  * that are not promoted yet.  Without a worker, heads are promoted first, or jobs without a
- * group could keep them waiting for ever.  Scans again after a round of promotion that was
+ * group could keep them waiting for ever.  Scans again after a pass of promotion that was
  * under way.
  */
 static void
@@ -237,7 +237,7 @@ scan_and_promote(ClaimCall *call)
 {
 	const QueueInfo *queue = &call->scan.queue;
 	bool alone = !idemq_worker_present();
-	uint32 round = idemq_round_number(queue->slot);
+	uint32 pass = idemq_promote_pass_number(queue->slot);
 
 	if (alone && may_promote(queue))
 		(void) idemq_promote_some(queue, call->wanted - call->claimed);
@@ -255,8 +255,8 @@ scan_and_promote(ClaimCall *call)
 		scan_queue(call, false);
 	else if (!alone && call->claimed == 0)
 	{
-		idemq_round_await(queue->slot);
-		if (idemq_round_number(queue->slot) != round)
+		idemq_promote_pass_await(queue->slot);
+		if (idemq_promote_pass_number(queue->slot) != pass)
 			scan_queue(call, false);
 	}
 }

@@ -16,7 +16,7 @@
  *	failure		of a child: if any parent has failed, the child is cancelled.
  *
  * Never forgotten: for a child whose parents are done there is a mark, of itself or of the
- * parent that it watches, or an owner of that mark, or its queue is to be scanned, or a session
+ * parent that it watches, or a promoter of that mark, or its queue is to be scanned, or a session
  * is between its commit and its callback.  For a look that ends without a mark has seen the
  * watched parent unfinished, and the watch was committed before the look: a look that moves the
  * watch marks the child again at its own commit.  The end of that parent comes later than the

@@ -35,7 +35,7 @@
 #include "queue/queue.h"
 #include "table/table.h"
 
-/* Rounds of insert and lookup after which a trigger must be keeping the row out. */
+/* Repetitions of insert and lookup after which a trigger must be keeping the row out. */
 #define MAX_TRIES 20
 
 /* Returns whether a job has finished, and the time of its key is over. */

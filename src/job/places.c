@@ -18,9 +18,9 @@
  * does not take it, but makes it blocked (EVENT_PARK).  Then the job waits for its turn as the
  * others do, in front of those that were enqueued later.
  *
- * Never more than group_max_running.  A promotion counts the places, as the group's owner, by a
+ * Never more than group_max_running.  A promotion counts the places, as the group's promoter, by a
  * snapshot that is younger than its ownership.  So the snapshot shows all places that earlier
- * owners gave; places that it shows, and that were given back since, are counted too many.  The
+ * promoters gave; places that it shows, and that were given back since, are counted too many.  The
  * promotion gives one more only if there are fewer than group_max_running.  A rollback of the
  * promotion, or a crash, takes the place back with the row; a rollback of the claim, or of the
  * attempt's end, leaves the job its place.
@@ -48,7 +48,7 @@
  * turns as the others do, and has any number of places, even after group_max_running became 1.
  * Since these need no count, its floor is the time of its last promotion: a job that waits below
  * that, after a claim that was rolled back, is one turn more.  claim_job and the like promote the
- * job that they ask for, without being the group's owner.
+ * job that they ask for, without being the group's promoter.
  *
  * Where to look: the ready_at of a job with a place was the time of its promotion or, if that is
  * later, the time from which its group may start the next one (group_rate_limit,

@@ -17,7 +17,7 @@
  * proof stands in shared/groups/groups.c).
  *
  * No group is forgotten: for a group whose committed jobs have no head there is a mark, an
- * owner, a scan of its queue that is to come, or a session between its commit and its
+ * promoter, a scan of its queue that is to come, or a session between its commit and its
  * callback.  idemq.check() checks both (groups.head, groups.headless), and that no job is
  * below its group's floor (groups.floor).
  *
@@ -158,7 +158,7 @@ promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int l
 	if (own == GROUP_FULL)
 		idemq_groups_want_scan(queue->slot, queue->id, true);
 	else if (own == GROUP_BUSY)
-		/* Its owner visits it, or will again; unless that is this transaction. */
+		/* Its promoter visits it, or will again; unless that is this transaction. */
 		again = name != (Datum) 0 && idemq_group_has_places(queue, name) &&
 				idemq_pending_groups_owns(&group.key);
 	else

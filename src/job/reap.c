@@ -119,7 +119,7 @@ hold_marked(JobsTable *table, const Job *job, int64 token)
 
 	return idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, JOB_SKIPS) == JOB_WRITTEN &&
 		   idemq_lease_get(job->id, &lease) && lease.token == token && lease.ending.reaping &&
-		   lease.ending.ender == IDEMQ_MY_PROC_NUMBER;
+		   lease.ending.finisher == IDEMQ_MY_PROC_NUMBER;
 }
 
 /*

@@ -15,13 +15,13 @@
  * A job that a later snapshot shows below its group's floor is a suspect: its writer may
  * be about to lower the floor.  Once all that the snapshot showed has reached shared
  * memory (idemq_check_settled), the writer's mark has done so.  From then on only a
- * promotion could raise the floor above the job.  Its owner has seen this version of the
+ * promotion could raise the floor above the job.  Its promoter has seen this version of the
  * row, as the group's head, or as the one to promote unless there was an earlier one: in
  * neither case does the floor rise above that version.  So if the floor, read again, is
  * still above it, and a later snapshot shows the same version, then that floor is wrong.
  *
  * The group without a name may have jobs below its first floor (job/places.c).  Groups that
- * have an owner are left out: what has lowered their floors is not in them yet.  So are groups
+ * have a promoter are left out: what has lowered their floors is not in them yet.  So are groups
  * with long names, of which memory knows only a hash.
  */
 #include "postgres.h"
@@ -81,7 +81,7 @@ find_below(const CheckCall *call, int *count)
 		const GroupKey *key = &groups[i].key;
 		const GroupFloor *floor = &groups[i].floor;
 
-		if (groups[i].owner != NOBODY || key->length == LONG_NAME ||
+		if (groups[i].promoter != NOBODY || key->length == LONG_NAME ||
 			floor->blocked == GROUP_NO_FLOOR.blocked)
 			continue;
 		columns[0][n] = Int32GetDatum(key->queue_id);

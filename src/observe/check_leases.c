@@ -56,7 +56,7 @@ static SqlStatement find_running =
 static bool
 is_active(const Lease *lease)
 {
-	return !lease->claiming && lease->ending.ender == NO_SESSION;
+	return !lease->claiming && lease->ending.finisher == NO_SESSION;
 }
 
 /* Reads the job's entry again; returns whether it still has the copy's token. */
@@ -207,7 +207,7 @@ check_attempts(CheckCall *call)
 static bool
 is_without_transaction(const Lease *lease)
 {
-	int32 session = lease->claiming ? lease->session : lease->ending.ender;
+	int32 session = lease->claiming ? lease->session : lease->ending.finisher;
 
 	if (is_active(lease))
 		return false;
@@ -232,7 +232,7 @@ is_outlived(CheckCall *call, const Lease *copy)
 	{
 		if (!is_without_transaction(&now) || !idemq_check_settled(call) ||
 			!read_again(copy, &now) || now.claiming != copy->claiming ||
-			now.ending.ender != copy->ending.ender)
+			now.ending.finisher != copy->ending.finisher)
 			return false;
 	}
 	return true;

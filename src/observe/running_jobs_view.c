@@ -74,7 +74,7 @@ SQL_FUNCTION(idemq_sql_leases)
 				   idemq_interval_datum(lease->deadline - idemq_mono_now()));
 		row_add(&row, BoolGetDatum(lease->attached));
 		state = lease->claiming						? "claiming"
-				: lease->ending.ender != NO_SESSION ? (lease->ending.reaping ? "reaping" : "ending")
+				: lease->ending.finisher != NO_SESSION ? (lease->ending.reaping ? "reaping" : "ending")
 				: lease->cancels > 0				? "cancelling"
 													: "active";
 		row_add(&row, CStringGetTextDatum(state));

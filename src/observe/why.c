@@ -383,7 +383,7 @@ say_running(WhyCall *call)
 {
 	const Job *job = &call->job;
 	Lease lease;
-	int ender;
+	int finisher;
 
 	if (!idemq_lease_get(job->id, &lease) || lease.token != job->token)
 	{
@@ -396,13 +396,13 @@ say_running(WhyCall *call)
 	if (say_claiming(call, &lease))
 		return;
 	say_attempt(call, idemq_lease_pid(&lease));
-	ender = idemq_session_pid(lease.ending.ender);
-	if (lease.ending.ender == IDEMQ_MY_PROC_NUMBER)
+	finisher = idemq_session_pid(lease.ending.finisher);
+	if (lease.ending.finisher == IDEMQ_MY_PROC_NUMBER)
 		say(call, "; this transaction is ending it");
-	else if (ender != 0 && lease.ending.reaping)
-		say(call, "; its lease ended, and pid %d is taking it back", ender);
-	else if (ender != 0)
-		say(call, "; the open transaction of pid %d is ending it", ender);
+	else if (finisher != 0 && lease.ending.reaping)
+		say(call, "; its lease ended, and pid %d is taking it back", finisher);
+	else if (finisher != 0)
+		say(call, "; the open transaction of pid %d is ending it", finisher);
 	else
 	{
 		say_deadline(call, idemq_timestamp_from_mono(lease.deadline));
@@ -413,7 +413,7 @@ say_running(WhyCall *call)
 			say(call, "; a transaction that cancels it waits for the worker's, and its heartbeats "
 					  "are answered cancelled");
 	}
-	if (lease.attached && ender == 0)
+	if (lease.attached && finisher == 0)
 		say(call, " (attached: or until that session ends)");
 }
 

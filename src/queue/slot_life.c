@@ -5,8 +5,8 @@
  * A slot has parts in several files: the cursors and the recovery point in the slot
  * itself; the ring of events, the counters, the groups and the cell of buckets at its
  * index.  Its next queue must inherit nothing, so all of them are reset or forgotten here,
- * and nowhere else.  (A round of promotion, at its index too, is the worker's:
- * shared/groups/promote_round.c.)
+ * and nowhere else.  (A pass of promotion, at its index too, is the worker's:
+ * shared/groups/promote_pass.c.)
  *
  * Invariant: a queue that has a slot has all of its parts.  slots_lock is held
  * exclusively from before the slot gets its key until the last part is reset, so

@@ -118,7 +118,7 @@ start_worker(WorkerSlotCopy *copy)
 	if (start->handle != NULL)
 		pfree(start->handle);
 	start->handle = NULL;
-	old = MemoryContextSwitchTo(TopMemoryContext); /* the handle is for later rounds */
+	old = MemoryContextSwitchTo(TopMemoryContext); /* the handle is for later passes */
 	IDEMQ_STOP("launcher_before_start");
 	registered = RegisterDynamicBackgroundWorker(&worker, &start->handle);
 	MemoryContextSwitchTo(old);

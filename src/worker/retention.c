@@ -3,15 +3,15 @@
  *		Deleting what is past its retention: finished jobs, their attempts and steps, what
  *		idemq.once has seen, events, and the audit.
  *
- * The background worker does so in rounds, idemq.purge_interval apart.  A round
+ * The background worker does so in passes, idemq.purge_interval apart.  A pass
  * consists of batches of 5 ms, each in a transaction of its own; between two batches all
- * other tasks have their turn.  Which jobs a round visits: worker/retention_ranges.c.
+ * other tasks have their turn.  Which jobs a pass visits: worker/retention_ranges.c.
  * A batch never waits for a row that another transaction holds, and deletes the version
  * that it has fetched, or nothing: a job that is redriven meanwhile stays.
  *
- * Each round ends with a part of the sweep: a scan of all jobs, from the least id on,
- * for what the rounds have missed.  It takes 1 % of the time, and at least one batch
- * a round.
+ * Each pass ends with a part of the sweep: a scan of all jobs, from the least id on,
+ * for what the passes have missed.  It takes 1 % of the time, and at least one batch
+ * a pass.
  *
  * The history of a job that was deleted by hand stays: a job that pg_restore has not restored
  * yet looks the same.
@@ -72,7 +72,7 @@ typedef struct Batch
 	bool notes;		 /* what stays is noted, for its next visit */
 } Batch;
 
-/* What the rounds have come to. */
+/* What the passes have come to. */
 typedef enum Stage
 {
 	STAGE_BEGIN,
@@ -89,24 +89,24 @@ typedef struct ByTime
 
 #define ALL_TIMES ((ByTime){{DT_NOBEGIN, DT_NOBEGIN, DT_NOBEGIN}})
 
-typedef struct Rounds
+typedef struct Passes
 {
 	Stage stage;
 	int64 began; /* mono: the last one */
 	TimestampTz now;
 	IdScan sweep;
-	int64 swept;	  /* microseconds of this round */
+	int64 swept;	  /* microseconds of this pass */
 	int64 next_sweep; /* mono */
-	bool whole;		  /* this round sweeps all jobs */
+	bool whole;		  /* this pass sweeps all jobs */
 	ByTime by_time;
-} Rounds;
+} Passes;
 
-static Rounds rounds = {.stage = STAGE_BEGIN};
-/* The rounds as they were before a batch, and the range that the batch visits. */
-static Rounds rounds_before;
+static Passes passes = {.stage = STAGE_BEGIN};
+/* The passes as they were before a batch, and the range that the batch visits. */
+static Passes passes_before;
 static IdScan visit;
 static bool visiting = false;
-/* One refusal is logged in a round. */
+/* One refusal is logged in a pass. */
 static bool refusal_logged = false;
 
 static SqlStatement delete_by_time =
@@ -138,7 +138,7 @@ purge_by_time(ByTime *by_time, TimestampTz now, int64 limit)
 
 /*
  * Deletes a row by SQL, in a subtransaction.  Returns false when it stays; one reason is logged
- * in a round.  Raises a query cancel again.
+ * in a pass.  Raises a query cancel again.
  */
 static bool
 delete_by_sql(const Job *job, TimestampTz finished_at)
@@ -294,25 +294,25 @@ purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded
 	return batch.rows;
 }
 
-/* Goes on with the sweep, or begins a new one; false when this round has had its part. */
+/* Goes on with the sweep, or begins a new one; false when this pass has had its part. */
 static bool
 sweep(void)
 {
 	int64 mono = idemq_mono_now();
 	int64 started = idemq_stopwatch();
 
-	if (id_scan_is_over(&rounds.sweep) && mono >= rounds.next_sweep)
+	if (id_scan_is_over(&passes.sweep) && mono >= passes.next_sweep)
 	{
-		rounds.sweep = ALL_IDS;
-		rounds.by_time = ALL_TIMES;
-		rounds.next_sweep = mono + SWEEP_PAUSE;
+		passes.sweep = ALL_IDS;
+		passes.by_time = ALL_TIMES;
+		passes.next_sweep = mono + SWEEP_PAUSE;
 	}
-	if (!id_scan_is_over(&rounds.sweep))
-		(void) purge_jobs(&rounds.sweep, false, rounds.now, BATCH_ROWS, true);
-	rounds.swept += idemq_stopwatch() - started;
-	if (!id_scan_is_over(&rounds.sweep))
-		return rounds.whole || rounds.swept < idemq_purge_interval * INT64CONST(1000) / SWEEP_SHARE;
-	rounds.whole = false;
+	if (!id_scan_is_over(&passes.sweep))
+		(void) purge_jobs(&passes.sweep, false, passes.now, BATCH_ROWS, true);
+	passes.swept += idemq_stopwatch() - started;
+	if (!id_scan_is_over(&passes.sweep))
+		return passes.whole || passes.swept < idemq_purge_interval * INT64CONST(1000) / SWEEP_SHARE;
+	passes.whole = false;
 	return false;
 }
 
@@ -322,53 +322,53 @@ idemq_retention_due_at(const SlotView *view)
 {
 	if (idemq_purge_interval <= 0)
 		return PG_INT64_MAX;
-	if (rounds.stage != STAGE_BEGIN || rounds.began == 0)
+	if (passes.stage != STAGE_BEGIN || passes.began == 0)
 		return 0;
-	return rounds.began + idemq_purge_interval * INT64CONST(1000);
+	return passes.began + idemq_purge_interval * INT64CONST(1000);
 }
 
-/* Begins at once a round that sweeps all jobs and deletes everything past its retention. */
+/* Begins at once a pass that sweeps all jobs and deletes everything past its retention. */
 void
 idemq_retention_hurry(void)
 {
-	rounds.stage = STAGE_BEGIN;
-	rounds.began = 0;
-	rounds.whole = true;
-	rounds.sweep = ALL_IDS;
-	rounds.by_time = ALL_TIMES;
+	passes.stage = STAGE_BEGIN;
+	passes.began = 0;
+	passes.whole = true;
+	passes.sweep = ALL_IDS;
+	passes.by_time = ALL_TIMES;
 }
 
 /* Does one batch, in its transaction; to be followed by idemq_retention_ended. */
 void
 idemq_retention_run(void)
 {
-	rounds_before = rounds;
+	passes_before = passes;
 	visiting = false;
-	if (rounds.stage == STAGE_BEGIN)
+	if (passes.stage == STAGE_BEGIN)
 	{
 		/* Alone: it locks the sequence, as TRUNCATE ... RESTART IDENTITY does after the table. */
-		rounds.now = idemq_now();
-		rounds.began = idemq_mono_now();
-		rounds.swept = 0;
+		passes.now = idemq_now();
+		passes.began = idemq_mono_now();
+		passes.swept = 0;
 		refusal_logged = false;
-		idemq_ranges_begin_round(rounds.now, idemq_jobs_last_id());
-		rounds.stage = STAGE_JOBS;
+		idemq_ranges_begin_pass(passes.now, idemq_jobs_last_id());
+		passes.stage = STAGE_JOBS;
 		return;
 	}
-	if (rounds.stage == STAGE_JOBS)
+	if (passes.stage == STAGE_JOBS)
 	{
 		visiting = idemq_ranges_begin_visit(&visit);
 		if (visiting)
 		{
-			(void) purge_jobs(&visit, true, rounds.now, BATCH_ROWS, true);
+			(void) purge_jobs(&visit, true, passes.now, BATCH_ROWS, true);
 			return;
 		}
-		rounds.stage = STAGE_BY_TIME;
+		passes.stage = STAGE_BY_TIME;
 	}
-	if (rounds.stage == STAGE_BY_TIME && !purge_by_time(&rounds.by_time, rounds.now, BATCH_ROWS))
-		rounds.stage = STAGE_SWEEP;
-	else if (rounds.stage == STAGE_SWEEP && !sweep())
-		rounds.stage = STAGE_BEGIN;
+	if (passes.stage == STAGE_BY_TIME && !purge_by_time(&passes.by_time, passes.now, BATCH_ROWS))
+		passes.stage = STAGE_SWEEP;
+	else if (passes.stage == STAGE_SWEEP && !sweep())
+		passes.stage = STAGE_BEGIN;
 }
 
 /* Undoes what the last batch noted, unless its transaction has committed. */
@@ -376,7 +376,7 @@ void
 idemq_retention_ended(const SlotView *view, bool done)
 {
 	if (!done)
-		rounds = rounds_before;
+		passes = passes_before;
 	else if (visiting)
 		idemq_ranges_end_visit(&visit);
 	visiting = false;

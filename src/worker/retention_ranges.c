@@ -13,7 +13,7 @@
  *		an unfinished one	its retention from now on, since it may finish at once; or,
  *							if that is later, a sixteenth of its age: so one that has waited
  *							for an hour, or is put off for a month, is visited now and then
- *		one that a transaction holds, or whose deletion is refused: the next round, or some
+ *		one that a transaction holds, or whose deletion is refused: the next pass, or some
  *							minutes later
  *		a row in doubt		since its transaction is open: as an unfinished one
  *
@@ -24,7 +24,7 @@
  * finish one by one has some 16 visits in a retention and not one for each job.  Neither that
  * nor the sixteenth of an age is more than MAX_LATE.
  *
- * The rounds miss a row with an id below the new ids that is not there yet when its range is
+ * The passes miss a row with an id below the new ids that is not there yet when its range is
  * visited (an id taken and not written for longer than a retention and SETTLE_TIME, a restore,
  * a DBA's INSERT), and one that a DBA's UPDATE has made older.  The sweep (worker/retention.c)
  * finds these.  A change of a queue's retention, and ids that begin anew, have all visited
@@ -85,16 +85,16 @@ static RangeList all;
 /* The ranges that the present visit has left so far; the last one is open, with so many rows. */
 static RangeList left;
 static int left_rows;
-/* The range that is visited, or where the round goes on. */
+/* The range that is visited, or where the pass goes on. */
 static int next_range;
-static TimestampTz round_began;
+static TimestampTz pass_began;
 /* Ids below this are in a range, or were visited; the others were given after known_at. */
 static int64 known_ids = PG_INT64_MIN;
 static TimestampTz known_at = DT_NOBEGIN;
 /* The last id given at given_at: the ids up to it are known when SETTLE_TIME has passed. */
 static int64 given_id = PG_INT64_MAX;
 static TimestampTz given_at;
-/* Of QueueKeeps: the queues as the last round knew them. */
+/* Of QueueKeeps: the queues as the last pass knew them. */
 static HTAB *known = NULL;
 /* A queue keeps jobs for another time than before: all is to be visited again. */
 static bool keeps_changed = false;
@@ -246,17 +246,17 @@ add_new_ids(TimestampTz due)
 }
 
 /*
- * Begins a round: reads the queues' settings, and sets what is to be visited.  last_id: the
+ * Begins a pass: reads the queues' settings, and sets what is to be visited.  last_id: the
  * last id that was given before now, 0 for none.
  */
 void
-idemq_ranges_begin_round(TimestampTz now, int64 last_id)
+idemq_ranges_begin_pass(TimestampTz now, int64 last_id)
 {
 	int64 shortest;
 
-	IDEMQ_STOP("idemq_ranges_begin_round");
+	IDEMQ_STOP("idemq_ranges_begin_pass");
 	shortest = follow_settings();
-	/* Also at our first round. */
+	/* Also at our first pass. */
 	if (last_id < given_id)
 	{
 		begin_anew();
@@ -265,7 +265,7 @@ idemq_ranges_begin_round(TimestampTz now, int64 last_id)
 	}
 	else if (keeps_changed)
 		begin_anew();
-	/* Those that were there before our first round may be of any age. */
+	/* Those that were there before our first pass may be of any age. */
 	if ((now - given_at >= SETTLE_TIME || now < given_at) &&
 		(known_ids == PG_INT64_MIN || shortest < PG_INT64_MAX))
 	{
@@ -276,16 +276,16 @@ idemq_ranges_begin_round(TimestampTz now, int64 last_id)
 	}
 	if (all.count > MAX_RANGES)
 		join_neighbours(&all);
-	round_began = now;
+	pass_began = now;
 	next_range = 0;
 }
 
-/* Sets *scan to a range that is due; false when the round is over. */
+/* Sets *scan to a range that is due; false when the pass is over. */
 bool
 idemq_ranges_begin_visit(IdScan *scan)
 {
 	left.count = left_rows = 0;
-	while (next_range < all.count && all.ranges[next_range].due > round_began)
+	while (next_range < all.count && all.ranges[next_range].due > pass_began)
 		next_range++;
 	if (next_range >= all.count)
 		return false;

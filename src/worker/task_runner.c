@@ -282,8 +282,8 @@ idemq_task_run_if_due(const Task *task, const SlotView *view)
 
 	if (when > idemq_mono_now())
 		return when;
-	if (task->is_round)
-		idemq_round_begin(view->slot);
+	if (task->is_promote_pass)
+		idemq_promote_pass_begin(view->slot);
 	/* Before the transaction: a session that makes something due later notes it. */
 	if (task->takes)
 		(void) idemq_due_take(view->slot, task->due);
@@ -291,8 +291,8 @@ idemq_task_run_if_due(const Task *task, const SlotView *view)
 	/* Nobody else knows that time any more. */
 	if (task->takes && !done)
 		idemq_due_by(view->slot, task->due, 0);
-	if (task->is_round)
-		idemq_round_end(view->slot);
+	if (task->is_promote_pass)
+		idemq_promote_pass_end(view->slot);
 	if (task->ended != NULL)
 		task->ended(view, done);
 	/*

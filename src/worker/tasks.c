@@ -32,7 +32,7 @@
  *
  * Once the test clock has moved (shared/waiters/clock_call.c), a task that would be postponed
  * because it was done or failed a moment ago runs at once, everything past its retention is deleted
- * in one round, and the call is answered when nothing more is due.
+ * in one pass, and the call is answered when nothing more is due.
  */
 #include "postgres.h"
 
@@ -57,10 +57,10 @@
 #define REPORT_DELAY USECS_PER_SEC
 
 /* Turns are taken for that long, then what is due for all queues, and the worker's own affairs. */
-#define ROUND_TIME INT64CONST(50000)
+#define PASS_TIME INT64CONST(50000)
 /* The clock was moved when its offset has grown by so much; less is its usual drift. */
 #define CLOCK_MOVED INT64CONST(10000)
-/* What could not be read when a round began is read again after that. */
+/* What could not be read when a pass began is read again after that. */
 #define LOOK_PAUSE USECS_PER_SEC
 
 /* When (mono) a count may be tried. */
@@ -102,7 +102,7 @@ count_jobs(void)
 
 /* In the order of a turn; .run is for each queue, .run_for_all for all at once. */
 static const Task tasks[] = {
-	{TASK_PROMOTE, DUE_GROUPS, .run = idemq_promote_batch, .is_round = true},
+	{TASK_PROMOTE, DUE_GROUPS, .run = idemq_promote_batch, .is_promote_pass = true},
 	{TASK_REAP, DUE_LEASE, .run = idemq_reap_expired},
 	{TASK_RECOVER, DUE_RECOVERY, .run = idemq_recover_some},
 	{TASK_DUE, DUE_READY, true, .run = idemq_due},
@@ -251,12 +251,12 @@ take_turn(int slot)
 
 /*
  * Has the queues that are due take turns, and then does what is due for all at once; for
- * ROUND_TIME and a turn at most.  Returns when (mono) to come again.
+ * PASS_TIME and a turn at most.  Returns when (mono) to come again.
  */
 static int64
 do_turns(void)
 {
-	int64 until = idemq_stopwatch() + ROUND_TIME;
+	int64 until = idemq_stopwatch() + PASS_TIME;
 	int64 next = PG_INT64_MAX;
 
 	plan_changed();
@@ -282,7 +282,7 @@ do_turns(void)
 	return Min(next, until);
 }
 
-/* Makes due what a former worker may have known of a queue; ends a round that it left open. */
+/* Makes due what a former worker may have known of a queue; ends a pass that it left open. */
 static void
 make_due(const SlotView *view, void *arg)
 {
@@ -290,7 +290,7 @@ make_due(const SlotView *view, void *arg)
 
 	for (int i = 0; i < (int) lengthof(kinds); i++)
 		idemq_due_by(view->slot, kinds[i], 0);
-	idemq_round_end(view->slot);
+	idemq_promote_pass_end(view->slot);
 }
 
 /*
@@ -338,7 +338,7 @@ hurry(uint64 call)
 {
 	static uint64 last = 0;
 
-	/* In every round, because a scan that began before the clock moved is postponed at its end. */
+	/* In every pass, because a scan that began before the clock moved is postponed at its end. */
 	idemq_expire_hurry();
 	if (call != last)
 	{
@@ -370,7 +370,7 @@ follows(void)
 {
 	bool does;
 
-	/* What changes between the two calls is read in the next round. */
+	/* What changes between the two calls is read in the next pass. */
 	if (!idemq_following_is_known(&does) &&
 		(!idemq_task_run(&look_up_task, 0) || !idemq_following_is_known(&does)))
 		next_look = idemq_mono_now() + LOOK_PAUSE;

@@ -72,7 +72,7 @@ typedef struct Task
 	TaskKind kind;
 	DueKind due;   /* its time in the queue's slot */
 	bool takes;	   /* that is taken before it runs, and set to 0 if it fails */
-	bool is_round; /* claims that find nothing wait for its end: shared/groups/promote_round.c */
+	bool is_promote_pass; /* claims that find nothing wait for its end: promote_pass.c */
 	/* Returns when (mono) it is to run: PG_INT64_MAX for never, the past for now.  NULL: at due. */
 	int64 (*due_at)(const SlotView *view);
 	/* Runs it, in a transaction of its own; one of the two is set. */
@@ -164,7 +164,7 @@ extern TimestampTz idemq_retention_visit_unfinished(const Job *job, const QueueI
 													TimestampTz now);
 extern TimestampTz idemq_retention_visit_finished(TimestampTz finished_at, int64 keep,
 												  TimestampTz now);
-extern void idemq_ranges_begin_round(TimestampTz now, int64 last_id);
+extern void idemq_ranges_begin_pass(TimestampTz now, int64 last_id);
 extern bool idemq_ranges_begin_visit(IdScan *scan);
 extern void idemq_ranges_stays(int64 id, TimestampTz next_visit);
 extern void idemq_ranges_end_visit(const IdScan *scan);

@@ -206,7 +206,7 @@ idemq_log_task_error(void)
 		EmitErrorReport();
 }
 
-/* Says what there is to say between two rounds of tasks. */
+/* Says what there is to say between two passes of tasks. */
 void
 idemq_log_news(void)
 {

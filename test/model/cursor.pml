@@ -40,7 +40,7 @@ byte ring_from = 1;
 byte ring = 0;					/* its entries */
 
 bool leased[3];
-byte ender[3] = NOBODY;
+byte finisher[3] = NOBODY;
 byte passed_by[3];				/* the least key at which it was passed; 0: none */
 
 bool aborted = false;			/* one is allowed */
@@ -71,7 +71,7 @@ inline lower(key)
 /* drop_lease of txn/pending.c: the entry goes, and what it turned away is lowered to. */
 inline drop(j, passed)
 {
-	atomic { leased[j] = false; ender[j] = NOBODY; passed = passed_by[j]; passed_by[j] = 0 };
+	atomic { leased[j] = false; finisher[j] = NOBODY; passed = passed_by[j]; passed_by[j] = 0 };
 #ifndef NO_PASSED_BY
 	if
 	:: passed != 0 -> lower(passed)
@@ -158,8 +158,8 @@ inline claim()
 	:: k <= KEYS && ((in_ring && (view & BIT(k)) != 0) || (!in_ring && (indexed & BIT(k)) != 0)) ->
 		/* idemq_ready_job */
 		if
-		:: atomic { leased[JOB(k)] && ender[JOB(k)] == NOBODY -> k++ }
-		:: atomic { leased[JOB(k)] && ender[JOB(k)] != NOBODY -> skip };
+		:: atomic { leased[JOB(k)] && finisher[JOB(k)] == NOBODY -> k++ }
+		:: atomic { leased[JOB(k)] && finisher[JOB(k)] != NOBODY -> skip };
 			if
 			:: (snapshot & BIT(k)) == 0 || (ready & BIT(k)) == 0 -> k++
 			:: else ->
@@ -254,7 +254,7 @@ again:
 	fi;
 	/* The attempt ends; once its end may abort. */
 end:
-	ender[JOB(got)] = me;
+	finisher[JOB(got)] = me;
 	if
 	:: got == 2 ->
 		if
@@ -270,7 +270,7 @@ end:
 #endif
 			goto out
 		MAY_ABORT;
-			atomic { ender[B] = NOBODY; passed_by[B] = 0 };
+			atomic { finisher[B] = NOBODY; passed_by[B] = 0 };
 			goto end
 		fi
 	:: else

@@ -8,7 +8,7 @@
  * another one from then on.  Two sessions take marks, one of them twice.  One transaction aborts, the enqueue, an end, or a look, and
  * is done again.  The enqueue may be a prepared one, whose bits went in a restart.
  *
- * A mark that is taken has one owner, and comes back when it is marked meanwhile or its owner aborts:
+ * A mark that is taken has one promoter, and comes back when it is marked meanwhile or its promoter aborts:
  * groups.pml.  Not in it: parents that fail or are brought back, a batch of marks, scans, a database
  * without a worker, full tables, the hash (one parent's bit may be another's: marked in vain).
  *
@@ -92,7 +92,7 @@ begin:
 }
 
 /* The end of a parent. */
-proctype ender(byte p)
+proctype finisher(byte p)
 {
 	byte seen = 0;
 	bool may = false;
@@ -252,5 +252,5 @@ proctype witness()
 
 init
 {
-	atomic { run witness(); run enqueuer(); run ender(0); run ender(1); run learner(false); run learner(true); run worker(); run claimer() }
+	atomic { run witness(); run enqueuer(); run finisher(0); run finisher(1); run learner(false); run learner(true); run worker(); run claimer() }
 }

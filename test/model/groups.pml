@@ -4,19 +4,19 @@
  *		group has one head at most, its first job by the snapshot that chose it, and is not forgotten.
  *
  * One group of three jobs, each of which is enqueued by a session of its own, and commits in any
- * order; a worker that completes the heads; two owners: the background worker, which takes what is
+ * order; a worker that completes the heads; two promoters: the background worker, which takes what is
  * marked, and a claim, which takes the group by its name, once.  One transaction aborts, of
- * an enqueue or an owner.
+ * an enqueue or a promoter.
  *
  * A window's least id is that of the writers in it: the C code's, of two generations, may be less.
  * Not in it: places, rates, long names, a full table, entries that are idle, scans, changes by hand,
  * queues without a slot.
  *
  * Mutants: SNAPSHOT_FIRST (before the group is owned), RELEASE_FIRST (before the promotion is visible),
- * MARK_FIRST (before the commit), NO_AGAIN (a mark while there is an owner is not kept), ABORT_DONE (an
- * owner that aborts gives back a group that is done with), NO_WINDOW (a check does not ask for it),
+ * MARK_FIRST (before the commit), NO_AGAIN (a mark while there is a promoter is not kept), ABORT_DONE (an
+ * promoter that aborts gives back a group that is done with), NO_WINDOW (a check does not ask for it),
  * FLOOR_FIRST (it reads the floor before the window), LEAVE_FIRST (a writer leaves before it marks),
- * NO_LOWERED (what a mark has lowered while there is an owner is not heeded).
+ * NO_LOWERED (what a mark has lowered while there is a promoter is not heeded).
  */
 #define JOBS 3
 #define KEEP 9
@@ -30,7 +30,7 @@ byte done = 0;
 byte ended = 0;				/* enqueues that are through */
 byte window = 0;			/* ids of writers in it */
 
-byte owner = NOBODY;		/* the entry: */
+byte promoter = NOBODY;		/* the entry: */
 bool again = false;
 bool waiting = false;
 byte floor = 0;				/* 0: none */
@@ -47,7 +47,7 @@ inline mark(id)
 {
 	d_step {
 		if
-		:: owner != NOBODY ->
+		:: promoter != NOBODY ->
 #ifndef NO_AGAIN
 			again = true;
 #endif
@@ -64,7 +64,7 @@ inline release(me, to, wants)
 {
 	d_step {
 		if
-		:: owner == me ->
+		:: promoter == me ->
 			waiting = wants || again;
 			again = false;
 #ifdef NO_LOWERED
@@ -73,7 +73,7 @@ inline release(me, to, wants)
 			floor = MIN(to, lowered);
 #endif
 			lowered = KEEP;
-			owner = NOBODY
+			promoter = NOBODY
 		:: else
 		fi
 	}
@@ -176,7 +176,7 @@ proctype worker()
 		atomic { seen = blocked; seen_heads = heads };
 #endif
 		if
-		:: d_step { waiting && owner == NOBODY -> waiting = false; owner = 1; lowered = KEEP; taken = floor };
+		:: d_step { waiting && promoter == NOBODY -> waiting = false; promoter = 1; lowered = KEEP; taken = floor };
 			check(1)
 		:: !waiting
 		fi
@@ -192,9 +192,9 @@ proctype claimer()
 	atomic { seen = blocked; seen_heads = heads };
 #endif
 	if
-	:: d_step { owner == NOBODY -> waiting = false; owner = 2; lowered = KEEP; taken = floor };
+	:: d_step { promoter == NOBODY -> waiting = false; promoter = 2; lowered = KEEP; taken = floor };
 		check(2)
-	:: d_step { owner != NOBODY -> again = true }
+	:: d_step { promoter != NOBODY -> again = true }
 	fi
 }
 

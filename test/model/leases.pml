@@ -5,7 +5,7 @@
  *
  * One job.  A worker claims it, and may die then, or with what it has claimed again; it sends a heartbeat, from another session, at any
  * time, and completes the job, releases it, or releases it and claims it again in the same transaction, as a whole or
- * in a savepoint that is rolled back.  A reaper comes twice, another claimer once.  An ender ends whatever attempt it
+ * in a savepoint that is rolled back.  A reaper comes twice, another claimer once.  A finisher ends whatever attempt it
  * sees, at any time, and claims the job again likewise.  The lease ends by time twice at most.  One transaction aborts, at any of its commits.  Then one session reaps and
  * claims what is left.
  *
@@ -21,7 +21,7 @@
  * reaper's, before it collects), DEAF (heartbeats do not ask for a reaper's mark),
  * ONE_LOOK (a reaper that has the row does not look whether the mark is still its own), LOWER_FIRST
  * (a claim's abort, before the entry goes), ANY_TOKEN (an entry goes whatever its token), NO_RESTORE (an abort
- * leaves what a claim took over), KEEP_ENDER (an abort leaves the mark), LATE_START (an ender does not start the lease of a
+ * leaves what a claim took over), KEEP_FINISHER (an abort leaves the mark), LATE_START (a finisher does not start the lease of a
  * claim that has just committed), ENDED_BACK (an abort gives back the entry of an attempt that another has ended meanwhile).
  */
 #define READY 0
@@ -31,7 +31,7 @@
 #define WORKER 0
 #define REAPER 1
 #define OTHER 2
-#define ENDER 3
+#define FINISHER 3
 
 byte status = READY;		/* of the row, as committed */
 byte token = 0;
@@ -44,7 +44,7 @@ byte e_session = NOBODY;	/* that claimed; while claiming */
 bool e_claiming;
 bool e_expired;
 bool e_reaping;
-byte e_ender = NOBODY;
+byte e_finisher = NOBODY;
 byte e_ended;				/* the last attempt that has ended while another had its entry */
 
 bool passed = false;		/* the cursor is behind the job */
@@ -77,7 +77,7 @@ inline lower()
 inline clear_entry()
 {
 	there = false; e_token = 0; e_session = NOBODY; e_claiming = false; e_expired = false; e_reaping = false;
-	e_ender = NOBODY; e_ended = 0
+	e_finisher = NOBODY; e_ended = 0
 }
 
 /* idemq_lease_drop */
@@ -101,9 +101,9 @@ inline cancel_end(tok, me)
 {
 	d_step {
 		if
-		:: there && e_token == tok && e_ender == me ->
-#ifndef KEEP_ENDER
-			e_ender = NOBODY; e_reaping = false
+		:: there && e_token == tok && e_finisher == me ->
+#ifndef KEEP_FINISHER
+			e_finisher = NOBODY; e_reaping = false
 #endif
 		:: else -> lost = true
 		fi
@@ -112,7 +112,7 @@ inline cancel_end(tok, me)
 
 inline set_claiming(tok, me)
 {
-	there = true; e_token = tok; e_session = me; e_expired = false; e_reaping = false; e_ender = NOBODY;
+	there = true; e_token = tok; e_session = me; e_expired = false; e_reaping = false; e_finisher = NOBODY;
 #ifdef ACTIVE_EARLY
 	e_claiming = false
 #else
@@ -135,13 +135,13 @@ inline begin_end(tok, me)
 #ifndef LATE_START
 			if :: e_claiming && e_session != me -> e_claiming = false; e_session = NOBODY :: else fi;
 #endif
-			e_ender = me; e_reaping = false
+			e_finisher = me; e_reaping = false
 		:: else
 		fi
 	}
 }
 
-/* idemq_lease_take by the ender of tok; next: the new token, 0 when another's entry is there. */
+/* idemq_lease_take by the finisher of tok; next: the new token, 0 when another's entry is there. */
 inline take_over(tok, me)
 {
 	d_step {
@@ -149,7 +149,7 @@ inline take_over(tok, me)
 		next = tokens;
 		prior = there;
 		if
-		:: there && e_ender == me ->
+		:: there && e_finisher == me ->
 			p_claiming = e_claiming; p_session = e_session; p_expired = e_expired; p_reaping = e_reaping;
 			set_claiming(next, me)
 		:: !there -> set_claiming(next, me)
@@ -163,7 +163,7 @@ inline forget_prior()
 	next = 0; prior = false; p_claiming = false; p_session = NOBODY; p_expired = false; p_reaping = false
 }
 
-/* idemq_lease_restore, or idemq_lease_drop where nothing was taken over; with the ender's mark. */
+/* idemq_lease_restore, or idemq_lease_drop where nothing was taken over; with the finisher's mark. */
 inline give_back(tok, me)
 {
 	d_step {
@@ -175,7 +175,7 @@ inline give_back(tok, me)
 #endif
 			:: else ->
 				e_token = tok; e_claiming = p_claiming; e_session = p_session; e_expired = p_expired;
-				e_reaping = p_reaping; e_ender = me
+				e_reaping = p_reaping; e_finisher = me
 			fi
 		:: there && e_token == next && !prior -> clear_entry()
 		:: else
@@ -193,9 +193,9 @@ inline claim(me)
 	atomic { lowered[me] = false; seen = passed; if :: seen -> goto no_pass :: else fi };
 	atomic { seen_status = status; seen_token = token };
 	if
-	:: atomic { there && e_ender == NOBODY -> skip }
-	:: atomic { there && e_ender != NOBODY && (seen_status != READY || status != READY) -> skip }
-	:: atomic { there && e_ender != NOBODY && !(seen_status != READY || status != READY) -> goto no_pass }
+	:: atomic { there && e_finisher == NOBODY -> skip }
+	:: atomic { there && e_finisher != NOBODY && (seen_status != READY || status != READY) -> skip }
+	:: atomic { there && e_finisher != NOBODY && !(seen_status != READY || status != READY) -> goto no_pass }
 		/* It turns the claim away, and lowers when it goes: cursor.pml. */
 	:: atomic { !there && (seen_status != READY || token != seen_token || status != READY) -> skip }
 	:: atomic { !there && !(seen_status != READY || token != seen_token || status != READY) -> skip };
@@ -308,7 +308,7 @@ again:
 #endif
 	/* idemq_lease_collect_expired */
 	if
-	:: atomic { there && !e_claiming && e_ender == NOBODY && e_expired -> tok = e_token }
+	:: atomic { there && !e_claiming && e_finisher == NOBODY && e_expired -> tok = e_token }
 	:: atomic { running == 1 -> goto out }
 	fi;
 #ifndef SNAPSHOT_FIRST
@@ -316,10 +316,10 @@ again:
 #endif
 	/* idemq_lease_begin_reap */
 	if
-	:: atomic { there && e_token == tok && !e_claiming && e_ender == NOBODY && e_expired ->
-			e_ender = REAPER; e_reaping = true;
+	:: atomic { there && e_token == tok && !e_claiming && e_finisher == NOBODY && e_expired ->
+			e_finisher = REAPER; e_reaping = true;
 			if :: seen_status == RUN && seen_token == tok -> goto reaps :: else fi }
-	:: atomic { !(there && e_token == tok && !e_claiming && e_ender == NOBODY && e_expired) -> goto next_lease }
+	:: atomic { !(there && e_token == tok && !e_claiming && e_finisher == NOBODY && e_expired) -> goto next_lease }
 	fi;
 	/* It has moved on: the entry goes. */
 	atomic { drop(tok); if :: seen_status != READY -> goto next_lease :: else fi };
@@ -334,10 +334,10 @@ reaps:
 	fi;
 	/* The mark may be another's by now, who had the row meanwhile, and marked the entry. */
 #ifdef ONE_LOOK
-	d_step { if :: there && e_token == tok && e_ender != REAPER -> e_ender = REAPER; e_reaping = false :: else fi };
+	d_step { if :: there && e_token == tok && e_finisher != REAPER -> e_finisher = REAPER; e_reaping = false :: else fi };
 #else
 	if
-	:: there && e_token == tok && e_ender == REAPER && e_reaping
+	:: there && e_token == tok && e_finisher == REAPER && e_reaping
 	:: else ->
 		writer = NOBODY; /* it stays locked, which nobody misses */
 		cancel_end(tok, REAPER);
@@ -381,18 +381,18 @@ out:
 }
 
 /* Ends an attempt that is not its own (revoke_lease, cancel and retry), and may claim the job again. */
-proctype ender()
+proctype finisher()
 {
 	TAKES_OVER;
 	byte tok;
 
 	if
-	:: atomic { writer == NOBODY && status == RUN -> writer = ENDER; tok = token }
+	:: atomic { writer == NOBODY && status == RUN -> writer = FINISHER; tok = token }
 	:: goto out
 	fi;
-	begin_end(tok, ENDER);
+	begin_end(tok, FINISHER);
 	if
-	:: take_over(tok, ENDER)
+	:: take_over(tok, FINISHER)
 	:: skip
 	fi;
 settle:
@@ -404,16 +404,16 @@ settle:
 		drop(tok);
 		activate(next)
 	:: next != 0 -> /* rolled back to a savepoint between both */
-		give_back(tok, ENDER);
+		give_back(tok, FINISHER);
 		lower();
 		goto settle
 	MAY_ABORT;
 		writer = NOBODY;
 		if
-		:: next != 0 -> give_back(tok, ENDER); lower()
+		:: next != 0 -> give_back(tok, FINISHER); lower()
 		:: else
 		fi;
-		cancel_end(tok, ENDER);
+		cancel_end(tok, FINISHER);
 		lower()
 	fi;
 out:
@@ -448,11 +448,11 @@ proctype sweeper()
 	running == 0;
 	atomic {
 		/* No entry of a transaction that is over, none of an attempt that is. */
-		assert(!there || (e_ender == NOBODY && !e_claiming && status == RUN && token == e_token));
+		assert(!there || (e_finisher == NOBODY && !e_claiming && status == RUN && token == e_token));
 		assert(there || lost || status != RUN);
 		/* A job that is ready is before the cursor. */
 		assert(status != READY || !passed)
 	}
 }
 
-init { atomic { run worker(); run reaper(); run other(); run ender(); run clock(); run beater(); run sweeper() } }
+init { atomic { run worker(); run reaper(); run other(); run finisher(); run clock(); run beater(); run sweeper() } }

@@ -634,7 +634,7 @@ retention_ranges(void)
 			for (int b = 0; b < BLOCKS; b++)
 				visit_by[b] = now + SECOND;
 		}
-		idemq_ranges_begin_round(now, given * BLOCK - 1);
+		idemq_ranges_begin_pass(now, given * BLOCK - 1);
 		if (all.count > 1 && choose(2))
 			join_neighbours(&all);
 		check_ranges();

@@ -232,7 +232,7 @@ sub within_a_second
 }
 
 # An attempt that ends, and whose job nobody makes ready again, lowers no cursor, though
-# claimers have met its entry: its ender had not committed, or the claim was not in their snapshot.
+# claimers have met its entry: its finisher had not committed, or the claim was not in their snapshot.
 my ($read) = within_a_second(sub {
 	prepare(2);
 	$one->query_safe("BEGIN; SELECT idemq.commit(id, token) FROM held WHERE payload = '1'");

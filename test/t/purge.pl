@@ -1,6 +1,6 @@
 # Retention and expiry by the background worker: it deletes what is past its
-# retention and nothing else, misses nothing for ever, and cancels in time.  purge_slow counts its rounds.
-# stops: idemq_ranges_begin_round idemq_jobs_delete idemq_expire_ended
+# retention and nothing else, misses nothing for ever, and cancels in time.  purge_slow counts its passes.
+# stops: idemq_ranges_begin_pass idemq_jobs_delete idemq_expire_ended
 #
 # at least 85 assertions
 
@@ -24,11 +24,11 @@ sub set_to
 	return sql($node, 'SELECT pg_reload_conf()');
 }
 
-# Turns the worker's rounds off.  It may have begun one before it reads the setting: until what is past its retention stays.
-sub rounds_off
+# Turns the worker's passes off.  It may have begun one before it reads the setting: until what is past its retention stays.
+sub passes_off
 {
 	set_to('idemq.purge_interval', '-1');
-	until_true('no round', sub {
+	until_true('no pass', sub {
 		my $id = finish('mark');
 
 		advance($node, '1 min');
@@ -37,7 +37,7 @@ sub rounds_off
 	return;
 }
 
-sub rounds_on { return set_to('idemq.purge_interval', '100ms') } # meant to expire
+sub passes_on { return set_to('idemq.purge_interval', '100ms') } # meant to expire
 
 # A new job of a queue, finished by SQL that has %d for its id and %t for its token.
 sub finish
@@ -51,14 +51,14 @@ sub finish
 	return $id;
 }
 
-# Makes jobs as old as they have to be; a round or more goes by.
+# Makes jobs as old as they have to be; a pass or more goes by.
 sub age { my ($where) = @_; return sql($node, "UPDATE idemq.jobs SET finished_at = finished_at - interval '2 days' WHERE $where") }
 sub gone { my ($id, $name) = @_; advance($node, '00:00:10'); return is_soon($node, "SELECT NOT EXISTS (SELECT FROM idemq.jobs WHERE id = $id)", $name) }
 sub there { my ($id, $name) = @_; return is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE id = $id", 1, $name) }
 
-# Waits until the worker has come round: a job whose id one round has met first, and a later
+# Waits until the worker has come round: a job whose id one pass has met first, and a later
 # one again, is gone.
-sub round { my ($name) = @_; return gone(finish('mark'), "$name: a round") }
+sub next_pass { my ($name) = @_; return gone(finish('mark'), "$name: a pass") }
 
 # ---- It purges by itself
 
@@ -98,36 +98,36 @@ my $free = finish('q');
 age("id = $free");
 sql($node, "SELECT idemq.alter_queue('q', retention => '1 h', idempotency_window => '1 h')");
 gone($free, 'the others go');
-round('a row is held');
+next_pass('a row is held');
 there($held, 'a row that is held stays');
 $other->query_safe('COMMIT');
 gone($held, 'and goes when it is free');
 
-# A row that comes after the round that has met its id.
+# A row that comes after the pass that has met its id.
 SKIP:
 {
 	skip 'no stops', 1 unless can_stop($node);
-	my $stop = stop_at(worker_pid($node), ('idemq_ranges_begin_round') x 3);
+	my $stop = stop_at(worker_pid($node), ('idemq_ranges_begin_pass') x 3);
 
-	# A round that does not know the id; one that does, and is over; the next one has not begun.
+	# A pass that does not know the id; one that does, and is over; the next one has not begun.
 	$stop->();
 	my $id = sql($node, "SELECT nextval('idemq.jobs_id_seq')");
 	$stop->() foreach 1 .. 4;
 	sql($node, "INSERT INTO idemq.jobs (id, queue_id, enqueued_at, priority, max_attempts, status, finished_at, payload)
 		SELECT $id, queue_id, now(), 4, 1, 'completed', now(), '1' FROM idemq.queues WHERE name = 'mark'");
 	$stop->();
-	gone($id, 'a row that comes after its id, and after a round');
+	gone($id, 'a row that comes after its id, and after a pass');
 }
 
 # A session that sleeps in a transaction that is older than what is purged: what it
 # finished comes behind the front.
 $other->query_safe("BEGIN; SELECT pg_current_xact_id(); SELECT idemq.enqueue('mark', '\"late\"')");
 $other->query_safe("SELECT idemq.commit(id, token) FROM idemq.claim('mark')");
-round('it is open');
+next_pass('it is open');
 $other->query_safe('COMMIT');
 is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE payload = '\"late\"'", 'what is committed late goes as well');
 $other->query_safe("BEGIN; SELECT idemq.commit_once(id) FROM idemq.enqueue('mark', '\"later\"'); PREPARE TRANSACTION 'p'");
-round('it is prepared');
+next_pass('it is prepared');
 is_sql($node, 'SELECT count(*) FROM pg_prepared_xacts', 1, 'a prepared transaction is in nobody\'s way');
 $other->query_safe("COMMIT PREPARED 'p'");
 is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE payload = '\"later\"'", 'nor is it missed');
@@ -137,10 +137,10 @@ is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE payload = '\"later\"'"
 # meant to expire
 sql($node, "SELECT idemq.create_queue('slow', retention => '300 ms', dead_retention => '300 ms', idempotency_window => '0')");
 sql($node, "SELECT idemq.enqueue('slow', to_jsonb(n)) FROM generate_series(1, 3000) n");
-round('thousands wait');
+next_pass('thousands wait');
 $other->query_safe("SELECT idemq.commit_once(id) FROM idemq.jobs WHERE payload IN ('3000', '1500')");
 is_soon($node, "SELECT count(*) = 0 FROM idemq.jobs WHERE payload IN ('3000', '1500')", 'two finish among them');
-round('they wait on');
+next_pass('they wait on');
 $other->query_safe("SELECT idemq.cancel(id) FROM idemq.jobs WHERE payload::text ~ '^[0-9]*7\$'");
 $other->query_safe("SELECT idemq.fail(c.id, c.token, 'no', permanent => true) FROM idemq.jobs j, idemq.claim_job(j.id) c WHERE j.payload = '2'");
 is_soon($node, "SELECT count(*) = 2697 AND count(finished_at) = 0 FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name = 'slow'", 'hundreds finish in all parts');
@@ -150,7 +150,7 @@ sql($node, "SELECT idemq.drop_queue('slow', force => true)");
 
 my $moved = finish('month');
 sql($node, "UPDATE idemq.jobs SET finished_at = finished_at - interval '2 h' WHERE id = $moved");
-round('kept for a month');
+next_pass('kept for a month');
 there($moved, 'one that is kept for a month');
 sql($node, "SELECT idemq.alter_queue('month', retention => '1 h', idempotency_window => '1 h')");
 gone($moved, 'goes when the retention gets shorter');
@@ -164,13 +164,13 @@ gone($moved, 'after a restart, all is looked at');
 
 # ---- Off and on
 
-rounds_off();
+passes_off();
 my $stays = finish('mark');
 advance($node, '1 h');
 there($stays, 'turned off');
 is_sql($node, 'SELECT idemq.apply_retention() > 0', 't', 'by hand');
 $stays = finish('mark');
-rounds_on();
+passes_on();
 gone($stays, 'turned on');
 
 # ---- A held snapshot
@@ -194,7 +194,7 @@ my $goes = finish('q');
 age("id IN ($stay[0], $stay[1], $goes)");
 sql($node, "SELECT idemq.alter_queue('q', retention => '2 h', idempotency_window => '2 h')");
 gone($goes, 'what is refused does not keep the others');
-round('refusals');
+next_pass('refusals');
 there($_, 'what is refused stays') foreach @stay;
 is_logged($node, qr/LOG:  job $stay[0] is past its retention and cannot be deleted: not this one/, 'and is logged', $log);
 unlike(slurp_file($node->logfile, $log), qr/ERROR:/, 'the task has not failed');
@@ -207,7 +207,7 @@ gone($_, 'and goes when nothing keeps it') foreach @stay;
 SKIP:
 {
 	skip 'no stops', 4 unless can_stop($node);
-	rounds_off();
+	passes_off();
 	sql($node, 'SELECT idemq.apply_retention()');
 	my $back = finish('q', "SELECT idemq.fail(%d, %t, 'no', permanent => true)");
 	age("id = $back");
@@ -222,7 +222,7 @@ SKIP:
 	is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $back", 'pending', 'and is ready');
 	is_sql($node, "SELECT count(*) FROM idemq.attempts WHERE job_id = $back", 1, 'with its history');
 	leave($purger);
-	rounds_on();
+	passes_on();
 }
 
 # ---- Expiry
@@ -323,7 +323,7 @@ SKIP:
 SKIP:
 {
 	skip 'no stops', 2 unless can_stop($node);
-	my $stop = stop_at(worker_pid($node), 'idemq_ranges_begin_round');
+	my $stop = stop_at(worker_pid($node), 'idemq_ranges_begin_pass');
 	my $truncate = session($node);
 
 	$stop->();
@@ -331,7 +331,7 @@ SKIP:
 	$truncate->query_until(qr/sent/, "\\echo sent\nTRUNCATE idemq.jobs RESTART IDENTITY;\n");
 	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'TRUNCATE%' AND wait_event_type = 'Lock'");
 	$stop->();
-	is($truncate->query('SELECT 1'), 1, 'TRUNCATE ... RESTART IDENTITY beside a round of retention');
+	is($truncate->query('SELECT 1'), 1, 'TRUNCATE ... RESTART IDENTITY beside a pass of retention');
 	is(scalar(grep { /ERROR/ } split /^/, slurp_file($node->logfile, $log)), 0, 'neither is in the way of the other');
 	leave($truncate);
 }

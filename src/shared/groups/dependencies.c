@@ -36,7 +36,7 @@
  * done (shared/groups/groups.c: want_scan), which finds what ended before.
  *
  * A mark is an entry of the table of groups (shared/groups/groups.c), under a name that no
- * group can have: it begins with a zero byte.  So the rest is as with groups: one owner at a
+ * group can have: it begins with a zero byte.  So the rest is as with groups: one promoter at a
  * time; a mark that comes while there is one is kept for the time after; without room the
  * queue is to be scanned.  Marks have room of their own: dependencies take none from groups.
  *

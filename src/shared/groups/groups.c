@@ -9,25 +9,25 @@
  *
  * At most one head: one session at a time owns a group, from before its check until
  * after the end of the transaction in which it promoted.  It takes its snapshot after the
- * last owner's promotion became visible, so it sees that head, or that head's end.
- * Two owners with different snapshots could make two heads.
+ * last promoter's promotion became visible, so it sees that head, or that head's end.
+ * Two promoters with different snapshots could make two heads.
  *
  * No group is forgotten: a mark that comes while a session owns the group is kept for
  * the time after.  So
  *
- *		a group without a head, whose jobs are committed, has a mark, or an owner, or its
+ *		a group without a head, whose jobs are committed, has a mark, or a promoter, or its
  *		queue is to be scanned, or a session between its commit and its callback is about
  *		to mark it.
  *
  * A held snapshot keeps an index entry of each former head and of each job that was blocked.  No
  * check goes through these twice: a group that has had a head has a floor, from which a check
- * begins.  The group's owner moves it up when its promotion has committed: to the promotion's
+ * begins.  The group's promoter moves it up when its promotion has committed: to the promotion's
  * time for heads, since the ready_at of a head is never set to a time that has passed, and to the
  * promoted job's id for blocked jobs.  A job that is blocked later with a lesser id, by a late
  * commit or a retry, lowers it by its mark; a change by hand drops it.  It is only a cache.
  *
  * A floor is never above what a check's snapshot shows.  Call W a writer, which blocks a
- * job or changes one by hand, and P an owner that checks:
+ * job or changes one by hand, and P a promoter that checks:
  *
  *		W: enters the window (shared/groups/group_window.c); is visible; sets its marks, group by
  *			group; leaves the window.
@@ -38,23 +38,23 @@
  * be there: then the window's least id is not above W's.  Or W has left: then its mark was
  * set before P reads the floor.  That mark came
  *	 - since P owns the group: it has lowered what P reads; or
- *	 - while the group had no owner: it lowered the floor itself; or
- *	 - while an earlier owner had the group: that one stored no floor above it; or
- *	 - before that earlier owner had the group: its snapshot showed W.  So it knew W's job
+ *	 - while the group had no promoter: it lowered the floor itself; or
+ *	 - while an earlier promoter had the group: that one stored no floor above it; or
+ *	 - before that earlier promoter had the group: its snapshot showed W.  So it knew W's job
  *	   when it chose its head, whose id is not above that of W's job while this is blocked.
  * A mark that finds no entry finds no floor: an entry that is new, or comes back, has none.
  *
  * If the snapshot does not show W, the check is right for the rows that it shows: these are as
  * they were before W.  The floor that P stores may be too high for W's job then.  P need not heed
- * the window for that: an owner that checks later, under a snapshot that shows W, finds W in the
+ * the window for that: a promoter that checks later, under a snapshot that shows W, finds W in the
  * window, or W's mark, which came after P's snapshot, when P owned the group or later.
  *
  * So a check sees the head that its snapshot shows, and no second one is made; and it
  * sees the first of the blocked jobs that are committed, and none of these is passed.
- * What the owner's own transaction has written is visible to its checks at once, and its
+ * What the promoter's own transaction has written is visible to its checks at once, and its
  * marks are not set before its end: a check heeds them as if it were in the window.
  *
- *		Model: test/model/groups.pml; three enqueues, the worker and a claim as owners, one abort.
+ *		Model: test/model/groups.pml; three enqueues, the worker and a claim as promoters, one abort.
  *
  * COMMIT PREPARED makes visible what no session knows.  It enters its database's window
  * before, and drops all floors of the database after, as a writer by hand does.  A writer
@@ -68,10 +68,10 @@
  * The rows are the truth.  After a start, and whenever a mark may be lost (no room,
  * PREPARE TRANSACTION), the queue is to be scanned: all its groups are checked.
  * The name of a group is kept here only up to GROUP_NAME bytes; of a longer one only
- * an owner is kept, and its mark is that its queue is to be scanned.  A queue that gets its
+ * a promoter is kept, and its mark is that its queue is to be scanned.  A queue that gets its
  * slot is to be scanned: while it had none, it had no marks.
  *
- * A transaction that owns a group cannot be prepared (txn/pending.c): an owner is a session.
+ * A transaction that owns a group cannot be prepared (txn/pending.c): a promoter is a session.
  *
  * In memory there is a hash of the groups that are marked or owned, or have a floor, and for
  * each queue there are lists of those that are to be checked.  A group that is here for its
@@ -126,8 +126,8 @@ init_groups(int tranche)
 		dlist_init(&queue->waiting);
 		dlist_init(&queue->delayed);
 		queue->scan_at = PG_INT64_MAX;
-		pg_atomic_init_u32(&queue->round.number, 0);
-		ConditionVariableInit(&queue->round.over);
+		pg_atomic_init_u32(&queue->pass.number, 0);
+		ConditionVariableInit(&queue->pass.over);
 	}
 }
 
@@ -275,7 +275,7 @@ enter(const GroupKey *key)
 	if (group == NULL)
 		return NULL;
 	(*count)++;
-	group->owner = NOBODY;
+	group->promoter = NOBODY;
 	group->again = group->limited = false;
 	group->list = LIST_NONE;
 	group->floor = GROUP_NO_FLOOR;
@@ -565,13 +565,13 @@ end_delay(GroupQueue *queue)
 		enlist(queue, dlist_head_element(GroupEntry, node, &queue->delayed), LIST_WAITING);
 }
 
-/* Makes this session a group's owner, and keeps its floor.  Lock held. */
+/* Makes this session a group's promoter, and keeps its floor.  Lock held. */
 static void
-become_owner(GroupQueue *queue, GroupEntry *group, GroupFloor *floor)
+become_promoter(GroupQueue *queue, GroupEntry *group, GroupFloor *floor)
 {
 	unlist(queue, group);
 	set_limited(group, false);
-	group->owner = IDEMQ_MY_PROC_NUMBER;
+	group->promoter = IDEMQ_MY_PROC_NUMBER;
 	group->lowered = GROUP_KEEP_FLOOR;
 	*floor = group->floor;
 }
@@ -606,7 +606,7 @@ idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupTaken *taken, int 
 		GroupEntry *group = dlist_head_element(GroupEntry, node, &queue->waiting);
 
 		taken[count].key = group->key;
-		become_owner(queue, group, &taken[count++].floor);
+		become_promoter(queue, group, &taken[count++].floor);
 	}
 	LWLockRelease(&shared->lock);
 	return count;
@@ -629,7 +629,7 @@ idemq_group_own(QueueSlot *slot, GroupTaken *taken)
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	queue = queue_of(slot, key->database, key->queue_id);
 	group = enter(key);
-	if (group != NULL && (group->owner != NOBODY ||
+	if (group != NULL && (group->promoter != NOBODY ||
 						  (queue == NULL && group->list != LIST_NONE && group->list != LIST_IDLE)))
 	{
 		own = GROUP_BUSY;
@@ -638,7 +638,7 @@ idemq_group_own(QueueSlot *slot, GroupTaken *taken)
 	else if (group != NULL)
 	{
 		own = GROUP_OWNED;
-		become_owner(queue, group, &taken->floor);
+		become_promoter(queue, group, &taken->floor);
 	}
 	LWLockRelease(&shared->lock);
 	return own;
@@ -663,7 +663,7 @@ idemq_group_floor(QueueSlot *slot, const GroupKey *key, int64 own)
 	least = idemq_group_window_least(slot, key->database);
 	LWLockAcquire(&shared->lock, LW_SHARED);
 	group = find(key);
-	if (group != NULL && group->owner == IDEMQ_MY_PROC_NUMBER)
+	if (group != NULL && group->promoter == IDEMQ_MY_PROC_NUMBER)
 		floor = lower(group->floor, Min(Min(group->lowered, least), own));
 	LWLockRelease(&shared->lock);
 	return floor;
@@ -687,7 +687,7 @@ idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id)
 		group = enter(key);
 	else
 		group = find(key);
-	if (group != NULL && group->owner != NOBODY)
+	if (group != NULL && group->promoter != NOBODY)
 	{
 		group->again = true;
 		group->lowered = Min(group->lowered, id);
@@ -706,13 +706,13 @@ idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id)
 	call_for_check(slot);
 }
 
-/* Enlists a group that has no owner any more.  wanted: it is to be checked.  Lock held. */
+/* Enlists a group that has no promoter any more.  wanted: it is to be checked.  Lock held. */
 static void
 put_back(GroupQueue *queue, GroupEntry *group, bool wanted, bool again)
 {
 	bool is_long = group->key.length == LONG_NAME;
 
-	group->owner = NOBODY;
+	group->promoter = NOBODY;
 	if (wanted && queue != NULL && !is_long)
 		enlist(queue, group, again ? LIST_WAITING : LIST_DELAYED);
 	else if (queue != NULL && (group->limited || group->floor.blocked != PG_INT64_MIN))
@@ -739,7 +739,7 @@ idemq_group_release(QueueSlot *slot, const GroupTaken *taken, GroupRelease how)
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	queue = queue_of(slot, key->database, key->queue_id);
 	group = find(key);
-	if (group != NULL && group->owner == IDEMQ_MY_PROC_NUMBER)
+	if (group != NULL && group->promoter == IDEMQ_MY_PROC_NUMBER)
 	{
 		bool again = how == GROUP_AGAIN || group->again;
 

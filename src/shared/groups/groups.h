@@ -48,7 +48,7 @@ typedef struct GroupFloor
 #define GROUP_DROP_FLOOR PG_INT64_MIN
 
 #define LONG_NAME (-1)
-/* In place of an owner. */
+/* In place of a promoter. */
 #define NOBODY (-1)
 
 typedef enum GroupList
@@ -63,12 +63,12 @@ typedef enum GroupList
 typedef struct GroupEntry
 {
 	GroupKey key;
-	int32 owner;  /* proc number, or NOBODY */
-	bool again;	  /* marked since it got its owner */
+	int32 promoter;  /* proc number, or NOBODY */
+	bool again;	  /* marked since it got its promoter */
 	bool limited; /* when it was last checked, all its places were taken, and a job waited */
 	GroupList list;
 	GroupFloor floor;
-	int64 lowered;	 /* since it got its owner: to an id, GROUP_KEEP_FLOOR or GROUP_DROP_FLOOR */
+	int64 lowered;	 /* since it got its promoter: to an id, GROUP_KEEP_FLOOR or GROUP_DROP_FLOOR */
 	dlist_node node; /* in a list of its queue, or in the list of idle groups */
 } GroupEntry;
 
@@ -84,12 +84,12 @@ typedef struct GroupWindow
 /* Windows for the databases, which share them by their OIDs. */
 #define GROUP_DATABASE_WINDOWS 16
 
-/* The worker's rounds of promotion; no lock (promote_round.c). */
-typedef struct PromoteRound
+/* The worker's passes of promotion; no lock (promote_pass.c). */
+typedef struct PromotePass
 {
 	pg_atomic_uint32 number; /* grows with each begin and end; odd: one is under way */
 	ConditionVariable over;
-} PromoteRound;
+} PromotePass;
 
 /*
  * The groups of one queue, at the index of its slot, that are to be checked.  Every
@@ -104,7 +104,7 @@ typedef struct GroupQueue
 	dlist_head delayed;
 	int64 delayed_until; /* mono: those in delayed are to be checked */
 	int64 scan_at;		 /* mono: all are to be checked; PG_INT64_MAX: never */
-	PromoteRound round;
+	PromotePass pass;
 } GroupQueue;
 
 extern GroupQueue *idemq_group_queue_at(int index);
@@ -151,14 +151,14 @@ extern void idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id);
 extern void idemq_group_release(QueueSlot *slot, const GroupTaken *group, GroupRelease how);
 
 /*
- * promote_round.c
- *		Rounds of promotion by the background worker.
+ * promote_pass.c
+ *		Passes of promotion by the background worker.
  */
 
-extern void idemq_round_begin(const QueueSlot *slot);
-extern void idemq_round_end(const QueueSlot *slot);
-extern uint32 idemq_round_number(const QueueSlot *slot);
-extern void idemq_round_await(const QueueSlot *slot);
+extern void idemq_promote_pass_begin(const QueueSlot *slot);
+extern void idemq_promote_pass_end(const QueueSlot *slot);
+extern uint32 idemq_promote_pass_number(const QueueSlot *slot);
+extern void idemq_promote_pass_await(const QueueSlot *slot);
 
 /*
  * dependencies.c

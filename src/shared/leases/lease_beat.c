@@ -56,7 +56,7 @@ idemq_lease_beat(int64 job_id, int64 token, int64 length)
 	if (lease == NULL)
 		beat = LEASE_BEAT_UNKNOWN;
 	else if (lease->token != token || lease->ending.reaping || lease->loss >= LOSS_RETURNED ||
-			 lease->ending.ender == IDEMQ_MY_PROC_NUMBER)
+			 lease->ending.finisher == IDEMQ_MY_PROC_NUMBER)
 		beat = LEASE_BEAT_STALE;
 	else if (lease->cancels > 0)
 		beat = LEASE_BEAT_CANCELLED;

@@ -51,7 +51,7 @@ visit_expired(Lease *lease, void *arg)
 	int64 due = lease->due;
 
 	IDEMQ_STOP("visit_expired");
-	if (due <= search->now && lease->ending.ender != NO_SESSION)
+	if (due <= search->now && lease->ending.finisher != NO_SESSION)
 		due = search->now + LEASE_BUSY_RETRY;
 	else if (due <= search->now && search->count < search->max)
 	{

@@ -12,10 +12,10 @@
  *		CLAIMING -> none	abort of the claim; or the prior entry is restored
  *		ACTIVE -> ACTIVE	heartbeat: another deadline (lease_beat.c)
  *		ACTIVE -> ending	begin_end (finish, cancel), begin_reap (deadline passed):
- *							the entry has an ender
- *		ending -> ACTIVE	abort of the ender
- *		ending -> CLAIMING	the ender claims the job again: it takes the entry over
- *		ending -> none		commit of the ender
+ *							the entry has a finisher
+ *		ending -> ACTIVE	abort of the finisher
+ *		ending -> CLAIMING	the finisher claims the job again: it takes the entry over
+ *		ending -> none		commit of the finisher
  *		none -> ACTIVE		adoption of a running job that has no entry, with
  *							the deadline of its row
  *
@@ -41,15 +41,15 @@
  *	   which has yet to end.  What a claim takes over is therefore ACTIVE, or its own
  *	   transaction's, and is right whenever it is restored: the first session changes it at most
  *	   while it is CLAIMING, or borrowed, under that token.  Its deadline is noted for reapers by
- *	   the ender that aborts; one that commits drops the entry.
+ *	   the finisher that aborts; one that commits drops the entry.
  *	 - Likewise an abort is visible before what its claim took over is restored, and from then
  *	   on another may end that attempt for good.  Its drop finds a later token, and says so in the
  *	   entry (ended): then that goes in place of being restored, and the cursors are unset, for
- *	   nobody knows where it turned claimers away.  An ender that is open by then finds the
+ *	   nobody knows where it turned claimers away.  A finisher that is open by then finds the
  *	   attempt's entry at its commit, without its mark; one that aborts asks for recovery.
  *	 - At the end entries go first, then cursors are lowered: a claimer that passed the
  *	   job because of the entry gets a lowering that comes after the entry is gone.
- *	 - Between the ender's commit and the drop of its entry, another session may make the
+ *	 - Between the finisher's commit and the drop of its entry, another session may make the
  *	   job ready again, and lower.  A claimer that passes the job then, and whose snapshot
  *	   shows it ready, is answered by passed_by: when the entry goes, the cursor is lowered
  *	   to the least key at which the job was passed.
@@ -63,16 +63,16 @@
  *	   the entry behind.
  *
  * Model: test/model/leases.pml; a worker that claims again what it releases, a reaper, another
- * claimer, an ender of whatever attempt it sees, heartbeats; one job, one abort, two ends by time.
+ * claimer, a finisher of whatever attempt it sees, heartbeats; one job, one abort, two ends by time.
  *
  * Invariants:
  *	 - every change names the token that it is about; another token's entry is left
  *	   alone, so that a late callback of an older claim changes nothing;
- *	 - a CLAIMING entry, and an ender, belong to a transaction of the session named that is
+ *	 - a CLAIMING entry, and a finisher, belong to a transaction of the session named that is
  *	   open, or whose end txn/pending.c has not followed yet: it ends both, abort and exit
- *	   included.  An ender is a session and not a flag: its own transaction may claim again
+ *	   included.  A finisher is a session and not a flag: its own transaction may claim again
  *	   what it ended;
- *	 - an entry with an ender is ACTIVE, or CLAIMING for the ender's own transaction.
+ *	 - an entry with a finisher is ACTIVE, or CLAIMING for the finisher's own transaction.
  *
  * Locks: see README.md, level 1.  The functions that txn/pending.c calls after commit or
  * abort neither allocate nor raise.
@@ -94,14 +94,14 @@ idemq_lease_hold(int64 job_id)
 	Lease lease;
 
 	IDEMQ_STOP("idemq_lease_hold");
-	if (!idemq_lease_get(job_id, &lease) || lease.ending.ender == IDEMQ_MY_PROC_NUMBER)
+	if (!idemq_lease_get(job_id, &lease) || lease.ending.finisher == IDEMQ_MY_PROC_NUMBER)
 		return LEASE_HOLDS_NOT;
-	return lease.ending.ender == NO_SESSION ? LEASE_HOLDS : LEASE_HOLDS_ENDING;
+	return lease.ending.finisher == NO_SESSION ? LEASE_HOLDS : LEASE_HOLDS_ENDING;
 }
 
 /*
  * Notes in a job's entry that the caller lets the ready cursor pass the job at that key.
- * The lease is ending, and the job is ready again: the ender has committed, and its entry is
+ * The lease is ending, and the job is ready again: the finisher has committed, and its entry is
  * not gone yet.  The entry keeps the least such key: the cursor is lowered to it when the
  * entry goes.  Returns false when it has gone.
  */
@@ -150,7 +150,7 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->loss = LOSS_EXPIRED;
 	lease->borrowed = claim->borrow;
 	lease->locator = claim->locator;
-	lease->ending = (Ending){.ender = NO_SESSION};
+	lease->ending = (Ending){.finisher = NO_SESSION};
 	lease->passed_by.any = false;
 	lease->due = PG_INT64_MAX;
 	idemq_lease_place(lease);
@@ -189,7 +189,7 @@ idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 	*has_prior = lease != NULL;
 	if (lease == NULL)
 		lease = idemq_lease_enter(claim->job_id, claim->max_running > 0);
-	else if (lease->ending.ender != IDEMQ_MY_PROC_NUMBER)
+	else if (lease->ending.finisher != IDEMQ_MY_PROC_NUMBER)
 		take = LEASE_BUSY;
 	else
 		memcpy(prior->terms, LEASE_TERMS(lease), sizeof(prior->terms));
@@ -354,9 +354,9 @@ idemq_lease_begin_end(int64 job_id, int64 token)
 
 	if (lease != NULL && lease->claiming && lease->session != IDEMQ_MY_PROC_NUMBER)
 		freed = start(lease);
-	if (lease != NULL && lease->ending.ender != IDEMQ_MY_PROC_NUMBER)
+	if (lease != NULL && lease->ending.finisher != IDEMQ_MY_PROC_NUMBER)
 	{
-		lease->ending.ender = IDEMQ_MY_PROC_NUMBER;
+		lease->ending.finisher = IDEMQ_MY_PROC_NUMBER;
 		lease->ending.reaping = lease->ending.credited = false;
 	}
 	if (lease != NULL && !lease->ending.credited)
@@ -377,12 +377,12 @@ idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
 {
 	LWLock *lock;
 	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
-	bool won = lease != NULL && !lease->claiming && lease->ending.ender == NO_SESSION &&
+	bool won = lease != NULL && !lease->claiming && lease->ending.finisher == NO_SESSION &&
 			   lease->deadline <= idemq_mono_now();
 
 	if (won)
 	{
-		lease->ending.ender = IDEMQ_MY_PROC_NUMBER;
+		lease->ending.finisher = IDEMQ_MY_PROC_NUMBER;
 		lease->ending.reaping = true;
 		*loss = lease->loss != LOSS_EXPIRED		  ? (LeaseLoss) lease->loss
 				: lease->limit <= lease->deadline ? LOSS_TIMEOUT
@@ -404,7 +404,7 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 	Lease *lease = idemq_lease_lock_of(job_id, token, &lock);
 	int64 again = 0;
 
-	if (lease != NULL && lease->ending.ender == IDEMQ_MY_PROC_NUMBER)
+	if (lease != NULL && lease->ending.finisher == IDEMQ_MY_PROC_NUMBER)
 	{
 		if (lease->ending.reaping && lease->ending.undone)
 		{
@@ -415,7 +415,7 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 		}
 		again = lease->due;
 		lease->ending =
-			(Ending){.ender = NO_SESSION, .undone = lease->ending.undone || lease->ending.reaping};
+			(Ending){.finisher = NO_SESSION, .undone = lease->ending.undone || lease->ending.reaping};
 		lease->passed_by.any = false;
 	}
 	LWLockRelease(lock);
@@ -450,7 +450,7 @@ idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue, const L
 		lease->pid = 0;
 		lease->claiming = lease->attached = lease->borrowed = false;
 		lease->loss = LOSS_EXPIRED;
-		lease->ending = (Ending){.ender = NO_SESSION};
+		lease->ending = (Ending){.finisher = NO_SESSION};
 		lease->passed_by.any = false;
 		lease->locator = (RowLocator){0};
 		if (idemq_running_count_in(&lease->running, NULL, queue->id, 0))

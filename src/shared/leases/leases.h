@@ -39,16 +39,16 @@ typedef enum LeaseLoss
 	LOSS_FAILED	   /* the attempt has failed */
 } LeaseLoss;
 
-/* The end of a lease by a transaction that is open; only undone outlives its ender. */
+/* The end of a lease by a transaction that is open; only undone outlives its finisher. */
 typedef struct Ending
 {
-	int32 ender;   /* proc number, or NO_SESSION */
-	bool reaping;  /* the ender is a reaper: no heartbeat may win any more */
-	bool credited; /* the ender may run another job in its place (txn/pending_queues.c) */
+	int32 finisher;   /* proc number, or NO_SESSION */
+	bool reaping;  /* the finisher is a reaper: no heartbeat may win any more */
+	bool credited; /* the finisher may run another job in its place (txn/pending_queues.c) */
 	bool undone;   /* a reaper has taken back its mark */
 } Ending;
 
-/* The claimers that passed a job because of its entry, since the entry got its ender. */
+/* The claimers that passed a job because of its entry, since the entry got its finisher. */
 typedef struct PassedBy
 {
 	TimestampTz least; /* if any: the least ready_at at which one found the job */
@@ -63,7 +63,7 @@ typedef struct PassedBy
 typedef struct Lease
 {
 	LeaseKey key;
-	/* its terms, up to locator: what a claim by the attempt's own ender overwrites */
+	/* its terms, up to locator: what a claim by the attempt's own finisher overwrites */
 	int64 token;		 /* of the claim; changes when a transaction claims what it ends */
 	int64 deadline;		 /* mono; PG_INT64_MAX while claiming */
 	int64 length;		 /* microseconds */

@@ -19,10 +19,10 @@
  * r.  Lowerings before r are in the cursor that was read.  So the claimer may pass an entry of
  * the index if the invariant still holds for it at a, or if a lowering after r answers it:
  *
- *	 - It has a lease entry without an ender: the job is being claimed, or running.
+ *	 - It has a lease entry without a finisher: the job is being claimed, or running.
  *	   An abort of the claim drops the entry, then lowers.  An end begins after the check
  *	   of the entry: what becomes claimable by it is written after s, and lowered to.
- *	 - It has a lease entry with an ender: the snapshot tells, as below.  If it shows the
+ *	 - It has a lease entry with a finisher: the snapshot tells, as below.  If it shows the
  *	   job ready, the end has committed, and whoever made the job ready has lowered, perhaps
  *	   before r.  So the entry remembers the key, and its drop lowers to it (passed_by in
  *	   shared/leases/leases.c).

@@ -1,5 +1,5 @@
 /*
- * api/stand_in.c
+ * api/fallback_maintenance.c
  *		What a session that sleeps in idemq.wait does for its queue while there is no background
  *		worker, or it is stuck: takes back leases, and promotes heads of groups.
  *
@@ -24,7 +24,7 @@
 
 /* Does what is due for a queue; nothing, if a lock cannot be had in time. */
 void
-idemq_stand_in(const QueueInfo *queue)
+idemq_do_fallback_maintenance(const QueueInfo *queue)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
