@@ -15,7 +15,7 @@
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
@@ -29,9 +29,9 @@ void _PG_init(void);
 static const ShmemPart *const parts[] = {
 	&idemq_groups_part,		 &idemq_group_windows_part,	 &idemq_dependencies_part,
 	&idemq_secret_part,		 &idemq_clock_part,			 &idemq_counters_part,
-	&idemq_versions_part,	 &idemq_server_counts_part,	 &idemq_slots_part,
+	&idemq_versions_part,	 &idemq_server_counts_part,	 &idemq_qstates_part,
 	&idemq_leases_part,		 &idemq_lease_sessions_part, &idemq_lease_shares_part,
-	&idemq_buckets_part,	 &idemq_workers_part,			 &idemq_due_slots_part,
+	&idemq_buckets_part,	 &idemq_workers_part,		 &idemq_due_queues_part,
 	&idemq_wake_part,		 &idemq_handlers_known_part, &idemq_handlers_part,
 	&idemq_notify_ring_part,
 };

@@ -82,7 +82,7 @@ BEGIN
 			queue_id) AS (n bigint));
 END $$;
 
--- Under a lock that waits for every transaction that enqueues to the queue.  Its slot in shared
+-- Under a lock that waits for every transaction that enqueues to the queue.  Its state in shared
 -- memory goes after the commit.  Large tables are read as a whole.
 CREATE FUNCTION idemq_internal.drop_queue_impl(name text, force boolean)
 	RETURNS void SET enable_seqscan = on LANGUAGE plpgsql AS $$

@@ -73,7 +73,7 @@ CREATE FUNCTION idemq.drop_handler(queue text) RETURNS boolean
 COMMENT ON FUNCTION idemq.drop_handler(text)
 	IS 'end a queue''s handler: the job that is running ends as it does, others stay in the queue; returns false when there was none; for the role that set it and those with admin';
 
--- Why a queue's handler does not run, NULL when it may; raises 53400 for a queue without a slot.
+-- Why a queue's handler does not run, NULL when it may; raises 53400 for a queue without a state in shared memory.
 CREATE FUNCTION idemq_internal.handler_refusal(queue_id int) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_handler_refusal';
 

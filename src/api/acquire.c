@@ -80,7 +80,7 @@ add_job(JobsTable *table, QueueInfo *queue, text *key, const Datum *payload, int
 	if ((queue->privileges & PRIVILEGE_ENQUEUE) == 0)
 		idemq_queue_denied(queue->name, PRIVILEGE_ENQUEUE);
 	idemq_queue_hold(queue, PRIVILEGE_CLAIM, AccessShareLock);
-	idemq_queue_need_slot(queue);
+	idemq_queue_need_qstate(queue);
 	idemq_new_job(&columns, queue, idemq_now(),
 				  payload != NULL ? *payload
 								  : DirectFunctionCall1(jsonb_in, CStringGetDatum("null")));

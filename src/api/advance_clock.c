@@ -104,7 +104,7 @@ reap(int32 queue_id)
 
 	if (!idemq_queue_by_id(queue_id, &queue))
 		return;
-	idemq_queue_need_slot(&queue);
+	idemq_queue_need_qstate(&queue);
 	(void) idemq_reap_all(&queue);
 	idemq_expire_all(&queue);
 }
@@ -116,7 +116,7 @@ promote(int32 queue_id)
 	QueueInfo queue;
 	int promoted = PROMOTE_BATCH;
 
-	if (!idemq_queue_by_id(queue_id, &queue) || queue.slot == NULL)
+	if (!idemq_queue_by_id(queue_id, &queue) || queue.qstate == NULL)
 		return;
 	while (promoted >= PROMOTE_BATCH && idemq_promote_wanted(&queue))
 		promoted = idemq_promote_some(&queue, PROMOTE_BATCH);

@@ -63,7 +63,7 @@ claim_next(ClaimCall *call, const char *name)
 		warn(name, "It does not exist, or this role may not claim from it.");
 	else if (call->lease > queue->max_lease)
 		warn(name, "The lease is longer than max_lease of the queue.");
-	else if (queue->slot == NULL)
+	else if (queue->qstate == NULL)
 		warn(name, "It has no slot in shared memory.");
 	else
 		idemq_claim_from_queue(call);

@@ -19,7 +19,7 @@
 #include "base/base.h"
 #include "job/job.h"
 #include "queue/queue.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "table/table.h"
 #include "txn/txn.h"
 
@@ -102,9 +102,9 @@ SQL_FUNCTION(idemq_sql_create_queue)
 		grant_admin(id, creator);
 	if (idemq_queue_by_id(id, &queue))
 	{
-		idemq_queue_need_slot(&queue);
-		idemq_counters_set_empty(idemq_slot_index(queue.slot), id);
-		idemq_slot_note_new(queue.slot, id);
+		idemq_queue_need_qstate(&queue);
+		idemq_counters_set_empty(idemq_qstate_index(queue.qstate), id);
+		idemq_qstate_note_new(queue.qstate, id);
 		idemq_settings_check_lease(&queue, queue.lease);
 		idemq_audit(&(AuditEntry){.action = "create_queue",
 								  .queue = &queue,

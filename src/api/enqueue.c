@@ -84,7 +84,7 @@ idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, Jo
 	bool has_key = (columns->set & COLUMN_BIT(COL_KEY)) != 0;
 	JobStatus status;
 
-	idemq_queue_need_slot(queue);
+	idemq_queue_need_qstate(queue);
 	if (rule.max_wait != NULL && !has_key)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("max_wait needs a key"),
 				errhint("Pass a key, or leave max_wait out."));

@@ -157,7 +157,7 @@ SQL_FUNCTION(idemq_sql_enqueue_sequenced)
 	idemq_arg_required(fcinfo, ARG_PAYLOAD, "payload");
 	idemq_jobs_check_writable();
 	idemq_queue_open(fcinfo, ARG_QUEUE, "queue", PRIVILEGE_ENQUEUE, AccessShareLock, &queue);
-	idemq_queue_need_slot(&queue);
+	idemq_queue_need_qstate(&queue);
 	idemq_enqueue_read_options(fcinfo, -1, ARG_DELAY, -1, ARG_KIND, options);
 	idemq_check_document("payload", PG_GETARG_DATUM(ARG_PAYLOAD), 0);
 	idemq_new_job(&columns, &queue, idemq_now(), PG_GETARG_DATUM(ARG_PAYLOAD));

@@ -17,7 +17,7 @@
 #include "job/job.h"
 #include "queue/queue.h"
 #include "shared/leases/leases.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "table/table.h"
 
@@ -29,11 +29,12 @@ beat_entry(int32 queue_id, int64 id, int64 token, int64 length)
 
 	if (length == 0)
 		return idemq_lease_beat(id, token, 0);
-	idemq_slots_begin_change();
+	idemq_qstates_begin_change();
 	answer = idemq_lease_beat(id, token, length);
 	if (answer == LEASE_BEAT_DONE)
-		idemq_due_by(idemq_slot_find(MyDatabaseId, queue_id), DUE_LEASE, idemq_mono_now() + length);
-	idemq_slots_end_change();
+		idemq_due_by(idemq_qstate_find(MyDatabaseId, queue_id), DUE_LEASE,
+					 idemq_mono_now() + length);
+	idemq_qstates_end_change();
 	return answer;
 }
 
@@ -130,7 +131,7 @@ SQL_FUNCTION(idemq_sql_heartbeat)
  * heartbeat_many(ids, tokens, lease) -> setof (id, token, outcome as heartbeat); 22004, 22023
  *		and 53400.
  * Leases with an entry come first: an error at another's row, such as 53400 for a queue without
- * a slot, does not keep them from being renewed.
+ * a state, does not keep them from being renewed.
  */
 SQL_FUNCTION(idemq_sql_heartbeat_many)
 {

@@ -242,7 +242,7 @@ SQL_FUNCTION(idemq_sql_inside_handler_refusal)
 
 	(void) idemq_gate_caller();
 	if (idemq_queue_by_id(PG_GETARG_INT32(0), &queue))
-		idemq_queue_need_slot(&queue);
+		idemq_queue_need_qstate(&queue);
 	if (idemq_handler_read(PG_GETARG_INT32(0), &handler))
 		why = idemq_handler_resolve(&handler, &target);
 	if (why == NULL)

@@ -24,14 +24,14 @@ SQL_FUNCTION(idemq_sql_reap)
 	if (!PG_ARGISNULL(0))
 	{
 		idemq_queue_arg(fcinfo, 0, "queue", PRIVILEGE_CLAIM, &queue);
-		idemq_queue_need_slot(&queue);
+		idemq_queue_need_qstate(&queue);
 		PG_RETURN_INT64(idemq_reap_all(&queue));
 	}
 	ids = idemq_queue_ids(PRIVILEGE_CLAIM, &count);
 	for (int i = 0; i < count; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (idemq_queue_by_id(ids[i], &queue) && queue.slot != NULL)
+		if (idemq_queue_by_id(ids[i], &queue) && queue.qstate != NULL)
 			reaped += idemq_reap_all(&queue);
 	}
 	PG_RETURN_INT64(reaped);

@@ -66,8 +66,8 @@ typedef struct Target
 	char *queue; /* name; NULL for a job: */
 	int64 job_id;
 	Waiters *waiters; /* whose bit of ours is set; NULL: not yet */
-	bool owed;			/* a signal that no check has followed */
-	int64 again;		/* mono: to be checked again, signal or not */
+	bool owed;		  /* a signal that no check has followed */
+	int64 again;	  /* mono: to be checked again, signal or not */
 } Target;
 
 typedef struct Wait
@@ -99,7 +99,7 @@ join(Target *target, Waiters *waiters)
 			target->owed = true;
 		return;
 	}
-	/* A signal there is for others by now: the queue has another slot. */
+	/* A signal there is for others by now: the queue has another state. */
 	if (target->waiters != NULL && idemq_waiters_leave(target->waiters))
 		(void) idemq_waiters_wake(target->waiters, 1);
 	(void) idemq_waiters_join(waiters);
@@ -159,8 +159,8 @@ look_up(Target *target, QueueInfo *queue)
 	for (;;)
 	{
 		idemq_queue_by_name(target->queue, PRIVILEGE_CLAIM, queue);
-		idemq_queue_need_slot(queue);
-		waiters = idemq_waiters_of_queue(queue->slot);
+		idemq_queue_need_qstate(queue);
+		waiters = idemq_waiters_of_queue(queue->qstate);
 		if (target->waiters == waiters)
 			break;
 		join(target, waiters);

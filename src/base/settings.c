@@ -112,7 +112,7 @@ idemq_settings_define(void)
 	MarkGUCPrefixReserved("idemq");
 }
 
-/* Returns the number of slots for queues, for parts of shared memory with an element for each. */
+/* Returns the number of queue states, for parts of shared memory with an element for each. */
 int
 idemq_queue_count(void)
 {

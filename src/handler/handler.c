@@ -53,7 +53,7 @@
 #include "handler/handler.h"
 #include "queue/queue.h"
 #include "shared/processes/processes.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
@@ -103,7 +103,7 @@ leave(bool answered)
 static void
 join(void)
 {
-	Waiters *waiters = idemq_waiters_of_queue(run.slot);
+	Waiters *waiters = idemq_waiters_of_queue(run.qstate);
 
 	if (joined != waiters)
 		leave(false);
@@ -287,7 +287,7 @@ await_jobs(void)
 	bool got = false;
 
 	join();
-	idemq_handler_idle(run.slot, true);
+	idemq_handler_idle(run.qstate, true);
 	while (!leaving && !(got = claim()) && !leaving)
 	{
 		int64 left = until - idemq_mono_now();
@@ -296,8 +296,8 @@ await_jobs(void)
 			break;
 		pgstat_report_activity(STATE_IDLE, "");
 		(void) pgstat_report_stat(true);
-		/* The queue may have another slot by now: then this joins there, and claims once more. */
-		if (joined == idemq_waiters_of_queue(run.slot) && idemq_waiters_waits(joined))
+		/* The queue may have another state by now: then this joins there, and claims once more. */
+		if (joined == idemq_waiters_of_queue(run.qstate) && idemq_waiters_waits(joined))
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 							 (left + 999) / 1000, compat_wait_event_handler());
 		ResetLatch(MyLatch);
@@ -305,7 +305,7 @@ await_jobs(void)
 		join();
 	}
 	leave(got);
-	idemq_handler_idle(run.slot, false);
+	idemq_handler_idle(run.qstate, false);
 	return got;
 }
 

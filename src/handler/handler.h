@@ -61,7 +61,7 @@ typedef struct HandlerRun
 	HandlerInfo info;	  /* as it was read */
 	uint64 version;		  /* of the queue's settings, read before info */
 	Oid role;			  /* that this process is connected as */
-	QueueSlot *slot;	  /* of the queue, at the last check */
+	QueueState *qstate;	  /* of the queue, at the last check */
 	int done;			  /* jobs that the last transaction has run */
 	MemoryContext errors; /* for what has failed */
 } HandlerRun;

@@ -45,7 +45,7 @@
 #include "queue/queue.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "table/table.h"
 
 /* The job that the function is called for, NULL between jobs; and its queue's name. */
@@ -139,9 +139,9 @@ idemq_handler_check(HandlerRun *run, HandlerTarget *target, QueueInfo *queue)
 		(void) idemq_handler_refuse(key, why);
 		return RUN_LEAVE;
 	}
-	if (!idemq_queue_by_id(run->info.queue_id, queue) || queue->slot == NULL)
+	if (!idemq_queue_by_id(run->info.queue_id, queue) || queue->qstate == NULL)
 		return RUN_LEAVE;
-	run->slot = queue->slot;
+	run->qstate = queue->qstate;
 	strlcpy(queue_name, queue->name, sizeof(queue_name));
 	return RUN_DONE;
 }
@@ -307,7 +307,7 @@ idemq_handler_run(HandlerRun *run, ClaimedJob *jobs, int count, bool claim, Erro
 
 				idemq_handler_limit_waits(GUC_ACTION_SAVE);
 				if (idemq_claimed_more(&queue, run->info.batch))
-					idemq_handler_call(queue.slot);
+					idemq_handler_call(queue.qstate);
 				AtEOXact_GUC(true, guc_level);
 			}
 		}

@@ -85,17 +85,17 @@ read_version(Relation rel, HeapTuple tuple, JobVersion *version)
 }
 
 /*
- * Returns the slot of a version's queue; NULL when it has none, or when the queue's row is not
- * there yet.  A parallel restore may commit the queue before our jobs, and others may work on it
- * by then.  So what the jobs need is noted without a slot, and finds at the commit the slot that
- * is there.
+ * Returns the queue state of a version's queue; NULL when it has none, or when the queue's row is
+ * not there yet.  A parallel restore may commit the queue before our jobs, and others may work on
+ * it by then.  So what the jobs need is noted without a queue state, and finds at the commit the
+ * queue state that is there.
  */
-static QueueSlot *
-slot_of(const JobVersion *version)
+static QueueState *
+qstate_of(const JobVersion *version)
 {
 	QueueInfo queue;
 
-	return idemq_queue_by_id(version->queue_id, &queue) ? queue.slot : NULL;
+	return idemq_queue_by_id(version->queue_id, &queue) ? queue.qstate : NULL;
 }
 
 /* Notes where a version stands in the ready index; taken: where it stood. */
@@ -107,9 +107,10 @@ note_ready(const JobVersion *version, bool taken)
 	if (!version->is_ready || version->priority < 0 || version->priority >= IDEMQ_PRIORITIES)
 		return;
 	if (taken)
-		idemq_pending_ready_note_taken(slot_of(version), version->queue_id, version->priority, key);
+		idemq_pending_ready_note_taken(qstate_of(version), version->queue_id, version->priority,
+									   key);
 	else
-		idemq_pending_ready_note(slot_of(version), version->queue_id, version->priority, key);
+		idemq_pending_ready_note(qstate_of(version), version->queue_id, version->priority, key);
 }
 
 /*
@@ -120,9 +121,9 @@ static void
 note_group(const JobVersion *row)
 {
 	if (row->is_grouped)
-		idemq_pending_groups_note(slot_of(row), row->queue_id, row->group, GROUP_DROP_FLOOR);
+		idemq_pending_groups_note(qstate_of(row), row->queue_id, row->group, GROUP_DROP_FLOOR);
 	else if (row->status == JOB_BLOCKED)
-		idemq_pending_dependency_note_blocked(slot_of(row), row->queue_id, row->id);
+		idemq_pending_dependency_note_blocked(qstate_of(row), row->queue_id, row->id);
 }
 
 /*
@@ -132,16 +133,16 @@ note_group(const JobVersion *row)
 static void
 note_move(const JobVersion *before, const JobVersion *after)
 {
-	QueueSlot *slot;
+	QueueState *qstate;
 
-	if (idemq_may_have_dependencies(slot_of(before), after->id))
+	if (idemq_may_have_dependencies(qstate_of(before), after->id))
 		idemq_jobs_moved_child(after->id, after->queue_id);
 	if (after->status == JOB_PENDING)
 		idemq_jobs_moved_event_wait(after->id);
-	slot = slot_of(after);
-	idemq_dependency_note(slot, after->id);
-	/* A queue that gets its slot before our commit learns from the rows as they were. */
-	if (slot == NULL)
+	qstate = qstate_of(after);
+	idemq_dependency_note(qstate, after->id);
+	/* A queue that gets its state before our commit learns from the rows as they were. */
+	if (qstate == NULL)
 		idemq_pending_note(ACTION_ROWS, NULL, 0);
 }
 
@@ -169,7 +170,7 @@ note_result(const JobVersion *before, const JobVersion *after)
 	if (after == NULL)
 		idemq_pending_note(ACTION_GONE, NULL, 0);
 	else if (after->is_finished)
-		idemq_pending_note_finished(slot_of(after), after->queue_id, after->id);
+		idemq_pending_note_finished(qstate_of(after), after->queue_id, after->id);
 }
 
 /*
@@ -205,21 +206,22 @@ SQL_FUNCTION(idemq_sql_jobs_changed)
 		if (before->status == JOB_RUNNING &&
 			!(after != NULL && after->status == JOB_RUNNING && after->token == before->token &&
 			  after->queue_id == before->queue_id))
-			idemq_pending_note_end(slot_of(before), before->queue_id, before->id, before->token);
+			idemq_pending_note_end(qstate_of(before), before->queue_id, before->id, before->token);
 	}
 	if (after != NULL)
 	{
 		note_group(after);
 		note_ready(after, false);
 		if (!after->is_finished && after->expires_at != DT_NOEND)
-			idemq_pending_ready_note_expiry(slot_of(after), after->queue_id, after->expires_at);
+			idemq_pending_ready_note_expiry(qstate_of(after), after->queue_id, after->expires_at);
 		/* A job that was set to running by hand has no lease entry: it is to be searched for. */
 		if (after->status == JOB_RUNNING &&
 			!(idemq_lease_get(after->id, &lease) && lease.token == after->token &&
 			  lease.queue_id == after->queue_id))
-			idemq_pending_note(ACTION_RECOVER, slot_of(after), after->queue_id);
+			idemq_pending_note(ACTION_RECOVER, qstate_of(after), after->queue_id);
 	}
-	if (before != NULL && after == NULL && idemq_may_have_dependencies(slot_of(before), before->id))
+	if (before != NULL && after == NULL &&
+		idemq_may_have_dependencies(qstate_of(before), before->id))
 		idemq_dependency_gone(before->id, before->status);
 	if (before != NULL && after != NULL && before->queue_id != after->queue_id)
 		note_move(before, after);

@@ -48,14 +48,14 @@
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "txn/txn.h"
 
 static ProcessUtility_hook_type next_process_utility = NULL;
 static object_access_hook_type prev_object_access = NULL;
 
-/* Whether COMMIT PREPARED counts this session among the changes under way (slots.c). */
+/* Whether COMMIT PREPARED counts this session among the changes under way (queue_states.c). */
 static bool in_change = false;
 
 /* Also a callback for the session's end. */
@@ -63,7 +63,7 @@ static void
 end_change(int code, Datum arg)
 {
 	if (in_change)
-		idemq_slots_end_change();
+		idemq_qstates_end_change();
 	in_change = false;
 }
 
@@ -79,7 +79,7 @@ begin_change(void)
 	if (!registered)
 		on_shmem_exit(end_change, (Datum) 0);
 	registered = true;
-	idemq_slots_begin_change();
+	idemq_qstates_begin_change();
 	in_change = true;
 }
 
@@ -196,7 +196,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 	if (prepared)
 	{
 		idemq_version_move(0);
-		idemq_slots_unset_database(MyDatabaseId);
+		idemq_qstates_unset_database(MyDatabaseId);
 		idemq_worker_note_schedules();
 		idemq_wake_database(MyDatabaseId, true);
 		end_change(0, (Datum) 0);
@@ -206,7 +206,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 		idemq_lease_forget_database(dropped);
 		idemq_lease_share_forget(dropped);
 		idemq_buckets_forget_database(dropped);
-		idemq_slots_forget_database(dropped);
+		idemq_qstates_forget_database(dropped);
 	}
 	else
 		follow_command(tag, command);

@@ -37,7 +37,7 @@ idemq_attempt_find(JobsTable *table, int64 id, int64 token, Attempt *attempt)
 	if (!fetch_in_flight(table, id, job) ||
 		!idemq_queue_allows(job->queue_id, PRIVILEGE_CLAIM, &attempt->queue))
 		return OUTCOME_NOT_FOUND;
-	idemq_queue_need_slot(&attempt->queue);
+	idemq_queue_need_qstate(&attempt->queue);
 	if (job->token == token && job->status == JOB_RUNNING)
 		return OUTCOME_CURRENT;
 	if (job->token == token && job->status == JOB_COMPLETED)

@@ -115,7 +115,7 @@ unblock(JobCall *call, JobsTable *table)
 			promoted = idemq_promote_group(queue, name);
 	}
 	if (!promoted)
-		idemq_promote_pass_await(queue->slot);
+		idemq_promote_pass_await(queue->qstate);
 	idemq_jobs_refresh(table);
 	return idemq_jobs_fetch(table, call->id, &call->job);
 }
@@ -186,8 +186,8 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 		if ((!call->fetched && !idemq_jobs_fetch(table, call->id, &call->job)) ||
 			!idemq_queue_allows(call->job.queue_id, PRIVILEGE_CLAIM, &call->queue))
 			return OUTCOME_NOT_FOUND;
-		idemq_queue_need_slot(&call->queue);
-		idemq_slot_note_claim(call->queue.slot);
+		idemq_queue_need_qstate(&call->queue);
+		idemq_qstate_note_claim(call->queue.qstate);
 		idemq_settings_check_lease(&call->queue, call->lease);
 		call->fetched = false;
 		/* A finished job is finished, even if its lease entry goes a moment later. */

@@ -17,7 +17,7 @@
 #include "job/job.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
@@ -59,7 +59,7 @@ put_off(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
 	if (parks)
 		note_group(call, job);
 	else if (until > idemq_now() + USECS_PER_SEC)
-		idemq_pending_groups_note(queue->slot, queue->id, job_value(job, COL_GROUP_KEY),
+		idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
 								  GROUP_KEEP_FLOOR);
 	return STEP_PASS;
 }
@@ -153,7 +153,7 @@ scan_queue(ClaimCall *call, bool from_start)
 	idemq_jobs_close(&table);
 	/* A signal may be lost with its waiter: if jobs are left, wake the next one. */
 	if (call->scan.more && idemq_limit_has_room(&call->scan.queue, &view))
-		(void) idemq_waiters_wake(idemq_waiters_of_queue(call->scan.queue.slot), 1);
+		(void) idemq_waiters_wake(idemq_waiters_of_queue(call->scan.queue.qstate), 1);
 }
 
 /* Returns whether there may be heads to promote that a claim can use. */
@@ -237,7 +237,7 @@ scan_and_promote(ClaimCall *call)
 {
 	const QueueInfo *queue = &call->scan.queue;
 	bool alone = !idemq_worker_present();
-	uint32 pass = idemq_promote_pass_number(queue->slot);
+	uint32 pass = idemq_promote_pass_number(queue->qstate);
 
 	if (alone && may_promote(queue))
 		(void) idemq_promote_some(queue, call->wanted - call->claimed);
@@ -255,8 +255,8 @@ scan_and_promote(ClaimCall *call)
 		scan_queue(call, false);
 	else if (!alone && call->claimed == 0)
 	{
-		idemq_promote_pass_await(queue->slot);
-		if (idemq_promote_pass_number(queue->slot) != pass)
+		idemq_promote_pass_await(queue->qstate);
+		if (idemq_promote_pass_number(queue->qstate) != pass)
 			scan_queue(call, false);
 	}
 }
@@ -264,28 +264,28 @@ scan_and_promote(ClaimCall *call)
 /*
  * Claims up to what is still wanted from call->scan.queue.  First takes back leases that have
  * ended, then scans from the cursors; a queue that seems empty is scanned from the start, at
- * most once a second.  Raises 53400 for a queue that has no slot.
+ * most once a second.  Raises 53400 for a queue that has no state.
  */
 void
 idemq_claim_from_queue(ClaimCall *call)
 {
 	const QueueInfo *queue = &call->scan.queue;
 
-	idemq_queue_need_slot(queue);
+	idemq_queue_need_qstate(queue);
 	if (idemq_queue_is_paused(queue))
 		return;
 	if (!idemq_reap_some(queue))
 		return;
-	idemq_wake_claimed(queue->slot);
-	idemq_slot_note_claim(queue->slot);
+	idemq_wake_claimed(queue->qstate);
+	idemq_qstate_note_claim(queue->qstate);
 	scan_and_promote(call);
 	if (call->claimed == 0 && !call->scan.stopped &&
-		idemq_cursor_verify_due(queue->slot, queue->id))
+		idemq_cursor_verify_due(queue->qstate, queue->id))
 	{
 		int64 started = idemq_stopwatch();
 
 		scan_queue(call, true);
-		idemq_cursor_verified(queue->slot, queue->id, idemq_stopwatch() - started);
+		idemq_cursor_verified(queue->qstate, queue->id, idemq_stopwatch() - started);
 	}
 	/* Of whichever scan was the last to claim. */
 	promote_later(call);

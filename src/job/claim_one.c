@@ -20,7 +20,7 @@
 #include "base/base.h"
 #include "job/job.h"
 #include "shared/leases/leases.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
@@ -43,7 +43,7 @@ undo_changed(const QueueInfo *queue, int64 id)
 	idemq_jobs_open_to_read(&latest);
 	(void) idemq_jobs_fetch(&latest, id, &job);
 	HOLD_INTERRUPTS();
-	idemq_slots_begin_change();
+	idemq_qstates_begin_change();
 	idemq_pending_undo_last();
 	PG_TRY();
 	{
@@ -51,18 +51,18 @@ undo_changed(const QueueInfo *queue, int64 id)
 		if (idemq_jobs_fetch(&latest, id, &job) &&
 			idemq_transition_allowed(EVENT_CLAIM, job.status))
 		{
-			idemq_cursor_lower(queue->slot, job.queue_id, job.priority, job_ready_key(&job));
-			idemq_wake_ready(queue->slot, job.queue_id, 1, DT_NOEND);
+			idemq_cursor_lower(queue->qstate, job.queue_id, job.priority, job_ready_key(&job));
+			idemq_wake_ready(queue->qstate, job.queue_id, 1, DT_NOEND);
 		}
 	}
 	PG_CATCH();
 	{
-		idemq_cursor_unset(queue->slot, queue->id);
-		idemq_slots_end_change();
+		idemq_cursor_unset(queue->qstate, queue->id);
+		idemq_qstates_end_change();
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	idemq_slots_end_change();
+	idemq_qstates_end_change();
 	RESUME_INTERRUPTS();
 	idemq_jobs_close(&latest);
 }
@@ -116,7 +116,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 {
 	LeaseClaim claim = {.job_id = job->id,
 						.queue_id = queue->id,
-						.slot = queue->slot,
+						.qstate = queue->qstate,
 						.max_running = queue->max_running,
 						.length = lease,
 						.timeout = queue->job_timeout,
@@ -157,7 +157,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 		idemq_token_epoch_note();
 		/* Without an entry only the commit says that the group's next job may be promoted. */
 		if (taken.entry == LEASE_FULL && idemq_job_uses_places(queue, job))
-			idemq_pending_groups_note(queue->slot, queue->id, job_value(job, COL_GROUP_KEY),
+			idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
 									  GROUP_KEEP_FLOOR);
 		return TAKE_DONE;
 	}

@@ -106,11 +106,11 @@ tell_children(JobsTable *table, int64 parent)
 			continue;
 		/* At once: the mark does not depend on this transaction, which may be long. */
 		if (count <= MAX_TOLD)
-			idemq_dependency_mark(queue.slot, queue.id,
+			idemq_dependency_mark(queue.qstate, queue.id,
 								  child->watches ? DEPENDENCY_CHILD : DEPENDENCY_FAILURE,
 								  child->id);
 		else if (!same_queue)
-			idemq_groups_want_scan(queue.slot, queue.id, false);
+			idemq_groups_want_scan(queue.qstate, queue.id, false);
 	}
 	pfree(children);
 	return HAS_HEAD;
@@ -129,7 +129,7 @@ wait_for(const QueueInfo *queue, const DependencyLook *look)
 			return NOT_FOR_US;
 		if (!idemq_dependency_watch(look->id, parent->id))
 			return HELD;
-		idemq_pending_dependency_note(queue->slot, queue->id, DEPENDENCY_CHILD, look->id);
+		idemq_pending_dependency_note(queue->qstate, queue->id, DEPENDENCY_CHILD, look->id);
 		return PROMOTED_FOR_LATER;
 	}
 	/* A parent whose queue is yet to come, by a restore, is looked at now and then. */
@@ -285,7 +285,7 @@ note_edge(const DependencyEdge *edge)
 	QueueInfo queue;
 
 	for (int i = 0; i < (int) lengthof(ids); i++)
-		idemq_dependency_note(idemq_queue_by_id(queues[i], &queue) ? queue.slot : NULL, ids[i]);
+		idemq_dependency_note(idemq_queue_by_id(queues[i], &queue) ? queue.qstate : NULL, ids[i]);
 }
 
 /*
@@ -300,7 +300,7 @@ idemq_dependencies_learn(const QueueInfo *queue)
 	uint32 *begun;
 	int count;
 
-	if (idemq_dependencies_is_known(queue->slot))
+	if (idemq_dependencies_is_known(queue->qstate))
 		return;
 	if (!may_look_for_others() && idemq_dependencies_exist())
 		return;
@@ -341,7 +341,7 @@ idemq_dependency_gone(int64 id, JobStatus status)
 	for (int i = 0; i < count; i++)
 	{
 		if (idemq_queue_by_id(children[i].queue_id, &queue))
-			idemq_pending_dependency_note_blocked(queue.slot, queue.id, children[i].id);
+			idemq_pending_dependency_note_blocked(queue.qstate, queue.id, children[i].id);
 	}
 	pfree(children);
 }

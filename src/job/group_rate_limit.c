@@ -37,7 +37,7 @@
  * A restart, a failover or a take_over forgets all buckets.  Then it is not known what was
  * started before, nor what a queue did that was restored from a dump.  So a group's bucket
  * counts as empty at the time when this server became the primary, took over, or gave the queue
- * its slot, whichever came last.  A queue that was created in this life of its slot has started
+ * its state, whichever came last.  A queue that was created in this life of its state has started
  * nothing before; the buckets of its groups are full.
  *
  * Where there is no room for a bucket (idemq.max_buckets), the groups of the queue that have
@@ -52,7 +52,7 @@
 #include "job/job.h"
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /* Microseconds by which two readings of when a group may start its next job may differ. */
 #define CLOSE 1000
@@ -93,7 +93,7 @@ known_since(const QueueInfo *queue)
 	TimestampTz taken_over = idemq_taken_over_at();
 	int64 mono = 0;
 
-	if (idemq_slot_known_since(queue->slot, queue->id, &mono) && mono == 0)
+	if (idemq_qstate_known_since(queue->qstate, queue->id, &mono) && mono == 0)
 		return 0;
 	mono = Max(mono, idemq_primary_since_mono());
 	if (taken_over > since)
@@ -110,13 +110,15 @@ charge_bucket(const QueueInfo *queue, Datum group, BucketCharge *charge,
 			  void (*act)(const char *, int, const GcraLimit *, BucketCharge *))
 {
 	GcraLimit limit = idemq_gcra_limit(queue->group_rate_limit, queue->group_rate_period);
-	const QueueSlot *slot = idemq_slot_current(queue->slot, queue->id);
+	const QueueState *qstate = idemq_qstate_current(queue->qstate, queue->id);
 	int length;
 	char *name = bucket_name(queue, group, &length);
 
 	charge->empty_at = known_since(queue);
-	/* A slot that was lost just now may be another queue's, which then has one charge more. */
-	charge->slot = idemq_slot_index(slot == NULL ? queue->slot : slot);
+	/*
+	 * A queue state that was lost just now may be another queue's, which then has one charge more.
+	 */
+	charge->qstate = idemq_qstate_index(qstate == NULL ? queue->qstate : qstate);
 	act(name, length, &limit, charge);
 	pfree(name);
 	return charge->answer.allowed ? DT_NOBEGIN

@@ -2,17 +2,17 @@
  * job/limits.c
  *		Whether a queue's max_running and rate_limit allow a claim.
  *
- * max_running bounds the count of the queue's lease entries, which shared/slots/running.c
+ * max_running bounds the count of the queue's lease entries, which shared/queue_states/running.c
  * keeps, with the reason why it is never passed and no wake-up is lost.
  *
- * rate_limit is GCRA (base/gcra.c) on the slot's rate_tat; each claim costs one.
+ * rate_limit is GCRA (base/gcra.c) on the queue state's rate_tat; each claim costs one.
  *
- * A claimer that a limit refuses is on record in the slot's refused_by, and is woken when there
- * is room (shared/slots/running.c).  The rate allows the next claim by time alone: the worker's
- * timer is set to that time.
+ * A claimer that a limit refuses is on record in the queue state's refused_by, and is woken when
+ * there is room (shared/queue_states/running.c).  The rate allows the next claim by time alone: the
+ * worker's timer is set to that time.
  *
  * Locks: rate_tat and refused_by are atomics.  With max_running, idemq_limit_view takes the
- * slot's lock, shared.
+ * queue state's lock, shared.
  */
 #include "postgres.h"
 
@@ -22,7 +22,7 @@
 #include "base/base.h"
 #include "job/job.h"
 #include "shared/leases/leases.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "txn/txn.h"
 
@@ -38,7 +38,7 @@
 static uint64
 read_tat(const QueueInfo *queue, const GcraLimit *limit)
 {
-	pg_atomic_uint64 *rate_tat = &queue->slot->rate_tat;
+	pg_atomic_uint64 *rate_tat = &queue->qstate->rate_tat;
 	uint64 tat = pg_atomic_read_u64(rate_tat);
 	uint64 latest;
 
@@ -64,14 +64,14 @@ idemq_limit_pass_rate(const QueueInfo *queue, bool borrows)
 	if (queue->rate_limit == 0)
 		return true;
 	if (queue->max_running > 0 && !borrows &&
-		idemq_running_count(queue->slot) >= queue->max_running)
+		idemq_running_count(queue->qstate) >= queue->max_running)
 		return false;
 	tat = read_tat(queue, &limit);
 	do
 	{
 		answer = idemq_gcra(&limit, (int64) tat, idemq_mono_now() * NSECS_PER_USEC, 1);
 	} while (answer.allowed &&
-			 !pg_atomic_compare_exchange_u64(&queue->slot->rate_tat, &tat, (uint64) answer.tat));
+			 !pg_atomic_compare_exchange_u64(&queue->qstate->rate_tat, &tat, (uint64) answer.tat));
 	return answer.allowed;
 }
 
@@ -83,8 +83,8 @@ idemq_limit_undo_rate(const QueueInfo *queue)
 
 	if (queue->rate_limit == 0)
 		return;
-	(void) pg_atomic_fetch_sub_u64(&queue->slot->rate_tat, idemq_gcra(&limit, 0, 0, 1).tat);
-	idemq_running_wake_refused(queue->slot, queue->id, REFUSED_BY_RATE);
+	(void) pg_atomic_fetch_sub_u64(&queue->qstate->rate_tat, idemq_gcra(&limit, 0, 0, 1).tat);
+	idemq_running_wake_refused(queue->qstate, queue->id, REFUSED_BY_RATE);
 }
 
 /*
@@ -99,21 +99,21 @@ idemq_limit_may_borrow(const QueueInfo *queue)
 	if (queue->max_running == 0)
 		return false;
 	free = idemq_borrowed_free(queue->id);
-	return free > 0 && idemq_running_count(queue->slot) - free < queue->max_running;
+	return free > 0 && idemq_running_count(queue->qstate) - free < queue->max_running;
 }
 
 /* Checks how a queue stands to its limits: max_running, then rate_limit. */
 void
 idemq_limit_view(const QueueInfo *queue, LimitView *view)
 {
-	SlotStatus status = {0};
+	QueueStateSummary status = {0};
 	bool full;
 
-	*view = (LimitView){LIMIT_OPEN, idemq_running_count(queue->slot), DT_NOEND, false};
+	*view = (LimitView){LIMIT_OPEN, idemq_running_count(queue->qstate), DT_NOEND, false};
 	if (queue->max_running > 0)
 	{
 		full = idemq_lease_share_is_full(true);
-		if (!idemq_slot_status(queue->id, &status) || status.needs_recovery)
+		if (!idemq_qstate_summary(queue->id, &status) || status.needs_recovery)
 		{
 			view->state = LIMIT_RECOVERING;
 			view->after_search = status.searches_now && !full && view->running < queue->max_running;
@@ -154,11 +154,11 @@ idemq_limit_has_room(const QueueInfo *queue, LimitView *view)
 	if (view->state == LIMIT_OPEN)
 		return true;
 	/* On record first, then the check that counts. */
-	(void) pg_atomic_fetch_or_u32(&queue->slot->refused_by, limits);
+	(void) pg_atomic_fetch_or_u32(&queue->qstate->refused_by, limits);
 	idemq_limit_view(queue, view);
 	if (view->state == LIMIT_RATE)
-		idemq_due_by(queue->slot, DUE_READY, Max(view->until, idemq_now() + RATE_INTERVAL));
+		idemq_due_by(queue->qstate, DUE_READY, Max(view->until, idemq_now() + RATE_INTERVAL));
 	else if (view->state == LIMIT_TABLE_FULL)
-		idemq_due_by(queue->slot, DUE_READY, idemq_now() + FULL_INTERVAL);
+		idemq_due_by(queue->qstate, DUE_READY, idemq_now() + FULL_INTERVAL);
 	return view->state == LIMIT_OPEN || view->after_search;
 }

@@ -86,8 +86,8 @@ check_parent(JobsTable *table, NewDependencies *depends, int64 parent, QueueInfo
 			if (!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, queue))
 				refuse(parent);
 		}
-		idemq_queue_need_slot(queue);
-		idemq_dependency_note(queue->slot, parent);
+		idemq_queue_need_qstate(queue);
+		idemq_dependency_note(queue->qstate, parent);
 		/* What this transaction itself has written nobody else deletes. */
 		held = idemq_jobs_is_own(&job) || idemq_jobs_keep(table, &job) == JOB_WRITTEN;
 		if (!held)
@@ -111,7 +111,7 @@ idemq_new_child_add(JobsTable *table, const QueueInfo *queue, int64 id, NewDepen
 	depends->queue_id = queue->id;
 	depends->failures = palloc(depends->count * sizeof(int64));
 	depends->failed = 0;
-	idemq_dependency_note(queue->slot, id);
+	idemq_dependency_note(queue->qstate, id);
 	/* An insert with a key may have waited. */
 	idemq_jobs_refresh(table);
 	for (int i = 0; i < depends->count; i++)

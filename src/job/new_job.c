@@ -44,21 +44,21 @@ idemq_new_job_note(const QueueInfo *queue, const JobChange *columns)
 	ReadyKey key;
 
 	if (columns->set & COLUMN_BIT(COL_EXPIRES_AT))
-		idemq_pending_ready_note_expiry(queue->slot, queue->id,
+		idemq_pending_ready_note_expiry(queue->qstate, queue->id,
 										DatumGetTimestampTz(columns->values[COL_EXPIRES_AT]));
 	if (columns->set & COLUMN_BIT(COL_GROUP_KEY))
 	{
-		idemq_pending_groups_note(queue->slot, queue->id, columns->values[COL_GROUP_KEY], id);
+		idemq_pending_groups_note(queue->qstate, queue->id, columns->values[COL_GROUP_KEY], id);
 		return JOB_BLOCKED;
 	}
 	if ((columns->set & COLUMN_BIT(COL_READY_AT)) == 0)
 	{
-		idemq_pending_dependency_note_blocked(queue->slot, queue->id, id);
+		idemq_pending_dependency_note_blocked(queue->qstate, queue->id, id);
 		return JOB_BLOCKED;
 	}
 	key.id = id;
 	key.ready_at = DatumGetTimestampTz(columns->values[COL_READY_AT]);
-	idemq_pending_ready_note(queue->slot, queue->id, priority, key);
+	idemq_pending_ready_note(queue->qstate, queue->id, priority, key);
 	return JOB_PENDING;
 }
 

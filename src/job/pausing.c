@@ -10,7 +10,7 @@
  *
  *	 - Every change of a queue's settings has the worker run its task "due" for it once
  *	   (follow_settings in txn/pending.c).  That reads the queue, and has itself run
- *	   again at paused_until.  It takes the slot's DUE_READY first and reads the settings
+ *	   again at paused_until.  It takes the queue state's DUE_READY first and reads the settings
  *	   then; a pause becomes visible, then moves the settings' number, then lowers DUE_READY.  So
  *	   if the taking swallowed the lowering, the read finds the new number.
  *	 - At that time the task ends the pause in the row, as idemq.resume does, with a line in

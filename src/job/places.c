@@ -81,7 +81,7 @@ idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue, bo
 		job_set(change, COL_RUN_AT, TimestampTzGetDatum(ready_at));
 	/* The time of a job that keeps its place may be later than any that the floor knows. */
 	if (!takes || job->status != JOB_BLOCKED)
-		idemq_pending_groups_note(queue->slot, queue->id, job_value(job, COL_GROUP_KEY),
+		idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
 								  takes ? GROUP_DROP_FLOOR : GROUP_KEEP_FLOOR);
 }
 

@@ -50,7 +50,7 @@
 #include "base/base.h"
 #include "job/job.h"
 #include "shared/groups/groups.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
@@ -118,7 +118,7 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 	if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER)
 		idemq_pending_groups_note_floor(group, floor);
 	else if (!again)
-		idemq_pending_groups_done(queue->slot, group, release[promotion]);
+		idemq_pending_groups_done(queue->qstate, group, release[promotion]);
 	return promotion == PROMOTED;
 }
 
@@ -154,15 +154,15 @@ promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int l
 	idemq_group_key(&group.key, queue->id, bytes, length);
 	group.floor = GROUP_NO_FLOOR;
 	idemq_pending_groups_reserve(1);
-	own = idemq_group_own(queue->slot, &group);
+	own = idemq_group_own(queue->qstate, &group);
 	if (own == GROUP_FULL)
-		idemq_groups_want_scan(queue->slot, queue->id, true);
+		idemq_groups_want_scan(queue->qstate, queue->id, true);
 	else if (own == GROUP_BUSY)
 		/* Its promoter visits it, or will again; unless that is this transaction. */
 		again = name != (Datum) 0 && idemq_group_has_places(queue, name) &&
 				idemq_pending_groups_owns(&group.key);
 	else
-		idemq_pending_groups_note_owned(queue->slot, &group);
+		idemq_pending_groups_note_owned(queue->qstate, &group);
 	if (own != GROUP_OWNED && !again)
 		return false;
 	idemq_jitter();
@@ -215,7 +215,7 @@ scan_children(JobsTable *table, const QueueInfo *queue, int max)
 	if (table->crosscheck != InvalidSnapshot)
 	{
 		/* It is not for us: job/dependencies.c. */
-		idemq_groups_want_scan(queue->slot, queue->id, false);
+		idemq_groups_want_scan(queue->qstate, queue->id, false);
 		return 0;
 	}
 	ids = idemq_dependency_resolvable(queue->id, MAX_CHILDREN, &count);
@@ -225,7 +225,7 @@ scan_children(JobsTable *table, const QueueInfo *queue, int max)
 		if (promoted >= max || i == MAX_CHILDREN - 1)
 		{
 			/* A moment later, if all of these were held. */
-			idemq_groups_want_scan(queue->slot, queue->id, i > 0 && promoted == 0);
+			idemq_groups_want_scan(queue->qstate, queue->id, i > 0 && promoted == 0);
 			break;
 		}
 		promoted += idemq_promote_child(table, queue, ids[i]);
@@ -276,7 +276,7 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 		if (promoted >= max)
 		{
 			leave_off(queue->id, name);
-			idemq_groups_want_scan(queue->slot, queue->id, false);
+			idemq_groups_want_scan(queue->qstate, queue->id, false);
 			break;
 		}
 		if (!idemq_jobs_group_next(table, queue->id, name == (Datum) 0 ? NULL : &name, &job))
@@ -319,9 +319,9 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 	{
 		batch = Min(max - promoted, PROMOTE_BATCH);
 		idemq_pending_groups_reserve(batch);
-		count = idemq_groups_take(queue->slot, queue->id, groups, batch);
+		count = idemq_groups_take(queue->qstate, queue->id, groups, batch);
 		for (int i = 0; i < count; i++)
-			idemq_pending_groups_note_owned(queue->slot, &groups[i]);
+			idemq_pending_groups_note_owned(queue->qstate, &groups[i]);
 		if (count > 0)
 			idemq_jobs_refresh(table);
 		look_at_children(&children, groups, count);
@@ -352,7 +352,7 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 bool
 idemq_promote_wanted(const QueueInfo *queue)
 {
-	return idemq_due_at(queue->slot, DUE_GROUPS) <= idemq_mono_now();
+	return idemq_due_at(queue->qstate, DUE_GROUPS) <= idemq_mono_now();
 }
 
 /*
@@ -368,8 +368,8 @@ idemq_promote_some(const QueueInfo *queue, int max)
 
 	idemq_jobs_open(&table);
 	idemq_dependencies_learn(queue);
-	idemq_pending_groups_note_scan(queue->slot, queue->id);
-	scan = idemq_groups_take_scan(queue->slot, queue->id);
+	idemq_pending_groups_note_scan(queue->qstate, queue->id);
+	scan = idemq_groups_take_scan(queue->qstate, queue->id);
 	if (!scan)
 		idemq_pending_groups_note_scan(NULL, 0);
 	promoted = promote_marked(&table, queue, max);
@@ -381,7 +381,7 @@ idemq_promote_some(const QueueInfo *queue, int max)
 		promoted += scan_children(&table, queue, max - promoted);
 	}
 	else if (scan)
-		idemq_groups_want_scan(queue->slot, queue->id, false);
+		idemq_groups_want_scan(queue->qstate, queue->id, false);
 	idemq_pending_groups_note_scan(NULL, 0);
 	idemq_jobs_close(&table);
 	return promoted;
@@ -400,7 +400,7 @@ idemq_promote_batch(const QueueInfo *queue)
 
 	if (idemq_promote_some(queue, PROMOTE_BATCH) == 0)
 		return;
-	idemq_cursor_read(queue->slot, queue->id, 1, &line);
+	idemq_cursor_read(queue->qstate, queue->id, 1, &line);
 	may_linger |= line.ring.left >= LONG_LINE;
 }
 
@@ -441,5 +441,5 @@ idemq_promote_later(const QueueInfo *queue, Datum name)
 	GroupKey key;
 
 	idemq_group_key(&key, queue->id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
-	idemq_group_mark(queue->slot, &key, GROUP_KEEP_FLOOR);
+	idemq_group_mark(queue->qstate, &key, GROUP_KEEP_FLOOR);
 }

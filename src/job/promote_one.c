@@ -83,7 +83,7 @@ hasten(JobsTable *table, const QueueInfo *queue, const Job *job)
 static Promotion
 find_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name, Job *job)
 {
-	GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
+	GroupFloor from = idemq_pending_groups_floor(queue->qstate, key);
 
 	if (idemq_jobs_group_head(table, queue->id, name, from.heads, job))
 		return hasten(table, queue, job);
@@ -102,7 +102,7 @@ static Promotion
 find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name, int64 passed,
 		  GroupFloor *floor, Job *job)
 {
-	GroupFloor from = idemq_pending_groups_floor(queue->slot, key);
+	GroupFloor from = idemq_pending_groups_floor(queue->qstate, key);
 	/* Read after the snapshot: of the times that it shows, only those to come are above this. */
 	TimestampTz now = idemq_now();
 	bool is_known = from.heads != GROUP_NO_FLOOR.heads;
@@ -198,7 +198,7 @@ idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 		return promotion;
 	/* The group is ours until we commit: what is left of it comes after that. */
 	if (promotion != HAS_HEAD)
-		idemq_pending_groups_note(queue->slot, queue->id, name, GROUP_KEEP_FLOOR);
+		idemq_pending_groups_note(queue->qstate, queue->id, name, GROUP_KEEP_FLOOR);
 	return PROMOTED_FOR_LATER;
 }
 

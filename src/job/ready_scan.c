@@ -4,7 +4,7 @@
  *
  * It serves claims, and sessions that only want to know whether there is something.  Each
  * entry of the ready index that is due is shown to scan->consider, priority by priority,
- * and the cursors move up past what it proved unclaimable (shared/slots/ready_cursor.c says
+ * and the cursors move up past what it proved unclaimable (shared/queue_states/ready_cursor.c says
  * why that is safe).  Sequence and cursors are read first, then the snapshot is taken.
  */
 #include "postgres.h"
@@ -18,7 +18,7 @@
 #include "base/compat.h"
 #include "job/job.h"
 #include "shared/leases/leases.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
@@ -93,7 +93,7 @@ read_on(ReadyScan *scan, JobsTable *table, int most, ReadyRing *fill)
 static bool
 somebody_sleeps(const ReadyScan *scan)
 {
-	return idemq_waiters_any(idemq_waiters_of_queue(scan->queue.slot));
+	return idemq_waiters_any(idemq_waiters_of_queue(scan->queue.qstate));
 }
 
 /*
@@ -224,8 +224,8 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 {
 	scan->stopped = scan->more = scan->held = false;
 	scan->next_due = DT_NOEND;
-	/* Where to begin, before the snapshot is taken: see shared/slots/ready_cursor.c. */
-	idemq_cursor_read(scan->queue.slot, scan->queue.id, scan->wanted, &scan->view);
+	/* Where to begin, before the snapshot is taken: see shared/queue_states/ready_cursor.c. */
+	idemq_cursor_read(scan->queue.qstate, scan->queue.id, scan->wanted, &scan->view);
 	idemq_pending_ready_view(scan->queue.id, &scan->view);
 	if (from_start || IsolationUsesXactSnapshot())
 		scan->view.ring.count = 0;
@@ -323,13 +323,13 @@ idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held)
 		AllocSetContextCreate(CurrentMemoryContext, "idemq look", ALLOCSET_SMALL_SIZES);
 	idemq_ready_scan(&scan, &table, false);
 	idemq_jobs_close(&table);
-	if (!scan.stopped && idemq_cursor_verify_due(queue->slot, queue->id))
+	if (!scan.stopped && idemq_cursor_verify_due(queue->qstate, queue->id))
 	{
 		int64 started = idemq_stopwatch();
 
 		idemq_ready_scan(&scan, &table, true);
 		idemq_jobs_close(&table);
-		idemq_cursor_verified(queue->slot, queue->id, idemq_stopwatch() - started);
+		idemq_cursor_verified(queue->qstate, queue->id, idemq_stopwatch() - started);
 	}
 	MemoryContextDelete(scan.row_context);
 	*next_due = scan.next_due;
@@ -376,7 +376,7 @@ idemq_ready_oldest(const QueueInfo *queue, TimestampTz now)
 	JobsTable table;
 
 	/* Cursors first, then the snapshot: below them nothing is claimable in it. */
-	idemq_cursor_read(queue->slot, queue->id, 0, &view);
+	idemq_cursor_read(queue->qstate, queue->id, 0, &view);
 	idemq_jobs_open_to_read(&table);
 	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
 	{

@@ -26,7 +26,7 @@
 #include "job/job.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
@@ -103,7 +103,7 @@ idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, LeaseLo
 	 */
 	if (crashed && attempt >= HANDLER_MAX_CRASHES &&
 		idemq_attempt_history_ended_by(id, "expired", handled_text, HANDLER_MAX_CRASHES))
-		idemq_handler_crashed(queue->slot, true);
+		idemq_handler_crashed(queue->qstate, true);
 	return true;
 }
 
@@ -136,7 +136,7 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 	idemq_pending_reserve();
 	if (!idemq_lease_begin_reap(job_id, token, &loss))
 		return false;
-	idemq_pending_note_end(queue->slot, queue->id, job_id, token);
+	idemq_pending_note_end(queue->qstate, queue->id, job_id, token);
 	if (!idemq_jobs_fetch(table, job_id, &job))
 		return false; /* the entry of a job that is gone goes too */
 	if (job.queue_id != queue->id)
@@ -148,14 +148,14 @@ idemq_reap_job(JobsTable *table, const QueueInfo *queue, int64 job_id, int64 tok
 	if (!job_is_attempt(&job, token))
 	{
 		if (job.is_ready)
-			idemq_pending_ready_note(queue->slot, queue->id, job.priority, job_ready_key(&job));
+			idemq_pending_ready_note(queue->qstate, queue->id, job.priority, job_ready_key(&job));
 		return false;
 	}
 	if (!idemq_jobs_is_mine(&job) && hold_marked(table, &job, token) &&
 		idemq_reap_row(table, &job, queue, loss))
 		return true;
 	idemq_pending_undo_last();
-	idemq_due_by(idemq_slot_current(queue->slot, queue->id), DUE_LEASE,
+	idemq_due_by(idemq_qstate_current(queue->qstate, queue->id), DUE_LEASE,
 				 idemq_mono_now() + LEASE_BUSY_RETRY);
 	return false;
 }
@@ -172,7 +172,7 @@ static int64
 reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
 {
 	ExpiredLease *leases = palloc(REAP_BATCH * sizeof(ExpiredLease));
-	QueueSlot *slot;
+	QueueState *qstate;
 	JobsTable table;
 	int64 started;
 	int64 took;
@@ -183,10 +183,10 @@ reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
 	int visited = 0;
 
 	idemq_jobs_open(&table);
-	idemq_slots_begin_change();
-	slot = idemq_slot_current(queue->slot, queue->id);
-	if (slot != NULL)
-		(void) idemq_due_take(slot, DUE_LEASE);
+	idemq_qstates_begin_change();
+	qstate = idemq_qstate_current(queue->qstate, queue->id);
+	if (qstate != NULL)
+		(void) idemq_due_take(qstate, DUE_LEASE);
 	started = idemq_stopwatch();
 	found = idemq_lease_collect_expired(queue->id, leases, REAP_BATCH, &next);
 	took = idemq_stopwatch() - started;
@@ -194,8 +194,8 @@ reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
 	if (found > 0)
 		next = Min(next, now + LEASE_BUSY_RETRY);
 	next = Max(next, now + Max(REAP_INTERVAL, REAP_SHARE * took));
-	idemq_due_by(slot, DUE_LEASE, next);
-	idemq_slots_end_change();
+	idemq_due_by(qstate, DUE_LEASE, next);
+	idemq_qstates_end_change();
 	idemq_jitter();
 	/* A snapshot that sees every claim whose lease we found. */
 	if (found > 0)
@@ -207,7 +207,7 @@ reap_batch(const QueueInfo *queue, const Slice *slice, bool *more)
 		visited++;
 	}
 	if (visited < found)
-		idemq_due_by(idemq_slot_current(queue->slot, queue->id), DUE_LEASE, idemq_mono_now());
+		idemq_due_by(idemq_qstate_current(queue->qstate, queue->id), DUE_LEASE, idemq_mono_now());
 	idemq_jobs_close(&table);
 	pfree(leases);
 	*more = visited < found || found == REAP_BATCH;

@@ -28,7 +28,7 @@
 #include "queue/queue.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
@@ -104,12 +104,12 @@ adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, 
 						limit < DT_NOEND ? idemq_mono_from_timestamp(limit) : PG_INT64_MAX};
 	LeaseTake take;
 
-	idemq_slots_begin_change();
+	idemq_qstates_begin_change();
 	take = idemq_lease_adopt(job->id, job->token, &adopting, &times);
 	deadline = Min(deadline, times.limit);
 	/* At once: if an error keeps the entry from being settled, it is reaped at worst. */
-	idemq_due_by(idemq_slot_find(MyDatabaseId, job->queue_id), DUE_LEASE, deadline);
-	idemq_slots_end_change();
+	idemq_due_by(idemq_qstate_find(MyDatabaseId, job->queue_id), DUE_LEASE, deadline);
+	idemq_qstates_end_change();
 	if (take == LEASE_TAKEN)
 		add_lost(lost, job, true);
 	return take;
@@ -129,7 +129,7 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 	if (!may_adopt(job))
 		return false;
 	if (is_interrupted(job))
-		idemq_handler_crashed(queue->slot, false);
+		idemq_handler_crashed(queue->qstate, false);
 	/* The row of an attached lease has the grace for its length: then take the queue's lease. */
 	if (length == idemq_attach_grace * INT64CONST(1000))
 		length = Max(length, queue->lease);
@@ -168,14 +168,14 @@ settle(LostLeases *lost, const LostLease *lease, JobsTable *table, const QueueIn
 								  : LOSS_EXPIRED);
 	if (!there && lease->adopted)
 	{
-		idemq_slots_begin_change();
+		idemq_qstates_begin_change();
 		/* If it is just held, the holder may leave it as it is: another search. */
-		idemq_slot_need_recovery(queue->slot, queue->id);
+		idemq_qstate_need_recovery(queue->qstate, queue->id);
 		lost->dropped = true;
 		(void) idemq_lease_drop(lease->job_id, lease->token, &dropped);
 		/* It may have turned others away, from wherever the job is now. */
-		idemq_cursor_unset(queue->slot, queue->id);
-		idemq_slots_end_change();
+		idemq_cursor_unset(queue->qstate, queue->id);
+		idemq_qstates_end_change();
 	}
 	return false;
 }
@@ -251,10 +251,10 @@ recover_step(const QueueInfo *queue, RecoveryPoint *point, int budget)
 	idemq_jobs_close(&table);
 	if (lost.dropped || idemq_lease_share_is_full(queue->max_running > 0))
 		point->incomplete = true;
-	idemq_slot_recovered_to(queue->slot, queue->id, point);
+	idemq_qstate_recovered_to(queue->qstate, queue->id, point);
 	/* Sessions that wait for the end of the search. */
 	if (point->priority == IDEMQ_PRIORITIES)
-		idemq_running_wake_refused(queue->slot, queue->id, REFUSED_BY_RUNNING);
+		idemq_running_wake_refused(queue->qstate, queue->id, REFUSED_BY_RUNNING);
 	return reaped;
 }
 
@@ -267,7 +267,7 @@ recover_some(const QueueInfo *queue, int budget)
 {
 	RecoveryPoint point;
 
-	if (idemq_slot_recovery_point(queue->slot, queue->id, false, &point))
+	if (idemq_qstate_recovery_point(queue->qstate, queue->id, false, &point))
 		(void) recover_step(queue, &point, budget);
 }
 
@@ -287,7 +287,7 @@ search_alone(const QueueInfo *queue, int64 *reaped)
 {
 	RecoveryPoint point;
 
-	if (!idemq_slot_recovery_point(queue->slot, queue->id, true, &point))
+	if (!idemq_qstate_recovery_point(queue->qstate, queue->id, true, &point))
 		return false;
 	do
 		*reaped += recover_step(queue, &point, RECOVERY_STEP);
@@ -307,7 +307,7 @@ search(const QueueInfo *queue)
 	uint32 epoch = 0;
 	int64 reaped = 0;
 
-	for (int step = 0; idemq_slot_recovery_point(queue->slot, queue->id, false, &point); step++)
+	for (int step = 0; idemq_qstate_recovery_point(queue->qstate, queue->id, false, &point); step++)
 	{
 		if (step > 0 && point.epoch != epoch)
 			return search_alone(queue, &reaped);
@@ -325,14 +325,14 @@ search(const QueueInfo *queue)
 bool
 idemq_recover_for_limits(const QueueInfo *queue)
 {
-	SlotStatus status;
+	QueueStateSummary status;
 	LimitView view;
 
 	if (queue->max_running == 0)
 		return true;
 	if (!idemq_borrowed_uncounted(queue->id) && search(queue))
 		return true;
-	if (idemq_slot_status(queue->id, &status) && !status.needs_recovery)
+	if (idemq_qstate_summary(queue->id, &status) && !status.needs_recovery)
 		return true;
 	/* To be woken when the search has ended. */
 	(void) idemq_limit_has_room(queue, &view);
@@ -348,7 +348,7 @@ idemq_recover_for_limits(const QueueInfo *queue)
 bool
 idemq_reap_some(const QueueInfo *queue)
 {
-	QueueSlot *slot;
+	QueueState *qstate;
 	bool counted = true;
 	Slice slice;
 
@@ -357,8 +357,8 @@ idemq_reap_some(const QueueInfo *queue)
 		counted = idemq_recover_for_limits(queue);
 	else
 		recover_some(queue, RECOVERY_STEP);
-	slot = idemq_slot_current(queue->slot, queue->id);
-	if (slot != NULL && idemq_due_at(slot, DUE_LEASE) <= idemq_mono_now())
+	qstate = idemq_qstate_current(queue->qstate, queue->id);
+	if (qstate != NULL && idemq_due_at(qstate, DUE_LEASE) <= idemq_mono_now())
 	{
 		idemq_slice_begin(&slice, SLICE_OF_CALL);
 		(void) idemq_reap_in(queue, &slice);

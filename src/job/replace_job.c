@@ -84,15 +84,15 @@ note(const QueueInfo *queue, const Job *job, const JobChange *change)
 	ReadyKey key = {DatumGetTimestampTz(change->values[COL_READY_AT]), job->id};
 
 	if (job_has(job, COL_GROUP_KEY))
-		idemq_pending_groups_note(queue->slot, queue->id, job_value(job, COL_GROUP_KEY),
+		idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
 								  GROUP_DROP_FLOOR);
 	if (change->set & COLUMN_BIT(COL_READY_AT))
 	{
-		idemq_pending_ready_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
-		idemq_pending_ready_note(queue->slot, queue->id, priority, key);
+		idemq_pending_ready_note_taken(queue->qstate, queue->id, job->priority, job_ready_key(job));
+		idemq_pending_ready_note(queue->qstate, queue->id, priority, key);
 	}
 	if (!change->isnull[COL_EXPIRES_AT])
-		idemq_pending_ready_note_expiry(queue->slot, queue->id,
+		idemq_pending_ready_note_expiry(queue->qstate, queue->id,
 										DatumGetTimestampTz(change->values[COL_EXPIRES_AT]));
 }
 

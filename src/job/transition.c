@@ -309,35 +309,35 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, const
 	bool blocks = transition->to == JOB_BLOCKED;
 
 	if (one_step || (job->status == JOB_RUNNING && transition->to != JOB_RUNNING))
-		idemq_pending_note_end(queue->slot, queue->id, job->id,
+		idemq_pending_note_end(queue->qstate, queue->id, job->id,
 							   one_step ? args->token : job->token);
 	else if (finishes)
-		idemq_pending_note_finished(queue->slot, queue->id, job->id);
+		idemq_pending_note_finished(queue->qstate, queue->id, job->id);
 	if (transition->told & TELL_LEASE)
-		idemq_pending_note_event(queue->slot, queue->id,
+		idemq_pending_note_event(queue->qstate, queue->id,
 								 args->worker_lost ? JOB_WORKER_LOST : JOB_LEASE_EXPIRED, job->id,
 								 job->attempt);
 	if (transition->told & TELL_DEATH)
-		idemq_pending_note_event(queue->slot, queue->id, JOB_DIED, job->id, job->attempt);
+		idemq_pending_note_event(queue->qstate, queue->id, JOB_DIED, job->id, job->attempt);
 	/* The group has lost its head, or a job that was next; or again has a job that may be it. */
 	if (job_has(job, COL_GROUP_KEY) && (finishes || blocks))
-		idemq_pending_groups_note(queue->slot, queue->id, job_value(job, COL_GROUP_KEY),
+		idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
 								  blocks ? job->id : GROUP_KEEP_FLOOR);
 	else if (transition->columns & GROUP)
-		idemq_pending_groups_note(queue->slot, queue->id, args->group, job->id);
+		idemq_pending_groups_note(queue->qstate, queue->id, args->group, job->id);
 	else if (blocks && job->status != JOB_BLOCKED)
-		idemq_pending_dependency_note_blocked(queue->slot, queue->id, job->id);
+		idemq_pending_dependency_note_blocked(queue->qstate, queue->id, job->id);
 	if (transition->ready == READY_SET)
 	{
-		idemq_pending_ready_note(queue->slot, queue->id,
+		idemq_pending_ready_note(queue->qstate, queue->id,
 								 (transition->columns & PRIORITY) ? args->priority : job->priority,
 								 (ReadyKey){args->ready_at, job->id});
 		if (job->expires_at < DT_NOEND && (transition->flags & MAY_EXPIRE))
-			idemq_pending_ready_note_expiry(queue->slot, queue->id, job->expires_at);
+			idemq_pending_ready_note_expiry(queue->qstate, queue->id, job->expires_at);
 	}
 	/* It leaves the index and has no lease entry: if this aborts, it is back. */
 	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_RUNNING && !one_step)
-		idemq_pending_ready_note_taken(queue->slot, queue->id, job->priority, job_ready_key(job));
+		idemq_pending_ready_note_taken(queue->qstate, queue->id, job->priority, job_ready_key(job));
 }
 
 /* Returns whether nothing is left of a job once it is completed. */
@@ -374,7 +374,7 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 		idemq_attempt_history_forget(&job->id, 1);
 	if (deleted)
 		idemq_steps_forget(&job->id, 1);
-	if (deleted && idemq_may_have_dependencies(queue->slot, job->id))
+	if (deleted && idemq_may_have_dependencies(queue->qstate, job->id))
 		idemq_dependency_forget(&job->id, 1);
 	if (transition->history != NULL && job->status == JOB_RUNNING &&
 		!((transition->flags & LEAVES_JOB) && keeps_nothing(job, queue)))
@@ -402,7 +402,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	/* The row goes at once, unless somebody holds or needs it: then retention deletes it. */
 	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue) &&
 				   idemq_jobs_lets_delete(job) &&
-				   (!idemq_may_have_dependencies(queue->slot, job->id) ||
+				   (!idemq_may_have_dependencies(queue->qstate, job->id) ||
 					idemq_dependency_lets_go(job->id, JOB_COMPLETED));
 	bool continues = idemq_dead_letter_wants(queue, job, transition->to);
 	EventArgs args = *given;

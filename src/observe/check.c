@@ -1,8 +1,8 @@
 /*
  * observe/check.c
  *		SQL function check: the audit of every invariant, while others work.  Here are the
- *		order of its parts, and what is too small for a part: slots, dead-letter queues, tokens.
- *		What rows and catalogs say by themselves is found by SQL: idemq_internal.findings.
+ *		order of its parts, and what is too small for a part: queue states, dead-letter queues,
+ *		tokens.  What rows and catalogs say by themselves is found by SQL: idemq_internal.findings.
  *
  * Why no finding is a race stands at the top of observe/check_report.c and of each part.
  *
@@ -21,7 +21,7 @@
 #include "queue/queue.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "table/table.h"
 #include "txn/txn.h"
 
@@ -56,18 +56,18 @@ has_queue(const CheckCall *call, int32 queue_id)
 }
 
 /*
- * Checks that the slots' hash and array agree, whether lease entries are used up, and that no slot
- * is lost to a queue that does not exist.  A session that creates or drops a queue holds a lock on
- * the table from before the slot is given until after it is freed.  So if no such lock is seen,
- * and the queues are read after that, a slot without a queue is lost.
+ * Checks that the queue states' hash and array agree, whether lease entries are used up, and that
+ * no queue state is lost to a queue that does not exist.  A session that creates or drops a queue
+ * holds a lock on the table from before the queue state is given until after it is freed.  So if no
+ * such lock is seen, and the queues are read after that, a queue state without a queue is lost.
  */
 static void
-check_slots(CheckCall *call)
+check_qstates(CheckCall *call)
 {
-	int32 *slots = palloc(Max(idemq_max_queues, 1) * sizeof(int32));
+	int32 *qstates = palloc(Max(idemq_max_queues, 1) * sizeof(int32));
 	TableUsage table = idemq_leases_usage();
-	SlotsAudit audit;
-	int nslots = idemq_slots_audit(&audit, slots);
+	QueueStatesAudit audit;
+	int nqstates = idemq_qstates_audit(&audit, qstates);
 	bool lost = false;
 	int writers = 0;
 
@@ -76,8 +76,8 @@ check_slots(CheckCall *call)
 						   "%d slots are taken, %d counted, %d in the hash, %d not where the hash "
 						   "says: restart the server",
 						   audit.taken, audit.used, audit.hashed, audit.misplaced);
-	for (int i = 0; i < nslots; i++)
-		lost |= !has_queue(call, slots[i]);
+	for (int i = 0; i < nqstates; i++)
+		lost |= !has_queue(call, qstates[i]);
 	if (lost)
 	{
 		LOCKTAG tag;
@@ -87,15 +87,15 @@ check_slots(CheckCall *call)
 		pfree(GetLockConflicts(&tag, ShareLock, &writers));
 		read_queues(call);
 	}
-	for (int i = 0; i < nslots && lost && writers == 0; i++)
+	for (int i = 0; i < nqstates && lost && writers == 0; i++)
 	{
-		SlotStatus status;
+		QueueStateSummary status;
 
-		if (!has_queue(call, slots[i]) && idemq_slot_status(slots[i], &status))
+		if (!has_queue(call, qstates[i]) && idemq_qstate_summary(qstates[i], &status))
 			idemq_check_report(call, CHECK_WARNING, "slots.queue",
 							   "a slot belongs to queue %d, which does not exist: one slot fewer "
 							   "until the server restarts",
-							   slots[i]);
+							   qstates[i]);
 	}
 	if (idemq_lease_share_is_full(false))
 		idemq_check_report(call, CHECK_WARNING, "leases.full",
@@ -104,7 +104,7 @@ check_slots(CheckCall *call)
 						   "from their rows alone: raise idemq.max_leases, which is %d, and "
 						   "restart, or idemq.max_leases_per_database",
 						   table.used, idemq_leases_usage_mine().used, table.room);
-	pfree(slots);
+	pfree(qstates);
 }
 
 /* Reports queues whose dead jobs go nowhere: job/dead_letter.c refuses their dead_letter_queue. */
@@ -209,7 +209,7 @@ SQL_FUNCTION(idemq_sql_check)
 	call.patience_ends = idemq_stopwatch() + PATIENCE;
 	idemq_jobs_open_to_read(&call.table);
 	read_queues(&call);
-	check_slots(&call);
+	check_qstates(&call);
 	check_dead_letter_queues(&call);
 	idemq_check_findings(&call, "rows");
 	check_clock(&call);

@@ -28,7 +28,7 @@ knows(const QueueInfo *queue, DependencyMark mark, int64 id)
 
 	idemq_dependency_name(name, mark, id);
 	idemq_group_key(&key, queue->id, name, DEPENDENCY_NAME);
-	return idemq_groups_know(queue->slot, &key);
+	return idemq_groups_know(queue->qstate, &key);
 }
 
 /* Returns whether somebody will look at a child. */

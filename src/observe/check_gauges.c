@@ -20,7 +20,7 @@
 #include "observe/observe.h"
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 #define MAX_TRIES 5
 
@@ -28,9 +28,9 @@
 static bool
 read_view(int32 queue_id, CounterView *view)
 {
-	const QueueSlot *slot = idemq_slot_find(MyDatabaseId, queue_id);
+	const QueueState *qstate = idemq_qstate_find(MyDatabaseId, queue_id);
 
-	return slot != NULL && idemq_counters_read(idemq_slot_index(slot), queue_id, view) &&
+	return qstate != NULL && idemq_counters_read(idemq_qstate_index(qstate), queue_id, view) &&
 		   view->known;
 }
 

@@ -61,7 +61,7 @@ is_known(const Suspect *suspect)
 	if (!idemq_queue_by_id(suspect->queue_id, &queue))
 		return true; /* the finding jobs.queue says that */
 	idemq_group_key(&key, suspect->queue_id, VARDATA_ANY(group), (int) VARSIZE_ANY_EXHDR(group));
-	return idemq_groups_know(queue.slot, &key);
+	return idemq_groups_know(queue.qstate, &key);
 }
 
 /* Returns a job of each group that has one below its floor. */

@@ -1,6 +1,6 @@
 /*
  * observe/check_leases.c
- *		The audit of the lease table against the rows, the sessions and the slots.
+ *		The audit of the lease table against the rows, the sessions and the queue states.
  *
  * entry -> row: the table is copied, then a snapshot is taken.  An ACTIVE entry's
  *     claim is committed before the entry says so, so the snapshot sees it; a row
@@ -30,7 +30,7 @@
 #include "base/compat.h"
 #include "observe/observe.h"
 #include "shared/leases/leases.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "table/table.h"
 
 /* By how much a queue may visit its leases late: reapers take their time. */
@@ -126,9 +126,9 @@ check_entries(CheckCall *call, const Lease *leases, int count)
 static bool
 is_recovering(int32 queue_id)
 {
-	SlotStatus status;
+	QueueStateSummary status;
 
-	return idemq_lease_share_is_full(false) || !idemq_slot_status(queue_id, &status) ||
+	return idemq_lease_share_is_full(false) || !idemq_qstate_summary(queue_id, &status) ||
 		   status.needs_recovery;
 }
 
@@ -249,23 +249,23 @@ visit_due(const Lease *lease)
 static bool
 is_overlooked(CheckCall *call, const Lease *copy)
 {
-	SlotStatus status;
+	QueueStateSummary status;
 	Lease lease;
 
-	if (!is_active(copy) || !idemq_slot_status(copy->queue_id, &status) ||
+	if (!is_active(copy) || !idemq_qstate_summary(copy->queue_id, &status) ||
 		status.next_deadline <= visit_due(copy) || !idemq_check_settled(call))
 		return false;
 	for (int i = 0; i < MAX_READS; i++)
 	{
-		uint64 changes = idemq_slots_changes();
+		uint64 changes = idemq_qstates_changes();
 
 		CHECK_FOR_INTERRUPTS();
 		if (!read_again(copy, &lease) || !is_active(&lease) ||
-			!idemq_slot_status(lease.queue_id, &status) ||
+			!idemq_qstate_summary(lease.queue_id, &status) ||
 			status.next_deadline <= visit_due(&lease))
 			return false;
 		if ((uint32) changes == 0 && read_again(copy, &lease) && is_active(&lease) &&
-			idemq_slots_changes() == changes)
+			idemq_qstates_changes() == changes)
 			return true;
 		pg_usleep(100);
 	}

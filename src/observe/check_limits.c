@@ -1,6 +1,6 @@
 /*
  * observe/check_limits.c
- *		The audit of what max_running counts; and which queues have no slot to count in.
+ *		The audit of what max_running counts; and which queues have no state to count in.
  *
  * A queue's count is the sum over its lease entries.  Both change together, under
  * the entry's partition lock: so with all of these locks held, the two agree at any moment,
@@ -15,22 +15,22 @@
 #include "observe/observe.h"
 #include "queue/queue.h"
 #include "shared/leases/leases.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
-/* Adds the units of an entry to its slot's sum, by index. */
+/* Adds the units of an entry to its state's sum, by index. */
 static bool
 visit_entry(Lease *lease, void *arg)
 {
 	int64 *sums = arg;
 
 	if (idemq_running_is_counted(&lease->running))
-		sums[lease->running.slot] += lease->running.units;
+		sums[lease->running.qstate] += lease->running.units;
 	return true;
 }
 
 /*
  * Fills excess with how many each queue counts too many, in the order of call->queue_ids; sums
- * is room for a sum of each slot.  Returns whether all agree.
+ * is room for a sum of each queue state.  Returns whether all agree.
  */
 static bool
 compare(CheckCall *call, int64 *sums, int64 *excess, bool locked)
@@ -44,17 +44,18 @@ compare(CheckCall *call, int64 *sums, int64 *excess, bool locked)
 		idemq_leases_visit(LW_SHARED, 0, visit_entry, sums);
 	for (int i = 0; i < call->nqueues; i++)
 	{
-		const QueueSlot *slot = idemq_slot_find(MyDatabaseId, call->queue_ids[i]);
+		const QueueState *qstate = idemq_qstate_find(MyDatabaseId, call->queue_ids[i]);
 
-		excess[i] = slot == NULL ? 0 : idemq_running_count(slot) - sums[idemq_slot_index(slot)];
+		excess[i] = qstate == NULL ? 0
+								   : idemq_running_count(qstate) - sums[idemq_qstate_index(qstate)];
 		agree = agree && excess[i] == 0;
 	}
 	return agree;
 }
 
 /*
- * Checks what is counted for limits (see the file's header); warns of a queue that got no slot when
- * it was looked up, or whose limits cannot be counted.
+ * Checks what is counted for limits (see the file's header); warns of a queue that got no state
+ * when it was looked up, or whose limits cannot be counted.
  */
 void
 idemq_check_limits(CheckCall *call)
@@ -74,7 +75,7 @@ idemq_check_limits(CheckCall *call)
 
 		if (!idemq_queue_by_id(call->queue_ids[i], &queue))
 			continue;
-		if (queue.slot == NULL)
+		if (queue.qstate == NULL)
 			idemq_check_report(
 				call, CHECK_WARNING, "slots.full",
 				"queue \"%s\" has no slot in shared memory, for all %d are other "

@@ -13,7 +13,7 @@
  *
  * Why that is no false alarm: the cursor was above the row from r to h, hence at
  * the moment s, at which the row's committed version was claimable.  By the
- * invariant (shared/slots/ready_cursor.c) then at s either
+ * invariant (shared/queue_states/ready_cursor.c) then at s either
  *   - it had an entry, which has gone since.  A session that drops the entry of a
  *     job whose committed version is claimable lowers to its key after that, or
  *     unsets the cursors: an aborted claim, the end of an attempt whose entry others
@@ -25,7 +25,7 @@
  *     cursors are unset.
  * Each of these lowers to the row's key, or below, after r, and is past it when
  * idemq_check_settled returns: the history shows it.  For a row that a ring misses the
- * same holds from its invariant (shared/slots/ready_ring.c).
+ * same holds from its invariant (shared/queue_states/ready_ring.c).
  *
  * Why what is broken is found: a row that stays claimable below the cursor with no
  * entry and no holder is a suspect, and only a lowering acquits it, which repairs
@@ -39,7 +39,7 @@
 #include "job/job.h"
 #include "observe/observe.h"
 #include "shared/leases/leases.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "table/table.h"
 
 /* What shared memory said of one priority, and what the scan of it found. */
@@ -126,7 +126,7 @@ judge(CheckCall *call, int32 queue_id, int priority, const Suspects *suspects)
 	idemq_check_report_jobs(call, CHECK_ERROR, "cursor.claimable", &jobs, what);
 }
 
-/* Checks the cursors of all queues that have a slot; see the file's header. */
+/* Checks the cursors of all queues that have a state; see the file's header. */
 void
 idemq_check_ready(CheckCall *call)
 {
@@ -141,9 +141,9 @@ idemq_check_ready(CheckCall *call)
 			const CursorView *view = &suspects->view;
 
 			/* A view and a snapshot for each: a short history reaches far enough back. */
-			idemq_cursor_read_ring(idemq_slot_find(MyDatabaseId, queue_id), queue_id,
+			idemq_cursor_read_ring(idemq_qstate_find(MyDatabaseId, queue_id), queue_id,
 								   &suspects->view, &suspects->ring);
-			if (view->slot == NULL || !ready_key_less(READY_KEY_MIN, view->from[p]))
+			if (view->qstate == NULL || !ready_key_less(READY_KEY_MIN, view->from[p]))
 				continue;
 			idemq_jobs_refresh(&call->table);
 			suspects->count = 0;

@@ -15,8 +15,8 @@
  *     there while the id is no longer in progress; and its lock on idemq.jobs or
  *     idemq.queues is there while the session shows no virtual transaction
  *     (virtualtransaction n/0 in pg_locks).
- *   - a session in the midst of a change that shared/slots/slots.c counts
- *     (idemq_slots_begin_change).
+ *   - a session in the midst of a change that shared/queue_states/queue_states.c counts
+ *     (idemq_qstates_begin_change).
  *
  * When a session stays in that state, stopped by a debugger, a part reports only a
  * warning that says so.
@@ -35,7 +35,7 @@
 
 #include "base/base.h"
 #include "observe/observe.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /* Times that a job which seems forgotten is checked, and the microseconds between them. */
 #define FORGOTTEN_CHECKS 11
@@ -170,7 +170,7 @@ idemq_check_settled(CheckCall *call)
 	for (;;)
 	{
 		/* At one moment no change was under way; each debtor was seen without debts. */
-		counted = counted || (uint32) idemq_slots_changes() == 0;
+		counted = counted || (uint32) idemq_qstates_changes() == 0;
 		if (counted && count == 0)
 			return true;
 		if (idemq_stopwatch() > call->patience_ends)

@@ -20,7 +20,7 @@ static SqlStatement list_handlers = {.text = "SELECT queue_id FROM idemq_interna
 
 /* Adds the row of one handler; errors: whether the caller may see what went wrong. */
 static void
-add_handler(ReturnSetInfo *set, const HandlerInfo *info, bool has_slot, bool errors)
+add_handler(ReturnSetInfo *set, const HandlerInfo *info, bool has_qstate, bool errors)
 {
 	HandlerKey key = {MyDatabaseId, info->queue_id};
 	RowBuilder row = {0};
@@ -32,17 +32,17 @@ add_handler(ReturnSetInfo *set, const HandlerInfo *info, bool has_slot, bool err
 
 	idemq_handler_state(key, &state);
 	idemq_handler_processes(key, &processes, &busy);
-	name = info->stopped				? "stopped"
-		   : busy > 0					? "running"
-		   : !idemq_worker				? "off"
-		   : state.refused || !has_slot ? "refused"
-		   : state.waits				? "waiting"
-										: "idle";
+	name = info->stopped				  ? "stopped"
+		   : busy > 0					  ? "running"
+		   : !idemq_worker				  ? "off"
+		   : state.refused || !has_qstate ? "refused"
+		   : state.waits				  ? "waiting"
+										  : "idle";
 	/* Why it does not run, or its last error. */
 	if (errors && info->stopped)
 		error = idemq_handler_stopped_text(info);
-	else if (errors && !has_slot)
-		error = HANDLER_WITHOUT_SLOT;
+	else if (errors && !has_qstate)
+		error = HANDLER_WITHOUT_QUEUE_STATE;
 	else if (errors && state.error[0] != '\0')
 		error = state.error;
 	row_add(&row, Int32GetDatum(info->queue_id));
@@ -76,7 +76,7 @@ SQL_FUNCTION(idemq_sql_handler_states)
 		bool errors = idemq_queue_allows_role(id, user, PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &queue);
 
 		if ((errors || (monitor && idemq_queue_by_id(id, &queue))) && idemq_handler_read(id, &info))
-			add_handler(set, &info, queue.slot != NULL, errors);
+			add_handler(set, &info, queue.qstate != NULL, errors);
 	}
 	return (Datum) 0;
 }

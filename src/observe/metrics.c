@@ -5,7 +5,7 @@
  *
  * They only read, also on a standby and in a read-only transaction.  Gauges that
  * shared memory does not know are counted by SQL, and known from then on, unless
- * that cannot be: for a queue without a slot, on a standby, in a transaction that has
+ * that cannot be: for a queue without a state, on a standby, in a transaction that has
  * changed something, or just after another count.
  */
 #include "postgres.h"
@@ -26,7 +26,7 @@
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 
 /* The longest age of a ready job that is shown. */
@@ -48,10 +48,10 @@ static const double quantiles[] = {0.5, 0.95, 0.99};
 static bool
 read_counters(const QueueInfo *queue, bool count, CounterView *view)
 {
-	return queue->slot != NULL &&
-		   idemq_counters_read(idemq_slot_index(queue->slot), queue->id, view) &&
+	return queue->qstate != NULL &&
+		   idemq_counters_read(idemq_qstate_index(queue->qstate), queue->id, view) &&
 		   (view->known || !count || idemq_follows() || !idemq_queue_counts_run_if_due() ||
-			idemq_counters_read(idemq_slot_index(queue->slot), queue->id, view));
+			idemq_counters_read(idemq_qstate_index(queue->qstate), queue->id, view));
 }
 
 /*
@@ -96,16 +96,16 @@ idemq_unattended_since(const QueueInfo *queue, TimestampTz oldest, TimestampTz n
 	LimitView limit;
 	int64 claimed_at;
 
-	if (oldest > now - USECS_PER_MINUTE || queue->slot == NULL || !queue->expect_workers ||
+	if (oldest > now - USECS_PER_MINUTE || queue->qstate == NULL || !queue->expect_workers ||
 		idemq_queue_is_paused(queue) || RecoveryInProgress() || idemq_follows() ||
-		idemq_running_count(queue->slot) > 0 ||
-		idemq_waiters_any(idemq_waiters_of_queue(queue->slot)))
+		idemq_running_count(queue->qstate) > 0 ||
+		idemq_waiters_any(idemq_waiters_of_queue(queue->qstate)))
 		return DT_NOEND;
 	idemq_limit_view(queue, &limit);
 	if (limit.state != LIMIT_OPEN ||
-		!idemq_counters_read(idemq_slot_index(queue->slot), queue->id, &counts))
+		!idemq_counters_read(idemq_qstate_index(queue->qstate), queue->id, &counts))
 		return DT_NOEND;
-	claimed_at = (int64) pg_atomic_read_u64(&queue->slot->claimed_at);
+	claimed_at = (int64) pg_atomic_read_u64(&queue->qstate->claimed_at);
 	since = Max(since, counts.since);
 	if (claimed_at > 0)
 		since = Max(since, idemq_timestamp_from_mono(claimed_at));
@@ -120,9 +120,9 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
 	TimestampTz now = idemq_now();
 	TimestampTz oldest;
 	TimestampTz unattended;
-	SlotStatus status = {0};
-	bool has_status = queue->slot != NULL && !idemq_follows() &&
-					  idemq_slot_status(queue->id, &status);
+	QueueStateSummary status = {0};
+	bool has_status = queue->qstate != NULL && !idemq_follows() &&
+					  idemq_qstate_summary(queue->id, &status);
 	bool has_places = has_status && queue->group_max_running > 1;
 
 	row_add(row, Int32GetDatum(queue->id));
@@ -142,7 +142,7 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
 	row_add(row, BoolGetDatum(in_memory));
 	row_add_if(row, in_memory, TimestampTzGetDatum(view.since));
 	row_add_if(row, has_status, BoolGetDatum(status.needs_recovery));
-	row_add_if(row, has_status, Int32GetDatum(has_status ? idemq_running_count(queue->slot) : 0));
+	row_add_if(row, has_status, Int32GetDatum(has_status ? idemq_running_count(queue->qstate) : 0));
 	row_add_if(row, has_places,
 			   Int64GetDatum(has_places ? idemq_groups_limited(MyDatabaseId, queue->id) : 0));
 	unattended = idemq_unattended_since(queue, oldest, now);
@@ -205,7 +205,7 @@ SQL_FUNCTION(idemq_sql_memory_usage)
 				  {"leases of this database", idemq_leases_usage_mine()},
 				  {"buckets", idemq_buckets_usage()},
 				  {"groups", idemq_groups_usage()},
-				  {"queues", idemq_slots_usage()}};
+				  {"queues", idemq_qstates_usage()}};
 	ReturnSetInfo *set = idemq_srf_begin(fcinfo);
 
 	for (int i = 0; i < (int) lengthof(tables); i++)

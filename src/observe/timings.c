@@ -22,7 +22,7 @@
 #include "base/base.h"
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /* Bounds: 2^10 us (1 ms) to 2^35 us (9.5 hours), and then infinity. */
 #define FIRST_EXPONENT 10
@@ -58,7 +58,7 @@ put_buckets(ReturnSetInfo *set, int32 queue_id, Timing timing, const uint64 *buc
 
 /*
  * timing_buckets() -> setof (queue_id, timing, le, jobs, seconds): of the queues that the role
- * may claim from or administer, of all for members of pg_monitor; none of a queue without a slot.
+ * may claim from or administer, of all for members of pg_monitor; none of a queue without a state.
  */
 SQL_FUNCTION(idemq_sql_timing_buckets)
 {
@@ -73,8 +73,8 @@ SQL_FUNCTION(idemq_sql_timing_buckets)
 		QueueInfo queue;
 
 		CHECK_FOR_INTERRUPTS();
-		if (!idemq_queue_by_id(ids[i], &queue) || queue.slot == NULL ||
-			!idemq_counters_read(idemq_slot_index(queue.slot), queue.id, &view))
+		if (!idemq_queue_by_id(ids[i], &queue) || queue.qstate == NULL ||
+			!idemq_counters_read(idemq_qstate_index(queue.qstate), queue.id, &view))
 			continue;
 		for (int t = 0; t < TIMING_COUNT; t++)
 			put_buckets(set, queue.id, (Timing) t, view.timings[t]);

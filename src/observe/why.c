@@ -23,7 +23,7 @@
 #include "queue/queue.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "table/table.h"
 
 /* Jobs that are counted before this one, and index entries that are read for that, at most. */
@@ -119,7 +119,7 @@ count_before(WhyCall *call, bool *all)
 	int entries = 0;
 	CursorView view;
 
-	idemq_cursor_read(call->queue.slot, call->queue.id, 0, &view);
+	idemq_cursor_read(call->queue.qstate, call->queue.id, 0, &view);
 	idemq_jobs_refresh(&call->table);
 	*all = true;
 	for (int p = 0; p <= priority && *all; p++)
@@ -188,7 +188,7 @@ say_ready(WhyCall *call)
 	const char *queue = call->queue.name;
 	bool all;
 	int before = count_before(call, &all);
-	int in_flight = RecoveryInProgress() ? 0 : idemq_running_count(call->queue.slot);
+	int in_flight = RecoveryInProgress() ? 0 : idemq_running_count(call->queue.qstate);
 	TimestampTz unattended = idemq_unattended_since(&call->queue,
 													idemq_ready_oldest(&call->queue, call->now),
 													call->now);
@@ -216,7 +216,9 @@ say_ready(WhyCall *call)
 			in_flight, in_flight == 1 ? " is" : "s are");
 }
 
-/* Says which limit of its queue keeps a ready job, or that the queue has no slot; false if none. */
+/*
+ * Says which limit of its queue keeps a ready job, or that the queue has no state; false if none.
+ */
 static bool
 say_limit(WhyCall *call)
 {
@@ -225,7 +227,7 @@ say_limit(WhyCall *call)
 
 	if (RecoveryInProgress())
 		return false;
-	if (queue->slot == NULL)
+	if (queue->qstate == NULL)
 	{
 		say(call,
 			"queue \"%s\" has no slot in shared memory: raise idemq.max_queues and restart the server",
@@ -304,7 +306,7 @@ say_group_rate_limit(WhyCall *call)
 	TimestampTz next;
 
 	if (call->queue.group_rate_limit == 0 || job->row->tts_isnull[COL_GROUP_KEY] ||
-		call->queue.slot == NULL || RecoveryInProgress())
+		call->queue.qstate == NULL || RecoveryInProgress())
 		return false;
 	next = idemq_group_rate_limit_next(&call->queue, job->row->tts_values[COL_GROUP_KEY]);
 	/* It may have been put off until then; a job that waits longer waits for something else. */

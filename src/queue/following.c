@@ -45,7 +45,7 @@
 
 #include "base/base.h"
 #include "queue/queue.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 typedef struct FollowersRow
 {

@@ -1,6 +1,6 @@
 /*
  * queue/queue.h
- *		A queue: settings and privileges, its slot, the count of its jobs.
+ *		A queue: settings and privileges, its state, the count of its jobs.
  */
 #ifndef IDEMQ_QUEUE_QUEUE_H
 #define IDEMQ_QUEUE_QUEUE_H
@@ -12,7 +12,7 @@
 #include "utils/snapshot.h"
 
 #include "shared/counts/counts.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /*
  * queue_settings.c
@@ -73,7 +73,7 @@ typedef struct QueueInfo
 	TimestampTz paused_until; /* DT_NOEND: until somebody resumes it */
 	TimestampTz created_at;
 	int privileges; /* the current role's, as QueuePrivilege bits */
-	QueueSlot *slot;
+	QueueState *qstate;
 } QueueInfo;
 
 extern void idemq_settings_check(FunctionCallInfo fcinfo, bool is_new);
@@ -106,7 +106,7 @@ typedef struct CachedQueue
 	int32 id;		 /* hash key */
 	bool exists;	 /* else all below is empty */
 	uint64 version;	 /* idemq_version_of_queue, before it was read; 0: to be read again */
-	QueueInfo info;	 /* privileges and slot are queue/queues.c's */
+	QueueInfo info;	 /* privileges and queue state are queue/queues.c's */
 	Oid role;		 /* whose privileges info.privileges are; InvalidOid: nobody's */
 	uint64 roles_at; /* idemq_queue_cache_roles() when they were computed */
 	int ngrants;
@@ -124,14 +124,14 @@ extern void idemq_queue_cache_forget(int32 id);
 extern uint64 idemq_queue_cache_version(void);
 
 /*
- * slot_life.c
- *		How a queue gets its slot in shared memory, and loses it.
+ * queue_state_life.c
+ *		How a queue gets its state in shared memory, and loses it.
  */
 
-extern QueueSlot *idemq_slot_for_queue(int32 queue_id);
-extern void idemq_slot_forget_queue(int32 queue_id);
-extern void idemq_slots_forget_database(Oid database);
-extern void idemq_slots_unset_database(Oid database);
+extern QueueState *idemq_qstate_for_queue(int32 queue_id);
+extern void idemq_qstate_forget_queue(int32 queue_id);
+extern void idemq_qstates_forget_database(Oid database);
+extern void idemq_qstates_unset_database(Oid database);
 
 /*
  * queues.c
@@ -156,8 +156,8 @@ extern void idemq_queue_hold(QueueInfo *queue, int wanted, LOCKMODE mode);
 extern void idemq_queue_keep(const QueueInfo *queue);
 extern bool idemq_queue_find(const char *name, QueueInfo *queue);
 extern bool idemq_queue_by_id(int32 id, QueueInfo *queue);
-extern void idemq_queue_need_slot(const QueueInfo *queue);
-extern void idemq_queues_give_slots(void);
+extern void idemq_queue_need_qstate(const QueueInfo *queue);
+extern void idemq_queues_give_qstates(void);
 extern bool idemq_queue_allows(int32 id, int wanted, QueueInfo *queue);
 extern bool idemq_queue_allows_role(int32 id, Oid role, int wanted, QueueInfo *queue);
 extern bool idemq_may_change_schedule(int32 queue_id, const char *creator, Oid creator_oid);
@@ -234,8 +234,8 @@ typedef struct HandlerInfo
 	bool stopped;
 } HandlerInfo;
 
-/* Why a handler does not run if its queue has no slot. */
-#define HANDLER_WITHOUT_SLOT                                                                       \
+/* Why a handler does not run if its queue has no state. */
+#define HANDLER_WITHOUT_QUEUE_STATE                                                                \
 	"its queue has no slot in shared memory: raise idemq.max_queues and restart the server"
 
 /* The role and the function that a handler names, as they are now. */

@@ -5,7 +5,7 @@
  *
  * A queue is read by two queries under one snapshot, newer than any change that the
  * session knows of: the latest one, whatever the isolation level.  What was read holds
- * while the queue's number in shared memory stays (shared/slots/settings_version.c has the
+ * while the queue's number in shared memory stays (shared/queue_states/settings_version.c has the
  * proof); the number is read before the snapshot is taken.  That there is no such queue
  * is kept in the same way.
  *
@@ -45,7 +45,7 @@
 #include "base/base.h"
 #include "queue/queue.h"
 #include "shared/processes/processes.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /* So many queues are read one by one; more are read at once. */
 #define MAX_SINGLY 32
@@ -73,7 +73,10 @@ static SqlStatement find_name = {.few = true,
 								 .text = "SELECT queue_id FROM idemq.queues WHERE name = $1",
 								 .types = {TEXTOID},
 								 .fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
-/* In order: where slots do not suffice, the oldest queues get them (idemq_queues_give_slots). */
+/*
+ * In order: where queue states do not suffice, the oldest queues get them
+ * (idemq_queues_give_qstates).
+ */
 static SqlStatement list_ids = {.text = "SELECT queue_id FROM idemq.queues ORDER BY queue_id",
 								.fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
 
@@ -176,8 +179,8 @@ read_rows(int32 id)
 
 		idemq_settings_read(i, &info);
 		cached = empty_entry(info.id);
-		/* Its slot stays until it is found to be another's. */
-		info.slot = cached->info.slot;
+		/* Its state stays until it is found to be another's. */
+		info.qstate = cached->info.qstate;
 		cached->info = info;
 		cached->exists = true;
 		((CachedName *) hash_search(names, info.name, HASH_ENTER, NULL))->queue = cached;

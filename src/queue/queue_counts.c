@@ -22,7 +22,7 @@
 #include "base/base.h"
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /* How many jobs of a queue have a status. */
 typedef struct StatusCount
@@ -91,10 +91,10 @@ count_at(Snapshot snapshot)
 
 	for (int i = 0; i < ncounts; i++)
 	{
-		QueueSlot *slot = idemq_slot_find(MyDatabaseId, counts[i].queue_id);
+		QueueState *qstate = idemq_qstate_find(MyDatabaseId, counts[i].queue_id);
 
-		if (slot != NULL)
-			counts[i].index = idemq_slot_index(slot);
+		if (qstate != NULL)
+			counts[i].index = idemq_qstate_index(qstate);
 		for (int s = 0; s < JOB_STATUS_COUNT; s++)
 			jobs += counts[i].jobs[s];
 	}
@@ -122,7 +122,7 @@ idemq_queue_counts_try(int64 *jobs)
 	idemq_spi_begin(&scope);
 	/* So that the table is not truncated, nor the extension dropped, meanwhile. */
 	LockRelationOid(idemq_oids()->jobs, AccessShareLock);
-	idemq_queues_give_slots();
+	idemq_queues_give_qstates();
 	start = idemq_counters_begin_count(&snapshot);
 	if (start == COUNT_BEGUN)
 	{
@@ -150,17 +150,17 @@ idemq_queue_counts_run_if_due(void)
 /*
  * Counts a refusal, or an answer from the past, when it is given: the error or the caller
  * rolls back, and the count stays.  It is no event of a transaction, so it needs no
- * transaction id.  A queue without a slot, perhaps one of dead jobs, has no counters.
+ * transaction id.  A queue without a state, perhaps one of dead jobs, has no counters.
  */
 void
 idemq_queue_count_refusal(const QueueInfo *queue, Counter counter)
 {
 	CounterDelta delta = {0};
 
-	if (queue->slot == NULL)
+	if (queue->qstate == NULL)
 		return;
 	for (int t = 0; t < TIMING_COUNT; t++)
 		delta.timings[t].last = -1;
 	delta.counters[counter] = 1;
-	idemq_counters_add(idemq_slot_index(queue->slot), queue->id, 0, &delta);
+	idemq_counters_add(idemq_qstate_index(queue->qstate), queue->id, 0, &delta);
 }

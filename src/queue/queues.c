@@ -1,7 +1,7 @@
 /*
  * queue/queues.c
  *		Queues looked up: their settings (queue/queue_settings.c), the role's privileges,
- *		their slot; and their lock.
+ *		their state; and their lock.
  *
  * What was read is kept, and read again when it has changed (queue/queue_cache.c).
  * Callers get copies: a QueueInfo stays what it was.
@@ -21,7 +21,7 @@
 
 #include "base/base.h"
 #include "queue/queue.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /* As a foreign key would: a DELETE by hand takes no other lock. */
 static SqlStatement keep_row = {.text =
@@ -56,7 +56,7 @@ privileges_of(CachedQueue *cached)
 }
 
 /*
- * Copies a cached queue, with the current role's privileges, and with its slot if there is one;
+ * Copies a cached queue, with the current role's privileges, and with its state if there is one;
  * false when the queue has been dropped since it was read.
  */
 static bool
@@ -64,19 +64,22 @@ copy_out(CachedQueue *cached, QueueInfo *queue)
 {
 	int32 id = cached->id;
 
-	if (!idemq_slot_is_of(cached->info.slot, id))
+	if (!idemq_qstate_is_of(cached->info.qstate, id))
 	{
-		cached->info.slot = idemq_slot_for_queue(id);
-		/* DROP moves the queue's number, then frees the slot: perhaps before we assigned one. */
+		cached->info.qstate = idemq_qstate_for_queue(id);
+		/*
+		 * DROP moves the queue's number, then frees the queue state: perhaps before we assigned
+		 * one.
+		 */
 		if (!idemq_queue_cache_is_fresh(cached))
 		{
 			cached = idemq_queue_cache_by_id(id);
 			if (cached == NULL)
 			{
-				idemq_slot_forget_queue(id);
+				idemq_qstate_forget_queue(id);
 				return false;
 			}
-			cached->info.slot = idemq_slot_find(MyDatabaseId, id);
+			cached->info.qstate = idemq_qstate_find(MyDatabaseId, id);
 		}
 	}
 	(void) privileges_of(cached);
@@ -145,14 +148,14 @@ idemq_queue_by_id(int32 id, QueueInfo *queue)
 }
 
 /*
- * Raises 53400 for a queue that was looked up and has no slot: more queues were restored than
- * there are slots, or idemq.max_queues was lowered.  The queue's rows stay as they are, and
- * nothing below works on a queue without a slot.
+ * Raises 53400 for a queue that was looked up and has no state: more queues were restored than
+ * there are queue states, or idemq.max_queues was lowered.  The queue's rows stay as they are, and
+ * nothing below works on a queue without a state.
  */
 void
-idemq_queue_need_slot(const QueueInfo *queue)
+idemq_queue_need_qstate(const QueueInfo *queue)
 {
-	if (likely(queue->slot != NULL))
+	if (likely(queue->qstate != NULL))
 		return;
 	ereport(ERROR, errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 			errmsg("queue \"%s\" has no slot in shared memory", queue->name),
@@ -284,9 +287,11 @@ idemq_queue_ids(int wanted, int *count)
 	return ids;
 }
 
-/* Looks all queues of this database up, so that each has a slot, as far as there are slots. */
+/*
+ * Looks all queues of this database up, so that each has a state, as far as there are queue states.
+ */
 void
-idemq_queues_give_slots(void)
+idemq_queues_give_qstates(void)
 {
 	QueueInfo queue;
 	int count;

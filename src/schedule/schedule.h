@@ -9,7 +9,7 @@
 #include "pgtime.h"
 #include "utils/timestamp.h"
 
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /*
  * cron.c
@@ -51,7 +51,7 @@ extern bool idemq_cron_last(const Cron *cron, pg_tz *zone, TimestampTz after, Ti
  */
 
 extern void idemq_tick_begin(void);
-extern int64 idemq_tick_due_at(const SlotView *view);
+extern int64 idemq_tick_due_at(const QueueStateView *view);
 extern void idemq_tick_some(void);
 extern void idemq_tick_all(void);
 extern char *idemq_tick_overdue(TimestampTz by);

@@ -73,7 +73,7 @@ idemq_tick_begin(void)
 
 /* Returns when (mono) there is something to do; a task's. */
 int64
-idemq_tick_due_at(const SlotView *view)
+idemq_tick_due_at(const QueueStateView *view)
 {
 	int64 now = idemq_mono_now();
 	TimestampTz wall = idemq_wall_now();

@@ -16,7 +16,7 @@
 #include "utils/timestamp.h"
 
 #include "base/compat.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "table/table.h"
 
 /* Positions in the ready index. */

@@ -36,7 +36,7 @@
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
 #include "shared/processes/processes.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "txn/txn.h"
 
@@ -47,7 +47,7 @@ typedef struct Action
 {
 	ActionKind kind;
 	SubTransactionId subid;
-	QueueSlot *slot;
+	QueueState *qstate;
 	int64 job_id;
 	int64 token;		  /* with the job it names a lease entry, and no later one */
 	TimestampTz ready_at; /* of a claim: with the priority, its place in the ready index */
@@ -100,7 +100,7 @@ idemq_pending_reserve_claim(int32 queue_id)
 
 /* Returns a new action at the end of the list; room was reserved. */
 static Action *
-add_action(ActionKind kind, QueueSlot *slot, int32 queue_id)
+add_action(ActionKind kind, QueueState *qstate, int32 queue_id)
 {
 	Action *action;
 
@@ -108,32 +108,32 @@ add_action(ActionKind kind, QueueSlot *slot, int32 queue_id)
 	action = &actions[nactions++];
 	*action = (Action){.kind = kind,
 					   .subid = GetCurrentSubTransactionId(),
-					   .slot = slot,
+					   .qstate = qstate,
 					   .queue_id = queue_id};
 	return action;
 }
 
 /* Like add_action, for a job; makes room first. */
 static Action *
-note(ActionKind kind, QueueSlot *slot, int32 queue_id, int64 job_id)
+note(ActionKind kind, QueueState *qstate, int32 queue_id, int64 job_id)
 {
 	Action *action;
 
 	idemq_pending_reserve();
-	action = add_action(kind, slot, queue_id);
+	action = add_action(kind, qstate, queue_id);
 	action->job_id = job_id;
 	return action;
 }
 
 /* Notes what concerns a queue (0: all queues), and no job; equal notes in a row are one. */
 void
-idemq_pending_note(ActionKind kind, QueueSlot *slot, int32 queue_id)
+idemq_pending_note(ActionKind kind, QueueState *qstate, int32 queue_id)
 {
 	const Action *last = nactions > 0 ? &actions[nactions - 1] : NULL;
 
 	if (last == NULL || last->kind != kind || last->queue_id != queue_id ||
 		last->subid != GetCurrentSubTransactionId())
-		(void) note(kind, slot, queue_id, 0);
+		(void) note(kind, qstate, queue_id, 0);
 }
 
 /*
@@ -163,7 +163,7 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 						 bool once, const PriorLease *prior)
 {
 	Action *action =
-		add_action(rowonly ? ACTION_CLAIM_ROWONLY : ACTION_CLAIM, claim->slot, claim->queue_id);
+		add_action(rowonly ? ACTION_CLAIM_ROWONLY : ACTION_CLAIM, claim->qstate, claim->queue_id);
 
 	action->job_id = claim->job_id;
 	action->token = claim->token;
@@ -183,17 +183,17 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 
 /*
  * Notes that this transaction ends the lease of that token, and marks its entry.  The job may
- * be a parent.  A queue without a slot has no marks (shared/groups/dependencies.c): then all
+ * be a parent.  A queue without a state has no marks (shared/groups/dependencies.c): then all
  * rows are read anew.
  */
 void
-idemq_pending_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token)
+idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 token)
 {
 	Action *action;
 
-	if (slot == NULL)
+	if (qstate == NULL)
 		note_rows_once();
-	action = note(ACTION_END, slot, queue_id, job_id);
+	action = note(ACTION_END, qstate, queue_id, job_id);
 	action->token = token;
 	idemq_borrowed_reserve(queue_id);
 	action->frees = idemq_lease_begin_end(job_id, token);
@@ -214,10 +214,10 @@ idemq_pending_note_cancel(int32 queue_id, int64 job_id, int64 token)
 }
 
 void
-idemq_pending_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 job_id,
+idemq_pending_note_event(QueueState *qstate, int32 queue_id, EventKind kind, int64 job_id,
 						 int32 attempt)
 {
-	Action *action = note(ACTION_EVENT, slot, queue_id, job_id);
+	Action *action = note(ACTION_EVENT, qstate, queue_id, job_id);
 
 	action->event = kind;
 	action->u.attempt = attempt;
@@ -225,12 +225,12 @@ idemq_pending_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 
 
 /* Notes that a job that had no lease is finished; like idemq_pending_note_end. */
 void
-idemq_pending_note_finished(QueueSlot *slot, int32 queue_id, int64 job_id)
+idemq_pending_note_finished(QueueState *qstate, int32 queue_id, int64 job_id)
 {
-	if (slot == NULL)
+	if (qstate == NULL)
 		note_rows_once();
 	else
-		(void) note(ACTION_FINISHED, slot, queue_id, job_id);
+		(void) note(ACTION_FINISHED, qstate, queue_id, job_id);
 }
 
 /* Notes that a database may have the extension from now on. */
@@ -250,9 +250,9 @@ idemq_pending_any(void)
 static void
 show_again(const Action *action, int priority, TimestampTz ready_at)
 {
-	idemq_cursor_lower(action->slot, action->queue_id, priority,
+	idemq_cursor_lower(action->qstate, action->queue_id, priority,
 					   (ReadyKey){ready_at, action->job_id});
-	idemq_wake_if_ready(action->slot, action->queue_id, 1);
+	idemq_wake_if_ready(action->qstate, action->queue_id, 1);
 }
 
 /* Removes an entry, and makes its job visible again to claimers that it turned away. */
@@ -269,7 +269,7 @@ drop_lease(const Action *action)
 static void
 start_lease(const Action *action)
 {
-	idemq_due_by(idemq_slot_current(action->slot, action->queue_id), DUE_LEASE,
+	idemq_due_by(idemq_qstate_current(action->qstate, action->queue_id), DUE_LEASE,
 				 idemq_lease_activate(action->job_id, action->token));
 }
 
@@ -287,7 +287,7 @@ undo_claim(const Action *action)
 	if (!action->has_prior)
 		drop_lease(action);
 	else if (!idemq_lease_restore(action->job_id, action->token, &priors[--npriors]))
-		idemq_cursor_unset(action->slot, action->queue_id);
+		idemq_cursor_unset(action->qstate, action->queue_id);
 	if (action->borrowed)
 		idemq_borrowed_note_end(action->queue_id, true, 1);
 	undo_claim_rowonly(action);
@@ -297,14 +297,14 @@ undo_claim(const Action *action)
 static void
 need_recovery(const Action *action)
 {
-	idemq_slot_need_recovery(action->slot, action->queue_id);
+	idemq_qstate_need_recovery(action->qstate, action->queue_id);
 }
 
 /* A job has its result, or its attempt has ended: tells its children, and the sessions waiting. */
 static void
 tell_of_end(const Action *action)
 {
-	idemq_dependency_finished(action->slot, action->queue_id, action->job_id);
+	idemq_dependency_finished(action->qstate, action->queue_id, action->job_id);
 	idemq_wake_for_result(action->job_id);
 }
 
@@ -322,7 +322,7 @@ undo_end(const Action *action)
 	int64 again = idemq_lease_cancel_end(action->job_id, action->token);
 
 	if (again > 0)
-		idemq_due_by(idemq_slot_current(action->slot, action->queue_id), DUE_LEASE, again);
+		idemq_due_by(idemq_qstate_current(action->qstate, action->queue_id), DUE_LEASE, again);
 	else
 		need_recovery(action);
 	idemq_borrowed_note_end(action->queue_id, action->frees, -1);
@@ -354,16 +354,16 @@ unmark_cancel(const Action *action)
 }
 
 static void
-free_slot(const Action *action)
+free_qstate(const Action *action)
 {
-	idemq_slot_forget_queue(action->queue_id);
+	idemq_qstate_forget_queue(action->queue_id);
 }
 
 static void
 drop_queue(const Action *action)
 {
-	idemq_wake_queue(action->slot, action->queue_id);
-	free_slot(action);
+	idemq_wake_queue(action->qstate, action->queue_id);
+	free_qstate(action);
 }
 
 /* Nothing of this database is known any more. */
@@ -371,8 +371,8 @@ static void
 forget_database(const Action *action)
 {
 	idemq_version_move(0);
-	/* In this order: no entry is left that another slot would have to count. */
-	idemq_slots_forget_database(MyDatabaseId);
+	/* In this order: no entry is left that another state would have to count. */
+	idemq_qstates_forget_database(MyDatabaseId);
 	idemq_lease_forget_database(MyDatabaseId);
 	/* After that: a session that looked before it sleeps where nobody would wake it any more. */
 	idemq_wake_database(MyDatabaseId, false);
@@ -386,7 +386,7 @@ forget_database(const Action *action)
 static void
 unset_database(const Action *action)
 {
-	idemq_slots_unset_database(MyDatabaseId);
+	idemq_qstates_unset_database(MyDatabaseId);
 	idemq_wake_for_results();
 }
 
@@ -395,7 +395,7 @@ notify_event(const Action *action)
 {
 	JobNews news = {action->event, action->u.attempt, action->job_id};
 
-	idemq_notify_ring_add(action->slot, action->queue_id, &news);
+	idemq_notify_ring_add(action->qstate, action->queue_id, &news);
 }
 
 static void
@@ -409,23 +409,23 @@ static void
 follow_settings(const Action *action)
 {
 	int32 queue_id = action->queue_id;
-	QueueSlot *slot = queue_id == 0 ? NULL : idemq_slot_find(MyDatabaseId, queue_id);
+	QueueState *qstate = queue_id == 0 ? NULL : idemq_qstate_find(MyDatabaseId, queue_id);
 
 	idemq_version_move(queue_id);
-	idemq_due_by(slot, DUE_HANDLER, 0);
+	idemq_due_by(qstate, DUE_HANDLER, 0);
 	/* The worker may have found a queue that was not there yet. */
 	if (queue_id == 0)
 		idemq_worker_need_all();
-	else if (slot != NULL)
+	else if (qstate != NULL)
 	{
-		idemq_worker_need_slot(slot, 0);
+		idemq_worker_need_for_queue(qstate, 0);
 		/* A pause may have an end (job/pausing.c). */
-		idemq_due_by(slot, DUE_READY, 0);
+		idemq_due_by(qstate, DUE_READY, 0);
 	}
 	if (queue_id == 0)
 		idemq_wake_database(MyDatabaseId, false);
 	else
-		idemq_wake_queue(slot, queue_id);
+		idemq_wake_queue(qstate, queue_id);
 }
 
 static void
@@ -437,7 +437,7 @@ forget_settings(const Action *action)
 static void
 check_groups(const Action *action)
 {
-	idemq_groups_drop_floors(idemq_slot_find(MyDatabaseId, action->queue_id), action->queue_id);
+	idemq_groups_drop_floors(idemq_qstate_find(MyDatabaseId, action->queue_id), action->queue_id);
 }
 
 /* All sessions look again, this one too: it has read what it wrote. */
@@ -474,7 +474,7 @@ visit_database(const Action *action)
 }
 
 /*
- * What follows.  The slot of a queue that is created goes at PREPARE, since nothing follows
+ * What follows.  The queue state of a queue that is created goes at PREPARE, since nothing follows
  * ROLLBACK PREPARED; after COMMIT PREPARED the first session that looks the queue up gives it
  * another.
  */
@@ -491,7 +491,7 @@ static const struct
 	[ACTION_END] =            {end_lease,        undo_end,           prepare_end},
 	[ACTION_CANCEL] =         {unmark_cancel,    unmark_cancel,      unmark_cancel},
 	[ACTION_RECOVER] =        {need_recovery,    NULL,               NULL},
-	[ACTION_CREATE_QUEUE] =   {NULL,             free_slot,          free_slot},
+	[ACTION_CREATE_QUEUE] =   {NULL,             free_qstate,          free_qstate},
 	[ACTION_DROP_QUEUE] =     {drop_queue,       NULL,               NULL},
 	[ACTION_FORGET] =         {forget_database,  unset_database,     NULL},
 	[ACTION_EVENT] =          {notify_event,     NULL,               NULL},
@@ -571,10 +571,10 @@ idemq_pending_undo_last(void)
 {
 	const Action *last = &actions[--nactions];
 
-	idemq_slots_begin_change();
+	idemq_qstates_begin_change();
 	if (rules[last->kind].abort != NULL)
 		rules[last->kind].abort(last);
-	idemq_slots_end_change();
+	idemq_qstates_end_change();
 }
 
 /* Undoes each action with this subtransaction id or a greater one, the last first. */
@@ -629,7 +629,7 @@ idemq_pending_before_prepare(void)
 	}
 	preparing = nactions > 0;
 	if (preparing)
-		idemq_slots_begin_change();
+		idemq_qstates_begin_change();
 }
 
 /* Follows PREPARE. */
@@ -648,7 +648,7 @@ void
 idemq_pending_forget(void)
 {
 	if (preparing)
-		idemq_slots_end_change();
+		idemq_qstates_end_change();
 	preparing = false;
 	actions = NULL;
 	nactions = max_actions = 0;

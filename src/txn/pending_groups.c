@@ -33,14 +33,14 @@
 #include "utils/memutils.h"
 
 #include "shared/groups/groups.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "txn/txn.h"
 
 #define MIN_INDEX 8
 
 typedef struct Mark
 {
-	QueueSlot *slot;
+	QueueState *qstate;
 	int64 id;	  /* as idemq_group_mark takes it: the least */
 	GroupKey key; /* up to the end of its name: what follows is the next mark */
 } Mark;
@@ -57,7 +57,7 @@ typedef struct Owned
 {
 	GroupTaken group; /* as it was taken */
 	GroupFloor floor; /* once we have committed */
-	QueueSlot *slot;
+	QueueState *qstate;
 	SubTransactionId subid;
 } Owned;
 
@@ -71,7 +71,7 @@ static int nowned = 0;
 static int max_owned = 0;
 /* The queue whose groups this session is scanning; 0: none. */
 static int32 scanned_queue = 0;
-static QueueSlot *scanned_slot = NULL;
+static QueueState *scanned_qstate = NULL;
 
 /* Whether a new mark is to enter the window of its queue at once: the commit has begun. */
 static bool committing = false;
@@ -126,33 +126,33 @@ enter_window(Mark *mark)
 {
 	if (mark->id == GROUP_KEEP_FLOOR)
 		return;
-	mark->slot = idemq_slot_current(mark->slot, mark->key.queue_id);
-	idemq_pending_window_enter(mark->slot, mark->key.database, mark->id);
+	mark->qstate = idemq_qstate_current(mark->qstate, mark->key.queue_id);
+	idemq_pending_window_enter(mark->qstate, mark->key.database, mark->id);
 }
 
 /* Puts a mark behind the others; it is not one of them yet. */
 static void
-put_behind(QueueSlot *slot, const GroupKey *key, int64 id)
+put_behind(QueueState *qstate, const GroupKey *key, int64 id)
 {
 	Mark *mark;
 
 	marks = idemq_grow(marks, &max_marks, end_of_marks + (int64) (sizeof(Mark) / sizeof(uint64)),
 					   sizeof(uint64));
 	mark = mark_at(end_of_marks);
-	mark->slot = slot;
+	mark->qstate = qstate;
 	mark->id = id;
 	memcpy(&mark->key, key, idemq_group_key_size(key));
 }
 
 static void
-note(QueueSlot *slot, int32 queue_id, const char *name, int length, int64 id)
+note(QueueState *qstate, int32 queue_id, const char *name, int length, int64 id)
 {
 	MarkIndex *found;
 	GroupKey key;
 	bool is_known;
 
 	idemq_group_key(&key, queue_id, name, length);
-	put_behind(slot, &key, id);
+	put_behind(qstate, &key, id);
 	if (index_of_marks == NULL)
 		index_of_marks = marks_create(TopTransactionContext, MIN_INDEX, NULL);
 	found = marks_insert(index_of_marks, end_of_marks, &is_known);
@@ -168,29 +168,29 @@ note(QueueSlot *slot, int32 queue_id, const char *name, int length, int64 id)
  * not NULL; id: as idemq_group_mark takes it.
  */
 void
-idemq_pending_groups_note(QueueSlot *slot, int32 queue_id, Datum name, int64 id)
+idemq_pending_groups_note(QueueState *qstate, int32 queue_id, Datum name, int64 id)
 {
 	text *value = DatumGetTextPP(name);
 
-	note(slot, queue_id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value), id);
+	note(qstate, queue_id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value), id);
 }
 
 /* Notes that a job with parents or children is to be marked after the commit. */
 void
-idemq_pending_dependency_note(QueueSlot *slot, int32 queue_id, DependencyMark mark, int64 job_id)
+idemq_pending_dependency_note(QueueState *qstate, int32 queue_id, DependencyMark mark, int64 job_id)
 {
 	char name[DEPENDENCY_NAME];
 
 	idemq_dependency_name(name, mark, job_id);
-	note(slot, queue_id, name, DEPENDENCY_NAME, GROUP_KEEP_FLOOR);
+	note(qstate, queue_id, name, DEPENDENCY_NAME, GROUP_KEEP_FLOOR);
 }
 
 /* Notes that a child is blocked by its parents, and is to be looked at after the commit. */
 void
-idemq_pending_dependency_note_blocked(QueueSlot *slot, int32 queue_id, int64 job_id)
+idemq_pending_dependency_note_blocked(QueueState *qstate, int32 queue_id, int64 job_id)
 {
-	idemq_pending_dependency_note(slot, queue_id, DEPENDENCY_CHILD, job_id);
-	idemq_pending_dependency_note(slot, queue_id, DEPENDENCY_FAILURE, job_id);
+	idemq_pending_dependency_note(qstate, queue_id, DEPENDENCY_CHILD, job_id);
+	idemq_pending_dependency_note(qstate, queue_id, DEPENDENCY_FAILURE, job_id);
 }
 
 /*
@@ -198,7 +198,7 @@ idemq_pending_dependency_note_blocked(QueueSlot *slot, int32 queue_id, int64 job
  * the group is owned; each newer snapshot needs a newer floor.
  */
 GroupFloor
-idemq_pending_groups_floor(QueueSlot *slot, const GroupKey *key)
+idemq_pending_groups_floor(QueueState *qstate, const GroupKey *key)
 {
 	int64 lowered = GROUP_KEEP_FLOOR;
 
@@ -206,11 +206,11 @@ idemq_pending_groups_floor(QueueSlot *slot, const GroupKey *key)
 	{
 		MarkIndex *found;
 
-		put_behind(slot, key, lowered);
+		put_behind(qstate, key, lowered);
 		found = marks_lookup(index_of_marks, end_of_marks);
 		lowered = found == NULL ? lowered : mark_at(found->at)->id;
 	}
-	return idemq_group_floor(slot, key, lowered);
+	return idemq_group_floor(qstate, key, lowered);
 }
 
 /*
@@ -234,10 +234,10 @@ idemq_pending_groups_reserve(int count)
 
 /* Notes a group that this session has taken; room was reserved. */
 void
-idemq_pending_groups_note_owned(QueueSlot *slot, const GroupTaken *group)
+idemq_pending_groups_note_owned(QueueState *qstate, const GroupTaken *group)
 {
 	Assert(nowned < max_owned);
-	owned[nowned++] = (Owned){*group, group->floor, slot, GetCurrentSubTransactionId()};
+	owned[nowned++] = (Owned){*group, group->floor, qstate, GetCurrentSubTransactionId()};
 }
 
 /* Returns the note of an owned group; NULL for none. */
@@ -288,13 +288,13 @@ idemq_pending_groups_last(const GroupKey *key)
 
 /* Gives a group back at once: this transaction has changed nothing in it. */
 void
-idemq_pending_groups_done(QueueSlot *slot, const GroupTaken *group, GroupRelease how)
+idemq_pending_groups_done(QueueState *qstate, const GroupTaken *group, GroupRelease how)
 {
 	Owned *note = find_owned(&group->key);
 
 	if (note != NULL)
 		memmove(note, note + 1, (&owned[--nowned] - note) * sizeof(Owned));
-	idemq_group_release(slot, group, how);
+	idemq_group_release(qstate, group, how);
 }
 
 /*
@@ -302,9 +302,9 @@ idemq_pending_groups_done(QueueSlot *slot, const GroupTaken *group, GroupRelease
  * If an error ends the scan, it has to be done again.
  */
 void
-idemq_pending_groups_note_scan(QueueSlot *slot, int32 queue_id)
+idemq_pending_groups_note_scan(QueueState *qstate, int32 queue_id)
 {
-	scanned_slot = slot;
+	scanned_qstate = qstate;
 	scanned_queue = queue_id;
 }
 
@@ -332,7 +332,7 @@ release_from(SubTransactionId from, GroupRelease how)
 
 		if (how == GROUP_DONE)
 			last->group.floor = last->floor;
-		idemq_group_release(last->slot, &last->group, how);
+		idemq_group_release(last->qstate, &last->group, how);
 	}
 }
 
@@ -346,7 +346,7 @@ idemq_pending_groups_apply(void)
 		GroupKey key = {0};
 
 		memcpy(&key, &mark_at(at)->key, idemq_group_key_size(&mark_at(at)->key));
-		idemq_group_mark(mark_at(at)->slot, &key, mark_at(at)->id);
+		idemq_group_mark(mark_at(at)->qstate, &key, mark_at(at)->id);
 	}
 	idemq_pending_window_leave();
 	release_from(InvalidSubTransactionId, GROUP_DONE);
@@ -360,7 +360,7 @@ void
 idemq_pending_groups_undo(SubTransactionId from)
 {
 	if (scanned_queue != 0)
-		idemq_groups_want_scan(scanned_slot, scanned_queue, false);
+		idemq_groups_want_scan(scanned_qstate, scanned_queue, false);
 	scanned_queue = 0;
 	release_from(from, GROUP_AGAIN);
 }

@@ -20,14 +20,14 @@
  * happen; a DBA's statement is no event.
  *
  * A transaction may borrow as often as it ends attempts that are counted as running.
- * The top of shared/slots/running.c says why no more than max_running jobs are worked on
+ * The top of shared/queue_states/running.c says why no more than max_running jobs are worked on
  * all the same.
  *
  * The stack is kept for the next transaction; unused notes are clean.  It
  * grows when something is noted; what txn/at_end.c calls neither allocates nor raises.
  *
  * PREPARE TRANSACTION: all is lost; when the transaction ends, the cursors and the gauges
- * are unset (idemq_slots_unset_database).
+ * are unset (idemq_qstates_unset_database).
  *
  * Locks: none of its own; all state is this backend's.
  */
@@ -41,7 +41,7 @@
 
 #include "base/base.h"
 #include "shared/counts/counts.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "txn/txn.h"
 
@@ -53,7 +53,7 @@ typedef struct Owed
 {
 	SubTransactionId subid;
 	int32 queue_id;
-	QueueSlot *slot;		/* that it had, as a hint; not cleared */
+	QueueState *qstate;		/* that it had, as a hint; not cleared */
 	uint32 priorities;		/* bits: those that have a key */
 	int ready;				/* keys that become claimable at commit, and were due when noted */
 	TimestampTz later;		/* the earliest of the others; DT_NOEND: there is none */
@@ -152,11 +152,11 @@ keep(Owed *note, int priority, ReadyKey key)
 
 /* Notes a key that this transaction takes away: it is claimable again after an abort. */
 void
-idemq_pending_ready_note_taken(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
+idemq_pending_ready_note_taken(QueueState *qstate, int32 queue_id, int priority, ReadyKey key)
 {
 	Owed *note = owed_to(queue_id);
 
-	note->slot = slot;
+	note->qstate = qstate;
 	keep(note, priority, key);
 }
 
@@ -165,11 +165,11 @@ idemq_pending_ready_note_taken(QueueSlot *slot, int32 queue_id, int priority, Re
  * its end either way.  To be called before the row is written.
  */
 void
-idemq_pending_ready_note(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key)
+idemq_pending_ready_note(QueueState *qstate, int32 queue_id, int priority, ReadyKey key)
 {
 	Owed *note = owed_to(queue_id);
 
-	note->slot = slot;
+	note->qstate = qstate;
 	keep(note, priority, key);
 	if (key.ready_at <= idemq_now())
 		note->ready++;
@@ -179,11 +179,11 @@ idemq_pending_ready_note(QueueSlot *slot, int32 queue_id, int priority, ReadyKey
 
 /* Notes when a job expires that this transaction makes ready, or blocked. */
 void
-idemq_pending_ready_note_expiry(QueueSlot *slot, int32 queue_id, TimestampTz expires_at)
+idemq_pending_ready_note_expiry(QueueState *qstate, int32 queue_id, TimestampTz expires_at)
 {
 	Owed *note = owed_to(queue_id);
 
-	note->slot = slot;
+	note->qstate = qstate;
 	note->expires_at = Min(note->expires_at, expires_at);
 }
 
@@ -370,9 +370,9 @@ idemq_pending_counts_apply(void)
 	{
 		Owed *note = owed[i];
 
-		note->slot = idemq_slot_current(note->slot, note->queue_id);
-		if (note->slot != NULL)
-			idemq_counters_add(idemq_slot_index(note->slot), note->queue_id, xid, &note->delta);
+		note->qstate = idemq_qstate_current(note->qstate, note->queue_id);
+		if (note->qstate != NULL)
+			idemq_counters_add(idemq_qstate_index(note->qstate), note->queue_id, xid, &note->delta);
 	}
 	if (nowed > 0)
 		idemq_worker_note_counts();
@@ -385,7 +385,7 @@ lower(const Owed *note)
 	{
 		int priority = pg_rightmost_one_pos32(left);
 
-		idemq_cursor_lower(note->slot, note->queue_id, priority, note->least[priority]);
+		idemq_cursor_lower(note->qstate, note->queue_id, priority, note->least[priority]);
 	}
 }
 
@@ -399,10 +399,10 @@ idemq_pending_ready_apply(void)
 
 		lower(note);
 		if (note->expires_at < DT_NOEND)
-			idemq_due_by(idemq_slot_current(note->slot, note->queue_id), DUE_EXPIRY,
+			idemq_due_by(idemq_qstate_current(note->qstate, note->queue_id), DUE_EXPIRY,
 						 note->expires_at);
 		if (note->priorities != 0)
-			idemq_wake_ready(note->slot, note->queue_id, note->ready, note->later);
+			idemq_wake_ready(note->qstate, note->queue_id, note->ready, note->later);
 	}
 }
 
@@ -419,7 +419,7 @@ idemq_pending_queues_undo(SubTransactionId from)
 
 		lower(note);
 		if (note->priorities != 0)
-			idemq_wake_if_ready(note->slot, note->queue_id, Max(note->ready, 1));
+			idemq_wake_if_ready(note->qstate, note->queue_id, Max(note->ready, 1));
 		clear(note);
 	}
 }

@@ -28,13 +28,13 @@ static int nstays = 0;
 static int max_stays = 0;
 
 /*
- * Enters the window of a queue, of the database when slot is NULL; id: as
+ * Enters the window of a queue, of the database when qstate is NULL; id: as
  * idemq_group_mark takes it, but not GROUP_KEEP_FLOOR.
  */
 void
-idemq_pending_window_enter(const QueueSlot *slot, Oid database, int64 id)
+idemq_pending_window_enter(const QueueState *qstate, Oid database, int64 id)
 {
-	int number = idemq_group_window_of(slot, database);
+	int number = idemq_group_window_of(qstate, database);
 	Stay *last = nstays == 0 ? NULL : &stays[nstays - 1];
 
 	/* Most transactions lower the floors of one queue; for others one stay more does no harm. */

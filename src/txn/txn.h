@@ -8,7 +8,7 @@
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /*
  * at_end.c
@@ -32,8 +32,8 @@ typedef enum ActionKind
 	ACTION_CANCEL,		  /* at the end: the worker of that token is told no more */
 	ACTION_RECOVER,		  /* commit: rows were set to running by hand: a job may be in flight
 						   * without an entry */
-	ACTION_CREATE_QUEUE,  /* abort: the queue's slot is free */
-	ACTION_DROP_QUEUE,	  /* commit: the queue's slot is free */
+	ACTION_CREATE_QUEUE,  /* abort: the queue's state is free */
+	ACTION_DROP_QUEUE,	  /* commit: the queue's state is free */
 	ACTION_FORGET,	  /* TRUNCATE, DROP EXTENSION.  Commit: nothing of this database is known any
 						   * more; abort: cursors unset */
 	ACTION_EVENT,	  /* commit: there is something to NOTIFY */
@@ -54,14 +54,14 @@ typedef enum ActionKind
 
 extern void idemq_pending_reserve(void);
 extern void idemq_pending_reserve_claim(int32 queue_id);
-extern void idemq_pending_note(ActionKind kind, QueueSlot *slot, int32 queue_id);
+extern void idemq_pending_note(ActionKind kind, QueueState *qstate, int32 queue_id);
 extern void idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key,
 									 bool rowonly, bool once, const PriorLease *prior);
-extern void idemq_pending_note_end(QueueSlot *slot, int32 queue_id, int64 job_id, int64 token);
+extern void idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 token);
 extern void idemq_pending_note_cancel(int32 queue_id, int64 job_id, int64 token);
-extern void idemq_pending_note_event(QueueSlot *slot, int32 queue_id, EventKind kind, int64 job_id,
-									 int32 attempt);
-extern void idemq_pending_note_finished(QueueSlot *slot, int32 queue_id, int64 job_id);
+extern void idemq_pending_note_event(QueueState *qstate, int32 queue_id, EventKind kind,
+									 int64 job_id, int32 attempt);
+extern void idemq_pending_note_finished(QueueState *qstate, int32 queue_id, int64 job_id);
 extern void idemq_pending_note_extension(Oid database);
 extern void idemq_pending_undo_last(void);
 extern bool idemq_pending_any(void);
@@ -81,10 +81,11 @@ extern void idemq_pending_forget(void);
 /* In place of a status: the row is new, or gone. */
 #define NO_ROW (-1)
 
-extern void idemq_pending_ready_note(QueueSlot *slot, int32 queue_id, int priority, ReadyKey key);
-extern void idemq_pending_ready_note_taken(QueueSlot *slot, int32 queue_id, int priority,
+extern void idemq_pending_ready_note(QueueState *qstate, int32 queue_id, int priority,
+									 ReadyKey key);
+extern void idemq_pending_ready_note_taken(QueueState *qstate, int32 queue_id, int priority,
 										   ReadyKey key);
-extern void idemq_pending_ready_note_expiry(QueueSlot *slot, int32 queue_id,
+extern void idemq_pending_ready_note_expiry(QueueState *qstate, int32 queue_id,
 											TimestampTz expires_at);
 extern void idemq_pending_ready_view(int32 queue_id, CursorView *view);
 extern void idemq_pending_counts_row(int32 queue_id, int from, int to);
@@ -107,18 +108,19 @@ extern void idemq_pending_queues_forget(void);
  *		What this transaction does to FIFO groups.
  */
 
-extern void idemq_pending_groups_note(QueueSlot *slot, int32 queue_id, Datum name, int64 id);
-extern void idemq_pending_dependency_note(QueueSlot *slot, int32 queue_id, DependencyMark mark,
+extern void idemq_pending_groups_note(QueueState *qstate, int32 queue_id, Datum name, int64 id);
+extern void idemq_pending_dependency_note(QueueState *qstate, int32 queue_id, DependencyMark mark,
 										  int64 job_id);
-extern void idemq_pending_dependency_note_blocked(QueueSlot *slot, int32 queue_id, int64 job_id);
+extern void idemq_pending_dependency_note_blocked(QueueState *qstate, int32 queue_id, int64 job_id);
 extern void idemq_pending_groups_reserve(int count);
-extern void idemq_pending_groups_note_owned(QueueSlot *slot, const GroupTaken *group);
+extern void idemq_pending_groups_note_owned(QueueState *qstate, const GroupTaken *group);
 extern bool idemq_pending_groups_owns(const GroupKey *key);
 extern TimestampTz idemq_pending_groups_last(const GroupKey *key);
 extern void idemq_pending_groups_note_floor(const GroupTaken *group, GroupFloor floor);
-extern void idemq_pending_groups_done(QueueSlot *slot, const GroupTaken *group, GroupRelease how);
-extern void idemq_pending_groups_note_scan(QueueSlot *slot, int32 queue_id);
-extern GroupFloor idemq_pending_groups_floor(QueueSlot *slot, const GroupKey *key);
+extern void idemq_pending_groups_done(QueueState *qstate, const GroupTaken *group,
+									  GroupRelease how);
+extern void idemq_pending_groups_note_scan(QueueState *qstate, int32 queue_id);
+extern GroupFloor idemq_pending_groups_floor(QueueState *qstate, const GroupKey *key);
 extern bool idemq_pending_groups_owns_any(void);
 extern bool idemq_pending_groups_any(void);
 extern void idemq_pending_groups_before_commit(void);
@@ -131,7 +133,7 @@ extern void idemq_pending_groups_forget(void);
  *		The windows of groups that this transaction is in.
  */
 
-extern void idemq_pending_window_enter(const QueueSlot *slot, Oid database, int64 id);
+extern void idemq_pending_window_enter(const QueueState *qstate, Oid database, int64 id);
 extern void idemq_pending_window_leave(void);
 
 /*

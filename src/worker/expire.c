@@ -3,7 +3,7 @@
  *		Cancels jobs that were not claimed in time (expires_in), for the background
  *		worker.  A claim that meets such a job cancels it itself.
  *
- * A queue's slot has a time before which no job of the queue expires (DUE_EXPIRY).  A transaction
+ * A queue's state has a time before which no job of the queue expires (DUE_EXPIRY).  A transaction
  * that makes a job with an expires_at ready, by enqueue, replace, release, retry, or by hand,
  * lowers the time after its commit (txn/pending_queues.c).  When that time has come, the worker
  * scans the queue's part of the ready index, in steps, and the earliest time that it finds is the
@@ -90,10 +90,10 @@ scan_of(int32 queue_id)
 
 /* Returns when (mono) a step of a queue is to be done; PG_INT64_MAX for never. */
 int64
-idemq_expire_due_at(const SlotView *view)
+idemq_expire_due_at(const QueueStateView *view)
 {
 	const ExpireScan *scan = scan_of(view->queue_id);
-	int64 due = idemq_due_at(view->slot, DUE_EXPIRY);
+	int64 due = idemq_due_at(view->qstate, DUE_EXPIRY);
 
 	return scan->under_way ? 0 : Max(due, scan->not_before);
 }
@@ -190,7 +190,7 @@ expire_blocked(ExpireScan *scan, JobsTable *table, const QueueInfo *queue, const
 }
 
 /*
- * Does a step of the scan of a queue, which has a slot; to be followed by
+ * Does a step of the scan of a queue, which has a state; to be followed by
  * idemq_expire_ended after its transaction.
  */
 void
@@ -209,7 +209,7 @@ idemq_expire_some(const QueueInfo *queue)
 							 .from = READY_KEY_MIN,
 							 .next = DT_NOEND};
 		/* Before our snapshot: a job that becomes ready after it lowers the time. */
-		(void) idemq_due_take(queue->slot, DUE_EXPIRY);
+		(void) idemq_due_take(queue->qstate, DUE_EXPIRY);
 	}
 	idemq_jobs_open(&table);
 	scan_on(scan, &table, queue, &slice);
@@ -235,7 +235,7 @@ idemq_expire_hurry(void)
 
 /* To be called after a step's transaction; after a failure the scan begins anew. */
 void
-idemq_expire_ended(const SlotView *view, bool done)
+idemq_expire_ended(const QueueStateView *view, bool done)
 {
 	ExpireScan *scan = scan_of(view->queue_id);
 
@@ -243,7 +243,7 @@ idemq_expire_ended(const SlotView *view, bool done)
 	if (!scan->under_way || (done && scan->priority < IDEMQ_PRIORITIES))
 		return;
 	scan->under_way = false;
-	idemq_due_by(view->slot, DUE_EXPIRY, done ? scan->next : 0);
+	idemq_due_by(view->qstate, DUE_EXPIRY, done ? scan->next : 0);
 	scan->not_before = idemq_mono_now() + PAUSES * scan->took;
 }
 
@@ -260,5 +260,5 @@ idemq_expire_all(const QueueInfo *queue)
 		idemq_expire_some(queue);
 	} while (scan->priority < IDEMQ_PRIORITIES);
 	scan->under_way = false;
-	idemq_due_by(queue->slot, DUE_EXPIRY, scan->next);
+	idemq_due_by(queue->qstate, DUE_EXPIRY, scan->next);
 }

@@ -48,11 +48,11 @@ static SqlStatement count_crash =
 
 /* Returns when (mono) the handler of a queue is to be looked at. */
 int64
-idemq_handle_due_at(const SlotView *view)
+idemq_handle_due_at(const QueueStateView *view)
 {
-	int64 due = idemq_due_at(view->slot, DUE_HANDLER);
+	int64 due = idemq_due_at(view->qstate, DUE_HANDLER);
 
-	if (due < PG_INT64_MAX && idemq_due_at(view->slot, DUE_RECOVERY) < PG_INT64_MAX)
+	if (due < PG_INT64_MAX && idemq_due_at(view->qstate, DUE_RECOVERY) < PG_INT64_MAX)
 	{
 		int64 patience = idemq_mono_from_timestamp(idemq_primary_since() + SEARCH_PATIENCE);
 
@@ -92,12 +92,12 @@ start_one(const QueueInfo *queue, const HandlerInfo *info)
 	if (why != NULL)
 		return idemq_handler_refuse(ticket.key, why);
 	ticket.role = target.role;
-	if (idemq_handler_reserve(queue->slot, info->workers, &ticket, &again) != HANDLER_RESERVED)
+	if (idemq_handler_reserve(queue->qstate, info->workers, &ticket, &again) != HANDLER_RESERVED)
 		return again;
 	memcpy(worker.bgw_extra, &ticket, sizeof(ticket));
 	if (RegisterDynamicBackgroundWorker(&worker, NULL))
 		return again;
-	idemq_handler_unreserve(queue->slot, &ticket);
+	idemq_handler_unreserve(queue->qstate, &ticket);
 	ereport(LOG,
 			errmsg("idemq cannot start a process for the handler of queue \"%s\": all %d of "
 				   "max_worker_processes are in use",
@@ -113,13 +113,13 @@ idemq_handle(const QueueInfo *queue)
 	HandlerKey key = {MyDatabaseId, queue->id};
 	HandlerInfo info;
 	TimestampTz next_due;
-	uint32 crashed = pg_atomic_read_u32(&queue->slot->handler) & CRASHED;
+	uint32 crashed = pg_atomic_read_u32(&queue->qstate->handler) & CRASHED;
 
 	if (!idemq_handler_read(queue->id, &info))
 	{
-		idemq_handler_settle(queue->slot, key, 0);
+		idemq_handler_settle(queue->qstate, key, 0);
 		idemq_handler_forget(key);
-		(void) pg_atomic_fetch_and_u32(&queue->slot->handler, ~CRASHED);
+		(void) pg_atomic_fetch_and_u32(&queue->qstate->handler, ~CRASHED);
 		return;
 	}
 	idemq_handler_note_set(key, info.set_at);
@@ -133,11 +133,11 @@ idemq_handle(const QueueInfo *queue)
 		(void) idemq_spi_do(&count_crash, values, NULL);
 		CommandCounterIncrement();
 		ForceSyncCommit();
-		(void) pg_atomic_fetch_and_u32(&queue->slot->handler, ~CRASHED);
+		(void) pg_atomic_fetch_and_u32(&queue->qstate->handler, ~CRASHED);
 		(void) idemq_handler_read(queue->id, &info);
 	}
-	idemq_handler_settle(queue->slot, key, info.stopped ? 0 : info.workers);
+	idemq_handler_settle(queue->qstate, key, info.stopped ? 0 : info.workers);
 	if (info.stopped || idemq_queue_is_paused(queue) || !idemq_ready_check(queue, &next_due, NULL))
 		return;
-	idemq_due_by(queue->slot, DUE_HANDLER, start_one(queue, &info));
+	idemq_due_by(queue->qstate, DUE_HANDLER, start_one(queue, &info));
 }

@@ -84,12 +84,12 @@ end_of_step(TimestampTz at, int64 step)
 
 /* Begins with what a queue's counters are, unless they are younger than *young. */
 static void
-begin_queue(const SlotView *view, void *young)
+begin_queue(const QueueStateView *view, void *young)
 {
 	CounterView counts;
 	Known *queue;
 
-	if (!idemq_counters_read(idemq_slot_index(view->slot), view->queue_id, &counts) ||
+	if (!idemq_counters_read(idemq_qstate_index(view->qstate), view->queue_id, &counts) ||
 		counts.since > *(TimestampTz *) young)
 		return;
 	queue = hash_search(known, &view->queue_id, HASH_ENTER, NULL);
@@ -109,7 +109,7 @@ begin(TimestampTz young)
 	if (known != NULL)
 		hash_destroy(known);
 	known = hash_create("idemq history", 64, &info, HASH_ELEM | HASH_BLOBS);
-	idemq_for_each_slot(MyDatabaseId, begin_queue, &young);
+	idemq_for_each_qstate(MyDatabaseId, begin_queue, &young);
 	next_step = 0;
 	/* What a former worker has left to fold is looked up when this one has written something. */
 	memset(written, 0, sizeof(written));
@@ -125,7 +125,7 @@ idemq_history_begin(void)
 
 /* Returns when (mono) a step is to be written, or folded. */
 int64
-idemq_history_due_at(const SlotView *view)
+idemq_history_due_at(const QueueStateView *view)
 {
 	static bool was_off = false;
 	TimestampTz now = idemq_now();
@@ -207,7 +207,7 @@ idemq_history_write(void)
 
 /* To be called after that transaction: what it has read is written now, or is still to be. */
 void
-idemq_history_ended(const SlotView *view, bool done)
+idemq_history_ended(const QueueStateView *view, bool done)
 {
 	HASH_SEQ_STATUS all;
 	Known *queue;
@@ -241,8 +241,8 @@ read_figures(int32 queue_id)
 	bool found;
 	TimestampTz now = idemq_now();
 
-	if (!idemq_queue_by_id(queue_id, &queue) || queue.slot == NULL ||
-		!idemq_counters_read(idemq_slot_index(queue.slot), queue.id, &counts))
+	if (!idemq_queue_by_id(queue_id, &queue) || queue.qstate == NULL ||
+		!idemq_counters_read(idemq_qstate_index(queue.qstate), queue.id, &counts))
 		return NULL;
 	it = hash_search(known, &queue_id, HASH_ENTER, &found);
 	if (!found)

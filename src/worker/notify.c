@@ -4,14 +4,14 @@
  *		worker sends it, so that no producer takes the cluster-wide lock that NOTIFY
  *		takes at commit.
  *
- * That something became ready is in the queue's slot (DUE_NEWS); events of jobs are in its ring.
+ * That something became ready is in the queue's state (DUE_NEWS); events of jobs are in its ring.
  * There are two steps, with a commit between them.  idemq_notify_send takes the time, copies
  * the events and sends; idemq_notify_ended, after the commit, removes what was copied, and after
  * a failure notes again what was taken.  If a worker dies between the two, its successor sends
  * twice, or looks at each queue (worker/waking.c): nothing stays unsent.  A full ring counts
- * what it loses, which is sent as "overflow".  Only those slots are read in which the worker
- * has seen something to send (idemq_notify_look, when it visits a slot that is marked): a NOTIFY
- * costs nothing for the other queues.
+ * what it loses, which is sent as "overflow".  Only those queue states are read in which the worker
+ * has seen something to send (idemq_notify_look, when it visits a queue state that is marked): a
+ * NOTIFY costs nothing for the other queues.
  *
  * NOTIFY's payloads are JSON made of words, numbers and a queue's name, which has no character
  * that JSON would escape.  Any role can LISTEN: a job's payload, key or error is never in them.
@@ -27,7 +27,7 @@
 #include "base/base.h"
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
@@ -37,7 +37,7 @@
 /* What there is to send for a queue, as it was read before the NOTIFY. */
 typedef struct QueueNews
 {
-	QueueSlot *slot;
+	QueueState *qstate;
 	int32 queue_id;
 	bool ready;
 	bool known; /* the queue was found; otherwise it is still being created */
@@ -46,31 +46,31 @@ typedef struct QueueNews
 
 static MemoryContext news_context = NULL;
 static List *unsent = NIL; /* of QueueNews, between idemq_notify_send and idemq_notify_ended */
-/* Slots, by index, that had something to send when they were looked at. */
+/* Queue states, by index, that had something to send when they were looked at. */
 static Bitmapset *with_news = NULL;
 /* When (mono) the last NOTIFY was sent, and the next one may be. */
 static int64 notified_at = 0;
 static int64 next_notify = 0;
 
-/* Notes a slot if it has something to send. */
+/* Notes a queue state if it has something to send. */
 void
-idemq_notify_look(QueueSlot *slot)
+idemq_notify_look(QueueState *qstate)
 {
 	MemoryContext old;
 
-	if (idemq_due_at(slot, DUE_NEWS) == PG_INT64_MAX && !idemq_notify_ring_waiting(slot))
+	if (idemq_due_at(qstate, DUE_NEWS) == PG_INT64_MAX && !idemq_notify_ring_waiting(qstate))
 		return;
 	old = MemoryContextSwitchTo(TopMemoryContext);
-	with_news = bms_add_member(with_news, idemq_slot_index(slot));
+	with_news = bms_add_member(with_news, idemq_qstate_index(qstate));
 	MemoryContextSwitchTo(old);
 }
 
 /*
- * Returns when (mono) something of the slots that were looked at is to be sent.  Just after a
- * NOTIFY the worker comes again by itself, so that a busy queue need not wake it each time.
+ * Returns when (mono) something of the queue states that were looked at is to be sent.  Just after
+ * a NOTIFY the worker comes again by itself, so that a busy queue need not wake it each time.
  */
 int64
-idemq_notify_due_at(const SlotView *view)
+idemq_notify_due_at(const QueueStateView *view)
 {
 	int64 next = notified_at + idemq_notify_delay * INT64CONST(1000);
 
@@ -121,21 +121,21 @@ idemq_notify_send(void)
 	{
 		MemoryContext old;
 		QueueNews *news;
-		SlotView view;
+		QueueStateView view;
 
-		/* Its queue is gone, or has another slot. */
-		if (!idemq_slot_view(index, MyDatabaseId, &view))
+		/* Its queue is gone, or has another state. */
+		if (!idemq_qstate_view(index, MyDatabaseId, &view))
 			continue;
 		old = MemoryContextSwitchTo(news_context);
 		news = palloc0(sizeof(QueueNews));
 		unsent = lappend(unsent, news);
 		MemoryContextSwitchTo(old);
-		news->slot = view.slot;
+		news->qstate = view.qstate;
 		news->queue_id = view.queue_id;
-		news->ready = idemq_due_take(view.slot, DUE_NEWS);
-		idemq_notify_ring_copy(view.slot, &news->batch);
+		news->ready = idemq_due_take(view.qstate, DUE_NEWS);
+		idemq_notify_ring_copy(view.qstate, &news->batch);
 	}
-	/* What comes from here on marks its slot, which is looked at again. */
+	/* What comes from here on marks its state, which is looked at again. */
 	bms_free(with_news);
 	with_news = NULL;
 	foreach(lc, unsent)
@@ -155,7 +155,7 @@ idemq_notify_send(void)
  * for a queue that is being created.
  */
 void
-idemq_notify_ended(const SlotView *view, bool done)
+idemq_notify_ended(const QueueStateView *view, bool done)
 {
 	ListCell *lc;
 	bool all = done;
@@ -167,14 +167,14 @@ idemq_notify_ended(const SlotView *view, bool done)
 		bool sent = done && news->known;
 
 		all &= sent;
-		if (!idemq_slot_is_of(news->slot, news->queue_id))
+		if (!idemq_qstate_is_of(news->qstate, news->queue_id))
 			continue;
 		if (sent)
-			idemq_notify_ring_sent(news->slot, &news->batch);
+			idemq_notify_ring_sent(news->qstate, &news->batch);
 		else if (news->ready)
-			idemq_due_by(news->slot, DUE_NEWS, 0);
+			idemq_due_by(news->qstate, DUE_NEWS, 0);
 		if (!sent)
-			idemq_worker_mark_slot(idemq_slot_index(news->slot));
+			idemq_worker_mark_queue(idemq_qstate_index(news->qstate));
 	}
 	unsent = NIL;
 	if (!all)

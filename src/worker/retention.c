@@ -214,7 +214,7 @@ consider(Batch *batch)
 	 */
 	if (!idemq_jobs_lets_delete(&job))
 		return batch->now;
-	has_dependencies = idemq_may_have_dependencies(batch->queue.slot, job.id);
+	has_dependencies = idemq_may_have_dependencies(batch->queue.qstate, job.id);
 	if (has_dependencies && !idemq_dependency_lets_go(job.id, job.status))
 		return batch->now + NEEDED_PAUSE;
 	if (!simple && !delete_by_sql(&job, finished_at))
@@ -318,7 +318,7 @@ sweep(void)
 
 /* Returns when (mono) the next batch is to be done. */
 int64
-idemq_retention_due_at(const SlotView *view)
+idemq_retention_due_at(const QueueStateView *view)
 {
 	if (idemq_purge_interval <= 0)
 		return PG_INT64_MAX;
@@ -373,7 +373,7 @@ idemq_retention_run(void)
 
 /* Undoes what the last batch noted, unless its transaction has committed. */
 void
-idemq_retention_ended(const SlotView *view, bool done)
+idemq_retention_ended(const QueueStateView *view, bool done)
 {
 	if (!done)
 		passes = passes_before;

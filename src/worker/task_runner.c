@@ -28,7 +28,7 @@
 #include "queue/queue.h"
 #include "shared/groups/groups.h"
 #include "shared/processes/processes.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
@@ -95,7 +95,7 @@ run_queue_task(const QueueTask *queue_task)
 	if (task->run_for_all != NULL)
 		task->run_for_all();
 	else if ((queue_seen = idemq_queue_by_id((int32) queue_task->queue_id, &queue) &&
-						   queue.slot != NULL))
+						   queue.qstate != NULL))
 	{
 		strlcpy(doing_queue, queue.name, sizeof(doing_queue));
 		pgstat_report_activity(STATE_RUNNING, psprintf("%s of queue %s", doing, doing_queue));
@@ -209,16 +209,16 @@ idemq_task_run(const Task *task, int32 queue_id)
 
 /* Returns when (mono) a task is due; never if only one of task and view is of one queue. */
 static int64
-wanted_at(const Task *task, const SlotView *view)
+wanted_at(const Task *task, const QueueStateView *view)
 {
 	if ((task->run != NULL) != (view != NULL))
 		return PG_INT64_MAX;
-	return task->due_at != NULL ? task->due_at(view) : idemq_due_at(view->slot, task->due);
+	return task->due_at != NULL ? task->due_at(view) : idemq_due_at(view->qstate, task->due);
 }
 
 /* Returns what is known about a task that failed; NULL if nothing, or if it may succeed now. */
 static const Trouble *
-trouble_of(const Task *task, const SlotView *view)
+trouble_of(const Task *task, const QueueStateView *view)
 {
 	QueueTask queue_task = {task, view == NULL ? 0 : view->queue_id};
 	const Trouble *trouble = hash_search(troubles, &queue_task, HASH_FIND, NULL);
@@ -234,7 +234,7 @@ trouble_of(const Task *task, const SlotView *view)
  * failed.  view: as in idemq_task_due_at.  A queue that is being created or is gone has no tasks.
  */
 bool
-idemq_task_is_left(const Task *task, const SlotView *view, int64 target)
+idemq_task_is_left(const Task *task, const QueueStateView *view, int64 target)
 {
 	const Trouble *trouble;
 
@@ -261,7 +261,7 @@ idemq_tasks_forgive(void)
  * a queue, NULL for all at once; a task of the other sort is never due.
  */
 int64
-idemq_task_due_at(const Task *task, const SlotView *view)
+idemq_task_due_at(const Task *task, const QueueStateView *view)
 {
 	int64 when = wanted_at(task, view);
 	const Trouble *trouble = when == PG_INT64_MAX ? NULL : trouble_of(task, view);
@@ -274,7 +274,7 @@ idemq_task_due_at(const Task *task, const SlotView *view)
  * NULL for all.  Returns when (mono) to come again.
  */
 int64
-idemq_task_run_if_due(const Task *task, const SlotView *view)
+idemq_task_run_if_due(const Task *task, const QueueStateView *view)
 {
 	int32 queue_id = view == NULL ? 0 : view->queue_id;
 	int64 when = idemq_task_due_at(task, view);
@@ -283,16 +283,16 @@ idemq_task_run_if_due(const Task *task, const SlotView *view)
 	if (when > idemq_mono_now())
 		return when;
 	if (task->is_promote_pass)
-		idemq_promote_pass_begin(view->slot);
+		idemq_promote_pass_begin(view->qstate);
 	/* Before the transaction: a session that makes something due later notes it. */
 	if (task->takes)
-		(void) idemq_due_take(view->slot, task->due);
+		(void) idemq_due_take(view->qstate, task->due);
 	done = idemq_task_run(task, queue_id);
 	/* Nobody else knows that time any more. */
 	if (task->takes && !done)
-		idemq_due_by(view->slot, task->due, 0);
+		idemq_due_by(view->qstate, task->due, 0);
 	if (task->is_promote_pass)
-		idemq_promote_pass_end(view->slot);
+		idemq_promote_pass_end(view->qstate);
 	if (task->ended != NULL)
 		task->ended(view, done);
 	/*

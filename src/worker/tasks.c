@@ -20,7 +20,7 @@
  * which they came due: a queue with much to do keeps another waiting for two
  * slices, and for one job of its own, however large its leases, their payloads or their number.
  *
- * What is due of a queue is looked at when its slot is marked (shared/waiters/due_slots.c) and
+ * What is due of a queue is looked at when its state is marked (shared/waiters/due_queues.c) and
  * after its turn; in between the heap of turns knows the time.  So neither a wake-up nor a
  * turn costs more where there are more queues, of this database or of others.
  *
@@ -28,7 +28,7 @@
  * look, when it was not due yet: no tenant's work goes before what was due earlier.  A queue
  * that has had its turn and has more to do goes to the back, so each of n queues that are due
  * has its next turn after n - 1 turns of others, and a turn is bounded.  The heap is memory of
- * this process, a node for each slot; only setting it up is linear in queues.
+ * this process, a node for each queue state; only setting it up is linear in queues.
  *
  * Once the test clock has moved (shared/waiters/clock_call.c), a task that would be postponed
  * because it was done or failed a moment ago runs at once, everything past its retention is deleted
@@ -47,7 +47,7 @@
 #include "schedule/schedule.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
@@ -65,7 +65,7 @@
 
 /* When (mono) a count may be tried. */
 static int64 next_count = 0;
-/* When (mono) marks of slots were taken last. */
+/* When (mono) marks of queue states were taken last. */
 static int64 looked_at = 0;
 /* When (mono) to look again whether this database follows another; PG_INT64_MAX: it is known. */
 static int64 next_look = 0;
@@ -82,7 +82,7 @@ static Turn *turns = NULL;
 static pairingheap *heap = NULL;
 
 static int64
-count_due_at(const SlotView *view)
+count_due_at(const QueueStateView *view)
 {
 	int64 due_at = idemq_counters_count_due_at();
 
@@ -123,7 +123,7 @@ static const Task tasks[] = {
 #define HISTORY (&tasks[TASKS - 1])
 
 /* Runs once, when the worker starts, and when the database ceases to follow another. */
-static const Task discover_task = {TASK_DISCOVER, .run_for_all = idemq_queues_give_slots};
+static const Task discover_task = {TASK_DISCOVER, .run_for_all = idemq_queues_give_qstates};
 
 /* Reads whether the database follows another, and notes it; runs when that may have changed. */
 static const Task look_up_task = {TASK_FOLLOW, .run_for_all = idemq_follow_note_subscription};
@@ -139,13 +139,13 @@ compare_turns(const pairingheap_node *a, const pairingheap_node *b, void *arg)
 }
 
 /*
- * Gives a slot a turn at a time (mono); PG_INT64_MAX: none.  since: it was not due before,
+ * Gives a queue state a turn at a time (mono); PG_INT64_MAX: none.  since: it was not due before,
  * whatever its times say.  One that has waited for its turn since it came due keeps its place.
  */
 static void
-put_turn(int slot, int64 due, int64 since)
+put_turn(int qstate, int64 due, int64 since)
 {
-	Turn *turn = &turns[slot];
+	Turn *turn = &turns[qstate];
 	int64 now = idemq_mono_now();
 
 	if (turn->waits && turn->due <= now && due <= now)
@@ -172,34 +172,34 @@ next_turn(void)
  * *since (mono), when none was; notes what there is to notify.
  */
 static void
-plan(const SlotView *view, void *since)
+plan(const QueueStateView *view, void *since)
 {
 	int64 due = PG_INT64_MAX;
 
-	idemq_notify_look(view->slot);
+	idemq_notify_look(view->qstate);
 	for (int i = 0; i < TASKS; i++)
 	{
 		int64 when = idemq_task_due_at(&tasks[i], view);
 
 		due = Min(due, when);
 	}
-	put_turn(idemq_slot_index(view->slot), due, *(int64 *) since);
+	put_turn(idemq_qstate_index(view->qstate), due, *(int64 *) since);
 }
 
-/* Visits a slot whose times have changed. */
+/* Visits a queue state whose times have changed. */
 static void
-plan_marked(int slot, void *arg)
+plan_marked(int qstate, void *arg)
 {
-	SlotView view;
+	QueueStateView view;
 
-	if (idemq_slot_view(slot, MyDatabaseId, &view))
+	if (idemq_qstate_view(qstate, MyDatabaseId, &view))
 		plan(&view, &looked_at);
 	else
-		put_turn(slot, PG_INT64_MAX, 0);
+		put_turn(qstate, PG_INT64_MAX, 0);
 }
 
 /*
- * Visits the slots whose times have changed, or all.  Times of day stand in the heap as
+ * Visits the queue states whose times have changed, or all.  Times of day stand in the heap as
  * they were at the visit: once the clock has been moved all are visited.
  */
 static void
@@ -209,12 +209,12 @@ plan_changed(void)
 	int64 offset_now = idemq_timestamp_from_mono(0);
 	int64 moved = offset_now - offset;
 	int64 now = idemq_mono_now();
-	bool all = idemq_due_slots_take(idemq_worker_index(idemq_worker_self()), plan_marked, NULL);
+	bool all = idemq_due_queues_take(idemq_worker_index(idemq_worker_self()), plan_marked, NULL);
 
 	if (all || moved >= CLOCK_MOVED)
 	{
 		offset = offset_now;
-		idemq_for_each_slot(MyDatabaseId, plan, &looked_at);
+		idemq_for_each_qstate(MyDatabaseId, plan, &looked_at);
 	}
 	looked_at = now;
 }
@@ -224,28 +224,28 @@ plan_changed(void)
  * the queue goes on with the next task when its turn comes again.
  */
 static void
-take_turn(int slot)
+take_turn(int qstate)
 {
-	int first = turns[slot].stage;
+	int first = turns[qstate].stage;
 	int64 now;
-	SlotView view;
+	QueueStateView view;
 	Slice slice;
 
-	turns[slot].stage = 0;
+	turns[qstate].stage = 0;
 	idemq_slice_begin(&slice, SLICE_OF_TASK);
 	for (int i = 0; i < TASKS; i++)
 	{
-		if (!idemq_slot_view(slot, MyDatabaseId, &view))
+		if (!idemq_qstate_view(qstate, MyDatabaseId, &view))
 			return;
 		(void) idemq_task_run_if_due(&tasks[(first + i) % TASKS], &view);
 		if (idemq_slice_is_over(&slice))
 		{
-			turns[slot].stage = (first + i + 1) % TASKS;
+			turns[qstate].stage = (first + i + 1) % TASKS;
 			break;
 		}
 	}
 	now = idemq_mono_now();
-	if (idemq_slot_view(slot, MyDatabaseId, &view))
+	if (idemq_qstate_view(qstate, MyDatabaseId, &view))
 		plan(&view, &now);
 }
 
@@ -284,17 +284,17 @@ do_turns(void)
 
 /* Makes due what a former worker may have known of a queue; ends a pass that it left open. */
 static void
-make_due(const SlotView *view, void *arg)
+make_due(const QueueStateView *view, void *arg)
 {
 	static const DueKind kinds[] = {DUE_LEASE, DUE_READY, DUE_EXPIRY, DUE_HANDLER};
 
 	for (int i = 0; i < (int) lengthof(kinds); i++)
-		idemq_due_by(view->slot, kinds[i], 0);
-	idemq_promote_pass_end(view->slot);
+		idemq_due_by(view->qstate, kinds[i], 0);
+	idemq_promote_pass_end(view->qstate);
 }
 
 /*
- * Makes every queue due: each without a slot gets one, which asks for recovery.  Returns
+ * Makes every queue due: each without a queue state gets one, which asks for recovery.  Returns
  * false when that failed.
  */
 static bool
@@ -303,7 +303,7 @@ begin(void)
 	if (!idemq_task_run(&discover_task, 0))
 		return false;
 	idemq_log_recovery_begins();
-	idemq_for_each_slot(MyDatabaseId, make_due, NULL);
+	idemq_for_each_qstate(MyDatabaseId, make_due, NULL);
 	idemq_tick_begin();
 	idemq_history_begin();
 	if (turns == NULL)
@@ -312,10 +312,10 @@ begin(void)
 		heap = MemoryContextAllocZero(TopMemoryContext, sizeof(pairingheap));
 		heap->ph_compare = compare_turns;
 	}
-	/* No slot has a turn. */
+	/* No queue state has a turn. */
 	memset(turns, 0, sizeof(Turn) * (Size) idemq_max_queues);
 	pairingheap_reset(heap);
-	idemq_for_each_slot(MyDatabaseId, plan, &looked_at);
+	idemq_for_each_qstate(MyDatabaseId, plan, &looked_at);
 	return true;
 }
 
@@ -348,12 +348,12 @@ hurry(uint64 call)
 		(void) idemq_task_run_if_due(HISTORY, NULL);
 	}
 	last = call;
-	idemq_for_each_slot(MyDatabaseId, plan, &looked_at);
+	idemq_for_each_qstate(MyDatabaseId, plan, &looked_at);
 }
 
 /* Adds the kinds of tasks due by the target: of one queue, or of all if view is NULL. */
 static void
-add_left(const SlotView *view, void *arg)
+add_left(const QueueStateView *view, void *arg)
 {
 	Left *left = arg;
 
@@ -424,7 +424,7 @@ idemq_tasks_do(void)
 		if (unlikely(call != 0))
 		{
 			add_left(NULL, &left);
-			idemq_for_each_slot(MyDatabaseId, add_left, &left);
+			idemq_for_each_qstate(MyDatabaseId, add_left, &left);
 		}
 	}
 	else

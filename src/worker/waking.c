@@ -15,7 +15,7 @@
 #include "base/base.h"
 #include "job/job.h"
 #include "queue/queue.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
@@ -36,19 +36,19 @@ idemq_due(const QueueInfo *given)
 	TimestampTz next;
 
 	IDEMQ_STOP("idemq_due");
-	if (!idemq_queue_by_id(given->id, &latest) || latest.slot == NULL)
+	if (!idemq_queue_by_id(given->id, &latest) || latest.qstate == NULL)
 		return;
 	if (idemq_ready_check(queue, &next, NULL) && !idemq_queue_is_paused(queue))
-		idemq_wake_ready(queue->slot, queue->id, 1, DT_NOEND);
+		idemq_wake_ready(queue->qstate, queue->id, 1, DT_NOEND);
 	idemq_worker_note_counts();
 	if (idemq_queue_is_paused(queue))
-		idemq_due_by(queue->slot, DUE_READY, queue->paused_until);
+		idemq_due_by(queue->qstate, DUE_READY, queue->paused_until);
 	else if (queue->paused && !idemq_pause_end_if_over(queue))
-		idemq_due_by(queue->slot, DUE_READY, idemq_now() + PAUSE_RETRY);
+		idemq_due_by(queue->qstate, DUE_READY, idemq_now() + PAUSE_RETRY);
 	/* A scan that found something did not go on to what is not due yet. */
 	if (next == DT_NOEND)
 		next = idemq_ready_next_due(queue);
-	idemq_due_by(queue->slot, DUE_READY, Max(next, idemq_now() + DUE_INTERVAL));
+	idemq_due_by(queue->qstate, DUE_READY, Max(next, idemq_now() + DUE_INTERVAL));
 }
 
 /* Signals again if there is work: a signal may have been lost with the session that got it. */
@@ -57,7 +57,7 @@ idemq_remind(const QueueInfo *queue)
 {
 	TimestampTz next;
 
-	if (idemq_waiters_any(idemq_waiters_of_queue(queue->slot)) && !idemq_queue_is_paused(queue) &&
+	if (idemq_waiters_any(idemq_waiters_of_queue(queue->qstate)) && !idemq_queue_is_paused(queue) &&
 		idemq_ready_check(queue, &next, NULL))
-		idemq_wake_again(queue->slot, 1);
+		idemq_wake_again(queue->qstate, 1);
 }

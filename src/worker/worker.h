@@ -10,7 +10,7 @@
 #include "base/base.h"
 #include "queue/queue.h"
 #include "shared/processes/processes.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "table/table.h"
 
 /*
@@ -26,7 +26,7 @@ extern int64 idemq_tasks_do(void);
  */
 
 extern BackgroundWorker idemq_process_of_ours(const char *function, const char *name);
-extern int64 idemq_handle_due_at(const SlotView *view);
+extern int64 idemq_handle_due_at(const QueueStateView *view);
 extern void idemq_handle(const QueueInfo *queue);
 
 /*
@@ -70,22 +70,22 @@ extern void idemq_log_news(void);
 typedef struct Task
 {
 	TaskKind kind;
-	DueKind due;   /* its time in the queue's slot */
-	bool takes;	   /* that is taken before it runs, and set to 0 if it fails */
+	DueKind due;		  /* its time in the queue's state */
+	bool takes;			  /* that is taken before it runs, and set to 0 if it fails */
 	bool is_promote_pass; /* claims that find nothing wait for its end: promote_pass.c */
 	/* Returns when (mono) it is to run: PG_INT64_MAX for never, the past for now.  NULL: at due. */
-	int64 (*due_at)(const SlotView *view);
+	int64 (*due_at)(const QueueStateView *view);
 	/* Runs it, in a transaction of its own; one of the two is set. */
 	void (*run)(const QueueInfo *queue);
 	void (*run_for_all)(void);
 	/* Called after that transaction; may be NULL. */
-	void (*ended)(const SlotView *view, bool done);
+	void (*ended)(const QueueStateView *view, bool done);
 } Task;
 
 extern void idemq_tasks_prepare(void);
-extern int64 idemq_task_due_at(const Task *task, const SlotView *view);
-extern bool idemq_task_is_left(const Task *task, const SlotView *view, int64 target);
-extern int64 idemq_task_run_if_due(const Task *task, const SlotView *view);
+extern int64 idemq_task_due_at(const Task *task, const QueueStateView *view);
+extern bool idemq_task_is_left(const Task *task, const QueueStateView *view, int64 target);
+extern int64 idemq_task_run_if_due(const Task *task, const QueueStateView *view);
 extern bool idemq_task_run(const Task *task, int32 queue_id);
 extern void idemq_tasks_forgive(void);
 
@@ -94,10 +94,10 @@ extern void idemq_tasks_forgive(void);
  *		NOTIFY: what became ready, and events of single jobs.
  */
 
-extern void idemq_notify_look(QueueSlot *slot);
-extern int64 idemq_notify_due_at(const SlotView *view);
+extern void idemq_notify_look(QueueState *qstate);
+extern int64 idemq_notify_due_at(const QueueStateView *view);
 extern void idemq_notify_send(void);
-extern void idemq_notify_ended(const SlotView *view, bool done);
+extern void idemq_notify_ended(const QueueStateView *view, bool done);
 
 /*
  * history.c
@@ -105,9 +105,9 @@ extern void idemq_notify_ended(const SlotView *view, bool done);
  */
 
 extern void idemq_history_begin(void);
-extern int64 idemq_history_due_at(const SlotView *view);
+extern int64 idemq_history_due_at(const QueueStateView *view);
 extern void idemq_history_write(void);
-extern void idemq_history_ended(const SlotView *view, bool done);
+extern void idemq_history_ended(const QueueStateView *view, bool done);
 
 /*
  * waking.c
@@ -122,9 +122,9 @@ extern void idemq_remind(const QueueInfo *queue);
  *		Cancelling jobs that were not claimed in time.
  */
 
-extern int64 idemq_expire_due_at(const SlotView *view);
+extern int64 idemq_expire_due_at(const QueueStateView *view);
 extern void idemq_expire_some(const QueueInfo *queue);
-extern void idemq_expire_ended(const SlotView *view, bool done);
+extern void idemq_expire_ended(const QueueStateView *view, bool done);
 extern void idemq_expire_hurry(void);
 extern void idemq_expire_all(const QueueInfo *queue);
 
@@ -133,9 +133,9 @@ extern void idemq_expire_all(const QueueInfo *queue);
  *		Deleting what is past its retention.
  */
 
-extern int64 idemq_retention_due_at(const SlotView *view);
+extern int64 idemq_retention_due_at(const QueueStateView *view);
 extern void idemq_retention_run(void);
-extern void idemq_retention_ended(const SlotView *view, bool done);
+extern void idemq_retention_ended(const QueueStateView *view, bool done);
 extern void idemq_retention_hurry(void);
 extern int64 idemq_retention_apply(int64 max_jobs);
 

@@ -30,7 +30,7 @@
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
@@ -122,9 +122,9 @@ idemq_log_test_clock(void)
 }
 
 static void
-count_recovering(const SlotView *view, void *arg)
+count_recovering(const QueueStateView *view, void *arg)
 {
-	*(int *) arg += idemq_due_at(view->slot, DUE_RECOVERY) != PG_INT64_MAX;
+	*(int *) arg += idemq_due_at(view->qstate, DUE_RECOVERY) != PG_INT64_MAX;
 }
 
 static int
@@ -132,7 +132,7 @@ queues_recovering(void)
 {
 	int count = 0;
 
-	idemq_for_each_slot(MyDatabaseId, count_recovering, &count);
+	idemq_for_each_qstate(MyDatabaseId, count_recovering, &count);
 	return count;
 }
 
@@ -188,7 +188,7 @@ log_full_tables(void)
 			 "All groups of a queue are searched for heads instead.",
 			 "Nothing is lost. If it comes often, see in idemq.background_worker whether the "
 			 "worker keeps up.");
-	log_full(COUNT_FULL_QUEUES, "queues", idemq_slots_usage(),
+	log_full(COUNT_FULL_QUEUES, "queues", idemq_qstates_usage(),
 			 "Calls for a queue that has none raise 53400; its jobs stay as they are.",
 			 "Raise idemq.max_queues, and restart the server.");
 }

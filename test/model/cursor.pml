@@ -1,6 +1,6 @@
 /*
  * cursor.pml
- *		src/shared/slots/ready_cursor.c and ready_ring.c, with the scan of job/ready_scan.c: no job
+ *		src/shared/queue_states/ready_cursor.c and ready_ring.c, with the scan of job/ready_scan.c: no job
  *		that can be claimed lies behind the cursor, or in a gap of the ring.
  *
  * Keys 1 to 4 of one priority: job A (key 1) is enqueued meanwhile, B (key 2, later 3) and C (key 4)
@@ -10,7 +10,7 @@
  * one session claims until it finds nothing.
  *
  * The least key lowered since a claimer's read stands in place of the history: that lowered_since
- * answers no greater one is for the test of small inputs.  Not in it: priorities, slots that are
+ * answers no greater one is for the test of small inputs.  Not in it: priorities, queue states that are
  * lost, several entries of one key (whole_keys), a full lease table, isolation above READ COMMITTED,
  * the net of scans from the start.  A crash of the server leaves the cursor unset and no entry.
  *
@@ -54,7 +54,7 @@ bool through = false;
 #define SERVES(from, set) ((set) != 0 && cursor >= (from))
 #define AHEAD(from, set) (SERVES(from, set) -> COUNT((set) & FROM(cursor)) : 0)
 
-/* idemq_cursor_lower; all of it under the slot's lock. */
+/* idemq_cursor_lower; all of it under the queue state's lock. */
 inline lower(key)
 {
 	d_step {

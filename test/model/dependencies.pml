@@ -28,7 +28,7 @@ bool released = false;
 bool ended[2];				/* its parents */
 
 bool has_bit[2];				/* the filter, of the parents' jobs */
-byte state = 0;				/* QueueSlot.dependencies: */
+byte state = 0;				/* QueueState.dependencies: */
 byte number = 0;			/* and how often it was unset */
 #ifdef ONE_BEGIN
 byte begun;
@@ -76,7 +76,7 @@ begin:
 	:: edge = true
 	MAY_ABORT; prepared = false; goto begin
 	fi;
-	/* COMMIT PREPARED: slot_unset_dependencies, and a scan, which looks at the child. */
+	/* COMMIT PREPARED: qstate_unset_dependencies, and a scan, which looks at the child. */
 	if
 	:: prepared -> d_step { state = state & ~KNOWN; number++ }
 	:: else

@@ -10,7 +10,7 @@
  *
  * A window's least id is that of the writers in it: the C code's, of two generations, may be less.
  * Not in it: places, rates, long names, a full table, entries that are idle, scans, changes by hand,
- * queues without a slot.
+ * queues without a state in shared memory.
  *
  * Mutants: SNAPSHOT_FIRST (before the group is owned), RELEASE_FIRST (before the promotion is visible),
  * MARK_FIRST (before the commit), NO_AGAIN (a mark while there is a promoter is not kept), ABORT_DONE (an

@@ -1,25 +1,25 @@
 /*
  * worker.pml
- *		src/shared/waiters/worker_call.c, due_slots.c and due_times.c, with the loops of
+ *		src/shared/waiters/worker_call.c, due_queues.c and due_times.c, with the loops of
  *		worker/worker.c, tasks.c and task_runner.c: nothing that is due is slept through.
  *
- * Two slots whose marks are in one word.  Three sessions with something to do each: of slot 0 at once,
- * of slot 0 later, of slot 1 later.  The clock reaches that, or stands still.  The worker is asleep for ever at first; one task fails.
+ * Two queues whose marks are in one word.  Three sessions with something to do each: of queue 0 at once,
+ * of queue 0 later, of queue 1 later.  The clock reaches that, or stands still.  The worker is asleep for ever at first; one task fails.
  * The worker's words are seen by sessions when it has passed a barrier, or at any time before.
  *
- * Not in it: several kinds of times, worker slots that change hands, "all slots", what is no slot's, the
+ * Not in it: several kinds of times, worker slots that change hands, "all queues", what is no queue's, the
  * bit that says since when the worker is called.  Sessions' own words are seen at once: each
  * of theirs is written by an atomic operation that is a full barrier.
  *
  * Mutants: NOT_AWAKE (the worker does not say so), NO_BARRIER (after it has), TAKE_FIRST (marks,
- * before it does), MARK_FIRST (a session marks before the time is there), SLOTS_FIRST (the worker clears
- * the bits of slots before that of their word), TRUSTING (who finds a slot's bit set leaves its
+ * before it does), MARK_FIRST (a session marks before the time is there), QUEUES_FIRST (the worker clears
+ * the bits of queues before that of their word), TRUSTING (who finds a queue's bit set leaves its
  * word's to others), LOOK_FIRST (before the time is taken), RESET_LATE (the latch, after the look), LOSES
  * (a task that fails leaves no time).
  */
-#define SLOTS 2
+#define QUEUES 2
 #define ITEMS 3
-#define SLOT(i) (i / 2)
+#define QUEUE(i) (i / 2)
 #define TIME(i) (i == 0 -> 0 : 1)
 
 /* Times: 0 is due; 1 is later; then: */
@@ -30,8 +30,8 @@
 byte now = 0;
 bool made[ITEMS];
 bool done[ITEMS];
-byte due[SLOTS] = NEVER;
-bool slot_bit[SLOTS];
+byte due[QUEUES] = NEVER;
+bool queue_bit[QUEUES];
 bool word_bit = false;
 byte asleep_until = NEVER;
 byte unseen = 255;			/* the worker's last write of it, while in its store buffer */
@@ -40,12 +40,12 @@ bool failed = false;
 
 #define ALL_DONE (done[0] && (now == 0 || (done[1] && done[2])))
 
-/* idemq_due_slots_mark; a bit that is set is left alone: ensure_bit */
-inline mark(slot, found)
+/* idemq_due_queues_mark; a bit that is set is left alone: ensure_bit */
+inline mark(queue, found)
 {
-	found = slot_bit[slot];
+	found = queue_bit[queue];
 	if
-	:: !found -> slot_bit[slot] = true
+	:: !found -> queue_bit[queue] = true
 	:: else
 	fi;
 #ifdef TRUSTING
@@ -64,24 +64,24 @@ inline mark(slot, found)
 
 proctype session(byte i)
 {
-	byte slot = SLOT(i), until;
+	byte queue = QUEUE(i), until;
 	bool low = false, found = false;
 
 	made[i] = true;
 #ifdef MARK_FIRST
-	mark(slot, found);
+	mark(queue, found);
 #endif
 	/* idemq_due_by */
 	atomic {
 		if
-		:: due[slot] <= TIME(i) -> low = true
-		:: else -> due[slot] = TIME(i)
+		:: due[queue] <= TIME(i) -> low = true
+		:: else -> due[queue] = TIME(i)
 		fi
 	};
 	if
 	:: !low ->
 #ifndef MARK_FIRST
-		mark(slot, found);
+		mark(queue, found);
 #endif
 		/* call */
 		until = asleep_until;
@@ -103,12 +103,12 @@ proctype session(byte i)
 
 inline barrier() { unseen == 255 }
 
-/* idemq_due_slots_take with plan_marked; every exchange is a barrier. */
+/* idemq_due_queues_take with plan_marked; every exchange is a barrier. */
 inline take_marks()
 {
 	/* At first it is only read. */
 	taken = word_bit;
-#ifndef SLOTS_FIRST
+#ifndef QUEUES_FIRST
 	if
 	:: taken ->
 		barrier();
@@ -118,36 +118,36 @@ inline take_marks()
 #endif
 	if
 	:: taken ->
-		atomic { found[0] = slot_bit[0]; slot_bit[0] = false; found[1] = slot_bit[1]; slot_bit[1] = false };
+		atomic { found[0] = queue_bit[0]; queue_bit[0] = false; found[1] = queue_bit[1]; queue_bit[1] = false };
 		if :: found[0] -> turn[0] = due[0] :: else fi;
 		if :: found[1] -> turn[1] = due[1] :: else fi
 	:: else
 	fi;
-#ifdef SLOTS_FIRST
+#ifdef QUEUES_FIRST
 	if :: taken -> word_bit = false :: else fi;
 #endif
 	atomic { found[0] = false; found[1] = false; taken = false }
 }
 
-/* What there is to do of a slot, by a snapshot; what is left is for later. */
-inline look(slot)
+/* What there is to do of a queue, by a snapshot; what is left is for later. */
+inline look(queue)
 {
 	atomic {
 		left = NEVER;
 		if
-		:: slot == 0 && made[0] -> done[0] = true
+		:: queue == 0 && made[0] -> done[0] = true
 		:: else
 		fi;
 		if
-		:: made[slot + 1] && now >= 1 -> done[slot + 1] = true
-		:: made[slot + 1] && now < 1 -> left = 1
+		:: made[queue + 1] && now >= 1 -> done[queue + 1] = true
+		:: made[queue + 1] && now < 1 -> left = 1
 		:: else
 		fi
 	}
 }
 
 /* idemq_task_run_if_due: a task that takes its time. */
-inline run_slot(slot)
+inline run_queue(queue)
 {
 	fails = false;
 	if
@@ -155,12 +155,12 @@ inline run_slot(slot)
 	:: atomic { !failed -> failed = true; fails = true }
 	fi;
 #ifdef LOOK_FIRST
-	if :: !fails -> look(slot) :: else fi;
+	if :: !fails -> look(queue) :: else fi;
 #endif
 	barrier();
-	due[slot] = NEVER;
+	due[queue] = NEVER;
 #ifndef LOOK_FIRST
-	if :: !fails -> look(slot) :: else fi;
+	if :: !fails -> look(queue) :: else fi;
 #endif
 #ifndef LOSES
 	if :: fails -> left = 0 :: else fi;
@@ -170,24 +170,24 @@ inline run_slot(slot)
 	/* idemq_due_by, of which the worker itself tells nobody. */
 	atomic {
 		if
-		:: left < due[slot] -> due[slot] = left; low = true
+		:: left < due[queue] -> due[queue] = left; low = true
 		:: else
 		fi
 	};
 	if
-	:: low -> slot_bit[slot] = true; word_bit = true
+	:: low -> queue_bit[queue] = true; word_bit = true
 	:: else
 	fi;
 	atomic { left = 0; low = false; fails = false };
 	/* take_turn plans it anew. */
-	turn[slot] = due[slot]
+	turn[queue] = due[queue]
 }
 
 proctype worker()
 {
-	byte turn[SLOTS] = NEVER;
+	byte turn[QUEUES] = NEVER;
 	byte until = NEVER, left;
-	bool found[SLOTS], taken, low, fails, ran;
+	bool found[QUEUES], taken, low, fails, ran;
 
 	goto sleeps;
 again:
@@ -208,8 +208,8 @@ again:
 	/* do_turns */
 	ran = false;
 	do
-	:: turn[0] <= now -> run_slot(0); ran = true; take_marks()
-	:: turn[1] <= now -> run_slot(1); ran = true; take_marks()
+	:: turn[0] <= now -> run_queue(0); ran = true; take_marks()
+	:: turn[1] <= now -> run_queue(1); ran = true; take_marks()
 	:: turn[0] > now && turn[1] > now -> break
 	od;
 	atomic { until = (turn[0] < turn[1] -> turn[0] : turn[1]) };

@@ -12,7 +12,7 @@
 
 #include "base/base.h"
 #include "queue/queue.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "worker/worker.h"
 
 #undef HISTORY_LENGTH
@@ -25,8 +25,8 @@
 #include "base/backoff.c"
 #include "base/gcra.c"
 #include "base/token.c"
-#include "shared/slots/ready_cursor.c"
-#include "shared/slots/ready_ring.c"
+#include "shared/queue_states/ready_cursor.c"
+#include "shared/queue_states/ready_ring.c"
 #include "worker/retention_ranges.c"
 
 #undef printf
@@ -95,7 +95,7 @@ static QueueInfo queue;
 MemoryContext TopMemoryContext;
 
 bool
-idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode)
+idemq_qstate_lock(QueueState **qstate, int32 queue_id, LWLockMode mode)
 {
 	return true;
 }
@@ -181,7 +181,7 @@ key(int n)
 	return (ReadyKey){0, n};
 }
 
-static QueueSlot slot;
+static QueueState qstate;
 
 #define KEYS 6
 #define LOWERINGS 7
@@ -189,28 +189,28 @@ static QueueSlot slot;
 static void
 history(void)
 {
-	const History *h = &slot.history[0];
+	const History *h = &qstate.history[0];
 	int lowered[LOWERINGS + 1];
 	int count = 1 + choose(LOWERINGS);
 	bool merged = false;
 
-	slot.history[0].count = 0;
-	slot.seq = 0;
-	slot.cursor[0] = key(KEYS + 1);
-	slot.ring.count = 0;
+	qstate.history[0].count = 0;
+	qstate.seq = 0;
+	qstate.cursor[0] = key(KEYS + 1);
+	qstate.ring.count = 0;
 	for (int i = 1; i <= count; i++)
 	{
 		lowered[i] = 1 + choose(KEYS);
 		merged |= h->count == HISTORY_LENGTH && h->entries[HISTORY_LENGTH - 1].key.id < lowered[i];
-		lower_locked(&slot, 0, key(lowered[i]));
+		lower_locked(&qstate, 0, key(lowered[i]));
 	}
 	check(h->count <= HISTORY_LENGTH, "it is full at most");
 	for (int i = 1; i < h->count; i++)
 		check(h->entries[i - 1].seq < h->entries[i].seq && ready_key_less(h->entries[i - 1].key, h->entries[i].key), "both grow");
 	for (int since = 0; since <= count; since++)
 	{
-		CursorView view = {.seq = since, .slot = &slot};
-		ReadyKey found = lowered_since(&slot, &view, 0);
+		CursorView view = {.seq = since, .qstate = &qstate};
+		ReadyKey found = lowered_since(&qstate, &view, 0);
 		int least = KEYS + 1;
 
 		for (int i = since + 1; i <= count; i++)
@@ -225,13 +225,13 @@ history(void)
 			check(idemq_cursor_lowered_since(&view, 1, 0, key(k)) || least > k, "what was lowered to is said");
 		if (count <= 4)
 		{
-			ReadyKey cursor = slot.cursor[0];
+			ReadyKey cursor = qstate.cursor[0];
 			static ReadyRing none;
 
 			idemq_cursor_advance(&view, 1, 0, key(KEYS + 1), &none);
-			check(!ready_key_less(key(least), slot.cursor[0]), "an advance stays before it");
-			check(!ready_key_less(slot.cursor[0], cursor), "and goes on");
-			slot.cursor[0] = cursor;
+			check(!ready_key_less(key(least), qstate.cursor[0]), "an advance stays before it");
+			check(!ready_key_less(qstate.cursor[0], cursor), "and goes on");
+			qstate.cursor[0] = cursor;
 		}
 	}
 }

@@ -166,7 +166,7 @@ PREPARE TRANSACTION 'idemq pending';
 COMMIT PREPARED 'idemq pending';
 SELECT idemq.validate(:job, :token), (SELECT count(*) FROM idemq.claim('n')) AS others, (SELECT count(*) FROM idemq.check()) AS wrong;
 
--- A queue that a prepared transaction creates: rolled back, it keeps no slot; committed, it works.
+-- A queue that a prepared transaction creates: rolled back, it keeps no queue state; committed, it works.
 BEGIN;
 SELECT idemq.create_queue('gone') > 0 AS created, (idemq.enqueue('gone', '1')).outcome;
 PREPARE TRANSACTION 'idemq pending';

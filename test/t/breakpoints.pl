@@ -303,7 +303,7 @@ is_sql($node, "SELECT status FROM idemq.jobs WHERE payload = '1'", 'running', 'h
 is_sql($node, "SELECT idemq.heartbeat(id, token, '1 h') FROM held WHERE payload = '1'", 'current', 'and goes on');
 
 # A queue that is dropped between a session's look at idemq.queues and its look for the
-# queue's slot: no slot is left behind.
+# queue's state: no queue state is left behind.
 # A wait that has read that its queue is paused, and is not among the waiters yet: the resume wakes nobody.
 prepare(0);
 sql($node, "SELECT idemq.pause('q')");
@@ -320,7 +320,7 @@ sql($node, "SELECT idemq.drop_queue('gone')");
 $go->();
 like($one->{stderr}, qr/IQ005/, 'a queue is dropped while it is looked up: it does not exist');
 $one->{stderr} = '';
-is_sql($node, 'SELECT * FROM idemq.check()', '', 'and has no slot');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'and has no state');
 
 # A group's head ends by COMMIT PREPARED, while somebody whose snapshot is older looks
 # at the group, and is met by who looks at all groups for that.
@@ -364,7 +364,7 @@ $stop->();
 like($one->query('SELECT 1'), qr/^duplicate\|pending$/m, 'the answer is of a job that waits');
 is_sql($node, "SELECT payload, attempt FROM idemq.claim('r')", '2|1', 'which has the new payload');
 
-# TRUNCATE has every queue get another slot, while a claim that knows the old one waits for its turn; the group of
+# TRUNCATE has every queue get another state, while a claim that knows the old one waits for its turn; the group of
 # which it takes a job is listed by then, to be checked.
 sub truncate_before
 {
@@ -372,7 +372,7 @@ sub truncate_before
 
 	sql($node, 'TRUNCATE idemq.jobs CASCADE');
 	sql($node, "SELECT idemq.enqueue('p', to_jsonb(n), group_key => 'g') FROM generate_series(1, 3) n");
-	is_sql($node, "SELECT idemq.release(id, token) FROM idemq.claim('p')", 'released', 'another claim finds the new slot');
+	is_sql($node, "SELECT idemq.release(id, token) FROM idemq.claim('p')", 'released', 'another claim finds the new state');
 	sql($node, "SELECT idemq.enqueue('p', '4', group_key => 'g')");
 	like($goes_on->(), qr/^$its$/m, 'who knows the old one takes the job');
 	is_sql($node, "SELECT string_agg(payload::text, ' ' ORDER BY payload) FROM idemq.claim('p', 5)", $others, 'and the group goes on');

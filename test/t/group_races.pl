@@ -1,7 +1,7 @@
 # FIFO groups: sessions stopped between "visible" and "marked", or between "owned" and the
 # snapshot.  Whoever looks at the group meanwhile makes no second head, and passes no earlier job that is committed.
 # at least 74 assertions
-# stops: before_commit idemq_group_mark idemq_jobs_refresh idemq_lease_take idemq_slots_unset_database idemq_wake_for_result
+# stops: before_commit idemq_group_mark idemq_jobs_refresh idemq_lease_take idemq_qstates_unset_database idemq_wake_for_result
 
 use strict;
 use warnings FATAL => 'all';
@@ -137,7 +137,7 @@ $go->();
 # Prepared: visible before the floors of the database are dropped.
 prepare_late();
 $one->query_safe("PREPARE TRANSACTION 'early'");
-$go = send_to("COMMIT PREPARED 'early'", 'idemq_slots_unset_database');
+$go = send_to("COMMIT PREPARED 'early'", 'idemq_qstates_unset_database');
 is_sql($node, $claim, 'early', 'COMMIT PREPARED is visible, floors are not dropped: it is not passed');
 $go->();
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
@@ -203,15 +203,15 @@ cmp_ok(reads(), '<', 2 * $reads[1], 'the next one is in the window when it leave
 $go->();
 leave($reader);
 
-# By hand, in a queue that has no slot when the transaction enters a window, and gets one before that is visible.
+# By hand, in a queue that has no state when the transaction enters a window, and gets one before that is visible.
 sql($node, "SELECT idemq.drop_queue('g', force => true)");
 sql($node, "SELECT idemq.create_queue('x' || n) FROM generate_series(1, 2) n; " . restored_queue('g'));
-is_sql($node, "SELECT used, size FROM idemq.memory WHERE resource = 'queues'", '3|3', 'all slots are used');
+is_sql($node, "SELECT used, size FROM idemq.memory WHERE resource = 'queues'", '3|3', 'all queue states are used');
 $one->query_safe(q{BEGIN; INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, payload, group_key)
 	SELECT queue_id, now(), 4, 5, 'blocked', '"early"', 'a' FROM idemq.queues WHERE name = 'g'});
 $go = send_to('COMMIT', 'before_commit', 'idemq_group_mark');
 sql($node, "SELECT idemq.drop_queue('x1')");
-is_sql($node, "SELECT refused > 0 FROM idemq.memory WHERE resource = 'queues'", 't', 'the queue had no slot');
+is_sql($node, "SELECT refused > 0 FROM idemq.memory WHERE resource = 'queues'", 't', 'the queue had no state');
 is_sql($node, $claim, '', 'it has one now');
 sql($node, join('; ', map { enqueue($_) } 'late', 'later', 'last'));
 is_sql($node, $claim, 'late', 'its group has a floor');

@@ -105,12 +105,12 @@ is_sql($node, "SELECT idemq.why(min(id)) ~ 'group_rate_limit of queue \"f\" is u
 is_sql($node, "SELECT refused > $refused FROM idemq.memory WHERE resource = 'buckets'", 't', 'it is counted');
 is_sql($node, 'SELECT shared FROM idemq.admissions', $shared, 'and not as a call of admit');
 is_sql($node, "SELECT count(*) FROM idemq.claim('before', 10)", 1, 'so does one that came before');
-# A queue that is dropped gives its buckets back, and the queue that gets its slot is a new one.
+# A queue that is dropped gives its buckets back, and the queue that gets its state is a new one.
 sql($node, "SELECT idemq.drop_queue('greedy', force => true)");
 is_sql($node, "SELECT used <= 130 FROM idemq.memory WHERE resource = 'buckets'", 't', 'a queue that is dropped has no buckets');
 sql($node, "SELECT idemq.create_queue('heir', group_rate_limit => 1, group_rate_period => '$per'); SELECT fill('heir', 20, 1)");
 is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('heir') AND status = 'pending'", 20, 'its heads');
-is_sql($node, "SELECT count(*) FROM idemq.claim('heir', 100)", 20, 'the next queue of its slot begins with full ones');
+is_sql($node, "SELECT count(*) FROM idemq.claim('heir', 100)", 20, 'the next queue of its state begins with full ones');
 # There is room: who was started without a bucket is not started too soon with one.
 sql($node, 'DROP DATABASE other');
 sql($node, "SELECT idemq.enqueue('f', '1', group_key => 'new')");

@@ -24,7 +24,7 @@ sql($node, q{
 });
 # The bits of the filter, which the child's enqueue has set, are gone.
 $node->restart;
-# All queues have slots by then, and what was known of them is not any more.
+# All queues have queue states by then, and what was known of them is not any more.
 sql($node, q{SELECT count(*) FROM idemq.claim_any('{children,other}'); BEGIN; SELECT idemq.enqueue('parents', '2'); PREPARE TRANSACTION 'first'});
 sql($node, "COMMIT PREPARED 'first'");
 

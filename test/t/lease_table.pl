@@ -1,7 +1,7 @@
 # The lease table: who looks at it sees its own entries alone, one partition at a time, and
 # misses none; a session's end finds what it owns; shares of databases, and the reserve.
 # at least 73 assertions
-# stops: idemq_due_by idemq_lease_collect_expired idemq_lease_orphan idemq_lease_take idemq_leases_lock idemq_slot_recovered_to visit_expired
+# stops: idemq_due_by idemq_lease_collect_expired idemq_lease_orphan idemq_lease_take idemq_leases_lock idemq_qstate_recovered_to visit_expired
 # expects in log: was terminated by signal 9
 
 use strict;
@@ -143,7 +143,7 @@ is_sql($node, $clean, '', 'check');
 	sql($node, "SELECT idemq.create_queue('again', max_running => 3, lease => '1 h'); SELECT count(*) FROM idemq.enqueue_many('again', '{1,2,3}'); SELECT count(*) FROM idemq.claim('again')");
 	sql($node, "BEGIN; SELECT idemq.enqueue('r', '4'); PREPARE TRANSACTION '$_'") foreach 'before', 'meanwhile';
 	sql($node, "COMMIT PREPARED 'before'");
-	$stop = stop_at($pid, 'idemq_slot_recovered_to');
+	$stop = stop_at($pid, 'idemq_qstate_recovered_to');
 	$one->query_until(qr/sent/, "\\echo sent\nSELECT count(*) || ' claimed' FROM idemq.claim('again');\n");
 	$stop->();
 	sql($node, "COMMIT PREPARED 'meanwhile'");
@@ -154,7 +154,7 @@ is_sql($node, $clean, '', 'check');
 	is_sql($node, "SELECT permits_used FROM idemq.metrics WHERE queue = 'again'; SELECT count(*) FROM idemq.claim('again')", "3\n0", 'has counted what came by hand');
 	is_sql($node, $clean, '', 'check');
 
-	# A queue that loses its slot under a claim: the entry would be counted nowhere, so there is none, and the job waits.
+	# A queue that loses its state under a claim: the entry would be counted nowhere, so there is none, and the job waits.
 	$one->query_safe("SELECT idemq.reap('s')");
 	$stop = stop_at($pid, 'idemq_lease_take');
 	$one->query_until(qr/sent/, "\\echo sent\nBEGIN; SELECT count(*) FROM idemq.claim('s'); COMMIT;\n");

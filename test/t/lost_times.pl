@@ -1,7 +1,7 @@
 # What shared memory says of when something is to be done, and of who is to be told, is not lost
 # with an error, nor with the process that was about to do it.
 # at least 10 assertions
-# stops: handler_asked_to_leave idemq_slots_forget_database
+# stops: handler_asked_to_leave idemq_qstates_forget_database
 
 use strict;
 use warnings FATAL => 'all';
@@ -79,7 +79,7 @@ sql($node, "SELECT count(*) FROM idemq.claim('r', 10)");
 	# It looks again while the slot is there still, and sleeps among those of a slot that is no queue's.
 	sql($node, "SELECT count(*) FROM idemq.claim('q'); SELECT count(*) FROM idemq.claim('r')");
 	my $waiter = waiter($node, "CALL idemq.wait('r', '10 min')");
-	my $stop = stop_at($holder->{backend}, 'idemq_slots_forget_database');
+	my $stop = stop_at($holder->{backend}, 'idemq_qstates_forget_database');
 
 	$holder->query_until(qr/sent/, "\\echo sent\nTRUNCATE idemq.jobs;\n");
 	$stop->();

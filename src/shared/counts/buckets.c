@@ -25,7 +25,7 @@
  * by the order of magnitude of the period, and no name waits for one whose period is more than
  * PERIOD_RATIO times as long.
  *
- * A queue that loses its slot loses its buckets with it, and the cell is as new.  Nothing here
+ * A queue that loses its state loses its buckets with it, and the cell is as new.  Nothing here
  * is undone by a rollback, or known after a restart.
  *
  * Locks: see README.md, level 4.  Each partition's lock covers its entries; an entry's
@@ -52,7 +52,7 @@
 #define PERIOD_BITS 2
 #define PERIOD_RATIO (1 << PERIOD_BITS)
 #define PERIODS (62 / PERIOD_BITS)
-/* The holders: each slot's queue, and behind them admit in each share of the databases. */
+/* The holders: each state's queue, and behind them admit in each share of the databases. */
 #define HOLDER_OF_ADMIT idemq_max_queues
 /* Behind all holders, the cell that counts the whole table. */
 #define ALL_HOLDERS (HOLDER_OF_ADMIT + LEASE_SHARES * PERIODS)
@@ -332,7 +332,7 @@ use_bucket(BucketCharge *charge, const Address *at, const GcraLimit *limit, Buck
 	/* Never fuller than one that was empty then. */
 	int64 least = charge->empty_at == 0 ? 0 : charge->empty_at + limit->period;
 
-	charge->cell = own ? -1 : charge->slot;
+	charge->cell = own ? -1 : charge->qstate;
 	if (!own)
 		number = &shared->cells[charge->cell].tat;
 	charge->before = pg_atomic_read_u64(number);
@@ -358,7 +358,7 @@ use_bucket(BucketCharge *charge, const Address *at, const GcraLimit *limit, Buck
 /*
  * Charges one to the bucket of that name in this database, if that is allowed; takes effect
  * at once.  Counts when there is no room for one of the name's own.  charge->empty_at and
- * charge->slot are given.
+ * charge->qstate are given.
  */
 void
 idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)
@@ -370,7 +370,7 @@ idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, Bucket
 		CHECK_FOR_INTERRUPTS();
 		if (use_bucket(charge, &at, limit, CHARGE_OWN))
 			return;
-	} while (enter(&at, charge->slot, &shared->cells[charge->slot], limit));
+	} while (enter(&at, charge->qstate, &shared->cells[charge->qstate], limit));
 	(void) use_bucket(charge, &at, limit, CHARGE_ANY);
 	count_no_room();
 }
@@ -416,11 +416,14 @@ idemq_buckets_forget_database(Oid database)
 	(void) remove_buckets(OF_DATABASE, database, 0);
 }
 
-/* Removes the buckets of the queue that had the slot of that index, for the slot's next queue. */
+/*
+ * Removes the buckets of the queue that had the queue state of that index, for the queue state's
+ * next queue.
+ */
 void
-idemq_buckets_forget_queue(int slot)
+idemq_buckets_forget_queue(int qstate)
 {
-	if (pg_atomic_read_u32(&shared->cells[slot].count) > 0)
-		(void) remove_buckets(OF_HOLDER, InvalidOid, slot);
-	pg_atomic_write_u64(&shared->cells[slot].tat, 0);
+	if (pg_atomic_read_u32(&shared->cells[qstate].count) > 0)
+		(void) remove_buckets(OF_HOLDER, InvalidOid, qstate);
+	pg_atomic_write_u64(&shared->cells[qstate].tat, 0);
 }

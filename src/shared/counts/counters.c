@@ -3,11 +3,11 @@
  *		Per queue, in shared memory: counters of what happened, histograms of how
  *		long it took, and gauges, the number of rows of each status.
  *
- * A queue's counters stand at the index of its slot (shared/slots/slots.c).  They change when
- * a transaction has committed, by what txn/pending_queues.c has added up for it.
+ * A queue's counters stand at the index of its state (shared/queue_states/queue_states.c).  They
+ * change when a transaction has committed, by what txn/pending_queues.c has added up for it.
  *
  * Counters and histograms only ever grow from zero.  Gauges need a base: they
- * are unknown when the queue gets its slot.  From the first count on
+ * are unknown when the queue gets its state.  From the first count on
  *
  *		gauge = rows that a snapshot S saw + changes by every committed
  *				transaction that S did not see
@@ -162,7 +162,7 @@ unlock_all(void)
 		LWLockRelease(&shared->locks[i].lock);
 }
 
-/* Begins the counters of a queue that has got the slot of that index. */
+/* Begins the counters of a queue that has got the state of that index. */
 void
 idemq_counters_reset(int index, Oid database, int32 queue_id)
 {
@@ -179,7 +179,7 @@ idemq_counters_reset(int index, Oid database, int32 queue_id)
 	unlock_all();
 }
 
-/* Ends the counters of a queue that has lost the slot of that index. */
+/* Ends the counters of a queue that has lost the state of that index. */
 void
 idemq_counters_forget(int index)
 {
@@ -201,7 +201,7 @@ find_base(Oid database)
 }
 
 /*
- * Frees what a database has, once its queues have lost their slots: it is
+ * Frees what a database has, once its queues have lost their states: it is
  * dropped, or its jobs are truncated, and no session can be counting them.
  */
 void
@@ -237,8 +237,8 @@ was_counted(const CountBase *base, uint64 xid)
 }
 
 /*
- * Adds what a committed transaction of this session has done to a queue whose slot has that
- * index.  xid: the transaction's full id.  Adds nothing if the slot is another queue's now.
+ * Adds what a committed transaction of this session has done to a queue whose queue state has that
+ * index.  xid: the transaction's full id.  Adds nothing if the queue state is another queue's now.
  */
 void
 idemq_counters_add(int index, int32 queue_id, uint64 xid, const CounterDelta *delta)
@@ -271,7 +271,7 @@ idemq_counters_add(int index, int32 queue_id, uint64 xid, const CounterDelta *de
 	LWLockRelease(lock);
 }
 
-/* Copies the counters of a queue of this database; false when the slot is another's now. */
+/* Copies the counters of a queue of this database; false when the queue state is another's now. */
 bool
 idemq_counters_read(int index, int32 queue_id, CounterView *view)
 {

@@ -9,14 +9,14 @@
 #include "utils/snapshot.h"
 
 #include "base/base.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /*
  * counters.c
  *		What happened in a queue, and how many jobs it has, in shared memory.
  */
 
-/* Events since the queue got its slot; in the order of idemq_internal.queue_metrics(). */
+/* Events since the queue got its state; in the order of idemq_internal.queue_metrics(). */
 typedef enum Counter
 {
 	COUNTER_ENQUEUED,
@@ -83,7 +83,7 @@ typedef struct CounterView
 typedef struct QueueCount
 {
 	int32 queue_id;
-	int index; /* of its slot, -1 for none */
+	int index; /* of its state, -1 for none */
 	int64 jobs[JOB_STATUS_COUNT];
 } QueueCount;
 
@@ -175,11 +175,11 @@ typedef struct NewsBatch
 
 extern const ShmemPart idemq_notify_ring_part;
 
-extern void idemq_notify_ring_reset(int slot_index);
-extern void idemq_notify_ring_add(QueueSlot *slot, int32 queue_id, const JobNews *news);
-extern bool idemq_notify_ring_waiting(const QueueSlot *slot);
-extern void idemq_notify_ring_copy(const QueueSlot *slot, NewsBatch *batch);
-extern void idemq_notify_ring_sent(const QueueSlot *slot, const NewsBatch *batch);
+extern void idemq_notify_ring_reset(int qstate_index);
+extern void idemq_notify_ring_add(QueueState *qstate, int32 queue_id, const JobNews *news);
+extern bool idemq_notify_ring_waiting(const QueueState *qstate);
+extern void idemq_notify_ring_copy(const QueueState *qstate, NewsBatch *batch);
+extern void idemq_notify_ring_sent(const QueueState *qstate, const NewsBatch *batch);
 
 /*
  * buckets.c
@@ -190,7 +190,7 @@ extern void idemq_notify_ring_sent(const QueueSlot *slot, const NewsBatch *batch
 typedef struct BucketCharge
 {
 	int64 empty_at; /* ns of the monotonic clock: it counts as empty then; 0: it was never */
-	int slot;		/* index of the queue's */
+	int qstate;		/* index of the queue's */
 	int32 cell;		/* that was charged, without room for a bucket; -1: a bucket was */
 	uint64 before;	/* its number before the charge */
 	GcraAnswer answer;
@@ -207,6 +207,6 @@ extern void idemq_bucket_ask(const char *name, int length, const GcraLimit *limi
 extern void idemq_bucket_undo(const char *name, int length, const BucketCharge *charge);
 extern TableUsage idemq_buckets_usage(void);
 extern void idemq_buckets_forget_database(Oid database);
-extern void idemq_buckets_forget_queue(int slot);
+extern void idemq_buckets_forget_queue(int qstate);
 
 #endif

@@ -1,13 +1,13 @@
 /*
  * shared/counts/notify_ring.c
  *		Events of single jobs (lease expired, worker lost, dead) on their way to
- *		NOTIFY: a bounded ring for each queue that has a slot.
+ *		NOTIFY: a bounded ring for each queue that has a state.
  *
  * Only the background worker sends NOTIFY, so no producer takes the lock of the whole
  * server that PostgreSQL's PreCommit_Notify takes.  The worker copies a ring, sends, and lets
  * go of what it copied only after the commit of its NOTIFY: a worker that is killed in between
  * notifies twice rather than never.  That something became ready is not in the ring: it is a
- * time in the slot (DUE_NEWS, worker/notify.c).  Events that find the ring full are counted,
+ * time in the queue state (DUE_NEWS, worker/notify.c).  Events that find the ring full are counted,
  * and notified as one "overflow" event.
  *
  * Locks: see README.md, level 4.  Each ring's spinlock covers its fields.
@@ -20,7 +20,7 @@
 
 #include "base/base.h"
 #include "shared/counts/counts.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 
 /* Every other field is under mutex. */
@@ -50,16 +50,16 @@ const ShmemPart idemq_notify_ring_part = {.area = (void **) &rings,
 										  .init = init_rings};
 
 static Ring *
-ring_of(const QueueSlot *slot)
+ring_of(const QueueState *qstate)
 {
-	return &rings[idemq_slot_index(slot)];
+	return &rings[idemq_qstate_index(qstate)];
 }
 
-/* Empties the ring of a slot that becomes another queue's. */
+/* Empties the ring of a queue state that becomes another queue's. */
 void
-idemq_notify_ring_reset(int slot_index)
+idemq_notify_ring_reset(int qstate_index)
 {
-	Ring *ring = &rings[slot_index];
+	Ring *ring = &rings[qstate_index];
 
 	SpinLockAcquire(&ring->mutex);
 	ring->tail = ring->head;
@@ -68,28 +68,28 @@ idemq_notify_ring_reset(int slot_index)
 }
 
 void
-idemq_notify_ring_add(QueueSlot *slot, int32 queue_id, const JobNews *news)
+idemq_notify_ring_add(QueueState *qstate, int32 queue_id, const JobNews *news)
 {
 	Ring *ring;
 
-	slot = idemq_slot_current(slot, queue_id);
-	if (slot == NULL || !idemq_notify)
+	qstate = idemq_qstate_current(qstate, queue_id);
+	if (qstate == NULL || !idemq_notify)
 		return;
-	ring = ring_of(slot);
+	ring = ring_of(qstate);
 	SpinLockAcquire(&ring->mutex);
 	if (ring->head - ring->tail < NEWS_KEPT)
 		ring->news[ring->head++ % NEWS_KEPT] = *news;
 	else
 		ring->lost++;
 	SpinLockRelease(&ring->mutex);
-	idemq_worker_need_slot(slot, idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
+	idemq_worker_need_for_queue(qstate, idemq_mono_now() + idemq_notify_delay * INT64CONST(1000));
 }
 
 /* Returns whether a queue has events to notify. */
 bool
-idemq_notify_ring_waiting(const QueueSlot *slot)
+idemq_notify_ring_waiting(const QueueState *qstate)
 {
-	Ring *ring = ring_of(slot);
+	Ring *ring = ring_of(qstate);
 	bool waiting;
 
 	SpinLockAcquire(&ring->mutex);
@@ -99,9 +99,9 @@ idemq_notify_ring_waiting(const QueueSlot *slot)
 }
 
 void
-idemq_notify_ring_copy(const QueueSlot *slot, NewsBatch *batch)
+idemq_notify_ring_copy(const QueueState *qstate, NewsBatch *batch)
 {
-	Ring *ring = ring_of(slot);
+	Ring *ring = ring_of(qstate);
 
 	SpinLockAcquire(&ring->mutex);
 	batch->count = 0;
@@ -114,9 +114,9 @@ idemq_notify_ring_copy(const QueueSlot *slot, NewsBatch *batch)
 
 /* Lets go of what idemq_notify_ring_copy copied, once its NOTIFY has committed. */
 void
-idemq_notify_ring_sent(const QueueSlot *slot, const NewsBatch *batch)
+idemq_notify_ring_sent(const QueueState *qstate, const NewsBatch *batch)
 {
-	Ring *ring = ring_of(slot);
+	Ring *ring = ring_of(qstate);
 
 	SpinLockAcquire(&ring->mutex);
 	if (ring->tail < batch->until)

@@ -1,7 +1,7 @@
 /*
  * shared/counts/server_counts.c
  *		What is counted on the whole server, since its start: calls that have no queue, and so
- *		no slot at which they could be counted, and tables in shared memory that had no room.
+ *		no queue state at which they could be counted, and tables in shared memory that had no room.
  *
  * An answer is counted when it is given, and a rollback does not undo it.
  *

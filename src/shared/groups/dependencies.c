@@ -29,8 +29,8 @@
  * parent, until the rows of idemq.dependencies have been read (idemq_dependencies_learn_begin,
  * the rows, idemq_dependencies_learn_end): what is committed after these were read sets its bits
  * itself.  What ends in between is marked in any case.  Several sessions may read them at a time.
- * Each notes before how often each slot was unset, and after it makes known the slots that were
- * not unset since: what it has read is not older than that.  The same holds after COMMIT
+ * Each notes before how often each queue state was unset, and after it makes known the queue states
+ * that were not unset since: what it has read is not older than that.  The same holds after COMMIT
  * PREPARED, whose transaction may have set its bits before a restart, and when rows were written
  * by hand or by a restore.  Each of these has all queues scanned for children whose parents are
  * done (shared/groups/groups.c: want_scan), which finds what ended before.
@@ -42,7 +42,7 @@
  *
  * Without a worker it may be that no session ever claims from a parent's queue again, and
  * takes its mark: then a parent's end has all queues scanned that may have dependencies.  A
- * parent's queue may have no slot, and so no marks: then the parent's end, by hand or by a
+ * parent's queue may have no state, and so no marks: then the parent's end, by hand or by a
  * cancel, has all rows read anew (txn/pending.c).
  *
  * The bits are never taken back before the next start: with as many dependencies since as there
@@ -84,31 +84,31 @@ bit_of(int64 job_id)
 }
 
 /*
- * Notes that a job has parents or children; slot: its queue's.  To be called before the
+ * Notes that a job has parents or children; qstate: its queue's.  To be called before the
  * rows that say so are written.
  */
 void
-idemq_dependency_note(QueueSlot *slot, int64 job_id)
+idemq_dependency_note(QueueState *qstate, int64 job_id)
 {
 	uint32 bit = bit_of(job_id);
 
 	/* In this order: a reader of DEPENDENCIES_SOME finds the bit.  Both are barriers. */
 	(void) pg_atomic_fetch_or_u32(&filter[bit / WORD_BITS], 1U << (bit % WORD_BITS));
-	if (slot != NULL)
-		(void) pg_atomic_fetch_or_u32(&slot->dependencies, DEPENDENCIES_SOME);
+	if (qstate != NULL)
+		(void) pg_atomic_fetch_or_u32(&qstate->dependencies, DEPENDENCIES_SOME);
 }
 
 static uint32
-state_of(const QueueSlot *slot)
+state_of(const QueueState *qstate)
 {
-	return pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &slot->dependencies));
+	return pg_atomic_read_u32(unconstify(pg_atomic_uint32 *, &qstate->dependencies));
 }
 
-/* Returns whether a job may have parents or children; slot: its queue's. */
+/* Returns whether a job may have parents or children; qstate: its queue's. */
 bool
-idemq_may_have_dependencies(const QueueSlot *slot, int64 job_id)
+idemq_may_have_dependencies(const QueueState *qstate, int64 job_id)
 {
-	uint32 state = slot == NULL ? 0 : state_of(slot) & DEPENDENCIES_BITS;
+	uint32 state = qstate == NULL ? 0 : state_of(qstate) & DEPENDENCIES_BITS;
 	uint32 bit;
 
 	if (state == DEPENDENCIES_KNOWN)
@@ -122,36 +122,37 @@ idemq_may_have_dependencies(const QueueSlot *slot, int64 job_id)
 
 /* Returns whether the filter can be relied on for a queue's jobs. */
 bool
-idemq_dependencies_is_known(const QueueSlot *slot)
+idemq_dependencies_is_known(const QueueState *qstate)
 {
-	return (state_of(slot) & DEPENDENCIES_KNOWN) != 0;
+	return (state_of(qstate) & DEPENDENCIES_KNOWN) != 0;
 }
 
-/* Notes how often a slot was unset.  arg: an array by the indexes of slots. */
+/* Notes how often a queue state was unset.  arg: an array by the indexes of queue states. */
 static void
-begin_slot(const SlotView *view, void *arg)
+begin_qstate(const QueueStateView *view, void *arg)
 {
-	((uint32 *) arg)[idemq_slot_index(view->slot)] = state_of(view->slot) & ~DEPENDENCIES_BITS;
+	((uint32 *) arg)[idemq_qstate_index(view->qstate)] = state_of(view->qstate) &
+														 ~DEPENDENCIES_BITS;
 }
 
-/* What learn_end makes known of each slot. */
+/* What learn_end makes known of each queue state. */
 typedef struct Learned
 {
 	const uint32 *begun;
 	uint32 bits;
 } Learned;
 
-/* A slot that has been unset, or occupied, since stays as it is. */
+/* A queue state that has been unset, or occupied, since stays as it is. */
 static void
-end_slot(const SlotView *view, void *arg)
+end_qstate(const QueueStateView *view, void *arg)
 {
 	const Learned *learned = arg;
-	uint32 begun = learned->begun[idemq_slot_index(view->slot)];
-	uint32 state = state_of(view->slot);
+	uint32 begun = learned->begun[idemq_qstate_index(view->qstate)];
+	uint32 state = state_of(view->qstate);
 
 	while (
 		(state & ~DEPENDENCIES_SOME) == begun &&
-		!pg_atomic_compare_exchange_u32(&view->slot->dependencies, &state, state | learned->bits))
+		!pg_atomic_compare_exchange_u32(&view->qstate->dependencies, &state, state | learned->bits))
 		;
 }
 
@@ -164,9 +165,9 @@ idemq_dependencies_learn_begin(void)
 {
 	uint32 *begun = palloc(idemq_max_queues * sizeof(uint32));
 
-	/* No slot has that state, less its bits: one that is not visited here stays unknown. */
+	/* No queue has that number, less its bits: one that is not visited here stays unknown. */
 	memset(begun, 0xFF, idemq_max_queues * sizeof(uint32));
-	idemq_for_each_slot(MyDatabaseId, begin_slot, begun);
+	idemq_for_each_qstate(MyDatabaseId, begin_qstate, begun);
 	pg_memory_barrier();
 	return begun;
 }
@@ -182,7 +183,7 @@ idemq_dependencies_learn_end(uint32 *begun, bool unseen)
 	Learned learned = {begun, unseen ? DEPENDENCIES_BITS : DEPENDENCIES_KNOWN};
 
 	IDEMQ_STOP("idemq_dependencies_learn_end");
-	idemq_for_each_slot(MyDatabaseId, end_slot, &learned);
+	idemq_for_each_qstate(MyDatabaseId, end_qstate, &learned);
 	pfree(begun);
 }
 
@@ -208,33 +209,33 @@ idemq_dependency_read(const GroupKey *key, DependencyMark *mark, int64 *job_id)
 
 /* Marks a child or a parent, whose commit or end is visible. */
 void
-idemq_dependency_mark(QueueSlot *slot, int32 queue_id, DependencyMark mark, int64 job_id)
+idemq_dependency_mark(QueueState *qstate, int32 queue_id, DependencyMark mark, int64 job_id)
 {
 	char name[DEPENDENCY_NAME];
 	GroupKey key;
 
 	idemq_dependency_name(name, mark, job_id);
 	idemq_group_key(&key, queue_id, name, DEPENDENCY_NAME);
-	idemq_group_mark(slot, &key, GROUP_KEEP_FLOOR);
+	idemq_group_mark(qstate, &key, GROUP_KEEP_FLOOR);
 }
 
 static void
-want_scan(const SlotView *view, void *arg)
+want_scan(const QueueStateView *view, void *arg)
 {
 	/* It may have jobs with parents or children. */
-	if ((state_of(view->slot) & DEPENDENCIES_BITS) != DEPENDENCIES_KNOWN)
-		idemq_groups_want_scan(view->slot, view->queue_id, false);
+	if ((state_of(view->qstate) & DEPENDENCIES_BITS) != DEPENDENCIES_KNOWN)
+		idemq_groups_want_scan(view->qstate, view->queue_id, false);
 }
 
 /* Marks a job that has finished, or may have, if it may be a parent; after the commit. */
 void
-idemq_dependency_finished(QueueSlot *slot, int32 queue_id, int64 job_id)
+idemq_dependency_finished(QueueState *qstate, int32 queue_id, int64 job_id)
 {
 	IDEMQ_STOP("idemq_dependency_finished");
-	if (!idemq_may_have_dependencies(slot, job_id))
+	if (!idemq_may_have_dependencies(qstate, job_id))
 		return;
 	if (idemq_worker_present())
-		idemq_dependency_mark(slot, queue_id, DEPENDENCY_PARENT, job_id);
+		idemq_dependency_mark(qstate, queue_id, DEPENDENCY_PARENT, job_id);
 	else
-		idemq_for_each_slot(MyDatabaseId, want_scan, NULL);
+		idemq_for_each_qstate(MyDatabaseId, want_scan, NULL);
 }

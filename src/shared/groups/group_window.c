@@ -9,10 +9,10 @@
  * window's least id (the proof stands in shared/groups/groups.c).
  *
  * The window is a queue's, not a group's: a group that has no entry when the transaction enters
- * may have one, and a floor, when it becomes visible.  A window belongs to a slot's index,
- * whichever queue has the slot; what a former queue's writers left there is only too low, for a
- * moment.  For queues without a slot, which may get one in the meantime, and for COMMIT PREPARED,
- * which may concern any queue, the database has a window; databases may share one.
+ * may have one, and a floor, when it becomes visible.  A window belongs to a queue state's index,
+ * whichever queue has the queue state; what a former queue's writers left there is only too low,
+ * for a moment.  For queues without a state, which may get one in the meantime, and for COMMIT
+ * PREPARED, which may concern any queue, the database has a window; databases may share one.
  *
  * Under constant traffic there is always a writer in the window.  If one least id stood for all
  * of them it would never rise again, and each check would begin as far back as the earliest of
@@ -30,9 +30,9 @@
 
 #include "base/base.h"
 #include "shared/groups/groups.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
-/* The queues', at the indexes of their slots; behind them the databases'. */
+/* The queues', at the indexes of their states; behind them the databases'. */
 static GroupWindow *windows = NULL;
 
 static int
@@ -57,12 +57,12 @@ const ShmemPart idemq_group_windows_part = {.area = (void **) &windows,
 											.lies_in = AREA_QUEUES,
 											.init = init_windows};
 
-/* Returns the number of the window of a slot's queue; without a slot, of the database's. */
+/* Returns the number of the window of a state's queue; without a queue state, of the database's. */
 int
-idemq_group_window_of(const QueueSlot *slot, Oid database)
+idemq_group_window_of(const QueueState *qstate, Oid database)
 {
-	return slot != NULL ? idemq_slot_index(slot)
-						: idemq_max_queues + (int) (database % GROUP_DATABASE_WINDOWS);
+	return qstate != NULL ? idemq_qstate_index(qstate)
+						  : idemq_max_queues + (int) (database % GROUP_DATABASE_WINDOWS);
 }
 
 /*
@@ -126,10 +126,10 @@ least_in(int number)
  * transactions that the caller's snapshot shows and that have not set all their marks.
  */
 int64
-idemq_group_window_least(const QueueSlot *slot, Oid database)
+idemq_group_window_least(const QueueState *qstate, Oid database)
 {
 	int64 of_database = least_in(idemq_group_window_of(NULL, database));
-	int64 of_queue = least_in(idemq_group_window_of(slot, database));
+	int64 of_queue = least_in(idemq_group_window_of(qstate, database));
 
 	return Min(of_database, of_queue);
 }

@@ -58,7 +58,7 @@
  *
  * COMMIT PREPARED makes visible what no session knows.  It enters its database's window
  * before, and drops all floors of the database after, as a writer by hand does.  A writer
- * whose queue has no slot enters the database's window instead: the queue may get a slot,
+ * whose queue has no state enters the database's window instead: the queue may get a state,
  * and its groups floors, before the writer is visible.
  *
  * A group with places (job/places.c) needs its next job promoted as soon as the one before
@@ -69,7 +69,7 @@
  * PREPARE TRANSACTION), the queue is to be scanned: all its groups are checked.
  * The name of a group is kept here only up to GROUP_NAME bytes; of a longer one only
  * a promoter is kept, and its mark is that its queue is to be scanned.  A queue that gets its
- * slot is to be scanned: while it had none, it had no marks.
+ * state is to be scanned: while it had none, it had no marks.
  *
  * A transaction that owns a group cannot be prepared (txn/pending.c): a promoter is a session.
  *
@@ -91,7 +91,7 @@
 #include "base/compat.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 
 /* Groups in the table, of all queues; and beside them marks of jobs with dependencies. */
@@ -144,18 +144,18 @@ const ShmemPart idemq_groups_part = {.area = (void **) &shared,
 									 .key_size = sizeof(GroupKey),
 									 .entry_size = sizeof(GroupEntry)};
 
-/* Returns what is known of the groups of the queue whose slot has that index. */
+/* Returns what is known of the groups of the queue whose queue state has that index. */
 GroupQueue *
 idemq_group_queue_at(int index)
 {
 	return &shared->queues[index];
 }
 
-/* Returns the groups of a queue if the slot is that queue's; NULL otherwise.  Lock held. */
+/* Returns the groups of a queue if the queue state is that queue's; NULL otherwise.  Lock held. */
 static GroupQueue *
-queue_of(const QueueSlot *slot, Oid database, int32 queue_id)
+queue_of(const QueueState *qstate, Oid database, int32 queue_id)
 {
-	GroupQueue *queue = slot == NULL ? NULL : &shared->queues[idemq_slot_index(slot)];
+	GroupQueue *queue = qstate == NULL ? NULL : &shared->queues[idemq_qstate_index(qstate)];
 
 	if (queue == NULL || queue->database != database || queue->queue_id != queue_id)
 		return NULL;
@@ -167,7 +167,7 @@ static void
 note_due(GroupQueue *queue)
 {
 	int index = (int) (queue - shared->queues);
-	pg_atomic_uint64 *due = &idemq_slot_at(index)->due[DUE_GROUPS];
+	pg_atomic_uint64 *due = &idemq_qstate_at(index)->due[DUE_GROUPS];
 	int64 when = queue->scan_at;
 	int64 known;
 
@@ -179,7 +179,7 @@ note_due(GroupQueue *queue)
 	if (when != known)
 		pg_atomic_write_u64(due, (uint64) when);
 	if (when < known)
-		idemq_worker_mark_slot(index);
+		idemq_worker_mark_queue(index);
 }
 
 /* Takes a group out of its list.  queue: the group's, not needed if it is idle.  Lock held. */
@@ -285,7 +285,7 @@ enter(const GroupKey *key)
 
 /* Returns whether a group is being checked, or will be: for idemq.check(). */
 bool
-idemq_groups_know(const QueueSlot *slot, const GroupKey *key)
+idemq_groups_know(const QueueState *qstate, const GroupKey *key)
 {
 	const GroupEntry *group;
 	GroupQueue *queue;
@@ -293,7 +293,7 @@ idemq_groups_know(const QueueSlot *slot, const GroupKey *key)
 
 	IDEMQ_STOP("idemq_groups_know");
 	LWLockAcquire(&shared->lock, LW_SHARED);
-	queue = queue_of(slot, key->database, key->queue_id);
+	queue = queue_of(qstate, key->database, key->queue_id);
 	group = find(key);
 	known = queue == NULL || queue->scan_at != PG_INT64_MAX ||
 			(group != NULL && group->list != LIST_IDLE);
@@ -303,13 +303,13 @@ idemq_groups_know(const QueueSlot *slot, const GroupKey *key)
 
 /* Returns whether all groups of a queue are to be checked now; then the caller must do it. */
 bool
-idemq_groups_take_scan(const QueueSlot *slot, int32 queue_id)
+idemq_groups_take_scan(const QueueState *qstate, int32 queue_id)
 {
 	GroupQueue *queue;
 	bool wanted;
 
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(slot, MyDatabaseId, queue_id);
+	queue = queue_of(qstate, MyDatabaseId, queue_id);
 	wanted = queue != NULL && queue->scan_at <= idemq_mono_now();
 	if (wanted)
 	{
@@ -332,12 +332,12 @@ want_scan(GroupQueue *queue, bool later)
 
 /* Asks for a scan of all groups of a queue, at once or when marks may find room. */
 void
-idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id, bool later)
+idemq_groups_want_scan(const QueueState *qstate, int32 queue_id, bool later)
 {
 	GroupQueue *queue;
 
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(slot, MyDatabaseId, queue_id);
+	queue = queue_of(qstate, MyDatabaseId, queue_id);
 	if (queue != NULL)
 		want_scan(queue, later);
 	LWLockRelease(&shared->lock);
@@ -376,7 +376,7 @@ clear(GroupQueue *queue, dlist_head *list)
 	}
 }
 
-/* Begins the groups of a queue that has got the slot of that index: all are to be checked. */
+/* Begins the groups of a queue that has got the state of that index: all are to be checked. */
 void
 idemq_groups_reset(int index, Oid database, int32 queue_id)
 {
@@ -414,7 +414,7 @@ clear_idle(Oid database, int32 queue_id)
 	}
 }
 
-/* Ends the groups of a queue that has lost the slot of that index. */
+/* Ends the groups of a queue that has lost the state of that index. */
 void
 idemq_groups_forget(int index)
 {
@@ -464,13 +464,13 @@ idemq_groups_unset_database(Oid database)
 
 /* Has all groups of a queue checked, without floors: its settings of groups have changed. */
 void
-idemq_groups_drop_floors(const QueueSlot *slot, int32 queue_id)
+idemq_groups_drop_floors(const QueueState *qstate, int32 queue_id)
 {
 	GroupQueue *queue;
 
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	drop_floors(MyDatabaseId, queue_id);
-	queue = queue_of(slot, MyDatabaseId, queue_id);
+	queue = queue_of(qstate, MyDatabaseId, queue_id);
 	if (queue != NULL)
 		want_scan(queue, false);
 	LWLockRelease(&shared->lock);
@@ -548,11 +548,11 @@ idemq_group_key_size(const GroupKey *key)
 
 /* Has a queue's groups checked: by the worker or, without one, by a waiter. */
 static void
-call_for_check(QueueSlot *slot)
+call_for_check(QueueState *qstate)
 {
 	idemq_worker_need_by(0);
-	if (slot != NULL && !idemq_worker_present())
-		(void) idemq_waiters_wake(idemq_waiters_of_queue(slot), 1);
+	if (qstate != NULL && !idemq_worker_present())
+		(void) idemq_waiters_wake(idemq_waiters_of_queue(qstate), 1);
 }
 
 /* Ends the delay of a queue's groups, if its time has come.  Lock held. */
@@ -592,13 +592,13 @@ lower(GroupFloor floor, int64 id)
  * be taken after that.
  */
 int
-idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupTaken *taken, int max)
+idemq_groups_take(const QueueState *qstate, int32 queue_id, GroupTaken *taken, int max)
 {
 	GroupQueue *queue;
 	int count = 0;
 
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(slot, MyDatabaseId, queue_id);
+	queue = queue_of(qstate, MyDatabaseId, queue_id);
 	if (queue != NULL)
 		end_delay(queue);
 	while (queue != NULL && count < max && !dlist_is_empty(&queue->waiting))
@@ -614,20 +614,20 @@ idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupTaken *taken, int 
 
 /*
  * Takes the group of taken->key, marked or not, as idemq_groups_take does.  GROUP_BUSY:
- * another session owns it, and will have it checked again; or its queue has got another slot
+ * another session owns it, and will have it checked again; or its queue has got another state
  * meanwhile, and the group is left in the queue's list, to be checked.
  */
 GroupOwn
-idemq_group_own(QueueSlot *slot, GroupTaken *taken)
+idemq_group_own(QueueState *qstate, GroupTaken *taken)
 {
 	const GroupKey *key = &taken->key;
 	GroupOwn own = GROUP_FULL;
 	GroupQueue *queue;
 	GroupEntry *group;
 
-	slot = idemq_slot_current(slot, key->queue_id);
+	qstate = idemq_qstate_current(qstate, key->queue_id);
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(slot, key->database, key->queue_id);
+	queue = queue_of(qstate, key->database, key->queue_id);
 	group = enter(key);
 	if (group != NULL && (group->promoter != NOBODY ||
 						  (queue == NULL && group->list != LIST_NONE && group->list != LIST_IDLE)))
@@ -650,17 +650,17 @@ idemq_group_own(QueueSlot *slot, GroupTaken *taken)
  * this transaction will lower the floor itself, as idemq_group_mark takes it.
  */
 GroupFloor
-idemq_group_floor(QueueSlot *slot, const GroupKey *key, int64 own)
+idemq_group_floor(QueueState *qstate, const GroupKey *key, int64 own)
 {
 	GroupFloor floor = GROUP_NO_FLOOR;
 	GroupEntry *group;
 	int64 least;
 
-	slot = idemq_slot_current(slot, key->queue_id);
-	if (slot == NULL)
+	qstate = idemq_qstate_current(qstate, key->queue_id);
+	if (qstate == NULL)
 		return floor;
 	/* In this order: a writer that has left the window has set its marks. */
-	least = idemq_group_window_least(slot, key->database);
+	least = idemq_group_window_least(qstate, key->database);
 	LWLockAcquire(&shared->lock, LW_SHARED);
 	group = find(key);
 	if (group != NULL && group->promoter == IDEMQ_MY_PROC_NUMBER)
@@ -674,15 +674,15 @@ idemq_group_floor(QueueSlot *slot, const GroupKey *key, int64 own)
  * job that the commit has blocked, for its floor; or GROUP_KEEP_FLOOR, GROUP_DROP_FLOOR.
  */
 void
-idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id)
+idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id)
 {
 	GroupQueue *queue;
 	GroupEntry *group;
 
 	IDEMQ_STOP("idemq_group_mark");
-	slot = idemq_slot_current(slot, key->queue_id);
+	qstate = idemq_qstate_current(qstate, key->queue_id);
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(slot, key->database, key->queue_id);
+	queue = queue_of(qstate, key->database, key->queue_id);
 	if (queue != NULL && key->length != LONG_NAME)
 		group = enter(key);
 	else
@@ -703,7 +703,7 @@ idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id)
 	if (queue != NULL && (key->length == LONG_NAME || group == NULL))
 		want_scan(queue, false);
 	LWLockRelease(&shared->lock);
-	call_for_check(slot);
+	call_for_check(qstate);
 }
 
 /* Enlists a group that has no promoter any more.  wanted: it is to be checked.  Lock held. */
@@ -728,16 +728,16 @@ put_back(GroupQueue *queue, GroupEntry *group, bool wanted, bool again)
  * has lowered it meanwhile.
  */
 void
-idemq_group_release(QueueSlot *slot, const GroupTaken *taken, GroupRelease how)
+idemq_group_release(QueueState *qstate, const GroupTaken *taken, GroupRelease how)
 {
 	const GroupKey *key = &taken->key;
 	GroupQueue *queue;
 	GroupEntry *group;
 	bool wanted = false;
 
-	slot = idemq_slot_current(slot, key->queue_id);
+	qstate = idemq_qstate_current(qstate, key->queue_id);
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(slot, key->database, key->queue_id);
+	queue = queue_of(qstate, key->database, key->queue_id);
 	group = find(key);
 	if (group != NULL && group->promoter == IDEMQ_MY_PROC_NUMBER)
 	{
@@ -751,5 +751,5 @@ idemq_group_release(QueueSlot *slot, const GroupTaken *taken, GroupRelease how)
 	}
 	LWLockRelease(&shared->lock);
 	if (wanted)
-		call_for_check(slot);
+		call_for_check(qstate);
 }

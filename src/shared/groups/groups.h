@@ -11,7 +11,7 @@
 #include "storage/lwlock.h"
 #include "storage/spin.h"
 
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /*
  * groups.c
@@ -63,9 +63,9 @@ typedef enum GroupList
 typedef struct GroupEntry
 {
 	GroupKey key;
-	int32 promoter;  /* proc number, or NOBODY */
-	bool again;	  /* marked since it got its promoter */
-	bool limited; /* when it was last checked, all its places were taken, and a job waited */
+	int32 promoter; /* proc number, or NOBODY */
+	bool again;		/* marked since it got its promoter */
+	bool limited;	/* when it was last checked, all its places were taken, and a job waited */
 	GroupList list;
 	GroupFloor floor;
 	int64 lowered;	 /* since it got its promoter: to an id, GROUP_KEEP_FLOOR or GROUP_DROP_FLOOR */
@@ -92,8 +92,8 @@ typedef struct PromotePass
 } PromotePass;
 
 /*
- * The groups of one queue, at the index of its slot, that are to be checked.  Every
- * field but the last is under the table's lock; when they are due stands in the slot
+ * The groups of one queue, at the index of its state, that are to be checked.  Every
+ * field but the last is under the table's lock; when they are due stands in the queue state
  * (DUE_GROUPS).
  */
 typedef struct GroupQueue
@@ -109,14 +109,14 @@ typedef struct GroupQueue
 
 extern GroupQueue *idemq_group_queue_at(int index);
 extern const ShmemPart idemq_groups_part;
-extern bool idemq_groups_know(const QueueSlot *slot, const GroupKey *key);
-extern bool idemq_groups_take_scan(const QueueSlot *slot, int32 queue_id);
-extern void idemq_groups_want_scan(const QueueSlot *slot, int32 queue_id, bool later);
+extern bool idemq_groups_know(const QueueState *qstate, const GroupKey *key);
+extern bool idemq_groups_take_scan(const QueueState *qstate, int32 queue_id);
+extern void idemq_groups_want_scan(const QueueState *qstate, int32 queue_id, bool later);
 extern void idemq_groups_reset(int index, Oid database, int32 queue_id);
 extern void idemq_groups_forget(int index);
 extern void idemq_groups_unset_database(Oid database);
 extern int idemq_groups_copy(Oid database, GroupEntry *copies, int max);
-extern void idemq_groups_drop_floors(const QueueSlot *slot, int32 queue_id);
+extern void idemq_groups_drop_floors(const QueueState *qstate, int32 queue_id);
 extern int64 idemq_groups_limited(Oid database, int32 queue_id);
 extern TableUsage idemq_groups_usage(void);
 
@@ -144,21 +144,21 @@ typedef enum GroupRelease
 
 extern void idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int length);
 extern Size idemq_group_key_size(const GroupKey *key);
-extern int idemq_groups_take(const QueueSlot *slot, int32 queue_id, GroupTaken *taken, int max);
-extern GroupOwn idemq_group_own(QueueSlot *slot, GroupTaken *taken);
-extern GroupFloor idemq_group_floor(QueueSlot *slot, const GroupKey *key, int64 own);
-extern void idemq_group_mark(QueueSlot *slot, const GroupKey *key, int64 id);
-extern void idemq_group_release(QueueSlot *slot, const GroupTaken *group, GroupRelease how);
+extern int idemq_groups_take(const QueueState *qstate, int32 queue_id, GroupTaken *taken, int max);
+extern GroupOwn idemq_group_own(QueueState *qstate, GroupTaken *taken);
+extern GroupFloor idemq_group_floor(QueueState *qstate, const GroupKey *key, int64 own);
+extern void idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id);
+extern void idemq_group_release(QueueState *qstate, const GroupTaken *group, GroupRelease how);
 
 /*
  * promote_pass.c
  *		Passes of promotion by the background worker.
  */
 
-extern void idemq_promote_pass_begin(const QueueSlot *slot);
-extern void idemq_promote_pass_end(const QueueSlot *slot);
-extern uint32 idemq_promote_pass_number(const QueueSlot *slot);
-extern void idemq_promote_pass_await(const QueueSlot *slot);
+extern void idemq_promote_pass_begin(const QueueState *qstate);
+extern void idemq_promote_pass_end(const QueueState *qstate);
+extern uint32 idemq_promote_pass_number(const QueueState *qstate);
+extern void idemq_promote_pass_await(const QueueState *qstate);
 
 /*
  * dependencies.c
@@ -177,16 +177,16 @@ typedef enum DependencyMark
 #define DEPENDENCY_NAME 10
 
 extern const ShmemPart idemq_dependencies_part;
-extern void idemq_dependency_note(QueueSlot *slot, int64 job_id);
-extern bool idemq_may_have_dependencies(const QueueSlot *slot, int64 job_id);
-extern bool idemq_dependencies_is_known(const QueueSlot *slot);
+extern void idemq_dependency_note(QueueState *qstate, int64 job_id);
+extern bool idemq_may_have_dependencies(const QueueState *qstate, int64 job_id);
+extern bool idemq_dependencies_is_known(const QueueState *qstate);
 extern uint32 *idemq_dependencies_learn_begin(void);
 extern void idemq_dependencies_learn_end(uint32 *begun, bool unseen);
 extern void idemq_dependency_name(char *name, DependencyMark mark, int64 job_id);
 extern bool idemq_dependency_read(const GroupKey *key, DependencyMark *mark, int64 *job_id);
-extern void idemq_dependency_mark(QueueSlot *slot, int32 queue_id, DependencyMark mark,
+extern void idemq_dependency_mark(QueueState *qstate, int32 queue_id, DependencyMark mark,
 								  int64 job_id);
-extern void idemq_dependency_finished(QueueSlot *slot, int32 queue_id, int64 job_id);
+extern void idemq_dependency_finished(QueueState *qstate, int32 queue_id, int64 job_id);
 
 /*
  * group_window.c
@@ -194,10 +194,10 @@ extern void idemq_dependency_finished(QueueSlot *slot, int32 queue_id, int64 job
  */
 
 extern const ShmemPart idemq_group_windows_part;
-extern int idemq_group_window_of(const QueueSlot *slot, Oid database);
+extern int idemq_group_window_of(const QueueState *qstate, Oid database);
 extern int idemq_group_window_enter(int number, int64 id);
 extern void idemq_group_window_lower(int number, int generation, int64 id);
 extern void idemq_group_window_leave(int number, int generation);
-extern int64 idemq_group_window_least(const QueueSlot *slot, Oid database);
+extern int64 idemq_group_window_least(const QueueState *qstate, Oid database);
 
 #endif

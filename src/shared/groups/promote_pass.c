@@ -21,29 +21,29 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/groups/groups.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /* For so many microseconds a claim waits for the worker's pass, at most. */
 #define PASS_PATIENCE INT64CONST(50000)
 
 static PromotePass *
-pass_of(const QueueSlot *slot)
+pass_of(const QueueState *qstate)
 {
-	return &idemq_group_queue_at(idemq_slot_index(slot))->pass;
+	return &idemq_group_queue_at(idemq_qstate_index(qstate))->pass;
 }
 
 /* Begins a pass of the worker; one that a worker before us has left open becomes ours. */
 void
-idemq_promote_pass_begin(const QueueSlot *slot)
+idemq_promote_pass_begin(const QueueState *qstate)
 {
-	(void) pg_atomic_fetch_or_u32(&pass_of(slot)->number, 1);
+	(void) pg_atomic_fetch_or_u32(&pass_of(qstate)->number, 1);
 }
 
 /* Ends a pass, if one is under way: its transaction is over. */
 void
-idemq_promote_pass_end(const QueueSlot *slot)
+idemq_promote_pass_end(const QueueState *qstate)
 {
-	PromotePass *pass = pass_of(slot);
+	PromotePass *pass = pass_of(qstate);
 
 	if ((pg_atomic_read_u32(&pass->number) & 1) == 0)
 		return;
@@ -56,22 +56,22 @@ idemq_promote_pass_end(const QueueSlot *slot)
  * it, scanned and found nothing, and then reads another number, scans again.
  */
 uint32
-idemq_promote_pass_number(const QueueSlot *slot)
+idemq_promote_pass_number(const QueueState *qstate)
 {
-	return pg_atomic_fetch_add_u32(&pass_of(slot)->number, 0);
+	return pg_atomic_fetch_add_u32(&pass_of(qstate)->number, 0);
 }
 
 /* Waits for the end of the pass that is under way, if there is one: PASS_PATIENCE at most. */
 void
-idemq_promote_pass_await(const QueueSlot *slot)
+idemq_promote_pass_await(const QueueState *qstate)
 {
-	PromotePass *pass = pass_of(slot);
+	PromotePass *pass = pass_of(qstate);
 	int64 until = idemq_stopwatch() + PASS_PATIENCE;
 
-	if ((idemq_promote_pass_number(slot) & 1) == 0)
+	if ((idemq_promote_pass_number(qstate) & 1) == 0)
 		return;
 	ConditionVariablePrepareToSleep(&pass->over);
-	while (idemq_promote_pass_number(slot) & 1)
+	while (idemq_promote_pass_number(qstate) & 1)
 	{
 		int64 left = until - idemq_stopwatch();
 

@@ -91,7 +91,7 @@ idemq_lease_hand_over(int64 job_id, int64 token, LeaseLoss loss)
 		idemq_lease_unplace(lease);
 		idemq_lease_orphan(lease, loss, now);
 		idemq_lease_place(lease);
-		idemq_due_by(idemq_slot_find(MyDatabaseId, lease->queue_id), DUE_LEASE, now);
+		idemq_due_by(idemq_qstate_find(MyDatabaseId, lease->queue_id), DUE_LEASE, now);
 	}
 	LWLockRelease(lock);
 }

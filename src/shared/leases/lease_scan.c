@@ -157,7 +157,7 @@ idemq_lease_orphan_session(void)
 			idemq_lease_unplace(lease);
 			idemq_lease_orphan(lease, LOSS_SESSION, now);
 			idemq_lease_place(lease);
-			idemq_due_by(idemq_slot_find(MyDatabaseId, lease->queue_id), DUE_LEASE, now);
+			idemq_due_by(idemq_qstate_find(MyDatabaseId, lease->queue_id), DUE_LEASE, now);
 		}
 		own->life++;
 		idemq_leases_unlock(i);

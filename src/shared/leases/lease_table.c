@@ -9,12 +9,12 @@
  * database or session, nor holds more than one partition, except that idemq.check() holds
  * all when it compares a count.  An entry is in these places while it is placed.
  *
- * Invariant: each entry is counted as running in its queue's slot (shared/slots/running.c) for
- * as long as it is there, unless it is borrowed.  Count and entry change together,
+ * Invariant: each entry is counted as running in its queue's state (shared/queue_states/running.c)
+ * for as long as it is there, unless it is borrowed.  Count and entry change together,
  * under the partition's lock, so a session that holds all of the locks sees them agree.
  *
  * Locks: see README.md, level 1.  The hash is partitioned; each partition's lock covers
- * its entries.  Under it only slots_lock (level 2) and the shares' lock (level 4) are taken.
+ * its entries.  Under it only qstates_lock (level 2) and the shares' lock (level 4) are taken.
  */
 #include "postgres.h"
 
@@ -26,7 +26,7 @@
 
 #include "base/base.h"
 #include "shared/leases/leases.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /* On cache lines of its own. */
 typedef struct LeasePartition

@@ -85,7 +85,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/leases/leases.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /* Returns how a job's entry keeps this transaction from claiming it. */
 LeaseHold
@@ -197,10 +197,10 @@ idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 	if (lease == NULL)
 		take = LEASE_FULL;
 	else if (take == LEASE_TAKEN && !claim->borrow &&
-			 !idemq_running_count_in(&lease->running, claim->slot, claim->queue_id,
+			 !idemq_running_count_in(&lease->running, claim->qstate, claim->queue_id,
 									 claim->max_running))
 	{
-		/* Without a limit it is the slot that is missing: this job is not for us. */
+		/* Without a limit it is the queue state that is missing: this job is not for us. */
 		take = claim->max_running > 0 ? LEASE_LIMIT : LEASE_BUSY;
 		if (!*has_prior)
 			idemq_lease_remove(lease);
@@ -414,8 +414,8 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
 			idemq_lease_place(lease);
 		}
 		again = lease->due;
-		lease->ending =
-			(Ending){.finisher = NO_SESSION, .undone = lease->ending.undone || lease->ending.reaping};
+		lease->ending = (Ending){.finisher = NO_SESSION,
+								 .undone = lease->ending.undone || lease->ending.reaping};
 		lease->passed_by.any = false;
 	}
 	LWLockRelease(lock);

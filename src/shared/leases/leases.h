@@ -9,7 +9,7 @@
 #include "lib/ilist.h"
 #include "storage/lwlock.h"
 
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /*
  * What an entry of the lease table is.
@@ -42,10 +42,10 @@ typedef enum LeaseLoss
 /* The end of a lease by a transaction that is open; only undone outlives its finisher. */
 typedef struct Ending
 {
-	int32 finisher;   /* proc number, or NO_SESSION */
-	bool reaping;  /* the finisher is a reaper: no heartbeat may win any more */
-	bool credited; /* the finisher may run another job in its place (txn/pending_queues.c) */
-	bool undone;   /* a reaper has taken back its mark */
+	int32 finisher; /* proc number, or NO_SESSION */
+	bool reaping;	/* the finisher is a reaper: no heartbeat may win any more */
+	bool credited;	/* the finisher may run another job in its place (txn/pending_queues.c) */
+	bool undone;	/* a reaper has taken back its mark */
 } Ending;
 
 /* The claimers that passed a job because of its entry, since the entry got its finisher. */
@@ -130,7 +130,7 @@ typedef struct LeaseClaim
 	int64 job_id;
 	int64 token;
 	int32 queue_id;
-	QueueSlot *slot;	/* the queue's */
+	QueueState *qstate; /* the queue's */
 	uint32 max_running; /* 0: no limit */
 	bool borrow;		/* its transaction ends another attempt, and this one replaces it */
 	int64 length;		/* microseconds */

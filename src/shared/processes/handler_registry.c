@@ -16,18 +16,18 @@
  * twice as long each time, up to 64 s.  (The server's log says why it failed: perhaps the role
  * was locked out between the worker's check and the login.)
  *
- * Who asks for a process.  DUE_HANDLER of a queue's slot is when the worker looks at its
- * handler next.  A commit that makes a job ready sets it, if the slot is armed: the handler
+ * Who asks for a process.  DUE_HANDLER of a queue's state is when the worker looks at its
+ * handler next.  A commit that makes a job ready sets it, if the queue state is armed: the handler
  * may have another process, and has none that is idle, which the commit's own signal would
  * wake (shared/waiters/wake.c).  Whether it is armed is computed anew at each change of a
  * handler slot or of the number of processes.  A process that is no longer idle asks too, if that has
- * armed the slot: what became ready while it woke up has found the slot unarmed.
+ * armed the queue state: what became ready while it woke up has found the queue state unarmed.
  *
  * When all idemq.max_handler_workers are used and a handler has none, one of another handler is
  * asked to leave: an idle one, or else one that has run for a while, of the handler that has
  * most.  It leaves after its job; if that lasts, another one is asked.
  *
- * Locks: handlers_lock, level 4, covers all but the atomics of slots.
+ * Locks: handlers_lock, level 4, covers all but the atomics of queue states.
  */
 #include "postgres.h"
 
@@ -104,11 +104,11 @@ same(HandlerKey a, HandlerKey b)
 
 /* Asks for a process, if the queue's handler wants one: something is ready, after a commit. */
 void
-idemq_handler_call(QueueSlot *slot)
+idemq_handler_call(QueueState *qstate)
 {
 	/* A time that is set already is a pause, or soon. */
-	if ((pg_atomic_read_u32(&slot->handler) & HANDLER_ARMED) != 0)
-		idemq_due_in(slot, DUE_HANDLER, 0);
+	if ((pg_atomic_read_u32(&qstate->handler) & HANDLER_ARMED) != 0)
+		idemq_due_in(qstate, DUE_HANDLER, 0);
 }
 
 /*
@@ -116,12 +116,12 @@ idemq_handler_call(QueueSlot *slot)
  * which that has happened too often.
  */
 void
-idemq_handler_crashed(QueueSlot *slot, bool again)
+idemq_handler_crashed(QueueState *qstate, bool again)
 {
 	uint32 bit = again ? HANDLER_CRASHED_AGAIN : HANDLER_CRASHED;
 
-	if ((pg_atomic_fetch_or_u32(&slot->handler, bit) & (bit | HANDLER_CRASHED_AGAIN)) == 0)
-		idemq_due_by(slot, DUE_HANDLER, 0);
+	if ((pg_atomic_fetch_or_u32(&qstate->handler, bit) & (bit | HANDLER_CRASHED_AGAIN)) == 0)
+		idemq_due_by(qstate, DUE_HANDLER, 0);
 }
 
 /* What the handler slots tell of a handler, and of all. */
@@ -163,17 +163,17 @@ count_processes(HandlerKey key)
 
 /* Computes whether a commit in the queue is to ask for a process.  Lock held. */
 static void
-arm(QueueSlot *slot, HandlerKey key)
+arm(QueueState *qstate, HandlerKey key)
 {
 	Census census;
 
-	if (!idemq_slot_is_of(slot, key.queue_id))
+	if (!idemq_qstate_is_of(qstate, key.queue_id))
 		return;
 	census = count_processes(key);
-	if (slot->handler_wanted > census.own && !census.idle)
-		(void) pg_atomic_fetch_or_u32(&slot->handler, HANDLER_ARMED);
+	if (qstate->handler_wanted > census.own && !census.idle)
+		(void) pg_atomic_fetch_or_u32(&qstate->handler, HANDLER_ARMED);
 	else
-		(void) pg_atomic_fetch_and_u32(&slot->handler, ~HANDLER_ARMED);
+		(void) pg_atomic_fetch_and_u32(&qstate->handler, ~HANDLER_ARMED);
 }
 
 /*
@@ -221,7 +221,7 @@ ask_to_leave(HandlerKey key)
  * (mono) to come again; PG_INT64_MAX: when something asks for it.
  */
 HandlerReserve
-idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 *again)
+idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket, int64 *again)
 {
 	int64 now = idemq_mono_now();
 	HandlerReserve result = HANDLER_RESERVED;
@@ -268,7 +268,7 @@ idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket, int64 
 		ticket->serial = process->serial;
 		*again = wanted > census.own + 1 ? now + LOOK_PAUSE : now + START_PATIENCE;
 	}
-	arm(slot, ticket->key);
+	arm(qstate, ticket->key);
 	LWLockRelease(&registry->handlers_lock);
 	idemq_handler_note_waits(ticket->key, result == HANDLER_FULL && census.own == 0);
 	return result;
@@ -285,7 +285,7 @@ reserved(const HandlerTicket *ticket)
 
 /* Takes a reservation back: the postmaster has no room for a process. */
 void
-idemq_handler_unreserve(QueueSlot *slot, const HandlerTicket *ticket)
+idemq_handler_unreserve(QueueState *qstate, const HandlerTicket *ticket)
 {
 	HandlerSlot *process;
 
@@ -293,21 +293,21 @@ idemq_handler_unreserve(QueueSlot *slot, const HandlerTicket *ticket)
 	process = reserved(ticket);
 	if (process != NULL)
 		process->state = HANDLER_FREE;
-	arm(slot, ticket->key);
+	arm(qstate, ticket->key);
 	LWLockRelease(&registry->handlers_lock);
 	idemq_handler_note_waits(ticket->key, true);
 }
 
 /*
- * Notes how many processes the handler of a slot may have, 0 for none.  Those that run find
+ * Notes how many processes the handler of a queue state may have, 0 for none.  Those that run find
  * out by themselves.
  */
 void
-idemq_handler_settle(QueueSlot *slot, HandlerKey key, int wanted)
+idemq_handler_settle(QueueState *qstate, HandlerKey key, int wanted)
 {
 	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
-	slot->handler_wanted = wanted;
-	arm(slot, key);
+	qstate->handler_wanted = wanted;
+	arm(qstate, key);
 	LWLockRelease(&registry->handlers_lock);
 }
 
@@ -326,7 +326,8 @@ idemq_handlers_leave(Oid database, int signal_number)
 	{
 		HandlerSlot *process = &registry->processes[i];
 
-		if (process->state == HANDLER_FREE || process->key.database != database || process->pid == MyProcPid)
+		if (process->state == HANDLER_FREE || process->key.database != database ||
+			process->pid == MyProcPid)
 			continue;
 		if (process->state == HANDLER_STARTING)
 		{
@@ -349,17 +350,17 @@ static void
 detach(int code, Datum arg)
 {
 	HandlerKey key = mine->key;
-	QueueSlot *slot = idemq_slot_find(key.database, key.queue_id);
+	QueueState *qstate = idemq_qstate_find(key.database, key.queue_id);
 
 	if (mine->state == HANDLER_ATTACHED && !mine->leave)
 		idemq_handler_put_off(key, NULL);
 	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
 	mine->state = HANDLER_FREE;
 	mine->pid = 0;
-	if (slot != NULL)
-		arm(slot, key);
+	if (qstate != NULL)
+		arm(qstate, key);
 	LWLockRelease(&registry->handlers_lock);
-	idemq_due_by(slot, DUE_HANDLER, 0);
+	idemq_due_by(qstate, DUE_HANDLER, 0);
 }
 
 /* Gives this process the handler slot of its ticket; false when it is not wanted any more. */
@@ -395,15 +396,15 @@ idemq_handler_ready(void)
 
 /* Notes whether this process waits for a job. */
 void
-idemq_handler_idle(QueueSlot *slot, bool idle)
+idemq_handler_idle(QueueState *qstate, bool idle)
 {
 	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
 	mine->idle = idle;
-	arm(slot, mine->key);
+	arm(qstate, mine->key);
 	LWLockRelease(&registry->handlers_lock);
 	/* What became ready while it woke up has asked for no process. */
 	if (!idle)
-		idemq_handler_call(slot);
+		idemq_handler_call(qstate);
 }
 
 /* Returns whether this process is to end after its job. */

@@ -9,7 +9,7 @@
 #include "port/atomics.h"
 #include "storage/condition_variable.h"
 
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /*
  * worker_registry.c
@@ -60,9 +60,9 @@ typedef enum WorkerSlotState
 /* Bit of asleep_until: the worker sleeps, and was called at that time. */
 #define WORKER_CALLED (UINT64CONST(1) << 63)
 /* Bits of what a worker is asked for. */
-#define WORKER_ASKED_RECHECK 1   /* to check for the extension */
+#define WORKER_ASKED_RECHECK 1	 /* to check for the extension */
 #define WORKER_ASKED_SCHEDULES 2 /* schedules have changed since they were listed */
-#define WORKER_ASKED_HISTORY 4   /* something was counted since the last step of the history */
+#define WORKER_ASKED_HISTORY 4	 /* something was counted since the last step of the history */
 
 /* Every field without another rule is under workers_lock. */
 typedef struct WorkerSlot
@@ -198,15 +198,15 @@ typedef enum HandlerReserve
 extern const ShmemPart idemq_handlers_part;
 
 /* for everybody */
-extern void idemq_handler_call(QueueSlot *slot);
-extern void idemq_handler_crashed(QueueSlot *slot, bool again);
+extern void idemq_handler_call(QueueState *qstate);
+extern void idemq_handler_crashed(QueueState *qstate, bool again);
 extern void idemq_handler_processes(HandlerKey key, int *processes, int *busy);
 
 /* for the worker, which starts them */
-extern HandlerReserve idemq_handler_reserve(QueueSlot *slot, int wanted, HandlerTicket *ticket,
+extern HandlerReserve idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket,
 											int64 *again);
-extern void idemq_handler_unreserve(QueueSlot *slot, const HandlerTicket *ticket);
-extern void idemq_handler_settle(QueueSlot *slot, HandlerKey key, int wanted);
+extern void idemq_handler_unreserve(QueueState *qstate, const HandlerTicket *ticket);
+extern void idemq_handler_settle(QueueState *qstate, HandlerKey key, int wanted);
 
 /* for hooks/exclusive_database.c */
 extern pid_t idemq_handlers_leave(Oid database, int signal_number);
@@ -214,7 +214,7 @@ extern pid_t idemq_handlers_leave(Oid database, int signal_number);
 /* for a process that runs a handler */
 extern bool idemq_handler_attach(const HandlerTicket *ticket);
 extern void idemq_handler_ready(void);
-extern void idemq_handler_idle(QueueSlot *slot, bool idle);
+extern void idemq_handler_idle(QueueState *qstate, bool idle);
 extern bool idemq_handler_must_leave(void);
 
 /*

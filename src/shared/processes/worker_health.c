@@ -21,7 +21,7 @@
 
 #include "base/base.h"
 #include "shared/processes/processes.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 
 const char *const idemq_task_names[] = {
@@ -59,11 +59,11 @@ earlier(int64 *first, int64 when)
 
 /* Notes the earliest time at which something of a queue comes due. */
 static void
-first_due(const SlotView *view, void *arg)
+first_due(const QueueStateView *view, void *arg)
 {
-	earlier(arg, idemq_due_at(view->slot, DUE_LEASE));
-	earlier(arg, idemq_due_at(view->slot, DUE_READY));
-	earlier(arg, idemq_due_at(view->slot, DUE_GROUPS));
+	earlier(arg, idemq_due_at(view->qstate, DUE_LEASE));
+	earlier(arg, idemq_due_at(view->qstate, DUE_READY));
+	earlier(arg, idemq_due_at(view->qstate, DUE_GROUPS));
 }
 
 /* Reads the health of this database's worker; false when none runs. */
@@ -84,7 +84,7 @@ idemq_worker_health(WorkerHealth *health)
 	for (int i = 0; i < TASK_KINDS; i++)
 		health->last_run =
 			Max(health->last_run, (int64) pg_atomic_read_u64(&worker->tasks[i][TASK_ENDED]));
-	idemq_for_each_slot(MyDatabaseId, first_due, &first);
+	idemq_for_each_qstate(MyDatabaseId, first_due, &first);
 	first = Max(first, idemq_clock_advanced_at());
 	health->lag = Max(now - first, 0);
 	return true;

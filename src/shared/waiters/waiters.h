@@ -5,7 +5,7 @@
 #ifndef IDEMQ_SHARED_WAITERS_WAITERS_H
 #define IDEMQ_SHARED_WAITERS_WAITERS_H
 
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /*
  * wake.c
@@ -21,7 +21,7 @@ typedef struct Waiters
 
 extern const ShmemPart idemq_wake_part;
 
-extern Waiters *idemq_waiters_of_queue(const QueueSlot *slot);
+extern Waiters *idemq_waiters_of_queue(const QueueState *qstate);
 extern Waiters *idemq_waiters_of_job(Oid database, int64 job_id);
 extern bool idemq_waiters_any(Waiters *waiters);
 extern bool idemq_waiters_join(Waiters *waiters);
@@ -29,12 +29,12 @@ extern bool idemq_waiters_waits(Waiters *waiters);
 extern bool idemq_waiters_leave(Waiters *waiters);
 extern int idemq_waiters_wake(Waiters *waiters, int max);
 
-extern void idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later);
-extern void idemq_wake_if_ready(QueueSlot *slot, int32 queue_id, int count);
-extern void idemq_wake_queue(QueueSlot *slot, int32 queue_id);
+extern void idemq_wake_ready(QueueState *qstate, int32 queue_id, int count, TimestampTz later);
+extern void idemq_wake_if_ready(QueueState *qstate, int32 queue_id, int count);
+extern void idemq_wake_queue(QueueState *qstate, int32 queue_id);
 extern void idemq_wake_database(Oid database, bool ready);
-extern void idemq_wake_again(QueueSlot *slot, int count);
-extern void idemq_wake_claimed(QueueSlot *slot);
+extern void idemq_wake_again(QueueState *qstate, int count);
+extern void idemq_wake_claimed(QueueState *qstate);
 extern void idemq_wake_for_result(int64 job_id);
 extern void idemq_wake_for_results(void);
 
@@ -49,8 +49,8 @@ extern void idemq_wake_for_results(void);
 /* for everybody */
 extern bool idemq_worker_present(void);
 extern void idemq_worker_need_by(int64 mono);
-extern void idemq_worker_need_slot(const QueueSlot *slot, int64 mono);
-extern void idemq_worker_mark_slot(int slot);
+extern void idemq_worker_need_for_queue(const QueueState *qstate, int64 mono);
+extern void idemq_worker_mark_queue(int qstate);
 extern void idemq_worker_need_all(void);
 extern void idemq_worker_note_schedules(void);
 extern void idemq_worker_note_counts(void);
@@ -87,20 +87,20 @@ extern TimestampTz idemq_clock_counted_at(void);
  *		When the background worker is to do what for a queue.
  */
 
-extern int64 idemq_due_at(QueueSlot *slot, DueKind kind);
-extern void idemq_due_by(QueueSlot *slot, DueKind kind, int64 when);
-extern void idemq_due_in(QueueSlot *slot, DueKind kind, int64 delay);
-extern bool idemq_due_take(QueueSlot *slot, DueKind kind);
+extern int64 idemq_due_at(QueueState *qstate, DueKind kind);
+extern void idemq_due_by(QueueState *qstate, DueKind kind, int64 when);
+extern void idemq_due_in(QueueState *qstate, DueKind kind, int64 delay);
+extern bool idemq_due_take(QueueState *qstate, DueKind kind);
 
 /*
- * due_slots.c
- *		The slots whose times have changed, for the background worker of a database.
+ * due_queues.c
+ *		The queue states whose times have changed, for the background worker of a database.
  */
 
-extern const ShmemPart idemq_due_slots_part;
+extern const ShmemPart idemq_due_queues_part;
 
-extern void idemq_due_slots_mark(int worker, int slot);
-extern void idemq_due_slots_mark_all(int worker);
-extern bool idemq_due_slots_take(int worker, void (*function)(int slot, void *arg), void *arg);
+extern void idemq_due_queues_mark(int worker, int qstate);
+extern void idemq_due_queues_mark_all(int worker);
+extern bool idemq_due_queues_take(int worker, void (*function)(int qstate, void *arg), void *arg);
 
 #endif

@@ -58,7 +58,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/processes/processes.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 
 /* Sets of the sessions that wait for a job's result: a power of two. */
@@ -83,7 +83,7 @@ set_size(void)
 						  mul_size(sizeof(pg_atomic_uint64), word_count()));
 }
 
-/* One set for each slot, and those for results. */
+/* One set for each queue state, and those for results. */
 static int
 set_count(void)
 {
@@ -119,11 +119,11 @@ const ShmemPart idemq_wake_part = {.area = (void **) &sets,
 								   .lies_in = AREA_QUEUES,
 								   .init = init_sets};
 
-/* Returns the waiters of a slot's queue. */
+/* Returns the waiters of a state's queue. */
 Waiters *
-idemq_waiters_of_queue(const QueueSlot *slot)
+idemq_waiters_of_queue(const QueueState *qstate)
 {
-	return set_at(idemq_slot_index(slot));
+	return set_at(idemq_qstate_index(qstate));
 }
 
 /* Returns the waiters for the result of a job, or of one with the same hash value. */
@@ -238,24 +238,24 @@ idemq_waiters_wake(Waiters *waiters, int max)
  * whether a claim follows.
  */
 void
-idemq_wake_again(QueueSlot *slot, int count)
+idemq_wake_again(QueueState *qstate, int count)
 {
-	idemq_handler_call(slot);
-	if (idemq_waiters_wake(idemq_waiters_of_queue(slot), count) > 0)
-		idemq_due_in(slot, DUE_SIGNAL, UNCLAIMED_AFTER);
+	idemq_handler_call(qstate);
+	if (idemq_waiters_wake(idemq_waiters_of_queue(qstate), count) > 0)
+		idemq_due_in(qstate, DUE_SIGNAL, UNCLAIMED_AFTER);
 }
 
 /*
  * To be called after a commit has lowered a ready cursor: count jobs are ready, and later, unless
- * it is DT_NOEND, is when the next comes due.  A queue that has no slot has no waiters.
+ * it is DT_NOEND, is when the next comes due.  A queue that has no state has no waiters.
  */
 void
-idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later)
+idemq_wake_ready(QueueState *qstate, int32 queue_id, int count, TimestampTz later)
 {
-	slot = idemq_slot_current(slot, queue_id);
-	if (slot == NULL)
+	qstate = idemq_qstate_current(qstate, queue_id);
+	if (qstate == NULL)
 		return;
-	idemq_due_by(slot, DUE_READY, later);
+	idemq_due_by(qstate, DUE_READY, later);
 	if (count == 0)
 		return;
 	/*
@@ -263,8 +263,8 @@ idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later)
 	 * it, or comes while it is awake.
 	 */
 	if (idemq_notify)
-		idemq_due_in(slot, DUE_NEWS, idemq_notify_delay * INT64CONST(1000));
-	idemq_wake_again(slot, count);
+		idemq_due_in(qstate, DUE_NEWS, idemq_notify_delay * INT64CONST(1000));
+	idemq_wake_again(qstate, count);
 }
 
 /*
@@ -272,14 +272,14 @@ idemq_wake_ready(QueueSlot *slot, int32 queue_id, int count, TimestampTz later)
  * LISTEN are notified if the worker finds it.
  */
 void
-idemq_wake_if_ready(QueueSlot *slot, int32 queue_id, int count)
+idemq_wake_if_ready(QueueState *qstate, int32 queue_id, int count)
 {
-	slot = idemq_slot_current(slot, queue_id);
-	if (slot == NULL)
+	qstate = idemq_qstate_current(qstate, queue_id);
+	if (qstate == NULL)
 		return;
 	if (idemq_notify)
-		idemq_due_by(slot, DUE_READY, idemq_now() + idemq_notify_delay * INT64CONST(1000));
-	idemq_wake_again(slot, count);
+		idemq_due_by(qstate, DUE_READY, idemq_now() + idemq_notify_delay * INT64CONST(1000));
+	idemq_wake_again(qstate, count);
 }
 
 /* Wakes all waiters of a database for results, none of the others, which share the sets. */
@@ -299,21 +299,21 @@ idemq_wake_for_results(void)
 
 /* Wakes all waiters of a queue that was changed or dropped, and this database's for results. */
 void
-idemq_wake_queue(QueueSlot *slot, int32 queue_id)
+idemq_wake_queue(QueueState *qstate, int32 queue_id)
 {
-	slot = idemq_slot_current(slot, queue_id);
-	if (slot != NULL)
-		(void) idemq_waiters_wake(idemq_waiters_of_queue(slot), PG_INT32_MAX);
+	qstate = idemq_qstate_current(qstate, queue_id);
+	if (qstate != NULL)
+		(void) idemq_waiters_wake(idemq_waiters_of_queue(qstate), PG_INT32_MAX);
 	idemq_wake_for_results();
 }
 
 static void
-wake_slot(const SlotView *view, void *arg)
+wake_qstate(const QueueStateView *view, void *arg)
 {
 	if (*(bool *) arg)
-		idemq_due_by(view->slot, DUE_READY, idemq_now() + idemq_notify_delay * INT64CONST(1000));
-	idemq_due_by(view->slot, DUE_HANDLER, 0);
-	(void) idemq_waiters_wake(idemq_waiters_of_queue(view->slot), PG_INT32_MAX);
+		idemq_due_by(view->qstate, DUE_READY, idemq_now() + idemq_notify_delay * INT64CONST(1000));
+	idemq_due_by(view->qstate, DUE_HANDLER, 0);
+	(void) idemq_waiters_wake(idemq_waiters_of_queue(view->qstate), PG_INT32_MAX);
 }
 
 /*
@@ -324,16 +324,16 @@ wake_slot(const SlotView *view, void *arg)
 void
 idemq_wake_database(Oid database, bool ready)
 {
-	idemq_for_each_slot(database, wake_slot, &ready);
+	idemq_for_each_qstate(database, wake_qstate, &ready);
 	wake_for_results(database);
 }
 
 /* Notes a claim: it answers the signals so far. */
 void
-idemq_wake_claimed(QueueSlot *slot)
+idemq_wake_claimed(QueueState *qstate)
 {
-	if (pg_atomic_read_u64(&slot->due[DUE_SIGNAL]) != DUE_NEVER)
-		pg_atomic_write_u64(&slot->due[DUE_SIGNAL], DUE_NEVER);
+	if (pg_atomic_read_u64(&qstate->due[DUE_SIGNAL]) != DUE_NEVER)
+		pg_atomic_write_u64(&qstate->due[DUE_SIGNAL], DUE_NEVER);
 }
 
 /* Wakes the waiters for the result of a job of this database: it has one now. */

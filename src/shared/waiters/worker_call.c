@@ -1,13 +1,13 @@
 /*
  * shared/waiters/worker_call.c
- *		How a background worker is woken: when it sleeps, who needs it, and for which slot.
+ *		How a background worker is woken: when it sleeps, who needs it, and for which queue.
  *
  * No wake-up of a worker is lost.  The worker writes asleep_until = never (idemq_worker_awake),
- * full barrier, takes the marks of slots (shared/waiters/due_slots.c), checks what is due,
+ * full barrier, takes the marks of queues (shared/waiters/due_queues.c), checks what is due,
  * writes asleep_until = until (idemq_worker_asleep), and waits on its latch.  A session that has
  * something for time t writes it down (shared/waiters/due_times.c, or a ring of news), marks the
- * slot, full barrier, reads asleep_until, and sets the latch if t is less
- * (idemq_worker_need_slot; idemq_worker_need_by for what belongs to no slot).  If it read
+ * queue, full barrier, reads asleep_until, and sets the latch if t is less
+ * (idemq_worker_need_for_queue; idemq_worker_need_by for what belongs to no queue).  If it read
  *	 - never: the latch is set, and the worker, between its check and its sleep, does not
  *	   sleep;
  *	 - an until later than t: the latch is set;
@@ -26,8 +26,8 @@
  * A worker that has not moved for IDEMQ_STUCK_AFTER is as good as none: it is stopped, or at
  * one long piece of work.  Nobody watches it: idemq_worker_present looks when it is asked.
  *
- * The proof of the marks stands in shared/waiters/due_slots.c.
- *		Model: test/model/worker.pml; the worker, three sessions, two slots, one task that fails.
+ * The proof of the marks stands in shared/waiters/due_queues.c.
+ *		Model: test/model/worker.pml; the worker, three sessions, two queues, one task that fails.
  *
  * Locks: none, atomics only.  All of it is called after commit and abort, and under other
  * locks: nothing here allocates or raises.
@@ -40,7 +40,7 @@
 
 #include "base/base.h"
 #include "shared/processes/processes.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 
 /*
@@ -70,12 +70,13 @@ call(WorkerSlot *worker, int64 mono)
 	/* An overdue worker is so since it should have woken: see idemq_worker_still_since. */
 	if (until < WORKER_CALLED)
 		(void) pg_atomic_compare_exchange_u64(&worker->asleep_until, &until,
-											  WORKER_CALLED | Min(until, (uint64) idemq_mono_now()));
+											  WORKER_CALLED |
+												  Min(until, (uint64) idemq_mono_now()));
 	SetLatch(&GetPGProcByNumber(proc)->procLatch);
 }
 
 /*
- * Has this database's worker awake by a time (mono), for what belongs to no slot.  Does
+ * Has this database's worker awake by a time (mono), for what belongs to no queue.  Does
  * nothing without a worker.
  */
 void
@@ -90,32 +91,32 @@ idemq_worker_need_by(int64 mono)
 		call(worker, mono);
 }
 
-/* Marks the slot of that index, for what was written down; idemq_worker_need_by is to follow. */
+/* Marks the queue of that index, for what was written down; idemq_worker_need_by is to follow. */
 void
-idemq_worker_mark_slot(int slot)
+idemq_worker_mark_queue(int qstate)
 {
 	WorkerSlot *worker = idemq_worker_here();
 
 	if (worker != NULL)
-		idemq_due_slots_mark(idemq_worker_index(worker), slot);
+		idemq_due_queues_mark(idemq_worker_index(worker), qstate);
 }
 
-/* As idemq_worker_need_by, for a slot of this database. */
+/* As idemq_worker_need_by, for a queue of this database. */
 void
-idemq_worker_need_slot(const QueueSlot *slot, int64 mono)
+idemq_worker_need_for_queue(const QueueState *qstate, int64 mono)
 {
-	idemq_worker_mark_slot(idemq_slot_index(slot));
+	idemq_worker_mark_queue(idemq_qstate_index(qstate));
 	idemq_worker_need_by(mono);
 }
 
-/* Has this database's worker visit all its slots, at once. */
+/* Has this database's worker visit all its queues, at once. */
 void
 idemq_worker_need_all(void)
 {
 	WorkerSlot *worker = idemq_worker_here();
 
 	if (worker != NULL)
-		idemq_due_slots_mark_all(idemq_worker_index(worker));
+		idemq_due_queues_mark_all(idemq_worker_index(worker));
 	idemq_worker_need_by(0);
 }
 

@@ -91,7 +91,7 @@ sub new_server
 	return $node;
 }
 
-# SQL that writes the row of a queue as a restore does, with q's settings: it gets no slot by that.
+# SQL that writes the row of a queue as a restore does, with q's settings: it gets no state by that.
 sub restored_queue
 {
 	my ($name) = @_;

@@ -1,9 +1,9 @@
 /*
- * shared/slots/slots.h
- *		A queue's place in shared memory: its cursor, its ring, its count of running jobs.
+ * shared/queue_states/queue_states.h
+ *		A queue's state in shared memory: its cursor, its ring, its count of running jobs.
  */
-#ifndef IDEMQ_SHARED_SLOTS_SLOTS_H
-#define IDEMQ_SHARED_SLOTS_SLOTS_H
+#ifndef IDEMQ_SHARED_QUEUE_STATES_QUEUE_STATES_H
+#define IDEMQ_SHARED_QUEUE_STATES_QUEUE_STATES_H
 
 #include "port/atomics.h"
 #include "postgres_ext.h"
@@ -65,8 +65,8 @@ extern bool idemq_ring_hides(const ReadyRing *ring, const ReadyKey *cursors, int
 extern void idemq_ring_install(ReadyRing *ring, const ReadyKey *cursors, const ReadyRing *fill);
 
 /*
- * slots.c
- *		A queue's place in shared memory.
+ * queue_states.c
+ *		A queue's state in shared memory.
  */
 
 /* Below every key, and above every key. */
@@ -98,21 +98,21 @@ typedef struct History
 	Lowering entries[HISTORY_LENGTH];
 } History;
 
-typedef struct SlotKey
+typedef struct QueueStateKey
 {
 	Oid database;
 	int32 queue_id;
-} SlotKey;
+} QueueStateKey;
 
 /*
- * What there is to do for a queue from a time on, which stands in QueueSlot.due
+ * What there is to do for a queue from a time on, which stands in QueueState.due
  * (shared/waiters/due_times.c); mono, or times of day.
  */
 typedef enum DueKind
 {
 	DUE_GROUPS,	  /* groups are to be checked; written under the groups' lock */
 	DUE_LEASE,	  /* a lease ends */
-	DUE_RECOVERY, /* lost leases are searched for; written under the slot's lock */
+	DUE_RECOVERY, /* lost leases are searched for; written under the queue state's lock */
 	DUE_READY,	  /* TimestampTz: a job comes due by time alone, or a pause ends */
 	DUE_SIGNAL,	  /* the first signal since the last claim is given again */
 	DUE_EXPIRY,	  /* TimestampTz: a job expires */
@@ -123,20 +123,20 @@ typedef enum DueKind
 
 #define DUE_NEVER ((uint64) PG_INT64_MAX)
 
-/* Bits of QueueSlot.handler. */
+/* Bits of QueueState.handler. */
 #define HANDLER_ARMED 1			/* something that becomes ready asks for another process */
 #define HANDLER_CRASHED 2		/* a former server ended in its handler's job */
 #define HANDLER_CRASHED_AGAIN 4 /* too often */
 
-/* The two halves of QueueSlot.running. */
-#define RUNNING_LIFE(word) ((uint32) ((word) >> 32)) /* number of the slot's life */
+/* The two halves of QueueState.running. */
+#define RUNNING_LIFE(word) ((uint32) ((word) >> 32)) /* number of the queue state's life */
 #define RUNNING_COUNT(word) ((uint32) (word))		 /* lease entries counted in it */
 
 /* On cache lines of its own.  Every field is under the lock, unless it says otherwise. */
-typedef struct QueueSlot
+typedef struct QueueState
 {
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLock lock;
-	SlotKey key;					   /* queue_id 0: free; changes under slots_lock and lock */
+	QueueStateKey key;				   /* queue_id 0: free; changes under qstates_lock and lock */
 	uint64 seq;						   /* lowerings so far */
 	ReadyKey cursor[IDEMQ_PRIORITIES]; /* below it nothing can be claimed */
 	History history[IDEMQ_PRIORITIES]; /* of lowerings */
@@ -148,7 +148,7 @@ typedef struct QueueSlot
 	/* for shared/processes/handler_registry.c */
 	int handler_wanted;		  /* processes that its handler may have; 0: none; handlers_lock */
 	pg_atomic_uint32 handler; /* HANDLER_ARMED and others; no lock */
-	/* for shared/slots/running.c and job/limits.c; no lock */
+	/* for shared/queue_states/running.c and job/limits.c; no lock */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
 		pg_atomic_uint64 running;  /* RUNNING_LIFE and RUNNING_COUNT */
 	pg_atomic_uint64 rate_tat;	   /* ns, mono: GCRA's, of rate_limit */
@@ -157,9 +157,9 @@ typedef struct QueueSlot
 	pg_attribute_aligned(
 		PG_CACHE_LINE_SIZE) int64 next_fill; /* mono: no session reads on for the ring before */
 	ReadyRing ring;							 /* the next entries of the ready index */
-} QueueSlot;
+} QueueState;
 
-/* QueueSlot.dependencies: two bits, and above them how often it was unset. */
+/* QueueState.dependencies: two bits, and above them how often it was unset. */
 #define DEPENDENCIES_KNOWN 1 /* the rows have been read */
 #define DEPENDENCIES_SOME 2	 /* there are jobs with parents or children */
 #define DEPENDENCIES_BITS (DEPENDENCIES_KNOWN | DEPENDENCIES_SOME)
@@ -167,69 +167,70 @@ typedef struct QueueSlot
 
 /* Clears these bits; a session that reads rows meanwhile has read them in vain. */
 static inline void
-slot_unset_dependencies(QueueSlot *slot, uint32 bits)
+qstate_unset_dependencies(QueueState *qstate, uint32 bits)
 {
-	uint32 state = pg_atomic_read_u32(&slot->dependencies);
+	uint32 state = pg_atomic_read_u32(&qstate->dependencies);
 
-	while (!pg_atomic_compare_exchange_u32(&slot->dependencies, &state,
+	while (!pg_atomic_compare_exchange_u32(&qstate->dependencies, &state,
 										   (state & ~bits) + DEPENDENCIES_UNSET))
 		;
 }
 
 /* What the background worker has to know of a queue, copied. */
-typedef struct SlotView
+typedef struct QueueStateView
 {
-	QueueSlot *slot;
+	QueueState *qstate;
 	int32 queue_id;
-} SlotView;
+} QueueStateView;
 
-/* What idemq.check() has to know of one queue's slot, copied. */
-typedef struct SlotStatus
+/* What idemq.check() has to know of one queue's state, copied. */
+typedef struct QueueStateSummary
 {
 	bool needs_recovery;
 	bool searches_now;	 /* the next claim searches; otherwise the search is put off */
 	int64 next_deadline; /* mono; PG_INT64_MAX: none */
-} SlotStatus;
+} QueueStateSummary;
 
-/* Counts over all slots that must agree. */
-typedef struct SlotsAudit
+/* Counts over all queue states that must agree. */
+typedef struct QueueStatesAudit
 {
 	int used;	   /* as the allocator counts */
 	int taken;	   /* in the array */
 	int hashed;	   /* in the hash */
 	int misplaced; /* taken, and not what the hash says */
-} SlotsAudit;
+} QueueStatesAudit;
 
-extern const ShmemPart idemq_slots_part;
+extern const ShmemPart idemq_qstates_part;
 
-/* for queue/slot_life.c, which takes slots_lock */
-extern void idemq_slots_lock(LWLockMode mode);
-extern void idemq_slots_unlock(void);
-extern QueueSlot *idemq_slot_find_locked(Oid database, int32 queue_id);
-extern bool idemq_slots_are_full(void);
-extern QueueSlot *idemq_slot_occupy(Oid database, int32 queue_id);
-extern void idemq_slot_vacate(QueueSlot *slot);
+/* for queue/queue_state_life.c, which takes qstates_lock */
+extern void idemq_qstates_lock(LWLockMode mode);
+extern void idemq_qstates_unlock(void);
+extern QueueState *idemq_qstate_find_locked(Oid database, int32 queue_id);
+extern bool idemq_qstates_are_full(void);
+extern QueueState *idemq_qstate_occupy(Oid database, int32 queue_id);
+extern void idemq_qstate_vacate(QueueState *qstate);
 
 /* for everybody */
-extern QueueSlot *idemq_slot_at(int index);
-extern QueueSlot *idemq_slot_current(QueueSlot *slot, int32 queue_id);
-extern void idemq_for_each_slot(Oid database, void (*function)(const SlotView *view, void *arg),
-								void *arg);
-extern bool idemq_slot_view(int index, Oid database, SlotView *view);
-extern QueueSlot *idemq_slot_find(Oid database, int32 queue_id);
-extern int idemq_slot_index(const QueueSlot *slot);
-extern TableUsage idemq_slots_usage(void);
-extern void idemq_slot_note_new(QueueSlot *slot, int32 queue_id);
-extern void idemq_slot_note_claim(QueueSlot *slot);
-extern bool idemq_slot_known_since(QueueSlot *slot, int32 queue_id, int64 *since);
-extern bool idemq_slot_is_of(const QueueSlot *slot, int32 queue_id);
-extern bool idemq_slot_lock(QueueSlot **slot, int32 queue_id, LWLockMode mode);
+extern QueueState *idemq_qstate_at(int index);
+extern QueueState *idemq_qstate_current(QueueState *qstate, int32 queue_id);
+extern void idemq_for_each_qstate(Oid database,
+								  void (*function)(const QueueStateView *view, void *arg),
+								  void *arg);
+extern bool idemq_qstate_view(int index, Oid database, QueueStateView *view);
+extern QueueState *idemq_qstate_find(Oid database, int32 queue_id);
+extern int idemq_qstate_index(const QueueState *qstate);
+extern TableUsage idemq_qstates_usage(void);
+extern void idemq_qstate_note_new(QueueState *qstate, int32 queue_id);
+extern void idemq_qstate_note_claim(QueueState *qstate);
+extern bool idemq_qstate_known_since(QueueState *qstate, int32 queue_id, int64 *since);
+extern bool idemq_qstate_is_of(const QueueState *qstate, int32 queue_id);
+extern bool idemq_qstate_lock(QueueState **qstate, int32 queue_id, LWLockMode mode);
 
-extern void idemq_slots_begin_change(void);
-extern void idemq_slots_end_change(void);
-extern uint64 idemq_slots_changes(void);
-extern bool idemq_slot_status(int32 queue_id, SlotStatus *status);
-extern int idemq_slots_audit(SlotsAudit *audit, int32 *queue_ids);
+extern void idemq_qstates_begin_change(void);
+extern void idemq_qstates_end_change(void);
+extern uint64 idemq_qstates_changes(void);
+extern bool idemq_qstate_summary(int32 queue_id, QueueStateSummary *status);
+extern int idemq_qstates_audit(QueueStatesAudit *audit, int32 *queue_ids);
 
 /*
  * ready_cursor.c
@@ -241,60 +242,60 @@ typedef struct CursorView
 {
 	uint64 seq; /* number of lowerings until then */
 	ReadyKey from[IDEMQ_PRIORITIES];
-	QueueSlot *slot; /* NULL: there was none, from is the start of the index */
-	int64 next_fill; /* of the slot */
-	RingView ring;	 /* entries of the index, to be gone through in its place */
+	QueueState *qstate; /* NULL: there was none, from is the start of the index */
+	int64 next_fill;	/* of the queue state */
+	RingView ring;		/* entries of the index, to be gone through in its place */
 } CursorView;
 
-extern void idemq_cursor_read(QueueSlot *slot, int32 queue_id, int wanted, CursorView *view);
-extern void idemq_cursor_read_ring(QueueSlot *slot, int32 queue_id, CursorView *view,
+extern void idemq_cursor_read(QueueState *qstate, int32 queue_id, int wanted, CursorView *view);
+extern void idemq_cursor_read_ring(QueueState *qstate, int32 queue_id, CursorView *view,
 								   ReadyRing *ring);
 extern bool idemq_cursor_may_fill(const CursorView *view);
 extern void idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, ReadyKey to,
 								 ReadyRing *fill);
-extern void idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to);
+extern void idemq_cursor_lower(QueueState *qstate, int32 queue_id, int priority, ReadyKey to);
 extern bool idemq_cursor_lowered_since(const CursorView *view, int32 queue_id, int priority,
 									   ReadyKey key);
-extern void idemq_cursor_unset(QueueSlot *slot, int32 queue_id);
-extern void idemq_cursor_unset_locked(QueueSlot *slot);
-extern bool idemq_cursor_verify_due(QueueSlot *slot, int32 queue_id);
-extern void idemq_cursor_verified(QueueSlot *slot, int32 queue_id, int64 took);
+extern void idemq_cursor_unset(QueueState *qstate, int32 queue_id);
+extern void idemq_cursor_unset_locked(QueueState *qstate);
+extern bool idemq_cursor_verify_due(QueueState *qstate, int32 queue_id);
+extern void idemq_cursor_verified(QueueState *qstate, int32 queue_id, int64 took);
 
 /*
  * running.c
- *		How many jobs of a queue run: its lease entries, counted in its slot.
+ *		How many jobs of a queue run: its lease entries, counted in its state.
  */
 
 /* Where a lease entry is counted as running.  Every field is under the entry's partition lock. */
 typedef struct RunningCounted
 {
-	int32 slot;	  /* by index; of no meaning while units is 0 */
-	uint32 life;  /* the life of that slot */
+	int32 qstate; /* by index; of no meaning while units is 0 */
+	uint32 life;  /* the life of that queue state */
 	uint32 units; /* 0, or 1; more until a claim that took the entry over ends */
 } RunningCounted;
 
-/* The slot that counts one running job less, for idemq_running_freed. */
+/* The queue state that counts one running job less, for idemq_running_freed. */
 typedef struct RunningFreed
 {
-	int32 slot; /* by index; -1: nowhere */
+	int32 qstate; /* by index; -1: nowhere */
 	int32 queue_id;
 } RunningFreed;
 
 #define NOTHING_FREED ((RunningFreed){-1, 0})
 
-/* Bits of QueueSlot.refused_by: the limits that have refused a claim. */
+/* Bits of QueueState.refused_by: the limits that have refused a claim. */
 #define REFUSED_BY_RUNNING 1
 #define REFUSED_BY_RATE 2
 
 /* for leases.c and lease_table.c of shared/leases, with the entry's partition locked */
-extern bool idemq_running_count_in(RunningCounted *counted, QueueSlot *slot, int32 queue_id,
+extern bool idemq_running_count_in(RunningCounted *counted, QueueState *qstate, int32 queue_id,
 								   uint32 max);
 extern RunningFreed idemq_running_count_out(RunningCounted *counted, int32 queue_id, uint32 keep);
 extern bool idemq_running_is_counted(const RunningCounted *counted);
 
 extern void idemq_running_freed(RunningFreed freed);
-extern void idemq_running_wake_refused(QueueSlot *slot, int32 queue_id, uint32 limit);
-extern int idemq_running_count(const QueueSlot *slot);
+extern void idemq_running_wake_refused(QueueState *qstate, int32 queue_id, uint32 limit);
+extern int idemq_running_count(const QueueState *qstate);
 
 /*
  * settings_version.c
@@ -317,13 +318,14 @@ extern uint64 idemq_versions_copied(const SettingsVersions *versions, int32 queu
 /*
  * recovery_point.c
  *		How far the search for leases that memory lost has come, in each queue's
- *		slot.  job/recover.c does the searching.
+ *		state.  job/recover.c does the searching.
  */
 
-extern void idemq_slot_begin_recovery(QueueSlot *slot, int64 not_before);
-extern void idemq_slot_need_recovery(QueueSlot *slot, int32 queue_id);
-extern bool idemq_slot_recovery_point(QueueSlot *slot, int32 queue_id, bool whole,
-									  RecoveryPoint *point);
-extern void idemq_slot_recovered_to(QueueSlot *slot, int32 queue_id, const RecoveryPoint *point);
+extern void idemq_qstate_begin_recovery(QueueState *qstate, int64 not_before);
+extern void idemq_qstate_need_recovery(QueueState *qstate, int32 queue_id);
+extern bool idemq_qstate_recovery_point(QueueState *qstate, int32 queue_id, bool whole,
+										RecoveryPoint *point);
+extern void idemq_qstate_recovered_to(QueueState *qstate, int32 queue_id,
+									  const RecoveryPoint *point);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * shared/slots/ready_cursor.c
+ * shared/queue_states/ready_cursor.c
  *		The ready cursor: where a claim starts in the ready index.
  *
  * For each queue and priority, a key (ready_at, id) below which nothing can be claimed.
@@ -12,9 +12,9 @@
  *	   its commit and after its abort.
  *
  * The race is between a claimer that moves the cursor up and a transaction that makes a row
- * claimable behind it.  The claimer reads sequence and cursor at time r, under the slot's lock
- * (idemq_cursor_read), takes its snapshot at s > r, scans from the cursor, and advances at a > s
- * (idemq_cursor_advance).  A writer lowers after its row is visible (idemq_cursor_lower), which
+ * claimable behind it.  The claimer reads sequence and cursor at time r, under the queue state's
+ * lock (idemq_cursor_read), takes its snapshot at s > r, scans from the cursor, and advances at a >
+ * s (idemq_cursor_advance).  A writer lowers after its row is visible (idemq_cursor_lower), which
  * adds the key to a history of lowerings; the advance is bounded by the least key lowered since
  * r.  Lowerings before r are in the cursor that was read.  So the claimer may pass an entry of
  * the index if the invariant still holds for it at a, or if a lowering after r answers it:
@@ -70,7 +70,7 @@
 #include "postgres.h"
 
 #include "base/base.h"
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /* A verification takes 1/VERIFY_SHARE of the time at most, and comes at most once a second. */
 #define VERIFY_SHARE 100
@@ -100,44 +100,44 @@ remember(History *history, uint64 seq, ReadyKey key)
 	entries[history->count++] = (Lowering){seq, key};
 }
 
-/* Lowers one cursor.  The slot's lock held. */
+/* Lowers one cursor.  The queue state's lock held. */
 static void
-lower_locked(QueueSlot *slot, int priority, ReadyKey to)
+lower_locked(QueueState *qstate, int priority, ReadyKey to)
 {
-	slot->seq++;
-	remember(&slot->history[priority], slot->seq, to);
-	idemq_ring_cut(&slot->ring, priority, to);
-	if (ready_key_less(to, slot->cursor[priority]))
-		slot->cursor[priority] = to;
+	qstate->seq++;
+	remember(&qstate->history[priority], qstate->seq, to);
+	idemq_ring_cut(&qstate->ring, priority, to);
+	if (ready_key_less(to, qstate->cursor[priority]))
+		qstate->cursor[priority] = to;
 }
 
-/* Unsets all cursors.  The slot's lock held. */
+/* Unsets all cursors.  The queue state's lock held. */
 void
-idemq_cursor_unset_locked(QueueSlot *slot)
+idemq_cursor_unset_locked(QueueState *qstate)
 {
 	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
-		lower_locked(slot, p, READY_KEY_MIN);
+		lower_locked(qstate, p, READY_KEY_MIN);
 }
 
 /*
- * Reads cursors and sequence, and returns with the slot's lock held.  For a queue that has no
- * slot any more it returns false, with no lock held and all cursors unset.
+ * Reads cursors and sequence, and returns with the queue state's lock held.  For a queue that has
+ * no state any more it returns false, with no lock held and all cursors unset.
  */
 static bool
-read_and_lock(QueueSlot *slot, int32 queue_id, CursorView *view)
+read_and_lock(QueueState *qstate, int32 queue_id, CursorView *view)
 {
 	memset(view, 0, offsetof(CursorView, ring.entries));
 	view->ring.bound = READY_KEY_MIN;
-	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
+	if (!idemq_qstate_lock(&qstate, queue_id, LW_SHARED))
 	{
 		for (int p = 0; p < IDEMQ_PRIORITIES; p++)
 			view->from[p] = READY_KEY_MIN;
 		return false;
 	}
-	view->slot = slot;
-	view->seq = slot->seq;
-	view->next_fill = slot->next_fill;
-	memcpy(view->from, slot->cursor, sizeof(view->from));
+	view->qstate = qstate;
+	view->seq = qstate->seq;
+	view->next_fill = qstate->next_fill;
+	memcpy(view->from, qstate->cursor, sizeof(view->from));
 	return true;
 }
 
@@ -146,25 +146,25 @@ read_and_lock(QueueSlot *slot, int32 queue_id, CursorView *view)
  * the claim's snapshot is taken.
  */
 void
-idemq_cursor_read(QueueSlot *slot, int32 queue_id, int wanted, CursorView *view)
+idemq_cursor_read(QueueState *qstate, int32 queue_id, int wanted, CursorView *view)
 {
 	IDEMQ_STOP("idemq_cursor_read");
-	if (!read_and_lock(slot, queue_id, view))
+	if (!read_and_lock(qstate, queue_id, view))
 		return;
 	if (wanted > 0)
-		idemq_ring_copy(&view->slot->ring, view->from, wanted, &view->ring);
-	LWLockRelease(&view->slot->lock);
+		idemq_ring_copy(&view->qstate->ring, view->from, wanted, &view->ring);
+	LWLockRelease(&view->qstate->lock);
 }
 
 /* As idemq_cursor_read, with the whole ring. */
 void
-idemq_cursor_read_ring(QueueSlot *slot, int32 queue_id, CursorView *view, ReadyRing *ring)
+idemq_cursor_read_ring(QueueState *qstate, int32 queue_id, CursorView *view, ReadyRing *ring)
 {
 	ring->count = 0;
-	if (!read_and_lock(slot, queue_id, view))
+	if (!read_and_lock(qstate, queue_id, view))
 		return;
-	*ring = view->slot->ring;
-	LWLockRelease(&view->slot->lock);
+	*ring = view->qstate->ring;
+	LWLockRelease(&view->qstate->lock);
 }
 
 /*
@@ -179,19 +179,19 @@ idemq_cursor_may_fill(const CursorView *view)
 
 	if (view->next_fill > now)
 		return false;
-	LWLockAcquire(&view->slot->lock, LW_EXCLUSIVE);
-	mine = view->slot->next_fill <= now;
+	LWLockAcquire(&view->qstate->lock, LW_EXCLUSIVE);
+	mine = view->qstate->next_fill <= now;
 	if (mine)
-		view->slot->next_fill = now + FILL_TIME;
-	LWLockRelease(&view->slot->lock);
+		view->qstate->next_fill = now + FILL_TIME;
+	LWLockRelease(&view->qstate->lock);
 	return mine;
 }
 
-/* Returns the least key lowered since a view was read.  The slot's lock held. */
+/* Returns the least key lowered since a view was read.  The queue state's lock held. */
 static ReadyKey
-lowered_since(const QueueSlot *slot, const CursorView *view, int priority)
+lowered_since(const QueueState *qstate, const CursorView *view, int priority)
 {
-	const History *history = &slot->history[priority];
+	const History *history = &qstate->history[priority];
 
 	for (int i = 0; i < history->count; i++)
 	{
@@ -210,40 +210,40 @@ void
 idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, ReadyKey to,
 					 ReadyRing *fill)
 {
-	QueueSlot *slot = view->slot;
+	QueueState *qstate = view->qstate;
 	ReadyKey lowered;
 
 	IDEMQ_STOP("idemq_cursor_advance");
-	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+	if (!idemq_qstate_lock(&qstate, queue_id, LW_EXCLUSIVE))
 		return;
-	if (slot != view->slot) /* the history of another slot says nothing about our view */
+	if (qstate != view->qstate) /* the history of another state says nothing about our view */
 	{
-		LWLockRelease(&slot->lock);
+		LWLockRelease(&qstate->lock);
 		return;
 	}
-	lowered = lowered_since(slot, view, priority);
+	lowered = lowered_since(qstate, view, priority);
 	if (ready_key_less(lowered, to))
 		to = lowered;
-	if (ready_key_less(slot->cursor[priority], to))
-		slot->cursor[priority] = to;
+	if (ready_key_less(qstate->cursor[priority], to))
+		qstate->cursor[priority] = to;
 	if (fill->count > 0)
 	{
 		idemq_ring_cut(fill, priority, lowered);
-		idemq_ring_install(&slot->ring, slot->cursor, fill);
-		slot->next_fill = 0;
+		idemq_ring_install(&qstate->ring, qstate->cursor, fill);
+		qstate->next_fill = 0;
 	}
-	LWLockRelease(&slot->lock);
+	LWLockRelease(&qstate->lock);
 }
 
 /* Lowers a cursor to a key that has become claimable; to be called after that is visible. */
 void
-idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to)
+idemq_cursor_lower(QueueState *qstate, int32 queue_id, int priority, ReadyKey to)
 {
 	IDEMQ_STOP("idemq_cursor_lower");
-	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+	if (!idemq_qstate_lock(&qstate, queue_id, LW_EXCLUSIVE))
 		return;
-	lower_locked(slot, priority, to);
-	LWLockRelease(&slot->lock);
+	lower_locked(qstate, priority, to);
+	LWLockRelease(&qstate->lock);
 }
 
 /*
@@ -251,60 +251,60 @@ idemq_cursor_lower(QueueSlot *slot, int32 queue_id, int priority, ReadyKey to)
  * cursor says: the net under DML that no trigger and no hook has seen.
  */
 bool
-idemq_cursor_verify_due(QueueSlot *slot, int32 queue_id)
+idemq_cursor_verify_due(QueueState *qstate, int32 queue_id)
 {
 	int64 now = idemq_mono_now();
 	bool due;
 
-	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+	if (!idemq_qstate_lock(&qstate, queue_id, LW_EXCLUSIVE))
 		return false;
-	due = now >= slot->next_verify;
+	due = now >= qstate->next_verify;
 	if (due)
-		slot->next_verify = now + VERIFY_INTERVAL;
-	LWLockRelease(&slot->lock);
+		qstate->next_verify = now + VERIFY_INTERVAL;
+	LWLockRelease(&qstate->lock);
 	return due;
 }
 
 /* Puts off the next verification after one that took so many microseconds. */
 void
-idemq_cursor_verified(QueueSlot *slot, int32 queue_id, int64 took)
+idemq_cursor_verified(QueueState *qstate, int32 queue_id, int64 took)
 {
-	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+	if (!idemq_qstate_lock(&qstate, queue_id, LW_EXCLUSIVE))
 		return;
-	slot->next_verify = idemq_mono_now() + Max(VERIFY_INTERVAL, took * VERIFY_SHARE);
-	LWLockRelease(&slot->lock);
+	qstate->next_verify = idemq_mono_now() + Max(VERIFY_INTERVAL, took * VERIFY_SHARE);
+	LWLockRelease(&qstate->lock);
 }
 
 void
-idemq_cursor_unset(QueueSlot *slot, int32 queue_id)
+idemq_cursor_unset(QueueState *qstate, int32 queue_id)
 {
-	if (!idemq_slot_lock(&slot, queue_id, LW_EXCLUSIVE))
+	if (!idemq_qstate_lock(&qstate, queue_id, LW_EXCLUSIVE))
 		return;
-	idemq_cursor_unset_locked(slot);
-	LWLockRelease(&slot->lock);
+	idemq_cursor_unset_locked(qstate);
+	LWLockRelease(&qstate->lock);
 }
 
 /*
  * Returns whether a cursor may have been lowered to a key, or below it, since view
- * was read.  The answer is true, too, when the queue has another slot now, and
+ * was read.  The answer is true, too, when the queue has another state now, and
  * perhaps when a long history was merged.
  */
 bool
 idemq_cursor_lowered_since(const CursorView *view, int32 queue_id, int priority, ReadyKey key)
 {
-	QueueSlot *slot = view->slot;
+	QueueState *qstate = view->qstate;
 	bool lowered = false;
 
-	if (!idemq_slot_lock(&slot, queue_id, LW_SHARED))
+	if (!idemq_qstate_lock(&qstate, queue_id, LW_SHARED))
 		return true;
-	if (slot != view->slot)
+	if (qstate != view->qstate)
 		lowered = true;
-	for (int i = 0; i < slot->history[priority].count && !lowered; i++)
+	for (int i = 0; i < qstate->history[priority].count && !lowered; i++)
 	{
-		const Lowering *entry = &slot->history[priority].entries[i];
+		const Lowering *entry = &qstate->history[priority].entries[i];
 
 		lowered = entry->seq > view->seq && !ready_key_less(key, entry->key);
 	}
-	LWLockRelease(&slot->lock);
+	LWLockRelease(&qstate->lock);
 	return lowered;
 }

@@ -1,9 +1,9 @@
 /*
- * shared/slots/settings_version.c
+ * shared/queue_states/settings_version.c
  *		Numbers that move when the settings of a queue change, its grants included.  A
  *		session that has read a queue reads it again when its number has moved.
  *
- * A queue's number is one of QUEUE_STRIPES, whether or not it has a slot.  Queues may share
+ * A queue's number is one of QUEUE_STRIPES, whether or not it has a state.  Queues may share
  * one: then a session reads a queue again that has not changed.  A database has three
  * numbers: for changes of any of its queues; for changes of all at once (TRUNCATE,
  * COMMIT PREPARED, DROP EXTENSION); and, moved and read in the same order, for whether it
@@ -28,7 +28,7 @@
 #include "miscadmin.h"
 #include "port/atomics.h"
 
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /* Powers of two. */
 #define QUEUE_STRIPES 4096

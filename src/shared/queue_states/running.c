@@ -1,6 +1,6 @@
 /*
- * shared/slots/running.c
- *		How many jobs of a queue run: its lease entries, counted in its slot.
+ * shared/queue_states/running.c
+ *		How many jobs of a queue run: its lease entries, counted in its state.
  *
  * Every queue is counted, so that a limit that is set later finds the count right.  A
  * claim in a queue with max_running counts itself in, by one compare-and-swap, if that
@@ -26,10 +26,10 @@
  *	 - SQL and a trigger end one attempt twice: Lease.ending.credited allows one credit;
  *	 - the limit was lowered: nothing is borrowed while the count, less what T ends, is at
  *	   the limit;
- *	 - a slot goes to another queue: its lives are numbered, in the word that has the
+ *	 - a queue state goes to another queue: its lives are numbered, in the word that has the
  *	   count, and an entry knows in which life it was counted.  An entry of a former life
  *	   is not subtracted;
- *	 - entries are from before the queue had this slot: TRUNCATE takes the slots away first,
+ *	 - entries are from before the queue had this state: TRUNCATE takes the queue states away first,
  *	   then the entries, and one that is put meanwhile is counted nowhere, and so refused;
  *	 - jobs are running without an entry (restart, COMMIT PREPARED, rows made by
  *	   hand): a queue with max_running hands out nothing while a search is needed, and
@@ -50,51 +50,52 @@
  * enough: a claimer wakes the next waiter while the limits allow (api/claim.c).
  *
  * Locks: see README.md.  A count changes with its entry, under the entry's partition
- * lock (level 1); the words in the slot are atomic.  idemq_running_freed is called
+ * lock (level 1); the words in the queue state are atomic.  idemq_running_freed is called
  * after commit and abort, without a lock: it neither allocates nor raises.
  */
 #include "postgres.h"
 
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 
-/* Returns whether an entry is counted in the present life of the slot that counted it. */
+/* Returns whether an entry is counted in the present life of the queue state that counted it. */
 bool
 idemq_running_is_counted(const RunningCounted *counted)
 {
 	return counted->units > 0 &&
-		   RUNNING_LIFE(pg_atomic_read_u64(&idemq_slot_at(counted->slot)->running)) ==
+		   RUNNING_LIFE(pg_atomic_read_u64(&idemq_qstate_at(counted->qstate)->running)) ==
 			   counted->life;
 }
 
 /*
- * Counts one more unit of an entry in the queue's slot: the one given, if it is the
+ * Counts one more unit of an entry in the queue's state: the one given, if it is the
  * queue's, or another.  Returns false when max, unless that is 0, is reached, or the queue
- * has just lost its slot.
+ * has just lost its state.
  */
 bool
-idemq_running_count_in(RunningCounted *counted, QueueSlot *slot, int32 queue_id, uint32 max)
+idemq_running_count_in(RunningCounted *counted, QueueState *qstate, int32 queue_id, uint32 max)
 {
 	uint64 known;
 	uint32 life;
 
-	slot = idemq_slot_current(slot, queue_id);
-	if (slot == NULL)
+	qstate = idemq_qstate_current(qstate, queue_id);
+	if (qstate == NULL)
 		return false;
-	known = pg_atomic_read_u64(&slot->running);
+	known = pg_atomic_read_u64(&qstate->running);
 	life = RUNNING_LIFE(known);
-	/* After the read of its life: another queue's slot has another one. */
+	/* After the read of its life: another queue's state has another one. */
 	pg_read_barrier();
-	if (!idemq_slot_is_of(slot, queue_id))
+	if (!idemq_qstate_is_of(qstate, queue_id))
 		return false;
 	do
 	{
 		if (RUNNING_LIFE(known) != life || (max > 0 && RUNNING_COUNT(known) >= max))
 			return false;
-	} while (!pg_atomic_compare_exchange_u64(&slot->running, &known, known + 1));
-	if (counted->units > 0 && (counted->slot != idemq_slot_index(slot) || counted->life != life))
+	} while (!pg_atomic_compare_exchange_u64(&qstate->running, &known, known + 1));
+	if (counted->units > 0 &&
+		(counted->qstate != idemq_qstate_index(qstate) || counted->life != life))
 		(void) idemq_running_count_out(counted, queue_id, 0);
-	counted->slot = idemq_slot_index(slot);
+	counted->qstate = idemq_qstate_index(qstate);
 	counted->life = life;
 	counted->units++;
 	return true;
@@ -105,44 +106,45 @@ RunningFreed
 idemq_running_count_out(RunningCounted *counted, int32 queue_id, uint32 keep)
 {
 	uint32 units = counted->units;
-	QueueSlot *slot;
+	QueueState *qstate;
 	uint64 known;
 
 	if (units <= keep)
 		return NOTHING_FREED;
 	counted->units = keep;
-	slot = idemq_slot_at(counted->slot);
-	known = pg_atomic_read_u64(&slot->running);
+	qstate = idemq_qstate_at(counted->qstate);
+	known = pg_atomic_read_u64(&qstate->running);
 	do
 	{
 		if (RUNNING_LIFE(known) != counted->life)
 			return NOTHING_FREED;
 		Assert(RUNNING_COUNT(known) >= units - keep);
-	} while (!pg_atomic_compare_exchange_u64(&slot->running, &known, known - (units - keep)));
-	return (RunningFreed){counted->slot, queue_id};
+	} while (!pg_atomic_compare_exchange_u64(&qstate->running, &known, known - (units - keep)));
+	return (RunningFreed){counted->qstate, queue_id};
 }
 
-/* Returns how many lease entries a slot counts. */
+/* Returns how many lease entries a queue state counts. */
 int
-idemq_running_count(const QueueSlot *slot)
+idemq_running_count(const QueueState *qstate)
 {
-	return (int) RUNNING_COUNT(pg_atomic_read_u64((pg_atomic_uint64 *) &slot->running));
+	return (int) RUNNING_COUNT(pg_atomic_read_u64((pg_atomic_uint64 *) &qstate->running));
 }
 
 /* Wakes one waiter if the limit of that bit has refused a claim since the last wake-up. */
 void
-idemq_running_wake_refused(QueueSlot *slot, int32 queue_id, uint32 limit)
+idemq_running_wake_refused(QueueState *qstate, int32 queue_id, uint32 limit)
 {
 	pg_memory_barrier();
-	if ((pg_atomic_read_u32(&slot->refused_by) & limit) != 0 &&
-		(pg_atomic_fetch_and_u32(&slot->refused_by, ~limit) & limit) != 0)
-		idemq_wake_if_ready(slot, queue_id, 1);
+	if ((pg_atomic_read_u32(&qstate->refused_by) & limit) != 0 &&
+		(pg_atomic_fetch_and_u32(&qstate->refused_by, ~limit) & limit) != 0)
+		idemq_wake_if_ready(qstate, queue_id, 1);
 }
 
 /* Wakes a session that waits for room: an entry is counted no more. */
 void
 idemq_running_freed(RunningFreed freed)
 {
-	if (freed.slot >= 0)
-		idemq_running_wake_refused(idemq_slot_at(freed.slot), freed.queue_id, REFUSED_BY_RUNNING);
+	if (freed.qstate >= 0)
+		idemq_running_wake_refused(idemq_qstate_at(freed.qstate), freed.queue_id,
+								   REFUSED_BY_RUNNING);
 }

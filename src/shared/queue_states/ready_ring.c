@@ -1,5 +1,5 @@
 /*
- * shared/slots/ready_ring.c
+ * shared/queue_states/ready_ring.c
  *		The ready ring: a copy of the next entries of a queue's ready index, so that
  *		most claims of a few jobs need no b-tree scan.
  *
@@ -44,11 +44,11 @@
  * A queue has one ring, of one priority.  Another one replaces it when that has more entries
  * ahead of its cursor, or when this one serves no claim any more.
  *
- * Locks: the slot's, which the callers in ready_cursor.c hold.
+ * Locks: the queue state's, which the callers in ready_cursor.c hold.
  */
 #include "postgres.h"
 
-#include "shared/slots/slots.h"
+#include "shared/queue_states/queue_states.h"
 
 /* Returns the position of the first entry that is not below a key. */
 static int

@@ -1,0 +1,438 @@
+/*
+ * shared/queue_states/queue_states.c
+ *		The queues' states in shared memory: the array of them, the hash that finds a
+ *		queue's, and their locks.
+ *
+ * The fields of a queue state belong to its users (shared/queue_states/queue_states.h).
+ * queue/queue_state_life.c gives a queue its state and takes it back; qstate_reset here is the one
+ * place that sets the fields of a queue state for its next life.
+ *
+ * A caller's pointer to a queue state may be NULL or old: a function that takes the queue's id as
+ * well checks whose queue state it is, and looks for the queue's if need be.  If the queue has
+ * none, there is nothing to do: a queue state is reset when a queue gets it.
+ *
+ * Locks: see README.md.  qstates_lock (level 2) covers the hash of queue states and their
+ * allocation; each queue state's lock (level 3) covers its fields, unless
+ * shared/queue_states/queue_states.h says otherwise.  What txn/pending.c calls after commit or
+ * abort neither allocates nor raises.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "storage/shmem.h"
+#include "utils/hsearch.h"
+
+#include "base/base.h"
+#include "shared/counts/counts.h"
+#include "shared/queue_states/queue_states.h"
+
+typedef struct QueueStateEntry
+{
+	QueueStateKey key;
+	int qstate;
+} QueueStateEntry;
+
+typedef struct QueueStatesShared
+{
+	LWLock qstates_lock;
+	int used;		/* queue states that are not free; under qstates_lock */
+	int first_free; /* no queue state before it is free; under qstates_lock */
+	/* Changes under way in the lower half, changes begun in the upper; no lock. */
+	pg_atomic_uint64 changes;
+	QueueState qstates[FLEXIBLE_ARRAY_MEMBER];
+} QueueStatesShared;
+
+static QueueStatesShared *shared = NULL;
+static HTAB *qstate_hash = NULL;
+
+typedef void (*SetWord)(volatile pg_atomic_uint64 *word, uint64 value);
+
+/*
+ * Sets every field of a queue state that is about to get a queue, but for its key and what
+ * shared/queue_states/ready_cursor.c and shared/queue_states/recovery_point.c reset.  A time of 0
+ * says that it is not known: the worker checks the queue, and notifies those who LISTEN if
+ * something is ready.  set: writes an atomic.  The queue state's lock held, unless no other
+ * session can see the queue state yet.
+ */
+static void
+qstate_reset(QueueState *qstate, SetWord set)
+{
+	uint64 life = RUNNING_LIFE(pg_atomic_read_u64(&qstate->running)) + 1;
+
+	/* What was counted in the last life finds another number, and leaves it. */
+	(void) pg_atomic_exchange_u64(&qstate->running, life << 32);
+	pg_atomic_write_u32(&qstate->refused_by, 0);
+	qstate_unset_dependencies(qstate, DEPENDENCIES_BITS);
+	qstate->ring.count = 0;
+	qstate->known_since = idemq_mono_now();
+	qstate->next_verify = qstate->known_since + USECS_PER_SEC;
+	qstate->next_fill = 0;
+	set(&qstate->rate_tat, 0);
+	set(&qstate->claimed_at, 0);
+	for (int kind = 0; kind < DUE_KINDS; kind++)
+	{
+		bool unasked = kind == DUE_GROUPS || kind == DUE_RECOVERY || kind == DUE_SIGNAL ||
+					   kind == DUE_NEWS;
+
+		set(&qstate->due[kind], unasked ? DUE_NEVER : 0);
+	}
+	qstate->handler_wanted = 0;
+	pg_atomic_write_u32(&qstate->handler, 0);
+}
+
+/* Makes the queue states; their memory is zeros. */
+static void
+init_qstates(int tranche)
+{
+	LWLockInitialize(&shared->qstates_lock, tranche);
+	pg_atomic_init_u64(&shared->changes, 0);
+	for (int i = 0; i < idemq_max_queues; i++)
+	{
+		QueueState *qstate = &shared->qstates[i];
+
+		LWLockInitialize(&qstate->lock, tranche);
+		pg_atomic_init_u64(&qstate->running, 0);
+		pg_atomic_init_u32(&qstate->refused_by, 0);
+		pg_atomic_init_u32(&qstate->dependencies, 0);
+		pg_atomic_init_u32(&qstate->handler, 0);
+		qstate_reset(qstate, pg_atomic_init_u64);
+	}
+}
+
+const ShmemPart idemq_qstates_part = {.area = (void **) &shared,
+									  .size = offsetof(QueueStatesShared, qstates),
+									  .each = sizeof(QueueState),
+									  .count = idemq_queue_count,
+									  .lies_in = AREA_QUEUES,
+									  .tranche = "idemq queues",
+									  .init = init_qstates,
+									  .hash = &qstate_hash,
+									  .hash_name = "idemq queues",
+									  .hash_entries = &idemq_max_queues,
+									  .key_size = sizeof(QueueStateKey),
+									  .entry_size = sizeof(QueueStateEntry)};
+
+/*
+ * Returns whether a queue state is the queue's.  Without its lock the answer may be old
+ * by the time it is used; a queue loses its state only by a drop or a TRUNCATE.
+ */
+static bool
+is_qstate_of(const QueueState *qstate, Oid database, int32 queue_id)
+{
+	return qstate != NULL && qstate->key.database == database && qstate->key.queue_id == queue_id;
+}
+
+/* Takes qstates_lock: no queue gets a state meanwhile; with LW_EXCLUSIVE none is looked up. */
+void
+idemq_qstates_lock(LWLockMode mode)
+{
+	LWLockAcquire(&shared->qstates_lock, mode);
+}
+
+void
+idemq_qstates_unlock(void)
+{
+	LWLockRelease(&shared->qstates_lock);
+}
+
+/* As idemq_qstate_find.  qstates_lock held. */
+QueueState *
+idemq_qstate_find_locked(Oid database, int32 queue_id)
+{
+	QueueStateKey key = {database, queue_id};
+	QueueStateEntry *entry = hash_search(qstate_hash, &key, HASH_FIND, NULL);
+
+	return entry == NULL ? NULL : &shared->qstates[entry->qstate];
+}
+
+/* Returns whether no queue state is free.  qstates_lock held. */
+bool
+idemq_qstates_are_full(void)
+{
+	return shared->used == idemq_max_queues;
+}
+
+/*
+ * Makes a free queue state the queue's, and resets it; its cursors and its search for lost
+ * leases are the caller's to reset.  Returns it with its lock held, NULL when all are
+ * used.  qstates_lock held exclusively.
+ */
+QueueState *
+idemq_qstate_occupy(Oid database, int32 queue_id)
+{
+	QueueStateKey key = {database, queue_id};
+	QueueStateEntry *entry;
+	int i = shared->first_free;
+
+	if (idemq_qstates_are_full())
+		return NULL;
+	while (shared->qstates[i].key.queue_id != 0)
+		i++;
+	entry = hash_search(qstate_hash, &key, HASH_ENTER_NULL, NULL);
+	if (entry == NULL)
+		return NULL;
+	entry->qstate = i;
+	shared->used++;
+	shared->first_free = i + 1;
+	LWLockAcquire(&shared->qstates[i].lock, LW_EXCLUSIVE);
+	/* Its new life before its new key: see idemq_running_count_in. */
+	qstate_reset(&shared->qstates[i], pg_atomic_write_u64);
+	shared->qstates[i].key = key;
+	return &shared->qstates[i];
+}
+
+/* Makes a queue state free.  qstates_lock held exclusively. */
+void
+idemq_qstate_vacate(QueueState *qstate)
+{
+	QueueStateKey key = qstate->key;
+
+	LWLockAcquire(&qstate->lock, LW_EXCLUSIVE);
+	qstate->key = (QueueStateKey){InvalidOid, 0};
+	LWLockRelease(&qstate->lock);
+	hash_search(qstate_hash, &key, HASH_REMOVE, NULL);
+	shared->used--;
+	shared->first_free = Min(shared->first_free, idemq_qstate_index(qstate));
+}
+
+/* Returns which of idemq_max_queues queue states this is, from 0. */
+int
+idemq_qstate_index(const QueueState *qstate)
+{
+	return (int) (qstate - shared->qstates);
+}
+
+QueueState *
+idemq_qstate_at(int index)
+{
+	return &shared->qstates[index];
+}
+
+/*
+ * Copies views of a database's queues, max at most, from the queue states behind the index after;
+ * returns how many.
+ */
+static int
+copy_views(Oid database, int after, QueueStateView *views, int max)
+{
+	int count = 0;
+
+	LWLockAcquire(&shared->qstates_lock, LW_SHARED);
+	for (int i = after + 1; i < idemq_max_queues && count < max; i++)
+	{
+		QueueState *qstate = &shared->qstates[i];
+
+		if (qstate->key.queue_id == 0 || qstate->key.database != database)
+			continue;
+		LWLockAcquire(&qstate->lock, LW_SHARED);
+		views[count++] = (QueueStateView){qstate, qstate->key.queue_id};
+		LWLockRelease(&qstate->lock);
+	}
+	LWLockRelease(&shared->qstates_lock);
+	return count;
+}
+
+/* Calls a function, with no lock held, for each queue of a database that has a state. */
+void
+idemq_for_each_qstate(Oid database, void (*function)(const QueueStateView *view, void *arg),
+					  void *arg)
+{
+	QueueStateView views[32];
+	int after = -1;
+	int count;
+
+	do
+	{
+		count = copy_views(database, after, views, lengthof(views));
+		for (int i = 0; i < count; i++)
+		{
+			after = idemq_qstate_index(views[i].qstate);
+			function(&views[i], arg);
+		}
+	} while (count == (int) lengthof(views));
+}
+
+/* Copies the view of the queue state of that index; false when no queue of the database has it. */
+bool
+idemq_qstate_view(int index, Oid database, QueueStateView *view)
+{
+	QueueState *qstate = &shared->qstates[index];
+	bool used;
+
+	LWLockAcquire(&qstate->lock, LW_SHARED);
+	used = qstate->key.queue_id != 0 && qstate->key.database == database;
+	*view = (QueueStateView){qstate, qstate->key.queue_id};
+	LWLockRelease(&qstate->lock);
+	return used;
+}
+
+TableUsage
+idemq_qstates_usage(void)
+{
+	TableUsage usage = {.room = idemq_max_queues, .refused = idemq_count_read(COUNT_FULL_QUEUES)};
+
+	LWLockAcquire(&shared->qstates_lock, LW_SHARED);
+	usage.used = shared->used;
+	LWLockRelease(&shared->qstates_lock);
+	return usage;
+}
+
+/* Returns the state of a queue, NULL when it has none. */
+QueueState *
+idemq_qstate_find(Oid database, int32 queue_id)
+{
+	QueueState *qstate;
+
+	LWLockAcquire(&shared->qstates_lock, LW_SHARED);
+	qstate = idemq_qstate_find_locked(database, queue_id);
+	LWLockRelease(&shared->qstates_lock);
+	return qstate;
+}
+
+/*
+ * Returns the state of a queue of this database: the caller's, or, when that is NULL
+ * or has become another queue's, the one that the queue has got since.
+ */
+QueueState *
+idemq_qstate_current(QueueState *qstate, int32 queue_id)
+{
+	if (is_qstate_of(qstate, MyDatabaseId, queue_id))
+		return qstate;
+	return idemq_qstate_find(MyDatabaseId, queue_id);
+}
+
+/*
+ * Notes that this transaction has just created the queue, and given it its state: memory
+ * knows all that the queue has ever done.  A rollback takes the queue state away.
+ */
+void
+idemq_qstate_note_new(QueueState *qstate, int32 queue_id)
+{
+	if (!idemq_qstate_lock(&qstate, queue_id, LW_EXCLUSIVE))
+		return;
+	qstate->known_since = 0;
+	LWLockRelease(&qstate->lock);
+}
+
+/* Notes that somebody claims from a queue, whether it gets something or not. */
+void
+idemq_qstate_note_claim(QueueState *qstate)
+{
+	int64 now = idemq_mono_now();
+
+	/* Once a second: every claim reads the queue state's lines. */
+	if (now - (int64) pg_atomic_read_u64(&qstate->claimed_at) > USECS_PER_SEC)
+		pg_atomic_write_u64(&qstate->claimed_at, (uint64) now);
+}
+
+/*
+ * Says since when (mono) memory knows all that a queue does: since it got its state, or 0,
+ * always, if it got the queue state when it was created.  False for a queue without a state.
+ */
+bool
+idemq_qstate_known_since(QueueState *qstate, int32 queue_id, int64 *since)
+{
+	if (!idemq_qstate_lock(&qstate, queue_id, LW_SHARED))
+		return false;
+	*since = qstate->known_since;
+	LWLockRelease(&qstate->lock);
+	return true;
+}
+
+/*
+ * Locks the state of a queue of this database, and sets *qstate to it if it is another.
+ * Returns false, with no lock held, when the queue has none.
+ */
+bool
+idemq_qstate_lock(QueueState **qstate, int32 queue_id, LWLockMode mode)
+{
+	*qstate = idemq_qstate_current(*qstate, queue_id);
+	if (*qstate == NULL)
+		return false;
+	LWLockAcquire(&(*qstate)->lock, mode);
+	if (is_qstate_of(*qstate, MyDatabaseId, queue_id))
+		return true;
+	LWLockRelease(&(*qstate)->lock);
+	return false;
+}
+
+/* Returns whether a queue state, as remembered, still is the queue's. */
+bool
+idemq_qstate_is_of(const QueueState *qstate, int32 queue_id)
+{
+	return is_qstate_of(qstate, MyDatabaseId, queue_id);
+}
+
+/*
+ * Begins a change of shared memory that others may see half done, by a transaction
+ * that is, or may be, still running: an entry is gone and its cursor not yet
+ * lowered.  Only idemq.check() asks for it.  Between begin and end nothing may raise
+ * an error.
+ */
+void
+idemq_qstates_begin_change(void)
+{
+	(void) pg_atomic_fetch_add_u64(&shared->changes, (UINT64CONST(1) << 32) + 1);
+}
+
+void
+idemq_qstates_end_change(void)
+{
+	(void) pg_atomic_fetch_sub_u64(&shared->changes, 1);
+}
+
+/*
+ * Returns a number that stays as it is while no change begins or ends; its lower
+ * half is zero while none is under way.
+ */
+uint64
+idemq_qstates_changes(void)
+{
+	return pg_atomic_fetch_add_u64(&shared->changes, 0);
+}
+
+/* Reads the state of a queue of this database; false when it has none. */
+bool
+idemq_qstate_summary(int32 queue_id, QueueStateSummary *status)
+{
+	QueueState *qstate = NULL;
+	uint64 next_recovery;
+
+	if (!idemq_qstate_lock(&qstate, queue_id, LW_SHARED))
+		return false;
+	next_recovery = pg_atomic_read_u64(&qstate->due[DUE_RECOVERY]);
+	status->needs_recovery = next_recovery != DUE_NEVER;
+	status->searches_now = next_recovery <= (uint64) idemq_mono_now();
+	status->next_deadline = (int64) pg_atomic_read_u64(&qstate->due[DUE_LEASE]);
+	LWLockRelease(&qstate->lock);
+	return true;
+}
+
+/*
+ * Counts all queue states, and copies the ids of this database's queues that have one to
+ * queue_ids, which has room for idemq.max_queues.  Returns how many.
+ */
+int
+idemq_qstates_audit(QueueStatesAudit *audit, int32 *queue_ids)
+{
+	int count = 0;
+
+	memset(audit, 0, sizeof(*audit));
+	LWLockAcquire(&shared->qstates_lock, LW_SHARED);
+	audit->used = shared->used;
+	audit->hashed = (int) hash_get_num_entries(qstate_hash);
+	for (int i = 0; i < idemq_max_queues; i++)
+	{
+		QueueStateKey key = shared->qstates[i].key;
+
+		if (key.queue_id == 0)
+			continue;
+		audit->taken++;
+		audit->misplaced += idemq_qstate_find_locked(key.database, key.queue_id) !=
+							&shared->qstates[i];
+		if (key.database == MyDatabaseId)
+			queue_ids[count++] = key.queue_id;
+	}
+	LWLockRelease(&shared->qstates_lock);
+	return count;
+}
