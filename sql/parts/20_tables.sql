@@ -340,7 +340,7 @@ SELECT pg_catalog.setval('idemq.ids_since', idemq_internal.primary_since(), fals
 -- UPDATE, COPY, logical replication (hence ENABLE ALWAYS).
 CREATE FUNCTION idemq_internal.jobs_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_changed';
-COMMENT ON FUNCTION idemq_internal.jobs_changed() IS 'row trigger of idemq.jobs: tells the ready cursor and the lease table at the end of the transaction';
+COMMENT ON FUNCTION idemq_internal.jobs_changed() IS 'row trigger of idemq.jobs: tells the scan start and the lease table at the end of the transaction';
 
 CREATE TRIGGER idemq_jobs_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.jobs
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.jobs_changed();
@@ -348,7 +348,7 @@ ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 
 CREATE FUNCTION idemq_internal.jobs_truncated() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_truncated';
-COMMENT ON FUNCTION idemq_internal.jobs_truncated() IS 'truncate trigger of idemq.jobs: forgets leases and ready cursors at the end of the transaction';
+COMMENT ON FUNCTION idemq_internal.jobs_truncated() IS 'truncate trigger of idemq.jobs: forgets leases and scan starts at the end of the transaction';
 
 CREATE TRIGGER idemq_jobs_truncated AFTER TRUNCATE ON idemq.jobs
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.jobs_truncated();

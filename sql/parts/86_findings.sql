@@ -317,7 +317,7 @@ CREATE FUNCTION idemq_internal.suspects(part text, most bigint, token bigint)
 		ORDER BY 1, 2 LIMIT most)
 	$$;
 
--- The first job of each group that is below its floor, and the version of its row.
+-- The first job of each group that is below its low-water mark, and the version of its row.
 CREATE FUNCTION idemq_internal.below_floors(queue_ids int[], names text[], heads timestamptz[],
 	blocked bigint[], most bigint)
 	RETURNS TABLE (queue_id int, group_key text, id bigint, version text)

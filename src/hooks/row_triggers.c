@@ -121,7 +121,7 @@ static void
 note_group(const JobVersion *row)
 {
 	if (row->is_grouped)
-		idemq_pending_groups_note(qstate_of(row), row->queue_id, row->group, GROUP_DROP_FLOOR);
+		idemq_pending_groups_note(qstate_of(row), row->queue_id, row->group, GROUP_DROP_LOW_WATER);
 	else if (row->status == JOB_BLOCKED)
 		idemq_pending_dependency_note_blocked(qstate_of(row), row->queue_id, row->id);
 }

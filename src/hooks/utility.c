@@ -9,7 +9,7 @@
  *		After they succeeded:
  *
  *		COMMIT PREPARED, ROLLBACK PREPARED	rows changed, and no session knows
- *			which: cursors are unset, jobs in flight searched for.  Not for a
+ *			which: scan starts are unset, jobs in flight searched for.  Not for a
  *			transaction that changed none (hooks/prepared.c).  The apply worker of a
  *			subscription with two_phase ends them without this hook: see job/follow.c.
  *		DROP DATABASE						its entries in shared memory go.
@@ -178,8 +178,8 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 	if (prepared)
 	{
 		/* Until this session's transaction ends, which it does after the command, either way. */
-		idemq_pending_window_enter(NULL, MyDatabaseId, GROUP_DROP_FLOOR);
-		/* From before the rows are visible until the cursors are unset. */
+		idemq_pending_window_enter(NULL, MyDatabaseId, GROUP_DROP_LOW_WATER);
+		/* From before the rows are visible until the scan starts are unset. */
 		begin_change();
 	}
 	PG_TRY();

@@ -2,9 +2,9 @@
  * job/claim_from_queue.c
  *		Claiming from a queue: the engine of claim, claim_any, commit_and_claim, and of handlers.
  *
- * A claim starts at the ready cursor of each priority, skips what the lease
- * table says is busy, takes what is ready, and moves the cursor up past what it
- * proved unclaimable.  A row that is held without an entry is skipped, and the cursor
+ * A claim starts at the scan start of each priority, skips what the lease
+ * table says is busy, takes what is ready, and moves the scan start up past what it
+ * proved unclaimable.  A row that is held without an entry is skipped, and the scan start
  * stays before it.
  */
 #include "postgres.h"
@@ -60,7 +60,7 @@ put_off(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
 		note_group(call, job);
 	else if (until > idemq_now() + USECS_PER_SEC)
 		idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
-								  GROUP_KEEP_FLOOR);
+								  GROUP_KEEP_LOW_WATER);
 	return STEP_PASS;
 }
 
@@ -140,7 +140,7 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 	return claim_ready(call, table, &job);
 }
 
-/* Claims from the queue at hand, from its cursors or from the start of the index. */
+/* Claims from the queue at hand, from its scan starts or from the start of the index. */
 static void
 scan_queue(ClaimCall *call, bool from_start)
 {
@@ -263,7 +263,7 @@ scan_and_promote(ClaimCall *call)
 
 /*
  * Claims up to what is still wanted from call->scan.queue.  First takes back leases that have
- * ended, then scans from the cursors; a queue that seems empty is scanned from the start, at
+ * ended, then scans from the scan starts; a queue that seems empty is scanned from the start, at
  * most once a second.  Raises 53400 for a queue that has no state.
  */
 void
@@ -280,12 +280,12 @@ idemq_claim_from_queue(ClaimCall *call)
 	idemq_qstate_note_claim(queue->qstate);
 	scan_and_promote(call);
 	if (call->claimed == 0 && !call->scan.stopped &&
-		idemq_cursor_verify_due(queue->qstate, queue->id))
+		idemq_scan_start_verify_due(queue->qstate, queue->id))
 	{
 		int64 started = idemq_stopwatch();
 
 		scan_queue(call, true);
-		idemq_cursor_verified(queue->qstate, queue->id, idemq_stopwatch() - started);
+		idemq_scan_start_verified(queue->qstate, queue->id, idemq_stopwatch() - started);
 	}
 	/* Of whichever scan was the last to claim. */
 	promote_later(call);

@@ -28,9 +28,9 @@
 /*
  * Undoes a take whose job changed between our fetch and our entry.  The entry may have turned
  * claimers away from the job's new version, wherever in the index that is.  So we fetch it
- * once more when the entry is gone, and lower the cursor to where it is ready; a transaction
- * that makes it ready after that lowers the cursor later still.  Usually another worker has
- * completed the job, and nothing is owed.  Then the cursors stay: otherwise each lost race
+ * once more when the entry is gone, and lower the scan start to where it is ready; a transaction
+ * that makes it ready after that lowers the scan start later still.  Usually another worker has
+ * completed the job, and nothing is owed.  Then the scan starts stay: otherwise each lost race
  * would send every claimer through all that a held snapshot keeps.
  */
 static void
@@ -51,13 +51,13 @@ undo_changed(const QueueInfo *queue, int64 id)
 		if (idemq_jobs_fetch(&latest, id, &job) &&
 			idemq_transition_allowed(EVENT_CLAIM, job.status))
 		{
-			idemq_cursor_lower(queue->qstate, job.queue_id, job.priority, job_ready_key(&job));
+			idemq_scan_start_lower(queue->qstate, job.queue_id, job.priority, job_ready_key(&job));
 			idemq_wake_ready(queue->qstate, job.queue_id, 1, DT_NOEND);
 		}
 	}
 	PG_CATCH();
 	{
-		idemq_cursor_unset(queue->qstate, queue->id);
+		idemq_scan_start_unset(queue->qstate, queue->id);
 		idemq_qstates_end_change();
 		PG_RE_THROW();
 	}
@@ -158,7 +158,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 		/* Without an entry only the commit says that the group's next job may be promoted. */
 		if (taken.entry == LEASE_FULL && idemq_job_uses_places(queue, job))
 			idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
-									  GROUP_KEEP_FLOOR);
+									  GROUP_KEEP_LOW_WATER);
 		return TAKE_DONE;
 	}
 	idemq_limit_undo_rate(queue);

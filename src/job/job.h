@@ -227,14 +227,14 @@ extern int64 idemq_reap_all(const QueueInfo *queue);
 
 /*
  * ready_scan.c
- *		Going through what is due in a queue, from its ready cursors on.
+ *		Going through what is due in a queue, from its scan starts on.
  */
 
 /* What is to become of an entry of the ready index that is due. */
 typedef enum ScanStep
 {
-	STEP_PASS, /* not claimable, or ours now: the cursor may pass it */
-	STEP_STAY, /* claimable still, or its row is held: the cursor stays before it */
+	STEP_PASS, /* not claimable, or ours now: the scan start may pass it */
+	STEP_STAY, /* claimable still, or its row is held: the scan start stays before it */
 	STEP_STOP  /* as STEP_PASS, and enough of it */
 } ScanStep;
 
@@ -247,7 +247,7 @@ typedef struct ReadyScan
 	int wanted;				   /* jobs that consider may take */
 	MemoryContext row_context; /* current in consider, reset for each entry */
 	/* set on the way */
-	CursorView view;
+	ScanStart view;
 	const ReadyEntry *entry; /* of the ring, in consider; NULL: the table's scan stands on it */
 	TimestampTz now;
 	bool stopped;
@@ -604,7 +604,7 @@ extern void idemq_dependency_gone(int64 id, JobStatus status);
  */
 
 extern Promotion idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
-								   Datum name, GroupFloor *floor);
+								   Datum name, GroupLowWater *low_water);
 extern void idemq_promote_asked(JobsTable *table, const QueueInfo *queue, const Job *job);
 
 /*

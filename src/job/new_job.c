@@ -2,9 +2,9 @@
  * job/new_job.c
  *		A new job: the columns that each one has, and adding it without a key.
  *
- * Before its row is written, the job is noted for shared memory: after the commit the ready
- * cursor is lowered to it; or its group is marked, since it may need a head; or the job itself
- * is marked, since its parents may be done.
+ * Before its row is written, the job is noted for shared memory: after the commit the scan start is
+ * lowered to it; or its group is marked, since it may need a head; or the job itself is marked,
+ * since its parents may be done.
  */
 #include "postgres.h"
 

@@ -46,16 +46,17 @@
  * A job that is enqueued without a group, in a queue whose groups have places, is in the group
  * without a name, which no user can give: '' in the row, NULL for the worker.  That group takes
  * turns as the others do, and has any number of places, even after group_max_running became 1.
- * Since these need no count, its floor is the time of its last promotion: a job that waits below
- * that, after a claim that was rolled back, is one turn more.  claim_job and the like promote the
- * job that they ask for, without being the group's promoter.
+ * Since these need no count, its low-water mark is the time of its last promotion: a job that waits
+ * below that, after a claim that was rolled back, is one turn more.  claim_job and the like promote
+ * the job that they ask for, without being the group's promoter.
  *
  * Where to look: the ready_at of a job with a place was the time of its promotion or, if that is
  * later, the time from which its group may start the next one (group_rate_limit,
- * job/group_rate_limit.c).  A floor (shared/groups/groups.c) says more here than of a head: no job
- * of the group that has a place has a ready_at that is below the floor, or one that is both above
- * the floor's last and yet to come.  So jobs that wait for their time are not read; there may be
- * many.  Whoever gives a job that has a place another time drops the floor.
+ * job/group_rate_limit.c).  A low-water mark (shared/groups/groups.c) says more here than of a
+ * head: no job of the group that has a place has a ready_at that is below the low-water mark, or
+ * one that is both above the low-water mark's last and yet to come.  So jobs that wait for their
+ * time are not read; there may be many.  Whoever gives a job that has a place another time drops
+ * the low-water mark.
  */
 #include "postgres.h"
 
@@ -79,10 +80,12 @@ idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue, bo
 		job_set_null(change, COL_RUN_AT);
 	else
 		job_set(change, COL_RUN_AT, TimestampTzGetDatum(ready_at));
-	/* The time of a job that keeps its place may be later than any that the floor knows. */
+	/*
+	 * The time of a job that keeps its place may be later than any that the low-water mark knows.
+	 */
 	if (!takes || job->status != JOB_BLOCKED)
 		idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
-								  takes ? GROUP_DROP_FLOOR : GROUP_KEEP_FLOOR);
+								  takes ? GROUP_DROP_LOW_WATER : GROUP_KEEP_LOW_WATER);
 }
 
 /*

@@ -13,13 +13,13 @@
  * At most one job of a group is pending, retrying or running.  Every way from blocked into
  * these statuses is here, under the ownership of the group, which is taken before the snapshot
  * and lasts until the promotion is visible.  So the snapshot shows the group's head, if there
- * is one.  The floor, below which a head is not looked for, is read after each snapshot (the
- * proof stands in shared/groups/groups.c).
+ * is one.  The low-water mark, below which a head is not looked for, is read after each snapshot
+ * (the proof stands in shared/groups/groups.c).
  *
  * No group is forgotten: for a group whose committed jobs have no head there is a mark, an
  * promoter, a scan of its queue that is to come, or a session between its commit and its
  * callback.  idemq.check() checks both (groups.head, groups.headless), and that no job is
- * below its group's floor (groups.floor).
+ * below its group's low-water mark (groups.floor).
  *
  * The order is that of the ids: of two enqueues that overlap in time the one that
  * called first goes first, if both are committed when one of them is promoted; one
@@ -104,7 +104,7 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 										   [AT_LIMIT] = GROUP_LIMITED,
 										   [HELD] = GROUP_LATER,
 										   [NOT_FOR_US] = GROUP_AGAIN};
-	GroupFloor floor = group->floor;
+	GroupLowWater low_water = group->low_water;
 	Promotion promotion;
 	DependencyMark mark;
 	int64 id;
@@ -112,11 +112,11 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 	if (idemq_dependency_read(&group->key, &mark, &id))
 		promotion = idemq_dependency_promote(table, queue, mark, id, batch, joined);
 	else
-		promotion = idemq_promote_one(table, queue, &group->key, name, &floor);
+		promotion = idemq_promote_one(table, queue, &group->key, name, &low_water);
 	if (promotion == JOINED)
 		return false;
 	if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER)
-		idemq_pending_groups_note_floor(group, floor);
+		idemq_pending_groups_note_low_water(group, low_water);
 	else if (!again)
 		idemq_pending_groups_done(queue->qstate, group, release[promotion]);
 	return promotion == PROMOTED;
@@ -152,7 +152,7 @@ promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int l
 	bool promoted;
 
 	idemq_group_key(&group.key, queue->id, bytes, length);
-	group.floor = GROUP_NO_FLOOR;
+	group.low_water = GROUP_NO_LOW_WATER;
 	idemq_pending_groups_reserve(1);
 	own = idemq_group_own(queue->qstate, &group);
 	if (own == GROUP_FULL)
@@ -396,11 +396,11 @@ idemq_promote_some(const QueueInfo *queue, int max)
 void
 idemq_promote_batch(const QueueInfo *queue)
 {
-	CursorView line;
+	ScanStart line;
 
 	if (idemq_promote_some(queue, PROMOTE_BATCH) == 0)
 		return;
-	idemq_cursor_read(queue->qstate, queue->id, 1, &line);
+	idemq_scan_start_read(queue->qstate, queue->id, 1, &line);
 	may_linger |= line.ring.left >= LONG_LINE;
 }
 
@@ -441,5 +441,5 @@ idemq_promote_later(const QueueInfo *queue, Datum name)
 	GroupKey key;
 
 	idemq_group_key(&key, queue->id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
-	idemq_group_mark(queue->qstate, &key, GROUP_KEEP_FLOOR);
+	idemq_group_mark(queue->qstate, &key, GROUP_KEEP_LOW_WATER);
 }

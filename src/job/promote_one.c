@@ -83,7 +83,7 @@ hasten(JobsTable *table, const QueueInfo *queue, const Job *job)
 static Promotion
 find_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name, Job *job)
 {
-	GroupFloor from = idemq_pending_groups_floor(queue->qstate, key);
+	GroupLowWater from = idemq_pending_groups_low_water(queue->qstate, key);
 
 	if (idemq_jobs_group_head(table, queue->id, name, from.heads, job))
 		return hasten(table, queue, job);
@@ -96,27 +96,27 @@ find_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 
 /*
  * As find_head, for a group with places: *job is to get one.  Jobs with an id below passed make
- * way.  *floor: what the group's floor may be then.
+ * way.  *low_water: what the group's low-water mark may be then.
  */
 static Promotion
 find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name, int64 passed,
-		  GroupFloor *floor, Job *job)
+		  GroupLowWater *low_water, Job *job)
 {
-	GroupFloor from = idemq_pending_groups_floor(queue->qstate, key);
+	GroupLowWater from = idemq_pending_groups_low_water(queue->qstate, key);
 	/* Read after the snapshot: of the times that it shows, only those to come are above this. */
 	TimestampTz now = idemq_now();
-	bool is_known = from.heads != GROUP_NO_FLOOR.heads;
+	bool is_known = from.heads != GROUP_NO_LOW_WATER.heads;
 	GroupPlaces places;
 
 	/* With what this transaction has promoted, at an earlier visit, for a time that is to come. */
 	from.last = Max(from.last, idemq_pending_groups_last(key));
 	idemq_places_count(table, queue, name, from.heads, is_known ? Max(now, from.last) : DT_NOEND,
 					   &places);
-	*floor = (GroupFloor){idemq_is_no_group(name) ? now : Min(places.first, now), from.blocked,
-						  places.last};
+	*low_water = (GroupLowWater){idemq_is_no_group(name) ? now : Min(places.first, now),
+								 from.blocked, places.last};
 	if (places.next != 0)
 		return idemq_jobs_fetch(table, places.next, job) ? hasten(table, queue, job) : HAS_HEAD;
-	/* Jobs that made way in this visit are above the floor until it ends. */
+	/* Jobs that made way in this visit are above the low-water mark until it ends. */
 	if (!idemq_jobs_group_blocked(table, queue->id, name, Max(from.blocked, passed), job) ||
 		job->status != JOB_BLOCKED)
 		return HAS_HEAD;
@@ -125,14 +125,14 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 
 /*
  * Promotes the next job of a group that this session owns, by a snapshot that is younger than
- * its ownership: makes it the head, or gives it a place.  Sets *floor to what it is then.  In a
+ * its ownership: makes it the head, or gives it a place.  Sets *low_water to what it is then.  In a
  * group with places, jobs before it that are not due are promoted without a place.  Jobs without
  * a group have no order to keep: one whose row is held, for example by a producer that replaces
  * it, makes way, and is looked at again a moment later.
  */
 Promotion
 idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
-				  GroupFloor *floor)
+				  GroupLowWater *low_water)
 {
 	bool has_places = idemq_group_has_places(queue, name);
 	Promotion promotion = NOT_FOR_US;
@@ -141,17 +141,17 @@ idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 	int early = 0;
 	int passes = 0;
 
-	/* The floors are read after the snapshot, which each pass renews. */
+	/* The low-water marks are read after the snapshot, which each pass renews. */
 	for (int looks = 0; looks < MAX_LOOKS && passes < MAX_PASSED;)
 	{
-		GroupFloor next_floor;
+		GroupLowWater next_low_water;
 		TimestampTz now;
 		EventArgs args;
 		bool expired;
 		JobWrite write;
 		Job job;
 
-		promotion = has_places ? find_next(table, queue, key, name, passed, &next_floor, &job)
+		promotion = has_places ? find_next(table, queue, key, name, passed, &next_low_water, &job)
 							   : find_head(table, queue, key, name, &job);
 		if (promotion != PROMOTED)
 			break;
@@ -173,14 +173,14 @@ idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 			looks++;
 		else if (!expired && !has_places)
 		{
-			*floor = (GroupFloor){args.now, job.id, DT_NOBEGIN};
+			*low_water = (GroupLowWater){args.now, job.id, DT_NOBEGIN};
 			return promoted(&args);
 		}
 		else if (!expired)
 		{
-			*floor = next_floor;
-			floor->blocked = Min(job.id, held);
-			floor->last = Max(floor->last, args.ready_at);
+			*low_water = next_low_water;
+			low_water->blocked = Min(job.id, held);
+			low_water->last = Max(low_water->last, args.ready_at);
 			if (args.takes_place)
 				return promoted(&args);
 			early++;
@@ -198,7 +198,7 @@ idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 		return promotion;
 	/* The group is ours until we commit: what is left of it comes after that. */
 	if (promotion != HAS_HEAD)
-		idemq_pending_groups_note(queue->qstate, queue->id, name, GROUP_KEEP_FLOOR);
+		idemq_pending_groups_note(queue->qstate, queue->id, name, GROUP_KEEP_LOW_WATER);
 	return PROMOTED_FOR_LATER;
 }
 

@@ -1,11 +1,11 @@
 /*
  * job/ready_scan.c
- *		Going through what is due in a queue, from its ready cursors on.
+ *		Going through what is due in a queue, from its scan starts on.
  *
  * It serves claims, and sessions that only want to know whether there is something.  Each
  * entry of the ready index that is due is shown to scan->consider, priority by priority,
- * and the cursors move up past what it proved unclaimable (shared/queue_states/ready_cursor.c says
- * why that is safe).  Sequence and cursors are read first, then the snapshot is taken.
+ * and the scan starts move up past what it proved unclaimable (shared/queue_states/scan_start.c
+ * says why that is safe).  Sequence and scan starts are read first, then the snapshot is taken.
  */
 #include "postgres.h"
 
@@ -31,7 +31,7 @@ typedef struct PriorityScan
 	int next;		/* in the ring's copy */
 	ReadyKey until; /* READY_KEY_MAX: to the end of the index */
 	bool stayed;
-	ReadyKey reach; /* where the cursor may go: nothing below is claimable */
+	ReadyKey reach; /* where the scan start may go: nothing below is claimable */
 } PriorityScan;
 
 /* Begins to scan the index. */
@@ -111,7 +111,7 @@ look_ahead(ReadyScan *scan, JobsTable *table, PriorityScan *place, ReadyKey key,
 	if (place->in_ring)
 	{
 		scan->more = sleeps && left > 0;
-		if (left >= RING_LOW || !idemq_cursor_may_fill(&scan->view))
+		if (left >= RING_LOW || !idemq_scan_start_may_fill(&scan->view))
 			return;
 		enter_index(scan, table, place, ring->end);
 		fill->from = ring->end;
@@ -167,7 +167,7 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 }
 
 /*
- * Goes through one priority.  Its cursor moves to the first entry that was not
+ * Goes through one priority.  Its scan start moves to the first entry that was not
  * passed: the one after the last, one that is held, one that is not due yet, or
  * the end of the index.
  */
@@ -211,12 +211,12 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 	}
 	if (!place.in_ring)
 		idemq_jobs_scan_end(table);
-	idemq_cursor_advance(&scan->view, scan->queue.id, priority, place.reach, &fill);
+	idemq_scan_start_advance(&scan->view, scan->queue.id, priority, place.reach, &fill);
 }
 
 /*
  * Goes through the queue's due entries until consider answers STEP_STOP, or has
- * set scan->stopped: from its cursors, or from the start of the index.  table is
+ * set scan->stopped: from its scan starts, or from the start of the index.  table is
  * not open yet: it stays open, for the caller to close.
  */
 void
@@ -224,8 +224,8 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 {
 	scan->stopped = scan->more = scan->held = false;
 	scan->next_due = DT_NOEND;
-	/* Where to begin, before the snapshot is taken: see shared/queue_states/ready_cursor.c. */
-	idemq_cursor_read(scan->queue.qstate, scan->queue.id, scan->wanted, &scan->view);
+	/* Where to begin, before the snapshot is taken: see shared/queue_states/scan_start.c. */
+	idemq_scan_start_read(scan->queue.qstate, scan->queue.id, scan->wanted, &scan->view);
 	idemq_pending_ready_view(scan->queue.id, &scan->view);
 	if (from_start || IsolationUsesXactSnapshot())
 		scan->view.ring.count = 0;
@@ -266,12 +266,12 @@ fetch_row(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *jo
 
 /*
  * Fetches the job of the entry at hand, if it may be claimed as far as its lease entry and
- * the snapshot tell; false: the cursor may pass it.  To be called by consider.
+ * the snapshot tell; false: the scan start may pass it.  To be called by consider.
  *
  * For a job whose attempt is ending, the row is asked as well.  Most of the time the job is not
- * ready, and what makes it ready commits after our snapshot and lowers the cursor.  Otherwise
+ * ready, and what makes it ready commits after our snapshot and lowers the scan start.  Otherwise
  * the snapshot knows of the attempt's end, and memory does not yet: then the end lowers the
- * cursor for us, which sends the next claimers through all that we passed.
+ * scan start for us, which sends the next claimers through all that we passed.
  */
 bool
 idemq_ready_job(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *job)
@@ -310,7 +310,7 @@ stop_at_claimable(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
  * *next_due is when the next job comes due by time alone, DT_NOEND for never, and *held, unless
  * held is NULL, says whether a transaction whose end wakes no waiter holds the row of one.  At
  * most once a second a queue that looks empty is scanned from the start: the net under changes
- * that lowered no cursor.
+ * that lowered no scan start.
  */
 bool
 idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held)
@@ -323,13 +323,13 @@ idemq_ready_check(const QueueInfo *queue, TimestampTz *next_due, bool *held)
 		AllocSetContextCreate(CurrentMemoryContext, "idemq look", ALLOCSET_SMALL_SIZES);
 	idemq_ready_scan(&scan, &table, false);
 	idemq_jobs_close(&table);
-	if (!scan.stopped && idemq_cursor_verify_due(queue->qstate, queue->id))
+	if (!scan.stopped && idemq_scan_start_verify_due(queue->qstate, queue->id))
 	{
 		int64 started = idemq_stopwatch();
 
 		idemq_ready_scan(&scan, &table, true);
 		idemq_jobs_close(&table);
-		idemq_cursor_verified(queue->qstate, queue->id, idemq_stopwatch() - started);
+		idemq_scan_start_verified(queue->qstate, queue->id, idemq_stopwatch() - started);
 	}
 	MemoryContextDelete(scan.row_context);
 	*next_due = scan.next_due;
@@ -372,11 +372,11 @@ TimestampTz
 idemq_ready_oldest(const QueueInfo *queue, TimestampTz now)
 {
 	TimestampTz oldest = now;
-	CursorView view;
+	ScanStart view;
 	JobsTable table;
 
-	/* Cursors first, then the snapshot: below them nothing is claimable in it. */
-	idemq_cursor_read(queue->qstate, queue->id, 0, &view);
+	/* Scan starts first, then the snapshot: below them nothing is claimable in it. */
+	idemq_scan_start_read(queue->qstate, queue->id, 0, &view);
 	idemq_jobs_open_to_read(&table);
 	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
 	{

@@ -12,8 +12,8 @@
  *
  * A scan that meets such a job adopts it: it puts an entry, and then fetches the row again under
  * a newer snapshot.  If the job is still there, the transaction that ends it will remove the
- * entry.  If it moved on, the entry goes, and the queue's cursors are unset, for the sake of the
- * claimers that the entry turned away.
+ * entry.  If it moved on, the entry goes, and the queue's scan starts are unset, for the sake of
+ * the claimers that the entry turned away.
  *
  * Taking back ended leases (job/reap.c) and this search go together wherever a session
  * does both: before a claim (idemq_reap_some), in idemq.reap() (idemq_reap_all).
@@ -174,7 +174,7 @@ settle(LostLeases *lost, const LostLease *lease, JobsTable *table, const QueueIn
 		lost->dropped = true;
 		(void) idemq_lease_drop(lease->job_id, lease->token, &dropped);
 		/* It may have turned others away, from wherever the job is now. */
-		idemq_cursor_unset(queue->qstate, queue->id);
+		idemq_scan_start_unset(queue->qstate, queue->id);
 		idemq_qstates_end_change();
 	}
 	return false;

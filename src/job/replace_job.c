@@ -85,7 +85,7 @@ note(const QueueInfo *queue, const Job *job, const JobChange *change)
 
 	if (job_has(job, COL_GROUP_KEY))
 		idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
-								  GROUP_DROP_FLOOR);
+								  GROUP_DROP_LOW_WATER);
 	if (change->set & COLUMN_BIT(COL_READY_AT))
 	{
 		idemq_pending_ready_note_taken(queue->qstate, queue->id, job->priority, job_ready_key(job));

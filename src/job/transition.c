@@ -322,7 +322,7 @@ note(const Transition *transition, const Job *job, const QueueInfo *queue, const
 	/* The group has lost its head, or a job that was next; or again has a job that may be it. */
 	if (job_has(job, COL_GROUP_KEY) && (finishes || blocks))
 		idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
-								  blocks ? job->id : GROUP_KEEP_FLOOR);
+								  blocks ? job->id : GROUP_KEEP_LOW_WATER);
 	else if (transition->columns & GROUP)
 		idemq_pending_groups_note(queue->qstate, queue->id, args->group, job->id);
 	else if (blocks && job->status != JOB_BLOCKED)

@@ -10,19 +10,20 @@
  * one.  The exception is a session that scans all groups at that moment, and knows of a group
  * only when it reaches it; so a suspect is checked for a second (idemq_check_suspicion).
  *
- * Floors (shared/groups/groups.c): no job is below one.
+ * Low-water marks (shared/groups/groups.c): no job is below one.
  *
- * A job that a later snapshot shows below its group's floor is a suspect: its writer may
- * be about to lower the floor.  Once all that the snapshot showed has reached shared
+ * A job that a later snapshot shows below its group's low-water mark is a suspect: its writer may
+ * be about to lower the low-water mark.  Once all that the snapshot showed has reached shared
  * memory (idemq_check_settled), the writer's mark has done so.  From then on only a
- * promotion could raise the floor above the job.  Its promoter has seen this version of the
- * row, as the group's head, or as the one to promote unless there was an earlier one: in
- * neither case does the floor rise above that version.  So if the floor, read again, is
- * still above it, and a later snapshot shows the same version, then that floor is wrong.
+ * promotion could raise the low-water mark above the job.  Its promoter has seen this version of
+ * the row, as the group's head, or as the one to promote unless there was an earlier one: in
+ * neither case does the low-water mark rise above that version.  So if the low-water mark, read
+ * again, is still above it, and a later snapshot shows the same version, then that low-water mark
+ * is wrong.
  *
- * The group without a name may have jobs below its first floor (job/places.c).  Groups that
- * have a promoter are left out: what has lowered their floors is not in them yet.  So are groups
- * with long names, of which memory knows only a hash.
+ * The group without a name may have jobs below its first low-water mark (job/places.c).  Groups
+ * that have a promoter are left out: what has lowered their low-water marks is not in them yet.  So
+ * are groups with long names, of which memory knows only a hash.
  */
 #include "postgres.h"
 
@@ -64,7 +65,7 @@ is_known(const Suspect *suspect)
 	return idemq_groups_know(queue.qstate, &key);
 }
 
-/* Returns a job of each group that has one below its floor. */
+/* Returns a job of each group that has one below its low-water mark. */
 static Suspect *
 find_below(const CheckCall *call, int *count)
 {
@@ -79,15 +80,15 @@ find_below(const CheckCall *call, int *count)
 	for (int i = 0; i < copied; i++)
 	{
 		const GroupKey *key = &groups[i].key;
-		const GroupFloor *floor = &groups[i].floor;
+		const GroupLowWater *low_water = &groups[i].low_water;
 
 		if (groups[i].promoter != NOBODY || key->length == LONG_NAME ||
-			floor->blocked == GROUP_NO_FLOOR.blocked)
+			low_water->blocked == GROUP_NO_LOW_WATER.blocked)
 			continue;
 		columns[0][n] = Int32GetDatum(key->queue_id);
 		columns[1][n] = PointerGetDatum(cstring_to_text_with_len(key->name, key->length));
-		columns[2][n] = TimestampTzGetDatum(floor->heads);
-		columns[3][n++] = Int64GetDatum(floor->blocked);
+		columns[2][n] = TimestampTzGetDatum(low_water->heads);
+		columns[3][n++] = Int64GetDatum(low_water->blocked);
 	}
 	args[0] = PointerGetDatum(construct_array(columns[0], n, INT4OID, 4, true, TYPALIGN_INT));
 	args[1] = PointerGetDatum(construct_array(columns[1], n, TEXTOID, -1, false, TYPALIGN_INT));
@@ -106,12 +107,12 @@ idemq_check_groups(CheckCall *call)
 		find_headless, is_known, CHECK_ERROR, "groups.headless",
 		"first in a group without a head that nobody promotes: UPDATE idemq.jobs SET status = status "
 		"WHERE id = ..."};
-	static const Suspicion floors = {
+	static const Suspicion low_water = {
 		find_below, NULL, CHECK_ERROR, "groups.floor",
 		"below its group's floor, where no promotion finds it: UPDATE idemq.jobs SET status = status "
 		"WHERE id = ..."};
 
 	idemq_check_findings(call, "groups");
 	idemq_check_suspicion(call, &headless_groups);
-	idemq_check_suspicion(call, &floors);
+	idemq_check_suspicion(call, &low_water);
 }

@@ -1,33 +1,33 @@
 /*
  * observe/check_ready.c
- *		The audit of the ready cursors and rings: nothing below a cursor is claimable,
+ *		The audit of the scan starts and rings: nothing below a scan start is claimable,
  *		nor is anything in a ring's range that the ring lacks.
  *
- * For each queue and priority, in this order: sequence, cursor and ring (r), a snapshot
- * (s), a scan of the ready index up to that cursor, or the end of the ring.  A suspect
- * is a row there, below the cursor or missing in the ring, whose version in the snapshot
+ * For each queue and priority, in this order: sequence, scan start and ring (r), a snapshot
+ * (s), a scan of the ready index up to that scan start, or the end of the ring.  A suspect
+ * is a row there, below the scan start or missing in the ring, whose version in the snapshot
  * is claimable, and which after s has no lease entry, no transaction that holds it, and
- * no newer version committed.  Then idemq_check_settled; then the cursor's history (h).
- * If the cursor was lowered to the key of a suspect, or below, since r, the suspect is
+ * no newer version committed.  Then idemq_check_settled; then the scan start's history (h).
+ * If the scan start was lowered to the key of a suspect, or below, since r, the suspect is
  * acquitted: claims meet it again.  The others are reported.
  *
- * Why that is no false alarm: the cursor was above the row from r to h, hence at
+ * Why that is no false alarm: the scan start was above the row from r to h, hence at
  * the moment s, at which the row's committed version was claimable.  By the
- * invariant (shared/queue_states/ready_cursor.c) then at s either
+ * invariant (shared/queue_states/scan_start.c) then at s either
  *   - it had an entry, which has gone since.  A session that drops the entry of a
  *     job whose committed version is claimable lowers to its key after that, or
- *     unsets the cursors: an aborted claim, the end of an attempt whose entry others
+ *     unsets the scan starts: an aborted claim, the end of an attempt whose entry others
  *     had passed by, a search that adopted in vain; or
  *   - its writer had committed and was still to lower; or
  *   - it was being written.  Since no newer version is committed, no transaction
  *     holds the row and it is not ours, that writer has aborted, and lowers; or
  *   - it was being changed by a prepared transaction that has ended since: the
- *     cursors are unset.
+ *     scan starts are unset.
  * Each of these lowers to the row's key, or below, after r, and is past it when
  * idemq_check_settled returns: the history shows it.  For a row that a ring misses the
  * same holds from its invariant (shared/queue_states/ready_ring.c).
  *
- * Why what is broken is found: a row that stays claimable below the cursor with no
+ * Why what is broken is found: a row that stays claimable below the scan start with no
  * entry and no holder is a suspect, and only a lowering acquits it, which repairs
  * it.  (A merged history may acquit it once: the next call has a new r.)
  */
@@ -45,7 +45,7 @@
 /* What shared memory said of one priority, and what the scan of it found. */
 typedef struct Suspects
 {
-	CursorView view;
+	ScanStart view;
 	ReadyRing ring;
 	int count;
 	ReadyKey keys[CHECK_SUSPECTS];
@@ -120,13 +120,13 @@ judge(CheckCall *call, int32 queue_id, int priority, const Suspects *suspects)
 	}
 	for (int i = 0; i < suspects->count; i++)
 	{
-		if (!idemq_cursor_lowered_since(&suspects->view, queue_id, priority, suspects->keys[i]))
+		if (!idemq_scan_start_lowered_since(&suspects->view, queue_id, priority, suspects->keys[i]))
 			idemq_id_list_add(&jobs, suspects->keys[i].id);
 	}
 	idemq_check_report_jobs(call, CHECK_ERROR, "cursor.claimable", &jobs, what);
 }
 
-/* Checks the cursors of all queues that have a state; see the file's header. */
+/* Checks the scan starts of all queues that have a state; see the file's header. */
 void
 idemq_check_ready(CheckCall *call)
 {
@@ -138,11 +138,11 @@ idemq_check_ready(CheckCall *call)
 
 		for (int p = 0; p < IDEMQ_PRIORITIES; p++)
 		{
-			const CursorView *view = &suspects->view;
+			const ScanStart *view = &suspects->view;
 
 			/* A view and a snapshot for each: a short history reaches far enough back. */
-			idemq_cursor_read_ring(idemq_qstate_find(MyDatabaseId, queue_id), queue_id,
-								   &suspects->view, &suspects->ring);
+			idemq_scan_start_read_ring(idemq_qstate_find(MyDatabaseId, queue_id), queue_id,
+									   &suspects->view, &suspects->ring);
 			if (view->qstate == NULL || !ready_key_less(READY_KEY_MIN, view->from[p]))
 				continue;
 			idemq_jobs_refresh(&call->table);

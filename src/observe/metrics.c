@@ -127,7 +127,7 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
 
 	row_add(row, Int32GetDatum(queue->id));
 	add_gauges(row, queue, in_memory ? &view : NULL, sql_gauges);
-	/* Nothing can be claimed from a database that follows another; its cursors say nothing. */
+	/* Nothing can be claimed from a database that follows another; its scan starts say nothing. */
 	oldest = idemq_follows() ? now : idemq_ready_oldest(queue, now);
 	row_add_if(row, oldest < now, idemq_interval_datum(now - Max(oldest, now - OLDEST_AGE)));
 	for (int i = 0; i < COUNTER_COUNT; i++)

@@ -108,7 +108,7 @@ say_finished(WhyCall *call)
 
 /*
  * Returns how many ready jobs a claim would take before this one; *all: whether there are no
- * more.  As a claim does, it reads the cursors first, then takes a snapshot.
+ * more.  As a claim does, it reads the scan starts first, then takes a snapshot.
  */
 static int
 count_before(WhyCall *call, bool *all)
@@ -117,9 +117,9 @@ count_before(WhyCall *call, bool *all)
 	int priority = Min(call->job.priority, IDEMQ_PRIORITIES - 1);
 	int before = 0;
 	int entries = 0;
-	CursorView view;
+	ScanStart view;
 
-	idemq_cursor_read(call->queue.qstate, call->queue.id, 0, &view);
+	idemq_scan_start_read(call->queue.qstate, call->queue.id, 0, &view);
 	idemq_jobs_refresh(&call->table);
 	*all = true;
 	for (int p = 0; p <= priority && *all; p++)

@@ -2,8 +2,8 @@
  * queue/queue_state_life.c
  *		How a queue gets its state in shared memory, and loses it.
  *
- * A queue state has parts in several files: the cursors and the recovery point in the queue state
- * itself; the ring of events, the counters, the groups and the cell of buckets at its
+ * A queue state has parts in several files: the scan starts and the recovery point in the queue
+ * state itself; the ring of events, the counters, the groups and the cell of buckets at its
  * index.  Its next queue must inherit nothing, so all of them are reset or forgotten here,
  * and nowhere else.  (A pass of promotion, at its index too, is the worker's:
  * shared/groups/promote_pass.c.)
@@ -60,7 +60,7 @@ idemq_qstate_for_queue(int32 queue_id)
 			int index = idemq_qstate_index(qstate);
 
 			/* This also bounds every view of the queue state's former life. */
-			idemq_cursor_unset_locked(qstate);
+			idemq_scan_start_unset_locked(qstate);
 			idemq_qstate_begin_recovery(qstate, 0);
 			LWLockRelease(&qstate->lock);
 			idemq_notify_ring_reset(index);
@@ -108,7 +108,7 @@ idemq_qstates_forget_database(Oid database)
 }
 
 /*
- * Unsets every cursor, gauge and floor of a database and asks for recovery: rows
+ * Unsets every scan start, gauge and low-water mark of a database and asks for recovery: rows
  * changed, and it is not known which (after COMMIT PREPARED, for example).
  */
 void
@@ -123,7 +123,7 @@ idemq_qstates_unset_database(Oid database)
 		if (qstate->key.database != database || qstate->key.queue_id == 0)
 			continue;
 		LWLockAcquire(&qstate->lock, LW_EXCLUSIVE);
-		idemq_cursor_unset_locked(qstate);
+		idemq_scan_start_unset_locked(qstate);
 		idemq_due_by(qstate, DUE_EXPIRY, 0);
 		idemq_due_by(qstate, DUE_HANDLER, 0);
 		qstate_unset_dependencies(qstate, DEPENDENCIES_KNOWN);

@@ -9,12 +9,12 @@
  *		COMMIT			groups: mark, leave windows, give back owned ones
  *						counts: add
  *						actions: count borrowed entries, then follow all in order
- *						ready keys: lower cursors, wake
+ *						ready keys: lower scan starts, wake
  *						forget all, let kept-away workers back
  *		ABORT			groups: give back owned ones, to be promoted again
  *						counts: end a count of all jobs that is under way
  *						actions: undo, the last first
- *						ready keys: lower cursors, wake; drop, with what was counted
+ *						ready keys: lower scan starts, wake; drop, with what was counted
  *						forget all, leave windows, let kept-away workers back
  *		PRE_PREPARE		actions: raise an error for what cannot be prepared
  *		PREPARE			counts: end a count of all jobs that is under way

@@ -21,7 +21,7 @@
  * promotion, the end of an attempt where max_running counts, and a drop of what memory
  * knows.  The entries of attempts that the transaction ends are removed; its row locks alone
  * keep others off, and a claimer that meets such a row does not pass it.  When it ends, the
- * utility hook (hooks/utility.c) unsets the cursors and asks for recovery.
+ * utility hook (hooks/utility.c) unsets the scan starts and asks for recovery.
  *
  * What txn/at_end.c calls neither allocates nor raises; idemq_pending_before_prepare
  * alone raises.  No locks; all state is this backend's.
@@ -250,8 +250,8 @@ idemq_pending_any(void)
 static void
 show_again(const Action *action, int priority, TimestampTz ready_at)
 {
-	idemq_cursor_lower(action->qstate, action->queue_id, priority,
-					   (ReadyKey){ready_at, action->job_id});
+	idemq_scan_start_lower(action->qstate, action->queue_id, priority,
+						   (ReadyKey){ready_at, action->job_id});
 	idemq_wake_if_ready(action->qstate, action->queue_id, 1);
 }
 
@@ -287,7 +287,7 @@ undo_claim(const Action *action)
 	if (!action->has_prior)
 		drop_lease(action);
 	else if (!idemq_lease_restore(action->job_id, action->token, &priors[--npriors]))
-		idemq_cursor_unset(action->qstate, action->queue_id);
+		idemq_scan_start_unset(action->qstate, action->queue_id);
 	if (action->borrowed)
 		idemq_borrowed_note_end(action->queue_id, true, 1);
 	undo_claim_rowonly(action);
@@ -437,7 +437,8 @@ forget_settings(const Action *action)
 static void
 check_groups(const Action *action)
 {
-	idemq_groups_drop_floors(idemq_qstate_find(MyDatabaseId, action->queue_id), action->queue_id);
+	idemq_groups_drop_low_water(idemq_qstate_find(MyDatabaseId, action->queue_id),
+								action->queue_id);
 }
 
 /* All sessions look again, this one too: it has read what it wrote. */

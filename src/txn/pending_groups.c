@@ -13,7 +13,7 @@
  * (txn/pending.c).
  *
  * From before the commit is visible until all marks are set, the transaction is in the
- * windows of the queues in which it lowers floors (txn/pending_window.c).
+ * windows of the queues in which it lowers low-water marks (txn/pending_window.c).
  *
  * PREPARE TRANSACTION: the marks are lost; when the transaction ends, all groups are scanned
  * (idemq_groups_unset_database).  A transaction that owns a group is refused (txn/pending.c).
@@ -55,8 +55,8 @@ typedef struct MarkIndex
 
 typedef struct Owned
 {
-	GroupTaken group; /* as it was taken */
-	GroupFloor floor; /* once we have committed */
+	GroupTaken group;		 /* as it was taken */
+	GroupLowWater low_water; /* once we have committed */
 	QueueState *qstate;
 	SubTransactionId subid;
 } Owned;
@@ -120,11 +120,11 @@ is_same(const GroupKey *a, const GroupKey *b)
 #define SH_DEFINE
 #include "lib/simplehash.h"
 
-/* Enters the window of a mark's queue if the mark lowers a floor. */
+/* Enters the window of a mark's queue if the mark lowers a low-water mark. */
 static void
 enter_window(Mark *mark)
 {
-	if (mark->id == GROUP_KEEP_FLOOR)
+	if (mark->id == GROUP_KEEP_LOW_WATER)
 		return;
 	mark->qstate = idemq_qstate_current(mark->qstate, mark->key.queue_id);
 	idemq_pending_window_enter(mark->qstate, mark->key.database, mark->id);
@@ -182,7 +182,7 @@ idemq_pending_dependency_note(QueueState *qstate, int32 queue_id, DependencyMark
 	char name[DEPENDENCY_NAME];
 
 	idemq_dependency_name(name, mark, job_id);
-	note(qstate, queue_id, name, DEPENDENCY_NAME, GROUP_KEEP_FLOOR);
+	note(qstate, queue_id, name, DEPENDENCY_NAME, GROUP_KEEP_LOW_WATER);
 }
 
 /* Notes that a child is blocked by its parents, and is to be looked at after the commit. */
@@ -195,12 +195,12 @@ idemq_pending_dependency_note_blocked(QueueState *qstate, int32 queue_id, int64 
 
 /*
  * Returns where a check of an owned group may begin, by a snapshot that was taken since
- * the group is owned; each newer snapshot needs a newer floor.
+ * the group is owned; each newer snapshot needs a newer low-water mark.
  */
-GroupFloor
-idemq_pending_groups_floor(QueueState *qstate, const GroupKey *key)
+GroupLowWater
+idemq_pending_groups_low_water(QueueState *qstate, const GroupKey *key)
 {
-	int64 lowered = GROUP_KEEP_FLOOR;
+	int64 lowered = GROUP_KEEP_LOW_WATER;
 
 	if (index_of_marks != NULL)
 	{
@@ -210,7 +210,7 @@ idemq_pending_groups_floor(QueueState *qstate, const GroupKey *key)
 		found = marks_lookup(index_of_marks, end_of_marks);
 		lowered = found == NULL ? lowered : mark_at(found->at)->id;
 	}
-	return idemq_group_floor(qstate, key, lowered);
+	return idemq_group_low_water(qstate, key, lowered);
 }
 
 /*
@@ -237,7 +237,7 @@ void
 idemq_pending_groups_note_owned(QueueState *qstate, const GroupTaken *group)
 {
 	Assert(nowned < max_owned);
-	owned[nowned++] = (Owned){*group, group->floor, qstate, GetCurrentSubTransactionId()};
+	owned[nowned++] = (Owned){*group, group->low_water, qstate, GetCurrentSubTransactionId()};
 }
 
 /* Returns the note of an owned group; NULL for none. */
@@ -254,7 +254,7 @@ find_owned(const GroupKey *key)
 
 /*
  * Returns whether this subtransaction itself has taken a group.  A group that an outer one took
- * is not given back, nor its floor, when this one is rolled back.
+ * is not given back, nor its low-water mark, when this one is rolled back.
  */
 bool
 idemq_pending_groups_owns(const GroupKey *key)
@@ -264,26 +264,27 @@ idemq_pending_groups_owns(const GroupKey *key)
 	return note != NULL && note->subid == GetCurrentSubTransactionId();
 }
 
-/* Notes the floor that an owned group has once this transaction has committed. */
+/* Notes the low-water mark that an owned group has once this transaction has committed. */
 void
-idemq_pending_groups_note_floor(const GroupTaken *group, GroupFloor floor)
+idemq_pending_groups_note_low_water(const GroupTaken *group, GroupLowWater low_water)
 {
 	Owned *note = find_owned(&group->key);
 
 	if (note != NULL)
-		note->floor = floor;
+		note->low_water = low_water;
 }
 
 /*
  * Returns the greatest ready_at of an owned group's jobs with a place, which this transaction
- * alone knows: the floor is the others' until it commits.  DT_NOBEGIN for a group not owned.
+ * alone knows: the low-water mark is the others' until it commits.  DT_NOBEGIN for a group not
+ * owned.
  */
 TimestampTz
 idemq_pending_groups_last(const GroupKey *key)
 {
 	const Owned *note = find_owned(key);
 
-	return note == NULL ? DT_NOBEGIN : note->floor.last;
+	return note == NULL ? DT_NOBEGIN : note->low_water.last;
 }
 
 /* Gives a group back at once: this transaction has changed nothing in it. */
@@ -331,7 +332,7 @@ release_from(SubTransactionId from, GroupRelease how)
 		Owned *last = &owned[--nowned];
 
 		if (how == GROUP_DONE)
-			last->group.floor = last->floor;
+			last->group.low_water = last->low_water;
 		idemq_group_release(last->qstate, &last->group, how);
 	}
 }

@@ -10,7 +10,7 @@
  * blocks leaves no more than the block around it.
  *
  * Ready keys are kept as the least of each priority: lowering too much or too often is only
- * slower.  At the transaction's end, either way, the ready cursors are lowered to them and
+ * slower.  At the transaction's end, either way, the scan starts are lowered to them and
  * sessions that wait are woken; after the commit the worker is told when a job expires
  * that is not claimed by then.
  *
@@ -26,7 +26,7 @@
  * The stack is kept for the next transaction; unused notes are clean.  It
  * grows when something is noted; what txn/at_end.c calls neither allocates nor raises.
  *
- * PREPARE TRANSACTION: all is lost; when the transaction ends, the cursors and the gauges
+ * PREPARE TRANSACTION: all is lost; when the transaction ends, the scan starts and the gauges
  * are unset (idemq_qstates_unset_database).
  *
  * Locks: none of its own; all state is this backend's.
@@ -192,7 +192,7 @@ idemq_pending_ready_note_expiry(QueueState *qstate, int32 queue_id, TimestampTz 
  * ready: its own claims see that before its commit, and no others do.
  */
 void
-idemq_pending_ready_view(int32 queue_id, CursorView *view)
+idemq_pending_ready_view(int32 queue_id, ScanStart *view)
 {
 	for (int i = 0; i < nowed; i++)
 	{
@@ -385,11 +385,11 @@ lower(const Owed *note)
 	{
 		int priority = pg_rightmost_one_pos32(left);
 
-		idemq_cursor_lower(note->qstate, note->queue_id, priority, note->least[priority]);
+		idemq_scan_start_lower(note->qstate, note->queue_id, priority, note->least[priority]);
 	}
 }
 
-/* Lowers cursors and wakes sessions that wait: the transaction has committed. */
+/* Lowers scan starts and wakes sessions that wait: the transaction has committed. */
 void
 idemq_pending_ready_apply(void)
 {
@@ -407,7 +407,7 @@ idemq_pending_ready_apply(void)
 }
 
 /*
- * Follows the abort of a subtransaction and of later ones: drops the notes, lowers cursors, and
+ * Follows the abort of a subtransaction and of later ones: drops the notes, lowers scan starts, and
  * wakes sessions that wait, since nobody knows whether what was there before is ready.
  */
 void

@@ -29,7 +29,7 @@ static int max_stays = 0;
 
 /*
  * Enters the window of a queue, of the database when qstate is NULL; id: as
- * idemq_group_mark takes it, but not GROUP_KEEP_FLOOR.
+ * idemq_group_mark takes it, but not GROUP_KEEP_LOW_WATER.
  */
 void
 idemq_pending_window_enter(const QueueState *qstate, Oid database, int64 id)
@@ -37,7 +37,10 @@ idemq_pending_window_enter(const QueueState *qstate, Oid database, int64 id)
 	int number = idemq_group_window_of(qstate, database);
 	Stay *last = nstays == 0 ? NULL : &stays[nstays - 1];
 
-	/* Most transactions lower the floors of one queue; for others one stay more does no harm. */
+	/*
+	 * Most transactions lower the low-water marks of one queue; for others one stay more does no
+	 * harm.
+	 */
 	if (last == NULL || last->number != number)
 	{
 		stays = idemq_grow(stays, &max_stays, (int64) nstays + 1, sizeof(Stay));

@@ -25,8 +25,8 @@ extern void idemq_at_end_install(void);
 
 typedef enum ActionKind
 {
-	ACTION_CLAIM,		  /* commit: the lease starts; abort: the entry goes, the cursor lowers */
-	ACTION_CLAIM_ROWONLY, /* commit: a job is in flight without an entry; abort: the cursor
+	ACTION_CLAIM, /* commit: the lease starts; abort: the entry goes, the scan start lowers */
+	ACTION_CLAIM_ROWONLY, /* commit: a job is in flight without an entry; abort: the scan start
 						   * lowers */
 	ACTION_END,			  /* commit: the entry goes; abort: the lease goes on */
 	ACTION_CANCEL,		  /* at the end: the worker of that token is told no more */
@@ -35,7 +35,7 @@ typedef enum ActionKind
 	ACTION_CREATE_QUEUE,  /* abort: the queue's state is free */
 	ACTION_DROP_QUEUE,	  /* commit: the queue's state is free */
 	ACTION_FORGET,	  /* TRUNCATE, DROP EXTENSION.  Commit: nothing of this database is known any
-						   * more; abort: cursors unset */
+						   * more; abort: scan starts unset */
 	ACTION_EVENT,	  /* commit: there is something to NOTIFY */
 	ACTION_FINISHED,  /* commit: a job that was in no attempt has its result */
 	ACTION_GONE,	  /* commit: jobs are gone that were not finished */
@@ -87,7 +87,7 @@ extern void idemq_pending_ready_note_taken(QueueState *qstate, int32 queue_id, i
 										   ReadyKey key);
 extern void idemq_pending_ready_note_expiry(QueueState *qstate, int32 queue_id,
 											TimestampTz expires_at);
-extern void idemq_pending_ready_view(int32 queue_id, CursorView *view);
+extern void idemq_pending_ready_view(int32 queue_id, ScanStart *view);
 extern void idemq_pending_counts_row(int32 queue_id, int from, int to);
 extern void idemq_pending_counts_event(int32 queue_id, uint32 counters);
 extern void idemq_pending_counts_timing(int32 queue_id, Timing which, TimestampTz from,
@@ -116,11 +116,11 @@ extern void idemq_pending_groups_reserve(int count);
 extern void idemq_pending_groups_note_owned(QueueState *qstate, const GroupTaken *group);
 extern bool idemq_pending_groups_owns(const GroupKey *key);
 extern TimestampTz idemq_pending_groups_last(const GroupKey *key);
-extern void idemq_pending_groups_note_floor(const GroupTaken *group, GroupFloor floor);
+extern void idemq_pending_groups_note_low_water(const GroupTaken *group, GroupLowWater low_water);
 extern void idemq_pending_groups_done(QueueState *qstate, const GroupTaken *group,
 									  GroupRelease how);
 extern void idemq_pending_groups_note_scan(QueueState *qstate, int32 queue_id);
-extern GroupFloor idemq_pending_groups_floor(QueueState *qstate, const GroupKey *key);
+extern GroupLowWater idemq_pending_groups_low_water(QueueState *qstate, const GroupKey *key);
 extern bool idemq_pending_groups_owns_any(void);
 extern bool idemq_pending_groups_any(void);
 extern void idemq_pending_groups_before_commit(void);

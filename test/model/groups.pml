@@ -15,7 +15,7 @@
  * Mutants: SNAPSHOT_FIRST (before the group is owned), RELEASE_FIRST (before the promotion is visible),
  * MARK_FIRST (before the commit), NO_AGAIN (a mark while there is a promoter is not kept), ABORT_DONE (an
  * promoter that aborts gives back a group that is done with), NO_WINDOW (a check does not ask for it),
- * FLOOR_FIRST (it reads the floor before the window), LEAVE_FIRST (a writer leaves before it marks),
+ * LOW_WATER_FIRST (it reads the low-water mark before the window), LEAVE_FIRST (a writer leaves before it marks),
  * NO_LOWERED (what a mark has lowered while there is a promoter is not heeded).
  */
 #define JOBS 3
@@ -33,7 +33,7 @@ byte window = 0;			/* ids of writers in it */
 byte promoter = NOBODY;		/* the entry: */
 bool again = false;
 bool waiting = false;
-byte floor = 0;				/* 0: none */
+byte low_water = 0;				/* 0: none */
 byte lowered = KEEP;
 
 bool aborted = false;
@@ -53,7 +53,7 @@ inline mark(id)
 #endif
 			lowered = MIN(lowered, id)
 		:: else ->
-			floor = MIN(floor, id);
+			low_water = MIN(low_water, id);
 			waiting = true
 		fi
 	}
@@ -68,9 +68,9 @@ inline release(me, to, wants)
 			waiting = wants || again;
 			again = false;
 #ifdef NO_LOWERED
-			floor = to;
+			low_water = to;
 #else
-			floor = MIN(to, lowered);
+			low_water = MIN(to, lowered);
 #endif
 			lowered = KEEP;
 			promoter = NOBODY
@@ -116,9 +116,9 @@ inline check(me)
 #ifndef SNAPSHOT_FIRST
 	atomic { seen = blocked; seen_heads = heads };
 #endif
-	/* idemq_group_floor */
-#ifdef FLOOR_FIRST
-	own = MIN(floor, lowered);
+	/* idemq_group_low_water */
+#ifdef LOW_WATER_FIRST
+	own = MIN(low_water, lowered);
 	own = MIN(own, LEAST(window));
 #else
 #ifdef NO_WINDOW
@@ -127,9 +127,9 @@ inline check(me)
 	least = LEAST(window);
 #endif
 #ifdef NO_LOWERED
-	own = MIN(floor, least);
+	own = MIN(low_water, least);
 #else
-	atomic { own = MIN(floor, lowered); own = MIN(own, least) };
+	atomic { own = MIN(low_water, lowered); own = MIN(own, least) };
 #endif
 #endif
 	/* None of the jobs that the snapshot shows is passed. */
@@ -176,7 +176,7 @@ proctype worker()
 		atomic { seen = blocked; seen_heads = heads };
 #endif
 		if
-		:: d_step { waiting && promoter == NOBODY -> waiting = false; promoter = 1; lowered = KEEP; taken = floor };
+		:: d_step { waiting && promoter == NOBODY -> waiting = false; promoter = 1; lowered = KEEP; taken = low_water };
 			check(1)
 		:: !waiting
 		fi
@@ -192,7 +192,7 @@ proctype claimer()
 	atomic { seen = blocked; seen_heads = heads };
 #endif
 	if
-	:: d_step { promoter == NOBODY -> waiting = false; promoter = 2; lowered = KEEP; taken = floor };
+	:: d_step { promoter == NOBODY -> waiting = false; promoter = 2; lowered = KEEP; taken = low_water };
 		check(2)
 	:: d_step { promoter != NOBODY -> again = true }
 	fi

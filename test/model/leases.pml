@@ -13,7 +13,7 @@
  * worker goes on.  So no run is endless, and in one that forgets something a process does not come to its end: spin
  * says that of itself (invalid end state), with no formula and in half the time.  A loop that does not count needs one.
  *
- * The ready cursor is one bit: whether claims pass the job.  Not in it: adoption, cancels, attached
+ * The scan start is one bit: whether claims pass the job.  Not in it: adoption, cancels, attached
  * sessions, a full table, the count of running jobs, PREPARE TRANSACTION.  A crash of the server
  * leaves no entry: that is for adoption.
  *
@@ -47,7 +47,7 @@ bool e_reaping;
 byte e_finisher = NOBODY;
 byte e_ended;				/* the last attempt that has ended while another had its entry */
 
-bool passed = false;		/* the cursor is behind the job */
+bool passed = false;		/* the scan start is behind the job */
 bool lowered[3] = true;		/* since a claimer, who is at work, read it; true while none is */
 
 bool promised = false;		/* a heartbeat was answered, and the lease has not ended by time since */
@@ -196,7 +196,7 @@ inline claim(me)
 	:: atomic { there && e_finisher == NOBODY -> skip }
 	:: atomic { there && e_finisher != NOBODY && (seen_status != READY || status != READY) -> skip }
 	:: atomic { there && e_finisher != NOBODY && !(seen_status != READY || status != READY) -> goto no_pass }
-		/* It turns the claim away, and lowers when it goes: cursor.pml. */
+		/* It turns the claim away, and lowers when it goes: scan_start.pml. */
 	:: atomic { !there && (seen_status != READY || token != seen_token || status != READY) -> skip }
 	:: atomic { !there && !(seen_status != READY || token != seen_token || status != READY) -> skip };
 		/* idemq_lease_take */
@@ -215,7 +215,7 @@ inline claim(me)
 			fi
 		fi
 	fi;
-	/* idemq_cursor_advance */
+	/* idemq_scan_start_advance */
 	d_step { if :: !lowered[me] -> passed = true :: else fi };
 no_pass:
 	atomic {
@@ -450,7 +450,7 @@ proctype sweeper()
 		/* No entry of a transaction that is over, none of an attempt that is. */
 		assert(!there || (e_finisher == NOBODY && !e_claiming && status == RUN && token == e_token));
 		assert(there || lost || status != RUN);
-		/* A job that is ready is before the cursor. */
+		/* A job that is ready is before the scan start. */
 		assert(status != READY || !passed)
 	}
 }

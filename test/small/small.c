@@ -25,7 +25,7 @@
 #include "base/backoff.c"
 #include "base/gcra.c"
 #include "base/token.c"
-#include "shared/queue_states/ready_cursor.c"
+#include "shared/queue_states/scan_start.c"
 #include "shared/queue_states/ready_ring.c"
 #include "worker/retention_ranges.c"
 
@@ -196,7 +196,7 @@ history(void)
 
 	qstate.history[0].count = 0;
 	qstate.seq = 0;
-	qstate.cursor[0] = key(KEYS + 1);
+	qstate.scan_start[0] = key(KEYS + 1);
 	qstate.ring.count = 0;
 	for (int i = 1; i <= count; i++)
 	{
@@ -209,7 +209,7 @@ history(void)
 		check(h->entries[i - 1].seq < h->entries[i].seq && ready_key_less(h->entries[i - 1].key, h->entries[i].key), "both grow");
 	for (int since = 0; since <= count; since++)
 	{
-		CursorView view = {.seq = since, .qstate = &qstate};
+		ScanStart view = {.seq = since, .qstate = &qstate};
 		ReadyKey found = lowered_since(&qstate, &view, 0);
 		int least = KEYS + 1;
 
@@ -222,16 +222,16 @@ history(void)
 		if (!merged && since < count)
 			check(found.id == least, "that key, as long as nothing is merged");
 		for (int k = 1; k <= KEYS; k++)
-			check(idemq_cursor_lowered_since(&view, 1, 0, key(k)) || least > k, "what was lowered to is said");
+			check(idemq_scan_start_lowered_since(&view, 1, 0, key(k)) || least > k, "what was lowered to is said");
 		if (count <= 4)
 		{
-			ReadyKey cursor = qstate.cursor[0];
+			ReadyKey scan_start = qstate.scan_start[0];
 			static ReadyRing none;
 
-			idemq_cursor_advance(&view, 1, 0, key(KEYS + 1), &none);
-			check(!ready_key_less(key(least), qstate.cursor[0]), "an advance stays before it");
-			check(!ready_key_less(qstate.cursor[0], cursor), "and goes on");
-			qstate.cursor[0] = cursor;
+			idemq_scan_start_advance(&view, 1, 0, key(KEYS + 1), &none);
+			check(!ready_key_less(key(least), qstate.scan_start[0]), "an advance stays before it");
+			check(!ready_key_less(qstate.scan_start[0], scan_start), "and goes on");
+			qstate.scan_start[0] = scan_start;
 		}
 	}
 }
@@ -328,45 +328,45 @@ ring_copy(void)
 {
 	ReadyRing ring;
 	RingView view;
-	ReadyKey cursors[IDEMQ_PRIORITIES];
-	int from, cursor, wanted, at;
+	ReadyKey scan_starts[IDEMQ_PRIORITIES];
+	int from, scan_start, wanted, at;
 
 	make_index(4, 2);
 	from = 1 + choose(4);
 	if (!make_ring(&ring, from, 1 + choose(5), 0))
 		return;
-	cursors[0] = key(cursor = choose(6));
+	scan_starts[0] = key(scan_start = choose(6));
 	wanted = 1 + choose(3);
-	idemq_ring_copy(&ring, cursors, wanted, &view);
+	idemq_ring_copy(&ring, scan_starts, wanted, &view);
 	check(view.count <= wanted + RING_SPARE, "no more than are wanted, and spare");
-	check(view.count == 0 || cursor >= from, "none where the cursor is before the ring");
+	check(view.count == 0 || scan_start >= from, "none where the scan start is before the buffer");
 	check(same_key(view.end, idemq_ring_end(&ring)), "it knows the ring's end");
 	if (view.count > 0)
 	{
 		ReadyKey end = ready_key_after(view.entries[view.count - 1].key);
 
-		check(has_all(view.entries, view.count, cursors[0], end), "all entries of its keys");
+		check(has_all(view.entries, view.count, scan_starts[0], end), "all entries of its keys");
 		check(view.left > 0 ? ready_key_less(end, view.end) : same_key(end, view.end), "what is left is behind it");
 		int before = view.count;
 
 		at = choose(6);
 		idemq_ring_view_cut(&view, 0, key(at));
-		end = view.count > 0 ? ready_key_after(view.entries[view.count - 1].key) : cursors[0];
+		end = view.count > 0 ? ready_key_after(view.entries[view.count - 1].key) : scan_starts[0];
 		check(view.count == 0 || !ready_key_less(key(at), end), "a copy is cut at a key");
-		check(has_all(view.entries, view.count, cursors[0], end), "and has what is before");
+		check(has_all(view.entries, view.count, scan_starts[0], end), "and has what is before");
 		if (view.count < before)
 			check(view.left == 0 && same_key(view.end, view.entries[view.count].key), "it ends where it was cut");
 		else
 			check(same_key(view.end, idemq_ring_end(&ring)), "or where the ring ends");
 	}
 	for (int i = 0; i < entry_count; i++)
-		check(!idemq_ring_hides(&ring, cursors, 0, &entries[i]), "what is in the index is not hidden");
+		check(!idemq_ring_hides(&ring, scan_starts, 0, &entries[i]), "what is in the index is not hidden");
 	if (ring.count > 1)
 	{
 		ReadyEntry gone = ring.entries[0];
 
 		memmove(ring.entries, &ring.entries[1], --ring.count * sizeof(ReadyEntry));
-		check(idemq_ring_hides(&ring, cursors, 0, &gone) == (cursor >= from && cursor <= gone.key.id), "one that is missing is");
+		check(idemq_ring_hides(&ring, scan_starts, 0, &gone) == (scan_start >= from && scan_start <= gone.key.id), "one that is missing is");
 	}
 }
 
@@ -374,7 +374,7 @@ static void
 ring_install(void)
 {
 	ReadyRing ring, fill, before;
-	ReadyKey cursors[IDEMQ_PRIORITIES];
+	ReadyKey scan_starts[IDEMQ_PRIORITIES];
 	int from, ahead_before, new, priority;
 	bool joins;
 
@@ -387,21 +387,21 @@ ring_install(void)
 	if (!make_ring(&fill, from, from + 1 + choose(INDEX_KEYS + 1 - from), priority))
 		return;
 	fill.file = choose(2);
-	cursors[0] = key(choose(INDEX_KEYS + 1));
-	cursors[1] = key(1);
+	scan_starts[0] = key(choose(INDEX_KEYS + 1));
+	scan_starts[1] = key(1);
 	before = ring;
-	ahead_before = ahead(&ring, cursors);
-	joins = serves(&ring, cursors) && priority == 0 && fill.file == ring.file && same_key(idemq_ring_end(&ring), fill.from);
-	new = fill.count - position(&fill, cursors[0]);
-	idemq_ring_install(&ring, cursors, &fill);
+	ahead_before = ahead(&ring, scan_starts);
+	joins = serves(&ring, scan_starts) && priority == 0 && fill.file == ring.file && same_key(idemq_ring_end(&ring), fill.from);
+	new = fill.count - position(&fill, scan_starts[0]);
+	idemq_ring_install(&ring, scan_starts, &fill);
 	check(ring.count <= RING_LENGTH, "it has room for no more");
 	if (ring.file == before.file && fill.file != before.file)
 		check(ring.count == before.count, "entries of another file do not join it");
 	check(has_all(ring.entries, ring.count, ring.from, idemq_ring_end(&ring)), "all entries of its range");
-	check(ahead(&ring, cursors) >= ahead_before, "and no fewer before the claims");
+	check(ahead(&ring, scan_starts) >= ahead_before, "and no fewer before the claims");
 	if (joins && ahead_before + fill.count <= RING_LENGTH)
-		check(ahead(&ring, cursors) == ahead_before + new, "what joins it is added");
-	if (!joins && !serves(&before, cursors) && fill.count > 0)
+		check(ahead(&ring, scan_starts) == ahead_before + new, "what joins it is added");
+	if (!joins && !serves(&before, scan_starts) && fill.count > 0)
 		check(ring.count == fill.count && ring.priority == priority, "one that serves nobody is replaced");
 }
 

@@ -60,7 +60,7 @@ SELECT format('CALL broken(''ALTER TABLE %s %s TRIGGER %s'')', tgrelid::regclass
 	WHERE relnamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace) AND NOT tgisinternal AND relname <> 'jobs' ORDER BY relname, tgname, how \gexec
 CALL broken('ALTER TABLE idemq.attempts DISABLE ROW LEVEL SECURITY');
 
--- What is committed: a job below the cursor, mended by a claim that finds nothing.
+-- What is committed: a job below the scan start, mended by a claim that finds nothing.
 \set VERBOSITY sqlstate
 ALTER TABLE idemq.jobs DISABLE TRIGGER idemq_jobs_changed;
 UPDATE idemq.jobs SET ready_at = '2000-01-01' WHERE id = 1000000000020;
@@ -121,7 +121,7 @@ SELECT * FROM idemq.check();
 SELECT idemq.recount() > 0 AS counted;
 SELECT * FROM idemq.check();
 SELECT idemq.drop_queue('gauged', force => true);
--- A row that was inserted so is below the cursor, too.
+-- A row that was inserted so is below the scan start, too.
 SELECT idemq.create_queue('b', lease => '1 h') > 0 AS created;
 SELECT (idemq.enqueue('b', '1')).outcome;
 SELECT count(*) FROM idemq.claim('b');

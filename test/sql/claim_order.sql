@@ -50,7 +50,7 @@ SELECT (idemq.enqueue('q', '"now"')).outcome;
 SELECT payload FROM idemq.claim('q', 10);
 SELECT count(idemq.enqueue('q', to_jsonb(g), run_at => '2020-01-01')) FROM generate_series(1, 5) g;
 SELECT taken(10);
--- One behind the cursor: seen at once.
+-- One behind the scan start: seen at once.
 SELECT taken(10);
 SELECT (idemq.enqueue('q', '"past"', run_at => '2001-01-01')).outcome;
 SELECT taken(10);

@@ -6,10 +6,10 @@ CREATE EXTENSION idemq;
 \pset null -
 SELECT idemq.create_queue('q', retry_jitter => 0, lease => '1 h') AS q \gset
 SELECT idemq.create_queue('p', lease => '1 h') AS p \gset
--- The cursor stands at the end of the index.
+-- The scan start stands at the end of the index.
 SELECT count(*) FROM idemq.claim('q');
 
--- INSERT, COPY, UPDATE and DELETE are seen by the next claim, also behind the cursor.
+-- INSERT, COPY, UPDATE and DELETE are seen by the next claim, also behind the scan start.
 INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 	VALUES (:q, now(), 4, 3, 'pending', '2001-01-01', '"inserted"');
 SELECT payload, attempt, max_attempts FROM idemq.claim('q');

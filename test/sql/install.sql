@@ -68,7 +68,7 @@ SELECT current_setting('idemq.version') = default_version AS same FROM pg_availa
 SET idemq.max_queues = 1;
 SET idemq.no_such_setting = 1;
 
--- DROP and CREATE again in this session: with plans that are cached, jobs in flight and a cursor that stands.
+-- DROP and CREATE again in this session: with plans that are cached, jobs in flight and a scan start that stands.
 SELECT idemq.create_queue('q', lease => '1 h');
 CREATE FUNCTION work(OUT enqueued text, OUT again text, OUT taken bigint, OUT outcomes text, OUT failed text, OUT dead bigint) LANGUAGE plpgsql AS $$
 BEGIN
@@ -91,7 +91,7 @@ SELECT idemq.create_queue('q', lease => '1 h');
 SELECT * FROM work();
 EXECUTE look;
 SELECT count(*) FROM idemq.claim('q', 10);
--- Rolled back, nothing has happened: leases and cursors are there.
+-- Rolled back, nothing has happened: leases and scan starts are there.
 SELECT (idemq.enqueue('q', '9')).id \gset
 SELECT token FROM idemq.claim('q') \gset
 BEGIN;

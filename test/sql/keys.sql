@@ -88,7 +88,7 @@ SELECT * FROM row;
 -- Without a key to replace, and for a first one.
 SELECT outcome, status FROM idemq.enqueue('q', '1', key => 'k5', on_duplicate => 'replace');
 SELECT outcome, status FROM idemq.enqueue('q', '1', on_duplicate => 'replace');
--- Brought forward, behind the cursor of an empty queue.
+-- Brought forward, behind the scan start of an empty queue.
 SELECT idemq.purge('q');
 SELECT outcome FROM idemq.enqueue('q', '1', key => 'k6', delay => '1 h');
 SELECT count(*) FROM idemq.claim('q');

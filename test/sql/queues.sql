@@ -191,7 +191,7 @@ SELECT idemq.create_queue('done') > 0 AS made;
 SELECT idemq.commit_once((idemq.enqueue('done', '1', key => 'k')).id);
 SELECT idemq.drop_queue('done');
 SELECT count(*) FROM idemq.jobs WHERE key = 'k';
--- A queue of the same name is a new one: other id, no jobs, no grants, keys free, a fresh cursor.
+-- A queue of the same name is a new one: other id, no jobs, no grants, keys free, a fresh scan start.
 SELECT idemq.create_queue('q', lease => '1 h') AS second \gset
 SELECT count(*) FROM idemq.claim('q', 10);
 SELECT (idemq.enqueue('q', '1', key => 'seven', run_at => '2001-01-01')).outcome;

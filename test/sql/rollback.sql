@@ -365,7 +365,7 @@ SELECT pg_sleep(0.02);
 SELECT idemq.validate(:id, :token), idemq.reap('q');
 SELECT idemq.commit(:id, :token);
 
--- A dropped queue that came back: its settings and cursor are right.
+-- A dropped queue that came back: its settings and scan start are right.
 SELECT id FROM idemq.enqueue('q', '14') \gset
 BEGIN;
 SELECT idemq.drop_queue('q', force => true);

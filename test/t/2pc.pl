@@ -40,7 +40,7 @@ sub prepare
 
 reset_ids();
 
-# Everybody's cursor goes to the end, past whatever is prepared.
+# Everybody's scan start goes to the end, past whatever is prepared.
 my $drain = "SELECT id % 1000 FROM idemq.claim('q', 10) ORDER BY id";
 my $states = "SELECT string_agg(id % 1000 || ' ' || status || ' ' || attempt, ', ' ORDER BY id) FROM idemq.jobs";
 
@@ -240,7 +240,7 @@ is_state($node, "BEGIN; SELECT idemq.drop_queue('new', force => true); PREPARE T
 is_state($node, "SELECT idemq.enqueue('new', '1')", '00000', 'the queue is still there');
 
 # What has changed none of our rows, resets nothing when it ends: not the search for jobs
-# in flight, of which the metrics tell, nor the cursors and counts that go with it.
+# in flight, of which the metrics tell, nor the scan starts and counts that go with it.
 sql($node, "CREATE ROLE stranger; GRANT USAGE ON SCHEMA idemq TO stranger;
 	CREATE ROLE tenant; SELECT idemq.create_queue('empty'); SELECT idemq.grant_queue('empty', 'tenant', 'admin')");
 reset_queues();

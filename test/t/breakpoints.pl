@@ -1,6 +1,6 @@
 # Sessions stopped at an exact place: between what they do to a row and what they do to shared memory.
 # at least 101 assertions
-# stops: claim_before_snapshot idemq_claim_row_fill idemq_cursor_lower idemq_cursor_read idemq_groups_know idemq_jobs_group_head idemq_jobs_group_next idemq_jobs_lock idemq_jobs_refresh_or_raise idemq_lease_activate idemq_lease_drop idemq_lease_hold idemq_lease_restore idemq_lease_settle_loan idemq_reap_some idemq_waiters_join idemq_tick_key_check idemq_transition idemq_worker_announce_use
+# stops: claim_before_snapshot idemq_claim_row_fill idemq_scan_start_lower idemq_scan_start_read idemq_groups_know idemq_jobs_group_head idemq_jobs_group_next idemq_jobs_lock idemq_jobs_refresh_or_raise idemq_lease_activate idemq_lease_drop idemq_lease_hold idemq_lease_restore idemq_lease_settle_loan idemq_reap_some idemq_waiters_join idemq_tick_key_check idemq_transition idemq_worker_announce_use
 
 use strict;
 use warnings FATAL => 'all';
@@ -21,7 +21,7 @@ my $pid = $one->query_safe('SELECT pg_backend_pid()');
 my $claim = "SELECT string_agg(payload::text, ' ' ORDER BY payload) FROM idemq.claim('q', 10)";
 
 # Jobs 1 and 2, of which $claimed are claimed by session one, with the rest claimed
-# and the ready cursor at the end.
+# and the scan start at the end.
 sub prepare
 {
 	my ($claimed) = @_;
@@ -46,7 +46,7 @@ sub send_to
 
 # What can be claimed now, beside a job 4 that is new.  A queue that looks empty
 # is searched from the start, once a second: this one does not, so that search
-# cannot make good for what the cursor has passed.
+# cannot make good for what the scan start has passed.
 sub claim_with_4
 {
 	sql($node, "SELECT idemq.enqueue('q', '4')");
@@ -54,11 +54,11 @@ sub claim_with_4
 }
 
 # What is committed before the claim's snapshot is claimed; what is committed
-# between its look at the cursor and its snapshot is not passed.
+# between its look at the scan start and its snapshot is not passed.
 prepare(1);
-my $go = send_to($claim, 'idemq_cursor_read');
+my $go = send_to($claim, 'idemq_scan_start_read');
 sql($node, "SELECT idemq.enqueue('q', '3', run_at => '2020-01-01')");
-like($go->() . claim_with_4(), qr/^2 3$|3 4$/m, 'committed before the cursor is read: claimed');
+like($go->() . claim_with_4(), qr/^2 3$|3 4$/m, 'committed before the scan start is read: claimed');
 
 prepare(1);
 $go = send_to($claim, 'claim_before_snapshot');
@@ -69,7 +69,7 @@ prepare(1);
 $go = send_to($claim, 'idemq_claim_row_fill');
 sql($node, "SELECT idemq.enqueue('q', '3', run_at => '2020-01-01')");
 like($go->(), qr/^2$/m, 'committed in the middle of the claim: it has its own');
-is(claim_with_4(), '3 4', 'and the cursor does not pass the other');
+is(claim_with_4(), '3 4', 'and the scan start does not pass the other');
 
 # The entry is there, the row is not written yet.
 prepare(0);
@@ -174,10 +174,10 @@ foreach my $case (
 }
 
 prepare(2);
-$go = send_to("SELECT idemq.enqueue('q', '3')", 'idemq_cursor_lower');
+$go = send_to("SELECT idemq.enqueue('q', '3')", 'idemq_scan_start_lower');
 my $got = sql($node, $claim);
 $go->();
-is($got eq '' ? claim_with_4() : "$got " . claim_with_4(), '3 4', 'an enqueue that is committed, the cursor not lowered: claimed now or then');
+is($got eq '' ? claim_with_4() : "$got " . claim_with_4(), '3 4', 'an enqueue that is committed, the scan start not lowered: claimed now or then');
 
 prepare(2);
 $go = send_to("SELECT idemq.fail(id, token, retry_in => '0') FROM held WHERE payload = '1'", 'idemq_lease_drop');
@@ -231,7 +231,7 @@ sub within_a_second
 	}
 }
 
-# An attempt that ends, and whose job nobody makes ready again, lowers no cursor, though
+# An attempt that ends, and whose job nobody makes ready again, lowers no scan start, though
 # claimers have met its entry: its finisher had not committed, or the claim was not in their snapshot.
 my ($read) = within_a_second(sub {
 	prepare(2);

@@ -58,10 +58,10 @@ is_sql($node, 'SELECT state FROM idemq.running_jobs', 'claiming', 'its lease has
 $go->();
 is_sql($node, 'SELECT state FROM idemq.running_jobs', 'active', 'and then it has');
 
-# Committed: the row is written, and the cursor is not lowered.
+# Committed: the row is written, and the scan start is not lowered.
 prepare(2);
-$go = send_to("SELECT idemq.enqueue('q', '3')", 'idemq_cursor_lower');
-is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE payload = '3'", 1, 'idemq_cursor_lower: the enqueue is committed');
+$go = send_to("SELECT idemq.enqueue('q', '3')", 'idemq_scan_start_lower');
+is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE payload = '3'", 1, 'idemq_scan_start_lower: the enqueue is committed');
 $go->();
 is_sql($node, $claim, '3', 'the job is claimed');
 

@@ -141,7 +141,7 @@ cmp_ok($checks, '>', 5, 'it checked more than a few times');
 is_deeply(\@found, [], 'and found nothing') or note join("\n", @found[0 .. ($#found > 20 ? 20 : $#found)]);
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'nor at rest');
 
-# A job that a broken trigger let fall below the cursor is found, and mended by a claim that finds nothing.
+# A job that a broken trigger let fall below the scan start is found, and mended by a claim that finds nothing.
 sql($node, q{
 	SELECT idemq.create_queue('b', lease => '1 h');
 	SELECT idemq.enqueue('b', '1');
@@ -151,7 +151,7 @@ sql($node, q{
 		SELECT queue_id, now(), 4, 3, 'pending', '2001-01-01', '"hand"' FROM idemq.queues WHERE name = 'b';
 	ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 });
-is_sql($node, 'SELECT severity, invariant FROM idemq.check()', "error|cursor.claimable\nwarning|gauges", 'a job below the cursor is found, and in no gauge');
+is_sql($node, 'SELECT severity, invariant FROM idemq.check()', "error|cursor.claimable\nwarning|gauges", 'a job below the scan start is found, and in no gauge');
 sql($node, 'SELECT idemq.recount()');
 
 # Sessions that die leave nothing to find.

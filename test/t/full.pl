@@ -54,7 +54,7 @@ is_sql($node, "BEGIN; SAVEPOINT a; SELECT count(*) FROM idemq.claim('s', 10); RO
 	SELECT count(*) FROM idemq.claim('s', 10); ROLLBACK", "4\n4", 'a claim rolled back to a savepoint');
 is_sql($node, "SELECT count(*) FROM idemq.claim('s', 10)", 4, 'and wholly: claimable at once');
 
-# A ready cursor does not stay past what was undone.
+# A scan start does not stay past what was undone.
 foreach my $undo ('ROLLBACK', 'ROLLBACK TO a; COMMIT')
 {
 	sql($node, "SELECT idemq.enqueue('q', '10'); SELECT idemq.enqueue('q', '11')");

@@ -42,7 +42,7 @@ sub send_to
 	};
 }
 
-# A queue g, all of whose groups are known; group a has a floor: jobs first, second and
+# A queue g, all of whose groups are known; group a has a low-water mark: jobs first, second and
 # third, of which first is the head, running; and a mark.
 sub prepare
 {
@@ -134,11 +134,11 @@ sql($node, enqueue('other', 'c')) foreach 1 .. 3;
 is(sql($node, $claim) =~ s/ other//gr, 'early', 'and in the other one');
 $go->();
 
-# Prepared: visible before the floors of the database are dropped.
+# Prepared: visible before the low-water marks of the database are dropped.
 prepare_late();
 $one->query_safe("PREPARE TRANSACTION 'early'");
 $go = send_to("COMMIT PREPARED 'early'", 'idemq_qstates_unset_database');
-is_sql($node, $claim, 'early', 'COMMIT PREPARED is visible, floors are not dropped: it is not passed');
+is_sql($node, $claim, 'early', 'COMMIT PREPARED is visible, low-water marks are not dropped: it is not passed');
 $go->();
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 
@@ -214,7 +214,7 @@ sql($node, "SELECT idemq.drop_queue('x1')");
 is_sql($node, "SELECT refused > 0 FROM idemq.memory WHERE resource = 'queues'", 't', 'the queue had no state');
 is_sql($node, $claim, '', 'it has one now');
 sql($node, join('; ', map { enqueue($_) } 'late', 'later', 'last'));
-is_sql($node, $claim, 'late', 'its group has a floor');
+is_sql($node, $claim, 'late', 'its group has a low-water mark');
 sql($node, $finish);
 $go->();
 is_sql($node, $claim, 'early', 'the window of the database: it is not passed');

@@ -191,7 +191,7 @@ is_sql($node, q{
 	END $$;
 	CALL run_fast(0)}, 0, 'a claim after each commit finds the next one');
 
-# ---- Marks that lower floors, a thousand at a time, beside enqueues that have their groups checked.
+# ---- Marks that lower low-water marks, a thousand at a time, beside enqueues that have their groups checked.
 
 sql($node, "SELECT idemq.create_queue('m', retention => '0'); SELECT idemq.enqueue('m', to_jsonb(n), group_key => 'm' || n % 1000) FROM generate_series(1, 20000) n;
 	CREATE TABLE twice (name text)");
@@ -218,7 +218,7 @@ foreach (@runs)
 	like(${ $_->[1] }, qr/number of transactions actually processed: [1-9]/, 'they did something');
 }
 is_sql($node, 'SELECT count(*) FROM twice', 0, 'no second head');
-is_sql($node, 'SELECT * FROM idemq.check()', '', 'no job below a floor');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'no job below a low-water mark');
 sql($node, "SELECT idemq.drop_queue('m', force => true)");
 
 # ---- A crash: marks are lost, and found again.

@@ -1,7 +1,7 @@
 # The ring of the next entries of the ready index: what it saves, and what comes into the
 # index, or moves in the table, while it is filled, copied, and used.
 # at least 58 assertions
-# stops: claim_before_snapshot idemq_cursor_advance idemq_cursor_lower
+# stops: claim_before_snapshot idemq_scan_start_advance idemq_scan_start_lower
 
 use strict;
 use warnings FATAL => 'all';
@@ -113,7 +113,7 @@ prepare(200);
 my $holder = session($node);
 $holder->query_safe("BEGIN; SELECT 1 FROM idemq.jobs WHERE payload IN ('2', '5') FOR UPDATE");
 is_sql($node, claim(3), '3 4 6', 'held rows are left for later');
-is_sql($node, claim(10), join(' ', 7 .. 16), 'with a cursor that stays');
+is_sql($node, claim(10), join(' ', 7 .. 16), 'with a scan start that stays');
 sql($node, claim()) for 1 .. 60;
 is_sql($node, claim(2), '77 78', 'for as long as it is');
 $holder->query_safe('COMMIT');
@@ -167,14 +167,14 @@ is_sql($node, 'SELECT count(*) FROM idemq.running_jobs', 2100, 'a crash, and eve
 	prepare(50);
 	sql($node, 'BEGIN; ' . claim() . '; ROLLBACK'); # cuts the ring
 	$one->query_safe('SELECT 1');
-	my $go = $send_to->('idemq_cursor_advance');
+	my $go = $send_to->('idemq_scan_start_advance');
 	sql($node, enqueue_after(10, 'between'));
 	like($go->(), qr/^2$/m, 'a claim has read entries for the ring; a job is committed among them before they are installed');
 	is_sql($node, claim(11), '3 4 5 6 7 8 9 10 between 11 12', 'it has its turn');
 
 	# Committed when the scan for the ring has passed its place, lowered to after the install.
 	my $two = session($node);
-	my $stop = stop_at($two->{backend}, 'idemq_cursor_lower');
+	my $stop = stop_at($two->{backend}, 'idemq_scan_start_lower');
 	$two->query_until(qr/sent/, "\\echo sent\n" . enqueue_after(20, 'unnoted') . ";\n");
 	$stop->();
 	my $got = sql($node, claim(12));
@@ -195,7 +195,7 @@ is_sql($node, 'SELECT count(*) FROM idemq.running_jobs', 2100, 'a crash, and eve
 	prepare(200);
 	sql($node, claim(16)) for 1 .. 5;
 	$one->query_safe('SELECT 1');
-	$stop = stop_at($pid, 'idemq_cursor_advance');
+	$stop = stop_at($pid, 'idemq_scan_start_advance');
 	$one->query_until(qr/sent/, "\\echo sent\n" . claim(16) . ";\n");
 	$stop->();
 	sql($node, "SELECT pg_terminate_backend($pid)");

@@ -216,7 +216,7 @@ idemq_dependency_mark(QueueState *qstate, int32 queue_id, DependencyMark mark, i
 
 	idemq_dependency_name(name, mark, job_id);
 	idemq_group_key(&key, queue_id, name, DEPENDENCY_NAME);
-	idemq_group_mark(qstate, &key, GROUP_KEEP_FLOOR);
+	idemq_group_mark(qstate, &key, GROUP_KEEP_LOW_WATER);
 }
 
 static void

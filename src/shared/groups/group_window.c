@@ -1,17 +1,17 @@
 /*
  * shared/groups/group_window.c
- *		Transactions that are about to lower the floors of FIFO groups, in shared memory.
+ *		Transactions that are about to lower the low-water marks of FIFO groups, in shared memory.
  *
- * A transaction lowers floors by its marks, which it sets group by group after it has
- * become visible.  In between a floor is too high for a session that sees the transaction.
+ * A transaction lowers low-water marks by its marks, which it sets group by group after it has
+ * become visible.  In between a low-water mark is too high for a session that sees the transaction.
  * So it enters its queue's window before it is visible, with the least id to which it may
- * lower a floor, and leaves when all its marks are set.  A check begins no higher than the
+ * lower a low-water mark, and leaves when all its marks are set.  A check begins no higher than the
  * window's least id (the proof stands in shared/groups/groups.c).
  *
  * The window is a queue's, not a group's: a group that has no entry when the transaction enters
- * may have one, and a floor, when it becomes visible.  A window belongs to a queue state's index,
- * whichever queue has the queue state; what a former queue's writers left there is only too low,
- * for a moment.  For queues without a state, which may get one in the meantime, and for COMMIT
+ * may have one, and a low-water mark, when it becomes visible.  A window belongs to a queue state's
+ * index, whichever queue has the queue state; what a former queue's writers left there is only too
+ * low, for a moment.  For queues without a state, which may get one in the meantime, and for COMMIT
  * PREPARED, which may concern any queue, the database has a window; databases may share one.
  *
  * Under constant traffic there is always a writer in the window.  If one least id stood for all
@@ -47,7 +47,7 @@ init_windows(int tranche)
 	for (int i = 0; i < window_count(); i++)
 	{
 		SpinLockInit(&windows[i].lock);
-		windows[i].least[0] = windows[i].least[1] = GROUP_KEEP_FLOOR;
+		windows[i].least[0] = windows[i].least[1] = GROUP_KEEP_LOW_WATER;
 	}
 }
 
@@ -66,8 +66,8 @@ idemq_group_window_of(const QueueState *qstate, Oid database)
 }
 
 /*
- * Enters a window, with the least id to which the caller may lower a floor, or
- * GROUP_DROP_FLOOR; returns the generation to leave.
+ * Enters a window, with the least id to which the caller may lower a low-water mark, or
+ * GROUP_DROP_LOW_WATER; returns the generation to leave.
  */
 int
 idemq_group_window_enter(int number, int64 id)
@@ -104,7 +104,7 @@ idemq_group_window_leave(int number, int generation)
 
 	SpinLockAcquire(&window->lock);
 	if (--window->writers[generation] == 0)
-		window->least[generation] = GROUP_KEEP_FLOOR;
+		window->least[generation] = GROUP_KEEP_LOW_WATER;
 	SpinLockRelease(&window->lock);
 }
 
@@ -122,8 +122,8 @@ least_in(int number)
 
 /*
  * Returns the least id to which a transaction in the windows of a queue and its
- * database may lower a floor, GROUP_DROP_FLOOR or GROUP_KEEP_FLOOR.  Among these are all
- * transactions that the caller's snapshot shows and that have not set all their marks.
+ * database may lower a low-water mark, GROUP_DROP_LOW_WATER or GROUP_KEEP_LOW_WATER.  Among these
+ * are all transactions that the caller's snapshot shows and that have not set all their marks.
  */
 int64
 idemq_group_window_least(const QueueState *qstate, Oid database)

@@ -20,34 +20,36 @@
  *		to mark it.
  *
  * A held snapshot keeps an index entry of each former head and of each job that was blocked.  No
- * check goes through these twice: a group that has had a head has a floor, from which a check
- * begins.  The group's promoter moves it up when its promotion has committed: to the promotion's
- * time for heads, since the ready_at of a head is never set to a time that has passed, and to the
- * promoted job's id for blocked jobs.  A job that is blocked later with a lesser id, by a late
- * commit or a retry, lowers it by its mark; a change by hand drops it.  It is only a cache.
+ * check goes through these twice: a group that has had a head has a low-water mark, from which a
+ * check begins.  The group's promoter moves it up when its promotion has committed: to the
+ * promotion's time for heads, since the ready_at of a head is never set to a time that has passed,
+ * and to the promoted job's id for blocked jobs.  A job that is blocked later with a lesser id, by
+ * a late commit or a retry, lowers it by its mark; a change by hand drops it.  It is only a cache.
  *
- * A floor is never above what a check's snapshot shows.  Call W a writer, which blocks a
+ * A low-water mark is never above what a check's snapshot shows.  Call W a writer, which blocks a
  * job or changes one by hand, and P a promoter that checks:
  *
  *		W: enters the window (shared/groups/group_window.c); is visible; sets its marks, group by
  *			group; leaves the window.
- *		P: owns the group; takes its snapshot; reads the window, then the floor and what has
- *			lowered it; checks; promotes; is visible; stores its floor and owns no more.
+ *		P: owns the group; takes its snapshot; reads the window, then the low-water mark
+ *			and what has lowered it; checks; promotes; is visible; stores its low-water mark
+ *			and owns no more.
  *
  * If the snapshot shows W, W was in the window before.  When P reads the window, W may still
  * be there: then the window's least id is not above W's.  Or W has left: then its mark was
- * set before P reads the floor.  That mark came
+ * set before P reads the low-water mark.  That mark came
  *	 - since P owns the group: it has lowered what P reads; or
- *	 - while the group had no promoter: it lowered the floor itself; or
- *	 - while an earlier promoter had the group: that one stored no floor above it; or
+ *	 - while the group had no promoter: it lowered the low-water mark itself; or
+ *	 - while an earlier promoter had the group: that one stored no low-water mark above it; or
  *	 - before that earlier promoter had the group: its snapshot showed W.  So it knew W's job
  *	   when it chose its head, whose id is not above that of W's job while this is blocked.
- * A mark that finds no entry finds no floor: an entry that is new, or comes back, has none.
+ * A mark that finds no entry finds no low-water mark: an entry that is new, or comes back, has
+ * none.
  *
  * If the snapshot does not show W, the check is right for the rows that it shows: these are as
- * they were before W.  The floor that P stores may be too high for W's job then.  P need not heed
- * the window for that: a promoter that checks later, under a snapshot that shows W, finds W in the
- * window, or W's mark, which came after P's snapshot, when P owned the group or later.
+ * they were before W.  The low-water mark that P stores may be too high for W's job then.  P need
+ * not heed the window for that: a promoter that checks later, under a snapshot that shows W, finds
+ * W in the window, or W's mark, which came after P's snapshot, when P owned the group or later.
  *
  * So a check sees the head that its snapshot shows, and no second one is made; and it
  * sees the first of the blocked jobs that are committed, and none of these is passed.
@@ -57,13 +59,14 @@
  *		Model: test/model/groups.pml; three enqueues, the worker and a claim as promoters, one abort.
  *
  * COMMIT PREPARED makes visible what no session knows.  It enters its database's window
- * before, and drops all floors of the database after, as a writer by hand does.  A writer
+ * before, and drops all low-water marks of the database after, as a writer by hand does.  A writer
  * whose queue has no state enters the database's window instead: the queue may get a state,
- * and its groups floors, before the writer is visible.
+ * and its groups low-water marks, before the writer is visible.
  *
  * A group with places (job/places.c) needs its next job promoted as soon as the one before
  * it is being claimed.  Such a claim marks the group at once, before it is visible: that
- * mark lowers no floor, and the lease entry tells the check what the snapshot does not show.
+ * mark lowers no low-water mark, and the lease entry tells the check what the snapshot does not
+ * show.
  *
  * The rows are the truth.  After a start, and whenever a mark may be lost (no room,
  * PREPARE TRANSACTION), the queue is to be scanned: all its groups are checked.
@@ -73,9 +76,10 @@
  *
  * A transaction that owns a group cannot be prepared (txn/pending.c): a promoter is a session.
  *
- * In memory there is a hash of the groups that are marked or owned, or have a floor, and for
- * each queue there are lists of those that are to be checked.  A group that is here for its
- * floor alone is idle; the one that has been idle for the longest time makes room for another.
+ * In memory there is a hash of the groups that are marked or owned, or have a low-water mark, and
+ * for each queue there are lists of those that are to be checked.  A group that is here for its
+ * low-water mark alone is idle; the one that has been idle for the longest time makes room for
+ * another.
  *
  * Locks: see README.md, level 4: one lock covers hash and lists.  Functions that are called
  * after commit or abort neither allocate nor raise.
@@ -278,8 +282,8 @@ enter(const GroupKey *key)
 	group->promoter = NOBODY;
 	group->again = group->limited = false;
 	group->list = LIST_NONE;
-	group->floor = GROUP_NO_FLOOR;
-	group->lowered = GROUP_KEEP_FLOOR;
+	group->low_water = GROUP_NO_LOW_WATER;
+	group->lowered = GROUP_KEEP_LOW_WATER;
 	return group;
 }
 
@@ -430,9 +434,9 @@ idemq_groups_forget(int index)
 	LWLockRelease(&shared->lock);
 }
 
-/* Drops the floors of a database's queue, of all its queues with 0.  Lock held. */
+/* Drops the low-water marks of a database's queue, of all its queues with 0.  Lock held. */
 static void
-drop_floors(Oid database, int32 queue_id)
+drop_low_water(Oid database, int32 queue_id)
 {
 	HASH_SEQ_STATUS seq;
 	GroupEntry *group;
@@ -443,8 +447,8 @@ drop_floors(Oid database, int32 queue_id)
 	{
 		if (!is_of(group, database, queue_id))
 			continue;
-		group->floor = GROUP_NO_FLOOR;
-		group->lowered = GROUP_DROP_FLOOR;
+		group->low_water = GROUP_NO_LOW_WATER;
+		group->lowered = GROUP_DROP_LOW_WATER;
 	}
 }
 
@@ -453,7 +457,7 @@ void
 idemq_groups_unset_database(Oid database)
 {
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	drop_floors(database, 0);
+	drop_low_water(database, 0);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
 		if (shared->queues[i].database == database)
@@ -462,14 +466,16 @@ idemq_groups_unset_database(Oid database)
 	LWLockRelease(&shared->lock);
 }
 
-/* Has all groups of a queue checked, without floors: its settings of groups have changed. */
+/*
+ * Has all groups of a queue checked, without low-water marks: its settings of groups have changed.
+ */
 void
-idemq_groups_drop_floors(const QueueState *qstate, int32 queue_id)
+idemq_groups_drop_low_water(const QueueState *qstate, int32 queue_id)
 {
 	GroupQueue *queue;
 
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	drop_floors(MyDatabaseId, queue_id);
+	drop_low_water(MyDatabaseId, queue_id);
 	queue = queue_of(qstate, MyDatabaseId, queue_id);
 	if (queue != NULL)
 		want_scan(queue, false);
@@ -565,25 +571,25 @@ end_delay(GroupQueue *queue)
 		enlist(queue, dlist_head_element(GroupEntry, node, &queue->delayed), LIST_WAITING);
 }
 
-/* Makes this session a group's promoter, and keeps its floor.  Lock held. */
+/* Makes this session a group's promoter, and keeps its low-water mark.  Lock held. */
 static void
-become_promoter(GroupQueue *queue, GroupEntry *group, GroupFloor *floor)
+become_promoter(GroupQueue *queue, GroupEntry *group, GroupLowWater *low_water)
 {
 	unlist(queue, group);
 	set_limited(group, false);
 	group->promoter = IDEMQ_MY_PROC_NUMBER;
-	group->lowered = GROUP_KEEP_FLOOR;
-	*floor = group->floor;
+	group->lowered = GROUP_KEEP_LOW_WATER;
+	*low_water = group->low_water;
 }
 
-/* Returns a floor lowered to an id: a job with that id may be blocked. */
-static GroupFloor
-lower(GroupFloor floor, int64 id)
+/* Returns a low-water mark lowered to an id: a job with that id may be blocked. */
+static GroupLowWater
+lower(GroupLowWater low_water, int64 id)
 {
-	if (id == GROUP_DROP_FLOOR)
-		return GROUP_NO_FLOOR;
-	floor.blocked = Min(floor.blocked, id);
-	return floor;
+	if (id == GROUP_DROP_LOW_WATER)
+		return GROUP_NO_LOW_WATER;
+	low_water.blocked = Min(low_water.blocked, id);
+	return low_water;
 }
 
 /*
@@ -606,7 +612,7 @@ idemq_groups_take(const QueueState *qstate, int32 queue_id, GroupTaken *taken, i
 		GroupEntry *group = dlist_head_element(GroupEntry, node, &queue->waiting);
 
 		taken[count].key = group->key;
-		become_promoter(queue, group, &taken[count++].floor);
+		become_promoter(queue, group, &taken[count++].low_water);
 	}
 	LWLockRelease(&shared->lock);
 	return count;
@@ -638,7 +644,7 @@ idemq_group_own(QueueState *qstate, GroupTaken *taken)
 	else if (group != NULL)
 	{
 		own = GROUP_OWNED;
-		become_promoter(queue, group, &taken->floor);
+		become_promoter(queue, group, &taken->low_water);
 	}
 	LWLockRelease(&shared->lock);
 	return own;
@@ -646,32 +652,33 @@ idemq_group_own(QueueState *qstate, GroupTaken *taken)
 
 /*
  * Returns where a check of a group may begin, by a snapshot that this session has taken
- * since it owns the group; each newer snapshot needs a newer floor.  own: to which id
- * this transaction will lower the floor itself, as idemq_group_mark takes it.
+ * since it owns the group; each newer snapshot needs a newer low-water mark.  own: to which id
+ * this transaction will lower the low-water mark itself, as idemq_group_mark takes it.
  */
-GroupFloor
-idemq_group_floor(QueueState *qstate, const GroupKey *key, int64 own)
+GroupLowWater
+idemq_group_low_water(QueueState *qstate, const GroupKey *key, int64 own)
 {
-	GroupFloor floor = GROUP_NO_FLOOR;
+	GroupLowWater low_water = GROUP_NO_LOW_WATER;
 	GroupEntry *group;
 	int64 least;
 
 	qstate = idemq_qstate_current(qstate, key->queue_id);
 	if (qstate == NULL)
-		return floor;
+		return low_water;
 	/* In this order: a writer that has left the window has set its marks. */
 	least = idemq_group_window_least(qstate, key->database);
 	LWLockAcquire(&shared->lock, LW_SHARED);
 	group = find(key);
 	if (group != NULL && group->promoter == IDEMQ_MY_PROC_NUMBER)
-		floor = lower(group->floor, Min(Min(group->lowered, least), own));
+		low_water = lower(group->low_water, Min(Min(group->lowered, least), own));
 	LWLockRelease(&shared->lock);
-	return floor;
+	return low_water;
 }
 
 /*
  * Marks a group; to be called after the commit by which it may need a head.  id: of a
- * job that the commit has blocked, for its floor; or GROUP_KEEP_FLOOR, GROUP_DROP_FLOOR.
+ * job that the commit has blocked, for its low-water mark; or GROUP_KEEP_LOW_WATER,
+ * GROUP_DROP_LOW_WATER.
  */
 void
 idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id)
@@ -694,7 +701,7 @@ idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id)
 	}
 	else if (group != NULL)
 	{
-		group->floor = lower(group->floor, id);
+		group->low_water = lower(group->low_water, id);
 		if (queue != NULL && key->length != LONG_NAME)
 			enlist(queue, group, LIST_WAITING);
 	}
@@ -715,7 +722,7 @@ put_back(GroupQueue *queue, GroupEntry *group, bool wanted, bool again)
 	group->promoter = NOBODY;
 	if (wanted && queue != NULL && !is_long)
 		enlist(queue, group, again ? LIST_WAITING : LIST_DELAYED);
-	else if (queue != NULL && (group->limited || group->floor.blocked != PG_INT64_MIN))
+	else if (queue != NULL && (group->limited || group->low_water.blocked != PG_INT64_MIN))
 		enlist(queue, group, LIST_IDLE);
 	else
 		remove_group(group);
@@ -724,7 +731,7 @@ put_back(GroupQueue *queue, GroupEntry *group, bool wanted, bool again)
 }
 
 /*
- * Gives back a group that this session owns.  Its floor becomes taken->floor, or what
+ * Gives back a group that this session owns.  Its low-water mark becomes taken->low_water, or what
  * has lowered it meanwhile.
  */
 void
@@ -745,7 +752,7 @@ idemq_group_release(QueueState *qstate, const GroupTaken *taken, GroupRelease ho
 
 		wanted = again || how == GROUP_LATER;
 		group->again = false;
-		group->floor = lower(taken->floor, group->lowered);
+		group->low_water = lower(taken->low_water, group->lowered);
 		set_limited(group, how == GROUP_LIMITED);
 		put_back(queue, group, wanted, again);
 	}

@@ -32,20 +32,20 @@ typedef struct GroupKey
 /*
  * Where a check of a group may begin: no job that is, or may become, its head has a
  * ready_at below heads, and no blocked job has an id below blocked; or else a session
- * is about to mark the group, which lowers the floor.
+ * is about to mark the group, which lowers the low-water mark.
  */
-typedef struct GroupFloor
+typedef struct GroupLowWater
 {
 	TimestampTz heads;
 	int64 blocked;
 	TimestampTz last; /* with places: no job that has one is later than this, or than now */
-} GroupFloor;
+} GroupLowWater;
 
-#define GROUP_NO_FLOOR ((GroupFloor){DT_NOBEGIN, PG_INT64_MIN, DT_NOBEGIN})
+#define GROUP_NO_LOW_WATER ((GroupLowWater){DT_NOBEGIN, PG_INT64_MIN, DT_NOBEGIN})
 
-/* In place of an id to which a floor is lowered: it is not lowered; and, it is dropped. */
-#define GROUP_KEEP_FLOOR PG_INT64_MAX
-#define GROUP_DROP_FLOOR PG_INT64_MIN
+/* In place of an id to which a low-water mark is lowered: it is not lowered; and, it is dropped. */
+#define GROUP_KEEP_LOW_WATER PG_INT64_MAX
+#define GROUP_DROP_LOW_WATER PG_INT64_MIN
 
 #define LONG_NAME (-1)
 /* In place of a promoter. */
@@ -56,7 +56,7 @@ typedef enum GroupList
 	LIST_NONE,	  /* owned */
 	LIST_WAITING, /* to be checked */
 	LIST_DELAYED, /* to be checked from the queue's delayed_until on */
-	LIST_IDLE	  /* here for its floor alone */
+	LIST_IDLE	  /* here for its low-water mark alone */
 } GroupList;
 
 /* Every field is under the table's lock. */
@@ -67,18 +67,21 @@ typedef struct GroupEntry
 	bool again;		/* marked since it got its promoter */
 	bool limited;	/* when it was last checked, all its places were taken, and a job waited */
 	GroupList list;
-	GroupFloor floor;
-	int64 lowered;	 /* since it got its promoter: to an id, GROUP_KEEP_FLOOR or GROUP_DROP_FLOOR */
+	GroupLowWater low_water;
+	int64
+		lowered; /* since it got its promoter: to an id, GROUP_KEEP_LOW_WATER or GROUP_DROP_LOW_WATER */
 	dlist_node node; /* in a list of its queue, or in the list of idle groups */
 } GroupEntry;
 
-/* Transactions about to lower floors; every field is under the spinlock (group_window.c). */
+/*
+ * Transactions about to lower low-water marks; every field is under the spinlock (group_window.c).
+ */
 typedef struct GroupWindow
 {
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) slock_t lock;
 	int newer;		/* the generation that is entered: 0 or 1 */
 	int writers[2]; /* by generation */
-	int64 least[2]; /* an id, or GROUP_DROP_FLOOR; GROUP_KEEP_FLOOR without writers */
+	int64 least[2]; /* an id, or GROUP_DROP_LOW_WATER; GROUP_KEEP_LOW_WATER without writers */
 } GroupWindow;
 
 /* Windows for the databases, which share them by their OIDs. */
@@ -116,7 +119,7 @@ extern void idemq_groups_reset(int index, Oid database, int32 queue_id);
 extern void idemq_groups_forget(int index);
 extern void idemq_groups_unset_database(Oid database);
 extern int idemq_groups_copy(Oid database, GroupEntry *copies, int max);
-extern void idemq_groups_drop_floors(const QueueState *qstate, int32 queue_id);
+extern void idemq_groups_drop_low_water(const QueueState *qstate, int32 queue_id);
 extern int64 idemq_groups_limited(Oid database, int32 queue_id);
 extern TableUsage idemq_groups_usage(void);
 
@@ -124,7 +127,7 @@ extern TableUsage idemq_groups_usage(void);
 typedef struct GroupTaken
 {
 	GroupKey key;
-	GroupFloor floor; /* for its release; a check asks idemq_group_floor after its snapshot */
+	GroupLowWater low_water; /* for its release; checks ask idemq_group_low_water */
 } GroupTaken;
 
 typedef enum GroupOwn
@@ -146,7 +149,7 @@ extern void idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int
 extern Size idemq_group_key_size(const GroupKey *key);
 extern int idemq_groups_take(const QueueState *qstate, int32 queue_id, GroupTaken *taken, int max);
 extern GroupOwn idemq_group_own(QueueState *qstate, GroupTaken *taken);
-extern GroupFloor idemq_group_floor(QueueState *qstate, const GroupKey *key, int64 own);
+extern GroupLowWater idemq_group_low_water(QueueState *qstate, const GroupKey *key, int64 own);
 extern void idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id);
 extern void idemq_group_release(QueueState *qstate, const GroupTaken *group, GroupRelease how);
 
@@ -190,7 +193,7 @@ extern void idemq_dependency_finished(QueueState *qstate, int32 queue_id, int64 
 
 /*
  * group_window.c
- *		Transactions that are about to lower the floors of FIFO groups.
+ *		Transactions that are about to lower the low-water marks of FIFO groups.
  */
 
 extern const ShmemPart idemq_group_windows_part;

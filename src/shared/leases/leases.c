@@ -44,21 +44,21 @@
  *	   the finisher that aborts; one that commits drops the entry.
  *	 - Likewise an abort is visible before what its claim took over is restored, and from then
  *	   on another may end that attempt for good.  Its drop finds a later token, and says so in the
- *	   entry (ended): then that goes in place of being restored, and the cursors are unset, for
+ *	   entry (ended): then that goes in place of being restored, and the scan starts are unset, for
  *	   nobody knows where it turned claimers away.  A finisher that is open by then finds the
  *	   attempt's entry at its commit, without its mark; one that aborts asks for recovery.
- *	 - At the end entries go first, then cursors are lowered: a claimer that passed the
+ *	 - At the end entries go first, then scan starts are lowered: a claimer that passed the
  *	   job because of the entry gets a lowering that comes after the entry is gone.
  *	 - Between the finisher's commit and the drop of its entry, another session may make the
  *	   job ready again, and lower.  A claimer that passes the job then, and whose snapshot
- *	   shows it ready, is answered by passed_by: when the entry goes, the cursor is lowered
+ *	   shows it ready, is answered by passed_by: when the entry goes, the scan start is lowered
  *	   to the least key at which the job was passed.
  *	 - Expired entries are collected, then the snapshot is taken, then they are reaped: so
  *	   the snapshot sees every claim whose entry was found.  A row with an older token than
  *	   its entry's is not there yet, and is checked again.
  *	 - After an adoption the row is checked under a newer snapshot.  If the job is still
  *	   running, its end will drop the entry; if not, the adopter drops the entry and
- *	   unsets the queue's cursors, for it does not know where the entry turned claimers
+ *	   unsets the queue's scan starts, for it does not know where the entry turned claimers
  *	   away.  A row that this transaction wrote is not adopted: its rollback would leave
  *	   the entry behind.
  *
@@ -100,9 +100,9 @@ idemq_lease_hold(int64 job_id)
 }
 
 /*
- * Notes in a job's entry that the caller lets the ready cursor pass the job at that key.
+ * Notes in a job's entry that the caller lets the scan start pass the job at that key.
  * The lease is ending, and the job is ready again: the finisher has committed, and its entry is
- * not gone yet.  The entry keeps the least such key: the cursor is lowered to it when the
+ * not gone yet.  The entry keeps the least such key: the scan start is lowered to it when the
  * entry goes.  Returns false when it has gone.
  */
 bool

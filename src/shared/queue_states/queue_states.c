@@ -49,7 +49,7 @@ typedef void (*SetWord)(volatile pg_atomic_uint64 *word, uint64 value);
 
 /*
  * Sets every field of a queue state that is about to get a queue, but for its key and what
- * shared/queue_states/ready_cursor.c and shared/queue_states/recovery_point.c reset.  A time of 0
+ * shared/queue_states/scan_start.c and shared/queue_states/recovery_point.c reset.  A time of 0
  * says that it is not known: the worker checks the queue, and notifies those who LISTEN if
  * something is ready.  set: writes an atomic.  The queue state's lock held, unless no other
  * session can see the queue state yet.
@@ -153,7 +153,7 @@ idemq_qstates_are_full(void)
 }
 
 /*
- * Makes a free queue state the queue's, and resets it; its cursors and its search for lost
+ * Makes a free queue state the queue's, and resets it; its scan starts and its search for lost
  * leases are the caller's to reset.  Returns it with its lock held, NULL when all are
  * used.  qstates_lock held exclusively.
  */
@@ -365,7 +365,7 @@ idemq_qstate_is_of(const QueueState *qstate, int32 queue_id)
 
 /*
  * Begins a change of shared memory that others may see half done, by a transaction
- * that is, or may be, still running: an entry is gone and its cursor not yet
+ * that is, or may be, still running: an entry is gone and its scan start not yet
  * lowered.  Only idemq.check() asks for it.  Between begin and end nothing may raise
  * an error.
  */

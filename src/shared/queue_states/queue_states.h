@@ -1,6 +1,6 @@
 /*
  * shared/queue_states/queue_states.h
- *		A queue's state in shared memory: its cursor, its ring, its count of running jobs.
+ *		A queue's state in shared memory: its scan start, its ring, its count of running jobs.
  */
 #ifndef IDEMQ_SHARED_QUEUE_STATES_QUEUE_STATES_H
 #define IDEMQ_SHARED_QUEUE_STATES_QUEUE_STATES_H
@@ -42,7 +42,7 @@ typedef struct ReadyRing
 	ReadyEntry entries[RING_LENGTH];
 } ReadyRing;
 
-/* What one claim copies: the entries from its cursor on. */
+/* What one claim copies: the entries from its scan start on. */
 typedef struct RingView
 {
 	int priority;
@@ -54,15 +54,15 @@ typedef struct RingView
 	ReadyEntry entries[RING_MAX_WANTED + RING_SPARE];
 } RingView;
 
-extern void idemq_ring_copy(const ReadyRing *ring, const ReadyKey *cursors, int wanted,
+extern void idemq_ring_copy(const ReadyRing *ring, const ReadyKey *scan_starts, int wanted,
 							RingView *view);
 extern void idemq_ring_drop_last_key(ReadyRing *ring);
 extern void idemq_ring_cut(ReadyRing *ring, int priority, ReadyKey key);
 extern void idemq_ring_view_cut(RingView *view, int priority, ReadyKey key);
 extern ReadyKey idemq_ring_end(const ReadyRing *ring);
-extern bool idemq_ring_hides(const ReadyRing *ring, const ReadyKey *cursors, int priority,
+extern bool idemq_ring_hides(const ReadyRing *ring, const ReadyKey *scan_starts, int priority,
 							 const ReadyEntry *entry);
-extern void idemq_ring_install(ReadyRing *ring, const ReadyKey *cursors, const ReadyRing *fill);
+extern void idemq_ring_install(ReadyRing *ring, const ReadyKey *scan_starts, const ReadyRing *fill);
 
 /*
  * queue_states.c
@@ -82,7 +82,7 @@ typedef struct RecoveryPoint
 	bool incomplete; /* something could not be adopted on the way */
 } RecoveryPoint;
 
-/* Lowerings of a ready cursor that are remembered: a multiple of 4. */
+/* Lowerings of a scan start that are remembered: a multiple of 4. */
 #define HISTORY_LENGTH 16
 
 typedef struct Lowering
@@ -136,15 +136,15 @@ typedef enum DueKind
 typedef struct QueueState
 {
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLock lock;
-	QueueStateKey key;				   /* queue_id 0: free; changes under qstates_lock and lock */
-	uint64 seq;						   /* lowerings so far */
-	ReadyKey cursor[IDEMQ_PRIORITIES]; /* below it nothing can be claimed */
-	History history[IDEMQ_PRIORITIES]; /* of lowerings */
-	RecoveryPoint recovery;			   /* its epoch moves whenever a search is asked for */
-	int64 next_verify;				   /* mono: the cursors are not verified before */
-	int64 known_since;				   /* mono: memory knows what its queue did since; 0: always */
-	pg_atomic_uint64 due[DUE_KINDS];   /* for shared/waiters/due_times.c; no lock */
-	pg_atomic_uint64 claimed_at;	   /* mono, to the second: the last claim; 0: none; no lock */
+	QueueStateKey key; /* queue_id 0: free; changes under qstates_lock and lock */
+	uint64 seq;		   /* lowerings so far */
+	ReadyKey scan_start[IDEMQ_PRIORITIES]; /* below it nothing can be claimed */
+	History history[IDEMQ_PRIORITIES];	   /* of lowerings */
+	RecoveryPoint recovery;				   /* its epoch moves whenever a search is asked for */
+	int64 next_verify;					   /* mono: the scan starts are not verified before */
+	int64 known_since;				 /* mono: memory knows what its queue did since; 0: always */
+	pg_atomic_uint64 due[DUE_KINDS]; /* for shared/waiters/due_times.c; no lock */
+	pg_atomic_uint64 claimed_at;	 /* mono, to the second: the last claim; 0: none; no lock */
 	/* for shared/processes/handler_registry.c */
 	int handler_wanted;		  /* processes that its handler may have; 0: none; handlers_lock */
 	pg_atomic_uint32 handler; /* HANDLER_ARMED and others; no lock */
@@ -233,33 +233,33 @@ extern bool idemq_qstate_summary(int32 queue_id, QueueStateSummary *status);
 extern int idemq_qstates_audit(QueueStatesAudit *audit, int32 *queue_ids);
 
 /*
- * ready_cursor.c
- *		The ready cursor: where a claim starts in the ready index.
+ * scan_start.c
+ *		The scan start: where a claim starts in the ready index.
  */
 
 /* What a claimer must read before it takes its snapshot. */
-typedef struct CursorView
+typedef struct ScanStart
 {
 	uint64 seq; /* number of lowerings until then */
 	ReadyKey from[IDEMQ_PRIORITIES];
 	QueueState *qstate; /* NULL: there was none, from is the start of the index */
 	int64 next_fill;	/* of the queue state */
 	RingView ring;		/* entries of the index, to be gone through in its place */
-} CursorView;
+} ScanStart;
 
-extern void idemq_cursor_read(QueueState *qstate, int32 queue_id, int wanted, CursorView *view);
-extern void idemq_cursor_read_ring(QueueState *qstate, int32 queue_id, CursorView *view,
-								   ReadyRing *ring);
-extern bool idemq_cursor_may_fill(const CursorView *view);
-extern void idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, ReadyKey to,
-								 ReadyRing *fill);
-extern void idemq_cursor_lower(QueueState *qstate, int32 queue_id, int priority, ReadyKey to);
-extern bool idemq_cursor_lowered_since(const CursorView *view, int32 queue_id, int priority,
-									   ReadyKey key);
-extern void idemq_cursor_unset(QueueState *qstate, int32 queue_id);
-extern void idemq_cursor_unset_locked(QueueState *qstate);
-extern bool idemq_cursor_verify_due(QueueState *qstate, int32 queue_id);
-extern void idemq_cursor_verified(QueueState *qstate, int32 queue_id, int64 took);
+extern void idemq_scan_start_read(QueueState *qstate, int32 queue_id, int wanted, ScanStart *view);
+extern void idemq_scan_start_read_ring(QueueState *qstate, int32 queue_id, ScanStart *view,
+									   ReadyRing *ring);
+extern bool idemq_scan_start_may_fill(const ScanStart *view);
+extern void idemq_scan_start_advance(const ScanStart *view, int32 queue_id, int priority,
+									 ReadyKey to, ReadyRing *fill);
+extern void idemq_scan_start_lower(QueueState *qstate, int32 queue_id, int priority, ReadyKey to);
+extern bool idemq_scan_start_lowered_since(const ScanStart *view, int32 queue_id, int priority,
+										   ReadyKey key);
+extern void idemq_scan_start_unset(QueueState *qstate, int32 queue_id);
+extern void idemq_scan_start_unset_locked(QueueState *qstate);
+extern bool idemq_scan_start_verify_due(QueueState *qstate, int32 queue_id);
+extern void idemq_scan_start_verified(QueueState *qstate, int32 queue_id, int64 took);
 
 /*
  * running.c

@@ -5,13 +5,13 @@
  *
  * It has each entry of the index, whoever may see its row, of one priority and a range of
  * keys.  Claims go through it as through the index: what they may pass, and how far the
- * cursor moves, is not the ring's business (ready_cursor.c).  Nothing is taken out of it,
- * so there is nothing to give back: what lies below the cursor is old, and goes with the
+ * scan start moves, is not the ring's business (scan_start.c).  Nothing is taken out of it,
+ * so there is nothing to give back: what lies below the scan start is old, and goes with the
  * next install.
  *
  * What a claim needs of the index is this: a version that its snapshot s sees, and that is
- * claimable, has its entry among those that it goes through; or the cursor is lowered to
- * its key, or below, after the claim has read the cursor, at r < s.  The ring keeps that:
+ * claimable, has its entry among those that it goes through; or the scan start is lowered to
+ * its key, or below, after the claim has read the scan start, at r < s.  The ring keeps that:
  *
  *	 - It is filled by a scan of the index that begins after its session has read the
  *	   sequence of lowerings, at r0.  All entries are copied: of leased jobs, of rows that
@@ -21,7 +21,7 @@
  *	   ends there.
  *	 - So let an entry of a key in the range be missing at r.  It came into the index after
  *	   the scan that last filled that place had passed, after r0: its writer will lower the
- *	   cursor, or has done so, after r0.  Before r that would have cut the ring.  So the
+ *	   scan start, or has done so, after r0.  Before r that would have cut the ring.  So the
  *	   lowering comes after r.
  *	 - A row whose update was not HOT has an entry more, and often with the same key: the
  *	   version that a snapshot sees may be that of any of them.  So a ring and a copy of it
@@ -31,7 +31,7 @@
  *	   them claimable lowers to it.
  *	 - A HOT update has no entry of its own: the ring has the root of its chain, as the
  *	   index does.  An update that makes a new entry with an old key (a claim on a full
- *	   page) lowers no cursor when it commits, and need not: its version is not claimable,
+ *	   page) lowers no scan start when it commits, and need not: its version is not claimable,
  *	   and the version that will be lowers to its own key.
  *	 - What VACUUM has taken out of the index no snapshot saw any more.  Another row may
  *	   stand in its place now: the claim compares the row with the key.  After VACUUM FULL
@@ -39,12 +39,12 @@
  *	   number, and goes by the index.
  *	 - A transaction's own rows, which it may claim before they are committed and lowered
  *	   to, cut its copy (txn/pending_queues.c).  Above READ COMMITTED there is no ring.
- *		Model: test/model/cursor.pml, with three entries.
+ *		Model: test/model/scan_start.pml, with three entries.
  *
  * A queue has one ring, of one priority.  Another one replaces it when that has more entries
- * ahead of its cursor, or when this one serves no claim any more.
+ * ahead of its scan start, or when this one serves no claim any more.
  *
- * Locks: the queue state's, which the callers in ready_cursor.c hold.
+ * Locks: the queue state's, which the callers in scan_start.c hold.
  */
 #include "postgres.h"
 
@@ -96,18 +96,19 @@ whole_keys(const ReadyEntry *entries, int count, int most)
 	return Max(most, 0);
 }
 
-/* Returns whether a claim that begins at the cursor can go through the ring. */
+/* Returns whether a claim that begins at the scan start can go through the ring. */
 static bool
-serves(const ReadyRing *ring, const ReadyKey *cursors)
+serves(const ReadyRing *ring, const ReadyKey *scan_starts)
 {
-	return ring->count > 0 && !ready_key_less(cursors[ring->priority], ring->from);
+	return ring->count > 0 && !ready_key_less(scan_starts[ring->priority], ring->from);
 }
 
-/* Returns how many entries lie ahead of the cursor, for claims to go through. */
+/* Returns how many entries lie ahead of the scan start, for claims to go through. */
 static int
-ahead(const ReadyRing *ring, const ReadyKey *cursors)
+ahead(const ReadyRing *ring, const ReadyKey *scan_starts)
 {
-	return serves(ring, cursors) ? ring->count - position(ring, cursors[ring->priority]) : 0;
+	return serves(ring, scan_starts) ? ring->count - position(ring, scan_starts[ring->priority])
+									 : 0;
 }
 
 /*
@@ -115,11 +116,11 @@ ahead(const ReadyRing *ring, const ReadyKey *cursors)
  * not meet it, and in the index they would.
  */
 bool
-idemq_ring_hides(const ReadyRing *ring, const ReadyKey *cursors, int priority,
+idemq_ring_hides(const ReadyRing *ring, const ReadyKey *scan_starts, int priority,
 				 const ReadyEntry *entry)
 {
-	if (priority != ring->priority || !serves(ring, cursors) ||
-		ready_key_less(entry->key, cursors[priority]) ||
+	if (priority != ring->priority || !serves(ring, scan_starts) ||
+		ready_key_less(entry->key, scan_starts[priority]) ||
 		!ready_key_less(entry->key, idemq_ring_end(ring)))
 		return false;
 	for (int i = position(ring, entry->key);
@@ -131,9 +132,9 @@ idemq_ring_hides(const ReadyRing *ring, const ReadyKey *cursors, int priority,
 	return true;
 }
 
-/* Copies the entries that a claim of so many jobs may need, from the cursor on. */
+/* Copies the entries that a claim of so many jobs may need, from the scan start on. */
 void
-idemq_ring_copy(const ReadyRing *ring, const ReadyKey *cursors, int wanted, RingView *view)
+idemq_ring_copy(const ReadyRing *ring, const ReadyKey *scan_starts, int wanted, RingView *view)
 {
 	int first;
 
@@ -144,7 +145,7 @@ idemq_ring_copy(const ReadyRing *ring, const ReadyKey *cursors, int wanted, Ring
 	view->end = idemq_ring_end(ring);
 	if (ring->count == 0 || wanted > RING_MAX_WANTED)
 		return;
-	first = position(ring, cursors[ring->priority]);
+	first = position(ring, scan_starts[ring->priority]);
 	view->count = whole_keys(&ring->entries[first], ring->count - first, wanted + RING_SPARE);
 	view->left = ring->count - first - view->count;
 	if (view->count > 0)
@@ -152,7 +153,7 @@ idemq_ring_copy(const ReadyRing *ring, const ReadyKey *cursors, int wanted, Ring
 		memcpy(view->entries, &ring->entries[first], view->count * sizeof(ReadyEntry));
 		view->bound = view->entries[view->count - 1].key;
 	}
-	if (!serves(ring, cursors))
+	if (!serves(ring, scan_starts))
 		view->count = 0;
 }
 
@@ -191,24 +192,24 @@ idemq_ring_view_cut(RingView *view, int priority, ReadyKey key)
  * has more to claim.  fill: cut at what was lowered since its session read the sequence.
  */
 void
-idemq_ring_install(ReadyRing *ring, const ReadyKey *cursors, const ReadyRing *fill)
+idemq_ring_install(ReadyRing *ring, const ReadyKey *scan_starts, const ReadyRing *fill)
 {
 	ReadyKey end = idemq_ring_end(ring);
 
 	if (fill->count == 0)
 		return;
-	if (serves(ring, cursors) && ring->priority == fill->priority && ring->file == fill->file &&
+	if (serves(ring, scan_starts) && ring->priority == fill->priority && ring->file == fill->file &&
 		same_key(end, fill->from))
 	{
-		int first = position(ring, cursors[ring->priority]);
+		int first = position(ring, scan_starts[ring->priority]);
 		int count = ring->count - first;
 		int more = whole_keys(fill->entries, fill->count, RING_LENGTH - count);
 
 		memmove(ring->entries, &ring->entries[first], count * sizeof(ReadyEntry));
 		memcpy(&ring->entries[count], fill->entries, more * sizeof(ReadyEntry));
 		ring->count = count + more;
-		ring->from = cursors[ring->priority];
+		ring->from = scan_starts[ring->priority];
 	}
-	else if (ahead(fill, cursors) > ahead(ring, cursors) || !serves(ring, cursors))
+	else if (ahead(fill, scan_starts) > ahead(ring, scan_starts) || !serves(ring, scan_starts))
 		memcpy(ring, fill, offsetof(ReadyRing, entries) + fill->count * sizeof(ReadyEntry));
 }

@@ -246,7 +246,7 @@ idemq_wake_again(QueueState *qstate, int count)
 }
 
 /*
- * To be called after a commit has lowered a ready cursor: count jobs are ready, and later, unless
+ * To be called after a commit has lowered a scan start: count jobs are ready, and later, unless
  * it is DT_NOEND, is when the next comes due.  A queue that has no state has no waiters.
  */
 void

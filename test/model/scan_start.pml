@@ -1,7 +1,7 @@
 /*
- * cursor.pml
- *		src/shared/queue_states/ready_cursor.c and ready_ring.c, with the scan of job/ready_scan.c: no job
- *		that can be claimed lies behind the cursor, or in a gap of the ring.
+ * scan_start.pml
+ *		src/shared/queue_states/scan_start.c and ready_ring.c, with the scan of job/ready_scan.c: no job
+ *		that can be claimed lies behind the scan start, or in a gap of the ring.
  *
  * Keys 1 to 4 of one priority: job A (key 1) is enqueued meanwhile, B (key 2, later 3) and C (key 4)
  * are there.  Two claimers claim, one twice and one once, and end what they get; B is ended as dead, and brought back under key
@@ -12,9 +12,9 @@
  * The least key lowered since a claimer's read stands in place of the history: that lowered_since
  * answers no greater one is for the test of small inputs.  Not in it: priorities, queue states that are
  * lost, several entries of one key (whole_keys), a full lease table, isolation above READ COMMITTED,
- * the net of scans from the start.  A crash of the server leaves the cursor unset and no entry.
+ * the net of scans from the start.  A crash of the server leaves the scan start unset and no entry.
  *
- * Mutants: SNAPSHOT_FIRST (before the cursor is read), LOWER_EARLY (before the commit), NO_HISTORY
+ * Mutants: SNAPSHOT_FIRST (before the scan start is read), LOWER_EARLY (before the commit), NO_HISTORY
  * (an advance past what was lowered since), NO_CUT (a lowering leaves the ring), FILL_UNCUT (so does
  * an install), NO_PASSED_BY, ENTRY_LATE (a claim's abort lowers before its entry is gone),
  * NO_UNDO (it does not lower).
@@ -34,7 +34,7 @@ byte ready = BIT(2) | BIT(4);	/* keys of rows that are committed and can be clai
 byte indexed = BIT(2) | BIT(4); /* entries of the index */
 bool dead = false;				/* B's row */
 
-byte cursor = 1;
+byte scan_start = 1;
 byte low[3];					/* the least key lowered since a claimer's read */
 byte ring_from = 1;
 byte ring = 0;					/* its entries */
@@ -51,10 +51,10 @@ bool through = false;
 #define COUNT(set) (((set) >> 1 & 1) + ((set) >> 2 & 1) + ((set) >> 3 & 1) + ((set) >> 4 & 1))
 /* idemq_ring_end */
 #define END(from, set) ((set) >= 16 -> 5 : ((set) >= 8 -> 4 : ((set) >= 4 -> 3 : ((set) >= 2 -> 2 : (from)))))
-#define SERVES(from, set) ((set) != 0 && cursor >= (from))
-#define AHEAD(from, set) (SERVES(from, set) -> COUNT((set) & FROM(cursor)) : 0)
+#define SERVES(from, set) ((set) != 0 && scan_start >= (from))
+#define AHEAD(from, set) (SERVES(from, set) -> COUNT((set) & FROM(scan_start)) : 0)
 
-/* idemq_cursor_lower; all of it under the queue state's lock. */
+/* idemq_scan_start_lower; all of it under the queue state's lock. */
 inline lower(key)
 {
 	d_step {
@@ -64,7 +64,7 @@ inline lower(key)
 #ifndef NO_CUT
 		ring = ring & ~FROM(key);
 #endif
-		if :: key < cursor -> cursor = key :: else fi
+		if :: key < scan_start -> scan_start = key :: else fi
 	}
 }
 
@@ -81,22 +81,22 @@ inline drop(j, passed)
 	passed = 0
 }
 
-/* idemq_cursor_read */
-inline read_cursor()
+/* idemq_scan_start_read */
+inline read_scan_start()
 {
 	d_step {
-		from = cursor;
+		from = scan_start;
 		low[me] = NEVER;
 		view = 0;
 		view_end = END(ring_from, ring);
 		if
-		:: SERVES(ring_from, ring) -> view = ring & FROM(cursor)
+		:: SERVES(ring_from, ring) -> view = ring & FROM(scan_start)
 		:: else
 		fi
 	}
 }
 
-/* idemq_cursor_advance */
+/* idemq_scan_start_advance */
 inline advance()
 {
 	d_step {
@@ -104,7 +104,7 @@ inline advance()
 #ifndef NO_HISTORY
 		if :: low[me] < to -> to = low[me] :: else fi;
 #endif
-		if :: cursor < to -> cursor = to :: else fi;
+		if :: scan_start < to -> scan_start = to :: else fi;
 #ifndef FILL_UNCUT
 		fill = fill & ~FROM(low[me]);
 #endif
@@ -112,7 +112,7 @@ inline advance()
 		if
 		:: fill == 0
 		:: fill != 0 && SERVES(ring_from, ring) && END(ring_from, ring) == fill_from ->
-			ring = ring & FROM(cursor);
+			ring = ring & FROM(scan_start);
 			k = 1;
 			do
 			:: k > KEYS -> break
@@ -123,7 +123,7 @@ inline advance()
 				fi;
 				k++
 			od;
-			ring_from = cursor
+			ring_from = scan_start
 		:: else ->
 			if
 			:: AHEAD(fill_from, fill) > AHEAD(ring_from, ring) || !SERVES(ring_from, ring) ->
@@ -144,9 +144,9 @@ inline claim()
 {
 #ifdef SNAPSHOT_FIRST
 	snapshot = ready;
-	read_cursor();
+	read_scan_start();
 #else
-	read_cursor();
+	read_scan_start();
 	snapshot = ready;
 #endif
 	atomic { k = from; got = 0; in_ring = (view != 0) };

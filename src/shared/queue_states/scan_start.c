@@ -1,23 +1,24 @@
 /*
- * shared/queue_states/ready_cursor.c
- *		The ready cursor: where a claim starts in the ready index.
+ * shared/queue_states/scan_start.c
+ *		The scan start: where a claim starts in the ready index.
  *
  * For each queue and priority, a key (ready_at, id) below which nothing can be claimed.
  * It is a cache: unset (READY_KEY_MIN) is always right, and slow.
  *
- * Invariant: a row below the cursor
+ * Invariant: a row below the scan start
  *	 - is not claimable in its committed version, or
  *	 - has a lease entry, or
- *	 - is being written by a transaction that will lower the cursor to the row's key after
+ *	 - is being written by a transaction that will lower the scan start to the row's key after
  *	   its commit and after its abort.
  *
- * The race is between a claimer that moves the cursor up and a transaction that makes a row
- * claimable behind it.  The claimer reads sequence and cursor at time r, under the queue state's
- * lock (idemq_cursor_read), takes its snapshot at s > r, scans from the cursor, and advances at a >
- * s (idemq_cursor_advance).  A writer lowers after its row is visible (idemq_cursor_lower), which
- * adds the key to a history of lowerings; the advance is bounded by the least key lowered since
- * r.  Lowerings before r are in the cursor that was read.  So the claimer may pass an entry of
- * the index if the invariant still holds for it at a, or if a lowering after r answers it:
+ * The race is between a claimer that moves the scan start up and a transaction that makes a row
+ * claimable behind it.  The claimer reads sequence and scan start at time r, under the queue
+ * state's lock (idemq_scan_start_read), takes its snapshot at s > r, scans from the scan start, and
+ * advances at a > s (idemq_scan_start_advance).  A writer lowers after its row is visible
+ * (idemq_scan_start_lower), which adds the key to a history of lowerings; the advance is bounded by
+ * the least key lowered since r.  Lowerings before r are in the scan start that was read.  So the
+ * claimer may pass an entry of the index if the invariant still holds for it at a, or if a lowering
+ * after r answers it:
  *
  *	 - It has a lease entry without a finisher: the job is being claimed, or running.
  *	   An abort of the claim drops the entry, then lowers.  An end begins after the check
@@ -33,22 +34,22 @@
  *	 - It changed since the snapshot (READ COMMITTED): the writer committed after s, and
  *	   lowers to the old key and the new one.
  *	 - It is running without a lease entry: not claimable, until the search for lost
- *	   leases adopts it.  An entry that was put in error goes with an unset of the cursors.
+ *	   leases adopts it.  An entry that was put in error goes with an unset of the scan starts.
  *
  * A claimer stays before a row that another session holds and that has no entry: a DBA's
  * row lock, a foreign key check, a prepared transaction, a claim with a full table.  Such a
  * holder may owe no lowering.  Above READ COMMITTED it also stays before what its own
  * snapshot does not see.
  *
- * The cursor is lowered to the keys of enqueue, replace, fail, release, reap, retry, redrive;
+ * The scan start is lowered to the keys of enqueue, replace, fail, release, reap, retry, redrive;
  * of expire, cancel and commit_once, if they abort; of an aborted claim; and of statements
  * that are not idemq's, by a row trigger (hooks/row_triggers.c).  A transaction keeps the
  * least key for each queue and priority (txn/pending_queues.c): too low is only slow.
  *
  * Reading before the snapshot and lowering after visibility are the two halves of the
  * proof: change neither.
- *		Model: test/model/cursor.pml; two claimers with three calls, an enqueue, a retry, three jobs
- *		under four keys, one abort.
+ *		Model: test/model/scan_start.pml; two claimers with three calls, an enqueue, a retry, three
+ *		jobs under four keys, one abort.
  *
  * The history of a priority is a short list of (seq, key), both growing.  A new lowering
  * removes every entry whose key is not less: for a reader that such an entry would have
@@ -100,33 +101,33 @@ remember(History *history, uint64 seq, ReadyKey key)
 	entries[history->count++] = (Lowering){seq, key};
 }
 
-/* Lowers one cursor.  The queue state's lock held. */
+/* Lowers one scan start.  The queue state's lock held. */
 static void
 lower_locked(QueueState *qstate, int priority, ReadyKey to)
 {
 	qstate->seq++;
 	remember(&qstate->history[priority], qstate->seq, to);
 	idemq_ring_cut(&qstate->ring, priority, to);
-	if (ready_key_less(to, qstate->cursor[priority]))
-		qstate->cursor[priority] = to;
+	if (ready_key_less(to, qstate->scan_start[priority]))
+		qstate->scan_start[priority] = to;
 }
 
-/* Unsets all cursors.  The queue state's lock held. */
+/* Unsets all scan starts.  The queue state's lock held. */
 void
-idemq_cursor_unset_locked(QueueState *qstate)
+idemq_scan_start_unset_locked(QueueState *qstate)
 {
 	for (int p = 0; p < IDEMQ_PRIORITIES; p++)
 		lower_locked(qstate, p, READY_KEY_MIN);
 }
 
 /*
- * Reads cursors and sequence, and returns with the queue state's lock held.  For a queue that has
- * no state any more it returns false, with no lock held and all cursors unset.
+ * Reads scan starts and sequence, and returns with the queue state's lock held.  For a queue that
+ * has no state any more it returns false, with no lock held and all scan starts unset.
  */
 static bool
-read_and_lock(QueueState *qstate, int32 queue_id, CursorView *view)
+read_and_lock(QueueState *qstate, int32 queue_id, ScanStart *view)
 {
-	memset(view, 0, offsetof(CursorView, ring.entries));
+	memset(view, 0, offsetof(ScanStart, ring.entries));
 	view->ring.bound = READY_KEY_MIN;
 	if (!idemq_qstate_lock(&qstate, queue_id, LW_SHARED))
 	{
@@ -137,18 +138,18 @@ read_and_lock(QueueState *qstate, int32 queue_id, CursorView *view)
 	view->qstate = qstate;
 	view->seq = qstate->seq;
 	view->next_fill = qstate->next_fill;
-	memcpy(view->from, qstate->cursor, sizeof(view->from));
+	memcpy(view->from, qstate->scan_start, sizeof(view->from));
 	return true;
 }
 
 /*
- * Reads cursors and sequence, and entries of the ring for so many jobs; to be called before
+ * Reads scan starts and sequence, and entries of the ring for so many jobs; to be called before
  * the claim's snapshot is taken.
  */
 void
-idemq_cursor_read(QueueState *qstate, int32 queue_id, int wanted, CursorView *view)
+idemq_scan_start_read(QueueState *qstate, int32 queue_id, int wanted, ScanStart *view)
 {
-	IDEMQ_STOP("idemq_cursor_read");
+	IDEMQ_STOP("idemq_scan_start_read");
 	if (!read_and_lock(qstate, queue_id, view))
 		return;
 	if (wanted > 0)
@@ -156,9 +157,9 @@ idemq_cursor_read(QueueState *qstate, int32 queue_id, int wanted, CursorView *vi
 	LWLockRelease(&view->qstate->lock);
 }
 
-/* As idemq_cursor_read, with the whole ring. */
+/* As idemq_scan_start_read, with the whole ring. */
 void
-idemq_cursor_read_ring(QueueState *qstate, int32 queue_id, CursorView *view, ReadyRing *ring)
+idemq_scan_start_read_ring(QueueState *qstate, int32 queue_id, ScanStart *view, ReadyRing *ring)
 {
 	ring->count = 0;
 	if (!read_and_lock(qstate, queue_id, view))
@@ -172,7 +173,7 @@ idemq_cursor_read_ring(QueueState *qstate, int32 queue_id, CursorView *view, Rea
  * another when that one has not installed its entries in time.
  */
 bool
-idemq_cursor_may_fill(const CursorView *view)
+idemq_scan_start_may_fill(const ScanStart *view)
 {
 	int64 now = idemq_mono_now();
 	bool mine;
@@ -189,7 +190,7 @@ idemq_cursor_may_fill(const CursorView *view)
 
 /* Returns the least key lowered since a view was read.  The queue state's lock held. */
 static ReadyKey
-lowered_since(const QueueState *qstate, const CursorView *view, int priority)
+lowered_since(const QueueState *qstate, const ScanStart *view, int priority)
 {
 	const History *history = &qstate->history[priority];
 
@@ -202,18 +203,18 @@ lowered_since(const QueueState *qstate, const CursorView *view, int priority)
 }
 
 /*
- * Moves a cursor up to a key below which the caller's scan, under a snapshot
+ * Moves a scan start up to a key below which the caller's scan, under a snapshot
  * taken after view, found nothing claimable; not past what was lowered since.
  * fill: entries for the ring, read by that scan; may be empty.
  */
 void
-idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, ReadyKey to,
-					 ReadyRing *fill)
+idemq_scan_start_advance(const ScanStart *view, int32 queue_id, int priority, ReadyKey to,
+						 ReadyRing *fill)
 {
 	QueueState *qstate = view->qstate;
 	ReadyKey lowered;
 
-	IDEMQ_STOP("idemq_cursor_advance");
+	IDEMQ_STOP("idemq_scan_start_advance");
 	if (!idemq_qstate_lock(&qstate, queue_id, LW_EXCLUSIVE))
 		return;
 	if (qstate != view->qstate) /* the history of another state says nothing about our view */
@@ -224,22 +225,22 @@ idemq_cursor_advance(const CursorView *view, int32 queue_id, int priority, Ready
 	lowered = lowered_since(qstate, view, priority);
 	if (ready_key_less(lowered, to))
 		to = lowered;
-	if (ready_key_less(qstate->cursor[priority], to))
-		qstate->cursor[priority] = to;
+	if (ready_key_less(qstate->scan_start[priority], to))
+		qstate->scan_start[priority] = to;
 	if (fill->count > 0)
 	{
 		idemq_ring_cut(fill, priority, lowered);
-		idemq_ring_install(&qstate->ring, qstate->cursor, fill);
+		idemq_ring_install(&qstate->ring, qstate->scan_start, fill);
 		qstate->next_fill = 0;
 	}
 	LWLockRelease(&qstate->lock);
 }
 
-/* Lowers a cursor to a key that has become claimable; to be called after that is visible. */
+/* Lowers a scan start to a key that has become claimable; to be called after that is visible. */
 void
-idemq_cursor_lower(QueueState *qstate, int32 queue_id, int priority, ReadyKey to)
+idemq_scan_start_lower(QueueState *qstate, int32 queue_id, int priority, ReadyKey to)
 {
-	IDEMQ_STOP("idemq_cursor_lower");
+	IDEMQ_STOP("idemq_scan_start_lower");
 	if (!idemq_qstate_lock(&qstate, queue_id, LW_EXCLUSIVE))
 		return;
 	lower_locked(qstate, priority, to);
@@ -248,10 +249,10 @@ idemq_cursor_lower(QueueState *qstate, int32 queue_id, int priority, ReadyKey to
 
 /*
  * Returns whether it is time to scan from the start of the index, whatever the
- * cursor says: the net under DML that no trigger and no hook has seen.
+ * scan start says: the net under DML that no trigger and no hook has seen.
  */
 bool
-idemq_cursor_verify_due(QueueState *qstate, int32 queue_id)
+idemq_scan_start_verify_due(QueueState *qstate, int32 queue_id)
 {
 	int64 now = idemq_mono_now();
 	bool due;
@@ -267,7 +268,7 @@ idemq_cursor_verify_due(QueueState *qstate, int32 queue_id)
 
 /* Puts off the next verification after one that took so many microseconds. */
 void
-idemq_cursor_verified(QueueState *qstate, int32 queue_id, int64 took)
+idemq_scan_start_verified(QueueState *qstate, int32 queue_id, int64 took)
 {
 	if (!idemq_qstate_lock(&qstate, queue_id, LW_EXCLUSIVE))
 		return;
@@ -276,21 +277,21 @@ idemq_cursor_verified(QueueState *qstate, int32 queue_id, int64 took)
 }
 
 void
-idemq_cursor_unset(QueueState *qstate, int32 queue_id)
+idemq_scan_start_unset(QueueState *qstate, int32 queue_id)
 {
 	if (!idemq_qstate_lock(&qstate, queue_id, LW_EXCLUSIVE))
 		return;
-	idemq_cursor_unset_locked(qstate);
+	idemq_scan_start_unset_locked(qstate);
 	LWLockRelease(&qstate->lock);
 }
 
 /*
- * Returns whether a cursor may have been lowered to a key, or below it, since view
+ * Returns whether a scan start may have been lowered to a key, or below it, since view
  * was read.  The answer is true, too, when the queue has another state now, and
  * perhaps when a long history was merged.
  */
 bool
-idemq_cursor_lowered_since(const CursorView *view, int32 queue_id, int priority, ReadyKey key)
+idemq_scan_start_lowered_since(const ScanStart *view, int32 queue_id, int priority, ReadyKey key)
 {
 	QueueState *qstate = view->qstate;
 	bool lowered = false;
