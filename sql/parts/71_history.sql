@@ -1,5 +1,5 @@
--- Rings: a step is written over the one that ended an hour, a day or a week before, where there is
--- one.  Rows of one step stand side by side, since they are written so; half of each page is
+-- Three retention tiers, of steps of 10 s, 1 min and 10 min: a step is written over the one that ended an
+-- hour, a day or a week before, where there is one.  Rows of one step stand side by side, since they are written so; half of each page is
 -- free, so that they are written over in place (HOT), and nothing is left behind.  Not dumped: it
 -- tells of this server.
 CREATE TABLE idemq_internal.history_steps (
@@ -26,7 +26,7 @@ CREATE TABLE idemq_internal.history_steps (
 ) WITH (fillfactor = 45);
 COMMENT ON TABLE idemq_internal.history_steps IS 'what idemq.history shows; one row a step and queue, at most 2,808 a queue; TRUNCATE it to forget all of it';
 COMMENT ON COLUMN idemq_internal.history_steps.step IS 'length of the step in seconds';
-COMMENT ON COLUMN idemq_internal.history_steps.place IS 'where in the ring of these steps';
+COMMENT ON COLUMN idemq_internal.history_steps.place IS 'number of the step in its retention tier';
 COMMENT ON COLUMN idemq_internal.history_steps.queue_id IS 'number of the queue; 0: all together';
 COMMENT ON COLUMN idemq_internal.history_steps.due_since IS 'since when a job could be claimed at the end of the step; NULL: none could be';
 CREATE INDEX history_queue ON idemq_internal.history_steps (queue_id, step);
@@ -43,13 +43,13 @@ CREATE FUNCTION idemq_internal.history()
 		run_counts int[])
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_history';
 
--- An hour of steps of 10 s, a day of 1 min, a week of 10 min.
-CREATE FUNCTION idemq_internal.history_places(step int) RETURNS int
+-- Steps that a retention tier has: an hour of steps of 10 s, a day of 1 min, a week of 10 min.
+CREATE FUNCTION idemq_internal.history_tier_length(step int) RETURNS int
 	IMMUTABLE LANGUAGE sql AS 'SELECT CASE step WHEN 10 THEN 360 WHEN 60 THEN 1440 ELSE 1008 END';
 
 CREATE FUNCTION idemq_internal.history_place(step int, at timestamptz) RETURNS int
 	IMMUTABLE LANGUAGE sql AS $$
-	SELECT (extract(epoch FROM at)::bigint / step % idemq_internal.history_places(step))::int
+	SELECT (extract(epoch FROM at)::bigint / step % idemq_internal.history_tier_length(step))::int
 	$$;
 
 -- Writes the step of 10 s that has ended at until; or folds the steps since then, up to until, into
@@ -69,10 +69,10 @@ BEGIN
 			WHERE h.queue_id = 0 AND h.step = write_history.step), '-infinity');
 		-- What is older would have the place of a step that is not.
 		since := greatest(since, until - length *
-			idemq_internal.history_places(write_history.step));
+			idemq_internal.history_tier_length(write_history.step));
 		places := ARRAY(SELECT idemq_internal.history_place(part, p.at)
 			FROM generate_series(greatest(since, until - make_interval(
-				secs => part * (idemq_internal.history_places(part) - 1))), until,
+				secs => part * (idemq_internal.history_tier_length(part) - 1))), until,
 				make_interval(secs => part)) p (at));
 	END IF;
 	INSERT INTO idemq_internal.history_steps AS h

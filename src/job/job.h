@@ -248,7 +248,7 @@ typedef struct ReadyScan
 	MemoryContext row_context; /* current in consider, reset for each entry */
 	/* set on the way */
 	ScanStart view;
-	const ReadyEntry *entry; /* of the ring, in consider; NULL: the table's scan stands on it */
+	const ReadyEntry *entry; /* in the read-ahead buffer; NULL: the table's scan stands on it */
 	TimestampTz now;
 	bool stopped;
 	bool held;			  /* met a row that was held */

@@ -61,7 +61,7 @@
 #define MAX_CHILDREN 2000
 
 /* Ready jobs of a queue, known to be there, that are many. */
-#define LONG_LINE RING_LOW
+#define LONG_LINE READ_AHEAD_LOW
 
 static bool may_linger = false;
 
@@ -401,7 +401,7 @@ idemq_promote_batch(const QueueInfo *queue)
 	if (idemq_promote_some(queue, PROMOTE_BATCH) == 0)
 		return;
 	idemq_scan_start_read(queue->qstate, queue->id, 1, &line);
-	may_linger |= line.ring.left >= LONG_LINE;
+	may_linger |= line.read_ahead.left >= LONG_LINE;
 }
 
 /* Returns whether a moment's pause delays nobody, by the promotions since the last call. */

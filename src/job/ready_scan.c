@@ -23,12 +23,15 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Where a scan is in one priority: in the ring's copy, if that serves it, then in the index. */
+/*
+ * Where a scan is in one priority: in the read-ahead buffer's copy, if that serves it, then in the
+ * index.
+ */
 typedef struct PriorityScan
 {
 	int priority;
-	bool in_ring;
-	int next;		/* in the ring's copy */
+	bool in_read_ahead;
+	int next;		/* in the read-ahead buffer's copy */
 	ReadyKey until; /* READY_KEY_MAX: to the end of the index */
 	bool stayed;
 	ReadyKey reach; /* where the scan start may go: nothing below is claimable */
@@ -38,29 +41,33 @@ typedef struct PriorityScan
 static void
 enter_index(ReadyScan *scan, JobsTable *table, PriorityScan *place, ReadyKey from)
 {
-	const RingView *ring = &scan->view.ring;
-	ReadyKey bound = ring->priority == place->priority ? ring->bound : READY_KEY_MIN;
+	const ReadAheadView *read_ahead = &scan->view.read_ahead;
+	ReadyKey bound = read_ahead->priority == place->priority ? read_ahead->bound : READY_KEY_MIN;
 
-	place->in_ring = false;
+	place->in_read_ahead = false;
 	place->until = idemq_jobs_scan_limit(from, bound);
 	idemq_jobs_scan_begin(table, scan->queue.id, place->priority, from, place->until);
 }
 
-/* Moves to the next entry, past the end of the ring or the bound; READY_KEY_MAX at the end. */
+/*
+ * Moves to the next entry, past the end of the read-ahead buffer or the bound; READY_KEY_MAX at the
+ * end.
+ */
 static ReadyKey
 next_entry(ReadyScan *scan, JobsTable *table, PriorityScan *place)
 {
-	const RingView *ring = &scan->view.ring;
+	const ReadAheadView *read_ahead = &scan->view.read_ahead;
 	ReadyKey key;
 
 	scan->entry = NULL;
-	if (place->in_ring && place->next < ring->count)
+	if (place->in_read_ahead && place->next < read_ahead->count)
 	{
-		scan->entry = &ring->entries[place->next++];
+		scan->entry = &read_ahead->entries[place->next++];
 		return scan->entry->key;
 	}
-	if (place->in_ring)
-		enter_index(scan, table, place, ready_key_after(ring->entries[ring->count - 1].key));
+	if (place->in_read_ahead)
+		enter_index(scan, table, place,
+					ready_key_after(read_ahead->entries[read_ahead->count - 1].key));
 	if (idemq_jobs_scan_next(table, &key))
 		return key;
 	if (!ready_key_less(place->until, READY_KEY_MAX))
@@ -75,7 +82,7 @@ next_entry(ReadyScan *scan, JobsTable *table, PriorityScan *place)
  * one.  All entries of a key are copied, or none.
  */
 static bool
-read_on(ReadyScan *scan, JobsTable *table, int most, ReadyRing *fill)
+read_on(ReadyScan *scan, JobsTable *table, int most, ReadAhead *fill)
 {
 	ReadyKey key;
 	int before = fill->count;
@@ -85,7 +92,7 @@ read_on(ReadyScan *scan, JobsTable *table, int most, ReadyRing *fill)
 		fill->entries[fill->count++] = (ReadyEntry){key, idemq_jobs_scan_tid(table)};
 	found = fill->count > before;
 	if (fill->count == most)
-		idemq_ring_drop_last_key(fill);
+		idemq_read_ahead_drop_last_key(fill);
 	return found;
 }
 
@@ -97,25 +104,26 @@ somebody_sleeps(const ReadyScan *scan)
 }
 
 /*
- * Called where the scan has stopped, at an entry of that key.  Copies entries for the ring, if
- * it is this session's turn; sets scan->more when a session sleeps that could take the next one.
+ * Called where the scan has stopped, at an entry of that key.  Copies entries for the read-ahead
+ * buffer, if it is this session's turn; sets scan->more when a session sleeps that could take the
+ * next one.
  */
 static void
-look_ahead(ReadyScan *scan, JobsTable *table, PriorityScan *place, ReadyKey key, ReadyRing *fill)
+look_ahead(ReadyScan *scan, JobsTable *table, PriorityScan *place, ReadyKey key, ReadAhead *fill)
 {
-	const RingView *ring = &scan->view.ring;
-	int left = ring->count - place->next + ring->left;
-	bool small = scan->wanted <= RING_MAX_WANTED;
+	const ReadAheadView *read_ahead = &scan->view.read_ahead;
+	int left = read_ahead->count - place->next + read_ahead->left;
+	bool small = scan->wanted <= READ_AHEAD_MAX_WANTED;
 	bool sleeps = somebody_sleeps(scan);
 
-	if (place->in_ring)
+	if (place->in_read_ahead)
 	{
 		scan->more = sleeps && left > 0;
-		if (left >= RING_LOW || !idemq_scan_start_may_fill(&scan->view))
+		if (left >= READ_AHEAD_LOW || !idemq_scan_start_may_fill(&scan->view))
 			return;
-		enter_index(scan, table, place, ring->end);
-		fill->from = ring->end;
-		scan->more |= read_on(scan, table, RING_LENGTH, fill) && sleeps;
+		enter_index(scan, table, place, read_ahead->end);
+		fill->from = read_ahead->end;
+		scan->more |= read_on(scan, table, READ_AHEAD_LENGTH, fill) && sleeps;
 	}
 	else if (ready_key_less(place->until, READY_KEY_MAX))
 		scan->more = sleeps;
@@ -123,7 +131,7 @@ look_ahead(ReadyScan *scan, JobsTable *table, PriorityScan *place, ReadyKey key,
 	{
 		fill->from = key;
 		fill->entries[fill->count++] = (ReadyEntry){key, idemq_jobs_scan_tid(table)};
-		scan->more = read_on(scan, table, small ? RING_LENGTH : 2, fill) && sleeps;
+		scan->more = read_on(scan, table, small ? READ_AHEAD_LENGTH : 2, fill) && sleeps;
 	}
 }
 
@@ -174,16 +182,16 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 static void
 scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 {
-	const RingView *ring = &scan->view.ring;
+	const ReadAheadView *read_ahead = &scan->view.read_ahead;
 	ReadyKey from = scan->view.from[priority];
-	ReadyRing fill;
+	ReadAhead fill;
 	PriorityScan place = {.priority = priority, .until = READY_KEY_MAX, .reach = from};
 
 	fill.priority = priority;
 	fill.file = compat_file_number(table->rel);
 	fill.count = 0;
-	place.in_ring = ring->count > 0 && ring->priority == priority;
-	if (!place.in_ring)
+	place.in_read_ahead = read_ahead->count > 0 && read_ahead->priority == priority;
+	if (!place.in_read_ahead)
 		enter_index(scan, table, &place, from);
 	for (;;)
 	{
@@ -209,7 +217,7 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 			break;
 		}
 	}
-	if (!place.in_ring)
+	if (!place.in_read_ahead)
 		idemq_jobs_scan_end(table);
 	idemq_scan_start_advance(&scan->view, scan->queue.id, priority, place.reach, &fill);
 }
@@ -228,7 +236,7 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 	idemq_scan_start_read(scan->queue.qstate, scan->queue.id, scan->wanted, &scan->view);
 	idemq_pending_ready_view(scan->queue.id, &scan->view);
 	if (from_start || IsolationUsesXactSnapshot())
-		scan->view.ring.count = 0;
+		scan->view.read_ahead.count = 0;
 	for (int p = 0; p < IDEMQ_PRIORITIES && from_start; p++)
 		scan->view.from[p] = READY_KEY_MIN;
 	idemq_jitter();
@@ -237,8 +245,8 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 		idemq_jobs_open_to_read(table);
 	else
 		idemq_jobs_open(table);
-	if (scan->view.ring.file != compat_file_number(table->rel))
-		scan->view.ring.count = 0;
+	if (scan->view.read_ahead.file != compat_file_number(table->rel))
+		scan->view.read_ahead.count = 0;
 	scan->now = idemq_now();
 	for (int p = 0; p < IDEMQ_PRIORITIES && !scan->stopped; p++)
 	{
@@ -259,7 +267,7 @@ fetch_row(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *jo
 
 	if (scan->entry == NULL)
 		return idemq_jobs_scan_row(table, job);
-	locator = (RowLocator){scan->entry->tid, scan->view.ring.file};
+	locator = (RowLocator){scan->entry->tid, scan->view.read_ahead.file};
 	return idemq_jobs_fetch_at(table, &locator, key.id, job) && job->ready_at == key.ready_at &&
 		   job->priority == priority && job->queue_id == scan->queue.id;
 }

@@ -1,15 +1,15 @@
 /*
  * observe/check_ready.c
- *		The audit of the scan starts and rings: nothing below a scan start is claimable,
- *		nor is anything in a ring's range that the ring lacks.
+ *		The audit of the scan starts and read-ahead buffers: nothing below a scan start is
+ *		claimable, nor is anything in a read-ahead buffer's range that the read-ahead buffer lacks.
  *
- * For each queue and priority, in this order: sequence, scan start and ring (r), a snapshot
- * (s), a scan of the ready index up to that scan start, or the end of the ring.  A suspect
- * is a row there, below the scan start or missing in the ring, whose version in the snapshot
- * is claimable, and which after s has no lease entry, no transaction that holds it, and
- * no newer version committed.  Then idemq_check_settled; then the scan start's history (h).
- * If the scan start was lowered to the key of a suspect, or below, since r, the suspect is
- * acquitted: claims meet it again.  The others are reported.
+ * For each queue and priority, in this order: sequence, scan start and read-ahead buffer (r), a
+ * snapshot (s), a scan of the ready index up to that scan start, or the end of the read-ahead
+ * buffer.  A suspect is a row there, below the scan start or missing in the read-ahead buffer,
+ * whose version in the snapshot is claimable, and which after s has no lease entry, no transaction
+ * that holds it, and no newer version committed.  Then idemq_check_settled; then the scan start's
+ * history (h).  If the scan start was lowered to the key of a suspect, or below, since r, the
+ * suspect is acquitted: claims meet it again.  The others are reported.
  *
  * Why that is no false alarm: the scan start was above the row from r to h, hence at
  * the moment s, at which the row's committed version was claimable.  By the
@@ -24,8 +24,8 @@
  *   - it was being changed by a prepared transaction that has ended since: the
  *     scan starts are unset.
  * Each of these lowers to the row's key, or below, after r, and is past it when
- * idemq_check_settled returns: the history shows it.  For a row that a ring misses the
- * same holds from its invariant (shared/queue_states/ready_ring.c).
+ * idemq_check_settled returns: the history shows it.  For a row that a read-ahead buffer misses the
+ * same holds from its invariant (shared/queue_states/read_ahead.c).
  *
  * Why what is broken is found: a row that stays claimable below the scan start with no
  * entry and no holder is a suspect, and only a lowering acquits it, which repairs
@@ -46,7 +46,7 @@
 typedef struct Suspects
 {
 	ScanStart view;
-	ReadyRing ring;
+	ReadAhead read_ahead;
 	int count;
 	ReadyKey keys[CHECK_SUSPECTS];
 } Suspects;
@@ -58,8 +58,8 @@ is_passed(CheckCall *call, const Suspects *suspects, int priority, ReadyKey key)
 	ReadyEntry entry = {key, idemq_jobs_scan_tid(&call->table)};
 
 	return ready_key_less(key, suspects->view.from[priority]) ||
-		   (suspects->ring.file == compat_file_number(call->table.rel) &&
-			idemq_ring_hides(&suspects->ring, suspects->view.from, priority, &entry));
+		   (suspects->read_ahead.file == compat_file_number(call->table.rel) &&
+			idemq_read_ahead_hides(&suspects->read_ahead, suspects->view.from, priority, &entry));
 }
 
 /* Collects the suspects of one priority, up to their maximum. */
@@ -67,14 +67,14 @@ static void
 collect(CheckCall *call, int32 queue_id, int priority, Suspects *suspects)
 {
 	ReadyKey end = suspects->view.from[priority];
-	ReadyKey ring_end = idemq_ring_end(&suspects->ring);
+	ReadyKey read_ahead_end = idemq_read_ahead_end(&suspects->read_ahead);
 	ReadyKey until = READY_KEY_MAX;
 	TransactionId holder;
 	ReadyKey key;
 	Job job;
 
-	if (suspects->ring.priority == priority && ready_key_less(end, ring_end))
-		end = ring_end;
+	if (suspects->read_ahead.priority == priority && ready_key_less(end, read_ahead_end))
+		end = read_ahead_end;
 	if (end.ready_at < PG_INT64_MAX)
 		until = idemq_jobs_scan_limit(READY_KEY_MIN, end);
 	idemq_jobs_scan_begin(&call->table, queue_id, priority, READY_KEY_MIN, until);
@@ -141,8 +141,8 @@ idemq_check_ready(CheckCall *call)
 			const ScanStart *view = &suspects->view;
 
 			/* A view and a snapshot for each: a short history reaches far enough back. */
-			idemq_scan_start_read_ring(idemq_qstate_find(MyDatabaseId, queue_id), queue_id,
-									   &suspects->view, &suspects->ring);
+			idemq_scan_start_read_whole(idemq_qstate_find(MyDatabaseId, queue_id), queue_id,
+										&suspects->view, &suspects->read_ahead);
 			if (view->qstate == NULL || !ready_key_less(READY_KEY_MIN, view->from[p]))
 				continue;
 			idemq_jobs_refresh(&call->table);

@@ -188,8 +188,8 @@ idemq_pending_ready_note_expiry(QueueState *qstate, int32 queue_id, TimestampTz 
 }
 
 /*
- * Lowers a view, and cuts its copy of the ring, to what this transaction itself has made
- * ready: its own claims see that before its commit, and no others do.
+ * Lowers a view, and cuts its copy of the read-ahead buffer, to what this transaction itself has
+ * made ready: its own claims see that before its commit, and no others do.
  */
 void
 idemq_pending_ready_view(int32 queue_id, ScanStart *view)
@@ -203,7 +203,7 @@ idemq_pending_ready_view(int32 queue_id, ScanStart *view)
 			int priority = pg_rightmost_one_pos32(left);
 			ReadyKey key = owed[i]->least[priority];
 
-			idemq_ring_view_cut(&view->ring, priority, key);
+			idemq_read_ahead_view_cut(&view->read_ahead, priority, key);
 			if (ready_key_less(key, view->from[priority]))
 				view->from[priority] = key;
 		}

@@ -1,12 +1,12 @@
 /*
  * scan_start.pml
- *		src/shared/queue_states/scan_start.c and ready_ring.c, with the scan of job/ready_scan.c: no job
- *		that can be claimed lies behind the scan start, or in a gap of the ring.
+ *		src/shared/queue_states/scan_start.c and read_ahead.c, with the scan of job/ready_scan.c: no job
+ *		that can be claimed lies behind the scan start, or in a gap of the read-ahead buffer.
  *
  * Keys 1 to 4 of one priority: job A (key 1) is enqueued meanwhile, B (key 2, later 3) and C (key 4)
  * are there.  Two claimers claim, one twice and one once, and end what they get; B is ended as dead, and brought back under key
  * 3 by another session, or released by its claimer.  One transaction aborts, at any of its commits
- * (an error, a cancel, a session's end: the callbacks are the same).  A ring of three entries.  Then
+ * (an error, a cancel, a session's end: the callbacks are the same).  A read-ahead buffer of three entries.  Then
  * one session claims until it finds nothing.
  *
  * The least key lowered since a claimer's read stands in place of the history: that lowered_since
@@ -15,7 +15,7 @@
  * the net of scans from the start.  A crash of the server leaves the scan start unset and no entry.
  *
  * Mutants: SNAPSHOT_FIRST (before the scan start is read), LOWER_EARLY (before the commit), NO_HISTORY
- * (an advance past what was lowered since), NO_CUT (a lowering leaves the ring), FILL_UNCUT (so does
+ * (an advance past what was lowered since), NO_CUT (a lowering leaves the read-ahead buffer), FILL_UNCUT (so does
  * an install), NO_PASSED_BY, ENTRY_LATE (a claim's abort lowers before its entry is gone),
  * NO_UNDO (it does not lower).
  */
@@ -27,7 +27,7 @@
 #define JOB(key) (key == 1 -> A : (key == 4 -> C : B))
 #define BIT(key) (1 << (key))
 #define FROM(key) (62 & ~(BIT(key) - 1)) /* all keys from that one on */
-#define RING_LENGTH 3
+#define READ_AHEAD_LENGTH 3
 #define NOBODY 255
 
 byte ready = BIT(2) | BIT(4);	/* keys of rows that are committed and can be claimed */
@@ -36,8 +36,8 @@ bool dead = false;				/* B's row */
 
 byte scan_start = 1;
 byte low[3];					/* the least key lowered since a claimer's read */
-byte ring_from = 1;
-byte ring = 0;					/* its entries */
+byte read_ahead_from = 1;
+byte read_ahead = 0;					/* its entries */
 
 bool leased[3];
 byte finisher[3] = NOBODY;
@@ -49,7 +49,7 @@ bool through = false;
 
 #define MAY_ABORT :: atomic { !aborted -> aborted = true }
 #define COUNT(set) (((set) >> 1 & 1) + ((set) >> 2 & 1) + ((set) >> 3 & 1) + ((set) >> 4 & 1))
-/* idemq_ring_end */
+/* idemq_read_ahead_end */
 #define END(from, set) ((set) >= 16 -> 5 : ((set) >= 8 -> 4 : ((set) >= 4 -> 3 : ((set) >= 2 -> 2 : (from)))))
 #define SERVES(from, set) ((set) != 0 && scan_start >= (from))
 #define AHEAD(from, set) (SERVES(from, set) -> COUNT((set) & FROM(scan_start)) : 0)
@@ -62,7 +62,7 @@ inline lower(key)
 		if :: key < low[1] -> low[1] = key :: else fi;
 		if :: key < low[2] -> low[2] = key :: else fi;
 #ifndef NO_CUT
-		ring = ring & ~FROM(key);
+		read_ahead = read_ahead & ~FROM(key);
 #endif
 		if :: key < scan_start -> scan_start = key :: else fi
 	}
@@ -88,9 +88,9 @@ inline read_scan_start()
 		from = scan_start;
 		low[me] = NEVER;
 		view = 0;
-		view_end = END(ring_from, ring);
+		view_end = END(read_ahead_from, read_ahead);
 		if
-		:: SERVES(ring_from, ring) -> view = ring & FROM(scan_start)
+		:: SERVES(read_ahead_from, read_ahead) -> view = read_ahead & FROM(scan_start)
 		:: else
 		fi
 	}
@@ -108,27 +108,27 @@ inline advance()
 #ifndef FILL_UNCUT
 		fill = fill & ~FROM(low[me]);
 #endif
-		/* idemq_ring_install */
+		/* idemq_read_ahead_install */
 		if
 		:: fill == 0
-		:: fill != 0 && SERVES(ring_from, ring) && END(ring_from, ring) == fill_from ->
-			ring = ring & FROM(scan_start);
+		:: fill != 0 && SERVES(read_ahead_from, read_ahead) && END(read_ahead_from, read_ahead) == fill_from ->
+			read_ahead = read_ahead & FROM(scan_start);
 			k = 1;
 			do
 			:: k > KEYS -> break
 			:: k <= KEYS ->
 				if
-				:: (fill & BIT(k)) != 0 && COUNT(ring) < RING_LENGTH -> ring = ring | BIT(k)
+				:: (fill & BIT(k)) != 0 && COUNT(read_ahead) < READ_AHEAD_LENGTH -> read_ahead = read_ahead | BIT(k)
 				:: else
 				fi;
 				k++
 			od;
-			ring_from = scan_start
+			read_ahead_from = scan_start
 		:: else ->
 			if
-			:: AHEAD(fill_from, fill) > AHEAD(ring_from, ring) || !SERVES(ring_from, ring) ->
-				ring = fill;
-				ring_from = fill_from
+			:: AHEAD(fill_from, fill) > AHEAD(read_ahead_from, read_ahead) || !SERVES(read_ahead_from, read_ahead) ->
+				read_ahead = fill;
+				read_ahead_from = fill_from
 			:: else
 			fi
 		fi;
@@ -149,13 +149,13 @@ inline claim()
 	read_scan_start();
 	snapshot = ready;
 #endif
-	atomic { k = from; got = 0; in_ring = (view != 0) };
+	atomic { k = from; got = 0; in_read_ahead = (view != 0) };
 	do
 	:: k > KEYS -> reach = NEVER; break
-	:: k <= KEYS && in_ring && (view & FROM(k)) == 0 -> in_ring = false
-	:: k <= KEYS && in_ring && (view & FROM(k)) != 0 && (view & BIT(k)) == 0 -> k++
-	:: k <= KEYS && !in_ring && (indexed & BIT(k)) == 0 -> k++
-	:: k <= KEYS && ((in_ring && (view & BIT(k)) != 0) || (!in_ring && (indexed & BIT(k)) != 0)) ->
+	:: k <= KEYS && in_read_ahead && (view & FROM(k)) == 0 -> in_read_ahead = false
+	:: k <= KEYS && in_read_ahead && (view & FROM(k)) != 0 && (view & BIT(k)) == 0 -> k++
+	:: k <= KEYS && !in_read_ahead && (indexed & BIT(k)) == 0 -> k++
+	:: k <= KEYS && ((in_read_ahead && (view & BIT(k)) != 0) || (!in_read_ahead && (indexed & BIT(k)) != 0)) ->
 		/* idemq_ready_job */
 		if
 		:: atomic { leased[JOB(k)] && finisher[JOB(k)] == NOBODY -> k++ }
@@ -207,11 +207,11 @@ take:			/* idemq_claim_one: a row that has changed is passed; the entry first, t
 	/* look_ahead */
 	if
 	:: got == 0
-	:: got != 0 && in_ring -> fill_from = view_end; k = view_end
-	:: got != 0 && !in_ring -> fill_from = got; fill = BIT(got); k = got + 1
+	:: got != 0 && in_read_ahead -> fill_from = view_end; k = view_end
+	:: got != 0 && !in_read_ahead -> fill_from = got; fill = BIT(got); k = got + 1
 	fi;
 	do
-	:: got == 0 || k > KEYS || COUNT(fill) == RING_LENGTH -> break
+	:: got == 0 || k > KEYS || COUNT(fill) == READ_AHEAD_LENGTH -> break
 	:: else ->
 		atomic {
 			if
@@ -224,7 +224,7 @@ take:			/* idemq_claim_one: a row that has changed is passed; the entry first, t
 	advance()
 }
 
-#define LOCALS byte from, view, view_end, snapshot, k, got, reach, to, fill, fill_from, passed; bool in_ring
+#define LOCALS byte from, view, view_end, snapshot, k, got, reach, to, fill, fill_from, passed; bool in_read_ahead
 
 proctype claimer(byte me)
 {

@@ -17,16 +17,16 @@
 
 #undef HISTORY_LENGTH
 #define HISTORY_LENGTH 4
-#undef RING_LENGTH
-#define RING_LENGTH 4
-#undef RING_SPARE
-#define RING_SPARE 1
+#undef READ_AHEAD_LENGTH
+#define READ_AHEAD_LENGTH 4
+#undef READ_AHEAD_SPARE
+#define READ_AHEAD_SPARE 1
 
 #include "base/backoff.c"
 #include "base/gcra.c"
 #include "base/token.c"
 #include "shared/queue_states/scan_start.c"
-#include "shared/queue_states/ready_ring.c"
+#include "shared/queue_states/read_ahead.c"
 #include "worker/retention_ranges.c"
 
 #undef printf
@@ -197,7 +197,7 @@ history(void)
 	qstate.history[0].count = 0;
 	qstate.seq = 0;
 	qstate.scan_start[0] = key(KEYS + 1);
-	qstate.ring.count = 0;
+	qstate.read_ahead.count = 0;
 	for (int i = 1; i <= count; i++)
 	{
 		lowered[i] = 1 + choose(KEYS);
@@ -226,7 +226,7 @@ history(void)
 		if (count <= 4)
 		{
 			ReadyKey scan_start = qstate.scan_start[0];
-			static ReadyRing none;
+			static ReadAhead none;
 
 			idemq_scan_start_advance(&view, 1, 0, key(KEYS + 1), &none);
 			check(!ready_key_less(key(least), qstate.scan_start[0]), "an advance stays before it");
@@ -236,7 +236,7 @@ history(void)
 	}
 }
 
-/* ---- The ring. */
+/* ---- The read-ahead buffer. */
 
 /* The index: of each key none, one or two entries; keys 1 to so many. */
 #define INDEX_KEYS 5
@@ -264,23 +264,29 @@ same_entry(const ReadyEntry *a, const ReadyEntry *b)
 	return same_key(a->key, b->key) && ItemPointerEquals((ItemPointer) &a->tid, (ItemPointer) &b->tid);
 }
 
-/* The index between two keys, the later one left out; false if it is more than a ring has. */
+/*
+ * The index between two keys, the later one left out; false if it is more than a read-ahead buffer
+ * has.
+ */
 static bool
-make_ring(ReadyRing *ring, int from, int end, int priority)
+make_read_ahead(ReadAhead *read_ahead, int from, int end, int priority)
 {
-	*ring = (ReadyRing){.priority = priority, .from = key(from)};
+	*read_ahead = (ReadAhead){.priority = priority, .from = key(from)};
 	for (int i = 0; i < entry_count; i++)
 	{
 		if (entries[i].key.id < from || entries[i].key.id >= end)
 			continue;
-		if (ring->count == RING_LENGTH)
+		if (read_ahead->count == READ_AHEAD_LENGTH)
 			return false;
-		ring->entries[ring->count++] = entries[i];
+		read_ahead->entries[read_ahead->count++] = entries[i];
 	}
 	return true;
 }
 
-/* Whether a ring, or a copy of one, has all entries from a key to its end, and no others; what is below is old. */
+/*
+ * Whether a read-ahead buffer, or a copy of one, has all entries from a key to its end, and no
+ * others; what is below is old.
+ */
 static bool
 has_all(const ReadyEntry *has, int count, ReadyKey from, ReadyKey end)
 {
@@ -299,48 +305,48 @@ has_all(const ReadyEntry *has, int count, ReadyKey from, ReadyKey end)
 }
 
 static void
-ring_cut(void)
+read_ahead_cut(void)
 {
-	ReadyRing ring;
+	ReadAhead read_ahead;
 	ReadyKey end;
 	int from, at;
 
 	make_index(3, 2);
 	from = 1 + choose(3);
-	if (!make_ring(&ring, from, from + 1 + choose(4 - from + 1), 0))
+	if (!make_read_ahead(&read_ahead, from, from + 1 + choose(4 - from + 1), 0))
 		return;
-	end = idemq_ring_end(&ring);
-	check(has_all(ring.entries, ring.count, ring.from, end), "so it is made");
+	end = idemq_read_ahead_end(&read_ahead);
+	check(has_all(read_ahead.entries, read_ahead.count, read_ahead.from, end), "so it is made");
 	at = choose(6);
-	idemq_ring_cut(&ring, choose(2), key(at));
+	idemq_read_ahead_cut(&read_ahead, choose(2), key(at));
 	if (depth > 0 && choices[depth - 1] == 1)
-		check(same_key(idemq_ring_end(&ring), end), "another priority's cut leaves it");
+		check(same_key(idemq_read_ahead_end(&read_ahead), end), "another priority's cut leaves it");
 	else
 	{
-		check(ring.count == 0 || !ready_key_less(key(at), idemq_ring_end(&ring)), "it ends at the key");
-		check(has_all(ring.entries, ring.count, ring.from, idemq_ring_end(&ring)), "with all before that");
-		check(at < end.id || same_key(idemq_ring_end(&ring), end), "and loses none below the key");
+		check(read_ahead.count == 0 || !ready_key_less(key(at), idemq_read_ahead_end(&read_ahead)), "it ends at the key");
+		check(has_all(read_ahead.entries, read_ahead.count, read_ahead.from, idemq_read_ahead_end(&read_ahead)), "with all before that");
+		check(at < end.id || same_key(idemq_read_ahead_end(&read_ahead), end), "and loses none below the key");
 	}
 }
 
 static void
-ring_copy(void)
+read_ahead_copy(void)
 {
-	ReadyRing ring;
-	RingView view;
+	ReadAhead read_ahead;
+	ReadAheadView view;
 	ReadyKey scan_starts[IDEMQ_PRIORITIES];
 	int from, scan_start, wanted, at;
 
 	make_index(4, 2);
 	from = 1 + choose(4);
-	if (!make_ring(&ring, from, 1 + choose(5), 0))
+	if (!make_read_ahead(&read_ahead, from, 1 + choose(5), 0))
 		return;
 	scan_starts[0] = key(scan_start = choose(6));
 	wanted = 1 + choose(3);
-	idemq_ring_copy(&ring, scan_starts, wanted, &view);
-	check(view.count <= wanted + RING_SPARE, "no more than are wanted, and spare");
+	idemq_read_ahead_copy(&read_ahead, scan_starts, wanted, &view);
+	check(view.count <= wanted + READ_AHEAD_SPARE, "no more than are wanted, and spare");
 	check(view.count == 0 || scan_start >= from, "none where the scan start is before the buffer");
-	check(same_key(view.end, idemq_ring_end(&ring)), "it knows the ring's end");
+	check(same_key(view.end, idemq_read_ahead_end(&read_ahead)), "it knows the buffer's end");
 	if (view.count > 0)
 	{
 		ReadyKey end = ready_key_after(view.entries[view.count - 1].key);
@@ -350,59 +356,59 @@ ring_copy(void)
 		int before = view.count;
 
 		at = choose(6);
-		idemq_ring_view_cut(&view, 0, key(at));
+		idemq_read_ahead_view_cut(&view, 0, key(at));
 		end = view.count > 0 ? ready_key_after(view.entries[view.count - 1].key) : scan_starts[0];
 		check(view.count == 0 || !ready_key_less(key(at), end), "a copy is cut at a key");
 		check(has_all(view.entries, view.count, scan_starts[0], end), "and has what is before");
 		if (view.count < before)
 			check(view.left == 0 && same_key(view.end, view.entries[view.count].key), "it ends where it was cut");
 		else
-			check(same_key(view.end, idemq_ring_end(&ring)), "or where the ring ends");
+			check(same_key(view.end, idemq_read_ahead_end(&read_ahead)), "or where the buffer ends");
 	}
 	for (int i = 0; i < entry_count; i++)
-		check(!idemq_ring_hides(&ring, scan_starts, 0, &entries[i]), "what is in the index is not hidden");
-	if (ring.count > 1)
+		check(!idemq_read_ahead_hides(&read_ahead, scan_starts, 0, &entries[i]), "what is in the index is not hidden");
+	if (read_ahead.count > 1)
 	{
-		ReadyEntry gone = ring.entries[0];
+		ReadyEntry gone = read_ahead.entries[0];
 
-		memmove(ring.entries, &ring.entries[1], --ring.count * sizeof(ReadyEntry));
-		check(idemq_ring_hides(&ring, scan_starts, 0, &gone) == (scan_start >= from && scan_start <= gone.key.id), "one that is missing is");
+		memmove(read_ahead.entries, &read_ahead.entries[1], --read_ahead.count * sizeof(ReadyEntry));
+		check(idemq_read_ahead_hides(&read_ahead, scan_starts, 0, &gone) == (scan_start >= from && scan_start <= gone.key.id), "one that is missing is");
 	}
 }
 
 static void
-ring_install(void)
+read_ahead_install(void)
 {
-	ReadyRing ring, fill, before;
+	ReadAhead read_ahead, fill, before;
 	ReadyKey scan_starts[IDEMQ_PRIORITIES];
 	int from, ahead_before, new, priority;
 	bool joins;
 
 	make_index(INDEX_KEYS, 2);
 	from = 1 + choose(INDEX_KEYS);
-	if (!make_ring(&ring, from, from + 1 + choose(INDEX_KEYS + 1 - from), 0))
+	if (!make_read_ahead(&read_ahead, from, from + 1 + choose(INDEX_KEYS + 1 - from), 0))
 		return;
 	from = 1 + choose(INDEX_KEYS);
 	priority = choose(2);
-	if (!make_ring(&fill, from, from + 1 + choose(INDEX_KEYS + 1 - from), priority))
+	if (!make_read_ahead(&fill, from, from + 1 + choose(INDEX_KEYS + 1 - from), priority))
 		return;
 	fill.file = choose(2);
 	scan_starts[0] = key(choose(INDEX_KEYS + 1));
 	scan_starts[1] = key(1);
-	before = ring;
-	ahead_before = ahead(&ring, scan_starts);
-	joins = serves(&ring, scan_starts) && priority == 0 && fill.file == ring.file && same_key(idemq_ring_end(&ring), fill.from);
+	before = read_ahead;
+	ahead_before = ahead(&read_ahead, scan_starts);
+	joins = serves(&read_ahead, scan_starts) && priority == 0 && fill.file == read_ahead.file && same_key(idemq_read_ahead_end(&read_ahead), fill.from);
 	new = fill.count - position(&fill, scan_starts[0]);
-	idemq_ring_install(&ring, scan_starts, &fill);
-	check(ring.count <= RING_LENGTH, "it has room for no more");
-	if (ring.file == before.file && fill.file != before.file)
-		check(ring.count == before.count, "entries of another file do not join it");
-	check(has_all(ring.entries, ring.count, ring.from, idemq_ring_end(&ring)), "all entries of its range");
-	check(ahead(&ring, scan_starts) >= ahead_before, "and no fewer before the claims");
-	if (joins && ahead_before + fill.count <= RING_LENGTH)
-		check(ahead(&ring, scan_starts) == ahead_before + new, "what joins it is added");
+	idemq_read_ahead_install(&read_ahead, scan_starts, &fill);
+	check(read_ahead.count <= READ_AHEAD_LENGTH, "it has room for no more");
+	if (read_ahead.file == before.file && fill.file != before.file)
+		check(read_ahead.count == before.count, "entries of another file do not join it");
+	check(has_all(read_ahead.entries, read_ahead.count, read_ahead.from, idemq_read_ahead_end(&read_ahead)), "all entries of its range");
+	check(ahead(&read_ahead, scan_starts) >= ahead_before, "and no fewer before the claims");
+	if (joins && ahead_before + fill.count <= READ_AHEAD_LENGTH)
+		check(ahead(&read_ahead, scan_starts) == ahead_before + new, "what joins it is added");
 	if (!joins && !serves(&before, scan_starts) && fill.count > 0)
-		check(ring.count == fill.count && ring.priority == priority, "one that serves nobody is replaced");
+		check(read_ahead.count == fill.count && read_ahead.priority == priority, "one that serves nobody is replaced");
 }
 
 /* ---- GCRA. */
@@ -674,9 +680,9 @@ int
 main(void)
 {
 	run("the history of lowerings", history);
-	run("a ring is cut", ring_cut);
-	run("a ring is copied", ring_copy);
-	run("what a scan has read joins a ring", ring_install);
+	run("a read-ahead buffer is cut", read_ahead_cut);
+	run("a read-ahead buffer is copied", read_ahead_copy);
+	run("what a scan has read joins a read-ahead buffer", read_ahead_install);
 	run("a bucket by GCRA", gcra);
 	run("its greatest limits", gcra_greatest);
 	run("the backoff", backoff);

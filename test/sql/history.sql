@@ -44,7 +44,7 @@ SELECT idemq_internal.write_history(60, NULL, '2026-01-01 12:02'), idemq_interna
 SELECT idemq_internal.write_history(60, NULL, '2026-01-01 12:11');
 SELECT idemq_internal.write_history(600, NULL, '2026-01-01 12:10');
 SELECT at, completed, wait_counts, pending FROM idemq.history WHERE queue = 'q' AND step = 600 ORDER BY at;
--- A ring: a step is written over the one of the hour before, in place; the sum of a minute is of that minute alone.
+-- A retention tier: a step is written over the one of the hour before, in place; the sum of a minute is of that minute alone.
 DELETE FROM idemq_internal.history_steps WHERE step = 10 AND at = '2026-01-01 12:00:10';
 SELECT step(:q, '2026-01-01 13:00:10', 9, 9, '{30,9}');
 SELECT idemq_internal.write_history(60, '2026-01-01 12:11', '2026-01-01 13:01');

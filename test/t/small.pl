@@ -1,5 +1,5 @@
 # Functions of arithmetic alone, over all small inputs (test/small/small.c): the history of lowerings,
-# the ready ring, GCRA, backoff, tokens, retention's ranges.
+# the read-ahead buffer, GCRA, backoff, tokens, retention's ranges.
 # at least 4 assertions
 
 use strict;

@@ -25,7 +25,7 @@ const KEPT = 600_000;
 /** Of these are the points of all queues. */
 const ALL = Symbol('all queues');
 
-/** Where in its ring a span's steps of a time are. */
+/** Where in its retention tier a span's steps of a time are. */
 function places(span, since, now) {
   const size = { 10: 360, 60: 1440, 600: 1008 }[span.step];
   const [from, to] = [Math.floor(since / span.step) + 1, Math.floor(now / span.step)];

@@ -63,7 +63,7 @@ qstate_reset(QueueState *qstate, SetWord set)
 	(void) pg_atomic_exchange_u64(&qstate->running, life << 32);
 	pg_atomic_write_u32(&qstate->refused_by, 0);
 	qstate_unset_dependencies(qstate, DEPENDENCIES_BITS);
-	qstate->ring.count = 0;
+	qstate->read_ahead.count = 0;
 	qstate->known_since = idemq_mono_now();
 	qstate->next_verify = qstate->known_since + USECS_PER_SEC;
 	qstate->next_fill = 0;

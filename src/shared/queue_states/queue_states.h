@@ -1,6 +1,7 @@
 /*
  * shared/queue_states/queue_states.h
- *		A queue's state in shared memory: its scan start, its ring, its count of running jobs.
+ *		A queue's state in shared memory: its scan start, its read-ahead buffer, its count of
+ *		running jobs.
  */
 #ifndef IDEMQ_SHARED_QUEUE_STATES_QUEUE_STATES_H
 #define IDEMQ_SHARED_QUEUE_STATES_QUEUE_STATES_H
@@ -13,7 +14,7 @@
 #include "base/base.h"
 
 /*
- * ready_ring.c
+ * read_ahead.c
  *		A copy of the next entries of a queue's ready index.
  */
 
@@ -24,45 +25,46 @@ typedef struct ReadyEntry
 	ItemPointerData tid;
 } ReadyEntry;
 
-#define RING_LENGTH 128
-/* A claim of at most so many jobs is served from a ring. */
-#define RING_MAX_WANTED 16
+#define READ_AHEAD_LENGTH 128
+/* A claim of at most so many jobs is served from a read-ahead buffer. */
+#define READ_AHEAD_MAX_WANTED 16
 /* Entries that it copies beyond those: others may be on the first ones. */
-#define RING_SPARE 8
+#define READ_AHEAD_SPARE 8
 /* With fewer entries left behind it, a claim reads on in the index. */
-#define RING_LOW 32
+#define READ_AHEAD_LOW 32
 
 /* All entries of one priority from one key to the last of these, in the order of the index. */
-typedef struct ReadyRing
+typedef struct ReadAhead
 {
 	int priority;
 	int count;
 	Oid file; /* number of the table's file that the TIDs are of */
 	ReadyKey from;
-	ReadyEntry entries[RING_LENGTH];
-} ReadyRing;
+	ReadyEntry entries[READ_AHEAD_LENGTH];
+} ReadAhead;
 
 /* What one claim copies: the entries from its scan start on. */
-typedef struct RingView
+typedef struct ReadAheadView
 {
 	int priority;
 	int count;
-	int left; /* entries in the ring behind these */
+	int left; /* entries in the read-ahead buffer behind these */
 	Oid file;
 	ReadyKey bound; /* a key some entries ahead: of the last one copied; READY_KEY_MIN: none */
-	ReadyKey end;	/* of the ring */
-	ReadyEntry entries[RING_MAX_WANTED + RING_SPARE];
-} RingView;
+	ReadyKey end;	/* of the read-ahead buffer */
+	ReadyEntry entries[READ_AHEAD_MAX_WANTED + READ_AHEAD_SPARE];
+} ReadAheadView;
 
-extern void idemq_ring_copy(const ReadyRing *ring, const ReadyKey *scan_starts, int wanted,
-							RingView *view);
-extern void idemq_ring_drop_last_key(ReadyRing *ring);
-extern void idemq_ring_cut(ReadyRing *ring, int priority, ReadyKey key);
-extern void idemq_ring_view_cut(RingView *view, int priority, ReadyKey key);
-extern ReadyKey idemq_ring_end(const ReadyRing *ring);
-extern bool idemq_ring_hides(const ReadyRing *ring, const ReadyKey *scan_starts, int priority,
-							 const ReadyEntry *entry);
-extern void idemq_ring_install(ReadyRing *ring, const ReadyKey *scan_starts, const ReadyRing *fill);
+extern void idemq_read_ahead_copy(const ReadAhead *read_ahead, const ReadyKey *scan_starts,
+								  int wanted, ReadAheadView *view);
+extern void idemq_read_ahead_drop_last_key(ReadAhead *read_ahead);
+extern void idemq_read_ahead_cut(ReadAhead *read_ahead, int priority, ReadyKey key);
+extern void idemq_read_ahead_view_cut(ReadAheadView *view, int priority, ReadyKey key);
+extern ReadyKey idemq_read_ahead_end(const ReadAhead *read_ahead);
+extern bool idemq_read_ahead_hides(const ReadAhead *read_ahead, const ReadyKey *scan_starts,
+								   int priority, const ReadyEntry *entry);
+extern void idemq_read_ahead_install(ReadAhead *read_ahead, const ReadyKey *scan_starts,
+									 const ReadAhead *fill);
 
 /*
  * queue_states.c
@@ -154,9 +156,9 @@ typedef struct QueueState
 	pg_atomic_uint64 rate_tat;	   /* ns, mono: GCRA's, of rate_limit */
 	pg_atomic_uint32 refused_by;   /* bits of the limits that refused a claim since a wake-up */
 	pg_atomic_uint32 dependencies; /* for shared/groups/dependencies.c; no lock */
-	pg_attribute_aligned(
-		PG_CACHE_LINE_SIZE) int64 next_fill; /* mono: no session reads on for the ring before */
-	ReadyRing ring;							 /* the next entries of the ready index */
+	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
+		int64 next_fill;  /* mono: no session reads on for the read-ahead buffer before */
+	ReadAhead read_ahead; /* the next entries of the ready index */
 } QueueState;
 
 /* QueueState.dependencies: two bits, and above them how often it was unset. */
@@ -242,17 +244,17 @@ typedef struct ScanStart
 {
 	uint64 seq; /* number of lowerings until then */
 	ReadyKey from[IDEMQ_PRIORITIES];
-	QueueState *qstate; /* NULL: there was none, from is the start of the index */
-	int64 next_fill;	/* of the queue state */
-	RingView ring;		/* entries of the index, to be gone through in its place */
+	QueueState *qstate;		  /* NULL: there was none, from is the start of the index */
+	int64 next_fill;		  /* of the queue state */
+	ReadAheadView read_ahead; /* entries of the index, to be gone through in its place */
 } ScanStart;
 
 extern void idemq_scan_start_read(QueueState *qstate, int32 queue_id, int wanted, ScanStart *view);
-extern void idemq_scan_start_read_ring(QueueState *qstate, int32 queue_id, ScanStart *view,
-									   ReadyRing *ring);
+extern void idemq_scan_start_read_whole(QueueState *qstate, int32 queue_id, ScanStart *view,
+										ReadAhead *read_ahead);
 extern bool idemq_scan_start_may_fill(const ScanStart *view);
 extern void idemq_scan_start_advance(const ScanStart *view, int32 queue_id, int priority,
-									 ReadyKey to, ReadyRing *fill);
+									 ReadyKey to, ReadAhead *fill);
 extern void idemq_scan_start_lower(QueueState *qstate, int32 queue_id, int priority, ReadyKey to);
 extern bool idemq_scan_start_lowered_since(const ScanStart *view, int32 queue_id, int priority,
 										   ReadyKey key);

@@ -58,8 +58,8 @@
  * in pairs, (later seq, lesser key): a reader of long ago is bounded more than need be, and
  * never less.
  *
- * A claim of a few jobs goes through the queue's ring, a copy of the next entries of the
- * index, in place of the index itself (ready_ring.c): each lowering cuts it.
+ * A claim of a few jobs goes through the queue's read-ahead buffer, a copy of the next entries of
+ * the index, in place of the index itself (read_ahead.c): each lowering cuts it.
  *
  * The net: a claim that finds nothing scans the index once more from the start, at most
  * once a second and 1 % of the time.  It is for rows changed where no trigger saw it (a
@@ -77,7 +77,7 @@
 #define VERIFY_SHARE 100
 #define VERIFY_INTERVAL USECS_PER_SEC
 
-/* The session that reads on for the ring is given so many microseconds. */
+/* The session that reads on for the read-ahead buffer is given so many microseconds. */
 #define FILL_TIME 10000
 
 /* Adds a lowering to a history; see the file's header. */
@@ -107,7 +107,7 @@ lower_locked(QueueState *qstate, int priority, ReadyKey to)
 {
 	qstate->seq++;
 	remember(&qstate->history[priority], qstate->seq, to);
-	idemq_ring_cut(&qstate->ring, priority, to);
+	idemq_read_ahead_cut(&qstate->read_ahead, priority, to);
 	if (ready_key_less(to, qstate->scan_start[priority]))
 		qstate->scan_start[priority] = to;
 }
@@ -127,8 +127,8 @@ idemq_scan_start_unset_locked(QueueState *qstate)
 static bool
 read_and_lock(QueueState *qstate, int32 queue_id, ScanStart *view)
 {
-	memset(view, 0, offsetof(ScanStart, ring.entries));
-	view->ring.bound = READY_KEY_MIN;
+	memset(view, 0, offsetof(ScanStart, read_ahead.entries));
+	view->read_ahead.bound = READY_KEY_MIN;
 	if (!idemq_qstate_lock(&qstate, queue_id, LW_SHARED))
 	{
 		for (int p = 0; p < IDEMQ_PRIORITIES; p++)
@@ -143,8 +143,8 @@ read_and_lock(QueueState *qstate, int32 queue_id, ScanStart *view)
 }
 
 /*
- * Reads scan starts and sequence, and entries of the ring for so many jobs; to be called before
- * the claim's snapshot is taken.
+ * Reads scan starts and sequence, and entries of the read-ahead buffer for so many jobs; to be
+ * called before the claim's snapshot is taken.
  */
 void
 idemq_scan_start_read(QueueState *qstate, int32 queue_id, int wanted, ScanStart *view)
@@ -153,23 +153,24 @@ idemq_scan_start_read(QueueState *qstate, int32 queue_id, int wanted, ScanStart 
 	if (!read_and_lock(qstate, queue_id, view))
 		return;
 	if (wanted > 0)
-		idemq_ring_copy(&view->qstate->ring, view->from, wanted, &view->ring);
+		idemq_read_ahead_copy(&view->qstate->read_ahead, view->from, wanted, &view->read_ahead);
 	LWLockRelease(&view->qstate->lock);
 }
 
-/* As idemq_scan_start_read, with the whole ring. */
+/* As idemq_scan_start_read, with the whole read-ahead buffer. */
 void
-idemq_scan_start_read_ring(QueueState *qstate, int32 queue_id, ScanStart *view, ReadyRing *ring)
+idemq_scan_start_read_whole(QueueState *qstate, int32 queue_id, ScanStart *view,
+							ReadAhead *read_ahead)
 {
-	ring->count = 0;
+	read_ahead->count = 0;
 	if (!read_and_lock(qstate, queue_id, view))
 		return;
-	*ring = view->qstate->ring;
+	*read_ahead = view->qstate->read_ahead;
 	LWLockRelease(&view->qstate->lock);
 }
 
 /*
- * Returns whether this session is to read on where the ring ends: one at a time, and
+ * Returns whether this session is to read on where the read-ahead buffer ends: one at a time, and
  * another when that one has not installed its entries in time.
  */
 bool
@@ -205,11 +206,11 @@ lowered_since(const QueueState *qstate, const ScanStart *view, int priority)
 /*
  * Moves a scan start up to a key below which the caller's scan, under a snapshot
  * taken after view, found nothing claimable; not past what was lowered since.
- * fill: entries for the ring, read by that scan; may be empty.
+ * fill: entries for the read-ahead buffer, read by that scan; may be empty.
  */
 void
 idemq_scan_start_advance(const ScanStart *view, int32 queue_id, int priority, ReadyKey to,
-						 ReadyRing *fill)
+						 ReadAhead *fill)
 {
 	QueueState *qstate = view->qstate;
 	ReadyKey lowered;
@@ -229,8 +230,8 @@ idemq_scan_start_advance(const ScanStart *view, int32 queue_id, int priority, Re
 		qstate->scan_start[priority] = to;
 	if (fill->count > 0)
 	{
-		idemq_ring_cut(fill, priority, lowered);
-		idemq_ring_install(&qstate->ring, qstate->scan_start, fill);
+		idemq_read_ahead_cut(fill, priority, lowered);
+		idemq_read_ahead_install(&qstate->read_ahead, qstate->scan_start, fill);
 		qstate->next_fill = 0;
 	}
 	LWLockRelease(&qstate->lock);

@@ -1,4 +1,4 @@
-# The ring of the next entries of the ready index: what it saves, and what comes into the
+# The read-ahead buffer of the next entries of the ready index: what it saves, and what comes into the
 # index, or moves in the table, while it is filled, copied, and used.
 # at least 58 assertions
 # stops: claim_before_snapshot idemq_scan_start_advance idemq_scan_start_lower
@@ -39,7 +39,7 @@ sub enqueue_after
 		run_at => (SELECT ready_at FROM idemq.jobs WHERE payload = '$n') + make_interval(secs => 0.001))";
 }
 
-# Queue q with 1 .. count; the first is claimed, so that the ring has the others.
+# Queue q with 1 .. count; the first is claimed, so that the read-ahead buffer has the others.
 sub prepare
 {
 	my ($count) = @_;
@@ -97,7 +97,7 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 sql($node, 'CLUSTER idemq.jobs USING jobs_pkey');
 is_sql($node, claim(3), '5 6 7', 'after CLUSTER');
 sql($node, "SELECT idemq.create_queue('other')");
-is_sql($node, claim(), 8, 'the ring is filled again');
+is_sql($node, claim(), 8, 'the read-ahead buffer is filled again');
 my $places = sql($node, "SELECT count(*) FROM idemq.jobs WHERE (payload #>> '{}')::int BETWEEN 9 AND 40");
 sql($node, "DELETE FROM idemq.jobs WHERE (payload #>> '{}')::int BETWEEN 9 AND 40");
 sql($node, 'VACUUM idemq.jobs');
@@ -119,13 +119,13 @@ is_sql($node, claim(2), '77 78', 'for as long as it is');
 $holder->query_safe('COMMIT');
 is_sql($node, claim(3), '2 5 79', 'then they come first');
 
-# 5. Two priorities: the urgent ones do not wait for the ring of the others.
+# 5. Two priorities: the urgent ones do not wait for the read-ahead buffer of the others.
 sql($node, "SELECT idemq.enqueue('q', to_jsonb('urgent ' || n), priority => 1) FROM generate_series(1, 3) n");
 is_sql($node, claim(2), 'urgent 1 urgent 2', 'urgent ones first');
 is_sql($node, claim(3), 'urgent 3 80 81', 'then the others');
 
 # 6. Rows with more entries than one of the same key: updates that were not HOT, kept by a
-# snapshot.  Where the ring, or a copy of it, ends between two of them, no job is left out.
+# snapshot.  Where the read-ahead buffer, or a copy of it, ends between two of them, no job is left out.
 sub update_all
 {
 	my $snapshot = session($node);
@@ -138,7 +138,7 @@ sub update_all
 prepare(400);
 my $snapshot = update_all();
 is(join(' ', map { sql($node, claim($_)) } (1, 3, 5) x 40), join(' ', 2 .. 361), 'each job is claimed in its turn');
-is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() finds each in the ring');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() finds each in the read-ahead buffer');
 leave($snapshot);
 
 # So does the search for leases that memory lost, which takes a thousand entries at a time.
@@ -165,14 +165,14 @@ is_sql($node, 'SELECT count(*) FROM idemq.running_jobs', 2100, 'a crash, and eve
 
 	# Filled before, installed after.
 	prepare(50);
-	sql($node, 'BEGIN; ' . claim() . '; ROLLBACK'); # cuts the ring
+	sql($node, 'BEGIN; ' . claim() . '; ROLLBACK'); # cuts the read-ahead buffer
 	$one->query_safe('SELECT 1');
 	my $go = $send_to->('idemq_scan_start_advance');
 	sql($node, enqueue_after(10, 'between'));
-	like($go->(), qr/^2$/m, 'a claim has read entries for the ring; a job is committed among them before they are installed');
+	like($go->(), qr/^2$/m, 'a claim has read entries for the read-ahead buffer; a job is committed among them before they are installed');
 	is_sql($node, claim(11), '3 4 5 6 7 8 9 10 between 11 12', 'it has its turn');
 
-	# Committed when the scan for the ring has passed its place, lowered to after the install.
+	# Committed when the scan for the read-ahead buffer has passed its place, lowered to after the install.
 	my $two = session($node);
 	my $stop = stop_at($two->{backend}, 'idemq_scan_start_lower');
 	$two->query_until(qr/sent/, "\\echo sent\n" . enqueue_after(20, 'unnoted') . ";\n");
@@ -191,7 +191,7 @@ is_sql($node, 'SELECT count(*) FROM idemq.running_jobs', 2100, 'a crash, and eve
 	sql($node, enqueue_after(1, 'first'));
 	like($go->() . ' ' . sql($node, claim(2)), qr/first/, 'committed between the copy and the snapshot: not passed by');
 
-	# The session that reads on for the ring dies; others go on.
+	# The session that reads on for the read-ahead buffer dies; others go on.
 	prepare(200);
 	sql($node, claim(16)) for 1 .. 5;
 	$one->query_safe('SELECT 1');
@@ -201,8 +201,8 @@ is_sql($node, 'SELECT count(*) FROM idemq.running_jobs', 2100, 'a crash, and eve
 	sql($node, "SELECT pg_terminate_backend($pid)");
 	$stop->();
 	wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid");
-	is_sql($node, claim(4), '82 83 84 85', 'the claim of a session that died while it filled the ring comes first again');
-	is_sql($node, claim(16), join(' ', 86 + 16 * $_ .. 101 + 16 * $_), 'and the ring goes on') for 0 .. 5;
+	is_sql($node, claim(4), '82 83 84 85', 'the claim of a session that died while it filled the read-ahead buffer comes first again');
+	is_sql($node, claim(16), join(' ', 86 + 16 * $_ .. 101 + 16 * $_), 'and the read-ahead buffer goes on') for 0 .. 5;
 	leave($two);
 }
 
@@ -216,14 +216,14 @@ sub hide_one
 		INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 		SELECT queue_id, now(), priority, 3, 'pending', ready_at, '\"hidden\"' FROM idemq.jobs WHERE payload = '20';
 		ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed");
-	like(sql($node, 'SELECT invariant FROM idemq.check()'), qr/^cursor\.claimable$/m, 'check() tells what the ring does not have');
+	like(sql($node, 'SELECT invariant FROM idemq.check()'), qr/^cursor\.claimable$/m, 'check() tells what the read-ahead buffer does not have');
 	return;
 }
 hide_one();
 
 # In the shipped library as well, where nothing stops.
 shipped($node);
-is_sql($node, 'SELECT invariant FROM idemq.check()', '', 'a restart begins with an empty ring');
+is_sql($node, 'SELECT invariant FROM idemq.check()', '', 'a restart begins with an empty read-ahead buffer');
 hide_one();
 $node->stop;
 done_testing();
