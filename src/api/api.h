@@ -113,7 +113,7 @@ pg_noreturn extern void idemq_step_refuse_event(const StepName *name);
 
 /*
  * fallback_maintenance.c
- *		What a session does for its queue in place of the background worker.
+ *		What a waiter does for its queue while there is no background worker, or it is stuck.
  */
 
 extern void idemq_do_fallback_maintenance(const QueueInfo *queue);

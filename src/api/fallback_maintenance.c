@@ -1,7 +1,8 @@
 /*
  * api/fallback_maintenance.c
- *		What a session that sleeps in idemq.wait does for its queue while there is no background
- *		worker, or it is stuck: takes back leases, and promotes heads of groups.
+ *		The fallback maintenance: what a session that sleeps in idemq.wait does for its queue while
+ *		there is no background worker, or it is stuck: takes back leases, and promotes heads of
+ *		groups.
  *
  * It waits for no lock for longer than a task of the worker does: what holds the worker up
  * may hold this session up as well, and its client waits for jobs.  So all of it runs in a

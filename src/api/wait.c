@@ -14,10 +14,10 @@
  *
  * What comes due by time alone has no commit that signals it: each check finds out when to check
  * again.  A session that finds no background worker, or a stuck one, checks once a second, reaps
- * and promotes (api/fallback_maintenance.c).  A worker that stops counts as moving for IDEMQ_STUCK_AFTER
- * more.  A session that falls asleep before that is over is not told what comes due by time, nor
- * of a group whose head the worker had been called to promote.  The next claim finds it, and so
- * does the waiter at the end of its own wait.
+ * and promotes (api/fallback_maintenance.c).  A worker that stops counts as moving for
+ * IDEMQ_STUCK_AFTER more.  A session that falls asleep before that is over is not told what comes
+ * due by time, nor of a group whose head the worker had been called to promote.  The next claim
+ * finds it, and so does the waiter at the end of its own wait.
  *
  * wait_result works on a standby, too.  What is replayed there wakes nobody, so it looks again
  * after an eighth of the time that it has waited, STANDBY_SOON at least and CHECK_ALONE at most.

@@ -69,12 +69,12 @@ static SqlStatement find_waits =
 			 "AND state = 'waiting' ORDER BY job_id",
 	 .types = {INT4OID, TEXTOID},
 	 .fields = (const SqlField[]){SQL_FIELD(EventWait, job_id), SQL_FIELD(EventWait, token)}};
-static SqlStatement answer_waits =
-	{.few = true,
-	 .text = "UPDATE idemq.steps SET state = 'arrived', response = $3, "
-			 "answered_at = $4 WHERE job_id = ANY ($1) AND name = $2 "
-			 "AND state = 'waiting'",
-	 .types = {INT8ARRAYOID, TEXTOID, JSONBOID, TIMESTAMPTZOID}};
+static SqlStatement answer_waits = {.few = true,
+									.text =
+										"UPDATE idemq.steps SET state = 'arrived', response = $3, "
+										"answered_at = $4 WHERE job_id = ANY ($1) AND name = $2 "
+										"AND state = 'waiting'",
+									.types = {INT8ARRAYOID, TEXTOID, JSONBOID, TIMESTAMPTZOID}};
 
 /*
  * Locks the name of an event to the end of the transaction: ExclusiveLock to send it,

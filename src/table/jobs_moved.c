@@ -22,14 +22,14 @@ static SqlStatement move_child =
 	 .text = "WITH edges AS (UPDATE idemq.dependencies SET queue_id = $2 WHERE child = $1) "
 			 "UPDATE idemq.children SET queue_id = $2 WHERE job_id = $1",
 	 .types = {INT8OID, INT4OID}};
-static SqlStatement end_event_wait = {.few = true,
-								   .on_jobs = true,
-								   .text =
-									   "UPDATE idemq.jobs j SET ready_at = $2 WHERE id = $1 "
-									   "AND status = 'pending' AND ready_at > $2 "
-									   "AND EXISTS (SELECT FROM idemq.steps s WHERE s.job_id = $1 "
-									   "AND s.state = 'waiting' AND s.token = j.token)",
-								   .types = {INT8OID, TIMESTAMPTZOID}};
+static SqlStatement end_event_wait =
+	{.few = true,
+	 .on_jobs = true,
+	 .text = "UPDATE idemq.jobs j SET ready_at = $2 WHERE id = $1 "
+			 "AND status = 'pending' AND ready_at > $2 "
+			 "AND EXISTS (SELECT FROM idemq.steps s WHERE s.job_id = $1 "
+			 "AND s.state = 'waiting' AND s.token = j.token)",
+	 .types = {INT8OID, TIMESTAMPTZOID}};
 
 /* Follows a job that may be a child. */
 void

@@ -93,7 +93,7 @@ list_databases(Oid only)
 }
 
 /*
- * Asks the postmaster for the worker of a worker slot.  The start is noted first, and
+ * Asks the postmaster for a worker for a worker slot.  The start is noted first, and
  * the database looked for after that: a later DROP DATABASE takes the note back.
  */
 static void
@@ -167,7 +167,7 @@ start_workers(void)
 	while (to_visit != NIL && starting < MAX_STARTING)
 	{
 		if (!idemq_worker_want(linitial_oid(to_visit)))
-			break; /* the worker registry is full: an entry is free again when a worker found nothing */
+			break; /* the registry is full until a worker finds nothing and frees its slot */
 		to_visit = list_delete_first(to_visit);
 		starting++;
 	}

@@ -7,8 +7,8 @@
  * session that promotes heads (job/promote.c: the worker, or a claim) takes a marked group,
  * checks its rows under a newer snapshot, and promotes its first job if it has no head.
  *
- * At most one head: one session at a time owns a group, from before its check until
- * after the end of the transaction in which it promoted.  It takes its snapshot after the
+ * At most one head: one session at a time owns a group, its promoter, from before its check
+ * until after the end of the transaction in which it promoted.  It takes its snapshot after the
  * last promoter's promotion became visible, so it sees that head, or that head's end.
  * Two promoters with different snapshots could make two heads.
  *

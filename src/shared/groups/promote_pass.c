@@ -23,7 +23,7 @@
 #include "shared/groups/groups.h"
 #include "shared/queue_states/queue_states.h"
 
-/* For so many microseconds a claim waits for the worker's pass, at most. */
+/* The longest time that a claim waits for the end of the worker's pass, in microseconds. */
 #define PASS_PATIENCE INT64CONST(50000)
 
 static PromotePass *

@@ -3,7 +3,7 @@
  *		The processes that run handlers: the registry in shared memory by which these processes,
  *		the worker that starts them, and the sessions that need them find each other.
  *
- * A handler slot is one process.  Its life:
+ * A handler slot is for one process.  Its life:
  *
  *		free -> STARTING, with a new serial: a worker has reserved it, and asks the postmaster
  *		STARTING -> ATTACHED: the process came, showing the serial

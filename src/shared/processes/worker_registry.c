@@ -24,8 +24,8 @@
  * How a worker sleeps and loses no wake-up stands in shared/waiters/worker_call.c.
  *
  * Locks: see README.md, level 4.  workers_lock covers every field without another rule at
- * its declaration (shared/processes/processes.h).  A worker slot that is looked for without it may
- * be another database's by the time that it is used.
+ * its declaration (shared/processes/processes.h).  A worker slot that is looked for without it
+ * may be another database's by the time that it is used.
  */
 #include "postgres.h"
 
@@ -60,7 +60,7 @@ static WorkerRegistry *registry = NULL;
 /* The worker slot that this process works for, when it is a worker. */
 static WorkerSlot *mine = NULL;
 
-/* Begins the counts of a worker whose database has got the worker slot. */
+/* Begins the counts of a worker whose database has just got its worker slot. */
 static void
 begin_counts(WorkerSlot *worker)
 {
@@ -462,8 +462,8 @@ detach_worker(int code, Datum arg)
 }
 
 /*
- * Makes this process the worker of a worker slot, if it is the one that the launcher
- * asked for; sets *database.
+ * Gives this process, a worker, its worker slot, if it is the one that the launcher asked
+ * for; sets *database.
  */
 bool
 idemq_worker_attach(int index, uint64 serial, Oid *database)
