@@ -73,10 +73,11 @@ SQL_FUNCTION(idemq_sql_leases)
 		row_add_if(&row, !lease->claiming,
 				   idemq_interval_datum(lease->deadline - idemq_mono_now()));
 		row_add(&row, BoolGetDatum(lease->attached));
-		state = lease->claiming						? "claiming"
-				: lease->ending.finisher != NO_SESSION ? (lease->ending.reaping ? "reaping" : "ending")
-				: lease->cancels > 0				? "cancelling"
-													: "active";
+		state = lease->claiming ? "claiming"
+				: lease->ending.finisher != NO_SESSION
+					? (lease->ending.reaping ? "reaping" : "ending")
+				: lease->cancels > 0 ? "cancelling"
+									 : "active";
 		row_add(&row, CStringGetTextDatum(state));
 		tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 		MemoryContextSwitchTo(old);

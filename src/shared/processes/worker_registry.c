@@ -93,12 +93,12 @@ init_registry(int tranche)
 }
 
 const ShmemPart idemq_workers_part = {.area = (void **) &registry,
-									.size = offsetof(WorkerRegistry, workers),
-									.each = sizeof(WorkerSlot),
-									.count = idemq_workers_max,
-									.lies_in = AREA_WORKERS,
-									.tranche = "idemq workers",
-									.init = init_registry};
+									  .size = offsetof(WorkerRegistry, workers),
+									  .each = sizeof(WorkerSlot),
+									  .count = idemq_workers_max,
+									  .lies_in = AREA_WORKERS,
+									  .tranche = "idemq workers",
+									  .init = init_registry};
 
 /* Returns how many worker slots there are: one for every worker that may exist. */
 int
@@ -354,7 +354,8 @@ idemq_workers_list(bool starting, WorkerSlotCopy *copies, int max)
 		WorkerSlot *worker = &registry->workers[i];
 
 		if (worker->state == state && worker->away == 0)
-			copies[count++] = (WorkerSlotCopy){i, worker->database, worker->serial, worker->not_before};
+			copies[count++] =
+				(WorkerSlotCopy){i, worker->database, worker->serial, worker->not_before};
 	}
 	LWLockRelease(&registry->workers_lock);
 	return count;
