@@ -51,7 +51,7 @@ my %shows = (
 		qr/^ reports +\| max_running +\|/m, qr/^ later +\| paused/m ],
 	oldest => [ clerk => qr/^ mail +\| +\d+ \| 00:(?:09|1\d):\S+ +\| +1 \|.*\n mail +\| +\d+ \| 00:(?:0[789]|1\d):\S+ +\| +4 \|.*\n\(2 rows\)/m ],
 	errors => [ postgres => qr/^ payments \| +5 \| +5 \|.*card \? was refused/m, qr/^ mail +\| +1 \| +0 \|.*no connection to/m ],
-	workers => [ watch => qr/^ reports \| +\d+ \| report-3 \| +\d+ \| +1 \| active \| 00:0.*\| 00:5\S+ +\| yes +\| idle +\| ClientRead/m ],
+	running_jobs => [ watch => qr/^ reports \| +\d+ \| report-3 \| +\d+ \| +1 \| active \| 00:0.*\| 00:5\S+ +\| yes +\| idle +\| ClientRead/m ],
 	schedules => [ watch => qr/^ every year \| q /m, qr/^ nightly +\| reports \| 0 3 \* \* \* \| Europe\/Berlin \|/m ],
 	snapshots => [ watch => qr/^ session +\| \d+ +\| postgres +\| idle in transaction \| 00:0/m, qr/^ prepared +\| half +\|/m ],
 	steps => [ postgres => sql($node, "SELECT to_regclass('idemq.steps') IS NOT NULL") eq 't' ? qr/^ queue +\| job_id .*\n.*\n\(0 rows\)/m : qr/^This idemq has no steps\./ ]);
@@ -89,7 +89,7 @@ foreach my $name (@files)
 
 # A stranger sees nothing of others' queues.
 sql($node, 'CREATE ROLE stranger LOGIN; GRANT USAGE ON SCHEMA idemq TO stranger');
-like(psql('stranger', "\\i $source/deploy/psql/$_.sql\n"), qr/\(0 rows\)/, "$_: nothing for a stranger") foreach qw(oldest errors workers schedules);
+like(psql('stranger', "\\i $source/deploy/psql/$_.sql\n"), qr/\(0 rows\)/, "$_: nothing for a stranger") foreach qw(oldest errors running_jobs schedules);
 
 sql($node, q[ROLLBACK PREPARED 'half']);
 leave($worker, $held);
