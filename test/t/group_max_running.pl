@@ -83,6 +83,8 @@ $said .= $run->();
 $run = start_workers($node, 'w', '-c', 8, '-T', 600);
 wait_until($node, $left, 0);
 wait_until($node, "SELECT sum(looks) > 10 FROM seen WHERE queue = 'w'");
+# A session that pgbench opens after that would never be ended.
+wait_until($node, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbench'", 8);
 sql($node, "$end) x");
 $said .= $run->();
 is($said, '', 'w: the workers say nothing but that they were ended');

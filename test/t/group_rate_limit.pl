@@ -26,6 +26,7 @@ foreach my $running (1, 4)
 	my $run = hammer($node, $q, '-c', 8, '-T', 600);
 	# Two sessions are ended in the middle, and all of them once a group has used up its starts.
 	my $end = "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE application_name = 'pgbench'";
+	wait_until($node, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbench'", 8);
 	wait_until($node, "SELECT max(starts) >= 5 FROM starts('$q')");
 	is_sql($node, "$end LIMIT 2) x", 2, "$q: two sessions are ended");
 	wait_until($node, "SELECT max(starts) >= 20 FROM starts('$q')");
