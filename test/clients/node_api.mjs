@@ -302,7 +302,7 @@ test('a word that is refused, or has to wait, disturbs nothing', async () => {
   const refused = () => one("SELECT count(*) > 0 AS is FROM pg_stat_activity WHERE application_name = $1 AND query LIKE '%idemq.report_worker%' AND state = 'idle'",
     `idemq ${q}`);
   assert.deepEqual(await holding(q, 'refused', async () => (await refused()).is), { committed: 1 });
-  await pool.query('ALTER FUNCTION idemq.elsewhere RENAME TO here');
+  await pool.query('ALTER FUNCTION idemq.elsewhere RENAME TO report_worker');
   const client = await pool.connect();
   await client.query('BEGIN; LOCK TABLE idemq_internal.worker_entries');
   assert.deepEqual(await holding(q, 'locked out', async () => (await refused()).is), { committed: 1 });

@@ -23,7 +23,8 @@ class WorkerReports(Client):
         self.add(1)
         with concurrent.futures.ThreadPoolExecutor() as pool:
             running = pool.submit(worker.run_outside, lambda job: end.wait(60))
-            while not until():
+            deadline = time.monotonic() + 180
+            while not until() and time.monotonic() < deadline:
                 time.sleep(0.05)
             end.set()
             self.until("SELECT count(*) = 0 FROM idemq.jobs WHERE queue_id = idemq.queue_id(%s) AND finished_at IS NULL", self.queue)
@@ -45,7 +46,7 @@ class WorkerReports(Client):
         with self.assertNoLogs("idemq", "ERROR") if hasattr(self, "assertNoLogs") else unittest.mock.MagicMock():
             self.sql("ALTER FUNCTION idemq.report_worker RENAME TO elsewhere")
             self.holding("refused", lambda: self.sql(asked)[0][0])
-            self.sql("ALTER FUNCTION idemq.elsewhere RENAME TO here")
+            self.sql("ALTER FUNCTION idemq.elsewhere RENAME TO report_worker")
             with psycopg.connect(DSN) as other:
                 other.execute("LOCK TABLE idemq_internal.worker_entries")
                 self.holding("locked out", lambda: self.sql(asked)[0][0])
