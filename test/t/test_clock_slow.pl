@@ -42,12 +42,12 @@ leave($holder);
 # ---- A task that fails
 
 sql($node, "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''refused''; END';
-	CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (NEW.status = 'pending') EXECUTE FUNCTION refuse()");
+	CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (OLD.status = 'running') EXECUTE FUNCTION refuse()");
 sql($node, "SELECT id FROM idemq.claim('q')");
 like(warned('1 h'), qr/DETAIL:  The following is still to be done: .*1 expired lease \(queue "q"\)\.$/m, 'what a task fails to do is left');
 sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
 is(warned('0'), '', 'it is tried again at once when it is asked for');
-is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $job", 'pending', 'and done');
+is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $job", 'retrying', 'and done: the lease was lost for the second time in a row');
 
 # ---- No worker, though there should be one
 
