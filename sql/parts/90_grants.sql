@@ -11,6 +11,21 @@ REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA idemq_internal FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA idemq_internal FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA idemq_internal FROM PUBLIC;
+-- Nobody may name what is in it: what the default privileges of the role that runs this have granted is revoked.
+DO $$
+DECLARE
+	role text;
+BEGIN
+	FOR role IN
+		SELECT DISTINCT CASE WHEN a.grantee OPERATOR(pg_catalog.=) 0 THEN 'PUBLIC'
+				ELSE pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(a.grantee)::text) END
+			FROM pg_catalog.pg_namespace AS n, pg_catalog.aclexplode(n.nspacl) AS a
+			WHERE n.nspname OPERATOR(pg_catalog.=) 'idemq_internal'
+			AND a.grantee OPERATOR(pg_catalog.<>) n.nspowner
+	LOOP
+		EXECUTE pg_catalog.format('REVOKE ALL ON SCHEMA idemq_internal FROM %s', role);
+	END LOOP;
+END $$;
 
 -- PostgreSQL checks EXECUTE on a function that a policy or a view calls as the role that reads.
 -- So each of these is granted to the roles that may read what calls it.  No role has USAGE on

@@ -2,7 +2,7 @@
 # first step of the manual either success or an error that the GRANT of doc/operations/install.md
 # ends; an application's role runs the first job with what grant_queue gives.
 # slow: a database for each of eleven pages, whose SQL docs.pl runs as superuser
-# at least 76 assertions
+# at least 77 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -109,6 +109,12 @@ is(says('shop', 'owner', q[SELECT idemq.grant_queue('hello', 'app', 'enqueue')])
 is($node->safe_psql('shop', $job, extra_params => [ '-U', 'app', '-F', ', ' ]) =~ s/.*\n//sr, 'hello, completed, 1, "Hello world"',
 	'and the application runs the first job');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check', 'shop');
+
+# Default privileges of the role that creates the extension do not open the internal schema.
+sql($node, 'CREATE DATABASE defaults');
+sql($node, 'ALTER DEFAULT PRIVILEGES GRANT USAGE ON SCHEMAS TO app; ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO app; CREATE EXTENSION idemq', 'defaults');
+is_sql($node, q[SELECT has_schema_privilege('app', 'idemq', 'USAGE'), has_schema_privilege('app', 'idemq_internal', 'USAGE')], 't|f',
+	'default privileges of the role that creates the extension leave idemq_internal closed', 'defaults');
 
 $node->stop;
 done_testing();
