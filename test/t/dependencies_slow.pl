@@ -14,7 +14,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes;
 
-my $node = new_server('dependencies', 'idemq.worker' => 'on', max_prepared_transactions => 4, max_connections => 50);
+# autovacuum is off: what an ANALYZE at a bad moment makes of the plans is another subject (issue 47, numbers 2 and 3).
+my $node = new_server('dependencies', 'idemq.worker' => 'on', autovacuum => 'off', max_prepared_transactions => 4, max_connections => 50);
 
 sql($node, q{
 	SELECT idemq.create_queue('parents', lease => '1 h', max_attempts => 1), idemq.create_queue('children', lease => '1 h', max_attempts => 1);
