@@ -27,31 +27,31 @@ CREATE TABLE idemq.queues (
 	dead_letter_role_oid oid,
 	expect_workers     boolean NOT NULL DEFAULT true
 );
-COMMENT ON TABLE idemq.queues IS 'one row a queue: its settings; change them with idemq.alter_queue';
+COMMENT ON TABLE idemq.queues IS 'one row per queue, with its settings; change them with idemq.alter_queue';
 COMMENT ON COLUMN idemq.queues.queue_id IS 'number of the queue, as in idemq.jobs';
 COMMENT ON COLUMN idemq.queues.name IS 'its name';
-COMMENT ON COLUMN idemq.queues.lease IS 'for how long a claim holds a job';
-COMMENT ON COLUMN idemq.queues.max_attempts IS 'attempts until a job is dead, for jobs enqueued from now on';
+COMMENT ON COLUMN idemq.queues.lease IS 'how long a claim holds a job';
+COMMENT ON COLUMN idemq.queues.max_attempts IS 'number of attempts after which a job is dead; a change applies to jobs enqueued from then on';
 COMMENT ON COLUMN idemq.queues.retry_base IS 'wait after the first failed attempt';
-COMMENT ON COLUMN idemq.queues.retry_factor IS 'each further wait is so many times the one before';
-COMMENT ON COLUMN idemq.queues.retry_max IS 'no wait is longer';
-COMMENT ON COLUMN idemq.queues.retry_jitter IS 'part of the wait, from 0 to 1, that is added or taken away at random';
-COMMENT ON COLUMN idemq.queues.retention IS 'a completed or cancelled job stays for so long at least';
-COMMENT ON COLUMN idemq.queues.idempotency_window IS 'a key stays taken for so long after its job was finished; an event counts for so long after it was sent';
-COMMENT ON COLUMN idemq.queues.max_running IS 'so many jobs running at once; NULL: no limit';
-COMMENT ON COLUMN idemq.queues.rate_limit IS 'so many claims in rate_period; NULL: no limit';
-COMMENT ON COLUMN idemq.queues.rate_period IS 'period of rate_limit';
-COMMENT ON COLUMN idemq.queues.dead_letter_queue IS 'a job that dies is also added to this queue; NULL: to none';
-COMMENT ON COLUMN idemq.queues.dead_retention IS 'a dead job, with its attempts, stays for so long at least';
-COMMENT ON COLUMN idemq.queues.max_lease IS 'no claim or heartbeat may ask for a longer lease';
-COMMENT ON COLUMN idemq.queues.job_timeout IS 'whoever runs an attempt ends it after so long, and no lease lasts longer from its claim on; NULL: no limit';
-COMMENT ON COLUMN idemq.queues.group_max_running IS 'so many jobs of one group running at once; 1: one after the other, in order';
-COMMENT ON COLUMN idemq.queues.group_rate_limit IS 'so many starts of one group in group_rate_period; NULL: no limit';
-COMMENT ON COLUMN idemq.queues.group_rate_period IS 'period of group_rate_limit';
-COMMENT ON COLUMN idemq.queues.dead_letter_cancelled IS 'a job that is cancelled after an attempt has begun is added to dead_letter_queue, too';
+COMMENT ON COLUMN idemq.queues.retry_factor IS 'factor by which each wait is longer than the one before';
+COMMENT ON COLUMN idemq.queues.retry_max IS 'maximum wait';
+COMMENT ON COLUMN idemq.queues.retry_jitter IS 'maximum part of the wait, from 0 to 1, that is added or subtracted at random';
+COMMENT ON COLUMN idemq.queues.retention IS 'minimum time for which a completed or cancelled job is kept';
+COMMENT ON COLUMN idemq.queues.idempotency_window IS 'how long a key stays taken after its job was finished, and how long an event counts after it was sent';
+COMMENT ON COLUMN idemq.queues.max_running IS 'maximum number of jobs running at once; NULL: no limit';
+COMMENT ON COLUMN idemq.queues.rate_limit IS 'maximum number of claims in rate_period; NULL: no limit';
+COMMENT ON COLUMN idemq.queues.rate_period IS 'period to which rate_limit applies';
+COMMENT ON COLUMN idemq.queues.dead_letter_queue IS 'queue to which a job is also added when it dies; NULL: none';
+COMMENT ON COLUMN idemq.queues.dead_retention IS 'minimum time for which a dead job is kept, with its attempts';
+COMMENT ON COLUMN idemq.queues.max_lease IS 'longest lease that a claim or heartbeat may ask for';
+COMMENT ON COLUMN idemq.queues.job_timeout IS 'maximum time for which an attempt may run: whoever runs it ends it then, and its lease does not last longer; NULL: no limit';
+COMMENT ON COLUMN idemq.queues.group_max_running IS 'maximum number of jobs of one group running at once; 1: one after the other, in order';
+COMMENT ON COLUMN idemq.queues.group_rate_limit IS 'maximum number of starts of one group in group_rate_period; NULL: no limit';
+COMMENT ON COLUMN idemq.queues.group_rate_period IS 'period to which group_rate_limit applies';
+COMMENT ON COLUMN idemq.queues.dead_letter_cancelled IS 'whether a job that is cancelled after an attempt has begun is added to dead_letter_queue as well';
 COMMENT ON COLUMN idemq.queues.expect_workers IS 'whether the queue should always have a worker; false means that having none is normal, for instance because cron starts them';
-COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue hands out no jobs: idemq.pause';
-COMMENT ON COLUMN idemq.queues.paused_until IS 'a paused queue hands out jobs again from then on; NULL: when it is resumed';
+COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue is paused (idemq.pause) and hands out no jobs';
+COMMENT ON COLUMN idemq.queues.paused_until IS 'when a paused queue hands out jobs again by itself; NULL: not before idemq.resume';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';
 COMMENT ON COLUMN idemq.queues.dead_letter_role IS 'the role that set dead_letter_queue, which must be allowed to enqueue there at each death; NULL: nobody is asked';
 COMMENT ON COLUMN idemq.queues.dead_letter_role_oid IS 'the role that had that name, as role_oid of idemq_internal.queue_grants';
@@ -305,9 +305,9 @@ CREATE TABLE idemq_internal.followers (
 COMMENT ON TABLE idemq_internal.followers IS 'which databases follow another by logical replication; change it with idemq.follow and idemq.take_over; not dumped';
 COMMENT ON COLUMN idemq_internal.followers.system_identifier IS 'the cluster, as in pg_control_system()';
 COMMENT ON COLUMN idemq_internal.followers.database IS 'the database, as in pg_database';
-COMMENT ON COLUMN idemq_internal.followers.since IS 'when it began to follow';
+COMMENT ON COLUMN idemq_internal.followers.since IS 'when it began to follow the other database';
 COMMENT ON COLUMN idemq_internal.followers.taken_over_at IS 'when it took over; NULL while it follows';
-COMMENT ON COLUMN idemq_internal.followers.moved_to IS 'where it has moved for good: idemq.retire; NULL: nowhere';
+COMMENT ON COLUMN idemq_internal.followers.moved_to IS 'the server to which it has moved for good, as given to idemq.retire; NULL if it has not moved';
 
 -- Not dumped: a restored copy has to find out that it is one.  Owned by idemq.jobs: TRUNCATE
 -- ... RESTART IDENTITY then makes ids look unknown, and ALTER TABLE ... OWNER takes it along.

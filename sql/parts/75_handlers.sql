@@ -51,7 +51,7 @@ ALTER TABLE idemq_internal.handler_entries ENABLE ALWAYS TRIGGER idemq_settings_
 CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq_internal.handler_entries
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.settings_changed();
 ALTER TABLE idemq_internal.handler_entries ENABLE ALWAYS TRIGGER idemq_settings_truncated;
--- No policy: the view shows what is to be seen.
+-- No policy, so nobody reads the table itself.  The view idemq.handlers shows what a role may see.
 ALTER TABLE idemq_internal.handler_entries ENABLE ROW LEVEL SECURITY;
 
 -- Topic: Handlers

@@ -119,7 +119,7 @@ open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, con
 
 	if (strcmp(privilege, "any") == 0)
 	{
-		/* Whether there is such a queue is no secret. */
+		/* The names of queues are not secret, so no privilege is needed to look one up. */
 		if (!idemq_queue_find(idemq_arg_text(fcinfo, 0, argument, IDEMQ_MAX_NAME_ARG), &queue))
 			idemq_queue_arg(fcinfo, 0, argument, wanted, &queue);
 		return queue.id;

@@ -206,7 +206,7 @@ def synchronous():
         first.promote()
         second.follow(first)
 
-    yield event("synchronous standby", "primary killed; that standby promoted, the other follows it", dsn, lambda: dies(one, two, three), lambda: two)
+    yield event("synchronous standby", "primary killed; the synchronous standby promoted, and the other one follows it", dsn, lambda: dies(one, two, three), lambda: two)
     one.rewind(two)
     one.start()
     two.wait_for_standby(one.name, "sync")

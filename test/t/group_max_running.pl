@@ -103,21 +103,7 @@ is(answer($waiter), 't', 'the end of one wakes who waits');
 is_sql($node, "SELECT groups_limited FROM idemq.metrics WHERE queue = 'l'", 0, 'it is not at its limit now');
 is_sql($node, "SELECT count(*) FROM idemq.claim('l', 10)", 1, 'the next one runs');
 
-# Each claim has the next job promoted, also one that searches its queue more than once: nothing ends here
-# that would do so in its place.
-my ($first, $second) = (session($node), session($node));
-foreach my $k (1 .. 20)
-{
-	my $group = $k % 2 ? ", group_key => 'g'" : '';
-
-	$first->query_safe("SELECT idemq.create_queue('s$k', group_max_running => 10, lease => '1 h')");
-	$first->query_safe("SELECT count(idemq.enqueue('s$k', to_jsonb(n)$group)) FROM generate_series(1, 6) n; SELECT id FROM idemq.claim('s$k')");
-	$second->query_safe("SELECT id FROM idemq.claim('s$k'); " x 12);
-}
-leave($first, $second);
-is_soon($node, "SELECT count(c.id) >= 0 FROM idemq.queues q, idemq.claim(q.name) c WHERE q.name ~ '^s[0-9]';
-	SELECT count(*) = 120 FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name ~ '^s[0-9]' AND j.status = 'running'", "t\nt",
-	'no group stands still while its jobs run');
+each_claim_promotes($node, 20);
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 
 # ---- Without the worker.

@@ -8,7 +8,7 @@ use Exporter 'import';
 use Idemq;
 use Test::More;
 
-our @EXPORT = qw(running_server take_turns start_workers check_limits);
+our @EXPORT = qw(running_server take_turns start_workers check_limits each_claim_promotes);
 
 # A server with what the sessions run.
 sub running_server
@@ -154,6 +154,28 @@ sub check_limits
 	is_sql($node, "SELECT max(places), sum(looks) > 10 FROM seen WHERE queue = '$queue'", "$running|t", "$queue: never more of a group than may be, and as many");
 	is_sql($node, 'SELECT * FROM idemq.check()', '', "$queue: check() is clean");
 	return;
+}
+
+# Asserts that each claim has the next job of a group promoted, even a claim that searches its queue more than once: these
+# jobs run on, so no end of an attempt would promote one.
+sub each_claim_promotes
+{
+	my ($node, $queues) = @_;
+	my ($first, $second) = (session($node), session($node));
+
+	foreach my $k (1 .. $queues)
+	{
+		my $group = $k % 2 ? ", group_key => 'g'" : '';
+
+		$first->query_safe("SELECT idemq.create_queue('s$k', group_max_running => 10, lease => '1 h')");
+		$first->query_safe("SELECT count(idemq.enqueue('s$k', to_jsonb(n)$group)) FROM generate_series(1, 6) n; SELECT id FROM idemq.claim('s$k')");
+		$second->query_safe("SELECT id FROM idemq.claim('s$k'); " x 12);
+	}
+	leave($first, $second);
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	return is_soon($node, "SELECT count(c.id) >= 0 FROM idemq.queues q, idemq.claim(q.name) c WHERE q.name ~ '^s[0-9]';
+		SELECT count(*) = 6 * $queues FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE q.name ~ '^s[0-9]' AND j.status = 'running'", "t\nt",
+		'no group stands still while its jobs run');
 }
 
 1;
