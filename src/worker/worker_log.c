@@ -4,17 +4,16 @@
  *		each message, with its level, its SQLSTATE and how often it may come.
  *
  *		the test clock is on					once per start of the server
- *		the SQL objects wait for their update	once each database and start of the server
- *		it can do nothing with them				once each visit
- *		it has updated them						once
- *		that it has started, and why it ends	once each a life; lives that are short come
+ *		the SQL objects wait for their update	once per database and start of the server
+ *		it can do nothing with them				once per visit
+ *		that it has started, and why it ends	once each per life; lives that are short come
  *												ever less often (shared/processes/worker_registry.c)
- *		recovery begins, and is done			once each a life, where leases were lost
- *		a table in shared memory was full		once a minute and table
+ *		recovery begins, and is done			once each per life, where leases were lost
+ *		a table in shared memory was full		once per minute and table
  *												(shared/counts/server_counts.c)
- *		a task has failed						TASK_ERRORS a minute; then how many more
+ *		a task has failed						TASK_ERRORS per minute; then how many more
  *
- * A visit to a database without idemq, which is a worker's life as well, is not told.
+ * A visit to a database without idemq is a worker's life as well, but is not logged.
  */
 #include "postgres.h"
 
@@ -34,7 +33,7 @@
 #include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
-/* So many errors of tasks are logged a minute; a broken trigger may fail in every queue. */
+/* Maximum number of task errors logged per minute; a broken trigger may fail in every queue. */
 #define TASK_ERRORS 100
 
 static char database_name[NAMEDATALEN];
@@ -44,7 +43,7 @@ static const char *ends_why = NULL;
 static int64 recovery_began = 0;
 static int recovery_queues;
 
-/* The minute in which tasks have failed: its beginning (mono), and how many times. */
+/* The minute in which tasks have failed: its beginning (mono), and the number of failures. */
 static int64 errors_since = 0;
 static int errors = 0;
 
