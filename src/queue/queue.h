@@ -106,7 +106,7 @@ typedef struct CachedQueue
 	int32 id;		 /* hash key */
 	bool exists;	 /* else all below is empty */
 	uint64 version;	 /* idemq_version_of_queue, before it was read; 0: to be read again */
-	QueueInfo info;	 /* privileges and queue state are queue/queues.c's */
+	QueueInfo info;	 /* queue/queues.c sets privileges and queue state */
 	Oid role;		 /* whose privileges info.privileges are; InvalidOid: nobody's */
 	uint64 roles_at; /* idemq_queue_cache_roles() when they were computed */
 	int ngrants;

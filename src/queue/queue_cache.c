@@ -9,8 +9,8 @@
  * proof); the number is read before the snapshot is taken.  That there is no such queue
  * is kept in the same way.
  *
- * The triggers of idemq.queues and idemq_internal.queue_grants (hooks/row_triggers.c) see to the
- * rest, row by row:
+ * The triggers of idemq.queues and idemq_internal.queue_grants (hooks/row_triggers.c) do the rest,
+ * row by row:
  *	 - Others: the number moves after the commit (txn/pending.c).  What is rolled
  *	   back moves nothing.  COMMIT PREPARED moves the number of all queues (hooks/utility.c).
  *	 - This session, whose own changes its lookups see at once: the queue is forgotten when
@@ -74,7 +74,7 @@ static SqlStatement find_name = {.few = true,
 								 .types = {TEXTOID},
 								 .fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
 /*
- * In order: where queue states do not suffice, the oldest queues get them
+ * In order of ids: if there are not enough queue states, the oldest queues get them
  * (idemq_queues_give_qstates).
  */
 static SqlStatement list_ids = {.text = "SELECT queue_id FROM idemq.queues ORDER BY queue_id",
@@ -179,7 +179,7 @@ read_rows(int32 id)
 
 		idemq_settings_read(i, &info);
 		cached = empty_entry(info.id);
-		/* Its state stays until it is found to be another's. */
+		/* The queue state is kept until it turns out to be another queue's. */
 		info.qstate = cached->info.qstate;
 		cached->info = info;
 		cached->exists = true;

@@ -150,7 +150,7 @@ idemq_queue_counts_run_if_due(void)
 /*
  * Counts a refusal, or an answer from the past, when it is given: the error or the caller
  * rolls back, and the count stays.  It is no event of a transaction, so it needs no
- * transaction id.  A queue without a state, perhaps one of dead jobs, has no counters.
+ * transaction id.  A queue without a state has no counters; it may be a dead-letter queue.
  */
 void
 idemq_queue_count_refusal(const QueueInfo *queue, Counter counter)

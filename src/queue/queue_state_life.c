@@ -27,8 +27,8 @@
 #include "shared/waiters/waiters.h"
 
 /*
- * Takes a queue's state away, and wakes its waiters: if the queue is there still, it gets
- * another state, and they have to sleep there.  qstates_lock held exclusively.
+ * Takes a queue's state away, and wakes its waiters: if the queue still exists, it gets another
+ * state, and the waiters have to sleep there.  qstates_lock held exclusively.
  */
 static void
 end_life(QueueState *qstate)
@@ -89,7 +89,8 @@ idemq_qstate_forget_queue(int32 queue_id)
 }
 
 /*
- * Takes the queue states of a database away: it was dropped, or its queues, jobs or extension were.
+ * Takes the states of all queues of a database away: the database, its queues, its jobs or its
+ * extension were dropped.
  */
 void
 idemq_qstates_forget_database(Oid database)

@@ -67,10 +67,7 @@ copy_out(CachedQueue *cached, QueueInfo *queue)
 	if (!idemq_qstate_is_of(cached->info.qstate, id))
 	{
 		cached->info.qstate = idemq_qstate_for_queue(id);
-		/*
-		 * DROP moves the queue's number, then frees the queue state: perhaps before we assigned
-		 * one.
-		 */
+		/* A drop moves the queue's number, then frees its state: perhaps before we gave it one. */
 		if (!idemq_queue_cache_is_fresh(cached))
 		{
 			cached = idemq_queue_cache_by_id(id);
@@ -150,7 +147,7 @@ idemq_queue_by_id(int32 id, QueueInfo *queue)
 /*
  * Raises 53400 for a queue that was looked up and has no state: more queues were restored than
  * there are queue states, or idemq.max_queues was lowered.  The queue's rows stay as they are, and
- * nothing below works on a queue without a state.
+ * no code below here works on a queue without a state.
  */
 void
 idemq_queue_need_qstate(const QueueInfo *queue)
@@ -287,9 +284,7 @@ idemq_queue_ids(int wanted, int *count)
 	return ids;
 }
 
-/*
- * Looks all queues of this database up, so that each has a state, as far as there are queue states.
- */
+/* Looks up all queues of this database, so that each gets a state, as long as any are free. */
 void
 idemq_queues_give_qstates(void)
 {

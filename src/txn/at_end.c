@@ -3,7 +3,7 @@
  *		What happens when a transaction or a subtransaction ends, and in which order.
  *
  * Only this file registers callbacks for that.  PostgreSQL runs several callbacks last
- * registered first, so that their order would hang on the order of lines in _PG_init.
+ * registered first, so their order would depend on the order of lines in _PG_init.
  *
  *		PRE_COMMIT		groups: enter windows
  *		COMMIT			groups: mark, leave windows, give back owned ones

@@ -4,9 +4,9 @@
  *		since they may need a head then, and those that it owns until its end.
  *
  * Marks are kept for the whole transaction, also when a savepoint is rolled back: one
- * mark too many costs a scan of its group.  An owned group is given back at the end of
- * the transaction, when its new head is visible; after an abort, also of the savepoint
- * in which it was taken, it is to be promoted again.
+ * mark too many costs a scan of its group.  An owned group is released at the end of the
+ * transaction, when its new head is visible; after an abort, also of the savepoint in which it was
+ * taken, it is to be promoted again.
  *
  * Jobs with parents or children (shared/groups/dependencies.c) are marked as groups are,
  * under a name that no group has.  Parents that this transaction ends are among its actions
@@ -194,8 +194,8 @@ idemq_pending_dependency_note_blocked(QueueState *qstate, int32 queue_id, int64 
 }
 
 /*
- * Returns where a check of an owned group may begin, by a snapshot that was taken since
- * the group is owned; each newer snapshot needs a newer low-water mark.
+ * Returns where a check of an owned group may begin, by a snapshot that was taken after this
+ * transaction got the group; for each newer snapshot, call this again.
  */
 GroupLowWater
 idemq_pending_groups_low_water(QueueState *qstate, const GroupKey *key)

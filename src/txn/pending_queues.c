@@ -5,9 +5,9 @@
  *		claim others in a queue that is at max_running (job/limits.c).
  *
  * There is one note for each subtransaction and queue, on a stack: subtransaction ids grow,
- * so the notes of an open subtransaction stand together above its parent's.  A rollback
- * takes the top off; a release merges it into the parent's, so that a loop of exception
- * blocks leaves no more than the block around it.
+ * so the notes of an open subtransaction are together above its parent's.  A rollback takes the top
+ * off; a release merges it into the parent's, so that a loop of exception blocks leaves no more
+ * than the block around it.
  *
  * Ready keys are kept as the least of each priority: lowering too much or too often is only
  * slower.  At the transaction's end, either way, the scan starts are lowered to them and
@@ -21,7 +21,7 @@
  *
  * A transaction may borrow as often as it ends attempts that are counted as running.
  * The top of shared/queue_states/running.c says why no more than max_running jobs are worked on
- * all the same.
+ * even so.
  *
  * The stack is kept for the next transaction; unused notes are clean.  It
  * grows when something is noted; what txn/at_end.c calls neither allocates nor raises.

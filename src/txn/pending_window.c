@@ -38,8 +38,8 @@ idemq_pending_window_enter(const QueueState *qstate, Oid database, int64 id)
 	Stay *last = nstays == 0 ? NULL : &stays[nstays - 1];
 
 	/*
-	 * Most transactions lower the low-water marks of one queue; for others one stay more does no
-	 * harm.
+	 * Most transactions lower the low-water marks of one queue only; one more stay does the others
+	 * no harm.
 	 */
 	if (last == NULL || last->number != number)
 	{

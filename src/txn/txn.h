@@ -25,15 +25,15 @@ extern void idemq_at_end_install(void);
 
 typedef enum ActionKind
 {
-	ACTION_CLAIM, /* commit: the lease starts; abort: the entry goes, the scan start lowers */
+	ACTION_CLAIM, /* commit: the lease starts; abort: the entry goes, the scan start is lowered */
 	ACTION_CLAIM_ROWONLY, /* commit: a job is in flight without an entry; abort: the scan start
-						   * lowers */
+						   * is lowered */
 	ACTION_END,			  /* commit: the entry goes; abort: the lease goes on */
 	ACTION_CANCEL,		  /* at the end: the worker of that token is told no more */
 	ACTION_RECOVER,		  /* commit: rows were set to running by hand: a job may be in flight
 						   * without an entry */
-	ACTION_CREATE_QUEUE,  /* abort: the queue's state is free */
-	ACTION_DROP_QUEUE,	  /* commit: the queue's state is free */
+	ACTION_CREATE_QUEUE,  /* abort: the queue's state is freed */
+	ACTION_DROP_QUEUE,	  /* commit: the queue's state is freed */
 	ACTION_FORGET,	  /* TRUNCATE, DROP EXTENSION.  Commit: nothing of this database is known any
 						   * more; abort: scan starts unset */
 	ACTION_EVENT,	  /* commit: there is something to NOTIFY */

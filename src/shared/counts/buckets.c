@@ -13,17 +13,16 @@
  * came to nothing is taken back if it is still the last one: once others have built on a number,
  * nothing can be taken out of it exactly.
  *
- * Nobody gets all of the table: a holder, which is the groups of a queue, or admit in a
- * database, has half of it at most.  And nobody needs it: while there is no room, the names of a
- * holder that have no bucket share one, whose number is in the holder's cell.  No limit is
- * exceeded by that: a name's own number would be the cell's at most, since each of its calls was
- * charged to the bucket that it had, which is full again, or to the cell.  So a new bucket
- * begins with the cell's number, read under the partition's lock, exclusively; a call is charged
- * to the cell with that lock held, shared, and no bucket there.  Names without a bucket are
- * limited more than they ask for, all together as one of them; the calls of others have no part
- * in that.  The names of admit have limits of their own: so it has PERIODS cells in a database,
- * by the order of magnitude of the period, and no name waits for one whose period is more than
- * PERIOD_RATIO times as long.
+ * No holder gets the whole table: a holder, which is the groups of a queue, or admit in a database,
+ * has half of it at most.  And no holder needs it: while there is no room, the names of a holder
+ * that have no bucket share one, whose number is in the holder's cell.  No limit is exceeded by
+ * that: a name's own number would be the cell's at most, since each of its calls was charged to the
+ * bucket that it had, which is full again, or to the cell.  So a new bucket begins with the cell's
+ * number, read under the partition's lock, exclusively; a call is charged to the cell with that
+ * lock held, shared, and no bucket there.  Names without a bucket are limited more than they ask
+ * for, all together as one of them; the calls of others have no part in that.  The names of admit
+ * have limits of their own: so it has PERIODS cells in a database, by the order of magnitude of the
+ * period, and no name waits for one whose period is more than PERIOD_RATIO times as long.
  *
  * A queue that loses its state loses its buckets with it, and the cell is as new.  Nothing here
  * is undone by a rollback, or known after a restart.
@@ -52,9 +51,9 @@
 #define PERIOD_BITS 2
 #define PERIOD_RATIO (1 << PERIOD_BITS)
 #define PERIODS (62 / PERIOD_BITS)
-/* The holders: each state's queue, and behind them admit in each share of the databases. */
+/* The holders: the queue of each queue state; then admit, in each share of the databases. */
 #define HOLDER_OF_ADMIT idemq_max_queues
-/* Behind all holders, the cell that counts the whole table. */
+/* After all holders, the cell that counts the whole table. */
 #define ALL_HOLDERS (HOLDER_OF_ADMIT + LEASE_SHARES * PERIODS)
 
 typedef struct BucketKey
@@ -417,8 +416,8 @@ idemq_buckets_forget_database(Oid database)
 }
 
 /*
- * Removes the buckets of the queue that had the queue state of that index, for the queue state's
- * next queue.
+ * Removes the buckets of the queue that had the queue state of that index, so that the next queue
+ * does not find them.
  */
 void
 idemq_buckets_forget_queue(int qstate)

@@ -3,7 +3,7 @@
  *		Per queue, in shared memory: counters of what happened, histograms of how
  *		long it took, and gauges, the number of rows of each status.
  *
- * A queue's counters stand at the index of its state (shared/queue_states/queue_states.c).  They
+ * A queue's counters are at the index of its state (shared/queue_states/queue_states.c).  They
  * change when a transaction has committed, by what txn/pending_queues.c has added up for it.
  *
  * Counters and histograms only ever grow from zero.  Gauges need a base: they

@@ -16,7 +16,7 @@
  *		What happened in a queue, and how many jobs it has, in shared memory.
  */
 
-/* Events since the queue got its state; in the order of idemq_internal.queue_metrics(). */
+/* Events since the queue got its state, in the order of idemq_internal.queue_metrics(). */
 typedef enum Counter
 {
 	COUNTER_ENQUEUED,
@@ -114,7 +114,7 @@ extern int64 idemq_counters_count_due_at(void);
  *		What is counted on the whole server, not by queue.
  */
 
-/* The name of each, which SQL sees, stands in server_counts.c. */
+/* The name of each, which SQL sees, is in server_counts.c. */
 typedef enum ServerCount
 {
 	COUNT_ONCE_FIRST,

@@ -55,7 +55,7 @@ ring_of(const QueueState *qstate)
 	return &rings[idemq_qstate_index(qstate)];
 }
 
-/* Empties the ring of a queue state that becomes another queue's. */
+/* Empties the ring of a queue state that another queue gets. */
 void
 idemq_notify_ring_reset(int qstate_index)
 {

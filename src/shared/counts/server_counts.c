@@ -1,7 +1,7 @@
 /*
  * shared/counts/server_counts.c
  *		What is counted on the whole server, since its start: calls that have no queue, and so
- *		no queue state at which they could be counted, and tables in shared memory that had no room.
+ *		no queue state in which they could be counted, and tables in shared memory that had no room.
  *
  * An answer is counted when it is given, and a rollback does not undo it.
  *
@@ -9,7 +9,7 @@
  * it full mostly cannot say it there: it holds locks, or its transaction is over.  So it notes
  * its database, once in SAID_PAUSE for each table; that database's worker takes the note when
  * it is awake next.  A note of one database replaces another's: the table is the server's, and
- * one line is enough.  Without a worker nobody tells the log; the counts are there.
+ * one line is enough.  Without a worker nothing is logged, but the counts are there.
  *
  * Locks: none, atomics only.  Nothing here allocates or raises.
  */

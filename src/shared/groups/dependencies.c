@@ -6,8 +6,8 @@
  * A child is looked at after its own commit, and after the end of a parent.  A job's children
  * are not known when it ends: their rows may not be committed yet, and are not to be looked
  * for at each end of each job.  So there is a filter: a bit for the hash of each job that has
- * parents or children, and a bit of each queue whether it has such jobs at all.  A job whose
- * bit is clear is no parent; one whose bit is set may be, and is marked when it has ended.
+ * parents or children, and a bit for each queue, which says whether it has such jobs at all.  A job
+ * whose bit is clear is no parent; one whose bit is set may be, and is marked when it has ended.
  * The session that takes the mark (job/dependencies.c) looks its children up.
  *
  * No end of a parent is missed.  Call E an enqueue of a child, and P the end of one of its
@@ -29,15 +29,15 @@
  * parent, until the rows of idemq.dependencies have been read (idemq_dependencies_learn_begin,
  * the rows, idemq_dependencies_learn_end): what is committed after these were read sets its bits
  * itself.  What ends in between is marked in any case.  Several sessions may read them at a time.
- * Each notes before how often each queue state was unset, and after it makes known the queue states
- * that were not unset since: what it has read is not older than that.  The same holds after COMMIT
- * PREPARED, whose transaction may have set its bits before a restart, and when rows were written
- * by hand or by a restore.  Each of these has all queues scanned for children whose parents are
- * done (shared/groups/groups.c: want_scan), which finds what ended before.
+ * Before it reads, each notes how often each queue state was unset; afterwards it makes known only
+ * the queue states that were not unset since: what it has read is not older than that.  The same
+ * holds after COMMIT PREPARED, whose transaction may have set its bits before a restart, and when
+ * rows were written by hand or by a restore.  Each of these has all queues scanned for children
+ * whose parents are done (shared/groups/groups.c: want_scan), which finds what ended before.
  *
  * A mark is an entry of the table of groups (shared/groups/groups.c), under a name that no
- * group can have: it begins with a zero byte.  So the rest is as with groups: one promoter at a
- * time; a mark that comes while there is one is kept for the time after; without room the
+ * group can have: it begins with a zero byte.  So the rest is as with groups: one session at a time
+ * owns the mark; a mark that comes meanwhile is kept for the time after; if there is no room, the
  * queue is to be scanned.  Marks have room of their own: dependencies take none from groups.
  *
  * Without a worker it may be that no session ever claims from a parent's queue again, and
@@ -135,14 +135,14 @@ begin_qstate(const QueueStateView *view, void *arg)
 														 ~DEPENDENCIES_BITS;
 }
 
-/* What learn_end makes known of each queue state. */
+/* What idemq_dependencies_learn_end makes known of each queue state. */
 typedef struct Learned
 {
 	const uint32 *begun;
 	uint32 bits;
 } Learned;
 
-/* A queue state that has been unset, or occupied, since stays as it is. */
+/* A queue state that has since been unset, or given to a queue, stays as it is. */
 static void
 end_qstate(const QueueStateView *view, void *arg)
 {
@@ -165,7 +165,7 @@ idemq_dependencies_learn_begin(void)
 {
 	uint32 *begun = palloc(idemq_max_queues * sizeof(uint32));
 
-	/* No queue has that number, less its bits: one that is not visited here stays unknown. */
+	/* No queue state has that number, less its bits: one that is not visited here stays unknown. */
 	memset(begun, 0xFF, idemq_max_queues * sizeof(uint32));
 	idemq_for_each_qstate(MyDatabaseId, begin_qstate, begun);
 	pg_memory_barrier();

@@ -6,13 +6,14 @@
  * become visible.  In between a low-water mark is too high for a session that sees the transaction.
  * So it enters its queue's window before it is visible, with the least id to which it may
  * lower a low-water mark, and leaves when all its marks are set.  A check begins no higher than the
- * window's least id (the proof stands in shared/groups/groups.c).
+ * window's least id (the proof is in shared/groups/groups.c).
  *
  * The window is a queue's, not a group's: a group that has no entry when the transaction enters
- * may have one, and a low-water mark, when it becomes visible.  A window belongs to a queue state's
- * index, whichever queue has the queue state; what a former queue's writers left there is only too
- * low, for a moment.  For queues without a state, which may get one in the meantime, and for COMMIT
- * PREPARED, which may concern any queue, the database has a window; databases may share one.
+ * may have one, and a low-water mark, when it becomes visible.  A window belongs to the index of a
+ * queue state, whichever queue has that state; what the writers of a former queue left there is
+ * only too low, and only for a moment.  For queues without a state, which may get one in the
+ * meantime, and for COMMIT PREPARED, which may concern any queue, the database has a window;
+ * databases may share one.
  *
  * Under constant traffic there is always a writer in the window.  If one least id stood for all
  * of them it would never rise again, and each check would begin as far back as the earliest of
@@ -32,7 +33,7 @@
 #include "shared/groups/groups.h"
 #include "shared/queue_states/queue_states.h"
 
-/* The queues', at the indexes of their states; behind them the databases'. */
+/* Those of queues, at the indexes of their states; after them those of databases. */
 static GroupWindow *windows = NULL;
 
 static int
@@ -57,7 +58,7 @@ const ShmemPart idemq_group_windows_part = {.area = (void **) &windows,
 											.lies_in = AREA_QUEUES,
 											.init = init_windows};
 
-/* Returns the number of the window of a state's queue; without a queue state, of the database's. */
+/* Returns the number of the window of a queue state or, when it is NULL, of the database. */
 int
 idemq_group_window_of(const QueueState *qstate, Oid database)
 {

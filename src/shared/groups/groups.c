@@ -33,7 +33,7 @@
  *			group; leaves the window.
  *		P: owns the group; takes its snapshot; reads the window, then the low-water mark
  *			and what has lowered it; checks; promotes; is visible; stores its low-water mark
- *			and owns no more.
+ *			and releases the group.
  *
  * If the snapshot shows W, W was in the window before.  When P reads the window, W may still
  * be there: then the window's least id is not above W's.  Or W has left: then its mark was
@@ -71,8 +71,8 @@
  * The rows are the truth.  After a start, and whenever a mark may be lost (no room,
  * PREPARE TRANSACTION), the queue is to be scanned: all its groups are checked.
  * The name of a group is kept here only up to GROUP_NAME bytes; of a longer one only
- * a promoter is kept, and its mark is that its queue is to be scanned.  A queue that gets its
- * state is to be scanned: while it had none, it had no marks.
+ * the promoter is kept, and to mark such a group is to have its queue scanned.  A queue that gets
+ * its state is to be scanned: while it had none, it had no marks.
  *
  * A transaction that owns a group cannot be prepared (txn/pending.c): a promoter is a session.
  *
@@ -148,7 +148,7 @@ const ShmemPart idemq_groups_part = {.area = (void **) &shared,
 									 .key_size = sizeof(GroupKey),
 									 .entry_size = sizeof(GroupEntry)};
 
-/* Returns what is known of the groups of the queue whose queue state has that index. */
+/* Returns the groups of the queue whose state has that index. */
 GroupQueue *
 idemq_group_queue_at(int index)
 {
@@ -434,7 +434,7 @@ idemq_groups_forget(int index)
 	LWLockRelease(&shared->lock);
 }
 
-/* Drops the low-water marks of a database's queue, of all its queues with 0.  Lock held. */
+/* Drops the low-water marks of a database's queue; of all its queues with 0.  Lock held. */
 static void
 drop_low_water(Oid database, int32 queue_id)
 {
@@ -467,7 +467,8 @@ idemq_groups_unset_database(Oid database)
 }
 
 /*
- * Has all groups of a queue checked, without low-water marks: its settings of groups have changed.
+ * Drops the low-water marks of a queue, and has all its groups checked: its settings of groups have
+ * changed.
  */
 void
 idemq_groups_drop_low_water(const QueueState *qstate, int32 queue_id)
@@ -571,7 +572,7 @@ end_delay(GroupQueue *queue)
 		enlist(queue, dlist_head_element(GroupEntry, node, &queue->delayed), LIST_WAITING);
 }
 
-/* Makes this session a group's promoter, and keeps its low-water mark.  Lock held. */
+/* Makes this session a group's promoter, and sets *low_water to the group's.  Lock held. */
 static void
 become_promoter(GroupQueue *queue, GroupEntry *group, GroupLowWater *low_water)
 {
@@ -651,9 +652,9 @@ idemq_group_own(QueueState *qstate, GroupTaken *taken)
 }
 
 /*
- * Returns where a check of a group may begin, by a snapshot that this session has taken
- * since it owns the group; each newer snapshot needs a newer low-water mark.  own: to which id
- * this transaction will lower the low-water mark itself, as idemq_group_mark takes it.
+ * Returns where a check of a group may begin, by a snapshot that this session took after it got the
+ * group; for each newer snapshot, call this again.  own: the id to which this transaction itself
+ * will lower the low-water mark, as idemq_group_mark takes it.
  */
 GroupLowWater
 idemq_group_low_water(QueueState *qstate, const GroupKey *key, int64 own)
@@ -713,7 +714,7 @@ idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id)
 	call_for_check(qstate);
 }
 
-/* Enlists a group that has no promoter any more.  wanted: it is to be checked.  Lock held. */
+/* Lists a group that has no promoter any more.  wanted: it is to be checked.  Lock held. */
 static void
 put_back(GroupQueue *queue, GroupEntry *group, bool wanted, bool again)
 {
@@ -731,8 +732,8 @@ put_back(GroupQueue *queue, GroupEntry *group, bool wanted, bool again)
 }
 
 /*
- * Gives back a group that this session owns.  Its low-water mark becomes taken->low_water, or what
- * has lowered it meanwhile.
+ * Releases a group that this session owns.  Its low-water mark becomes taken->low_water, lowered by
+ * the marks that came meanwhile.
  */
 void
 idemq_group_release(QueueState *qstate, const GroupTaken *taken, GroupRelease how)

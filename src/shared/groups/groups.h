@@ -43,12 +43,12 @@ typedef struct GroupLowWater
 
 #define GROUP_NO_LOW_WATER ((GroupLowWater){DT_NOBEGIN, PG_INT64_MIN, DT_NOBEGIN})
 
-/* In place of an id to which a low-water mark is lowered: it is not lowered; and, it is dropped. */
+/* Instead of an id to which a low-water mark is lowered: it stays as it is; it is dropped. */
 #define GROUP_KEEP_LOW_WATER PG_INT64_MAX
 #define GROUP_DROP_LOW_WATER PG_INT64_MIN
 
 #define LONG_NAME (-1)
-/* In place of a promoter. */
+/* The promoter of a group that has none. */
 #define NOBODY (-1)
 
 typedef enum GroupList
@@ -96,7 +96,7 @@ typedef struct PromotePass
 
 /*
  * The groups of one queue, at the index of its state, that are to be checked.  Every
- * field but the last is under the table's lock; when they are due stands in the queue state
+ * field but the last is under the table's lock; the time when they are due is in the queue state
  * (DUE_GROUPS).
  */
 typedef struct GroupQueue
@@ -127,7 +127,7 @@ extern TableUsage idemq_groups_usage(void);
 typedef struct GroupTaken
 {
 	GroupKey key;
-	GroupLowWater low_water; /* for its release; checks ask idemq_group_low_water */
+	GroupLowWater low_water; /* stored at its release; checks use idemq_group_low_water */
 } GroupTaken;
 
 typedef enum GroupOwn

@@ -4,9 +4,9 @@
  *
  * While the worker has taken marks of groups (shared/groups/groups.c), and the heads that it
  * promotes are not visible yet, a claim that finds nothing would say that there is
- * nothing.  It waits for the end of the pass and scans again.  So a session that has
- * committed a head, or enqueued the first job of a group, finds the next job by its
- * next claim.
+ * nothing.  Such a claim therefore waits for the end of the pass and scans again.  So a session
+ * that has committed a head, or enqueued the first job of a group, finds the next job by its next
+ * claim.
  *
  * A pass is one short transaction that waits for no row.  A worker that dies in it
  * costs such claims PASS_PATIENCE each, until the next worker ends the pass.
@@ -32,7 +32,7 @@ pass_of(const QueueState *qstate)
 	return &idemq_group_queue_at(idemq_qstate_index(qstate))->pass;
 }
 
-/* Begins a pass of the worker; one that a worker before us has left open becomes ours. */
+/* Begins a pass of the worker, or takes over one that a former worker has left open. */
 void
 idemq_promote_pass_begin(const QueueState *qstate)
 {
@@ -52,8 +52,8 @@ idemq_promote_pass_end(const QueueState *qstate)
 }
 
 /*
- * Returns a number that moves with each pass's begin and end: a claim that has read
- * it, scanned and found nothing, and then reads another number, scans again.
+ * Returns a number that moves when a pass begins and when it ends: a claim that has read it,
+ * scanned and found nothing, and then reads another number, scans again.
  */
 uint32
 idemq_promote_pass_number(const QueueState *qstate)

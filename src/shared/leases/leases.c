@@ -7,8 +7,8 @@
  * claim is still guarded by the row.  The life of an entry:
  *
  *		none -> CLAIMING	idemq_lease_take, by a claim
- *		CLAIMING -> ACTIVE	commit of the claim: the lease starts, with a deadline; begun by its
- *							session, or by who ends the attempt before that one has come to it
+ *		CLAIMING -> ACTIVE	commit of the claim: the lease starts, with a deadline; started by its
+ *							session, or by a session that ends the attempt before that
  *		CLAIMING -> none	abort of the claim; or the prior entry is restored
  *		ACTIVE -> ACTIVE	heartbeat: another deadline (lease_beat.c)
  *		ACTIVE -> ending	begin_end (finish, cancel), begin_reap (deadline passed):
@@ -200,7 +200,7 @@ idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 			 !idemq_running_count_in(&lease->running, claim->qstate, claim->queue_id,
 									 claim->max_running))
 	{
-		/* Without a limit it is the queue state that is missing: this job is not for us. */
+		/* Without a limit, the queue has just lost its state: this job is not for us. */
 		take = claim->max_running > 0 ? LEASE_LIMIT : LEASE_BUSY;
 		if (!*has_prior)
 			idemq_lease_remove(lease);

@@ -48,7 +48,7 @@ typedef struct Ending
 	bool undone;	/* a reaper has taken back its mark */
 } Ending;
 
-/* The claimers that passed a job because of its entry, since the entry got its finisher. */
+/* Claimers that have passed a job because of its entry since the entry got its finisher. */
 typedef struct PassedBy
 {
 	TimestampTz least; /* if any: the least ready_at at which one found the job */

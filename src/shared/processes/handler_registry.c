@@ -16,12 +16,12 @@
  * twice as long each time, up to 64 s.  (The server's log says why it failed: perhaps the role
  * was locked out between the worker's check and the login.)
  *
- * Who asks for a process.  DUE_HANDLER of a queue's state is when the worker looks at its
- * handler next.  A commit that makes a job ready sets it, if the queue state is armed: the handler
- * may have another process, and has none that is idle, which the commit's own signal would
- * wake (shared/waiters/wake.c).  Whether it is armed is computed anew at each change of a
- * handler slot or of the number of processes.  A process that is no longer idle asks too, if that has
- * armed the queue state: what became ready while it woke up has found the queue state unarmed.
+ * What asks for a process.  DUE_HANDLER in a queue's state is the time when the worker next looks
+ * at its handler.  A commit that makes a job ready sets it, if the queue state is armed: the
+ * handler may have another process, and has none that is idle, which the commit's own signal would
+ * wake (shared/waiters/wake.c).  Whether it is armed is computed anew at each change of a handler
+ * slot or of the number of processes.  A process that is no longer idle asks too, if that has armed
+ * the queue state: what became ready while it woke up has found the queue state unarmed.
  *
  * When all idemq.max_handler_workers are used and a handler has none, one of another handler is
  * asked to leave: an idle one, or else one that has run for a while, of the handler that has
@@ -124,7 +124,7 @@ idemq_handler_crashed(QueueState *qstate, bool again)
 		idemq_due_by(qstate, DUE_HANDLER, 0);
 }
 
-/* What the handler slots tell of a handler, and of all. */
+/* What the handler slots show of one handler, and of all. */
 typedef struct Census
 {
 	int used;		   /* processes of all handlers */
@@ -217,8 +217,8 @@ ask_to_leave(HandlerKey key)
 }
 
 /*
- * Reserves a handler slot for a process of a queue's handler, which may have so many.  *again: when
- * (mono) to come again; PG_INT64_MAX: when something asks for it.
+ * Reserves a handler slot for a process of a queue's handler, which may have wanted processes.
+ * *again: when (mono) to try again; PG_INT64_MAX: not before something asks for a process.
  */
 HandlerReserve
 idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket, int64 *again)

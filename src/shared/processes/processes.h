@@ -55,7 +55,7 @@ typedef enum WorkerSlotState
 	WORKER_RUNNING
 } WorkerSlotState;
 
-/* A worker that has not moved for that long is stuck: a task waits 200 ms for a lock at most. */
+/* A worker that has not moved for that long is stuck: a task waits for a lock at most 200 ms. */
 #define IDEMQ_STUCK_AFTER (2 * USECS_PER_SEC)
 /* Bit of asleep_until: the worker sleeps, and was called at that time. */
 #define WORKER_CALLED (UINT64CONST(1) << 63)

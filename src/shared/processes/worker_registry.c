@@ -21,11 +21,11 @@
  *
  * A session that needs a database for itself (hooks/exclusive_database.c) sends the
  * worker away: the worker slot counts such sessions, and no worker starts while there is one.
- * How a worker sleeps and loses no wake-up stands in shared/waiters/worker_call.c.
+ * How a worker sleeps without losing a wake-up is described in shared/waiters/worker_call.c.
  *
  * Locks: see README.md, level 4.  workers_lock covers every field without another rule at
- * its declaration (shared/processes/processes.h).  A worker slot that is looked for without it
- * may be another database's by the time that it is used.
+ * its declaration (shared/processes/processes.h).  A worker slot that was found without the lock
+ * may be another database's by the time it is used.
  */
 #include "postgres.h"
 
@@ -141,8 +141,8 @@ worker_of(Oid database)
 
 /*
  * Returns this database's worker slot, NULL when it has none, as far as is known without a lock.
- * It mostly stands where it stood the last time: so this is not linear in databases.  A
- * worker has the worker slot that it was given, whatever has become of it.
+ * It is mostly where it was the last time, so this is not linear in databases.  For a worker it is
+ * the slot that the worker was given, whatever has become of that.
  */
 WorkerSlot *
 idemq_worker_here(void)
@@ -173,7 +173,7 @@ idemq_worker_still_since(WorkerSlot *worker)
 	return Max(still, idemq_clock_advanced_at());
 }
 
-/* Finds a database's worker slot, or gives it one in a state; NULL when all are taken.  Lock held. */
+/* Finds a database's worker slot, or gives it a new one; NULL when all are taken.  Lock held. */
 static WorkerSlot *
 find_or_take_worker(Oid database, WorkerSlotState state)
 {
@@ -463,8 +463,8 @@ detach_worker(int code, Datum arg)
 }
 
 /*
- * Gives this process, a worker, its worker slot, if it is the one that the launcher asked
- * for; sets *database.
+ * Gives this process its worker slot, if it is the worker that the launcher asked for; sets
+ * *database.
  */
 bool
 idemq_worker_attach(int index, uint64 serial, Oid *database)

@@ -1,14 +1,14 @@
 /*
  * shared/queue_states/queue_states.c
- *		The queues' states in shared memory: the array of them, the hash that finds a
- *		queue's, and their locks.
+ *		The queue states in shared memory: their array, the hash that finds a queue's state, and
+ *		their locks.
  *
  * The fields of a queue state belong to its users (shared/queue_states/queue_states.h).
  * queue/queue_state_life.c gives a queue its state and takes it back; qstate_reset here is the one
  * place that sets the fields of a queue state for its next life.
  *
  * A caller's pointer to a queue state may be NULL or old: a function that takes the queue's id as
- * well checks whose queue state it is, and looks for the queue's if need be.  If the queue has
+ * well checks whose queue state it is, and looks up the right one if need be.  If the queue has
  * none, there is nothing to do: a queue state is reset when a queue gets it.
  *
  * Locks: see README.md.  qstates_lock (level 2) covers the hash of queue states and their
@@ -153,9 +153,9 @@ idemq_qstates_are_full(void)
 }
 
 /*
- * Makes a free queue state the queue's, and resets it; its scan starts and its search for lost
- * leases are the caller's to reset.  Returns it with its lock held, NULL when all are
- * used.  qstates_lock held exclusively.
+ * Gives a free queue state to the queue, and resets it, except its scan starts and its search for
+ * lost leases, which the caller resets.  Returns it with its lock held, NULL when all are used.
+ * qstates_lock held exclusively.
  */
 QueueState *
 idemq_qstate_occupy(Oid database, int32 queue_id)
@@ -320,14 +320,14 @@ idemq_qstate_note_claim(QueueState *qstate)
 {
 	int64 now = idemq_mono_now();
 
-	/* Once a second: every claim reads the queue state's lines. */
+	/* At most once a second: every claim reads these cache lines. */
 	if (now - (int64) pg_atomic_read_u64(&qstate->claimed_at) > USECS_PER_SEC)
 		pg_atomic_write_u64(&qstate->claimed_at, (uint64) now);
 }
 
 /*
- * Says since when (mono) memory knows all that a queue does: since it got its state, or 0,
- * always, if it got the queue state when it was created.  False for a queue without a state.
+ * Says since when (mono) memory knows all that a queue does: since it got its state; 0, for always,
+ * if it got its state when it was created.  False for a queue without a state.
  */
 bool
 idemq_qstate_known_since(QueueState *qstate, int32 queue_id, int64 *since)
@@ -340,7 +340,7 @@ idemq_qstate_known_since(QueueState *qstate, int32 queue_id, int64 *since)
 }
 
 /*
- * Locks the state of a queue of this database, and sets *qstate to it if it is another.
+ * Locks the state of a queue of this database; sets *qstate to that state if it was another one.
  * Returns false, with no lock held, when the queue has none.
  */
 bool

@@ -107,8 +107,8 @@ typedef struct QueueStateKey
 } QueueStateKey;
 
 /*
- * What there is to do for a queue from a time on, which stands in QueueState.due
- * (shared/waiters/due_times.c); mono, or times of day.
+ * What there is to do for a queue.  The time from which it is due is in QueueState.due
+ * (shared/waiters/due_times.c): mono, or a time of day where it says TimestampTz.
  */
 typedef enum DueKind
 {

@@ -5,9 +5,9 @@
  *
  * It has each entry of the index, whoever may see its row, of one priority and a range of
  * keys.  Claims go through it as through the index: what they may pass, and how far the
- * scan start moves, is not the read-ahead buffer's business (scan_start.c).  Nothing is taken out
- * of it, so there is nothing to give back: what lies below the scan start is old, and goes with the
- * next install.
+ * scan start moves, does not depend on the buffer (scan_start.c).  Nothing is taken out of it, so
+ * there is nothing to give back: what lies below the scan start is old, and goes with the next
+ * install.
  *
  * What a claim needs of the index is this: a version that its snapshot s sees, and that is
  * claimable, has its entry among those that it goes through; or the scan start is lowered to
@@ -27,9 +27,9 @@
  *	 - A row whose update was not HOT has an entry more, and often with the same key: the
  *	   version that a snapshot sees may be that of any of them.  So a read-ahead buffer and a copy
  *	   of it end between two keys (whole_keys): a claim that goes on behind the last key has not
- *	   left an entry of that key out.  Of the key with which a read-ahead buffer begins only such
- *	   entries are missing as the scan had passed and its snapshot did not see: whoever makes one of
- *	   them claimable lowers to it.
+ *	   left an entry of that key out.  Of the key with which a read-ahead buffer begins, it lacks
+ *	   only entries that the scan had passed and its snapshot did not see: a session that makes one
+ *	   of them claimable lowers to it.
  *	 - A HOT update has no entry of its own: the read-ahead buffer has the root of its chain, as the
  *	   index does.  An update that makes a new entry with an old key (a claim on a full
  *	   page) lowers no scan start when it commits, and need not: its version is not claimable,
@@ -42,8 +42,8 @@
  *	   to, cut its copy (txn/pending_queues.c).  Above READ COMMITTED there is no read-ahead buffer.
  *		Model: test/model/scan_start.pml, with three entries.
  *
- * A queue has one read-ahead buffer, of one priority.  Another one replaces it when that has more
- * entries ahead of its scan start, or when this one serves no claim any more.
+ * A queue has one read-ahead buffer, of one priority.  Another buffer replaces it if that has more
+ * entries ahead of its scan start, or if this one no longer serves any claim.
  *
  * Locks: the queue state's, which the callers in scan_start.c hold.
  */
@@ -117,7 +117,7 @@ ahead(const ReadAhead *read_ahead, const ReadyKey *scan_starts)
 
 /*
  * Returns whether the read-ahead buffer lacks an entry of the index: claims that go through the
- * read-ahead buffer do not meet it, and in the index they would.
+ * buffer do not meet the entry, but would meet it in the index.
  */
 bool
 idemq_read_ahead_hides(const ReadAhead *read_ahead, const ReadyKey *scan_starts, int priority,
@@ -194,8 +194,8 @@ idemq_read_ahead_view_cut(ReadAheadView *view, int priority, ReadyKey key)
 }
 
 /*
- * Adds what a scan has read where the read-ahead buffer ends, or puts it in the read-ahead buffer's
- * place if it has more to claim.  fill: cut at what was lowered since its session read the
+ * Appends to the read-ahead buffer what a scan has read where it ends, or replaces the buffer if
+ * the scan has read more to claim.  fill: cut at what was lowered since its session read the
  * sequence.
  */
 void

@@ -68,9 +68,9 @@ idemq_running_is_counted(const RunningCounted *counted)
 }
 
 /*
- * Counts one more unit of an entry in the queue's state: the one given, if it is the
- * queue's, or another.  Returns false when max, unless that is 0, is reached, or the queue
- * has just lost its state.
+ * Counts one more unit of an entry in the queue's state: in qstate, if the queue still has it, or
+ * in the state that the queue has now.  Returns false when max, unless that is 0, is reached, or
+ * the queue has just lost its state.
  */
 bool
 idemq_running_count_in(RunningCounted *counted, QueueState *qstate, int32 queue_id, uint32 max)
@@ -83,7 +83,7 @@ idemq_running_count_in(RunningCounted *counted, QueueState *qstate, int32 queue_
 		return false;
 	known = pg_atomic_read_u64(&qstate->running);
 	life = RUNNING_LIFE(known);
-	/* After the read of its life: another queue's state has another one. */
+	/* After its life is read: once another queue has the state, it is in another life. */
 	pg_read_barrier();
 	if (!idemq_qstate_is_of(qstate, queue_id))
 		return false;

@@ -34,7 +34,7 @@
  *	 - It changed since the snapshot (READ COMMITTED): the writer committed after s, and
  *	   lowers to the old key and the new one.
  *	 - It is running without a lease entry: not claimable, until the search for lost
- *	   leases adopts it.  An entry that was put in error goes with an unset of the scan starts.
+ *	   leases adopts it.  When an entry that was put in error goes, the scan starts are unset.
  *
  * A claimer stays before a row that another session holds and that has no entry: a DBA's
  * row lock, a foreign key check, a prepared transaction, a claim with a full table.  Such a
@@ -77,7 +77,7 @@
 #define VERIFY_SHARE 100
 #define VERIFY_INTERVAL USECS_PER_SEC
 
-/* The session that reads on for the read-ahead buffer is given so many microseconds. */
+/* How long one session may read on for the read-ahead buffer, in microseconds. */
 #define FILL_TIME 10000
 
 /* Adds a lowering to a history; see the file's header. */
@@ -218,7 +218,7 @@ idemq_scan_start_advance(const ScanStart *view, int32 queue_id, int priority, Re
 	IDEMQ_STOP("idemq_scan_start_advance");
 	if (!idemq_qstate_lock(&qstate, queue_id, LW_EXCLUSIVE))
 		return;
-	if (qstate != view->qstate) /* the history of another state says nothing about our view */
+	if (qstate != view->qstate) /* another state's history says nothing about our view */
 	{
 		LWLockRelease(&qstate->lock);
 		return;
@@ -288,8 +288,8 @@ idemq_scan_start_unset(QueueState *qstate, int32 queue_id)
 
 /*
  * Returns whether a scan start may have been lowered to a key, or below it, since view
- * was read.  The answer is true, too, when the queue has another state now, and
- * perhaps when a long history was merged.
+ * was read.  The answer is also true if the queue has another state now, and may be true if a long
+ * history was merged.
  */
 bool
 idemq_scan_start_lowered_since(const ScanStart *view, int32 queue_id, int priority, ReadyKey key)

@@ -103,7 +103,7 @@ ensure_bit(pg_atomic_uint64 *words, int bit)
 		(void) pg_atomic_fetch_or_u64(&words[bit / BITS], mask);
 }
 
-/* Marks a queue, whose time was written before. */
+/* Marks a queue; to be called after its time was written. */
 void
 idemq_due_queues_mark(int worker, int qstate)
 {

@@ -15,10 +15,10 @@
  *		2 lowers the time, unless it	2 looks
  *		  is low enough					3 lowers the time to what is left
  *
- * If the session's 2 comes after the other's 1, the time stands there for the next look.  If it
- * comes before, its 1 does too, and the other's 2 finds what it made.  So a time that is low
- * enough already needs neither a write nor a call: a busy queue, whose leases end later than
- * the first, wakes nobody for each claim.
+ * If the session's 2 comes after the other's 1, the time is there for the next look.  If it comes
+ * before, its 1 does too, and the other's 2 finds what it made.  So a time that is low enough
+ * already needs neither a write nor a call: a busy queue, whose leases end later than the first,
+ * wakes nobody for each claim.
  *		Model: test/model/worker.pml, with due_queues.c and worker_call.c.
  *
  * 0 says "look at once": it is not known since when something is due, or what.  A worker that

@@ -1,6 +1,6 @@
 /*
  * shared/waiters/waiters.h
- *		Who sleeps until there is work, and when the background worker is to look.
+ *		The sessions that sleep until there is work, and when the background worker has to look.
  */
 #ifndef IDEMQ_SHARED_WAITERS_WAITERS_H
 #define IDEMQ_SHARED_WAITERS_WAITERS_H
@@ -70,7 +70,7 @@ extern bool idemq_worker_is_asked(uint32 what, bool take);
 typedef struct ClockCall
 {
 	int worker;	   /* index of this database's worker slot; -1 if it has none */
-	uint64 number; /* of the call at that worker slot */
+	uint64 number; /* of the call to that worker slot */
 } ClockCall;
 
 extern ClockCall idemq_clock_call(void);

@@ -63,7 +63,7 @@
 
 /* Sets of the sessions that wait for a job's result: a power of two. */
 #define RESULT_SETS 256
-/* A queue with waiters and no claim for so long since a signal is signalled again. */
+/* A queue whose waiters got a signal, but that has had no claim for so long, gets another. */
 #define UNCLAIMED_AFTER INT64CONST(100000)
 #define BITS 64
 
@@ -119,14 +119,14 @@ const ShmemPart idemq_wake_part = {.area = (void **) &sets,
 								   .lies_in = AREA_QUEUES,
 								   .init = init_sets};
 
-/* Returns the waiters of a state's queue. */
+/* Returns the set of waiters of the queue that has a queue state. */
 Waiters *
 idemq_waiters_of_queue(const QueueState *qstate)
 {
 	return set_at(idemq_qstate_index(qstate));
 }
 
-/* Returns the waiters for the result of a job, or of one with the same hash value. */
+/* Returns the set of waiters for a job's result, which jobs with the same hash value share. */
 Waiters *
 idemq_waiters_of_job(Oid database, int64 job_id)
 {
@@ -282,7 +282,7 @@ idemq_wake_if_ready(QueueState *qstate, int32 queue_id, int count)
 	idemq_wake_again(qstate, count);
 }
 
-/* Wakes all waiters of a database for results, none of the others, which share the sets. */
+/* Wakes a database's waiters for results; those of others share the sets, and are not woken. */
 static void
 wake_for_results(Oid database)
 {

@@ -26,7 +26,7 @@
  * A worker that has not moved for IDEMQ_STUCK_AFTER is as good as none: it is stopped, or at
  * one long piece of work.  Nobody watches it: idemq_worker_present looks when it is asked.
  *
- * The proof of the marks stands in shared/waiters/due_queues.c.
+ * The proof of the marks is in shared/waiters/due_queues.c.
  *		Model: test/model/worker.pml; the worker, three sessions, two queues, one task that fails.
  *
  * Locks: none, atomics only.  All of it is called after commit and abort, and under other
@@ -67,7 +67,7 @@ call(WorkerSlot *worker, int64 mono)
 	until = pg_atomic_read_u64(&worker->asleep_until);
 	if ((uint64) Max(mono, 0) >= until || proc < 0)
 		return;
-	/* An overdue worker is so since it should have woken: see idemq_worker_still_since. */
+	/* An overdue worker has been still since it should have woken: idemq_worker_still_since. */
 	if (until < WORKER_CALLED)
 		(void) pg_atomic_compare_exchange_u64(&worker->asleep_until, &until,
 											  WORKER_CALLED |
@@ -152,7 +152,7 @@ idemq_worker_note_counts(void)
 	idemq_worker_need_by(idemq_mono_now() + IDEMQ_HISTORY_STEP);
 }
 
-/* Returns whether this worker is asked for something (WORKER_ASKED_...); take: and clears that. */
+/* Returns whether this worker is asked for something (WORKER_ASKED_...); take: clears it. */
 bool
 idemq_worker_is_asked(uint32 what, bool take)
 {
