@@ -1,8 +1,9 @@
 /*
- * report_worker.c: reports the runner to the server every 30 s, for people; no promise depends on it.
+ * report_worker.c: reports the runner to the server every 30 s, for people to see; no promise
+ * depends on it.
  *
- * A report that fails is left out.  Its commit waits for no disk and no standby, and the server for
- * no lock, because it goes through the connection of the heartbeats.
+ * A report that fails is not sent again.  Reports go through the connection of the heartbeats, so
+ * the commit of a report waits for no disk and no standby, and the server waits for no lock.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +14,7 @@
 #include "options.h"
 #include "text.h"
 
-/* Between two reports; and after the server has refused one, since its SQL may be older. */
+/* In ms: between two reports, and after a refusal, since the server's SQL may be older. */
 #define EACH 30000
 #define AFTER_REFUSAL 600000
 /* A runner that ends sooner reports nothing. */

@@ -6,7 +6,7 @@
 
 #include "job.h"
 
-/* Reports it when it is time to; stopping: for the last time, if it has reported anything. */
+/* Reports the runner when it is time to; stopping: for the last time, if it has reported before. */
 extern void report_worker(struct server *server, const struct job *jobs, bool stopping);
 
 /* When to report next. */

@@ -34,11 +34,11 @@ note(AuditEntry *entry, const char *name, const char *value)
 }
 
 /*
- * Takes the record of a job's last death out of its dead-letter queue, since the job is ready
- * again.  Returns whether the record was there, and is cancelled.  The record loses its key:
- * the job may be cancelled before another attempt has begun, and that adds a record with
- * this key again.  The record stays if it is running or finished, if its row is held, or if it is
- * in another queue, which was the dead-letter queue then.  Never waits.
+ * Takes the record of a job's last death out of the dead-letter queue, since the job is ready
+ * again.  Returns whether there was such a record, which is cancelled now.  The record loses its
+ * key: the job may be cancelled before another attempt has begun, and that adds a record with this
+ * key again.  The record stays if it is running or finished, if its row is held, or if it is in
+ * another queue, which was the dead-letter queue when the job died.  Never waits.
  */
 static bool
 take_record_back(const QueueInfo *queue, int64 id, int64 token)

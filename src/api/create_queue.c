@@ -2,12 +2,12 @@
  * api/create_queue.c
  *		SQL functions that set what a queue is like: create_queue, alter_queue.
  *
- * queue/queue_settings.c lists the settings.  The trigger of idemq.queues has every session
- * read the queue anew.  create_queue is the DBA's to grant; alter_queue requires the queue's
- * admin privilege.  A change of how many jobs of a group may run, or be started, has the
- * queue's groups checked after the commit.  A change of group_max_running from 1, or to it, also
- * changes what the rows of waiting jobs say (change_waiting).  In alter_queue NULL leaves
- * a setting as it is; 0 takes a limit away, and '' the dead-letter queue.
+ * queue/queue_settings.c lists the settings.  The trigger of idemq.queues makes every session read
+ * the queue again.  Only the DBA can grant create_queue; alter_queue requires the queue's admin
+ * privilege.  After the commit of a change of how many jobs of a group may run, or be started, the
+ * queue's groups are checked.  A change of group_max_running from 1, or to 1, also changes what the
+ * rows of waiting jobs say (change_waiting).  In alter_queue NULL leaves a setting as it is; 0
+ * removes a limit, and '' removes the dead-letter queue.
  */
 #include "postgres.h"
 
@@ -115,11 +115,11 @@ SQL_FUNCTION(idemq_sql_create_queue)
 }
 
 /*
- * $1: queue, $2: now, $3: whether it has places by now.  Writes the rows of jobs in groups that
- * wait for a time, so that they say by the rule of the new group_max_running what they said before.
- * With places, run_at is NULL for a job that has one, even if group_rate_limit makes it wait;
- * without places, run_at is when such a job was due (job/places.c, job/group_rate_limit.c).  A
- * retrying head that waits for group_rate_limit is due, and gets its place as any retry does.
+ * $1: queue, $2: now, $3: whether its groups have places now.  Rewrites the rows of jobs of groups
+ * that wait for a time, so that under the new group_max_running the rows mean what they meant
+ * before.  With places, run_at is NULL for a job that has one, even if group_rate_limit makes it
+ * wait; without places, run_at is when such a job was due (job/places.c, job/group_rate_limit.c).
+ * A retrying head that waits for group_rate_limit is due, and gets its place as any retry does.
  * Never waits for a row: whoever holds it acts by the former group_max_running.
  */
 static SqlStatement change_waiting =
@@ -161,7 +161,7 @@ SQL_FUNCTION(idemq_sql_alter_queue)
 		is_given(fcinfo, "group_rate_period"))
 		idemq_pending_note(ACTION_GROUPS, NULL, queue.id);
 	former = queue;
-	/* A change of group_max_running from 1, or to it. */
+	/* A change of group_max_running from 1, or to 1. */
 	if (is_given(fcinfo, "group_max_running") && idemq_queue_by_id(queue.id, &queue) &&
 		idemq_has_places(&former) != idemq_has_places(&queue))
 		(void) idemq_spi_do(&change_waiting,

@@ -4,10 +4,10 @@
  *		there is no background worker, or it is stuck: takes back leases, and promotes heads of
  *		groups.
  *
- * It waits for no lock for longer than a task of the worker does: what holds the worker up
- * may hold this session up as well, and its client waits for jobs.  So all of it runs in a
- * subtransaction.  If a lock cannot be had, that is rolled back, and tried again at the next
- * check.  Other errors are the caller's, as they are for a claim.
+ * It waits for a lock no longer than a maintenance task of the worker does: what holds the worker
+ * up may hold this session up as well, while its client waits for jobs.  So all of it runs in a
+ * subtransaction.  If a lock cannot be had, that is rolled back, and tried again at the next check.
+ * Other errors are the caller's, as they are for a claim.
  */
 #include "postgres.h"
 

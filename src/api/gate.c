@@ -49,7 +49,7 @@
 #include "base/base.h"
 #include "table/table.h"
 
-/* The name of the function behind one of that name. */
+/* The name of the function behind the gate, made from the name of the function in front. */
 #define IMPLEMENTATION "%s_impl"
 
 /* A call that is behind the gate; on the stack of that call. */

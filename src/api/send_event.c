@@ -4,9 +4,9 @@
  *		that it has happened.
  *
  * An event is kept at least for the queue's idempotency_window, so that a job that asks for it
- * later gets it, too.  For so long the first event of a name stands, and later ones are
- * duplicates.  Each job that waits is answered at once (table/events.c).  One that sleeps for
- * the event is also made ready, by EVENT_RESCHEDULE: after the commit the scan start is lowered and
+ * later gets it, too.  During that time the first event of a name counts, and later ones are
+ * duplicates.  Each job that waits is answered at once (table/events.c).  One that sleeps for the
+ * event is also made ready, by EVENT_RESCHEDULE: after the commit the scan start is lowered and
  * waiters are woken, as for any job that becomes ready.
  *
  * A job sleeps for the event if the attempt that waits gave it back, nobody has claimed it

@@ -15,9 +15,9 @@
  * What comes due by time alone has no commit that signals it: each check finds out when to check
  * again.  A session that finds no background worker, or a stuck one, checks once a second, reaps
  * and promotes (api/fallback_maintenance.c).  A worker that stops counts as moving for
- * IDEMQ_STUCK_AFTER more.  A session that falls asleep before that is over is not told what comes
- * due by time, nor of a group whose head the worker had been called to promote.  The next claim
- * finds it, and so does the waiter at the end of its own wait.
+ * another IDEMQ_STUCK_AFTER.  A session that falls asleep during that time is not woken for what
+ * comes due by time, nor for a group whose head the worker had been called to promote.  The next
+ * claim finds the job, and so does the waiter when its own wait ends.
  *
  * wait_result works on a standby, too.  What is replayed there wakes nobody, so it looks again
  * after an eighth of the time that it has waited, STANDBY_SOON at least and CHECK_ALONE at most.
@@ -99,7 +99,7 @@ join(Target *target, Waiters *waiters)
 			target->owed = true;
 		return;
 	}
-	/* A signal there is for others by now: the queue has another state. */
+	/* The queue has another state by now, so a signal that came here is for others. */
 	if (target->waiters != NULL && idemq_waiters_leave(target->waiters))
 		(void) idemq_waiters_wake(target->waiters, 1);
 	(void) idemq_waiters_join(waiters);

@@ -352,7 +352,7 @@ extern int idemq_queue_count(void);
 typedef enum ShmemArea
 {
 	AREA_FIXED,
-	AREA_QUEUES,   /* idemq.max_queues, and, of waiters, the connections */
+	AREA_QUEUES,   /* idemq.max_queues; for waiters, the connections as well */
 	AREA_WORKERS,  /* max_worker_processes */
 	AREA_SESSIONS, /* the connections */
 	AREAS
@@ -436,7 +436,7 @@ extern void idemq_sync_rep_await_commit(void);
  *		How much a piece of work may take before others have their turn.
  */
 
-/* Of the background worker, for one maintenance task of one queue: microseconds. */
+/* Microseconds that the background worker gives one maintenance task of one queue at a time. */
 #define SLICE_OF_TASK INT64CONST(5000)
 /* Of a session, for what a claim does for its queue before it claims. */
 #define SLICE_OF_CALL INT64CONST(100000)

@@ -73,7 +73,7 @@ static SqlStatement forget_crashes =
 
 static HandlerRun run;
 static MemoryContext loop_context;
-/* The waiters among which this process is; NULL: none. */
+/* The set of waiters that this process has joined; NULL: none. */
 static Waiters *joined = NULL;
 static int64 jobs_done = 0;
 static int64 started_at; /* mono */
@@ -296,7 +296,9 @@ await_jobs(void)
 			break;
 		pgstat_report_activity(STATE_IDLE, "");
 		(void) pgstat_report_stat(true);
-		/* The queue may have another state by now: then this joins there, and claims once more. */
+		/*
+		 * The queue may have another state by now: then this joins its waiters, and claims again.
+		 */
 		if (joined == idemq_waiters_of_queue(run.qstate) && idemq_waiters_waits(joined))
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
 							 (left + 999) / 1000, compat_wait_event_handler());

@@ -6,9 +6,9 @@
  *		DROP DATABASE, CREATE DATABASE with it as the template, ALTER DATABASE ...
  *			RENAME, SET TABLESPACE: they fail while there is another session;
  *		ALTER EXTENSION, DROP EXTENSION idemq: they lock one table after the other,
- *			in another order than a task.
+ *			in another order than a maintenance task does.
  *
- * The worker is sent away only for a role that may run the command: nobody else is to stop a
+ * The worker is sent away only for a role that may run the command: no other role may stop a
  * worker.  Which databases are held, until when, is in txn/pending_away.c.
  */
 #include "postgres.h"
@@ -176,8 +176,8 @@ send_handlers_away(Oid database, Node *statement)
 
 /*
  * Sends the worker away from a database that a command, which is about to run, needs for itself,
- * until this transaction ends; and waits until it neither is a session nor will become one, and
- * until its handlers are gone.  In the worker itself it does nothing.
+ * until this transaction ends.  Waits until the worker has no session there, and will get none, and
+ * until its handlers are gone.  Does nothing in the worker itself.
  */
 void
 idemq_exclusive_make_way(Node *statement)

@@ -85,10 +85,10 @@ read_version(Relation rel, HeapTuple tuple, JobVersion *version)
 }
 
 /*
- * Returns the queue state of a version's queue; NULL when it has none, or when the queue's row is
- * not there yet.  A parallel restore may commit the queue before our jobs, and others may work on
- * it by then.  So what the jobs need is noted without a queue state, and finds at the commit the
- * queue state that is there.
+ * Returns the state of the queue of a job's version; NULL when the queue has no state, or when its
+ * row is not there yet.  A parallel restore may commit the queue before our jobs, and others may
+ * work on it by then.  So what the jobs need is noted without a queue state, and our commit looks
+ * for the state that the queue has then.
  */
 static QueueState *
 qstate_of(const JobVersion *version)
@@ -214,7 +214,7 @@ SQL_FUNCTION(idemq_sql_jobs_changed)
 		note_ready(after, false);
 		if (!after->is_finished && after->expires_at != DT_NOEND)
 			idemq_pending_ready_note_expiry(qstate_of(after), after->queue_id, after->expires_at);
-		/* A job that was set to running by hand has no lease entry: it is to be searched for. */
+		/* A job that was set to running by hand has no lease entry: it must be searched for. */
 		if (after->status == JOB_RUNNING &&
 			!(idemq_lease_get(after->id, &lease) && lease.token == after->token &&
 			  lease.queue_id == after->queue_id))
@@ -272,9 +272,9 @@ queue_of(TriggerData *data, HeapTuple row)
 }
 
 /*
- * settings_changed(): row trigger of idemq.queues, and of queue_grants and handler_entries of
- * idemq_internal, which names the queue; statement trigger of their TRUNCATE, and of
- * idemq_internal.clusters: any queue.
+ * settings_changed(): row trigger of idemq.queues, idemq_internal.queue_grants and
+ * idemq_internal.handler_entries, whose rows name the queue that has changed; also statement
+ * trigger of their TRUNCATE, and of idemq_internal.clusters: then any queue may have changed.
  */
 SQL_FUNCTION(idemq_sql_settings_changed)
 {

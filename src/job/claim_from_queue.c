@@ -229,8 +229,8 @@ claim_rounds(ClaimCall *call)
 /*
  * Claims from the queue at hand what is ready; and, if that is not enough, heads of FIFO groups
  * that are not promoted yet.  Without a worker, heads are promoted first, or jobs without a
- * group could keep them waiting for ever.  Scans again after a pass of promotion that was
- * under way.
+ * group could keep them waiting indefinitely.  If the worker's pass of promotion was under way,
+ * scans again after it.
  */
 static void
 scan_and_promote(ClaimCall *call)

@@ -11,10 +11,10 @@
  * death is added once, even if the dead job is brought back and cancelled before another attempt
  * has begun.
  *
- * The steps are as they are at that time, and not as the snapshot of a REPEATABLE READ cancel
- * has them: what was booked since is to be undone as well.  The answer to an open step may
- * still come, from a worker whose token is stale by now (table/steps.c).  Whoever undoes it
- * waits for its call_until, and looks at idemq.steps again.
+ * The record has the steps as they are at that time, not as the snapshot of a cancel at REPEATABLE
+ * READ shows them: what was booked since must be undone as well.  The answer to an open step may
+ * still come, from a worker whose token is stale by now (table/steps.c).  A worker that undoes such
+ * a step waits for its call_until, and reads idemq.steps again.
  *
  * A dead-letter record is bounded, or one job could keep its queue from ever being reaped.  It has
  * the latest MAX_ATTEMPTS attempts and the first MAX_STEPS steps; of each error the first MAX_ERROR
@@ -33,18 +33,18 @@
  * Locks: the dead-letter queue, against being dropped, from before the dead job's row is
  * written to the end of the transaction.
  *
- * No circle of dead-letter queues.  A session that sets the dead_letter_queue of a queue locks that
- * setting exclusively, and shared the setting of each queue of the chain that begins at the new
- * dead-letter queue, to the end of its transaction.  It takes these locks in the order of ids, so
- * two sessions that would close a circle together wait for each other and do not deadlock; and it
- * follows the chain again until that is the one that is locked.  Suppose that a circle were
- * closed all the same.  Of the sessions that made its settings, take the last one that locked
- * its own setting.  It followed the chain under its locks, to an end; so some queue on the
- * chain had another setting then than in the circle.  The session that changed that setting
- * locked it exclusively.  If it did so before, it had committed, and the chain was followed past
- * it; if after, the session that we took was not the last one.  Taking a dead_letter_queue away
- * closes nothing, and locks nothing.  A name that no queue has yet ends a chain: when its queue is
- * created, that queue's own chain is followed, back to its name.
+ * Dead-letter queues form no circle.  A session that sets the dead_letter_queue of a queue locks
+ * that setting in exclusive mode, and in shared mode the same setting of each queue in the chain
+ * that begins at the new dead-letter queue, to the end of its transaction.  It takes these locks in
+ * the order of ids, so two sessions that would close a circle together wait for each other and do
+ * not deadlock; and it follows the chain again until that is the one that is locked.  Suppose that
+ * a circle were closed all the same.  Of the sessions that made its settings, take the last one
+ * that locked its own setting.  It followed the chain under its locks, to an end; so some queue on
+ * the chain had another setting then than in the circle.  The session that changed that setting
+ * locked it in exclusive mode.  If it did so before, it had committed, and the chain was followed
+ * past it; if after, the session that we took was not the last one.  Removing a dead_letter_queue
+ * closes no circle, and locks nothing.  A name that no queue has yet ends a chain: when its queue
+ * is created, that queue's own chain is followed, back to its name.
  */
 #include "postgres.h"
 
@@ -69,7 +69,7 @@
 #define MAX_DOCUMENTS DOCUMENT_MOST
 /* Queues of a chain; a longer one is taken for a circle. */
 #define MAX_CHAIN 32
-/* What is locked of a queue: its dead_letter_queue, not the queue itself (idemq_queue_lock). */
+/* The lock is on the queue's setting dead_letter_queue, not on the queue (idemq_queue_lock). */
 #define SETTING_LOCK 1
 
 /* The queues whose dead_letter_queue a circle would go through. */
@@ -80,9 +80,9 @@ typedef struct Chain
 } Chain;
 
 /*
- * $1: the dead job, whose row is written by then; $2: its queue; $3: how much of its documents the
- * record has (Documents); $4: the error.  Attempts are in the order of their tokens, which grow
- * even when a clock is set back, and steps in the order of their last calls.
+ * $1: the dead job, whose row is written by then; $2: its queue; $3: how much of the job's
+ * documents the record gets (Documents); $4: the error.  Attempts are in the order of their tokens,
+ * which grow even when a clock is set back, and steps in the order of their last calls.
  */
 static SqlStatement describe_death =
 	{.text =
@@ -135,7 +135,8 @@ leads_to(const char *from, const char *name, Chain *chain)
 
 /*
  * Returns whether the chain from a queue on leads to the queue whose dead_letter_queue is to be
- * set; id is 0 when that is being created.  Locks what the answer rests on: see the file's header.
+ * set; id is 0 if that queue is being created.  Locks the settings on which the answer depends: see
+ * the file's header.
  */
 static bool
 leads_to_for_good(const char *from, const char *name, int32 id)
@@ -278,7 +279,7 @@ can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead, cons
 	return false;
 }
 
-/* How much of a job's documents its dead-letter record has. */
+/* How much of a job's documents its dead-letter record gets. */
 typedef enum Documents
 {
 	DOCUMENTS_NONE,
@@ -286,7 +287,7 @@ typedef enum Documents
 	DOCUMENTS_ALL	 /* with the checkpoint */
 } Documents;
 
-/* Returns what of a job's documents fits into the record; warns of what does not. */
+/* Returns how much of a job's documents fits into the record; warns of what does not. */
 static Documents
 documents_that_fit(const Job *job, const char *status)
 {

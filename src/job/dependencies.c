@@ -16,11 +16,11 @@
  *	failure		of a child: if any parent has failed, the child is cancelled.
  *
  * Never forgotten: for a child whose parents are done there is a mark, of itself or of the
- * parent that it watches, or a promoter of that mark, or its queue is to be scanned, or a session
- * is between its commit and its callback.  For a look that ends without a mark has seen the
- * watched parent unfinished, and the watch was committed before the look: a look that moves the
- * watch marks the child again at its own commit.  The end of that parent comes later than the
- * look's snapshot, so the mark of that end is taken with a snapshot that sees the watch.
+ * parent that it watches, or a session owns that mark, or its queue is to be scanned, or a session
+ * is between its commit and its callback.  For a look that ends without a mark has seen the watched
+ * parent unfinished, and the watch was committed before the look: a look that moves the watch marks
+ * the child again at its own commit.  The end of that parent comes later than the look's snapshot,
+ * so the mark of that end is taken with a snapshot that sees the watch.
  *		Model: test/model/dependencies.pml, as for shared/groups/dependencies.c.
  *
  * Never too soon: the row of the child and its row in idemq.children are written in one

@@ -1,6 +1,6 @@
 /*
  * job/group_rate_limit.c
- *		group_rate_limit of a queue: so many jobs of a group may be started in group_rate_period.
+ *		group_rate_limit of a queue: how many jobs of a group may start per group_rate_period.
  *
  * A group has a bucket (base/gcra.c) among those of admission (shared/counts/buckets.c), under
  * a name that nobody can pass to idemq.admit: it begins with a zero byte.  Whatever starts a
@@ -21,12 +21,12 @@
  * ready_at becomes the time when the group may start it, and its place stays.  For a head that
  * waits to be retried the rate is asked when the head is due, not before.
  *
- * Such a job may come to wait too long: group_rate_limit was raised or taken away, or the start for
- * which the job was put off was given back.  So a check of a group that has its next job looks
- * at that job again, and makes it due when the rate says now (idemq_group_rate_limit_is_sooner).
- * alter_queue has all groups of its queue checked.  A claim that puts a job off, for more than
- * a moment, has its group checked; so does a claim that gives a start back because it did not
- * get the row.  The later one of the two sees the other.
+ * Such a job may wait too long: group_rate_limit was raised or taken away, or the start for which
+ * the job was put off was given back.  So a check of a group that has its next job looks at that
+ * job again, and makes it due when the rate says now (idemq_group_rate_limit_is_sooner).
+ * alter_queue has all groups of its queue checked.  A claim that puts a job off, for more than a
+ * moment, has its group checked; so does a claim that gives a start back because it did not get the
+ * row.  The later one of the two sees the other.
  *
  * The row tells which job waits for the rate, and for nothing else.  In a group with places it
  * has a place, and a ready_at that is to come.  The head of any other group has in run_at when
@@ -115,9 +115,7 @@ charge_bucket(const QueueInfo *queue, Datum group, BucketCharge *charge,
 	char *name = bucket_name(queue, group, &length);
 
 	charge->empty_at = known_since(queue);
-	/*
-	 * A queue state that was lost just now may be another queue's, which then has one charge more.
-	 */
+	/* If the queue has just lost its state, this may charge another queue that has it now. */
 	charge->qstate = idemq_qstate_index(qstate == NULL ? queue->qstate : qstate);
 	act(name, length, &limit, charge);
 	pfree(name);

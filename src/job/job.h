@@ -33,7 +33,7 @@ typedef enum JobEvent
 	EVENT_RELEASE,
 	EVENT_INTERRUPT, /* a release; the history says why */
 	EVENT_REAP,
-	EVENT_REAP_LATER, /* a reap; the job waits by the retry policy */
+	EVENT_REAP_LATER, /* a reap after which the job waits by the retry policy */
 	EVENT_REAP_DEAD,
 	EVENT_CANCEL,
 	EVENT_EXPIRE,
@@ -70,7 +70,7 @@ typedef struct EventArgs
 	int32 priority;		  /* reschedule */
 	bool new_run_at;	  /* reschedule: ready_at was asked for */
 	bool takes_place;	  /* promote, reschedule: has a place of its group even until then */
-	TimestampTz due;	  /* the same: when it was due, if ready_at is by group_rate_limit; or 0 */
+	TimestampTz due;	  /* the same: when it was due, if group_rate_limit set ready_at; or 0 */
 	TimestampTz deadline; /* claim, extend */
 	int64 token;		  /* claim, commit_once: the new one */
 	text *worker;		  /* claim; NULL for none */
@@ -230,7 +230,7 @@ extern int64 idemq_reap_all(const QueueInfo *queue);
  *		Going through what is due in a queue, from its scan starts on.
  */
 
-/* What is to become of an entry of the ready index that is due. */
+/* What the scan does with an entry of the ready index that is due. */
 typedef enum ScanStep
 {
 	STEP_PASS, /* not claimable, or ours now: the scan start may pass it */
@@ -248,7 +248,7 @@ typedef struct ReadyScan
 	MemoryContext row_context; /* current in consider, reset for each entry */
 	/* set on the way */
 	ScanStart view;
-	const ReadyEntry *entry; /* in the read-ahead buffer; NULL: the table's scan stands on it */
+	const ReadyEntry *entry; /* in the read-ahead buffer; NULL: the table's scan is at it */
 	TimestampTz now;
 	bool stopped;
 	bool held;			  /* met a row that was held */

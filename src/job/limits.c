@@ -51,7 +51,7 @@ read_tat(const QueueInfo *queue, const GcraLimit *limit)
 
 /*
  * Spends one claim of a queue's rate_limit; false when the rate allows none now.  Also false when
- * max_running refuses the claim anyhow, unless that borrows: to give the spent one back would
+ * max_running refuses the claim anyhow, unless the claim borrows: giving the spent claim back would
  * wake a waiter in vain.  Neither a rollback nor an error gives it back.
  */
 bool

@@ -52,11 +52,10 @@
  *
  * Where to look: the ready_at of a job with a place was the time of its promotion or, if that is
  * later, the time from which its group may start the next one (group_rate_limit,
- * job/group_rate_limit.c).  A low-water mark (shared/groups/groups.c) says more here than of a
- * head: no job of the group that has a place has a ready_at that is below the low-water mark, or
- * one that is both above the low-water mark's last and yet to come.  So jobs that wait for their
- * time are not read; there may be many.  Whoever gives a job that has a place another time drops
- * the low-water mark.
+ * job/group_rate_limit.c).  A low-water mark (shared/groups/groups.c) has two bounds here.  No job
+ * with a place has a ready_at below the low-water mark; and none has a ready_at that is in the
+ * future and later than GroupLowWater.last.  So jobs that wait for their time are not read; there
+ * may be many.  A session that gives a job with a place another time drops the low-water mark.
  */
 #include "postgres.h"
 

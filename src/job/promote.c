@@ -14,12 +14,12 @@
  * these statuses is here, under the ownership of the group, which is taken before the snapshot
  * and lasts until the promotion is visible.  So the snapshot shows the group's head, if there
  * is one.  The low-water mark, below which a head is not looked for, is read after each snapshot
- * (the proof stands in shared/groups/groups.c).
+ * (the proof is in shared/groups/groups.c).
  *
- * No group is forgotten: for a group whose committed jobs have no head there is a mark, an
- * promoter, a scan of its queue that is to come, or a session between its commit and its
- * callback.  idemq.check() checks both (groups.head, groups.headless), and that no job is
- * below its group's low-water mark (groups.floor).
+ * No group is forgotten: for a group whose committed jobs have no head there is a mark, a promoter,
+ * a scan of its queue that is to come, or a session between its commit and its callback.
+ * idemq.check() checks both (groups.head, groups.headless), and that no job is below its group's
+ * low-water mark (groups.floor).
  *
  * The order is that of the ids: of two enqueues that overlap in time the one that
  * called first goes first, if both are committed when one of them is promoted; one
@@ -158,7 +158,7 @@ promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int l
 	if (own == GROUP_FULL)
 		idemq_groups_want_scan(queue->qstate, queue->id, true);
 	else if (own == GROUP_BUSY)
-		/* Its promoter visits it, or will again; unless that is this transaction. */
+		/* Its promoter visits it now or later, unless this transaction is the promoter. */
 		again = name != (Datum) 0 && idemq_group_has_places(queue, name) &&
 				idemq_pending_groups_owns(&group.key);
 	else

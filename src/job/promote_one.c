@@ -141,7 +141,7 @@ idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 	int early = 0;
 	int passes = 0;
 
-	/* The low-water marks are read after the snapshot, which each pass renews. */
+	/* The low-water marks are read after the snapshot, which each repetition renews. */
 	for (int looks = 0; looks < MAX_LOOKS && passes < MAX_PASSED;)
 	{
 		GroupLowWater next_low_water;

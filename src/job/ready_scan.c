@@ -5,7 +5,8 @@
  * It serves claims, and sessions that only want to know whether there is something.  Each
  * entry of the ready index that is due is shown to scan->consider, priority by priority,
  * and the scan starts move up past what it proved unclaimable (shared/queue_states/scan_start.c
- * says why that is safe).  Sequence and scan starts are read first, then the snapshot is taken.
+ * says why that is safe).  The sequence and the scan starts are read first, then the snapshot is
+ * taken.
  */
 #include "postgres.h"
 
@@ -24,14 +25,14 @@
 #include "txn/txn.h"
 
 /*
- * Where a scan is in one priority: in the read-ahead buffer's copy, if that serves it, then in the
- * index.
+ * Where a scan is in one priority: first in its copy of the read-ahead buffer, if that serves the
+ * scan, then in the index.
  */
 typedef struct PriorityScan
 {
 	int priority;
 	bool in_read_ahead;
-	int next;		/* in the read-ahead buffer's copy */
+	int next;		/* in the copy of the read-ahead buffer */
 	ReadyKey until; /* READY_KEY_MAX: to the end of the index */
 	bool stayed;
 	ReadyKey reach; /* where the scan start may go: nothing below is claimable */
@@ -104,9 +105,9 @@ somebody_sleeps(const ReadyScan *scan)
 }
 
 /*
- * Called where the scan has stopped, at an entry of that key.  Copies entries for the read-ahead
- * buffer, if it is this session's turn; sets scan->more when a session sleeps that could take the
- * next one.
+ * Called where the scan has stopped, at an entry with that key.  Copies entries for the read-ahead
+ * buffer, if it is this session's turn; sets scan->more if there is an entry that a sleeping
+ * session could take.
  */
 static void
 look_ahead(ReadyScan *scan, JobsTable *table, PriorityScan *place, ReadyKey key, ReadAhead *fill)

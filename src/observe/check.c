@@ -4,7 +4,7 @@
  *		order of its parts, and what is too small for a part: queue states, dead-letter queues,
  *		tokens.  What rows and catalogs say by themselves is found by SQL: idemq_internal.findings.
  *
- * Why no finding is a race stands at the top of observe/check_report.c and of each part.
+ * The tops of observe/check_report.c and of each part say why no finding is a race.
  *
  * The caller's own transaction must not have changed jobs: its callbacks have not run.
  */
@@ -56,10 +56,11 @@ has_queue(const CheckCall *call, int32 queue_id)
 }
 
 /*
- * Checks that the queue states' hash and array agree, whether lease entries are used up, and that
- * no queue state is lost to a queue that does not exist.  A session that creates or drops a queue
- * holds a lock on the table from before the queue state is given until after it is freed.  So if no
- * such lock is seen, and the queues are read after that, a queue state without a queue is lost.
+ * Checks that the hash and the array of queue states agree, whether lease entries are used up, and
+ * that no queue state is held by a queue that does not exist.  A session that creates or drops a
+ * queue holds a lock on the table from before the queue gets its state until after the state is
+ * freed.  So if no such lock is seen, and the queues are read after that, a queue state without a
+ * queue has leaked.
  */
 static void
 check_qstates(CheckCall *call)

@@ -17,7 +17,7 @@
 #include "shared/leases/leases.h"
 #include "shared/queue_states/queue_states.h"
 
-/* Adds the units of an entry to its state's sum, by index. */
+/* Adds the units of an entry to the sum of the queue state that counts it. */
 static bool
 visit_entry(Lease *lease, void *arg)
 {
@@ -30,7 +30,7 @@ visit_entry(Lease *lease, void *arg)
 
 /*
  * Fills excess with how many each queue counts too many, in the order of call->queue_ids; sums
- * is room for a sum of each queue state.  Returns whether all agree.
+ * has room for one sum per queue state.  Returns whether all agree.
  */
 static bool
 compare(CheckCall *call, int64 *sums, int64 *excess, bool locked)

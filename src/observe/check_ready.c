@@ -1,7 +1,7 @@
 /*
  * observe/check_ready.c
  *		The audit of the scan starts and read-ahead buffers: nothing below a scan start is
- *		claimable, nor is anything in a read-ahead buffer's range that the read-ahead buffer lacks.
+ *		claimable, nor is any entry that a read-ahead buffer lacks within its range.
  *
  * For each queue and priority, in this order: sequence, scan start and read-ahead buffer (r), a
  * snapshot (s), a scan of the ready index up to that scan start, or the end of the read-ahead

@@ -5,10 +5,9 @@
  *
  * A finding is a fact, never a race.  What changes in more than one step seems
  * broken in between, so each part takes suspects first, and reports those that a
- * second check proves; the proofs stand in the parts.  They have one thing in
- * common, idemq_check_settled: a session that had made something visible before it
- * was called, and owed shared memory the rest, has paid when it returns true.  There
- * are two kinds of debtors:
+ * second check proves; each part has its proof.  They have one thing in common,
+ * idemq_check_settled: a session that had made something visible before it was called, and owed
+ * shared memory the rest, has paid when it returns true.  There are two kinds of debtors:
  *
  *   - a transaction, or subtransaction, that has ended for others to see, and whose
  *     callbacks have not run: it still has its locks.  Its lock on its own id is

@@ -2,10 +2,10 @@
  * observe/why.c
  *		SQL function why: one sentence about what a job waits for, and what to do.
  *
- * It reads the row first, then the lease table and who holds the row: the sentence
- * is true of a moment that is over when it is read.  It waits for no lock, and shows
- * neither payload nor key nor error.  SQL puts into words what other rows say of the job, its
- * steps, its event and its parents: idemq_internal.why_rows.
+ * It reads the row first, then the lease table and who holds the row.  So the sentence describes a
+ * moment that is over when somebody reads it.  It waits for no lock, and shows neither payload nor
+ * key nor error.  SQL puts into words what other rows say of the job, its steps, its event and its
+ * parents: idemq_internal.why_rows.
  */
 #include "postgres.h"
 
@@ -379,7 +379,7 @@ say_deadline(WhyCall *call, TimestampTz deadline)
 			at(deadline), call->queue.name, call->queue.name);
 }
 
-/* Says who is on a running job, and until when. */
+/* Says who works on a running job, and until when. */
 static void
 say_running(WhyCall *call)
 {

@@ -71,7 +71,7 @@ idemq_tick_begin(void)
 	list_by = 0;
 }
 
-/* Returns when (mono) there is something to do; a task's. */
+/* Returns when (mono) there is something to do: due_at of task "tick". */
 int64
 idemq_tick_due_at(const QueueStateView *view)
 {
@@ -146,7 +146,7 @@ idemq_tick_overdue(TimestampTz by)
 	return overdue == (Datum) 0 ? NULL : TextDatumGetCString(overdue);
 }
 
-/* Lists what is due, if all listed before has run, and runs as many as the slice holds: a task. */
+/* Task "tick": lists what is due, if all listed before has run; runs what fits into the slice. */
 void
 idemq_tick_some(void)
 {

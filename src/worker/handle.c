@@ -4,8 +4,8 @@
  *
  * One is started when something is ready in the queue and none of its handler's processes is
  * idle, up to as many as the handler may have.  The next one is started when the last has
- * come, and only if something is still ready.  They end by themselves.  When the worker has to
- * look, and who tells it, stands at the top of shared/processes/handler_registry.c.
+ * come, and only if something is still ready.  They end by themselves.  The top of
+ * shared/processes/handler_registry.c says when the worker has to look, and what tells it.
  *
  * What a process needs is checked before: the role may log in, connect and claim, the function
  * is there and may be executed (queue/handlers.c).  Otherwise none is started.  The view says
@@ -106,7 +106,7 @@ start_one(const QueueInfo *queue, const HandlerInfo *info)
 	return idemq_mono_now() + NO_ROOM_PAUSE;
 }
 
-/* Looks at the handler of a queue: task "handle". */
+/* Task "handle": looks at the handler of a queue. */
 void
 idemq_handle(const QueueInfo *queue)
 {

@@ -170,7 +170,7 @@ write_up_to(int step, TimestampTz until)
 	return any;
 }
 
-/* Writes the step that has ended, and folds those before: a task. */
+/* Task "history": writes the step that has ended, and folds those before it. */
 void
 idemq_history_write(void)
 {

@@ -94,7 +94,7 @@ list_databases(Oid only)
 
 /*
  * Asks the postmaster for a worker for a worker slot.  The start is noted first, and
- * the database looked for after that: a later DROP DATABASE takes the note back.
+ * the database is looked up after that: a later DROP DATABASE takes the note back.
  */
 static void
 start_worker(WorkerSlotCopy *copy)

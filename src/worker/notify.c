@@ -66,7 +66,7 @@ idemq_notify_look(QueueState *qstate)
 }
 
 /*
- * Returns when (mono) something of the queue states that were looked at is to be sent.  Just after
+ * Returns when (mono) something is to be sent for the queue states that were looked at.  Just after
  * a NOTIFY the worker comes again by itself, so that a busy queue need not wake it each time.
  */
 int64
@@ -135,7 +135,7 @@ idemq_notify_send(void)
 		news->ready = idemq_due_take(view.qstate, DUE_NEWS);
 		idemq_notify_ring_copy(view.qstate, &news->batch);
 	}
-	/* What comes from here on marks its state, which is looked at again. */
+	/* What comes from here on marks its queue state, which is then looked at again. */
 	bms_free(with_news);
 	with_news = NULL;
 	foreach(lc, unsent)

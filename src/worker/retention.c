@@ -72,7 +72,7 @@ typedef struct Batch
 	bool notes;		 /* what stays is noted, for its next visit */
 } Batch;
 
-/* What the passes have come to. */
+/* The stage that the passes have reached. */
 typedef enum Stage
 {
 	STAGE_BEGIN,
@@ -106,7 +106,7 @@ static Passes passes = {.stage = STAGE_BEGIN};
 static Passes passes_before;
 static IdScan visit;
 static bool visiting = false;
-/* One refusal is logged in a pass. */
+/* At most one refusal is logged per pass. */
 static bool refusal_logged = false;
 
 static SqlStatement delete_by_time =
@@ -138,7 +138,7 @@ purge_by_time(ByTime *by_time, TimestampTz now, int64 limit)
 
 /*
  * Deletes a row by SQL, in a subtransaction.  Returns false when it stays; one reason is logged
- * in a pass.  Raises a query cancel again.
+ * per pass.  Raises a query cancel again.
  */
 static bool
 delete_by_sql(const Job *job, TimestampTz finished_at)

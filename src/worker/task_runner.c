@@ -37,7 +37,7 @@
 #define FAILED_DOUBLINGS 6
 /* One that was refused a lock, up to 2^3: locks are released in time. */
 #define REFUSED_DOUBLINGS 3
-/* The time that tasks have waited for locks is forgotten in so many times as long. */
+/* Time that tasks have spent waiting for locks is forgotten over this many times as long. */
 #define PATIENCE_SHARE 10
 /* A queue that is still being created is tried again after that, or when its settings change. */
 #define UNSEEN_PAUSE (10 * USECS_PER_SEC)
@@ -173,8 +173,8 @@ in_transaction(const QueueTask *queue_task)
 }
 
 /*
- * Runs a task of a queue, or, with queue_id 0, of all.  When it comes to nothing, puts it off
- * for a while, and returns false.
+ * Runs a task of a queue, or, with queue_id 0, of all.  If the task fails, or its queue is not to
+ * be seen yet, puts it off for a while, and returns false.
  */
 bool
 idemq_task_run(const Task *task, int32 queue_id)
@@ -207,7 +207,7 @@ idemq_task_run(const Task *task, int32 queue_id)
 	return false;
 }
 
-/* Returns when (mono) a task is due; never if only one of task and view is of one queue. */
+/* Returns when (mono) a task is due; never for a task of one queue without view, or the reverse. */
 static int64
 wanted_at(const Task *task, const QueueStateView *view)
 {

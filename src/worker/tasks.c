@@ -20,15 +20,16 @@
  * which they came due: a queue with much to do keeps another waiting for two
  * slices, and for one job of its own, however large its leases, their payloads or their number.
  *
- * What is due of a queue is looked at when its state is marked (shared/waiters/due_queues.c) and
- * after its turn; in between the heap of turns knows the time.  So neither a wake-up nor a
- * turn costs more where there are more queues, of this database or of others.
+ * The worker looks at what is due for a queue when its state is marked
+ * (shared/waiters/due_queues.c) and after its turn; in between, the heap of turns knows the time.
+ * So neither a wake-up nor a turn costs more where there are more queues, of this database or of
+ * others.
  *
- * A queue that is due stands in that heap at its time, but no earlier than the worker's last
- * look, when it was not due yet: no tenant's work goes before what was due earlier.  A queue
- * that has had its turn and has more to do goes to the back, so each of n queues that are due
- * has its next turn after n - 1 turns of others, and a turn is bounded.  The heap is memory of
- * this process, a node for each queue state; only setting it up is linear in queues.
+ * A queue that is due is in that heap at its time, but no earlier than the worker's last look, when
+ * it was not due yet: no tenant's work goes before what was due earlier.  A queue that has had its
+ * turn and has more to do goes to the back, so each of n queues that are due has its next turn
+ * after n - 1 turns of others, and a turn is bounded.  The heap is memory of this process, a node
+ * for each queue state; only setting it up is linear in queues.
  *
  * Once the test clock has moved (shared/waiters/clock_call.c), a task that would be postponed
  * because it was done or failed a moment ago runs at once, everything past its retention is deleted
@@ -60,7 +61,7 @@
 #define PASS_TIME INT64CONST(50000)
 /* The clock was moved when its offset has grown by so much; less is its usual drift. */
 #define CLOCK_MOVED INT64CONST(10000)
-/* What could not be read when a pass began is read again after that. */
+/* What could not be read when a pass of the tasks began is read again after this long. */
 #define LOOK_PAUSE USECS_PER_SEC
 
 /* When (mono) a count may be tried. */
@@ -139,8 +140,9 @@ compare_turns(const pairingheap_node *a, const pairingheap_node *b, void *arg)
 }
 
 /*
- * Gives a queue state a turn at a time (mono); PG_INT64_MAX: none.  since: it was not due before,
- * whatever its times say.  One that has waited for its turn since it came due keeps its place.
+ * Gives a queue state its turn at due (mono); PG_INT64_MAX: no turn.  since: it was not due before
+ * then, whatever its times say.  A queue state that has waited for its turn since it came due keeps
+ * its place.
  */
 static void
 put_turn(int qstate, int64 due, int64 since)
@@ -199,8 +201,8 @@ plan_marked(int qstate, void *arg)
 }
 
 /*
- * Visits the queue states whose times have changed, or all.  Times of day stand in the heap as
- * they were at the visit: once the clock has been moved all are visited.
+ * Visits the queue states whose times have changed, or all.  The heap keeps times of day as they
+ * were at the visit, so all are visited once the clock has been moved.
  */
 static void
 plan_changed(void)
@@ -250,8 +252,8 @@ take_turn(int qstate)
 }
 
 /*
- * Has the queues that are due take turns, and then does what is due for all at once; for
- * PASS_TIME and a turn at most.  Returns when (mono) to come again.
+ * Lets the queues that are due take turns, then does what is due for all queues at once; takes at
+ * most PASS_TIME and one turn.  Returns when (mono) to come again.
  */
 static int64
 do_turns(void)
@@ -282,7 +284,7 @@ do_turns(void)
 	return Min(next, until);
 }
 
-/* Makes due what a former worker may have known of a queue; ends a pass that it left open. */
+/* Makes due what a former worker may have known of a queue; ends a promotion it left open. */
 static void
 make_due(const QueueStateView *view, void *arg)
 {
@@ -294,8 +296,8 @@ make_due(const QueueStateView *view, void *arg)
 }
 
 /*
- * Makes every queue due: each without a queue state gets one, which asks for recovery.  Returns
- * false when that failed.
+ * Makes every queue due: a queue without a state gets one, which asks for recovery.  Returns false
+ * when that failed.
  */
 static bool
 begin(void)
