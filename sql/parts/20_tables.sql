@@ -249,7 +249,7 @@ COMMENT ON COLUMN idemq.audit.details IS 'what it was called with: settings, of 
 COMMENT ON COLUMN idemq.audit.actor IS 'for whom the session said that it acts: setting idemq.actor, its first 200 characters; nobody checks that, session_role is who had logged in; NULL: it said nothing';
 CREATE INDEX audit_at ON idemq.audit (at);
 
--- Its role as in idemq_internal.queue_grants.
+-- The role is named as in idemq_internal.queue_grants.
 CREATE TABLE idemq_internal.schedule_entries (
 	name         text COLLATE "C" PRIMARY KEY,
 	queue_id     int NOT NULL,
@@ -436,7 +436,7 @@ COMMENT ON FUNCTION idemq_internal.followers_local() IS 'row trigger of idemq_in
 CREATE TRIGGER idemq_followers_local BEFORE INSERT OR UPDATE OR DELETE ON idemq_internal.followers
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.followers_local();
 ALTER TABLE idemq_internal.followers ENABLE REPLICA TRIGGER idemq_followers_local;
--- Where tokens begin is read with the settings (job/token_epoch.c).
+-- Sessions read the base of tokens again when settings have changed (job/token_epoch.c).
 CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE
 	ON idemq_internal.clusters
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.settings_changed();

@@ -82,8 +82,8 @@ BEGIN
 			queue_id) AS (n bigint));
 END $$;
 
--- Under a lock that waits for every transaction that enqueues to the queue.  Its state in shared
--- memory goes after the commit.  Large tables are read as a whole.
+-- Works under a lock that waits for every transaction that enqueues to the queue.  The queue's
+-- state in shared memory is freed after the commit.  Large tables are read as a whole.
 CREATE FUNCTION idemq_internal.drop_queue_impl(name text, force boolean)
 	RETURNS void SET enable_seqscan = on LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -304,9 +304,9 @@ CREATE FUNCTION idemq.revoke_queue(name text, role regrole, privilege text) RETU
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
 COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave; it ends at once, and says so: the role''s schedules, its handler and its topic bindings of the queue, and the queue as dead_letter_queue of others, if that role set it; needs admin';
 
--- A grant keeps its queue from being dropped, so that it is not left behind; a revocation does not
--- wait for somebody who drops it.  The trigger of idemq_internal.queue_grants has every session
--- read the queue anew.
+-- A grant keeps its queue from being dropped, so that the grant is not left behind; a revocation
+-- does not wait for a session that drops the queue.  The trigger of idemq_internal.queue_grants
+-- makes every session read the queue again.
 CREATE FUNCTION idemq_internal.change_queue_grant(name text, role oid, privilege text,
 	granted boolean) RETURNS void
 	LANGUAGE plpgsql AS $$

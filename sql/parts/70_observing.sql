@@ -103,7 +103,7 @@ CREATE FUNCTION idemq_internal.queue_metrics(count boolean DEFAULT true)
 COMMENT ON FUNCTION idemq_internal.queue_metrics(boolean)
 	IS 'what idemq.metrics shows; without count, gauges that would have to be counted by reading all jobs are NULL; returns a row for each queue that you may claim from or administer (pg_monitor: for every queue)';
 
--- Steps without an answer of each queue that has any: those of running attempts, and others.
+-- Steps without an answer, for each queue that has any: those of running attempts, and the others.
 CREATE VIEW idemq_internal.steps_without_answer AS
 	SELECT s.queue_id, count(j.id) AS open, count(*) - count(j.id) AS unknown
 	FROM idemq.steps s LEFT JOIN idemq.jobs j ON j.id = s.job_id AND j.token = s.token

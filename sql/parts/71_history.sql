@@ -1,7 +1,7 @@
--- Three retention tiers, of steps of 10 s, 1 min and 10 min: a step is written over the one that ended an
--- hour, a day or a week before, where there is one.  Rows of one step stand side by side, since they are written so; half of each page is
--- free, so that they are written over in place (HOT), and nothing is left behind.  Not dumped: it
--- tells of this server.
+-- Three retention tiers, with steps of 10 s, 1 min and 10 min: a step overwrites the one that ended
+-- an hour, a day or a week before, if there is one.  Rows of one step are side by side, since they
+-- are written together; half of each page is free, so that they are overwritten in place (HOT), and
+-- nothing is left behind.  Not dumped, because it is about this server.
 CREATE TABLE idemq_internal.history_steps (
 	step        int NOT NULL,
 	place       int NOT NULL,
@@ -43,7 +43,7 @@ CREATE FUNCTION idemq_internal.history()
 		run_counts int[])
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_history';
 
--- Steps that a retention tier has: an hour of steps of 10 s, a day of 1 min, a week of 10 min.
+-- The number of steps in a retention tier: an hour of 10 s, a day of 1 min, a week of 10 min.
 CREATE FUNCTION idemq_internal.history_tier_length(step int) RETURNS int
 	IMMUTABLE LANGUAGE sql AS 'SELECT CASE step WHEN 10 THEN 360 WHEN 60 THEN 1440 ELSE 1008 END';
 

@@ -15,8 +15,9 @@ CREATE FUNCTION idemq_internal.error_fingerprint(sqlstate text, error text) RETU
 COMMENT ON FUNCTION idemq_internal.error_fingerprint(text, text)
 	IS 'what errors of one SQLSTATE and one idemq_internal.error_pattern have in common: 16 hex digits, the same on every server; idemq.errors shows them, idemq.redrive takes them';
 
--- As the jobs' policy; by queue first, so that it is asked once a queue.  The last attempt
--- that ended is that of the error: a running job has begun another.
+-- Shows what the policy of idemq.jobs shows; it goes by queue first, so that the policy is asked
+-- once per queue.  The error is that of the last attempt that has ended: a running job has begun
+-- another.
 CREATE VIEW idemq.errors WITH (security_barrier) AS
 	SELECT q.name AS queue,
 		s.sqlstate,

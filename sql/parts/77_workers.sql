@@ -1,5 +1,6 @@
--- Who is there, as workers report it: a worker has several sessions, waits on another one, and
--- may be behind a pooler.  Nothing rests on these rows.  Not dumped: it tells of this server.
+-- The workers, as they report themselves: a worker has several sessions, waits on another one, and
+-- may be behind a pooler.  No promise depends on these rows.  Not dumped, because they are about
+-- this server.
 CREATE TABLE idemq_internal.worker_entries (
 	role_oid    oid NOT NULL,
 	id          uuid NOT NULL,
@@ -48,8 +49,9 @@ COMMENT ON FUNCTION idemq.report_worker(uuid, text, text[], text, text, text, in
 - done: jobs that it has ended since it began
 - stopping: the worker ends now';
 
--- The time of the report before the last is kept for the rate; one that follows at once has no
--- part in it.  Clients ask it on the connection of their heartbeats: it waits for no lock for long.
+-- The time of the report before the last is kept for the rate; a report that follows at once does
+-- not count for it.  Clients call this on the connection of their heartbeats, so it waits for no
+-- lock for long.
 CREATE FUNCTION idemq_internal.report_worker_impl(process uuid, worker text, queues text[], program text,
 	version text, host text, concurrency int, running bigint[], done bigint, stopping boolean)
 	RETURNS boolean

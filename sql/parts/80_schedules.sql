@@ -1,12 +1,12 @@
 -- Topic: Schedules
 
 -- A schedule is a row of idemq_internal.schedule_entries; its ticks up to done_until are dealt
--- with.  The session that enqueues one holds the row, and moves done_until up to the tick in the transaction
--- of the enqueue; another that comes meanwhile skips the row.  Should the row be lost or put back
--- (a restore, a schedule ended and made again), the key, of the schedule's name and the tick's own
--- time, answers duplicate.
+-- with.  The session that enqueues a tick holds the row, and moves done_until up to the tick in the
+-- transaction of the enqueue; another session that comes meanwhile skips the row.  If the row is
+-- lost or put back (a restore, a schedule that was ended and made again), the enqueue answers
+-- duplicate, because its key is made of the schedule's name and the tick's own time.
 --
--- Times are the wall clock's, not idemq_now(): a calendar means that one.
+-- Times are those of the wall clock, not of idemq_now(), because a calendar means the wall clock.
 
 CREATE FUNCTION idemq.schedule(
 	name text, cron text, queue text, payload jsonb, time_zone text DEFAULT 'UTC',
@@ -116,7 +116,8 @@ COMMENT ON PROCEDURE idemq.tick()
 
 -- Topic: Internal
 
--- Those of idemq that everybody may call, under names that nobody else can give a meaning.
+-- Functions of schema idemq that everybody may call, under names to which nobody else can give a
+-- meaning.
 CREATE FUNCTION idemq_internal.next_tick(cron text, time_zone text, after timestamptz)
 	RETURNS timestamptz
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_tick';
@@ -343,8 +344,8 @@ EXCEPTION WHEN query_canceled OR OTHERS THEN
 	PERFORM idemq_internal.schedule_failed(schedule, SQLERRM);
 END $$;
 
--- For idemq.tick: runs one schedule that is due; one that fails is undone alone, and noted.
--- Returns why it failed, and the SQLSTATE; NULLs when it has not.
+-- For idemq.tick: runs one schedule that is due.  A schedule that fails is undone alone, and noted.
+-- Returns the error and its SQLSTATE; NULLs if it did not fail.
 CREATE FUNCTION idemq_internal.run_or_tell(schedule text, OUT state text, OUT failure text)
 	LANGUAGE plpgsql AS $$
 BEGIN

@@ -6,8 +6,8 @@ CREATE FUNCTION idemq_internal.timing_buckets()
 COMMENT ON FUNCTION idemq_internal.timing_buckets()
 	IS 'how many jobs waited, and ran, for less than le seconds, cumulative: a row for each queue that you may claim from or administer (pg_monitor: every queue), each of wait and run, and each power of two of microseconds from 1 ms to 9.5 h, then Infinity, which also has the sum (within 12.5 %)';
 
--- What there is: a name, its type, its unit and what it means.  A new metric: a line here, and
--- its samples in idemq_internal.prometheus_samples.
+-- The metrics: name, type, unit and meaning of each.  A new metric needs a line here, and its
+-- samples in idemq_internal.prometheus_samples.
 CREATE VIEW idemq.prometheus_names AS
 	SELECT * FROM (VALUES
 	-- Of each queue.

@@ -291,7 +291,7 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 	$$;
 
 -- What idemq.check() suspects, of one kind, where memory knows more: src/observe/check_report.c
--- asks it, and then here again.  version: of what was seen of the job, or of its group.
+-- looks there, and then calls this again.  version: of what was seen of the job, or of its group.
 --   tokens: from the token on, the greatest first.
 --   groups: those in which a job is blocked, none waits to be claimed, and fewer are running
 --     than may be; with the first of these jobs.  They have changed when they have other jobs, or

@@ -47,14 +47,14 @@ GRANT EXECUTE ON FUNCTION idemq.now, idemq.clock_timestamp, idemq.test_clock_ahe
 GRANT USAGE ON SCHEMA idemq TO pg_monitor;
 GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.steps, idemq.audit, idemq.queues, idemq.metrics,
 	idemq.running_jobs, idemq.history, idemq.queue_privileges TO PUBLIC;
--- Who is there; idemq.report_worker asks for itself.
+-- The list of workers; idemq.report_worker checks the right to claim itself.
 GRANT SELECT ON idemq.workers TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.report_worker TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.percentile, idemq.sum_counts TO PUBLIC;
 -- Of the whole server.
 GRANT SELECT ON idemq.memory, idemq.admissions, idemq.once_calls, idemq.publish_calls,
 	idemq.background_worker TO pg_monitor;
--- idemq.tick is the owner's: it drives the schedules.
+-- idemq.tick is for the owner alone: it drives the schedules.
 GRANT SELECT ON idemq.schedules TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
 	idemq.schedule, idemq.unschedule, idemq.next_tick, idemq.last_tick
