@@ -132,8 +132,9 @@ choose(const ErrorData *error, const QueueInfo *queue)
 }
 
 /*
- * Ends an attempt in a transaction of its own.  If somebody holds the row or drops its dead-letter
- * queue, or the role may not claim any more, ends the lease, and the reaper ends the attempt.
+ * Ends an attempt in a transaction of its own.  If another session holds the row or drops the
+ * dead-letter queue, or the role may no longer claim, it ends the lease, and the reaper ends the
+ * attempt.
  */
 static void
 end_attempt(ClaimedJob *job, Finish *finish)

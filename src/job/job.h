@@ -206,7 +206,7 @@ extern void idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobCha
  *		Finding leases that memory lost: running jobs without a lease entry.
  */
 
-/* Jobs in flight that a scan met without a lease entry. */
+/* Jobs in flight that a scan found without a lease entry. */
 typedef struct LostLeases
 {
 	MemoryContext context; /* of the list: lives until it is settled */

@@ -4,7 +4,7 @@
  *
  * Before its row is written, the job is noted for shared memory: after the commit the scan start is
  * lowered to it; or its group is marked, since it may need a head; or the job itself is marked,
- * since its parents may be done.
+ * since all its parents may be done.
  */
 #include "postgres.h"
 

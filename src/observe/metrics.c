@@ -82,11 +82,11 @@ add_gauges(RowBuilder *row, const QueueInfo *queue, const CounterView *view, Sql
 }
 
 /*
- * Returns since when nobody has worked on a queue, though jobs are due; oldest: since when the
- * first is.  Nobody works on it if no job is in flight, no session has claimed, and none sleeps
- * until there is something.  DT_NOEND if somebody does, if nothing is due, or if nobody has to: the
- * queue is paused, a limit keeps its jobs, or expect_workers is false; and before a minute is
- * over, since a worker may ask now and then.
+ * Returns since when no worker has worked on a queue, though jobs are due; oldest: since when the
+ * first job has been due.  No worker works on it if no job is in flight, no session has claimed,
+ * and none sleeps until there is something.  DT_NOEND if a worker does, if nothing is due, or if
+ * none has to: the queue is paused, a limit keeps its jobs, or expect_workers is false; and before
+ * a minute is over, since a worker may ask now and then.
  */
 TimestampTz
 idemq_unattended_since(const QueueInfo *queue, TimestampTz oldest, TimestampTz now)

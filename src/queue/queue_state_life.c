@@ -4,8 +4,8 @@
  *
  * A queue state has parts in several files: the scan starts and the recovery point in the queue
  * state itself; the ring of events, the counters, the groups and the cell of buckets at its
- * index.  Its next queue must inherit nothing, so all of them are reset or forgotten here,
- * and nowhere else.  (A pass of promotion, at its index too, is the worker's:
+ * index.  The next queue must inherit nothing, so all of them are reset or forgotten here, and
+ * nowhere else.  (A pass of promotion, at its index too, is the worker's:
  * shared/groups/promote_pass.c.)
  *
  * Invariant: a queue that has a state has all of its parts.  qstates_lock is held

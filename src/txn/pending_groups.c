@@ -120,7 +120,7 @@ is_same(const GroupKey *a, const GroupKey *b)
 #define SH_DEFINE
 #include "lib/simplehash.h"
 
-/* Enters the window of a mark's queue if the mark lowers a low-water mark. */
+/* Enters the window of the queue of a mark, if the mark lowers a low-water mark. */
 static void
 enter_window(Mark *mark)
 {
@@ -253,8 +253,8 @@ find_owned(const GroupKey *key)
 }
 
 /*
- * Returns whether this subtransaction itself has taken a group.  A group that an outer one took
- * is not given back, nor its low-water mark, when this one is rolled back.
+ * Returns whether this subtransaction itself has taken a group.  When this subtransaction is rolled
+ * back, a group that an outer one took keeps its promoter and its low-water mark.
  */
 bool
 idemq_pending_groups_owns(const GroupKey *key)
@@ -276,8 +276,8 @@ idemq_pending_groups_note_low_water(const GroupTaken *group, GroupLowWater low_w
 
 /*
  * Returns the greatest ready_at of an owned group's jobs with a place, which this transaction
- * alone knows: the low-water mark is the others' until it commits.  DT_NOBEGIN for a group not
- * owned.
+ * alone knows: until it commits, the low-water mark knows only what others wrote.  DT_NOBEGIN for a
+ * group that it does not own.
  */
 TimestampTz
 idemq_pending_groups_last(const GroupKey *key)

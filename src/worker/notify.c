@@ -9,8 +9,8 @@
  * the events and sends; idemq_notify_ended, after the commit, removes what was copied, and after
  * a failure notes again what was taken.  If a worker dies between the two, its successor sends
  * twice, or looks at each queue (worker/waking.c): nothing stays unsent.  A full ring counts
- * what it loses, which is sent as "overflow".  Only those queue states are read in which the worker
- * has seen something to send (idemq_notify_look, when it visits a queue state that is marked): a
+ * what it loses, which is sent as "overflow".  The worker reads only the queue states in which it
+ * has seen something to send (idemq_notify_look, when it visits a queue state that is marked), so a
  * NOTIFY costs nothing for the other queues.
  *
  * NOTIFY's payloads are JSON made of words, numbers and a queue's name, which has no character

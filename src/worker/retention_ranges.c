@@ -85,7 +85,7 @@ static RangeList all;
 /* The ranges that the present visit has left so far; the last one is open, with so many rows. */
 static RangeList left;
 static int left_rows;
-/* The range that is visited, or where the pass goes on. */
+/* The range that is being visited, or the one with which the pass goes on. */
 static int next_range;
 static TimestampTz pass_began;
 /* Ids below this are in a range, or were visited; the others were given after known_at. */

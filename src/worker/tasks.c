@@ -321,7 +321,7 @@ begin(void)
 	return true;
 }
 
-/* Tasks that are due by time, and tasks that follow from them at once. */
+/* Tasks that come due by time, and tasks that follow from these at once. */
 #define IS_BY_TIME(kind)                                                                           \
 	((kind) == TASK_PROMOTE || (kind) == TASK_REAP || (kind) == TASK_RECOVER ||                    \
 	 (kind) == TASK_DUE || (kind) == TASK_EXPIRE || (kind) == TASK_TICK || (kind) == TASK_PURGE || \

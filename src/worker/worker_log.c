@@ -1,6 +1,6 @@
 /*
  * worker/worker_log.c
- *		What a background worker tells the server's log.  doc/operations/logs.md has a line for
+ *		What a background worker writes to the server's log.  doc/operations/logs.md has a line for
  *		each message, with its level, its SQLSTATE and how often it may come.
  *
  *		the test clock is on					once per start of the server
@@ -193,8 +193,8 @@ log_full_tables(void)
 }
 
 /*
- * Says which error a task has met, as PostgreSQL says errors; beyond TASK_ERRORS a minute
- * it is only counted.  To be called in error recovery.
+ * Logs the error that a task has met, as PostgreSQL logs errors; beyond TASK_ERRORS per minute it
+ * is only counted.  To be called in error recovery.
  */
 void
 idemq_log_task_error(void)
@@ -205,7 +205,7 @@ idemq_log_task_error(void)
 		EmitErrorReport();
 }
 
-/* Says what there is to say between two passes of tasks. */
+/* Logs what there is to log between two passes of the tasks. */
 void
 idemq_log_news(void)
 {

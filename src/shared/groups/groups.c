@@ -43,8 +43,8 @@
  *	 - while an earlier promoter had the group: that one stored no low-water mark above it; or
  *	 - before that earlier promoter had the group: its snapshot showed W.  So it knew W's job
  *	   when it chose its head, whose id is not above that of W's job while this is blocked.
- * A mark that finds no entry finds no low-water mark: an entry that is new, or comes back, has
- * none.
+ * A mark that finds no entry finds no low-water mark: a new entry has none, nor has one that comes
+ * back.
  *
  * If the snapshot does not show W, the check is right for the rows that it shows: these are as
  * they were before W.  The low-water mark that P stores may be too high for W's job then.  P need
@@ -583,7 +583,7 @@ become_promoter(GroupQueue *queue, GroupEntry *group, GroupLowWater *low_water)
 	*low_water = group->low_water;
 }
 
-/* Returns a low-water mark lowered to an id: a job with that id may be blocked. */
+/* Returns a low-water mark, lowered to the id of a job that may be blocked. */
 static GroupLowWater
 lower(GroupLowWater low_water, int64 id)
 {

@@ -84,7 +84,7 @@ typedef struct WorkerSlot
 	/* for shared/waiters/clock_call.c; no lock, and none of them is ever reset */
 	pg_atomic_uint64 clock_asked; /* number of calls to do everything that is due */
 	pg_atomic_uint64 clock_done;  /* number of those calls that have been answered */
-	pg_atomic_uint32 clock_left;  /* bits of TaskKind: what is still to be done for them */
+	pg_atomic_uint32 clock_left;  /* bits of TaskKind: what is left to do for these calls */
 	ConditionVariable clock_answered;
 	pg_atomic_uint64 counted_at; /* with idemq.test_clock: when WORKER_ASKED_HISTORY was set */
 	/* for shared/processes/worker_health.c, written by the worker alone; no lock */

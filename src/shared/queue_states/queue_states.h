@@ -43,7 +43,7 @@ typedef struct ReadAhead
 	ReadyEntry entries[READ_AHEAD_LENGTH];
 } ReadAhead;
 
-/* What one claim copies: the entries from its scan start on. */
+/* What one claim copies of the read-ahead buffer: the entries from its scan start on. */
 typedef struct ReadAheadView
 {
 	int priority;
@@ -143,7 +143,7 @@ typedef struct QueueState
 	ReadyKey scan_start[IDEMQ_PRIORITIES]; /* below it nothing can be claimed */
 	History history[IDEMQ_PRIORITIES];	   /* of lowerings */
 	RecoveryPoint recovery;				   /* its epoch moves whenever a search is asked for */
-	int64 next_verify;					   /* mono: the scan starts are not verified before */
+	int64 next_verify;					   /* mono: the scan starts are verified no earlier */
 	int64 known_since;				 /* mono: memory knows what its queue did since; 0: always */
 	pg_atomic_uint64 due[DUE_KINDS]; /* for shared/waiters/due_times.c; no lock */
 	pg_atomic_uint64 claimed_at;	 /* mono, to the second: the last claim; 0: none; no lock */
@@ -157,7 +157,7 @@ typedef struct QueueState
 	pg_atomic_uint32 refused_by;   /* bits of the limits that refused a claim since a wake-up */
 	pg_atomic_uint32 dependencies; /* for shared/groups/dependencies.c; no lock */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
-		int64 next_fill;  /* mono: no session reads on for the read-ahead buffer before */
+		int64 next_fill;  /* mono: no session reads on for the read-ahead buffer earlier */
 	ReadAhead read_ahead; /* the next entries of the ready index */
 } QueueState;
 
@@ -276,7 +276,7 @@ typedef struct RunningCounted
 	uint32 units; /* 0, or 1; more until a claim that took the entry over ends */
 } RunningCounted;
 
-/* The queue state that counts one running job less, for idemq_running_freed. */
+/* A queue state whose count of running jobs has fallen by one, for idemq_running_freed. */
 typedef struct RunningFreed
 {
 	int32 qstate; /* by index; -1: nowhere */

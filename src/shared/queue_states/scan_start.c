@@ -170,8 +170,8 @@ idemq_scan_start_read_whole(QueueState *qstate, int32 queue_id, ScanStart *view,
 }
 
 /*
- * Returns whether this session is to read on where the read-ahead buffer ends: one at a time, and
- * another when that one has not installed its entries in time.
+ * Returns whether this session is to read on where the read-ahead buffer ends: one session does so
+ * at a time, and another takes over when that one has not installed its entries in time.
  */
 bool
 idemq_scan_start_may_fill(const ScanStart *view)
