@@ -29,9 +29,9 @@
  * row.  The later one of the two sees the other.
  *
  * The row tells which job waits for the rate, and for nothing else.  In a group with places it
- * has a place, and a ready_at that is to come.  The head of any other group has in run_at when
- * it was due:
- *		before its ready_at: a time that was asked for is the same, or NULL;
+ * has a place, and a ready_at that is to come.  The head of any other group has in run_at the
+ * time when it was due.  That time is
+ *		before its ready_at: a run_at that was asked for equals ready_at, or is NULL;
  *		after its claimed_at, if it was claimed: an earlier time means nothing any more.
  *
  * A restart, a failover or a take_over forgets all buckets.  Then it is not known what was
