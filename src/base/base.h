@@ -436,7 +436,7 @@ extern void idemq_sync_rep_await_commit(void);
  *		How much a piece of work may take before others have their turn.
  */
 
-/* Microseconds that the background worker gives one maintenance task of one queue at a time. */
+/* Microseconds for which the background worker works for one queue, or at one task, at a time. */
 #define SLICE_OF_TASK INT64CONST(5000)
 /* Of a session, for what a claim does for its queue before it claims. */
 #define SLICE_OF_CALL INT64CONST(100000)

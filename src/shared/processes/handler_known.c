@@ -6,7 +6,7 @@
  * It is kept for as many handlers as there are entries; the least recently used one goes.
  * After a start that failed the next one is put off: shared/processes/handler_registry.c.
  *
- * Locks: known_lock, level 4, covers all of it.
+ * Locks: memory->lock, level 4, covers all of it.
  */
 #include "postgres.h"
 
