@@ -10,7 +10,9 @@ package NextVersion;
 use strict;
 use warnings FATAL => 'all';
 
+use Digest::SHA qw(sha256_hex);
 use Exporter 'import';
+use Fcntl ':flock';
 use IPC::Run;
 use PostgreSQL::Test::Utils;
 
@@ -294,8 +296,45 @@ sub make
 	return;
 }
 
-# Builds it: half of a minute's work, better done before a server is under load.
-sub build_next { my ($tree, $install) = @_; return make($tree, $install, @quick, 'all') }
+# The built trees that tests share; script/test keeps them in .test.
+my $shared = $ENV{IDEMQ_NEXT};
+
+# Identifies what a build of the tree depends on, but for the place of PostgreSQL.
+sub digest
+{
+	my ($tree, $install) = @_;
+	my $all = '';
+
+	IPC::Run::run([ 'sh', '-ec', <<'SH', "$install/bin/pg_config", $tree ], '>', \$all) or die "$tree: no digest";
+"$0" --version
+${CC:-$("$0" --cc)} --version
+cd "$1"
+find src sql idemq-work cluster Makefile idemq.control -type f -not -name '*.[od]' -not -name '*.so' -not -name idemq-work |
+	sort | xargs cat
+SH
+	return sha256_hex($all, @quick);
+}
+
+# Builds it, or copies what another test has built: half a minute's work, better done before a server is under load.
+sub build_next
+{
+	my ($tree, $install) = @_;
+	my $built = $shared && "$shared/" . digest($tree, $install);
+
+	return make($tree, $install, @quick, 'all') if !$shared;
+	open my $lock, '>', "$shared/lock" or die $!;
+	flock $lock, LOCK_EX or die $!;
+	if (-d $built)
+	{
+		system_or_bail('rm', '-rf', $tree);
+		system_or_bail('cp', '-a', $built, $tree);
+		return;
+	}
+	make($tree, $install, @quick, 'all');
+	# One is enough.  Its lists of headers name PostgreSQL's of this run; the digest takes their place.
+	system_or_bail('sh', '-c', 'rm -rf "$0"/*/ && cp -a "$1" "$0/new" && find "$0/new" -name "*.d" -delete && mv "$0/new" "$2"', $shared, $tree, $built);
+	return;
+}
 
 # What a package does: its files take the place of those that are there, while the server runs or not.
 sub install_next { my ($tree, $install) = @_; return make($tree, $install, @quick, 'install') }
