@@ -309,11 +309,11 @@ CREATE FUNCTION idemq_internal.suspects(part text, most bigint, token bigint)
 		CROSS
 			JOIN LATERAL (SELECT j.status <> 'blocked'
 			AND (q.group_max_running = 1 AND j.group_key <> ''
-			OR j.status = 'running' OR j.status = 'pending' AND j.run_at IS NULL) AS has_place) p
+			OR j.status = 'running' OR j.status = 'pending' AND j.run_at IS NULL) AS has_permit) p
 		WHERE part = 'groups' AND j.group_key IS NOT NULL AND j.finished_at IS NULL
 		GROUP BY 1, 2, q.group_max_running HAVING bool_or(j.status = 'blocked')
-			AND (j.group_key = '' OR count(*) FILTER (WHERE p.has_place) < q.group_max_running)
-			AND NOT bool_or(p.has_place AND j.status <> 'running')
+			AND (j.group_key = '' OR count(*) FILTER (WHERE p.has_permit) < q.group_max_running)
+			AND NOT bool_or(p.has_permit AND j.status <> 'running')
 		ORDER BY 1, 2 LIMIT most)
 	$$;
 

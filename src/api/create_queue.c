@@ -118,7 +118,7 @@ SQL_FUNCTION(idemq_sql_create_queue)
  * $1: queue, $2: now, $3: whether its groups have places now.  Rewrites the rows of jobs of groups
  * that wait for a time, so that under the new group_max_running the rows mean what they meant
  * before.  With places, run_at is NULL for a job that has one, even if group_rate_limit makes it
- * wait; without places, run_at is when such a job was due (job/places.c, job/group_rate_limit.c).
+ * wait; without places, run_at is when such a job was due (job/permits.c, job/group_rate_limit.c).
  * A retrying head that waits for group_rate_limit is due, and gets its place as any retry does.
  * Never waits for a row: whoever holds it acts by the former group_max_running.
  */
@@ -163,10 +163,10 @@ SQL_FUNCTION(idemq_sql_alter_queue)
 	former = queue;
 	/* A change of group_max_running from 1, or to 1. */
 	if (is_given(fcinfo, "group_max_running") && idemq_queue_by_id(queue.id, &queue) &&
-		idemq_has_places(&former) != idemq_has_places(&queue))
+		idemq_groups_use_permits(&former) != idemq_groups_use_permits(&queue))
 		(void) idemq_spi_do(&change_waiting,
 							(Datum[]){Int32GetDatum(queue.id), TimestampTzGetDatum(idemq_now()),
-									  BoolGetDatum(idemq_has_places(&queue))},
+									  BoolGetDatum(idemq_groups_use_permits(&queue))},
 							NULL);
 	if ((is_given(fcinfo, "lease") || is_given(fcinfo, "max_lease")) &&
 		idemq_queue_by_id(queue.id, &queue))

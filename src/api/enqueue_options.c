@@ -107,7 +107,7 @@ idemq_enqueue_read_options(FunctionCallInfo fcinfo, int key, int first, int key_
 
 /*
  * Sets what the options say of a new job of a queue; NULL ones say nothing.  Where groups take
- * turns, jobs without a group take turns, too (job/places.c).  Raises 22023 for options that
+ * turns, jobs without a group take turns, too (job/permits.c).  Raises 22023 for options that
  * contradict each other.
  */
 void
@@ -125,7 +125,7 @@ idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const Null
 		if (!values[i].isnull)
 			set_option(columns, i, values[i].value);
 	}
-	if (values[OPTION_GROUP_KEY].isnull && !idemq_has_places(queue))
+	if (values[OPTION_GROUP_KEY].isnull && !idemq_groups_use_permits(queue))
 		return;
 	if (values[OPTION_GROUP_KEY].isnull)
 		job_set(columns, COL_GROUP_KEY, PointerGetDatum(cstring_to_text("")));

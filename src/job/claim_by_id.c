@@ -108,7 +108,7 @@ unblock(JobCall *call, JobsTable *table)
 	{
 		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job_value(&call->job, COL_GROUP_KEY)));
 		/* Another job is not promoted by our transaction, which may be a long one. */
-		if ((idemq_has_places(queue)
+		if ((idemq_groups_use_permits(queue)
 				 ? idemq_jobs_group_blocked(table, queue->id, name, PG_INT64_MIN, &first)
 				 : idemq_jobs_group_first(table, queue->id, name, &first)) &&
 			first.id == call->id)
@@ -160,7 +160,7 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 		case TAKE_DONE:
 			if (call->event == EVENT_COMMIT_ONCE)
 				return OUTCOME_COMMITTED;
-			if (idemq_job_uses_places(&call->queue, &call->job))
+			if (idemq_job_uses_permits(&call->queue, &call->job))
 				idemq_promote_later(&call->queue, job_value(&call->job, COL_GROUP_KEY));
 			return call->job.attempt > 0 ? OUTCOME_CLAIMED_AGAIN : OUTCOME_CLAIMED;
 		default:
@@ -207,7 +207,7 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 			return finished_outcome(call);
 		if (!idemq_transition_allowed(call->event, call->job.status))
 			return idemq_outcome_of_status(call->job.status);
-		if (call->job.ready_at <= idemq_now() && idemq_is_without_place(&call->queue, &call->job))
+		if (call->job.ready_at <= idemq_now() && idemq_lacks_permit(&call->queue, &call->job))
 		{
 			JobWrite write = idemq_job_park(table, &call->job, &call->queue);
 

@@ -22,7 +22,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Jobs that one scan may make wait, at most: without a place, or too soon for their group. */
+/* Jobs that one scan may make wait, at most: without a permit, or too soon for their group. */
 #define MAX_PARKED 256
 
 /* Keeps the name of a job's group, whose next job this call is to promote. */
@@ -99,16 +99,16 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 	idemq_claim_row_fill(job, &args, &values[first], &nulls[first]);
 	if (call->desc->natts > first + CLAIM_COLUMN_COUNT)
 	{
-		int place = first + CLAIM_KIND;
+		int column = first + CLAIM_KIND;
 
-		values[place + 1] = values[place];
-		nulls[place + 1] = nulls[place];
-		values[place] = CStringGetTextDatum(call->scan.queue.name);
-		nulls[place] = false;
+		values[column + 1] = values[column];
+		nulls[column + 1] = nulls[column];
+		values[column] = CStringGetTextDatum(call->scan.queue.name);
+		nulls[column] = false;
 	}
 	tuplestore_putvalues(call->store, call->desc, values, nulls);
 	call->claimed++;
-	if (idemq_job_uses_places(&call->scan.queue, job))
+	if (idemq_job_uses_permits(&call->scan.queue, job))
 		note_group(call, job);
 	return call->claimed < call->wanted ? STEP_PASS : STEP_STOP;
 }
@@ -123,7 +123,8 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 	if (!idemq_ready_job(scan, table, priority, key, &job))
 		return STEP_PASS;
 	/* The next jobs of the groups that jobs were taken from come first: promote them now. */
-	if (idemq_has_places(&scan->queue) && call->groups != NIL && priority > call->round_priority)
+	if (idemq_groups_use_permits(&scan->queue) && call->groups != NIL &&
+		priority > call->round_priority)
 	{
 		call->round_ended = scan->stopped = true;
 		return STEP_STAY;
@@ -135,7 +136,7 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 
 		return write == JOB_WRITTEN ? STEP_PASS : STEP_STAY;
 	}
-	if (idemq_is_without_place(&scan->queue, &job))
+	if (idemq_lacks_permit(&scan->queue, &job))
 		return put_off(call, table, &job, DT_NOBEGIN);
 	return claim_ready(call, table, &job);
 }
@@ -205,7 +206,7 @@ promote_round(ClaimCall *call)
 }
 
 /*
- * Claims what is ready in a queue whose groups have places, round by round, one job of each
+ * Claims what is ready in a queue whose groups have permits, round by round, one job of each
  * group a round; one priority as long as it has any, then the next.
  */
 static void
@@ -241,7 +242,7 @@ scan_and_promote(ClaimCall *call)
 
 	if (alone && may_promote(queue))
 		(void) idemq_promote_some(queue, call->wanted - call->claimed);
-	if (idemq_has_places(queue))
+	if (idemq_groups_use_permits(queue))
 		claim_rounds(call);
 	else
 	{

@@ -106,7 +106,7 @@ take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Take
 
 /*
  * Takes a fetched job in status pending or retrying by EVENT_CLAIM or EVENT_COMMIT_ONCE; sets
- * args->token.  In a group with places the caller has the next job promoted, once it has claimed
+ * args->token.  In a group with permits the caller has the next job promoted, once it has claimed
  * what it wants (idemq_promote_later).  lease: microseconds, until args->deadline.  A rollback of
  * the transaction, or savepoint, undoes it.
  */
@@ -156,7 +156,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 			idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
 		idemq_token_epoch_note();
 		/* Without an entry only the commit says that the group's next job may be promoted. */
-		if (taken.entry == LEASE_FULL && idemq_job_uses_places(queue, job))
+		if (taken.entry == LEASE_FULL && idemq_job_uses_permits(queue, job))
 			idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
 									  GROUP_KEEP_LOW_WATER);
 		return TAKE_DONE;
@@ -176,7 +176,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 }
 
 /*
- * Makes a fetched job blocked, which is due and has no place of its group (job/places.c): it
+ * Makes a fetched job blocked, which is due and has no place of its group (job/permits.c): it
  * waits for its turn.  Never waits for its row.
  */
 JobWrite

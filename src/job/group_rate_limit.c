@@ -28,8 +28,8 @@
  * moment, has its group checked; so does a claim that gives a start back because it did not get the
  * row.  The later one of the two sees the other.
  *
- * The row tells which job waits for the rate, and for nothing else.  In a group with places it
- * has a place, and a ready_at that is to come.  The head of any other group has in run_at the
+ * The row tells which job waits for the rate, and for nothing else.  In a group with permits it
+ * has a permit, and a ready_at that is to come.  The head of any other group has in run_at the
  * time when it was due.  That time is
  *		before its ready_at: a run_at that was asked for equals ready_at, or is NULL;
  *		after its claimed_at, if it was claimed: an earlier time means nothing any more.
@@ -171,7 +171,7 @@ idemq_group_rate_limit_is_sooner(const QueueInfo *queue, const Job *job, Timesta
 		return false;
 	name = job_value(job, COL_GROUP_KEY);
 	due = job_time(job, COL_RUN_AT);
-	if (idemq_has_places(queue))
+	if (idemq_groups_use_permits(queue))
 		waits = job->status == JOB_PENDING && !job_has(job, COL_RUN_AT);
 	else
 		waits = (job->status == JOB_PENDING || job->status == JOB_RETRYING) &&
@@ -204,7 +204,7 @@ idemq_job_put_off(JobsTable *table, const Job *job, const QueueInfo *queue, Time
 	EventArgs args = {.now = now,
 					  .ready_at = until,
 					  .priority = job->priority,
-					  .takes_place = !idemq_waits_for_place(job),
+					  .takes_permit = !idemq_waits_for_permit(job),
 					  .due = Min(job->ready_at, now)};
 
 	return idemq_transition(table, job, queue,

@@ -69,7 +69,7 @@ typedef struct EventArgs
 	TimestampTz ready_at; /* fail, release, reap, retry, redrive, reschedule, promote, reruns */
 	int32 priority;		  /* reschedule */
 	bool new_run_at;	  /* reschedule: ready_at was asked for */
-	bool takes_place;	  /* promote, reschedule: has a place of its group even until then */
+	bool takes_permit;	  /* promote, reschedule: has a permit of its group even until then */
 	TimestampTz due;	  /* the same: when it was due, if group_rate_limit set ready_at; or 0 */
 	TimestampTz deadline; /* claim, extend */
 	int64 token;		  /* claim, commit_once: the new one */
@@ -95,17 +95,17 @@ extern JobWrite idemq_job_expire(JobsTable *table, const Job *job, const QueueIn
  */
 
 /* What a snapshot shows of the jobs of a group that have a place. */
-typedef struct GroupPlaces
+typedef struct GroupPermits
 {
 	int taken;		   /* running, or being claimed */
 	int64 next;		   /* one that waits to be claimed; 0: there is none */
 	TimestampTz first; /* the least ready_at of these; DT_NOEND for none */
 	TimestampTz last;  /* the greatest; DT_NOBEGIN for none */
-} GroupPlaces;
+} GroupPermits;
 
 /* Returns whether the groups of a queue have places; otherwise each has one head. */
 static inline bool
-idemq_has_places(const QueueInfo *queue)
+idemq_groups_use_permits(const QueueInfo *queue)
 {
 	return queue->group_max_running > 1;
 }
@@ -119,24 +119,24 @@ idemq_is_no_group(Datum name)
 
 /* Returns whether a group of a queue has places; the one without a name has them in any queue. */
 static inline bool
-idemq_group_has_places(const QueueInfo *queue, Datum name)
+idemq_group_uses_permits(const QueueInfo *queue, Datum name)
 {
-	return idemq_has_places(queue) || idemq_is_no_group(name);
+	return idemq_groups_use_permits(queue) || idemq_is_no_group(name);
 }
 
-/* Returns how many places a group with places has. */
+/* Returns how many places a group with permits has. */
 static inline int
-idemq_group_places(const QueueInfo *queue, Datum name)
+idemq_group_permits(const QueueInfo *queue, Datum name)
 {
 	return idemq_is_no_group(name) ? PG_INT32_MAX : queue->group_max_running;
 }
 
 /* Returns whether a job is in a group that has places. */
 static inline bool
-idemq_job_uses_places(const QueueInfo *queue, const Job *job)
+idemq_job_uses_permits(const QueueInfo *queue, const Job *job)
 {
 	return job_has(job, COL_GROUP_KEY) &&
-		   idemq_group_has_places(queue, job_value(job, COL_GROUP_KEY));
+		   idemq_group_uses_permits(queue, job_value(job, COL_GROUP_KEY));
 }
 
 /*
@@ -144,22 +144,22 @@ idemq_job_uses_places(const QueueInfo *queue, const Job *job)
  * time, and then for its turn.
  */
 static inline bool
-idemq_waits_for_place(const Job *job)
+idemq_waits_for_permit(const Job *job)
 {
 	return job->status == JOB_RETRYING || (job->status == JOB_PENDING && job_has(job, COL_RUN_AT));
 }
 
 /* Returns whether a fetched job is in a group that has places, and has none of them. */
 static inline bool
-idemq_is_without_place(const QueueInfo *queue, const Job *job)
+idemq_lacks_permit(const QueueInfo *queue, const Job *job)
 {
-	return idemq_job_uses_places(queue, job) && idemq_waits_for_place(job);
+	return idemq_job_uses_permits(queue, job) && idemq_waits_for_permit(job);
 }
 
-extern void idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue,
-							   bool takes, TimestampTz ready_at);
-extern void idemq_places_count(JobsTable *table, const QueueInfo *queue, Datum name,
-							   TimestampTz from, TimestampTz until, GroupPlaces *places);
+extern void idemq_permit_follow(JobChange *change, const Job *job, const QueueInfo *queue,
+								bool takes, TimestampTz ready_at);
+extern void idemq_permits_count(JobsTable *table, const QueueInfo *queue, Datum name,
+								TimestampTz from, TimestampTz until, GroupPermits *permits);
 
 /*
  * new_job_keyed.c
@@ -314,7 +314,7 @@ typedef struct ClaimCall
 	TupleDesc desc;
 	bool with_outcome; /* the first column is an outcome; the last may be the queue's name */
 	int32 claimed;
-	/* of the last scan, where groups have places */
+	/* of the last scan, where groups have permits */
 	bool round_ended;	/* it stopped before a priority: see claim_rounds */
 	int round_priority; /* of the last job that it took or left */
 	int32 parked;		/* jobs that it made blocked, or put off */
@@ -600,7 +600,7 @@ extern void idemq_dependency_gone(int64 id, JobStatus status);
 
 /*
  * promote_one.c
- *		One group that this session owns: its head, or its next job with a place.
+ *		One group that this session owns: its head, or its next job with a permit.
  */
 
 extern Promotion idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,

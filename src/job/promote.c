@@ -25,9 +25,9 @@
  * called first goes first, if both are committed when one of them is promoted; one
  * that commits later waits behind the head that there is.
  *
- * With group_max_running above 1 a group has no head but places (job/places.c says how many, and
- * why no more): its next job is promoted when there is a free place, and no other job of the
- * group waits to be claimed.  A job that is not due yet is promoted without a place, so that it
+ * With group_max_running above 1 a group has no head but places (job/permits.c says how many, and
+ * why no more): its next job is promoted when there is a free permit, and no other job of the
+ * group waits to be claimed.  A job that is not due yet is promoted without a permit, so that it
  * comes back when it is due, and the next one follows at once.
  *
  * A job whose row another transaction holds is not waited for: its group is visited again a
@@ -159,7 +159,7 @@ promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int l
 		idemq_groups_want_scan(queue->qstate, queue->id, true);
 	else if (own == GROUP_BUSY)
 		/* Its promoter visits it now or later, unless this transaction is the promoter. */
-		again = name != (Datum) 0 && idemq_group_has_places(queue, name) &&
+		again = name != (Datum) 0 && idemq_group_uses_permits(queue, name) &&
 				idemq_pending_groups_owns(&group.key);
 	else
 		idemq_pending_groups_note_owned(queue->qstate, &group);
@@ -291,7 +291,7 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job_value(&job, COL_GROUP_KEY)));
 		if (last != (Datum) 0)
 			pfree(DatumGetPointer(last));
-		if (job.status == JOB_BLOCKED || idemq_group_has_places(queue, name) ||
+		if (job.status == JOB_BLOCKED || idemq_group_uses_permits(queue, name) ||
 			idemq_group_rate_limit_is_sooner(queue, &job, &until))
 			promoted += promote_named(table, queue, name);
 	}
@@ -415,7 +415,7 @@ idemq_promote_may_linger(void)
 }
 
 /*
- * Promotes the group of that name, if it has no head, or has a free place; false when that is
+ * Promotes the group of that name, if it has no head, or has a free permit; false when that is
  * not so, or not known.
  */
 bool

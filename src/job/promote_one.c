@@ -1,9 +1,9 @@
 /*
  * job/promote_one.c
- *		One group that this session owns: its head, or its next job with a place.
+ *		One group that this session owns: its head, or its next job with a permit.
  *
  * Why there is one head at most, and no group forgotten: job/promote.c.  Why there are no more
- * places than group_max_running: job/places.c.
+ * places than group_max_running: job/permits.c.
  */
 #include "postgres.h"
 
@@ -16,12 +16,12 @@
 
 /* Visits of a group whose first job changes each time. */
 #define MAX_LOOKS 10
-/* Jobs, not due or held, that make way for the next one in a visit of a group with places. */
+/* Jobs, not due or held, that make way for the next one in a visit of a group with permits. */
 #define MAX_PASSED 100
 
 /*
- * Makes a blocked job its group's head, or gives it a place: it is due at once, or at its
- * run_at, or when group_rate_limit lets its group start it; sets *args.  In a group with places a
+ * Makes a blocked job its group's head, or gives it a permit: it is due at once, or at its
+ * run_at, or when group_rate_limit lets its group start it; sets *args.  In a group with permits a
  * job that waits for its run_at takes no place, and the rate is asked when it does.  From here on
  * no head has an earlier ready_at than args->now, and no blocked job a lesser id.
  */
@@ -34,8 +34,8 @@ make_head(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *a
 	args->ready_at = args->now;
 	if (job_has(job, COL_RUN_AT))
 		args->ready_at = Max(args->now, job_time(job, COL_RUN_AT));
-	args->takes_place = args->ready_at == args->now;
-	if (args->takes_place || !idemq_group_has_places(queue, name))
+	args->takes_permit = args->ready_at == args->now;
+	if (args->takes_permit || !idemq_group_uses_permits(queue, name))
 	{
 		TimestampTz next = idemq_group_rate_limit_next(queue, name);
 
@@ -95,7 +95,7 @@ find_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 }
 
 /*
- * As find_head, for a group with places: *job is to get one.  Jobs with an id below passed make
+ * As find_head, for a group with permits: *job is to get one.  Jobs with an id below passed make
  * way.  *low_water: what the group's low-water mark may be then.
  */
 static Promotion
@@ -106,27 +106,27 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 	/* Read after the snapshot: of the times that it shows, only those to come are above this. */
 	TimestampTz now = idemq_now();
 	bool is_known = from.heads != GROUP_NO_LOW_WATER.heads;
-	GroupPlaces places;
+	GroupPermits permits;
 
 	/* With what this transaction has promoted, at an earlier visit, for a time that is to come. */
 	from.last = Max(from.last, idemq_pending_groups_last(key));
-	idemq_places_count(table, queue, name, from.heads, is_known ? Max(now, from.last) : DT_NOEND,
-					   &places);
-	*low_water = (GroupLowWater){idemq_is_no_group(name) ? now : Min(places.first, now),
-								 from.blocked, places.last};
-	if (places.next != 0)
-		return idemq_jobs_fetch(table, places.next, job) ? hasten(table, queue, job) : HAS_HEAD;
+	idemq_permits_count(table, queue, name, from.heads, is_known ? Max(now, from.last) : DT_NOEND,
+						&permits);
+	*low_water = (GroupLowWater){idemq_is_no_group(name) ? now : Min(permits.first, now),
+								 from.blocked, permits.last};
+	if (permits.next != 0)
+		return idemq_jobs_fetch(table, permits.next, job) ? hasten(table, queue, job) : HAS_HEAD;
 	/* Jobs that made way in this visit are above the low-water mark until it ends. */
 	if (!idemq_jobs_group_blocked(table, queue->id, name, Max(from.blocked, passed), job) ||
 		job->status != JOB_BLOCKED)
 		return HAS_HEAD;
-	return places.taken < idemq_group_places(queue, name) ? PROMOTED : AT_LIMIT;
+	return permits.taken < idemq_group_permits(queue, name) ? PROMOTED : AT_LIMIT;
 }
 
 /*
  * Promotes the next job of a group that this session owns, by a snapshot that is younger than
- * its ownership: makes it the head, or gives it a place.  Sets *low_water to what it is then.  In a
- * group with places, jobs before it that are not due are promoted without a place.  Jobs without
+ * its ownership: makes it the head, or gives it a permit.  Sets *low_water to what it is then.  In a
+ * group with permits, jobs before it that are not due are promoted without a permit.  Jobs without
  * a group have no order to keep: one whose row is held, for example by a producer that replaces
  * it, makes way, and is looked at again a moment later.
  */
@@ -134,7 +134,7 @@ Promotion
 idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
 				  GroupLowWater *low_water)
 {
-	bool has_places = idemq_group_has_places(queue, name);
+	bool uses_permits = idemq_group_uses_permits(queue, name);
 	Promotion promotion = NOT_FOR_US;
 	int64 passed = PG_INT64_MIN;
 	int64 held = PG_INT64_MAX; /* the first of these */
@@ -151,8 +151,8 @@ idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 		JobWrite write;
 		Job job;
 
-		promotion = has_places ? find_next(table, queue, key, name, passed, &next_low_water, &job)
-							   : find_head(table, queue, key, name, &job);
+		promotion = uses_permits ? find_next(table, queue, key, name, passed, &next_low_water, &job)
+								 : find_head(table, queue, key, name, &job);
 		if (promotion != PROMOTED)
 			break;
 		promotion = NOT_FOR_US;
@@ -171,7 +171,7 @@ idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 			break;
 		else if (write == JOB_CHANGED)
 			looks++;
-		else if (!expired && !has_places)
+		else if (!expired && !uses_permits)
 		{
 			*low_water = (GroupLowWater){args.now, job.id, DT_NOBEGIN};
 			return promoted(&args);
@@ -181,7 +181,7 @@ idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 			*low_water = next_low_water;
 			low_water->blocked = Min(job.id, held);
 			low_water->last = Max(low_water->last, args.ready_at);
-			if (args.takes_place)
+			if (args.takes_permit)
 				return promoted(&args);
 			early++;
 		}
@@ -204,7 +204,7 @@ idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 
 /*
  * Makes a blocked job of the group without a name pending, for a call that asks for it by its id.
- * Needs no ownership: that group has places for all.
+ * Needs no ownership: that group has permits for all.
  */
 void
 idemq_promote_asked(JobsTable *table, const QueueInfo *queue, const Job *job)

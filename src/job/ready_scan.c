@@ -40,14 +40,14 @@ typedef struct PriorityScan
 
 /* Begins to scan the index. */
 static void
-enter_index(ReadyScan *scan, JobsTable *table, PriorityScan *place, ReadyKey from)
+enter_index(ReadyScan *scan, JobsTable *table, PriorityScan *within, ReadyKey from)
 {
 	const ReadAheadView *read_ahead = &scan->view.read_ahead;
-	ReadyKey bound = read_ahead->priority == place->priority ? read_ahead->bound : READY_KEY_MIN;
+	ReadyKey bound = read_ahead->priority == within->priority ? read_ahead->bound : READY_KEY_MIN;
 
-	place->in_read_ahead = false;
-	place->until = idemq_jobs_scan_limit(from, bound);
-	idemq_jobs_scan_begin(table, scan->queue.id, place->priority, from, place->until);
+	within->in_read_ahead = false;
+	within->until = idemq_jobs_scan_limit(from, bound);
+	idemq_jobs_scan_begin(table, scan->queue.id, within->priority, from, within->until);
 }
 
 /*
@@ -55,27 +55,27 @@ enter_index(ReadyScan *scan, JobsTable *table, PriorityScan *place, ReadyKey fro
  * end.
  */
 static ReadyKey
-next_entry(ReadyScan *scan, JobsTable *table, PriorityScan *place)
+next_entry(ReadyScan *scan, JobsTable *table, PriorityScan *within)
 {
 	const ReadAheadView *read_ahead = &scan->view.read_ahead;
 	ReadyKey key;
 
 	scan->entry = NULL;
-	if (place->in_read_ahead && place->next < read_ahead->count)
+	if (within->in_read_ahead && within->next < read_ahead->count)
 	{
-		scan->entry = &read_ahead->entries[place->next++];
+		scan->entry = &read_ahead->entries[within->next++];
 		return scan->entry->key;
 	}
-	if (place->in_read_ahead)
-		enter_index(scan, table, place,
+	if (within->in_read_ahead)
+		enter_index(scan, table, within,
 					ready_key_after(read_ahead->entries[read_ahead->count - 1].key));
 	if (idemq_jobs_scan_next(table, &key))
 		return key;
-	if (!ready_key_less(place->until, READY_KEY_MAX))
+	if (!ready_key_less(within->until, READY_KEY_MAX))
 		return READY_KEY_MAX;
 	idemq_jobs_scan_end(table);
-	enter_index(scan, table, place, place->until);
-	return next_entry(scan, table, place);
+	enter_index(scan, table, within, within->until);
+	return next_entry(scan, table, within);
 }
 
 /*
@@ -110,23 +110,23 @@ somebody_sleeps(const ReadyScan *scan)
  * session could take.
  */
 static void
-look_ahead(ReadyScan *scan, JobsTable *table, PriorityScan *place, ReadyKey key, ReadAhead *fill)
+look_ahead(ReadyScan *scan, JobsTable *table, PriorityScan *within, ReadyKey key, ReadAhead *fill)
 {
 	const ReadAheadView *read_ahead = &scan->view.read_ahead;
-	int left = read_ahead->count - place->next + read_ahead->left;
+	int left = read_ahead->count - within->next + read_ahead->left;
 	bool small = scan->wanted <= READ_AHEAD_MAX_WANTED;
 	bool sleeps = somebody_sleeps(scan);
 
-	if (place->in_read_ahead)
+	if (within->in_read_ahead)
 	{
 		scan->more = sleeps && left > 0;
 		if (left >= READ_AHEAD_LOW || !idemq_scan_start_may_fill(&scan->view))
 			return;
-		enter_index(scan, table, place, read_ahead->end);
+		enter_index(scan, table, within, read_ahead->end);
 		fill->from = read_ahead->end;
 		scan->more |= read_on(scan, table, READ_AHEAD_LENGTH, fill) && sleeps;
 	}
-	else if (ready_key_less(place->until, READY_KEY_MAX))
+	else if (ready_key_less(within->until, READY_KEY_MAX))
 		scan->more = sleeps;
 	else if (small || sleeps)
 	{
@@ -149,12 +149,12 @@ more_behind(ReadyScan *scan, JobsTable *table, int stopped_at)
 		return false;
 	for (int p = stopped_at + 1; p < IDEMQ_PRIORITIES && !more; p++)
 	{
-		PriorityScan place = {.priority = p};
+		PriorityScan within = {.priority = p};
 		ReadyKey key;
 
 		if (scan->view.from[p].ready_at > scan->now)
 			continue;
-		enter_index(scan, table, &place, scan->view.from[p]);
+		enter_index(scan, table, &within, scan->view.from[p]);
 		more = idemq_jobs_scan_next(table, &key) && key.ready_at <= scan->now;
 		idemq_jobs_scan_end(table);
 	}
@@ -186,41 +186,41 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 	const ReadAheadView *read_ahead = &scan->view.read_ahead;
 	ReadyKey from = scan->view.from[priority];
 	ReadAhead fill;
-	PriorityScan place = {.priority = priority, .until = READY_KEY_MAX, .reach = from};
+	PriorityScan within = {.priority = priority, .until = READY_KEY_MAX, .reach = from};
 
 	fill.priority = priority;
 	fill.file = compat_file_number(table->rel);
 	fill.count = 0;
-	place.in_read_ahead = read_ahead->count > 0 && read_ahead->priority == priority;
-	if (!place.in_read_ahead)
-		enter_index(scan, table, &place, from);
+	within.in_read_ahead = read_ahead->count > 0 && read_ahead->priority == priority;
+	if (!within.in_read_ahead)
+		enter_index(scan, table, &within, from);
 	for (;;)
 	{
-		ReadyKey key = next_entry(scan, table, &place);
+		ReadyKey key = next_entry(scan, table, &within);
 		ScanStep step;
 
 		CHECK_FOR_INTERRUPTS();
 		if (key.ready_at > scan->now)
 		{
-			place.reach = place.stayed ? place.reach : key;
+			within.reach = within.stayed ? within.reach : key;
 			scan->next_due = Min(scan->next_due, key.ready_at);
 			break;
 		}
 		step = consider(scan, table, priority, key);
-		if (!place.stayed)
-			place.reach = step == STEP_STAY ? key : ready_key_after(key);
-		place.stayed |= step == STEP_STAY;
+		if (!within.stayed)
+			within.reach = step == STEP_STAY ? key : ready_key_after(key);
+		within.stayed |= step == STEP_STAY;
 		if (step == STEP_STOP)
 			scan->stopped = true;
 		if (scan->stopped)
 		{
-			look_ahead(scan, table, &place, key, &fill);
+			look_ahead(scan, table, &within, key, &fill);
 			break;
 		}
 	}
-	if (!place.in_read_ahead)
+	if (!within.in_read_ahead)
 		idemq_jobs_scan_end(table);
-	idemq_scan_start_advance(&scan->view, scan->queue.id, priority, place.reach, &fill);
+	idemq_scan_start_advance(&scan->view, scan->queue.id, priority, within.reach, &fill);
 }
 
 /*

@@ -50,7 +50,7 @@ idemq_request_time(const JobChange *columns)
 
 /*
  * Sets the time of a job that has no attempt.  A blocked job has it in run_at, NULL for at once;
- * a job of a group that has places, in both columns, since it has no place then (job/places.c).
+ * a job of a group that has places, in both columns, since it has no permit then (job/permits.c).
  * A head gets no time that has passed, but its own: shared/groups/groups.c counts on that.
  */
 static void
@@ -70,7 +70,7 @@ set_time(JobChange *change, const QueueInfo *queue, const Job *job, TimestampTz 
 	if (not_later)
 		asked = Min(asked, job->ready_at);
 	job_set(change, COL_READY_AT, TimestampTzGetDatum(asked));
-	if (idemq_job_uses_places(queue, job))
+	if (idemq_job_uses_permits(queue, job))
 		job_set(change, COL_RUN_AT, TimestampTzGetDatum(asked));
 	else
 		job_set_null(change, COL_RUN_AT);

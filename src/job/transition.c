@@ -424,8 +424,8 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	if (!deleted)
 	{
 		fill_change(&change, transition, job, &args);
-		if (transition->ready == READY_SET && idemq_job_uses_places(queue, job))
-			idemq_place_follow(&change, job, queue, args.takes_place, args.ready_at);
+		if (transition->ready == READY_SET && idemq_job_uses_permits(queue, job))
+			idemq_permit_follow(&change, job, queue, args.takes_permit, args.ready_at);
 		else if (args.due != 0 && job_has(job, COL_GROUP_KEY))
 			job_set(&change, COL_RUN_AT, TimestampTzGetDatum(args.due)); /* group_rate_limit */
 		write = idemq_jobs_update(table, job, &change, wait);

@@ -1,9 +1,9 @@
 /*
  * observe/check_groups.c
  *		The audit of groups: each has at most one head, or no more places taken than
- *		group_max_running (job/places.c), which the rows say by themselves; and none is forgotten.
+ *		group_max_running (job/permits.c), which the rows say by themselves; and none is forgotten.
  *
- * A group without a head, or with a free place and no job that waits to be claimed, is a
+ * A group without a head, or with a free permit and no job that waits to be claimed, is a
  * suspect.  Once all that its snapshot showed has reached shared memory (idemq_check_settled),
  * the group is known there (shared/groups/groups.c), or a job of it has been promoted since.  If
  * it is not known, and afterwards still has no head and the same jobs, no session will promote
@@ -21,7 +21,7 @@
  * again, is still above it, and a later snapshot shows the same version, then that low-water mark
  * is wrong.
  *
- * The group without a name may have jobs below its first low-water mark (job/places.c).  Groups
+ * The group without a name may have jobs below its first low-water mark (job/permits.c).  Groups
  * that have a promoter are left out: what has lowered their low-water marks is not in them yet.  So
  * are groups with long names, of which memory knows only a hash.
  */

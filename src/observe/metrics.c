@@ -123,7 +123,7 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
 	QueueStateSummary status = {0};
 	bool has_status = queue->qstate != NULL && !idemq_follows() &&
 					  idemq_qstate_summary(queue->id, &status);
-	bool has_places = has_status && queue->group_max_running > 1;
+	bool uses_permits = has_status && queue->group_max_running > 1;
 
 	row_add(row, Int32GetDatum(queue->id));
 	add_gauges(row, queue, in_memory ? &view : NULL, sql_gauges);
@@ -143,8 +143,8 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
 	row_add_if(row, in_memory, TimestampTzGetDatum(view.since));
 	row_add_if(row, has_status, BoolGetDatum(status.needs_recovery));
 	row_add_if(row, has_status, Int32GetDatum(has_status ? idemq_running_count(queue->qstate) : 0));
-	row_add_if(row, has_places,
-			   Int64GetDatum(has_places ? idemq_groups_limited(MyDatabaseId, queue->id) : 0));
+	row_add_if(row, uses_permits,
+			   Int64GetDatum(uses_permits ? idemq_groups_limited(MyDatabaseId, queue->id) : 0));
 	unattended = idemq_unattended_since(queue, oldest, now);
 	row_add_if(row, unattended != DT_NOEND,
 			   idemq_interval_datum(now - Max(unattended, now - OLDEST_AGE)));

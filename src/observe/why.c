@@ -426,7 +426,7 @@ say_blocked(WhyCall *call)
 	Job *job = &call->job;
 	const QueueInfo *queue = &call->queue;
 	int64 id = job->id;
-	GroupPlaces places;
+	GroupPermits permits;
 	Job head;
 	Datum name;
 	bool found;
@@ -437,21 +437,21 @@ say_blocked(WhyCall *call)
 		return;
 	}
 	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job->row->tts_values[COL_GROUP_KEY]));
-	if (idemq_group_has_places(queue, name))
+	if (idemq_group_uses_permits(queue, name))
 	{
-		idemq_places_count(&call->table, queue, name, DT_NOBEGIN, DT_NOEND, &places);
-		if (places.next != 0)
+		idemq_permits_count(&call->table, queue, name, DT_NOBEGIN, DT_NOEND, &permits);
+		if (permits.next != 0)
 		{
 			say(call, "waits %s behind job %lld, which is to be claimed next: see idemq.why(%lld)",
 				idemq_is_no_group(name) ? "among the jobs without a group" : "in its group",
-				(long long) places.next, (long long) places.next);
+				(long long) permits.next, (long long) permits.next);
 			return;
 		}
-		if (places.taken >= idemq_group_places(queue, name))
+		if (permits.taken >= idemq_group_permits(queue, name))
 		{
 			say(call,
 				"its group is at group_max_running of queue \"%s\": %d of its jobs are running",
-				queue->name, places.taken);
+				queue->name, permits.taken);
 			return;
 		}
 		found = idemq_jobs_group_blocked(&call->table, queue->id, name, PG_INT64_MIN, &head);

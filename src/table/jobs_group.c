@@ -6,7 +6,7 @@
  * has a ready_at and stands first; those that are blocked have none and follow, in
  * the order of their ids.  So the first row that a snapshot sees says whether the
  * group has a head, or else which job is next, however many are blocked.  Of a group
- * that may have several running jobs (job/places.c) those with a ready_at are scanned.
+ * that may have several running jobs (job/permits.c) those with a ready_at are scanned.
  */
 #include "postgres.h"
 

@@ -127,7 +127,7 @@ SELECT take(10, 'n');
 SELECT take(2, 'p'), take(10, 'p');
 -- The next one has its place, and waits in it.
 SELECT jobs('x'), jobs('y'), waits('x4');
-SELECT run_at IS NULL AS has_place FROM idemq.jobs WHERE id = id_of('x4');
+SELECT run_at IS NULL AS has_permit FROM idemq.jobs WHERE id = id_of('x4');
 SELECT regexp_replace(idemq.why(id_of('x4')), '\d{4}-\d\d-\d\d .*', '<time>'), idemq.why(id_of('x5')) ~ 'behind job \d+, which is to be claimed next' AS behind;
 SELECT done('x1'), done('x2'), done('x3');
 SELECT take(10, 'p'), jobs('x');
@@ -157,7 +157,7 @@ SELECT jobs('z');
 SELECT idemq.alter_queue('z', group_rate_limit => 1);
 SELECT idemq.resume('z');
 SELECT take(10, 'z'), jobs('z'), waits('z2');
-SELECT run_at IS NULL AS has_place FROM idemq.jobs WHERE id = id_of('z2');
+SELECT run_at IS NULL AS has_permit FROM idemq.jobs WHERE id = id_of('z2');
 SELECT idemq.alter_queue('z', group_rate_limit => 0);
 SELECT done('z1');
 SELECT take(10, 'z'), jobs('z');

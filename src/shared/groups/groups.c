@@ -63,7 +63,7 @@
  * whose queue has no state enters the database's window instead: the queue may get a state,
  * and its groups low-water marks, before the writer is visible.
  *
- * A group with places (job/places.c) needs its next job promoted as soon as the one before
+ * A group with places (job/permits.c) needs its next job promoted as soon as the one before
  * it is being claimed.  Such a claim marks the group at once, before it is visible: that
  * mark lowers no low-water mark, and the lease entry tells the check what the snapshot does not
  * show.

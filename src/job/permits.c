@@ -1,29 +1,29 @@
 /*
- * job/places.c
- *		The places of a group: with group_max_running above 1, that many of its jobs may be
+ * job/permits.c
+ *		The permits of a group: with group_max_running above 1, that many of its jobs may be
  *		running at once.
  *
- * A job has a place from its promotion on (job/promote.c), while it is pending and
+ * A job has a permit from its promotion on (job/promote.c), while it is pending and
  * running, until what ends its attempt has committed: finished, failed, released or
  * reaped.  Only its row says whether a job has one:
  *
- *		running							has a place
- *		pending, without a run_at		has a place: it may be claimed, now or later
+ *		running							has a permit
+ *		pending, without a run_at		has a permit: it may be claimed, now or later
  *		pending with a run_at, retrying	has none: it waits for its time
  *		blocked, finished				has none
  *
- * Only a promotion gives a job a place: whatever else sets a ready_at sets run_at as well
+ * Only a promotion gives a job a permit: whatever else sets a ready_at sets run_at as well
  * (job/transition.c).  When group_max_running becomes more than 1, heads that wait for a time of
- * their own get a run_at, too (api/create_queue.c).  A claim that meets a due job without a place
+ * their own get a run_at, too (api/create_queue.c).  A claim that meets a due job without a permit
  * does not take it, but makes it blocked (EVENT_PARK).  Then the job waits for its turn as the
  * others do, in front of those that were enqueued later.
  *
- * Never more than group_max_running.  A promotion counts the places, as the group's promoter, by a
- * snapshot that is younger than its ownership.  So the snapshot shows all places that earlier
- * promoters gave; places that it shows, and that were given back since, are counted too many.  The
+ * Never more than group_max_running.  A promotion counts the permits, as the group's promoter, by a
+ * snapshot that is younger than its ownership.  So the snapshot shows all permits that earlier
+ * promoters gave; permits that it shows, and that were given back since, are counted too many.  The
  * promotion gives one more only if there are fewer than group_max_running.  A rollback of the
- * promotion, or a crash, takes the place back with the row; a rollback of the claim, or of the
- * attempt's end, leaves the job its place.
+ * promotion, or a crash, takes the permit back with the row; a rollback of the claim, or of the
+ * attempt's end, leaves the job its permit.
  *
  * Turns.  A group has at most one job that waits to be claimed, whatever its group_max_running, and
  * the job's place in the ready index is the time of its promotion.  So the index is the line in
@@ -41,21 +41,21 @@
  * lease entry is being claimed, and counts as taken.  The call that claims promotes the next one
  * itself, or marks the group, before it returns; a claim without an entry, with a full lease
  * table, marks it by its commit.  If the claim is rolled back, the group may have two jobs that
- * wait, and one turn more in that round; never one place more.
+ * wait, and one turn more in that round; never one permit more.
  *
- * A job that is enqueued without a group, in a queue whose groups have places, is in the group
+ * A job that is enqueued without a group, in a queue whose groups have permits, is in the group
  * without a name, which no user can give: '' in the row, NULL for the worker.  That group takes
- * turns as the others do, and has any number of places, even after group_max_running became 1.
+ * turns as the others do, and has any number of permits, even after group_max_running became 1.
  * Since these need no count, its low-water mark is the time of its last promotion: a job that waits
  * below that, after a claim that was rolled back, is one turn more.  claim_job and the like promote
  * the job that they ask for, without being the group's promoter.
  *
- * Where to look: the ready_at of a job with a place was the time of its promotion or, if that is
+ * Where to look: the ready_at of a job with a permit was the time of its promotion or, if that is
  * later, the time from which its group may start the next one (group_rate_limit,
  * job/group_rate_limit.c).  A low-water mark (shared/groups/groups.c) has two bounds here.  No job
- * with a place has a ready_at below the low-water mark; and none has a ready_at that is in the
+ * with a permit has a ready_at below the low-water mark; and none has a ready_at that is in the
  * future and later than GroupLowWater.last.  So jobs that wait for their time are not read; there
- * may be many.  A session that gives a job with a place another time drops the low-water mark.
+ * may be many.  A session that gives a job with a permit another time drops the low-water mark.
  */
 #include "postgres.h"
 
@@ -67,20 +67,20 @@
 #include "txn/txn.h"
 
 /*
- * Adds to a change that sets ready_at, for a job of a group that has places, whether the job
- * takes or keeps a place.  Without one the job waits for that time by its run_at, and its group
- * is checked when this has committed: the place that the job had, if any, is free.
+ * Adds to a change that sets ready_at, for a job of a group that has permits, whether the job
+ * takes or keeps a permit.  Without one the job waits for that time by its run_at, and its group
+ * is checked when this has committed: the permit that the job had, if any, is free.
  */
 void
-idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue, bool takes,
-				   TimestampTz ready_at)
+idemq_permit_follow(JobChange *change, const Job *job, const QueueInfo *queue, bool takes,
+					TimestampTz ready_at)
 {
 	if (takes)
 		job_set_null(change, COL_RUN_AT);
 	else
 		job_set(change, COL_RUN_AT, TimestampTzGetDatum(ready_at));
 	/*
-	 * The time of a job that keeps its place may be later than any that the low-water mark knows.
+	 * The time of a job that keeps its permit may be later than any that the low-water mark knows.
 	 */
 	if (!takes || job->status != JOB_BLOCKED)
 		idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
@@ -88,28 +88,28 @@ idemq_place_follow(JobChange *change, const Job *job, const QueueInfo *queue, bo
 }
 
 /*
- * Counts the places of a group by the table's snapshot, among the jobs with a ready_at between
+ * Counts the permits of a group by the table's snapshot, among the jobs with a ready_at between
  * from and until; stops when it is known that no job may be promoted.
  */
 void
-idemq_places_count(JobsTable *table, const QueueInfo *queue, Datum name, TimestampTz from,
-				   TimestampTz until, GroupPlaces *places)
+idemq_permits_count(JobsTable *table, const QueueInfo *queue, Datum name, TimestampTz from,
+					TimestampTz until, GroupPermits *permits)
 {
-	int limit = idemq_group_places(queue, name);
+	int limit = idemq_group_permits(queue, name);
 	Job job;
 
-	*places = (GroupPlaces){0, 0, DT_NOEND, DT_NOBEGIN};
+	*permits = (GroupPermits){0, 0, DT_NOEND, DT_NOBEGIN};
 	idemq_jobs_group_scan_begin(table, queue->id, name, from, until);
-	while (places->next == 0 && places->taken < limit && idemq_jobs_group_scan_next(table, &job))
+	while (permits->next == 0 && permits->taken < limit && idemq_jobs_group_scan_next(table, &job))
 	{
-		if (job.status != JOB_RUNNING && idemq_waits_for_place(&job))
+		if (job.status != JOB_RUNNING && idemq_waits_for_permit(&job))
 			continue;
-		places->first = Min(places->first, job.ready_at);
-		places->last = Max(places->last, job.ready_at);
+		permits->first = Min(permits->first, job.ready_at);
+		permits->last = Max(permits->last, job.ready_at);
 		if (job.status == JOB_RUNNING || idemq_lease_hold(job.id) != LEASE_HOLDS_NOT)
-			places->taken++;
+			permits->taken++;
 		else
-			places->next = job.id;
+			permits->next = job.id;
 	}
 	idemq_jobs_scan_end(table);
 }
