@@ -259,10 +259,10 @@ claim(void)
 	while (result == RUN_FAILED && idemq_handler_met_another(error) && tries++ < MAX_CLAIMS);
 	if (result == RUN_FAILED)
 	{
-		/* The error was no job's: the next process is put off. */
+		/* The error was no job's: the next process is deferred. */
 		const char *message = error->message != NULL ? error->message : "";
 
-		idemq_handler_put_off(my_key(), error->message != NULL ? message : "unknown error");
+		idemq_handler_defer_start(my_key(), error->message != NULL ? message : "unknown error");
 		ereport(LOG, errcode(error->sqlerrcode),
 				errmsg("handler of queue \"%s\" ends: %s", idemq_handler_queue(), message));
 	}

@@ -209,7 +209,7 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 			return idemq_outcome_of_status(call->job.status);
 		if (call->job.ready_at <= idemq_now() && idemq_lacks_permit(&call->queue, &call->job))
 		{
-			JobWrite write = idemq_job_park(table, &call->job, &call->queue);
+			JobWrite write = idemq_job_defer(table, &call->job, &call->queue);
 
 			if (write == JOB_LOCKED)
 				return OUTCOME_LOCKED;

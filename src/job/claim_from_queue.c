@@ -23,7 +23,7 @@
 #include "txn/txn.h"
 
 /* Jobs that one scan may make wait, at most: without a permit, or too soon for their group. */
-#define MAX_PARKED 256
+#define MAX_DEFERRED 256
 
 /* Keeps the name of a job's group, whose next job this call is to promote. */
 static void
@@ -42,21 +42,21 @@ note_group(ClaimCall *call, const Job *job)
  * for which the job waits may be given back.
  */
 static ScanStep
-put_off(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
+claim_defer(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
 {
 	const QueueInfo *queue = &call->scan.queue;
-	bool parks = until == DT_NOBEGIN;
+	bool blocks = until == DT_NOBEGIN;
 
-	if (call->parked >= MAX_PARKED)
+	if (call->deferred >= MAX_DEFERRED)
 	{
 		call->scan.stopped = true;
 		return STEP_STAY;
 	}
-	if ((parks ? idemq_job_park(table, job, queue) : idemq_job_put_off(table, job, queue, until)) !=
-		JOB_WRITTEN)
+	if ((blocks ? idemq_job_defer(table, job, queue)
+				: idemq_job_defer_until(table, job, queue, until)) != JOB_WRITTEN)
 		return STEP_STAY;
-	call->parked++;
-	if (parks)
+	call->deferred++;
+	if (blocks)
 		note_group(call, job);
 	else if (until > idemq_now() + USECS_PER_SEC)
 		idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
@@ -90,7 +90,7 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 			call->scan.stopped = true;
 			return STEP_STAY;
 		case TAKE_EARLY:
-			return put_off(call, table, job, args.ready_at);
+			return claim_defer(call, table, job, args.ready_at);
 		case TAKE_DONE:
 			break;
 	}
@@ -137,7 +137,7 @@ consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 		return write == JOB_WRITTEN ? STEP_PASS : STEP_STAY;
 	}
 	if (idemq_lacks_permit(&scan->queue, &job))
-		return put_off(call, table, &job, DT_NOBEGIN);
+		return claim_defer(call, table, &job, DT_NOBEGIN);
 	return claim_ready(call, table, &job);
 }
 
@@ -149,7 +149,7 @@ scan_queue(ClaimCall *call, bool from_start)
 	JobsTable table;
 
 	call->scan.wanted = call->wanted - call->claimed;
-	call->parked = 0;
+	call->deferred = 0;
 	idemq_ready_scan(&call->scan, &table, from_start);
 	idemq_jobs_close(&table);
 	/* A signal may be lost with its waiter: if jobs are left, wake the next one. */
@@ -220,7 +220,7 @@ claim_rounds(ClaimCall *call)
 		call->round_ended = false;
 		scan_queue(call, false);
 		goes_on = call->round_ended;
-		if (call->scan.stopped && !goes_on && call->parked < MAX_PARKED)
+		if (call->scan.stopped && !goes_on && call->deferred < MAX_DEFERRED)
 			break;
 		goes_on |= call->claimed < call->wanted && promote_round(call) > 0;
 	} while (goes_on && call->claimed < call->wanted);

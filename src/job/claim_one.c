@@ -180,9 +180,9 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
  * waits for its turn.  Never waits for its row.
  */
 JobWrite
-idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue)
+idemq_job_defer(JobsTable *table, const Job *job, const QueueInfo *queue)
 {
 	EventArgs args = {.now = idemq_now()};
 
-	return idemq_transition(table, job, queue, EVENT_PARK, &args, JOB_SKIPS);
+	return idemq_transition(table, job, queue, EVENT_DEFER, &args, JOB_SKIPS);
 }

@@ -22,7 +22,7 @@
  * waits to be retried the rate is asked when the head is due, not before.
  *
  * Such a job may wait too long: group_rate_limit was raised or taken away, or the start for which
- * the job was put off was given back.  So a check of a group that has its next job looks at that
+ * the job was deferred was given back.  So a check of a group that has its next job looks at that
  * job again, and makes it due when the rate says now (idemq_group_rate_limit_is_sooner).
  * alter_queue has all groups of its queue checked.  A claim that puts a job off, for more than a
  * moment, has its group checked; so does a claim that gives a start back because it did not get the
@@ -198,7 +198,7 @@ idemq_group_rate_limit_next(const QueueInfo *queue, Datum name)
  * than the time for which it waits.  It keeps its place in its group.  Never waits for its row.
  */
 JobWrite
-idemq_job_put_off(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz until)
+idemq_job_defer_until(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz until)
 {
 	TimestampTz now = idemq_now();
 	EventArgs args = {.now = now,

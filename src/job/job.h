@@ -44,7 +44,7 @@ typedef enum JobEvent
 	EVENT_RESCHEDULE_RETRYING,
 	EVENT_RESCHEDULE_BLOCKED,
 	EVENT_PROMOTE,
-	EVENT_PARK,
+	EVENT_DEFER,
 	EVENT_JOIN_GROUP,
 	EVENT_CHECKPOINT,
 	EVENT_ASK_RERUN,
@@ -280,7 +280,7 @@ typedef enum TakeResult
 
 extern TakeResult idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue,
 								  JobEvent event, EventArgs *args, int64 lease, bool attach);
-extern JobWrite idemq_job_park(JobsTable *table, const Job *job, const QueueInfo *queue);
+extern JobWrite idemq_job_defer(JobsTable *table, const Job *job, const QueueInfo *queue);
 
 /*
  * claim_row.c
@@ -317,7 +317,7 @@ typedef struct ClaimCall
 	/* of the last scan, where groups have permits */
 	bool round_ended;	/* it stopped before a priority: see claim_rounds */
 	int round_priority; /* of the last job that it took or left */
-	int32 parked;		/* jobs that it made blocked, or put off */
+	int32 deferred;		/* jobs that it deferred */
 	List *groups;		/* names whose next job is to be promoted */
 } ClaimCall;
 
@@ -357,8 +357,8 @@ extern void idemq_group_rate_limit_undo(const QueueInfo *queue, const Job *job,
 extern bool idemq_group_rate_limit_is_sooner(const QueueInfo *queue, const Job *job,
 											 TimestampTz *until);
 extern TimestampTz idemq_group_rate_limit_next(const QueueInfo *queue, Datum name);
-extern JobWrite idemq_job_put_off(JobsTable *table, const Job *job, const QueueInfo *queue,
-								  TimestampTz until);
+extern JobWrite idemq_job_defer_until(JobsTable *table, const Job *job, const QueueInfo *queue,
+									  TimestampTz until);
 
 /*
  * reap.c

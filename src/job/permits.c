@@ -15,7 +15,7 @@
  * Only a promotion gives a job a permit: whatever else sets a ready_at sets run_at as well
  * (job/transition.c).  When group_max_running becomes more than 1, heads that wait for a time of
  * their own get a run_at, too (api/create_queue.c).  A claim that meets a due job without a permit
- * does not take it, but makes it blocked (EVENT_PARK).  Then the job waits for its turn as the
+ * does not take it, but makes it blocked (EVENT_DEFER).  Then the job waits for its turn as the
  * others do, in front of those that were enqueued later.
  *
  * Never more than group_max_running.  A promotion counts the permits, as the group's promoter, by a

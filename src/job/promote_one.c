@@ -65,7 +65,7 @@ hasten(JobsTable *table, const QueueInfo *queue, const Job *job)
 
 	if (!idemq_group_rate_limit_is_sooner(queue, job, &until))
 		return HAS_HEAD;
-	switch (idemq_job_put_off(table, job, queue, until))
+	switch (idemq_job_defer_until(table, job, queue, until))
 	{
 		case JOB_WRITTEN:
 			return PROMOTED_FOR_LATER;

@@ -15,7 +15,7 @@
  * bound: if each of them has a max_wait of w, the job is ready w after the first, at the latest;
  * a replacement that comes later has its time in the past, and keeps its place.  For another run
  * of a job (it was released, redriven, asked to run again) it is not known when the first request
- * came.  Then the time that the job waits for already is not put off.
+ * came.  Then the time that the job waits for already is not deferred.
  */
 #include "postgres.h"
 
@@ -135,7 +135,7 @@ idemq_job_is_replaceable(const Job *job, bool rerun)
  * Gives a fetched job, which is replaceable, what is asked for.  A job without an attempt gets all
  * of it, at a time that is no later than max_wait, unless that is NULL, allows.  A job that waits
  * for another attempt, with rerun, gets the work alone; its place and attempts stay.  With rerun
- * the time is not put off.  JOB_CHANGED, and nothing is done, also when the job is too new for the
+ * the time is not deferred.  JOB_CHANGED, and nothing is done, also when the job is too new for the
  * transaction's snapshot.
  */
 JobWrite

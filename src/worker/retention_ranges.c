@@ -12,7 +12,7 @@
  *		a finished job		when its retention is over
  *		an unfinished one	its retention from now on, since it may finish at once; or,
  *							if that is later, a sixteenth of its age: so one that has waited
- *							for an hour, or is put off for a month, is visited now and then
+ *							for an hour, or is deferred for a month, is visited now and then
  *		one that a transaction holds, or whose deletion is refused: the next pass, or some
  *							minutes later
  *		a row in doubt		since its transaction is open: as an unfinished one
@@ -20,7 +20,7 @@
  * A visit reads the range's rows, deletes those that are past their retention, and makes
  * new ranges of those that stay, RANGE_ROWS in each.  So a job that finishes long after its
  * neighbours keeps a range of its own, and is deleted in time; what was between ranges
- * is gone.  Visits are put off by a sixteenth of the retention, so that a range whose jobs
+ * is gone.  Visits are deferred by a sixteenth of the retention, so that a range whose jobs
  * finish one by one has some 16 visits in a retention and not one for each job.  Neither that
  * nor the sixteenth of an age is more than MAX_LATE.
  *

@@ -8,7 +8,7 @@
  * reset after the task.
  *
  * An error is logged with the task and the queue (worker/worker_log.c), and that task of
- * that queue is put off for a second, twice as long each time, up to 64 s, or up to 8 s if it
+ * that queue is deferred for a second, twice as long each time, up to 64 s, or up to 8 s if it
  * was refused a lock; all others go on.  A task waits for a lock for 200 ms at most, all
  * tasks together for a tenth of the time.
  */
@@ -32,7 +32,7 @@
 #include "shared/waiters/waiters.h"
 #include "worker/worker.h"
 
-/* A task that failed is put off for a second, twice as long each time, up to 2^6. */
+/* A task that failed is deferred for a second, twice as long each time, up to 2^6. */
 #define FAILED_PAUSE USECS_PER_SEC
 #define FAILED_DOUBLINGS 6
 /* One that was refused a lock, up to 2^3: locks are released in time. */
@@ -49,7 +49,7 @@ typedef struct QueueTask
 	intptr_t queue_id; /* as wide as the pointer: a hash key without padding */
 } QueueTask;
 
-/* A task that is put off for a while. */
+/* A task that is deferred for a while. */
 typedef struct Trouble
 {
 	QueueTask queue_task; /* hash key */

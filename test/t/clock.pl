@@ -71,10 +71,10 @@ sql($node, "SELECT idemq.fail($job{redriven}, $token{redriven}, permanent => tru
 # Groups of several at once, and by a rate: 1 an hour, of which a failed attempt was one.
 sql($node, q{SELECT idemq.create_queue('places', group_max_running => 2, lease => '1 h', retry_base => '10 min', retry_jitter => 0),
 	idemq.create_queue('paced', group_rate_limit => 1, group_rate_period => '1 h', lease => '1 h', retry_base => '1 h', retry_jitter => 0)});
-$job{$_} = sql($node, "SELECT id FROM idemq.enqueue('places', '1', group_key => '$_')") foreach qw(placed parked);
-sql($node, "SELECT idemq.enqueue('places', '1', group_key => 'parked') FROM generate_series(1, 2)");
+$job{$_} = sql($node, "SELECT id FROM idemq.enqueue('places', '1', group_key => '$_')") foreach qw(placed deferred);
+sql($node, "SELECT idemq.enqueue('places', '1', group_key => 'deferred') FROM generate_series(1, 2)");
 $job{paced} = sql($node, "SELECT id FROM idemq.enqueue('paced', '1', group_key => 'g')");
-$token{$_} = claim($node, $job{$_}) foreach qw(placed parked paced);
+$token{$_} = claim($node, $job{$_}) foreach qw(placed deferred paced);
 sql($node, "SELECT idemq.fail($job{paced}, $token{paced}, 'no', retry_in => '0')");
 
 # ---- A day ahead
@@ -91,10 +91,10 @@ is_sql($node, "SELECT idemq.reap('q')", 1, 'a lease is reaped');
 sql($node, "SELECT idemq.retry($job{retried}), idemq.retry($job{redriven})");
 sql($node, "SELECT idemq.commit($job{finishing}, $token{finishing})");
 is_sql($node, "SELECT count(*) FROM idemq.claim('places', 9)", 1, 'the second place of its group');
-sql($node, "SELECT idemq.fail($job{placed}, $token{placed}), idemq.fail($job{parked}, $token{parked}, 'no', retry_in => '0')");
+sql($node, "SELECT idemq.fail($job{placed}, $token{placed}), idemq.fail($job{deferred}, $token{deferred}, 'no', retry_in => '0')");
 # It waits for its turn again.
 is_sql($node, "SELECT count(*) FROM idemq.claim('places', 9)", 1, 'its own goes to the next one');
-is_sql($node, "SELECT status, run_at > claimed_at FROM idemq.jobs WHERE id = $job{parked}", 'blocked|t', 'it was parked');
+is_sql($node, "SELECT status, run_at > claimed_at FROM idemq.jobs WHERE id = $job{deferred}", 'blocked|t', 'it was deferred');
 is_sql($node, "SELECT count(*) FROM idemq.claim('paced')", 0, 'the rate is used up');
 is_sql($node, "SELECT ready_at > now() + interval '10 min' FROM idemq.jobs WHERE id = $job{paced}", 't', 'it is put off');
 $token{beating} = claim($node, $job{beating});
@@ -142,7 +142,7 @@ is_sql($node, "SELECT enqueued_at, ready_at, ready_at - enqueued_at FROM idemq.j
 is_sql($node, "SELECT status, @{[minutes('run_at')]} FROM idemq.jobs WHERE id = $job{child2}", 'blocked|60', 'a child waits for its time, too');
 is_sql($node, "SELECT @{[minutes('run_at')]} FROM idemq.jobs WHERE id = $job{placed}", 10,
 	'and so is its run_at, or it would wait for that when it is due');
-is_sql($node, "SELECT status, run_at <= now() FROM idemq.jobs WHERE id = $job{parked}", 'blocked|t', 'parked: due when it has a place');
+is_sql($node, "SELECT status, run_at <= now() FROM idemq.jobs WHERE id = $job{deferred}", 'blocked|t', 'deferred: due when it has a place');
 is_sql($node, "SELECT count(*) FROM idemq.claim('paced')", 0, 'the rate is still used up');
 is_sql($node, "SELECT ready_at BETWEEN now() + interval '30 min' AND now() + interval '1 h' FROM idemq.jobs WHERE id = $job{paced}", 't',
 	'who was put off waits as long as the rate says');

@@ -4,7 +4,7 @@
  *		cannot run.
  *
  * It is kept for as many handlers as there are entries; the least recently used one goes.
- * After a start that failed the next one is put off: shared/processes/handler_registry.c.
+ * After a start that failed the next one is deferred: shared/processes/handler_registry.c.
  *
  * Locks: memory->lock, level 4, covers all of it.
  */
@@ -16,7 +16,7 @@
 #include "base/base.h"
 #include "shared/processes/processes.h"
 
-/* After a failed start the next one is put off for a second, doubled up to 2^6. */
+/* After a failed start the next one is deferred for a second, doubled up to 2^6. */
 #define FAILED_PAUSE USECS_PER_SEC
 #define FAILED_DOUBLINGS 6
 /* Handlers of which something is known. */
@@ -131,9 +131,9 @@ idemq_handler_refuse(HandlerKey key, const char *why)
 	return again;
 }
 
-/* Notes that a process failed, without why: before it was ready; the next one is put off. */
+/* Notes that a process failed, without why: before it was ready; the next one is deferred. */
 void
-idemq_handler_put_off(HandlerKey key, const char *why)
+idemq_handler_defer_start(HandlerKey key, const char *why)
 {
 	Known *known = lock_known(key);
 
@@ -201,7 +201,7 @@ idemq_handler_note_ready(HandlerKey key)
 	unlock();
 }
 
-/* Notes when a handler was set: a new one is not put off for the failures of the former. */
+/* Notes when a handler was set: a new one is not deferred for the failures of the former. */
 void
 idemq_handler_note_set(HandlerKey key, TimestampTz set_at)
 {

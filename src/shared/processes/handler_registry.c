@@ -12,7 +12,7 @@
  *			needs the database: a process that comes all the same finds no STARTING, or
  *			another serial
  *
- * A process that ends before it is READY has failed: the next one is put off, for a second,
+ * A process that ends before it is READY has failed: the next one is deferred, for a second,
  * twice as long each time, up to 64 s.  (The server's log says why it failed: perhaps the role
  * was locked out between the worker's check and the login.)
  *
@@ -353,7 +353,7 @@ detach(int code, Datum arg)
 	QueueState *qstate = idemq_qstate_find(key.database, key.queue_id);
 
 	if (mine->state == HANDLER_ATTACHED && !mine->leave)
-		idemq_handler_put_off(key, NULL);
+		idemq_handler_defer_start(key, NULL);
 	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
 	mine->state = HANDLER_FREE;
 	mine->pid = 0;

@@ -164,7 +164,7 @@ typedef struct HandlerState
 
 extern const ShmemPart idemq_handlers_known_part;
 extern int64 idemq_handler_refuse(HandlerKey key, const char *why);
-extern void idemq_handler_put_off(HandlerKey key, const char *why);
+extern void idemq_handler_defer_start(HandlerKey key, const char *why);
 extern void idemq_handler_note_set(HandlerKey key, TimestampTz set_at);
 extern int64 idemq_handler_paused_until(HandlerKey key);
 extern void idemq_handler_note_waits(HandlerKey key, bool waits);

@@ -9,7 +9,7 @@
  *
  * The lag is the age of the oldest time that has passed while its work is not done: a
  * lease's end, a job's time, a group's check, the worker's own waking up.  A task that is
- * put off because it failed counts, and so does a row that is held: that is what the lag is
+ * deferred because it failed counts, and so does a row that is held: that is what the lag is
  * to show.  A time of 0 says "look at once", and not since when.
  *
  * Locks: none, atomics only.  Nothing here allocates or raises.

@@ -189,7 +189,7 @@ typedef struct QueueStateView
 typedef struct QueueStateSummary
 {
 	bool needs_recovery;
-	bool searches_now;	 /* the next claim searches; otherwise the search is put off */
+	bool searches_now;	 /* the next claim searches; otherwise the search is deferred */
 	int64 next_deadline; /* mono; PG_INT64_MAX: none */
 } QueueStateSummary;
 

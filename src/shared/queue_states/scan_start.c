@@ -267,7 +267,7 @@ idemq_scan_start_verify_due(QueueState *qstate, int32 queue_id)
 	return due;
 }
 
-/* Puts off the next verification after one that took so many microseconds. */
+/* Defers the next verification after one that took so many microseconds. */
 void
 idemq_scan_start_verified(QueueState *qstate, int32 queue_id, int64 took)
 {
