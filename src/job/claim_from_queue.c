@@ -164,7 +164,7 @@ may_promote(const QueueInfo *queue)
 	LimitView view;
 
 	return idemq_promote_wanted(queue) &&
-		   (idemq_limit_may_borrow(queue) || idemq_limit_has_room(queue, &view));
+		   (idemq_limit_may_transfer(queue) || idemq_limit_has_room(queue, &view));
 }
 
 /* Has others promote the next jobs of the groups that the last scan took jobs from. */
@@ -191,7 +191,7 @@ promote_round(ClaimCall *call)
 	int promoted = 0;
 	LimitView view;
 
-	if (!idemq_limit_may_borrow(queue) && !idemq_limit_has_room(queue, &view))
+	if (!idemq_limit_may_transfer(queue) && !idemq_limit_has_room(queue, &view))
 		return 0;
 	while (promoted < wanted && call->groups != NIL)
 	{

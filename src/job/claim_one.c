@@ -92,7 +92,7 @@ take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Take
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!idemq_limit_pass_rate(queue, claim->borrow))
+		if (!idemq_limit_pass_rate(queue, claim->transfer))
 			continue;
 		taken->entry = idemq_lease_take(claim, &taken->prior, &taken->has_prior);
 		/* A lease that is on its row alone is not counted. */
@@ -130,7 +130,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 	if (idemq_jobs_is_outdated(table, job))
 		return TAKE_CHANGED;
 	args->token = claim.token = idemq_lease_issue_token(job->token, idemq_token_epoch_base());
-	claim.borrow = idemq_limit_may_borrow(queue);
+	claim.transfer = idemq_limit_may_transfer(queue);
 	idemq_pending_reserve_claim(queue->id);
 	result = take_entry(queue, job, &claim, &taken);
 	args->ready_at = taken.charge.next;

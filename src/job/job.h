@@ -460,8 +460,8 @@ typedef struct LimitView
 	bool after_search; /* LIMIT_RECOVERING: a claim, which searches first, would find room */
 } LimitView;
 
-extern bool idemq_limit_may_borrow(const QueueInfo *queue);
-extern bool idemq_limit_pass_rate(const QueueInfo *queue, bool borrows);
+extern bool idemq_limit_may_transfer(const QueueInfo *queue);
+extern bool idemq_limit_pass_rate(const QueueInfo *queue, bool transfers);
 extern void idemq_limit_undo_rate(const QueueInfo *queue);
 extern void idemq_limit_view(const QueueInfo *queue, LimitView *view);
 extern bool idemq_limit_has_room(const QueueInfo *queue, LimitView *view);

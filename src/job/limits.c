@@ -51,11 +51,11 @@ read_tat(const QueueInfo *queue, const GcraLimit *limit)
 
 /*
  * Spends one claim of a queue's rate_limit; false when the rate allows none now.  Also false when
- * max_running refuses the claim anyhow, unless the claim borrows: giving the spent claim back would
+ * max_running refuses the claim anyhow, unless the claim transfers: giving the spent claim back would
  * wake a waiter in vain.  Neither a rollback nor an error gives it back.
  */
 bool
-idemq_limit_pass_rate(const QueueInfo *queue, bool borrows)
+idemq_limit_pass_rate(const QueueInfo *queue, bool transfers)
 {
 	GcraLimit limit = idemq_gcra_limit(queue->rate_limit, queue->rate_period);
 	GcraAnswer answer;
@@ -63,7 +63,7 @@ idemq_limit_pass_rate(const QueueInfo *queue, bool borrows)
 
 	if (queue->rate_limit == 0)
 		return true;
-	if (queue->max_running > 0 && !borrows &&
+	if (queue->max_running > 0 && !transfers &&
 		idemq_running_count(queue->qstate) >= queue->max_running)
 		return false;
 	tat = read_tat(queue, &limit);
@@ -92,13 +92,13 @@ idemq_limit_undo_rate(const QueueInfo *queue)
  * more jobs run than may, after the limit was lowered.
  */
 bool
-idemq_limit_may_borrow(const QueueInfo *queue)
+idemq_limit_may_transfer(const QueueInfo *queue)
 {
 	int free;
 
 	if (queue->max_running == 0)
 		return false;
-	free = idemq_borrowed_free(queue->id);
+	free = idemq_transfers_free(queue->id);
 	return free > 0 && idemq_running_count(queue->qstate) - free < queue->max_running;
 }
 

@@ -330,7 +330,7 @@ idemq_recover_for_limits(const QueueInfo *queue)
 
 	if (queue->max_running == 0)
 		return true;
-	if (!idemq_borrowed_uncounted(queue->id) && search(queue))
+	if (!idemq_transfer_uncounted(queue->id) && search(queue))
 		return true;
 	if (idemq_qstate_summary(queue->id, &status) && !status.needs_recovery)
 		return true;

@@ -8,7 +8,7 @@
  *		PRE_COMMIT		groups: enter windows
  *		COMMIT			groups: mark, leave windows, give back owned ones
  *						counts: add
- *						actions: count borrowed entries, then follow all in order
+ *						actions: count transferred entries, then follow all in order
  *						ready keys: lower scan starts, wake
  *						forget all, let kept-away workers back
  *		ABORT			groups: give back owned ones, to be promoted again

@@ -7,7 +7,7 @@
  * reserved before (idemq_pending_reserve), so that no error can come between.  A
  * transaction may change a million jobs, so an action is small.
  *
- * At the commit borrowed entries are counted first, before the entries go whose places
+ * At the commit transferred entries are counted first, before the entries go whose places
  * they take (job/limits.c); then the actions are followed in the order in which they were
  * noted.  What comes before and after them is in txn/at_end.c.
  *
@@ -53,11 +53,11 @@ typedef struct Action
 	TimestampTz ready_at; /* of a claim: with the priority, its place in the ready index */
 	int32 queue_id;
 	int16 priority;
-	bool has_prior;	 /* of a claim: it took an entry over, which is in priors */
-	bool borrowed;	 /* of a claim: its entry takes the place of one that this transaction ends */
-	bool once;		 /* of a claim: it is the attempt's end as well */
-	bool frees;		 /* of an end: the attempt was counted as running */
-	EventKind event; /* to NOTIFY */
+	bool has_prior;	  /* of a claim: it took an entry over, which is in priors */
+	bool transferred; /* of a claim: its entry takes the place of one that this transaction ends */
+	bool once;		  /* of a claim: it is the attempt's end as well */
+	bool frees;		  /* of an end: the attempt was counted as running */
+	EventKind event;  /* to NOTIFY */
 	union
 	{
 		int32 attempt; /* of an event */
@@ -94,7 +94,7 @@ void
 idemq_pending_reserve_claim(int32 queue_id)
 {
 	idemq_pending_reserve();
-	idemq_borrowed_reserve(queue_id);
+	idemq_transfer_reserve(queue_id);
 	priors = idemq_grow(priors, &max_priors, (int64) npriors + 1, sizeof(PriorLease));
 }
 
@@ -169,11 +169,11 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 	action->token = claim->token;
 	action->ready_at = key.ready_at;
 	action->priority = (int16) priority;
-	action->borrowed = claim->borrow;
+	action->transferred = claim->transfer;
 	action->once = once;
 	action->has_prior = prior != NULL;
-	if (claim->borrow)
-		idemq_borrowed_note_end(claim->queue_id, true, -1); /* its place is taken */
+	if (claim->transfer)
+		idemq_transfer_note_end(claim->queue_id, true, -1); /* its place is taken */
 	if (prior != NULL)
 	{
 		Assert(npriors < max_priors);
@@ -195,9 +195,9 @@ idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 t
 		note_rows_once();
 	action = note(ACTION_END, qstate, queue_id, job_id);
 	action->token = token;
-	idemq_borrowed_reserve(queue_id);
+	idemq_transfer_reserve(queue_id);
 	action->frees = idemq_lease_begin_end(job_id, token);
-	idemq_borrowed_note_end(queue_id, action->frees, 1);
+	idemq_transfer_note_end(queue_id, action->frees, 1);
 }
 
 /*
@@ -288,8 +288,8 @@ undo_claim(const Action *action)
 		drop_lease(action);
 	else if (!idemq_lease_restore(action->job_id, action->token, &priors[--npriors]))
 		idemq_scan_start_unset(action->qstate, action->queue_id);
-	if (action->borrowed)
-		idemq_borrowed_note_end(action->queue_id, true, 1);
+	if (action->transferred)
+		idemq_transfer_note_end(action->queue_id, true, 1);
 	undo_claim_rowonly(action);
 }
 
@@ -325,7 +325,7 @@ undo_end(const Action *action)
 		idemq_due_by(idemq_qstate_current(action->qstate, action->queue_id), DUE_LEASE, again);
 	else
 		need_recovery(action);
-	idemq_borrowed_note_end(action->queue_id, action->frees, -1);
+	idemq_transfer_note_end(action->queue_id, action->frees, -1);
 }
 
 /*
@@ -556,7 +556,7 @@ idemq_pending_apply(void)
 	remember_claim();
 	for (int i = 0; i < nactions; i++)
 	{
-		if (actions[i].borrowed)
+		if (actions[i].transferred)
 			idemq_lease_settle_loan(actions[i].job_id, actions[i].token);
 	}
 	for (int i = 0; i < nactions; i++)

@@ -19,7 +19,7 @@
  * job/new_job_keyed.c use as well.  An event is counted by the function that makes it
  * happen; a DBA's statement is no event.
  *
- * A transaction may borrow as often as it ends attempts that are counted as running.
+ * A transaction may transfer as often as it ends attempts that are counted as running.
  * The top of shared/queue_states/running.c says why no more than max_running jobs are worked on
  * even so.
  *
@@ -255,9 +255,9 @@ idemq_pending_counts_timing(int32 queue_id, Timing which, TimestampTz from, Time
 	add_to_bucket(&owed_to(queue_id)->delta.timings[which], idemq_histogram_bucket(usecs), 1);
 }
 
-/* Makes room for what is borrowed in a queue, so that what follows cannot fail. */
+/* Makes room for what is transferred in a queue, so that what follows cannot fail. */
 void
-idemq_borrowed_reserve(int32 queue_id)
+idemq_transfer_reserve(int32 queue_id)
 {
 	(void) owed_to(queue_id);
 }
@@ -267,7 +267,7 @@ idemq_borrowed_reserve(int32 queue_id)
  * takes such an attempt's place is one end less.
  */
 void
-idemq_borrowed_note_end(int32 queue_id, bool frees, int count)
+idemq_transfer_note_end(int32 queue_id, bool frees, int count)
 {
 	Owed *note = find_below(nowed, GetCurrentSubTransactionId(), queue_id);
 
@@ -279,7 +279,7 @@ idemq_borrowed_note_end(int32 queue_id, bool frees, int count)
 
 /* Returns how many attempts this transaction ends whose place is not taken. */
 int
-idemq_borrowed_free(int32 queue_id)
+idemq_transfers_free(int32 queue_id)
 {
 	int count = 0;
 
@@ -293,7 +293,7 @@ idemq_borrowed_free(int32 queue_id)
  * no entry: this transaction's own search does not see it, other sessions' searches do.
  */
 bool
-idemq_borrowed_uncounted(int32 queue_id)
+idemq_transfer_uncounted(int32 queue_id)
 {
 	for (int i = 0; i < nowed; i++)
 	{

@@ -75,7 +75,7 @@ extern void idemq_pending_forget(void);
 
 /*
  * pending_queues.c
- *		What this transaction owes each queue: ready keys, counts, borrowed places.
+ *		What this transaction owes each queue: ready keys, counts, transferred places.
  */
 
 /* In place of a status: the row is new, or gone. */
@@ -92,10 +92,10 @@ extern void idemq_pending_counts_row(int32 queue_id, int from, int to);
 extern void idemq_pending_counts_event(int32 queue_id, uint32 counters);
 extern void idemq_pending_counts_timing(int32 queue_id, Timing which, TimestampTz from,
 										TimestampTz to);
-extern void idemq_borrowed_reserve(int32 queue_id);
-extern void idemq_borrowed_note_end(int32 queue_id, bool frees, int count);
-extern int idemq_borrowed_free(int32 queue_id);
-extern bool idemq_borrowed_uncounted(int32 queue_id);
+extern void idemq_transfer_reserve(int32 queue_id);
+extern void idemq_transfer_note_end(int32 queue_id, bool frees, int count);
+extern int idemq_transfers_free(int32 queue_id);
+extern bool idemq_transfer_uncounted(int32 queue_id);
 extern bool idemq_pending_ready_any(void);
 extern void idemq_pending_counts_apply(void);
 extern void idemq_pending_ready_apply(void);

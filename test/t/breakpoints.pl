@@ -132,7 +132,7 @@ sql($node, "SELECT idemq.alter_queue('q', max_running => 1); SELECT idemq.enqueu
 	INSERT INTO held SELECT id, token, payload FROM idemq.claim_job((SELECT id FROM idemq.jobs WHERE payload = '2'))");
 $go = send_to("SELECT payload FROM idemq.commit_and_claim((SELECT id FROM held), (SELECT token FROM held))", 'idemq_lease_settle_loan');
 is(join(' ', in_two('BEGIN', $release, $again, $goes, $again)), 'released not_due claimed',
-	'a borrowed claim that another session has ended: counted beside the attempt whose place it takes, until that is gone');
+	'a claim by permit transfer that another session has ended: counted beside the attempt whose place it takes, until that is gone');
 is_sql($node, $claim, '', 'runs alone');
 in_two('ROLLBACK');
 is_sql($node, $claim, '', 'and when that is taken back');

@@ -35,12 +35,12 @@
  *	 - A claim is visible before its session starts the lease, and from then on another may end
  *	   the attempt, claim the job again, which gives the entry another token, and take that back.
  *	   The first session would find that token, or come too late.  So begin_end starts the lease,
- *	   and counts what was borrowed, where an entry still is CLAIMING for another session: it
+ *	   and counts what was transferred, where an entry still is CLAIMING for another session: it
  *	   names the token of a row of a running job that its transaction has written over, so the
  *	   claim has committed.  A CLAIMING entry of its own session is of its own transaction,
  *	   which has yet to end.  What a claim takes over is therefore ACTIVE, or its own
  *	   transaction's, and is right whenever it is restored: the first session changes it at most
- *	   while it is CLAIMING, or borrowed, under that token.  Its deadline is noted for reapers by
+ *	   while it is CLAIMING, or transferred, under that token.  Its deadline is noted for reapers by
  *	   the finisher that aborts; one that commits drops the entry.
  *	 - Likewise an abort is visible before what its claim took over is restored, and from then
  *	   on another may end that attempt for good.  Its drop finds a later token, and says so in the
@@ -148,7 +148,7 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->attached = claim->attached;
 	lease->session_life = idemq_lease_session_life(lease);
 	lease->loss = LOSS_EXPIRED;
-	lease->borrowed = claim->borrow;
+	lease->transferred = claim->transfer;
 	lease->locator = claim->locator;
 	lease->ending = (Ending){.finisher = NO_SESSION};
 	lease->passed_by.any = false;
@@ -196,7 +196,7 @@ idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 
 	if (lease == NULL)
 		take = LEASE_FULL;
-	else if (take == LEASE_TAKEN && !claim->borrow &&
+	else if (take == LEASE_TAKEN && !claim->transfer &&
 			 !idemq_running_count_in(&lease->running, claim->qstate, claim->queue_id,
 									 claim->max_running))
 	{
@@ -211,13 +211,13 @@ idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 	return take;
 }
 
-/* Counts an entry that was borrowed. */
+/* Counts an entry that was transferred. */
 static void
 settle_loan(Lease *lease)
 {
-	if (lease->borrowed && !idemq_running_is_counted(&lease->running))
+	if (lease->transferred && !idemq_running_is_counted(&lease->running))
 		(void) idemq_running_count_in(&lease->running, NULL, lease->queue_id, 0);
-	lease->borrowed = false;
+	lease->transferred = false;
 }
 
 /* Starts the lease of a claim that has committed; the attempt that it took over has ended. */
@@ -235,7 +235,7 @@ start(Lease *lease)
 }
 
 /*
- * Counts an entry that was borrowed: its claim has committed, and no attempt that it
+ * Counts an entry that was transferred: its claim has committed, and no attempt that it
  * replaces has gone from the count yet.
  */
 void
@@ -341,7 +341,7 @@ idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior)
 /*
  * Marks that this transaction, which has written the row of that attempt, ends the lease, so that
  * its own claims may follow; starts a lease whose claim has just committed.  Returns whether one
- * claim may run in its place: the entry is counted as running, or borrowed, and this is the first
+ * claim may run in its place: the entry is counted as running, or transferred, and this is the first
  * call that says so.
  */
 bool
@@ -360,7 +360,7 @@ idemq_lease_begin_end(int64 job_id, int64 token)
 		lease->ending.reaping = lease->ending.credited = false;
 	}
 	if (lease != NULL && !lease->ending.credited)
-		lease->ending.credited = frees = lease->borrowed ||
+		lease->ending.credited = frees = lease->transferred ||
 										 idemq_running_is_counted(&lease->running);
 	LWLockRelease(lock);
 	idemq_running_freed(freed);
@@ -448,7 +448,7 @@ idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue, const L
 		lease->queue_id = queue->id;
 		lease->session = NO_SESSION;
 		lease->pid = 0;
-		lease->claiming = lease->attached = lease->borrowed = false;
+		lease->claiming = lease->attached = lease->transferred = false;
 		lease->loss = LOSS_EXPIRED;
 		lease->ending = (Ending){.finisher = NO_SESSION};
 		lease->passed_by.any = false;

@@ -76,7 +76,7 @@ typedef struct Lease
 	bool claiming;		 /* the claim's transaction is open, or its end not yet followed */
 	bool attached;		 /* ends with its session */
 	uint8 loss;			 /* LeaseLoss; if not LOSS_EXPIRED, the deadline was set for it */
-	bool borrowed;		 /* runs, uncounted, in place of an attempt that its transaction ends */
+	bool transferred;	 /* runs, uncounted, in place of an attempt that its transaction ends */
 	uint32 session_life; /* of its session (lease_sessions.c) when it claimed; while attached */
 	RowLocator locator;	 /* the row's at the claim; a hint */
 	RunningCounted running; /* where it is counted */
@@ -132,7 +132,7 @@ typedef struct LeaseClaim
 	int32 queue_id;
 	QueueState *qstate; /* the queue's */
 	uint32 max_running; /* 0: no limit */
-	bool borrow;		/* its transaction ends another attempt, and this one replaces it */
+	bool transfer;		/* its transaction ends another attempt, and this one replaces it */
 	int64 length;		/* microseconds */
 	int64 timeout;		/* microseconds that the attempt may last; 0: no limit */
 	bool attached;
