@@ -11,7 +11,7 @@ COMMENT ON FUNCTION idemq.acquire(text, text, jsonb, interval, text, boolean)
 CREATE FUNCTION idemq.once(scope text, key text, ttl interval DEFAULT '1 day') RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_once';
 COMMENT ON FUNCTION idemq.once(text, text, interval)
-	IS 'true the first time in ttl for this scope and key, then false: for an effect with no job; undone with the transaction; waits for a twin whose transaction is open; all roles that may execute it share its keys';
+	IS 'true the first time in ttl for this scope and key, then false: for an effect with no job; undone with the transaction; waits for a concurrent duplicate whose transaction is open; all roles that may execute it share its keys';
 
 CREATE FUNCTION idemq.cancel_by_key(queue text, key text) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel_by_key';

@@ -119,7 +119,7 @@ is_of_others(const EnqueueAnswer *answer)
 	return answer->outcome == OUTCOME_DUPLICATE && answer->foreign;
 }
 
-/* Fills the ANSWER_COLUMNS of an answer.  Nothing is known of a twin that is not committed. */
+/* Fills the ANSWER_COLUMNS of an answer.  Nothing is known of a concurrent duplicate that is not committed. */
 static void
 fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
 {

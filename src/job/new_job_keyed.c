@@ -4,7 +4,7 @@
  *
  * A lookup comes first: a duplicate costs no more, and is known at each isolation
  * level.  When no job has the key, an insert decides (table/jobs_key.c); unless the
- * caller skips, it waits for a twin whose transaction is open.  If the key is taken
+ * caller skips, it waits for a concurrent duplicate whose transaction is open.  If the key is taken
  * after all, another lookup with a fresh snapshot finds the job that has it.
  *
  * The key of a job that finished longer ago than the queue's window, or whose request
@@ -18,7 +18,7 @@
  * and a lost insert answers OUTCOME_LOCKED; a job that is to be replaced is locked first.
  *
  * READ COMMITTED always gets the right answer.  Above it, what was committed before the
- * call is known, though the transaction's snapshot may not see it; a twin that commits
+ * call is known, though the transaction's snapshot may not see it; a concurrent duplicate that commits
  * during the call is 40001.
  */
 #include "postgres.h"
@@ -167,7 +167,7 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 /*
  * Adds the job with these columns, key among them; or answers with the job that has the key, and
  * replaces it, or has it run once more, if the rule says so.  A caller that skips is answered
- * OUTCOME_LOCKED, and nothing else, when a twin's transaction is open, or another holds the row
+ * OUTCOME_LOCKED, and nothing else, when a concurrent duplicate's transaction is open, or another holds the row
  * that is to be changed.  The job gets its id here, unless the columns have it.  Raises IQ003,
  * IQ004; 42501 for the key of another role's tick, or of a published job; 40001 above READ
  * COMMITTED.
@@ -194,7 +194,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			idemq_jobs_refused();
 		if (found && !is_expired(&job, queue, now))
 		{
-			/* A twin that the transaction's snapshot does not see. */
+			/* A concurrent duplicate that the transaction's snapshot does not see. */
 			if (tries > 0 && IsolationUsesXactSnapshot() && !idemq_jobs_is_own(&job))
 				idemq_jobs_refresh_or_raise(table);
 			if (settle_duplicate(table, queue, &job, columns, &rule, wait, answer) != JOB_CHANGED)
@@ -229,7 +229,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 		if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
 			job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));
 		status = idemq_new_job_note(queue, columns);
-		added = found ? idemq_jobs_insert_heir(table, columns, &job)
+		added = found ? idemq_jobs_insert_successor(table, columns, &job)
 					  : idemq_jobs_insert_keyed(table, columns, wait);
 		if (found || !added)
 			idemq_jobs_refresh(table); /* a batch may come to that key again */

@@ -392,13 +392,14 @@ idemq_jobs_index_insert_rows(Relation rel, TupleTableSlot **rows, int count)
 
 /*
  * Like idemq_jobs_index_insert, for an inserted row whose key this transaction has just taken
- * from another row (see table/jobs_key.c).  heir_of is what that row's entry names: behind it
+ * from another row (see table/jobs_key.c).  predecessor is what that row's entry names: behind it
  * the key's entry needs no check.
  */
 void
-idemq_jobs_index_insert_heir(Relation rel, TupleTableSlot *row, const ItemPointerData *heir_of)
+idemq_jobs_index_insert_successor(Relation rel, TupleTableSlot *row,
+								  const ItemPointerData *predecessor)
 {
-	bool behind = ItemPointerCompare(&row->tts_tid, unconstify(ItemPointerData *, heir_of)) > 0;
+	bool behind = ItemPointerCompare(&row->tts_tid, unconstify(ItemPointerData *, predecessor)) > 0;
 
 	(void) insert_entries(rel, &row, 1, NULL, true, behind ? UNIQUE_CHECK_NO : UNIQUE_CHECK_YES);
 	(void) insert_entries(rel, &row, 1, NULL, false, UNIQUE_CHECK_YES);

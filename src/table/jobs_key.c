@@ -19,21 +19,21 @@
  * further and further back.  So a lookup goes from the last entry to the first, and meets
  * the job that has the key before the dead ones.
  *
- * An heir: a new job whose key this transaction has just taken from a finished one, the
- * holder, by an update of its row (idemq_jobs_insert_heir).  Its entry needs no check, and
+ * A key successor: a new job whose key this transaction has just taken from a finished one, the
+ * holder, by an update of its row (idemq_jobs_insert_successor).  Its entry needs no check, and
  * the check is what would read all dead entries:
  * - One transaction at a time can write the holder's last version, and an update of an
- *   older one is refused: so there is one heir.
+ *   older one is refused: so there is one key successor.
  * - Any other insert of the key checks the entries from left to right, under a lock on the
  *   first leaf page that may have it.  Where it comes to the holder's entry it finds the
  *   holder alive, or its update by an open transaction, for which it waits, or that
- *   transaction committed.  In the third case the heir's entry was there before.  It is to
+ *   transaction committed.  In the third case the key successor's entry was there before.  It is to
  *   the right of the holder's, since it goes without the check only if its row's place is
  *   greater.  So the other insert comes to it still, and what was said of the holder holds
- *   for the heir, and its heirs.
- * - An heir whose place is less checks, as all others do; for that it locks the first page
+ *   for the key successor, and its key successors.
+ * - A key successor whose place is less checks, as all others do; for that it locks the first page
  *   too, and so comes before or after.
- * - A rollback, of a savepoint too, takes the update and the heir back together.
+ * - A rollback, of a savepoint too, takes the update and the key successor back together.
  * An index that is not valid yet may lack the holder's entry: there it checks.
  *
  * An insert waits for a transaction that inserts the key, not for one that changes a
@@ -95,8 +95,8 @@ idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job)
  * when its insert may still be taken back.
  */
 static bool
-find_twin(JobsTable *table, int32 queue_id, Datum key, bool changes, TransactionId *xid,
-		  uint32 *token)
+find_duplicate(JobsTable *table, int32 queue_id, Datum key, bool changes, TransactionId *xid,
+			   uint32 *token)
 {
 	MemoryContext old = MemoryContextSwitchTo(table->context);
 	Relation index = index_open(idemq_jobs_index(table->rel, INDEX_KEY), RowExclusiveLock);
@@ -133,17 +133,17 @@ idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key)
 	TransactionId xid;
 	uint32 token;
 
-	return find_twin(table, queue_id, key, true, &xid, &token);
+	return find_duplicate(table, queue_id, key, true, &xid, &token);
 }
 
 /* Waits until no other open transaction is giving a key to a job. */
 static void
-wait_for_twin(JobsTable *table, int32 queue_id, Datum key)
+wait_for_duplicate(JobsTable *table, int32 queue_id, Datum key)
 {
 	TransactionId xid;
 	uint32 token;
 
-	while (find_twin(table, queue_id, key, false, &xid, &token))
+	while (find_duplicate(table, queue_id, key, false, &xid, &token))
 	{
 		if (token != 0)
 			SpeculativeInsertionWait(xid, token);
@@ -155,7 +155,7 @@ wait_for_twin(JobsTable *table, int32 queue_id, Datum key)
 /*
  * Inserts a row with a key; columns that are not set are NULL.  Returns false, and
  * nothing is left of it, when the key is taken: the caller looks it up again under a fresh
- * snapshot.  A twin whose transaction is open is waited for, unless the caller
+ * snapshot.  A concurrent duplicate whose transaction is open is waited for, unless the caller
  * skips (with a table that is not simple it is waited for all the same).
  */
 bool
@@ -181,8 +181,8 @@ idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait)
 	if (mine)
 		idemq_jobs_count_new(table->new_row);
 	else if (wait == JOB_WAITS)
-		wait_for_twin(table, DatumGetInt32(columns->values[COL_QUEUE_ID]),
-					  columns->values[COL_KEY]);
+		wait_for_duplicate(table, DatumGetInt32(columns->values[COL_QUEUE_ID]),
+						   columns->values[COL_KEY]);
 	return mine;
 }
 
@@ -191,14 +191,14 @@ idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait)
  * fetched; see the file's header.  False: a user's trigger got in between.
  */
 bool
-idemq_jobs_insert_heir(JobsTable *table, JobChange *columns, const Job *taken_from)
+idemq_jobs_insert_successor(JobsTable *table, JobChange *columns, const Job *taken_from)
 {
 	table->written = true;
 	if (!table->simple || !idemq_jobs_indexes_are_simple(table->rel))
 		return idemq_jobs_insert_sql(table, columns);
 	idemq_jobs_fill_row(table, columns);
 	table_tuple_insert(table->rel, table->new_row, GetCurrentCommandId(true), 0, NULL);
-	idemq_jobs_index_insert_heir(table->rel, table->new_row, &taken_from->root);
+	idemq_jobs_index_insert_successor(table->rel, table->new_row, &taken_from->root);
 	idemq_jobs_count_new(table->new_row);
 	return true;
 }

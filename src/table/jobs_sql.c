@@ -123,8 +123,8 @@ write_columns(const JobsTable *table, int64 id, const JobChange *change, bool in
 
 /*
  * Inserts a row; returns false when its key is taken, or a trigger refused it.
- * Waits for a twin whose transaction is open.  Above READ COMMITTED it raises
- * 40001 when the twin is not in the transaction's snapshot.
+ * Waits for a concurrent duplicate whose transaction is open.  Above READ COMMITTED it raises
+ * 40001 when the concurrent duplicate is not in the transaction's snapshot.
  */
 bool
 idemq_jobs_insert_sql(const JobsTable *table, const JobChange *columns)

@@ -500,7 +500,8 @@ extern void idemq_jobs_insert(JobsTable *table, JobChange *columns);
 extern bool idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job);
 extern bool idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key);
 extern bool idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait);
-extern bool idemq_jobs_insert_heir(JobsTable *table, JobChange *columns, const Job *taken_from);
+extern bool idemq_jobs_insert_successor(JobsTable *table, JobChange *columns,
+										const Job *taken_from);
 
 /*
  * jobs_index.c
@@ -523,8 +524,8 @@ extern void idemq_jobs_index_insert(Relation rel, TupleTableSlot *row, const uin
 extern void idemq_jobs_index_insert_rows(Relation rel, TupleTableSlot **rows, int count);
 extern bool idemq_jobs_indexes_are_simple(Relation rel);
 extern bool idemq_jobs_index_insert_keyed(Relation rel, TupleTableSlot *row);
-extern void idemq_jobs_index_insert_heir(Relation rel, TupleTableSlot *row,
-										 const ItemPointerData *heir_of);
+extern void idemq_jobs_index_insert_successor(Relation rel, TupleTableSlot *row,
+											  const ItemPointerData *predecessor);
 
 /*
  * jobs_sql.c

@@ -181,7 +181,7 @@ wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_ty
 leave($hold);
 is_soon($node, "SELECT count(*) = 1 FROM paid WHERE id = 'slow'", 'a slow effect is there');
 until_state('0 0', $queue);
-cmp_ok(heard(@consumers)->{'slow repeated'} // 0, '>=', 1, 'the twin has learned that it is done');
+cmp_ok(heard(@consumers)->{'slow repeated'} // 0, '>=', 1, 'the duplicate has learned that it is done');
 is_sql($node, "DELETE FROM paid WHERE id = 'slow' RETURNING id", 'slow', 'once');
 
 # The database is down for longer than the visibility timeout: nothing is deleted, nobody receives.

@@ -117,12 +117,12 @@ CREATE TRIGGER see BEFORE INSERT ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION see
 SELECT count(*) FROM idemq.enqueue_many('q', payloads(300));
 SELECT count(*), count(DISTINCT id) FROM seen JOIN idemq.jobs USING (id);
 -- So it does that of a job which takes its key from a finished one.
-SELECT idemq.create_queue('heirs', idempotency_window => '1 us') IS NOT NULL AS created;
-SELECT idemq.commit_once(id) FROM idemq.enqueue('heirs', '1', key => 'k');
-SELECT outcome FROM idemq.enqueue('heirs', '2', key => 'k');
-SELECT payload FROM seen JOIN idemq.job_list USING (id) WHERE queue = 'heirs' ORDER BY id;
+SELECT idemq.create_queue('successors', idempotency_window => '1 us') IS NOT NULL AS created;
+SELECT idemq.commit_once(id) FROM idemq.enqueue('successors', '1', key => 'k');
+SELECT outcome FROM idemq.enqueue('successors', '2', key => 'k');
+SELECT payload FROM seen JOIN idemq.job_list USING (id) WHERE queue = 'successors' ORDER BY id;
 DROP TRIGGER see ON idemq.jobs;
-SELECT idemq.drop_queue('heirs', force => true);
+SELECT idemq.drop_queue('successors', force => true);
 SELECT pending FROM idemq.metrics;
 DELETE FROM idemq.jobs;
 

@@ -98,14 +98,14 @@ is_sql($node, "SELECT payload FROM idemq.claim('q')", '"by hand"', 'in earnest',
 # ---- Databases come and go
 
 is_state($node, 'DROP DATABASE copy_plain', '00000', 'DROP DATABASE right after use');
-is_state($node, 'CREATE DATABASE twin TEMPLATE copy_custom', '00000', 'CREATE DATABASE TEMPLATE');
-my $left = sql($node, "SELECT id FROM idemq.enqueue('q', '8')", 'twin');
-is_sql($node, "SELECT id - $left FROM idemq.claim('q')", 0, 'the twin works', 'twin');
+is_state($node, 'CREATE DATABASE duplicate TEMPLATE copy_custom', '00000', 'CREATE DATABASE TEMPLATE');
+my $left = sql($node, "SELECT id FROM idemq.enqueue('q', '8')", 'duplicate');
+is_sql($node, "SELECT id - $left FROM idemq.claim('q')", 0, 'the duplicate works', 'duplicate');
 is_sql($node, "SELECT count(*) FROM idemq.claim('q')", 0, 'its original has jobs of its own', 'copy_custom');
-sql($node, 'DROP DATABASE twin');
-sql($node, 'CREATE DATABASE twin TEMPLATE copy_custom');
-$left = sql($node, "SELECT id FROM idemq.enqueue('q', '9')", 'twin');
-is_sql($node, "SELECT id - $left FROM idemq.claim('q')", 0, 'a database of the same name is another', 'twin');
+sql($node, 'DROP DATABASE duplicate');
+sql($node, 'CREATE DATABASE duplicate TEMPLATE copy_custom');
+$left = sql($node, "SELECT id FROM idemq.enqueue('q', '9')", 'duplicate');
+is_sql($node, "SELECT id - $left FROM idemq.claim('q')", 0, 'a database of the same name is another', 'duplicate');
 
 # ---- DROP EXTENSION and back
 

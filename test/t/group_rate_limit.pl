@@ -109,9 +109,9 @@ is_sql($node, "SELECT count(*) FROM idemq.claim('before', 10)", 1, 'so does one 
 # A queue that is dropped gives its buckets back, and the queue that gets its state is a new one.
 sql($node, "SELECT idemq.drop_queue('greedy', force => true)");
 is_sql($node, "SELECT used <= 130 FROM idemq.memory WHERE resource = 'buckets'", 't', 'a queue that is dropped has no buckets');
-sql($node, "SELECT idemq.create_queue('heir', group_rate_limit => 1, group_rate_period => '$per'); SELECT fill('heir', 20, 1)");
-is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('heir') AND status = 'pending'", 20, 'its heads');
-is_sql($node, "SELECT count(*) FROM idemq.claim('heir', 100)", 20, 'the next queue of its state begins with full ones');
+sql($node, "SELECT idemq.create_queue('successor', group_rate_limit => 1, group_rate_period => '$per'); SELECT fill('successor', 20, 1)");
+is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('successor') AND status = 'pending'", 20, 'its heads');
+is_sql($node, "SELECT count(*) FROM idemq.claim('successor', 100)", 20, 'the next queue of its state begins with full ones');
 # There is room: who was started without a bucket is not started too soon with one.
 sql($node, 'DROP DATABASE other');
 sql($node, "SELECT idemq.enqueue('f', '1', group_key => 'new')");

@@ -139,18 +139,18 @@ foreach my $how ("SELECT idemq.enqueue('wq', '1', key => 'wake')", 'ROLLBACK')
 SKIP: {
 	skip 'no test_decoding', 2
 	  unless eval { sql($node, "SELECT pg_create_logical_replication_slot('s', 'test_decoding')") };
-	my $twin = session($node);
+	my $duplicate = session($node);
 
 	$holder->query_safe("BEGIN; SELECT idemq.enqueue('q', '1', key => 'decoded')");
-	$twin->query_until(qr/sent/, "\\echo sent\nSELECT outcome FROM idemq.enqueue('q', '1', key => 'decoded');\n");
+	$duplicate->query_until(qr/sent/, "\\echo sent\nSELECT outcome FROM idemq.enqueue('q', '1', key => 'decoded');\n");
 	wait_until($node, "SELECT count(*) = 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'");
 	$holder->query_safe('COMMIT');
-	like($twin->query('SELECT 1'), qr/^duplicate$/m, 'a twin writes its row, and takes it back');
+	like($duplicate->query('SELECT 1'), qr/^duplicate$/m, 'a duplicate writes its row, and takes it back');
 	sql($node, "SELECT idemq.enqueue_many('q', ARRAY['1', '1', '1']::jsonb[], keys => ARRAY['x', 'x', 'x'])");
 	is_sql($node, "SELECT count(*) FROM pg_logical_slot_get_changes('s', NULL, NULL) WHERE data LIKE 'table idemq.jobs: INSERT:%'", 2,
 		'a replica sees the two that stayed');
 	sql($node, "SELECT pg_drop_replication_slot('s')");
-	leave($twin);
+	leave($duplicate);
 }
 
 # ---- What a DBA adds to the table changes no answer
@@ -189,7 +189,7 @@ leave($holder);
 # ---- Stopped in the middle of an insert, or of a commit
 
 {
-	# An insert that is not confirmed yet: a twin waits, an acquire does not.
+	# An insert that is not confirmed yet: a duplicate waits, an acquire does not.
 	my ($one, $two) = (session($node), session($node));
 	my $stop = stop_at($one->{backend}, 'before_confirm');
 	$one->query_until(qr/sent/, "\\echo sent\nSELECT outcome FROM idemq.enqueue('q', '1', key => 'spec');\n");
@@ -199,7 +199,7 @@ leave($holder);
 	is_sql($node, "SELECT outcome FROM idemq.acquire('q', 'spec', '1')", 'locked', 'an unconfirmed insert: locked');
 	$stop->();
 	like($one->query('SELECT 1'), qr/^accepted$/m, 'the first is accepted');
-	like($two->query('SELECT 1'), qr/^duplicate$/m, 'the twin is its duplicate');
+	like($two->query('SELECT 1'), qr/^duplicate$/m, 'the duplicate is its duplicate');
 	leave($one, $two);
 
 	# Killed there: the key is free, and nothing is left that says otherwise.

@@ -78,21 +78,21 @@ foreach my $end ([ 'COMMIT', '42501' ], [ 'ROLLBACK', '00000' ])
 {
 	my $waiter = session($node);
 
-	$one->query_safe("BEGIN; SELECT idemq.schedule('twin', '$yearly', 'q', '1')");
-	$waiter->query_until(qr/sent/, "\\set VERBOSITY sqlstate\nSET ROLE shop;\n\\echo sent\nSELECT idemq.schedule('twin', '$yearly', 'q', '2');\n");
-	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%twin%'");
+	$one->query_safe("BEGIN; SELECT idemq.schedule('duplicate', '$yearly', 'q', '1')");
+	$waiter->query_until(qr/sent/, "\\set VERBOSITY sqlstate\nSET ROLE shop;\n\\echo sent\nSELECT idemq.schedule('duplicate', '$yearly', 'q', '2');\n");
+	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%duplicate%'");
 	$one->query_safe($end->[0]);
 	$waiter->query('SELECT 1');
-	is($waiter->{stderr} =~ /ERROR:\s+(\w{5})/ ? $1 : '00000', $end->[1], "a twin after $end->[0]");
-	is_sql($node, "SELECT count(*), idemq.unschedule('twin') FROM idemq.schedules WHERE name = 'twin'", '1|t', 'one schedule');
+	is($waiter->{stderr} =~ /ERROR:\s+(\w{5})/ ? $1 : '00000', $end->[1], "a duplicate after $end->[0]");
+	is_sql($node, "SELECT count(*), idemq.unschedule('duplicate') FROM idemq.schedules WHERE name = 'duplicate'", '1|t', 'one schedule');
 	leave($waiter);
 }
 
-# The row was put back meanwhile, and the twin of the tick is open: only the key knows.
+# The row was put back meanwhile, and the duplicate of the tick is open: only the key knows.
 sql($node, 'DELETE FROM idemq.jobs');
 $one->query_safe("BEGIN; SELECT idemq.enqueue('q', '{\"n\": 1}', key => 'annual\@' || to_char(last_tick AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'))
 	FROM idemq.last_tick('$yearly')");
-is_state($node, 'CALL idemq.tick()', '55P03', 'the tick does not wait for its twin');
+is_state($node, 'CALL idemq.tick()', '55P03', 'the tick does not wait for its duplicate');
 $one->query_safe('COMMIT');
 sql($node, 'CALL idemq.tick()');
 is_sql($node, "SELECT count(*), max(last_job) = max(j.id) FROM idemq.jobs j, idemq.schedules s WHERE s.name = 'annual'", '1|t', 'it is the duplicate');

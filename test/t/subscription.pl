@@ -211,10 +211,10 @@ sql($sub, 'CREATE DATABASE copy');
 command_ok([ 'pg_restore', '-e', '-h', $sub->host, '-p', $sub->port, '-d', 'copy', $dump ], 'a dump of a follower');
 is_sql($sub, $follows, 0, 'is none', 'copy');
 sql($sub, 'SELECT idemq.follow()', 'copy');
-sql($sub, 'CREATE DATABASE twin TEMPLATE copy');
-is_sql($sub, $follows, 0, 'a copy of a follower is none', 'twin');
+sql($sub, 'CREATE DATABASE duplicate TEMPLATE copy');
+is_sql($sub, $follows, 0, 'a copy of a follower is none', 'duplicate');
 is_sql($sub, $follows, 1, 'which it was made of', 'copy');
-sql($sub, "DROP DATABASE $_") foreach qw(copy twin);
+sql($sub, "DROP DATABASE $_") foreach qw(copy duplicate);
 $sub->restart;
 is_sql($sub, $follows, 1, 'a restart does not end it');
 sql($sub, 'DROP TABLE fenced; DROP EXTENSION idemq; CREATE EXTENSION idemq');
@@ -400,12 +400,12 @@ sub receive
 	return sql($sub, "INSERT INTO receiver AS r VALUES ('zombie', $_[0]) ON CONFLICT (key) DO UPDATE SET token = excluded.token
 		WHERE excluded.token > r.token RETURNING 'taken'");
 }
-my $heir = sql($sub, "SET ROLE worker; SELECT token FROM idemq.claim_job($zombie[0], lease => '1 h')");
-cmp_ok($heir, '>', $zombie[1], 'a role of a replicated grant claims the job, with a greater token');
-is(receive($heir), 'taken', 'its effect');
+my $successor = sql($sub, "SET ROLE worker; SELECT token FROM idemq.claim_job($zombie[0], lease => '1 h')");
+cmp_ok($successor, '>', $zombie[1], 'a role of a replicated grant claims the job, with a greater token');
+is(receive($successor), 'taken', 'its effect');
 like($zombie->query_safe("SELECT idemq.commit($zombie[0], $zombie[1])"), qr/committed/, 'nobody tells the zombie on the old publisher');
 is(receive($zombie[1]), '', 'but the receiver refuses its token');
-is_sql($sub, "SELECT idemq.commit($zombie[0], $heir)", 'committed', 'the job is done once');
+is_sql($sub, "SELECT idemq.commit($zombie[0], $successor)", 'committed', 'the job is done once');
 
 is(clients($sub, $effect, '-c', 4, '-t', 20)->(), '', 'workers on the subscriber');
 is_sql($sub, 'SELECT count(*), count(DISTINCT key) FROM effects', '300|300', 'each effect once');
