@@ -127,11 +127,11 @@ ready_key_after(ReadyKey key)
 }
 
 /* Where the index entries of a row point (table/jobs_version.c); a hint, once it is remembered. */
-typedef struct RowLocator
+typedef struct TidHint
 {
-	ItemPointerData root; /* invalid: not known */
-	Oid file;			  /* the table's file then */
-} RowLocator;
+	ItemPointerData root_tid; /* invalid: not known */
+	Oid file;				  /* the table's file then */
+} TidHint;
 
 /*
  * Sleeps at random where another session may come in between.  Only tests have it (make

@@ -12,13 +12,13 @@
 #include "shared/leases/leases.h"
 #include "table/table.h"
 
-/* Fetches a job that is most likely in flight: by the locator of its claim, or by its id. */
+/* Fetches a job that is most likely in flight: by the TID hint of its claim, or by its id. */
 static bool
 fetch_in_flight(JobsTable *table, int64 id, Job *job)
 {
 	Lease lease;
 
-	return (idemq_lease_get(id, &lease) && idemq_jobs_fetch_at(table, &lease.locator, id, job)) ||
+	return (idemq_lease_get(id, &lease) && idemq_jobs_fetch_at(table, &lease.tid_hint, id, job)) ||
 		   idemq_jobs_fetch(table, id, job);
 }
 

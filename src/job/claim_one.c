@@ -121,7 +121,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 						.length = lease,
 						.timeout = queue->job_timeout,
 						.attached = attach,
-						.locator = idemq_jobs_locator(table, job)};
+						.tid_hint = idemq_jobs_tid_hint(table, job)};
 	TakeResult result;
 	Taken taken;
 	JobWrite write = JOB_WRITTEN;

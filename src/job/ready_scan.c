@@ -264,12 +264,12 @@ idemq_ready_scan(ReadyScan *scan, JobsTable *table, bool from_start)
 static bool
 fetch_row(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *job)
 {
-	RowLocator locator;
+	TidHint tid_hint;
 
 	if (scan->entry == NULL)
 		return idemq_jobs_scan_row(table, job);
-	locator = (RowLocator){scan->entry->tid, scan->view.read_ahead.file};
-	return idemq_jobs_fetch_at(table, &locator, key.id, job) && job->ready_at == key.ready_at &&
+	tid_hint = (TidHint){scan->entry->tid, scan->view.read_ahead.file};
+	return idemq_jobs_fetch_at(table, &tid_hint, key.id, job) && job->ready_at == key.ready_at &&
 		   job->priority == priority && job->queue_id == scan->queue.id;
 }
 

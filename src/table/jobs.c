@@ -287,7 +287,7 @@ idemq_jobs_decode(TupleTableSlot *row, Job *job)
 	job->deadline = timestamp_or(row, COL_DEADLINE, 0);
 	job->claimed_at = timestamp_or(row, COL_CLAIMED_AT, job->deadline);
 	job->expires_at = timestamp_or(row, COL_EXPIRES_AT, DT_NOEND);
-	ItemPointerSetInvalid(&job->root);
+	ItemPointerSetInvalid(&job->root_tid);
 	job->row = row;
 }
 
@@ -298,15 +298,15 @@ idemq_jobs_decode(TupleTableSlot *row, Job *job)
 bool
 idemq_jobs_fetch_entry(JobsTable *table, IndexScanDesc scan, Job *job)
 {
-	ItemPointerData root = scan->xs_heaptid;
+	ItemPointerData root_tid = scan->xs_heaptid;
 	bool all_dead = false;
-	bool found = idemq_version_fetch(table->rel, table->snapshot, &root, table->row, &all_dead,
+	bool found = idemq_version_fetch(table->rel, table->snapshot, &root_tid, table->row, &all_dead,
 									 &job->header);
 
 	if (found)
 	{
 		idemq_jobs_decode(table->row, job);
-		job->root = root;
+		job->root_tid = root_tid;
 	}
 	pgstat_count_heap_fetch(scan->indexRelation);
 	/* The index marks the entry when the scan leaves it. */
@@ -337,10 +337,10 @@ idemq_jobs_fetch(JobsTable *table, int64 id, Job *job)
 }
 
 /* Returns where a fetched row is, for later; invalid when it was not fetched by an index entry. */
-RowLocator
-idemq_jobs_locator(const JobsTable *table, const Job *job)
+TidHint
+idemq_jobs_tid_hint(const JobsTable *table, const Job *job)
 {
-	return (RowLocator){job->root, compat_file_number(table->rel)};
+	return (TidHint){job->root_tid, compat_file_number(table->rel)};
 }
 
 /*
@@ -362,17 +362,18 @@ has_block(const JobsTable *table, BlockNumber block)
 
 /* Like idemq_jobs_fetch, by where the row was; false: ask the primary key. */
 bool
-idemq_jobs_fetch_at(JobsTable *table, const RowLocator *locator, int64 id, Job *job)
+idemq_jobs_fetch_at(JobsTable *table, const TidHint *tid_hint, int64 id, Job *job)
 {
 	bool all_dead;
 
-	if (!ItemPointerIsValid(&locator->root) || locator->file != compat_file_number(table->rel) ||
-		!has_block(table, ItemPointerGetBlockNumber(&locator->root)) ||
-		!idemq_version_fetch(table->rel, table->snapshot, &locator->root, table->row, &all_dead,
-							 &job->header))
+	if (!ItemPointerIsValid(&tid_hint->root_tid) ||
+		tid_hint->file != compat_file_number(table->rel) ||
+		!has_block(table, ItemPointerGetBlockNumber(&tid_hint->root_tid)) ||
+		!idemq_version_fetch(table->rel, table->snapshot, &tid_hint->root_tid, table->row,
+							 &all_dead, &job->header))
 		return false;
 	idemq_jobs_decode(table->row, job);
-	job->root = locator->root;
+	job->root_tid = tid_hint->root_tid;
 	return job->id == id;
 }
 

@@ -61,12 +61,12 @@ idemq_jobs_ids_next(JobsTable *table, int64 *id)
 bool
 idemq_jobs_ids_in_doubt(JobsTable *table, Job *job)
 {
-	ItemPointerData root = table->scan->xs_heaptid;
+	ItemPointerData root_tid = table->scan->xs_heaptid;
 	SnapshotData dirty;
 	bool all_dead;
 
 	InitDirtySnapshot(dirty);
-	if (!idemq_version_fetch(table->rel, &dirty, &root, table->row, &all_dead, &job->header))
+	if (!idemq_version_fetch(table->rel, &dirty, &root_tid, table->row, &all_dead, &job->header))
 		return false;
 	idemq_jobs_decode(table->row, job);
 	return true;

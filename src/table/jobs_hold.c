@@ -159,7 +159,7 @@ idemq_jobs_is_outdated(JobsTable *table, const Job *job)
 {
 	const HeapTupleHeaderData *header = &job->header;
 
-	Assert(ItemPointerIsValid(&job->root));
+	Assert(ItemPointerIsValid(&job->root_tid));
 	if (table->crosscheck != InvalidSnapshot &&
 		!table_tuple_satisfies_snapshot(table->rel, job->row, table->crosscheck))
 		return true;

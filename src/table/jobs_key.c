@@ -198,7 +198,7 @@ idemq_jobs_insert_successor(JobsTable *table, JobChange *columns, const Job *tak
 		return idemq_jobs_insert_sql(table, columns);
 	idemq_jobs_fill_row(table, columns);
 	table_tuple_insert(table->rel, table->new_row, GetCurrentCommandId(true), 0, NULL);
-	idemq_jobs_index_insert_successor(table->rel, table->new_row, &taken_from->root);
+	idemq_jobs_index_insert_successor(table->rel, table->new_row, &taken_from->root_tid);
 	idemq_jobs_count_new(table->new_row);
 	return true;
 }

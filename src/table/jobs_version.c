@@ -42,20 +42,20 @@
 
 /*
  * Fetches into row the version that a snapshot sees of the row whose index entries name
- * root; false when it sees none, with *all_dead true if no snapshot sees one.  *header: the
+ * root_tid; false when it sees none, with *all_dead true if no snapshot sees one.  *header: the
  * version's header at the moment when it was found (table/jobs_hold.c).
  */
 bool
-idemq_version_fetch(Relation rel, Snapshot snapshot, const ItemPointerData *root,
+idemq_version_fetch(Relation rel, Snapshot snapshot, const ItemPointerData *root_tid,
 					TupleTableSlot *row, bool *all_dead, HeapTupleHeaderData *header)
 {
 	HeapTuple tuple = &((BufferHeapTupleTableSlot *) row)->base.tupdata;
-	ItemPointerData tid = *root;
+	ItemPointerData tid = *root_tid;
 	Buffer buffer;
 	bool found;
 
 	ExecClearTuple(row);
-	buffer = ReadBuffer(rel, ItemPointerGetBlockNumber(root));
+	buffer = ReadBuffer(rel, ItemPointerGetBlockNumber(root_tid));
 	LockBuffer(buffer, BUFFER_LOCK_SHARE);
 	found = heap_hot_search_buffer(&tid, rel, buffer, snapshot, tuple, all_dead, true);
 	if (found &&
@@ -66,7 +66,7 @@ idemq_version_fetch(Relation rel, Snapshot snapshot, const ItemPointerData *root
 		compat_prune(rel, buffer);
 		LockBuffer(buffer, BUFFER_LOCK_SHARE);
 		/* What the snapshot sees is left, but it may have moved on the page. */
-		tid = *root;
+		tid = *root_tid;
 		found = heap_hot_search_buffer(&tid, rel, buffer, snapshot, tuple, all_dead, true);
 	}
 	if (found)

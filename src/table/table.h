@@ -113,8 +113,8 @@ typedef struct Job
 	TimestampTz claimed_at; /* with deadline: of a running job */
 	TimestampTz deadline;
 	TimestampTz expires_at;		/* DT_NOEND for NULL */
-	ItemPointerData root;		/* what its index entries name; invalid: not known */
-	HeapTupleHeaderData header; /* as it was when it was fetched by root */
+	ItemPointerData root_tid;	/* what its index entries name; invalid: not known */
+	HeapTupleHeaderData header; /* as it was when it was fetched by root_tid */
 	TupleTableSlot *row;
 } Job;
 
@@ -208,8 +208,8 @@ extern void idemq_jobs_close(JobsTable *table);
 extern Oid idemq_jobs_primary_key(Relation rel);
 extern void idemq_jobs_index_close(JobsTable *table, Relation index);
 extern bool idemq_jobs_fetch(JobsTable *table, int64 id, Job *job);
-extern RowLocator idemq_jobs_locator(const JobsTable *table, const Job *job);
-extern bool idemq_jobs_fetch_at(JobsTable *table, const RowLocator *locator, int64 id, Job *job);
+extern TidHint idemq_jobs_tid_hint(const JobsTable *table, const Job *job);
+extern bool idemq_jobs_fetch_at(JobsTable *table, const TidHint *tid_hint, int64 id, Job *job);
 extern void idemq_jobs_decode(TupleTableSlot *row, Job *job);
 extern bool idemq_jobs_fetch_entry(JobsTable *table, IndexScanDesc scan, Job *job);
 extern bool idemq_jobs_scan_row(JobsTable *table, Job *job);
@@ -581,7 +581,7 @@ extern bool idemq_jobs_scan_next(JobsTable *table, ReadyKey *key);
  *		The visible version of a row, from the place that its index entries name.
  */
 
-extern bool idemq_version_fetch(Relation rel, Snapshot snapshot, const ItemPointerData *root,
+extern bool idemq_version_fetch(Relation rel, Snapshot snapshot, const ItemPointerData *root_tid,
 								TupleTableSlot *row, bool *all_dead, HeapTupleHeaderData *header);
 
 /*

@@ -149,7 +149,7 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->session_life = idemq_lease_session_life(lease);
 	lease->loss = LOSS_EXPIRED;
 	lease->transferred = claim->transfer;
-	lease->locator = claim->locator;
+	lease->tid_hint = claim->tid_hint;
 	lease->ending = (Ending){.finisher = NO_SESSION};
 	lease->passed_by.any = false;
 	lease->due = PG_INT64_MAX;
@@ -452,7 +452,7 @@ idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue, const L
 		lease->loss = LOSS_EXPIRED;
 		lease->ending = (Ending){.finisher = NO_SESSION};
 		lease->passed_by.any = false;
-		lease->locator = (RowLocator){0};
+		lease->tid_hint = (TidHint){0};
 		if (idemq_running_count_in(&lease->running, NULL, queue->id, 0))
 			idemq_lease_place(lease);
 		else

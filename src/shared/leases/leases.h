@@ -63,7 +63,7 @@ typedef struct PassedBy
 typedef struct Lease
 {
 	LeaseKey key;
-	/* its terms, up to locator: what a claim by the attempt's own finisher overwrites */
+	/* its terms, up to tid_hint: what a claim by the attempt's own finisher overwrites */
 	int64 token;		 /* of the claim; changes when a transaction claims what it ends */
 	int64 deadline;		 /* mono; PG_INT64_MAX while claiming */
 	int64 length;		 /* microseconds */
@@ -78,7 +78,7 @@ typedef struct Lease
 	uint8 loss;			 /* LeaseLoss; if not LOSS_EXPIRED, the deadline was set for it */
 	bool transferred;	 /* runs, uncounted, in place of an attempt that its transaction ends */
 	uint32 session_life; /* of its session (lease_sessions.c) when it claimed; while attached */
-	RowLocator locator;	 /* the row's at the claim; a hint */
+	TidHint tid_hint;	 /* the row's at the claim; a hint */
 	RunningCounted running; /* where it is counted */
 	uint16 cancels;			/* open transactions that cancel the job (lease_beat.c) */
 	/* for shared/leases/lease_table.c */
@@ -136,7 +136,7 @@ typedef struct LeaseClaim
 	int64 length;		/* microseconds */
 	int64 timeout;		/* microseconds that the attempt may last; 0: no limit */
 	bool attached;
-	RowLocator locator; /* of the job's row */
+	TidHint tid_hint; /* of the job's row */
 } LeaseClaim;
 
 /* The queue of an entry that is adopted. */
