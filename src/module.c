@@ -27,7 +27,7 @@ void _PG_init(void);
 
 /* In the order of start-up. */
 static const ShmemPart *const parts[] = {
-	&idemq_groups_part,		 &idemq_group_windows_part,	 &idemq_dependencies_part,
+	&idemq_groups_part,		 &idemq_commit_windows_part, &idemq_dependencies_part,
 	&idemq_secret_part,		 &idemq_clock_part,			 &idemq_counters_part,
 	&idemq_versions_part,	 &idemq_server_counts_part,	 &idemq_qstates_part,
 	&idemq_leases_part,		 &idemq_lease_sessions_part, &idemq_lease_shares_part,

@@ -4,7 +4,7 @@
  *
  *		Before they run: the worker is sent away from a database that the command
  *			needs for itself (hooks/exclusive_database.c).  COMMIT PREPARED and ROLLBACK
- *			PREPARED enter the window of the database (txn/pending_window.c).
+ *			PREPARED enter the window of the database (txn/pending_commit_window.c).
  *
  *		After they succeeded:
  *
@@ -178,7 +178,7 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 	if (prepared)
 	{
 		/* Until this session's transaction ends, which it does after the command, either way. */
-		idemq_pending_window_enter(NULL, MyDatabaseId, GROUP_DROP_LOW_WATER);
+		idemq_pending_commit_window_enter(NULL, MyDatabaseId, GROUP_DROP_LOW_WATER);
 		/* From before the rows are visible until the scan starts are unset. */
 		begin_change();
 	}

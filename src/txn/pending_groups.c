@@ -13,7 +13,7 @@
  * (txn/pending.c).
  *
  * From before the commit is visible until all marks are set, the transaction is in the
- * windows of the queues in which it lowers low-water marks (txn/pending_window.c).
+ * windows of the queues in which it lowers low-water marks (txn/pending_commit_window.c).
  *
  * PREPARE TRANSACTION: the marks are lost; when the transaction ends, all groups are scanned
  * (idemq_groups_unset_database).  A transaction that owns a group is refused (txn/pending.c).
@@ -122,12 +122,12 @@ is_same(const GroupKey *a, const GroupKey *b)
 
 /* Enters the window of the queue of a mark, if the mark lowers a low-water mark. */
 static void
-enter_window(Mark *mark)
+enter_commit_window(Mark *mark)
 {
 	if (mark->id == GROUP_KEEP_LOW_WATER)
 		return;
 	mark->qstate = idemq_qstate_current(mark->qstate, mark->key.queue_id);
-	idemq_pending_window_enter(mark->qstate, mark->key.database, mark->id);
+	idemq_pending_commit_window_enter(mark->qstate, mark->key.database, mark->id);
 }
 
 /* Puts a mark behind the others; it is not one of them yet. */
@@ -160,7 +160,7 @@ note(QueueState *qstate, int32 queue_id, const char *name, int length, int64 id)
 		end_of_marks = end_of(end_of_marks);
 	mark_at(found->at)->id = Min(mark_at(found->at)->id, id);
 	if (committing)
-		enter_window(mark_at(found->at));
+		enter_commit_window(mark_at(found->at));
 }
 
 /*
@@ -221,7 +221,7 @@ void
 idemq_pending_groups_before_commit(void)
 {
 	for (int at = 0; at < end_of_marks; at = end_of(at))
-		enter_window(mark_at(at));
+		enter_commit_window(mark_at(at));
 	committing = true;
 }
 
@@ -349,7 +349,7 @@ idemq_pending_groups_apply(void)
 		memcpy(&key, &mark_at(at)->key, idemq_group_key_size(&mark_at(at)->key));
 		idemq_group_mark(mark_at(at)->qstate, &key, mark_at(at)->id);
 	}
-	idemq_pending_window_leave();
+	idemq_pending_commit_window_leave();
 	release_from(InvalidSubTransactionId, GROUP_DONE);
 }
 
@@ -370,7 +370,7 @@ idemq_pending_groups_undo(SubTransactionId from)
 void
 idemq_pending_groups_forget(void)
 {
-	idemq_pending_window_leave();
+	idemq_pending_commit_window_leave();
 	committing = false;
 	marks = NULL;
 	owned = NULL;

@@ -129,12 +129,12 @@ extern void idemq_pending_groups_undo(SubTransactionId from);
 extern void idemq_pending_groups_forget(void);
 
 /*
- * pending_window.c
+ * pending_commit_window.c
  *		The windows of groups that this transaction is in.
  */
 
-extern void idemq_pending_window_enter(const QueueState *qstate, Oid database, int64 id);
-extern void idemq_pending_window_leave(void);
+extern void idemq_pending_commit_window_enter(const QueueState *qstate, Oid database, int64 id);
+extern void idemq_pending_commit_window_leave(void);
 
 /*
  * pending_away.c

@@ -1,6 +1,6 @@
 /*
  * groups.pml
- *		src/shared/groups/groups.c and group_window.c, with job/promote.c and txn/pending_groups.c: a
+ *		src/shared/groups/groups.c and commit_window.c, with job/promote.c and txn/pending_groups.c: a
  *		group has one head at most, its first job by the snapshot that chose it, and is not forgotten.
  *
  * One group of three jobs, each of which is enqueued by a session of its own, and commits in any
@@ -8,14 +8,14 @@
  * marked, and a claim, which takes the group by its name, once.  One transaction aborts, of
  * an enqueue or a promoter.
  *
- * A window's least id is that of the writers in it: the C code's, of two generations, may be less.
+ * A commit window's least id is that of the writers in it: the C code's, of two generations, may be less.
  * Not in it: places, rates, long names, a full table, entries that are idle, scans, changes by hand,
  * queues without a state in shared memory.
  *
  * Mutants: SNAPSHOT_FIRST (before the group is owned), RELEASE_FIRST (before the promotion is visible),
  * MARK_FIRST (before the commit), NO_AGAIN (a mark while there is a promoter is not kept), ABORT_DONE (an
- * promoter that aborts gives back a group that is done with), NO_WINDOW (a check does not ask for it),
- * LOW_WATER_FIRST (it reads the low-water mark before the window), LEAVE_FIRST (a writer leaves before it marks),
+ * promoter that aborts gives back a group that is done with), NO_COMMIT_WINDOW (a check does not ask for it),
+ * LOW_WATER_FIRST (it reads the low-water mark before the commit window), LEAVE_FIRST (a writer leaves before it marks),
  * NO_LOWERED (what a mark has lowered while there is a promoter is not heeded).
  */
 #define JOBS 3
@@ -28,7 +28,7 @@ byte heads = 0;
 byte made = 0;
 byte done = 0;
 byte ended = 0;				/* enqueues that are through */
-byte window = 0;			/* ids of writers in it */
+byte commit_window = 0;			/* ids of writers in it */
 
 byte promoter = NOBODY;		/* the entry: */
 bool again = false;
@@ -82,21 +82,21 @@ inline release(me, to, wants)
 proctype enqueuer(byte id)
 {
 	/* idemq_pending_groups_before_commit */
-	window = window | BIT(id);
+	commit_window = commit_window | BIT(id);
 #ifdef MARK_FIRST
 	mark(id);
 #endif
 	if
 	:: atomic { blocked = blocked | BIT(id); made = made | BIT(id) };
 #ifdef LEAVE_FIRST
-		window = window & ~BIT(id);
+		commit_window = commit_window & ~BIT(id);
 #endif
 #ifndef MARK_FIRST
 		mark(id);
 #endif
-		window = window & ~BIT(id)
+		commit_window = commit_window & ~BIT(id)
 	MAY_ABORT;
-		window = window & ~BIT(id)
+		commit_window = commit_window & ~BIT(id)
 	fi;
 	ended++
 }
@@ -119,12 +119,12 @@ inline check(me)
 	/* idemq_group_low_water */
 #ifdef LOW_WATER_FIRST
 	own = MIN(low_water, lowered);
-	own = MIN(own, LEAST(window));
+	own = MIN(own, LEAST(commit_window));
 #else
-#ifdef NO_WINDOW
+#ifdef NO_COMMIT_WINDOW
 	least = KEEP;
 #else
-	least = LEAST(window);
+	least = LEAST(commit_window);
 #endif
 #ifdef NO_LOWERED
 	own = MIN(low_water, least);

@@ -29,14 +29,14 @@
  * A low-water mark is never above what a check's snapshot shows.  Call W a writer, which blocks a
  * job or changes one by hand, and P a promoter that checks:
  *
- *		W: enters the window (shared/groups/group_window.c); is visible; sets its marks, group by
- *			group; leaves the window.
- *		P: owns the group; takes its snapshot; reads the window, then the low-water mark
+ *		W: enters the commit window (shared/groups/commit_window.c); is visible; sets its marks, group by
+ *			group; leaves the commit window.
+ *		P: owns the group; takes its snapshot; reads the commit window, then the low-water mark
  *			and what has lowered it; checks; promotes; is visible; stores its low-water mark
  *			and releases the group.
  *
- * If the snapshot shows W, W was in the window before.  When P reads the window, W may still
- * be there: then the window's least id is not above W's.  Or W has left: then its mark was
+ * If the snapshot shows W, W was in the commit window before.  When P reads the commit window, W may still
+ * be there: then the commit window's least id is not above W's.  Or W has left: then its mark was
  * set before P reads the low-water mark.  That mark came
  *	 - since P owns the group: it has lowered what P reads; or
  *	 - while the group had no promoter: it lowered the low-water mark itself; or
@@ -49,18 +49,18 @@
  * If the snapshot does not show W, the check is right for the rows that it shows: these are as
  * they were before W.  The low-water mark that P stores may be too high for W's job then.  P need
  * not heed the window for that: a promoter that checks later, under a snapshot that shows W, finds
- * W in the window, or W's mark, which came after P's snapshot, when P owned the group or later.
+ * W in the commit window, or W's mark, which came after P's snapshot, when P owned the group or later.
  *
  * So a check sees the head that its snapshot shows, and no second one is made; and it
  * sees the first of the blocked jobs that are committed, and none of these is passed.
  * What the promoter's own transaction has written is visible to its checks at once, and its
- * marks are not set before its end: a check heeds them as if it were in the window.
+ * marks are not set before its end: a check heeds them as if it were in the commit window.
  *
  *		Model: test/model/groups.pml; three enqueues, the worker and a claim as promoters, one abort.
  *
- * COMMIT PREPARED makes visible what no session knows.  It enters its database's window
+ * COMMIT PREPARED makes visible what no session knows.  It enters its database's commit window
  * before, and drops all low-water marks of the database after, as a writer by hand does.  A writer
- * whose queue has no state enters the database's window instead: the queue may get a state,
+ * whose queue has no state enters the database's commit window instead: the queue may get a state,
  * and its groups low-water marks, before the writer is visible.
  *
  * A group with places (job/permits.c) needs its next job promoted as soon as the one before
@@ -666,8 +666,8 @@ idemq_group_low_water(QueueState *qstate, const GroupKey *key, int64 own)
 	qstate = idemq_qstate_current(qstate, key->queue_id);
 	if (qstate == NULL)
 		return low_water;
-	/* In this order: a writer that has left the window has set its marks. */
-	least = idemq_group_window_least(qstate, key->database);
+	/* In this order: a writer that has left the commit window has set its marks. */
+	least = idemq_commit_window_least(qstate, key->database);
 	LWLockAcquire(&shared->lock, LW_SHARED);
 	group = find(key);
 	if (group != NULL && group->promoter == IDEMQ_MY_PROC_NUMBER)

@@ -74,18 +74,18 @@ typedef struct GroupEntry
 } GroupEntry;
 
 /*
- * Transactions about to lower low-water marks; every field is under the spinlock (group_window.c).
+ * Transactions about to lower low-water marks; every field is under the spinlock (commit_window.c).
  */
-typedef struct GroupWindow
+typedef struct CommitWindow
 {
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) slock_t lock;
 	int newer;		/* the generation that is entered: 0 or 1 */
 	int writers[2]; /* by generation */
 	int64 least[2]; /* an id, or GROUP_DROP_LOW_WATER; GROUP_KEEP_LOW_WATER without writers */
-} GroupWindow;
+} CommitWindow;
 
 /* Windows for the databases, which share them by their OIDs. */
-#define GROUP_DATABASE_WINDOWS 16
+#define DATABASE_COMMIT_WINDOWS 16
 
 /* The worker's passes of promotion; no lock (promote_pass.c). */
 typedef struct PromotePass
@@ -192,15 +192,15 @@ extern void idemq_dependency_mark(QueueState *qstate, int32 queue_id, Dependency
 extern void idemq_dependency_finished(QueueState *qstate, int32 queue_id, int64 job_id);
 
 /*
- * group_window.c
+ * commit_window.c
  *		Transactions that are about to lower the low-water marks of FIFO groups.
  */
 
-extern const ShmemPart idemq_group_windows_part;
-extern int idemq_group_window_of(const QueueState *qstate, Oid database);
-extern int idemq_group_window_enter(int number, int64 id);
-extern void idemq_group_window_lower(int number, int generation, int64 id);
-extern void idemq_group_window_leave(int number, int generation);
-extern int64 idemq_group_window_least(const QueueState *qstate, Oid database);
+extern const ShmemPart idemq_commit_windows_part;
+extern int idemq_commit_window_of(const QueueState *qstate, Oid database);
+extern int idemq_commit_window_enter(int number, int64 id);
+extern void idemq_commit_window_lower(int number, int generation, int64 id);
+extern void idemq_commit_window_leave(int number, int generation);
+extern int64 idemq_commit_window_least(const QueueState *qstate, Oid database);
 
 #endif

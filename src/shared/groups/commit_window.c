@@ -1,10 +1,10 @@
 /*
- * shared/groups/group_window.c
+ * shared/groups/commit_window.c
  *		Transactions that are about to lower the low-water marks of FIFO groups, in shared memory.
  *
  * A transaction lowers low-water marks by its marks, which it sets group by group after it has
  * become visible.  In between a low-water mark is too high for a session that sees the transaction.
- * So it enters its queue's window before it is visible, with the least id to which it may
+ * So it enters its queue's commit window before it is visible, with the least id to which it may
  * lower a low-water mark, and leaves when all its marks are set.  A check begins no higher than the
  * window's least id (the proof is in shared/groups/groups.c).
  *
@@ -34,36 +34,36 @@
 #include "shared/queue_states/queue_states.h"
 
 /* Those of queues, at the indexes of their states; after them those of databases. */
-static GroupWindow *windows = NULL;
+static CommitWindow *commit_windows = NULL;
 
 static int
-window_count(void)
+commit_window_count(void)
 {
-	return idemq_max_queues + GROUP_DATABASE_WINDOWS;
+	return idemq_max_queues + DATABASE_COMMIT_WINDOWS;
 }
 
 static void
-init_windows(int tranche)
+commit_window_init(int tranche)
 {
-	for (int i = 0; i < window_count(); i++)
+	for (int i = 0; i < commit_window_count(); i++)
 	{
-		SpinLockInit(&windows[i].lock);
-		windows[i].least[0] = windows[i].least[1] = GROUP_KEEP_LOW_WATER;
+		SpinLockInit(&commit_windows[i].lock);
+		commit_windows[i].least[0] = commit_windows[i].least[1] = GROUP_KEEP_LOW_WATER;
 	}
 }
 
-const ShmemPart idemq_group_windows_part = {.area = (void **) &windows,
-											.each = sizeof(GroupWindow),
-											.count = window_count,
-											.lies_in = AREA_QUEUES,
-											.init = init_windows};
+const ShmemPart idemq_commit_windows_part = {.area = (void **) &commit_windows,
+											 .each = sizeof(CommitWindow),
+											 .count = commit_window_count,
+											 .lies_in = AREA_QUEUES,
+											 .init = commit_window_init};
 
 /* Returns the number of the window of a queue state or, when it is NULL, of the database. */
 int
-idemq_group_window_of(const QueueState *qstate, Oid database)
+idemq_commit_window_of(const QueueState *qstate, Oid database)
 {
 	return qstate != NULL ? idemq_qstate_index(qstate)
-						  : idemq_max_queues + (int) (database % GROUP_DATABASE_WINDOWS);
+						  : idemq_max_queues + (int) (database % DATABASE_COMMIT_WINDOWS);
 }
 
 /*
@@ -71,9 +71,9 @@ idemq_group_window_of(const QueueState *qstate, Oid database)
  * GROUP_DROP_LOW_WATER; returns the generation to leave.
  */
 int
-idemq_group_window_enter(int number, int64 id)
+idemq_commit_window_enter(int number, int64 id)
 {
-	GroupWindow *window = &windows[number];
+	CommitWindow *window = &commit_windows[number];
 	int newer;
 
 	SpinLockAcquire(&window->lock);
@@ -88,9 +88,9 @@ idemq_group_window_enter(int number, int64 id)
 
 /* Lowers a window that the caller is in to one more id. */
 void
-idemq_group_window_lower(int number, int generation, int64 id)
+idemq_commit_window_lower(int number, int generation, int64 id)
 {
-	GroupWindow *window = &windows[number];
+	CommitWindow *window = &commit_windows[number];
 
 	SpinLockAcquire(&window->lock);
 	window->least[generation] = Min(window->least[generation], id);
@@ -99,9 +99,9 @@ idemq_group_window_lower(int number, int generation, int64 id)
 
 /* Leaves a window: all marks are set, or the transaction has aborted. */
 void
-idemq_group_window_leave(int number, int generation)
+idemq_commit_window_leave(int number, int generation)
 {
-	GroupWindow *window = &windows[number];
+	CommitWindow *window = &commit_windows[number];
 
 	SpinLockAcquire(&window->lock);
 	if (--window->writers[generation] == 0)
@@ -112,7 +112,7 @@ idemq_group_window_leave(int number, int generation)
 static int64
 least_in(int number)
 {
-	GroupWindow *window = &windows[number];
+	CommitWindow *window = &commit_windows[number];
 	int64 least;
 
 	SpinLockAcquire(&window->lock);
@@ -127,10 +127,10 @@ least_in(int number)
  * are all transactions that the caller's snapshot shows and that have not set all their marks.
  */
 int64
-idemq_group_window_least(const QueueState *qstate, Oid database)
+idemq_commit_window_least(const QueueState *qstate, Oid database)
 {
-	int64 of_database = least_in(idemq_group_window_of(NULL, database));
-	int64 of_queue = least_in(idemq_group_window_of(qstate, database));
+	int64 of_database = least_in(idemq_commit_window_of(NULL, database));
+	int64 of_queue = least_in(idemq_commit_window_of(qstate, database));
 
 	return Min(of_database, of_queue);
 }

@@ -1,6 +1,6 @@
 /*
- * txn/pending_window.c
- *		The windows (shared/groups/group_window.c) that this transaction is in: from before it
+ * txn/pending_commit_window.c
+ *		The windows (shared/groups/commit_window.c) that this transaction is in: from before it
  *		is visible until all its marks are set, or until it has aborted.
  *
  * It enters them at PRE_COMMIT, and before COMMIT PREPARED.  However the transaction
@@ -32,9 +32,9 @@ static int max_stays = 0;
  * idemq_group_mark takes it, but not GROUP_KEEP_LOW_WATER.
  */
 void
-idemq_pending_window_enter(const QueueState *qstate, Oid database, int64 id)
+idemq_pending_commit_window_enter(const QueueState *qstate, Oid database, int64 id)
 {
-	int number = idemq_group_window_of(qstate, database);
+	int number = idemq_commit_window_of(qstate, database);
 	Stay *last = nstays == 0 ? NULL : &stays[nstays - 1];
 
 	/*
@@ -44,24 +44,24 @@ idemq_pending_window_enter(const QueueState *qstate, Oid database, int64 id)
 	if (last == NULL || last->number != number)
 	{
 		stays = idemq_grow(stays, &max_stays, (int64) nstays + 1, sizeof(Stay));
-		stays[nstays] = (Stay){number, idemq_group_window_enter(number, id), id};
+		stays[nstays] = (Stay){number, idemq_commit_window_enter(number, id), id};
 		nstays++;
 	}
 	else if (id < last->least)
 	{
-		idemq_group_window_lower(number, last->generation, id);
+		idemq_commit_window_lower(number, last->generation, id);
 		last->least = id;
 	}
 }
 
 void
-idemq_pending_window_leave(void)
+idemq_pending_commit_window_leave(void)
 {
 	while (nstays > 0)
 	{
 		const Stay *last = &stays[--nstays];
 
-		idemq_group_window_leave(last->number, last->generation);
+		idemq_commit_window_leave(last->number, last->generation);
 	}
 	stays = NULL;
 	max_stays = 0;
