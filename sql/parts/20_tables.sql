@@ -374,7 +374,7 @@ CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq_internal.queue_g
 ALTER TABLE idemq_internal.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_truncated;
 
 CREATE FUNCTION idemq_internal.queue_gone() RETURNS trigger
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq_internal.queue_gone() IS 'row and truncate trigger of idemq.queues: deletes the grants, schedules, handlers, events and bindings of queues that are deleted';
 -- There is no foreign key, since a parallel restore fills the tables in any order.  What one would
 -- do besides is done where a row is made: grant_queue, schedule, set_handler and bind_topic hold

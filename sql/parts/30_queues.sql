@@ -63,7 +63,7 @@ COMMENT ON FUNCTION idemq.alter_queue
 	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running, rate_limit, group_rate_limit or job_timeout away, and '''' dead_letter_queue; jobs already enqueued keep their max_attempts, and running jobs their leases; raises 22023 when lease would be longer than max_lease; needs admin';
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
-	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';
+	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
 	IS 'drop a queue with its jobs; raises 55006 while it has unfinished jobs, and 2BP01 when it is another''s dead_letter_queue, unless force; needs admin';
 
@@ -150,17 +150,17 @@ BEGIN
 END $$;
 
 CREATE FUNCTION idemq.pause(name text, until timestamptz DEFAULT NULL) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.pause(text, timestamptz)
 	IS 'let a queue accept jobs but hand out none, until idemq.resume, or until a time, when it resumes by itself; a second pause replaces the first; raises 22023 for a time that is over; needs admin';
 
 CREATE FUNCTION idemq.resume(name text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.resume(text) IS 'let a paused queue hand out jobs again, and wake the sessions that wait for them; needs admin';
 
 -- When the transaction has committed, the sessions that wait for a queue's jobs look again.
 CREATE FUNCTION idemq_internal.wake_queue(queue_id int) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_wake_queue';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_wake_queue';
 
 -- src/job/pausing.c says who learns of it, and what ends it at its time.
 CREATE FUNCTION idemq_internal.pause_impl(name text, until timestamptz) RETURNS void
@@ -190,7 +190,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL, ids bigint[] DEFAULT NULL)
-	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';
+	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.purge(text, idemq.status, bigint[])
 	IS 'delete a queue''s jobs, those of one status, those of these ids, or all, but for those that are running, whatever their age, and with them their keys; returns how many; a job that another open transaction holds stays, and so does one that a job which stays waits for; needs admin';
 
@@ -296,12 +296,12 @@ COMMENT ON FUNCTION idemq.apply_retention(int)
 	IS 'delete finished jobs of all queues past their retention, with their attempts, what idemq.once need not remember, events whose time is over, and old rows of idemq.audit: what the background worker does by itself; visits all jobs once; returns how many went, max_jobs at most, by id';
 
 CREATE FUNCTION idemq.grant_queue(name text, role regrole, privilege text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.grant_queue(text, regrole, text)
 	IS 'let a role enqueue to, claim from or administer (enqueue | claim | admin) a queue; needs admin';
 
 CREATE FUNCTION idemq.revoke_queue(name text, role regrole, privilege text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave; it ends at once, and says so: the role''s schedules, its handler and its topic bindings of the queue, and the queue as dead_letter_queue of others, if that role set it; needs admin';
 
 -- A grant keeps its queue from being dropped, so that the grant is not left behind; a revocation

@@ -78,7 +78,7 @@ COMMENT ON FUNCTION idemq.parents(bigint)
 
 CREATE FUNCTION idemq.enqueue_graph(jobs jsonb)
 	RETURNS TABLE (name text, id bigint, outcome idemq.outcome, status idemq.status)
-	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';
+	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.enqueue_graph(jsonb)
 	IS 'add jobs that depend on each other, all or none: an array of objects with a name, a queue, a payload, depends_on (names in the graph, and ids of jobs as numbers), and the other arguments of idemq.enqueue as members; returns a row a job, parents before their children; raises 22023 for a cycle; needs enqueue on each queue';
 

@@ -59,16 +59,16 @@ ALTER TABLE idemq_internal.topic_binding_entries ENABLE ROW LEVEL SECURITY;
 
 -- What the functions below ask of C: src/api/topics.c.
 CREATE FUNCTION idemq_internal.check_space(topic text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_check_space';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_check_space';
 CREATE FUNCTION idemq_internal.topic_space(pattern text) RETURNS text
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_topic_space';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_topic_space';
 CREATE FUNCTION idemq_internal.topic(topic text, privilege text, keep boolean) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_topic';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_topic';
 CREATE FUNCTION idemq_internal.topic_may(topic text, role oid, privilege text) RETURNS boolean
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_topic_may';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_topic_may';
 
 CREATE FUNCTION idemq.create_topic(topic text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.create_topic(text)
 	IS 'create a space of topics, those whose first word is this: a letter or _ first, then letters, digits, _ and -, up to 48 bytes; the caller may then publish to it, bind queues to it and administer it; raises 42710 when there is one';
 
@@ -89,7 +89,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION idemq.drop_topic(topic text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.drop_topic(text) IS 'drop a space of topics with its grants and bindings; what was published stays; needs admin of it';
 
 -- The space first, which waits for whoever makes one of the others and keeps it; then all that
@@ -124,12 +124,12 @@ BEGIN
 END $$;
 
 CREATE FUNCTION idemq.grant_topic(topic text, role regrole, privilege text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.grant_topic(text, regrole, text)
 	IS 'let a role publish to a space of topics, bind queues to it or administer it (publish | bind | admin); needs admin of it';
 
 CREATE FUNCTION idemq.revoke_topic(topic text, role regrole, privilege text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.revoke_topic(text, regrole, text)
 	IS 'take back what idemq.grant_topic gave; without bind the bindings that a role has made are skipped from now on; needs admin of it';
 
@@ -195,7 +195,7 @@ CREATE FUNCTION idemq_internal.revoke_topic_impl(topic text, role regrole, privi
 	'SELECT idemq_internal.decide_topic_grant(topic, role, privilege, false)';
 
 CREATE FUNCTION idemq.bind_topic(pattern text, queue text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.bind_topic(text, text)
 	IS 'have a queue get a job of all that is published to topics of a pattern: * is one word, # any number of words, none too; its first word is a space; returns false when the role has bound it so before; needs bind on the topic and enqueue on the queue, now and whenever something is published';
 
@@ -230,7 +230,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION idemq.unbind_topic(pattern text, queue text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.unbind_topic(text, text)
 	IS 'end the bindings of a queue by a pattern that the caller has made; all of them, with admin of the queue or of the topic; returns false when there was none, and raises 42501 when there are others'' alone';
 
@@ -301,7 +301,7 @@ COMMENT ON FUNCTION idemq.topic_matches(text, text)
 -- Topic: Internal
 
 CREATE FUNCTION idemq_internal.topic_privileges(topic text) RETURNS text[]
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq_internal.topic_privileges(text) IS 'what the current role may do with a space of topics: returns publish, bind, admin, or some of them; use the view idemq.topics';
 
 CREATE FUNCTION idemq_internal.topic_privileges_impl(topic text) RETURNS text[] STABLE
@@ -315,7 +315,7 @@ CREATE FUNCTION idemq_internal.topic_states()
 	RETURNS TABLE (topic text, pattern text, queue_id int, role name, bound_at timestamptz,
 		refused_at timestamptz,
 		refusal text)
-	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq_internal.topic_states()
 	IS 'the bindings that the caller has made, or may end; all for pg_monitor; use the view idemq.topic_bindings';
 

@@ -43,7 +43,7 @@ COMMENT ON FUNCTION idemq.enqueue_sequenced(text, text, bigint, jsonb, interval,
 - payload: is not compared';
 
 CREATE FUNCTION idemq.forget_producer(queue text, producer text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.forget_producer(text, text)
 	IS 'forget a producer of idemq.enqueue_sequenced that will send nothing again: after that any number of it is accepted; returns false when there was none; needs admin';
 

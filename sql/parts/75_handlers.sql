@@ -59,7 +59,7 @@ ALTER TABLE idemq_internal.handler_entries ENABLE ROW LEVEL SECURITY;
 CREATE FUNCTION idemq.set_handler(
 	queue text, function text, workers int DEFAULT 1, batch int DEFAULT 1,
 	max_idle interval DEFAULT '10 s')
-	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.set_handler(text, text, int, int, interval)
 	IS 'have a function f(payload jsonb), which returns jsonb or void, and is given by its name (''app.f'' or ''app.f(jsonb)''), run a queue''s jobs inside the server, as the current role; creates or replaces the queue''s one handler
 - workers: so many processes at a time
@@ -69,13 +69,13 @@ COMMENT ON FUNCTION idemq.set_handler(text, text, int, int, interval)
 - Raises 53400 for a queue beyond idemq.max_queues.';
 
 CREATE FUNCTION idemq.drop_handler(queue text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.drop_handler(text)
 	IS 'end a queue''s handler: the job that is running ends as it does, others stay in the queue; returns false when there was none; for the role that set it and those with admin';
 
 -- Why a queue's handler does not run, NULL when it may; raises 53400 for a queue without a state in shared memory.
 CREATE FUNCTION idemq_internal.handler_refusal(queue_id int) RETURNS text
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_handler_refusal';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_handler_refusal';
 
 -- Whether the caller may change a handler: the role that has set it, and administrators of its
 -- queue.

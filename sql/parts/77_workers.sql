@@ -38,7 +38,7 @@ CREATE FUNCTION idemq.report_worker(
 	process uuid, worker text, queues text[], program text DEFAULT NULL, version text DEFAULT NULL,
 	host text DEFAULT NULL, concurrency int DEFAULT NULL, running bigint[] DEFAULT '{}',
 	done bigint DEFAULT 0, stopping boolean DEFAULT false)
-	RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.report_worker(uuid, text, text[], text, text, text, int, bigint[], bigint, boolean)
 	IS 'report a worker, every 30 s and at its start and end, for idemq.workers; no promise depends on it; returns false when 1,000 workers of the role are there already, and this one is not noted; needs claim on its queues
 - process: what tells it from others of its role, made by itself

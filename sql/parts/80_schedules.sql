@@ -12,12 +12,12 @@ CREATE FUNCTION idemq.schedule(
 	name text, cron text, queue text, payload jsonb, time_zone text DEFAULT 'UTC',
 	priority int DEFAULT 4, group_key text DEFAULT NULL, max_attempts int DEFAULT NULL,
 	headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL, kind text DEFAULT NULL)
-	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.schedule(text, text, text, jsonb, text, int, text, int, jsonb, interval, text)
 	IS 'enqueue a job at each tick of a cron expression, once; creates or replaces the schedule of that name (up to 256 bytes, unique in the database); returns its next run; raises 55000 where idemq.worker is off and nothing calls idemq.tick(); needs enqueue';
 
 CREATE FUNCTION idemq.unschedule(name text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.unschedule(text)
 	IS 'end a schedule; jobs that it has enqueued stay; returns false when there is none that you may see; for its creator and those with admin';
 
@@ -94,17 +94,17 @@ COMMENT ON COLUMN idemq.schedules.last_job IS 'the job of last_run';
 COMMENT ON COLUMN idemq.schedules.failed_at IS 'when a tick was last tried that could not be enqueued; NULL when one has been since';
 
 CREATE FUNCTION idemq_internal.due_schedules() RETURNS text[]
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq_internal.due_schedules()
 	IS 'part of idemq.tick: the names of schedules that have a tick to enqueue; notes that it was asked';
 
 CREATE FUNCTION idemq_internal.run_schedule(name text) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq_internal.run_schedule(text)
 	IS 'part of idemq.tick: enqueue the last tick of a schedule that is due; returns false when there is none, or another session is at it';
 
 CREATE FUNCTION idemq_internal.schedule_failed(name text, error text) RETURNS text
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq_internal.schedule_failed(text, text)
 	IS 'part of idemq.tick: note why a tick could not be enqueued; returns that with the name in front';
 

@@ -8,6 +8,6 @@ COMMENT ON FUNCTION idemq.revoke_lease(bigint)
 -- Topic: Schedules
 
 CREATE FUNCTION idemq.run_schedule_now(name text) RETURNS bigint
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_gate_jobs';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.run_schedule_now(text)
 	IS 'enqueue one job of a schedule at once, beside its ticks, as the role that has made it; returns the job''s id; for that role and administrators of the queue; written to idemq.audit; raises 42704, 42501';

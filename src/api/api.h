@@ -151,13 +151,13 @@ extern Datum idemq_change_many(FunctionCallInfo fcinfo, const JobChanger *change
 							   const char *action);
 
 /*
- * gate.c
+ * wrapper.c
  *		SQL functions in front of functions in SQL.
  */
 
-extern Oid idemq_gate_caller(void);
-extern int idemq_gate_become(Oid role);
-extern int idemq_gate_become_caller(void);
-extern void idemq_gate_become_owner(int guc_level);
+extern Oid idemq_wrapper_caller(void);
+extern int idemq_wrapper_become(Oid role);
+extern int idemq_wrapper_become_caller(void);
+extern void idemq_wrapper_become_owner(int guc_level);
 
 #endif

@@ -85,9 +85,9 @@ decide_redrive(const Job *job, const void *arg, EventArgs *args, JobEvent *event
  * redrive_job(id, token) -> (whether that attempt had left it dead, and it runs again; how many
  * of its records were taken out of the dead-letter queue); 40001.
  */
-SQL_FUNCTION(idemq_sql_inside_redrive_job)
+SQL_FUNCTION(idemq_sql_internal_redrive_job)
 {
-	int level = idemq_gate_become_caller();
+	int level = idemq_wrapper_become_caller();
 	int64 token = PG_GETARG_INT64(1);
 	int64 copies = 0;
 	JobChanger redriver = {.decide = decide_redrive,
@@ -100,7 +100,7 @@ SQL_FUNCTION(idemq_sql_inside_redrive_job)
 	idemq_jobs_open(&table);
 	outcome = idemq_change_job(&table, PG_GETARG_INT64(0), &redriver, NULL);
 	idemq_jobs_close(&table);
-	idemq_gate_become_owner(level);
+	idemq_wrapper_become_owner(level);
 	return idemq_row_datum(fcinfo,
 						   (Datum[]){BoolGetDatum(outcome == OUTCOME_RETRYING),
 									 Int64GetDatum(copies)},

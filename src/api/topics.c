@@ -1,7 +1,7 @@
 /*
  * api/topics.c
  *		SQL function topic_matches; and what the functions of sql/parts/47_topics.sql ask of C:
- *		topic_space, topic, topic_may (api/gate.c).
+ *		topic_space, topic, topic_may (api/wrapper.c).
  */
 #include "postgres.h"
 
@@ -23,19 +23,19 @@ SQL_FUNCTION(idemq_sql_topic_matches)
 }
 
 /* check_space(topic) -> void; 22004, 22023. */
-SQL_FUNCTION(idemq_sql_inside_check_space)
+SQL_FUNCTION(idemq_sql_internal_check_space)
 {
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	idemq_topic_check_space(idemq_arg_text(fcinfo, 0, "topic", IDEMQ_MAX_NAME_ARG));
 	PG_RETURN_VOID();
 }
 
 /* topic_space(pattern) -> its space; 22004, 22023. */
-SQL_FUNCTION(idemq_sql_inside_topic_space)
+SQL_FUNCTION(idemq_sql_internal_topic_space)
 {
 	TopicWords words;
 
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	idemq_topic_split("pattern", idemq_arg_text(fcinfo, 0, "pattern", TOPIC_MAX), true, &words);
 	PG_RETURN_TEXT_P(cstring_to_text(idemq_topic_space(&words)));
 }
@@ -53,9 +53,9 @@ privileges_named(const char *word)
  * topic(topic, privilege, keep) -> void; 42704; 42501 unless the caller has the privilege, NULL
  * for none.  keep: the space cannot be dropped, to the end of the transaction.
  */
-SQL_FUNCTION(idemq_sql_inside_topic)
+SQL_FUNCTION(idemq_sql_internal_topic)
 {
-	int level = idemq_gate_become_caller();
+	int level = idemq_wrapper_become_caller();
 	const char *name = TextDatumGetCString(PG_GETARG_DATUM(0));
 	TopicSpace space;
 
@@ -65,16 +65,16 @@ SQL_FUNCTION(idemq_sql_inside_topic)
 		idemq_topic_refuse_unknown(name);
 	if (PG_GETARG_BOOL(2))
 		idemq_topic_keep(name);
-	idemq_gate_become_owner(level);
+	idemq_wrapper_become_owner(level);
 	PG_RETURN_VOID();
 }
 
 /* topic_may(topic, role, privilege) -> whether it may; false for no such topic, or no role. */
-SQL_FUNCTION(idemq_sql_inside_topic_may)
+SQL_FUNCTION(idemq_sql_internal_topic_may)
 {
 	TopicSpace space;
 
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	PG_RETURN_BOOL(!PG_ARGISNULL(1) &&
 				   idemq_topic_find(TextDatumGetCString(PG_GETARG_DATUM(0)), &space) &&
 				   (idemq_topic_privileges(&space, PG_GETARG_OID(1)) &

@@ -5,7 +5,7 @@ Functions, tables and types come from the catalog: a new one is covered without 
 Four processes, each with a session for each role, choose from the seed: what they send is
 the same again with the same seed, how they meet is not, nor the ids that they are given.
 
-Functions behind the gate (src/api/gate.c) are also called after SET ROLE in a superuser's session, by
+Implementations of wrappers (src/api/wrapper.c) are also called after SET ROLE in a superuser's session, by
 functions that are SECURITY DEFINER, and in error handlers, and by these once more: with the rights of
 the role, whoever's session it is, and what was set before is set again.
 
@@ -93,7 +93,7 @@ class Catalog:
             ORDER BY proname, oid""").fetchall()
         self.relations = [name for (name,) in conn.execute("""
             SELECT relname FROM pg_class WHERE relnamespace = 'idemq'::regnamespace AND relkind IN ('r', 'v', 'S') ORDER BY 1""")]
-        self.gated = {name for (name,) in conn.execute("SELECT proname FROM pg_proc WHERE prosrc LIKE 'idemq\\_sql\\_gate%'")}
+        self.wrappers = {name for (name,) in conn.execute("SELECT proname FROM pg_proc WHERE prosrc LIKE 'idemq\\_sql\\_wrapper%'")}
         self.enums = collections.defaultdict(list)
         for name, label in conn.execute("SELECT format_type(enumtypid, NULL), enumlabel FROM pg_enum ORDER BY 1, enumsortorder"):
             self.enums[name].append(label)
@@ -483,7 +483,7 @@ BEGIN
 	END LOOP;
 END $$
 """
-# Runs a statement, and again in the handler of its error; what the gate has set must not stay.
+# Runs a statement, and again in the handler of its error; what the wrapper has set must not stay.
 NESTED = """
 CREATE FUNCTION nested_settings() RETURNS text LANGUAGE sql AS $$ SELECT concat_ws('; ', current_user, current_setting('search_path'),
 	current_setting('enable_seqscan'), current_setting('jit'), current_setting('plan_cache_mode')) $$;

@@ -138,10 +138,10 @@ exit \$bad
 	my $run = sub { IPC::Run::run([ 'python3', "$source/script/check/kept", @_ ], '<', \undef, '>&', \$output, IPC::Run::timeout(300)); return $output };
 	my @broken = (
 		[ 'a symbol', 'src/api/commit.c', qr/SQL_FUNCTION\(idemq_sql_commit\)/, 'static Datum commit(void)', 'idemq_sql_commit is gone, which idemq.commit of the version before calls' ],
-		[ 'a primitive', 'src/api/inside.c', qr/SQL_FUNCTION\(idemq_sql_inside_check_kind\)/, 'SQL_FUNCTION(idemq_sql_v2_inside_check_kind)',
-			'idemq_sql_inside_check_kind is gone, which idemq_internal.check_kind of the version before calls' ],
-		[ 'arguments of a primitive', 'sql/parts/05_inside.sql', qr/check_kind\(kind text\)/, 'check_kind(kind text, name text)',
-			'idemq_internal.check_kind: other arguments want another symbol than idemq_sql_inside_check_kind' ],
+		[ 'a primitive', 'src/api/internal.c', qr/SQL_FUNCTION\(idemq_sql_internal_check_kind\)/, 'SQL_FUNCTION(idemq_sql_v2_internal_check_kind)',
+			'idemq_sql_internal_check_kind is gone, which idemq_internal.check_kind of the version before calls' ],
+		[ 'arguments of a primitive', 'sql/parts/05_internal.sql', qr/check_kind\(kind text\)/, 'check_kind(kind text, name text)',
+			'idemq_internal.check_kind: other arguments want another symbol than idemq_sql_internal_check_kind' ],
 		[ 'an argument in the middle', 'sql/parts/40_jobs.sql', qr/idemq\.cancel\(id bigint\)/, 'idemq.cancel(why text, id bigint)',
 			"idemq.cancel cannot be called any more as it was, or answers something else\nidemq.cancel: other arguments want another symbol than idemq_sql_cancel" ],
 		[ 'a further argument, of the same symbol', 'sql/parts/40_jobs.sql', qr/idemq\.cancel\(id bigint\)/, "idemq.cancel(id bigint, why text DEFAULT '')",

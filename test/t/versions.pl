@@ -22,7 +22,7 @@ sql($node, "CREATE TABLE effects (job_id bigint, token bigint);
 
 # All that stand behind the gate, and calls in C of each kind.
 my @behind = split /\n/, sql($node, q{SELECT format('SELECT %s(%s)', oid::regproc, (SELECT string_agg('NULL::' || t::regtype, ', ') FROM unnest(proargtypes) t))
-	FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace AND prosrc ~ '^idemq_sql_gate' AND prorettype <> 'trigger'::regtype ORDER BY 1});
+	FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace AND prosrc ~ '^idemq_sql_wrapper' AND prorettype <> 'trigger'::regtype ORDER BY 1});
 my @calls = (q{SELECT idemq.enqueue('q', '1')}, q{SELECT count(*) FROM idemq.enqueue_many('q', '{1}')}, q{SELECT * FROM idemq.claim('q')}, q{SELECT * FROM idemq.acquire('q', 'k', '1')},
 	q{SELECT idemq.commit(1, 1)}, q{SELECT idemq.try_commit(1, 1)}, q{SELECT idemq.commit_once(1)}, q{SELECT idemq.fail(1, 1, 'no')}, q{SELECT idemq.heartbeat(1, 1)},
 	q{CALL idemq.wait('q', '1 min')}, q{SELECT idemq.cancel(1)}, q{SELECT idemq.why(1)}, q{SELECT idemq_internal.may_see(1)}, q{SELECT * FROM idemq.metrics}, q{SELECT * FROM idemq.check()},

@@ -96,6 +96,6 @@ DELETE FROM pg_catalog.pg_shdepend s USING pg_catalog.pg_proc n, pg_catalog.pg_p
 			WHERE i.classoid = s.classid AND i.objoid = s.objid AND a.grantee = s.refobjid);
 
 CREATE FUNCTION idemq_internal.check_kind(name text, value text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_kind';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_internal_check_kind';
 REVOKE ALL ON FUNCTION idemq_internal.check_kind(text, text) FROM PUBLIC;
 -- SCHEDULE

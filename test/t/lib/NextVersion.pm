@@ -147,20 +147,20 @@ SQL_FUNCTION(idemq_sql_v2_alter_queue)
 	return idemq_sql_alter_queue(fcinfo);
 }
 C
-	'src/api/inside.c' => [ [ '/* Returns the QueuePrivilege bits that a word stands for. */', <<'C' ] ],
+	'src/api/internal.c' => [ [ '/* Returns the QueuePrivilege bits that a word stands for. */', <<'C' ] ],
 /* check_kind(name, value) -> void; 22004, 22023. */
-SQL_FUNCTION(idemq_sql_v2_inside_check_kind)
+SQL_FUNCTION(idemq_sql_v2_internal_check_kind)
 {
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	(void) idemq_arg_text(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), 64);
 	PG_RETURN_VOID();
 }
 
 /* Returns the QueuePrivilege bits that a word stands for. */
 C
-	'sql/parts/05_inside.sql' => [ [ "CREATE FUNCTION idemq_internal.check_kind(kind text) RETURNS void", <<'SQL' ] ],
+	'sql/parts/05_internal.sql' => [ [ "CREATE FUNCTION idemq_internal.check_kind(kind text) RETURNS void", <<'SQL' ] ],
 CREATE FUNCTION idemq_internal.check_kind(name text, value text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_inside_check_kind';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_v2_internal_check_kind';
 CREATE FUNCTION idemq_internal.check_kind(kind text) RETURNS void
 SQL
 	'sql/parts/20_tables.sql' => [ [ "expect_workers     boolean NOT NULL DEFAULT true\n)", "expect_workers     boolean NOT NULL DEFAULT true,\n\tmax_trace          int\n)" ],

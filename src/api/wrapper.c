@@ -1,20 +1,20 @@
 /*
- * api/gate.c
- *		The gate: a function NAME is this C function in front, and behind it NAME_impl of schema
+ * api/wrapper.c
+ *		The wrapper: a function NAME is this C function in front, and behind it NAME_impl of schema
  *		idemq_internal, with the same arguments, in SQL or PL/pgSQL.
  *
  * It serves what is on no hot path and is hardly more than SQL.  The function behind runs as the
  * owner of idemq's tables, and nobody else may call it.  A frame remembers the role that has
  * called: each check of rights, each row of idemq.audit, and each call of a function of schema
- * idemq is made as that role, by the functions of api/inside.c, which raise when no frame is
+ * idemq is made as that role, by the functions of api/internal.c, which raise when no frame is
  * open.  (current_user is the owner, to whom everything is allowed.)
  *
- *		idemq_sql_gate		in a security-restricted context: for what does not write idemq.jobs
- *		idemq_sql_gate_jobs	the DBA may have put deferred triggers on idemq.jobs, which such
+ *		idemq_sql_wrapper		in a security-restricted context: for what does not write idemq.jobs
+ *		idemq_sql_wrapper_jobs	the DBA may have put deferred triggers on idemq.jobs, which such
  *								a context does not allow
  *
  * A STABLE function behind only reads, also on a standby: all of it under one snapshot, the
- * latest, at each isolation level.  For a VOLATILE one the gate raises 25006 and 55000 before
+ * latest, at each isolation level.  For a VOLATILE one the wrapper raises 25006 and 55000 before
  * the call, unless it is called as a trigger.  Above READ COMMITTED its statements have the
  * transaction's snapshot, and it reads by idemq_internal.latest what was committed since.
  *
@@ -22,11 +22,11 @@
  * few rows.  So they get generic plans without sequential scans.  JIT is off: the price of 1e10
  * that such a plan may have would start it.
  *
- * An error (RAISE, with ERRCODE and HINT) leaves the gate as an error of a C function does:
+ * An error (RAISE, with ERRCODE and HINT) leaves the wrapper as an error of a C function does:
  * without the lines of the functions behind in its CONTEXT, and without the DETAIL in which
  * PostgreSQL shows a row that the caller may not read.
  *
- * test/sql/gate.sql, test/specs/gate-levels.spec and test/t/fuzz.pl take the functions from the
+ * test/sql/wrapper.sql, test/specs/wrapper-levels.spec and test/t/fuzz.pl take the functions from the
  * catalog.
  */
 #include "postgres.h"
@@ -49,10 +49,10 @@
 #include "base/base.h"
 #include "table/table.h"
 
-/* The name of the function behind the gate, made from the name of the function in front. */
+/* The name of the implementation of a wrapper, made from the name of the function in front. */
 #define IMPLEMENTATION "%s_impl"
 
-/* A call that is behind the gate; on the stack of that call. */
+/* A wrapper's call; on the stack of that call. */
 typedef struct Frame
 {
 	struct Frame *outer;
@@ -67,25 +67,25 @@ typedef struct Frame
 static Frame *frames = NULL; /* the innermost first */
 
 /* What a call looks up once for as long as its FmgrInfo lives. */
-typedef struct Behind
+typedef struct Implementation
 {
 	FmgrInfo function;
 	bool reads;
 	bool is_void;
-} Behind;
+} Implementation;
 
 /* Returns the function behind the one that is called.  Raises 55000. */
-static Behind *
-find_behind(FmgrInfo *front)
+static Implementation *
+find_implementation(FmgrInfo *front)
 {
-	Behind *behind = front->fn_extra;
+	Implementation *impl = front->fn_extra;
 	HeapTuple tuple;
 	HeapTuple other;
 	NameData name;
 	Oid schema;
 
-	if (behind != NULL)
-		return behind;
+	if (impl != NULL)
+		return impl;
 	schema = idemq_oids()->internal; /* raises 42P01, 55000 */
 	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(front->fn_oid));
 	if (!HeapTupleIsValid(tuple))
@@ -97,14 +97,14 @@ find_behind(FmgrInfo *front)
 							ObjectIdGetDatum(schema));
 	if (!HeapTupleIsValid(other))
 		idemq_refuse_outdated();
-	behind = MemoryContextAllocZero(front->fn_mcxt, sizeof(Behind));
-	behind->reads = ((Form_pg_proc) GETSTRUCT(other))->provolatile != PROVOLATILE_VOLATILE;
-	behind->is_void = ((Form_pg_proc) GETSTRUCT(other))->prorettype == VOIDOID;
-	fmgr_info_cxt(((Form_pg_proc) GETSTRUCT(other))->oid, &behind->function, front->fn_mcxt);
+	impl = MemoryContextAllocZero(front->fn_mcxt, sizeof(Implementation));
+	impl->reads = ((Form_pg_proc) GETSTRUCT(other))->provolatile != PROVOLATILE_VOLATILE;
+	impl->is_void = ((Form_pg_proc) GETSTRUCT(other))->prorettype == VOIDOID;
+	fmgr_info_cxt(((Form_pg_proc) GETSTRUCT(other))->oid, &impl->function, front->fn_mcxt);
 	ReleaseSysCache(other);
 	ReleaseSysCache(tuple);
-	front->fn_extra = behind;
-	return behind;
+	front->fn_extra = impl;
+	return impl;
 }
 
 /*
@@ -136,7 +136,7 @@ raise_again(MemoryContext context, bool by_owner)
  * error gets only the context of the functions behind; ThrowErrorData adds the callers'.
  */
 static Datum
-call_as_owner(FunctionCallInfo fcinfo, Behind *behind, Frame *frame)
+call_as_owner(FunctionCallInfo fcinfo, Implementation *impl, Frame *frame)
 {
 	int level = NewGUCNestLevel();
 	Datum result;
@@ -148,15 +148,15 @@ call_as_owner(FunctionCallInfo fcinfo, Behind *behind, Frame *frame)
 	idemq_spi_set("jit", "off");
 	idemq_spi_set("standard_conforming_strings", "on");
 	idemq_spi_set("quote_all_identifiers", "off");
-	if (behind->reads)
+	if (impl->reads)
 		PushActiveSnapshot(GetLatestSnapshot());
-	fcinfo->flinfo = &behind->function;
+	fcinfo->flinfo = &impl->function;
 	if (!CALLED_AS_TRIGGER(fcinfo))
 		fcinfo->context = NULL;
 	error_context_stack = NULL;
 	result = FunctionCallInvoke(fcinfo);
-	fcinfo->isnull &= !behind->is_void;
-	if (behind->reads)
+	fcinfo->isnull &= !impl->is_void;
+	if (impl->reads)
 		PopActiveSnapshot();
 	AtEOXact_GUC(true, level);
 	SetUserIdAndSecContext(frame->caller, frame->caller_context);
@@ -165,7 +165,7 @@ call_as_owner(FunctionCallInfo fcinfo, Behind *behind, Frame *frame)
 
 /* As call_as_owner, in a frame; after an error, the end of the subtransaction undoes the rest. */
 static Datum
-call_in_frame(FunctionCallInfo fcinfo, Behind *behind, int restriction)
+call_in_frame(FunctionCallInfo fcinfo, Implementation *impl, int restriction)
 {
 	Frame frame = {.outer = frames, .search_path = pstrdup(namespace_search_path)};
 	MemoryContext context = CurrentMemoryContext;
@@ -179,7 +179,7 @@ call_in_frame(FunctionCallInfo fcinfo, Behind *behind, int restriction)
 	PG_TRY();
 	{
 		frames = &frame;
-		result = call_as_owner(fcinfo, behind, &frame);
+		result = call_as_owner(fcinfo, impl, &frame);
 	}
 	PG_CATCH();
 	{
@@ -196,11 +196,11 @@ call_in_frame(FunctionCallInfo fcinfo, Behind *behind, int restriction)
 	return result;
 }
 
-/* The gate.  A set comes as a whole: nothing behind runs on once the frame is gone. */
+/* The wrapper.  A set comes as a whole: nothing behind runs on once the frame is gone. */
 static Datum
 pass(FunctionCallInfo fcinfo, int restriction)
 {
-	Behind *behind = find_behind(fcinfo->flinfo);
+	Implementation *impl = find_implementation(fcinfo->flinfo);
 
 	if (IsInParallelMode())
 		ereport(ERROR, errcode(ERRCODE_INVALID_TRANSACTION_STATE),
@@ -208,26 +208,26 @@ pass(FunctionCallInfo fcinfo, int restriction)
 					   get_namespace_name(get_func_namespace(fcinfo->flinfo->fn_oid)),
 					   get_func_name(fcinfo->flinfo->fn_oid)),
 				errhint("A function that calls it must not be declared PARALLEL SAFE."));
-	if (!behind->reads && !CALLED_AS_TRIGGER(fcinfo))
+	if (!impl->reads && !CALLED_AS_TRIGGER(fcinfo))
 		idemq_jobs_check_writable();
-	if (behind->function.fn_retset)
+	if (impl->function.fn_retset)
 		idemq_srf_place(fcinfo)->allowedModes |= SFRM_Materialize_Preferred;
-	return call_in_frame(fcinfo, behind, restriction);
+	return call_in_frame(fcinfo, impl, restriction);
 }
 
-/* The function behind, in a security-restricted context. */
-SQL_FUNCTION(idemq_sql_gate)
+/* The implementation, in a security-restricted context. */
+SQL_FUNCTION(idemq_sql_wrapper)
 {
 	return pass(fcinfo, SECURITY_RESTRICTED_OPERATION);
 }
 
-/* The function behind, which may write idemq.jobs. */
-SQL_FUNCTION(idemq_sql_gate_jobs)
+/* The implementation, which may write idemq.jobs. */
+SQL_FUNCTION(idemq_sql_wrapper_jobs)
 {
 	return pass(fcinfo, 0);
 }
 
-/* Returns the frame in which a function behind runs.  Raises 55000 for anybody else. */
+/* Returns the frame in which an implementation runs.  Raises 55000 for anybody else. */
 static Frame *
 open_frame(void)
 {
@@ -238,19 +238,19 @@ open_frame(void)
 	return frames;
 }
 
-/* Returns the role that called the function in front.  Raises 55000 where no gate is open. */
+/* Returns the role that called the wrapper.  Raises 55000 outside a wrapper's call. */
 Oid
-idemq_gate_caller(void)
+idemq_wrapper_caller(void)
 {
 	return open_frame()->caller;
 }
 
 /*
- * Becomes a role until idemq_gate_become_owner; after an error the end of the subtransaction
- * undoes that.  Returns what idemq_gate_become_owner takes.  Raises 55000 where no gate is open.
+ * Becomes a role until idemq_wrapper_become_owner; after an error the end of the subtransaction
+ * undoes that.  Returns what idemq_wrapper_become_owner takes.  Raises 55000 outside a wrapper's call.
  */
 int
-idemq_gate_become(Oid role)
+idemq_wrapper_become(Oid role)
 {
 	Frame *frame = open_frame();
 
@@ -259,11 +259,11 @@ idemq_gate_become(Oid role)
 	return NewGUCNestLevel();
 }
 
-/* As idemq_gate_become, for the role that has called, with its search_path. */
+/* As idemq_wrapper_become, for the role that has called, with its search_path. */
 int
-idemq_gate_become_caller(void)
+idemq_wrapper_become_caller(void)
 {
-	int level = idemq_gate_become(idemq_gate_caller());
+	int level = idemq_wrapper_become(idemq_wrapper_caller());
 
 	idemq_spi_set("search_path", frames->search_path);
 	return level;
@@ -271,7 +271,7 @@ idemq_gate_become_caller(void)
 
 /* Becomes the owner again. */
 void
-idemq_gate_become_owner(int guc_level)
+idemq_wrapper_become_owner(int guc_level)
 {
 	AtEOXact_GUC(true, guc_level);
 	SetUserIdAndSecContext(frames->owner, frames->owner_context);

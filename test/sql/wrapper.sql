@@ -1,4 +1,4 @@
--- The gate (src/api/gate.c): functions in front, and NAME_impl of schema idemq_internal behind them.
+-- The wrapper (src/api/wrapper.c): functions in front, and NAME_impl of schema idemq_internal behind them.
 \set VERBOSITY sqlstate
 \pset null -
 -- A schema that is planted under the name makes the install fail, as a whole.
@@ -9,7 +9,7 @@ DROP SCHEMA idemq_internal;
 CREATE EXTENSION idemq;
 ALTER EXTENSION idemq SET SCHEMA public;
 
--- ---- Nobody but the owner calls what is inside, and the owner, be it a superuser, through the gate alone
+-- ---- Nobody but the owner calls what is inside, and the owner, be it a superuser, through the wrapper alone
 SELECT DISTINCT n.nspowner = e.extowner AS owns_schema, n.nspacl, p.proowner = e.extowner AS owns, p.proacl
 	FROM pg_namespace n JOIN pg_extension e ON e.extname = 'idemq' JOIN pg_proc p ON p.pronamespace = n.oid
 	WHERE nspname = 'idemq_internal' AND (proname ~ '_impl$' OR prosrc ~ '^idemq_sql_inside_' OR probin IS NULL);
@@ -24,14 +24,14 @@ SELECT count(*) > 10 AS many, string_agg(name, ' ') FILTER (WHERE state <> '5500
 	FROM (SELECT p.proname AS name, sqlstate_of(format('SELECT %s(%s)', p.oid::regproc,
 			(SELECT string_agg(format('NULL::%s', replace(format_type(t, NULL), '"any"', 'text')), ', ') FROM unnest(p.proargtypes) t))) AS state
 		FROM pg_proc p WHERE pronamespace = 'idemq_internal'::regnamespace AND prosrc ~ '^idemq_sql_inside_') x;
-CREATE ROLE regress_gate_caller;
-CREATE ROLE regress_gate_definer;
-SET ROLE regress_gate_caller;
+CREATE ROLE regress_wrap_caller;
+CREATE ROLE regress_wrap_definer;
+SET ROLE regress_wrap_caller;
 SELECT idemq_internal.caller();
 RESET ROLE;
 
 -- ---- Each function in front has one behind: arguments, result; both are called with NULL
-CREATE VIEW fronts AS SELECT * FROM pg_proc WHERE pronamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace) AND prosrc LIKE 'idemq\_sql\_gate%';
+CREATE VIEW fronts AS SELECT * FROM pg_proc WHERE pronamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace) AND prosrc LIKE 'idemq\_sql\_wrapper%';
 SELECT count(*) > 5 AS some FROM fronts;
 SELECT f.oid::regprocedure AS lonely FROM fronts f LEFT JOIN pg_proc b ON b.pronamespace = 'idemq_internal'::regnamespace AND b.proname = f.proname || '_impl'
 	AND b.proargtypes = f.proargtypes
@@ -42,18 +42,18 @@ SELECT f.oid::regprocedure AS writes FROM fronts f JOIN pg_proc b ON b.pronamesp
 	WHERE f.provolatile <> 'v' AND b.provolatile = 'v';
 
 -- ---- What it is inside
-CREATE FUNCTION idemq.looks() RETURNS text LANGUAGE c AS '$libdir/idemq', 'idemq_sql_gate';
+CREATE FUNCTION idemq.looks() RETURNS text LANGUAGE c AS '$libdir/idemq', 'idemq_sql_wrapper';
 CREATE FUNCTION idemq_internal.looks_impl() RETURNS text STABLE LANGUAGE sql AS $$
 	SELECT format('%s for %s: %s, %s, seqscan %s, jit %s', current_user, idemq_internal.caller()::regrole, current_setting('search_path'),
 		current_setting('plan_cache_mode'), current_setting('enable_seqscan'), current_setting('jit')) $$;
 CREATE FUNCTION outside() RETURNS text LANGUAGE sql AS $$
 	SELECT format('%s, %s, seqscan %s, jit %s', current_user, current_setting('search_path'), current_setting('enable_seqscan'), current_setting('jit')) $$;
 CREATE FUNCTION defined() RETURNS text SECURITY DEFINER LANGUAGE sql AS 'SELECT idemq.looks()';
-ALTER FUNCTION defined() OWNER TO regress_gate_definer;
-GRANT USAGE ON SCHEMA idemq TO regress_gate_caller, regress_gate_definer;
+ALTER FUNCTION defined() OWNER TO regress_wrap_definer;
+GRANT USAGE ON SCHEMA idemq TO regress_wrap_caller, regress_wrap_definer;
 SET jit = on;
 SELECT idemq.looks();
-SET ROLE regress_gate_caller;
+SET ROLE regress_wrap_caller;
 SELECT idemq.looks(), defined(), outside();
 BEGIN READ ONLY;
 SELECT idemq.looks();
@@ -68,7 +68,7 @@ ROLLBACK;
 CREATE TABLE secrets (name text PRIMARY KEY, number int CHECK (number > 0));
 INSERT INTO secrets VALUES ('a secret', 1);
 REVOKE ALL ON secrets FROM PUBLIC;
-CREATE FUNCTION idemq.acts(what text) RETURNS text LANGUAGE c AS '$libdir/idemq', 'idemq_sql_gate';
+CREATE FUNCTION idemq.acts(what text) RETURNS text LANGUAGE c AS '$libdir/idemq', 'idemq_sql_wrapper';
 CREATE FUNCTION idemq_internal.acts_impl(what text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	answer text;
@@ -103,7 +103,7 @@ BEGIN
 	ELSIF what = 'unique to the caller' THEN
 		PERFORM FROM idemq_internal.as_caller('WITH i AS (INSERT INTO public.secrets VALUES (''a secret'', 1)) SELECT 1') AS (n int);
 	ELSIF what = 'as a role' THEN
-		SELECT a INTO answer FROM idemq_internal.as_role('regress_gate_definer'::regrole, 'SELECT pg_catalog.concat(current_user, $1, pg_catalog.current_setting(''search_path''))', ' by ') AS (a text);
+		SELECT a INTO answer FROM idemq_internal.as_role('regress_wrap_definer'::regrole, 'SELECT pg_catalog.concat(current_user, $1, pg_catalog.current_setting(''search_path''))', ' by ') AS (a text);
 	ELSIF what = 'nested' THEN
 		SELECT a INTO answer FROM idemq_internal.as_caller('SELECT idemq.looks()') AS (a text);
 	ELSIF what = 'away' THEN
@@ -111,7 +111,7 @@ BEGIN
 	END IF;
 	RETURN format('%s %s for %s', coalesce(answer, what), current_user, idemq_internal.caller()::regrole);
 END $$;
--- What a handler learns, and that all is as it was: the role, the settings, the gate.
+-- What a handler learns, and that all is as it was: the role, the settings, the wrapper.
 CREATE FUNCTION told(what text) RETURNS TABLE (state text, message text, detail text, hint text, shows_inside boolean) LANGUAGE plpgsql AS $$
 DECLARE
 	before text := outside();
@@ -125,7 +125,7 @@ EXCEPTION WHEN OTHERS THEN
 		context = PG_EXCEPTION_CONTEXT;
 	shows_inside := context !~ 'told\(text\)' OR context ~ 'idemq_internal|acts(_impl)?\(text\)';
 	IF outside() <> before THEN RAISE 'was %, is %', before, outside(); END IF;
-	IF sqlstate_of('SELECT idemq_internal.caller()') NOT IN ('55000', '42501') THEN RAISE 'the gate is open'; END IF;
+	IF sqlstate_of('SELECT idemq_internal.caller()') NOT IN ('55000', '42501') THEN RAISE 'the wrapper is open'; END IF;
 	-- Again, in the handler.
 	IF message <> (SELECT t.message FROM again(what) t) THEN RAISE 'not the same again'; END IF;
 	RETURN NEXT;
@@ -141,17 +141,17 @@ END $$;
 CREATE FUNCTION strays() RETURNS text LANGUAGE sql AS 'SELECT public.sqlstate_of(''SELECT idemq_internal.caller()'')';
 \x
 SELECT w, t.* FROM unnest('{ours,unique,check,syntax,temporary,caught,caught as the caller,types,as the caller,as a role,nested,away}'::text[]) w, told(w) t;
-GRANT SELECT, INSERT ON secrets TO regress_gate_caller;
-SET ROLE regress_gate_caller;
+GRANT SELECT, INSERT ON secrets TO regress_wrap_caller;
+SET ROLE regress_wrap_caller;
 SELECT w, t.* FROM unnest('{ours,unique,unique to the caller,temporary,caught as the caller,as the caller,as a role,nested}'::text[]) w, told(w) t;
 RESET ROLE;
 -- In front of idemq.jobs, where a DBA may defer triggers.
-CREATE OR REPLACE FUNCTION idemq.acts(what text) RETURNS text LANGUAGE c AS '$libdir/idemq', 'idemq_sql_gate_jobs';
+CREATE OR REPLACE FUNCTION idemq.acts(what text) RETURNS text LANGUAGE c AS '$libdir/idemq', 'idemq_sql_wrapper_jobs';
 SELECT w, t.* FROM unnest('{temporary,away}'::text[]) w, told(w) t;
 \x
 
 -- ---- Sets, by SQL and by PL/pgSQL, all at once; rows; void is no NULL
-CREATE FUNCTION idemq.some(n int) RETURNS TABLE (a int, b text) LANGUAGE c AS '$libdir/idemq', 'idemq_sql_gate';
+CREATE FUNCTION idemq.some(n int) RETURNS TABLE (a int, b text) LANGUAGE c AS '$libdir/idemq', 'idemq_sql_wrapper';
 CREATE FUNCTION idemq_internal.some_impl(n int) RETURNS TABLE (a int, b text) STABLE LANGUAGE sql AS $$
 	SELECT g, current_user || ' ' || idemq_internal.caller()::regrole FROM generate_series(1, n) g $$;
 SELECT * FROM idemq.some(3) LIMIT 2;
@@ -163,10 +163,10 @@ BEGIN
 END $$;
 SELECT * FROM idemq.some(3) LIMIT 2;
 SELECT idemq.some(2), outside();
-CREATE FUNCTION idemq.nothing(OUT a int, OUT b text) LANGUAGE c AS '$libdir/idemq', 'idemq_sql_gate';
+CREATE FUNCTION idemq.nothing(OUT a int, OUT b text) LANGUAGE c AS '$libdir/idemq', 'idemq_sql_wrapper';
 CREATE FUNCTION idemq_internal.nothing_impl(OUT a int, OUT b text) STABLE LANGUAGE sql AS $$ SELECT idemq_internal.caller()::int * 0 + 7, 'x'::text $$;
 SELECT * FROM idemq.nothing();
-CREATE FUNCTION idemq.vain() RETURNS void LANGUAGE c AS '$libdir/idemq', 'idemq_sql_gate';
+CREATE FUNCTION idemq.vain() RETURNS void LANGUAGE c AS '$libdir/idemq', 'idemq_sql_wrapper';
 CREATE FUNCTION idemq_internal.vain_impl() RETURNS void STABLE LANGUAGE sql AS 'SELECT idemq_internal.given(''x'', 1)';
 SELECT idemq.vain() IS NULL AS is_null;
 
@@ -185,9 +185,9 @@ BEGIN
 		EXCEPTION WHEN OTHERS THEN said := said || sqlstate || ' ';
 		END;
 	END LOOP;
-	PERFORM set_config('gate.said', said, false);
+	PERFORM set_config('wrapper.said', said, false);
 END $$;
-SELECT current_setting('gate.said') AS said;
+SELECT current_setting('wrapper.said') AS said;
 
 -- ---- What a session has set says nothing of the SQL behind
 DO $$ BEGIN
@@ -229,7 +229,7 @@ DELETE FROM strange;
 SELECT idemq_internal.queue_gone();
 
 -- ---- Without what stands behind
-CREATE FUNCTION idemq.front_alone() RETURNS int LANGUAGE c AS '$libdir/idemq', 'idemq_sql_gate';
+CREATE FUNCTION idemq.front_alone() RETURNS int LANGUAGE c AS '$libdir/idemq', 'idemq_sql_wrapper';
 SELECT idemq.front_alone();
 SELECT idemq.looks();
 DROP FUNCTION idemq.looks, idemq.acts, idemq.some, idemq.nothing, idemq.vain, idemq.front_alone,
@@ -240,5 +240,5 @@ DROP TYPE pair;
 DROP TABLE strange;
 DROP EXTENSION idemq;
 SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'idemq%';
-DROP OWNED BY regress_gate_caller, regress_gate_definer CASCADE;
-DROP ROLE regress_gate_caller, regress_gate_definer;
+DROP OWNED BY regress_wrap_caller, regress_wrap_definer CASCADE;
+DROP ROLE regress_wrap_caller, regress_wrap_definer;

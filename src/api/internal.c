@@ -1,8 +1,8 @@
 /*
- * api/inside.c
- *		What the functions behind the gate ask of C (api/gate.c); in schema idemq_internal.
+ * api/internal.c
+ *		What the implementations of wrappers ask of C (api/wrapper.c); in schema idemq_internal.
  *
- * Each raises 55000 where no gate is open.  A function that checks rights, or writes who did
+ * Each raises 55000 outside a wrapper's call.  A function that checks rights, or writes who did
  * something, does so as the role that has called.  Arguments come from idemq's own SQL and are
  * not checked, except value and name, which are the caller's.
  */
@@ -23,68 +23,68 @@
 #include "txn/txn.h"
 
 /* caller() -> the role that has called. */
-SQL_FUNCTION(idemq_sql_inside_caller)
+SQL_FUNCTION(idemq_sql_internal_caller)
 {
-	PG_RETURN_OID(idemq_gate_caller());
+	PG_RETURN_OID(idemq_wrapper_caller());
 }
 
 /* now() -> idemq_now(). */
-SQL_FUNCTION(idemq_sql_inside_now)
+SQL_FUNCTION(idemq_sql_internal_now)
 {
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	PG_RETURN_TIMESTAMPTZ(idemq_now());
 }
 
 /* given(name, value) -> void; 22004 for NULL. */
-SQL_FUNCTION(idemq_sql_inside_given)
+SQL_FUNCTION(idemq_sql_internal_given)
 {
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	idemq_arg_required(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)));
 	PG_RETURN_VOID();
 }
 
 /* check_text(name, value, most bytes) -> void; 22004, 22023. */
-SQL_FUNCTION(idemq_sql_inside_check_text)
+SQL_FUNCTION(idemq_sql_internal_check_text)
 {
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	(void) idemq_arg_text(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), PG_GETARG_INT32(2));
 	PG_RETURN_VOID();
 }
 
 /* check_int(name, value, lowest, highest) -> void; 22004, 22023. */
-SQL_FUNCTION(idemq_sql_inside_check_int)
+SQL_FUNCTION(idemq_sql_internal_check_int)
 {
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	(void) idemq_arg_int(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), PG_GETARG_INT32(2),
 						 PG_GETARG_INT32(3));
 	PG_RETURN_VOID();
 }
 
 /* check_interval(name, value, lowest us) -> void; 22004, 22023. */
-SQL_FUNCTION(idemq_sql_inside_check_interval)
+SQL_FUNCTION(idemq_sql_internal_check_interval)
 {
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	(void) idemq_arg_interval(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)),
 							  PG_GETARG_INT32(2));
 	PG_RETURN_VOID();
 }
 
 /* check_ids(name, value) -> void; 22004, 22023. */
-SQL_FUNCTION(idemq_sql_inside_check_ids)
+SQL_FUNCTION(idemq_sql_internal_check_ids)
 {
 	ArrayArg ids;
 
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	idemq_arg_array(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), INT8OID, false, &ids);
 	PG_RETURN_VOID();
 }
 
 /* check_document(name, value, reserve) -> void; 22004, 54000; reserve: bytes that will be added. */
-SQL_FUNCTION(idemq_sql_inside_check_document)
+SQL_FUNCTION(idemq_sql_internal_check_document)
 {
 	char *name;
 
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	name = TextDatumGetCString(PG_GETARG_DATUM(0));
 	idemq_arg_required(fcinfo, 1, name);
 	idemq_check_document(name, PG_GETARG_DATUM(1), PG_GETARG_INT32(2));
@@ -92,9 +92,9 @@ SQL_FUNCTION(idemq_sql_inside_check_document)
 }
 
 /* check_kind(value) -> void; 22023. */
-SQL_FUNCTION(idemq_sql_inside_check_kind)
+SQL_FUNCTION(idemq_sql_internal_check_kind)
 {
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	idemq_check_kind(VARSIZE_ANY_EXHDR(PG_GETARG_TEXT_PP(0)));
 	PG_RETURN_VOID();
 }
@@ -139,37 +139,37 @@ open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, con
  * hold, to the end of the transaction: '': not at all; share: it cannot be dropped; keep: nor can
  * its row be deleted; exclusive: nobody else holds it.  argument: the caller's argument's name.
  */
-SQL_FUNCTION(idemq_sql_inside_queue)
+SQL_FUNCTION(idemq_sql_internal_queue)
 {
-	int level = idemq_gate_become_caller();
+	int level = idemq_wrapper_become_caller();
 	int32 id = open_queue(fcinfo, TextDatumGetCString(PG_GETARG_DATUM(1)),
 						  TextDatumGetCString(PG_GETARG_DATUM(2)),
 						  TextDatumGetCString(PG_GETARG_DATUM(3)));
 
-	idemq_gate_become_owner(level);
+	idemq_wrapper_become_owner(level);
 	PG_RETURN_INT32(id);
 }
 
 /* try_share_queue(queue_id) -> whether nobody is dropping it; then nobody can.  Never waits. */
-SQL_FUNCTION(idemq_sql_inside_try_share_queue)
+SQL_FUNCTION(idemq_sql_internal_try_share_queue)
 {
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	PG_RETURN_BOOL(idemq_queue_try_lock(PG_GETARG_INT32(0), AccessShareLock));
 }
 
 /* worker_comes() -> whether this database has a background worker, or will have one. */
-SQL_FUNCTION(idemq_sql_inside_worker_comes)
+SQL_FUNCTION(idemq_sql_internal_worker_comes)
 {
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	PG_RETURN_BOOL(idemq_worker_comes());
 }
 
 /* role_may(role, queue_id, privilege) -> whether it may; false for no role, or no such queue. */
-SQL_FUNCTION(idemq_sql_inside_role_may)
+SQL_FUNCTION(idemq_sql_internal_role_may)
 {
 	QueueInfo queue;
 
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	PG_RETURN_BOOL(
 		!PG_ARGISNULL(0) &&
 		idemq_queue_allows_role(PG_GETARG_INT32(1), PG_GETARG_OID(0),
@@ -177,11 +177,11 @@ SQL_FUNCTION(idemq_sql_inside_role_may)
 }
 
 /* role_of(name, oid) -> the role that a row means, NULL when that is gone. */
-SQL_FUNCTION(idemq_sql_inside_role_of)
+SQL_FUNCTION(idemq_sql_internal_role_of)
 {
 	Oid role;
 
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	if (PG_ARGISNULL(0))
 		PG_RETURN_NULL();
 	role =
@@ -195,12 +195,12 @@ SQL_FUNCTION(idemq_sql_inside_role_of)
  * lock_role(role, what) -> its name; locks what it is granted, or its schedules, to the end of
  * the transaction; 42704.
  */
-SQL_FUNCTION(idemq_sql_inside_lock_role)
+SQL_FUNCTION(idemq_sql_internal_lock_role)
 {
 	Oid role = PG_GETARG_OID(0);
 	Name name = palloc(sizeof(NameData));
 
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	namestrcpy(name, GetUserNameFromId(role, false));
 	idemq_role_lock(role, strcmp(TextDatumGetCString(PG_GETARG_DATUM(1)), "schedules") == 0
 							  ? ROLE_LOCK_SCHEDULES
@@ -209,38 +209,38 @@ SQL_FUNCTION(idemq_sql_inside_lock_role)
 }
 
 /* settle_usage(role) -> void: gives it, or takes away, USAGE of schema idemq; its lock is held. */
-SQL_FUNCTION(idemq_sql_inside_settle_usage)
+SQL_FUNCTION(idemq_sql_internal_settle_usage)
 {
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	idemq_usage_settle(PG_GETARG_OID(0));
 	PG_RETURN_VOID();
 }
 
 /* forget_queue(queue_id) -> void: shared memory forgets it when its deletion is committed. */
-SQL_FUNCTION(idemq_sql_inside_forget_queue)
+SQL_FUNCTION(idemq_sql_internal_forget_queue)
 {
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	idemq_pending_note(ACTION_DROP_QUEUE, NULL, PG_GETARG_INT32(0));
 	PG_RETURN_VOID();
 }
 
 /* wake_queue(queue_id) -> void: after the commit, sessions that wait for its jobs look again. */
-SQL_FUNCTION(idemq_sql_inside_wake_queue)
+SQL_FUNCTION(idemq_sql_internal_wake_queue)
 {
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	idemq_pending_note(ACTION_RESUME, NULL, PG_GETARG_INT32(0));
 	PG_RETURN_VOID();
 }
 
 /* handler_refusal(queue_id) -> why its handler does not run, NULL when it may; 53400. */
-SQL_FUNCTION(idemq_sql_inside_handler_refusal)
+SQL_FUNCTION(idemq_sql_internal_handler_refusal)
 {
 	HandlerInfo handler;
 	HandlerTarget target;
 	QueueInfo queue;
 	char *why = NULL;
 
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	if (idemq_queue_by_id(PG_GETARG_INT32(0), &queue))
 		idemq_queue_need_qstate(&queue);
 	if (idemq_handler_read(PG_GETARG_INT32(0), &handler))
@@ -254,9 +254,9 @@ SQL_FUNCTION(idemq_sql_inside_handler_refusal)
  * audit(action, queue_id, queue, details, job_id, jobs) -> void: writes a row of idemq.audit.
  * NULL: not known; queue_id 0: it is about no queue.
  */
-SQL_FUNCTION(idemq_sql_inside_audit)
+SQL_FUNCTION(idemq_sql_internal_audit)
 {
-	int level = idemq_gate_become_caller();
+	int level = idemq_wrapper_become_caller();
 	QueueInfo queue = {.id = PG_GETARG_INT32(1)};
 	AuditEntry entry = {.action = TextDatumGetCString(PG_GETARG_DATUM(0)),
 						.queue = &queue,
@@ -266,7 +266,7 @@ SQL_FUNCTION(idemq_sql_inside_audit)
 
 	strlcpy(queue.name, TextDatumGetCString(PG_GETARG_DATUM(2)), sizeof(queue.name));
 	idemq_audit(&entry);
-	idemq_gate_become_owner(level);
+	idemq_wrapper_become_owner(level);
 	PG_RETURN_VOID();
 }
 
@@ -326,31 +326,31 @@ run_query(FunctionCallInfo fcinfo, int first, bool latest)
 }
 
 /* latest(query, args ...) -> its rows under the latest snapshot, as the owner; it reads. */
-SQL_FUNCTION(idemq_sql_inside_latest)
+SQL_FUNCTION(idemq_sql_internal_latest)
 {
-	(void) idemq_gate_caller();
+	(void) idemq_wrapper_caller();
 	run_query(fcinfo, 0, true);
 	return (Datum) 0;
 }
 
 /* as_caller(query, args ...) -> its rows, as the role that has called; it may write. */
-SQL_FUNCTION(idemq_sql_inside_as_caller)
+SQL_FUNCTION(idemq_sql_internal_as_caller)
 {
-	int level = idemq_gate_become_caller();
+	int level = idemq_wrapper_become_caller();
 
 	run_query(fcinfo, 0, false);
-	idemq_gate_become_owner(level);
+	idemq_wrapper_become_owner(level);
 	return (Datum) 0;
 }
 
 /* as_role(role, query, args ...) -> its rows, as another role; it may write. */
-SQL_FUNCTION(idemq_sql_inside_as_role)
+SQL_FUNCTION(idemq_sql_internal_as_role)
 {
 	int level;
 
-	(void) idemq_gate_caller();
-	level = idemq_gate_become(PG_GETARG_OID(0));
+	(void) idemq_wrapper_caller();
+	level = idemq_wrapper_become(PG_GETARG_OID(0));
 	run_query(fcinfo, 1, false);
-	idemq_gate_become_owner(level);
+	idemq_wrapper_become_owner(level);
 	return (Datum) 0;
 }

@@ -1,5 +1,5 @@
 -- Schema idemq has what users call and read; everything else is here, and no role may use this
--- schema.  A function whose symbol is idemq_sql_gate (src/api/gate.c) calls the one named
+-- schema.  A function whose symbol is idemq_sql_wrapper (src/api/wrapper.c) calls the one named
 -- NAME_impl here, which has the same arguments, as the owner of the tables.
 -- Plain CREATE: a planted schema makes the install fail.
 CREATE SCHEMA idemq_internal;
@@ -30,60 +30,60 @@ COMMENT ON PROCEDURE idemq.advance_clock(interval)
 
 -- Topic: Internal
 
--- What they ask of C; src/api/inside.c says what each takes and raises.
+-- What they ask of C; src/api/internal.c says what each takes and raises.
 CREATE FUNCTION idemq_internal.caller() RETURNS oid
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_caller';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_caller';
 CREATE FUNCTION idemq_internal.now() RETURNS timestamptz
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_now';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_now';
 CREATE FUNCTION idemq_internal.given(name text, value "any") RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_given';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_given';
 CREATE FUNCTION idemq_internal.check_text(name text, value text, most int) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_check_text';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_check_text';
 CREATE FUNCTION idemq_internal.check_int(name text, value int, lowest int, highest int) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_check_int';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_check_int';
 CREATE FUNCTION idemq_internal.check_interval(name text, value interval, lowest int DEFAULT 1)
 	RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_check_interval';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_check_interval';
 CREATE FUNCTION idemq_internal.check_document(name text, value jsonb, reserve int DEFAULT 0)
 	RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_check_document';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_check_document';
 CREATE FUNCTION idemq_internal.check_kind(kind text) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_check_kind';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_check_kind';
 CREATE FUNCTION idemq_internal.check_ids(name text, value bigint[]) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_check_ids';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_check_ids';
 CREATE FUNCTION idemq_internal.queue(name text, privilege text, hold text DEFAULT '',
 	argument text DEFAULT 'queue')
 	RETURNS int
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_queue';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_queue';
 CREATE FUNCTION idemq_internal.try_share_queue(queue_id int) RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_try_share_queue';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_try_share_queue';
 CREATE FUNCTION idemq_internal.worker_comes() RETURNS boolean
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_worker_comes';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_worker_comes';
 CREATE FUNCTION idemq_internal.role_may(role oid, queue_id int, privilege text) RETURNS boolean
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_role_may';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_role_may';
 CREATE FUNCTION idemq_internal.role_of(name name, role_oid oid) RETURNS oid
-	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_role_of';
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_role_of';
 CREATE FUNCTION idemq_internal.lock_role(role oid, what text DEFAULT 'grants') RETURNS name
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_lock_role';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_lock_role';
 CREATE FUNCTION idemq_internal.settle_usage(role oid) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_settle_usage';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_settle_usage';
 CREATE FUNCTION idemq_internal.audit(action text, queue_id int, queue text,
 	details jsonb DEFAULT NULL,
 	job_id bigint DEFAULT NULL, jobs bigint DEFAULT NULL) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_audit';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_audit';
 CREATE FUNCTION idemq_internal.latest(query text) RETURNS SETOF record
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_latest';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_latest';
 CREATE FUNCTION idemq_internal.latest(query text, VARIADIC args "any") RETURNS SETOF record
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_latest';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_latest';
 CREATE FUNCTION idemq_internal.as_caller(query text) RETURNS SETOF record
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_as_caller';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_as_caller';
 CREATE FUNCTION idemq_internal.as_caller(query text, VARIADIC args "any") RETURNS SETOF record
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_as_caller';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_as_caller';
 CREATE FUNCTION idemq_internal.as_role(role oid, query text, VARIADIC args "any")
 	RETURNS SETOF record
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_as_role';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_as_role';
 CREATE FUNCTION idemq_internal.forget_queue(queue_id int) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_inside_forget_queue';
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_forget_queue';
 
 -- Above READ COMMITTED a row may be newer than the transaction's snapshot, and nothing can delete
 -- it then.
