@@ -615,7 +615,7 @@ sql($node, "SELECT idemq.cancel($id); SELECT idemq.resume('a')");
 
 # ---- The queue is dropped, the handler is replaced
 
-my $old = gate($node);
+my $old = barrier($node);
 $id = job('a', 720, $old->sql);
 $old->wait_for(1);
 sql($node, 'CREATE FUNCTION app.h(jsonb) RETURNS jsonb LANGUAGE sql SET search_path = pg_catalog AS $$SELECT \'"other"\'::jsonb$$; ALTER FUNCTION app.h(jsonb) OWNER TO app');

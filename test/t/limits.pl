@@ -26,12 +26,12 @@ sub fresh
 
 fresh("lease => '1 h', max_running => 5", 30);
 {
-	my $gate = gate($node);
-	my $claimers = clients($node, "BEGIN;\nSELECT count(*) AS n FROM idemq.claim('q') \\gset\n\\if :n\n" . $gate->sql . ";\n\\endif\nCOMMIT;\n", '-c', 8, '-t', 1);
+	my $barrier = barrier($node);
+	my $claimers = clients($node, "BEGIN;\nSELECT count(*) AS n FROM idemq.claim('q') \\gset\n\\if :n\n" . $barrier->sql . ";\n\\endif\nCOMMIT;\n", '-c', 8, '-t', 1);
 
-	$gate->wait_for(5);
+	$barrier->wait_for(5);
 	is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100)", 0, 'five claims are open: nothing is left for another');
-	$gate->open;
+	$barrier->open;
 	is($claimers->(), '', 'the claimers come through');
 	is_sql($node, 'SELECT permits_used, running FROM idemq.metrics', '5|5', 'five are running');
 	is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');

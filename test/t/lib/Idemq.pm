@@ -15,7 +15,7 @@ use Time::HiRes ();
 our @EXPORT = qw(new_server new_node server_conf restored_queue session sql sql_counted sqlstate is_sql is_state wal_records
   has_debugger has_stops can_stop stop_at at_stop count_at shipped asleep waiter answer worker_pid stop_worker wait_until until_true crash
   clients to_begin unexpected is_soon ends_in_time write_whole pooler
-  leave log_end is_logged wait_logged gate advance reload_worker caught_up sync_standby_in_force stop_at_once);
+  leave log_end is_logged wait_logged barrier advance reload_worker caught_up sync_standby_in_force stop_at_once);
 
 # Seconds until what does not come ends a test; PG_TEST_TIMEOUT_DEFAULT is for all of them.
 my $patience = $PostgreSQL::Test::Utils::timeout_default // 180;
@@ -589,41 +589,41 @@ sub sync_standby_in_force
 	return;
 }
 
-my $gates = 0;
+my $barriers = 0;
 
-# Returns a gate at which sessions of a database stop, so that a test knows that several run at once.  $gate->sql is the
-# statement in which a session stops.  $gate->wait_for($n) waits until n sessions have stopped there.  $gate->open lets
+# Returns a barrier at which sessions of a database stop, so that a test knows that several run at once.  $barrier->sql is the
+# statement in which a session stops.  $barrier->wait_for($n) waits until n sessions have stopped there.  $barrier->open lets
 # these sessions and all later ones through.
-sub gate
+sub barrier
 {
 	my ($node, $db) = @_;
-	my $gate = bless { node => $node, db => $db, key => 4_500_000 + ++$gates, holder => session($node, $db) }, 'Idemq::Gate';
+	my $barrier = bless { node => $node, db => $db, key => 4_500_000 + ++$barriers, holder => session($node, $db) }, 'Idemq::Barrier';
 
-	$gate->{holder}->query_safe("SELECT pg_advisory_lock($gate->{key})");
-	return $gate;
+	$barrier->{holder}->query_safe("SELECT pg_advisory_lock($barrier->{key})");
+	return $barrier;
 }
 
-sub Idemq::Gate::sql
+sub Idemq::Barrier::sql
 {
-	my ($gate) = @_;
+	my ($barrier) = @_;
 
-	return "SELECT pg_advisory_xact_lock_shared($gate->{key})";
+	return "SELECT pg_advisory_xact_lock_shared($barrier->{key})";
 }
 
-sub Idemq::Gate::wait_for
+sub Idemq::Barrier::wait_for
 {
-	my ($gate, $n) = @_;
+	my ($barrier, $n) = @_;
 
-	wait_until($gate->{node}, "SELECT count(*) = $n FROM pg_locks WHERE locktype = 'advisory' AND objid = $gate->{key} AND NOT granted",
-		't', $gate->{db});
+	wait_until($barrier->{node}, "SELECT count(*) = $n FROM pg_locks WHERE locktype = 'advisory' AND objid = $barrier->{key} AND NOT granted",
+		't', $barrier->{db});
 	return;
 }
 
-sub Idemq::Gate::open
+sub Idemq::Barrier::open
 {
-	my ($gate) = @_;
+	my ($barrier) = @_;
 
-	leave($gate->{holder});
+	leave($barrier->{holder});
 	return;
 }
 
