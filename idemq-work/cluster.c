@@ -48,7 +48,7 @@ struct runner
 };
 
 static struct runner *runners;
-static int count;
+static int runner_count;
 static int places;	 /* that are free */
 static bool claimed; /* by any shard, ever */
 static int status;
@@ -71,7 +71,7 @@ branch(int *fd)
 		*fd = ends[1];
 		setpgid(0, 0);
 		signals_leave();
-		for (int i = 0; i < count; i++)
+		for (int i = 0; i < runner_count; i++)
 			close_fd(&runners[i].fd);
 		return 0;
 	}
@@ -109,7 +109,7 @@ start_runner(struct runner *runner)
 
 /* False: it was not told, since it is stopped, or has ended; what it holds is its until it ends. */
 static bool
-tell(struct runner *runner, const char *text)
+cluster_tell(struct runner *runner, const char *text)
 {
 	return runner->fd < 0 || write(runner->fd, text, strlen(text)) == (ssize_t) strlen(text);
 }
@@ -119,7 +119,7 @@ runner_of(int shard)
 {
 	bool home = options.home == NULL;
 
-	for (int i = 0; i < count; i++)
+	for (int i = 0; i < runner_count; i++)
 	{
 		if (runners[i].shard == shard)
 			return &runners[i];
@@ -128,9 +128,9 @@ runner_of(int shard)
 		home |= *h == shard;
 	if (!home && options.only_home)
 		return NULL;
-	runners = memory(runners, (size_t) (count + 1) * sizeof(*runners));
-	runners[count] = (struct runner){.shard = shard, .home = home, .fd = -1};
-	return &runners[count++];
+	runners = memory(runners, (size_t) (runner_count + 1) * sizeof(*runners));
+	runners[runner_count] = (struct runner){.shard = shard, .home = home, .fd = -1};
+	return &runners[runner_count++];
 }
 
 /* A line of the map. */
@@ -152,7 +152,7 @@ heard(char *line)
 		bool told;
 
 		sprintf(text, "%c%s\n", SAY_ADDRESS, where);
-		told = tell(runner, text);
+		told = cluster_tell(runner, text);
 		free(text);
 		/* The next map is another try. */
 		if (!told)
@@ -217,7 +217,7 @@ give_out(void)
 		static const char place[] = {SAY_PLACE, '\0'};
 		struct runner *first = NULL;
 
-		for (int i = 0; i < count; i++)
+		for (int i = 0; i < runner_count; i++)
 		{
 			if (runners[i].asked > 0 && (first == NULL || runners[i].asked_at < first->asked_at))
 				first = &runners[i];
@@ -229,15 +229,15 @@ give_out(void)
 		first->asked--;
 		/* For the next one it asks anew. */
 		first->asked_at = now_ms() - (first->home ? HOME_FIRST : 0);
-		tell(first, place);
+		cluster_tell(first, place);
 	}
 }
 
 /* Collects runners that have ended. */
 static void
-bury(bool ending)
+cluster_bury(bool ending)
 {
-	for (int i = 0; i < count; i++)
+	for (int i = 0; i < runner_count; i++)
 	{
 		struct runner *runner = &runners[i];
 		int how;
@@ -263,11 +263,11 @@ bury(bool ending)
 
 /* How many runners there are. */
 static int
-alive(void)
+cluster_alive(void)
 {
 	int n = 0;
 
-	for (int i = 0; i < count; i++)
+	for (int i = 0; i < runner_count; i++)
 		n += runners[i].pid != 0;
 	return n;
 }
@@ -276,9 +276,9 @@ alive(void)
 static bool
 sleep_and_listen(int64_t until)
 {
-	struct pollfd *fds = memory(NULL, (size_t) (count + 2) * sizeof(*fds));
+	struct pollfd *fds = memory(NULL, (size_t) (runner_count + 2) * sizeof(*fds));
 	int64_t left = until == NEVER ? -1 : later(until - now_ms(), 0);
-	int polled = count;
+	int polled = runner_count;
 	bool goes_on = true;
 
 	fds[0] = (struct pollfd){.fd = signals_fd(), .events = POLLIN};
@@ -305,7 +305,7 @@ start_due(void)
 {
 	int64_t next = NEVER;
 
-	for (int i = 0; i < count; i++)
+	for (int i = 0; i < runner_count; i++)
 	{
 		if (runners[i].pid != 0 || runners[i].start_at == NEVER)
 			continue;
@@ -320,7 +320,7 @@ start_due(void)
 static void
 tell_all(int number)
 {
-	for (int i = 0; i < count; i++)
+	for (int i = 0; i < runner_count; i++)
 	{
 		if (runners[i].pid != 0)
 			kill(runners[i].pid, number);
@@ -363,15 +363,15 @@ cluster_start(void)
 	{
 		int64_t next;
 
-		bury(signals_told() > 0);
-		if (begun && alive() == 0 && (signals_told() > 0 || options.once || !claimed))
+		cluster_bury(signals_told() > 0);
+		if (begun && cluster_alive() == 0 && (signals_told() > 0 || options.once || !claimed))
 			break;
 		if (signals_told() > 0 && !begun)
 			break;
 		next = signals_told() > 0 ? NEVER : start_due();
 		if (next == 0)
 			return;
-		begun = begun || count > 0;
+		begun = begun || runner_count > 0;
 		give_out();
 		for (; seen < signals_told(); seen++)
 			tell_all(SIGTERM);

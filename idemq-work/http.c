@@ -105,7 +105,7 @@ static bool begun; /* a request: what has become of it already is to be read */
 
 static int64_t down_since; /* 0: it is not down */
 static int64_t down_wait;
-static int64_t claim_at; /* not before: it is down, or has said so by Retry-After */
+static int64_t http_claim_at; /* not before: it is down, or has said so by Retry-After */
 
 static int
 on_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void *socket)
@@ -366,7 +366,7 @@ static bool
 http_ready(int place, int others)
 {
 	(void) place;
-	if (now_ms() < claim_at)
+	if (now_ms() < http_claim_at)
 		return false;
 	if (down_since == 0)
 		return true;
@@ -507,7 +507,7 @@ http_start(int place, const struct task *task)
 
 /* Frees what is of one request. */
 static void
-clear(struct request *request)
+http_clear(struct request *request)
 {
 	CURL *easy = request->easy;
 
@@ -525,7 +525,7 @@ endpoint_is_down(const char *why)
 	int64_t now = now_ms();
 
 	/* Others that went there at the same time. */
-	if (down_since != 0 && now < claim_at)
+	if (down_since != 0 && now < http_claim_at)
 		return;
 	if (down_since == 0)
 	{
@@ -536,7 +536,7 @@ endpoint_is_down(const char *why)
 	else
 		down_wait = sooner(down_wait * 2, DOWN_MOST);
 	/* Not all runners at the same instant. */
-	claim_at = later(claim_at, now + down_wait / 2 + rand() % (down_wait / 2 + 1));
+	http_claim_at = later(http_claim_at, now + down_wait / 2 + rand() % (down_wait / 2 + 1));
 	executor_lost = true;
 }
 
@@ -587,12 +587,12 @@ judge_status(struct request *request, long status, struct answer *answer)
 		return;
 	answer->verdict = BUSY;
 	answer->delay = sooner(request->retry_after, request->retry_max);
-	claim_at = later(claim_at, now_ms() + answer->delay);
+	http_claim_at = later(http_claim_at, now_ms() + answer->delay);
 	executor_lost = true;
 }
 
 static void
-judge(struct request *request, struct answer *answer)
+http_judge(struct request *request, struct answer *answer)
 {
 	const char *why = request->error[0] != '\0' ? request->error
 												: curl_easy_strerror(request->code);
@@ -633,10 +633,10 @@ http_over(int place, struct answer *answer)
 		return false;
 	memset(answer, 0, sizeof(*answer));
 	if (request->running)
-		judge(request, answer);
+		http_judge(request, answer);
 	else
 		take_error(request, answer);
-	clear(request);
+	http_clear(request);
 	return true;
 }
 
@@ -706,7 +706,7 @@ http_next(void)
 
 	if (over_count > 0 || begun)
 		return now;
-	return sooner(timer_at, claim_at > now ? claim_at : NEVER);
+	return sooner(timer_at, http_claim_at > now ? http_claim_at : NEVER);
 }
 
 static void
@@ -720,7 +720,7 @@ http_close(void)
 	for (int i = 0; i < options.jobs; i++)
 	{
 		http_cancel(i, true);
-		clear(&requests[i]);
+		http_clear(&requests[i]);
 		curl_easy_cleanup(requests[i].easy);
 	}
 	curl_multi_cleanup(multi);

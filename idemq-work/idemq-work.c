@@ -73,9 +73,9 @@ static bool look = true; /* there may be jobs to be claimed */
 static bool claimed_once;
 static bool waiting;
 static int64_t wait_end;
-static int64_t claim_at;			 /* not before */
+static int64_t work_claim_at;		 /* not before */
 static int64_t gather_until = NEVER; /* commits wait for others */
-static bool draining;
+static bool work_draining;
 static int64_t grace_end = NEVER;
 static int64_t drain_end = NEVER;
 static bool gave_up;
@@ -119,7 +119,7 @@ ready_places(bool committing)
  * was started again has given attached leases a grace only.
  */
 static void
-beat(void)
+work_beat(void)
 {
 	static int seen = 0;
 	const char **ids;
@@ -204,7 +204,7 @@ begin_claimed(const PGresult *result, int places, int64_t asked_at)
 }
 
 static void
-claim(int places)
+work_claim(int places)
 {
 	int64_t now = now_ms();
 	PGresult *result = job_claim(&work, places);
@@ -216,7 +216,7 @@ claim(int places)
 		if (!claimed_once || options.once)
 			gave_up = look = true;
 		say("claim: %s", PQresultErrorMessage(result));
-		claim_at = now_ms() + ERROR_PAUSE;
+		work_claim_at = now_ms() + ERROR_PAUSE;
 	}
 	else
 		begin_claimed(result, places, now);
@@ -227,7 +227,7 @@ claim(int places)
 static bool
 may_claim(void)
 {
-	return look && !draining && !gave_up && now_ms() >= claim_at;
+	return look && !work_draining && !gave_up && now_ms() >= work_claim_at;
 }
 
 /* Whether commits are to wait for what has just begun. */
@@ -250,7 +250,7 @@ gather(int commits)
 
 /* Tells the server what has ended; what has succeeded together, and with the next claim. */
 static void
-settle(void)
+work_settle(void)
 {
 	int places = 0;
 	int commits = 0;
@@ -292,7 +292,7 @@ begin_wait(void)
 	{
 		/* Without it, look from time to time. */
 		look = true;
-		claim_at = waiter.retry_at;
+		work_claim_at = waiter.retry_at;
 		return;
 	}
 	if (waiter.patience > 0)
@@ -339,7 +339,7 @@ read_waiter(void)
 		else if (PQresultStatus(result) == PGRES_FATAL_ERROR)
 		{
 			say("wait: %s", PQresultErrorMessage(result));
-			claim_at = now_ms() + ERROR_PAUSE;
+			work_claim_at = now_ms() + ERROR_PAUSE;
 		}
 		PQclear(result);
 	}
@@ -348,7 +348,7 @@ read_waiter(void)
 static void
 begin_drain(void)
 {
-	draining = true;
+	work_draining = true;
 	grace_end = now_ms() + options.grace;
 	/* No cancel where nobody may answer. */
 	if (work.conn != NULL)
@@ -369,7 +369,7 @@ drain(void)
 	static int seen = 0;
 	int told = signals_told();
 
-	if (told != seen && draining)
+	if (told != seen && work_draining)
 		grace_end = now_ms();
 	else if (told != seen)
 		begin_drain();
@@ -412,7 +412,7 @@ listen_to_supervisor(void)
 	at = address;
 	waiting = false;
 	look = true;
-	claim_at = 0;
+	work_claim_at = 0;
 }
 
 /* One round; whether there is to be another. */
@@ -424,8 +424,8 @@ round_of_work(void)
 
 	for (int i = 0; i < options.jobs; i++)
 		job_collect(&jobs[i]);
-	settle();
-	beat();
+	work_settle();
+	work_beat();
 	for (int i = 0; i < options.jobs; i++)
 	{
 		job_doubt(&jobs[i], &work);
@@ -434,7 +434,7 @@ round_of_work(void)
 	}
 	drain();
 	busy = busy_places();
-	if (draining)
+	if (work_draining)
 		return busy > 0;
 	if (gave_up && (options.once || !claimed_once))
 		return busy > 0;
@@ -448,7 +448,7 @@ round_of_work(void)
 			int places = places_for(ready_places(false), running());
 
 			if (places > 0)
-				claim(places);
+				work_claim(places);
 		}
 		else if (options.once && busy == 0)
 			gave_up = true;
@@ -458,7 +458,7 @@ round_of_work(void)
 		gave_up = true;
 	if (options.once)
 		return busy > 0 || (look && !gave_up);
-	if (!look && !waiting && ready_places(false) > 0 && now_ms() >= claim_at)
+	if (!look && !waiting && ready_places(false) > 0 && now_ms() >= work_claim_at)
 		begin_wait();
 	return true;
 }
@@ -484,9 +484,9 @@ next_round(void)
 	}
 	if (waiting)
 		next = sooner(next, wait_end);
-	if (!draining && ready_places(false) > 0 &&
+	if (!work_draining && ready_places(false) > 0 &&
 		(look ? work.conn == NULL || !places_awaited() : !waiting))
-		next = sooner(next, later(server_at, claim_at));
+		next = sooner(next, later(server_at, work_claim_at));
 	return next;
 }
 

@@ -60,7 +60,7 @@ job_free(struct job *job)
 }
 
 static void
-decide(struct job *job, enum verdict verdict)
+job_decide(struct job *job, enum verdict verdict)
 {
 	job->verdict = verdict;
 	job->settle_at = now_ms();
@@ -112,7 +112,7 @@ job_begin(struct job *job, const PGresult *result, int row, int64_t asked_at)
 		say("%s %s: cannot start a %s: %s; given back", job->queue, job->id, executor->noun,
 			strerror(errno));
 		job->delay = 5000;
-		decide(job, RELEASE);
+		job_decide(job, RELEASE);
 	}
 	else if (options.verbose)
 		say("%s %s: started, attempt %s of %s", job->queue, job->id, job->attempt,
@@ -233,7 +233,7 @@ job_next(const struct job *job, int64_t server_at)
 
 /* The error of a failure: what happened, and what was said of it. */
 static void
-describe(struct job *job, struct answer *answer)
+job_describe(struct job *job, struct answer *answer)
 {
 	size_t size = strlen(answer->what);
 	size_t said = 0;
@@ -317,10 +317,10 @@ job_collect(struct job *job)
 		answer.result = NULL;
 	}
 	else
-		describe(job, &answer);
+		job_describe(job, &answer);
 	memcpy(job->details, answer.details, sizeof(job->details));
 	job->delay = answer.delay;
 	free(answer.result);
 	free(answer.said);
-	decide(job, answer.verdict);
+	job_decide(job, answer.verdict);
 }

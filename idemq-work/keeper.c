@@ -30,7 +30,7 @@ static int notes = -1;
 static pid_t keeper = -1;
 
 static void
-note(char what, pid_t group)
+keeper_note(char what, pid_t group)
 {
 	char text[NOTE_SIZE + 1];
 
@@ -59,7 +59,7 @@ next_note(int fd, char *text)
 }
 
 static void
-keep(int fd)
+keeper_keep(int fd)
 {
 	char text[NOTE_SIZE + 1];
 	pid_t *groups = NULL;
@@ -107,7 +107,7 @@ keeper_start(void)
 #ifdef __linux__
 		prctl(PR_SET_NAME, "idemq-keeper");
 #endif
-		keep(ends[0]);
+		keeper_keep(ends[0]);
 	}
 	close(ends[0]);
 	notes = ends[1];
@@ -116,13 +116,13 @@ keeper_start(void)
 void
 keeper_watch(pid_t group)
 {
-	note('+', group);
+	keeper_note('+', group);
 }
 
 void
 keeper_forget(pid_t group)
 {
-	note('-', group);
+	keeper_note('-', group);
 }
 
 void

@@ -52,7 +52,7 @@ struct worker
 };
 
 static struct worker *workers;
-static bool draining;
+static bool lines_draining;
 
 static int
 lines_open(void)
@@ -73,13 +73,13 @@ lines_ready(int place, int others)
 	struct worker *worker = &workers[place];
 
 	(void) others;
-	return !worker->busy && !worker->leaving && !draining &&
+	return !worker->busy && !worker->leaving && !lines_draining &&
 		   (worker->program.pid != 0 || now_ms() >= worker->start_at);
 }
 
 /* Has it end, for this reason: by a signal, or 0: by the end of its stdin. */
 static void
-leave(struct worker *worker, const char *why, int number)
+lines_leave(struct worker *worker, const char *why, int number)
 {
 	if (worker->program.pid == 0 || worker->leaving)
 		return;
@@ -146,7 +146,7 @@ lines_start(int place, const struct task *task)
 	worker->busy = true;
 	/* It may have closed its stdin while it had nothing to do. */
 	if (is_deaf(worker))
-		leave(worker, NULL, 0);
+		lines_leave(worker, NULL, 0);
 	return true;
 }
 
@@ -173,7 +173,7 @@ take_line(int place, const char *line, size_t size)
 	if (!worker->busy || worker->line != NULL)
 	{
 		say("%s %d: an answer that nobody waits for; it is ended", options.program[0], place + 1);
-		leave(worker, "the program has answered twice", SIGTERM);
+		lines_leave(worker, "the program has answered twice", SIGTERM);
 		return;
 	}
 	worker->line = memory(NULL, size + 1);
@@ -212,7 +212,7 @@ take_lines(int place)
 	}
 	else if (left > options.max_output + FRAME_MOST)
 	{
-		leave(worker, "the program's line is longer than --max-output", SIGTERM);
+		lines_leave(worker, "the program's line is longer than --max-output", SIGTERM);
 		worker->dropping = true;
 		left = 0;
 	}
@@ -243,7 +243,7 @@ describe_exit(struct answer *answer, const char *why, int status)
 
 /* Collects a program that has ended, with the job that it had. */
 static void
-bury(int place)
+lines_bury(int place)
 {
 	struct worker *worker = &workers[place];
 	struct program *program = &worker->program;
@@ -254,7 +254,7 @@ bury(int place)
 		return;
 	take_lines(place);
 	describe_exit(&exit, worker->why, status);
-	if (!worker->wanted && !draining)
+	if (!worker->wanted && !lines_draining)
 	{
 		say("%s %d: %s; it is started again", options.program[0], place + 1, exit.what);
 		worker->start_at = now_ms() + worker->start_wait;
@@ -302,8 +302,8 @@ lines_over(int place, struct answer *answer)
 	else
 		return false;
 	worker->busy = worker->over = false;
-	if (draining)
-		leave(worker, NULL, 0);
+	if (lines_draining)
+		lines_leave(worker, NULL, 0);
 	return true;
 }
 
@@ -316,13 +316,13 @@ lines_cancel(int place, bool again)
 	if (again && worker->program.pid != 0)
 		program_kill(&worker->program, SIGKILL);
 	else
-		leave(worker, NULL, SIGTERM);
+		lines_leave(worker, NULL, SIGTERM);
 }
 
 static void
 lines_distrust(int place)
 {
-	leave(&workers[place], "the program has answered with another id", SIGTERM);
+	lines_leave(&workers[place], "the program has answered with another id", SIGTERM);
 }
 
 static int
@@ -348,7 +348,7 @@ watch(int place)
 	take_lines(place);
 	/* It may be ending; if not, SIGTERM follows. */
 	if (program->out < 0 || is_deaf(worker))
-		leave(worker, NULL, 0);
+		lines_leave(worker, NULL, 0);
 	if (now_ms() >= worker->kill_at)
 	{
 		if (program->out < 0 && worker->why == NULL)
@@ -359,7 +359,7 @@ watch(int place)
 		worker->kill_at = worker->next_signal == SIGTERM ? now_ms() + options.kill_after : NEVER;
 		worker->next_signal = SIGKILL;
 	}
-	bury(place);
+	lines_bury(place);
 }
 
 static void
@@ -399,16 +399,16 @@ lines_next(void)
 static void
 lines_drain(void)
 {
-	draining = true;
+	lines_draining = true;
 	for (int i = 0; i < options.jobs; i++)
 	{
 		if (!workers[i].busy)
-			leave(&workers[i], NULL, 0);
+			lines_leave(&workers[i], NULL, 0);
 	}
 }
 
 static bool
-alive(void)
+lines_alive(void)
 {
 	for (int i = 0; i < options.jobs; i++)
 	{
@@ -424,9 +424,9 @@ lines_close(void)
 	struct pollfd *fds = memory(NULL, FDS_EACH * (size_t) options.jobs * sizeof(*fds));
 
 	for (int i = 0; i < options.jobs; i++)
-		leave(&workers[i], NULL, 0);
-	draining = true;
-	while (alive())
+		lines_leave(&workers[i], NULL, 0);
+	lines_draining = true;
+	while (lines_alive())
 	{
 		int count = lines_poll(fds);
 

@@ -92,7 +92,7 @@ address(const char *dsn)
 
 /* Writes all of it; the reader is there, or the process ends by SIGPIPE. */
 static void
-tell(int fd, const char *shard, const char *where)
+map_tell(int fd, const char *shard, const char *where)
 {
 	size_t size = strlen(shard) + strlen(where) + 3;
 	char *line = memory(NULL, size);
@@ -159,7 +159,7 @@ ask_once(struct server *router, int fd)
 		char *where = address(PQgetvalue(result, row, 1));
 
 		if (where != NULL)
-			tell(fd, PQgetvalue(result, row, 0), where);
+			map_tell(fd, PQgetvalue(result, row, 0), where);
 		free(where);
 	}
 	PQclear(result);

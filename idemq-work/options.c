@@ -135,7 +135,7 @@ read_time(const char *name, const char *text, int64_t least)
 }
 
 static long
-read_number(const char *name, const char *text, long least, long most)
+options_read_number(const char *name, const char *text, long least, long most)
 {
 	char *end;
 	long value;
@@ -156,7 +156,7 @@ read_shards(const char *text)
 	char *copy = copy_text(text);
 
 	for (char *word = strtok(copy, ","); word != NULL; word = strtok(NULL, ","))
-		shards[count++] = (int) read_number("home", word, 0, 1023);
+		shards[count++] = (int) options_read_number("home", word, 0, 1023);
 	if (count == 0)
 		die(USAGE, "--home takes numbers of shards, such as 0,1,2");
 	shards[count] = -1;
@@ -203,7 +203,7 @@ must_be_there(const char *program)
 
 /* Options that take a value; false when it is none of them. */
 static bool
-read_value(int option, const char *value)
+options_read_value(int option, const char *value)
 {
 	switch (option)
 	{
@@ -211,7 +211,7 @@ read_value(int option, const char *value)
 			options.dsn = value;
 			return true;
 		case 'j':
-			options.jobs = (int) read_number("jobs", value, 1, 1000);
+			options.jobs = (int) options_read_number("jobs", value, 1, 1000);
 			return true;
 		case OPT_TIMEOUT:
 			options.timeout = read_time("timeout", value, 1);
@@ -241,7 +241,8 @@ read_value(int option, const char *value)
 			options.home = read_shards(value);
 			return true;
 		case OPT_MAX_OUTPUT:
-			options.max_output = (size_t) read_number("max-output", value, 1, 64 * 1024 * 1024);
+			options.max_output =
+				(size_t) options_read_number("max-output", value, 1, 64 * 1024 * 1024);
 			return true;
 		case OPT_WORKER:
 			options.worker = value;
@@ -329,7 +330,7 @@ options_read(int argc, char **argv)
 	{
 		if (option == 'q')
 			queues[count++] = optarg;
-		else if (!read_value(option, optarg))
+		else if (!options_read_value(option, optarg))
 			read_flag(option);
 	}
 	if (count == 0)

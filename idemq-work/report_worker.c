@@ -34,7 +34,7 @@ is_refused(const PGresult *result)
 }
 
 static void
-begin(void)
+report_begin(void)
 {
 	unsigned char bytes[16];
 
@@ -62,7 +62,7 @@ report_worker(struct server *server, const struct job *jobs, bool stopping)
 	if (options.once)
 		return;
 	if (id[0] == '\0')
-		begin();
+		report_begin();
 	if (stopping ? !reported : now_ms() < report_at)
 		return;
 	report_at = now_ms() + FIRST;

@@ -27,7 +27,7 @@ static struct
 	unsigned char bytes[3 * (4 * KEY_MOST / 3 + 4) / 4];
 	int size;
 } keys[KEYS_MOST];
-static int count;
+static int key_count;
 
 static void
 read_key(const char *file, char *text)
@@ -43,18 +43,18 @@ read_key(const char *file, char *text)
 	}
 	while (padding < 2 && length > (size_t) padding && text[length - 1 - (size_t) padding] == '=')
 		padding++;
-	if (count == KEYS_MOST)
+	if (key_count == KEYS_MOST)
 		die(2, "--sign-key-file: \"%s\" has more than %d keys", file, KEYS_MOST);
 	size = length > 4 * KEY_MOST / 3 + 4
 			   ? -1
-			   : EVP_DecodeBlock(keys[count].bytes, (unsigned char *) text, (int) length);
-	keys[count].size = size - padding;
-	if (size < 0 || keys[count].size < KEY_LEAST || keys[count].size > KEY_MOST)
+			   : EVP_DecodeBlock(keys[key_count].bytes, (unsigned char *) text, (int) length);
+	keys[key_count].size = size - padding;
+	if (size < 0 || keys[key_count].size < KEY_LEAST || keys[key_count].size > KEY_MOST)
 		die(2,
 			"--sign-key-file: line %d of \"%s\" is no key: \"" PREFIX
 			"\" and %d to %d bytes in Base64",
-			count + 1, file, KEY_LEAST, KEY_MOST);
-	count++;
+			key_count + 1, file, KEY_LEAST, KEY_MOST);
+	key_count++;
 }
 
 void
@@ -72,7 +72,7 @@ sign_read_keys(const char *file)
 			read_key(file, line);
 	}
 	fclose(input);
-	if (count == 0)
+	if (key_count == 0)
 		die(2, "--sign-key-file: \"%s\" has no key", file);
 }
 
@@ -86,7 +86,7 @@ sign(const char *id, const char *timestamp, const char *body, size_t size)
 
 	sprintf((char *) text, "%s.%s.", id, timestamp);
 	memcpy(text + begin, body, size);
-	for (int i = 0; i < count; i++)
+	for (int i = 0; i < key_count; i++)
 	{
 		unsigned char hash[EVP_MAX_MD_SIZE];
 		unsigned length = 0;

@@ -72,7 +72,7 @@ lock_key(const LOCKTAG *tag)
  * OUTCOME_LOCKED while the concurrent duplicate's transaction is open.
  */
 static Outcome
-add_job(JobsTable *table, QueueInfo *queue, text *key, const Datum *payload, int64 *id)
+acquire_add_job(JobsTable *table, QueueInfo *queue, text *key, const Datum *payload, int64 *id)
 {
 	JobChange columns;
 	EnqueueAnswer answer;
@@ -133,7 +133,7 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 		outcome = OUTCOME_LOCKED;
 	else
 	{
-		outcome = add_job(table, queue, key, payload, &call->id);
+		outcome = acquire_add_job(table, queue, key, payload, &call->id);
 		made = outcome == OUTCOME_ACCEPTED;
 		idemq_jobs_refresh(table);
 	}

@@ -201,7 +201,7 @@ do_here(Left *left)
 
 /* Warns of what was not done in time. */
 static void
-warn(const Left *left)
+advance_clock_warn(const Left *left)
 {
 	StringInfoData text;
 	QueueInfo queue;
@@ -301,7 +301,7 @@ await_done(int64 target)
 		/* An error is not waited out: the next try would most likely raise it again. */
 		if (left.failed != NULL || idemq_stopwatch() >= until)
 		{
-			warn(&left);
+			advance_clock_warn(&left);
 			break;
 		}
 		if (left.leases == 0 && idemq_clock_holds(&call))

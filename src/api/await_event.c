@@ -42,7 +42,7 @@ typedef struct Await
 
 /* Locks the event's name, then the job, whose attempt is current. */
 static void
-lock(Await *await)
+await_event_lock(Await *await)
 {
 	JobsTable table;
 	Attempt attempt;
@@ -97,7 +97,7 @@ answer_wait(Await *await)
 {
 	Finish finish = {.kind = FINISH_RELEASE};
 	Attempt attempt;
-	lock(await);
+	await_event_lock(await);
 	idemq_step_lock(&await->name, (Datum) 0, &await->step);
 	switch (await->step.state)
 	{

@@ -117,7 +117,7 @@ ask_for_safety(void)
 
 /* Returns the values of the INOUT arguments as a row. */
 static Datum
-answer(FunctionCallInfo fcinfo, const Begin *begin)
+begin_step_answer(FunctionCallInfo fcinfo, const Begin *begin)
 {
 	static const char *const outcomes[] = {[BEGIN_NEW] = "new",
 										   [BEGIN_DONE] = "done",
@@ -171,5 +171,5 @@ SQL_FUNCTION(idemq_sql_begin_step)
 	ask_for_safety(); /* the first one ended with its transaction */
 	idemq_sync_rep_await_commit();
 	SPI_finish();
-	return answer(fcinfo, &begin);
+	return begin_step_answer(fcinfo, &begin);
 }

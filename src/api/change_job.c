@@ -22,7 +22,7 @@
 
 /* Adds a member to an entry of the audit. */
 static void
-note(AuditEntry *entry, const char *name, const char *value)
+change_job_note(AuditEntry *entry, const char *name, const char *value)
 {
 	int n = 0;
 
@@ -102,7 +102,7 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 			return outcome;
 		/* The write leaves nothing of the fetched row. */
 		if (entry.action != NULL && !job.row->tts_isnull[COL_KIND])
-			note(&entry, "kind", TextDatumGetCString(job.row->tts_values[COL_KIND]));
+			change_job_note(&entry, "kind", TextDatumGetCString(job.row->tts_values[COL_KIND]));
 		/* The write may have to wait for the worker, so the worker is told first. */
 		if (event == EVENT_CANCEL && job.status == JOB_RUNNING)
 			idemq_pending_note_cancel(queue.id, id, job.token);
@@ -117,7 +117,7 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 				take_record_back(&queue, id, job.token))
 			{
 				(*changer->copies)++;
-				note(&entry, "copies", "1");
+				change_job_note(&entry, "copies", "1");
 			}
 			if (entry.action != NULL)
 				idemq_audit(&entry);
@@ -150,7 +150,7 @@ typedef struct QueueChanged
 
 /* Adds one to a queue's count; a call is about few queues. */
 static List *
-count_in(List *counts, int32 queue_id)
+change_job_count_in(List *counts, int32 queue_id)
 {
 	QueueChanged *count;
 	ListCell *lc;
@@ -203,7 +203,7 @@ idemq_change_many(FunctionCallInfo fcinfo, const JobChanger *changer, const char
 		CHECK_FOR_INTERRUPTS();
 		outcome = idemq_change_job(&table, ids[i], changer, &queue_id);
 		if (queue_id != 0)
-			counts = count_in(counts, queue_id);
+			counts = change_job_count_in(counts, queue_id);
 		values[0] = Int64GetDatum(ids[i]);
 		values[1] = idemq_outcome_datum(outcome);
 		tuplestore_putvalues(set->setResult, set->setDesc, values, nulls);

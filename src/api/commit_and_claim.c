@@ -43,7 +43,7 @@ queue_arg(FunctionCallInfo fcinfo)
 
 /* Says that nothing can be claimed; an error would undo the commit. */
 static void
-warn(const char *queue, const char *why)
+commit_and_claim_warn(const char *queue, const char *why)
 {
 	ereport(WARNING, errcode(ERRCODE_WARNING),
 			errmsg("nothing was claimed from queue \"%s\"", queue), errdetail("%s", why),
@@ -60,11 +60,11 @@ claim_next(ClaimCall *call, const char *name)
 	if (name == NULL)
 		name = queue->name;
 	if (!found || (queue->privileges & PRIVILEGE_CLAIM) == 0)
-		warn(name, "It does not exist, or this role may not claim from it.");
+		commit_and_claim_warn(name, "It does not exist, or this role may not claim from it.");
 	else if (call->lease > queue->max_lease)
-		warn(name, "The lease is longer than max_lease of the queue.");
+		commit_and_claim_warn(name, "The lease is longer than max_lease of the queue.");
 	else if (queue->qstate == NULL)
-		warn(name, "It has no slot in shared memory.");
+		commit_and_claim_warn(name, "It has no slot in shared memory.");
 	else
 		idemq_claim_from_queue(call);
 }

@@ -143,7 +143,7 @@ do_inside(StepEnding *ending, Datum response)
  * has begun the step and there is one, otherwise the attempt's own.
  */
 static Datum
-finish(StepEnding *ending, Datum response)
+finish_step_end(StepEnding *ending, Datum response)
 {
 	const Step *step = &ending->step;
 
@@ -168,7 +168,7 @@ SQL_FUNCTION(idemq_sql_finish_step)
 	Datum counts;
 	StepEnding ending;
 
-	counts = find_step(fcinfo, &ending) ? finish(&ending, response) : response;
+	counts = find_step(fcinfo, &ending) ? finish_step_end(&ending, response) : response;
 	if (counts == (Datum) 0)
 		PG_RETURN_NULL();
 	PG_RETURN_DATUM(counts);

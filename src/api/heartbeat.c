@@ -86,7 +86,7 @@ beat_by_row(int64 id, int64 token, int64 length)
 
 /* Starts a lease again from now; see the SQL function. */
 static Outcome
-beat(int64 id, int64 token, int64 length)
+heartbeat_beat(int64 id, int64 token, int64 length)
 {
 	Lease lease;
 	QueueInfo queue;
@@ -124,7 +124,7 @@ SQL_FUNCTION(idemq_sql_heartbeat)
 
 	idemq_arg_attempt(fcinfo);
 	idemq_following_refuse();
-	return idemq_outcome_datum(beat(PG_GETARG_INT64(0), PG_GETARG_INT64(1), length));
+	return idemq_outcome_datum(heartbeat_beat(PG_GETARG_INT64(0), PG_GETARG_INT64(1), length));
 }
 
 /*
@@ -155,8 +155,9 @@ SQL_FUNCTION(idemq_sql_heartbeat_many)
 			if (outcomes[i] != 0 ||
 				(pass == 0 && !idemq_lease_get(DatumGetInt64(ids.values[i]), &lease)))
 				continue;
-			outcomes[i] = idemq_outcome_datum(
-				beat(DatumGetInt64(ids.values[i]), DatumGetInt64(tokens.values[i]), length));
+			outcomes[i] =
+				idemq_outcome_datum(heartbeat_beat(DatumGetInt64(ids.values[i]),
+												   DatumGetInt64(tokens.values[i]), length));
 		}
 	}
 	for (int i = 0; i < ids.count; i++)

@@ -101,7 +101,7 @@ SQL_FUNCTION(idemq_sql_internal_check_kind)
 
 /* Returns the QueuePrivilege bits that a word stands for. */
 static int
-privileges_named(const char *word)
+internal_privileges_named(const char *word)
 {
 	return strcmp(word, "enqueue") == 0	 ? PRIVILEGE_ENQUEUE
 		   : strcmp(word, "claim") == 0	 ? PRIVILEGE_CLAIM
@@ -114,7 +114,7 @@ static int32
 open_queue(FunctionCallInfo fcinfo, const char *privilege, const char *hold, const char *argument)
 {
 	LOCKMODE mode = strcmp(hold, "exclusive") == 0 ? AccessExclusiveLock : AccessShareLock;
-	int wanted = privileges_named(privilege);
+	int wanted = internal_privileges_named(privilege);
 	QueueInfo queue;
 
 	if (strcmp(privilege, "any") == 0)
@@ -173,7 +173,8 @@ SQL_FUNCTION(idemq_sql_internal_role_may)
 	PG_RETURN_BOOL(
 		!PG_ARGISNULL(0) &&
 		idemq_queue_allows_role(PG_GETARG_INT32(1), PG_GETARG_OID(0),
-								privileges_named(TextDatumGetCString(PG_GETARG_DATUM(2))), &queue));
+								internal_privileges_named(TextDatumGetCString(PG_GETARG_DATUM(2))),
+								&queue));
 }
 
 /* role_of(name, oid) -> the role that a row means, NULL when that is gone. */

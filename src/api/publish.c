@@ -108,7 +108,7 @@ skip(Published *call, Binding *binding)
 
 /* Adds a job to one queue, and its row to the answer. */
 static void
-add_job(Published *call, const QueueInfo *queue)
+publish_add_job(Published *call, const QueueInfo *queue)
 {
 	Datum values[3];
 	bool nulls[3] = {false};
@@ -206,7 +206,7 @@ SQL_FUNCTION(idemq_sql_publish)
 			skip(&call, binding);
 		else if (binding->queue_id != served)
 		{
-			add_job(&call, &queue);
+			publish_add_job(&call, &queue);
 			served = binding->queue_id;
 		}
 		MemoryContextSwitchTo(old);

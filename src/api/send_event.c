@@ -35,7 +35,7 @@
  * False when the job is gone, or is being deleted.
  */
 static bool
-wake(JobsTable *table, const EventWait *wait)
+send_event_wake(JobsTable *table, const EventWait *wait)
 {
 	for (;;)
 	{
@@ -62,7 +62,7 @@ wake(JobsTable *table, const EventWait *wait)
 
 /* Answers all jobs that wait, and wakes those that sleep. */
 static void
-tell(const EventName *event, Datum payload)
+send_event_tell(const EventName *event, Datum payload)
 {
 	int count;
 	int held = 0;
@@ -82,7 +82,7 @@ tell(const EventName *event, Datum payload)
 	{
 		CHECK_FOR_INTERRUPTS();
 		MemoryContextReset(job_context);
-		if (wake(&table, &waits[i]))
+		if (send_event_wake(&table, &waits[i]))
 			ids[held++] = waits[i].job_id;
 	}
 	MemoryContextSwitchTo(old);
@@ -92,7 +92,7 @@ tell(const EventName *event, Datum payload)
 
 /* Shapes an answer: the payload that counts. */
 static Datum
-answer(FunctionCallInfo fcinfo, Outcome outcome, Datum payload)
+send_event_answer(FunctionCallInfo fcinfo, Outcome outcome, Datum payload)
 {
 	Datum values[] = {idemq_outcome_datum(outcome), payload};
 	bool nulls[] = {false, payload == (Datum) 0};
@@ -123,9 +123,9 @@ SQL_FUNCTION(idemq_sql_send_event)
 	if (idemq_event_find(&event, now, &first))
 	{
 		idemq_sync_rep_await();
-		return answer(fcinfo, OUTCOME_DUPLICATE, first);
+		return send_event_answer(fcinfo, OUTCOME_DUPLICATE, first);
 	}
 	idemq_event_write(&event, payload, now, now + queue.idempotency_window);
-	tell(&event, payload);
-	return answer(fcinfo, OUTCOME_ACCEPTED, payload);
+	send_event_tell(&event, payload);
+	return send_event_answer(fcinfo, OUTCOME_ACCEPTED, payload);
 }

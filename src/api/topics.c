@@ -42,7 +42,7 @@ SQL_FUNCTION(idemq_sql_internal_topic_space)
 
 /* Returns the TopicPrivilege bits that a word stands for. */
 static int
-privileges_named(const char *word)
+topics_privileges_named(const char *word)
 {
 	return strcmp(word, "publish") == 0 ? TOPIC_PUBLISH
 		   : strcmp(word, "bind") == 0	? TOPIC_BIND
@@ -60,7 +60,8 @@ SQL_FUNCTION(idemq_sql_internal_topic)
 	TopicSpace space;
 
 	if (!PG_ARGISNULL(1))
-		idemq_topic_open(name, privileges_named(TextDatumGetCString(PG_GETARG_DATUM(1))), &space);
+		idemq_topic_open(name, topics_privileges_named(TextDatumGetCString(PG_GETARG_DATUM(1))),
+						 &space);
 	else if (!idemq_topic_find(name, &space))
 		idemq_topic_refuse_unknown(name);
 	if (PG_GETARG_BOOL(2))
@@ -78,5 +79,5 @@ SQL_FUNCTION(idemq_sql_internal_topic_may)
 	PG_RETURN_BOOL(!PG_ARGISNULL(1) &&
 				   idemq_topic_find(TextDatumGetCString(PG_GETARG_DATUM(0)), &space) &&
 				   (idemq_topic_privileges(&space, PG_GETARG_OID(1)) &
-					privileges_named(TextDatumGetCString(PG_GETARG_DATUM(2)))) != 0);
+					topics_privileges_named(TextDatumGetCString(PG_GETARG_DATUM(2)))) != 0);
 }

@@ -91,7 +91,7 @@ static Wait *current_wait = NULL;
 
 /* Has the bit in the set that is right now; notes whether the target was signalled. */
 static void
-join(Target *target, Waiters *waiters)
+wait_join(Target *target, Waiters *waiters)
 {
 	if (target->waiters == waiters)
 	{
@@ -108,7 +108,7 @@ join(Target *target, Waiters *waiters)
 
 /* Leaves every set, and passes on the signals that no check has followed. */
 static void
-leave(void)
+wait_leave(void)
 {
 	for (int i = 0; current_wait != NULL && i < current_wait->count; i++)
 	{
@@ -126,7 +126,7 @@ leave(void)
 static void
 leave_at_exit(int code, Datum arg)
 {
-	leave();
+	wait_leave();
 }
 
 /*
@@ -135,7 +135,7 @@ leave_at_exit(int code, Datum arg)
  * not do: what a check runs, such as a user's trigger, may register a callback for the exit.)
  */
 static void
-begin(Wait *wait)
+wait_begin(Wait *wait)
 {
 	static bool registered = false;
 
@@ -155,7 +155,7 @@ look_up(Target *target, QueueInfo *queue)
 	Waiters *waiters = target->waiters;
 
 	if (waiters != NULL)
-		join(target, waiters);
+		wait_join(target, waiters);
 	for (;;)
 	{
 		idemq_queue_by_name(target->queue, PRIVILEGE_CLAIM, queue);
@@ -163,7 +163,7 @@ look_up(Target *target, QueueInfo *queue)
 		waiters = idemq_waiters_of_queue(queue->qstate);
 		if (target->waiters == waiters)
 			break;
-		join(target, waiters);
+		wait_join(target, waiters);
 	}
 }
 
@@ -209,7 +209,7 @@ check_job(Wait *wait, Target *target)
 	bool standby = RecoveryInProgress();
 
 	idemq_following_refuse_moved();
-	join(target, idemq_waiters_of_job(MyDatabaseId, target->job_id));
+	wait_join(target, idemq_waiters_of_job(MyDatabaseId, target->job_id));
 	if (standby)
 	{
 		int64 now = idemq_mono_now();
@@ -244,7 +244,7 @@ check_job(Wait *wait, Target *target)
 
 /* Checks a target in a transaction of its own; returns whether the wait is over. */
 static bool
-check(Wait *wait, Target *target)
+wait_check(Wait *wait, Target *target)
 {
 	MemoryContext old = MemoryContextSwitchTo(wait->check_context);
 	bool over;
@@ -273,7 +273,7 @@ check_all(Wait *wait, int64 now, int64 *again)
 		if (target->waiters == NULL || target->again <= now ||
 			!idemq_waiters_waits(target->waiters))
 		{
-			if (check(wait, target))
+			if (wait_check(wait, target))
 				return true;
 		}
 		*again = Min(*again, target->again);
@@ -307,7 +307,7 @@ sleep_and_check(Wait *wait)
 
 /* Waits for the targets; returns whether what was waited for came. */
 static bool
-wait_for(Wait *wait, int64 timeout)
+wait_for_targets(Wait *wait, int64 timeout)
 {
 	bool came;
 
@@ -323,14 +323,14 @@ wait_for(Wait *wait, int64 timeout)
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
 	wait->check_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq wait", ALLOCSET_DEFAULT_SIZES);
-	begin(wait);
+	wait_begin(wait);
 	PG_TRY();
 	{
 		came = sleep_and_check(wait);
 	}
 	PG_FINALLY();
 	{
-		leave();
+		wait_leave();
 	}
 	PG_END_TRY();
 	SPI_finish();
@@ -345,7 +345,7 @@ wait_for_queues(FunctionCallInfo fcinfo, Wait *wait)
 	Datum ready;
 
 	idemq_jobs_check_writable();
-	ready = BoolGetDatum(wait_for(wait, timeout));
+	ready = BoolGetDatum(wait_for_targets(wait, timeout));
 	return idemq_value_row_datum(fcinfo, ready);
 }
 
@@ -408,7 +408,7 @@ SQL_FUNCTION(idemq_sql_wait_result)
 	idemq_arg_required(fcinfo, 0, "id");
 	target.job_id = PG_GETARG_INT64(0);
 	timeout = idemq_arg_interval(fcinfo, 1, "timeout", 0);
-	(void) wait_for(&wait, timeout);
+	(void) wait_for_targets(&wait, timeout);
 	if (!wait.found)
 		refuse_job(&wait, target.job_id);
 	values[0] = ObjectIdGetDatum(idemq_oids()->status[wait.status]);
@@ -445,7 +445,7 @@ SQL_FUNCTION(idemq_sql_wait_results)
 		Target target = {.job_id = DatumGetInt64(ids.values[i])};
 		Wait wait = {.count = 1, .targets = &target};
 
-		(void) wait_for(&wait, Max(until - idemq_mono_now(), 0));
+		(void) wait_for_targets(&wait, Max(until - idemq_mono_now(), 0));
 		if (!wait.found)
 			refuse_job(&wait, target.job_id);
 		columns[i] = ObjectIdGetDatum(idemq_oids()->status[wait.status]);

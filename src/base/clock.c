@@ -58,7 +58,7 @@ typedef struct ClockShared
 	pg_atomic_uint64 primary_mono;	/* the same time by CLOCK_MONOTONIC; set before primary_since */
 } ClockShared;
 
-static ClockShared *shared = NULL;
+static ClockShared *clock_shared = NULL;
 
 static int64
 observed_offset(void)
@@ -125,16 +125,16 @@ write_ahead(int64 usecs)
 static void
 init_clock(int tranche)
 {
-	LWLockInitialize(&shared->advance_lock, tranche);
-	pg_atomic_init_u64(&shared->ahead, (uint64) read_ahead());
-	pg_atomic_init_u64(&shared->advanced_at, 0);
-	pg_atomic_init_flag(&shared->told);
-	pg_atomic_init_u64(&shared->offset, (uint64) observed_offset());
-	pg_atomic_init_u64(&shared->primary_since, 0);
-	pg_atomic_init_u64(&shared->primary_mono, 0);
+	LWLockInitialize(&clock_shared->advance_lock, tranche);
+	pg_atomic_init_u64(&clock_shared->ahead, (uint64) read_ahead());
+	pg_atomic_init_u64(&clock_shared->advanced_at, 0);
+	pg_atomic_init_flag(&clock_shared->told);
+	pg_atomic_init_u64(&clock_shared->offset, (uint64) observed_offset());
+	pg_atomic_init_u64(&clock_shared->primary_since, 0);
+	pg_atomic_init_u64(&clock_shared->primary_mono, 0);
 }
 
-const ShmemPart idemq_clock_part = {.area = (void **) &shared,
+const ShmemPart idemq_clock_part = {.area = (void **) &clock_shared,
 									.size = sizeof(ClockShared),
 									.tranche = "idemq clock",
 									.init = init_clock};
@@ -143,21 +143,21 @@ const ShmemPart idemq_clock_part = {.area = (void **) &shared,
 int64
 idemq_clock_ahead(void)
 {
-	return unlikely(idemq_test_clock) ? (int64) pg_atomic_read_u64(&shared->ahead) : 0;
+	return unlikely(idemq_test_clock) ? (int64) pg_atomic_read_u64(&clock_shared->ahead) : 0;
 }
 
 /* Returns how far the test clock has moved on this server, even if it is off now. */
 int64
 idemq_clock_known_ahead(void)
 {
-	return (int64) pg_atomic_read_u64(&shared->ahead);
+	return (int64) pg_atomic_read_u64(&clock_shared->ahead);
 }
 
 /* Returns true once per server start, so that the test clock is logged only once. */
 bool
 idemq_clock_is_news(void)
 {
-	return pg_atomic_test_set_flag(&shared->told);
+	return pg_atomic_test_set_flag(&clock_shared->told);
 }
 
 /*
@@ -169,8 +169,8 @@ idemq_clock_advance(int64 usecs)
 {
 	int64 ahead;
 
-	LWLockAcquire(&shared->advance_lock, LW_EXCLUSIVE);
-	ahead = (int64) pg_atomic_read_u64(&shared->ahead);
+	LWLockAcquire(&clock_shared->advance_lock, LW_EXCLUSIVE);
+	ahead = (int64) pg_atomic_read_u64(&clock_shared->ahead);
 	if (usecs > MOST_AHEAD - ahead)
 		ereport(ERROR, errcode(ERRCODE_DATETIME_VALUE_OUT_OF_RANGE),
 				errmsg("the test clock cannot be more than %d days ahead",
@@ -180,11 +180,12 @@ idemq_clock_advance(int64 usecs)
 	if (usecs > 0)
 	{
 		write_ahead(ahead + usecs);
-		pg_atomic_write_u64(&shared->advanced_at, (uint64) (idemq_stopwatch() + ahead + usecs));
+		pg_atomic_write_u64(&clock_shared->advanced_at,
+							(uint64) (idemq_stopwatch() + ahead + usecs));
 		/* A full barrier: a process that is woken after this reads the new time. */
-		(void) pg_atomic_fetch_add_u64(&shared->ahead, usecs);
+		(void) pg_atomic_fetch_add_u64(&clock_shared->ahead, usecs);
 	}
-	LWLockRelease(&shared->advance_lock);
+	LWLockRelease(&clock_shared->advance_lock);
 }
 
 /*
@@ -194,7 +195,7 @@ idemq_clock_advance(int64 usecs)
 int64
 idemq_clock_advanced_at(void)
 {
-	return (int64) pg_atomic_read_u64(&shared->advanced_at);
+	return (int64) pg_atomic_read_u64(&clock_shared->advanced_at);
 }
 
 /* Returns CLOCK_MONOTONIC in microseconds, for measuring how long something takes. */
@@ -246,11 +247,11 @@ static int64
 current_offset(void)
 {
 	int64 seen = observed_offset();
-	uint64 known = pg_atomic_read_u64(&shared->offset);
+	uint64 known = pg_atomic_read_u64(&clock_shared->offset);
 
 	while (seen > (int64) known)
 	{
-		if (pg_atomic_compare_exchange_u64(&shared->offset, &known, (uint64) seen))
+		if (pg_atomic_compare_exchange_u64(&clock_shared->offset, &known, (uint64) seen))
 			return seen;
 	}
 	return (int64) known;
@@ -286,7 +287,7 @@ idemq_timestamp_from_mono(int64 mono)
 TimestampTz
 idemq_primary_since(void)
 {
-	uint64 since = pg_atomic_read_u64(&shared->primary_since);
+	uint64 since = pg_atomic_read_u64(&clock_shared->primary_since);
 
 	if (since == 0 && RecoveryInProgress())
 		return idemq_now();
@@ -295,9 +296,9 @@ idemq_primary_since(void)
 		uint64 now = (uint64) idemq_now();
 		uint64 unset = 0;
 
-		(void) pg_atomic_compare_exchange_u64(&shared->primary_mono, &unset,
+		(void) pg_atomic_compare_exchange_u64(&clock_shared->primary_mono, &unset,
 											  (uint64) idemq_mono_now());
-		if (pg_atomic_compare_exchange_u64(&shared->primary_since, &since, now))
+		if (pg_atomic_compare_exchange_u64(&clock_shared->primary_since, &since, now))
 			since = now;
 	}
 	return (TimestampTz) since;
@@ -307,7 +308,7 @@ idemq_primary_since(void)
 int64
 idemq_primary_since_mono(void)
 {
-	return (int64) pg_atomic_read_u64(&shared->primary_mono);
+	return (int64) pg_atomic_read_u64(&clock_shared->primary_mono);
 }
 
 /*

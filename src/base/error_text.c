@@ -48,7 +48,7 @@ is_hex(char c)
 }
 
 static bool
-is_letter(char c)
+error_text_is_letter(char c)
 {
 	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || IS_HIGHBIT_SET(c);
 }
@@ -56,11 +56,11 @@ is_letter(char c)
 static bool
 is_word(char c)
 {
-	return is_letter(c) || is_digit(c);
+	return error_text_is_letter(c) || is_digit(c);
 }
 
 static bool
-is_space(char c)
+error_text_is_space(char c)
 {
 	return c == ' ' || (c >= '\t' && c <= '\r');
 }
@@ -75,7 +75,7 @@ peek(const Reader *reader, int ahead)
 }
 
 static void
-put(Reader *reader, char c)
+error_text_put(Reader *reader, char c)
 {
 	reader->out[reader->written++] = c;
 }
@@ -144,7 +144,7 @@ skip_number(Reader *reader, int length)
 	if (sign != NULL && *sign == '-' &&
 		(reader->written == 1 || (!is_word(sign[-1]) && sign[-1] != '?' && sign[-1] != '_')))
 		reader->written--;
-	put(reader, '?');
+	error_text_put(reader, '?');
 	reader->at += length;
 }
 
@@ -175,9 +175,9 @@ read_word(Reader *reader)
 		for (int i = 0; i < length; i++)
 		{
 			if (!is_digit(peek(reader, i)))
-				put(reader, peek(reader, i));
+				error_text_put(reader, peek(reader, i));
 			else if (!is_digit(peek(reader, i - 1)))
-				put(reader, '?');
+				error_text_put(reader, '?');
 		}
 		reader->at += length;
 	}
@@ -195,7 +195,7 @@ quoted_length(const Reader *reader)
 			continue;
 		if (peek(reader, i + 1) == quote)
 			i++; /* doubled: it does not close */
-		else if (quote != '\'' || !is_letter(peek(reader, i + 1)))
+		else if (quote != '\'' || !error_text_is_letter(peek(reader, i + 1)))
 			return i + 1;
 	}
 	return 0;
@@ -212,22 +212,22 @@ read_other(Reader *reader)
 
 	if (length > 0)
 	{
-		put(reader, c);
+		error_text_put(reader, c);
 		/* An empty string says something itself, and has no room for a question mark. */
 		if (length > 2)
-			put(reader, '?');
-		put(reader, c);
+			error_text_put(reader, '?');
+		error_text_put(reader, c);
 		reader->at += length;
 	}
-	else if (is_space(c))
+	else if (error_text_is_space(c))
 	{
-		put(reader, ' ');
-		while (is_space(peek(reader, 0)) && reader->at < reader->length)
+		error_text_put(reader, ' ');
+		while (error_text_is_space(peek(reader, 0)) && reader->at < reader->length)
 			reader->at++;
 	}
 	else
 	{
-		put(reader, c);
+		error_text_put(reader, c);
 		reader->at++;
 	}
 }

@@ -33,11 +33,11 @@ StaticAssertDecl(lengthof(outcome_names) == OUTCOME_COUNT, "an outcome has no na
 
 static ObjectOids catalog;
 /*
- * The catalog holds while these are equal; loaded_at is 0 before the first load.  A
+ * The catalog holds while these are equal; oids_loaded_at is 0 before the first load.  A
  * change during a load is read at the next call.
  */
-static uint64 invalidations = 1;
-static uint64 loaded_at = 0;
+static uint64 oids_invalidations = 1;
+static uint64 oids_loaded_at = 0;
 
 /* Returns the OID of a relation of one of our schemas; raises when it is not there. */
 static Oid
@@ -76,7 +76,7 @@ idemq_presence(void)
 {
 	Oid schema;
 
-	if (loaded_at == invalidations)
+	if (oids_loaded_at == oids_invalidations)
 		return IDEMQ_HERE;
 	schema = get_namespace_oid(IDEMQ_SCHEMA, true);
 	if (!OidIsValid(schema) || !OidIsValid(get_relname_relid("jobs", schema)))
@@ -101,9 +101,9 @@ idemq_refuse_outdated(void)
 const ObjectOids *
 idemq_oids(void)
 {
-	if (loaded_at != invalidations)
+	if (oids_loaded_at != oids_invalidations)
 	{
-		uint64 before = invalidations;
+		uint64 before = oids_invalidations;
 		IdemqPresence presence;
 		HeapTuple tuple;
 
@@ -132,30 +132,30 @@ idemq_oids(void)
 		ReleaseSysCache(tuple);
 		catalog.status_type = load_enum("status", status_names, JOB_STATUS_COUNT, catalog.status);
 		(void) load_enum("outcome", outcome_names, OUTCOME_COUNT, catalog.outcome);
-		loaded_at = before;
+		oids_loaded_at = before;
 	}
 	return &catalog;
 }
 
 static void
-forget_by_syscache(Datum arg, int cacheid, uint32 hashvalue)
+oids_forget_by_syscache(Datum arg, int cacheid, uint32 hashvalue)
 {
-	invalidations++;
+	oids_invalidations++;
 }
 
 static void
-forget_by_relcache(Datum arg, Oid relid)
+oids_forget_by_relcache(Datum arg, Oid relid)
 {
 	if (relid == InvalidOid || relid == catalog.jobs)
-		invalidations++;
+		oids_invalidations++;
 }
 
 /* Registers the invalidation callbacks; called once, from _PG_init. */
 void
 idemq_oids_install(void)
 {
-	CacheRegisterSyscacheCallback(NAMESPACEOID, forget_by_syscache, (Datum) 0);
-	CacheRegisterRelcacheCallback(forget_by_relcache, (Datum) 0);
+	CacheRegisterSyscacheCallback(NAMESPACEOID, oids_forget_by_syscache, (Datum) 0);
+	CacheRegisterRelcacheCallback(oids_forget_by_relcache, (Datum) 0);
 }
 
 /* Returns the status that an enum value stands for. */

@@ -18,18 +18,18 @@ typedef struct SecretShared
 	uint64 key[2];
 } SecretShared;
 
-static SecretShared *shared = NULL;
+static SecretShared *secret_shared = NULL;
 
 static void
 init_secret(int tranche)
 {
-	if (!pg_strong_random(shared->key, sizeof(shared->key)))
+	if (!pg_strong_random(secret_shared->key, sizeof(secret_shared->key)))
 		ereport(ERROR, errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not generate a random key"),
 				errhint("The operating system has no random numbers for PostgreSQL; its "
 						"log may say why."));
 }
 
-const ShmemPart idemq_secret_part = {.area = (void **) &shared,
+const ShmemPart idemq_secret_part = {.area = (void **) &secret_shared,
 									 .size = sizeof(SecretShared),
 									 .init = init_secret};
 
@@ -72,10 +72,10 @@ idemq_secret_hash(uint64 number, const void *data, size_t length)
 	const unsigned char *bytes = data;
 	size_t whole = length / sizeof(uint64) * sizeof(uint64);
 	uint64 last = (uint64) (length + sizeof(number)) << 56;
-	uint64 v[4] = {shared->key[0] ^ UINT64CONST(0x736f6d6570736575),
-				   shared->key[1] ^ UINT64CONST(0x646f72616e646f6d),
-				   shared->key[0] ^ UINT64CONST(0x6c7967656e657261),
-				   shared->key[1] ^ UINT64CONST(0x7465646279746573)};
+	uint64 v[4] = {secret_shared->key[0] ^ UINT64CONST(0x736f6d6570736575),
+				   secret_shared->key[1] ^ UINT64CONST(0x646f72616e646f6d),
+				   secret_shared->key[0] ^ UINT64CONST(0x6c7967656e657261),
+				   secret_shared->key[1] ^ UINT64CONST(0x7465646279746573)};
 
 	sip_word(v, number);
 	for (size_t i = 0; i < whole; i += sizeof(uint64))

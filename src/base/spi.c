@@ -44,7 +44,7 @@ idemq_spi_set(const char *setting, const char *value)
  * search_path and connects to SPI.
  */
 static void
-begin(SqlScope *scope, bool on_jobs)
+spi_scope_begin(SqlScope *scope, bool on_jobs)
 {
 	GetUserIdAndSecContext(&scope->user, &scope->sec_context);
 	SetUserIdAndSecContext(idemq_oids()->owner, scope->sec_context | SECURITY_LOCAL_USERID_CHANGE |
@@ -58,7 +58,7 @@ begin(SqlScope *scope, bool on_jobs)
 void
 idemq_spi_begin(SqlScope *scope)
 {
-	begin(scope, false);
+	spi_scope_begin(scope, false);
 }
 
 /*
@@ -163,7 +163,7 @@ idemq_spi_do(SqlStatement *statement, const Datum *args, const char *nulls)
 	SqlScope scope;
 	uint64 rows;
 
-	begin(&scope, statement->on_jobs);
+	spi_scope_begin(&scope, statement->on_jobs);
 	rows = idemq_spi_run(statement, args, nulls);
 	idemq_spi_end(&scope);
 	return rows;
@@ -240,7 +240,7 @@ idemq_spi_int64(uint64 row, int column, bool *isnull)
 
 /* Writes a value that is not NULL to a field; returns the size that the field has to have. */
 static Size
-read_field(Oid type, Datum value, const SqlField *field, void *target, MemoryContext context)
+spi_read_field(Oid type, Datum value, const SqlField *field, void *target, MemoryContext context)
 {
 	MemoryContext old;
 
@@ -316,8 +316,8 @@ idemq_spi_read(uint64 row, const SqlField *fields, void *target, MemoryContext c
 		Datum value = SPI_getbinval(SPI_tuptable->vals[row], desc, i + 1, &isnull);
 		char *field = (char *) target + fields[i].offset;
 
-		if (!isnull && read_field(SPI_gettypeid(desc, i + 1), value, &fields[i], field, context) !=
-						   fields[i].size)
+		if (!isnull && spi_read_field(SPI_gettypeid(desc, i + 1), value, &fields[i], field,
+									  context) != fields[i].size)
 			elog(ERROR, "column %d of a row has a field of another size", i + 1);
 	}
 }
@@ -342,7 +342,7 @@ idemq_spi_row(SqlStatement *statement, const Datum *args, void *row, Size size)
 	bool found;
 
 	memset(row, 0, size);
-	begin(&scope, statement->on_jobs);
+	spi_scope_begin(&scope, statement->on_jobs);
 	found = run_for_rows(statement, args) > 0;
 	if (found)
 		idemq_spi_read(0, statement->fields, row, caller);
@@ -359,7 +359,7 @@ idemq_spi_rows(SqlStatement *statement, const Datum *args, Size size, int *count
 	uint64 found;
 	char *rows;
 
-	begin(&scope, statement->on_jobs);
+	spi_scope_begin(&scope, statement->on_jobs);
 	found = run_for_rows(statement, args);
 	rows = MemoryContextAllocHuge(caller, Max(found, 1) * size);
 	memset(rows, 0, found * size);

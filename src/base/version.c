@@ -24,7 +24,7 @@ const char idemq_version[] = CppAsString2(IDEMQ_VERSION);
 
 /* Compares two versions, number by number: below 0, 0 or above 0, as for strcmp. */
 static int
-compare(const char *a, const char *b)
+version_compare(const char *a, const char *b)
 {
 	while (*a != '\0' || *b != '\0')
 	{
@@ -78,9 +78,9 @@ idemq_sql_presence(void)
 
 	if (version == NULL)
 		return IDEMQ_ABSENT;
-	if (compare(version, oldest_sql) < 0)
+	if (version_compare(version, oldest_sql) < 0)
 		return IDEMQ_OUTDATED;
-	return compare(version, idemq_version) > 0 ? IDEMQ_NEWER : IDEMQ_HERE;
+	return version_compare(version, idemq_version) > 0 ? IDEMQ_NEWER : IDEMQ_HERE;
 }
 
 /* Returns the version of SQL objects that wait for ALTER EXTENSION idemq UPDATE; NULL: none. */
@@ -89,5 +89,5 @@ idemq_update_waits(void)
 {
 	char *version = sql_version();
 
-	return version != NULL && compare(version, idemq_version) < 0 ? version : NULL;
+	return version != NULL && version_compare(version, idemq_version) < 0 ? version : NULL;
 }

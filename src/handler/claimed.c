@@ -69,7 +69,7 @@ idemq_claimed_begin(void)
 
 /* Copies a row, and what this process has to know of it. */
 static void
-keep(ClaimedJob *job)
+claimed_keep(ClaimedJob *job)
 {
 	bool isnull;
 
@@ -106,7 +106,7 @@ idemq_claimed_more(const QueueInfo *queue, int wanted)
 	later->jobs = palloc(Max(call.claimed, 1) * sizeof(ClaimedJob));
 	later->count = later->next = 0;
 	while (later->count < call.claimed && tuplestore_gettupleslot(call.store, true, false, slot))
-		keep(&later->jobs[later->count++]);
+		claimed_keep(&later->jobs[later->count++]);
 	MemoryContextSwitchTo(old);
 	ExecClearTuple(slot);
 	tuplestore_end(call.store);

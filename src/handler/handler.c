@@ -90,7 +90,7 @@ my_key(void)
 
 /* Ends what join began.  A signal that no claim has answered is passed on. */
 static void
-leave(bool answered)
+handler_leave(bool answered)
 {
 	Waiters *waiters = joined;
 
@@ -101,12 +101,12 @@ leave(bool answered)
 
 /* Sets this process' bit among the waiters of its queue: what becomes ready wakes it. */
 static void
-join(void)
+handler_join(void)
 {
 	Waiters *waiters = idemq_waiters_of_queue(run.qstate);
 
 	if (joined != waiters)
-		leave(false);
+		handler_leave(false);
 	joined = waiters;
 	(void) idemq_waiters_join(waiters);
 }
@@ -125,7 +125,7 @@ settle_at_exit(int code, Datum arg)
 	int count = told && job == NULL ? 0 : at_work;
 	int failed = 0;
 
-	leave(false);
+	handler_leave(false);
 	if (claimed->next >= claimed->count)
 		return;
 	at_work = 0;
@@ -248,7 +248,7 @@ run_next(void)
 
 /* Claims; returns whether it got something. */
 static bool
-claim(void)
+handler_claim(void)
 {
 	ErrorData *error = NULL;
 	RunResult result;
@@ -286,9 +286,9 @@ await_jobs(void)
 	int64 until = idemq_mono_now() + run.info.max_idle;
 	bool got = false;
 
-	join();
+	handler_join();
 	idemq_handler_idle(run.qstate, true);
-	while (!leaving && !(got = claim()) && !leaving)
+	while (!leaving && !(got = handler_claim()) && !leaving)
 	{
 		int64 left = until - idemq_mono_now();
 
@@ -304,9 +304,9 @@ await_jobs(void)
 							 (left + 999) / 1000, compat_wait_event_handler());
 		ResetLatch(MyLatch);
 		between_jobs();
-		join();
+		handler_join();
 	}
-	leave(got);
+	handler_leave(got);
 	idemq_handler_idle(run.qstate, false);
 	return got;
 }
@@ -360,7 +360,7 @@ idemq_handler_main(Datum arg)
 			pgstat_report_activity(STATE_RUNNING, idemq_handler_queue());
 			if (claimed->next < claimed->count)
 				run_next();
-			else if (!claim() && !leaving && !await_jobs())
+			else if (!handler_claim() && !leaving && !await_jobs())
 				break;
 		}
 	}

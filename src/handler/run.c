@@ -161,7 +161,7 @@ compare_jobs(const void *a, const void *b)
  * all handlers of the server.
  */
 static void
-lock(ClaimedJob *jobs, int count)
+run_lock(ClaimedJob *jobs, int count)
 {
 	ClaimedJob **sorted = palloc(count * sizeof(ClaimedJob *));
 	JobsTable table;
@@ -191,8 +191,8 @@ lock(ClaimedJob *jobs, int count)
  * several, what the function has SET ends with the call: the next job finds the role's settings.
  */
 static Datum
-call(FmgrInfo *function, const HandlerTarget *target, const ClaimedJob *job, const QueueInfo *queue,
-	 bool several, bool *isnull)
+run_call(FmgrInfo *function, const HandlerTarget *target, const ClaimedJob *job,
+		 const QueueInfo *queue, bool several, bool *isnull)
 {
 	LOCAL_FCINFO(fcinfo, 1);
 	Oid user;
@@ -227,7 +227,7 @@ call(FmgrInfo *function, const HandlerTarget *target, const ClaimedJob *job, con
  * a job that is not committed must not commit.
  */
 static void
-finish(const ClaimedJob *job, Datum result, bool no_result)
+run_finish(const ClaimedJob *job, Datum result, bool no_result)
 {
 	Finish finish = {.kind = FINISH_COMMIT, .uncounted = true};
 	int guc_level = NewGUCNestLevel();
@@ -254,7 +254,7 @@ run_jobs(const HandlerTarget *target, const QueueInfo *queue, ClaimedJob *jobs, 
 	FmgrInfo function;
 	int done = 0;
 
-	lock(jobs, count);
+	run_lock(jobs, count);
 	fmgr_info(target->function, &function);
 	for (int i = 0; i < count; i++)
 	{
@@ -263,8 +263,8 @@ run_jobs(const HandlerTarget *target, const QueueInfo *queue, ClaimedJob *jobs, 
 
 		if (jobs[i].settled || !idemq_attempt_stands(jobs[i].id, jobs[i].token))
 			continue;
-		result = call(&function, target, &jobs[i], queue, count > 1, &isnull);
-		finish(&jobs[i], result, isnull);
+		result = run_call(&function, target, &jobs[i], queue, count > 1, &isnull);
+		run_finish(&jobs[i], result, isnull);
 		done++;
 	}
 	/* Nothing is to read what the function LISTENs to. */

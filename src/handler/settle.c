@@ -51,7 +51,7 @@ clipped(const char *string)
 
 /* Returns an error as a jsonb: a member for each text that it has. */
 static Jsonb *
-describe(const ErrorData *error)
+settle_describe(const ErrorData *error)
 {
 	const char *const members[][2] = {{"sqlstate", unpack_sql_state(error->sqlerrcode)},
 									  {"message", error->message},
@@ -102,7 +102,7 @@ read_delay(const ErrorData *error, int64 *delay)
 
 /* Chooses how the attempt ends. */
 static Finish
-choose(const ErrorData *error, const QueueInfo *queue)
+settle_choose(const ErrorData *error, const QueueInfo *queue)
 {
 	Finish finish = {.kind = FINISH_FAIL, .uncounted = true};
 
@@ -180,11 +180,11 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 			error->message =
 				MemoryContextStrdup(run->errors,
 									psprintf("job_timeout of queue \"%s\" is over", queue.name));
-		finish = choose(error, &queue);
+		finish = settle_choose(error, &queue);
 		if (finish.kind == FINISH_FAIL)
 		{
 			finish.args.error = clipped(error->message != NULL ? error->message : "");
-			finish.args.details = describe(error);
+			finish.args.details = settle_describe(error);
 		}
 		end_attempt(job, &finish);
 	}

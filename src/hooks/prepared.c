@@ -35,7 +35,7 @@ static const struct
 			  {"dependencies", false}, {"queue_grants", true},	  {"handler_entries", true},
 			  {"clusters", true},	   {"schedule_entries", true}};
 
-static SqlStatement find_prepared =
+static SqlStatement prepared_find =
 	{.text = "SELECT transaction FROM pg_catalog.pg_prepared_xacts WHERE gid = $1",
 	 .types = {TEXTOID},
 	 .fields = (const SqlField[]){{0, sizeof(TransactionId), NULL}}};
@@ -57,7 +57,7 @@ idemq_prepared_has_written(const char *gid)
 	name = CStringGetTextDatum(gid);
 	/* COMMIT PREPARED has no snapshot of its own. */
 	PushActiveSnapshot(GetTransactionSnapshot());
-	(void) idemq_spi_row(&find_prepared, &name, &xid, sizeof(xid));
+	(void) idemq_spi_row(&prepared_find, &name, &xid, sizeof(xid));
 	PopActiveSnapshot();
 	for (int t = 0; t < (int) lengthof(tables) && TransactionIdIsValid(xid) && !found; t++)
 	{

@@ -118,7 +118,7 @@ note_ready(const JobVersion *version, bool taken)
  * group waits for its parents, which may be done.
  */
 static void
-note_group(const JobVersion *row)
+row_triggers_note_group(const JobVersion *row)
 {
 	if (row->is_grouped)
 		idemq_pending_groups_note(qstate_of(row), row->queue_id, row->group, GROUP_DROP_LOW_WATER);
@@ -199,7 +199,7 @@ SQL_FUNCTION(idemq_sql_jobs_changed)
 		return PointerGetDatum(NULL);
 	if (before != NULL)
 	{
-		note_group(before);
+		row_triggers_note_group(before);
 		/* Our own claims do not see it any more, and pass its key; a rollback brings it back. */
 		note_ready(before, true);
 		/* The change ends the attempt, and so its lease entry. */
@@ -210,7 +210,7 @@ SQL_FUNCTION(idemq_sql_jobs_changed)
 	}
 	if (after != NULL)
 	{
-		note_group(after);
+		row_triggers_note_group(after);
 		note_ready(after, false);
 		if (!after->is_finished && after->expires_at != DT_NOEND)
 			idemq_pending_ready_note_expiry(qstate_of(after), after->queue_id, after->expires_at);
@@ -263,7 +263,7 @@ note_settings(int32 queue_id)
 }
 
 static int32
-queue_of(TriggerData *data, HeapTuple row)
+row_triggers_queue_of(TriggerData *data, HeapTuple row)
 {
 	TupleDesc desc = RelationGetDescr(data->tg_relation);
 	bool isnull;
@@ -282,7 +282,7 @@ SQL_FUNCTION(idemq_sql_settings_changed)
 
 	if (TRIGGER_FIRED_FOR_ROW(data->tg_event))
 	{
-		int32 queue_id = queue_of(data, data->tg_trigtuple);
+		int32 queue_id = row_triggers_queue_of(data, data->tg_trigtuple);
 
 		note_settings(queue_id);
 		/* A restore: its jobs, with the ids that they had, may come after a tick for this queue. */
@@ -291,8 +291,8 @@ SQL_FUNCTION(idemq_sql_settings_changed)
 			!idemq_settings_is_inserting() && !idemq_follows())
 			idemq_jobs_ids_unknown();
 		if (TRIGGER_FIRED_BY_UPDATE(data->tg_event) &&
-			queue_of(data, data->tg_newtuple) != queue_id)
-			note_settings(queue_of(data, data->tg_newtuple));
+			row_triggers_queue_of(data, data->tg_newtuple) != queue_id)
+			note_settings(row_triggers_queue_of(data, data->tg_newtuple));
 		return PointerGetDatum(NULL);
 	}
 	note_settings(0);

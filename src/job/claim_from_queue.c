@@ -27,7 +27,7 @@
 
 /* Keeps the name of a job's group, whose next job this call is to promote. */
 static void
-note_group(ClaimCall *call, const Job *job)
+claim_note_group(ClaimCall *call, const Job *job)
 {
 	MemoryContext old = MemoryContextSwitchTo(MemoryContextGetParent(call->scan.row_context));
 	Datum name = job_value(job, COL_GROUP_KEY);
@@ -57,7 +57,7 @@ claim_defer(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until
 		return STEP_STAY;
 	call->deferred++;
 	if (blocks)
-		note_group(call, job);
+		claim_note_group(call, job);
 	else if (until > idemq_now() + USECS_PER_SEC)
 		idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
 								  GROUP_KEEP_LOW_WATER);
@@ -109,13 +109,13 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 	tuplestore_putvalues(call->store, call->desc, values, nulls);
 	call->claimed++;
 	if (idemq_job_uses_permits(&call->scan.queue, job))
-		note_group(call, job);
+		claim_note_group(call, job);
 	return call->claimed < call->wanted ? STEP_PASS : STEP_STOP;
 }
 
 /* Decides about one entry of the ready index that is due. */
 static ScanStep
-consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
+claim_consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 {
 	ClaimCall *call = (ClaimCall *) scan;
 	Job job;
@@ -299,7 +299,7 @@ idemq_claim_begin(ClaimCall *call, int wanted)
 	call->wanted = wanted;
 	if (call->attach)
 		idemq_lease_attach_session();
-	call->scan.consider = consider;
+	call->scan.consider = claim_consider;
 	call->scan.row_context =
 		AllocSetContextCreate(CurrentMemoryContext, "idemq claim", ALLOCSET_DEFAULT_SIZES);
 }

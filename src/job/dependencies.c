@@ -118,7 +118,7 @@ tell_children(JobsTable *table, int64 parent)
 
 /* Has a child watch the parent that is in its way. */
 static Promotion
-wait_for(const QueueInfo *queue, const DependencyLook *look)
+dependencies_wait_for(const QueueInfo *queue, const DependencyLook *look)
 {
 	const DependencyParent *parent = &look->obstacle;
 	QueueInfo of_parent;
@@ -161,8 +161,8 @@ cancel_with(JobsTable *table, const QueueInfo *queue, const Job *job,
  * waits, or, when its parents are done, becomes pending or joins its group.
  */
 static Promotion
-decide(JobsTable *table, const QueueInfo *queue, DependencyMark mark, const Job *job,
-	   const DependencyLook *look, DependencyBatch *batch, Datum *group)
+dependencies_decide(JobsTable *table, const QueueInfo *queue, DependencyMark mark, const Job *job,
+					const DependencyLook *look, DependencyBatch *batch, Datum *group)
 {
 	EventArgs args = {.now = idemq_now(), .group = look->group};
 	Promotion done = PROMOTED_FOR_LATER;
@@ -197,7 +197,7 @@ decide(JobsTable *table, const QueueInfo *queue, DependencyMark mark, const Job 
 	else if (cancels(&look->obstacle, look->on_failure))
 		write = cancel_with(table, queue, job, &look->obstacle, &args);
 	else
-		return wait_for(queue, look);
+		return dependencies_wait_for(queue, look);
 	return write == JOB_WRITTEN ? done : write == JOB_LOCKED ? HELD : LOOK_AGAIN;
 }
 
@@ -260,8 +260,9 @@ idemq_dependency_promote(JobsTable *table, const QueueInfo *queue, DependencyMar
 		idemq_jitter();
 		writer = DatumGetTransactionId(
 			slot_getsysattr(job.row, MinTransactionIdAttributeNumber, &isnull));
-		promotion = look->version == writer ? decide(table, queue, mark, &job, look, batch, group)
-											: LOOK_AGAIN;
+		promotion = look->version == writer
+						? dependencies_decide(table, queue, mark, &job, look, batch, group)
+						: LOOK_AGAIN;
 		/* A child may be met twice, with both of its marks. */
 		if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER || promotion == JOINED)
 			CommandCounterIncrement();

@@ -60,7 +60,7 @@ static SqlStatement find_subscription =
 			 "ORDER BY s.subenabled DESC, s.subname LIMIT 1",
 	 .types = {OIDOID}};
 /* The locks of a prepared transaction include the one on its transaction id. */
-static SqlStatement find_prepared =
+static SqlStatement follow_find_prepared =
 	{.text = "SELECT p.gid FROM pg_catalog.pg_prepared_xacts p JOIN pg_catalog.pg_locks x "
 			 "ON x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.granted "
 			 "AND x.mode = 'ExclusiveLock' JOIN pg_catalog.pg_locks l "
@@ -111,7 +111,7 @@ static SqlStatement list_roles =
 
 /* Has shared memory know nothing of this database any more, as both switches must. */
 static void
-forget_database(void)
+follow_forget_database(void)
 {
 	idemq_pending_note(ACTION_FORGET, NULL, 0);
 	idemq_queue_cache_changed(0);
@@ -128,7 +128,7 @@ idemq_follow_begin(void)
 	LockRelationOid(idemq_oids()->jobs, ShareRowExclusiveLock);
 	if (!idemq_following_set(true))
 		return false;
-	forget_database();
+	follow_forget_database();
 	return true;
 }
 
@@ -155,7 +155,7 @@ idemq_follow_retire(const char *moved_to)
 	(void) idemq_following_set(true);
 	CommandCounterIncrement();
 	idemq_following_set_moved(moved_to);
-	forget_database();
+	follow_forget_database();
 	return true;
 }
 
@@ -249,7 +249,7 @@ idemq_follow_end(void)
 						"repeat idemq.take_over()."));
 	wait_for_apply_worker(WORKER_STEPS);
 	/* A prepared transaction holds its locks until somebody ends it. */
-	if (idemq_spi_row(&find_prepared, &jobs, &gid, sizeof(gid)))
+	if (idemq_spi_row(&follow_find_prepared, &jobs, &gid, sizeof(gid)))
 
 		ereport(ERROR, errcode(ERRCODE_OBJECT_IN_USE),
 				errmsg("prepared transaction \"%s\" has written jobs", TextDatumGetCString(gid)),
@@ -280,6 +280,6 @@ idemq_follow_end(void)
 		idemq_role_lock(role, ROLE_LOCK_GRANTS);
 		idemq_usage_settle(role);
 	}
-	forget_database();
+	follow_forget_database();
 	return true;
 }

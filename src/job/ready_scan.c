@@ -163,7 +163,7 @@ more_behind(ReadyScan *scan, JobsTable *table, int stopped_at)
 
 /* Shows one due entry to the caller. */
 static ScanStep
-consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
+ready_scan_consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 {
 	MemoryContext old;
 	ScanStep step;
@@ -206,7 +206,7 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 			scan->next_due = Min(scan->next_due, key.ready_at);
 			break;
 		}
-		step = consider(scan, table, priority, key);
+		step = ready_scan_consider(scan, table, priority, key);
 		if (!within.stayed)
 			within.reach = step == STEP_STAY ? key : ready_key_after(key);
 		within.stayed |= step == STEP_STAY;
@@ -224,7 +224,7 @@ scan_priority(ReadyScan *scan, JobsTable *table, int priority)
 }
 
 /*
- * Goes through the queue's due entries until consider answers STEP_STOP, or has
+ * Goes through the queue's due entries until ready_scan_consider answers STEP_STOP, or has
  * set scan->stopped: from its scan starts, or from the start of the index.  table is
  * not open yet: it stays open, for the caller to close.
  */
@@ -275,7 +275,7 @@ fetch_row(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key, Job *jo
 
 /*
  * Fetches the job of the entry at hand, if it may be claimed as far as its lease entry and
- * the snapshot tell; false: the scan start may pass it.  To be called by consider.
+ * the snapshot tell; false: the scan start may pass it.  To be called by ready_scan_consider.
  *
  * For a job whose attempt is ending, the row is asked as well.  Most of the time the job is not
  * ready, and what makes it ready commits after our snapshot and lowers the scan start.  Otherwise

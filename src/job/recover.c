@@ -154,7 +154,8 @@ idemq_lost_lease_renew(LostLeases *lost, const Job *job, const QueueInfo *queue,
 
 /* Fetches one of the jobs again, and decides; returns whether it was reaped. */
 static bool
-settle(LostLeases *lost, const LostLease *lease, JobsTable *table, const QueueInfo *queue)
+recover_recheck_adopted(LostLeases *lost, const LostLease *lease, JobsTable *table,
+						const QueueInfo *queue)
 {
 	Lease dropped;
 	Job job;
@@ -194,7 +195,7 @@ idemq_lost_leases_settle(LostLeases *lost, JobsTable *table, const QueueInfo *qu
 		return 0;
 	idemq_jobs_refresh(table);
 	foreach(lc, lost->found)
-		reaped += settle(lost, lfirst(lc), table, queue);
+		reaped += recover_recheck_adopted(lost, lfirst(lc), table, queue);
 	list_free_deep(lost->found);
 	lost->found = NIL;
 	return reaped;

@@ -78,7 +78,7 @@ set_time(JobChange *change, const QueueInfo *queue, const Job *job, TimestampTz 
 
 /* Notes what shared memory must do for a new time or priority, after the commit or the abort. */
 static void
-note(const QueueInfo *queue, const Job *job, const JobChange *change)
+replace_job_note(const QueueInfo *queue, const Job *job, const JobChange *change)
 {
 	int priority = DatumGetInt16(change->values[COL_PRIORITY]);
 	ReadyKey key = {DatumGetTimestampTz(change->values[COL_READY_AT]), job->id};
@@ -163,7 +163,7 @@ idemq_job_replace(JobsTable *table, const QueueInfo *queue, const Job *job,
 	if (whole)
 	{
 		set_time(&change, queue, job, idemq_request_time(&limited), rerun);
-		note(queue, job, &change);
+		replace_job_note(queue, job, &change);
 	}
 	return idemq_jobs_update(table, job, &change, JOB_WAITS);
 }

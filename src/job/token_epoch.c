@@ -73,7 +73,7 @@ is_added_here(void)
 
 /* Reads base, and whether this timeline's row is there. */
 static void
-load(TimeLineID timeline)
+token_epoch_load(TimeLineID timeline)
 {
 	Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()), Int64GetDatum(timeline),
 					Int64GetDatum(idemq_token_lead(0, 1))};
@@ -98,7 +98,7 @@ idemq_token_epoch_base(void)
 
 	if (timeline != loaded_timeline || settings != loaded_settings)
 	{
-		load(timeline);
+		token_epoch_load(timeline);
 		loaded_timeline = timeline;
 		loaded_settings = settings;
 	}
@@ -138,7 +138,7 @@ idemq_token_epoch_note(void)
 	tag = adders_lock();
 	if (LockAcquire(&tag, ExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
 		return;
-	load(loaded_timeline);
+	token_epoch_load(loaded_timeline);
 	if (!is_noted)
 	{
 		Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()),
@@ -162,7 +162,7 @@ idemq_token_epoch_advance(int64 seen)
 	LOCKTAG tag = adders_lock();
 
 	(void) LockAcquire(&tag, ExclusiveLock, false, false);
-	load(timeline);
+	token_epoch_load(timeline);
 	do
 	{
 		Datum args[] = {Int64GetDatum(0), Int64GetDatum(1), Int64GetDatum(base)};
@@ -172,7 +172,7 @@ idemq_token_epoch_advance(int64 seen)
 					errhint("Move the jobs to a new extension; its tokens begin anew."));
 		/* A cluster that never was, whose lead is our new base. */
 		(void) idemq_spi_do(&add_row, args, NULL);
-		load(timeline);
+		token_epoch_load(timeline);
 	} while (idemq_token_next(0, 0, idemq_now(), timeline, base) - seen < idemq_token_lead(0, 1));
 	return base;
 }

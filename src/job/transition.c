@@ -302,7 +302,8 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 
 /* Notes what shared memory must do when the transaction ends, and what a NOTIFY will tell. */
 static void
-note(const Transition *transition, const Job *job, const QueueInfo *queue, const EventArgs *args)
+transition_note(const Transition *transition, const Job *job, const QueueInfo *queue,
+				const EventArgs *args)
 {
 	bool one_step = (transition->flags & ONE_STEP) != 0;
 	bool finishes = job_status_is_finished(transition->to);
@@ -432,7 +433,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	}
 	if (write != JOB_WRITTEN)
 		return write;
-	note(transition, job, queue, &args);
+	transition_note(transition, job, queue, &args);
 	idemq_pending_counts_event(queue->id, transition->counters);
 	if (transition->timed != UNTIMED)
 		idemq_pending_counts_timing(queue->id,

@@ -33,7 +33,7 @@ knows(const QueueInfo *queue, DependencyMark mark, int64 id)
 
 /* Returns whether somebody will look at a child. */
 static bool
-is_known(const Suspect *suspect)
+check_dependencies_is_known(const Suspect *suspect)
 {
 	int count = 1;
 	const DependencyLook *look;
@@ -82,7 +82,7 @@ void
 idemq_check_dependencies(CheckCall *call)
 {
 	static const Suspicion forgotten_children =
-		{find_children, is_known, CHECK_ERROR, "children.forgotten",
+		{find_children, check_dependencies_is_known, CHECK_ERROR, "children.forgotten",
 		 "blocked though its parents are done, or have failed, and nobody looks at it: UPDATE "
 		 "idemq.jobs SET status = status WHERE id = ..."};
 

@@ -53,7 +53,7 @@ find_headless(const CheckCall *call, int *count)
 
 /* Returns whether a group is known in shared memory, and so will get its head. */
 static bool
-is_known(const Suspect *suspect)
+check_groups_is_known(const Suspect *suspect)
 {
 	text *group = DatumGetTextPP(suspect->group);
 	QueueInfo queue;
@@ -67,7 +67,7 @@ is_known(const Suspect *suspect)
 
 /* Returns a job of each group that has one below its low-water mark. */
 static Suspect *
-find_below(const CheckCall *call, int *count)
+check_groups_find_below(const CheckCall *call, int *count)
 {
 	int room = idemq_groups_usage().room;
 	GroupEntry *groups = palloc(room * sizeof(GroupEntry));
@@ -104,11 +104,11 @@ void
 idemq_check_groups(CheckCall *call)
 {
 	static const Suspicion headless_groups = {
-		find_headless, is_known, CHECK_ERROR, "groups.headless",
+		find_headless, check_groups_is_known, CHECK_ERROR, "groups.headless",
 		"first in a group without a head that nobody promotes: UPDATE idemq.jobs SET status = status "
 		"WHERE id = ..."};
 	static const Suspicion low_water = {
-		find_below, NULL, CHECK_ERROR, "groups.floor",
+		check_groups_find_below, NULL, CHECK_ERROR, "groups.floor",
 		"below its group's floor, where no promotion finds it: UPDATE idemq.jobs SET status = status "
 		"WHERE id = ..."};
 

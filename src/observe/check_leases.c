@@ -133,7 +133,7 @@ is_recovering(int32 queue_id)
 }
 
 static bool
-has_entry(const Attempted *attempted)
+check_leases_has_entry(const Attempted *attempted)
 {
 	Lease lease;
 
@@ -153,7 +153,7 @@ is_forgotten(CheckCall *call, const Attempted *suspect)
 	idemq_jobs_refresh(&call->table);
 	return shows_attempt(call, suspect->job_id, suspect->token, suspect->queue_id, &job) &&
 		   !idemq_jobs_is_own(&job) && idemq_jobs_hold(&job, &holder) == ROW_FREE &&
-		   !has_entry(suspect) && !is_recovering(suspect->queue_id);
+		   !check_leases_has_entry(suspect) && !is_recovering(suspect->queue_id);
 }
 
 /* Checks that rows of running jobs have their entries, of that token. */
@@ -175,7 +175,7 @@ check_attempts(CheckCall *call)
 		for (int i = 0; i < rows; i++)
 		{
 			last = suspects[i].job_id;
-			if (!has_entry(&suspects[i]))
+			if (!check_leases_has_entry(&suspects[i]))
 				suspects[count++] = suspects[i];
 		}
 		if (count > 0 && !idemq_check_settled(call))

@@ -33,7 +33,7 @@ visit_entry(Lease *lease, void *arg)
  * has room for one sum per queue state.  Returns whether all agree.
  */
 static bool
-compare(CheckCall *call, int64 *sums, int64 *excess, bool locked)
+check_limits_compare(CheckCall *call, int64 *sums, int64 *excess, bool locked)
 {
 	bool agree = true;
 
@@ -63,10 +63,10 @@ idemq_check_limits(CheckCall *call)
 	int64 *sums = palloc(idemq_max_queues * sizeof(int64));
 	int64 *excess = palloc((call->nqueues + 1) * sizeof(int64));
 
-	if (!compare(call, sums, excess, false))
+	if (!check_limits_compare(call, sums, excess, false))
 	{
 		idemq_leases_lock_all(LW_SHARED);
-		(void) compare(call, sums, excess, true);
+		(void) check_limits_compare(call, sums, excess, true);
 		idemq_leases_unlock_all();
 	}
 	for (int i = 0; i < call->nqueues; i++)

@@ -98,7 +98,7 @@ collect(CheckCall *call, int32 queue_id, int priority, Suspects *suspects)
 
 /* Reports the suspects that no lowering acquits. */
 static void
-judge(CheckCall *call, int32 queue_id, int priority, const Suspects *suspects)
+check_ready_judge(CheckCall *call, int32 queue_id, int priority, const Suspects *suspects)
 {
 	IdList jobs = {0};
 	char *what;
@@ -148,7 +148,7 @@ idemq_check_ready(CheckCall *call)
 			idemq_jobs_refresh(&call->table);
 			suspects->count = 0;
 			collect(call, queue_id, p, suspects);
-			judge(call, queue_id, p, suspects);
+			check_ready_judge(call, queue_id, p, suspects);
 		}
 	}
 	pfree(suspects);

@@ -17,7 +17,7 @@
 
 /* Reads a number of an object; false when there is none of that name. */
 static bool
-read_number(Jsonb *object, const char *name, double *number)
+progress_read_number(Jsonb *object, const char *name, double *number)
 {
 	JsonbValue buffer;
 	JsonbValue *value =
@@ -38,8 +38,8 @@ SQL_FUNCTION(idemq_sql_progress)
 	double done;
 	double of;
 
-	if (!JB_ROOT_IS_OBJECT(checkpoint) || !read_number(checkpoint, "done", &done) ||
-		!read_number(checkpoint, "of", &of) || isnan(done) || !(of > 0))
+	if (!JB_ROOT_IS_OBJECT(checkpoint) || !progress_read_number(checkpoint, "done", &done) ||
+		!progress_read_number(checkpoint, "of", &of) || isnan(done) || !(of > 0))
 		PG_RETURN_NULL();
 	if (done >= of || done <= 0)
 		PG_RETURN_FLOAT8(done >= of ? 100 : 0);

@@ -85,25 +85,26 @@ static SqlStatement set_moved = {.text = "UPDATE idemq_internal.followers SET mo
 										 "WHERE system_identifier = $1 AND database = $2",
 								 .types = {INT8OID, OIDOID, TEXTOID}};
 
-static Following known = {0};
+static Following following_known = {0};
 /* It holds while these are equal; a change while it is read is read at the next call. */
-static uint64 invalidations = 1;
-static uint64 loaded_at = 0;
+static uint64 following_invalidations = 1;
+static uint64 following_loaded_at = 0;
 /* The same for what shared memory counts. */
 static uint64 switches_loaded = 0;
 /* idemq_internal.followers, as the callback needs it without a lookup. */
 static Oid followers_relid = InvalidOid;
 
 static inline bool
-is_known(void)
+following_is_known(void)
 {
-	return loaded_at == invalidations && switches_loaded == idemq_version_of_following();
+	return following_loaded_at == following_invalidations &&
+		   switches_loaded == idemq_version_of_following();
 }
 
 static inline bool
-follows(void)
+following_database_follows(void)
 {
-	return known.switched_on || known.subscribed;
+	return following_known.switched_on || following_known.subscribed;
 }
 
 /*
@@ -114,29 +115,30 @@ follows(void)
 bool
 idemq_following_is_known(bool *does)
 {
-	*does = follows();
-	return is_known() && (known.switched_on || !known.subscribed);
+	*does = following_database_follows();
+	return following_is_known() && (following_known.switched_on || !following_known.subscribed);
 }
 
 static void
-load(void)
+following_load(void)
 {
 	Datum args[] = {Int64GetDatum((int64) GetSystemIdentifier()), ObjectIdGetDatum(MyDatabaseId),
 					ObjectIdGetDatum(idemq_oids()->jobs)};
-	uint64 before = invalidations;
+	uint64 before = following_invalidations;
 	uint64 switches = idemq_version_of_following();
 	FollowersRow row;
 
 	if (!idemq_spi_row(&read_row, args, &row, sizeof(row)))
 		elog(ERROR, "idemq_internal.followers cannot be read");
-	if (known.moved_to != NULL)
-		pfree(known.moved_to);
-	known = row.known;
-	known.moved_to = NULL;
+	if (following_known.moved_to != NULL)
+		pfree(following_known.moved_to);
+	following_known = row.known;
+	following_known.moved_to = NULL;
 	if (row.moved_to != (Datum) 0)
-		known.moved_to = MemoryContextStrdup(TopMemoryContext, TextDatumGetCString(row.moved_to));
+		following_known.moved_to =
+			MemoryContextStrdup(TopMemoryContext, TextDatumGetCString(row.moved_to));
 	followers_relid = row.relid;
-	loaded_at = before;
+	following_loaded_at = before;
 	switches_loaded = switches;
 }
 
@@ -144,9 +146,9 @@ load(void)
 const Following *
 idemq_following(void)
 {
-	if (unlikely(!is_known()))
-		load();
-	return &known;
+	if (unlikely(!following_is_known()))
+		following_load();
+	return &following_known;
 }
 
 /* Returns whether this database follows another. */
@@ -154,7 +156,7 @@ bool
 idemq_follows(void)
 {
 	(void) idemq_following();
-	return follows();
+	return following_database_follows();
 }
 
 /*
@@ -164,10 +166,10 @@ idemq_follows(void)
 void
 idemq_following_refuse_moved(void)
 {
-	if (likely(!idemq_follows()) || known.moved_to == NULL)
+	if (likely(!idemq_follows()) || following_known.moved_to == NULL)
 		return;
 	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			errmsg("this shard has moved to %s", known.moved_to),
+			errmsg("this shard has moved to %s", following_known.moved_to),
 			errhint("Read the cluster's map again, SELECT * FROM cluster.map() in the "
 					"router's database, and connect to what it names for this shard."));
 }
@@ -202,7 +204,7 @@ void
 idemq_following_changed(Oid relation)
 {
 	CacheInvalidateRelcacheByRelid(relation);
-	invalidations++;
+	following_invalidations++;
 }
 
 /* Writes the row; returns whether that changed anything.  job/follow.c's lock held. */
@@ -227,23 +229,23 @@ idemq_following_set_moved(const char *to)
 }
 
 static void
-forget_by_relcache(Datum arg, Oid relid)
+following_forget_by_relcache(Datum arg, Oid relid)
 {
 	if (relid == InvalidOid || relid == followers_relid)
-		invalidations++;
+		following_invalidations++;
 }
 
 static void
-forget_by_syscache(Datum arg, int cacheid, uint32 hashvalue)
+following_forget_by_syscache(Datum arg, int cacheid, uint32 hashvalue)
 {
-	invalidations++;
+	following_invalidations++;
 }
 
 /* Registers the invalidation callbacks; called once, from _PG_init. */
 void
 idemq_following_install(void)
 {
-	CacheRegisterRelcacheCallback(forget_by_relcache, (Datum) 0);
-	CacheRegisterSyscacheCallback(SUBSCRIPTIONOID, forget_by_syscache, (Datum) 0);
-	CacheRegisterSyscacheCallback(SUBSCRIPTIONRELMAP, forget_by_syscache, (Datum) 0);
+	CacheRegisterRelcacheCallback(following_forget_by_relcache, (Datum) 0);
+	CacheRegisterSyscacheCallback(SUBSCRIPTIONOID, following_forget_by_syscache, (Datum) 0);
+	CacheRegisterSyscacheCallback(SUBSCRIPTIONRELMAP, following_forget_by_syscache, (Datum) 0);
 }

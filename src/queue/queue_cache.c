@@ -81,14 +81,14 @@ static SqlStatement list_ids = {.text = "SELECT queue_id FROM idemq.queues ORDER
 								.fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
 
 static MemoryContext cache_context = NULL;
-static HTAB *cache = NULL; /* of CachedQueue */
-static HTAB *names = NULL; /* of CachedName */
+static HTAB *cache = NULL;			   /* of CachedQueue */
+static HTAB *queue_cache_names = NULL; /* of CachedName */
 /* The ids of all queues, while idemq_version_of_list() is listed_at; 0: not known. */
 static int32 *listed = NULL;
 static int nlisted = 0;
 static uint64 listed_at = 0;
 /* The cache holds while these are equal, and while this stays a standby, or none. */
-static uint64 invalidations = 1;
+static uint64 queue_cache_invalidations = 1;
 static uint64 reset_at = 0;
 static bool on_standby = false;
 static uint64 standby_invalidations = 0;
@@ -114,16 +114,16 @@ follow_invalidations(void)
 	uint64 standby_before;
 
 	AcceptInvalidationMessages();
-	if (reset_at == invalidations && on_standby == standby &&
+	if (reset_at == queue_cache_invalidations && on_standby == standby &&
 		(!standby || standby_reset_at == standby_invalidations))
 		return;
-	before = invalidations;
+	before = queue_cache_invalidations;
 	standby_before = standby_invalidations;
 	reset_at = 0; /* an error may leave it half done */
 	if (cache_context == NULL)
 		cache_context =
 			AllocSetContextCreate(TopMemoryContext, "idemq queues", ALLOCSET_SMALL_SIZES);
-	cache = names = NULL;
+	cache = queue_cache_names = NULL;
 	MemoryContextReset(cache_context);
 	listed = NULL;
 	listed_at = 0;
@@ -133,7 +133,8 @@ follow_invalidations(void)
 	cache = hash_create("idemq queues", 32, &info, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 	info.keysize = IDEMQ_MAX_QUEUE_NAME + 1;
 	info.entrysize = sizeof(CachedName);
-	names = hash_create("idemq queue names", 32, &info, HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
+	queue_cache_names =
+		hash_create("idemq queue names", 32, &info, HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
 	queues_relid = idemq_oids()->queues;
 	grants_relid = idemq_oids()->queue_grants;
 	sequence_relid = idemq_oids()->queues_seq;
@@ -183,7 +184,8 @@ read_rows(int32 id)
 		info.qstate = cached->info.qstate;
 		cached->info = info;
 		cached->exists = true;
-		((CachedName *) hash_search(names, info.name, HASH_ENTER, NULL))->queue = cached;
+		((CachedName *) hash_search(queue_cache_names, info.name, HASH_ENTER, NULL))->queue =
+			cached;
 	}
 	rows = idemq_spi_query_at(&load_grants, range, NULL, snapshot);
 	grants = MemoryContextAllocHuge(CurrentMemoryContext, Max(rows, 1) * sizeof(QueueGrant));
@@ -208,7 +210,7 @@ read_rows(int32 id)
 
 /* Reads a queue, which may not be there. */
 static CachedQueue *
-load(int32 id)
+queue_cache_load(int32 id)
 {
 	/* Read before the snapshot is taken. */
 	uint64 version = idemq_version_of_queue(id);
@@ -255,7 +257,7 @@ idemq_queue_cache_is_fresh(const CachedQueue *cached)
 
 /* Like idemq_queue_cache_by_id, after follow_invalidations. */
 static CachedQueue *
-find(int32 id)
+queue_cache_find(int32 id)
 {
 	CachedQueue *cached;
 
@@ -263,7 +265,7 @@ find(int32 id)
 		return NULL;
 	cached = hash_search(cache, &id, HASH_FIND, NULL);
 	if (cached == NULL || !idemq_queue_cache_is_fresh(cached))
-		cached = load(id);
+		cached = queue_cache_load(id);
 	return cached->exists ? cached : NULL;
 }
 
@@ -272,7 +274,7 @@ CachedQueue *
 idemq_queue_cache_by_id(int32 id)
 {
 	follow_invalidations();
-	return find(id);
+	return queue_cache_find(id);
 }
 
 /* Looks in the table for the id of a queue; 0: there is none of that name. */
@@ -304,13 +306,13 @@ idemq_queue_cache_by_name(const char *name)
 	follow_invalidations();
 	if (strlen(name) > IDEMQ_MAX_QUEUE_NAME)
 		return NULL;
-	known = hash_search(names, name, HASH_FIND, NULL);
+	known = hash_search(queue_cache_names, name, HASH_FIND, NULL);
 	if (known != NULL && has_name(known->queue, name) && idemq_queue_cache_is_fresh(known->queue))
 		return known->queue;
 	id = known == NULL ? look_up_name(name) : known->queue->id;
 	while (id != 0)
 	{
-		cached = find(id);
+		cached = queue_cache_find(id);
 		if (cached != NULL && has_name(cached, name))
 			return cached;
 		/* It was renamed, or dropped, perhaps since it was looked up. */
@@ -395,16 +397,16 @@ idemq_queue_cache_forget(int32 id)
 
 	listed_at = 0;
 	if (id == 0)
-		invalidations++;
+		queue_cache_invalidations++;
 	else if (cache != NULL && (cached = hash_search(cache, &id, HASH_FIND, NULL)) != NULL)
 		cached->version = 0;
 }
 
 static void
-forget_by_relcache(Datum arg, Oid relid)
+queue_cache_forget_by_relcache(Datum arg, Oid relid)
 {
 	if (relid == InvalidOid || relid == queues_relid || relid == grants_relid)
-		invalidations++;
+		queue_cache_invalidations++;
 	else if (relid == sequence_relid)
 	{
 		standby_invalidations++;
@@ -417,7 +419,7 @@ forget_by_relcache(Datum arg, Oid relid)
 }
 
 static void
-forget_by_syscache(Datum arg, int cacheid, uint32 hashvalue)
+queue_cache_forget_by_syscache(Datum arg, int cacheid, uint32 hashvalue)
 {
 	roles++;
 }
@@ -426,7 +428,7 @@ forget_by_syscache(Datum arg, int cacheid, uint32 hashvalue)
 void
 idemq_queue_cache_install(void)
 {
-	CacheRegisterRelcacheCallback(forget_by_relcache, (Datum) 0);
-	CacheRegisterSyscacheCallback(AUTHMEMROLEMEM, forget_by_syscache, (Datum) 0);
-	CacheRegisterSyscacheCallback(AUTHOID, forget_by_syscache, (Datum) 0);
+	CacheRegisterRelcacheCallback(queue_cache_forget_by_relcache, (Datum) 0);
+	CacheRegisterSyscacheCallback(AUTHMEMROLEMEM, queue_cache_forget_by_syscache, (Datum) 0);
+	CacheRegisterSyscacheCallback(AUTHOID, queue_cache_forget_by_syscache, (Datum) 0);
 }

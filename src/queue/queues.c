@@ -24,9 +24,8 @@
 #include "shared/queue_states/queue_states.h"
 
 /* As a foreign key would: a DELETE by hand takes no other lock. */
-static SqlStatement keep_row = {.text =
-									"SELECT FROM idemq.queues WHERE queue_id = $1 FOR KEY SHARE",
-								.types = {INT4OID}};
+static SqlStatement queues_keep_row =
+	{.text = "SELECT FROM idemq.queues WHERE queue_id = $1 FOR KEY SHARE", .types = {INT4OID}};
 
 /* Returns the current role's privileges on a queue. */
 static int
@@ -242,7 +241,7 @@ idemq_queue_keep(const QueueInfo *queue)
 {
 	Datum id = Int32GetDatum(queue->id);
 
-	if (idemq_spi_do(&keep_row, &id, NULL) == 0)
+	if (idemq_spi_do(&queues_keep_row, &id, NULL) == 0)
 		refuse_unknown(queue->name);
 }
 

@@ -39,7 +39,7 @@ static SqlStatement read_grants =
 								  SQL_CHOICE(TopicGrant, privileges, grant_names)}};
 
 /* As a foreign key would: a DROP of the space waits, and finds the row that is made. */
-static SqlStatement keep_row =
+static SqlStatement topics_keep_row =
 	{.text = "SELECT FROM idemq_internal.topic_entries WHERE topic = $1 FOR KEY SHARE",
 	 .types = {TEXTOID}};
 
@@ -112,6 +112,6 @@ idemq_topic_keep(const char *name)
 {
 	Datum value = CStringGetTextDatum(name);
 
-	if (idemq_spi_do(&keep_row, &value, NULL) == 0)
+	if (idemq_spi_do(&topics_keep_row, &value, NULL) == 0)
 		idemq_topic_refuse_unknown(name);
 }

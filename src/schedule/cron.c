@@ -77,13 +77,13 @@ fail(Parser *parser, const char *format, ...)
 }
 
 static bool
-is_space(char c)
+cron_is_space(char c)
 {
 	return c == ' ' || c == '\t';
 }
 
 static bool
-is_letter(char c)
+cron_is_letter(char c)
 {
 	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
@@ -106,7 +106,7 @@ read_digits(Parser *parser, int *value)
 
 /* Reads a number of the field's range, or a name. */
 static bool
-read_value(Parser *parser, int *value)
+cron_read_value(Parser *parser, int *value)
 {
 	const Field *field = parser->field;
 	/* Up to the character that ends a value. */
@@ -121,7 +121,7 @@ read_value(Parser *parser, int *value)
 			return true;
 		}
 	}
-	if (is_letter(*parser->at))
+	if (cron_is_letter(*parser->at))
 		return fail(parser, "%.*s is no number%s", Min(length, 20), parser->at,
 					field->nnames > 0 ? " and no name's first three letters" : "");
 	if (!read_digits(parser, value))
@@ -145,14 +145,14 @@ read_item(Parser *parser, uint64 *set)
 		parser->at++;
 	else
 	{
-		if (!read_value(parser, &low))
+		if (!cron_read_value(parser, &low))
 			return false;
 		high = low;
 		range = *parser->at == '-';
 		if (range)
 		{
 			parser->at++;
-			if (!read_value(parser, &high))
+			if (!cron_read_value(parser, &high))
 				return false;
 		}
 	}
@@ -176,11 +176,11 @@ read_item(Parser *parser, uint64 *set)
 
 /* Reads a field into a set; any: whether it begins with *. */
 static bool
-read_field(Parser *parser, const Field *field, uint64 *set, bool *any)
+cron_read_field(Parser *parser, const Field *field, uint64 *set, bool *any)
 {
 	parser->field = field;
 	*set = 0;
-	while (is_space(*parser->at))
+	while (cron_is_space(*parser->at))
 		parser->at++;
 	if (*parser->at == '\0')
 		return fail(parser, "the field is missing");
@@ -193,7 +193,7 @@ read_field(Parser *parser, const Field *field, uint64 *set, bool *any)
 			break;
 		parser->at++;
 	}
-	if (*parser->at != '\0' && !is_space(*parser->at))
+	if (*parser->at != '\0' && !cron_is_space(*parser->at))
 		return fail(parser, "\"%.20s\" is not understood", parser->at);
 	return true;
 }
@@ -204,7 +204,7 @@ expand(const char *text)
 {
 	size_t length;
 
-	while (is_space(*text))
+	while (cron_is_space(*text))
 		text++;
 	length = strcspn(text, " \t");
 	for (int i = 0; i < (int) lengthof(shorthands); i++)
@@ -231,7 +231,7 @@ idemq_cron_parse(const char *text, Cron *cron, char *error)
 	/* Only ASCII: the quotes below may be cut anywhere, but not within a character. */
 	for (const char *c = text; *c != '\0'; c++)
 	{
-		if (!is_space(*c) && (*c <= ' ' || *c > '~'))
+		if (!cron_is_space(*c) && (*c <= ' ' || *c > '~'))
 		{
 			snprintf(error, CRON_MAX_ERROR, "byte %d is not understood", (int) (c - text) + 1);
 			return false;
@@ -242,13 +242,13 @@ idemq_cron_parse(const char *text, Cron *cron, char *error)
 		snprintf(error, CRON_MAX_ERROR, "%.20s is not known", parser.at);
 		return false;
 	}
-	if (!read_field(&parser, &fields[FIELD_MINUTE], &cron->minutes, &ignored) ||
-		!read_field(&parser, &fields[FIELD_HOUR], &cron->hours, &ignored) ||
-		!read_field(&parser, &fields[FIELD_DAY], &cron->days, &cron->any_day) ||
-		!read_field(&parser, &fields[FIELD_MONTH], &cron->months, &ignored) ||
-		!read_field(&parser, &fields[FIELD_WEEKDAY], &cron->weekdays, &cron->any_weekday))
+	if (!cron_read_field(&parser, &fields[FIELD_MINUTE], &cron->minutes, &ignored) ||
+		!cron_read_field(&parser, &fields[FIELD_HOUR], &cron->hours, &ignored) ||
+		!cron_read_field(&parser, &fields[FIELD_DAY], &cron->days, &cron->any_day) ||
+		!cron_read_field(&parser, &fields[FIELD_MONTH], &cron->months, &ignored) ||
+		!cron_read_field(&parser, &fields[FIELD_WEEKDAY], &cron->weekdays, &cron->any_weekday))
 		return false;
-	while (is_space(*parser.at))
+	while (cron_is_space(*parser.at))
 		parser.at++;
 	if (*parser.at != '\0')
 	{

@@ -56,7 +56,7 @@ typedef struct Search
 } Search;
 
 static void
-consider(Search *search, pg_time_t instant)
+cron_consider(Search *search, pg_time_t instant)
 {
 	if (instant <= search->after || instant > search->until)
 		return;
@@ -103,7 +103,7 @@ consider_local(Search *search, const Segment *segments, int n, pg_time_t local, 
 
 		if (instant >= segments[i].begin && instant < segments[i].end)
 		{
-			consider(search, instant);
+			cron_consider(search, instant);
 			if (!every_hour)
 				return;
 		}
@@ -111,7 +111,7 @@ consider_local(Search *search, const Segment *segments, int n, pg_time_t local, 
 				 local - segments[i - 1].offset >= segments[i].begin)
 		{
 			/* The jump with which this segment begins skips it. */
-			consider(search, segments[i].begin);
+			cron_consider(search, segments[i].begin);
 			return;
 		}
 	}

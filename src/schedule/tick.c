@@ -29,13 +29,12 @@ static SqlStatement list_due = {.locks = true,
 								.text = "SELECT idemq_internal.due_schedules()",
 								.fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 /* A user's deferred triggers on idemq.jobs run. */
-static SqlStatement run_schedule = {.locks = true,
-									.on_jobs = true,
-									.text =
-										"SELECT state, failure FROM idemq_internal.run_or_tell($1)",
-									.types = {TEXTOID},
-									.fields = (const SqlField[]){SQL_FIELD(Failure, state),
-																 SQL_FIELD(Failure, message)}};
+static SqlStatement tick_run_schedule =
+	{.locks = true,
+	 .on_jobs = true,
+	 .text = "SELECT state, failure FROM idemq_internal.run_or_tell($1)",
+	 .types = {TEXTOID},
+	 .fields = (const SqlField[]){SQL_FIELD(Failure, state), SQL_FIELD(Failure, message)}};
 
 /*
  * Begins the work of a transaction in which nothing has been done.  It is READ COMMITTED, whatever
@@ -93,7 +92,7 @@ SQL_FUNCTION(idemq_sql_tick)
 		Failure failure;
 
 		tick_begin();
-		(void) idemq_spi_row(&run_schedule, &names[i], &failure, sizeof(failure));
+		(void) idemq_spi_row(&tick_run_schedule, &names[i], &failure, sizeof(failure));
 		tick_commit();
 		if (failure.message != (Datum) 0 && failed++ == 0)
 			first = failure;

@@ -49,14 +49,14 @@ static SqlStatement list_overdue =
 	 .types = {TIMESTAMPTZOID},
 	 .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 /* As the owner; a user's deferred triggers on idemq.jobs are to be run. */
-static SqlStatement run_schedule = {.on_jobs = true,
-									.text = "SELECT idemq_internal.run_or_note($1)",
-									.types = {TEXTOID}};
+static SqlStatement worker_tick_run_schedule = {.on_jobs = true,
+												.text = "SELECT idemq_internal.run_or_note($1)",
+												.types = {TEXTOID}};
 
 /* The names of the schedules that are due; done of them have run. */
-static MemoryContext context = NULL;
-static Datum *names = NULL;
-static int count = 0;
+static MemoryContext tick_context = NULL;
+static Datum *tick_names = NULL;
+static int tick_count = 0;
 static int done = 0;
 /* When (wall clock) the next one is due, and when (mono) they are to be listed at the latest. */
 static TimestampTz next_tick = DT_NOEND;
@@ -66,7 +66,7 @@ static int64 list_by = 0;
 void
 idemq_tick_begin(void)
 {
-	count = done = 0;
+	tick_count = done = 0;
 	next_tick = DT_NOEND;
 	list_by = 0;
 }
@@ -78,7 +78,8 @@ idemq_tick_due_at(const QueueStateView *view)
 	int64 now = idemq_mono_now();
 	TimestampTz wall = idemq_wall_now();
 
-	if (done < count || idemq_worker_is_asked(WORKER_ASKED_SCHEDULES, false) || next_tick <= wall)
+	if (done < tick_count || idemq_worker_is_asked(WORKER_ASKED_SCHEDULES, false) ||
+		next_tick <= wall)
 		return 0;
 	if (next_tick - wall < list_by - now)
 		return now + (next_tick - wall);
@@ -93,11 +94,12 @@ list(void)
 	Datum values[] = {TimestampTzGetDatum(now), TimestampTzGetDatum(now - TICK_PAUSE)};
 	DueTicks ticks;
 
-	if (context == NULL)
-		context = AllocSetContextCreate(TopMemoryContext, "idemq ticks", ALLOCSET_DEFAULT_SIZES);
+	if (tick_context == NULL)
+		tick_context =
+			AllocSetContextCreate(TopMemoryContext, "idemq ticks", ALLOCSET_DEFAULT_SIZES);
 	/* If this fails, they are listed again. */
 	idemq_tick_begin();
-	MemoryContextReset(context);
+	MemoryContextReset(tick_context);
 	/* Before they are read: a change from here on asks again. */
 	(void) idemq_worker_is_asked(WORKER_ASKED_SCHEDULES, true);
 	(void) idemq_spi_row(&list_schedules, values, &ticks, sizeof(ticks));
@@ -105,10 +107,10 @@ list(void)
 		next_tick = ticks.next;
 	if (ticks.due != (Datum) 0)
 	{
-		MemoryContext old = MemoryContextSwitchTo(context);
+		MemoryContext old = MemoryContextSwitchTo(tick_context);
 
 		deconstruct_array(DatumGetArrayTypePCopy(ticks.due), TEXTOID, -1, false, TYPALIGN_INT,
-						  &names, NULL, &count);
+						  &tick_names, NULL, &tick_count);
 		MemoryContextSwitchTo(old);
 	}
 	list_by = idemq_mono_now() +
@@ -132,7 +134,7 @@ idemq_tick_all(void)
 	deconstruct_array(DatumGetArrayTypeP(ticks.due), TEXTOID, -1, false, TYPALIGN_INT, &all, NULL,
 					  &many);
 	for (int i = 0; i < many; i++)
-		(void) idemq_spi_do(&run_schedule, &all[i], NULL);
+		(void) idemq_spi_do(&worker_tick_run_schedule, &all[i], NULL);
 }
 
 /* Returns the names of the schedules that were due by a time and have not run; NULL if all have. */
@@ -153,11 +155,11 @@ idemq_tick_some(void)
 	Slice slice;
 
 	idemq_slice_begin(&slice, SLICE_OF_TASK);
-	if (done >= count)
+	if (done >= tick_count)
 		list();
-	while (done < count)
+	while (done < tick_count)
 	{
-		(void) idemq_spi_do(&run_schedule, &names[done++], NULL);
+		(void) idemq_spi_do(&worker_tick_run_schedule, &tick_names[done++], NULL);
 		if (idemq_slice_is_over(&slice))
 			break;
 	}

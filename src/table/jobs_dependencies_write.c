@@ -71,30 +71,30 @@ static SqlStatement forget_all_dependencies = {
 	.text = "WITH edges AS (DELETE FROM idemq.dependencies) DELETE FROM idemq.children"};
 
 /* Whether this file writes: the triggers of its tables then have nothing to say. */
-static bool writing = false;
+static bool dependencies_writing = false;
 
 /* Returns whether this file is writing now, so that a trigger knows the change as ours. */
 bool
 idemq_dependencies_is_writing(void)
 {
-	return writing;
+	return dependencies_writing;
 }
 
 /* Runs a statement that writes; returns its number of rows. */
 static uint64
-run(SqlStatement *statement, const Datum *values)
+dependencies_write_run(SqlStatement *statement, const Datum *values)
 {
 	uint64 rows;
 
 	statement->few = true;
-	writing = true;
+	dependencies_writing = true;
 	PG_TRY();
 	{
 		rows = idemq_spi_do(statement, values, NULL);
 	}
 	PG_FINALLY();
 	{
-		writing = false;
+		dependencies_writing = false;
 	}
 	PG_END_TRY();
 	return rows;
@@ -111,7 +111,7 @@ idemq_dependencies_add(const NewDependencies *depends)
 					  depends->group,
 					  Int64GetDatum(depends->parents[0])};
 
-	(void) run(&add_child, values);
+	(void) dependencies_write_run(&add_child, values);
 }
 
 /*
@@ -124,7 +124,7 @@ idemq_dependency_watch(int64 child, int64 parent)
 	Datum values[] = {Int64GetDatum(child), Int64GetDatum(parent)};
 
 	IDEMQ_STOP("idemq_dependency_watch");
-	return run(&move_watch, values) > 0;
+	return dependencies_write_run(&move_watch, values) > 0;
 }
 
 /*
@@ -136,7 +136,7 @@ idemq_dependency_released(const int64 *children, int count, int64 token)
 {
 	Datum values[] = {idemq_int8_array(children, count), Int64GetDatum(token)};
 
-	(void) run(&end_waits, values);
+	(void) dependencies_write_run(&end_waits, values);
 }
 
 /*
@@ -162,7 +162,7 @@ idemq_dependency_forget(const int64 *job_ids, int count)
 	if (count == 0 || !idemq_dependencies_exist())
 		return;
 	ids = idemq_int8_array(job_ids, count);
-	(void) run(&forget_dependencies, &ids);
+	(void) dependencies_write_run(&forget_dependencies, &ids);
 }
 
 /*
@@ -175,7 +175,7 @@ idemq_dependency_row_gone(int64 job_id, JobStatus status)
 	JobStatus as = job_status_is_finished(status) ? status : JOB_CANCELLED;
 	Datum values[] = {Int64GetDatum(job_id), CStringGetTextDatum(idemq_status_name(as))};
 
-	(void) run(&note_gone, values);
+	(void) dependencies_write_run(&note_gone, values);
 	idemq_dependency_forget(&job_id, 1);
 }
 
@@ -184,5 +184,5 @@ void
 idemq_dependency_all_gone(void)
 {
 	if (idemq_dependencies_exist())
-		(void) run(&forget_all_dependencies, NULL);
+		(void) dependencies_write_run(&forget_all_dependencies, NULL);
 }

@@ -126,7 +126,7 @@ static SqlStatement unset_mark = {
 /* The sequence that this session knows to be sure; a run outlives all its sessions. */
 static Oid sure_sequence = InvalidOid;
 /* It is sure while these are equal; a change while it is made sure is seen by the next call. */
-static uint64 invalidations = 1;
+static uint64 jobs_id_invalidations = 1;
 static uint64 sure_at = 0;
 /* The ids that are ours, as they were read when it became sure. */
 static IdPart ours = {-1, 0, PG_INT64_MAX};
@@ -134,7 +134,7 @@ static IdPart ours = {-1, 0, PG_INT64_MAX};
 static inline bool
 is_sure(Oid sequence)
 {
-	return sequence == sure_sequence && sure_at == invalidations;
+	return sequence == sure_sequence && sure_at == jobs_id_invalidations;
 }
 
 /* Returns the id of this instant: above all that earlier runs of the server have given. */
@@ -251,7 +251,7 @@ sure_jobs_sequence(void)
 	if (unlikely(!is_sure(sequence)) && !XactReadOnly && !RecoveryInProgress() &&
 		!IsInParallelMode())
 	{
-		uint64 before = invalidations;
+		uint64 before = jobs_id_invalidations;
 		IdPart part;
 
 		make_sure(&part);
@@ -414,7 +414,7 @@ void
 idemq_jobs_ids_changed(void)
 {
 	CacheInvalidateRelcacheByRelid(idemq_oids()->jobs_seq);
-	invalidations++;
+	jobs_id_invalidations++;
 }
 
 /* Has ids begin at the time of day, if none was taken yet: a queue has come from elsewhere. */
@@ -427,15 +427,15 @@ idemq_jobs_ids_unknown(void)
 }
 
 static void
-forget_by_relcache(Datum arg, Oid relid)
+jobs_id_forget_by_relcache(Datum arg, Oid relid)
 {
 	if (relid == InvalidOid || relid == sure_sequence)
-		invalidations++;
+		jobs_id_invalidations++;
 }
 
 /* Registers the invalidation callback; called once, from _PG_init. */
 void
 idemq_jobs_id_install(void)
 {
-	CacheRegisterRelcacheCallback(forget_by_relcache, (Datum) 0);
+	CacheRegisterRelcacheCallback(jobs_id_forget_by_relcache, (Datum) 0);
 }

@@ -300,7 +300,7 @@ idemq_jobs_indexes_are_simple(Relation rel)
 
 /* Returns whether an index has entries for rows like this: its predicate holds. */
 static bool
-has_entry(const IndexShape *shape, const TupleTableSlot *row)
+jobs_index_has_entry(const IndexShape *shape, const TupleTableSlot *row)
 {
 	for (uint32 left = shape->not_null | shape->is_null; left != 0; left &= left - 1)
 	{
@@ -334,7 +334,7 @@ insert_entries(Relation rel, TupleTableSlot **rows, int count, const uint32 *cha
 			continue;
 		for (int i = 0; unique && i < count; i++)
 		{
-			if (!has_entry(&shape, rows[i]))
+			if (!jobs_index_has_entry(&shape, rows[i]))
 				continue;
 			if (index == NULL)
 				index = index_open(shape.oid, RowExclusiveLock);

@@ -115,7 +115,7 @@ add_action(ActionKind kind, QueueState *qstate, int32 queue_id)
 
 /* Like add_action, for a job; makes room first. */
 static Action *
-note(ActionKind kind, QueueState *qstate, int32 queue_id, int64 job_id)
+pending_note(ActionKind kind, QueueState *qstate, int32 queue_id, int64 job_id)
 {
 	Action *action;
 
@@ -133,7 +133,7 @@ idemq_pending_note(ActionKind kind, QueueState *qstate, int32 queue_id)
 
 	if (last == NULL || last->kind != kind || last->queue_id != queue_id ||
 		last->subid != GetCurrentSubTransactionId())
-		(void) note(kind, qstate, queue_id, 0);
+		(void) pending_note(kind, qstate, queue_id, 0);
 }
 
 /*
@@ -148,7 +148,7 @@ note_rows_once(void)
 	if (known >= nactions || actions[known].kind != ACTION_ROWS)
 	{
 		known = nactions;
-		(void) note(ACTION_ROWS, NULL, 0, 0);
+		(void) pending_note(ACTION_ROWS, NULL, 0, 0);
 	}
 }
 
@@ -193,7 +193,7 @@ idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 t
 
 	if (qstate == NULL)
 		note_rows_once();
-	action = note(ACTION_END, qstate, queue_id, job_id);
+	action = pending_note(ACTION_END, qstate, queue_id, job_id);
 	action->token = token;
 	idemq_transfer_reserve(queue_id);
 	action->frees = idemq_lease_begin_end(job_id, token);
@@ -207,7 +207,7 @@ idemq_pending_note_end(QueueState *qstate, int32 queue_id, int64 job_id, int64 t
 void
 idemq_pending_note_cancel(int32 queue_id, int64 job_id, int64 token)
 {
-	Action *action = note(ACTION_CANCEL, NULL, queue_id, job_id);
+	Action *action = pending_note(ACTION_CANCEL, NULL, queue_id, job_id);
 
 	if (idemq_lease_mark_cancel(job_id, token))
 		action->token = token;
@@ -217,7 +217,7 @@ void
 idemq_pending_note_event(QueueState *qstate, int32 queue_id, EventKind kind, int64 job_id,
 						 int32 attempt)
 {
-	Action *action = note(ACTION_EVENT, qstate, queue_id, job_id);
+	Action *action = pending_note(ACTION_EVENT, qstate, queue_id, job_id);
 
 	action->event = kind;
 	action->u.attempt = attempt;
@@ -230,14 +230,14 @@ idemq_pending_note_finished(QueueState *qstate, int32 queue_id, int64 job_id)
 	if (qstate == NULL)
 		note_rows_once();
 	else
-		(void) note(ACTION_FINISHED, qstate, queue_id, job_id);
+		(void) pending_note(ACTION_FINISHED, qstate, queue_id, job_id);
 }
 
 /* Notes that a database may have the extension from now on. */
 void
 idemq_pending_note_extension(Oid database)
 {
-	note(ACTION_EXTENSION, NULL, 0, 0)->u.database = database;
+	pending_note(ACTION_EXTENSION, NULL, 0, 0)->u.database = database;
 }
 
 bool
@@ -368,7 +368,7 @@ drop_queue(const Action *action)
 
 /* Nothing of this database is known any more. */
 static void
-forget_database(const Action *action)
+pending_forget_database(const Action *action)
 {
 	idemq_version_move(0);
 	/* In this order: no entry is left that another state would have to count. */
@@ -399,14 +399,14 @@ notify_event(const Action *action)
 }
 
 static void
-wake_for_results(const Action *action)
+pending_wake_for_results(const Action *action)
 {
 	idemq_wake_for_results();
 }
 
 /* The settings of a queue, or, with 0, of all, have changed. */
 static void
-follow_settings(const Action *action)
+pending_follow_settings(const Action *action)
 {
 	int32 queue_id = action->queue_id;
 	QueueState *qstate = queue_id == 0 ? NULL : idemq_qstate_find(MyDatabaseId, queue_id);
@@ -494,11 +494,11 @@ static const struct
 	[ACTION_RECOVER] =        {need_recovery,    NULL,               NULL},
 	[ACTION_CREATE_QUEUE] =   {NULL,             free_qstate,          free_qstate},
 	[ACTION_DROP_QUEUE] =     {drop_queue,       NULL,               NULL},
-	[ACTION_FORGET] =         {forget_database,  unset_database,     NULL},
+	[ACTION_FORGET] =         {pending_forget_database,  unset_database,     NULL},
 	[ACTION_EVENT] =          {notify_event,     NULL,               NULL},
 	[ACTION_FINISHED] =       {tell_of_end,      NULL,               NULL},
-	[ACTION_GONE] =           {wake_for_results, NULL,               NULL},
-	[ACTION_SETTINGS] =       {follow_settings,  forget_settings,    forget_settings},
+	[ACTION_GONE] =           {pending_wake_for_results, NULL,               NULL},
+	[ACTION_SETTINGS] =       {pending_follow_settings,  forget_settings,    forget_settings},
 	[ACTION_GROUPS] =         {check_groups,     NULL,               NULL},
 	[ACTION_SWITCH] =         {switched,         look_again,         NULL},
 	[ACTION_SCHEDULES] =      {list_schedules,   NULL,               NULL},

@@ -145,7 +145,7 @@ put_behind(QueueState *qstate, const GroupKey *key, int64 id)
 }
 
 static void
-note(QueueState *qstate, int32 queue_id, const char *name, int length, int64 id)
+pending_groups_note(QueueState *qstate, int32 queue_id, const char *name, int length, int64 id)
 {
 	MarkIndex *found;
 	GroupKey key;
@@ -172,7 +172,7 @@ idemq_pending_groups_note(QueueState *qstate, int32 queue_id, Datum name, int64 
 {
 	text *value = DatumGetTextPP(name);
 
-	note(qstate, queue_id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value), id);
+	pending_groups_note(qstate, queue_id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value), id);
 }
 
 /* Notes that a job with parents or children is to be marked after the commit. */
@@ -182,7 +182,7 @@ idemq_pending_dependency_note(QueueState *qstate, int32 queue_id, DependencyMark
 	char name[DEPENDENCY_NAME];
 
 	idemq_dependency_name(name, mark, job_id);
-	note(qstate, queue_id, name, DEPENDENCY_NAME, GROUP_KEEP_LOW_WATER);
+	pending_groups_note(qstate, queue_id, name, DEPENDENCY_NAME, GROUP_KEEP_LOW_WATER);
 }
 
 /* Notes that a child is blocked by its parents, and is to be looked at after the commit. */

@@ -64,13 +64,13 @@ typedef struct Owed
 	CounterDelta delta;
 } Owed;
 
-static MemoryContext context = NULL;
+static MemoryContext pending_queues_context = NULL;
 static Owed **owed = NULL;
 static int nowed = 0;
 static int max_owed = 0;
 
 static void
-clear(Owed *note)
+pending_queues_reset_note(Owed *note)
 {
 	note->priorities = 0;
 	note->ready = note->free = note->uncounted = 0;
@@ -94,18 +94,18 @@ grow(void)
 	int more = Max(max_owed, MIN_NOTES);
 	Owed *notes;
 
-	if (context == NULL)
-		context =
+	if (pending_queues_context == NULL)
+		pending_queues_context =
 			AllocSetContextCreate(TopMemoryContext, "idemq owed to queues", ALLOCSET_SMALL_SIZES);
-	notes = MemoryContextAllocHuge(context, more * sizeof(Owed));
+	notes = MemoryContextAllocHuge(pending_queues_context, more * sizeof(Owed));
 	memset(notes, 0, more * sizeof(Owed));
 	if (owed == NULL)
-		owed = MemoryContextAlloc(context, more * sizeof(Owed *));
+		owed = MemoryContextAlloc(pending_queues_context, more * sizeof(Owed *));
 	else
 		owed = repalloc_huge(owed, (max_owed + more) * sizeof(Owed *));
 	for (int i = 0; i < more; i++)
 	{
-		clear(&notes[i]);
+		pending_queues_reset_note(&notes[i]);
 		owed[max_owed + i] = &notes[i];
 	}
 	max_owed += more;
@@ -113,7 +113,7 @@ grow(void)
 
 /* Returns a queue's note among a subtransaction's notes below top; NULL for none. */
 static Owed *
-find_below(int top, SubTransactionId subid, int32 queue_id)
+pending_queues_find_below(int top, SubTransactionId subid, int32 queue_id)
 {
 	for (int i = top - 1; i >= 0 && owed[i]->subid == subid; i--)
 	{
@@ -128,7 +128,7 @@ static Owed *
 owed_to(int32 queue_id)
 {
 	SubTransactionId subid = GetCurrentSubTransactionId();
-	Owed *note = find_below(nowed, subid, queue_id);
+	Owed *note = pending_queues_find_below(nowed, subid, queue_id);
 
 	if (note == NULL)
 	{
@@ -143,7 +143,7 @@ owed_to(int32 queue_id)
 
 /* Keeps the least key of a priority. */
 static void
-keep(Owed *note, int priority, ReadyKey key)
+pending_queues_keep(Owed *note, int priority, ReadyKey key)
 {
 	if ((note->priorities & (1u << priority)) == 0 || ready_key_less(key, note->least[priority]))
 		note->least[priority] = key;
@@ -157,7 +157,7 @@ idemq_pending_ready_note_taken(QueueState *qstate, int32 queue_id, int priority,
 	Owed *note = owed_to(queue_id);
 
 	note->qstate = qstate;
-	keep(note, priority, key);
+	pending_queues_keep(note, priority, key);
 }
 
 /*
@@ -170,7 +170,7 @@ idemq_pending_ready_note(QueueState *qstate, int32 queue_id, int priority, Ready
 	Owed *note = owed_to(queue_id);
 
 	note->qstate = qstate;
-	keep(note, priority, key);
+	pending_queues_keep(note, priority, key);
 	if (key.ready_at <= idemq_now())
 		note->ready++;
 	else
@@ -269,7 +269,7 @@ idemq_transfer_reserve(int32 queue_id)
 void
 idemq_transfer_note_end(int32 queue_id, bool frees, int count)
 {
-	Owed *note = find_below(nowed, GetCurrentSubTransactionId(), queue_id);
+	Owed *note = pending_queues_find_below(nowed, GetCurrentSubTransactionId(), queue_id);
 
 	if (note != NULL && frees)
 		note->free += count;
@@ -307,7 +307,8 @@ static void
 merge(Owed *to, const Owed *from)
 {
 	for (uint32 left = from->priorities; left != 0; left &= left - 1)
-		keep(to, pg_rightmost_one_pos32(left), from->least[pg_rightmost_one_pos32(left)]);
+		pending_queues_keep(to, pg_rightmost_one_pos32(left),
+							from->least[pg_rightmost_one_pos32(left)]);
 	to->ready += from->ready;
 	to->later = Min(to->later, from->later);
 	to->expires_at = Min(to->expires_at, from->expires_at);
@@ -345,7 +346,7 @@ idemq_pending_queues_release(SubTransactionId subid, SubTransactionId parent)
 	for (int i = bottom; i < nowed; i++)
 	{
 		Owed *note = owed[i];
-		Owed *known = find_below(bottom, parent, note->queue_id);
+		Owed *known = pending_queues_find_below(bottom, parent, note->queue_id);
 
 		if (known != NULL)
 			merge(known, note);
@@ -357,7 +358,7 @@ idemq_pending_queues_release(SubTransactionId subid, SubTransactionId parent)
 		}
 	}
 	while (nowed > kept)
-		clear(owed[--nowed]);
+		pending_queues_reset_note(owed[--nowed]);
 }
 
 /* Adds what was counted to the queues' counters: the transaction has committed. */
@@ -379,7 +380,7 @@ idemq_pending_counts_apply(void)
 }
 
 static void
-lower(const Owed *note)
+pending_queues_lower(const Owed *note)
 {
 	for (uint32 left = note->priorities; left != 0; left &= left - 1)
 	{
@@ -397,7 +398,7 @@ idemq_pending_ready_apply(void)
 	{
 		const Owed *note = owed[i];
 
-		lower(note);
+		pending_queues_lower(note);
 		if (note->expires_at < DT_NOEND)
 			idemq_due_by(idemq_qstate_current(note->qstate, note->queue_id), DUE_EXPIRY,
 						 note->expires_at);
@@ -417,10 +418,10 @@ idemq_pending_queues_undo(SubTransactionId from)
 	{
 		Owed *note = owed[--nowed];
 
-		lower(note);
+		pending_queues_lower(note);
 		if (note->priorities != 0)
 			idemq_wake_if_ready(note->qstate, note->queue_id, Max(note->ready, 1));
-		clear(note);
+		pending_queues_reset_note(note);
 	}
 }
 
@@ -441,10 +442,10 @@ void
 idemq_pending_queues_forget(void)
 {
 	while (nowed > 0)
-		clear(owed[--nowed]);
+		pending_queues_reset_note(owed[--nowed]);
 	if (max_owed <= MAX_KEPT)
 		return;
-	MemoryContextReset(context);
+	MemoryContextReset(pending_queues_context);
 	owed = NULL;
 	max_owed = 0;
 }

@@ -63,14 +63,14 @@ typedef struct Known
 	Figures next;	/* of this one, once its transaction has committed */
 } Known;
 
-static HTAB *known = NULL;
+static HTAB *history_known = NULL;
 
 /* The end of the step that is to be written; 0: none. */
 static TimestampTz next_step = 0;
 /* The last end of each step that was written; 0: not known. */
 static TimestampTz written[STEPS];
 /* As they are to be once the transaction has committed. */
-static TimestampTz writing[STEPS];
+static TimestampTz history_writing[STEPS];
 /* That transaction reads the counters, up to the end of a step. */
 static bool reading;
 static TimestampTz reading_until;
@@ -92,7 +92,7 @@ begin_queue(const QueueStateView *view, void *young)
 	if (!idemq_counters_read(idemq_qstate_index(view->qstate), view->queue_id, &counts) ||
 		counts.since > *(TimestampTz *) young)
 		return;
-	queue = hash_search(known, &view->queue_id, HASH_ENTER, NULL);
+	queue = hash_search(history_known, &view->queue_id, HASH_ENTER, NULL);
 	queue->seen = false;
 	queue->last.counts = counts;
 	/* The next row tells its gauges in any case. */
@@ -102,13 +102,13 @@ begin_queue(const QueueStateView *view, void *young)
 
 /* Begins anew; counters that have begun after that time count from zero. */
 static void
-begin(TimestampTz young)
+history_begin(TimestampTz young)
 {
 	HASHCTL info = {.keysize = sizeof(int32), .entrysize = sizeof(Known)};
 
-	if (known != NULL)
-		hash_destroy(known);
-	known = hash_create("idemq history", 64, &info, HASH_ELEM | HASH_BLOBS);
+	if (history_known != NULL)
+		hash_destroy(history_known);
+	history_known = hash_create("idemq history", 64, &info, HASH_ELEM | HASH_BLOBS);
 	idemq_for_each_qstate(MyDatabaseId, begin_queue, &young);
 	next_step = 0;
 	/* What a former worker has left to fold is looked up when this one has written something. */
@@ -120,7 +120,7 @@ begin(TimestampTz young)
 void
 idemq_history_begin(void)
 {
-	begin(idemq_now() - IDEMQ_HISTORY_STEP);
+	history_begin(idemq_now() - IDEMQ_HISTORY_STEP);
 }
 
 /* Returns when (mono) a step is to be written, or folded. */
@@ -132,7 +132,7 @@ idemq_history_due_at(const QueueStateView *view)
 	TimestampTz due;
 
 	if (was_off && idemq_history)
-		begin(DT_NOEND);
+		history_begin(DT_NOEND);
 	was_off = !idemq_history;
 	if (was_off)
 		return PG_INT64_MAX;
@@ -176,7 +176,7 @@ idemq_history_write(void)
 {
 	TimestampTz now = idemq_now();
 
-	memcpy(writing, written, sizeof(writing));
+	memcpy(history_writing, written, sizeof(history_writing));
 	reading = next_step != 0 && next_step <= now;
 	if (reading)
 	{
@@ -190,18 +190,18 @@ idemq_history_write(void)
 		/* Before the counters are read: a commit that counts something from here on asks again. */
 		(void) idemq_worker_is_asked(WORKER_ASKED_HISTORY, true);
 		if (write_up_to(0, until))
-			writing[0] = until;
+			history_writing[0] = until;
 	}
 	for (int i = 1; i < STEPS; i++)
 	{
 		/* The step that contains the last one to fold; a late worker has nothing to fold after it. */
-		TimestampTz until = end_of_step(writing[i - 1], steps[i]);
+		TimestampTz until = end_of_step(history_writing[i - 1], steps[i]);
 
 		/* Nothing is left to fold, or all of it belongs to a step that has not ended. */
-		if (writing[i - 1] <= writing[i] || until > now)
+		if (history_writing[i - 1] <= history_writing[i] || until > now)
 			continue;
 		(void) write_up_to(i, until);
-		writing[i] = until;
+		history_writing[i] = until;
 	}
 }
 
@@ -213,20 +213,20 @@ idemq_history_ended(const QueueStateView *view, bool done)
 	Known *queue;
 
 	if (done)
-		memcpy(written, writing, sizeof(written));
+		memcpy(written, history_writing, sizeof(written));
 	if (!reading)
 		return;
 	reading = false;
 	next_step = 0;
 	if (!done)
 		idemq_worker_note_counts();
-	hash_seq_init(&all, known);
+	hash_seq_init(&all, history_known);
 	while ((queue = hash_seq_search(&all)) != NULL)
 	{
 		if (done && queue->seen)
 			queue->last = queue->next;
 		else if (done)
-			(void) hash_search(known, &queue->queue_id, HASH_REMOVE, NULL);
+			(void) hash_search(history_known, &queue->queue_id, HASH_REMOVE, NULL);
 		queue->seen = false;
 	}
 }
@@ -244,7 +244,7 @@ read_figures(int32 queue_id)
 	if (!idemq_queue_by_id(queue_id, &queue) || queue.qstate == NULL ||
 		!idemq_counters_read(idemq_qstate_index(queue.qstate), queue.id, &counts))
 		return NULL;
-	it = hash_search(known, &queue_id, HASH_ENTER, &found);
+	it = hash_search(history_known, &queue_id, HASH_ENTER, &found);
 	if (!found)
 		it->last = (Figures){.due = DT_NOEND};
 	if (it->last.counts.since != counts.since)
@@ -309,7 +309,7 @@ has_changed(const Known *queue)
 
 /* Adds the row of a queue. */
 static void
-put(ReturnSetInfo *set, const Known *queue)
+history_put(ReturnSetInfo *set, const Known *queue)
 {
 	const CounterView *last = &queue->last.counts;
 	const CounterView *next = &queue->next.counts;
@@ -348,7 +348,7 @@ SQL_FUNCTION(idemq_sql_history)
 	int count;
 	int32 *ids;
 
-	if (known == NULL)
+	if (history_known == NULL)
 		return (Datum) 0;
 	ids = idemq_queue_ids(0, &count);
 	for (int i = 0; i < count; i++)
@@ -360,11 +360,11 @@ SQL_FUNCTION(idemq_sql_history)
 		add_to_all(&all, queue);
 		if (has_changed(queue))
 		{
-			put(set, queue);
+			history_put(set, queue);
 			any = true;
 		}
 	}
 	if (any)
-		put(set, &all);
+		history_put(set, &all);
 	return (Datum) 0;
 }

@@ -81,7 +81,7 @@ idemq_notify_due_at(const QueueStateView *view)
 
 /* Sends the news of one queue.  It is not named send: some versions' headers declare that. */
 static void
-tell(const QueueNews *news, const QueueInfo *queue)
+notify_tell(const QueueNews *news, const QueueInfo *queue)
 {
 	static const char *const names[] = {[JOB_LEASE_EXPIRED] = "lease_expired",
 										[JOB_WORKER_LOST] = "worker_lost",
@@ -146,7 +146,7 @@ idemq_notify_send(void)
 		CHECK_FOR_INTERRUPTS();
 		news->known = idemq_queue_by_id(news->queue_id, &queue);
 		if (idemq_notify && news->known)
-			tell(news, &queue);
+			notify_tell(news, &queue);
 	}
 }
 

@@ -186,7 +186,7 @@ delete_by_sql(const Job *job, TimestampTz finished_at)
  * it again, DT_NOEND for never.
  */
 static TimestampTz
-consider(Batch *batch)
+retention_consider(Batch *batch)
 {
 	bool simple = batch->table.simple;
 	TimestampTz finished_at;
@@ -279,7 +279,7 @@ purge_jobs(IdScan *scan, bool notes, TimestampTz now, int max_rows, bool bounded
 			continue;
 		}
 		last = id;
-		next_visit = consider(&batch);
+		next_visit = retention_consider(&batch);
 		if (notes && next_visit < DT_NOEND)
 			idemq_ranges_stays(id, next_visit);
 	}

@@ -95,7 +95,7 @@ static TimestampTz known_at = DT_NOBEGIN;
 static int64 given_id = PG_INT64_MAX;
 static TimestampTz given_at;
 /* Of QueueKeeps: the queues as the last pass knew them. */
-static HTAB *known = NULL;
+static HTAB *retention_known = NULL;
 /* A queue keeps jobs for another time than before: all is to be visited again. */
 static bool keeps_changed = false;
 
@@ -149,15 +149,16 @@ idemq_retention_visit_finished(TimestampTz finished_at, int64 keep, TimestampTz 
 
 /* Reads the queues' settings; returns the shortest time for which any queue keeps jobs. */
 static int64
-follow_settings(void)
+retention_follow_settings(void)
 {
 	HASHCTL info = {.keysize = sizeof(int32), .entrysize = sizeof(QueueKeeps)};
 	int64 shortest = PG_INT64_MAX;
 	int count;
 	int32 *ids = idemq_queue_ids(0, &count);
 
-	if (known == NULL)
-		known = hash_create("idemq retention of queues", 64, &info, HASH_ELEM | HASH_BLOBS);
+	if (retention_known == NULL)
+		retention_known =
+			hash_create("idemq retention of queues", 64, &info, HASH_ELEM | HASH_BLOBS);
 	for (int i = 0; i < count; i++)
 	{
 		QueueKeeps *keeps;
@@ -166,7 +167,7 @@ follow_settings(void)
 
 		if (!idemq_queue_by_id(ids[i], &queue))
 			continue;
-		keeps = hash_search(known, &ids[i], HASH_ENTER, &found);
+		keeps = hash_search(retention_known, &ids[i], HASH_ENTER, &found);
 		for (int kind = 0; kind < KINDS; kind++)
 		{
 			int64 keep = keep_of(&queue, kind);
@@ -181,7 +182,7 @@ follow_settings(void)
 
 /* Makes room for so many ranges in a list. */
 static void
-reserve(RangeList *list, int room)
+retention_reserve(RangeList *list, int room)
 {
 	if (room <= list->room)
 		return;
@@ -196,7 +197,7 @@ reserve(RangeList *list, int room)
 static IdRange *
 add_range(RangeList *list, int64 from, TimestampTz due)
 {
-	reserve(list, list->count + 1);
+	retention_reserve(list, list->count + 1);
 	list->ranges[list->count] = (IdRange){from, from, due};
 	return &list->ranges[list->count++];
 }
@@ -255,7 +256,7 @@ idemq_ranges_begin_pass(TimestampTz now, int64 last_id)
 	int64 shortest;
 
 	IDEMQ_STOP("idemq_ranges_begin_pass");
-	shortest = follow_settings();
+	shortest = retention_follow_settings();
 	/* Also at our first pass. */
 	if (last_id < given_id)
 	{
@@ -315,7 +316,7 @@ idemq_ranges_end_visit(const IdScan *scan)
 	int replaced = id_scan_is_over(scan) ? 1 : 0;
 	int count = all.count + left.count - replaced;
 
-	reserve(&all, count);
+	retention_reserve(&all, count);
 	all.ranges[next_range].from = scan->at;
 	memmove(&all.ranges[next_range + left.count], &all.ranges[next_range + replaced],
 			(all.count - next_range - replaced) * sizeof(IdRange));

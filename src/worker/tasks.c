@@ -300,7 +300,7 @@ make_due(const QueueStateView *view, void *arg)
  * when that failed.
  */
 static bool
-begin(void)
+tasks_begin(void)
 {
 	if (!idemq_task_run(&discover_task, 0))
 		return false;
@@ -368,7 +368,7 @@ add_left(const QueueStateView *view, void *arg)
 
 /* Returns whether this database follows another; true as well when that cannot be read. */
 static bool
-follows(void)
+tasks_database_follows(void)
 {
 	bool does;
 
@@ -412,13 +412,13 @@ idemq_tasks_do(void)
 	int64 next = PG_INT64_MAX;
 	int64 report;
 
-	if (follows())
+	if (tasks_database_follows())
 	{
 		begun = false;
 		next = next_look;
 		left.kinds = next_look < PG_INT64_MAX ? 1U << TASK_FOLLOW : 0;
 	}
-	else if (begun || (begun = begin()))
+	else if (begun || (begun = tasks_begin()))
 	{
 		if (unlikely(call != 0))
 			hurry(call);

@@ -137,7 +137,7 @@ inline advance()
 }
 
 /*
- * A claim of one job: idemq_ready_scan with consider of job/claim_from_queue.c, to the advance.  Its
+ * A claim of one job: idemq_ready_scan with claim_consider of job/claim_from_queue.c, to the advance.  Its
  * row is written by then, not committed; got: its key, or 0.
  */
 inline claim()

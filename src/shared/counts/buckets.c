@@ -88,7 +88,7 @@ typedef struct BucketsShared
 	Cell cells[FLEXIBLE_ARRAY_MEMBER]; /* to ALL_HOLDERS */
 } BucketsShared;
 
-static BucketsShared *shared = NULL;
+static BucketsShared *buckets_shared = NULL;
 static HTAB *bucket_hash = NULL;
 
 static int
@@ -103,14 +103,14 @@ init_buckets(int tranche)
 {
 	for (int i = 0; i <= ALL_HOLDERS; i++)
 	{
-		pg_atomic_init_u32(&shared->cells[i].count, 0);
-		pg_atomic_init_u64(&shared->cells[i].tat, 0);
+		pg_atomic_init_u32(&buckets_shared->cells[i].count, 0);
+		pg_atomic_init_u64(&buckets_shared->cells[i].tat, 0);
 	}
 	for (int i = 0; i < BUCKET_PARTITIONS; i++)
-		LWLockInitialize(&shared->locks[i].lock, tranche);
+		LWLockInitialize(&buckets_shared->locks[i].lock, tranche);
 }
 
-const ShmemPart idemq_buckets_part = {.area = (void **) &shared,
+const ShmemPart idemq_buckets_part = {.area = (void **) &buckets_shared,
 									  .size = offsetof(BucketsShared, cells),
 									  .each = sizeof(Cell),
 									  .count = cell_count,
@@ -148,7 +148,7 @@ remove_buckets(Removal which, Oid database, int32 holder)
 	int64 next = PG_INT64_MAX;
 
 	for (int i = 0; i < BUCKET_PARTITIONS; i++)
-		LWLockAcquire(&shared->locks[i].lock, LW_EXCLUSIVE);
+		LWLockAcquire(&buckets_shared->locks[i].lock, LW_EXCLUSIVE);
 	hash_seq_init(&seq, bucket_hash);
 	while ((bucket = hash_seq_search(&seq)) != NULL)
 	{
@@ -162,25 +162,25 @@ remove_buckets(Removal which, Oid database, int32 holder)
 			next = Min(next, tat);
 		else if (hash_search(bucket_hash, &bucket->key, HASH_REMOVE, NULL) != NULL)
 		{
-			pg_atomic_fetch_sub_u32(&shared->cells[of].count, 1);
-			pg_atomic_fetch_sub_u32(&shared->cells[ALL_HOLDERS].count, 1);
+			pg_atomic_fetch_sub_u32(&buckets_shared->cells[of].count, 1);
+			pg_atomic_fetch_sub_u32(&buckets_shared->cells[ALL_HOLDERS].count, 1);
 			removed = true;
 		}
 	}
 	if (which == FULL)
-		shared->cells[holder].next_sweep = removed ? 0 : next;
+		buckets_shared->cells[holder].next_sweep = removed ? 0 : next;
 	for (int i = BUCKET_PARTITIONS - 1; i >= 0; i--)
-		LWLockRelease(&shared->locks[i].lock);
+		LWLockRelease(&buckets_shared->locks[i].lock);
 	return removed;
 }
 
 /* Counts one more bucket of a holder, if that leaves the count within its room. */
 static bool
-count_in(int32 holder, uint32 room)
+buckets_count_in(int32 holder, uint32 room)
 {
-	if (pg_atomic_fetch_add_u32(&shared->cells[holder].count, 1) < room)
+	if (pg_atomic_fetch_add_u32(&buckets_shared->cells[holder].count, 1) < room)
 		return true;
-	pg_atomic_fetch_sub_u32(&shared->cells[holder].count, 1);
+	pg_atomic_fetch_sub_u32(&buckets_shared->cells[holder].count, 1);
 	return false;
 }
 
@@ -200,7 +200,7 @@ address_of(const char *name, int length)
 	at.key.name[0] = hash_bytes_extended((const unsigned char *) name, length, 0);
 	at.key.name[1] = hash_bytes_extended((const unsigned char *) name, length, 1);
 	at.hash = get_hash_value(bucket_hash, &at.key);
-	at.lock = &shared->locks[at.hash % BUCKET_PARTITIONS].lock;
+	at.lock = &buckets_shared->locks[at.hash % BUCKET_PARTITIONS].lock;
 	return at;
 }
 
@@ -221,7 +221,7 @@ lock_number(const Address *at)
  * again; false when there is no room.
  */
 static bool
-enter(const Address *at, int32 holder, const Cell *cell, const GcraLimit *limit)
+buckets_enter(const Address *at, int32 holder, const Cell *cell, const GcraLimit *limit)
 {
 	int64 now = now_ns();
 	Bucket *bucket = NULL;
@@ -229,10 +229,10 @@ enter(const Address *at, int32 holder, const Cell *cell, const GcraLimit *limit)
 	bool sweep;
 
 	LWLockAcquire(at->lock, LW_EXCLUSIVE);
-	sweep = shared->cells[holder].next_sweep <= now;
-	if (count_in(ALL_HOLDERS, idemq_max_buckets))
+	sweep = buckets_shared->cells[holder].next_sweep <= now;
+	if (buckets_count_in(ALL_HOLDERS, idemq_max_buckets))
 	{
-		bool may = count_in(holder, idemq_max_buckets - idemq_max_buckets / 2);
+		bool may = buckets_count_in(holder, idemq_max_buckets - idemq_max_buckets / 2);
 
 		if (may)
 			bucket = hash_search_with_hash_value(bucket_hash, &at->key, at->hash, HASH_ENTER_NULL,
@@ -246,9 +246,9 @@ enter(const Address *at, int32 holder, const Cell *cell, const GcraLimit *limit)
 		}
 		else
 		{
-			pg_atomic_fetch_sub_u32(&shared->cells[ALL_HOLDERS].count, 1);
+			pg_atomic_fetch_sub_u32(&buckets_shared->cells[ALL_HOLDERS].count, 1);
 			if (may)
-				pg_atomic_fetch_sub_u32(&shared->cells[holder].count, 1);
+				pg_atomic_fetch_sub_u32(&buckets_shared->cells[holder].count, 1);
 		}
 	}
 	LWLockRelease(at->lock);
@@ -297,7 +297,7 @@ idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 co
 	int32 holder = HOLDER_OF_ADMIT + idemq_lease_share_mine() * PERIODS;
 	/* Which of its PERIODS cells the names with this limit share. */
 	int of_period = pg_leftmost_one_pos64((uint64) limit->period) / PERIOD_BITS;
-	Cell *cell = &shared->cells[holder + of_period];
+	Cell *cell = &buckets_shared->cells[holder + of_period];
 	Address at = address_of(name, length);
 
 	do
@@ -305,7 +305,7 @@ idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 co
 		CHECK_FOR_INTERRUPTS();
 		if (call_existing(&at, limit, cost, NULL, answer))
 			return;
-	} while (enter(&at, holder, cell, limit));
+	} while (buckets_enter(&at, holder, cell, limit));
 	(void) call_existing(&at, limit, cost, cell, answer);
 	idemq_count(COUNT_ADMIT_SHARED, 1);
 	count_no_room();
@@ -333,7 +333,7 @@ use_bucket(BucketCharge *charge, const Address *at, const GcraLimit *limit, Buck
 
 	charge->cell = own ? -1 : charge->qstate;
 	if (!own)
-		number = &shared->cells[charge->cell].tat;
+		number = &buckets_shared->cells[charge->cell].tat;
 	charge->before = pg_atomic_read_u64(number);
 	while (own || use != CHARGE_OWN)
 	{
@@ -369,7 +369,7 @@ idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, Bucket
 		CHECK_FOR_INTERRUPTS();
 		if (use_bucket(charge, &at, limit, CHARGE_OWN))
 			return;
-	} while (enter(&at, charge->qstate, &shared->cells[charge->qstate], limit));
+	} while (buckets_enter(&at, charge->qstate, &buckets_shared->cells[charge->qstate], limit));
 	(void) use_bucket(charge, &at, limit, CHARGE_ANY);
 	count_no_room();
 }
@@ -392,7 +392,7 @@ idemq_bucket_undo(const char *name, int length, const BucketCharge *charge)
 	pg_atomic_uint64 *number = lock_number(&at);
 
 	if (charge->cell >= 0)
-		number = &shared->cells[charge->cell].tat;
+		number = &buckets_shared->cells[charge->cell].tat;
 	if (number != NULL)
 		(void) pg_atomic_compare_exchange_u64(number, &after, charge->before);
 	LWLockRelease(at.lock);
@@ -401,7 +401,7 @@ idemq_bucket_undo(const char *name, int length, const BucketCharge *charge)
 TableUsage
 idemq_buckets_usage(void)
 {
-	uint32 used = pg_atomic_read_u32(&shared->cells[ALL_HOLDERS].count);
+	uint32 used = pg_atomic_read_u32(&buckets_shared->cells[ALL_HOLDERS].count);
 
 	return (TableUsage){.used = (int) Min(used, (uint32) idemq_max_buckets),
 						.room = idemq_max_buckets,
@@ -422,7 +422,7 @@ idemq_buckets_forget_database(Oid database)
 void
 idemq_buckets_forget_queue(int qstate)
 {
-	if (pg_atomic_read_u32(&shared->cells[qstate].count) > 0)
+	if (pg_atomic_read_u32(&buckets_shared->cells[qstate].count) > 0)
 		(void) remove_buckets(OF_HOLDER, InvalidOid, qstate);
-	pg_atomic_write_u64(&shared->cells[qstate].tat, 0);
+	pg_atomic_write_u64(&buckets_shared->cells[qstate].tat, 0);
 }

@@ -97,14 +97,14 @@ typedef struct CountersShared
 	QueueCounters queues[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
 } CountersShared;
 
-static CountersShared *shared = NULL;
+static CountersShared *counters_shared = NULL;
 
 /* Whether this session counts; since when (mono). */
 static bool counting_here = false;
 static int64 count_began;
 
 static void
-init_counts(QueueCounters *queue)
+counters_init_counts(QueueCounters *queue)
 {
 	for (int i = 0; i < NUMBERS; i++)
 		pg_atomic_init_u64(&queue->numbers[i], 0);
@@ -115,12 +115,12 @@ static void
 init_counters(int tranche)
 {
 	for (int i = 0; i < COUNTER_LOCKS; i++)
-		LWLockInitialize(&shared->locks[i].lock, tranche);
+		LWLockInitialize(&counters_shared->locks[i].lock, tranche);
 	for (int i = 0; i < idemq_max_queues; i++)
-		init_counts(&shared->queues[i]);
+		counters_init_counts(&counters_shared->queues[i]);
 }
 
-const ShmemPart idemq_counters_part = {.area = (void **) &shared,
+const ShmemPart idemq_counters_part = {.area = (void **) &counters_shared,
 									   .size = offsetof(CountersShared, queues),
 									   .each = sizeof(QueueCounters),
 									   .count = idemq_queue_count,
@@ -145,32 +145,32 @@ add(QueueCounters *queue, int which, uint64 more)
 static LWLock *
 own_lock(void)
 {
-	return &shared->locks[IDEMQ_MY_PROC_NUMBER % COUNTER_LOCKS].lock;
+	return &counters_shared->locks[IDEMQ_MY_PROC_NUMBER % COUNTER_LOCKS].lock;
 }
 
 static void
 lock_all(void)
 {
 	for (int i = 0; i < COUNTER_LOCKS; i++)
-		LWLockAcquire(&shared->locks[i].lock, LW_EXCLUSIVE);
+		LWLockAcquire(&counters_shared->locks[i].lock, LW_EXCLUSIVE);
 }
 
 static void
 unlock_all(void)
 {
 	for (int i = COUNTER_LOCKS - 1; i >= 0; i--)
-		LWLockRelease(&shared->locks[i].lock);
+		LWLockRelease(&counters_shared->locks[i].lock);
 }
 
 /* Begins the counters of a queue that has got the state of that index. */
 void
 idemq_counters_reset(int index, Oid database, int32 queue_id)
 {
-	QueueCounters *queue = &shared->queues[index];
+	QueueCounters *queue = &counters_shared->queues[index];
 	TimestampTz now = idemq_now();
 
 	lock_all();
-	init_counts(queue);
+	counters_init_counts(queue);
 	queue->database = database;
 	queue->queue_id = queue_id;
 	queue->known = queue->counting = false;
@@ -184,7 +184,7 @@ void
 idemq_counters_forget(int index)
 {
 	lock_all();
-	shared->queues[index].database = InvalidOid;
+	counters_shared->queues[index].database = InvalidOid;
 	unlock_all();
 }
 
@@ -194,8 +194,8 @@ find_base(Oid database)
 {
 	for (int i = 0; i < MAX_BASES; i++)
 	{
-		if (shared->bases[i].database == database)
-			return &shared->bases[i];
+		if (counters_shared->bases[i].database == database)
+			return &counters_shared->bases[i];
 	}
 	return NULL;
 }
@@ -217,7 +217,7 @@ idemq_counters_forget_database(Oid database)
 }
 
 static inline bool
-is_of(const QueueCounters *queue, int32 queue_id)
+counters_is_of(const QueueCounters *queue, int32 queue_id)
 {
 	return queue->database == MyDatabaseId && queue->queue_id == queue_id;
 }
@@ -243,18 +243,18 @@ was_counted(const CountBase *base, uint64 xid)
 void
 idemq_counters_add(int index, int32 queue_id, uint64 xid, const CounterDelta *delta)
 {
-	QueueCounters *queue = &shared->queues[index];
+	QueueCounters *queue = &counters_shared->queues[index];
 	LWLock *lock = own_lock();
 
 	IDEMQ_STOP("idemq_counters_add");
 	LWLockAcquire(lock, LW_SHARED);
-	if (!is_of(queue, queue_id))
+	if (!counters_is_of(queue, queue_id))
 	{
 		LWLockRelease(lock);
 		return;
 	}
 	add(queue, CHANGES, 1);
-	if (queue->base < 0 || !was_counted(&shared->bases[queue->base], xid))
+	if (queue->base < 0 || !was_counted(&counters_shared->bases[queue->base], xid))
 	{
 		for (int i = 0; i < JOB_STATUS_COUNT; i++)
 			add(queue, GAUGE(i), (uint64) delta->gauges[i]);
@@ -275,12 +275,12 @@ idemq_counters_add(int index, int32 queue_id, uint64 xid, const CounterDelta *de
 bool
 idemq_counters_read(int index, int32 queue_id, CounterView *view)
 {
-	QueueCounters *queue = &shared->queues[index];
+	QueueCounters *queue = &counters_shared->queues[index];
 	LWLock *lock = own_lock();
 	bool found;
 
 	LWLockAcquire(lock, LW_SHARED);
-	found = is_of(queue, queue_id);
+	found = counters_is_of(queue, queue_id);
 	view->known = queue->known;
 	view->since = queue->since;
 	for (int i = 0; i < JOB_STATUS_COUNT; i++)
@@ -305,10 +305,10 @@ idemq_counters_read(int index, int32 queue_id, CounterView *view)
 void
 idemq_counters_set_empty(int index, int32 queue_id)
 {
-	QueueCounters *queue = &shared->queues[index];
+	QueueCounters *queue = &counters_shared->queues[index];
 
 	lock_all();
-	if (is_of(queue, queue_id))
+	if (counters_is_of(queue, queue_id))
 		queue->known = true;
 	unlock_all();
 }
@@ -368,13 +368,13 @@ idemq_counters_begin_count(Snapshot *snapshot)
 		/* The gauges of this database start from zero on it. */
 		for (int i = 0; i < idemq_max_queues; i++)
 		{
-			QueueCounters *queue = &shared->queues[i];
+			QueueCounters *queue = &counters_shared->queues[i];
 
 			if (queue->database != MyDatabaseId)
 				continue;
 			queue->known = false;
 			queue->counting = true;
-			queue->base = (int) (base - shared->bases);
+			queue->base = (int) (base - counters_shared->bases);
 			for (int s = 0; s < JOB_STATUS_COUNT; s++)
 				pg_atomic_write_u64(&queue->numbers[GAUGE(s)], 0);
 		}
@@ -396,16 +396,17 @@ finish_count(bool counted, const QueueCount *counts, int ncounts)
 		return; /* all was forgotten meanwhile */
 	for (int i = 0; i < ncounts; i++)
 	{
-		QueueCounters *queue = counts[i].index < 0 ? NULL : &shared->queues[counts[i].index];
+		QueueCounters *queue = counts[i].index < 0 ? NULL
+												   : &counters_shared->queues[counts[i].index];
 
-		if (queue == NULL || !is_of(queue, counts[i].queue_id) || !queue->counting)
+		if (queue == NULL || !counters_is_of(queue, counts[i].queue_id) || !queue->counting)
 			continue;
 		for (int s = 0; s < JOB_STATUS_COUNT; s++)
 			add(queue, GAUGE(s), (uint64) counts[i].jobs[s]);
 	}
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
-		QueueCounters *queue = &shared->queues[i];
+		QueueCounters *queue = &counters_shared->queues[i];
 
 		if (queue->database != MyDatabaseId)
 			continue;
@@ -446,8 +447,8 @@ idemq_counters_unset_gauges(Oid database)
 	lock_all();
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
-		if (shared->queues[i].database == database)
-			shared->queues[i].known = shared->queues[i].counting = false;
+		if (counters_shared->queues[i].database == database)
+			counters_shared->queues[i].known = counters_shared->queues[i].counting = false;
 	}
 	unlock_all();
 	idemq_worker_need_by(0);
@@ -466,7 +467,8 @@ idemq_counters_count_due_at(void)
 	LWLockAcquire(lock, LW_SHARED);
 	for (int i = 0; i < idemq_max_queues && due > 0; i++)
 	{
-		if (shared->queues[i].database == MyDatabaseId && !shared->queues[i].known)
+		if (counters_shared->queues[i].database == MyDatabaseId &&
+			!counters_shared->queues[i].known)
 			due = 0;
 	}
 	base = find_base(MyDatabaseId);

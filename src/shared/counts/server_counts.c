@@ -51,26 +51,28 @@ typedef struct CountsShared
 	pg_atomic_uint64 full[TABLES];
 } CountsShared;
 
-static CountsShared *shared = NULL;
+static CountsShared *server_counts_shared = NULL;
 
 static void
-init_counts(int tranche)
+server_counts_init(int tranche)
 {
 	for (int i = 0; i < STRIPES * SERVER_COUNTS; i++)
-		pg_atomic_init_u64(&shared->stripes[i / SERVER_COUNTS].counts[i % SERVER_COUNTS], 0);
+		pg_atomic_init_u64(
+			&server_counts_shared->stripes[i / SERVER_COUNTS].counts[i % SERVER_COUNTS], 0);
 	for (int i = 0; i < TABLES; i++)
-		pg_atomic_init_u64(&shared->full[i], 0);
+		pg_atomic_init_u64(&server_counts_shared->full[i], 0);
 }
 
-const ShmemPart idemq_server_counts_part = {.area = (void **) &shared,
+const ShmemPart idemq_server_counts_part = {.area = (void **) &server_counts_shared,
 											.size = sizeof(CountsShared),
-											.init = init_counts};
+											.init = server_counts_init};
 
 /* Counts something that has happened so many times. */
 void
 idemq_count(ServerCount what, uint64 times)
 {
-	pg_atomic_fetch_add_u64(&shared->stripes[IDEMQ_MY_PROC_NUMBER % STRIPES].counts[what], times);
+	pg_atomic_fetch_add_u64(
+		&server_counts_shared->stripes[IDEMQ_MY_PROC_NUMBER % STRIPES].counts[what], times);
 }
 
 /* Returns how often it has happened since the start of the server. */
@@ -80,7 +82,7 @@ idemq_count_read(ServerCount what)
 	uint64 count = 0;
 
 	for (int i = 0; i < STRIPES; i++)
-		count += pg_atomic_read_u64(&shared->stripes[i].counts[what]);
+		count += pg_atomic_read_u64(&server_counts_shared->stripes[i].counts[what]);
 	return (int64) count;
 }
 
@@ -91,7 +93,7 @@ idemq_count_read(ServerCount what)
 bool
 idemq_count_full(ServerCount table)
 {
-	pg_atomic_uint64 *full = &shared->full[table - COUNT_FULL_LEASES];
+	pg_atomic_uint64 *full = &server_counts_shared->full[table - COUNT_FULL_LEASES];
 	uint64 note = pg_atomic_read_u64(full);
 	int64 said = (int64) (note >> 32);
 
@@ -108,7 +110,7 @@ idemq_count_full(ServerCount table)
 bool
 idemq_count_take_full(ServerCount table)
 {
-	pg_atomic_uint64 *full = &shared->full[table - COUNT_FULL_LEASES];
+	pg_atomic_uint64 *full = &server_counts_shared->full[table - COUNT_FULL_LEASES];
 	uint64 note = pg_atomic_read_u64(full);
 	uint64 now = (uint64) (idemq_mono_now() / USECS_PER_SEC);
 

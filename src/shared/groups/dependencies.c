@@ -33,7 +33,7 @@
  * the queue states that were not unset since: what it has read is not older than that.  The same
  * holds after COMMIT PREPARED, whose transaction may have set its bits before a restart, and when
  * rows were written by hand or by a restore.  Each of these has all queues scanned for children
- * whose parents are done (shared/groups/groups.c: want_scan), which finds what ended before.
+ * whose parents are done (shared/groups/groups.c: groups_want_scan), which finds what ended before.
  *
  * A mark is an entry of the table of groups (shared/groups/groups.c), under a name that no
  * group can have: it begins with a zero byte.  So the rest is as with groups: one session at a time
@@ -220,7 +220,7 @@ idemq_dependency_mark(QueueState *qstate, int32 queue_id, DependencyMark mark, i
 }
 
 static void
-want_scan(const QueueStateView *view, void *arg)
+dependencies_want_scan(const QueueStateView *view, void *arg)
 {
 	/* It may have jobs with parents or children. */
 	if ((state_of(view->qstate) & DEPENDENCIES_BITS) != DEPENDENCIES_KNOWN)
@@ -237,5 +237,5 @@ idemq_dependency_finished(QueueState *qstate, int32 queue_id, int64 job_id)
 	if (idemq_worker_present())
 		idemq_dependency_mark(qstate, queue_id, DEPENDENCY_PARENT, job_id);
 	else
-		idemq_for_each_qstate(MyDatabaseId, want_scan, NULL);
+		idemq_for_each_qstate(MyDatabaseId, dependencies_want_scan, NULL);
 }

@@ -113,7 +113,7 @@ typedef struct GroupsShared
 	GroupQueue queues[FLEXIBLE_ARRAY_MEMBER]; /* idemq_max_queues */
 } GroupsShared;
 
-static GroupsShared *shared = NULL;
+static GroupsShared *groups_shared = NULL;
 static HTAB *group_hash = NULL;
 static const int hash_entries = MAX_GROUPS + MAX_DEPENDENCY_MARKS;
 
@@ -121,11 +121,11 @@ static const int hash_entries = MAX_GROUPS + MAX_DEPENDENCY_MARKS;
 static void
 init_groups(int tranche)
 {
-	LWLockInitialize(&shared->lock, tranche);
-	dlist_init(&shared->idle);
+	LWLockInitialize(&groups_shared->lock, tranche);
+	dlist_init(&groups_shared->idle);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
-		GroupQueue *queue = &shared->queues[i];
+		GroupQueue *queue = &groups_shared->queues[i];
 
 		dlist_init(&queue->waiting);
 		dlist_init(&queue->delayed);
@@ -135,7 +135,7 @@ init_groups(int tranche)
 	}
 }
 
-const ShmemPart idemq_groups_part = {.area = (void **) &shared,
+const ShmemPart idemq_groups_part = {.area = (void **) &groups_shared,
 									 .size = offsetof(GroupsShared, queues),
 									 .each = sizeof(GroupQueue),
 									 .count = idemq_queue_count,
@@ -152,14 +152,14 @@ const ShmemPart idemq_groups_part = {.area = (void **) &shared,
 GroupQueue *
 idemq_group_queue_at(int index)
 {
-	return &shared->queues[index];
+	return &groups_shared->queues[index];
 }
 
 /* Returns the groups of a queue if the queue state is that queue's; NULL otherwise.  Lock held. */
 static GroupQueue *
-queue_of(const QueueState *qstate, Oid database, int32 queue_id)
+groups_queue_of(const QueueState *qstate, Oid database, int32 queue_id)
 {
-	GroupQueue *queue = qstate == NULL ? NULL : &shared->queues[idemq_qstate_index(qstate)];
+	GroupQueue *queue = qstate == NULL ? NULL : &groups_shared->queues[idemq_qstate_index(qstate)];
 
 	if (queue == NULL || queue->database != database || queue->queue_id != queue_id)
 		return NULL;
@@ -170,7 +170,7 @@ queue_of(const QueueState *qstate, Oid database, int32 queue_id)
 static void
 note_due(GroupQueue *queue)
 {
-	int index = (int) (queue - shared->queues);
+	int index = (int) (queue - groups_shared->queues);
 	pg_atomic_uint64 *due = &idemq_qstate_at(index)->due[DUE_GROUPS];
 	int64 when = queue->scan_at;
 	int64 known;
@@ -194,7 +194,7 @@ unlist(GroupQueue *queue, GroupEntry *group)
 		return;
 	dlist_delete(&group->node);
 	if (group->list == LIST_IDLE)
-		shared->nidle--;
+		groups_shared->nidle--;
 	else
 		note_due(queue);
 	group->list = LIST_NONE;
@@ -208,8 +208,8 @@ enlist(GroupQueue *queue, GroupEntry *group, GroupList list)
 	group->list = list;
 	if (list == LIST_IDLE)
 	{
-		dlist_push_tail(&shared->idle, &group->node);
-		shared->nidle++;
+		dlist_push_tail(&groups_shared->idle, &group->node);
+		groups_shared->nidle++;
 		return;
 	}
 	if (list == LIST_DELAYED && dlist_is_empty(&queue->delayed))
@@ -220,7 +220,7 @@ enlist(GroupQueue *queue, GroupEntry *group, GroupList list)
 
 /* Returns a group's entry; NULL when there is none.  Lock held. */
 static GroupEntry *
-find(const GroupKey *key)
+groups_find(const GroupKey *key)
 {
 	return hash_search(group_hash, key, HASH_FIND, NULL);
 }
@@ -229,7 +229,7 @@ find(const GroupKey *key)
 static void
 set_limited(GroupEntry *group, bool limited)
 {
-	shared->nlimited += (int) limited - (int) group->limited;
+	groups_shared->nlimited += (int) limited - (int) group->limited;
 	group->limited = limited;
 }
 
@@ -247,7 +247,8 @@ is_dependency_mark(const GroupKey *key)
 static void
 remove_group(GroupEntry *group)
 {
-	int *count = is_dependency_mark(&group->key) ? &shared->dependency_marks : &shared->count;
+	int *count = is_dependency_mark(&group->key) ? &groups_shared->dependency_marks
+												 : &groups_shared->count;
 
 	set_limited(group, false);
 	if (hash_search(group_hash, &group->key, HASH_REMOVE, NULL) != NULL)
@@ -256,19 +257,19 @@ remove_group(GroupEntry *group)
 
 /* Returns a group's entry, entered if need be; NULL when there is no room.  Lock held. */
 static GroupEntry *
-enter(const GroupKey *key)
+groups_enter(const GroupKey *key)
 {
-	GroupEntry *group = find(key);
+	GroupEntry *group = groups_find(key);
 	bool dependency = is_dependency_mark(key);
-	int *count = dependency ? &shared->dependency_marks : &shared->count;
+	int *count = dependency ? &groups_shared->dependency_marks : &groups_shared->count;
 	bool found;
 
 	if (group != NULL)
 		return group;
-	if (shared->count >= MAX_GROUPS && !dependency && !dlist_is_empty(&shared->idle))
+	if (groups_shared->count >= MAX_GROUPS && !dependency && !dlist_is_empty(&groups_shared->idle))
 	{
 		/* The one that has been idle for the longest time makes room. */
-		GroupEntry *idle = dlist_head_element(GroupEntry, node, &shared->idle);
+		GroupEntry *idle = dlist_head_element(GroupEntry, node, &groups_shared->idle);
 
 		unlist(NULL, idle);
 		remove_group(idle);
@@ -296,12 +297,12 @@ idemq_groups_know(const QueueState *qstate, const GroupKey *key)
 	bool known;
 
 	IDEMQ_STOP("idemq_groups_know");
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	queue = queue_of(qstate, key->database, key->queue_id);
-	group = find(key);
+	LWLockAcquire(&groups_shared->lock, LW_SHARED);
+	queue = groups_queue_of(qstate, key->database, key->queue_id);
+	group = groups_find(key);
 	known = queue == NULL || queue->scan_at != PG_INT64_MAX ||
 			(group != NULL && group->list != LIST_IDLE);
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&groups_shared->lock);
 	return known;
 }
 
@@ -312,21 +313,21 @@ idemq_groups_take_scan(const QueueState *qstate, int32 queue_id)
 	GroupQueue *queue;
 	bool wanted;
 
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(qstate, MyDatabaseId, queue_id);
+	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
+	queue = groups_queue_of(qstate, MyDatabaseId, queue_id);
 	wanted = queue != NULL && queue->scan_at <= idemq_mono_now();
 	if (wanted)
 	{
 		queue->scan_at = PG_INT64_MAX;
 		note_due(queue);
 	}
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&groups_shared->lock);
 	return wanted;
 }
 
 /* Asks for a scan of all groups of a queue, at once or later.  Lock held. */
 static void
-want_scan(GroupQueue *queue, bool later)
+groups_want_scan(GroupQueue *queue, bool later)
 {
 	int64 when = later ? idemq_mono_now() + LEASE_BUSY_RETRY : 0;
 
@@ -340,11 +341,11 @@ idemq_groups_want_scan(const QueueState *qstate, int32 queue_id, bool later)
 {
 	GroupQueue *queue;
 
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(qstate, MyDatabaseId, queue_id);
+	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
+	queue = groups_queue_of(qstate, MyDatabaseId, queue_id);
 	if (queue != NULL)
-		want_scan(queue, later);
-	LWLockRelease(&shared->lock);
+		groups_want_scan(queue, later);
+	LWLockRelease(&groups_shared->lock);
 	idemq_worker_need_by(later ? idemq_mono_now() + LEASE_BUSY_RETRY : 0);
 }
 
@@ -356,20 +357,20 @@ idemq_groups_copy(Oid database, GroupEntry *copies, int max)
 	GroupEntry *group;
 	int count = 0;
 
-	LWLockAcquire(&shared->lock, LW_SHARED);
+	LWLockAcquire(&groups_shared->lock, LW_SHARED);
 	hash_seq_init(&seq, group_hash);
 	while ((group = hash_seq_search(&seq)) != NULL)
 	{
 		if (count < max && group->key.database == database)
 			copies[count++] = *group;
 	}
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&groups_shared->lock);
 	return count;
 }
 
 /* Removes the groups of a list.  Lock held. */
 static void
-clear(GroupQueue *queue, dlist_head *list)
+groups_clear_list(GroupQueue *queue, dlist_head *list)
 {
 	while (!dlist_is_empty(list))
 	{
@@ -384,19 +385,19 @@ clear(GroupQueue *queue, dlist_head *list)
 void
 idemq_groups_reset(int index, Oid database, int32 queue_id)
 {
-	GroupQueue *queue = &shared->queues[index];
+	GroupQueue *queue = &groups_shared->queues[index];
 
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
+	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
 	queue->database = database;
 	queue->queue_id = queue_id;
-	want_scan(queue, false);
-	LWLockRelease(&shared->lock);
+	groups_want_scan(queue, false);
+	LWLockRelease(&groups_shared->lock);
 	idemq_worker_need_by(0);
 }
 
 /* Returns whether a group is of a database, and of a queue unless that is 0. */
 static bool
-is_of(const GroupEntry *group, Oid database, int32 queue_id)
+groups_is_of(const GroupEntry *group, Oid database, int32 queue_id)
 {
 	return group->key.database == database && (queue_id == 0 || group->key.queue_id == queue_id);
 }
@@ -407,11 +408,11 @@ clear_idle(Oid database, int32 queue_id)
 {
 	dlist_mutable_iter iter;
 
-	dlist_foreach_modify(iter, &shared->idle)
+	dlist_foreach_modify(iter, &groups_shared->idle)
 	{
 		GroupEntry *group = dlist_container(GroupEntry, node, iter.cur);
 
-		if (!is_of(group, database, queue_id))
+		if (!groups_is_of(group, database, queue_id))
 			continue;
 		unlist(NULL, group);
 		remove_group(group);
@@ -422,16 +423,16 @@ clear_idle(Oid database, int32 queue_id)
 void
 idemq_groups_forget(int index)
 {
-	GroupQueue *queue = &shared->queues[index];
+	GroupQueue *queue = &groups_shared->queues[index];
 
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	clear(queue, &queue->waiting);
-	clear(queue, &queue->delayed);
+	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
+	groups_clear_list(queue, &queue->waiting);
+	groups_clear_list(queue, &queue->delayed);
 	clear_idle(queue->database, queue->queue_id);
 	queue->scan_at = PG_INT64_MAX;
 	note_due(queue);
 	queue->database = InvalidOid;
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&groups_shared->lock);
 }
 
 /* Drops the low-water marks of a database's queue; of all its queues with 0.  Lock held. */
@@ -445,7 +446,7 @@ drop_low_water(Oid database, int32 queue_id)
 	hash_seq_init(&seq, group_hash);
 	while ((group = hash_seq_search(&seq)) != NULL)
 	{
-		if (!is_of(group, database, queue_id))
+		if (!groups_is_of(group, database, queue_id))
 			continue;
 		group->low_water = GROUP_NO_LOW_WATER;
 		group->lowered = GROUP_DROP_LOW_WATER;
@@ -456,14 +457,14 @@ drop_low_water(Oid database, int32 queue_id)
 void
 idemq_groups_unset_database(Oid database)
 {
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
+	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
 	drop_low_water(database, 0);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
-		if (shared->queues[i].database == database)
-			want_scan(&shared->queues[i], false);
+		if (groups_shared->queues[i].database == database)
+			groups_want_scan(&groups_shared->queues[i], false);
 	}
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&groups_shared->lock);
 }
 
 /*
@@ -475,12 +476,12 @@ idemq_groups_drop_low_water(const QueueState *qstate, int32 queue_id)
 {
 	GroupQueue *queue;
 
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
+	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
 	drop_low_water(MyDatabaseId, queue_id);
-	queue = queue_of(qstate, MyDatabaseId, queue_id);
+	queue = groups_queue_of(qstate, MyDatabaseId, queue_id);
 	if (queue != NULL)
-		want_scan(queue, false);
-	LWLockRelease(&shared->lock);
+		groups_want_scan(queue, false);
+	LWLockRelease(&groups_shared->lock);
 	idemq_worker_need_by(0);
 }
 
@@ -495,14 +496,14 @@ idemq_groups_limited(Oid database, int32 queue_id)
 	GroupEntry *group;
 	int64 count = 0;
 
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	if (shared->nlimited > 0)
+	LWLockAcquire(&groups_shared->lock, LW_SHARED);
+	if (groups_shared->nlimited > 0)
 	{
 		hash_seq_init(&seq, group_hash);
 		while ((group = hash_seq_search(&seq)) != NULL)
-			count += group->limited && is_of(group, database, queue_id);
+			count += group->limited && groups_is_of(group, database, queue_id);
 	}
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&groups_shared->lock);
 	return count;
 }
 
@@ -512,9 +513,9 @@ idemq_groups_usage(void)
 {
 	TableUsage usage = {.room = MAX_GROUPS, .refused = idemq_count_read(COUNT_FULL_GROUPS)};
 
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	usage.used = shared->count - shared->nidle;
-	LWLockRelease(&shared->lock);
+	LWLockAcquire(&groups_shared->lock, LW_SHARED);
+	usage.used = groups_shared->count - groups_shared->nidle;
+	LWLockRelease(&groups_shared->lock);
 	return usage;
 }
 
@@ -585,7 +586,7 @@ become_promoter(GroupQueue *queue, GroupEntry *group, GroupLowWater *low_water)
 
 /* Returns a low-water mark, lowered to the id of a job that may be blocked. */
 static GroupLowWater
-lower(GroupLowWater low_water, int64 id)
+groups_lower(GroupLowWater low_water, int64 id)
 {
 	if (id == GROUP_DROP_LOW_WATER)
 		return GROUP_NO_LOW_WATER;
@@ -604,8 +605,8 @@ idemq_groups_take(const QueueState *qstate, int32 queue_id, GroupTaken *taken, i
 	GroupQueue *queue;
 	int count = 0;
 
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(qstate, MyDatabaseId, queue_id);
+	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
+	queue = groups_queue_of(qstate, MyDatabaseId, queue_id);
 	if (queue != NULL)
 		end_delay(queue);
 	while (queue != NULL && count < max && !dlist_is_empty(&queue->waiting))
@@ -615,7 +616,7 @@ idemq_groups_take(const QueueState *qstate, int32 queue_id, GroupTaken *taken, i
 		taken[count].key = group->key;
 		become_promoter(queue, group, &taken[count++].low_water);
 	}
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&groups_shared->lock);
 	return count;
 }
 
@@ -633,9 +634,9 @@ idemq_group_own(QueueState *qstate, GroupTaken *taken)
 	GroupEntry *group;
 
 	qstate = idemq_qstate_current(qstate, key->queue_id);
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(qstate, key->database, key->queue_id);
-	group = enter(key);
+	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
+	queue = groups_queue_of(qstate, key->database, key->queue_id);
+	group = groups_enter(key);
 	if (group != NULL && (group->promoter != NOBODY ||
 						  (queue == NULL && group->list != LIST_NONE && group->list != LIST_IDLE)))
 	{
@@ -647,7 +648,7 @@ idemq_group_own(QueueState *qstate, GroupTaken *taken)
 		own = GROUP_OWNED;
 		become_promoter(queue, group, &taken->low_water);
 	}
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&groups_shared->lock);
 	return own;
 }
 
@@ -668,11 +669,11 @@ idemq_group_low_water(QueueState *qstate, const GroupKey *key, int64 own)
 		return low_water;
 	/* In this order: a writer that has left the commit window has set its marks. */
 	least = idemq_commit_window_least(qstate, key->database);
-	LWLockAcquire(&shared->lock, LW_SHARED);
-	group = find(key);
+	LWLockAcquire(&groups_shared->lock, LW_SHARED);
+	group = groups_find(key);
 	if (group != NULL && group->promoter == IDEMQ_MY_PROC_NUMBER)
-		low_water = lower(group->low_water, Min(Min(group->lowered, least), own));
-	LWLockRelease(&shared->lock);
+		low_water = groups_lower(group->low_water, Min(Min(group->lowered, least), own));
+	LWLockRelease(&groups_shared->lock);
 	return low_water;
 }
 
@@ -689,12 +690,12 @@ idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id)
 
 	IDEMQ_STOP("idemq_group_mark");
 	qstate = idemq_qstate_current(qstate, key->queue_id);
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(qstate, key->database, key->queue_id);
+	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
+	queue = groups_queue_of(qstate, key->database, key->queue_id);
 	if (queue != NULL && key->length != LONG_NAME)
-		group = enter(key);
+		group = groups_enter(key);
 	else
-		group = find(key);
+		group = groups_find(key);
 	if (group != NULL && group->promoter != NOBODY)
 	{
 		group->again = true;
@@ -702,15 +703,15 @@ idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id)
 	}
 	else if (group != NULL)
 	{
-		group->low_water = lower(group->low_water, id);
+		group->low_water = groups_lower(group->low_water, id);
 		if (queue != NULL && key->length != LONG_NAME)
 			enlist(queue, group, LIST_WAITING);
 	}
 	else if (queue != NULL && key->length != LONG_NAME && !is_dependency_mark(key))
 		(void) idemq_count_full(COUNT_FULL_GROUPS); /* of many dependencies it is no news */
 	if (queue != NULL && (key->length == LONG_NAME || group == NULL))
-		want_scan(queue, false);
-	LWLockRelease(&shared->lock);
+		groups_want_scan(queue, false);
+	LWLockRelease(&groups_shared->lock);
 	call_for_check(qstate);
 }
 
@@ -728,7 +729,7 @@ put_back(GroupQueue *queue, GroupEntry *group, bool wanted, bool again)
 	else
 		remove_group(group);
 	if (wanted && queue != NULL && is_long)
-		want_scan(queue, !again);
+		groups_want_scan(queue, !again);
 }
 
 /*
@@ -744,20 +745,20 @@ idemq_group_release(QueueState *qstate, const GroupTaken *taken, GroupRelease ho
 	bool wanted = false;
 
 	qstate = idemq_qstate_current(qstate, key->queue_id);
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	queue = queue_of(qstate, key->database, key->queue_id);
-	group = find(key);
+	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
+	queue = groups_queue_of(qstate, key->database, key->queue_id);
+	group = groups_find(key);
 	if (group != NULL && group->promoter == IDEMQ_MY_PROC_NUMBER)
 	{
 		bool again = how == GROUP_AGAIN || group->again;
 
 		wanted = again || how == GROUP_LATER;
 		group->again = false;
-		group->low_water = lower(taken->low_water, group->lowered);
+		group->low_water = groups_lower(taken->low_water, group->lowered);
 		set_limited(group, how == GROUP_LIMITED);
 		put_back(queue, group, wanted, again);
 	}
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&groups_shared->lock);
 	if (wanted)
 		call_for_check(qstate);
 }

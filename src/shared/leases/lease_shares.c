@@ -54,7 +54,7 @@ typedef struct SharesShared
 	LWLock lock;
 } SharesShared;
 
-static SharesShared *shared = NULL;
+static SharesShared *lease_shares_shared = NULL;
 static int my_share = -1;
 
 /* Makes the shares; their memory is zeros. */
@@ -63,13 +63,13 @@ init_shares(int tranche)
 {
 	for (int i = 0; i <= WHOLE_TABLE; i++)
 	{
-		pg_atomic_init_u32(&shared->shares[i].used, 0);
-		pg_atomic_init_u64(&shared->shares[i].refused, 0);
+		pg_atomic_init_u32(&lease_shares_shared->shares[i].used, 0);
+		pg_atomic_init_u64(&lease_shares_shared->shares[i].refused, 0);
 	}
-	LWLockInitialize(&shared->lock, tranche);
+	LWLockInitialize(&lease_shares_shared->lock, tranche);
 }
 
-const ShmemPart idemq_lease_shares_part = {.area = (void **) &shared,
+const ShmemPart idemq_lease_shares_part = {.area = (void **) &lease_shares_shared,
 										   .size = sizeof(SharesShared),
 										   .tranche = "idemq lease shares",
 										   .init = init_shares};
@@ -81,23 +81,23 @@ find_share(void)
 	int free = SHARE_OF_OTHERS;
 
 	if (my_share >= 0)
-		return &shared->shares[my_share];
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
+		return &lease_shares_shared->shares[my_share];
+	LWLockAcquire(&lease_shares_shared->lock, LW_EXCLUSIVE);
 	for (int i = LEASE_SHARES - 1; i > SHARE_OF_OTHERS && my_share < 0; i--)
 	{
-		if (shared->shares[i].database == MyDatabaseId)
+		if (lease_shares_shared->shares[i].database == MyDatabaseId)
 			my_share = i;
-		else if (shared->shares[i].database == InvalidOid)
+		else if (lease_shares_shared->shares[i].database == InvalidOid)
 			free = i;
 	}
 	if (my_share < 0)
 	{
 		my_share = free;
 		if (free != SHARE_OF_OTHERS)
-			shared->shares[free].database = MyDatabaseId;
+			lease_shares_shared->shares[free].database = MyDatabaseId;
 	}
-	LWLockRelease(&shared->lock);
-	return &shared->shares[my_share];
+	LWLockRelease(&lease_shares_shared->lock);
+	return &lease_shares_shared->shares[my_share];
 }
 
 /* Returns which share this database has, below LEASE_SHARES; for buckets too (buckets.c). */
@@ -110,7 +110,7 @@ idemq_lease_share_mine(void)
 
 /* Returns how many entries serve only queues with max_running. */
 static int
-reserve(void)
+lease_shares_reserve(void)
 {
 	return idemq_reserved_leases < 0 ? idemq_max_leases / 8
 									 : Min(idemq_reserved_leases, idemq_max_leases);
@@ -120,7 +120,7 @@ reserve(void)
 static uint32
 room_of_table(bool limited)
 {
-	return idemq_max_leases - (limited ? 0 : reserve());
+	return idemq_max_leases - (limited ? 0 : lease_shares_reserve());
 }
 
 /* Returns how many entries a database may have, in queues with max_running or others. */
@@ -131,12 +131,12 @@ room_of_share(bool limited)
 					 ? idemq_max_leases - idemq_max_leases / 4
 					 : Min(idemq_max_leases_per_database, idemq_max_leases);
 
-	return room - (limited ? 0 : room * reserve() / idemq_max_leases);
+	return room - (limited ? 0 : room * lease_shares_reserve() / idemq_max_leases);
 }
 
 /* Counts one more entry, if that leaves the count within its room. */
 static bool
-count_in(pg_atomic_uint32 *used, uint32 room)
+lease_shares_count_in(pg_atomic_uint32 *used, uint32 room)
 {
 	if (pg_atomic_read_u32(used) >= room)
 		return false;
@@ -155,9 +155,10 @@ idemq_lease_share_take(bool limited)
 {
 	Share *share = find_share();
 
-	if (count_in(&share->used, room_of_share(limited)))
+	if (lease_shares_count_in(&share->used, room_of_share(limited)))
 	{
-		if (count_in(&shared->shares[WHOLE_TABLE].used, room_of_table(limited)))
+		if (lease_shares_count_in(&lease_shares_shared->shares[WHOLE_TABLE].used,
+								  room_of_table(limited)))
 			return my_share;
 		pg_atomic_fetch_sub_u32(&share->used, 1);
 	}
@@ -169,15 +170,16 @@ idemq_lease_share_take(bool limited)
 void
 idemq_lease_share_give_back(int share)
 {
-	pg_atomic_fetch_sub_u32(&shared->shares[WHOLE_TABLE].used, 1);
-	pg_atomic_fetch_sub_u32(&shared->shares[share].used, 1);
+	pg_atomic_fetch_sub_u32(&lease_shares_shared->shares[WHOLE_TABLE].used, 1);
+	pg_atomic_fetch_sub_u32(&lease_shares_shared->shares[share].used, 1);
 }
 
 /* Returns whether this database has no room for an entry: a lease may stand in its row alone. */
 bool
 idemq_lease_share_is_full(bool limited)
 {
-	return pg_atomic_read_u32(&shared->shares[WHOLE_TABLE].used) >= room_of_table(limited) ||
+	return pg_atomic_read_u32(&lease_shares_shared->shares[WHOLE_TABLE].used) >=
+			   room_of_table(limited) ||
 		   pg_atomic_read_u32(&find_share()->used) >= room_of_share(limited);
 }
 
@@ -185,23 +187,23 @@ idemq_lease_share_is_full(bool limited)
 void
 idemq_lease_share_forget(Oid database)
 {
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
+	LWLockAcquire(&lease_shares_shared->lock, LW_EXCLUSIVE);
 	for (int i = SHARE_OF_OTHERS + 1; i < LEASE_SHARES; i++)
 	{
-		Share *share = &shared->shares[i];
+		Share *share = &lease_shares_shared->shares[i];
 
 		if (share->database != database)
 			continue;
 		pg_atomic_write_u64(&share->refused, 0);
 		share->database = InvalidOid;
 	}
-	LWLockRelease(&shared->lock);
+	LWLockRelease(&lease_shares_shared->lock);
 }
 
 TableUsage
 idemq_leases_usage(void)
 {
-	uint32 used = pg_atomic_read_u32(&shared->shares[WHOLE_TABLE].used);
+	uint32 used = pg_atomic_read_u32(&lease_shares_shared->shares[WHOLE_TABLE].used);
 	uint32 room = room_of_table(true);
 
 	return (TableUsage){.used = (int) Min(used, room),

@@ -41,19 +41,19 @@ typedef struct LeasesShared
 	LeasePartition partitions[LEASE_PARTITIONS];
 } LeasesShared;
 
-static LeasesShared *shared = NULL;
+static LeasesShared *lease_table_shared = NULL;
 static HTAB *lease_hash = NULL;
 
 /* Makes the locks; their memory is zeros. */
 static void
 init_leases(int tranche)
 {
-	pg_atomic_init_u64(&shared->last_token, 0);
+	pg_atomic_init_u64(&lease_table_shared->last_token, 0);
 	for (int i = 0; i < LEASE_PARTITIONS; i++)
-		LWLockInitialize(&shared->partitions[i].lock, tranche);
+		LWLockInitialize(&lease_table_shared->partitions[i].lock, tranche);
 }
 
-const ShmemPart idemq_leases_part = {.area = (void **) &shared,
+const ShmemPart idemq_leases_part = {.area = (void **) &lease_table_shared,
 									 .size = sizeof(LeasesShared),
 									 .tranche = "idemq leases",
 									 .init = init_leases,
@@ -73,13 +73,14 @@ idemq_lease_issue_token(int64 row_token, int64 base)
 {
 	TimestampTz now = idemq_now();
 	uint32 timeline = GetWALInsertionTimeLine();
-	uint64 last = pg_atomic_read_u64(&shared->last_token);
+	uint64 last = pg_atomic_read_u64(&lease_table_shared->last_token);
 	int64 next;
 
 	do
 	{
 		next = idemq_token_next(row_token, (int64) last, now, timeline, base);
-	} while (!pg_atomic_compare_exchange_u64(&shared->last_token, &last, (uint64) (next - base)));
+	} while (!pg_atomic_compare_exchange_u64(&lease_table_shared->last_token, &last,
+											 (uint64) (next - base)));
 	return next;
 }
 
@@ -87,20 +88,20 @@ idemq_lease_issue_token(int64 row_token, int64 base)
 int64
 idemq_lease_last_token(void)
 {
-	return (int64) pg_atomic_read_u64(&shared->last_token);
+	return (int64) pg_atomic_read_u64(&lease_table_shared->last_token);
 }
 
 void
 idemq_leases_lock(int partition, LWLockMode mode)
 {
 	IDEMQ_STOP("idemq_leases_lock");
-	LWLockAcquire(&shared->partitions[partition].lock, mode);
+	LWLockAcquire(&lease_table_shared->partitions[partition].lock, mode);
 }
 
 void
 idemq_leases_unlock(int partition)
 {
-	LWLockRelease(&shared->partitions[partition].lock);
+	LWLockRelease(&lease_table_shared->partitions[partition].lock);
 }
 
 /* Locks the whole table, to see all entries, or some and a count, at one moment. */
@@ -134,7 +135,7 @@ idemq_lease_lock(int64 job_id, LWLockMode mode, LWLock **lock)
 	LeaseKey key = key_of(job_id);
 	uint32 hash = get_hash_value(lease_hash, &key);
 
-	*lock = &shared->partitions[LEASE_PARTITION(hash)].lock;
+	*lock = &lease_table_shared->partitions[LEASE_PARTITION(hash)].lock;
 	LWLockAcquire(*lock, mode);
 	return hash_search_with_hash_value(lease_hash, &key, hash, HASH_FIND, NULL);
 }
@@ -184,7 +185,7 @@ idemq_lease_place(Lease *lease)
 	int partition = LEASE_PARTITION(lease->hash);
 
 	Assert(!lease->placed);
-	idemq_lease_order_add(&shared->partitions[partition].order, lease);
+	idemq_lease_order_add(&lease_table_shared->partitions[partition].order, lease);
 	if (lease->attached)
 		idemq_lease_session_add(lease);
 	lease->placed = true;
@@ -196,7 +197,8 @@ idemq_lease_unplace(Lease *lease)
 {
 	if (!lease->placed)
 		return;
-	idemq_lease_order_remove(&shared->partitions[LEASE_PARTITION(lease->hash)].order, lease);
+	idemq_lease_order_remove(&lease_table_shared->partitions[LEASE_PARTITION(lease->hash)].order,
+							 lease);
 	if (lease->attached)
 		dlist_delete(&lease->owned);
 	lease->placed = false;
@@ -237,8 +239,8 @@ idemq_leases_visit(LWLockMode mode, int32 queue_id, LeaseVisit visit, void *arg)
 	for (int i = 0; i < LEASE_PARTITIONS; i++)
 	{
 		idemq_leases_lock(i, mode);
-		(void) idemq_lease_order_walk(shared->partitions[i].order, MyDatabaseId, queue_id, visit,
-									  arg);
+		(void) idemq_lease_order_walk(lease_table_shared->partitions[i].order, MyDatabaseId,
+									  queue_id, visit, arg);
 		idemq_leases_unlock(i);
 	}
 }
@@ -248,8 +250,8 @@ void
 idemq_leases_visit_locked(int32 queue_id, LeaseVisit visit, void *arg)
 {
 	for (int i = 0; i < LEASE_PARTITIONS; i++)
-		(void) idemq_lease_order_walk(shared->partitions[i].order, MyDatabaseId, queue_id, visit,
-									  arg);
+		(void) idemq_lease_order_walk(lease_table_shared->partitions[i].order, MyDatabaseId,
+									  queue_id, visit, arg);
 }
 
 /* Removes the entries of a dropped database, or a truncated table; nobody adds any meanwhile. */
@@ -261,7 +263,8 @@ idemq_lease_forget_database(Oid database)
 		Lease *lease;
 
 		idemq_leases_lock(i, LW_EXCLUSIVE);
-		while ((lease = idemq_lease_order_first(shared->partitions[i].order, database)) != NULL)
+		while ((lease = idemq_lease_order_first(lease_table_shared->partitions[i].order,
+												database)) != NULL)
 			idemq_lease_remove(lease);
 		idemq_leases_unlock(i);
 	}

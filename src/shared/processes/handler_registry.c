@@ -78,23 +78,23 @@ typedef struct HandlerRegistry
 	HandlerSlot processes[FLEXIBLE_ARRAY_MEMBER];
 } HandlerRegistry;
 
-static HandlerRegistry *registry = NULL;
+static HandlerRegistry *handler_registry = NULL;
 /* The handler slot of this process, when it runs a handler. */
-static HandlerSlot *mine = NULL;
+static HandlerSlot *my_handler_slot = NULL;
 
 static void
-init_registry(int tranche)
+handler_registry_init(int tranche)
 {
-	LWLockInitialize(&registry->handlers_lock, tranche);
+	LWLockInitialize(&handler_registry->handlers_lock, tranche);
 }
 
-const ShmemPart idemq_handlers_part = {.area = (void **) &registry,
+const ShmemPart idemq_handlers_part = {.area = (void **) &handler_registry,
 									   .size = offsetof(HandlerRegistry, processes),
 									   .each = sizeof(HandlerSlot),
 									   .count = idemq_workers_max,
 									   .lies_in = AREA_WORKERS,
 									   .tranche = "idemq handlers",
-									   .init = init_registry};
+									   .init = handler_registry_init};
 
 static bool
 same(HandlerKey a, HandlerKey b)
@@ -143,7 +143,7 @@ count_processes(HandlerKey key)
 
 	for (int i = 0; i < idemq_workers_max(); i++)
 	{
-		HandlerSlot *process = &registry->processes[i];
+		HandlerSlot *process = &handler_registry->processes[i];
 
 		if (process->state == HANDLER_FREE)
 		{
@@ -190,7 +190,7 @@ ask_to_leave(HandlerKey key)
 
 	for (int i = 0; i < idemq_workers_max(); i++)
 	{
-		HandlerSlot *process = &registry->processes[i];
+		HandlerSlot *process = &handler_registry->processes[i];
 		int weight;
 
 		if (process->state == HANDLER_FREE || same(process->key, key))
@@ -231,10 +231,10 @@ idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket, int
 	if (*again > now)
 		return HANDLER_LATER;
 	*again = PG_INT64_MAX;
-	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
 	for (int i = 0; i < idemq_workers_max(); i++)
 	{
-		HandlerSlot *process = &registry->processes[i];
+		HandlerSlot *process = &handler_registry->processes[i];
 
 		if (process->state == HANDLER_STARTING && process->since < now - START_PATIENCE)
 			process->state = HANDLER_FREE; /* its process never came */
@@ -264,12 +264,12 @@ idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket, int
 		process->pid = 0;
 		process->since = now;
 		process->idle = process->leave = false;
-		ticket->index = (int32) (process - registry->processes);
+		ticket->index = (int32) (process - handler_registry->processes);
 		ticket->serial = process->serial;
 		*again = wanted > census.own + 1 ? now + LOOK_PAUSE : now + START_PATIENCE;
 	}
 	arm(qstate, ticket->key);
-	LWLockRelease(&registry->handlers_lock);
+	LWLockRelease(&handler_registry->handlers_lock);
 	idemq_handler_note_waits(ticket->key, result == HANDLER_FULL && census.own == 0);
 	return result;
 }
@@ -278,7 +278,7 @@ idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket, int
 static HandlerSlot *
 reserved(const HandlerTicket *ticket)
 {
-	HandlerSlot *process = &registry->processes[ticket->index];
+	HandlerSlot *process = &handler_registry->processes[ticket->index];
 
 	return process->state == HANDLER_STARTING && process->serial == ticket->serial ? process : NULL;
 }
@@ -289,12 +289,12 @@ idemq_handler_unreserve(QueueState *qstate, const HandlerTicket *ticket)
 {
 	HandlerSlot *process;
 
-	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
 	process = reserved(ticket);
 	if (process != NULL)
 		process->state = HANDLER_FREE;
 	arm(qstate, ticket->key);
-	LWLockRelease(&registry->handlers_lock);
+	LWLockRelease(&handler_registry->handlers_lock);
 	idemq_handler_note_waits(ticket->key, true);
 }
 
@@ -305,10 +305,10 @@ idemq_handler_unreserve(QueueState *qstate, const HandlerTicket *ticket)
 void
 idemq_handler_settle(QueueState *qstate, HandlerKey key, int wanted)
 {
-	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
 	qstate->handler_wanted = wanted;
 	arm(qstate, key);
-	LWLockRelease(&registry->handlers_lock);
+	LWLockRelease(&handler_registry->handlers_lock);
 }
 
 /*
@@ -321,10 +321,10 @@ idemq_handlers_leave(Oid database, int signal_number)
 {
 	pid_t there = 0;
 
-	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
 	for (int i = 0; i < idemq_workers_max(); i++)
 	{
-		HandlerSlot *process = &registry->processes[i];
+		HandlerSlot *process = &handler_registry->processes[i];
 
 		if (process->state == HANDLER_FREE || process->key.database != database ||
 			process->pid == MyProcPid)
@@ -341,7 +341,7 @@ idemq_handlers_leave(Oid database, int signal_number)
 		else
 			SetLatch(&GetPGProcByNumber(process->proc)->procLatch);
 	}
-	LWLockRelease(&registry->handlers_lock);
+	LWLockRelease(&handler_registry->handlers_lock);
 	return there;
 }
 
@@ -349,17 +349,17 @@ idemq_handlers_leave(Oid database, int signal_number)
 static void
 detach(int code, Datum arg)
 {
-	HandlerKey key = mine->key;
+	HandlerKey key = my_handler_slot->key;
 	QueueState *qstate = idemq_qstate_find(key.database, key.queue_id);
 
-	if (mine->state == HANDLER_ATTACHED && !mine->leave)
+	if (my_handler_slot->state == HANDLER_ATTACHED && !my_handler_slot->leave)
 		idemq_handler_defer_start(key, NULL);
-	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
-	mine->state = HANDLER_FREE;
-	mine->pid = 0;
+	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
+	my_handler_slot->state = HANDLER_FREE;
+	my_handler_slot->pid = 0;
 	if (qstate != NULL)
 		arm(qstate, key);
-	LWLockRelease(&registry->handlers_lock);
+	LWLockRelease(&handler_registry->handlers_lock);
 	idemq_due_by(qstate, DUE_HANDLER, 0);
 }
 
@@ -369,7 +369,7 @@ idemq_handler_attach(const HandlerTicket *ticket)
 {
 	HandlerSlot *process;
 
-	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
 	process = reserved(ticket);
 	if (process != NULL)
 	{
@@ -377,8 +377,8 @@ idemq_handler_attach(const HandlerTicket *ticket)
 		process->pid = MyProcPid;
 		process->proc = IDEMQ_MY_PROC_NUMBER;
 	}
-	LWLockRelease(&registry->handlers_lock);
-	mine = process;
+	LWLockRelease(&handler_registry->handlers_lock);
+	my_handler_slot = process;
 	if (process != NULL)
 		on_shmem_exit(detach, (Datum) 0);
 	return process != NULL;
@@ -388,20 +388,20 @@ idemq_handler_attach(const HandlerTicket *ticket)
 void
 idemq_handler_ready(void)
 {
-	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
-	mine->state = HANDLER_READY;
-	LWLockRelease(&registry->handlers_lock);
-	idemq_handler_note_ready(mine->key);
+	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
+	my_handler_slot->state = HANDLER_READY;
+	LWLockRelease(&handler_registry->handlers_lock);
+	idemq_handler_note_ready(my_handler_slot->key);
 }
 
 /* Notes whether this process waits for a job. */
 void
 idemq_handler_idle(QueueState *qstate, bool idle)
 {
-	LWLockAcquire(&registry->handlers_lock, LW_EXCLUSIVE);
-	mine->idle = idle;
-	arm(qstate, mine->key);
-	LWLockRelease(&registry->handlers_lock);
+	LWLockAcquire(&handler_registry->handlers_lock, LW_EXCLUSIVE);
+	my_handler_slot->idle = idle;
+	arm(qstate, my_handler_slot->key);
+	LWLockRelease(&handler_registry->handlers_lock);
 	/* What became ready while it woke up has asked for no process. */
 	if (!idle)
 		idemq_handler_call(qstate);
@@ -413,9 +413,9 @@ idemq_handler_must_leave(void)
 {
 	bool leave;
 
-	LWLockAcquire(&registry->handlers_lock, LW_SHARED);
-	leave = mine->leave;
-	LWLockRelease(&registry->handlers_lock);
+	LWLockAcquire(&handler_registry->handlers_lock, LW_SHARED);
+	leave = my_handler_slot->leave;
+	LWLockRelease(&handler_registry->handlers_lock);
 	return leave;
 }
 
@@ -425,9 +425,9 @@ idemq_handler_processes(HandlerKey key, int *processes, int *busy)
 {
 	Census census;
 
-	LWLockAcquire(&registry->handlers_lock, LW_SHARED);
+	LWLockAcquire(&handler_registry->handlers_lock, LW_SHARED);
 	census = count_processes(key);
-	LWLockRelease(&registry->handlers_lock);
+	LWLockRelease(&handler_registry->handlers_lock);
 	*processes = census.own;
 	*busy = census.busy;
 }

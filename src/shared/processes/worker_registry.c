@@ -56,9 +56,9 @@ typedef struct WorkerRegistry
 	WorkerSlot workers[FLEXIBLE_ARRAY_MEMBER];
 } WorkerRegistry;
 
-static WorkerRegistry *registry = NULL;
+static WorkerRegistry *worker_registry = NULL;
 /* The worker slot that this process works for, when it is a worker. */
-static WorkerSlot *mine = NULL;
+static WorkerSlot *my_worker_slot = NULL;
 
 /* Begins the counts of a worker whose database has just got its worker slot. */
 static void
@@ -71,13 +71,13 @@ begin_counts(WorkerSlot *worker)
 
 /* Makes the worker slots; their memory is zeros. */
 static void
-init_registry(int tranche)
+worker_registry_init(int tranche)
 {
-	LWLockInitialize(&registry->workers_lock, tranche);
-	registry->launcher = -1;
+	LWLockInitialize(&worker_registry->workers_lock, tranche);
+	worker_registry->launcher = -1;
 	for (int i = 0; i < idemq_workers_max(); i++)
 	{
-		WorkerSlot *worker = &registry->workers[i];
+		WorkerSlot *worker = &worker_registry->workers[i];
 
 		worker->proc = -1;
 		pg_atomic_init_u64(&worker->asleep_until, PG_UINT64_MAX);
@@ -92,13 +92,13 @@ init_registry(int tranche)
 	}
 }
 
-const ShmemPart idemq_workers_part = {.area = (void **) &registry,
+const ShmemPart idemq_workers_part = {.area = (void **) &worker_registry,
 									  .size = offsetof(WorkerRegistry, workers),
 									  .each = sizeof(WorkerSlot),
 									  .count = idemq_workers_max,
 									  .lies_in = AREA_WORKERS,
 									  .tranche = "idemq workers",
-									  .init = init_registry};
+									  .init = worker_registry_init};
 
 /* Returns how many worker slots there are: one for every worker that may exist. */
 int
@@ -111,20 +111,20 @@ idemq_workers_max(void)
 WorkerSlot *
 idemq_worker_self(void)
 {
-	return mine;
+	return my_worker_slot;
 }
 
 /* Returns the worker slot of an index. */
 WorkerSlot *
 idemq_worker_at(int index)
 {
-	return &registry->workers[index];
+	return &worker_registry->workers[index];
 }
 
 int
 idemq_worker_index(const WorkerSlot *worker)
 {
-	return (int) (worker - registry->workers);
+	return (int) (worker - worker_registry->workers);
 }
 
 /* Finds a database's worker slot; NULL when it has none. */
@@ -133,8 +133,9 @@ worker_of(Oid database)
 {
 	for (int i = 0; i < idemq_workers_max(); i++)
 	{
-		if (registry->workers[i].state != WORKER_FREE && registry->workers[i].database == database)
-			return &registry->workers[i];
+		if (worker_registry->workers[i].state != WORKER_FREE &&
+			worker_registry->workers[i].database == database)
+			return &worker_registry->workers[i];
 	}
 	return NULL;
 }
@@ -149,8 +150,8 @@ idemq_worker_here(void)
 {
 	static WorkerSlot *last = NULL;
 
-	if (mine != NULL)
-		return mine;
+	if (my_worker_slot != NULL)
+		return my_worker_slot;
 	if (last == NULL || last->state == WORKER_FREE || last->database != MyDatabaseId)
 		last = worker_of(MyDatabaseId);
 	return last;
@@ -183,7 +184,7 @@ find_or_take_worker(Oid database, WorkerSlotState state)
 		return worker;
 	for (int i = 0; i < idemq_workers_max(); i++)
 	{
-		worker = &registry->workers[i];
+		worker = &worker_registry->workers[i];
 		if (worker->state != WORKER_FREE)
 			continue;
 		worker->database = database;
@@ -214,13 +215,13 @@ idemq_worker_want(Oid database)
 {
 	WorkerSlot *worker;
 
-	LWLockAcquire(&registry->workers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
 	worker = find_or_take_worker(database, WORKER_WANTED);
 	if (worker != NULL && worker->state == WORKER_HELD)
 		worker->state = WORKER_WANTED;
 	if (worker != NULL && worker->state == WORKER_WANTED)
-		wake_proc(registry->launcher);
-	LWLockRelease(&registry->workers_lock);
+		wake_proc(worker_registry->launcher);
+	LWLockRelease(&worker_registry->workers_lock);
 	return worker != NULL;
 }
 
@@ -267,7 +268,7 @@ idemq_worker_hold(Oid database, bool *held)
 	WorkerSlot *worker;
 	pid_t pid = 0;
 
-	LWLockAcquire(&registry->workers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
 	/* Also when there is no worker: none may start now. */
 	worker = find_or_take_worker(database, WORKER_HELD);
 	if (worker != NULL)
@@ -279,7 +280,7 @@ idemq_worker_hold(Oid database, bool *held)
 		pid = worker->pid;
 		wake_proc(worker->proc);
 	}
-	LWLockRelease(&registry->workers_lock);
+	LWLockRelease(&worker_registry->workers_lock);
 	*held = worker != NULL;
 	return pid;
 }
@@ -290,14 +291,14 @@ idemq_worker_release(Oid database)
 {
 	WorkerSlot *worker;
 
-	LWLockAcquire(&registry->workers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
 	worker = worker_of(database);
 	if (worker != NULL && worker->away > 0)
 		worker->away--;
 	if (worker != NULL && worker->away == 0 && worker->state == WORKER_HELD)
 		worker->state = WORKER_FREE;
-	wake_proc(registry->launcher);
-	LWLockRelease(&registry->workers_lock);
+	wake_proc(worker_registry->launcher);
+	LWLockRelease(&worker_registry->workers_lock);
 }
 
 /*
@@ -311,30 +312,30 @@ idemq_worker_signal(Oid database, pid_t pid, int signal_number)
 	WorkerSlot *worker;
 	bool there;
 
-	LWLockAcquire(&registry->workers_lock, LW_SHARED);
+	LWLockAcquire(&worker_registry->workers_lock, LW_SHARED);
 	worker = worker_of(database);
 	there = worker != NULL && worker->pid == pid;
 	if (there && signal_number != 0)
 		(void) kill(pid, signal_number);
-	LWLockRelease(&registry->workers_lock);
+	LWLockRelease(&worker_registry->workers_lock);
 	return there;
 }
 
 static void
 detach_launcher(int code, Datum arg)
 {
-	LWLockAcquire(&registry->workers_lock, LW_EXCLUSIVE);
-	registry->launcher = -1;
-	LWLockRelease(&registry->workers_lock);
+	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
+	worker_registry->launcher = -1;
+	LWLockRelease(&worker_registry->workers_lock);
 }
 
 /* Makes this process the launcher, which the others wake. */
 void
 idemq_workers_attach_launcher(void)
 {
-	LWLockAcquire(&registry->workers_lock, LW_EXCLUSIVE);
-	registry->launcher = IDEMQ_MY_PROC_NUMBER;
-	LWLockRelease(&registry->workers_lock);
+	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
+	worker_registry->launcher = IDEMQ_MY_PROC_NUMBER;
+	LWLockRelease(&worker_registry->workers_lock);
 	on_shmem_exit(detach_launcher, (Datum) 0);
 }
 
@@ -348,16 +349,16 @@ idemq_workers_list(bool starting, WorkerSlotCopy *copies, int max)
 	WorkerSlotState state = starting ? WORKER_STARTING : WORKER_WANTED;
 	int count = 0;
 
-	LWLockAcquire(&registry->workers_lock, LW_SHARED);
+	LWLockAcquire(&worker_registry->workers_lock, LW_SHARED);
 	for (int i = 0; i < idemq_workers_max() && count < max; i++)
 	{
-		WorkerSlot *worker = &registry->workers[i];
+		WorkerSlot *worker = &worker_registry->workers[i];
 
 		if (worker->state == state && worker->away == 0)
 			copies[count++] =
 				(WorkerSlotCopy){i, worker->database, worker->serial, worker->not_before};
 	}
-	LWLockRelease(&registry->workers_lock);
+	LWLockRelease(&worker_registry->workers_lock);
 	return count;
 }
 
@@ -365,7 +366,7 @@ idemq_workers_list(bool starting, WorkerSlotCopy *copies, int max)
 static WorkerSlot *
 same_worker(const WorkerSlotCopy *copy)
 {
-	WorkerSlot *worker = &registry->workers[copy->index];
+	WorkerSlot *worker = &worker_registry->workers[copy->index];
 
 	if (worker->state == WORKER_FREE || worker->database != copy->database ||
 		worker->serial != copy->serial)
@@ -383,7 +384,7 @@ idemq_worker_start_noted(WorkerSlotCopy *copy)
 	WorkerSlot *worker;
 	bool wanted;
 
-	LWLockAcquire(&registry->workers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
 	worker = same_worker(copy);
 	wanted = worker != NULL && worker->state == WORKER_WANTED && worker->away == 0;
 	if (wanted)
@@ -392,7 +393,7 @@ idemq_worker_start_noted(WorkerSlotCopy *copy)
 		worker->started_at = idemq_mono_now();
 		copy->serial = ++worker->serial;
 	}
-	LWLockRelease(&registry->workers_lock);
+	LWLockRelease(&worker_registry->workers_lock);
 	return wanted;
 }
 
@@ -402,10 +403,10 @@ idemq_worker_tells_of_update(void)
 {
 	bool tells;
 
-	LWLockAcquire(&registry->workers_lock, LW_EXCLUSIVE);
-	tells = !mine->told;
-	mine->told = true;
-	LWLockRelease(&registry->workers_lock);
+	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
+	tells = !my_worker_slot->told;
+	my_worker_slot->told = true;
+	LWLockRelease(&worker_registry->workers_lock);
 	return tells;
 }
 
@@ -413,16 +414,16 @@ idemq_worker_tells_of_update(void)
 void
 idemq_worker_start_failed(int index, int64 again_in)
 {
-	WorkerSlot *worker = &registry->workers[index];
+	WorkerSlot *worker = &worker_registry->workers[index];
 
-	LWLockAcquire(&registry->workers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
 	if (worker->state == WORKER_STARTING)
 	{
 		worker->state = WORKER_WANTED;
 		worker->failures++;
 		worker->not_before = idemq_mono_now() + again_in;
 	}
-	LWLockRelease(&registry->workers_lock);
+	LWLockRelease(&worker_registry->workers_lock);
 }
 
 /* Frees the worker slot of a database that is gone. */
@@ -431,11 +432,11 @@ idemq_worker_forget(const WorkerSlotCopy *copy)
 {
 	WorkerSlot *worker;
 
-	LWLockAcquire(&registry->workers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
 	worker = same_worker(copy);
 	if (worker != NULL && worker->pid == 0 && worker->away == 0)
 		worker->state = WORKER_FREE;
-	LWLockRelease(&registry->workers_lock);
+	LWLockRelease(&worker_registry->workers_lock);
 }
 
 /* Gives the worker slot back at this worker's end. */
@@ -444,22 +445,24 @@ detach_worker(int code, Datum arg)
 {
 	int64 now = idemq_mono_now();
 
-	LWLockAcquire(&registry->workers_lock, LW_EXCLUSIVE);
-	if (mine->pid == MyProcPid) /* else idemq_worker_found_nothing gave it back */
+	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
+	if (my_worker_slot->pid == MyProcPid) /* else idemq_worker_found_nothing gave it back */
 	{
-		mine->pid = 0;
-		mine->proc = -1;
-		pg_atomic_write_u64(&mine->asleep_until, PG_UINT64_MAX);
-		mine->state = WORKER_WANTED;
-		if (now - mine->started_at > LONG_LIFE || mine->away > 0)
-			mine->failures = 0;
-		mine->not_before =
-			mine->away > 0 ? 0 : now + (RESTART_DELAY << Min(mine->failures, MAX_DOUBLINGS));
-		if (mine->away == 0)
-			mine->failures++;
+		my_worker_slot->pid = 0;
+		my_worker_slot->proc = -1;
+		pg_atomic_write_u64(&my_worker_slot->asleep_until, PG_UINT64_MAX);
+		my_worker_slot->state = WORKER_WANTED;
+		if (now - my_worker_slot->started_at > LONG_LIFE || my_worker_slot->away > 0)
+			my_worker_slot->failures = 0;
+		my_worker_slot->not_before =
+			my_worker_slot->away > 0
+				? 0
+				: now + (RESTART_DELAY << Min(my_worker_slot->failures, MAX_DOUBLINGS));
+		if (my_worker_slot->away == 0)
+			my_worker_slot->failures++;
 	}
-	wake_proc(registry->launcher);
-	LWLockRelease(&registry->workers_lock);
+	wake_proc(worker_registry->launcher);
+	LWLockRelease(&worker_registry->workers_lock);
 }
 
 /*
@@ -469,10 +472,10 @@ detach_worker(int code, Datum arg)
 bool
 idemq_worker_attach(int index, uint64 serial, Oid *database)
 {
-	WorkerSlot *worker = &registry->workers[index];
+	WorkerSlot *worker = &worker_registry->workers[index];
 	bool wanted;
 
-	LWLockAcquire(&registry->workers_lock, LW_EXCLUSIVE);
+	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
 	wanted = worker->state == WORKER_STARTING && worker->serial == serial;
 	if (wanted)
 	{
@@ -483,10 +486,10 @@ idemq_worker_attach(int index, uint64 serial, Oid *database)
 		pg_atomic_write_u64(&worker->beat, (uint64) idemq_mono_now());
 		(void) pg_atomic_fetch_or_u32(&worker->asked, WORKER_ASKED_RECHECK);
 	}
-	LWLockRelease(&registry->workers_lock);
+	LWLockRelease(&worker_registry->workers_lock);
 	if (wanted)
 	{
-		mine = worker;
+		my_worker_slot = worker;
 		on_shmem_exit(detach_worker, (Datum) 0);
 	}
 	return wanted;
@@ -502,15 +505,15 @@ idemq_worker_found_nothing(void)
 	bool nothing;
 
 	IDEMQ_STOP("idemq_worker_found_nothing");
-	LWLockAcquire(&registry->workers_lock, LW_EXCLUSIVE);
-	nothing = (pg_atomic_read_u32(&mine->asked) & WORKER_ASKED_RECHECK) == 0;
+	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
+	nothing = (pg_atomic_read_u32(&my_worker_slot->asked) & WORKER_ASKED_RECHECK) == 0;
 	if (nothing)
 	{
-		mine->state = mine->away > 0 ? WORKER_HELD : WORKER_FREE;
-		mine->pid = 0;
-		mine->proc = -1;
+		my_worker_slot->state = my_worker_slot->away > 0 ? WORKER_HELD : WORKER_FREE;
+		my_worker_slot->pid = 0;
+		my_worker_slot->proc = -1;
 	}
-	LWLockRelease(&registry->workers_lock);
+	LWLockRelease(&worker_registry->workers_lock);
 	return nothing;
 }
 
@@ -520,9 +523,9 @@ idemq_worker_is_wanted(void)
 {
 	bool wanted;
 
-	LWLockAcquire(&registry->workers_lock, LW_SHARED);
-	wanted = mine->away == 0;
-	LWLockRelease(&registry->workers_lock);
+	LWLockAcquire(&worker_registry->workers_lock, LW_SHARED);
+	wanted = my_worker_slot->away == 0;
+	LWLockRelease(&worker_registry->workers_lock);
 	return wanted;
 }
 
@@ -538,9 +541,9 @@ idemq_worker_comes(void)
 
 	if (!comes)
 		return false;
-	LWLockAcquire(&registry->workers_lock, LW_SHARED);
+	LWLockAcquire(&worker_registry->workers_lock, LW_SHARED);
 	worker = worker_of(MyDatabaseId);
 	comes = worker == NULL || worker->away == 0;
-	LWLockRelease(&registry->workers_lock);
+	LWLockRelease(&worker_registry->workers_lock);
 	return comes;
 }

@@ -42,7 +42,7 @@ typedef struct QueueStatesShared
 	QueueState qstates[FLEXIBLE_ARRAY_MEMBER];
 } QueueStatesShared;
 
-static QueueStatesShared *shared = NULL;
+static QueueStatesShared *queue_states_shared = NULL;
 static HTAB *qstate_hash = NULL;
 
 typedef void (*SetWord)(volatile pg_atomic_uint64 *word, uint64 value);
@@ -84,11 +84,11 @@ qstate_reset(QueueState *qstate, SetWord set)
 static void
 init_qstates(int tranche)
 {
-	LWLockInitialize(&shared->qstates_lock, tranche);
-	pg_atomic_init_u64(&shared->changes, 0);
+	LWLockInitialize(&queue_states_shared->qstates_lock, tranche);
+	pg_atomic_init_u64(&queue_states_shared->changes, 0);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
-		QueueState *qstate = &shared->qstates[i];
+		QueueState *qstate = &queue_states_shared->qstates[i];
 
 		LWLockInitialize(&qstate->lock, tranche);
 		pg_atomic_init_u64(&qstate->running, 0);
@@ -99,7 +99,7 @@ init_qstates(int tranche)
 	}
 }
 
-const ShmemPart idemq_qstates_part = {.area = (void **) &shared,
+const ShmemPart idemq_qstates_part = {.area = (void **) &queue_states_shared,
 									  .size = offsetof(QueueStatesShared, qstates),
 									  .each = sizeof(QueueState),
 									  .count = idemq_queue_count,
@@ -126,13 +126,13 @@ is_qstate_of(const QueueState *qstate, Oid database, int32 queue_id)
 void
 idemq_qstates_lock(LWLockMode mode)
 {
-	LWLockAcquire(&shared->qstates_lock, mode);
+	LWLockAcquire(&queue_states_shared->qstates_lock, mode);
 }
 
 void
 idemq_qstates_unlock(void)
 {
-	LWLockRelease(&shared->qstates_lock);
+	LWLockRelease(&queue_states_shared->qstates_lock);
 }
 
 /* As idemq_qstate_find.  qstates_lock held. */
@@ -142,14 +142,14 @@ idemq_qstate_find_locked(Oid database, int32 queue_id)
 	QueueStateKey key = {database, queue_id};
 	QueueStateEntry *entry = hash_search(qstate_hash, &key, HASH_FIND, NULL);
 
-	return entry == NULL ? NULL : &shared->qstates[entry->qstate];
+	return entry == NULL ? NULL : &queue_states_shared->qstates[entry->qstate];
 }
 
 /* Returns whether no queue state is free.  qstates_lock held. */
 bool
 idemq_qstates_are_full(void)
 {
-	return shared->used == idemq_max_queues;
+	return queue_states_shared->used == idemq_max_queues;
 }
 
 /*
@@ -162,23 +162,23 @@ idemq_qstate_occupy(Oid database, int32 queue_id)
 {
 	QueueStateKey key = {database, queue_id};
 	QueueStateEntry *entry;
-	int i = shared->first_free;
+	int i = queue_states_shared->first_free;
 
 	if (idemq_qstates_are_full())
 		return NULL;
-	while (shared->qstates[i].key.queue_id != 0)
+	while (queue_states_shared->qstates[i].key.queue_id != 0)
 		i++;
 	entry = hash_search(qstate_hash, &key, HASH_ENTER_NULL, NULL);
 	if (entry == NULL)
 		return NULL;
 	entry->qstate = i;
-	shared->used++;
-	shared->first_free = i + 1;
-	LWLockAcquire(&shared->qstates[i].lock, LW_EXCLUSIVE);
+	queue_states_shared->used++;
+	queue_states_shared->first_free = i + 1;
+	LWLockAcquire(&queue_states_shared->qstates[i].lock, LW_EXCLUSIVE);
 	/* Its new life before its new key: see idemq_running_count_in. */
-	qstate_reset(&shared->qstates[i], pg_atomic_write_u64);
-	shared->qstates[i].key = key;
-	return &shared->qstates[i];
+	qstate_reset(&queue_states_shared->qstates[i], pg_atomic_write_u64);
+	queue_states_shared->qstates[i].key = key;
+	return &queue_states_shared->qstates[i];
 }
 
 /* Makes a queue state free.  qstates_lock held exclusively. */
@@ -191,21 +191,22 @@ idemq_qstate_vacate(QueueState *qstate)
 	qstate->key = (QueueStateKey){InvalidOid, 0};
 	LWLockRelease(&qstate->lock);
 	hash_search(qstate_hash, &key, HASH_REMOVE, NULL);
-	shared->used--;
-	shared->first_free = Min(shared->first_free, idemq_qstate_index(qstate));
+	queue_states_shared->used--;
+	queue_states_shared->first_free =
+		Min(queue_states_shared->first_free, idemq_qstate_index(qstate));
 }
 
 /* Returns which of idemq_max_queues queue states this is, from 0. */
 int
 idemq_qstate_index(const QueueState *qstate)
 {
-	return (int) (qstate - shared->qstates);
+	return (int) (qstate - queue_states_shared->qstates);
 }
 
 QueueState *
 idemq_qstate_at(int index)
 {
-	return &shared->qstates[index];
+	return &queue_states_shared->qstates[index];
 }
 
 /*
@@ -217,10 +218,10 @@ copy_views(Oid database, int after, QueueStateView *views, int max)
 {
 	int count = 0;
 
-	LWLockAcquire(&shared->qstates_lock, LW_SHARED);
+	LWLockAcquire(&queue_states_shared->qstates_lock, LW_SHARED);
 	for (int i = after + 1; i < idemq_max_queues && count < max; i++)
 	{
-		QueueState *qstate = &shared->qstates[i];
+		QueueState *qstate = &queue_states_shared->qstates[i];
 
 		if (qstate->key.queue_id == 0 || qstate->key.database != database)
 			continue;
@@ -228,7 +229,7 @@ copy_views(Oid database, int after, QueueStateView *views, int max)
 		views[count++] = (QueueStateView){qstate, qstate->key.queue_id};
 		LWLockRelease(&qstate->lock);
 	}
-	LWLockRelease(&shared->qstates_lock);
+	LWLockRelease(&queue_states_shared->qstates_lock);
 	return count;
 }
 
@@ -256,7 +257,7 @@ idemq_for_each_qstate(Oid database, void (*function)(const QueueStateView *view,
 bool
 idemq_qstate_view(int index, Oid database, QueueStateView *view)
 {
-	QueueState *qstate = &shared->qstates[index];
+	QueueState *qstate = &queue_states_shared->qstates[index];
 	bool used;
 
 	LWLockAcquire(&qstate->lock, LW_SHARED);
@@ -271,9 +272,9 @@ idemq_qstates_usage(void)
 {
 	TableUsage usage = {.room = idemq_max_queues, .refused = idemq_count_read(COUNT_FULL_QUEUES)};
 
-	LWLockAcquire(&shared->qstates_lock, LW_SHARED);
-	usage.used = shared->used;
-	LWLockRelease(&shared->qstates_lock);
+	LWLockAcquire(&queue_states_shared->qstates_lock, LW_SHARED);
+	usage.used = queue_states_shared->used;
+	LWLockRelease(&queue_states_shared->qstates_lock);
 	return usage;
 }
 
@@ -283,9 +284,9 @@ idemq_qstate_find(Oid database, int32 queue_id)
 {
 	QueueState *qstate;
 
-	LWLockAcquire(&shared->qstates_lock, LW_SHARED);
+	LWLockAcquire(&queue_states_shared->qstates_lock, LW_SHARED);
 	qstate = idemq_qstate_find_locked(database, queue_id);
-	LWLockRelease(&shared->qstates_lock);
+	LWLockRelease(&queue_states_shared->qstates_lock);
 	return qstate;
 }
 
@@ -372,13 +373,13 @@ idemq_qstate_is_of(const QueueState *qstate, int32 queue_id)
 void
 idemq_qstates_begin_change(void)
 {
-	(void) pg_atomic_fetch_add_u64(&shared->changes, (UINT64CONST(1) << 32) + 1);
+	(void) pg_atomic_fetch_add_u64(&queue_states_shared->changes, (UINT64CONST(1) << 32) + 1);
 }
 
 void
 idemq_qstates_end_change(void)
 {
-	(void) pg_atomic_fetch_sub_u64(&shared->changes, 1);
+	(void) pg_atomic_fetch_sub_u64(&queue_states_shared->changes, 1);
 }
 
 /*
@@ -388,7 +389,7 @@ idemq_qstates_end_change(void)
 uint64
 idemq_qstates_changes(void)
 {
-	return pg_atomic_fetch_add_u64(&shared->changes, 0);
+	return pg_atomic_fetch_add_u64(&queue_states_shared->changes, 0);
 }
 
 /* Reads the state of a queue of this database; false when it has none. */
@@ -418,21 +419,21 @@ idemq_qstates_audit(QueueStatesAudit *audit, int32 *queue_ids)
 	int count = 0;
 
 	memset(audit, 0, sizeof(*audit));
-	LWLockAcquire(&shared->qstates_lock, LW_SHARED);
-	audit->used = shared->used;
+	LWLockAcquire(&queue_states_shared->qstates_lock, LW_SHARED);
+	audit->used = queue_states_shared->used;
 	audit->hashed = (int) hash_get_num_entries(qstate_hash);
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
-		QueueStateKey key = shared->qstates[i].key;
+		QueueStateKey key = queue_states_shared->qstates[i].key;
 
 		if (key.queue_id == 0)
 			continue;
 		audit->taken++;
 		audit->misplaced += idemq_qstate_find_locked(key.database, key.queue_id) !=
-							&shared->qstates[i];
+							&queue_states_shared->qstates[i];
 		if (key.database == MyDatabaseId)
 			queue_ids[count++] = key.queue_id;
 	}
-	LWLockRelease(&shared->qstates_lock);
+	LWLockRelease(&queue_states_shared->qstates_lock);
 	return count;
 }

@@ -54,24 +54,25 @@ struct SettingsVersions
 	uint64 queues[QUEUE_STRIPES];
 };
 
-static VersionsShared *shared = NULL;
+static VersionsShared *settings_version_shared = NULL;
 
 static void
 init_versions(int tranche)
 {
-	for (int i = 0; i < (int) lengthof(shared->numbers); i++)
-		pg_atomic_init_u64(&shared->numbers[i], 1);
+	for (int i = 0; i < (int) lengthof(settings_version_shared->numbers); i++)
+		pg_atomic_init_u64(&settings_version_shared->numbers[i], 1);
 }
 
-const ShmemPart idemq_versions_part = {.area = (void **) &shared,
+const ShmemPart idemq_versions_part = {.area = (void **) &settings_version_shared,
 									   .size = sizeof(VersionsShared),
 									   .init = init_versions};
 
 static pg_atomic_uint64 *
 of_database(DatabaseNumber number)
 {
-	return &shared->numbers[QUEUE_STRIPES + MyDatabaseId % DATABASE_STRIPES * DATABASE_NUMBERS +
-							number];
+	return &settings_version_shared
+				->numbers[QUEUE_STRIPES + MyDatabaseId % DATABASE_STRIPES * DATABASE_NUMBERS +
+						  number];
 }
 
 /* The ids of a database's queues are in a row: they share no number while they are few. */
@@ -85,8 +86,9 @@ stripe_of(int32 queue_id)
 void
 idemq_version_move(int32 queue_id)
 {
-	(void) pg_atomic_fetch_add_u64(queue_id == 0 ? of_database(ALL_QUEUES)
-												 : &shared->numbers[stripe_of(queue_id)],
+	(void) pg_atomic_fetch_add_u64(queue_id == 0
+									   ? of_database(ALL_QUEUES)
+									   : &settings_version_shared->numbers[stripe_of(queue_id)],
 								   1);
 	(void) pg_atomic_fetch_add_u64(of_database(ANY_QUEUE), 1);
 }
@@ -95,7 +97,8 @@ idemq_version_move(int32 queue_id)
 uint64
 idemq_version_of_queue(int32 queue_id)
 {
-	return idemq_version_of_all() + pg_atomic_read_u64(&shared->numbers[stripe_of(queue_id)]);
+	return idemq_version_of_all() +
+		   pg_atomic_read_u64(&settings_version_shared->numbers[stripe_of(queue_id)]);
 }
 
 /* Returns a number, never 0, that stays as it is while no queue of this database changes. */
@@ -134,7 +137,7 @@ idemq_versions_copy(void)
 
 	versions->all = idemq_version_of_all();
 	for (int i = 0; i < QUEUE_STRIPES; i++)
-		versions->queues[i] = pg_atomic_read_u64(&shared->numbers[i]);
+		versions->queues[i] = pg_atomic_read_u64(&settings_version_shared->numbers[i]);
 	return versions;
 }
 

@@ -45,7 +45,7 @@
 
 #define BITS 64
 
-static char *sets = NULL;
+static char *due_queues_sets = NULL;
 
 /* The words of a set: "all", the bits of words, the bits of queues. */
 static int
@@ -61,7 +61,7 @@ word_words(void)
 }
 
 static Size
-set_size(void)
+due_queues_set_size(void)
 {
 	return CACHELINEALIGN(mul_size(sizeof(pg_atomic_uint64), 1 + word_words() + qstate_words()));
 }
@@ -69,17 +69,17 @@ set_size(void)
 static pg_atomic_uint64 *
 set_of(int worker)
 {
-	return (pg_atomic_uint64 *) (sets + worker * set_size());
+	return (pg_atomic_uint64 *) (due_queues_sets + worker * due_queues_set_size());
 }
 
 static int
-line_count(void)
+due_queues_line_count(void)
 {
-	return idemq_workers_max() * (int) (set_size() / PG_CACHE_LINE_SIZE);
+	return idemq_workers_max() * (int) (due_queues_set_size() / PG_CACHE_LINE_SIZE);
 }
 
 static void
-init_sets(int tranche)
+due_queues_init_sets(int tranche)
 {
 	for (int worker = 0; worker < idemq_workers_max(); worker++)
 	{
@@ -88,11 +88,11 @@ init_sets(int tranche)
 	}
 }
 
-const ShmemPart idemq_due_queues_part = {.area = (void **) &sets,
+const ShmemPart idemq_due_queues_part = {.area = (void **) &due_queues_sets,
 										 .each = PG_CACHE_LINE_SIZE,
-										 .count = line_count,
+										 .count = due_queues_line_count,
 										 .lies_in = AREA_WORKERS,
-										 .init = init_sets};
+										 .init = due_queues_init_sets};
 
 static void
 ensure_bit(pg_atomic_uint64 *words, int bit)

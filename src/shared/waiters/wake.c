@@ -67,7 +67,7 @@
 #define UNCLAIMED_AFTER INT64CONST(100000)
 #define BITS 64
 
-static char *sets = NULL;
+static char *wake_sets = NULL;
 
 static int
 word_count(void)
@@ -76,7 +76,7 @@ word_count(void)
 }
 
 static Size
-set_size(void)
+wake_set_size(void)
 {
 	/* A set has cache lines of its own: every commit in a queue reads its count. */
 	return CACHELINEALIGN(offsetof(Waiters, bits) +
@@ -91,19 +91,19 @@ set_count(void)
 }
 
 static int
-line_count(void)
+wake_line_count(void)
 {
-	return set_count() * (int) (set_size() / PG_CACHE_LINE_SIZE);
+	return set_count() * (int) (wake_set_size() / PG_CACHE_LINE_SIZE);
 }
 
 static Waiters *
 set_at(int index)
 {
-	return (Waiters *) (sets + index * set_size());
+	return (Waiters *) (wake_sets + index * wake_set_size());
 }
 
 static void
-init_sets(int tranche)
+wake_init_sets(int tranche)
 {
 	for (int i = 0; i < set_count(); i++)
 	{
@@ -113,11 +113,11 @@ init_sets(int tranche)
 	}
 }
 
-const ShmemPart idemq_wake_part = {.area = (void **) &sets,
+const ShmemPart idemq_wake_part = {.area = (void **) &wake_sets,
 								   .each = PG_CACHE_LINE_SIZE,
-								   .count = line_count,
+								   .count = wake_line_count,
 								   .lies_in = AREA_QUEUES,
-								   .init = init_sets};
+								   .init = wake_init_sets};
 
 /* Returns the set of waiters of the queue that has a queue state. */
 Waiters *
@@ -210,7 +210,7 @@ wake_word(Waiters *waiters, int word, Oid database, int max)
 }
 
 static int
-wake(Waiters *waiters, Oid database, int max)
+wake_some(Waiters *waiters, Oid database, int max)
 {
 	static uint32 last = 0;
 	int words = word_count();
@@ -230,7 +230,7 @@ wake(Waiters *waiters, Oid database, int max)
 int
 idemq_waiters_wake(Waiters *waiters, int max)
 {
-	return wake(waiters, InvalidOid, max);
+	return wake_some(waiters, InvalidOid, max);
 }
 
 /*
@@ -284,17 +284,17 @@ idemq_wake_if_ready(QueueState *qstate, int32 queue_id, int count)
 
 /* Wakes a database's waiters for results; those of others share the sets, and are not woken. */
 static void
-wake_for_results(Oid database)
+wake_result_waiters(Oid database)
 {
 	for (int i = 0; i < RESULT_SETS; i++)
-		(void) wake(set_at(idemq_max_queues + i), database, PG_INT32_MAX);
+		(void) wake_some(set_at(idemq_max_queues + i), database, PG_INT32_MAX);
 }
 
 /* Wakes all waiters of this database for results: what they wait for may be gone. */
 void
 idemq_wake_for_results(void)
 {
-	wake_for_results(MyDatabaseId);
+	wake_result_waiters(MyDatabaseId);
 }
 
 /* Wakes all waiters of a queue that was changed or dropped, and this database's for results. */
@@ -325,7 +325,7 @@ void
 idemq_wake_database(Oid database, bool ready)
 {
 	idemq_for_each_qstate(database, wake_qstate, &ready);
-	wake_for_results(database);
+	wake_result_waiters(database);
 }
 
 /* Notes a claim: it answers the signals so far. */

@@ -57,7 +57,7 @@ idemq_worker_present(void)
 }
 
 static void
-call(WorkerSlot *worker, int64 mono)
+worker_call_slot(WorkerSlot *worker, int64 mono)
 {
 	int32 proc = worker->proc;
 	uint64 until;
@@ -88,7 +88,7 @@ idemq_worker_need_by(int64 mono)
 		return; /* it checks again before it sleeps */
 	worker = idemq_worker_here();
 	if (worker != NULL)
-		call(worker, mono);
+		worker_call_slot(worker, mono);
 }
 
 /* Marks the queue of that index, for what was written down; idemq_worker_need_by is to follow. */
