@@ -15,10 +15,10 @@
 #include "text.h"
 
 /* In ms: between two reports, and after a refusal, since the server's SQL may be older. */
-#define EACH 30000
-#define AFTER_REFUSAL 600000
+#define REPORT_INTERVAL 30000
+#define REFUSED_INTERVAL 600000
 /* A runner that ends sooner reports nothing. */
-#define FIRST 1000
+#define FIRST_REPORT 1000
 
 static int64_t report_at = NEVER; /* when to report next; NEVER: not begun */
 static bool reported;
@@ -45,7 +45,7 @@ report_begin(void)
 	for (int i = 0, at = 0; i < 16; i++)
 		at += snprintf(id + at, sizeof(id) - (size_t) at,
 					   i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", bytes[i]);
-	report_at = now_ms() + FIRST;
+	report_at = now_ms() + FIRST_REPORT;
 }
 
 void
@@ -65,7 +65,7 @@ report_worker(struct server *server, const struct job *jobs, bool stopping)
 		report_begin();
 	if (stopping ? !reported : now_ms() < report_at)
 		return;
-	report_at = now_ms() + FIRST;
+	report_at = now_ms() + FIRST_REPORT;
 	if (server->conn == NULL)
 		return;
 	ids = memory(NULL, (size_t) options.jobs * sizeof(*ids));
@@ -96,10 +96,10 @@ report_worker(struct server *server, const struct job *jobs, bool stopping)
 	if (result != NULL && PQresultStatus(result) == PGRES_TUPLES_OK)
 	{
 		reported = true;
-		report_at = now_ms() + EACH;
+		report_at = now_ms() + REPORT_INTERVAL;
 	}
 	else if (result != NULL)
-		report_at = now_ms() + (is_refused(result) ? AFTER_REFUSAL : EACH);
+		report_at = now_ms() + (is_refused(result) ? REFUSED_INTERVAL : REPORT_INTERVAL);
 	PQclear(result);
 	free((char *) values[6]);
 	free(ids);

@@ -346,7 +346,7 @@ END $$;
 
 -- For idemq.tick: runs one schedule that is due.  A schedule that fails is undone alone, and noted.
 -- Returns the error and its SQLSTATE; NULLs if it did not fail.
-CREATE FUNCTION idemq_internal.run_or_tell(schedule text, OUT state text, OUT failure text)
+CREATE FUNCTION idemq_internal.try_run_schedule(schedule text, OUT state text, OUT failure text)
 	LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idemq_internal.run_schedule(schedule);

@@ -318,7 +318,7 @@ CREATE FUNCTION idemq_internal.suspects(part text, most bigint, token bigint)
 	$$;
 
 -- The first job of each group that is below its low-water mark, and the version of its row.
-CREATE FUNCTION idemq_internal.below_floors(queue_ids int[], names text[], heads timestamptz[],
+CREATE FUNCTION idemq_internal.below_low_water(queue_ids int[], names text[], heads timestamptz[],
 	blocked bigint[], most bigint)
 	RETURNS TABLE (queue_id int, group_key text, id bigint, version text)
 	ROWS 10 STABLE LANGUAGE sql AS $$

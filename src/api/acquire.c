@@ -178,7 +178,7 @@ SQL_FUNCTION(idemq_sql_acquire)
 	/* The message was dealt with before. */
 	if (outcome == OUTCOME_COMPLETED || outcome == OUTCOME_DEAD || outcome == OUTCOME_CANCELLED)
 		idemq_queue_count_refusal(&queue, COUNTER_DUPLICATES);
-	answer = idemq_job_answer(fcinfo, &call, outcome);
+	answer = idemq_claim_result_row(fcinfo, &call, outcome);
 	idemq_jobs_close(&table);
 	return answer;
 }

@@ -74,12 +74,12 @@ extern bool idemq_arg_parents(FunctionCallInfo fcinfo, int n, NewDependencies *d
 extern void idemq_claim_args(FunctionCallInfo fcinfo, int n, ClaimCall *call);
 
 /*
- * job_answer.c
+ * claim_result.c
  *		What claim_job and acquire share: arguments and answer.
  */
 
 extern void idemq_claim_by_id_args(FunctionCallInfo fcinfo, int n, JobCall *call);
-extern Datum idemq_job_answer(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome);
+extern Datum idemq_claim_result_row(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome);
 
 /*
  * finish.c

@@ -23,7 +23,7 @@ SQL_FUNCTION(idemq_sql_claim_job)
 	call.id = PG_GETARG_INT64(0);
 	idemq_claim_by_id_args(fcinfo, 1, &call);
 	idemq_jobs_open(&table);
-	answer = idemq_job_answer(fcinfo, &call, idemq_claim_by_id(&call, &table));
+	answer = idemq_claim_result_row(fcinfo, &call, idemq_claim_by_id(&call, &table));
 	idemq_jobs_close(&table);
 	return answer;
 }

@@ -198,7 +198,7 @@ call_in_frame(FunctionCallInfo fcinfo, Implementation *impl, int restriction)
 
 /* The wrapper.  A set comes as a whole: nothing behind runs on once the frame is gone. */
 static Datum
-pass(FunctionCallInfo fcinfo, int restriction)
+wrapper_call(FunctionCallInfo fcinfo, int restriction)
 {
 	Implementation *impl = find_implementation(fcinfo->flinfo);
 
@@ -218,13 +218,13 @@ pass(FunctionCallInfo fcinfo, int restriction)
 /* The implementation, in a security-restricted context. */
 SQL_FUNCTION(idemq_sql_wrapper)
 {
-	return pass(fcinfo, SECURITY_RESTRICTED_OPERATION);
+	return wrapper_call(fcinfo, SECURITY_RESTRICTED_OPERATION);
 }
 
 /* The implementation, which may write idemq.jobs. */
 SQL_FUNCTION(idemq_sql_wrapper_jobs)
 {
-	return pass(fcinfo, 0);
+	return wrapper_call(fcinfo, 0);
 }
 
 /* Returns the frame in which an implementation runs.  Raises 55000 for anybody else. */

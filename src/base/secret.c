@@ -34,7 +34,7 @@ const ShmemPart idemq_secret_part = {.area = (void **) &secret_shared,
 									 .init = init_secret};
 
 static inline uint64
-rotate(uint64 x, int bits)
+rotl64(uint64 x, int bits)
 {
 	return (x << bits) | (x >> (64 - bits));
 }
@@ -45,15 +45,15 @@ sip_rounds(uint64 *v, int count)
 	for (int i = 0; i < count; i++)
 	{
 		v[0] += v[1];
-		v[1] = rotate(v[1], 13) ^ v[0];
-		v[0] = rotate(v[0], 32);
+		v[1] = rotl64(v[1], 13) ^ v[0];
+		v[0] = rotl64(v[0], 32);
 		v[2] += v[3];
-		v[3] = rotate(v[3], 16) ^ v[2];
+		v[3] = rotl64(v[3], 16) ^ v[2];
 		v[0] += v[3];
-		v[3] = rotate(v[3], 21) ^ v[0];
+		v[3] = rotl64(v[3], 21) ^ v[0];
 		v[2] += v[1];
-		v[1] = rotate(v[1], 17) ^ v[2];
-		v[2] = rotate(v[2], 32);
+		v[1] = rotl64(v[1], 17) ^ v[2];
+		v[2] = rotl64(v[2], 32);
 	}
 }
 

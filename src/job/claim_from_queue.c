@@ -42,7 +42,7 @@ claim_note_group(ClaimCall *call, const Job *job)
  * for which the job waits may be given back.
  */
 static ScanStep
-claim_defer(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
+defer_job(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
 {
 	const QueueInfo *queue = &call->scan.queue;
 	bool blocks = until == DT_NOBEGIN;
@@ -90,7 +90,7 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 			call->scan.stopped = true;
 			return STEP_STAY;
 		case TAKE_EARLY:
-			return claim_defer(call, table, job, args.ready_at);
+			return defer_job(call, table, job, args.ready_at);
 		case TAKE_DONE:
 			break;
 	}
@@ -137,7 +137,7 @@ claim_consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 		return write == JOB_WRITTEN ? STEP_PASS : STEP_STAY;
 	}
 	if (idemq_lacks_permit(&scan->queue, &job))
-		return claim_defer(call, table, &job, DT_NOBEGIN);
+		return defer_job(call, table, &job, DT_NOBEGIN);
 	return claim_ready(call, table, &job);
 }
 

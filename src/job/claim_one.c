@@ -86,13 +86,13 @@ take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Take
 {
 	LimitView view;
 
-	if (!idemq_group_rate_limit_pass(queue, job, &taken->charge))
+	if (!idemq_group_rate_limit_take(queue, job, &taken->charge))
 		return TAKE_EARLY;
 	taken->entry = LEASE_LIMIT;
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!idemq_limit_pass_rate(queue, claim->transfer))
+		if (!idemq_limit_take_rate(queue, claim->transfer))
 			continue;
 		taken->entry = idemq_lease_take(claim, &taken->prior, &taken->has_prior);
 		/* A lease that is on its row alone is not counted. */

@@ -116,7 +116,7 @@ charge_bucket(const QueueInfo *queue, Datum group, BucketCharge *charge,
 
 	charge->empty_at = known_since(queue);
 	/* If the queue has just lost its state, this may charge another queue that has it now. */
-	charge->qstate = idemq_qstate_index(qstate == NULL ? queue->qstate : qstate);
+	charge->qstate_index = idemq_qstate_index(qstate == NULL ? queue->qstate : qstate);
 	act(name, length, &limit, charge);
 	pfree(name);
 	return charge->answer.allowed ? DT_NOBEGIN
@@ -128,7 +128,7 @@ charge_bucket(const QueueInfo *queue, Datum group, BucketCharge *charge,
  * and then charge->next is when to try again.
  */
 bool
-idemq_group_rate_limit_pass(const QueueInfo *queue, const Job *job, GroupCharge *charge)
+idemq_group_rate_limit_take(const QueueInfo *queue, const Job *job, GroupCharge *charge)
 {
 	charge->charged = false;
 	charge->next = DT_NOBEGIN;
@@ -141,7 +141,7 @@ idemq_group_rate_limit_pass(const QueueInfo *queue, const Job *job, GroupCharge 
 	return charge->charged;
 }
 
-/* Gives back what idemq_group_rate_limit_pass took: the start did not come about. */
+/* Gives back what idemq_group_rate_limit_take took: the start did not come about. */
 void
 idemq_group_rate_limit_undo(const QueueInfo *queue, const Job *job, const GroupCharge *charge)
 {

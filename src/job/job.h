@@ -350,7 +350,7 @@ typedef struct GroupCharge
 	BucketCharge bucket;
 } GroupCharge;
 
-extern bool idemq_group_rate_limit_pass(const QueueInfo *queue, const Job *job,
+extern bool idemq_group_rate_limit_take(const QueueInfo *queue, const Job *job,
 										GroupCharge *charge);
 extern void idemq_group_rate_limit_undo(const QueueInfo *queue, const Job *job,
 										const GroupCharge *charge);
@@ -461,7 +461,7 @@ typedef struct LimitView
 } LimitView;
 
 extern bool idemq_limit_may_transfer(const QueueInfo *queue);
-extern bool idemq_limit_pass_rate(const QueueInfo *queue, bool transfers);
+extern bool idemq_limit_take_rate(const QueueInfo *queue, bool transfers);
 extern void idemq_limit_undo_rate(const QueueInfo *queue);
 extern void idemq_limit_view(const QueueInfo *queue, LimitView *view);
 extern bool idemq_limit_has_room(const QueueInfo *queue, LimitView *view);

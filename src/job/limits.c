@@ -55,7 +55,7 @@ read_tat(const QueueInfo *queue, const GcraLimit *limit)
  * wake a waiter in vain.  Neither a rollback nor an error gives it back.
  */
 bool
-idemq_limit_pass_rate(const QueueInfo *queue, bool transfers)
+idemq_limit_take_rate(const QueueInfo *queue, bool transfers)
 {
 	GcraLimit limit = idemq_gcra_limit(queue->rate_limit, queue->rate_period);
 	GcraAnswer answer;
@@ -75,7 +75,7 @@ idemq_limit_pass_rate(const QueueInfo *queue, bool transfers)
 	return answer.allowed;
 }
 
-/* Gives back what idemq_limit_pass_rate has spent: the claim did not come about. */
+/* Gives back what idemq_limit_take_rate has spent: the claim did not come about. */
 void
 idemq_limit_undo_rate(const QueueInfo *queue)
 {

@@ -59,7 +59,7 @@ promoted(const EventArgs *args)
  * HAS_HEAD: it stays as it is.
  */
 static Promotion
-hasten(JobsTable *table, const QueueInfo *queue, const Job *job)
+promote_recheck_rate(JobsTable *table, const QueueInfo *queue, const Job *job)
 {
 	TimestampTz until;
 
@@ -86,7 +86,7 @@ find_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 	GroupLowWater from = idemq_pending_groups_low_water(queue->qstate, key);
 
 	if (idemq_jobs_group_head(table, queue->id, name, from.heads, job))
-		return hasten(table, queue, job);
+		return promote_recheck_rate(table, queue, job);
 	/* HAS_HEAD also for no job, or for one that was written by hand, without a ready_at. */
 	return idemq_jobs_group_blocked(table, queue->id, name, from.blocked, job) &&
 				   job->status == JOB_BLOCKED
@@ -115,7 +115,8 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 	*low_water = (GroupLowWater){idemq_is_no_group(name) ? now : Min(permits.first, now),
 								 from.blocked, permits.last};
 	if (permits.next != 0)
-		return idemq_jobs_fetch(table, permits.next, job) ? hasten(table, queue, job) : HAS_HEAD;
+		return idemq_jobs_fetch(table, permits.next, job) ? promote_recheck_rate(table, queue, job)
+														  : HAS_HEAD;
 	/* Jobs that made way in this visit are above the low-water mark until it ends. */
 	if (!idemq_jobs_group_blocked(table, queue->id, name, Max(from.blocked, passed), job) ||
 		job->status != JOB_BLOCKED)

@@ -38,8 +38,8 @@
 #include "queue/queue.h"
 #include "shared/groups/groups.h"
 
-static SqlStatement below_floors =
-	{.text = "SELECT * FROM idemq_internal.below_floors($1, $2, $3, $4, $5)",
+static SqlStatement below_low_water =
+	{.text = "SELECT * FROM idemq_internal.below_low_water($1, $2, $3, $4, $5)",
 	 .types = {INT4ARRAYOID, TEXTARRAYOID, TIMESTAMPTZARRAYOID, INT8ARRAYOID, INT8OID},
 	 .few = true,
 	 .fields = SUSPECT_FIELDS};
@@ -97,7 +97,7 @@ check_groups_find_below(const CheckCall *call, int *count)
 	args[3] = PointerGetDatum(
 		construct_array(columns[3], n, INT8OID, 8, FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
 	args[4] = Int64GetDatum(CHECK_SUSPECTS);
-	return idemq_spi_rows(&below_floors, args, sizeof(Suspect), count);
+	return idemq_spi_rows(&below_low_water, args, sizeof(Suspect), count);
 }
 
 void

@@ -205,7 +205,7 @@ check_attempts(CheckCall *call)
 
 /* Returns whether the session of a CLAIMING entry, or of a mark, has no transaction. */
 static bool
-is_without_transaction(const Lease *lease)
+session_is_idle(const Lease *lease)
 {
 	int32 session = lease->claiming ? lease->session : lease->ending.finisher;
 
@@ -230,9 +230,8 @@ is_outlived(CheckCall *call, const Lease *copy)
 
 	for (int i = 0; i < 5; i++)
 	{
-		if (!is_without_transaction(&now) || !idemq_check_settled(call) ||
-			!read_again(copy, &now) || now.claiming != copy->claiming ||
-			now.ending.finisher != copy->ending.finisher)
+		if (!session_is_idle(&now) || !idemq_check_settled(call) || !read_again(copy, &now) ||
+			now.claiming != copy->claiming || now.ending.finisher != copy->ending.finisher)
 			return false;
 	}
 	return true;

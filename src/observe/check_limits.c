@@ -24,7 +24,7 @@ visit_entry(Lease *lease, void *arg)
 	int64 *sums = arg;
 
 	if (idemq_running_is_counted(&lease->running))
-		sums[lease->running.qstate] += lease->running.units;
+		sums[lease->running.qstate_index] += lease->running.units;
 	return true;
 }
 

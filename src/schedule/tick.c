@@ -32,7 +32,7 @@ static SqlStatement list_due = {.locks = true,
 static SqlStatement tick_run_schedule =
 	{.locks = true,
 	 .on_jobs = true,
-	 .text = "SELECT state, failure FROM idemq_internal.run_or_tell($1)",
+	 .text = "SELECT state, failure FROM idemq_internal.try_run_schedule($1)",
 	 .types = {TEXTOID},
 	 .fields = (const SqlField[]){SQL_FIELD(Failure, state), SQL_FIELD(Failure, message)}};
 

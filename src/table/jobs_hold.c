@@ -48,7 +48,7 @@ copy_header(const Job *job, HeapTupleHeaderData *copy)
 
 /* Returns whether a header names no transaction that locks or changes the version. */
 static bool
-names_nobody(const HeapTupleHeaderData *header)
+xmax_is_none(const HeapTupleHeaderData *header)
 {
 	return (header->t_infomask & HEAP_XMAX_INVALID) ||
 		   !TransactionIdIsValid(HeapTupleHeaderGetRawXmax(header)) ||
@@ -101,7 +101,7 @@ hold_by_header(const HeapTupleHeaderData *header, bool key_share, TransactionId 
 	bool only_locks = HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask);
 
 	*holder = HeapTupleHeaderGetRawXmax(header);
-	if (names_nobody(header))
+	if (xmax_is_none(header))
 		return ROW_FREE;
 	if (header->t_infomask & HEAP_XMAX_IS_MULTI)
 		return hold_of_multi(HeapTupleHeaderGetRawXmax(header), only_locks, key_share, holder);
@@ -163,7 +163,7 @@ idemq_jobs_is_outdated(JobsTable *table, const Job *job)
 	if (table->crosscheck != InvalidSnapshot &&
 		!table_tuple_satisfies_snapshot(table->rel, job->row, table->crosscheck))
 		return true;
-	if (names_nobody(header) || HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) ||
+	if (xmax_is_none(header) || HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) ||
 		(header->t_infomask & HEAP_XMAX_IS_MULTI))
 		return false;
 	return hold_of(HeapTupleHeaderGetRawXmax(header), false) == ROW_CHANGED;
@@ -186,7 +186,7 @@ is_deleted_here(const Job *job)
 	HeapTupleHeaderData header;
 
 	copy_header(job, &header);
-	return !names_nobody(&header) && !HEAP_XMAX_IS_LOCKED_ONLY(header.t_infomask) &&
+	return !xmax_is_none(&header) && !HEAP_XMAX_IS_LOCKED_ONLY(header.t_infomask) &&
 		   ItemPointerEquals(&header.t_ctid, &job->row->tts_tid) &&
 		   TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetUpdateXid(&header));
 }
@@ -235,7 +235,7 @@ idemq_jobs_is_mine(const Job *job)
 	HeapTupleHeaderData header;
 
 	copy_header(job, &header);
-	if (names_nobody(&header) || !HEAP_XMAX_IS_LOCKED_ONLY(header.t_infomask))
+	if (xmax_is_none(&header) || !HEAP_XMAX_IS_LOCKED_ONLY(header.t_infomask))
 		return false;
 	if (header.t_infomask & HEAP_XMAX_IS_MULTI)
 		return is_member(HeapTupleHeaderGetRawXmax(&header));

@@ -437,8 +437,8 @@ forget_settings(const Action *action)
 static void
 check_groups(const Action *action)
 {
-	idemq_groups_drop_low_water(idemq_qstate_find(MyDatabaseId, action->queue_id),
-								action->queue_id);
+	idemq_groups_drop_low_water_marks(idemq_qstate_find(MyDatabaseId, action->queue_id),
+									  action->queue_id);
 }
 
 /* All sessions look again, this one too: it has read what it wrote. */
@@ -457,7 +457,7 @@ switched(const Action *action)
 }
 
 static void
-list_schedules(const Action *action)
+pending_note_schedules(const Action *action)
 {
 	idemq_worker_note_schedules();
 }
@@ -501,7 +501,7 @@ static const struct
 	[ACTION_SETTINGS] =       {pending_follow_settings,  forget_settings,    forget_settings},
 	[ACTION_GROUPS] =         {check_groups,     NULL,               NULL},
 	[ACTION_SWITCH] =         {switched,         look_again,         NULL},
-	[ACTION_SCHEDULES] =      {list_schedules,   NULL,               NULL},
+	[ACTION_SCHEDULES] =      {pending_note_schedules,   NULL,               NULL},
 	[ACTION_RESUME] =         {wake_resumed,     NULL,               NULL},
 	[ACTION_ROWS] =           {unset_database,   NULL,               NULL},
 	[ACTION_EXTENSION] =      {visit_database,   NULL,               NULL},

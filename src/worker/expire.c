@@ -221,7 +221,7 @@ idemq_expire_some(const QueueInfo *queue)
 
 /* Makes the next scans begin as soon as they are due. */
 void
-idemq_expire_hurry(void)
+idemq_expire_make_due(void)
 {
 	HASH_SEQ_STATUS all;
 	ExpireScan *scan;

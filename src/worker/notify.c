@@ -4,7 +4,7 @@
  *		worker sends it, so that no producer takes the cluster-wide lock that NOTIFY
  *		takes at commit.
  *
- * That something became ready is in the queue's state (DUE_NEWS); events of jobs are in its ring.
+ * That something became ready is in the queue's state (DUE_NOTIFY); events of jobs are in its ring.
  * There are two steps, with a commit between them.  idemq_notify_send takes the time, copies
  * the events and sends; idemq_notify_ended, after the commit, removes what was copied, and after
  * a failure notes again what was taken.  If a worker dies between the two, its successor sends
@@ -58,7 +58,7 @@ idemq_notify_look(QueueState *qstate)
 {
 	MemoryContext old;
 
-	if (idemq_due_at(qstate, DUE_NEWS) == PG_INT64_MAX && !idemq_notify_ring_waiting(qstate))
+	if (idemq_due_at(qstate, DUE_NOTIFY) == PG_INT64_MAX && !idemq_notify_ring_waiting(qstate))
 		return;
 	old = MemoryContextSwitchTo(TopMemoryContext);
 	with_news = bms_add_member(with_news, idemq_qstate_index(qstate));
@@ -132,7 +132,7 @@ idemq_notify_send(void)
 		MemoryContextSwitchTo(old);
 		news->qstate = view.qstate;
 		news->queue_id = view.queue_id;
-		news->ready = idemq_due_take(view.qstate, DUE_NEWS);
+		news->ready = idemq_due_take(view.qstate, DUE_NOTIFY);
 		idemq_notify_ring_copy(view.qstate, &news->batch);
 	}
 	/* What comes from here on marks its queue state, which is then looked at again. */
@@ -172,7 +172,7 @@ idemq_notify_ended(const QueueStateView *view, bool done)
 		if (sent)
 			idemq_notify_ring_sent(news->qstate, &news->batch);
 		else if (news->ready)
-			idemq_due_by(news->qstate, DUE_NEWS, 0);
+			idemq_due_by(news->qstate, DUE_NOTIFY, 0);
 		if (!sent)
 			idemq_worker_mark_queue(idemq_qstate_index(news->qstate));
 	}

@@ -329,7 +329,7 @@ idemq_retention_due_at(const QueueStateView *view)
 
 /* Begins at once a pass that sweeps all jobs and deletes everything past its retention. */
 void
-idemq_retention_hurry(void)
+idemq_retention_make_due(void)
 {
 	passes.stage = STAGE_BEGIN;
 	passes.began = 0;

@@ -246,7 +246,7 @@ idemq_task_is_left(const Task *task, const QueueStateView *view, int64 target)
 
 /* Makes the tasks that failed due again at once. */
 void
-idemq_tasks_forgive(void)
+idemq_tasks_forget_failures(void)
 {
 	HASH_SEQ_STATUS all;
 	Trouble *trouble;

@@ -58,7 +58,7 @@
 #define REPORT_DELAY USECS_PER_SEC
 
 /* Turns are taken for that long, then what is due for all queues, and the worker's own affairs. */
-#define PASS_TIME INT64CONST(50000)
+#define QUEUES_SLICE INT64CONST(50000)
 /* The clock was moved when its offset has grown by so much; less is its usual drift. */
 #define CLOCK_MOVED INT64CONST(10000)
 /* What could not be read when a pass of the tasks began is read again after this long. */
@@ -71,15 +71,15 @@ static int64 looked_at = 0;
 /* When (mono) to look again whether this database follows another; PG_INT64_MAX: it is known. */
 static int64 next_look = 0;
 
-typedef struct Turn
+typedef struct ScheduledQueue
 {
 	pairingheap_node node;
 	int64 due;	/* mono */
 	bool waits; /* it is in the heap */
 	int stage;	/* of its next turn, where the last was cut short */
-} Turn;
+} ScheduledQueue;
 
-static Turn *turns = NULL;
+static ScheduledQueue *scheduled_queues = NULL;
 static pairingheap *heap = NULL;
 
 static int64
@@ -131,10 +131,10 @@ static const Task look_up_task = {TASK_FOLLOW, .run_for_all = idemq_follow_note_
 
 /* The earliest is the greatest: a pairing heap has its greatest first. */
 static int
-compare_turns(const pairingheap_node *a, const pairingheap_node *b, void *arg)
+compare_scheduled(const pairingheap_node *a, const pairingheap_node *b, void *arg)
 {
-	int64 due_a = pairingheap_const_container(Turn, node, a)->due;
-	int64 due_b = pairingheap_const_container(Turn, node, b)->due;
+	int64 due_a = pairingheap_const_container(ScheduledQueue, node, a)->due;
+	int64 due_b = pairingheap_const_container(ScheduledQueue, node, b)->due;
 
 	return due_a < due_b ? 1 : due_a > due_b ? -1 : 0;
 }
@@ -145,28 +145,28 @@ compare_turns(const pairingheap_node *a, const pairingheap_node *b, void *arg)
  * its place.
  */
 static void
-put_turn(int qstate, int64 due, int64 since)
+schedule_queue(int qstate_index, int64 due, int64 since)
 {
-	Turn *turn = &turns[qstate];
+	ScheduledQueue *scheduled = &scheduled_queues[qstate_index];
 	int64 now = idemq_mono_now();
 
-	if (turn->waits && turn->due <= now && due <= now)
+	if (scheduled->waits && scheduled->due <= now && due <= now)
 		return;
-	if (turn->waits)
-		pairingheap_remove(heap, &turn->node);
-	turn->waits = due < PG_INT64_MAX;
-	turn->due = Max(due, since);
-	if (turn->waits)
-		pairingheap_add(heap, &turn->node);
+	if (scheduled->waits)
+		pairingheap_remove(heap, &scheduled->node);
+	scheduled->waits = due < PG_INT64_MAX;
+	scheduled->due = Max(due, since);
+	if (scheduled->waits)
+		pairingheap_add(heap, &scheduled->node);
 }
 
 /* Returns when (mono) the next turn is; PG_INT64_MAX: there is none. */
 static int64
-next_turn(void)
+next_scheduled(void)
 {
 	if (pairingheap_is_empty(heap))
 		return PG_INT64_MAX;
-	return pairingheap_container(Turn, node, pairingheap_first(heap))->due;
+	return pairingheap_container(ScheduledQueue, node, pairingheap_first(heap))->due;
 }
 
 /*
@@ -185,19 +185,19 @@ plan(const QueueStateView *view, void *since)
 
 		due = Min(due, when);
 	}
-	put_turn(idemq_qstate_index(view->qstate), due, *(int64 *) since);
+	schedule_queue(idemq_qstate_index(view->qstate), due, *(int64 *) since);
 }
 
 /* Visits a queue state whose times have changed. */
 static void
-plan_marked(int qstate, void *arg)
+plan_marked(int qstate_index, void *arg)
 {
 	QueueStateView view;
 
-	if (idemq_qstate_view(qstate, MyDatabaseId, &view))
+	if (idemq_qstate_view(qstate_index, MyDatabaseId, &view))
 		plan(&view, &looked_at);
 	else
-		put_turn(qstate, PG_INT64_MAX, 0);
+		schedule_queue(qstate_index, PG_INT64_MAX, 0);
 }
 
 /*
@@ -226,50 +226,51 @@ plan_changed(void)
  * the queue goes on with the next task when its turn comes again.
  */
 static void
-take_turn(int qstate)
+run_queue_tasks(int qstate_index)
 {
-	int first = turns[qstate].stage;
+	int first = scheduled_queues[qstate_index].stage;
 	int64 now;
 	QueueStateView view;
 	Slice slice;
 
-	turns[qstate].stage = 0;
+	scheduled_queues[qstate_index].stage = 0;
 	idemq_slice_begin(&slice, SLICE_OF_TASK);
 	for (int i = 0; i < TASKS; i++)
 	{
-		if (!idemq_qstate_view(qstate, MyDatabaseId, &view))
+		if (!idemq_qstate_view(qstate_index, MyDatabaseId, &view))
 			return;
 		(void) idemq_task_run_if_due(&tasks[(first + i) % TASKS], &view);
 		if (idemq_slice_is_over(&slice))
 		{
-			turns[qstate].stage = (first + i + 1) % TASKS;
+			scheduled_queues[qstate_index].stage = (first + i + 1) % TASKS;
 			break;
 		}
 	}
 	now = idemq_mono_now();
-	if (idemq_qstate_view(qstate, MyDatabaseId, &view))
+	if (idemq_qstate_view(qstate_index, MyDatabaseId, &view))
 		plan(&view, &now);
 }
 
 /*
  * Lets the queues that are due take turns, then does what is due for all queues at once; takes at
- * most PASS_TIME and one turn.  Returns when (mono) to come again.
+ * most QUEUES_SLICE and one turn.  Returns when (mono) to come again.
  */
 static int64
-do_turns(void)
+run_due_queues(void)
 {
-	int64 until = idemq_stopwatch() + PASS_TIME;
+	int64 until = idemq_stopwatch() + QUEUES_SLICE;
 	int64 next = PG_INT64_MAX;
 
 	plan_changed();
-	while (next_turn() <= idemq_mono_now())
+	while (next_scheduled() <= idemq_mono_now())
 	{
-		Turn *turn = pairingheap_container(Turn, node, pairingheap_remove_first(heap));
+		ScheduledQueue *scheduled =
+			pairingheap_container(ScheduledQueue, node, pairingheap_remove_first(heap));
 
-		turn->waits = false;
+		scheduled->waits = false;
 		/* Comes again without a sleep: what the turn makes due, of any queue, is planned first. */
 		next = 0;
-		take_turn((int) (turn - turns));
+		run_queue_tasks((int) (scheduled - scheduled_queues));
 		plan_changed();
 		if (idemq_stopwatch() >= until)
 			break;
@@ -280,7 +281,7 @@ do_turns(void)
 
 		next = Min(next, when);
 	}
-	until = next_turn();
+	until = next_scheduled();
 	return Min(next, until);
 }
 
@@ -308,14 +309,15 @@ tasks_begin(void)
 	idemq_for_each_qstate(MyDatabaseId, make_due, NULL);
 	idemq_tick_begin();
 	idemq_history_begin();
-	if (turns == NULL)
+	if (scheduled_queues == NULL)
 	{
-		turns = MemoryContextAllocHuge(TopMemoryContext, sizeof(Turn) * (Size) idemq_max_queues);
+		scheduled_queues = MemoryContextAllocHuge(TopMemoryContext,
+												  sizeof(ScheduledQueue) * (Size) idemq_max_queues);
 		heap = MemoryContextAllocZero(TopMemoryContext, sizeof(pairingheap));
-		heap->ph_compare = compare_turns;
+		heap->ph_compare = compare_scheduled;
 	}
 	/* No queue state has a turn. */
-	memset(turns, 0, sizeof(Turn) * (Size) idemq_max_queues);
+	memset(scheduled_queues, 0, sizeof(ScheduledQueue) * (Size) idemq_max_queues);
 	pairingheap_reset(heap);
 	idemq_for_each_qstate(MyDatabaseId, plan, &looked_at);
 	return true;
@@ -336,16 +338,16 @@ typedef struct Left
 
 /* For a call of idemq_clock_call, makes sure that nothing is postponed beyond its due time. */
 static void
-hurry(uint64 call)
+tasks_make_all_due(uint64 call)
 {
 	static uint64 last = 0;
 
 	/* In every pass, because a scan that began before the clock moved is postponed at its end. */
-	idemq_expire_hurry();
+	idemq_expire_make_due();
 	if (call != last)
 	{
-		idemq_tasks_forgive();
-		idemq_retention_hurry();
+		idemq_tasks_forget_failures();
+		idemq_retention_make_due();
 		/* The step in which the clock moved must not include what follows. */
 		(void) idemq_task_run_if_due(HISTORY, NULL);
 	}
@@ -421,8 +423,8 @@ idemq_tasks_do(void)
 	else if (begun || (begun = tasks_begin()))
 	{
 		if (unlikely(call != 0))
-			hurry(call);
-		next = do_turns();
+			tasks_make_all_due(call);
+		next = run_due_queues();
 		if (unlikely(call != 0))
 		{
 			add_left(NULL, &left);

@@ -87,7 +87,7 @@ extern int64 idemq_task_due_at(const Task *task, const QueueStateView *view);
 extern bool idemq_task_is_left(const Task *task, const QueueStateView *view, int64 target);
 extern int64 idemq_task_run_if_due(const Task *task, const QueueStateView *view);
 extern bool idemq_task_run(const Task *task, int32 queue_id);
-extern void idemq_tasks_forgive(void);
+extern void idemq_tasks_forget_failures(void);
 
 /*
  * notify.c
@@ -125,7 +125,7 @@ extern void idemq_remind(const QueueInfo *queue);
 extern int64 idemq_expire_due_at(const QueueStateView *view);
 extern void idemq_expire_some(const QueueInfo *queue);
 extern void idemq_expire_ended(const QueueStateView *view, bool done);
-extern void idemq_expire_hurry(void);
+extern void idemq_expire_make_due(void);
 extern void idemq_expire_all(const QueueInfo *queue);
 
 /*
@@ -136,7 +136,7 @@ extern void idemq_expire_all(const QueueInfo *queue);
 extern int64 idemq_retention_due_at(const QueueStateView *view);
 extern void idemq_retention_run(void);
 extern void idemq_retention_ended(const QueueStateView *view, bool done);
-extern void idemq_retention_hurry(void);
+extern void idemq_retention_make_due(void);
 extern int64 idemq_retention_apply(int64 max_jobs);
 
 /*

@@ -179,7 +179,7 @@ inline run_queue(queue)
 	:: else
 	fi;
 	atomic { left = 0; low = false; fails = false };
-	/* take_turn plans it anew. */
+	/* run_queue_tasks plans it anew. */
 	turn[queue] = due[queue]
 }
 
@@ -205,7 +205,7 @@ again:
 #ifndef TAKE_FIRST
 	take_marks();
 #endif
-	/* do_turns */
+	/* run_due_queues */
 	ran = false;
 	do
 	:: turn[0] <= now -> run_queue(0); ran = true; take_marks()

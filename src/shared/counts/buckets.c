@@ -331,7 +331,7 @@ use_bucket(BucketCharge *charge, const Address *at, const GcraLimit *limit, Buck
 	/* Never fuller than one that was empty then. */
 	int64 least = charge->empty_at == 0 ? 0 : charge->empty_at + limit->period;
 
-	charge->cell = own ? -1 : charge->qstate;
+	charge->cell = own ? -1 : charge->qstate_index;
 	if (!own)
 		number = &buckets_shared->cells[charge->cell].tat;
 	charge->before = pg_atomic_read_u64(number);
@@ -357,7 +357,7 @@ use_bucket(BucketCharge *charge, const Address *at, const GcraLimit *limit, Buck
 /*
  * Charges one to the bucket of that name in this database, if that is allowed; takes effect
  * at once.  Counts when there is no room for one of the name's own.  charge->empty_at and
- * charge->qstate are given.
+ * charge->qstate_index are given.
  */
 void
 idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)
@@ -369,7 +369,8 @@ idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, Bucket
 		CHECK_FOR_INTERRUPTS();
 		if (use_bucket(charge, &at, limit, CHARGE_OWN))
 			return;
-	} while (buckets_enter(&at, charge->qstate, &buckets_shared->cells[charge->qstate], limit));
+	} while (buckets_enter(&at, charge->qstate_index, &buckets_shared->cells[charge->qstate_index],
+						   limit));
 	(void) use_bucket(charge, &at, limit, CHARGE_ANY);
 	count_no_room();
 }
@@ -420,9 +421,9 @@ idemq_buckets_forget_database(Oid database)
  * does not find them.
  */
 void
-idemq_buckets_forget_queue(int qstate)
+idemq_buckets_forget_queue(int qstate_index)
 {
-	if (pg_atomic_read_u32(&buckets_shared->cells[qstate].count) > 0)
-		(void) remove_buckets(OF_HOLDER, InvalidOid, qstate);
-	pg_atomic_write_u64(&buckets_shared->cells[qstate].tat, 0);
+	if (pg_atomic_read_u32(&buckets_shared->cells[qstate_index].count) > 0)
+		(void) remove_buckets(OF_HOLDER, InvalidOid, qstate_index);
+	pg_atomic_write_u64(&buckets_shared->cells[qstate_index].tat, 0);
 }

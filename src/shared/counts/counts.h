@@ -189,10 +189,10 @@ extern void idemq_notify_ring_sent(const QueueState *qstate, const NewsBatch *ba
 /* A charge of one to a bucket, which can be taken back. */
 typedef struct BucketCharge
 {
-	int64 empty_at; /* ns of the monotonic clock: it counts as empty then; 0: it was never */
-	int qstate;		/* index of the queue's */
-	int32 cell;		/* that was charged, without room for a bucket; -1: a bucket was */
-	uint64 before;	/* its number before the charge */
+	int64 empty_at;	  /* ns of the monotonic clock: it counts as empty then; 0: it was never */
+	int qstate_index; /* index of the queue's */
+	int32 cell;		  /* that was charged, without room for a bucket; -1: a bucket was */
+	uint64 before;	  /* its number before the charge */
 	GcraAnswer answer;
 } BucketCharge;
 
@@ -207,6 +207,6 @@ extern void idemq_bucket_ask(const char *name, int length, const GcraLimit *limi
 extern void idemq_bucket_undo(const char *name, int length, const BucketCharge *charge);
 extern TableUsage idemq_buckets_usage(void);
 extern void idemq_buckets_forget_database(Oid database);
-extern void idemq_buckets_forget_queue(int qstate);
+extern void idemq_buckets_forget_queue(int qstate_index);
 
 #endif

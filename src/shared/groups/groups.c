@@ -472,7 +472,7 @@ idemq_groups_unset_database(Oid database)
  * changed.
  */
 void
-idemq_groups_drop_low_water(const QueueState *qstate, int32 queue_id)
+idemq_groups_drop_low_water_marks(const QueueState *qstate, int32 queue_id)
 {
 	GroupQueue *queue;
 

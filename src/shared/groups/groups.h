@@ -119,7 +119,7 @@ extern void idemq_groups_reset(int index, Oid database, int32 queue_id);
 extern void idemq_groups_forget(int index);
 extern void idemq_groups_unset_database(Oid database);
 extern int idemq_groups_copy(Oid database, GroupEntry *copies, int max);
-extern void idemq_groups_drop_low_water(const QueueState *qstate, int32 queue_id);
+extern void idemq_groups_drop_low_water_marks(const QueueState *qstate, int32 queue_id);
 extern int64 idemq_groups_limited(Oid database, int32 queue_id);
 extern TableUsage idemq_groups_usage(void);
 

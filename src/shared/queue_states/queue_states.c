@@ -29,7 +29,7 @@
 typedef struct QueueStateEntry
 {
 	QueueStateKey key;
-	int qstate;
+	int qstate_index;
 } QueueStateEntry;
 
 typedef struct QueueStatesShared
@@ -72,7 +72,7 @@ qstate_reset(QueueState *qstate, SetWord set)
 	for (int kind = 0; kind < DUE_KINDS; kind++)
 	{
 		bool unasked = kind == DUE_GROUPS || kind == DUE_RECOVERY || kind == DUE_SIGNAL ||
-					   kind == DUE_NEWS;
+					   kind == DUE_NOTIFY;
 
 		set(&qstate->due[kind], unasked ? DUE_NEVER : 0);
 	}
@@ -142,7 +142,7 @@ idemq_qstate_find_locked(Oid database, int32 queue_id)
 	QueueStateKey key = {database, queue_id};
 	QueueStateEntry *entry = hash_search(qstate_hash, &key, HASH_FIND, NULL);
 
-	return entry == NULL ? NULL : &queue_states_shared->qstates[entry->qstate];
+	return entry == NULL ? NULL : &queue_states_shared->qstates[entry->qstate_index];
 }
 
 /* Returns whether no queue state is free.  qstates_lock held. */
@@ -171,7 +171,7 @@ idemq_qstate_occupy(Oid database, int32 queue_id)
 	entry = hash_search(qstate_hash, &key, HASH_ENTER_NULL, NULL);
 	if (entry == NULL)
 		return NULL;
-	entry->qstate = i;
+	entry->qstate_index = i;
 	queue_states_shared->used++;
 	queue_states_shared->first_free = i + 1;
 	LWLockAcquire(&queue_states_shared->qstates[i].lock, LW_EXCLUSIVE);

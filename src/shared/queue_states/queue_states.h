@@ -119,7 +119,7 @@ typedef enum DueKind
 	DUE_SIGNAL,	  /* the first signal since the last claim is given again */
 	DUE_EXPIRY,	  /* TimestampTz: a job expires */
 	DUE_HANDLER,  /* the handler is looked at */
-	DUE_NEWS,	  /* sessions that LISTEN are told that something became ready */
+	DUE_NOTIFY,	  /* sessions that LISTEN are told that something became ready */
 	DUE_KINDS
 } DueKind;
 
@@ -271,15 +271,15 @@ extern void idemq_scan_start_verified(QueueState *qstate, int32 queue_id, int64 
 /* Where a lease entry is counted as running.  Every field is under the entry's partition lock. */
 typedef struct RunningCounted
 {
-	int32 qstate; /* by index; of no meaning while units is 0 */
-	uint32 life;  /* the life of that queue state */
-	uint32 units; /* 0, or 1; more until a claim that took the entry over ends */
+	int32 qstate_index; /* by index; of no meaning while units is 0 */
+	uint32 life;		/* the life of that queue state */
+	uint32 units;		/* 0, or 1; more until a claim that took the entry over ends */
 } RunningCounted;
 
 /* A queue state whose count of running jobs has fallen by one, for idemq_running_freed. */
 typedef struct RunningFreed
 {
-	int32 qstate; /* by index; -1: nowhere */
+	int32 qstate_index; /* by index; -1: nowhere */
 	int32 queue_id;
 } RunningFreed;
 

@@ -63,7 +63,7 @@ bool
 idemq_running_is_counted(const RunningCounted *counted)
 {
 	return counted->units > 0 &&
-		   RUNNING_LIFE(pg_atomic_read_u64(&idemq_qstate_at(counted->qstate)->running)) ==
+		   RUNNING_LIFE(pg_atomic_read_u64(&idemq_qstate_at(counted->qstate_index)->running)) ==
 			   counted->life;
 }
 
@@ -93,9 +93,9 @@ idemq_running_count_in(RunningCounted *counted, QueueState *qstate, int32 queue_
 			return false;
 	} while (!pg_atomic_compare_exchange_u64(&qstate->running, &known, known + 1));
 	if (counted->units > 0 &&
-		(counted->qstate != idemq_qstate_index(qstate) || counted->life != life))
+		(counted->qstate_index != idemq_qstate_index(qstate) || counted->life != life))
 		(void) idemq_running_count_out(counted, queue_id, 0);
-	counted->qstate = idemq_qstate_index(qstate);
+	counted->qstate_index = idemq_qstate_index(qstate);
 	counted->life = life;
 	counted->units++;
 	return true;
@@ -112,7 +112,7 @@ idemq_running_count_out(RunningCounted *counted, int32 queue_id, uint32 keep)
 	if (units <= keep)
 		return NOTHING_FREED;
 	counted->units = keep;
-	qstate = idemq_qstate_at(counted->qstate);
+	qstate = idemq_qstate_at(counted->qstate_index);
 	known = pg_atomic_read_u64(&qstate->running);
 	do
 	{
@@ -120,7 +120,7 @@ idemq_running_count_out(RunningCounted *counted, int32 queue_id, uint32 keep)
 			return NOTHING_FREED;
 		Assert(RUNNING_COUNT(known) >= units - keep);
 	} while (!pg_atomic_compare_exchange_u64(&qstate->running, &known, known - (units - keep)));
-	return (RunningFreed){counted->qstate, queue_id};
+	return (RunningFreed){counted->qstate_index, queue_id};
 }
 
 /* Returns how many lease entries a queue state counts. */
@@ -144,7 +144,7 @@ idemq_running_wake_refused(QueueState *qstate, int32 queue_id, uint32 limit)
 void
 idemq_running_freed(RunningFreed freed)
 {
-	if (freed.qstate >= 0)
-		idemq_running_wake_refused(idemq_qstate_at(freed.qstate), freed.queue_id,
+	if (freed.qstate_index >= 0)
+		idemq_running_wake_refused(idemq_qstate_at(freed.qstate_index), freed.queue_id,
 								   REFUSED_BY_RUNNING);
 }

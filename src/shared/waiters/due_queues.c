@@ -105,14 +105,14 @@ ensure_bit(pg_atomic_uint64 *words, int bit)
 
 /* Marks a queue; to be called after its time was written. */
 void
-idemq_due_queues_mark(int worker, int qstate)
+idemq_due_queues_mark(int worker, int qstate_index)
 {
 	pg_atomic_uint64 *set = set_of(worker);
 
 	pg_memory_barrier();
-	ensure_bit(set + 1 + word_words(), qstate);
+	ensure_bit(set + 1 + word_words(), qstate_index);
 	pg_memory_barrier();
-	ensure_bit(set + 1, qstate / BITS);
+	ensure_bit(set + 1, qstate_index / BITS);
 }
 
 /* Marks all queues of a database. */
@@ -127,7 +127,7 @@ idemq_due_queues_mark_all(int worker)
  * Returns whether all queues of the database are to be visited beside these.
  */
 bool
-idemq_due_queues_take(int worker, void (*function)(int qstate, void *arg), void *arg)
+idemq_due_queues_take(int worker, void (*function)(int qstate_index, void *arg), void *arg)
 {
 	pg_atomic_uint64 *set = set_of(worker);
 	pg_atomic_uint64 *qstates = set + 1 + word_words();

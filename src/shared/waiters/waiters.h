@@ -50,7 +50,7 @@ extern void idemq_wake_for_results(void);
 extern bool idemq_worker_present(void);
 extern void idemq_worker_need_by(int64 mono);
 extern void idemq_worker_need_for_queue(const QueueState *qstate, int64 mono);
-extern void idemq_worker_mark_queue(int qstate);
+extern void idemq_worker_mark_queue(int qstate_index);
 extern void idemq_worker_need_all(void);
 extern void idemq_worker_note_schedules(void);
 extern void idemq_worker_note_counts(void);
@@ -99,8 +99,9 @@ extern bool idemq_due_take(QueueState *qstate, DueKind kind);
 
 extern const ShmemPart idemq_due_queues_part;
 
-extern void idemq_due_queues_mark(int worker, int qstate);
+extern void idemq_due_queues_mark(int worker, int qstate_index);
 extern void idemq_due_queues_mark_all(int worker);
-extern bool idemq_due_queues_take(int worker, void (*function)(int qstate, void *arg), void *arg);
+extern bool idemq_due_queues_take(int worker, void (*function)(int qstate_index, void *arg),
+								  void *arg);
 
 #endif

@@ -263,7 +263,7 @@ idemq_wake_ready(QueueState *qstate, int32 queue_id, int count, TimestampTz late
 	 * it, or comes while it is awake.
 	 */
 	if (idemq_notify)
-		idemq_due_in(qstate, DUE_NEWS, idemq_notify_delay * INT64CONST(1000));
+		idemq_due_in(qstate, DUE_NOTIFY, idemq_notify_delay * INT64CONST(1000));
 	idemq_wake_again(qstate, count);
 }
 

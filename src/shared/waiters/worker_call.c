@@ -93,12 +93,12 @@ idemq_worker_need_by(int64 mono)
 
 /* Marks the queue of that index, for what was written down; idemq_worker_need_by is to follow. */
 void
-idemq_worker_mark_queue(int qstate)
+idemq_worker_mark_queue(int qstate_index)
 {
 	WorkerSlot *worker = idemq_worker_here();
 
 	if (worker != NULL)
-		idemq_due_queues_mark(idemq_worker_index(worker), qstate);
+		idemq_due_queues_mark(idemq_worker_index(worker), qstate_index);
 }
 
 /* As idemq_worker_need_by, for a queue of this database. */

@@ -1,5 +1,5 @@
 /*
- * api/job_answer.c
+ * api/claim_result.c
  *		What claim_job and acquire share: their arguments lease, worker and attach, and
  *		their answer, a row of idemq.claim_result.
  */
@@ -23,7 +23,7 @@
 
 /* Returns an outcome and what came of the call as a row of idemq.claim_result. */
 Datum
-idemq_job_answer(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
+idemq_claim_result_row(FunctionCallInfo fcinfo, const JobCall *call, Outcome outcome)
 {
 	Datum values[RESULT_COLUMNS] = {0};
 	bool nulls[RESULT_COLUMNS];
