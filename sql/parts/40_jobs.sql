@@ -91,7 +91,7 @@ COMMENT ON FUNCTION idemq.cancel_matching(text, text, text, text, int)
 CREATE FUNCTION idemq.retry(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_retry';
 COMMENT ON FUNCTION idemq.retry(bigint)
-	IS 'make a job ready now: retrying, not yet due, or dead or cancelled (with a fresh set of attempts and no expiry; in a group it waits for its turn; its copy in the dead-letter queue is cancelled, unless somebody is on it, or has done it, and a NOTICE says so); returns retrying, or why not: current (ready already), locked (running), blocked, completed, not_found; needs enqueue';
+	IS 'make a job ready now: retrying, not yet due, or dead or cancelled (with a fresh set of attempts and no expiry; in a group it waits for its turn; its dead-letter record is cancelled, unless somebody is on it, or has done it, and a NOTICE says so); returns retrying, or why not: current (ready already), locked (running), blocked, completed, not_found; needs enqueue';
 
 CREATE FUNCTION idemq.redrive(
 	queue text, max_jobs int DEFAULT NULL, error text DEFAULT NULL, ids bigint[] DEFAULT NULL)
@@ -100,7 +100,7 @@ COMMENT ON FUNCTION idemq.redrive(text, int, text, bigint[])
 	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose last_error, or pattern, is LIKE that; ids: those of these ids; several arguments: what they have in common; the copy of each in the dead-letter queue is cancelled, unless somebody is on it, or has done it: a NOTICE says how many; returns how many; needs admin';
 
 CREATE FUNCTION idemq_internal.redrive_job(id bigint, token bigint, OUT redriven boolean,
-	OUT copies bigint)
+	OUT dead_letter_records bigint)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_redrive_job';
 
 -- Which jobs is asked under the latest snapshot, with the token of the attempt that each died of.
@@ -114,12 +114,12 @@ DECLARE
 	number int := idemq_internal.queue(queue, 'admin');
 	fingerprint text := CASE WHEN error ~ '^[0-9a-f]{16}$' THEN error END;
 	redriven bigint;
-	copies bigint;
+	dead_letter_records bigint;
 BEGIN
 	PERFORM idemq_internal.check_int('max_jobs', max_jobs, 1, 2147483647)
 		WHERE max_jobs IS NOT NULL;
 	PERFORM idemq_internal.check_ids('ids', ids) WHERE ids IS NOT NULL;
-	SELECT count(*) FILTER (WHERE r.redriven), coalesce(sum(r.copies), 0) INTO redriven, copies
+	SELECT count(*) FILTER (WHERE r.redriven), coalesce(sum(r.dead_letter_records), 0) INTO redriven, dead_letter_records
 		FROM (SELECT * FROM idemq_internal.latest(
 		'SELECT j.id, j.token FROM idemq.jobs j
 			WHERE j.queue_id = $1 AND j.dead_at IS NOT NULL AND j.status = ''dead''
@@ -135,13 +135,13 @@ BEGIN
 		number, max_jobs, fingerprint, CASE WHEN fingerprint IS NULL THEN error END,
 			ids) AS (id bigint, token bigint) ORDER BY 1) d
 		CROSS JOIN LATERAL idemq_internal.redrive_job(d.id, d.token) r;
-	IF copies > 0 THEN
-		RAISE NOTICE 'copies of jobs in dead-letter queues that were cancelled: %', copies;
+	IF dead_letter_records > 0 THEN
+		RAISE NOTICE 'cancelled dead-letter records: %', dead_letter_records;
 	END IF;
 	IF redriven > 0 THEN
 		PERFORM idemq_internal.audit('redrive', number, queue, nullif(jsonb_strip_nulls(
 			jsonb_build_object('error', error, 'ids', cardinality(ids)::text,
-				'copies', nullif(copies, 0)::text)), '{}'),
+				'dead_letter_records', nullif(dead_letter_records, 0)::text)), '{}'),
 				jobs => redriven);
 	END IF;
 	RETURN redriven;

@@ -47,7 +47,7 @@ take_record_back(const QueueInfo *queue, int64 id, int64 token)
 	JobChange keyless = {0};
 	QueueInfo dead;
 	JobsTable table;
-	Job copy;
+	Job record;
 	bool taken;
 
 	if (queue->dead_letter_queue[0] == '\0' || !idemq_queue_find(queue->dead_letter_queue, &dead) ||
@@ -56,16 +56,17 @@ take_record_back(const QueueInfo *queue, int64 id, int64 token)
 	args.error = cstring_to_text(psprintf("job %lld was brought back", (long long) id));
 	job_set_null(&keyless, COL_KEY);
 	idemq_jobs_open(&table);
-	taken = idemq_jobs_find_key(&table, dead.id, idemq_dead_letter_key(queue, id, token), &copy) &&
-			idemq_transition_allowed(EVENT_EXPIRE, copy.status) &&
-			idemq_jobs_update(&table, &copy, &keyless, JOB_SKIPS) == JOB_WRITTEN;
+	taken =
+		idemq_jobs_find_key(&table, dead.id, idemq_dead_letter_key(queue, id, token), &record) &&
+		idemq_transition_allowed(EVENT_EXPIRE, record.status) &&
+		idemq_jobs_update(&table, &record, &keyless, JOB_SKIPS) == JOB_WRITTEN;
 	if (taken)
 	{
-		int64 copy_id = copy.id;
+		int64 copy_id = record.id;
 
 		idemq_jobs_refresh(&table);
-		if (!idemq_jobs_fetch(&table, copy_id, &copy) ||
-			idemq_transition(&table, &copy, &dead, EVENT_EXPIRE, &args, JOB_SKIPS) != JOB_WRITTEN)
+		if (!idemq_jobs_fetch(&table, copy_id, &record) ||
+			idemq_transition(&table, &record, &dead, EVENT_EXPIRE, &args, JOB_SKIPS) != JOB_WRITTEN)
 			elog(ERROR, "job %lld has changed, which this transaction has written",
 				 (long long) copy_id);
 	}
@@ -116,8 +117,8 @@ idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer, int32 *q
 			if ((event == EVENT_REDRIVE || event == EVENT_REDRIVE_GROUPED) &&
 				take_record_back(&queue, id, job.token))
 			{
-				(*changer->copies)++;
-				change_job_note(&entry, "copies", "1");
+				(*changer->dead_letter_records)++;
+				change_job_note(&entry, "dead_letter_records", "1");
 			}
 			if (entry.action != NULL)
 				idemq_audit(&entry);

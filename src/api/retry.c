@@ -36,37 +36,37 @@ decide_retry(const Job *job, const void *arg, EventArgs *args, JobEvent *event, 
 
 /* Tells how many dead-letter records were taken out of their queues. */
 static void
-say_copies(int64 copies)
+retry_report_records(int64 dead_letter_records)
 {
-	if (copies > 0)
-		ereport(NOTICE, (errmsg("copies of jobs in dead-letter queues that were cancelled: %lld",
-								(long long) copies)));
+	if (dead_letter_records > 0)
+		ereport(NOTICE,
+				(errmsg("cancelled dead-letter records: %lld", (long long) dead_letter_records)));
 }
 
 /* retry(id) -> retrying | current | locked | blocked | completed | not_found; 22004, 40001. */
 SQL_FUNCTION(idemq_sql_retry)
 {
-	int64 copies = 0;
+	int64 dead_letter_records = 0;
 	JobChanger retrier = {.decide = decide_retry,
 						  .privileges = PRIVILEGE_CHANGE,
 						  .audit = {.action = "retry"},
-						  .copies = &copies};
+						  .dead_letter_records = &dead_letter_records};
 	Datum outcome = idemq_change_one(fcinfo, &retrier);
 
-	say_copies(copies);
+	retry_report_records(dead_letter_records);
 	return outcome;
 }
 
 /* retry_many(ids) -> setof (id, outcome as retry); 22004, 22023, 40001. */
 SQL_FUNCTION(idemq_sql_retry_many)
 {
-	int64 copies = 0;
+	int64 dead_letter_records = 0;
 	JobChanger retrier = {.decide = decide_retry,
 						  .privileges = PRIVILEGE_CHANGE,
-						  .copies = &copies};
+						  .dead_letter_records = &dead_letter_records};
 	Datum none = idemq_change_many(fcinfo, &retrier, "retry_many");
 
-	say_copies(copies);
+	retry_report_records(dead_letter_records);
 	return none;
 }
 
@@ -89,11 +89,11 @@ SQL_FUNCTION(idemq_sql_internal_redrive_job)
 {
 	int level = idemq_wrapper_become_caller();
 	int64 token = PG_GETARG_INT64(1);
-	int64 copies = 0;
+	int64 dead_letter_records = 0;
 	JobChanger redriver = {.decide = decide_redrive,
 						   .arg = &token,
 						   .privileges = PRIVILEGE_ADMIN,
-						   .copies = &copies};
+						   .dead_letter_records = &dead_letter_records};
 	JobsTable table;
 	Outcome outcome;
 
@@ -103,6 +103,6 @@ SQL_FUNCTION(idemq_sql_internal_redrive_job)
 	idemq_wrapper_become_owner(level);
 	return idemq_row_datum(fcinfo,
 						   (Datum[]){BoolGetDatum(outcome == OUTCOME_RETRYING),
-									 Int64GetDatum(copies)},
+									 Int64GetDatum(dead_letter_records)},
 						   (bool[]){false, false});
 }
