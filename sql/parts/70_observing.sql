@@ -176,7 +176,7 @@ COMMENT ON COLUMN idemq.metrics.steps_open IS 'steps that running attempts have 
 COMMENT ON COLUMN idemq.metrics.steps_unknown IS 'steps whose attempt is over, without an answer: the next attempt asks the other side; if the job is finished, somebody has to';
 COMMENT ON COLUMN idemq.metrics.wait_p50 IS 'from due to claimed, or committed once: half of the jobs waited no longer (within 12.5 %)';
 COMMENT ON COLUMN idemq.metrics.run_p50 IS 'from claimed to committed: half of the attempts ran no longer (within 12.5 %)';
-COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has a slot in shared memory; one that was restored beyond idemq.max_queues has none, and so no counters and no times';
+COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has a state in shared memory; one that was restored beyond idemq.max_queues has none, and so no counters and no times';
 COMMENT ON COLUMN idemq.metrics.counted_since IS 'when the counters began: at the first use after the start of the server, or after idemq.jobs was truncated';
 COMMENT ON COLUMN idemq.metrics.recovering IS 'whether jobs in flight whose leases shared memory has lost, by a restart in the main, are still being looked for; NULL without a place in shared memory';
 COMMENT ON COLUMN idemq.metrics.permits_used IS 'what max_running counts: running jobs, and open claims; NULL without a place in shared memory';

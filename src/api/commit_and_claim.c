@@ -64,7 +64,7 @@ claim_next(ClaimCall *call, const char *name)
 	else if (call->lease > queue->max_lease)
 		commit_and_claim_warn(name, "The lease is longer than max_lease of the queue.");
 	else if (queue->qstate == NULL)
-		commit_and_claim_warn(name, "It has no slot in shared memory.");
+		commit_and_claim_warn(name, "It has no state in shared memory.");
 	else
 		idemq_claim_from_queue(call);
 }

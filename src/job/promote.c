@@ -19,7 +19,7 @@
  * No group is forgotten: for a group whose committed jobs have no head there is a mark, a promoter,
  * a scan of its queue that is to come, or a session between its commit and its callback.
  * idemq.check() checks both (groups.head, groups.headless), and that no job is below its group's
- * low-water mark (groups.floor).
+ * low-water mark (groups.low_water).
  *
  * The order is that of the ids: of two enqueues that overlap in time the one that
  * called first goes first, if both are committed when one of them is promoted; one

@@ -73,10 +73,11 @@ check_qstates(CheckCall *call)
 	int writers = 0;
 
 	if (audit.used != audit.taken || audit.hashed != audit.taken || audit.misplaced > 0)
-		idemq_check_report(call, CHECK_ERROR, "slots.hash",
-						   "%d slots are taken, %d counted, %d in the hash, %d not where the hash "
-						   "says: restart the server",
-						   audit.taken, audit.used, audit.hashed, audit.misplaced);
+		idemq_check_report(
+			call, CHECK_ERROR, "queue_states.hash",
+			"%d queue states are in use, %d counted, %d in the hash, %d not where the hash "
+			"says: restart the server",
+			audit.taken, audit.used, audit.hashed, audit.misplaced);
 	for (int i = 0; i < nqstates; i++)
 		lost |= !has_queue(call, qstates[i]);
 	if (lost)
@@ -93,10 +94,11 @@ check_qstates(CheckCall *call)
 		QueueStateSummary status;
 
 		if (!has_queue(call, qstates[i]) && idemq_qstate_summary(qstates[i], &status))
-			idemq_check_report(call, CHECK_WARNING, "slots.queue",
-							   "a slot belongs to queue %d, which does not exist: one slot fewer "
-							   "until the server restarts",
-							   qstates[i]);
+			idemq_check_report(
+				call, CHECK_WARNING, "queue_states.queue",
+				"a queue state belongs to queue %d, which does not exist: one state fewer "
+				"until the server restarts",
+				qstates[i]);
 	}
 	if (idemq_lease_share_is_full(false))
 		idemq_check_report(call, CHECK_WARNING, "leases.full",

@@ -108,8 +108,8 @@ idemq_check_groups(CheckCall *call)
 		"first in a group without a head that nobody promotes: UPDATE idemq.jobs SET status = status "
 		"WHERE id = ..."};
 	static const Suspicion low_water = {
-		check_groups_find_below, NULL, CHECK_ERROR, "groups.floor",
-		"below its group's floor, where no promotion finds it: UPDATE idemq.jobs SET status = status "
+		check_groups_find_below, NULL, CHECK_ERROR, "groups.low_water",
+		"below its group's low-water mark, where no promotion finds it: UPDATE idemq.jobs SET status = status "
 		"WHERE id = ..."};
 
 	idemq_check_findings(call, "groups");

@@ -106,13 +106,13 @@ check_ready_judge(CheckCall *call, int32 queue_id, int priority, const Suspects 
 	if (suspects->count == 0)
 		return;
 	what = psprintf(
-		"claimable, and passed by the ready cursor of queue %d, priority %d, or not in its "
-		"ring; a claim that finds nothing scans from the start and repairs it",
+		"claimable, and passed by the scan start of queue %d, priority %d, or not in its "
+		"read-ahead buffer; a claim that finds nothing scans from the start and repairs it",
 		queue_id, priority);
 	if (!idemq_check_settled(call))
 	{
 		idemq_check_report(
-			call, CHECK_WARNING, "cursor.unsettled",
+			call, CHECK_WARNING, "scan_start.unsettled",
 			"%d jobs of queue %d, priority %d cannot be judged: a session stays at the "
 			"end of its transaction; look for one that is stopped",
 			suspects->count, queue_id, priority);
@@ -123,7 +123,7 @@ check_ready_judge(CheckCall *call, int32 queue_id, int priority, const Suspects 
 		if (!idemq_scan_start_lowered_since(&suspects->view, queue_id, priority, suspects->keys[i]))
 			idemq_id_list_add(&jobs, suspects->keys[i].id);
 	}
-	idemq_check_report_jobs(call, CHECK_ERROR, "cursor.claimable", &jobs, what);
+	idemq_check_report_jobs(call, CHECK_ERROR, "scan_start.claimable", &jobs, what);
 }
 
 /* Checks the scan starts of all queues that have a state; see the file's header. */

@@ -230,7 +230,7 @@ say_limit(WhyCall *call)
 	if (queue->qstate == NULL)
 	{
 		say(call,
-			"queue \"%s\" has no slot in shared memory: raise idemq.max_queues and restart the server",
+			"queue \"%s\" has no state in shared memory: raise idemq.max_queues and restart the server",
 			queue->name);
 		return true;
 	}

@@ -236,7 +236,7 @@ typedef struct HandlerInfo
 
 /* Why a handler does not run if its queue has no state. */
 #define HANDLER_WITHOUT_QUEUE_STATE                                                                \
-	"its queue has no slot in shared memory: raise idemq.max_queues and restart the server"
+	"its queue has no state in shared memory: raise idemq.max_queues and restart the server"
 
 /* The role and the function that a handler names, as they are now. */
 typedef struct HandlerTarget

@@ -154,8 +154,8 @@ idemq_queue_need_qstate(const QueueInfo *queue)
 	if (likely(queue->qstate != NULL))
 		return;
 	ereport(ERROR, errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-			errmsg("queue \"%s\" has no slot in shared memory", queue->name),
-			errdetail("All %d slots are other queues'.", idemq_max_queues),
+			errmsg("queue \"%s\" has no state in shared memory", queue->name),
+			errdetail("All %d queue states belong to other queues.", idemq_max_queues),
 			errhint("Raise idemq.max_queues, which is %d, and restart the server, or drop a queue "
 					"that nobody uses.",
 					idemq_max_queues));

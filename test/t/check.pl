@@ -151,7 +151,7 @@ sql($node, q{
 		SELECT queue_id, now(), 4, 3, 'pending', '2001-01-01', '"hand"' FROM idemq.queues WHERE name = 'b';
 	ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 });
-is_sql($node, 'SELECT severity, invariant FROM idemq.check()', "error|cursor.claimable\nwarning|gauges", 'a job below the scan start is found, and in no gauge');
+is_sql($node, 'SELECT severity, invariant FROM idemq.check()', "error|scan_start.claimable\nwarning|gauges", 'a job below the scan start is found, and in no gauge');
 sql($node, 'SELECT idemq.recount()');
 
 # Sessions that die leave nothing to find.
@@ -161,7 +161,7 @@ $dying->query_safe("BEGIN; SELECT count(*) FROM idemq.claim_any(ARRAY['q', 'r'],
 is_sql($node, "SELECT DISTINCT state, pid = $pid FROM idemq.running_jobs WHERE pid = $pid", 'claiming|t', 'an open claim is seen');
 sql($node, "SELECT pg_terminate_backend($pid, 10000)");
 is_sql($node, "SELECT count(*) FROM idemq.running_jobs WHERE pid = $pid", 0, 'and gone with its session');
-is_sql($node, "SELECT invariant FROM idemq.check() WHERE invariant <> 'cursor.claimable'", '', 'nothing is left of it');
+is_sql($node, "SELECT invariant FROM idemq.check() WHERE invariant <> 'scan_start.claimable'", '', 'nothing is left of it');
 
 # After a restart memory is empty, and that is no violation.
 crash($node);
@@ -173,7 +173,7 @@ $node->append_conf('postgresql.conf', "idemq.max_leases = 10\nidemq.max_leases_p
 $node->restart;
 sql($node, "SELECT idemq.enqueue('q', '1') FROM generate_series(1, 20)");
 sql($node, "SELECT count(*) FROM idemq.claim('q', 20)");
-is_sql($node, 'SELECT DISTINCT severity, invariant FROM idemq.check() ORDER BY 2', "warning|leases.full\nwarning|slots.full", 'full tables');
-is_sql($node, "SELECT count(*) FROM idemq.check() WHERE detail LIKE 'queue \"r\" has no slot in shared memory%raise idemq.max_queues%'", 1, 'and which queue has no slot');
+is_sql($node, 'SELECT DISTINCT severity, invariant FROM idemq.check() ORDER BY 2', "warning|leases.full\nwarning|queue_states.full", 'full tables');
+is_sql($node, "SELECT count(*) FROM idemq.check() WHERE detail LIKE 'queue \"r\" has no state in shared memory%raise idemq.max_queues%'", 1, 'and which queue has no state');
 $node->stop;
 done_testing();

@@ -635,12 +635,12 @@ sql($node, "ALTER SYSTEM SET idemq.max_queues = 4; SELECT idemq.pause('a')");
 $node->restart;
 {
 	my $late = sql($node, "SELECT queue FROM idemq.handlers WHERE role = 'app' AND queue <> 'a' AND state = 'refused'
-		AND last_error = 'its queue has no slot in shared memory: raise idemq.max_queues and restart the server' LIMIT 1");
-	isnt($late, '', 'the view says that a handler does not run whose queue has no slot');
+		AND last_error = 'its queue has no state in shared memory: raise idemq.max_queues and restart the server' LIMIT 1");
+	isnt($late, '', 'the view says that a handler does not run whose queue has no state');
 	$id = sql($node, qq[INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 		VALUES (idemq.queue_id('$late'), now(), 4, 5, 'pending', now(), '{"n": 750}') RETURNING id]);
-	is_sql($node, "SELECT idemq.why($id) LIKE '%queue \"$late\" has no slot in shared memory%'", 't', 'and so does why');
-	is_sql($node, "SELECT count(*) FROM idemq.check() WHERE invariant = 'slots.full' AND detail LIKE 'queue \"$late\" has no slot%'", 1, 'and check');
+	is_sql($node, "SELECT idemq.why($id) LIKE '%queue \"$late\" has no state in shared memory%'", 't', 'and so does why');
+	is_sql($node, "SELECT count(*) FROM idemq.check() WHERE invariant = 'queue_states.full' AND detail LIKE 'queue \"$late\" has no state%'", 1, 'and check');
 	is_state($node, "SET ROLE app; SELECT idemq.set_handler('$late', 'app.f(jsonb)')", '53400', 'set_handler refuses such a queue');
 	sql($node, "ALTER SYSTEM RESET idemq.max_queues; SELECT idemq.resume('a')");
 	$node->restart;

@@ -15,7 +15,7 @@ use Test::More;
 # ---- Queue states are given, and given back
 
 my $queue_states = new_server('slots', 'idemq.worker' => 'on', 'idemq.max_queues' => 3);
-my $no_slot = qr/queue "c" has no slot in shared memory\n.*DETAIL:  All 3 slots are other queues'\.\n.*HINT:  Raise idemq\.max_queues, which is 3, and restart the server, or drop a queue/;
+my $no_slot = qr/queue "c" has no state in shared memory\n.*DETAIL:  All 3 queue states belong to other queues\.\n.*HINT:  Raise idemq\.max_queues, which is 3, and restart the server, or drop a queue/;
 my $used = "SELECT used FROM idemq.memory WHERE resource = 'queues'";
 
 sub error_of
@@ -115,11 +115,11 @@ is_sql($queue_states, "SELECT max(deadline) > now() + interval '2 h' FROM idemq.
 sql($queue_states, q{CREATE TABLE before AS SELECT id, status, token FROM idemq.jobs WHERE queue_id = idemq.queue_id('c')});
 
 # Who only looks, or administers, is not refused.
-is_sql($queue_states, "SELECT string_agg(substring(detail from 'queue \"(\\w+)\" has no slot'), ' ' ORDER BY detail) FROM idemq.check() WHERE severity = 'warning' AND invariant = 'slots.full'", 'c d e', 'check() names them');
-is_sql($queue_states, "SELECT count(*) FROM idemq.check() WHERE invariant <> 'slots.full'", 0, 'and finds nothing else');
+is_sql($queue_states, "SELECT string_agg(substring(detail from 'queue \"(\\w+)\" has no state'), ' ' ORDER BY detail) FROM idemq.check() WHERE severity = 'warning' AND invariant = 'queue_states.full'", 'c d e', 'check() names them');
+is_sql($queue_states, "SELECT count(*) FROM idemq.check() WHERE invariant <> 'queue_states.full'", 0, 'and finds nothing else');
 is_sql($queue_states, "SELECT pending, blocked, running FROM idemq.metrics WHERE queue = 'c'", sql($queue_states, "SELECT count(*) FILTER (WHERE status = 'pending'),
 	count(*) FILTER (WHERE status = 'blocked'), count(*) FILTER (WHERE status = 'running') FROM before"), 'its gauges are counted');
-is_sql($queue_states, "SELECT count(*) >= 20 FROM before WHERE idemq.why(id) LIKE '%: queue \"c\" has no slot in shared memory: raise idemq.max_queues%'", 't', 'why');
+is_sql($queue_states, "SELECT count(*) >= 20 FROM before WHERE idemq.why(id) LIKE '%: queue \"c\" has no state in shared memory: raise idemq.max_queues%'", 't', 'why');
 is_sql($queue_states, "SELECT status FROM idemq.job_list WHERE id = $job", 'running', 'job_list');
 is_sql($queue_states, "SELECT idemq.alter_queue('c', max_attempts => 7), idemq.pause('c'), idemq.resume('c')", '||', 'alter_queue, pause, resume');
 is_sql($queue_states, "SELECT idemq.reap() >= 0, count(*) FROM idemq.claim('q')", 't|0', 'reap() passes over it') or diag sql($queue_states, 'SELECT * FROM idemq.jobs');
@@ -132,7 +132,7 @@ is_sql($queue_states, "SELECT outcome FROM idemq.enqueue('a', '\"later\"', delay
 is_sql($queue_states, "CALL idemq.wait('a', '100 s')", 't', 'its worker wakes who waits');
 sql($queue_states, "UPDATE idemq_internal.schedule_entries SET done_until = now() - interval '2 years'");
 is_soon($queue_states, "SELECT count(*) FROM idemq.jobs WHERE payload = '\"tock\"'", 1, 'a tick for it');
-is_soon($queue_states, "SELECT count(*) FROM idemq.schedules WHERE name = 'tick' AND last_error LIKE '%has no slot%'", 1, 'and one for the other fails, and says why');
+is_soon($queue_states, "SELECT count(*) FROM idemq.schedules WHERE name = 'tick' AND last_error LIKE '%has no state%'", 1, 'and one for the other fails, and says why');
 is_soon($queue_states, "SELECT count(*) FROM idemq.jobs WHERE payload = '\"child\"' AND status = 'pending'", 0, 'a child of its job waits');
 sql($queue_states, "UPDATE idemq.jobs SET status = 'completed', ready_at = NULL, finished_at = now() WHERE id = (SELECT id FROM made WHERE what = 'parent')");
 is_soon($queue_states, "SELECT count(*) FROM idemq.jobs WHERE payload = '\"child\"' AND status = 'pending'", 1, 'and is released when that is done by hand');
@@ -167,7 +167,7 @@ is_sql($queue_states, $used, 4, 'four queues');
 sql($queue_states, 'CREATE DATABASE copy');
 $queue_states->command_checks_all([ 'pg_restore', '-e', '-h', $queue_states->host, '-p', $queue_states->port, '-d', 'copy', $dump ], 0, [qr/^$/], [qr/^$/], 'pg_restore of four more');
 is_sql($queue_states, 'SELECT count(*) FROM idemq.jobs', sql($queue_states, 'SELECT count(*) FROM idemq.jobs'), 'all jobs', 'copy');
-is_sql($queue_states, 'SELECT count(*) > 1 FROM idemq.check() WHERE invariant = \'slots.full\'', 't', 'check() names two at least', 'copy');
+is_sql($queue_states, 'SELECT count(*) > 1 FROM idemq.check() WHERE invariant = \'queue_states.full\'', 't', 'check() names two at least', 'copy');
 is_sql($queue_states, "SELECT count(*) FROM idemq.check() WHERE severity = 'error'", 0, 'and finds no error', 'copy');
 is(sqlstate($queue_states, "SELECT idemq.claim_any('{q,a,c,d}', 1000)", 'copy'), '53400', 'a use of all of them');
 $queue_states->append_conf('postgresql.conf', 'idemq.max_queues = 8');
@@ -191,7 +191,7 @@ $queue_states->wait_for_catchup($standby, 'replay', $queue_states->lsn('insert')
 $queue_states->stop;
 $standby->promote;
 is_state($standby, "SELECT idemq.claim_any('{q,a,c,d}', 1000)", '53400', 'promoted with fewer slots than queues');
-is_sql($standby, "SELECT count(*) FROM idemq.check() WHERE invariant = 'slots.full'", 1, 'check() names the one without');
+is_sql($standby, "SELECT count(*) FROM idemq.check() WHERE invariant = 'queue_states.full'", 1, 'check() names the one without');
 $standby->append_conf('postgresql.conf', 'idemq.max_queues = 4');
 $standby->restart;
 is_sql($standby, "SELECT count(*) FROM idemq.claim_any('{q,a,c,d}', 100, lease => '1 h') WHERE payload = '\"dumped\"'", $waiting - 1, 'with enough of them all is claimed, but for the second of a group');

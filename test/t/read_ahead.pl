@@ -216,7 +216,7 @@ sub hide_one
 		INSERT INTO idemq.jobs (queue_id, enqueued_at, priority, max_attempts, status, ready_at, payload)
 		SELECT queue_id, now(), priority, 3, 'pending', ready_at, '\"hidden\"' FROM idemq.jobs WHERE payload = '20';
 		ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed");
-	like(sql($node, 'SELECT invariant FROM idemq.check()'), qr/^cursor\.claimable$/m, 'check() tells what the read-ahead buffer does not have');
+	like(sql($node, 'SELECT invariant FROM idemq.check()'), qr/^scan_start\.claimable$/m, 'check() tells what the read-ahead buffer does not have');
 	return;
 }
 hide_one();
