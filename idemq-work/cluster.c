@@ -5,7 +5,7 @@
  * is what idemq-work is for one server; it has no connection, so no server can hold it up.  A runner
  * whose server does not answer is waited for by nobody else.
  *
- * It gives out the places for programs, --jobs in all: to the runner that has asked first, where one
+ * It gives out the slots for programs, --jobs in all: to the runner that has asked first, where one
  * of a home shard counts as asking HOME_FIRST earlier.  So home shards come first, the others get what
  * they leave over, and are not forgotten when home is always busy.  A runner asks anew for each program.
  *
@@ -27,7 +27,7 @@
 #include "cluster.h"
 #include "map.h"
 #include "options.h"
-#include "places.h"
+#include "slots.h"
 #include "say.h"
 #include "signals.h"
 
@@ -41,7 +41,7 @@ struct runner
 	char *address;
 	pid_t pid; /* 0: none */
 	int fd;	   /* our end of the line */
-	int held;  /* places */
+	int held;  /* slots */
 	int asked;
 	int64_t asked_at;
 	int64_t start_at;
@@ -49,7 +49,7 @@ struct runner
 
 static struct runner *runners;
 static int runner_count;
-static int places;	 /* that are free */
+static int slots;	 /* that are free */
 static bool claimed; /* by any shard, ever */
 static int status;
 static pid_t map_pid;
@@ -94,7 +94,7 @@ start_runner(struct runner *runner)
 
 		close_fd(&map_fd);
 		never_block(fd);
-		places_fd = fd;
+		slots_fd = fd;
 		snprintf(who, sizeof(who), "shard %d: ", runner->shard);
 		say_who = who;
 		options.dsn = options.wait_dsn = runner->address;
@@ -200,7 +200,7 @@ listen_to(struct runner *runner)
 		else if (text[i] == SAY_LEAVE)
 		{
 			runner->held--;
-			places++;
+			slots++;
 		}
 		else if (text[i] == SAY_CLAIMED)
 			claimed = true;
@@ -212,9 +212,9 @@ listen_to(struct runner *runner)
 static void
 give_out(void)
 {
-	while (places > 0)
+	while (slots > 0)
 	{
-		static const char place[] = {SAY_PLACE, '\0'};
+		static const char slot[] = {SAY_SLOT, '\0'};
 		struct runner *first = NULL;
 
 		for (int i = 0; i < runner_count; i++)
@@ -224,12 +224,12 @@ give_out(void)
 		}
 		if (first == NULL)
 			return;
-		places--;
+		slots--;
 		first->held++;
 		first->asked--;
 		/* For the next one it asks anew. */
 		first->asked_at = now_ms() - (first->home ? HOME_FIRST : 0);
-		cluster_tell(first, place);
+		cluster_tell(first, slot);
 	}
 }
 
@@ -245,7 +245,7 @@ cluster_bury(bool ending)
 		if (runner->pid == 0 || waitpid(runner->pid, &how, WNOHANG) != runner->pid)
 			continue;
 		listen_to(runner);
-		places += runner->held;
+		slots += runner->held;
 		runner->held = runner->asked = 0;
 		close_fd(&runner->fd);
 		runner->pid = 0;
@@ -357,7 +357,7 @@ cluster_start(void)
 		return;
 	map_check_options();
 	signals_catch();
-	places = options.jobs;
+	slots = options.jobs;
 	start_map();
 	for (;;)
 	{

@@ -31,9 +31,9 @@ each_open(void)
 }
 
 static bool
-each_ready(int place, int others)
+each_ready(int slot, int others)
 {
-	(void) place;
+	(void) slot;
 	(void) others;
 	return true;
 }
@@ -51,7 +51,7 @@ input_of(const char *payload)
 }
 
 static bool
-each_start(int place, const struct task *task)
+each_start(int slot, const struct task *task)
 {
 	struct variable variables[] = {
 		{"IDEMQ_QUEUE", task_value(task, COL_QUEUE)},
@@ -64,7 +64,7 @@ each_start(int place, const struct task *task)
 		{NULL, NULL},
 	};
 
-	return program_start(&programs[place], input_of(task_value(task, COL_TASK)),
+	return program_start(&programs[slot], input_of(task_value(task, COL_TASK)),
 						 options.result ? options.max_output : 0, variables);
 }
 
@@ -96,9 +96,9 @@ judge_exit(struct answer *answer, int status)
 }
 
 static bool
-each_over(int place, struct answer *answer)
+each_over(int slot, struct answer *answer)
 {
-	struct program *program = &programs[place];
+	struct program *program = &programs[slot];
 	int status;
 
 	if (!program_ended(program, &status))
@@ -115,9 +115,9 @@ each_over(int place, struct answer *answer)
 }
 
 static void
-each_cancel(int place, bool again)
+each_cancel(int slot, bool again)
 {
-	program_kill(&programs[place], again ? SIGKILL : SIGTERM);
+	program_kill(&programs[slot], again ? SIGKILL : SIGTERM);
 }
 
 static int

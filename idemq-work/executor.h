@@ -3,7 +3,7 @@
  *
  * job.c knows leases, verdicts and the server; an executor knows none of them.  It begins what a
  * claimed row says, tells when that is over and what was answered, and ends it when it is told to.
- * A place is one of --jobs, from 0: what it carries out is the executor's own.
+ * A slot is one of --jobs, from 0: what it carries out is the executor's own.
  */
 #ifndef IDEMQ_WORK_EXECUTOR_H
 #define IDEMQ_WORK_EXECUTOR_H
@@ -79,20 +79,20 @@ struct executor
 	/* Before the first attempt; the number of descriptors that it polls at most. */
 	int (*open)(void);
 
-	/* Whether a place can take a job now, beside so many that are about to have one. */
-	bool (*ready)(int place, int others);
+	/* Whether a slot can take a job now, beside so many that are about to have one. */
+	bool (*ready)(int slot, int others);
 
 	/* Begins; false, with errno, when nothing has begun. */
-	bool (*start)(int place, const struct task *task);
+	bool (*start)(int slot, const struct task *task);
 
 	/* Whether it is over, and the answer then; that of one which was ended has what it said. */
-	bool (*over)(int place, struct answer *answer);
+	bool (*over)(int slot, struct answer *answer);
 
 	/* Ends it: asks for its end, and the second time has it. */
-	void (*cancel)(int place, bool again);
+	void (*cancel)(int slot, bool again);
 
 	/* Its line was not an answer to what it was given.  NULL: there are no lines. */
-	void (*distrust)(int place);
+	void (*distrust)(int slot);
 
 	/*
 	 * What is to be polled; what is to be done about it, whether or not something happened.  Also

@@ -289,7 +289,7 @@ on_answer(char *data, size_t size, size_t count, void *arg)
 
 #define SET(option, value) curl_easy_setopt(easy, CURLOPT_##option, (value))
 
-/* What is the same for all requests of a place. */
+/* What is the same for all requests of a slot. */
 static CURL *
 new_easy(struct request *request)
 {
@@ -363,9 +363,9 @@ http_open(void)
 }
 
 static bool
-http_ready(int place, int others)
+http_ready(int slot, int others)
 {
-	(void) place;
+	(void) slot;
 	if (now_ms() < http_claim_at)
 		return false;
 	if (down_since == 0)
@@ -486,9 +486,9 @@ send_request(struct request *request)
 }
 
 static bool
-http_start(int place, const struct task *task)
+http_start(int slot, const struct task *task)
 {
-	struct request *request = &requests[place];
+	struct request *request = &requests[slot];
 	CURL *easy = request->easy;
 
 	request->body = copy_text(task_value(task, COL_TASK));
@@ -625,9 +625,9 @@ http_judge(struct request *request, struct answer *answer)
 }
 
 static bool
-http_over(int place, struct answer *answer)
+http_over(int slot, struct answer *answer)
 {
-	struct request *request = &requests[place];
+	struct request *request = &requests[slot];
 
 	if (!request->over)
 		return false;
@@ -642,9 +642,9 @@ http_over(int place, struct answer *answer)
 
 /* Closes its connection: that is all that can be said to the other side. */
 static void
-http_cancel(int place, bool again)
+http_cancel(int slot, bool again)
 {
-	struct request *request = &requests[place];
+	struct request *request = &requests[slot];
 
 	(void) again;
 	if (!request->running || request->over)

@@ -3,11 +3,11 @@
  *
  * One process, one loop around poll().  Two connections: `work` claims, renews leases and settles,
  * by statements that are short and waited for; `waiter` sleeps in CALL idemq.wait_any, and is
- * read in the loop, so that a wait holds up nothing.  It waits only when there is a free place
+ * read in the loop, so that a wait holds up nothing.  It waits only when there is a free slot
  * and the last claim has found less than was asked for: a runner that is busy takes no wake-up
  * from one that is not.  Every other process is a program, or the keeper (keeper.c).
  *
- * Nothing is claimed for a place that cannot take a job now (ready).
+ * Nothing is claimed for a slot that cannot take a job now (ready).
  *
  * The order within a round: what has ended is collected; then the server is told and asked
  * (settle, heartbeat, claim); only then the clocks are read.  So a runner that was stopped asks
@@ -30,7 +30,7 @@
 #include "job.h"
 #include "keeper.h"
 #include "options.h"
-#include "places.h"
+#include "slots.h"
 #include "signals.h"
 #include "text.h"
 
@@ -81,7 +81,7 @@ static int64_t drain_end = NEVER;
 static bool gave_up;
 
 static int
-busy_places(void)
+busy_slots(void)
 {
 	int busy = 0;
 
@@ -100,9 +100,9 @@ running(void)
 	return count;
 }
 
-/* How many places could take a job now; committing: also those of jobs that will be committed. */
+/* How many slots could take a job now; committing: also those of jobs that will be committed. */
 static int
-ready_places(bool committing)
+ready_slots(bool committing)
 {
 	int count = 0;
 
@@ -179,15 +179,15 @@ work_beat(void)
 	free(tokens);
 }
 
-/* Begins the attempts of a claim for so many places, of which there are enough. */
+/* Begins the attempts of a claim for so many slots, of which there are enough. */
 static void
-begin_claimed(const PGresult *result, int places, int64_t asked_at)
+begin_claimed(const PGresult *result, int slots, int64_t asked_at)
 {
 	int claimed = 0;
-	int place = 0;
+	int slot = 0;
 
 	if (!claimed_once)
-		places_tell(SAY_CLAIMED);
+		slots_tell(SAY_CLAIMED);
 	claimed_once = true;
 	for (int row = 0; row < PQntuples(result); row++)
 	{
@@ -195,19 +195,19 @@ begin_claimed(const PGresult *result, int places, int64_t asked_at)
 		if (strcmp(PQgetvalue(result, row, COL_OUTCOME), "claimed") != 0)
 			continue;
 		claimed++;
-		while (place < options.jobs && (jobs[place].id != NULL || !executor->ready(place, 0)))
-			place++;
-		if (place < options.jobs)
-			job_begin(&jobs[place], result, row, asked_at);
+		while (slot < options.jobs && (jobs[slot].id != NULL || !executor->ready(slot, 0)))
+			slot++;
+		if (slot < options.jobs)
+			job_begin(&jobs[slot], result, row, asked_at);
 	}
-	look = claimed >= places;
+	look = claimed >= slots;
 }
 
 static void
-work_claim(int places)
+work_claim(int slots)
 {
 	int64_t now = now_ms();
-	PGresult *result = job_claim(&work, places);
+	PGresult *result = job_claim(&work, slots);
 
 	if (result == NULL)
 		return;
@@ -219,11 +219,11 @@ work_claim(int places)
 		work_claim_at = now_ms() + ERROR_PAUSE;
 	}
 	else
-		begin_claimed(result, places, now);
+		begin_claimed(result, slots, now);
 	PQclear(result);
 }
 
-/* Whether it is time to claim; there may be no place. */
+/* Whether it is time to claim; there may be no slot. */
 static bool
 may_claim(void)
 {
@@ -252,7 +252,7 @@ gather(int commits)
 static void
 work_settle(void)
 {
-	int places = 0;
+	int slots = 0;
 	int commits = 0;
 	int64_t asked_at;
 	PGresult *result;
@@ -266,18 +266,18 @@ work_settle(void)
 	for (int i = 0; i < options.jobs; i++)
 		commits += job_commits(&jobs[i]);
 	if (commits > 0 && options.queue != NULL && may_claim() && server_ready(&work))
-		places = places_for(ready_places(true), running());
+		slots = slots_for(ready_slots(true), running());
 	for (int i = 0; i < options.jobs; i++)
 	{
-		if (jobs[i].id != NULL && !(job_commits(&jobs[i]) && (commits > 1 || places > 0)))
+		if (jobs[i].id != NULL && !(job_commits(&jobs[i]) && (commits > 1 || slots > 0)))
 			job_settle(&jobs[i], &work);
 	}
-	if ((commits <= 1 && places <= 0) || !server_ready(&work))
+	if ((commits <= 1 && slots <= 0) || !server_ready(&work))
 		return;
 	asked_at = now_ms();
-	result = job_commit_all(jobs, &work, places);
-	if (result != NULL && places > 0)
-		begin_claimed(result, places, asked_at);
+	result = job_commit_all(jobs, &work, slots);
+	if (result != NULL && slots > 0)
+		begin_claimed(result, slots, asked_at);
 	PQclear(result);
 }
 
@@ -357,8 +357,8 @@ begin_drain(void)
 		PQfinish(waiter.conn);
 	waiter.conn = NULL;
 	waiting = false;
-	if (busy_places() > 0)
-		say("ending: %d %ss have %g s", busy_places(), executor->noun,
+	if (busy_slots() > 0)
+		say("ending: %d %ss have %g s", busy_slots(), executor->noun,
 			(double) options.grace / 1000);
 	executor->drain();
 }
@@ -396,12 +396,12 @@ drain(void)
 	}
 }
 
-/* What the supervisor says: places, or that the shard is elsewhere now. */
+/* What the supervisor says: slots, or that the shard is elsewhere now. */
 static void
 listen_to_supervisor(void)
 {
 	static char *at = NULL;
-	char *address = places_read();
+	char *address = slots_read();
 
 	if (address == NULL)
 		return;
@@ -419,7 +419,7 @@ listen_to_supervisor(void)
 static bool
 round_of_work(void)
 {
-	int before = busy_places();
+	int before = busy_slots();
 	int busy;
 
 	for (int i = 0; i < options.jobs; i++)
@@ -433,7 +433,7 @@ round_of_work(void)
 			job_watch(&jobs[i]);
 	}
 	drain();
-	busy = busy_places();
+	busy = busy_slots();
 	if (work_draining)
 		return busy > 0;
 	if (gave_up && (options.once || !claimed_once))
@@ -441,24 +441,24 @@ round_of_work(void)
 	/* An end may let another begin: of its group, or below its queue's limit. */
 	if (options.once && busy < before)
 		look = true;
-	if (may_claim() && ready_places(false) > 0)
+	if (may_claim() && ready_slots(false) > 0)
 	{
 		if (server_ready(&work))
 		{
-			int places = places_for(ready_places(false), running());
+			int slots = slots_for(ready_slots(false), running());
 
-			if (places > 0)
-				work_claim(places);
+			if (slots > 0)
+				work_claim(slots);
 		}
 		else if (options.once && busy == 0)
 			gave_up = true;
-		busy = busy_places();
+		busy = busy_slots();
 	}
 	if (options.once && executor_lost && busy == 0)
 		gave_up = true;
 	if (options.once)
 		return busy > 0 || (look && !gave_up);
-	if (!look && !waiting && ready_places(false) > 0 && now_ms() >= work_claim_at)
+	if (!look && !waiting && ready_slots(false) > 0 && now_ms() >= work_claim_at)
 		begin_wait();
 	return true;
 }
@@ -470,7 +470,7 @@ next_round(void)
 	int64_t next = sooner(sooner(grace_end, drain_end),
 						  sooner(executor->next(), work.conn == NULL ? NEVER : next_report()));
 	int64_t server_at = work.conn == NULL ? work.retry_at : 0;
-	int busy = busy_places();
+	int busy = busy_slots();
 
 	if (gather_until != NEVER)
 		return gather_until;
@@ -484,8 +484,8 @@ next_round(void)
 	}
 	if (waiting)
 		next = sooner(next, wait_end);
-	if (!work_draining && ready_places(false) > 0 &&
-		(look ? work.conn == NULL || !places_awaited() : !waiting))
+	if (!work_draining && ready_slots(false) > 0 &&
+		(look ? work.conn == NULL || !slots_awaited() : !waiting))
 		next = sooner(next, later(server_at, work_claim_at));
 	return next;
 }
@@ -501,7 +501,7 @@ serve(struct pollfd *fds)
 	fds[0] = (struct pollfd){.fd = signals_fd(), .events = POLLIN};
 	fds[1] = (struct pollfd){.fd = work.conn ? PQsocket(work.conn) : -1, .events = POLLIN};
 	fds[2] = (struct pollfd){.fd = waiter.conn ? PQsocket(waiter.conn) : -1, .events = POLLIN};
-	fds[3] = (struct pollfd){.fd = places_fd, .events = POLLIN};
+	fds[3] = (struct pollfd){.fd = slots_fd, .events = POLLIN};
 	count += executor->poll(fds + count);
 	if (poll(fds, (nfds_t) count,
 			 next == NEVER ? -1
@@ -553,7 +553,7 @@ ask_for_map(void)
 	static int seen = 0;
 
 	if (server_losses != seen)
-		places_tell(SAY_MAP);
+		slots_tell(SAY_MAP);
 	seen = server_losses;
 }
 
@@ -583,15 +583,15 @@ main(int argc, char **argv)
 	jobs = memory(NULL, (size_t) options.jobs * sizeof(*jobs));
 	memset(jobs, 0, (size_t) options.jobs * sizeof(*jobs));
 	for (int i = 0; i < options.jobs; i++)
-		jobs[i].place = i;
+		jobs[i].slot = i;
 	job_make_sql();
 	executor_fds = executor->open();
 	server_wait = serve_meanwhile;
 	fds = memory(NULL, (OWN_FDS + (size_t) executor_fds) * sizeof(*fds));
-	server_of_cluster = places_fd >= 0;
+	server_of_cluster = slots_fd >= 0;
 	while (round_of_work())
 	{
-		places_keep(running());
+		slots_keep(running());
 		ask_for_map();
 		report_worker(&work, jobs, false);
 		serve(fds);

@@ -1,7 +1,7 @@
 /*
  * job.c: an attempt: its lease, its time, and how it ends.
  *
- * A place in the table of jobs goes through three states:
+ * A slot in the table of jobs goes through three states:
  *   free         id is NULL
  *   running      the executor has it; it may be being ended (ending)
  *   to be settled (verdict): the server is asked until it has answered (settle.c)
@@ -45,7 +45,7 @@ int64_t jobs_ended;
 void
 job_free(struct job *job)
 {
-	int place = job->place;
+	int slot = job->slot;
 
 	jobs_ended++;
 	free(job->id);
@@ -56,7 +56,7 @@ job_free(struct job *job)
 	free(job->text);
 	free(job->checkpoint);
 	memset(job, 0, sizeof(*job));
-	job->place = place;
+	job->slot = slot;
 }
 
 static void
@@ -106,7 +106,7 @@ job_begin(struct job *job, const PGresult *result, int row, int64_t asked_at)
 	job->lease_ms = strtoll(task_value(&task, COL_LEASE_MS), NULL, 10);
 	job->kill_at = NEVER;
 	job_heard(job, "current", asked_at);
-	job->running = executor->start(job->place, &task);
+	job->running = executor->start(job->slot, &task);
 	if (!job->running)
 	{
 		say("%s %s: cannot start a %s: %s; given back", job->queue, job->id, executor->noun,
@@ -182,7 +182,7 @@ job_end(struct job *job, enum ending ending)
 	/* Already being ended: but what is to be told may have changed. */
 	if (job->ending == ITS_OWN)
 	{
-		executor->cancel(job->place, false);
+		executor->cancel(job->slot, false);
 		job->kill_at = now_ms() + options.kill_after;
 	}
 	job->ending = ending;
@@ -201,7 +201,7 @@ job_watch(struct job *job)
 	}
 	if (now >= job->kill_at)
 	{
-		executor->cancel(job->place, true);
+		executor->cancel(job->slot, true);
 		job->kill_at = NEVER;
 	}
 	if (job->ending != ITS_OWN)
@@ -302,7 +302,7 @@ job_collect(struct job *job)
 {
 	struct answer answer;
 
-	if (!job->running || !executor->over(job->place, &answer))
+	if (!job->running || !executor->over(job->slot, &answer))
 		return;
 	job->running = job->doubted = false;
 	if (job->ending != ITS_OWN)

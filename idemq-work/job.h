@@ -19,7 +19,7 @@ enum ending
 
 struct job
 {
-	/* Of the claim; id NULL: this place is free. */
+	/* Of the claim; id NULL: this slot is free. */
 	char *id;
 	char *token;
 	char *queue;
@@ -28,7 +28,7 @@ struct job
 	int64_t lease_ms;
 
 	int64_t begun_at;
-	int place;	  /* its number in the table */
+	int slot;	  /* its number in the table */
 	bool running; /* the executor has it */
 	enum ending ending;
 	bool doubted;		 /* a heartbeat has called it stale: it may have committed itself */
@@ -56,7 +56,7 @@ struct job
 extern void job_make_sql(void);
 
 /* Claims jobs; NULL as of server_ask. */
-extern PGresult *job_claim(struct server *server, int places);
+extern PGresult *job_claim(struct server *server, int slots);
 
 /* Begins the attempt of a row of a claim, which was asked for at this time. */
 extern void job_begin(struct job *job, const PGresult *result, int row, int64_t asked_at);
@@ -80,7 +80,7 @@ extern void job_collect(struct job *job);
 /* Whether its lease is to be kept. */
 extern bool job_holds(const struct job *job);
 
-/* Tells the server of a job that is over; frees its place when that is settled. */
+/* Tells the server of a job that is over; frees its slot when that is settled. */
 extern void job_settle(struct job *job, struct server *server);
 
 /* Asks the server what the lines of so many jobs say. */
@@ -93,12 +93,12 @@ extern bool job_commits(const struct job *job);
  * Commits those of so many jobs that can be committed together, and claims so many others with them.
  * Answers the rows, of which those are claimed that say so; NULL: nothing was claimed.
  */
-extern PGresult *job_commit_all(struct job *jobs, struct server *server, int places);
+extern PGresult *job_commit_all(struct job *jobs, struct server *server, int slots);
 
 /* Leaves a job to its lease; says so. */
 extern void job_give_up(struct job *job);
 
-/* Frees its place; how often that was. */
+/* Frees its slot; how often that was. */
 extern void job_free(struct job *job);
 extern int64_t jobs_ended;
 

@@ -1,13 +1,13 @@
 /*
  * lines.c: jobs as lines to a program that stays.
  *
- * Each place has a program of its own, which is started with the first job and given one at a time:
+ * Each slot has a program of its own, which is started with the first job and given one at a time:
  * an object of JSON in a line, as the server has made it.  Its next line that begins with { is the
  * answer, which the server reads; every other line is one of its log.
  *
  * A program that ends, closes its stdin or stdout, says a line that is too long, or an answer that
  * nobody waits for, is ended, and started again with its next job: after 0.1 s, twice as long each
- * time until it has answered a job, 10 s at most.  Meanwhile its place takes none; the others do.
+ * time until it has answered a job, 10 s at most.  Meanwhile its slot takes none; the others do.
  *
  * A drain closes its stdin, after the answer that is owed; so it ends by itself, or else by SIGTERM
  * after --kill-after and by SIGKILL after another.
@@ -68,9 +68,9 @@ lines_open(void)
 }
 
 static bool
-lines_ready(int place, int others)
+lines_ready(int slot, int others)
 {
-	struct worker *worker = &workers[place];
+	struct worker *worker = &workers[slot];
 
 	(void) others;
 	return !worker->busy && !worker->leaving && !lines_draining &&
@@ -114,10 +114,10 @@ line_of(const struct task *task)
 }
 
 static bool
-lines_start(int place, const struct task *task)
+lines_start(int slot, const struct task *task)
 {
 	static const struct variable none[] = {{NULL, NULL}};
-	struct worker *worker = &workers[place];
+	struct worker *worker = &workers[slot];
 	struct program *program = &worker->program;
 	char *line = line_of(task);
 	size_t left;
@@ -152,27 +152,27 @@ lines_start(int place, const struct task *task)
 
 /* A line of its log, and of the error if its job fails. */
 static void
-show(int place, const char *line, size_t size)
+show(int slot, const char *line, size_t size)
 {
 	if (size > 0)
-		say("%s %d: %.*s", options.program[0], place + 1, (int) (size < LOG_MOST ? size : LOG_MOST),
+		say("%s %d: %.*s", options.program[0], slot + 1, (int) (size < LOG_MOST ? size : LOG_MOST),
 			line);
 }
 
 /* A whole line of its stdout, or the beginning of one that is too long. */
 static void
-take_line(int place, const char *line, size_t size)
+take_line(int slot, const char *line, size_t size)
 {
-	struct worker *worker = &workers[place];
+	struct worker *worker = &workers[slot];
 
 	if (size == 0 || line[0] != '{')
 	{
-		show(place, line, size);
+		show(slot, line, size);
 		return;
 	}
 	if (!worker->busy || worker->line != NULL)
 	{
-		say("%s %d: an answer that nobody waits for; it is ended", options.program[0], place + 1);
+		say("%s %d: an answer that nobody waits for; it is ended", options.program[0], slot + 1);
 		lines_leave(worker, "the program has answered twice", SIGTERM);
 		return;
 	}
@@ -184,9 +184,9 @@ take_line(int place, const char *line, size_t size)
 
 /* Looks for lines in what it has said. */
 static void
-take_lines(int place)
+take_lines(int slot)
 {
-	struct worker *worker = &workers[place];
+	struct worker *worker = &workers[slot];
 	struct program *program = &worker->program;
 	char *begin = program->output;
 	char *end = begin + program->output_size;
@@ -199,14 +199,14 @@ take_lines(int place)
 	for (; (newline = memchr(at, '\n', (size_t) (end - at))) != NULL; at = begin = newline + 1)
 	{
 		if (!worker->dropping)
-			take_line(place, begin, (size_t) (newline - begin));
+			take_line(slot, begin, (size_t) (newline - begin));
 		worker->dropping = false;
 	}
 	left = (size_t) (end - begin);
 	if (left > LOG_MOST && (worker->dropping || begin[0] != '{'))
 	{
 		if (!worker->dropping)
-			show(place, begin, left);
+			show(slot, begin, left);
 		worker->dropping = true;
 		left = 0;
 	}
@@ -243,20 +243,20 @@ describe_exit(struct answer *answer, const char *why, int status)
 
 /* Collects a program that has ended, with the job that it had. */
 static void
-lines_bury(int place)
+lines_bury(int slot)
 {
-	struct worker *worker = &workers[place];
+	struct worker *worker = &workers[slot];
 	struct program *program = &worker->program;
 	struct answer exit = {.verdict = FAIL, .delay = BY_POLICY};
 	int status;
 
 	if (program->pid == 0 || !program_ended(program, &status))
 		return;
-	take_lines(place);
+	take_lines(slot);
 	describe_exit(&exit, worker->why, status);
 	if (!worker->wanted && !lines_draining)
 	{
-		say("%s %d: %s; it is started again", options.program[0], place + 1, exit.what);
+		say("%s %d: %s; it is started again", options.program[0], slot + 1, exit.what);
 		worker->start_at = now_ms() + worker->start_wait;
 		worker->start_wait = sooner(worker->start_wait * 2, START_MOST);
 	}
@@ -274,9 +274,9 @@ lines_bury(int place)
 }
 
 static bool
-lines_over(int place, struct answer *answer)
+lines_over(int slot, struct answer *answer)
 {
-	struct worker *worker = &workers[place];
+	struct worker *worker = &workers[slot];
 
 	if (worker->line != NULL)
 	{
@@ -308,9 +308,9 @@ lines_over(int place, struct answer *answer)
 }
 
 static void
-lines_cancel(int place, bool again)
+lines_cancel(int slot, bool again)
 {
-	struct worker *worker = &workers[place];
+	struct worker *worker = &workers[slot];
 
 	worker->wanted = true;
 	if (again && worker->program.pid != 0)
@@ -320,9 +320,9 @@ lines_cancel(int place, bool again)
 }
 
 static void
-lines_distrust(int place)
+lines_distrust(int slot)
 {
-	lines_leave(&workers[place], "the program has answered with another id", SIGTERM);
+	lines_leave(&workers[slot], "the program has answered with another id", SIGTERM);
 }
 
 static int
@@ -340,12 +340,12 @@ lines_poll(struct pollfd *fds)
 
 /* What is due with one: its lines, its end, SIGTERM or SIGKILL. */
 static void
-watch(int place)
+watch(int slot)
 {
-	struct worker *worker = &workers[place];
+	struct worker *worker = &workers[slot];
 	struct program *program = &worker->program;
 
-	take_lines(place);
+	take_lines(slot);
 	/* It may be ending; if not, SIGTERM follows. */
 	if (program->out < 0 || is_deaf(worker))
 		lines_leave(worker, NULL, 0);
@@ -359,7 +359,7 @@ watch(int place)
 		worker->kill_at = worker->next_signal == SIGTERM ? now_ms() + options.kill_after : NEVER;
 		worker->next_signal = SIGKILL;
 	}
-	lines_bury(place);
+	lines_bury(slot);
 }
 
 static void

@@ -54,7 +54,7 @@ report_worker(struct server *server, const struct job *jobs, bool stopping)
 	const char **ids;
 	const char *values[9];
 	char host[256] = "";
-	char places[16];
+	char slots[16];
 	char done[32];
 	int count = 0;
 	PGresult *result;
@@ -75,14 +75,14 @@ report_worker(struct server *server, const struct job *jobs, bool stopping)
 			ids[count++] = jobs[i].id;
 	}
 	gethostname(host, sizeof(host) - 1);
-	snprintf(places, sizeof(places), "%d", options.jobs);
+	snprintf(slots, sizeof(slots), "%d", options.jobs);
 	snprintf(done, sizeof(done), "%lld", (long long) jobs_ended);
 	values[0] = id;
 	values[1] = options.worker;
 	values[2] = options.queues;
 	values[3] = PROGRAM_VERSION;
 	values[4] = host;
-	values[5] = places;
+	values[5] = slots;
 	values[6] = text_array(ids, count);
 	values[7] = done;
 	values[8] = stopping ? "t" : "f";

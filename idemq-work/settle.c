@@ -67,13 +67,13 @@ job_make_sql(void)
 }
 
 PGresult *
-job_claim(struct server *server, int places)
+job_claim(struct server *server, int slots)
 {
 	char number[16];
 	const char *values[5] = {options.queues, number, options.lease, options.worker,
 							 options.attach ? "true" : "false"};
 
-	snprintf(number, sizeof(number), "%d", places);
+	snprintf(number, sizeof(number), "%d", slots);
 	return server_ask_often(server, OFTEN_CLAIM, claim_sql, 5, values);
 }
 
@@ -198,7 +198,7 @@ read_line(struct job *job, const struct task *said)
 	job->delay = BY_POLICY;
 	if (id == NULL || strcmp(id, job->id) != 0)
 	{
-		executor->distrust(job->place);
+		executor->distrust(job->slot);
 		job->verdict = FAIL;
 		job->text = copy_text("the program has answered with another id");
 	}
@@ -359,7 +359,7 @@ hear_commits(struct job *jobs, const PGresult *result)
 }
 
 PGresult *
-job_commit_all(struct job *jobs, struct server *server, int places)
+job_commit_all(struct job *jobs, struct server *server, int slots)
 {
 	const char **lists = memory(NULL, 3 * (size_t) options.jobs * sizeof(*lists));
 	const char **results = lists + 2 * options.jobs;
@@ -378,11 +378,11 @@ job_commit_all(struct job *jobs, struct server *server, int places)
 			results[count++] = jobs[i].text;
 		}
 	}
-	snprintf(number, sizeof(number), "%d", places);
+	snprintf(number, sizeof(number), "%d", slots);
 	values[5] = text_array(lists, count);
 	values[6] = text_array(lists + options.jobs, count);
 	values[7] = text_array(results, count);
-	if (places > 0)
+	if (slots > 0)
 		result = server_ask_often(server, OFTEN_COMMIT_AND_CLAIM, commit_and_claim_sql, 8, values);
 	else
 		/* In the columns of a claim. */
