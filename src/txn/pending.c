@@ -557,7 +557,7 @@ idemq_pending_apply(void)
 	for (int i = 0; i < nactions; i++)
 	{
 		if (actions[i].transferred)
-			idemq_lease_settle_loan(actions[i].job_id, actions[i].token);
+			idemq_lease_count_transferred(actions[i].job_id, actions[i].token);
 	}
 	for (int i = 0; i < nactions; i++)
 	{

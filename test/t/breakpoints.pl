@@ -1,6 +1,6 @@
 # Sessions stopped at an exact place: between what they do to a row and what they do to shared memory.
 # at least 101 assertions
-# stops: claim_before_snapshot idemq_claim_row_fill idemq_scan_start_lower idemq_scan_start_read idemq_groups_know idemq_jobs_group_head idemq_jobs_group_next idemq_jobs_lock idemq_jobs_refresh_or_raise idemq_lease_activate idemq_lease_drop idemq_lease_hold idemq_lease_restore idemq_lease_settle_loan idemq_reap_some idemq_waiters_join idemq_tick_key_check idemq_transition idemq_worker_announce_use
+# stops: claim_before_snapshot idemq_claim_row_fill idemq_scan_start_lower idemq_scan_start_read idemq_groups_know idemq_jobs_group_head idemq_jobs_group_next idemq_jobs_lock idemq_jobs_refresh_or_raise idemq_lease_activate idemq_lease_drop idemq_lease_hold idemq_lease_restore idemq_lease_count_transferred idemq_reap_some idemq_waiters_join idemq_tick_key_check idemq_transition idemq_worker_announce_use
 
 use strict;
 use warnings FATAL => 'all';
@@ -130,7 +130,7 @@ is(claim_with_4(), '1 2 4', 'a claim that is taken back behind an end that is no
 prepare(0);
 sql($node, "SELECT idemq.alter_queue('q', max_running => 1); SELECT idemq.enqueue('q', '3');
 	INSERT INTO held SELECT id, token, payload FROM idemq.claim_job((SELECT id FROM idemq.jobs WHERE payload = '2'))");
-$go = send_to("SELECT payload FROM idemq.commit_and_claim((SELECT id FROM held), (SELECT token FROM held))", 'idemq_lease_settle_loan');
+$go = send_to("SELECT payload FROM idemq.commit_and_claim((SELECT id FROM held), (SELECT token FROM held))", 'idemq_lease_count_transferred');
 is(join(' ', in_two('BEGIN', $release, $again, $goes, $again)), 'released not_due claimed',
 	'a claim by permit transfer that another session has ended: counted beside the attempt whose place it takes, until that is gone');
 is_sql($node, $claim, '', 'runs alone');

@@ -249,7 +249,7 @@ foreach (split /\n/, slurp_file($log))
 is(join("\n", sort keys %foreign), '', 'nothing of another tenant was seen or answered');
 cmp_ok($met{$_}, '>', 0, "there were: $_") foreach qw(lost again probes);
 cmp_ok($done{$_} // 0, '>', 0, "there were: $_") foreach qw(kills terminations alters rights stalls crashes nines);
-is_sql($node, "SELECT string_agg(f, ' ') FROM unnest('{graph,events,fan,seq,debounce,kinds,trips,undo,limited,elastic,grouped,places,turns}'::text[]) f
+is_sql($node, "SELECT string_agg(f, ' ') FROM unnest('{graph,events,fan,seq,debounce,kinds,trips,undo,limited,elastic,grouped,permits,turns}'::text[]) f
 	WHERE NOT EXISTS (SELECT FROM effects WHERE flow = f)", '', 'each flow had effects');
 is(unexpected($node, qw(IQ001 IQ002 IQ006 42501 57014 57P01 57P02 57P03 08006)), '', 'no error but refusals, and of those that were ended');
 diag 'figure: ' . join(', ', map { "$_ " . ($done{$_} // 0) } sort keys %trouble);

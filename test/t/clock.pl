@@ -69,10 +69,10 @@ sql($node, "SELECT idemq.fail($job{retried}, $token{retried})");
 sql($node, "SELECT idemq.fail($job{redriven}, $token{redriven}, permanent => true)");
 
 # Groups of several at once, and by a rate: 1 an hour, of which a failed attempt was one.
-sql($node, q{SELECT idemq.create_queue('places', group_max_running => 2, lease => '1 h', retry_base => '10 min', retry_jitter => 0),
+sql($node, q{SELECT idemq.create_queue('permits', group_max_running => 2, lease => '1 h', retry_base => '10 min', retry_jitter => 0),
 	idemq.create_queue('paced', group_rate_limit => 1, group_rate_period => '1 h', lease => '1 h', retry_base => '1 h', retry_jitter => 0)});
-$job{$_} = sql($node, "SELECT id FROM idemq.enqueue('places', '1', group_key => '$_')") foreach qw(placed deferred);
-sql($node, "SELECT idemq.enqueue('places', '1', group_key => 'deferred') FROM generate_series(1, 2)");
+$job{$_} = sql($node, "SELECT id FROM idemq.enqueue('permits', '1', group_key => '$_')") foreach qw(placed deferred);
+sql($node, "SELECT idemq.enqueue('permits', '1', group_key => 'deferred') FROM generate_series(1, 2)");
 $job{paced} = sql($node, "SELECT id FROM idemq.enqueue('paced', '1', group_key => 'g')");
 $token{$_} = claim($node, $job{$_}) foreach qw(placed deferred paced);
 sql($node, "SELECT idemq.fail($job{paced}, $token{paced}, 'no', retry_in => '0')");
@@ -90,10 +90,10 @@ sql($node, "SELECT idemq.release($job{releasing}, $token{releasing}, delay => '2
 is_sql($node, "SELECT idemq.reap('q')", 1, 'a lease is reaped');
 sql($node, "SELECT idemq.retry($job{retried}), idemq.retry($job{redriven})");
 sql($node, "SELECT idemq.commit($job{finishing}, $token{finishing})");
-is_sql($node, "SELECT count(*) FROM idemq.claim('places', 9)", 1, 'the second place of its group');
+is_sql($node, "SELECT count(*) FROM idemq.claim('permits', 9)", 1, 'the second place of its group');
 sql($node, "SELECT idemq.fail($job{placed}, $token{placed}), idemq.fail($job{deferred}, $token{deferred}, 'no', retry_in => '0')");
 # It waits for its turn again.
-is_sql($node, "SELECT count(*) FROM idemq.claim('places', 9)", 1, 'its own goes to the next one');
+is_sql($node, "SELECT count(*) FROM idemq.claim('permits', 9)", 1, 'its own goes to the next one');
 is_sql($node, "SELECT status, run_at > claimed_at FROM idemq.jobs WHERE id = $job{deferred}", 'blocked|t', 'it was deferred');
 is_sql($node, "SELECT count(*) FROM idemq.claim('paced')", 0, 'the rate is used up');
 is_sql($node, "SELECT ready_at > now() + interval '10 min' FROM idemq.jobs WHERE id = $job{paced}", 't', 'it is put off');

@@ -1,6 +1,6 @@
 # max_running and rate_limit between sessions: exact after a restart, with prepared transactions and with full tables; and
 # a session that waits is woken when a slot or a token comes free.  Under load, and that no session polls: limits_slow.pl.
-# stops: idemq_lease_settle_loan wait_woken
+# stops: idemq_lease_count_transferred wait_woken
 # at least 69 assertions
 
 use strict;
@@ -84,7 +84,7 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 	my $worker = session($node);
 
 	$worker->query_safe("SELECT id, token FROM idemq.claim('q') \\gset\nBEGIN; SELECT idemq.commit(:id, :token); SELECT id FROM idemq.claim('q')");
-	my $stop = stop_at($worker->{backend}, 'idemq_lease_settle_loan');
+	my $stop = stop_at($worker->{backend}, 'idemq_lease_count_transferred');
 	$worker->query_until(qr/sent/, "\\echo sent\nCOMMIT;\n");
 	$stop->();
 	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'running'", 1, 'a commit that others see, before it is counted');

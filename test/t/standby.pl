@@ -126,16 +126,16 @@ is(answer($waiter), '57014', 'it can be cancelled');
 
 my $next = sql($node, "SELECT id FROM idemq.enqueue('q', '9')");
 # Groups, one with a place that is free, and their next jobs, which wait for the rate.
-my $of_groups = "FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name IN ('places', 'ordered')";
-sql($node, "SELECT idemq.create_queue('places', group_max_running => 3, group_rate_limit => 2, group_rate_period => '100 years', lease => '1 h'),
+my $of_groups = "FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name IN ('permits', 'ordered')";
+sql($node, "SELECT idemq.create_queue('permits', group_max_running => 3, group_rate_limit => 2, group_rate_period => '100 years', lease => '1 h'),
 		idemq.create_queue('ordered', group_rate_limit => 1, group_rate_period => '100 years', lease => '1 h');
-	SELECT count(idemq.enqueue(q, to_jsonb(n), group_key => 'g')) FROM generate_series(1, 5) n, unnest('{places,ordered}'::text[]) q");
-wait_until($node, "SELECT count(*) >= 0 FROM idemq.claim_any('{places,ordered}', 9); SELECT count(*) = 3 $of_groups AND status = 'running'", "t\nt");
+	SELECT count(idemq.enqueue(q, to_jsonb(n), group_key => 'g')) FROM generate_series(1, 5) n, unnest('{permits,ordered}'::text[]) q");
+wait_until($node, "SELECT count(*) >= 0 FROM idemq.claim_any('{permits,ordered}', 9); SELECT count(*) = 3 $of_groups AND status = 'running'", "t\nt");
 sql($node, "SELECT idemq.commit(id, token) $of_groups AND name = 'ordered' AND status = 'running'");
 wait_until($node, "SELECT count(*) = 2 $of_groups AND status = 'pending' AND ready_at > now() + '1 day'");
 caught_up($node, $standby);
 # It has met these queues.
-is_sql($standby, "SELECT count(*) FROM idemq.metrics WHERE queue IN ('places', 'ordered')", 2, 'queues with groups');
+is_sql($standby, "SELECT count(*) FROM idemq.metrics WHERE queue IN ('permits', 'ordered')", 2, 'queues with groups');
 waiter($standby, "CALL idemq.wait_result($next, '10 min')", $waiter->{session});
 my $other = waiter($standby, "CALL idemq.wait_result($next + 100000, '10 min')");
 $node->stop('immediate');
@@ -147,17 +147,17 @@ is(answer($waiter), 'completed|10', 'wakes who waited on the standby that it was
 is($session->query_safe("SELECT outcome FROM idemq.enqueue('q', '10')"), 'accepted', 'a session that read there writes');
 
 # What was started on the old primary nobody knows here: a group's rate is used up.  Of a queue that is new nothing is.
-is_sql($standby, "SELECT count(*) FROM idemq.claim_any('{places,ordered}', 9)", 0, 'no more of a group than may be started');
+is_sql($standby, "SELECT count(*) FROM idemq.claim_any('{permits,ordered}', 9)", 0, 'no more of a group than may be started');
 sql($standby, "SELECT idemq.retry(id) $of_groups AND status = 'pending'");
-is_sql($standby, "SELECT count(*) FROM idemq.claim_any('{places,ordered}', 9)", 0, 'nor when they are looked at again');
+is_sql($standby, "SELECT count(*) FROM idemq.claim_any('{permits,ordered}', 9)", 0, 'nor when they are looked at again');
 sql($standby, "SELECT idemq.create_queue('since', group_max_running => 9, group_rate_limit => 2, group_rate_period => '100 years');
 	SELECT count(idemq.enqueue('since', '1', group_key => 'g')) FROM generate_series(1, 5) n");
 is_soon($standby, "SELECT count(*) >= 0 FROM idemq.claim('since', 9);
 	SELECT count(*) FILTER (WHERE status = 'running') = 2 AND count(*) FILTER (WHERE ready_at > now() + '1 day') = 1 FROM idemq.jobs WHERE queue_id = idemq.queue_id('since')",
 	"t\nt", 'of a queue that is new, as many as may be');
-sql($standby, "SELECT idemq.alter_queue(q, group_rate_limit => 0) FROM unnest('{places,ordered}'::text[]) q");
-is_soon($standby, "SELECT count(*) >= 0 FROM idemq.claim_any('{places,ordered}', 9); SELECT count(*) = 4 $of_groups AND status = 'running'", "t\nt",
-	'without the rate they go on, as many as have places');
+sql($standby, "SELECT idemq.alter_queue(q, group_rate_limit => 0) FROM unnest('{permits,ordered}'::text[]) q");
+is_soon($standby, "SELECT count(*) >= 0 FROM idemq.claim_any('{permits,ordered}', 9); SELECT count(*) = 4 $of_groups AND status = 'running'", "t\nt",
+	'without the rate they go on, as many as have permits');
 leave($session, $waiter->{session}, $other->{session});
 is_sql($standby, q[SELECT * FROM idemq.check() WHERE severity = 'error'], '', 'check');
 

@@ -213,7 +213,7 @@ idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 
 /* Counts an entry that was transferred. */
 static void
-settle_loan(Lease *lease)
+count_transferred(Lease *lease)
 {
 	if (lease->transferred && !idemq_running_is_counted(&lease->running))
 		(void) idemq_running_count_in(&lease->running, NULL, lease->queue_id, 0);
@@ -230,7 +230,7 @@ start(Lease *lease)
 	if (lease->limit < PG_INT64_MAX)
 		lease->limit += now;
 	(void) idemq_lease_set_deadline(lease, now + lease->length);
-	settle_loan(lease);
+	count_transferred(lease);
 	return idemq_running_count_out(&lease->running, lease->queue_id, 1);
 }
 
@@ -239,15 +239,15 @@ start(Lease *lease)
  * replaces has gone from the count yet.
  */
 void
-idemq_lease_settle_loan(int64 job_id, int64 token)
+idemq_lease_count_transferred(int64 job_id, int64 token)
 {
 	LWLock *lock;
 	Lease *lease;
 
-	IDEMQ_STOP("idemq_lease_settle_loan");
+	IDEMQ_STOP("idemq_lease_count_transferred");
 	lease = idemq_lease_lock_of(job_id, token, &lock);
 	if (lease != NULL)
-		settle_loan(lease);
+		count_transferred(lease);
 	LWLockRelease(lock);
 }
 

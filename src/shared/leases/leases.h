@@ -158,7 +158,7 @@ extern LeaseHold idemq_lease_hold(int64 job_id);
 extern bool idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key);
 extern bool idemq_lease_get(int64 job_id, Lease *copy);
 extern LeaseTake idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior);
-extern void idemq_lease_settle_loan(int64 job_id, int64 token);
+extern void idemq_lease_count_transferred(int64 job_id, int64 token);
 extern int64 idemq_lease_activate(int64 job_id, int64 token);
 extern bool idemq_lease_drop(int64 job_id, int64 token, Lease *dropped);
 extern bool idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior);

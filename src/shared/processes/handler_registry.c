@@ -49,7 +49,7 @@
 /* What does not need to be looked at sooner is looked at after that. */
 #define LOOK_PAUSE (USECS_PER_SEC / 20)
 /* A process that others wait for may stay for so long. */
-#define FAIR_TURN (5 * USECS_PER_SEC)
+#define FAIR_SLICE (5 * USECS_PER_SEC)
 
 typedef enum ProcessState
 {
@@ -178,7 +178,7 @@ arm(QueueState *qstate, HandlerKey key)
 
 /*
  * Asks a process of another handler to leave, for one that has none: see the top of the
- * file.  Asks none while one was asked less than FAIR_TURN ago; after that another, since that
+ * file.  Asks none while one was asked less than FAIR_SLICE ago; after that another, since that
  * one may be at a job that does not end.  Lock held.
  */
 static void
@@ -195,10 +195,10 @@ ask_to_leave(HandlerKey key)
 
 		if (process->state == HANDLER_FREE || same(process->key, key))
 			continue;
-		if (process->leave && process->asked > now - FAIR_TURN)
+		if (process->leave && process->asked > now - FAIR_SLICE)
 			return;
 		if (process->leave || process->state != HANDLER_READY ||
-			(!process->idle && process->since > now - FAIR_TURN))
+			(!process->idle && process->since > now - FAIR_SLICE))
 			continue;
 		weight = process->idle ? PG_INT32_MAX : count_processes(process->key).own;
 		if (weight > most)

@@ -43,9 +43,9 @@ none("an effect of another tenant's queue", "SELECT e.* FROM effects e JOIN clai
 none("a token that did not grow", "SELECT * FROM (SELECT job, token, lag(token) OVER (PARTITION BY job ORDER BY t1) AS before FROM claims) c WHERE before >= token")
 none("unfinished", "SELECT q.name, j.id, j.status, j.payload, idemq.why(j.id) FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE j.finished_at IS NULL")
 none("not to be seen", "SELECT what, at FROM excess")
-none("no effect of what was asked for", "SELECT flow, tenant, part FROM wants w WHERE flow IN ('kinds', 'limited', 'elastic', 'grouped', 'places', 'turns') "
+none("no effect of what was asked for", "SELECT flow, tenant, part FROM wants w WHERE flow IN ('kinds', 'limited', 'elastic', 'grouped', 'permits', 'turns') "
      "AND NOT EXISTS (SELECT FROM effects e WHERE (e.flow, e.tenant, e.part) = (w.flow, w.tenant, w.part))")
-none("an effect that nobody asked for", "SELECT flow, tenant, part FROM effects e WHERE flow IN ('kinds', 'limited', 'elastic', 'grouped', 'places', 'turns', 'trips') "
+none("an effect that nobody asked for", "SELECT flow, tenant, part FROM effects e WHERE flow IN ('kinds', 'limited', 'elastic', 'grouped', 'permits', 'turns', 'trips') "
      "AND NOT EXISTS (SELECT FROM wants w WHERE (e.flow, e.tenant, e.part) = (w.flow, w.tenant, w.part))")
 none("a kind by which it was not routed", "SELECT * FROM effects JOIN wants USING (flow, tenant, part) WHERE flow = 'kinds' AND value <> details->'kind'")
 figure("effects", dict(rows("SELECT flow, count(*) FROM effects GROUP BY 1")))
@@ -253,11 +253,11 @@ def rate(what, calls, limit):
 
 def limits():
     figure("most at once by the log", {"limited": overlaps("limited", 3), "elastic": overlaps("elastic", 4),
-                                          "of a group": overlaps("grouped", 1), "of a group with two places": overlaps("places", 2),
+                                          "of a group": overlaps("grouped", 1), "of a group with two permits": overlaps("permits", 2),
                                           "of a group with four": overlaps("turns", 4)})
     for sql, limit in (("SELECT queue, t0, t1, life FROM claims WHERE queue ~ 'limited'", 6),
                        ("SELECT c.queue || ' ' || (e.value #>> '{}'), t0, t1, life FROM effects e JOIN claims c USING (job, token) "
-                        "WHERE c.queue ~ 'places' AND e.value <> '\"alone\"'", 2),
+                        "WHERE c.queue ~ 'permits' AND e.value <> '\"alone\"'", 2),
                        ("SELECT 'admit', t0, t1, life FROM admitted", 20)):
         calls = defaultdict(list)
         for what, begun, ended, life in rows(sql):

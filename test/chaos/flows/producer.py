@@ -289,7 +289,7 @@ class Producer(FlowClient):
                          (self.queue(flow), Jsonb({"tenant": self.tenant, "n": self.n, "part": job}), f"{flow} {job}"))
 
     def grouped(self):
-        flow = self.dice.choice(("grouped", "places"))
+        flow = self.dice.choice(("grouped", "permits"))
         for i in range(self.dice.randint(1, 4)):
             group = self.dice.choice(("g0", "g1", "g2", "alone"))
             self.want(flow, f"{self.n}.{i}", group=group)

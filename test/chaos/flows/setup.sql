@@ -167,12 +167,12 @@ BEGIN
 	FOR i IN 0 .. current_setting('flows.tenants')::int - 1 LOOP
 		t := 't' || i;
 		EXECUTE format('CREATE ROLE %I LOGIN', t);
-		FOREACH q IN ARRAY '{graph,graph2,brief,events,fan1,fan2,fan3,fan4,seq,debounce,kinds,undo,trips,limited,elastic,grouped,places}'::text[] LOOP
+		FOREACH q IN ARRAY '{graph,graph2,brief,events,fan1,fan2,fan3,fan4,seq,debounce,kinds,undo,trips,limited,elastic,grouped,permits}'::text[] LOOP
 			PERFORM idemq.create_queue(t || '.' || q, lease => make_interval(secs => slow()), retry_base => '1 ms', retry_max => '20 ms', max_attempts => 1000000,
 				retention => CASE WHEN q IN ('brief', 'seq') THEN '0' WHEN q IN ('graph', 'graph2', 'undo', 'trips') THEN '1 h' ELSE make_interval(secs => slow()) END,
 				idempotency_window => CASE WHEN q IN ('graph', 'graph2', 'brief', 'seq', 'debounce', 'kinds') THEN make_interval(secs => slow()) ELSE '1 h' END,
 				max_running => CASE q WHEN 'limited' THEN 3 WHEN 'elastic' THEN 4 END,
-				group_max_running => CASE q WHEN 'places' THEN 2 ELSE 1 END, group_rate_limit => CASE q WHEN 'places' THEN 2 END,
+				group_max_running => CASE q WHEN 'permits' THEN 2 ELSE 1 END, group_rate_limit => CASE q WHEN 'permits' THEN 2 END,
 				rate_limit => CASE q WHEN 'limited' THEN 6 END,
 				dead_letter_queue => CASE q WHEN 'trips' THEN t || '.undo' END, dead_letter_cancelled => q = 'trips');
 			PERFORM idemq.grant_queue(t || '.' || q, t::regrole, 'enqueue'), idemq.grant_queue(t || '.' || q, t::regrole, 'claim');

@@ -10,10 +10,10 @@ LOOK = """
         WHERE j.status = 'running' AND q.name ~ 'limited|elastic' GROUP BY q.name HAVING count(*) > CASE WHEN q.name ~ 'elastic' THEN 4 ELSE 3 END
     UNION ALL
     SELECT format('%s: %s heads of group %s', q.name, count(*), j.group_key) FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)
-        WHERE j.group_key IS NOT NULL AND j.finished_at IS NULL AND j.status <> 'blocked' AND q.name !~ 'places|turns' GROUP BY q.name, j.group_key HAVING count(*) > 1
+        WHERE j.group_key IS NOT NULL AND j.finished_at IS NULL AND j.status <> 'blocked' AND q.name !~ 'permits|turns' GROUP BY q.name, j.group_key HAVING count(*) > 1
     UNION ALL
-    SELECT format('%s: %s places of group %s', q.name, count(*), j.group_key) FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)
-        WHERE j.status = 'running' AND q.name ~ 'places|turns' AND j.group_key <> '' GROUP BY q.name, j.group_key
+    SELECT format('%s: %s permits of group %s', q.name, count(*), j.group_key) FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)
+        WHERE j.status = 'running' AND q.name ~ 'permits|turns' AND j.group_key <> '' GROUP BY q.name, j.group_key
         HAVING count(*) > CASE WHEN q.name ~ 'turns' THEN 4 ELSE 2 END
     UNION ALL
     SELECT format('%s: %s permits used', queue, permits_used) FROM idemq.metrics WHERE queue ~ 'limited|elastic'

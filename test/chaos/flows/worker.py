@@ -11,7 +11,7 @@ from psycopg.types.json import Jsonb
 from common import FlowClient
 
 QUEUES = ("graph", "graph2", "brief", "events", "fan1", "fan2", "fan3", "fan4", "seq", "debounce",
-          "kinds", "undo", "trips", "limited", "elastic", "grouped", "places")
+          "kinds", "undo", "trips", "limited", "elastic", "grouped", "permits")
 KINDS = ("k0", "k1", "k2", "k3", "k4")
 CALL_TIMEOUT = 1.0  # seconds, of a call to a company
 
@@ -161,9 +161,9 @@ class Worker(FlowClient):
     def do_grouped(self):
         self.simply("grouped", self.payload["part"], self.payload["group"])
 
-    def do_places(self):
+    def do_permits(self):
         time.sleep(self.dice.uniform(0, 0.02))
-        self.simply("places", self.payload["part"], self.payload["group"])
+        self.simply("permits", self.payload["part"], self.payload["group"])
 
     # ---- A saga
 

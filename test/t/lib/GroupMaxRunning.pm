@@ -61,7 +61,7 @@ sub running_server
 		CREATE FUNCTION fill(q text, names int, jobs int, alone text DEFAULT '') RETURNS bigint LANGUAGE sql AS $$
 			SELECT count(idemq.enqueue(q, to_jsonb(n), group_key => NULLIF('g' || n % names, alone))) FROM generate_series(1, names * jobs) n $$;
 		CREATE TABLE done (seq bigint GENERATED ALWAYS AS IDENTITY, queue text, name text, n int);
-		CREATE TABLE seen (queue text, places int, looks int);
+		CREATE TABLE seen (queue text, permits int, looks int);
 		CREATE FUNCTION finish(q text, job bigint, job_token bigint, job_group text, job_n int, dice float8) RETURNS void LANGUAGE plpgsql AS $$
 		BEGIN
 			IF dice < 0.05 THEN
@@ -102,7 +102,7 @@ sub running_server
 		END $$;
 		-- Jobs of one group that run, or have been promoted, in one snapshot.
 		CREATE FUNCTION watch(q text) RETURNS void LANGUAGE sql AS $$
-			INSERT INTO seen SELECT q, coalesce(max(places), 0), 1 FROM (SELECT count(*) AS places FROM idemq.jobs
+			INSERT INTO seen SELECT q, coalesce(max(permits), 0), 1 FROM (SELECT count(*) AS permits FROM idemq.jobs
 				WHERE queue_id = idemq.queue_id(q) AND group_key IS NOT NULL AND (status = 'running' OR status = 'pending' AND run_at IS NULL)
 				GROUP BY group_key) x $$;
 		CREATE FUNCTION produce(q text, jobs int, groups int) RETURNS bigint LANGUAGE sql AS $$
@@ -151,7 +151,7 @@ sub check_limits
 	my ($node, $queue, $count, $running) = @_;
 
 	is_sql($node, "SELECT count(*), count(DISTINCT n) FROM done WHERE queue = '$queue'", "$count|$count", "$queue: every effect once");
-	is_sql($node, "SELECT max(places), sum(looks) > 10 FROM seen WHERE queue = '$queue'", "$running|t", "$queue: never more of a group than may be, and as many");
+	is_sql($node, "SELECT max(permits), sum(looks) > 10 FROM seen WHERE queue = '$queue'", "$running|t", "$queue: never more of a group than may be, and as many");
 	is_sql($node, 'SELECT * FROM idemq.check()', '', "$queue: check() is clean");
 	return;
 }

@@ -15,7 +15,7 @@ use Time::HiRes;
 our @EXPORT = qw($without $with $dump @tables start_servers try_order);
 
 our @tables = qw(queues jobs dependencies children steps events attempts);
-my $queues = q{ARRAY['plain', 'parents', 'children', 'fifo', 'places', 'paced', 'limited', 'told']};
+my $queues = q{ARRAY['plain', 'parents', 'children', 'fifo', 'permits', 'paced', 'limited', 'told']};
 
 our ($without, $with, $dump);
 
@@ -35,11 +35,11 @@ sub start_servers
 				(SELECT array_agg(id) FROM idemq.jobs WHERE key = ANY (parents))) $$;
 		SELECT idemq.create_queue('plain', lease => '1 h'), idemq.create_queue('parents', lease => '1 h', max_attempts => 1),
 			idemq.create_queue('children', lease => '1 h'), idemq.create_queue('fifo', lease => '1 h'),
-			idemq.create_queue('places', lease => '1 h', group_max_running => 2),
+			idemq.create_queue('permits', lease => '1 h', group_max_running => 2),
 			idemq.create_queue('paced', lease => '1 h', group_rate_limit => 10, group_rate_period => '1 s'),
 			idemq.create_queue('limited', lease => '1 h', max_running => 2), idemq.create_queue('told', lease => '1 h');
 		SELECT idemq.enqueue('plain', to_jsonb(n), delay => make_interval(secs => n % 3), priority => n % 2) FROM generate_series(1, 10) n;
-		SELECT idemq.enqueue(q, to_jsonb(n), group_key => 'g' || n % 2) FROM unnest('{fifo,places,paced}'::text[]) q, generate_series(1, 10) n;
+		SELECT idemq.enqueue(q, to_jsonb(n), group_key => 'g' || n % 2) FROM unnest('{fifo,permits,paced}'::text[]) q, generate_series(1, 10) n;
 		SELECT idemq.enqueue('limited', to_jsonb(n)) FROM generate_series(1, 6) n;
 		SELECT count(parent(n)) FROM unnest('{fails,works,done,bare,first,last}'::text[]) n;
 		SELECT child('cancelled', '{fails,works}'), child('run', '{fails,works}', 'run'), child('wait', '{fails,works}', 'wait'),
@@ -51,7 +51,7 @@ sub start_servers
 		SELECT idemq.await_event(id, token, CASE payload WHEN '1' THEN 'early' ELSE 'late' END, '1 h') FROM idemq.claim('told', 3);
 	});
 	# These jobs are running when the dump is made; they end after the restore.
-	sql($without, "CREATE TABLE held AS SELECT id, token FROM idemq.claim_any(ARRAY['fifo', 'places', 'paced', 'limited'], 12)
+	sql($without, "CREATE TABLE held AS SELECT id, token FROM idemq.claim_any(ARRAY['fifo', 'permits', 'paced', 'limited'], 12)
 		UNION ALL SELECT id, token FROM idemq.jobs WHERE status = 'running'");
 	is_sql($without, 'SELECT count(*) FROM held', 2 + 4 + 2 + 2 + 1, 'jobs are in flight');
 	$dump = "$PostgreSQL::Test::Utils::tmp_check/dump";
