@@ -5,7 +5,7 @@
  *
  * There are three answers.  arrived: the event has come; its payload may be NULL.  timed_out:
  * it has not come by the time that the first call set.  waiting: the wait is noted, and the
- * job is released, as by idemq.release.  The attempt does not count, its lease and its place
+ * job is released, as by idemq.release.  The attempt does not count, its lease and its permit
  * in max_running are free with the commit, and a head of a FIFO group stays the head.  The
  * job's ready_at is the end of the wait, so no timer is needed; send_event sets it to now.
  * The next attempt calls again.

@@ -11,7 +11,7 @@
 #include "base/base.h"
 #include "shared/leases/leases.h"
 
-/* Places in idemq.claim_result; the columns of claim begin at RESULT_CLAIM. */
+/* Positions in idemq.claim_result; the columns of claim begin at RESULT_CLAIM. */
 #define RESULT_OUTCOME 0
 #define RESULT_CLAIM 1
 #define RESULT_ID 1

@@ -115,11 +115,11 @@ SQL_FUNCTION(idemq_sql_create_queue)
 }
 
 /*
- * $1: queue, $2: now, $3: whether its groups have places now.  Rewrites the rows of jobs of groups
+ * $1: queue, $2: now, $3: whether its groups use permits now.  Rewrites the rows of jobs of groups
  * that wait for a time, so that under the new group_max_running the rows mean what they meant
- * before.  With places, run_at is NULL for a job that has one, even if group_rate_limit makes it
- * wait; without places, run_at is when such a job was due (job/permits.c, job/group_rate_limit.c).
- * A retrying head that waits for group_rate_limit is due, and gets its place as any retry does.
+ * before.  With permits, run_at is NULL for a job that has one, even if group_rate_limit makes it
+ * wait; without permits, run_at is when such a job was due (job/permits.c, job/group_rate_limit.c).
+ * A retrying head that waits for group_rate_limit is due, and gets its permit as any retry does.
  * Never waits for a row: whoever holds it acts by the former group_max_running.
  */
 static SqlStatement change_waiting =

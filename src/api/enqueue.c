@@ -23,7 +23,9 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Arguments of enqueue.  Options begin with delay; enqueue_many has the others in these places. */
+/*
+ * Arguments of enqueue.  Options begin with delay; enqueue_many has the others at these positions.
+ */
 enum
 {
 	ARG_QUEUE,
@@ -119,7 +121,9 @@ is_of_others(const EnqueueAnswer *answer)
 	return answer->outcome == OUTCOME_DUPLICATE && answer->foreign;
 }
 
-/* Fills the ANSWER_COLUMNS of an answer.  Nothing is known of a concurrent duplicate that is not committed. */
+/*
+ * Fills the ANSWER_COLUMNS of an answer.  A concurrent duplicate that is not committed is unknown.
+ */
 static void
 fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
 {

@@ -2,11 +2,11 @@
  * api/reschedule.c
  *		SQL function reschedule: another time, or another priority, for a job that waits.
  *
- * Status, attempts and error stay.  What changes is the job's place in the ready index: after a
+ * Status, attempts and error stay.  What changes is the job's position in the ready index: after a
  * commit the scan start of the new priority is lowered to the new key, after a rollback the scan
  * start of the old priority to the old key (job/transition.c).
  *
- * A job of a group keeps its place in it.  The time of a blocked job counts once its turn has
+ * A job of a group keeps its position in it.  The time of a blocked job counts once its turn has
  * come (run_at).  The time of a head moves at once, and is never before now, so that it does
  * not come below its group's low-water mark (shared/groups/groups.c).
  */

@@ -6,9 +6,9 @@
  * Claims are attached: the lease ends with the process.  It is as long as the queue allows
  * (max_lease), so that no heartbeat is needed: job_timeout bounds a job here, not the lease.
  *
- * The rows are copied into one of two pieces of memory by turns: the jobs of the last claim are at
- * work while the next claim is made, in the same transaction.  Once that has committed the pieces
- * change places; if it has not, the next claim forgets what was claimed.
+ * The rows are copied into one of two pieces of memory alternately: the jobs of the last claim are
+ * at work while the next claim is made, in the same transaction.  Once that has committed the
+ * pieces are swapped; if it has not, the next claim forgets what was claimed.
  */
 #include "postgres.h"
 

@@ -5,7 +5,7 @@
  * While another session is on the job, the lease table answers, and no row is touched.
  * What a claim by the ready index would do first for a whole queue happens here for
  * the one job: an ended lease is taken back, a lease that memory lost is adopted, and
- * a blocked job whose turn has come is promoted.
+ * a blocked job that is next in its group is promoted.
  */
 #include "postgres.h"
 
@@ -84,7 +84,7 @@ finished_outcome(const JobCall *call)
 }
 
 /*
- * Makes a blocked job its group's head, if its turn has come, or pending, if its parents are
+ * Makes a blocked job its group's head, if it is next, or pending, if its parents are
  * done, and no other session has done so yet; then fetches it again.  Returns false when it is
  * gone.
  */
@@ -98,7 +98,7 @@ unblock(JobCall *call, JobsTable *table)
 
 	if (!job_has(&call->job, COL_GROUP_KEY))
 	{
-		/* Blocked by its parents; or by hand, and then it has no turn. */
+		/* Blocked by its parents; or by hand, and then it is never next. */
 		if (idemq_dependencies_exist())
 			promoted = idemq_promote_child(table, queue, call->id);
 	}

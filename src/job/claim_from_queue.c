@@ -37,7 +37,7 @@ claim_note_group(ClaimCall *call, const Job *job)
 }
 
 /*
- * Makes a due job wait: for a place of its group, if until is DT_NOBEGIN, or until its group may
+ * Makes a due job wait: for a permit of its group, if until is DT_NOBEGIN, or until its group may
  * start it.  In the latter case the group is checked again, unless the wait is short: the start
  * for which the job waits may be given back.
  */
@@ -292,7 +292,10 @@ idemq_claim_from_queue(ClaimCall *call)
 	promote_later(call);
 }
 
-/* Begins a claim of up to wanted jobs; what else is asked for, and the answer's place, are set. */
+/*
+ * Begins a claim of up to wanted jobs; the caller has set what else is asked for, and where the
+ * answer goes.
+ */
 void
 idemq_claim_begin(ClaimCall *call, int wanted)
 {

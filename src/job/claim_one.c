@@ -176,8 +176,8 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 }
 
 /*
- * Makes a fetched job blocked, which is due and has no place of its group (job/permits.c): it
- * waits for its turn.  Never waits for its row.
+ * Makes a fetched job blocked, which is due and has no permit of its group (job/permits.c), so that
+ * it waits for one.  Never waits for its row.
  */
 JobWrite
 idemq_job_defer(JobsTable *table, const Job *job, const QueueInfo *queue)

@@ -17,14 +17,14 @@
  * group may start the next one (job/promote_one.c), so a claim does not meet it before.  A
  * group has one job in the line at a time, and its next one is promoted after that was
  * claimed, hence charged: so the time is right, and takes no timer but ready_at.  A claim that
- * meets a job that is ready too soon (a retry, a rate that was lowered, a restart) puts it off:
- * ready_at becomes the time when the group may start it, and its place stays.  For a head that
+ * meets a job that is ready too soon (a retry, a rate that was lowered, a restart) defers it:
+ * ready_at becomes the time when the group may start it, and it keeps its permit.  For a head that
  * waits to be retried the rate is asked when the head is due, not before.
  *
  * Such a job may wait too long: group_rate_limit was raised or taken away, or the start for which
  * the job was deferred was given back.  So a check of a group that has its next job looks at that
  * job again, and makes it due when the rate says now (idemq_group_rate_limit_is_sooner).
- * alter_queue has all groups of its queue checked.  A claim that puts a job off, for more than a
+ * alter_queue has all groups of its queue checked.  A claim that defers a job, for more than a
  * moment, has its group checked; so does a claim that gives a start back because it did not get the
  * row.  The later one of the two sees the other.
  *
@@ -165,7 +165,7 @@ idemq_group_rate_limit_is_sooner(const QueueInfo *queue, const Job *job, Timesta
 	TimestampTz now = idemq_now();
 	TimestampTz due;
 	Datum name;
-	bool waits; /* it has its turn, and waits for group_rate_limit alone */
+	bool waits; /* it is next in its group, and waits for group_rate_limit alone */
 
 	if (!job->is_ready || job->ready_at <= now + CLOSE || !job_has(job, COL_GROUP_KEY))
 		return false;
@@ -195,7 +195,8 @@ idemq_group_rate_limit_next(const QueueInfo *queue, Datum name)
 
 /*
  * Makes a fetched job wait until the time when its group's rate lets it start; that may be sooner
- * than the time for which it waits.  It keeps its place in its group.  Never waits for its row.
+ * than the time for which it waits.  It keeps its permit, or its position in its group.  Never
+ * waits for its row.
  */
 JobWrite
 idemq_job_defer_until(JobsTable *table, const Job *job, const QueueInfo *queue, TimestampTz until)

@@ -90,11 +90,11 @@ extern JobWrite idemq_job_expire(JobsTable *table, const Job *job, const QueueIn
 								 TimestampTz now);
 
 /*
- * places.c
- *		The places of a group: how many of its jobs may be claimed or running.
+ * permits.c
+ *		The permits of a group: how many of its jobs may be claimed or running.
  */
 
-/* What a snapshot shows of the jobs of a group that have a place. */
+/* What a snapshot shows of the jobs of a group that have a permit. */
 typedef struct GroupPermits
 {
 	int taken;		   /* running, or being claimed */
@@ -103,7 +103,7 @@ typedef struct GroupPermits
 	TimestampTz last;  /* the greatest; DT_NOBEGIN for none */
 } GroupPermits;
 
-/* Returns whether the groups of a queue have places; otherwise each has one head. */
+/* Returns whether the groups of a queue use permits; otherwise each has one head. */
 static inline bool
 idemq_groups_use_permits(const QueueInfo *queue)
 {
@@ -117,21 +117,21 @@ idemq_is_no_group(Datum name)
 	return VARSIZE_ANY_EXHDR(DatumGetPointer(name)) == 0;
 }
 
-/* Returns whether a group of a queue has places; the one without a name has them in any queue. */
+/* Returns whether a group of a queue uses permits; the one without a name does in any queue. */
 static inline bool
 idemq_group_uses_permits(const QueueInfo *queue, Datum name)
 {
 	return idemq_groups_use_permits(queue) || idemq_is_no_group(name);
 }
 
-/* Returns how many places a group with permits has. */
+/* Returns how many permits a group has that uses permits. */
 static inline int
 idemq_group_permits(const QueueInfo *queue, Datum name)
 {
 	return idemq_is_no_group(name) ? PG_INT32_MAX : queue->group_max_running;
 }
 
-/* Returns whether a job is in a group that has places. */
+/* Returns whether a job is in a group that uses permits. */
 static inline bool
 idemq_job_uses_permits(const QueueInfo *queue, const Job *job)
 {
@@ -140,8 +140,8 @@ idemq_job_uses_permits(const QueueInfo *queue, const Job *job)
 }
 
 /*
- * Returns whether a job of such a group, which has a ready_at, has no place: it waits for its
- * time, and then for its turn.
+ * Returns whether a job of such a group, which has a ready_at, has no permit: it waits for its
+ * time, and then for a permit.
  */
 static inline bool
 idemq_waits_for_permit(const Job *job)
@@ -149,7 +149,7 @@ idemq_waits_for_permit(const Job *job)
 	return job->status == JOB_RETRYING || (job->status == JOB_PENDING && job_has(job, COL_RUN_AT));
 }
 
-/* Returns whether a fetched job is in a group that has places, and has none of them. */
+/* Returns whether a fetched job is in a group that uses permits, and has none of them. */
 static inline bool
 idemq_lacks_permit(const QueueInfo *queue, const Job *job)
 {
@@ -572,7 +572,7 @@ typedef enum Promotion
 	PROMOTED,			/* there is a pending job now, which is not committed yet */
 	PROMOTED_FOR_LATER, /* the same, but it is not due yet; or what it waits for was written */
 	JOINED,				/* a child has joined its group, which is to be promoted next */
-	AT_LIMIT,			/* all places of its group are taken, and there is a next job */
+	AT_LIMIT,			/* all permits of its group are taken, and there is a next job */
 	HAS_HEAD,			/* there is nothing to do until it is marked again */
 	HELD,				/* a row is held, or a head is made but not committed */
 	NOT_FOR_US,			/* it changes all the time, or our snapshot must not see it */

@@ -1,7 +1,7 @@
 /*
  * job/permits.c
- *		The permits of a group: with group_max_running above 1, that many of its jobs may be
- *		running at once.
+ *		The concurrency permits of a group: with group_max_running above 1, that many of its jobs
+ *		may be running at once.
  *
  * A job has a permit from its promotion on (job/promote.c), while it is pending and
  * running, until what ends its attempt has committed: finished, failed, released or
@@ -15,8 +15,8 @@
  * Only a promotion gives a job a permit: whatever else sets a ready_at sets run_at as well
  * (job/transition.c).  When group_max_running becomes more than 1, heads that wait for a time of
  * their own get a run_at, too (api/create_queue.c).  A claim that meets a due job without a permit
- * does not take it, but makes it blocked (EVENT_DEFER).  Then the job waits for its turn as the
- * others do, in front of those that were enqueued later.
+ * does not take it, but makes it blocked (EVENT_DEFER).  Then the job waits like the others, ahead
+ * of those that were enqueued later.
  *
  * Never more than group_max_running.  A promotion counts the permits, as the group's promoter, by a
  * snapshot that is younger than its ownership.  So the snapshot shows all permits that earlier
@@ -25,30 +25,31 @@
  * promotion, or a crash, takes the permit back with the row; a rollback of the claim, or of the
  * attempt's end, leaves the job its permit.
  *
- * Turns.  A group has at most one job that waits to be claimed, whatever its group_max_running, and
- * the job's place in the ready index is the time of its promotion.  So the index is the line in
- * which groups stand, in each priority.  Let g and h be two groups that have a waiting job during
- * all of an interval, and let one session claim h twice in it.  The second of these jobs was
- * promoted after the first one was claimed, hence later than the job of g that waited then.  If
- * g was not claimed in between, that job came before it in the index, and the session would have
- * taken it.  So between two claims of h lies one of g, and their counts differ by one at most.  A
- * session that claims beside others may go by a snapshot that is older by one claim of each of
- * these: then the counts differ by the number of these sessions at most.  (Two times are the
- * same only if a promotion becomes visible, and the next claim is made, within one microsecond.)
+ * Fair (round-robin) order.  A group has at most one job that waits to be claimed, whatever its
+ * group_max_running, and that job's position in the ready index is the time of its promotion.  So
+ * within each priority the index is the queue in which groups wait.  Let g and h be two groups that
+ * have a waiting job during all of an interval, and let one session claim h twice in it.  The
+ * second of these jobs was promoted after the first one was claimed, hence later than the job of g
+ * that waited then.  If g was not claimed in between, that job came before it in the index, and the
+ * session would have taken it.  So between two claims of h lies one of g, and their counts differ
+ * by one at most.  A session that claims beside others may go by a snapshot that is older by one
+ * claim of each of these: then the counts differ by the number of these sessions at most.  (Two
+ * times are the same only if a promotion becomes visible, and the next claim is made, within one
+ * microsecond.)
  *
  * The next job is promoted once the one before it is claimed, not when that claim commits: a
  * worker may claim, work and commit in one transaction.  A pending job that has a
  * lease entry is being claimed, and counts as taken.  The call that claims promotes the next one
  * itself, or marks the group, before it returns; a claim without an entry, with a full lease
  * table, marks it by its commit.  If the claim is rolled back, the group may have two jobs that
- * wait, and one turn more in that round; never one permit more.
+ * wait, and be served once more in that round; it never has one permit more.
  *
  * A job that is enqueued without a group, in a queue whose groups have permits, is in the group
- * without a name, which no user can give: '' in the row, NULL for the worker.  That group takes
- * turns as the others do, and has any number of permits, even after group_max_running became 1.
- * Since these need no count, its low-water mark is the time of its last promotion: a job that waits
- * below that, after a claim that was rolled back, is one turn more.  claim_job and the like promote
- * the job that they ask for, without being the group's promoter.
+ * without a name, which no user can give: '' in the row, NULL for the worker.  That group is served
+ * in the same order as the others, and has any number of permits, even after group_max_running
+ * became 1.  Since these need no count, its low-water mark is the time of its last promotion: if a
+ * job waits below that, after a claim that was rolled back, the group is served once more.
+ * claim_job and the like promote the job that they ask for, without being the group's promoter.
  *
  * Where to look: the ready_at of a job with a permit was the time of its promotion or, if that is
  * later, the time from which its group may start the next one (group_rate_limit,

@@ -25,14 +25,14 @@
  * called first goes first, if both are committed when one of them is promoted; one
  * that commits later waits behind the head that there is.
  *
- * With group_max_running above 1 a group has no head but places (job/permits.c says how many, and
- * why no more): its next job is promoted when there is a free permit, and no other job of the
- * group waits to be claimed.  A job that is not due yet is promoted without a permit, so that it
- * comes back when it is due, and the next one follows at once.
+ * With group_max_running above 1 a group has no head but permits (job/permits.c says how many, and
+ * why no more): its next job is promoted when there is a free permit, and no other job of the group
+ * waits to be claimed.  A job that is not due yet is promoted without a permit, so that it comes
+ * back when it is due, and the next one follows at once.
  *
  * A job whose row another transaction holds is not waited for: its group is visited again a
  * moment later.  Nor is it passed over, except in the group without a name
- * (job/promote_one.c).  A job that had expired when its turn came is cancelled, and the next one
+ * (job/promote_one.c).  A job that had expired when it was next is cancelled, and the next one
  * follows.
  *
  * Marks of children and parents (shared/groups/dependencies.c) are kept among those of groups,

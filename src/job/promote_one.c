@@ -3,7 +3,7 @@
  *		One group that this session owns: its head, or its next job with a permit.
  *
  * Why there is one head at most, and no group forgotten: job/promote.c.  Why there are no more
- * places than group_max_running: job/permits.c.
+ * permits than group_max_running: job/permits.c.
  */
 #include "postgres.h"
 
@@ -22,7 +22,7 @@
 /*
  * Makes a blocked job its group's head, or gives it a permit: it is due at once, or at its
  * run_at, or when group_rate_limit lets its group start it; sets *args.  In a group with permits a
- * job that waits for its run_at takes no place, and the rate is asked when it does.  From here on
+ * job that waits for its run_at takes no permit, and the rate is asked when it does.  From here on
  * no head has an earlier ready_at than args->now, and no blocked job a lesser id.
  */
 static JobWrite
@@ -54,9 +54,10 @@ promoted(const EventArgs *args)
 }
 
 /*
- * Looks again at the job whose turn it is in its group: if it waits for group_rate_limit, for
- * longer than it has to by now, it becomes due when the rate says now (job/group_rate_limit.c).
- * HAS_HEAD: it stays as it is.
+ * Looks again at the job that is next in its group: if it waits for group_rate_limit, for longer
+ * than it has to by now, it becomes due when the rate says now (job/group_rate_limit.c).  Returns
+ * HAS_HEAD if it stays as it is, and PROMOTED_FOR_LATER if its time was written: then the group
+ * stays owned until this transaction ends.
  */
 static Promotion
 promote_recheck_rate(JobsTable *table, const QueueInfo *queue, const Job *job)
@@ -126,10 +127,10 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 
 /*
  * Promotes the next job of a group that this session owns, by a snapshot that is younger than
- * its ownership: makes it the head, or gives it a permit.  Sets *low_water to what it is then.  In a
- * group with permits, jobs before it that are not due are promoted without a permit.  Jobs without
- * a group have no order to keep: one whose row is held, for example by a producer that replaces
- * it, makes way, and is looked at again a moment later.
+ * its ownership: makes it the head, or gives it a permit.  Sets *low_water to what it is then.  In
+ * a group with permits, jobs before it that are not due are promoted without a permit.  Jobs
+ * without a group have no order to keep: one whose row is held, for example by a producer that
+ * replaces it, makes way, and is looked at again a moment later.
  */
 Promotion
 idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,

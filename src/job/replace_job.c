@@ -9,13 +9,13 @@
  * request.  A job that is claimed by then is not touched; the caller looks it up again.
  *
  * The time starts again with each request.  With a max_wait (idemq_job_wait_no_longer) it does
- * so only until that long after the first request: a stream of requests that never pauses does
- * not put a job off for ever.  The first request is the one that made the job, at enqueued_at.
- * Every request brings its own max_wait, and none is remembered.  So the requests make the
- * bound: if each of them has a max_wait of w, the job is ready w after the first, at the latest;
- * a replacement that comes later has its time in the past, and keeps its place.  For another run
- * of a job (it was released, redriven, asked to run again) it is not known when the first request
- * came.  Then the time that the job waits for already is not deferred.
+ * so only until that long after the first request: a stream of requests that never pauses does not
+ * defer a job indefinitely.  The first request is the one that made the job, at enqueued_at.  Every
+ * request brings its own max_wait, and none is remembered.  So the requests make the bound: if each
+ * of them has a max_wait of w, the job is ready w after the first, at the latest; a replacement
+ * that comes later has its time in the past, and keeps its position.  For another run of a job (it
+ * was released, redriven, asked to run again) it is not known when the first request came.  Then
+ * the time that the job waits for already is not deferred.
  */
 #include "postgres.h"
 
@@ -50,7 +50,7 @@ idemq_request_time(const JobChange *columns)
 
 /*
  * Sets the time of a job that has no attempt.  A blocked job has it in run_at, NULL for at once;
- * a job of a group that has places, in both columns, since it has no permit then (job/permits.c).
+ * a job of a group that uses permits, in both columns, since it has no permit then (job/permits.c).
  * A head gets no time that has passed, but its own: shared/groups/groups.c counts on that.
  */
 static void
@@ -134,7 +134,7 @@ idemq_job_is_replaceable(const Job *job, bool rerun)
 /*
  * Gives a fetched job, which is replaceable, what is asked for.  A job without an attempt gets all
  * of it, at a time that is no later than max_wait, unless that is NULL, allows.  A job that waits
- * for another attempt, with rerun, gets the work alone; its place and attempts stay.  With rerun
+ * for another attempt, with rerun, gets the work alone; its position and attempts stay.  With rerun
  * the time is not deferred.  JOB_CHANGED, and nothing is done, also when the job is too new for the
  * transaction's snapshot.
  */

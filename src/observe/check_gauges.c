@@ -68,7 +68,7 @@ void
 idemq_check_gauges(CheckCall *call)
 {
 	static const int64 none[JOB_STATUS_COUNT] = {0};
-	/* By a queue's place in call->queue_ids. */
+	/* By a queue's position in call->queue_ids. */
 	bool *done = palloc0(Max(call->nqueues, 1) * sizeof(bool));
 	uint64 *changes = palloc(Max(call->nqueues, 1) * sizeof(uint64));
 	bool in_doubt = true;

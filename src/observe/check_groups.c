@@ -1,6 +1,6 @@
 /*
  * observe/check_groups.c
- *		The audit of groups: each has at most one head, or no more places taken than
+ *		The audit of groups: each has at most one head, or no more permits taken than
  *		group_max_running (job/permits.c), which the rows say by themselves; and none is forgotten.
  *
  * A group without a head, or with a free permit and no job that waits to be claimed, is a

@@ -309,7 +309,7 @@ say_group_rate_limit(WhyCall *call)
 		call->queue.qstate == NULL || RecoveryInProgress())
 		return false;
 	next = idemq_group_rate_limit_next(&call->queue, job->row->tts_values[COL_GROUP_KEY]);
-	/* It may have been put off until then; a job that waits longer waits for something else. */
+	/* It may have been deferred until then; a job that waits longer waits for something else. */
 	if (next <= call->now || next < job->ready_at - CLOSE)
 		return false;
 	say(call,
@@ -419,7 +419,7 @@ say_running(WhyCall *call)
 		say(call, " (attached: or until that session ends)");
 }
 
-/* Says what a job that is blocked waits for: a parent, or its turn in its group. */
+/* Says what a job that is blocked waits for: a parent, or other jobs of its group. */
 static void
 say_blocked(WhyCall *call)
 {

@@ -15,7 +15,7 @@
  * answer may be over by the time it is used.  Neither waits, writes or locks.
  *
  * A hot key: each job that had it leaves entries, which stay for as long as a snapshot is
- * held.  The entries of one key stand in the order of the rows' places, and rows are added
+ * held.  The entries of one key are in the order of the rows' TIDs, and rows are added
  * further and further back.  So a lookup goes from the last entry to the first, and meets
  * the job that has the key before the dead ones.
  *
@@ -28,11 +28,11 @@
  *   first leaf page that may have it.  Where it comes to the holder's entry it finds the
  *   holder alive, or its update by an open transaction, for which it waits, or that
  *   transaction committed.  In the third case the key successor's entry was there before.  It is to
- *   the right of the holder's, since it goes without the check only if its row's place is
- *   greater.  So the other insert comes to it still, and what was said of the holder holds
- *   for the key successor, and its key successors.
- * - A key successor whose place is less checks, as all others do; for that it locks the first page
- *   too, and so comes before or after.
+ *   the right of the holder's, since it goes without the check only if its row's TID is greater.  So
+ *   the other insert comes to it still, and what was said of the holder holds for the key
+ *   successor, and for its successors.
+ * - A key successor whose row has a smaller TID checks, as all others do; for that it locks the
+ *   first page too, and so comes before or after.
  * - A rollback, of a savepoint too, takes the update and the key successor back together.
  * An index that is not valid yet may lack the holder's entry: there it checks.
  *

@@ -107,7 +107,7 @@ idemq_jobs_scan_next(JobsTable *table, ReadyKey *key)
 	return true;
 }
 
-/* Returns the place that the scan's current entry names. */
+/* Returns the HOT root TID that the scan's current entry names. */
 ItemPointerData
 idemq_jobs_scan_tid(const JobsTable *table)
 {

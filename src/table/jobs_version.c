@@ -1,18 +1,18 @@
 /*
  * table/jobs_version.c
- *		The visible version of a row, from the place that its index entries name.
+ *		The visible version of a row, from its HOT root TID, which its index entries name.
  *
- * All index entries of a row name one line pointer, the root of a chain of versions on
- * one page; a HOT update adds a version to the chain, and no entry.  The root stays for as
- * long as a version of the chain may be seen: pruning redirects it to the first that is
- * left.  The other versions are pruned and their places used again at any time: so the root
- * is what may be remembered, and the place of a version is not.
+ * All index entries of a row name one line pointer, the root of a HOT chain of versions on one
+ * page; a HOT update adds a version to the chain, and no entry.  The root stays for as long as a
+ * version of the chain may be seen: pruning redirects it to the first that is left.  The other
+ * versions are pruned and their TIDs used again at any time: so the root's TID may be remembered,
+ * and the TID of a version may not.
  *
- * A root that was remembered is a hint, and needs no proof: what is found is a version that
+ * A root TID that was remembered is a hint, and needs no proof: what is found is a version that
  * the snapshot sees, and of the id asked for; there is one such version at most, and
  * the primary key would have led to it.  A hint misses when the row has moved by
  * an update that was not HOT, was deleted, or the table was rewritten (VACUUM FULL, CLUSTER,
- * TRUNCATE: another file); its place may hold another row by then (idemq_jobs_fetch_at).
+ * TRUNCATE: another file); its TID may be another row's by then (idemq_jobs_fetch_at).
  * The block must be there, since a vacuum may have cut the file; the lock on the table
  * keeps the next one from doing so.
  *
@@ -41,9 +41,9 @@
 #define ROOM_FOR_VERSIONS 6
 
 /*
- * Fetches into row the version that a snapshot sees of the row whose index entries name
- * root_tid; false when it sees none, with *all_dead true if no snapshot sees one.  *header: the
- * version's header at the moment when it was found (table/jobs_hold.c).
+ * Fetches into row the version that a snapshot sees of the row whose index entries name root_tid;
+ * false when it sees none, with *all_dead true if no snapshot sees one.  *header: the version's
+ * header at the moment when it was found (table/jobs_hold.c).
  */
 bool
 idemq_version_fetch(Relation rel, Snapshot snapshot, const ItemPointerData *root_tid,

@@ -113,7 +113,7 @@ typedef struct Job
 	TimestampTz claimed_at; /* with deadline: of a running job */
 	TimestampTz deadline;
 	TimestampTz expires_at;		/* DT_NOEND for NULL */
-	ItemPointerData root_tid;	/* what its index entries name; invalid: not known */
+	ItemPointerData root_tid;	/* HOT root TID: what its index entries name; invalid: not known */
 	HeapTupleHeaderData header; /* as it was when it was fetched by root_tid */
 	TupleTableSlot *row;
 } Job;
@@ -578,7 +578,7 @@ extern bool idemq_jobs_scan_next(JobsTable *table, ReadyKey *key);
 
 /*
  * jobs_version.c
- *		The visible version of a row, from the place that its index entries name.
+ *		The visible version of a row, from its HOT root TID, which its index entries name.
  */
 
 extern bool idemq_version_fetch(Relation rel, Snapshot snapshot, const ItemPointerData *root_tid,

@@ -275,7 +275,7 @@ idemq_pending_groups_note_low_water(const GroupTaken *group, GroupLowWater low_w
 }
 
 /*
- * Returns the greatest ready_at of an owned group's jobs with a place, which this transaction
+ * Returns the greatest ready_at of an owned group's jobs with a permit, which this transaction
  * alone knows: until it commits, the low-water mark knows only what others wrote.  DT_NOBEGIN for a
  * group that it does not own.
  */

@@ -16,20 +16,20 @@
  *		history		writes what queues did in the last 10 s (worker/history.c)
  *
  * A task of one queue is a transaction of its own (worker/task_runner.c), of a slice
- * at most (base/base.h), though never less than one job.  Queues have turns, in the order in
- * which they came due: a queue with much to do keeps another waiting for two
- * slices, and for one job of its own, however large its leases, their payloads or their number.
+ * at most (base/base.h), though never less than one job.  Queues are served round-robin, in the
+ * order in which they came due: a queue with much to do keeps another waiting for two slices, and
+ * for one job of its own, however large its leases, their payloads or their number.
  *
  * The worker looks at what is due for a queue when its state is marked
- * (shared/waiters/due_queues.c) and after its turn; in between, the heap of turns knows the time.
- * So neither a wake-up nor a turn costs more where there are more queues, of this database or of
- * others.
+ * (shared/waiters/due_queues.c) and after its tasks have run; in between, the heap of scheduled
+ * queues knows the time.  So neither a wake-up nor serving a queue costs more where there are more
+ * queues, of this database or of others.
  *
  * A queue that is due is in that heap at its time, but no earlier than the worker's last look, when
- * it was not due yet: no tenant's work goes before what was due earlier.  A queue that has had its
- * turn and has more to do goes to the back, so each of n queues that are due has its next turn
- * after n - 1 turns of others, and a turn is bounded.  The heap is memory of this process, a node
- * for each queue state; only setting it up is linear in queues.
+ * it was not due yet: no tenant's work goes before what was due earlier.  A queue that was served
+ * and has more to do goes to the back, so each of n queues that are due is served again after n - 1
+ * others, and the time that serving one takes is bounded.  The heap is memory of this process, a
+ * node for each queue state; only setting it up is linear in queues.
  *
  * Once the test clock has moved (shared/waiters/clock_call.c), a task that would be postponed
  * because it was done or failed a moment ago runs at once, everything past its retention is deleted
@@ -57,7 +57,10 @@
 /* Statistics are reported that long after what they count: PostgreSQL would have 10 s. */
 #define REPORT_DELAY USECS_PER_SEC
 
-/* Turns are taken for that long, then what is due for all queues, and the worker's own affairs. */
+/*
+ * Queues are served for that long, then what is due for all queues is done, and the worker's own
+ * affairs.
+ */
 #define QUEUES_SLICE INT64CONST(50000)
 /* The clock was moved when its offset has grown by so much; less is its usual drift. */
 #define CLOCK_MOVED INT64CONST(10000)
@@ -76,7 +79,7 @@ typedef struct ScheduledQueue
 	pairingheap_node node;
 	int64 due;	/* mono */
 	bool waits; /* it is in the heap */
-	int stage;	/* of its next turn, where the last was cut short */
+	int stage;	/* the task that runs first next time: the last slice ended before it */
 } ScheduledQueue;
 
 static ScheduledQueue *scheduled_queues = NULL;
@@ -101,7 +104,7 @@ count_jobs(void)
 		next_count = idemq_mono_now() + COUNT_PAUSE;
 }
 
-/* In the order of a turn; .run is for each queue, .run_for_all for all at once. */
+/* In the order in which they run; .run is for each queue, .run_for_all for all at once. */
 static const Task tasks[] = {
 	{TASK_PROMOTE, DUE_GROUPS, .run = idemq_promote_batch, .is_promote_pass = true},
 	{TASK_REAP, DUE_LEASE, .run = idemq_reap_expired},
@@ -140,9 +143,9 @@ compare_scheduled(const pairingheap_node *a, const pairingheap_node *b, void *ar
 }
 
 /*
- * Gives a queue state its turn at due (mono); PG_INT64_MAX: no turn.  since: it was not due before
- * then, whatever its times say.  A queue state that has waited for its turn since it came due keeps
- * its place.
+ * Schedules a queue state for due (mono); PG_INT64_MAX: for no time.  since: it was not due before
+ * then, whatever its times say.  A queue state that has been waiting since it came due keeps its
+ * position.
  */
 static void
 schedule_queue(int qstate_index, int64 due, int64 since)
@@ -160,7 +163,7 @@ schedule_queue(int qstate_index, int64 due, int64 since)
 		pairingheap_add(heap, &scheduled->node);
 }
 
-/* Returns when (mono) the next turn is; PG_INT64_MAX: there is none. */
+/* Returns when (mono) the next queue is due; PG_INT64_MAX: none is scheduled. */
 static int64
 next_scheduled(void)
 {
@@ -170,7 +173,7 @@ next_scheduled(void)
 }
 
 /*
- * Gives a queue its turn at the time when the first of its tasks is due, but no earlier than
+ * Schedules a queue for the time when the first of its tasks is due, but no earlier than
  * *since (mono), when none was; notes what there is to notify.
  */
 static void
@@ -222,8 +225,8 @@ plan_changed(void)
 }
 
 /*
- * The turn of a queue: each of its tasks that is due runs once.  When they have taken a slice,
- * the queue goes on with the next task when its turn comes again.
+ * Serves a queue: each of its tasks that is due runs once.  When they have taken a slice, the queue
+ * goes to the back, and continues with the next task.
  */
 static void
 run_queue_tasks(int qstate_index)
@@ -252,8 +255,8 @@ run_queue_tasks(int qstate_index)
 }
 
 /*
- * Lets the queues that are due take turns, then does what is due for all queues at once; takes at
- * most QUEUES_SLICE and one turn.  Returns when (mono) to come again.
+ * Serves the queues that are due, then does what is due for all queues at once; takes at most
+ * QUEUES_SLICE and the tasks of one queue.  Returns when (mono) to come again.
  */
 static int64
 run_due_queues(void)
@@ -268,7 +271,9 @@ run_due_queues(void)
 			pairingheap_container(ScheduledQueue, node, pairingheap_remove_first(heap));
 
 		scheduled->waits = false;
-		/* Comes again without a sleep: what the turn makes due, of any queue, is planned first. */
+		/*
+		 * Comes again without a sleep: what these tasks make due, of any queue, is planned first.
+		 */
 		next = 0;
 		run_queue_tasks((int) (scheduled - scheduled_queues));
 		plan_changed();
@@ -316,7 +321,7 @@ tasks_begin(void)
 		heap = MemoryContextAllocZero(TopMemoryContext, sizeof(pairingheap));
 		heap->ph_compare = compare_scheduled;
 	}
-	/* No queue state has a turn. */
+	/* No queue state is scheduled. */
 	memset(scheduled_queues, 0, sizeof(ScheduledQueue) * (Size) idemq_max_queues);
 	pairingheap_reset(heap);
 	idemq_for_each_qstate(MyDatabaseId, plan, &looked_at);

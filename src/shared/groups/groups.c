@@ -63,7 +63,7 @@
  * whose queue has no state enters the database's commit window instead: the queue may get a state,
  * and its groups low-water marks, before the writer is visible.
  *
- * A group with places (job/permits.c) needs its next job promoted as soon as the one before
+ * A group that uses permits (job/permits.c) needs its next job promoted as soon as the one before
  * it is being claimed.  Such a claim marks the group at once, before it is visible: that
  * mark lowers no low-water mark, and the lease entry tells the check what the snapshot does not
  * show.
@@ -225,7 +225,7 @@ groups_find(const GroupKey *key)
 	return hash_search(group_hash, key, HASH_FIND, NULL);
 }
 
-/* Notes whether all places of a group are taken, and a job waits for one.  Lock held. */
+/* Notes whether all permits of a group are taken, and a job waits for one.  Lock held. */
 static void
 set_limited(GroupEntry *group, bool limited)
 {
@@ -486,8 +486,8 @@ idemq_groups_drop_low_water_marks(const QueueState *qstate, int32 queue_id)
 }
 
 /*
- * Returns of how many groups of a queue all places are taken, and a job waits for one, as
- * far as memory knows.
+ * Returns how many groups of a queue have a job that waits while all permits of the group are
+ * taken, as far as memory knows.
  */
 int64
 idemq_groups_limited(Oid database, int32 queue_id)

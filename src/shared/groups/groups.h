@@ -38,7 +38,7 @@ typedef struct GroupLowWater
 {
 	TimestampTz heads;
 	int64 blocked;
-	TimestampTz last; /* with places: no job that has one is later than this, or than now */
+	TimestampTz last; /* with permits: no job that has one is later than this, or than now */
 } GroupLowWater;
 
 #define GROUP_NO_LOW_WATER ((GroupLowWater){DT_NOBEGIN, PG_INT64_MIN, DT_NOBEGIN})
@@ -65,7 +65,7 @@ typedef struct GroupEntry
 	GroupKey key;
 	int32 promoter; /* proc number, or NOBODY */
 	bool again;		/* marked since it got its promoter */
-	bool limited;	/* when it was last checked, all its places were taken, and a job waited */
+	bool limited;	/* when it was last checked, all its permits were taken, and a job waited */
 	GroupList list;
 	GroupLowWater low_water;
 	int64
@@ -140,7 +140,7 @@ typedef enum GroupOwn
 typedef enum GroupRelease
 {
 	GROUP_DONE,	   /* it has a head, or no job: nothing to do until it is marked again */
-	GROUP_LIMITED, /* the same: all its places are taken, and a job waits for one */
+	GROUP_LIMITED, /* the same: all its permits are taken, and a job waits for one */
 	GROUP_AGAIN,   /* to be checked again, at once */
 	GROUP_LATER	   /* to be checked again, when the holder of its next job may have let it go */
 } GroupRelease;
