@@ -68,8 +68,8 @@ lock_key(const LOCKTAG *tag)
 }
 
 /*
- * Adds the job of a new message, or finds its faster concurrent duplicate, and sets *id; returns
- * OUTCOME_LOCKED while the concurrent duplicate's transaction is open.
+ * Adds the job of a new message, or finds that of a concurrent duplicate that came first, and sets
+ * *id; returns OUTCOME_LOCKED while that one's transaction is open.
  */
 static Outcome
 acquire_add_job(JobsTable *table, QueueInfo *queue, text *key, const Datum *payload, int64 *id)

@@ -141,8 +141,7 @@ typedef struct JobChanger
 	int privileges;	  /* the role must hold one of them */
 	JobWait wait;	  /* for whoever holds the row; a job that is skipped is answered as locked */
 	AuditEntry audit; /* of each job; its action is NULL when the caller sees to that */
-	int64 *
-		dead_letter_records; /* counts dead-letter records taken out; needed if jobs may be redriven */
+	int64 *dead_letter_records; /* counts those taken out; needed if jobs may be redriven */
 } JobChanger;
 
 extern Outcome idemq_change_job(JobsTable *table, int64 id, const JobChanger *changer,

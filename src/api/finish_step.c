@@ -108,7 +108,10 @@ refuse_stranger(const StepEnding *ending)
 					"arrive."));
 }
 
-/* Does the step in this transaction; false when a concurrent duplicate has done it: the caller looks again. */
+/*
+ * Does the step in this transaction; false when another call has done it meanwhile: the caller
+ * looks again.
+ */
 static bool
 do_inside(StepEnding *ending, Datum response)
 {

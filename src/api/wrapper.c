@@ -1,9 +1,10 @@
 /*
  * api/wrapper.c
- *		The wrapper: a function NAME is this C function in front, and behind it NAME_impl of schema
- *		idemq_internal, with the same arguments, in SQL or PL/pgSQL.
+ *		The wrapper of functions in SQL, as SECURITY DEFINER would be one: the function NAME is this
+ *		C function, which calls the implementation, NAME_impl of schema idemq_internal, with the
+ *		same arguments, in SQL or PL/pgSQL.
  *
- * It serves what is on no hot path and is hardly more than SQL.  The function behind runs as the
+ * It serves what is on no hot path and is hardly more than SQL.  The implementation runs as the
  * owner of idemq's tables, and nobody else may call it.  A frame remembers the role that has
  * called: each check of rights, each row of idemq.audit, and each call of a function of schema
  * idemq is made as that role, by the functions of api/internal.c, which raise when no frame is
@@ -13,21 +14,21 @@
  *		idemq_sql_wrapper_jobs	the DBA may have put deferred triggers on idemq.jobs, which such
  *								a context does not allow
  *
- * A STABLE function behind only reads, also on a standby: all of it under one snapshot, the
+ * A STABLE implementation only reads, also on a standby: all of it under one snapshot, the
  * latest, at each isolation level.  For a VOLATILE one the wrapper raises 25006 and 55000 before
  * the call, unless it is called as a trigger.  Above READ COMMITTED its statements have the
  * transaction's snapshot, and it reads by idemq_internal.latest what was committed since.
  *
- * PostgreSQL may plan the statements behind while the tables have no rows yet, and each meets
+ * PostgreSQL may plan its statements while the tables have no rows yet, and each meets
  * few rows.  So they get generic plans without sequential scans.  JIT is off: the price of 1e10
  * that such a plan may have would start it.
  *
  * An error (RAISE, with ERRCODE and HINT) leaves the wrapper as an error of a C function does:
- * without the lines of the functions behind in its CONTEXT, and without the DETAIL in which
+ * without the lines of the implementation in its CONTEXT, and without the DETAIL in which
  * PostgreSQL shows a row that the caller may not read.
  *
- * test/sql/wrapper.sql, test/specs/wrapper-levels.spec and test/t/fuzz.pl take the functions from the
- * catalog.
+ * test/sql/wrapper.sql, test/specs/wrapper-levels.spec and test/t/fuzz.pl take the functions from
+ * the catalog.
  */
 #include "postgres.h"
 
@@ -49,7 +50,7 @@
 #include "base/base.h"
 #include "table/table.h"
 
-/* The name of the implementation of a wrapper, made from the name of the function in front. */
+/* The name of an implementation, made from the name of its wrapper. */
 #define IMPLEMENTATION "%s_impl"
 
 /* A wrapper's call; on the stack of that call. */
@@ -74,7 +75,7 @@ typedef struct Implementation
 	bool is_void;
 } Implementation;
 
-/* Returns the function behind the one that is called.  Raises 55000. */
+/* Returns the implementation of the function that is called.  Raises 55000. */
 static Implementation *
 find_implementation(FmgrInfo *front)
 {
@@ -132,8 +133,8 @@ raise_again(MemoryContext context, bool by_owner)
 }
 
 /*
- * Calls the function behind as the owner.  The stack of error contexts is empty for it, so an
- * error gets only the context of the functions behind; ThrowErrorData adds the callers'.
+ * Calls the implementation as the owner.  The stack of error contexts is empty for it, so an error
+ * gets only the context of the implementation; ThrowErrorData adds the callers'.
  */
 static Datum
 call_as_owner(FunctionCallInfo fcinfo, Implementation *impl, Frame *frame)
@@ -196,7 +197,7 @@ call_in_frame(FunctionCallInfo fcinfo, Implementation *impl, int restriction)
 	return result;
 }
 
-/* The wrapper.  A set comes as a whole: nothing behind runs on once the frame is gone. */
+/* The wrapper.  A set comes as a whole: no implementation runs on once the frame is gone. */
 static Datum
 wrapper_call(FunctionCallInfo fcinfo, int restriction)
 {
@@ -247,7 +248,8 @@ idemq_wrapper_caller(void)
 
 /*
  * Becomes a role until idemq_wrapper_become_owner; after an error the end of the subtransaction
- * undoes that.  Returns what idemq_wrapper_become_owner takes.  Raises 55000 outside a wrapper's call.
+ * undoes that.  Returns what idemq_wrapper_become_owner takes.  Raises 55000 outside a wrapper's
+ * call.
  */
 int
 idemq_wrapper_become(Oid role)

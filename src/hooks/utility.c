@@ -4,7 +4,7 @@
  *
  *		Before they run: the worker is sent away from a database that the command
  *			needs for itself (hooks/exclusive_database.c).  COMMIT PREPARED and ROLLBACK
- *			PREPARED enter the window of the database (txn/pending_commit_window.c).
+ *			PREPARED enter the commit window of the database (txn/pending_commit_window.c).
  *
  *		After they succeeded:
  *

@@ -124,7 +124,7 @@ idemq_group_uses_permits(const QueueInfo *queue, Datum name)
 	return idemq_groups_use_permits(queue) || idemq_is_no_group(name);
 }
 
-/* Returns how many permits a group has that uses permits. */
+/* Returns how many permits a group that uses them has. */
 static inline int
 idemq_group_permits(const QueueInfo *queue, Datum name)
 {

@@ -51,8 +51,8 @@ read_tat(const QueueInfo *queue, const GcraLimit *limit)
 
 /*
  * Spends one claim of a queue's rate_limit; false when the rate allows none now.  Also false when
- * max_running refuses the claim anyhow, unless the claim transfers: giving the spent claim back would
- * wake a waiter in vain.  Neither a rollback nor an error gives it back.
+ * max_running refuses the claim anyhow, unless the claim gets a transferred permit: giving the
+ * spent claim back would wake a waiter in vain.  Neither a rollback nor an error gives it back.
  */
 bool
 idemq_limit_take_rate(const QueueInfo *queue, bool transfers)
@@ -88,7 +88,7 @@ idemq_limit_undo_rate(const QueueInfo *queue)
 }
 
 /*
- * Returns whether this transaction may claim in the place of an attempt that it ends: not while
+ * Returns whether this transaction may claim with the permit of an attempt that it ends: not while
  * more jobs run than may, after the limit was lowered.
  */
 bool

@@ -7,7 +7,7 @@
  * caller skips, it waits for a concurrent duplicate whose transaction is open.  If the key is taken
  * after all, another lookup with a fresh snapshot finds the job that has it.
  *
- * The key of a job that finished longer ago than the queue's window, or whose request
+ * The key of a job that finished longer ago than the queue's idempotency window, or whose request
  * gave the key a time to live that is over, is free: the old job gives it up, in the
  * transaction of the new one.  An unfinished job keeps its key, however long it takes.
  *
@@ -18,8 +18,8 @@
  * and a lost insert answers OUTCOME_LOCKED; a job that is to be replaced is locked first.
  *
  * READ COMMITTED always gets the right answer.  Above it, what was committed before the
- * call is known, though the transaction's snapshot may not see it; a concurrent duplicate that commits
- * during the call is 40001.
+ * call is known, though the transaction's snapshot may not see it; a concurrent duplicate that
+ * commits during the call is 40001.
  */
 #include "postgres.h"
 
@@ -167,10 +167,10 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 /*
  * Adds the job with these columns, key among them; or answers with the job that has the key, and
  * replaces it, or has it run once more, if the rule says so.  A caller that skips is answered
- * OUTCOME_LOCKED, and nothing else, when a concurrent duplicate's transaction is open, or another holds the row
- * that is to be changed.  The job gets its id here, unless the columns have it.  Raises IQ003,
- * IQ004; 42501 for the key of another role's tick, or of a published job; 40001 above READ
- * COMMITTED.
+ * OUTCOME_LOCKED, and nothing else, when a concurrent duplicate's transaction is open, or another
+ * holds the row that is to be changed.  The job gets its id here, unless the columns have it.
+ * Raises IQ003, IQ004; 42501 for the key of another role's tick, or of a published job; 40001 above
+ * READ COMMITTED.
  */
 void
 idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,

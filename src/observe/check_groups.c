@@ -107,10 +107,10 @@ idemq_check_groups(CheckCall *call)
 		find_headless, check_groups_is_known, CHECK_ERROR, "groups.headless",
 		"first in a group without a head that nobody promotes: UPDATE idemq.jobs SET status = status "
 		"WHERE id = ..."};
-	static const Suspicion low_water = {
-		check_groups_find_below, NULL, CHECK_ERROR, "groups.low_water",
-		"below its group's low-water mark, where no promotion finds it: UPDATE idemq.jobs SET status = status "
-		"WHERE id = ..."};
+	static const Suspicion low_water =
+		{check_groups_find_below, NULL, CHECK_ERROR, "groups.low_water",
+		 "below its group's low-water mark, where no promotion finds it: UPDATE idemq.jobs "
+		 "SET status = status WHERE id = ..."};
 
 	idemq_check_findings(call, "groups");
 	idemq_check_suspicion(call, &headless_groups);

@@ -237,7 +237,10 @@ is_outlived(CheckCall *call, const Lease *copy)
 	return true;
 }
 
-/* Returns when a lease is visited at the latest; one that could not be reaped is, a moment later. */
+/*
+ * Returns the latest time at which a lease is visited; one that could not be reaped is visited
+ * again a moment later.
+ */
 static int64
 visit_due(const Lease *lease)
 {

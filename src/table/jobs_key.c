@@ -28,8 +28,8 @@
  *   first leaf page that may have it.  Where it comes to the holder's entry it finds the
  *   holder alive, or its update by an open transaction, for which it waits, or that
  *   transaction committed.  In the third case the key successor's entry was there before.  It is to
- *   the right of the holder's, since it goes without the check only if its row's TID is greater.  So
- *   the other insert comes to it still, and what was said of the holder holds for the key
+ *   the right of the holder's, since it goes without the check only if its row's TID is greater.
+ *   So the other insert comes to it still, and what was said of the holder holds for the key
  *   successor, and for its successors.
  * - A key successor whose row has a smaller TID checks, as all others do; for that it locks the
  *   first page too, and so comes before or after.

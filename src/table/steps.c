@@ -59,7 +59,7 @@ static SqlStatement lock_step =
 								  SQL_FIELD(Step, call_until), SQL_FIELD(Step, request),
 								  SQL_FIELD(Step, response), SQL_FIELD(Step, effect_key),
 								  SQL_FIELD(Step, same_request)}};
-/* $11: its row is there, and locked; otherwise a row that a concurrent duplicate has added since stays. */
+/* $11: its row is there, and locked; otherwise a row that another call has added since stays. */
 static SqlStatement write_step =
 	{.text =
 		 "INSERT INTO idemq.steps AS s (job_id, name, queue_id, state, round, token, begun_at, "
@@ -118,8 +118,8 @@ idemq_step_lock(const StepName *name, Datum request, Step *step)
 
 /*
  * Writes a step's state, times, request, response and effect key.  locked: its row is there, and
- * locked.  Otherwise it returns false when a concurrent duplicate's transaction has committed a row since: the
- * caller looks again.
+ * locked.  Otherwise it returns false when another call's transaction has committed a row since:
+ * the caller looks again.
  */
 bool
 idemq_step_write(const StepName *name, int32 queue_id, const Step *step, bool locked)

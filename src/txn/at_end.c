@@ -5,8 +5,8 @@
  * Only this file registers callbacks for that.  PostgreSQL runs several callbacks last
  * registered first, so their order would depend on the order of lines in _PG_init.
  *
- *		PRE_COMMIT		groups: enter windows
- *		COMMIT			groups: mark, leave windows, give back owned ones
+ *		PRE_COMMIT		groups: enter commit windows
+ *		COMMIT			groups: mark, leave commit windows, give back owned ones
  *						counts: add
  *						actions: count transferred entries, then follow all in order
  *						ready keys: lower scan starts, wake
@@ -15,7 +15,7 @@
  *						counts: end a count of all jobs that is under way
  *						actions: undo, the last first
  *						ready keys: lower scan starts, wake; drop, with what was counted
- *						forget all, leave windows, let kept-away workers back
+ *						forget all, leave commit windows, let kept-away workers back
  *		PRE_PREPARE		actions: raise an error for what cannot be prepared
  *		PREPARE			counts: end a count of all jobs that is under way
  *						actions: drop the entries of attempts that the transaction ends

@@ -7,8 +7,8 @@
  * reserved before (idemq_pending_reserve), so that no error can come between.  A
  * transaction may change a million jobs, so an action is small.
  *
- * At the commit transferred entries are counted first, before the entries go whose places
- * they take (job/limits.c); then the actions are followed in the order in which they were
+ * At the commit entries with transferred permits are counted first, before the entries go whose
+ * permits they take (job/limits.c); then the actions are followed in the order in which they were
  * noted.  What comes before and after them is in txn/at_end.c.
  *
  * Subtransactions: their ids grow, so at the end of one the actions with its id or a
@@ -50,11 +50,11 @@ typedef struct Action
 	QueueState *qstate;
 	int64 job_id;
 	int64 token;		  /* with the job it names a lease entry, and no later one */
-	TimestampTz ready_at; /* of a claim: with the priority, its place in the ready index */
+	TimestampTz ready_at; /* of a claim: with the priority, its position in the ready index */
 	int32 queue_id;
 	int16 priority;
 	bool has_prior;	  /* of a claim: it took an entry over, which is in priors */
-	bool transferred; /* of a claim: its entry takes the place of one that this transaction ends */
+	bool transferred; /* of a claim: it has the permit of an attempt that this transaction ends */
 	bool once;		  /* of a claim: it is the attempt's end as well */
 	bool frees;		  /* of an end: the attempt was counted as running */
 	EventKind event;  /* to NOTIFY */
@@ -173,7 +173,7 @@ idemq_pending_note_claim(const LeaseClaim *claim, int32 priority, ReadyKey key, 
 	action->once = once;
 	action->has_prior = prior != NULL;
 	if (claim->transfer)
-		idemq_transfer_note_end(claim->queue_id, true, -1); /* its place is taken */
+		idemq_transfer_note_end(claim->queue_id, true, -1); /* its permit is taken */
 	if (prior != NULL)
 	{
 		Assert(npriors < max_priors);

@@ -1,7 +1,7 @@
 /*
  * txn/pending_commit_window.c
- *		The windows (shared/groups/commit_window.c) that this transaction is in: from before it
- *		is visible until all its marks are set, or until it has aborted.
+ *		The commit windows (shared/groups/commit_window.c) that this transaction is in: from before
+ *		it is visible until all its marks are set, or until it has aborted.
  *
  * It enters them at PRE_COMMIT, and before COMMIT PREPARED.  However the transaction
  * ends, txn/at_end.c has it leave them all; so does the end of a session, which aborts.
@@ -14,7 +14,7 @@
 #include "shared/groups/groups.h"
 #include "txn/txn.h"
 
-/* This transaction in a window, in which it may stand more than once. */
+/* This transaction in a commit window, in which it may be more than once. */
 typedef struct Stay
 {
 	int number;
@@ -28,7 +28,7 @@ static int nstays = 0;
 static int max_stays = 0;
 
 /*
- * Enters the window of a queue, of the database when qstate is NULL; id: as
+ * Enters the commit window of a queue, of the database when qstate is NULL; id: as
  * idemq_group_mark takes it, but not GROUP_KEEP_LOW_WATER.
  */
 void

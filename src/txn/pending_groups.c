@@ -13,7 +13,7 @@
  * (txn/pending.c).
  *
  * From before the commit is visible until all marks are set, the transaction is in the
- * windows of the queues in which it lowers low-water marks (txn/pending_commit_window.c).
+ * commit windows of the queues in which it lowers low-water marks (txn/pending_commit_window.c).
  *
  * PREPARE TRANSACTION: the marks are lost; when the transaction ends, all groups are scanned
  * (idemq_groups_unset_database).  A transaction that owns a group is refused (txn/pending.c).
@@ -73,7 +73,7 @@ static int max_owned = 0;
 static int32 scanned_queue = 0;
 static QueueState *scanned_qstate = NULL;
 
-/* Whether a new mark is to enter the window of its queue at once: the commit has begun. */
+/* Whether a new mark is to enter the commit window of its queue at once: the commit has begun. */
 static bool committing = false;
 
 static Mark *
@@ -120,7 +120,7 @@ is_same(const GroupKey *a, const GroupKey *b)
 #define SH_DEFINE
 #include "lib/simplehash.h"
 
-/* Enters the window of the queue of a mark, if the mark lowers a low-water mark. */
+/* Enters the commit window of the queue of a mark, if the mark lowers a low-water mark. */
 static void
 enter_commit_window(Mark *mark)
 {
@@ -214,8 +214,8 @@ idemq_pending_groups_low_water(QueueState *qstate, const GroupKey *key)
 }
 
 /*
- * Enters the windows of all marks, at the beginning of the commit.  A mark that is noted from here
- * on, by others' callbacks, enters at once.
+ * Enters the commit windows of all marks, at the beginning of the commit.  A mark that is noted
+ * from here on, by others' callbacks, enters at once.
  */
 void
 idemq_pending_groups_before_commit(void)
@@ -337,7 +337,7 @@ release_from(SubTransactionId from, GroupRelease how)
 	}
 }
 
-/* Follows the commit: marks groups, leaves windows, then gives back the owned groups. */
+/* Follows the commit: marks groups, leaves commit windows, then gives back the owned groups. */
 void
 idemq_pending_groups_apply(void)
 {

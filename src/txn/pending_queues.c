@@ -1,8 +1,8 @@
 /*
  * txn/pending_queues.c
  *		What this transaction owes each queue: the keys of the ready index that it makes
- *		claimable, what it counts, and the attempts that it ends, in whose place it may
- *		claim others in a queue that is at max_running (job/limits.c).
+ *		claimable, what it counts, and the attempts that it ends, with whose permits it may claim
+ *		others in a queue that is at max_running (job/limits.c).
  *
  * There is one note for each subtransaction and queue, on a stack: subtransaction ids grow,
  * so the notes of an open subtransaction are together above its parent's.  A rollback takes the top
@@ -19,7 +19,7 @@
  * job/new_job_keyed.c use as well.  An event is counted by the function that makes it
  * happen; a DBA's statement is no event.
  *
- * A transaction may transfer as often as it ends attempts that are counted as running.
+ * A transaction may transfer a permit for each attempt that it ends and that is counted as running.
  * The top of shared/queue_states/running.c says why no more than max_running jobs are worked on
  * even so.
  *
@@ -58,7 +58,7 @@ typedef struct Owed
 	int ready;				/* keys that become claimable at commit, and were due when noted */
 	TimestampTz later;		/* the earliest of the others; DT_NOEND: there is none */
 	TimestampTz expires_at; /* the earliest; DT_NOEND: none expires */
-	int free;	   /* ended attempts whose place is not taken; below 0: the parent's is taken */
+	int free;	   /* ended attempts whose permit is not taken; below 0: the parent's is taken */
 	int uncounted; /* ended attempts that were not counted */
 	ReadyKey least[IDEMQ_PRIORITIES];
 	CounterDelta delta;
@@ -255,7 +255,7 @@ idemq_pending_counts_timing(int32 queue_id, Timing which, TimestampTz from, Time
 	add_to_bucket(&owed_to(queue_id)->delta.timings[which], idemq_histogram_bucket(usecs), 1);
 }
 
-/* Makes room for what is transferred in a queue, so that what follows cannot fail. */
+/* Makes room to count transferred permits in a queue, so that what follows cannot fail. */
 void
 idemq_transfer_reserve(int32 queue_id)
 {
@@ -264,7 +264,7 @@ idemq_transfer_reserve(int32 queue_id)
 
 /*
  * Notes one end more (count 1), or one less (-1).  frees: the attempt was counted.  A claim that
- * takes such an attempt's place is one end less.
+ * takes such an attempt's permit is one end less.
  */
 void
 idemq_transfer_note_end(int32 queue_id, bool frees, int count)
@@ -277,7 +277,7 @@ idemq_transfer_note_end(int32 queue_id, bool frees, int count)
 		note->uncounted += count;
 }
 
-/* Returns how many attempts this transaction ends whose place is not taken. */
+/* Returns how many attempts this transaction ends whose permit is not taken. */
 int
 idemq_transfers_free(int32 queue_id)
 {

@@ -75,7 +75,7 @@ extern void idemq_pending_forget(void);
 
 /*
  * pending_queues.c
- *		What this transaction owes each queue: ready keys, counts, transferred places.
+ *		What this transaction owes each queue: ready keys, counts, transferred permits.
  */
 
 /* In place of a status: the row is new, or gone. */
@@ -130,7 +130,7 @@ extern void idemq_pending_groups_forget(void);
 
 /*
  * pending_commit_window.c
- *		The windows of groups that this transaction is in.
+ *		The commit windows of groups that this transaction is in.
  */
 
 extern void idemq_pending_commit_window_enter(const QueueState *qstate, Oid database, int64 id);

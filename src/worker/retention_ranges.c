@@ -110,7 +110,7 @@ keep_of(const QueueInfo *queue, int kind)
 /*
  * Returns for how long a finished job is kept: for its queue's retention, a dead one for
  * dead_retention; with a key, for the time in which the key answers, if that is longer:
- * until its own key_expires_at, or for the queue's window.
+ * until its own key_expires_at, or for the queue's idempotency window.
  */
 int64
 idemq_retention_of(const Job *job, const QueueInfo *queue)

@@ -7,8 +7,8 @@
  * server that PostgreSQL's PreCommit_Notify takes.  The worker copies a ring, sends, and lets
  * go of what it copied only after the commit of its NOTIFY: a worker that is killed in between
  * notifies twice rather than never.  That something became ready is not in the ring: it is a
- * time in the queue state (DUE_NOTIFY, worker/notify.c).  Events that find the ring full are counted,
- * and notified as one "overflow" event.
+ * time in the queue state (DUE_NOTIFY, worker/notify.c).  Events that find the ring full are
+ * counted, and notified as one "overflow" event.
  *
  * Locks: see README.md, level 4.  Each ring's spinlock covers its fields.
  * idemq_notify_ring_add is called after commit: it neither allocates nor raises.

@@ -6,22 +6,22 @@
  * become visible.  In between a low-water mark is too high for a session that sees the transaction.
  * So it enters its queue's commit window before it is visible, with the least id to which it may
  * lower a low-water mark, and leaves when all its marks are set.  A check begins no higher than the
- * window's least id (the proof is in shared/groups/groups.c).
+ * commit window's least id (the proof is in shared/groups/groups.c).
  *
- * The window is a queue's, not a group's: a group that has no entry when the transaction enters
- * may have one, and a low-water mark, when it becomes visible.  A window belongs to the index of a
- * queue state, whichever queue has that state; what the writers of a former queue left there is
- * only too low, and only for a moment.  For queues without a state, which may get one in the
- * meantime, and for COMMIT PREPARED, which may concern any queue, the database has a window;
- * databases may share one.
+ * The commit window is a queue's, not a group's: a group that has no entry when the transaction
+ * enters may have one, and a low-water mark, when it becomes visible.  A commit window belongs to
+ * the index of a queue state, whichever queue has that state; what the writers of a former queue
+ * left there is only too low, and only for a moment.  For queues without a state, which may get one
+ * in the meantime, and for COMMIT PREPARED, which may concern any queue, the database has a commit
+ * window; databases may share one.
  *
- * Under constant traffic there is always a writer in the window.  If one least id stood for all
- * of them it would never rise again, and each check would begin as far back as the earliest of
+ * Under constant traffic there is always a writer in the commit window.  If one least id stood for
+ * all of them it would never rise again, and each check would begin as far back as the earliest of
  * them.  So there are two generations, each with its writers and their least id.  A writer enters
- * the newer one; when the older one is empty it becomes the newer one first, without an id.  So
- * an id counts until the writers of one generation have left, and then those of the next one.
+ * the newer one; when the older one is empty it becomes the newer one first, without an id.  So an
+ * id counts until the writers of one generation have left, and then those of the next one.
  *
- * Locks: the spinlock of each window, under which nothing else is done.  Leaving
+ * Locks: the spinlock of each commit window, under which nothing else is done.  Leaving
  * neither allocates nor raises.
  */
 #include "postgres.h"
@@ -58,7 +58,7 @@ const ShmemPart idemq_commit_windows_part = {.area = (void **) &commit_windows,
 											 .lies_in = AREA_QUEUES,
 											 .init = commit_window_init};
 
-/* Returns the number of the window of a queue state or, when it is NULL, of the database. */
+/* Returns the number of the commit window of a queue state or, when it is NULL, of the database. */
 int
 idemq_commit_window_of(const QueueState *qstate, Oid database)
 {
@@ -67,7 +67,7 @@ idemq_commit_window_of(const QueueState *qstate, Oid database)
 }
 
 /*
- * Enters a window, with the least id to which the caller may lower a low-water mark, or
+ * Enters a commit window, with the least id to which the caller may lower a low-water mark, or
  * GROUP_DROP_LOW_WATER; returns the generation to leave.
  */
 int
@@ -86,7 +86,7 @@ idemq_commit_window_enter(int number, int64 id)
 	return newer;
 }
 
-/* Lowers a window that the caller is in to one more id. */
+/* Lowers a commit window that the caller is in to one more id. */
 void
 idemq_commit_window_lower(int number, int generation, int64 id)
 {
@@ -97,7 +97,7 @@ idemq_commit_window_lower(int number, int generation, int64 id)
 	SpinLockRelease(&window->lock);
 }
 
-/* Leaves a window: all marks are set, or the transaction has aborted. */
+/* Leaves a commit window: all marks are set, or the transaction has aborted. */
 void
 idemq_commit_window_leave(int number, int generation)
 {
@@ -122,9 +122,9 @@ least_in(int number)
 }
 
 /*
- * Returns the least id to which a transaction in the windows of a queue and its
- * database may lower a low-water mark, GROUP_DROP_LOW_WATER or GROUP_KEEP_LOW_WATER.  Among these
- * are all transactions that the caller's snapshot shows and that have not set all their marks.
+ * Returns the least id to which a transaction in the commit windows of a queue and its database may
+ * lower a low-water mark, GROUP_DROP_LOW_WATER or GROUP_KEEP_LOW_WATER.  Among these are all
+ * transactions that the caller's snapshot shows and that have not set all their marks.
  */
 int64
 idemq_commit_window_least(const QueueState *qstate, Oid database)

@@ -29,15 +29,15 @@
  * A low-water mark is never above what a check's snapshot shows.  Call W a writer, which blocks a
  * job or changes one by hand, and P a promoter that checks:
  *
- *		W: enters the commit window (shared/groups/commit_window.c); is visible; sets its marks, group by
- *			group; leaves the commit window.
+ *		W: enters the commit window (shared/groups/commit_window.c); is visible; sets its marks,
+ *			group by group; leaves the commit window.
  *		P: owns the group; takes its snapshot; reads the commit window, then the low-water mark
  *			and what has lowered it; checks; promotes; is visible; stores its low-water mark
  *			and releases the group.
  *
- * If the snapshot shows W, W was in the commit window before.  When P reads the commit window, W may still
- * be there: then the commit window's least id is not above W's.  Or W has left: then its mark was
- * set before P reads the low-water mark.  That mark came
+ * If the snapshot shows W, W was in the commit window before.  When P reads the commit window, W
+ * may still be there: then the commit window's least id is not above W's.  Or W has left: then its
+ * mark was set before P reads the low-water mark.  That mark came
  *	 - since P owns the group: it has lowered what P reads; or
  *	 - while the group had no promoter: it lowered the low-water mark itself; or
  *	 - while an earlier promoter had the group: that one stored no low-water mark above it; or
@@ -48,8 +48,9 @@
  *
  * If the snapshot does not show W, the check is right for the rows that it shows: these are as
  * they were before W.  The low-water mark that P stores may be too high for W's job then.  P need
- * not heed the window for that: a promoter that checks later, under a snapshot that shows W, finds
- * W in the commit window, or W's mark, which came after P's snapshot, when P owned the group or later.
+ * not heed the commit window for that: a promoter that checks later, under a snapshot that shows W,
+ * finds W in the commit window, or W's mark, which came after P's snapshot, when P owned the group
+ * or later.
  *
  * So a check sees the head that its snapshot shows, and no second one is made; and it
  * sees the first of the blocked jobs that are committed, and none of these is passed.

@@ -84,7 +84,7 @@ typedef struct CommitWindow
 	int64 least[2]; /* an id, or GROUP_DROP_LOW_WATER; GROUP_KEEP_LOW_WATER without writers */
 } CommitWindow;
 
-/* Windows for the databases, which share them by their OIDs. */
+/* Commit windows for the databases, which share them by their OIDs. */
 #define DATABASE_COMMIT_WINDOWS 16
 
 /* The worker's passes of promotion; no lock (promote_pass.c). */

@@ -10,7 +10,7 @@
  * all when it compares a count.  An entry is in these places while it is placed.
  *
  * Invariant: each entry is counted as running in its queue's state (shared/queue_states/running.c)
- * for as long as it is there, unless it is transferred.  Count and entry change together,
+ * for as long as it is there, unless it has a transferred permit.  Count and entry change together,
  * under the partition's lock, so a session that holds all of the locks sees them agree.
  *
  * Locks: see README.md, level 1.  The hash is partitioned; each partition's lock covers

@@ -35,13 +35,13 @@
  *	 - A claim is visible before its session starts the lease, and from then on another may end
  *	   the attempt, claim the job again, which gives the entry another token, and take that back.
  *	   The first session would find that token, or come too late.  So begin_end starts the lease,
- *	   and counts what was transferred, where an entry still is CLAIMING for another session: it
+ *	   and counts a transferred permit, where an entry still is CLAIMING for another session: it
  *	   names the token of a row of a running job that its transaction has written over, so the
  *	   claim has committed.  A CLAIMING entry of its own session is of its own transaction,
  *	   which has yet to end.  What a claim takes over is therefore ACTIVE, or its own
  *	   transaction's, and is right whenever it is restored: the first session changes it at most
- *	   while it is CLAIMING, or transferred, under that token.  Its deadline is noted for reapers by
- *	   the finisher that aborts; one that commits drops the entry.
+ *	   while it is CLAIMING, or has a transferred permit, under that token.  Its deadline is noted
+ *	   for reapers by the finisher that aborts; one that commits drops the entry.
  *	 - Likewise an abort is visible before what its claim took over is restored, and from then
  *	   on another may end that attempt for good.  Its drop finds a later token, and says so in the
  *	   entry (ended): then that goes in place of being restored, and the scan starts are unset, for
@@ -211,7 +211,7 @@ idemq_lease_take(const LeaseClaim *claim, PriorLease *prior, bool *has_prior)
 	return take;
 }
 
-/* Counts an entry that was transferred. */
+/* Counts an entry with a transferred permit. */
 static void
 count_transferred(Lease *lease)
 {
@@ -235,7 +235,7 @@ start(Lease *lease)
 }
 
 /*
- * Counts an entry that was transferred: its claim has committed, and no attempt that it
+ * Counts an entry with a transferred permit: its claim has committed, and no attempt that it
  * replaces has gone from the count yet.
  */
 void
@@ -341,8 +341,8 @@ idemq_lease_restore(int64 job_id, int64 token, const PriorLease *prior)
 /*
  * Marks that this transaction, which has written the row of that attempt, ends the lease, so that
  * its own claims may follow; starts a lease whose claim has just committed.  Returns whether one
- * claim may run in its place: the entry is counted as running, or transferred, and this is the first
- * call that says so.
+ * claim may run in its place: the entry is counted as running, or has a transferred permit, and
+ * this is the first call that says so.
  */
 bool
 idemq_lease_begin_end(int64 job_id, int64 token)

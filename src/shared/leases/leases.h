@@ -76,7 +76,7 @@ typedef struct Lease
 	bool claiming;		 /* the claim's transaction is open, or its end not yet followed */
 	bool attached;		 /* ends with its session */
 	uint8 loss;			 /* LeaseLoss; if not LOSS_EXPIRED, the deadline was set for it */
-	bool transferred;	 /* runs, uncounted, in place of an attempt that its transaction ends */
+	bool transferred;	 /* has the permit of an attempt that its transaction ends; uncounted */
 	uint32 session_life; /* of its session (lease_sessions.c) when it claimed; while attached */
 	TidHint tid_hint;	 /* the row's at the claim; a hint */
 	RunningCounted running; /* where it is counted */

@@ -274,7 +274,10 @@ idemq_handler_reserve(QueueState *qstate, int wanted, HandlerTicket *ticket, int
 	return result;
 }
 
-/* Finds the handler slot of a ticket that no process has shown yet; NULL when there is none.  Lock held. */
+/*
+ * Finds the handler slot of a ticket that no process has shown yet; NULL when there is none.  Lock
+ * held.
+ */
 static HandlerSlot *
 reserved(const HandlerTicket *ticket)
 {

@@ -362,7 +362,9 @@ idemq_workers_list(bool starting, WorkerSlotCopy *copies, int max)
 	return count;
 }
 
-/* Finds a worker slot that the launcher copied; NULL when it serves another start now.  Lock held. */
+/*
+ * Finds a worker slot that the launcher copied; NULL when it serves another start now.  Lock held.
+ */
 static WorkerSlot *
 same_worker(const WorkerSlotCopy *copy)
 {

@@ -8,23 +8,24 @@
  *
  * Never more than max_running.  Call O the open claims of a queue and P its running jobs,
  * in any snapshot.  Each has an entry from before it is an open claim until after the commit that
- * ends it is visible, and each entry is counted, unless transferred.  A transaction T may transfer,
- * claim in place of an attempt, as often as it ends attempts that are counted
- * (txn/pending_queues.c).  Until T's commit a claim by permit transfer is in O, and the attempt that it
- * replaces is in P: O and P together exceed the count by what T has transferred.  No more jobs than
- * max_running are worked on, since T has finished with the others.  At T's commit, in one
- * instant, the ended leave P and the transferred enter it, one for one.  After it the transferred are
- * counted first, then the ended entries go: in between the count is too high, never too low.  If
- * T aborts, the transferred entries go uncounted, and the others stay.
+ * ends it is visible, and each entry is counted, unless its permit was transferred.  A transaction
+ * T may transfer permits, that is, claim in place of an attempt, as often as it ends attempts that
+ * are counted (txn/pending_queues.c).  Until T's commit a claim with a transferred permit is in O,
+ * and the attempt that it replaces is in P: O and P together exceed the count by the permits that T
+ * has transferred.  No more jobs than max_running are worked on, since T has finished with the
+ * others.  At T's commit, in one instant, the ended attempts leave P and their replacements enter
+ * it, one for one.  After it the replacements are counted first, then the entries of the ended
+ * attempts go: in between the count is too high, never too low.  If T aborts, the entries with
+ * transferred permits go uncounted, and the others stay.
  *
  * What could spoil that:
  *	 - a savepoint takes back an end that has been replaced: pending actions are a stack,
  *	   the claim came later and is undone first;
  *	 - T ends an entry and takes it over by its next claim of that job: the entry carries
- *	   units, one of the attempt that ends, and one of the new one unless it was transferred.
- *	   The commit leaves one, the abort the first;
+ *	   units, one of the attempt that ends, and one of the new one unless that has a transferred
+ *	   permit.  The commit leaves one, the abort the first;
  *	 - SQL and a trigger end one attempt twice: Lease.ending.credited allows one credit;
- *	 - the limit was lowered: nothing is transferred while the count, less what T ends, is at
+ *	 - the limit was lowered: no permit is transferred while the count, less what T ends, is at
  *	   the limit;
  *	 - a queue state goes to another queue: its lives are numbered, in the word that has the
  *	   count, and an entry knows in which life it was counted.  An entry of a former life
