@@ -4,9 +4,9 @@
  * A process of its own, since a router that does not answer holds up whoever connects to it, and
  * nobody else is to wait for that.  While it is down the map that was read last holds.
  *
- * A shard is reached as the router is - user, password, TLS - but for its place: what the map says goes
- * before what --cluster says, of which host, hostaddr, port and dbname are left out; --shard-options
- * goes before both.
+ * A shard is reached as the router is - user, password, TLS - but for its address: what the map
+ * says goes before what --cluster says, of which host, hostaddr, port and dbname are left out;
+ * --shard-options goes before both.
  */
 #include <poll.h>
 #include <signal.h>
@@ -20,7 +20,7 @@
 #include "server.h"
 
 static bool
-is_place(const char *keyword)
+is_address(const char *keyword)
 {
 	static const char *const words[] = {"host", "hostaddr", "port", "dbname"};
 
@@ -53,11 +53,11 @@ append(char *text, const char *keyword, const char *value)
 }
 
 static char *
-append_all(char *text, const PQconninfoOption *o, bool places)
+append_all(char *text, const PQconninfoOption *o, bool addresses)
 {
 	for (; o != NULL && o->keyword != NULL; o++)
 	{
-		if (o->val != NULL && (places || !is_place(o->keyword)))
+		if (o->val != NULL && (addresses || !is_address(o->keyword)))
 			text = append(text, o->keyword, o->val);
 	}
 	return text;

@@ -308,7 +308,7 @@ check_what(bool program)
 		return;
 	}
 	if (program || options.lines)
-		die(USAGE, "--http is a place of its own for jobs: no --lines and no program with it");
+		die(USAGE, "--http takes neither --lines nor a program");
 #ifdef HAVE_CURL
 	if (strncmp(options.http, "http://", 7) != 0 && strncmp(options.http, "https://", 8) != 0)
 		die(USAGE, "--http takes a URL, such as http://127.0.0.1:3000/jobs: not \"%s\"",

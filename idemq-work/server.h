@@ -66,7 +66,7 @@ extern PGresult *server_ask_often(struct server *server, enum often which, const
 /* Closes a connection that is of no use, says why, and has it tried again. */
 extern void server_lost(struct server *server, const char *why);
 
-/* Has it connect to another place, at once. */
+/* Has it connect to another address, at once. */
 extern void server_move(struct server *server, const char *dsn);
 
 /* Whether an error means that another connection is wanted, not another statement. */

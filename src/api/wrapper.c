@@ -77,9 +77,9 @@ typedef struct Implementation
 
 /* Returns the implementation of the function that is called.  Raises 55000. */
 static Implementation *
-find_implementation(FmgrInfo *front)
+find_implementation(FmgrInfo *wrapper)
 {
-	Implementation *impl = front->fn_extra;
+	Implementation *impl = wrapper->fn_extra;
 	HeapTuple tuple;
 	HeapTuple other;
 	NameData name;
@@ -88,9 +88,9 @@ find_implementation(FmgrInfo *front)
 	if (impl != NULL)
 		return impl;
 	schema = idemq_oids()->internal; /* raises 42P01, 55000 */
-	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(front->fn_oid));
+	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(wrapper->fn_oid));
 	if (!HeapTupleIsValid(tuple))
-		elog(ERROR, "cache lookup failed for function %u", front->fn_oid);
+		elog(ERROR, "cache lookup failed for function %u", wrapper->fn_oid);
 	snprintf(NameStr(name), NAMEDATALEN, IMPLEMENTATION,
 			 NameStr(((Form_pg_proc) GETSTRUCT(tuple))->proname));
 	other = SearchSysCache3(PROCNAMEARGSNSP, NameGetDatum(&name),
@@ -98,13 +98,13 @@ find_implementation(FmgrInfo *front)
 							ObjectIdGetDatum(schema));
 	if (!HeapTupleIsValid(other))
 		idemq_refuse_outdated();
-	impl = MemoryContextAllocZero(front->fn_mcxt, sizeof(Implementation));
+	impl = MemoryContextAllocZero(wrapper->fn_mcxt, sizeof(Implementation));
 	impl->reads = ((Form_pg_proc) GETSTRUCT(other))->provolatile != PROVOLATILE_VOLATILE;
 	impl->is_void = ((Form_pg_proc) GETSTRUCT(other))->prorettype == VOIDOID;
-	fmgr_info_cxt(((Form_pg_proc) GETSTRUCT(other))->oid, &impl->function, front->fn_mcxt);
+	fmgr_info_cxt(((Form_pg_proc) GETSTRUCT(other))->oid, &impl->function, wrapper->fn_mcxt);
 	ReleaseSysCache(other);
 	ReleaseSysCache(tuple);
-	front->fn_extra = impl;
+	wrapper->fn_extra = impl;
 	return impl;
 }
 
@@ -170,7 +170,7 @@ call_in_frame(FunctionCallInfo fcinfo, Implementation *impl, int restriction)
 {
 	Frame frame = {.outer = frames, .search_path = pstrdup(namespace_search_path)};
 	MemoryContext context = CurrentMemoryContext;
-	FmgrInfo *front = fcinfo->flinfo;
+	FmgrInfo *wrapper = fcinfo->flinfo;
 	Node *node = fcinfo->context;
 	Datum result;
 
@@ -186,13 +186,13 @@ call_in_frame(FunctionCallInfo fcinfo, Implementation *impl, int restriction)
 	{
 		frames = frame.outer;
 		/* Whoever catches the error may call again with the same fcinfo: a domain's check does. */
-		fcinfo->flinfo = front;
+		fcinfo->flinfo = wrapper;
 		fcinfo->context = node;
 		raise_again(context, GetUserId() == frame.owner);
 	}
 	PG_END_TRY();
 	frames = frame.outer;
-	fcinfo->flinfo = front;
+	fcinfo->flinfo = wrapper;
 	fcinfo->context = node;
 	return result;
 }

@@ -152,7 +152,11 @@ idemq_lost_lease_renew(LostLeases *lost, const Job *job, const QueueInfo *queue,
 	return adopt(lost, job, queue, idemq_mono_now() + length, length);
 }
 
-/* Fetches one of the jobs again, and decides; returns whether it was reaped. */
+/*
+ * Fetches one of the jobs again, under the refreshed snapshot.  A job without an entry that is
+ * still running is reaped; returns whether that was so.  An adopted entry whose job is not running
+ * any more is dropped: then the queue's scan starts are unset, and another search is requested.
+ */
 static bool
 recover_recheck_adopted(LostLeases *lost, const LostLease *lease, JobsTable *table,
 						const QueueInfo *queue)

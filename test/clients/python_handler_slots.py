@@ -20,9 +20,9 @@ class ShardSlots(unittest.IsolatedAsyncioTestCase):
         self.home, self.away = _handler_slots.ShardSlots(self.pool, True), _handler_slots.ShardSlots(self.pool, False)
         self.order = []
 
-    def waits(self, name, places):
+    def waits(self, name, slots):
         async def wait():
-            self.assertEqual(await places.acquire(1), 1)
+            self.assertEqual(await slots.acquire(1), 1)
             self.order.append(name)
 
         return asyncio.create_task(wait())
@@ -41,7 +41,7 @@ class ShardSlots(unittest.IsolatedAsyncioTestCase):
         await tasks[0]
         self.assertEqual(self.pool.free, 0)
 
-    async def test_a_place_that_was_given_to_who_was_cancelled_is_not_lost(self):
+    async def test_a_slot_that_was_given_to_who_was_cancelled_is_not_lost(self):
         await self.home.acquire(2)
         task = self.waits("late", self.home)
         await asyncio.sleep(0)
@@ -61,7 +61,7 @@ class ShardSlots(unittest.IsolatedAsyncioTestCase):
         self.home.release(1)
         await task
 
-    async def test_a_place_is_lent_while_its_server_is_waited_for(self):
+    async def test_a_slot_is_lent_while_its_server_is_waited_for(self):
         await self.home.acquire(2)
         end = asyncio.Event()
 

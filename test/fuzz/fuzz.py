@@ -483,7 +483,7 @@ BEGIN
 	END LOOP;
 END $$
 """
-# Runs a statement, and again in the handler of its error; what the wrapper has set must not stay.
+# Runs a statement, and again in the handler of its error; what a wrapper has set must not stay.
 NESTED = """
 CREATE FUNCTION nested_settings() RETURNS text LANGUAGE sql AS $$ SELECT concat_ws('; ', current_user, current_setting('search_path'),
 	current_setting('enable_seqscan'), current_setting('jit'), current_setting('plan_cache_mode')) $$;

@@ -96,7 +96,7 @@ SELECT (idemq.enqueue('q', '3')).outcome;
 SELECT idemq.fail(id, token, retry_in => '1 h') FROM idemq.claim('q', 10);
 SELECT status, count(*) FROM idemq.jobs GROUP BY 1 ORDER BY 1;
 
--- retry and redrive: the dead job goes again, and its copy goes away, which is said; a second death is a second copy.
+-- retry and redrive: the dead job goes again, and its dead-letter record goes away, which is said; a second death makes a second record.
 \set VERBOSITY terse
 SELECT id FROM idemq.enqueue('q', '4') \gset
 SELECT idemq.fail(id, token, 'one', permanent => true) FROM idemq.claim('q');
@@ -124,7 +124,7 @@ SELECT count(idemq.commit(id, token)) FROM idemq.jobs WHERE queue_id = :letters 
 SELECT idemq.redrive('q');
 SELECT status, count(*) FROM idemq.jobs WHERE queue_id = :letters AND status <> 'cancelled' GROUP BY 1;
 ROLLBACK;
--- Of a dead-letter queue that is another by now the copy stays.
+-- Of a dead-letter queue that is another by now the record stays.
 SELECT idemq.create_queue('others') IS NOT NULL AS created;
 BEGIN;
 SELECT idemq.alter_queue('q', dead_letter_queue => 'others');
@@ -344,14 +344,14 @@ SELECT die('which may enqueue');
 SELECT idemq.alter_queue('q', max_attempts => 3);
 SELECT die('nor with other settings');
 RESET client_min_messages;
--- Nor is a copy taken back for a role that may not enqueue there any more.
+-- Nor is a record taken back for a role that may not enqueue there any more.
 SELECT idemq.grant_queue('q', 'regress_dead_gone', 'admin');
 SET ROLE regress_dead_gone;
 SELECT idemq.alter_queue('q', dead_letter_queue => '');
 SELECT idemq.alter_queue('q', dead_letter_queue => 'letters');
 RESET ROLE;
 SELECT outcome FROM idemq.enqueue('q', '5');
-SELECT idemq.fail(id, token, 'its copy stays', permanent => true) FROM idemq.claim('q');
+SELECT idemq.fail(id, token, 'its record stays', permanent => true) FROM idemq.claim('q');
 SELECT idemq.revoke_queue('letters', 'regress_dead_gone', 'enqueue');
 SET client_min_messages = notice;
 SELECT idemq.redrive('q', ids => ARRAY[max(id)]) FROM idemq.jobs WHERE queue_id = :q AND status = 'dead';

@@ -32,7 +32,7 @@ SELECT * FROM ask('5');
 SELECT payload, status, rerun_payload FROM idemq.jobs;
 SELECT idemq.release(:id, :token);
 SELECT payload, status FROM idemq.jobs;
--- Of a job that was begun, the time that it waits for is not put off.
+-- Of a job that was begun, the time that it waits for is not deferred.
 SELECT * FROM ask('6');
 SELECT * FROM row;
 SELECT idemq.commit(id, token) FROM idemq.claim('q');
@@ -89,7 +89,7 @@ SELECT payload, idemq.commit(id, token) FROM idemq.claim('q');
 SELECT payload, idemq.commit(id, token) FROM idemq.claim('q');
 DELETE FROM idemq.jobs;
 
--- At no time later than max_wait after the first, and put off until then, however the requests come.
+-- At no time later than max_wait after the first, and deferred until then, however the requests come.
 DO $$
 DECLARE
 	moved int := 0;

@@ -135,7 +135,7 @@ SELECT idemq.commit(:keyed, :k4);
 SELECT idemq.purge('q', 'completed');
 SELECT count(*) FROM idemq.steps WHERE job_id = :keyed;
 
--- Many wait for one, all are woken; a head of a group holds up its group, and no place of max_running.
+-- Many wait for one, all are woken; a head of a group holds up its group, and no permit of max_running.
 SELECT idemq.create_queue('crowd', lease => '1 h', max_running => 2) AS crowd \gset
 SELECT count(*) FROM generate_series(1, 50) n, idemq.enqueue('crowd', to_jsonb(n));
 DO $$ BEGIN

@@ -1,4 +1,4 @@
--- Groups that may have several running jobs, without the worker: who has a place, whose turn it is.
+-- Groups that may have several running jobs, without the worker: which jobs have a permit, which group is next.
 CREATE EXTENSION idemq;
 SELECT idemq.create_queue('q', group_max_running => 2, retry_base => '1 ms', retry_jitter => 0) IS NOT NULL AS created; -- meant to expire
 CREATE FUNCTION sqlstate_of(command text) RETURNS text LANGUAGE plpgsql AS $$
@@ -9,7 +9,7 @@ SELECT c, sqlstate_of(c) FROM unnest(ARRAY[
 	$$SELECT idemq.alter_queue('q', group_max_running => NULL)$$]) c;
 SELECT group_max_running FROM idemq.queues;
 
--- The jobs that are not finished, in the order of their ids: their status, and + when they have a place.
+-- The jobs that are not finished, in the order of their ids: their status, and + when they have a permit.
 CREATE FUNCTION jobs(name text DEFAULT NULL) RETURNS text LANGUAGE sql AS $$
 	SELECT string_agg((payload #>> '{}') || ':' || status || CASE WHEN status = 'running' OR status = 'pending' AND run_at IS NULL
 		THEN '+' WHEN ready_at > clock_timestamp() THEN ' later' ELSE '' END, ', ' ORDER BY id)
@@ -22,7 +22,7 @@ CREATE FUNCTION add(name text, first int, last int) RETURNS bigint LANGUAGE sql 
 	SELECT count(idemq.enqueue('q', to_jsonb(name || n), group_key => name)) FROM generate_series(first, last) n $$;
 CREATE FUNCTION id_of(name text) RETURNS bigint LANGUAGE sql AS $$ SELECT id FROM idemq.jobs WHERE payload = to_jsonb(name) $$;
 
--- Two of a group at once, one turn each; jobs of no group are not limited.
+-- Two of a group at once, one for each group in a round; jobs of no group are not limited.
 SELECT add('a', 1, 5), add('b', 1, 3), count(idemq.enqueue('q', to_jsonb('free' || n))) FROM generate_series(1, 3) n;
 SELECT take(), take(), take();
 SELECT take(), take(), take(), take(), take();
@@ -45,13 +45,13 @@ SELECT take(2), take(100);
 SELECT done(g || n) FROM unnest('{a,b,c}'::text[]) g, generate_series(11, 13) n;
 SELECT jobs();
 
--- What waits for its retry, or for its time, takes no place.
+-- What waits for its retry, or for its time, takes no permit.
 SELECT add('r', 1, 4);
 SELECT take(), take();
 SELECT idemq.fail(id, token, 'no', retry_in => '1 h') FROM idemq.jobs WHERE payload = '"r1"';
 SELECT jobs('r');
 SELECT take(), take(), jobs('r');
--- When it is due it waits for its turn, before those that were enqueued later.
+-- When it is due it waits for a permit, before those that were enqueued later.
 SELECT idemq.retry(id_of('r1'));
 SELECT take(), jobs('r');
 SELECT idemq.why(id_of('r1'));
@@ -85,7 +85,7 @@ SELECT done('l1'), done('l2'), done('l3');
 SELECT take(), done('l2'), done('l3'), jobs();
 SELECT * FROM idemq.check();
 
--- By id: one that is blocked is taken when it is next and there is a place.
+-- By id: one that is blocked is taken when it is next and there is a permit.
 SELECT add('i', 1, 4);
 SELECT take();
 SELECT outcome FROM idemq.claim_job(id_of('i3'));
@@ -103,7 +103,7 @@ SELECT idemq.commit_once(id_of('i3')), jobs('i');
 SELECT done('i2'), idemq.commit_once(id_of('i4')), jobs();
 
 SELECT count(idemq.cancel(id)) FROM idemq.jobs WHERE finished_at IS NULL;
--- Keys: one that is replaced waits for its turn again.
+-- Keys: one that is replaced waits for a permit again.
 SELECT outcome FROM idemq.enqueue('q', '"k1"', key => 'k', group_key => 'k');
 SELECT add('k', 2, 4);
 SELECT take();
@@ -198,7 +198,7 @@ SELECT severity, invariant, regexp_replace(detail, '\d+', 'N', 'g') FROM idemq.c
 UPDATE idemq.jobs SET status = status WHERE payload = '"forgotten"';
 SELECT take(), done('forgotten'), jobs();
 SELECT count(idemq.cancel(id)) FROM idemq.jobs WHERE finished_at IS NULL;
--- Jobs without a group take turns as one more group, which has no limit.
+-- Jobs without a group are served as one more group, which has no limit.
 SELECT add('a', 1, 3), count(idemq.enqueue('q', to_jsonb('alone' || n))) FROM generate_series(1, 6) n;
 SELECT count(*) FROM idemq.enqueue_many('q', '{"\"alone7\"", "\"alone8\""}', group_keys => '{NULL, NULL}');
 SELECT add('b', 1, 2), id IS NOT NULL AS delayed FROM idemq.enqueue('q', '"later"', delay => '1 h');
@@ -225,7 +225,7 @@ SELECT * FROM idemq.check();
 SELECT idemq.alter_queue('q', group_max_running => 3);
 SELECT count(idemq.cancel(id)) FROM idemq.jobs WHERE finished_at IS NULL;
 SELECT idemq.enqueue('q', '1', group_key => '');
--- Priority comes before turn.
+-- Priority comes before fair order.
 SELECT count(idemq.enqueue('q', to_jsonb('low' || n), group_key => 'low', priority => 6)) FROM generate_series(1, 2) n;
 SELECT count(idemq.enqueue('q', to_jsonb('high' || n), group_key => 'high', priority => 2)) FROM generate_series(1, 3) n;
 SELECT take(4);
@@ -233,7 +233,7 @@ SELECT take(10), done('high1'), done('high2'), done('low1');
 SELECT take(10);
 
 SELECT count(idemq.cancel(id)) FROM idemq.jobs WHERE finished_at IS NULL;
--- A child joins its group when its parents are done, and waits for a place.
+-- A child joins its group when its parents are done, and waits for a permit.
 SELECT add('c', 1, 2);
 SELECT (idemq.enqueue('q', '"parent"')).id AS parent \gset
 SELECT outcome FROM idemq.enqueue('q', '"c3"', group_key => 'c', depends_on => ARRAY[:parent]);
@@ -249,7 +249,7 @@ SELECT * FROM idemq.check();
 SELECT done('c2'), take(10), jobs('c');
 SELECT done('c3'), take(10), done('c4'), done('c5'), jobs();
 
--- One that waits for an event has no place, and comes back to its turn.
+-- One that waits for an event has no permit, and waits for one again.
 SELECT add('e', 1, 4);
 SELECT take(10);
 SELECT outcome FROM idemq.await_event(id_of('e1'), (SELECT token FROM idemq.jobs WHERE id = id_of('e1')), 'paid', '1 h');

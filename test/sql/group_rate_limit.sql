@@ -89,7 +89,7 @@ SELECT done('k3');
 SELECT (idemq.acquire('q', 'k4')).outcome, jobs('k'), waits('k4');
 SELECT * FROM idemq.check();
 
--- Another rate, for what waits, too: jobs that were promoted for a time to come, or that a claim has put off, after
+-- Another rate, for what waits, too: jobs that were promoted for a time to come, or that a claim has deferred, after
 -- an attempt or before.  A time that was asked for stays: of d1 in the enqueue, e1 by reschedule, g1 by release, h1 by fail.
 SELECT idemq.reschedule(id_of('f1'), now());
 SELECT count(idemq.enqueue('q', to_jsonb(name || 1), group_key => name, delay => CASE name WHEN 'd' THEN interval '1 day' ELSE '0' END)) FROM unnest('{d,e,g,h}'::text[]) name;
@@ -104,7 +104,7 @@ SELECT idemq.alter_queue('q', group_rate_limit => 6);
 SELECT take(10), all_wait();
 SELECT idemq.alter_queue('q', group_rate_limit => 1, group_rate_period => '3 h');
 SELECT take(10), all_wait();
--- Lower: a job that is due sooner is put off when it is.
+-- Lower: a job that is due sooner is deferred when it is.
 SELECT idemq.retry(id_of('o4'));
 SELECT take(10), waits('o4');
 -- No emptier than empty.
@@ -125,13 +125,13 @@ SELECT idemq.create_queue('n', group_max_running => 2, group_rate_limit => 1, gr
 SELECT count(idemq.enqueue('n', to_jsonb('n' || n))) FROM generate_series(1, 4) n;
 SELECT take(10, 'n');
 SELECT take(2, 'p'), take(10, 'p');
--- The next one has its place, and waits in it.
+-- The next one has its permit, and keeps it while it waits.
 SELECT jobs('x'), jobs('y'), waits('x4');
 SELECT run_at IS NULL AS has_permit FROM idemq.jobs WHERE id = id_of('x4');
 SELECT regexp_replace(idemq.why(id_of('x4')), '\d{4}-\d\d-\d\d .*', '<time>'), idemq.why(id_of('x5')) ~ 'behind job \d+, which is to be claimed next' AS behind;
 SELECT done('x1'), done('x2'), done('x3');
 SELECT take(10, 'p'), jobs('x');
--- Who waits for his own time takes no place; nor does one that is retried.
+-- Who waits for his own time takes no permit; nor does one that is retried.
 SELECT idemq.retry(id_of('x4'));
 SELECT outcome FROM idemq.claim_job(id_of('x4'));
 SELECT take(10, 'p'), jobs('x'), waits('x4');
@@ -146,7 +146,7 @@ SELECT * FROM idemq.check();
 SELECT done('x4'), done('x5');
 SELECT take(10, 'p'), done('x6'), done('y1'), done('y2');
 
--- Put off while it has its place: that is still counted.
+-- Deferred while it has its permit: that is still counted.
 SELECT idemq.create_queue('z', group_max_running => 3, group_rate_limit => 1, group_rate_period => '1 h') IS NOT NULL AS created;
 SELECT add('z', 1, 5, 'z');
 SELECT take(1, 'z');
@@ -176,7 +176,7 @@ SELECT take(10, 'w'), waits('s4');
 SELECT ready_at > clock_timestamp() + '5 min' AS not_before FROM idemq.jobs WHERE payload = '"s4"';
 SELECT * FROM idemq.check();
 
--- group_max_running to and fro, while jobs wait: for the rate, and for their own time, which stays.  With places the
+-- group_max_running to and fro, while jobs wait: for the rate, and for their own time, which stays.  With permits the
 -- latter is in nobody's way.
 SELECT idemq.create_queue('v', group_rate_limit => 1, group_rate_period => '1 h', retry_base => '1 ms') IS NOT NULL AS created; -- meant to expire
 SELECT add('i', 1, 3, 'v'), add('j', 1, 3, 'v'), add('l', 1, 3, 'v');
@@ -198,7 +198,7 @@ SELECT idemq.alter_queue('v', group_rate_limit => 0);
 SELECT take(10, 'v'), all_v();
 SELECT * FROM idemq.check();
 
--- A transaction counts the places that it has given itself for a time that is to come.
+-- A transaction counts the permits that it has given itself for a time that is to come.
 SELECT idemq.create_queue('own', group_max_running => 3, group_rate_limit => 2, group_rate_period => '1 h') IS NOT NULL AS created;
 SELECT count(idemq.enqueue('own', to_jsonb('own' || n), group_key => 'own')) FROM generate_series(1, 6) n;
 SELECT payload FROM idemq.claim('own');

@@ -132,7 +132,7 @@ SELECT idemq.why(max(id)) LIKE '%behind job ' || :id || ', which is retrying: se
 SELECT * FROM wrong;
 SELECT idemq.purge('q');
 
--- In a group of which two may run it has no permit: two others run.  When it is due it waits for its turn.
+-- In a group of which two may run it has no permit: two others run.  When it is due it waits for a permit.
 SELECT idemq.alter_queue('q', group_max_running => 2, lease => '1 h');
 SELECT count(idemq.enqueue('q', to_jsonb('h' || n), group_key => 'h')) FROM generate_series(1, 4) n;
 SELECT id FROM jobs WHERE payload = '"h1"' \gset

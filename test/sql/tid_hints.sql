@@ -1,10 +1,10 @@
--- Where a row was at its claim is remembered; whatever becomes of that place, its commit
+-- The TID that a row had at its claim is remembered; whatever becomes of that TID, its commit
 -- finds the row, and no other.
 CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 SELECT idemq.create_queue('q', retry_base => '1 us', retry_max => '1 us') > 0 AS created;
 
--- Claims three of ten jobs; the others are there to be met in their places.
+-- Claims three of ten jobs; the others are there to be met at their TIDs.
 CREATE TABLE claimed (id bigint, token bigint, payload jsonb);
 CREATE PROCEDURE begin_again() LANGUAGE plpgsql AS $$
 BEGIN
@@ -26,7 +26,7 @@ SELECT * FROM finish();
 SELECT * FROM finish();
 SELECT * FROM done;
 
--- The table is rewritten in another order, so that other rows are in those places.
+-- The table is rewritten in another order, so that other rows have those TIDs.
 CALL begin_again();
 DELETE FROM idemq.jobs WHERE payload::int IN (1, 2, 3);
 VACUUM FULL idemq.jobs;
@@ -47,7 +47,7 @@ SELECT idemq.commit(id, token) FROM one;
 DROP TABLE one;
 COMMIT;
 
--- The row moves by updates that are not HOT, its place is vacuumed away and used again.
+-- The row moves by updates that are not HOT, its TID is vacuumed away and used again.
 CALL begin_again();
 UPDATE idemq.jobs SET ready_at = ready_at - interval '1 min';
 VACUUM idemq.jobs;
@@ -55,7 +55,7 @@ SELECT count(*) FROM generate_series(1, 100) n, idemq.enqueue('q', to_jsonb(-n))
 SELECT * FROM finish();
 SELECT * FROM done;
 
--- The end of the file is cut off, with the place in it.
+-- The end of the file is cut off, with the TID in it.
 CALL begin_again();
 SELECT count(*) FROM generate_series(1, 1000) n, idemq.enqueue('q', to_jsonb(-n));
 INSERT INTO claimed SELECT c.id, c.token, c.payload FROM idemq.enqueue('q', '"last"') e, idemq.claim_job(e.id) c;
@@ -80,13 +80,13 @@ SELECT * FROM finish();
 SELECT * FROM done;
 ALTER TABLE idemq.jobs SET (vacuum_truncate = off);
 
--- Emptied: the job is not found, though its place may be.
+-- Emptied: the job is not found, though its TID may be.
 CALL begin_again();
 TRUNCATE idemq.jobs;
 SELECT outcome FROM idemq.enqueue('q', '20');
 SELECT * FROM finish();
 
--- An older token does not commit the next attempt, in the same place.
+-- An older token does not commit the next attempt, at the same TID.
 CALL begin_again();
 CREATE TABLE before AS SELECT * FROM claimed;
 SELECT outcome FROM claimed c, LATERAL idemq.fail(c.id, c.token, 'no') f(outcome);
@@ -94,7 +94,7 @@ SELECT count(*) FROM claimed c, idemq.claim_job(c.id) j WHERE j.outcome = 'claim
 SELECT idemq.try_commit(id, token), idemq.validate(id, token), idemq.heartbeat(id, token) FROM before;
 SELECT j.payload, status, attempt FROM idemq.jobs j JOIN before b USING (id) ORDER BY 1;
 
--- A claim that takes a job over, and is undone: the place is as before.
+-- A claim that takes a job over, and is undone: the TID hint is as before.
 CALL begin_again();
 BEGIN;
 SELECT idemq.release(id, token) FROM claimed;

@@ -1,4 +1,4 @@
--- The wrapper (src/api/wrapper.c): functions in front, and NAME_impl of schema idemq_internal behind them.
+-- The wrapper (src/api/wrapper.c): a function NAME in C, which calls its implementation, NAME_impl of schema idemq_internal.
 \set VERBOSITY sqlstate
 \pset null -
 -- A schema that is planted under the name makes the install fail, as a whole.
@@ -9,7 +9,7 @@ DROP SCHEMA idemq_internal;
 CREATE EXTENSION idemq;
 ALTER EXTENSION idemq SET SCHEMA public;
 
--- ---- Nobody but the owner calls what is inside, and the owner, be it a superuser, through the wrapper alone
+-- ---- Only the owner calls what is in schema idemq_internal, and the owner, even a superuser, only through a wrapper
 SELECT DISTINCT n.nspowner = e.extowner AS owns_schema, n.nspacl, p.proowner = e.extowner AS owns, p.proacl
 	FROM pg_namespace n JOIN pg_extension e ON e.extname = 'idemq' JOIN pg_proc p ON p.pronamespace = n.oid
 	WHERE nspname = 'idemq_internal' AND (proname ~ '_impl$' OR prosrc ~ '^idemq_sql_inside_' OR probin IS NULL);
@@ -30,15 +30,15 @@ SET ROLE regress_wrap_caller;
 SELECT idemq_internal.caller();
 RESET ROLE;
 
--- ---- Each function in front has one behind: arguments, result; both are called with NULL
-CREATE VIEW fronts AS SELECT * FROM pg_proc WHERE pronamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace) AND prosrc LIKE 'idemq\_sql\_wrapper%';
-SELECT count(*) > 5 AS some FROM fronts;
-SELECT f.oid::regprocedure AS lonely FROM fronts f LEFT JOIN pg_proc b ON b.pronamespace = 'idemq_internal'::regnamespace AND b.proname = f.proname || '_impl'
+-- ---- Each wrapper has an implementation with its arguments and result; both are called with NULL
+CREATE VIEW wrappers AS SELECT * FROM pg_proc WHERE pronamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace) AND prosrc LIKE 'idemq\_sql\_wrapper%';
+SELECT count(*) > 5 AS some FROM wrappers;
+SELECT f.oid::regprocedure AS lonely FROM wrappers f LEFT JOIN pg_proc b ON b.pronamespace = 'idemq_internal'::regnamespace AND b.proname = f.proname || '_impl'
 	AND b.proargtypes = f.proargtypes
 	WHERE (b.prorettype, b.proretset, b.proisstrict, b.prosecdef, b.prokind, f.proisstrict, f.prokind) IS DISTINCT FROM (f.prorettype, f.proretset, false, false, 'f', false, 'f')
 	OR (b.proallargtypes, b.proargmodes, b.proargnames) IS DISTINCT FROM (f.proallargtypes, f.proargmodes, f.proargnames);
--- One that only looks has a front that may be called in a read-only transaction; a STABLE front has a STABLE one behind.
-SELECT f.oid::regprocedure AS writes FROM fronts f JOIN pg_proc b ON b.pronamespace = 'idemq_internal'::regnamespace AND b.proname = f.proname || '_impl'
+-- A wrapper that only looks may be called in a read-only transaction; a STABLE wrapper has a STABLE implementation.
+SELECT f.oid::regprocedure AS writes FROM wrappers f JOIN pg_proc b ON b.pronamespace = 'idemq_internal'::regnamespace AND b.proname = f.proname || '_impl'
 	WHERE f.provolatile <> 'v' AND b.provolatile = 'v';
 
 -- ---- What it is inside
@@ -111,7 +111,7 @@ BEGIN
 	END IF;
 	RETURN format('%s %s for %s', coalesce(answer, what), current_user, idemq_internal.caller()::regrole);
 END $$;
--- What a handler learns, and that all is as it was: the role, the settings, the wrapper.
+-- What a handler learns, and that all is as it was: the role, the settings, the frame.
 CREATE FUNCTION told(what text) RETURNS TABLE (state text, message text, detail text, hint text, shows_inside boolean) LANGUAGE plpgsql AS $$
 DECLARE
 	before text := outside();
@@ -125,7 +125,7 @@ EXCEPTION WHEN OTHERS THEN
 		context = PG_EXCEPTION_CONTEXT;
 	shows_inside := context !~ 'told\(text\)' OR context ~ 'idemq_internal|acts(_impl)?\(text\)';
 	IF outside() <> before THEN RAISE 'was %, is %', before, outside(); END IF;
-	IF sqlstate_of('SELECT idemq_internal.caller()') NOT IN ('55000', '42501') THEN RAISE 'the wrapper is open'; END IF;
+	IF sqlstate_of('SELECT idemq_internal.caller()') NOT IN ('55000', '42501') THEN RAISE 'a frame is open'; END IF;
 	-- Again, in the handler.
 	IF message <> (SELECT t.message FROM again(what) t) THEN RAISE 'not the same again'; END IF;
 	RETURN NEXT;
@@ -145,7 +145,7 @@ GRANT SELECT, INSERT ON secrets TO regress_wrap_caller;
 SET ROLE regress_wrap_caller;
 SELECT w, t.* FROM unnest('{ours,unique,unique to the caller,temporary,caught as the caller,as the caller,as a role,nested}'::text[]) w, told(w) t;
 RESET ROLE;
--- In front of idemq.jobs, where a DBA may defer triggers.
+-- A wrapper that may write idemq.jobs, where a DBA may defer triggers.
 CREATE OR REPLACE FUNCTION idemq.acts(what text) RETURNS text LANGUAGE c AS '$libdir/idemq', 'idemq_sql_wrapper_jobs';
 SELECT w, t.* FROM unnest('{temporary,away}'::text[]) w, told(w) t;
 \x
@@ -189,7 +189,7 @@ BEGIN
 END $$;
 SELECT current_setting('wrapper.said') AS said;
 
--- ---- What a session has set says nothing of the SQL behind
+-- ---- What a session has set does not reach the SQL of an implementation
 DO $$ BEGIN
 	IF current_setting('server_version_num')::int < 190000 THEN -- always on since
 		SET standard_conforming_strings = off;
@@ -204,7 +204,7 @@ SELECT * FROM idemq.check();
 RESET quote_all_identifiers;
 SELECT idemq.drop_queue('words', force => true) IS NOT NULL AS dropped;
 
--- ---- Nothing behind runs in a parallel query, into which a wrapper that says PARALLEL SAFE can take it
+-- ---- No implementation runs in a parallel query, into which a wrapper that says PARALLEL SAFE can take it
 CREATE FUNCTION safe_they_say(oid) RETURNS boolean PARALLEL SAFE COST 100000 LANGUAGE plpgsql AS 'BEGIN RETURN idemq.looks() IS NULL; END';
 CREATE FUNCTION acts_they_say(oid) RETURNS boolean PARALLEL SAFE COST 100000 LANGUAGE plpgsql AS 'BEGIN RETURN idemq.acts(''x'') IS NULL; END';
 SET parallel_setup_cost = 0;
@@ -228,13 +228,13 @@ INSERT INTO strange VALUES (1);
 DELETE FROM strange;
 SELECT idemq_internal.queue_gone();
 
--- ---- Without what stands behind
-CREATE FUNCTION idemq.front_alone() RETURNS int LANGUAGE c AS '$libdir/idemq', 'idemq_sql_wrapper';
-SELECT idemq.front_alone();
+-- ---- Without an implementation
+CREATE FUNCTION idemq.wrapper_alone() RETURNS int LANGUAGE c AS '$libdir/idemq', 'idemq_sql_wrapper';
+SELECT idemq.wrapper_alone();
 SELECT idemq.looks();
-DROP FUNCTION idemq.looks, idemq.acts, idemq.some, idemq.nothing, idemq.vain, idemq.front_alone,
+DROP FUNCTION idemq.looks, idemq.acts, idemq.some, idemq.nothing, idemq.vain, idemq.wrapper_alone,
 	idemq_internal.looks_impl, idemq_internal.acts_impl, idemq_internal.some_impl, idemq_internal.nothing_impl, idemq_internal.vain_impl;
-DROP VIEW fronts;
+DROP VIEW wrappers;
 DROP DOMAIN plpgsql_behind;
 DROP TYPE pair;
 DROP TABLE strange;

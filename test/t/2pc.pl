@@ -180,7 +180,7 @@ foreach my $running (1, 2)
 		claimed_before("payload = '1' AND group_key = 'a'");
 		is_sql($node, $take, '', "$name: nobody passes it");
 		sql($node, "$end PREPARED 'p'");
-		is_sql($node, $take, { 1 => { COMMIT => '', ROLLBACK => '1' }, 2 => { COMMIT => '2', ROLLBACK => '1 2' } }->{$running}{$end}, "$name: its places");
+		is_sql($node, $take, { 1 => { COMMIT => '', ROLLBACK => '1' }, 2 => { COMMIT => '2', ROLLBACK => '1 2' } }->{$running}{$end}, "$name: its permits");
 		is_sql($node, "SELECT count(idemq.commit(id, token)) FROM idemq.jobs WHERE group_key = 'a' AND status = 'running'", $running, "$name: what runs");
 		is_sql($node, $take, $running == 1 ? 2 : 3, "$name: the next");
 		is_sql($node, 'SELECT * FROM idemq.check()', '', "$name: check() is clean");

@@ -126,13 +126,13 @@ $go = send_to("SELECT payload FROM idemq.claim('q')", 'idemq_lease_activate');
 in_two('BEGIN', $release, 'SAVEPOINT s', $again, 'ROLLBACK TO s', 'COMMIT', $goes);
 is(claim_with_4(), '1 2 4', 'a claim that is taken back behind an end that is not: the job is ready');
 
-# In the place of an attempt that it has ended in the same transaction: counted by the time that the other is not.
+# With the permit of an attempt that it has ended in the same transaction: counted by the time that the other is not.
 prepare(0);
 sql($node, "SELECT idemq.alter_queue('q', max_running => 1); SELECT idemq.enqueue('q', '3');
 	INSERT INTO held SELECT id, token, payload FROM idemq.claim_job((SELECT id FROM idemq.jobs WHERE payload = '2'))");
 $go = send_to("SELECT payload FROM idemq.commit_and_claim((SELECT id FROM held), (SELECT token FROM held))", 'idemq_lease_count_transferred');
 is(join(' ', in_two('BEGIN', $release, $again, $goes, $again)), 'released not_due claimed',
-	'a claim by permit transfer that another session has ended: counted beside the attempt whose place it takes, until that is gone');
+	'a claim by permit transfer that another session has ended: counted beside the attempt whose permit it takes, until that is gone');
 is_sql($node, $claim, '', 'runs alone');
 in_two('ROLLBACK');
 is_sql($node, $claim, '', 'and when that is taken back');

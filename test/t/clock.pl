@@ -90,13 +90,13 @@ sql($node, "SELECT idemq.release($job{releasing}, $token{releasing}, delay => '2
 is_sql($node, "SELECT idemq.reap('q')", 1, 'a lease is reaped');
 sql($node, "SELECT idemq.retry($job{retried}), idemq.retry($job{redriven})");
 sql($node, "SELECT idemq.commit($job{finishing}, $token{finishing})");
-is_sql($node, "SELECT count(*) FROM idemq.claim('permits', 9)", 1, 'the second place of its group');
+is_sql($node, "SELECT count(*) FROM idemq.claim('permits', 9)", 1, 'the second permit of its group');
 sql($node, "SELECT idemq.fail($job{placed}, $token{placed}), idemq.fail($job{deferred}, $token{deferred}, 'no', retry_in => '0')");
 # It waits for its turn again.
 is_sql($node, "SELECT count(*) FROM idemq.claim('permits', 9)", 1, 'its own goes to the next one');
 is_sql($node, "SELECT status, run_at > claimed_at FROM idemq.jobs WHERE id = $job{deferred}", 'blocked|t', 'it was deferred');
 is_sql($node, "SELECT count(*) FROM idemq.claim('paced')", 0, 'the rate is used up');
-is_sql($node, "SELECT ready_at > now() + interval '10 min' FROM idemq.jobs WHERE id = $job{paced}", 't', 'it is put off');
+is_sql($node, "SELECT ready_at > now() + interval '10 min' FROM idemq.jobs WHERE id = $job{paced}", 't', 'it is deferred');
 $token{beating} = claim($node, $job{beating});
 my $first = claim($node, $job{group1});
 sql($node, "SELECT idemq.commit($job{group1}, $first)");
@@ -142,10 +142,10 @@ is_sql($node, "SELECT enqueued_at, ready_at, ready_at - enqueued_at FROM idemq.j
 is_sql($node, "SELECT status, @{[minutes('run_at')]} FROM idemq.jobs WHERE id = $job{child2}", 'blocked|60', 'a child waits for its time, too');
 is_sql($node, "SELECT @{[minutes('run_at')]} FROM idemq.jobs WHERE id = $job{placed}", 10,
 	'and so is its run_at, or it would wait for that when it is due');
-is_sql($node, "SELECT status, run_at <= now() FROM idemq.jobs WHERE id = $job{deferred}", 'blocked|t', 'deferred: due when it has a place');
+is_sql($node, "SELECT status, run_at <= now() FROM idemq.jobs WHERE id = $job{deferred}", 'blocked|t', 'deferred: due when it has a permit');
 is_sql($node, "SELECT count(*) FROM idemq.claim('paced')", 0, 'the rate is still used up');
 is_sql($node, "SELECT ready_at BETWEEN now() + interval '30 min' AND now() + interval '1 h' FROM idemq.jobs WHERE id = $job{paced}", 't',
-	'who was put off waits as long as the rate says');
+	'one that was deferred waits as long as the rate says');
 is_sql($node, "SELECT @{[minutes('w.deadline')]}, @{[minutes('j.deadline')]}
 	FROM idemq.running_jobs w JOIN idemq.jobs j ON j.id = w.job_id WHERE j.id = $job{beating}", '60|60', 'a lease of the jump ends in time');
 is_sql($node, "SELECT idemq.commit($job{beating}, $token{beating})", 'committed', 'its worker commits');

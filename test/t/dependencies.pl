@@ -160,7 +160,7 @@ status_soon('of many', 'pending', 'all of many parents are done');
 sql($node, "SELECT parent('one')");
 my $busy = stop_worker($node);
 sql($node, "SELECT count(idemq.enqueue('children', to_jsonb(n), depends_on => ARRAY[(SELECT id FROM idemq.jobs WHERE key = 'one')])) FROM generate_series(1, $many) n");
-is_sql($node, "SELECT used, refused FROM idemq.memory WHERE resource = 'groups'", '0|0', 'while the worker does not look at them they take no place of a group');
+is_sql($node, "SELECT used, refused FROM idemq.memory WHERE resource = 'groups'", '0|0', 'while the worker does not look at them they take no entry of a group');
 kill 'CONT', $busy;
 my $waiting = "SELECT count(*) FROM idemq.children WHERE waits_for = (SELECT id FROM idemq.jobs WHERE key = 'one')";
 is_sql($node, $waiting, $many, 'as many children of one parent');

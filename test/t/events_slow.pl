@@ -46,7 +46,7 @@ my $rest = clients($node, $worker, '-c', 4, '-t', 2 * $jobs);
 is($rest->(), '', 'the rest');
 is_sql($node, 'SELECT count(*), count(DISTINCT n), bool_and(payload = to_jsonb(n)) FROM heard', "$jobs|$jobs|t", 'every job heard its event, once');
 is_sql($node, "SELECT count(*) FROM idemq.steps s JOIN idemq.jobs j ON j.id = s.job_id WHERE s.state = 'waiting' AND j.finished_at IS NULL", 0, 'none sleeps');
-is_sql($node, "SELECT permits_used FROM idemq.metrics WHERE queue = 'many'", 0, 'no place is lost');
+is_sql($node, "SELECT permits_used FROM idemq.metrics WHERE queue = 'many'", 0, 'no permit is lost');
 is_sql($node, "SELECT * FROM idemq.check() WHERE invariant <> 'worker.stuck'", '', 'check');
 is(unexpected($node), '', 'no error');
 

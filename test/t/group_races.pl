@@ -118,7 +118,7 @@ $one->query_safe('COMMIT');
 $stop->();
 is($two->query('SELECT 1'), "early\n1", 'an enqueue that is committed and marked between ownership and snapshot: it is not passed');
 
-# A writer that is in the window while others leave it: of its generation, and of another.
+# A writer that is in the commit window while others leave it: of its generation, and of another.
 prepare_late();
 $two->query_safe('BEGIN; ' . enqueue('other', 'b'));
 $stop = stop_at($promoter, 'idemq_group_mark');
@@ -152,7 +152,7 @@ is(sql($node, $completed) - $before, 1, 'a commit that has woken nobody yet is c
 is_sql($node, $claim, 'second', 'and its group marked');
 $go->();
 
-# What a window costs.  A held snapshot keeps an entry of each job that was blocked, so a
+# What a commit window costs.  A held snapshot keeps an entry of each job that was blocked, so a
 # check that begins further back reads more of the index.
 prepare();
 my $reader = session($node);
@@ -189,9 +189,9 @@ sql($node, "BEGIN ISOLATION LEVEL SERIALIZABLE; $skew; COMMIT");
 $one->query('COMMIT');
 like($one->{stderr}, qr/could not serialize.*during commit attempt/s, 'a commit fails');
 $one->{stderr} = '';
-cmp_ok(reads(), '<', 2 * $reads[1], 'it has left the window');
+cmp_ok(reads(), '<', 2 * $reads[1], 'it has left the commit window');
 
-# There always is somebody in the window; who has left does not count any more.
+# There always is somebody in the commit window; who has left does not count any more.
 $stop = stop_at($promoter, 'idemq_group_mark');
 $two->query_until(qr/sent/, "\\echo sent\nCOMMIT;\n");
 $stop->();
@@ -199,11 +199,11 @@ cmp_ok(reads(), '>', 10 * $reads[1], 'an early job that is committed, its group 
 $go = send_to(enqueue('next', 'c'), 'idemq_group_mark');
 $stop->();
 $two->query_safe('SELECT 1');
-cmp_ok(reads(), '<', 2 * $reads[1], 'the next one is in the window when it leaves: they do no more');
+cmp_ok(reads(), '<', 2 * $reads[1], 'the next one is in the commit window when it leaves: they do no more');
 $go->();
 leave($reader);
 
-# By hand, in a queue that has no state when the transaction enters a window, and gets one before that is visible.
+# By hand, in a queue that has no state when the transaction enters a commit window, and gets one before that is visible.
 sql($node, "SELECT idemq.drop_queue('g', force => true)");
 sql($node, "SELECT idemq.create_queue('x' || n) FROM generate_series(1, 2) n; " . restored_queue('g'));
 is_sql($node, "SELECT used, size FROM idemq.memory WHERE resource = 'queues'", '3|3', 'all queue states are used');
@@ -217,7 +217,7 @@ sql($node, join('; ', map { enqueue($_) } 'late', 'later', 'last'));
 is_sql($node, $claim, 'late', 'its group has a low-water mark');
 sql($node, $finish);
 $go->();
-is_sql($node, $claim, 'early', 'the window of the database: it is not passed');
+is_sql($node, $claim, 'early', 'the commit window of the database: it is not passed');
 $go->();
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 
@@ -239,7 +239,7 @@ $one->{stderr} = '';
 is_sql($node, $claim, 'second', 'the next one looks at all of them');
 
 # A job that may be started once: the claim that has charged the start is stopped, and another one, which is refused,
-# puts the job off; so the start does not come about.  The job is not put off for a start that nobody had: it is the
+# defers the job; so the start does not come about.  The job is not deferred for a start that nobody had: it is the
 # first one's, should that one look at the groups once more, or ready at once.
 sql($node, "SELECT idemq.drop_queue(name, force => true) FROM idemq.queues");
 sub refuse_another

@@ -59,7 +59,7 @@ $node->restart;
 is(hammer($node, $_, '-c', 8, '-t', 20)->(), '', "$_ after a restart") foreach qw(r1 young);
 is_sql($node, "SELECT max(starts) FROM starts('$_')", 0, "$_: not one more") foreach qw(r1 young);
 
-# ---- Another rate has its effect at once, also for jobs that wait: promoted for later, and put off when they were to be retried.
+# ---- Another rate has its effect at once, also for jobs that wait: promoted for later, and deferred when they were to be retried.
 
 foreach my $running (1, 3)
 {

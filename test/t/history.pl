@@ -86,7 +86,7 @@ is_sql($node, $last, '1|f|t', 'a job that is due is seen');
 sql($node, "SELECT idemq.cancel(id) FROM idemq.jobs WHERE status = 'pending'");
 sql($node, "SELECT idemq.enqueue('r', '1', delay => '1 min')");
 end_step();
-is_sql($node, $last, '1|t|', 'one that is put off is not');
+is_sql($node, $last, '1|t|', 'one that is deferred is not');
 advance($node, '1 min');
 end_step();
 is_sql($node, $last, '1|f|t', 'what comes due by time alone is seen');

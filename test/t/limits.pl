@@ -77,7 +77,7 @@ is_state($node, "BEGIN; SELECT idemq.enqueue('q', '1'); PREPARE TRANSACTION 'p';
 is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100)", 1, 'after ROLLBACK PREPARED everything is counted');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 
-# The end of a transaction that has ended one attempt and claimed in its place, stopped
+# The end of a transaction that has ended one attempt and claimed with its permit, stopped
 # before the claim is counted: the one that it ended still is.
 {
 	fresh("lease => '1 h', max_running => 1", 5);

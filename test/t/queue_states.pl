@@ -15,7 +15,7 @@ use Test::More;
 # ---- Queue states are given, and given back
 
 my $queue_states = new_server('slots', 'idemq.worker' => 'on', 'idemq.max_queues' => 3);
-my $no_slot = qr/queue "c" has no state in shared memory\n.*DETAIL:  All 3 queue states belong to other queues\.\n.*HINT:  Raise idemq\.max_queues, which is 3, and restart the server, or drop a queue/;
+my $no_state = qr/queue "c" has no state in shared memory\n.*DETAIL:  All 3 queue states belong to other queues\.\n.*HINT:  Raise idemq\.max_queues, which is 3, and restart the server, or drop a queue/;
 my $used = "SELECT used FROM idemq.memory WHERE resource = 'queues'";
 
 sub error_of
@@ -28,7 +28,7 @@ sub error_of
 }
 
 sql($queue_states, "SELECT idemq.create_queue('a', lease => '1 h'), idemq.create_queue('b', lease => '1 h')");
-like(error_of($queue_states, "SELECT idemq.create_queue('c')"), $no_slot, 'create_queue beyond idemq.max_queues');
+like(error_of($queue_states, "SELECT idemq.create_queue('c')"), $no_state, 'create_queue beyond idemq.max_queues');
 is_state($queue_states, "SELECT idemq.create_queue('c')", '53400', 'raises 53400');
 is_sql($queue_states, "SELECT count(*) FROM idemq.queues WHERE name = 'c'", 0, 'and makes none');
 # A queue state is given back by the commit of a drop, and by the rollback of a create.
@@ -107,7 +107,7 @@ my %uses = (
 	set_handler => "SELECT idemq.set_handler('c', 'handle(jsonb)')",
 	run_schedule_now => "SELECT idemq.run_schedule_now('tick')");
 is_state($queue_states, $uses{$_}, '53400', "first use: $_") foreach sort keys %uses;
-like(error_of($queue_states, $uses{claim}), $no_slot, 'says which queue, and what to do');
+like(error_of($queue_states, $uses{claim}), $no_state, 'says which queue, and what to do');
 # heartbeat_many renews those that have a state, whatever the others raise.
 wait_until($queue_states, "SELECT coalesce(max(deadline) < now() + interval '2 h', false) FROM idemq.running_jobs WHERE queue = 'b'");
 is_state($queue_states, "SELECT idemq.heartbeat_many(array_agg(id ORDER BY id), array_agg(token ORDER BY id), '3 h') FROM held", '53400', 'heartbeat_many: of a queue without a slot');

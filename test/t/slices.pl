@@ -1,4 +1,4 @@
-# One tenant's work does not hold up the others': the worker's slices and turns, the bound on
+# One tenant's work does not hold up the others': the worker's slices and fair order, the bound on
 # what a claim takes back, tasks that wait for a lock, and a worker that is stopped.  slices_slow measures how long.
 #
 # at least 26 assertions

@@ -125,7 +125,7 @@ is(answer($waiter), '57014', 'it can be cancelled');
 # ---- Through a promotion
 
 my $next = sql($node, "SELECT id FROM idemq.enqueue('q', '9')");
-# Groups, one with a place that is free, and their next jobs, which wait for the rate.
+# Groups, one with a permit that is free, and their next jobs, which wait for the rate.
 my $of_groups = "FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name IN ('permits', 'ordered')";
 sql($node, "SELECT idemq.create_queue('permits', group_max_running => 3, group_rate_limit => 2, group_rate_period => '100 years', lease => '1 h'),
 		idemq.create_queue('ordered', group_rate_limit => 1, group_rate_period => '100 years', lease => '1 h');

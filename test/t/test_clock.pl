@@ -151,7 +151,7 @@ is_sql($node, 'SELECT count(*) FROM idemq.jobs', 1, 'a minute later it is tried 
 sql($node, "SELECT idemq.unschedule('refused')");
 clean();
 
-# A key's window, and its own time.
+# A key's idempotency window, and its own time.
 sql($node, "SELECT idemq.create_queue('keys', lease => '1 h', idempotency_window => '10 days', retention => '0')");
 sql($node, "SELECT count(*) FROM idemq.enqueue('keys', '1', key => 'k'); SELECT count(*) FROM idemq.enqueue('keys', '1', key => 't', key_ttl => '20 days');
 	SELECT idemq.commit(id, token) FROM idemq.claim('keys', 2)");
@@ -238,7 +238,7 @@ my $result = waiter($node, "CALL idemq.wait_result($job, '40 days')");
 my $any = waiter($node, "CALL idemq.wait_any('{q}', '50 days')");
 my $soon = enqueue("delay => '10 days'");
 advance($node, '10 days');
-# The job whose lease has expired is one, the other was put off.
+# The job whose lease has expired is one, the other was deferred.
 is(answer($waiter), 't', 'a session in wait wakes when a job comes due');
 is(answer($any), 't', 'and so does one in wait_any');
 advance($node, '30 days');
@@ -281,7 +281,7 @@ crash($node);
 worker_pid($node);
 is_sql($node, $ahead, $start, 'and over a crash');
 advance($node, '1 day');
-is(status($restored), 'pending', 'what was put off before is due');
+is(status($restored), 'pending', 'what was deferred before is due');
 
 # A caller that is killed has moved the clock, or has not.
 {

@@ -20,8 +20,8 @@ sql($node, "CREATE TABLE effects (job_id bigint, token bigint);
 	CREATE TRIGGER fence BEFORE INSERT ON effects FOR EACH ROW EXECUTE FUNCTION idemq.fence('job_id', 'token');
 	SELECT idemq.enqueue('q', '1')");
 
-# All that stand behind the gate, and calls in C of each kind.
-my @behind = split /\n/, sql($node, q{SELECT format('SELECT %s(%s)', oid::regproc, (SELECT string_agg('NULL::' || t::regtype, ', ') FROM unnest(proargtypes) t))
+# All wrappers, and calls in C of each kind.
+my @wrappers = split /\n/, sql($node, q{SELECT format('SELECT %s(%s)', oid::regproc, (SELECT string_agg('NULL::' || t::regtype, ', ') FROM unnest(proargtypes) t))
 	FROM pg_proc WHERE pronamespace = 'idemq'::regnamespace AND prosrc ~ '^idemq_sql_wrapper' AND prorettype <> 'trigger'::regtype ORDER BY 1});
 my @calls = (q{SELECT idemq.enqueue('q', '1')}, q{SELECT count(*) FROM idemq.enqueue_many('q', '{1}')}, q{SELECT * FROM idemq.claim('q')}, q{SELECT * FROM idemq.acquire('q', 'k', '1')},
 	q{SELECT idemq.commit(1, 1)}, q{SELECT idemq.try_commit(1, 1)}, q{SELECT idemq.commit_once(1)}, q{SELECT idemq.fail(1, 1, 'no')}, q{SELECT idemq.heartbeat(1, 1)},
@@ -38,8 +38,8 @@ foreach my $other ([ '0.9.9', qr/older than its library, \Q$version\E\nHINT:  Ru
 	is_logged($node, qr/LOG:  idemq does nothing in database "postgres": its SQL objects$logged than its library, \Q$version\E\n/, "$number: the worker says why it stays away");
 	my $before = sql($node, $rows);
 	my $caller = session($node);
-	cmp_ok(scalar(@behind), '>', 20, 'functions behind the gate');
-	is(join(' ', grep { scalar($caller->query("$_; \\echo :SQLSTATE")) ne '55000' } @behind), '', "$number: each of them raises 55000");
+	cmp_ok(scalar(@wrappers), '>', 20, 'wrappers');
+	is(join(' ', grep { scalar($caller->query("$_; \\echo :SQLSTATE")) ne '55000' } @wrappers), '', "$number: each of them raises 55000");
 	is(join(' ', grep { scalar($caller->query("$_; \\echo :SQLSTATE")) ne '55000' } @calls), '', "$number: so does each call in C");
 	leave($caller);
 	foreach my $call ($calls[0], "$behind[0]")

@@ -14,7 +14,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 # PostgreSQL before 18 panics ("could not fsync file "(null)"") where a queue of requests for fsync is full, debug1 says
-# so, and saying so lets a session close the file, for a DROP DATABASE elsewhere: the queue has a place for each buffer.
+# so, and saying so lets a session close the file, for a DROP DATABASE elsewhere: the
+# checkpointer's queue has an entry for each buffer.
 my $node = new_server('life', 'idemq.worker' => 'on', log_min_messages => 'debug1', log_statement => 'none', max_worker_processes => 20,
 	# An autovacuum worker that comes upon a dropped database says the same as one of ours would.
 	autovacuum => 'off', shared_buffers => '64MB');

@@ -180,7 +180,7 @@ none("a debounced job with another payload than the newest, or not once",
      "SELECT * FROM (SELECT r.tenant, r.key, r.job, max(r.rev) FILTER (WHERE outcome = 'accepted' OR status = 'pending' AND attempt = 0) AS newest, "
      "(SELECT array_agg((e.value #>> '{}')::bigint) FROM effects e WHERE e.flow = 'debounce' AND e.job = r.job) AS did FROM requests r GROUP BY 1, 2, 3) x "
      "WHERE did IS DISTINCT FROM ARRAY[newest]")
-none("a debounced job that was put off for too long", "SELECT * FROM requests WHERE late > '0'")
+none("a debounced job that was deferred for too long", "SELECT * FROM requests WHERE late > '0'")
 none("a debounced job that nobody asked for", "SELECT * FROM effects e WHERE flow = 'debounce' AND NOT EXISTS (SELECT FROM requests r WHERE r.job = e.job)")
 figure("requests", dict(rows("SELECT outcome || ' ' || status, count(*) FROM requests GROUP BY 1")))
 
@@ -224,7 +224,7 @@ sagas()
 # ---- Limits, by the log of claims and ends
 
 def overlaps(queues, most):
-    """Attempts that committed had their place from the claim on: so many at once."""
+    """Attempts that committed had their permit from the claim on: so many at once."""
     per_queue = defaultdict(list)
     for queue, begun, ended in rows("SELECT c.queue || coalesce(' ' || (e.value #>> '{}'), ''), c.t1, e.ended FROM effects e "
                                      "JOIN claims c USING (job, token) WHERE c.queue ~ %s AND e.value IS DISTINCT FROM '\"alone\"'", (queues,)):

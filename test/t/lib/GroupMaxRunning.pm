@@ -19,13 +19,13 @@ sub running_server
 	sql($node, q{
 		SELECT idemq.drop_queue('q');
 		CREATE TABLE turns (n bigint GENERATED ALWAYS AS IDENTITY, name text, waiting text[]);
-		-- Whether each group that has jobs, and a place for one, has a job that can be claimed.  ('' is what has no group, and no limit.)
+		-- Whether each group that has jobs, and a permit for one, has a job that can be claimed.  ('' is what has no group, and no limit.)
 		CREATE FUNCTION is_promoted(q text) RETURNS bool LANGUAGE sql AS $$
 			SELECT NOT EXISTS (SELECT FROM idemq.jobs j JOIN idemq.queues USING (queue_id) WHERE name = q AND group_key IS NOT NULL AND finished_at IS NULL
 				GROUP BY group_key, group_max_running HAVING count(*) FILTER (WHERE j.status = 'blocked') > 0
 					AND count(*) FILTER (WHERE j.status = 'pending') = 0 AND (group_key = '' OR count(*) FILTER (WHERE j.status = 'running') < group_max_running)) $$;
 		-- Claims one at a time, and notes which groups had a job that could be claimed then; promoted: after the worker has promoted
-		-- a job of each that has a place.
+		-- a job of each that has a permit.
 		CREATE PROCEDURE take_turns(q text, turns int, ends bool, promoted bool) LANGUAGE plpgsql AS $$
 		DECLARE
 			job record;
