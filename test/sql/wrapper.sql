@@ -12,7 +12,7 @@ ALTER EXTENSION idemq SET SCHEMA public;
 -- ---- Only the owner calls what is in schema idemq_internal, and the owner, even a superuser, only through a wrapper
 SELECT DISTINCT n.nspowner = e.extowner AS owns_schema, n.nspacl, p.proowner = e.extowner AS owns, p.proacl
 	FROM pg_namespace n JOIN pg_extension e ON e.extname = 'idemq' JOIN pg_proc p ON p.pronamespace = n.oid
-	WHERE nspname = 'idemq_internal' AND (proname ~ '_impl$' OR prosrc ~ '^idemq_sql_inside_' OR probin IS NULL);
+	WHERE nspname = 'idemq_internal' AND (proname ~ '_impl$' OR prosrc ~ '^idemq_sql_internal_' OR probin IS NULL);
 CREATE FUNCTION sqlstate_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE statement;
@@ -23,7 +23,7 @@ END $$;
 SELECT count(*) > 10 AS many, string_agg(name, ' ') FILTER (WHERE state <> '55000') AS not_refused
 	FROM (SELECT p.proname AS name, sqlstate_of(format('SELECT %s(%s)', p.oid::regproc,
 			(SELECT string_agg(format('NULL::%s', replace(format_type(t, NULL), '"any"', 'text')), ', ') FROM unnest(p.proargtypes) t))) AS state
-		FROM pg_proc p WHERE pronamespace = 'idemq_internal'::regnamespace AND prosrc ~ '^idemq_sql_inside_') x;
+		FROM pg_proc p WHERE pronamespace = 'idemq_internal'::regnamespace AND prosrc ~ '^idemq_sql_internal_') x;
 CREATE ROLE regress_wrap_caller;
 CREATE ROLE regress_wrap_definer;
 SET ROLE regress_wrap_caller;
