@@ -146,11 +146,8 @@ COMMENT ON COLUMN idemq.jobs.result IS 'what its last commit stored, until the n
 COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error of idemq.fail, or lease expired, the worker''s session ended, job_timeout reached, the handler''s process ended or was told to end; was dead, of a job brought back that had none';
 COMMENT ON COLUMN idemq.jobs.token IS 'the fencing token of the last attempt: it only grows';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL when the job cannot be claimed (blocked, finished)';
-COMMENT ON COLUMN idemq.jobs.run_at IS 'of a job in a group that was enqueued with a time: not ready
-before; NULL for at once; with group_max_running above 1 also of one that waits to be retried: until
-then it holds no permit of its group; of one that group_rate_limit lets start later: when it was
-due'; COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease at its claim, of an attached
-one no more than idemq.attach_grace after that; heartbeats move it in shared memory';
+COMMENT ON COLUMN idemq.jobs.run_at IS 'of a job in a group that was enqueued with a time: not ready before; NULL for at once; with group_max_running above 1 also of one that waits to be retried: until then it holds no permit of its group; of one that group_rate_limit lets start later: when it was due';
+COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease at its claim, of an attached one no more than idemq.attach_grace after that; heartbeats move it in shared memory';
 
 CREATE INDEX jobs_ready ON idemq.jobs (queue_id, priority, ready_at, id)
 	WITH (deduplicate_items = off) WHERE ready_at IS NOT NULL;

@@ -97,11 +97,7 @@ CREATE FUNCTION idemq.redrive(
 	queue text, max_jobs int DEFAULT NULL, error text DEFAULT NULL, ids bigint[] DEFAULT NULL)
 	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.redrive(text, int, text, bigint[])
-	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first;
-	error: those of that fingerprint of idemq.errors, or whose last_error, or pattern, is LIKE that;
-	ids: those of these ids; several arguments: what they have in common; the dead-letter record of
-	each is cancelled, unless somebody is on it, or has done it: a NOTICE says how many; returns how
-	many; needs admin';
+	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose last_error, or pattern, is LIKE that; ids: those of these ids; several arguments: what they have in common; the dead-letter record of each is cancelled, unless somebody is on it, or has done it: a NOTICE says how many; returns how many; needs admin';
 
 CREATE FUNCTION idemq_internal.redrive_job(id bigint, token bigint, OUT redriven boolean,
 	OUT dead_letter_records bigint)

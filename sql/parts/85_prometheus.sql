@@ -16,33 +16,31 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_queue_paused', 'gauge', NULL, 'Whether the queue hands out no jobs.'),
 	('idemq_queue_is_dead_letter_queue', 'gauge', NULL, 'Whether the queue is the dead_letter_queue of another: what waits there is for people.'),
 	('idemq_queue_unattended_seconds', 'gauge', 'seconds', 'For how long nobody has worked on the queue though jobs are due: none in flight, none claimed, nobody asleep in wait; 0: somebody does, or nobody has to.'),
-	('idemq_queue_in_memory', 'gauge', NULL, 'Whether the queue has a state in shared memory,
-	without which it has no counters.'), ('idemq_queue_recovering', 'gauge', NULL, 'Whether leases
-	that shared memory lost are still being looked for.'), ('idemq_queue_lease_seconds', 'gauge',
-	'seconds', 'The lease of the queue.'), ('idemq_queue_permits_used', 'gauge', NULL, 'What
-	max_running counts: running jobs, and open claims.'), ('idemq_queue_max_running', 'gauge', NULL,
-	'The limit of permits_used, where there is one.'), ('idemq_queue_groups_limited', 'gauge', NULL,
-	'Groups with a job that waits since group_max_running of theirs are running; where
-	group_max_running is above 1.'), ('idemq_enqueued_total', 'counter', NULL, 'Jobs enqueued.'),
-	('idemq_claimed_total', 'counter', NULL, 'Attempts begun.'), ('idemq_committed_total',
-	'counter', NULL, 'Jobs committed.'), ('idemq_failed_total', 'counter', NULL, 'Attempts that
-	failed, the last of a dead job included.'), ('idemq_dead_total', 'counter', NULL, 'Jobs that
-	died.'), ('idemq_released_total', 'counter', NULL, 'Attempts released.'),
+	('idemq_queue_in_memory', 'gauge', NULL, 'Whether the queue has a state in shared memory, without which it has no counters.'),
+	('idemq_queue_recovering', 'gauge', NULL, 'Whether leases that shared memory lost are still being looked for.'),
+	('idemq_queue_lease_seconds', 'gauge', 'seconds', 'The lease of the queue.'),
+	('idemq_queue_permits_used', 'gauge', NULL, 'What max_running counts: running jobs, and open claims.'),
+	('idemq_queue_max_running', 'gauge', NULL, 'The limit of permits_used, where there is one.'),
+	('idemq_queue_groups_limited', 'gauge', NULL, 'Groups with a job that waits since group_max_running of theirs are running; where group_max_running is above 1.'),
+	('idemq_enqueued_total', 'counter', NULL, 'Jobs enqueued.'),
+	('idemq_claimed_total', 'counter', NULL, 'Attempts begun.'),
+	('idemq_committed_total', 'counter', NULL, 'Jobs committed.'),
+	('idemq_failed_total', 'counter', NULL, 'Attempts that failed, the last of a dead job included.'),
+	('idemq_dead_total', 'counter', NULL, 'Jobs that died.'),
+	('idemq_released_total', 'counter', NULL, 'Attempts released.'),
 	('idemq_expired_total', 'counter', NULL, 'Leases that were lost: reaped.'),
-	('idemq_cancelled_total', 'counter', NULL, 'Jobs cancelled, or not claimed by their
-	expires_at.'), ('idemq_retried_total', 'counter', NULL, 'Jobs made ready by retry before they
-	were due.'), ('idemq_redriven_total', 'counter', NULL, 'Dead or cancelled jobs made ready
-	again.'), ('idemq_reruns_total', 'counter', NULL, 'Finished jobs made ready for a later
-	request.'), ('idemq_steps', 'gauge', NULL, 'Steps that were begun and have no answer, by state:
-	open, of a running attempt; unknown, of one that is over.'), ('idemq_steps_done_total',
-	'counter', NULL, 'Steps that were done.'), ('idemq_children', 'gauge', NULL, 'Jobs whose parents
-	(depends_on) are not done: blocked, or cancelled before they were.'), ('idemq_event_waits',
-	'gauge', NULL, 'Waits for events, whose time is not over (await_event); until then of cancelled
-	jobs, too.'), ('idemq_oldest_event_wait_seconds', 'gauge', 'seconds', 'For how long the oldest
-	of these has lasted; 0: there is none.'), ('idemq_purged_total', 'counter', NULL, 'Finished jobs
-	deleted after their retention.'), ('idemq_row_only_claims_total', 'counter', NULL, 'Claims whose
-	lease had no room in shared memory.'), ('idemq_refused_total', 'counter', NULL, 'Calls refused,
-	by reason: duplicate, stale_commit (a zombie), stale_call, repeated_commit.'),
+	('idemq_cancelled_total', 'counter', NULL, 'Jobs cancelled, or not claimed by their expires_at.'),
+	('idemq_retried_total', 'counter', NULL, 'Jobs made ready by retry before they were due.'),
+	('idemq_redriven_total', 'counter', NULL, 'Dead or cancelled jobs made ready again.'),
+	('idemq_reruns_total', 'counter', NULL, 'Finished jobs made ready for a later request.'),
+	('idemq_steps', 'gauge', NULL, 'Steps that were begun and have no answer, by state: open, of a running attempt; unknown, of one that is over.'),
+	('idemq_steps_done_total', 'counter', NULL, 'Steps that were done.'),
+	('idemq_children', 'gauge', NULL, 'Jobs whose parents (depends_on) are not done: blocked, or cancelled before they were.'),
+	('idemq_event_waits', 'gauge', NULL, 'Waits for events, whose time is not over (await_event); until then of cancelled jobs, too.'),
+	('idemq_oldest_event_wait_seconds', 'gauge', 'seconds', 'For how long the oldest of these has lasted; 0: there is none.'),
+	('idemq_purged_total', 'counter', NULL, 'Finished jobs deleted after their retention.'),
+	('idemq_row_only_claims_total', 'counter', NULL, 'Claims whose lease had no room in shared memory.'),
+	('idemq_refused_total', 'counter', NULL, 'Calls refused, by reason: duplicate, stale_commit (a zombie), stale_call, repeated_commit.'),
 	('idemq_wait_seconds', 'histogram', 'seconds', 'From due to claimed, or committed once.'),
 	('idemq_run_seconds', 'histogram', 'seconds', 'From claimed to committed.'),
 	-- Of each handler.
