@@ -104,21 +104,16 @@ ${context.writes && context.may.enqueue && html`<a class="button" href="${path}/
 <a class="button" href="${href('/', { queue: queue.name })}">Charts</a>
 ${countOf('dead') + countOf('retrying') > 0 && html`<a class="button" href="${href('/errors', { queue: queue.name })}">Errors by cause</a>`}</div>
 ${numbers?.unattended && html`<p class="notice bad"><b>Nobody works on it</b>: for ${duration(numbers.unattended)} its due jobs have had no worker.</p>`}
-${numbers?.isDeadLetterQueue && html`<p class="quiet">The dead-letter queue of another one: its jobs are the dead-letter
-records of those that died there. Retry these themselves; a record that no worker has taken goes then.</p>`}
-${doing.map((one) => html`<p class="notice warn">${doings[one.want.name].title} is under way: <a
-href="/doing/${one.id}">how far it is</a>.</p>`)} <nav aria-label="Jobs"><ul class="tabs">${Object.keys(tabs).map((name)
-=> html`<li><a href="${href(path, { tab: name, ...given })}"${name === tab ? html` aria-current="page"` : ''}>${name}
-<span class="count">${countOf(name) === null ? '' : html`${count(countOf(name))}${numbers.atLeast.includes(name) ? '+' :
-''}`}</span></a></li>`)}</ul></nav> ${filterForm(path, tab, given, narrowed)} ${found(list, tab, result, rows, given,
-of)} ${actions && rows.length > 0 ? html`<form method="get" action="${path}/sure" class="list"><input type="hidden"
-name="tab" value="${tab}">${Object.entries(given).map(([name, value]) => html`<input type="hidden" name="${name}"
-value="${value}">`)} ${jobs}${bulk(context, tab, list, narrowed, rows)}</form><script src="/static/jobs.js"
-defer></script>` : jobs} <p class="actions">${!first && html`<a class="button" href="${at({})}">First
-page</a>`}${result.next !== null && html`<a class="button more" href="${at({ after: cursorText(result.next)
-})}">${rows.length === PAGE ? 'Next page' : 'Look on'}</a>`}</p> <details><summary>Settings</summary><dl
-class="settings">${settings.map(([name, value]) =>
-html`<div><dt>${name}</dt><dd>${formatSetting(value)}</dd></div>`)}</dl></details>`; }
+${numbers?.isDeadLetterQueue && html`<p class="quiet">The dead-letter queue of another one: its jobs are the dead-letter records of those that died there. Retry these themselves; a record that no worker has taken goes then.</p>`}
+${doing.map((one) => html`<p class="notice warn">${doings[one.want.name].title} is under way: <a href="/doing/${one.id}">how far it is</a>.</p>`)}
+<nav aria-label="Jobs"><ul class="tabs">${Object.keys(tabs).map((name) => html`<li><a href="${href(path, { tab: name, ...given })}"${name === tab ? html` aria-current="page"` : ''}>${name} <span class="count">${countOf(name) === null ? '' : html`${count(countOf(name))}${numbers.atLeast.includes(name) ? '+' : ''}`}</span></a></li>`)}</ul></nav>
+${filterForm(path, tab, given, narrowed)}
+${found(list, tab, result, rows, given, of)}
+${actions && rows.length > 0 ? html`<form method="get" action="${path}/sure" class="list"><input type="hidden" name="tab" value="${tab}">${Object.entries(given).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}
+${jobs}${bulk(context, tab, list, narrowed, rows)}</form><script src="/static/jobs.js" defer></script>` : jobs}
+<p class="actions">${!first && html`<a class="button" href="${at({})}">First page</a>`}${result.next !== null && html`<a class="button more" href="${at({ after: cursorText(result.next) })}">${rows.length === PAGE ? 'Next page' : 'Look on'}</a>`}</p>
+<details><summary>Settings</summary><dl class="settings">${settings.map(([name, value]) => html`<div><dt>${name}</dt><dd>${formatSetting(value)}</dd></div>`)}</dl></details>`;
+}
 
 /** node-postgres gives an interval as an object. */
 function formatSetting(value) {
