@@ -9,7 +9,7 @@
  * an enqueue or a promoter.
  *
  * A commit window's least id is that of the writers in it: the C code's, of two generations, may be less.
- * Not in it: places, rates, long names, a full table, entries that are idle, scans, changes by hand,
+ * Not in it: permits, rates, long names, a full table, entries that are idle, scans, changes by hand,
  * queues without a state in shared memory.
  *
  * Mutants: SNAPSHOT_FIRST (before the group is owned), RELEASE_FIRST (before the promotion is visible),

@@ -119,8 +119,8 @@ inline take_marks()
 	if
 	:: taken ->
 		atomic { found[0] = queue_bit[0]; queue_bit[0] = false; found[1] = queue_bit[1]; queue_bit[1] = false };
-		if :: found[0] -> turn[0] = due[0] :: else fi;
-		if :: found[1] -> turn[1] = due[1] :: else fi
+		if :: found[0] -> scheduled[0] = due[0] :: else fi;
+		if :: found[1] -> scheduled[1] = due[1] :: else fi
 	:: else
 	fi;
 #ifdef QUEUES_FIRST
@@ -180,12 +180,12 @@ inline run_queue(queue)
 	fi;
 	atomic { left = 0; low = false; fails = false };
 	/* run_queue_tasks plans it anew. */
-	turn[queue] = due[queue]
+	scheduled[queue] = due[queue]
 }
 
 proctype worker()
 {
-	byte turn[QUEUES] = NEVER;
+	byte scheduled[QUEUES] = NEVER;
 	byte until = NEVER, left;
 	bool found[QUEUES], taken, low, fails, ran;
 
@@ -208,11 +208,11 @@ again:
 	/* run_due_queues */
 	ran = false;
 	do
-	:: turn[0] <= now -> run_queue(0); ran = true; take_marks()
-	:: turn[1] <= now -> run_queue(1); ran = true; take_marks()
-	:: turn[0] > now && turn[1] > now -> break
+	:: scheduled[0] <= now -> run_queue(0); ran = true; take_marks()
+	:: scheduled[1] <= now -> run_queue(1); ran = true; take_marks()
+	:: scheduled[0] > now && scheduled[1] > now -> break
 	od;
-	atomic { until = (turn[0] < turn[1] -> turn[0] : turn[1]) };
+	atomic { until = (scheduled[0] < scheduled[1] -> scheduled[0] : scheduled[1]) };
 	if
 	:: ran -> atomic { until = 0; ran = false }
 	:: else
