@@ -385,7 +385,7 @@ class Fuzzer:
             return self.send(self.table())
         self.done += 1
         sql = self.call()
-        state = self.send_otherwise(sql) if self.calling in self.catalog.gated and self.rng.random() < 0.7 else self.send(sql)
+        state = self.send_otherwise(sql) if self.calling in self.catalog.wrappers and self.rng.random() < 0.7 else self.send(sql)
         self.called[self.calling] += 1
         self.worked[self.calling] += state == "00000"
         return state

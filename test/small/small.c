@@ -618,7 +618,7 @@ retention_ranges(void)
 	known_ids = PG_INT64_MIN;
 	known_at = DT_NOBEGIN;
 	given_id = PG_INT64_MAX;
-	known = NULL;
+	retention_known = NULL;
 	has_entry = keeps_changed = false;
 	memset(there, 0, sizeof(there));
 	memset(&queue, 0, sizeof(queue));

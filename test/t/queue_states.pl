@@ -36,12 +36,12 @@ is_state($queue_states, "BEGIN; SELECT idemq.drop_queue('b'); SELECT idemq.creat
 sql($queue_states, "SELECT idemq.drop_queue('b')");
 is_sql($queue_states, $used, 2, 'then it does');
 is_state($queue_states, "BEGIN; SELECT idemq.create_queue('b'); SELECT idemq.create_queue('c'); COMMIT", '53400', 'a transaction that creates more than there are');
-is_sql($queue_states, $used, 2, 'keeps no slot');
+is_sql($queue_states, $used, 2, 'keeps no queue state');
 {
 	my $creator = session($queue_states);
 
 	$creator->query("BEGIN; SELECT idemq.create_queue('b', lease => '1 h'); SAVEPOINT s; SELECT idemq.create_queue('c'); ROLLBACK TO s; COMMIT");
-	like($creator->{stderr}, qr/no slot/, 'in a savepoint');
+	like($creator->{stderr}, qr/no state/, 'in a savepoint');
 	$creator->{stderr} = '';
 	leave($creator);
 }

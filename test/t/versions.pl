@@ -42,7 +42,7 @@ foreach my $other ([ '0.9.9', qr/older than its library, \Q$version\E\nHINT:  Ru
 	is(join(' ', grep { scalar($caller->query("$_; \\echo :SQLSTATE")) ne '55000' } @wrappers), '', "$number: each of them raises 55000");
 	is(join(' ', grep { scalar($caller->query("$_; \\echo :SQLSTATE")) ne '55000' } @calls), '', "$number: so does each call in C");
 	leave($caller);
-	foreach my $call ($calls[0], "$behind[0]")
+	foreach my $call ($calls[0], "$wrappers[0]")
 	{
 		my (undef, undef, $said) = $node->psql('postgres', $call);
 

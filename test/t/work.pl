@@ -55,7 +55,7 @@ sub enqueue
 	like($try->('--', 'true'), qr/^2 .*which queue/, 'a queue is asked for');
 	like($try->('-q', 'q'), qr/^2 .*which program/, 'and a program');
 	like($try->('-q', 'q', '--http', 'ftp://x'), qr/^2 .*--http takes a URL|^2 .*without libcurl/, 'a URL');
-	like($try->('-q', 'q', '--http', 'http://x', 'true'), qr/^2 .*no program with it/, 'a URL or a program');
+	like($try->('-q', 'q', '--http', 'http://x', 'true'), qr/^2 .*takes neither --lines nor a program/, 'a URL or a program');
 	like($try->('-q', 'q', '--unix-socket', 'x', 'true'), qr/^2 .*are for --http/, 'a socket is for a URL');
 	like($try->('-q', 'q', '--', 'no_such_program'), qr/^2 .*not in PATH/, 'one that is there');
 	like($try->('-q', 'q', '--timeout', '5 parsecs', 'true'), qr/^2 .*--timeout takes a time/, 'a time with a unit');
