@@ -52,8 +52,8 @@ CREATE TYPE cluster.claim_result AS (
 	outcome text, id bigint, token bigint, attempt int, max_attempts int, deadline timestamptz, payload jsonb, key text,
 	group_key text, checkpoint jsonb, enqueued_at timestamptz, headers jsonb, result jsonb, retry_after timestamptz, kind text);
 CREATE TYPE cluster.job AS (
-	id bigint, queue text, enqueued_at timestamptz, priority int, max_attempts int, expires_at timestamptz,
-	run_at timestamptz, status text, attempt int, token bigint, ready_at timestamptz, claimed_at timestamptz,
+	id bigint, queue text, priority int, enqueued_at timestamptz, expires_at timestamptz, run_at timestamptz,
+	max_attempts int, flags int, status text, attempt int, token bigint, ready_at timestamptz, claimed_at timestamptz,
 	deadline timestamptz, finished_at timestamptz, dead_at timestamptz, key_expires_at timestamptz, rerun_at timestamptz,
 	worker text, key text, group_key text, kind text, headers jsonb, rerun_payload jsonb, rerun_headers jsonb,
 	rerun_kind text, checkpoint jsonb, result jsonb, last_error text, payload jsonb);

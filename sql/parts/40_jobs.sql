@@ -192,7 +192,7 @@ COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
 - outcome stale or not_found: it is lost
 - outcome expired: job_timeout is over
 - outcome cancelled: a transaction that cancels the job waits for the worker''s
-- lease: also the length of the next ones, but no longer than the queue''s job_timeout from the claim on';
+- lease: NULL extends it by the length of the claim, also after a crash of the server; otherwise this is also the length of the next ones; but no longer than the queue''s job_timeout from the claim on';
 
 CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)

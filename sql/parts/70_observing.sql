@@ -20,7 +20,7 @@ COMMENT ON FUNCTION idemq.progress(jsonb)
 CREATE FUNCTION idemq_internal.leases()
 	RETURNS TABLE (queue text, job_id bigint, worker text, pid int, attempt int,
 		claimed_at timestamptz,
-		deadline timestamptz, expires_in interval, attached boolean, state text)
+		deadline timestamptz, expires_in interval, attached boolean, state text, handler boolean)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_leases';
 COMMENT ON FUNCTION idemq_internal.leases()
 	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.running_jobs';

@@ -111,7 +111,7 @@ CREATE VIEW idemq.workers WITH (security_barrier) AS
 		WHERE pg_has_role('pg_monitor', 'USAGE') OR idemq_internal.may_see(q.queue_id)
 	), leases AS MATERIALIZED (
 		SELECT l.queue, array_agg(l.job_id ORDER BY l.job_id) AS jobs FROM idemq_internal.leases() l
-		WHERE l.worker = 'idemq handler' GROUP BY l.queue
+		WHERE l.handler GROUP BY l.queue
 	)
 	SELECT w.worker, w.id, pg_get_userbyid(w.role_oid) AS role, w.host, w.program, w.version,
 		v.queues, w.started_at, w.seen_at, w.concurrency,

@@ -27,7 +27,7 @@ idemq_claim_args(FunctionCallInfo fcinfo, int n, ClaimCall *call)
 	if (!PG_ARGISNULL(n + 1))
 		call->lease = idemq_arg_interval(fcinfo, n + 1, "lease", 1);
 	call->worker = idemq_arg_worker(fcinfo, n + 2);
-	call->attach = idemq_arg_bool(fcinfo, n + 3, "attach");
+	call->flags = idemq_arg_bool(fcinfo, n + 3, "attach") ? JOB_ATTACHED : 0;
 	idemq_claim_begin(call, wanted);
 	set = idemq_srf_begin(fcinfo);
 	call->store = set->setResult;

@@ -68,7 +68,7 @@ idemq_claim_by_id_args(FunctionCallInfo fcinfo, int n, JobCall *call)
 	if (!PG_ARGISNULL(n))
 		call->lease = idemq_arg_interval(fcinfo, n, "lease", 1);
 	call->args.worker = idemq_arg_worker(fcinfo, n + 1);
-	call->attach = idemq_arg_bool(fcinfo, n + 2, "attach");
-	if (call->attach)
+	call->flags = idemq_arg_bool(fcinfo, n + 2, "attach") ? JOB_ATTACHED : 0;
+	if (call->flags & JOB_ATTACHED)
 		idemq_lease_attach_session();
 }

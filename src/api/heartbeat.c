@@ -60,7 +60,7 @@ beat_by_row(int64 id, int64 token, int64 length)
 		outcome = OUTCOME_EXPIRED;
 	if (outcome == OUTCOME_CURRENT)
 	{
-		length = length > 0 ? length : attempt.queue.lease;
+		length = length > 0 ? length : idemq_row_lease(&attempt.job, &attempt.queue);
 		args.deadline = Min(idemq_now() + length, idemq_row_limit(&attempt.job, &attempt.queue));
 		switch (idemq_lost_lease_renew(&lost, &attempt.job, &attempt.queue, length))
 		{

@@ -90,7 +90,7 @@ claimed_keep(ClaimedJob *job)
 bool
 idemq_claimed_more(const QueueInfo *queue, int wanted)
 {
-	ClaimCall call = {.lease = queue->max_lease, .attach = true};
+	ClaimCall call = {.lease = queue->max_lease, .flags = JOB_ATTACHED | JOB_HANDLER};
 	MemoryContext old;
 
 	call.worker = cstring_to_text(psprintf(IDEMQ_HANDLER_WORKER " %d", MyProcPid));

@@ -145,7 +145,7 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 	if (!idemq_recover_for_limits(&call->queue))
 		return OUTCOME_NOT_DUE;
 	switch (idemq_claim_one(table, &call->job, &call->queue, call->event, &call->args, lease,
-							call->attach))
+							call->flags))
 	{
 		case TAKE_CHANGED:
 			*again = true;

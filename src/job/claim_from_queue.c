@@ -77,7 +77,7 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 	args.now = idemq_now();
 	args.deadline = args.now + lease;
 	args.worker = call->worker;
-	switch (idemq_claim_one(table, job, &call->scan.queue, EVENT_CLAIM, &args, lease, call->attach))
+	switch (idemq_claim_one(table, job, &call->scan.queue, EVENT_CLAIM, &args, lease, call->flags))
 	{
 		case TAKE_BUSY:
 			return STEP_PASS;
@@ -300,7 +300,7 @@ void
 idemq_claim_begin(ClaimCall *call, int wanted)
 {
 	call->wanted = wanted;
-	if (call->attach)
+	if (call->flags & JOB_ATTACHED)
 		idemq_lease_attach_session();
 	call->scan.consider = claim_consider;
 	call->scan.row_context =

@@ -107,12 +107,12 @@ take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Take
 /*
  * Takes a fetched job in status pending or retrying by EVENT_CLAIM or EVENT_COMMIT_ONCE; sets
  * args->token.  In a group with permits the caller has the next job promoted, once it has claimed
- * what it wants (idemq_promote_later).  lease: microseconds, until args->deadline.  A rollback of
- * the transaction, or savepoint, undoes it.
+ * what it wants (idemq_promote_later).  lease: microseconds, until args->deadline.  flags:
+ * JOB_ATTACHED, JOB_HANDLER.  A rollback of the transaction, or savepoint, undoes it.
  */
 TakeResult
 idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,
-				EventArgs *args, int64 lease, bool attach)
+				EventArgs *args, int64 lease, int16 flags)
 {
 	LeaseClaim claim = {.job_id = job->id,
 						.queue_id = queue->id,
@@ -120,12 +120,12 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 						.max_running = queue->max_running,
 						.length = lease,
 						.timeout = queue->job_timeout,
-						.attached = attach,
+						.attached = (flags & JOB_ATTACHED) != 0,
+						.handler = (flags & JOB_HANDLER) != 0,
 						.tid_hint = idemq_jobs_tid_hint(table, job)};
 	TakeResult result;
 	Taken taken;
 	JobWrite write = JOB_WRITTEN;
-	EventArgs written;
 
 	if (idemq_jobs_is_outdated(table, job))
 		return TAKE_CHANGED;
@@ -140,16 +140,10 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 							 event == EVENT_COMMIT_ONCE, taken.has_prior ? &taken.prior : NULL);
 	if (taken.entry == LEASE_FULL)
 		write = idemq_jobs_lock(table, job, LockTupleNoKeyExclusive, JOB_SKIPS);
-	written = *args;
-	/*
-	 * An attached lease that has an entry ends with its session, which the entry knows.  Its row is
-	 * read only when the entry is lost, in a restart, and the session with it.  So by its row the
-	 * lease lasts as long as a worker takes to connect again, and not for its whole length.
-	 */
-	if (attach && taken.entry == LEASE_TAKEN)
-		written.deadline = Min(args->deadline, args->now + idemq_attach_grace * INT64CONST(1000));
+	/* Only an entry knows the session with which an attached lease ends. */
+	args->claim_flags = taken.entry == LEASE_FULL ? flags & ~JOB_ATTACHED : flags;
 	if (write == JOB_WRITTEN)
-		write = idemq_transition(table, job, queue, event, &written, JOB_SKIPS_STRANGERS);
+		write = idemq_transition(table, job, queue, event, args, JOB_SKIPS_STRANGERS);
 	if (write == JOB_WRITTEN)
 	{
 		if (taken.entry == LEASE_FULL && event == EVENT_CLAIM)

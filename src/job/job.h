@@ -69,6 +69,7 @@ typedef struct EventArgs
 	TimestampTz ready_at; /* fail, release, reap, retry, redrive, reschedule, promote, reruns */
 	int32 priority;		  /* reschedule */
 	bool new_run_at;	  /* reschedule: ready_at was asked for */
+	int16 claim_flags;	  /* claim: JOB_ATTACHED, JOB_HANDLER */
 	bool takes_permit;	  /* promote, reschedule: has a permit of its group even until then */
 	TimestampTz due;	  /* the same: when it was due, if group_rate_limit set ready_at; or 0 */
 	TimestampTz deadline; /* claim, extend */
@@ -81,6 +82,9 @@ typedef struct EventArgs
 	Datum group;		  /* join group */
 	JobRequest request;	  /* ask rerun, rerun */
 } EventArgs;
+
+/* The flags that say something about an attempt, and go with it. */
+#define JOB_FLAGS_OF_ATTEMPT (JOB_ATTACHED | JOB_HANDLER | JOB_EXTENDED)
 
 extern Outcome idemq_outcome_of_status(JobStatus status);
 extern bool idemq_transition_allowed(JobEvent event, JobStatus status);
@@ -214,6 +218,7 @@ typedef struct LostLeases
 	bool dropped;		   /* one of them had moved on, or is held: search again */
 } LostLeases;
 
+extern int64 idemq_row_lease(const Job *job, const QueueInfo *queue);
 extern TimestampTz idemq_row_limit(const Job *job, const QueueInfo *queue);
 extern TimestampTz idemq_row_deadline(const Job *job, const QueueInfo *queue);
 extern bool idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue);
@@ -279,7 +284,7 @@ typedef enum TakeResult
 } TakeResult;
 
 extern TakeResult idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue,
-								  JobEvent event, EventArgs *args, int64 lease, bool attach);
+								  JobEvent event, EventArgs *args, int64 lease, int16 flags);
 extern JobWrite idemq_job_defer(JobsTable *table, const Job *job, const QueueInfo *queue);
 
 /*
@@ -308,7 +313,7 @@ typedef struct ClaimCall
 	int32 wanted;
 	int64 lease; /* microseconds, 0 for the queue's */
 	text *worker;
-	bool attach;
+	int16 flags; /* JOB_ATTACHED, JOB_HANDLER */
 	/* where the answer goes */
 	Tuplestorestate *store;
 	TupleDesc desc;
@@ -494,7 +499,7 @@ typedef struct JobCall
 	int64 id;
 	JobEvent event; /* EVENT_CLAIM or EVENT_COMMIT_ONCE */
 	int64 lease;	/* microseconds, 0 for the queue's */
-	bool attach;
+	int16 flags;	/* JOB_ATTACHED, or 0 */
 	EventArgs args;
 	bool fetched; /* job is fetched already, under the table's snapshot */
 	/* what came of it */

@@ -24,6 +24,7 @@ idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampTz now, Datum
 	job_set(columns, COL_ENQUEUED_AT, TimestampTzGetDatum(now));
 	job_set(columns, COL_PRIORITY, Int16GetDatum(IDEMQ_DEFAULT_PRIORITY));
 	job_set(columns, COL_MAX_ATTEMPTS, Int32GetDatum(queue->max_attempts));
+	job_set(columns, COL_FLAGS, Int16GetDatum(0));
 	job_set(columns, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[JOB_PENDING]));
 	job_set(columns, COL_ATTEMPT, Int32GetDatum(0));
 	job_set(columns, COL_TOKEN, Int64GetDatum(0));

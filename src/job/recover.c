@@ -6,9 +6,13 @@
  * that ended its attempt was prepared and rolled back.  Its row has the deadline.  But the lease
  * lasts at least its length from the start of this server, or from the moment when the database
  * took over from the publisher that it followed: so neither takes a lease from a worker that
- * heartbeats.  For an attached lease the row has idemq.attach_grace (claim_one.c).  A handler's
- * job is taken back at once: its process has gone with the former server, and the handler's row
- * is told so (worker/handle.c).
+ * heartbeats.  The length is the claim's own, deadline - claimed_at, also for the heartbeats that
+ * follow.  An attached lease, whose session has gone with the former server, lasts as long as a
+ * worker takes to connect again: for idemq.attach_grace at most (JOB_ATTACHED).  A row whose
+ * deadline was moved by a heartbeat has lost that length (JOB_EXTENDED): the queue's lease takes
+ * its place, and the row's deadline holds.  A handler's job (JOB_HANDLER) is taken back at once:
+ * its process has gone with the former server, and the handler's row is told so
+ * (worker/handle.c).
  *
  * A scan that meets such a job adopts it: it puts an entry, and then fetches the row again under
  * a newer snapshot.  If the job is still there, the transaction that ends it will remove the
@@ -54,6 +58,13 @@ is_interrupted(const Job *job)
 	return job_is_handled(job) && job->claimed_at < idemq_primary_since();
 }
 
+/* Returns the length of a running job's lease, by its row: what each heartbeat adds to now. */
+int64
+idemq_row_lease(const Job *job, const QueueInfo *queue)
+{
+	return job->flags & JOB_EXTENDED ? queue->lease : job->deadline - job->claimed_at;
+}
+
 /* Returns until when an attempt may last; DT_NOEND: as long as its lease is renewed. */
 TimestampTz
 idemq_row_limit(const Job *job, const QueueInfo *queue)
@@ -66,13 +77,21 @@ TimestampTz
 idemq_row_deadline(const Job *job, const QueueInfo *queue)
 {
 	TimestampTz since = Max(idemq_primary_since(), idemq_taken_over_at());
+	int64 length = idemq_row_lease(job, queue);
+	TimestampTz deadline;
+	/* A claim in the future was made by a clock that was ahead. */
+	bool is_ours = job->claimed_at > since && job->claimed_at <= idemq_now();
 
 	if (is_interrupted(job))
 		return since;
-	/* A claim in the future was made by a clock that was ahead. */
-	if (job->claimed_at > since && job->claimed_at <= idemq_now())
+	if (is_ours)
 		since = job->claimed_at;
-	return Min(since + (job->deadline - job->claimed_at), idemq_row_limit(job, queue));
+	if (job->flags & JOB_ATTACHED)
+		length = Min(length, idemq_attach_grace * INT64CONST(1000));
+	deadline = since + length;
+	if (job->flags & JOB_EXTENDED)
+		deadline = is_ours ? job->deadline : Max(job->deadline, deadline);
+	return Min(deadline, idemq_row_limit(job, queue));
 }
 
 static void
@@ -100,13 +119,14 @@ adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, 
 {
 	AdoptingQueue adopting = {job->queue_id, queue->max_running > 0};
 	TimestampTz limit = idemq_row_limit(job, queue);
-	LeaseTimes times = {deadline, length,
-						limit < DT_NOEND ? idemq_mono_from_timestamp(limit) : PG_INT64_MAX};
+	AdoptedLease adopted = {deadline, length,
+							limit < DT_NOEND ? idemq_mono_from_timestamp(limit) : PG_INT64_MAX,
+							job_is_handled(job)};
 	LeaseTake take;
 
 	idemq_qstates_begin_change();
-	take = idemq_lease_adopt(job->id, job->token, &adopting, &times);
-	deadline = Min(deadline, times.limit);
+	take = idemq_lease_adopt(job->id, job->token, &adopting, &adopted);
+	deadline = Min(deadline, adopted.limit);
 	/* At once: if an error keeps the entry from being settled, it is reaped at worst. */
 	idemq_due_by(idemq_qstate_find(MyDatabaseId, job->queue_id), DUE_LEASE, deadline);
 	idemq_qstates_end_change();
@@ -124,16 +144,13 @@ bool
 idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 {
 	TimestampTz deadline = idemq_row_deadline(job, queue);
-	int64 length = job->deadline - job->claimed_at;
 
 	if (!may_adopt(job))
 		return false;
 	if (is_interrupted(job))
 		idemq_handler_crashed(queue->qstate, false);
-	/* The row of an attached lease has the grace for its length: then take the queue's lease. */
-	if (length == idemq_attach_grace * INT64CONST(1000))
-		length = Max(length, queue->lease);
-	if (adopt(lost, job, queue, idemq_mono_from_timestamp(deadline), length) == LEASE_FULL &&
+	if (adopt(lost, job, queue, idemq_mono_from_timestamp(deadline), idemq_row_lease(job, queue)) ==
+			LEASE_FULL &&
 		deadline <= idemq_now())
 		add_lost(lost, job, false);
 	return true;

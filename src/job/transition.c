@@ -256,11 +256,30 @@ asked_request(const Job *job)
 						.kind = job_value(job, COL_RERUN_KIND)};
 }
 
-/* Fills the change that a transition makes. */
+/* Returns the flags of a job after an event; see table/table.h. */
+static int16
+flags_after(JobEvent event, const Job *job, const EventArgs *args)
+{
+	int16 flags = job->flags;
+
+	if (event == EVENT_CLAIM || transitions[event].to != JOB_RUNNING)
+		flags &= ~JOB_FLAGS_OF_ATTEMPT;
+	if (event == EVENT_CLAIM)
+		flags |= args->claim_flags;
+	else if (event == EVENT_EXTEND)
+		flags |= JOB_EXTENDED;
+	return flags;
+}
+
+/* Fills the change that an event makes; flags: the job's after it. */
 static void
-fill_change(JobChange *change, const Transition *transition, const Job *job, const EventArgs *args)
+fill_change(JobChange *change, const Transition *transition, const Job *job, const EventArgs *args,
+			int16 flags)
 {
 	change->set = 0;
+	/* Only if they change: WAL has all that lies behind them, too. */
+	if (flags != job->flags)
+		job_set(change, COL_FLAGS, Int16GetDatum(flags));
 	if (transition->to != job->status)
 		job_set(change, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[transition->to]));
 	if (transition->ready == READY_SET)
@@ -424,7 +443,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	deleted = write != JOB_LOCKED;
 	if (!deleted)
 	{
-		fill_change(&change, transition, job, &args);
+		fill_change(&change, transition, job, &args, flags_after(event, job, &args));
 		if (transition->ready == READY_SET && idemq_job_uses_permits(queue, job))
 			idemq_permit_follow(&change, job, queue, args.takes_permit, args.ready_at);
 		else if (args.due != 0 && job_has(job, COL_GROUP_KEY))

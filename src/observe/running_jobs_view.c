@@ -79,6 +79,7 @@ SQL_FUNCTION(idemq_sql_leases)
 				: lease->cancels > 0 ? "cancelling"
 									 : "active";
 		row_add(&row, CStringGetTextDatum(state));
+		row_add(&row, BoolGetDatum(lease->handler));
 		tuplestore_putvalues(set->setResult, set->setDesc, row.values, row.nulls);
 		MemoryContextSwitchTo(old);
 		MemoryContextReset(row_context);

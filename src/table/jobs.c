@@ -279,6 +279,7 @@ idemq_jobs_decode(TupleTableSlot *row, Job *job)
 	job->queue_id = DatumGetInt32(values[COL_QUEUE_ID]);
 	job->priority = DatumGetInt16(values[COL_PRIORITY]);
 	job->max_attempts = DatumGetInt32(values[COL_MAX_ATTEMPTS]);
+	job->flags = DatumGetInt16(values[COL_FLAGS]);
 	job->status = idemq_status_from_oid(DatumGetObjectId(values[COL_STATUS]));
 	job->attempt = DatumGetInt32(values[COL_ATTEMPT]);
 	job->token = DatumGetInt64(values[COL_TOKEN]);

@@ -30,11 +30,12 @@ typedef enum JobColumn
 {
 	COL_ID,
 	COL_QUEUE_ID,
-	COL_ENQUEUED_AT,
 	COL_PRIORITY,
-	COL_MAX_ATTEMPTS,
+	COL_ENQUEUED_AT,
 	COL_EXPIRES_AT,
 	COL_RUN_AT,
+	COL_MAX_ATTEMPTS,
+	COL_FLAGS,
 	COL_STATUS,
 	COL_ATTEMPT,
 	COL_TOKEN,
@@ -98,6 +99,19 @@ typedef struct JobsTable
 	IndexScanDesc scan;
 } JobsTable;
 
+/*
+ * Flags of a job, in idemq.jobs.flags: what code must know about it and no other column says.
+ * job/transition.c sets and clears them; JOB_FLAGS_OF (job/job.h) has which of them a status allows.
+ * A row written by hand has none of them.
+ */
+#define JOB_ATTACHED 1 /* running: the lease also ends with the session that claimed */
+#define JOB_HANDLER 2  /* running: a process of a handler has claimed it */
+/*
+ * Running: a heartbeat that found no room for a lease entry has moved the row's deadline, so that
+ * deadline - claimed_at is no longer the length of the lease.
+ */
+#define JOB_EXTENDED 4
+
 /* A row version as fetched; text and jsonb stay in row, valid until the next fetch. */
 typedef struct Job
 {
@@ -105,6 +119,7 @@ typedef struct Job
 	int32 queue_id;
 	int32 priority;
 	int32 max_attempts;
+	int16 flags; /* JOB_ATTACHED ... */
 	JobStatus status;
 	int32 attempt;
 	int64 token;
@@ -179,16 +194,11 @@ job_is_attempt(const Job *job, int64 token)
 	return job->status == JOB_RUNNING && job->token == token;
 }
 
-/* Returns whether a job's last attempt was claimed by a handler's process. */
+/* Returns whether a running job was claimed by a handler's process. */
 static inline bool
 job_is_handled(const Job *job)
 {
-	struct varlena *worker = (struct varlena *) DatumGetPointer(job->row->tts_values[COL_WORKER]);
-	Size length = sizeof(IDEMQ_HANDLER_WORKER) - 1;
-
-	return !job->row->tts_isnull[COL_WORKER] && !VARATT_IS_EXTERNAL(worker) &&
-		   !VARATT_IS_COMPRESSED(worker) && VARSIZE_ANY_EXHDR(worker) >= length &&
-		   memcmp(VARDATA_ANY(worker), IDEMQ_HANDLER_WORKER, length) == 0;
+	return (job->flags & JOB_HANDLER) != 0;
 }
 
 /* Returns whether nobody claimed a job in time, by its expires_at. */

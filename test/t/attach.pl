@@ -1,6 +1,6 @@
 # attach => true: the end of the session, however it ends, is the end of the
 # lease, and the next claim gets the job.
-# at least 54 assertions
+# at least 66 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -92,31 +92,42 @@ is_sql($node, "SELECT idemq.reap('q')", 2, 'the end of the session takes two');
 is_sql($node, "SELECT id - $id, attempt, status FROM idemq.jobs ORDER BY id",
 	"0|2|running\n1|2|running\n2|1|pending\n3|1|pending", 'a new claim is not attached because an old one was');
 
-# The server goes down with the workers: what was attached is held for the grace, the
-# rest for its length.  A full table's claim is not attached, and has all of it.
-$node->append_conf('postgresql.conf', "idemq.attach_grace = '20 min'");
+# The server goes down with the workers: what was attached is held for the grace that is set by then, or its
+# length if that is less, the rest for its length.  By the row nothing but a flag tells which is which: here a lease
+# that is not attached is as long as the grace.
+$node->append_conf('postgresql.conf', "idemq.attach_grace = '5 min'");
 $node->restart;
 sql($node, $setup);
 $session = session($node);
 my $claim = "SELECT deadline - clock_timestamp() > '30 min' FROM idemq.claim('q', attach => true, lease =>";
 is($session->query_safe("$claim '1 h')"), 't', 'claim answers the deadline that the lease has');
 is($session->query_safe("SELECT count(*) FROM idemq.claim('q', attach => true, lease => '10 min')"), 1, 'a short one');
-is($session->query_safe("SELECT count(*) FROM idemq.claim('q')"), 1, 'and one that is not attached');
-is_sql($node, "SELECT id - (SELECT min(id) FROM idemq.jobs), deadline - claimed_at FROM idemq.jobs
-	WHERE status = 'running' ORDER BY 1", "0|00:20:00\n1|00:10:00\n2|01:00:00", 'the rows have the grace at most');
+is($session->query_safe("SELECT count(*) FROM idemq.claim('q', lease => '20 min')"), 1, 'one that is not attached');
+is($session->query_safe("SELECT count(*) FROM idemq.claim('q')"), 1, 'and another');
+my $rows = "SELECT id - (SELECT min(id) FROM idemq.jobs), deadline - claimed_at, flags FROM idemq.jobs
+	WHERE status = 'running' ORDER BY 1";
+is_sql($node, $rows, "0|01:00:00|1\n1|00:10:00|1\n2|00:20:00|0\n3|01:00:00|0",
+	'the rows have the deadlines of the claims, and say which are attached');
 is_sql($node, "SELECT count(*) FILTER (WHERE deadline > clock_timestamp() + '30 min') FROM idemq.running_jobs", 2,
 	'idemq.running_jobs has the deadlines of the leases');
 like(sql($node, 'SELECT idemq.why(min(id)) FROM idemq.jobs'), qr/lease until .*attached/, 'why too');
 is_sql($node, "SELECT idemq.validate(id, token) FROM idemq.jobs WHERE id = (SELECT min(id) FROM idemq.jobs)", 'current',
 	'and validate');
+# How far the leases reach from now, as the least of these times that is not before.
+my $reach = "SELECT string_agg((SELECT min(t) FROM unnest('{5 min,10 min,20 min,1 h}'::interval[]) t
+	WHERE t >= deadline - clock_timestamp())::text, ' ' ORDER BY job_id) FROM idemq.running_jobs";
+my $beats = "SELECT string_agg(idemq.heartbeat(id, token)::text, ' ') FROM idemq.jobs WHERE status = 'running'";
+is_sql($node, $beats, 'current current current current', 'a heartbeat');
+is_sql($node, $reach, '01:00:00 00:10:00 00:20:00 01:00:00', 'extends each by its own length');
+$node->append_conf('postgresql.conf', "idemq.attach_grace = '20 min'");
 crash($node, sub { $session->{run}->finish });
-is_sql($node, "SELECT count(*) FROM idemq.claim('q', 10)", 1, 'after a crash all three are held');
-is_sql($node, "SELECT deadline <= clock_timestamp() + '20 min' FROM idemq.running_jobs ORDER BY job_id LIMIT 3",
-	"t\nt\nf", 'for the grace, the one that was not attached for its length');
-my $mine = sql($node, "SELECT id || ',' || token FROM idemq.jobs WHERE status = 'running' ORDER BY id LIMIT 1");
-is_sql($node, "SELECT idemq.heartbeat($mine)", 'current', 'its worker connects again within the grace');
-is_sql($node, "SELECT bool_or(deadline > clock_timestamp() + '30 min') FROM idemq.running_jobs WHERE job_id = split_part('$mine', ',', 1)::bigint",
-	't', 'and its heartbeat lasts as long as a lease of the queue');
+is_sql($node, "SELECT count(*) FROM idemq.claim('q', 10)", 0, 'after a crash all are held');
+is_sql($node, $reach, '00:20:00 00:10:00 00:20:00 01:00:00', 'for the new grace, or their length');
+is_sql($node, $beats, 'current current current current', 'their workers connect again within the grace');
+is_sql($node, $reach, '01:00:00 00:10:00 00:20:00 01:00:00', 'and a heartbeat extends each by its own length again');
+crash($node);
+is_sql($node, $beats, 'current current current current', 'the same by a heartbeat that comes first');
+is_sql($node, $reach, '01:00:00 00:10:00 00:20:00 01:00:00', 'which finds no lease entry');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check finds nothing');
 
 $node->append_conf('postgresql.conf', "idemq.attach_grace = '1 ms'"); # meant to expire
@@ -134,9 +145,25 @@ like(sql($node, 'SELECT error FROM idemq.attempts'), qr/^lease expired$/, 'its l
 $node->append_conf('postgresql.conf', "idemq.max_leases = 1");
 $node->restart;
 sql($node, $setup);
-sql($node, "SELECT * FROM idemq.claim('q', 3, attach => true)");
-is_sql($node, "SELECT max(deadline - claimed_at) FROM idemq.jobs WHERE status = 'running'", '01:00:00',
-	'a claim by its row alone writes its whole length');
+sql($node, "SELECT * FROM idemq.claim('q', 3, attach => true, lease => '10 min')");
+is_sql($node, "SELECT count(*) >= 2, max(deadline - claimed_at) FROM idemq.jobs WHERE status = 'running' AND flags = 0", 't|00:10:00',
+	'a claim by its row alone is not attached');
+# A heartbeat by the row alone moves the deadline, and the row says that its length is not the lease's any more.
+my $by_row = sql($node, "SELECT min(id) FROM idemq.jobs WHERE status = 'running' AND flags = 0");
+sql($node, "UPDATE idemq.jobs SET claimed_at = claimed_at - interval '5 h', deadline = deadline - interval '5 h' WHERE id = $by_row");
+my $beat = "SELECT idemq.heartbeat(id, token) FROM idemq.jobs WHERE id = $by_row";
+is_sql($node, $beat, 'current', 'a heartbeat by the row alone');
+is_sql($node, "SELECT flags, deadline - clock_timestamp() BETWEEN '5 min' AND '10 min' FROM idemq.jobs WHERE id = $by_row", '4|t',
+	'extends the lease by its length');
+is_sql($node, $beat, 'current', 'the next one');
+is_sql($node, "SELECT flags, deadline - clock_timestamp() BETWEEN '55 min' AND '1 h' FROM idemq.jobs WHERE id = $by_row", '4|t',
+	'by the length of its queue');
+is_sql($node, q[SELECT * FROM idemq.check() WHERE invariant <> 'leases.full'], '', 'check finds nothing');
+$node->append_conf('postgresql.conf', "idemq.max_leases = 1000");
+crash($node);
+is_sql($node, "SELECT count(*) FROM idemq.claim('q', 1)", 1, 'the next claim looks for leases that the crash lost');
+is_sql($node, "SELECT deadline - clock_timestamp() BETWEEN '50 min' AND '1 h' FROM idemq.running_jobs WHERE job_id = $by_row", 't',
+	'and does not take the time since the claim for the length of the lease');
 
 $node->stop;
 done_testing();

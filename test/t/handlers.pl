@@ -4,7 +4,7 @@
 # database is dropped, and memory: handlers_slow.pl.
 # takes long
 # stops: idemq_handler_settle_failed
-# at least 132 assertions
+# at least 136 assertions
 
 # expects in log: was terminated by signal 9|terminating any other active server processes|terminating background worker
 
@@ -83,11 +83,23 @@ is_soon($node, 'SELECT queue, function, role, workers, batch, workers_running, d
 	'a|app.f(jsonb)|app|1|1|1|1|0|', 'the view');
 is_sql($node, 'SELECT jobs_per_second > 0 FROM idemq.handlers', 't', 'its rate');
 is_sql($node, 'SELECT idemq.current_job() IS NULL', 't', 'outside of a handler there is no job');
+# While it is at a job, the view idemq.workers shows that, and the row which process claimed it.
+my $busy = session($node);
+$busy->query_safe('SELECT pg_advisory_lock(41)');
+$id = job('a', 1, 'SELECT pg_advisory_xact_lock(41)');
+my $workers = "SELECT running, jobs = ARRAY[${id}::bigint] FROM idemq.workers WHERE program = 'handler' AND queues = '{a}'";
+is_soon($node, $workers, '1|t', 'the view idemq.workers shows the job of a busy handler');
+is_sql($node, "SELECT flags FROM idemq.jobs WHERE id = $id", 3, 'whose row says that a handler claimed it, and that its lease is attached');
+$busy->query_safe('SELECT pg_advisory_unlock(41)');
+leave($busy);
+all_done('a');
+is_sql($node, "SELECT running, jobs FROM idemq.workers WHERE program = 'handler' AND queues = '{a}'", '0|{}', 'and that it has none');
+is_sql($node, "SELECT flags FROM idemq.jobs WHERE id = $id", 0, 'and the row of a completed job says neither');
 is_sql($node, "SELECT usename, datname FROM pg_stat_activity WHERE backend_type = 'idemq handler'", 'app|postgres',
 	'the process is a session of the role');
 job('a', $_) foreach 2 .. 20;
 all_done('a');
-is_sql($node, 'SELECT count(*), count(DISTINCT n), count(DISTINCT pid), count(DISTINCT xid) FROM app.done', '20|20|1|20',
+is_sql($node, 'SELECT count(*), count(DISTINCT n), count(DISTINCT pid), count(DISTINCT xid) FROM app.done', '21|20|1|21',
 	'one process, a transaction each');
 
 # ---- Errors

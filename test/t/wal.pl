@@ -1,5 +1,5 @@
 # What a claim writes: one HOT update per job, no row lock, no index entry.
-# at least 24 assertions
+# at least 27 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -10,7 +10,8 @@ use Idemq;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_server('wal', autovacuum => 'off');
+# Without logical decoding WAL has only what differs between two versions of a row.
+my $node = new_server('wal', autovacuum => 'off', wal_level => 'replica');
 my $claim = "$PostgreSQL::Test::Utils::tmp_check/claim.sql";
 my $batch = "$PostgreSQL::Test::Utils::tmp_check/batch.sql";
 
@@ -59,6 +60,33 @@ is_sql($node, "SELECT count(*) FROM idemq.claim('q')", 0, 'nothing is left');
 
 prepare(1000, "to_jsonb(repeat('x', 100))");
 check(wal_records($node, sub { pgbench($claim, 1000) }), 1000, '1,000 claims of one, larger payload');
+
+# What a claim, and then its commit, writes into the heap, in bytes.  WAL leaves out what two versions of a row have in
+# common at their ends.  The worker's name and the result stand where the older version has something else, so that this
+# does not depend on the times in front of them.
+sub claim_and_commit
+{
+	my ($attach) = @_;
+	my $session = session($node);
+	my $job;
+
+	my $claimed = wal_bytes($node, sub {
+			$job = $session->query_safe("SELECT id || ', ' || token FROM idemq.claim('q', worker => 'w', attach => $attach)") });
+	my $committed = wal_bytes($node, sub { $session->query_safe("SELECT idemq.commit($job, '1')") });
+	leave($session);
+	return map { ($_->{'Heap/HOT_UPDATE'} // 0) + ($_->{'Heap/UPDATE'} // 0) } $claimed, $committed;
+}
+
+# Without a flag that changes, nothing in front of the status does; a flag costs the 4 bytes between itself and the status.
+prepare(9, "'1'::jsonb");
+claim_and_commit('false'); # after it the page is not logged as a whole any more
+my ($claimed, $committed) = claim_and_commit('false');
+is_deeply([ claim_and_commit('true') ], [ $claimed + 4, $committed + 4 ], 'an attached claim and its commit: 4 bytes more');
+is_deeply([ claim_and_commit('false') ], [ $claimed, $committed ], 'the next one that is not attached: as before');
+# The row of a job that waits, with a payload of 1: a header of 32 bytes, whose bitmap has room for two columns more; 56 bytes
+# to ready_at; the payload.
+is_sql($node, "SELECT DISTINCT pg_column_size(j) - pg_column_size(payload), pg_column_size(payload) FROM idemq.jobs j WHERE status = 'pending'", '88|17',
+	'flags cost no space: they are where the status would be aligned');
 
 prepare(1000, "'1'::jsonb");
 check(wal_records($node, sub { pgbench($batch, 10) }), 1000, '10 claims of 100');

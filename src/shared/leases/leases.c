@@ -146,6 +146,7 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->pid = MyProcPid;
 	lease->claiming = true;
 	lease->attached = claim->attached;
+	lease->handler = claim->handler;
 	lease->session_life = idemq_lease_session_life(lease);
 	lease->loss = LOSS_EXPIRED;
 	lease->transferred = claim->transfer;
@@ -428,7 +429,8 @@ idemq_lease_cancel_end(int64 job_id, int64 token)
  * entry if the job has moved on meanwhile.
  */
 LeaseTake
-idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue, const LeaseTimes *times)
+idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue,
+				  const AdoptedLease *adopted)
 {
 	LWLock *lock;
 	Lease *lease = idemq_lease_lock(job_id, LW_EXCLUSIVE, &lock);
@@ -441,14 +443,15 @@ idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue, const L
 	else
 	{
 		lease->token = token;
-		lease->limit = times->limit;
-		lease->deadline = lease->due = Min(times->deadline, times->limit);
-		lease->length = times->length;
+		lease->limit = adopted->limit;
+		lease->deadline = lease->due = Min(adopted->deadline, adopted->limit);
+		lease->length = adopted->length;
 		lease->cancels = 0;
 		lease->queue_id = queue->id;
 		lease->session = NO_SESSION;
 		lease->pid = 0;
 		lease->claiming = lease->attached = lease->transferred = false;
+		lease->handler = adopted->handler;
 		lease->loss = LOSS_EXPIRED;
 		lease->ending = (Ending){.finisher = NO_SESSION};
 		lease->passed_by.any = false;

@@ -74,7 +74,8 @@ typedef struct Lease
 	int32 pid;			 /* of that session: a proc number goes to another one after it */
 	Ending ending;		 /* its end, while that is not committed */
 	bool claiming;		 /* the claim's transaction is open, or its end not yet followed */
-	bool attached;		 /* ends with its session */
+	bool attached : 1;	 /* ends with its session */
+	bool handler : 1;	 /* a handler's process claimed it */
 	uint8 loss;			 /* LeaseLoss; if not LOSS_EXPIRED, the deadline was set for it */
 	bool transferred;	 /* has the permit of an attempt that its transaction ends; uncounted */
 	uint32 session_life; /* of its session (lease_sessions.c) when it claimed; while attached */
@@ -136,6 +137,7 @@ typedef struct LeaseClaim
 	int64 length;		/* microseconds */
 	int64 timeout;		/* microseconds that the attempt may last; 0: no limit */
 	bool attached;
+	bool handler;
 	TidHint tid_hint; /* of the job's row */
 } LeaseClaim;
 
@@ -146,13 +148,14 @@ typedef struct AdoptingQueue
 	bool limited; /* it has max_running */
 } AdoptingQueue;
 
-/* How long a lease that is adopted lasts. */
-typedef struct LeaseTimes
+/* What a lease that is adopted is, by the job's row. */
+typedef struct AdoptedLease
 {
 	int64 deadline; /* mono */
 	int64 length;	/* microseconds */
 	int64 limit;	/* mono */
-} LeaseTimes;
+	bool handler;
+} AdoptedLease;
 
 extern LeaseHold idemq_lease_hold(int64 job_id);
 extern bool idemq_lease_turns_away(int64 job_id, int priority, ReadyKey key);
@@ -166,7 +169,7 @@ extern bool idemq_lease_begin_end(int64 job_id, int64 token);
 extern bool idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss);
 extern int64 idemq_lease_cancel_end(int64 job_id, int64 token);
 extern LeaseTake idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue,
-								   const LeaseTimes *times);
+								   const AdoptedLease *adopted);
 
 /*
  * lease_table.c

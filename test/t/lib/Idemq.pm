@@ -12,7 +12,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes ();
 
-our @EXPORT = qw(new_server new_node server_conf restored_queue session sql sql_counted sqlstate is_sql is_state wal_records
+our @EXPORT = qw(new_server new_node server_conf restored_queue session sql sql_counted sqlstate is_sql is_state wal_records wal_bytes
   has_debugger has_stops can_stop stop_at at_stop count_at shipped asleep waiter answer worker_pid stop_worker wait_until until_true crash
   clients to_begin unexpected is_soon ends_in_time write_whole pooler
   leave log_end is_logged wait_logged barrier advance reload_worker caught_up sync_standby_in_force stop_at_once);
@@ -224,11 +224,16 @@ sub ends_in_time
 }
 
 # The WAL records that $code causes, counted by type, such as 'Heap/HOT_UPDATE'.
-sub wal_records
+sub wal_records { return (wal_written(@_))[0] }
+
+# Their bytes by type, without page images.
+sub wal_bytes { return (wal_written(@_))[1] }
+
+sub wal_written
 {
 	my ($node, $code) = @_;
 	my $lsn = 'SELECT pg_current_wal_insert_lsn()';
-	my ($start, $end, %count);
+	my ($start, $end, %count, %bytes);
 
 	$start = sql($node, $lsn);
 	$code->();
@@ -240,9 +245,9 @@ sub wal_records
 	foreach (split /\n/, $dump)
 	{
 		# Except hint bits, which belong to earlier transactions.
-		$count{$1} = $2 if m{^(\w+/\S+)\s+(\d+)\s+\(} && $1 ne 'XLOG/FPI_FOR_HINT';
+		($count{$1}, $bytes{$1}) = ($2, $3) if m{^(\w+/\S+)\s+(\d+)\s+\([^)]*\)\s+(\d+)} && $1 ne 'XLOG/FPI_FOR_HINT';
 	}
-	return \%count;
+	return (\%count, \%bytes);
 }
 
 # Whether a debugger is there, may attach to servers, and sees them (of one under valgrind it sees valgrind).
