@@ -84,7 +84,7 @@ COMMENT ON COLUMN idemq.job_list.finished_at IS 'when it was completed, dead or 
 COMMENT ON COLUMN idemq.job_list.worker IS 'name that the last claim gave';
 COMMENT ON COLUMN idemq.job_list.key IS 'its idempotency key, unique in the queue';
 COMMENT ON COLUMN idemq.job_list.group_key IS 'its FIFO group';
-COMMENT ON COLUMN idemq.job_list.last_error IS 'why the last attempt ended: the error of idemq.fail, or lease expired; was dead, of a job brought back that had none';
+COMMENT ON COLUMN idemq.job_list.last_error IS 'why the last attempt ended: the error of idemq.fail, or lease expired';
 COMMENT ON COLUMN idemq.job_list.payload IS 'what to do';
 COMMENT ON COLUMN idemq.job_list.result IS 'what its last commit stored, until the next one of a job that runs again';
 COMMENT ON COLUMN idemq.job_list.headers IS 'the producer''s, untouched';

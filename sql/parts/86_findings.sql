@@ -38,7 +38,8 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 				j.attempt NOT BETWEEN (j.status IN ('running', 'retrying'))::int
 					AND j.max_attempts - (j.status IN ('retrying', 'pending', 'blocked'))::int),
 			('jobs.flags', 'with flags that contradict the status: UPDATE idemq.jobs SET flags = 0',
-				j.flags <> j.flags & CASE WHEN j.status = 'running' THEN 7 ELSE 0 END),
+				j.flags <> j.flags & (8 + CASE WHEN j.finished_at IS NULL THEN 3856 ELSE 0 END
+					+ CASE WHEN j.status = 'running' THEN 7 ELSE 0 END)),
 			('jobs.token', 'with a token below zero, of 2^53 or more, or running without one',
 				j.token NOT BETWEEN 0 AND 9007199254740991
 					OR j.token = 0 AND j.status = 'running'),

@@ -50,6 +50,8 @@
 #define IDEMQ_HANDLER_WORKER "idemq handler"
 /* A handler is stopped when the end of its server has interrupted it so often in a row. */
 #define HANDLER_MAX_CRASHES 3
+/* A job whose process was told to end is given back so many times in a row. */
+#define HANDLER_MAX_INTERRUPTS 2
 #define IDEMQ_MAX_ARRAY 1000000 /* elements of an array argument */
 
 /* A lease whose row is held by a transaction is visited again after so many microseconds. */

@@ -38,8 +38,6 @@
 
 /* A job that failed because of another transaction is run again at once so many times. */
 #define MAX_REPEATS 3
-/* A job whose process was told to end is given back so many times in a row. */
-#define MAX_INTERRUPTS 2
 /* Bytes that are kept of each text of an error; six times as many in JSON, at worst. */
 #define MAX_TEXT 2000
 
@@ -206,8 +204,8 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 /*
  * Ends the attempt of a job whose process ends in the middle of it; text: why.  A job that was
  * not begun, with text NULL, is given back, as if it had not been claimed.  So is one whose process
- * was told to end; but the third time in a row it has failed, for it may be the job that ends its
- * processes, or takes longer than anybody lets it.  Returns whether it has failed.
+ * was told to end; but the third time in a row it has failed (job/finish.c).  Returns whether it has
+ * failed.
  */
 bool
 idemq_handler_end_at_exit(ClaimedJob *job, bool told, const char *text)
@@ -220,8 +218,7 @@ idemq_handler_end_at_exit(ClaimedJob *job, bool told, const char *text)
 	if (text != NULL)
 	{
 		finish.args.error = cstring_to_text(text);
-		if (!told || idemq_attempt_history_ended_by(job->id, "released", text, MAX_INTERRUPTS))
-			finish.kind = FINISH_FAIL;
+		finish.kind = told ? FINISH_INTERRUPT : FINISH_FAIL;
 	}
 	end_attempt(job, &finish);
 	idemq_handler_commit();

@@ -14,13 +14,20 @@
 #include "queue/queue.h"
 #include "table/table.h"
 
-/* Returns the event by which an attempt ends, and what to answer then. */
+/*
+ * Returns the event by which an attempt ends, and what to answer then.  FINISH_INTERRUPT becomes
+ * FINISH_FAIL if it is one too many.
+ */
 static JobEvent
 choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
 {
 	const QueueInfo *queue = &attempt->queue;
 	int64 delay = finish->delay;
 
+	/* It may be the job that ends its processes, or takes longer than anybody lets it. */
+	if (finish->kind == FINISH_INTERRUPT &&
+		job_count(attempt->job.flags, JOB_INTERRUPTED) >= HANDLER_MAX_INTERRUPTS)
+		finish->kind = FINISH_FAIL;
 	if (finish->kind == FINISH_FAIL && !finish->has_delay)
 		delay = idemq_backoff(queue->retry_base, queue->retry_factor, queue->retry_max,
 							  queue->retry_jitter, attempt->job.attempt,
@@ -42,7 +49,10 @@ choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
 			return EVENT_FAIL;
 		case FINISH_RELEASE:
 			*outcome = OUTCOME_RELEASED;
-			return finish->args.error != NULL ? EVENT_INTERRUPT : EVENT_RELEASE;
+			return EVENT_RELEASE;
+		case FINISH_INTERRUPT:
+			*outcome = OUTCOME_RELEASED;
+			return EVENT_INTERRUPT;
 	}
 	pg_unreachable();
 }

@@ -546,7 +546,9 @@ typedef enum FinishKind
 {
 	FINISH_COMMIT,
 	FINISH_FAIL,
-	FINISH_RELEASE
+	FINISH_RELEASE,
+	/* the handler's process was told to end: a release; after HANDLER_MAX_INTERRUPTS a failure */
+	FINISH_INTERRUPT
 } FinishKind;
 
 /* How attempts are to end. */

@@ -68,8 +68,7 @@ must_wait(const Job *job, LeaseLoss loss, bool crashed)
 {
 	if (loss >= LOSS_TIMEOUT)
 		return loss != LOSS_RETURNED;
-	return crashed || (job->attempt > 1 && job_has(job, COL_LAST_ERROR) &&
-					   idemq_attempt_history_ended_by(job->id, "expired", NULL, 1));
+	return crashed || (job->flags & JOB_LOST) != 0;
 }
 
 /* Writes the row of a lease that ended; false when it is held or moved on. */
@@ -79,13 +78,12 @@ idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, LeaseLo
 	EventArgs args = {0};
 	bool crashed = job_is_handled(job) && loss < LOSS_RETURNED;
 	const char *text = crashed ? handled_text : losses[loss].text;
-	int64 id = job->id;
-	int attempt = job->attempt;
+	int crashes = job_count(job->flags, JOB_CRASHED) + 1; /* with this one, if it is one */
 	JobEvent event = losses[loss].event;
 
 	args.now = args.ready_at = idemq_now();
 	args.worker_lost = loss == LOSS_SESSION;
-	if (attempt >= job->max_attempts)
+	if (job->attempt >= job->max_attempts)
 		event = losses[loss].last;
 	else if (must_wait(job, loss, crashed))
 	{
@@ -101,8 +99,7 @@ idemq_reap_row(JobsTable *table, const Job *job, const QueueInfo *queue, LeaseLo
 	 * A job that has ended its processes so often in a row is what ends them, whatever else the
 	 * handler has done meanwhile.
 	 */
-	if (crashed && attempt >= HANDLER_MAX_CRASHES &&
-		idemq_attempt_history_ended_by(id, "expired", handled_text, HANDLER_MAX_CRASHES))
+	if (crashed && crashes >= HANDLER_MAX_CRASHES)
 		idemq_handler_crashed(queue->qstate, true);
 	return true;
 }

@@ -256,18 +256,78 @@ asked_request(const Job *job)
 						.kind = job_value(job, COL_RERUN_KIND)};
 }
 
+/* Returns whether nothing is left of a job once it is completed. */
+static bool
+keeps_nothing(const Job *job, const QueueInfo *queue)
+{
+	return queue->retention == 0 && !job_has(job, COL_KEY);
+}
+
+/* Returns whether idemq.attempts gets a row of the attempt that an event ends. */
+static bool
+adds_attempt(const Transition *transition, const Job *job, const QueueInfo *queue)
+{
+	return transition->history != NULL && job->status == JOB_RUNNING &&
+		   !((transition->flags & LEAVES_JOB) && keeps_nothing(job, queue));
+}
+
+/*
+ * Returns whether it gets a row of the commit of a job that runs again: the job's row will not
+ * show that commit any more, and a call that repeats it is to be known.
+ */
+static bool
+adds_commit(const Transition *transition, const Job *job)
+{
+	return (transition->columns & REQUEST) && job->status == JOB_COMPLETED;
+}
+
+/* Adds one to a number in the flags of a job, if it happened again, or sets it to 0. */
+static int16
+count_in_a_row(int16 flags, int16 which, bool again)
+{
+	int count = again ? Min(job_count(flags, which) + 1, JOB_COUNT_MAX) : 0;
+
+	return (int16) ((flags & ~(which * JOB_COUNT_MAX)) | (count * which));
+}
+
+/*
+ * Returns the flags of a job after its attempt has ended, but not the job.  A release does not count
+ * as an attempt: what is known of the one before stays.
+ */
+static int16
+flags_after_attempt(JobEvent event, int16 flags, bool handled)
+{
+	bool lost = event == EVENT_REAP || event == EVENT_REAP_LATER;
+
+	flags = count_in_a_row(flags, JOB_INTERRUPTED, event == EVENT_INTERRUPT);
+	if (lost || event == EVENT_FAIL)
+		flags = count_in_a_row(flags, JOB_CRASHED, lost && handled);
+	if (lost)
+		flags |= JOB_LOST;
+	else if (event == EVENT_FAIL)
+		flags &= ~JOB_LOST;
+	return flags;
+}
+
 /* Returns the flags of a job after an event; see table/table.h. */
 static int16
-flags_after(JobEvent event, const Job *job, const EventArgs *args)
+flags_after(JobEvent event, const Job *job, const QueueInfo *queue, const EventArgs *args)
 {
+	const Transition *transition = &transitions[event];
 	int16 flags = job->flags;
 
-	if (event == EVENT_CLAIM || transitions[event].to != JOB_RUNNING)
+	if (event == EVENT_CLAIM || transition->to != JOB_RUNNING)
 		flags &= ~JOB_FLAGS_OF_ATTEMPT;
 	if (event == EVENT_CLAIM)
 		flags |= args->claim_flags;
 	else if (event == EVENT_EXTEND)
 		flags |= JOB_EXTENDED;
+	else if (job_status_is_finished(transition->to))
+		flags &= JOB_HISTORY;
+	else if (job->status == JOB_RUNNING && transition->to != JOB_RUNNING)
+		flags = flags_after_attempt(event, flags, job_is_handled(job));
+	if (adds_attempt(transition, job, queue) || adds_commit(transition, job))
+		flags |= JOB_HISTORY;
 	return flags;
 }
 
@@ -298,11 +358,6 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 		job_set_null(change, COL_FINISHED_AT);
 		job_set_null(change, COL_DEAD_AT);
 		job_set_null(change, COL_EXPIRES_AT);
-		/* With its count gone, only this says that there is a history (write_history). */
-		if ((transition->columns & REQUEST) == 0 && job->attempt > 0 &&
-			!job_has(job, COL_LAST_ERROR))
-			job_set(change, COL_LAST_ERROR,
-					CStringGetTextDatum(psprintf("was %s", idemq_status_name(job->status))));
 	}
 	if (transition->to == JOB_DEAD)
 		job_set(change, COL_DEAD_AT, TimestampTzGetDatum(args->now));
@@ -360,13 +415,6 @@ transition_note(const Transition *transition, const Job *job, const QueueInfo *q
 		idemq_pending_ready_note_taken(queue->qstate, queue->id, job->priority, job_ready_key(job));
 }
 
-/* Returns whether nothing is left of a job once it is completed. */
-static bool
-keeps_nothing(const Job *job, const QueueInfo *queue)
-{
-	return queue->retention == 0 && !job_has(job, COL_KEY);
-}
-
 /* Has a job that this transaction has finished run again, as a request asked meanwhile. */
 static void
 serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz now)
@@ -390,20 +438,18 @@ static void
 write_history(const Transition *transition, const Job *job, const QueueInfo *queue,
 			  const EventArgs *args, bool deleted)
 {
-	if (deleted && (job->attempt > 1 || job_has(job, COL_LAST_ERROR)))
+	if (deleted && (job->flags & JOB_HISTORY))
 		idemq_attempt_history_forget(&job->id, 1);
 	if (deleted)
 		idemq_steps_forget(&job->id, 1);
 	if (deleted && idemq_may_have_dependencies(queue->qstate, job->id))
 		idemq_dependency_forget(&job->id, 1);
-	if (transition->history != NULL && job->status == JOB_RUNNING &&
-		!((transition->flags & LEAVES_JOB) && keeps_nothing(job, queue)))
+	if (adds_attempt(transition, job, queue))
 		idemq_attempt_history_add(job, args->now, transition->history, args->error, args->details);
 	/* The steps were done for the former payload. */
 	if ((transition->columns & REQUEST) || is_asked(transition, job, TAKES_REQUEST))
 		idemq_steps_void(job->id);
-	/* The row will not show this commit any more; a call that repeats it is to be known. */
-	if ((transition->columns & REQUEST) && job->status == JOB_COMPLETED)
+	if (adds_commit(transition, job))
 		idemq_attempt_history_add_commit(job);
 }
 
@@ -443,7 +489,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	deleted = write != JOB_LOCKED;
 	if (!deleted)
 	{
-		fill_change(&change, transition, job, &args, flags_after(event, job, &args));
+		fill_change(&change, transition, job, &args, flags_after(event, job, queue, &args));
 		if (transition->ready == READY_SET && idemq_job_uses_permits(queue, job))
 			idemq_permit_follow(&change, job, queue, args.takes_permit, args.ready_at);
 		else if (args.due != 0 && job_has(job, COL_GROUP_KEY))

@@ -81,27 +81,6 @@ idemq_attempt_history_has_commit(int64 job_id, int64 token)
 	return idemq_spi_finds(&find_commit, values, NULL);
 }
 
-static SqlStatement find_ends =
-	{.text = "SELECT FROM (SELECT outcome, error FROM idemq.attempts WHERE job_id = $1 "
-			 "AND (outcome <> 'released' OR $3 = 'released') ORDER BY token DESC LIMIT $2) AS a "
-			 "WHERE a.outcome = $3 AND ($4 IS NULL OR a.error = $4) HAVING count(*) = $2",
-	 .types = {INT8OID, INT4OID, TEXTOID, TEXTOID}};
-
-/*
- * Returns whether the last so many attempts of a job have all ended with that outcome, and
- * with that error unless it is NULL.  Attempts that were released do not count, unless that is
- * the outcome.  The outcome is idemq's own; an error may be any text of a worker's.
- */
-bool
-idemq_attempt_history_ended_by(int64 job_id, const char *outcome, const char *error, int attempts)
-{
-	Datum values[] = {Int64GetDatum(job_id), Int32GetDatum(attempts), CStringGetTextDatum(outcome),
-					  error != NULL ? CStringGetTextDatum(error) : (Datum) 0};
-
-	CommandCounterIncrement(); /* to see what this transaction has added */
-	return idemq_spi_finds(&find_ends, values, NULL);
-}
-
 static SqlStatement forget_attempts = {.few = true,
 									   .text = "DELETE FROM idemq.attempts WHERE job_id = ANY ($1)",
 									   .types = {INT8ARRAYOID}};

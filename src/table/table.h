@@ -111,6 +111,15 @@ typedef struct JobsTable
  * deadline - claimed_at is no longer the length of the lease.
  */
 #define JOB_EXTENDED 4
+#define JOB_HISTORY 8 /* idemq.attempts has rows of it */
+#define JOB_LOST 16	  /* not finished: the lease of its last attempt that counts was lost */
+/*
+ * Not finished: how many of its attempts in a row have ended with their handler's process, up to
+ * JOB_COUNT_MAX; and because that process was told to end.
+ */
+#define JOB_CRASHED 256
+#define JOB_INTERRUPTED 1024
+#define JOB_COUNT_MAX 3
 
 /* A row version as fetched; text and jsonb stay in row, valid until the next fetch. */
 typedef struct Job
@@ -201,6 +210,13 @@ job_is_handled(const Job *job)
 	return (job->flags & JOB_HANDLER) != 0;
 }
 
+/* Returns one of the numbers in a job's flags: JOB_CRASHED or JOB_INTERRUPTED. */
+static inline int
+job_count(int16 flags, int16 which)
+{
+	return flags / which & JOB_COUNT_MAX;
+}
+
 /* Returns whether nobody claimed a job in time, by its expires_at. */
 static inline bool
 job_has_expired(const Job *job, TimestampTz now)
@@ -234,8 +250,6 @@ extern void idemq_attempt_history_add(const Job *job, TimestampTz ended_at, cons
 									  text *error, Jsonb *details);
 extern void idemq_attempt_history_add_commit(const Job *job);
 extern bool idemq_attempt_history_has_commit(int64 job_id, int64 token);
-extern bool idemq_attempt_history_ended_by(int64 job_id, const char *outcome, const char *error,
-										   int attempts);
 extern void idemq_attempt_history_forget(const int64 *job_ids, int count);
 
 /*

@@ -82,6 +82,22 @@ SELECT (idemq.enqueue('gone', '2')).id \gset
 SELECT idemq.release(id, token) FROM idemq.claim('gone');
 SELECT idemq.commit_once(:id);
 SELECT count(*) FROM idemq.attempts WHERE job_id = :id;
+-- also if the queue began to keep nothing after an attempt was released, which does not count,
+SELECT idemq.alter_queue('gone', retention => '1 h');
+SELECT (idemq.enqueue('gone', '3')).id \gset
+SELECT idemq.release(id, token) FROM idemq.claim('gone');
+SELECT flags, attempt, last_error FROM idemq.job(:id);
+SELECT idemq.alter_queue('gone', retention => '0');
+SELECT idemq.commit(id, token) FROM idemq.claim('gone');
+SELECT count(*) FROM idemq.attempts WHERE job_id = :id;
+-- or the job was cancelled while it ran, and brought back; it gets no error for that.
+SELECT (idemq.enqueue('gone', '4')).id \gset
+SELECT count(*) FROM idemq.claim('gone');
+SELECT idemq.cancel(:id);
+SELECT idemq.retry(:id);
+SELECT flags, attempt, last_error FROM idemq.job(:id);
+SELECT idemq.commit(id, token) FROM idemq.claim('gone');
+SELECT count(*) FROM idemq.attempts WHERE job_id = :id;
 SELECT idemq.drop_queue('gone');
 -- purged, and with the queue.
 SELECT (idemq.enqueue('p', '1')).id \gset

@@ -23,7 +23,7 @@ BEGIN
 	PERFORM idemq.reap(lose.queue);
 	COMMIT;
 END $$;
-CREATE VIEW jobs AS SELECT j.id, q.name AS queue, payload, status, attempt, ready_at > clock_timestamp() + '59 min' AS waits, last_error
+CREATE VIEW jobs AS SELECT j.id, q.name AS queue, payload, status, attempt, ready_at > clock_timestamp() + '59 min' AS waits, last_error, flags
 	FROM idemq.jobs j JOIN idemq.queues q USING (queue_id);
 
 -- The first loss leaves it pending, and ready; the second does not.
@@ -63,6 +63,16 @@ SELECT status, waits FROM jobs;
 CALL lose('q');
 SELECT idemq.cancel(:id);
 SELECT status FROM jobs;
+SELECT * FROM wrong;
+-- The row itself knows: idemq.attempts may be emptied.
+SELECT (idemq.enqueue('q', '2')).id \gset
+CALL lose('q');
+SELECT status, flags FROM jobs WHERE id = :id;
+DELETE FROM idemq.attempts;
+CALL lose('q');
+SELECT status, flags, waits FROM jobs WHERE id = :id;
+SELECT idemq.cancel(:id);
+SELECT flags FROM jobs WHERE id = :id;
 SELECT * FROM wrong;
 -- The last attempt is dead.
 SELECT (idemq.enqueue('q', '2', max_attempts => 2)).id \gset
