@@ -38,8 +38,9 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 				j.attempt NOT BETWEEN (j.status IN ('running', 'retrying'))::int
 					AND j.max_attempts - (j.status IN ('retrying', 'pending', 'blocked'))::int),
 			('jobs.flags', 'with flags that contradict the status: UPDATE idemq.jobs SET flags = 0',
-				j.flags <> j.flags & (8 + CASE WHEN j.finished_at IS NULL THEN 3856 ELSE 0 END
-					+ CASE WHEN j.status = 'running' THEN 7 ELSE 0 END)),
+				j.flags <> j.flags & CASE j.status WHEN 'running' THEN 3903 WHEN 'pending' THEN 3960
+					WHEN 'retrying' THEN 3928 WHEN 'blocked' THEN 3864 ELSE 8 END
+				OR j.flags & 96 <> 0 AND j.group_key IS NULL),
 			('jobs.token', 'with a token below zero, of 2^53 or more, or running without one',
 				j.token NOT BETWEEN 0 AND 9007199254740991
 					OR j.token = 0 AND j.status = 'running'),
@@ -85,8 +86,8 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 					j.enqueued_at) END) OVER g AS since
 			FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)
 			WHERE j.group_key <> '' AND j.finished_at IS NULL AND j.status <> 'blocked'
-				AND (q.group_max_running = 1 OR j.status = 'running' OR j.status = 'pending'
-					AND j.run_at IS NULL)
+				AND (q.group_max_running = 1 OR j.status = 'running'
+					OR j.flags & 32 <> 0)
 			WINDOW g AS (PARTITION BY queue_id, j.group_key)) p
 		WHERE p.places > p.group_max_running AND NOT EXISTS (SELECT FROM idemq.audit a
 			WHERE a.queue_id = p.queue_id AND a.action = 'alter_queue'
@@ -312,7 +313,7 @@ CREATE FUNCTION idemq_internal.suspects(part text, most bigint, token bigint)
 		CROSS
 			JOIN LATERAL (SELECT j.status <> 'blocked'
 			AND (q.group_max_running = 1 AND j.group_key <> ''
-			OR j.status = 'running' OR j.status = 'pending' AND j.run_at IS NULL) AS has_permit) p
+			OR j.status = 'running' OR j.flags & 32 <> 0) AS has_permit) p
 		WHERE part = 'groups' AND j.group_key IS NOT NULL AND j.finished_at IS NULL
 		GROUP BY 1, 2, q.group_max_running HAVING bool_or(j.status = 'blocked')
 			AND (j.group_key = '' OR count(*) FILTER (WHERE p.has_permit) < q.group_max_running)
@@ -332,7 +333,7 @@ CREATE FUNCTION idemq_internal.below_low_water(queue_ids int[], names text[], he
 			WHERE j.queue_id = g.queue_id AND j.group_key = g.name AND j.group_key <> ''
 				AND j.finished_at IS NULL
 			AND j.ready_at < g.heads AND j.status <> 'blocked'
-			AND (j.status = 'running' OR j.status = 'pending' AND j.run_at IS NULL
+			AND (j.status = 'running' OR j.flags & 32 <> 0
 				OR (SELECT q.group_max_running = 1 FROM idemq.queues q WHERE q.queue_id = g.queue_id))
 			ORDER BY j.ready_at LIMIT 1)
 		UNION ALL

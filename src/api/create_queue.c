@@ -115,23 +115,16 @@ SQL_FUNCTION(idemq_sql_create_queue)
 }
 
 /*
- * $1: queue, $2: now, $3: whether its groups use permits now.  Rewrites the rows of jobs of groups
- * that wait for a time, so that under the new group_max_running the rows mean what they meant
- * before.  With permits, run_at is NULL for a job that has one, even if group_rate_limit makes it
- * wait; without permits, run_at is when such a job was due (job/permits.c, job/group_rate_limit.c).
- * A retrying head that waits for group_rate_limit is due, and gets its permit as any retry does.
- * Never waits for a row: whoever holds it acts by the former group_max_running.
+ * $1: queue, $2: now, $3: JOB_PERMIT, $4: JOB_RATE_LIMITED.  Makes the jobs due that wait for
+ * group_rate_limit, and have no place: once their groups have places, they take their turns as any
+ * retry does.  Never waits for a row: whoever holds it acts by the former group_max_running.
  */
-static SqlStatement change_waiting =
+static SqlStatement end_waits =
 	{.text = "WITH held AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "
-			 "AND ready_at IS NOT NULL AND group_key <> '' AND status IN ('pending', 'retrying') "
-			 "AND (run_at IS NULL AND status = 'pending' AND ready_at > $2 OR $3 "
-			 "AND run_at < ready_at AND (claimed_at IS NULL OR run_at > claimed_at)) "
-			 "FOR NO KEY UPDATE SKIP LOCKED) UPDATE idemq.jobs j SET "
-			 "ready_at = CASE WHEN $3 AND status = 'retrying' THEN least(ready_at, $2) "
-			 "ELSE ready_at END, run_at = CASE WHEN NOT $3 OR status = 'retrying' THEN $2 "
-			 "WHEN run_at IS NULL THEN ready_at END FROM held WHERE j.id = held.id",
-	 .types = {INT4OID, TIMESTAMPTZOID, BOOLOID},
+			 "AND ready_at > $2 AND group_key <> '' AND flags & ($3 | $4) = $4 "
+			 "FOR NO KEY UPDATE SKIP LOCKED) UPDATE idemq.jobs j SET ready_at = $2, run_at = $2, "
+			 "flags = flags & ~$4 FROM held WHERE j.id = held.id",
+	 .types = {INT4OID, TIMESTAMPTZOID, INT4OID, INT4OID},
 	 .on_jobs = true};
 
 /* Returns whether alter_queue is given a setting. */
@@ -161,12 +154,12 @@ SQL_FUNCTION(idemq_sql_alter_queue)
 		is_given(fcinfo, "group_rate_period"))
 		idemq_pending_note(ACTION_GROUPS, NULL, queue.id);
 	former = queue;
-	/* A change of group_max_running from 1, or to 1. */
+	/* group_max_running was 1. */
 	if (is_given(fcinfo, "group_max_running") && idemq_queue_by_id(queue.id, &queue) &&
-		idemq_groups_use_permits(&former) != idemq_groups_use_permits(&queue))
-		(void) idemq_spi_do(&change_waiting,
+		!idemq_groups_use_permits(&former) && idemq_groups_use_permits(&queue))
+		(void) idemq_spi_do(&end_waits,
 							(Datum[]){Int32GetDatum(queue.id), TimestampTzGetDatum(idemq_now()),
-									  BoolGetDatum(idemq_groups_use_permits(&queue))},
+									  Int32GetDatum(JOB_PERMIT), Int32GetDatum(JOB_RATE_LIMITED)},
 							NULL);
 	if ((is_given(fcinfo, "lease") || is_given(fcinfo, "max_lease")) &&
 		idemq_queue_by_id(queue.id, &queue))

@@ -28,11 +28,8 @@
  * moment, has its group checked; so does a claim that gives a start back because it did not get the
  * row.  The later one of the two sees the other.
  *
- * The row tells which job waits for the rate, and for nothing else.  In a group with permits it
- * has a permit, and a ready_at that is to come.  The head of any other group has in run_at the
- * time when it was due.  That time is
- *		before its ready_at: a run_at that was asked for equals ready_at, or is NULL;
- *		after its claimed_at, if it was claimed: an earlier time means nothing any more.
+ * The row tells by a flag which job waits for the rate, and for nothing else (JOB_RATE_LIMITED).
+ * The head of a group without places has in run_at the time when it was due.
  *
  * A restart, a failover or a take_over forgets all buckets.  Then it is not known what was
  * started before, nor what a queue did that was restored from a dump.  So a group's bucket
@@ -163,22 +160,16 @@ bool
 idemq_group_rate_limit_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until)
 {
 	TimestampTz now = idemq_now();
-	TimestampTz due;
 	Datum name;
-	bool waits; /* it is next in its group, and waits for group_rate_limit alone */
 
 	if (!job->is_ready || job->ready_at <= now + CLOSE || !job_has(job, COL_GROUP_KEY))
 		return false;
 	name = job_value(job, COL_GROUP_KEY);
-	due = job_time(job, COL_RUN_AT);
-	if (idemq_groups_use_permits(queue))
-		waits = job->status == JOB_PENDING && !job_has(job, COL_RUN_AT);
-	else
-		waits = (job->status == JOB_PENDING || job->status == JOB_RETRYING) &&
-				due < job->ready_at && due > job_time(job, COL_CLAIMED_AT);
-	if (idemq_is_no_group(name) || !waits)
+	/* It must have its turn, too. */
+	if (idemq_is_no_group(name) || (job->flags & JOB_RATE_LIMITED) == 0 ||
+		(idemq_groups_use_permits(queue) && !idemq_job_has_place(job)))
 		return false;
-	*until = Max(Max(idemq_group_rate_limit_next(queue, name), now), due);
+	*until = Max(Max(idemq_group_rate_limit_next(queue, name), now), job_time(job, COL_RUN_AT));
 	return *until < job->ready_at - CLOSE;
 }
 
@@ -205,7 +196,7 @@ idemq_job_defer_until(JobsTable *table, const Job *job, const QueueInfo *queue, 
 	EventArgs args = {.now = now,
 					  .ready_at = until,
 					  .priority = job->priority,
-					  .takes_permit = !idemq_waits_for_permit(job),
+					  .takes_permit = idemq_job_has_place(job),
 					  .due = Min(job->ready_at, now)};
 
 	return idemq_transition(table, job, queue,

@@ -144,20 +144,20 @@ idemq_job_uses_permits(const QueueInfo *queue, const Job *job)
 }
 
 /*
- * Returns whether a job of such a group, which has a ready_at, has no permit: it waits for its
- * time, and then for a permit.
+ * Returns whether a job of such a group has a permit.  One that is running always counts, even if it
+ * was made so by hand.
  */
 static inline bool
-idemq_waits_for_permit(const Job *job)
+idemq_job_has_place(const Job *job)
 {
-	return job->status == JOB_RETRYING || (job->status == JOB_PENDING && job_has(job, COL_RUN_AT));
+	return job->status == JOB_RUNNING || (job->flags & JOB_PERMIT) != 0;
 }
 
 /* Returns whether a fetched job is in a group that uses permits, and has none of them. */
 static inline bool
 idemq_lacks_permit(const QueueInfo *queue, const Job *job)
 {
-	return idemq_job_uses_permits(queue, job) && idemq_waits_for_permit(job);
+	return idemq_job_uses_permits(queue, job) && !idemq_job_has_place(job);
 }
 
 extern void idemq_permit_follow(JobChange *change, const Job *job, const QueueInfo *queue,

@@ -8,15 +8,16 @@
  * reaped.  Only its row says whether a job has one:
  *
  *		running							has a permit
- *		pending, without a run_at		has a permit: it may be claimed, now or later
- *		pending with a run_at, retrying	has none: it waits for its time
+ *		pending, with JOB_PERMIT		has a permit: it may be claimed, now or later
+ *		pending without it, retrying	has none: it waits for its time
  *		blocked, finished				has none
  *
- * Only a promotion gives a job a permit: whatever else sets a ready_at sets run_at as well
- * (job/transition.c).  When group_max_running becomes more than 1, heads that wait for a time of
- * their own get a run_at, too (api/create_queue.c).  A claim that meets a due job without a permit
- * does not take it, but makes it blocked (EVENT_DEFER).  Then the job waits like the others, ahead
- * of those that were enqueued later.
+ * Only a promotion of a job that is due gives it a permit, and whatever else sets its ready_at takes
+ * the permit away (job/transition.c).  That is so in every group, also with a group_max_running of
+ * 1, where nobody asks: so the rows are right when group_max_running becomes more than 1.  A claim
+ * that meets a due job without a permit, one written by hand for example, does not take it, but
+ * makes it blocked (EVENT_DEFER).  Then the job waits for its turn as the others do, in front of
+ * those that were enqueued later.
  *
  * Never more than group_max_running.  A promotion counts the permits, as the group's promoter, by a
  * snapshot that is younger than its ownership.  So the snapshot shows all permits that earlier
@@ -103,7 +104,7 @@ idemq_permits_count(JobsTable *table, const QueueInfo *queue, Datum name, Timest
 	idemq_jobs_group_scan_begin(table, queue->id, name, from, until);
 	while (permits->next == 0 && permits->taken < limit && idemq_jobs_group_scan_next(table, &job))
 	{
-		if (job.status != JOB_RUNNING && idemq_waits_for_permit(&job))
+		if (!idemq_job_has_place(&job))
 			continue;
 		permits->first = Min(permits->first, job.ready_at);
 		permits->last = Max(permits->last, job.ready_at);

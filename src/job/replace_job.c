@@ -67,6 +67,8 @@ set_time(JobChange *change, const QueueInfo *queue, const Job *job, TimestampTz 
 	}
 	if (job_has(job, COL_GROUP_KEY))
 		asked = Max(asked, idemq_now());
+	if (job->flags & (JOB_PERMIT | JOB_RATE_LIMITED))
+		job_set(change, COL_FLAGS, Int16GetDatum(job->flags & ~(JOB_PERMIT | JOB_RATE_LIMITED)));
 	if (not_later)
 		asked = Min(asked, job->ready_at);
 	job_set(change, COL_READY_AT, TimestampTzGetDatum(asked));

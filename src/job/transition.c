@@ -309,6 +309,31 @@ flags_after_attempt(JobEvent event, int16 flags, bool handled)
 	return flags;
 }
 
+/*
+ * Returns the flags of a job after an event that sets or clears ready_at, or after a claim: whether
+ * it has a permit of its group, and waits for the group's rate.
+ */
+static int16
+flags_of_turn(JobEvent event, const Job *job, const EventArgs *args)
+{
+	const Transition *transition = &transitions[event];
+	/* Another priority leaves the time as it is, and what it waits for. */
+	bool same_time = (transition->columns & PRIORITY) && !args->new_run_at && args->due == 0;
+	int16 flags = job->flags;
+
+	if (transition->ready != READY_KEEP)
+		flags &= ~JOB_PERMIT;
+	if (!same_time)
+		flags &= ~JOB_RATE_LIMITED;
+	if (transition->ready != READY_SET || !job_has(job, COL_GROUP_KEY))
+		return flags;
+	if (args->takes_permit)
+		flags |= JOB_PERMIT;
+	if (args->due != 0)
+		flags |= JOB_RATE_LIMITED;
+	return flags;
+}
+
 /* Returns the flags of a job after an event; see table/table.h. */
 static int16
 flags_after(JobEvent event, const Job *job, const QueueInfo *queue, const EventArgs *args)
@@ -316,6 +341,8 @@ flags_after(JobEvent event, const Job *job, const QueueInfo *queue, const EventA
 	const Transition *transition = &transitions[event];
 	int16 flags = job->flags;
 
+	if (event == EVENT_CLAIM || transition->ready != READY_KEEP)
+		flags = flags_of_turn(event, job, args);
 	if (event == EVENT_CLAIM || transition->to != JOB_RUNNING)
 		flags &= ~JOB_FLAGS_OF_ATTEMPT;
 	if (event == EVENT_CLAIM)

@@ -35,6 +35,8 @@ CALL broken('UPDATE idemq.jobs SET finished_at = now() WHERE id = 1000000000002'
 CALL broken('UPDATE idemq.jobs SET deadline = NULL WHERE id = 1000000000002');
 CALL broken('UPDATE idemq.jobs SET deadline = claimed_at WHERE id = 1000000000002');
 CALL broken('UPDATE idemq.jobs SET flags = 7 WHERE id = 1000000000002');
+CALL broken('UPDATE idemq.jobs SET flags = 32 WHERE id = 1000000000010');
+CALL broken('UPDATE idemq.jobs SET flags = 64, group_key = ''g'' WHERE id IN (1000000000001, 1000000000002)');
 CALL broken('UPDATE idemq.jobs SET flags = 1 WHERE id IN (1000000000001, 1000000000010)');
 CALL broken('UPDATE idemq.jobs SET flags = -1 WHERE id = 1000000000002');
 CALL broken('UPDATE idemq.jobs SET attempt = 0 WHERE id = 1000000000002');

@@ -11,7 +11,7 @@ SELECT group_max_running FROM idemq.queues;
 
 -- The jobs that are not finished, in the order of their ids: their status, and + when they have a permit.
 CREATE FUNCTION jobs(name text DEFAULT NULL) RETURNS text LANGUAGE sql AS $$
-	SELECT string_agg((payload #>> '{}') || ':' || status || CASE WHEN status = 'running' OR status = 'pending' AND run_at IS NULL
+	SELECT string_agg((payload #>> '{}') || ':' || status || CASE WHEN status = 'running' OR flags & 32 <> 0
 		THEN '+' WHEN ready_at > clock_timestamp() THEN ' later' ELSE '' END, ', ' ORDER BY id)
 	FROM idemq.jobs WHERE finished_at IS NULL AND (name IS NULL OR group_key = name) $$;
 CREATE FUNCTION take(wanted int DEFAULT 1) RETURNS text LANGUAGE sql AS $$
@@ -177,9 +177,10 @@ SELECT * FROM idemq.check();
 SELECT idemq.create_queue('h', group_max_running => 2) IS NOT NULL AS created;
 SELECT count(idemq.enqueue('h', to_jsonb('h' || n), group_key => 'h')) FROM generate_series(1, 4) n;
 SELECT count(*) FROM idemq.claim('h', 10);
-UPDATE idemq.jobs SET status = 'pending', ready_at = clock_timestamp() WHERE payload = '"h3"';
+UPDATE idemq.jobs SET status = 'pending', ready_at = clock_timestamp(), flags = 32 WHERE payload = '"h3"';
 SELECT severity, invariant, regexp_replace(detail, '\d+', 'N', 'g') FROM idemq.check();
-UPDATE idemq.jobs SET run_at = ready_at WHERE payload = '"h3"';
+-- A row by hand has no place, unless it says so: a claim leaves it to its turn.
+UPDATE idemq.jobs SET flags = 0 WHERE payload = '"h3"';
 SELECT * FROM idemq.check();
 SELECT count(*) FROM idemq.claim('h', 10);
 SELECT status FROM idemq.jobs WHERE payload = '"h3"';
@@ -253,7 +254,7 @@ SELECT done('c3'), take(10), done('c4'), done('c5'), jobs();
 SELECT add('e', 1, 4);
 SELECT take(10);
 SELECT outcome FROM idemq.await_event(id_of('e1'), (SELECT token FROM idemq.jobs WHERE id = id_of('e1')), 'paid', '1 h');
-SELECT run_at = ready_at AND run_at > now() AS waits, status FROM idemq.jobs WHERE id = id_of('e1');
+SELECT ready_at > now() AS waits, flags & 32 AS permit, status FROM idemq.jobs WHERE id = id_of('e1');
 SELECT take(10), jobs('e');
 SELECT outcome FROM idemq.send_event('q', 'paid', '1');
 SELECT take(10), jobs('e');
