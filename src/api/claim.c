@@ -59,6 +59,7 @@ SQL_FUNCTION(idemq_sql_claim_any)
 
 	idemq_arg_array(fcinfo, 0, "queues", TEXTOID, false, &queues);
 	idemq_claim_args(fcinfo, 1, &call);
+	call.with_queue = true;
 	queue = &call.scan.queue;
 	for (int i = 0; i < queues.count; i++)
 	{

@@ -97,7 +97,7 @@ claim_ready(ClaimCall *call, JobsTable *table, const Job *job)
 	values[0] = idemq_outcome_datum(OUTCOME_CLAIMED);
 	nulls[0] = false;
 	idemq_claim_row_fill(job, &args, &values[first], &nulls[first]);
-	if (call->desc->natts > first + CLAIM_COLUMN_COUNT)
+	if (call->with_queue)
 	{
 		int column = first + CLAIM_KIND;
 

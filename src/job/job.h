@@ -317,7 +317,8 @@ typedef struct ClaimCall
 	/* where the answer goes */
 	Tuplestorestate *store;
 	TupleDesc desc;
-	bool with_outcome; /* the first column is an outcome; the last may be the queue's name */
+	bool with_outcome; /* the first column is an outcome */
+	bool with_queue;   /* the queue's name stands before kind */
 	int32 claimed;
 	/* of the last scan, where groups have permits */
 	bool round_ended;	/* it stopped before a priority: see claim_rounds */
