@@ -42,7 +42,7 @@ SQL_FUNCTION(idemq_sql_admit)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("cost must be at most max_calls (%d), not %d", (int) limit.max_calls, cost),
 				errhint("Such a call would never be allowed; raise max_calls."));
-	idemq_bucket_call(name, strlen(name), &limit, cost, &answer);
+	idemq_bucket_call(&(BucketName){BUCKET_ADMIT, name, (int) strlen(name)}, &limit, cost, &answer);
 	values[0] = BoolGetDatum(answer.allowed);
 	values[1] = Int32GetDatum((int32) answer.remaining);
 	/* Rounded up: a caller that waits that long is not refused again. */

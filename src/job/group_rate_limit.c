@@ -2,9 +2,8 @@
  * job/group_rate_limit.c
  *		group_rate_limit of a queue: how many jobs of a group may start per group_rate_period.
  *
- * A group has a bucket (base/gcra.c) among those of admission (shared/counts/buckets.c), under
- * a name that nobody can pass to idemq.admit: it begins with a zero byte.  Whatever starts a
- * job comes through job/claim_one.c: claim, claim_any, claim_job, commit_and_claim, acquire,
+ * A group has a bucket (base/gcra.c) among those of admission (shared/counts/buckets.c), of a
+ * kind of its own: no name that is passed to idemq.admit meets it.  Whatever starts a job comes through job/claim_one.c: claim, claim_any, claim_job, commit_and_claim, acquire,
  * commit_once.  There the bucket is charged, before the lease entry is taken.  So
  *
  *		of a group never more than group_rate_limit + rate * t jobs are started in any time t,
@@ -61,21 +60,17 @@ is_limited(const QueueInfo *queue, Datum group)
 	return queue->group_rate_limit > 0 && !idemq_is_no_group(group);
 }
 
-/* Returns the name of a group's bucket, palloc'ed, and its length. */
-static char *
-bucket_name(const QueueInfo *queue, Datum group, int *length)
+/* Returns the name of a group's bucket, with palloc'ed bytes: the queue's id, and the group. */
+static BucketName
+bucket_name(const QueueInfo *queue, Datum group)
 {
-	static const char prefix[] = "\0group"; /* with its end */
 	text *value = DatumGetTextPP(group);
-	Size head = sizeof(prefix) + sizeof(queue->id);
-	char *name;
+	Size length = VARSIZE_ANY_EXHDR(value);
+	char *bytes = palloc(sizeof(queue->id) + length);
 
-	*length = (int) (head + VARSIZE_ANY_EXHDR(value));
-	name = palloc(*length);
-	memcpy(name, prefix, sizeof(prefix));
-	memcpy(name + sizeof(prefix), &queue->id, sizeof(queue->id));
-	memcpy(name + head, VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value));
-	return name;
+	memcpy(bytes, &queue->id, sizeof(queue->id));
+	memcpy(bytes + sizeof(queue->id), VARDATA_ANY(value), length);
+	return (BucketName){BUCKET_GROUP, bytes, (int) (sizeof(queue->id) + length)};
 }
 
 /*
@@ -104,18 +99,17 @@ known_since(const QueueInfo *queue)
  */
 static TimestampTz
 charge_bucket(const QueueInfo *queue, Datum group, BucketCharge *charge,
-			  void (*act)(const char *, int, const GcraLimit *, BucketCharge *))
+			  void (*act)(const BucketName *, const GcraLimit *, BucketCharge *))
 {
 	GcraLimit limit = idemq_gcra_limit(queue->group_rate_limit, queue->group_rate_period);
 	const QueueState *qstate = idemq_qstate_current(queue->qstate, queue->id);
-	int length;
-	char *name = bucket_name(queue, group, &length);
+	BucketName name = bucket_name(queue, group);
 
 	charge->empty_at = known_since(queue);
 	/* If the queue has just lost its state, this may charge another queue that has it now. */
 	charge->qstate_index = idemq_qstate_index(qstate == NULL ? queue->qstate : qstate);
-	act(name, length, &limit, charge);
-	pfree(name);
+	act(&name, &limit, charge);
+	pfree(unconstify(char *, name.name));
 	return charge->answer.allowed ? DT_NOBEGIN
 								  : idemq_now() + idemq_gcra_retry_after(&charge->answer);
 }
@@ -142,14 +136,13 @@ idemq_group_rate_limit_take(const QueueInfo *queue, const Job *job, GroupCharge 
 void
 idemq_group_rate_limit_undo(const QueueInfo *queue, const Job *job, const GroupCharge *charge)
 {
-	int length;
-	char *name;
+	BucketName name;
 
 	if (!charge->charged)
 		return;
-	name = bucket_name(queue, job_value(job, COL_GROUP_KEY), &length);
-	idemq_bucket_undo(name, length, &charge->bucket);
-	pfree(name);
+	name = bucket_name(queue, job_value(job, COL_GROUP_KEY));
+	idemq_bucket_undo(&name, &charge->bucket);
+	pfree(unconstify(char *, name.name));
 }
 
 /*

@@ -138,21 +138,20 @@ promote_joined(JobsTable *table, const QueueInfo *queue, Datum joined)
 }
 
 /*
- * Promotes the group of a name; or, if bytes are the mark of a job, looks at the job, and promotes
- * the group that it joins, if any.  Does nothing while another session owns the group or mark.
+ * Promotes the group of a key, which has that name; or, if the key is the mark of a job, looks at
+ * the job, and promotes the group that it joins, if any.  Does nothing while another session owns
+ * the group or mark.
  */
 static bool
-promote_bytes(JobsTable *table, const QueueInfo *queue, const char *bytes, int length, Datum name)
+promote_key(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name)
 {
 	Datum joined = (Datum) 0;
 	bool again = false;
-	GroupTaken group;
+	GroupTaken group = {*key, GROUP_NO_LOW_WATER};
 	GroupOwn own;
 	DependencyBatch batch;
 	bool promoted;
 
-	idemq_group_key(&group.key, queue->id, bytes, length);
-	group.low_water = GROUP_NO_LOW_WATER;
 	idemq_pending_groups_reserve(1);
 	own = idemq_group_own(queue->qstate, &group);
 	if (own == GROUP_FULL)
@@ -179,8 +178,10 @@ static bool
 promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 {
 	text *value = DatumGetTextPP(name);
+	GroupKey key;
 
-	return promote_bytes(table, queue, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value), name);
+	idemq_group_key(&key, queue->id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
+	return promote_key(table, queue, &key, name);
 }
 
 /*
@@ -190,13 +191,13 @@ promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 bool
 idemq_promote_child(JobsTable *table, const QueueInfo *queue, int64 id)
 {
-	char name[DEPENDENCY_NAME];
+	GroupKey key;
 
-	idemq_dependency_name(name, DEPENDENCY_CHILD, id);
-	if (promote_bytes(table, queue, name, DEPENDENCY_NAME, (Datum) 0))
+	idemq_dependency_key(&key, queue->id, DEPENDENCY_CHILD, id);
+	if (promote_key(table, queue, &key, (Datum) 0))
 		return true;
-	idemq_dependency_name(name, DEPENDENCY_FAILURE, id);
-	return promote_bytes(table, queue, name, DEPENDENCY_NAME, (Datum) 0);
+	idemq_dependency_key(&key, queue->id, DEPENDENCY_FAILURE, id);
+	return promote_key(table, queue, &key, (Datum) 0);
 }
 
 /*

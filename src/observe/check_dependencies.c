@@ -23,11 +23,9 @@
 static bool
 knows(const QueueInfo *queue, DependencyMark mark, int64 id)
 {
-	char name[DEPENDENCY_NAME];
 	GroupKey key;
 
-	idemq_dependency_name(name, mark, id);
-	idemq_group_key(&key, queue->id, name, DEPENDENCY_NAME);
+	idemq_dependency_key(&key, queue->id, mark, id);
 	return idemq_groups_know(queue->qstate, &key);
 }
 

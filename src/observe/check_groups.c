@@ -82,7 +82,7 @@ check_groups_find_below(const CheckCall *call, int *count)
 		const GroupKey *key = &groups[i].key;
 		const GroupLowWater *low_water = &groups[i].low_water;
 
-		if (groups[i].promoter != NOBODY || key->length == LONG_NAME ||
+		if (groups[i].promoter != NOBODY || key->kind != KIND_GROUP ||
 			low_water->blocked == GROUP_NO_LOW_WATER.blocked)
 			continue;
 		columns[0][n] = Int32GetDatum(key->queue_id);

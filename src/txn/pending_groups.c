@@ -145,14 +145,12 @@ put_behind(QueueState *qstate, const GroupKey *key, int64 id)
 }
 
 static void
-pending_groups_note(QueueState *qstate, int32 queue_id, const char *name, int length, int64 id)
+pending_groups_note(QueueState *qstate, const GroupKey *key, int64 id)
 {
 	MarkIndex *found;
-	GroupKey key;
 	bool is_known;
 
-	idemq_group_key(&key, queue_id, name, length);
-	put_behind(qstate, &key, id);
+	put_behind(qstate, key, id);
 	if (index_of_marks == NULL)
 		index_of_marks = marks_create(TopTransactionContext, MIN_INDEX, NULL);
 	found = marks_insert(index_of_marks, end_of_marks, &is_known);
@@ -171,18 +169,20 @@ void
 idemq_pending_groups_note(QueueState *qstate, int32 queue_id, Datum name, int64 id)
 {
 	text *value = DatumGetTextPP(name);
+	GroupKey key;
 
-	pending_groups_note(qstate, queue_id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value), id);
+	idemq_group_key(&key, queue_id, VARDATA_ANY(value), (int) VARSIZE_ANY_EXHDR(value));
+	pending_groups_note(qstate, &key, id);
 }
 
 /* Notes that a job with parents or children is to be marked after the commit. */
 void
 idemq_pending_dependency_note(QueueState *qstate, int32 queue_id, DependencyMark mark, int64 job_id)
 {
-	char name[DEPENDENCY_NAME];
+	GroupKey key;
 
-	idemq_dependency_name(name, mark, job_id);
-	pending_groups_note(qstate, queue_id, name, DEPENDENCY_NAME, GROUP_KEEP_LOW_WATER);
+	idemq_dependency_key(&key, queue_id, mark, job_id);
+	pending_groups_note(qstate, &key, GROUP_KEEP_LOW_WATER);
 }
 
 /* Notes that a child is blocked by its parents, and is to be looked at after the commit. */

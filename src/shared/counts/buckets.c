@@ -59,8 +59,9 @@
 typedef struct BucketKey
 {
 	Oid database;
-	uint32 unused; /* zero: the key is hashed as bytes */
-	uint64 name[2];
+	uint16 kind;	/* BucketKind */
+	uint16 unused;	/* zero: the key is hashed as bytes */
+	uint64 name[2]; /* a hash of the name */
 } BucketKey;
 
 typedef struct Bucket
@@ -193,12 +194,12 @@ typedef struct Address
 
 /* Returns the address of the bucket of that name in this database. */
 static Address
-address_of(const char *name, int length)
+address_of(const BucketName *name)
 {
-	Address at = {.key = {.database = MyDatabaseId}};
+	Address at = {.key = {.database = MyDatabaseId, .kind = (uint16) name->kind}};
 
-	at.key.name[0] = hash_bytes_extended((const unsigned char *) name, length, 0);
-	at.key.name[1] = hash_bytes_extended((const unsigned char *) name, length, 1);
+	at.key.name[0] = hash_bytes_extended((const unsigned char *) name->name, name->length, 0);
+	at.key.name[1] = hash_bytes_extended((const unsigned char *) name->name, name->length, 1);
 	at.hash = get_hash_value(bucket_hash, &at.key);
 	at.lock = &buckets_shared->locks[at.hash % BUCKET_PARTITIONS].lock;
 	return at;
@@ -291,14 +292,13 @@ count_no_room(void)
  * no room for one of the name's own.
  */
 void
-idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 cost,
-				  GcraAnswer *answer)
+idemq_bucket_call(const BucketName *name, const GcraLimit *limit, int64 cost, GcraAnswer *answer)
 {
 	int32 holder = HOLDER_OF_ADMIT + idemq_lease_share_mine() * PERIODS;
 	/* Which of its PERIODS cells the names with this limit share. */
 	int of_period = pg_leftmost_one_pos64((uint64) limit->period) / PERIOD_BITS;
 	Cell *cell = &buckets_shared->cells[holder + of_period];
-	Address at = address_of(name, length);
+	Address at = address_of(name);
 
 	do
 	{
@@ -360,9 +360,9 @@ use_bucket(BucketCharge *charge, const Address *at, const GcraLimit *limit, Buck
  * charge->qstate_index are given.
  */
 void
-idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)
+idemq_bucket_charge(const BucketName *name, const GcraLimit *limit, BucketCharge *charge)
 {
-	Address at = address_of(name, length);
+	Address at = address_of(name);
 
 	do
 	{
@@ -377,19 +377,19 @@ idemq_bucket_charge(const char *name, int length, const GcraLimit *limit, Bucket
 
 /* Says in charge->answer whether a charge would be allowed. */
 void
-idemq_bucket_ask(const char *name, int length, const GcraLimit *limit, BucketCharge *charge)
+idemq_bucket_ask(const BucketName *name, const GcraLimit *limit, BucketCharge *charge)
 {
-	Address at = address_of(name, length);
+	Address at = address_of(name);
 
 	(void) use_bucket(charge, &at, limit, ASK);
 }
 
 /* Takes back a charge that came to nothing, unless there was another since. */
 void
-idemq_bucket_undo(const char *name, int length, const BucketCharge *charge)
+idemq_bucket_undo(const BucketName *name, const BucketCharge *charge)
 {
 	uint64 after = (uint64) charge->answer.tat;
-	Address at = address_of(name, length);
+	Address at = address_of(name);
 	pg_atomic_uint64 *number = lock_number(&at);
 
 	if (charge->cell >= 0)

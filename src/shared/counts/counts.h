@@ -186,6 +186,21 @@ extern void idemq_notify_ring_sent(const QueueState *qstate, const NewsBatch *ba
  *		The buckets of admission, in shared memory.
  */
 
+/* What a bucket limits: of one name, each kind has a bucket of its own. */
+typedef enum BucketKind
+{
+	BUCKET_ADMIT, /* calls of idemq.admit */
+	BUCKET_GROUP  /* the starts of a group of a queue (job/group_rate_limit.c) */
+} BucketKind;
+
+/* A bucket of this database. */
+typedef struct BucketName
+{
+	BucketKind kind;
+	const char *name;
+	int length; /* bytes of the name */
+} BucketName;
+
 /* A charge of one to a bucket, which can be taken back. */
 typedef struct BucketCharge
 {
@@ -198,13 +213,12 @@ typedef struct BucketCharge
 
 extern const ShmemPart idemq_buckets_part;
 
-extern void idemq_bucket_call(const char *name, int length, const GcraLimit *limit, int64 cost,
+extern void idemq_bucket_call(const BucketName *name, const GcraLimit *limit, int64 cost,
 							  GcraAnswer *answer);
-extern void idemq_bucket_charge(const char *name, int length, const GcraLimit *limit,
+extern void idemq_bucket_charge(const BucketName *name, const GcraLimit *limit,
 								BucketCharge *charge);
-extern void idemq_bucket_ask(const char *name, int length, const GcraLimit *limit,
-							 BucketCharge *charge);
-extern void idemq_bucket_undo(const char *name, int length, const BucketCharge *charge);
+extern void idemq_bucket_ask(const BucketName *name, const GcraLimit *limit, BucketCharge *charge);
+extern void idemq_bucket_undo(const BucketName *name, const BucketCharge *charge);
 extern TableUsage idemq_buckets_usage(void);
 extern void idemq_buckets_forget_database(Oid database);
 extern void idemq_buckets_forget_queue(int qstate_index);

@@ -187,23 +187,22 @@ idemq_dependencies_learn_end(uint32 *begun, bool unseen)
 	pfree(begun);
 }
 
-/* Makes the name of a mark, of DEPENDENCY_NAME bytes. */
+/* Makes the key of a mark, of a job of this database. */
 void
-idemq_dependency_name(char *name, DependencyMark mark, int64 job_id)
+idemq_dependency_key(GroupKey *key, int32 queue_id, DependencyMark mark, int64 job_id)
 {
-	name[0] = '\0';
-	name[1] = (char) mark;
-	memcpy(name + 2, &job_id, sizeof(job_id));
+	idemq_group_key(key, queue_id, (const char *) &job_id, sizeof(job_id));
+	key->kind = (int16) mark;
 }
 
 /* Reads the key of a mark; false for a group's key. */
 bool
 idemq_dependency_read(const GroupKey *key, DependencyMark *mark, int64 *job_id)
 {
-	if (key->length != DEPENDENCY_NAME || key->name[0] != '\0')
+	if (key->kind < KIND_CHILD)
 		return false;
-	*mark = (DependencyMark) key->name[1];
-	memcpy(job_id, key->name + 2, sizeof(*job_id));
+	*mark = (DependencyMark) key->kind;
+	memcpy(job_id, key->name, sizeof(*job_id));
 	return true;
 }
 
@@ -211,11 +210,9 @@ idemq_dependency_read(const GroupKey *key, DependencyMark *mark, int64 *job_id)
 void
 idemq_dependency_mark(QueueState *qstate, int32 queue_id, DependencyMark mark, int64 job_id)
 {
-	char name[DEPENDENCY_NAME];
 	GroupKey key;
 
-	idemq_dependency_name(name, mark, job_id);
-	idemq_group_key(&key, queue_id, name, DEPENDENCY_NAME);
+	idemq_dependency_key(&key, queue_id, mark, job_id);
 	idemq_group_mark(qstate, &key, GROUP_KEEP_LOW_WATER);
 }
 

@@ -234,14 +234,11 @@ set_limited(GroupEntry *group, bool limited)
 	group->limited = limited;
 }
 
-/*
- * Returns whether an entry is the mark of a job with dependencies
- * (shared/groups/dependencies.c): no group has that name.
- */
+/* Returns whether an entry is the mark of a job with dependencies (shared/groups/dependencies.c). */
 static bool
 is_dependency_mark(const GroupKey *key)
 {
-	return key->length > 0 && key->name[0] == '\0';
+	return key->kind >= KIND_CHILD;
 }
 
 /* Removes an entry that is in no list.  Lock held. */
@@ -532,7 +529,8 @@ idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int length)
 	key->queue_id = queue_id;
 	if (length <= GROUP_NAME)
 	{
-		key->length = length;
+		key->kind = KIND_GROUP;
+		key->length = (int16) length;
 		memcpy(key->name, name, length);
 	}
 	else
@@ -541,7 +539,8 @@ idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int length)
 
 		hash[0] = hash_bytes_extended((const unsigned char *) name, length, 0);
 		hash[1] = hash_bytes_extended((const unsigned char *) name, length, 1);
-		key->length = LONG_NAME;
+		key->kind = KIND_LONG_NAME;
+		key->length = LONG_NAME_HASH;
 		memcpy(key->name, hash, sizeof(hash));
 	}
 }
@@ -550,9 +549,7 @@ idemq_group_key(GroupKey *key, int32 queue_id, const char *name, int length)
 Size
 idemq_group_key_size(const GroupKey *key)
 {
-	Size name = key->length == LONG_NAME ? LONG_NAME_HASH : (Size) key->length;
-
-	return offsetof(GroupKey, name) + name;
+	return offsetof(GroupKey, name) + key->length;
 }
 
 /* Has a queue's groups checked: by the worker or, without one, by a waiter. */
@@ -693,7 +690,7 @@ idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id)
 	qstate = idemq_qstate_current(qstate, key->queue_id);
 	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
 	queue = groups_queue_of(qstate, key->database, key->queue_id);
-	if (queue != NULL && key->length != LONG_NAME)
+	if (queue != NULL && key->kind != KIND_LONG_NAME)
 		group = groups_enter(key);
 	else
 		group = groups_find(key);
@@ -705,12 +702,12 @@ idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id)
 	else if (group != NULL)
 	{
 		group->low_water = groups_lower(group->low_water, id);
-		if (queue != NULL && key->length != LONG_NAME)
+		if (queue != NULL && key->kind != KIND_LONG_NAME)
 			enlist(queue, group, LIST_WAITING);
 	}
-	else if (queue != NULL && key->length != LONG_NAME && !is_dependency_mark(key))
+	else if (queue != NULL && key->kind != KIND_LONG_NAME && !is_dependency_mark(key))
 		(void) idemq_count_full(COUNT_FULL_GROUPS); /* of many dependencies it is no news */
-	if (queue != NULL && (key->length == LONG_NAME || group == NULL))
+	if (queue != NULL && (key->kind == KIND_LONG_NAME || group == NULL))
 		groups_want_scan(queue, false);
 	LWLockRelease(&groups_shared->lock);
 	call_for_check(qstate);
@@ -720,7 +717,7 @@ idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id)
 static void
 put_back(GroupQueue *queue, GroupEntry *group, bool wanted, bool again)
 {
-	bool is_long = group->key.length == LONG_NAME;
+	bool is_long = group->key.kind == KIND_LONG_NAME;
 
 	group->promoter = NOBODY;
 	if (wanted && queue != NULL && !is_long)

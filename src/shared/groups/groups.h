@@ -20,12 +20,24 @@
 
 #define GROUP_NAME 116
 
+/* What a key is of: a group, or the mark of a job with dependencies (shared/groups/dependencies.c). */
+typedef enum GroupKind
+{
+	KIND_GROUP,
+	KIND_LONG_NAME, /* a group whose name is longer than GROUP_NAME: in its place is a hash of it */
+	/* marks: in place of the name is the job's id */
+	KIND_CHILD,
+	KIND_FAILURE,
+	KIND_PARENT
+} GroupKind;
+
 /* A group: compared and hashed as bytes. */
 typedef struct GroupKey
 {
 	Oid database;
 	int32 queue_id;
-	int32 length; /* bytes of the name; -1: a longer one, of which this is a hash */
+	int16 length; /* bytes of the name */
+	int16 kind;	  /* GroupKind */
 	char name[GROUP_NAME];
 } GroupKey;
 
@@ -47,7 +59,6 @@ typedef struct GroupLowWater
 #define GROUP_KEEP_LOW_WATER PG_INT64_MAX
 #define GROUP_DROP_LOW_WATER PG_INT64_MIN
 
-#define LONG_NAME (-1)
 /* The promoter of a group that has none. */
 #define NOBODY (-1)
 
@@ -171,13 +182,10 @@ extern void idemq_promote_pass_await(const QueueState *qstate);
 /* What is marked, beside the groups of a queue. */
 typedef enum DependencyMark
 {
-	DEPENDENCY_CHILD = 'c',	  /* of a child: its parents may be done */
-	DEPENDENCY_FAILURE = 'f', /* of a child: one of its parents may be dead or cancelled */
-	DEPENDENCY_PARENT = 'p'	  /* of a parent: it has finished */
+	DEPENDENCY_CHILD = KIND_CHILD,	   /* of a child: its parents may be done */
+	DEPENDENCY_FAILURE = KIND_FAILURE, /* of a child: one of its parents may be dead or cancelled */
+	DEPENDENCY_PARENT = KIND_PARENT	   /* of a parent: it has finished */
 } DependencyMark;
-
-/* Bytes of a mark's name, which it has in place of a group's. */
-#define DEPENDENCY_NAME 10
 
 extern const ShmemPart idemq_dependencies_part;
 extern void idemq_dependency_note(QueueState *qstate, int64 job_id);
@@ -185,7 +193,7 @@ extern bool idemq_may_have_dependencies(const QueueState *qstate, int64 job_id);
 extern bool idemq_dependencies_is_known(const QueueState *qstate);
 extern uint32 *idemq_dependencies_learn_begin(void);
 extern void idemq_dependencies_learn_end(uint32 *begun, bool unseen);
-extern void idemq_dependency_name(char *name, DependencyMark mark, int64 job_id);
+extern void idemq_dependency_key(GroupKey *key, int32 queue_id, DependencyMark mark, int64 job_id);
 extern bool idemq_dependency_read(const GroupKey *key, DependencyMark *mark, int64 *job_id);
 extern void idemq_dependency_mark(QueueState *qstate, int32 queue_id, DependencyMark mark,
 								  int64 job_id);
