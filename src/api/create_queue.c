@@ -116,7 +116,7 @@ SQL_FUNCTION(idemq_sql_create_queue)
 
 /*
  * $1: queue, $2: now, $3: JOB_PERMIT, $4: JOB_RATE_LIMITED.  Makes the jobs due that wait for
- * group_rate_limit, and have no place: once their groups have places, they take their turns as any
+ * group_rate_limit, and have no permit: once their groups use permits, they wait for one as any
  * retry does.  Never waits for a row: whoever holds it acts by the former group_max_running.
  */
 static SqlStatement end_waits =

@@ -28,7 +28,7 @@
  * row.  The later one of the two sees the other.
  *
  * The row tells by a flag which job waits for the rate, and for nothing else (JOB_RATE_LIMITED).
- * The head of a group without places has in run_at the time when it was due.
+ * The head of a group that uses no permits has in run_at the time when it was due.
  *
  * A restart, a failover or a take_over forgets all buckets.  Then it is not known what was
  * started before, nor what a queue did that was restored from a dump.  So a group's bucket
@@ -158,9 +158,9 @@ idemq_group_rate_limit_is_sooner(const QueueInfo *queue, const Job *job, Timesta
 	if (!job->is_ready || job->ready_at <= now + CLOSE || !job_has(job, COL_GROUP_KEY))
 		return false;
 	name = job_value(job, COL_GROUP_KEY);
-	/* It must have its turn, too. */
+	/* It must have its permit as well. */
 	if (idemq_is_no_group(name) || (job->flags & JOB_RATE_LIMITED) == 0 ||
-		(idemq_groups_use_permits(queue) && !idemq_job_has_place(job)))
+		(idemq_groups_use_permits(queue) && !idemq_job_has_permit(job)))
 		return false;
 	*until = Max(Max(idemq_group_rate_limit_next(queue, name), now), job_time(job, COL_RUN_AT));
 	return *until < job->ready_at - CLOSE;
@@ -189,7 +189,7 @@ idemq_job_defer_until(JobsTable *table, const Job *job, const QueueInfo *queue, 
 	EventArgs args = {.now = now,
 					  .ready_at = until,
 					  .priority = job->priority,
-					  .takes_permit = idemq_job_has_place(job),
+					  .takes_permit = idemq_job_has_permit(job),
 					  .due = Min(job->ready_at, now)};
 
 	return idemq_transition(table, job, queue,

@@ -148,7 +148,7 @@ idemq_job_uses_permits(const QueueInfo *queue, const Job *job)
  * was made so by hand.
  */
 static inline bool
-idemq_job_has_place(const Job *job)
+idemq_job_has_permit(const Job *job)
 {
 	return job->status == JOB_RUNNING || (job->flags & JOB_PERMIT) != 0;
 }
@@ -157,7 +157,7 @@ idemq_job_has_place(const Job *job)
 static inline bool
 idemq_lacks_permit(const QueueInfo *queue, const Job *job)
 {
-	return idemq_job_uses_permits(queue, job) && !idemq_job_has_place(job);
+	return idemq_job_uses_permits(queue, job) && !idemq_job_has_permit(job);
 }
 
 extern void idemq_permit_follow(JobChange *change, const Job *job, const QueueInfo *queue,

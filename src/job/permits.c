@@ -16,7 +16,7 @@
  * the permit away (job/transition.c).  That is so in every group, also with a group_max_running of
  * 1, where nobody asks: so the rows are right when group_max_running becomes more than 1.  A claim
  * that meets a due job without a permit, one written by hand for example, does not take it, but
- * makes it blocked (EVENT_DEFER).  Then the job waits for its turn as the others do, in front of
+ * makes it blocked (EVENT_DEFER).  Then the job waits for a permit as the others do, ahead of
  * those that were enqueued later.
  *
  * Never more than group_max_running.  A promotion counts the permits, as the group's promoter, by a
@@ -104,7 +104,7 @@ idemq_permits_count(JobsTable *table, const QueueInfo *queue, Datum name, Timest
 	idemq_jobs_group_scan_begin(table, queue->id, name, from, until);
 	while (permits->next == 0 && permits->taken < limit && idemq_jobs_group_scan_next(table, &job))
 	{
-		if (!idemq_job_has_place(&job))
+		if (!idemq_job_has_permit(&job))
 			continue;
 		permits->first = Min(permits->first, job.ready_at);
 		permits->last = Max(permits->last, job.ready_at);

@@ -179,7 +179,7 @@ SELECT count(idemq.enqueue('h', to_jsonb('h' || n), group_key => 'h')) FROM gene
 SELECT count(*) FROM idemq.claim('h', 10);
 UPDATE idemq.jobs SET status = 'pending', ready_at = clock_timestamp(), flags = 32 WHERE payload = '"h3"';
 SELECT severity, invariant, regexp_replace(detail, '\d+', 'N', 'g') FROM idemq.check();
--- A row by hand has no place, unless it says so: a claim leaves it to its turn.
+-- A row by hand has no permit unless its flags say so: a claim makes it wait for one.
 UPDATE idemq.jobs SET flags = 0 WHERE payload = '"h3"';
 SELECT * FROM idemq.check();
 SELECT count(*) FROM idemq.claim('h', 10);
