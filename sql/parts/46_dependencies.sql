@@ -21,8 +21,13 @@ COMMENT ON COLUMN idemq.dependencies.parent IS 'the job that it waits for';
 COMMENT ON COLUMN idemq.dependencies.queue_id IS 'queue of the child';
 COMMENT ON COLUMN idemq.dependencies.gone_as IS 'what the parent counts as once its row is gone: what it was when it was deleted by hand, cancelled if it was not finished; dead, if it had failed when the child was enqueued; NULL: completed';
 COMMENT ON COLUMN idemq.dependencies.seen_token IS 'in one row of each child whose parents were done: a token issued at that moment; who claims the child is told results of attempts of its parents with a lesser token (idemq.parents), and of later ones only with a privilege on the parent''s queue';
--- Retention and purge ask it, and who cancels children with their parent.
-CREATE INDEX dependencies_parent ON idemq.dependencies (parent);
+-- The children of a parent, in the order of their ids: a parent that has ended has them marked some
+-- at a time; retention and purge ask for them as well.  The second column is an expression, as in
+-- the indexes of idemq.children: with statistics of when the table was empty the planner would look
+-- a row up by a second column, for which it reads the whole index.  Of a query with both child and
+-- parent it may still take this index, and read all children of the parent: compare
+-- (child, parent) as a row where that matters.
+CREATE INDEX dependencies_parent ON idemq.dependencies (parent, (child + 0));
 
 CREATE TABLE idemq.children (
 	job_id            bigint PRIMARY KEY,
@@ -42,9 +47,7 @@ COMMENT ON COLUMN idemq.children.queue_id IS 'its queue';
 COMMENT ON COLUMN idemq.children.on_parent_failure IS 'what becomes of it when a parent is dead or cancelled: cancel, it is cancelled as well; wait, for the parent to be brought back; run, as if the parent were completed';
 COMMENT ON COLUMN idemq.children.group_key IS 'the FIFO group that it joins when its parents are done; NULL: none';
 COMMENT ON COLUMN idemq.children.waits_for IS 'the parent that it waits for at the moment: all with lesser ids are done';
-CREATE INDEX children_waits_for ON idemq.children (waits_for);
--- An expression: with statistics of when the table was empty the planner would look a job up by a
--- second column, for which it reads the whole index.
+CREATE INDEX children_waits_for ON idemq.children (waits_for, (job_id + 0));
 CREATE INDEX children_queue ON idemq.children (queue_id, (job_id + 0));
 
 SELECT pg_catalog.pg_extension_config_dump('idemq.dependencies', '');

@@ -70,7 +70,7 @@ SQL_FUNCTION(idemq_sql_parents)
 		idemq_queue_allows(job.queue_id, PRIVILEGE_CLAIM | PRIVILEGE_ADMIN, &queue))
 	{
 		int count;
-		DependencyGone *parents = idemq_dependency_parents(id, &count);
+		DependencyGone *parents = idemq_dependency_parents(&table, id, &count);
 
 		for (int i = 0; i < count; i++)
 			add_row(&table, &parents[i], set);

@@ -604,6 +604,7 @@ typedef struct ObjectOids
 	Oid queue_grants;
 	Oid steps;		  /* may be invalid within CREATE EXTENSION */
 	Oid dependencies; /* as steps */
+	Oid children;	  /* as steps */
 	Oid owner;		  /* of idemq.jobs: the role that SQL runs as */
 	Oid status_type;
 	Oid status[JOB_STATUS_COUNT];

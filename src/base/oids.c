@@ -124,6 +124,7 @@ idemq_oids(void)
 		catalog.queue_grants = relation_oid("queue_grants", catalog.internal);
 		catalog.steps = get_relname_relid("steps", catalog.schema);
 		catalog.dependencies = get_relname_relid("dependencies", catalog.schema);
+		catalog.children = get_relname_relid("children", catalog.schema);
 		catalog.jobs_seq = compat_identity_sequence(catalog.jobs, 1);
 		tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(catalog.jobs));
 		if (!HeapTupleIsValid(tuple))

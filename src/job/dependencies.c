@@ -9,7 +9,8 @@
  * younger.  The kind of mark decides what is done:
  *
  *	parent		it has finished: the children that watch it are marked; and, if it is dead or
- *				cancelled, those that are cancelled with it.  Nothing is written.
+ *				cancelled, those that are cancelled with it.  Nothing is written.  A page of
+ *				children at a time: the low-water mark of its mark says where the next one begins.
  *	child		its parents are looked at, in the order of their ids, from the watched one on.
  *				If all are done, the child becomes pending, or joins its group, and its row in
  *				idemq.children goes.  If one is not, the child watches that one from now on.
@@ -23,14 +24,21 @@
  * so the mark of that end is taken with a snapshot that sees the watch.
  *		Model: test/model/dependencies.pml, as for shared/groups/dependencies.c.
  *
+ * Nor is one forgotten between two pages of a parent's children.  A later page has a later snapshot.
+ * A child that an earlier page would have had, and did not see, has its own mark: it was enqueued,
+ * or its watch was moved to that parent, by a transaction that was not visible to that page and
+ * marks the child at its commit.
+ *
  * Never too soon: the row of the child and its row in idemq.children are written in one
- * transaction, the former on the very version that was blocked when all parents were seen done.
- * A look knows which transaction had written that version, and does not count for another one.
+ * transaction, the former on the very version that was blocked when all parents were seen done:
+ * one snapshot shows the child, what it waits for, and its parents.  So no child can be claimed
+ * once the cancel of its parent has committed, however many children are still to be cancelled:
+ * until then each is blocked, and whoever looks at one, also a call that asks for it by its id,
+ * sees the cancel.
  * A parent that is brought back afterwards runs again, and holds up nobody.
  *
- * One query looks at all children of a batch of marks, after the marks and the table's snapshot
- * were taken; one statement ends the waiting of those that are released.  What the batch itself
- * writes of a parent, or of a watch, has its own mark at the commit.
+ * The waiting of all children that a batch of marks has released is ended by one statement.  What
+ * the batch itself writes of a parent, or of a watch, has its own mark at the commit.
  *
  * Why there are marks, and no table that lists the children to look at: such a list, filled by
  * enqueues and ends, loses a child in a chain A -> X -> Y.  X's row, kept for its second look,
@@ -43,17 +51,19 @@
  *
  * Above READ COMMITTED a claim leaves children alone, as it does groups that have changed.
  *
- * Up to MAX_TOLD children of a parent are marked one by one; if there are more, their queues
- * are scanned, some children at a time.
+ * A scan of a queue's children, for when marks may be missing, marks those that a look would change,
+ * some children at a time.  It goes round the queue's children in the order of their ids
+ * (shared/groups/group_scans.c), so each is read once in a scan, however many were cancelled and
+ * keep their rows in idemq.children.
  *
  * Locks: none is waited for; a child whose row is held is looked at again a moment later.
  */
 #include "postgres.h"
 
-#include "access/sysattr.h"
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "base/base.h"
@@ -68,8 +78,14 @@
 
 /* Looks at a child that changes each time, at most. */
 #define MAX_LOOKS 10
-/* Children of a parent that are marked one by one, at most. */
-#define MAX_TOLD 1000
+/*
+ * Rows that are read for a page of a parent's children.  The parent's queue and those of the
+ * children have turns, so no more are marked at a time than a turn of the latter can do.
+ */
+#define TOLD_AT_ONCE 100
+/* Children that a slice of a scan reads, and marks, at most. */
+#define SCANNED_AT_ONCE 500
+#define MARKED_AT_ONCE 256
 /* Edges that are read in one go. */
 #define LEARN_BATCH 10000
 
@@ -80,40 +96,45 @@ may_look_for_others(void)
 	return idemq_worker_self() != NULL || !idemq_worker_present();
 }
 
-/* Marks the children of a parent that has finished, or has their queues scanned. */
+/*
+ * Marks a page of the children of a parent that has finished, from the child *next on.  HAS_MORE:
+ * *next is where the next page begins.
+ */
 static Promotion
-tell_children(JobsTable *table, int64 parent)
+tell_children(JobsTable *table, int64 parent, int64 *next)
 {
-	DependencyChild *children;
+	bool failed = true;
 	QueueInfo queue = {0};
-	int count;
+	DependencyPage page = {.next = *next};
 	Job job;
 
-	/* It runs again: its next end tells them. */
-	if (idemq_jobs_fetch(table, parent, &job) && !job_status_is_finished(job.status))
-		return HAS_HEAD;
+	*next = PG_INT64_MIN;
+	if (idemq_jobs_fetch(table, parent, &job))
+	{
+		/* It runs again: its next end tells them. */
+		if (!job_status_is_finished(job.status))
+			return HAS_HEAD;
+		failed = job.status != JOB_COMPLETED;
+	}
 	if (!idemq_dependencies_exist())
 		return HAS_HEAD;
 	idemq_jitter();
-	children = idemq_dependency_children(parent, &count);
-	for (int i = 0; i < count; i++)
+	idemq_dependency_children(table->snapshot, parent, failed, page.next, TOLD_AT_ONCE, &page);
+	/* At once: the marks do not depend on this transaction, which may be long. */
+	for (int i = 0; i < page.count; i++)
 	{
-		const DependencyChild *child = &children[i];
-		bool same_queue = child->queue_id == queue.id;
+		const DependencyChild *child = &page.children[i];
 
-		CHECK_FOR_INTERRUPTS();
-		if (!same_queue && !idemq_queue_by_id(child->queue_id, &queue))
-			continue;
-		/* At once: the mark does not depend on this transaction, which may be long. */
-		if (count <= MAX_TOLD)
+		if (child->queue_id == queue.id || idemq_queue_by_id(child->queue_id, &queue))
 			idemq_dependency_mark(queue.qstate, queue.id,
 								  child->watches ? DEPENDENCY_CHILD : DEPENDENCY_FAILURE,
 								  child->id);
-		else if (!same_queue)
-			idemq_groups_want_scan(queue.qstate, queue.id, false);
 	}
-	pfree(children);
-	return HAS_HEAD;
+	pfree(page.children);
+	if (page.is_last)
+		return HAS_HEAD;
+	*next = page.next;
+	return HAS_MORE;
 }
 
 /* Has a child watch the parent that is in its way. */
@@ -156,28 +177,37 @@ cancel_with(JobsTable *table, const QueueInfo *queue, const Job *job,
 	return idemq_transition(table, job, queue, EVENT_EXPIRE, args, JOB_SKIPS);
 }
 
+/* Notes that this transaction has released a child. */
+static void
+note_released(ReleasedChildren *released, int64 id, int64 token)
+{
+	int room = released->room;
+
+	released->ids = idemq_grow(released->ids, &room, released->count + 1, sizeof(int64));
+	released->tokens =
+		idemq_grow(released->tokens, &released->room, released->count + 1, sizeof(int64));
+	released->ids[released->count] = id;
+	released->tokens[released->count++] = token;
+}
+
 /*
  * Decides about a fetched child that is blocked, by what its look has found: it is cancelled,
- * waits, or, when its parents are done, becomes pending or joins its group.
+ * waits, or, when its parents are done, becomes pending or joins its group.  failed: the parent
+ * that has failed, when that is what it was looked at for.
  */
 static Promotion
-dependencies_decide(JobsTable *table, const QueueInfo *queue, DependencyMark mark, const Job *job,
-					const DependencyLook *look, DependencyBatch *batch, Datum *group)
+dependencies_decide(JobsTable *table, const QueueInfo *queue, const Job *job,
+					const DependencyLook *look, const DependencyParent *failed, int64 token,
+					ReleasedChildren *released, Datum *group)
 {
 	EventArgs args = {.now = idemq_now(), .group = look->group};
 	Promotion done = PROMOTED_FOR_LATER;
-	DependencyParent parent;
 	JobWrite write;
 
 	if (job_has_expired(job, args.now))
 		write = idemq_job_expire(table, job, queue, args.now);
-	else if (mark == DEPENDENCY_FAILURE)
-	{
-		if (look->on_failure != FAILURE_CANCELS ||
-			!idemq_dependency_failed_parent(job->id, &parent))
-			return HAS_HEAD;
-		write = cancel_with(table, queue, job, &parent, &args);
-	}
+	else if (failed != NULL)
+		write = cancel_with(table, queue, job, failed, &args);
 	else if (look->is_free)
 	{
 		bool joins = look->group != (Datum) 0;
@@ -190,7 +220,7 @@ dependencies_decide(JobsTable *table, const QueueInfo *queue, DependencyMark mar
 		write = idemq_transition(table, job, queue, joins ? EVENT_JOIN_GROUP : EVENT_PROMOTE, &args,
 								 JOB_SKIPS);
 		if (write == JOB_WRITTEN)
-			batch->released[batch->nreleased++] = job->id;
+			note_released(released, job->id, token);
 		if (write == JOB_WRITTEN && joins)
 			*group = look->group;
 	}
@@ -201,80 +231,141 @@ dependencies_decide(JobsTable *table, const QueueInfo *queue, DependencyMark mar
 	return write == JOB_WRITTEN ? done : write == JOB_LOCKED ? HELD : LOOK_AGAIN;
 }
 
-/*
- * Looks at children whose marks this session owns, all at once.  idemq_dependency_batch_end, in
- * the same transaction, ends the waiting of those that are released.
- */
+/* Ends the waiting of the children that were released; in the transaction that did that. */
 void
-idemq_dependency_batch_begin(DependencyBatch *batch, const int64 *children, int count)
+idemq_dependency_end_waits(ReleasedChildren *released)
 {
-	*batch = (DependencyBatch){.count = count, .released = palloc(Max(count, 1) * sizeof(int64))};
-	if (count == 0)
-		return;
-	batch->looks = idemq_dependency_looks(children, &batch->count);
-	/* Every end that they have seen is of an earlier claim; a parent's next claim comes later. */
-	if (batch->count > 0)
-		batch->token = idemq_lease_issue_token(0, idemq_token_epoch_base());
+	if (released->count > 0)
+		idemq_dependency_released(released->ids, released->tokens, released->count);
+	*released = (ReleasedChildren){0};
 }
 
-/* Ends the waiting of the children that were released. */
-void
-idemq_dependency_batch_end(DependencyBatch *batch)
+/* Fetches a child that is blocked by its parents; false when it is not, or is of another queue. */
+static bool
+fetch_child(JobsTable *table, int32 queue_id, int64 id, Job *job)
 {
-	if (batch->nreleased > 0)
-		idemq_dependency_released(batch->released, batch->nreleased, batch->token);
-	batch->nreleased = 0;
-	pfree(batch->released);
+	return idemq_jobs_fetch(table, id, job) && job->status == JOB_BLOCKED &&
+		   !job_has(job, COL_GROUP_KEY) && job->queue_id == queue_id;
+}
+
+/* Looks at a child once, by the table's snapshot, and does what is to be done. */
+static Promotion
+look_at(JobsTable *table, const QueueInfo *queue, DependencyMark mark, int64 id,
+		ReleasedChildren *released, Datum *group)
+{
+	DependencyParent parent;
+	DependencyParent *failed = NULL;
+	DependencyLook look;
+	int64 token = 0;
+	Job job;
+
+	if (!fetch_child(table, queue->id, id, &job))
+		return HAS_HEAD;
+	if (!idemq_dependency_look(table, id, &look))
+		return HAS_HEAD;
+	if (table->crosscheck != InvalidSnapshot)
+		return NOT_FOR_US;
+	/* Every end that it has seen is of an earlier claim; a parent's next claim comes later. */
+	if (look.is_free)
+		token = idemq_lease_issue_token(0, idemq_token_epoch_base());
+	if (mark == DEPENDENCY_FAILURE)
+	{
+		if (look.on_failure != FAILURE_CANCELS ||
+			!idemq_dependency_failed_parent(table, id, &parent))
+			return HAS_HEAD;
+		failed = &parent;
+	}
+	idemq_jitter();
+	/* The same version: the snapshot is the same. */
+	if (!fetch_child(table, queue->id, id, &job))
+		return HAS_HEAD;
+	return dependencies_decide(table, queue, &job, &look, failed, token, released, group);
 }
 
 /*
  * Does what a mark is for that this session owns; the table's snapshot is younger than that.
- * batch: has looked at the child since.  *group: for JOINED, the name of the group.
+ * next: the low-water mark of the mark of a parent, the child from which on its children are to be
+ * told; set to what is left.  released: the caller ends their waiting, by
+ * idemq_dependency_end_waits, in the same transaction.  *group: for JOINED, the name of the group.
  */
 Promotion
 idemq_dependency_promote(JobsTable *table, const QueueInfo *queue, DependencyMark mark, int64 id,
-						 DependencyBatch *batch, Datum *group)
+						 int64 *next, ReleasedChildren *released, Datum *group)
 {
-	DependencyBatch again;
-
 	if (mark == DEPENDENCY_PARENT)
-		return tell_children(table, id);
+		return tell_children(table, id, next);
 	for (int looks = 0; looks < MAX_LOOKS; looks++)
 	{
-		const DependencyLook *look;
-		Promotion promotion;
-		TransactionId writer;
-		bool isnull;
-		Job job;
+		Promotion promotion = look_at(table, queue, mark, id, released, group);
 
-		if (!idemq_jobs_fetch(table, id, &job) || job.status != JOB_BLOCKED ||
-			job_has(&job, COL_GROUP_KEY) || job.queue_id != queue->id)
-			return HAS_HEAD;
-		look = batch->count == 0 ? NULL
-								 : bsearch(&id, batch->looks, batch->count, sizeof(DependencyLook),
-										   idemq_compare_int64);
-		if (look == NULL)
-			return HAS_HEAD;
-		if (table->crosscheck != InvalidSnapshot)
-			return NOT_FOR_US;
-		idemq_jitter();
-		writer = DatumGetTransactionId(
-			slot_getsysattr(job.row, MinTransactionIdAttributeNumber, &isnull));
-		promotion = look->version == writer
-						? dependencies_decide(table, queue, mark, &job, look, batch, group)
-						: LOOK_AGAIN;
 		/* A child may be met twice, with both of its marks. */
 		if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER || promotion == JOINED)
 			CommandCounterIncrement();
-		if (batch == &again)
-			idemq_dependency_batch_end(batch);
-		idemq_jobs_refresh(table);
+		if (promotion != HAS_HEAD)
+			idemq_jobs_refresh(table);
 		if (promotion != LOOK_AGAIN)
 			return promotion;
-		batch = &again;
-		idemq_dependency_batch_begin(batch, &id, 1);
 	}
 	return NOT_FOR_US;
+}
+
+/*
+ * Returns whether a look would change a child, by the table's snapshot, and sets *mark to that which
+ * it needs: the parent that it watches is done or has failed; or another of its parents has failed.
+ * What was fetched from the table before is void.
+ */
+bool
+idemq_child_is_resolvable(JobsTable *table, int32 queue_id, int64 id, DependencyMark *mark)
+{
+	DependencyParent parent;
+	DependencyLook look;
+	Job job;
+
+	if (!fetch_child(table, queue_id, id, &job) || !idemq_dependency_look(table, id, &look))
+		return false;
+	*mark = DEPENDENCY_CHILD;
+	if (look.is_free || look.obstacle.id != look.waits_for ||
+		cancels(&look.obstacle, look.on_failure))
+		return true;
+	*mark = DEPENDENCY_FAILURE;
+	return look.on_failure == FAILURE_CANCELS && idemq_dependency_failed_parent(table, id, &parent);
+}
+
+/*
+ * Goes on with a scan of a queue's children: marks those that a look would change, until the slice
+ * is over, or the scan.  Sets scan->next, or scan->is_over.  Returns how many were marked.
+ */
+int
+idemq_children_scan(JobsTable *table, const QueueInfo *queue, Slice *slice, ChildrenScan *scan)
+{
+	DependencyMark mark;
+	DependencyPage page;
+	int marked = 0;
+	int done = 0;
+
+	idemq_dependency_waiting(table->snapshot, queue->id, scan->from, SCANNED_AT_ONCE, &page);
+	scan->next = page.next;
+	scan->at_end = page.is_last;
+	while (done < page.count)
+	{
+		int64 id = page.children[done].id;
+
+		CHECK_FOR_INTERRUPTS();
+		if (id >= scan->until ||
+			(done > 0 && (marked == MARKED_AT_ONCE || idemq_slice_is_over(slice))))
+		{
+			scan->next = id;
+			scan->at_end = id >= scan->until;
+			break;
+		}
+		done++;
+		if (!idemq_child_is_resolvable(table, queue->id, id, &mark))
+			continue;
+		idemq_dependency_mark(queue->qstate, queue->id, mark, id);
+		marked++;
+	}
+	pfree(page.children);
+	return marked;
 }
 
 /* Adds the jobs of an edge to the filter. */
@@ -330,21 +421,28 @@ idemq_dependencies_learn(const QueueInfo *queue)
 void
 idemq_dependency_gone(int64 id, JobStatus status)
 {
-	DependencyChild *children;
-	QueueInfo queue;
-	int count;
+	DependencyPage page = {.next = PG_INT64_MIN};
+	QueueInfo queue = {0};
+	Snapshot snapshot;
 
 	if (!idemq_dependencies_exist())
 		return;
 	idemq_dependency_row_gone(id, status);
 	CommandCounterIncrement();
-	children = idemq_dependency_children(id, &count);
-	for (int i = 0; i < count; i++)
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	while (!page.is_last)
 	{
-		if (idemq_queue_by_id(children[i].queue_id, &queue))
-			idemq_pending_dependency_note_blocked(queue.qstate, queue.id, children[i].id);
+		idemq_dependency_children(snapshot, id, true, page.next, LEARN_BATCH, &page);
+		for (int i = 0; i < page.count; i++)
+		{
+			int32 queue_id = page.children[i].queue_id;
+
+			if (queue_id == queue.id || idemq_queue_by_id(queue_id, &queue))
+				idemq_pending_dependency_note_blocked(queue.qstate, queue.id, page.children[i].id);
+		}
+		pfree(page.children);
 	}
-	pfree(children);
+	UnregisterSnapshot(snapshot);
 }
 
 /*

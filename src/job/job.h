@@ -583,25 +583,28 @@ typedef enum Promotion
 	AT_LIMIT,			/* all permits of its group are taken, and there is a next job */
 	HAS_HEAD,			/* there is nothing to do until it is marked again */
 	HELD,				/* a row is held, or a head is made but not committed */
+	HAS_MORE,			/* a parent has more children to be told */
 	NOT_FOR_US,			/* it changes all the time, or our snapshot must not see it */
 	LOOK_AGAIN			/* its row has changed; inside job/dependencies.c */
 } Promotion;
 
-/* Children of one queue that are looked at together. */
-typedef struct DependencyBatch
+/* Children that this transaction has released, until the end of their waiting is written. */
+typedef struct ReleasedChildren
 {
-	DependencyLook *looks; /* of those that wait, in the order of their ids */
+	int64 *ids;
+	int64 *tokens; /* each issued after the look at the child's parents */
 	int count;
-	int64 token; /* issued after the look */
-	int64 *released;
-	int nreleased;
-} DependencyBatch;
+	int room;
+} ReleasedChildren;
 
-extern void idemq_dependency_batch_begin(DependencyBatch *batch, const int64 *children, int count);
-extern void idemq_dependency_batch_end(DependencyBatch *batch);
+extern void idemq_dependency_end_waits(ReleasedChildren *released);
 extern Promotion idemq_dependency_promote(JobsTable *table, const QueueInfo *queue,
-										  DependencyMark mark, int64 id, DependencyBatch *batch,
-										  Datum *group);
+										  DependencyMark mark, int64 id, int64 *next,
+										  ReleasedChildren *released, Datum *group);
+extern bool idemq_child_is_resolvable(JobsTable *table, int32 queue_id, int64 id,
+									  DependencyMark *mark);
+extern int idemq_children_scan(JobsTable *table, const QueueInfo *queue, Slice *slice,
+							   ChildrenScan *scan);
 extern void idemq_dependencies_learn(const QueueInfo *queue);
 extern bool idemq_job_waits_again(const Job *job);
 extern void idemq_dependency_gone(int64 id, JobStatus status);

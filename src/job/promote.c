@@ -50,6 +50,7 @@
 #include "base/base.h"
 #include "job/job.h"
 #include "shared/groups/groups.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "table/table.h"
@@ -57,8 +58,6 @@
 
 /* Groups taken in one go. */
 #define PROMOTE_BATCH 256
-/* Children that a scan looks at. */
-#define MAX_CHILDREN 2000
 
 /* Ready jobs of a queue, known to be there, that are many. */
 #define LONG_LINE READ_AHEAD_LOW
@@ -72,24 +71,6 @@ static struct
 	text *name; /* NULL: nowhere */
 } left_off;
 
-/* Looks at the children among what this session has taken. */
-static void
-look_at_children(DependencyBatch *batch, const GroupTaken *groups, int count)
-{
-	int64 *ids = palloc(Max(count, 1) * sizeof(int64));
-	int children = 0;
-	DependencyMark mark;
-	int64 id;
-
-	for (int i = 0; i < count; i++)
-	{
-		if (idemq_dependency_read(&groups[i].key, &mark, &id) && mark != DEPENDENCY_PARENT)
-			ids[children++] = id;
-	}
-	idemq_dependency_batch_begin(batch, ids, children);
-	pfree(ids);
-}
-
 /*
  * Promotes a group that this session owns, or does what its mark of a dependency is for, and
  * gives it back unless this transaction has written in it, now or before (again).  Returns
@@ -98,19 +79,22 @@ look_at_children(DependencyBatch *batch, const GroupTaken *groups, int count)
  */
 static bool
 promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group, Datum name,
-			  bool again, DependencyBatch *batch, Datum *joined)
+			  bool again, ReleasedChildren *released, Datum *joined)
 {
 	static const GroupRelease release[] = {[HAS_HEAD] = GROUP_DONE,
 										   [AT_LIMIT] = GROUP_LIMITED,
 										   [HELD] = GROUP_LATER,
+										   [HAS_MORE] = GROUP_AGAIN,
 										   [NOT_FOR_US] = GROUP_AGAIN};
 	GroupLowWater low_water = group->low_water;
+	GroupTaken left = *group;
 	Promotion promotion;
 	DependencyMark mark;
 	int64 id;
 
 	if (idemq_dependency_read(&group->key, &mark, &id))
-		promotion = idemq_dependency_promote(table, queue, mark, id, batch, joined);
+		promotion = idemq_dependency_promote(table, queue, mark, id, &left.low_water.blocked,
+											 released, joined);
 	else
 		promotion = idemq_promote_one(table, queue, &group->key, name, &low_water);
 	if (promotion == JOINED)
@@ -118,7 +102,7 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 	if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER)
 		idemq_pending_groups_note_low_water(group, low_water);
 	else if (!again)
-		idemq_pending_groups_done(queue->qstate, group, release[promotion]);
+		idemq_pending_groups_done(queue->qstate, &left, release[promotion]);
 	return promotion == PROMOTED;
 }
 
@@ -149,13 +133,13 @@ promote_key(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum
 	bool again = false;
 	GroupTaken group = {*key, GROUP_NO_LOW_WATER};
 	GroupOwn own;
-	DependencyBatch batch;
+	ReleasedChildren released = {0};
 	bool promoted;
 
 	idemq_pending_groups_reserve(1);
 	own = idemq_group_own(queue->qstate, &group);
 	if (own == GROUP_FULL)
-		idemq_groups_want_scan(queue->qstate, queue->id, true);
+		idemq_groups_want_scan(queue->qstate, queue->id, SCAN_GROUPS | SCAN_CHILDREN, true);
 	else if (own == GROUP_BUSY)
 		/* Its promoter visits it now or later, unless this transaction is the promoter. */
 		again = name != (Datum) 0 && idemq_group_uses_permits(queue, name) &&
@@ -167,9 +151,8 @@ promote_key(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum
 	idemq_jitter();
 	/* A snapshot that is younger than our ownership. */
 	idemq_jobs_refresh(table);
-	look_at_children(&batch, &group, 1);
-	promoted = promote_owned(table, queue, &group, name, again, &batch, &joined);
-	idemq_dependency_batch_end(&batch);
+	promoted = promote_owned(table, queue, &group, name, again, &released, &joined);
+	idemq_dependency_end_waits(&released);
 	return promoted || promote_joined(table, queue, joined);
 }
 
@@ -198,41 +181,6 @@ idemq_promote_child(JobsTable *table, const QueueInfo *queue, int64 id)
 		return true;
 	idemq_dependency_key(&key, queue->id, DEPENDENCY_FAILURE, id);
 	return promote_key(table, queue, &key, (Datum) 0);
-}
-
-/*
- * Looks at the children of a queue whose parents are done, or have failed, up to max that become
- * pending; if these were not all, the queue is to be scanned again.
- */
-static int
-scan_children(JobsTable *table, const QueueInfo *queue, int max)
-{
-	int promoted = 0;
-	int count;
-	int64 *ids;
-
-	if (!idemq_dependencies_exist())
-		return 0;
-	if (table->crosscheck != InvalidSnapshot)
-	{
-		/* It is not for us: job/dependencies.c. */
-		idemq_groups_want_scan(queue->qstate, queue->id, false);
-		return 0;
-	}
-	ids = idemq_dependency_resolvable(queue->id, MAX_CHILDREN, &count);
-	for (int i = 0; i < count; i++)
-	{
-		CHECK_FOR_INTERRUPTS();
-		if (promoted >= max || i == MAX_CHILDREN - 1)
-		{
-			/* A moment later, if all of these were held. */
-			idemq_groups_want_scan(queue->qstate, queue->id, i > 0 && promoted == 0);
-			break;
-		}
-		promoted += idemq_promote_child(table, queue, ids[i]);
-	}
-	pfree(ids);
-	return promoted;
 }
 
 /* Keeps the name of the group at which a scan stopped; NULL: none. */
@@ -277,7 +225,7 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 		if (promoted >= max)
 		{
 			leave_off(queue->id, name);
-			idemq_groups_want_scan(queue->qstate, queue->id, false);
+			idemq_groups_want_scan(queue->qstate, queue->id, SCAN_GROUPS, false);
 			break;
 		}
 		if (!idemq_jobs_group_next(table, queue->id, name == (Datum) 0 ? NULL : &name, &job))
@@ -301,9 +249,53 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 	return promoted;
 }
 
+/* Begins a slice of a worker's task; that of a claim is over when it has promoted enough. */
+static void
+begin_slice(Slice *slice)
+{
+	idemq_slice_begin(slice, idemq_worker_self() != NULL ? SLICE_OF_TASK : PG_INT64_MAX);
+}
+
+/*
+ * Promotes groups that this session has taken, one at least, until the slice is over; the others are
+ * given back.  Returns how many.
+ */
+static int
+promote_taken(JobsTable *table, const QueueInfo *queue, const GroupTaken *groups, int count,
+			  const Slice *slice)
+{
+	ReleasedChildren released = {0};
+	List *all_joined = NIL;
+	ListCell *cell;
+	int promoted = 0;
+
+	for (int i = 0; i < count; i++)
+	{
+		const GroupKey *key = &groups[i].key;
+		Datum name = PointerGetDatum(cstring_to_text_with_len(key->name, key->length));
+		Datum joined = (Datum) 0;
+
+		CHECK_FOR_INTERRUPTS();
+		if (i > 0 && idemq_slice_is_over(slice))
+		{
+			idemq_pending_groups_done(queue->qstate, &groups[i], GROUP_AGAIN);
+			continue;
+		}
+		promoted += promote_owned(table, queue, &groups[i], name, false, &released, &joined);
+		if (joined != (Datum) 0)
+			all_joined = lappend(all_joined, DatumGetPointer(joined));
+	}
+	idemq_dependency_end_waits(&released);
+	/* Once all children are in their groups: ids decide which one is first. */
+	foreach(cell, all_joined)
+		promoted += promote_joined(table, queue, PointerGetDatum(lfirst(cell)));
+	list_free(all_joined);
+	return promoted;
+}
+
 /* Promotes up to max of the groups of a queue that are marked. */
 static int
-promote_marked(JobsTable *table, const QueueInfo *queue, int max)
+promote_marked(JobsTable *table, const QueueInfo *queue, int max, const Slice *slice)
 {
 	GroupTaken *groups = palloc(Min(max, PROMOTE_BATCH) * sizeof(GroupTaken));
 	int promoted = 0;
@@ -311,10 +303,7 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 	int batch;
 	int count;
 	/* Groups that are marked again at once are left for the next call, or this would not end. */
-	int marked = idemq_groups_usage().used;
-	List *all_joined = NIL;
-	ListCell *cell;
-	DependencyBatch children;
+	int marked = idemq_groups_marked();
 
 	do
 	{
@@ -325,27 +314,48 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max)
 			idemq_pending_groups_note_owned(queue->qstate, &groups[i]);
 		if (count > 0)
 			idemq_jobs_refresh(table);
-		look_at_children(&children, groups, count);
-		for (int i = 0; i < count; i++)
-		{
-			const GroupKey *key = &groups[i].key;
-			Datum name = PointerGetDatum(cstring_to_text_with_len(key->name, key->length));
-			Datum joined = (Datum) 0;
-
-			CHECK_FOR_INTERRUPTS();
-			promoted += promote_owned(table, queue, &groups[i], name, false, &children, &joined);
-			if (joined != (Datum) 0)
-				all_joined = lappend(all_joined, DatumGetPointer(joined));
-		}
-		idemq_dependency_batch_end(&children);
-		/* Once all children are in their groups: ids decide which one is first. */
-		foreach(cell, all_joined)
-			promoted += promote_joined(table, queue, PointerGetDatum(lfirst(cell)));
-		list_free(all_joined);
-		all_joined = NIL;
+		promoted += promote_taken(table, queue, groups, count, slice);
 		taken += count;
-	} while (count == batch && promoted < max && taken < marked);
+	} while (count == batch && promoted < max && taken < marked && !idemq_slice_is_over(slice));
 	pfree(groups);
+	return promoted;
+}
+
+/*
+ * Goes on with a scan of a queue's children, for which marks may be missing: a slice of it.  Without
+ * a worker, goes on until max are promoted or all were looked at, since nobody else does.  Returns
+ * how many were promoted.
+ */
+static int
+scan_children(JobsTable *table, const QueueInfo *queue, int max, Slice *slice)
+{
+	ChildrenScan scan;
+	int promoted = 0;
+	int ends = 0;
+
+	/* Above READ COMMITTED it is not for us: job/dependencies.c. */
+	if (table->crosscheck != InvalidSnapshot)
+		return 0;
+	/* It may begin in the middle, and so come to the end twice. */
+	while (promoted < max && ends < 2 &&
+		   idemq_groups_take_children(queue->qstate, queue->id, &scan))
+	{
+		int marked = 0;
+
+		scan.at_end = true;
+		if (idemq_dependencies_exist())
+		{
+			/* A snapshot that is younger than the taking of the scan. */
+			idemq_jobs_refresh(table);
+			marked = idemq_children_scan(table, queue, slice, &scan);
+		}
+		ends += scan.at_end;
+		idemq_groups_leave_children(queue->qstate, queue->id, &scan);
+		if (idemq_worker_present())
+			break;
+		if (marked > 0)
+			promoted += promote_marked(table, queue, max - promoted, slice);
+	}
 	return promoted;
 }
 
@@ -365,24 +375,28 @@ idemq_promote_some(const QueueInfo *queue, int max)
 {
 	JobsTable table;
 	int promoted;
+	Slice slice;
 	bool scan;
 
+	begin_slice(&slice);
 	idemq_jobs_open(&table);
 	idemq_dependencies_learn(queue);
+	/* Before it is taken: what an error interrupts is to be done again. */
 	idemq_pending_groups_note_scan(queue->qstate, queue->id);
 	scan = idemq_groups_take_scan(queue->qstate, queue->id);
 	if (!scan)
 		idemq_pending_groups_note_scan(NULL, 0);
-	promoted = promote_marked(&table, queue, max);
+	promoted = promote_marked(&table, queue, max, &slice);
 	if (scan && promoted < max)
 	{
 		/* A snapshot that is younger than the taking of the scan. */
 		idemq_jobs_refresh(&table);
 		promoted += scan_groups(&table, queue, max - promoted);
-		promoted += scan_children(&table, queue, max - promoted);
 	}
 	else if (scan)
-		idemq_groups_want_scan(queue->qstate, queue->id, false);
+		idemq_groups_want_scan(queue->qstate, queue->id, SCAN_GROUPS, false);
+	idemq_pending_groups_note_scan(queue->qstate, queue->id);
+	promoted += scan_children(&table, queue, max - promoted, &slice);
 	idemq_pending_groups_note_scan(NULL, 0);
 	idemq_jobs_close(&table);
 	return promoted;

@@ -14,6 +14,7 @@
 
 #include "miscadmin.h"
 
+#include "job/job.h"
 #include "observe/observe.h"
 #include "queue/queue.h"
 #include "shared/groups/groups.h"
@@ -29,12 +30,27 @@ knows(const QueueInfo *queue, DependencyMark mark, int64 id)
 	return idemq_groups_know(queue->qstate, &key);
 }
 
+/* Looks at a child by a snapshot of its own; as idemq_dependency_look and _failed_parent. */
+static bool
+look_again(int64 child, DependencyLook *look, DependencyParent *failed)
+{
+	JobsTable table;
+	bool waits;
+
+	idemq_jobs_open_to_read(&table);
+	waits = idemq_dependency_look(&table, child, look);
+	if (waits && (look->on_failure != FAILURE_CANCELS ||
+				  !idemq_dependency_failed_parent(&table, child, failed)))
+		failed->id = 0;
+	idemq_jobs_close(&table);
+	return waits;
+}
+
 /* Returns whether somebody will look at a child. */
 static bool
 check_dependencies_is_known(const Suspect *suspect)
 {
-	int count = 1;
-	const DependencyLook *look;
+	DependencyLook look;
 	DependencyParent parent;
 	QueueInfo queue;
 
@@ -42,17 +58,39 @@ check_dependencies_is_known(const Suspect *suspect)
 		knows(&queue, DEPENDENCY_CHILD, suspect->id) ||
 		knows(&queue, DEPENDENCY_FAILURE, suspect->id))
 		return true;
-	look = idemq_dependency_looks(&suspect->id, &count);
-	if (count == 0)
+	if (!look_again(suspect->id, &look, &parent))
 		return true;
 	/* The mark of a parent may lead to the child: of one that failed, or of the one it watches. */
-	if (look->on_failure == FAILURE_CANCELS &&
-		idemq_dependency_failed_parent(suspect->id, &parent) &&
-		idemq_queue_by_id(parent.queue_id, &queue) && knows(&queue, DEPENDENCY_PARENT, parent.id))
+	if (parent.id != 0 && idemq_queue_by_id(parent.queue_id, &queue) &&
+		knows(&queue, DEPENDENCY_PARENT, parent.id))
 		return true;
-	return idemq_dependency_queue_of(look->waits_for, &parent.queue_id) &&
+	return idemq_dependency_queue_of(look.waits_for, &parent.queue_id) &&
 		   idemq_queue_by_id(parent.queue_id, &queue) &&
-		   knows(&queue, DEPENDENCY_PARENT, look->waits_for);
+		   knows(&queue, DEPENDENCY_PARENT, look.waits_for);
+}
+
+/* Adds those of a queue's children that a look would change, up to CHECK_SUSPECTS. */
+static void
+find_in_queue(JobsTable *table, int32 queue_id, Suspect **suspects, int *count)
+{
+	DependencyPage page = {.next = PG_INT64_MIN};
+	int room = *count + CHECK_SUSPECTS;
+
+	*suspects = repalloc_huge(*suspects, room * sizeof(Suspect));
+	while (!page.is_last && *count < room)
+	{
+		idemq_dependency_waiting(table->snapshot, queue_id, page.next, CHECK_SUSPECTS, &page);
+		for (int i = 0; i < page.count && *count < room; i++)
+		{
+			DependencyMark mark;
+
+			CHECK_FOR_INTERRUPTS();
+			if (idemq_child_is_resolvable(table, queue_id, page.children[i].id, &mark))
+				(*suspects)[(*count)++] =
+					(Suspect){.queue_id = queue_id, .id = page.children[i].id};
+		}
+		pfree(page.children);
+	}
 }
 
 /* Returns the children that a look would change; one that was looked at is not there any more. */
@@ -60,18 +98,13 @@ static Suspect *
 find_children(const CheckCall *call, int *count)
 {
 	Suspect *suspects = palloc(sizeof(Suspect));
+	JobsTable table;
 
 	*count = 0;
+	idemq_jobs_open_to_read(&table);
 	for (int i = 0; i < call->nqueues; i++)
-	{
-		int found;
-		int64 *ids = idemq_dependency_resolvable(call->queue_ids[i], CHECK_SUSPECTS, &found);
-
-		suspects = repalloc_huge(suspects, (*count + found + 1) * sizeof(Suspect));
-		for (int j = 0; j < found; j++)
-			suspects[(*count)++] = (Suspect){.queue_id = call->queue_ids[i], .id = ids[j]};
-		pfree(ids);
-	}
+		find_in_queue(&table, call->queue_ids[i], &suspects, count);
+	idemq_jobs_close(&table);
 	return suspects;
 }
 

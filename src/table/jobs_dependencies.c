@@ -18,112 +18,30 @@
  * cancelled when the child was enqueued, or what it was when SQL deleted it (purge, drop_queue,
  * a DBA).
  *
- * Reads go by the latest snapshot.  The writes: table/jobs_dependencies_write.c.
+ * A look at a child goes by the snapshot of the jobs table that the caller has open, like its fetch
+ * of the child's own row: it reads all by one snapshot.  Reads go by index and row
+ * (table/jobs_dependencies_scan.c), so none reads more than it has to, whatever statistics say.
+ * The writes: table/jobs_dependencies_write.c.
  */
 #include "postgres.h"
 
 #include "access/table.h"
 #include "catalog/pg_type.h"
+#include "miscadmin.h"
 #include "storage/bufmgr.h"
-#include "utils/array.h"
 #include "utils/builtins.h"
-#include "utils/memutils.h"
 #include "utils/rel.h"
+#include "utils/snapmgr.h"
 
 #include "base/base.h"
 #include "table/table.h"
 
-/*
- * Row by row from an id on, each parent looked up, so that no plan reads more than it has to.
- * The child and the id are an outer query's, or parameters.
- */
-#define PARENTS_FROM(child, id)                                                                    \
-	"(SELECT d.parent, d.gone_as, (SELECT ARRAY[j.status::text, j.queue_id::text] "                \
-	"FROM idemq.jobs j WHERE j.id = d.parent) AS job FROM idemq.dependencies d "                   \
-	"WHERE d.child = " child " AND d.parent >= " id " ORDER BY d.parent OFFSET 0) x "
-#define STATUS "coalesce(x.job[1], x.gone_as::text, 'completed')"
-
-#define PARENT_FIELDS(type, parent)                                                                \
-	SQL_FIELD(type, parent id), SQL_FIELD(type, parent status), SQL_FIELD(type, parent queue_id),  \
-		SQL_FIELD(type, parent gone)
-
 static const char *const failure_names[] =
 	{[FAILURE_CANCELS] = "cancel", [FAILURE_WAITS] = "wait", [FAILURE_RUNS] = "run", NULL};
 
-/*
- * What each child waits for, and the first of its parents that is in its way.  A child without
- * edges is one whose edges are still to be restored.
- */
-static SqlStatement find_looks =
-	{.in_order = true,
-	 .text =
-		 "SELECT c.job_id, c.on_parent_failure, c.group_key, c.waits_for, o.parent IS NULL, "
-		 "(SELECT j.xmin FROM idemq.jobs j WHERE j.id = m.id), o.parent, "
-		 "o.status::idemq.status, o.queue_id, o.gone FROM unnest($1) m (id) CROSS JOIN LATERAL "
-		 "(SELECT * FROM idemq.children WHERE job_id = m.id OFFSET 0) c LEFT JOIN LATERAL "
-		 "(SELECT x.parent, " STATUS
-		 " AS status, x.job[2]::int4 AS queue_id, x.job IS NULL AS gone "
-		 "FROM " PARENTS_FROM(
-			 "c.job_id",
-			 "c.waits_for") "WHERE " STATUS " <> 'completed' "
-							"AND (c.on_parent_failure <> 'run' OR x.job IS NOT NULL "
-							"AND x.job[1] NOT IN ('dead', 'cancelled')) LIMIT 1) o ON true "
-							"WHERE EXISTS (SELECT FROM idemq.dependencies d WHERE d.child = m.id)",
-	 .types = {INT8ARRAYOID},
-	 .fields =
-		 (const SqlField[]){SQL_FIELD(DependencyLook, id),
-							SQL_CHOICE(DependencyLook, on_failure, failure_names),
-							SQL_FIELD(DependencyLook, group), SQL_FIELD(DependencyLook, waits_for),
-							SQL_FIELD(DependencyLook, is_free), SQL_FIELD(DependencyLook, version),
-							PARENT_FIELDS(DependencyLook, obstacle.)}};
-static SqlStatement find_failed =
-	{.in_order = true,
-	 .text = "SELECT x.parent, (" STATUS
-			 ")::idemq.status, x.job[2]::int4, x.job IS NULL FROM " PARENTS_FROM(
-				 "$1", "$2") "WHERE " STATUS " IN ('dead', 'cancelled') LIMIT 1",
-	 .types = {INT8OID, INT8OID},
-	 .fields = (const SqlField[]){PARENT_FIELDS(DependencyParent, )}};
 static SqlStatement find_queue = {.text = "SELECT queue_id FROM idemq.jobs WHERE id = $1",
 								  .types = {INT8OID},
 								  .fields = (const SqlField[]){{0, sizeof(int32), NULL}}};
-/* Row by row, as above: statistics may say that a job has all children, or none. */
-static SqlStatement find_children =
-	{.few = true,
-	 .text = "SELECT job_id, queue_id, true FROM idemq.children WHERE waits_for = $1 "
-			 "UNION ALL SELECT x.child, x.queue_id, false FROM (SELECT d.child, "
-			 "(SELECT c.queue_id FROM idemq.children c WHERE c.job_id = d.child "
-			 "AND c.on_parent_failure = 'cancel') AS queue_id FROM idemq.dependencies d "
-			 "WHERE d.parent = $1 AND NOT EXISTS (SELECT FROM idemq.jobs j "
-			 "WHERE j.id = $1 AND j.status NOT IN ('dead', 'cancelled')) OFFSET 0) x "
-			 "WHERE x.queue_id IS NOT NULL ORDER BY 1",
-	 .types = {INT8OID},
-	 .fields = (const SqlField[]){SQL_FIELD(DependencyChild, id),
-								  SQL_FIELD(DependencyChild, queue_id),
-								  SQL_FIELD(DependencyChild, watches)}};
-/* Those that a look may change: their parents are done, or one of them has failed. */
-static SqlStatement find_resolvable =
-	{.in_order = true,
-	 .text = "SELECT c.job_id FROM idemq.children c WHERE c.queue_id = $1 "
-			 "AND (SELECT b.status = 'blocked' AND b.group_key IS NULL FROM idemq.jobs b "
-			 "WHERE b.id = c.job_id) "
-			 "AND (SELECT true FROM idemq.dependencies d WHERE d.child = c.job_id LIMIT 1) "
-			 "AND (coalesce((SELECT p.finished_at IS NOT NULL AND (c.on_parent_failure <> 'wait' "
-			 "OR p.status NOT IN ('dead', 'cancelled')) FROM idemq.jobs p "
-			 "WHERE p.id = c.waits_for), true) "
-			 "OR c.on_parent_failure = 'cancel' AND (SELECT true FROM idemq.dependencies d "
-			 "WHERE d.child = c.job_id AND coalesce((SELECT q.status FROM idemq.jobs q "
-			 "WHERE q.id = d.parent), d.gone_as) IN ('dead', 'cancelled') LIMIT 1)) "
-			 "ORDER BY c.job_id + 0 LIMIT $2",
-	 .types = {INT4OID, INT4OID},
-	 .fields = (const SqlField[]){{0, sizeof(int64), NULL}}};
-static SqlStatement find_parents =
-	{.few = true,
-	 .text = "SELECT parent, gone_as IS NOT NULL, gone_as, max(seen_token) OVER () "
-			 "FROM idemq.dependencies WHERE child = $1 ORDER BY parent",
-	 .types = {INT8OID},
-	 .fields = (const SqlField[]){SQL_FIELD(DependencyGone, id), SQL_FIELD(DependencyGone, gone),
-								  SQL_FIELD(DependencyGone, gone_as),
-								  SQL_FIELD(DependencyGone, seen_token)}};
 static SqlStatement find_edges =
 	{.in_order = true,
 	 .text = "SELECT d.child, d.parent, d.queue_id, "
@@ -159,42 +77,156 @@ idemq_dependencies_exist(void)
 	return any;
 }
 
-/*
- * Returns what children wait for, in the order of their ids, palloc'ed, without those that wait
- * for no parents; all by one snapshot, the latest.
- */
-DependencyLook *
-idemq_dependency_looks(const int64 *children, int *count)
+/* Returns the ParentFailure of a name. */
+static ParentFailure
+read_failure(Datum name)
 {
-	Datum ids = idemq_int8_array(children, *count);
-	DependencyLook *looks;
+	text *value = DatumGetTextPP(name);
+	Size length = VARSIZE_ANY_EXHDR(value);
+	int i = 0;
 
-	*count = 0;
-	if (!idemq_dependencies_exist())
-		return NULL;
-	looks = idemq_spi_rows(&find_looks, &ids, sizeof(DependencyLook), count);
-	qsort(looks, *count, sizeof(DependencyLook), idemq_compare_int64);
-	pfree(DatumGetPointer(ids));
-	return looks;
+	while (failure_names[i] != NULL && (strlen(failure_names[i]) != length ||
+										memcmp(failure_names[i], VARDATA_ANY(value), length) != 0))
+		i++;
+	if (failure_names[i] == NULL)
+		elog(ERROR, "unknown on_parent_failure of a child");
+	return (ParentFailure) i;
 }
 
-/* Returns whether a job waits for parents. */
+/* Reads what a child's row in idemq.children says; false when it has none. */
+static bool
+read_child(Snapshot snapshot, int64 child, DependencyLook *look)
+{
+	DependencyScan scan;
+	bool found;
+
+	idemq_dependency_scan_open(&scan, CHILDREN_BY_ID, snapshot);
+	idemq_dependency_scan_from(&scan, child, 0);
+	found = idemq_dependency_scan_next(&scan);
+	if (found)
+	{
+		TupleTableSlot *row = scan.slot;
+
+		*look = (DependencyLook){.id = child,
+								 .waits_for = idemq_dependency_scan_int64(&scan, CHILD_WAITS_FOR)};
+		look->on_failure = read_failure(row->tts_values[CHILD_ON_PARENT_FAILURE - 1]);
+		if (!row->tts_isnull[CHILD_GROUP_KEY - 1])
+			look->group =
+				PointerGetDatum(PG_DETOAST_DATUM_COPY(row->tts_values[CHILD_GROUP_KEY - 1]));
+	}
+	idemq_dependency_scan_close(&scan);
+	return found;
+}
+
+/* Reads the parent of the current edge: its row, or what the edge says of it. */
+static void
+read_parent(JobsTable *table, const DependencyScan *edge, DependencyParent *parent)
+{
+	Job job;
+
+	*parent = (DependencyParent){.id = idemq_dependency_scan_int64(edge, EDGE_PARENT)};
+	parent->gone = !idemq_jobs_fetch(table, parent->id, &job);
+	if (!parent->gone)
+	{
+		parent->status = job.status;
+		parent->queue_id = job.queue_id;
+	}
+	else if (edge->slot->tts_isnull[EDGE_GONE_AS - 1])
+		parent->status = JOB_COMPLETED;
+	else
+		parent->status =
+			idemq_status_from_oid(DatumGetObjectId(edge->slot->tts_values[EDGE_GONE_AS - 1]));
+}
+
+/* Returns whether a parent is dead or cancelled. */
+static bool
+has_failed(const DependencyParent *parent)
+{
+	return parent->status == JOB_DEAD || parent->status == JOB_CANCELLED;
+}
+
+/* Returns whether a parent is in the way of a child. */
+static bool
+is_obstacle(const DependencyParent *parent, ParentFailure on_failure)
+{
+	if (on_failure == FAILURE_RUNS)
+		return !parent->gone && parent->status != JOB_COMPLETED && !has_failed(parent);
+	return parent->status != JOB_COMPLETED;
+}
+
+/*
+ * Looks at what a child waits for, by the table's snapshot: at its parents in the order of their
+ * ids, from the watched one to the first that is in its way.  Returns false when it waits for no
+ * parents; that includes a child whose edges are still to be restored.  What was fetched from the
+ * table before is void.
+ */
+bool
+idemq_dependency_look(JobsTable *table, int64 child, DependencyLook *look)
+{
+	DependencyScan edge;
+	bool any = false;
+
+	if (!idemq_dependencies_exist() || !read_child(table->snapshot, child, look))
+		return false;
+	look->is_free = true;
+	idemq_dependency_scan_open(&edge, EDGES_BY_CHILD, table->snapshot);
+	idemq_dependency_scan_from(&edge, child, look->waits_for);
+	while (look->is_free && idemq_dependency_scan_next(&edge))
+	{
+		CHECK_FOR_INTERRUPTS();
+		any = true;
+		read_parent(table, &edge, &look->obstacle);
+		look->is_free = !is_obstacle(&look->obstacle, look->on_failure);
+	}
+	if (!any)
+	{
+		idemq_dependency_scan_from(&edge, child, PG_INT64_MIN);
+		any = idemq_dependency_scan_next(&edge);
+	}
+	idemq_dependency_scan_close(&edge);
+	return any;
+}
+
+/* Returns whether a job waits for parents, by the latest snapshot. */
 bool
 idemq_dependency_waits(int64 child)
 {
-	int count = 1;
+	Snapshot latest = RegisterSnapshot(GetLatestSnapshot());
+	DependencyScan edge;
+	DependencyLook look;
+	bool waits = idemq_dependencies_exist() && read_child(latest, child, &look);
 
-	(void) idemq_dependency_looks(&child, &count);
-	return count > 0;
+	if (waits)
+	{
+		idemq_dependency_scan_open(&edge, EDGES_BY_CHILD, latest);
+		idemq_dependency_scan_from(&edge, child, PG_INT64_MIN);
+		waits = idemq_dependency_scan_next(&edge);
+		idemq_dependency_scan_close(&edge);
+	}
+	UnregisterSnapshot(latest);
+	return waits;
 }
 
-/* Finds a parent that is dead or cancelled, or gone as such; false when none is. */
+/*
+ * Finds a parent that is dead or cancelled, or gone as such; false when none is.  What was fetched
+ * from the table before is void.
+ */
 bool
-idemq_dependency_failed_parent(int64 child, DependencyParent *parent)
+idemq_dependency_failed_parent(JobsTable *table, int64 child, DependencyParent *parent)
 {
-	Datum values[] = {Int64GetDatum(child), Int64GetDatum(PG_INT64_MIN)};
+	DependencyScan edge;
+	bool found = false;
 
-	return idemq_spi_row(&find_failed, values, parent, sizeof(*parent));
+	idemq_dependency_scan_open(&edge, EDGES_BY_CHILD, table->snapshot);
+	idemq_dependency_scan_from(&edge, child, PG_INT64_MIN);
+	while (!found && idemq_dependency_scan_next(&edge))
+	{
+		CHECK_FOR_INTERRUPTS();
+		read_parent(table, &edge, parent);
+		found = has_failed(parent);
+	}
+	idemq_dependency_scan_close(&edge);
+	return found;
 }
 
 /* Returns the queue of a job; false when there is no such job. */
@@ -206,37 +238,163 @@ idemq_dependency_queue_of(int64 job_id, int32 *queue_id)
 	return idemq_spi_row(&find_queue, &value, queue_id, sizeof(*queue_id));
 }
 
-/*
- * Returns the children that the end of a parent may concern: those that watch it, and, unless it
- * is completed, those that are cancelled with it.  A child may come twice.
- */
-DependencyChild *
-idemq_dependency_children(int64 parent, int *count)
+/* Begins an empty page of up to max children. */
+static void
+begin_page(DependencyPage *page, int max)
 {
-	Datum value = Int64GetDatum(parent);
+	*page = (DependencyPage){.children = palloc(max * sizeof(DependencyChild)), .is_last = true};
+}
 
-	return idemq_spi_rows(&find_children, &value, sizeof(DependencyChild), count);
+/*
+ * Reads the children of a parent that is dead, cancelled or gone, and are cancelled with it: up to
+ * max edges, from a child on.
+ */
+static void
+read_cancelled(Snapshot snapshot, int64 parent, int64 from, int max, DependencyPage *page)
+{
+	DependencyScan edge;
+	DependencyScan child;
+	int edges = 0;
+
+	begin_page(page, max);
+	idemq_dependency_scan_open(&edge, EDGES_BY_PARENT, snapshot);
+	idemq_dependency_scan_open(&child, CHILDREN_BY_ID, snapshot);
+	idemq_dependency_scan_from(&edge, parent, from);
+	while (idemq_dependency_scan_next(&edge))
+	{
+		int64 id = idemq_dependency_scan_int64(&edge, EDGE_CHILD);
+
+		if (edges++ == max)
+		{
+			page->is_last = false;
+			page->next = id;
+			break;
+		}
+		idemq_dependency_scan_from(&child, id, 0);
+		if (idemq_dependency_scan_next(&child) &&
+			read_failure(child.slot->tts_values[CHILD_ON_PARENT_FAILURE - 1]) == FAILURE_CANCELS)
+			page->children[page->count++] =
+				(DependencyChild){id, DatumGetInt32(child.slot->tts_values[CHILD_QUEUE_ID - 1]),
+								  idemq_dependency_scan_int64(&child, CHILD_WAITS_FOR) == parent};
+	}
+	idemq_dependency_scan_close(&child);
+	idemq_dependency_scan_close(&edge);
+}
+
+/* Reads up to max children of a parent, or of a queue, from a child on. */
+static void
+read_children(DependencyIndex by, Snapshot snapshot, int64 of, int64 from, int max,
+			  DependencyPage *page)
+{
+	DependencyScan scan;
+
+	begin_page(page, max);
+	idemq_dependency_scan_open(&scan, by, snapshot);
+	idemq_dependency_scan_from(&scan, of, from);
+	while (page->is_last && idemq_dependency_scan_next(&scan))
+	{
+		int64 id = idemq_dependency_scan_int64(&scan, CHILD_ID);
+
+		if (page->count == max)
+		{
+			page->is_last = false;
+			page->next = id;
+		}
+		else
+			page->children[page->count++] =
+				(DependencyChild){id, DatumGetInt32(scan.slot->tts_values[CHILD_QUEUE_ID - 1]),
+								  true};
+	}
+	idemq_dependency_scan_close(&scan);
+}
+
+static int
+compare_children(const void *a, const void *b)
+{
+	return idemq_compare_int64(&((const DependencyChild *) a)->id,
+							   &((const DependencyChild *) b)->id);
+}
+
+/*
+ * Reads children that the end of a parent may concern, from a child on: those that watch it and,
+ * if it has failed (or is gone), those that are cancelled with it.  max: of rows that are read of
+ * either sort.  Pages that follow each other have every child that was visible during all of them.
+ */
+void
+idemq_dependency_children(Snapshot snapshot, int64 parent, bool failed, int64 from, int max,
+						  DependencyPage *page)
+{
+	DependencyPage cancelled;
+	int count = 0;
+
+	read_children(CHILDREN_BY_WATCHED, snapshot, parent, from, max, page);
+	if (!failed)
+		return;
+	read_cancelled(snapshot, parent, from, max, &cancelled);
+	/* The next page begins where the shorter of the two ends. */
+	if (!cancelled.is_last && (page->is_last || cancelled.next < page->next))
+	{
+		page->is_last = false;
+		page->next = cancelled.next;
+	}
+	page->children =
+		repalloc(page->children, Max(page->count + cancelled.count, 1) * sizeof(DependencyChild));
+	for (int i = 0; i < cancelled.count; i++)
+	{
+		if (!cancelled.children[i].watches)
+			page->children[page->count++] = cancelled.children[i];
+	}
+	pfree(cancelled.children);
+	qsort(page->children, page->count, sizeof(DependencyChild), compare_children);
+	while (count < page->count && (page->is_last || page->children[count].id < page->next))
+		count++;
+	page->count = count;
+}
+
+/* Reads up to max children of a queue, whatever they wait for, from an id on. */
+void
+idemq_dependency_waiting(Snapshot snapshot, int32 queue_id, int64 from, int max,
+						 DependencyPage *page)
+{
+	read_children(CHILDREN_BY_QUEUE, snapshot, queue_id, from, max, page);
 }
 
 /* Returns the parents of a job, by their ids. */
 DependencyGone *
-idemq_dependency_parents(int64 child, int *count)
+idemq_dependency_parents(JobsTable *table, int64 child, int *count)
 {
-	Datum value = Int64GetDatum(child);
+	int room = 16;
+	DependencyGone *parents;
+	DependencyScan edge;
+	int64 seen_token = 0;
 
 	*count = 0;
-	return idemq_dependencies_exist()
-			   ? idemq_spi_rows(&find_parents, &value, sizeof(DependencyGone), count)
-			   : NULL;
-}
+	if (!idemq_dependencies_exist())
+		return NULL;
+	parents = palloc(room * sizeof(DependencyGone));
+	idemq_dependency_scan_open(&edge, EDGES_BY_CHILD, table->snapshot);
+	idemq_dependency_scan_from(&edge, child, PG_INT64_MIN);
+	while (idemq_dependency_scan_next(&edge))
+	{
+		bool *isnull = edge.slot->tts_isnull;
+		DependencyGone *parent;
 
-/* Returns children of a queue, up to max, that a look at their parents may change. */
-int64 *
-idemq_dependency_resolvable(int32 queue_id, int max, int *count)
-{
-	Datum values[] = {Int32GetDatum(queue_id), Int32GetDatum(max)};
-
-	return idemq_spi_rows(&find_resolvable, values, sizeof(int64), count);
+		CHECK_FOR_INTERRUPTS();
+		if (*count == room)
+			parents = repalloc_huge(parents, (room *= 2) * sizeof(DependencyGone));
+		parent = &parents[(*count)++];
+		*parent = (DependencyGone){.id = idemq_dependency_scan_int64(&edge, EDGE_PARENT),
+								   .gone = !isnull[EDGE_GONE_AS - 1]};
+		if (parent->gone)
+			parent->gone_as =
+				idemq_status_from_oid(DatumGetObjectId(edge.slot->tts_values[EDGE_GONE_AS - 1]));
+		if (!isnull[EDGE_SEEN_TOKEN - 1])
+			seen_token = Max(seen_token, idemq_dependency_scan_int64(&edge, EDGE_SEEN_TOKEN));
+	}
+	idemq_dependency_scan_close(&edge);
+	for (int i = 0; i < *count; i++)
+		parents[i].seen_token = seen_token;
+	return parents;
 }
 
 /* Returns up to max edges behind one, in the order of child and parent. */

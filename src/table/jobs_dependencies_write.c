@@ -11,6 +11,11 @@
  * seen_token, in one row of each child, whichever parent's, says what the child has seen of its
  * parents: every attempt whose end it has seen has a lesser token, every later one a greater
  * (base/token.c).
+ *
+ * No plan depends on statistics: an edge is found by (child, parent) compared as a row, which only
+ * the primary key can do, and the edges of a parent by (parent, child + 0), which only
+ * dependencies_parent can.  With equality instead, and statistics from when the table was empty, the
+ * planner takes either index for either, and reads the edges of all children.
  */
 #include "postgres.h"
 
@@ -35,29 +40,35 @@ static SqlStatement move_watch =
  * It takes any of a child's rows that nobody holds: a row whose parent is being deleted is
  * held for long.
  */
-static SqlStatement end_waits =
-	{.text = "WITH held AS (SELECT h.child, h.parent FROM unnest($1) m (id) CROSS JOIN LATERAL "
-			 "(SELECT d.child, d.parent FROM idemq.dependencies d WHERE d.child = m.id LIMIT 1 "
-			 "FOR NO KEY UPDATE SKIP LOCKED) h), seen AS (UPDATE idemq.dependencies d "
-			 "SET seen_token = $2 FROM held h WHERE d.child = h.child AND d.parent = h.parent) "
-			 "DELETE FROM idemq.children WHERE job_id = ANY ($1)",
-	 .types = {INT8ARRAYOID, INT8OID}};
+static SqlStatement end_waits = {
+	.text = "WITH held AS MATERIALIZED (SELECT h.child, h.parent, m.token FROM unnest($1, $2) "
+			"m (id, token) CROSS JOIN LATERAL "
+			"(SELECT d.child, d.parent FROM idemq.dependencies d WHERE d.child = m.id LIMIT 1 "
+			"FOR NO KEY UPDATE SKIP LOCKED) h), seen AS (UPDATE idemq.dependencies d "
+			"SET seen_token = h.token FROM held h WHERE (d.child, d.parent) >= (h.child, h.parent) "
+			"AND (d.child, d.parent) <= (h.child, h.parent)) "
+			"DELETE FROM idemq.children WHERE job_id = ANY ($1)",
+	.types = {INT8ARRAYOID, INT8ARRAYOID}};
+#define OF_PARENT                                                                                  \
+	"(parent, child + 0) >= ($1, -9223372036854775808) AND "                                       \
+	"(parent, child + 0) <= ($1, 9223372036854775807) "
 static SqlStatement find_need =
 	{.few = true,
 	 .text = "SELECT FROM (SELECT (SELECT j.finished_at IS NULL FROM idemq.jobs j "
-			 "WHERE j.id = d.child) AS runs FROM idemq.dependencies d WHERE d.parent = $1 "
+			 "WHERE j.id = d.child) AS runs FROM idemq.dependencies d WHERE " OF_PARENT
 			 "OFFSET 0) x WHERE x.runs LIMIT 1",
 	 .types = {INT8OID}};
 /* The rows that are deleted with a job, and with $2 those that are told that it is gone. */
 static SqlStatement hold_rows =
 	{.few = true,
 	 .text = "WITH up AS (SELECT FROM idemq.dependencies WHERE child = $1 FOR UPDATE SKIP LOCKED), "
-			 "down AS (SELECT FROM idemq.dependencies WHERE parent = $1 AND $2 "
+			 "down AS (SELECT FROM idemq.dependencies WHERE $2 AND " OF_PARENT
 			 "FOR NO KEY UPDATE SKIP LOCKED), "
 			 "waits AS (SELECT FROM idemq.children WHERE job_id = $1 FOR UPDATE SKIP LOCKED) "
 			 "SELECT WHERE (SELECT count(*) FROM up) = (SELECT count(*) FROM idemq.dependencies "
 			 "WHERE child = $1) AND (SELECT count(*) FROM down) = (SELECT count(*) "
-			 "FROM idemq.dependencies WHERE parent = $1 AND $2) AND (SELECT count(*) FROM waits) = "
+			 "FROM idemq.dependencies WHERE $2 AND " OF_PARENT
+			 ") AND (SELECT count(*) FROM waits) = "
 			 "(SELECT count(*) FROM idemq.children WHERE job_id = $1)",
 	 .types = {INT8OID, BOOLOID}};
 static SqlStatement forget_dependencies =
@@ -65,7 +76,7 @@ static SqlStatement forget_dependencies =
 			 "DELETE FROM idemq.children WHERE job_id = ANY ($1)",
 	 .types = {INT8ARRAYOID}};
 static SqlStatement note_gone =
-	{.text = "UPDATE idemq.dependencies SET gone_as = $2::idemq.status WHERE parent = $1",
+	{.text = "UPDATE idemq.dependencies SET gone_as = $2::idemq.status WHERE " OF_PARENT,
 	 .types = {INT8OID, TEXTOID}};
 static SqlStatement forget_all_dependencies = {
 	.text = "WITH edges AS (DELETE FROM idemq.dependencies) DELETE FROM idemq.children"};
@@ -128,13 +139,13 @@ idemq_dependency_watch(int64 child, int64 parent)
 }
 
 /*
- * Ends the waiting of children, whose rows this transaction has written.  token: greater than
- * the token of every parent's attempt that they have seen end, and less than any later one.
+ * Ends the waiting of children, whose rows this transaction has written.  tokens: for each, greater
+ * than the token of every parent's attempt that it has seen end, and less than any later one.
  */
 void
-idemq_dependency_released(const int64 *children, int count, int64 token)
+idemq_dependency_released(const int64 *children, const int64 *tokens, int count)
 {
-	Datum values[] = {idemq_int8_array(children, count), Int64GetDatum(token)};
+	Datum values[] = {idemq_int8_array(children, count), idemq_int8_array(tokens, count)};
 
 	(void) dependencies_write_run(&end_waits, values);
 }

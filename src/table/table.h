@@ -361,6 +361,55 @@ extern void idemq_steps_void(int64 job_id);
 extern void idemq_steps_forget(const int64 *job_ids, int count);
 
 /*
+ * jobs_dependencies_scan.c
+ *		Scans of idemq.dependencies and idemq.children.
+ */
+
+/* Which rows a scan reads: of a table, by an index. */
+typedef enum DependencyIndex
+{
+	CHILDREN_BY_ID,		 /* the row of one child */
+	CHILDREN_BY_WATCHED, /* of a parent, in the order of children */
+	CHILDREN_BY_QUEUE,	 /* of a queue, in the order of children */
+	EDGES_BY_CHILD,		 /* of a child, in the order of parents */
+	EDGES_BY_PARENT		 /* of a parent, in the order of children */
+} DependencyIndex;
+
+/* Columns of idemq.dependencies, and of idemq.children. */
+enum
+{
+	EDGE_CHILD = 1,
+	EDGE_PARENT,
+	EDGE_QUEUE_ID,
+	EDGE_GONE_AS,
+	EDGE_SEEN_TOKEN
+};
+enum
+{
+	CHILD_ID = 1,
+	CHILD_QUEUE_ID,
+	CHILD_ON_PARENT_FAILURE,
+	CHILD_GROUP_KEY,
+	CHILD_WAITS_FOR
+};
+
+typedef struct DependencyScan
+{
+	DependencyIndex which;
+	Relation rel;
+	Relation index;
+	IndexScanDesc scan;
+	TupleTableSlot *slot;
+} DependencyScan;
+
+extern void idemq_dependency_scan_open(DependencyScan *scan, DependencyIndex which,
+									   Snapshot snapshot);
+extern void idemq_dependency_scan_from(DependencyScan *scan, int64 of, int64 from);
+extern bool idemq_dependency_scan_next(DependencyScan *scan);
+extern int64 idemq_dependency_scan_int64(const DependencyScan *scan, int column);
+extern void idemq_dependency_scan_close(DependencyScan *scan);
+
+/*
  * jobs_dependencies.c
  *		Parents and children: the rows of idemq.dependencies and idemq.children.
  */
@@ -382,12 +431,11 @@ typedef struct DependencyParent
 	int32 queue_id;
 } DependencyParent;
 
-/* What a child waits for. */
+/* What a child waits for, by the snapshot of the table that was looked at. */
 typedef struct DependencyLook
 {
 	int64 id;
-	TransactionId version; /* the transaction that wrote its row as it was then */
-	int64 waits_for;	   /* all its parents with lesser ids are done */
+	int64 waits_for; /* all its parents with lesser ids are done */
 	ParentFailure on_failure;
 	Datum group;			   /* in the caller's memory context */
 	bool is_free;			   /* all parents are done */
@@ -401,6 +449,15 @@ typedef struct DependencyChild
 	int32 queue_id;
 	bool watches; /* it watches this parent at the moment */
 } DependencyChild;
+
+/* Some of the children of a parent, or of a queue, in the order of their ids. */
+typedef struct DependencyPage
+{
+	DependencyChild *children; /* palloc'ed */
+	int count;
+	bool is_last;
+	int64 next; /* otherwise: the id from which the next page begins */
+} DependencyPage;
 
 /* A parent, for its child. */
 typedef struct DependencyGone
@@ -422,13 +479,15 @@ typedef struct DependencyEdge
 
 extern const char *idemq_failure_name(ParentFailure failure);
 extern bool idemq_dependencies_exist(void);
+extern bool idemq_dependency_look(JobsTable *table, int64 child, DependencyLook *look);
 extern bool idemq_dependency_waits(int64 child);
-extern DependencyLook *idemq_dependency_looks(const int64 *children, int *count);
-extern bool idemq_dependency_failed_parent(int64 child, DependencyParent *parent);
+extern bool idemq_dependency_failed_parent(JobsTable *table, int64 child, DependencyParent *parent);
 extern bool idemq_dependency_queue_of(int64 job_id, int32 *queue_id);
-extern DependencyChild *idemq_dependency_children(int64 parent, int *count);
-extern DependencyGone *idemq_dependency_parents(int64 child, int *count);
-extern int64 *idemq_dependency_resolvable(int32 queue_id, int max, int *count);
+extern void idemq_dependency_children(Snapshot snapshot, int64 parent, bool failed, int64 from,
+									  int max, DependencyPage *page);
+extern void idemq_dependency_waiting(Snapshot snapshot, int32 queue_id, int64 from, int max,
+									 DependencyPage *page);
+extern DependencyGone *idemq_dependency_parents(JobsTable *table, int64 child, int *count);
 extern DependencyEdge *idemq_dependency_edges(const DependencyEdge *behind, int max, int *count);
 
 /*
@@ -452,7 +511,7 @@ typedef struct NewDependencies
 extern bool idemq_dependencies_is_writing(void);
 extern void idemq_dependencies_add(const NewDependencies *depends);
 extern bool idemq_dependency_watch(int64 child, int64 parent);
-extern void idemq_dependency_released(const int64 *children, int count, int64 token);
+extern void idemq_dependency_released(const int64 *children, const int64 *tokens, int count);
 extern bool idemq_dependency_lets_go(int64 job_id, JobStatus status);
 extern void idemq_dependency_forget(const int64 *job_ids, int count);
 extern void idemq_dependency_row_gone(int64 job_id, JobStatus status);

@@ -299,7 +299,7 @@ idemq_pending_groups_done(QueueState *qstate, const GroupTaken *group, GroupRele
 }
 
 /*
- * Notes that this session scans all groups of a queue from now on; 0: not any more.
+ * Notes that this session scans groups or children of a queue from now on; 0: not any more.
  * If an error ends the scan, it has to be done again.
  */
 void
@@ -347,7 +347,7 @@ idemq_pending_groups_apply(void)
 		GroupKey key = {0};
 
 		memcpy(&key, &mark_at(at)->key, idemq_group_key_size(&mark_at(at)->key));
-		idemq_group_mark(mark_at(at)->qstate, &key, mark_at(at)->id);
+		(void) idemq_group_mark(mark_at(at)->qstate, &key, mark_at(at)->id);
 	}
 	idemq_pending_commit_window_leave();
 	release_from(InvalidSubTransactionId, GROUP_DONE);
@@ -361,7 +361,7 @@ void
 idemq_pending_groups_undo(SubTransactionId from)
 {
 	if (scanned_queue != 0)
-		idemq_groups_want_scan(scanned_qstate, scanned_queue, false);
+		idemq_groups_want_scan(scanned_qstate, scanned_queue, SCAN_GROUPS | SCAN_CHILDREN, false);
 	scanned_queue = 0;
 	release_from(from, GROUP_AGAIN);
 }

@@ -8,6 +8,10 @@
  * another one from then on.  Two sessions take marks, one of them twice.  One transaction aborts, the enqueue, an end, or a look, and
  * is done again.  The enqueue may be a prepared one, whose bits went in a restart.
  *
+ * The children of the second parent are looked up in two pages, the child in the later one; between them
+ * the parent's mark keeps the place (its low-water mark), and another session may take it.  The child in
+ * the first page is as it is for the first parent, which has one page.
+ *
  * A mark that is taken has one promoter, and comes back when it is marked meanwhile or its promoter aborts:
  * groups.pml.  Not in it: parents that fail or are brought back, a batch of marks, scans, a database
  * without a worker, full tables, the hash (one parent's bit may be another's: marked in vain).
@@ -16,9 +20,10 @@
  * (an end reads the filter before it is visible), BEGIN_LATE (a learner begins after its snapshot),
  * ONE_BEGIN (learners share what they note when they begin),
  * LOOK_FIRST (a look's snapshot, before the mark is taken), NO_MARK_AGAIN (a look that moves the watch
- * marks nothing).
+ * marks nothing), NO_NEXT_PAGE (the first page of a parent's children ends its mark).
  */
 #define CHILD 2
+#define PAGED 1
 #define KNOWN 1
 #define SOME 2
 
@@ -37,19 +42,24 @@ byte begun;
 bool marked[3];				/* parents, and the child */
 bool owned[3];
 bool again[3];
+bool second = false;			/* the low-water mark of the second parent's mark: its second page is next */
 
 bool aborted = false;
 
 #define MAY_ABORT :: atomic { !aborted -> aborted = true }
 #define ALL_ENDED (ended[0] && ended[1])
 
-/* idemq_group_mark */
+/* idemq_group_mark; of a parent, it drops the low-water mark. */
 inline mark(m)
 {
 	d_step {
 		if
 		:: owned[m] -> again[m] = true
-		:: else -> marked[m] = true
+		:: else -> marked[m] = true;
+			if
+			:: m == PAGED -> second = false
+			:: else
+			fi
 		fi
 	}
 }
@@ -162,6 +172,16 @@ inline give_back(m, wants)
 	d_step { owned[m] = false; marked[m] = again[m] || wants; again[m] = false }
 }
 
+/* The same of a parent's mark, with the page that is next; a mark that came meanwhile drops it. */
+inline give_back_at(m, wants, next)
+{
+	d_step {
+		/* In this order: wants and next are of what second was. */
+		owned[m] = false; marked[m] = again[m] || wants;
+		second = next && !again[m]; again[m] = false
+	}
+}
+
 /* Takes a mark, looks, and ends its transaction. */
 inline take(m)
 {
@@ -181,14 +201,26 @@ inline take(m)
 	if
 	:: !mine
 	:: mine && m != CHILD ->
-		/* tell_children: who watches it, and at once. */
+		/* tell_children: who watches it, of this page, and at once. */
 		if
-		:: seen[m] && seen_edge && seen_watched == m -> mark(CHILD)
+		:: seen[m] && seen_edge && seen_watched == m && (m != PAGED || second) -> mark(CHILD)
 		:: else
 		fi;
 		if
-		:: give_back(m, false)
-		MAY_ABORT; give_back(m, true)
+		:: m != PAGED ->
+			if
+			:: give_back(m, false)
+			MAY_ABORT; give_back(m, true)
+			fi
+		:: m == PAGED ->
+			if
+#ifdef NO_NEXT_PAGE
+			:: give_back_at(m, false, false)
+#else
+			:: give_back_at(m, !second, !second)
+#endif
+			MAY_ABORT; give_back_at(m, true, second)
+			fi
 		fi
 	:: mine && m == CHILD ->
 		if

@@ -3,7 +3,7 @@
 # PREPARED.  Sessions are stopped between "visible" and "marked".  Ten thousand parents and children, and
 # everything at once: dependencies_slow.pl.
 # stops: idemq_dependency_finished idemq_pending_groups_apply idemq_dependency_watch
-# at least 48 assertions
+# at least 58 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -166,6 +166,45 @@ my $waiting = "SELECT count(*) FROM idemq.children WHERE waits_for = (SELECT id 
 is_sql($node, $waiting, $many, 'as many children of one parent');
 sql($node, "SELECT done('one')");
 is_soon($node, $waiting, '0', 'are all released');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+sql($node, "SELECT idemq.purge('children'), idemq.purge('parents')");
+
+# ---- A parent that is cancelled has its children cancelled some at a time; none of them can be claimed meanwhile
+
+my $page = 100; # TOLD_AT_ONCE of src/job/dependencies.c
+my $pages = 3 * $page - 10;
+sql($node, "SELECT parent('first'); SELECT parent('second')");
+# Half of them watch the parent, the others watch another one.
+sql($node, "SELECT count(child('child ' || n, VARIADIC CASE WHEN n % 2 = 0 THEN '{second}' ELSE '{first,second}' END::text[])) FROM generate_series(1, $pages) n");
+my $children = "FROM idemq.jobs WHERE key LIKE 'child %'";
+is_sql($node, "SELECT count(*), count(*) FILTER (WHERE status = 'blocked') $children", "$pages|$pages", 'as many children wait as make three pages');
+is_sql($node, "SELECT count(DISTINCT waits_for) FROM idemq.children WHERE job_id IN (SELECT id $children)", '2', 'for two parents');
+$busy = stop_worker($node);
+sql($node, "SELECT idemq.cancel(id) FROM idemq.jobs WHERE key = 'second'");
+is_sql($node, "SELECT count(*) FROM idemq.claim('children', 1000)", '0', 'the second one is cancelled, and the worker does nothing: no child can be claimed');
+is_sql($node, "SELECT count(*) FILTER (WHERE c.id IS NOT NULL), count(*) FROM (SELECT id $children ORDER BY id DESC LIMIT 10) k LEFT JOIN LATERAL idemq.claim_job(k.id) c ON c.token IS NOT NULL",
+	'0|10', 'nor by its id');
+kill 'CONT', $busy;
+is_soon($node, "SELECT count(*) FILTER (WHERE status = 'cancelled'), sum(attempt) $children", "$pages|0", 'the worker cancels all of them, and none has run');
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+# They keep what they wait for, and go on when the parent is brought back.
+sql($node, "SELECT idemq.retry(id) FROM idemq.jobs WHERE key = 'second'; SELECT done('second'); SELECT done('first')");
+sql($node, "SELECT count(*) FROM idemq.retry_many(ARRAY(SELECT id $children))");
+is_soon($node, "SELECT count(*) FILTER (WHERE status = 'pending') $children", $pages, 'brought back after their parents, all are released');
+sql($node, "SELECT count(*) FROM idemq.cancel_many(ARRAY(SELECT id $children))");
+
+# ---- More parents end than there are marks (MAX_DEPENDENCY_MARKS of src/shared/groups/groups.c), and the child is of another queue
+
+my $marks = 8192;
+sql($node, "SELECT count(*) FROM idemq.enqueue_many('parents', array_fill('\"marked\"'::jsonb, ARRAY[$marks + 1]))");
+sql($node, "SELECT id FROM idemq.enqueue('children', '1', key => 'of the first', depends_on => (SELECT array_agg(id) FROM idemq.jobs WHERE payload = '\"marked\"'))");
+is_soon($node, "SELECT count(*) FROM idemq.children k JOIN idemq.jobs j ON j.id = k.job_id WHERE j.key = 'of the first' AND waits_for = (SELECT min(id) FROM idemq.jobs WHERE payload = '\"marked\"')",
+	'1', 'a child of many parents waits for the first');
+$busy = stop_worker($node);
+sql($node, "SELECT count(idemq.commit_once(id)) FROM (SELECT id FROM idemq.jobs WHERE payload = '\"marked\"' ORDER BY id OFFSET 1) p");
+sql($node, "SELECT idemq.commit_once(min(id)) FROM idemq.jobs WHERE payload = '\"marked\"'");
+kill 'CONT', $busy;
+status_soon('of the first', 'pending', 'the first one ends when there is no room for its mark: its child is found');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 sql($node, "SELECT idemq.purge('children'), idemq.purge('parents')");
 

@@ -1,7 +1,7 @@
 # Jobs that depend on others: ten thousand parents and children; graphs that are enqueued, run, rolled back,
 # failed and brought back all at once.  The rest is in dependencies.pl.
 # slow: ten thousand jobs three times over, and clients that run for seconds
-# at least 16 assertions
+# at least 29 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -14,8 +14,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes;
 
-# autovacuum is off: what an ANALYZE at a bad moment makes of the plans is another subject (issue 47, numbers 2 and 3).
-my $node = new_server('dependencies', 'idemq.worker' => 'on', autovacuum => 'off', max_prepared_transactions => 4, max_connections => 50);
+my $node = new_server('dependencies', 'idemq.worker' => 'on', max_prepared_transactions => 4, max_connections => 50);
 
 sql($node, q{
 	SELECT idemq.create_queue('parents', lease => '1 h', max_attempts => 1), idemq.create_queue('children', lease => '1 h', max_attempts => 1);
@@ -77,6 +76,52 @@ note sprintf 'dropped in %.1f s', Time::HiRes::time - $since;
 cmp_ok(sql($node, $entries) - $before, '<', 100 * $many, 'a queue of many children is dropped without a look at all of them for each');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
 sql($node, "SELECT idemq.purge('parents')");
+
+# ---- A parent of very many children ends, with statistics of when the tables were full, and then of when they had been emptied
+
+my $late = q{DO $$ DECLARE
+	claimed record; at timestamptz; worst interval := '0';
+BEGIN
+	WHILE EXISTS (SELECT FROM idemq.jobs WHERE queue_id = idemq.queue_id('fan') AND status = 'blocked') LOOP
+		SELECT id, token INTO claimed FROM idemq.claim('short');
+		ASSERT claimed.id IS NOT NULL;
+		COMMIT;
+		at := clock_timestamp();
+		LOOP
+			PERFORM pg_sleep(0.001);
+			EXIT WHEN (SELECT status <> 'running' FROM idemq.jobs WHERE id = claimed.id) IS NOT FALSE;
+			COMMIT;
+		END LOOP;
+		worst := greatest(worst, clock_timestamp() - at - interval '100 ms');
+		COMMIT;
+	END LOOP;
+	RAISE WARNING 'late % ms', round(extract(epoch FROM worst) * 1000);
+END $$};
+sql($node, "SELECT idemq.create_queue('short', lease => '100 ms', max_attempts => 1000000), idemq.create_queue('fan')"); # meant to expire
+sql($node, "SELECT count(*) FROM idemq.enqueue_many('short', array_fill('1'::jsonb, ARRAY[10000]))"); # each is claimed once: a second loss has a delay
+foreach my $statistics ('full', 'emptied')
+{
+	foreach my $case ([ 4_000, 'cancel' ], [ 4_000, 'commit_once' ], [ 32_000, 'cancel' ])
+	{
+		my ($children, $end) = @$case;
+
+		sql($node, 'ANALYZE idemq.jobs, idemq.dependencies, idemq.children') if $statistics eq 'emptied';
+		sql($node, "SELECT parent('$statistics $children $end')");
+		sql($node, "SELECT count(idemq.enqueue('fan', to_jsonb(n), depends_on => ARRAY[(SELECT id FROM idemq.jobs WHERE key = '$statistics $children $end')])) FROM generate_series(1, $children) n");
+		sql($node, 'ANALYZE idemq.jobs, idemq.dependencies, idemq.children') if $statistics eq 'full';
+		my $started = Time::HiRes::time;
+		sql($node, "SELECT idemq.$end(id) FROM idemq.jobs WHERE key = '$statistics $children $end'");
+		my (undef, undef, $said) = $node->psql('postgres', $late);
+		note sprintf '%s of a parent of %d children, statistics %s: %.2f s; a lease of 100 ms in another queue was taken back %s',
+			$end, $children, $statistics, Time::HiRes::time - $started, $said =~ /(late \d+ ms)/ ? $1 : $said;
+		unlike($said, qr/ERROR/, 'there were leases to take back');
+		is_sql($node, "SELECT status, count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('fan') GROUP BY 1", ($end eq 'cancel' ? 'cancelled' : 'pending') . "|$children",
+			"$end, $children, $statistics: of each child it is seen");
+		sql($node, "SELECT idemq.cancel_many(ARRAY(SELECT id FROM idemq.jobs WHERE queue_id = idemq.queue_id('fan'))); DELETE FROM idemq.jobs WHERE queue_id = idemq.queue_id('fan')");
+	}
+}
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+sql($node, "SELECT idemq.drop_queue('short', force => true), idemq.drop_queue('fan', force => true)");
 
 # ---- Everything at once: graphs, groups, failures, rollbacks, retries
 

@@ -38,7 +38,13 @@
  * A mark is an entry of the table of groups (shared/groups/groups.c), under a name that no
  * group can have: it begins with a zero byte.  So the rest is as with groups: one session at a time
  * owns the mark; a mark that comes meanwhile is kept for the time after; if there is no room, the
- * queue is to be scanned.  Marks have room of their own: dependencies take none from groups.
+ * queue is to be scanned.  A scan looks at the queue's own children, and those of a parent may be in
+ * any queue: so if there is no room for the mark of a parent, all queues are to be scanned that may
+ * have dependencies.  Marks have room of their own: dependencies take none from groups.
+ *
+ * A parent's children are looked up some at a time.  In between, the low-water mark of the parent's
+ * mark is the id of the child that is next.  Another end of the parent drops it, so that all children
+ * are looked up again.
  *
  * Without a worker it may be that no session ever claims from a parent's queue again, and
  * takes its mark: then a parent's end has all queues scanned that may have dependencies.  A
@@ -206,22 +212,23 @@ idemq_dependency_read(const GroupKey *key, DependencyMark *mark, int64 *job_id)
 	return true;
 }
 
-/* Marks a child or a parent, whose commit or end is visible. */
+static void
+dependencies_want_scan(const QueueStateView *view, void *arg)
+{
+	/* It may have jobs with parents or children. */
+	if ((state_of(view->qstate) & DEPENDENCIES_BITS) != DEPENDENCIES_KNOWN)
+		idemq_groups_want_scan(view->qstate, view->queue_id, SCAN_CHILDREN, false);
+}
+
+/* Marks a child or a parent, whose commit or end is visible: a parent, for all of its children. */
 void
 idemq_dependency_mark(QueueState *qstate, int32 queue_id, DependencyMark mark, int64 job_id)
 {
 	GroupKey key;
 
 	idemq_dependency_key(&key, queue_id, mark, job_id);
-	idemq_group_mark(qstate, &key, GROUP_KEEP_LOW_WATER);
-}
-
-static void
-dependencies_want_scan(const QueueStateView *view, void *arg)
-{
-	/* It may have jobs with parents or children. */
-	if ((state_of(view->qstate) & DEPENDENCIES_BITS) != DEPENDENCIES_KNOWN)
-		idemq_groups_want_scan(view->qstate, view->queue_id, false);
+	if (!idemq_group_mark(qstate, &key, GROUP_DROP_LOW_WATER) && mark == DEPENDENCY_PARENT)
+		idemq_for_each_qstate(MyDatabaseId, dependencies_want_scan, NULL);
 }
 
 /* Marks a job that has finished, or may have, if it may be a parent; after the commit. */

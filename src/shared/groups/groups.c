@@ -130,7 +130,8 @@ init_groups(int tranche)
 
 		dlist_init(&queue->waiting);
 		dlist_init(&queue->delayed);
-		queue->scan_at = PG_INT64_MAX;
+		queue->scan_at = queue->children_at = PG_INT64_MAX;
+		queue->children_from = queue->children_stop = PG_INT64_MIN;
 		pg_atomic_init_u32(&queue->pass.number, 0);
 		ConditionVariableInit(&queue->pass.over);
 	}
@@ -149,6 +150,19 @@ const ShmemPart idemq_groups_part = {.area = (void **) &groups_shared,
 									 .key_size = sizeof(GroupKey),
 									 .entry_size = sizeof(GroupEntry)};
 
+/* Locks what this file and group_scans.c have in shared memory. */
+void
+idemq_groups_lock(LWLockMode mode)
+{
+	LWLockAcquire(&groups_shared->lock, mode);
+}
+
+void
+idemq_groups_unlock(void)
+{
+	LWLockRelease(&groups_shared->lock);
+}
+
 /* Returns the groups of the queue whose state has that index. */
 GroupQueue *
 idemq_group_queue_at(int index)
@@ -157,8 +171,8 @@ idemq_group_queue_at(int index)
 }
 
 /* Returns the groups of a queue if the queue state is that queue's; NULL otherwise.  Lock held. */
-static GroupQueue *
-groups_queue_of(const QueueState *qstate, Oid database, int32 queue_id)
+GroupQueue *
+idemq_group_queue_of(const QueueState *qstate, Oid database, int32 queue_id)
 {
 	GroupQueue *queue = qstate == NULL ? NULL : &groups_shared->queues[idemq_qstate_index(qstate)];
 
@@ -168,12 +182,12 @@ groups_queue_of(const QueueState *qstate, Oid database, int32 queue_id)
 }
 
 /* Notes when the groups of a queue are to be checked.  Lock held. */
-static void
-note_due(GroupQueue *queue)
+void
+idemq_group_queue_note_due(GroupQueue *queue)
 {
 	int index = (int) (queue - groups_shared->queues);
 	pg_atomic_uint64 *due = &idemq_qstate_at(index)->due[DUE_GROUPS];
-	int64 when = queue->scan_at;
+	int64 when = Min(queue->scan_at, queue->children_at);
 	int64 known;
 
 	if (!dlist_is_empty(&queue->delayed))
@@ -197,7 +211,7 @@ unlist(GroupQueue *queue, GroupEntry *group)
 	if (group->list == LIST_IDLE)
 		groups_shared->nidle--;
 	else
-		note_due(queue);
+		idemq_group_queue_note_due(queue);
 	group->list = LIST_NONE;
 }
 
@@ -216,7 +230,7 @@ enlist(GroupQueue *queue, GroupEntry *group, GroupList list)
 	if (list == LIST_DELAYED && dlist_is_empty(&queue->delayed))
 		queue->delayed_until = idemq_mono_now() + LEASE_BUSY_RETRY;
 	dlist_push_tail(list == LIST_WAITING ? &queue->waiting : &queue->delayed, &group->node);
-	note_due(queue);
+	idemq_group_queue_note_due(queue);
 }
 
 /* Returns a group's entry; NULL when there is none.  Lock held. */
@@ -296,55 +310,29 @@ idemq_groups_know(const QueueState *qstate, const GroupKey *key)
 
 	IDEMQ_STOP("idemq_groups_know");
 	LWLockAcquire(&groups_shared->lock, LW_SHARED);
-	queue = groups_queue_of(qstate, key->database, key->queue_id);
+	queue = idemq_group_queue_of(qstate, key->database, key->queue_id);
 	group = groups_find(key);
-	known = queue == NULL || queue->scan_at != PG_INT64_MAX ||
+	known = queue == NULL ||
+			(is_dependency_mark(key) ? queue->children_at : queue->scan_at) != PG_INT64_MAX ||
 			(group != NULL && group->list != LIST_IDLE);
 	LWLockRelease(&groups_shared->lock);
 	return known;
 }
 
-/* Returns whether all groups of a queue are to be checked now; then the caller must do it. */
-bool
-idemq_groups_take_scan(const QueueState *qstate, int32 queue_id)
-{
-	GroupQueue *queue;
-	bool wanted;
-
-	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
-	queue = groups_queue_of(qstate, MyDatabaseId, queue_id);
-	wanted = queue != NULL && queue->scan_at <= idemq_mono_now();
-	if (wanted)
-	{
-		queue->scan_at = PG_INT64_MAX;
-		note_due(queue);
-	}
-	LWLockRelease(&groups_shared->lock);
-	return wanted;
-}
-
-/* Asks for a scan of all groups of a queue, at once or later.  Lock held. */
-static void
-groups_want_scan(GroupQueue *queue, bool later)
+/* Asks for a scan of all groups of a queue, its children, or both, at once or later.  Lock held. */
+void
+idemq_group_queue_want_scan(GroupQueue *queue, uint32 what, bool later)
 {
 	int64 when = later ? idemq_mono_now() + LEASE_BUSY_RETRY : 0;
 
-	queue->scan_at = Min(queue->scan_at, when);
-	note_due(queue);
-}
-
-/* Asks for a scan of all groups of a queue, at once or when marks may find room. */
-void
-idemq_groups_want_scan(const QueueState *qstate, int32 queue_id, bool later)
-{
-	GroupQueue *queue;
-
-	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
-	queue = groups_queue_of(qstate, MyDatabaseId, queue_id);
-	if (queue != NULL)
-		groups_want_scan(queue, later);
-	LWLockRelease(&groups_shared->lock);
-	idemq_worker_need_by(later ? idemq_mono_now() + LEASE_BUSY_RETRY : 0);
+	if (what & SCAN_GROUPS)
+		queue->scan_at = Min(queue->scan_at, when);
+	if (what & SCAN_CHILDREN)
+	{
+		queue->children_at = Min(queue->children_at, when);
+		queue->children_again = true;
+	}
+	idemq_group_queue_note_due(queue);
 }
 
 /* Copies up to max groups of a database, for idemq.check(); returns how many. */
@@ -388,7 +376,8 @@ idemq_groups_reset(int index, Oid database, int32 queue_id)
 	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
 	queue->database = database;
 	queue->queue_id = queue_id;
-	groups_want_scan(queue, false);
+	queue->children_from = queue->children_stop = PG_INT64_MIN;
+	idemq_group_queue_want_scan(queue, SCAN_GROUPS | SCAN_CHILDREN, false);
 	LWLockRelease(&groups_shared->lock);
 	idemq_worker_need_by(0);
 }
@@ -427,8 +416,8 @@ idemq_groups_forget(int index)
 	groups_clear_list(queue, &queue->waiting);
 	groups_clear_list(queue, &queue->delayed);
 	clear_idle(queue->database, queue->queue_id);
-	queue->scan_at = PG_INT64_MAX;
-	note_due(queue);
+	queue->scan_at = queue->children_at = PG_INT64_MAX;
+	idemq_group_queue_note_due(queue);
 	queue->database = InvalidOid;
 	LWLockRelease(&groups_shared->lock);
 }
@@ -460,7 +449,8 @@ idemq_groups_unset_database(Oid database)
 	for (int i = 0; i < idemq_max_queues; i++)
 	{
 		if (groups_shared->queues[i].database == database)
-			groups_want_scan(&groups_shared->queues[i], false);
+			idemq_group_queue_want_scan(&groups_shared->queues[i], SCAN_GROUPS | SCAN_CHILDREN,
+										false);
 	}
 	LWLockRelease(&groups_shared->lock);
 }
@@ -476,9 +466,9 @@ idemq_groups_drop_low_water_marks(const QueueState *qstate, int32 queue_id)
 
 	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
 	drop_low_water(MyDatabaseId, queue_id);
-	queue = groups_queue_of(qstate, MyDatabaseId, queue_id);
+	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
 	if (queue != NULL)
-		groups_want_scan(queue, false);
+		idemq_group_queue_want_scan(queue, SCAN_GROUPS, false);
 	LWLockRelease(&groups_shared->lock);
 	idemq_worker_need_by(0);
 }
@@ -515,6 +505,18 @@ idemq_groups_usage(void)
 	usage.used = groups_shared->count - groups_shared->nidle;
 	LWLockRelease(&groups_shared->lock);
 	return usage;
+}
+
+/* Returns how many entries there are of groups and jobs that are marked or owned. */
+int
+idemq_groups_marked(void)
+{
+	int marked;
+
+	LWLockAcquire(&groups_shared->lock, LW_SHARED);
+	marked = groups_shared->count - groups_shared->nidle + groups_shared->dependency_marks;
+	LWLockRelease(&groups_shared->lock);
+	return marked;
 }
 
 /* Bytes that a key has in place of a long name. */
@@ -604,7 +606,7 @@ idemq_groups_take(const QueueState *qstate, int32 queue_id, GroupTaken *taken, i
 	int count = 0;
 
 	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
-	queue = groups_queue_of(qstate, MyDatabaseId, queue_id);
+	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
 	if (queue != NULL)
 		end_delay(queue);
 	while (queue != NULL && count < max && !dlist_is_empty(&queue->waiting))
@@ -633,7 +635,7 @@ idemq_group_own(QueueState *qstate, GroupTaken *taken)
 
 	qstate = idemq_qstate_current(qstate, key->queue_id);
 	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
-	queue = groups_queue_of(qstate, key->database, key->queue_id);
+	queue = idemq_group_queue_of(qstate, key->database, key->queue_id);
 	group = groups_enter(key);
 	if (group != NULL && (group->promoter != NOBODY ||
 						  (queue == NULL && group->list != LIST_NONE && group->list != LIST_IDLE)))
@@ -678,18 +680,20 @@ idemq_group_low_water(QueueState *qstate, const GroupKey *key, int64 own)
 /*
  * Marks a group; to be called after the commit by which it may need a head.  id: of a
  * job that the commit has blocked, for its low-water mark; or GROUP_KEEP_LOW_WATER,
- * GROUP_DROP_LOW_WATER.
+ * GROUP_DROP_LOW_WATER.  Returns false if there was no room for the mark: then its queue is to be
+ * scanned instead, if it has a state.
  */
-void
+bool
 idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id)
 {
 	GroupQueue *queue;
 	GroupEntry *group;
+	bool kept;
 
 	IDEMQ_STOP("idemq_group_mark");
 	qstate = idemq_qstate_current(qstate, key->queue_id);
 	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
-	queue = groups_queue_of(qstate, key->database, key->queue_id);
+	queue = idemq_group_queue_of(qstate, key->database, key->queue_id);
 	if (queue != NULL && key->kind != KIND_LONG_NAME)
 		group = groups_enter(key);
 	else
@@ -708,9 +712,12 @@ idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id)
 	else if (queue != NULL && key->kind != KIND_LONG_NAME && !is_dependency_mark(key))
 		(void) idemq_count_full(COUNT_FULL_GROUPS); /* of many dependencies it is no news */
 	if (queue != NULL && (key->kind == KIND_LONG_NAME || group == NULL))
-		groups_want_scan(queue, false);
+		idemq_group_queue_want_scan(queue, is_dependency_mark(key) ? SCAN_CHILDREN : SCAN_GROUPS,
+									false);
+	kept = group != NULL;
 	LWLockRelease(&groups_shared->lock);
 	call_for_check(qstate);
+	return kept;
 }
 
 /* Lists a group that has no promoter any more.  wanted: it is to be checked.  Lock held. */
@@ -727,7 +734,7 @@ put_back(GroupQueue *queue, GroupEntry *group, bool wanted, bool again)
 	else
 		remove_group(group);
 	if (wanted && queue != NULL && is_long)
-		groups_want_scan(queue, !again);
+		idemq_group_queue_want_scan(queue, SCAN_GROUPS, !again);
 }
 
 /*
@@ -744,7 +751,7 @@ idemq_group_release(QueueState *qstate, const GroupTaken *taken, GroupRelease ho
 
 	qstate = idemq_qstate_current(qstate, key->queue_id);
 	LWLockAcquire(&groups_shared->lock, LW_EXCLUSIVE);
-	queue = groups_queue_of(qstate, key->database, key->queue_id);
+	queue = idemq_group_queue_of(qstate, key->database, key->queue_id);
 	group = groups_find(key);
 	if (group != NULL && group->promoter == IDEMQ_MY_PROC_NUMBER)
 	{

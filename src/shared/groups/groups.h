@@ -118,14 +118,26 @@ typedef struct GroupQueue
 	dlist_head delayed;
 	int64 delayed_until; /* mono: those in delayed are to be checked */
 	int64 scan_at;		 /* mono: all are to be checked; PG_INT64_MAX: never */
+	int64 children_at;	 /* mono: the same of the queue's children; a scan of them: */
+	int64 children_from; /* children from that id on are next */
+	int64 children_stop; /* it began there, and stops there once it has come to the end */
+	bool children_at_end;
+	bool children_again; /* it was asked for since its last slice was taken: all round again */
 	PromotePass pass;
 } GroupQueue;
 
+/* What a scan is of, as bits. */
+#define SCAN_GROUPS 1
+#define SCAN_CHILDREN 2
+
 extern GroupQueue *idemq_group_queue_at(int index);
+extern void idemq_groups_lock(LWLockMode mode);
+extern void idemq_groups_unlock(void);
+extern GroupQueue *idemq_group_queue_of(const QueueState *qstate, Oid database, int32 queue_id);
+extern void idemq_group_queue_note_due(GroupQueue *queue);
+extern void idemq_group_queue_want_scan(GroupQueue *queue, uint32 what, bool later);
 extern const ShmemPart idemq_groups_part;
 extern bool idemq_groups_know(const QueueState *qstate, const GroupKey *key);
-extern bool idemq_groups_take_scan(const QueueState *qstate, int32 queue_id);
-extern void idemq_groups_want_scan(const QueueState *qstate, int32 queue_id, bool later);
 extern void idemq_groups_reset(int index, Oid database, int32 queue_id);
 extern void idemq_groups_forget(int index);
 extern void idemq_groups_unset_database(Oid database);
@@ -133,6 +145,7 @@ extern int idemq_groups_copy(Oid database, GroupEntry *copies, int max);
 extern void idemq_groups_drop_low_water_marks(const QueueState *qstate, int32 queue_id);
 extern int64 idemq_groups_limited(Oid database, int32 queue_id);
 extern TableUsage idemq_groups_usage(void);
+extern int idemq_groups_marked(void);
 
 /* A group that this session has taken, to check it. */
 typedef struct GroupTaken
@@ -161,8 +174,34 @@ extern Size idemq_group_key_size(const GroupKey *key);
 extern int idemq_groups_take(const QueueState *qstate, int32 queue_id, GroupTaken *taken, int max);
 extern GroupOwn idemq_group_own(QueueState *qstate, GroupTaken *taken);
 extern GroupLowWater idemq_group_low_water(QueueState *qstate, const GroupKey *key, int64 own);
-extern void idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id);
+extern bool idemq_group_mark(QueueState *qstate, const GroupKey *key, int64 id);
 extern void idemq_group_release(QueueState *qstate, const GroupTaken *group, GroupRelease how);
+
+/*
+ * group_scans.c
+ *		Scans of all groups, and of all children, of a queue.
+ */
+
+/*
+ * A slice of a scan of a queue's children, in the order of their ids.  A scan begins where the last
+ * one stopped, goes on at the least id when it has come to the end, and stops where it began.  So
+ * one that is asked for while another one is under way costs no more than going round once more.
+ */
+typedef struct ChildrenScan
+{
+	int64 from;	 /* the children to look at: from that id on, */
+	int64 until; /* to that one, exclusive */
+	int64 next;	 /* where the slice has stopped */
+	bool at_end; /* or there are no more of these children */
+} ChildrenScan;
+
+extern bool idemq_groups_take_scan(const QueueState *qstate, int32 queue_id);
+extern bool idemq_groups_take_children(const QueueState *qstate, int32 queue_id,
+									   ChildrenScan *scan);
+extern void idemq_groups_leave_children(const QueueState *qstate, int32 queue_id,
+										const ChildrenScan *scan);
+extern void idemq_groups_want_scan(const QueueState *qstate, int32 queue_id, uint32 what,
+								   bool later);
 
 /*
  * promote_pass.c

@@ -1,0 +1,125 @@
+/*
+ * shared/groups/group_scans.c
+ *		Scans of all groups, and of all children, of a queue, for when marks may be missing.
+ *
+ * A session takes a scan, takes a snapshot after that, and does what the scan is for; an error has it
+ * asked for again (txn/pending_groups.c).  A scan of groups is taken whole.  One of children is taken
+ * in slices (ChildrenScan), by any session: it goes round the children in the order of their ids.
+ *
+ * No child is missed.  Call W a session that asks for a scan, of what was visible before.  If W comes
+ * while a slice is under way, which may not show it, the scan goes round again from where that slice
+ * stops, and so comes to the children of that slice as well.  Two sessions whose slices overlap have
+ * it go round again.
+ *
+ * Locks: that of shared/groups/groups.c, which also has the times when scans are due.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+
+#include "base/base.h"
+#include "shared/groups/groups.h"
+#include "shared/waiters/waiters.h"
+
+/* Returns whether all groups of a queue are to be checked now; then the caller must do it. */
+bool
+idemq_groups_take_scan(const QueueState *qstate, int32 queue_id)
+{
+	GroupQueue *queue;
+	bool wanted;
+
+	idemq_groups_lock(LW_EXCLUSIVE);
+	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
+	wanted = queue != NULL && queue->scan_at <= idemq_mono_now();
+	if (wanted)
+	{
+		queue->scan_at = PG_INT64_MAX;
+		idemq_group_queue_note_due(queue);
+	}
+	idemq_groups_unlock();
+	return wanted;
+}
+
+/*
+ * Returns whether children of a queue are to be looked at now, and which; then the caller must look
+ * at some of them, by a snapshot that it takes after that, and call idemq_groups_leave_children.
+ */
+bool
+idemq_groups_take_children(const QueueState *qstate, int32 queue_id, ChildrenScan *scan)
+{
+	GroupQueue *queue;
+	bool wanted;
+
+	idemq_groups_lock(LW_EXCLUSIVE);
+	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
+	wanted = queue != NULL && queue->children_at <= idemq_mono_now();
+	if (wanted)
+	{
+		if (queue->children_again)
+		{
+			queue->children_stop = queue->children_from;
+			queue->children_at_end = queue->children_again = false;
+		}
+		queue->children_at = PG_INT64_MAX;
+		idemq_group_queue_note_due(queue);
+		*scan = (ChildrenScan){.from = queue->children_from, .until = PG_INT64_MAX};
+		if (queue->children_at_end)
+			scan->until = queue->children_stop;
+	}
+	idemq_groups_unlock();
+	return wanted;
+}
+
+/*
+ * Ends a slice of a scan of children, which has marked those that a look would change.  Unless the
+ * scan is over, its next slice is due at once.
+ */
+void
+idemq_groups_leave_children(const QueueState *qstate, int32 queue_id, const ChildrenScan *scan)
+{
+	GroupQueue *queue;
+	bool is_over = true;
+
+	idemq_groups_lock(LW_EXCLUSIVE);
+	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
+	if (queue != NULL)
+	{
+		is_over = scan->at_end && (queue->children_at_end || queue->children_stop == PG_INT64_MIN);
+		/* Another session has taken a slice meanwhile, by another snapshot: all round again. */
+		if (queue->children_from != scan->from)
+		{
+			queue->children_again = true;
+			is_over = false;
+		}
+		else if (!scan->at_end)
+			queue->children_from = scan->next;
+		else
+		{
+			queue->children_from = is_over ? queue->children_stop : PG_INT64_MIN;
+			queue->children_at_end = true;
+		}
+		if (!is_over)
+			queue->children_at = 0;
+		idemq_group_queue_note_due(queue);
+	}
+	idemq_groups_unlock();
+	if (!is_over)
+		idemq_worker_need_by(0);
+}
+
+/*
+ * Asks for a scan of all groups of a queue, its children, or both, at once or when marks may find
+ * room.
+ */
+void
+idemq_groups_want_scan(const QueueState *qstate, int32 queue_id, uint32 what, bool later)
+{
+	GroupQueue *queue;
+
+	idemq_groups_lock(LW_EXCLUSIVE);
+	queue = idemq_group_queue_of(qstate, MyDatabaseId, queue_id);
+	if (queue != NULL)
+		idemq_group_queue_want_scan(queue, what, later);
+	idemq_groups_unlock();
+	idemq_worker_need_by(later ? idemq_mono_now() + LEASE_BUSY_RETRY : 0);
+}

@@ -1,0 +1,121 @@
+/*
+ * table/jobs_dependencies_scan.c
+ *		Scans of idemq.dependencies and idemq.children, by direct access to their indexes.
+ *
+ * Each scan reads the rows of one child, one parent or one queue, from an id on, in the order of
+ * the other id.  The index is chosen here and not by the planner: with statistics of tables that
+ * were empty when they were analyzed all indexes of a table seem to cost the same, and a scan that
+ * takes the wrong one reads the rows of all children, for each child.
+ *
+ * The snapshot is the caller's.  A row that another transaction has changed is read as the snapshot
+ * shows it.  Users' triggers and further indexes do not matter, since nothing is written here.
+ *
+ * Locks: AccessShareLock on table and index, until the end of the scan.  A scan begins and ends
+ * within one call.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/relscan.h"
+#include "access/stratnum.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "utils/fmgroids.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+
+#include "base/base.h"
+#include "base/compat.h"
+#include "table/table.h"
+
+/* An index without a name is the primary key.  Of each, the first column is compared by equal. */
+static const struct
+{
+	const char *name;
+	const char *definition;
+	bool of_children;
+	RegProcedure equal;
+	int nkeys; /* with two, the second one is a bigint */
+} indexes[] = {
+	[CHILDREN_BY_ID] = {NULL, "(job_id)", true, F_INT8EQ, 1},
+	[CHILDREN_BY_WATCHED] = {"children_waits_for", "(waits_for, (job_id + 0))", true, F_INT8EQ, 2},
+	[CHILDREN_BY_QUEUE] = {"children_queue", "(queue_id, (job_id + 0))", true, F_INT4EQ, 2},
+	[EDGES_BY_CHILD] = {NULL, "(child, parent)", false, F_INT8EQ, 2},
+	[EDGES_BY_PARENT] = {"dependencies_parent", "(parent, (child + 0))", false, F_INT8EQ, 2},
+};
+
+/* Opens the index of a scan; raises 55000 without it. */
+static Relation
+open_index(Relation rel, DependencyIndex which)
+{
+	const char *name = indexes[which].name;
+	Oid oid = name == NULL ? compat_primary_key_index(rel)
+						   : get_relname_relid(name, RelationGetNamespace(rel));
+	Relation index = OidIsValid(oid) ? index_open(oid, AccessShareLock) : NULL;
+
+	if (index == NULL || !index->rd_index->indisvalid ||
+		index->rd_index->indrelid != RelationGetRelid(rel))
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("table \"%s.%s\" has no valid index %s on %s", IDEMQ_SCHEMA,
+					   RelationGetRelationName(rel), name == NULL ? "for its primary key" : name,
+					   indexes[which].definition),
+				errhint("REINDEX it, or create it as the install script does."));
+	return index;
+}
+
+/* Opens a scan, which idemq_dependency_scan_from begins, any number of times. */
+void
+idemq_dependency_scan_open(DependencyScan *scan, DependencyIndex which, Snapshot snapshot)
+{
+	const ObjectOids *oids = idemq_oids();
+
+	scan->which = which;
+	scan->rel = table_open(indexes[which].of_children ? oids->children : oids->dependencies,
+						   AccessShareLock);
+	scan->index = open_index(scan->rel, which);
+	scan->slot = table_slot_create(scan->rel, NULL);
+	scan->scan = compat_index_beginscan(scan->rel, scan->index, snapshot, indexes[which].nkeys);
+}
+
+/*
+ * Begins with the rows of a child, a parent or a queue, whichever the index is by: those whose
+ * other id is from, or greater.
+ */
+void
+idemq_dependency_scan_from(DependencyScan *scan, int64 of, int64 from)
+{
+	bool is_queue = indexes[scan->which].equal == F_INT4EQ;
+	ScanKeyData keys[2];
+
+	ScanKeyInit(&keys[0], 1, BTEqualStrategyNumber, indexes[scan->which].equal,
+				is_queue ? Int32GetDatum((int32) of) : Int64GetDatum(of));
+	ScanKeyInit(&keys[1], 2, BTGreaterEqualStrategyNumber, F_INT8GE, Int64GetDatum(from));
+	index_rescan(scan->scan, keys, indexes[scan->which].nkeys, NULL, 0);
+}
+
+/* Reads the next row, which is valid until the call after it; false when there is none. */
+bool
+idemq_dependency_scan_next(DependencyScan *scan)
+{
+	if (!index_getnext_slot(scan->scan, ForwardScanDirection, scan->slot))
+		return false;
+	slot_getallattrs(scan->slot);
+	return true;
+}
+
+/* Returns a column of the current row that is never NULL. */
+int64
+idemq_dependency_scan_int64(const DependencyScan *scan, int column)
+{
+	return DatumGetInt64(scan->slot->tts_values[column - 1]);
+}
+
+/* Ends a scan. */
+void
+idemq_dependency_scan_close(DependencyScan *scan)
+{
+	index_endscan(scan->scan);
+	ExecDropSingleTupleTableSlot(scan->slot);
+	index_close(scan->index, AccessShareLock);
+	table_close(scan->rel, AccessShareLock);
+}
