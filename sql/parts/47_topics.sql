@@ -358,9 +358,10 @@ COMMENT ON COLUMN idemq.topics.created_at IS 'when it was created';
 
 -- The function decides which bindings; the view reads the names as its owner.
 CREATE VIEW idemq.topic_bindings WITH (security_barrier) AS
-	SELECT s.topic, s.pattern, q.name AS queue, s.role, s.bound_at, s.refusal, s.refused_at
-	FROM idemq_internal.topic_states() s
-	LEFT JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) s.queue_id;
+	SELECT s.topic, s.pattern, (SELECT q.name FROM idemq.queues q
+			WHERE q.queue_id OPERATOR(pg_catalog.=) s.queue_id) AS queue,
+		s.role, s.bound_at, s.refusal, s.refused_at
+	FROM idemq_internal.topic_states() s;
 COMMENT ON VIEW idemq.topic_bindings IS 'one row a binding that you have made, or that is of a topic or queue which you administer; pg_monitor sees all';
 COMMENT ON COLUMN idemq.topic_bindings.topic IS 'the space';
 COMMENT ON COLUMN idemq.topic_bindings.pattern IS 'which topics';

@@ -26,14 +26,14 @@ COMMENT ON FUNCTION idemq_internal.leases()
 	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.running_jobs';
 
 -- The function decides which; of a job's row, which it has read, only this: one that nobody asks
--- for is not joined.
+-- for is not looked up.
 CREATE VIEW idemq.running_jobs WITH (security_barrier) AS
 	SELECT l.queue, l.job_id, l.worker, l.pid, l.attempt, l.claimed_at, l.deadline, l.expires_in,
 		l.attached, l.state,
-		idemq.progress(j.checkpoint) AS progress
-	FROM idemq_internal.leases() l
-	LEFT JOIN idemq.jobs j ON j.id OPERATOR(pg_catalog.=) l.job_id
-		AND j.status OPERATOR(pg_catalog.=) 'running';
+		idemq.progress((SELECT j.checkpoint FROM idemq.jobs j
+			WHERE j.id OPERATOR(pg_catalog.=) l.job_id
+				AND j.status OPERATOR(pg_catalog.=) 'running')) AS progress
+	FROM idemq_internal.leases() l;
 COMMENT ON VIEW idemq.running_jobs IS 'which session holds what: one row a job in flight, of queues that the role may claim from or administer; pg_monitor sees all';
 COMMENT ON COLUMN idemq.running_jobs.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.running_jobs.job_id IS 'the job';
@@ -105,10 +105,11 @@ COMMENT ON FUNCTION idemq_internal.queue_metrics(boolean)
 
 -- Steps without an answer, for each queue that has any: those of running attempts, and the others.
 CREATE VIEW idemq_internal.steps_without_answer AS
-	SELECT s.queue_id, count(j.id) AS open, count(*) - count(j.id) AS unknown
-	FROM idemq.steps s LEFT JOIN idemq.jobs j ON j.id = s.job_id AND j.token = s.token
-		AND j.status = 'running'
-	WHERE s.state = 'open' GROUP BY s.queue_id;
+	SELECT x.queue_id, count(*) FILTER (WHERE x.runs) AS open,
+		count(*) FILTER (WHERE x.runs IS NOT TRUE) AS unknown
+	FROM (SELECT s.queue_id, (SELECT j.token = s.token AND j.status = 'running' FROM idemq.jobs j
+			WHERE j.id = s.job_id) AS runs
+		FROM idemq.steps s WHERE s.state = 'open') x GROUP BY x.queue_id;
 COMMENT ON VIEW idemq_internal.steps_without_answer IS 'steps that were begun and have no answer, by queue';
 
 -- The function decides which queues; the view reads the names as its owner.
@@ -127,10 +128,13 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		coalesce(s.open, 0) AS steps_open, coalesce(s.unknown, 0) AS steps_unknown, m.groups_limited,
 		CASE WHEN NOT d.is_dead_letter_queue THEN m.unattended_for END AS unattended_for, d.is_dead_letter_queue
 	FROM idemq_internal.queue_metrics() m
-	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) m.queue_id
-	LEFT JOIN idemq_internal.steps_without_answer s ON s.queue_id OPERATOR(pg_catalog.=) m.queue_id
-	CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM idemq.queues o
-		WHERE o.dead_letter_queue OPERATOR(pg_catalog.=) q.name) AS is_dead_letter_queue) d
+	-- Queue by queue: joins may read all queues for each.
+	CROSS JOIN LATERAL (SELECT q.name, q.paused, q.paused_until, q.max_running FROM idemq.queues q
+		WHERE q.queue_id OPERATOR(pg_catalog.=) m.queue_id OFFSET 0) q
+	LEFT JOIN LATERAL (SELECT s.open, s.unknown FROM idemq_internal.steps_without_answer s
+		WHERE s.queue_id OPERATOR(pg_catalog.=) m.queue_id OFFSET 0) s ON true
+	CROSS JOIN LATERAL (SELECT q.name IN (SELECT o.dead_letter_queue FROM idemq.queues o
+		WHERE o.dead_letter_queue IS NOT NULL) AS is_dead_letter_queue) d
 	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL
 		OR q.paused_until OPERATOR(pg_catalog.>) idemq.clock_timestamp()) AS paused) p;
 COMMENT ON VIEW idemq.metrics IS 'one row a queue that you may claim from or administer (pg_monitor: every queue): jobs by status, counters and times since counted_since, which a restart or crash sets anew; all follows commits but four counters of refusals (duplicates, stale_commits, stale_calls, repeated_commits), which count each answer when it is given, also if its caller rolls back';

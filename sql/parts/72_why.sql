@@ -55,11 +55,14 @@ CREATE FUNCTION idemq_internal.why_rows(id bigint, now timestamptz, OUT steps te
 		SELECT * FROM (
 			SELECT d.parent AS id, o.id IS NULL AS gone, coalesce(o.status::text, d.gone_as::text,
 				'completed') AS status
-			FROM idemq.dependencies d LEFT JOIN idemq.jobs o ON o.id = d.parent
-			WHERE d.child = j.id AND d.parent >= c.waits_for) x
+			FROM idemq.dependencies d LEFT JOIN LATERAL (
+				SELECT o.id, o.status FROM idemq.jobs o WHERE o.id = d.parent OFFSET 0) o ON true
+			WHERE (d.child, d.parent) >= (j.id, c.waits_for)
+				AND (d.child, d.parent) <= (j.id, 9223372036854775807)
+			ORDER BY d.child, d.parent OFFSET 0) x
 		WHERE x.status <> 'completed'
 			AND (c.on_parent_failure <> 'run' OR NOT x.gone AND x.status NOT IN ('dead',
 				'cancelled'))
-		ORDER BY x.id LIMIT 1) p ON true
+		LIMIT 1) p ON true
 	WHERE j.id = why_rows.id
 	$$;

@@ -1,7 +1,11 @@
 -- Topic: Dependencies
 
 -- These are as the caller: row-level security shows the edges of children of queues that it may
--- see.  Job by job, whatever the statistics say.
+-- see.  Job by job, whatever the statistics say: what is looked up for each job is a subquery of its
+-- own, which OFFSET 0 keeps from becoming a join.  A join may begin at the other table, or read all of
+-- it for each job.  A child and a parent are compared as a row where that says which index is meant.
+-- Edges of a parent are asked for their queue as well, which is never 0: otherwise the primary key
+-- has all that is asked for, and all of it would be read for each parent.
 
 -- Nearest first, so that what is left out beyond most is what is farthest.
 CREATE FUNCTION idemq.flow_ids(id bigint, most int DEFAULT 100000) RETURNS SETOF bigint
@@ -12,9 +16,10 @@ CREATE FUNCTION idemq.flow_ids(id bigint, most int DEFAULT 100000) RETURNS SETOF
 		SELECT j.id FROM idemq.jobs j WHERE j.id = flow_ids.id
 		UNION
 		SELECT e.id FROM members m CROSS JOIN LATERAL (
-			SELECT d.parent FROM idemq.dependencies d WHERE d.child = m.id
+			(SELECT d.parent FROM idemq.dependencies d WHERE d.child = m.id OFFSET 0)
 			UNION ALL
-			SELECT d.child FROM idemq.dependencies d WHERE d.parent = m.id) e (id))
+			(SELECT d.child FROM idemq.dependencies d WHERE d.parent = m.id AND d.queue_id <> 0
+				OFFSET 0)) e (id))
 	SELECT m.id FROM members m LIMIT CASE WHEN most < 0 THEN 0 ELSE most END
 	$$;
 COMMENT ON FUNCTION idemq.flow_ids(bigint, int) IS 'ids of the jobs that a job depends on, that depend on it, and so on: all of its graph or fan-out; it may be given any of them; most: no more than these, none below 1; no rows for a job that you may not see. idemq.cancel_many(ARRAY(SELECT idemq.flow_ids(id))) ends it';
@@ -36,15 +41,17 @@ CREATE FUNCTION idemq.flow(
 			FROM idemq.flow_ids(flow.id, least(greatest(flow.most, 0), 2147483646) + 1) f (id)
 	), seen AS MATERIALIZED (
 		SELECT i.id, j.id IS NOT NULL AS is_there, j.status, j.kind, j.claimed_at, j.finished_at,
-			j.ready_at, CASE WHEN j.id IS NULL THEN (SELECT min(d.child) FROM idemq.dependencies d
-				WHERE d.parent = i.id) END AS child
-		FROM ids i LEFT JOIN idemq.jobs j ON j.id = i.id WHERE i.n <= flow.most
+			j.ready_at, CASE WHEN j.id IS NULL THEN (SELECT d.child FROM idemq.dependencies d
+				WHERE d.parent = i.id AND d.queue_id <> 0 LIMIT 1) END AS child
+		FROM ids i LEFT JOIN LATERAL (SELECT j.id, j.status, j.kind, j.claimed_at, j.finished_at,
+			j.ready_at FROM idemq.jobs j WHERE j.id = i.id OFFSET 0) j ON true
+		WHERE i.n <= flow.most
 	), gone AS (
 		-- Parents whose rows are gone, or of queues of others: a child is told what they count as.
 		SELECT DISTINCT ON (p.parent) p.parent AS id, coalesce(p.status, 'completed') AS status
 		FROM (SELECT DISTINCT s.child FROM seen s WHERE s.child IS NOT NULL) c
 		CROSS JOIN LATERAL idemq.parents(c.child) p
-		WHERE NOT EXISTS (SELECT FROM idemq.jobs j WHERE j.id = p.parent)
+		WHERE (SELECT true FROM idemq.jobs j WHERE j.id = p.parent) IS NULL
 	), members AS MATERIALIZED (
 		SELECT s.id, s.status, s.kind, s.claimed_at, s.finished_at, s.ready_at FROM seen s
 			WHERE s.is_there
@@ -70,8 +77,8 @@ CREATE FUNCTION idemq.flow(
 	), holder AS (
 		-- What most wait for; where nothing waits, what is not done for the longest time.
 		SELECT m.id, m.status FROM members m CROSS JOIN LATERAL (SELECT count(*) AS waiting
-			FROM idemq.children k JOIN idemq.jobs j ON j.id = k.job_id
-			WHERE k.waits_for = m.id AND j.status = 'blocked') k
+			FROM idemq.children k WHERE k.waits_for = m.id
+				AND (SELECT j.status = 'blocked' FROM idemq.jobs j WHERE j.id = k.job_id)) k
 		WHERE m.status IN ('pending', 'retrying', 'running')
 			OR m.status IN ('dead', 'cancelled') AND k.waiting > 0
 		ORDER BY k.waiting DESC, coalesce(m.claimed_at, m.ready_at), m.id LIMIT 1
@@ -88,7 +95,7 @@ CREATE FUNCTION idemq.flow(
 		ARRAY(SELECT m.id FROM members m WHERE m.status IN ('dead', 'retrying')
 			ORDER BY m.status = 'dead' DESC, m.id LIMIT 100),
 		ARRAY(SELECT m.id FROM members m
-			WHERE NOT EXISTS (SELECT FROM idemq.dependencies d WHERE d.child = m.id)
+			WHERE (SELECT true FROM idemq.dependencies d WHERE d.child = m.id LIMIT 1) IS NULL
 			ORDER BY m.id LIMIT 100),
 		EXISTS (SELECT FROM ids i WHERE i.n > flow.most)
 	FROM pace p
@@ -124,16 +131,21 @@ DECLARE
 BEGIN
 	-- A parent is older than its child: its depth is known by then.
 	FOR edge IN SELECT u.n AS child, (places -> d.parent::text)::int AS parent
-		FROM unnest(ids) WITH ORDINALITY u (id, n) JOIN idemq.dependencies d ON d.child = u.id
+		FROM unnest(ids) WITH ORDINALITY u (id, n) CROSS JOIN LATERAL (
+			SELECT d.parent FROM idemq.dependencies d WHERE d.child = u.id OFFSET 0) d
 		ORDER BY u.n LOOP
 		IF depths[edge.child] <= depths[edge.parent] THEN
 			depths[edge.child] := depths[edge.parent] + 1;
 		END IF;
 	END LOOP;
 	RETURN QUERY SELECT j.id, idemq.queue_name(j.queue_id), j.kind, j.status,
-			ARRAY(SELECT d.parent FROM idemq.dependencies d WHERE d.child = j.id
-				ORDER BY d.parent),
+			ARRAY(SELECT d.parent FROM idemq.dependencies d
+				WHERE (d.child, d.parent) >= (j.id, -9223372036854775808)
+					AND (d.child, d.parent) <= (j.id, 9223372036854775807)
+				ORDER BY d.child, d.parent),
 			depths[u.n], j.claimed_at, j.finished_at, idemq.progress(j.checkpoint), j.last_error
-		FROM unnest(ids) WITH ORDINALITY u (id, n) JOIN idemq.jobs j ON j.id = u.id ORDER BY u.n;
+		FROM unnest(ids) WITH ORDINALITY u (id, n) CROSS JOIN LATERAL (
+			SELECT j.id, j.queue_id, j.kind, j.status, j.claimed_at, j.finished_at, j.checkpoint,
+				j.last_error FROM idemq.jobs j WHERE j.id = u.id OFFSET 0) j ORDER BY u.n;
 END $$;
 COMMENT ON FUNCTION idemq.flow_jobs(bigint, int) IS 'the jobs of idemq.flow, by id, with their parents, and the longest way from one without parents (depth); one that is gone has no row; most: no more than these, the nearest';

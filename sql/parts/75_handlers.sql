@@ -226,9 +226,13 @@ CREATE VIEW idemq.handlers WITH (security_barrier) AS
 			s.jobs_per_second,
 		s.done_total, s.failed_total, s.last_error, s.last_error_at, e.crashes, e.stopped_at,
 			e.set_at
-	FROM idemq_internal.handler_entries e
-	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) e.queue_id
-	JOIN idemq_internal.handler_states() s ON s.queue_id OPERATOR(pg_catalog.=) e.queue_id;
+	FROM idemq_internal.handler_states() s
+	CROSS JOIN LATERAL (SELECT e.schema_name, e.function_name, e.argument_types, e.role_name,
+			e.workers, e.batch, e.max_idle, e.crashes, e.stopped_at, e.set_at
+		FROM idemq_internal.handler_entries e
+		WHERE e.queue_id OPERATOR(pg_catalog.=) s.queue_id OFFSET 0) e
+	CROSS JOIN LATERAL (SELECT q.name FROM idemq.queues q
+		WHERE q.queue_id OPERATOR(pg_catalog.=) s.queue_id OFFSET 0) q;
 COMMENT ON VIEW idemq.handlers IS 'one row a handler of a queue that you may claim from or administer; pg_monitor sees all, without their errors';
 COMMENT ON COLUMN idemq.handlers.queue IS 'queue whose jobs it runs';
 COMMENT ON COLUMN idemq.handlers.function IS 'its function, by name: looked up at each run';

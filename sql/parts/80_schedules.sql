@@ -68,7 +68,8 @@ CREATE VIEW idemq.schedules WITH (security_barrier) AS
 		CASE WHEN m.may_change THEN e.group_key END AS group_key,
 		e.priority, e.max_attempts, e.expires_in, e.created_by, e.created_at, e.kind
 	FROM idemq_internal.schedule_entries e
-	JOIN idemq.queues q ON q.queue_id OPERATOR(pg_catalog.=) e.queue_id
+	CROSS JOIN LATERAL (SELECT q.name FROM idemq.queues q
+		WHERE q.queue_id OPERATOR(pg_catalog.=) e.queue_id OFFSET 0) q
 	CROSS JOIN LATERAL (
 		SELECT idemq_internal.may_change_schedule(e.queue_id, e.created_by,
 			e.created_by_oid) AS may_change) m

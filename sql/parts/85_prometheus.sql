@@ -94,17 +94,16 @@ COMMENT ON VIEW idemq.prometheus_names IS 'part of idemq.prometheus: what there 
 CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 	WITH metrics AS MATERIALIZED (
 		SELECT q.name, q.paused, q.lease, q.max_running, m.*,
-			EXISTS (SELECT FROM idemq.queues o WHERE o.dead_letter_queue = q.name) AS is_dead_letter_queue,
+			q.name IN (SELECT o.dead_letter_queue FROM idemq.queues o
+				WHERE o.dead_letter_queue IS NOT NULL) AS is_dead_letter_queue,
 			coalesce(s.open, 0) AS steps_open, coalesce(s.unknown, 0) AS steps_unknown
-		FROM idemq_internal.queue_metrics(false) m JOIN idemq.queues q USING (queue_id)
-		LEFT JOIN idemq_internal.steps_without_answer s USING (queue_id)
+		FROM idemq_internal.queue_metrics(false) m
+		-- Queue by queue, here and below: joins may read all queues for each.
+		CROSS JOIN LATERAL (SELECT q.name, q.paused, q.lease, q.max_running FROM idemq.queues q
+			WHERE q.queue_id = m.queue_id OFFSET 0) q
+		LEFT JOIN LATERAL (SELECT s.open, s.unknown FROM idemq_internal.steps_without_answer s
+			WHERE s.queue_id = m.queue_id OFFSET 0) s ON true
 		WHERE NOT pg_is_in_recovery()
-	), children AS MATERIALIZED (
-		SELECT k.queue_id, count(*) AS jobs FROM idemq.children k GROUP BY k.queue_id
-	), event_waits AS MATERIALIZED (
-		-- The job of one whose time is over is ready, or has been cancelled.
-		SELECT s.queue_id, count(*) AS jobs, min(s.begun_at) AS begun_at FROM idemq.steps s
-		WHERE s.state = 'waiting' AND s.call_until > idemq.clock_timestamp() GROUP BY s.queue_id
 	), worker AS MATERIALIZED (
 		SELECT w.*, current_setting('idemq.worker')::boolean AND NOT pg_is_in_recovery() AS wanted
 		FROM idemq.background_worker w
@@ -114,7 +113,8 @@ CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 		SELECT s.name, s.queue, s.next_run, s.last_run, s.failed_at,
 			CASE WHEN s.next_run <= idemq.clock_timestamp() THEN idemq.next_tick(e.cron, e.time_zone,
 				e.done_until) END AS due_since
-		FROM idemq.schedules s JOIN idemq_internal.schedule_entries e USING (name)
+		FROM idemq.schedules s CROSS JOIN LATERAL (SELECT e.cron, e.time_zone, e.done_until
+			FROM idemq_internal.schedule_entries e WHERE e.name = s.name OFFSET 0) e
 	), holders AS MATERIALIZED (
 		SELECT CASE WHEN a.backend_type = 'walsender' THEN 'walsender' ELSE 'session' END AS holder,
 			-- A walsender passes on what a standby holds, and does not say since when.
@@ -142,7 +142,13 @@ CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 	)
 	SELECT s.name::text AS name, s.labels, s.value::float8 AS value, s.name::text AS family
 		FROM metrics m
-	LEFT JOIN children k USING (queue_id) LEFT JOIN event_waits w USING (queue_id)
+	CROSS JOIN LATERAL (
+		SELECT count(*) AS jobs FROM idemq.children k WHERE k.queue_id = m.queue_id) k
+	-- The job of one whose time is over is ready, or has been cancelled.
+	CROSS JOIN LATERAL (
+		SELECT count(*) AS jobs, min(s.begun_at) AS begun_at FROM idemq.steps s
+		WHERE s.queue_id = m.queue_id AND s.state = 'waiting'
+			AND s.call_until > idemq.clock_timestamp()) w
 	CROSS JOIN LATERAL (
 		SELECT v.name, jsonb_build_object('queue', m.name) || v.labels AS labels, v.value
 			FROM (VALUES
@@ -179,8 +185,8 @@ CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 			('idemq_steps', '{"state": "open"}', m.steps_open),
 			('idemq_steps', '{"state": "unknown"}', m.steps_unknown),
 			('idemq_steps_done_total', '{}', m.steps_done_total),
-			('idemq_children', '{}', coalesce(k.jobs, 0)),
-			('idemq_event_waits', '{}', coalesce(w.jobs, 0)),
+			('idemq_children', '{}', k.jobs),
+			('idemq_event_waits', '{}', w.jobs),
 			('idemq_oldest_event_wait_seconds', '{}',
 				coalesce(extract(epoch FROM idemq.clock_timestamp() - w.begun_at)::float8, 0)),
 			('idemq_purged_total', '{}', m.purged_total),
@@ -193,7 +199,7 @@ CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 	UNION ALL
 	SELECT v.name, v.labels, v.value, 'idemq_' || b.timing || '_seconds'
 		FROM idemq_internal.timing_buckets() b
-	JOIN idemq.queues q USING (queue_id)
+	CROSS JOIN LATERAL (SELECT idemq.queue_name(b.queue_id) AS name) q
 	CROSS JOIN LATERAL (VALUES
 		('idemq_' || b.timing || '_seconds_bucket',
 			jsonb_build_object('queue', q.name, 'le', CASE WHEN b.le = 'Infinity' THEN '+Inf'

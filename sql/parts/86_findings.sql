@@ -15,13 +15,17 @@
 --   clock: the time of an event is read before its row becomes visible.  now is read before the
 --     snapshot, but the caller makes it late enough (src/observe/check.c).  A test clock may move
 --     between the two, so the time is read again for each row that is found.
+-- What is looked up for each row is a subquery of its own, and no join: with statistics of tables
+-- that were empty, a join may read all of the other table for each row.  Only the numbers of queues
+-- are few enough for a hash.
 CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 	RETURNS TABLE (severity text, invariant text, detail text)
 	ROWS 10 STABLE LANGUAGE sql AS $$
 	WITH broken_jobs (part, place, severity, invariant, what, id) AS (
 		SELECT 'rows', 4, 'error', r.invariant, r.what, j.id
-		FROM idemq.jobs j LEFT JOIN idemq.queues q USING (queue_id) CROSS JOIN LATERAL (VALUES
-			('jobs.queue', 'of a queue that does not exist', q.queue_id IS NULL),
+		FROM idemq.jobs j CROSS JOIN LATERAL (VALUES
+			('jobs.queue', 'of a queue that does not exist',
+				j.queue_id NOT IN (SELECT q.queue_id FROM idemq.queues q)),
 			('jobs.priority', 'with a priority outside of 0 to 9', j.priority NOT BETWEEN 0 AND 9),
 			('jobs.ready_at',
 				'pending, retrying or running without ready_at, or with one otherwise',
@@ -49,33 +53,35 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 				j.rerun_at IS NOT NULL AND (j.status <> 'running' OR j.rerun_payload IS NULL)),
 			('jobs.blocked', 'blocked without a group_key or a row in idemq.children',
 				j.status = 'blocked' AND j.group_key IS NULL
-				AND NOT EXISTS (SELECT FROM idemq.children k WHERE k.job_id = j.id))
+				AND (SELECT true FROM idemq.children k WHERE k.job_id = j.id) IS NULL)
 		) AS r (invariant, what, is_broken) WHERE r.is_broken
 		UNION ALL
-		SELECT 'tokens', 1, 'error', 'tokens.grow',
-			'idemq.attempts has a greater token than the job', j.id
-		FROM idemq.jobs j
-		WHERE EXISTS (SELECT FROM idemq.attempts a WHERE a.job_id = j.id AND a.token > j.token)
+		SELECT DISTINCT 'tokens', 1, 'error', 'tokens.grow',
+			'idemq.attempts has a greater token than the job', a.job_id
+		FROM idemq.attempts a
+		WHERE a.token > (SELECT j.token FROM idemq.jobs j WHERE j.id = a.job_id)
 		UNION ALL
-		SELECT 'steps', 1, 'error', 'steps.token', 'idemq.steps has a greater token than the job',
-			j.id
-		FROM idemq.jobs j WHERE EXISTS (SELECT FROM idemq.steps s
-			WHERE s.job_id = j.id AND s.token > j.token)
+		SELECT DISTINCT 'steps', 1, 'error', 'steps.token',
+			'idemq.steps has a greater token than the job', s.job_id
+		FROM idemq.steps s
+		WHERE s.token > (SELECT j.token FROM idemq.jobs j WHERE j.id = s.job_id)
 		UNION ALL
 		SELECT 'steps', 2, 'error', 'steps.event',
-			'asleep for an event that was sent since: idemq.retry wakes it', j.id
-		FROM idemq.steps s JOIN idemq.events e USING (queue_id, name)
-			JOIN idemq.jobs j ON j.id = s.job_id
-		WHERE s.state = 'waiting' AND e.sent_at >= s.begun_at AND j.token = s.token
-			AND j.status = 'pending'
-			AND j.ready_at > findings.now
+			'asleep for an event that was sent since: idemq.retry wakes it', s.job_id
+		FROM idemq.steps s
+		WHERE s.state = 'waiting'
+			AND s.begun_at <= (SELECT e.sent_at FROM (SELECT e.sent_at FROM idemq.events e
+				WHERE e.queue_id = s.queue_id AND e.name = s.name OFFSET 0) e)
+			AND (SELECT j.token = s.token AND j.status = 'pending' AND j.ready_at > findings.now
+				FROM idemq.jobs j WHERE j.id = s.job_id)
 		UNION ALL
 		SELECT DISTINCT 'steps', 3, 'warning', 'steps.unknown',
 			'finished, with a step that was begun and has no '
 			'answer: ask the other side, then idemq.finish_step or idemq.refuse_step with the '
-				'token in idemq.steps', j.id
-		FROM idemq.steps s JOIN idemq.jobs j ON j.id = s.job_id
-		WHERE s.state = 'open' AND s.call_until <= findings.now AND j.finished_at IS NOT NULL
+				'token in idemq.steps', s.job_id
+		FROM idemq.steps s
+		WHERE s.state = 'open' AND s.call_until <= findings.now
+			AND (SELECT j.finished_at IS NOT NULL FROM idemq.jobs j WHERE j.id = s.job_id)
 		UNION ALL
 		SELECT 'groups', 1, 'error', 'groups.head',
 			'not blocked, as more jobs of its group than group_max_running '
@@ -84,7 +90,8 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 			SELECT j.id, queue_id, q.group_max_running, count(*) OVER g AS places,
 				min(CASE WHEN q.group_max_running > 1 THEN j.ready_at ELSE coalesce(j.claimed_at,
 					j.enqueued_at) END) OVER g AS since
-			FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)
+			FROM idemq.jobs j CROSS JOIN LATERAL (SELECT q.group_max_running FROM idemq.queues q
+				WHERE q.queue_id = j.queue_id OFFSET 0) q
 			WHERE j.group_key <> '' AND j.finished_at IS NULL AND j.status <> 'blocked'
 				AND (q.group_max_running = 1 OR j.status = 'running'
 					OR j.flags & 32 <> 0)
@@ -97,13 +104,13 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 		UNION ALL
 		SELECT 'children', 1, 'error', 'children.edges',
 			'waiting for parents, and without a row in idemq.dependencies', k.job_id
-		FROM idemq.children k WHERE NOT EXISTS (SELECT FROM idemq.dependencies d
-			WHERE d.child = k.job_id)
+		FROM idemq.children k WHERE (SELECT true FROM idemq.dependencies d
+			WHERE d.child = k.job_id LIMIT 1) IS NULL
 		UNION ALL
 		SELECT 'children', 2, 'error', 'children.status',
-			'with a row in idemq.children, and neither blocked nor cancelled', j.id
-		FROM idemq.children k JOIN idemq.jobs j ON j.id = k.job_id
-			WHERE j.status NOT IN ('blocked', 'cancelled')
+			'with a row in idemq.children, and neither blocked nor cancelled', k.job_id
+		FROM idemq.children k WHERE (SELECT j.status NOT IN ('blocked', 'cancelled')
+			FROM idemq.jobs j WHERE j.id = k.job_id)
 	), nobodys (invariant, role, rows) AS (
 		-- What names a role that is not there, or one that has come after it.
 		SELECT o.invariant, o.role, count(*) FROM (
@@ -114,8 +121,8 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 			UNION ALL SELECT 'topics.role, bindings', role_name, role_oid
 				FROM idemq_internal.topic_binding_entries
 		) AS o (invariant, role, role_oid)
-		WHERE NOT EXISTS (SELECT FROM pg_roles r
-			WHERE r.rolname = o.role AND coalesce(o.role_oid, r.oid) = r.oid)
+		WHERE (SELECT true FROM pg_roles r
+			WHERE r.rolname = o.role AND coalesce(o.role_oid, r.oid) = r.oid) IS NULL
 		GROUP BY 1, 2
 	), orphans (invariant, rel, queue_id, rows) AS (
 		SELECT o.invariant, o.rel, o.queue_id, count(*) FROM (
@@ -128,7 +135,7 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 			UNION ALL SELECT 'topics.queue', 'idemq_internal.topic_binding_entries', queue_id
 				FROM idemq_internal.topic_binding_entries
 		) AS o (invariant, rel, queue_id)
-		WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.queue_id = o.queue_id)
+		WHERE o.queue_id NOT IN (SELECT q.queue_id FROM idemq.queues q)
 		GROUP BY 1, 2, 3
 	)
 	SELECT f.severity, f.invariant, f.detail FROM (
@@ -288,8 +295,8 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 			'restore idemq_internal.topic_entries, or delete them', count(*), t.topic)
 		FROM (SELECT topic FROM idemq_internal.topic_grants UNION ALL SELECT topic
 			FROM idemq_internal.topic_binding_entries) t
-		WHERE part = 'others' AND NOT EXISTS (SELECT FROM idemq_internal.topic_entries e
-			WHERE e.topic = t.topic) GROUP BY t.topic
+		WHERE part = 'others' AND (SELECT true FROM idemq_internal.topic_entries e
+			WHERE e.topic = t.topic) IS NULL GROUP BY t.topic
 	) AS f (place, severity, invariant, detail)
 	ORDER BY f.place, f.invariant, f.detail
 	$$;
@@ -309,7 +316,8 @@ CREATE FUNCTION idemq_internal.suspects(part text, most bigint, token bigint)
 	UNION ALL
 	(SELECT queue_id, j.group_key, min(j.id) FILTER (WHERE j.status = 'blocked'),
 			concat_ws(' ', count(*), max(j.id), max(j.token))
-		FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)
+		FROM idemq.jobs j CROSS JOIN LATERAL (SELECT q.group_max_running FROM idemq.queues q
+			WHERE q.queue_id = j.queue_id OFFSET 0) q
 		CROSS
 			JOIN LATERAL (SELECT j.status <> 'blocked'
 			AND (q.group_max_running = 1 AND j.group_key <> ''
@@ -319,28 +327,4 @@ CREATE FUNCTION idemq_internal.suspects(part text, most bigint, token bigint)
 			AND (j.group_key = '' OR count(*) FILTER (WHERE p.has_permit) < q.group_max_running)
 			AND NOT bool_or(p.has_permit AND j.status <> 'running')
 		ORDER BY 1, 2 LIMIT most)
-	$$;
-
--- The first job of each group that is below its low-water mark, and the version of its row.
-CREATE FUNCTION idemq_internal.below_low_water(queue_ids int[], names text[], heads timestamptz[],
-	blocked bigint[], most bigint)
-	RETURNS TABLE (queue_id int, group_key text, id bigint, version text)
-	ROWS 10 STABLE LANGUAGE sql AS $$
-	SELECT g.queue_id, g.name, b.id, b.version
-	FROM unnest(queue_ids, names, heads, blocked) AS g (queue_id, name, heads, blocked)
-		CROSS JOIN LATERAL (
-		(SELECT j.id, j.xmin::text AS version FROM idemq.jobs j
-			WHERE j.queue_id = g.queue_id AND j.group_key = g.name AND j.group_key <> ''
-				AND j.finished_at IS NULL
-			AND j.ready_at < g.heads AND j.status <> 'blocked'
-			AND (j.status = 'running' OR j.flags & 32 <> 0
-				OR (SELECT q.group_max_running = 1 FROM idemq.queues q WHERE q.queue_id = g.queue_id))
-			ORDER BY j.ready_at LIMIT 1)
-		UNION ALL
-		(SELECT j.id, j.xmin::text FROM idemq.jobs j
-			WHERE j.queue_id = g.queue_id AND j.group_key = g.name AND j.finished_at IS NULL
-			AND j.ready_at IS NULL AND j.id < g.blocked AND j.status = 'blocked'
-			ORDER BY j.id LIMIT 1)
-		LIMIT 1) b
-	LIMIT most
 	$$;

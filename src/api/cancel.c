@@ -38,11 +38,12 @@ enum
 	MATCH_PARAMS
 };
 
+/* Sorted when they are found: the planner would read all jobs, of all queues, in the order of ids. */
 #define UNFINISHED                                                                                 \
-	"SELECT id FROM idemq.jobs WHERE queue_id = $1 AND finished_at IS NULL "                       \
+	"SELECT id FROM (SELECT id FROM idemq.jobs WHERE queue_id = $1 AND finished_at IS NULL "       \
 	"AND ($2 IS NULL OR kind = $2) AND ($3 IS NULL OR group_key = $3) "                            \
 	"AND ($4 IS NULL OR starts_with(key, $4)) "
-#define BY_ID "ORDER BY id"
+#define BY_ID "OFFSET 0) j ORDER BY id"
 #define TYPES                                                                                      \
 	{                                                                                              \
 		INT4OID, TEXTOID, TEXTOID, TEXTOID, TEXTOID                                                \

@@ -27,22 +27,17 @@
  */
 #include "postgres.h"
 
-#include "catalog/pg_type.h"
+#include "access/sysattr.h"
 #include "miscadmin.h"
-#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "base/base.h"
+#include "job/job.h"
 #include "observe/observe.h"
 #include "queue/queue.h"
 #include "shared/groups/groups.h"
-
-static SqlStatement below_low_water =
-	{.text = "SELECT * FROM idemq_internal.below_low_water($1, $2, $3, $4, $5)",
-	 .types = {INT4ARRAYOID, TEXTARRAYOID, TIMESTAMPTZARRAYOID, INT8ARRAYOID, INT8OID},
-	 .few = true,
-	 .fields = SUSPECT_FIELDS};
+#include "table/table.h"
 
 /* Returns the groups in which no job can be claimed, and one could be. */
 static Suspect *
@@ -65,39 +60,77 @@ check_groups_is_known(const Suspect *suspect)
 	return idemq_groups_know(queue.qstate, &key);
 }
 
-/* Returns a job of each group that has one below its low-water mark. */
+/* Returns whether a job that has a ready_at is, or may become, the head of its group. */
+static bool
+may_be_head(const QueueInfo *queue, const Job *job)
+{
+	return job->status != JOB_BLOCKED &&
+		   (queue->group_max_running == 1 || idemq_job_has_permit(job));
+}
+
+/* Fetches a job of a group that is below its low-water mark, by the table's snapshot. */
+static bool
+find_below_mark(JobsTable *table, const GroupEntry *group, Job *job)
+{
+	const GroupLowWater *low_water = &group->low_water;
+	Datum name = PointerGetDatum(cstring_to_text_with_len(group->key.name, group->key.length));
+	QueueInfo queue;
+	bool found = false;
+
+	if (!idemq_queue_by_id(group->key.queue_id, &queue))
+		return false; /* the finding jobs.queue says that */
+	if (!idemq_is_no_group(name) && low_water->heads > DT_NOBEGIN)
+	{
+		idemq_jobs_group_scan_begin(table, queue.id, name, DT_NOBEGIN, low_water->heads - 1);
+		while (!found && idemq_jobs_group_scan_next(table, job))
+		{
+			CHECK_FOR_INTERRUPTS();
+			found = may_be_head(&queue, job);
+		}
+		idemq_jobs_scan_end(table);
+	}
+	return found || (idemq_jobs_group_blocked(table, queue.id, name, PG_INT64_MIN, job) &&
+					 job->status == JOB_BLOCKED && job->id < low_water->blocked);
+}
+
+/*
+ * Returns a job of each group that has one below its low-water mark.  Group by group, by the index:
+ * a plan for all may read the whole queue for each.
+ */
 static Suspect *
 check_groups_find_below(const CheckCall *call, int *count)
 {
 	int room = idemq_groups_usage().room;
 	GroupEntry *groups = palloc(room * sizeof(GroupEntry));
 	int copied = idemq_groups_copy(MyDatabaseId, groups, room);
-	Datum *columns[] = {palloc(room * sizeof(Datum)), palloc(room * sizeof(Datum)),
-						palloc(room * sizeof(Datum)), palloc(room * sizeof(Datum))};
-	Datum args[5];
-	int n = 0;
+	Suspect *suspects = palloc(CHECK_SUSPECTS * sizeof(Suspect));
+	JobsTable table;
 
-	for (int i = 0; i < copied; i++)
+	*count = 0;
+	/* Its snapshot is younger than the copies. */
+	idemq_jobs_open_to_read(&table);
+	for (int i = 0; i < copied && *count < CHECK_SUSPECTS; i++)
 	{
 		const GroupKey *key = &groups[i].key;
-		const GroupLowWater *low_water = &groups[i].low_water;
+		Suspect *suspect = &suspects[*count];
+		bool isnull;
+		Job job;
 
+		CHECK_FOR_INTERRUPTS();
 		if (groups[i].promoter != NOBODY || key->kind != KIND_GROUP ||
-			low_water->blocked == GROUP_NO_LOW_WATER.blocked)
+			groups[i].low_water.blocked == GROUP_NO_LOW_WATER.blocked ||
+			!find_below_mark(&table, &groups[i], &job))
 			continue;
-		columns[0][n] = Int32GetDatum(key->queue_id);
-		columns[1][n] = PointerGetDatum(cstring_to_text_with_len(key->name, key->length));
-		columns[2][n] = TimestampTzGetDatum(low_water->heads);
-		columns[3][n++] = Int64GetDatum(low_water->blocked);
+		*suspect = (Suspect){.queue_id = key->queue_id, .id = job.id};
+		suspect->group = PointerGetDatum(cstring_to_text_with_len(key->name, key->length));
+		snprintf(suspect->version, sizeof(suspect->version), "%u",
+				 DatumGetTransactionId(
+					 slot_getsysattr(job.row, MinTransactionIdAttributeNumber, &isnull)));
+		(*count)++;
 	}
-	args[0] = PointerGetDatum(construct_array(columns[0], n, INT4OID, 4, true, TYPALIGN_INT));
-	args[1] = PointerGetDatum(construct_array(columns[1], n, TEXTOID, -1, false, TYPALIGN_INT));
-	args[2] = PointerGetDatum(
-		construct_array(columns[2], n, TIMESTAMPTZOID, 8, FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
-	args[3] = PointerGetDatum(
-		construct_array(columns[3], n, INT8OID, 8, FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
-	args[4] = Int64GetDatum(CHECK_SUSPECTS);
-	return idemq_spi_rows(&below_low_water, args, sizeof(Suspect), count);
+	idemq_jobs_close(&table);
+	pfree(groups);
+	return suspects;
 }
 
 void

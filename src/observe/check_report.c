@@ -42,7 +42,8 @@
 
 static SqlStatement findings =
 	{.text = "SELECT severity, invariant, detail FROM idemq_internal.findings($1, $2)",
-	 .types = {TEXTOID, TIMESTAMPTZOID}};
+	 .types = {TEXTOID, TIMESTAMPTZOID},
+	 .few = true}; /* so that what is looked up for each row is looked up by an index */
 
 static SqlStatement ending_locks = {
 	.text =
@@ -57,6 +58,7 @@ static SqlStatement ending_locks = {
 static SqlStatement suspects_of = {
 	.text = "SELECT * FROM idemq_internal.suspects($1, $2, $3)",
 	.types = {TEXTOID, INT8OID, INT8OID},
+	.few = true,
 	.fields = SUSPECT_FIELDS,
 };
 

@@ -44,7 +44,7 @@ typedef struct Suspect
 	char version[128]; /* of what was seen of it: another text after a change */
 } Suspect;
 
-/* The columns of idemq_internal.suspects and of below_low_water. */
+/* The columns of idemq_internal.suspects. */
 #define SUSPECT_FIELDS                                                                             \
 	(const SqlField[])                                                                             \
 	{                                                                                              \

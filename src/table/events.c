@@ -53,9 +53,14 @@
 /* Fourth field of our lock tags: "ev"; api/acquire.c has another. */
 #define ADVISORY_CLASS 0x6576
 
+/*
+ * By their keys, whatever statistics say: an index of times, or one of jobs, has all events or waits
+ * of all queues.
+ */
 static SqlStatement find_event = {.few = true,
-								  .text = "SELECT payload FROM idemq.events WHERE queue_id = $1 "
-										  "AND name = $2 AND keep_until > $3",
+								  .text = "SELECT payload FROM (SELECT payload, keep_until "
+										  "FROM idemq.events WHERE queue_id = $1 AND name = $2 "
+										  "OFFSET 0) e WHERE keep_until > $3",
 								  .types = {INT4OID, TEXTOID, TIMESTAMPTZOID},
 								  .fields = (const SqlField[]){{0, sizeof(Datum), NULL}}};
 static SqlStatement write_event =
@@ -65,15 +70,16 @@ static SqlStatement write_event =
 	 .types = {INT4OID, TEXTOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 static SqlStatement find_waits =
 	{.few = true,
-	 .text = "SELECT job_id, token FROM idemq.steps WHERE queue_id = $1 AND name = $2 "
-			 "AND state = 'waiting' ORDER BY job_id",
+	 .text = "SELECT job_id, token FROM idemq.steps WHERE (queue_id, name) >= ($1, $2) "
+			 "AND (queue_id, name) <= ($1, $2) AND state = 'waiting' "
+			 "ORDER BY queue_id, name, job_id",
 	 .types = {INT4OID, TEXTOID},
 	 .fields = (const SqlField[]){SQL_FIELD(EventWait, job_id), SQL_FIELD(EventWait, token)}};
 static SqlStatement answer_waits = {.few = true,
 									.text =
 										"UPDATE idemq.steps SET state = 'arrived', response = $3, "
 										"answered_at = $4 WHERE job_id = ANY ($1) AND name = $2 "
-										"AND state = 'waiting'",
+										"AND CASE state WHEN 'waiting' THEN true END",
 									.types = {INT8ARRAYOID, TEXTOID, JSONBOID, TIMESTAMPTZOID}};
 
 /*

@@ -30,7 +30,8 @@ const later = byTime('>', 'k1, k2');
 const dueBackwards = byTime('<=', 'k1 DESC, k2 DESC', '<');
 const due = (priority) => ({ rows: (p, c) => atPriority(p, c, priority, '<='), order: 'k1, k2' });
 const running = {
-  rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, w.claimed_at AS k1, j.id AS k2 FROM idemq.running_jobs w JOIN idemq.jobs j ON j.id = w.job_id
+  rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, w.claimed_at AS k1, j.id AS k2
+    FROM idemq.running_jobs w CROSS JOIN LATERAL (SELECT * FROM idemq.jobs j WHERE j.id = w.job_id OFFSET 0) j
     WHERE j.queue_id = ${p(c.queue, 'int')}${after(p, c, 'w.claimed_at, j.id')}`,
   order: 'k1, k2',
 };
@@ -39,9 +40,11 @@ const dead = {
     WHERE j.queue_id = ${p(c.queue, 'int')} AND j.dead_at IS NOT NULL${after(p, c, 'j.dead_at, j.id', '<')}`,
   order: 'k1 DESC, k2 DESC',
 };
-// The index is on job_id + 0.
+// The index is on job_id + 0.  Here, above and below a subquery looks each job up: a join may read all jobs for each, when the
+// statistics are of tables that were empty.
 const children = {
-  rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, c.job_id + 0 AS k1, j.id AS k2 FROM idemq.children c JOIN idemq.jobs j ON j.id = c.job_id
+  rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, c.job_id + 0 AS k1, j.id AS k2
+    FROM idemq.children c CROSS JOIN LATERAL (SELECT * FROM idemq.jobs j WHERE j.id = c.job_id OFFSET 0) j
     WHERE c.queue_id = ${p(c.queue, 'int')}${c.cursor ? ` AND c.job_id + 0 > ${p(c.cursor[1], 'bigint')}` : ''}`,
   order: 'k1',
 };
@@ -282,5 +285,6 @@ export async function rowsOf(query, ids) {
     j.finished_at, j.dead_at, left(j.last_error, 2000) AS last_error, pg_column_size(j.payload) AS payload_bytes,
     CASE WHEN pg_column_size(j.payload) <= ${LISTED} THEN left(j.payload::text, 81) END AS payload,
     CASE WHEN pg_column_size(j.checkpoint) <= ${LISTED} THEN idemq.progress(j.checkpoint) END AS progress
-  FROM unnest($1::bigint[]) WITH ORDINALITY i (id, n) JOIN idemq.jobs j ON j.id = i.id ORDER BY i.n`, [ids]);
+  FROM unnest($1::bigint[]) WITH ORDINALITY i (id, n) CROSS JOIN LATERAL (SELECT * FROM idemq.jobs j WHERE j.id = i.id OFFSET 0) j
+  ORDER BY i.n`, [ids]);
 }

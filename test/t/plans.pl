@@ -1,0 +1,209 @@
+# No plan depends on when ANALYZE ran: each statement does at most three times the work that it does with fresh statistics,
+# when the tables were analyzed after they had been emptied, or never.  Work is the number of rows that the nodes of its plans
+# handle, with those that a filter removes, as auto_explain says of it and of all statements inside of it.
+# at least 100 assertions
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use List::Util qw(sum0);
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $n = $ENV{IDEMQ_PLANS} // 300;
+my $node = new_server('plans', 'idemq.worker' => 'off', autovacuum => 'off', max_locks_per_transaction => 256, 'idemq.max_queues' => 4096, log_statement => 'none');
+
+plan skip_all => 'no auto_explain' if sqlstate($node, "LOAD 'auto_explain'") ne '00000';
+
+# ---- What there is: of everything that there may be many of, n or a part of it
+
+my $fill = q{
+	SET max_stack_depth = '2 MB';
+	SELECT count(idemq.create_queue(q)) FROM unnest('{parents,join,fan,waiting,cancelled,dead,letters,running,stepped,finished}'::text[]) q;
+	SELECT idemq.create_queue('grouped'), idemq.create_queue('several', group_max_running => 2);
+	SELECT count(idemq.alter_queue(q, lease => '1 h', max_attempts => 2)) FROM unnest('{dead,running,stepped,grouped,several}'::text[]) q;
+	SELECT idemq.alter_queue('dead', dead_letter_queue => 'letters');
+	SELECT count(idemq.create_queue('queue' || i)) FROM generate_series(1, :n / 5) i;
+	CREATE TABLE IF NOT EXISTS chosen (what text PRIMARY KEY, id bigint);
+	TRUNCATE chosen;
+	-- A child of many parents, many children of a parent, and as many that were cancelled with theirs.
+	SELECT count(*) FROM idemq.enqueue_many('parents', array_fill('1'::jsonb, ARRAY[:n]));
+	INSERT INTO chosen SELECT 'join', id FROM idemq.enqueue('join', '1', depends_on => ARRAY(SELECT id FROM idemq.job_list WHERE queue = 'parents'));
+	INSERT INTO chosen SELECT x.what, e.id FROM unnest('{fan,waiting,cancelled}'::text[]) x (what), LATERAL idemq.enqueue('parents', to_jsonb(x.what)) e;
+	SELECT count(idemq.enqueue(c.what, to_jsonb(i), depends_on => ARRAY[c.id])) FROM chosen c, generate_series(1, :n) i WHERE what IN ('fan', 'waiting', 'cancelled');
+	SELECT idemq.cancel(id) FROM chosen WHERE what = 'cancelled';
+	SELECT count(*) FROM idemq.claim('cancelled');
+	-- Dead jobs with their attempts and errors.
+	SELECT count(*) FROM idemq.enqueue_many('dead', array_fill('1'::jsonb, ARRAY[:n]));
+	SELECT count(idemq.fail(id, token, 'error ' || id % 10, '0 s')) FROM idemq.claim('dead', :n);
+	SELECT count(idemq.fail(id, token, 'error ' || id % 10, '0 s')) FROM idemq.claim('dead', :n);
+	-- Jobs that run, and what they have begun outside.
+	SELECT count(*) FROM idemq.enqueue_many('running', array_fill('1'::jsonb, ARRAY[:n]), keys => ARRAY(SELECT 'key' || i FROM generate_series(1, :n) i));
+	SELECT count(*) FROM idemq.claim('running', :n);
+	SELECT count(*) FROM idemq.enqueue_many('stepped', array_fill('1'::jsonb, ARRAY[:n]));
+	CREATE TEMP TABLE begun AS SELECT id, token FROM idemq.claim('stepped', :n);
+	INSERT INTO idemq.steps (job_id, name, queue_id, state, round, token, begun_at, call_until)
+		SELECT id, 'call', idemq.queue_id('stepped'), 'open', 0, token, idemq.now(), idemq.now() + interval '1 h' FROM begun;
+	SELECT count(idemq.enqueue('finished', to_jsonb(i), key => 'key' || i)) FROM generate_series(1, :n) i;
+	SELECT count(idemq.commit(id, token, '1')) FROM idemq.claim('finished', :n);
+	SELECT count(idemq.send_event('stepped', 'event ' || i, '1')) FROM generate_series(1, :n) i;
+	-- Groups of two.
+	SELECT count(idemq.enqueue(q, '1', group_key => 'g' || i / 2)) FROM unnest('{grouped,several}'::text[]) q, generate_series(1, :n) i;
+	SELECT count(*) FROM unnest('{grouped,several}'::text[]) q, LATERAL idemq.claim(q, :n / 4);
+	-- Settings of all sorts.
+	INSERT INTO idemq_internal.schedule_entries (name, queue_id, cron, time_zone, payload, priority, created_by, created_at, done_until)
+		SELECT 'schedule ' || i, idemq.queue_id('queue' || i), '0 0 1 1 *', 'UTC', '1', 4, current_user, idemq.now(), idemq.now() FROM generate_series(1, :n / 5) i;
+	SELECT idemq.create_topic('topic');
+	SELECT count(idemq.bind_topic('topic.#', 'queue' || i)) FROM generate_series(1, :n / 5) i;
+	INSERT INTO idemq_internal.worker_entries SELECT 10, gen_random_uuid(), 'w' || i, ARRAY[(SELECT min(queue_id) FROM idemq.queues)], 'p', '1', 'h',
+		idemq.now(), idemq.now(), 1, 0, '{}', 0, NULL, NULL, false FROM generate_series(1, :n / 5) i;
+	INSERT INTO idemq_internal.history_steps SELECT 10, i, q.queue_id, date_trunc('minute', idemq.now()) - i * interval '1 min' / 6, 1, 1, 1, 1, 1, NULL, 1, 1, 1, 1, 1, 1, 1
+		FROM idemq.queues q, generate_series(1, 5) i;
+	INSERT INTO idemq_internal.history_steps SELECT 10, i, 0, date_trunc('minute', idemq.now()) - i * interval '1 min' / 6, 1, 1, 1, 1, 1, NULL, 1, 1, 1, 1, 1, 1, 1
+		FROM generate_series(1, 300) i;
+	INSERT INTO idemq.audit (at, session_role, role, action, queue_id, queue) SELECT idemq.now(), 'r', 'r', 'alter_queue', 1, 'x' FROM generate_series(1, :n);
+};
+# By DELETE, and without VACUUM, so that the tables keep their pages: ANALYZE finds pages without rows.
+my $empty = q{
+	DELETE FROM idemq.jobs;
+	DELETE FROM idemq.queues WHERE name <> 'q';
+	DELETE FROM idemq.attempts; DELETE FROM idemq.steps; DELETE FROM idemq.events; DELETE FROM idemq.dependencies; DELETE FROM idemq.children;
+	DELETE FROM idemq.audit; DELETE FROM idemq_internal.history_steps; DELETE FROM idemq_internal.schedule_entries; DELETE FROM idemq_internal.worker_entries;
+	DELETE FROM idemq_internal.topic_binding_entries; DELETE FROM idemq_internal.topic_entries;
+};
+my $tables = join ', ', split /\n/, sql($node, q{SELECT c.oid::regclass FROM pg_class c WHERE relkind = 'r' AND relnamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace)});
+
+# ---- What is run, each in a session and a transaction of its own
+
+# Not these three views, nor report(), which reads one of them: they join queues with what they have, so that a condition on
+# either finds its index, and a plan for queues that were not there yet may read all jobs for each queue.
+my $views = q{SELECT relname FROM pg_class WHERE relkind = 'v' AND relnamespace = 'idemq'::regnamespace AND relname NOT IN ('job_list', 'errors', 'history')};
+
+my %statements = (
+	map({ +"view $_" => "SELECT * FROM idemq.$_" } split /\n/, sql($node, $views)),
+	map({ my $what = $_; map({ +"$_($what)" => "SELECT * FROM idemq.$_((SELECT id FROM chosen WHERE what = '$what'), 100000)" } qw(flow_ids flow flow_jobs)) } qw(join fan cancelled)),
+	'check()' => 'SELECT * FROM idemq.check()',
+	'recount()' => 'SELECT idemq.recount()',
+	'prometheus_text()' => 'SELECT idemq.prometheus_text()',
+	'why(join)' => "SELECT idemq.why(id) FROM chosen WHERE what = 'join'",
+	'why of all' => 'SELECT count(idemq.why(id)) FROM idemq.jobs',
+	'parents(join)' => "SELECT count(*) FROM chosen, LATERAL idemq.parents(id) WHERE what = 'join'",
+	'redrive' => "SELECT idemq.redrive('dead')",
+	'redrive by error' => "SELECT idemq.redrive('dead', error => 'error 1%')",
+	'retry_many' => "SELECT count(*) FROM idemq.retry_many(ARRAY(SELECT id FROM idemq.job_list WHERE queue = 'dead'))",
+	'cancel_many' => "SELECT count(*) FROM idemq.cancel_many(ARRAY(SELECT id FROM idemq.job_list WHERE queue = 'fan'))",
+	'cancel_matching' => "SELECT idemq.cancel_matching('running', key_prefix => 'key')",
+	'cancel_matching of a group' => "SELECT idemq.cancel_matching('grouped', group_key => 'g3')",
+	'cancel of a parent, then its children' => "SELECT idemq.cancel(id) FROM chosen WHERE what = 'fan'; SELECT count(*) FROM idemq.claim('fan', 1000)",
+	'commit of a parent, then its children' => "SELECT idemq.commit_once(id) FROM chosen WHERE what = 'fan'; SELECT count(*) FROM idemq.claim('fan', $n)",
+	'commit of all parents, then their child' => "SELECT count(idemq.commit_once(id)) FROM idemq.job_list WHERE queue = 'parents' AND payload = '1'; SELECT idemq.claim_job(id) FROM chosen WHERE what = 'join'",
+	'commit_many' => "SELECT count(*) FROM idemq.commit_many(ARRAY(SELECT id FROM idemq.job_list WHERE queue = 'running'), ARRAY(SELECT token FROM idemq.jobs WHERE queue_id = idemq.queue_id('running') ORDER BY id))",
+	'enqueue_graph' => "SELECT count(*) FROM idemq.enqueue_graph((SELECT jsonb_agg(jsonb_build_object('name', i::text, 'queue', 'q', 'payload', 1, 'depends_on', CASE WHEN i > 1 THEN jsonb_build_array((i - 1)::text) ELSE '[]' END)) FROM generate_series(1, $n) i))",
+	'publish' => "SELECT * FROM idemq.publish('topic.a', '1')",
+	'send_event' => "SELECT count(idemq.send_event('stepped', 'event x' || i, '1')) FROM generate_series(1, 100) i",
+	'unschedule' => "SELECT count(idemq.unschedule('schedule ' || i)) FROM generate_series(1, 50) i",
+	'row of a parent is deleted' => "DELETE FROM idemq.jobs WHERE id = (SELECT id FROM chosen WHERE what = 'fan')",
+	'rows of all children are deleted' => "DELETE FROM idemq.jobs WHERE queue_id = idemq.queue_id('fan')",
+);
+
+# The rows that the nodes of a plan have handled: of each, those that it returned and those that it removed, in all its loops.
+sub work
+{
+	my ($plan) = @_;
+	my ($work, $loops) = (0, 0);
+
+	while ($plan =~ /\(actual rows=([\d.]+) loops=(\d+)\)|Rows Removed by [^:]+: (\d+)/g)
+	{
+		$loops = $2 if defined $2;
+		$work += ($1 // $3) * $loops;
+	}
+	return $work;
+}
+
+my $explained = "LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_analyze = on; SET auto_explain.log_timing = off;
+	SET auto_explain.log_format = text; SET auto_explain.log_nested_statements = on; SET auto_explain.log_level = notice; SET client_min_messages = notice;";
+
+# What a statement does, in rows, and its plans, the one with the most work first.
+sub measured
+{
+	my ($db, $sql) = @_;
+	my ($answer, $plans);
+
+	$node->psql($db, "$explained BEGIN; $sql; ROLLBACK", on_error_stop => 1, stdout => \$answer, stderr => \$plans);
+	die "$sql: $1" if $plans =~ /(ERROR: .*)/;
+	my @plans = split /^NOTICE:\s+duration: /m, $plans;
+	my %work = map { $_ => work($_) } @plans;
+
+	return (sum0(map { $work{$_} } @plans), sort { $work{$b} <=> $work{$a} } @plans);
+}
+
+sub filled
+{
+	my ($db, $how) = @_;
+	sql($node, "CREATE DATABASE $db");
+	sql($node, 'CREATE EXTENSION idemq; SELECT idemq.create_queue(\'q\')', $db);
+	(my $sql = $fill) =~ s/:n\b/$n/g;
+	if ($how eq 'emptied')
+	{
+		foreach (1, 2)
+		{
+			sql($node, $sql, $db);
+			sql($node, $empty, $db);
+		}
+		sql($node, "ANALYZE $tables", $db);
+	}
+	sql($node, $sql, $db);
+	sql($node, "ANALYZE $tables", $db) if $how eq 'full';
+	return $db;
+}
+
+my @how = qw(full emptied never);
+my %db = map { $_ => filled("plans_$_", $_) } @how;
+
+foreach my $name (sort keys %statements)
+{
+	my %work;
+	foreach my $how (@how)
+	{
+		my @plans;
+		($work{$how}, @plans) = measured($db{$how}, $statements{$name});
+		next if $how eq 'full';
+		ok($work{$how} <= 3 * $work{full} + 2 * $n, "$name: rows with tables $how, $work{$how}, and with fresh statistics, $work{full}")
+		  or diag($plans[0]);
+	}
+	# So many rows for each, of which there are n.  A sample of metrics is looked for among the 80 names of all.
+	cmp_ok($work{full}, '<=', ($name =~ /prometheus/ ? 4000 : 300) * $n, "$name: and that is not the square of anything");
+}
+
+# ---- Pages: an index that is read whole for each row returns few rows of it.  VACUUM makes an index-only scan cheap
+
+my $many = 10_000;
+my $join = "SELECT idemq.create_queue('large'); SELECT count(*) FROM idemq.enqueue_many('large', array_fill('1'::jsonb, ARRAY[$many]));
+	SELECT id FROM idemq.enqueue('large', '2', depends_on => ARRAY(SELECT id FROM idemq.job_list WHERE queue = 'large'));";
+sql($node, 'CREATE DATABASE pages');
+sql($node, "CREATE EXTENSION idemq; $join DELETE FROM idemq.jobs; DELETE FROM idemq.queues", 'pages');
+sql($node, "VACUUM ANALYZE $tables", 'pages');
+sql($node, $join, 'pages');
+
+sub pages
+{
+	my ($call) = @_;
+
+	return sql($node, "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) $call", 'pages') =~ /Buffers: shared hit=(\d+)(?: read=(\d+))?/ ? $1 + ($2 // 0) : undef;
+}
+
+my @calls = map { "SELECT count(*) FROM idemq.$_((SELECT max(id) FROM idemq.jobs), 100000)" } qw(flow_ids flow flow_jobs);
+my @emptied = map { pages($_) } @calls;
+sql($node, "ANALYZE $tables", 'pages');
+foreach my $i (0 .. $#calls)
+{
+	my $fresh = pages($calls[$i]);
+
+	cmp_ok($emptied[$i], '<=', 3 * $fresh, "$calls[$i]: pages with tables emptied, and with fresh statistics, $fresh");
+	cmp_ok($fresh, '<=', 50 * $many, 'and that is some for each job');
+}
+$node->stop;
+done_testing();
