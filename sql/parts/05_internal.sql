@@ -82,6 +82,9 @@ CREATE FUNCTION idemq_internal.as_caller(query text, VARIADIC args "any") RETURN
 CREATE FUNCTION idemq_internal.as_role(role oid, query text, VARIADIC args "any")
 	RETURNS SETOF record
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_as_role';
+CREATE FUNCTION idemq_internal.deletable(queue_id int, ids bigint[], hold boolean)
+	RETURNS bigint[]
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_deletable';
 CREATE FUNCTION idemq_internal.forget_queue(queue_id int) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_forget_queue';
 

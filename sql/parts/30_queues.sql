@@ -67,31 +67,87 @@ CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
 	IS 'drop a queue with its jobs; raises 55006 while it has unfinished jobs, and 2BP01 when it is another''s dead_letter_queue, unless force; needs admin';
 
--- How many unfinished jobs of other queues wait for jobs of a queue, or may read their results; job
--- by job: statistics may be from when there was none.
-CREATE FUNCTION idemq_internal.strange_children(queue_id int) RETURNS bigint
-	SET enable_seqscan = off
+-- The jobs of a queue that are not running, or those of one status; up to a number, NULL: all.  Most
+-- jobs are in no other index than the primary key, so the table is read as a whole.
+CREATE FUNCTION idemq_internal.jobs_at_rest(queue_id int, status idemq.status, most bigint)
+	RETURNS bigint[]
+	SET enable_seqscan = on
 	LANGUAGE plpgsql AS $$
+#variable_conflict use_column
 BEGIN
-	RETURN (SELECT n FROM idemq_internal.latest('SELECT count(DISTINCT x.child) FROM idemq.jobs p,
-		LATERAL (SELECT d.child,
-			(SELECT c.queue_id <> $1 AND c.finished_at IS NULL FROM idemq.jobs c
-				WHERE c.id = d.child) AS waits
-			FROM idemq.dependencies d WHERE d.parent = p.id OFFSET 0) x
-		WHERE p.queue_id = $1 AND x.waits AND EXISTS (SELECT FROM idemq.dependencies)',
-			queue_id) AS (n bigint));
+	RETURN ARRAY(SELECT id FROM idemq.jobs WHERE queue_id = jobs_at_rest.queue_id
+		AND status <> 'running'
+		AND (jobs_at_rest.status IS NULL OR status = jobs_at_rest.status) LIMIT most);
 END $$;
 
--- Works under a lock that waits for every transaction that enqueues to the queue.  The queue's
--- state in shared memory is freed after the commit.  Large tables are read as a whole.
+CREATE FUNCTION idemq_internal.refuse_unfinished(queue_id int, name text) RETURNS void
+	LANGUAGE plpgsql AS $$
+DECLARE
+	jobs bigint := (SELECT n FROM idemq_internal.latest(
+		'SELECT count(*) FROM idemq.jobs WHERE queue_id = $1 AND finished_at IS NULL', queue_id)
+		AS (n bigint));
+BEGIN
+	IF jobs > 0 THEN
+		RAISE EXCEPTION 'queue "%" has % unfinished jobs', name, jobs
+			USING ERRCODE = '55006', HINT = 'Use force => true to drop them with it.';
+	END IF;
+END $$;
+
+-- Raises unless a queue may be dropped without force.  The last look comes after its jobs are locked:
+-- one may have been retried meanwhile, or have got a child.  Without bitmaps, as in purge_impl.
+CREATE FUNCTION idemq_internal.refuse_drop(queue_id int, name text) RETURNS void
+	SET enable_bitmapscan = off
+	LANGUAGE plpgsql AS $$
+DECLARE
+	ids bigint[];
+	needed int;
+	users text;
+BEGIN
+	PERFORM idemq_internal.refuse_unfinished(queue_id, name);
+	ids := idemq_internal.jobs_at_rest(queue_id, NULL, NULL);
+	PERFORM FROM idemq.jobs WHERE id = ANY (ids) FOR UPDATE;
+	PERFORM idemq_internal.refuse_unfinished(queue_id, name);
+	needed := cardinality(ids) - cardinality(idemq_internal.deletable(queue_id, ids, false));
+	IF needed > 0 THEN
+		RAISE EXCEPTION 'unfinished jobs of other queues depend on jobs (%) of queue "%"', needed,
+			name
+			USING ERRCODE = '2BP01',
+				HINT = 'Wait for them, or use force => true: jobs that were not completed '
+				'then count as cancelled for their children.';
+	END IF;
+	SELECT list INTO users FROM idemq_internal.latest(
+		'SELECT string_agg(quote_ident(name), '', '' ORDER BY name)
+		FROM idemq.queues WHERE dead_letter_queue = $1 AND name <> $1', name) AS (list text);
+	IF users IS NOT NULL THEN
+		RAISE EXCEPTION 'queue "%" is the dead_letter_queue of others', name
+			USING ERRCODE = '2BP01', DETAIL = format('Of %s.', users),
+				HINT =
+					'Take it away with idemq.alter_queue(..., dead_letter_queue => ''''), or use '
+					'force => true.';
+	END IF;
+END $$;
+
+-- Deletes the rows of a queue's jobs, reading the table as a whole; returns how many.
+CREATE FUNCTION idemq_internal.delete_jobs_of(number int) RETURNS bigint
+	SET enable_seqscan = on
+	LANGUAGE plpgsql AS $$
+DECLARE
+	jobs bigint;
+BEGIN
+	DELETE FROM idemq.jobs WHERE queue_id = number;
+	GET DIAGNOSTICS jobs = ROW_COUNT;
+	RETURN jobs;
+END $$;
+
+-- Works under a lock that waits for every transaction that enqueues to the queue, or enqueues a
+-- child of one of its jobs.  The queue's state in shared memory is freed after the commit.
 CREATE FUNCTION idemq_internal.drop_queue_impl(name text, force boolean)
-	RETURNS void SET enable_seqscan = on LANGUAGE plpgsql AS $$
+	RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
 	number int;
 	roles oid[];
 	jobs bigint;
-	users text;
 BEGIN
 	PERFORM idemq_internal.given('force', force);
 	number := idemq_internal.queue(drop_queue_impl.name, 'admin', 'exclusive', 'name');
@@ -100,38 +156,10 @@ BEGIN
 			'g.role_name WHERE g.queue_id = $1 ORDER BY 1',
 		number) AS (role oid));
 	PERFORM idemq_internal.lock_role(role) FROM unnest(roles) role;
-	IF NOT force THEN
-		SELECT n INTO jobs FROM idemq_internal.latest(
-			'SELECT count(*) FROM idemq.jobs WHERE queue_id = $1 AND finished_at IS NULL',
-				number) AS (n bigint);
-		IF jobs > 0 THEN
-			RAISE EXCEPTION 'queue "%" has % unfinished jobs', drop_queue_impl.name, jobs
-				USING ERRCODE = '55006', HINT = 'Use force => true to drop them with it.';
-		END IF;
-		jobs := idemq_internal.strange_children(number);
-		IF jobs > 0 THEN
-			RAISE EXCEPTION 'unfinished jobs of other queues (%) depend on jobs of queue "%"', jobs,
-				drop_queue_impl.name
-				USING ERRCODE = '2BP01',
-					HINT = 'Wait for them, or use force => true: jobs that were not completed '
-					'then count as cancelled for their children.';
-		END IF;
-		SELECT list INTO users FROM idemq_internal.latest(
-			'SELECT string_agg(quote_ident(name), '', '' ORDER BY name)
-			FROM idemq.queues WHERE dead_letter_queue = $1 AND name <> $1',
-				drop_queue_impl.name) AS (list text);
-		IF users IS NOT NULL THEN
-			RAISE EXCEPTION 'queue "%" is the dead_letter_queue of others', drop_queue_impl.name
-				USING ERRCODE = '2BP01', DETAIL = format('Of %s.', users),
-					HINT =
-						'Take it away with idemq.alter_queue(..., dead_letter_queue => ''''), or use '
-						'force => true.';
-		END IF;
-	END IF;
+	PERFORM idemq_internal.refuse_drop(number, drop_queue_impl.name) WHERE NOT force;
 	UPDATE idemq.queues SET dead_letter_queue = NULL, dead_letter_role = NULL
 		WHERE dead_letter_queue = drop_queue_impl.name;
-	DELETE FROM idemq.jobs WHERE queue_id = number;
-	GET DIAGNOSTICS jobs = ROW_COUNT;
+	jobs := idemq_internal.delete_jobs_of(number);
 	-- Of a job that was moved to another queue by hand they stay: they are that tenant's.
 	DELETE FROM idemq.attempts a WHERE queue_id = number AND NOT EXISTS (SELECT FROM idemq.jobs j
 		WHERE j.id = a.job_id);
@@ -194,16 +222,17 @@ CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL, ids big
 COMMENT ON FUNCTION idemq.purge(text, idemq.status, bigint[])
 	IS 'delete a queue''s jobs, those of one status, those of these ids, or all, but for those that are running, whatever their age, and with them their keys; returns how many; a job that another open transaction holds stays, and so does one that a job which stays waits for; needs admin';
 
--- Parents of children that stay and are not finished, and their parents, stay too, or the children
--- would have to be told that they are gone.  Never waits for a row: the transaction that holds it
--- may be about to wait for ours.  Of ids each part looks those up, and reads no other job: a
--- condition on parameters alone lets the plan leave the other half out.
+-- The jobs are locked, and then it is decided which of them may be deleted.  A first look, without
+-- locks, leaves out those that other jobs certainly wait for: they are not locked for nothing.  Never
+-- waits for a row: the transaction that holds it may be about to wait for ours.  Without bitmaps: a
+-- large one compares each row of a page with the whole array.
 CREATE FUNCTION idemq_internal.purge_impl(name text, status idemq.status, ids bigint[])
-	RETURNS bigint SET enable_seqscan = on
+	RETURNS bigint SET enable_bitmapscan = off
 	LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
 	number int := idemq_internal.queue(name, 'admin', '', 'name');
+	chosen bigint[];
 	purged bigint;
 BEGIN
 	PERFORM idemq_internal.check_ids('ids', ids) WHERE ids IS NOT NULL;
@@ -211,37 +240,18 @@ BEGIN
 		RAISE EXCEPTION 'running jobs cannot be purged'
 			USING ERRCODE = '22023', HINT = 'Cancel them first, with idemq.cancel.';
 	END IF;
-	WITH RECURSIVE needed AS (
-		SELECT parent, child FROM idemq.dependencies WHERE ids IS NULL
-		UNION ALL SELECT parent, child FROM idemq.dependencies WHERE parent = ANY (ids)
-	), kept AS (
-		SELECT d.parent FROM needed d JOIN idemq.jobs c ON c.id = d.child
-			WHERE c.finished_at IS NULL AND NOT (c.queue_id = number AND c.status <> 'running'
-				AND (purge_impl.status IS NULL OR c.status = purge_impl.status)
-				AND (ids IS NULL OR c.id = ANY (ids)))
-		UNION SELECT d.parent FROM kept k JOIN idemq.jobs j ON j.id = k.parent
-			AND j.finished_at IS NULL
-			JOIN idemq.dependencies d ON d.child = k.parent
-	), of_queue AS MATERIALIZED (
-		SELECT id FROM idemq.jobs WHERE ids IS NULL AND queue_id = number AND status <> 'running'
-			AND (purge_impl.status IS NULL OR status = purge_impl.status)
-			AND id NOT IN (SELECT parent FROM kept)
-			FOR UPDATE SKIP LOCKED
-	), chosen AS MATERIALIZED (
-		SELECT id FROM idemq.jobs WHERE id = ANY (ids) AND queue_id = number
-			AND status <> 'running'
-			AND (purge_impl.status IS NULL OR status = purge_impl.status)
-			AND id NOT IN (SELECT parent FROM kept)
-			FOR UPDATE SKIP LOCKED
-	), free AS (
-		SELECT id FROM of_queue UNION ALL SELECT id FROM chosen
-	), gone AS (
-		DELETE FROM idemq.jobs j USING free WHERE j.id = free.id RETURNING j.id
-	), history AS (
-		DELETE FROM idemq.attempts a USING gone WHERE a.job_id = gone.id
-	), steps AS (
-		DELETE FROM idemq.steps s USING gone WHERE s.job_id = gone.id
-	) SELECT count(*) INTO purged FROM gone;
+	-- An array has no room for many more.
+	chosen := coalesce(ids, idemq_internal.jobs_at_rest(number, status, 50000000));
+	chosen := idemq_internal.deletable(number, chosen, false);
+	chosen := ARRAY(SELECT id FROM idemq.jobs WHERE id = ANY (chosen) AND queue_id = number
+		AND status <> 'running' AND (purge_impl.status IS NULL OR status = purge_impl.status)
+		FOR UPDATE SKIP LOCKED);
+	chosen := idemq_internal.deletable(number, chosen, true);
+	WITH gone AS (
+		DELETE FROM idemq.jobs WHERE id = ANY (chosen) RETURNING id
+	) SELECT coalesce(array_agg(id), '{}'), count(*) INTO chosen, purged FROM gone;
+	DELETE FROM idemq.attempts WHERE job_id = ANY (chosen);
+	DELETE FROM idemq.steps WHERE job_id = ANY (chosen);
 	IF purged > 0 THEN
 		PERFORM idemq_internal.audit('purge', number, name, nullif(jsonb_strip_nulls(
 			jsonb_build_object('status', status, 'ids', cardinality(ids)::text)), '{}'),

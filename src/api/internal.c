@@ -11,6 +11,7 @@
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/tuplestore.h"
@@ -215,6 +216,30 @@ SQL_FUNCTION(idemq_sql_internal_settle_usage)
 	(void) idemq_wrapper_caller();
 	idemq_usage_settle(PG_GETARG_OID(0));
 	PG_RETURN_VOID();
+}
+
+/*
+ * deletable(queue_id, ids, hold) -> those ids of the queue's jobs that may be deleted together;
+ * what to lock before, and what hold locks: table/jobs_deletable.c.
+ */
+SQL_FUNCTION(idemq_sql_internal_deletable)
+{
+	QueueInfo queue;
+	QueueState *qstate;
+	Datum *values;
+	int64 *ids;
+	int count;
+
+	(void) idemq_wrapper_caller();
+	qstate = idemq_queue_by_id(PG_GETARG_INT32(0), &queue) ? queue.qstate : NULL;
+	deconstruct_array(PG_GETARG_ARRAYTYPE_P(1), INT8OID, sizeof(int64), FLOAT8PASSBYVAL,
+					  TYPALIGN_DOUBLE, &values, NULL, &count);
+	ids = palloc(Max(count, 1) * sizeof(int64));
+	for (int i = 0; i < count; i++)
+		ids[i] = DatumGetInt64(values[i]);
+	count = idemq_jobs_deletable(qstate, ids, count, PG_GETARG_BOOL(2), true);
+	IDEMQ_STOP("idemq_sql_internal_deletable");
+	PG_RETURN_DATUM(idemq_int8_array(ids, count));
 }
 
 /* forget_queue(queue_id) -> void: shared memory forgets it when its deletion is committed. */

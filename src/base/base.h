@@ -657,7 +657,8 @@ typedef struct SqlStatement
 	 * a security-restricted context does not allow.
 	 */
 	bool on_jobs;
-	bool locks;				/* it locks or writes: it runs under the transaction's snapshot */
+	bool locks;				/* it locks or writes: it runs under the transaction's snapshot, */
+	bool latest;			/* or under the latest, at each isolation level */
 	const SqlField *fields; /* of the caller's struct, one for each column, in order */
 	SPIPlanPtr plan;
 	uint32 by_reference; /* bits: arguments passed by reference; set with the plan */

@@ -19,6 +19,7 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/array.h"
@@ -62,8 +63,25 @@ idemq_spi_begin(SqlScope *scope)
 }
 
 /*
+ * Runs a prepared statement that may write, under the latest snapshot; returns SPI's code.  Above
+ * READ COMMITTED it so writes rows that the transaction's own snapshot does not see, as the checks
+ * of foreign keys do.  A row that was changed since the latest snapshot raises 40001.
+ */
+static int
+execute_latest(SqlStatement *statement, const Datum *args, const char *nulls)
+{
+	Snapshot latest = RegisterSnapshot(GetLatestSnapshot());
+	int code = SPI_execute_snapshot(statement->plan, (Datum *) args, nulls, latest, InvalidSnapshot,
+									false, true, 0);
+
+	UnregisterSnapshot(latest);
+	return code;
+}
+
+/*
  * Runs a statement, and prepares its plan at the first use; returns SPI's code.  snapshot: a
- * registered one; with NULL it is the transaction's own, and the statement may write.
+ * registered one; with NULL it is the transaction's own, or the latest, and the statement may
+ * write.
  */
 static int
 execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
@@ -104,6 +122,8 @@ execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot 
 			flags[i] = (statement->by_reference & (1U << i)) && args[i] == (Datum) 0 ? 'n' : ' ';
 		nulls = flags;
 	}
+	if (snapshot == NULL && statement->latest && IsolationUsesXactSnapshot())
+		return execute_latest(statement, args, nulls);
 	if (snapshot == NULL)
 		return SPI_execute_plan(statement->plan, (Datum *) args, nulls, false, 0);
 	return SPI_execute_snapshot(statement->plan, (Datum *) args, nulls, snapshot, InvalidSnapshot,
@@ -145,8 +165,8 @@ idemq_spi_query_latest(SqlStatement *statement, const Datum *args, const char *n
 }
 
 /*
- * Runs a statement under the transaction's snapshot; returns its number of rows.  Raises
- * whatever it raises.
+ * Runs a statement under the transaction's snapshot, or the latest where the statement says so;
+ * returns its number of rows.  Raises whatever it raises.
  */
 uint64
 idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls)

@@ -480,6 +480,21 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 		idemq_attempt_history_add_commit(job);
 }
 
+/* Deletes the row of a job that completes, unless somebody holds or needs it: JOB_LOCKED. */
+static JobWrite
+delete_at_once(JobsTable *table, const Job *job, const QueueInfo *queue)
+{
+	bool related;
+	JobWrite write = idemq_jobs_may_delete(table, job, queue->qstate, JOB_COMPLETED, &related);
+
+	if (write != JOB_WRITTEN)
+		return write;
+	write = idemq_jobs_delete(table, job);
+	if (write == JOB_WRITTEN)
+		idemq_jobs_check_deleted(queue->qstate, job->id, related);
+	return write;
+}
+
 /*
  * Makes an event happen to a fetched job.  The caller has checked that the event is allowed, and
  * the token if the job is running.  A commit of a job without a key in a queue that keeps
@@ -493,10 +508,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 {
 	const Transition *transition = &transitions[event];
 	/* The row goes at once, unless somebody holds or needs it: then retention deletes it. */
-	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue) &&
-				   idemq_jobs_lets_delete(job) &&
-				   (!idemq_may_have_dependencies(queue->qstate, job->id) ||
-					idemq_dependency_lets_go(job->id, JOB_COMPLETED));
+	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue);
 	bool continues = idemq_dead_letter_wants(queue, job, transition->to);
 	EventArgs args = *given;
 	QueueInfo dead;
@@ -512,7 +524,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	if (is_asked(transition, job, TAKES_REQUEST))
 		args.ready_at = Max(args.ready_at, job_time(job, COL_RERUN_AT));
 	if (deleted)
-		write = idemq_jobs_delete(table, job);
+		write = delete_at_once(table, job, queue);
 	deleted = write != JOB_LOCKED;
 	if (!deleted)
 	{

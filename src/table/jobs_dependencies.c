@@ -13,8 +13,8 @@
  * however many there are and in whichever order they finish.
  *
  * A parent counts as done when it is completed, and, if the child says run, when it is dead or
- * cancelled.  A parent whose row is gone was completed, unless gone_as says otherwise: nothing
- * else deletes a parent of a child that it can see.  gone_as says that the parent was dead or
+ * cancelled.  A parent whose row is gone was completed, unless gone_as says otherwise: idemq
+ * deletes no parent for which a child waits (table/jobs_deletable.c).  gone_as says that the parent was dead or
  * cancelled when the child was enqueued, or what it was when SQL deleted it (purge, drop_queue,
  * a DBA).
  *

@@ -5,8 +5,8 @@
  *
  * A transaction writes these rows while it holds the child's row, or a parent's that it deletes.
  * So an open purge or drop_queue holds rows of other tenants' children and parents.  A
- * transaction that moves a watch, or deletes a job that may stay as well (retention, a commit in
- * a queue that keeps nothing), skips rows that are held so.
+ * transaction that moves a watch, or deletes a job that may stay as well (purge, retention, a
+ * commit in a queue that keeps nothing: table/jobs_deletable.c), skips rows that are held so.
  *
  * seen_token, in one row of each child, whichever parent's, says what the child has seen of its
  * parents: every attempt whose end it has seen has a lesser token, every later one a greater
@@ -49,34 +49,14 @@ static SqlStatement end_waits = {
 			"AND (d.child, d.parent) <= (h.child, h.parent)) "
 			"DELETE FROM idemq.children WHERE job_id = ANY ($1)",
 	.types = {INT8ARRAYOID, INT8ARRAYOID}};
-#define OF_PARENT                                                                                  \
-	"(parent, child + 0) >= ($1, -9223372036854775808) AND "                                       \
-	"(parent, child + 0) <= ($1, 9223372036854775807) "
-static SqlStatement find_need =
-	{.few = true,
-	 .text = "SELECT FROM (SELECT (SELECT j.finished_at IS NULL FROM idemq.jobs j "
-			 "WHERE j.id = d.child) AS runs FROM idemq.dependencies d WHERE " OF_PARENT
-			 "OFFSET 0) x WHERE x.runs LIMIT 1",
-	 .types = {INT8OID}};
-/* The rows that are deleted with a job, and with $2 those that are told that it is gone. */
-static SqlStatement hold_rows =
-	{.few = true,
-	 .text = "WITH up AS (SELECT FROM idemq.dependencies WHERE child = $1 FOR UPDATE SKIP LOCKED), "
-			 "down AS (SELECT FROM idemq.dependencies WHERE $2 AND " OF_PARENT
-			 "FOR NO KEY UPDATE SKIP LOCKED), "
-			 "waits AS (SELECT FROM idemq.children WHERE job_id = $1 FOR UPDATE SKIP LOCKED) "
-			 "SELECT WHERE (SELECT count(*) FROM up) = (SELECT count(*) FROM idemq.dependencies "
-			 "WHERE child = $1) AND (SELECT count(*) FROM down) = (SELECT count(*) "
-			 "FROM idemq.dependencies WHERE $2 AND " OF_PARENT
-			 ") AND (SELECT count(*) FROM waits) = "
-			 "(SELECT count(*) FROM idemq.children WHERE job_id = $1)",
-	 .types = {INT8OID, BOOLOID}};
 static SqlStatement forget_dependencies =
 	{.text = "WITH edges AS (DELETE FROM idemq.dependencies WHERE child = ANY ($1)) "
 			 "DELETE FROM idemq.children WHERE job_id = ANY ($1)",
 	 .types = {INT8ARRAYOID}};
 static SqlStatement note_gone =
-	{.text = "UPDATE idemq.dependencies SET gone_as = $2::idemq.status WHERE " OF_PARENT,
+	{.text =
+		 "UPDATE idemq.dependencies SET gone_as = $2::idemq.status WHERE " DEPENDENCIES_OF_PARENT(
+			 "$1"),
 	 .types = {INT8OID, TEXTOID}};
 static SqlStatement forget_all_dependencies = {
 	.text = "WITH edges AS (DELETE FROM idemq.dependencies) DELETE FROM idemq.children"};
@@ -91,13 +71,18 @@ idemq_dependencies_is_writing(void)
 	return dependencies_writing;
 }
 
-/* Runs a statement that writes; returns its number of rows. */
+/*
+ * Runs a statement that writes; returns its number of rows.  Above READ COMMITTED, too, it writes
+ * the latest rows: a child may be younger than the snapshot of the transaction that deletes its
+ * parent, and has to be told.
+ */
 static uint64
 dependencies_write_run(SqlStatement *statement, const Datum *values)
 {
 	uint64 rows;
 
 	statement->few = true;
+	statement->latest = true;
 	dependencies_writing = true;
 	PG_TRY();
 	{
@@ -148,20 +133,6 @@ idemq_dependency_released(const int64 *children, const int64 *tokens, int count)
 	Datum values[] = {idemq_int8_array(children, count), idemq_int8_array(tokens, count)};
 
 	(void) dependencies_write_run(&end_waits, values);
-}
-
-/*
- * Returns whether a job that finishes, or has finished, with that status may be deleted: no
- * child is left that may ask for its result, and nobody holds the rows that it has as a child
- * or a parent.  Then these are locked.
- */
-bool
-idemq_dependency_lets_go(int64 job_id, JobStatus status)
-{
-	Datum values[] = {Int64GetDatum(job_id), BoolGetDatum(status != JOB_COMPLETED)};
-
-	return !idemq_dependencies_exist() || (!idemq_spi_finds(&find_need, values, NULL) &&
-										   idemq_spi_do(&hold_rows, values, NULL) > 0);
 }
 
 /* Deletes the rows that deleted jobs have as children. */

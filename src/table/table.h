@@ -509,10 +509,16 @@ typedef struct NewDependencies
 } NewDependencies;
 
 extern bool idemq_dependencies_is_writing(void);
+/*
+ * The rows of idemq.dependencies of a parent, in SQL.  Only one index can serve a comparison of
+ * these two, so the plan does not depend on statistics.
+ */
+#define DEPENDENCIES_OF_PARENT(parent_id)                                                          \
+	"(parent, child + 0) >= (" parent_id ", -9223372036854775808) "                                \
+	"AND (parent, child + 0) <= (" parent_id ", 9223372036854775807) "
 extern void idemq_dependencies_add(const NewDependencies *depends);
 extern bool idemq_dependency_watch(int64 child, int64 parent);
 extern void idemq_dependency_released(const int64 *children, const int64 *tokens, int count);
-extern bool idemq_dependency_lets_go(int64 job_id, JobStatus status);
 extern void idemq_dependency_forget(const int64 *job_ids, int count);
 extern void idemq_dependency_row_gone(int64 job_id, JobStatus status);
 extern void idemq_dependency_all_gone(void);
@@ -576,6 +582,17 @@ extern JobWrite idemq_jobs_delete(JobsTable *table, const Job *job);
 extern void idemq_jobs_fill_row(JobsTable *table, JobChange *columns);
 extern void idemq_jobs_count_new(const TupleTableSlot *row);
 extern void idemq_jobs_insert(JobsTable *table, JobChange *columns);
+
+/*
+ * jobs_deletable.c
+ *		Which jobs may be deleted.
+ */
+
+extern int idemq_jobs_deletable(const QueueState *qstate, int64 *ids, int count, bool holds,
+								bool told);
+extern JobWrite idemq_jobs_may_delete(JobsTable *table, const Job *job, const QueueState *qstate,
+									  JobStatus status, bool *related);
+extern void idemq_jobs_check_deleted(const QueueState *qstate, int64 id, bool related);
 
 /*
  * jobs_key.c

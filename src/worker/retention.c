@@ -35,7 +35,6 @@
 
 #include "base/base.h"
 #include "queue/queue.h"
-#include "shared/groups/groups.h"
 #include "table/table.h"
 #include "txn/txn.h"
 #include "worker/worker.h"
@@ -190,8 +189,9 @@ retention_consider(Batch *batch)
 {
 	bool simple = batch->table.simple;
 	TimestampTz finished_at;
-	bool has_dependencies;
 	int64 keep;
+	JobWrite write;
+	bool related;
 	Job job;
 
 	if (!idemq_jobs_scan_row(&batch->table, &job))
@@ -208,22 +208,17 @@ retention_consider(Batch *batch)
 	keep = idemq_retention_of(&job, &batch->queue);
 	if (finished_at > batch->now - keep)
 		return idemq_retention_visit_finished(finished_at, keep, batch->now);
-	/*
-	 * In this order: a transaction that enqueues a child of the job is in the filter, and holds
-	 * the job until it commits.
-	 */
-	if (!idemq_jobs_lets_delete(&job))
-		return batch->now;
-	has_dependencies = idemq_may_have_dependencies(batch->queue.qstate, job.id);
-	if (has_dependencies && !idemq_dependency_lets_go(job.id, job.status))
-		return batch->now + NEEDED_PAUSE;
+	write = idemq_jobs_may_delete(&batch->table, &job, batch->queue.qstate, job.status, &related);
+	if (write != JOB_WRITTEN)
+		return write == JOB_LOCKED && related ? batch->now + NEEDED_PAUSE : batch->now;
 	if (!simple && !delete_by_sql(&job, finished_at))
 		return batch->now + REFUSED_PAUSE;
 	if (simple && idemq_jobs_delete(&batch->table, &job) != JOB_WRITTEN)
 		return batch->now;
 	/* A job that was cancelled with it may be brought back. */
-	if (simple && job.status != JOB_COMPLETED && has_dependencies && idemq_dependencies_exist())
+	if (simple && job.status != JOB_COMPLETED && related)
 		idemq_dependency_row_gone(job.id, job.status);
+	idemq_jobs_check_deleted(batch->queue.qstate, job.id, related);
 	idemq_pending_counts_event(job.queue_id, COUNTER_BIT(COUNTER_PURGED));
 	batch->ids[batch->rows++] = job.id;
 	return DT_NOEND;
