@@ -160,11 +160,12 @@ BEGIN
 	UPDATE idemq.queues SET dead_letter_queue = NULL, dead_letter_role = NULL
 		WHERE dead_letter_queue = drop_queue_impl.name;
 	jobs := idemq_internal.delete_jobs_of(number);
-	-- Of a job that was moved to another queue by hand they stay: they are that tenant's.
-	DELETE FROM idemq.attempts a WHERE queue_id = number AND NOT EXISTS (SELECT FROM idemq.jobs j
-		WHERE j.id = a.job_id);
-	DELETE FROM idemq.steps s WHERE queue_id = number AND NOT EXISTS (SELECT FROM idemq.jobs j
-		WHERE j.id = s.job_id);
+	-- Of a job that was moved to another queue by hand they stay: they are that tenant's.  Each job
+	-- is looked up: the plan of a join may be from a time when there was none.
+	DELETE FROM idemq.attempts a WHERE queue_id = number
+		AND (SELECT true FROM idemq.jobs j WHERE j.id = a.job_id) IS NULL;
+	DELETE FROM idemq.steps s WHERE queue_id = number
+		AND (SELECT true FROM idemq.jobs j WHERE j.id = s.job_id) IS NULL;
 	DELETE FROM idemq.queues WHERE queue_id = number;
 	PERFORM FROM idemq_internal.latest('SELECT true FROM idemq.jobs WHERE queue_id = $1 LIMIT 1',
 		number) AS (is_left boolean);
