@@ -2,21 +2,29 @@
 -- Built from sql/parts/*.sql by make; edit those.
 \echo Use "CREATE EXTENSION idemq" to load this file. \quit
 
+-- Schema idemq has what users call and read; everything else is in idemq_internal, and no role may
+-- use that schema.
+-- Plain CREATE: a schema planted under one of these names makes the install fail.
+CREATE SCHEMA idemq;
+COMMENT ON SCHEMA idemq IS 'idemq: every background job''s effect, once';
+CREATE SCHEMA idemq_internal;
+COMMENT ON SCHEMA idemq_internal IS 'functions, tables and views that only idemq itself uses; names and arguments may change with each version';
+
+-- Every released library has this function, so it can be called before it is known which library
+-- is in memory.
+CREATE FUNCTION idemq_internal.compare_versions(a text, b text) RETURNS int
+	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_compare_versions';
+COMMENT ON FUNCTION idemq_internal.compare_versions(text, text) IS 'compare two versions of idemq by the rules of SemVer; returns a number below, equal to or above 0';
+
 -- An older library, in memory until the restart, lacks functions that follow.  A newer one works
 -- with these, or says what to do: a dump of this version is restored into them.
 DO $$
 BEGIN
-	IF pg_catalog.current_setting('idemq.max_leases', true) IS NOT NULL
-		AND coalesce(pg_catalog.string_to_array(
-				pg_catalog.current_setting('idemq.version', true), '.')::int[] OPERATOR(pg_catalog.<)
-			(SELECT pg_catalog.string_to_array(e.extversion, '.')::int[]
-				FROM pg_catalog.pg_extension e WHERE e.extname = 'idemq'), true) THEN
+	IF (SELECT idemq_internal.compare_versions(pg_catalog.current_setting('idemq.version'),
+			e.extversion) OPERATOR(pg_catalog.<) 0
+		FROM pg_catalog.pg_extension e WHERE e.extname OPERATOR(pg_catalog.=) 'idemq') THEN
 		RAISE EXCEPTION 'the server still has an older library of idemq in memory'
 			USING ERRCODE = 'object_not_in_prerequisite_state',
 				HINT = 'Restart the server, then run CREATE EXTENSION idemq again.';
 	END IF;
 END $$;
-
--- Plain CREATE: a schema planted under this name makes the install fail.
-CREATE SCHEMA idemq;
-COMMENT ON SCHEMA idemq IS 'idemq: every background job''s effect, once';

@@ -1,9 +1,5 @@
--- Schema idemq has what users call and read; everything else is here, and no role may use this
--- schema.  A function whose symbol is idemq_sql_wrapper (src/api/wrapper.c) calls the one named
--- NAME_impl here, which has the same arguments, as the owner of the tables.
--- Plain CREATE: a planted schema makes the install fail.
-CREATE SCHEMA idemq_internal;
-COMMENT ON SCHEMA idemq_internal IS 'functions, tables and views that only idemq itself uses; names and arguments may change with each version';
+-- A function whose symbol is idemq_sql_wrapper (src/api/wrapper.c) calls the one named NAME_impl in
+-- schema idemq_internal, which has the same arguments, as the owner of the tables.
 
 -- Topic: Test clock
 

@@ -9,6 +9,8 @@
  */
 #include "postgres.h"
 
+#include <ctype.h>
+
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
@@ -22,26 +24,84 @@ static const char oldest_sql[] = CppAsString2(IDEMQ_OLDEST_SQL);
 
 const char idemq_version[] = CppAsString2(IDEMQ_VERSION);
 
-/* Compares two versions, number by number: below 0, 0 or above 0, as for strcmp. */
+/* A part of a version, up to the next dot, hyphen or plus. */
+typedef struct Part
+{
+	const char *text;
+	int length;
+	bool is_number;
+} Part;
+
+/* Takes the next part from *at, and skips the dot after it.  A version's numbers end at a letter. */
+static Part
+next_part(const char **at, bool is_core)
+{
+	Part part = {.text = *at, .is_number = true};
+
+	while (**at != '\0' && **at != '.' && **at != '+' &&
+		   (!is_core || isdigit((unsigned char) **at)))
+	{
+		part.is_number &= isdigit((unsigned char) **at) != 0;
+		(*at)++;
+	}
+	part.length = (int) (*at - part.text);
+	if (**at == '.')
+		(*at)++;
+	return part;
+}
+
+/* Compares numbers of any length as numbers, everything else as bytes; numbers come first. */
+static int
+compare_parts(Part a, Part b)
+{
+	int result;
+
+	if (a.is_number != b.is_number)
+		return a.is_number ? -1 : 1;
+	while (a.is_number && a.length > 0 && *a.text == '0')
+		a = (Part){a.text + 1, a.length - 1, true};
+	while (b.is_number && b.length > 0 && *b.text == '0')
+		b = (Part){b.text + 1, b.length - 1, true};
+	if (a.is_number && a.length != b.length)
+		return a.length - b.length;
+	result = memcmp(a.text, b.text, Min(a.length, b.length));
+	return result != 0 ? result : a.length - b.length;
+}
+
+/*
+ * Compares two versions by the rules of SemVer 2.0.0: below 0, 0 or above 0, as for strcmp.  A
+ * pre-release (1.2.0-beta.2) is earlier than its release (1.2.0), and build metadata (+...) does
+ * not count.  A suffix without a hyphen (1.2.0rc1) is a pre-release as well.
+ */
 static int
 version_compare(const char *a, const char *b)
 {
-	while (*a != '\0' || *b != '\0')
-	{
-		char *end_a;
-		char *end_b;
-		long part_a = strtol(a, &end_a, 10);
-		long part_b = strtol(b, &end_b, 10);
+	int result = 0;
 
-		if (part_a != part_b)
-			return part_a < part_b ? -1 : 1;
-		/* What follows the numbers is compared as text: a version without it is the earlier one. */
-		if (*end_a != '.' || *end_b != '.')
-			return strcmp(end_a, end_b);
-		a = end_a + 1;
-		b = end_b + 1;
-	}
-	return 0;
+	while (result == 0 && (isdigit((unsigned char) *a) || isdigit((unsigned char) *b)))
+		result = compare_parts(next_part(&a, true), next_part(&b, true));
+	a += *a == '-';
+	b += *b == '-';
+	/* A version without a suffix is the release itself. */
+	if (result == 0 && (*a == '\0' || *a == '+') != (*b == '\0' || *b == '+'))
+		return *a == '\0' || *a == '+' ? 1 : -1;
+	/* If all parts are equal, the version with more of them is the later one. */
+	while (result == 0 && *a != '\0' && *a != '+' && *b != '\0' && *b != '+')
+		result = compare_parts(next_part(&a, false), next_part(&b, false));
+	if (result == 0)
+		result = (*a != '\0' && *a != '+') - (*b != '\0' && *b != '+');
+	return result;
+}
+
+/*
+ * compare_versions(a, b) -> below 0, 0 or above 0.  The install script calls it first of all, to
+ * refuse an older library that the server still has in memory.  So every later version of the
+ * library must keep this symbol.
+ */
+SQL_FUNCTION(idemq_sql_compare_versions)
+{
+	PG_RETURN_INT32(version_compare(text_to_cstring(PG_GETARG_TEXT_PP(0)),
+									text_to_cstring(PG_GETARG_TEXT_PP(1))));
 }
 
 /* Returns the version of the extension in this database; NULL when it is not there. */

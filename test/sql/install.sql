@@ -62,6 +62,11 @@ AND c.oid NOT IN (SELECT unnest(extconfig) FROM pg_extension) ORDER BY 1;
 -- Nothing is made at install.
 SELECT (SELECT count(*) FROM idemq.queues) AS queues, (SELECT count(*) FROM idemq.jobs) AS jobs, (SELECT count(*) FROM idemq.attempts) AS attempts,
 	(SELECT count(*) FROM idemq_internal.queue_grants) AS grants;
+-- Versions are compared by the rules of SemVer: all pairs of a list in ascending order, and versions that are equal.
+WITH list (v, n) AS (SELECT * FROM unnest('{0.9.9,1.0.0-0,1.0.0-2,1.0.0-10,1.0.0-alpha,1.0.0-alpha.1,1.0.0-alpha.beta,1.0.0-beta,1.0.0-beta.2,1.0.0-beta.11,
+	1.0.0-beta2,1.0.0dev,1.0.0-rc.1,1.0.0,1.0.1-rc.1+build,1.0.1,1.2.0,1.10.0rc1,1.10.0,2.0.0-99999999999999999999,2.0.0-100000000000000000000,2.0.0,10.0.0}'::text[]) WITH ORDINALITY)
+SELECT a.v AS a, b.v AS b, idemq_internal.compare_versions(a.v, b.v) FROM list a, list b WHERE sign(idemq_internal.compare_versions(a.v, b.v)) <> sign(a.n - b.n);
+SELECT a, b, idemq_internal.compare_versions(a, b) FROM (VALUES ('1.0.0', '1.0.0'), ('1.0.0+7', '1.0.0+8'), ('1.0.0-rc.1+7', '1.0.0-rc.1'), ('1.0', '1.0.0')) AS v(a, b);
 -- Settings: of the server only.
 SELECT name, CASE name WHEN 'idemq.version' THEN 'that of idemq.control' ELSE boot_val END AS boot_val, unit, context, vartype FROM pg_settings WHERE name LIKE 'idemq.%' ORDER BY 1;
 SELECT current_setting('idemq.version') = default_version AS same FROM pg_available_extensions WHERE name = 'idemq';

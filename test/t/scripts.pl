@@ -1,5 +1,5 @@
 # What the scripts promise to the person who runs them, on any machine.
-# at least 53 assertions
+# at least 58 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -185,19 +185,26 @@ exit \$bad
 	# Lint looks at the last release that the library works with: there is none yet, none is that, or one is.
 	my ($this) = slurp_file("$tree/idemq.control") =~ /^default_version = '(.*)'/m;
 	my $makefile = slurp_file("$tree/Makefile");
-	system_or_bail('cp', $frozen, "$tree/sql/idemq--$this.sql");
+	my $later = $this =~ s/\.(\d+)\./'.' . ($1 + 1) . '.'/er;
+	system_or_bail('cp', $frozen, "$tree/sql/idemq--$_.sql") foreach $this, "$later-rc.2", "$later-rc.10";
+	system_or_bail('sed', '-i', 's/CREATE TABLE idemq.steps/CREATE TABLE idemq.stages/', "$tree/sql/idemq--$later-rc.10.sql");
 	system_or_bail('sed', '-i', 's/CREATE TABLE idemq.events/CREATE TABLE idemq.happened/', "$tree/sql/parts/46_events.sql");
 	my $lint = sub { return script('cd "$1" && python3 "$2"', $tree, "$source/script/check/kept") };
-	foreach my $it ([ '', '', 'no release' ], [ '0.9.0', '', 'none that the library works with' ], [ $this, "table idemq.events is gone\n", 'one that it does work with' ])
+	foreach my $it ([ '', '', 'no release' ], [ '0.9.0', '', 'none that the library works with' ], [ $this, "table idemq.events is gone\n", 'one that it does work with' ],
+		[ "$this-rc.1", '', 'a pre-release of the oldest version that it works with' ],
+		[ "$this $this-rc.1 $this--$later-rc.2", "table idemq.events is gone\n", 'a release is later than its pre-release; updates do not count' ],
+		[ "$this $later-rc.10 $later-rc.2", "table idemq.stages is gone\ntable idemq.events is gone\n", 'a later pre-release, rc.10 after rc.2' ])
 	{
 		my ($released, $said, $name) = @$it;
-		my $file = $released eq '' ? '' : " sql/idemq--$released.sql";
+		my $file = join '', map { " sql/idemq--$_.sql" } split / /, $released;
 
 		$makefile =~ s/^RELEASED =.*$/RELEASED =$file/m or die;
 		unlink "$tree/Makefile";
 		append_to_file("$tree/Makefile", $makefile);
 		is($lint->(), $said, $name);
 	}
+	system_or_bail('sed', '-i', "s/^default_version = .*/default_version = '$this-rc.1'/", "$tree/idemq.control");
+	like($lint->(), qr/^idemq\.control: oldest_sql is later than default_version/, 'a pre-release whose oldest SQL objects are those of its release');
 
 	# The version after this one, as lint will look at it: by the rules, and with one of them broken.
 	my ($next) = next_version();
@@ -209,6 +216,10 @@ exit \$bad
 	append_to_file("$next/sql/parts/20_tables.sql", $tables);
 	is($lint_next->(), "table idemq.queues: column max_trace is new, and may not be NULL\n", 'and does not with a column that may not be NULL');
 }
+
+# Packages of a pre-release sort before those of its release.
+is(script('cd "$1"; for kind in debian python; do for v in 1.2.0 1.2.0-rc.1 1.2.0-beta2; do script/release/version-of $kind $v; done; done', $source),
+	"1.2.0\n1.2.0~rc.1\n1.2.0~beta2\n1.2.0\n1.2.0rc1\n1.2.0b2\n", 'versions as Debian and Python spell them');
 
 # Modules of the clients import each other in one direction.
 {

@@ -1,6 +1,6 @@
 # SQL objects that the library in memory does not work with, because they are too old or newer: a call raises 55000 with the
 # hint what to do, nothing changes, the worker says why it stays away, and what is not idemq's goes on.
-# at least 23 assertions
+# at least 33 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -29,6 +29,7 @@ my @calls = (q{SELECT idemq.enqueue('q', '1')}, q{SELECT count(*) FROM idemq.enq
 	q{SELECT idemq.create_queue('other')}, q{SELECT idemq.schedule('s', '0 3 * * *', 'q', '1')}, q{INSERT INTO effects VALUES (1, 1)}, q{UPDATE idemq.jobs SET priority = 1});
 
 foreach my $other ([ '0.9.9', qr/older than its library, \Q$version\E\nHINT:  Run ALTER EXTENSION idemq UPDATE in this database\./, qr/, 0\.9\.9, are older/ ],
+	[ "$version-beta.2", qr/older than its library, \Q$version\E\nHINT:  Run ALTER EXTENSION idemq UPDATE in this database\./, qr/, \Q$version-beta.2\E, are older/ ],
 	[ '10.0.0', qr/newer than its library, \Q$version\E\nHINT:  Install the library of their version, and restart the server\./, qr/ are newer/ ])
 {
 	my ($number, $refusal, $logged) = @$other;

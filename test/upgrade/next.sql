@@ -8,7 +8,7 @@ DECLARE
 		WHERE attrelid = 'idemq.jobs'::pg_catalog.regclass AND attnum = 30
 			OR attrelid = 'idemq.queues'::pg_catalog.regclass AND attname = 'max_trace' LIMIT 1);
 BEGIN
-	IF pg_catalog.string_to_array(pg_catalog.current_setting('idemq.version'), '.')::int[] < pg_catalog.string_to_array('NEXT_VERSION', '.')::int[] THEN
+	IF idemq_internal.compare_versions(pg_catalog.current_setting('idemq.version'), 'NEXT_VERSION') OPERATOR(pg_catalog.<) 0 THEN
 		RAISE EXCEPTION 'the server still has an older library of idemq in memory'
 			USING ERRCODE = '55000', HINT = 'Restart the server, then run ALTER EXTENSION idemq UPDATE again.';
 	END IF;
