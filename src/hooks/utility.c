@@ -12,7 +12,8 @@
  *			which: scan starts are unset, jobs in flight searched for.  Not for a
  *			transaction that changed none (hooks/prepared.c).  The apply worker of a
  *			subscription with two_phase ends them without this hook: see job/follow.c.
- *		DROP DATABASE						its entries in shared memory go.
+ *		DROP DATABASE						all that shared memory has of it goes: its share,
+ *			and even its OID, may become another database's.
  *		DROP EXTENSION, or anything else that drops idemq.jobs: the same, at commit.
  *		CREATE EXTENSION, ALTER EXTENSION idemq	a worker is wanted, at commit: there was
  *			none before an update.
@@ -48,6 +49,7 @@
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
+#include "shared/processes/processes.h"
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "txn/txn.h"
@@ -204,9 +206,12 @@ process_utility(PlannedStmt *statement, const char *query, bool read_only_tree,
 	else if (OidIsValid(dropped))
 	{
 		idemq_lease_forget_database(dropped);
-		idemq_lease_share_forget(dropped);
 		idemq_buckets_forget_database(dropped);
+		idemq_lease_share_forget(dropped);
 		idemq_qstates_forget_database(dropped);
+		idemq_handlers_forget_database(dropped);
+		idemq_worker_forget_database(dropped);
+		idemq_count_forget_database(dropped);
 	}
 	else
 		follow_command(tag, command);

@@ -1,7 +1,7 @@
 # idemq.admit: exact while many sessions call one bucket, not undone by anything but
 # a restart, in recovery, and what happens when the table of buckets is full.
 # More calls at once, of several costs, and while buckets come and go: admit_slow.pl.
-# at least 45 assertions
+# at least 52 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -104,10 +104,27 @@ foreach my $db (qw(second third))
 is_sql($node, "SELECT count(*) FROM generate_series(1, $share) i, idemq.admit('used' || i, 1, '$per') a WHERE a.allowed", $share, 'another database has the other half', 'second');
 is_sql($node, "SELECT used FROM idemq.memory WHERE resource = 'buckets'", $buckets, 'the table is full');
 is_sql($node, "SELECT string_agg((idemq.admit('one', 3, '$per')).allowed::text, ' ') FROM generate_series(1, 4) i", 'true true true false', 'a third is limited', 'third');
+is_sql($node, "SELECT count(*) FROM idemq.admit('short', 1, '1 s')", '1', 'it finds that nothing becomes free', 'third'); # meant to expire
 sql($node, 'DROP DATABASE second');
 is_sql($node, "SELECT allowed FROM idemq.admit('one', 3, '$per')", 'f', 'also once it has a bucket', 'third');
 is_sql($node, "SELECT used FROM idemq.memory WHERE resource = 'buckets'", $share + 1, 'which it has', 'third');
+# The room that DROP DATABASE has made is used up.  What is idle by then makes room for others, though nothing was idle before.
+sql($node, "SELECT idemq.admit('used' || i, 1, '$per') FROM generate_series(3, $share) i", 'third');
+is_sql($node, "SELECT allowed FROM idemq.admit('idle', 1, '10 ms')", 't', 'the last room', 'third'); # meant to expire
+$shared = sql($node, 'SELECT shared FROM idemq.admissions');
+sql($node, 'SELECT pg_sleep(0.02)');
+is_sql($node, "SELECT allowed FROM idemq.admit('another', 1, '1 h')", 't', 'a name gets the room of one that is idle', 'third');
+is_sql($node, "SELECT shared - $shared FROM idemq.admissions", '0', 'a bucket of its own');
+# Names without a bucket of their own have used up what they share, for $per.  Of the databases that come later, one gets the share of "second" and one this.
+is_sql($node, "SELECT count(*) FROM generate_series(1, 5) i, idemq.admit('late' || i, 2, '$per') a WHERE a.allowed", '0', 'names without a bucket are limited', 'third');
 sql($node, 'DROP DATABASE third');
+foreach my $db (qw(fourth fifth))
+{
+	sql($node, "CREATE DATABASE $db");
+	sql($node, 'CREATE EXTENSION idemq', $db);
+	is_sql($node, "SELECT count(*) FROM generate_series(1, 5) i, idemq.admit('new' || i, 1, '$per') a WHERE a.allowed", '5', 'a new database is not limited by what a dropped one did', $db);
+}
+sql($node, "DROP DATABASE $_") foreach qw(fourth fifth);
 is_sql($node, "SELECT count(*) FROM generate_series(3, $share - 1) i, idemq.admit('used' || i, 1, '$per') a WHERE a.allowed", '0',
 	'those in use are limited as ever');
 is(left(), '3', 'and nothing is lost');

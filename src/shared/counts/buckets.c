@@ -24,8 +24,9 @@
  * have limits of their own: so it has PERIODS cells in a database, by the order of magnitude of the
  * period, and no name waits for one whose period is more than PERIOD_RATIO times as long.
  *
- * A queue that loses its state loses its buckets with it, and the cell is as new.  Nothing here
- * is undone by a rollback, or known after a restart.
+ * A queue that loses its state loses its buckets with it, and the cell is as new.  The same holds
+ * for a database that is dropped: another database may get its share, and so its cells.  Nothing
+ * here is undone by a rollback, or known after a restart.
  *
  * Locks: see README.md, level 4.  Each partition's lock covers its entries; an entry's
  * number is atomic, and changes with the lock shared.  All partitions are locked, in
@@ -77,15 +78,19 @@ typedef struct Cell
 	pg_atomic_uint32 count; /* of its buckets: bounds them exactly */
 	pg_atomic_uint64 tat;
 	/*
-	 * ns: a search in vain found that no bucket is full again before that; 0: unknown.  Written
-	 * with all partitions locked exclusively, read with one.
+	 * ns: a search in vain found that no bucket is full again before that; 0: unknown.  It does not
+	 * hold for buckets that came later, for which a removal made room: removals is what the count of
+	 * removals was at the search.  Both are written with all partitions locked exclusively, and read
+	 * with one.
 	 */
 	int64 next_sweep;
+	uint64 removals;
 } Cell;
 
 typedef struct BucketsShared
 {
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLockPadded locks[BUCKET_PARTITIONS];
+	uint64 removals; /* of buckets that need not be full; locks: as for those of a cell */
 	Cell cells[FLEXIBLE_ARRAY_MEMBER]; /* to ALL_HOLDERS */
 } BucketsShared;
 
@@ -169,7 +174,12 @@ remove_buckets(Removal which, Oid database, int32 holder)
 		}
 	}
 	if (which == FULL)
+	{
 		buckets_shared->cells[holder].next_sweep = removed ? 0 : next;
+		buckets_shared->cells[holder].removals = buckets_shared->removals;
+	}
+	else
+		buckets_shared->removals += removed;
 	for (int i = BUCKET_PARTITIONS - 1; i >= 0; i--)
 		LWLockRelease(&buckets_shared->locks[i].lock);
 	return removed;
@@ -230,7 +240,8 @@ buckets_enter(const Address *at, int32 holder, const Cell *cell, const GcraLimit
 	bool sweep;
 
 	LWLockAcquire(at->lock, LW_EXCLUSIVE);
-	sweep = buckets_shared->cells[holder].next_sweep <= now;
+	sweep = buckets_shared->cells[holder].next_sweep <= now ||
+			buckets_shared->cells[holder].removals != buckets_shared->removals;
 	if (buckets_count_in(ALL_HOLDERS, idemq_max_buckets))
 	{
 		bool may = buckets_count_in(holder, idemq_max_buckets - idemq_max_buckets / 2);
@@ -409,11 +420,18 @@ idemq_buckets_usage(void)
 						.refused = idemq_count_read(COUNT_FULL_BUCKETS)};
 }
 
-/* Removes the buckets of a dropped database. */
+/*
+ * Removes the buckets of a dropped database, and empties the cells of its share, unless others use
+ * that share as well.  To be called before the share is freed.
+ */
 void
 idemq_buckets_forget_database(Oid database)
 {
+	int share = idemq_lease_share_of(database);
+
 	(void) remove_buckets(OF_DATABASE, database, 0);
+	for (int i = 0; share >= 0 && i < PERIODS; i++)
+		pg_atomic_write_u64(&buckets_shared->cells[HOLDER_OF_ADMIT + share * PERIODS + i].tat, 0);
 }
 
 /*

@@ -141,6 +141,7 @@ extern void idemq_count(ServerCount what, uint64 times);
 extern int64 idemq_count_read(ServerCount what);
 extern bool idemq_count_full(ServerCount table);
 extern bool idemq_count_take_full(ServerCount table);
+extern void idemq_count_forget_database(Oid database);
 
 /*
  * notify_ring.c

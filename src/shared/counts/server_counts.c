@@ -106,6 +106,20 @@ idemq_count_full(ServerCount table)
 										  (note & ~(uint64) PG_UINT32_MAX) | MyDatabaseId);
 }
 
+/* Drops the notes of a dropped database. */
+void
+idemq_count_forget_database(Oid database)
+{
+	for (int i = 0; i < TABLES; i++)
+	{
+		uint64 note = pg_atomic_read_u64(&server_counts_shared->full[i]);
+
+		if ((Oid) note == database)
+			(void) pg_atomic_compare_exchange_u64(&server_counts_shared->full[i], &note,
+												  note & ~(uint64) PG_UINT32_MAX);
+	}
+}
+
 /* Returns whether this database's worker is to say that a table was full, and takes the note. */
 bool
 idemq_count_take_full(ServerCount table)

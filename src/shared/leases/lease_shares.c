@@ -183,6 +183,22 @@ idemq_lease_share_is_full(bool limited)
 		   pg_atomic_read_u32(&find_share()->used) >= room_of_share(limited);
 }
 
+/* Returns the share that a database has for itself; -1 when it has none. */
+int
+idemq_lease_share_of(Oid database)
+{
+	int share = -1;
+
+	LWLockAcquire(&lease_shares_shared->lock, LW_SHARED);
+	for (int i = SHARE_OF_OTHERS + 1; i < LEASE_SHARES; i++)
+	{
+		if (lease_shares_shared->shares[i].database == database)
+			share = i;
+	}
+	LWLockRelease(&lease_shares_shared->lock);
+	return share;
+}
+
 /* Frees the share of a dropped database, which has no entries any more. */
 void
 idemq_lease_share_forget(Oid database)

@@ -240,6 +240,7 @@ extern int idemq_lease_share_mine(void);
 extern int idemq_lease_share_take(bool limited);
 extern void idemq_lease_share_give_back(int share);
 extern bool idemq_lease_share_is_full(bool limited);
+extern int idemq_lease_share_of(Oid database);
 extern void idemq_lease_share_forget(Oid database);
 extern TableUsage idemq_leases_usage(void);
 extern TableUsage idemq_leases_usage_mine(void);

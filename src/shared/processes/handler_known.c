@@ -230,6 +230,19 @@ idemq_handler_forget(HandlerKey key)
 	unlock();
 }
 
+/* Forgets the handlers of a dropped database. */
+void
+idemq_handlers_forget_database(Oid database)
+{
+	LWLockAcquire(&memory->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < MAX_KNOWN; i++)
+	{
+		if (memory->known[i].key.database == database)
+			memset(&memory->known[i], 0, sizeof(Known));
+	}
+	unlock();
+}
+
 void
 idemq_handler_state(HandlerKey key, HandlerState *state)
 {

@@ -122,6 +122,9 @@ extern pid_t idemq_worker_hold(Oid database, bool *held);
 extern void idemq_worker_release(Oid database);
 extern bool idemq_worker_signal(Oid database, pid_t pid, int signal_number);
 
+/* for hooks/utility.c */
+extern void idemq_worker_forget_database(Oid database);
+
 /* for the launcher */
 extern void idemq_workers_attach_launcher(void);
 extern int idemq_workers_list(bool starting, WorkerSlotCopy *copies, int max);
@@ -171,6 +174,7 @@ extern void idemq_handler_note_waits(HandlerKey key, bool waits);
 extern void idemq_handler_note_ready(HandlerKey key);
 extern void idemq_handler_note(HandlerKey key, int done, int failed, const char *error);
 extern void idemq_handler_forget(HandlerKey key);
+extern void idemq_handlers_forget_database(Oid database);
 extern void idemq_handler_state(HandlerKey key, HandlerState *state);
 
 /*

@@ -13,6 +13,7 @@
  *			database: a worker that comes all the same shows another serial or finds no
  *			STARTING, and ends before it connects to what may be gone
  *		WANTED, STARTING -> free: the launcher found that the database is gone
+ *		WANTED -> HELD: the session that holds it has dropped the database
  *		RUNNING -> free, or HELD while a session needs the database: the worker found no
  *			extension
  *		RUNNING -> WANTED, later after each short life: the worker ended
@@ -298,6 +299,22 @@ idemq_worker_release(Oid database)
 	if (worker != NULL && worker->away == 0 && worker->state == WORKER_HELD)
 		worker->state = WORKER_FREE;
 	wake_proc(worker_registry->launcher);
+	LWLockRelease(&worker_registry->workers_lock);
+}
+
+/*
+ * Frees the worker slot of a dropped database, once no session holds it, so that a database that
+ * gets the same OID does not find its counts.
+ */
+void
+idemq_worker_forget_database(Oid database)
+{
+	WorkerSlot *worker;
+
+	LWLockAcquire(&worker_registry->workers_lock, LW_EXCLUSIVE);
+	worker = worker_of(database);
+	if (worker != NULL && worker->pid == 0)
+		worker->state = worker->away > 0 ? WORKER_HELD : WORKER_FREE;
 	LWLockRelease(&worker_registry->workers_lock);
 }
 
