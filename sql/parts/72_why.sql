@@ -45,7 +45,7 @@ CREATE FUNCTION idemq_internal.why_rows(id bigint, now timestamptz, OUT steps te
 		(SELECT format('it tells of a dead job of queue "%s", and somebody has to look at it: '
 			'idemq.retry of that job takes it away', min(d.name))
 			FROM idemq.queues q JOIN idemq.queues d ON d.dead_letter_queue = q.name
-			WHERE q.queue_id = j.queue_id AND j.key LIKE 'dead:%' HAVING count(*) > 0)
+			WHERE q.queue_id = j.queue_id AND j.key ~ '^@dead:[0-9]+:[0-9]+:[0-9]+$' HAVING count(*) > 0)
 	FROM idemq.jobs j
 	-- Without any edge they are still to be restored.
 	LEFT JOIN idemq.children c ON c.job_id = j.id

@@ -316,12 +316,12 @@ documents_that_fit(const Job *job, const char *status)
 	return fit;
 }
 
-/* Returns the key of a death's dead-letter record. */
+/* Returns the key of a death's dead-letter record; no producer can give it (job/kept_key.c). */
 Datum
 idemq_dead_letter_key(const QueueInfo *queue, int64 id, int64 token)
 {
-	return CStringGetTextDatum(
-		psprintf("dead:%s:%lld:%lld", queue->name, (long long) id, (long long) token));
+	return CStringGetTextDatum(psprintf(DEAD_LETTER_KEY_MARK "%d:%lld:%lld", queue->id,
+										(long long) id, (long long) token));
 }
 
 /*
@@ -362,8 +362,9 @@ idemq_dead_letter_add(const Job *job, const QueueInfo *queue, const QueueInfo *d
 	if (job_has(job, COL_KIND))
 		job_set(&columns, COL_KIND, job_value(job, COL_KIND));
 	idemq_jobs_open(&table);
-	idemq_new_job_keyed(&table, dead, &columns, (DuplicateRule){.policy = DUPLICATE_IGNORE},
-						JOB_SKIPS, &answer);
+	idemq_new_job_keyed(&table, dead, &columns,
+						(DuplicateRule){.policy = DUPLICATE_IGNORE, .is_ours = true}, JOB_SKIPS,
+						&answer);
 	if (answer.outcome == OUTCOME_LOCKED)
 	{
 		/* An open transaction is giving a job that key: do without it, and wait for nobody. */

@@ -185,7 +185,7 @@ typedef struct DuplicateRule
 {
 	OnDuplicate policy;
 	const Interval *max_wait; /* of replace: from the first request on; NULL: no limit */
-	bool is_published;		  /* the key is of a published job: see job/kept_key.c */
+	bool is_ours;			  /* the server has made the key: see job/kept_key.c */
 	/* for rerun: idemq_job_rerun; job/rerun.c stands above this room's other files */
 	JobWrite (*rerun)(JobsTable *table, const QueueInfo *queue, const Job *job,
 					  const JobChange *columns, JobWait wait, JobStatus *status);
@@ -434,14 +434,16 @@ extern JobWrite idemq_job_rerun(JobsTable *table, const QueueInfo *queue, const 
 
 /*
  * kept_key.c
- *		Keys that producers do not give: of ticks, and of published jobs.
+ *		Keys that producers do not give: of ticks, of published jobs, and of dead-letter records.
  */
 
 /* Between a publisher's key and the space of its topic. */
 #define TOPIC_KEY_MARK "@topic:"
+/* Before the queue, the id and the token of a dead job. */
+#define DEAD_LETTER_KEY_MARK "@dead:"
 
 extern void idemq_tick_key_check(int32 queue_id, Datum key);
-extern void idemq_topic_key_check(Datum key);
+extern void idemq_reserved_key_check(Datum key);
 
 /*
  * limits.c

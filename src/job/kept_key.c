@@ -10,16 +10,22 @@
  * schedule of that name.  If a job got the key before there was one, the tick finds the job, and
  * takes it for its own only if it is younger than the schedule.
  *
- * The key of a published job is the publisher's key, @topic: and the topic's space.  If anybody
- * else gave it to a job of a bound queue, even as that queue's administrator, the publisher would
- * wait, or its message would be taken for that job.  So only the owner of idemq's tables may give
- * such a key, whether there is such a topic yet or not.
+ * Two forms of keys are reserved: only the server gives them, and every role is refused, the owner
+ * of idemq's tables and superusers among them.  It does not matter whether there is such a topic,
+ * queue or job.
+ *
+ *	 - The key of a published job is the publisher's key, @topic: and the topic's space.  If another
+ *	   job of a bound queue had it, the publisher would wait, or its message would be taken for that
+ *	   job.
+ *	 - The key of a dead-letter record is @dead: and the dead job's queue, id and last token
+ *	   (job/dead_letter.c).  If another job of the dead-letter queue had it, the death would leave no
+ *	   record, and a retry of the dead job would cancel that other job.
+ *
+ * Rows that come by COPY, a restore or replication are not checked.
  */
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
-#include "miscadmin.h"
-#include "utils/acl.h"
 #include "utils/builtins.h"
 
 #include "base/base.h"
@@ -85,22 +91,53 @@ idemq_tick_key_check(int32 queue_id, Datum key)
 						"administrator of its queue, enqueue the job."));
 }
 
-/* Raises 42501 for the key of a published job. */
+/* Returns whether a key ends with the mark of a published job and a word without a colon. */
+static bool
+is_of_topic(const char *key, int length)
+{
+	int mark = (int) strlen(TOPIC_KEY_MARK);
+	int space = length;
+
+	while (space > 0 && key[space - 1] != ':')
+		space--;
+	return space >= mark && space < length && memcmp(key + space - mark, TOPIC_KEY_MARK, mark) == 0;
+}
+
+/* Returns whether a key is the mark of a dead-letter record and three numbers between colons. */
+static bool
+is_of_dead_letter(const char *key, int length)
+{
+	int at = (int) strlen(DEAD_LETTER_KEY_MARK);
+	int numbers = 0;
+
+	if (length <= at || memcmp(key, DEAD_LETTER_KEY_MARK, at) != 0)
+		return false;
+	while (at < length && key[at] >= '0' && key[at] <= '9')
+	{
+		while (at < length && key[at] >= '0' && key[at] <= '9')
+			at++;
+		numbers++;
+		if (at < length - 1 && key[at] == ':')
+			at++;
+	}
+	return at == length && numbers == 3;
+}
+
+/* Raises 42501 for a key that only the server gives: that of a published job, or of a death. */
 void
-idemq_topic_key_check(Datum key)
+idemq_reserved_key_check(Datum key)
 {
 	text *value = DatumGetTextPP(key);
 	const char *bytes = VARDATA_ANY(value);
 	int length = VARSIZE_ANY_EXHDR(value);
-	int mark = (int) strlen(TOPIC_KEY_MARK);
-	int space = length;
 
-	/* It ends with the mark and a word without a colon. */
-	while (space > 0 && bytes[space - 1] != ':')
-		space--;
-	if (space >= mark && space < length &&
-		memcmp(bytes + space - mark, TOPIC_KEY_MARK, mark) == 0 &&
-		!has_privs_of_role(GetUserId(), idemq_oids()->owner))
+	if (is_of_dead_letter(bytes, length))
+		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("a key of the form %sN:N:N is that of a dead-letter record",
+					   DEAD_LETTER_KEY_MARK),
+				errdetail("Its job would stand in for the record of a dead job."),
+				errhint("Use another key."));
+	if (is_of_topic(bytes, length))
 		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				errmsg("a key that ends with %s and a word is that of a published job",
 					   TOPIC_KEY_MARK),

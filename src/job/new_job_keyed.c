@@ -167,10 +167,10 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 /*
  * Adds the job with these columns, key among them; or answers with the job that has the key, and
  * replaces it, or has it run once more, if the rule says so.  A caller that skips is answered
- * OUTCOME_LOCKED, and nothing else, when a concurrent duplicate's transaction is open, or another
- * holds the row that is to be changed.  The job gets its id here, unless the columns have it.
- * Raises IQ003, IQ004; 42501 for the key of another role's tick, or of a published job; 40001 above
- * READ COMMITTED.
+ * OUTCOME_LOCKED, and nothing else, when a concurrent duplicate's transaction is open, or another holds the row
+ * that is to be changed.  The job gets its id here, unless the columns have it.  Raises IQ003,
+ * IQ004; 42501 for the key of another role's tick, or for a reserved one; 40001 above READ
+ * COMMITTED.
  */
 void
 idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
@@ -181,8 +181,8 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 	bool added = false;
 	JobStatus status = JOB_PENDING;
 
-	if (!rule.is_published)
-		idemq_topic_key_check(key);
+	if (!rule.is_ours)
+		idemq_reserved_key_check(key);
 	/* A holder may come and go between the lookups, but not again and again. */
 	for (int tries = 0; !added; tries++)
 	{

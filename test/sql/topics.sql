@@ -132,7 +132,7 @@ SET ROLE regress_publisher;
 SELECT queue, outcome FROM idemq.publish('news.sport', '1');
 SELECT count(*) FROM idemq.topic_bindings;
 SELECT idemq.unbind_topic('news.#', 'letters');
--- The key of a published job is nobody's to give, be it in a queue of one's own: the publisher would wait for it.
+-- No role may give a job the key of a published job, not even in a queue of its own: the publisher would wait for it.
 SET ROLE regress_reader;
 SELECT outcome FROM idemq.enqueue('letters', '1', key => 'k1@topic:news');
 SELECT outcome FROM idemq.enqueue_many('letters', '{1,2}', keys => '{k2,k1@topic:news}');
@@ -146,6 +146,8 @@ SELECT queue, outcome FROM idemq.publish('news.sport', '"k1"', key => 'k1');
 SET ROLE regress_owner;
 SELECT outcome FROM idemq.enqueue('letters', '1', key => 'k1@topic:news', on_duplicate => 'rerun');
 RESET ROLE;
+SELECT outcome FROM idemq.enqueue('letters', '1', key => 'k1@topic:news', on_duplicate => 'rerun');
+SELECT outcome FROM idemq.enqueue('letters', '1', key => 'k2@topic:news');
 DELETE FROM idemq.jobs WHERE queue_id = idemq.queue_id('letters') AND key IS NOT NULL;
 SET ROLE regress_stranger;
 SELECT count(*) FROM idemq.topics;

@@ -106,7 +106,7 @@ sql($node, "SELECT idemq.cancel(id) FROM idemq.jobs WHERE queue_id = idemq.queue
 is_soon($node, "SELECT told - $records = died - $deaths FROM ($counts) AS c (died, told)", 'as many dead-letter records as deaths');
 cmp_ok(sql($node, "SELECT died - $deaths FROM ($counts) AS c (died, told)"), '>', 50, 'there were deaths');
 is_sql($node, "SELECT count(*) FROM idemq.jobs d WHERE queue_id = idemq.queue_id('q') AND status = 'dead' AND NOT EXISTS
-	(SELECT FROM idemq.jobs l WHERE l.queue_id = idemq.queue_id('letters') AND l.key = format('dead:q:%s:%s', d.id, d.token))", '0',
+	(SELECT FROM idemq.jobs l WHERE l.queue_id = idemq.queue_id('letters') AND l.key = format('\@dead:%s:%s:%s', d.queue_id, d.id, d.token))", '0',
 	'each dead job has its own');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check');
 sql($node, "SELECT idemq.purge('q'), idemq.purge('letters'), idemq.alter_queue('q', max_attempts => 1)");
