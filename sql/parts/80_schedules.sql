@@ -336,21 +336,24 @@ BEGIN
 END $$;
 
 -- For the background worker: runs one schedule that is due; one that fails is undone alone, and
--- noted.
+-- noted.  A deferred trigger on idemq.jobs runs here, and not at COMMIT, where its error would undo
+-- the note, and the schedules that run in the same transaction or after it.
 CREATE FUNCTION idemq_internal.run_or_note(schedule text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idemq_internal.run_schedule(schedule);
+	SET CONSTRAINTS ALL IMMEDIATE;
 EXCEPTION WHEN query_canceled OR OTHERS THEN
 	RAISE LOG 'schedule "%": %', schedule, SQLERRM USING ERRCODE = SQLSTATE;
 	PERFORM idemq_internal.schedule_failed(schedule, SQLERRM);
 END $$;
 
--- For idemq.tick: runs one schedule that is due.  A schedule that fails is undone alone, and noted.
--- Returns the error and its SQLSTATE; NULLs if it did not fail.
+-- For idemq.tick: runs one schedule that is due.  A schedule that fails is undone alone, and noted,
+-- as by run_or_note.  Returns the error and its SQLSTATE; NULLs if it did not fail.
 CREATE FUNCTION idemq_internal.try_run_schedule(schedule text, OUT state text, OUT failure text)
 	LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idemq_internal.run_schedule(schedule);
+	SET CONSTRAINTS ALL IMMEDIATE;
 EXCEPTION WHEN OTHERS THEN
 	state := SQLSTATE;
 	failure := idemq_internal.schedule_failed(schedule, SQLERRM);

@@ -378,6 +378,18 @@ SELECT count(idemq.schedule('s' || n, '0 0 1 1 *', 'q', '1')) FROM generate_seri
 SELECT count(idemq.unschedule(name)) FROM (SELECT name FROM idemq.schedules WHERE name ~ '^[ns]\d' OFFSET 0) s;
 DELETE FROM idemq.jobs;
 
+-- A deferred trigger that refuses a tick's job at COMMIT holds up no other schedule, and its error is noted.
+CREATE FUNCTION refuse_late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.payload = '"late"' THEN RAISE 'refused'; END IF; RETURN NULL; END $$;
+CREATE CONSTRAINT TRIGGER refuse_late AFTER INSERT ON idemq.jobs DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse_late();
+SELECT idemq.schedule('b late', '0 0 1 1 *', 'q', '"late"') > now() AS b, idemq.schedule('c after', '0 0 1 1 *', 'q', '"after"') > now() AS c;
+SELECT miss('b late', '1 year'), miss('c after', '1 year');
+CALL idemq.tick();
+SELECT name, last_error, last_run IS NOT NULL AS has_run FROM idemq.schedules WHERE name IN ('b late', 'c after') ORDER BY 1;
+SELECT payload FROM idemq.jobs WHERE key ~ '^(b late|c after)@';
+DROP TRIGGER refuse_late ON idemq.jobs;
+SELECT idemq.unschedule('b late'), idemq.unschedule('c after');
+DELETE FROM idemq.jobs;
+
 -- At other isolation levels, and with a planted search_path, in a session that has not compiled it.
 \c -
 \set VERBOSITY terse

@@ -1,5 +1,5 @@
 # Schedules that idemq's own worker ticks: no pg_cron, nothing that calls idemq.tick().
-# at least 26 assertions
+# at least 28 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -64,6 +64,15 @@ is_sql($node, "SELECT failed_at = '$failed' OR failed_at >= '$failed'::timestamp
 sql($node, "SELECT idemq.grant_queue('q', 'shop', 'enqueue'); DELETE FROM idemq.jobs WHERE key LIKE 'a\@%'");
 advance($node, '1 min');
 is_sql($node, ticked('a'), 1, 'and then made up for');
+
+# A deferred trigger that refuses a tick at COMMIT: the schedules that are due at the same time are ticked.
+sql($node, "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \$\$ BEGIN IF NEW.payload = '\"late\"' THEN RAISE 'refused'; END IF; RETURN NULL; END \$\$;
+	CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON idemq.jobs DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse();
+	SELECT idemq.schedule('a late', '$yearly', 'q', '\"late\"'); DELETE FROM idemq.jobs WHERE key LIKE 'b\@%';
+	UPDATE idemq_internal.schedule_entries SET done_until = idemq.clock_timestamp() - interval '3 years' WHERE name IN ('a late', 'b')");
+is_soon($node, ticked('b'), 1, 'a tick that fails at COMMIT holds up no other');
+is_soon($node, "SELECT last_error FROM idemq.schedules WHERE name = 'a late'", 'refused', 'its error is noted');
+sql($node, "DROP TRIGGER refuse ON idemq.jobs; SELECT idemq.unschedule('a late')");
 
 # ---- Beside another driver, and one in the midst of it
 
