@@ -122,7 +122,7 @@ CREATE TABLE idemq.jobs (
 	toast.vacuum_truncate = off
 );
 COMMENT ON TABLE idemq.jobs IS 'one row a job, with its queue''s number; to look at jobs, the view idemq.job_list has the name; row-level security shows the jobs of queues that the role may claim from or administer';
-COMMENT ON COLUMN idemq.jobs.id IS 'number of the job: a bigint, above 10^12 and below 2^53';
+COMMENT ON COLUMN idemq.jobs.id IS 'number of the job: a bigint, above 10^12 and below 2^53; numbers grow, and jump ahead at a restart, a promotion or a restore';
 COMMENT ON COLUMN idemq.jobs.queue_id IS 'its queue: idemq.queues';
 COMMENT ON COLUMN idemq.jobs.enqueued_at IS 'when it was enqueued';
 COMMENT ON COLUMN idemq.jobs.priority IS '0 is claimed first, 9 last';

@@ -196,8 +196,8 @@ COMMENT ON FUNCTION idemq.recount()
 
 CREATE FUNCTION idemq_internal.memory_usage()
 	RETURNS TABLE (resource text, used bigint, size bigint, refused bigint)
-	ROWS 4 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_memory_usage';
-COMMENT ON FUNCTION idemq_internal.memory_usage() IS 'what idemq.memory shows; returns a row for each of the four shared tables';
+	ROWS 5 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_memory_usage';
+COMMENT ON FUNCTION idemq_internal.memory_usage() IS 'what idemq.memory shows; returns one row per table, five in all';
 
 CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq_internal.memory_usage();
 COMMENT ON VIEW idemq.memory IS 'the tables in shared memory, of the whole server: leases (idemq.max_leases), those of them that are this database''s (idemq.max_leases_per_database), buckets (idemq.max_buckets), queues (idemq.max_queues), groups (those of whose jobs the next may be due to be claimed)';
@@ -264,7 +264,7 @@ COMMENT ON COLUMN idemq.background_worker.lag IS 'for how long the first thing h
 
 CREATE FUNCTION idemq_internal.task_counts()
 	RETURNS TABLE (task text, runs bigint, failures bigint, busy interval)
-	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_task_counts';
+	ROWS 14 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_task_counts';
 COMMENT ON FUNCTION idemq_internal.task_counts() IS 'what idemq.maintenance_tasks shows; returns a row for each maintenance task';
 
 CREATE VIEW idemq.maintenance_tasks AS SELECT task, runs, failures, busy

@@ -34,8 +34,10 @@ CREATE FUNCTION idemq_internal.why_rows(id bigint, now timestamptz, OUT steps te
 				THEN format('its parent, job %s, is gone: the background worker, or the next '
 					'claim, cancels it', p.id)
 			WHEN p.status NOT IN ('dead', 'cancelled')
-				THEN format('waits for its parent, job %s, which is %s: see idemq.why(%1$s)', p.id,
-					p.status)
+				THEN format('waits for its parent, job %s, which is %s%s: see idemq.why(%1$s)', p.id,
+					p.status, CASE WHEN p.status IN ('pending', 'retrying')
+						AND p.ready_at > why_rows.now
+						THEN format(' and not due before %s', p.ready_at) END)
 			WHEN c.on_parent_failure = 'cancel'
 				THEN format('its parent, job %s, is %s: the background worker, or the '
 				'next claim, cancels it', p.id, p.status)
@@ -54,9 +56,9 @@ CREATE FUNCTION idemq_internal.why_rows(id bigint, now timestamptz, OUT steps te
 		-- The first that is not done; see src/table/jobs_dependencies.c.
 		SELECT * FROM (
 			SELECT d.parent AS id, o.id IS NULL AS gone, coalesce(o.status::text, d.gone_as::text,
-				'completed') AS status
+				'completed') AS status, o.ready_at
 			FROM idemq.dependencies d LEFT JOIN LATERAL (
-				SELECT o.id, o.status FROM idemq.jobs o WHERE o.id = d.parent OFFSET 0) o ON true
+				SELECT o.id, o.status, o.ready_at FROM idemq.jobs o WHERE o.id = d.parent OFFSET 0) o ON true
 			WHERE (d.child, d.parent) >= (j.id, c.waits_for)
 				AND (d.child, d.parent) <= (j.id, 9223372036854775807)
 			ORDER BY d.child, d.parent OFFSET 0) x

@@ -72,7 +72,7 @@ CREATE VIEW idemq.job_list WITH (security_barrier) AS
 COMMENT ON VIEW idemq.job_list IS 'idemq.jobs for people: with the name of the queue and the progress, in an order to read; the jobs of queues that you may claim from or administer';
 COMMENT ON COLUMN idemq.job_list.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.job_list.progress IS 'in percent, by idemq.progress of the last checkpoint';
-COMMENT ON COLUMN idemq.job_list.id IS 'number of the job: a bigint, above 10^12 and below 2^53';
+COMMENT ON COLUMN idemq.job_list.id IS 'number of the job: a bigint, above 10^12 and below 2^53; numbers grow, and jump ahead at a restart, a promotion or a restore';
 COMMENT ON COLUMN idemq.job_list.status IS 'where it stands';
 COMMENT ON COLUMN idemq.job_list.priority IS '0 is claimed first, 9 last';
 COMMENT ON COLUMN idemq.job_list.attempt IS 'how many attempts have begun; released ones do not count';

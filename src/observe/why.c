@@ -419,6 +419,30 @@ say_running(WhyCall *call)
 		say(call, " (attached: or until that session ends)");
 }
 
+/* Says when a job that others wait for is due, unless it is due already. */
+static void
+say_due(WhyCall *call, TimestampTz due)
+{
+	if (due > call->now)
+		say(call, " and not due before %s", at(due));
+}
+
+/* Says which job of its group a blocked job waits behind. */
+static void
+say_head(WhyCall *call, const Job *head)
+{
+	const TupleTableSlot *row = head->row;
+
+	say(call, "waits in its group behind job %lld, which is %s", (long long) head->id,
+		head->status == JOB_BLOCKED ? "next" : idemq_status_name(head->status));
+	if (head->status == JOB_PENDING || head->status == JOB_RETRYING)
+		say_due(call, head->ready_at);
+	else if (head->status == JOB_BLOCKED && !row->tts_isnull[COL_RUN_AT])
+		say_due(call, DatumGetTimestampTz(row->tts_values[COL_RUN_AT]));
+	if (head->status != JOB_BLOCKED)
+		say(call, ": see idemq.why(%lld)", (long long) head->id);
+}
+
 /* Says what a job that is blocked waits for: a parent, or other jobs of its group. */
 static void
 say_blocked(WhyCall *call)
@@ -442,9 +466,12 @@ say_blocked(WhyCall *call)
 		idemq_permits_count(&call->table, queue, name, DT_NOBEGIN, DT_NOEND, &permits);
 		if (permits.next != 0)
 		{
-			say(call, "waits %s behind job %lld, which is to be claimed next: see idemq.why(%lld)",
+			say(call, "waits %s behind job %lld, which is to be claimed next",
 				idemq_is_no_group(name) ? "among the jobs without a group" : "in its group",
-				(long long) permits.next, (long long) permits.next);
+				(long long) permits.next);
+			/* The count ends with that job, in the order of their times. */
+			say_due(call, permits.last);
+			say(call, ": see idemq.why(%lld)", (long long) permits.next);
 			return;
 		}
 		if (permits.taken >= idemq_group_permits(queue, name))
@@ -460,11 +487,8 @@ say_blocked(WhyCall *call)
 		found = idemq_jobs_group_first(&call->table, queue->id, name, &head);
 	if (!found)
 		return; /* cannot be: it would find the job itself */
-	if (head.status != JOB_BLOCKED)
-		say(call, "waits in its group behind job %lld, which is %s: see idemq.why(%lld)",
-			(long long) head.id, idemq_status_name(head.status), (long long) head.id);
-	else if (head.id != id)
-		say(call, "waits in its group behind job %lld, which is next", (long long) head.id);
+	if (head.id != id)
+		say_head(call, &head);
 	else if (!say_held(call)) /* of its row as it was fetched last */
 		say(call, "is next in its group: the background worker, or the next claim, makes it "
 				  "pending");

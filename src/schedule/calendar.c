@@ -32,6 +32,26 @@ find_zone(const char *name)
 	return zone != NULL && pg_tz_acceptable(zone) ? zone : NULL;
 }
 
+/* Returns whether the day of the month has a sign that other programs use for its last day. */
+static bool
+asks_for_last_day(const char *cron)
+{
+	static const char spaces[] = " \t";
+
+	for (int field = 0; field < 2; field++)
+	{
+		cron += strspn(cron, spaces);
+		cron += strcspn(cron, spaces);
+	}
+	cron += strspn(cron, spaces);
+	for (const char *c = cron; *c != '\0' && strchr(spaces, *c) == NULL; c++)
+	{
+		if ((c == cron || c[-1] == ',') && strchr("Ll$", *c) != NULL)
+			return true;
+	}
+	return false;
+}
+
 /* Reads the arguments cron and time_zone, the first two; raises 22004, 22023. */
 static void
 read_calendar(FunctionCallInfo fcinfo, Calendar *calendar)
@@ -41,10 +61,16 @@ read_calendar(FunctionCallInfo fcinfo, Calendar *calendar)
 	char error[CRON_MAX_ERROR];
 
 	if (!idemq_cron_parse(cron, &calendar->cron, error))
-		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("cron expression \"%s\" is not valid", cron), errdetail("%s.", error),
-				errhint("Pass minute, hour, day of month, month and day of week, such as '30 2 * * "
-						"mon-fri', or @hourly, @daily, @weekly, @monthly, @yearly."));
+		ereport(
+			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("cron expression \"%s\" is not valid", cron), errdetail("%s.", error),
+			asks_for_last_day(cron)
+				? errhint("For the last day of the month, pass 28-31 as its day, and let the job "
+						  "do nothing unless the next day is the first; or let it run on the "
+						  "first of the next month, '0 0 1 * *'.")
+				: errhint(
+					  "Pass minute, hour, day of month, month and day of week, such as '30 2 * * "
+					  "mon-fri', or @hourly, @daily, @weekly, @monthly, @yearly."));
 	calendar->zone = find_zone(zone);
 	if (calendar->zone == NULL)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),

@@ -67,6 +67,9 @@ WITH list (v, n) AS (SELECT * FROM unnest('{0.9.9,1.0.0-0,1.0.0-2,1.0.0-10,1.0.0
 	1.0.0-beta2,1.0.0dev,1.0.0-rc.1,1.0.0,1.0.1-rc.1+build,1.0.1,1.2.0,1.10.0rc1,1.10.0,2.0.0-99999999999999999999,2.0.0-100000000000000000000,2.0.0,10.0.0}'::text[]) WITH ORDINALITY)
 SELECT a.v AS a, b.v AS b, idemq_internal.compare_versions(a.v, b.v) FROM list a, list b WHERE sign(idemq_internal.compare_versions(a.v, b.v)) <> sign(a.n - b.n);
 SELECT a, b, idemq_internal.compare_versions(a, b) FROM (VALUES ('1.0.0', '1.0.0'), ('1.0.0+7', '1.0.0+8'), ('1.0.0-rc.1+7', '1.0.0-rc.1'), ('1.0', '1.0.0')) AS v(a, b);
+-- A function that returns a fixed number of rows declares that number (test/t/maintenance_tasks.pl: task_counts).
+SELECT proname, prorows, n FROM (SELECT 'memory_usage' AS name, count(*) AS n FROM idemq_internal.memory_usage()
+	UNION ALL SELECT 'server_counts', count(*) FROM idemq_internal.server_counts()) c JOIN pg_proc ON pronamespace = 'idemq_internal'::regnamespace AND proname = name ORDER BY 1;
 -- Settings: of the server only.
 SELECT name, CASE name WHEN 'idemq.version' THEN 'that of idemq.control' ELSE boot_val END AS boot_val, unit, context, vartype FROM pg_settings WHERE name LIKE 'idemq.%' ORDER BY 1;
 SELECT current_setting('idemq.version') = default_version AS same FROM pg_available_extensions WHERE name = 'idemq';

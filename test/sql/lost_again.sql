@@ -138,7 +138,7 @@ CALL lose('q', :id);
 CALL lose('q', :id);
 SELECT payload, status FROM jobs ORDER BY id;
 SELECT count(*) FROM idemq.claim('q');
-SELECT idemq.why(max(id)) LIKE '%behind job ' || :id || ', which is retrying: see%' AS why FROM jobs;
+SELECT idemq.why(max(id)) LIKE '%behind job ' || :id || ', which is retrying and not due before %: see%' AS why FROM jobs;
 SELECT * FROM wrong;
 SELECT idemq.purge('q');
 

@@ -31,6 +31,18 @@ SELECT left(c, 30) AS cron, refused(c) FROM unnest(ARRAY[
 	'* * * * fri-mon', '1,,2 * * * *', '1, * * * *', ', * * * *', '1- * * * *', '* * * january *', '* * * * monday', 'mon * * * *', '? * * * *', '** * * * *', '*5 * * * *',
 	'1.5 * * * *', '99999999999999999999 * * * *', '@reboot', '@every 5m', '@hourly 1', '10 minutes', E'0 * * * *\n', '* * * * é', repeat('é', 90), repeat('1,', 300) || '1 * * * *', repeat('1', 1100)]) WITH ORDINALITY t(c, n) ORDER BY n;
 SELECT idemq.next_tick('60 * * * *');
+-- What other programs take for the last day of the month: the hint says what to write.
+SELECT idemq.next_tick('0 0 L * *');
+CREATE FUNCTION hint(cron text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE hint text;
+BEGIN
+	PERFORM idemq.next_tick(cron);
+	RETURN 'accepted';
+EXCEPTION WHEN OTHERS THEN
+	GET STACKED DIAGNOSTICS hint = PG_EXCEPTION_HINT;
+	RETURN left(hint, 33);
+END $$;
+SELECT c AS cron, hint(c) FROM unnest(ARRAY['0 0 $ * *', '0 0 l * *', '  0	0  15,L * *', '0 0 L-2 * *', '0 0 LW * *', '0 0 X * *', '0 0 jul * *', '0 0 * jul L', 'L', '0 L', '0 0 1 L *']) c;
 SELECT idemq.next_tick(NULL);
 SELECT idemq.next_tick('* * * * *', NULL);
 SELECT idemq.next_tick('* * * * *', 'UTC', NULL);

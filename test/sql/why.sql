@@ -83,6 +83,23 @@ SELECT why(1000000000007);
 -- Blocked, and next in its group.
 UPDATE idemq.jobs SET status = 'blocked', ready_at = NULL, group_key = 'g' WHERE id = 1000000000007;
 SELECT why(1000000000007);
+-- Behind a job of its group, or a parent, that is not due: when that one is.
+SELECT idemq.create_queue('line', lease => '1 h', max_attempts => 2, retry_jitter => 0) AS line \gset
+SELECT id AS head FROM idemq.enqueue('line', '1', group_key => 'g', delay => '1 h') \gset
+SELECT id AS behind FROM idemq.enqueue('line', '2', group_key => 'g') \gset
+SELECT id AS child FROM idemq.enqueue('line', '3', depends_on => ARRAY[:head]) \gset
+CREATE FUNCTION of_head(waits bigint, head bigint) RETURNS text LANGUAGE sql AS
+	$$ SELECT replace(why(waits), head::text, 'HEAD') || CASE WHEN strpos(idemq.why(waits), to_char(coalesce(j.run_at, j.ready_at), 'YYYY-MM-DD HH24:MI:SS')) > 0 THEN ' (its time)' ELSE '' END FROM idemq.job(head) j $$;
+SELECT of_head(:behind, :head);
+SELECT count(*) FROM idemq.claim('line');
+SELECT of_head(:behind, :head);
+SELECT of_head(:child, :head);
+SELECT idemq.reschedule(:head, now());
+SELECT of_head(:behind, :head);
+SELECT of_head(:child, :head);
+SELECT idemq.fail(id, token, 'no', '1 h') FROM idemq.claim_job(:head);
+SELECT of_head(:behind, :head);
+SELECT of_head(:child, :head);
 
 -- A stranger learns nothing; claim or admin are enough; pg_monitor sees all workers.
 CREATE ROLE idemq_stranger;

@@ -2,7 +2,7 @@
 # others, a user's trigger gains nothing, settings do not matter, and nothing
 # is done over and over.
 # takes long
-# at least 52 assertions
+# at least 53 assertions
 # looks at sessions
 # stops: after_commit
 
@@ -45,6 +45,8 @@ sub pid { return sql($node, "SELECT pid $worker") }
 
 is_soon($node, "SELECT count(*) = 1 $worker", 'a worker');
 my $pid = pid();
+is_sql($node, q{SELECT prorows = (SELECT count(*) FROM idemq_internal.task_counts()) FROM pg_proc WHERE oid = 'idemq_internal.task_counts'::regproc}, 't',
+	'the planner expects as many rows as there are tasks');
 
 # ---- Nothing to do
 
