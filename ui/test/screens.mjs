@@ -78,7 +78,7 @@ await database.end();
 await page.goto(`${base}/workers`);
 const workers = await said(page);
 for (const [what, pattern] of [['a worker, where it is and what it is', /mail-1\s+node 1\.0\.0 on web-1\.shop\.example as app/],
-  ['one that is there', /mail-1[^]{0,80}\shere\s/], ['a name that is markup is text', /<img src=x onerror=alert\(1\)>/], ['one that is silent', /silent/], ['one that has stopped', /mail-3[^]{0,80}\sstopped\s/],
+  ['one that is there', /mail-1[^]{0,80}\shere\s/], ['a name that is markup is text', /<img src=x onerror=alert\(1\)>/], ['one that is silent', /silent/], ['one that is gone', /mail-3[^]{0,80}\sgone\s/],
   ['what nobody works on', /Nobody works on\s+reports/], ['a handler, in words and units', /up to 1 job a transaction; ends after 10 s without one/]])
   ok(pattern.test(workers), `workers: ${what}`, workers);
 await picture(page, 'ui-workers');

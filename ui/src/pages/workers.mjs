@@ -3,7 +3,7 @@ import { html } from '../html.mjs';
 import { count, duration, rate } from '../format.mjs';
 import { jobLink, key, number, queueLink, status, table, when } from './layout.mjs';
 
-const words = { here: ['completed', 'here'], silent: ['warn', 'silent'], gone: ['cancelled', 'stopped'],
+const words = { here: ['completed', 'here'], silent: ['warn', 'silent'], gone: ['cancelled', 'gone'],
   running: ['completed', 'runs'], idle: ['pending', 'idle: no job is ready'], waiting: ['warn', 'waits: no process is free for it'],
   refused: ['dead', 'refused: see its error'], stopped: ['dead', 'stopped after crashes'], off: ['paused', 'off: idemq.worker is off'] };
 const stateOf = (state) => status(...(words[state] ?? ['pending', state]));
@@ -35,7 +35,7 @@ ${table('Workers', ['Worker', 'State', 'Queues', 'Since', 'Last report', number(
     workers.map((w) => [html`<div>${key(w.worker)}<div class="small quiet">${w.program && html`${key(`${w.program} ${w.version ?? ''}`.trim())} `}${w.host && html`on ${key(w.host)} `}as ${key(w.role)}</div></div>`, stateOf(w.state), queuesOf(w.queues ?? []), when(w.started_at), lastReport(w), w.concurrency ?? '–', runs(w),
       w.per_minute === null ? '–' : rate(w.per_minute), count(w.done)]),
     'No worker has reported in the last hour. Clients and idemq-work report every 30 s; a worker of your own calls idemq.report_worker.')}
-${workers.length > 0 && html`<p class="quiet small">Silent: no report for 90 s. Workers that are silent or have stopped are listed for an hour.</p>`}
+${workers.length > 0 && html`<p class="quiet small">Silent: no report for 90 s. Gone: the worker has reported its end. Workers that are silent or gone are listed for an hour.</p>`}
 <h2>Handlers in the server</h2>
 ${table('Handlers', ['Queue', 'Function', 'State', 'Processes', number('A second'), number('Done'), number('Failed'), 'Last error', 'Set'],
     handlers.map((h) => [queueLink(h.queue), html`<div>${key(h.function)}<div class="small quiet">as ${key(h.role)}</div></div>`, stateOf(h.state), handlerFacts(h),
