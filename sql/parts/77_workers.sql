@@ -37,9 +37,9 @@ ALTER TABLE idemq_internal.worker_entries ENABLE ROW LEVEL SECURITY;
 CREATE FUNCTION idemq.report_worker(
 	process uuid, worker text, queues text[], program text DEFAULT NULL, version text DEFAULT NULL,
 	host text DEFAULT NULL, concurrency int DEFAULT NULL, running bigint[] DEFAULT '{}',
-	done bigint DEFAULT 0, stopping boolean DEFAULT false)
+	done bigint DEFAULT 0, stopping boolean DEFAULT false, end_waits int[] DEFAULT '{}')
 	RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq.report_worker(uuid, text, text[], text, text, text, int, bigint[], bigint, boolean)
+COMMENT ON FUNCTION idemq.report_worker(uuid, text, text[], text, text, text, int, bigint[], bigint, boolean, int[])
 	IS 'report a worker, every 30 s and at its start and end, for idemq.workers; no promise depends on it; returns false when 1,000 workers of the role are there already, and this one is not noted; needs claim on its queues
 - process: what tells it from others of its role, made by itself
 - worker: the name that its claims give
@@ -47,13 +47,15 @@ COMMENT ON FUNCTION idemq.report_worker(uuid, text, text[], text, text, text, in
 - concurrency: how many jobs it runs at a time
 - running: the jobs that it runs now; 100 are kept, and counted are all
 - done: jobs that it has ended since it began
-- stopping: the worker ends now';
+- stopping: the worker ends now
+- end_waits: process ids of sessions of the same login role: if one is asleep in wait, wait_any, wait_result or wait_results, that call returns at once, as after its timeout; otherwise its next such call does. A worker that stops uses it instead of a cancel, which the server logs as an ERROR';
 
 -- The time of the report before the last is kept for the rate; a report that follows at once does
 -- not count for it.  Clients call this on the connection of their heartbeats, so it waits for no
 -- lock for long.
 CREATE FUNCTION idemq_internal.report_worker_impl(process uuid, worker text, queues text[], program text,
-	version text, host text, concurrency int, running bigint[], done bigint, stopping boolean)
+	version text, host text, concurrency int, running bigint[], done bigint, stopping boolean,
+	end_waits int[])
 	RETURNS boolean
 	LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 #variable_conflict use_variable
@@ -75,6 +77,8 @@ BEGIN
 		RAISE EXCEPTION 'queues must be an array of names' USING ERRCODE = '22023',
 			HINT = 'Pass the queues that the worker claims from.';
 	END IF;
+	-- Before anything that may refuse the report.
+	PERFORM idemq_internal.end_waits(end_waits);
 	queue_ids := ARRAY(SELECT DISTINCT idemq_internal.queue(q.name, 'claim', '', 'queues')
 		FROM (SELECT q.name FROM unnest(queues) q (name) LIMIT 100) q ORDER BY 1);
 	IF NOT EXISTS (SELECT FROM idemq_internal.worker_entries w WHERE w.role_oid = caller

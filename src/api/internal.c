@@ -20,6 +20,7 @@
 #include "base/base.h"
 #include "queue/queue.h"
 #include "shared/processes/processes.h"
+#include "shared/waiters/waiters.h"
 #include "table/table.h"
 #include "txn/txn.h"
 
@@ -77,6 +78,24 @@ SQL_FUNCTION(idemq_sql_internal_check_ids)
 
 	(void) idemq_wrapper_caller();
 	idemq_arg_array(fcinfo, 1, TextDatumGetCString(PG_GETARG_DATUM(0)), INT8OID, false, &ids);
+	PG_RETURN_VOID();
+}
+
+/*
+ * end_waits(pids) -> void; 22004, 22023: ends the waits of these sessions of the login role, at once.
+ * A rollback does not undo it.
+ */
+SQL_FUNCTION(idemq_sql_internal_end_waits)
+{
+	ArrayArg pids;
+
+	(void) idemq_wrapper_caller();
+	idemq_arg_array(fcinfo, 0, "end_waits", INT4OID, false, &pids);
+	for (int i = 0; i < pids.count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		idemq_end_wait_of(DatumGetInt32(pids.values[i]));
+	}
 	PG_RETURN_VOID();
 }
 

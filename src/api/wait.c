@@ -8,6 +8,9 @@
  * own.  The order is: set the bit, check, sleep (shared/waiters/wake.c); a signal that comes
  * after the check ends the sleep at once.
  *
+ * A wait also ends when another session of the same role asks for that, as if its timeout had
+ * passed (shared/waiters/end_wait.c): a worker that stops does not have to cancel its wait.
+ *
  * A signal is meant for one waiter.  A waiter that leaves without a check since its signal,
  * even by error or cancel, passes the signal on.
  *		Model: test/model/wake.pml; two waiters, two wakers, one cancel.
@@ -74,6 +77,7 @@ typedef struct Wait
 {
 	int64 begun;	/* mono */
 	int64 deadline; /* mono */
+	bool ended;		/* by a request of another session (shared/waiters/end_wait.c) */
 	int count;
 	Target *targets;
 	MemoryContext check_context; /* reset after each check */
@@ -281,7 +285,10 @@ check_all(Wait *wait, int64 now, int64 *again)
 	return false;
 }
 
-/* Sleeps and checks until something is there, or the deadline has passed. */
+/*
+ * Sleeps and checks until something is there, the deadline has passed, or another session has asked
+ * for the end of this wait.
+ */
 static bool
 sleep_and_check(Wait *wait)
 {
@@ -292,7 +299,8 @@ sleep_and_check(Wait *wait)
 	{
 		CHECK_FOR_INTERRUPTS();
 		now = idemq_mono_now();
-		if (now >= wait->deadline)
+		wait->ended = idemq_end_wait_taken();
+		if (wait->ended || now >= wait->deadline)
 			return false;
 		if (again > now)
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
@@ -446,6 +454,8 @@ SQL_FUNCTION(idemq_sql_wait_results)
 		Wait wait = {.count = 1, .targets = &target};
 
 		(void) wait_for_targets(&wait, Max(until - idemq_mono_now(), 0));
+		if (wait.ended)
+			until = 0; /* the others are looked at once */
 		if (!wait.found)
 			refuse_job(&wait, target.job_id);
 		columns[i] = ObjectIdGetDatum(idemq_oids()->status[wait.status]);

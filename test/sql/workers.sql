@@ -64,6 +64,9 @@ SELECT idemq.report_worker(:'two', 'w', '{q}', running => NULL);
 SELECT idemq.report_worker(:'two', 'w', '{q}', running => '{{1}}');
 SELECT idemq.report_worker(:'two', 'w', '{q}', done => NULL);
 SELECT idemq.report_worker(:'two', 'w', '{q}', stopping => NULL);
+SELECT idemq.report_worker(:'two', 'w', '{q}', end_waits => NULL);
+SELECT idemq.report_worker(:'two', 'w', '{q}', end_waits => '{{1}}');
+SELECT idemq.report_worker(:'two', 'w', '{q}', end_waits => '{1,NULL}');
 SELECT count(*) FROM seen;
 -- What is too much is cut: jobs and queues beyond a hundred.
 SELECT idemq.report_worker(:'two', 'w', array_fill('q'::text, '{150}'), running => ARRAY(SELECT generate_series(1, 150)::bigint));
@@ -71,6 +74,14 @@ SELECT running, cardinality(jobs) AS jobs, queues FROM seen WHERE worker = 'w';
 BEGIN READ ONLY;
 SELECT idemq.report_worker(:'two', 'w', '{q}');
 ROLLBACK;
+
+-- A request to end the waits of no session, of the background writer, or of this session, which is not waiting: its next wait takes it.
+SELECT pid AS writer FROM pg_stat_activity WHERE backend_type = 'background writer' \gset
+SET ROLE regress_here;
+SELECT idemq.report_worker(:'one', 'w1', '{q}', end_waits => ARRAY[0, -1, 2147483647, :writer]);
+SELECT idemq.report_worker(:'one', 'w1', '{q}', end_waits => ARRAY[pg_backend_pid()]);
+CALL idemq.wait('q', '1 h');
+RESET ROLE;
 
 -- Whatever a role says it has done, others read the view; whatever bounds its array has, it is asked for each queue.
 SET ROLE regress_here;

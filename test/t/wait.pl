@@ -1,7 +1,7 @@
 # CALL idemq.wait, wait_any and wait_result: who sleeps holds nothing, and is woken
 # by whatever makes work, with a background worker and without.
 #
-# at least 139 assertions
+# at least 153 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -227,6 +227,44 @@ waiter($node, $call, $waiter->{session});
 sql($node, "SELECT pg_terminate_backend($waiter->{pid})");
 ok($node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $waiter->{pid}"), 'terminate');
 eval { leave($waiter->{session}) };
+
+# report_worker ends the waits of sessions of its login role, and only these.
+reset_queue();
+sql($node, "SELECT idemq.create_queue('r'); SELECT idemq.enqueue('q', '1', delay => '10 h') FROM generate_series(1, 2)");
+sql($node, "CREATE ROLE other LOGIN; SELECT idemq.grant_queue('q', 'other', 'claim'), idemq.grant_queue('r', 'other', 'claim')");
+my $reporter = session($node);
+sub end_waits
+{
+	return $reporter->query_safe('SELECT idemq.report_worker(gen_random_uuid(), \'w\', \'{q}\', end_waits => \'{' . join(',', @_) . '}\')');
+}
+my ($one, $two) = split /\n/, $node->safe_psql('postgres', 'SELECT id FROM idemq.jobs ORDER BY id');
+my %early = (
+	wait => [ $call, 'f' ],
+	wait_any => [ "CALL idemq.wait_any('{r,q}', '10 h')", 'f' ],
+	wait_result => [ "CALL idemq.wait_result($one, '10 h')", 'pending|' ],
+	wait_results => [ "CALL idemq.wait_results('{$one,$two}', '10 h')", '{pending,pending}|{NULL,NULL}' ],
+	'a login role that has become another' => [ "SET ROLE other; $call", 'f' ]);
+foreach my $name (sort keys %early)
+{
+	my ($statement, $answer) = @{ $early{$name} };
+	my $asleep = waiter($node, $statement);
+
+	is(end_waits($asleep->{pid}), 't', "$name: its end is asked for");
+	is(answer($asleep), $answer, 'and it returns as after its timeout');
+	leave($asleep->{session});
+}
+my $foreign = session($node, undef, extra_params => [ '-U', 'other' ]);
+$foreign = waiter($node, $call, $foreign);
+$waiter = session($node);
+my $pid = $waiter->query_safe('SELECT pg_backend_pid()');
+end_waits($foreign->{pid}, $pid, 0, -1, 2147483647);
+is($waiter->query_safe("CALL idemq.wait('q', '10 h')"), 'f', 'the next wait of a session that was not waiting returns at once');
+$waiter = waiter($node, $call, $waiter);
+is_sql($node, "SELECT count(*) FROM pg_stat_activity WHERE pid IN ($pid, $foreign->{pid}) AND " . asleep(), 2,
+	'the one after that sleeps, and so does a session of another login role');
+sql($node, "SELECT idemq.enqueue_many('q', '{1,2}')");
+is(answer($_), 't', 'until there are jobs') foreach ($foreign, $waiter);
+leave($reporter, $foreign->{session}, $waiter->{session});
 
 # A trigger of a DBA that runs at the end of a look, and registers what is to be
 # done at the session's end.

@@ -39,6 +39,16 @@ extern void idemq_wake_for_result(int64 job_id);
 extern void idemq_wake_for_results(void);
 
 /*
+ * end_wait.c
+ *		Ending the waits of other sessions early, as if their timeouts had passed.
+ */
+
+extern const ShmemPart idemq_end_wait_part;
+
+extern void idemq_end_wait_of(int pid);
+extern bool idemq_end_wait_taken(void);
+
+/*
  * worker_call.c
  *		How a background worker is woken; whether it moves.
  */
