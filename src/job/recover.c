@@ -94,6 +94,17 @@ idemq_row_deadline(const Job *job, const QueueInfo *queue)
 	return Min(deadline, idemq_row_limit(job, queue));
 }
 
+/*
+ * Returns whether a job was claimed before this server started, or took over from its publisher.
+ * Its worker may have died before that, so unless a heartbeat comes, the end of its lease is not
+ * called the end of job_timeout, although the lease lasts no longer than that.
+ */
+static bool
+is_restored(const Job *job)
+{
+	return job->claimed_at < Max(idemq_primary_since(), idemq_taken_over_at());
+}
+
 static void
 add_lost(LostLeases *lost, const Job *job, bool adopted)
 {
@@ -113,15 +124,16 @@ may_adopt(const Job *job)
 	return idemq_jobs_is_free(job) && !idemq_jobs_is_own(job);
 }
 
-/* Puts the entry of a lost lease, to be settled; deadline: mono. */
+/* Puts the entry of a lost lease, to be settled; deadline: mono; beat: its worker has sent one. */
 static LeaseTake
-adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, int64 length)
+adopt(LostLeases *lost, const Job *job, const QueueInfo *queue, int64 deadline, int64 length,
+	  bool beat)
 {
 	AdoptingQueue adopting = {job->queue_id, queue->max_running > 0};
 	TimestampTz limit = idemq_row_limit(job, queue);
 	AdoptedLease adopted = {deadline, length,
 							limit < DT_NOEND ? idemq_mono_from_timestamp(limit) : PG_INT64_MAX,
-							job_is_handled(job)};
+							job_is_handled(job), !beat && is_restored(job)};
 	LeaseTake take;
 
 	idemq_qstates_begin_change();
@@ -149,8 +161,8 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 		return false;
 	if (is_interrupted(job))
 		idemq_handler_crashed(queue->qstate, false);
-	if (adopt(lost, job, queue, idemq_mono_from_timestamp(deadline), idemq_row_lease(job, queue)) ==
-			LEASE_FULL &&
+	if (adopt(lost, job, queue, idemq_mono_from_timestamp(deadline), idemq_row_lease(job, queue),
+			  false) == LEASE_FULL &&
 		deadline <= idemq_now())
 		add_lost(lost, job, false);
 	return true;
@@ -166,7 +178,7 @@ idemq_lost_lease_renew(LostLeases *lost, const Job *job, const QueueInfo *queue,
 {
 	if (!may_adopt(job))
 		return LEASE_BUSY;
-	return adopt(lost, job, queue, idemq_mono_now() + length, length);
+	return adopt(lost, job, queue, idemq_mono_now() + length, length, true);
 }
 
 /*
@@ -180,14 +192,20 @@ recover_recheck_adopted(LostLeases *lost, const LostLease *lease, JobsTable *tab
 {
 	Lease dropped;
 	Job job;
+	TimestampTz limit;
 	bool there = idemq_jobs_fetch(table, lease->job_id, &job) &&
 				 job_is_attempt(&job, lease->token) && idemq_jobs_is_free(&job);
 
 	if (there && !lease->adopted)
+	{
+		limit = idemq_row_limit(&job, queue);
+		/* After a restart, only a heartbeat that wrote the row shows that its worker was alive. */
 		return idemq_reap_row(table, &job, queue,
-							  idemq_row_limit(&job, queue) <= idemq_row_deadline(&job, queue)
+							  limit <= idemq_row_deadline(&job, queue) &&
+									  (!is_restored(&job) || (job.flags & JOB_EXTENDED))
 								  ? LOSS_TIMEOUT
 								  : LOSS_EXPIRED);
+	}
 	if (!there && lease->adopted)
 	{
 		idemq_qstates_begin_change();

@@ -1,7 +1,7 @@
 # job_timeout: the background worker takes a job back then, though its session lives and its
 # heartbeats come; after a crash, and with its lease on the row alone, too.
 #
-# at least 23 assertions
+# at least 24 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -64,6 +64,14 @@ is(beat('NULL'), 'current', 'after a crash');
 advance($node, '11 min');
 is_sql($node, $taken_back, 't', 'taken back, too');
 like(beat('NULL'), qr/^(expired|stale)$/, 'and refused');
+
+# Without a heartbeat since the restart nobody knows when the worker died.
+leave(begin(''));
+crash($node);
+advance($node, '11 min');
+is_sql($node, q[SELECT status, last_error FROM idemq.jobs WHERE payload = '"late"' ORDER BY id DESC LIMIT 1], 'pending|lease expired',
+	'a worker that was not heard of after a crash has not reached job_timeout');
+sql($node, q[SELECT idemq.cancel(id) FROM idemq.jobs WHERE status = 'pending']);
 
 # The lease table is full: the lease is on its row.
 sql($node, q[SELECT idemq.alter_queue('q', lease => '1 day'); SELECT idemq.enqueue('q', '1') FROM generate_series(1, 64);

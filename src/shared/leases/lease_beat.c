@@ -67,6 +67,7 @@ idemq_lease_beat(int64 job_id, int64 token, int64 length)
 		if (length > 0)
 			lease->length = length;
 		lease->loss = LOSS_EXPIRED;
+		lease->restored = false;
 		if (!lease->claiming)
 			idemq_lease_set_deadline(lease, now + lease->length);
 	}

@@ -150,6 +150,7 @@ set_claiming(Lease *lease, const LeaseClaim *claim)
 	lease->session_life = idemq_lease_session_life(lease);
 	lease->loss = LOSS_EXPIRED;
 	lease->transferred = claim->transfer;
+	lease->restored = false;
 	lease->tid_hint = claim->tid_hint;
 	lease->ending = (Ending){.finisher = NO_SESSION};
 	lease->passed_by.any = false;
@@ -385,9 +386,10 @@ idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
 	{
 		lease->ending.finisher = IDEMQ_MY_PROC_NUMBER;
 		lease->ending.reaping = true;
-		*loss = lease->loss != LOSS_EXPIRED		  ? (LeaseLoss) lease->loss
-				: lease->limit <= lease->deadline ? LOSS_TIMEOUT
-												  : LOSS_EXPIRED;
+		/* A worker that nobody has heard of since a restart may have died before it. */
+		*loss = lease->loss != LOSS_EXPIRED							  ? (LeaseLoss) lease->loss
+				: lease->limit <= lease->deadline && !lease->restored ? LOSS_TIMEOUT
+																	  : LOSS_EXPIRED;
 	}
 	LWLockRelease(lock);
 	return won;
@@ -452,6 +454,7 @@ idemq_lease_adopt(int64 job_id, int64 token, const AdoptingQueue *queue,
 		lease->pid = 0;
 		lease->claiming = lease->attached = lease->transferred = false;
 		lease->handler = adopted->handler;
+		lease->restored = adopted->restored;
 		lease->loss = LOSS_EXPIRED;
 		lease->ending = (Ending){.finisher = NO_SESSION};
 		lease->passed_by.any = false;

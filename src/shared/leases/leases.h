@@ -76,6 +76,7 @@ typedef struct Lease
 	bool claiming;		 /* the claim's transaction is open, or its end not yet followed */
 	bool attached : 1;	 /* ends with its session */
 	bool handler : 1;	 /* a handler's process claimed it */
+	bool restored : 1;	 /* found by its row after a restart; no heartbeat since */
 	uint8 loss;			 /* LeaseLoss; if not LOSS_EXPIRED, the deadline was set for it */
 	bool transferred;	 /* has the permit of an attempt that its transaction ends; uncounted */
 	uint32 session_life; /* of its session (lease_sessions.c) when it claimed; while attached */
@@ -155,6 +156,7 @@ typedef struct AdoptedLease
 	int64 length;	/* microseconds */
 	int64 limit;	/* mono */
 	bool handler;
+	bool restored; /* no worker has been heard of since the server started */
 } AdoptedLease;
 
 extern LeaseHold idemq_lease_hold(int64 job_id);
