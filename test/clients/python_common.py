@@ -20,8 +20,10 @@ import psycopg
 
 import idemq
 import idemq._attempt_runner
+import idemq._executors
 import idemq._handler_connection
 import idemq._links
+import idemq._run
 
 DSN = os.environ["IDEMQ_DSN"]
 os.environ.pop("PGAPPNAME", None)  # sessions of workers are found by the client's own
@@ -100,8 +102,14 @@ class Client(unittest.TestCase):
         self.addCleanup(self.conn.close)
         self.sql("SELECT idemq.create_queue(%s, lease => '1 h', retry_base => '1 ms')", self.queue)
         self.sql("CREATE TABLE IF NOT EXISTS effects (queue text, n int, by text)")
-        # On a busy machine, a handler that was told to end may take longer than the client's 5 s.
-        self.set_seconds("ABANDON_AFTER", 120)
+        # On a busy machine, a handler that was told to end may take longer than the client's 5 s, and so may all that follows.
+        for name in ("ABANDON_AFTER", "DRAIN_ABANDON_AFTER"):
+            self.set_seconds(name, 120)
+        self.set_seconds("END_MARGIN", 600)
+        for name in ("LOCK_TIMEOUT", "ROLLBACK_TIMEOUT"):
+            self.set_seconds(name, 60, idemq._executors)
+        for module, name in ((idemq._run, "END_WAIT_TIMEOUT"), (idemq._links, "ANSWER_TIMEOUT"), (idemq._links, "INTERRUPT_TIMEOUT")):
+            self.set_seconds(name, 60, module)
 
     def sql(self, sql, *values):
         cursor = self.conn.execute(sql, values)
@@ -208,10 +216,10 @@ class Client(unittest.TestCase):
         self.addCleanup(thread.join)
         self.addCleanup(over.set)
 
-    def set_seconds(self, name, seconds):
-        before = getattr(idemq._attempt_runner, name)
-        setattr(idemq._attempt_runner, name, seconds)
-        self.addCleanup(setattr, idemq._attempt_runner, name, before)
+    def set_seconds(self, name, seconds, module=idemq._attempt_runner):
+        before = getattr(module, name)
+        setattr(module, name, seconds)
+        self.addCleanup(setattr, module, name, before)
 
 
 class PatientClient(Client):

@@ -4,18 +4,22 @@ For python.pl, which says where the server is (IDEMQ_DSN).
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
 import time
 import unittest.mock
 
+import psycopg
+
 import idemq
 import idemq._attempt_runner
 import idemq._group_commit
+import idemq._links
 import idemq._run
 import tap
-from python_common import DSN, Client
+from python_common import DSN, Client, Counting
 
 
 class Drains(Client):
@@ -53,7 +57,7 @@ class Drains(Client):
         self.assertEqual([self.job(job)[:2] for job in jobs], [("completed", 1), ("pending", 0)])
 
     def test_the_end_of_grace(self):
-        self.set_seconds("ABANDON_AFTER", 0.3)  # meant to expire
+        self.set_seconds("DRAIN_ABANDON_AFTER", 0.3)  # meant to expire
         never = threading.Event()
         self.addCleanup(never.set)
         for outside in (False, True):
@@ -107,6 +111,50 @@ class Drains(Client):
         self.until("SELECT count(*) > 0 FROM pg_stat_activity WHERE query LIKE 'CALL idemq.wait%%'"
                    " AND state = 'active' AND application_name = 'idemq-python'")
         stop()
+
+    def test_a_waiter_ends_without_an_error_in_the_servers_log(self):
+        """It is asked to end, and not cancelled; behind a pooler, whose sessions nobody knows, it runs out."""
+        waits = "SELECT count(*) > 0 FROM pg_stat_activity WHERE query LIKE 'CALL idemq.wait%%' AND state = 'active' AND application_name = 'idemq-python'"
+
+        async def forbidden(conn):
+            self.fail("a cancel was sent")
+
+        async def run(worker):
+            task = asyncio.create_task(worker.run(self.do_async))
+            await asyncio.to_thread(self.until, waits)
+            worker.stop()
+            await asyncio.wait_for(task, 60)
+
+        with unittest.mock.patch.object(idemq._links, "interrupt", forbidden):
+            with self.assertNoLogs("idemq", "WARNING") if hasattr(self, "assertNoLogs") else contextlib.nullcontext():
+                for dsn in (DSN, Counting(pooler=True).dsn()):
+                    stop = self.start(self.do, dsn=dsn)
+                    self.until(waits)
+                    stop()
+                    asyncio.run(run(idemq.AsyncWorker(dsn, self.queue)))
+        self.assertEqual(self.sql("SELECT state, running FROM idemq.workers WHERE %s = ANY (queues) AND state <> 'gone'", self.queue), [])
+
+    def test_where_it_cannot_connect_is_named(self):
+        """Once, and again each minute."""
+        name = f"without_{os.getpid()}"
+        self.sql(f"CREATE DATABASE {name}")
+        self.addCleanup(self.sql, f"DROP DATABASE {name} WITH (FORCE)")
+        for dsn, said in ((f"{DSN} dbname={name}", f'database "{name}" does not have the extension: run CREATE EXTENSION idemq'),
+                          (f"{DSN} dbname=nowhere", 'database "nowhere" does not exist')):  # fmt: skip
+            dsn = psycopg.conninfo.make_conninfo(**psycopg.conninfo.conninfo_to_dict(dsn))
+            for repeats in (60.0, 0.0):
+                with unittest.mock.patch.object(idemq._links, "REPEAT_AFTER", repeats), self.assertLogs("idemq", "WARNING") as log:
+                    stop = self.start(self.do, dsn=dsn)
+                    give_up = time.monotonic() + 60
+                    while len(log.output) < (1 if repeats else 3) and time.monotonic() < give_up:
+                        time.sleep(0.05)
+                    if repeats:
+                        time.sleep(1)  # for the next attempts, of which nothing is said
+                    stop()
+                self.assertEqual({said in line and "\n" not in line for line in log.output}, {True}, log.output)
+                self.assertEqual(len(log.output) == 1, repeats == 60.0, log.output)
+            with self.assertRaises(psycopg.Error):  # it tries once
+                idemq.drain(dsn, self.queue, self.do)
 
     def test_it_sleeps_and_wakes(self):
         self.start(self.do, concurrency=3)

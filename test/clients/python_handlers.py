@@ -110,6 +110,61 @@ class Handlers(Client):
             self.assertEqual(self.drain(says), {"retrying": 1}, error)
             self.assertRegex(self.job(job)[3], r"(busy|Forgotten) \(its delay is no interval\)$")
 
+    def test_the_number_of_parameters_is_checked_when_a_worker_starts(self):
+        """Not by each of its jobs, twenty times."""
+
+        def two(job, conn):
+            pass
+
+        def three(job, conn, tenant):
+            pass
+
+        def keyword(job, *, conn):
+            pass
+
+        async def one_async(job):
+            pass
+
+        async def none_async():
+            pass
+
+        @functools.wraps(three)  # of a decorator that passes the third one
+        def injected(job, conn):
+            three(job, conn, "here")
+
+        class Handles:
+            def __call__(self, job):
+                pass
+
+        worker, async_worker = idemq.Worker(DSN, self.queue), idemq.AsyncWorker(DSN, self.queue)
+        refused = (
+            (worker.run, lambda job: None), (worker.run, three), (worker.run, keyword), (worker.run, Handles()), (worker.run, {"a": two, None: three}),
+            (worker.run, lambda: None), (worker.run_outside, two), (worker.run_outside, functools.partial(three, tenant=1)),
+            (worker.drain, lambda job: None), (lambda handler: worker.drain(handler, outside=True), two),
+            (async_worker.run, one_async), (async_worker.run_outside, none_async), (idemq.ClusterWorker(DSN, self.queue).run, three),
+        )  # fmt: skip
+        (job,) = self.add(1)
+        for run, handler in refused:
+            with self.assertRaisesRegex(TypeError, r"cannot be called as it is, with \(job(?:, conn)?\): "):
+                answer = run(handler)
+                if asyncio.iscoroutine(answer):
+                    asyncio.run(answer)
+        for hook in ({"around": lambda job: None}, {"failed": lambda job: None}, {"started": lambda: None}, {"stopped": lambda worker: None}):
+            with self.assertRaisesRegex(TypeError, "cannot be called as it is"):
+                idemq.Worker(DSN, self.queue, hooks=hook)
+        self.assertEqual(self.job(job)[:2], ("pending", 0))
+        for handler in (injected, functools.partial(three, tenant=1), lambda *args: None, lambda job, conn=None, tenant=None: None):
+            self.assertEqual(self.drain(handler), {"committed": 1})
+            self.add(1)
+
+        def step(job):
+            job.step("s", lambda: 1)
+
+        self.sql("SELECT count(idemq.cancel(id)) FROM idemq.jobs WHERE queue_id = idemq.queue_id(%s)", self.queue)
+        (job,) = self.add(1, max_attempts=1)
+        self.drain(step, outside=True)
+        self.assertRegex(self.job(job)[3], "cannot be called as it is, with .step.")
+
     def test_a_wait_that_is_refused(self):
         """It is a failure: a job that is given back is ready again at once, for ever."""
 

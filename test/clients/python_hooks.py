@@ -3,6 +3,7 @@
 For python.pl, which says where the server is (IDEMQ_DSN).
 """
 
+import asyncio
 import collections
 import time
 
@@ -66,7 +67,7 @@ class Hooks(QuickFirstUse):
 
         hooks = {"failed": failed, "started": lambda worker: heard.append(worker.queue),
                  "stopped": lambda worker, outcomes: heard.append((worker.name, outcomes))}  # fmt: skip
-        expected = [(1, 1, True, "KeyError", "retrying"), (1, 2, False, "Dead", "dead"), (3, 1, True, "StaleToken", "stale")]
+        expected = [(1, 1, True, "KeyError", "retrying"), (1, 2, False, "Dead", "dead"), (3, 1, False, "StaleToken", "stale")]
         for drain, way, outside in ((self.drain, handler, False), (self.drain, handler, True), (self.drain_async, handler_async, True)):
             heard.clear()
             failures.clear()
@@ -83,6 +84,37 @@ class Hooks(QuickFirstUse):
             self.assertEqual((heard[0], heard[1][0]), (self.queue, "me"))
             self.assertEqual(collections.Counter(heard[1][1]) + collections.Counter(heard[3][1]), ended)
             self.assertTrue(any("hook failed" in line for line in said.output))
+
+    def test_a_job_that_the_server_has_ended_before(self):
+        """It is dead then: nobody does it again, whatever the worker had to say of its attempt."""
+        failures = []
+
+        def late(job):
+            self.sql("SELECT idemq.heartbeat(%s, %s, '1 ms')", job.id, job.token)  # meant to expire
+            self.until("SELECT status IN ('dead', 'pending') FROM idemq.jobs WHERE id = %s", job.id)
+            if job.payload == "time":
+                self.end_time(job)
+                self.until_set(job.cancelled)
+                raise TimeoutError("told to end")
+            if job.payload == "fails":
+                raise ValueError("too late")
+
+        async def late_async(job):
+            await asyncio.to_thread(late, job)
+
+        async def failed_async(job, failure):
+            failures.append(failure[1:2] + failure[3:])
+
+        for drain, handler, failed, ways in (
+            (self.drain, late, lambda job, failure: failures.append(failure[1:2] + failure[3:]), ("time", "fails", "returns")),
+            (self.drain_async, late_async, failed_async, ("fails", "returns")),
+        ):
+            for payload in ways:
+                failures.clear()
+                (job,) = self.add(payload, max_attempts=1)
+                self.assertEqual(drain(handler, True, hooks={"failed": failed}), {"dead": 1}, payload)
+                self.assertEqual(failures, [(False, "dead")], payload)
+                self.assertEqual(self.job(job)[:2], ("dead", 1))
 
     def test_a_begin_that_fails_ends_the_run(self):
         def refuses(worker):

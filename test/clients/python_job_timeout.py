@@ -255,7 +255,7 @@ class JobTimeout(PatientClient):
         self.alter("job_timeout => '400 ms'")  # meant to expire
         (job,) = self.add(1, max_attempts=1)
         self.drain(lambda job, conn: conn.execute("SELECT pg_sleep(3600)"))
-        self.is_over(job, 0.4)
+        self.is_over(job, 0.36)  # a tenth before
 
 
 if __name__ == "__main__":

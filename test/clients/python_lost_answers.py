@@ -4,6 +4,7 @@ For python.pl, which says where the server is (IDEMQ_DSN).
 """
 
 import functools
+import unittest.mock
 
 import idemq
 import tap
@@ -58,6 +59,51 @@ class LostAnswers(Client):
         self.until("SELECT status IN ('pending', 'completed') FROM idemq.jobs WHERE id = %s", job)
         self.drain(self.do)
         self.assertEqual((self.effects(), self.job(job)[0]), ([1], "completed"))
+
+    def test_an_attempt_that_was_told_to_end(self):
+        """By a drain, or because its time is over: what has happened counts, and is told to the hook."""
+        async def no_cancel(conn):
+            pass
+
+        def told(job):
+            job.cancelled  # makes the event
+            execution = job._execution
+            execution._run.call_loop(execution.request_end, why)
+
+        def do(job, conn):
+            self.effect(conn, job.payload)
+            told(job)
+            self.until_set(job.cancelled)
+
+        async def do_async(job, conn):
+            await self.do_async(job, conn)
+            job._execution.handled = True  # its task is not cancelled
+            told(job)
+            await job.cancelled.wait()
+
+        failures = []
+
+        async def failed_async(job, failure):
+            failures.append(failure.outcome)
+
+        for why, ended in (("drain", "released"), ("time", "dead")):
+            for drain, handler, failed in (
+                (self.drain, do, lambda job, failure: failures.append(failure.outcome)),
+                (self.drain_async, do_async, failed_async),
+            ):
+                for after in (True, False):
+                    failures.clear()
+                    self.sql("TRUNCATE effects")
+                    (job,) = self.add(1, max_attempts=1)
+                    with unittest.mock.patch.object(idemq._links, "interrupt", no_cancel):
+                        outcomes, calls = self.lost(after, drain, handler, attach=False, hooks={"failed": failed})
+                    if after:
+                        self.assertEqual((outcomes, failures), ({"committed": 1}, []))
+                        self.assertEqual((self.effects(), self.job(job)[:2]), ([1], ("completed", 1)))
+                    else:
+                        self.assertEqual(outcomes.get(ended), 1, outcomes)
+                        self.assertEqual(failures[:1], ["dead"] if why == "time" else [])
+                        self.sql("SELECT idemq.cancel(%s)", job)
 
     def test_a_batch(self):
         self.add(1, 2, 3)

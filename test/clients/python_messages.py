@@ -68,7 +68,7 @@ class Messages(QuickFirstUse):
         settle = idemq._links._prepare_session
         for drain, do in self.both():
             proxy = Counting()
-            with unittest.mock.patch.object(idemq._links, "_prepare_session", lambda conn, row: settle(conn, (*row[:-1], False))):
+            with unittest.mock.patch.object(idemq._links, "_prepare_session", lambda conn, row, needs: settle(conn, (*row[:5], False, *row[6:]), needs)):
                 self.assertEqual(self.counted(proxy, drain, do), {3: 4})
 
     def test_an_older_libpq(self):

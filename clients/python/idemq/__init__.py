@@ -18,6 +18,15 @@ from typing import Any, Awaitable, Callable, Collection, Mapping, Optional, Unio
 
 from psycopg import AsyncConnection, Connection
 
+from ._arguments import (
+    bool_argument,
+    delay_argument,
+    int_argument,
+    optional_text,
+    queue_argument,
+    seconds_argument,
+    text_argument,
+)
 from ._cluster import ClusterRun
 from ._executors import AsyncExecutor, AsyncTransactionExecutor, Executor, ThreadExecutor, ThreadTransactionExecutor
 from ._flows import (
@@ -51,6 +60,7 @@ from .errors import (
     Delay,
     DuplicateKey,
     IdemqError,
+    Key,
     KeyReused,
     NoSuchJob,
     NoSuchQueue,
@@ -80,6 +90,7 @@ __all__ = [
     "IdemqError",
     "InGraph",
     "Job",
+    "Key",
     "KeyReused",
     "NoSuchJob",
     "NoSuchQueue",
@@ -142,10 +153,19 @@ class _Worker:
         SIGINT drain.  unknown_kind: for so long a job is given back whose kind has no handler here.
         hooks: what is called around each attempt, of failures, at the begin and the end.
         """
-        if concurrency < 1 or batch < 1:
+        if int_argument("concurrency", concurrency) < 1 or int_argument("batch", batch) < 1:
             raise ValueError("concurrency and batch are 1 or more")
-        if timeout <= 0 or grace < 0:
+        if seconds_argument("timeout", timeout) <= 0 or seconds_argument("grace", grace) < 0:
             raise ValueError("timeout is a number of seconds above 0, grace one from 0")
+        text_argument("router" if isinstance(self, _OverShards) else "dsn", dsn)
+        queue = queue_argument(queue)
+        optional_text("name", name)
+        optional_text("wait_dsn", wait_dsn)
+        delay_argument("lease", lease)
+        delay_argument("unknown_kind", unknown_kind)
+        if attach is not None:
+            bool_argument("attach", attach)
+        bool_argument("signals", signals)
         self._options = Options(
             dsn, queue, name, wait_dsn, concurrency, batch, lease, timeout, grace, attach, signals,
             checked_hooks(hooks, self._coroutines, type(self).__name__, self._other),
@@ -189,11 +209,12 @@ class _Worker:
         make_executor: Callable[[Options, bool], Executor],
         handlers: Union[Callable[..., Any], Handlers],
         once: bool,
+        outside: bool,
     ) -> dict[str, int]:
         self._of_this_process()
         if self._running is not None:
             raise RuntimeError("this worker runs already")
-        handler = single_handler(handlers, self._unknown_kind, self._coroutines, type(self).__name__, self._other)
+        handler = single_handler(handlers, self._unknown_kind, self._coroutines, type(self).__name__, self._other, outside)
         hooks = self._options.hooks
         outcomes: dict[str, int] = {}
         await call_hook(hooks.started, self._coroutines, self)
@@ -239,17 +260,17 @@ class Worker(_Worker):
         what it returns, the job's result, is there if and only if the job is committed.  Several handlers,
         by the kind of a job (None: without one), are a dict; jobs of other kinds are given back for a while.
         """
-        return asyncio.run(self._work(self._thread_transaction_executor, handler, False))
+        return asyncio.run(self._work(self._thread_transaction_executor, handler, False, False))
 
     def run_outside(
         self, handler: Union[Callable[[Job], Any], Mapping[Optional[str], Callable[[Job], Any]]]
     ) -> dict[str, int]:
         """Run jobs whose effect is elsewhere; the job is committed after the handler has returned."""
-        return asyncio.run(self._work(self._thread_executor, handler, False))
+        return asyncio.run(self._work(self._thread_executor, handler, False, True))
 
     def drain(self, handler: Union[Callable[..., Any], Handlers], outside: bool = False) -> dict[str, int]:
         """Run what is ready, and end; for tests and for cron.  Answers how many attempts ended how."""
-        return asyncio.run(self._work(self._thread_executor if outside else self._thread_transaction_executor, handler, True))
+        return asyncio.run(self._work(self._thread_executor if outside else self._thread_transaction_executor, handler, True, outside))
 
 
 class AsyncWorker(_Worker):
@@ -266,7 +287,7 @@ class AsyncWorker(_Worker):
         ],
     ) -> dict[str, int]:
         """As Worker.run."""
-        return await self._work(self._async_transaction_executor, handler, False)
+        return await self._work(self._async_transaction_executor, handler, False, False)
 
     async def run_outside(
         self,
@@ -275,11 +296,11 @@ class AsyncWorker(_Worker):
         ],
     ) -> dict[str, int]:
         """As Worker.run_outside."""
-        return await self._work(self._async_executor, handler, False)
+        return await self._work(self._async_executor, handler, False, True)
 
     async def drain(self, handler: Union[Callable[..., Awaitable[Any]], Handlers], outside: bool = False) -> dict[str, int]:
         """As Worker.drain."""
-        return await self._work(self._async_executor if outside else self._async_transaction_executor, handler, True)
+        return await self._work(self._async_executor if outside else self._async_transaction_executor, handler, True, outside)
 
 
 class _OverShards(_Worker):

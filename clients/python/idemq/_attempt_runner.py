@@ -15,6 +15,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
+import os
 import threading
 import time
 import traceback
@@ -28,13 +30,15 @@ from psycopg.types.json import Jsonb
 from . import _links, _pipeline, _trace
 from ._execution import SESSION_CHECK_INTERVAL, Execution, ExecutionResult
 from ._executors import AttemptOver, Executor, Unsettled
+from ._forks import end_unless_in, must_be_in
 from ._group_commit import Ended, GroupCommit
 from ._handler_slots import HandlerSlots
 from ._handlers import finished_result
 from ._hooks import Failure, call_hook_safely
-from ._job import AWAIT, BaseJob
+from ._job import BaseJob
 from ._links import AnswerLost, AsyncLink, Link, ThreadLink
 from ._options import Options
+from ._silence import Silence
 from ._values import Row, json_text, jsonb_parameter, storable_text
 from .errors import (
     MAX_TEXT,
@@ -56,9 +60,18 @@ log = logging.getLogger("idemq")
 T = TypeVar("T")
 
 ABANDON_AFTER = 5.0
-"""Seconds from telling a handler to end until it is left behind."""
+"""Seconds from telling a handler to end until it is left behind; DRAIN_ABANDON_AFTER once the grace of a drain is over."""
+DRAIN_ABANDON_AFTER = 1.5
+END_MARGIN = 5.0
+"""Seconds from the end of the grace until a worker has ended, whatever does not answer."""
+LAST_MARGIN = 1.0
+"""Seconds of these that are left for closing what is open."""
+TIMEOUT_MARGIN = 1.0
+"""Seconds, or a tenth of job_timeout if that is less, by which an attempt ends before the server would take its job back."""
 CANCEL_INTERVAL = 0.5
 """Seconds from one cancel of a statement to the next."""
+SHORTEST_ANSWER_TIMEOUT = 2.0
+"""Seconds that the connection of the heartbeats is given to answer at least; otherwise a third of the shortest lease."""
 SETTLE_TIMEOUT = 60.0
 """Seconds for telling the server how an attempt has ended; DRAIN_SETTLE_TIMEOUT in a drain."""
 DRAIN_SETTLE_TIMEOUT = 10.0
@@ -71,6 +84,9 @@ _FAIL = "SELECT idemq.fail(%s, %s, %s, %s::interval, permanent => %s, details =>
 _RELEASE = "SELECT idemq.release(%s, %s, %s::interval)::text"
 _RELEASE_MANY = "SELECT outcome::text FROM idemq.release_many(%s, %s)"
 _TRY_COMMIT = "SELECT idemq.try_commit(%s, %s, %s::jsonb)::text"
+_ASSERT_CURRENT = "SELECT idemq.assert_current(%s, %s)::text"
+_AWAIT_OUTCOME = "SELECT outcome FROM idemq.await_event(%s, %s, %s, %s::interval)"  # the payload may be one that Python cannot decode
+_STATUS = "SELECT status::text, attempt FROM idemq.job(%s)"
 
 
 _END_REASONS = {
@@ -85,6 +101,14 @@ def _reason(execution: Execution, error: BaseException) -> str:
     if execution.end_reason in _END_REASONS:
         return _END_REASONS[execution.end_reason]
     return text_of(error.__cause__ if isinstance(error, AttemptOver) else error)
+
+
+class _JobNow(NamedTuple):
+    """What has become of a job whose attempt the server has ended itself."""
+
+    status: str
+    by_this_attempt: bool
+    """Whether no other attempt has begun since."""
 
 
 class _ToCommit(NamedTuple):
@@ -110,6 +134,12 @@ class AttemptRunner:
         self._executors = executors
         self._handler = handler
         self._control = AsyncLink(options.where, options.dsn, retry_connect)
+        self._process = os.getpid()
+        self._over = asyncio.Event()
+        """Set shortly before a drain has to have ended: nothing is waited for any more."""
+        self._over_at = math.inf
+        self._over_timer: Optional[asyncio.TimerHandle] = None
+        self._silence = Silence(options.where, self._control)
         # Executors' threads note claims and ends, too: of these each step is one of the dict or set, and counts have a lock.
         self._leased: dict[int, BaseJob] = {}  # by token, of which no two attempts have the same
         self._executions: set[Execution] = set()
@@ -147,6 +177,14 @@ class AttemptRunner:
         self.group_commit: Optional[GroupCommit] = None
         if executors[0].threads and not self._slots.shared:
             self.group_commit = GroupCommit(self, ThreadLink(options.where, options.dsn, retry_connect))
+        for link in self.links():
+            link.on_silent = self._silence.note
+
+    def links(self) -> list[Link[Any]]:
+        links: list[Link[Any]] = [self._control, self._second]
+        if self.group_commit is not None:
+            links.append(self.group_commit.link)
+        return links + [executor.link for executor in self._executors if executor.link is not None]
 
     # Claims.
 
@@ -170,7 +208,7 @@ class AttemptRunner:
 
     def take(self, answers: Sequence[str], asked_at: float, link: Link[Any]) -> list[BaseJob]:
         """The claimed jobs of what was answered: from now on their leases are kept."""
-        rows = [self._loads(answer) for answer in answers if answer.startswith("[")]
+        rows = [_pipeline.read_row(answer, self._loads) for answer in answers if answer.startswith("[")]
         return self._take([row for row in rows if row[0] == "claimed"], asked_at, link)
 
     def _take(self, rows: Sequence[Sequence[Any]], asked_at: float, link: Link[Any]) -> list[BaseJob]:
@@ -179,6 +217,9 @@ class AttemptRunner:
         for row in rows:
             job: BaseJob = self._executors[0].job_class(self.options.queue, row[1:], asked_at, link, attached)
             self._leased[job.token] = job
+            self._control.answer_timeout = min(
+                self._control.answer_timeout or _links.ANSWER_TIMEOUT, max(job._lease / 3, SHORTEST_ANSWER_TIMEOUT)
+            )
             if job._heartbeat_at < self._next_heartbeat:
                 self.call_loop(self._heartbeat_now.set)
             jobs.append(job)
@@ -222,7 +263,7 @@ class AttemptRunner:
         """The handler is about to be called."""
         if execution.end_reason is not None:
             raise StaleToken("the lease was lost before the handler began")
-        execution.begin(self.options.timeout if self._job_timeout is None else self._job_timeout)
+        execution.begin(self.options.timeout, self._job_timeout and self._job_timeout - min(TIMEOUT_MARGIN, self._job_timeout / 10))
         self._executions.add(execution)
         self._has_begun_handlers = True
         if min(execution.ends_at, execution.lease_until, execution.session_check_at) < self._watch_at:
@@ -230,6 +271,13 @@ class AttemptRunner:
 
     def call(self, job: BaseJob, *conn: Any) -> Any:
         """Calls a handler that is a function."""
+        _check_readable(job)
+        try:
+            return self._call(job, *conn)
+        finally:
+            end_unless_in(self._process)
+
+    def _call(self, job: BaseJob, *conn: Any) -> Any:
         if not _trace.installed() and self.options.hooks.around is None:
             return self._handler(job, *conn)
         with _trace.around(job.queue, job.headers):
@@ -239,6 +287,13 @@ class AttemptRunner:
 
     async def call_async(self, job: BaseJob, *conn: Any) -> Any:
         """Calls one that is a coroutine function."""
+        _check_readable(job)
+        try:
+            return await self._call_async(job, *conn)
+        finally:
+            end_unless_in(self._process)
+
+    async def _call_async(self, job: BaseJob, *conn: Any) -> Any:
         if not _trace.installed() and self.options.hooks.around is None:
             return await self._handler(job, *conn)
         with _trace.around(job.queue, job.headers):
@@ -254,8 +309,10 @@ class AttemptRunner:
         """The result of a handler whose effect has happened: one that is none is left out."""
         try:
             return json_text(value)
-        except (TypeError, ValueError) as error:
-            log.error("%s %d: %s", self.options.queue, job.id, said(error).strip())
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # an encoder and the methods of a result are anybody's
+            log.error("%s %d: completed without its result, which cannot be encoded: %s", self.options.queue, job.id, text_of(error))
             return None
 
     def handler_succeeded(self, execution: Execution, end: ExecutionResult) -> bool:
@@ -275,6 +332,8 @@ class AttemptRunner:
 
     def call_loop(self, function: Callable[..., Any], *args: Any) -> None:
         """Has the loop call a function soon; from any thread."""
+        if os.getpid() != self._process:
+            return
         if threading.get_ident() == self._thread:
             function(*args)
             return
@@ -370,7 +429,7 @@ class AttemptRunner:
         task = asyncio.ensure_future(link.ready())
         either: set["asyncio.Future[Any]"] = {task, execution.end_requested}
         if not execution.begun:
-            execution.begin(self.options.timeout if self._job_timeout is None else self._job_timeout)
+            execution.begin(self.options.timeout, self._job_timeout and self._job_timeout - min(TIMEOUT_MARGIN, self._job_timeout / 10))
         left = max(execution.ends_at - time.monotonic(), 0)
         await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         task.cancel()
@@ -382,6 +441,7 @@ class AttemptRunner:
         """Ends handlers whose time or lease is over, and looks after the sessions that leases are attached to."""
         while True:
             now = time.monotonic()
+            self._silence.look(list(self._executions), now)
             # While handlers come and go it looks by itself, so that not each of them wakes the loop.
             self._watch_at = now + (SESSION_CHECK_INTERVAL if self._executions or self._has_begun_handlers else 3600)
             self._has_begun_handlers = False
@@ -424,16 +484,18 @@ class AttemptRunner:
     async def _enforce_end(self, execution: Execution) -> None:
         if execution.ended:
             return
-        await execution.executor.interrupt(execution)
-        give_up = time.monotonic() + ABANDON_AFTER
+        give_up = time.monotonic() + (DRAIN_ABANDON_AFTER if self._ending.is_set() else ABANDON_AFTER)
+        interrupting = asyncio.ensure_future(execution.executor.interrupt(execution))
         again = time.monotonic() + CANCEL_INTERVAL
         while not execution.ended and time.monotonic() < give_up:
             await asyncio.sleep(0.01)
             # What comes between two statements of the handler cancels neither.
-            if not execution.ended and time.monotonic() > again:
-                await execution.executor.interrupt_again(execution)
+            if not execution.ended and interrupting.done() and time.monotonic() > again:
+                interrupting = asyncio.ensure_future(execution.executor.interrupt_again(execution))
                 again = time.monotonic() + CANCEL_INTERVAL
-        if not execution.ended:
+        if execution.ended:
+            await interrupting  # lest it cancels a statement of the next job
+        else:
             log.error("%s %d: the handler does not end, and is left behind", self.options.queue, execution.jobs[0].id)
             await execution.executor.abandon(execution)
 
@@ -461,11 +523,13 @@ class AttemptRunner:
     async def _settle_uncommitted(self, job: BaseJob, execution: Execution, error: BaseException) -> None:
         """Tells the server of an attempt that has not committed."""
         cause = error.__cause__ if isinstance(error, AttemptOver) else None
+        if execution.commit_unknown and cause is None and execution.end_reason is not None:
+            cause = await self._outcome_of_commit(job)
         waiting = error if job.waiting is None else job.waiting  # whatever the handler did then
         if isinstance(cause, AlreadyCommitted) or (isinstance(cause, NoSuchJob) and execution.commit_unknown):
             self._record_outcome(job, "committed")
         elif execution.end_reason == "lost" or (cause is not None and execution.end_reason not in ("time", "drain")):  # those refuse a statement, too
-            self._report_lost(job, "stale" if execution.end_reason is None else "lost", cause)
+            await self._report_lost(job, "stale" if execution.end_reason is None else "lost", cause)
         elif not await self._record_arrived_events(job):
             pass
         elif execution.end_reason == "time":
@@ -493,40 +557,68 @@ class AttemptRunner:
             if level == 2 and isinstance(error, (RetryLater, Snooze)):
                 told += " (its delay is no interval)"
             more = (details if error is None else _details(error)) if level == 0 else None
-            return _FAIL, (job.id, job.token, told, delay, isinstance(error, Dead), jsonb_parameter(more))
+            return _FAIL, (job.id, job.token, told, delay, isinstance(error, Dead), jsonb_parameter("details", more))
 
         outcome = await self._settle_with(job, statement)
-        self._record_outcome(job, outcome)
-        if outcome != "released":
-            self._report_failure(job, outcome, text, error)
+        now = await self._job_after(job, outcome)
+        self._record_outcome(job, _ended_as(outcome, now))
+        if outcome not in ("released", "already_committed"):
+            self._report_failure(job, outcome, text, error, now)
 
-    def _report_failure(self, job: BaseJob, outcome: str, text: str, error: Optional[BaseException]) -> None:
-        self._notify_failed(job, outcome, error if error is not None else TimeoutError(text))
-        log.warning("%s %d: attempt %d of %d: %s: %s", self.options.queue, job.id, job.attempt, job.max_attempts, outcome, text)
+    async def _job_after(self, job: BaseJob, outcome: str) -> Optional[_JobNow]:
+        """What the job is, where an end was told too late: the server may have ended the attempt itself, and the job with it.
+        None: that is not known, or need not be asked."""
+        if outcome != "stale":
+            return None
+        try:
+            rows = await self.within(self._control.ask(_STATUS, (job.id,)), _links.ANSWER_TIMEOUT)
+        except (AnswerLost, psycopg.Error, asyncio.TimeoutError):
+            return None
+        return _JobNow(rows[0][0], rows[0][1] == job.attempt) if rows else None
 
-    def _notify_failed(self, job: BaseJob, outcome: str, error: BaseException) -> None:
-        """Has the hook hear of it."""
+    def _report_failure(
+        self, job: BaseJob, outcome: str, text: str, error: Optional[BaseException], now: Optional[_JobNow] = None
+    ) -> None:
+        self._notify_failed(job, outcome, error if error is not None else TimeoutError(text), now)
+        log.warning("%s %d: attempt %d of %d: %s%s: %s", self.options.queue, job.id, job.attempt, job.max_attempts, outcome,
+                    "" if now is None else f" (the job is {now.status})", text)  # fmt: skip
+
+    def _notify_failed(self, job: BaseJob, outcome: str, error: BaseException, now: Optional[_JobNow] = None) -> None:
+        """Has the hook hear of it; now: what the job is, if that was asked for."""
         if self.options.hooks.failed is not None:
             outcome = outcome if outcome in ("retrying", "dead", "stale") else "lost"
-            failure = Failure(job.attempt, outcome != "dead", error, outcome)
+            outcome = _ended_as(outcome, now)
+            finished = outcome == "dead" or (now is not None and now.status in ("completed", "cancelled", "dead"))
+            failure = Failure(job.attempt, not finished, error, outcome)
             self.call_loop(self._call_failed_hook, job, failure)
 
     def _call_failed_hook(self, job: BaseJob, failure: Failure) -> None:
         coroutines = not self._executors[0].threads
-        task = asyncio.create_task(call_hook_safely("failed", self.options.hooks.failed, coroutines, job, failure))
+        self._begin_hook_task(call_hook_safely("failed", self.options.hooks.failed, coroutines, job, failure))
+
+    def _begin_hook_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._hook_tasks.add(task)
         task.add_done_callback(self._hook_tasks.discard)
 
-    def _report_lost(self, job: BaseJob, outcome: str, cause: Optional[BaseException]) -> None:
-        log.warning("%s %d: the lease is lost; what the handler did is rolled back, or another attempt's",
-                    self.options.queue, job.id)
-        self._record_outcome(job, "stale")
-        self._notify_failed(job, outcome, cause or StaleToken("the lease is lost"))
+    async def _report_lost(self, job: BaseJob, outcome: str, cause: Optional[BaseException]) -> None:
+        now = await self._job_after(job, "stale")
+        log.warning("%s %d: the lease is lost; what the handler did is rolled back, or another attempt's%s",
+                    self.options.queue, job.id, "" if now is None else f"; the job is {now.status}")  # fmt: skip
+        self._record_outcome(job, _ended_as("stale", now))
+        self._notify_failed(job, outcome, cause or StaleToken("the lease is lost"), now)
+
+    async def _outcome_of_commit(self, job: BaseJob) -> Optional[BaseException]:
+        """What the transaction raises that runs again after a COMMIT without an answer, where none does, since the attempt
+        was told to end: AlreadyCommitted, NoSuchJob or StaleToken.  None: it has not committed, or the server is not there."""
+        found: list[BaseException] = []
+        await self._settle_with(job, lambda _: (_ASSERT_CURRENT, (job.id, job.token)), ended=found)
+        return found[0] if found else None
 
     async def _release(self, job: BaseJob) -> None:
         outcome = await self._settle_with(job, lambda _: (_RELEASE, (job.id, job.token, None)))
         if outcome == "stale":
-            self._report_lost(job, "lost", None)
+            await self._report_lost(job, "lost", None)
         else:
             self._record_outcome(job, outcome)
 
@@ -554,7 +646,7 @@ class AttemptRunner:
             if level > 0:
                 # Given back it would be here again at once, for ever.
                 return _FAIL, (job.id, job.token, "its wait for an event was refused", None, False, None)
-            return AWAIT, (job.id, job.token, event.name, interval(event.timeout))
+            return _AWAIT_OUTCOME, (job.id, job.token, event.name, interval(event.timeout))
 
         return await self._settle_with(job, statement)
 
@@ -562,7 +654,7 @@ class AttemptRunner:
         """Jobs that were not begun."""
         values = [job.id for job in jobs], [job.token for job in jobs]
         try:
-            await asyncio.wait_for(self._control.ask(_RELEASE_MANY, values), DRAIN_SETTLE_TIMEOUT)
+            await self.within(self._control.ask(_RELEASE_MANY, values), DRAIN_SETTLE_TIMEOUT)
         except (AnswerLost, psycopg.Error, asyncio.TimeoutError) as error:
             self._leave_to_leases(jobs, error)
             return
@@ -576,9 +668,15 @@ class AttemptRunner:
             self._leased.pop(job.token, None)
 
     async def _settle_with(
-        self, job: BaseJob, statement: Callable[[int], tuple[str, Sequence[Any]]], refused: Optional[list[Any]] = None
+        self,
+        job: BaseJob,
+        statement: Callable[[int], tuple[str, Sequence[Any]]],
+        refused: Optional[list[Any]] = None,
+        ended: Optional[list[BaseException]] = None,
     ) -> str:
-        """Asks until the server has answered; with less to say, when it does not take what was said."""
+        """Asks until the server has answered; with less to say, when it does not take what was said.
+
+        refused, ended: take the errors by which a value was refused, or which say that the attempt has ended."""
         give_up = time.monotonic() + (DRAIN_SETTLE_TIMEOUT if self._ending.is_set() else SETTLE_TIMEOUT)
         pause = 1.0
         level = 0
@@ -586,12 +684,14 @@ class AttemptRunner:
         while True:
             try:
                 left = max(give_up - time.monotonic(), 0.01)
-                outcome = (await asyncio.wait_for(self._control.ask(*statement(level)), left))[0][0]
+                outcome = (await self.within(self._control.ask(*statement(level)), left))[0][0]
                 break
             except AnswerLost:
                 continue  # done or not: the same question is answered
-            except (StaleToken, NoSuchJob, AlreadyCommitted):
-                outcome = "stale"
+            except (StaleToken, NoSuchJob, AlreadyCommitted) as error:
+                outcome = "already_committed" if isinstance(error, AlreadyCommitted) else "stale"
+                if ended is not None:
+                    ended.append(error)
                 break
             except asyncio.TimeoutError:
                 log.error("%s %d: the server could not be told how the attempt has ended; the job is left to its"
@@ -605,9 +705,33 @@ class AttemptRunner:
                         refused.append(error)
                     continue
                 log.error("%s %d: %s; trying again", self.options.queue, job.id, said(error).strip())
-                await asyncio.sleep(min(pause, max(give_up - time.monotonic(), 0)))
+                try:
+                    await self.within(asyncio.sleep(min(pause, max(give_up - time.monotonic(), 0))), pause + 1)
+                except asyncio.TimeoutError:
+                    break
                 pause *= 2
         return outcome
+
+    async def within(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
+        """What work returns; TimeoutError when it does not in so many seconds, or before a drain has to have ended."""
+        task = asyncio.ensure_future(work)
+        over = asyncio.ensure_future(self._over.wait())
+        try:
+            await asyncio.wait({task, over}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return await task
+            raise asyncio.TimeoutError
+        finally:
+            over.cancel()
+            task.cancel()
+
+    def end_within(self, seconds: float) -> None:
+        """Nothing is waited for after so many seconds."""
+        if time.monotonic() + seconds < self._over_at:
+            self._over_at = time.monotonic() + seconds
+            if self._over_timer is not None:
+                self._over_timer.cancel()
+            self._over_timer = self._loop.call_later(seconds, self._over.set)
 
     def _record_outcome(self, job: BaseJob, outcome: str) -> None:
         self._leased.pop(job.token, None)
@@ -691,7 +815,7 @@ class AttemptRunner:
         return [(_pipeline.COMMIT_MANY_AND_CLAIM, (*ends, *self.claims(link, executors * self.at_once)))]
 
     def _apply_commit_answers(self, ended: Ended, answers: list[str], asked_at: float, link: Link[Any]) -> list[BaseJob]:
-        rows = [self._loads(answer) for answer in answers]
+        rows = [_pipeline.read_row(answer, self._loads) for answer in answers]
         outcomes = {row[2]: row[0] for row in rows if row[0] != "claimed"}
         for job, _ in ended:
             self._report_committed(job, outcomes.get(job.token, "not_found"))
@@ -702,7 +826,7 @@ class AttemptRunner:
         asked_at = time.monotonic()
         try:
             # Else it may have been made since the statement was.
-            await asyncio.wait_for(link.ready(), _links.ANSWER_TIMEOUT)
+            await self.within(link.ready(), _links.ANSWER_TIMEOUT)
             answers = await link.exchange(self._commit_message(ended, link, executors))
         except (AnswerLost, psycopg.Error, asyncio.TimeoutError) as error:
             await self._commit_each(ended, error)
@@ -716,7 +840,7 @@ class AttemptRunner:
         asked_at = time.monotonic()
         try:
             if not link.usable:
-                self.from_thread(asyncio.wait_for(link.ready(), _links.ANSWER_TIMEOUT))
+                self.from_thread(self.within(link.ready(), _links.ANSWER_TIMEOUT))
             link.in_use = True
             try:
                 answers = link.exchange_in_thread(self._commit_message(ended, link, executors))
@@ -757,14 +881,21 @@ class AttemptRunner:
             self._report_committed(job, outcome, asked)
 
     def _report_committed(self, job: BaseJob, outcome: str, asked: bool = False) -> None:
-        # Deleted by the commit whose answer was lost, in a queue that keeps no jobs.
-        self._record_outcome(job, "committed" if outcome == "not_found" and asked else outcome)
         if outcome == "stale" or (outcome == "not_found" and not asked):
-            log.warning(
-                "%s %d: the handler has ended well, but the lease was lost: not committed (%s)",
-                self.options.queue, job.id, outcome,
-            )  # fmt: skip
-            self._notify_failed(job, "stale", StaleToken("the lease was lost"))
+            self._leased.pop(job.token, None)
+            self.call_loop(self._begin_hook_task, self._report_not_committed(job, outcome))
+        else:
+            # Not found: deleted by the commit whose answer was lost, in a queue that keeps no jobs.
+            self._record_outcome(job, "committed" if outcome == "not_found" else outcome)
+
+    async def _report_not_committed(self, job: BaseJob, outcome: str) -> None:
+        now = await self._job_after(job, outcome)
+        self._record_outcome(job, _ended_as(outcome, now))
+        log.warning(
+            "%s %d: the handler has ended well, but the lease was lost: not committed (%s)",
+            self.options.queue, job.id, outcome if now is None else f"{outcome}; the job is {now.status}",
+        )  # fmt: skip
+        self._notify_failed(job, "stale", StaleToken("the lease was lost"), now)
 
     # What a handler without a transaction asks for.
 
@@ -775,6 +906,7 @@ class AttemptRunner:
         """
         execution = job._execution
         assert execution is not None
+        must_be_in(self._process)
         while True:
             task = asyncio.ensure_future(self._control.ask(sql, values))
             either: set["asyncio.Future[Any]"] = {task, execution.end_requested}
@@ -796,7 +928,23 @@ class AttemptRunner:
 
     def from_thread(self, work: Coroutine[Any, Any, T]) -> T:
         """The same for a handler that is a function."""
+        try:
+            must_be_in(self._process)
+        except RuntimeError:
+            work.close()
+            raise
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _ended_as(outcome: str, now: Optional[_JobNow]) -> str:
+    """How an attempt has ended of which the server has said no more than that it is stale."""
+    return "dead" if now is not None and now.status == "dead" and now.by_this_attempt else outcome
+
+
+def _check_readable(job: BaseJob) -> None:
+    """Raises in an attempt whose job cannot be decoded, and in none of its neighbours."""
+    if job.unreadable is not None:
+        raise ValueError(f"payload, checkpoint or headers cannot be decoded: {text_of(job.unreadable)}")
 
 
 def _is_transient(error: Optional[BaseException]) -> bool:

@@ -2,7 +2,7 @@
 
 The router is asked for the map once, and again whenever it says that it has changed (NOTIFY
 cluster_map), whenever a shard says that its jobs are elsewhere (55000), and with each new connection:
-nothing is polled.  While it is down the map that was read last holds.
+nothing is polled but for a look every five minutes, in case the connection is silent.  While it is down the map that was read last holds.
 
 A shard that moves is to its run what a failover is to a worker of one server: the connections are made
 again at the new place, and every attempt goes on there, since the rows have moved with their tokens.
@@ -35,6 +35,8 @@ log = logging.getLogger("idemq")
 _MAP = "SELECT shard, dsn, state, version FROM cluster.map() ORDER BY shard"
 _LISTEN = "LISTEN cluster_map"
 _LOCATION = ("host", "hostaddr", "port", "dbname")
+MAP_MAX_AGE = 300.0
+"""Seconds after which the map is read again although nothing was heard: the connection may lead nowhere."""
 MOVE_WAIT = 1.0
 """Seconds that a shard in the middle of its move is left in peace."""
 
@@ -65,7 +67,7 @@ class ShardMap:
         self.shards: dict[int, Shard] = {}
         self._router = conninfo_to_dict(router)
         self._shard_options = conninfo_to_dict(shard_options)
-        self._link = AsyncLink("router", router, retry_connect)
+        self._link = AsyncLink("router", router, retry_connect, needs_idemq=False)
         self._wake = asyncio.Event()
         self._asked: list["asyncio.Future[None]"] = []
         self._changed = asyncio.Event()
@@ -123,8 +125,10 @@ class ShardMap:
         fd = conn.fileno()
         loop.add_reader(fd, self._wake.set)
         try:
-            await self._wake.wait()
+            await asyncio.wait_for(self._wake.wait(), MAP_MAX_AGE)
             self._wake.clear()
+        except asyncio.TimeoutError:
+            pass
         finally:
             loop.remove_reader(fd)
 

@@ -8,6 +8,7 @@ import time
 from datetime import datetime, timedelta, timezone
 from typing import Any, Callable, Optional, Protocol
 
+from . import _links
 from ._handler_connection import HandlerTransaction
 from .errors import StaleToken
 
@@ -17,6 +18,8 @@ SESSION_CHECK_INTERVAL = 1.0
 
 class HandlerControl(Protocol):
     """What runs an execution, and can end it (Executor)."""
+
+    link: Optional[_links.Link[Any]]
 
     async def interrupt(self, execution: Execution) -> None:
         ...
@@ -82,12 +85,15 @@ class Execution:
         for job in jobs:
             job._execution = self
 
-    def begin(self, seconds: float) -> None:
-        """Its handler is about to be called, perhaps again."""
+    def begin(self, seconds: float, after_claim: Optional[float]) -> None:
+        """Its handler is about to be called, perhaps again.
+
+        seconds: how long it may take; after_claim: how long after its claim it must have ended, instead."""
         self.ended, self.handled, self.commit_at = False, False, None
         if not self.begun:
             now = time.monotonic()
-            self.begun, self.seconds, self.ends_at, self.session_check_at = True, seconds, now + seconds, now + SESSION_CHECK_INTERVAL
+            self.begun, self.session_check_at = True, now + SESSION_CHECK_INTERVAL
+            self.seconds, self.ends_at = (seconds, now + seconds) if after_claim is None else (after_claim, self.claimed_at + after_claim)
 
     def finish(self) -> bool:
         """Notes that the handler has ended; False: it was left behind."""
@@ -141,6 +147,16 @@ class Execution:
         why = "time" if self._run.time_is_over(self, time.monotonic()) else "cut off"
         self._run.call_loop(self.request_end, why)
         raise StaleToken(f"the attempt is over ({self.end_reason or why}): its connection takes no statements any more")
+
+    def own_limit(self, conn: Any) -> Optional[float]:
+        """Seconds within which what the worker asks by a handler's connection is answered; None: the worker asks the
+        server, by another connection, whether the session is at work (AttemptRunner).  Behind a pooler nobody can tell."""
+        return None if conn.direct else max(self.lease, _links.ANSWER_TIMEOUT)
+
+    @property
+    def lease(self) -> float:
+        """Seconds that the shortest lease of its jobs lasts."""
+        return float(min(job._lease for job in self.jobs))
 
     @property
     def claimed_at(self) -> float:

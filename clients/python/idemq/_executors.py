@@ -39,15 +39,20 @@ from psycopg.pq import TransactionStatus
 from . import _links, _pipeline
 from ._execution import Execution, ExecutionResult, ExecutionRunner
 from ._group_commit import GroupCommit
-from ._handler_connection import AsyncHandlersConnection, HandlersConnection, HandlerTransaction
+from ._handler_connection import AsyncHandlersConnection, HandlersConnection, HandlerTransaction, give_up, sever
 from ._handlers import finished_result
 from ._job import AsyncJob, BaseJob, Job
 from ._links import AsyncLink, Link, ThreadLink
 from ._options import Options
+from ._threads import in_thread
 from ._values import json_text
 from .errors import AlreadyCommitted, NoSuchJob, StaleToken, sqlstate
 
 T = TypeVar("T")
+LOCK_TIMEOUT = 0.5
+"""Seconds within which a handler that is left behind lets go of its connection, or that is cut."""
+ROLLBACK_TIMEOUT = 0.5
+"""Seconds within which its ROLLBACK is answered, or the same."""
 _ROLLBACK = _pipeline.Statement(b"", b"ROLLBACK")
 
 
@@ -148,11 +153,11 @@ class Executor:
         conn = self.link.conn if self.link is not None else None
         if conn is not None:
             try:
-                await asyncio.wait_for(self._lock(conn), 1)
+                await asyncio.wait_for(self._lock(conn), LOCK_TIMEOUT + 0.1)
                 self._locked_conn = conn
-                await asyncio.wait_for(asyncio.to_thread(conn.pgconn.exec_, b"ROLLBACK"), _links.ANSWER_TIMEOUT)
+                await asyncio.wait_for(in_thread(conn.pgconn.exec_, b"ROLLBACK"), ROLLBACK_TIMEOUT)
             except (psycopg.Error, asyncio.TimeoutError):
-                _links.sever(conn)
+                give_up(conn)
         self._stopped(Unsettled(execution, ExecutionResult(error=TimeoutError("the handler does not end"), hangs=True)))
 
     async def _lock(self, conn: Any) -> None:
@@ -306,9 +311,9 @@ class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
 
     async def _roll_back(self, conn: AsyncHandlersConnection) -> None:
         try:
-            await asyncio.wait_for(conn.run_own(_pipeline.exchange(conn, [(_ROLLBACK, ())], False)), _links.ANSWER_TIMEOUT)
-        except (psycopg.Error, asyncio.TimeoutError):
-            _links.sever(conn)
+            await conn.run_own(_pipeline.exchange(conn, [(_ROLLBACK, ())], False), _links.ANSWER_TIMEOUT)
+        except psycopg.Error:
+            sever(conn)
 
     @staticmethod
     async def _handle(run: Runner, execution: Execution, conn: Any) -> list[Optional[str]]:
@@ -330,7 +335,7 @@ class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
         try:
             run.begin(execution)
             if execution.commit_unknown:
-                transaction.begun = await conn.run_own(transaction.begin(conn)) is not None
+                transaction.begun = await conn.run_own(transaction.begin(conn), execution.own_limit(conn)) is not None
             results = await self._handle(run, execution, conn)
             _check_nothing_left(await conn.take_back())
             if not _is_used(transaction, conn):
@@ -338,7 +343,7 @@ class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
             steps = self._message(run, execution, conn, self.link, results)
             execution.commit_at = time.monotonic()
             try:
-                answers = await conn.run_own(_pipeline.exchange(conn, steps, conn.named))
+                answers = await conn.run_own(_pipeline.exchange(conn, steps, conn.named), execution.own_limit(conn))
             except psycopg.Error as error:
                 answers = _answers_after_commit(error)
             if self._committed(run, execution, conn, self.link, answers):
@@ -352,7 +357,7 @@ class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
             error = self._cause_of_failure(execution, conn, error)
             if not execution.abandoned and not conn.closed:
                 try:
-                    await conn.run_own(conn._rollback_gen())
+                    await conn.run_own(conn._rollback_gen(), _links.ANSWER_TIMEOUT)
                 except psycopg.Error:
                     pass
             return ExecutionResult(error=error)
@@ -440,7 +445,7 @@ class ThreadTransactionExecutor(_TransactionExecutor, ThreadExecutor):
         self.link = link
 
     async def _lock(self, conn: Connection[Any]) -> None:
-        if not await asyncio.to_thread(conn.lock.acquire, True, 0.9):
+        if not await in_thread(conn.lock.acquire, True, LOCK_TIMEOUT):
             raise asyncio.TimeoutError
 
     def _undo_early_begin(self) -> None:
@@ -453,7 +458,7 @@ class ThreadTransactionExecutor(_TransactionExecutor, ThreadExecutor):
         try:
             conn.run_own(_pipeline.exchange(conn, [(_ROLLBACK, ())], False), _links.ANSWER_TIMEOUT)
         except psycopg.Error:
-            _links.sever(conn)
+            sever(conn)
 
     def _run(self, run: Runner, execution: Execution) -> ExecutionResult:
         conn = self.link.conn
@@ -462,7 +467,7 @@ class ThreadTransactionExecutor(_TransactionExecutor, ThreadExecutor):
         try:
             run.begin(execution)
             if execution.commit_unknown:
-                transaction.begun = conn.run_own(transaction.begin(conn)) is not None
+                transaction.begun = conn.run_own(transaction.begin(conn), execution.own_limit(conn)) is not None
             results = []
             for job in execution.jobs:
                 job._begin(conn)
@@ -475,7 +480,7 @@ class ThreadTransactionExecutor(_TransactionExecutor, ThreadExecutor):
             steps = self._message(run, execution, conn, self.link, results)
             execution.commit_at = time.monotonic()
             try:
-                answers = conn.run_own(_pipeline.exchange(conn, steps, conn.named))
+                answers = conn.run_own(_pipeline.exchange(conn, steps, conn.named), execution.own_limit(conn))
             except psycopg.Error as error:
                 answers = _answers_after_commit(error)
             if self._committed(run, execution, conn, self.link, answers):
@@ -488,7 +493,7 @@ class ThreadTransactionExecutor(_TransactionExecutor, ThreadExecutor):
             error = self._cause_of_failure(execution, conn, error)
             if not execution.abandoned and not conn.closed:
                 try:
-                    conn.run_own(conn._rollback_gen())
+                    conn.run_own(conn._rollback_gen(), _links.ANSWER_TIMEOUT)
                 except psycopg.Error:
                     pass
             return ExecutionResult(error=error)

@@ -7,16 +7,31 @@ it is to be awaited.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any, Awaitable, Mapping, NamedTuple, Optional, Sequence, TypedDict, Union, overload
 
 from psycopg import AsyncConnection, Connection
 from psycopg.types.json import Jsonb
 
 from . import _trace
+from ._arguments import (
+    delay_argument,
+    headers_argument,
+    ids_argument,
+    int_argument,
+    key_argument,
+    members_of_graph,
+    optional_int,
+    optional_text,
+    options_of_a_job,
+    parents_in_graph,
+    queue_argument,
+    text_argument,
+    time_argument,
+)
 from ._producer import ask
-from ._values import AnyConnection, Row, jsonb_parameter
-from .errors import Delay, interval
+from ._values import AnyConnection, Row, jsonb_parameter, require_connection
+from .errors import Delay, Key
 
 _SEND = """SELECT outcome::text, first_payload
     FROM idemq.send_event(%(queue)s, %(name)s, %(payload)s::jsonb)"""
@@ -78,7 +93,7 @@ class GraphJob(_Named, total=False):
     depends_on: Sequence[Union[str, int]]
     """Names in the graph, and ids of jobs that are there."""
     on_parent_failure: str
-    key: str
+    key: Key
     delay: Delay
     run_at: datetime
     priority: int
@@ -180,7 +195,8 @@ def send_event(
 
     Those that wait are ready with the commit.
     """
-    values = {"queue": queue, "name": name, "payload": jsonb_parameter(payload)}
+    require_connection(conn, Connection, AsyncConnection)
+    values = {"queue": queue_argument(queue), "name": text_argument("name", name), "payload": jsonb_parameter("payload", payload)}
     return ask(conn, _SEND, values, lambda rows: Sent(*rows[0]))
 
 
@@ -190,7 +206,7 @@ def publish(
     topic: str,
     payload: Any,
     *,
-    key: Optional[str] = None,
+    key: Optional[Key] = None,
     delay: Optional[Delay] = None,
     run_at: Optional[datetime] = None,
     priority: int = 4,
@@ -209,7 +225,7 @@ def publish(
     topic: str,
     payload: Any,
     *,
-    key: Optional[str] = None,
+    key: Optional[Key] = None,
     delay: Optional[Delay] = None,
     run_at: Optional[datetime] = None,
     priority: int = 4,
@@ -227,7 +243,7 @@ def publish(
     topic: str,
     payload: Any,
     *,
-    key: Optional[str] = None,
+    key: Optional[Key] = None,
     delay: Optional[Delay] = None,
     run_at: Optional[datetime] = None,
     priority: int = 4,
@@ -238,8 +254,9 @@ def publish(
     kind: Optional[str] = None,
 ) -> Union[list[Published], Awaitable[list[Published]]]:
     """Add a job to each queue that is bound to a topic; answers these jobs, none when nobody is bound."""
+    require_connection(conn, Connection, AsyncConnection)
     values = _options(delay, run_at, priority, group_key, max_attempts, headers, expires_in, kind)
-    values.update(topic=topic, payload=Jsonb(payload), key=key)
+    values.update(topic=text_argument("topic", topic), payload=Jsonb(payload), key=key_argument(key))
     return ask(conn, _PUBLISH, values, lambda rows: [Published(*row) for row in rows])
 
 
@@ -304,8 +321,11 @@ def enqueue_sequenced(
     A number that is not higher than the producer's last one is a duplicate; gaps are normal.  Not for ids of
     an outbox table, which are committed in another order.
     """
+    require_connection(conn, Connection, AsyncConnection)
     values = _options(delay, run_at, priority, group_key, max_attempts, headers, expires_in, kind)
-    values.update(queue=queue, producer=producer, seq=seq, payload=Jsonb(payload))
+    values.update(
+        queue=queue_argument(queue), producer=text_argument("producer", producer), seq=int_argument("seq", seq), payload=Jsonb(payload)
+    )
     return ask(conn, _ENQUEUE_SEQUENCED, values, lambda rows: Sequenced(*rows[0]))
 
 
@@ -333,7 +353,8 @@ def enqueue_graph(
 
     A circle raises 22023.  Of a job whose key is taken the answer is that of the one that has it.
     """
-    values = {"jobs": Jsonb([_member_texts(name, job) for name, job in jobs.items()])}
+    require_connection(conn, Connection, AsyncConnection)
+    values = {"jobs": jsonb_parameter("jobs", [_member_texts(name, job) for name, job in members_of_graph(jobs).items()])}
     return ask(conn, _ENQUEUE_GRAPH, values, lambda rows: {row[0]: InGraph(*row[1:]) for row in rows})
 
 
@@ -349,7 +370,8 @@ def flow(conn: AsyncConnection[Any], id: int, most: int = 100000) -> Awaitable[O
 
 def flow(conn: AnyConnection, id: int, most: int = 100000) -> Union[Optional[Flow], Awaitable[Optional[Flow]]]:
     """How far the graph or fan-out of a job is, whichever of its jobs that is; None for one that you may not see."""
-    return ask(conn, _FLOW, {"id": id, "most": most}, lambda rows: Flow(*rows[0]) if rows else None)
+    require_connection(conn, Connection, AsyncConnection)
+    return ask(conn, _FLOW, {"id": int_argument("id", id), "most": int_argument("most", most)}, lambda rows: Flow(*rows[0]) if rows else None)
 
 
 @overload
@@ -376,7 +398,8 @@ def cancel_many(
 
     It never waits: "locked" is a job that an open transaction holds.
     """
-    return ask(conn, _CANCEL_MANY, {"ids": list(ids)}, lambda rows: {row[0]: row[1] for row in rows})
+    require_connection(conn, Connection, AsyncConnection)
+    return ask(conn, _CANCEL_MANY, {"ids": ids_argument("ids", ids)}, lambda rows: {row[0]: row[1] for row in rows})
 
 
 @overload
@@ -418,7 +441,14 @@ def cancel_matching(
 
     max_jobs: no more in this call.  It never waits for a job that an open transaction holds, and counts it.
     """
-    values = {"queue": queue, "kind": kind, "group_key": group_key, "key_prefix": key_prefix, "max_jobs": max_jobs}
+    require_connection(conn, Connection, AsyncConnection)
+    values = {
+        "queue": queue_argument(queue),
+        "kind": optional_text("kind", kind),
+        "group_key": optional_text("group_key", group_key),
+        "key_prefix": optional_text("key_prefix", key_prefix),
+        "max_jobs": optional_int("max_jobs", max_jobs),
+    }
     return ask(conn, _CANCEL_MATCHING, values, lambda rows: CancelledJobs(*rows[0]))
 
 
@@ -449,7 +479,8 @@ def wait_results(
 
     After timeout what it is then.  The connection must be in autocommit, and in no transaction.
     """
-    values = {"ids": list(ids), "timeout": interval(timeout)}
+    require_connection(conn, Connection, AsyncConnection)
+    values = {"ids": ids_argument("ids", ids), "timeout": delay_argument("timeout", timeout)}
     return ask(conn, _WAIT_RESULTS, values, _results)
 
 
@@ -464,30 +495,30 @@ def _options(
     kind: Optional[str],
 ) -> dict[str, Any]:
     return {
-        "delay": interval(delay),
-        "run_at": run_at,
-        "priority": priority,
-        "group_key": group_key,
-        "max_attempts": max_attempts,
-        "headers": jsonb_parameter(_trace.inject(headers)),
-        "expires_in": interval(expires_in),
-        "kind": kind,
+        **options_of_a_job(delay, run_at, priority, group_key, max_attempts, expires_in, kind),
+        "headers": jsonb_parameter("headers", _trace.inject(headers_argument(headers))),
     }
 
 
-def _member_texts(name: str, job: GraphJob) -> dict[str, Any]:
+def _member_texts(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
     """A job of a graph as JSON: times as PostgreSQL's text."""
     members: dict[str, Any] = {**job, "name": name}
+    if "queue" in members:
+        members["queue"] = queue_argument(members["queue"])
+    members["key"] = key_argument(members.get("key"))
     for member in ("delay", "expires_in", "key_ttl", "max_wait"):
-        delay = interval(members.get(member))
+        delay = delay_argument(member, members.get(member))
         members[member] = (
             f"{delay // timedelta(microseconds=1)} microseconds" if isinstance(delay, timedelta) else delay
         )
-    if isinstance(members.get("run_at"), datetime):
+    if isinstance(time_argument("run_at", members.get("run_at")), date):
         members["run_at"] = members["run_at"].isoformat()
-    members["headers"] = _trace.inject(members.get("headers"))
-    depends_on = members.get("depends_on")
-    members["depends_on"] = None if depends_on is None else list(depends_on)
+    for member in ("priority", "max_attempts"):
+        members[member] = optional_int(member, members.get(member))
+    for member in ("group_key", "kind", "on_duplicate", "on_parent_failure"):
+        members[member] = optional_text(member, members.get(member))
+    members["headers"] = _trace.inject(headers_argument(members.get("headers")))
+    members["depends_on"] = parents_in_graph(members.get("depends_on"))
     # The payload may be null.
     return {member: value for member, value in members.items() if value is not None or member == "payload"}
 

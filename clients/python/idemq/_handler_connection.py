@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import select
+import socket
 import time
 import weakref
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -29,6 +31,8 @@ from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
 from psycopg.pq import TransactionStatus
 
 from . import _pipeline
+from ._threads import in_thread
+from ._values import AnyConnection
 from ._pipeline import ASSERT_CURRENT, BEGIN, NO_IDLE_TIMEOUT, exchange, numbers
 from .errors import StaleToken
 
@@ -56,6 +60,21 @@ _BY_WORKER: "ContextVar[bool]" = ContextVar("idemq_by_worker", default=False)
 """Whether it is the worker who asks."""
 
 
+def sever(conn: AnyConnection) -> None:
+    """Ends a connection that another thread or task may be using; the server rolls back."""
+    try:
+        with socket.socket(fileno=os.dup(conn.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+    except (OSError, psycopg.Error):
+        pass  # it has ended
+
+
+def give_up(conn: Any) -> None:
+    """The same, because the server does not answer: its session may be there still."""
+    conn.silent = True
+    sever(conn)
+
+
 @contextmanager
 def by_worker() -> Iterator[None]:
     """What the worker asks by a cursor."""
@@ -73,6 +92,9 @@ class TransactionOwner(Protocol):
     handler_transaction: Optional[HandlerTransaction]
 
     def must_be_current(self) -> None:
+        ...
+
+    def own_limit(self, conn: Any) -> Optional[float]:
         ...
 
 
@@ -131,6 +153,12 @@ class _HandlersConnectionBase:
     """Whether statements have names."""
     has_hold_claimed = False
     """Whether the server has idemq.hold_claimed."""
+    answer_within: Optional[float] = None
+    """Seconds within which what the worker asks by a cursor is answered, or the connection is closed; None: any."""
+    progress_at: Optional[float] = None
+    """While something is waited for: when it was sent, or the last bytes went or came."""
+    silent = False
+    """Whether it was given up because the server did not answer: the session may be there still."""
     given_up = False
     """Whether take_back() has closed it, for what a handler had left half done: then it was not lost."""
 
@@ -154,6 +182,21 @@ class _HandlersConnectionBase:
         if command == b"DEALLOCATE ALL":  # psycopg's, after a ROLLBACK or a DROP
             self.statements.clear()
         return super()._exec_command(command, *args, **kwargs)  # type: ignore[misc]
+
+    def _observed(self, gen: Any) -> Any:
+        """The same generator; notes when it was last that anything went or came (AttemptRunner looks)."""
+        self.progress_at = time.monotonic()
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if ready:
+                    self.progress_at = time.monotonic()
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            return end.value
+        finally:
+            self.progress_at = None
 
     def _half_done(self) -> bool:
         if self.copies:
@@ -187,16 +230,18 @@ class HandlersConnection(_HandlersConnectionBase, Connection[Any]):
         if transaction is None:
             if self.was_lent and not _BY_WORKER.get():
                 _refuse()
+            if self.answer_within is not None:
+                return self._wait_for(gen, self.answer_within)
             return super().wait(gen, *args, **kwargs)
         transaction.use()
         if not transaction.begun:
             try:
-                super().wait(transaction.begin(self))
+                self._wait_own(transaction.begin(self), transaction.owner.own_limit(self))
             except BaseException as error:
                 transaction.error = error
                 raise
             transaction.begun = True
-        answer = super().wait(gen, *args, **kwargs)
+        answer = super().wait(self._observed(gen), *args, **kwargs)
         self._check_still_begun(transaction)
         return answer
 
@@ -220,7 +265,10 @@ class HandlersConnection(_HandlersConnectionBase, Connection[Any]):
     def run_own(self, gen: Any, seconds: Optional[float] = None) -> Any:
         """What is the worker's own; within so many seconds, or the connection is cut."""
         with self.lock:
-            return super().wait(gen) if seconds is None else self._wait_for(gen, seconds)
+            return self._wait_own(gen, seconds)
+
+    def _wait_own(self, gen: Any, seconds: Optional[float]) -> Any:
+        return super().wait(self._observed(gen)) if seconds is None else self._wait_for(gen, seconds)
 
     def _wait_for(self, gen: Any, seconds: float) -> Any:
         until = time.monotonic() + seconds
@@ -232,6 +280,7 @@ class HandlersConnection(_HandlersConnectionBase, Connection[Any]):
                 while not (events := ready.poll(max(until - time.monotonic(), 0) * 1000)):
                     if time.monotonic() >= until:
                         gen.close()
+                        self.silent = True
                         self.close()
                         raise psycopg.OperationalError("the server does not answer")
                 event = events[0][1]
@@ -264,7 +313,8 @@ class AsyncHandlersConnection(_HandlersConnectionBase, AsyncConnection[Any]):
         transaction.use()
         if not transaction.begun:
             try:
-                await self._wait_to_the_end(transaction.begin(self))
+                with self.limited(transaction.owner.own_limit(self)):
+                    await self._wait_to_the_end(transaction.begin(self))
             except BaseException as error:
                 transaction.error = error
                 raise
@@ -276,17 +326,18 @@ class AsyncHandlersConnection(_HandlersConnectionBase, AsyncConnection[Any]):
     async def _wait_to_the_end(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """Of a statement whose task is cancelled the answer is awaited, too, as psycopg does since 3.2.  Left half done it
         would cost the session, by which the server would say that the attempt ended, and hold its locks until then."""
+        observed = self._observed(gen)
         try:
-            return await super().wait(gen, *args, **kwargs)
+            return await super().wait(observed, *args, **kwargs)
         except asyncio.CancelledError:
             if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
-                await _await_despite_cancel(self._cancel(gen, *args, **kwargs), CANCEL_TIMEOUT)
+                await _await_despite_cancel(self._cancel(observed, *args, **kwargs), CANCEL_TIMEOUT)
             raise
 
     async def _cancel(self, gen: Any, *args: Any, **kwargs: Any) -> None:
         with suppress(Exception):  # what it answers, or that it was not even sent: take_back() looks
             # Before anything else is sent: once this returns the server has been told, and a cancel that finds it idle is void.
-            await asyncio.to_thread(self.cancel)
+            await in_thread(self.cancel)
             await super().wait(gen, *args, **kwargs)
 
     async def take_back(self) -> bool:
@@ -308,10 +359,24 @@ class AsyncHandlersConnection(_HandlersConnectionBase, AsyncConnection[Any]):
         await self.close()
         return True
 
-    async def run_own(self, gen: Any) -> Any:
-        """What is the worker's own."""
+    async def run_own(self, gen: Any, seconds: Optional[float] = None) -> Any:
+        """What is the worker's own; within so many seconds, or the connection is cut."""
         async with self.lock:
-            return await super().wait(gen)
+            return await self._wait_own(gen, seconds)
+
+    async def _wait_own(self, gen: Any, seconds: Optional[float]) -> Any:
+        with self.limited(seconds):
+            return await super().wait(self._observed(gen))
+
+    @contextmanager
+    def limited(self, seconds: Optional[float]) -> Iterator[None]:
+        """What is asked meanwhile is answered within so many seconds, or the connection is given up."""
+        timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, give_up, self)
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     async def commit(self) -> None:
         self._refuse_in_handler("commit()")

@@ -15,7 +15,7 @@ import functools
 import inspect
 import logging
 import types
-from typing import Any, Callable, Mapping, Optional, TypeVar, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, TypeVar, Union
 
 from .errors import Delay, Snooze
 
@@ -26,12 +26,29 @@ Handlers = Mapping[Optional[str], Callable[..., Any]]
 """By kind; that of None is for jobs without one."""
 
 
-def check_callable(function: Any, coroutines: bool, caller: str, other: str) -> None:
-    """Raises for a function that the caller cannot run; other: what can.
+def check_parameters(function: Any, arguments: Sequence[str]) -> None:
+    """Raises for a function that cannot be called with so many arguments.
+
+    That of a decorator is what is called, whatever the function takes that it wraps.
+    """
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return  # of a function in C that does not say
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", None) or repr(function)
+        raise TypeError(f"{name}{signature} cannot be called as it is, with ({', '.join(arguments)}): {error}") from None
+
+
+def check_callable(function: Any, coroutines: bool, caller: str, other: str, arguments: Sequence[str]) -> None:
+    """Raises for a function that the caller cannot run; other: what can; arguments: the names of what it is given.
 
     Of coroutine functions a decorator may make functions; it tells so by functools.wraps.
     """
     name = getattr(function, "__qualname__", None) or repr(function)
+    given = function
     while isinstance(function, functools.partial):
         function = function.func
     called = function if inspect.isroutine(function) else getattr(type(function), "__call__", None)
@@ -47,15 +64,27 @@ def check_callable(function: Any, coroutines: bool, caller: str, other: str) -> 
         raise TypeError(
             f"{caller} awaits coroutine functions, and {name} is a function: make it async def, or use {other}"
         )
+    check_parameters(given, arguments)
 
 
 _LAZY = (types.GeneratorType, map, filter, concurrent.futures.Future)
 
 
+def _has_not_run(value: Any) -> bool:
+    try:
+        return inspect.isawaitable(value) or inspect.isasyncgen(value) or isinstance(value, _LAZY)
+    except Exception:  # its class is anybody's, and may raise when it is asked what it is
+        return False
+
+
 def finished_result(answer: T) -> T:
     """What a call has returned, unless that is something which has yet to run, or a list of such."""
-    for each in answer if isinstance(answer, (list, tuple)) else (answer,):
-        if inspect.isawaitable(each) or inspect.isasyncgen(each) or isinstance(each, _LAZY):
+    try:
+        parts: list[Any] = list(answer) if isinstance(answer, (list, tuple)) else [answer]
+    except Exception:
+        return answer
+    for each in parts:
+        if _has_not_run(each):
             if inspect.iscoroutine(each):
                 each.close()  # else Python says that nobody has awaited it
             raise TypeError(f"what was returned is a {type(each).__name__}, which has not run")
@@ -63,17 +92,18 @@ def finished_result(answer: T) -> T:
 
 
 def single_handler(
-    handlers: Union[Callable[..., Any], Handlers], delay: Delay, coroutines: bool, worker: str, other: str
+    handlers: Union[Callable[..., Any], Handlers], delay: Delay, coroutines: bool, worker: str, other: str, outside: bool
 ) -> Callable[..., Any]:
     """One handler for all: the one that is given, or one that calls that of the job's kind."""
+    arguments = ("job",) if outside else ("job", "conn")
     if callable(handlers):
-        check_callable(handlers, coroutines, worker, other)
+        check_callable(handlers, coroutines, worker, other, arguments)
         return handlers
     by_kind = dict(handlers) if isinstance(handlers, Mapping) else {}
     if not by_kind or not all(callable(handler) for handler in by_kind.values()):
         raise TypeError("a handler is a function, and several are a dict of functions by kind")
     for handler in by_kind.values():
-        check_callable(handler, coroutines, worker, other)
+        check_callable(handler, coroutines, worker, other, arguments)
     unknown: set[Optional[str]] = set()
 
     def call(job: Any, *args: Any) -> Any:

@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from dataclasses import dataclass, fields
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Union
 
-from ._handlers import check_callable
+from ._handlers import check_callable, check_parameters
+from ._threads import in_thread
 
 log = logging.getLogger("idemq")
 
@@ -43,6 +43,9 @@ class Hooks:
     """stopped(worker, outcomes), after the last attempt."""
 
 
+_ARGUMENTS = {"around": ("job", "call"), "failed": ("job", "failure"), "started": ("worker",), "stopped": ("worker", "outcomes")}
+
+
 def checked_hooks(given: Union[Hooks, Mapping[str, Callable[..., Any]], None], coroutines: bool, worker: str, other: str) -> Hooks:
     """Hooks that the worker can call; raises for others."""
     names = ", ".join(field.name for field in fields(Hooks))
@@ -60,7 +63,9 @@ def checked_hooks(given: Union[Hooks, Mapping[str, Callable[..., Any]], None], c
         if function is not None and not callable(function):
             raise TypeError(f"hook {field.name} is no function")
         if function is not None and (not coroutines or field.name == "around"):
-            check_callable(function, coroutines, f"{worker}, for its hook {field.name},", other)
+            check_callable(function, coroutines, f"{worker}, for its hook {field.name},", other, _ARGUMENTS[field.name])
+        elif function is not None:
+            check_parameters(function, _ARGUMENTS[field.name])
     return given
 
 
@@ -69,7 +74,7 @@ async def call_hook(hook: Optional[Callable[..., Any]], coroutines: bool, *args:
     if hook is None:
         return
     if not coroutines:
-        await asyncio.to_thread(hook, *args)
+        await in_thread(hook, *args)
         return
     answer = hook(*args)
     if inspect.isawaitable(answer):

@@ -14,11 +14,12 @@ from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
+from ._arguments import delay_argument, seconds_argument, text_argument
 from ._execution import Execution, ExecutionResult
-from ._handlers import check_callable, finished_result
+from ._handlers import check_callable, check_parameters, finished_result
 from ._links import Link
-from ._values import AnyConnection, Row, jsonb_parameter, require_connection, storable_text
-from .errors import Dead, Delay, Refused, Snooze, Waiting, interval, said
+from ._values import AnyConnection, Row, json_text, require_connection, storable_text
+from .errors import Dead, Delay, Refused, Snooze, Waiting, said, sqlstate, text_of
 
 T = TypeVar("T")
 log = logging.getLogger("idemq")
@@ -94,13 +95,16 @@ class BaseJob:
     state: Any
     """What the last checkpoint has stored, of an earlier attempt too; None: there was none."""
     headers: dict[str, Any]
+    unreadable: Optional[Exception]
+    """Why its documents cannot be decoded; None: they are."""
     _event: type[Any]
 
     def __init__(self, queue: str, row: Sequence[Any], asked_at: float, link: Link[Any], attached: bool) -> None:
-        """row: as _pipeline.py's statements answer it, without its outcome; link: that by which it was claimed."""
+        """row: as _pipeline.read_row returns it, without its outcome; link: that by which it was claimed."""
         self.queue = queue
         (self.id, self.token, self.attempt, self.max_attempts, self.payload, self.key, self.group_key) = row[:7]
-        (self.state, self._enqueued_at, headers, self.kind, lease) = row[7:]
+        (self.state, self._enqueued_at, headers, self.kind, lease, self.unreadable) = row[7:]
+        # Of such a job nothing but the numbers is known.  Its attempt fails before its handler is called.
         self.headers = headers if isinstance(headers, dict) else {}
         self._lease = lease / 1000
         self._claimed_at = asked_at
@@ -164,7 +168,7 @@ class BaseJob:
         self._conn, self.waiting, self._arrived = conn, None, []
 
     def _await(self, name: str, timeout: Delay) -> tuple[str, tuple[Any, ...]]:
-        return AWAIT, (self.id, self.token, name, interval(timeout))
+        return AWAIT, (self.id, self.token, text_argument("name", name), delay_argument("timeout", timeout))
 
     def _awaited(self, name: str, timeout: Delay, rows: list[Row]) -> Event:
         outcome, payload = rows[0]
@@ -177,8 +181,8 @@ class BaseJob:
 
     async def _begin_step(self, name: str, request: Any, seconds: float) -> tuple[bool, Any, StepCall]:
         """Whether it is done already, with which response; else how to call, or to ask."""
-        until = datetime.now(timezone.utc) + timedelta(seconds=seconds)
-        values = self.id, self.token, name, Jsonb(request), timedelta(seconds=seconds)
+        until = datetime.now(timezone.utc) + timedelta(seconds=seconds_argument("call_timeout", seconds))
+        values = self.id, self.token, text_argument("name", name), Jsonb(request), timedelta(seconds=seconds)
         rows = await self._outside().ask_about_job(self, _BEGIN_STEP, values)
         outcome, response, former, begun_at, retry_after, key = rows[0]
         if outcome == "busy":
@@ -189,12 +193,21 @@ class BaseJob:
 
     async def _finish_step(self, name: str, response: Any) -> Any:
         """The response that counts; it is told also when the lease is lost: it is a fact."""
+        refusal: BaseException
         try:
-            return await self._report_step(_FINISH_STEP, name, jsonb_parameter(response))
-        except (psycopg.DataError, TypeError, ValueError) as error:
-            log.error("%s %d: step %s is done, with a response that cannot be stored: %s", self.queue, self.id, name, error)
-            await self._report_step(_FINISH_STEP, name, None)
-            return response
+            text = json_text(response)
+        except Exception as error:  # an encoder and the methods of a response are anybody's
+            refusal = error
+        else:
+            try:
+                return await self._report_step(_FINISH_STEP, name, None if text is None else Jsonb(text, dumps=str))
+            except psycopg.Error as error:
+                if sqlstate(error)[:2] not in ("22", "54"):
+                    raise
+                refusal = error
+        log.error("%s %d: step %s is done, with a response that cannot be stored: %s", self.queue, self.id, name, text_of(refusal))
+        await self._report_step(_FINISH_STEP, name, None)
+        return response
 
     async def _refuse_step(self, name: str, error: BaseException) -> None:
         await self._report_step(_REFUSE_STEP, name, storable_text(said(error)))
@@ -245,7 +258,7 @@ class Job(BaseJob):
         """
         run = self._outside()
         for function in (call, ask or call):
-            check_callable(function, False, "Job.step", "AsyncWorker and its AsyncJob.step")
+            check_callable(function, False, "Job.step", "AsyncWorker and its AsyncJob.step", ("step",))
         done, response, step = run.from_thread(self._begin_step(name, request, call_timeout))
         if done:
             return response
@@ -314,6 +327,8 @@ class AsyncJob(BaseJob):
         ask: Optional[Callable[[StepCall], Awaitable[Any]]] = None,
     ) -> Any:
         """As Job.step, with coroutine functions; a call is cancelled when its time is over."""
+        for function in (call, ask or call):
+            check_parameters(function, ("step",))
         done, response, step = await self._begin_step(name, request, call_timeout)
         if done:
             return response

@@ -1,7 +1,7 @@
 """Links: connections that are opened again when they are lost.
 
 Whatever ends one - a crash, a restart, a failover, a pooler, an idle timeout - is one line in the log,
-and its return another.  In between it is tried again after 0.1 s, twice as long each time, 10 s at most.
+once more each minute while it lasts, and its return another.  In between it is tried again after 0.1 s, twice as long each time, 10 s at most.
 A server that has become a standby (25006) is left like one that is gone; of several hosts in the DSN
 the one that takes writes is found, each asked by itself, since psycopg would wait for ever for a first
 one that does not answer.
@@ -31,7 +31,9 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
 from . import _pipeline
-from ._handler_connection import AsyncHandlersConnection, HandlersConnection, by_worker
+from ._forks import connections
+from ._handler_connection import AsyncHandlersConnection, HandlersConnection, by_worker, give_up, sever
+from ._threads import in_thread
 from ._values import AnyConnection, Row
 from .errors import said, sqlstate
 
@@ -43,6 +45,10 @@ ANSWER_TIMEOUT = 10.0
 T = TypeVar("T")
 Conn = TypeVar("Conn", Connection[Any], AsyncConnection[Any])
 
+REPEAT_AFTER = 60.0
+"""Seconds after which a connection that is still not there is a line in the log again."""
+INTERRUPT_TIMEOUT = 2.0
+"""Seconds that a cancel request may take."""
 _FIRST_BACKOFF = 0.1
 _LAST_BACKOFF = 10.0
 # Which process it is, whether it takes no writes, whether it is a standby, and milliseconds that a statement may
@@ -52,8 +58,12 @@ _SESSION_INFO = """SELECT who.pid, pg_catalog.current_setting('transaction_read_
         (SELECT setting::int8 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS statement_timeout,
         CASE WHEN who.pid = %s THEN pg_catalog.set_config('idle_session_timeout',
             pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false), false) END,
-        pg_catalog.to_regprocedure('idemq.hold_claimed()') IS NOT NULL
+        pg_catalog.to_regprocedure('idemq.hold_claimed()') IS NOT NULL,
+        (SELECT extract(epoch FROM a.backend_start)::text FROM pg_catalog.pg_stat_get_activity(who.pid) AS a),
+        EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'idemq'), pg_catalog.current_database()::text
     FROM pg_catalog.pg_backend_pid() AS who (pid)"""
+END_SESSION = """SELECT pg_catalog.pg_terminate_backend(a.pid) FROM pg_catalog.pg_stat_get_activity(%s) AS a
+    WHERE extract(epoch FROM a.backend_start)::text = %s"""
 _DEFAULTS = {
     "fallback_application_name": "idemq-python",
     "connect_timeout": 3,
@@ -63,6 +73,18 @@ _DEFAULTS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 25000,
 }
+
+
+def place(dsn: str) -> str:
+    """Where a DSN leads to, for the log."""
+    try:
+        params = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        return "the DSN cannot be parsed"
+    user = params.get("user") or os.environ.get("PGUSER")
+    database = params.get("dbname") or os.environ.get("PGDATABASE") or user or "of the user's name"
+    host = params.get("host") or params.get("hostaddr") or os.environ.get("PGHOST") or "this machine"
+    return f"database {database} at {host}"
 
 
 class AnswerLost(Exception):
@@ -100,21 +122,20 @@ def is_lost(conn: AnyConnection, error: BaseException) -> bool:
     )
 
 
-def sever(conn: AnyConnection) -> None:
-    """Ends a connection that another thread may be using; the server rolls back."""
-    try:
-        with socket.socket(fileno=os.dup(conn.fileno())) as end:
-            end.shutdown(socket.SHUT_RDWR)
-    except (OSError, psycopg.Error):
-        pass  # it has ended
-
-
 async def interrupt(conn: AnyConnection) -> None:
     """Cancels the statement that a connection is waiting for, if there is one."""
     try:
-        await asyncio.wait_for(asyncio.to_thread(conn.cancel), ANSWER_TIMEOUT)
+        await asyncio.wait_for(in_thread(conn.cancel), INTERRUPT_TIMEOUT)
     except (psycopg.Error, asyncio.TimeoutError, OSError) as error:
         log.debug("cancel: %s", error)
+
+
+class Process(NamedTuple):
+    """A process of the server's."""
+
+    pid: int
+    started: str
+    """When, since the number goes to another one after it."""
 
 
 class SessionInfo(NamedTuple):
@@ -126,24 +147,31 @@ class SessionInfo(NamedTuple):
     """Seconds that a statement may take there (statement_timeout); 0: any."""
     has_hold_claimed: bool = False
     """Whether it has idemq.hold_claimed."""
+    process: Optional[Process] = None
+    """That of the session, if it is direct."""
 
 
-def _prepare_session(conn: AnyConnection, row: Row) -> SessionInfo:
-    """Prepares a new connection; raises where nothing can be written."""
-    pid, read_only, standby, statement_timeout, _, has_hold_claimed = row
+def _prepare_session(conn: AnyConnection, row: Row, needs_idemq: bool = True) -> SessionInfo:
+    """Prepares a new connection; raises where nothing can be written, or idemq is not there."""
+    pid, read_only, standby, statement_timeout, _, has_hold_claimed, started, has_idemq, database = row
     if read_only == "on":
         raise psycopg.errors.ReadOnlySqlTransaction(
             "the server is a standby, which takes no writes" if standby else
             "default_transaction_read_only is on for this role, database or server: a worker has to write;"
             " ALTER ROLE ... SET default_transaction_read_only = off"
         )  # fmt: skip
+    if needs_idemq and not has_idemq:
+        raise psycopg.errors.InvalidSchemaName(
+            f'database "{database}" does not have the extension: run CREATE EXTENSION idemq in it, or connect to the database that has it'
+        )
     conn.add_notice_handler(_notice)
     direct = conn.info.backend_pid == pid
     if not direct:
         conn.prepare_threshold = None
     if isinstance(conn, (HandlersConnection, AsyncHandlersConnection)):
         conn.direct, conn.named, conn.has_hold_claimed = direct, direct, has_hold_claimed
-    return SessionInfo(direct, statement_timeout / 1000, has_hold_claimed)
+    connections.add(conn)
+    return SessionInfo(direct, statement_timeout / 1000, has_hold_claimed, Process(pid, started) if direct and started else None)
 
 
 def _notice(diagnostic: psycopg.errors.Diagnostic) -> None:
@@ -155,16 +183,19 @@ def _last_error(error: Optional[BaseException]) -> BaseException:
     return error or psycopg.OperationalError("the DSN names no host")
 
 
-def connect(dsn: str) -> tuple[Connection[Any], SessionInfo]:
+def connect(dsn: str, needs_idemq: bool = True) -> tuple[Connection[Any], SessionInfo]:
     """A connection in autocommit to the host that takes writes, and what was found out about it."""
     last: Optional[BaseException] = None
     for params in hosts(dsn):
         conn = None
         try:
             conn = HandlersConnection.connect(autocommit=True, **params)
+            assert isinstance(conn, HandlersConnection)
+            conn.answer_within = ANSWER_TIMEOUT
             row = conn.execute(_SESSION_INFO, [conn.info.backend_pid]).fetchone()
+            conn.answer_within = None
             assert row is not None
-            return conn, _prepare_session(conn, row)
+            return conn, _prepare_session(conn, row, needs_idemq)
         except (psycopg.Error, OSError) as error:
             last = error
             if conn is not None:
@@ -172,7 +203,7 @@ def connect(dsn: str) -> tuple[Connection[Any], SessionInfo]:
     raise _last_error(last)
 
 
-async def connect_async(dsn: str) -> tuple[AsyncConnection[Any], SessionInfo]:
+async def connect_async(dsn: str, needs_idemq: bool = True) -> tuple[AsyncConnection[Any], SessionInfo]:
     """As connect."""
     last: Optional[BaseException] = None
     for params in hosts(dsn):
@@ -180,10 +211,10 @@ async def connect_async(dsn: str) -> tuple[AsyncConnection[Any], SessionInfo]:
         try:
             timeout = float(params.get("connect_timeout") or ANSWER_TIMEOUT) + 1
             conn = await asyncio.wait_for(AsyncHandlersConnection.connect(autocommit=True, **params), timeout)
-            asked = conn.execute(_SESSION_INFO, [conn.info.backend_pid])
-            row = await (await asyncio.wait_for(asked, ANSWER_TIMEOUT)).fetchone()
+            with conn.limited(ANSWER_TIMEOUT):
+                row = await (await conn.execute(_SESSION_INFO, [conn.info.backend_pid])).fetchone()
             assert row is not None
-            return conn, _prepare_session(conn, row)
+            return conn, _prepare_session(conn, row, needs_idemq)
         except asyncio.TimeoutError:
             last = psycopg.errors.ConnectionTimeout(f"no answer from {params.get('host')}")
         except (psycopg.Error, OSError) as error:
@@ -209,7 +240,7 @@ class Address:
 class Link(Generic[Conn]):
     """A connection that comes back; opened when it is first needed."""
 
-    def __init__(self, name: str, to: Union[str, Address], retry_connect: bool = True) -> None:
+    def __init__(self, name: str, to: Union[str, Address], retry_connect: bool = True, needs_idemq: bool = True) -> None:
         self.conn: Optional[Conn] = None
         self.address = to if isinstance(to, Address) else Address(to)
         self._session_info = SessionInfo(False, 0)
@@ -223,16 +254,27 @@ class Link(Generic[Conn]):
         self._asking = False
         self.in_use = False
         """By a thread that asks past ask()."""
+        self.answer_timeout: Optional[float] = None
+        """Seconds within which a statement is answered, where its caller does not say; None: ANSWER_TIMEOUT."""
+        self.on_silent: Callable[[Process], None] = lambda process: None
+        """Called when a connection was given up because the server did not answer, with the process of the session."""
         self._retry_connect = retry_connect
+        self._needs_idemq = needs_idemq
         self._ask_lock = asyncio.Lock()
         self._open_lock = asyncio.Lock()
         self._lost_at: Optional[float] = None
+        self._logged_at = 0.0
         self._backoff = _FIRST_BACKOFF
 
     @property
     def direct(self) -> bool:
         """Whether the session is the worker's own: leases may be attached to it."""
         return self._session_info.direct
+
+    @property
+    def process(self) -> Optional[Process]:
+        """The session's, if it is direct."""
+        return self._session_info.process
 
     @property
     def statement_timeout(self) -> float:
@@ -301,7 +343,7 @@ class Link(Generic[Conn]):
         self._backoff = _FIRST_BACKOFF
         self.connections += 1
 
-    async def ask(self, sql: str, values: Sequence[Any] = (), timeout: float = ANSWER_TIMEOUT) -> list[Row]:
+    async def ask(self, sql: str, values: Sequence[Any] = (), timeout: Optional[float] = None) -> list[Row]:
         """The rows of a statement of the worker's own.
 
         Raises AnswerLost when it may have been done, or not; else what the server raised.
@@ -310,20 +352,25 @@ class Link(Generic[Conn]):
 
     async def exchange(self, steps: Sequence[_pipeline.Step]) -> list[str]:
         """The same with a message (_pipeline.py)."""
-        return await self._on_connection(lambda conn: self._exchange(conn, steps), ANSWER_TIMEOUT)
+        return await self._on_connection(lambda conn: self._exchange(conn, steps))
 
-    async def _on_connection(self, question: Callable[[Conn], Coroutine[Any, Any, T]], timeout: float) -> T:
+    async def _on_connection(self, question: Callable[[Conn], Coroutine[Any, Any, T]], timeout: Optional[float] = None) -> T:
         async with self._ask_lock:
             conn = await self.ready()
             self._asking = True
+            # A task of its own, which ends with its connection: psycopg from 3.2 on answers a cancellation with a cancel request,
+            # and waits for what comes of it.
+            asking = asyncio.ensure_future(question(conn))
             try:
-                return await asyncio.wait_for(question(conn), timeout)
-            except (asyncio.TimeoutError, asyncio.CancelledError) as error:
-                # psycopg cannot go on with a connection on which it was cancelled.
-                await self.drop(psycopg.OperationalError("the server does not answer"), in_use=True)
-                if isinstance(error, asyncio.CancelledError):
-                    raise
-                raise AnswerLost from error
+                await asyncio.wait({asking}, timeout=(self.answer_timeout or ANSWER_TIMEOUT) if timeout is None else timeout)
+                if not asking.done():
+                    give_up(conn)
+                    await self.drop(psycopg.OperationalError("the server does not answer"), in_use=True)
+                    raise AnswerLost
+                return asking.result()
+            except asyncio.CancelledError:
+                await self.drop(in_use=True)
+                raise
             except psycopg.Error as error:
                 if not is_lost(conn, error) and not await self.address.has_moved(error, self.version):
                     raise
@@ -331,11 +378,16 @@ class Link(Generic[Conn]):
                 raise AnswerLost(str(error)) from error
             finally:
                 self._asking = False
+                asking.add_done_callback(_retrieved)
 
     def _log_lost(self, error: Optional[BaseException]) -> None:
-        if self._lost_at is None:
-            self._lost_at = time.monotonic()
-            log.warning("%s: %s", self._name, (said(error) if error is not None else "").strip() or type(error).__name__)
+        now = time.monotonic()
+        if self._lost_at is not None and now < self._logged_at + REPEAT_AFTER:
+            return
+        since = "" if self._lost_at is None else f", for {now - self._lost_at:.0f} s now"
+        self._lost_at, self._logged_at = self._lost_at or now, now
+        text = " ".join(said(error).split()) if error is not None else ""
+        log.warning("%s: %s%s (%s)", self._name, text or type(error).__name__, since, place(self.address.dsn))
 
     async def _exchange(self, conn: Conn, steps: Sequence[_pipeline.Step]) -> list[str]:
         raise NotImplementedError
@@ -348,6 +400,8 @@ class Link(Generic[Conn]):
         conn, self.conn = self.conn, None
         if error is not None:
             self._log_lost(error)
+        if conn is not None and getattr(conn, "silent", False) and self.process is not None:
+            self.on_silent(self.process)
         if conn is not None and in_use:
             sever(conn)
         elif conn is not None:
@@ -357,11 +411,17 @@ class Link(Generic[Conn]):
         raise NotImplementedError
 
 
+def _retrieved(asking: "asyncio.Future[Any]") -> None:
+    """For a question that was left behind: so that asyncio does not say that its error was never retrieved."""
+    if not asking.cancelled():
+        asking.exception()
+
+
 class AsyncLink(Link[AsyncConnection[Any]]):
     """One to an AsyncConnection."""
 
     async def _connect(self, dsn: str) -> tuple[AsyncConnection[Any], SessionInfo]:
-        return await connect_async(dsn)
+        return await connect_async(dsn, self._needs_idemq)
 
     async def _execute(self, conn: AsyncConnection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
         with by_worker():
@@ -377,32 +437,29 @@ class AsyncLink(Link[AsyncConnection[Any]]):
     async def _close(self, conn: AsyncConnection[Any]) -> None:
         await conn.close()
 
-    async def drop(self, error: Optional[BaseException] = None, in_use: bool = False) -> None:
-        await super().drop(error)  # there is no other thread
-
 
 class ThreadLink(Link[Connection[Any]]):
     """One to a Connection, which is used in threads."""
 
     async def _connect(self, dsn: str) -> tuple[Connection[Any], SessionInfo]:
-        return await asyncio.to_thread(connect, dsn)
+        return await in_thread(connect, dsn, self._needs_idemq)
 
     async def _execute(self, conn: Connection[Any], sql: str, values: Sequence[Any]) -> list[Row]:
         def execute() -> list[Row]:
             with by_worker(), conn.cursor(row_factory=tuple_row, binary=True) as cursor:
                 return cursor.execute(sql, values).fetchall()
 
-        return await asyncio.to_thread(execute)
+        return await in_thread(execute)
 
     async def _exchange(self, conn: Connection[Any], steps: Sequence[_pipeline.Step]) -> list[str]:
-        return await asyncio.to_thread(self.exchange_in_thread, steps)
+        return await in_thread(self.exchange_in_thread, steps)
 
-    def exchange_in_thread(self, steps: Sequence[_pipeline.Step], timeout: float = ANSWER_TIMEOUT) -> list[str]:
+    def exchange_in_thread(self, steps: Sequence[_pipeline.Step]) -> list[str]:
         """The same by the thread that calls; nobody else may use the connection meanwhile.  Raises what psycopg does."""
         conn = self.conn
         if not isinstance(conn, HandlersConnection):
             raise psycopg.OperationalError("the connection is closed")
-        answers: list[str] = conn.run_own(_pipeline.exchange(conn, steps, conn.named), timeout)
+        answers: list[str] = conn.run_own(_pipeline.exchange(conn, steps, conn.named), ANSWER_TIMEOUT)
         return answers
 
     async def _close(self, conn: Connection[Any]) -> None:

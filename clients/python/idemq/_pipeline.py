@@ -12,6 +12,7 @@ psycopg deallocates all names after some statements of a handler, which the conn
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Callable, Generator, Iterable, NamedTuple, Optional, Sequence
 
 import psycopg
@@ -65,8 +66,41 @@ COMMIT_MANY_AND_CLAIM_OR_RAISE = Statement(b"idemq_must_end_claim", f"SELECT {_j
 ENDED_BY_HANDLER = "2201E"
 NO_SUCH_NAME = "26000"
 
-CLAIM = f"""SELECT {_job_of("'claimed'")}
-    FROM idemq.claim(%s, max_jobs => %s, lease => %s::interval, worker => %s, attach => %s)"""
+CLAIM = Statement(
+    b"idemq_claim",
+    f"""SELECT {_job_of("'claimed'")}
+    FROM idemq.claim($1::text, max_jobs => $2::int, lease => $3::interval, worker => $4::text, attach => $5::boolean)""".encode(),
+)
+
+# A row as _job_of and the statements that end jobs make it: outcome, id and token, then of a claimed job the numbers of
+# its attempts; and the last one, how many milliseconds its lease lasts.
+_ENDED = re.compile(r'\["(\w+)", (-?\d+), (-?\d+)')
+_CLAIMED = re.compile(r'\["(\w+)", (-?\d+), (-?\d+), (-?\d+), (-?\d+), ')
+_LEASE = re.compile(r", (\d+)\]\Z")
+
+
+def read_row(answer: str, loads: Callable[[str], Any]) -> list[Any]:
+    """A row as a list, with None behind it.
+
+    Python cannot decode all that jsonb can store: not an integer of 5,000 digits, nor 1,500 nested arrays.  Of such a row
+    the numbers are read, which identify the attempt; its documents are None, and behind them is the error.
+    """
+    failure: Exception
+    try:
+        row = list(loads(answer))
+        if len(row) in (3, 13) and isinstance(row[1], int) and isinstance(row[2], int):
+            return [*row, None]
+        raise ValueError("the decoder that psycopg was given has made something else of it")
+    except Exception as error:
+        failure = error
+    claimed, lease = _CLAIMED.match(answer), _LEASE.search(answer)
+    if claimed is not None and lease is not None:
+        numbers = [int(number) for number in claimed.groups()[1:]]
+        return [claimed[1], *numbers, None, None, None, None, 0, None, None, int(lease[1]), failure]
+    ended = _ENDED.match(answer)
+    if ended is None:
+        raise failure
+    return [ended[1], int(ended[2]), int(ended[3]), failure]
 
 
 def numbers(values: Iterable[int]) -> bytes:

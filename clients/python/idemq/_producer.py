@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Awaitable, Callable, NamedTuple, Optional, Sequence, TypeVar, Union, overload
+from typing import Any, Awaitable, Callable, Iterator, NamedTuple, Optional, Sequence, TypeVar, Union, overload
 
 from psycopg import AsyncConnection, Connection
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from . import _trace
-from ._values import Row, jsonb_parameter, require_connection
-from .errors import Delay, interval
+from ._arguments import (
+    bool_argument,
+    delay_argument,
+    headers_argument,
+    ids_argument,
+    key_argument,
+    options_of_a_job,
+    queue_argument,
+    text_argument,
+)
+from ._values import NotEncodable, Row, jsonb_parameter, require_connection
+from .errors import Delay, Key
 
 T = TypeVar("T")
 
@@ -40,7 +51,7 @@ def enqueue(
     queue: str,
     payload: Any,
     *,
-    key: Optional[str] = None,
+    key: Optional[Key] = None,
     delay: Optional[Delay] = None,
     run_at: Optional[datetime] = None,
     priority: int = 4,
@@ -65,7 +76,7 @@ def enqueue(
     queue: str,
     payload: Any,
     *,
-    key: Optional[str] = None,
+    key: Optional[Key] = None,
     delay: Optional[Delay] = None,
     run_at: Optional[datetime] = None,
     priority: int = 4,
@@ -89,7 +100,7 @@ def enqueue(
     queue: str,
     payload: Any,
     *,
-    key: Optional[str] = None,
+    key: Optional[Key] = None,
     delay: Optional[Delay] = None,
     run_at: Optional[datetime] = None,
     priority: int = 4,
@@ -113,24 +124,19 @@ def enqueue(
     after the first request a delay that starts again with each ends.  depends_on: ids of jobs that are
     completed first; on_parent_failure, when one of them fails: "cancel", "wait" or "run".
     """
+    require_connection(conn, Connection, AsyncConnection)
     values = {
-        "queue": queue,
+        **options_of_a_job(delay, run_at, priority, group_key, max_attempts, expires_in, kind),
+        "queue": queue_argument(queue),
         "payload": Jsonb(payload),
-        "key": key,
-        "delay": interval(delay),
-        "run_at": run_at,
-        "priority": priority,
-        "group_key": group_key,
-        "max_attempts": max_attempts,
-        "headers": jsonb_parameter(_trace.inject(headers)),
-        "expires_in": interval(expires_in),
-        "key_ttl": interval(key_ttl),
-        "on_duplicate": on_duplicate,
-        "nowait": nowait,
-        "kind": kind,
-        "max_wait": interval(max_wait),
-        "depends_on": None if depends_on is None else list(depends_on),
-        "on_parent_failure": on_parent_failure,
+        "key": key_argument(key),
+        "headers": jsonb_parameter("headers", _trace.inject(headers_argument(headers))),
+        "key_ttl": delay_argument("key_ttl", key_ttl),
+        "on_duplicate": text_argument("on_duplicate", on_duplicate),
+        "nowait": bool_argument("nowait", nowait),
+        "max_wait": delay_argument("max_wait", max_wait),
+        "depends_on": None if depends_on is None else ids_argument("depends_on", depends_on),
+        "on_parent_failure": text_argument("on_parent_failure", on_parent_failure),
     }
     return ask(conn, _ENQUEUE, values, lambda rows: Enqueued(*rows[0]))
 
@@ -146,13 +152,29 @@ def ask(
     if isinstance(conn, AsyncConnection):
         return _ask_async(conn, sql, values, answer)
     with conn.cursor(row_factory=tuple_row) as cursor:
-        return answer(cursor.execute(sql, values).fetchall())
+        with _naming_payload(values):
+            cursor.execute(sql, values)
+        return answer(cursor.fetchall())
+
+
+@contextmanager
+def _naming_payload(values: dict[str, Any]) -> Iterator[None]:
+    """An error of the encoder is told with the argument's name; that of headers has it already.
+
+    psycopg encodes the payload when it is sent: how, an application may have told the connection (set_json_dumps)."""
+    try:
+        yield
+    except (TypeError, ValueError, RecursionError) as error:
+        if "payload" not in values or isinstance(error, NotEncodable):
+            raise
+        raise NotEncodable("payload", error) from error
 
 
 async def _ask_async(
     conn: AsyncConnection[Any], sql: str, values: dict[str, Any], answer: Callable[[list[Row]], T]
 ) -> T:
     async with conn.cursor(row_factory=tuple_row) as cursor:
-        await cursor.execute(sql, values)
+        with _naming_payload(values):
+            await cursor.execute(sql, values)
         return answer(await cursor.fetchall())
 

@@ -16,17 +16,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections import Counter
 from datetime import timedelta
-from typing import Any, Callable, Coroutine, Optional, Sequence, TypeVar
+from typing import Any, Callable, Coroutine, Iterable, Optional, Sequence, TypeVar
 
 import psycopg
 
 from . import _attempt_runner, _links, _pipeline, _signals
 from ._attempt_runner import AttemptRunner
 from ._executors import Executor
+from ._handler_connection import sever
 from ._handler_slots import HandlerSlots
 from ._job import BaseJob
 from ._links import AnswerLost, AsyncLink, Link
@@ -39,6 +41,10 @@ T = TypeVar("T")
 
 LONGEST_WAIT = 30.0
 """Seconds that the server sleeps in one CALL; less, where its statements may not take as long."""
+POOLED_WAIT = 3.0
+"""The same through a pooler: a worker that stops lets it run out."""
+END_WAIT_TIMEOUT = 2.0
+"""Seconds that a worker which stops leaves to the server to end the wait."""
 ERROR_PAUSE = 5.0
 """Seconds after a claim or a wait that was refused."""
 SETTINGS_MAX_AGE = 60.0
@@ -65,6 +71,8 @@ class Run(AttemptRunner):
         self._once = once
         self._refused = refused
         self._waiter = AsyncLink(f"{options.where}, to wait", options.wait_dsn or options.dsn)
+        self._waiter.on_silent = self._silence.note
+        self._report: Optional[WorkerReport] = None
         self._claim_lock = asyncio.Lock()
         self._idle = 0
         self._busy = 0
@@ -86,7 +94,7 @@ class Run(AttemptRunner):
     async def _main(self) -> Counter[str]:
         beats = asyncio.create_task(self._send_heartbeats())
         watch = asyncio.create_task(self._watch())
-        report = WorkerReport(
+        report = self._report = WorkerReport(
             self._control,
             self.options.name or f"python {os.getpid()}",
             self.options.queue,
@@ -97,32 +105,57 @@ class Run(AttemptRunner):
         if not self._once:
             tasks.append(asyncio.create_task(report.report_regularly()))
         executors = [asyncio.create_task(self._serve(executor)) for executor in self._executors]
+        over: "asyncio.Future[Any]" = asyncio.create_task(self._over.wait())
+        # Each of them, or the first error of one.
+        ended: "asyncio.Future[Any]" = asyncio.gather(*executors)
         try:
             # A cancellation drains, without grace.
-            await asyncio.shield(asyncio.gather(*executors))
+            await asyncio.wait({ended, over}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                ended.result()
         finally:
             self._ending.set()
-            self._end_grace()
+            if not all(executor.done() for executor in executors):
+                self._end_grace()
             # An error of one executor does not leave the others in the middle of a job.
-            await asyncio.wait(executors, timeout=2 * _attempt_runner.ABANDON_AFTER + _attempt_runner.DRAIN_SETTLE_TIMEOUT)
-            while self._committing and all(executor.done() for executor in executors):
-                await asyncio.wait(self._committing.values())
-            for task in (*executors, *tasks):
-                task.cancel()
-            await asyncio.gather(*executors, *tasks, return_exceptions=True)
+            await self._until_over(executors)
+            while self._committing and all(executor.done() for executor in executors) and not self._over.is_set():
+                await self._until_over(self._committing.values())
+            if left := self.group_commit.untaken() if self.group_commit is not None else []:
+                await self.give_back(left)
+            while self._hook_tasks and not self._over.is_set():  # one may begin another
+                await self._until_over(self._hook_tasks)
             await report.report_stopping()
-            for executor in self._executors:
-                await executor.close()
-            if self.group_commit is not None:
-                if left := self.group_commit.untaken():
-                    await self.give_back(left)
-                await self.group_commit.link.drop()
-            await asyncio.gather(*self._hook_tasks)
-            if self._opening is not None:
-                self._opening.cancel()
-            for link in (self._control, self._second, self._waiter):
-                await link.drop()
+            await self._close([*executors, ended, over, *tasks])
         return self.counts
+
+    async def _until_over(self, tasks: Iterable["asyncio.Future[Any]"]) -> None:
+        """Until all of them are done, or the drain has to have ended."""
+        left = set(tasks)
+        over = asyncio.ensure_future(self._over.wait())
+        while left and not over.done():
+            await asyncio.wait({*left, over}, return_when=asyncio.FIRST_COMPLETED)
+            left = {task for task in left if not task.done()}
+        over.cancel()
+
+    async def _close(self, tasks: list["asyncio.Future[Any]"]) -> None:
+        """Ends what is left, whatever does not answer."""
+        if self._leased:
+            log.error("%s: %d jobs are left to their leases: their ends could not be told in time", self.options.where, len(self._leased))
+        tasks += [task for task in (*self._committing.values(), *self._hook_tasks, self._opening, self._silence.task) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=_attempt_runner.LAST_MARGIN / 4)
+        for task in tasks:
+            if task.done() and not task.cancelled():
+                task.exception()  # the first one has been raised
+        self._waiter.on_silent = lambda process: None
+        for link in self.links():
+            link.on_silent = lambda process: None
+        for executor in self._executors:
+            await executor.close()
+        for link in (*self.links(), self._waiter):
+            await link.drop(in_use=link.in_use)
 
     def stop(self) -> None:
         """Begins the drain; called again, ends its grace."""
@@ -132,9 +165,11 @@ class Run(AttemptRunner):
         self._ending.set()
         if self._busy:
             log.info("ending: %d handlers have %g s", len(self._executions), self.options.grace)
+        self.end_within(self.options.grace + _attempt_runner.END_MARGIN - _attempt_runner.LAST_MARGIN)
         self._loop.call_later(self.options.grace, self._end_grace)
 
     def _end_grace(self) -> None:
+        self.end_within(_attempt_runner.END_MARGIN - _attempt_runner.LAST_MARGIN)
         for execution in list(self._executions):
             execution.request_end("drain")
 
@@ -146,14 +181,30 @@ class Run(AttemptRunner):
         try:
             await asyncio.wait({task, ending}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done() and asks and link.conn is not None:
-                # A claim that is on its way is heard, and given back; a wait ends now.
+                # A claim that is on its way is heard, and given back; a wait ends by itself.
                 if link is self._waiter:
-                    await _links.interrupt(link.conn)
-                await asyncio.wait({task}, timeout=_links.ANSWER_TIMEOUT)
+                    await self._end_wait(task)
+                elif not self._over.is_set():
+                    over = asyncio.ensure_future(self._over.wait())
+                    await asyncio.wait({task, over}, timeout=_links.ANSWER_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+                    over.cancel()
             return await task if task.done() else None
         finally:
             ending.cancel()
             task.cancel()
+
+    async def _end_wait(self, waiting: "asyncio.Future[Any]") -> None:
+        """Has the wait of the other session end.  A cancel request would do that, too, but the server logs each as an ERROR.
+
+        A wait through a pooler is a short one, and runs out: nobody knows the number of its session."""
+        if self._report is not None and self._waiter.process is not None:
+            ends = asyncio.ensure_future(self._report.end_wait(self._waiter.process.pid, self._busy == 0 and not self._leased))
+            await asyncio.wait({ends, waiting}, timeout=END_WAIT_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                await asyncio.wait({waiting}, timeout=END_WAIT_TIMEOUT)
+            ends.cancel()
+        else:
+            await asyncio.wait({waiting}, timeout=POOLED_WAIT + 1)
 
     async def _pause(self, seconds: float) -> None:
         """Sleeps, but not in a drain."""
@@ -267,9 +318,7 @@ class Run(AttemptRunner):
         await link.ready()
         asked_at = time.monotonic()
         most = slots if executor.link is None else self.options.batch
-        options = self.options
-        rows = await link.ask(_pipeline.CLAIM, (options.queue, most, self._lease, options.name, self._attach(link)))
-        return self.take([row[0] for row in rows], asked_at, link)
+        return self.take(await link.exchange([(_pipeline.CLAIM, self.claims(link, most))]), asked_at, link)
 
     async def _sleep(self) -> None:
         """Until the queue has work, or a while."""
@@ -285,7 +334,8 @@ class Run(AttemptRunner):
     async def _wait_for_work(self) -> None:
         await self._waiter.ready()
         limit = self._waiter.statement_timeout
-        seconds = min(LONGEST_WAIT, 0.8 * limit) if limit > 0 else LONGEST_WAIT
+        seconds = LONGEST_WAIT if self._waiter.process is not None else POOLED_WAIT
+        seconds = min(seconds, 0.8 * limit) if limit > 0 else seconds
         await self._waiter.ask(_WAIT, (self.options.queue, timedelta(seconds=seconds)), seconds + _links.ANSWER_TIMEOUT)
 
     # Leases.
@@ -296,9 +346,11 @@ class Run(AttemptRunner):
         seen = 0
         while True:
             now = time.monotonic()
+            # A thread that claims meanwhile wakes this: its job is either seen here, or it sees that nothing is due yet.
+            self._next_heartbeat = math.inf
+            self._heartbeat_now.clear()
             self._next_heartbeat = min((job._heartbeat_at for job in list(self._leased.values())), default=now + 3600)
             if self._next_heartbeat > now and (self._control.connections == seen or not self._leased):
-                self._heartbeat_now.clear()
                 try:
                     await asyncio.wait_for(self._heartbeat_now.wait(), self._next_heartbeat - now)
                 except asyncio.TimeoutError:
@@ -356,4 +408,4 @@ class Run(AttemptRunner):
     def moved(self) -> None:
         """Its address has changed: who sleeps there wakes up.  What else is connected finds out by itself."""
         if self._waiter.conn is not None:
-            _links.sever(self._waiter.conn)
+            sever(self._waiter.conn)

@@ -12,6 +12,8 @@ import signal
 import threading
 from typing import Callable, Iterator
 
+from . import _forks
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _stops: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
 
@@ -27,6 +29,7 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop, wanted: bool, stop: Callabl
     try:
         if len(stops) == 1:
             for number in _SIGNALS:
+                _forks.signal_handlers.setdefault(number, signal.getsignal(number))
                 loop.add_signal_handler(number, _stop_all, stops)
         yield
     finally:
@@ -35,6 +38,7 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop, wanted: bool, stop: Callabl
             del _stops[loop]
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
+                _forks.signal_handlers.pop(number, None)
 
 
 def _stop_all(stops: list[Callable[[], None]]) -> None:

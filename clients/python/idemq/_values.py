@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 from psycopg import AsyncConnection, Connection
 from psycopg.types.json import Jsonb
 
-from .errors import MAX_TEXT
+from .errors import MAX_TEXT, text_of
 
 AnyConnection = Union[Connection[Any], AsyncConnection[Any]]
 Row = tuple[Any, ...]
@@ -51,9 +51,23 @@ def json_text(value: Any) -> Optional[str]:
     return None if value is None else _bounded_json(value)
 
 
-def jsonb_parameter(value: Any) -> Optional[Jsonb]:
-    """A value as a parameter of type jsonb; None is no document."""
-    return None if value is None else Jsonb(value, dumps=_bounded_json)
+class NotEncodable(TypeError, ValueError):
+    """An argument that cannot be encoded as JSON."""
+
+    def __init__(self, name: str, error: BaseException) -> None:
+        super().__init__(f"{name} cannot be encoded as JSON: {text_of(error)}")
+
+
+def jsonb_parameter(name: str, value: Any) -> Optional[Jsonb]:
+    """A value as a parameter of type jsonb; None is no document.  Raises NotEncodable, with the name, when it is sent."""
+
+    def dumps(document: Any) -> str:
+        try:
+            return _bounded_json(document)
+        except Exception as error:
+            raise NotEncodable(name, error) from error
+
+    return None if value is None else Jsonb(value, dumps=dumps)
 
 
 def storable_text(text: str) -> str:

@@ -20,6 +20,8 @@ REPORT_INTERVAL = 30.0
 """Seconds between two reports."""
 REPORT_AFTER_REFUSAL = 600.0
 """Seconds until the next report when the server has refused one: its SQL may be an older version's."""
+REPORT_STOPPING_TIMEOUT = 0.5
+"""Seconds that the last report may take."""
 FIRST_REPORT_AFTER = 1.0
 """Seconds until the first report.  A worker that ends sooner makes none."""
 
@@ -27,7 +29,7 @@ FIRST_REPORT_AFTER = 1.0
 _REPORT_WORKER = """SELECT pg_catalog.set_config('synchronous_commit', 'off', true),
     idemq.report_worker(%s::uuid, %s, %s,
     program => 'python', version => %s, host => %s, concurrency => %s::int, running => %s::bigint[],
-    done => %s::bigint, stopping => %s)"""
+    done => %s::bigint, stopping => %s, end_waits => %s::int[])"""
 
 
 def _version() -> str:
@@ -47,6 +49,8 @@ class WorkerReport:
         self._link = link
         self._state = state
         self._reported = False
+        self._stopping = False
+        """Whether it has been reported that the worker stops."""
         self._about: list[Any] = [str(uuid4()), name, [queue], _version(), socket.gethostname(), concurrency]
 
     async def report_regularly(self) -> None:
@@ -56,24 +60,29 @@ class WorkerReport:
             await asyncio.sleep(pause)
             pause = await self._report(False)
 
-    async def _report(self, stopping: bool) -> float:
-        if not self._link.usable:
+    async def _report(self, stopping: bool, end_waits: Sequence[int] = ()) -> float:
+        if not self._link.usable and not end_waits:
             return FIRST_REPORT_AFTER
         jobs, done = self._state()
         try:
             # The link is used after a cancelled report: so its answer is awaited.
-            await asyncio.shield(self._link.ask(_REPORT_WORKER, [*self._about, list(jobs), done, stopping]))
+            await asyncio.shield(self._link.ask(_REPORT_WORKER, [*self._about, list(jobs), done, stopping, list(end_waits)]))
             self._reported = True
+            self._stopping = stopping
         except (AnswerLost, OSError):
             pass  # whatever needs the connection logs it
         except psycopg.Error:
             return REPORT_AFTER_REFUSAL
         return REPORT_INTERVAL
 
+    async def end_wait(self, process: int, stopping: bool) -> None:
+        """Has the wait of a session of this role's end, as its timeout would; by the number of its process."""
+        await self._report(stopping, [process])
+
     async def report_stopping(self) -> None:
         """Reports that the worker stops, if it has reported before, and the server answers at once."""
-        if self._reported:
+        if self._reported and not self._stopping:
             try:
-                await asyncio.wait_for(self._report(True), 1)
+                await asyncio.wait_for(self._report(True), REPORT_STOPPING_TIMEOUT)
             except asyncio.TimeoutError:
                 pass

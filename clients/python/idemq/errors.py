@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Optional, Union
+from uuid import UUID
 
 import psycopg
 
@@ -16,6 +17,9 @@ MAX_TEXT = 10_000
 
 Delay = Union[timedelta, int, float, str]
 """A time: a timedelta, a number of seconds, or the text of an interval."""
+
+Key = Union[str, int, UUID]
+"""An idempotency key; a UUID and an int are sent as text."""
 
 
 class IdemqError(psycopg.DatabaseError):

@@ -32,6 +32,7 @@ import psycopg
 from psycopg import Connection
 
 from . import Job, RetryLater, Worker
+from ._handler_connection import HandlersConnection
 from ._links import hosts
 from .errors import said, sqlstate
 
@@ -87,6 +88,11 @@ _ANSWER = """WITH written AS (UPDATE idemq_outbox.jobs SET finished_at = pg_cata
         error = %s WHERE id = %s AND key = %s AND finished_at IS NULL RETURNING id)
     SELECT pg_catalog.pg_notify('idemq_outbox_done', id::text) FROM written"""
 
+ANSWER_TIMEOUT = 60.0
+"""Seconds within which a statement is answered; a connection on which none is may lead nowhere."""
+GRACE = 30.0
+"""Seconds that SIGTERM leaves to what is under way; JOIN_TIMEOUT of them to the thread that sends."""
+JOIN_TIMEOUT = 5.0
 _PURGE_EVERY = 60.0
 _FIRST_BACKOFF = 0.1
 _LAST_BACKOFF = 10.0
@@ -112,7 +118,9 @@ def connect(dsn: str) -> Connection[Any]:
             params.setdefault("target_session_attrs", "read-write")
             params["client_encoding"] = "UTF8"  # what cannot be said in it is an error of a server's, of that row
             # Nothing is prepared: a pooler may be in between.
-            conn: Connection[Any] = psycopg.connect(autocommit=True, prepare_threshold=None, **params)
+            conn = HandlersConnection.connect(autocommit=True, prepare_threshold=None, **params)
+            assert isinstance(conn, HandlersConnection)
+            conn.answer_within = ANSWER_TIMEOUT
             return conn
         except (psycopg.Error, OSError) as error:
             last = error
@@ -192,7 +200,7 @@ class Relay:
 
     def __init__(self, app: str, idemq: str, batch: int = 1000, poll: float = 1.0, keep: str = "7 days", writers: int = 4) -> None:
         self._app, self._idemq, self._batch, self._poll, self._keep = app, idemq, batch, poll, keep
-        self._worker = Worker(idemq, RESULTS, name="idemq-relay", concurrency=writers)
+        self._worker = Worker(idemq, RESULTS, name="idemq-relay", concurrency=writers, grace=GRACE - JOIN_TIMEOUT)
         self._woken, self._wake = socket.socketpair()
         self._stopped = threading.Event()
         self._heard = False
@@ -211,7 +219,7 @@ class Relay:
             self._stopped.set()
             self._wake.send(b".")
             # One that hangs ends with the process: what it has sent is sent again, and known.
-            sender.join(10)
+            sender.join(JOIN_TIMEOUT)
         if self._failure is not None:
             raise self._failure
 

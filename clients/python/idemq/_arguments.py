@@ -1,0 +1,153 @@
+"""Arguments of calls, checked before anything is sent: one of a wrong type raises TypeError, which names it."""
+
+from __future__ import annotations
+
+import operator
+from datetime import date, timedelta
+from typing import Any, Mapping, Optional, Sequence, Union
+from uuid import UUID
+
+from .errors import Delay, Key, interval
+
+
+def _refuse(name: str, wanted: str, value: Any, hint: str = "") -> TypeError:
+    return TypeError(f"{name} must be {wanted}, not {type(value).__name__}{hint}")
+
+
+def text_argument(name: str, value: Any) -> str:
+    """A str."""
+    if not isinstance(value, str):
+        raise _refuse(name, "a str", value)
+    return str.__str__(value)  # psycopg makes something else of an Enum
+
+
+def optional_text(name: str, value: Any) -> Optional[str]:
+    """A str, or None."""
+    return None if value is None else text_argument(name, value)
+
+
+def queue_argument(value: Any) -> str:
+    """The name of one queue."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        raise _refuse("queue", "the name of one queue, a str", value, ": make a call, or a worker, for each queue")
+    if not isinstance(value, str):
+        raise _refuse("queue", "the name of a queue, a str", value)
+    return str.__str__(value)
+
+
+def key_argument(value: Optional[Key]) -> Optional[str]:
+    """An idempotency key: a str; a UUID or an int, as text."""
+    if value is None or isinstance(value, str):
+        return None if value is None else str.__str__(value)
+    if isinstance(value, UUID) or (isinstance(value, int) and not isinstance(value, bool)):
+        return str(value)
+    raise _refuse("key", "a str, a UUID or an int", value)
+
+
+def int_argument(name: str, value: Any) -> int:
+    """An int."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise _refuse(name, "an int", value)
+
+
+def optional_int(name: str, value: Any) -> Optional[int]:
+    """An int, or None."""
+    return None if value is None else int_argument(name, value)
+
+
+def ids_argument(name: str, value: Any) -> list[int]:
+    """Ids of jobs."""
+    if isinstance(value, (str, bytes, Mapping)):
+        raise _refuse(name, "a sequence of ids, each an int", value)
+    try:
+        ids = list(value)
+    except TypeError:
+        raise _refuse(name, "a sequence of ids, each an int", value) from None
+    return [int_argument(f"each of {name}", each) for each in ids]
+
+
+def bool_argument(name: str, value: Any) -> bool:
+    """A bool."""
+    if not isinstance(value, bool):
+        raise _refuse(name, "a bool", value)
+    return value
+
+
+def seconds_argument(name: str, value: Any) -> float:
+    """A number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _refuse(name, "a number of seconds", value)
+    return value
+
+
+def delay_argument(name: str, value: Optional[Delay]) -> Union[timedelta, str, None]:
+    """A time, as a parameter of type interval; None stays."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float, timedelta, str)):
+        raise _refuse(name, "a timedelta, a number of seconds or the text of an interval", value)
+    try:
+        return interval(value)
+    except (ValueError, OverflowError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def time_argument(name: str, value: Any) -> Any:
+    """A time of day and date, or None."""
+    if value is not None and not isinstance(value, (date, str)):
+        raise _refuse(name, "a datetime", value)
+    return value
+
+
+def headers_argument(value: Any) -> Optional[dict[str, Any]]:
+    """Headers: a dict, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise _refuse("headers", "a dict", value)
+    return dict(value)
+
+
+def options_of_a_job(
+    delay: Optional[Delay],
+    run_at: Any,
+    priority: int,
+    group_key: Optional[str],
+    max_attempts: Optional[int],
+    expires_in: Optional[Delay],
+    kind: Optional[str],
+) -> dict[str, Any]:
+    """What all calls that add jobs take."""
+    return {
+        "delay": delay_argument("delay", delay),
+        "run_at": time_argument("run_at", run_at),
+        "priority": int_argument("priority", priority),
+        "group_key": optional_text("group_key", group_key),
+        "max_attempts": optional_int("max_attempts", max_attempts),
+        "expires_in": delay_argument("expires_in", expires_in),
+        "kind": optional_text("kind", kind),
+    }
+
+
+def members_of_graph(jobs: Any) -> Mapping[str, Mapping[str, Any]]:
+    """The jobs of a graph, by name."""
+    if not isinstance(jobs, Mapping):
+        raise _refuse("jobs", "a dict of jobs by name", jobs)
+    for name, job in jobs.items():
+        text_argument("each name in jobs", name)
+        if not isinstance(job, Mapping):
+            raise _refuse(f"job {name}", "a dict", job)
+    return jobs
+
+
+def parents_in_graph(value: Any) -> Optional[list[Union[str, int]]]:
+    """Names in the graph, and ids."""
+    if value is None:
+        return None
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
+        raise _refuse("depends_on", "a sequence of names and ids", value)
+    return [each if isinstance(each, str) else int_argument("each of depends_on", each) for each in value]
