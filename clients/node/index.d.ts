@@ -87,10 +87,13 @@ export function publish<Payload = Json>(
   client: Queryable, topic: string, payload: Payload, options?: MessageOptions & { key?: string | null },
 ): Promise<{ queue: string; id: string; outcome: 'accepted' | 'duplicate' }[]>;
 
-/** Tells the jobs of a queue that await this event, now or within its idempotency_window. Of a duplicate the first payload counts. */
+/**
+ * Tells the jobs of a queue that await this event, now or within its idempotency_window. Of a duplicate the first payload
+ * counts: samePayload tells whether yours equals it, and firstPayload is null for a role that may only enqueue.
+ */
 export function sendEvent<Payload = Json>(
   client: Queryable, queue: string, name: string, payload?: Payload,
-): Promise<{ outcome: 'accepted' | 'duplicate'; firstPayload: Payload }>;
+): Promise<{ outcome: 'accepted' | 'duplicate'; firstPayload: Payload | null; samePayload: boolean }>;
 
 /** How far a graph or a fan-out is. */
 export interface Flow {

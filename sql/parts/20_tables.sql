@@ -239,7 +239,7 @@ CREATE TABLE idemq.audit (
 	details      jsonb,
 	actor        text
 );
-COMMENT ON TABLE idemq.audit IS 'what was decided about queues, topics, handlers, schedules and single jobs, by whom and when, and not what producers and workers do all day; row-level security shows administrators their queues, and pg_monitor all; kept for idemq.audit_retention';
+COMMENT ON TABLE idemq.audit IS 'what was decided about queues, topics, handlers, schedules and single jobs, by whom and when, and not what producers and workers do all day; row-level security shows administrators their queues, and pg_monitor all but calls that name a group, a key or an error (cancel_matching, redrive); kept for idemq.audit_retention';
 COMMENT ON COLUMN idemq.audit.id IS 'grows with each row';
 COMMENT ON COLUMN idemq.audit.at IS 'when the function was called';
 COMMENT ON COLUMN idemq.audit.session_role IS 'who had logged in: session_user';
@@ -494,6 +494,9 @@ ALTER TABLE idemq_internal.ticker ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq_internal.clusters ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq_internal.followers ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq.audit ENABLE ROW LEVEL SECURITY;
+-- pg_monitor sees no keys and errors: not the calls that were given a group key, the beginning of
+-- a key or a pattern of errors.
 CREATE POLICY idemq_own_queues ON idemq.audit FOR SELECT
 	USING (pg_catalog.pg_has_role('pg_monitor', 'USAGE')
+			AND (details OPERATOR(pg_catalog.?|) '{error,group_key,key_prefix}') IS NOT TRUE
 		OR idemq_internal.may_administer(queue_id));

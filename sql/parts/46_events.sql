@@ -42,7 +42,11 @@ COMMENT ON FUNCTION idemq.await_event(bigint, bigint, text, interval)
 
 CREATE FUNCTION idemq.send_event(
 	queue text, name text, payload jsonb DEFAULT NULL, OUT outcome idemq.outcome,
-		OUT first_payload jsonb)
+		OUT first_payload jsonb, OUT same_payload boolean)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_send_event';
 COMMENT ON FUNCTION idemq.send_event(text, text, jsonb)
-	IS 'tell the jobs of a queue that await this event, now or within the queue''s idempotency_window; those that wait are ready with the commit; outcome accepted, or duplicate: it was sent before; first_payload: the one that counts; name: up to 256 bytes; waits for open transactions that send or await it; needs enqueue';
+	IS 'tell the jobs of a queue that await this event, now or within the queue''s idempotency_window; those that wait are ready with the commit; waits for open transactions that send or await it; needs enqueue
+- outcome: accepted, or duplicate if the event was sent before
+- first_payload: the payload that counts; of a duplicate, NULL unless you may claim from the queue or administer it
+- same_payload: whether your payload equals the one that counts
+- name: up to 256 bytes';

@@ -1,19 +1,23 @@
 -- Topic: Dependencies
 
--- These are as the caller: row-level security shows the edges of children of queues that it may
--- see.  Job by job, whatever the statistics say: what is looked up for each job is a subquery of its
--- own, which OFFSET 0 keeps from becoming a join.  A join may begin at the other table, or read all of
--- it for each job.  A child and a parent are compared as a row where that says which index is meant.
--- Edges of a parent are asked for their queue as well, which is never 0: otherwise the primary key
--- has all that is asked for, and all of it would be read for each parent.
+-- These run as the caller, through a wrapper (src/api/wrapper.c), so row-level security shows the
+-- edges of children of queues that it may see.  Each job is looked up by itself, in a subquery that
+-- OFFSET 0 keeps from becoming a join: with old statistics, a join may begin at the other table or
+-- read all of it for each job.  A child and a parent are compared as a row where this decides which
+-- index is used.  Conditions on the edges of a parent also name queue_id, which is never 0: otherwise
+-- an index-only scan of the whole primary key would do, once per parent.
 
 -- Nearest first, so that what is left out beyond most is what is farthest.
 CREATE FUNCTION idemq.flow_ids(id bigint, most int DEFAULT 100000) RETURNS SETOF bigint
+	ROWS 1000 STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
+COMMENT ON FUNCTION idemq.flow_ids(bigint, int) IS 'ids of the jobs that a job depends on, that depend on it, and so on: all of its graph or fan-out; it may be given any of them; most: no more than these, none below 1; no rows for a job that you may not see. idemq.cancel_many(ARRAY(SELECT idemq.flow_ids(id))) ends it';
+
+CREATE FUNCTION idemq_internal.flow_ids_impl(id bigint, most int) RETURNS SETOF bigint
 	ROWS 1000 STABLE LANGUAGE sql SET enable_seqscan = off SET enable_hashjoin = off
-	SET enable_mergejoin = off SET jit = off SET search_path = pg_catalog, pg_temp
+	SET enable_mergejoin = off SET jit = off
 	AS $$
 	WITH RECURSIVE members AS (
-		SELECT j.id FROM idemq.jobs j WHERE j.id = flow_ids.id
+		SELECT j.id FROM idemq.jobs j WHERE j.id = flow_ids_impl.id
 		UNION
 		SELECT e.id FROM members m CROSS JOIN LATERAL (
 			(SELECT d.parent FROM idemq.dependencies d WHERE d.child = m.id OFFSET 0)
@@ -22,7 +26,6 @@ CREATE FUNCTION idemq.flow_ids(id bigint, most int DEFAULT 100000) RETURNS SETOF
 				OFFSET 0)) e (id))
 	SELECT m.id FROM members m LIMIT CASE WHEN most < 0 THEN 0 ELSE most END
 	$$;
-COMMENT ON FUNCTION idemq.flow_ids(bigint, int) IS 'ids of the jobs that a job depends on, that depend on it, and so on: all of its graph or fan-out; it may be given any of them; most: no more than these, none below 1; no rows for a job that you may not see. idemq.cancel_many(ARRAY(SELECT idemq.flow_ids(id))) ends it';
 
 CREATE FUNCTION idemq.flow(
 	id bigint, most int DEFAULT 100000,
@@ -33,19 +36,40 @@ CREATE FUNCTION idemq.flow(
 	OUT slowest_kind text, OUT slowest_for interval, OUT failed_ids bigint[],
 	OUT roots bigint[], OUT cut boolean)
 	RETURNS SETOF record
+	ROWS 1 VOLATILE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
+COMMENT ON FUNCTION idemq.flow(bigint, int) IS 'how far the graph or fan-out of a job is, whichever of its jobs that is; one row, none for a job that you may not see; reads each of its jobs, most at most
+- jobs, and of these waiting (pending), blocked, running, retrying (begun, and waiting for the next attempt), completed, dead, cancelled; a parent that is gone counts as what its children are told
+- done: how many are completed, dead or cancelled; progress: that in percent
+- begun_at: when the first was claimed; ended_at: when the last was finished, NULL before
+- eta: for how long it will go on, at the pace of the later half of what is done; NULL: that cannot be said
+- held_up_by: the job that most others wait for, or that is not done for the longest time, and idemq.why of it
+- slowest: the attempt that lasts, or lasted, for the longest time, of jobs that run or are completed
+- failed_ids: dead ones, then those that are retried, 100 at most; roots: 100 at most of those without parents
+- cut: there are more jobs than most, which are not counted';
+
+CREATE FUNCTION idemq_internal.flow_impl(
+	id bigint, most int,
+	OUT jobs bigint, OUT waiting bigint, OUT blocked bigint, OUT running bigint,
+	OUT retrying bigint, OUT completed bigint, OUT dead bigint, OUT cancelled bigint,
+	OUT done bigint, OUT progress float8, OUT begun_at timestamptz, OUT ended_at timestamptz,
+	OUT eta interval, OUT held_up_by bigint, OUT held_up_why text, OUT slowest bigint,
+	OUT slowest_kind text, OUT slowest_for interval, OUT failed_ids bigint[],
+	OUT roots bigint[], OUT cut boolean)
+	RETURNS SETOF record
 	ROWS 1 VOLATILE LANGUAGE sql SET enable_seqscan = off SET enable_hashjoin = off
-	SET enable_mergejoin = off SET jit = off SET search_path = pg_catalog, pg_temp
+	SET enable_mergejoin = off SET jit = off
 	AS $$
 	WITH ids AS MATERIALIZED (
 		SELECT f.id, row_number() OVER () AS n
-			FROM idemq.flow_ids(flow.id, least(greatest(flow.most, 0), 2147483646) + 1) f (id)
+			FROM idemq.flow_ids(flow_impl.id,
+				least(greatest(flow_impl.most, 0), 2147483646) + 1) f (id)
 	), seen AS MATERIALIZED (
 		SELECT i.id, j.id IS NOT NULL AS is_there, j.status, j.kind, j.claimed_at, j.finished_at,
 			j.ready_at, CASE WHEN j.id IS NULL THEN (SELECT d.child FROM idemq.dependencies d
 				WHERE d.parent = i.id AND d.queue_id <> 0 LIMIT 1) END AS child
 		FROM ids i LEFT JOIN LATERAL (SELECT j.id, j.status, j.kind, j.claimed_at, j.finished_at,
 			j.ready_at FROM idemq.jobs j WHERE j.id = i.id OFFSET 0) j ON true
-		WHERE i.n <= flow.most
+		WHERE i.n <= flow_impl.most
 	), gone AS (
 		-- Parents whose rows are gone, or of queues of others: a child is told what they count as.
 		SELECT DISTINCT ON (p.parent) p.parent AS id, coalesce(p.status, 'completed') AS status
@@ -97,7 +121,7 @@ CREATE FUNCTION idemq.flow(
 		ARRAY(SELECT m.id FROM members m
 			WHERE (SELECT true FROM idemq.dependencies d WHERE d.child = m.id LIMIT 1) IS NULL
 			ORDER BY m.id LIMIT 100),
-		EXISTS (SELECT FROM ids i WHERE i.n > flow.most)
+		EXISTS (SELECT FROM ids i WHERE i.n > flow_impl.most)
 	FROM pace p
 	LEFT JOIN (
 		SELECT m.id, m.kind, coalesce(m.finished_at, idemq.clock_timestamp()) - m.claimed_at AS lasted
@@ -105,21 +129,18 @@ CREATE FUNCTION idemq.flow(
 		ORDER BY lasted DESC, m.id LIMIT 1) w ON true
 	WHERE p.jobs > 0
 	$$;
-COMMENT ON FUNCTION idemq.flow(bigint, int) IS 'how far the graph or fan-out of a job is, whichever of its jobs that is; one row, none for a job that you may not see; reads each of its jobs, most at most
-- jobs, and of these waiting (pending), blocked, running, retrying (begun, and waiting for the next attempt), completed, dead, cancelled; a parent that is gone counts as what its children are told
-- done: how many are completed, dead or cancelled; progress: that in percent
-- begun_at: when the first was claimed; ended_at: when the last was finished, NULL before
-- eta: for how long it will go on, at the pace of the later half of what is done; NULL: that cannot be said
-- held_up_by: the job that most others wait for, or that is not done for the longest time, and idemq.why of it
-- slowest: the attempt that lasts, or lasted, for the longest time, of jobs that run or are completed
-- failed_ids: dead ones, then those that are retried, 100 at most; roots: 100 at most of those without parents
-- cut: there are more jobs than most, which are not counted';
 
 CREATE FUNCTION idemq.flow_jobs(member bigint, most int DEFAULT 2000)
 	RETURNS TABLE (id bigint, queue text, kind text, status idemq.status, parents bigint[],
 		depth int, begun_at timestamptz, ended_at timestamptz, progress float8, last_error text)
+	ROWS 1000 STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
+COMMENT ON FUNCTION idemq.flow_jobs(bigint, int) IS 'the jobs of idemq.flow, by id, with their parents, and the longest way from one without parents (depth); one that is gone has no row; most: no more than these, the nearest';
+
+CREATE FUNCTION idemq_internal.flow_jobs_impl(member bigint, most int)
+	RETURNS TABLE (id bigint, queue text, kind text, status idemq.status, parents bigint[],
+		depth int, begun_at timestamptz, ended_at timestamptz, progress float8, last_error text)
 	ROWS 1000 STABLE LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off
-	SET enable_mergejoin = off SET jit = off SET search_path = pg_catalog, pg_temp
+	SET enable_mergejoin = off SET jit = off
 	AS $$
 #variable_conflict use_column
 DECLARE
@@ -148,4 +169,3 @@ BEGIN
 			SELECT j.id, j.queue_id, j.kind, j.status, j.claimed_at, j.finished_at, j.checkpoint,
 				j.last_error FROM idemq.jobs j WHERE j.id = u.id OFFSET 0) j ORDER BY u.n;
 END $$;
-COMMENT ON FUNCTION idemq.flow_jobs(bigint, int) IS 'the jobs of idemq.flow, by id, with their parents, and the longest way from one without parents (depth); one that is gone has no row; most: no more than these, the nearest';

@@ -203,7 +203,8 @@ CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 	CROSS JOIN LATERAL (VALUES
 		('idemq_' || b.timing || '_seconds_bucket',
 			jsonb_build_object('queue', q.name, 'le', CASE WHEN b.le = 'Infinity' THEN '+Inf'
-				ELSE b.le::text END),
+				-- As text of a numeric, which does not depend on extra_float_digits.
+				ELSE b.le::numeric::text END),
 			b.jobs::float8),
 		('idemq_' || b.timing || '_seconds_count', jsonb_build_object('queue', q.name),
 			CASE WHEN b.le = 'Infinity' THEN b.jobs END),
@@ -325,8 +326,10 @@ COMMENT ON COLUMN idemq.prometheus.help IS 'what it means';
 COMMENT ON COLUMN idemq.prometheus.family IS 'the name without _bucket, _sum or _count, as in idemq.prometheus_names';
 
 CREATE FUNCTION idemq.prometheus_text() RETURNS text
-	LANGUAGE sql SET search_path = pg_catalog, pg_temp
-	AS $$
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
+COMMENT ON FUNCTION idemq.prometheus_text() IS 'idemq.prometheus in the text format that Prometheus scrapes, for a text file collector or a web server; for pg_monitor';
+
+CREATE FUNCTION idemq_internal.prometheus_text_impl() RETURNS text LANGUAGE sql AS $$
 	WITH samples AS MATERIALIZED (
 		SELECT s.* FROM idemq.prometheus s
 	), lines AS (
@@ -346,4 +349,3 @@ CREATE FUNCTION idemq.prometheus_text() RETURNS text
 	SELECT string_agg(line, E'\n' ORDER BY family, part, labels, le NULLS LAST, name) || E'\n'
 		FROM lines
 	$$;
-COMMENT ON FUNCTION idemq.prometheus_text() IS 'idemq.prometheus in the text format that Prometheus scrapes, for a text file collector or a web server; for pg_monitor';

@@ -2,9 +2,15 @@
 
 -- Columns are named one by one: one that comes later may hold what is nobody else's business.
 -- Who may call it sees all queues, as in idemq.metrics, and so their settings and errors by number, which the
--- policies of these tables do not show to pg_monitor: it reads as the owner.  It takes no argument.
+-- policies of these tables do not show to pg_monitor: it reads as the owner, through the gate.  It takes no
+-- argument.
 CREATE FUNCTION idemq.report() RETURNS TABLE (section text, line jsonb)
-	STABLE SECURITY DEFINER LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
+COMMENT ON FUNCTION idemq.report()
+	IS 'what somebody who helps you needs to know of this database and server, without payloads, keys, names of jobs, errors'' texts and statements; needs pg_monitor; returns a line for each thing, of a section each; deploy/psql/report.sql writes it, with idemq.check(), into a file';
+
+CREATE FUNCTION idemq_internal.report_impl() RETURNS TABLE (section text, line jsonb)
+	STABLE LANGUAGE sql AS $$
 	SELECT 'server', to_jsonb(s) FROM (SELECT version(), current_setting('idemq.version') AS library,
 		(SELECT e.extversion FROM pg_extension e WHERE e.extname = 'idemq') AS sql_objects,
 		pg_is_in_recovery() AS is_standby, idemq.clock_timestamp() AS now, pg_postmaster_start_time() AS started_at,
@@ -56,5 +62,3 @@ CREATE FUNCTION idemq.report() RETURNS TABLE (section text, line jsonb)
 	UNION ALL SELECT 'waits for a lock', to_jsonb(l) FROM (SELECT l.locktype, l.relation::regclass, l.mode,
 		l.pid, pg_blocking_pids(l.pid) AS behind FROM pg_locks l WHERE NOT l.granted) l
 $$;
-COMMENT ON FUNCTION idemq.report()
-	IS 'what somebody who helps you needs to know of this database and server, without payloads, keys, names of jobs, errors'' texts and statements; needs pg_monitor; returns a line for each thing, of a section each; deploy/psql/report.sql writes it, with idemq.check(), into a file';

@@ -3,6 +3,9 @@
  *		SQL function send_event: tells the jobs of a queue that wait for an event, or will,
  *		that it has happened.
  *
+ * A duplicate answers with the first payload only if row security would show the caller that
+ * event.  A role that may only enqueue cannot see payloads; it learns whether its own is equal.
+ *
  * An event is kept at least for the queue's idempotency_window, so that a job that asks for it
  * later gets it, too.  During that time the first event of a name counts, and later ones are
  * duplicates.  Each job that waits is answered at once (table/events.c).  One that sleeps for the
@@ -90,18 +93,28 @@ send_event_tell(const EventName *event, Datum payload)
 	idemq_waits_arrived(event, ids, held, payload);
 }
 
-/* Shapes an answer: the payload that counts. */
-static Datum
-send_event_answer(FunctionCallInfo fcinfo, Outcome outcome, Datum payload)
+/* Returns whether two payloads are equal; 0 is the payload of an event that was sent without. */
+static bool
+is_same(Datum first, Datum second)
 {
-	Datum values[] = {idemq_outcome_datum(outcome), payload};
-	bool nulls[] = {false, payload == (Datum) 0};
+	if (first == (Datum) 0 || second == (Datum) 0)
+		return first == second;
+	return idemq_same_document(first, second);
+}
+
+/* Shapes an answer; first: the payload that counts; shown: whether the caller gets it. */
+static Datum
+send_event_answer(FunctionCallInfo fcinfo, Outcome outcome, Datum first, bool shown, bool same)
+{
+	Datum values[] = {idemq_outcome_datum(outcome), first, BoolGetDatum(same)};
+	bool nulls[] = {false, !shown || first == (Datum) 0, false};
 
 	return idemq_row_datum(fcinfo, values, nulls);
 }
 
 /*
- * send_event(queue, name, payload) -> (outcome accepted | duplicate, the payload that counts);
+ * send_event(queue, name, payload) -> (outcome accepted | duplicate, the payload that counts or
+ * NULL if the caller may not read events, whether the caller's payload equals that);
  * IQ005, 42501, 22004, 22023, 25006, 54000; 40001 above READ COMMITTED.
  */
 SQL_FUNCTION(idemq_sql_send_event)
@@ -123,9 +136,11 @@ SQL_FUNCTION(idemq_sql_send_event)
 	if (idemq_event_find(&event, now, &first))
 	{
 		idemq_sync_rep_await();
-		return send_event_answer(fcinfo, OUTCOME_DUPLICATE, first);
+		return send_event_answer(fcinfo, OUTCOME_DUPLICATE, first,
+								 (queue.privileges & (PRIVILEGE_CLAIM | PRIVILEGE_ADMIN)) != 0,
+								 is_same(first, payload));
 	}
 	idemq_event_write(&event, payload, now, now + queue.idempotency_window);
 	send_event_tell(&event, payload);
-	return send_event_answer(fcinfo, OUTCOME_ACCEPTED, payload);
+	return send_event_answer(fcinfo, OUTCOME_ACCEPTED, payload, true, true);
 }

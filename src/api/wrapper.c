@@ -1,8 +1,9 @@
 /*
  * api/wrapper.c
- *		The wrapper of functions in SQL, as SECURITY DEFINER would be one: the function NAME is this
- *		C function, which calls the implementation, NAME_impl of schema idemq_internal, with the
- *		same arguments, in SQL or PL/pgSQL.
+ *		The wrappers of functions in SQL: the function NAME is a C function of this file, which
+ *		calls the implementation, NAME_impl of schema idemq_internal, with the same arguments,
+ *		in SQL or PL/pgSQL.  Two of them act as SECURITY DEFINER would; the third runs the
+ *		implementation as the caller.
  *
  * It serves what is on no hot path and is hardly more than SQL.  The implementation runs as the
  * owner of idemq's tables, and nobody else may call it.  A frame remembers the role that has
@@ -23,7 +24,13 @@
  * few rows.  So they get generic plans without sequential scans.  JIT is off: the price of 1e10
  * that such a plan may have would start it.
  *
- * An error (RAISE, with ERRCODE and HINT) leaves the wrapper as an error of a C function does:
+ * The third wrapper (idemq_sql_wrapper_as_caller) is for functions that read as their caller, by
+ * row-level security.  The implementation runs as that role, under its snapshot, may name nothing
+ * in idemq_internal, and sets its own plans (SET ... of CREATE FUNCTION).  A function in SQL alone
+ * would do, except that the settings of a role or database would decide how it is read and what it
+ * prints, and that its errors would show its statements.
+ *
+ * An error (RAISE, with ERRCODE and HINT) leaves a wrapper as an error of a C function does:
  * without the lines of the implementation in its CONTEXT, and without the DETAIL in which
  * PostgreSQL shows a row that the caller may not read.
  *
@@ -147,8 +154,7 @@ call_as_owner(FunctionCallInfo fcinfo, Implementation *impl, Frame *frame)
 	idemq_spi_set("plan_cache_mode", "force_generic_plan");
 	idemq_spi_set("enable_seqscan", "off");
 	idemq_spi_set("jit", "off");
-	idemq_spi_set("standard_conforming_strings", "on");
-	idemq_spi_set("quote_all_identifiers", "off");
+	idemq_spi_pin_settings();
 	if (impl->reads)
 		PushActiveSnapshot(GetLatestSnapshot());
 	fcinfo->flinfo = &impl->function;
@@ -197,18 +203,25 @@ call_in_frame(FunctionCallInfo fcinfo, Implementation *impl, int restriction)
 	return result;
 }
 
-/* The wrapper.  A set comes as a whole: no implementation runs on once the frame is gone. */
-static Datum
-wrapper_call(FunctionCallInfo fcinfo, int restriction)
+/* Raises 25000 in a parallel operation, which does not allow to set settings or another role. */
+static void
+refuse_parallel(FunctionCallInfo fcinfo)
 {
-	Implementation *impl = find_implementation(fcinfo->flinfo);
-
 	if (IsInParallelMode())
 		ereport(ERROR, errcode(ERRCODE_INVALID_TRANSACTION_STATE),
 				errmsg("%s.%s cannot be called during a parallel operation",
 					   get_namespace_name(get_func_namespace(fcinfo->flinfo->fn_oid)),
 					   get_func_name(fcinfo->flinfo->fn_oid)),
 				errhint("A function that calls it must not be declared PARALLEL SAFE."));
+}
+
+/* A set comes as a whole: no implementation runs on once the frame is gone. */
+static Datum
+wrapper_call(FunctionCallInfo fcinfo, int restriction)
+{
+	Implementation *impl = find_implementation(fcinfo->flinfo);
+
+	refuse_parallel(fcinfo);
 	if (!impl->reads && !CALLED_AS_TRIGGER(fcinfo))
 		idemq_jobs_check_writable();
 	if (impl->function.fn_retset)
@@ -226,6 +239,41 @@ SQL_FUNCTION(idemq_sql_wrapper)
 SQL_FUNCTION(idemq_sql_wrapper_jobs)
 {
 	return wrapper_call(fcinfo, 0);
+}
+
+/*
+ * The implementation, as the caller.  An error, and the end of the nest level of settings, put back
+ * what is set here.
+ */
+SQL_FUNCTION(idemq_sql_wrapper_as_caller)
+{
+	Implementation *impl = find_implementation(fcinfo->flinfo);
+	MemoryContext context = CurrentMemoryContext;
+	FmgrInfo *wrapper = fcinfo->flinfo;
+	int level;
+	Datum result;
+
+	refuse_parallel(fcinfo);
+	if (impl->function.fn_retset)
+		idemq_srf_place(fcinfo)->allowedModes |= SFRM_Materialize_Preferred;
+	level = NewGUCNestLevel();
+	idemq_spi_set("search_path", "pg_catalog, pg_temp");
+	idemq_spi_pin_settings();
+	PG_TRY();
+	{
+		fcinfo->flinfo = &impl->function;
+		error_context_stack = NULL;
+		result = FunctionCallInvoke(fcinfo);
+	}
+	PG_CATCH();
+	{
+		fcinfo->flinfo = wrapper;
+		raise_again(context, false);
+	}
+	PG_END_TRY();
+	fcinfo->flinfo = wrapper;
+	AtEOXact_GUC(true, level);
+	return result;
 }
 
 /* Returns the frame in which an implementation runs.  Raises 55000 for anybody else. */

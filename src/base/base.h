@@ -525,7 +525,8 @@ extern int idemq_compare_int64(const void *a, const void *b);
 
 /*
  * documents.c
- *		How long a document is as text; the limit for one, idemq.max_document.
+ *		How long a document is as text; the limit for one, idemq.max_document; whether two
+ *		are equal.
  */
 
 #define DOCUMENT_MOST ((Size) IDEMQ_MAX_DOCUMENT_KB * 1024)
@@ -533,6 +534,7 @@ extern int idemq_compare_int64(const void *a, const void *b);
 extern bool idemq_documents_fit(const Datum *documents, int count, Size limit);
 extern void idemq_check_document(const char *name, Datum document, Size reserve);
 extern void idemq_check_text(const char *name, Datum value);
+extern bool idemq_same_document(Datum first, Datum second);
 
 /*
  * error_text.c
@@ -674,11 +676,13 @@ typedef struct SqlScope
 
 extern void idemq_spi_begin(SqlScope *scope);
 extern void idemq_spi_set(const char *setting, const char *value);
+extern void idemq_spi_pin_settings(void);
 extern uint64 idemq_spi_run(SqlStatement *statement, const Datum *args, const char *nulls);
 extern uint64 idemq_spi_query_at(SqlStatement *statement, const Datum *args, const char *nulls,
 								 Snapshot snapshot);
 extern uint64 idemq_spi_query_latest(SqlStatement *statement, const Datum *args, const char *nulls);
 extern uint64 idemq_spi_do(SqlStatement *statement, const Datum *args, const char *nulls);
+extern void idemq_spi_command(const char *command);
 extern Datum idemq_int8_array(const int64 *values, int count);
 extern void idemq_spi_do_for_ids(SqlStatement *statement, const int64 *ids, int count);
 extern bool idemq_spi_finds(SqlStatement *statement, const Datum *args, const char *nulls);

@@ -26,6 +26,7 @@
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "parser/parse_relation.h"
+#include "parser/parser.h"
 #include "replication/syncrep.h"
 #include "replication/walsender.h"
 #include "replication/walsender_private.h"
@@ -49,6 +50,13 @@
 #define IDEMQ_MY_PROC_NUMBER ((int32) MyProcNumber)
 #else
 #define IDEMQ_MY_PROC_NUMBER ((int32) MyProc->pgprocno)
+#endif
+
+/* Whether a backslash in a string is an ordinary character: a setting until 18. */
+#if PG_VERSION_NUM >= 190000
+#define COMPAT_STRINGS_CONFORM true
+#else
+#define COMPAT_STRINGS_CONFORM standard_conforming_strings
 #endif
 
 /* Returns whether a session has a transaction that has not ended, for others to see. */

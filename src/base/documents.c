@@ -1,6 +1,7 @@
 /*
  * base/documents.c
- *		How long a document is as text; the limit for one, idemq.max_document.
+ *		How long a document is as text; the limit for one, idemq.max_document; whether two
+ *		are equal.
  *
  * A document is stored as jsonb and sent as text, which may be much longer: a string of
  * \u0001 is 6 times as long, and the number 1e131071 has 12 bytes as jsonb.  PostgreSQL
@@ -177,4 +178,11 @@ idemq_check_text(const char *name, Datum value)
 
 	if (value != (Datum) 0 && toast_raw_datum_size(value) - VARHDRSZ > limit)
 		refuse(name, limit);
+}
+
+/* Returns whether two documents are equal as jsonb: the order of their keys does not matter. */
+bool
+idemq_same_document(Datum first, Datum second)
+{
+	return compareJsonbContainers(&DatumGetJsonbP(first)->root, &DatumGetJsonbP(second)->root) == 0;
 }

@@ -13,9 +13,15 @@
  *
  * Between begin and end the user is the owner of idemq's tables, in a
  * security-restricted context (but for a statement on_jobs), and search_path is
- * pinned, so that nothing that the caller's role or path brings in is run.  On an
- * error, transaction abort puts all of it back.  Statements are constant text;
- * values are parameters.
+ * pinned, so that nothing that the caller's role or path brings in is run.  So are the
+ * settings that change how SQL is read and how values become text, again not for a
+ * statement on_jobs: it has no such text, and triggers of the DBA that it fires get
+ * the session's own settings.  On an error, transaction abort puts all of it back.
+ * Statements are constant text; values are parameters.
+ *
+ * An error leaves a statement as it would leave a C function: without the line
+ * 'SQL statement "..."' that SPI adds to its CONTEXT.  What a trigger of the DBA wrote
+ * there stays, and so do the lines of the functions that have called idemq.
  */
 #include "postgres.h"
 
@@ -24,13 +30,18 @@
 #include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/bytea.h"
+#include "utils/float.h"
+#include "utils/fmgrprotos.h"
 #include "utils/guc.h"
 #include "utils/jsonb.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/rls.h"
 #include "utils/snapmgr.h"
 
 #include "base/base.h"
+#include "base/compat.h"
 
 /* Sets a setting until idemq_spi_end, or the end of the caller's nest level of settings. */
 void
@@ -38,6 +49,31 @@ idemq_spi_set(const char *setting, const char *value)
 {
 	(void) set_config_option(setting, value, PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0,
 							 false);
+}
+
+/*
+ * Sets what changes how SQL is read, which rows it finds, and how values become text, until
+ * idemq_spi_end, or the end of the caller's nest level of settings.  A role or a database may have
+ * set it otherwise.  TimeZone stays: texts of times name their offset.
+ */
+void
+idemq_spi_pin_settings(void)
+{
+	if (!COMPAT_STRINGS_CONFORM)
+		idemq_spi_set("standard_conforming_strings", "on");
+	if (quote_all_identifiers)
+		idemq_spi_set("quote_all_identifiers", "off");
+	if (!row_security)
+		idemq_spi_set("row_security", "on");
+	/* The order of day and month in what is read stays as it is. */
+	if (DateStyle != USE_ISO_DATES)
+		idemq_spi_set("DateStyle", "ISO");
+	if (IntervalStyle != INTSTYLE_POSTGRES)
+		idemq_spi_set("IntervalStyle", "postgres");
+	if (extra_float_digits != 1)
+		idemq_spi_set("extra_float_digits", "1");
+	if (bytea_output != BYTEA_OUTPUT_HEX)
+		idemq_spi_set("bytea_output", "hex");
 }
 
 /*
@@ -52,6 +88,8 @@ spi_scope_begin(SqlScope *scope, bool on_jobs)
 													(on_jobs ? 0 : SECURITY_RESTRICTED_OPERATION));
 	scope->guc_level = NewGUCNestLevel();
 	idemq_spi_set("search_path", "pg_catalog, pg_temp");
+	if (!on_jobs)
+		idemq_spi_pin_settings();
 	SPI_connect();
 }
 
@@ -60,6 +98,65 @@ void
 idemq_spi_begin(SqlScope *scope)
 {
 	spi_scope_begin(scope, false);
+}
+
+/* Returns how many trigger functions are running, one in another. */
+static int
+trigger_depth(void)
+{
+	LOCAL_FCINFO(fcinfo, 0);
+
+	InitFunctionCallInfoData(*fcinfo, NULL, 0, InvalidOid, NULL, NULL);
+	return DatumGetInt32(pg_trigger_depth(fcinfo));
+}
+
+/* Context callback: notes how many trigger functions were running when the error was raised. */
+static void
+note_depth(void *arg)
+{
+	*(int *) arg = trigger_depth();
+}
+
+/* Removes the line that SPI has added from the end of an error's context. */
+static void
+cut_statement(ErrorData *error, const char *statement)
+{
+	char *line = psprintf(_("SQL statement \"%s\""), statement);
+	size_t length = error->context == NULL ? 0 : strlen(error->context);
+	size_t cut = strlen(line);
+
+	if (length < cut || strcmp(error->context + length - cut, line) != 0)
+		return;
+	if (length > cut && error->context[length - cut - 1] == '\n')
+		cut++;
+	error->context[length - cut] = '\0';
+	if (length == cut)
+		error->context = NULL;
+}
+
+/*
+ * Raises the caught error of a statement again, without what it tells of the statement.  in_trigger:
+ * a trigger function raised it, whose context stays.  ThrowErrorData adds the callers' context.
+ */
+pg_noreturn static void
+raise_again(const char *statement, bool in_trigger, MemoryContext context)
+{
+	ErrorData *error;
+
+	MemoryContextSwitchTo(context);
+	error = CopyErrorData();
+	FlushErrorState();
+	elog(DEBUG1, "idemq's statement failed: %s", statement);
+	if (in_trigger)
+		cut_statement(error, statement);
+	else
+	{
+		error->context = NULL;
+		error->internalquery = NULL;
+		error->internalpos = error->cursorpos = 0;
+	}
+	ThrowErrorData(error);
+	pg_unreachable();
 }
 
 /*
@@ -84,7 +181,7 @@ execute_latest(SqlStatement *statement, const Datum *args, const char *nulls)
  * write.
  */
 static int
-execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
+execute_plan(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
 {
 	char flags[SQL_MAX_ARGS];
 
@@ -128,6 +225,29 @@ execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot 
 		return SPI_execute_plan(statement->plan, (Datum *) args, nulls, false, 0);
 	return SPI_execute_snapshot(statement->plan, (Datum *) args, nulls, snapshot, InvalidSnapshot,
 								true, false, 0);
+}
+
+/* As execute_plan; an error has no context but that of triggers and of the callers. */
+static int
+execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
+{
+	MemoryContext context = CurrentMemoryContext;
+	int outside = trigger_depth();
+	volatile int inside = outside;
+	ErrorContextCallback callback = {NULL, note_depth, unvolatize(int *, &inside)};
+	int code;
+
+	PG_TRY();
+	{
+		error_context_stack = &callback;
+		code = execute_plan(statement, args, nulls, snapshot);
+	}
+	PG_CATCH();
+	{
+		raise_again(statement->text, inside > outside, context);
+	}
+	PG_END_TRY();
+	return code;
 }
 
 /* Returns the number of rows of a statement that was run; raises an error for another code. */
@@ -187,6 +307,22 @@ idemq_spi_do(SqlStatement *statement, const Datum *args, const char *nulls)
 	rows = idemq_spi_run(statement, args, nulls);
 	idemq_spi_end(&scope);
 	return rows;
+}
+
+/* Runs a command that takes no parameters, as the owner.  Its text is not kept. */
+void
+idemq_spi_command(const char *command)
+{
+	SqlStatement statement = {.text = command};
+	SqlScope scope;
+	int code;
+
+	spi_scope_begin(&scope, false);
+	code = execute(&statement, NULL, NULL, NULL);
+	if (code != SPI_OK_UTILITY)
+		elog(ERROR, "\"%s\" returned %s", command, SPI_result_code_string(code));
+	SPI_freeplan(statement.plan);
+	idemq_spi_end(&scope);
 }
 
 /* Returns a palloc'ed bigint[]. */

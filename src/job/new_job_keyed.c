@@ -27,7 +27,6 @@
 #include "catalog/pg_collation.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
 #include "base/base.h"
@@ -59,14 +58,10 @@ refuse_payload(const QueueInfo *queue, int64 id, const char *what, const char *h
 			errhint("%s", hint));
 }
 
-/* Compares jsonb values: the order of their keys does not matter. */
 static bool
 is_same_payload(const Job *job, Datum payload)
 {
-	Jsonb *first = DatumGetJsonbP(job_value(job, COL_PAYLOAD));
-	Jsonb *second = DatumGetJsonbP(payload);
-
-	return compareJsonbContainers(&first->root, &second->root) == 0;
+	return idemq_same_document(job_value(job, COL_PAYLOAD), payload);
 }
 
 /*

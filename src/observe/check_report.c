@@ -83,8 +83,6 @@ idemq_check_findings_at(CheckCall *call, const char *part, TimestampTz now)
 	uint64 rows;
 
 	idemq_spi_begin(&scope);
-	/* The SQL compares what PostgreSQL says of an index. */
-	idemq_spi_set("quote_all_identifiers", "off");
 	/* One plan for all parts, which runs the part of the argument: to plan it takes 3 ms. */
 	idemq_spi_set("plan_cache_mode", "force_generic_plan");
 	rows = idemq_spi_query_latest(&findings, args, NULL);

@@ -66,7 +66,6 @@ idemq_shard_set(int32 shard, int32 shards)
 	Oid sequence = idemq_oids()->jobs_seq;
 	Datum args[] = {Int32GetDatum(shard), Int32GetDatum(shards), TimestampTzGetDatum(idemq_now()),
 					ObjectIdGetDatum(sequence)};
-	SqlScope scope;
 	char *command;
 	int64 start;
 	Shard is;
@@ -92,10 +91,7 @@ idemq_shard_set(int32 shard, int32 shards)
 	(void) idemq_spi_row(&insert_shard, args, &start, sizeof(start));
 	command = psprintf("ALTER SEQUENCE idemq.jobs_id_seq RESTART WITH " INT64_FORMAT,
 					   ((int64) shard << SHARD_ID_BITS) + start);
-	idemq_spi_begin(&scope);
-	if (SPI_execute(command, false, 0) != SPI_OK_UTILITY)
-		elog(ERROR, "\"%s\" has not been run", command);
-	idemq_spi_end(&scope);
+	idemq_spi_command(command);
 	pfree(command);
 	return true;
 }

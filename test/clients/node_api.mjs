@@ -96,12 +96,12 @@ test('awaitEvent: the job sleeps until the event comes', async () => {
     assert.deepEqual([status, attempt], ['pending', 0]);
     assert.deepEqual(await drain(connection, q, handler, { outside }), {});
     assert.deepEqual(await one("SELECT name, state, call_until - begun_at = '1 h' AS patience FROM idemq.steps WHERE job_id = $1", id), { name, state: 'waiting', patience: true });
-    assert.deepEqual(await sendEvent(pool, q, name, { amount: 7 }), { outcome: 'accepted', firstPayload: { amount: 7 } });
+    assert.deepEqual(await sendEvent(pool, q, name, { amount: 7 }), { outcome: 'accepted', firstPayload: { amount: 7 }, samePayload: true });
     assert.deepEqual(await drain(connection, q, handler, { outside }), { committed: 1 });
     assert.equal(await marks(), outside ? 0 : 1);
     await pool.query('DELETE FROM marks');
     assert.deepEqual((await jobOf(id)).result, { arrived: true, payload: { amount: 7 } });
-    assert.deepEqual(await sendEvent(pool, q, name), { outcome: 'duplicate', firstPayload: { amount: 7 } });
+    assert.deepEqual(await sendEvent(pool, q, name), { outcome: 'duplicate', firstPayload: { amount: 7 }, samePayload: false });
 
     // A time that is over is no payload of null.
     const late = await enqueue(pool, q, 'late');

@@ -70,11 +70,11 @@ class Flows(Client):
                 self.assertEqual(drain(handler, outside), {})
                 state = self.sql("SELECT name, state, call_until - begun_at = '1 h' FROM idemq.steps WHERE job_id = %s", job)
                 self.assertEqual(state, [(f"paid {n}", "waiting", True)])
-                self.assertEqual(idemq.send_event(self.conn, self.queue, f"paid {n}", {"n": n}), ("accepted", {"n": n}))
+                self.assertEqual(idemq.send_event(self.conn, self.queue, f"paid {n}", {"n": n}), ("accepted", {"n": n}, True))
                 self.assertEqual(drain(handler, outside), {"committed": 1})
                 self.assertEqual(self.effects(), effects)
                 self.assertEqual(self.job(job), ("completed", 1, {"arrived": True, "payload": {"n": n}}, None))
-                self.assertEqual(idemq.send_event(self.conn, self.queue, f"paid {n}"), ("duplicate", {"n": n}))
+                self.assertEqual(idemq.send_event(self.conn, self.queue, f"paid {n}"), ("duplicate", {"n": n}, False))
 
     def test_a_timeout_and_an_event_without_payload(self):
         ways = ((self.until_paid, False), (self.until_paid_outside, True))

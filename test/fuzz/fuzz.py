@@ -93,7 +93,7 @@ class Catalog:
             ORDER BY proname, oid""").fetchall()
         self.relations = [name for (name,) in conn.execute("""
             SELECT relname FROM pg_class WHERE relnamespace = 'idemq'::regnamespace AND relkind IN ('r', 'v', 'S') ORDER BY 1""")]
-        self.wrappers = {name for (name,) in conn.execute("SELECT proname FROM pg_proc WHERE prosrc LIKE 'idemq\\_sql\\_wrapper%'")}
+        self.wrappers = {name for (name,) in conn.execute("SELECT proname FROM pg_proc WHERE prosrc ~ '^idemq_sql_wrapper(_jobs)?$'")}
         self.enums = collections.defaultdict(list)
         for name, label in conn.execute("SELECT format_type(enumtypid, NULL), enumlabel FROM pg_enum ORDER BY 1, enumsortorder"):
             self.enums[name].append(label)

@@ -31,7 +31,7 @@ SELECT idemq_internal.caller();
 RESET ROLE;
 
 -- ---- Each wrapper has an implementation with its arguments and result; both are called with NULL
-CREATE VIEW wrappers AS SELECT * FROM pg_proc WHERE pronamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace) AND prosrc LIKE 'idemq\_sql\_wrapper%';
+CREATE VIEW wrappers AS SELECT * FROM pg_proc WHERE pronamespace IN ('idemq'::regnamespace, 'idemq_internal'::regnamespace) AND prosrc ~ '^idemq_sql_wrapper';
 SELECT count(*) > 5 AS some FROM wrappers;
 SELECT f.oid::regprocedure AS lonely FROM wrappers f LEFT JOIN pg_proc b ON b.pronamespace = 'idemq_internal'::regnamespace AND b.proname = f.proname || '_impl'
 	AND b.proargtypes = f.proargtypes

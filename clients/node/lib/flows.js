@@ -5,7 +5,7 @@ import { json } from './enqueue.js';
 import { GRAPH_JOB, MATCHING, MESSAGE, checkOptions } from './options.js';
 import { inject } from './trace.js';
 
-const SEND_EVENT = `SELECT outcome::text, first_payload AS "firstPayload"
+const SEND_EVENT = `SELECT outcome::text, first_payload AS "firstPayload", same_payload AS "samePayload"
   FROM idemq.send_event($1::text, $2::text, $3::jsonb)`;
 const OPTIONS = `delay => $1::interval, run_at => $2::timestamptz, priority => $3::int, group_key => $4::text,
     max_attempts => $5::int, headers => $6::jsonb, expires_in => $7::interval, kind => $8::text`;

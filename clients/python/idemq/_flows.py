@@ -33,7 +33,7 @@ from ._producer import ask
 from ._values import AnyConnection, Row, jsonb_parameter, require_connection
 from .errors import Delay, Key
 
-_SEND = """SELECT outcome::text, first_payload
+_SEND = """SELECT outcome::text, first_payload, same_payload
     FROM idemq.send_event(%(queue)s, %(name)s, %(payload)s::jsonb)"""
 _PUBLISH = """SELECT queue, id, outcome::text
     FROM idemq.publish(%(topic)s, %(payload)s, key => %(key)s, delay => %(delay)s::interval,
@@ -62,7 +62,9 @@ class Sent(NamedTuple):
     outcome: str
     """accepted; duplicate: it was sent before."""
     first_payload: Any
-    """The one that counts: of a duplicate the other's."""
+    """The payload that counts: of a duplicate, that of the first event; None for a role that may only enqueue."""
+    same_payload: bool
+    """Whether your payload equals the one that counts."""
 
 
 class Published(NamedTuple):

@@ -10,7 +10,7 @@ CREATE INDEX ON nodes USING gin (parents);
 CREATE TABLE wants (flow text, tenant text, n bigint, part text, details jsonb, PRIMARY KEY (flow, n, part));
 CREATE TABLE todo (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tenant text, at timestamptz, what text, details jsonb);
 CREATE TABLE cancels (job bigint);
-CREATE TABLE sent (tenant text, name text, payload jsonb, outcome text, first_payload jsonb);
+CREATE TABLE sent (tenant text, name text, payload jsonb, outcome text, first_payload jsonb, same_payload boolean);
 CREATE TABLE published (tenant text, n bigint, topic text, expected text[], queue text, job bigint, outcome text);
 CREATE TABLE requests (tenant text, key text, rev bigint, job bigint, outcome text, status text, attempt int, late interval);
 CREATE TABLE debounced (tenant text, key text, PRIMARY KEY (tenant, key));
