@@ -379,6 +379,8 @@ cluster_start(void)
 			start_map_again(begun);
 	}
 	close_fd(&map_fd);
+	/* It may be waiting for a server that does not answer. */
+	kill(map_pid, SIGKILL);
 	waitpid(map_pid, NULL, 0);
 	exit(claimed || signals_told() > 0 || options.once ? status : 1);
 }

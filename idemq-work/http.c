@@ -64,10 +64,10 @@ enum
  * payload.
  */
 #define EFFECT_KEY                                                                                 \
-	"CASE WHEN c.payload IS NOT NULL THEN"                                                         \
-	" (overlay(overlay(left(encode(sha256(int8send(c.id) || timestamptz_send(c.enqueued_at) ||"    \
-	" int8send((SELECT count(*) FROM idemq.attempts a WHERE a.job_id = c.id"                       \
-	" AND a.outcome = 'committed')) || jsonb_send(c.payload)), 'hex'), 32)"                        \
+	"CASE WHEN c.payload IS NOT NULL THEN (overlay(overlay(pg_catalog.left(pg_catalog.encode("     \
+	"pg_catalog.sha256(pg_catalog.int8send(c.id) || pg_catalog.timestamptz_send(c.enqueued_at) ||" \
+	" pg_catalog.int8send((SELECT pg_catalog.count(*) FROM idemq.attempts a WHERE a.job_id = c.id" \
+	" AND a.outcome = 'committed')) || pg_catalog.jsonb_send(c.payload)), 'hex'), 32)"             \
 	" PLACING '8' FROM 13) PLACING 'a' FROM 17))::uuid END"
 
 struct request

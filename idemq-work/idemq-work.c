@@ -27,6 +27,7 @@
 
 #include "cluster.h"
 #include "report_worker.h"
+#include "init.h"
 #include "job.h"
 #include "keeper.h"
 #include "options.h"
@@ -40,6 +41,13 @@
  */
 #define WAIT_MS 30000
 #define WAIT_PATIENCE 15000
+
+/*
+ * The same behind a pooler, where nobody can end a wait: a runner that is told to end lets it run out.
+ * And how long it waits for that, or for the end of the wait that it has asked for.
+ */
+#define POOLED_WAIT_MS 3000
+#define WAIT_ENDS 3500
 
 /* After an error of a claim or a wait. */
 #define ERROR_PAUSE 5000
@@ -58,8 +66,8 @@
 #define GATHER_MS 2
 #define GATHER_MOST 16
 
-/* A drain: for telling the server what was ended. */
-#define LAST_WORDS 10000
+/* After the grace: from SIGTERM of what runs to SIGKILL, at most, so that there is time to tell the server. */
+#define LAST_KILL 2500
 
 const struct executor *executor = &program_executor;
 bool executor_lost;
@@ -215,7 +223,12 @@ work_claim(int slots)
 	{
 		if (!claimed_once || options.once)
 			gave_up = look = true;
-		say("claim: %s", PQresultErrorMessage(result));
+		/* The schema is not there. */
+		if (server_state(result, "3F000"))
+			say("claim: the database \"%s\" does not have idemq: run CREATE EXTENSION idemq in it",
+				PQdb(work.conn));
+		else
+			say("claim: %s", PQresultErrorMessage(result));
 		work_claim_at = now_ms() + ERROR_PAUSE;
 	}
 	else
@@ -295,6 +308,8 @@ begin_wait(void)
 		work_claim_at = waiter.retry_at;
 		return;
 	}
+	if (!waiter.own)
+		ms = POOLED_WAIT_MS;
 	if (waiter.patience > 0)
 		ms = sooner(ms, waiter.patience * 8 / 10);
 	snprintf(length, sizeof(length), "%lld ms", (long long) ms);
@@ -345,18 +360,35 @@ read_waiter(void)
 	}
 }
 
+/* Leaves a wait as it is: the session ends with the connection, when it wakes up. */
+static void
+leave_wait(void)
+{
+	server_close(&waiter);
+	waiting = false;
+}
+
+/*
+ * Ends the wait.  A cancel would do so too, and be an error in the server's log at each deployment; so the
+ * server is asked to, on the other connection, and the waiter's answer is read in the loop.
+ */
+static void
+end_wait(void)
+{
+	if (waiting && waiter.own && work.conn != NULL)
+		report_end_of_wait(&work, jobs, PQbackendPID(waiter.conn));
+	/* Behind a pooler it runs out. */
+	if (!waiting || (waiter.own && work.conn == NULL))
+		leave_wait();
+	wait_end = now_ms() + WAIT_ENDS;
+}
+
 static void
 begin_drain(void)
 {
 	work_draining = true;
-	grace_end = now_ms() + options.grace;
-	/* No cancel where nobody may answer. */
-	if (work.conn != NULL)
-		server_close(&waiter);
-	else if (waiter.conn != NULL)
-		PQfinish(waiter.conn);
-	waiter.conn = NULL;
-	waiting = false;
+	grace_end = signals_told_at() + options.grace;
+	end_wait();
 	if (busy_slots() > 0)
 		say("ending: %d %ss have %g s", busy_slots(), executor->noun,
 			(double) options.grace / 1000);
@@ -377,17 +409,20 @@ drain(void)
 	if (now_ms() >= grace_end)
 	{
 		grace_end = NEVER;
-		drain_end = now_ms() + options.kill_after + LAST_WORDS;
+		drain_end = signals_deadline();
 		for (int i = 0; i < options.jobs; i++)
 		{
 			if (jobs[i].running && jobs[i].ending == ITS_OWN)
 				job_end(&jobs[i], DRAINED);
+			if (jobs[i].running)
+				jobs[i].kill_at = sooner(jobs[i].kill_at, now_ms() + LAST_KILL);
 		}
 	}
 	if (now_ms() >= drain_end)
 	{
 		gave_up = true;
-		drain_end = now_ms() + LAST_WORDS;
+		drain_end = NEVER;
+		leave_wait();
 		for (int i = 0; i < options.jobs; i++)
 		{
 			if (jobs[i].id != NULL && !jobs[i].running)
@@ -435,7 +470,7 @@ round_of_work(void)
 	drain();
 	busy = busy_slots();
 	if (work_draining)
-		return busy > 0;
+		return busy > 0 || waiting;
 	if (gave_up && (options.once || !claimed_once))
 		return busy > 0;
 	/* An end may let another begin: of its group, or below its queue's limit. */
@@ -518,6 +553,8 @@ serve(struct pollfd *fds)
 		server_lost(&work, PQerrorMessage(work.conn));
 	if (fds[2].revents != 0 && waiter.conn != NULL)
 		read_waiter();
+	else if (waiting && now_ms() >= wait_end && work_draining)
+		leave_wait();
 	else if (waiting && now_ms() >= wait_end)
 		wait_is_lost("the server does not answer");
 	if (fds[3].revents != 0)
@@ -568,6 +605,7 @@ main(int argc, char **argv)
 	while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd <= 2)
 		;
 	close_fd(&fd);
+	init_start();
 	cluster_start();
 	srand((unsigned) getpid());
 	keeper_start();

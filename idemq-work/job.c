@@ -72,7 +72,8 @@ job_decide(struct job *job, enum verdict verdict)
 
 /*
  * How long an attempt may take, in ms: --timeout, and the queue's job_timeout if that is less.  At
- * job_timeout the server takes the job back; we end it a little before, and say so first.
+ * job_timeout the server takes the job back: so before that the attempt is asked to end, has some time to, and
+ * is reported as failed.
  */
 static void
 set_timeout(struct job *job, const char *job_timeout)
@@ -80,8 +81,12 @@ set_timeout(struct job *job, const char *job_timeout)
 	int64_t limit = job_timeout != NULL ? strtoll(job_timeout, NULL, 10) : NEVER;
 
 	job->of_queue = limit < (options.timeout != 0 ? options.timeout : NEVER);
+	job->kill_after = options.kill_after;
 	if (job->of_queue)
-		job->timeout = limit - (limit > 10000 ? 1000 : limit / 10);
+	{
+		job->kill_after = sooner(options.kill_after, limit / 10);
+		job->timeout = limit - sooner(1000, limit / 10) - job->kill_after;
+	}
 	else
 		job->timeout = options.timeout != 0 ? options.timeout : DEFAULT_TIMEOUT;
 	job->begun_at = now_ms();
@@ -183,7 +188,7 @@ job_end(struct job *job, enum ending ending)
 	if (job->ending == ITS_OWN)
 	{
 		executor->cancel(job->slot, false);
-		job->kill_at = now_ms() + options.kill_after;
+		job->kill_at = now_ms() + (ending == TIME_OVER ? job->kill_after : options.kill_after);
 	}
 	job->ending = ending;
 }

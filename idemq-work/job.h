@@ -38,7 +38,8 @@ struct job
 	int64_t timeout; /* ms that it may run: --timeout, or job_timeout */
 	bool of_queue;	 /* which */
 	int64_t end_at;
-	int64_t kill_at; /* after it was asked to end */
+	int64_t kill_at;	/* after it was asked to end */
+	int64_t kill_after; /* ms from its timeout to that */
 
 	enum verdict verdict;
 	bool asked;		  /* the server may have done it: an answer was lost */

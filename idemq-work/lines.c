@@ -3,7 +3,8 @@
  *
  * Each slot has a program of its own, which is started with the first job and given one at a time:
  * an object of JSON in a line, as the server has made it.  Its next line that begins with { is the
- * answer, which the server reads; every other line is one of its log.
+ * answer, which the server reads; every other line is one of its log.  So a logger that writes JSON has
+ * to write to stderr: its line would be taken for the answer, and the message shows it.
  *
  * A program that ends, closes its stdin or stdout, says a line that is too long, or an answer that
  * nobody waits for, is ended, and started again with its next job: after 0.1 s, twice as long each
@@ -21,12 +22,17 @@
 #include "executor.h"
 #include "options.h"
 #include "program.h"
+#include "signals.h"
 
 #define FDS_EACH 3
 #define START_FIRST 100
 #define START_MOST 10000
 /* Bytes of a line of its log that are shown. */
 #define LOG_MOST 1900
+/* The same of an answer that is wrong. */
+#define SHOWN_MOST 200
+/* ms before the runner has to have ended. */
+#define LAST_KILL 2000
 /* Bytes of an answer beside its result. */
 #define FRAME_MOST 16384
 /* Bytes that may be read before lines are looked for again. */
@@ -172,7 +178,9 @@ take_line(int slot, const char *line, size_t size)
 	}
 	if (!worker->busy || worker->line != NULL)
 	{
-		say("%s %d: an answer that nobody waits for; it is ended", options.program[0], slot + 1);
+		say("%s %d: an answer that nobody waits for; it is ended: %.*s (a line on stdout that begins with {"
+			" is an answer: write logs to stderr)",
+			options.program[0], slot + 1, (int) (size < SHOWN_MOST ? size : SHOWN_MOST), line);
 		lines_leave(worker, "the program has answered twice", SIGTERM);
 		return;
 	}
@@ -287,6 +295,9 @@ lines_over(int slot, struct answer *answer)
 		{
 			answer->verdict = FAIL;
 			snprintf(answer->what, sizeof(answer->what), "the program's line has a NUL in it");
+			answer->said = worker->line;
+			answer->said_size = worker->line_size < SHOWN_MOST ? worker->line_size : SHOWN_MOST;
+			worker->line = NULL;
 		}
 		else
 		{
@@ -338,6 +349,16 @@ lines_poll(struct pollfd *fds)
 	return count;
 }
 
+/* When one that has been told to end is killed at the latest, in a drain: there is a time for the runner to end, too. */
+static int64_t
+last_kill(const struct worker *worker)
+{
+	int64_t deadline = signals_deadline();
+
+	return deadline == NEVER || !worker->leaving || worker->kill_at == NEVER ? NEVER
+																			 : deadline - LAST_KILL;
+}
+
 /* What is due with one: its lines, its end, SIGTERM or SIGKILL. */
 static void
 watch(int slot)
@@ -349,6 +370,11 @@ watch(int slot)
 	/* It may be ending; if not, SIGTERM follows. */
 	if (program->out < 0 || is_deaf(worker))
 		lines_leave(worker, NULL, 0);
+	if (now_ms() >= last_kill(worker))
+	{
+		worker->kill_at = now_ms();
+		worker->next_signal = SIGKILL;
+	}
 	if (now_ms() >= worker->kill_at)
 	{
 		if (program->out < 0 && worker->why == NULL)
@@ -389,7 +415,7 @@ lines_next(void)
 		/* To be collected. */
 		if (workers[i].line != NULL || workers[i].over)
 			return now;
-		next = sooner(next, workers[i].kill_at);
+		next = sooner(next, sooner(workers[i].kill_at, last_kill(&workers[i])));
 		if (workers[i].program.pid == 0 && workers[i].start_at > now)
 			next = sooner(next, workers[i].start_at);
 	}
@@ -441,7 +467,7 @@ const struct executor lines_executor = {
 	.noun = "program",
 	.answer = "its line",
 	.columns =
-		"CASE WHEN c.payload IS NOT NULL THEN json_build_object('id', c.id::text, 'token', c.token::text, 'queue', c.queue,"
+		"CASE WHEN c.payload IS NOT NULL THEN pg_catalog.json_build_object('id', c.id::text, 'token', c.token::text, 'queue', c.queue,"
 		" 'key', c.key, 'kind', c.kind, 'attempt', c.attempt,"
 		" 'max_attempts', c.max_attempts, 'headers', c.headers,"
 		" 'checkpoint', c.checkpoint, 'payload', c.payload) END",

@@ -48,26 +48,19 @@ report_begin(void)
 	report_at = now_ms() + FIRST_REPORT;
 }
 
-void
-report_worker(struct server *server, const struct job *jobs, bool stopping)
+/* Reports; waiter: the process of a session whose wait is to end, or 0. */
+static void
+report(struct server *server, const struct job *jobs, bool stopping, int waiter)
 {
 	const char **ids;
-	const char *values[9];
+	const char *values[10];
 	char host[256] = "";
 	char slots[16];
 	char done[32];
+	char waits[32] = "{}";
 	int count = 0;
 	PGresult *result;
 
-	if (options.once)
-		return;
-	if (id[0] == '\0')
-		report_begin();
-	if (stopping ? !reported : now_ms() < report_at)
-		return;
-	report_at = now_ms() + FIRST_REPORT;
-	if (server->conn == NULL)
-		return;
 	ids = memory(NULL, (size_t) options.jobs * sizeof(*ids));
 	for (int i = 0; i < options.jobs; i++)
 	{
@@ -86,13 +79,16 @@ report_worker(struct server *server, const struct job *jobs, bool stopping)
 	values[6] = text_array(ids, count);
 	values[7] = done;
 	values[8] = stopping ? "t" : "f";
+	if (waiter != 0)
+		snprintf(waits, sizeof(waits), "{%d}", waiter);
+	values[9] = waits;
 	result = server_ask(
 		server,
 		"SELECT pg_catalog.set_config('synchronous_commit', 'off', true), "
 		"idemq.report_worker($1::uuid, $2, $3::text[], program => 'idemq-work', version => $4, "
 		"host => $5, concurrency => $6::int, running => $7::bigint[], "
-		"done => $8::bigint, stopping => $9::bool)",
-		9, values);
+		"done => $8::bigint, stopping => $9::bool, end_waits => $10::int[])",
+		10, values);
 	if (result != NULL && PQresultStatus(result) == PGRES_TUPLES_OK)
 	{
 		reported = true;
@@ -103,6 +99,32 @@ report_worker(struct server *server, const struct job *jobs, bool stopping)
 	PQclear(result);
 	free((char *) values[6]);
 	free(ids);
+}
+
+void
+report_worker(struct server *server, const struct job *jobs, bool stopping)
+{
+	if (options.once)
+		return;
+	if (id[0] == '\0')
+		report_begin();
+	if (stopping ? !reported : now_ms() < report_at)
+		return;
+	report_at = now_ms() + FIRST_REPORT;
+	if (server->conn != NULL)
+		report(server, jobs, stopping, 0);
+}
+
+void
+report_end_of_wait(struct server *server, const struct job *jobs, int waiter)
+{
+	bool busy = false;
+
+	for (int i = 0; i < options.jobs; i++)
+		busy |= jobs[i].id != NULL;
+	if (id[0] == '\0')
+		report_begin();
+	report(server, jobs, !busy, waiter);
 }
 
 int64_t

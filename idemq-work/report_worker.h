@@ -9,6 +9,9 @@
 /* Reports the runner when it is time to; stopping: for the last time, if it has reported before. */
 extern void report_worker(struct server *server, const struct job *jobs, bool stopping);
 
+/* Has the server end the wait in which a session of ours sleeps, or its next one. */
+extern void report_end_of_wait(struct server *server, const struct job *jobs, int waiter);
+
 /* When to report next. */
 extern int64_t next_report(void);
 

@@ -16,11 +16,15 @@
 #include <string.h>
 
 #include "server.h"
+#include "signals.h"
 
 #define CONNECT_SECONDS "3"
 #define ANSWER_MS 10000
+#define LEAST_ANSWER_MS 1000
 #define FIRST_BACKOFF 100
 #define LAST_BACKOFF 10000
+/* A connection that is lost is said so often. */
+#define SAY_AGAIN 60000
 /* A shard that moves is fenced for about so long. */
 #define FENCED_PAUSE 500
 
@@ -49,15 +53,21 @@ try_again_later(struct server *server)
 	server->backoff = sooner(backoff * 2, LAST_BACKOFF);
 }
 
-/* Says why, once until there is a connection again. */
+/* Says why, once a minute until there is a connection again. */
 static void
 close_lost(struct server *server, const char *why)
 {
-	if (server->lost_at == 0)
+	bool first = server->lost_at == 0;
+
+	if (first)
 	{
 		server->lost_at = now_ms();
 		server->backoff = FIRST_BACKOFF;
-		say("%s: %s", server->name, why);
+	}
+	if (first || now_ms() - server->said_at >= SAY_AGAIN)
+	{
+		server->said_at = now_ms();
+		say("%s: %s%s", server->name, why, first ? "" : " (still)");
 	}
 	PQfinish(server->conn);
 	server->conn = NULL;
@@ -89,7 +99,8 @@ greet(struct server *server)
 	snprintf(pid, sizeof(pid), "%d", PQbackendPID(server->conn));
 	result = server_ask(server,
 						"SELECT setting, CASE WHEN pg_catalog.pg_backend_pid() = $1::int"
-						" THEN pg_catalog.set_config('idle_session_timeout', '0', false) END"
+						" THEN pg_catalog.set_config('array_nulls', 'on', false)"
+						" || pg_catalog.set_config('idle_session_timeout', '0', false) END"
 						" IS NOT NULL"
 						" FROM pg_catalog.pg_settings WHERE name = 'statement_timeout'",
 						1, values);
@@ -105,19 +116,26 @@ greet(struct server *server)
 bool
 server_ready(struct server *server)
 {
-	const char *keywords[8];
-	const char *values[8];
+	const char *keywords[12];
+	const char *values[12];
 	int n = 0;
 
 	if (server->conn != NULL)
 		return true;
 	if (now_ms() < server->retry_at)
 		return false;
+	/* Too late for a new connection.  One that hangs is ended by the alarm (signals.c). */
+	if (signals_deadline() - now_ms() < LEAST_ANSWER_MS)
+		return false;
 #define GIVE(keyword, value) (keywords[n] = (keyword), values[n++] = (value))
 	/* What the DSN says comes later, and holds. */
 	GIVE("fallback_application_name", "idemq-work");
 	if (getenv("PGCONNECT_TIMEOUT") == NULL)
 		GIVE("connect_timeout", CONNECT_SECONDS);
+	/* A cut cable is noticed in 25 s, not in two hours. */
+	GIVE("keepalives_idle", "10");
+	GIVE("keepalives_interval", "5");
+	GIVE("keepalives_count", "3");
 	if (getenv("PGTARGETSESSIONATTRS") == NULL)
 		GIVE("target_session_attrs", "read-write");
 	GIVE("dbname", server->dsn);
@@ -191,15 +209,27 @@ wait_alone(int fd, int ms)
 	return it.revents != 0;
 }
 
-/* Waits until the connection has an answer; false when it is lost, or takes too long. */
+/*
+ * Waits until the connection has an answer; false when it is lost, or takes too long.  When the process is to
+ * end, a third of the time that is left is for one answer: then there is enough to ask on another connection.
+ */
 static bool
 answered(struct server *server)
 {
 	int64_t end = now_ms() + ANSWER_MS;
+	bool ending = false;
 
 	while (PQisBusy(server->conn))
 	{
-		int64_t left = end - now_ms();
+		int64_t left;
+
+		if (!ending && signals_told() > 0)
+		{
+			ending = true;
+			end =
+				sooner(end, now_ms() + later((signals_deadline() - now_ms()) / 3, LEAST_ANSWER_MS));
+		}
+		left = sooner(end, signals_deadline()) - now_ms();
 
 		if (left <= 0)
 		{
@@ -308,18 +338,6 @@ server_ask_often(struct server *server, enum often which, const char *sql, int c
 void
 server_close(struct server *server)
 {
-	if (server->conn == NULL)
-		return;
-	if (PQtransactionStatus(server->conn) == PQTRANS_ACTIVE)
-	{
-		PGcancel *cancel = PQgetCancel(server->conn);
-		char error[256];
-
-		/* The session would sleep on for the rest of its wait. */
-		if (cancel != NULL && !PQcancel(cancel, error, sizeof(error)))
-			say("%s: %s", server->name, error);
-		PQfreeCancel(cancel);
-	}
 	PQfinish(server->conn);
 	server->conn = NULL;
 }

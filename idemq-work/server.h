@@ -16,6 +16,7 @@ struct server
 	int64_t retry_at; /* not to be tried before */
 	int64_t backoff;
 	int64_t lost_at;  /* 0: connected, or not yet tried */
+	int64_t said_at;  /* when that was last said */
 	int connections;  /* so far */
 	bool own;		  /* a session that is ours, not a pooler's: it can keep statements */
 	unsigned kept;	  /* those that it has, by bit */
@@ -75,7 +76,7 @@ extern bool server_gone(struct server *server, const PGresult *result);
 /* Whether the SQLSTATE of a result begins so. */
 extern bool server_state(const PGresult *result, const char *begin);
 
-/* Closes it; what it waits for is cancelled. */
+/* Closes it.  What it waits for is not cancelled: its session ends when that is over. */
 extern void server_close(struct server *server);
 
 #endif

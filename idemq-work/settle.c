@@ -28,7 +28,7 @@
 static const char *const lines_sql =
 	"SELECT a->>'id', nullif(a->'result', 'null'), a->>'error',"
 	" coalesce(a->'dead' = 'true', false), nullif(a->>'later', 'false'), a->>'retry_in',"
-	" nullif(a->'checkpoint', 'null') FROM unnest($1::jsonb[]) WITH ORDINALITY AS l(a, n)"
+	" nullif(a->'checkpoint', 'null') FROM pg_catalog.unnest($1::jsonb[]) WITH ORDINALITY AS l(a, n)"
 	" ORDER BY n";
 
 enum
@@ -103,13 +103,14 @@ ask(struct job *job, struct server *server)
 							  " permanent => $6::boolean, details => $5::jsonb)",
 							  6, values);
 		case BUSY:
-			return server_ask(server,
-							  "SELECT CASE WHEN (SELECT count(*) FROM idemq.attempts WHERE job_id ="
-							  " $1::bigint AND outcome = 'released') < " BUSY_MOST
-							  " THEN idemq.release($1::bigint, $2::bigint, $4::interval)"
-							  " ELSE idemq.fail($1::bigint, $2::bigint, $3::text,"
-							  " details => $5::jsonb) END",
-							  5, values);
+			return server_ask(
+				server,
+				"SELECT CASE WHEN (SELECT pg_catalog.count(*) FROM idemq.attempts WHERE job_id ="
+				" $1::bigint AND outcome = 'released') < " BUSY_MOST
+				" THEN idemq.release($1::bigint, $2::bigint, $4::interval)"
+				" ELSE idemq.fail($1::bigint, $2::bigint, $3::text,"
+				" details => $5::jsonb) END",
+				5, values);
 		default:
 			values[2] = values[3];
 			return server_ask(server, "SELECT idemq.release($1::bigint, $2::bigint, $3::interval)",
@@ -117,26 +118,57 @@ ask(struct job *job, struct server *server)
 	}
 }
 
+/*
+ * What has become of a job whose lease is lost, in words: it may be tried again, or be dead, or cancelled.  For a
+ * line on stderr alone.
+ */
+static void
+became(const struct job *job, struct server *server, char *text, size_t size)
+{
+	const char *values[] = {job->id, job->token};
+	PGresult *result = NULL;
+
+	if (server_ready(server))
+		result = server_ask(server,
+							"SELECT j.status, j.token = $2::bigint, coalesce(a.error, j.last_error)"
+							" FROM idemq.job($1::bigint) j LEFT JOIN idemq.attempts a"
+							" ON a.job_id = j.id AND a.token = $2::bigint",
+							2, values);
+	text[0] = '\0';
+	if (result != NULL && PQresultStatus(result) == PGRES_TUPLES_OK && PQntuples(result) == 1)
+	{
+		bool last = strcmp(PQgetvalue(result, 0, 1), "t") == 0;
+
+		snprintf(text, size, "; the job is %s%s%s%s%s", PQgetvalue(result, 0, 0),
+				 last ? "" : ", by another attempt", PQgetisnull(result, 0, 2) ? "" : " (",
+				 PQgetvalue(result, 0, 2), PQgetisnull(result, 0, 2) ? "" : ")");
+	}
+	PQclear(result);
+}
+
 /* The server has answered so: what is worth a line? */
 static void
-say_outcome(const struct job *job, const char *outcome)
+say_outcome(const struct job *job, struct server *server, const char *outcome)
 {
+	char now[256] = "";
 	bool stale = strcmp(outcome, "stale") == 0 || strcmp(outcome, "not_found") == 0;
 	bool fails = job->verdict == FAIL || job->verdict == DEAD ||
 				 (job->verdict == BUSY && strcmp(outcome, "released") != 0);
 
+	if (stale)
+		became(job, server, now, sizeof(now));
 	if (job->verdict == COMMIT && stale)
 	{
 		/* Deleted by the commit whose answer was lost, in a queue that keeps no jobs. */
 		if (job->asked && strcmp(outcome, "not_found") == 0)
 			return;
-		say("%s %s: the %s has succeeded, but the lease was lost: not committed (%s)", job->queue,
-			job->id, executor->noun, outcome);
+		say("%s %s: the %s has succeeded, but the lease was lost: not committed (%s)%s", job->queue,
+			job->id, executor->noun, outcome, now);
 	}
 	/* A program that says "later" may have given its job back itself, by idemq.await_event. */
 	else if (stale && !job->asked &&
 			 !(job->verdict == RELEASE && job->ending == ITS_OWN && !options.verbose))
-		say("%s %s: the lease was lost (%s)%s%s", job->queue, job->id, outcome,
+		say("%s %s: the lease was lost (%s%s)%s%s", job->queue, job->id, outcome, now,
 			job->verdict != RELEASE && job->text ? ": " : "",
 			job->verdict != RELEASE && job->text ? job->text : "");
 	else if (fails)
@@ -183,24 +215,44 @@ try_later(struct job *job, const PGresult *result)
 	job->settle_wait = sooner(job->settle_wait * 2, LAST_WAIT);
 }
 
+/*
+ * It has said a line that is no answer to its job: a line of its log, perhaps, which begins with { too.  The
+ * message shows it, and says where logs go.
+ */
+static char *
+no_answer(const char *why, const char *line)
+{
+	char *excerpt = text_excerpt(line);
+	size_t size = strlen(why) + strlen(excerpt) + 128;
+	char *text = memory(NULL, size);
+
+	snprintf(text, size,
+			 "%s: %s (a line on stdout that begins with { is an answer: write logs to stderr)", why,
+			 excerpt);
+	free(excerpt);
+	return text;
+}
+
 /* A line says so: what it decides. */
 static void
 read_line(struct job *job, const struct task *said)
 {
+	char *line = job->text;
 	const char *id = task_value(said, SAID_ID);
 	const char *error = task_value(said, SAID_ERROR);
 	const char *later = task_value(said, SAID_LATER);
 	const char *retry_in = task_value(said, SAID_RETRY_IN);
 	bool dead = strcmp(task_value(said, SAID_DEAD), "t") == 0;
 
-	free(job->text);
 	job->text = NULL;
 	job->delay = BY_POLICY;
 	if (id == NULL || strcmp(id, job->id) != 0)
 	{
 		executor->distrust(job->slot);
 		job->verdict = FAIL;
-		job->text = copy_text("the program has answered with another id");
+		job->text = no_answer(id == NULL ? "the program has answered without an id"
+										 : "the program has answered with another id",
+							  line);
 	}
 	else if (error != NULL || dead)
 	{
@@ -226,6 +278,41 @@ read_line(struct job *job, const struct task *said)
 	}
 	if (job->verdict != COMMIT)
 		job->checkpoint = copy_text(task_value(said, SAID_CHECKPOINT));
+	free(line);
+}
+
+/*
+ * The server does not take a line.  An error in it may have a character that no text can hold, such as \u0000:
+ * then it is read without, since an error that is spelt wrongly is better than none.  A result is not changed.
+ */
+static void
+read_bad_line(struct job *job, struct server *server, const PGresult *refused)
+{
+	char *clean = text_clean_json(job->text);
+	const char *lines[] = {clean};
+	char *value = text_array(lines, 1);
+	PGresult *result = server_ask(server, lines_sql, 1, (const char *const *) &value);
+	bool is_error =
+		result != NULL && PQresultStatus(result) == PGRES_TUPLES_OK && PQntuples(result) == 1 &&
+		(!PQgetisnull(result, 0, SAID_ERROR) || strcmp(PQgetvalue(result, 0, SAID_DEAD), "t") == 0);
+
+	free(value);
+	if (is_error)
+		read_line(job, &(struct task){.rows = result, .row = 0});
+	else if (result != NULL)
+	{
+		char why[512];
+
+		snprintf(why, sizeof(why), "the program's line is no JSON that can be stored: %s",
+				 PQresultErrorMessage(refused));
+		text_clean(why, strlen(why));
+		job->verdict = FAIL;
+		value = no_answer(why, job->text);
+		free(job->text);
+		job->text = value;
+	}
+	PQclear(result);
+	free(clean);
 }
 
 /* Asks about the lines of these jobs; false when the server is to be asked for each. */
@@ -249,16 +336,7 @@ read_lines(struct job **jobs, int count, struct server *server)
 	for (int i = 0; read && i < count; i++)
 		read_line(jobs[i], &(struct task){.rows = result, .row = i});
 	if (!read && count == 1 && (server_state(result, "22") || server_state(result, "54")))
-	{
-		char text[1024];
-
-		snprintf(text, sizeof(text), "the program's line is no JSON that can be stored: %s",
-				 PQresultErrorMessage(result));
-		jobs[0]->verdict = FAIL;
-		free(jobs[0]->text);
-		jobs[0]->text = copy_text(text);
-		text_clean(jobs[0]->text, strlen(text));
-	}
+		read_bad_line(jobs[0], server, result);
 	else if (!read && count == 1)
 		try_later(jobs[0], result);
 	PQclear(result);
@@ -321,7 +399,7 @@ job_settle(struct job *job, struct server *server)
 	}
 	if (PQresultStatus(result) == PGRES_TUPLES_OK && PQntuples(result) == 1)
 	{
-		say_outcome(job, PQgetvalue(result, 0, 0));
+		say_outcome(job, server, PQgetvalue(result, 0, 0));
 		job_free(job);
 	}
 	else if (!ask_less(job, result))
@@ -337,7 +415,7 @@ job_commits(const struct job *job)
 
 /* The jobs that are committed together have these outcomes. */
 static void
-hear_commits(struct job *jobs, const PGresult *result)
+hear_commits(struct job *jobs, struct server *server, const PGresult *result)
 {
 	for (int i = 0; i < options.jobs; i++)
 	{
@@ -349,7 +427,7 @@ hear_commits(struct job *jobs, const PGresult *result)
 			if (strcmp(outcome, "claimed") != 0 &&
 				strcmp(jobs[i].token, PQgetvalue(result, row, COL_TOKEN)) == 0)
 			{
-				say_outcome(&jobs[i], outcome);
+				say_outcome(&jobs[i], server, outcome);
 				job_free(&jobs[i]);
 			}
 		}
@@ -396,7 +474,7 @@ job_commit_all(struct job *jobs, struct server *server, int slots)
 	free(lists);
 	if (result != NULL && PQresultStatus(result) == PGRES_TUPLES_OK)
 	{
-		hear_commits(jobs, result);
+		hear_commits(jobs, server, result);
 		return result;
 	}
 	for (int i = 0; i < options.jobs; i++)

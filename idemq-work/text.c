@@ -4,12 +4,16 @@
  * What cannot be is a question mark: an error is kept for people, and a failure that cannot be
  * reported would be worse than one that is spelt wrongly.
  */
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "say.h"
 #include "text.h"
+
+/* Bytes of a line that a message shows. */
+#define EXCERPT_MOST 200
 
 /* The length of the valid character that begins here, or 0. */
 static size_t
@@ -55,6 +59,72 @@ text_clean(char *text, size_t size)
 	while (size > 0 && strchr(" \t\r\n", text[size - 1]) != NULL)
 		size--;
 	text[size] = '\0';
+}
+
+/* The beginning of a text, made valid, for a message. */
+char *
+text_excerpt(const char *text)
+{
+	size_t size = strnlen(text, EXCERPT_MOST + 1);
+	bool cut = size > EXCERPT_MOST;
+	char *excerpt;
+
+	if (cut)
+		size = EXCERPT_MOST;
+	excerpt = memory(NULL, size + sizeof("..."));
+	memcpy(excerpt, text, size);
+	text_clean(excerpt, size);
+	if (cut)
+		strcat(excerpt, "...");
+	return excerpt;
+}
+
+/* The value of four hexadecimal digits, or -1. */
+static int
+hex4(const char *digits)
+{
+	int value = 0;
+
+	for (int i = 0; i < 4; i++)
+	{
+		const char *found = digits[i] == '\0' ? NULL : strchr("0123456789abcdef", digits[i] | 0x20);
+
+		if (found == NULL || !isxdigit((unsigned char) digits[i]))
+			return -1;
+		value = value * 16 + (int) (found - "0123456789abcdef");
+	}
+	return value;
+}
+
+/*
+ * JSON in which what no server's text can hold is a question mark: bytes that are not UTF-8, \u0000, and
+ * halves of surrogate pairs.
+ */
+char *
+text_clean_json(const char *json)
+{
+	char *clean = copy_text(json);
+	char *at = clean;
+
+	text_clean(clean, strlen(clean));
+	while ((at = strchr(at, '\\')) != NULL)
+	{
+		int code = at[1] == 'u' ? hex4(at + 2) : -1;
+		int next = code >= 0xD800 && code < 0xDC00 && at[6] == '\\' && at[7] == 'u' ? hex4(at + 8)
+																					: -1;
+
+		if (next >= 0xDC00 && next < 0xE000)
+			at += 12;
+		else if (code == 0 || (code >= 0xD800 && code < 0xE000))
+		{
+			memcpy(at, "?     ", 6);
+			memmove(at + 1, at + 6, strlen(at + 6) + 1);
+			at++;
+		}
+		else
+			at += code >= 0 ? 6 : at[1] != '\0' ? 2 : 1;
+	}
+	return clean;
 }
 
 void

@@ -11,6 +11,12 @@
 /* In place, of text with room for a NUL: valid UTF-8 without NUL; white space at its end goes. */
 extern void text_clean(char *text, size_t size);
 
+/* A new text: the beginning of one, valid, to be shown in a message. */
+extern char *text_excerpt(const char *text);
+
+/* A new text: JSON without what no text in the server can hold, such as \u0000. */
+extern char *text_clean_json(const char *json);
+
 /* In place: ASCII alone, for a server whose encoding lacks a character. */
 extern void text_to_ascii(char *text);
 

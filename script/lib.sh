@@ -154,6 +154,23 @@ private_tree() {
 # build_idemq TREE ARGUMENT...: make in a tree, one at a time.  NO_INSTALL is PGXS's, too.
 build_idemq() { flock "$1/Makefile" env -u NO_INSTALL make -s -C "$1" -j"$(nproc)" "${@:2}"; }
 
+# build_with_progress TREE: the same of all, with a line every few seconds that says how far it is.
+build_with_progress() {
+	local pid all made said=0
+	all=$(find "$1/src" "$1/idemq-work" "$1/cluster" -name '*.c' | wc -l)
+	build_idemq "$1" all &
+	pid=$!
+	while kill -0 "$pid" 2>/dev/null; do
+		made=$(find "$1/src" "$1/idemq-work" "$1/cluster" -name '*.o' | wc -l)
+		if [ "$SECONDS" -ge "$said" ] && [ "$made" -lt "$all" ]; then
+			echo "  compiling: $made of $all files"
+			said=$((SECONDS + 5))
+		fi
+		sleep 0.2
+	done
+	wait "$pid"
+}
+
 # install_idemq TREE: builds a tree and installs it into the private PostgreSQL.
 install_idemq() { build_idemq "$1" PG_CONFIG="$pg_config" install; }
 

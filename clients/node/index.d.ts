@@ -23,7 +23,8 @@ export interface MessageOptions {
   runAt?: Date | string | null;
   /** 0 is first, 9 last; 4 */
   priority?: number;
-  groupKey?: string | null;
+  /** An integer is taken as text. */
+  groupKey?: string | number | bigint | null;
   maxAttempts?: number | null;
   /** For the worker; the trace context of the caller is added where @opentelemetry/api is installed. */
   headers?: Record<string, Json> | null;
@@ -33,7 +34,8 @@ export interface MessageOptions {
 }
 
 export interface EnqueueOptions extends MessageOptions {
-  key?: string | null;
+  /** An integer is taken as text. */
+  key?: string | number | bigint | null;
   keyTtl?: Interval | null;
   onDuplicate?: 'keep' | 'ignore' | 'replace' | 'rerun' | 'error';
   nowait?: boolean;
@@ -84,7 +86,7 @@ export function enqueueSequenced<Payload = Json, Result = Json>(
 
 /** Adds a job to each queue that is bound to a topic; answers these jobs, none when nobody is bound. */
 export function publish<Payload = Json>(
-  client: Queryable, topic: string, payload: Payload, options?: MessageOptions & { key?: string | null },
+  client: Queryable, topic: string, payload: Payload, options?: MessageOptions & { key?: string | number | bigint | null },
 ): Promise<{ queue: string; id: string; outcome: 'accepted' | 'duplicate' }[]>;
 
 /**
@@ -231,11 +233,11 @@ export interface Logger {
 /** An attempt that has failed. */
 export interface Failure {
   attempt: number;
-  /** false: the job is dead. */
+  /** Whether the job is tried again, or another attempt has it: not if it is dead or cancelled, or another attempt has completed it. */
   willRetry: boolean;
   /** What the handler has thrown, or a Cancelled when its time was over. */
   error: unknown;
-  /** stale and not_found: the lease was lost, and another attempt does it; lost: the server could not be told. */
+  /** stale and not_found: the lease was lost before this could be told; lost: the server could not be told. */
   outcome: 'retrying' | 'dead' | 'stale' | 'not_found' | 'lost';
 }
 
@@ -262,7 +264,7 @@ export interface WorkerOptions {
   batch?: number;
   /** The lease, in place of the queue's: for how long a worker that hangs keeps a job. */
   lease?: Interval;
-  /** Seconds that a handler may take, 3600; the job_timeout of the queue goes before it. */
+  /** Seconds that a handler may take, 3600; the queue's job_timeout, if it has one, replaces it, less some seconds to fail the attempt in time. */
   timeout?: number;
   /** Seconds that jobs may take to end after SIGTERM, 30. */
   grace?: number;

@@ -3,7 +3,7 @@
 # Tests that need npm, a second server or real time are in node_slow.pl.
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 # takes long
-# at least 85 assertions
+# at least 93 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -36,8 +36,8 @@ sub node_tests
 	return;
 }
 
-node_tests('node_modules/idemq/test/unit.test.js', 11);
-foreach ([ 'run', 12 ], [ 'api', 25 ])
+node_tests('node_modules/idemq/test/unit.test.js', 15);
+foreach ([ 'run', 13 ], [ 'api', 26 ])
 {
 	my ($name, $least) = @$_;
 
@@ -45,6 +45,21 @@ foreach ([ 'run', 12 ], [ 'api', 25 ])
 	sql($node, 'CREATE EXTENSION idemq', $name);
 	# A drain tries to connect once: a busy machine may take longer than the client's five seconds.
 	node_tests("node_$name.mjs", $least, CONNECTION => $json->encode({ primary(), connectionTimeoutMillis => 60_000, database => $name }));
+}
+
+# A link to the client, as npm install PATH makes it: pg is the application's.
+{
+	my $linked = "$PostgreSQL::Test::Utils::tmp_check/linked";
+	my $copy = "$PostgreSQL::Test::Utils::tmp_check/elsewhere";
+	my $import = 'import { Worker } from "idemq"; console.log(typeof Worker)';
+
+	mkdir $_ foreach $linked, "$linked/node_modules", $copy;
+	system_or_bail('cp', '-r', "$ENV{IDEMQ_SOURCE}/clients/node", "$copy/node");
+	symlink "$copy/node", "$linked/node_modules/idemq" or die "symlink: $!";
+	append_to_file("$linked/main.mjs", $import);
+	command_fails_like([ 'node', "$linked/main.mjs" ], qr/idemq needs the package pg/, 'without pg it says what it needs');
+	symlink "$ENV{IDEMQ_NODE_MODULES}/pg", "$linked/node_modules/pg" or die "symlink: $!";
+	command_like([ 'node', "$linked/main.mjs" ], qr/^function$/, 'through a link pg of the application is found');
 }
 
 my $asleep = 'SELECT count(*) = 1 FROM pg_stat_activity WHERE ' . asleep();
@@ -65,8 +80,10 @@ sql($node, "CREATE TABLE effects (id bigint, token bigint); SELECT idemq.alter_q
 
 	# One that sleeps ends at once.
 	wait_until($node, $asleep);
+	my $from = -s $node->logfile;
 	is(terminate($worker), '0 {"committed":1}', 'SIGTERM ends a worker that sleeps');
 	is_soon($node, 'SELECT count(*) = 0 FROM pg_stat_activity WHERE ' . asleep(), 'and its sleep in the server');
+	unlike(slurp_file($node->logfile, $from), qr/ERROR/, 'and nothing was cancelled: no ERROR is in the log');
 
 	$worker = worker('outside');
 	$id = enqueue('{"gate": "killed outside"}');

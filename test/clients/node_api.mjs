@@ -230,7 +230,7 @@ test('parents and graphs', async () => {
   assert.deepEqual((await jobOf(outside.id)).result, [parents[0]]);
   await assert.rejects(enqueue(pool, q, 1, { dependsOn: ['9007199254740993'] }), NoSuchJob);
 
-  await assert.rejects(enqueueGraph(pool, { a: { queue: q, payload: 1, runAt: new Date(NaN) } }), RangeError);
+  await assert.rejects(enqueueGraph(pool, { a: { queue: q, payload: 1, runAt: new Date(NaN) } }), TypeError);
   const jobs = await enqueueGraph(pool, {
     sum: { queue: q, payload: null, kind: 'sum', dependsOn: ['a', '__proto__', first] },
     a: { queue: q, payload: 1, expiresIn: 172800, runAt: new Date(), headers: { h: 1 } },
@@ -310,6 +310,31 @@ test('a word that is refused, or has to wait, disturbs nothing', async () => {
   client.release();
   assert.equal(await one("SELECT FROM idemq.workers WHERE worker IN ('refused', 'locked out')"), undefined);
   assert.deepEqual(said, []);
+});
+
+test('a value that cannot be read fails its own attempt', async () => {
+  // What jsonb takes is read by JSON.parse; an application may have given pg another parser, which may throw.
+  const odd = ['9'.repeat(5000), `${'['.repeat(1500)}${']'.repeat(1500)}`];
+  const { builtins } = pg.types;
+  const parse = pg.types.getTypeParser(builtins.JSONB);
+  pg.types.setTypeParser(builtins.JSONB, (text) => {
+    if (text === '"bad"') throw new SyntaxError('not by me');
+    return parse(text);
+  });
+  try {
+    for (const options of [{}, { batch: 3 }, { outside: true }, { outside: true, concurrency: 3 }]) {
+      const q = await queue(', max_attempts => 1');
+      const add = async (payload) => (await one('SELECT id FROM idemq.enqueue($1, $2::jsonb)', q, payload)).id;
+      await add('1');
+      const bad = await add('"bad"');
+      for (const payload of [...odd, '2']) await add(payload);
+      said.length = 0;
+      assert.deepEqual(await drain(connection, q, (job) => typeof job.payload, { ...options, logger: silent }), { committed: 4, dead: 1 }, JSON.stringify(options));
+      assert.equal((await jobOf(bad)).last_error, "Error: the job's payload cannot be read; caused by SyntaxError: not by me");
+    }
+  } finally {
+    pg.types.setTypeParser(builtins.JSONB, parse);
+  }
 });
 
 test('cancels of many', async () => {

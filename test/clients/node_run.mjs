@@ -368,7 +368,7 @@ test('hooks: around, failed, started, stopped', async () => {
   await assert.rejects(drain(connection, q, () => {}, { hooks: { started: () => Promise.reject(new Error('not yet')) } }), /not yet/);
   assert.equal((await jobsOf(q))[0].attempt, 0);
   await assert.rejects(drain(connection, q, () => {}, { hooks: { onFailed: () => {} } }), /hooks has no option onFailed/);
-  await assert.rejects(drain(connection, q, () => {}, { hooks: { failed: 1 } }), /hooks.failed is a function, not 1/);
+  await assert.rejects(drain(connection, q, () => {}, { hooks: { failed: 1 } }), /hooks.failed must be a function, not 1/);
   // The time that is over is a failure; what is given back is none.
   const failures = [];
   const late = await queue(", retry_base => '1 h', job_timeout => '1 s'", 2); // meant to expire
@@ -378,4 +378,27 @@ test('hooks: around, failed, started, stopped', async () => {
     throw job.signal.reason;
   }, { logger, hooks: { failed: (job, { error }) => failures.push([job.payload, error instanceof Cancelled && error.why]) } });
   assert.deepEqual(failures, [[2, 'timeout']]);
+});
+
+test('a lease that was lost is reported as what became of the job', async () => {
+  for (const outside of [false, true]) {
+    for (const [ends, outcome, willRetry, says] of [
+      // The last attempt: nothing comes after it, and the hook is told.
+      [(id) => one("SELECT idemq.heartbeat(id, token, lease => '1 ms') FROM idemq.jobs WHERE id = $1", id), 'dead', false, /dead: /], // meant to expire
+      [(id) => one('SELECT idemq.cancel($1)', id), 'stale', undefined, /the lease was lost: the job is cancelled$/],
+    ]) {
+      const q = await queue(', max_attempts => 1', 1);
+      const failures = [];
+      said.length = 0;
+      const ended = await drain(connection, q, async (job) => {
+        await ends(job.id);
+        for (let n = 0; n < 3000 && (await one('SELECT finished_at FROM idemq.jobs WHERE id = $1', job.id)).finished_at === null; n++) await sleep(20);
+        if (outcome === 'dead') throw new Error('after all');
+      }, { outside, logger, attach: false, hooks: { failed: (_, failure) => void failures.push([failure.outcome, failure.willRetry]) } });
+      const name = `${outside ? 'outside' : 'run'} ${outcome}`;
+      assert.deepEqual(ended, { [outcome]: 1 }, name);
+      assert.deepEqual(failures, willRetry === undefined ? [] : [[outcome, willRetry]], name);
+      assert.ok(said.some((text) => says.test(text)), `${name}: ${said}`);
+    }
+  }
 });

@@ -2,7 +2,7 @@
 # jobs run (python_slow.py).
 # slow: needs pip; leases and job_timeout expire in real time
 # takes long
-# at least 23 assertions
+# at least 25 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -28,13 +28,16 @@ SKIP:
 	my @local = ('--no-index', '--no-deps');
 	my ($out, $err) = ('', '');
 
-	skip 'no pip', 4 unless IPC::Run::run([ @pip, '--version' ], '<', \undef, '>', \$out, '2>', \$err);
+	skip 'no pip', 6 unless IPC::Run::run([ @pip, '--version' ], '<', \undef, '>', \$out, '2>', \$err);
 	local $ENV{HOME} = $tmp;
 	command_ok([ "$ENV{IDEMQ_SOURCE}/script/release/make-clients", "$tmp/wheel", $ENV{IDEMQ_SOURCE}, 'python' ], 'pip makes a wheel');
 	command_ok([ @pip, 'install', @local, '--target', "$tmp/installed", glob "$tmp/wheel/idemq-*.whl" ], 'and installs it');
 	$ENV{PYTHONPATH} = "$tmp/installed";
 	command_like([ '/usr/bin/python3', '-c', 'import idemq, os; print(idemq.__file__, os.listdir(os.path.dirname(idemq.__file__)))' ],
 		qr/installed.*py\.typed/, 'which has the types');
+	# From the source tree, with pip's own isolation of builds: nothing is fetched for it.
+	command_ok([ @pip, 'install', @local, '--target', "$tmp/from_source", "$ENV{IDEMQ_SOURCE}/clients/python" ], 'pip installs the source tree without a network');
+	ok(-e "$tmp/from_source/idemq/outbox.sql", 'with all of its files');
 	command_like([ "$tmp/installed/bin/idemq-relay", 'sql' ], qr/CREATE TABLE IF NOT EXISTS idemq_outbox\.jobs/, 'and the command idemq-relay');
 }
 

@@ -2,7 +2,7 @@
 # roles with few rights, and a relay that is killed at each step, which a lock holds open.  Each row becomes one job, and each
 # result arrives in its row.  Crashes, failovers, backups and poolers are in relay_slow.pl.
 # takes long
-# at least 66 assertions
+# at least 67 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -61,6 +61,9 @@ sql($app, q[INSERT INTO idemq_outbox.jobs (queue, payload, key, kind, priority, 
 	VALUES ('q', '{"is": 1.00000000000000000000001}', 'full', 'k', 2, '2050-01-01', '2051-01-01', 'g', 7, '{"h": 1}', '1 h', 'ignore')]);
 is_soon($jobs, q[SELECT payload::text || kind || priority || (run_at > '2049-12-31')::text || (expires_at BETWEEN '2050-12-30' AND '2051-01-02')::text || group_key || max_attempts || headers
 	|| (key_expires_at IS NOT NULL)::text FROM idemq.jobs WHERE key = 'full'], '{"is": 1.00000000000000000000001}k2truetrueg7{"h": 1}true', 'all that a row says is in the job');
+# Numbers and nesting that no program need be able to read are passed on.
+sql($app, q[INSERT INTO idemq_outbox.jobs (queue, payload, key) VALUES ('q', repeat('9', 5000)::jsonb, 'long'), ('q', (repeat('[', 1500) || repeat(']', 1500))::jsonb, 'deep'), ('q', '1', 'plain')]);
+is_soon($jobs, q[SELECT string_agg(key || length(payload::text), ' ' ORDER BY id) FROM idemq.jobs WHERE key IN ('long', 'deep', 'plain')], 'long5000 deep3000 plain1', 'a long number and a deep array are moved, with their neighbour');
 # What is refused holds up nothing, and is sent again when it is asked for.
 sql($app, q[INSERT INTO idemq_outbox.jobs (queue, payload, key, reply) VALUES ('q', '{"is": 2}', 'full', false), ('later', '{"is": 3}', 'l', true), ('q', '{"is": 4}', 'good', false)]);
 wait_until($app, 'SELECT count(*) FROM idemq_outbox.jobs WHERE sent_at IS NULL', 0);

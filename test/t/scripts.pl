@@ -1,5 +1,5 @@
 # What the scripts promise to the person who runs them, on any machine.
-# at least 58 assertions
+# at least 69 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -220,6 +220,26 @@ exit \$bad
 # Packages of a pre-release sort before those of its release.
 is(script('cd "$1"; for kind in debian python; do for v in 1.2.0 1.2.0-rc.1 1.2.0-beta2; do script/release/version-of $kind $v; done; done', $source),
 	"1.2.0\n1.2.0~rc.1\n1.2.0~beta2\n1.2.0\n1.2.0rc1\n1.2.0b2\n", 'versions as Debian and Python spell them');
+
+# The Python package is built with the standard library alone: -S, without setuptools and whatever else is installed.
+{
+	system_or_bail('mkdir', "$tmp/wheels");
+	my $build = 'import sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv[1]); import build_backend as b; print(b.build_wheel(sys.argv[2]), b.build_sdist(sys.argv[2]))';
+	my $list = 'import sys, zipfile, tarfile; print(*sorted(zipfile.ZipFile(sys.argv[1]).namelist()), *sorted(tarfile.open(sys.argv[2]).getnames()), sep="\n")';
+	my ($version) = slurp_file("$source/idemq.control") =~ /^default_version = '(.*)'/m;
+	my @made = ("idemq-$version-py3-none-any.whl", "idemq-$version.tar.gz");
+
+	is(script('/usr/bin/python3 -I -S -c "$1" "$2" "$3"', $build, "$source/clients/python", "$tmp/wheels"), "@made\n", 'a wheel and a source distribution');
+	my $names = script('/usr/bin/python3 -I -S -c "$1" "$2" "$3"', $list, map { "$tmp/wheels/$_" } @made);
+	my @sources = sort map { s{.*/clients/python/}{}r } glob "$source/clients/python/idemq/*.{py,sql,typed}";
+	is(join(' ', sort grep { m{^idemq/} } split /\n/, $names), "@sources", 'the wheel has all of the package');
+	like($names, qr{^idemq-\Q$version\E\.dist-info/\Q$_\E$}m, "and $_") foreach qw(METADATA RECORD WHEEL entry_points.txt LICENSE);
+	like($names, qr{^idemq-\Q$version\E/\Q$_\E$}m, "the source distribution has $_") foreach qw(pyproject.toml build_backend.py README.md idemq/relay.py PKG-INFO);
+	script('/usr/bin/python3 -I -S -c "$1" "$2" "$3"', $build, "$source/clients/python", "$tmp");
+	is(slurp_file("$tmp/$_"), slurp_file("$tmp/wheels/$_"), "$_: the same sources give the same file") foreach @made;
+	like(script('unzip -p "$1" "*/METADATA" 2>/dev/null || /usr/bin/python3 -c "import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); print(z.read([n for n in z.namelist() if n.endswith(\'METADATA\')][0]).decode())" "$1"', "$tmp/wheels/$made[0]"),
+		qr/^Name: idemq\nVersion: \Q$version\E\n.*^Requires-Python: >= 3\.9\nRequires-Dist: psycopg >= 3\.1\.7$/ms, 'its metadata is that of pyproject.toml');
+}
 
 # Modules of the clients import each other in one direction.
 {

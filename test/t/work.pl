@@ -1,6 +1,6 @@
 # idemq-work: a program for each job.  What its exit status, its output and its silence mean; what
 # happens to it when the lease, the time, the runner or the server ends.  work_slow has the parts that take real time.
-# at least 127 assertions
+# at least 134 assertions
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 
 use strict;
@@ -372,6 +372,36 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	is($status, 0, 'the runner ends');
 	unlike($said, qr/lost \(|left to its lease/, 'and has lost nothing');
 	is_sql($node, "SELECT string_agg(DISTINCT attempt::text, ',') FROM idemq.jobs WHERE id >= $id", '1', 'no attempt was repeated');
+}
+
+# A runner that sleeps is told to end: the server ends its wait, and nothing is cancelled.
+{
+	my $from = -s $node->logfile;
+	my $runner = runner('true');
+
+	wait_until($node, 'SELECT count(*) = 1 FROM pg_stat_activity WHERE ' . asleep());
+	kill 'TERM', $runner->{pid};
+	my ($status, $said) = ended($runner);
+	is("$status $said", '0 ', 'a runner that sleeps ends');
+	is_soon($node, 'SELECT count(*) = 0 FROM pg_stat_activity WHERE ' . asleep(), 'with its sleep in the server');
+	unlike(slurp_file($node->logfile, $from), qr/ERROR/, 'and no ERROR is in the log');
+}
+
+# Values that are large or deep, and their neighbours.
+{
+	my @ids = map { sql($node, "SELECT id FROM idemq.enqueue('q', $_)") } q('1'), q(repeat('9', 5000)::jsonb), q((repeat('[', 1500) || repeat(']', 1500))::jsonb), q('2');
+	my $said = once('cat', '--result');
+
+	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE id = ANY ('{@{[ join ',', @ids ]}}') AND status = 'completed' AND attempt = 1 AND result = payload", 4,
+		'large numbers and deep arrays are passed on, and come back') or diag $said;
+}
+
+# A database that has no idemq, and one that is not there.
+{
+	my $run = sub { my ($status, $said) = ended(start_runner(@_)); return "$status $said" };
+
+	like($run->("$dsn dbname=template1", '--once', '--', 'true'), qr/^1 idemq-work: claim: the database "template1" does not have idemq: run CREATE EXTENSION idemq in it$/, 'no extension');
+	like($run->("$dsn dbname=nowhere", '--once', '--', 'true'), qr/^1 idemq-work: server: .*database "nowhere" does not exist$/, 'no database');
 }
 
 # A pooler in transaction mode, which is killed and started again in mid-job.

@@ -1,6 +1,6 @@
 # idemq-work --lines: what a program that stays is given, what its lines mean, and what happens to it when it dies, hangs,
 # floods, or says what it should not.  work_lines_slow has programs that hang with other jobs behind them.
-# at least 163 assertions
+# at least 178 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -129,8 +129,12 @@ foreach (
 	[ '{"id": "%s", "result": 1', 'retrying|1||', qr/retrying: the program's line is no JSON/, 'a line that is no JSON' ],
 	[ '{"id": "%s", "result": "\u0000"}', 'retrying|1||', qr/retrying: the program's line is no JSON/, 'JSON that jsonb cannot hold' ],
 	[ '{"id": "%s", "result": "%0"}', 'retrying|1||', qr/retrying: the program's line has a NUL in it/, 'a NUL' ],
-	[ '{"id": "7", "result": 1}', 'retrying|1||the program has answered with another id', qr/answered with another id/, 'an id that it has not' ],
-	[ '{"result": 1}', 'retrying|1||the program has answered with another id', qr/answered with another id/, 'no id' ])
+	[ '{"id": "7", "result": 1}', 'retrying|1||the program has answered with another id: {"id": "7", "result": 1} (a line on stdout that begins with { is an answer: write logs to stderr)', qr/answered with another id/, 'an id that it has not' ],
+	[ '{"level": 30, "msg": "a line of a log"}', 'retrying|1||the program has answered without an id: {"level": 30, "msg": "a line of a log"} (a line on stdout that begins with { is an answer: write logs to stderr)', qr/write logs to stderr/, 'a log in JSON' ],
+	# What no text can hold is a question mark, and the rest of an error is kept.
+	[ '{"id": "%s", "error": "a \\u0000 \ud83d b \\\\u0000 \ud83d\ude00", "dead": true}', "dead|1||a ? ? b \\u0000 \x{1f600}", qr/: dead: a \? \? b/, 'an error with what no text can hold' ],
+	[ "{\"id\": \"%s\", \"error\": \"a \xff \xc3\xbc b\"}", "retrying|1||a ? \x{fc} b", qr/retrying: a \? /, 'an error that is not UTF-8' ],
+	[ '{"result": 1}', 'retrying|1||the program has answered without an id: {"result": 1} (a line on stdout that begins with { is an answer: write logs to stderr)', qr/answered without an id/, 'no id' ])
 {
 	my ($say, $expected, $said, $name, $minutes) = @$_;
 	my $id = enqueue({ say => $say });
@@ -143,6 +147,21 @@ foreach (
 		FROM idemq.jobs WHERE id = $id", 't', "$name: then") if $minutes;
 	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $next", 'completed|1', "$name: the next job is done");
 	sql($node, "SELECT idemq.cancel($id)");
+}
+
+# Long numbers and deep arrays, as payloads and as results: the program is given them, and what cannot be stored fails its own job.
+{
+	my @ids = map { sql($node, "SELECT id FROM idemq.enqueue('q', $_)") } q('1'), q(repeat('9', 5000)::jsonb), q((repeat('[', 1500) || repeat(']', 1500))::jsonb), q('2');
+	my $answers = q($| = 1; while (<STDIN>) { print qq({"id": "$1"}\n) if /"id" : "(\d+)"/ });
+
+	is_deeply([ ended(start_runner($dsn, '--once', '-j', '2', '--lines', '--', 'perl', '-e', $answers)) ], [ 0, '' ], 'a program that does not read the payload');
+	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE id = ANY ('{@{[ join ',', @ids ]}}') AND status = 'completed' AND attempt = 1", 4, 'long and deep payloads, and their neighbours');
+	my @back = map { enqueue($_) } { say => '{"id": "%s", "result": ' . '[' x 1500 . ']' x 1500 . '}' }, { say => '{"id": "%s", "result": ' . '[' x 200_000 . ']' x 200_000 . '}' }, 3;
+
+	once('-j', '2', '--max-output', '1000000');
+	is_sql($node, "SELECT string_agg(status || ' ' || attempt || ' ' || coalesce(length(result::text)::text, left(last_error, 40)), ', ' ORDER BY id) FROM idemq.jobs WHERE id = ANY ('{@{[ join ',', @back ]}}')",
+		"completed 1 3000, retrying 1 the program's line is no JSON that can b, completed 1 14", 'a result that is too deep fails its own job');
+	sql($node, "SELECT idemq.cancel($back[1])");
 }
 
 # A checkpoint goes with what is to be done again, and comes with the next attempt.

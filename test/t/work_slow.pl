@@ -2,7 +2,7 @@
 # than it is, a failover.
 # slow: waits for seconds of real time, and has a second server
 # asserts times
-# at least 13 assertions
+# at least 18 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -10,6 +10,7 @@ use warnings FATAL => 'all';
 use FindBin;
 use lib "$FindBin::RealBin/lib";
 use Idemq;
+use IPC::Run;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Runner;
@@ -17,6 +18,7 @@ use Test::More;
 
 my $node = new_server('work_slow', 'idemq.worker' => 'on');
 our $dsn = $node->connstr('postgres');
+my $user = getpwuid($>);
 
 # The program is the text of a shell script.
 sub runner { my ($script, @options) = @_; return start_runner($dsn, @options, '--', 'sh', '-c', $script) }
@@ -29,8 +31,8 @@ sub enqueue { return sql($node, "SELECT id FROM idemq.enqueue('q', '$_[0]')") }
 	my ($status, $said) = ended(runner('while :; do sleep 0.1; done', '--once', '--timeout', '1h'));
 	is($status, 0, 'the runner ends');
 	# On a busy machine the server may be first.
-	like($said, qr/(retrying|the lease was lost \(\w+\)): ended after 2.7 s \(job_timeout\)$|the lease is lost; the program is ended$/, 'job_timeout of the queue');
-	is_soon($node, "SELECT status = 'retrying' AND last_error IN ('ended after 2.7 s (job_timeout)', 'job_timeout reached')
+	like($said, qr/(retrying|the lease was lost \(.*\)): ended after 2.4 s \(job_timeout\)$|the lease is lost; the program is ended$/, 'job_timeout of the queue');
+	is_soon($node, "SELECT status = 'retrying' AND last_error IN ('ended after 2.4 s (job_timeout)', 'job_timeout reached')
 		FROM idemq.jobs WHERE id = $id", 'which the row says as well');
 	sql($node, "SELECT idemq.cancel($id), idemq.alter_queue('q', job_timeout => '0')");
 
@@ -50,6 +52,26 @@ sub enqueue { return sql($node, "SELECT id FROM idemq.enqueue('q', '$_[0]')") }
 	($status, $said) = ended($runner);
 	like($said, qr/^idemq-work: q $id: the lease is lost; the program is ended$/, 'a heartbeat finds out, and its runner says so');
 	ok(!runs($pid), 'and its program is ended');
+}
+# As the first process of a container, which inherits what programs leave behind.
+SKIP: {
+	my @alone = qw(unshare --user --map-root-user --pid --fork --kill-child);
+
+	skip 'no namespaces here', 5 unless run_log([ @alone, 'true' ]);
+	my $run = IPC::Run::start([ @alone, 'idemq-work', '-d', "$dsn user=$user", '-q', 'q', '-j', '4', '--', 'sh', '-c', 'setsid true & sleep 1000 & exit 0' ], '<', \undef, '>&', "$PostgreSQL::Test::Utils::tmp_check/first.log");
+	my ($outer) = $run->{KIDS}[0]{PID};
+	my $children = sub { return map { split ' ', slurp_file($_) } grep { -e } glob "/proc/$_[0]/task/*/children" };
+	until_true('it has begun', sub { my ($first) = $children->($outer); $first && $children->($first) });
+	my ($first) = $children->($outer);
+	like(slurp_file("/proc/$first/status"), qr/^NSpid:.*\t1$/m, 'the runner has the number 1');
+	sql($node, "SELECT count(idemq.enqueue('q', '{}', key => 'orphan ' || n)) FROM generate_series(1, 20) n");
+	is_soon($node, "SELECT count(*) = 20 FROM idemq.jobs WHERE key LIKE 'orphan %' AND status = 'completed'", 'twenty jobs leave processes behind');
+	until_true('no zombie stays, nor any other child but the runner', sub { 1 == (() = $children->($first)) });
+	pass('the first process has no child but the runner');
+	kill 'TERM', $first;
+	$run->finish;
+	is($run->full_result(0) >> 8, 0, 'and ends when it is told to, with the status of the runner');
+	is(slurp_file("$PostgreSQL::Test::Utils::tmp_check/first.log"), '', 'in silence');
 }
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'every invariant holds');
 

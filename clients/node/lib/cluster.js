@@ -10,6 +10,7 @@
 //
 // A shard that is down keeps its own worker waiting, and no other: it waits without a slot (handler-slots.js).
 
+import { optionalBoolean, reject } from './arguments.js';
 import { Address, Link, Server, hosts, sleep } from './connection.js';
 import { sqlstate, textOf } from './errors.js';
 import { ShardSlots, SlotPool } from './handler-slots.js';
@@ -211,6 +212,8 @@ export class ClusterWorker {
   constructor(router, queue, options = {}) {
     checkOptions(options, CLUSTER_WORKER, 'ClusterWorker');
     const { home, roam = true, shardPlace, ...own } = options;
+    if (home !== undefined && !(Array.isArray(home) && home.every(Number.isSafeInteger))) reject('home', 'an array of numbers of shards', home);
+    optionalBoolean(roam, 'roam');
     if (home?.length === 0 && !roam) throw new RangeError('with neither a home shard nor roam there is nothing to do');
     if (shardPlace) checkOptions(shardPlace, { host: true, port: true }, 'shardPlace');
     // Says what is wrong with the other options.

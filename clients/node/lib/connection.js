@@ -5,26 +5,29 @@
 // handed to a pool, which would close it when it is idle, and end the leases attached to its session.
 
 import net from 'node:net';
-import pg from 'pg';
-import { sqlstate } from './errors.js';
+import { reject } from './arguments.js';
+import { sqlstate, textOf } from './errors.js';
+import { pg } from './packages.js';
 import { Pipeline } from './pipeline.js';
 
 /**
  * Which process it is, whether it takes no writes, whether it is a standby, milliseconds that a statement may take, or 0, whether it
- * may call idemq.hold_claimed.  A session of one's own ($1 is its process) may be idle while its job is elsewhere.
+ * may call idemq.hold_claimed.  A session of one's own ($1 is its process) may be idle while its job is elsewhere, and reads NULL in an array as such.
  */
 const SESSION_INFO = `SELECT who.pid, pg_catalog.current_setting('transaction_read_only') = 'on' AS read_only, pg_catalog.pg_is_in_recovery() AS standby,
-    (SELECT setting::float8 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS statement_timeout,
+    (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS statement_timeout,
     EXISTS (SELECT FROM pg_catalog.pg_proc AS f JOIN pg_catalog.pg_namespace AS n ON n.oid = f.pronamespace
       WHERE n.nspname = 'idemq' AND f.proname = 'hold_claimed' AND pg_catalog.has_function_privilege(f.oid, 'EXECUTE')) AS has_hold_claimed,
-    CASE WHEN who.pid = $1::int THEN pg_catalog.set_config('idle_session_timeout',
+    (SELECT extract(epoch FROM backend_start)::text FROM pg_catalog.pg_stat_get_activity(who.pid)) AS backend_start,
+    CASE WHEN who.pid = $1::int THEN pg_catalog.set_config('array_nulls', 'on', false) || pg_catalog.set_config('idle_session_timeout',
         pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false), false) END
   FROM pg_catalog.pg_backend_pid() AS who (pid)`;
 
 /**
- * Has a new client ask for words that this client reads: whatever role and database have set. As startup parameters, so that behind a
- * pooler nothing is left to others.
- * @param {pg.Client} client
+ * Has a new client ask for dates that pg reads, whatever role and database have set. As a startup parameter, so that behind a
+ * pooler nothing is left to others.  Poolers know DateStyle, and refuse parameters that they do not know, such as IntervalStyle or
+ * extra_float_digits: so our statements answer neither intervals nor floats (statements.js).
+ * @param {import('pg').Client} client
  */
 function setDateStyle(client) {
   const own = /** @type {any} */ (client);
@@ -34,20 +37,21 @@ function setDateStyle(client) {
 
 /**
  * What a new session is: throws where nothing can be written.
- * @param {pg.Client} client
- * @returns {Promise<{ direct: boolean, statementTimeout: number, hasHoldClaimed: boolean }>} whether its process is ours alone (a pooler makes up the
- *   number that it tells); how many milliseconds a statement may take, 0: any; whether it may call idemq.hold_claimed
+ * @param {import('pg').Client} client
+ * @returns {Promise<{ direct: boolean, process: number, backendStart: string | null, statementTimeout: number, hasHoldClaimed: boolean }>} whether its
+ *   process is ours alone (a pooler makes up the number that it tells), and which that is; how many milliseconds a statement may take, 0: any;
+ *   whether it may call idemq.hold_claimed
  */
 export async function sessionInfo(client) {
   const told = /** @type {any} */ (client).processID ?? 0;
-  const [{ pid, read_only: readOnly, standby, statement_timeout: statementTimeout, has_hold_claimed: hasHoldClaimed }] = (await client.query(SESSION_INFO, [told])).rows;
+  const [{ pid, read_only: readOnly, standby, statement_timeout: statementTimeout, has_hold_claimed: hasHoldClaimed, backend_start: backendStart }] = (await client.query(SESSION_INFO, [told])).rows;
   if (readOnly) {
     const why = standby
       ? `${client.host}:${client.port} is a standby, which takes no writes`
       : 'default_transaction_read_only is on for this role, database or server: a worker has to write; ALTER ROLE ... SET default_transaction_read_only = off';
     throw Object.assign(new Error(why), { code: '25006' });
   }
-  return { direct: pid === told, statementTimeout, hasHoldClaimed };
+  return { direct: pid === told, process: pid, backendStart, statementTimeout: Number(statementTimeout), hasHoldClaimed };
 }
 
 /**
@@ -57,7 +61,9 @@ export async function sessionInfo(client) {
  */
 export function hosts(connection) {
   const given = typeof connection === 'string' ? { connectionString: connection } : connection;
-  if (!given) throw new TypeError(`a connection is a URL, or what pg's Client takes, not ${given}`);
+  if (typeof given !== 'object' || given === null || Array.isArray(given)) reject('connection', "a URL, or what pg's Client takes", given);
+  // A pool or a client: a worker opens connections of its own.
+  if (typeof (/** @type {any} */ (given).query) === 'function') reject('connection', "a URL, or what pg's Client takes (not a client or a pool: a worker opens its own connections)", given);
   const { port: numbers, ...config } = given;
   const url = /^(\w+:\/\/(?:[^@/?#]*@)?)([^/?#]*)([^?#]*)(?:\?([^#]*))?/s.exec(config.connectionString ?? '');
   if (url) {
@@ -94,6 +100,14 @@ export function broken(error, session) {
   // 25006: a standby now.  40003: an answer that may not last.  Errors of sockets have no SQLSTATE.
   return session.gone || /^(08...|57P0[1235]|25006|40003)$/.test(sqlstate(error));
 }
+
+/** Milliseconds that a cancel may take: what is cancelled is not waited for any longer. */
+const cancelTimeout = 2000;
+/** Milliseconds that a statement of the worker's own may take that waits for nothing. */
+export const answerTimeout = 10_000;
+
+/** Milliseconds after which a connection that is lost is said once more. */
+const sayAgain = 60_000;
 
 /** Waits, or until the signal fires. @param {number} ms @param {AbortSignal} signal @returns {Promise<void>} */
 export function sleep(ms, signal) {
@@ -136,6 +150,15 @@ export class Session {
   moved = false;
   /** Whether the server's process is ours alone: a pooler makes up the number that it tells. */
   direct = false;
+  /** Its process in the server, and when that began. */
+  process = 0;
+  /** @type {string | null} */
+  backendStart = null;
+  /** How often in a row the server had nothing to do for it while its answer was awaited: silence.js. */
+  suspected = 0;
+  /** Since when an answer has been awaited, and nothing has come; by Date.now(). 0: none is awaited. */
+  #since = 0;
+  #bytes = 0;
   /** Milliseconds that a statement may take; 0: any. */
   statementTimeout = 0;
   /** Whether the server has idemq.hold_claimed. */
@@ -181,8 +204,29 @@ export class Session {
     this.#drained();
   }
 
+  /** Something is asked. */
+  asked() {
+    if (this.#since === 0) this.heard();
+  }
+
+  /** Something has come, or is on its way. */
+  heard() {
+    this.#since = Date.now();
+    this.suspected = 0;
+  }
+
+  /** For how many milliseconds an answer has been awaited, and nothing has come. */
+  get silentFor() {
+    const { stream } = /** @type {any} */ (this.client).connection;
+    const bytes = stream.bytesRead + stream.bytesWritten;
+    if (bytes !== this.#bytes && this.#since !== 0) this.heard();
+    this.#bytes = bytes;
+    return this.#since === 0 ? 0 : Date.now() - this.#since;
+  }
+
   #drained() {
     this.busy = false;
+    this.#since = 0;
     for (const then of this.#drains.splice(0)) then();
   }
 
@@ -204,6 +248,7 @@ export class Session {
    */
   async send(steps) {
     const message = new Pipeline(this, steps);
+    this.asked();
     this.client.query(message);
     const answer = await message.answer;
     // Forgotten by the server, or planned for other types: as after an update of the extension.
@@ -216,28 +261,34 @@ export class Session {
 
   /**
    * The first host that takes writes; the last one's error when there is none.
-   * @param {import('pg').ClientConfig[]} configs @returns {Promise<Session>}
+   * @param {import('pg').ClientConfig[]} configs @param {AbortSignal} until then it gives up @returns {Promise<Session>}
    */
-  static async open(configs) {
+  static async open(configs, until) {
     let last;
     for (const config of configs) {
       const session = new Session(config);
+      const give = () => session.destroy();
+      until.addEventListener('abort', give);
       try {
+        if (last && until.aborted) throw last;
         await session.client.connect();
         Object.assign(session, await withTimeout(5000, session, sessionInfo(session.client)));
         if (session.direct) session.prepared = new Set();
         return session;
       } catch (error) {
         last = error;
+      } finally {
+        until.removeEventListener('abort', give);
       }
       session.destroy();
     }
     throw last;
   }
 
-  /** @param {string} text @param {unknown[]} [values] @returns {Promise<import('pg').QueryResult<any>>} */
-  query(text, values) {
-    return this.client.query(text, values);
+  /** @param {string} text @param {unknown[]} [values] @param {any} [types] @returns {Promise<import('pg').QueryResult<any>>} */
+  query(text, values, types) {
+    this.asked();
+    return types ? this.client.query({ text, values, types }) : this.client.query(text, values);
   }
 
   /**
@@ -252,7 +303,7 @@ export class Session {
     [16, 80877102, processID, secretKey].forEach((word, n) => request.writeInt32BE(word, 4 * n));
     return new Promise((resolve) => {
       const socket = host?.startsWith('/') ? net.connect(`${host}/.s.PGSQL.${port}`) : net.connect(port, host);
-      socket.setTimeout(5000, () => socket.destroy());
+      socket.setTimeout(cancelTimeout, () => socket.destroy());
       socket.on('connect', () => socket.write(request));
       socket.on('error', () => {});
       socket.on('close', () => resolve());
@@ -277,7 +328,7 @@ export class Session {
   async end() {
     if (this.gone) return;
     this.gone = true;
-    await Promise.race([this.client.end().catch(() => {}), new Promise((resolve) => setTimeout(resolve, 1000).unref())]);
+    await Promise.race([this.client.end().catch(() => {}), new Promise((resolve) => setTimeout(resolve, 500).unref())]);
     this.destroy();
   }
 }
@@ -293,6 +344,11 @@ export class Address {
     this.name = name;
   }
 
+  /** The database's name, as pg reads it from settings, URL and environment. */
+  get database() {
+    return /** @type {any} */ (new pg.Client(this.configs[0])).database;
+  }
+
   /**
    * Whether an error of a session that was made at this version means that what was asked for is, or will
    * soon be, at another place.
@@ -306,6 +362,9 @@ export class Address {
 /** What the links of one worker share: how to connect, when to give up, and what is said of it. */
 export class Server {
   #since = 0;
+  #said = 0;
+  /** Those that are open. @type {Set<Session>} */
+  sessions = new Set();
 
   /**
    * @param {Address} address @param {import('../index.js').Logger} logger
@@ -320,9 +379,13 @@ export class Server {
   /** Opens a session, as often as it takes. @param {AbortSignal} until @returns {Promise<Session>} */
   async open(until) {
     for (let pause = 200; ; pause = Math.min(2 * pause, 5000)) {
+      // Nobody would close it.
+      if (until.aborted || this.life.over.aborted) throw new Error('there is no connection, and the worker ends');
       const { configs, version } = this.address;
       try {
-        const session = Object.assign(await Session.open(configs), { configs, version });
+        const session = Object.assign(await Session.open(configs, until), { configs, version });
+        for (const other of this.sessions) if (other.gone) this.sessions.delete(other);
+        this.sessions.add(session);
         if (this.#since) this.logger.warn(`idemq: ${this.address.name}connected again after ${((Date.now() - this.#since) / 1000).toFixed(1)} s`);
         this.#since = 0;
         return session;
@@ -335,10 +398,17 @@ export class Server {
     }
   }
 
-  /** Says once that the server is gone. @param {unknown} error */
+  /** Says that the server is gone, once a minute. @param {unknown} error */
   lost(error) {
-    if (!this.#since) this.logger.warn(`idemq: ${this.address.name}no connection: ${/** @type {any} */ (error)?.message || error}; trying again`);
-    this.#since ||= Date.now();
+    const now = Date.now();
+    if (!this.#since || now - this.#said >= sayAgain) {
+      this.#said = now;
+      const { code, message } = /** @type {any} */ (error) ?? {};
+      // 3D000 names the database; other errors do not say which it was.
+      const to = code === '3D000' ? '' : ` to database "${this.address.database}"`;
+      this.logger.warn(`idemq: ${this.address.name}no connection${to}: ${message || textOf(error)}; ${this.#since ? `for ${((now - this.#since) / 1000).toFixed(0)} s; ` : ''}trying again`);
+    }
+    this.#since ||= now;
   }
 
   /** Whether there is no connection, although it was tried. */
@@ -356,10 +426,19 @@ export class Link {
   /** The error that ended the last session. @type {unknown} */
   sessionError;
 
-  /** @param {Server} server @param {(session: Session) => Promise<void>} [onConnect] called with each new session */
-  constructor(server, onConnect) {
+  /** Whether something is asked. */
+  #asking = false;
+
+  /**
+   * @param {Server} server @param {(session: Session) => Promise<void>} [onConnect] called with each new session
+   * @param {AbortSignal} [cut] when it fires no answer is waited for any more
+   */
+  constructor(server, onConnect, cut = server.life.over) {
     this.server = server;
     this.onConnect = onConnect;
+    cut.addEventListener('abort', () => {
+      if (this.#asking) this.#session?.destroy();
+    });
   }
 
   /**
@@ -371,6 +450,7 @@ export class Link {
   withSession(fn, until = this.server.life.over) {
     const turn = this.#last.then(async () => {
       const session = await this.#open(until);
+      this.#asking = true;
       try {
         return await fn(session);
       } catch (error) {
@@ -381,6 +461,8 @@ export class Link {
           session.destroy();
         }
         throw error;
+      } finally {
+        this.#asking = false;
       }
     });
     this.#last = turn.catch(() => {});
@@ -394,10 +476,11 @@ export class Link {
 
   /**
    * One statement that may be repeated: until it is answered, by the server that takes writes then.
-   * @param {string} text @param {unknown[]} [values] @returns {Promise<{ rows: any[], again: boolean }>}
+   * @param {string} text @param {unknown[]} [values] @param {any} [types] parsers in place of the client's
+   * @returns {Promise<{ rows: any[], again: boolean }>}
    */
-  async answer(text, values) {
-    const { answer, again } = await this.repeat(async (session) => (await session.query(text, values)).rows);
+  async answer(text, values, types) {
+    const { answer, again } = await this.repeat(async (session) => (await session.query(text, values, types)).rows);
     return { rows: answer, again };
   }
 
@@ -430,7 +513,7 @@ export class Link {
       const session = await this.server.open(until);
       this.#session = session;
       try {
-        await this.onConnect?.(session);
+        if (this.onConnect) await withTimeout(answerTimeout, session, this.onConnect(session));
       } catch (error) {
         const again = broken(error, session) && this.server.life.retryConnect && !until.aborted;
         session.destroy();

@@ -1,6 +1,7 @@
 // Producers.
 
-import { interval, typed } from './errors.js';
+import { checkClient, checkIds, checkName, optionalBoolean, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime } from './arguments.js';
+import { textOf, typed } from './errors.js';
 import { ENQUEUE as OPTIONS, checkOptions } from './options.js';
 import { inject } from './trace.js';
 
@@ -18,8 +19,14 @@ const maxJsonLength = 64 * 2 ** 20;
  * @param {unknown} value @param {string} what @returns {string}
  */
 export function json(value, what) {
-  const text = JSON.stringify(value);
-  if (text === undefined) throw new TypeError(`${what} is ${typeof value}, which is no JSON`);
+  let text;
+  try {
+    text = JSON.stringify(value);
+  } catch (error) {
+    // A circle, a bigint: what JSON.stringify says names neither.
+    throw error instanceof RangeError ? error : new TypeError(`${what} cannot be made JSON: ${textOf(error)}`, { cause: error });
+  }
+  if (text === undefined) throw new TypeError(`${what} must be a value that JSON has, not ${typeof value === 'undefined' ? 'undefined' : `a ${typeof value}`}`);
   // A message of hundreds of megabytes that is refused holds up all that stands behind it.
   if (text.length > maxJsonLength) throw new RangeError(`${what} is ${text.length} characters long as JSON, more than any server takes; pass a reference to it`);
   return text;
@@ -27,28 +34,31 @@ export function json(value, what) {
 
 /** @type {typeof import('../index.js').enqueue} */
 export async function enqueue(client, queue, payload, options = {}) {
+  checkClient(client);
+  checkName(queue, 'queue');
   checkOptions(options, OPTIONS, 'enqueue');
-  const headers = inject(options.headers);
+  const headers = inject(optionalObject(options.headers, 'headers'));
+  const values = [
+    queue,
+    json(payload, 'payload'),
+    optionalKey(options.key, 'key'),
+    optionalInterval(options.delay, 'delay'),
+    optionalTime(options.runAt, 'runAt'),
+    optionalInteger(options.priority, 'priority') ?? 4,
+    optionalKey(options.groupKey, 'groupKey'),
+    optionalInteger(options.maxAttempts, 'maxAttempts'),
+    headers && json(headers, 'headers'),
+    optionalInterval(options.expiresIn, 'expiresIn'),
+    optionalInterval(options.keyTtl, 'keyTtl'),
+    optionalName(options.onDuplicate, 'onDuplicate') ?? 'keep',
+    optionalBoolean(options.nowait, 'nowait') ?? false,
+    optionalName(options.kind, 'kind'),
+    optionalInterval(options.maxWait, 'maxWait'),
+    options.dependsOn === undefined || options.dependsOn === null ? null : checkIds(options.dependsOn, 'dependsOn'),
+    optionalName(options.onParentFailure, 'onParentFailure') ?? 'cancel',
+  ];
   try {
-    const { rows } = await client.query(ENQUEUE, [
-      queue,
-      json(payload, 'the payload'),
-      options.key ?? null,
-      interval(options.delay),
-      options.runAt ?? null,
-      options.priority ?? 4,
-      options.groupKey ?? null,
-      options.maxAttempts ?? null,
-      headers && json(headers, 'headers'),
-      interval(options.expiresIn),
-      interval(options.keyTtl),
-      options.onDuplicate ?? 'keep',
-      options.nowait ?? false,
-      options.kind ?? null,
-      interval(options.maxWait),
-      options.dependsOn ?? null,
-      options.onParentFailure ?? 'cancel',
-    ]);
+    const { rows } = await client.query(ENQUEUE, values);
     return rows[0];
   } catch (error) {
     throw typed(error);

@@ -1,6 +1,7 @@
 // What goes beyond one job: events, topics, numbered producers, graphs and how far they are, cancels of many, waiting for results.
 
-import { interval, typed } from './errors.js';
+import { checkClient, checkId, checkIds, checkName, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime, reject } from './arguments.js';
+import { typed } from './errors.js';
 import { json } from './enqueue.js';
 import { GRAPH_JOB, MATCHING, MESSAGE, checkOptions } from './options.js';
 import { inject } from './trace.js';
@@ -14,13 +15,16 @@ const PUBLISH = `SELECT queue, id::text, outcome::text
 const ENQUEUE_SEQUENCED = `SELECT id::text, outcome::text, status::text, result
   FROM idemq.enqueue_sequenced(queue => $9::text, producer => $10::text, seq => $11::bigint, payload => $12::jsonb, ${OPTIONS})`;
 const ENQUEUE_GRAPH = 'SELECT name, id::text, outcome::text, status::text FROM idemq.enqueue_graph($1::jsonb)';
-const FLOW = `SELECT jobs::float8, waiting::float8, blocked::float8, running::float8, retrying::float8, completed::float8, dead::float8,
-    cancelled::float8, done::float8, progress, begun_at AS "begunAt", ended_at AS "endedAt", extract(epoch FROM eta)::float8 AS eta,
+// Times and numbers as JSON, which is printed the same whatever DateStyle, IntervalStyle and extra_float_digits say.
+const FLOW = `SELECT pg_catalog.json_build_object('jobs', jobs, 'waiting', waiting, 'blocked', blocked, 'running', running, 'retrying', retrying,
+      'completed', completed, 'dead', dead, 'cancelled', cancelled, 'done', done, 'progress', progress::numeric,
+      'eta', extract(epoch FROM eta), 'slowestFor', extract(epoch FROM slowest_for))::text AS numbers,
+    (1000 * extract(epoch FROM begun_at))::text AS begun_at, (1000 * extract(epoch FROM ended_at))::text AS ended_at,
     held_up_by::text AS "heldUpBy", held_up_why AS "heldUpWhy", slowest::text, slowest_kind AS "slowestKind",
-    extract(epoch FROM slowest_for)::float8 AS "slowestFor", failed_ids::text[] AS "failedIds", roots::text[], cut
+    failed_ids::text[] AS "failedIds", roots::text[], cut
   FROM idemq.flow($1::bigint, $2::int)`;
 const CANCEL_MANY = 'SELECT id::text, outcome::text FROM idemq.cancel_many($1::bigint[])';
-const CANCEL_MATCHING = `SELECT cancelled::float8, locked::float8
+const CANCEL_MATCHING = `SELECT cancelled::text, locked::text
   FROM idemq.cancel_matching($1::text, kind => $2::text, group_key => $3::text, key_prefix => $4::text, max_jobs => $5::int)`;
 const WAIT_RESULTS = 'CALL idemq.wait_results($1::bigint[], $2::interval)';
 
@@ -29,6 +33,7 @@ const WAIT_RESULTS = 'CALL idemq.wait_results($1::bigint[], $2::interval)';
  * @returns {Promise<any[]>}
  */
 async function rows(client, text, values) {
+  checkClient(client);
   try {
     return (await client.query(text, values)).rows;
   } catch (error) {
@@ -38,40 +43,50 @@ async function rows(client, text, values) {
 
 /** @param {import('../index.js').MessageOptions} options */
 function common(options) {
-  const headers = inject(options.headers);
+  const headers = inject(optionalObject(options.headers, 'headers'));
   return [
-    interval(options.delay),
-    options.runAt ?? null,
-    options.priority ?? 4,
-    options.groupKey ?? null,
-    options.maxAttempts ?? null,
+    optionalInterval(options.delay, 'delay'),
+    optionalTime(options.runAt, 'runAt'),
+    optionalInteger(options.priority, 'priority') ?? 4,
+    optionalKey(options.groupKey, 'groupKey'),
+    optionalInteger(options.maxAttempts, 'maxAttempts'),
     headers && json(headers, 'headers'),
-    interval(options.expiresIn),
-    options.kind ?? null,
+    optionalInterval(options.expiresIn, 'expiresIn'),
+    optionalName(options.kind, 'kind'),
   ];
 }
 
 /** @type {typeof import('../index.js').sendEvent} */
 export async function sendEvent(client, queue, name, payload) {
-  const [sent] = await rows(client, SEND_EVENT, [queue, name, payload === undefined ? null : json(payload, 'the payload')]);
+  checkClient(client);
+  const values = [checkName(queue, 'queue'), checkName(name, 'name'), payload === undefined ? null : json(payload, 'payload')];
+  const [sent] = await rows(client, SEND_EVENT, values);
   return sent;
 }
 
 /** @type {typeof import('../index.js').publish} */
 export async function publish(client, topic, payload, options = {}) {
+  checkClient(client);
+  checkName(topic, 'topic');
   checkOptions(options, { ...MESSAGE, key: true }, 'publish');
-  return rows(client, PUBLISH, [...common(options), topic, json(payload, 'the payload'), options.key ?? null]);
+  return rows(client, PUBLISH, [...common(options), topic, json(payload, 'payload'), optionalKey(options.key, 'key')]);
 }
 
 /** @type {typeof import('../index.js').enqueueSequenced} */
 export async function enqueueSequenced(client, queue, producer, seq, payload, options = {}) {
+  checkClient(client);
+  checkName(queue, 'queue');
+  checkName(producer, 'producer');
+  if (typeof seq !== 'bigint' && !Number.isSafeInteger(seq) && !(typeof seq === 'string' && /^-?\d+$/.test(seq))) reject('seq', 'an integer, or a string of digits', seq);
   checkOptions(options, MESSAGE, 'enqueueSequenced');
-  const [enqueued] = await rows(client, ENQUEUE_SEQUENCED, [...common(options), queue, producer, `${seq}`, json(payload, 'the payload')]);
+  const [enqueued] = await rows(client, ENQUEUE_SEQUENCED, [...common(options), queue, producer, `${seq}`, json(payload, 'payload')]);
   return enqueued;
 }
 
 /** @type {typeof import('../index.js').enqueueGraph} */
 export async function enqueueGraph(client, jobs) {
+  checkClient(client);
+  if (optionalObject(jobs, 'jobs') === null) reject('jobs', 'an object of jobs by name', jobs);
   const graph = Object.entries(jobs).map(([name, job]) => jobText(name, job));
   const placed = await rows(client, ENQUEUE_GRAPH, [`[${graph}]`]);
   return Object.fromEntries(placed.map(({ name, ...job }) => [name, job]));
@@ -79,60 +94,67 @@ export async function enqueueGraph(client, jobs) {
 
 /** A job of a graph, as JSON. @param {string} name @param {import('../index.js').GraphJob} job @returns {string} */
 function jobText(name, job) {
-  checkOptions(job, GRAPH_JOB, `job ${name} of a graph`);
+  const of = `job ${name} of a graph`;
+  checkOptions(job, GRAPH_JOB, of);
   /** @type {Record<string, unknown>} */
   const members = {
     name,
-    queue: job.queue,
-    key: job.key,
-    delay: interval(job.delay),
-    // One that is none would be null, and so at once.
-    run_at: job.runAt instanceof Date ? job.runAt.toISOString() : job.runAt,
-    priority: job.priority,
-    group_key: job.groupKey,
-    max_attempts: job.maxAttempts,
-    headers: inject(job.headers),
-    expires_in: interval(job.expiresIn),
-    key_ttl: interval(job.keyTtl),
-    on_duplicate: job.onDuplicate,
-    on_parent_failure: job.onParentFailure,
-    kind: job.kind,
-    max_wait: interval(job.maxWait),
+    queue: checkName(job.queue, `queue of ${of}`),
+    key: optionalKey(job.key, `key of ${of}`),
+    delay: optionalInterval(job.delay, `delay of ${of}`),
+    run_at: optionalTime(job.runAt, `runAt of ${of}`),
+    priority: optionalInteger(job.priority, `priority of ${of}`),
+    group_key: optionalKey(job.groupKey, `groupKey of ${of}`),
+    max_attempts: optionalInteger(job.maxAttempts, `maxAttempts of ${of}`),
+    headers: inject(optionalObject(job.headers, `headers of ${of}`)),
+    expires_in: optionalInterval(job.expiresIn, `expiresIn of ${of}`),
+    key_ttl: optionalInterval(job.keyTtl, `keyTtl of ${of}`),
+    on_duplicate: optionalName(job.onDuplicate, `onDuplicate of ${of}`),
+    on_parent_failure: optionalName(job.onParentFailure, `onParentFailure of ${of}`),
+    kind: optionalName(job.kind, `kind of ${of}`),
+    max_wait: optionalInterval(job.maxWait, `maxWait of ${of}`),
   };
+  const parents = job.dependsOn ?? [];
+  if (!Array.isArray(parents)) reject(`dependsOn of ${of}`, 'an array', parents);
   const given = Object.entries(members).filter(([, value]) => value !== undefined && value !== null);
-  const own = json(Object.fromEntries(given), `job ${name}`);
-  return `${own.slice(0, -1)}, "payload": ${json(job.payload, `the payload of ${name}`)}, "depends_on": [${(job.dependsOn ?? []).map(parent)}]}`;
+  const own = json(Object.fromEntries(given), of);
+  return `${own.slice(0, -1)}, "payload": ${json(job.payload, `payload of ${of}`)}, "depends_on": [${parents.map((each) => parentText(each, `dependsOn of ${of}`))}]}`;
 }
 
-/** A name, or an id with all its digits. @param {string | { id: string | null }} parent @returns {string} */
-function parent(parent) {
+/** A name, or an id with all its digits. @param {unknown} parent @param {string} what @returns {string} */
+function parentText(parent, what) {
   if (typeof parent === 'string') return JSON.stringify(parent);
-  if (!/^\d+$/.test(`${parent.id}`)) throw new TypeError(`an id is a string of digits, not ${parent.id}`);
-  return `${parent.id}`;
+  return checkId(/** @type {any} */ (parent)?.id, `${what}: id`);
 }
 
 /** @type {typeof import('../index.js').flow} */
 export async function flow(client, id, most = 100_000) {
-  const [found] = await rows(client, FLOW, [id, most]);
-  return found ?? null;
+  const [found] = await rows(client, FLOW, [checkId(id, 'id'), optionalInteger(most, 'most')]);
+  if (!found) return null;
+  const { numbers, begun_at: begunAt, ended_at: endedAt, ...texts } = found;
+  const time = (/** @type {string | null} */ ms) => (ms === null ? null : new Date(Number(ms)));
+  return { ...JSON.parse(numbers), begunAt: time(begunAt), endedAt: time(endedAt), ...texts };
 }
 
 /** @type {typeof import('../index.js').cancelMany} */
 export async function cancelMany(client, ids) {
-  return rows(client, CANCEL_MANY, [ids]);
+  return rows(client, CANCEL_MANY, [checkIds(ids, 'ids')]);
 }
 
 /** @type {typeof import('../index.js').cancelMatching} */
 export async function cancelMatching(client, queue, which) {
+  checkClient(client);
+  checkName(queue, 'queue');
   checkOptions(which, MATCHING, 'cancelMatching');
   const { kind, groupKey, keyPrefix, maxJobs } = which;
-  const [counts] = await rows(client, CANCEL_MATCHING, [queue, kind ?? null, groupKey ?? null, keyPrefix ?? null, maxJobs ?? null]);
-  return counts;
+  const values = [queue, optionalName(kind, 'kind'), optionalKey(groupKey, 'groupKey'), optionalKey(keyPrefix, 'keyPrefix'), optionalInteger(maxJobs, 'maxJobs')];
+  const [counts] = await rows(client, CANCEL_MATCHING, values);
+  return { cancelled: Number(counts.cancelled), locked: Number(counts.locked) };
 }
 
 /** @type {typeof import('../index.js').waitResults} */
 export async function waitResults(client, ids, timeout = 30) {
-  const [{ statuses, results }] = await rows(client, WAIT_RESULTS, [ids, interval(timeout)]);
+  const [{ statuses, results }] = await rows(client, WAIT_RESULTS, [checkIds(ids, 'ids'), optionalInterval(timeout, 'timeout')]);
   // An array of an enum comes as text, unless pg was told of it.
   const names = typeof statuses === 'string' ? statuses.slice(1, -1).split(',') : statuses;
   return ids.map((_, n) => ({ status: names[n], result: results[n] }));

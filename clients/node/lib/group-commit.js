@@ -2,6 +2,7 @@
 // claims the next jobs.  Repeated after a lost answer, it says already_committed.
 
 import { sqlstate, textOf } from './errors.js';
+import { endStale } from './settle.js';
 import { COMMIT_MANY, COMMIT_MANY_AND_CLAIM, jobFromRow } from './statements.js';
 
 const maxRetries = 3;
@@ -107,7 +108,8 @@ export class GroupCommit {
       const outcome = outcomes.get(`${attempt.job.id} ${attempt.job.token}`);
       // Of a queue that keeps no finished jobs, a job that was committed is not there.
       const committed = outcome === 'committed' || outcome === 'already_committed' || (outcome === 'not_found' && again);
-      this.worker.ended(attempt, committed ? 'committed' : 'stale');
+      if (committed) this.worker.ended(attempt, 'committed');
+      else await endStale(this.worker, link, attempt, 'stale');
     }
     return next;
   }

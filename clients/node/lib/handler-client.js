@@ -105,6 +105,7 @@ export function handlerClient(handlerTransaction, refusal) {
     handlerTransaction.usedAt ??= performance.now();
     const run = () => {
       session.busy = true;
+      session.asked();
       use();
     };
     if (handlerTransaction.begun && handlerTransaction.waiting === 0) {

@@ -10,7 +10,7 @@ const maxKindsNamed = 1000;
 
 /** Throws for what cannot be called, and for a generator: its call runs nothing. @param {unknown} handler @param {string} what */
 export function checkCallable(handler, what) {
-  if (typeof handler !== 'function') throw new TypeError(`${what} is a function, not ${handler}`);
+  if (typeof handler !== 'function') throw new TypeError(`${what} must be a function, not ${handler === null || typeof handler !== 'object' ? `${String(handler)}` : 'an object'}`);
   if (types.isGeneratorFunction(handler)) throw new TypeError(`${what} ${handler.name} is a generator function, which runs nothing when it is called`);
 }
 
@@ -18,7 +18,7 @@ export function checkCallable(handler, what) {
 export function checkHandlers(handlers) {
   const all = typeof handlers === 'function' ? [handlers] : Object.values(handlers ?? {});
   if (all.length === 0 || all.some((handler) => typeof handler !== 'function')) {
-    throw new TypeError('a handler is a function, and several are an object of functions by kind');
+    throw new TypeError('a handler must be a function, and several an object of functions by kind');
   }
   for (const handler of all) checkCallable(handler, 'the handler');
 }

@@ -6,6 +6,17 @@ import { HOOKS, checkOptions } from './options.js';
 
 /** Milliseconds that hooks may take to end when their worker has. */
 const hooksTimeout = 5000;
+/** The same of a process that was told to end, and has no time left. */
+const hooksLastWords = 400;
+
+/** Waits, for so long at most. @param {number} ms @param {Promise<unknown>} what */
+async function within(ms, what) {
+  /** @type {NodeJS.Timeout | undefined} */
+  let timer;
+  const late = new Promise((resolve) => (timer = setTimeout(resolve, Math.min(ms, 2 ** 31 - 1))));
+  await Promise.race([what, late]);
+  clearTimeout(timer);
+}
 
 /** @typedef {import('../index.js').Hooks} Given */
 
@@ -17,7 +28,7 @@ export class Hooks {
   constructor(given = {}, logger) {
     checkOptions(given, HOOKS, 'hooks');
     for (const [name, hook] of Object.entries(given)) {
-      if (hook !== undefined && typeof hook !== 'function') throw new TypeError(`hooks.${name} is a function, not ${hook}`);
+      if (hook !== undefined && typeof hook !== 'function') throw new TypeError(`hooks.${name} must be a function, not ${hook === null || typeof hook !== 'object' ? String(hook) : 'an object'}`);
     }
     this.given = given;
     this.logger = logger;
@@ -63,15 +74,17 @@ export class Hooks {
     await this.given.started?.(worker);
   }
 
-  /** @param {any} worker @param {import('../index.js').Outcomes} outcomes */
-  async stopped(worker, outcomes) {
+  /**
+   * @param {any} worker @param {import('../index.js').Outcomes} outcomes
+   * @param {number} [end] when the process is to end that was told to, by Date.now(): hooks that go on regardless are left
+   */
+  async stopped(worker, outcomes, end) {
     const { stopped } = this.given;
-    /** @type {NodeJS.Timeout | undefined} */
-    let timer;
-    const late = new Promise((resolve) => (timer = setTimeout(resolve, hooksTimeout)));
-    await Promise.race([Promise.all(this.#running), late]);
-    clearTimeout(timer);
-    if (stopped) await this.#call('stopped', async () => stopped(worker, outcomes));
+    const ms = end === undefined ? hooksTimeout : Math.min(Math.max(end - Date.now(), hooksLastWords), hooksTimeout);
+    await within(ms, Promise.all(this.#running));
+    if (!stopped) return;
+    const called = this.#call('stopped', async () => stopped(worker, outcomes));
+    await (end === undefined ? called : within(Math.max(end - Date.now(), hooksLastWords), called));
   }
 
   /** What a hook throws is said, and changes nothing. @param {string} name @param {() => Promise<unknown>} call */

@@ -1,14 +1,16 @@
 // An attempt at a job: what its handler sees of it, and the time that it has.
 
-import { Cancelled, Waiting, interval, typed } from './errors.js';
+import { checkName, optionalInterval } from './arguments.js';
+import { Cancelled, Waiting, typed } from './errors.js';
 import { json } from './enqueue.js';
 import { finishedResult } from './handlers.js';
 import { AWAIT_EVENT, CHECKPOINT, PARENTS } from './statements.js';
 import { step } from './step.js';
 import { traced } from './trace.js';
 
-/** How long a handler whose signal has fired may take to end. */
-export const abandonAfter = 5000;
+/** How long a handler whose signal has fired may take to end: its process is to end five seconds after the grace, jobs given back. */
+const abandonAfter = 5000;
+const abandonInDrain = 2000;
 
 // setTimeout takes 24 days at most, and fires at once for more.
 const longestTimer = 2 ** 31 - 1;
@@ -62,7 +64,7 @@ export class Job {
    */
   async checkpoint(data) {
     const link = this.#attempt.outside('checkpoint');
-    const text = json(data, 'a checkpoint');
+    const text = json(data, 'the checkpoint');
     try {
       await link.answer(CHECKPOINT, [this.id, this.token, text]);
     } catch (error) {
@@ -73,7 +75,8 @@ export class Job {
 
   /** @type {import('../index.js').Job['awaitEvent']} */
   async awaitEvent(name, timeout) {
-    const [{ outcome, payload }] = await this.#attempt.ask('awaitEvent', AWAIT_EVENT, [this.id, this.token, name, interval(timeout)]);
+    const values = [this.id, this.token, checkName(name, 'name'), optionalInterval(timeout, 'timeout')];
+    const [{ outcome, payload }] = await this.#attempt.ask('awaitEvent', AWAIT_EVENT, values);
     if (outcome === 'waiting') throw (this.#attempt.waiting = new Waiting(name, timeout));
     if (outcome === 'arrived') this.#attempt.arrived.push({ name, timeout });
     return { arrived: outcome === 'arrived', payload };
@@ -98,12 +101,16 @@ export class Attempt {
   #link;
   /** @type {(() => void) | undefined} */
   #onCancel;
+  /** @type {((ms: number) => void) | undefined} */
+  #abandonIn;
+  #notice;
   /** Why the handler is to stop. @type {Cancelled['why'] | undefined} */
   why;
   /** The same, for its signal. @type {Cancelled | undefined} */
   reason;
-  /** Whether a handler was left that did not end in time. */
+  /** Whether a handler was left that did not end in time; and whether it has ended since. */
   abandoned = false;
+  ended = false;
   /** Of a handler that has a transaction: its client. @type {import('pg').ClientBase | undefined} */
   client;
   /** Thrown in the handler: it waits for an event. @type {Waiting | undefined} */
@@ -121,16 +128,19 @@ export class Attempt {
 
   /**
    * @param {any} row of a claim @param {string} queue
-   * @param {{ asked: number, lease: number, timeout: number, link?: import('./connection.js').Link }} of
-   *   asked: when the claim was sent; lease, timeout: milliseconds; link: for checkpoints and steps of outside handlers
+   * @param {{ asked: number, lease: number, timeout: number, ofQueue?: boolean, link?: import('./connection.js').Link }} of
+   *   asked: when the claim was sent; lease, timeout: milliseconds; ofQueue: it is the queue's job_timeout, at which the server takes the job
+   *   back; link: for checkpoints and steps of outside handlers
    */
-  constructor(row, queue, { asked, lease, timeout, link }) {
+  constructor(row, queue, { asked, lease, timeout, ofQueue = false, link }) {
     this.row = row;
     this.#link = link;
     /** Without a heartbeat that was answered, the lease may end then. */
     this.leaseEnds = asked + lease;
-    this.timeout = timeout;
-    this.ends = Date.now() + timeout;
+    /** How long its handler may take to end when its time is over: so that what became of it is said before the server takes the job back. */
+    this.#notice = ofQueue ? Math.min(abandonAfter, timeout / 10) : abandonAfter;
+    this.timeout = ofQueue ? timeout - this.#notice - Math.min(1000, timeout / 10) : timeout;
+    this.ends = Date.now() + this.timeout;
     this.job = new Job(row, queue, this);
   }
 
@@ -174,7 +184,10 @@ export class Attempt {
 
   /** @param {Cancelled['why']} why */
   cancel(why) {
-    if (this.why) return;
+    if (this.why) {
+      if (why === 'drain') this.#abandonIn?.(abandonInDrain);
+      return;
+    }
     this.why = why;
     const seconds = this.timeout / 1000;
     this.reason = new Cancelled(why, { lease: 'the lease is lost', timeout: `ended after ${seconds} s (job_timeout)`, drain: 'the worker ends' }[why]);
@@ -183,7 +196,7 @@ export class Attempt {
   }
 
   /**
-   * Calls the handler, for its time at most.  Settles with it, or abandonAfter later than the signal when it goes on
+   * Calls the handler, for its time at most.  Settles with it, or some seconds later than the signal when it goes on
    * regardless: what it answers then is not heard.
    * @template T @param {() => T | Promise<T>} handler @param {() => void} [onCancel] called when the signal fires
    * @returns {Promise<T>}
@@ -200,19 +213,27 @@ export class Attempt {
     const given = new Promise((_, reject) => {
       this.#onCancel = () => {
         onCancel?.();
+        this.#abandonIn?.({ timeout: this.#notice, drain: abandonInDrain, lease: abandonAfter }[/** @type {Cancelled['why']} */ (this.why)]);
+      };
+      this.#abandonIn = (ms) => {
+        clearTimeout(kill);
         kill = setTimeout(() => {
           this.abandoned = true;
           reject(this.reason);
-        }, abandonAfter);
+        }, ms);
       };
     });
     if (this.why) throw this.reason;
+    if (this.row.unreadable) throw this.row.unreadable;
     this.ends = Date.now() + this.timeout;
     arm();
+    const running = traced(this.job, async () => finishedResult(await handler()));
+    const end = () => void (this.ended = true);
+    running.then(end, end);
     try {
-      return await /** @type {Promise<T>} */ (Promise.race([traced(this.job, async () => finishedResult(await handler())), given]));
+      return await /** @type {Promise<T>} */ (Promise.race([running, given]));
     } finally {
-      this.#onCancel = undefined;
+      this.#onCancel = this.#abandonIn = undefined;
       clearTimeout(timer);
       clearTimeout(kill);
     }

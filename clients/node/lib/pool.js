@@ -1,7 +1,7 @@
 // A pool for producers, that finds the host which takes writes.
 
-import pg from 'pg';
 import { hosts, sessionInfo } from './connection.js';
+import { pg } from './packages.js';
 
 /** @type {typeof import('../index.js').createPool} */
 export function createPool(connection, options = {}) {

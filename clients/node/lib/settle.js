@@ -1,7 +1,7 @@
 // The end of an attempt whose handler has thrown.
 
 import { Cancelled, Dead, RetryLater, Snooze, Waiting, detailsOf, interval, sqlstate, textOf } from './errors.js';
-import { AWAIT_EVENT, FAIL, RELEASE } from './statements.js';
+import { AWAIT_EVENT, BECAME, FAIL, RELEASE } from './statements.js';
 
 /**
  * Tells the server what became of an attempt: failed, to be retried later, dead, or given back.
@@ -16,11 +16,6 @@ export async function settle(worker, link, attempt, error) {
   if (attempt.why && !own) error = attempt.reason;
   const text = textOf(error);
   let failed = false;
-  /** @param {string} outcome @param {string} said */
-  const ended = (outcome, said) => {
-    if (failed) worker.failed(attempt, error, outcome);
-    worker.ended(attempt, outcome, said);
-  };
   try {
     /** @type {{ rows: any[], again: boolean }} */
     let answer;
@@ -45,10 +40,45 @@ export async function settle(worker, link, attempt, error) {
       const both = `${text} (and: ${textOf(refused)})`.replace(/[^\n -~]/g, '?');
       answer = await link.answer(FAIL, [id, token, both, null, error instanceof Dead, null]);
     }
-    ended(answer.rows[0].outcome, text);
+    const [{ outcome }] = answer.rows;
+    if (outcome === 'stale' || outcome === 'not_found') return await endStale(worker, link, attempt, outcome, failed ? error : undefined, text);
+    if (failed) worker.failed(attempt, error, outcome, outcome !== 'dead');
+    worker.ended(attempt, outcome, text);
   } catch (lost) {
-    ended('lost', textOf(lost));
+    if (failed) worker.failed(attempt, error, 'lost', true);
+    worker.ended(attempt, 'lost', textOf(lost));
   }
+}
+
+/**
+ * Ends an attempt that the server calls stale or does not know: asks what has become of its job, since that is what is to be counted, logged
+ * and told. The lease may have been lost to another attempt; or the job is dead or cancelled, with no other attempt to come; or it was
+ * committed, by a COMMIT whose answer was lost.
+ * @param {import('./worker.js').Context} worker @param {import('./connection.js').Link} link @param {import('./job.js').Attempt} attempt
+ * @param {string} outcome @param {unknown} [error] of an attempt that has failed @param {string} [text] what it says
+ */
+export async function endStale(worker, link, attempt, outcome, error, text) {
+  const { id, token } = attempt.job;
+  /** @type {{ status: string, last: boolean, error: string | null } | undefined} */
+  let job;
+  try {
+    [job] = (await link.answer(BECAME, [id, token])).rows;
+  } catch (unknown) {
+    worker.ended(attempt, outcome, text);
+    if (error !== undefined) worker.failed(attempt, error, outcome, true);
+    return;
+  }
+  if (job?.last && job.status === 'completed' && attempt.commitSent) return worker.ended(attempt, 'committed');
+  const finished = job === undefined || ['completed', 'dead', 'cancelled'].includes(job.status);
+  if (job?.last && job.status === 'dead') {
+    worker.failed(attempt, error ?? attempt.reason ?? new Cancelled('lease', job.error ?? 'the lease is lost'), 'dead', false);
+    return worker.ended(attempt, 'dead', job.error ?? text);
+  }
+  if (error !== undefined) worker.failed(attempt, error, outcome, !finished);
+  const became = {
+    cancelled: 'the job is cancelled', completed: 'another attempt has completed it', dead: 'another attempt has failed, and the job is dead',
+  }[job?.status ?? ''] ?? (job === undefined ? 'the job is not there any more' : job.last ? `it was taken back${job.error ? ` (${job.error})` : ''}, and will be tried again` : 'another attempt does it');
+  worker.ended(attempt, outcome, text ? `${became}; this one: ${text}` : became);
 }
 
 /** What is no delay is a TypeError, whatever its getter throws. @param {Snooze | RetryLater} error */

@@ -1,4 +1,5 @@
-// The statements of a worker.  ids and tokens come as text, whatever the application has told pg of bigint.
+// The statements of a worker.  ids and tokens come as text, whatever the application has told pg of bigint.  Nothing is read that the
+// server prints by a setting, other than DateStyle (connection.js): times are numbers of ms, as text; an interval is handed back as it came.
 
 /** The columns of a claim, and their types, by which pg's parsers read them. @type {[string, number][]} */
 const COLUMNS = [
@@ -45,18 +46,22 @@ export const FINISH_STEP = 'SELECT idemq.finish_step($1::bigint, $2::bigint, $3:
 export const REFUSE_STEP = 'SELECT idemq.refuse_step($1::bigint, $2::bigint, $3::text, $4::text)';
 
 export const AWAIT_EVENT = 'SELECT outcome, payload FROM idemq.await_event($1::bigint, $2::bigint, $3::text, $4::interval)';
+// What became of an attempt whose lease is lost: last, whether no other attempt has begun.
+export const BECAME = `SELECT j.status::text, j.token::text = $2::text AS last, coalesce(a.error, j.last_error) AS error
+  FROM idemq.job($1::bigint) AS j LEFT JOIN idemq.attempts AS a ON a.job_id = j.id AND a.token::text = $2::text`;
 export const PARENTS = 'SELECT parent::text AS id, queue, status::text, result FROM idemq.parents($1::bigint) AS p ORDER BY p.parent';
 
 // Its commit waits for no disk and no standby, which heartbeats do not either.
 export const REPORT_WORKER = `SELECT pg_catalog.set_config('synchronous_commit', 'off', true), idemq.report_worker($1::uuid, $2::text, $3::text[], program => $4::text, version => $5::text, host => $6::text,
-  concurrency => $7::int, running => $8::bigint[], done => $9::bigint, stopping => $10::bool)`;
+  concurrency => $7::int, running => $8::bigint[], done => $9::bigint, stopping => $10::bool, end_waits => $11::int[])`;
 
-export const SETTINGS = `SELECT 1000 * extract(epoch FROM coalesce($2::interval, lease))::float8 AS lease,
-    1000 * extract(epoch FROM job_timeout)::float8 AS timeout
+export const SETTINGS = `SELECT (1000 * extract(epoch FROM coalesce($2::interval, lease)))::text AS lease,
+    (1000 * extract(epoch FROM job_timeout))::text AS timeout
   FROM idemq.queues WHERE name = $1::text`;
 
 /**
- * A row of a claim, as pg would have made it.
+ * A row of a claim, as pg would have made it. A value that cannot be read - a parser that the application has given to pg may throw - is null,
+ * and the row says why: it fails its own attempt, and no other job of the claim, whose rows have begun attempts as well.
  * @param {import('./connection.js').Session} session @param {(string | null)[]} fields @param {number} from where they begin
  */
 export function jobFromRow(session, fields, from) {
@@ -65,7 +70,12 @@ export function jobFromRow(session, fields, from) {
   for (let n = 0; n < COLUMNS.length; n++) {
     const [name, type] = COLUMNS[n];
     const field = fields[from + n];
-    row[name] = field === null || type === 25 ? field : session.client.getTypeParser(type, 'text')(field);
+    try {
+      row[name] = field === null || type === 25 ? field : session.client.getTypeParser(type, 'text')(field);
+    } catch (error) {
+      row[name] = null;
+      row.unreadable ??= new Error(`the job's ${name} cannot be read`, { cause: error });
+    }
   }
   return row;
 }

@@ -1,10 +1,20 @@
 // A step: a call of another system that an attempt may make, and is to be known of by the next.
 
+import { checkName } from './arguments.js';
 import { json } from './enqueue.js';
 import { Dead, Refused, Snooze, interval, textOf, typed } from './errors.js';
 import { checkCallable, finishedResult } from './handlers.js';
 import { STEP, checkOptions } from './options.js';
+import { pg } from './packages.js';
 import { BEGIN_STEP, FINISH_STEP, REFUSE_STEP } from './statements.js';
+
+/**
+ * Reads intervals as the text that they are.  What it looks like is up to IntervalStyle, of which pg's parser knows one; the server
+ * reads all of them.
+ */
+const uninterpreted = {
+  getTypeParser: (/** @type {number} */ type, /** @type {any} */ format) => (type === 1186 ? (/** @type {any} */ text) => text : pg.types.getTypeParser(type, format)),
+};
 
 /**
  * Has another system do something, unless it is known to be done.
@@ -15,18 +25,19 @@ import { BEGIN_STEP, FINISH_STEP, REFUSE_STEP } from './statements.js';
 export async function step(job, link, name, call, options) {
   checkOptions(options, STEP, 'job.step');
   const { request = null, callTimeout = 30, ask } = options;
+  checkName(name, 'name');
   checkCallable(call, 'call');
   if (ask !== undefined) checkCallable(ask, 'ask');
-  if (!(callTimeout > 0 && callTimeout <= 1e6)) throw new RangeError(`callTimeout is a number of seconds, not ${callTimeout}`);
+  if (!(callTimeout > 0 && callTimeout <= 1e6)) throw new RangeError(`callTimeout must be a number of seconds, more than 0, not ${callTimeout}`);
   const own = [job.id, job.token, name];
   const asked = Date.now();
   let calling = false;
   try {
     // Asked again after a lost answer, it says busy: nobody knows here that the call was not made.
-    const { rows: [begun] } = await link.answer(BEGIN_STEP, [...own, json(request, 'the request'), interval(callTimeout)]);
+    const { rows: [begun] } = await link.answer(BEGIN_STEP, [...own, json(request, 'the request'), interval(callTimeout)], uninterpreted);
     if (begun.outcome === 'done') return begun.response;
     // An attempt that was lost has called, and its call may still arrive.
-    if (begun.outcome === 'busy') throw new Snooze(textOfInterval(begun.retry_after));
+    if (begun.outcome === 'busy') throw new Snooze(begun.retry_after);
     if (begun.outcome === 'unknown' && ask) {
       const found = finishedResult(await ask({ key: begun.effect_key, request: begun.former_request, begunAt: begun.begun_at, signal: job.signal }));
       if (found !== undefined) return await finish(found);
@@ -60,9 +71,4 @@ export async function step(job, link, name, call, options) {
       job.signal.removeEventListener('abort', stop);
     }
   }
-}
-
-/** An interval as pg gives it. @param {any} value @returns {string} */
-function textOfInterval(value) {
-  return typeof value?.toPostgres === 'function' ? value.toPostgres() : `${value}`;
 }

@@ -1,8 +1,7 @@
 // Trace context: from the producer to the handler, in the job's headers.  Where the package
 // @opentelemetry/api is not installed, nothing of it happens.
 
-/** @type {typeof import('@opentelemetry/api') | null} */
-const otel = await import('@opentelemetry/api').catch(() => null);
+import { otel } from './packages.js';
 
 /**
  * Headers with the trace context of who calls; the caller's own win.

@@ -13,7 +13,7 @@ import { json } from './enqueue.js';
 import { sqlstate, typed } from './errors.js';
 import { GroupCommit } from './group-commit.js';
 import { HandlerTransaction, handlerClient } from './handler-client.js';
-import { settle } from './settle.js';
+import { endStale, settle } from './settle.js';
 import { ASSERT_CURRENT, BEGIN, COMMIT_MANY, COMMIT_MANY_AND_CLAIM, COMMIT_ONE, COMMIT_ONE_AND_CLAIM, COMMIT_TRANSACTION, HOLD_CLAIMED, NO_IDLE_TIMEOUT, jobFromRow } from './statements.js';
 
 const maxReruns = 3;
@@ -115,7 +115,8 @@ export class Transactions {
         if (error instanceof Settled) {
           // Of a queue that keeps no finished jobs, a job that was committed is not there.
           const committed = error.outcome === 'IQ006' || (error.outcome === 'IQ002' && unsure);
-          this.worker.ended(attempt, committed ? 'committed' : 'stale');
+          if (committed) this.worker.ended(attempt, 'committed');
+          else await this.worker.lendWhile(endStale(this.worker, link, attempt, 'stale'));
           return [];
         }
         const cut = on && broken(error, on);

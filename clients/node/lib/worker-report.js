@@ -4,7 +4,7 @@
 import { randomUUID } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { hostname } from 'node:os';
-import { sleep, withTimeout } from './connection.js';
+import { answerTimeout, sleep, withTimeout } from './connection.js';
 import { sqlstate } from './errors.js';
 import { REPORT_WORKER } from './statements.js';
 
@@ -41,11 +41,11 @@ export class WorkerReport {
     }
   }
 
-  /** @param {boolean} stopping @returns {Promise<number>} when to say it again */
-  async #report(stopping) {
+  /** @param {boolean} stopping @param {number[]} [endWaits] processes of sessions whose waits are to end @returns {Promise<number>} when to say it again */
+  async #report(stopping, endWaits = []) {
     if (!this.#link.session) return firstReportAfter;
     try {
-      await this.#link.withSession((session) => withTimeout(10_000, session, session.query(REPORT_WORKER, [...this.#values(), stopping])));
+      await this.#link.withSession((session) => withTimeout(answerTimeout, session, session.query(REPORT_WORKER, [...this.#values(), stopping, endWaits])));
       this.#reported = true;
     } catch (error) {
       // What has happened to the connection is said by those who need it.
@@ -54,8 +54,16 @@ export class WorkerReport {
     return reportInterval;
   }
 
+  /**
+   * Ends the wait in which a session of the worker sleeps, or the next one. A cancel would do so, too, as an error in the server's log.
+   * @param {number} process @param {boolean} stopping
+   */
+  async endWait(process, stopping) {
+    await this.#report(stopping, [process]);
+  }
+
   /** The last report of a worker that has reported before, if the server answers at once. @param {AbortSignal} until */
   async reportStopping(until) {
-    if (this.#reported) await Promise.race([this.#report(true), sleep(1000, until)]);
+    if (this.#reported) await Promise.race([this.#report(true), sleep(500, until)]);
   }
 }

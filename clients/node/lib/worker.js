@@ -5,21 +5,30 @@
 // So no job's statement, and no wait for a lock, stands before a heartbeat.
 
 import { setMaxListeners } from 'node:events';
-import { Address, Link, Server, hosts, sleep, withTimeout } from './connection.js';
-import { interval, sqlstate, textOf, typed } from './errors.js';
+import { Address, Link, Server, answerTimeout, hosts, sleep, withTimeout } from './connection.js';
+import { checkName, optionalBoolean, optionalInterval, optionalName } from './arguments.js';
+import { sqlstate, textOf, typed } from './errors.js';
 import { singleHandler } from './handlers.js';
 import { Hooks } from './hooks.js';
-import { Attempt, abandonAfter } from './job.js';
+import { Attempt } from './job.js';
 import { WORKER, checkOptions } from './options.js';
 import { Outside } from './outside.js';
-import { onSignals } from './signals.js';
+import { onSignals, stopWhenHung } from './signals.js';
+import { watchSilence } from './silence.js';
 import { CLAIM, HEARTBEAT, RELEASE_MANY, SETTINGS, WAIT, jobFromRow } from './statements.js';
 import { Transactions } from './transactions.js';
 import { WorkerReport } from './worker-report.js';
 
 const settingsMaxAge = 60_000;
-/** Milliseconds that the server sleeps in one wait; less, where its statements may not take as long. */
+/**
+ * Milliseconds that the server sleeps in one wait; less, where its statements may not take as long. Behind a pooler nobody can end a
+ * wait, so a worker that stops lets it run out.
+ */
 const longestWait = 5000;
+const longestPooledWait = 3000;
+/** Milliseconds after a stop in which the wait ends; and after the grace, in which the server is told of the jobs that were ended. */
+const waitEnds = 3500;
+const lastWords = 4000;
 
 /** Of a cluster's shard: where it is, the slots that it shares, whether a first claim that was refused ends the run.
  * @typedef {{ address: Address, slots: import('./handler-slots.js').ShardSlots, refused: () => boolean }} ShardOptions */
@@ -31,7 +40,7 @@ const longestWait = 5000;
  *   begun: (rows: any[], asked: number, session: import('./connection.js').Session) => Attempt[],
  *   ended: (attempt: Attempt, outcome: string, text?: string) => void,
  *   pauseClaims: (attempt: Attempt) => void,
- *   failed: (attempt: Attempt, error: unknown, outcome: string) => void,
+ *   failed: (attempt: Attempt, error: unknown, outcome: string, willRetry: boolean) => void,
  * }} Context */
 
 /** @type {import('../index.js').Logger} */
@@ -54,6 +63,7 @@ export class Worker {
   #heartbeatNow = () => {};
   #lease = 30_000;
   #timeout;
+  #timeoutOfQueue = false;
   /** @type {unknown} */
   #fatal;
   /** @type {Transactions | Outside | undefined} */
@@ -63,22 +73,31 @@ export class Worker {
   /** @type {NodeJS.Timeout | undefined} */
   #graceTimer;
   #claimed = false;
-  /** That of the wait, in a drain. @type {Promise<void> | undefined} */
-  #cancelling;
+  /** Those whose handlers were left. @type {Attempt[]} */
+  #abandoned = [];
+  /** When the end of the process was asked for; by Date.now(). @type {number | undefined} */
+  #stoppedAt;
+  #endWait = async () => {};
+  #endingWait = Promise.resolve();
 
   /**
    * @param {import('../index.js').Connection} connection @param {string} queue
    * @param {import('../index.js').WorkerOptions} [options] @param {{ once?: boolean, shard?: ShardOptions }} [internal]
    */
   constructor(connection, queue, options = {}, { once = false, shard } = {}) {
+    checkName(queue, 'queue');
     checkOptions(options, WORKER, 'Worker');
+    optionalName(options.name, 'name');
+    const attach = optionalBoolean(options.attach, 'attach') ?? undefined;
+    optionalBoolean(options.signals, 'signals');
+    optionalInterval(options.unknownKind, 'unknownKind');
     const { concurrency = 1, batch = 1, timeout = 3600, grace = 30, signals = true, logger = quiet } = options;
     for (const [name, value] of Object.entries({ concurrency, batch })) {
-      if (!Number.isInteger(value) || value < 1) throw new RangeError(`${name} is a number of jobs, from 1, not ${value}`);
+      if (!Number.isInteger(value) || value < 1) throw new RangeError(`${name} must be a number of jobs, 1 or more, not ${value}`);
     }
-    if (!(timeout > 0)) throw new RangeError(`timeout is a number of seconds, not ${timeout}`);
-    if (!(grace >= 0)) throw new RangeError(`grace is a number of seconds, not ${grace}`);
-    if (!['info', 'warn', 'error'].every((level) => typeof (/** @type {any} */ (logger)?.[level]) === 'function')) throw new TypeError('logger has functions info, warn and error');
+    if (!(timeout > 0)) throw new RangeError(`timeout must be a number of seconds, more than 0, not ${timeout}`);
+    if (!(grace >= 0)) throw new RangeError(`grace must be a number of seconds, 0 or more, not ${grace}`);
+    if (!['info', 'warn', 'error'].every((level) => typeof (/** @type {any} */ (logger)?.[level]) === 'function')) throw new TypeError('logger must have the functions info, warn and error');
     const name = options.name ?? `node ${process.pid}`;
     const named = (/** @type {import('../index.js').Connection} */ to) => hosts(to).map((config) => ({ application_name: `idemq ${queue}`, ...config }));
     this.#address = shard?.address ?? new Address(named(connection));
@@ -88,13 +107,13 @@ export class Worker {
     this.#logger = logger;
     this.#hooks = new Hooks(options.hooks, logger);
     this.#timeout = timeout * 1000;
-    this.#options = { ...options, name, concurrency, batch, timeout, grace, signals, once, lease: interval(options.lease) };
+    this.#options = { ...options, name, concurrency, batch, timeout, grace, signals, once, attach, lease: optionalInterval(options.lease, 'lease') };
     // As many wait for them as there are jobs at a time.
     setMaxListeners(0, this.#over.signal, this.#stop.signal);
     const life = { over: this.#over.signal, retryConnect: !once };
     this.server = new Server(this.#address, logger, life);
     this.control = new Link(this.server, (session) => this.#settings(session));
-    this.waiter = new Link(new Server(this.#waitAddress, logger, { ...life, over: this.#stop.signal }));
+    this.waiter = new Link(new Server(this.#waitAddress, logger, { ...life, over: this.#stop.signal }), undefined, this.#over.signal);
   }
 
   get queue() {
@@ -115,17 +134,21 @@ export class Worker {
     return this.#run(Outside, handler);
   }
 
-  /** Claims no more; run ends when what runs has ended, or the grace is over. Called again: it is over. */
+  /**
+   * Claims no more; run ends when what runs has ended, or the grace is over and five seconds, whatever becomes of the connections.
+   * Called again: the grace is over.
+   */
   stop() {
     if (this.#stop.signal.aborted) {
-      if (this.#running.size > 0) this.#graceOver();
+      if (this.#mode && this.#stoppedAt !== undefined && !this.#over.signal.aborted) this.#graceOver();
       return;
     }
+    this.#stoppedAt = Date.now();
     this.#stop.abort();
     this.#onSlotFreed();
-    this.#cancelling = this.waiter.session?.cancel();
-    if (this.#running.size === 0) return;
-    this.#logger.info(`idemq: ${this.#queue}: ending: ${this.#running.size} jobs have ${this.#options.grace} s`);
+    if (!this.#mode) return;
+    this.#endingWait = this.#endWait();
+    if (this.#running.size > 0) this.#logger.info(`idemq: ${this.#queue}: ending: ${this.#running.size} jobs have ${this.#options.grace} s`);
     this.#graceTimer = setTimeout(() => this.#graceOver(), Math.min(this.#options.grace * 1000, 2 ** 31 - 1));
   }
 
@@ -133,7 +156,7 @@ export class Worker {
     clearTimeout(this.#graceTimer);
     for (const attempt of this.#running) attempt.cancel('drain');
     // To give the jobs back, if there is a server.
-    this.#graceTimer = setTimeout(() => this.#over.abort(), 2 * abandonAfter);
+    this.#graceTimer = setTimeout(() => this.#over.abort(), lastWords);
   }
 
   /** @param {any} Mode @param {any} handlers @returns {Promise<Record<string, number>>} */
@@ -163,7 +186,7 @@ export class Worker {
       begun: (rows, asked, session) => rows.map((row) => this.#begin(row, asked, attachedTo(session))),
       ended: (attempt, outcome, text) => this.#end(attempt, outcome, text),
       pauseClaims: (attempt) => this.#pauseClaims(attempt),
-      failed: (attempt, error, outcome) => this.#hooks.failed(attempt.job, failureOf(attempt, error, outcome)),
+      failed: (attempt, error, outcome, willRetry) => this.#hooks.failed(attempt.job, { attempt: attempt.job.attempt, willRetry, error, outcome: /** @type {any} */ (outcome) }),
     };
     const mode = new Mode(context, handler);
 
@@ -179,17 +202,30 @@ export class Worker {
       done: Object.values(this.#counts).reduce((sum, count) => sum + count, 0),
     }));
     const reporting = this.#options.once ? undefined : report.reportRegularly(this.#over.signal);
+    const watching = watchSilence(this.server, this.control, () => this.#lease, (ms) => sleep(ms, this.#over.signal), this.#over.signal);
+    /** @type {NodeJS.Timeout | undefined} */
+    let waitTimer;
+    this.#endWait = async () => {
+      const { session } = this.waiter;
+      // What does not end by itself is left: its connection is silent, or nobody could be asked to end it.
+      waitTimer = setTimeout(() => this.waiter.session?.destroy(), waitEnds);
+      if (session?.direct) await report.endWait(session.process, this.#running.size === 0);
+    };
     try {
       await this.#dispatch(context, batch);
     } finally {
       while (this.#busySlots > 0) await new Promise((resolve) => (this.#onSlotFreed = () => resolve(undefined)));
+      // Cut off in the middle, a report may be written after the last one.
+      await Promise.race([this.#endingWait, sleep(1000, this.#over.signal)]);
       await report.reportStopping(this.#over.signal);
       this.#stop.abort();
       this.#over.abort();
       clearTimeout(this.#graceTimer);
+      clearTimeout(waitTimer);
       unheard();
-      await Promise.all([heartbeats, reporting, mode.end(), this.control.end(), this.waiter.end(), this.#cancelling]);
-      await this.#hooks.stopped(this, this.#counts);
+      await Promise.all([heartbeats, reporting, watching, mode.end(), this.control.end(), this.waiter.end()]);
+      await this.#hooks.stopped(this, this.#counts, this.#stoppedAt === undefined ? undefined : this.#stoppedAt + 1000 * this.#options.grace + lastWords);
+      if (this.#abandoned.some((each) => !each.ended)) stopWhenHung(() => this.#logger.warn(`idemq: ${this.#queue}: a handler goes on although its job was given back: the process is ended`));
     }
     if (this.#fatal) throw this.#fatal;
     return this.#counts;
@@ -208,7 +244,8 @@ export class Worker {
           while (attempts.length > 0) this.#start(attempts.splice(0, batch));
         } else if (attempts && !once) {
           await this.waiter.withSession((session) => {
-            const ms = session.statementTimeout > 0 ? Math.min(longestWait, 0.8 * session.statementTimeout) : longestWait;
+            const longest = session.direct ? longestWait : longestPooledWait;
+            const ms = session.statementTimeout > 0 ? Math.min(longest, 0.8 * session.statementTimeout) : longest;
             return withTimeout(ms + 10_000, session, session.query(WAIT, [this.#queue, `${ms} ms`]));
           });
         } else if (this.#busySlots > 0) {
@@ -220,9 +257,10 @@ export class Worker {
         if (this.#stop.signal.aborted) return;
         // What is wrong at the start is the caller's to mend; later, it may be mended meanwhile.
         const refused = !known && sqlstate(error) && !/^(08|25|40|53|57)/.test(sqlstate(error));
-        if (once || (refused && (this.#shard?.refused() ?? true))) throw typed(error);
+        const said = this.#withoutExtension(error);
+        if (once || (refused && (this.#shard?.refused() ?? true))) throw typed(said);
         const lost = error === this.control.sessionError || error === this.waiter.sessionError;
-        if (!lost) this.#logger.error(`idemq: ${this.#address.name}${this.#queue}: ${textOf(error)}; trying again in 5 s`);
+        if (!lost) this.#logger.error(`idemq: ${this.#address.name}${this.#queue}: ${textOf(said)}; trying again in 5 s`);
         await sleep(lost ? 200 : 5000, this.#stop.signal);
       }
     }
@@ -269,20 +307,20 @@ export class Worker {
   /** @param {Context} context @param {number} jobs @returns {Promise<Attempt[]>} */
   #claim(context, jobs) {
     return this.control.withSession(async (session) => {
-      if (Date.now() - this.#settingsRead > settingsMaxAge) await this.#settings(session);
+      if (Date.now() - this.#settingsRead > settingsMaxAge) await withTimeout(answerTimeout, session, this.#settings(session));
       const asked = Date.now();
-      const answer = await withTimeout(10_000, session, session.send([{ ...CLAIM, values: context.claimArguments(session, jobs) }]));
+      const answer = await withTimeout(answerTimeout, session, session.send([{ ...CLAIM, values: context.claimArguments(session, jobs) }]));
       if (answer.error) throw answer.error;
       const rows = answer.rows[0].map((fields) => jobFromRow(session, fields, 0));
       if (!this.#stop.signal.aborted || rows.length === 0) return context.begun(rows, asked, session);
-      await session.query(RELEASE_MANY, [rows.map((row) => row.id), rows.map((row) => row.token)]);
+      await withTimeout(answerTimeout, session, session.query(RELEASE_MANY, [rows.map((row) => row.id), rows.map((row) => row.token)]));
       return [];
     }, this.#stop.signal);
   }
 
   /** @param {any} row of a claim @param {number} asked @param {import('./connection.js').Session} [on] the session with which its lease ends */
   #begin(row, asked, on) {
-    const attempt = new Attempt(row, this.#queue, { asked, lease: this.#lease, timeout: this.#timeout, link: this.#mode?.link() });
+    const attempt = new Attempt(row, this.#queue, { asked, lease: this.#lease, timeout: this.#timeout, ofQueue: this.#timeoutOfQueue, link: this.#mode?.link() });
     attempt.leaseSession = on;
     on?.attempts.add(attempt);
     this.#running.add(attempt);
@@ -357,10 +395,17 @@ export class Worker {
     const of = `idemq: ${attempt.name}: attempt ${job.attempt} of ${job.maxAttempts}`;
     this.#forget(attempt);
     this.#counts[outcome] = (this.#counts[outcome] ?? 0) + 1;
-    if (outcome === 'stale' || outcome === 'not_found') this.#logger.warn(`${of}: the lease was lost: another attempt does it`);
+    if (attempt.abandoned) this.#abandoned = [...this.#abandoned.filter((each) => !each.ended), attempt];
+    if (outcome === 'stale' || outcome === 'not_found') this.#logger.warn(`${of}: the lease was lost${text ? `: ${text}` : ''}`);
     else if (outcome === 'lost') this.#logger.warn(`${of}: left to its lease: ${text}`);
     else if (outcome === 'released' || outcome === 'waiting') this.#logger.info(`${of}: ${outcome}: ${text}`);
     else if (outcome !== 'committed') this.#logger.warn(`${of}: ${outcome}: ${text}`);
+  }
+
+  /** The error, or of a database that does not have the extension one that says so. @param {unknown} error @returns {unknown} */
+  #withoutExtension(error) {
+    if (!['3F000', '42P01'].includes(sqlstate(error))) return error;
+    return Object.assign(new Error(`the database "${this.#address.database}" does not have idemq: run CREATE EXTENSION idemq in it`, { cause: error }), { code: sqlstate(error) });
   }
 
   #settingsRead = 0;
@@ -371,9 +416,11 @@ export class Worker {
     this.#settingsRead = Date.now();
     if (rows.length === 0) return; // the claim says why
     // The next heartbeat by the new length.
-    if (this.#lease !== rows[0].lease) this.#heartbeatNow();
-    this.#lease = rows[0].lease;
-    this.#timeout = rows[0].timeout ?? this.#options.timeout * 1000;
+    const [lease, timeout] = [Number(rows[0].lease), rows[0].timeout];
+    if (this.#lease !== lease) this.#heartbeatNow();
+    this.#lease = lease;
+    this.#timeoutOfQueue = timeout !== null;
+    this.#timeout = timeout === null ? this.#options.timeout * 1000 : Number(timeout);
   }
 
   /** Keeps leases, until the end. @param {boolean} strict a lease that may have ended is lost, not only that of a handler that has locked nothing */
@@ -399,12 +446,13 @@ export class Worker {
       await this.control.withSession(async (session) => {
         const asked = Date.now();
         const values = [running.map(({ job }) => job.id), running.map(({ job }) => job.token), this.#options.lease];
-        const { rows } = await withTimeout(10_000, session, session.query(HEARTBEAT, values));
+        const { rows } = await withTimeout(answerTimeout, session, session.query(HEARTBEAT, values));
         const outcomes = new Map(rows.map((row) => [`${row.id} ${row.token}`, row.outcome]));
         for (const attempt of running) {
-          if (outcomes.get(`${attempt.job.id} ${attempt.job.token}`) === 'current') attempt.leaseEnds = asked + this.#lease;
+          const outcome = outcomes.get(`${attempt.job.id} ${attempt.job.token}`);
+          if (outcome === 'current') attempt.leaseEnds = asked + this.#lease;
           // Committed, or about to be: it is no lease any more.
-          else if (this.#running.has(attempt) && !attempt.commitSent) attempt.cancel('lease');
+          else if (this.#running.has(attempt) && !attempt.commitSent) attempt.cancel(outcome === 'expired' ? 'timeout' : 'lease');
         }
       });
     } catch (error) {
@@ -412,11 +460,6 @@ export class Worker {
       if (this.control.session && !this.#over.signal.aborted) this.#logger.warn(`idemq: ${this.#queue}: heartbeat: ${textOf(error)}`);
     }
   }
-}
-
-/** @param {Attempt} attempt @param {unknown} error @param {any} outcome @returns {import('../index.js').Failure} */
-function failureOf({ job }, error, outcome) {
-  return { attempt: job.attempt, willRetry: outcome !== 'dead', error, outcome };
 }
 
 /**

@@ -2,12 +2,13 @@
 
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
+import { createRequire } from 'node:module';
 import net from 'node:net';
 import { test } from 'node:test';
 import { location, shardConnection } from '../lib/cluster.js';
 import { Session, hosts } from '../lib/connection.js';
 import { Dead, IdemqError, StaleToken, detailsOf, interval, sqlstate, textOf, typed } from '../lib/errors.js';
-import { ClusterWorker, Worker, drain, enqueue, enqueueGraph, enqueueSequenced, publish } from '../lib/index.js';
+import { ClusterWorker, Worker, cancelMany, drain, enqueue, enqueueGraph, enqueueSequenced, flow, publish, sendEvent, waitResults } from '../lib/index.js';
 import { Attempt } from '../lib/job.js';
 import { arrayText } from '../lib/pipeline.js';
 import { ShardSlots, SlotPool } from '../lib/handler-slots.js';
@@ -25,9 +26,9 @@ test('several hosts', () => {
   assert.deepEqual(hosts({ host: 'h1,h2', port: 7 }), [{ host: 'h1', port: 7 }, { host: 'h2', port: 7 }]);
   assert.deepEqual(hosts({ database: 'db' }), [{ database: 'db' }]);
   assert.deepEqual(hosts({ port: 7 }), [{ port: 7 }]);
-  for (const logger of [{}, null]) assert.throws(() => new Worker({}, 'q', { logger }), /logger has functions info, warn and error/);
+  for (const logger of [{}, null]) assert.throws(() => new Worker({}, 'q', { logger }), /logger must have the functions info, warn and error/);
   // As of an environment variable that is not set.
-  assert.throws(() => new Worker(undefined, 'q'), /a connection is a URL, .* not undefined/);
+  assert.throws(() => new Worker(undefined, 'q'), /connection must be a URL, .* not undefined/);
   process.env.PGHOST = 'a,b';
   process.env.PGPORT = '1,';
   assert.deepEqual(hosts({}), [{ host: 'a', port: 1 }, { host: 'b' }]);
@@ -105,7 +106,7 @@ test('texts', () => {
   assert.equal(textOf(new Dead('gone')), 'gone');
   assert.equal(textOf('text'), 'text');
   assert.equal(textOf(undefined), 'undefined');
-  assert.equal(textOf(Object.create(null)), 'an error that has no text');
+  assert.equal(textOf(Object.create(null)), '[Object: null prototype] {}');
   assert.equal(textOf('x'.repeat(1e6)).length, 10_000);
   const half = new Error('x');
   half.stack = '\ud800 \0';
@@ -114,6 +115,52 @@ test('texts', () => {
   assert.equal(interval('1 day'), '1 day');
   assert.equal(interval(undefined), null);
   assert.throws(() => interval(Infinity), TypeError);
+});
+
+test('the reason of an error is kept', () => {
+  const refused = (address) => Object.assign(new Error(`connect ECONNREFUSED ${address}:1`), { code: 'ECONNREFUSED' });
+  const failed = new TypeError('fetch failed', { cause: refused('127.0.0.1') });
+  assert.equal(textOf(failed), 'TypeError: fetch failed; caused by Error: connect ECONNREFUSED 127.0.0.1:1');
+  const { causes, trace } = JSON.parse(detailsOf(failed));
+  assert.deepEqual(causes, [{ type: 'Error', code: 'ECONNREFUSED', text: 'Error: connect ECONNREFUSED 127.0.0.1:1' }]);
+  assert.match(trace, /^TypeError: fetch failed\n[^]*\n {2}\[cause\]: Error: connect ECONNREFUSED/);
+  const all = Object.assign(new AggregateError([refused('::1'), refused('127.0.0.1')]), { code: 'ECONNREFUSED' });
+  assert.equal(textOf(all), 'AggregateError [ECONNREFUSED]; errors: Error: connect ECONNREFUSED ::1:1; and Error: connect ECONNREFUSED 127.0.0.1:1');
+  assert.equal(JSON.parse(detailsOf(all)).code, 'ECONNREFUSED');
+  assert.equal(textOf(new AggregateError([], '')), 'AggregateError');
+  // What is thrown need not be an error.
+  assert.equal(textOf({ code: 'why' }), "{ code: 'why' }");
+  assert.equal(textOf({ toString: () => 'its own' }), 'its own');
+  assert.equal(textOf(new Error('x', { cause: { status: 503 } })), 'Error: x; caused by { status: 503 }');
+  assert.equal(textOf(null), 'null');
+  // The driver's error is the cause of ours, and says the same.
+  assert.equal(textOf(typed(Object.assign(new Error('lease lost'), { code: 'IQ001' }))), 'StaleToken: lease lost');
+});
+
+test('a chain of causes is bounded', () => {
+  const circle = new Error('a');
+  circle.cause = new Error('b', { cause: circle });
+  assert.equal(textOf(circle), 'Error: a; caused by Error: b');
+  let deep = new Error('0');
+  for (let n = 1; n < 100; n++) deep = new Error(`${n}`, { cause: deep });
+  const wide = new AggregateError(Array.from({ length: 10_000 }, (_, n) => new Error(`${n}`)), 'wide');
+  const long = new Error('x'.repeat(1e6), { cause: new Error('y'.repeat(1e6)) });
+  for (const error of [deep, wide, long]) {
+    assert.ok(textOf(error).length <= 10_000);
+    assert.ok(detailsOf(error).length < 40_000);
+    assert.ok(JSON.parse(detailsOf(error)).causes.length <= 16);
+  }
+  // A long message does not push the cause out.
+  assert.match(textOf(long), /^Error: x{1000,}; caused by Error: y{900,}$/);
+  const unreadable = new Error('outside');
+  Object.defineProperty(unreadable, 'cause', { get: () => assert.fail('not even that') });
+  assert.equal(textOf(unreadable), 'Error: outside');
+});
+
+test('require() loads the client', { skip: !process.features.require_module && 'this Node cannot require an ES module' }, () => {
+  // Without a top-level await in any of its modules.
+  const { Worker: required } = createRequire(import.meta.url)('../lib/index.js');
+  assert.equal(required, Worker);
 });
 
 test('an error that cannot be read', () => {
@@ -163,10 +210,61 @@ test('an option that nobody reads', async () => {
       const said = meant ? `perhaps you meant ${meant}` : 'it has .*, ';
       await assert.rejects(async () => call({ [option]: undefined }), (error) => error instanceof TypeError && new RegExp(`^${name} has no option ${option}: ${said}`).test(error.message), `${name} ${option}`);
     }
-    if (!name.startsWith('job a')) await assert.rejects(async () => call(null), { name: 'TypeError', message: `the options of ${name} are an object, not null` });
+    if (!name.startsWith('job a')) await assert.rejects(async () => call(null), { name: 'TypeError', message: `the options of ${name} must be an object, not null` });
   }
   assert.throws(() => new ClusterWorker({}, 'q', { shardPlace: { ports: 5432 } }), { message: 'shardPlace has no option ports: perhaps you meant port' });
   await assert.rejects(enqueue(never, 'q', 1, 'key'), TypeError);
+});
+
+test('arguments are checked before anything is sent, and named', async () => {
+  const sent = [];
+  const client = { query: async (text, values) => (sent.push(values), { rows: [{ id: '1' }] }) };
+  const a = { queue: 'q', payload: 1 };
+  /** @type {[string, () => unknown, RegExp][]} */
+  const wrong = [
+    ['a forgotten client', () => enqueue('mail', { to: 'anna' }), /^client must be pg's Client or Pool, or the client of a handler, not "mail"/],
+    ['no client', () => publish(undefined, 't', 1), /^client must be .*, not undefined/],
+    ['swapped', () => enqueue(client, { to: 'anna' }, 'mail'), /^queue must be a string, not an object/],
+    ['several queues', () => enqueue(client, ['mail', 'reports'], 1), /^queue must be a string, not an array/],
+    ['no payload', () => enqueue(client, 'q'), /^payload must be a value that JSON has, not undefined/],
+    ['a circle', () => enqueue(client, 'q', client.circle), /^payload cannot be made JSON: /],
+    ['a key', () => enqueue(client, 'q', 1, { key: {} }), /^key must be a string or an integer, not an object/],
+    ['a key with a fraction', () => enqueue(client, 'q', 1, { key: 1.5 }), /^key must be a string or an integer, not 1.5/],
+    ['a key that has lost digits', () => enqueue(client, 'q', 1, { key: 2 ** 60 }), /^key must be/],
+    ['a delay', () => enqueue(client, 'q', 1, { delay: [1] }), /^delay must be seconds, or PostgreSQL's text for an interval, not 1/],
+    ['a time', () => enqueue(client, 'q', 1, { runAt: new Date('soon') }), /^runAt must be a Date, .*, not an invalid Date/],
+    ['a number as a time', () => enqueue(client, 'q', 1, { runAt: 7 }), /^runAt must be a Date, .*, not 7/],
+    ['a priority', () => enqueue(client, 'q', 1, { priority: 'high' }), /^priority must be an integer, not "high"/],
+    ['headers', () => enqueue(client, 'q', 1, { headers: ['x'] }), /^headers must be an object, not an array/],
+    ['a kind', () => enqueue(client, 'q', 1, { kind: 7 }), /^kind must be a string, not 7/],
+    ['nowait', () => enqueue(client, 'q', 1, { nowait: 'yes' }), /^nowait must be true or false, not "yes"/],
+    ['parents', () => enqueue(client, 'q', 1, { dependsOn: '7' }), /^dependsOn must be an array of ids of jobs, not "7"/],
+    ['a parent', () => enqueue(client, 'q', 1, { dependsOn: [null] }), /^dependsOn\[0\] must be the id of a job, .*, not null/],
+    ['an event', () => sendEvent(client, 'q', 7), /^name must be a string, not 7/],
+    ['a topic', () => publish(client, ['t'], 1), /^topic must be a string, not an array/],
+    ['a number in a log', () => enqueueSequenced(client, 'q', 'p', 'x', 1), /^seq must be an integer, or a string of digits, not "x"/],
+    ['jobs', () => enqueueGraph(client, [a]), /^jobs must be an object, not an array/],
+    ['a job of a graph', () => enqueueGraph(client, { a: { ...a, key: [] } }), /^key of job a of a graph must be a string or an integer, not an array/],
+    ['its queue', () => enqueueGraph(client, { a: { payload: 1 } }), /^queue of job a of a graph must be a string, not undefined/],
+    ['its parents', () => enqueueGraph(client, { a: { ...a, dependsOn: [{}] } }), /^dependsOn of job a of a graph: id must be the id of a job/],
+    ['an id', () => flow(client, 'x'), /^id must be the id of a job/],
+    ['ids', () => cancelMany(client, '7'), /^ids must be an array of ids of jobs, not "7"/],
+    ['ids of results', () => waitResults(client, [1.5]), /^ids\[0\] must be the id of a job/],
+    ['a time of a wait', () => waitResults(client, ['1'], NaN), /^timeout must be seconds, .*, not NaN/],
+    ['a worker of queues', () => new Worker({}, ['a', 'b']), /^queue must be a string, not an array/],
+    ['a pool of a worker', () => new Worker(client, 'q'), /^connection must be a URL, .*a worker opens its own connections/],
+    ['a lease', () => new Worker({}, 'q', { lease: {} }), /^lease must be seconds/],
+    ['attach', () => new Worker({}, 'q', { attach: 'no' }), /^attach must be true or false, not "no"/],
+    ['home', () => new ClusterWorker({}, 'q', { home: 1 }), /^home must be an array of numbers of shards, not 1/],
+  ];
+  client.circle = { client };
+  client.circle.circle = client.circle;
+  for (const [name, call, says] of wrong) await assert.rejects(async () => call(), (error) => error instanceof TypeError && says.test(error.message), name);
+  assert.deepEqual(sent, [], 'nothing was sent');
+  // Ids of an application.
+  await enqueue(client, 'q', 1, { key: 42, groupKey: 7n });
+  await enqueue(client, 'q', 1, { key: 'b1e1e0a6-1a5c-4b52-9a5b-0f6d7c1f2a10', dependsOn: ['1', 2, 3n] });
+  assert.deepEqual(sent.map((values) => [values[2], values[6], values[15]]), [['42', '7', null], ['b1e1e0a6-1a5c-4b52-9a5b-0f6d7c1f2a10', null, ['1', '2', '3']]]);
 });
 
 test('handlers that run nothing', async () => {
@@ -177,7 +275,7 @@ test('handlers that run nothing', async () => {
     await assert.rejects(drain({}, 'q', handler), /generator function/);
     await assert.rejects(new ClusterWorker({}, 'q').run(handler), /generator function/);
   }
-  for (const handler of [{}, null, undefined, { a: null }]) await assert.rejects(worker().run(handler), /a handler is a function/);
+  for (const handler of [{}, null, undefined, { a: null }]) await assert.rejects(worker().run(handler), /a handler must be a function/);
 });
 
 test('a handler that does not end in time is told, and left', async () => {

@@ -373,7 +373,7 @@ def flow(conn: AsyncConnection[Any], id: int, most: int = 100000) -> Awaitable[O
 def flow(conn: AnyConnection, id: int, most: int = 100000) -> Union[Optional[Flow], Awaitable[Optional[Flow]]]:
     """How far the graph or fan-out of a job is, whichever of its jobs that is; None for one that you may not see."""
     require_connection(conn, Connection, AsyncConnection)
-    return ask(conn, _FLOW, {"id": int_argument("id", id), "most": int_argument("most", most)}, lambda rows: Flow(*rows[0]) if rows else None)
+    return ask(conn, _FLOW, {"id": int_argument("id", id), "most": int_argument("most", most)}, lambda rows: Flow(*rows[0]) if rows else None, binary=True)
 
 
 @overload

@@ -146,12 +146,16 @@ def ask(
     sql: str,
     values: dict[str, Any],
     answer: Callable[[list[Row]], T],
+    binary: bool = False,
 ) -> Union[T, Awaitable[T]]:
-    """What a statement answers; of an AsyncConnection, to be awaited."""
+    """What a statement answers; of an AsyncConnection, to be awaited.
+
+    binary: there are times or floats, whose text depends on DateStyle, IntervalStyle and extra_float_digits of the connection.
+    """
     require_connection(conn, Connection, AsyncConnection)
     if isinstance(conn, AsyncConnection):
-        return _ask_async(conn, sql, values, answer)
-    with conn.cursor(row_factory=tuple_row) as cursor:
+        return _ask_async(conn, sql, values, answer, binary)
+    with conn.cursor(row_factory=tuple_row, binary=binary) as cursor:
         with _naming_payload(values):
             cursor.execute(sql, values)
         return answer(cursor.fetchall())
@@ -171,9 +175,9 @@ def _naming_payload(values: dict[str, Any]) -> Iterator[None]:
 
 
 async def _ask_async(
-    conn: AsyncConnection[Any], sql: str, values: dict[str, Any], answer: Callable[[list[Row]], T]
+    conn: AsyncConnection[Any], sql: str, values: dict[str, Any], answer: Callable[[list[Row]], T], binary: bool
 ) -> T:
-    async with conn.cursor(row_factory=tuple_row) as cursor:
+    async with conn.cursor(row_factory=tuple_row, binary=binary) as cursor:
         with _naming_payload(values):
             await cursor.execute(sql, values)
         return answer(await cursor.fetchall())

@@ -43,9 +43,11 @@ RESULTS = "outbox_results"
 
 _CREATE_RESULTS = "SELECT idemq.create_queue(%s, max_attempts => 2000000000, retry_max => '1 min', retention => '1 min')"
 # In one message.  A relay that hangs has the rows for a minute: its lock goes with its session.  The plans are those of few rows
-# of many, by index: what statistics say of rows that wait is of another time.
+# of many, by index: what statistics say of rows that wait is of another time.  key_ttl is sent as text, whose sign means something
+# else in another IntervalStyle.
 _BEGIN = """BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '60s'; SET LOCAL enable_seqscan = off;
-    SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off"""
+    SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off;
+    SET LOCAL IntervalStyle = postgres"""
 # As many as that are sent, 8 MB as they are stored, and one in any case; none while another relay sends.
 _TAKE = """WITH mine AS MATERIALIZED (SELECT pg_catalog.pg_try_advisory_xact_lock('idemq_outbox.jobs'::regclass::int, 0) AS got),
     first AS MATERIALIZED (SELECT id, pg_catalog.pg_column_size(payload) AS size FROM idemq_outbox.jobs WHERE sent_at IS NULL
@@ -75,9 +77,9 @@ _MARK = """UPDATE idemq_outbox.jobs j SET sent_at = pg_catalog.clock_timestamp()
             WHEN j.status IS DISTINCT FROM 'refused' THEN j.finished_at END,
         error = CASE WHEN s.error IS NOT NULL THEN s.error WHEN j.status IS DISTINCT FROM 'refused' THEN j.error END,
         status = CASE WHEN s.error IS NOT NULL THEN 'refused' ELSE nullif(j.status, 'refused') END
-    FROM unnest(%s::bigint[], %s::bigint[], %s::text[]) AS s (id, job_id, error) WHERE j.id = s.id"""
+    FROM ROWS FROM (pg_catalog.unnest(%s::bigint[]), pg_catalog.unnest(%s::bigint[]), pg_catalog.unnest(%s::text[])) AS s (id, job_id, error) WHERE j.id = s.id"""
 _FIRST = "SELECT id FROM idemq_outbox.jobs WHERE sent_at IS NULL ORDER BY sent_at NULLS FIRST, id LIMIT 1 FOR UPDATE"
-_TELL = "SELECT pg_catalog.pg_notify('idemq_outbox_done', id::text) FROM unnest(%s::bigint[]) AS id"
+_TELL = "SELECT pg_catalog.pg_notify('idemq_outbox_done', id::text) FROM pg_catalog.unnest(%s::bigint[]) AS id"
 _DELETE = """DELETE FROM idemq_outbox.jobs WHERE id = ANY (ARRAY (SELECT id FROM idemq_outbox.jobs
     WHERE sent_at < pg_catalog.clock_timestamp() - %(keep)s::interval AND job_id IS NOT NULL
         AND (NOT reply OR finished_at < pg_catalog.clock_timestamp() - %(keep)s::interval)

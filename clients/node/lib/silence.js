@@ -1,0 +1,63 @@
+// Connections that are silent: a proxy or a firewall swallows packets, and nobody says that the connection is over.
+//
+// Whoever waits for an answer on one would wait without limit. So the sessions that have been asked something are looked at from time
+// to time: nothing has come for a while, and the server, which is asked on the control link, says that it has nothing to do for this session
+// or does not know it.  Then the session is cut, and what was asked is asked again on another one, as after any other loss. A
+// statement that takes long - it waits for a lock, or a standby - is left alone, whatever the time.
+//
+// Behind a pooler the server's process is not known. There a message of ours may take PATIENCE at most; a handler's own statement has the
+// time of its job.
+
+import { Link, withTimeout } from './connection.js';
+
+/** Milliseconds. */
+const LONGEST = 10_000;
+const PATIENCE = 30_000;
+
+// Of a session in a transaction the server would keep the job's lock until it notices by itself.
+const WORKING = `SELECT pid, state IS NULL OR state NOT IN ('idle', 'idle in transaction', 'idle in transaction (aborted)') AS working
+  FROM pg_catalog.pg_stat_activity WHERE pid = ANY ($1::int[])`;
+const END = `SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity
+  WHERE pid = $1::int AND extract(epoch FROM backend_start)::text = $2::text AND state LIKE 'idle in transaction%'`;
+
+/** @typedef {import('./connection.js').Session} Session */
+
+/**
+ * Looks at the sessions of a worker's jobs, until the end.
+ * @param {import('./connection.js').Server} server @param {Link} control has limits of its own
+ * @param {() => number} lease milliseconds @param {(ms: number) => Promise<void>} sleep until it is to look again, or the end
+ * @param {AbortSignal} until
+ */
+export async function watchSilence(server, control, lease, sleep, until) {
+  while (!until.aborted) {
+    const limit = Math.min(Math.max(lease() / 3, 1000), LONGEST);
+    await sleep(limit / 2);
+    const silent = [...server.sessions].filter((session) => session !== control.session && session.silentFor >= limit);
+    if (silent.length === 0 || until.aborted) continue;
+    const working = await workingOf(control, silent.filter(({ direct }) => direct));
+    if (until.aborted) return;
+    for (const session of silent) {
+      if (session.gone) continue;
+      if (!session.direct) {
+        if (!session.busy && session.silentFor >= Math.max(lease(), PATIENCE)) session.cut();
+      } else if (working.has(session.process)) {
+        session.heard();
+      } else if (session.silentFor > 0 && session.suspected++ > 0) {
+        // The second time in a row: an answer that was just under way has come.
+        session.cut();
+        void control.withSession((own) => withTimeout(limit, own, own.query(END, [session.process, session.backendStart]))).catch(() => {});
+      }
+    }
+  }
+}
+
+/** The processes that have something to do. Where the server cannot be asked, none. @param {Link} control @param {Session[]} sessions @returns {Promise<Set<number>>} */
+async function workingOf(control, sessions) {
+  if (sessions.length === 0) return new Set();
+  try {
+    const { rows } = await control.withSession((own) => withTimeout(LONGEST, own, own.query(WORKING, [sessions.map((session) => session.process)])));
+    return new Set(rows.filter(({ working }) => working).map(({ pid }) => pid));
+  } catch {
+    return new Set();
+  }
+}
