@@ -150,7 +150,7 @@ COMMENT ON COLUMN idemq.jobs.result IS 'what its last commit stored, until the n
 COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error of idemq.fail, or lease expired, the worker''s session ended, job_timeout reached, the handler''s process ended or was told to end';
 COMMENT ON COLUMN idemq.jobs.token IS 'the fencing token of the last attempt: it only grows';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL when the job cannot be claimed (blocked, finished)';
-COMMENT ON COLUMN idemq.jobs.run_at IS 'of a job in a group that was enqueued with a time: not ready before; NULL for at once; with group_max_running above 1 also of one that waits to be retried: until then it holds no permit of its group; of one that group_rate_limit lets start later: when it was due';
+COMMENT ON COLUMN idemq.jobs.run_at IS 'for a job in a group, the time before which it is not ready; NULL means at once; with group_max_running above 1 also set while the job waits to be retried: until then it holds no permit of its group; for a job that group_rate_limit delays, the time when it was due';
 COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease at its claim; heartbeats move it in shared memory';
 
 CREATE INDEX jobs_ready ON idemq.jobs (queue_id, priority, ready_at, id)
@@ -239,7 +239,7 @@ CREATE TABLE idemq.audit (
 	details      jsonb,
 	actor        text
 );
-COMMENT ON TABLE idemq.audit IS 'what was decided about queues, topics, handlers, schedules and single jobs, by whom and when, and not what producers and workers do all day; row-level security shows administrators their queues, and pg_monitor all but calls that name a group, a key or an error (cancel_matching, redrive); kept for idemq.audit_retention';
+COMMENT ON TABLE idemq.audit IS 'decisions about queues, topics, handlers, schedules and single jobs, by whom and when, without the routine calls of producers and workers; row-level security shows administrators their queues, and pg_monitor all except calls that name a group, a key or an error (cancel_matching, redrive); kept for idemq.audit_retention';
 COMMENT ON COLUMN idemq.audit.id IS 'grows with each row';
 COMMENT ON COLUMN idemq.audit.at IS 'when the function was called';
 COMMENT ON COLUMN idemq.audit.session_role IS 'who had logged in: session_user';

@@ -91,13 +91,13 @@ COMMENT ON FUNCTION idemq.cancel_matching(text, text, text, text, int)
 CREATE FUNCTION idemq.retry(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_retry';
 COMMENT ON FUNCTION idemq.retry(bigint)
-	IS 'make a job ready now: retrying, not yet due, or dead or cancelled (with a fresh set of attempts and no expiry; in a group it waits for its turn; its dead-letter record is cancelled, unless somebody is on it, or has done it, and a NOTICE says so); returns retrying, or why not: current (ready already), locked (running), blocked, completed, not_found; needs enqueue';
+	IS 'make a job ready now: retrying, not yet due, or dead or cancelled (with a fresh set of attempts and no expiry; in a group it waits for its turn; its dead-letter record is cancelled, with a NOTICE, unless a worker is running or has completed it); returns retrying, or why not: current (ready already), locked (running), blocked, completed, not_found; needs enqueue';
 
 CREATE FUNCTION idemq.redrive(
 	queue text, max_jobs int DEFAULT NULL, error text DEFAULT NULL, ids bigint[] DEFAULT NULL)
 	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.redrive(text, int, text, bigint[])
-	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose last_error, or pattern, is LIKE that; ids: those of these ids; several arguments: what they have in common; the dead-letter record of each is cancelled, unless somebody is on it, or has done it: a NOTICE says how many; returns how many; needs admin';
+	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose last_error, or pattern, is LIKE that; ids: those of these ids; several arguments: jobs that match all of them; the dead-letter record of each is cancelled, unless a worker is running or has completed it; a NOTICE says how many were cancelled; returns the number of jobs; needs admin';
 
 CREATE FUNCTION idemq_internal.redrive_job(id bigint, token bigint, OUT redriven boolean,
 	OUT dead_letter_records bigint)
@@ -192,7 +192,7 @@ COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
 - outcome stale or not_found: it is lost
 - outcome expired: job_timeout is over
 - outcome cancelled: a transaction that cancels the job waits for the worker''s
-- lease: NULL extends it by the length of the claim, also after a crash of the server; otherwise this is also the length of the next ones; but no longer than the queue''s job_timeout from the claim on';
+- lease: NULL extends it by the length that the claim had, even after a crash of the server; any other length also holds for later heartbeats; never beyond the queue''s job_timeout, counted from the claim';
 
 CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)

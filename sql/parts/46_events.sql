@@ -45,8 +45,8 @@ CREATE FUNCTION idemq.send_event(
 		OUT first_payload jsonb, OUT same_payload boolean)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_send_event';
 COMMENT ON FUNCTION idemq.send_event(text, text, jsonb)
-	IS 'tell the jobs of a queue that await this event, now or within the queue''s idempotency_window; those that wait are ready with the commit; waits for open transactions that send or await it; needs enqueue
+	IS 'tell the jobs of a queue that await this event, now or within the queue''s idempotency_window; those that wait become ready when the transaction commits; waits for open transactions that send or await the same event; needs enqueue
 - outcome: accepted, or duplicate if the event was sent before
-- first_payload: the payload that counts; of a duplicate, NULL unless you may claim from the queue or administer it
+- first_payload: the payload that counts; for a duplicate, NULL unless you may claim from the queue or administer it
 - same_payload: whether your payload equals the one that counts
 - name: up to 256 bytes';

@@ -182,7 +182,7 @@ COMMENT ON COLUMN idemq.metrics.wait_p50 IS 'from due to claimed, or committed o
 COMMENT ON COLUMN idemq.metrics.run_p50 IS 'from claimed to committed: half of the attempts ran no longer (within 12.5 %)';
 COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has a state in shared memory; one that was restored beyond idemq.max_queues has none, and so no counters and no times';
 COMMENT ON COLUMN idemq.metrics.counted_since IS 'when the counters began: at the first use after the start of the server, or after idemq.jobs was truncated';
-COMMENT ON COLUMN idemq.metrics.recovering IS 'whether jobs in flight whose leases shared memory has lost, by a restart in the main, are still being looked for; NULL without a state in shared memory';
+COMMENT ON COLUMN idemq.metrics.recovering IS 'whether jobs in flight whose leases shared memory has lost, usually through a restart, are still being looked for; NULL without a state in shared memory';
 COMMENT ON COLUMN idemq.metrics.permits_used IS 'what max_running counts: running jobs, and open claims; NULL without a state in shared memory';
 
 -- Topic: Observing

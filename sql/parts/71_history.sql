@@ -170,4 +170,4 @@ COMMENT ON COLUMN idemq.history.cancelled IS 'jobs cancelled, or not claimed in 
 COMMENT ON COLUMN idemq.history.expired IS 'leases that ended';
 COMMENT ON COLUMN idemq.history.wait_counts IS 'how long the jobs claimed in the step had been due: a histogram, for idemq.percentile and idemq.sum_counts; NULL: there was none. Its first element is the number of a bucket, the others are counts, of that bucket and those after it; bucket b ends before b + 1 us up to 7, from 8 on before (5 + b % 4) * 2^(b / 4 - 1) us';
 COMMENT ON COLUMN idemq.history.run_counts IS 'how long the attempts committed in the step ran, likewise';
-COMMENT ON COLUMN idemq.history.place IS 'number of the step in its retention tier, to be found by: the seconds of at by those of step, modulo 360, 1,440 or 1,008 of the three';
+COMMENT ON COLUMN idemq.history.place IS 'number of the step in its retention tier, by which a row is found: at divided by step, both in seconds, modulo 360, 1,440 or 1,008 for the three tiers';

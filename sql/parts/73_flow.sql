@@ -10,7 +10,7 @@
 -- Nearest first, so that what is left out beyond most is what is farthest.
 CREATE FUNCTION idemq.flow_ids(id bigint, most int DEFAULT 100000) RETURNS SETOF bigint
 	ROWS 1000 STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
-COMMENT ON FUNCTION idemq.flow_ids(bigint, int) IS 'ids of the jobs that a job depends on, that depend on it, and so on: all of its graph or fan-out; it may be given any of them; most: no more than these, none below 1; no rows for a job that you may not see. idemq.cancel_many(ARRAY(SELECT idemq.flow_ids(id))) ends it';
+COMMENT ON FUNCTION idemq.flow_ids(bigint, int) IS 'ids of the jobs that a job depends on, that depend on it, and so on: all of its graph or fan-out; takes the id of any of its jobs; most: maximum number of ids, none if below 1; no rows for a job that you may not see. idemq.cancel_many(ARRAY(SELECT idemq.flow_ids(id))) ends it';
 
 CREATE FUNCTION idemq_internal.flow_ids_impl(id bigint, most int) RETURNS SETOF bigint
 	ROWS 1000 STABLE LANGUAGE sql SET enable_seqscan = off SET enable_hashjoin = off
@@ -134,7 +134,7 @@ CREATE FUNCTION idemq.flow_jobs(member bigint, most int DEFAULT 2000)
 	RETURNS TABLE (id bigint, queue text, kind text, status idemq.status, parents bigint[],
 		depth int, begun_at timestamptz, ended_at timestamptz, progress float8, last_error text)
 	ROWS 1000 STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
-COMMENT ON FUNCTION idemq.flow_jobs(bigint, int) IS 'the jobs of idemq.flow, by id, with their parents, and the longest way from one without parents (depth); one that is gone has no row; most: no more than these, the nearest';
+COMMENT ON FUNCTION idemq.flow_jobs(bigint, int) IS 'the jobs of idemq.flow, by id, with their parents, and the length of the longest path from a job without parents (depth); a deleted job has no row; most: maximum number of jobs, the nearest ones';
 
 CREATE FUNCTION idemq_internal.flow_jobs_impl(member bigint, most int)
 	RETURNS TABLE (id bigint, queue text, kind text, status idemq.status, parents bigint[],

@@ -2,12 +2,12 @@
 
 -- Columns are named one by one: one that comes later may hold what is nobody else's business.
 -- Who may call it sees all queues, as in idemq.metrics, and so their settings and errors by number, which the
--- policies of these tables do not show to pg_monitor: it reads as the owner, through the gate.  It takes no
+-- policies of these tables do not show to pg_monitor: it reads as the owner, through the wrapper.  It takes no
 -- argument.
 CREATE FUNCTION idemq.report() RETURNS TABLE (section text, line jsonb)
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.report()
-	IS 'what somebody who helps you needs to know of this database and server, without payloads, keys, names of jobs, errors'' texts and statements; needs pg_monitor; returns a line for each thing, of a section each; deploy/psql/report.sql writes it, with idemq.check(), into a file';
+	IS 'what a person who helps you needs to know about this database and server, without payloads, keys, names of jobs, texts of errors and statements; needs pg_monitor; returns a line for each thing, of a section each; deploy/psql/report.sql writes it, with idemq.check(), into a file';
 
 CREATE FUNCTION idemq_internal.report_impl() RETURNS TABLE (section text, line jsonb)
 	STABLE LANGUAGE sql AS $$

@@ -86,7 +86,7 @@ idemq_tick_key_check(int32 queue_id, Datum key)
 		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				errmsg("the key is that of a tick of schedule \"%s\"",
 					   text_to_cstring(DatumGetTextPP(values[0]))),
-				errdetail("Its job would stand in for the tick."),
+				errdetail("A job with this key would be taken for the tick."),
 				errhint("Use another key; or let the role that made the schedule, or an "
 						"administrator of its queue, enqueue the job."));
 }
@@ -133,14 +133,14 @@ idemq_reserved_key_check(Datum key)
 
 	if (is_of_dead_letter(bytes, length))
 		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				errmsg("a key of the form %sN:N:N is that of a dead-letter record",
+				errmsg("a key of the form %sN:N:N is reserved for a dead-letter record",
 					   DEAD_LETTER_KEY_MARK),
-				errdetail("Its job would stand in for the record of a dead job."),
+				errdetail("A job with this key would be taken for the record of a dead job."),
 				errhint("Use another key."));
 	if (is_of_topic(bytes, length))
 		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				errmsg("a key that ends with %s and a word is that of a published job",
+				errmsg("a key that ends with %s and a word is reserved for a published job",
 					   TOPIC_KEY_MARK),
-				errdetail("Its job would stand in for what is published."),
+				errdetail("A job with this key would be taken for a published one."),
 				errhint("Use another key; or publish the job with idemq.publish."));
 }

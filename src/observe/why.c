@@ -466,7 +466,7 @@ say_blocked(WhyCall *call)
 		idemq_permits_count(&call->table, queue, name, DT_NOBEGIN, DT_NOEND, &permits);
 		if (permits.next != 0)
 		{
-			say(call, "waits %s behind job %lld, which is to be claimed next",
+			say(call, "waits %s behind job %lld, which is the next to be claimed",
 				idemq_is_no_group(name) ? "among the jobs without a group" : "in its group",
 				(long long) permits.next);
 			/* The count ends with that job, in the order of their times. */

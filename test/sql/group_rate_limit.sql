@@ -128,7 +128,7 @@ SELECT take(2, 'p'), take(10, 'p');
 -- The next one has its permit, and keeps it while it waits.
 SELECT jobs('x'), jobs('y'), waits('x4');
 SELECT flags & 32 <> 0 AS has_permit, flags & 64 <> 0 AS waits_for_rate FROM idemq.jobs WHERE id = id_of('x4');
-SELECT regexp_replace(idemq.why(id_of('x4')), '\d{4}-\d\d-\d\d .*', '<time>'), idemq.why(id_of('x5')) ~ 'behind job \d+, which is to be claimed next and not due before \d{4}-\d\d-\d\d .*: see' AS behind;
+SELECT regexp_replace(idemq.why(id_of('x4')), '\d{4}-\d\d-\d\d .*', '<time>'), idemq.why(id_of('x5')) ~ 'behind job \d+, which is the next to be claimed and not due before \d{4}-\d\d-\d\d .*: see' AS behind;
 SELECT done('x1'), done('x2'), done('x3');
 SELECT take(10, 'p'), jobs('x');
 -- Who waits for his own time takes no permit; nor does one that is retried.
