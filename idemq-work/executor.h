@@ -79,7 +79,7 @@ struct executor
 	/* Before the first attempt; the number of descriptors that it polls at most. */
 	int (*open)(void);
 
-	/* Whether a slot can take a job now, beside so many that are about to have one. */
+	/* Whether a slot can take a job now, besides the given number that are about to have one. */
 	bool (*ready)(int slot, int others);
 
 	/* Begins; false, with errno, when nothing has begun. */

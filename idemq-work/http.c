@@ -105,7 +105,7 @@ static bool begun; /* a request: what has become of it already is to be read */
 
 static int64_t down_since; /* 0: it is not down */
 static int64_t down_wait;
-static int64_t http_claim_at; /* not before: it is down, or has said so by Retry-After */
+static int64_t http_claim_at; /* not before: it is down, or has asked for that with Retry-After */
 
 static int
 on_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void *socket)

@@ -43,7 +43,7 @@
 #define WAIT_PATIENCE 15000
 
 /*
- * The same behind a pooler, where nobody can end a wait: a runner that is told to end lets it run out.
+ * The same behind a pooler, where a wait cannot be ended: a runner that is told to end lets it time out.
  * And how long it waits for that, or for the end of the wait that it has asked for.
  */
 #define POOLED_WAIT_MS 3000
@@ -66,7 +66,7 @@
 #define GATHER_MS 2
 #define GATHER_MOST 16
 
-/* After the grace: from SIGTERM of what runs to SIGKILL, at most, so that there is time to tell the server. */
+/* After the grace: maximum time from SIGTERM to SIGKILL, so that there is time to tell the server. */
 #define LAST_KILL 2500
 
 const struct executor *executor = &program_executor;
@@ -187,7 +187,7 @@ work_beat(void)
 	free(tokens);
 }
 
-/* Begins the attempts of a claim for so many slots, of which there are enough. */
+/* Begins the attempts of a claim for that many slots, of which there are enough. */
 static void
 begin_claimed(const PGresult *result, int slots, int64_t asked_at)
 {
@@ -223,7 +223,7 @@ work_claim(int slots)
 	{
 		if (!claimed_once || options.once)
 			gave_up = look = true;
-		/* The schema is not there. */
+		/* The schema does not exist. */
 		if (server_state(result, "3F000"))
 			say("claim: the database \"%s\" does not have idemq: run CREATE EXTENSION idemq in it",
 				PQdb(work.conn));
@@ -369,8 +369,8 @@ leave_wait(void)
 }
 
 /*
- * Ends the wait.  A cancel would do so too, and be an error in the server's log at each deployment; so the
- * server is asked to, on the other connection, and the waiter's answer is read in the loop.
+ * Ends the wait.  A cancel would also do that, but leave an error in the server's log at each deployment; so
+ * the server is asked to end it, on the other connection, and the waiter's answer is read in the loop.
  */
 static void
 end_wait(void)

@@ -40,7 +40,7 @@ init_start(void)
 
 	if (getpid() != 1)
 		return;
-	/* Blocked, they are waited for: the kernel would drop those that the first process does not handle. */
+	/* They are blocked and waited for: the kernel would drop those that the first process does not handle. */
 	sigemptyset(&set);
 	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
 		sigaddset(&set, numbers[i]);
@@ -50,7 +50,7 @@ init_start(void)
 		die(1, "cannot start a process: %m");
 	if (runner == 0)
 	{
-		/* A terminal's ^C is for the first process, which passes it on: the runner is to have it once. */
+		/* A terminal's ^C is for the first process, which passes it on: the runner must get it only once. */
 		setpgid(0, 0);
 		sigprocmask(SIG_SETMASK, &before, NULL);
 		return;

@@ -29,9 +29,9 @@
 #define START_MOST 10000
 /* Bytes of a line of its log that are shown. */
 #define LOG_MOST 1900
-/* The same of an answer that is wrong. */
+/* The same for an answer that is wrong. */
 #define SHOWN_MOST 200
-/* ms before the runner has to have ended. */
+/* ms before the time by which the runner must have ended. */
 #define LAST_KILL 2000
 /* Bytes of an answer beside its result. */
 #define FRAME_MOST 16384
@@ -178,7 +178,7 @@ take_line(int slot, const char *line, size_t size)
 	}
 	if (!worker->busy || worker->line != NULL)
 	{
-		say("%s %d: an answer that nobody waits for; it is ended: %.*s (a line on stdout that begins with {"
+		say("%s %d: an answer that no job waits for; it is ended: %.*s (a line on stdout that begins with {"
 			" is an answer: write logs to stderr)",
 			options.program[0], slot + 1, (int) (size < SHOWN_MOST ? size : SHOWN_MOST), line);
 		lines_leave(worker, "the program has answered twice", SIGTERM);
@@ -349,7 +349,7 @@ lines_poll(struct pollfd *fds)
 	return count;
 }
 
-/* When one that has been told to end is killed at the latest, in a drain: there is a time for the runner to end, too. */
+/* The latest time when one that was told to end is killed: in a drain the runner must also end in time. */
 static int64_t
 last_kill(const struct worker *worker)
 {

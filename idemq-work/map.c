@@ -4,9 +4,9 @@
  * A process of its own, since a router that does not answer holds up whoever connects to it, and
  * nobody else is to wait for that.  While it is down the map that was read last holds.
  *
- * A shard is reached as the router is - user, password, TLS - but for its address: what the map
- * says goes before what --cluster says, of which host, hostaddr, port and dbname are left out;
- * --shard-options goes before both.
+ * A shard is reached as the router is - user, password, TLS - except its address: what the map
+ * says overrides what --cluster says, of which host, hostaddr, port and dbname are left out;
+ * --shard-options overrides both.
  */
 #include <poll.h>
 #include <signal.h>

@@ -48,7 +48,7 @@ report_begin(void)
 	report_at = now_ms() + FIRST_REPORT;
 }
 
-/* Reports; waiter: the process of a session whose wait is to end, or 0. */
+/* Reports; waiter: the process of a session whose wait must end, or 0. */
 static void
 report(struct server *server, const struct job *jobs, bool stopping, int waiter)
 {

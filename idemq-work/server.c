@@ -23,7 +23,7 @@
 #define LEAST_ANSWER_MS 1000
 #define FIRST_BACKOFF 100
 #define LAST_BACKOFF 10000
-/* A connection that is lost is said so often. */
+/* How often a lost connection is reported. */
 #define SAY_AGAIN 60000
 /* A shard that moves is fenced for about so long. */
 #define FENCED_PAUSE 500

@@ -216,7 +216,7 @@ try_later(struct job *job, const PGresult *result)
 }
 
 /*
- * It has said a line that is no answer to its job: a line of its log, perhaps, which begins with { too.  The
+ * It has printed a line that does not answer its job, perhaps a line of its log that also begins with {.  The
  * message shows it, and says where logs go.
  */
 static char *
@@ -283,7 +283,8 @@ read_line(struct job *job, const struct task *said)
 
 /*
  * The server does not take a line.  An error in it may have a character that no text can hold, such as \u0000:
- * then it is read without, since an error that is spelt wrongly is better than none.  A result is not changed.
+ * then it is read without it, since an error that is spelt wrongly is better than none.  A result is not
+ * changed.
  */
 static void
 read_bad_line(struct job *job, struct server *server, const PGresult *refused)
@@ -303,7 +304,7 @@ read_bad_line(struct job *job, struct server *server, const PGresult *refused)
 	{
 		char why[512];
 
-		snprintf(why, sizeof(why), "the program's line is no JSON that can be stored: %s",
+		snprintf(why, sizeof(why), "the program's line is not JSON that can be stored: %s",
 				 PQresultErrorMessage(refused));
 		text_clean(why, strlen(why));
 		job->verdict = FAIL;

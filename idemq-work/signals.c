@@ -12,7 +12,7 @@
 #include "say.h"
 #include "signals.h"
 
-/* ms after the grace in which the process has ended, whatever becomes of its connections. */
+/* ms after the grace within which the process ends, whatever happens to its connections. */
 #define LAST_WORDS 4500
 
 static int alarm_pipe[2];

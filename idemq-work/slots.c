@@ -1,7 +1,7 @@
 /*
  * slots.c: the runner's side: slots for programs, which all shards share.
  *
- * A program runs on a slot; one that has ended needs none, even while the server is to be told of it.
+ * A program runs on a slot; one that has ended needs none, even before the server has been told of it.
  * A runner asks for slots when its shard may have jobs, and leaves at the end of each round what it
  * has not used.  So a shard that is down, or has nothing to do, keeps none.
  */

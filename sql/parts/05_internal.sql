@@ -26,7 +26,7 @@ COMMENT ON PROCEDURE idemq.advance_clock(interval)
 
 -- Topic: Internal
 
--- What they ask of C; src/api/internal.c says what each takes and raises.
+-- The C functions that they call; src/api/internal.c says what each takes and raises.
 CREATE FUNCTION idemq_internal.caller() RETURNS oid
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_caller';
 CREATE FUNCTION idemq_internal.now() RETURNS timestamptz

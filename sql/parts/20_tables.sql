@@ -58,8 +58,8 @@ COMMENT ON COLUMN idemq.queues.dead_letter_role_oid IS 'the role that had that n
 
 -- Fixed width first, what a claim changes side by side, the payload last: a new version
 -- then begins and ends as the old one does, and WAL has no more than what lies between.
--- priority and flags lie where queue_id and max_attempts would be followed by padding.  flags
--- stands right before status, and most claims and commits leave it as it is.
+-- priority and flags are where queue_id and max_attempts would be followed by padding.  flags
+-- comes right before status, and most claims and commits leave it as it is.
 -- A claim changes no indexed column, so that it is a HOT update; the fill factor leaves
 -- its room.  Each job has three versions: enqueued, claimed, committed.  45 is enough while
 -- pruning gives room back: 97 % of claims are HOT.  Below a third all three fit without,

@@ -67,8 +67,8 @@ CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
 	IS 'drop a queue with its jobs; raises 55006 while it has unfinished jobs, and 2BP01 when it is another''s dead_letter_queue, unless force; needs admin';
 
--- The jobs of a queue that are not running, or those of one status; up to a number, NULL: all.  Most
--- jobs are in no other index than the primary key, so the table is read as a whole.
+-- The jobs of a queue that are not running, or have one status; at most that many, NULL means all.
+-- Most jobs are in no other index than the primary key, so the table is read as a whole.
 CREATE FUNCTION idemq_internal.jobs_at_rest(queue_id int, status idemq.status, most bigint)
 	RETURNS bigint[]
 	SET enable_seqscan = on
@@ -94,7 +94,8 @@ BEGIN
 END $$;
 
 -- Raises unless a queue may be dropped without force.  The last look comes after its jobs are locked:
--- one may have been retried meanwhile, or have got a child.  Without bitmaps, as in purge_impl.
+-- one may have been retried meanwhile, or may have gained a child.  Without bitmaps, as in
+-- purge_impl.
 CREATE FUNCTION idemq_internal.refuse_drop(queue_id int, name text) RETURNS void
 	SET enable_bitmapscan = off
 	LANGUAGE plpgsql AS $$
@@ -120,9 +121,9 @@ BEGIN
 		FROM idemq.queues WHERE dead_letter_queue = $1 AND name <> $1', name) AS (list text);
 	IF users IS NOT NULL THEN
 		RAISE EXCEPTION 'queue "%" is the dead_letter_queue of others', name
-			USING ERRCODE = '2BP01', DETAIL = format('Of %s.', users),
+			USING ERRCODE = '2BP01', DETAIL = format('Queues that use it: %s.', users),
 				HINT =
-					'Take it away with idemq.alter_queue(..., dead_letter_queue => ''''), or use '
+					'Unset it with idemq.alter_queue(..., dead_letter_queue => ''''), or use '
 					'force => true.';
 	END IF;
 END $$;
@@ -139,7 +140,7 @@ BEGIN
 	RETURN jobs;
 END $$;
 
--- Works under a lock that waits for every transaction that enqueues to the queue, or enqueues a
+-- Takes a lock that waits for every transaction that enqueues to the queue, or enqueues a
 -- child of one of its jobs.  The queue's state in shared memory is freed after the commit.
 CREATE FUNCTION idemq_internal.drop_queue_impl(name text, force boolean)
 	RETURNS void LANGUAGE plpgsql AS $$
@@ -160,8 +161,8 @@ BEGIN
 	UPDATE idemq.queues SET dead_letter_queue = NULL, dead_letter_role = NULL
 		WHERE dead_letter_queue = drop_queue_impl.name;
 	jobs := idemq_internal.delete_jobs_of(number);
-	-- Of a job that was moved to another queue by hand they stay: they are that tenant's.  Each job
-	-- is looked up: the plan of a join may be from a time when there was none.
+	-- The rows of a job that was moved to another queue by hand stay: they belong to that tenant.
+	-- Each job is looked up: the plan of a join may be from a time when there were none.
 	DELETE FROM idemq.attempts a WHERE queue_id = number
 		AND (SELECT true FROM idemq.jobs j WHERE j.id = a.job_id) IS NULL;
 	DELETE FROM idemq.steps s WHERE queue_id = number

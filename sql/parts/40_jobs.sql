@@ -97,7 +97,7 @@ CREATE FUNCTION idemq.redrive(
 	queue text, max_jobs int DEFAULT NULL, error text DEFAULT NULL, ids bigint[] DEFAULT NULL)
 	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.redrive(text, int, text, bigint[])
-	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose last_error, or pattern, is LIKE that; ids: those of these ids; several arguments: jobs that match all of them; the dead-letter record of each is cancelled, unless a worker is running or has completed it; a NOTICE says how many were cancelled; returns the number of jobs; needs admin';
+	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose last_error, or pattern, is LIKE that; ids: those of these ids; several arguments: jobs that match all; the dead-letter record of each is cancelled, unless a worker is running or has completed it; a NOTICE says how many; returns the number of jobs; needs admin';
 
 CREATE FUNCTION idemq_internal.redrive_job(id bigint, token bigint, OUT redriven boolean,
 	OUT dead_letter_records bigint)

@@ -21,11 +21,11 @@ COMMENT ON COLUMN idemq.dependencies.parent IS 'the job that it waits for';
 COMMENT ON COLUMN idemq.dependencies.queue_id IS 'queue of the child';
 COMMENT ON COLUMN idemq.dependencies.gone_as IS 'what the parent counts as once its row is gone: what it was when it was deleted by hand, cancelled if it was not finished; dead, if it had failed when the child was enqueued; NULL: completed';
 COMMENT ON COLUMN idemq.dependencies.seen_token IS 'in one row of each child whose parents were done: a token issued at that moment; who claims the child is told results of attempts of its parents with a lesser token (idemq.parents), and of later ones only with a privilege on the parent''s queue';
--- The children of a parent, in the order of their ids: a parent that has ended has them marked some
--- at a time; retention and purge ask for them as well.  The second column is an expression, as in
--- the indexes of idemq.children: with statistics of when the table was empty the planner would look
--- a row up by a second column, for which it reads the whole index.  Of a query with both child and
--- parent it may still take this index, and read all children of the parent: compare
+-- The children of a parent, in the order of their ids: when a parent has ended, they are marked
+-- some at a time; retention and purge ask for them as well.  The second column is an expression, as
+-- in the indexes of idemq.children: with statistics from when the table was empty the planner would
+-- look a row up by a second column, for which it reads the whole index.  For a query with both
+-- child and parent it may still take this index, and read all children of the parent: compare
 -- (child, parent) as a row where that matters.
 CREATE INDEX dependencies_parent ON idemq.dependencies (parent, (child + 0));
 

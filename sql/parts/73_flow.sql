@@ -37,15 +37,15 @@ CREATE FUNCTION idemq.flow(
 	OUT roots bigint[], OUT cut boolean)
 	RETURNS SETOF record
 	ROWS 1 VOLATILE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
-COMMENT ON FUNCTION idemq.flow(bigint, int) IS 'how far the graph or fan-out of a job is, whichever of its jobs that is; one row, none for a job that you may not see; reads each of its jobs, most at most
-- jobs, and of these waiting (pending), blocked, running, retrying (begun, and waiting for the next attempt), completed, dead, cancelled; a parent that is gone counts as what its children are told
+COMMENT ON FUNCTION idemq.flow(bigint, int) IS 'progress of a graph or fan-out, given any of its jobs; one row, or none for a job that you may not see; reads up to most jobs
+- jobs, and of these waiting (pending), blocked, running, retrying (begun, and waiting for the next attempt), completed, dead, cancelled; a deleted parent counts with the status that its children see
 - done: how many are completed, dead or cancelled; progress: that in percent
 - begun_at: when the first was claimed; ended_at: when the last was finished, NULL before
-- eta: for how long it will go on, at the pace of the later half of what is done; NULL: that cannot be said
-- held_up_by: the job that most others wait for, or that is not done for the longest time, and idemq.why of it
-- slowest: the attempt that lasts, or lasted, for the longest time, of jobs that run or are completed
-- failed_ids: dead ones, then those that are retried, 100 at most; roots: 100 at most of those without parents
-- cut: there are more jobs than most, which are not counted';
+- eta: time until it is done, at the pace of the later half of the finished jobs; NULL means unknown
+- held_up_by: the job that most others wait for, or that has been unfinished for the longest time, with idemq.why of it
+- slowest: the attempt that lasts, or lasted, longest, among running and completed jobs
+- failed_ids: dead jobs, then those being retried, at most 100; roots: at most 100 of the jobs without parents
+- cut: there are more jobs than most; the others are not counted';
 
 CREATE FUNCTION idemq_internal.flow_impl(
 	id bigint, most int,

@@ -347,8 +347,8 @@ EXCEPTION WHEN query_canceled OR OTHERS THEN
 	PERFORM idemq_internal.schedule_failed(schedule, SQLERRM);
 END $$;
 
--- For idemq.tick: runs one schedule that is due.  A schedule that fails is undone alone, and noted,
--- as by run_or_note.  Returns the error and its SQLSTATE; NULLs if it did not fail.
+-- For idemq.tick: runs one schedule that is due.  Only a schedule that fails is undone, and it is
+-- noted, as by run_or_note.  Returns the error and its SQLSTATE; NULLs if it did not fail.
 CREATE FUNCTION idemq_internal.try_run_schedule(schedule text, OUT state text, OUT failure text)
 	LANGUAGE plpgsql AS $$
 BEGIN

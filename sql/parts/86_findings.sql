@@ -15,9 +15,9 @@
 --   clock: the time of an event is read before its row becomes visible.  now is read before the
 --     snapshot, but the caller makes it late enough (src/observe/check.c).  A test clock may move
 --     between the two, so the time is read again for each row that is found.
--- What is looked up for each row is a subquery of its own, and no join: with statistics of tables
--- that were empty, a join may read all of the other table for each row.  Only the numbers of queues
--- are few enough for a hash.
+-- What is looked up for each row is a subquery of its own, not a join: with statistics from when
+-- the tables were empty, a join may read all of the other table for each row.  Only the numbers of
+-- queues are few enough for a hash.
 CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 	RETURNS TABLE (severity text, invariant text, detail text)
 	ROWS 10 STABLE LANGUAGE sql AS $$

@@ -115,9 +115,10 @@ SQL_FUNCTION(idemq_sql_create_queue)
 }
 
 /*
- * $1: queue, $2: now, $3: JOB_PERMIT, $4: JOB_RATE_LIMITED.  Makes the jobs due that wait for
+ * $1: queue, $2: now, $3: JOB_PERMIT, $4: JOB_RATE_LIMITED.  Makes due the jobs that wait for
  * group_rate_limit, and have no permit: once their groups use permits, they wait for one as any
- * retry does.  Never waits for a row: whoever holds it acts by the former group_max_running.
+ * retry does.  Never waits for a row: the transaction that holds it uses the former
+ * group_max_running.
  */
 static SqlStatement end_waits =
 	{.text = "WITH held AS MATERIALIZED (SELECT id FROM idemq.jobs WHERE queue_id = $1 "

@@ -106,9 +106,9 @@ idemq_enqueue_read_options(FunctionCallInfo fcinfo, int key, int first, int key_
 }
 
 /*
- * Sets what the options say of a new job of a queue; NULL ones say nothing.  Where groups take
- * turns, jobs without a group take turns, too (job/permits.c).  Raises 22023 for options that
- * contradict each other.
+ * Sets what the options say of a new job of a queue; NULL ones say nothing.  Where groups use
+ * permits, jobs without a group form a group as well (job/permits.c).  Raises 22023 for options
+ * that contradict each other.
  */
 void
 idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const NullableDatum *values)

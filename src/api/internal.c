@@ -1,6 +1,7 @@
 /*
  * api/internal.c
- *		What the implementations of wrappers ask of C (api/wrapper.c); in schema idemq_internal.
+ *		C functions that the implementations of wrappers call (api/wrapper.c); in schema
+ *		idemq_internal.
  *
  * Each raises 55000 outside a wrapper's call.  A function that checks rights, or writes who did
  * something, does so as the role that has called.  Arguments come from idemq's own SQL and are

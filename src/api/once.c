@@ -3,8 +3,8 @@
  *		SQL function once: dedupe for an effect that has no job.
  *
  * idemq_internal.seen has one row for each (scope, key).  Its unique index decides which call is
- * first, and waits for a concurrent duplicate whose transaction is open.  A row whose time is over
- * counts as none.
+ * first, and waits for a concurrent duplicate whose transaction is open.  A row that has expired
+ * does not count.
  *
  * No index has expires_at, so renewing a row is a HOT update, except once a minute (visit_at)
  * and when the page is full.  So a key that is used again and again leaves few entries behind,
@@ -41,8 +41,8 @@ static SqlStatement renew =
 
 /*
  * Returns whether the key is new.  The second query finds a concurrent duplicate that committed
- * after the first one.  A row that has expired by then is renewed; if it has gone, the loop begins
- * anew.
+ * after the first one.  A row that has expired by then is renewed; if it has been deleted, the loop
+ * starts again.
  */
 static bool
 is_first(const Datum *values)

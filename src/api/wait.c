@@ -455,7 +455,7 @@ SQL_FUNCTION(idemq_sql_wait_results)
 
 		(void) wait_for_targets(&wait, Max(until - idemq_mono_now(), 0));
 		if (wait.ended)
-			until = 0; /* the others are looked at once */
+			until = 0; /* the others are checked only once */
 		if (!wait.found)
 			refuse_job(&wait, target.job_id);
 		columns[i] = ObjectIdGetDatum(idemq_oids()->status[wait.status]);

@@ -5,9 +5,9 @@
  *		in SQL or PL/pgSQL.  Two of them act as SECURITY DEFINER would; the third runs the
  *		implementation as the caller.
  *
- * It serves what is on no hot path and is hardly more than SQL.  The implementation runs as the
- * owner of idemq's tables, and nobody else may call it.  A frame remembers the role that has
- * called: each check of rights, each row of idemq.audit, and each call of a function of schema
+ * It serves functions that are not on a hot path and are little more than SQL.  The implementation
+ * runs as the owner of idemq's tables, and no other role may call it.  A frame remembers the role
+ * that called: each check of rights, each row of idemq.audit, and each call of a function of schema
  * idemq is made as that role, by the functions of api/internal.c, which raise when no frame is
  * open.  (current_user is the owner, to whom everything is allowed.)
  *
@@ -18,13 +18,13 @@
  * A STABLE implementation only reads, also on a standby: all of it under one snapshot, the
  * latest, at each isolation level.  For a VOLATILE one the wrapper raises 25006 and 55000 before
  * the call, unless it is called as a trigger.  Above READ COMMITTED its statements have the
- * transaction's snapshot, and it reads by idemq_internal.latest what was committed since.
+ * transaction's snapshot, and it reads what was committed since through idemq_internal.latest.
  *
- * PostgreSQL may plan its statements while the tables have no rows yet, and each meets
- * few rows.  So they get generic plans without sequential scans.  JIT is off: the price of 1e10
+ * PostgreSQL may plan its statements while the tables have no rows yet, and each reads
+ * few rows.  So they get generic plans without sequential scans.  JIT is off: the cost of 1e10
  * that such a plan may have would start it.
  *
- * The third wrapper (idemq_sql_wrapper_as_caller) is for functions that read as their caller, by
+ * The third wrapper (idemq_sql_wrapper_as_caller) is for functions that read as their caller, under
  * row-level security.  The implementation runs as that role, under its snapshot, may name nothing
  * in idemq_internal, and sets its own plans (SET ... of CREATE FUNCTION).  A function in SQL alone
  * would do, except that the settings of a role or database would decide how it is read and what it
@@ -203,7 +203,7 @@ call_in_frame(FunctionCallInfo fcinfo, Implementation *impl, int restriction)
 	return result;
 }
 
-/* Raises 25000 in a parallel operation, which does not allow to set settings or another role. */
+/* Raises 25000 in a parallel operation, where settings and the role cannot be changed. */
 static void
 refuse_parallel(FunctionCallInfo fcinfo)
 {
@@ -215,7 +215,7 @@ refuse_parallel(FunctionCallInfo fcinfo)
 				errhint("A function that calls it must not be declared PARALLEL SAFE."));
 }
 
-/* A set comes as a whole: no implementation runs on once the frame is gone. */
+/* A set is returned as a whole: no implementation goes on once the frame is gone. */
 static Datum
 wrapper_call(FunctionCallInfo fcinfo, int restriction)
 {
@@ -276,7 +276,7 @@ SQL_FUNCTION(idemq_sql_wrapper_as_caller)
 	return result;
 }
 
-/* Returns the frame in which an implementation runs.  Raises 55000 for anybody else. */
+/* Returns the frame in which an implementation runs.  Raises 55000 for any other caller. */
 static Frame *
 open_frame(void)
 {

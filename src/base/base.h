@@ -50,7 +50,7 @@
 #define IDEMQ_HANDLER_WORKER "idemq handler"
 /* A handler is stopped when the end of its server has interrupted it so often in a row. */
 #define HANDLER_MAX_CRASHES 3
-/* A job whose process was told to end is given back so many times in a row. */
+/* Maximum number of times in a row that a job is given back because its process was told to end. */
 #define HANDLER_MAX_INTERRUPTS 2
 #define IDEMQ_MAX_ARRAY 1000000 /* elements of an array argument */
 

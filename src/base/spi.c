@@ -135,8 +135,9 @@ cut_statement(ErrorData *error, const char *statement)
 }
 
 /*
- * Raises the caught error of a statement again, without what it tells of the statement.  in_trigger:
- * a trigger function raised it, whose context stays.  ThrowErrorData adds the callers' context.
+ * Raises the caught error of a statement again, without what it says about the statement.
+ * in_trigger: a trigger function raised it, whose context stays.  ThrowErrorData adds the callers'
+ * context.
  */
 pg_noreturn static void
 raise_again(const char *statement, bool in_trigger, MemoryContext context)
@@ -161,8 +162,8 @@ raise_again(const char *statement, bool in_trigger, MemoryContext context)
 
 /*
  * Runs a prepared statement that may write, under the latest snapshot; returns SPI's code.  Above
- * READ COMMITTED it so writes rows that the transaction's own snapshot does not see, as the checks
- * of foreign keys do.  A row that was changed since the latest snapshot raises 40001.
+ * READ COMMITTED it can thus write rows that the transaction's own snapshot does not see, as
+ * foreign key checks do.  A row that was changed since the latest snapshot raises 40001.
  */
 static int
 execute_latest(SqlStatement *statement, const Datum *args, const char *nulls)

@@ -22,7 +22,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Jobs that one scan may make wait, at most: without a permit, or too soon for their group. */
+/* Maximum number of jobs that one scan defers: without a permit, or too soon for their group. */
 #define MAX_DEFERRED 256
 
 /* Keeps the name of a job's group, whose next job this call is to promote. */
@@ -293,8 +293,8 @@ idemq_claim_from_queue(ClaimCall *call)
 }
 
 /*
- * Begins a claim of up to wanted jobs; the caller has set what else is asked for, and where the
- * answer goes.
+ * Begins a claim of up to wanted jobs; the caller has set the other inputs, and where the results
+ * go.
  */
 void
 idemq_claim_begin(ClaimCall *call, int wanted)

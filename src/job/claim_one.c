@@ -170,7 +170,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 }
 
 /*
- * Makes a fetched job blocked, which is due and has no permit of its group (job/permits.c), so that
+ * Makes blocked a fetched job that is due and has no permit of its group (job/permits.c), so that
  * it waits for one.  Never waits for its row.
  */
 JobWrite

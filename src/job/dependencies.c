@@ -9,8 +9,8 @@
  * younger.  The kind of mark decides what is done:
  *
  *	parent		it has finished: the children that watch it are marked; and, if it is dead or
- *				cancelled, those that are cancelled with it.  Nothing is written.  A page of
- *				children at a time: the low-water mark of its mark says where the next one begins.
+ *				cancelled, those that are cancelled with it.  Nothing is written.  One page
+ *				of children at a time: the low-water mark of its mark says where the next begins.
  *	child		its parents are looked at, in the order of their ids, from the watched one on.
  *				If all are done, the child becomes pending, or joins its group, and its row in
  *				idemq.children goes.  If one is not, the child watches that one from now on.
@@ -33,12 +33,12 @@
  * transaction, the former on the very version that was blocked when all parents were seen done:
  * one snapshot shows the child, what it waits for, and its parents.  So no child can be claimed
  * once the cancel of its parent has committed, however many children are still to be cancelled:
- * until then each is blocked, and whoever looks at one, also a call that asks for it by its id,
- * sees the cancel.
+ * until then each is blocked, and every session that looks at one, even for a call that asks for
+ * it by its id, sees the cancel.
  * A parent that is brought back afterwards runs again, and holds up nobody.
  *
- * The waiting of all children that a batch of marks has released is ended by one statement.  What
- * the batch itself writes of a parent, or of a watch, has its own mark at the commit.
+ * One statement ends the waiting of all children that a batch of marks has released.  What the
+ * batch itself writes about a parent, or a watch, gets its own mark at the commit.
  *
  * Why there are marks, and no table that lists the children to look at: such a list, filled by
  * enqueues and ends, loses a child in a chain A -> X -> Y.  X's row, kept for its second look,
@@ -79,11 +79,11 @@
 /* Looks at a child that changes each time, at most. */
 #define MAX_LOOKS 10
 /*
- * Rows that are read for a page of a parent's children.  The parent's queue and those of the
- * children have turns, so no more are marked at a time than a turn of the latter can do.
+ * Rows that are read for a page of a parent's children.  The parent's queue and the children's
+ * queues are served in slices, so no more are marked at a time than a slice of the latter can do.
  */
 #define TOLD_AT_ONCE 100
-/* Children that a slice of a scan reads, and marks, at most. */
+/* Maximum number of children that a slice of a scan reads, and marks. */
 #define SCANNED_AT_ONCE 500
 #define MARKED_AT_ONCE 256
 /* Edges that are read in one go. */
@@ -248,7 +248,7 @@ fetch_child(JobsTable *table, int32 queue_id, int64 id, Job *job)
 		   !job_has(job, COL_GROUP_KEY) && job->queue_id == queue_id;
 }
 
-/* Looks at a child once, by the table's snapshot, and does what is to be done. */
+/* Looks at a child once, by the table's snapshot, and does what is necessary. */
 static Promotion
 look_at(JobsTable *table, const QueueInfo *queue, DependencyMark mark, int64 id,
 		ReleasedChildren *released, Datum *group)
@@ -284,8 +284,8 @@ look_at(JobsTable *table, const QueueInfo *queue, DependencyMark mark, int64 id,
 
 /*
  * Does what a mark is for that this session owns; the table's snapshot is younger than that.
- * next: the low-water mark of the mark of a parent, the child from which on its children are to be
- * told; set to what is left.  released: the caller ends their waiting, by
+ * next: the low-water mark of a parent's mark, that is, the child from which on its children must
+ * be told; set to what is left.  released: the caller ends their waiting, by
  * idemq_dependency_end_waits, in the same transaction.  *group: for JOINED, the name of the group.
  */
 Promotion
@@ -310,9 +310,9 @@ idemq_dependency_promote(JobsTable *table, const QueueInfo *queue, DependencyMar
 }
 
 /*
- * Returns whether a look would change a child, by the table's snapshot, and sets *mark to that which
- * it needs: the parent that it watches is done or has failed; or another of its parents has failed.
- * What was fetched from the table before is void.
+ * Returns whether a look would change a child, by the table's snapshot, and sets *mark to the mark
+ * that it needs: the parent that it watches is done or has failed; or another of its parents has
+ * failed.  What was fetched from the table before is void.
  */
 bool
 idemq_child_is_resolvable(JobsTable *table, int32 queue_id, int64 id, DependencyMark *mark)
@@ -333,7 +333,7 @@ idemq_child_is_resolvable(JobsTable *table, int32 queue_id, int64 id, Dependency
 
 /*
  * Goes on with a scan of a queue's children: marks those that a look would change, until the slice
- * is over, or the scan.  Sets scan->next, or scan->is_over.  Returns how many were marked.
+ * or the scan is over.  Sets scan->next, or scan->is_over.  Returns how many were marked.
  */
 int
 idemq_children_scan(JobsTable *table, const QueueInfo *queue, Slice *slice, ChildrenScan *scan)

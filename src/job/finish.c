@@ -15,8 +15,8 @@
 #include "table/table.h"
 
 /*
- * Returns the event by which an attempt ends, and what to answer then.  FINISH_INTERRUPT becomes
- * FINISH_FAIL if it is one too many.
+ * Returns the event that ends an attempt, and what to answer then.  FINISH_INTERRUPT becomes
+ * FINISH_FAIL if there have been too many.
  */
 static JobEvent
 choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
@@ -24,7 +24,7 @@ choose_event(Finish *finish, const Attempt *attempt, Outcome *outcome)
 	const QueueInfo *queue = &attempt->queue;
 	int64 delay = finish->delay;
 
-	/* It may be the job that ends its processes, or takes longer than anybody lets it. */
+	/* The job itself may end its processes, or take longer than anyone lets it. */
 	if (finish->kind == FINISH_INTERRUPT &&
 		job_count(attempt->job.flags, JOB_INTERRUPTED) >= HANDLER_MAX_INTERRUPTS)
 		finish->kind = FINISH_FAIL;

@@ -3,20 +3,21 @@
  *		group_rate_limit of a queue: how many jobs of a group may start per group_rate_period.
  *
  * A group has a bucket (base/gcra.c) among those of admission (shared/counts/buckets.c), of a
- * kind of its own: no name that is passed to idemq.admit meets it.  Whatever starts a job comes through job/claim_one.c: claim, claim_any, claim_job, commit_and_claim, acquire,
+ * kind of its own: no name that is passed to idemq.admit refers to it.  Every call that starts a
+ * job goes through job/claim_one.c: claim, claim_any, claim_job, commit_and_claim, acquire,
  * commit_once.  There the bucket is charged, before the lease entry is taken.  So
  *
  *		of a group never more than group_rate_limit + rate * t jobs are started in any time t,
  *
- * whoever made them ready, and when.  As with rate_limit, neither a rollback nor an error gives
- * a start back.  A start that did not come about (another session is on the job, max_running is
- * reached) is given back, unless another start was charged since.
+ * whatever made them ready, and when.  As with rate_limit, neither a rollback nor an error gives
+ * a start back.  A start that was not made (another session has the job, max_running is reached)
+ * is given back, unless another start has been charged since.
  *
  * That is the limit; the rest only saves work.  A job that is promoted becomes ready when its
- * group may start the next one (job/promote_one.c), so a claim does not meet it before.  A
- * group has one job in the line at a time, and its next one is promoted after that was
- * claimed, hence charged: so the time is right, and takes no timer but ready_at.  A claim that
- * meets a job that is ready too soon (a retry, a rate that was lowered, a restart) defers it:
+ * group may start the next one (job/promote_one.c), so a claim does not find it before.  A
+ * group has one job in the line at a time, and its next one is promoted after that one was
+ * claimed, hence charged: so the time is right, and needs no timer but ready_at.  A claim that
+ * finds a job that is ready too soon (a retry, a rate that was lowered, a restart) defers it:
  * ready_at becomes the time when the group may start it, and it keeps its permit.  For a head that
  * waits to be retried the rate is asked when the head is due, not before.
  *
@@ -27,7 +28,7 @@
  * moment, has its group checked; so does a claim that gives a start back because it did not get the
  * row.  The later one of the two sees the other.
  *
- * The row tells by a flag which job waits for the rate, and for nothing else (JOB_RATE_LIMITED).
+ * A flag of the row says that a job waits for the rate, and for nothing else (JOB_RATE_LIMITED).
  * The head of a group that uses no permits has in run_at the time when it was due.
  *
  * A restart, a failover or a take_over forgets all buckets.  Then it is not known what was
@@ -132,7 +133,7 @@ idemq_group_rate_limit_take(const QueueInfo *queue, const Job *job, GroupCharge 
 	return charge->charged;
 }
 
-/* Gives back what idemq_group_rate_limit_take took: the start did not come about. */
+/* Gives back what idemq_group_rate_limit_take took: the start was not made. */
 void
 idemq_group_rate_limit_undo(const QueueInfo *queue, const Job *job, const GroupCharge *charge)
 {

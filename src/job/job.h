@@ -153,7 +153,7 @@ idemq_job_has_permit(const Job *job)
 	return job->status == JOB_RUNNING || (job->flags & JOB_PERMIT) != 0;
 }
 
-/* Returns whether a fetched job is in a group that uses permits, and has none of them. */
+/* Returns whether a fetched job is in a group that uses permits, but has none. */
 static inline bool
 idemq_lacks_permit(const QueueInfo *queue, const Job *job)
 {
@@ -318,7 +318,7 @@ typedef struct ClaimCall
 	Tuplestorestate *store;
 	TupleDesc desc;
 	bool with_outcome; /* the first column is an outcome */
-	bool with_queue;   /* the queue's name stands before kind */
+	bool with_queue;   /* the queue's name comes before kind */
 	int32 claimed;
 	/* of the last scan, where groups have permits */
 	bool round_ended;	/* it stopped before a priority: see claim_rounds */
@@ -434,7 +434,7 @@ extern JobWrite idemq_job_rerun(JobsTable *table, const QueueInfo *queue, const 
 
 /*
  * kept_key.c
- *		Keys that producers do not give: of ticks, of published jobs, and of dead-letter records.
+ *		Keys that producers may not give: of ticks, of published jobs, of dead-letter records.
  */
 
 /* Between a publisher's key and the space of its topic. */

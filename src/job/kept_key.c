@@ -21,7 +21,7 @@
  *	   (job/dead_letter.c).  If another job of the dead-letter queue had it, the death would leave no
  *	   record, and a retry of the dead job would cancel that other job.
  *
- * Rows that come by COPY, a restore or replication are not checked.
+ * Rows that come through COPY, a restore or replication are not checked.
  */
 #include "postgres.h"
 

@@ -75,7 +75,7 @@ idemq_limit_take_rate(const QueueInfo *queue, bool transfers)
 	return answer.allowed;
 }
 
-/* Gives back what idemq_limit_take_rate has spent: the claim did not come about. */
+/* Gives back what idemq_limit_take_rate has spent: the claim was not made. */
 void
 idemq_limit_undo_rate(const QueueInfo *queue)
 {

@@ -163,7 +163,7 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
  * Adds the job with these columns, key among them; or answers with the job that has the key, and
  * replaces it, or has it run once more, if the rule says so.  A caller that skips is answered
  * OUTCOME_LOCKED, and nothing else, when a concurrent duplicate's transaction is open, or another
- * holds the row that is to be changed.  The job gets its id here, unless the columns have it.
+ * holds the row that would be changed.  The job gets its id here, unless the columns have it.
  * Raises IQ003, IQ004; 42501 for the key of another role's tick, or for a reserved one; 40001 above
  * READ COMMITTED.
  */

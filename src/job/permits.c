@@ -14,15 +14,15 @@
  *
  * Only a promotion of a job that is due gives it a permit, and whatever else sets its ready_at takes
  * the permit away (job/transition.c).  That is so in every group, also with a group_max_running of
- * 1, where nobody asks: so the rows are right when group_max_running becomes more than 1.  A claim
- * that meets a due job without a permit, one written by hand for example, does not take it, but
+ * 1, where no code asks: so the rows are right when group_max_running becomes more than 1.  A claim
+ * that finds a due job without a permit, one written by hand for example, does not take it, but
  * makes it blocked (EVENT_DEFER).  Then the job waits for a permit as the others do, ahead of
  * those that were enqueued later.
  *
  * Never more than group_max_running.  A promotion counts the permits, as the group's promoter, by a
  * snapshot that is younger than its ownership.  So the snapshot shows all permits that earlier
- * promoters gave; permits that it shows, and that were given back since, are counted too many.  The
- * promotion gives one more only if there are fewer than group_max_running.  A rollback of the
+ * promoters gave; it may also show permits that have been given back since.  The promotion
+ * gives one more only if it counts fewer than group_max_running.  A rollback of the
  * promotion, or a crash, takes the permit back with the row; a rollback of the claim, or of the
  * attempt's end, leaves the job its permit.
  *
@@ -33,8 +33,8 @@
  * second of these jobs was promoted after the first one was claimed, hence later than the job of g
  * that waited then.  If g was not claimed in between, that job came before it in the index, and the
  * session would have taken it.  So between two claims of h lies one of g, and their counts differ
- * by one at most.  A session that claims beside others may go by a snapshot that is older by one
- * claim of each of these: then the counts differ by the number of these sessions at most.  (Two
+ * by at most one.  A session that claims alongside others may use a snapshot that is older by one
+ * claim of each of them: then the counts differ by at most the number of these sessions.  (Two
  * times are the same only if a promotion becomes visible, and the next claim is made, within one
  * microsecond.)
  *
@@ -43,7 +43,7 @@
  * lease entry is being claimed, and counts as taken.  The call that claims promotes the next one
  * itself, or marks the group, before it returns; a claim without an entry, with a full lease
  * table, marks it by its commit.  If the claim is rolled back, the group may have two jobs that
- * wait, and be served once more in that round; it never has one permit more.
+ * wait, and be served once more in that round; it never has an extra permit.
  *
  * A job that is enqueued without a group, in a queue whose groups have permits, is in the group
  * without a name, which no user can give: '' in the row, NULL for the worker.  That group is served
@@ -70,8 +70,8 @@
 
 /*
  * Adds to a change that sets ready_at, for a job of a group that has permits, whether the job
- * takes or keeps a permit.  Without one the job waits for that time by its run_at, and its group
- * is checked when this has committed: the permit that the job had, if any, is free.
+ * takes or keeps a permit.  Without one, run_at holds the time that the job waits for, and its
+ * group is checked when this has committed: the permit that the job had, if any, is free.
  */
 void
 idemq_permit_follow(JobChange *change, const Job *job, const QueueInfo *queue, bool takes,

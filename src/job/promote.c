@@ -25,10 +25,10 @@
  * called first goes first, if both are committed when one of them is promoted; one
  * that commits later waits behind the head that there is.
  *
- * With group_max_running above 1 a group has no head but permits (job/permits.c says how many, and
- * why no more): its next job is promoted when there is a free permit, and no other job of the group
- * waits to be claimed.  A job that is not due yet is promoted without a permit, so that it comes
- * back when it is due, and the next one follows at once.
+ * With group_max_running above 1 a group has permits instead of a head (job/permits.c proves that
+ * there are never more): its next job is promoted when there is a free permit, and no other job of
+ * the group waits to be claimed.  A job that is not due yet is promoted without a permit, so that
+ * it comes back when it is due, and the next one follows at once.
  *
  * A job whose row another transaction holds is not waited for: its group is visited again a
  * moment later.  Nor is it passed over, except in the group without a name
@@ -257,8 +257,8 @@ begin_slice(Slice *slice)
 }
 
 /*
- * Promotes groups that this session has taken, one at least, until the slice is over; the others are
- * given back.  Returns how many.
+ * Promotes groups that this session has taken, at least one, until the slice is over; the others
+ * are given back.  Returns how many.
  */
 static int
 promote_taken(JobsTable *table, const QueueInfo *queue, const GroupTaken *groups, int count,
@@ -323,8 +323,8 @@ promote_marked(JobsTable *table, const QueueInfo *queue, int max, const Slice *s
 
 /*
  * Goes on with a scan of a queue's children, for which marks may be missing: a slice of it.  Without
- * a worker, goes on until max are promoted or all were looked at, since nobody else does.  Returns
- * how many were promoted.
+ * a worker, goes on until max are promoted or all were looked at, since no other process does.
+ * Returns how many were promoted.
  */
 static int
 scan_children(JobsTable *table, const QueueInfo *queue, int max, Slice *slice)
@@ -333,7 +333,7 @@ scan_children(JobsTable *table, const QueueInfo *queue, int max, Slice *slice)
 	int promoted = 0;
 	int ends = 0;
 
-	/* Above READ COMMITTED it is not for us: job/dependencies.c. */
+	/* Above READ COMMITTED this is left to others: job/dependencies.c. */
 	if (table->crosscheck != InvalidSnapshot)
 		return 0;
 	/* It may begin in the middle, and so come to the end twice. */
@@ -381,7 +381,7 @@ idemq_promote_some(const QueueInfo *queue, int max)
 	begin_slice(&slice);
 	idemq_jobs_open(&table);
 	idemq_dependencies_learn(queue);
-	/* Before it is taken: what an error interrupts is to be done again. */
+	/* Before it is taken: what an error interrupts must be done again. */
 	idemq_pending_groups_note_scan(queue->qstate, queue->id);
 	scan = idemq_groups_take_scan(queue->qstate, queue->id);
 	if (!scan)

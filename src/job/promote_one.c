@@ -16,7 +16,7 @@
 
 /* Visits of a group whose first job changes each time. */
 #define MAX_LOOKS 10
-/* Jobs, not due or held, that make way for the next one in a visit of a group with permits. */
+/* Jobs, not due or held, that one visit of a group with permits may pass over. */
 #define MAX_PASSED 100
 
 /*
@@ -54,8 +54,8 @@ promoted(const EventArgs *args)
 }
 
 /*
- * Looks again at the job that is next in its group: if it waits for group_rate_limit, for longer
- * than it has to by now, it becomes due when the rate says now (job/group_rate_limit.c).  Returns
+ * Looks again at the job that is next in its group: if it waits for group_rate_limit longer than
+ * it still has to, it becomes due when the rate now allows (job/group_rate_limit.c).  Returns
  * HAS_HEAD if it stays as it is, and PROMOTED_FOR_LATER if its time was written: then the group
  * stays owned until this transaction ends.
  */
@@ -96,7 +96,7 @@ find_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 }
 
 /*
- * As find_head, for a group with permits: *job is to get one.  Jobs with an id below passed make
+ * As find_head, for a group with permits: *job should get one.  Jobs with an id below passed make
  * way.  *low_water: what the group's low-water mark may be then.
  */
 static Promotion

@@ -7,11 +7,11 @@
  * lasts at least its length from the start of this server, or from the moment when the database
  * took over from the publisher that it followed: so neither takes a lease from a worker that
  * heartbeats.  The length is the claim's own, deadline - claimed_at, also for the heartbeats that
- * follow.  An attached lease, whose session has gone with the former server, lasts as long as a
- * worker takes to connect again: for idemq.attach_grace at most (JOB_ATTACHED).  A row whose
+ * follow.  An attached lease, whose session ended with the former server, lasts as long as a
+ * worker takes to connect again: at most idemq.attach_grace (JOB_ATTACHED).  A row whose
  * deadline was moved by a heartbeat has lost that length (JOB_EXTENDED): the queue's lease takes
  * its place, and the row's deadline holds.  A handler's job (JOB_HANDLER) is taken back at once:
- * its process has gone with the former server, and the handler's row is told so
+ * its process ended with the former server, and the handler's row is told so
  * (worker/handle.c).
  *
  * A scan that meets such a job adopts it: it puts an entry, and then fetches the row again under

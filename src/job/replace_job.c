@@ -11,11 +11,11 @@
  * The time starts again with each request.  With a max_wait (idemq_job_wait_no_longer) it does
  * so only until that long after the first request: a stream of requests that never pauses does not
  * defer a job indefinitely.  The first request is the one that made the job, at enqueued_at.  Every
- * request brings its own max_wait, and none is remembered.  So the requests make the bound: if each
+ * request brings its own max_wait, and none is remembered.  So the requests set the bound: if each
  * of them has a max_wait of w, the job is ready w after the first, at the latest; a replacement
  * that comes later has its time in the past, and keeps its position.  For another run of a job (it
  * was released, redriven, asked to run again) it is not known when the first request came.  Then
- * the time that the job waits for already is not deferred.
+ * the time that the job already waits for is not deferred.
  */
 #include "postgres.h"
 
@@ -136,7 +136,7 @@ idemq_job_is_replaceable(const Job *job, bool rerun)
 /*
  * Gives a fetched job, which is replaceable, what is asked for.  A job without an attempt gets all
  * of it, at a time that is no later than max_wait, unless that is NULL, allows.  A job that waits
- * for another attempt, with rerun, gets the work alone; its position and attempts stay.  With rerun
+ * for another attempt, with rerun, gets only the work; its position and attempts stay.  With rerun
  * the time is not deferred.  JOB_CHANGED, and nothing is done, also when the job is too new for the
  * transaction's snapshot.
  */

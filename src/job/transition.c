@@ -273,7 +273,7 @@ adds_attempt(const Transition *transition, const Job *job, const QueueInfo *queu
 
 /*
  * Returns whether it gets a row of the commit of a job that runs again: the job's row will not
- * show that commit any more, and a call that repeats it is to be known.
+ * show that commit any more, and a call that repeats it must be recognized.
  */
 static bool
 adds_commit(const Transition *transition, const Job *job)
@@ -291,8 +291,8 @@ count_in_a_row(int16 flags, int16 which, bool again)
 }
 
 /*
- * Returns the flags of a job after its attempt has ended, but not the job.  A release does not count
- * as an attempt: what is known of the one before stays.
+ * Returns the flags of a job whose attempt has ended, but which is not finished.  A release does
+ * not count as an attempt: what is known of the one before stays.
  */
 static int16
 flags_after_attempt(JobEvent event, int16 flags, bool handled)
@@ -364,7 +364,7 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 			int16 flags)
 {
 	change->set = 0;
-	/* Only if they change: WAL has all that lies behind them, too. */
+	/* Only if they change: otherwise WAL would also get everything that follows them. */
 	if (flags != job->flags)
 		job_set(change, COL_FLAGS, Int16GetDatum(flags));
 	if (transition->to != job->status)
@@ -480,7 +480,7 @@ write_history(const Transition *transition, const Job *job, const QueueInfo *que
 		idemq_attempt_history_add_commit(job);
 }
 
-/* Deletes the row of a job that completes, unless somebody holds or needs it: JOB_LOCKED. */
+/* Deletes the row of a job that completes; JOB_LOCKED if it is held or needed. */
 static JobWrite
 delete_at_once(JobsTable *table, const Job *job, const QueueInfo *queue)
 {

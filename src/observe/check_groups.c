@@ -1,7 +1,7 @@
 /*
  * observe/check_groups.c
  *		The audit of groups: each has at most one head, or no more permits taken than
- *		group_max_running (job/permits.c), which the rows say by themselves; and none is forgotten.
+ *		group_max_running (job/permits.c), which the rows alone show; and none is forgotten.
  *
  * A group without a head, or with a free permit and no job that waits to be claimed, is a
  * suspect.  Once all that its snapshot showed has reached shared memory (idemq_check_settled),
@@ -55,7 +55,7 @@ check_groups_is_known(const Suspect *suspect)
 	GroupKey key;
 
 	if (!idemq_queue_by_id(suspect->queue_id, &queue))
-		return true; /* the finding jobs.queue says that */
+		return true; /* the finding jobs.queue reports that */
 	idemq_group_key(&key, suspect->queue_id, VARDATA_ANY(group), (int) VARSIZE_ANY_EXHDR(group));
 	return idemq_groups_know(queue.qstate, &key);
 }
@@ -78,7 +78,7 @@ find_below_mark(JobsTable *table, const GroupEntry *group, Job *job)
 	bool found = false;
 
 	if (!idemq_queue_by_id(group->key.queue_id, &queue))
-		return false; /* the finding jobs.queue says that */
+		return false; /* the finding jobs.queue reports that */
 	if (!idemq_is_no_group(name) && low_water->heads > DT_NOBEGIN)
 	{
 		idemq_jobs_group_scan_begin(table, queue.id, name, DT_NOBEGIN, low_water->heads - 1);
@@ -94,8 +94,8 @@ find_below_mark(JobsTable *table, const GroupEntry *group, Job *job)
 }
 
 /*
- * Returns a job of each group that has one below its low-water mark.  Group by group, by the index:
- * a plan for all may read the whole queue for each.
+ * Returns a job of each group that has one below its low-water mark.  Group by group, through the
+ * index: a plan for all of them may read the whole queue for each.
  */
 static Suspect *
 check_groups_find_below(const CheckCall *call, int *count)

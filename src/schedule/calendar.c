@@ -32,7 +32,7 @@ find_zone(const char *name)
 	return zone != NULL && pg_tz_acceptable(zone) ? zone : NULL;
 }
 
-/* Returns whether the day of the month has a sign that other programs use for its last day. */
+/* Returns whether the day of the month has a symbol that other programs use for the last day. */
 static bool
 asks_for_last_day(const char *cron)
 {

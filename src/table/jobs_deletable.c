@@ -18,8 +18,8 @@
  * child's queue, the job stays.  So neither this decision nor the deletion waits.
  *
  * A caller may also ask before it has locked the rows.  That answer may be out of date at once,
- * but it spares locks on jobs that stay, which would keep workers from these jobs and enqueues of
- * children waiting.
+ * but it spares locks on jobs that stay.  Such locks would keep workers from these jobs, and make
+ * enqueues of children wait.
  */
 #include "postgres.h"
 
@@ -48,8 +48,8 @@ typedef struct Candidates
 } Candidates;
 
 /*
- * Row by row: so each plan is an index lookup for each job and each child, whatever the statistics
- * say.  Of a single job any child decides.
+ * Row by row, so that each plan is an index lookup for each job and each child, whatever the
+ * statistics say.  For a single job any child decides.
  */
 static SqlStatement find_waiting =
 	{.few = true,
@@ -77,7 +77,7 @@ static SqlStatement find_parents =
 	"(SELECT count(*) FROM " rows ") "
 
 /*
- * Those of which every row that a deletion writes is now locked: the rows that they have as
+ * Those jobs for which every row that a deletion writes is now locked: the rows that they have as
  * children, and, with $2, those that tell their children that they are gone.
  */
 static SqlStatement hold_rows =
@@ -93,7 +93,7 @@ static SqlStatement hold_rows =
 	 .types = {INT8ARRAYOID, BOOLOID},
 	 .fields = (const SqlField[]){{0, sizeof(int64), NULL}}};
 
-/* Returns the place of a job among the candidates, -1 when it is none of them. */
+/* Returns the position of a job among the candidates, -1 when it is not one of them. */
 static int
 candidate(const Candidates *candidates, int64 id)
 {
@@ -113,7 +113,7 @@ keep(Candidates *candidates, int place)
 	candidates->spread[candidates->nspread++] = candidates->ids[place];
 }
 
-/* Keeps what unfinished jobs that are no candidates wait for. */
+/* Keeps what unfinished jobs that are not candidates wait for. */
 static void
 keep_for_others(Candidates *candidates)
 {
@@ -265,7 +265,7 @@ idemq_jobs_may_delete(JobsTable *table, const Job *job, const QueueState *qstate
 	JobWrite write;
 
 	*related = false;
-	/* In this order: who enqueues a child is in the filter before it holds the job. */
+	/* In this order: an enqueue of a child is in the filter before it holds the job. */
 	if (!idemq_jobs_lets_delete(job))
 		return JOB_LOCKED;
 	*related = idemq_may_have_dependencies(qstate, id) && idemq_dependencies_exist();

@@ -157,7 +157,7 @@ is_obstacle(const DependencyParent *parent, ParentFailure on_failure)
 /*
  * Looks at what a child waits for, by the table's snapshot: at its parents in the order of their
  * ids, from the watched one to the first that is in its way.  Returns false when it waits for no
- * parents; that includes a child whose edges are still to be restored.  What was fetched from the
+ * parents; that includes a child whose edges have not been restored yet.  What was fetched from the
  * table before is void.
  */
 bool

@@ -28,7 +28,7 @@
 #include "base/compat.h"
 #include "table/table.h"
 
-/* An index without a name is the primary key.  Of each, the first column is compared by equal. */
+/* An index without a name is the primary key.  Each is searched by equality of its first column. */
 static const struct
 {
 	const char *name;
@@ -78,8 +78,8 @@ idemq_dependency_scan_open(DependencyScan *scan, DependencyIndex which, Snapshot
 }
 
 /*
- * Begins with the rows of a child, a parent or a queue, whichever the index is by: those whose
- * other id is from, or greater.
+ * Begins with the rows of a child, a parent or a queue, depending on the index: those whose other
+ * id is from, or greater.
  */
 void
 idemq_dependency_scan_from(DependencyScan *scan, int64 of, int64 from)

@@ -72,9 +72,9 @@ idemq_dependencies_is_writing(void)
 }
 
 /*
- * Runs a statement that writes; returns its number of rows.  Above READ COMMITTED, too, it writes
+ * Runs a statement that writes; returns its number of rows.  Even above READ COMMITTED it writes
  * the latest rows: a child may be younger than the snapshot of the transaction that deletes its
- * parent, and has to be told.
+ * parent, and must be told.
  */
 static uint64
 dependencies_write_run(SqlStatement *statement, const Datum *values)

@@ -29,11 +29,11 @@
  *   holder alive, or its update by an open transaction, for which it waits, or that
  *   transaction committed.  In the third case the key successor's entry was there before.  It is to
  *   the right of the holder's, since it goes without the check only if its row's TID is greater.
- *   So the other insert comes to it still, and what was said of the holder holds for the key
+ *   So the other insert still comes to it, and what was said of the holder holds for the key
  *   successor, and for its successors.
  * - A key successor whose row has a smaller TID checks, as all others do; for that it locks the
  *   first page too, and so comes before or after.
- * - A rollback, of a savepoint too, takes the update and the key successor back together.
+ * - A rollback, even of a savepoint, undoes the update and the key successor together.
  * An index that is not valid yet may lack the holder's entry: there it checks.
  *
  * An insert waits for a transaction that inserts the key, not for one that changes a

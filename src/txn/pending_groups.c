@@ -73,7 +73,7 @@ static int max_owned = 0;
 static int32 scanned_queue = 0;
 static QueueState *scanned_qstate = NULL;
 
-/* Whether a new mark is to enter the commit window of its queue at once: the commit has begun. */
+/* Whether a new mark must enter the commit window of its queue at once: the commit has begun. */
 static bool committing = false;
 
 static Mark *

@@ -27,9 +27,9 @@
  *
  * A queue that is due is in that heap at its time, but no earlier than the worker's last look, when
  * it was not due yet: no tenant's work goes before what was due earlier.  A queue that was served
- * and has more to do goes to the back, so each of n queues that are due is served again after n - 1
- * others, and the time that serving one takes is bounded.  The heap is memory of this process, a
- * node for each queue state; only setting it up is linear in queues.
+ * and has more to do goes to the end of the line, so each of n queues that are due is served again
+ * after n - 1 others, and the time that serving one takes is bounded.  The heap is memory of this
+ * process, a node for each queue state; only setting it up is linear in queues.
  *
  * Once the test clock has moved (shared/waiters/clock_call.c), a task that would be postponed
  * because it was done or failed a moment ago runs at once, everything past its retention is deleted
@@ -58,8 +58,8 @@
 #define REPORT_DELAY USECS_PER_SEC
 
 /*
- * Queues are served for that long, then what is due for all queues is done, and the worker's own
- * affairs.
+ * Queues are served for that long; then the worker does what is due for all queues, and its own
+ * housekeeping.
  */
 #define QUEUES_SLICE INT64CONST(50000)
 /* The clock was moved when its offset has grown by so much; less is its usual drift. */
@@ -226,7 +226,7 @@ plan_changed(void)
 
 /*
  * Serves a queue: each of its tasks that is due runs once.  When they have taken a slice, the queue
- * goes to the back, and continues with the next task.
+ * goes to the end of the line, and continues with the next task.
  */
 static void
 run_queue_tasks(int qstate_index)

@@ -24,7 +24,7 @@
  * have limits of their own: so it has PERIODS cells in a database, by the order of magnitude of the
  * period, and no name waits for one whose period is more than PERIOD_RATIO times as long.
  *
- * A queue that loses its state loses its buckets with it, and the cell is as new.  The same holds
+ * A queue that loses its state loses its buckets with it, and the cell is empty.  The same holds
  * for a database that is dropped: another database may get its share, and so its cells.  Nothing
  * here is undone by a rollback, or known after a restart.
  *
@@ -78,10 +78,10 @@ typedef struct Cell
 	pg_atomic_uint32 count; /* of its buckets: bounds them exactly */
 	pg_atomic_uint64 tat;
 	/*
-	 * ns: a search in vain found that no bucket is full again before that; 0: unknown.  It does not
-	 * hold for buckets that came later, for which a removal made room: removals is what the count of
-	 * removals was at the search.  Both are written with all partitions locked exclusively, and read
-	 * with one.
+	 * ns: an unsuccessful search found that no bucket is full again before that; 0: unknown.  It
+	 * does not hold for buckets that were added later, for which a removal made room: removals is
+	 * the count of removals at the time of the search.  Both are written with all partitions locked
+	 * exclusively, and read with one.
 	 */
 	int64 next_sweep;
 	uint64 removals;

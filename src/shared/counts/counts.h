@@ -187,7 +187,7 @@ extern void idemq_notify_ring_sent(const QueueState *qstate, const NewsBatch *ba
  *		The buckets of admission, in shared memory.
  */
 
-/* What a bucket limits: of one name, each kind has a bucket of its own. */
+/* What a bucket limits: for one name, each kind has a bucket of its own. */
 typedef enum BucketKind
 {
 	BUCKET_ADMIT, /* calls of idemq.admit */

@@ -8,12 +8,12 @@
  * lower a low-water mark, and leaves when all its marks are set.  A check begins no higher than the
  * commit window's least id (the proof is in shared/groups/groups.c).
  *
- * The commit window is a queue's, not a group's: a group that has no entry when the transaction
- * enters may have one, and a low-water mark, when it becomes visible.  A commit window belongs to
- * the index of a queue state, whichever queue has that state; what the writers of a former queue
- * left there is only too low, and only for a moment.  For queues without a state, which may get one
- * in the meantime, and for COMMIT PREPARED, which may concern any queue, the database has a commit
- * window; databases may share one.
+ * There is a commit window per queue, not per group: a group that has no entry when the
+ * transaction enters may have one, and a low-water mark, when it becomes visible.  A commit window
+ * belongs to the index of a queue state, whichever queue has that state; what the writers of a
+ * former queue left there is only too low, and only for a moment.  For queues without a state,
+ * which may get one in the meantime, and for COMMIT PREPARED, which may concern any queue, the
+ * database has a commit window; databases may share one.
  *
  * Under constant traffic there is always a writer in the commit window.  If one least id stood for
  * all of them it would never rise again, and each check would begin as far back as the earliest of

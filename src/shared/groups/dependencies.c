@@ -38,8 +38,8 @@
  * A mark is an entry of the table of groups (shared/groups/groups.c), under a name that no
  * group can have: it begins with a zero byte.  So the rest is as with groups: one session at a time
  * owns the mark; a mark that comes meanwhile is kept for the time after; if there is no room, the
- * queue is to be scanned.  A scan looks at the queue's own children, and those of a parent may be in
- * any queue: so if there is no room for the mark of a parent, all queues are to be scanned that may
+ * queue must be scanned.  A scan looks at the queue's own children, and those of a parent may be in
+ * any queue: so if there is no room for the mark of a parent, all queues must be scanned that may
  * have dependencies.  Marks have room of their own: dependencies take none from groups.
  *
  * A parent's children are looked up some at a time.  In between, the low-water mark of the parent's
@@ -220,7 +220,7 @@ dependencies_want_scan(const QueueStateView *view, void *arg)
 		idemq_groups_want_scan(view->qstate, view->queue_id, SCAN_CHILDREN, false);
 }
 
-/* Marks a child or a parent, whose commit or end is visible: a parent, for all of its children. */
+/* Marks a child whose commit is visible, or a parent whose end is: for all of its children. */
 void
 idemq_dependency_mark(QueueState *qstate, int32 queue_id, DependencyMark mark, int64 job_id)
 {

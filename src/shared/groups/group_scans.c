@@ -2,14 +2,15 @@
  * shared/groups/group_scans.c
  *		Scans of all groups, and of all children, of a queue, for when marks may be missing.
  *
- * A session takes a scan, takes a snapshot after that, and does what the scan is for; an error has it
- * asked for again (txn/pending_groups.c).  A scan of groups is taken whole.  One of children is taken
- * in slices (ChildrenScan), by any session: it goes round the children in the order of their ids.
+ * A session takes a scan, takes a snapshot after that, and does what the scan is for; after an
+ * error the scan is asked for again (txn/pending_groups.c).  A scan of groups is taken whole.  One
+ * of children is taken in slices (ChildrenScan), by any session: it goes round the children in the
+ * order of their ids.
  *
  * No child is missed.  Call W a session that asks for a scan, of what was visible before.  If W comes
  * while a slice is under way, which may not show it, the scan goes round again from where that slice
- * stops, and so comes to the children of that slice as well.  Two sessions whose slices overlap have
- * it go round again.
+ * stops, and so comes to the children of that slice as well.  If the slices of two sessions
+ * overlap, the scan goes round again.
  *
  * Locks: that of shared/groups/groups.c, which also has the times when scans are due.
  */
@@ -21,7 +22,7 @@
 #include "shared/groups/groups.h"
 #include "shared/waiters/waiters.h"
 
-/* Returns whether all groups of a queue are to be checked now; then the caller must do it. */
+/* Returns whether all groups of a queue must be checked now; then the caller must do it. */
 bool
 idemq_groups_take_scan(const QueueState *qstate, int32 queue_id)
 {
@@ -41,7 +42,7 @@ idemq_groups_take_scan(const QueueState *qstate, int32 queue_id)
 }
 
 /*
- * Returns whether children of a queue are to be looked at now, and which; then the caller must look
+ * Returns whether children of a queue must be looked at now, and which; then the caller must look
  * at some of them, by a snapshot that it takes after that, and call idemq_groups_leave_children.
  */
 bool
@@ -85,7 +86,7 @@ idemq_groups_leave_children(const QueueState *qstate, int32 queue_id, const Chil
 	if (queue != NULL)
 	{
 		is_over = scan->at_end && (queue->children_at_end || queue->children_stop == PG_INT64_MIN);
-		/* Another session has taken a slice meanwhile, by another snapshot: all round again. */
+		/* Another session has taken a slice meanwhile, by another snapshot: goes round again. */
 		if (queue->children_from != scan->from)
 		{
 			queue->children_again = true;

@@ -20,7 +20,7 @@
 
 #define GROUP_NAME 116
 
-/* What a key is of: a group, or the mark of a job with dependencies (shared/groups/dependencies.c). */
+/* Kind of a key: a group, or the mark of a job with dependencies (shared/groups/dependencies.c). */
 typedef enum GroupKind
 {
 	KIND_GROUP,
@@ -122,11 +122,11 @@ typedef struct GroupQueue
 	int64 children_from; /* children from that id on are next */
 	int64 children_stop; /* it began there, and stops there once it has come to the end */
 	bool children_at_end;
-	bool children_again; /* it was asked for since its last slice was taken: all round again */
+	bool children_again; /* it was asked for since its last slice was taken: goes round again */
 	PromotePass pass;
 } GroupQueue;
 
-/* What a scan is of, as bits. */
+/* What a scan covers, as bits. */
 #define SCAN_GROUPS 1
 #define SCAN_CHILDREN 2
 

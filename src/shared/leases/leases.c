@@ -35,7 +35,7 @@
  *	 - A claim is visible before its session starts the lease, and from then on another may end
  *	   the attempt, claim the job again, which gives the entry another token, and take that back.
  *	   The first session would find that token, or come too late.  So begin_end starts the lease,
- *	   and counts a transferred permit, where an entry still is CLAIMING for another session: it
+ *	   and counts a transferred permit, where an entry is still CLAIMING for another session: it
  *	   names the token of a row of a running job that its transaction has written over, so the
  *	   claim has committed.  A CLAIMING entry of its own session is of its own transaction,
  *	   which has yet to end.  What a claim takes over is therefore ACTIVE, or its own
@@ -386,7 +386,7 @@ idemq_lease_begin_reap(int64 job_id, int64 token, LeaseLoss *loss)
 	{
 		lease->ending.finisher = IDEMQ_MY_PROC_NUMBER;
 		lease->ending.reaping = true;
-		/* A worker that nobody has heard of since a restart may have died before it. */
+		/* A worker that has not been heard from since a restart may have died before it. */
 		*loss = lease->loss != LOSS_EXPIRED							  ? (LeaseLoss) lease->loss
 				: lease->limit <= lease->deadline && !lease->restored ? LOSS_TIMEOUT
 																	  : LOSS_EXPIRED;

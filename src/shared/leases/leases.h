@@ -149,14 +149,14 @@ typedef struct AdoptingQueue
 	bool limited; /* it has max_running */
 } AdoptingQueue;
 
-/* What a lease that is adopted is, by the job's row. */
+/* What an adopted lease is, according to the job's row. */
 typedef struct AdoptedLease
 {
 	int64 deadline; /* mono */
 	int64 length;	/* microseconds */
 	int64 limit;	/* mono */
 	bool handler;
-	bool restored; /* no worker has been heard of since the server started */
+	bool restored; /* no worker has been heard from since the server started */
 } AdoptedLease;
 
 extern LeaseHold idemq_lease_hold(int64 job_id);

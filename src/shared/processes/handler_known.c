@@ -131,7 +131,7 @@ idemq_handler_refuse(HandlerKey key, const char *why)
 	return again;
 }
 
-/* Notes that a process failed, without why: before it was ready; the next one is deferred. */
+/* Notes that a process failed before it was ready, but not why; the next one is deferred. */
 void
 idemq_handler_defer_start(HandlerKey key, const char *why)
 {

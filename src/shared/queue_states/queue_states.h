@@ -271,7 +271,7 @@ extern void idemq_scan_start_verified(QueueState *qstate, int32 queue_id, int64 
 /* Where a lease entry is counted as running.  Every field is under the entry's partition lock. */
 typedef struct RunningCounted
 {
-	int32 qstate_index; /* by index; of no meaning while units is 0 */
+	int32 qstate_index; /* by index; meaningless while units is 0 */
 	uint32 life;		/* the life of that queue state */
 	uint32 units;		/* 0, or 1; more until a claim that took the entry over ends */
 } RunningCounted;

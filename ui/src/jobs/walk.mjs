@@ -40,8 +40,8 @@ const dead = {
     WHERE j.queue_id = ${p(c.queue, 'int')} AND j.dead_at IS NOT NULL${after(p, c, 'j.dead_at, j.id', '<')}`,
   order: 'k1 DESC, k2 DESC',
 };
-// The index is on job_id + 0.  Here, above and below a subquery looks each job up: a join may read all jobs for each, when the
-// statistics are of tables that were empty.
+// The index is on job_id + 0.  Here, above and below, a subquery looks each job up: a join may read all jobs for each, when the
+// statistics are from when the tables were empty.
 const children = {
   rows: (p, c) => `SELECT ${c.hit(p)} AS hit, j.id, c.job_id + 0 AS k1, j.id AS k2
     FROM idemq.children c CROSS JOIN LATERAL (SELECT * FROM idemq.jobs j WHERE j.id = c.job_id OFFSET 0) j
