@@ -96,10 +96,10 @@ is(says('shop', 'owner', q[SELECT * FROM idemq.check()]), '42501: permission den
 sql($node, 'GRANT pg_monitor TO owner', 'shop');
 is(says('shop', 'owner', q[SELECT * FROM idemq.memory; SELECT * FROM idemq.check()]), '', 'until it is a monitor');
 
-# README's first job, run by an application's role: the owner makes the queue and grants its use.
-my ($first) = grep { /create_queue\('hello'\)/ } blocks('README.md', 'sql');
+# The manual's first job, run by an application's role: the owner makes the queue and grants its use.
+my ($first) = grep { /create_queue\('hello'\)/ } blocks('doc/usage/getting-started.md', 'sql');
 my ($made, $job) = $first =~ /^(SELECT idemq\.create_queue\('hello'\);).*?\n(.*)/s;
-ok($job, 'README has a first job');
+ok($job, 'the manual has a first job');
 sql($node, 'CREATE ROLE app LOGIN');
 is(says('shop', 'owner', $made), '', 'the owner makes its queue');
 is(says('shop', 'app', $job), '42501: permission denied for schema idemq', 'without a privilege nothing works');
