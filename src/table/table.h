@@ -510,12 +510,13 @@ typedef struct NewDependencies
 
 extern bool idemq_dependencies_is_writing(void);
 /*
- * The rows of idemq.dependencies of a parent, in SQL.  Only one index can serve a comparison of
- * these two, so the plan does not depend on statistics.
+ * The rows of idemq.dependencies of a parent, in SQL.  With old statistics all plans cost the same,
+ * so the condition leaves one: only the index (parent, child + 0) serves both columns, and the
+ * primary key (child, parent) lacks queue_id, which is never 0, so it is not read alone.
  */
 #define DEPENDENCIES_OF_PARENT(parent_id)                                                          \
 	"(parent, child + 0) >= (" parent_id ", -9223372036854775808) "                                \
-	"AND (parent, child + 0) <= (" parent_id ", 9223372036854775807) "
+	"AND (parent, child + 0) <= (" parent_id ", 9223372036854775807) AND queue_id <> 0 "
 extern void idemq_dependencies_add(const NewDependencies *depends);
 extern bool idemq_dependency_watch(int64 child, int64 parent);
 extern void idemq_dependency_released(const int64 *children, const int64 *tokens, int count);
