@@ -185,7 +185,7 @@ foreach my $worker ('on', 'off')
 	my $left = sql($node, "SELECT count(*) FROM idemq.jobs WHERE status = 'running'");
 	cmp_ok($left, '<=', 5, "worker $worker: after a crash no more than 5 are running");
 	is_sql($node, "SELECT count(*) FROM idemq.claim('q', 100)", 5 - $left, "worker $worker: the others are claimed, no more");
-	sql($node, "UPDATE idemq.jobs SET status = 'pending', ready_at = now() WHERE status = 'running'");
+	sql($node, "UPDATE idemq.jobs SET status = 'pending', ready_at = now(), flags = 0 WHERE status = 'running'");
 	rounds(
 		sub {
 			$end = clients($node, $work, '-c', 16, '-T', 3);
