@@ -126,7 +126,8 @@ foreach my $kind ('node_run', 'node_outside', 'work')
 	$proxy->{arm}->('all');
 	$proxy->{silent}->();
 	stops_in_time($worker, "$kind, with a job in hand");
-	is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $id", 'pending', "$kind, with a job in hand: which is given back");
+	# By the worker where there was time for it; otherwise the lease ends.
+	is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE id = $id", "$kind, with a job in hand: which is given back");
 	$proxy->{run}->kill_kill;
 	sql($node, "SELECT idemq.cancel($id)");
 }
