@@ -126,8 +126,8 @@ foreach (
 	[ '{"id": "%s", "later": "5min"}', 'pending|0||', qr/^$/, 'later, by then', [ 4, 6 ] ],
 	[ '{"id": "%s", "later": false, "error": null, "result": 1}', 'completed|1|1|', qr/^$/, 'neither later nor an error' ],
 	[ '{"id": "%s", "error": "€ \ud83d\ude00"}', "retrying|1||\x{20ac} \x{1f600}", qr/retrying/, 'an error in other letters' ],
-	[ '{"id": "%s", "result": 1', 'retrying|1||', qr/retrying: the program's line is no JSON/, 'a line that is no JSON' ],
-	[ '{"id": "%s", "result": "\u0000"}', 'retrying|1||', qr/retrying: the program's line is no JSON/, 'JSON that jsonb cannot hold' ],
+	[ '{"id": "%s", "result": 1', 'retrying|1||', qr/retrying: the program's line is not JSON/, 'a line that is no JSON' ],
+	[ '{"id": "%s", "result": "\u0000"}', 'retrying|1||', qr/retrying: the program's line is not JSON/, 'JSON that jsonb cannot hold' ],
 	[ '{"id": "%s", "result": "%0"}', 'retrying|1||', qr/retrying: the program's line has a NUL in it/, 'a NUL' ],
 	[ '{"id": "7", "result": 1}', 'retrying|1||the program has answered with another id: {"id": "7", "result": 1} (a line on stdout that begins with { is an answer: write logs to stderr)', qr/answered with another id/, 'an id that it has not' ],
 	[ '{"level": 30, "msg": "a line of a log"}', 'retrying|1||the program has answered without an id: {"level": 30, "msg": "a line of a log"} (a line on stdout that begins with { is an answer: write logs to stderr)', qr/write logs to stderr/, 'a log in JSON' ],
@@ -160,7 +160,7 @@ foreach (
 
 	once('-j', '2', '--max-output', '1000000');
 	is_sql($node, "SELECT string_agg(status || ' ' || attempt || ' ' || coalesce(length(result::text)::text, left(last_error, 40)), ', ' ORDER BY id) FROM idemq.jobs WHERE id = ANY ('{@{[ join ',', @back ]}}')",
-		"completed 1 3000, retrying 1 the program's line is no JSON that can b, completed 1 14", 'a result that is too deep fails its own job');
+		"completed 1 3000, retrying 1 the program's line is not JSON that can , completed 1 14", 'a result that is too deep fails its own job');
 	sql($node, "SELECT idemq.cancel($back[1])");
 }
 
