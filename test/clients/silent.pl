@@ -126,9 +126,9 @@ foreach my $kind ('node_run', 'node_outside', 'work')
 	$proxy->{arm}->('all');
 	$proxy->{silent}->();
 	stops_in_time($worker, "$kind, with a job in hand");
-	# By the worker, or with the end of its session, whose transaction holds the job.
+	# By the worker, although the transaction of its silent session held the job.
+	is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $id", 'pending', "$kind, with a job in hand: which is given back");
 	$proxy->{run}->kill_kill;
-	is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE id = $id", "$kind, with a job in hand: which is given back");
 	sql($node, "SELECT idemq.cancel($id)");
 }
 effects_are_once();

@@ -45,9 +45,22 @@ export async function watchSilence(server, control, lease, sleep, until) {
       } else if (session.silentFor > 0 && session.suspected++ > 0) {
         // The second time in a row: an answer that was just under way has come.
         session.cut();
-        void control.withSession((own) => withTimeout(limit, own, own.query(END, [session.process, session.backendStart]))).catch(() => {});
+        void endBackend(control, session);
       }
     }
+  }
+}
+
+/**
+ * Ends the server's process of a direct session that we have given up, if it is still in a transaction: the server may not know that the
+ * connection is over, and the transaction holds its job.
+ * @param {Link} link another connection @param {Session} session
+ */
+export async function endBackend(link, session) {
+  try {
+    await link.withSession((own) => withTimeout(LONGEST, own, own.query(END, [session.process, session.backendStart])));
+  } catch {
+    // Then it ends when the server notices.
   }
 }
 

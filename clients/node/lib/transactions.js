@@ -14,6 +14,7 @@ import { sqlstate, typed } from './errors.js';
 import { GroupCommit } from './group-commit.js';
 import { HandlerTransaction, handlerClient } from './handler-client.js';
 import { endStale, settle } from './settle.js';
+import { endBackend } from './silence.js';
 import { ASSERT_CURRENT, BEGIN, COMMIT_MANY, COMMIT_MANY_AND_CLAIM, COMMIT_ONE, COMMIT_ONE_AND_CLAIM, COMMIT_TRANSACTION, HOLD_CLAIMED, NO_IDLE_TIMEOUT, jobFromRow } from './statements.js';
 
 const maxReruns = 3;
@@ -42,6 +43,8 @@ class TransactionSlot {
   quick = false;
   /** The session that is in a transaction and has locked the job claimed last. @type {Session | undefined} */
   locked;
+  /** A direct session that was given up in a transaction. @type {Session | undefined} */
+  givenUp;
 
   /** @param {Link} link */
   constructor(link) {
@@ -131,10 +134,18 @@ export class Transactions {
           continue;
         }
         if (!on && !this.worker.server.life.retryConnect) throw error;
-        await this.worker.lendWhile(settle(this.worker, link, attempt, error));
+        await this.worker.lendWhile(this.#settle(slot, attempt, error));
         return [];
       }
     }
+  }
+
+  /** @param {TransactionSlot} slot @param {Attempt} attempt @param {unknown} error */
+  async #settle(slot, attempt, error) {
+    const { givenUp } = slot;
+    slot.givenUp = undefined;
+    if (givenUp) await endBackend(slot.link, givenUp);
+    await settle(this.worker, slot.link, attempt, error);
   }
 
   /**
@@ -170,8 +181,11 @@ export class Transactions {
       // A cancel that is under way would meet the next statement; a handler that was left may send one.
       if (handlerTransaction.touched) {
         if (!left.cancelling) await session.drained(leftoverTimeout);
-        if (left.cancelling || session.busy || jobs.some((attempt) => attempt.abandoned)) session.destroy();
-        else if (!broken(error, session)) {
+        if (left.cancelling || session.busy || jobs.some((attempt) => attempt.abandoned)) {
+          // As after a statement that was cancelled in time, the server notices by itself; a silent connection it does not.
+          if (session.direct && jobs.some(({ abandoned, why }) => abandoned || why === 'drain')) slot.givenUp = session;
+          session.destroy();
+        } else if (!broken(error, session)) {
           handlerTransaction.ending = true;
           await (left.client ?? session).query('ROLLBACK').catch(() => session.destroy());
         }
