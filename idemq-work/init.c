@@ -17,7 +17,7 @@
 
 /* Reaps what has ended; ends with the runner, as it has. */
 static void
-reap(pid_t runner)
+init_reap(pid_t runner)
 {
 	int status;
 	pid_t pid;
@@ -60,7 +60,7 @@ init_start(void)
 		if (sigwait(&set, &number) != 0)
 			continue;
 		if (number == SIGCHLD)
-			reap(runner);
+			init_reap(runner);
 		else
 			kill(runner, number);
 	}

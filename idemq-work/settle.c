@@ -282,8 +282,8 @@ read_line(struct job *job, const struct task *said)
 }
 
 /*
- * The server does not take a line.  An error in it may have a character that no text can hold, such as \u0000:
- * then it is read without it, since an error that is spelt wrongly is better than none.  A result is not
+ * Reads a line that the server has rejected.  If its error contains a character that PostgreSQL cannot store, such
+ * as \u0000, the character is replaced, because a damaged error text is better than none.  A result is never
  * changed.
  */
 static void

@@ -71,7 +71,7 @@ CREATE VIEW idemq.job_list WITH (security_barrier) AS
 	WHERE idemq_internal.may_see(q.queue_id);
 COMMENT ON VIEW idemq.job_list IS 'idemq.jobs for people: with the name of the queue and the progress, in an order to read; the jobs of queues that you may claim from or administer';
 COMMENT ON COLUMN idemq.job_list.queue IS 'name of the queue';
-COMMENT ON COLUMN idemq.job_list.progress IS 'in percent, by idemq.progress of the last checkpoint';
+COMMENT ON COLUMN idemq.job_list.progress IS 'progress in percent: idemq.progress of the last checkpoint';
 COMMENT ON COLUMN idemq.job_list.id IS 'number of the job: a bigint, above 10^12 and below 2^53; numbers grow, and jump ahead at a restart, a promotion or a restore';
 COMMENT ON COLUMN idemq.job_list.status IS 'where it stands';
 COMMENT ON COLUMN idemq.job_list.priority IS '0 is claimed first, 9 last';

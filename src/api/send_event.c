@@ -95,7 +95,7 @@ send_event_tell(const EventName *event, Datum payload)
 
 /* Returns whether two payloads are equal; 0 is the payload of an event that was sent without. */
 static bool
-is_same(Datum first, Datum second)
+event_is_same(Datum first, Datum second)
 {
 	if (first == (Datum) 0 || second == (Datum) 0)
 		return first == second;
@@ -138,7 +138,7 @@ SQL_FUNCTION(idemq_sql_send_event)
 		idemq_sync_rep_await();
 		return send_event_answer(fcinfo, OUTCOME_DUPLICATE, first,
 								 (queue.privileges & (PRIVILEGE_CLAIM | PRIVILEGE_ADMIN)) != 0,
-								 is_same(first, payload));
+								 event_is_same(first, payload));
 	}
 	idemq_event_write(&event, payload, now, now + queue.idempotency_window);
 	send_event_tell(&event, payload);

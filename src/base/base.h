@@ -29,7 +29,7 @@
 #define pg_noreturn pg_attribute_noreturn()
 #endif
 
-/* The head of a function that SQL calls, and PostgreSQL's record of how it is called. */
+/* Begins a function that SQL calls, and declares its calling convention. */
 #define SQL_FUNCTION(name)                                                                         \
 	PG_FUNCTION_INFO_V1(name);                                                                     \
 	Datum name(PG_FUNCTION_ARGS)

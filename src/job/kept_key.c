@@ -123,7 +123,7 @@ is_of_dead_letter(const char *key, int length)
 	return at == length && numbers == 3;
 }
 
-/* Raises 42501 for a key that only the server gives: that of a published job, or of a death. */
+/* Raises 42501 for a key that only the server may give: of a published job or a dead-letter record. */
 void
 idemq_reserved_key_check(Datum key)
 {

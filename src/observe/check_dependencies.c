@@ -32,7 +32,7 @@ knows(const QueueInfo *queue, DependencyMark mark, int64 id)
 
 /* Looks at a child by a snapshot of its own; as idemq_dependency_look and _failed_parent. */
 static bool
-look_again(int64 child, DependencyLook *look, DependencyParent *failed)
+check_dependencies_look_again(int64 child, DependencyLook *look, DependencyParent *failed)
 {
 	JobsTable table;
 	bool waits;
@@ -58,7 +58,7 @@ check_dependencies_is_known(const Suspect *suspect)
 		knows(&queue, DEPENDENCY_CHILD, suspect->id) ||
 		knows(&queue, DEPENDENCY_FAILURE, suspect->id))
 		return true;
-	if (!look_again(suspect->id, &look, &parent))
+	if (!check_dependencies_look_again(suspect->id, &look, &parent))
 		return true;
 	/* The mark of a parent may lead to the child: of one that failed, or of the one it watches. */
 	if (parent.id != 0 && idemq_queue_by_id(parent.queue_id, &queue) &&

@@ -36,7 +36,7 @@ read_view(int32 queue_id, CounterView *view)
 
 /* Reports a queue's gauges that are not the rows counted. */
 static void
-report(CheckCall *call, int32 queue_id, const CounterView *view, const int64 *jobs)
+gauges_report(CheckCall *call, int32 queue_id, const CounterView *view, const int64 *jobs)
 {
 	QueueInfo queue;
 
@@ -105,7 +105,7 @@ idemq_check_gauges(CheckCall *call)
 			done[i] = agrees(queue_id, jobs, &view);
 			if (!done[i] && view.changes == changes[i])
 			{
-				report(call, queue_id, &view, jobs);
+				gauges_report(call, queue_id, &view, jobs);
 				done[i] = true;
 			}
 			in_doubt = in_doubt || !done[i];

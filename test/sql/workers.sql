@@ -67,6 +67,7 @@ SELECT idemq.report_worker(:'two', 'w', '{q}', stopping => NULL);
 SELECT idemq.report_worker(:'two', 'w', '{q}', end_waits => NULL);
 SELECT idemq.report_worker(:'two', 'w', '{q}', end_waits => '{{1}}');
 SELECT idemq.report_worker(:'two', 'w', '{q}', end_waits => '{1,NULL}');
+SELECT idemq.report_worker(:'two', 'w', '{q}', end_waits => ARRAY(SELECT generate_series(1, 1000000)));
 SELECT count(*) FROM seen;
 -- What is too much is cut: jobs and queues beyond a hundred.
 SELECT idemq.report_worker(:'two', 'w', array_fill('q'::text, '{150}'), running => ARRAY(SELECT generate_series(1, 150)::bigint));
