@@ -233,8 +233,8 @@ idemq_jobs_deletable(const QueueState *qstate, int64 *ids, int count, bool holds
 	candidates.ids = ids + unrelated;
 	candidates.count = count - unrelated;
 	qsort(candidates.ids, candidates.count, sizeof(int64), idemq_compare_int64);
-	candidates.stays = MemoryContextAllocHuge(CurrentMemoryContext, candidates.count);
-	memset(candidates.stays, false, candidates.count);
+	candidates.stays = MemoryContextAllocExtended(CurrentMemoryContext, candidates.count,
+												  MCXT_ALLOC_HUGE | MCXT_ALLOC_ZERO);
 	candidates.spread =
 		MemoryContextAllocHuge(CurrentMemoryContext, candidates.count * sizeof(int64));
 	keep_for_others(&candidates);
