@@ -1,6 +1,6 @@
 /*
  * worker/worker_log.c
- *		What a background worker writes to the server's log.  doc/operations/logs.md has a line for
+ *		What a background worker writes to the server's log.  doc/reference/logs.md has a line for
  *		each message, with its level, its SQLSTATE and how often it may come.
  *
  *		the test clock is on					once per start of the server

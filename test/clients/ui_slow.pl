@@ -1,4 +1,4 @@
-# The web page of ui/, in a headless browser: the story of doc/operations/three-in-the-morning.md
+# The web page of ui/, in a headless browser: the story of doc/tutorials/night-on-call.md
 # end to end, what other pages and other roles may not do, and who can read it.  ui.pl tests the parts that need no browser.  The
 # browser's part is ui/test/story.mjs, screens.mjs for charts, workers, flows and the proxy, jobs.mjs for lists and jobs.  UI_PICTURES=dir
 # keeps the pictures that README and doc/operations show.

@@ -1,5 +1,5 @@
 -- Every status x every function: the outcome, and the job afterwards.
--- doc/architecture/states.svg shows what is allowed; all else must leave
+-- doc/explanation/states.svg shows what is allowed; all else must leave
 -- the row alone.
 CREATE EXTENSION idemq;
 

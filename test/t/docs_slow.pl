@@ -1,4 +1,4 @@
-# The SQL of the manual's pages outside doc/usage, which docs.pl runs: each page in a session and a database of its own.
+# The SQL of the manual's pages outside doc/tutorials and doc/usage, which docs.pl runs: each page in a session and a database of its own.
 # slow: a database for each page, one after the other
 # at least 96 assertions
 # takes long

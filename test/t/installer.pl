@@ -65,8 +65,8 @@ is_deeply(\@grants, [ 'GRANT USAGE ON SCHEMA idemq TO', 'GRANT EXECUTE ON FUNCTI
 my %more = (
 	'doc/usage/groups-limits.md' => [ 'GRANT EXECUTE ON FUNCTION idemq.admit TO', 'GRANT pg_monitor TO' ],
 	'doc/usage/keys.md' => ['GRANT EXECUTE ON FUNCTION idemq.once TO']);
-foreach my $file ('README.md', map { "doc/usage/$_.md" }
-	qw(getting-started workers producers schedules groups-limits promises drivers keys recovery-points events))
+foreach my $file ('README.md', 'doc/tutorials/getting-started.md', 'doc/explanation/promises.md', map { "doc/usage/$_.md" }
+	qw(workers producers schedules groups-limits drivers keys recovery-points events))
 {
 	my $name = lc $file =~ s/\W/_/gr;
 
@@ -97,7 +97,7 @@ sql($node, 'GRANT pg_monitor TO owner', 'shop');
 is(says('shop', 'owner', q[SELECT * FROM idemq.memory; SELECT * FROM idemq.check()]), '', 'until it is a monitor');
 
 # The manual's first job, run by an application's role: the owner makes the queue and grants its use.
-my ($first) = grep { /create_queue\('hello'\)/ } blocks('doc/usage/getting-started.md', 'sql');
+my ($first) = grep { /create_queue\('hello'\)/ } blocks('doc/tutorials/getting-started.md', 'sql');
 my ($made, $job) = $first =~ /^(SELECT idemq\.create_queue\('hello'\);).*?\n(.*)/s;
 ok($job, 'the manual has a first job');
 sql($node, 'CREATE ROLE app LOGIN');

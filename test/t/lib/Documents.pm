@@ -33,7 +33,7 @@ sub files
 sub pages { return ('README.md', files('doc', qr/\.md$/)) }
 
 # Those whose SQL docs.pl runs: what users of idemq read.  docs_slow.pl runs the others.
-sub quick_pages { return grep { m{^(?:README\.md$|doc/usage/)} } pages() }
+sub quick_pages { return grep { m{^(?:README\.md$|doc/(?:tutorials|usage)/)} } pages() }
 
 # A server that runs pages.
 sub manual_server
