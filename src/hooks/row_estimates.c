@@ -62,7 +62,7 @@ raise_estimate(Oid relid, RelOptInfo *rel)
 	if (rel->tuples >= rel->pages || !is_ours(relid))
 		return;
 	rel->tuples = rel->pages * rows_of_full_page(relid);
-	foreach (cell, rel->indexlist)
+	foreach(cell, rel->indexlist)
 	{
 		IndexOptInfo *index = lfirst_node(IndexOptInfo, cell);
 
