@@ -3,7 +3,7 @@
 # slow: waits for limits of silent connections in real time
 # asserts times
 # takes long
-# at least 60 assertions
+# at least 63 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -105,13 +105,21 @@ foreach my $kind ('node_run', 'node_outside', 'work')
 	foreach my $point ("request $commit{$kind}", "answer $commit{$kind}", 'request heartbeat', $kind eq 'node_run' ? ('request INSERT INTO effects', 'answer INSERT INTO effects', 'request idemq_assert') : ())
 	{
 		my $name = "$kind, $point";
+		my $gate = $point =~ /heartbeat/ ? "beaten.$kind" : '';
+		local $ENV{GATE} = $gate;
 		$proxy = proxy();
 		$worker = begin($kind, $proxy->{port});
 		wait_until($node, 'SELECT count(*) = 1 FROM pg_stat_activity WHERE ' . asleep());
 		$proxy->{arm}->($point);
-		$id = enqueue($point =~ /heartbeat/ ? '{"gate": "beaten ' . $kind . '"}' : '{}');
-		$proxy->{silent}->() if $point !~ /heartbeat/ || $kind ne 'work';
-		open_gate("beaten $kind") if $point =~ /heartbeat/;
+		$id = enqueue($gate ? qq({"gate": "$gate"}) : '{}');
+		$proxy->{silent}->();
+		if ($gate)
+		{
+			# The heartbeat that was swallowed is sent again over another connection, before the lease is over.
+			wait_until($node, "SELECT clock_timestamp() > claimed_at + '17 s' FROM idemq.jobs WHERE id = $id");
+			is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'running|1', "$name: the lease is kept");
+			open_gate($gate);
+		}
 		is_soon($node, "SELECT status = 'completed' FROM idemq.jobs WHERE id = $id", "$name: the job is done");
 		stops_in_time($worker, $name);
 		$proxy->{run}->kill_kill;
