@@ -1,6 +1,6 @@
 # idemq-work: a program for each job.  What its exit status, its output and its silence mean; what
 # happens to it when the lease, the time, the runner or the server ends.  work_slow has the parts that take real time.
-# at least 134 assertions
+# at least 138 assertions
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 
 use strict;
@@ -385,6 +385,22 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	is("$status $said", '0 ', 'a runner that sleeps ends');
 	is_soon($node, 'SELECT count(*) = 0 FROM pg_stat_activity WHERE ' . asleep(), 'with its sleep in the server');
 	unlike(slurp_file($node->logfile, $from), qr/ERROR/, 'and no ERROR is in the log');
+}
+
+# A lease that is lost while its program works: the line says what has become of the job.
+{
+	my $runner = runner('echo 1 >$T/begun.$IDEMQ_ID; while [ ! -e $T/late ]; do sleep 0.1; done', '-j', '2', '--lease', '10min');
+	my ($cancelled, $dead) = map { sql($node, "SELECT id FROM idemq.enqueue('q', '1', max_attempts => 1)") } 1 .. 2;
+
+	until_file("begun.$_") foreach $cancelled, $dead;
+	is_sql($node, "SELECT idemq.cancel($cancelled), idemq.heartbeat(id, token, lease => '1 ms') FROM idemq.jobs WHERE id = $dead", 'cancelled|current', 'a job is cancelled, and the lease of another ended'); # meant to expire
+	is_soon($node, "SELECT status = 'dead' FROM idemq.jobs WHERE id = $dead", 'which was its last');
+	open_gate('late');
+	until_said($runner, qr/^idemq-work: q \d+: .*not committed.*\n(.*\n)*idemq-work: q \d+: .*not committed.*\n/m);
+	kill 'TERM', $runner->{pid};
+	my ($status, $said) = ended($runner);
+	like($said, qr/^idemq-work: q $cancelled: the program has succeeded, but the lease was lost: not committed \(stale\); the job is cancelled$/m, 'it says that the job is cancelled');
+	like($said, qr/^idemq-work: q $dead: the program has succeeded, but the lease was lost: not committed \(stale\); the job is dead \(lease expired\)$/m, 'it says that the job is dead, and why');
 }
 
 # Values that are large or deep, and their neighbours.
