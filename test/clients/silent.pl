@@ -18,6 +18,7 @@ use NodeWorkers;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Runner ();
+use SilentProxy;
 use Test::More;
 use Time::HiRes ();
 
@@ -26,25 +27,13 @@ plan skip_all => 'no node-pg' unless $ENV{IDEMQ_NODE_MODULES};
 my $tmp = $PostgreSQL::Test::Utils::tmp_check;
 my $node = new_server('silent', 'idemq.worker' => 'on', max_connections => 100);
 my $app = folder('app', glob "$FindBin::RealBin/node_*.mjs");
-my ($proxies, $grace) = (0, 3);
+my $grace = 3;
 
 workers_of($node, $app);
 # Limits come from the lease.
 sql($node, "CREATE TABLE effects (id bigint, token bigint); SELECT idemq.alter_queue('q', lease => '15 s', retry_base => '100 ms')");
 
-# A proxy of its own for each: { run, port, arm }.
-sub proxy
-{
-	my $control = "$tmp/control." . ++$proxies;
-	my $out = '';
-	my $run = IPC::Run::start([ '/usr/bin/python3', '-u', "$FindBin::RealBin/silent_proxy.py", $control, $node->host . '/.s.PGSQL.' . $node->port ], '<', \undef, '>', \$out, '2>', "$tmp/proxy.err");
-
-	$run->pump until $out =~ /^(\d+)\n/ || !$run->pumpable;
-	my %proxy = (run => $run, port => $1);
-	$proxy{arm} = sub { append_to_file($control, "$_[0]\n") };
-	$proxy{silent} = sub { until_true('it is silent', sub { $run->pump_nb; $out =~ /^silent/m }) };
-	return \%proxy;
-}
+sub proxy { return silent_proxy($node) }
 
 # A worker by way of a proxy: { pid, end }; end waits for its end, and answers its status and what it said.
 sub begin

@@ -28,7 +28,7 @@ const longestWait = 5000;
 const longestPooledWait = 3000;
 /** Milliseconds after a stop in which the wait ends; and after the grace, in which the server is told of the jobs that were ended. */
 const waitEnds = 3500;
-const lastWords = 4000;
+export const lastWords = 4000;
 
 /** Of a cluster's shard: where it is, the slots that it shares, whether a first claim that was refused ends the run.
  * @typedef {{ address: Address, slots: import('./handler-slots.js').ShardSlots, refused: () => boolean }} ShardOptions */
