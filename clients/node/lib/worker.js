@@ -320,7 +320,7 @@ export class Worker {
 
   /** @param {any} row of a claim @param {number} asked @param {import('./connection.js').Session} [on] the session with which its lease ends */
   #begin(row, asked, on) {
-    const attempt = new Attempt(row, this.#queue, { asked, lease: this.#lease, timeout: this.#timeout, ofQueue: this.#timeoutOfQueue, link: this.#mode?.link() });
+    const attempt = new Attempt(row, this.#queue, { asked, lease: this.#lease, timeout: this.#timeout, ofQueue: this.#timeoutOfQueue, link: this.#mode?.link(), warn: (text) => this.#logger.warn(text) });
     attempt.leaseSession = on;
     on?.attempts.add(attempt);
     this.#running.add(attempt);
