@@ -103,7 +103,8 @@ foreach my $kind (qw(node node_outside python asyncio work))
 	sql($node, 'SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE ' . asleep());
 	$worker = begin($kind, $router);
 	$id = enqueue('{"gate": "never"}');
-	until_true('it has begun', sub { -e "$tmp/began" && slurp_file("$tmp/began") =~ /^job $jobs 1$/m });
+	eval { until_true('it has begun', sub { -e "$tmp/began" && slurp_file("$tmp/began") =~ /^job $jobs 1$/m }); 1 }
+		or die $@ . slurp_file($worker->{err}) . slurp_file("$tmp/began") . sql($node, "SELECT j FROM idemq.jobs j WHERE id = $id");
 	$_->{arm}->('all') foreach $router, $moved;
 	$_->{silent}->() foreach $router, $moved;
 	stops_in_time($worker, "$kind, with a job in hand");
