@@ -93,6 +93,25 @@ server_lost(struct server *server, const char *why)
 }
 
 /*
+ * The text of a database in SQL_ASCII may be anything, and the server refuses to send what is no UTF-8: a claim
+ * of such a payload, and of its neighbours, would fail for ever.  So it is sent, and taken, as it is: a program
+ * gets the bytes.  False: the connection is lost.
+ */
+static bool
+take_bytes(struct server *server)
+{
+	const char *encoding = PQparameterStatus(server->conn, "server_encoding");
+	PGresult *result;
+
+	if (encoding == NULL || strcmp(encoding, "SQL_ASCII") != 0)
+		return true;
+	result = server_ask(server, "SELECT pg_catalog.set_config('client_encoding', 'SQL_ASCII', false)",
+						0, NULL);
+	PQclear(result);
+	return result != NULL;
+}
+
+/*
  * Finds out how long a statement may take.  A session of one's own may be idle from now on while
  * its job is elsewhere; a pooler's, which tells a number that is not the process's, is others'.
  */
@@ -117,7 +136,7 @@ greet(struct server *server)
 	server->kept = 0;
 	server->patience = PQntuples(result) == 1 ? strtoll(PQgetvalue(result, 0, 0), NULL, 10) : 0;
 	PQclear(result);
-	return true;
+	return take_bytes(server);
 }
 
 bool

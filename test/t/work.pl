@@ -1,6 +1,6 @@
 # idemq-work: a program for each job.  What its exit status, its output and its silence mean; what
 # happens to it when the lease, the time, the runner or the server ends.  work_slow has the parts that take real time.
-# at least 138 assertions
+# at least 140 assertions
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 
 use strict;
@@ -410,6 +410,17 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 
 	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE id = ANY ('{@{[ join ',', @ids ]}}') AND status = 'completed' AND attempt = 1 AND result = payload", 4,
 		'large numbers and deep arrays are passed on, and come back') or diag $said;
+}
+
+# Bytes that are no UTF-8, in a database whose encoding forbids none: a program gets them, and they hold up no other job.
+{
+	sql($node, q[CREATE DATABASE bytes ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C']);
+	sql($node, q[CREATE EXTENSION idemq; SELECT idemq.create_queue('q')], 'bytes');
+	sql($node, qq[SET client_encoding = SQL_ASCII; SELECT idemq.enqueue('q', convert_from('\\x22ff22', 'SQL_ASCII')::jsonb), idemq.enqueue('q', '"good"')], 'bytes');
+	my ($status, $said) = ended(start_runner($node->connstr('bytes'), '--once', '--result', '--', 'cat'));
+	is("$status $said", '0 ', 'a job with bytes that are no UTF-8, and its neighbour');
+	is_sql($node, q[SELECT string_agg(encode(convert_to(status || ' ' || result::text, 'SQL_ASCII'), 'escape'), ', ' ORDER BY id) FROM idemq.jobs],
+		'completed "\\377", completed "good"', 'are done', 'bytes');
 }
 
 # A database that has no idemq, and one that is not there.
