@@ -75,9 +75,11 @@ export class GroupCommit {
           done.forEach(({ attempt }) => this.worker.ended(attempt, 'lost', textOf(error)));
           return [];
         }
+        // It may be the next job that cannot be sent, and not a result that is refused.
+        if (wants > 0) return await this.#commit(done, 0, link);
         if (done.length > 1) {
           const next = [];
-          for (const [n, one] of done.entries()) next.push(...(await this.#commit([one], n < wants ? 1 : 0, link)));
+          for (const one of done) next.push(...(await this.#commit([one], 0, link)));
           return next;
         }
         const [{ attempt, result }] = done;
