@@ -105,8 +105,9 @@ take_bytes(struct server *server)
 
 	if (encoding == NULL || strcmp(encoding, "SQL_ASCII") != 0)
 		return true;
-	result = server_ask(server, "SELECT pg_catalog.set_config('client_encoding', 'SQL_ASCII', false)",
-						0, NULL);
+	result = server_ask(server,
+						"SELECT pg_catalog.set_config('client_encoding', 'SQL_ASCII', false)", 0,
+						NULL);
 	PQclear(result);
 	return result != NULL;
 }
