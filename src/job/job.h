@@ -65,7 +65,7 @@ typedef struct JobRequest
 /* What comes with an event; each event reads the fields that its row names. */
 typedef struct EventArgs
 {
-	TimestampTz now; /* extend: also when the lease was renewed */
+	TimestampTz now;	  /* extend: also when the lease was renewed */
 	TimestampTz ready_at; /* fail, release, reap, retry, redrive, reschedule, promote, reruns */
 	int32 priority;		  /* reschedule */
 	bool new_run_at;	  /* reschedule: ready_at was asked for */

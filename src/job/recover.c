@@ -163,8 +163,8 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 		return false;
 	if (is_interrupted(job))
 		idemq_handler_crashed(queue->qstate, false);
-	if (adopt(lost, job, queue, idemq_mono_from_timestamp(deadline), idemq_row_lease(job),
-			  false) == LEASE_FULL &&
+	if (adopt(lost, job, queue, idemq_mono_from_timestamp(deadline), idemq_row_lease(job), false) ==
+			LEASE_FULL &&
 		deadline <= idemq_now())
 		add_lost(lost, job, false);
 	return true;
