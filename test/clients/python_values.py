@@ -4,6 +4,7 @@ For python.pl, which says where the server is (IDEMQ_DSN).
 """
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -15,8 +16,20 @@ import idemq._attempt_runner
 import tap
 from python_common import DSN, Client
 
-BAD = ("'" + "9" * 5000 + "'", "'" + "[" * 1500 + "]" * 1500 + "'")
+
+
+def can_decode(document):
+    try:
+        json.loads(document)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+NUMBER, NESTED = ("'" + "9" * 5000 + "'", "'" + "[" * 1500 + "]" * 1500 + "'")
 """Documents that jsonb stores, as SQL: an integer of 5,000 digits, 1,500 nested arrays."""
+BAD = [document for document in (NUMBER, NESTED) if not can_decode(document.strip("'"))]
+"""Those that this Python cannot decode.  Since 3.12 its limit for nested arrays is above that of jsonb."""
 
 
 class Unreadable(Client):
@@ -54,15 +67,15 @@ class Unreadable(Client):
     def test_headers_and_a_checkpoint(self):
         for column in ("headers", "checkpoint"):
             (bad, good) = self.add(1, 2, max_attempts=1)
-            self.sql(f"UPDATE idemq.jobs SET {column} = jsonb_build_object('a', {BAD[0]}::jsonb) WHERE id = %s", bad)
+            self.sql(f"UPDATE idemq.jobs SET {column} = jsonb_build_object('a', {NUMBER}::jsonb) WHERE id = %s", bad)
             self.assertEqual(self.drain(self.do), {"committed": 1, "dead": 1})
             self.assertEqual([self.job(job)[0] for job in (bad, good)], ["dead", "completed"])
 
     def test_results_of_parents_and_events(self):
         ((parent, token),) = self.sql(f"SELECT (idemq.enqueue('{self.queue}', '1')).id, 0")
         ((token,),) = self.sql("SELECT token FROM idemq.claim(%s)", self.queue)
-        self.sql(f"SELECT idemq.commit(%s, %s, {BAD[0]})", parent, token)
-        self.sql(f"SELECT idemq.send_event('{self.queue}', 'paid', {BAD[1]})")
+        self.sql(f"SELECT idemq.commit(%s, %s, {NUMBER})", parent, token)
+        self.sql(f"SELECT idemq.send_event('{self.queue}', 'paid', {BAD[-1]})")
 
         def reads(job, conn=None):
             if job.payload == "parents":
@@ -76,13 +89,13 @@ class Unreadable(Client):
             self.assertEqual(self.drain(reads, outside), {"dead": 2, "committed": 1})
             self.assertEqual([self.job(job)[0] for job in (parents, event, good)], ["dead", "dead", "completed"])
             self.assertRegex(self.job(parents)[3], "ValueError")
-            self.assertRegex(self.job(event)[3], "RecursionError")
+            self.assertRegex(self.job(event)[3], "RecursionError" if BAD[-1] is NESTED else "ValueError")
 
     def test_an_event_that_comes_while_the_worker_records_the_wait(self):
         """Its payload is the next attempt's."""
 
         async def late(run, job, waiting, record=idemq._attempt_runner.AttemptRunner._record_wait):
-            await asyncio.to_thread(self.sql, f"SELECT idemq.send_event('{self.queue}', 'late', {BAD[0]})")
+            await asyncio.to_thread(self.sql, f"SELECT idemq.send_event('{self.queue}', 'late', {NUMBER})")
             await record(run, job, waiting)
 
         def waits(job, conn):
@@ -100,7 +113,7 @@ class Unreadable(Client):
         (job, good) = self.add(1, 2, max_attempts=1)
         claimed = self.sql("SELECT id, token FROM idemq.claim(%s)", self.queue)[0]
         self.sql("CALL idemq.begin_step(%s, %s, 's', 'null', '1 h')", *claimed)
-        self.sql(f"SELECT idemq.finish_step(%s, %s, 's', {BAD[0]}) IS NULL", *claimed)
+        self.sql(f"SELECT idemq.finish_step(%s, %s, 's', {NUMBER}) IS NULL", *claimed)
         self.sql("SELECT idemq.release(%s, %s)", *claimed)
         self.assertEqual(self.drain(handler, True), {"dead": 1, "committed": 1})
 

@@ -334,6 +334,11 @@ class AsyncHandlersConnection(_HandlersConnectionBase, AsyncConnection[Any]):
                 await _await_despite_cancel(self._cancel(observed, *args, **kwargs), CANCEL_TIMEOUT)
             raise
 
+    async def _try_cancel(self, *args: Any, **kwargs: Any) -> None:
+        """Leaves a cancelled statement to _cancel(), which has a time limit.  psycopg calls this since 3.2, and then waits for the answer
+        without a limit."""
+        raise asyncio.CancelledError
+
     async def _cancel(self, gen: Any, *args: Any, **kwargs: Any) -> None:
         with suppress(Exception):  # what it answers, or that it was not even sent: take_back() looks
             # Before anything else is sent: once this returns the server has been told, and a cancel that finds it idle is void.
