@@ -65,5 +65,6 @@ _PG_init(void)
 	idemq_jobs_id_install();
 	idemq_at_end_install();
 	idemq_utility_install();
+	idemq_row_estimates_install();
 	idemq_launcher_install();
 }

@@ -125,14 +125,15 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		m.steps_done_total,
 		m.wait_p50, m.wait_p95, m.wait_p99, m.run_p50, m.run_p95, m.run_p99,
 		m.in_memory, m.counted_since, m.recovering, m.permits_used, q.max_running,
-		coalesce(s.open, 0) AS steps_open, coalesce(s.unknown, 0) AS steps_unknown, m.groups_limited,
+		coalesce(m.open, 0) AS steps_open, coalesce(m.unknown, 0) AS steps_unknown, m.groups_limited,
 		CASE WHEN NOT d.is_dead_letter_queue THEN m.unattended_for END AS unattended_for, d.is_dead_letter_queue
-	FROM idemq_internal.queue_metrics() m
+	-- A full join is never a nested loop, which may read all steps for each queue.
+	FROM (SELECT n.*, s.open, s.unknown FROM idemq_internal.queue_metrics() n
+		FULL JOIN idemq_internal.steps_without_answer s
+			ON s.queue_id OPERATOR(pg_catalog.=) n.queue_id OFFSET 0) m
 	-- Queue by queue: joins may read all queues for each.
 	CROSS JOIN LATERAL (SELECT q.name, q.paused, q.paused_until, q.max_running FROM idemq.queues q
 		WHERE q.queue_id OPERATOR(pg_catalog.=) m.queue_id OFFSET 0) q
-	LEFT JOIN LATERAL (SELECT s.open, s.unknown FROM idemq_internal.steps_without_answer s
-		WHERE s.queue_id OPERATOR(pg_catalog.=) m.queue_id OFFSET 0) s ON true
 	CROSS JOIN LATERAL (SELECT q.name IN (SELECT o.dead_letter_queue FROM idemq.queues o
 		WHERE o.dead_letter_queue IS NOT NULL) AS is_dead_letter_queue) d
 	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL

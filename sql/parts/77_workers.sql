@@ -110,10 +110,7 @@ END $$;
 
 -- Who may claim from one of its queues, or is its role, sees a worker, with the queues of his own.
 CREATE VIEW idemq.workers WITH (security_barrier) AS
-	WITH visible AS MATERIALIZED (
-		SELECT q.queue_id, q.name FROM idemq.queues q
-		WHERE pg_has_role('pg_monitor', 'USAGE') OR idemq_internal.may_see(q.queue_id)
-	), leases AS MATERIALIZED (
+	WITH leases AS MATERIALIZED (
 		SELECT l.queue, array_agg(l.job_id ORDER BY l.job_id) AS jobs FROM idemq_internal.leases() l
 		WHERE l.handler GROUP BY l.queue
 	)
@@ -126,8 +123,12 @@ CREATE VIEW idemq.workers WITH (security_barrier) AS
 		CASE WHEN w.stopping THEN 'gone' WHEN w.seen_at < idemq.clock_timestamp() - interval '90 s'
 			THEN 'silent' ELSE 'here' END AS state
 	FROM idemq_internal.worker_entries w
-	CROSS JOIN LATERAL (SELECT array_agg(q.name::text ORDER BY q.name) AS queues FROM visible q
-		WHERE q.queue_id = ANY (w.queue_ids)) v
+	-- The names by a function: a join may read all queues for each worker.
+	CROSS JOIN LATERAL (SELECT array_agg(n.name ORDER BY n.name COLLATE "C") AS queues
+		FROM unnest(w.queue_ids) q (queue_id)
+		CROSS JOIN LATERAL (SELECT idemq.queue_name(q.queue_id) AS name OFFSET 0) n
+		WHERE n.name IS NOT NULL AND (pg_has_role('pg_monitor', 'USAGE')
+			OR idemq_internal.may_see(q.queue_id))) v
 	WHERE w.seen_at > idemq.clock_timestamp() - interval '1 hour'
 		AND (v.queues IS NOT NULL OR pg_has_role(w.role_oid, 'USAGE')
 			OR pg_has_role('pg_monitor', 'USAGE'))

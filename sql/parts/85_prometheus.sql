@@ -96,13 +96,13 @@ CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 		SELECT q.name, q.paused, q.lease, q.max_running, m.*,
 			q.name IN (SELECT o.dead_letter_queue FROM idemq.queues o
 				WHERE o.dead_letter_queue IS NOT NULL) AS is_dead_letter_queue,
-			coalesce(s.open, 0) AS steps_open, coalesce(s.unknown, 0) AS steps_unknown
-		FROM idemq_internal.queue_metrics(false) m
+			coalesce(m.open, 0) AS steps_open, coalesce(m.unknown, 0) AS steps_unknown
+		-- A full join is never a nested loop, which may read all steps for each queue.
+		FROM (SELECT n.*, s.open, s.unknown FROM idemq_internal.queue_metrics(false) n
+			FULL JOIN idemq_internal.steps_without_answer s ON s.queue_id = n.queue_id OFFSET 0) m
 		-- Queue by queue, here and below: joins may read all queues for each.
 		CROSS JOIN LATERAL (SELECT q.name, q.paused, q.lease, q.max_running FROM idemq.queues q
 			WHERE q.queue_id = m.queue_id OFFSET 0) q
-		LEFT JOIN LATERAL (SELECT s.open, s.unknown FROM idemq_internal.steps_without_answer s
-			WHERE s.queue_id = m.queue_id OFFSET 0) s ON true
 		WHERE NOT pg_is_in_recovery()
 	), worker AS MATERIALIZED (
 		SELECT w.*, current_setting('idemq.worker')::boolean AND NOT pg_is_in_recovery() AS wanted

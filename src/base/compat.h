@@ -24,6 +24,8 @@
 #include "common/pg_prng.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
+#include "optimizer/pathnode.h"
+#include "optimizer/plancat.h"
 #include "pgstat.h"
 #include "parser/parse_relation.h"
 #include "parser/parser.h"
@@ -372,6 +374,30 @@ COMPAT_WAIT_EVENT(compat_wait_event_launcher, "IdemqLauncherMain")
 COMPAT_WAIT_EVENT(compat_wait_event_worker, "IdemqWorkerMain")
 COMPAT_WAIT_EVENT(compat_wait_event_handler, "IdemqHandlerMain")
 COMPAT_WAIT_EVENT(compat_wait_event_away, "IdemqWorkerAway")
+
+/* The hook that sees what the planner has read of a table: since 19, any relation of a query. */
+#if PG_VERSION_NUM >= 190000
+#define COMPAT_RELATION_HOOK_POINTER build_simple_rel_hook
+typedef build_simple_rel_hook_type compat_relation_hook_type;
+#define COMPAT_RELATION_HOOK(name, previous, function)                                             \
+	static void name(PlannerInfo *root, RelOptInfo *rel, RangeTblEntry *rte)                       \
+	{                                                                                              \
+		if (previous != NULL)                                                                      \
+			previous(root, rel, rte);                                                              \
+		if (rte->rtekind == RTE_RELATION)                                                          \
+			function(rte->relid, rel);                                                             \
+	}
+#else
+#define COMPAT_RELATION_HOOK_POINTER get_relation_info_hook
+typedef get_relation_info_hook_type compat_relation_hook_type;
+#define COMPAT_RELATION_HOOK(name, previous, function)                                             \
+	static void name(PlannerInfo *root, Oid relid, bool inhparent, RelOptInfo *rel)                \
+	{                                                                                              \
+		if (previous != NULL)                                                                      \
+			previous(root, relid, inhparent, rel);                                                 \
+		function(relid, rel);                                                                      \
+	}
+#endif
 
 /* Whether a role holds a privilege on a function, a schema or a database. */
 static inline bool

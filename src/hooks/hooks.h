@@ -1,6 +1,6 @@
 /*
  * hooks/hooks.h
- *		What PostgreSQL calls: utility statements, triggers, COMMIT PREPARED.
+ *		What PostgreSQL calls: utility statements, triggers, COMMIT PREPARED, the planner.
  */
 #ifndef IDEMQ_HOOKS_HOOKS_H
 #define IDEMQ_HOOKS_HOOKS_H
@@ -27,5 +27,12 @@ extern void idemq_utility_install(void);
  */
 
 extern void idemq_exclusive_make_way(Node *statement);
+
+/*
+ * row_estimates.c
+ *		How many rows the planner expects in idemq's tables.
+ */
+
+extern void idemq_row_estimates_install(void);
 
 #endif

@@ -370,6 +370,7 @@ idemq_retention_run(void)
 void
 idemq_retention_ended(const QueueStateView *view, bool done)
 {
+	IDEMQ_STOP("idemq_retention_ended");
 	if (!done)
 		passes = passes_before;
 	else if (visiting)

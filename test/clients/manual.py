@@ -61,7 +61,7 @@ def visit(job, conn):
 
 
 def ship(job, conn):
-    paid = job.await_event(f"paid {job.payload['order']}", "3 days")  # sleeps until then, and begins anew
+    paid = job.await_event(f"paid {job.payload['order']}", "3 days")  # sleeps until then, and starts from the top
     if paid.arrived:
         conn.execute("INSERT INTO shipments VALUES (%s)", [job.payload["order"]])
     else:
@@ -72,7 +72,7 @@ def is_paid(conn, order, amount):
     return send_event(conn, "orders", f"paid {order}", {"amount": amount}).outcome
 
 
-def sales(conn):  # in autocommit: it sleeps outside of a transaction
+def sales(conn):  # conn is in autocommit mode: the wait runs outside a transaction
     jobs = enqueue_graph(conn, {
         "north": {"queue": "sums", "payload": {"of": "north"}},
         "south": {"queue": "sums", "payload": {"of": "south"}},
@@ -90,7 +90,7 @@ def report(job, conn):
 
 
 def work_sums(dsn):
-    Worker(dsn, "sums").run({None: add_up, "report": report})  # by kind; other kinds are given back
+    Worker(dsn, "sums").run({None: add_up, "report": report})  # by kind; jobs of other kinds are released
 
 
 def measured(job, call):

@@ -2,9 +2,9 @@
 """recovery.py DSN URL: one order, in three steps that can be resumed; see
 doc/usage/recovery-points.md.
 
-Exits with 0 when it has finished an order, 3 when there was none to claim, 4 when it
-lost its lease.  For the test, DIE_AT names a point at which it is killed, STOP_AT one
-at which it stops until it is continued.
+Exits with status 0 after it has finished an order, 3 if there was no order to claim, and 4
+if it has lost its lease.  In the test, DIE_AT names the point at which the process is killed,
+and STOP_AT the point at which it is stopped until it receives SIGCONT.
 """
 
 import os
@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 
 
 def point(name):
-    """A place where the worker may be interrupted."""
+    """Mark a place where the test may interrupt the worker."""
     if os.environ.get("DIE_AT") == name:
         os.kill(os.getpid(), signal.SIGKILL)
     if os.environ.get("STOP_AT") == name:
@@ -26,7 +26,7 @@ def point(name):
 
 
 def request_charge(address, key, token, order):
-    """Charges a card, over there.  The same key is the same charge, however often."""
+    """Ask the payment service for a charge.  It makes one charge per key."""
     http = HTTPConnection(address, timeout=10)
     http.request(
         "POST",
@@ -37,13 +37,13 @@ def request_charge(address, key, token, order):
     point("request sent")
     response = http.getresponse()
     body = response.read()
-    if response.status != 200:  # of a proxy in between it is HTML
+    if response.status != 200:  # a proxy's error page is HTML
         raise OSError(f"charge: {response.status} {body[:200]!r}")
     return json.loads(body)["charge"]
 
 
 def reserve(conn, job_id, token, order):
-    """Step 1, in this database: the recovery point and the effect share a transaction."""
+    """Step 1, in this database: recovery point and effect in one transaction."""
     with conn.transaction():
         conn.execute(
             "SELECT idemq.checkpoint(%s, %s, %s)", (job_id, token, Jsonb({"step": "reserved"}))
@@ -54,7 +54,7 @@ def reserve(conn, job_id, token, order):
 
 
 def charge(conn, address, job_id, token, key, order):
-    """Step 2, outside: first the effect, under the key; then the recovery point."""
+    """Step 2, in another system: first the request with the key, then the recovery point."""
     point("charge")
     number = request_charge(address, key, token, order)
     point("charged")
@@ -66,7 +66,7 @@ def charge(conn, address, job_id, token, key, order):
 
 
 def mail(conn, job_id, token, key, order, number):
-    """Step 3, the end: the job's commit and the next job's enqueue share a transaction."""
+    """Step 3: commit this job and enqueue the next one in the same transaction."""
     point("mail")
     with conn.transaction():
         conn.execute("SELECT idemq.commit(%s, %s, %s)", (job_id, token, Jsonb({"charge": number})))
@@ -80,14 +80,14 @@ def mail(conn, job_id, token, key, order, number):
 
 
 def run(conn, address):
-    """Claims an order and does what is left of it."""
+    """Claim an order and run the steps that are still missing."""
     job = conn.execute(
         "SELECT id, token, key, payload, checkpoint FROM idemq.claim('orders', attach => true)"
     ).fetchone()
     if job is None:
         return 3
     job_id, token, key, order, reached = job
-    key = key or f"order-{job_id}"  # the same for every attempt; an id never comes again
+    key = key or f"order-{job_id}"  # the same for every attempt; ids are never reused
     reached = reached or {"step": "new"}
     try:
         if reached["step"] == "new":
@@ -101,9 +101,9 @@ def run(conn, address):
     except psycopg.DatabaseError as error:
         if error.sqlstate not in ("IQ001", "IQ006"):
             raise
-        return 4  # another attempt has the order, and goes on from the recovery point
+        return 4  # another attempt owns the order and continues from the recovery point
     except (OSError, ValueError, HTTPException) as error:
-        text = str(error).replace("\0", "")  # which PostgreSQL's text cannot hold
+        text = str(error).replace("\0", "")  # PostgreSQL's type text cannot store NUL
         conn.execute("SELECT idemq.fail(%s, %s, %s)", (job_id, token, text))
         return 4
     return 0

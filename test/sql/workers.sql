@@ -14,19 +14,35 @@ GRANT SELECT ON seen TO PUBLIC;
 SET ROLE regress_here;
 SELECT idemq.report_worker(:'one', 'w1', '{q,r}', program => 'sh', version => '1', host => 'h', concurrency => 5, running => '{3,4}', done => 10);
 SELECT * FROM seen;
+RESET ROLE;
+-- However long the statements of this test take: the report before is never more than 5 s ago, where that matters.
+CREATE PROCEDURE reported_just_now() LANGUAGE sql AS $$ UPDATE idemq_internal.worker_entries SET seen_at = idemq.clock_timestamp() + interval '1 h' $$;
+-- Its last two reports were that long apart.
+CREATE PROCEDURE reports_apart(length interval) LANGUAGE sql AS $$ UPDATE idemq_internal.worker_entries SET seen_at = seen_before + length $$;
+CALL reported_just_now();
+SET ROLE regress_here;
 -- The next word is of the same row; so soon it moves no rate.
 SELECT idemq.report_worker(:'one', 'w1', '{q,r}', program => 'sh', version => '2', done => 12);
 SELECT * FROM seen;
 SELECT started_at < seen_at AS later FROM idemq.workers;
 RESET ROLE;
--- Half a minute ago.
+-- Half a minute ago: the report before the next one.
 UPDATE idemq_internal.worker_entries SET seen_at = seen_at - interval '00:00:30';
+SELECT seen_at AS before FROM idemq_internal.worker_entries \gset
 SET ROLE regress_here;
 SELECT idemq.report_worker(:'one', 'w1', '{q,r}', done => 32);
-SELECT round(per_minute) AS per_minute FROM idemq.workers;
+RESET ROLE;
+SELECT seen_before = :'before' AS of_the_report_before, seen_at - seen_before >= interval '00:00:30' AS and_later FROM idemq_internal.worker_entries;
+CALL reports_apart('00:00:30');
+SELECT per_minute FROM idemq.workers;
 -- It is gone, with what it did.
+CALL reported_just_now();
+SET ROLE regress_here;
 SELECT idemq.report_worker(:'one', 'w1', '{q,r}', running => '{3}', done => 33, stopping => true);
-SELECT worker, running, jobs, done, round(per_minute) AS per_minute, state FROM seen;
+RESET ROLE;
+CALL reports_apart('00:00:30');
+SET ROLE regress_here;
+SELECT worker, running, jobs, done, per_minute, state FROM seen;
 SELECT idemq.report_worker(:'one', 'w1', '{q,r}', done => 33);
 RESET ROLE;
 UPDATE idemq_internal.worker_entries SET seen_at = seen_at - interval '91 s';
@@ -119,5 +135,6 @@ SELECT worker, program, host, queues, concurrency, running, jobs, done, state IN
 SELECT idemq.drop_handler('q');
 DROP FUNCTION regress_seen(jsonb);
 DROP VIEW seen;
+DROP PROCEDURE reported_just_now, reports_apart;
 DROP EXTENSION idemq;
 DROP ROLE regress_here, regress_there;

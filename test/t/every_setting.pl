@@ -94,33 +94,48 @@ END $$;
 GRANT SELECT ON audited TO tester;
 SQL
 
-# What a role is told by each call, by name, in a session of its own.
+# What role tester is told by each call, by name, in a session of its own, each call in a transaction of its own.  One psql
+# reads all of them: to ask a session for one answer after another takes longer than the calls.
 sub told
 {
-	my $session = session($node, 'postgres', extra_params => [ '-U', 'tester' ]);
+	my $script = '';
+	my ($out, $err) = ('', '');
 	my %told;
 
 	foreach my $name (sort keys %$calls)
 	{
 		my $sql = $calls->{$name}{sql};
 
-		$session->{stderr} = '';
+		$script .= "\\echo == $name\n\\warn == $name\n"
+		  . ($calls->{$name}{alone} ? "$sql;\n" : "SELECT public.tell(E'" . ($sql =~ s/\\/\\\\/gr =~ s/'/''/gr) . "');\n");
+	}
+	IPC::Run::run([ 'psql', '-XAtq', '-d', $node->connstr('postgres'), '-U', 'tester' ], '<', \$script, '>', \$out, '2>', \$err)
+	  or die "psql: $err";
+	my %answers = by_name($out);
+	my %errors = by_name($err =~ s/^psql:<stdin>:\d+: //gmr);
+	foreach my $name (sort keys %$calls)
+	{
+		my ($answer, $error) = map { $_->{$name} // die "no answer: $name" } \%answers, \%errors;
+
 		if ($calls->{$name}{alone})
 		{
-			my $answer = $session->query($sql);
-
 			# The session prints it in its own way.
-			$told{$name} = $session->{stderr} =~ /(ERROR:.*)/ ? $1 =~ s/[0-9]+/N/gr : '00000 with ' . ($answer eq '' ? 'nothing' : 'something');
+			$told{$name} = $error =~ /(ERROR:.*)/ ? $1 =~ s/[0-9]+/N/gr : '00000 with ' . ($answer eq '' ? 'nothing' : 'something');
 		}
 		else
 		{
-			$told{$name} = $session->query("SELECT public.tell(E'" . ($sql =~ s/\\/\\\\/gr =~ s/'/''/gr) . "')");
-			$told{$name} .= $session->{stderr} if $session->{stderr} ne '';
+			$told{$name} = $answer . $error;
 		}
 	}
-	$session->{stderr} = '';
-	leave($session);
 	return \%told;
+}
+
+# What psql has printed of each call, by the lines that name the calls.
+sub by_name
+{
+	my ($printed) = @_;
+
+	return map { /^(.*?)\n(.*?)\n?\z/s } split /^== /m, $printed =~ s/\A== //r;
 }
 
 # ---- With each setting, of the role or of the database, as without

@@ -61,12 +61,12 @@ is_deeply(\@grants, [ 'GRANT USAGE ON SCHEMA idemq TO', 'GRANT EXECUTE ON FUNCTI
 	"$page shows these two");
 
 # With them, the owner of a database runs what the manual begins with; two of the pages are about
-# what takes more.  (doc/usage/patterns.md makes a second database.)
+# what takes more.  (doc/usage/outside-effects.md makes a second database.)
 my %more = (
-	'doc/usage/groups-limits.md' => [ 'GRANT EXECUTE ON FUNCTION idemq.admit TO', 'GRANT pg_monitor TO' ],
+	'doc/usage/limits.md' => [ 'GRANT EXECUTE ON FUNCTION idemq.admit TO', 'GRANT pg_monitor TO' ],
 	'doc/usage/keys.md' => ['GRANT EXECUTE ON FUNCTION idemq.once TO']);
 foreach my $file ('README.md', 'doc/tutorials/getting-started.md', 'doc/explanation/promises.md', map { "doc/usage/$_.md" }
-	qw(workers producers schedules groups-limits drivers keys recovery-points events))
+	qw(workers producers rerun schedules groups-limits limits drivers keys recovery-points steps events))
 {
 	my $name = lc $file =~ s/\W/_/gr;
 

@@ -1,8 +1,8 @@
 # Retention and expiry by the background worker: it deletes what is past its
 # retention and nothing else, misses nothing for ever, and cancels in time.  purge_slow counts its passes.
-# stops: idemq_ranges_begin_pass idemq_jobs_delete idemq_expire_ended
+# stops: idemq_ranges_begin_pass idemq_retention_ended idemq_jobs_delete idemq_expire_ended
 #
-# at least 85 assertions
+# at least 86 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -197,7 +197,8 @@ gone($goes, 'what is refused does not keep the others');
 next_pass('refusals');
 there($_, 'what is refused stays') foreach @stay;
 is_logged($node, qr/LOG:  job $stay[0] is past its retention and cannot be deleted: not this one/, 'and is logged', $log);
-unlike(slurp_file($node->logfile, $log), qr/ERROR:/, 'the task has not failed');
+# A task that had to wait for a lock of the statements above gives up after 200 ms (55P03), and is run again.
+is(join('', grep { /ERROR:/ && !/\] 55P03 / } split /^/, slurp_file($node->logfile, $log)), '', 'the task has not failed');
 sql($node, 'DROP TABLE mine; DROP FUNCTION refuse CASCADE');
 sql($node, "SELECT idemq.alter_queue('q', retention => '3 h', dead_retention => '3 h', idempotency_window => '3 h')");
 gone($_, 'and goes when nothing keeps it') foreach @stay;
@@ -319,20 +320,24 @@ SKIP:
 	is_cancelled($moved, 'and what was moved behind it expires');
 }
 
-# The worker has read the sequence of ids; TRUNCATE locks the table, and then the sequence.
+# The worker has read the sequence of ids; TRUNCATE locks the table, and then the sequence.  What the worker does after the
+# first batch of the pass may be refused the table, if TRUNCATE holds it for more than 200 ms.
 SKIP:
 {
-	skip 'no stops', 2 unless can_stop($node);
-	my $stop = stop_at(worker_pid($node), 'idemq_ranges_begin_pass');
+	skip 'no stops', 3 unless can_stop($node);
+	my $stop = stop_at(worker_pid($node), 'idemq_ranges_begin_pass', 'idemq_retention_ended');
 	my $truncate = session($node);
 
 	$stop->();
 	my $log = log_end($node);
 	$truncate->query_until(qr/sent/, "\\echo sent\nTRUNCATE idemq.jobs RESTART IDENTITY;\n");
-	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE 'TRUNCATE%' AND wait_event_type = 'Lock'");
+	wait_until($node, "SELECT relation = 'idemq.jobs_id_seq'::regclass FROM pg_locks WHERE pid = $truncate->{backend} AND NOT granted");
 	$stop->();
-	is($truncate->query('SELECT 1'), 1, 'TRUNCATE ... RESTART IDENTITY beside a pass of retention');
-	is(scalar(grep { /ERROR/ } split /^/, slurp_file($node->logfile, $log)), 0, 'neither is in the way of the other');
+	$stop->();
+	is(join('', grep { /ERROR/ } split /^/, slurp_file($node->logfile, $log)), '', 'a pass of retention begins beside TRUNCATE ... RESTART IDENTITY');
+	is($truncate->query('SELECT 1'), 1, 'TRUNCATE goes on when it has begun');
+	is($truncate->{stderr}, '', 'neither is in the way of the other');
+	$stop->();
 	leave($truncate);
 }
 

@@ -76,11 +76,16 @@ export const runningJobs = `
     extract(epoch FROM w.expires_in)::float8 AS expires_in, w.attached, w.state, to_jsonb(w) ->> 'progress' AS progress
   FROM idemq.running_jobs w ORDER BY w.expires_in NULLS LAST LIMIT 500`;
 
-/** Who said in the last hour that it is there, and the handlers; how long the oldest of its jobs runs. */
+/** Who said in the last hour that it is there, and the handlers; how long the oldest of its jobs runs: all are looked up at once. */
 export const workers = `
+  WITH seen AS MATERIALIZED (
+    SELECT row_number() OVER () AS place, s.* FROM (SELECT s.* FROM idemq.workers s ORDER BY s.state = 'gone', s.state, s.worker, s.started_at LIMIT 500) s
+  ), oldest AS (
+    SELECT s.place, min(w.claimed_at) AS claimed_at FROM seen s CROSS JOIN unnest(s.jobs) j (id) JOIN idemq.running_jobs w ON w.job_id = j.id GROUP BY s.place
+  )
   SELECT s.worker, s.role, s.host, s.program, s.version, s.queues, s.started_at, s.seen_at, s.concurrency, s.running, s.jobs[1:5] AS jobs,
-    s.done, s.per_minute, s.state, (SELECT min(w.claimed_at) FROM idemq.running_jobs w WHERE w.job_id = ANY (s.jobs)) AS oldest
-  FROM idemq.workers s ORDER BY s.state = 'gone', s.state, s.worker, s.started_at LIMIT 500`;
+    s.done, s.per_minute, s.state, o.claimed_at AS oldest
+  FROM seen s LEFT JOIN oldest o ON o.place = s.place ORDER BY s.place`;
 /** Handlers: what the table of workers has no column for. */
 export const handlers = `
   SELECT h.queue, h.function, h.role, h.state, h.workers, h.workers_running, h.batch, extract(epoch FROM h.max_idle)::float8 AS max_idle,
