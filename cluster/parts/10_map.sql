@@ -219,7 +219,7 @@ BEGIN
 	END;
 	IF is_shard IS DISTINCT FROM shard OR of_shards <> n THEN
 		RAISE EXCEPTION 'that database is not shard % of %', shard, n USING ERRCODE = 'object_not_in_prerequisite_state',
-			DETAIL = coalesce(format('It is shard %s of %s.', is_shard, of_shards), 'It is no shard.'),
+			DETAIL = coalesce(format('This database is shard %s of %s.', is_shard, of_shards), 'This database is not a shard.'),
 			HINT = format('A key that is enqueued in the wrong place is not unique. In the right database, before its first job: SELECT idemq.set_shard(%s, %s).', shard, n);
 	END IF;
 END $$;

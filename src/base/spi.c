@@ -147,7 +147,7 @@ raise_again(const char *statement, bool in_trigger, MemoryContext context)
 	MemoryContextSwitchTo(context);
 	error = CopyErrorData();
 	FlushErrorState();
-	elog(DEBUG1, "idemq's statement failed: %s", statement);
+	elog(DEBUG1, "statement of idemq failed: %s", statement);
 	if (in_trigger)
 		cut_statement(error, statement);
 	else
