@@ -214,7 +214,7 @@ my $session = session($router, 'router');
 # PL/Proxy tells of each connection that it drops.
 $session->query_safe('SET client_min_messages = error; SELECT count(*) FROM cluster.metrics()');
 $west->stop('immediate');
-my $down = 'SELECT string_agg(shard::text, $$ $$ ORDER BY shard) FILTER (WHERE error LIKE $$08006: shard % cannot be reached.%$$), count(*) FILTER (WHERE error IS NULL) FROM cluster.metrics()';
+my $down = 'SELECT string_agg(shard::text, $$ $$ ORDER BY shard) FILTER (WHERE error LIKE $$08006: could not connect to shard %.%$$), count(*) FILTER (WHERE error IS NULL) FROM cluster.metrics()';
 is_rt($down, '1 3 5 7|4', 'shards that are down are rows that say so');
 is($session->query_safe($down), '1 3 5 7|4', 'also where there was a connection');
 my ($up_key) = grep { rt("SELECT cluster.shard_of_key('$_') % 2") eq '0' } 'a' .. 'z';
