@@ -29,12 +29,12 @@ CREATE TABLE idemq.queues (
 );
 COMMENT ON TABLE idemq.queues IS 'one row per queue, with its settings; use idemq.alter_queue to change them';
 COMMENT ON COLUMN idemq.queues.queue_id IS 'numeric id of the queue, as used in idemq.jobs';
-COMMENT ON COLUMN idemq.queues.name IS 'its name';
+COMMENT ON COLUMN idemq.queues.name IS 'name of the queue';
 COMMENT ON COLUMN idemq.queues.lease IS 'duration of the lease that a claim gives';
 COMMENT ON COLUMN idemq.queues.max_attempts IS 'maximum number of attempts, after which a job is dead; a change applies only to jobs enqueued later';
 COMMENT ON COLUMN idemq.queues.retry_base IS 'wait after the first failed attempt';
 COMMENT ON COLUMN idemq.queues.retry_factor IS 'factor by which each wait exceeds the previous one';
-COMMENT ON COLUMN idemq.queues.retry_max IS 'maximum wait';
+COMMENT ON COLUMN idemq.queues.retry_max IS 'maximum wait between attempts';
 COMMENT ON COLUMN idemq.queues.retry_jitter IS 'maximum fraction of the wait, from 0 to 1, that is added or subtracted at random';
 COMMENT ON COLUMN idemq.queues.retention IS 'minimum time for which completed and cancelled jobs are kept';
 COMMENT ON COLUMN idemq.queues.idempotency_window IS 'time for which a key stays reserved after its job has finished, and for which an event remains valid after it was sent';
@@ -137,8 +137,8 @@ COMMENT ON COLUMN idemq.jobs.dead_at IS 'when the job became dead, NULL otherwis
 COMMENT ON COLUMN idemq.jobs.key_expires_at IS 'when the key becomes free after the job has finished, if the request had a key_ttl; NULL means that the queue''s idempotency_window applies';
 COMMENT ON COLUMN idemq.jobs.rerun_at IS 'earliest time at which a running job runs again (on_duplicate => rerun); NULL means that no further run was requested';
 COMMENT ON COLUMN idemq.jobs.rerun_payload IS 'payload of the latest request to run again; it becomes the job''s payload when the current attempt ends';
-COMMENT ON COLUMN idemq.jobs.rerun_headers IS 'its headers';
-COMMENT ON COLUMN idemq.jobs.rerun_kind IS 'its kind';
+COMMENT ON COLUMN idemq.jobs.rerun_headers IS 'headers of the latest request to run again';
+COMMENT ON COLUMN idemq.jobs.rerun_kind IS 'kind of the latest request to run again';
 COMMENT ON COLUMN idemq.jobs.worker IS 'name of the worker, as passed to the last claim';
 COMMENT ON COLUMN idemq.jobs.key IS 'idempotency key of the job, unique within the queue';
 COMMENT ON COLUMN idemq.jobs.group_key IS 'FIFO group of the job';
@@ -181,7 +181,7 @@ CREATE TABLE idemq.attempts (
 	vacuum_truncate = off
 );
 COMMENT ON TABLE idemq.attempts IS 'one row per attempt that did not commit, or that committed a job which then ran again';
-COMMENT ON COLUMN idemq.attempts.job_id IS 'the job';
+COMMENT ON COLUMN idemq.attempts.job_id IS 'id of the job';
 COMMENT ON COLUMN idemq.attempts.token IS 'token of the attempt';
 COMMENT ON COLUMN idemq.attempts.queue_id IS 'numeric id of the job''s queue at that time';
 COMMENT ON COLUMN idemq.attempts.attempt IS 'number of the attempt, starting from 1';
@@ -246,7 +246,7 @@ COMMENT ON COLUMN idemq.audit.session_role IS 'authenticated role (session_user)
 COMMENT ON COLUMN idemq.audit.role IS 'role with whose privileges the function was called (current_user)';
 COMMENT ON COLUMN idemq.audit.action IS 'name of the function that was called; cancel_by_key appears as cancel';
 COMMENT ON COLUMN idemq.audit.queue_id IS 'numeric id of the queue; 0 means that the call concerned a topic, not a queue';
-COMMENT ON COLUMN idemq.audit.queue IS 'its name';
+COMMENT ON COLUMN idemq.audit.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.audit.job_id IS 'job that the call concerned; NULL means none or several';
 COMMENT ON COLUMN idemq.audit.jobs IS 'number of jobs that the call concerned, if that is not one';
 COMMENT ON COLUMN idemq.audit.details IS 'arguments of the call: settings before and after a change; role and privilege; which jobs of a queue were selected; the job''s kind; a time; a priority';
@@ -293,7 +293,7 @@ CREATE TABLE idemq_internal.clusters (
 );
 COMMENT ON TABLE idemq_internal.clusters IS 'clusters on which this database''s tokens were issued; with this table tokens keep increasing after pg_upgrade and after a restore into another cluster';
 COMMENT ON COLUMN idemq_internal.clusters.system_identifier IS 'identifier of the cluster, as in pg_control_system(); 0 means that idemq.advance_tokens() wrote the row';
-COMMENT ON COLUMN idemq_internal.clusters.timeline IS 'its timeline';
+COMMENT ON COLUMN idemq_internal.clusters.timeline IS 'timeline of the cluster';
 COMMENT ON COLUMN idemq_internal.clusters.base IS 'offset of this cluster''s tokens from the clock, to which 2^41 is added for each timeline';
 
 -- Not dumped: a copy of a follower is none.  Of cluster and database, since a base backup

@@ -408,5 +408,5 @@ CREATE VIEW idemq.queue_privileges WITH (security_barrier) AS
 	WHERE p.privileges OPERATOR(pg_catalog.<>) '{}'::pg_catalog.text[];
 COMMENT ON VIEW idemq.queue_privileges IS 'one row per queue on which you hold a privilege';
 COMMENT ON COLUMN idemq.queue_privileges.queue_id IS 'numeric id of the queue, as used in idemq.jobs';
-COMMENT ON COLUMN idemq.queue_privileges.queue IS 'its name';
+COMMENT ON COLUMN idemq.queue_privileges.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.queue_privileges.privileges IS 'your privileges: enqueue, claim, admin';

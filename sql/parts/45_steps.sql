@@ -36,7 +36,7 @@ CREATE TABLE idemq.steps (
 	vacuum_truncate = off
 );
 COMMENT ON TABLE idemq.steps IS 'one row per job and step: which effects its attempts have already had inside and outside this database, and which events it awaits; row-level security shows steps of queues that the role may claim from or administer';
-COMMENT ON COLUMN idemq.steps.job_id IS 'the job';
+COMMENT ON COLUMN idemq.steps.job_id IS 'id of the job';
 COMMENT ON COLUMN idemq.steps.name IS 'name of the step or event, unique within the job';
 COMMENT ON COLUMN idemq.steps.queue_id IS 'numeric id of the job''s queue';
 COMMENT ON COLUMN idemq.steps.state IS 'state of a step: open (begun without a stored response; unknown once the attempt of token has ended), done, refused (the other system did not do it), or void (of an earlier payload, so the next begin_step or await_event starts again); state of an event: waiting, arrived or timed_out';

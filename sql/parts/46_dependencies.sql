@@ -42,8 +42,8 @@ CREATE TABLE idemq.children (
 	vacuum_truncate = off
 );
 COMMENT ON TABLE idemq.children IS 'one row per job with unfinished parents: the job is blocked, or was cancelled before its parents were done; row-level security works as in idemq.dependencies';
-COMMENT ON COLUMN idemq.children.job_id IS 'the job';
-COMMENT ON COLUMN idemq.children.queue_id IS 'its queue';
+COMMENT ON COLUMN idemq.children.job_id IS 'id of the job';
+COMMENT ON COLUMN idemq.children.queue_id IS 'numeric id of the job''s queue';
 COMMENT ON COLUMN idemq.children.on_parent_failure IS 'what happens to the job if a parent is dead or cancelled: cancel (it is cancelled), wait (it waits until the parent is retried) or run (it runs as if the parent had completed)';
 COMMENT ON COLUMN idemq.children.group_key IS 'FIFO group that the job joins when its parents are done; NULL means none';
 COMMENT ON COLUMN idemq.children.waits_for IS 'parent for which the job currently waits; all parents with lower ids are done';

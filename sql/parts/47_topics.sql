@@ -17,8 +17,8 @@ CREATE TABLE idemq_internal.topic_grants (
 	PRIMARY KEY (topic, role_name, privilege)
 );
 COMMENT ON TABLE idemq_internal.topic_grants IS 'which roles may publish to a topic space, bind queues to it and administer it; use idemq.grant_topic to change it';
-COMMENT ON COLUMN idemq_internal.topic_grants.topic IS 'the space';
-COMMENT ON COLUMN idemq_internal.topic_grants.role_name IS 'the role';
+COMMENT ON COLUMN idemq_internal.topic_grants.topic IS 'topic space: the first word of its topics';
+COMMENT ON COLUMN idemq_internal.topic_grants.role_name IS 'role that holds the privilege';
 COMMENT ON COLUMN idemq_internal.topic_grants.privilege IS 'publish, bind, or admin, which includes both';
 COMMENT ON COLUMN idemq_internal.topic_grants.role_oid IS 'OID of the role that had this name when the row was written; NULL means that there was no such role, so only the name counts';
 
@@ -34,8 +34,8 @@ CREATE TABLE idemq_internal.topic_binding_entries (
 );
 COMMENT ON TABLE idemq_internal.topic_binding_entries IS 'one row per topic pattern, queue and binding role; use idemq.topic_bindings to read it and idemq.bind_topic to change it';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.topic IS 'topic space: the first word of the pattern';
-COMMENT ON COLUMN idemq_internal.topic_binding_entries.pattern IS 'which topics';
-COMMENT ON COLUMN idemq_internal.topic_binding_entries.queue_id IS 'numeric id of the queue that gets the jobs'
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.pattern IS 'pattern of topics, in which * matches one word and # any number of words';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.queue_id IS 'numeric id of the queue that gets the jobs';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_name IS 'role whose privileges the binding uses';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_oid IS 'OID of the role that had this name when the row was written; NULL means that there was no such role, so only the name counts';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.bound_at IS 'when the queue was bound';
@@ -363,9 +363,9 @@ CREATE VIEW idemq.topic_bindings WITH (security_barrier) AS
 		s.role, s.bound_at, s.refusal, s.refused_at
 	FROM idemq_internal.topic_states() s;
 COMMENT ON VIEW idemq.topic_bindings IS 'one row per binding that you have made, or whose topic space or queue you administer; pg_monitor sees all';
-COMMENT ON COLUMN idemq.topic_bindings.topic IS 'the space';
-COMMENT ON COLUMN idemq.topic_bindings.pattern IS 'which topics';
-COMMENT ON COLUMN idemq.topic_bindings.queue IS 'numeric id of the queue that gets the jobs'
+COMMENT ON COLUMN idemq.topic_bindings.topic IS 'topic space: the first word of the pattern';
+COMMENT ON COLUMN idemq.topic_bindings.pattern IS 'pattern of topics, in which * matches one word and # any number of words';
+COMMENT ON COLUMN idemq.topic_bindings.queue IS 'queue that gets the jobs';
 COMMENT ON COLUMN idemq.topic_bindings.role IS 'role that made the binding, and whose privileges it uses';
 COMMENT ON COLUMN idemq.topic_bindings.bound_at IS 'when the queue was bound';
 COMMENT ON COLUMN idemq.topic_bindings.refusal IS 'why idemq.publish would skip the binding now; NULL means that it would not';

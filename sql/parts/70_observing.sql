@@ -36,7 +36,7 @@ CREATE VIEW idemq.running_jobs WITH (security_barrier) AS
 	FROM idemq_internal.leases() l;
 COMMENT ON VIEW idemq.running_jobs IS 'one row per running job, with the session that holds it, for queues that you may claim from or administer; pg_monitor sees all queues';
 COMMENT ON COLUMN idemq.running_jobs.queue IS 'name of the queue';
-COMMENT ON COLUMN idemq.running_jobs.job_id IS 'the job';
+COMMENT ON COLUMN idemq.running_jobs.job_id IS 'id of the job';
 COMMENT ON COLUMN idemq.running_jobs.worker IS 'name of the worker, as passed to the claim';
 COMMENT ON COLUMN idemq.running_jobs.attempt IS 'number of the attempt, starting from 1';
 COMMENT ON COLUMN idemq.running_jobs.claimed_at IS 'when the attempt began';
@@ -139,7 +139,7 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		OR q.paused_until OPERATOR(pg_catalog.>) idemq.clock_timestamp()) AS paused) p;
 COMMENT ON VIEW idemq.metrics IS 'one row per queue that you may claim from or administer (for pg_monitor, every queue): jobs by status, and counters and times since counted_since, which a restart or crash resets; all figures follow commits, except the four counters of refusals (duplicates, stale_commits, stale_calls, repeated_commits), which count each answer immediately, even if the caller rolls back';
 COMMENT ON COLUMN idemq.metrics.queue IS 'name of the queue';
-COMMENT ON COLUMN idemq.metrics.queue_id IS 'its number';
+COMMENT ON COLUMN idemq.metrics.queue_id IS 'numeric id of the queue';
 COMMENT ON COLUMN idemq.metrics.paused IS 'whether the queue is paused, so that no jobs can be claimed';
 COMMENT ON COLUMN idemq.metrics.paused_until IS 'time at which the queue resumes, if it was paused until a time';
 COMMENT ON COLUMN idemq.metrics.blocked IS 'number of blocked jobs';
@@ -158,14 +158,14 @@ COMMENT ON COLUMN idemq.metrics.run_p95 IS 'time within which 95 % of attempts f
 COMMENT ON COLUMN idemq.metrics.run_p99 IS 'time within which 99 % of attempts finished';
 COMMENT ON COLUMN idemq.metrics.pending IS 'number of jobs that are ready, or will be at their time';
 COMMENT ON COLUMN idemq.metrics.oldest_ready IS 'how long the longest-waiting ready job has been ready; NULL means that no job is ready; ignores pausing';
-COMMENT ON COLUMN idemq.metrics.enqueued_total IS 'jobs enqueued';
+COMMENT ON COLUMN idemq.metrics.enqueued_total IS 'number of jobs enqueued';
 COMMENT ON COLUMN idemq.metrics.duplicates_total IS 'number of requests whose key was taken: enqueues that added no job (including IQ003 and IQ004), and acquires of a finished job; counted immediately, even if the caller rolls back';
-COMMENT ON COLUMN idemq.metrics.claimed_total IS 'attempts begun';
+COMMENT ON COLUMN idemq.metrics.claimed_total IS 'number of attempts begun';
 COMMENT ON COLUMN idemq.metrics.committed_total IS 'number of committed jobs, including commit_once';
 COMMENT ON COLUMN idemq.metrics.failed_total IS 'number of failed attempts, including the last attempt of a dead job';
 COMMENT ON COLUMN idemq.metrics.dead_total IS 'number of jobs that became dead';
-COMMENT ON COLUMN idemq.metrics.released_total IS 'attempts released';
-COMMENT ON COLUMN idemq.metrics.expired_total IS 'leases reaped';
+COMMENT ON COLUMN idemq.metrics.released_total IS 'number of attempts released';
+COMMENT ON COLUMN idemq.metrics.expired_total IS 'number of leases that expired and were reaped';
 COMMENT ON COLUMN idemq.metrics.cancelled_total IS 'number of jobs that were cancelled, or not claimed by their expires_at';
 COMMENT ON COLUMN idemq.metrics.retried_total IS 'number of jobs that retry made ready before they were due';
 COMMENT ON COLUMN idemq.metrics.redriven_total IS 'number of dead or cancelled jobs that redrive or retry made ready again';
@@ -201,7 +201,7 @@ COMMENT ON FUNCTION idemq_internal.memory_usage() IS 'Return the rows of idemq.m
 
 CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq_internal.memory_usage();
 COMMENT ON VIEW idemq.memory IS 'one row per table in shared memory, for the whole server: leases (idemq.max_leases), this database''s share of them (idemq.max_leases_per_database), buckets (idemq.max_buckets), queues (idemq.max_queues) and groups (those whose next job may be due)';
-COMMENT ON COLUMN idemq.memory.resource IS 'which table';
+COMMENT ON COLUMN idemq.memory.resource IS 'name of the table';
 COMMENT ON COLUMN idemq.memory.used IS 'number of entries in use';
 COMMENT ON COLUMN idemq.memory.size IS 'maximum number of entries';
 COMMENT ON COLUMN idemq.memory.refused IS 'number of times since the server started that an entry found no room, so that idemq worked without it, more slowly';
@@ -242,7 +242,7 @@ CREATE VIEW idemq.publish_calls AS
 			AS skipped
 	FROM idemq_internal.server_counts() c;
 COMMENT ON VIEW idemq.publish_calls IS 'calls of idemq.publish on the whole server since it started, in one row; counted immediately, even if the caller rolls back';
-COMMENT ON COLUMN idemq.publish_calls.calls IS 'calls';
+COMMENT ON COLUMN idemq.publish_calls.calls IS 'number of calls';
 COMMENT ON COLUMN idemq.publish_calls.jobs IS 'number of jobs that these calls added';
 COMMENT ON COLUMN idemq.publish_calls.skipped IS 'number of bindings that these calls skipped; idemq.topic_bindings shows which, and why';
 

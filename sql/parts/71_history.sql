@@ -163,7 +163,7 @@ COMMENT ON COLUMN idemq.history.dead IS 'number of dead jobs';
 COMMENT ON COLUMN idemq.history.oldest_due IS 'how long the longest-waiting ready job had been ready; NULL means that no job was ready';
 COMMENT ON COLUMN idemq.history.enqueued IS 'number of jobs enqueued in the step';
 COMMENT ON COLUMN idemq.history.claimed IS 'number of attempts begun in the step';
-COMMENT ON COLUMN idemq.history.completed IS 'jobs committed';
+COMMENT ON COLUMN idemq.history.completed IS 'number of jobs committed in the step';
 COMMENT ON COLUMN idemq.history.failures IS 'number of attempts that failed';
 COMMENT ON COLUMN idemq.history.died IS 'number of jobs that became dead';
 COMMENT ON COLUMN idemq.history.cancelled IS 'number of jobs that were cancelled, or not claimed in time';

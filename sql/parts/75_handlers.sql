@@ -18,7 +18,7 @@ CREATE TABLE idemq_internal.handler_entries (
 	stopped_at     timestamptz
 );
 COMMENT ON TABLE idemq_internal.handler_entries IS 'one row per handler; use idemq.handlers to read it and idemq.set_handler to change it';
-COMMENT ON COLUMN idemq_internal.handler_entries.queue_id IS 'numeric id of the queue whose jobs the handler runs'ler runs';
+COMMENT ON COLUMN idemq_internal.handler_entries.queue_id IS 'numeric id of the queue whose jobs the handler runs';
 COMMENT ON COLUMN idemq_internal.handler_entries.schema_name IS 'schema of the handler''s function';
 COMMENT ON COLUMN idemq_internal.handler_entries.function_name IS 'name of the handler''s function';
 COMMENT ON COLUMN idemq_internal.handler_entries.argument_types IS 'types of the function''s arguments, always jsonb';
@@ -234,7 +234,7 @@ CREATE VIEW idemq.handlers WITH (security_barrier) AS
 	CROSS JOIN LATERAL (SELECT q.name FROM idemq.queues q
 		WHERE q.queue_id OPERATOR(pg_catalog.=) s.queue_id OFFSET 0) q;
 COMMENT ON VIEW idemq.handlers IS 'one row per handler of a queue that you may claim from or administer; pg_monitor sees all, without their errors';
-COMMENT ON COLUMN idemq.handlers.queue IS 'numeric id of the queue whose jobs the handler runs'ler runs';
+COMMENT ON COLUMN idemq.handlers.queue IS 'queue whose jobs the handler runs';
 COMMENT ON COLUMN idemq.handlers.function IS 'name of the handler''s function, which is looked up at each run';
 COMMENT ON COLUMN idemq.handlers.role IS 'role that set the handler, and as which it runs';
 COMMENT ON COLUMN idemq.handlers.workers IS 'maximum number of processes';
