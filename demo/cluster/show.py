@@ -136,7 +136,7 @@ class Show:
                 raise SystemExit(f"not finished after {TIME_LIMIT} s")
             for name, process in self.workers.items():
                 if process.poll() is not None:
-                    raise SystemExit(f"{name} ended by itself")
+                    raise SystemExit(f"{name} exited unexpectedly")
             total, down = self.look()
             if acts and total >= acts[0][0] and not down:
                 acts.pop(0)[1]()
@@ -201,7 +201,7 @@ def main():
             show.end()
         right = show.prove()
     if not right:
-        raise SystemExit("\nThe numbers do not prove it.")
+        raise SystemExit("\nThe numbers do not prove it: an effect is missing or happened twice.")
     print("\nEvery key had one effect.")
 
 

@@ -76,7 +76,7 @@ sql($node, "SELECT idemq.alter_queue('q', job_timeout => '1 s')");
 
 	done_in_time($good, 'run: a worker whose handlers hang goes on');
 	# The lease is over too: whoever is first when the transaction has ended, worker or server, says so.
-	my $over = "count(*) FROM idemq.attempts WHERE attempt = 1 AND error IN ('ended after 0.8 s (job_timeout)', 'job_timeout reached')";
+	my $over = "count(*) FROM idemq.attempts WHERE attempt = 1 AND error IN ('stopped after 0.8 s (job_timeout)', 'job_timeout reached')";
 	is_sql($node, "SELECT $over AND job_id = $slow", 1, 'a statement that lasts longer is cancelled');
 	is_sql($node, "SELECT $over AND job_id = $hung", 1, 'a handler that does not end is left');
 	is(slurped("cancelled.$hung"), "timeout\n", 'after its signal');
@@ -161,7 +161,7 @@ foreach my $kind ('run', 'outside')
 	until_file("began.$id");
 	wait_until($node, $asleep);
 	crash($node);
-	said($worker, qr/^warn idemq: connected again after [0-9.]+ s$/m);
+	said($worker, qr/^warn idemq: reconnected after [0-9.]+ s$/m);
 	open_gate("crashed $kind");
 	soon_done($id, 1, "$kind: a job outlives a crash of the server");
 	wait_until($node, $asleep);

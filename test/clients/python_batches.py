@@ -136,7 +136,7 @@ class UsedAndNot(QuickFirstUse):
         ended = self.drain(ends, batch=3)
         self.assertEqual((ended["committed"], self.effects()), (2, [1, 3]))
         self.assertEqual([self.job(job)[0] for job in jobs], ["completed", "retrying", "completed"])
-        self.assertIn("the handler has ended its job itself", self.job(jobs[1])[3])
+        self.assertIn("the handler has ended its own job", self.job(jobs[1])[3])
 
     def test_a_result_that_the_server_refuses(self):
         """In run() it fails the attempt, used or not, alone or with others; the others are committed."""

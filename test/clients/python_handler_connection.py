@@ -214,7 +214,7 @@ class HandlerConnection(QuickFirstUse):
 
         self.add(1, 2)
         self.assertEqual(self.drain_async(leaves), {"dead": 1, "committed": 1})
-        self.assertEqual(set(refused), {"the handler has ended, and its transaction with it"})
+        self.assertEqual(set(refused), {"the handler has ended, and so has its transaction"})
         self.assertEqual((len(refused) > 1, self.effects()), (True, [2]))
 
     def test_what_a_handler_has_left_half_done_fails_its_attempt(self):

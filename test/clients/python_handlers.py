@@ -174,7 +174,7 @@ class Handlers(Client):
         for outside in (False, True):
             (job,) = self.add(1, max_attempts=1)
             self.assertEqual(self.drain(waits, outside), {"dead": 1})
-            self.assertEqual(self.job(job)[3], "its wait for an event was refused")
+            self.assertEqual(self.job(job)[3], "the server refused to let it wait for the event")
 
     def test_a_function_that_the_worker_cannot_run(self):
         """Refused before a job is claimed: a call of it runs nothing, or cannot be awaited."""
@@ -256,7 +256,7 @@ class Handlers(Client):
         with self.assertLogs("idemq", "WARNING") as said:
             done = self.drain({"mail": mail, None: rest}, batch=4, unknown_kind="1 h")
         self.assertEqual(done, {"committed": 3, "released": 1})
-        self.assertEqual(sum("no handler here for kind new" in line for line in said.output), 1)
+        self.assertEqual(sum("no handler for kind new" in line for line in said.output), 1)
         self.assertEqual(self.effects(), [1, 4, 20])
         self.assertEqual(self.job(jobs[0])[2], "mail")
         # Given back for that time, and no attempt counted: a newer worker knows it.

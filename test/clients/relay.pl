@@ -19,7 +19,7 @@ local $ENV{PYTHONPATH} = "$ENV{IDEMQ_SOURCE}/clients/python";
 my ($app, $jobs) = servers();
 
 # What is made, twice, by a role that owns no more than its database; what is not there is said.
-command_fails_like([ relay_command('none', 'run') ], qr/IQ005: .*; idemq-relay create makes what is needed/, 'without the queue');
+command_fails_like([ relay_command('none', 'run') ], qr/IQ005: .*; run idemq-relay create to create the missing objects/, 'without the queue');
 command_ok([ relay_command('make', 'create') ], 'created') foreach 1 .. 2;
 command_like([ '/usr/bin/python3', '-m', 'idemq.relay', 'sql' ], qr/CREATE TABLE IF NOT EXISTS idemq_outbox\.jobs/, 'its SQL');
 command_fails_like([ relay_command('none', 'run'), '--app', dsn('none', $jobs) ], qr/(?:3F000|42P01): .*idemq_outbox.*; idemq-relay create/, 'without the outbox');

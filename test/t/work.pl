@@ -259,7 +259,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
 	sql($node, $cut);
 	($status, $said) = ended($runner);
-	like($said, qr/^idemq-work: q $id: the lease is lost; the program is ended$/m, 'its runner says so');
+	like($said, qr/^idemq-work: q $id: the lease was lost; the program is ended$/m, 'its runner says so');
 	ok(!runs($pid), 'and its program is ended');
 	is_job($node, $id, 'cancelled|1||', 'it stays cancelled');
 }
@@ -334,7 +334,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	my $id = enqueue('1');
 	until_file("began.$id");
 	crash($node);
-	until_said($runner, qr/^idemq-work: server: connected again after [0-9.]+ s$/m);
+	until_said($runner, qr/^idemq-work: server: reconnected after [0-9.]+ s$/m);
 	ok(runs(slurp_file("$tmp/began.$id") + 0), 'a program runs on while the server crashes');
 	open_gate('gate');
 	is_soon($node, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'and is committed when it is back');
@@ -370,7 +370,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	kill 'TERM', $runner->{pid};
 	my ($status, $said) = ended($runner);
 	is($status, 0, 'the runner ends');
-	unlike($said, qr/lost \(|left to its lease/, 'and has lost nothing');
+	unlike($said, qr/lost \(|waiting until its lease expires/, 'and has lost nothing');
 	is_sql($node, "SELECT string_agg(DISTINCT attempt::text, ',') FROM idemq.jobs WHERE id >= $id", '1', 'no attempt was repeated');
 }
 
