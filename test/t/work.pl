@@ -49,7 +49,7 @@ sub enqueue
 	};
 
 	is($try->('--version'), "0 idemq-work (idemq) $control\n", '--version');
-	like($try->('--help'), qr/^0 idemq-work has each job/, '--help');
+	like($try->('--help'), qr/^0 idemq-work runs the jobs/, '--help');
 	cmp_ok(scalar(() = $try->('--help') =~ /\n/g), '<=', 2 * 34, 'on two screens');
 	is(scalar(grep { length > 100 } split /\n/, $try->('--help')), 0, 'of 100 columns');
 	like($try->('--', 'true'), qr/^2 .*which queue/, 'a queue is asked for');
@@ -111,7 +111,7 @@ sub enqueue
 		[ 'true', '', 'no output is no result' ],
 		[ 'echo "not json"', qr/no result: committed without: ERROR:  invalid input syntax for type json/, 'what is no JSON' ],
 		[ q(echo '"\u0000"'), qr/no result: committed without/, 'JSON that jsonb cannot hold' ],
-		[ q(printf '1\0002'), qr/stdout has a NUL in it: committed without/, 'a NUL' ],
+		[ q(printf '1\0002'), qr/stdout contains a NUL byte: committed without/, 'a NUL' ],
 		[ q(printf '"\377"'), qr/no result: committed without/, 'no UTF-8' ],
 		[ 'head -c 3000000 /dev/zero | tr "\0" 1', qr/longer than --max-output: committed without/, 'huge output' ])
 	{
@@ -170,8 +170,8 @@ EOF
 	is_job($node, $id, 'dead|1||exit status 65: no such address', 'the job is dead');
 
 	$id = enqueue('1');
-	like(once('kill -9 $$'), qr/retrying: ended by signal 9$/, 'a signal is said');
-	is_sql($node, "SELECT outcome, error, details FROM idemq.attempts WHERE job_id = $id", 'failed|ended by signal 9|{"signal": 9}', 'and kept');
+	like(once('kill -9 $$'), qr/retrying: killed by signal 9$/, 'a signal is said');
+	is_sql($node, "SELECT outcome, error, details FROM idemq.attempts WHERE job_id = $id", 'failed|killed by signal 9|{"signal": 9}', 'and kept');
 	sql($node, "SELECT idemq.cancel($id)");
 
 	# The first byte of the tail is within a character, wherever it is cut; a NUL; no UTF-8; a new line at the end.
@@ -400,7 +400,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 {
 	my $run = sub { my ($status, $said) = ended(start_runner(@_)); return "$status $said" };
 
-	like($run->("$dsn dbname=template1", '--once', '--', 'true'), qr/^1 idemq-work: claim: the database "template1" does not have idemq: run CREATE EXTENSION idemq in it$/, 'no extension');
+	like($run->("$dsn dbname=template1", '--once', '--', 'true'), qr/^1 idemq-work: claim: database "template1" does not have idemq: run CREATE EXTENSION idemq in it$/, 'no extension');
 	like($run->("$dsn dbname=nowhere", '--once', '--', 'true'), qr/^1 idemq-work: server: .*database "nowhere" does not exist$/, 'no database');
 }
 

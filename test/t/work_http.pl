@@ -137,7 +137,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 		[ { status => 204, body => '' }, 'completed|1||', qr/^$/, 'status 204' ],
 		[ { body => '[' . '1,' x 700_000 . '1]' }, 'completed|1||', qr/the answer is longer than --max-output: committed without/, 'a result that is too long' ],
 		[ { body => "\"\xff\"" }, 'completed|1||', qr/no result: committed without/, 'a result that is no text' ],
-		[ { body => '"%0"' }, 'completed|1||', qr/has a NUL in it: committed without/, 'a result with a NUL' ],
+		[ { body => '"%0"' }, 'completed|1||', qr/contains a NUL byte: committed without/, 'a result with a NUL' ],
 		[ { status => 422, body => "no such%0 \xffcustomer" }, 'dead|1||HTTP 422: no such? ?customer', qr/: dead: /, 'status 422' ],
 		[ { status => 500, headers => ['Idemq-Dead: true'] }, 'dead|1||HTTP 500: "%s"', qr/: dead: /, 'Idemq-Dead' ],
 		[ { status => 302, headers => ["Location: /elsewhere"] }, 'retrying|1||HTTP 302: "%s"', qr/: retrying: /, 'a redirect' ],
@@ -217,9 +217,9 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 		[ { do => 'slow' }, 'retrying|1||ended after 1.5 s (--timeout)', 'that answers a byte a second', '--timeout', '1500ms' ],
 		[ { do => 'huge' }, 'completed|1||', 'that answers 10 GB', '--result' ],
 		[ { do => 'huge', status => 500 }, 'retrying|1||HTTP 500: ' . '[' x 8192, 'that fails with 10 GB' ],
-		[ { do => 'headers' }, "retrying|1||no whole answer: the answer's headers are too long", 'that sends 100 headers of 8 kB' ],
-		[ { do => 'cut' }, qr/^retrying\|1\|\|no whole answer: .*\b95 bytes\b.*: \[1, 2$/, 'that cuts in the body, in the words of each libcurl', '--result' ],
-		[ { do => 'die' }, 'retrying|1||no whole answer: Empty reply from server', 'that dies with each request' ])
+		[ { do => 'headers' }, "retrying|1||incomplete response: the response's headers are too long", 'that sends 100 headers of 8 kB' ],
+		[ { do => 'cut' }, qr/^retrying\|1\|\|incomplete response: .*\b95 bytes\b.*: \[1, 2$/, 'that cuts in the body, in the words of each libcurl', '--result' ],
+		[ { do => 'die' }, 'retrying|1||incomplete response: Empty reply from server', 'that dies with each request' ])
 	{
 		my ($payload, $expected, $name, @options) = @$_;
 
@@ -272,7 +272,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	my ($status, $said) = ended(runner('--once', '-j', '4'));
 
 	is($status, 1, '--once does not wait for an endpoint');
-	like($said, qr/^idemq-work: http:.*: .*; jobs wait until it is back\n$/, 'one line says so');
+	like($said, qr/^idemq-work: http:.*: .*; jobs wait until it responds\n$/, 'one line says so');
 	my $runner = runner('-j', '4');
 	until_said($runner, qr/jobs wait until it is back/);
 	my $late = endpoint('late', $port);

@@ -128,13 +128,13 @@ foreach (
 	[ '{"id": "%s", "error": "€ \ud83d\ude00"}', "retrying|1||\x{20ac} \x{1f600}", qr/retrying/, 'an error in other letters' ],
 	[ '{"id": "%s", "result": 1', 'retrying|1||', qr/retrying: the program's line is not JSON/, 'a line that is no JSON' ],
 	[ '{"id": "%s", "result": "\u0000"}', 'retrying|1||', qr/retrying: the program's line is not JSON/, 'JSON that jsonb cannot hold' ],
-	[ '{"id": "%s", "result": "%0"}', 'retrying|1||', qr/retrying: the program's line has a NUL in it/, 'a NUL' ],
-	[ '{"id": "7", "result": 1}', 'retrying|1||the program has answered with another id: {"id": "7", "result": 1} (a line on stdout that begins with { is an answer: write logs to stderr)', qr/answered with another id/, 'an id that it has not' ],
-	[ '{"level": 30, "msg": "a line of a log"}', 'retrying|1||the program has answered without an id: {"level": 30, "msg": "a line of a log"} (a line on stdout that begins with { is an answer: write logs to stderr)', qr/write logs to stderr/, 'a log in JSON' ],
+	[ '{"id": "%s", "result": "%0"}', 'retrying|1||', qr/retrying: the program's line contains a NUL byte/, 'a NUL' ],
+	[ '{"id": "7", "result": 1}', 'retrying|1||the program has responded with another id: {"id": "7", "result": 1} (a line on stdout that begins with { is a response, so write logs to stderr)', qr/answered with another id/, 'an id that it has not' ],
+	[ '{"level": 30, "msg": "a line of a log"}', 'retrying|1||the program has responded without an id: {"level": 30, "msg": "a line of a log"} (a line on stdout that begins with { is a response, so write logs to stderr)', qr/write logs to stderr/, 'a log in JSON' ],
 	# What no text can hold is a question mark, and the rest of an error is kept.
 	[ '{"id": "%s", "error": "a \\u0000 \ud83d b \\\\u0000 \ud83d\ude00", "dead": true}', "dead|1||a ? ? b \\u0000 \x{1f600}", qr/: dead: a \? \? b/, 'an error with what no text can hold' ],
 	[ "{\"id\": \"%s\", \"error\": \"a \xff \xc3\xbc b\"}", "retrying|1||a ? \x{fc} b", qr/retrying: a \? /, 'an error that is not UTF-8' ],
-	[ '{"result": 1}', 'retrying|1||the program has answered without an id: {"result": 1} (a line on stdout that begins with { is an answer: write logs to stderr)', qr/answered without an id/, 'no id' ])
+	[ '{"result": 1}', 'retrying|1||the program has responded without an id: {"result": 1} (a line on stdout that begins with { is a response, so write logs to stderr)', qr/answered without an id/, 'no id' ])
 {
 	my ($say, $expected, $said, $name, $minutes) = @$_;
 	my $id = enqueue({ say => $say });
