@@ -57,7 +57,7 @@ foreach ([ 'run', 13 ], [ 'api', 26 ])
 	system_or_bail('cp', '-r', "$ENV{IDEMQ_SOURCE}/clients/node", "$copy/node");
 	symlink "$copy/node", "$linked/node_modules/idemq" or die "symlink: $!";
 	append_to_file("$linked/main.mjs", $import);
-	command_fails_like([ 'node', "$linked/main.mjs" ], qr/idemq needs the package pg/, 'without pg it says what it needs');
+	command_fails_like([ 'node', "$linked/main.mjs" ], qr/idemq requires the package pg/, 'without pg it says what it needs');
 	symlink "$ENV{IDEMQ_NODE_MODULES}/pg", "$linked/node_modules/pg" or die "symlink: $!";
 	command_like([ 'node', "$linked/main.mjs" ], qr/^function$/, 'through a link pg of the application is found');
 }

@@ -470,7 +470,7 @@ test('an answer that has not run fails the attempt', async () => {
       const q = await queue(", retry_base => '1 h'");
       const { id } = await enqueue(pool, q, 1);
       assert.deepEqual(await drain(connection, q, answer, { outside, logger: silent }), { retrying: 1 });
-      assert.match((await jobOf(id)).last_error, /^TypeError: .* (a generator, which has not run|promises that nobody awaits)/);
+      assert.match((await jobOf(id)).last_error, /^TypeError: .* (a generator, which has not run|array of promises without awaiting them)/);
     }
   }
 });

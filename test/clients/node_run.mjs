@@ -196,7 +196,7 @@ test('a client that is used when its handler has ended refuses', async () => {
     await late[0];
   }, { logger }), { committed: 2 });
   assert.deepEqual([await Promise.all(late), await marksOf(q)], [['the handler has ended, and so has its transaction'], []]);
-  assert.equal(said.filter((text) => /after the end of its handler was refused/.test(text)).length, 1);
+  assert.equal(said.filter((text) => /a statement was refused because its handler had already ended/.test(text)).length, 1);
 });
 
 test('the answer to COMMIT is lost: each effect is there once', async (t) => {
@@ -361,7 +361,7 @@ test('hooks: around, failed, started, stopped', async () => {
       calls.push(job.payload);
     }, { outside, logger, hooks: { around: (job, next) => (job.payload === 1 ? void next() : job.payload === 2 ? 'instead' : Promise.all([next(), next()])) } });
     assert.deepEqual((await jobsOf(careless)).map(({ status, result }) => [status, result]), [['retrying', null], ['completed', 'instead'], ['completed', [null, null]]]);
-    assert.match((await jobsOf(careless))[0].last_error, /not awaited next/);
+    assert.match((await jobsOf(careless))[0].last_error, /did not await next/);
     assert.deepEqual(calls, [1, 3]);
   }
   const q = await queue('', 1);

@@ -172,7 +172,7 @@ foreach my $kind ('run', 'outside')
 	sql($node, 'ALTER SYSTEM SET default_transaction_read_only = on; SELECT pg_reload_conf()');
 	wait_until($node, 'SHOW default_transaction_read_only', 'on');
 	$id = sql($node, "SET default_transaction_read_only = off; SELECT id FROM idemq.enqueue('q', '{}')");
-	said($worker, qr/no connection.*(takes no writes|read-only)/);
+	said($worker, qr/no connection.*(does not accept writes|read-only)/);
 	sql($node, 'SET default_transaction_read_only = off; ALTER SYSTEM RESET default_transaction_read_only; SELECT pg_reload_conf()');
 	soon_done($id, 1, "$kind: a server that only reads is left, and found again");
 	like(terminate($worker), qr/^0 \{"committed":3\}$/, "$kind: all of it is counted");

@@ -41,7 +41,7 @@ class Batches(Client):
                 self.end_time(job)
                 await asyncio.sleep(3600)
 
-        self.assertEqual(why(self.drain_async, takes_long), ["job_timeout is over"])
+        self.assertEqual(why(self.drain_async, takes_long), ["job_timeout has passed"])
         self.assertEqual(self.sql("SELECT count(*) FROM idemq.jobs WHERE status <> 'completed' AND queue_id = idemq.queue_id(%s)", self.queue)[0][0], 0)
 
     def test_a_batch_is_one_transaction(self):

@@ -186,7 +186,7 @@ class HandlerConnection(QuickFirstUse):
         def past(job, conn):
             conn.pgconn.exec_(b"BEGIN")
 
-        for handler, said in ((sneaks, "has ended the transaction"), (past, "has begun a transaction past its connection")):
+        for handler, said in ((sneaks, "has ended the worker's transaction"), (past, "began a transaction without using its connection object")):
             (job,) = self.add(1, max_attempts=1)
             self.assertEqual(self.drain(handler), {"dead": 1})
             self.assertIn(said, self.job(job)[3])

@@ -152,10 +152,10 @@ class Hooks(QuickFirstUse):
             pass
 
         for hooks, said in (({"arround": print}, "no hook arround; hooks are around, failed, started, stopped"), ({"failed": 1}, "failed is not a function"),
-                            ("around", "as Hooks, or as a dict"), ({"around": coroutine}, "is a coroutine function: use AsyncWorker")):
+                            ("around", "a Hooks object, or a dict"), ({"around": coroutine}, "is a coroutine function: use AsyncWorker")):
             with self.assertRaisesRegex(TypeError, said):
                 idemq.Worker(DSN, self.queue, hooks=hooks)
-        with self.assertRaisesRegex(TypeError, "is a function: make it async def"):
+        with self.assertRaisesRegex(TypeError, "is a plain function: declare it with async def"):
             idemq.AsyncWorker(DSN, self.queue, hooks={"around": lambda job, call: call()})
 
 

@@ -102,7 +102,7 @@ class Producers(Client):
             ("key must be a str, a UUID or an int, not bool", call(idemq.enqueue, self.queue, 1, key=True)),
             ("key must be a str, a UUID or an int, not bytes", call(idemq.publish, "t", 1, key=b"k")),
             ("queue must be the name of a queue as a str, not dict", call(idemq.enqueue, {"order": 42}, self.queue)),
-            ("queue must be the name of one queue as a str, not list: make a call, or a worker, for each", call(idemq.enqueue, ["a", "b"], 1)),
+            ("queue must be the name of one queue as a str, not list: make a separate call or worker for each", call(idemq.enqueue, ["a", "b"], 1)),
             ("delay must be a timedelta, a number of seconds or the text of an interval, not dict", call(idemq.enqueue, self.queue, 1, delay={})),
             ("delay: ", call(idemq.enqueue, self.queue, 1, delay=float("nan"))),
             ("run_at must be a datetime, not int", call(idemq.enqueue, self.queue, 1, run_at=7)),
@@ -121,7 +121,7 @@ class Producers(Client):
             ("kind must be a str", call(idemq.enqueue, self.queue, 1, kind=7)),
             ("max_wait must be", call(idemq.enqueue, self.queue, 1, max_wait=[])),
             ("depends_on must be a sequence of job ids (int), not int", call(idemq.enqueue, self.queue, 1, depends_on=7)),
-            ("each of depends_on must be an int, not str", call(idemq.enqueue, self.queue, 1, depends_on=["7"])),
+            ("each element of depends_on must be an int, not str", call(idemq.enqueue, self.queue, 1, depends_on=["7"])),
             ("on_parent_failure must be a str", call(idemq.enqueue, self.queue, 1, on_parent_failure=7)),
             ("topic must be a str", call(idemq.publish, 7, 1)),
             ("name must be a str", call(idemq.send_event, self.queue, 7)),
@@ -133,10 +133,10 @@ class Producers(Client):
             ("depends_on must be a sequence of job names and ids, not str", call(idemq.enqueue_graph, {"a": {"queue": "q", "payload": 1, "depends_on": "b"}})),
             ("id must be an int", call(idemq.flow, "1")),
             ("most must be an int", call(idemq.flow, 1, "1")),
-            ("ids must be a sequence of ids", call(idemq.cancel_many, 1)),
+            ("ids must be a sequence of job ids", call(idemq.cancel_many, 1)),
             ("key_prefix must be a str", call(idemq.cancel_matching, self.queue, key_prefix=1)),
             ("max_jobs must be an int", call(idemq.cancel_matching, self.queue, max_jobs="1")),
-            ("ids must be a sequence of ids", call(idemq.wait_results, "12")),
+            ("ids must be a sequence of job ids", call(idemq.wait_results, "12")),
             ("timeout must be", call(idemq.wait_results, [1], [])),
             ("psycopg.Connection or AsyncConnection", lambda: idemq.enqueue("mail", {"order": 42}, None)),
             ("psycopg.Connection or AsyncConnection", lambda: idemq.cancel_many([1], [1])),
@@ -168,7 +168,7 @@ class Producers(Client):
                 lambda: idemq.send_event(other, self.queue, "paid"),
                 lambda: idemq.wait_results(other, [1]),
             ):
-                with self.assertRaisesRegex(TypeError, r"psycopg.Connection or AsyncConnection \(psycopg 3\) is wanted, .*" + said):
+                with self.assertRaisesRegex(TypeError, r"expected a psycopg.Connection or AsyncConnection \(psycopg 3\), .*" + said):
                     call()
 
             def checkpoint(job):

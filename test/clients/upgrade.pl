@@ -334,7 +334,7 @@ foreach my $call (q{SELECT idemq.enqueue('outside', '1')}, q{SELECT * FROM idemq
 	like($said, qr/ERROR:  (?:the SQL objects of idemq in this database are newer than the loaded library, \Q$this\E|could not find function "idemq_sql_v2_)/, "the older library: $call is refused");
 }
 works($node, 'other', 'the other database works') if sql($node, "SELECT count(idemq.commit(id, token)) >= 0 FROM idemq.claim('q', 9)", 'other');
-is_logged($node, qr/LOG:  idemq does nothing in database "postgres": its SQL objects are newer than its library/, 'the worker says why it stays away');
+is_logged($node, qr/LOG:  idemq is inactive in database "postgres": its SQL objects are newer than the library/, 'the worker says why it stays away');
 $node->stop;
 
 # ---- By a standby: the next library, and the SQL objects of this one

@@ -145,7 +145,7 @@ SELECT * FROM idemq.check();
 SELECT idemq.commit(:id, :t2);
 SELECT steps_open, steps_unknown, steps_done_total FROM idemq.metrics WHERE queue = 'q';
 SELECT call_is_over();
-SELECT idemq.why(:id) LIKE 'completed at %; its step "not" is unknown: % ask the other side, then idemq.finish_step(' || :id || ', ' || :t || ', ...)%' AS why;
+SELECT idemq.why(:id) LIKE 'completed at %; its step "not" is unknown: % ask the other system, then call idemq.finish_step(' || :id || ', ' || :t || ', ...)%' AS why;
 SELECT severity, invariant FROM idemq.check();
 -- It can be settled then.
 SELECT idemq.finish_step(:id, :t, 'not', '{}');

@@ -697,7 +697,7 @@ foreach my $n (1 .. 3)
 is_sql($node, history($id), join("\n", ("expired|the handler's process ended|") x 3), 'its history');
 is_sql($node, "SELECT state, workers_running FROM idemq.handlers WHERE queue = 't'", 'stopped|0', 'after three of one job the handler is stopped, though it did others');
 sql($node, "SELECT idemq.retry($id)");
-like(sql($node, "SELECT idemq.why($id)"), qr/stopped after 3 crashes of the server in a row/, 'why says so');
+like(sql($node, "SELECT idemq.why($id)"), qr/stopped after 3 consecutive server crashes/, 'why says so');
 is_sql($node, "SELECT crashes FROM idemq.handlers WHERE queue = 'a'", 0, 'another handler is none the worse for it');
 sql($node, "UPDATE idemq.jobs SET payload = '{\"n\": 800}' WHERE id = $id; SET ROLE app; SELECT idemq.set_handler('t', 'app.f(jsonb)')");
 all_done('t');

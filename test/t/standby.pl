@@ -97,7 +97,7 @@ $waiter = waiter($standby, "CALL idemq.wait_result($late, '10 min')");
 is_state($standby, "CALL idemq.wait_result($late, '50 ms')", 'IQ002', 'a job that did not come in time');
 my ($stdout, $stderr);
 $standby->psql('postgres', "CALL idemq.wait_result($late, '0')", stdout => \$stdout, stderr => \$stderr);
-like($stderr, qr/does not exist on this standby.*HINT:  It may not have arrived yet: ask the primary/s, 'where to go');
+like($stderr, qr/does not exist on this standby.*HINT:  The job may not have been replicated yet/s, 'where to go');
 sql($standby, 'SELECT pg_wal_replay_resume()');
 caught_up($node, $standby);
 is_sql($standby, "CALL idemq.wait_result($late, '0')", 'pending|', 'it has arrived');

@@ -54,12 +54,12 @@ sub enqueue
 	is(scalar(grep { length > 100 } split /\n/, $try->('--help')), 0, 'of 100 columns');
 	like($try->('--', 'true'), qr/^2 .*which queue/, 'a queue is asked for');
 	like($try->('-q', 'q'), qr/^2 .*which program/, 'and a program');
-	like($try->('-q', 'q', '--http', 'ftp://x'), qr/^2 .*--http takes a URL|^2 .*without libcurl/, 'a URL');
-	like($try->('-q', 'q', '--http', 'http://x', 'true'), qr/^2 .*takes neither --lines nor a program/, 'a URL or a program');
-	like($try->('-q', 'q', '--unix-socket', 'x', 'true'), qr/^2 .*are for --http/, 'a socket is for a URL');
-	like($try->('-q', 'q', '--', 'no_such_program'), qr/^2 .*not in PATH/, 'one that is there');
-	like($try->('-q', 'q', '--timeout', '5 parsecs', 'true'), qr/^2 .*--timeout takes a time/, 'a time with a unit');
-	like($try->('-q', 'q', '-j', '0', 'true'), qr/^2 .*--jobs takes a number/, 'a number of jobs');
+	like($try->('-q', 'q', '--http', 'ftp://x'), qr/^2 .*--http requires a URL|^2 .*without libcurl/, 'a URL');
+	like($try->('-q', 'q', '--http', 'http://x', 'true'), qr/^2 .*cannot be used with --lines or a program/, 'a URL or a program');
+	like($try->('-q', 'q', '--unix-socket', 'x', 'true'), qr/^2 .*require --http/, 'a socket is for a URL');
+	like($try->('-q', 'q', '--', 'no_such_program'), qr/^2 .*not found in PATH/, 'one that is there');
+	like($try->('-q', 'q', '--timeout', '5 parsecs', 'true'), qr/^2 .*--timeout requires a time/, 'a time with a unit');
+	like($try->('-q', 'q', '-j', '0', 'true'), qr/^2 .*--jobs requires a number/, 'a number of jobs');
 	like($try->('-d', $dsn, '-q', 'no_such_queue', 'true'), qr/^1 .*no such queue|^1 .*does not exist/, 'a queue that is not there is an error at the start');
 	like($try->('-d', 'host=/nonexistent', '-q', 'q', '--once', 'true'), qr/^1 .*server: /, '--once does not wait for a server');
 }
@@ -109,10 +109,10 @@ sub enqueue
 	is_job($node, $id, 'completed|1|{"a": [1, 2]}|', 'which is stored');
 	foreach (
 		[ 'true', '', 'no output is no result' ],
-		[ 'echo "not json"', qr/no result: committed without: ERROR:  invalid input syntax for type json/, 'what is no JSON' ],
-		[ q(echo '"\u0000"'), qr/no result: committed without/, 'JSON that jsonb cannot hold' ],
+		[ 'echo "not json"', qr/not a valid result: committed without: ERROR:  invalid input syntax for type json/, 'what is no JSON' ],
+		[ q(echo '"\u0000"'), qr/not a valid result: committed without/, 'JSON that jsonb cannot hold' ],
 		[ q(printf '1\0002'), qr/stdout contains a NUL byte: committed without/, 'a NUL' ],
-		[ q(printf '"\377"'), qr/no result: committed without/, 'no UTF-8' ],
+		[ q(printf '"\377"'), qr/not a valid result: committed without/, 'no UTF-8' ],
 		[ 'head -c 3000000 /dev/zero | tr "\0" 1', qr/longer than --max-output: committed without/, 'huge output' ])
 	{
 		my ($script, $expected, $name) = @$_;
@@ -259,7 +259,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
 	sql($node, $cut);
 	($status, $said) = ended($runner);
-	like($said, qr/^idemq-work: q $id: the lease was lost; the program is ended$/m, 'its runner says so');
+	like($said, qr/^idemq-work: q $id: the lease was lost; the program is stopped$/m, 'its runner says so');
 	ok(!runs($pid), 'and its program is ended');
 	is_job($node, $id, 'cancelled|1||', 'it stays cancelled');
 }

@@ -245,7 +245,7 @@ create_database('c');
 keep_busy('c');
 my $asked = log_end($node);
 sql($node, "SELECT pg_terminate_backend(pid) $workers AND datname = 'c'");
-is_logged($node, qr/worker of database "c" ended\n.*DETAIL:  It was asked to/, 'the log says why a busy worker ended', $asked);
+is_logged($node, qr/idemq background worker for database "c" exited\n.*DETAIL:  It was asked to/, 'the log says why a busy worker ended', $asked);
 sql($node, 'DROP DATABASE c');
 foreach (1 .. 3)
 {

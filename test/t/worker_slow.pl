@@ -98,7 +98,7 @@ kill 'STOP', $pid;
 	my $stderr;
 	$node->psql('postgres', '\\set VERBOSITY verbose
 		ALTER DATABASE c RENAME TO d', stderr => \$stderr);
-	like($stderr, qr/ERROR:  55006: idemq's background worker .*process $pid, does not end/, 'a stopped worker is named');
+	like($stderr, qr/ERROR:  55006: idemq's background worker .*process $pid, does not exit/, 'a stopped worker is named');
 	like($stderr, qr/HINT: .*is stopped.*kill -CONT $pid/, 'with what to do');
 }
 kill 'CONT', $pid;
