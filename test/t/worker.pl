@@ -89,7 +89,7 @@ sub said
 {
 	my ($from, $what, $server) = ($_[0], $_[1] // qr/ (?:LOG|WARNING|ERROR|FATAL|PANIC): /, $_[2] // $node);
 
-	return join '', grep { /$what/ && !/listening on|LOG:  checkpoints? |WARNING:  idemq\.test_clock is on|LOG:  idemq(?:'s background worker of database .* (?:started|ended)| begins recovery| has recovered)/ } split /^/, slurp_file($server->logfile, $from);
+	return join '', grep { /$what/ && !/listening on|LOG:  checkpoints? |WARNING:  idemq\.test_clock is on|LOG:  idemq (?:background worker for database .* (?:started|exited)|starts recovery|completed recovery)/ } split /^/, slurp_file($server->logfile, $from);
 }
 
 my $extension = "CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '1 h')";
