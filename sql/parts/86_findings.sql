@@ -84,8 +84,8 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 			AND (SELECT j.finished_at IS NOT NULL FROM idemq.jobs j WHERE j.id = s.job_id)
 		UNION ALL
 		SELECT 'groups', 1, 'error', 'groups.head',
-			'not blocked, although more jobs of its group than group_max_running '
-			'allows are not blocked: cancel all but the first', p.id
+			'not blocked, and more jobs of its group are not blocked than group_max_running '
+			'allows: cancel all but the first', p.id
 		FROM (
 			SELECT j.id, queue_id, q.group_max_running, count(*) OVER g AS places,
 				min(CASE WHEN q.group_max_running > 1 THEN j.ready_at ELSE coalesce(j.claimed_at,
