@@ -37,7 +37,7 @@ CREATE FUNCTION idemq.flow(
 	OUT roots bigint[], OUT cut boolean)
 	RETURNS SETOF record
 	ROWS 1 VOLATILE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
-COMMENT ON FUNCTION idemq.flow(bigint, int) IS 'Report the progress of a graph or fan-out, given any of its jobs. Returns one row, or none for a job that you may not see. Reads at most most jobs.
+COMMENT ON FUNCTION idemq.flow(bigint, int) IS 'Report the progress of a graph or fan-out, given any of its jobs. Returns one row, or none for a job that you may not see. most is the maximum number of jobs to read.
 - jobs: total number; then the numbers of waiting (pending), blocked, running, retrying (begun, and waiting for the next attempt), completed, dead and cancelled jobs. A deleted parent counts with the status that its children see.
 - done: number of completed, dead or cancelled jobs
 - progress: done as a percentage of jobs
