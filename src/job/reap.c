@@ -48,13 +48,14 @@ static const struct
 	JobEvent later;
 	JobEvent last;
 	const char *text; /* NULL: none */
-} losses[] =
-	{[LOSS_EXPIRED] = {EVENT_REAP, EVENT_REAP_LATER, EVENT_REAP_DEAD, "lease expired"},
-	 [LOSS_SESSION] = {EVENT_REAP, EVENT_REAP_LATER, EVENT_REAP_DEAD, "the worker's session ended"},
-	 [LOSS_TIMEOUT] = {EVENT_REAP, EVENT_REAP_LATER, EVENT_REAP_DEAD, "job_timeout reached"},
-	 [LOSS_RETURNED] = {EVENT_RELEASE, EVENT_RELEASE, EVENT_RELEASE, NULL},
-	 [LOSS_FAILED] = {EVENT_FAIL, EVENT_FAIL, EVENT_DIE,
-					  "failed while another transaction held the job's row: see the server log"}};
+} losses[] = {[LOSS_EXPIRED] = {EVENT_REAP, EVENT_REAP_LATER, EVENT_REAP_DEAD, "lease expired"},
+			  [LOSS_SESSION] = {EVENT_REAP, EVENT_REAP_LATER, EVENT_REAP_DEAD,
+								"the worker's session ended"},
+			  [LOSS_TIMEOUT] = {EVENT_REAP, EVENT_REAP_LATER, EVENT_REAP_DEAD,
+								"job_timeout reached"},
+			  [LOSS_RETURNED] = {EVENT_RELEASE, EVENT_RELEASE, EVENT_RELEASE, NULL},
+			  [LOSS_FAILED] = {EVENT_FAIL, EVENT_FAIL, EVENT_DIE,
+							   "failed while the job's row was locked: see the server log"}};
 
 static const char *const handled_text = "the handler's process ended";
 

@@ -451,7 +451,7 @@ serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz no
 
 	idemq_jobs_refresh(table);
 	if (!idemq_jobs_fetch(table, id, &job))
-		elog(ERROR, "job %lld, which was to run again, no longer exists", (long long) id);
+		elog(ERROR, "job %lld is gone that was to run again", (long long) id);
 	args.ready_at = Max(now, job_time(&job, COL_RERUN_AT));
 	args.request = asked_request(&job);
 	if (idemq_transition(table, &job, queue,

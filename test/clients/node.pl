@@ -106,7 +106,7 @@ foreach my $kind ('run', 'outside')
 
 	until_file("began.$id");
 	kill 'TERM', $worker->{pid};
-	said($worker, qr/^info idemq: q: ending: 1 jobs have 3600 s$/m);
+	said($worker, qr/^info idemq: q: stopping: 1 jobs have 3600 s to finish$/m);
 	my $next = enqueue('{"until": true}');
 	open_gate("drained $kind");
 	is(ended($worker), '0 {"committed":1}', "$kind: SIGTERM lets what runs end");

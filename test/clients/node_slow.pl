@@ -147,7 +147,7 @@ SKIP: {
 	my ($inside) = split ' ', slurp_file("/proc/$worker->{pid}/task/$worker->{pid}/children");
 	like(slurp_file("/proc/$inside/status"), qr/^NSpid:.*\t1$/m, 'a worker with the number 1');
 	kill 'TERM', $inside;
-	said($worker, qr/ending: 1 jobs/);
+	said($worker, qr/stopping: 1 jobs/);
 	open_gate('contained');
 	is(ended($worker), '0 {"committed":1}', 'SIGTERM lets what runs end');
 }

@@ -338,7 +338,7 @@ foreach my $end ('ROLLBACK', "COMMIT PREPARED 'p'")
 	$canceller->query_safe('ROLLBACK');
 	all_done('b');
 	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'completed|2', 'the failure is written when the row is free');
-	is_sql($node, history($id), "failed|failed while another transaction held the job's row: see the server log|", 'its history');
+	is_sql($node, history($id), "failed|failed while the job's row was locked: see the server log|", 'its history');
 	leave($gate, $canceller);
 }
 

@@ -52,8 +52,8 @@ sub enqueue
 	like($try->('--help'), qr/^0 idemq-work runs the jobs/, '--help');
 	cmp_ok(scalar(() = $try->('--help') =~ /\n/g), '<=', 2 * 34, 'on two screens');
 	is(scalar(grep { length > 100 } split /\n/, $try->('--help')), 0, 'of 100 columns');
-	like($try->('--', 'true'), qr/^2 .*which queue/, 'a queue is asked for');
-	like($try->('-q', 'q'), qr/^2 .*which program/, 'and a program');
+	like($try->('--', 'true'), qr/^2 .*no queue: pass -q QUEUE/, 'a queue is asked for');
+	like($try->('-q', 'q'), qr/^2 .*no program: pass -- PROGRAM/, 'and a program');
 	like($try->('-q', 'q', '--http', 'ftp://x'), qr/^2 .*--http requires a URL|^2 .*without libcurl/, 'a URL');
 	like($try->('-q', 'q', '--http', 'http://x', 'true'), qr/^2 .*cannot be used with --lines or a program/, 'a URL or a program');
 	like($try->('-q', 'q', '--unix-socket', 'x', 'true'), qr/^2 .*require --http/, 'a socket is for a URL');
@@ -109,10 +109,10 @@ sub enqueue
 	is_job($node, $id, 'completed|1|{"a": [1, 2]}|', 'which is stored');
 	foreach (
 		[ 'true', '', 'no output is no result' ],
-		[ 'echo "not json"', qr/not a valid result: committed without: ERROR:  invalid input syntax for type json/, 'what is no JSON' ],
-		[ q(echo '"\u0000"'), qr/not a valid result: committed without/, 'JSON that jsonb cannot hold' ],
+		[ 'echo "not json"', qr/not a valid result: committed without a result: ERROR:  invalid input syntax for type json/, 'what is no JSON' ],
+		[ q(echo '"\u0000"'), qr/not a valid result: committed without a result/, 'JSON that jsonb cannot hold' ],
 		[ q(printf '1\0002'), qr/stdout contains a NUL byte: committed without/, 'a NUL' ],
-		[ q(printf '"\377"'), qr/not a valid result: committed without/, 'no UTF-8' ],
+		[ q(printf '"\377"'), qr/not a valid result: committed without a result/, 'no UTF-8' ],
 		[ 'head -c 3000000 /dev/zero | tr "\0" 1', qr/longer than --max-output: committed without/, 'huge output' ])
 	{
 		my ($script, $expected, $name) = @$_;
@@ -228,8 +228,8 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 
 	# meant to expire
 	like(once('trap "" TERM; while :; do sleep 0.1; done', '--timeout', '300ms', '--kill-after', '100ms'),
-		qr/retrying: ended after 0.3 s \(--timeout\)$/, 'a program that ignores SIGTERM is killed when its time is over');
-	is_job($node, $id, 'retrying|1||ended after 0.3 s (--timeout)', 'and has failed');
+		qr/retrying: stopped after 0.3 s \(--timeout\)$/, 'a program that ignores SIGTERM is killed when its time is over');
+	is_job($node, $id, 'retrying|1||stopped after 0.3 s (--timeout)', 'and has failed');
 	sql($node, "SELECT idemq.cancel($id)");
 
 	# The queue's, if that is less; a little before the server ends the lease.
@@ -274,7 +274,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	wait_until($node, "SELECT count(*) = 1 FROM idemq.workers WHERE program = 'idemq-work' AND version <> '' AND worker LIKE 'idemq-work % $runner->{pid}'
 		AND queues = '{q}' AND concurrency = 2 AND running = 1 AND jobs = ARRAY[$id] AND done = 0 AND state = 'here'");
 	kill 'TERM', $runner->{pid};
-	until_said($runner, qr/ending: 1 programs have 30 s/);
+	until_said($runner, qr/stopping: 1 programs have 30 s to finish/);
 	my $next = enqueue('2');
 	wait_until($node, 'SELECT count(*) = 0 FROM pg_stat_activity WHERE ' . asleep());
 	open_gate('drained');

@@ -133,10 +133,10 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 {
 	my $id;
 	foreach (
-		[ { status => 201, body => 'not json' }, 'completed|1||', qr/the answer is not a valid result: committed without/, 'a body that is no JSON' ],
+		[ { status => 201, body => 'not json' }, 'completed|1||', qr/the answer is not a valid result: committed without a result/, 'a body that is no JSON' ],
 		[ { status => 204, body => '' }, 'completed|1||', qr/^$/, 'status 204' ],
 		[ { body => '[' . '1,' x 700_000 . '1]' }, 'completed|1||', qr/the answer is longer than --max-output: committed without/, 'a result that is too long' ],
-		[ { body => "\"\xff\"" }, 'completed|1||', qr/not a valid result: committed without/, 'a result that is no text' ],
+		[ { body => "\"\xff\"" }, 'completed|1||', qr/not a valid result: committed without a result/, 'a result that is no text' ],
 		[ { body => '"%0"' }, 'completed|1||', qr/contains a NUL byte: committed without/, 'a result with a NUL' ],
 		[ { status => 422, body => "no such%0 \xffcustomer" }, 'dead|1||HTTP 422: no such? ?customer', qr/: dead: /, 'status 422' ],
 		[ { status => 500, headers => ['Idemq-Dead: true'] }, 'dead|1||HTTP 500: "%s"', qr/: dead: /, 'Idemq-Dead' ],
@@ -212,9 +212,9 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	my $id;
 	foreach (
 		# meant to expire
-		[ { do => 'nothing' }, 'retrying|1||ended after 1 s (--timeout)', 'an endpoint that never answers', '--timeout', '1s' ],
+		[ { do => 'nothing' }, 'retrying|1||stopped after 1 s (--timeout)', 'an endpoint that never answers', '--timeout', '1s' ],
 		# meant to expire
-		[ { do => 'slow' }, 'retrying|1||ended after 1.5 s (--timeout)', 'that answers a byte a second', '--timeout', '1500ms' ],
+		[ { do => 'slow' }, 'retrying|1||stopped after 1.5 s (--timeout)', 'that answers a byte a second', '--timeout', '1500ms' ],
 		[ { do => 'huge' }, 'completed|1||', 'that answers 10 GB', '--result' ],
 		[ { do => 'huge', status => 500 }, 'retrying|1||HTTP 500: ' . '[' x 8192, 'that fails with 10 GB' ],
 		[ { do => 'headers' }, "retrying|1||incomplete response: the response's headers are too long", 'that sends 100 headers of 8 kB' ],

@@ -204,7 +204,7 @@ foreach my $deaf (1, 2)
 
 	# meant to expire
 	my $said = once('--timeout', '300ms', '--kill-after', '100ms');
-	is(sql($node, "SELECT status, attempt, last_error FROM idemq.jobs WHERE id = $id"), 'retrying|1|ended after 0.3 s (--timeout)', "a program that hangs, $deaf");
+	is(sql($node, "SELECT status, attempt, last_error FROM idemq.jobs WHERE id = $id"), 'retrying|1|stopped after 0.3 s (--timeout)', "a program that hangs, $deaf");
 	cmp_ok(length($said), '<', 10_000, "a program that hangs, $deaf: little is said");
 	sql($node, "SELECT idemq.cancel($id)");
 	$id = enqueue('1');
@@ -282,7 +282,7 @@ EOP
 	$id = enqueue({ gate => 'answer' });
 	until_true('another program has the next job', sub { given() =~ /waits/ });
 	kill 'TERM', $runner->{pid};
-	until_said($runner, qr/ending: 1 programs have 30 s/);
+	until_said($runner, qr/stopping: 1 programs have 30 s to finish/);
 	open_gate('answer');
 	my ($status, $said) = ended($runner);
 	is($status, 0, 'a runner that was told to end ends with 0');
