@@ -151,7 +151,7 @@ class Hooks(QuickFirstUse):
         async def coroutine(job, call):
             pass
 
-        for hooks, said in (({"arround": print}, "no hook arround; hooks are around, failed, started, stopped"), ({"failed": 1}, "failed is not a function"),
+        for hooks, said in (({"arround": print}, "unknown hook arround; the hooks are around, failed, started, stopped"), ({"failed": 1}, "failed is not a function"),
                             ("around", "a Hooks object, or a dict"), ({"around": coroutine}, "is a coroutine function: use AsyncWorker")):
             with self.assertRaisesRegex(TypeError, said):
                 idemq.Worker(DSN, self.queue, hooks=hooks)
