@@ -122,7 +122,7 @@ foreach my $kind ('run', 'outside')
 	$worker = worker($kind, { grace => 3600 });
 	until_file("began.$next", qr/\n.*\n/);
 	kill 'TERM', $worker->{pid};
-	said($worker, qr/ending/);
+	said($worker, qr/stopping/);
 	is(terminate($worker), '0 {"released":1}', "$kind: a second signal ends the grace");
 	sql($node, "SELECT idemq.cancel($next)");
 }

@@ -296,7 +296,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	$runner = runner('echo $$ >$T/twice; sleep 1000 & wait', '--grace', '1h');
 	until_file('twice');
 	kill 'TERM', $runner->{pid};
-	until_said($runner, qr/ending/);
+	until_said($runner, qr/stopping/);
 	kill 'TERM', $runner->{pid};
 	($status) = ended($runner);
 	is($status, 0, 'a second signal ends the grace');
