@@ -19,7 +19,7 @@ class Batches(Client):
         def why(drain, handler):
             with self.assertLogs("idemq", "INFO") as said:
                 drain(handler, batch=3)
-            return [line.partition("one by one: ")[2] for line in said.output if "one by one" in line]
+            return [line.partition("one at a time: ")[2] for line in said.output if "one at a time" in line]
 
         (again,) = self.add(1)
         self.sql("SELECT idemq.fail(id, token, 'busy', retry_in => '0') FROM idemq.claim(%s)", self.queue)

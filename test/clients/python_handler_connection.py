@@ -147,10 +147,10 @@ class HandlerConnection(QuickFirstUse):
             for statement in statements:
                 for call in (conn.execute, conn.cursor().execute, lambda query: conn.cursor().executemany(query, [()]),
                              lambda query: list(conn.cursor().stream(query)), lambda query: conn.cursor().copy(query).__enter__()):
-                    with self.assertRaisesRegex(psycopg.ProgrammingError, "the transaction is the worker's"):
+                    with self.assertRaisesRegex(psycopg.ProgrammingError, "the worker commits its transaction"):
                         call(statement)
             for call in (conn.commit, conn.rollback):
-                with self.assertRaisesRegex(psycopg.ProgrammingError, "the transaction is the worker's"):
+                with self.assertRaisesRegex(psycopg.ProgrammingError, "the worker commits its transaction"):
                     call()
             conn.execute("SAVEPOINT a")
             self.effect(conn, 100)
@@ -164,7 +164,7 @@ class HandlerConnection(QuickFirstUse):
 
         async def refused_async(job, conn):
             for statement in statements:
-                with self.assertRaisesRegex(psycopg.ProgrammingError, "the transaction is the worker's"):
+                with self.assertRaisesRegex(psycopg.ProgrammingError, "the worker commits its transaction"):
                     await conn.execute(statement)
             with self.assertRaises(psycopg.ProgrammingError):
                 await conn.commit()
