@@ -421,7 +421,7 @@ SKIP:
 	$pooler->kill_kill;
 	until_said($runner, qr/^idemq-work: server: /m);
 	$pooler = $start->();
-	until_said($runner, qr/^idemq-work: server: connected again/m);
+	until_said($runner, qr/^idemq-work: server: reconnected/m);
 	open_gate('pool');
 	is_soon($node, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'a pooler that ends takes no job with it');
 	kill 'TERM', $runner->{pid};

@@ -90,7 +90,7 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'every invariant holds');
 	$node->stop('immediate');
 	until_said($runner, qr/^idemq-work: server: /m);
 	$standby->promote;
-	until_said($runner, qr/^idemq-work: server: connected again/m);
+	until_said($runner, qr/^idemq-work: server: reconnected/m);
 	ok(runs($pid), 'a program runs on during a failover');
 	open_gate('failed_over');
 	is_soon($standby, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'and is committed on the new primary');

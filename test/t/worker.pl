@@ -392,7 +392,7 @@ foreach my $db (qw(a b))
 	sql($full, $extension, $db);
 }
 wait_logged($full, qr/WARNING:  idemq cannot start a background worker: all 3 of max_worker_processes are in use/);
-is_logged($full, qr/HINT:  Increase max_worker_processes/, 'with a hint');
+is_logged($full, qr/HINT:  Raise max_worker_processes/, 'with a hint');
 # meant to expire
 sql($full, "SELECT c.id FROM idemq.enqueue('q', '1') e, idemq.claim_job(e.id, lease => '1 ms') c", 'b');
 ok($full->poll_query_until('b', "SELECT count(*) = 1 FROM idemq.claim('q') WHERE attempt = 2"), 'without a worker a claim takes back');
