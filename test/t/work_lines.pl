@@ -160,7 +160,7 @@ foreach (
 
 	once('-j', '2', '--max-output', '1000000');
 	is_sql($node, "SELECT string_agg(status || ' ' || attempt || ' ' || coalesce(length(result::text)::text, left(last_error, 40)), ', ' ORDER BY id) FROM idemq.jobs WHERE id = ANY ('{@{[ join ',', @back ]}}')",
-		"completed 1 3000, retrying 1 the program's line is not JSON that can , completed 1 14", 'a result that is too deep fails its own job');
+		"completed 1 3000, retrying 1 the program's line is not JSON that the , completed 1 14", 'a result that is too deep fails its own job');
 	sql($node, "SELECT idemq.cancel($back[1])");
 }
 
