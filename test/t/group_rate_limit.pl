@@ -149,6 +149,9 @@ sql($node, "SELECT idemq.alter_queue('f', group_rate_period => '1 ms')"); # mean
 is_soon($node, "SELECT count(idemq.commit(id, token)) >= 0 FROM idemq.claim('f', 100); SELECT count(*) = 0 FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status <> 'completed'",
 	"t\nt", 'they all get on');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+# The memory of all queues is given up, so it is not known what they have started.
+sql($node, "SELECT idemq.create_queue('emptied', rate_limit => 3, rate_period => '$per'); TRUNCATE idemq.jobs CASCADE; SELECT count(idemq.enqueue('emptied', '1')) FROM generate_series(1, 3)");
+is_sql($node, "SELECT count(*) FROM idemq.claim('emptied', 3)", 0, 'TRUNCATE: the limit counts as used up');
 $node->stop;
 is(unexpected($node, qw(57P01 57P02 57P03)), '', 'no error but of those that were ended');
 done_testing();
