@@ -25,7 +25,9 @@ CREATE TABLE idemq.queues (
 	created_at         timestamptz NOT NULL DEFAULT idemq.clock_timestamp(),
 	dead_letter_role   name,
 	dead_letter_role_oid oid,
-	expect_workers     boolean NOT NULL DEFAULT true
+	expect_workers     boolean NOT NULL DEFAULT true,
+	rate_burst         int,
+	group_rate_burst   int
 );
 COMMENT ON TABLE idemq.queues IS 'one row per queue, with its settings; change them with idemq.alter_queue';
 COMMENT ON COLUMN idemq.queues.queue_id IS 'number of the queue, as in idemq.jobs';
@@ -50,6 +52,8 @@ COMMENT ON COLUMN idemq.queues.group_rate_limit IS 'maximum number of starts of 
 COMMENT ON COLUMN idemq.queues.group_rate_period IS 'period to which group_rate_limit applies';
 COMMENT ON COLUMN idemq.queues.dead_letter_cancelled IS 'whether a job that is cancelled after an attempt has begun is added to dead_letter_queue as well';
 COMMENT ON COLUMN idemq.queues.expect_workers IS 'whether the queue should always have a worker; false means that having none is normal, for instance because cron starts them';
+COMMENT ON COLUMN idemq.queues.rate_burst IS 'NULL: at most rate_limit claims in any rate_period; n: a bucket of n that fills at that rate (GCRA)';
+COMMENT ON COLUMN idemq.queues.group_rate_burst IS 'NULL: at most group_rate_limit starts in any group_rate_period; n: a bucket of n that fills at that rate (GCRA)';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue is paused (idemq.pause) and hands out no jobs';
 COMMENT ON COLUMN idemq.queues.paused_until IS 'when a paused queue hands out jobs again by itself; NULL: not before idemq.resume';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';

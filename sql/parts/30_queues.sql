@@ -22,19 +22,22 @@ CREATE FUNCTION idemq.create_queue(
 	group_max_running int DEFAULT 1,
 	group_rate_limit int DEFAULT NULL,
 	group_rate_period interval DEFAULT '1 second',
-	expect_workers boolean DEFAULT true)
+	expect_workers boolean DEFAULT true,
+	rate_burst int DEFAULT NULL,
+	group_rate_burst int DEFAULT NULL)
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';
 COMMENT ON FUNCTION idemq.create_queue
 	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; raises 42710 when there is one of that name, 53400 when there are idemq.max_queues queues
 - name: [A-Za-z_][A-Za-z0-9_.-]*, up to 48 bytes
 - max_running: so many jobs may be running at once; NULL: no limit
-- rate_limit: so many claims may begin in rate_period; NULL: no limit
+- rate_limit: maximum number of claims in any rate_period; NULL means no limit
 - max_lease: no claim or heartbeat may ask for a longer lease, and lease may not be longer
 - job_timeout: an attempt may run so long, and heartbeats do not extend its lease beyond it
 - dead_letter_cancelled: dead_letter_queue also gets the jobs that are cancelled after an attempt has begun
 - group_max_running: so many jobs of one group may be running at once; 1 for strict order
-- group_rate_limit: so many jobs of one group may start in group_rate_period; NULL: no limit
-- expect_workers: false means that having no worker is normal, so idemq.metrics.unattended_for is NULL';
+- group_rate_limit: maximum number of jobs of one group that start in any group_rate_period; NULL means no limit
+- expect_workers: false means that having no worker is normal, so idemq.metrics.unattended_for is NULL
+- rate_burst, group_rate_burst: n makes the rate a bucket of n jobs that fills evenly (GCRA); 1 spaces the starts evenly; NULL means that the limit holds in any period, and all of it may start at once';
 
 CREATE FUNCTION idemq.alter_queue(
 	name text,
@@ -57,10 +60,12 @@ CREATE FUNCTION idemq.alter_queue(
 	group_max_running int DEFAULT NULL,
 	group_rate_limit int DEFAULT NULL,
 	group_rate_period interval DEFAULT NULL,
-	expect_workers boolean DEFAULT NULL)
+	expect_workers boolean DEFAULT NULL,
+	rate_burst int DEFAULT NULL,
+	group_rate_burst int DEFAULT NULL)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
 COMMENT ON FUNCTION idemq.alter_queue
-	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running, rate_limit, group_rate_limit or job_timeout away, and '''' dead_letter_queue; jobs already enqueued keep their max_attempts, and running jobs their leases; raises 22023 when lease would be longer than max_lease; needs admin';
+	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running, rate_limit, rate_burst, group_rate_limit, group_rate_burst or job_timeout away, and '''' dead_letter_queue; jobs already enqueued keep their max_attempts, and running jobs their leases; raises 22023 when lease would be longer than max_lease; needs admin';
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';

@@ -28,8 +28,8 @@ COMMENT ON PROCEDURE idemq.wait_results(bigint[], interval, idemq.status[], json
 
 -- Topic: Limits
 
-CREATE FUNCTION idemq.admit(bucket text, max_calls int, per interval, cost int DEFAULT 1)
+CREATE FUNCTION idemq.admit(bucket text, max_calls int, per interval, cost int DEFAULT 1, burst int DEFAULT NULL)
 	RETURNS idemq.admission
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_admit';
-COMMENT ON FUNCTION idemq.admit(text, int, interval, int)
-	IS 'ask for a call under a limit of max_calls per period (GCRA), of which it takes cost; cost 0 only asks; takes effect at once, a rollback does not undo it and a restart forgets it; retry_after is exactly when to ask again; all roles that may execute it share its buckets';
+COMMENT ON FUNCTION idemq.admit(text, int, interval, int, int)
+	IS 'ask for a call under a limit of at most max_calls in any period per, of which it takes cost; burst n makes it a bucket of n that fills evenly (GCRA); cost 0 only asks; takes effect at once, a rollback does not undo it and a restart forgets it; retry_after is exactly when to ask again; all roles that may execute it share its buckets';

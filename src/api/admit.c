@@ -19,26 +19,32 @@
 #define MAX_BUCKET_NAME 1024 /* bytes */
 
 /*
- * admit(bucket, max_calls, per, cost) -> (allowed, remaining, retry_after); 22004,
+ * admit(bucket, max_calls, per, cost, burst) -> (allowed, remaining, retry_after); 22004,
  * 22023, 55000 where the shard has moved.
  */
 SQL_FUNCTION(idemq_sql_admit)
 {
 	char *name = idemq_arg_text(fcinfo, 0, "bucket", MAX_BUCKET_NAME);
-	GcraLimit limit = {.max_calls = idemq_arg_int(fcinfo, 1, "max_calls", 1, PG_INT32_MAX)};
+	RateLimit limit = {.max_calls = idemq_arg_int(fcinfo, 1, "max_calls", 1, PG_INT32_MAX)};
 	int64 period = idemq_arg_interval(fcinfo, 2, "per", 1);
 	int32 cost;
-	GcraAnswer answer;
+	RateAnswer answer;
 	Datum values[3];
 	bool nulls[3] = {false, false, false};
 
-	if (period > GCRA_MAX_PERIOD / NSECS_PER_USEC)
+	if (period > RATE_MAX_PERIOD / NSECS_PER_USEC)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("per is longer than 100 years"), errhint("Pass an interval such as '1 s'."));
 	limit.period = period * NSECS_PER_USEC;
 	cost = idemq_arg_int(fcinfo, 3, "cost", 0, PG_INT32_MAX);
+	if (!PG_ARGISNULL(4))
+		limit.burst = idemq_arg_int(fcinfo, 4, "burst", 1, PG_INT32_MAX);
 	idemq_following_refuse_moved();
-	if (cost > limit.max_calls)
+	if (limit.burst > 0 && cost > limit.burst)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("cost must be at most burst (%d), not %d", (int) limit.burst, cost),
+				errhint("Such a call would never be allowed; raise burst."));
+	if (limit.burst == 0 && cost > limit.max_calls)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("cost must be at most max_calls (%d), not %d", (int) limit.max_calls, cost),
 				errhint("Such a call would never be allowed; raise max_calls."));
@@ -46,6 +52,6 @@ SQL_FUNCTION(idemq_sql_admit)
 	values[0] = BoolGetDatum(answer.allowed);
 	values[1] = Int32GetDatum((int32) answer.remaining);
 	/* Rounded up: a caller that waits that long is not refused again. */
-	values[2] = idemq_interval_datum(idemq_gcra_retry_after(&answer));
+	values[2] = idemq_interval_datum(idemq_rate_retry_after(&answer));
 	return idemq_row_datum(fcinfo, values, nulls);
 }

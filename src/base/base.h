@@ -262,44 +262,72 @@ extern int64 idemq_backoff(int64 base, double factor, int64 max, double jitter, 
 						   double uniform);
 
 /*
- * gcra.c
- *		Admission: arithmetic only.
+ * rates.c
+ *		Rate limits: arithmetic only.
  */
 
 #define NSECS_PER_USEC INT64CONST(1000)
 /* The longest period: a century.  Times are nanoseconds, and stay far from overflow. */
-#define GCRA_MAX_PERIOD INT64CONST(3155760000000000000)
+#define RATE_MAX_PERIOD INT64CONST(3155760000000000000)
+/* The parts of a period, and the counts that are kept: of the newest part, and of a period before it. */
+#define RATE_PARTS 16
+#define RATE_COUNTS (RATE_PARTS + 1)
+/* The limit of a state that several limits share; those of fewer calls than the second are reached exactly. */
+#define RATE_SHARED (INT64CONST(1) << 31)
+#define RATE_SHARED_EXACT (1 << 15)
 
-/* A limit: so many calls in a period, which is also how many may come at once. */
-typedef struct GcraLimit
+/* A limit: at most so many calls in any period; or a bucket of that burst, filled at that rate. */
+typedef struct RateLimit
 {
-	int64 max_calls; /* 1 or more */
-	int64 period;	 /* ns, 1 to GCRA_MAX_PERIOD */
-} GcraLimit;
+	int64 max_calls; /* 1 to PG_INT32_MAX */
+	int64 period;	 /* ns, 1 to RATE_MAX_PERIOD */
+	int64 burst;	 /* 1 to PG_INT32_MAX; 0: the first rule */
+} RateLimit;
 
-typedef struct GcraAnswer
+/* What a limit has counted; zeros: nothing. */
+typedef struct RateState
+{
+	int64 used_up_at; /* ns: when it last counted as used up (idemq_rate_use_up) */
+	int64
+		part; /* ns: length of the parts; with a burst, minus the increment; 0: nothing is counted */
+	int64 newest; /* number of the newest part; with a burst, the theoretical arrival time */
+	uint32 counts[RATE_COUNTS]; /* of a part: in the place of its number modulo RATE_COUNTS */
+} RateState;
+
+typedef struct RateAnswer
 {
 	bool allowed;
-	int64 tat;		   /* ns: what to store when allowed */
 	int64 remaining;   /* calls that may follow at once */
 	int64 retry_after; /* ns until the same call is allowed; 0 when it is */
-} GcraAnswer;
+	int64 before;	   /* for idemq_rate_undo: newest before the call, with a burst */
+	int64 after;	   /* and after it */
+} RateAnswer;
 
 /* Returns the limit of so many calls in a period of microseconds, a century at most. */
-static inline GcraLimit
-idemq_gcra_limit(int64 max_calls, int64 period)
+static inline RateLimit
+idemq_rate_limit(int64 max_calls, int64 period, int64 burst)
 {
-	return (GcraLimit){max_calls, Min(period, GCRA_MAX_PERIOD / NSECS_PER_USEC) * NSECS_PER_USEC};
+	return (RateLimit){max_calls, Min(period, RATE_MAX_PERIOD / NSECS_PER_USEC) * NSECS_PER_USEC,
+					   burst};
 }
 
 /* Returns in how many microseconds, rounded up, a call that was refused is allowed. */
 static inline int64
-idemq_gcra_retry_after(const GcraAnswer *answer)
+idemq_rate_retry_after(const RateAnswer *answer)
 {
 	return (answer->retry_after + NSECS_PER_USEC - 1) / NSECS_PER_USEC;
 }
 
-extern GcraAnswer idemq_gcra(const GcraLimit *limit, int64 tat, int64 now, int64 cost);
+extern int64 idemq_rate_unused_at(const RateState *state);
+extern void idemq_rate_use_up(const RateLimit *limit, RateState *state, int64 now, int64 at);
+extern RateAnswer idemq_rate_call(const RateLimit *limit, RateState *state, int64 now, int64 cost);
+extern void idemq_rate_undo(const RateLimit *limit, RateState *state, const RateAnswer *answer);
+extern int64 idemq_rate_window(const RateLimit *limit);
+extern RateAnswer idemq_rate_call_shared(const RateLimit *limit, RateState *state, int64 window,
+										 int64 now, int64 cost);
+extern void idemq_rate_use_up_shared(RateState *state, int64 window, int64 now, int64 at);
+extern void idemq_rate_from_shared(const RateLimit *limit, RateState *state,
+								   const RateState *shared, int64 now);
 
 /*
  * histogram.c

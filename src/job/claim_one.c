@@ -71,6 +71,7 @@ undo_changed(const QueueInfo *queue, int64 id)
 typedef struct Taken
 {
 	GroupCharge charge;
+	RateAnswer rate;
 	LeaseTake entry;
 	PriorLease prior;
 	bool has_prior;
@@ -92,13 +93,13 @@ take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Take
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (!idemq_limit_take_rate(queue, claim->transfer))
+		if (!idemq_limit_take_rate(queue, claim->transfer, &taken->rate))
 			continue;
 		taken->entry = idemq_lease_take(claim, &taken->prior, &taken->has_prior);
 		/* A lease that is on its row alone is not counted. */
 		if (taken->entry == LEASE_TAKEN || (taken->entry == LEASE_FULL && queue->max_running == 0))
 			return TAKE_DONE;
-		idemq_limit_undo_rate(queue);
+		idemq_limit_undo_rate(queue, &taken->rate);
 	} while (taken->entry != LEASE_BUSY && idemq_limit_has_room(queue, &view));
 	idemq_group_rate_limit_undo(queue, job, &taken->charge);
 	return taken->entry == LEASE_BUSY ? TAKE_BUSY : TAKE_LIMIT;
@@ -155,7 +156,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 									  GROUP_KEEP_LOW_WATER);
 		return TAKE_DONE;
 	}
-	idemq_limit_undo_rate(queue);
+	idemq_limit_undo_rate(queue, &taken.rate);
 	idemq_group_rate_limit_undo(queue, job, &taken.charge);
 	/* The session that beat us may have put the job off because of our charge. */
 	if (taken.charge.charged)

@@ -2,14 +2,16 @@
  * job/group_rate_limit.c
  *		group_rate_limit of a queue: how many jobs of a group may start per group_rate_period.
  *
- * A group has a bucket (base/gcra.c) among those of admission (shared/counts/buckets.c), of a
+ * A group has a bucket (base/rates.c) among those of admission (shared/counts/buckets.c), of a
  * kind of its own: no name that is passed to idemq.admit refers to it.  Every call that starts a
  * job goes through job/claim_one.c: claim, claim_any, claim_job, commit_and_claim, acquire,
  * commit_once.  There the bucket is charged, before the lease entry is taken.  So
  *
- *		of a group never more than group_rate_limit + rate * t jobs are started in any time t,
+ *		of a group at most group_rate_limit jobs are started in any half-open interval of one
+ *		group_rate_period,
  *
- * whatever made them ready, and when.  As with rate_limit, neither a rollback nor an error gives
+ * or with group_rate_burst at most that many and rate * t in any time t; whatever made them ready,
+ * and when.  As with rate_limit, neither a rollback nor an error gives
  * a start back.  A start that was not made (another session has the job, max_running is reached)
  * is given back, unless another start has been charged since.
  *
@@ -32,10 +34,10 @@
  * The head of a group that uses no permits has in run_at the time when it was due.
  *
  * A restart, a failover or a take_over forgets all buckets.  Then it is not known what was
- * started before, nor what a queue did that was restored from a dump.  So a group's bucket
- * counts as empty at the time when this server became the primary, took over, or gave the queue
+ * started before, nor what a queue did that was restored from a dump.  So the limit of a group
+ * counts as used up at the time when this server became the primary, took over, or gave the queue
  * its state, whichever came last.  A queue that was created in this life of its state has started
- * nothing before; the buckets of its groups are full.
+ * nothing before.  The same holds for the queue's own rate_limit (job/limits.c).
  *
  * Where there is no room for a bucket (idemq.max_buckets), the groups of the queue that have
  * none share one (shared/counts/buckets.c): they wait longer, and none starts too soon.
@@ -75,12 +77,12 @@ bucket_name(const QueueInfo *queue, Datum group)
 }
 
 /*
- * Returns since when the starts of a queue's groups are known, in ns of the monotonic clock;
+ * Returns since when the starts of a queue and its groups are known, in ns of the monotonic clock;
  * 0: all are.  Its created_at says nothing of that: it comes with a dump, and from another
  * server's clock.
  */
-static int64
-known_since(const QueueInfo *queue)
+int64
+idemq_starts_known_since(const QueueInfo *queue)
 {
 	TimestampTz since = idemq_primary_since();
 	TimestampTz taken_over = idemq_taken_over_at();
@@ -94,25 +96,32 @@ known_since(const QueueInfo *queue)
 	return mono * NSECS_PER_USEC;
 }
 
+static RateLimit
+limit_of(const QueueInfo *queue)
+{
+	return idemq_rate_limit(queue->group_rate_limit, queue->group_rate_period,
+							queue->group_rate_burst);
+}
+
 /*
  * Charges a group's bucket with a start, or asks it about one, by act.  Returns when to try again
  * if that is refused, DT_NOBEGIN otherwise.
  */
 static TimestampTz
 charge_bucket(const QueueInfo *queue, Datum group, BucketCharge *charge,
-			  void (*act)(const BucketName *, const GcraLimit *, BucketCharge *))
+			  void (*act)(const BucketName *, const RateLimit *, BucketCharge *))
 {
-	GcraLimit limit = idemq_gcra_limit(queue->group_rate_limit, queue->group_rate_period);
+	RateLimit limit = limit_of(queue);
 	const QueueState *qstate = idemq_qstate_current(queue->qstate, queue->id);
 	BucketName name = bucket_name(queue, group);
 
-	charge->empty_at = known_since(queue);
+	charge->used_up_at = idemq_starts_known_since(queue);
 	/* If the queue has just lost its state, this may charge another queue that has it now. */
 	charge->qstate_index = idemq_qstate_index(qstate == NULL ? queue->qstate : qstate);
 	act(&name, &limit, charge);
 	pfree(unconstify(char *, name.name));
 	return charge->answer.allowed ? DT_NOBEGIN
-								  : idemq_now() + idemq_gcra_retry_after(&charge->answer);
+								  : idemq_now() + idemq_rate_retry_after(&charge->answer);
 }
 
 /*
@@ -137,12 +146,13 @@ idemq_group_rate_limit_take(const QueueInfo *queue, const Job *job, GroupCharge 
 void
 idemq_group_rate_limit_undo(const QueueInfo *queue, const Job *job, const GroupCharge *charge)
 {
+	RateLimit limit = limit_of(queue);
 	BucketName name;
 
 	if (!charge->charged)
 		return;
 	name = bucket_name(queue, job_value(job, COL_GROUP_KEY));
-	idemq_bucket_undo(&name, &charge->bucket);
+	idemq_bucket_undo(&name, &limit, &charge->bucket);
 	pfree(unconstify(char *, name.name));
 }
 

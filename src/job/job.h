@@ -356,6 +356,7 @@ typedef struct GroupCharge
 	BucketCharge bucket;
 } GroupCharge;
 
+extern int64 idemq_starts_known_since(const QueueInfo *queue);
 extern bool idemq_group_rate_limit_take(const QueueInfo *queue, const Job *job,
 										GroupCharge *charge);
 extern void idemq_group_rate_limit_undo(const QueueInfo *queue, const Job *job,
@@ -469,8 +470,8 @@ typedef struct LimitView
 } LimitView;
 
 extern bool idemq_limit_may_transfer(const QueueInfo *queue);
-extern bool idemq_limit_take_rate(const QueueInfo *queue, bool transfers);
-extern void idemq_limit_undo_rate(const QueueInfo *queue);
+extern bool idemq_limit_take_rate(const QueueInfo *queue, bool transfers, RateAnswer *spent);
+extern void idemq_limit_undo_rate(const QueueInfo *queue, const RateAnswer *spent);
 extern void idemq_limit_view(const QueueInfo *queue, LimitView *view);
 extern bool idemq_limit_has_room(const QueueInfo *queue, LimitView *view);
 

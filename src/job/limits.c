@@ -5,14 +5,16 @@
  * max_running bounds the count of the queue's lease entries, which shared/queue_states/running.c
  * keeps, with the reason why it is never passed and no wake-up is lost.
  *
- * rate_limit is GCRA (base/gcra.c) on the queue state's rate_tat; each claim costs one.
+ * rate_limit is a limit of base/rates.c on the queue state's rate; each claim costs one.  What was
+ * started before the queue had this state is not known, so the limit counts as used up at that time
+ * (idemq_starts_known_since).
  *
  * A claimer that a limit refuses is on record in the queue state's refused_by, and is woken when
  * there is room (shared/queue_states/running.c).  The rate allows the next claim by time alone: the
  * worker's timer is set to that time.
  *
- * Locks: rate_tat and refused_by are atomics.  With max_running, idemq_limit_view takes the
- * queue state's lock, shared.
+ * Locks: rate has rate_mutex, a spinlock, held for arithmetic alone; refused_by is an atomic.  With
+ * max_running, idemq_limit_view takes the queue state's lock, shared.
  */
 #include "postgres.h"
 
@@ -31,59 +33,64 @@
 /* The worker's timer is not set to a rate's next claim more often than this. */
 #define RATE_INTERVAL INT64CONST(1000)
 
-/*
- * Reads the bucket of a queue, which is never emptier than empty.  After a change of the rate it
- * could be; then it begins empty.
- */
-static uint64
-read_tat(const QueueInfo *queue, const GcraLimit *limit)
+static RateLimit
+rate_limit_of(const QueueInfo *queue)
 {
-	pg_atomic_uint64 *rate_tat = &queue->qstate->rate_tat;
-	uint64 tat = pg_atomic_read_u64(rate_tat);
-	uint64 latest;
+	return idemq_rate_limit(queue->rate_limit, queue->rate_period, queue->rate_burst);
+}
 
-	do
-	{
-		latest = (uint64) (idemq_mono_now() * NSECS_PER_USEC + limit->period);
-	} while (tat > latest && !pg_atomic_compare_exchange_u64(rate_tat, &tat, latest));
-	return Min(tat, latest);
+/* Asks a queue's rate for one claim, and counts the claim if it is allowed and charge says so. */
+static RateAnswer
+call_rate(const QueueInfo *queue, bool charge)
+{
+	QueueState *qstate = queue->qstate;
+	RateLimit limit = rate_limit_of(queue);
+	int64 known_since = idemq_starts_known_since(queue);
+	int64 now = idemq_mono_now() * NSECS_PER_USEC;
+	RateState asked;
+	RateAnswer answer;
+
+	SpinLockAcquire(&qstate->rate_mutex);
+	idemq_rate_use_up(&limit, &qstate->rate, now, known_since);
+	if (charge)
+		answer = idemq_rate_call(&limit, &qstate->rate, now, 1);
+	else
+		asked = qstate->rate;
+	SpinLockRelease(&qstate->rate_mutex);
+	if (!charge)
+		answer = idemq_rate_call(&limit, &asked, now, 1);
+	return answer;
 }
 
 /*
  * Spends one claim of a queue's rate_limit; false when the rate allows none now.  Also false when
  * max_running refuses the claim anyhow, unless the claim gets a transferred permit: giving the
  * spent claim back would wake a waiter in vain.  Neither a rollback nor an error gives it back.
+ * *spent is for idemq_limit_undo_rate.
  */
 bool
-idemq_limit_take_rate(const QueueInfo *queue, bool transfers)
+idemq_limit_take_rate(const QueueInfo *queue, bool transfers, RateAnswer *spent)
 {
-	GcraLimit limit = idemq_gcra_limit(queue->rate_limit, queue->rate_period);
-	GcraAnswer answer;
-	uint64 tat;
-
 	if (queue->rate_limit == 0)
 		return true;
 	if (queue->max_running > 0 && !transfers &&
 		idemq_running_count(queue->qstate) >= queue->max_running)
 		return false;
-	tat = read_tat(queue, &limit);
-	do
-	{
-		answer = idemq_gcra(&limit, (int64) tat, idemq_mono_now() * NSECS_PER_USEC, 1);
-	} while (answer.allowed &&
-			 !pg_atomic_compare_exchange_u64(&queue->qstate->rate_tat, &tat, (uint64) answer.tat));
-	return answer.allowed;
+	*spent = call_rate(queue, true);
+	return spent->allowed;
 }
 
 /* Gives back what idemq_limit_take_rate has spent: the claim was not made. */
 void
-idemq_limit_undo_rate(const QueueInfo *queue)
+idemq_limit_undo_rate(const QueueInfo *queue, const RateAnswer *spent)
 {
-	GcraLimit limit = idemq_gcra_limit(queue->rate_limit, queue->rate_period);
+	RateLimit limit = rate_limit_of(queue);
 
 	if (queue->rate_limit == 0)
 		return;
-	(void) pg_atomic_fetch_sub_u64(&queue->qstate->rate_tat, idemq_gcra(&limit, 0, 0, 1).tat);
+	SpinLockAcquire(&queue->qstate->rate_mutex);
+	idemq_rate_undo(&limit, &queue->qstate->rate, spent);
+	SpinLockRelease(&queue->qstate->rate_mutex);
 	idemq_running_wake_refused(queue->qstate, queue->id, REFUSED_BY_RATE);
 }
 
@@ -125,15 +132,13 @@ idemq_limit_view(const QueueInfo *queue, LimitView *view)
 	}
 	if ((view->state == LIMIT_OPEN || view->after_search) && queue->rate_limit > 0)
 	{
-		GcraLimit limit = idemq_gcra_limit(queue->rate_limit, queue->rate_period);
-		int64 tat = (int64) read_tat(queue, &limit);
-		GcraAnswer answer = idemq_gcra(&limit, tat, idemq_mono_now() * NSECS_PER_USEC, 1);
+		RateAnswer answer = call_rate(queue, false);
 
 		if (answer.allowed)
 			return;
 		view->state = LIMIT_RATE;
 		view->after_search = false;
-		view->until = idemq_now() + idemq_gcra_retry_after(&answer);
+		view->until = idemq_now() + idemq_rate_retry_after(&answer);
 	}
 }
 

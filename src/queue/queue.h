@@ -48,7 +48,9 @@ typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
 	SETTING(group_max_running, INT, 1, PG_INT32_MAX) /* of one group running at once */      \
 	SETTING(group_rate_limit, LIMIT, 1, PG_INT32_MAX) /* starts in group_rate_period */            \
 	SETTING(group_rate_period, INTERVAL, 1, 0)                                                     \
-	SETTING(expect_workers, BOOL, 0, 0)              /* false: having none is normal */
+	SETTING(expect_workers, BOOL, 0, 0)              /* false: having none is normal */            \
+	SETTING(rate_burst, LIMIT, 1, PG_INT32_MAX)      /* 0: rate_limit is exact (base/rates.c) */   \
+	SETTING(group_rate_burst, LIMIT, 1, PG_INT32_MAX)
 
 /* The kinds, and what each is in QueueInfo. */
 #define SETTING_TYPE_INTERVAL int64

@@ -23,7 +23,7 @@
 #define READ_AHEAD_SPARE 1
 
 #include "base/backoff.c"
-#include "base/gcra.c"
+#include "base/rates.c"
 #include "base/token.c"
 #include "shared/queue_states/scan_start.c"
 #include "shared/queue_states/read_ahead.c"
@@ -415,59 +415,172 @@ read_ahead_install(void)
 
 #define CALLS 4
 
-static void
-gcra(void)
+rate_burst(void)
 {
-	GcraLimit limit = {1 + choose(3), 1 + choose(5)};
-	int64 tat = 0;
+	RateLimit limit = {1 + choose(3), 1 + choose(5), 1 + choose(3)};
+	RateState state = {0};
 	int64 now = 100;
 	int64 at[CALLS], cost[CALLS];
 
 	for (int i = 0; i < CALLS; i++)
 	{
-		GcraAnswer answer;
+		RateState before, then;
+		RateAnswer answer;
 		int64 total = 0;
 
 		now += choose(4);
 		at[i] = now;
-		cost[i] = choose(limit.max_calls + 2);
-		answer = idemq_gcra(&limit, tat, now, cost[i]);
+		cost[i] = choose(limit.burst + 2);
+		before = state;
+		answer = idemq_rate_call(&limit, &state, now, cost[i]);
 		if (answer.allowed)
 			check(answer.retry_after == 0, "nothing to wait for");
 		else
 		{
-			check(answer.tat == tat, "a refusal costs nothing");
-			if (cost[i] <= limit.max_calls)
+			if (cost[i] <= limit.burst)
 			{
-				check(idemq_gcra(&limit, tat, now + answer.retry_after, cost[i]).allowed, "allowed when it says so");
-				check(!idemq_gcra(&limit, tat, now + answer.retry_after - 1, cost[i]).allowed, "and not before");
+				then = before;
+				check(idemq_rate_call(&limit, &then, now + answer.retry_after, cost[i]).allowed, "allowed when it says so");
+				then = before;
+				check(!idemq_rate_call(&limit, &then, now + answer.retry_after - 1, cost[i]).allowed, "and not before");
 			}
 			cost[i] = 0;
 		}
-		tat = answer.tat;
-		check(answer.remaining >= 0 && answer.remaining <= limit.max_calls, "remaining is within the limit");
-		check(idemq_gcra(&limit, tat, now, answer.remaining).allowed, "what remains is allowed");
-		check(!idemq_gcra(&limit, tat, now, answer.remaining + 1).allowed, "and no more");
+		check(answer.remaining >= 0 && answer.remaining <= limit.burst, "remaining is within the burst");
+		then = state;
+		check(idemq_rate_call(&limit, &then, now, answer.remaining).allowed, "what remains is allowed");
+		then = state;
+		check(!idemq_rate_call(&limit, &then, now, answer.remaining + 1).allowed, "and no more");
 		for (int j = i; j >= 0; j--)
 		{
 			total += cost[j];
-			check(total * limit.period <= limit.max_calls * (limit.period + now - at[j]), "never more in any time");
+			check(total * limit.period <= limit.burst * limit.period + limit.max_calls * (now - at[j]), "never more in any time");
 		}
 	}
 }
 
+/* The calls of a window, in steps of which some end a part or a period. */
+static void
+rate_window(void)
+{
+	static const int64 periods[] = {1, 15, 16, 40, 1000};
+	RateLimit limit = {1 + choose(3), periods[choose(5)], 0};
+	int64 part = (limit.period + RATE_PARTS - 1) / RATE_PARTS;
+	int64 steps[] = {0, 1, part, limit.period - 1, limit.period, limit.period + part};
+	RateState state = {0};
+	int64 now = 5 * limit.period + choose(2);
+	int64 at[CALLS], cost[CALLS];
+
+	for (int i = 0; i < CALLS; i++)
+	{
+		RateState then;
+		RateAnswer answer;
+		int64 total = 0, counting = 0;
+
+		now += steps[choose(6)];
+		at[i] = now;
+		cost[i] = choose(limit.max_calls + 1);
+		answer = idemq_rate_call(&limit, &state, now, cost[i]);
+		for (int j = 0; j < i; j++)
+			counting += now < (at[j] / part + 1 + RATE_PARTS) * part ? cost[j] : 0;
+		check(answer.allowed == (counting + cost[i] <= limit.max_calls), "allowed if it leaves the count within the limit");
+		if (!answer.allowed)
+		{
+			then = state;
+			check(idemq_rate_call(&limit, &then, now + answer.retry_after, cost[i]).allowed, "allowed when it says so");
+			then = state;
+			check(!idemq_rate_call(&limit, &then, now + answer.retry_after - 1, cost[i]).allowed, "and not before");
+			cost[i] = 0;
+		}
+		else
+		{
+			check(answer.retry_after == 0, "nothing to wait for");
+			check(answer.remaining == limit.max_calls - counting - cost[i], "what remains");
+		}
+		then = state;
+		check(idemq_rate_call(&limit, &then, now, answer.remaining).allowed, "what remains is allowed");
+		then = state;
+		check(!idemq_rate_call(&limit, &then, now, answer.remaining + 1).allowed, "and no more");
+		check(idemq_rate_unused_at(&state) > now || answer.remaining == limit.max_calls, "in use while it counts something");
+		for (int j = i; j >= 0 && now - at[j] < limit.period; j--)
+		{
+			total += cost[j];
+			check(total <= limit.max_calls, "never more in a period");
+		}
+		if (answer.allowed && cost[i] == 1 && choose(2))
+		{
+			idemq_rate_undo(&limit, &state, &answer);
+			cost[i] = 0;
+		}
+	}
+}
+
+/* Used up at a time that is past, and then a change of the rule or the period. */
+static void
+rate_changes(void)
+{
+	static const RateLimit limits[] = {{3, 160, 0}, {3, 320, 0}, {2, 160, 0}, {3, 160, 3}, {3, 160, 1}};
+	RateLimit first = limits[choose(5)];
+	RateLimit second = limits[choose(5)];
+	RateState state = {0};
+	int64 now = 1000;
+	int64 past = choose(3) * 50;
+	RateAnswer answer;
+
+	idemq_rate_use_up(&first, &state, now, now - past);
+	answer = idemq_rate_call(&first, &state, now, 1);
+	check(answer.allowed == (first.burst > 0 && past * first.max_calls >= first.period), "used up");
+	if (choose(2))
+		idemq_rate_use_up(&first, &state, now, now - past); /* does nothing twice */
+	/* What the first limit counted counts. */
+	answer = idemq_rate_call(&second, &state, now, 1);
+	check((first.burst > 0) == (second.burst > 0) || !answer.allowed, "as used up after a change of the rule");
+	now += 2 * second.period + second.period / 8;
+	answer = idemq_rate_call(&second, &state, now, 1);
+	check(answer.allowed, "not for longer than a period");
+	check(idemq_rate_unused_at(&state) <= now + 2 * second.period, "nor does it stay in use");
+}
+
+/* States that limits share. */
+static void
+rate_shared(void)
+{
+	static const RateLimit limits[] = {{1, 100, 0}, {3, 100, 0}, {7, 90, 0}, {40000, 100, 0}, {10, 100, 2}};
+	RateLimit limit = limits[choose(5)];
+	RateLimit other = limits[choose(5)];
+	int64 most = limit.burst > 0 ? limit.burst : limit.max_calls;
+	RateState shared = {0}, own;
+	int64 allowed = 0;
+	int64 of_other = choose(2);
+
+	if (of_other)
+		check(idemq_rate_call_shared(&other, &shared, 128, 1000, 1).allowed, "the first call");
+	for (int i = 0; i < most + 1; i++)
+		allowed += idemq_rate_call_shared(&limit, &shared, 128, 1000, 1).allowed;
+	check(allowed <= most, "never more than the limit");
+	check(of_other || allowed >= most - (most > RATE_SHARED_EXACT), "and all of it");
+	idemq_rate_from_shared(&limit, &own, &shared, 1000);
+	check(!idemq_rate_call(&limit, &own, 1000, 1).allowed || allowed + of_other < most, "what it counted counts in a state of its own");
+	check(idemq_rate_call(&limit, &own, 1000 + 300, 1).allowed, "for a time");
+}
+
 /* The greatest that there are. */
 static void
-gcra_greatest(void)
+rate_greatest(void)
 {
 	static const int64 calls[] = {1, 2, 1000, INT_MAX};
-	GcraLimit limit = {calls[choose(4)], choose(2) ? GCRA_MAX_PERIOD : 1};
+	RateLimit limit = {calls[choose(4)], choose(2) ? RATE_MAX_PERIOD : 1, choose(2)};
 	int64 now = choose(2) ? INT64CONST(2000000000000000000) : 1; /* 63 years */
-	GcraAnswer answer = idemq_gcra(&limit, 0, now, limit.max_calls);
+	RateState state = {0};
+	RateAnswer answer;
 
-	check(answer.allowed && answer.tat == now + limit.period && answer.remaining == 0, "all at once");
-	answer = idemq_gcra(&limit, answer.tat, now, 1);
-	check(!answer.allowed && answer.retry_after > 0 && answer.retry_after <= limit.period, "then none");
+	if (limit.burst)
+		limit.burst = limit.max_calls;
+	answer = idemq_rate_call(&limit, &state, now, limit.max_calls);
+	check(answer.allowed && answer.remaining == 0, "all at once");
+	answer = idemq_rate_call(&limit, &state, now, 1);
+	check(!answer.allowed && answer.retry_after > 0 && answer.retry_after <= limit.period + limit.period / RATE_PARTS + RATE_COUNTS, "then none");
+	check(idemq_rate_call(&limit, &state, now + answer.retry_after, 1).allowed, "until it says");
 }
 
 /* ---- Backoff. */
@@ -683,12 +796,15 @@ main(void)
 	run("a read-ahead buffer is cut", read_ahead_cut);
 	run("a read-ahead buffer is copied", read_ahead_copy);
 	run("what a scan has read joins a read-ahead buffer", read_ahead_install);
-	run("a bucket by GCRA", gcra);
-	run("its greatest limits", gcra_greatest);
+	run("a rate with a burst (GCRA)", rate_burst);
+	run("a rate in any period", rate_window);
+	run("a rate that changes", rate_changes);
+	run("rates that share a state", rate_shared);
+	run("the greatest rates", rate_greatest);
 	run("the backoff", backoff);
 	run("the next token", token_next);
 	run("the tokens of a job", token_lives);
 	run("ranges of ids", retention_ranges);
-	printf("1..10\n");
+	printf("1..13\n");
 	return 0;
 }

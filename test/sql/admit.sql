@@ -3,17 +3,29 @@ CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 \pset null -
 
--- All at once up to max_calls, then exactly one each per / max_calls.
+-- All at once up to max_calls; none counts for longer than the period and a sixteenth.
 SELECT (a).allowed, (a).remaining, (a).retry_after = '0'::interval AS at_once
 FROM (SELECT idemq.admit('api', 3, '1 h') AS a FROM generate_series(1, 3) n OFFSET 0) s;
-SELECT allowed, remaining, retry_after BETWEEN '19 min 50 s' AND '20 min' AS in_20_min FROM idemq.admit('api', 3, '1 h');
+SELECT allowed, remaining, retry_after BETWEEN '59 min 50 s' AND '63 min 45 s' AS in_an_hour FROM idemq.admit('api', 3, '1 h');
 -- A refused call costs nothing; asking does not either.
-SELECT allowed, remaining, retry_after BETWEEN '19 min 50 s' AND '20 min' AS in_20_min FROM idemq.admit('api', 3, '1 h');
+SELECT allowed, remaining, retry_after BETWEEN '59 min 50 s' AND '63 min 45 s' AS in_an_hour FROM idemq.admit('api', 3, '1 h');
 SELECT allowed, remaining FROM idemq.admit('api', 3, '1 h', cost => 0);
 SELECT allowed, remaining FROM idemq.admit('other', 3, '1 h', cost => 0);
+-- With a burst all of that at once, then exactly one each per / max_calls.
+SELECT (a).allowed, (a).remaining FROM (SELECT idemq.admit('bucket', 6, '1 h', burst => 3) AS a FROM generate_series(1, 3) n OFFSET 0) s;
+SELECT allowed, remaining, retry_after BETWEEN '9 min 50 s' AND '10 min' AS in_10_min FROM idemq.admit('bucket', 6, '1 h', burst => 3);
+SELECT allowed, remaining FROM idemq.admit('spaced', 6, '1 h', burst => 1);
+SELECT allowed, remaining, retry_after BETWEEN '9 min 50 s' AND '10 min' AS in_10_min FROM idemq.admit('spaced', 6, '1 h', burst => 1);
+-- Another rule for the same bucket: the limit counts as used up.
+SELECT allowed FROM idemq.admit('spaced', 6, '1 h');
+SELECT allowed FROM idemq.admit('other', 3, '1 h'), idemq.admit('other', 3, '1 h', burst => 3) AS b WHERE NOT b.allowed;
+SELECT idemq.admit('spaced', 6, '1 h', burst => 0);
+SELECT idemq.admit('spaced', 6, '1 h', burst => -1);
+SELECT idemq.admit('spaced', 6, '1 h', cost => 3, burst => 2);
+SELECT allowed, remaining FROM idemq.admit('generous', 1, '1 h', cost => 30, burst => 30);
 -- Cost.
 SELECT allowed, remaining FROM idemq.admit('batch', 10, '1 h', cost => 7);
-SELECT allowed, remaining, retry_after BETWEEN '23 min 50 s' AND '24 min' AS in_24_min FROM idemq.admit('batch', 10, '1 h', cost => 7);
+SELECT allowed, remaining, retry_after BETWEEN '59 min 50 s' AND '63 min 45 s' AS in_an_hour FROM idemq.admit('batch', 10, '1 h', cost => 7);
 SELECT allowed, remaining FROM idemq.admit('batch', 10, '1 h', 3);
 -- retry_after is exact: a microsecond earlier is refused, then it is allowed.
 DO $$

@@ -3,7 +3,7 @@ CREATE EXTENSION idemq;
 \set VERBOSITY sqlstate
 CREATE FUNCTION sqlstate_of(command text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN EXECUTE command; RETURN 'none'; EXCEPTION WHEN OTHERS THEN RETURN SQLSTATE; END $$;
-SELECT idemq.create_queue('q', group_rate_limit => 3, group_rate_period => '1 h', retry_base => '1 ms', retry_jitter => 0) IS NOT NULL AS created; -- meant to expire
+SELECT idemq.create_queue('q', group_rate_limit => 3, group_rate_period => '1 h', group_rate_burst => 3, retry_base => '1 ms', retry_jitter => 0) IS NOT NULL AS created; -- meant to expire
 SELECT c, sqlstate_of(c) FROM unnest(ARRAY[
 	$$SELECT idemq.create_queue('x', group_rate_limit => 0)$$, $$SELECT idemq.create_queue('x', group_rate_limit => -1)$$,
 	$$SELECT idemq.create_queue('x', group_rate_period => '0')$$, $$SELECT idemq.create_queue('x', group_rate_period => NULL)$$,
@@ -118,7 +118,7 @@ SELECT take(10), done('o5');
 SELECT * FROM idemq.check();
 
 -- Several of a group at once.
-SELECT idemq.create_queue('p', group_max_running => 4, group_rate_limit => 3, group_rate_period => '1 h') IS NOT NULL AS created;
+SELECT idemq.create_queue('p', group_max_running => 4, group_rate_limit => 3, group_rate_period => '1 h', group_rate_burst => 3) IS NOT NULL AS created;
 SELECT add('x', 1, 6, 'p'), add('y', 1, 2, 'p');
 -- Jobs of no group are not limited.
 SELECT idemq.create_queue('n', group_max_running => 2, group_rate_limit => 1, group_rate_period => '1 h') IS NOT NULL AS created;

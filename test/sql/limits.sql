@@ -184,7 +184,7 @@ BEGIN;
 SELECT take(5);
 ROLLBACK;
 SELECT take(5);
-SELECT (c).outcome, (c).retry_after - now() BETWEEN '19 min' AND '20 min' AS in_20_min FROM (SELECT idemq.claim_job(max(id)) AS c FROM idemq.jobs) _;
+SELECT (c).outcome, (c).retry_after - now() BETWEEN '59 min' AND '64 min' AS in_an_hour FROM (SELECT idemq.claim_job(max(id)) AS c FROM idemq.jobs) _;
 SELECT idemq.commit_once(max(id)) FROM idemq.jobs;
 SELECT (a).outcome, (a).retry_after > now() AS later FROM (SELECT idemq.acquire('q', 'k', '6') AS a) _;
 SELECT regexp_replace(idemq.why(max(id)), 'at 20.*', 'at ...') FROM idemq.jobs WHERE status = 'pending';

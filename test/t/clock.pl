@@ -144,7 +144,7 @@ is_sql($node, "SELECT @{[minutes('run_at')]} FROM idemq.jobs WHERE id = $job{pla
 	'and so is its run_at, or it would wait for that when it is due');
 is_sql($node, "SELECT status, run_at <= now() FROM idemq.jobs WHERE id = $job{deferred}", 'blocked|t', 'deferred: due when it has a permit');
 is_sql($node, "SELECT count(*) FROM idemq.claim('paced')", 0, 'the rate is still used up');
-is_sql($node, "SELECT ready_at BETWEEN now() + interval '30 min' AND now() + interval '1 h' FROM idemq.jobs WHERE id = $job{paced}", 't',
+is_sql($node, "SELECT ready_at BETWEEN now() + interval '30 min' AND now() + interval '64 min' FROM idemq.jobs WHERE id = $job{paced}", 't',
 	'one that was deferred waits as long as the rate says');
 is_sql($node, "SELECT @{[minutes('w.deadline')]}, @{[minutes('j.deadline')]}
 	FROM idemq.running_jobs w JOIN idemq.jobs j ON j.id = w.job_id WHERE j.id = $job{beating}", '60|60', 'a lease of the jump ends in time');

@@ -41,7 +41,21 @@ foreach my $running (1, 4)
 # ---- A crash and a restart forget the buckets: they are empty then, and full where nothing can have been started.
 
 sql($node, "SELECT idemq.create_queue('old', group_rate_limit => 20, group_rate_period => '$per'); SELECT fill('old', 1, 3)");
+# So is the rate of a queue, with a burst and without one.
+my %rated = (rate => 'NULL', burst => 2);
+sql($node, "SELECT idemq.create_queue('old_$_', rate_limit => 3, rate_period => '$per', rate_burst => $rated{$_});
+	SELECT count(idemq.enqueue('old_$_', '1')) FROM generate_series(1, 9);
+	SELECT count(*) FROM idemq.claim('old_$_')") foreach sort keys %rated;
 crash($node);
+sql($node, "SELECT idemq.create_queue('young_$_', rate_limit => 3, rate_period => '$per', rate_burst => $rated{$_});
+	SELECT count(idemq.enqueue('young_$_', '1')) FROM generate_series(1, 9)") foreach sort keys %rated;
+foreach my $rule (sort keys %rated)
+{
+	is_sql($node, "SELECT count(*) FROM idemq.claim('old_$rule', 9)", 0, "$rule: nothing of a queue from before the crash");
+	is_sql($node, "SELECT idemq.why(max(id)) ~ 'rate_limit of queue \"old_$rule\" is used up' FROM idemq.jobs WHERE queue_id = idemq.queue_id('old_$rule')", 't', "$rule: why says so");
+	is_sql($node, "SELECT count(*) FROM idemq.claim('young_$rule', 9)", $rule eq 'rate' ? 3 : 2, "$rule: all of a new one");
+	is_sql($node, "SELECT idemq.alter_queue('old_$rule', rate_limit => 0); SELECT count(*) FROM idemq.claim('old_$rule', 9)", "\n8", "$rule: without the limit it goes on");
+}
 # A sequence jumps in a crash.
 sql($node, "SELECT count(restart(name)) FROM starts('r4')");
 sql($node, "SELECT idemq.create_queue('young', group_max_running => 9, group_rate_limit => 3, group_rate_period => '$per'); SELECT fill('young', 2, 5)");

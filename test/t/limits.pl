@@ -221,7 +221,7 @@ foreach my $worker ('on', 'off')
 {
 	$node->append_conf('postgresql.conf', "idemq.worker = $worker");
 	$node->restart;
-	fresh("lease => '1 day', rate_limit => 2, rate_period => '2 h'", 30);
+	fresh("lease => '1 day', rate_limit => 2, rate_period => '2 h', rate_burst => 2", 30);
 	sql($node, "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q', 5)");
 	# Each claims until it has a job: a second session may be woken before the first has claimed, and then gets nothing.
 	my $done = clients($node, "\\if :n = 0\nCALL idemq.wait('q', '60 days');\nWITH c AS (INSERT INTO held SELECT id, token FROM idemq.claim('q') RETURNING 1) SELECT count(*) AS n FROM c \\gset\n\\endif\n",
@@ -242,6 +242,22 @@ foreach my $worker ('on', 'off')
 	}
 	sql($node, "SELECT idemq.alter_queue('q', rate_limit => 0)");
 	is($done->(), '', "worker $worker: without a limit the others end");
+
+	# Without a burst: all of them again, when the first ones have counted for a period and the rest of its sixteenth.
+	fresh("lease => '1 day', rate_limit => 2, rate_period => '2 h'", 30);
+	sql($node, "TRUNCATE held; INSERT INTO held SELECT id, token FROM idemq.claim('q', 5)");
+	$done = clients($node, "\\if :n = 0\nCALL idemq.wait('q', '60 days');\nWITH c AS (INSERT INTO held SELECT id, token FROM idemq.claim('q') RETURNING 1) SELECT count(*) AS n FROM c \\gset\n\\endif\n",
+		'-D', 'n=0', '-c', 4, '-t', 50);
+	foreach my $held (2, 4)
+	{
+		is_soon($node, $waiters, 6 - $held, "worker $worker: sessions wait for the period's end");
+		advance($node, '119 min');
+		is_soon($node, $waiters, 6 - $held, "worker $worker: sessions still wait");
+		is_sql($node, 'SELECT count(*) FROM held', $held, "worker $worker: none comes early");
+		advance($node, '9 min');
+		is_soon($node, 'SELECT count(*) FROM held', $held + 2, "worker $worker: then two claim at once");
+	}
+	is($done->(), '', "worker $worker: all have claimed");
 }
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 $node->stop;

@@ -129,7 +129,9 @@ my $next = sql($node, "SELECT id FROM idemq.enqueue('q', '9')");
 my $of_groups = "FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name IN ('permits', 'ordered')";
 sql($node, "SELECT idemq.create_queue('permits', group_max_running => 3, group_rate_limit => 2, group_rate_period => '100 years', lease => '1 h'),
 		idemq.create_queue('ordered', group_rate_limit => 1, group_rate_period => '100 years', lease => '1 h');
-	SELECT count(idemq.enqueue(q, to_jsonb(n), group_key => 'g')) FROM generate_series(1, 5) n, unnest('{permits,ordered}'::text[]) q");
+	SELECT count(idemq.enqueue(q, to_jsonb(n), group_key => 'g')) FROM generate_series(1, 5) n, unnest('{permits,ordered}'::text[]) q;
+	SELECT idemq.create_queue('rated', rate_limit => 2, rate_period => '100 years', lease => '1 h');
+	SELECT count(idemq.enqueue('rated', '1')) FROM generate_series(1, 5)");
 wait_until($node, "SELECT count(*) >= 0 FROM idemq.claim_any('{permits,ordered}', 9); SELECT count(*) = 3 $of_groups AND status = 'running'", "t\nt");
 sql($node, "SELECT idemq.commit(id, token) $of_groups AND name = 'ordered' AND status = 'running'");
 wait_until($node, "SELECT count(*) = 2 $of_groups AND status = 'pending' AND ready_at > now() + '1 day'");
@@ -148,6 +150,7 @@ is($session->query_safe("SELECT outcome FROM idemq.enqueue('q', '10')"), 'accept
 
 # What was started on the old primary nobody knows here: a group's rate is used up.  Of a queue that is new nothing is.
 is_sql($standby, "SELECT count(*) FROM idemq.claim_any('{permits,ordered}', 9)", 0, 'no more of a group than may be started');
+is_sql($standby, "SELECT count(*) FROM idemq.claim('rated', 9)", 0, 'nor of a queue with a rate');
 sql($standby, "SELECT idemq.retry(id) $of_groups AND status = 'pending'");
 is_sql($standby, "SELECT count(*) FROM idemq.claim_any('{permits,ordered}', 9)", 0, 'nor when they are looked at again');
 sql($standby, "SELECT idemq.create_queue('since', group_max_running => 9, group_rate_limit => 2, group_rate_period => '100 years');
@@ -158,6 +161,7 @@ is_soon($standby, "SELECT count(*) >= 0 FROM idemq.claim('since', 9);
 sql($standby, "SELECT idemq.alter_queue(q, group_rate_limit => 0) FROM unnest('{permits,ordered}'::text[]) q");
 is_soon($standby, "SELECT count(*) >= 0 FROM idemq.claim_any('{permits,ordered}', 9); SELECT count(*) = 4 $of_groups AND status = 'running'", "t\nt",
 	'without the rate they go on, as many as have permits');
+is_sql($standby, "SELECT idemq.alter_queue('rated', rate_limit => 0); SELECT count(*) FROM idemq.claim('rated', 9)", "\n5", 'as does the queue');
 leave($session, $waiter->{session}, $other->{session});
 is_sql($standby, q[SELECT * FROM idemq.check() WHERE severity = 'error'], '', 'check');
 

@@ -1,35 +1,35 @@
 /*
  * shared/counts/buckets.c
- *		The buckets of admission (base/gcra.c), in shared memory: one number each, for
- *		each name in each database.
+ *		The buckets of admission, in shared memory: what a rate limit has counted (base/rates.c),
+ *		for each name in each database.
  *
- * A bucket is found by 128 bits of its name's hash.  Calls read and replace its
- * number by compare-and-swap, with the partition locked shared: they do not wait
- * for each other.  A bucket that is full again answers as a new one would; when
- * there is no room for another, all full ones are removed at once.
+ * A bucket is found by 128 bits of its name's hash.  A call changes it under its spinlock, with the
+ * partition locked shared, so calls to different buckets do not wait for each other.  A bucket in
+ * which nothing counts any more answers as a new one would; when there is no room for another, all of
+ * those are removed at once.
  *
  * The buckets of group_rate_limit (job/group_rate_limit.c) are among them.  If one is not there, as
- * after a restart, the caller says when it was empty last, and it has filled since.  A charge that
- * came to nothing is taken back if it is still the last one: once others have built on a number,
- * nothing can be taken out of it exactly.
+ * after a restart, the caller says when it counted as used up.  A charge for a start that was not
+ * made is taken back.
  *
  * No holder gets the whole table: a holder, which is the groups of a queue, or admit in a database,
  * has half of it at most.  And no holder needs it: while there is no room, the names of a holder
- * that have no bucket share one, whose number is in the holder's cell.  No limit is exceeded by
- * that: a name's own number would be the cell's at most, since each of its calls was charged to the
- * bucket that it had, which is full again, or to the cell.  So a new bucket begins with the cell's
- * number, read under the partition's lock, exclusively; a call is charged to the cell with that
- * lock held, shared, and no bucket there.  Names without a bucket are limited more than they ask
- * for, all together as one of them; the calls of others have no part in that.  The names of admit
- * have limits of their own: so it has PERIODS cells in a database, by the order of magnitude of the
- * period, and no name waits for one whose period is more than PERIOD_RATIO times as long.
+ * that have no bucket share one, in the holder's cell.  Each call counts there as the fraction of
+ * its own limit that it uses.  No limit is exceeded by that: what the cell has counted is at least
+ * what the name itself has used, since each of its calls was charged to the bucket that it had, in
+ * which nothing counts any more, or to the cell.  So a new bucket begins with what the cell has counted,
+ * read under the partition's lock, exclusively; a call is charged to the cell with that lock held,
+ * shared, and no bucket there.  Names without a bucket are limited more than they ask for, all
+ * together as one of them; the calls of others have no part in that.  The names of admit have limits of their own:
+ * so it has PERIODS cells in a database, by the order of magnitude of the period, and no name waits
+ * for one whose period is more than PERIOD_RATIO times as long.
  *
  * A queue that loses its state loses its buckets with it, and the cell is empty.  The same holds
  * for a database that is dropped: another database may get its share, and so its cells.  Nothing
  * here is undone by a rollback, or known after a restart.
  *
- * Locks: see README.md, level 4.  Each partition's lock covers its entries; an entry's
- * number is atomic, and changes with the lock shared.  All partitions are locked, in
+ * Locks: see README.md, level 4.  Each partition's lock covers its entries; the spinlock of an
+ * entry or cell covers its rate, and is held for arithmetic alone.  All partitions are locked, in
  * order, to remove many entries.
  */
 #include "postgres.h"
@@ -40,6 +40,7 @@
 #include "port/pg_bitutils.h"
 #include "storage/lwlock.h"
 #include "storage/shmem.h"
+#include "storage/spin.h"
 #include "utils/hsearch.h"
 
 #include "base/base.h"
@@ -68,17 +69,19 @@ typedef struct BucketKey
 typedef struct Bucket
 {
 	BucketKey key;
-	pg_atomic_uint64 tat; /* ns of the monotonic clock; no lock but the partition's, shared */
-	int32 holder;		  /* the holder's first cell, which counts this bucket; set once */
+	int32 holder;	/* the holder's first cell, which counts this bucket; set once */
+	slock_t mutex;	/* for the next field */
+	RateState rate; /* ns of the monotonic clock */
 } Bucket;
 
 /* A holder, and the bucket that its names without one share; locks: see the top of the file. */
 typedef struct Cell
 {
 	pg_atomic_uint32 count; /* of its buckets: bounds them exactly */
-	pg_atomic_uint64 tat;
+	slock_t mutex;			/* for the next field */
+	RateState rate;			/* as Bucket.rate, of RATE_SHARED */
 	/*
-	 * ns: an unsuccessful search found that no bucket is full again before that; 0: unknown.  It
+	 * ns: an unsuccessful search found that each bucket counts something until then; 0: unknown.  It
 	 * does not hold for buckets that were added later, for which a removal made room: removals is
 	 * the count of removals at the time of the search.  Both are written with all partitions locked
 	 * exclusively, and read with one.
@@ -90,7 +93,7 @@ typedef struct Cell
 typedef struct BucketsShared
 {
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE) LWLockPadded locks[BUCKET_PARTITIONS];
-	uint64 removals; /* of buckets that need not be full; locks: as for those of a cell */
+	uint64 removals; /* of buckets that may still count something; locks: as for those of a cell */
 	Cell cells[FLEXIBLE_ARRAY_MEMBER]; /* to ALL_HOLDERS */
 } BucketsShared;
 
@@ -110,7 +113,7 @@ init_buckets(int tranche)
 	for (int i = 0; i <= ALL_HOLDERS; i++)
 	{
 		pg_atomic_init_u32(&buckets_shared->cells[i].count, 0);
-		pg_atomic_init_u64(&buckets_shared->cells[i].tat, 0);
+		SpinLockInit(&buckets_shared->cells[i].mutex);
 	}
 	for (int i = 0; i < BUCKET_PARTITIONS; i++)
 		LWLockInitialize(&buckets_shared->locks[i].lock, tranche);
@@ -140,7 +143,7 @@ typedef enum Removal
 {
 	OF_DATABASE,
 	OF_HOLDER,
-	FULL /* of all holders, for one that needs room */
+	UNUSED /* of all holders, for one that needs room */
 } Removal;
 
 /* Removes buckets; returns whether there were any. */
@@ -158,14 +161,14 @@ remove_buckets(Removal which, Oid database, int32 holder)
 	hash_seq_init(&seq, bucket_hash);
 	while ((bucket = hash_seq_search(&seq)) != NULL)
 	{
-		int64 tat = (int64) pg_atomic_read_u64(&bucket->tat);
+		int64 unused_at = idemq_rate_unused_at(&bucket->rate);
 		int32 of = bucket->holder;
 		bool gone = which == OF_DATABASE ? bucket->key.database == database
 					: which == OF_HOLDER ? of == holder
-										 : tat <= now;
+										 : unused_at <= now;
 
 		if (!gone)
-			next = Min(next, tat);
+			next = Min(next, unused_at);
 		else if (hash_search(bucket_hash, &bucket->key, HASH_REMOVE, NULL) != NULL)
 		{
 			pg_atomic_fetch_sub_u32(&buckets_shared->cells[of].count, 1);
@@ -173,7 +176,7 @@ remove_buckets(Removal which, Oid database, int32 holder)
 			removed = true;
 		}
 	}
-	if (which == FULL)
+	if (which == UNUSED)
 	{
 		buckets_shared->cells[holder].next_sweep = removed ? 0 : next;
 		buckets_shared->cells[holder].removals = buckets_shared->removals;
@@ -215,24 +218,41 @@ address_of(const BucketName *name)
 	return at;
 }
 
-/* Locks a bucket's partition, shared; returns the bucket's number, NULL when it is not there. */
-static pg_atomic_uint64 *
-lock_number(const Address *at)
+/* Locks a bucket's partition, shared; returns the bucket, NULL when it is not there. */
+static Bucket *
+lock_bucket(const Address *at)
 {
-	Bucket *bucket;
-
 	LWLockAcquire(at->lock, LW_SHARED);
-	bucket = hash_search_with_hash_value(bucket_hash, &at->key, at->hash, HASH_FIND, NULL);
-	return bucket == NULL ? NULL : &bucket->tat;
+	return hash_search_with_hash_value(bucket_hash, &at->key, at->hash, HASH_FIND, NULL);
+}
+
+static RateState
+copy_rate(slock_t *mutex, const RateState *rate)
+{
+	RateState copy;
+
+	SpinLockAcquire(mutex);
+	copy = *rate;
+	SpinLockRelease(mutex);
+	return copy;
+}
+
+/* Forgets what the names of a cell have used. */
+static void
+empty_cell(Cell *cell)
+{
+	SpinLockAcquire(&cell->mutex);
+	memset(&cell->rate, 0, sizeof(cell->rate));
+	SpinLockRelease(&cell->mutex);
 }
 
 /*
- * Enters a bucket that was not there, with the number in a cell, which names without a bucket
- * share.  Without room it removes full buckets, if there may be some.  Returns whether to look
+ * Enters a bucket that was not there, with what a cell has counted, which names without a bucket
+ * share.  Without room it removes unused buckets, if there may be some.  Returns whether to look
  * again; false when there is no room.
  */
 static bool
-buckets_enter(const Address *at, int32 holder, const Cell *cell, const GcraLimit *limit)
+buckets_enter(const Address *at, int32 holder, Cell *cell, const RateLimit *limit)
 {
 	int64 now = now_ns();
 	Bucket *bucket = NULL;
@@ -251,10 +271,11 @@ buckets_enter(const Address *at, int32 holder, const Cell *cell, const GcraLimit
 												 &there);
 		if (bucket != NULL && !there)
 		{
-			int64 tat = (int64) pg_atomic_read_u64(unconstify(pg_atomic_uint64 *, &cell->tat));
+			RateState shared = copy_rate(&cell->mutex, &cell->rate);
 
 			bucket->holder = holder;
-			pg_atomic_init_u64(&bucket->tat, (uint64) Min(tat, now_ns() + limit->period));
+			SpinLockInit(&bucket->mutex);
+			idemq_rate_from_shared(limit, &bucket->rate, &shared, now_ns());
 		}
 		else
 		{
@@ -264,31 +285,42 @@ buckets_enter(const Address *at, int32 holder, const Cell *cell, const GcraLimit
 		}
 	}
 	LWLockRelease(at->lock);
-	return bucket != NULL || (sweep && remove_buckets(FULL, InvalidOid, holder));
+	return bucket != NULL || (sweep && remove_buckets(UNUSED, InvalidOid, holder));
 }
 
-/* Calls a bucket that is there, or else a cell's, unless NULL; false when it called none. */
-static bool
-call_existing(const Address *at, const GcraLimit *limit, int64 cost, Cell *cell, GcraAnswer *answer)
+/* The longest window of the names that share a cell of admit with one of this window, in ns. */
+static int64
+longest_window(int64 window)
 {
-	pg_atomic_uint64 *number = lock_number(at);
+	return INT64CONST(1) << ((pg_leftmost_one_pos64((uint64) window) / PERIOD_BITS + 1) *
+							 PERIOD_BITS);
+}
 
-	if (number == NULL && cell != NULL)
-		number = &cell->tat;
-	if (number != NULL)
+/* Calls a bucket that is there, or else a cell, unless NULL; false when it called none. */
+static bool
+call_existing(const Address *at, const RateLimit *limit, int64 cost, Cell *cell, RateAnswer *answer)
+{
+	Bucket *bucket = lock_bucket(at);
+	int64 now = now_ns();
+	int64 window = longest_window(idemq_rate_window(limit));
+	bool called = bucket != NULL || cell != NULL;
+
+	if (bucket != NULL)
 	{
-		uint64 tat = pg_atomic_read_u64(number);
-
-		do
-		{
-			*answer = idemq_gcra(limit, (int64) tat, now_ns(), cost);
-		} while (answer->allowed && cost > 0 &&
-				 !pg_atomic_compare_exchange_u64(number, &tat, (uint64) answer->tat));
+		SpinLockAcquire(&bucket->mutex);
+		*answer = idemq_rate_call(limit, &bucket->rate, now, cost);
+		SpinLockRelease(&bucket->mutex);
+	}
+	else if (cell != NULL)
+	{
+		SpinLockAcquire(&cell->mutex);
+		*answer = idemq_rate_call_shared(limit, &cell->rate, window, now, cost);
+		SpinLockRelease(&cell->mutex);
 	}
 	LWLockRelease(at->lock);
-	if (number != NULL && cost > 0)
+	if (called && cost > 0)
 		idemq_count(answer->allowed ? COUNT_ADMIT_ALLOWED : COUNT_ADMIT_REFUSED, 1);
-	return number != NULL;
+	return called;
 }
 
 static void
@@ -303,11 +335,11 @@ count_no_room(void)
  * no room for one of the name's own.
  */
 void
-idemq_bucket_call(const BucketName *name, const GcraLimit *limit, int64 cost, GcraAnswer *answer)
+idemq_bucket_call(const BucketName *name, const RateLimit *limit, int64 cost, RateAnswer *answer)
 {
 	int32 holder = HOLDER_OF_ADMIT + idemq_lease_share_mine() * PERIODS;
 	/* Which of its PERIODS cells the names with this limit share. */
-	int of_period = pg_leftmost_one_pos64((uint64) limit->period) / PERIOD_BITS;
+	int of_period = pg_leftmost_one_pos64((uint64) idemq_rate_window(limit)) / PERIOD_BITS;
 	Cell *cell = &buckets_shared->cells[holder + of_period];
 	Address at = address_of(name);
 
@@ -329,49 +361,45 @@ typedef enum BucketUse
 	ASK
 } BucketUse;
 
-/*
- * Charges a bucket, or asks it; false when the name has none of its own.  A bucket that is
- * emptier than empty, since the period was shortened, is made empty, and fills from now on.
- * Otherwise it would be found so at each call, until the former period is over.
- */
+/* Charges a bucket, or asks it; false when the name has none of its own. */
 static bool
-use_bucket(BucketCharge *charge, const Address *at, const GcraLimit *limit, BucketUse use)
+use_bucket(BucketCharge *charge, const Address *at, const RateLimit *limit, BucketUse use)
 {
-	pg_atomic_uint64 *number = lock_number(at);
-	bool own = number != NULL;
-	/* Never fuller than one that was empty then. */
-	int64 least = charge->empty_at == 0 ? 0 : charge->empty_at + limit->period;
+	Bucket *bucket = lock_bucket(at);
+	Cell *cell = &buckets_shared->cells[charge->qstate_index];
+	slock_t *mutex = bucket != NULL ? &bucket->mutex : &cell->mutex;
+	RateState *rate = bucket != NULL ? &bucket->rate : &cell->rate;
+	int64 window = idemq_rate_window(limit);
+	int64 now = now_ns();
 
-	charge->cell = own ? -1 : charge->qstate_index;
-	if (!own)
-		number = &buckets_shared->cells[charge->cell].tat;
-	charge->before = pg_atomic_read_u64(number);
-	while (own || use != CHARGE_OWN)
+	charge->is_shared = bucket == NULL;
+	if (bucket != NULL || use != CHARGE_OWN)
 	{
-		int64 now = now_ns();
-		int64 before = (int64) charge->before;
-		int64 after;
+		RateState asked;
 
-		charge->answer = idemq_gcra(limit, Min(Max(before, least), now + limit->period), now, 1);
-		if (charge->answer.allowed && use != ASK)
-			after = charge->answer.tat;
+		SpinLockAcquire(mutex);
+		if (bucket != NULL)
+			idemq_rate_use_up(limit, rate, now, charge->used_up_at);
 		else
-			after = Min(before, now + limit->period);
-		if (after == before ||
-			pg_atomic_compare_exchange_u64(number, &charge->before, (uint64) after))
-			break;
+			idemq_rate_use_up_shared(rate, window, now, charge->used_up_at);
+		asked = *rate;
+		if (use == ASK)
+			rate = &asked;
+		charge->answer = bucket != NULL ? idemq_rate_call(limit, rate, now, 1)
+										: idemq_rate_call_shared(limit, rate, window, now, 1);
+		SpinLockRelease(mutex);
 	}
 	LWLockRelease(at->lock);
-	return own;
+	return bucket != NULL;
 }
 
 /*
  * Charges one to the bucket of that name in this database, if that is allowed; takes effect
- * at once.  Counts when there is no room for one of the name's own.  charge->empty_at and
+ * at once.  Counts when there is no room for one of the name's own.  charge->used_up_at and
  * charge->qstate_index are given.
  */
 void
-idemq_bucket_charge(const BucketName *name, const GcraLimit *limit, BucketCharge *charge)
+idemq_bucket_charge(const BucketName *name, const RateLimit *limit, BucketCharge *charge)
 {
 	Address at = address_of(name);
 
@@ -388,25 +416,26 @@ idemq_bucket_charge(const BucketName *name, const GcraLimit *limit, BucketCharge
 
 /* Says in charge->answer whether a charge would be allowed. */
 void
-idemq_bucket_ask(const BucketName *name, const GcraLimit *limit, BucketCharge *charge)
+idemq_bucket_ask(const BucketName *name, const RateLimit *limit, BucketCharge *charge)
 {
 	Address at = address_of(name);
 
 	(void) use_bucket(charge, &at, limit, ASK);
 }
 
-/* Takes back a charge that came to nothing, unless there was another since. */
+/* Takes back a charge for a start that was not made; one of a cell stays. */
 void
-idemq_bucket_undo(const BucketName *name, const BucketCharge *charge)
+idemq_bucket_undo(const BucketName *name, const RateLimit *limit, const BucketCharge *charge)
 {
-	uint64 after = (uint64) charge->answer.tat;
 	Address at = address_of(name);
-	pg_atomic_uint64 *number = lock_number(&at);
+	Bucket *bucket = lock_bucket(&at);
 
-	if (charge->cell >= 0)
-		number = &buckets_shared->cells[charge->cell].tat;
-	if (number != NULL)
-		(void) pg_atomic_compare_exchange_u64(number, &after, charge->before);
+	if (bucket != NULL && !charge->is_shared)
+	{
+		SpinLockAcquire(&bucket->mutex);
+		idemq_rate_undo(limit, &bucket->rate, &charge->answer);
+		SpinLockRelease(&bucket->mutex);
+	}
 	LWLockRelease(at.lock);
 }
 
@@ -431,7 +460,7 @@ idemq_buckets_forget_database(Oid database)
 
 	(void) remove_buckets(OF_DATABASE, database, 0);
 	for (int i = 0; share >= 0 && i < PERIODS; i++)
-		pg_atomic_write_u64(&buckets_shared->cells[HOLDER_OF_ADMIT + share * PERIODS + i].tat, 0);
+		empty_cell(&buckets_shared->cells[HOLDER_OF_ADMIT + share * PERIODS + i]);
 }
 
 /*
@@ -443,5 +472,5 @@ idemq_buckets_forget_queue(int qstate_index)
 {
 	if (pg_atomic_read_u32(&buckets_shared->cells[qstate_index].count) > 0)
 		(void) remove_buckets(OF_HOLDER, InvalidOid, qstate_index);
-	pg_atomic_write_u64(&buckets_shared->cells[qstate_index].tat, 0);
+	empty_cell(&buckets_shared->cells[qstate_index]);
 }

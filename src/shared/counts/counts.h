@@ -205,21 +205,21 @@ typedef struct BucketName
 /* A charge of one to a bucket, which can be taken back. */
 typedef struct BucketCharge
 {
-	int64 empty_at;	  /* ns of the monotonic clock: it counts as empty then; 0: it was never */
+	int64 used_up_at; /* ns of the monotonic clock: the limit counts as used up then; 0: never */
 	int qstate_index; /* index of the queue's */
-	int32 cell;		  /* that was charged, without room for a bucket; -1: a bucket was */
-	uint64 before;	  /* its number before the charge */
-	GcraAnswer answer;
+	bool is_shared;	  /* there was no room for a bucket: it is what names without one share */
+	RateAnswer answer;
 } BucketCharge;
 
 extern const ShmemPart idemq_buckets_part;
 
-extern void idemq_bucket_call(const BucketName *name, const GcraLimit *limit, int64 cost,
-							  GcraAnswer *answer);
-extern void idemq_bucket_charge(const BucketName *name, const GcraLimit *limit,
+extern void idemq_bucket_call(const BucketName *name, const RateLimit *limit, int64 cost,
+							  RateAnswer *answer);
+extern void idemq_bucket_charge(const BucketName *name, const RateLimit *limit,
 								BucketCharge *charge);
-extern void idemq_bucket_ask(const BucketName *name, const GcraLimit *limit, BucketCharge *charge);
-extern void idemq_bucket_undo(const BucketName *name, const BucketCharge *charge);
+extern void idemq_bucket_ask(const BucketName *name, const RateLimit *limit, BucketCharge *charge);
+extern void idemq_bucket_undo(const BucketName *name, const RateLimit *limit,
+							  const BucketCharge *charge);
 extern TableUsage idemq_buckets_usage(void);
 extern void idemq_buckets_forget_database(Oid database);
 extern void idemq_buckets_forget_queue(int qstate_index);

@@ -67,7 +67,9 @@ qstate_reset(QueueState *qstate, SetWord set)
 	qstate->known_since = idemq_mono_now();
 	qstate->next_verify = qstate->known_since + USECS_PER_SEC;
 	qstate->next_fill = 0;
-	set(&qstate->rate_tat, 0);
+	SpinLockAcquire(&qstate->rate_mutex);
+	memset(&qstate->rate, 0, sizeof(qstate->rate));
+	SpinLockRelease(&qstate->rate_mutex);
 	set(&qstate->claimed_at, 0);
 	for (int kind = 0; kind < DUE_KINDS; kind++)
 	{
@@ -90,6 +92,7 @@ init_qstates(int tranche)
 	{
 		QueueState *qstate = &queue_states_shared->qstates[i];
 
+		SpinLockInit(&qstate->rate_mutex);
 		LWLockInitialize(&qstate->lock, tranche);
 		pg_atomic_init_u64(&qstate->running, 0);
 		pg_atomic_init_u32(&qstate->refused_by, 0);

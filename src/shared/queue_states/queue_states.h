@@ -10,6 +10,7 @@
 #include "postgres_ext.h"
 #include "storage/itemptr.h"
 #include "storage/lwlock.h"
+#include "storage/spin.h"
 
 #include "base/base.h"
 
@@ -153,9 +154,10 @@ typedef struct QueueState
 	/* for shared/queue_states/running.c and job/limits.c; no lock */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
 		pg_atomic_uint64 running;  /* RUNNING_LIFE and RUNNING_COUNT */
-	pg_atomic_uint64 rate_tat;	   /* ns, mono: GCRA's, of rate_limit */
 	pg_atomic_uint32 refused_by;   /* bits of the limits that refused a claim since a wake-up */
 	pg_atomic_uint32 dependencies; /* for shared/groups/dependencies.c; no lock */
+	slock_t rate_mutex;			   /* for the next field */
+	RateState rate;				   /* what rate_limit has counted; ns, mono */
 	pg_attribute_aligned(PG_CACHE_LINE_SIZE)
 		int64 next_fill;  /* mono: no session reads on for the read-ahead buffer earlier */
 	ReadAhead read_ahead; /* the next entries of the ready index */
