@@ -37,7 +37,8 @@
 
 /*
  * How long the server sleeps in one CALL, or less where its statements may not take as long; and
- * until we think that it is no longer there.
+ * until we think that it is no longer there.  No lease depends on that: the wait has a connection of its
+ * own, and what it costs is that a free slot looks for jobs that much later.
  */
 #define WAIT_MS 30000
 #define WAIT_PATIENCE 15000
@@ -106,6 +107,20 @@ running(void)
 	for (int i = 0; i < options.jobs; i++)
 		count += jobs[i].running;
 	return count;
+}
+
+/* Answers are waited for as long as the leases allow. */
+static void
+limit_answers(void)
+{
+	int64_t shortest = NEVER;
+
+	for (int i = 0; i < options.jobs; i++)
+	{
+		if (job_holds(&jobs[i]))
+			shortest = sooner(shortest, jobs[i].lease_ms);
+	}
+	server_keeps(shortest);
 }
 
 /* How many slots could take a job now; committing: also those of jobs that will be committed. */
@@ -459,6 +474,7 @@ round_of_work(void)
 
 	for (int i = 0; i < options.jobs; i++)
 		job_collect(&jobs[i]);
+	limit_answers();
 	work_settle();
 	work_beat();
 	for (int i = 0; i < options.jobs; i++)

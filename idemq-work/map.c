@@ -2,7 +2,9 @@
  * map.c: the process that reads a cluster's map.
  *
  * A process of its own, since a router that does not answer holds up whoever connects to it, and
- * nobody else is to wait for that.  While it is down the map that was read last holds.
+ * nobody else is to wait for that.  While it is down the map that was read last holds.  It is read when the
+ * router says that it has changed, when a runner asks, and once a minute: a connection that is silent says
+ * nothing.
  *
  * A shard is reached as the router is - user, password, TLS - except its address: what the map
  * says overrides what --cluster says, of which host, hostaddr, port and dbname are left out;
@@ -18,6 +20,9 @@
 #include "map.h"
 #include "options.h"
 #include "server.h"
+
+/* ms after which the map is read again, whatever the router says. */
+#define MAP_MAX_AGE 60000
 
 static bool
 is_address(const char *keyword)
@@ -192,7 +197,7 @@ map_read(int fd)
 				PQfreemem(notify);
 			continue;
 		}
-		if (poll(fds, 2, done ? -1 : (int) later(router.retry_at - now_ms(), 10)) <= 0)
+		if (poll(fds, 2, done ? MAP_MAX_AGE : (int) later(router.retry_at - now_ms(), 10)) <= 0)
 			continue;
 		if (fds[0].revents != 0 && read(fd, drop, sizeof(drop)) <= 0)
 			_exit(0);

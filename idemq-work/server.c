@@ -6,8 +6,11 @@
  * time, 10 s at most.  A server that has become a standby (25006) is left like one that is gone;
  * with several hosts in the DSN target_session_attrs finds the new primary.
  *
- * A host that does not answer at all holds up the caller for CONNECT_SECONDS, and a statement
- * for ANSWER_MS: programs run on meanwhile, but their heartbeats wait.  A lease should be longer.
+ * A host that does not answer at all holds up the caller for CONNECT_SECONDS, and a statement for
+ * server_limit: programs run on meanwhile, but their heartbeats wait.  So the limit is a third of the
+ * shortest lease that is to be kept: a heartbeat is sent when a third of a lease is over, its connection is
+ * given up after another third, and the last third is left for a new one.  More than ANSWER_MS would help
+ * no lease, and keep those who claim waiting.
  */
 #include <errno.h>
 #include <poll.h>
@@ -20,6 +23,9 @@
 
 #define CONNECT_SECONDS "3"
 #define ANSWER_MS 10000
+/* At least: less could be a busy server, which would be given up and asked again for ever. */
+#define SHORTEST_LIMIT_MS 2000
+/* The same when the process is to end. */
 #define LEAST_ANSWER_MS 1000
 #define FIRST_BACKOFF 100
 #define LAST_BACKOFF 10000
@@ -32,6 +38,7 @@ static bool wait_alone(int fd, int ms);
 
 bool server_of_cluster;
 int server_losses;
+static int64_t server_limit = ANSWER_MS;
 bool (*server_wait)(int fd, int ms) = wait_alone;
 
 /* A WARNING of the server, as one line. */
@@ -86,6 +93,26 @@ server_lost(struct server *server, const char *why)
 }
 
 /*
+ * The text of a database in SQL_ASCII may be anything, and the server refuses to send what is no UTF-8: a claim
+ * of such a payload, and of its neighbours, would fail for ever.  So it is sent, and taken, as it is: a program
+ * gets the bytes.  False: the connection is lost.
+ */
+static bool
+take_bytes(struct server *server)
+{
+	const char *encoding = PQparameterStatus(server->conn, "server_encoding");
+	PGresult *result;
+
+	if (encoding == NULL || strcmp(encoding, "SQL_ASCII") != 0)
+		return true;
+	result = server_ask(server,
+						"SELECT pg_catalog.set_config('client_encoding', 'SQL_ASCII', false)", 0,
+						NULL);
+	PQclear(result);
+	return result != NULL;
+}
+
+/*
  * Finds out how long a statement may take.  A session of one's own may be idle from now on while
  * its job is elsewhere; a pooler's, which tells a number that is not the process's, is others'.
  */
@@ -110,7 +137,7 @@ greet(struct server *server)
 	server->kept = 0;
 	server->patience = PQntuples(result) == 1 ? strtoll(PQgetvalue(result, 0, 0), NULL, 10) : 0;
 	PQclear(result);
-	return true;
+	return take_bytes(server);
 }
 
 bool
@@ -209,6 +236,12 @@ wait_alone(int fd, int ms)
 	return it.revents != 0;
 }
 
+void
+server_keeps(int64_t lease_ms)
+{
+	server_limit = later(sooner(lease_ms / 3, ANSWER_MS), SHORTEST_LIMIT_MS);
+}
+
 /*
  * Waits until the connection has an answer; false when it is lost, or takes too long.  When the process is to
  * end, a third of the time that is left is for one answer: then there is enough to ask on another connection.
@@ -216,7 +249,7 @@ wait_alone(int fd, int ms)
 static bool
 answered(struct server *server)
 {
-	int64_t end = now_ms() + ANSWER_MS;
+	int64_t end = now_ms() + server_limit;
 	bool ending = false;
 
 	while (PQisBusy(server->conn))

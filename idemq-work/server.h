@@ -36,6 +36,9 @@ extern int server_losses;
  */
 extern bool (*server_wait)(int fd, int ms);
 
+/* The shortest lease that is to be kept, in ms; NEVER: there is none.  Answers are waited for accordingly. */
+extern void server_keeps(int64_t lease_ms);
+
 /* Whether there is a connection; tries to make one where it is time to. */
 extern bool server_ready(struct server *server);
 

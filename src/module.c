@@ -58,6 +58,7 @@ _PG_init(void)
 		refuse_without_preload();
 	idemq_settings_define();
 	idemq_shmem_install(parts, lengthof(parts));
+	idemq_context_install();
 	idemq_oids_install();
 	idemq_queue_cache_install();
 	idemq_following_install();

@@ -54,7 +54,7 @@ CREATE TYPE cluster.claim_result AS (
 CREATE TYPE cluster.job AS (
 	id bigint, queue text, priority int, enqueued_at timestamptz, expires_at timestamptz, run_at timestamptz,
 	max_attempts int, flags int, status text, attempt int, token bigint, ready_at timestamptz, claimed_at timestamptz,
-	deadline timestamptz, finished_at timestamptz, dead_at timestamptz, key_expires_at timestamptz, rerun_at timestamptz,
+	deadline timestamptz, renewed_at timestamptz, finished_at timestamptz, dead_at timestamptz, key_expires_at timestamptz, rerun_at timestamptz,
 	worker text, key text, group_key text, kind text, headers jsonb, rerun_payload jsonb, rerun_headers jsonb,
 	rerun_kind text, checkpoint jsonb, result jsonb, last_error text, payload jsonb);
 CREATE TYPE cluster.flow AS (

@@ -59,7 +59,7 @@ BEGIN
 	LOOP
 		PERFORM cluster.make_call(c.column1, c.column2, 'SETOF cluster.job', 'SETOF cluster.job',
 			format('j.id, q.name AS "queue", j.priority::int4, j.enqueued_at, j.expires_at, j.run_at, j.max_attempts, j.flags::int4, j.status::text,
-				j.attempt, j.token, j.ready_at, j.claimed_at, j.deadline, j.finished_at, j.dead_at, j.key_expires_at, j.rerun_at,
+				j.attempt, j.token, j.ready_at, j.claimed_at, j.deadline, j.renewed_at, j.finished_at, j.dead_at, j.key_expires_at, j.rerun_at,
 				j.worker, j.key, j.group_key, j.kind, j.headers, j.rerun_payload, j.rerun_headers, j.rerun_kind, j.checkpoint,
 				j.result, j.last_error, j.payload FROM idemq.%s(*) j LEFT JOIN idemq.queues q ON q.queue_id = j.queue_id', c.column1),
 			c.column3, 'true', '');

@@ -94,6 +94,7 @@ CREATE TABLE idemq.jobs (
 	ready_at     timestamptz,
 	claimed_at   timestamptz,
 	deadline     timestamptz,
+	renewed_at   timestamptz,
 	finished_at  timestamptz,
 	dead_at      timestamptz,
 	key_expires_at timestamptz,
@@ -133,7 +134,7 @@ COMMENT ON COLUMN idemq.jobs.priority IS '0 is claimed first, 9 last';
 COMMENT ON COLUMN idemq.jobs.max_attempts IS 'attempts until it is dead';
 COMMENT ON COLUMN idemq.jobs.expires_at IS 'cancelled then, unless it was claimed before; NULL: never';
 COMMENT ON COLUMN idemq.jobs.status IS 'where it stands';
-COMMENT ON COLUMN idemq.jobs.flags IS 'what else idemq remembers about the job, as a sum: 1 running, its lease also ends with the session that claimed; 2 running, claimed by a handler of the server; 4 running, a heartbeat that found the lease table full has moved the deadline; 8 idemq.attempts has rows of it; 16 not finished, and its last attempt that counts ended because its lease was lost; 32 of a job in a group, pending or running: it was promoted, and counts towards group_max_running; 64 of a job in a group, pending or retrying: until ready_at it waits for group_rate_limit alone; 256 times the number of its attempts in a row that ended with their handler''s process, and 1024 times the number of those that ended because that process was told to end, up to 3 each; 0 in a row that you write by hand';
+COMMENT ON COLUMN idemq.jobs.flags IS 'what else idemq remembers about the job, as a sum: 1 running, its lease also ends with the session that claimed; 2 running, claimed by a handler of the server; 4 running, a heartbeat that found the lease table full has moved the deadline, and set renewed_at; 8 idemq.attempts has rows of it; 16 not finished, and its last attempt that counts ended because its lease was lost; 32 of a job in a group, pending or running: it was promoted, and counts towards group_max_running; 64 of a job in a group, pending or retrying: until ready_at it waits for group_rate_limit alone; 256 times the number of its attempts in a row that ended with their handler''s process, and 1024 times the number of those that ended because that process was told to end, up to 3 each; 0 in a row that you write by hand';
 COMMENT ON COLUMN idemq.jobs.attempt IS 'how many attempts have begun; released ones do not count';
 COMMENT ON COLUMN idemq.jobs.claimed_at IS 'when its last attempt began';
 COMMENT ON COLUMN idemq.jobs.finished_at IS 'when it was completed, dead or cancelled';
@@ -155,7 +156,8 @@ COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the erro
 COMMENT ON COLUMN idemq.jobs.token IS 'the fencing token of the last attempt: it only grows';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL when the job cannot be claimed (blocked, finished)';
 COMMENT ON COLUMN idemq.jobs.run_at IS 'for a job in a group, the time before which it is not ready; NULL means at once; with group_max_running above 1 also set while the job waits to be retried: until then it holds no permit of its group; for a job that group_rate_limit delays, the time when it was due';
-COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease at its claim; heartbeats move it in shared memory';
+COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease at its claim; heartbeats move it in shared memory, or, if the lease table is full, here';
+COMMENT ON COLUMN idemq.jobs.renewed_at IS 'of a running job: when a heartbeat that found the lease table full moved the deadline; the length of the lease is deadline - renewed_at; NULL: no heartbeat has, and the length is deadline - claimed_at';
 
 CREATE INDEX jobs_ready ON idemq.jobs (queue_id, priority, ready_at, id)
 	WITH (deduplicate_items = off) WHERE ready_at IS NOT NULL;

@@ -192,7 +192,7 @@ COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
 - outcome stale or not_found: it is lost
 - outcome expired: job_timeout is over
 - outcome cancelled: a transaction that cancels the job waits for the worker''s
-- lease: NULL extends it by the length that the claim had, even after a crash of the server; any other length also holds for later heartbeats; never beyond the queue''s job_timeout, counted from the claim';
+- lease: NULL extends it by the length that the claim had, even after a crash of the server; any other length also holds for later heartbeats, until the server restarts; never beyond the queue''s job_timeout, counted from the claim';
 
 CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)

@@ -36,15 +36,19 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 			('jobs.dead_at', 'dead without dead_at, or with one otherwise',
 				(j.status = 'dead') <> (j.dead_at IS NOT NULL)),
 			('jobs.lease', 'running without claimed_at, or without a later deadline',
-				j.status = 'running' AND (j.deadline > j.claimed_at) IS NOT TRUE),
+				j.status = 'running'
+				AND (j.deadline > greatest(j.claimed_at, j.renewed_at) AND j.claimed_at IS NOT NULL)
+					IS NOT TRUE),
 			('jobs.attempt',
 				'with an attempt that its status does not allow, or above max_attempts',
 				j.attempt NOT BETWEEN (j.status IN ('running', 'retrying'))::int
 					AND j.max_attempts - (j.status IN ('retrying', 'pending', 'blocked'))::int),
-			('jobs.flags', 'with flags that contradict the status: UPDATE idemq.jobs SET flags = 0',
+			('jobs.flags', 'with flags that contradict the status or renewed_at: UPDATE idemq.jobs '
+				'SET flags = 0, renewed_at = NULL',
 				j.flags <> j.flags & CASE j.status WHEN 'running' THEN 3903 WHEN 'pending' THEN 3960
 					WHEN 'retrying' THEN 3928 WHEN 'blocked' THEN 3864 ELSE 8 END
-				OR j.flags & 96 <> 0 AND j.group_key IS NULL),
+				OR j.flags & 96 <> 0 AND j.group_key IS NULL
+				OR (j.flags & 4 <> 0) <> (j.renewed_at IS NOT NULL)),
 			('jobs.token', 'with a token below zero, of 2^53 or more, or running without one',
 				j.token NOT BETWEEN 0 AND 9007199254740991
 					OR j.token = 0 AND j.status = 'running'),

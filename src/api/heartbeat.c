@@ -56,12 +56,14 @@ beat_by_row(int64 id, int64 token, int64 length)
 	outcome = idemq_attempt_find(&table, id, token, &attempt);
 	if (outcome == OUTCOME_CURRENT)
 		idemq_settings_check_lease(&attempt.queue, length);
-	if (outcome == OUTCOME_CURRENT && idemq_row_limit(&attempt.job, &attempt.queue) <= idemq_now())
+	args.now = idemq_now();
+	if (outcome == OUTCOME_CURRENT && idemq_row_limit(&attempt.job, &attempt.queue) <= args.now)
 		outcome = OUTCOME_EXPIRED;
 	if (outcome == OUTCOME_CURRENT)
 	{
-		length = length > 0 ? length : idemq_row_lease(&attempt.job, &attempt.queue);
-		args.deadline = Min(idemq_now() + length, idemq_row_limit(&attempt.job, &attempt.queue));
+		length = length > 0 ? length : idemq_row_lease(&attempt.job);
+		/* As in a claim's row, job_timeout does not shorten it: that would shorten the next, too. */
+		args.deadline = args.now + length;
 		switch (idemq_lost_lease_renew(&lost, &attempt.job, &attempt.queue, length))
 		{
 			case LEASE_FULL:

@@ -178,11 +178,13 @@ call_in_frame(FunctionCallInfo fcinfo, Implementation *impl, int restriction)
 	MemoryContext context = CurrentMemoryContext;
 	FmgrInfo *wrapper = fcinfo->flinfo;
 	Node *node = fcinfo->context;
+	HiddenContext own;
 	Datum result;
 
 	GetUserIdAndSecContext(&frame.caller, &frame.caller_context);
 	frame.owner = idemq_oids()->owner;
 	frame.owner_context = frame.caller_context | SECURITY_LOCAL_USERID_CHANGE | restriction;
+	idemq_context_hide(&own);
 	PG_TRY();
 	{
 		frames = &frame;
@@ -190,6 +192,7 @@ call_in_frame(FunctionCallInfo fcinfo, Implementation *impl, int restriction)
 	}
 	PG_CATCH();
 	{
+		idemq_context_show(&own);
 		frames = frame.outer;
 		/* Whoever catches the error may call again with the same fcinfo: a domain's check does. */
 		fcinfo->flinfo = wrapper;
@@ -197,6 +200,7 @@ call_in_frame(FunctionCallInfo fcinfo, Implementation *impl, int restriction)
 		raise_again(context, GetUserId() == frame.owner);
 	}
 	PG_END_TRY();
+	idemq_context_show(&own);
 	frames = frame.outer;
 	fcinfo->flinfo = wrapper;
 	fcinfo->context = node;
@@ -250,6 +254,7 @@ SQL_FUNCTION(idemq_sql_wrapper_as_caller)
 	Implementation *impl = find_implementation(fcinfo->flinfo);
 	MemoryContext context = CurrentMemoryContext;
 	FmgrInfo *wrapper = fcinfo->flinfo;
+	HiddenContext own;
 	int level;
 	Datum result;
 
@@ -259,6 +264,7 @@ SQL_FUNCTION(idemq_sql_wrapper_as_caller)
 	level = NewGUCNestLevel();
 	idemq_spi_set("search_path", "pg_catalog, pg_temp");
 	idemq_spi_pin_settings();
+	idemq_context_hide(&own);
 	PG_TRY();
 	{
 		fcinfo->flinfo = &impl->function;
@@ -267,10 +273,12 @@ SQL_FUNCTION(idemq_sql_wrapper_as_caller)
 	}
 	PG_CATCH();
 	{
+		idemq_context_show(&own);
 		fcinfo->flinfo = wrapper;
 		raise_again(context, false);
 	}
 	PG_END_TRY();
+	idemq_context_show(&own);
 	fcinfo->flinfo = wrapper;
 	AtEOXact_GUC(true, level);
 	return result;

@@ -702,6 +702,18 @@ typedef struct SqlScope
 	int guc_level;
 } SqlScope;
 
+/* Code of idemq's of which no message shows the context; on the stack of the call. */
+typedef struct HiddenContext
+{
+	const char *statement; /* NULL: a function */
+	int outside;		   /* trigger functions that run around it */
+	int inside;			   /* as outside, when the last message was raised in it */
+	struct HiddenContext *outer;
+} HiddenContext;
+
+extern void idemq_context_hide(HiddenContext *context);
+extern void idemq_context_show(HiddenContext *context);
+extern void idemq_context_install(void);
 extern void idemq_spi_begin(SqlScope *scope);
 extern void idemq_spi_set(const char *setting, const char *value);
 extern void idemq_spi_pin_settings(void);

@@ -117,6 +117,36 @@ note_depth(void *arg)
 	*(int *) arg = trigger_depth();
 }
 
+/* Whose context is hidden now, the innermost first; NULL: nobody's. */
+static HiddenContext *hidden = NULL;
+static emit_log_hook_type prev_emit_log = NULL;
+
+/*
+ * From here to idemq_context_show, or to an error, the context of a message is idemq's own.
+ * statement: what SPI runs; NULL: all of the context is idemq's.
+ */
+static void
+context_hide(HiddenContext *context, const char *statement)
+{
+	*context = (HiddenContext){statement, trigger_depth(), 0, hidden};
+	context->inside = context->outside;
+	hidden = context;
+}
+
+/* As context_hide, for a function in SQL that idemq calls as an implementation. */
+void
+idemq_context_hide(HiddenContext *context)
+{
+	context_hide(context, NULL);
+}
+
+/* Ends what idemq_context_hide began; after an error, too. */
+void
+idemq_context_show(HiddenContext *context)
+{
+	hidden = context->outer;
+}
+
 /* Removes the line that SPI has added from the end of an error's context. */
 static void
 cut_statement(ErrorData *error, const char *statement)
@@ -135,29 +165,58 @@ cut_statement(ErrorData *error, const char *statement)
 }
 
 /*
+ * Removes what a message says about idemq's own code.  If a trigger function of a statement raised
+ * it, its context stays.
+ */
+static void
+drop_context(ErrorData *message, const HiddenContext *own)
+{
+	if (own->statement != NULL && own->inside > own->outside)
+	{
+		cut_statement(message, own->statement);
+		return;
+	}
+	message->context = NULL;
+	message->internalquery = NULL;
+	message->internalpos = message->cursorpos = 0;
+}
+
+/*
  * Raises the caught error of a statement again, without what it says about the statement.
- * in_trigger: a trigger function raised it, whose context stays.  ThrowErrorData adds the callers'
- * context.
+ * ThrowErrorData adds the callers' context.
  */
 pg_noreturn static void
-raise_again(const char *statement, bool in_trigger, MemoryContext context)
+raise_again(const HiddenContext *own, MemoryContext context)
 {
 	ErrorData *error;
 
 	MemoryContextSwitchTo(context);
 	error = CopyErrorData();
 	FlushErrorState();
-	elog(DEBUG1, "idemq's statement failed: %s", statement);
-	if (in_trigger)
-		cut_statement(error, statement);
-	else
-	{
-		error->context = NULL;
-		error->internalquery = NULL;
-		error->internalpos = error->cursorpos = 0;
-	}
+	elog(DEBUG1, "idemq's statement failed: %s", own->statement);
+	drop_context(error, own);
 	ThrowErrorData(error);
 	pg_unreachable();
+}
+
+/*
+ * Called before a message is sent to the log and to the client.  A WARNING or a FATAL error that is
+ * raised inside a statement of idemq's is not caught there.
+ */
+static void
+emit_log(ErrorData *message)
+{
+	if (hidden != NULL && (message->elevel == WARNING || message->elevel == FATAL))
+		drop_context(message, hidden);
+	if (prev_emit_log != NULL)
+		prev_emit_log(message);
+}
+
+void
+idemq_context_install(void)
+{
+	prev_emit_log = emit_log_hook;
+	emit_log_hook = emit_log;
 }
 
 /*
@@ -233,11 +292,11 @@ static int
 execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot snapshot)
 {
 	MemoryContext context = CurrentMemoryContext;
-	int outside = trigger_depth();
-	volatile int inside = outside;
-	ErrorContextCallback callback = {NULL, note_depth, unvolatize(int *, &inside)};
+	HiddenContext own;
+	ErrorContextCallback callback = {NULL, note_depth, &own.inside};
 	int code;
 
+	context_hide(&own, statement->text);
 	PG_TRY();
 	{
 		error_context_stack = &callback;
@@ -245,9 +304,11 @@ execute(SqlStatement *statement, const Datum *args, const char *nulls, Snapshot 
 	}
 	PG_CATCH();
 	{
-		raise_again(statement->text, inside > outside, context);
+		idemq_context_show(&own);
+		raise_again(&own, context);
 	}
 	PG_END_TRY();
+	idemq_context_show(&own);
 	return code;
 }
 

@@ -26,6 +26,9 @@
  * fails, or the server crashes, the lease, which is attached, ends, and the job is JOB_RETRYING
  * (job/reap.c).
  *
+ * If the postmaster dies, the process ends where it waits, or before its next job.  As long as it
+ * is there, the server cannot start again.
+ *
  * An error outside of a job (a claim that fails) ends the process, and the next one is put
  * off; 40P01 after a few more tries.  40001 does not occur: run.c.
  */
@@ -42,6 +45,7 @@
 #include "storage/ipc.h"
 #include "storage/latch.h"
 #include "storage/lock.h"
+#include "storage/pmsignal.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
@@ -111,7 +115,10 @@ handler_join(void)
 	(void) idemq_waiters_join(waiters);
 }
 
-/* Ends what this process has claimed, on its way out. */
+/*
+ * Ends what this process has claimed, on its way out.  If the postmaster has died, it writes nothing:
+ * the server has crashed, and the next one takes the jobs back (job/recover.c).
+ */
 static void
 settle_at_exit(int code, Datum arg)
 {
@@ -125,6 +132,8 @@ settle_at_exit(int code, Datum arg)
 	int count = told && job == NULL ? 0 : at_work;
 	int failed = 0;
 
+	if (!PostmasterIsAlive())
+		return;
 	handler_leave(false);
 	if (claimed->next >= claimed->count)
 		return;

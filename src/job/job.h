@@ -65,7 +65,7 @@ typedef struct JobRequest
 /* What comes with an event; each event reads the fields that its row names. */
 typedef struct EventArgs
 {
-	TimestampTz now;
+	TimestampTz now;	  /* extend: also when the lease was renewed */
 	TimestampTz ready_at; /* fail, release, reap, retry, redrive, reschedule, promote, reruns */
 	int32 priority;		  /* reschedule */
 	bool new_run_at;	  /* reschedule: ready_at was asked for */
@@ -218,7 +218,7 @@ typedef struct LostLeases
 	bool dropped;		   /* one of them had moved on, or is held: search again */
 } LostLeases;
 
-extern int64 idemq_row_lease(const Job *job, const QueueInfo *queue);
+extern int64 idemq_row_lease(const Job *job);
 extern TimestampTz idemq_row_limit(const Job *job, const QueueInfo *queue);
 extern TimestampTz idemq_row_deadline(const Job *job, const QueueInfo *queue);
 extern bool idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue);

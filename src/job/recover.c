@@ -8,9 +8,9 @@
  * took over from the publisher that it followed: so neither takes a lease from a worker that
  * heartbeats.  The length is the claim's own, deadline - claimed_at, also for the heartbeats that
  * follow.  An attached lease, whose session ended with the former server, lasts as long as a
- * worker takes to connect again: at most idemq.attach_grace (JOB_ATTACHED).  A row whose
- * deadline was moved by a heartbeat has lost that length (JOB_EXTENDED): the queue's lease takes
- * its place, and the row's deadline holds.  A handler's job (JOB_HANDLER) is taken back at once:
+ * worker takes to connect again: at most idemq.attach_grace (JOB_ATTACHED).  A heartbeat that found
+ * the lease table full has moved the row's deadline, and noted when (JOB_EXTENDED): then the length
+ * is deadline - renewed_at, and the lease lasts until that deadline at least.  A handler's job (JOB_HANDLER) is taken back at once:
  * its process ended with the former server, and the handler's row is told so
  * (worker/handle.c).
  *
@@ -60,9 +60,11 @@ is_interrupted(const Job *job)
 
 /* Returns the length of a running job's lease, by its row: what each heartbeat adds to now. */
 int64
-idemq_row_lease(const Job *job, const QueueInfo *queue)
+idemq_row_lease(const Job *job)
 {
-	return job->flags & JOB_EXTENDED ? queue->lease : job->deadline - job->claimed_at;
+	bool renewed = (job->flags & JOB_EXTENDED) && job_has(job, COL_RENEWED_AT);
+
+	return job->deadline - (renewed ? job_time(job, COL_RENEWED_AT) : job->claimed_at);
 }
 
 /* Returns until when an attempt may last; DT_NOEND: as long as its lease is renewed. */
@@ -77,7 +79,7 @@ TimestampTz
 idemq_row_deadline(const Job *job, const QueueInfo *queue)
 {
 	TimestampTz since = Max(idemq_primary_since(), idemq_taken_over_at());
-	int64 length = idemq_row_lease(job, queue);
+	int64 length = idemq_row_lease(job);
 	TimestampTz deadline;
 	/* A claim in the future was made by a clock that was ahead. */
 	bool is_ours = job->claimed_at > since && job->claimed_at <= idemq_now();
@@ -161,8 +163,8 @@ idemq_lost_lease_note(LostLeases *lost, const Job *job, const QueueInfo *queue)
 		return false;
 	if (is_interrupted(job))
 		idemq_handler_crashed(queue->qstate, false);
-	if (adopt(lost, job, queue, idemq_mono_from_timestamp(deadline), idemq_row_lease(job, queue),
-			  false) == LEASE_FULL &&
+	if (adopt(lost, job, queue, idemq_mono_from_timestamp(deadline), idemq_row_lease(job), false) ==
+			LEASE_FULL &&
 		deadline <= idemq_now())
 		add_lost(lost, job, false);
 	return true;

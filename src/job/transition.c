@@ -99,6 +99,7 @@ typedef struct Transition
 #define ERROR_TEXT COLUMN_BIT(COL_LAST_ERROR)
 #define STATE COLUMN_BIT(COL_CHECKPOINT)
 #define DEADLINE COLUMN_BIT(COL_DEADLINE)
+#define RENEWED COLUMN_BIT(COL_RENEWED_AT)
 #define RUN_AT COLUMN_BIT(COL_RUN_AT)
 #define PRIORITY COLUMN_BIT(COL_PRIORITY)
 #define GROUP COLUMN_BIT(COL_GROUP_KEY)
@@ -135,7 +136,7 @@ static const Transition transitions[] = {
 	[EVENT_ASK_RERUN] =       {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       ASKED},
 	[EVENT_RERUN] =           {FINISHED,                     JOB_PENDING,   READY_SET,   ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,    0,                       0,                                       REQUEST},
 	[EVENT_RERUN_GROUPED] =   {FINISHED,                     JOB_BLOCKED,   READY_CLEAR, ATTEMPT_RESET, NULL,        COUNT(RERUNS),                UNTIMED,    0,                       0,                                       REQUEST | RUN_AT},
-	[EVENT_EXTEND] =          {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       DEADLINE},
+	[EVENT_EXTEND] =          {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       DEADLINE | RENEWED},
 };
 /* clang-format on */
 
@@ -209,6 +210,8 @@ set_argument_columns(JobChange *change, uint32 columns, const Job *job, const Ev
 		job_set(change, COL_CLAIMED_AT, TimestampTzGetDatum(args->now));
 	if (columns & DEADLINE)
 		job_set(change, COL_DEADLINE, TimestampTzGetDatum(args->deadline));
+	if (columns & RENEWED)
+		job_set(change, COL_RENEWED_AT, TimestampTzGetDatum(args->now));
 	if (columns & COLUMN_BIT(COL_WORKER))
 		set_reference(change, COL_WORKER, PointerGetDatum(args->worker));
 	if (columns & ERROR_TEXT)
@@ -367,6 +370,9 @@ fill_change(JobChange *change, const Transition *transition, const Job *job, con
 	/* Only if they change: otherwise WAL would also get everything that follows them. */
 	if (flags != job->flags)
 		job_set(change, COL_FLAGS, Int16GetDatum(flags));
+	/* It goes with the flag. */
+	if (job_has(job, COL_RENEWED_AT) && (flags & JOB_EXTENDED) == 0)
+		job_set_null(change, COL_RENEWED_AT);
 	if (transition->to != job->status)
 		job_set(change, COL_STATUS, ObjectIdGetDatum(idemq_oids()->status[transition->to]));
 	if (transition->ready == READY_SET)

@@ -48,6 +48,7 @@ static const struct
 } later_columns[] = {{NULL}};
 StaticAssertDecl(lengthof(later_columns) == JOB_COLUMNS - JOB_COLUMNS_OLDEST + 1,
 				 "a column has no name");
+StaticAssertDecl(JOB_COLUMNS <= 32, "a column has no bit: see COLUMN_BIT");
 
 int idemq_jobs_columns = JOB_COLUMNS_OLDEST;
 

@@ -97,7 +97,7 @@ write_columns(const JobsTable *table, int64 id, const JobChange *change, bool in
 {
 	Datum values[JOB_COLUMNS + 1] = {Int64GetDatum(id)};
 	char nulls[JOB_COLUMNS + 1] = {' '};
-	uint32 set = change->set & (COLUMN_BIT(job_columns()) - 1);
+	uint32 set = change->set & COLUMNS_BELOW(job_columns());
 	ColumnStatement *made = statements;
 	int n = 1;
 

@@ -42,6 +42,7 @@ typedef enum JobColumn
 	COL_READY_AT,
 	COL_CLAIMED_AT,
 	COL_DEADLINE,
+	COL_RENEWED_AT,
 	COL_FINISHED_AT,
 	COL_DEAD_AT,
 	COL_KEY_EXPIRES_AT,
@@ -68,6 +69,8 @@ typedef enum JobColumn
  */
 #define JOB_COLUMNS (COL_PAYLOAD + 1)
 #define COLUMN_BIT(column) (1U << (column))
+/* The columns before one, for which there may be no bit. */
+#define COLUMNS_BELOW(column) (PG_UINT32_MAX >> (32 - (column)))
 
 /* How many columns the table had when this session last opened it. */
 extern int idemq_jobs_columns;
@@ -107,8 +110,8 @@ typedef struct JobsTable
 #define JOB_ATTACHED 1 /* running: the lease also ends with the session that claimed */
 #define JOB_HANDLER 2  /* running: a process of a handler has claimed it */
 /*
- * Running: a heartbeat that found no room for a lease entry has moved the row's deadline, so that
- * deadline - claimed_at is no longer the length of the lease.
+ * Running: a heartbeat that found no room for a lease entry has moved the row's deadline.  The
+ * length of the lease is deadline - renewed_at, and no longer deadline - claimed_at.
  */
 #define JOB_EXTENDED 4
 #define JOB_HISTORY 8 /* idemq.attempts has rows of it */

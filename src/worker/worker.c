@@ -19,6 +19,7 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
+#include "storage/pmsignal.h"
 #include "storage/sinval.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
@@ -86,6 +87,9 @@ may_stay(void)
 void
 idemq_worker_idle_interrupts(void)
 {
+	/* A process that never waits would not notice, and the server cannot start while it is there. */
+	if (!PostmasterIsAlive())
+		proc_exit(1);
 	if (ProcDiePending)
 		proc_exit(1);
 	QueryCancelPending = false; /* there is nothing to cancel */

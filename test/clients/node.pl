@@ -3,7 +3,7 @@
 # Tests that need npm, a second server or real time are in node_slow.pl.
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 # takes long
-# at least 93 assertions
+# at least 96 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -37,7 +37,7 @@ sub node_tests
 }
 
 node_tests('node_modules/idemq/test/unit.test.js', 15);
-foreach ([ 'run', 13 ], [ 'api', 26 ])
+foreach ([ 'run', 13 ], [ 'api', 27 ])
 {
 	my ($name, $least) = @$_;
 
@@ -68,6 +68,17 @@ foreach ([ 'run', 13 ], [ 'api', 26 ])
 	}
 	symlink "$ENV{IDEMQ_NODE_MODULES}/pg", "$linked/node_modules/pg" or die "symlink: $!";
 	command_like([ 'node', "$linked/main.mjs" ], qr/^function$/, 'through a link pg of the application is found');
+}
+
+# A job that cannot be sent, in a database whose encoding forbids no bytes, does not keep the one before it from being committed.
+{
+	sql($node, q[CREATE DATABASE bytes ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C']);
+	sql($node, q[CREATE EXTENSION idemq; SELECT idemq.create_queue('q')], 'bytes');
+	sql($node, q[SET client_encoding = SQL_ASCII; SELECT idemq.enqueue('q', '"good"'), idemq.enqueue('q', convert_from('\\x22ff22', 'SQL_ASCII')::jsonb)], 'bytes');
+	append_to_file("$app/bytes.mjs", 'import { drain } from "idemq"; await drain(JSON.parse(process.env.CONNECTION), "q", () => 1, { outside: true }).catch(({ code }) => console.log(code));');
+	local $ENV{CONNECTION} = $json->encode({ primary(), connectionTimeoutMillis => 60_000, database => 'bytes' });
+	command_like([ 'node', "$app/bytes.mjs" ], qr/^22021$/, 'bytes that are no UTF-8 are not claimed');
+	is_sql($node, 'SELECT status, attempt FROM idemq.jobs ORDER BY id', "completed|1\npending|0", 'and the job before them is committed', 'bytes');
 }
 
 my $asleep = 'SELECT count(*) = 1 FROM pg_stat_activity WHERE ' . asleep();

@@ -475,6 +475,25 @@ test('an answer that has not run fails the attempt', async () => {
   }
 });
 
+test('a step whose response cannot be stored is done', async () => {
+  const circle = {};
+  circle.circle = circle;
+  for (const [response, name] of [[circle, 'a circle'], [{ toJSON: () => assert.fail('not even that') }, 'a toJSON that throws'], ['\0', 'a NUL'], [() => {}, 'a function']]) {
+    const q = await queue(', max_attempts => 1');
+    const { id } = await enqueue(pool, q, 1);
+    let calls = 0;
+    said.length = 0;
+    const handler = async (job) => {
+      assert.equal(await job.step('pay', () => (calls++, response)), response);
+      assert.equal(await job.step('pay', () => calls++), null); // as the next attempt sees it
+    };
+    assert.deepEqual(await drain(connection, q, handler, { outside: true, logger: silent }), { committed: 1 }, name);
+    assert.equal(calls, 1, name);
+    assert.equal((await one('SELECT state FROM idemq.steps WHERE job_id = $1', id)).state, 'done', name);
+    assert.ok(said.some((text) => /step pay is done, with a response that cannot be stored: /.test(text)), `${name}: ${said}`);
+  }
+});
+
 test('a step that is dead, and one that does not run', async () => {
   const q = await queue(", retry_base => '1 ms'");
   const stepsOf = async (id) => (await pool.query('SELECT state FROM idemq.steps WHERE job_id = $1', [id])).rows.map(({ state }) => state);

@@ -1,6 +1,7 @@
 // settings.mjs HOST PORT SUPERUSER ROLE...: what the Node client does and answers as each role, whose settings differ; a line of JSON for each, in
 // which nothing may differ.  Queues of a role are ROLE_SUBJECT; a superuser, whose settings are the server's own, looks at the rows.
 
+import assert from 'node:assert/strict';
 import pg from 'pg';
 import { cancelMatching, createPool, drain, enqueue, enqueueGraph, flow, waitResults } from 'idemq';
 
@@ -30,6 +31,8 @@ for (const role of roles) {
   await admin.query("SELECT idemq.fail($1::bigint, $2::bigint, 'lost', retry_in => '0')", [lost.id, lost.token]);
   let calls = 0;
   said.step = await drain(connection, `${role}_step`, (job) => job.step('call', () => void calls++), { outside: true });
+  // Given back until the call of the attempt that was lost can no longer arrive: no failure, as of an interval that cannot be read.
+  assert.deepEqual(said.step, { released: 1 }, role);
   said.calls = calls;
   said.stepReady = await one("SELECT ready_at BETWEEN now() + '50 min' AND now() + '70 min' FROM idemq.jobs WHERE id = $1", step.id);
 

@@ -3,7 +3,7 @@
 # slow: waits for limits of silent connections in real time
 # asserts times
 # takes long
-# at least 60 assertions
+# at least 63 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -18,6 +18,7 @@ use NodeWorkers;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Runner ();
+use SilentProxy;
 use Test::More;
 use Time::HiRes ();
 
@@ -26,25 +27,13 @@ plan skip_all => 'no node-pg' unless $ENV{IDEMQ_NODE_MODULES};
 my $tmp = $PostgreSQL::Test::Utils::tmp_check;
 my $node = new_server('silent', 'idemq.worker' => 'on', max_connections => 100);
 my $app = folder('app', glob "$FindBin::RealBin/node_*.mjs");
-my ($proxies, $grace) = (0, 3);
+my $grace = 3;
 
 workers_of($node, $app);
 # Limits come from the lease.
 sql($node, "CREATE TABLE effects (id bigint, token bigint); SELECT idemq.alter_queue('q', lease => '15 s', retry_base => '100 ms')");
 
-# A proxy of its own for each: { run, port, arm }.
-sub proxy
-{
-	my $control = "$tmp/control." . ++$proxies;
-	my $out = '';
-	my $run = IPC::Run::start([ '/usr/bin/python3', '-u', "$FindBin::RealBin/silent_proxy.py", $control, $node->host . '/.s.PGSQL.' . $node->port ], '<', \undef, '>', \$out, '2>', "$tmp/proxy.err");
-
-	$run->pump until $out =~ /^(\d+)\n/ || !$run->pumpable;
-	my %proxy = (run => $run, port => $1);
-	$proxy{arm} = sub { append_to_file($control, "$_[0]\n") };
-	$proxy{silent} = sub { until_true('it is silent', sub { $run->pump_nb; $out =~ /^silent/m }) };
-	return \%proxy;
-}
+sub proxy { return silent_proxy($node) }
 
 # A worker by way of a proxy: { pid, end }; end waits for its end, and answers its status and what it said.
 sub begin
@@ -105,13 +94,21 @@ foreach my $kind ('node_run', 'node_outside', 'work')
 	foreach my $point ("request $commit{$kind}", "answer $commit{$kind}", 'request heartbeat', $kind eq 'node_run' ? ('request INSERT INTO effects', 'answer INSERT INTO effects', 'request idemq_assert') : ())
 	{
 		my $name = "$kind, $point";
+		my $gate = $point =~ /heartbeat/ ? "beaten.$kind" : '';
+		local $ENV{GATE} = $gate;
 		$proxy = proxy();
 		$worker = begin($kind, $proxy->{port});
 		wait_until($node, 'SELECT count(*) = 1 FROM pg_stat_activity WHERE ' . asleep());
 		$proxy->{arm}->($point);
-		$id = enqueue($point =~ /heartbeat/ ? '{"gate": "beaten ' . $kind . '"}' : '{}');
-		$proxy->{silent}->() if $point !~ /heartbeat/ || $kind ne 'work';
-		open_gate("beaten $kind") if $point =~ /heartbeat/;
+		$id = enqueue($gate ? qq({"gate": "$gate"}) : '{}');
+		$proxy->{silent}->();
+		if ($gate)
+		{
+			# The heartbeat that was swallowed is sent again over another connection, before the lease is over.
+			wait_until($node, "SELECT clock_timestamp() > claimed_at + '17 s' FROM idemq.jobs WHERE id = $id");
+			is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'running|1', "$name: the lease is kept");
+			open_gate($gate);
+		}
 		is_soon($node, "SELECT status = 'completed' FROM idemq.jobs WHERE id = $id", "$name: the job is done");
 		stops_in_time($worker, $name);
 		$proxy->{run}->kill_kill;

@@ -47,6 +47,8 @@ class Pair:
             data = b""
         if not data:
             # A connection that the client gives up is closed; the server hears nothing of it.
+            if end.fileno() < 0:
+                return  # closed with its other end, of which the same select has told
             selector.unregister(end)
             if not self.silent:
                 self.close()

@@ -1,6 +1,7 @@
-# The parts of the web page (ui/) that need neither npm nor a browser: how it reads the history (ui/test/history.mjs), and
-# whether the server accepts each of its statements (ui/test/statements.mjs).  ui_slow.pl tests the page itself.
-# at least 51 assertions
+# The parts of the web page (ui/) that need neither npm nor a browser: how it reads the history (ui/test/history.mjs),
+# whether the server accepts each of its statements (ui/test/statements.mjs), and whether settings of the role change what it reads
+# (ui/test/settings.mjs).  ui_slow.pl tests the page itself.
+# at least 70 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -25,5 +26,38 @@ is($trouble, '', 'history.mjs: and nothing else');
 
 local @ENV{qw(PGHOST PGPORT PGUSER PGDATABASE)} = ($node->host, $node->port, 'postgres', 'postgres');
 reports('statements.mjs', 36, [ 'node', "$ui/test/statements.mjs" ]);
+
+# Roles that see all, whose settings differ; the first has none.
+my @settings = (
+	[ 'plain' ],
+	[ 'dates', DateStyle => q['German, DMY'] ],
+	(map { [ "interval_$_", IntervalStyle => "'$_'" ] } qw(iso_8601 postgres_verbose sql_standard)),
+	[ 'bytes', bytea_output => q['escape'] ],
+	[ 'digits', extra_float_digits => '-15' ],
+	[ 'zone', TimeZone => q['Asia/Kathmandu'] ],
+	sql($node, 'SHOW server_version_num') < 190000 ? [ 'strings', standard_conforming_strings => 'off', escape_string_warning => 'off' ] : (),
+	[ 'encoding', client_encoding => q['LATIN1'] ],
+	[ 'path', search_path => 'strange, pg_catalog, public' ],
+	[ 'locale', map { ("lc_$_" => q['C']) } qw(messages monetary numeric time) ],
+	[ 'names', quote_all_identifiers => 'on', array_nulls => 'off', xmlbinary => 'hex' ]);
+sql($node, q[CREATE SCHEMA strange; CREATE FUNCTION strange.left(text, int) RETURNS text LANGUAGE sql AS 'SELECT ''''']);
+foreach (@settings)
+{
+	my ($role, %set) = @$_;
+
+	sql($node, "CREATE ROLE $role LOGIN SUPERUSER; " . join ' ', map { "ALTER ROLE $role SET $_ = $set{$_};" } sort keys %set);
+}
+sql($node, q[SELECT idemq.create_queue('strange', lease => '75.001 s', retry_base => '1 h', job_timeout => '2 h 3 min')]);
+# One that is completed, after a step; one that waits for its retry; one that runs; one that waits for the first.
+sql($node, q[SELECT idemq.enqueue('strange', '"1 € für"', key => 'a\b'), idemq.enqueue('strange', '2', priority => 5)]);
+my ($id, $token) = split /\|/, sql($node, q[SELECT id, token FROM idemq.claim('strange', worker => 'w \ é')]);
+sql($node, qq[CALL idemq.begin_step($id, $token, 'call', '{"n": 1.00001}', '1 min 30 s')]);
+sql($node, qq[SELECT idemq.finish_step($id, $token, 'call', '{"ok": 0.1}'), idemq.commit($id, $token, '{"é": 1}')]);
+($id, $token) = split /\|/, sql($node, q[SELECT id, token FROM idemq.claim('strange')]);
+sql($node, qq[SELECT idemq.fail($id, $token, 'Fehler: für \\ 1', details => '{"a": 1.5}'), idemq.enqueue('strange', '3')]);
+sql($node, q[SELECT * FROM idemq.claim('strange', worker => 'runs')]);
+sql($node, q[CALL idemq.tick()]);
+sql($node, q[SELECT idemq.schedule('yearly', '0 3 1 2 *', 'strange', '4', time_zone => 'Asia/Kathmandu')]);
+reports('settings.mjs', @settings + 6, [ 'node', "$ui/test/settings.mjs", map { $_->[0] } @settings ]);
 $node->stop;
 done_testing();

@@ -148,22 +148,37 @@ sql($node, $setup);
 sql($node, "SELECT * FROM idemq.claim('q', 3, attach => true, lease => '10 min')");
 is_sql($node, "SELECT count(*) >= 2, max(deadline - claimed_at) FROM idemq.jobs WHERE status = 'running' AND flags = 0", 't|00:10:00',
 	'a claim by its row alone is not attached');
-# A heartbeat by the row alone moves the deadline, and the row says that its length is not the lease's any more.
+# A heartbeat by the row alone moves the row's deadline, and notes when, so that the row still tells the length of the claim.
 my $by_row = sql($node, "SELECT min(id) FROM idemq.jobs WHERE status = 'running' AND flags = 0");
 sql($node, "UPDATE idemq.jobs SET claimed_at = claimed_at - interval '5 h', deadline = deadline - interval '5 h' WHERE id = $by_row");
 my $beat = "SELECT idemq.heartbeat(id, token) FROM idemq.jobs WHERE id = $by_row";
-is_sql($node, $beat, 'current', 'a heartbeat by the row alone');
-is_sql($node, "SELECT flags, deadline - clock_timestamp() BETWEEN '5 min' AND '10 min' FROM idemq.jobs WHERE id = $by_row", '4|t',
-	'extends the lease by its length');
-is_sql($node, $beat, 'current', 'the next one');
-is_sql($node, "SELECT flags, deadline - clock_timestamp() BETWEEN '55 min' AND '1 h' FROM idemq.jobs WHERE id = $by_row", '4|t',
-	'by the length of its queue');
+my $length = "SELECT flags, deadline - renewed_at, clock_timestamp() - renewed_at < '5 min', renewed_at - claimed_at > '5 h' FROM idemq.jobs WHERE id = $by_row";
+foreach (qw(first second third))
+{
+	is_sql($node, $beat, 'current', "a heartbeat by the row alone, the $_");
+	is_sql($node, $length, '4|00:10:00|t|t', 'extends the lease by its length');
+}
+sql($node, "UPDATE idemq.jobs SET renewed_at = renewed_at - interval '1 h', deadline = deadline - interval '1 h' WHERE id = $by_row");
 is_sql($node, q[SELECT * FROM idemq.check() WHERE invariant <> 'leases.full'], '', 'check finds nothing');
 $node->append_conf('postgresql.conf', "idemq.max_leases = 1000");
 crash($node);
 is_sql($node, "SELECT count(*) FROM idemq.claim('q', 1)", 1, 'the next claim looks for leases that the crash lost');
-is_sql($node, "SELECT deadline - clock_timestamp() BETWEEN '50 min' AND '1 h' FROM idemq.running_jobs WHERE job_id = $by_row", 't',
-	'and does not take the time since the claim for the length of the lease');
+my $left = "SELECT deadline - clock_timestamp() BETWEEN '5 min' AND '10 min' FROM idemq.running_jobs WHERE job_id = $by_row";
+is_sql($node, $left, 't', 'and does not take the time since the claim, or the lease of the queue, for the length of the lease');
+is_sql($node, $beat, 'current', 'a heartbeat, for which the table has room');
+is_sql($node, $left, 't', 'extends the lease by its length');
+# Heartbeats of another length by the row alone, which hold for later ones.
+$node->append_conf('postgresql.conf', "idemq.max_leases = 1");
+$node->restart;
+sql($node, "SELECT idemq.heartbeat(id, token) FROM idemq.jobs WHERE status = 'running' AND id <> $by_row ORDER BY id");
+foreach ("'20 min'", 'NULL')
+{
+	is_sql($node, "SELECT idemq.heartbeat(id, token, $_) FROM idemq.jobs WHERE id = $by_row", 'current', "a heartbeat of $_ by the row alone");
+	is_sql($node, $length =~ s/.*deadline - renewed_at\K.* FROM/ FROM/r, '4|00:20:00', 'extends the lease by 20 minutes');
+}
+is_sql($node, "SELECT idemq.fail(id, token, 'x', retry_in => '0') FROM idemq.jobs WHERE id = $by_row", 'retrying', 'an attempt ends');
+is_sql($node, "SELECT flags & 4, renewed_at IS NULL FROM idemq.jobs WHERE id = $by_row", '0|t', 'and nothing is left of its heartbeats');
+is_sql($node, q[SELECT * FROM idemq.check() WHERE severity = 'error'], '', 'check finds nothing');
 
 $node->stop;
 done_testing();

@@ -3,7 +3,7 @@
 #
 # Each function and procedure of schema idemq, from the catalog, is called while another session holds each of idemq's
 # tables in turn: the first statement that needs the table fails.
-# at least 110 assertions
+# at least 113 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -102,6 +102,23 @@ is_sql($node, "SET lock_timeout = '1ms'; SELECT * FROM try('SELECT outer_one()')
 	"the caller's own functions");
 $holder->query_safe('ROLLBACK');
 
+# ---- A FATAL error, and warnings, which no statement of idemq's catches
+
+# They reach the client as they reach the log.
+my $from = log_end($node);
+my $ended = session($node);
+$holder->query_safe('BEGIN; LOCK TABLE idemq.queues IN ACCESS EXCLUSIVE MODE');
+$ended->query_until(qr/sent/, "\\echo sent\nSELECT idemq.alter_queue('q', lease => '2 h');\n");
+wait_until($node, "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $ended->{backend}");
+sql($node, "SELECT pg_terminate_backend($ended->{backend})");
+wait_logged($node, qr/FATAL:  terminating connection/, $from);
+$holder->query_safe('ROLLBACK');
+eval { $ended->{run}->finish };
+sql($node, "CREATE FUNCTION careless(payload jsonb) RETURNS void LANGUAGE sql AS ''; SELECT idemq.create_queue('warned'); SELECT idemq.set_handler('warned', 'careless(jsonb)')");
+wait_logged($node, qr/WARNING:  function .* does not set its search_path/, $from);
+unlike(slurp_file($node->logfile, $from), qr/CONTEXT/, 'a FATAL error and a WARNING: no context');
+sql($node, "SELECT idemq.drop_handler('warned')");
+
 # ---- A trigger of the DBA's on idemq.jobs
 
 sql($node, "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \$\$ BEGIN PERFORM 1 / 0; END \$\$;
@@ -112,6 +129,12 @@ foreach (qw(enqueue_job cancel cancel_many reschedule retry claim commit fail re
 {
 	like($caller->query('SELECT * FROM try($SQL$' . $calls->{$_}{sql} . '$SQL$)'), qr/^(?:\Q$its\E|\Q$qualified\E)$/, "$_: the context of a trigger, and no more");
 }
+
+# A WARNING of the trigger, too.
+$from = log_end($node);
+sql($node, "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \$\$ BEGIN RAISE WARNING 'its own'; RETURN NEW; END \$\$; SELECT id FROM idemq.enqueue('q', '\"warned\"')");
+is_logged($node, qr/WARNING:  its own\n[^\n]*CONTEXT:  PL\/pgSQL function (?:public\.)?refuse\(\) line 1 at RAISE\n/, 'a warning has the context of the trigger, and no more', $from);
+unlike(slurp_file($node->logfile, $from), qr/SQL statement/, 'no statement of idemq');
 
 leave($holder, $caller);
 $node->stop;

@@ -1,5 +1,5 @@
 # What the scripts promise to the person who runs them, on any machine.
-# at least 69 assertions
+# at least 71 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -239,6 +239,19 @@ is(script('cd "$1"; for kind in debian python; do for v in 1.2.0 1.2.0-rc.1 1.2.
 	is(slurp_file("$tmp/$_"), slurp_file("$tmp/wheels/$_"), "$_: the same sources give the same file") foreach @made;
 	like(script('unzip -p "$1" "*/METADATA" 2>/dev/null || /usr/bin/python3 -c "import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); print(z.read([n for n in z.namelist() if n.endswith(\'METADATA\')][0]).decode())" "$1"', "$tmp/wheels/$made[0]"),
 		qr/^Name: idemq\nVersion: \Q$version\E\n.*^Requires-Python: >= 3\.9\nRequires-Dist: psycopg >= 3\.1\.7$/ms, 'its metadata is that of pyproject.toml');
+}
+
+# A client that leaves out an argument is named, also where the call stands behind a comma.
+{
+	my $tree = "$tmp/callers";
+	my $check = sub { return script('cd "$1" && python3 "$2" clients', $tree, "$source/script/check/callers") };
+
+	system_or_bail('mkdir', $tree);
+	system_or_bail('cp', '-r', (map { "$source/$_" } qw(sql cluster clients idemq-work)), $tree);
+	is($check->(), '', 'the clients pass every argument');
+	script('cd "$1" && sed -i "s/, end_waits => [$][0-9]*::int\[\]//" clients/node/lib/statements.js idemq-work/report_worker.c', $tree);
+	is($check->(), "clients/node/lib/statements.js: idemq.report_worker without end_waits\nidemq-work/report_worker.c: idemq.report_worker without end_waits\n",
+		'what Node and idemq-work leave out');
 }
 
 # Modules of the clients import each other in one direction.

@@ -1,6 +1,6 @@
 # idemq-work: a program for each job.  What its exit status, its output and its silence mean; what
 # happens to it when the lease, the time, the runner or the server ends.  work_slow has the parts that take real time.
-# at least 134 assertions
+# at least 140 assertions
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 
 use strict;
@@ -387,6 +387,22 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	unlike(slurp_file($node->logfile, $from), qr/ERROR/, 'and no ERROR is in the log');
 }
 
+# A lease that is lost while its program works: the line says what has become of the job.
+{
+	my $runner = runner('echo 1 >$T/begun.$IDEMQ_ID; while [ ! -e $T/late ]; do sleep 0.1; done', '-j', '2', '--lease', '10min');
+	my ($cancelled, $dead) = map { sql($node, "SELECT id FROM idemq.enqueue('q', '1', max_attempts => 1)") } 1 .. 2;
+
+	until_file("begun.$_") foreach $cancelled, $dead;
+	is_sql($node, "SELECT idemq.cancel($cancelled), idemq.heartbeat(id, token, lease => '1 ms') FROM idemq.jobs WHERE id = $dead", 'cancelled|current', 'a job is cancelled, and the lease of another ended'); # meant to expire
+	is_soon($node, "SELECT status = 'dead' FROM idemq.jobs WHERE id = $dead", 'which was its last');
+	open_gate('late');
+	until_said($runner, qr/^idemq-work: q \d+: .*not committed.*\n(.*\n)*idemq-work: q \d+: .*not committed.*\n/m);
+	kill 'TERM', $runner->{pid};
+	my ($status, $said) = ended($runner);
+	like($said, qr/^idemq-work: q $cancelled: the program has succeeded, but the lease was lost: not committed \(stale\); the job is cancelled$/m, 'it says that the job is cancelled');
+	like($said, qr/^idemq-work: q $dead: the program has succeeded, but the lease was lost: not committed \(stale\); the job is dead \(lease expired\)$/m, 'it says that the job is dead, and why');
+}
+
 # Values that are large or deep, and their neighbours.
 {
 	my @ids = map { sql($node, "SELECT id FROM idemq.enqueue('q', $_)") } q('1'), q(repeat('9', 5000)::jsonb), q((repeat('[', 1500) || repeat(']', 1500))::jsonb), q('2');
@@ -394,6 +410,17 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 
 	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE id = ANY ('{@{[ join ',', @ids ]}}') AND status = 'completed' AND attempt = 1 AND result = payload", 4,
 		'large numbers and deep arrays are passed on, and come back') or diag $said;
+}
+
+# Bytes that are no UTF-8, in a database whose encoding forbids none: a program gets them, and they hold up no other job.
+{
+	sql($node, q[CREATE DATABASE bytes ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C']);
+	sql($node, q[CREATE EXTENSION idemq; SELECT idemq.create_queue('q')], 'bytes');
+	sql($node, qq[SET client_encoding = SQL_ASCII; SELECT idemq.enqueue('q', convert_from('\\x22ff22', 'SQL_ASCII')::jsonb), idemq.enqueue('q', '"good"')], 'bytes');
+	my ($status, $said) = ended(start_runner($node->connstr('bytes'), '--once', '--result', '--', 'cat'));
+	is("$status $said", '0 ', 'a job with bytes that are no UTF-8, and its neighbour');
+	is_sql($node, q[SELECT string_agg(encode(convert_to(status || ' ' || result::text, 'SQL_ASCII'), 'escape'), ', ' ORDER BY id) FROM idemq.jobs],
+		'completed "\\377", completed "good"', 'are done', 'bytes');
 }
 
 # A database that has no idemq, and one that is not there.

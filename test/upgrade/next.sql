@@ -5,7 +5,7 @@
 DO $$
 DECLARE
 	mine text := (SELECT pg_catalog.format('column "%s" of %s', attname, attrelid::pg_catalog.regclass) FROM pg_catalog.pg_attribute
-		WHERE attrelid = 'idemq.jobs'::pg_catalog.regclass AND attnum = 31
+		WHERE attrelid = 'idemq.jobs'::pg_catalog.regclass AND attnum = 32
 			OR attrelid = 'idemq.queues'::pg_catalog.regclass AND attname = 'max_trace' LIMIT 1);
 BEGIN
 	IF idemq_internal.compare_versions(pg_catalog.current_setting('idemq.version'), 'NEXT_VERSION') OPERATOR(pg_catalog.<) 0 THEN

@@ -1,5 +1,5 @@
 // The connection: that of whoever starts the page, by the PG* settings.  Row-level security
-// decides what is shown.
+// decides what is shown.  (pg asks for client_encoding UTF8 itself.)
 import pg from 'pg';
 
 // Times with their microseconds, as text; ids are text already.
@@ -13,8 +13,15 @@ const settings = {
   jit: 'off', // no statement of a page is worth compiling
   default_transaction_read_only: 'on',
   idle_in_transaction_session_timeout: '60s',
+  // What the server prints and reads, whatever is set for the role or the database.
   TimeZone: 'UTC',
-  DateStyle: 'ISO',
+  DateStyle: 'ISO,MDY',
+  IntervalStyle: 'postgres', // the one that pg reads
+  extra_float_digits: '1',
+  bytea_output: 'hex',
+  standard_conforming_strings: 'on',
+  array_nulls: 'on',
+  quote_all_identifiers: 'off',
 };
 
 export class Database {

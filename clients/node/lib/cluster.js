@@ -1,8 +1,8 @@
 // A worker over the shards of a cluster: the map, and a worker for each shard.
 //
 // The router is asked for the map once, and again whenever it says that it has changed (NOTIFY
-// cluster_map), whenever a shard says that its jobs are elsewhere (55000), and with each new connection:
-// nothing is polled.  While it is down the map that was read last holds.
+// cluster_map), whenever a shard says that its jobs are elsewhere (55000), and with each new connection.
+// A connection that is silent says nothing, so it is asked once a minute, too.  While it is down the map that was read last holds.
 //
 // A shard that moves is to its worker what a failover is to one of a single server: the connections are
 // made again at the new place, and every attempt goes on there, since the rows have moved with their
@@ -11,18 +11,19 @@
 // A shard that is down keeps its own worker waiting, and no other: it waits without a slot (handler-slots.js).
 
 import { optionalBoolean, reject } from './arguments.js';
-import { Address, Link, Server, hosts, sleep } from './connection.js';
+import { Address, Link, Server, answerTimeout, hosts, sleep, withTimeout } from './connection.js';
 import { sqlstate, textOf } from './errors.js';
 import { ShardSlots, SlotPool } from './handler-slots.js';
 import { checkHandlers } from './handlers.js';
 import { Hooks } from './hooks.js';
 import { CLUSTER_WORKER, checkOptions } from './options.js';
 import { onSignals } from './signals.js';
-import { Worker, quiet } from './worker.js';
+import { Worker, lastWords, quiet } from './worker.js';
 
 const MAP = 'SELECT shard, dsn, state, version::text FROM cluster.map() ORDER BY shard';
 const moveWait = 1000;
-const answerTimeout = 10_000;
+/** Milliseconds after which the map is read again, whatever the router says. */
+const mapMaxAge = 60_000;
 
 /**
  * host, port and dbname of a connection string of libpq: keywords and values, or a URL.
@@ -97,6 +98,9 @@ class ShardMap {
   #asked = [];
   /** @type {(() => void)[]} */
   #waiting = [];
+  /** Who waits: called, they do not any more. @type {Set<() => void>} */
+  #waits = new Set();
+  #ending = false;
 
   /**
    * @param {import('../index.js').Connection} router @param {string} name
@@ -125,7 +129,8 @@ class ShardMap {
   /** Asks for the map; answers the shards that are new in it, or at another place. @returns {Promise<Shard[]>} */
   async read() {
     const changed = [];
-    for (const { shard: number, dsn, state, version } of await this.link.rows(MAP)) {
+    const { answer } = await this.link.repeat(async (session) => (await withTimeout(answerTimeout, session, session.query(MAP))).rows);
+    for (const { shard: number, dsn, state, version } of answer) {
       const shard = this.shards.get(number) ?? new Shard(this, number);
       this.shards.set(number, shard);
       if (BigInt(version) < BigInt(shard.version)) continue; // of a router that has been restored
@@ -156,17 +161,24 @@ class ShardMap {
       }
       for (const then of asked) then();
       if (this.#reason || this.#asked.length > 0 || !this.link.session) continue;
-      await new Promise((resolve) => {
-        this.#look = () => resolve(undefined);
-        if (this.life.over.aborted) this.#look();
-        this.life.over.addEventListener('abort', this.#look, { once: true });
-      });
+      const rest = new AbortController();
+      const look = (this.#look = () => rest.abort());
+      if (this.life.over.aborted) look();
+      this.life.over.addEventListener('abort', look);
+      await sleep(mapMaxAge, rest.signal);
+      this.life.over.removeEventListener('abort', look);
     }
   }
 
-  /** The map as it is from now on, if the router answers. */
+  /** The map as it is from now on, if the router answers; soon, of a worker that is to end. */
   readAgain() {
-    return this.#soon(this.#asked, answerTimeout, () => this.look());
+    return this.#soon(this.#asked, this.#ending ? moveWait : answerTimeout, () => this.look());
+  }
+
+  /** The worker is to end: nobody waits for the router for long any more. */
+  end() {
+    this.#ending = true;
+    setTimeout(() => this.#waits.forEach((give) => give()), moveWait).unref();
   }
 
   /** Until the map has been read once more, or for a second. */
@@ -177,11 +189,14 @@ class ShardMap {
   /** @param {(() => void)[]} list @param {number} ms @param {() => void} [then] @returns {Promise<void>} */
   #soon(list, ms, then) {
     return new Promise((resolve) => {
-      const timer = setTimeout(resolve, ms);
-      list.push(() => {
+      const give = () => {
         clearTimeout(timer);
+        this.#waits.delete(give);
         resolve();
-      });
+      };
+      const timer = setTimeout(give, ms);
+      this.#waits.add(give);
+      list.push(give);
       then?.();
     });
   }
@@ -196,6 +211,8 @@ export class ClusterWorker {
   #hooks;
   #over = new AbortController();
   #stops = 0;
+  /** When the end was asked for first. @type {number | undefined} */
+  #stoppedAt;
   #stopped = () => {};
   /** @type {Map<number, Worker>} */
   #workers = new Map();
@@ -248,6 +265,7 @@ export class ClusterWorker {
   /** As Worker.stop, for all shards. */
   stop() {
     this.#stops++;
+    this.#stoppedAt ??= Date.now();
     this.#stopped();
     this.#workers.forEach((worker) => worker.stop());
   }
@@ -257,7 +275,7 @@ export class ClusterWorker {
     checkHandlers(handler);
     if (this.#ran) throw new Error('this worker has run already: make another one');
     this.#ran = true;
-    const { concurrency = 1, signals = true } = this.#options.own;
+    const { concurrency = 1, signals = true, grace = 30 } = this.#options.own;
     const pool = new SlotPool(concurrency);
     const map = new ShardMap(this.#router, `idemq ${this.#queue}`, this.#logger, { over: this.#over.signal, retryConnect: true }, this.#options.shardPlace);
     /** @type {unknown} */
@@ -273,7 +291,10 @@ export class ClusterWorker {
     /** @type {Promise<void> | undefined} */
     let following;
     try {
-      const stopped = new Promise((resolve) => (this.#stopped = () => resolve(undefined)));
+      const stopped = new Promise((resolve) => (this.#stopped = () => {
+        map.end();
+        resolve(undefined);
+      }));
       const first = map.read();
       first.catch(() => {}); // nobody waits for it when it is told to end first
       moved(await Promise.race([first, stopped.then(() => [])]));
@@ -292,7 +313,7 @@ export class ClusterWorker {
       for (const run of await Promise.allSettled(this.#runs)) {
         for (const [outcome, count] of Object.entries(run.status === 'fulfilled' ? run.value : {})) counts[outcome] = (counts[outcome] ?? 0) + count;
       }
-      await this.#hooks.stopped(this, counts);
+      await this.#hooks.stopped(this, counts, this.#stoppedAt === undefined ? undefined : this.#stoppedAt + 1000 * grace + lastWords);
     }
     if (failed) throw failed;
     return counts;

@@ -105,6 +105,8 @@ export function broken(error, session) {
 const cancelTimeout = 2000;
 /** Milliseconds that a statement of the worker's own may take that waits for nothing. */
 export const answerTimeout = 10_000;
+/** The same on the connection of the heartbeats: a third of the lease, but not less than this. */
+export const shortestAnswerTimeout = 2000;
 
 /** Milliseconds after which a connection that is lost is said once more. */
 const sayAgain = 60_000;
@@ -425,6 +427,8 @@ export class Link {
   #last = Promise.resolve();
   /** The error that ended the last session. @type {unknown} */
   sessionError;
+  /** Milliseconds that a statement may take which waits for nothing. */
+  answerTimeout = answerTimeout;
 
   /** Whether something is asked. */
   #asking = false;
@@ -513,7 +517,7 @@ export class Link {
       const session = await this.server.open(until);
       this.#session = session;
       try {
-        if (this.onConnect) await withTimeout(answerTimeout, session, this.onConnect(session));
+        if (this.onConnect) await withTimeout(this.answerTimeout, session, this.onConnect(session));
       } catch (error) {
         const again = broken(error, session) && this.server.life.retryConnect && !until.aborted;
         session.destroy();

@@ -75,15 +75,16 @@ export class GroupCommit {
           done.forEach(({ attempt }) => this.worker.ended(attempt, 'lost', textOf(error)));
           return [];
         }
+        // It may be the next job that cannot be sent, and not a result that is refused.
+        if (wants > 0) return await this.#commit(done, 0, link);
         if (done.length > 1) {
-          const next = [];
-          for (const [n, one] of done.entries()) next.push(...(await this.#commit([one], n < wants ? 1 : 0, link)));
-          return next;
+          for (const one of done) await this.#commit([one], 0, link);
+          return [];
         }
         const [{ attempt, result }] = done;
         attempt.commitSent = false;
         const instead = result === null ? undefined : await this.refused(done[0], error, link);
-        if (instead !== undefined) return this.#commit([{ attempt, result: instead }], wants, link);
+        if (instead !== undefined) return this.#commit([{ attempt, result: instead }], 0, link);
         if (result === null) this.worker.ended(attempt, 'lost', textOf(error));
         return [];
       }

@@ -89,7 +89,7 @@ export class Job {
 
   /** @type {import('../index.js').Job['step']} */
   step(name, call, options = {}) {
-    return step(this, this.#attempt.outside('step'), name, call, options);
+    return step(this, this.#attempt.outside('step'), name, call, options, (text) => this.#attempt.warn(`idemq: ${this.#attempt.name}: ${text}`));
   }
 }
 
@@ -128,12 +128,13 @@ export class Attempt {
 
   /**
    * @param {any} row of a claim @param {string} queue
-   * @param {{ asked: number, lease: number, timeout: number, ofQueue?: boolean, link?: import('./connection.js').Link }} of
+   * @param {{ asked: number, lease: number, timeout: number, ofQueue?: boolean, link?: import('./connection.js').Link, warn?: (text: string) => void }} of
    *   asked: when the claim was sent; lease, timeout: milliseconds; ofQueue: it is the queue's job_timeout, at which the server takes the job
    *   back; link: for checkpoints and steps of outside handlers
    */
-  constructor(row, queue, { asked, lease, timeout, ofQueue = false, link }) {
+  constructor(row, queue, { asked, lease, timeout, ofQueue = false, link, warn = () => {} }) {
     this.row = row;
+    this.warn = warn;
     this.#link = link;
     /** Without a heartbeat that was answered, the lease may end then. */
     this.leaseEnds = asked + lease;

@@ -2,7 +2,7 @@
 
 import { checkName } from './arguments.js';
 import { json } from './enqueue.js';
-import { Dead, Refused, Snooze, interval, textOf, typed } from './errors.js';
+import { Dead, Refused, Snooze, interval, sqlstate, textOf, typed } from './errors.js';
 import { checkCallable, finishedResult } from './handlers.js';
 import { STEP, checkOptions } from './options.js';
 import { pg } from './packages.js';
@@ -20,9 +20,9 @@ const uninterpreted = {
  * Has another system do something, unless it is known to be done.
  * @param {import('./job.js').Job} job @param {import('./connection.js').Link} link @param {string} name
  * @param {(call: import('../index.js').StepCall) => unknown} call
- * @param {import('../index.js').StepOptions} options @returns {Promise<any>}
+ * @param {import('../index.js').StepOptions} options @param {(text: string) => void} warn @returns {Promise<any>}
  */
-export async function step(job, link, name, call, options) {
+export async function step(job, link, name, call, options, warn) {
   checkOptions(options, STEP, 'job.step');
   const { request = null, callTimeout = 30, ask } = options;
   checkName(name, 'name');
@@ -51,10 +51,27 @@ export async function step(job, link, name, call, options) {
     throw typed(error);
   }
 
-  /** The first answer counts. @param {unknown} response @returns {Promise<any>} */
+  /** The first answer counts. What was done is done, whatever its response is: one that cannot be stored is left out. @param {unknown} response @returns {Promise<any>} */
   async function finish(response) {
-    const { rows } = await link.answer(FINISH_STEP, [...own, json(response ?? null, 'the response')]);
-    return rows[0].response;
+    /** @type {unknown} */
+    let refusal;
+    /** @type {string | null} */
+    let text = null;
+    try {
+      text = json(response ?? null, 'the response');
+    } catch (error) {
+      refusal = error;
+    }
+    try {
+      const { rows } = await link.answer(FINISH_STEP, [...own, text]);
+      if (refusal === undefined) return rows[0].response;
+    } catch (error) {
+      if (text === null || !/^(22|54)/.test(sqlstate(error))) throw error;
+      refusal = error;
+      await link.answer(FINISH_STEP, [...own, null]);
+    }
+    warn(`step ${name} is done, with a response that cannot be stored: ${textOf(refusal)}`);
+    return response;
   }
 
   /** Calls with a signal that fires when the time is over, or the handler's. @param {number} end @param {(signal: AbortSignal) => unknown} fn */

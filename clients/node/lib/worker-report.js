@@ -4,7 +4,7 @@
 import { randomUUID } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { hostname } from 'node:os';
-import { answerTimeout, sleep, withTimeout } from './connection.js';
+import { sleep, withTimeout } from './connection.js';
 import { sqlstate } from './errors.js';
 import { REPORT_WORKER } from './statements.js';
 
@@ -45,7 +45,7 @@ export class WorkerReport {
   async #report(stopping, endWaits = []) {
     if (!this.#link.session) return firstReportAfter;
     try {
-      await this.#link.withSession((session) => withTimeout(answerTimeout, session, session.query(REPORT_WORKER, [...this.#values(), stopping, endWaits])));
+      await this.#link.withSession((session) => withTimeout(this.#link.answerTimeout, session, session.query(REPORT_WORKER, [...this.#values(), stopping, endWaits])));
       this.#reported = true;
     } catch (error) {
       // What has happened to the connection is said by those who need it.

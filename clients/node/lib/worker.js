@@ -5,7 +5,7 @@
 // So no job's statement, and no wait for a lock, stands before a heartbeat.
 
 import { setMaxListeners } from 'node:events';
-import { Address, Link, Server, answerTimeout, hosts, sleep, withTimeout } from './connection.js';
+import { Address, Link, Server, answerTimeout, hosts, shortestAnswerTimeout, sleep, withTimeout } from './connection.js';
 import { checkName, optionalBoolean, optionalInterval, optionalName } from './arguments.js';
 import { sqlstate, textOf, typed } from './errors.js';
 import { singleHandler } from './handlers.js';
@@ -28,7 +28,7 @@ const longestWait = 5000;
 const longestPooledWait = 3000;
 /** Milliseconds after a stop in which the wait ends; and after the grace, in which the server is told of the jobs that were ended. */
 const waitEnds = 3500;
-const lastWords = 4000;
+export const lastWords = 4000;
 
 /** Of a cluster's shard: where it is, the slots that it shares, whether a first claim that was refused ends the run.
  * @typedef {{ address: Address, slots: import('./handler-slots.js').ShardSlots, refused: () => boolean }} ShardOptions */
@@ -307,20 +307,20 @@ export class Worker {
   /** @param {Context} context @param {number} jobs @returns {Promise<Attempt[]>} */
   #claim(context, jobs) {
     return this.control.withSession(async (session) => {
-      if (Date.now() - this.#settingsRead > settingsMaxAge) await withTimeout(answerTimeout, session, this.#settings(session));
+      if (Date.now() - this.#settingsRead > settingsMaxAge) await withTimeout(this.control.answerTimeout, session, this.#settings(session));
       const asked = Date.now();
-      const answer = await withTimeout(answerTimeout, session, session.send([{ ...CLAIM, values: context.claimArguments(session, jobs) }]));
+      const answer = await withTimeout(this.control.answerTimeout, session, session.send([{ ...CLAIM, values: context.claimArguments(session, jobs) }]));
       if (answer.error) throw answer.error;
       const rows = answer.rows[0].map((fields) => jobFromRow(session, fields, 0));
       if (!this.#stop.signal.aborted || rows.length === 0) return context.begun(rows, asked, session);
-      await withTimeout(answerTimeout, session, session.query(RELEASE_MANY, [rows.map((row) => row.id), rows.map((row) => row.token)]));
+      await withTimeout(this.control.answerTimeout, session, session.query(RELEASE_MANY, [rows.map((row) => row.id), rows.map((row) => row.token)]));
       return [];
     }, this.#stop.signal);
   }
 
   /** @param {any} row of a claim @param {number} asked @param {import('./connection.js').Session} [on] the session with which its lease ends */
   #begin(row, asked, on) {
-    const attempt = new Attempt(row, this.#queue, { asked, lease: this.#lease, timeout: this.#timeout, ofQueue: this.#timeoutOfQueue, link: this.#mode?.link() });
+    const attempt = new Attempt(row, this.#queue, { asked, lease: this.#lease, timeout: this.#timeout, ofQueue: this.#timeoutOfQueue, link: this.#mode?.link(), warn: (text) => this.#logger.warn(text) });
     attempt.leaseSession = on;
     on?.attempts.add(attempt);
     this.#running.add(attempt);
@@ -419,6 +419,8 @@ export class Worker {
     const [lease, timeout] = [Number(rows[0].lease), rows[0].timeout];
     if (this.#lease !== lease) this.#heartbeatNow();
     this.#lease = lease;
+    // A heartbeat is sent when a third of the lease is over, and given up after another: the last third is left for a new connection.
+    this.control.answerTimeout = Math.min(Math.max(lease / 3, shortestAnswerTimeout), answerTimeout);
     this.#timeoutOfQueue = timeout !== null;
     this.#timeout = timeout === null ? this.#options.timeout * 1000 : Number(timeout);
   }
@@ -446,7 +448,7 @@ export class Worker {
       await this.control.withSession(async (session) => {
         const asked = Date.now();
         const values = [running.map(({ job }) => job.id), running.map(({ job }) => job.token), this.#options.lease];
-        const { rows } = await withTimeout(answerTimeout, session, session.query(HEARTBEAT, values));
+        const { rows } = await withTimeout(this.control.answerTimeout, session, session.query(HEARTBEAT, values));
         const outcomes = new Map(rows.map((row) => [`${row.id} ${row.token}`, row.outcome]));
         for (const attempt of running) {
           const outcome = outcomes.get(`${attempt.job.id} ${attempt.job.token}`);

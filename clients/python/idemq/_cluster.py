@@ -35,7 +35,7 @@ log = logging.getLogger("idemq")
 _MAP = "SELECT shard, dsn, state, version FROM cluster.map() ORDER BY shard"
 _LISTEN = "LISTEN cluster_map"
 _LOCATION = ("host", "hostaddr", "port", "dbname")
-MAP_MAX_AGE = 300.0
+MAP_MAX_AGE = 60.0
 """Seconds after which the map is read again although nothing was heard: the connection may lead nowhere."""
 MOVE_WAIT = 1.0
 """Seconds that a shard in the middle of its move is left in peace."""
