@@ -1,4 +1,4 @@
-"""celery_moved.py: the handlers of the tasks that have moved."""
+"""celery_moved.py: handlers for the tasks that have moved to idemq."""
 import os
 from idemq import Worker
 

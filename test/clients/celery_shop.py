@@ -1,4 +1,4 @@
-"""celery_shop.py: the tasks of a shop that moves from Celery, as Celery's worker loads them."""
+"""celery_shop.py: the tasks of a shop that is moving away from Celery, as loaded by Celery's worker."""
 import os
 import celery, psycopg
 from idemq import enqueue
@@ -9,12 +9,12 @@ moves = dict(bind=True, acks_late=True, reject_on_worker_lost=True, autoretry_fo
 
 
 @app.task(name="confirm", **moves)
-def confirm(self, order):  # its body is a handler of idemq now: what is called here becomes a job
+def confirm(self, order):  # its body is now a handler of idemq, and each call becomes a job
     with psycopg.connect(os.environ["DSN"]) as conn:
         enqueue(conn, "shop", {"order": order}, kind="confirm", key=f"celery/{self.request.id}")
 
 
 @app.task(name="report")
-def report(month):  # not moved yet
+def report(month):  # has not moved yet
     with psycopg.connect(os.environ["DSN"]) as conn:
         conn.execute("INSERT INTO reports VALUES (%s, 'celery')", [month])

@@ -1,5 +1,5 @@
 # Kafka's protocol, as librdkafka's own brokers speak it, and the consumer of
-# doc/usage/brokers.md: rebalances by a consumer that was stopped and comes back, and by one
+# doc/usage/brokers-kafka.md: rebalances by a consumer that was stopped and comes back, and by one
 # that was killed, the database down, a topic whose offsets begin anew.  Each message is one job,
 # and the jobs of one key run in the order of their offsets.
 # takes long

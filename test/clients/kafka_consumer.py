@@ -1,9 +1,9 @@
-"""Messages of Kafka's topic "events" become jobs of the queue "events"; then their offsets are committed."""
+"""Enqueues the messages of Kafka's topic "events" in the queue "events", then commits their offsets."""
 import json, os, sys, time
 import psycopg
 from confluent_kafka import Consumer, KafkaException
 
-# Both in one message to the server: while the lock is held, nobody waits for this process.
+# Both statements go to the server in one message, so no one waits for this process while it holds the lock.
 ENQUEUE = """SELECT pg_advisory_xact_lock(hashtextextended(p, 0)) FROM unnest(%(partitions)s::text[]) p;
     SELECT idemq.enqueue_many('events',
         (SELECT array_agg(to_payload(v) ORDER BY n) FROM unnest(%(values)s::bytea[]) WITH ORDINALITY u(v, n)),
@@ -18,7 +18,7 @@ def enqueue(db, batch):
         "groups": [message.key() and message.key().decode() for message in batch]})
 
 while True:
-    try:  # the database first: without it this process is no member of the group
+    try:  # connect to the database first, and join the group only afterwards
         with psycopg.connect(os.environ["DSN"], autocommit=True, cursor_factory=psycopg.ClientCursor) as db:
             kafka = Consumer({**json.loads(os.environ["KAFKA"]), "group.id": "idemq", "enable.auto.commit": False})
             try:

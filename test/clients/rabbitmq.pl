@@ -1,4 +1,4 @@
-# RabbitMQ and the consumer of doc/usage/brokers.md: consumers killed before and after the
+# RabbitMQ and the consumer of doc/usage/brokers-rabbitmq.md: consumers killed before and after the
 # COMMIT, the broker killed, the database down.  Each message's effect happens once, and what
 # is not done stays with the broker.
 # slow: needs RabbitMQ; kills consumers and the broker

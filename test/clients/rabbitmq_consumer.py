@@ -1,4 +1,4 @@
-"""Each message of RabbitMQ's queue "payments" is paid once, and then acknowledged."""
+"""Pays each message of RabbitMQ's queue "payments" once, then acknowledges it."""
 import os, sys, time
 import pika, psycopg
 
@@ -17,12 +17,12 @@ def settle(db, broker, key, body):
                     db.execute("SELECT idemq.commit(%s, %s)", (job, token))
                     db.execute("SELECT pay(%s)", (payload,))  # the effect
                 return
-            except psycopg.DatabaseError as error:  # where the connection is broken, this raises too
+            except psycopg.DatabaseError as error:  # also raises if the connection is broken
                 db.execute("SELECT idemq.fail(%s, %s, %s)", (job, token, str(error)))
-        broker.sleep(wait)  # another consumer has it, or its retry is not due
+        broker.sleep(wait)  # another consumer has the job, or its retry is not due
 
 while True:
-    try:  # the database first: without it nothing is taken from the broker
+    try:  # connect to the database first, and consume nothing without it
         with psycopg.connect(os.environ["DSN"], autocommit=True) as db, \
                 pika.BlockingConnection(pika.URLParameters(os.environ["AMQP_URL"])) as broker:
             channel = broker.channel()
@@ -32,7 +32,7 @@ while True:
                     settle(db, broker, properties.message_id, body)
                     channel.basic_ack(method.delivery_tag)
                 except psycopg.DatabaseError as refused:
-                    if not (refused.sqlstate or "").startswith(("22", "54", "IQ003")):  # no id, too long, another's id
+                    if not (refused.sqlstate or "").startswith(("22", "54", "IQ003")):  # no id, too long, or another message's id
                         raise
                     channel.basic_reject(method.delivery_tag, requeue=False)  # to the dead-letter exchange
     except (psycopg.Error, pika.exceptions.AMQPError, OSError) as error:

@@ -1,4 +1,4 @@
-# SQS, as fauxqs answers it, and the consumer of doc/usage/brokers.md: consumers killed before and
+# SQS, as fauxqs answers it, and the consumer of doc/usage/brokers-sqs.md: consumers killed before and
 # after the COMMIT, an effect that takes longer than the visibility timeout, the database down,
 # a broker that has lost everything.  Each message's effect happens once.
 # slow: needs fauxqs from npm; waits for its visibility timeout

@@ -1,4 +1,4 @@
-"""testing.py DSN: what doc/usage/testing.md shows, as any runner of tests would run it."""
+"""testing.py DSN: runs the tests that doc/usage/testing.md shows, as a test runner would."""
 
 import sys
 
@@ -40,7 +40,7 @@ def test_a_reminder_is_sent_tomorrow(dsn, conn):
 
 
 def enqueued(conn, queue):
-    """What is waiting in a queue: payload and key of each job, and in how many seconds it is due."""
+    """Return the payload and key of each pending job, and the number of seconds until it is due."""
     return conn.execute(
         """SELECT payload, key, round(extract(epoch FROM ready_at - enqueued_at))::int FROM idemq.job_list
         WHERE queue = %s AND status = 'pending' ORDER BY id""",
@@ -49,13 +49,13 @@ def enqueued(conn, queue):
 
 
 def test_an_order_enqueues_its_confirmation(dsn, conn):
-    with conn.transaction(force_rollback=True):  # nothing is left of it, nor need it commit
+    with conn.transaction(force_rollback=True):  # the test leaves nothing behind
         place_order(conn, 42)
         assert enqueued(conn, "mail") == [({"order": 42}, "order-42", 3600)]
 
 
 def make_due(conn):
-    """The clock, as far as jobs go: all that wait for their delay or their retry are due now."""
+    """Make every job that waits for its delay or its retry due now."""
     conn.execute("SELECT idemq.retry(id) FROM idemq.job_list WHERE status IN ('pending', 'retrying')")
 
 

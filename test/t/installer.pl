@@ -1,7 +1,7 @@
 # Who installs, and who uses it: the owner of a database, who is no superuser, gets from every
 # first step of the manual either success or an error that the GRANT of doc/operations/install.md
 # ends; an application's role runs the first job with what grant_queue gives.
-# slow: a database for each of eleven pages, whose SQL docs.pl runs as superuser
+# slow: a database for each of fifteen pages, whose SQL docs.pl runs as superuser
 # at least 77 assertions
 
 use strict;
@@ -65,7 +65,8 @@ is_deeply(\@grants, [ 'GRANT USAGE ON SCHEMA idemq TO', 'GRANT EXECUTE ON FUNCTI
 my %more = (
 	'doc/usage/limits.md' => [ 'GRANT EXECUTE ON FUNCTION idemq.admit TO', 'GRANT pg_monitor TO' ],
 	'doc/usage/keys.md' => ['GRANT EXECUTE ON FUNCTION idemq.once TO']);
-foreach my $file ('README.md', 'doc/tutorials/getting-started.md', 'doc/explanation/promises.md', map { "doc/usage/$_.md" }
+foreach my $file ('README.md', 'doc/tutorials/getting-started.md', 'doc/tutorials/first-worker.md',
+	'doc/explanation/promises.md', map { "doc/usage/$_.md" }
 	qw(workers producers rerun schedules groups-limits limits drivers keys recovery-points steps events))
 {
 	my $name = lc $file =~ s/\W/_/gr;

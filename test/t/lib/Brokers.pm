@@ -149,7 +149,7 @@ sub held
 	return grep { $names{ $_->{name} } } @consumers;
 }
 
-# Of doc/usage/brokers.md: what comes in, as JSON or as hex.
+# The function of doc/usage/brokers-rabbitmq.md that converts a message: JSON stays as it is, other bytes become hex.
 our $to_payload = q{CREATE FUNCTION to_payload(message bytea) RETURNS jsonb LANGUAGE plpgsql AS $$
 	BEGIN
 		RETURN convert_from(message, 'UTF8')::jsonb;
