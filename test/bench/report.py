@@ -303,7 +303,7 @@ class Targets:
     """The table of what was wanted: a row's parts are (what was reached, what was
     wanted, whether more is better[, the same ratio of the servers' processor time])."""
 
-    head = ["", "before", "wanted", "reached", "", "by processor time"]
+    head = ["", "before", "target", "result", "", "result in processor time"]
 
     def __init__(self, pieces, mixed, wal, kept):
         self.ran = defaultdict(list)
@@ -376,7 +376,7 @@ class Targets:
                       and (round(reached, 2) < wanted if more else round(reached) > wanted)]
             said = ", ".join(f"missed by {abs(1 - reached / wanted):.0%}" for reached, wanted in missed)
             yield [what, before, " / ".join(self.number(wanted) for _, wanted, *_ in parts if wanted is not None),
-                   " / ".join(self.number(reached) for reached, *_ in parts), said or "reached",
+                   " / ".join(self.number(reached) for reached, *_ in parts), said or "met",
                    " / ".join(self.number(part[3]) for part in parts if len(part) > 3)]
 
 

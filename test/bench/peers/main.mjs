@@ -314,11 +314,11 @@ const measures = {
     await durable(SYNC);
     const how = {
       idemq: [{ attach: true }, 'lease attached to the session'],
-      skip: [{ notify: true, reaps: true }, 'lease of 30 s, looked for once a second'],
-      pgq: [{}, 'its batch, when another asks as the same consumer'],
-      graphile: [{}, 'its lock is good for 4 hours'],
-      boss: [{ polls: true, heartbeat: 10 }, 'heartbeat of 10 s, the least it takes; looked for once a second, polled twice'],
-      bullmq: [{}, 'its defaults: lock of 30 s, looked for every 30 s'],
+      skip: [{ notify: true, reaps: true }, 'lease of 30 s, checked once per second'],
+      pgq: [{}, 'another reader asks for the batch as the same consumer'],
+      graphile: [{}, 'its lock is valid for 4 hours'],
+      boss: [{ polls: true, heartbeat: 10 }, 'heartbeat of 10 s, the minimum; checked once per second, polled twice per second'],
+      bullmq: [{}, 'its defaults: lock of 30 s, checked every 30 s'],
     };
     for (const name of SIDES) {
       const [options, means] = how[name];

@@ -95,7 +95,7 @@ def waiting_table(rows):
 
 
 def idle_table(rows):
-    return (["an idle worker has the job after", "samples", "p50 ms", "p99 ms", "worst ms"],
+    return (["time until an idle worker has the job", "samples", "p50 ms", "p99 ms", "worst ms"],
             [[title(row["side"]), str(row["latency"]["samples"]), *(milliseconds(row["latency"][key]) for key in ("p50", "p99", "worst"))]
              for row in rows if row["latency"]])
 
@@ -106,7 +106,7 @@ def killed_table(rows):
         found = [str(row["samples"]), milliseconds(row["median"]), milliseconds(row["worst"])] if row["samples"] else \
             ["–", f"more than {row['more_than']:,.0f}", "–"]
         body.append([title(row["side"]), row["means"], *found])
-    return ["the job of a worker killed with -9 is in another's hand", "by", "samples", "median ms", "worst ms"], body
+    return ["time until another worker gets the job of a worker killed with -9", "mechanism", "samples", "median ms", "worst ms"], body
 
 
 def notify_table(rows):
@@ -129,22 +129,22 @@ def bytes_table(rows):
 
 
 SECTIONS = {
-    "enqueue": ("Enqueue", "8 producers. On: synchronous_commit, and appendfsync always. Off: synchronous_commit off, and "
-                "appendfsync everysec. Costs with off, one by one / in hundreds.", lambda rows: rates_table(rows, "jobs/s")),
-    "cycle": ("From waiting to done", "8 workers that take jobs and complete them; PgQ has one reader and no single jobs, "
-              "BullMQ instead of hundreds 100 at a time. Costs as above.", lambda rows: rates_table(rows, "jobs/s")),
-    "mixed": ("Producers and workers together", "4 producers, 4 workers of single jobs (PgQ: one reader, pg-boss: fetch); "
-              "the producers wait when {ROOM:,} jobs do. {SECS_MIXED} s.", lambda rows: run_table(rows, "", False)),
-    "latency": ("Latency at {RATE} jobs a second", "From the moment when a job was due to be enqueued until a worker has it; "
-                "{SECS_MIXED} s, 4 producers, 4 workers; each side with its notifications.", lambda rows: run_table(rows, "", True)),
-    "held": ("While a snapshot is held", "The same as together, {SECS_HELD} s, beside a session that holds a REPEATABLE READ "
-             "snapshot. Redis has none.", lambda rows: run_table(rows, "", False)),
-    "waiting": ("A long backlog", "8 workers, one by one; PgQ in hundreds.", waiting_table),
-    "idle": ("An idle worker is woken", "Ten jobs a second at random times, each side with its notifications.", idle_table),
+    "enqueue": ("Enqueue", "8 producers enqueue. *On* means `synchronous_commit = on` and, for Redis, `appendfsync always`; *off* means "
+                "`synchronous_commit = off` and `appendfsync everysec`. Costs are for *off*, one at a time / in batches of 100.", lambda rows: rates_table(rows, "jobs/s")),
+    "cycle": ("From waiting to done", "8 workers claim jobs and complete them. PgQ has one reader and no single jobs. BullMQ has no batches, "
+              "so it runs 100 jobs at once instead. Costs are as above.", lambda rows: rates_table(rows, "jobs/s")),
+    "mixed": ("Producers and workers together", "4 producers and 4 workers run for {SECS_MIXED} s, one job at a time (PgQ has one reader; pg-boss uses fetch). "
+              "The producers pause while {ROOM:,} jobs are waiting.", lambda rows: run_table(rows, "", False)),
+    "latency": ("Latency at {RATE} jobs per second", "The time from the moment a job should have been enqueued until a worker has it. "
+                "4 producers and 4 workers run for {SECS_MIXED} s; each system uses its notifications.", lambda rows: run_table(rows, "", True)),
+    "held": ("While a snapshot is held", "Producers and workers run together as above, for {SECS_HELD} s, while another session holds a REPEATABLE READ "
+             "snapshot. Redis has no snapshots.", lambda rows: run_table(rows, "", False)),
+    "waiting": ("A long backlog", "8 workers take one job at a time; PgQ takes batches of 100.", waiting_table),
+    "idle": ("An idle worker is woken", "Ten jobs per second arrive at random times; each system uses its notifications.", idle_table),
     "killed": ("A worker is killed", "", killed_table),
-    "notify": ("What notifications cost producers", "Somebody listens. graphile-worker always notifies.", notify_table),
-    "bytes": ("Bytes", "Table, indexes and what is beside them; Redis's memory. Done: as each keeps jobs by default; "
-              "graphile-worker deletes them, and PgQ's tables go by rotation.", bytes_table),
+    "notify": ("What notifications cost producers", "One session listens. graphile-worker always notifies.", notify_table),
+    "bytes": ("Bytes", "The tables with their indexes, and for Redis its memory. *Done* is a finished job as each system keeps it by "
+              "default. graphile-worker deletes finished jobs, and PgQ empties its tables by rotation.", bytes_table),
 }
 
 
@@ -160,7 +160,7 @@ def about(results):
     settings = results["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     text = f"idemq {settings['commit']}, {versions}; {settings['date']}; {settings['machine']}, all on this machine; "
-    text += f"medians of {settings['ROUNDS']} rounds of {settings['SECS']} s where there are rounds, the sides in turn"
+    text += f"medians of {settings['ROUNDS']} rounds of {settings['SECS']} s for the rates, with the systems in turn"
     if settings["load"] > 1:
         text += f". **The machine was busy with other work (load {settings['load']:.0f} before the run began): these figures wait for a quiet one**"
     return text + "."
@@ -281,7 +281,7 @@ def write_page(results, page):
         drawn = []
     text = [about(results)]
     if results["left_out"]:
-        text.append("Left out: " + "; ".join(results["left_out"]) + ".")
+        text.append("Not measured: " + "; ".join(results["left_out"]) + ".")
     text += [f"![{heading}]({os.path.basename(directory)}/{name})" for name, heading in drawn]
     for heading, said, head, body in tables(results):
         text.append(f"### {heading}")
