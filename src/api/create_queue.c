@@ -48,8 +48,8 @@ warn_of_short_window(const QueueInfo *queue)
 		ereport(WARNING,
 				errmsg("idempotency_window of queue \"%s\" is shorter than lease x max_attempts",
 					   queue->name),
-				errdetail("A message that is delivered again after the window runs its effect "
-						  "again."));
+				errdetail(
+					"If a request is repeated after the window has passed, its job runs again."));
 }
 
 static SqlStatement add_grant =
@@ -85,9 +85,8 @@ SQL_FUNCTION(idemq_sql_create_queue)
 		bool other = (*c >= '0' && *c <= '9') || *c == '.' || *c == '-';
 
 		if (!letter && !(other && c > name))
-			ereport(ERROR, errcode(ERRCODE_INVALID_NAME),
-					errmsg("\"%s\" cannot be the name of a queue", name),
-					errhint("Use letters, digits, _ . and -, beginning with a letter or _."));
+			ereport(ERROR, errcode(ERRCODE_INVALID_NAME), errmsg("invalid queue name \"%s\"", name),
+					errhint("Use letters, digits, _, . and -. Begin with a letter or _."));
 	}
 
 	idemq_settings_check(fcinfo, true);
@@ -152,7 +151,7 @@ SQL_FUNCTION(idemq_sql_alter_queue)
 		PG_RETURN_VOID(); /* dropped meanwhile */
 	idemq_settings_update(fcinfo, queue.name);
 	if (is_given(fcinfo, "group_max_running") || is_given(fcinfo, "group_rate_limit") ||
-		is_given(fcinfo, "group_rate_period"))
+		is_given(fcinfo, "group_rate_period") || is_given(fcinfo, "group_rate_burst"))
 		idemq_pending_note(ACTION_GROUPS, NULL, queue.id);
 	former = queue;
 	/* group_max_running was 1. */

@@ -10,7 +10,7 @@
  *
  * When the wall clock jumps ahead and is corrected, idemq_now() stays ahead until the server
  * restarts: low-water marks of FIFO groups, among others, rely on a time that never goes back.  A
- * DBA corrects what was written meanwhile (doc/operations/backup-replication-failover.md, Clocks).
+ * DBA corrects what was written meanwhile (doc/operations/clocks.md).
  *
  * With idemq.test_clock, all of these clocks, and idemq_wall_now(), are ahead of the server's
  * clocks by the sum of the intervals passed to idemq.advance_clock (api/advance_clock.c).  Both
@@ -104,7 +104,7 @@ read_ahead(void)
 	{
 		ereport(level, errcode(ERRCODE_DATA_CORRUPTED),
 				errmsg("invalid data in file \"%s\"", CLOCK_FILE),
-				errhint("Restore the file, or discard this server."));
+				errhint("Restore the file, or discard this test server."));
 		return 1;
 	}
 	return usecs;
@@ -175,7 +175,7 @@ idemq_clock_advance(int64 usecs)
 		ereport(ERROR, errcode(ERRCODE_DATETIME_VALUE_OUT_OF_RANGE),
 				errmsg("the test clock cannot be more than %d days ahead",
 					   (int) (MOST_AHEAD / USECS_PER_DAY)),
-				errdetail("It is now %.6f days ahead.", (double) ahead / USECS_PER_DAY),
+				errdetail("The test clock is now %.6f days ahead.", (double) ahead / USECS_PER_DAY),
 				errhint("Continue the tests on a new server."));
 	if (usecs > 0)
 	{

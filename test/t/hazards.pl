@@ -41,8 +41,8 @@ sub is_refused
 	$server->psql('postgres', $sql, stderr => \$stderr, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
 	like($stderr, qr/ERROR:  25006: cannot execute [^\n]+\nHINT:  $hint/, $name);
 }
-is_refused($node, "BEGIN READ ONLY; SELECT * FROM $_", 'Begin the transaction READ WRITE', "read-only: $_") foreach @writers;
-is_refused($node, 'BEGIN READ ONLY; SELECT idemq.follow()', 'Begin the transaction READ WRITE', 'read-only: follow');
+is_refused($node, "BEGIN READ ONLY; SELECT * FROM $_", 'Begin the transaction with READ WRITE', "read-only: $_") foreach @writers;
+is_refused($node, 'BEGIN READ ONLY; SELECT idemq.follow()', 'Begin the transaction with READ WRITE', 'read-only: follow');
 is_state($node, "SET default_transaction_read_only = on; SELECT * FROM idemq.claim('q')", '25006',
 	'read-only by default');
 is_sql($node, 'SELECT status, attempt, token FROM idemq.jobs ORDER BY id', "pending|0|0\npending|0|0",
