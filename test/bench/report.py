@@ -374,7 +374,7 @@ class Targets:
                 continue
             missed = [(reached, wanted) for reached, wanted, more, *_ in parts if reached is not None and wanted is not None
                       and (round(reached, 2) < wanted if more else round(reached) > wanted)]
-            said = ", ".join(f"missed by {abs(1 - reached / wanted):.0%}" for reached, wanted in missed)
+            said = missed and "missed by " + " and ".join(f"{abs(1 - reached / wanted):.0%}" for reached, wanted in missed)
             yield [what, before, " / ".join(self.number(wanted) for _, wanted, *_ in parts if wanted is not None),
                    " / ".join(self.number(reached) for reached, *_ in parts), said or "met",
                    " / ".join(self.number(part[3]) for part in parts if len(part) > 3)]

@@ -131,19 +131,19 @@ def bytes_table(rows):
 SECTIONS = {
     "enqueue": ("Enqueue", "8 producers enqueue. *On* means `synchronous_commit = on` and, for Redis, `appendfsync always`; *off* means "
                 "`synchronous_commit = off` and `appendfsync everysec`. Costs are for *off*, one at a time / in batches of 100.", lambda rows: rates_table(rows, "jobs/s")),
-    "cycle": ("From waiting to done", "8 workers claim jobs and complete them. PgQ has one reader and no single jobs. BullMQ has no batches, "
-              "so it runs 100 jobs at once instead. Costs are as above.", lambda rows: rates_table(rows, "jobs/s")),
+    "cycle": ("From waiting to done", "8 workers claim jobs and complete them. PgQ has one reader and does not handle single jobs. BullMQ has no batches, "
+              "so it runs 100 jobs at once instead. The columns of costs mean the same as under *Enqueue*.", lambda rows: rates_table(rows, "jobs/s")),
     "mixed": ("Producers and workers together", "4 producers and 4 workers run for {SECS_MIXED} s, one job at a time (PgQ has one reader; pg-boss uses fetch). "
               "The producers pause while {ROOM:,} jobs are waiting.", lambda rows: run_table(rows, "", False)),
-    "latency": ("Latency at {RATE} jobs per second", "The time from the moment a job should have been enqueued until a worker has it. "
+    "latency": ("Latency at {RATE} jobs per second", "The table shows the time from the moment when a job should have been enqueued until a worker has the job. "
                 "4 producers and 4 workers run for {SECS_MIXED} s; each system uses its notifications.", lambda rows: run_table(rows, "", True)),
-    "held": ("While a snapshot is held", "Producers and workers run together as above, for {SECS_HELD} s, while another session holds a REPEATABLE READ "
+    "held": ("While a snapshot is held", "Producers and workers run together for {SECS_HELD} s, while another session holds a REPEATABLE READ "
              "snapshot. Redis has no snapshots.", lambda rows: run_table(rows, "", False)),
     "waiting": ("A long backlog", "8 workers take one job at a time; PgQ takes batches of 100.", waiting_table),
     "idle": ("An idle worker is woken", "Ten jobs per second arrive at random times; each system uses its notifications.", idle_table),
     "killed": ("A worker is killed", "", killed_table),
     "notify": ("What notifications cost producers", "One session listens. graphile-worker always notifies.", notify_table),
-    "bytes": ("Bytes", "The tables with their indexes, and for Redis its memory. *Done* is a finished job as each system keeps it by "
+    "bytes": ("Bytes", "The figures include the tables and their indexes or, for Redis, its memory. *Done* is a finished job as each system keeps it by "
               "default. graphile-worker deletes finished jobs, and PgQ empties its tables by rotation.", bytes_table),
 }
 
