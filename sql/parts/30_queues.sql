@@ -378,8 +378,9 @@ BEGIN
 			WHERE pg_has_role(its, change_queue_grant.role, 'USAGE')
 				AND NOT idemq_internal.role_may(its, number, needs);
 		IF ends IS NOT NULL THEN
-			RAISE NOTICE 'what needs the privilege on queue "%" does nothing more: %', name, ends
-				USING HINT = 'It goes on when the privilege is granted again; or remove it.';
+			PERFORM idemq_internal.raise_message(false,
+				format('what needs the privilege on queue "%s" does nothing more: %s', name, ends),
+				'It goes on when the privilege is granted again; or remove it.');
 		END IF;
 	END IF;
 	IF is_new THEN

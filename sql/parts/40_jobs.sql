@@ -136,7 +136,8 @@ BEGIN
 			ids) AS (id bigint, token bigint) ORDER BY 1) d
 		CROSS JOIN LATERAL idemq_internal.redrive_job(d.id, d.token) r;
 	IF dead_letter_records > 0 THEN
-		RAISE NOTICE 'cancelled dead-letter records: %', dead_letter_records;
+		PERFORM idemq_internal.raise_message(false,
+			format('cancelled dead-letter records: %s', dead_letter_records));
 	END IF;
 	IF redriven > 0 THEN
 		PERFORM idemq_internal.audit('redrive', number, queue, nullif(jsonb_strip_nulls(

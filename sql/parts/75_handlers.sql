@@ -163,19 +163,17 @@ BEGIN
 	PERFORM idemq_internal.audit('set_handler', number, queue,
 		jsonb_build_object('function', named));
 	IF why IS NOT NULL THEN
-		RAISE WARNING 'the handler does not run yet' USING DETAIL = why || '.',
-			HINT =
-				'Mend it; the handler then runs by itself. Until then idemq.handlers says why it '
-				'does not.';
+		PERFORM idemq_internal.raise_message(true, 'the handler does not run yet',
+			'Mend it; the handler then runs by itself. Until then idemq.handlers says why it '
+			'does not.', why || '.');
 	END IF;
 	IF NOT f.pinned THEN
-		RAISE WARNING 'function % does not set its search_path', named USING
-			DETAIL =
-				format('Who may create objects in a schema of role "%s"''s search_path decides '
-				'what the names in it mean.', role),
-			HINT =
-				format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp, with the schemas '
-				'that it needs between the two.', named);
+		PERFORM idemq_internal.raise_message(true,
+			format('function %s does not set its search_path', named),
+			format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp, with the schemas '
+			'that it needs between the two.', named),
+			format('Who may create objects in a schema of role "%s"''s search_path decides '
+			'what the names in it mean.', role));
 	END IF;
 END $$;
 
