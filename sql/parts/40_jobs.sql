@@ -309,7 +309,7 @@ COMMENT ON FUNCTION idemq.assert_current(bigint, bigint)
 CREATE FUNCTION idemq.hold_claimed() RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_hold_claimed';
 COMMENT ON FUNCTION idemq.hold_claimed()
-	IS 'as idemq.assert_current, of the one job that the last claim of this session has claimed, so that a client can send it in one message with commit_and_claim and COMMIT, before it knows which job that is; never waits and raises nothing for what has become of the job: held; busy (an open transaction has its row: ask assert_current); gone (none was claimed or several, it has ended, or its lease is lost)';
+	IS 'as idemq.assert_current, of the one job that the last claim of this session has claimed, so that a client can send it in one message with commit_and_claim and COMMIT, before it knows which job that is; never waits; returns what has become of the job, because an error would fail the whole message and hide that the COMMIT is done: held; busy (an open transaction has its row: call assert_current); gone (none was claimed or several, it has ended, or its lease is lost)';
 
 CREATE FUNCTION idemq.reap(queue text DEFAULT NULL) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_reap';
