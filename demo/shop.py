@@ -42,7 +42,7 @@ def send(job):
     if job.payload["order"] % 41 == 0:
         raise Dead(f"no such address: {job.payload['to']}@shop.example")
     if random.random() < 0.05:
-        raise ConnectionError("no answer from mail.shop.example in 3000 ms")
+        raise ConnectionError("no response from mail.shop.example in 3000 ms")
     return {"sent": job.payload["to"]}
 
 

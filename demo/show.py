@@ -137,12 +137,12 @@ class Show:
             self.say(f"{worker} holds job {job} and is stopped (kill -STOP); its lease is 5 s")
         elif what in ("worker_lost", "lease_expired"):
             self.back_after[job] = event["at"] - self.tricked_at.get(job, event["at"])
-            self.say(f"NOTIFY {what}: job {job} was taken back {self.back_after[job]:.3f} s after that")
+            self.say(f"NOTIFY {what}: job {job} was taken back after {self.back_after[job]:.3f} s")
         elif what == "IQ001":
-            self.say(f"{worker} commits job {job}: refused (IQ001, lease lost), effect undone")
+            self.say(f"{worker} tries to commit job {job}: refused (IQ001, lease lost), and its effect is rolled back")
         elif what == "IQ006":
-            self.say(f"{worker} lost an answer, so commits job {job} again:"
-                     " refused (IQ006, already committed), second effect undone")
+            self.say(f"{worker} lost the answer to its commit of job {job} and repeats it: refused (IQ006, already "
+                "committed), and the second effect is rolled back")
 
     def wake_the_stopped(self):
         """Continues the stopped worker when another one has done its job."""
@@ -150,7 +150,7 @@ class Show:
         if self.ask("SELECT status FROM idemq.jobs WHERE id = %s", job) == ("completed",):
             self.stopped = None
             slept = time.monotonic() - since
-            self.say(f"job {job} was done by another; {worker} goes on after {slept:.1f} s")
+            self.say(f"another worker has finished job {job}; {worker} continues after {slept:.1f} s")
             self.workers[worker].send_signal(signal.SIGCONT)
 
     def run(self):
@@ -174,7 +174,7 @@ class Show:
                 raise SystemExit(f"not finished after {TIME_LIMIT} s")
             for name, process in self.workers.items():
                 if process.poll() is not None:
-                    raise SystemExit(f"{name} ended by itself")
+                    raise SystemExit(f"{name} exited unexpectedly")
             if self.elapsed() < next_line:
                 continue
             next_line += 0.5
@@ -210,26 +210,26 @@ class Show:
         count, calls = len(self.files), accepted + duplicates
         rows = [
             ("files found", count, count > 0),
-            ("enqueue calls, by two producers", calls, calls == 2 * count),
+            ("enqueue calls by two producers", calls, calls == 2 * count),
             ("  jobs accepted", accepted, accepted == count == jobs),
             ("  duplicates answered", duplicates, duplicates == count),
             ("jobs completed", completed, completed == count),
             ("effects (rows in results)", effects, effects == count),
             ("  distinct paths", paths, paths == count),
-            ("  effects more than once", twice, twice == 0),
+            ("  effects that happened more than once", twice, twice == 0),
             ("attempts lost (idemq.attempts)", lost, tricked <= set(lost_jobs or ())),
             ("zombie commits refused (IQ001)", len(zombies), set(self.seen["stops"]) <= set(zombies)),
             ("repeated commits refused (IQ006)", len(repeated), len(repeated) == 1),
-            ("ms from kill -9 to taken back", round(1000 * back_after), back_after < 1),
-            ("committed, by idemq.metrics", totals[2], totals == [count, count, count, lost]),
+            ("ms from kill -9 until the job was taken back", round(1000 * back_after), back_after < 1),
+            ("jobs committed (idemq.metrics)", totals[2], totals == [count, count, count, lost]),
             ("findings of idemq.check()", len(findings), findings == []),
         ]
         print()
         for name, value, right in rows:
             print(f"  {name:34}{value:7}  {'ok' if right else 'WRONG'}")
-        print(f"\n  From its claim to its commit a job took {in_ms(run_p99)} at most, for 99 % of them (idemq.metrics)."
-              f"\n  The producers were faster than the workers: jobs waited up to {in_ms(wait_p99)} behind others."
-              "\n  That is the length of the backlog; a worker that is idle has a new job within milliseconds.")
+        print(f"\n  99 % of the jobs took at most {in_ms(run_p99)} from claim to commit (idemq.metrics).\n  The "
+            f"producers were faster than the workers, so jobs waited up to {in_ms(wait_p99)} for earlier jobs.\n  "
+            "This is the length of the backlog: an idle worker gets a new job within milliseconds.")
         return all(right for _, _, right in rows)
 
 
@@ -238,9 +238,9 @@ def main():
     with psycopg.connect("dbname=postgres user=postgres", autocommit=True) as connection:
         with open(os.path.join(HERE, "setup.sql"), encoding="utf-8") as setup:
             connection.execute(setup.read())
-        print(f"\nWhat a worker does with a job (demo/worker.py):\n\n{source('claim')}\n\n{source('finish')}")
-        print(f"\n{len(files)} files to hash.  2 producers enqueue every one of them,"
-              " 4 workers hash, and things go wrong:\n")
+        print(f"\nHow a worker runs a job (demo/worker.py):\n\n{source('claim')}\n\n{source('finish')}")
+        print(f"\n{len(files)} files to hash.  Two producers each enqueue every file, four workers hash them, and "
+            "failures are injected:\n")
         show = Show(connection, files)
         try:
             show.run()
@@ -248,8 +248,8 @@ def main():
             show.end()
         right = show.prove()
     if not right:
-        raise SystemExit("\nThe numbers do not prove it.")
-    print("\nEvery job's effect happened once.")
+        raise SystemExit("\nThe numbers do not prove it: an effect is missing or happened twice.")
+    print("\nEvery job's effect happened exactly once.")
 
 
 main()

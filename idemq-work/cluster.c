@@ -64,7 +64,7 @@ branch(int *fd)
 	pid_t pid;
 
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0 || (pid = fork()) < 0)
-		die(1, "cannot start a process: %m");
+		die(1, "could not start a process: %m");
 	if (pid == 0)
 	{
 		close(ends[0]);
@@ -253,7 +253,7 @@ cluster_bury(bool ending)
 			status = how == 0 ? status : 1;
 		else
 		{
-			say("shard %d: its runner has ended (%s %d); starting it again", runner->shard,
+			say("shard %d: its runner has exited (%s %d), so a new one is started", runner->shard,
 				WIFSIGNALED(how) ? "signal" : "status",
 				WIFSIGNALED(how) ? WTERMSIG(how) : WEXITSTATUS(how));
 			runner->start_at = now_ms() + START_AGAIN;

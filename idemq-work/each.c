@@ -90,7 +90,7 @@ judge_exit(struct answer *answer, int status)
 	else
 	{
 		answer->verdict = FAIL;
-		snprintf(answer->what, sizeof(answer->what), "ended by signal %d", WTERMSIG(status));
+		snprintf(answer->what, sizeof(answer->what), "killed by signal %d", WTERMSIG(status));
 		snprintf(answer->details, sizeof(answer->details), "{\"signal\": %d}", WTERMSIG(status));
 	}
 }

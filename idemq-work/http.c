@@ -336,7 +336,8 @@ check_url(void)
 	CURLU *url = curl_url();
 
 	if (url == NULL || curl_url_set(url, CURLUPART_URL, options.http, 0) != CURLUE_OK)
-		die(2, "--http takes a URL, such as http://127.0.0.1:3000/jobs: not \"%s\"", options.http);
+		die(2, "--http requires a URL, such as http://127.0.0.1:3000/jobs, not \"%s\"",
+			options.http);
 	curl_url_cleanup(url);
 }
 
@@ -531,7 +532,7 @@ endpoint_is_down(const char *why)
 	{
 		down_since = now;
 		down_wait = DOWN_FIRST;
-		say("%s: %s; jobs wait until it is back", options.http, why);
+		say("%s: %s; jobs wait until it responds", options.http, why);
 	}
 	else
 		down_wait = sooner(down_wait * 2, DOWN_MOST);
@@ -544,7 +545,7 @@ static void
 endpoint_is_up(void)
 {
 	if (down_since != 0)
-		say("%s: answers again after %.1f s", options.http,
+		say("%s: responds again after %.1f s", options.http,
 			(double) (now_ms() - down_since) / 1000);
 	down_since = 0;
 	executor_lost = false;
@@ -616,9 +617,9 @@ http_judge(struct request *request, struct answer *answer)
 	else
 	{
 		if (request->header_bytes > HEADERS_MOST)
-			why = "the answer's headers are too long";
+			why = "the response's headers are too long";
 		answer->verdict = FAIL;
-		snprintf(answer->what, sizeof(answer->what), "no whole answer: %s", why);
+		snprintf(answer->what, sizeof(answer->what), "incomplete response: %s", why);
 		snprintf(answer->details, sizeof(answer->details), "{\"http_status\": %ld}", status);
 		take_error(request, answer);
 	}

@@ -76,7 +76,7 @@ bool executor_lost;
 static int executor_fds; /* at most */
 static struct job *jobs;
 static struct server work = {.name = "server"};
-static struct server waiter = {.name = "server, to wait"};
+static struct server waiter = {.name = "server, for waiting"};
 
 static bool look = true; /* there may be jobs to be claimed */
 static bool claimed_once;
@@ -240,7 +240,7 @@ work_claim(int slots)
 			gave_up = look = true;
 		/* The schema does not exist. */
 		if (server_state(result, "3F000"))
-			say("claim: the database \"%s\" does not have idemq: run CREATE EXTENSION idemq in it",
+			say("claim: database \"%s\" does not have idemq: run CREATE EXTENSION idemq in it",
 				PQdb(work.conn));
 		else
 			say("claim: %s", PQresultErrorMessage(result));
@@ -405,7 +405,7 @@ begin_drain(void)
 	grace_end = signals_told_at() + options.grace;
 	end_wait();
 	if (busy_slots() > 0)
-		say("ending: %d %ss have %g s", busy_slots(), executor->noun,
+		say("stopping: %d %ss have %g s to finish", busy_slots(), executor->noun,
 			(double) options.grace / 1000);
 	executor->drain();
 }
@@ -455,7 +455,7 @@ listen_to_supervisor(void)
 
 	if (address == NULL)
 		return;
-	say("it has moved");
+	say("the server has moved");
 	server_move(&work, address);
 	server_move(&waiter, address);
 	free(at);
@@ -572,7 +572,7 @@ serve(struct pollfd *fds)
 	else if (waiting && now_ms() >= wait_end && work_draining)
 		leave_wait();
 	else if (waiting && now_ms() >= wait_end)
-		wait_is_lost("the server does not answer");
+		wait_is_lost("the server does not respond");
 	if (fds[3].revents != 0)
 		listen_to_supervisor();
 	executor->serve(fds + OWN_FDS, count - OWN_FDS);

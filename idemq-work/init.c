@@ -47,7 +47,7 @@ init_start(void)
 	sigprocmask(SIG_BLOCK, &set, &before);
 	runner = fork();
 	if (runner < 0)
-		die(1, "cannot start a process: %m");
+		die(1, "could not start a process: %m");
 	if (runner == 0)
 	{
 		/* A terminal's ^C is for the first process, which passes it on: the runner must get it only once. */

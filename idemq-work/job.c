@@ -114,8 +114,8 @@ job_begin(struct job *job, const PGresult *result, int row, int64_t asked_at)
 	job->running = executor->start(job->slot, &task);
 	if (!job->running)
 	{
-		say("%s %s: cannot start a %s: %s; given back", job->queue, job->id, executor->noun,
-			strerror(errno));
+		say("%s %s: could not start a %s: %s; the job is given back", job->queue, job->id,
+			executor->noun, strerror(errno));
 		job->delay = 5000;
 		job_decide(job, RELEASE);
 	}
@@ -134,7 +134,7 @@ static void
 lose(struct job *job)
 {
 	job->doubted = false;
-	say("%s %s: the lease is lost; the %s is ended", job->queue, job->id, executor->noun);
+	say("%s %s: the lease was lost; the %s is stopped", job->queue, job->id, executor->noun);
 	job_end(job, LEASE_LOST);
 }
 
@@ -215,7 +215,7 @@ job_watch(struct job *job)
 		job_end(job, TIME_OVER);
 	else if (now >= job->lease_until && !job->done)
 	{
-		say("%s %s: the lease could not be kept; the %s is ended", job->queue, job->id,
+		say("%s %s: the lease could not be extended; the %s is stopped", job->queue, job->id,
 			executor->noun);
 		job_end(job, CUT_OFF);
 	}
@@ -268,7 +268,7 @@ take_result(struct job *job, struct answer *answer)
 	if (answer->result_cut)
 		wrong = "is longer than --max-output";
 	else if (strlen(answer->result) != answer->result_size)
-		wrong = "has a NUL in it";
+		wrong = "contains a NUL byte";
 	if (wrong != NULL)
 	{
 		say("%s %s: %s %s: committed without a result", job->queue, job->id, executor->answer,
@@ -288,7 +288,7 @@ judge_ending(struct job *job, struct answer *answer)
 		case TIME_OVER:
 			answer->verdict = FAIL;
 			answer->delay = BY_POLICY;
-			snprintf(answer->what, sizeof(answer->what), "ended after %g s (%s)",
+			snprintf(answer->what, sizeof(answer->what), "stopped after %g s (%s)",
 					 (double) job->timeout / 1000, job->of_queue ? "job_timeout" : "--timeout");
 			snprintf(answer->details, sizeof(answer->details), "{\"timeout\": %g}",
 					 (double) job->timeout / 1000);

@@ -95,7 +95,7 @@ keeper_start(void)
 	int ends[2];
 
 	if (!open_pipe(ends) || (keeper = fork()) < 0)
-		die(1, "cannot start a process: %m");
+		die(1, "could not start a process: %m");
 	if (keeper == 0)
 	{
 		close(ends[1]);

@@ -178,10 +178,10 @@ take_line(int slot, const char *line, size_t size)
 	}
 	if (!worker->busy || worker->line != NULL)
 	{
-		say("%s %d: an answer that no job waits for; it is ended: %.*s (a line on stdout that begins with {"
-			" is an answer: write logs to stderr)",
+		say("%s %d: response to no running job, so the program is stopped: %.*s (a line on stdout "
+			"that begins with { is a response, so write logs to stderr)",
 			options.program[0], slot + 1, (int) (size < SHOWN_MOST ? size : SHOWN_MOST), line);
-		lines_leave(worker, "the program has answered twice", SIGTERM);
+		lines_leave(worker, "the program has responded twice", SIGTERM);
 		return;
 	}
 	worker->line = memory(NULL, size + 1);
@@ -241,7 +241,7 @@ describe_exit(struct answer *answer, const char *why, int status)
 	}
 	else
 	{
-		snprintf(what, sizeof(what), "ended by signal %d", WTERMSIG(status));
+		snprintf(what, sizeof(what), "killed by signal %d", WTERMSIG(status));
 		snprintf(answer->details, sizeof(answer->details), "{\"signal\": %d}", WTERMSIG(status));
 	}
 	if (why != NULL)
@@ -264,7 +264,7 @@ lines_bury(int slot)
 	describe_exit(&exit, worker->why, status);
 	if (!worker->wanted && !lines_draining)
 	{
-		say("%s %d: %s; it is started again", options.program[0], slot + 1, exit.what);
+		say("%s %d: %s; the program is started again", options.program[0], slot + 1, exit.what);
 		worker->start_at = now_ms() + worker->start_wait;
 		worker->start_wait = sooner(worker->start_wait * 2, START_MOST);
 	}
@@ -294,7 +294,7 @@ lines_over(int slot, struct answer *answer)
 		if (strlen(worker->line) != worker->line_size)
 		{
 			answer->verdict = FAIL;
-			snprintf(answer->what, sizeof(answer->what), "the program's line has a NUL in it");
+			snprintf(answer->what, sizeof(answer->what), "the program's line contains a NUL byte");
 			answer->said = worker->line;
 			answer->said_size = worker->line_size < SHOWN_MOST ? worker->line_size : SHOWN_MOST;
 			worker->line = NULL;
@@ -333,7 +333,7 @@ lines_cancel(int slot, bool again)
 static void
 lines_distrust(int slot)
 {
-	lines_leave(&workers[slot], "the program has answered with another id", SIGTERM);
+	lines_leave(&workers[slot], "the program has responded with another id", SIGTERM);
 }
 
 static int
@@ -467,7 +467,8 @@ const struct executor lines_executor = {
 	.noun = "program",
 	.answer = "its line",
 	.columns =
-		"CASE WHEN c.payload IS NOT NULL THEN pg_catalog.json_build_object('id', c.id::text, 'token', c.token::text, 'queue', c.queue,"
+		"CASE WHEN c.payload IS NOT NULL THEN pg_catalog.json_build_object('id', c.id::text, "
+		"'token', c.token::text, 'queue', c.queue,"
 		" 'key', c.key, 'kind', c.kind, 'attempt', c.attempt,"
 		" 'max_attempts', c.max_attempts, 'headers', c.headers,"
 		" 'checkpoint', c.checkpoint, 'payload', c.payload) END",

@@ -24,52 +24,52 @@ struct options options = {
 };
 
 static const char *const help =
-	"idemq-work has each job of an idemq queue carried out, and tells the server how it ended.\n"
+	"idemq-work runs the jobs of an idemq queue, and reports to the server how each job ended.\n"
 	"\n"
 	"  idemq-work -d DSN -q QUEUE... [OPTION]... -- PROGRAM [ARGUMENT]...\n"
 	"  idemq-work -d DSN -q QUEUE... [OPTION]... --http=URL\n"
 	"  idemq-work -d DSN -q QUEUE... [OPTION]... --lines -- PROGRAM [ARGUMENT]...\n"
 	"\n"
-	"  -d, --dsn=DSN         connection string; without it PGHOST, PGSERVICE ... say where\n"
-	"      --cluster=DSN     in place of -d: the router of a cluster; works for all its shards\n"
-	"      --home=N,N...     its shards that come first; --only-home: no others\n"
-	"      --shard-options=DSN  goes before what the cluster's map says, such as port=5432\n"
-	"  -q, --queue=QUEUE     more than one: in the order given\n"
-	"  -j, --jobs=N          so many at a time (1)\n"
-	"      --http=URL        each job is a POST there\n"
-	"      --unix-socket=PATH  by this socket, in place of the URL's host\n"
-	"      --sign-key-file=FILE  signed as Standard Webhooks say, with the keys there (whsec_...)\n"
-	"      --lines           a program that stays is given one job after the other\n"
-	"      --result          stdout, or the body of the answer, is the job's result, as JSON\n"
-	"      --timeout=TIME    what takes longer is ended, the job has failed\n"
-	"                        (the queue's job_timeout, or 1h)\n"
-	"      --later=TIME      delay after exit status 75, or \"later\": true (1min)\n"
-	"      --grace=TIME      after SIGTERM what runs has so long (30s)\n"
-	"      --kill-after=TIME from SIGTERM of a program to SIGKILL (5s)\n"
-	"      --lease=TIME      a lease, in place of the queue's\n"
-	"      --attach          leases end with the connection; not behind a pooler\n"
-	"      --wait-dsn=DSN    another way to the same database, for the connection that waits\n"
-	"      --max-output=N    bytes of a result, or of an answer (1048576)\n"
-	"      --worker=NAME     as idemq.running_jobs shows it\n"
-	"      --once            do what is ready, then end\n"
-	"  -v, --verbose         a line for each job\n"
+	"  -d, --dsn=DSN         connection string (default: PGHOST, PGSERVICE and so on)\n"
+	"      --cluster=DSN     router of a cluster, instead of -d; serves all its shards\n"
+	"      --home=N,N...     shards to serve first; with --only-home, serve no others\n"
+	"      --shard-options=DSN  options to add to the cluster's map, such as port=5432\n"
+	"  -q, --queue=QUEUE     queue to claim from; repeat it for more, in order of preference\n"
+	"  -j, --jobs=N          maximum number of jobs to run at once (default: 1)\n"
+	"      --http=URL        send each job to this URL as a POST request\n"
+	"      --unix-socket=PATH  connect to this socket instead of the URL's host\n"
+	"      --sign-key-file=FILE  sign requests with these keys (whsec_..., Standard Webhooks)\n"
+	"      --lines           keep the program running, and pass it one job after another\n"
+	"      --result          store stdout, or the body of the response, as the job's result (JSON)\n"
+	"      --timeout=TIME    stop a job that takes longer; it fails\n"
+	"                        (default: the queue's job_timeout, or 1h)\n"
+	"      --later=TIME      delay after exit status 75, or \"later\": true (default: 1min)\n"
+	"      --grace=TIME      time that running jobs have after SIGTERM (default: 30s)\n"
+	"      --kill-after=TIME time from a program's SIGTERM to SIGKILL (default: 5s)\n"
+	"      --lease=TIME      length of leases (default: the queue's)\n"
+	"      --attach          end leases with the connection; do not use it behind a pooler\n"
+	"      --wait-dsn=DSN    direct connection to the same database, for waiting\n"
+	"      --max-output=N    maximum bytes of a result or response (default: 1048576)\n"
+	"      --worker=NAME     name to show in idemq.running_jobs\n"
+	"      --once            run the ready jobs, then exit\n"
+	"  -v, --verbose         print a line for each job\n"
 	"  -h, --help\n"
 	"  -V, --version\n"
 	"\n"
-	"A program for each job: the payload is on stdin; IDEMQ_QUEUE, IDEMQ_ID, IDEMQ_KEY, IDEMQ_KIND,\n"
-	"IDEMQ_TOKEN, IDEMQ_ATTEMPT and IDEMQ_DEADLINE are in the environment.  Exit status 0: the job is\n"
-	"committed; 75: later; 65: dead; all else: failed, with the end of stderr.\n"
+	"A program per job: stdin is the payload; the environment has IDEMQ_QUEUE, IDEMQ_ID, IDEMQ_KEY,\n"
+	"IDEMQ_KIND, IDEMQ_TOKEN, IDEMQ_ATTEMPT and IDEMQ_DEADLINE.  Exit status 0 commits the job,\n"
+	"75 releases it for later, 65 makes it dead, and any other fails it, with the end of stderr.\n"
 	"\n"
-	"HTTP: the payload is the body; Idemq-Queue, -Id, -Token, -Attempt, -Key and others, and an\n"
-	"Idempotency-Key, are headers.  2xx: committed; 422: dead; 429 and 503 with Retry-After: later,\n"
-	"for all jobs; all else: failed, with the start of the body.\n"
+	"HTTP: the body is the payload; headers are Idemq-Queue, -Id, -Token, -Attempt, -Key and others, and\n"
+	"an Idempotency-Key.  2xx commits the job, 422 makes it dead, 429 and 503 with Retry-After postpone\n"
+	"all jobs, and any other response fails it, with the start of the body.\n"
 	"\n"
 	"Lines: the program reads {\"id\": \"7\", \"token\": ..., \"queue\", \"key\", \"kind\", \"attempt\", \"payload\",\n"
-	"...} and answers by a line, {\"id\": \"7\", \"result\": ...}, or with \"error\" (\"retry_in\", \"dead\"),\n"
-	"or with \"later\".  What does not begin with { is a line of its log.  Flush stdout.\n"
+	"...} and writes one line, {\"id\": \"7\", \"result\": ...}, or with \"error\" (and \"retry_in\" or \"dead\"), or\n"
+	"with \"later\".  Lines that do not begin with { are log lines.  The program must flush stdout.\n"
 	"\n"
-	"TIME is 500ms, 10s, 5min, 2h; seconds without a unit.  SIGTERM: finish what runs, then end.\n"
-	"More: man idemq-work.\n";
+	"TIME is 500ms, 10s, 5min or 2h; the default unit is seconds.  On SIGTERM, idemq-work finishes the\n"
+	"running jobs, then exits.  See also man idemq-work.\n";
 
 enum
 {
@@ -130,7 +130,7 @@ read_time(const char *name, const char *text, int64_t least)
 
 	if (text_time(text, &ms) && ms >= least)
 		return ms;
-	die(USAGE, "--%s takes a time of at least %d ms, such as 500ms, 10s, 5min or 2h: not \"%s\"",
+	die(USAGE, "--%s requires a time of at least %d ms, such as 500ms, 10s, 5min or 2h, not \"%s\"",
 		name, (int) least, text);
 }
 
@@ -143,7 +143,7 @@ options_read_number(const char *name, const char *text, long least, long most)
 	errno = 0;
 	value = strtol(text, &end, 10);
 	if (end == text || *end != '\0' || errno != 0 || value < least || value > most)
-		die(USAGE, "--%s takes a number from %ld to %ld: not \"%s\"", name, least, most, text);
+		die(USAGE, "--%s requires a number from %ld to %ld, not \"%s\"", name, least, most, text);
 	return value;
 }
 
@@ -158,7 +158,7 @@ read_shards(const char *text)
 	for (char *word = strtok(copy, ","); word != NULL; word = strtok(NULL, ","))
 		shards[count++] = (int) options_read_number("home", word, 0, 1023);
 	if (count == 0)
-		die(USAGE, "--home takes numbers of shards, such as 0,1,2");
+		die(USAGE, "--home requires shard numbers, such as 0,1,2");
 	shards[count] = -1;
 	free(copy);
 	return shards;
@@ -198,7 +198,7 @@ must_be_there(const char *program)
 			return;
 		path += length + (path[length] == ':');
 	}
-	die(USAGE, "cannot run \"%s\": it is not in PATH", program);
+	die(USAGE, "cannot run \"%s\": not found in PATH", program);
 }
 
 /* Options that take a value; false when it is none of them. */
@@ -290,7 +290,7 @@ read_flag(int option)
 			printf("idemq-work (idemq) %s\n", PROGRAM_VERSION);
 			exit(fflush(stdout) == 0 ? 0 : 1);
 		default:
-			die(USAGE, "see idemq-work --help");
+			die(USAGE, "try idemq-work --help");
 	}
 }
 
@@ -299,22 +299,22 @@ static void
 check_what(bool program)
 {
 	if (options.http == NULL && (options.unix_socket != NULL || options.sign_key_file != NULL))
-		die(USAGE, "--unix-socket and --sign-key-file are for --http");
+		die(USAGE, "--unix-socket and --sign-key-file require --http");
 	if (options.http == NULL)
 	{
 		if (!program)
-			die(USAGE, "which program? -- PROGRAM; see idemq-work --help");
+			die(USAGE, "no program: pass -- PROGRAM (try idemq-work --help)");
 		must_be_there(options.program[0]);
 		return;
 	}
 	if (program || options.lines)
-		die(USAGE, "--http takes neither --lines nor a program");
+		die(USAGE, "--http cannot be used with --lines or a program");
 #ifdef HAVE_CURL
 	if (strncmp(options.http, "http://", 7) != 0 && strncmp(options.http, "https://", 8) != 0)
-		die(USAGE, "--http takes a URL, such as http://127.0.0.1:3000/jobs: not \"%s\"",
+		die(USAGE, "--http requires a URL, such as http://127.0.0.1:3000/jobs, not \"%s\"",
 			options.http);
 #else
-	die(USAGE, "this idemq-work was built without libcurl, and has no --http");
+	die(USAGE, "this idemq-work was built without libcurl, so --http is not available");
 #endif
 }
 
@@ -334,19 +334,19 @@ options_read(int argc, char **argv)
 			read_flag(option);
 	}
 	if (count == 0)
-		die(USAGE, "which queue? -q QUEUE; see idemq-work --help");
+		die(USAGE, "no queue: pass -q QUEUE (try idemq-work --help)");
 	options.program = argv + optind;
 	options.queues = text_array(queues, count);
 	options.queue = count == 1 ? queues[0] : NULL;
 	free(queues);
 	check_what(optind < argc);
 	if (options.cluster != NULL && (options.dsn != NULL || options.wait_dsn != NULL))
-		die(USAGE, "--cluster says where the servers are: no --dsn and no --wait-dsn with it");
+		die(USAGE, "--cluster cannot be used with --dsn or --wait-dsn");
 	if (options.cluster == NULL &&
 		(options.home != NULL || options.only_home || options.shard_options != NULL))
-		die(USAGE, "--home, --only-home and --shard-options are for a --cluster");
+		die(USAGE, "--home, --only-home and --shard-options require --cluster");
 	if (options.only_home && options.home == NULL)
-		die(USAGE, "--only-home wants a --home");
+		die(USAGE, "--only-home requires --home");
 	if (options.dsn == NULL)
 		options.dsn = "";
 	if (options.wait_dsn == NULL)

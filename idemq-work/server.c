@@ -88,7 +88,7 @@ server_lost(struct server *server, const char *why)
 	char *text = copy_text(why);
 
 	/* The message is the connection's. */
-	close_lost(server, *text != '\0' ? text : "the connection is lost");
+	close_lost(server, *text != '\0' ? text : "the connection was lost");
 	free(text);
 }
 
@@ -182,7 +182,7 @@ server_ready(struct server *server)
 	if (!greet(server))
 		return false;
 	if (server->lost_at != 0)
-		say("%s: connected again after %.1f s", server->name,
+		say("%s: reconnected after %.1f s", server->name,
 			(double) (now_ms() - server->lost_at) / 1000);
 	server->lost_at = 0;
 	server->connections++;
@@ -266,7 +266,7 @@ answered(struct server *server)
 
 		if (left <= 0)
 		{
-			server_lost(server, "the server does not answer");
+			server_lost(server, "the server does not respond");
 			return false;
 		}
 		if (server_wait(PQsocket(server->conn), (int) left) && !PQconsumeInput(server->conn))

@@ -28,7 +28,8 @@
 static const char *const lines_sql =
 	"SELECT a->>'id', nullif(a->'result', 'null'), a->>'error',"
 	" coalesce(a->'dead' = 'true', false), nullif(a->>'later', 'false'), a->>'retry_in',"
-	" nullif(a->'checkpoint', 'null') FROM pg_catalog.unnest($1::jsonb[]) WITH ORDINALITY AS l(a, n)"
+	" nullif(a->'checkpoint', 'null') FROM pg_catalog.unnest($1::jsonb[]) WITH ORDINALITY AS l(a, "
+	"n)"
 	" ORDER BY n";
 
 enum
@@ -139,8 +140,8 @@ became(const struct job *job, struct server *server, char *text, size_t size)
 	{
 		bool last = strcmp(PQgetvalue(result, 0, 1), "t") == 0;
 
-		snprintf(text, size, "; the job is %s%s%s%s%s", PQgetvalue(result, 0, 0),
-				 last ? "" : ", by another attempt", PQgetisnull(result, 0, 2) ? "" : " (",
+		snprintf(text, size, "; the job is now %s%s%s%s%s", PQgetvalue(result, 0, 0),
+				 last ? "" : ", through another attempt", PQgetisnull(result, 0, 2) ? "" : " (",
 				 PQgetvalue(result, 0, 2), PQgetisnull(result, 0, 2) ? "" : ")");
 	}
 	PQclear(result);
@@ -162,8 +163,8 @@ say_outcome(const struct job *job, struct server *server, const char *outcome)
 		/* Deleted by the commit whose answer was lost, in a queue that keeps no jobs. */
 		if (job->asked && strcmp(outcome, "not_found") == 0)
 			return;
-		say("%s %s: the %s has succeeded, but the lease was lost: not committed (%s)%s", job->queue,
-			job->id, executor->noun, outcome, now);
+		say("%s %s: the %s succeeded, but the lease was lost, so the job was not committed (%s)%s",
+			job->queue, job->id, executor->noun, outcome, now);
 	}
 	/* A program that says "later" may have given its job back itself, by idemq.await_event. */
 	else if (stale && !job->asked &&
@@ -186,8 +187,8 @@ ask_less(struct job *job, const PGresult *result)
 		return false;
 	if (job->verdict == COMMIT)
 	{
-		say("%s %s: %s is no result: committed without: %s", job->queue, job->id, executor->answer,
-			PQresultErrorMessage(result));
+		say("%s %s: %s is not a valid result: committed without a result: %s", job->queue, job->id,
+			executor->answer, PQresultErrorMessage(result));
 		free(job->text);
 		job->text = NULL;
 		return true;
@@ -227,8 +228,8 @@ no_answer(const char *why, const char *line)
 	char *text = memory(NULL, size);
 
 	snprintf(text, size,
-			 "%s: %s (a line on stdout that begins with { is an answer: write logs to stderr)", why,
-			 excerpt);
+			 "%s: %s (a line on stdout that begins with { is a response, so write logs to stderr)",
+			 why, excerpt);
 	free(excerpt);
 	return text;
 }
@@ -250,8 +251,8 @@ read_line(struct job *job, const struct task *said)
 	{
 		executor->distrust(job->slot);
 		job->verdict = FAIL;
-		job->text = no_answer(id == NULL ? "the program has answered without an id"
-										 : "the program has answered with another id",
+		job->text = no_answer(id == NULL ? "the program has responded without an id"
+										 : "the program has responded with another id",
 							  line);
 	}
 	else if (error != NULL || dead)
@@ -259,7 +260,7 @@ read_line(struct job *job, const struct task *said)
 		job->verdict = dead ? DEAD : FAIL;
 		job->text = copy_text(error);
 		if (retry_in != NULL && !text_time(retry_in, &job->delay))
-			say("%s %s: \"retry_in\": \"%s\" is no time", job->queue, job->id, retry_in);
+			say("%s %s: \"retry_in\": \"%s\" is not a valid time", job->queue, job->id, retry_in);
 	}
 	else if (later != NULL)
 	{
@@ -268,7 +269,7 @@ read_line(struct job *job, const struct task *said)
 		{
 			job->delay = options.later;
 			if (strcmp(later, "true") != 0)
-				say("%s %s: \"later\": \"%s\" is no time", job->queue, job->id, later);
+				say("%s %s: \"later\": \"%s\" is not a valid time", job->queue, job->id, later);
 		}
 	}
 	else
@@ -304,7 +305,7 @@ read_bad_line(struct job *job, struct server *server, const PGresult *refused)
 	{
 		char why[512];
 
-		snprintf(why, sizeof(why), "the program's line is not JSON that can be stored: %s",
+		snprintf(why, sizeof(why), "the program's line is not JSON that the server can store: %s",
 				 PQresultErrorMessage(refused));
 		text_clean(why, strlen(why));
 		job->verdict = FAIL;
@@ -377,7 +378,7 @@ store_checkpoint(struct job *job, struct server *server)
 	if (result == NULL)
 		return false;
 	if (PQresultStatus(result) != PGRES_TUPLES_OK)
-		say("%s %s: no checkpoint: %s", job->queue, job->id, PQresultErrorMessage(result));
+		say("%s %s: checkpoint not stored: %s", job->queue, job->id, PQresultErrorMessage(result));
 	PQclear(result);
 	free(job->checkpoint);
 	job->checkpoint = NULL;
@@ -493,7 +494,7 @@ job_commit_all(struct job *jobs, struct server *server, int slots)
 void
 job_give_up(struct job *job)
 {
-	say("%s %s: the server could not be told that %s; the job is left to its lease", job->queue,
-		job->id, job->verdict == COMMIT ? "it has succeeded" : "the attempt has ended");
+	say("%s %s: could not report to the server that %s; the job waits until its lease expires",
+		job->queue, job->id, job->verdict == COMMIT ? "it succeeded" : "the attempt ended");
 	job_free(job);
 }

@@ -44,15 +44,15 @@ read_key(const char *file, char *text)
 	while (padding < 2 && length > (size_t) padding && text[length - 1 - (size_t) padding] == '=')
 		padding++;
 	if (key_count == KEYS_MOST)
-		die(2, "--sign-key-file: \"%s\" has more than %d keys", file, KEYS_MOST);
+		die(2, "--sign-key-file: \"%s\" contains more than %d keys", file, KEYS_MOST);
 	size = length > 4 * KEY_MOST / 3 + 4
 			   ? -1
 			   : EVP_DecodeBlock(keys[key_count].bytes, (unsigned char *) text, (int) length);
 	keys[key_count].size = size - padding;
 	if (size < 0 || keys[key_count].size < KEY_LEAST || keys[key_count].size > KEY_MOST)
 		die(2,
-			"--sign-key-file: line %d of \"%s\" is no key: \"" PREFIX
-			"\" and %d to %d bytes in Base64",
+			"--sign-key-file: line %d of \"%s\" is not a key: \"" PREFIX "\" and %d to %d bytes in "
+			"Base64",
 			key_count + 1, file, KEY_LEAST, KEY_MOST);
 	key_count++;
 }
@@ -73,7 +73,7 @@ sign_read_keys(const char *file)
 	}
 	fclose(input);
 	if (key_count == 0)
-		die(2, "--sign-key-file: \"%s\" has no key", file);
+		die(2, "--sign-key-file: \"%s\" contains no key", file);
 }
 
 char *
@@ -93,7 +93,7 @@ sign(const char *id, const char *timestamp, const char *body, size_t size)
 
 		if (HMAC(EVP_sha256(), keys[i].bytes, keys[i].size, text, begin + size, hash, &length) ==
 			NULL)
-			die(1, "cannot sign a request");
+			die(1, "could not sign a request");
 		to += sprintf(to, "%sv1,", i > 0 ? " " : "");
 		to += EVP_EncodeBlock((unsigned char *) to, hash, (int) length);
 	}

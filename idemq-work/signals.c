@@ -42,7 +42,7 @@ on_signal(int number)
 
 	if (number == SIGALRM)
 	{
-		static const char text[] = "idemq-work: ends: the server does not answer\n";
+		static const char text[] = "idemq-work: exiting, because the server does not respond\n";
 
 		if (write(STDERR_FILENO, text, sizeof(text) - 1) >= 0)
 			_exit(1);
@@ -75,7 +75,7 @@ void
 signals_catch(void)
 {
 	if (!open_pipe(alarm_pipe))
-		die(1, "cannot make a pipe: %m");
+		die(1, "could not create a pipe: %m");
 	never_block(alarm_pipe[0]);
 	never_block(alarm_pipe[1]);
 	handle_by(on_signal);

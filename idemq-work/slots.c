@@ -87,7 +87,7 @@ slots_read(void)
 		}
 	}
 	if (got == 0)
-		die(1, "the supervisor has ended");
+		die(1, "the supervisor has exited");
 	if (errno != EAGAIN && errno != EINTR)
 		die(1, "the supervisor: %m");
 	return address;

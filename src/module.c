@@ -43,11 +43,13 @@ refuse_without_preload(void)
 	const char *preloaded = GetConfigOption("shared_preload_libraries", true, false);
 	bool others = preloaded != NULL && preloaded[0] != '\0';
 
-	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE), errmsg("idemq is not loaded"),
-			errdetail("It needs shared memory from the start of the server."),
-			errhint("Put this line into postgresql.conf and restart the server:\n"
-					"shared_preload_libraries = '%s%sidemq'",
-					others ? preloaded : "", others ? ", " : ""));
+	ereport(
+		ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE), errmsg("idemq is not loaded"),
+		errdetail("idemq requires shared memory that is allocated when the server starts."),
+		errhint(
+			"Add this line to postgresql.conf, and restart the server:\nshared_preload_libraries = "
+			"'%s%sidemq'",
+			others ? preloaded : "", others ? ", " : ""));
 }
 
 /* Installs idemq; raises 55000 outside shared_preload_libraries. */

@@ -5,22 +5,22 @@
 -- call idemq there by PL/Proxy.  Nothing of a job is stored here.
 
 CREATE SCHEMA cluster;
-COMMENT ON SCHEMA cluster IS 'the router of idemq''s shards';
+COMMENT ON SCHEMA cluster IS 'router for the shards of idemq';
 
 CREATE FUNCTION cluster.in_transaction() RETURNS boolean
 	VOLATILE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_cluster_in_transaction';
 COMMENT ON FUNCTION cluster.in_transaction()
-	IS 'whether the caller is in a transaction block, or its statement has written something here: what may yet be rolled back, while a call of a shard is not';
+	IS 'Return whether the caller is in a transaction block, or its statement has written to this database. Such work can still be rolled back, but a call to a shard cannot.';
 
 CREATE TABLE cluster.settings (
 	one      boolean PRIMARY KEY DEFAULT true CHECK (one),
 	shards   int NOT NULL CHECK (shards IN (1, 2, 4, 8, 16, 32, 64)),
 	patience interval NOT NULL DEFAULT '15 s'
 );
-COMMENT ON TABLE cluster.settings IS 'one row, written by cluster.init';
-COMMENT ON COLUMN cluster.settings.one IS 'true: there is one row at most';
-COMMENT ON COLUMN cluster.settings.shards IS 'how many logical shards there are, for ever: keys are never hashed anew';
-COMMENT ON COLUMN cluster.settings.patience IS 'for how long a call waits for a shard that is being moved, before it raises 55000';
+COMMENT ON TABLE cluster.settings IS 'settings of the router in one row, written by cluster.init';
+COMMENT ON COLUMN cluster.settings.one IS 'always true, so that there is at most one row';
+COMMENT ON COLUMN cluster.settings.shards IS 'number of logical shards, which never changes because keys are never hashed again';
+COMMENT ON COLUMN cluster.settings.patience IS 'maximum time for which a call waits for a shard that is being moved, before it raises 55000';
 
 CREATE TABLE cluster.shards (
 	shard   int PRIMARY KEY CHECK (shard >= 0),
@@ -28,15 +28,15 @@ CREATE TABLE cluster.shards (
 	state   text NOT NULL DEFAULT 'up' CHECK (state IN ('up', 'moving')),
 	version bigint NOT NULL
 );
-COMMENT ON TABLE cluster.shards IS 'the map: where each logical shard is; change it with cluster.set_shard_dsn and cluster.set_shard_state';
-COMMENT ON COLUMN cluster.shards.shard IS 'its number, from 0: the first bits of a key''s md5, the bits of an id from 47 on';
-COMMENT ON COLUMN cluster.shards.dsn IS 'connection string of its database, without user and password: each user''s own are in its user mapping';
-COMMENT ON COLUMN cluster.shards.state IS 'up; or moving: to another server, and calls wait';
-COMMENT ON COLUMN cluster.shards.version IS 'grows with each change of this row; that of the map is the greatest';
+COMMENT ON TABLE cluster.shards IS 'map of the location of each logical shard; use cluster.set_shard_dsn and cluster.set_shard_state to change it';
+COMMENT ON COLUMN cluster.shards.shard IS 'number of the shard, from 0: the first bits of a key''s md5, and the bits of a job id from bit 47 on';
+COMMENT ON COLUMN cluster.shards.dsn IS 'connection string of the shard''s database, without user and password, which are in each user''s user mapping';
+COMMENT ON COLUMN cluster.shards.state IS 'up, or moving (the shard is moving to another server, and calls wait)';
+COMMENT ON COLUMN cluster.shards.version IS 'version of this row, which increases with each change; the version of the map is the highest';
 
 -- Opening it is also how a transaction hears of a change of the map: cluster.again.
 CREATE SEQUENCE cluster.map_version;
-COMMENT ON SEQUENCE cluster.map_version IS 'the map''s versions';
+COMMENT ON SEQUENCE cluster.map_version IS 'versions of the map';
 
 SELECT pg_catalog.pg_extension_config_dump('cluster.settings', '');
 SELECT pg_catalog.pg_extension_config_dump('cluster.shards', '');
@@ -47,14 +47,14 @@ BEGIN
 	PERFORM pg_notify('cluster_map', '');
 	RETURN NULL;
 END $$;
-COMMENT ON FUNCTION cluster.map_changed() IS 'trigger of cluster.shards: NOTIFY cluster_map';
+COMMENT ON FUNCTION cluster.map_changed() IS 'trigger of cluster.shards that sends NOTIFY cluster_map';
 CREATE TRIGGER map_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON cluster.shards
 	FOR EACH STATEMENT EXECUTE FUNCTION cluster.map_changed();
 
 CREATE FUNCTION cluster.map() RETURNS TABLE (shard int, dsn text, state text, version bigint)
 	STABLE ROWS 64 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 	AS 'SELECT s.shard, s.dsn, s.state, s.version FROM cluster.shards s ORDER BY s.shard';
-COMMENT ON FUNCTION cluster.map() IS 'where each shard is: what workers read, at their start and whenever they hear NOTIFY cluster_map';
+COMMENT ON FUNCTION cluster.map() IS 'Return the location of each shard. Workers read it when they start and after each NOTIFY cluster_map.';
 
 CREATE FUNCTION cluster.shard_count() RETURNS int STABLE LANGUAGE plpgsql SECURITY DEFINER
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -63,11 +63,11 @@ DECLARE
 BEGIN
 	IF n IS NULL THEN
 		RAISE EXCEPTION 'this cluster has no shards' USING ERRCODE = 'object_not_in_prerequisite_state',
-			HINT = 'As a superuser: SELECT cluster.init(64), then cluster.set_shard_dsn for each.';
+			HINT = 'As a superuser, run SELECT cluster.init(64), and then cluster.set_shard_dsn for each shard.';
 	END IF;
 	RETURN n;
 END $$;
-COMMENT ON FUNCTION cluster.shard_count() IS 'how many logical shards there are';
+COMMENT ON FUNCTION cluster.shard_count() IS 'Return the number of logical shards.';
 
 -- Routing.  md5 and not hashtext, which no version of PostgreSQL promises to keep.
 
@@ -75,7 +75,7 @@ CREATE FUNCTION cluster.hash_tag(key text) RETURNS text IMMUTABLE STRICT PARALLE
 	SET search_path = pg_catalog, pg_temp
 	AS $$SELECT coalesce(substring(key FROM '^[^{]*\{([^}]+)\}'), key)$$;
 COMMENT ON FUNCTION cluster.hash_tag(text)
-	IS 'the part of a key that is hashed: what is in its first pair of braces, if there is anything in them, or all of it; ''{customer-7}order-42'' goes where group customer-7 is';
+	IS 'Return the part of a key that is hashed: the non-empty text in its first pair of braces, or otherwise the whole key. ''{customer-7}order-42'' goes to the same shard as group customer-7.';
 
 CREATE FUNCTION cluster.check_count(shards int) RETURNS int IMMUTABLE STRICT PARALLEL SAFE LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -86,30 +86,30 @@ BEGIN
 	END IF;
 	RETURN shards;
 END $$;
-COMMENT ON FUNCTION cluster.check_count(int) IS 'part of shard_of_key: the number of shards; raises 22023 when it cannot be one';
+COMMENT ON FUNCTION cluster.check_count(int) IS 'part of shard_of_key: check the number of shards, and raise 22023 if it is invalid';
 
 CREATE FUNCTION cluster.shard_of_key(key text, shards int) RETURNS int IMMUTABLE STRICT PARALLEL SAFE LANGUAGE sql
 	SET search_path = pg_catalog, pg_temp
 	AS $$SELECT ('x' || substr(md5(convert_to(cluster.hash_tag(key), 'UTF8')), 1, 7))::bit(28)::int / (268435456 / cluster.check_count(shards))$$;
 COMMENT ON FUNCTION cluster.shard_of_key(text, int)
-	IS 'the shard of a key, or of a group key, among so many: the first bits of the md5 of its hash_tag in UTF-8';
+	IS 'Return the shard of a key or group key, given the number of shards: the first bits of the md5 of its hash_tag in UTF-8.';
 
 CREATE FUNCTION cluster.shard_of_key(key text) RETURNS int STABLE STRICT LANGUAGE sql
 	SET search_path = pg_catalog, pg_temp
 	AS 'SELECT cluster.shard_of_key(key, cluster.shard_count())';
-COMMENT ON FUNCTION cluster.shard_of_key(text) IS 'the shard of a key, or of a group key, in this cluster';
+COMMENT ON FUNCTION cluster.shard_of_key(text) IS 'Return the shard of a key or group key in this cluster.';
 
 CREATE FUNCTION cluster.shard_of(id bigint) RETURNS int STABLE LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	IF id IS NULL OR id < 0 OR id >> 47 >= cluster.shard_count() THEN
-		RAISE EXCEPTION 'no shard of this cluster has made a job of the id %', coalesce(id::text, 'NULL')
+		RAISE EXCEPTION 'no shard of this cluster issued the job id %', coalesce(id::text, 'NULL')
 			USING ERRCODE = CASE WHEN id IS NULL THEN 'null_value_not_allowed' ELSE 'invalid_parameter_value' END,
-				HINT = 'Pass an id that cluster.enqueue, or a claim in a shard, has returned.';
+				HINT = 'Pass an id that cluster.enqueue, or a claim on a shard, has returned.';
 	END IF;
 	RETURN (id >> 47)::int;
 END $$;
-COMMENT ON FUNCTION cluster.shard_of(bigint) IS 'the shard that a job''s id tells; raises 22023 for one that is of none of this cluster';
+COMMENT ON FUNCTION cluster.shard_of(bigint) IS 'Return the shard that a job''s id contains. Raises 22023 for an id from outside this cluster.';
 
 CREATE FUNCTION cluster.route(key text, group_key text, depends_on bigint[] DEFAULT NULL) RETURNS int VOLATILE LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -120,10 +120,10 @@ DECLARE
 	at_shard int := of_parents[1];
 BEGIN
 	IF cluster.hash_tag(key) <> cluster.hash_tag(group_key) THEN
-		RAISE EXCEPTION 'key and group_key go to shards of their own'
+		RAISE EXCEPTION 'key and group_key belong to different shards'
 			USING ERRCODE = 'feature_not_supported',
-				DETAIL = 'A key is unique over all shards, so it decides where the job is; a group is in order on one shard only.',
-				HINT = format('Begin the key with the group in braces, {%s}..., so that both go by that; or leave one out.',
+				DETAIL = 'A key is unique across all shards, so it determines the job''s shard. A group keeps its order on only one shard.',
+				HINT = format('Begin the key with the group in braces, {%s}..., so that both have the same shard. Otherwise omit one of them.',
 					left(cluster.hash_tag(group_key), 100));
 	END IF;
 	IF key IS NOT NULL OR group_key IS NOT NULL THEN
@@ -133,16 +133,16 @@ BEGIN
 		at_shard := coalesce(up[1 + floor(random() * cardinality(up))::int], floor(random() * n)::int);
 	END IF;
 	IF at_shard <> ANY (of_parents) THEN
-		RAISE EXCEPTION 'a job depends on jobs of its own shard only'
+		RAISE EXCEPTION 'a job can depend only on jobs of its own shard'
 			USING ERRCODE = 'feature_not_supported',
-				DETAIL = format('It would be on shard %s, its parents are on %s. A parent''s commit makes it ready, and is one transaction of one shard.',
+				DETAIL = format('The job would be on shard %s, but its parents are on %s. A parent''s commit makes the job ready in one transaction on one shard.',
 					at_shard, array_to_string(of_parents, ', ')),
-				HINT = 'Begin all their keys, or groups, with the same text in braces; a job with neither goes where its parents are.';
+				HINT = 'Begin the keys or groups of all these jobs with the same text in braces. A job without a key and group goes to the shard of its parents.';
 	END IF;
 	RETURN at_shard;
 END $$;
 COMMENT ON FUNCTION cluster.route(text, text, bigint[])
-	IS 'the shard for a new job: that of its key, else of its group, else of its parents, else any that is up; raises 0A000 for a key and a group that are not hashed by the same text (cluster.hash_tag), and for parents on another shard';
+	IS 'Return the shard for a new job: the shard of its key, otherwise of its group, otherwise of its parents, otherwise any shard that is up. Raises 0A000 if key and group are not hashed by the same text (cluster.hash_tag), or if parents are on another shard.';
 
 -- The map's changes, which are the DBA's.
 
@@ -155,10 +155,10 @@ BEGIN
 	IF shards IS NULL OR shards NOT IN (1, 2, 4, 8, 16, 32, 64) THEN
 		RAISE EXCEPTION 'shards must be a power of two up to 64, not %', coalesce(shards::text, 'NULL')
 			USING ERRCODE = 'invalid_parameter_value',
-				HINT = 'Take 64, and put several on each server: their number is for ever, their places are not.';
+				HINT = 'Use 64, and put several shards on each server. You can move shards later, but their number cannot change.';
 	ELSIF n <> shards THEN
-		RAISE EXCEPTION 'this cluster has % shards already', n USING ERRCODE = 'object_not_in_prerequisite_state',
-			HINT = 'Their number is for ever: move shards to more servers in place of that.';
+		RAISE EXCEPTION 'this cluster already has % shards', n USING ERRCODE = 'object_not_in_prerequisite_state',
+			HINT = 'The number of shards cannot change. Move shards to more servers instead.';
 	ELSIF n = shards THEN
 		RETURN;
 	END IF;
@@ -169,17 +169,17 @@ BEGIN
 	EXECUTE format('CREATE SERVER idemq_cluster FOREIGN DATA WRAPPER plproxy OPTIONS (%s)', parts);
 END $$;
 COMMENT ON FUNCTION cluster.init(int)
-	IS 'make this database the router of so many logical shards, for ever: the foreign server idemq_cluster, which leads nowhere until cluster.set_shard_dsn; nothing when it is that already; a superuser''s';
+	IS 'Make this database the router for the given number of logical shards, permanently. Creates the foreign server idemq_cluster, which has no valid connection until cluster.set_shard_dsn. Does nothing if the database is already that router. Requires a superuser.';
 
 CREATE FUNCTION cluster.check_shard(shard int) RETURNS void STABLE LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	IF shard IS NULL OR shard < 0 OR shard >= cluster.shard_count() THEN
-		RAISE EXCEPTION 'there is no shard %', coalesce(shard::text, 'NULL') USING ERRCODE = 'invalid_parameter_value',
-			HINT = format('Shards are 0 to %s.', cluster.shard_count() - 1);
+		RAISE EXCEPTION 'shard % does not exist', coalesce(shard::text, 'NULL') USING ERRCODE = 'invalid_parameter_value',
+			HINT = format('Pass a number from 0 to %s.', cluster.shard_count() - 1);
 	END IF;
 END $$;
-COMMENT ON FUNCTION cluster.check_shard(int) IS 'part of set_shard_dsn and set_shard_state: raises 22023 when there is no such shard';
+COMMENT ON FUNCTION cluster.check_shard(int) IS 'part of set_shard_dsn and set_shard_state: raise 22023 if there is no such shard';
 
 CREATE FUNCTION cluster.set_shard_dsn(shard int, dsn text) RETURNS bigint LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -188,9 +188,9 @@ DECLARE
 BEGIN
 	PERFORM cluster.check_shard(shard);
 	IF dsn IS NULL OR dsn !~ '=' OR dsn ~ '://' OR dsn ~* '(user|password|service|passfile)\s*=' THEN
-		RAISE EXCEPTION 'not the place of a shard: %', coalesce(regexp_replace(dsn, '(password\s*=\s*)(''[^'']*''|\S*)', '\1...', 'gi'), 'NULL')
+		RAISE EXCEPTION 'invalid connection string for a shard: %', coalesce(regexp_replace(dsn, '(password\s*=\s*)(''[^'']*''|\S*)', '\1...', 'gi'), 'NULL')
 			USING ERRCODE = 'invalid_parameter_value',
-				HINT = 'Pass host=..., port=... and dbname=..., without a user and a password: each user''s own are in CREATE USER MAPPING ... SERVER idemq_cluster.';
+				HINT = 'Pass host=..., port=... and dbname=..., without user and password. Set those with CREATE USER MAPPING ... SERVER idemq_cluster for each user.';
 	END IF;
 	LOCK TABLE cluster.shards IN SHARE ROW EXCLUSIVE MODE;
 	number := nextval('cluster.map_version');
@@ -201,7 +201,7 @@ BEGIN
 	RETURN number;
 END $$;
 COMMENT ON FUNCTION cluster.set_shard_dsn(int, text)
-	IS 'say where a shard is from now on, and that it is up; returns the map''s new version, NOTIFY cluster_map; raises 55000 when the database says that it is another shard, or none (idemq.set_shard), and warns when it cannot be asked: then look at cluster.identities(); of the owner of server idemq_cluster';
+	IS 'Set the location of a could not connect to shard and mark it as up. Returns the map''s new version, and sends NOTIFY cluster_map. Raises 55000 if the database is another shard or no shard (idemq.set_shard). Warns if the database; in that case, check cluster.identities() later. Requires the owner of server idemq_cluster.';
 
 CREATE FUNCTION cluster.check_place(shard int) RETURNS void LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -213,18 +213,18 @@ BEGIN
 	BEGIN
 		SELECT i.is_shard, i.of_shards INTO is_shard, of_shards FROM cluster.at_identities(shard) i;
 	EXCEPTION WHEN OTHERS THEN
-		RAISE WARNING 'the database of shard % has not been asked whether it is that shard', shard
-			USING DETAIL = SQLERRM, HINT = 'When it can be: SELECT * FROM cluster.identities(); is_shard must be shard.';
+		RAISE WARNING 'could not check whether the database of shard % is that shard', shard
+			USING DETAIL = SQLERRM, HINT = 'When the database can be reached, run SELECT * FROM cluster.identities() and make sure that is_shard equals shard.';
 		RETURN;
 	END;
 	IF is_shard IS DISTINCT FROM shard OR of_shards <> n THEN
-		RAISE EXCEPTION 'that database is not shard % of %', shard, n USING ERRCODE = 'object_not_in_prerequisite_state',
-			DETAIL = coalesce(format('It is shard %s of %s.', is_shard, of_shards), 'It is no shard.'),
-			HINT = format('A key that is enqueued in the wrong place is not unique. In the right database, before its first job: SELECT idemq.set_shard(%s, %s).', shard, n);
+		RAISE EXCEPTION 'the database is not shard % of %', shard, n USING ERRCODE = 'object_not_in_prerequisite_state',
+			DETAIL = coalesce(format('This database is shard %s of %s.', is_shard, of_shards), 'This database is not a shard.'),
+			HINT = format('Keys would not be unique in the wrong database. Before its first job, run SELECT idemq.set_shard(%s, %s) in the right database.', shard, n);
 	END IF;
 END $$;
 COMMENT ON FUNCTION cluster.check_place(int)
-	IS 'part of set_shard_dsn: raises 55000 when what answers in a shard''s place is not that shard';
+	IS 'part of set_shard_dsn: raise 55000 if the database that answers is not that shard';
 
 CREATE FUNCTION cluster.set_shard_state(shard int, state text) RETURNS bigint LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -236,10 +236,10 @@ BEGIN
 	UPDATE cluster.shards s SET state = set_shard_state.state, version = nextval('cluster.map_version')
 		WHERE s.shard = set_shard_state.shard RETURNING s.version INTO number;
 	IF number IS NULL THEN
-		RAISE EXCEPTION 'shard % has no place yet', shard USING ERRCODE = 'object_not_in_prerequisite_state',
+		RAISE EXCEPTION 'shard % has no connection string yet', shard USING ERRCODE = 'object_not_in_prerequisite_state',
 			HINT = format('SELECT cluster.set_shard_dsn(%s, ''host=... dbname=...'').', shard);
 	END IF;
 	RETURN number;
 END $$;
 COMMENT ON FUNCTION cluster.set_shard_state(int, text)
-	IS 'say that a shard is up, or moving: calls that it refuses then wait for its new place; returns the map''s new version; what cluster/bin/move-shard calls';
+	IS 'Mark a shard as up or moving. While it is moving, calls that it refuses wait for its new location. Returns the map''s new version. cluster/bin/move-shard calls this function.';

@@ -7,7 +7,7 @@ CREATE FUNCTION cluster.is_lost(state text, said text) RETURNS boolean IMMUTABLE
 	AS $$SELECT state = 'XX000' AND (said LIKE 'PL/Proxy function %' OR said LIKE '% REMOTE (null): %')
 		OR state LIKE '08%' OR state IN ('57P01', '57P02', '57P03', '57P05')$$;
 COMMENT ON FUNCTION cluster.is_lost(text, text)
-	IS 'part of cluster.again: whether it is not the shard that has refused a call, but the way to it that is broken; PL/Proxy has no SQLSTATE for that';
+	IS 'part of cluster.again: return whether the connection to the shard is broken, rather than that the shard refused the call; PL/Proxy has no SQLSTATE for this';
 
 CREATE FUNCTION cluster.again(
 	shard int, state text, said text, detail text, hint text, tries int, began timestamptz, repeatable boolean)
@@ -29,23 +29,23 @@ BEGIN
 		PERFORM pg_relation_size('cluster.map_version');
 		IF moving THEN
 			RAISE EXCEPTION 'shard % is being moved', shard USING ERRCODE = 'object_not_in_prerequisite_state',
-				HINT = 'Repeat the transaction: nothing of this call has happened. If the move has been given up, cluster.set_shard_state(shard, ''up'').';
+				HINT = 'Run the transaction again, because this call has had no effect. If the move was abandoned, run cluster.set_shard_state(shard, ''up'').';
 		ELSIF tries = 1 THEN
 			RETURN;
 		END IF;
 	END IF;
 	IF lost THEN
-		RAISE EXCEPTION 'shard % cannot be reached', shard USING ERRCODE = 'connection_failure',
+		RAISE EXCEPTION 'could not connect to shard %', shard USING ERRCODE = 'connection_failure',
 			DETAIL = regexp_replace(said, '^PL/Proxy function [^ ]+: ', ''),
-			HINT = CASE WHEN repeatable THEN 'Repeat the call: it is safe to.'
-				ELSE 'Whether it has taken effect is not known, unless the connection was refused: repeat what has a key, look at what has an id.' END;
+			HINT = CASE WHEN repeatable THEN 'Repeat the call, which is safe.'
+				ELSE 'Unless the connection was refused, the call may have taken effect. Repeat calls that have a key, and check jobs whose id you know.' END;
 	END IF;
 	RAISE EXCEPTION '%', regexp_replace(said, '^[^ ]+\(\d+\): \[[^]]*\] REMOTE [^:]*: ', '') USING ERRCODE = state,
 		DETAIL = concat_ws(' ', regexp_replace(nullif(detail, ''), '^Remote detail: ', ''), format('(Shard %s.)', shard)),
 		HINT = coalesce(regexp_replace(nullif(hint, ''), '^Remote hint: ', ''), 'See doc/operations/cluster.md.');
 END $$;
 COMMENT ON FUNCTION cluster.again(int, text, text, text, text, int, timestamptz, boolean)
-	IS 'what follows an error of a shard: returns when the call is to be tried again, because the shard has moved, or, if that is safe, because the connection was broken; waits while it is moving; otherwise raises what the shard raised, or 08006';
+	IS 'Handle an error from a shard. Returns if the call should be tried again, because the shard has moved, or because the connection broke and a repetition is safe. Waits while the shard is moving. Otherwise raises the shard''s error, or 08006.';
 
 CREATE TYPE cluster.enqueue_result AS (id bigint, outcome text, status text, result jsonb);
 CREATE TYPE cluster.claim_result AS (
@@ -62,12 +62,12 @@ CREATE TYPE cluster.flow AS (
 	cancelled bigint, done bigint, progress float8, begun_at timestamptz, ended_at timestamptz, eta interval,
 	held_up_by bigint, held_up_why text, slowest bigint, slowest_kind text, slowest_for interval, failed_ids bigint[],
 	roots bigint[], cut boolean);
-COMMENT ON TYPE cluster.flow IS 'what cluster.flow answers, as idemq.flow does';
+COMMENT ON TYPE cluster.flow IS 'result of cluster.flow, like that of idemq.flow';
 CREATE TYPE cluster.status_and_result AS (status text, result jsonb);
-COMMENT ON TYPE cluster.status_and_result IS 'what cluster.result answers';
-COMMENT ON TYPE cluster.enqueue_result IS 'what cluster.enqueue answers, as idemq.enqueue does';
-COMMENT ON TYPE cluster.claim_result IS 'what cluster.acquire answers, as idemq.acquire does';
-COMMENT ON TYPE cluster.job IS 'a job, with the name of its queue; the columns are those of idemq.jobs';
+COMMENT ON TYPE cluster.status_and_result IS 'result of cluster.result';
+COMMENT ON TYPE cluster.enqueue_result IS 'result of cluster.enqueue, like that of idemq.enqueue';
+COMMENT ON TYPE cluster.claim_result IS 'result of cluster.acquire, like that of idemq.acquire';
+COMMENT ON TYPE cluster.job IS 'a job with the name of its queue; the columns are those of idemq.jobs';
 
 -- args and returns as CREATE FUNCTION takes them; columns: what the shard returns, by remote, in
 -- which (*) stands for all arguments; route: an expression, the shard; or all, or a query of the

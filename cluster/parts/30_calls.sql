@@ -12,19 +12,19 @@ SELECT cluster.make_call('enqueue',
 	'cluster.route(key, group_key, depends_on)', $$(key IS NOT NULL AND on_duplicate IN ('keep', 'ignore', 'replace'))$$,
 	'PERFORM cluster.refuse_in_transaction(key IS NULL);');
 COMMENT ON FUNCTION cluster.enqueue
-	IS 'idemq.enqueue on the shard of the key, else of the group, else of the parents, else on any; takes effect at once, whatever becomes of the caller''s transaction: without a key it is refused in one (25001); with a key and a group both must be hashed by the same text, {group}..., and parents (depends_on) must be on the job''s shard, 0A000 otherwise';
+	IS 'Call idemq.enqueue on the shard of the key, otherwise of the group, otherwise of the parents, otherwise on any shard. Takes effect immediately, regardless of the caller''s transaction; without a key, it is refused inside a transaction (25001). Raises 0A000 if key and group are not hashed by the same text ({group}...), or if parents (depends_on) are on another shard.';
 
 CREATE FUNCTION cluster.refuse_in_transaction(is_unkeyed boolean) RETURNS void LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	IF is_unkeyed AND cluster.in_transaction() THEN
-		RAISE EXCEPTION 'a job without a key is not enqueued in a cluster from within a transaction'
+		RAISE EXCEPTION 'a job without a key cannot be enqueued to a cluster inside a transaction'
 			USING ERRCODE = 'active_sql_transaction',
-				DETAIL = 'It takes effect at once: a rollback would not undo it, and the transaction run again would enqueue it twice.',
-				HINT = 'Pass a key; or enqueue in a queue of this database, from which a forwarder takes it to the cluster; or call this outside of a transaction.';
+				DETAIL = 'The job takes effect immediately: a rollback would not undo it, and repeating the transaction would enqueue it twice.',
+				HINT = 'Pass a key, or call this function outside a transaction. You can also enqueue to a queue of this database, from which a forwarder sends the job to the cluster.';
 	END IF;
 END $$;
-COMMENT ON FUNCTION cluster.refuse_in_transaction(boolean) IS 'part of enqueue and enqueue_many: raises 25001';
+COMMENT ON FUNCTION cluster.refuse_in_transaction(boolean) IS 'part of enqueue and enqueue_many: raise 25001';
 
 SELECT cluster.make_call('acquire',
 	'queue text, key text, payload jsonb DEFAULT NULL, lease interval DEFAULT NULL, worker text DEFAULT NULL,
@@ -34,18 +34,18 @@ SELECT cluster.make_call('acquire',
 		a.enqueued_at, a.headers, a.result, a.retry_after, a.kind FROM idemq.acquire(*) a',
 	'cluster.route(key, NULL)', 'false', 'PERFORM cluster.refuse_attach(attach);');
 COMMENT ON FUNCTION cluster.acquire
-	IS 'idemq.acquire on the key''s shard; takes effect at once; attach is refused (0A000): the session in the shard is the proxy''s';
+	IS 'Call idemq.acquire on the key''s shard. Takes effect immediately. Refuses attach (0A000), because the session on the shard belongs to the proxy.';
 
 CREATE FUNCTION cluster.refuse_attach(attach boolean) RETURNS void LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	IF attach THEN
-		RAISE EXCEPTION 'a lease is not attached through the router' USING ERRCODE = 'feature_not_supported',
-			DETAIL = 'The session in the shard is the proxy''s, and outlives its caller.',
-			HINT = 'Connect to the key''s shard, cluster.map(), and call idemq.acquire there; or pass a lease, and heartbeats.';
+		RAISE EXCEPTION 'a lease cannot be attached through the router' USING ERRCODE = 'feature_not_supported',
+			DETAIL = 'The session on the shard belongs to the proxy, and continues after the caller''s session ends.',
+			HINT = 'Connect to the key''s shard (see cluster.map()) and call idemq.acquire there. Otherwise pass a lease, and send heartbeats.';
 	END IF;
 END $$;
-COMMENT ON FUNCTION cluster.refuse_attach(boolean) IS 'part of acquire: raises 0A000';
+COMMENT ON FUNCTION cluster.refuse_attach(boolean) IS 'part of acquire: raise 0A000';
 
 -- Of a job: name, arguments, shard, comment.
 DO $do$
@@ -53,9 +53,9 @@ DECLARE
 	c record;
 BEGIN
 	FOR c IN VALUES
-		('job_by_key', 'queue text, key text', 'cluster.route(key, NULL)', 'the job that has a key, of its shard'),
+		('job_by_key', 'queue text, key text', 'cluster.route(key, NULL)', 'Return the job that has a key, from the key''s shard.'),
 		('job', 'id bigint', 'cluster.shard_of(id)',
-			'a job by its id, of the shard that the id tells; no row when there is none that you may see')
+			'Return one job, from the shard that its id contains. Returns no row if there is no such job that you may see.')
 	LOOP
 		PERFORM cluster.make_call(c.column1, c.column2, 'SETOF cluster.job', 'SETOF cluster.job',
 			format('j.id, q.name AS "queue", j.priority::int4, j.enqueued_at, j.expires_at, j.run_at, j.max_attempts, j.flags::int4, j.status::text,
@@ -68,18 +68,18 @@ BEGIN
 END $do$;
 SELECT cluster.make_call('cancel_by_key', 'queue text, key text', 'text', 'TABLE (answer text)',
 	'c.answer::text FROM idemq.cancel_by_key(*) c(answer)', 'cluster.route(key, NULL)', 'true', '');
-COMMENT ON FUNCTION cluster.cancel_by_key IS 'idemq.cancel_by_key on the key''s shard';
+COMMENT ON FUNCTION cluster.cancel_by_key IS 'Call idemq.cancel_by_key on the key''s shard.';
 
 SELECT cluster.make_call('why', 'id bigint', 'text', 'TABLE (answer text)',
 	'c.answer FROM idemq.why(*) c(answer)', 'cluster.shard_of(id)', 'true', '');
-COMMENT ON FUNCTION cluster.why IS 'idemq.why on the shard that the id tells';
+COMMENT ON FUNCTION cluster.why IS 'Call idemq.why on the shard that the job''s id contains.';
 -- Parents and children are of one shard.
 SELECT cluster.make_call('flow', 'id bigint, most int DEFAULT 100000', 'SETOF cluster.flow', 'SETOF cluster.flow',
 	'f.* FROM idemq.flow(*) f', 'cluster.shard_of(id)', 'true', '');
-COMMENT ON FUNCTION cluster.flow IS 'idemq.flow on the shard that the id tells';
+COMMENT ON FUNCTION cluster.flow IS 'Call idemq.flow on the shard that the job''s id contains.';
 SELECT cluster.make_call('result', 'id bigint', 'SETOF cluster.status_and_result', 'SETOF cluster.status_and_result',
 	'r.status::text, r.result FROM idemq.result(*) r', 'cluster.shard_of(id)', 'true', '');
-COMMENT ON FUNCTION cluster.result IS 'idemq.result on the shard that the id tells: status and stored result as they are now';
+COMMENT ON FUNCTION cluster.result IS 'Return the current status and stored result of a job: idemq.result on the shard that the job''s id contains.';
 
 -- Name, arguments, may be repeated, what else is to say.
 DO $do$
@@ -93,7 +93,7 @@ BEGIN
 		('heartbeat', 'id bigint, token bigint, lease interval DEFAULT NULL', 'true', ''),
 		('validate', 'id bigint, token bigint', 'true', ''),
 		('try_commit', 'id bigint, token bigint, result jsonb DEFAULT NULL', 'true',
-			'; at once, so that it shares no transaction with an effect in this database'),
+			'. Takes effect immediately, so it shares no transaction with an effect in this database.'),
 		('fail', 'id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL, permanent boolean DEFAULT false, details jsonb DEFAULT NULL',
 			'false', ''),
 		('release', 'id bigint, token bigint, delay interval DEFAULT NULL', 'false', '')
@@ -101,10 +101,10 @@ BEGIN
 		PERFORM cluster.make_call(c.column1, c.column2, 'text', 'TABLE (answer text)',
 			format('c.answer::text FROM idemq.%s(*) c(answer)', c.column1), 'cluster.shard_of(id)', c.column3, '');
 		EXECUTE format('COMMENT ON FUNCTION cluster.%1$s IS %2$L', c.column1,
-			format('idemq.%s on the shard that the id tells%s', c.column1, c.column4));
+			format('Call idemq.%s on the shard that the job''s id contains%s', c.column1, c.column4));
 	END LOOP;
 END $do$;
 
 SELECT cluster.make_call('checkpoint', 'id bigint, token bigint, state jsonb', 'void', 'TABLE (answer text)',
 	'c.answer FROM (SELECT ''done''::text, idemq.checkpoint(*)) c(answer, nothing)', 'cluster.shard_of(id)', 'true', '');
-COMMENT ON FUNCTION cluster.checkpoint IS 'idemq.checkpoint on the shard that the id tells';
+COMMENT ON FUNCTION cluster.checkpoint IS 'Call idemq.checkpoint on the shard that the job''s id contains.';

@@ -16,7 +16,7 @@ BEGIN
 			job_timeout interval DEFAULT NULL, dead_letter_cancelled boolean DEFAULT false, group_max_running int DEFAULT 1,
 			group_rate_limit int DEFAULT NULL, group_rate_period interval DEFAULT '1 second',
 			expect_workers boolean DEFAULT true, rate_burst int DEFAULT NULL, group_rate_burst int DEFAULT NULL$$, 'idemq.create_queue(*)',
-			'idemq.create_queue on every shard: a row each, with the error of those that did not; its limits, max_running and rate_limit, are of each shard; those of a group are exact, since a group is on one'),
+			'Call idemq.create_queue on every shard. Returns one row per shard, with the error if it failed. max_running and rate_limit apply to each shard separately; limits of a group are exact, because a group is on one shard.'),
 		('alter_queue',
 			$$name text, lease interval DEFAULT NULL, max_attempts int DEFAULT NULL, retry_base interval DEFAULT NULL,
 			retry_factor float8 DEFAULT NULL, retry_max interval DEFAULT NULL, retry_jitter float8 DEFAULT NULL,
@@ -26,14 +26,14 @@ BEGIN
 			dead_letter_cancelled boolean DEFAULT NULL, group_max_running int DEFAULT NULL, group_rate_limit int DEFAULT NULL,
 			group_rate_period interval DEFAULT NULL, expect_workers boolean DEFAULT NULL,
 			rate_burst int DEFAULT NULL, group_rate_burst int DEFAULT NULL$$, 'idemq.alter_queue(*)',
-			'idemq.alter_queue on every shard'),
-		('drop_queue', 'name text, force boolean DEFAULT false', 'idemq.drop_queue(*)', 'idemq.drop_queue on every shard'),
-		('pause', 'name text, until timestamptz DEFAULT NULL', 'idemq.pause(*)', 'idemq.pause on every shard'),
-		('resume', 'name text', 'idemq.resume(*)', 'idemq.resume on every shard'),
+			'Call idemq.alter_queue on every shard.'),
+		('drop_queue', 'name text, force boolean DEFAULT false', 'idemq.drop_queue(*)', 'Call idemq.drop_queue on every shard.'),
+		('pause', 'name text, until timestamptz DEFAULT NULL', 'idemq.pause(*)', 'Call idemq.pause on every shard.'),
+		('resume', 'name text', 'idemq.resume(*)', 'Call idemq.resume on every shard.'),
 		('grant_queue', 'name text, role name, privilege text', 'idemq.grant_queue(name, role::regrole, privilege)',
-			'idemq.grant_queue on every shard; the role must be there on each'),
+			'Call idemq.grant_queue on every shard. The role must exist on each shard.'),
 		('revoke_queue', 'name text, role name, privilege text', 'idemq.revoke_queue(name, role::regrole, privilege)',
-			'idemq.revoke_queue on every shard')
+			'Call idemq.revoke_queue on every shard.')
 	LOOP
 		PERFORM cluster.make_call(c.column1, c.column2, 'done boolean', 'TABLE (done boolean)',
 			format('c.done FROM (SELECT true, %s) c(done, nothing)', c.column3), 'all', 'true', '');
@@ -44,7 +44,7 @@ BEGIN
 			format('m.id, m.outcome::text FROM idemq.%s(ARRAY(SELECT i FROM unnest(ids) i WHERE i >> 47 = at_shard)) m', c.column1),
 			'SELECT DISTINCT cluster.shard_of(i) FROM unnest(coalesce(ids, ARRAY[NULL::bigint])) i ORDER BY 1', 'true', '');
 		EXECUTE format('COMMENT ON FUNCTION cluster.%1$s IS %2$L', c.column1,
-			format('idemq.%s on the shards that the ids tell, one after the other: a row an id, and one with error, without id, of a shard that did not', c.column1));
+			format('Call idemq.%s on the shards that the ids contain, one after the other. Returns one row per id, and one row with error and without id for each shard that failed.', c.column1));
 	END LOOP;
 END $do$;
 
@@ -52,11 +52,11 @@ SELECT cluster.make_call('cancel_matching',
 	'queue text, kind text DEFAULT NULL, group_key text DEFAULT NULL, key_prefix text DEFAULT NULL, max_jobs int DEFAULT NULL',
 	'cancelled bigint, locked bigint', 'TABLE (cancelled bigint, locked bigint)',
 	'm.cancelled, m.locked FROM idemq.cancel_matching(*) m', 'all', 'true', '');
-COMMENT ON FUNCTION cluster.cancel_matching IS 'idemq.cancel_matching on every shard; max_jobs is of each';
+COMMENT ON FUNCTION cluster.cancel_matching IS 'Call idemq.cancel_matching on every shard. max_jobs applies to each shard separately.';
 SELECT cluster.make_call('queues', '', 'queue text, paused boolean, max_running int', 'TABLE (queue text, paused boolean, max_running int)',
 	'q.queue, q.paused, q.max_running FROM (SELECT n.name, n.paused, n.max_running FROM idemq.queues n) q(queue, paused, max_running)',
 	'all', 'true', '');
-COMMENT ON FUNCTION cluster.queues IS 'the queues of every shard that you may use';
+COMMENT ON FUNCTION cluster.queues IS 'List the queues of every shard that you may use.';
 SELECT cluster.make_call('metrics', '',
 	'queue text, paused boolean, pending bigint, blocked bigint, running bigint, retrying bigint, completed bigint, dead bigint,
 	cancelled bigint, oldest_ready interval, enqueued_total bigint, claimed_total bigint, committed_total bigint,
@@ -67,32 +67,32 @@ SELECT cluster.make_call('metrics', '',
 	'm.queue, m.paused, m.pending, m.blocked, m.running, m.retrying, m.completed, m.dead, m.cancelled, m.oldest_ready,
 	m.enqueued_total, m.claimed_total, m.committed_total, m.failed_total, m.dead_total, m.wait_p95, m.run_p95, m.permits_used
 	FROM idemq.metrics m', 'all', 'true', '');
-COMMENT ON FUNCTION cluster.metrics IS 'idemq.metrics of every shard, the columns that say most; sum them by queue';
+COMMENT ON FUNCTION cluster.metrics IS 'Return the most important columns of idemq.metrics of every shard. Add them up by queue.';
 SELECT cluster.make_call('running_jobs', '',
 	'queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz, deadline timestamptz, state text',
 	'TABLE (queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz, deadline timestamptz, state text)',
 	'w.queue, w.job_id, w.worker, w.pid, w.attempt, w.claimed_at, w.deadline, w.state FROM idemq.running_jobs w', 'all', 'true', '');
-COMMENT ON FUNCTION cluster.running_jobs IS 'idemq.running_jobs of every shard: who holds what';
+COMMENT ON FUNCTION cluster.running_jobs IS 'Return idemq.running_jobs of every shard: the running jobs and their workers.';
 SELECT cluster.make_call('errors', '',
 	'queue text, sqlstate text, pattern text, fingerprint text, jobs bigint, dead bigint, first_seen timestamptz, last_seen timestamptz, example_id bigint',
 	'TABLE (queue text, sqlstate text, pattern text, fingerprint text, jobs bigint, dead bigint, first_seen timestamptz, last_seen timestamptz, example_id bigint)',
 	'e.queue, e.sqlstate, e.pattern, e.fingerprint, e.jobs, e.dead, e.first_seen, e.last_seen, e.example_id
 	FROM (SELECT v.queue, v.sqlstate, v.error, v.fingerprint, v.jobs, v.dead, v.first_seen, v.last_seen, v.example_id FROM idemq.errors v)
 		e(queue, sqlstate, pattern, fingerprint, jobs, dead, first_seen, last_seen, example_id)', 'all', 'true', '');
-COMMENT ON FUNCTION cluster.errors IS 'idemq.errors of every shard; pattern is its column error, fingerprint is the same on all';
+COMMENT ON FUNCTION cluster.errors IS 'Return idemq.errors of every shard. pattern is its column error, and the fingerprint is the same on all shards.';
 SELECT cluster.make_call('check', '', 'severity text, invariant text, detail text', 'TABLE (severity text, invariant text, detail text)',
 	$$c.severity, c.invariant, c.detail FROM (SELECT k.severity, k.invariant, k.detail FROM idemq.check() k
 		UNION ALL SELECT 'error', 'the map leads to its shards',
-			format('database %s is not shard %s: correct its address, or what leads there', current_database(), at_shard)
+			format('database %s is not shard %s: correct its address, or correct DNS or the pooler', current_database(), at_shard)
 			WHERE NOT EXISTS (SELECT FROM idemq.shard s WHERE s.shard = at_shard)) c$$, 'all', 'true', '');
-COMMENT ON FUNCTION cluster.check IS 'idemq.check of every shard, and whether each is the one that the map means; no row is good news';
+COMMENT ON FUNCTION cluster.check IS 'Call idemq.check on every shard, and check that each database is the shard that the map lists. Returns no row if there are no problems.';
 SELECT cluster.make_call('identities', '', 'is_shard int, of_shards int, database text, role text',
 	'TABLE (is_shard int, of_shards int, database text, role text)',
 	'i.is_shard, i.of_shards, i.database, i.role FROM (SELECT s.shard, s.shards, d.database::text, d.role::text
 		FROM (SELECT current_database(), current_user) d(database, role) LEFT JOIN idemq.shard s ON true)
 		i(is_shard, of_shards, database, role)', 'all', 'true', '');
 COMMENT ON FUNCTION cluster.identities
-	IS 'what each shard says that it is (idemq.set_shard), and as whom the caller comes to it; is_shard must be shard';
+	IS 'Return the shard number that each database reports (idemq.set_shard), and the role under which the caller connects to it. is_shard must equal shard.';
 
 DROP FUNCTION cluster.make_call(text, text, text, text, text, text, text, text);
 
@@ -128,7 +128,7 @@ BEGIN
 	LOOP
 		IF length <> n THEN
 			RAISE EXCEPTION 'arrays of % and % elements', n, length USING ERRCODE = 'array_subscript_error',
-				HINT = 'Pass an element for each payload; NULL says nothing.';
+				HINT = 'Pass one element per payload. NULL means that the argument is not given.';
 		END IF;
 	END LOOP;
 	PERFORM cluster.refuse_in_transaction(keys IS NULL OR array_position(keys, NULL) IS NOT NULL);
@@ -180,7 +180,7 @@ BEGIN
 	END LOOP;
 END $$;
 COMMENT ON FUNCTION cluster.enqueue_many
-	IS 'idemq.enqueue_many, a batch for each shard; jobs with neither key nor group go to one of them together; all or none on each shard, not over all: a row an element, ord counting from 1, and for those whose shard refused its batch, or is down, no id and column error; with keys the call can be repeated';
+	IS 'Call idemq.enqueue_many with one batch per shard. Jobs with neither key nor group go to one shard together. Each shard adds all or none of its batch, but the shards are independent. Returns one row per element, with ord counting from 1; if its shard failed or is down, the row has no id, and an error. With keys, the call can be repeated safely.';
 
 CREATE FUNCTION cluster.at_enqueue_many(
 	at_shard int, of_shards int, queue text, payloads jsonb[], keys text[], run_ats timestamptz[], priorities int[], group_keys text[],
@@ -213,7 +213,7 @@ BEGIN
 	END LOOP;
 END $$;
 COMMENT ON PROCEDURE cluster.wait_result
-	IS 'wait until a job is completed, dead or cancelled; returns its status and stored result, after timeout the status that it has; asks its shard after 10 ms and then ever more rarely, up to each half second, and holds nothing in between; CALL it outside a transaction block; a client that waits often connects to the shard and calls idemq.wait_result there, which does not ask';
+	IS 'Wait until a job is completed, dead or cancelled. Returns its status and stored result; after timeout, its current status. Polls the shard after 10 ms, then less and less often, at least every half second, and holds nothing in between. CALL it outside a transaction block. A client that waits often should connect to the shard and call idemq.wait_result there, which does not poll.';
 
 CREATE FUNCTION cluster.next_pause(status text, until timestamptz, pause float8) RETURNS float8 LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -225,4 +225,4 @@ BEGIN
 	END IF;
 	RETURN least(remaining, pause * 1.5, 0.5);
 END $$;
-COMMENT ON FUNCTION cluster.next_pause(text, timestamptz, float8) IS 'part of cluster.wait_result: seconds until it asks again; NULL: no more';
+COMMENT ON FUNCTION cluster.next_pause(text, timestamptz, float8) IS 'part of cluster.wait_result: seconds until the next poll; NULL means no more polls';

@@ -10,7 +10,7 @@ DECLARE
 	routine regprocedure;
 BEGIN
 	IF role IS NULL THEN
-		RAISE EXCEPTION 'role must not be NULL' USING ERRCODE = 'null_value_not_allowed', HINT = 'Name the role.';
+		RAISE EXCEPTION 'role must not be NULL' USING ERRCODE = 'null_value_not_allowed', HINT = 'Pass the name of a role.';
 	END IF;
 	EXECUTE format('GRANT USAGE ON SCHEMA cluster TO %s', role);
 	EXECUTE format('GRANT USAGE ON FOREIGN SERVER idemq_cluster TO %s', role);
@@ -22,19 +22,19 @@ BEGIN
 	END LOOP;
 END $$;
 COMMENT ON FUNCTION cluster.grant_use(regrole)
-	IS 'let a role call the shards through this router, as itself: it also needs CREATE USER MAPPING FOR role SERVER idemq_cluster OPTIONS (user ..., password ...), never one FOR PUBLIC, and its rights on each queue (cluster.grant_queue); a superuser''s';
+	IS 'Allow a role to call the shards through this router. The role also requires its own CREATE USER MAPPING FOR role SERVER idemq_cluster OPTIONS (user ..., password ...), never a mapping FOR PUBLIC, and privileges on each queue (cluster.grant_queue). Requires a superuser.';
 
 CREATE FUNCTION cluster.revoke_use(role regrole) RETURNS void LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	IF role IS NULL THEN
-		RAISE EXCEPTION 'role must not be NULL' USING ERRCODE = 'null_value_not_allowed', HINT = 'Name the role.';
+		RAISE EXCEPTION 'role must not be NULL' USING ERRCODE = 'null_value_not_allowed', HINT = 'Pass the name of a role.';
 	END IF;
 	EXECUTE format('REVOKE ALL ON ALL ROUTINES IN SCHEMA cluster FROM %s', role);
 	EXECUTE format('REVOKE ALL ON FOREIGN SERVER idemq_cluster FROM %s', role);
 	EXECUTE format('REVOKE ALL ON SCHEMA cluster FROM %s', role);
 END $$;
-COMMENT ON FUNCTION cluster.revoke_use(regrole) IS 'take back what cluster.grant_use gave';
+COMMENT ON FUNCTION cluster.revoke_use(regrole) IS 'Revoke what cluster.grant_use has granted.';
 REVOKE ALL ON FUNCTION cluster.grant_use, cluster.revoke_use FROM PUBLIC;
 
 -- PL/Proxy asks for USAGE of the server, and PostgreSQL lets whoever has that change his own user
@@ -50,18 +50,18 @@ BEGIN
 	SELECT c.object_identity INTO mapping FROM pg_event_trigger_ddl_commands() c
 		WHERE c.object_type = 'user mapping' AND c.object_identity LIKE '% on server idemq\_cluster';
 	IF mapping = 'public on server idemq_cluster' THEN
-		RAISE EXCEPTION 'no user mapping of server idemq_cluster is FOR PUBLIC' USING ERRCODE = 'insufficient_privilege',
-			HINT = 'Everybody would come to the shards as one: CREATE USER MAPPING FOR each role.';
+		RAISE EXCEPTION 'user mappings of server idemq_cluster cannot be FOR PUBLIC' USING ERRCODE = 'insufficient_privilege',
+			HINT = 'Use CREATE USER MAPPING FOR each role. With PUBLIC, all roles would connect to the shards as the same user.';
 	ELSIF mapping IS NOT NULL AND NOT (SELECT pg_has_role(s.srvowner, 'USAGE') FROM pg_foreign_server s
 		WHERE s.srvname = 'idemq_cluster')
 	THEN
-		RAISE EXCEPTION 'only the owner of server idemq_cluster says as whom a role comes to the shards'
-			USING ERRCODE = 'insufficient_privilege', HINT = 'Ask him for CREATE or ALTER USER MAPPING.';
+		RAISE EXCEPTION 'only the owner of server idemq_cluster may create or change its user mappings'
+			USING ERRCODE = 'insufficient_privilege', HINT = 'Ask the owner to run CREATE or ALTER USER MAPPING.';
 	END IF;
 END $$;
 COMMENT ON FUNCTION cluster.guard_mappings()
-	IS 'event trigger: a role that may use the router does not choose as whom it comes to the shards, and nobody makes a mapping FOR PUBLIC';
+	IS 'event trigger that prevents a role from choosing the user under which it connects to the shards, and prevents mappings FOR PUBLIC';
 CREATE EVENT TRIGGER idemq_cluster_mappings ON ddl_command_end
 	WHEN TAG IN ('CREATE USER MAPPING', 'ALTER USER MAPPING') EXECUTE FUNCTION cluster.guard_mappings();
-COMMENT ON EVENT TRIGGER idemq_cluster_mappings IS 'user mappings of server idemq_cluster are its owner''s to make';
+COMMENT ON EVENT TRIGGER idemq_cluster_mappings IS 'lets only the owner of server idemq_cluster create and change its user mappings';
 REVOKE ALL ON FUNCTION cluster.guard_mappings FROM PUBLIC;

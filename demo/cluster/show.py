@@ -98,7 +98,7 @@ class Show:
     def move_shard(self):
         target = f"host={WORK}/{TO} dbname=moved"
         subprocess.run(["createdb", "-h", f"{WORK}/{TO}", "moved"], check=True)
-        self.say(f"shard {MOVED} is to move from a to {TO}")
+        self.say(f"shard {MOVED} starts to move from a to {TO}")
 
         def wait():
             command = ["idemq-move-shard", "--router", ROUTER, "--shard", str(MOVED), "--to", target]
@@ -136,7 +136,7 @@ class Show:
                 raise SystemExit(f"not finished after {TIME_LIMIT} s")
             for name, process in self.workers.items():
                 if process.poll() is not None:
-                    raise SystemExit(f"{name} ended by itself")
+                    raise SystemExit(f"{name} exited unexpectedly")
             total, down = self.look()
             if acts and total >= acts[0][0] and not down:
                 acts.pop(0)[1]()
@@ -185,7 +185,7 @@ class Show:
         for name, value, right in rows:
             print(f"  {name:40}{value:7}  {'ok' if right else 'WRONG'}")
         print(f"\n  by worker: {', '.join(f'{name} {count}' for name, count in sorted(by.items()))}")
-        print(f"  server c: its shards answered again {self.server_back_after or 0:.1f} s after kill -9; shard {MOVED}: {self.pause}")
+        print(f"  server c: its shards responded again {self.server_back_after or 0:.1f} s after kill -9; shard {MOVED}: {self.pause}")
         return all(right for _, _, right in rows) and "FAILED" not in self.pause
 
 
@@ -194,15 +194,15 @@ def main():
         show = Show(router)
         show.set_up()
         show.start = time.monotonic()
-        print(f"\n4 servers, {SHARDS} shards.  2 producers enqueue {JOBS} keys each, the same ones; 3 workers.\n")
+        print(f"\n4 servers, {SHARDS} shards.  Two producers each enqueue the same {JOBS} keys, and three workers run the jobs.\n")
         try:
             show.run()
         finally:
             show.end()
         right = show.prove()
     if not right:
-        raise SystemExit("\nThe numbers do not prove it.")
-    print("\nEvery key had one effect.")
+        raise SystemExit("\nThe numbers do not prove it: an effect is missing or happened twice.")
+    print("\nEvery key had exactly one effect.")
 
 
 main()

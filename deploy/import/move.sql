@@ -46,7 +46,7 @@ BEGIN
 	SELECT string_agg(DISTINCT quote_literal(i.queue), ', ') INTO missing FROM pg_temp.idemq_importing i
 		WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.name = i.queue);
 	IF missing IS NOT NULL THEN
-		RAISE EXCEPTION 'idemq has no queue %', missing USING ERRCODE = 'IQ005', HINT = 'Create them with SELECT idemq.create_queue(''...''). Nothing was moved.';
+		RAISE EXCEPTION 'idemq has no queue %', missing USING ERRCODE = 'IQ005', HINT = 'Nothing was moved. Create the queues with SELECT idemq.create_queue(''...'').';
 	END IF;
 	SELECT count(*) INTO total FROM pg_temp.idemq_importing;
 	WHILE seen < total LOOP
@@ -79,7 +79,7 @@ BEGIN
 				IF r.dead AND done.outcome = 'accepted' THEN
 					claim := idemq.claim_job(done.id);
 					IF claim.outcome <> 'claimed' THEN
-						RAISE EXCEPTION 'no attempt can be made of it, to let it fail: %', claim.outcome USING HINT = 'Is the queue paused, or at a limit?';
+						RAISE EXCEPTION 'could not claim the job in order to fail it: %', claim.outcome USING HINT = 'Make sure that the queue is neither paused nor at a limit.';
 					END IF;
 					PERFORM idemq.fail(done.id, claim.token, coalesce(r.last_error, 'failed in ' || source), permanent => true);
 				END IF;
@@ -89,15 +89,15 @@ BEGIN
 				merged_now := merged_now + (done.outcome = 'duplicate')::int;
 			EXCEPTION WHEN OTHERS THEN
 				left_there := left_there + 1;
-				RAISE WARNING 'left: % of queue %: %', r.id, r.queue, SQLERRM USING ERRCODE = SQLSTATE;
+				RAISE WARNING 'not moved: job % of queue %: %', r.id, r.queue, SQLERRM USING ERRCODE = SQLSTATE;
 			END;
 		END LOOP;
 		seen := seen + slice;
 		COMMIT;
 	END LOOP;
-	RAISE NOTICE 'moved: %; dead: %; known already, by their keys: %; left, since they cannot be taken: %; left, since somebody had them: %',
+	RAISE NOTICE 'moved: %; dead: %; already present with the same key: %; not moved because of errors: %; not moved because another session holds them: %',
 		moved_now, dead_now, merged_now, left_there, total - moved_now - dead_now - merged_now - left_there;
 END $$;
 \else
-\echo Nothing was changed. -v go=1 moves them.
+\echo Nothing was changed. To move the jobs, pass -v go=1.
 \endif

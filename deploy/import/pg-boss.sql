@@ -35,14 +35,14 @@ BEGIN
 	LOOP
 		BEGIN
 			IF r.kind <> 'cron' THEN
-				RAISE EXCEPTION 'it is no cron expression, but %', r.kind;
+				RAISE EXCEPTION 'not a cron expression, but %', r.kind;
 			END IF;
 			PERFORM idemq.schedule(concat_ws('/', 'pg-boss', r.name, nullif(r.key, '')), r.cron, r.name, r.data, r.zone,
 				priority => greatest(0, least(9, 4 - coalesce((r.options ->> 'priority')::int, 0))));
 			EXECUTE format('DELETE FROM %I.schedule WHERE ctid = $1', current_setting('idemq_import.schema')) USING r.place;
-			RAISE NOTICE 'schedule % is idemq''s', r.name;
+			RAISE NOTICE 'schedule % has been created in idemq', r.name;
 		EXCEPTION WHEN OTHERS THEN
-			RAISE WARNING 'left: the schedule of %: %', r.name, SQLERRM USING ERRCODE = SQLSTATE;
+			RAISE WARNING 'not moved: schedule of %: %', r.name, SQLERRM USING ERRCODE = SQLSTATE;
 		END;
 	END LOOP;
 END $$;

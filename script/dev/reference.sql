@@ -71,7 +71,7 @@ WITH topics AS (
 )
 SELECT text FROM (
 	SELECT topic, topic_ord, 1 AS place, ord,
-		CASE WHEN is_first THEN format(E'\n## %s\n\n| function | what it does | may call it |\n|---|---|---|\n', topic)
+		CASE WHEN is_first THEN format(E'\n## %s\n\n| function | description | may call it |\n|---|---|---|\n', topic)
 			ELSE '' END
 		|| CASE WHEN fits THEN format('| `%s%s` | %s | %s |', called, signature, pg_temp.cell(summary), who)
 			ELSE format('| `%s(%s` | %s ([more](#%s)) | %s |', called, short, pg_temp.cell(summary), proname, who) END AS text
@@ -84,7 +84,7 @@ SELECT text FROM (
 ) AS page ORDER BY topic_ord, place, ord;
 \qecho
 \qecho <!-- made: types -->
-SELECT E'| type | what it is | of |\n|---|---|---|';
+SELECT E'| type | description | values or columns |\n|---|---|---|';
 SELECT format('| `%s` | %s | %s |', t.typname, pg_temp.cell(obj_description(t.oid, 'pg_type')), coalesce(
 	(SELECT string_agg('`' || enumlabel || '`', ', ' ORDER BY enumsortorder) FROM pg_enum WHERE enumtypid = t.oid),
 	(SELECT string_agg(format('`%s %s`', attname, pg_temp.short(format_type(atttypid, atttypmod))), ', ' ORDER BY attnum)
@@ -104,12 +104,12 @@ JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdroppe
 ORDER BY r.ord, a.attnum;
 \qecho
 \qecho <!-- made: tables -->
-SELECT E'| table | what it is |\n|---|---|';
+SELECT E'| table | description |\n|---|---|';
 SELECT format('| `%s` | %s |', c.oid::regclass, pg_temp.cell(obj_description(c.oid, 'pg_class')))
 FROM pg_class c WHERE c.relnamespace = 'idemq_internal'::regnamespace AND c.relkind = 'r'
 ORDER BY c.relname;
 \qecho <!-- made: settings -->
-SELECT E'| setting | default | takes effect | what it does |\n|---|---|---|---|';
+SELECT E'| setting | default | takes effect | description |\n|---|---|---|---|';
 SELECT format('| `%s` | %s | %s | %s |', name,
 	CASE unit WHEN 'ms' THEN regexp_replace(boot_val || ' ms', '000 ms$', ' s') WHEN 'kB' THEN boot_val::int / 1024 || ' MB'
 		WHEN 'min' THEN boot_val::int / 1440 || ' days' ELSE boot_val END,

@@ -7,22 +7,22 @@
 CREATE FUNCTION idemq.now() RETURNS timestamptz
 	STABLE PARALLEL RESTRICTED LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_now';
 COMMENT ON FUNCTION idemq.now()
-	IS 'return the time at which this transaction began, by idemq''s clock: now() plus all that idemq.advance_clock had added when the transaction first asked; use it to compute run_at';
+	IS 'Return the start time of this transaction by idemq''s clock. This is now() plus the total of idemq.advance_clock when the transaction first asked. Use it to compute run_at.';
 
 CREATE FUNCTION idemq.clock_timestamp() RETURNS timestamptz
 	PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_clock_timestamp';
 COMMENT ON FUNCTION idemq.clock_timestamp()
-	IS 'return the current time by idemq''s clock: clock_timestamp() plus all that idemq.advance_clock has added';
+	IS 'Return the current time by idemq''s clock, which is clock_timestamp() plus the total of idemq.advance_clock.';
 
 CREATE FUNCTION idemq.test_clock_ahead() RETURNS interval
 	STABLE PARALLEL RESTRICTED LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_test_clock_ahead';
 COMMENT ON FUNCTION idemq.test_clock_ahead()
-	IS 'return how far idemq''s clock is ahead of the server''s clock; NULL if idemq.test_clock is off';
+	IS 'Return how far idemq''s clock is ahead of the server''s clock. NULL means that idemq.test_clock is off.';
 
 CREATE PROCEDURE idemq.advance_clock(by interval)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_advance_clock';
 COMMENT ON PROCEDURE idemq.advance_clock(interval)
-	IS 'move idemq''s clock ahead on a test server; returns when everything due by the new time is done, or after 30 s with a warning that names what is left; raises 2D000 in a transaction block, 55000 if idemq.test_clock is off, 22023 for months, 22008 beyond ten years';
+	IS 'Move idemq''s clock ahead on a test server. Returns when all work due by the new time is done, or after 30 s with a warning that lists the remaining work. Raises 2D000 in a transaction block, 55000 if idemq.test_clock is off, 22023 for months and 22008 beyond ten years.';
 
 -- Topic: Internal
 

@@ -1,6 +1,6 @@
 CREATE TYPE idemq.status AS ENUM (
 	'blocked', 'pending', 'running', 'retrying', 'completed', 'dead', 'cancelled');
-COMMENT ON TYPE idemq.status IS 'where a job stands';
+COMMENT ON TYPE idemq.status IS 'state of a job';
 
 CREATE TYPE idemq.outcome AS ENUM (
 	'accepted', 'duplicate', 'rerun',
@@ -16,7 +16,7 @@ CREATE TYPE idemq.enqueue_result AS (
 	status  idemq.status,
 	result  jsonb
 );
-COMMENT ON TYPE idemq.enqueue_result IS 'answer of idemq.enqueue: the job, new or the first with its key';
+COMMENT ON TYPE idemq.enqueue_result IS 'result of idemq.enqueue: the new job, or the existing job with the same key';
 
 -- Named row types: a caller's plan takes them from the type cache, where it
 -- would build an anonymous one from pg_proc at every call.
@@ -34,7 +34,7 @@ CREATE TYPE idemq.claimed_job AS (
 	headers      jsonb,
 	kind         text
 );
-COMMENT ON TYPE idemq.claimed_job IS 'a row of idemq.claim: what a worker needs, and the token that it must show';
+COMMENT ON TYPE idemq.claimed_job IS 'row returned by idemq.claim: the job, and the token that the worker passes to later calls';
 
 CREATE TYPE idemq.claimed_queue_job AS (
 	id           bigint,
@@ -51,7 +51,7 @@ CREATE TYPE idemq.claimed_queue_job AS (
 	queue        text,
 	kind         text
 );
-COMMENT ON TYPE idemq.claimed_queue_job IS 'a row of idemq.claim_any: as idemq.claimed_job, with the queue''s name';
+COMMENT ON TYPE idemq.claimed_queue_job IS 'row returned by idemq.claim_any: an idemq.claimed_job with the name of its queue';
 
 CREATE TYPE idemq.claim_result AS (
 	outcome      idemq.outcome,
@@ -70,11 +70,11 @@ CREATE TYPE idemq.claim_result AS (
 	retry_after  timestamptz,
 	kind         text
 );
-COMMENT ON TYPE idemq.claim_result IS 'answer of idemq.claim_job: an outcome; the claim, the stored result, or when to ask again';
+COMMENT ON TYPE idemq.claim_result IS 'result of idemq.claim_job: an outcome, with the claimed job, the stored result, or the time of the next try';
 
 CREATE TYPE idemq.admission AS (
 	allowed     boolean,
 	remaining   int,
 	retry_after interval
 );
-COMMENT ON TYPE idemq.admission IS 'answer of idemq.admit: whether, how many more at once, and how long to wait';
+COMMENT ON TYPE idemq.admission IS 'result of idemq.admit: whether the call is allowed, how many more are allowed now, and how long to wait';

@@ -29,36 +29,36 @@ CREATE TABLE idemq.queues (
 	rate_burst         int,
 	group_rate_burst   int
 );
-COMMENT ON TABLE idemq.queues IS 'one row per queue, with its settings; change them with idemq.alter_queue';
-COMMENT ON COLUMN idemq.queues.queue_id IS 'number of the queue, as in idemq.jobs';
-COMMENT ON COLUMN idemq.queues.name IS 'its name';
-COMMENT ON COLUMN idemq.queues.lease IS 'how long a claim holds a job';
-COMMENT ON COLUMN idemq.queues.max_attempts IS 'number of attempts after which a job is dead; a change applies to jobs enqueued from then on';
+COMMENT ON TABLE idemq.queues IS 'one row per queue, with its settings; use idemq.alter_queue to change them';
+COMMENT ON COLUMN idemq.queues.queue_id IS 'numeric id of the queue, as used in idemq.jobs';
+COMMENT ON COLUMN idemq.queues.name IS 'name of the queue';
+COMMENT ON COLUMN idemq.queues.lease IS 'duration of the lease that a claim gives';
+COMMENT ON COLUMN idemq.queues.max_attempts IS 'maximum number of attempts, after which a job is dead; a change applies only to jobs enqueued later';
 COMMENT ON COLUMN idemq.queues.retry_base IS 'wait after the first failed attempt';
-COMMENT ON COLUMN idemq.queues.retry_factor IS 'factor by which each wait is longer than the one before';
-COMMENT ON COLUMN idemq.queues.retry_max IS 'maximum wait';
-COMMENT ON COLUMN idemq.queues.retry_jitter IS 'maximum part of the wait, from 0 to 1, that is added or subtracted at random';
-COMMENT ON COLUMN idemq.queues.retention IS 'minimum time for which a completed or cancelled job is kept';
-COMMENT ON COLUMN idemq.queues.idempotency_window IS 'how long a key stays taken after its job was finished, and how long an event counts after it was sent';
-COMMENT ON COLUMN idemq.queues.max_running IS 'maximum number of jobs running at once; NULL: no limit';
-COMMENT ON COLUMN idemq.queues.rate_limit IS 'maximum number of claims in rate_period; NULL: no limit';
+COMMENT ON COLUMN idemq.queues.retry_factor IS 'factor by which each wait exceeds the previous one';
+COMMENT ON COLUMN idemq.queues.retry_max IS 'maximum wait between attempts';
+COMMENT ON COLUMN idemq.queues.retry_jitter IS 'maximum fraction of the wait, from 0 to 1, that is added or subtracted at random';
+COMMENT ON COLUMN idemq.queues.retention IS 'minimum time for which completed and cancelled jobs are kept';
+COMMENT ON COLUMN idemq.queues.idempotency_window IS 'time for which a key stays reserved after its job has finished, and for which an event remains valid after it was sent';
+COMMENT ON COLUMN idemq.queues.max_running IS 'maximum number of jobs running at once; NULL means no limit';
+COMMENT ON COLUMN idemq.queues.rate_limit IS 'maximum number of claims in any rate_period; NULL means no limit';
 COMMENT ON COLUMN idemq.queues.rate_period IS 'period to which rate_limit applies';
-COMMENT ON COLUMN idemq.queues.dead_letter_queue IS 'queue to which a job is also added when it dies; NULL: none';
-COMMENT ON COLUMN idemq.queues.dead_retention IS 'minimum time for which a dead job is kept, with its attempts';
-COMMENT ON COLUMN idemq.queues.max_lease IS 'longest lease that a claim or heartbeat may ask for';
-COMMENT ON COLUMN idemq.queues.job_timeout IS 'maximum time for which an attempt may run: whoever runs it ends it then, and its lease does not last longer; NULL: no limit';
-COMMENT ON COLUMN idemq.queues.group_max_running IS 'maximum number of jobs of one group running at once; 1: one after the other, in order';
-COMMENT ON COLUMN idemq.queues.group_rate_limit IS 'maximum number of starts of one group in group_rate_period; NULL: no limit';
+COMMENT ON COLUMN idemq.queues.dead_letter_queue IS 'queue that gets a record of each job that dies; NULL means none';
+COMMENT ON COLUMN idemq.queues.dead_retention IS 'minimum time for which dead jobs and their attempts are kept';
+COMMENT ON COLUMN idemq.queues.max_lease IS 'maximum lease that a claim or heartbeat may request';
+COMMENT ON COLUMN idemq.queues.job_timeout IS 'maximum duration of an attempt: clients stop it, and no lease extends beyond this time after the claim; NULL means no limit';
+COMMENT ON COLUMN idemq.queues.group_max_running IS 'maximum number of jobs of one group running at once; 1 means one at a time, in order';
+COMMENT ON COLUMN idemq.queues.group_rate_limit IS 'maximum number of attempts of one group that may start in any group_rate_period; NULL means no limit';
 COMMENT ON COLUMN idemq.queues.group_rate_period IS 'period to which group_rate_limit applies';
-COMMENT ON COLUMN idemq.queues.dead_letter_cancelled IS 'whether a job that is cancelled after an attempt has begun is added to dead_letter_queue as well';
-COMMENT ON COLUMN idemq.queues.expect_workers IS 'whether the queue should always have a worker; false means that having none is normal, for instance because cron starts them';
-COMMENT ON COLUMN idemq.queues.rate_burst IS 'NULL: at most rate_limit claims in any rate_period; n: a bucket of n that fills at that rate (GCRA)';
-COMMENT ON COLUMN idemq.queues.group_rate_burst IS 'NULL: at most group_rate_limit starts in any group_rate_period; n: a bucket of n that fills at that rate (GCRA)';
-COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue is paused (idemq.pause) and hands out no jobs';
-COMMENT ON COLUMN idemq.queues.paused_until IS 'when a paused queue hands out jobs again by itself; NULL: not before idemq.resume';
-COMMENT ON COLUMN idemq.queues.created_at IS 'when it was created';
-COMMENT ON COLUMN idemq.queues.dead_letter_role IS 'the role that set dead_letter_queue, which must be allowed to enqueue there at each death; NULL: nobody is asked';
-COMMENT ON COLUMN idemq.queues.dead_letter_role_oid IS 'the role that had that name, as role_oid of idemq_internal.queue_grants';
+COMMENT ON COLUMN idemq.queues.dead_letter_cancelled IS 'whether dead_letter_queue also gets jobs that were cancelled after an attempt had begun';
+COMMENT ON COLUMN idemq.queues.expect_workers IS 'whether the queue should always have a worker; false means that having none is normal, for example because cron starts its workers';
+COMMENT ON COLUMN idemq.queues.rate_burst IS 'size of the bucket from which rate_limit takes claims, which fills evenly (GCRA); NULL means that rate_limit holds in any rate_period';
+COMMENT ON COLUMN idemq.queues.group_rate_burst IS 'size of the bucket from which group_rate_limit takes starts, which fills evenly (GCRA); NULL means that group_rate_limit holds in any group_rate_period';
+COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue is paused with idemq.pause, so that no jobs can be claimed';
+COMMENT ON COLUMN idemq.queues.paused_until IS 'when a paused queue resumes by itself; NULL means not before idemq.resume';
+COMMENT ON COLUMN idemq.queues.created_at IS 'when the queue was created';
+COMMENT ON COLUMN idemq.queues.dead_letter_role IS 'role that set dead_letter_queue, which needs the enqueue privilege there at each death; NULL means that no privilege is checked';
+COMMENT ON COLUMN idemq.queues.dead_letter_role_oid IS 'OID of dead_letter_role, with the same meaning as role_oid of idemq_internal.queue_grants';
 
 -- Fixed width first, what a claim changes side by side, the payload last: a new version
 -- then begins and ends as the old one does, and WAL has no more than what lies between.
@@ -126,38 +126,38 @@ CREATE TABLE idemq.jobs (
 	toast.autovacuum_vacuum_cost_delay = 0,
 	toast.vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.jobs IS 'one row a job, with its queue''s number; to look at jobs, the view idemq.job_list has the name; row-level security shows the jobs of queues that the role may claim from or administer';
-COMMENT ON COLUMN idemq.jobs.id IS 'number of the job: a bigint, above 10^12 and below 2^53; numbers grow, and jump ahead at a restart, a promotion or a restore';
-COMMENT ON COLUMN idemq.jobs.queue_id IS 'its queue: idemq.queues';
-COMMENT ON COLUMN idemq.jobs.enqueued_at IS 'when it was enqueued';
-COMMENT ON COLUMN idemq.jobs.priority IS '0 is claimed first, 9 last';
-COMMENT ON COLUMN idemq.jobs.max_attempts IS 'attempts until it is dead';
-COMMENT ON COLUMN idemq.jobs.expires_at IS 'cancelled then, unless it was claimed before; NULL: never';
-COMMENT ON COLUMN idemq.jobs.status IS 'where it stands';
-COMMENT ON COLUMN idemq.jobs.flags IS 'what else idemq remembers about the job, as a sum: 1 running, its lease also ends with the session that claimed; 2 running, claimed by a handler of the server; 4 running, a heartbeat that found the lease table full has moved the deadline, and set renewed_at; 8 idemq.attempts has rows of it; 16 not finished, and its last attempt that counts ended because its lease was lost; 32 of a job in a group, pending or running: it was promoted, and counts towards group_max_running; 64 of a job in a group, pending or retrying: until ready_at it waits for group_rate_limit alone; 256 times the number of its attempts in a row that ended with their handler''s process, and 1024 times the number of those that ended because that process was told to end, up to 3 each; 0 in a row that you write by hand';
-COMMENT ON COLUMN idemq.jobs.attempt IS 'how many attempts have begun; released ones do not count';
-COMMENT ON COLUMN idemq.jobs.claimed_at IS 'when its last attempt began';
-COMMENT ON COLUMN idemq.jobs.finished_at IS 'when it was completed, dead or cancelled';
-COMMENT ON COLUMN idemq.jobs.dead_at IS 'when it died; NULL when it is not dead: idemq.redrive goes by it';
-COMMENT ON COLUMN idemq.jobs.key_expires_at IS 'of a request with a key_ttl: the key is free then, if the job is finished, in place of the queue''s idempotency_window; NULL: that counts';
-COMMENT ON COLUMN idemq.jobs.rerun_at IS 'running, and asked to run once more (on_duplicate => rerun): not before this time, the earliest that was asked for; NULL: not asked';
-COMMENT ON COLUMN idemq.jobs.rerun_payload IS 'the payload of that request, the newest; jobs.payload when the attempt has ended';
-COMMENT ON COLUMN idemq.jobs.rerun_headers IS 'its headers';
-COMMENT ON COLUMN idemq.jobs.rerun_kind IS 'its kind';
-COMMENT ON COLUMN idemq.jobs.worker IS 'name that the last claim gave';
-COMMENT ON COLUMN idemq.jobs.key IS 'its idempotency key, unique in the queue';
-COMMENT ON COLUMN idemq.jobs.group_key IS 'its FIFO group';
-COMMENT ON COLUMN idemq.jobs.kind IS 'what kind of job it is, for the worker to choose a handler by; NULL: it has none';
-COMMENT ON COLUMN idemq.jobs.headers IS 'the producer''s, untouched';
-COMMENT ON COLUMN idemq.jobs.payload IS 'what to do';
-COMMENT ON COLUMN idemq.jobs.checkpoint IS 'how far an attempt came: idemq.checkpoint';
-COMMENT ON COLUMN idemq.jobs.result IS 'what its last commit stored, until the next one of a job that runs again';
-COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error of idemq.fail, or lease expired, the worker''s session ended, job_timeout reached, the handler''s process ended or was told to end';
-COMMENT ON COLUMN idemq.jobs.token IS 'the fencing token of the last attempt: it only grows';
-COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL when the job cannot be claimed (blocked, finished)';
-COMMENT ON COLUMN idemq.jobs.run_at IS 'for a job in a group, the time before which it is not ready; NULL means at once; with group_max_running above 1 also set while the job waits to be retried: until then it holds no permit of its group; for a job that group_rate_limit delays, the time when it was due';
-COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease at its claim; heartbeats move it in shared memory, or, if the lease table is full, here';
-COMMENT ON COLUMN idemq.jobs.renewed_at IS 'of a running job: when a heartbeat that found the lease table full moved the deadline; the length of the lease is deadline - renewed_at; NULL: no heartbeat has, and the length is deadline - claimed_at';
+COMMENT ON TABLE idemq.jobs IS 'one row per job, with the numeric id of its queue; the view idemq.job_list shows the name of the queue; row-level security shows jobs of queues that the role may claim from or administer';
+COMMENT ON COLUMN idemq.jobs.id IS 'id of the job: a bigint above 10^12 and below 2^53; ids increase, with gaps after a restart, a promotion or a restore';
+COMMENT ON COLUMN idemq.jobs.queue_id IS 'numeric id of the job''s queue in idemq.queues';
+COMMENT ON COLUMN idemq.jobs.enqueued_at IS 'when the job was enqueued';
+COMMENT ON COLUMN idemq.jobs.priority IS 'priority of the job; 0 is claimed first, 9 last';
+COMMENT ON COLUMN idemq.jobs.max_attempts IS 'maximum number of attempts, after which the job is dead';
+COMMENT ON COLUMN idemq.jobs.expires_at IS 'time at which the job is cancelled unless it has been claimed; NULL means never';
+COMMENT ON COLUMN idemq.jobs.status IS 'state of the job';
+COMMENT ON COLUMN idemq.jobs.flags IS 'further state of the job, as a sum: 1 running, and the lease also ends with the session that claimed it; 2 running, claimed by a handler process; 4 running, and a heartbeat that found the lease table full has moved the deadline and set renewed_at; 8 idemq.attempts has rows for the job; 16 not finished, and its last counted attempt lost its lease; 32 in a group, pending or running: promoted, and counted towards group_max_running; 64 in a group, pending or retrying: waiting until ready_at only because of group_rate_limit; 256 times the number of consecutive attempts (up to 3) that ended with their handler''s process; 1024 times the number of those (up to 3) whose process was asked to stop; 0 in a row that you write by hand';
+COMMENT ON COLUMN idemq.jobs.attempt IS 'number of attempts that have begun; released attempts do not count';
+COMMENT ON COLUMN idemq.jobs.claimed_at IS 'when the last attempt began';
+COMMENT ON COLUMN idemq.jobs.finished_at IS 'when the job was completed, dead or cancelled';
+COMMENT ON COLUMN idemq.jobs.dead_at IS 'when the job became dead, NULL otherwise; idemq.redrive processes jobs in this order';
+COMMENT ON COLUMN idemq.jobs.key_expires_at IS 'when the key becomes free after the job has finished, if the request had a key_ttl; NULL means that the queue''s idempotency_window applies';
+COMMENT ON COLUMN idemq.jobs.rerun_at IS 'earliest time at which a running job runs again (on_duplicate => rerun); NULL means that no further run was requested';
+COMMENT ON COLUMN idemq.jobs.rerun_payload IS 'payload of the latest request to run again; it becomes the job''s payload when the current attempt ends';
+COMMENT ON COLUMN idemq.jobs.rerun_headers IS 'headers of the latest request to run again';
+COMMENT ON COLUMN idemq.jobs.rerun_kind IS 'kind of the latest request to run again';
+COMMENT ON COLUMN idemq.jobs.worker IS 'name of the worker, as passed to the last claim';
+COMMENT ON COLUMN idemq.jobs.key IS 'idempotency key of the job, unique within the queue';
+COMMENT ON COLUMN idemq.jobs.group_key IS 'FIFO group of the job';
+COMMENT ON COLUMN idemq.jobs.kind IS 'label that tells the worker which handler to use; NULL means none';
+COMMENT ON COLUMN idemq.jobs.headers IS 'headers of the job, exactly as the producer passed them';
+COMMENT ON COLUMN idemq.jobs.payload IS 'data that the worker needs to run the job';
+COMMENT ON COLUMN idemq.jobs.checkpoint IS 'progress saved by an attempt with idemq.checkpoint';
+COMMENT ON COLUMN idemq.jobs.result IS 'result stored by the last commit; a job that runs again keeps it until its next commit';
+COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error passed to idemq.fail, or one of: lease expired, the worker''s session ended, job_timeout reached, the handler''s process ended, the handler''s process was asked to stop';
+COMMENT ON COLUMN idemq.jobs.token IS 'fencing token of the last attempt; it only increases';
+COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL means that the job cannot be claimed, because it is blocked or finished';
+COMMENT ON COLUMN idemq.jobs.run_at IS 'for a job in a group, the earliest time at which it can be ready, where NULL means at once; if group_max_running is above 1, also the retry time of a waiting job, which holds no permit until then; if group_rate_limit delays the job, the time at which it was due';
+COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease when it was claimed; heartbeats move the deadline in shared memory or, if the lease table is full, in this column';
+COMMENT ON COLUMN idemq.jobs.renewed_at IS 'for a running job, when a heartbeat that found the lease table full moved the deadline: the lease lasts deadline - renewed_at; NULL means that no heartbeat has moved it, and the lease lasts deadline - claimed_at';
 
 CREATE INDEX jobs_ready ON idemq.jobs (queue_id, priority, ready_at, id)
 	WITH (deduplicate_items = off) WHERE ready_at IS NOT NULL;
@@ -186,17 +186,17 @@ CREATE TABLE idemq.attempts (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.attempts IS 'one row per attempt that did not commit, or whose job was asked to run again after it';
-COMMENT ON COLUMN idemq.attempts.job_id IS 'the job';
+COMMENT ON TABLE idemq.attempts IS 'one row per attempt that did not commit, or that committed a job which then ran again';
+COMMENT ON COLUMN idemq.attempts.job_id IS 'id of the job';
 COMMENT ON COLUMN idemq.attempts.token IS 'token of the attempt';
-COMMENT ON COLUMN idemq.attempts.queue_id IS 'queue of the job at that time';
-COMMENT ON COLUMN idemq.attempts.attempt IS 'number of the attempt, from 1';
-COMMENT ON COLUMN idemq.attempts.worker IS 'name that its claim gave';
-COMMENT ON COLUMN idemq.attempts.claimed_at IS 'when it began';
-COMMENT ON COLUMN idemq.attempts.ended_at IS 'when it ended';
-COMMENT ON COLUMN idemq.attempts.error IS 'the error of idemq.fail; for a lease that ended, why';
-COMMENT ON COLUMN idemq.attempts.details IS 'the details of idemq.fail, for programs to read; the result of an attempt that committed';
-COMMENT ON COLUMN idemq.attempts.outcome IS 'failed, expired (its lease ended), released or cancelled; committed, of a job that ran again';
+COMMENT ON COLUMN idemq.attempts.queue_id IS 'numeric id of the job''s queue at that time';
+COMMENT ON COLUMN idemq.attempts.attempt IS 'number of the attempt, starting from 1';
+COMMENT ON COLUMN idemq.attempts.worker IS 'name of the worker, as passed to the claim';
+COMMENT ON COLUMN idemq.attempts.claimed_at IS 'when the attempt began';
+COMMENT ON COLUMN idemq.attempts.ended_at IS 'when the attempt ended';
+COMMENT ON COLUMN idemq.attempts.error IS 'error passed to idemq.fail, or the reason why the lease ended';
+COMMENT ON COLUMN idemq.attempts.details IS 'details passed to idemq.fail, for use by programs; for an attempt that committed, its result';
+COMMENT ON COLUMN idemq.attempts.outcome IS 'how the attempt ended: failed, expired (its lease ended), released, cancelled, or committed if the job ran again';
 
 -- No foreign key to idemq.queues, here and below: a parallel restore fills the tables in
 -- any order.  Triggers of idemq.queues delete what hangs on a queue.
@@ -209,8 +209,8 @@ CREATE TABLE idemq_internal.queue_grants (
 	role_oid  oid,
 	PRIMARY KEY (queue_id, role_name, privilege)
 );
-COMMENT ON TABLE idemq_internal.queue_grants IS 'which roles may enqueue to, claim from and administer a queue; change it with idemq.grant_queue';
-COMMENT ON COLUMN idemq_internal.queue_grants.role_oid IS 'the role that had the name when the row was written; NULL when there was none: then the name alone decides';
+COMMENT ON TABLE idemq_internal.queue_grants IS 'which roles may enqueue to, claim from and administer a queue; use idemq.grant_queue to change it';
+COMMENT ON COLUMN idemq_internal.queue_grants.role_oid IS 'OID of the role that had this name when the row was written; NULL means that there was no such role, so only the name counts';
 
 CREATE TABLE idemq_internal.seen (
 	scope      text COLLATE "C" NOT NULL,
@@ -225,8 +225,8 @@ CREATE TABLE idemq_internal.seen (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq_internal.seen IS 'what idemq.once has seen: one row for each scope and key, until expires_at';
-COMMENT ON COLUMN idemq_internal.seen.visit_at IS 'the minute of expires_at: when retention looks at the row';
+COMMENT ON TABLE idemq_internal.seen IS 'keys recorded by idemq.once: one row per scope and key, until expires_at';
+COMMENT ON COLUMN idemq_internal.seen.visit_at IS 'expires_at rounded to the minute, when retention visits the row';
 -- By the minute, so that a key that is used again within it is a HOT update: each entry of a
 -- hot key would stay for as long as a snapshot is held, and be read at each use.
 CREATE INDEX seen_visit ON idemq_internal.seen (visit_at);
@@ -245,18 +245,18 @@ CREATE TABLE idemq.audit (
 	details      jsonb,
 	actor        text
 );
-COMMENT ON TABLE idemq.audit IS 'decisions about queues, topics, handlers, schedules and single jobs, by whom and when, without the routine calls of producers and workers; row-level security shows administrators their queues, and pg_monitor all except calls that name a group, a key or an error (cancel_matching, redrive); kept for idemq.audit_retention';
-COMMENT ON COLUMN idemq.audit.id IS 'grows with each row';
+COMMENT ON TABLE idemq.audit IS 'record of decisions about queues, topics, handlers, schedules and single jobs, with time and role, but without the routine calls of producers and workers; row-level security shows administrators their queues, and shows pg_monitor all calls except those that name a group, a key or an error (cancel_matching, redrive); rows are kept for idemq.audit_retention';
+COMMENT ON COLUMN idemq.audit.id IS 'id of the row; ids increase';
 COMMENT ON COLUMN idemq.audit.at IS 'when the function was called';
-COMMENT ON COLUMN idemq.audit.session_role IS 'who had logged in: session_user';
-COMMENT ON COLUMN idemq.audit.role IS 'as whom the function was called: current_user';
-COMMENT ON COLUMN idemq.audit.action IS 'the function that was called; cancel, where it was cancel_by_key';
-COMMENT ON COLUMN idemq.audit.queue_id IS 'number of the queue; 0: of none, but of a topic';
-COMMENT ON COLUMN idemq.audit.queue IS 'its name';
-COMMENT ON COLUMN idemq.audit.job_id IS 'the job that it concerned; NULL for none, and for many';
-COMMENT ON COLUMN idemq.audit.jobs IS 'how many jobs it concerned, where that is not one';
-COMMENT ON COLUMN idemq.audit.details IS 'what it was called with: settings, of a change from and to; role and privilege; which jobs of a queue were meant; the kind of a job that has one; a time, a priority';
-COMMENT ON COLUMN idemq.audit.actor IS 'for whom the session said that it acts: setting idemq.actor, its first 200 characters; nobody checks that, session_role is who had logged in; NULL: it said nothing';
+COMMENT ON COLUMN idemq.audit.session_role IS 'authenticated role (session_user)';
+COMMENT ON COLUMN idemq.audit.role IS 'role with whose privileges the function was called (current_user)';
+COMMENT ON COLUMN idemq.audit.action IS 'name of the function that was called; cancel_by_key appears as cancel';
+COMMENT ON COLUMN idemq.audit.queue_id IS 'numeric id of the queue; 0 means that the call concerned a topic, not a queue';
+COMMENT ON COLUMN idemq.audit.queue IS 'name of the queue';
+COMMENT ON COLUMN idemq.audit.job_id IS 'job that the call concerned; NULL means none or several';
+COMMENT ON COLUMN idemq.audit.jobs IS 'number of jobs that the call concerned, if that is not one';
+COMMENT ON COLUMN idemq.audit.details IS 'arguments of the call: settings before and after a change; role and privilege; which jobs of a queue were selected; the job''s kind; a time; a priority';
+COMMENT ON COLUMN idemq.audit.actor IS 'end user that the session named in idemq.actor (first 200 characters, not verified); NULL means none; session_role is the authenticated role';
 CREATE INDEX audit_at ON idemq.audit (at);
 
 -- The role is named as in idemq_internal.queue_grants.
@@ -281,14 +281,14 @@ CREATE TABLE idemq_internal.schedule_entries (
 	last_error   text,
 	created_by_oid oid
 );
-COMMENT ON TABLE idemq_internal.schedule_entries IS 'one row a schedule; change it with idemq.schedule, read it by the view idemq.schedules';
-COMMENT ON COLUMN idemq_internal.schedule_entries.done_until IS 'ticks up to this time are enqueued, or will never be';
+COMMENT ON TABLE idemq_internal.schedule_entries IS 'one row per schedule; use idemq.schedule to change it, and the view idemq.schedules to read it';
+COMMENT ON COLUMN idemq_internal.schedule_entries.done_until IS 'time up to which all ticks have been enqueued or skipped for good';
 
 CREATE TABLE idemq_internal.ticker (
 	one       boolean PRIMARY KEY DEFAULT true CHECK (one),
 	called_at timestamptz NOT NULL
 );
-COMMENT ON TABLE idemq_internal.ticker IS 'when idemq.tick was last called; at most one row, and not dumped, since it tells of this server';
+COMMENT ON TABLE idemq_internal.ticker IS 'when idemq.tick was last called: at most one row, which is not dumped because it describes this server';
 
 -- Rows are added by the first claim of a timeline; none here, since a dump brings its own.
 CREATE TABLE idemq_internal.clusters (
@@ -297,10 +297,10 @@ CREATE TABLE idemq_internal.clusters (
 	base              bigint,
 	PRIMARY KEY (system_identifier, timeline, base)
 );
-COMMENT ON TABLE idemq_internal.clusters IS 'where this database''s tokens were issued: they go on growing after pg_upgrade and after a restore into another cluster';
-COMMENT ON COLUMN idemq_internal.clusters.system_identifier IS 'the cluster, as in pg_control_system(); 0: idemq.advance_tokens()';
-COMMENT ON COLUMN idemq_internal.clusters.timeline IS 'its timeline';
-COMMENT ON COLUMN idemq_internal.clusters.base IS 'where its tokens began: they were this, and 2^41 for each timeline, ahead of the clock';
+COMMENT ON TABLE idemq_internal.clusters IS 'clusters on which this database''s tokens were issued; with this table tokens keep increasing after pg_upgrade and after a restore into another cluster';
+COMMENT ON COLUMN idemq_internal.clusters.system_identifier IS 'identifier of the cluster, as in pg_control_system(); 0 means that idemq.advance_tokens() wrote the row';
+COMMENT ON COLUMN idemq_internal.clusters.timeline IS 'timeline of the cluster';
+COMMENT ON COLUMN idemq_internal.clusters.base IS 'offset of this cluster''s tokens from the clock, to which 2^41 is added for each timeline';
 
 -- Not dumped: a copy of a follower is none.  Of cluster and database, since a base backup
 -- becomes another cluster, and a template another database.
@@ -312,18 +312,18 @@ CREATE TABLE idemq_internal.followers (
 	moved_to          text,
 	PRIMARY KEY (system_identifier, database)
 );
-COMMENT ON TABLE idemq_internal.followers IS 'which databases follow another by logical replication; change it with idemq.follow and idemq.take_over; not dumped';
-COMMENT ON COLUMN idemq_internal.followers.system_identifier IS 'the cluster, as in pg_control_system()';
-COMMENT ON COLUMN idemq_internal.followers.database IS 'the database, as in pg_database';
-COMMENT ON COLUMN idemq_internal.followers.since IS 'when it began to follow the other database';
-COMMENT ON COLUMN idemq_internal.followers.taken_over_at IS 'when it took over; NULL while it follows';
-COMMENT ON COLUMN idemq_internal.followers.moved_to IS 'the server to which it has moved for good, as given to idemq.retire; NULL if it has not moved';
+COMMENT ON TABLE idemq_internal.followers IS 'databases that follow another by logical replication; use idemq.follow and idemq.take_over to change it; the rows are not dumped';
+COMMENT ON COLUMN idemq_internal.followers.system_identifier IS 'identifier of the cluster, as in pg_control_system()';
+COMMENT ON COLUMN idemq_internal.followers.database IS 'OID of the database, as in pg_database';
+COMMENT ON COLUMN idemq_internal.followers.since IS 'when the database began to follow the other one';
+COMMENT ON COLUMN idemq_internal.followers.taken_over_at IS 'when the database took over; NULL means that it still follows';
+COMMENT ON COLUMN idemq_internal.followers.moved_to IS 'server to which the database has moved permanently, as passed to idemq.retire; NULL means that it has not moved';
 
 -- Not dumped: a restored copy has to find out that it is one.  Owned by idemq.jobs: TRUNCATE
 -- ... RESTART IDENTITY then makes ids look unknown, and ALTER TABLE ... OWNER takes it along.
 CREATE SEQUENCE idemq.ids_since MINVALUE -9223372036854775808 START 0 OWNED BY
 	idemq.jobs.enqueued_at;
-COMMENT ON SEQUENCE idemq.ids_since IS 'since when the sequence of job ids is known to have lost nothing: as idemq_internal.primary_since() was; called once that was looked after';
+COMMENT ON SEQUENCE idemq.ids_since IS 'value of idemq_internal.primary_since() for which the job id sequence was last checked; its is_called flag tells whether the check is done';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.clusters', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues', '');
@@ -341,7 +341,7 @@ SELECT pg_catalog.pg_extension_config_dump('idemq.audit_id_seq', '');
 
 CREATE FUNCTION idemq_internal.primary_since() RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_primary_since';
-COMMENT ON FUNCTION idemq_internal.primary_since() IS 'when this server was first asked as a primary since its start or its promotion, in microseconds since 2000-01-01';
+COMMENT ON FUNCTION idemq_internal.primary_since() IS 'Return when this server was first asked as a primary since its start or promotion, in microseconds since 2000-01-01.';
 
 -- A server that has run since before there was a sequence has lost none of its ids.
 SELECT pg_catalog.setval('idemq.ids_since', idemq_internal.primary_since(), false);
@@ -350,7 +350,7 @@ SELECT pg_catalog.setval('idemq.ids_since', idemq_internal.primary_since(), fals
 -- UPDATE, COPY, logical replication (hence ENABLE ALWAYS).
 CREATE FUNCTION idemq_internal.jobs_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_changed';
-COMMENT ON FUNCTION idemq_internal.jobs_changed() IS 'row trigger of idemq.jobs: tells the scan start and the lease table at the end of the transaction';
+COMMENT ON FUNCTION idemq_internal.jobs_changed() IS 'row trigger of idemq.jobs that updates the scan start and the lease table at the end of the transaction';
 
 CREATE TRIGGER idemq_jobs_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.jobs
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.jobs_changed();
@@ -358,7 +358,7 @@ ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 
 CREATE FUNCTION idemq_internal.jobs_truncated() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_truncated';
-COMMENT ON FUNCTION idemq_internal.jobs_truncated() IS 'truncate trigger of idemq.jobs: forgets leases and scan starts at the end of the transaction';
+COMMENT ON FUNCTION idemq_internal.jobs_truncated() IS 'truncate trigger of idemq.jobs that discards leases and scan starts at the end of the transaction';
 
 CREATE TRIGGER idemq_jobs_truncated AFTER TRUNCATE ON idemq.jobs
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.jobs_truncated();
@@ -366,7 +366,7 @@ ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_truncated;
 
 CREATE FUNCTION idemq_internal.settings_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_settings_changed';
-COMMENT ON FUNCTION idemq_internal.settings_changed() IS 'trigger: has every session read the settings and grants of a changed queue anew';
+COMMENT ON FUNCTION idemq_internal.settings_changed() IS 'trigger that makes every session read the settings and grants of a changed queue again';
 
 -- For each row: logical replication fires no other triggers.
 CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.queues
@@ -385,7 +385,7 @@ ALTER TABLE idemq_internal.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_tru
 
 CREATE FUNCTION idemq_internal.queue_gone() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq_internal.queue_gone() IS 'row and truncate trigger of idemq.queues: deletes the grants, schedules, handlers, events and bindings of queues that are deleted';
+COMMENT ON FUNCTION idemq_internal.queue_gone() IS 'row and truncate trigger of idemq.queues that deletes the grants, schedules, handlers, events and bindings of deleted queues';
 -- There is no foreign key, since a parallel restore fills the tables in any order.  What one would
 -- do besides is done where a row is made: grant_queue, schedule, set_handler and bind_topic hold
 -- the queue's row, so the DELETE that fires this waits for them, and what they have committed is
@@ -396,8 +396,8 @@ DECLARE
 	what text;
 BEGIN
 	IF TG_RELID <> 'idemq.queues'::regclass OR TG_WHEN <> 'AFTER' THEN
-		RAISE EXCEPTION 'this function is for idemq''s own triggers only'
-			USING ERRCODE = '0A000', HINT = 'Do not call it, and do not use it in a trigger.';
+		RAISE EXCEPTION 'this function can be called only by idemq''s own triggers'
+			USING ERRCODE = '0A000', HINT = 'Do not call it or use it in a trigger.';
 	END IF;
 	FOREACH what IN ARRAY
 		'{idemq_internal.queue_grants,idemq_internal.schedule_entries,'
@@ -430,7 +430,7 @@ CREATE TRIGGER idemq_queues_gone AFTER TRUNCATE ON idemq.queues
 
 CREATE FUNCTION idemq_internal.followers_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_followers_changed';
-COMMENT ON FUNCTION idemq_internal.followers_changed() IS 'row and truncate trigger of idemq_internal.followers: tells every backend to look whether its database follows another';
+COMMENT ON FUNCTION idemq_internal.followers_changed() IS 'row and truncate trigger of idemq_internal.followers that makes every backend check whether its database follows another';
 
 CREATE TRIGGER idemq_followers_changed AFTER INSERT OR UPDATE OR DELETE ON idemq_internal.followers
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.followers_changed();
@@ -441,7 +441,7 @@ ALTER TABLE idemq_internal.followers ENABLE ALWAYS TRIGGER idemq_followers_trunc
 
 CREATE FUNCTION idemq_internal.followers_local() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_followers_local';
-COMMENT ON FUNCTION idemq_internal.followers_local() IS 'row trigger of idemq_internal.followers, in apply workers alone: the rows of other servers are not written';
+COMMENT ON FUNCTION idemq_internal.followers_local() IS 'row trigger of idemq_internal.followers, only in apply workers, that skips rows of other servers';
 
 CREATE TRIGGER idemq_followers_local BEFORE INSERT OR UPDATE OR DELETE ON idemq_internal.followers
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.followers_local();
@@ -455,7 +455,7 @@ ALTER TABLE idemq_internal.clusters ENABLE ALWAYS TRIGGER idemq_settings_changed
 -- A restore writes the OIDs of its own server (hence ENABLE ALWAYS, for a subscriber).
 CREATE FUNCTION idemq_internal.role_named() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_role_named';
-COMMENT ON FUNCTION idemq_internal.role_named() IS 'row trigger: writes a role''s OID beside its name, when the name is written';
+COMMENT ON FUNCTION idemq_internal.role_named() IS 'row trigger that stores a role''s OID when the role''s name is written';
 
 CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq_internal.queue_grants
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('role_name', 'role_oid');
@@ -471,19 +471,19 @@ ALTER TABLE idemq_internal.schedule_entries ENABLE ALWAYS TRIGGER idemq_role_nam
 
 CREATE FUNCTION idemq_internal.may_see(queue_id int) RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_see';
-COMMENT ON FUNCTION idemq_internal.may_see(int) IS 'whether the current role may claim from or administer a queue; row-level security asks it';
+COMMENT ON FUNCTION idemq_internal.may_see(int) IS 'Return whether the current role may claim from or administer a queue. Row-level security calls this function.';
 
 CREATE FUNCTION idemq_internal.may_use(queue_id int) RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_use';
-COMMENT ON FUNCTION idemq_internal.may_use(int) IS 'whether the current role holds any privilege on a queue; row-level security asks it';
+COMMENT ON FUNCTION idemq_internal.may_use(int) IS 'Return whether the current role holds any privilege on a queue. Row-level security calls this function.';
 
 CREATE FUNCTION idemq_internal.may_administer(queue_id int) RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_administer';
-COMMENT ON FUNCTION idemq_internal.may_administer(int) IS 'whether the current role may administer a queue; row-level security asks it';
+COMMENT ON FUNCTION idemq_internal.may_administer(int) IS 'Return whether the current role may administer a queue. Row-level security calls this function.';
 
 CREATE FUNCTION idemq_internal.may_enqueue(queue_id int) RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_enqueue';
-COMMENT ON FUNCTION idemq_internal.may_enqueue(int) IS 'whether the current role may enqueue to a queue; views ask it';
+COMMENT ON FUNCTION idemq_internal.may_enqueue(int) IS 'Return whether the current role may enqueue to a queue. Views call this function.';
 
 ALTER TABLE idemq.jobs ENABLE ROW LEVEL SECURITY;
 CREATE POLICY idemq_own_queues ON idemq.jobs FOR SELECT USING (idemq_internal.may_see(queue_id));

@@ -27,17 +27,17 @@ CREATE FUNCTION idemq.create_queue(
 	group_rate_burst int DEFAULT NULL)
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';
 COMMENT ON FUNCTION idemq.create_queue
-	IS 'create a queue; returns its queue_id; the caller may then enqueue, claim and administer it; raises 42710 when there is one of that name, 53400 when there are idemq.max_queues queues
+	IS 'Create a queue. Returns its queue_id. The caller gets the privileges enqueue, claim and admin. Raises 42710 if the name exists, and 53400 if there are already idemq.max_queues queues.
 - name: [A-Za-z_][A-Za-z0-9_.-]*, up to 48 bytes
-- max_running: so many jobs may be running at once; NULL: no limit
+- max_running: maximum number of jobs running at once; NULL means no limit
 - rate_limit: maximum number of claims in any rate_period; NULL means no limit
-- max_lease: no claim or heartbeat may ask for a longer lease, and lease may not be longer
-- job_timeout: an attempt may run so long, and heartbeats do not extend its lease beyond it
-- dead_letter_cancelled: dead_letter_queue also gets the jobs that are cancelled after an attempt has begun
-- group_max_running: so many jobs of one group may be running at once; 1 for strict order
-- group_rate_limit: maximum number of jobs of one group that start in any group_rate_period; NULL means no limit
-- expect_workers: false means that having no worker is normal, so idemq.metrics.unattended_for is NULL
-- rate_burst, group_rate_burst: n makes the rate a bucket of n jobs that fills evenly (GCRA); 1 spaces the starts evenly; NULL means that the limit holds in any period, and all of it may start at once';
+- max_lease: maximum for lease, and for the lease that a claim or heartbeat may request
+- job_timeout: maximum duration of an attempt; heartbeats do not extend its lease beyond that
+- dead_letter_cancelled: dead_letter_queue also gets jobs that were cancelled after an attempt had begun
+- group_max_running: maximum number of jobs of one group running at once; 1 means strict order
+- group_rate_limit: maximum number of attempts of one group that may start in any group_rate_period; NULL means no limit
+- expect_workers: false means that having no worker is normal, so that idemq.metrics.unattended_for is NULL
+- rate_burst, group_rate_burst: size of a bucket that fills evenly at the rate (GCRA); 1 spaces the starts evenly; NULL means that the limit holds in any period, and that all of it may start at once';
 
 CREATE FUNCTION idemq.alter_queue(
 	name text,
@@ -65,12 +65,12 @@ CREATE FUNCTION idemq.alter_queue(
 	group_rate_burst int DEFAULT NULL)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
 COMMENT ON FUNCTION idemq.alter_queue
-	IS 'change a queue''s settings from the next call on; NULL leaves one as it is, 0 takes max_running, rate_limit, rate_burst, group_rate_limit, group_rate_burst or job_timeout away, and '''' dead_letter_queue; jobs already enqueued keep their max_attempts, and running jobs their leases; raises 22023 when lease would be longer than max_lease; needs admin';
+	IS 'Change a queue''s settings, starting with the next call. NULL leaves a setting unchanged. 0 removes max_running, rate_limit, rate_burst, group_rate_limit, group_rate_burst or job_timeout, and '''' removes dead_letter_queue. Jobs already enqueued keep their max_attempts, and running jobs keep their leases. Raises 22023 if lease would be longer than max_lease. Requires admin.';
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
-	IS 'drop a queue with its jobs; raises 55006 while it has unfinished jobs, and 2BP01 when it is another''s dead_letter_queue, unless force; needs admin';
+	IS 'Drop a queue with its jobs. Unless force is set, raises 55006 if the queue has unfinished jobs, and 2BP01 if it is the dead_letter_queue of another queue. Requires admin.';
 
 -- The jobs of a queue that are not running, or have one status; at most that many, NULL means all.
 -- Most jobs are in no other index than the primary key, so the table is read as a whole.
@@ -94,7 +94,7 @@ DECLARE
 BEGIN
 	IF jobs > 0 THEN
 		RAISE EXCEPTION 'queue "%" has % unfinished jobs', name, jobs
-			USING ERRCODE = '55006', HINT = 'Use force => true to drop them with it.';
+			USING ERRCODE = '55006', HINT = 'Use force => true to drop the jobs with the queue.';
 	END IF;
 END $$;
 
@@ -118,17 +118,17 @@ BEGIN
 		RAISE EXCEPTION 'unfinished jobs of other queues depend on jobs (%) of queue "%"', needed,
 			name
 			USING ERRCODE = '2BP01',
-				HINT = 'Wait for them, or use force => true: jobs that were not completed '
+				HINT = 'Wait for those jobs, or use force => true. With force, jobs that were not completed '
 				'then count as cancelled for their children.';
 	END IF;
 	SELECT list INTO users FROM idemq_internal.latest(
 		'SELECT string_agg(quote_ident(name), '', '' ORDER BY name)
 		FROM idemq.queues WHERE dead_letter_queue = $1 AND name <> $1', name) AS (list text);
 	IF users IS NOT NULL THEN
-		RAISE EXCEPTION 'queue "%" is the dead_letter_queue of others', name
+		RAISE EXCEPTION 'queue "%" is the dead_letter_queue of other queues', name
 			USING ERRCODE = '2BP01', DETAIL = format('Queues that use it: %s.', users),
 				HINT =
-					'Unset it with idemq.alter_queue(..., dead_letter_queue => ''''), or use '
+					'Remove the setting with idemq.alter_queue(..., dead_letter_queue => ''''), or use '
 					'force => true.';
 	END IF;
 END $$;
@@ -187,11 +187,11 @@ END $$;
 CREATE FUNCTION idemq.pause(name text, until timestamptz DEFAULT NULL) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.pause(text, timestamptz)
-	IS 'let a queue accept jobs but hand out none, until idemq.resume, or until a time, when it resumes by itself; a second pause replaces the first; raises 22023 for a time that is over; needs admin';
+	IS 'Pause a queue: it accepts jobs, but none can be claimed until idemq.resume or the given time. A second pause replaces the first. Raises 22023 if the time has passed. Requires admin.';
 
 CREATE FUNCTION idemq.resume(name text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq.resume(text) IS 'let a paused queue hand out jobs again, and wake the sessions that wait for them; needs admin';
+COMMENT ON FUNCTION idemq.resume(text) IS 'Resume a paused queue, and wake the sessions that wait for its jobs. Requires admin.';
 
 -- When the transaction has committed, the sessions that wait for a queue's jobs look again.
 CREATE FUNCTION idemq_internal.wake_queue(queue_id int) RETURNS void
@@ -205,8 +205,8 @@ DECLARE
 	number int := idemq_internal.queue(name, 'admin', 'keep', 'name');
 BEGIN
 	IF until <= idemq_internal.now() THEN
-		RAISE EXCEPTION 'until must be a time to come' USING ERRCODE = '22023',
-			HINT = 'Pass now() + an interval, or NULL to pause until idemq.resume.';
+		RAISE EXCEPTION 'until must be in the future' USING ERRCODE = '22023',
+			HINT = 'Pass now() plus an interval, or NULL to pause until idemq.resume.';
 	END IF;
 	until := nullif(until, 'infinity');
 	UPDATE idemq.queues SET paused = true, paused_until = until WHERE queue_id = number;
@@ -227,7 +227,7 @@ END $$;
 CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL, ids bigint[] DEFAULT NULL)
 	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.purge(text, idemq.status, bigint[])
-	IS 'delete a queue''s jobs, those of one status, those of these ids, or all, but for those that are running, whatever their age, and with them their keys; returns how many; a job that another open transaction holds stays, and so does one that a job which stays waits for; needs admin';
+	IS 'Delete jobs of a queue and their keys, regardless of age: all jobs, or those with the given status or ids. Never deletes running jobs. Skips jobs that other transactions have locked and jobs that a remaining job depends on. Returns the number of deleted jobs. Requires admin.';
 
 -- The jobs are locked, and then it is decided which of them may be deleted.  A first look, without
 -- locks, leaves out those that other jobs certainly wait for: they are not locked for nothing.  Never
@@ -245,7 +245,7 @@ BEGIN
 	PERFORM idemq_internal.check_ids('ids', ids) WHERE ids IS NOT NULL;
 	IF purge_impl.status = 'running' THEN
 		RAISE EXCEPTION 'running jobs cannot be purged'
-			USING ERRCODE = '22023', HINT = 'Cancel them first, with idemq.cancel.';
+			USING ERRCODE = '22023', HINT = 'Cancel them with idemq.cancel first.';
 	END IF;
 	-- An array has no room for many more.
 	chosen := coalesce(ids, idemq_internal.jobs_at_rest(number, status, 50000000));
@@ -310,16 +310,16 @@ CREATE FUNCTION idemq_internal.delete_by_time(
 CREATE FUNCTION idemq.apply_retention(max_jobs int DEFAULT 100000) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_apply_retention';
 COMMENT ON FUNCTION idemq.apply_retention(int)
-	IS 'delete finished jobs of all queues past their retention, with their attempts, what idemq.once need not remember, events whose time is over, and old rows of idemq.audit: what the background worker does by itself; visits all jobs once; returns how many went, max_jobs at most, by id';
+	IS 'Delete data that has passed its retention in all queues, as the background worker does by itself: finished jobs with their attempts, keys of idemq.once, events, and rows of idemq.audit. Visits every job once. Returns the number of deleted jobs, at most max_jobs, in the order of their ids.';
 
 CREATE FUNCTION idemq.grant_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.grant_queue(text, regrole, text)
-	IS 'let a role enqueue to, claim from or administer (enqueue | claim | admin) a queue; needs admin';
+	IS 'Grant a role the privilege to enqueue to, claim from or administer (enqueue | claim | admin) a queue. Requires admin.';
 
 CREATE FUNCTION idemq.revoke_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'take back what idemq.grant_queue gave; it ends at once, and says so: the role''s schedules, its handler and its topic bindings of the queue, and the queue as dead_letter_queue of others, if that role set it; needs admin';
+COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'Revoke a privilege that idemq.grant_queue has granted. The role''s schedules, handler and topic bindings of the queue stop working immediately, and so does the queue as the dead_letter_queue of other queues, if that role set it. A NOTICE names them. Requires admin.';
 
 -- A grant keeps its queue from being dropped, so that the grant is not left behind; a revocation
 -- does not wait for a session that drops the queue.  The trigger of idemq_internal.queue_grants
@@ -339,7 +339,7 @@ BEGIN
 		idemq_internal.check_text('privilege', privilege, 64);
 	IF privilege NOT IN ('enqueue', 'claim', 'admin') THEN
 		RAISE EXCEPTION 'privilege must be enqueue, claim or admin, not "%"', privilege
-			USING ERRCODE = '22023', HINT = 'admin includes the other two.';
+			USING ERRCODE = '22023', HINT = 'The privilege admin includes the other two.';
 	END IF;
 	grantee := idemq_internal.lock_role(role);
 	IF granted THEN
@@ -379,8 +379,9 @@ BEGIN
 				AND NOT idemq_internal.role_may(its, number, needs);
 		IF ends IS NOT NULL THEN
 			PERFORM idemq_internal.raise_message(false,
-				format('what needs the privilege on queue "%s" does nothing more: %s', name, ends),
-				'It goes on when the privilege is granted again; or remove it.');
+				format('these objects depended on the privilege on queue "%s" and have stopped working: %s',
+					name, ends),
+				'To make them work again, grant the privilege again. Otherwise remove them.');
 		END IF;
 	END IF;
 	IF is_new THEN
@@ -400,7 +401,7 @@ CREATE FUNCTION idemq_internal.revoke_queue_impl(name text, role regrole, privil
 
 CREATE FUNCTION idemq.queue_id(queue text) RETURNS int
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_id';
-COMMENT ON FUNCTION idemq.queue_id(text) IS 'a queue''s id, as in idemq.jobs; raises IQ005 when there is no such queue';
+COMMENT ON FUNCTION idemq.queue_id(text) IS 'Return the numeric id of a queue, as used in idemq.jobs. Raises IQ005 if there is no such queue.';
 
 -- The function decides; the view reads the names as its owner.
 CREATE VIEW idemq.queue_privileges WITH (security_barrier) AS
@@ -413,6 +414,6 @@ CREATE VIEW idemq.queue_privileges WITH (security_barrier) AS
 			AS privileges) p
 	WHERE p.privileges OPERATOR(pg_catalog.<>) '{}'::pg_catalog.text[];
 COMMENT ON VIEW idemq.queue_privileges IS 'one row per queue on which you hold a privilege';
-COMMENT ON COLUMN idemq.queue_privileges.queue_id IS 'number of the queue, as in idemq.jobs';
-COMMENT ON COLUMN idemq.queue_privileges.queue IS 'its name';
-COMMENT ON COLUMN idemq.queue_privileges.privileges IS 'what you may do: enqueue, claim, admin';
+COMMENT ON COLUMN idemq.queue_privileges.queue_id IS 'numeric id of the queue, as used in idemq.jobs';
+COMMENT ON COLUMN idemq.queue_privileges.queue IS 'name of the queue';
+COMMENT ON COLUMN idemq.queue_privileges.privileges IS 'your privileges: enqueue, claim, admin';

@@ -40,22 +40,22 @@ $sql$;
 	PERFORM pg_catalog.set_config('default_toast_compression', before, true);
 END $do$;
 COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text)
-	IS 'add a job; returns its id, with outcome accepted, or duplicate with the first job''s id, status and result; needs enqueue
-- key: up to 1,024 bytes; a call waits for an open transaction that uses the same key, or with nowait answers locked and no id
-- key_ttl: once the job is finished the key is free so long after this call, whatever the queue''s idempotency_window
-- on_duplicate: keep raises IQ003 for another payload or kind, ignore does not compare them, error raises IQ004
-- on_duplicate replace: a job that waits takes the new payload, and the new time
-- on_duplicate rerun: a job that is running or finished runs once more with the new payload, outcome rerun; one that waits is never made to wait longer
-- max_wait: with replace, the delay starts again with each request, but ends so long after the first
+	IS 'Add a job. Returns its id with outcome accepted, or the id, status and result of the existing job with outcome duplicate. Requires enqueue.
+- key: up to 1,024 bytes. A call waits for an open transaction that uses the same key, or with nowait returns locked and no id.
+- key_ttl: once the job has finished, the key becomes free this long after the call, instead of after the queue''s idempotency_window
+- on_duplicate: keep raises IQ003 if the payload or kind differs, ignore does not compare them, error raises IQ004
+- on_duplicate replace: a waiting job gets the new payload and the new time
+- on_duplicate rerun: a running or finished job runs once more with the new payload, with outcome rerun. A waiting job is never delayed further.
+- max_wait: with replace, each request restarts the delay, but never beyond this time after the first request
 - delay: may be 0
-- priority: 0 is first, 9 last
+- priority: 0 is claimed first, 9 last
 - group_key: up to 1,024 bytes
-- kind: a label of up to 64 bytes, by which a worker chooses what to do
-- depends_on: blocked until these jobs are completed, which may be of any queue on which you hold a privilege (IQ002 otherwise)
-- on_parent_failure: cancel, wait or run when one of them is dead or cancelled';
+- kind: label of up to 64 bytes that tells the worker which handler to use
+- depends_on: ids of jobs that must complete first. They may be in any queue on which you hold a privilege (IQ002 otherwise).
+- on_parent_failure: cancel, wait or run if one of those jobs is dead or cancelled';
 
 COMMENT ON FUNCTION idemq.enqueue_many(text, jsonb[], text[], timestamptz[], int[], text[], interval[], int[], jsonb[], interval[], interval[], text, boolean, text[], interval, bigint[], text)
-	IS 'add many jobs as idemq.enqueue does, all or none (with nowait, all but those that are locked); an element of an array that is NULL says nothing; depends_on and on_parent_failure are those of each of the jobs; returns a row an element, ord counting from 1 (with keys the rows come in the order of the keys); needs enqueue';
+	IS 'Add many jobs, as idemq.enqueue does. Adds all or none, except that nowait skips locked keys. A NULL element means that the argument is not given for that job. depends_on and on_parent_failure apply to every job. Returns one row per element, with ord counting from 1; with keys, rows come in the order of the keys. Requires enqueue.';
 
 -- The C function is that of idemq.enqueue: INOUT arguments follow its own, and are not read.
 CREATE PROCEDURE idemq.enqueue_job(
@@ -69,35 +69,41 @@ CREATE PROCEDURE idemq.enqueue_job(
 	INOUT status idemq.status DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue';
 COMMENT ON PROCEDURE idemq.enqueue_job(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text, bigint, idemq.outcome, idemq.status, jsonb)
-	IS 'idemq.enqueue as a CALL, for drivers and libraries that take a SELECT for a read: cached, sent to a standby, or never committed; returns id, outcome, status and result; needs enqueue';
+	IS 'Call idemq.enqueue as a procedure, for drivers and libraries that treat a SELECT as a read and cache it, send it to a standby or never commit it. Returns id, outcome, status and result. Requires enqueue.';
 
 CREATE FUNCTION idemq.cancel(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel';
 COMMENT ON FUNCTION idemq.cancel(bigint)
-	IS 'cancel a job that is not finished; an attempt in flight becomes stale, and its worker is told at once, also while this waits for its transaction; returns cancelled, or why not: completed, dead, not_found; needs enqueue';
+	IS 'Cancel a job that is not finished. The token of a running attempt becomes stale, and its worker is told immediately, even while this call waits for the worker''s transaction. Returns cancelled, or completed, dead or not_found if the job cannot be cancelled. Requires enqueue.';
 
 CREATE FUNCTION idemq.cancel_many(ids bigint[]) RETURNS TABLE (id bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel_many';
 COMMENT ON FUNCTION idemq.cancel_many(bigint[])
-	IS 'idemq.cancel for many jobs, of any queues, which never waits: locked is a job that an open transaction holds, whose worker is told until this transaction ends; call again; returns a row an id, in their order; an id that is named twice has one; needs enqueue';
+	IS 'Cancel many jobs of any queues, without waiting. A job that another open transaction holds returns locked, and its worker is told until this transaction ends; call again for such a job. Returns one row per id, in the order of the ids and without repetition. Requires enqueue.';
 
 CREATE FUNCTION idemq.cancel_matching(
 	queue text, kind text DEFAULT NULL, group_key text DEFAULT NULL, key_prefix text DEFAULT NULL,
 	max_jobs int DEFAULT NULL, OUT cancelled bigint, OUT locked bigint)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel_matching';
 COMMENT ON FUNCTION idemq.cancel_matching(text, text, text, text, int)
-	IS 'cancel the jobs of a queue that are not finished and have this kind, this group_key, a key that begins with key_prefix; several arguments: what they have in common; 22004 when all three are NULL; max_jobs: no more in this call, the smallest ids first; never waits; returns how many were cancelled, and how many were left because an open transaction holds them (locked): call again; needs enqueue';
+	IS 'Cancel unfinished jobs of a queue by kind, group_key or the beginning of the key (key_prefix). If several filters are given, a job must match all of them; raises 22004 if all three are NULL. max_jobs limits the number per call, lowest ids first. Never waits. Returns the number of cancelled jobs and the number of locked jobs, which another transaction holds; call again for those. Requires enqueue.';
 
 CREATE FUNCTION idemq.retry(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_retry';
 COMMENT ON FUNCTION idemq.retry(bigint)
-	IS 'make a job ready now: retrying, not yet due, or dead or cancelled (with a fresh set of attempts and no expiry; in a group it waits for its turn; its dead-letter record is cancelled, with a NOTICE, unless a worker is running or has completed it); returns retrying, or why not: current (ready already), locked (running), blocked, completed, not_found; needs enqueue';
+	IS 'Make a job ready now, if it is retrying, not yet due, dead or cancelled. Returns retrying, or the reason why not: current (already ready), locked (running), blocked, completed, not_found. Requires enqueue.
+- A dead or cancelled job gets a fresh set of attempts and no expiry. In a group it waits for its turn.
+- Its dead-letter record is cancelled, with a NOTICE, unless a worker is running it or has completed it.';
 
 CREATE FUNCTION idemq.redrive(
 	queue text, max_jobs int DEFAULT NULL, error text DEFAULT NULL, ids bigint[] DEFAULT NULL)
 	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.redrive(text, int, text, bigint[])
-	IS 'make dead jobs of a queue ready again with a fresh set of attempts, the longest dead first; error: those of that fingerprint of idemq.errors, or whose last_error, or pattern, is LIKE that; ids: those of these ids; several arguments: jobs that match all; the dead-letter record of each is cancelled, unless a worker is running or has completed it; a NOTICE says how many; returns the number of jobs; needs admin';
+	IS 'Make dead jobs of a queue ready again with a fresh set of attempts, those that have been dead longest first. Returns the number of jobs. Requires admin.
+- error: a fingerprint from idemq.errors, or a LIKE pattern for last_error or for the pattern in idemq.errors
+- ids: ids of jobs
+- If several filters are given, a job must match all of them.
+- The dead-letter record of each job is cancelled, unless a worker is running it or has completed it. A NOTICE shows the number of cancelled records.';
 
 CREATE FUNCTION idemq_internal.redrive_job(id bigint, token bigint, OUT redriven boolean,
 	OUT dead_letter_records bigint)
@@ -151,13 +157,13 @@ END $$;
 CREATE FUNCTION idemq.retry_many(ids bigint[]) RETURNS TABLE (id bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_retry_many';
 COMMENT ON FUNCTION idemq.retry_many(bigint[])
-	IS 'idemq.retry for many jobs, of any queues; returns a row an id, in their order; an id that is named twice has one; needs enqueue';
+	IS 'Retry many jobs of any queues, as idemq.retry does. Returns one row per id, in the order of the ids and without repetition. Requires enqueue.';
 
 CREATE FUNCTION idemq.reschedule(id bigint, run_at timestamptz DEFAULT NULL,
 	priority int DEFAULT NULL)
 	RETURNS idemq.outcome LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_reschedule';
 COMMENT ON FUNCTION idemq.reschedule(bigint, timestamptz, int)
-	IS 'give a job that waits another time, another priority, or both; NULL leaves one as it is, a run_at in the past is now; a job of a group keeps its place in it; attempts, last_error and expires_at stay; returns accepted, or why not: locked (running), completed, dead, cancelled, not_found; needs enqueue';
+	IS 'Change the time or the priority of a waiting job. NULL leaves a value unchanged, and a run_at in the past means now. A job in a group keeps its place there. Attempts, last_error and expires_at do not change. Returns accepted, or the reason why not: locked (running), completed, dead, cancelled, not_found. Requires enqueue.';
 
 -- Topic: Workers
 
@@ -167,7 +173,7 @@ CREATE FUNCTION idemq.claim(
 	RETURNS SETOF idemq.claimed_job
 	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim';
 COMMENT ON FUNCTION idemq.claim(text, int, interval, text, boolean)
-	IS 'begin an attempt of up to max_jobs ready jobs; returns a row a job, with the token that all later calls must show; no row means none is ready; lease: instead of the queue''s; attach: the lease also ends with the session; needs claim';
+	IS 'Claim up to max_jobs ready jobs and begin an attempt of each. Returns one row per job, with the token for all later calls; no row means that no job is ready. lease replaces the queue''s lease. With attach, the lease also ends with the session. Requires claim.';
 
 CREATE FUNCTION idemq.claim_any(
 	queues text[], max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
@@ -175,60 +181,60 @@ CREATE FUNCTION idemq.claim_any(
 	RETURNS SETOF idemq.claimed_queue_job
 	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim_any';
 COMMENT ON FUNCTION idemq.claim_any(text[], int, interval, text, boolean)
-	IS 'idemq.claim from several queues, in the order given; returns the queue''s name with each job';
+	IS 'Claim jobs from several queues, in the given order, as idemq.claim does. Returns each job with the name of its queue. Requires claim.';
 
 CREATE FUNCTION idemq.claim_job(
 	id bigint, lease interval DEFAULT NULL, worker text DEFAULT NULL, attach boolean DEFAULT false)
 	RETURNS idemq.claim_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim_job';
 COMMENT ON FUNCTION idemq.claim_job(bigint, interval, text, boolean)
-	IS 'begin an attempt of one job; outcome claimed, claimed_again (attempt > 1), locked (until retry_after), completed (with result), dead, cancelled, blocked, not_due (until retry_after, or the queue is paused or at a limit), not_found; needs claim';
+	IS 'Claim one job and begin an attempt. Returns an outcome: claimed, claimed_again (attempt > 1), locked (until retry_after), completed (with the result), dead, cancelled, blocked, not_due (until retry_after, or because the queue is paused or at a limit), not_found. Requires claim.';
 
 CREATE FUNCTION idemq.heartbeat(id bigint, token bigint, lease interval DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat';
 COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
-	IS 'start the lease again from now, at once and not undone by rollback (with a full lease table: in this transaction); returns an outcome
+	IS 'Extend the lease from now. Takes effect immediately, and a rollback does not undo it (if the lease table is full, it takes effect with this transaction). Returns an outcome.
 - outcome current: the lease was extended
-- outcome stale or not_found: it is lost
-- outcome expired: job_timeout is over
-- outcome cancelled: a transaction that cancels the job waits for the worker''s
-- lease: NULL extends it by the length that the claim had, even after a crash of the server; any other length also holds for later heartbeats, until the server restarts; never beyond the queue''s job_timeout, counted from the claim';
+- outcome stale or not_found: the lease is lost
+- outcome expired: job_timeout has passed
+- outcome cancelled: a transaction that cancels the job is waiting for the worker''s transaction
+- lease: NULL extends by the length that the claim had, even after a crash of the server. Another length also applies to later heartbeats, until the server restarts. The lease never extends beyond the queue''s job_timeout, counted from the claim.';
 
 CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat_many';
 COMMENT ON FUNCTION idemq.heartbeat_many(bigint[], bigint[], interval)
-	IS 'idemq.heartbeat for many jobs; returns a row an element, with its id and token';
+	IS 'Extend the leases of many jobs, as idemq.heartbeat does. Returns one row per element, with its id and token.';
 
 CREATE FUNCTION idemq.validate(id bigint, token bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_validate';
 COMMENT ON FUNCTION idemq.validate(bigint, bigint)
-	IS 'ask whether a token is good, and change nothing; returns current, expired (deadline passed, no other attempt has the job), cancelled (an open transaction cancels the job), stale or not_found';
+	IS 'Check whether a token is valid, without changing anything. Returns current, expired (the deadline has passed, but no other attempt has begun), cancelled (an open transaction cancels the job), stale or not_found.';
 
 CREATE FUNCTION idemq.commit(id bigint, token bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit';
 COMMENT ON FUNCTION idemq.commit(bigint, bigint, jsonb)
-	IS 'complete a job in this transaction, with its result; returns committed, or raises IQ001 (stale), IQ002 (no such job), IQ006 (already committed): call it before the effect';
+	IS 'Complete a job with its result in this transaction. Returns committed, or raises IQ001 (stale token), IQ002 (no such job) or IQ006 (already committed). Call it before the effect.';
 
 CREATE FUNCTION idemq.try_commit(id bigint, token bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_try_commit';
 COMMENT ON FUNCTION idemq.try_commit(bigint, bigint, jsonb)
-	IS 'complete a job in this transaction; returns committed, already_committed, stale or not_found, and does not raise for these: apply the effect only when committed';
+	IS 'Complete a job in this transaction. Returns committed, already_committed, stale or not_found, and does not raise an error for these. Apply the effect only if the result is committed.';
 
 CREATE PROCEDURE idemq.commit_job(
 	id bigint, token bigint, result jsonb DEFAULT NULL, INOUT outcome idemq.outcome DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_job';
 COMMENT ON PROCEDURE idemq.commit_job(bigint, bigint, jsonb, idemq.outcome)
-	IS 'idemq.commit as a CALL; in the caller''s transaction, which it does not end; returns committed, or raises IQ001, IQ002, IQ006';
+	IS 'Call idemq.commit as a procedure, in the caller''s transaction, which it does not end. Returns committed, or raises IQ001, IQ002 or IQ006.';
 
 CREATE FUNCTION idemq.commit_many(ids bigint[], tokens bigint[], results jsonb[] DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_many';
 COMMENT ON FUNCTION idemq.commit_many(bigint[], bigint[], jsonb[])
-	IS 'complete many jobs; returns a row per (id, token), as idemq.try_commit: apply effects only for those committed, joined by id and token';
+	IS 'Complete many jobs, as idemq.try_commit does. Returns one row per (id, token). Apply only the effects of committed jobs, joined by id and token.';
 
 CREATE FUNCTION idemq.commit_and_claim(
 	id bigint, token bigint, result jsonb DEFAULT NULL,
@@ -237,10 +243,10 @@ CREATE FUNCTION idemq.commit_and_claim(
 	RETURNS SETOF idemq.claimed_job
 	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_and_claim';
 COMMENT ON FUNCTION idemq.commit_and_claim(bigint, bigint, jsonb, text, int, interval, text, boolean)
-	IS 'idemq.commit of one job and idemq.claim of the next, in one transaction; returns the claimed jobs, or raises IQ001, IQ002, IQ006 and claims none
-- queue: the next job is of this queue; the committed job''s unless given
-- A queue that is paused, at a limit, or not to be claimed from gives no row, and the commit stands.
-- The next job of the same group is not among them: it is ready after the commit.';
+	IS 'Complete one job and claim the next in one transaction, as idemq.commit and idemq.claim do. Returns the claimed jobs, or raises IQ001, IQ002 or IQ006 and claims none.
+- queue: queue of the next job; by default, the queue of the committed job
+- If the queue is paused, at a limit or not claimable for this role, no row is returned, and the commit remains valid.
+- The claimed jobs never include the next job of the same group, because that job becomes ready only after the transaction commits.';
 
 CREATE FUNCTION idemq.commit_many_and_claim(
 	ids bigint[], tokens bigint[], results jsonb[] DEFAULT NULL,
@@ -252,13 +258,13 @@ CREATE FUNCTION idemq.commit_many_and_claim(
 		enqueued_at timestamptz, headers jsonb, kind text)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_many_and_claim';
 COMMENT ON FUNCTION idemq.commit_many_and_claim(bigint[], bigint[], jsonb[], text, int, interval, text, boolean)
-	IS 'idemq.commit_many and idemq.claim in one transaction; returns a row per (id, token) with its outcome, then one with outcome claimed for each claimed job; queue: that of the first job that is committed here, none if there is none';
+	IS 'Complete many jobs and claim others in one transaction, as idemq.commit_many and idemq.claim do. Returns one row per (id, token) with its outcome, and then one row with outcome claimed per claimed job. queue defaults to the queue of the first job that is committed here; if none is, nothing is claimed.';
 
 CREATE FUNCTION idemq.commit_once(id bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_once';
 COMMENT ON FUNCTION idemq.commit_once(bigint, jsonb)
-	IS 'complete a ready job with no claim; returns committed once, then already_committed; or locked, dead, cancelled, blocked, not_due (or paused, or at a limit), not_found; needs claim';
+	IS 'Complete a ready job without a claim. Returns committed the first time and already_committed afterwards, or the reason why not: locked, dead, cancelled, blocked, not_due (also if paused or at a limit), not_found. Requires claim.';
 
 CREATE FUNCTION idemq.fail(
 	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
@@ -266,7 +272,7 @@ CREATE FUNCTION idemq.fail(
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail';
 COMMENT ON FUNCTION idemq.fail(bigint, bigint, text, interval, boolean, jsonb)
-	IS 'end an attempt that failed; the retry comes after the queue''s backoff, or after retry_in, which may be 0; error and details go into idemq.attempts; returns retrying, dead (attempts used up, or permanent), stale or not_found';
+	IS 'End a failed attempt. The job is retried after the queue''s backoff, or after retry_in, which may be 0. idemq.attempts stores error and details. Returns retrying, dead (no attempts left, or permanent), stale or not_found.';
 
 CREATE PROCEDURE idemq.fail_job(
 	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
@@ -274,7 +280,7 @@ CREATE PROCEDURE idemq.fail_job(
 	INOUT outcome idemq.outcome DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail_job';
 COMMENT ON PROCEDURE idemq.fail_job(bigint, bigint, text, interval, boolean, jsonb, idemq.outcome)
-	IS 'idemq.fail as a CALL; returns retrying, dead, stale or not_found';
+	IS 'Call idemq.fail as a procedure. Returns retrying, dead, stale or not_found.';
 
 CREATE FUNCTION idemq.fail_many(
 	ids bigint[], tokens bigint[], errors text[] DEFAULT NULL, retry_in interval DEFAULT NULL,
@@ -282,56 +288,56 @@ CREATE FUNCTION idemq.fail_many(
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail_many';
 COMMENT ON FUNCTION idemq.fail_many(bigint[], bigint[], text[], interval, boolean, jsonb[])
-	IS 'idemq.fail for many jobs; returns a row per (id, token)';
+	IS 'End many failed attempts, as idemq.fail does. Returns one row per (id, token).';
 
 CREATE FUNCTION idemq.release(id bigint, token bigint, delay interval DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release';
 COMMENT ON FUNCTION idemq.release(bigint, bigint, interval)
-	IS 'give a job back, ready now or after delay, the attempt not counted; returns released, stale or not_found';
+	IS 'Give a job back, ready now or after delay, without counting the attempt. Returns released, stale or not_found.';
 
 CREATE FUNCTION idemq.release_many(ids bigint[], tokens bigint[], delay interval DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release_many';
 COMMENT ON FUNCTION idemq.release_many(bigint[], bigint[], interval)
-	IS 'idemq.release for many jobs, as a worker does with what it has not begun; returns a row per (id, token)';
+	IS 'Release many jobs, as idemq.release does, for example those that a worker has not started. Returns one row per (id, token).';
 
 CREATE FUNCTION idemq.checkpoint(id bigint, token bigint, state jsonb) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_checkpoint';
 COMMENT ON FUNCTION idemq.checkpoint(bigint, bigint, jsonb)
-	IS 'store how far an attempt came, for the next one to read; does not move the deadline; raises IQ001 (stale), IQ002 (no such job), IQ006 (already committed)';
+	IS 'Store the progress of an attempt for the next attempt to read. Does not change the deadline. Raises IQ001 (stale token), IQ002 (no such job) or IQ006 (already committed).';
 
 CREATE FUNCTION idemq.assert_current(id bigint, token bigint) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_assert_current';
 COMMENT ON FUNCTION idemq.assert_current(bigint, bigint)
-	IS 'raise IQ001 unless the token is current and no open transaction cancels the job, IQ002 and IQ006 as idemq.commit does; keeps the job from being reaped until this transaction ends';
+	IS 'Raise IQ001 unless the token is current and no open transaction cancels the job. Raises IQ002 and IQ006 as idemq.commit does. Prevents the job from being reaped until this transaction ends.';
 
 CREATE FUNCTION idemq.hold_claimed() RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_hold_claimed';
 COMMENT ON FUNCTION idemq.hold_claimed()
-	IS 'as idemq.assert_current, of the one job that the last claim of this session has claimed, so that a client can send it in one message with commit_and_claim and COMMIT, before it knows which job that is; never waits; returns what has become of the job, because an error would fail the whole message and hide that the COMMIT is done: held; busy (an open transaction has its row: call assert_current); gone (none was claimed or several, it has ended, or its lease is lost)';
+	IS 'Check the job last claimed by this session like idemq.assert_current, so that a client can pipeline the check after commit_and_claim and COMMIT without knowing the job''s id. Never waits, and raises no error because of the job''s state: an error would fail the whole message and hide that COMMIT has succeeded. Returns held, busy (an open transaction has locked the row, so call assert_current) or gone (no job or several were claimed, the job has ended, or its lease is lost).';
 
 CREATE FUNCTION idemq.reap(queue text DEFAULT NULL) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_reap';
 COMMENT ON FUNCTION idemq.reap(text)
-	IS 'take back expired leases of a queue, or of every queue that you may claim from, as the background worker does by itself; returns how many; needs claim';
+	IS 'Take back expired leases of a queue, or of every queue that you may claim from, as the background worker does by itself. Returns the number of leases. Requires claim.';
 
 CREATE FUNCTION idemq.advance_tokens() RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_advance_tokens';
 COMMENT ON FUNCTION idemq.advance_tokens()
-	IS 'raise all tokens to come by 2^41, as a promotion does: after storage was rolled back, or a backup restored without the history of its timelines; once for each promotion that was lost; returns where tokens begin now; raises 54000 when there is no room below 2^53; the owner''s';
+	IS 'Raise all future tokens by 2^41, as a promotion does. Call it once for each lost promotion, after storage was rolled back or a backup was restored without its timeline history. Returns the new start of the tokens. Raises 54000 if there is no room below 2^53. Only the owner may call it.';
 
 CREATE FUNCTION idemq.follow() RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_follow';
 COMMENT ON FUNCTION idemq.follow()
-	IS 'have this database follow another, whose queues and jobs come by logical replication; returns false when it follows already; the owner''s
-- Until idemq.take_over() every function that writes raises 55000, and the background worker does nothing.
-- An enabled subscription that writes idemq.jobs does so by itself.
-- It waits for open transactions that have written jobs.';
+	IS 'Make this database follow another whose queues and jobs arrive through logical replication. Returns false if it already follows. Only the owner may call it.
+- Until idemq.take_over() every function that writes raises 55000, and the background worker is inactive.
+- An enabled subscription that writes to idemq.jobs has the same effect without this call.
+- The call waits for open transactions that have written jobs.';
 
 CREATE FUNCTION idemq.take_over() RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_take_over';
 COMMENT ON FUNCTION idemq.take_over()
-	IS 'let a database that follows go on in the publisher''s place; returns false when it does not follow; reads all jobs once; the owner''s
-- Ids and tokens go on above those that came, running leases begin again, roles of replicated grants get USAGE.
-- It raises 55000 while a subscription that writes idemq''s tables is enabled, and 55006 for its worker or a prepared transaction that does not end.';
+	IS 'Make a following database take over from the publisher. Returns false if it does not follow. Reads all jobs once. Only the owner may call it.
+- Ids and tokens continue above the replicated ones, running leases start again, and roles with replicated grants get USAGE on the schema.
+- The call raises 55000 if a subscription that writes to idemq''s tables is enabled, and 55006 if its worker or a prepared transaction does not end.';

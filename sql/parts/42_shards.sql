@@ -6,11 +6,11 @@ CREATE TABLE idemq.shard (
 	shards int NOT NULL CHECK (shards BETWEEN 1 AND 64),
 	since  timestamptz NOT NULL
 );
-COMMENT ON TABLE idemq.shard IS 'which shard of a cluster of many servers this database is, at most one row; written by idemq.set_shard, for ever';
-COMMENT ON COLUMN idemq.shard.one IS 'true: there is one row at most';
-COMMENT ON COLUMN idemq.shard.shard IS 'its number, from 0; the ids of its jobs tell it: idemq.shard_of';
-COMMENT ON COLUMN idemq.shard.shards IS 'how many there are';
-COMMENT ON COLUMN idemq.shard.since IS 'when it was made one';
+COMMENT ON TABLE idemq.shard IS 'shard number of this database in a cluster of many servers: at most one row, written permanently by idemq.set_shard';
+COMMENT ON COLUMN idemq.shard.one IS 'always true, so that there is at most one row';
+COMMENT ON COLUMN idemq.shard.shard IS 'number of the shard, from 0; job ids contain it (see idemq.shard_of)';
+COMMENT ON COLUMN idemq.shard.shards IS 'number of shards in the cluster';
+COMMENT ON COLUMN idemq.shard.since IS 'when the database became a shard';
 SELECT pg_catalog.pg_extension_config_dump('idemq.shard', '');
 
 -- No secret: a client asks whether it has come to the shard that the map names.
@@ -19,7 +19,7 @@ CREATE POLICY idemq_everybody ON idemq.shard FOR SELECT USING (true);
 
 CREATE FUNCTION idemq_internal.shard_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_shard_changed';
-COMMENT ON FUNCTION idemq_internal.shard_changed() IS 'row and truncate trigger of idemq.shard: has every session look again which ids are this database''s';
+COMMENT ON FUNCTION idemq_internal.shard_changed() IS 'row and truncate trigger of idemq.shard that makes every session check again which ids belong to this database';
 
 CREATE TRIGGER idemq_shard_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.shard
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.shard_changed();
@@ -31,29 +31,29 @@ ALTER TABLE idemq.shard ENABLE ALWAYS TRIGGER idemq_shard_truncated;
 CREATE FUNCTION idemq.set_shard(shard int, shards int) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_set_shard';
 COMMENT ON FUNCTION idemq.set_shard(int, int)
-	IS 'make this database one shard of a cluster of many servers, for ever: the ids of its jobs tell the shard (idemq.shard_of) and stay below 2^53; shards: 1 to 64, a power of two; returns false when it is that shard already; raises 55000 when it is another, or when jobs have been made; the owner''s';
+	IS 'Make this database a shard of a cluster of many servers, permanently. Job ids then contain the shard number (see idemq.shard_of) and stay below 2^53. shards is a power of two from 1 to 64. Returns false if the database is already that shard. Raises 55000 if it is another shard or already has jobs. Only the owner may call it.';
 
 CREATE FUNCTION idemq.assert_shard(shard int, shards int) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_assert_shard';
 COMMENT ON FUNCTION idemq.assert_shard(int, int)
-	IS 'true when this database is that shard of so many; raises 55000 when it is another, or none: what a router asks in each call, so that a job never lands where its key is not looked for; for everybody';
+	IS 'Return true if this database is the given shard of the given number of shards. Raises 55000 otherwise. A router includes this check in each call, so that no job is added to a shard where its key is not looked up. Every role may call it.';
 
 CREATE FUNCTION idemq.shard_of(id bigint) RETURNS int
 	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE sql
 	AS 'SELECT (shard_of.id OPERATOR(pg_catalog.>>) 47)::pg_catalog.int4';
 COMMENT ON FUNCTION idemq.shard_of(bigint)
-	IS 'the shard that a job''s id tells; of a database that is no shard the ids tell nothing';
+	IS 'Return the shard number that a job''s id contains. The result is meaningful only for ids from a shard.';
 
 CREATE FUNCTION idemq.retire(moved_to text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_retire';
 COMMENT ON FUNCTION idemq.retire(text)
-	IS 'fence this database, which moves to another server, for good; returns whether that changed anything; the owner''s
-- moved_to: says where, for people
-- From this transaction''s commit on every function that writes, and validate, admit, result and wait_result, raise 55000 with the hint to read the cluster''s map.
-- It waits for open transactions that have written jobs.
-- NULL takes it back, for a move that did not take place; idemq.take_over() then lets it go on.';
+	IS 'Fence this database permanently because it moves to another server. Returns whether the call changed anything. Only the owner may call it.
+- moved_to: description of the new server, for people
+- Once this transaction commits, every function that writes, and also validate, admit, result and wait_result, raise 55000 with a hint to read the cluster''s map.
+- The call waits for open transactions that have written jobs.
+- NULL reverses a move that did not take place; idemq.take_over() then makes the database active again.';
 
 CREATE FUNCTION idemq.result(id bigint, OUT status idemq.status, OUT result jsonb)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_result';
 COMMENT ON FUNCTION idemq.result(bigint)
-	IS 'a job''s status and stored result as they are now: idemq.wait_result without the wait, for a proxy that calls functions only; raises IQ002 (no such job); needs any privilege on its queue';
+	IS 'Return the current status and stored result of a job without waiting, for a proxy that can only call functions. Raises IQ002 (no such job). Requires any privilege on its queue.';

@@ -15,12 +15,12 @@ CREATE TABLE idemq.dependencies (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.dependencies IS 'one row a child and parent: which jobs a job was enqueued to wait for (depends_on); there as long as the child; row-level security shows those of children in queues that the role may claim from or administer';
+COMMENT ON TABLE idemq.dependencies IS 'one row per child and parent: the jobs that a job was enqueued to wait for (depends_on); rows exist as long as the child; row-level security shows rows whose child is in a queue that the role may claim from or administer';
 COMMENT ON COLUMN idemq.dependencies.child IS 'the job that waits';
 COMMENT ON COLUMN idemq.dependencies.parent IS 'the job that it waits for';
-COMMENT ON COLUMN idemq.dependencies.queue_id IS 'queue of the child';
-COMMENT ON COLUMN idemq.dependencies.gone_as IS 'what the parent counts as once its row is gone: what it was when it was deleted by hand, cancelled if it was not finished; dead, if it had failed when the child was enqueued; NULL: completed';
-COMMENT ON COLUMN idemq.dependencies.seen_token IS 'in one row of each child whose parents were done: a token issued at that moment; who claims the child is told results of attempts of its parents with a lesser token (idemq.parents), and of later ones only with a privilege on the parent''s queue';
+COMMENT ON COLUMN idemq.dependencies.queue_id IS 'numeric id of the child''s queue';
+COMMENT ON COLUMN idemq.dependencies.gone_as IS 'status attributed to the parent once its row is deleted: its final status, cancelled if it was unfinished, or dead if it had already failed when the child was enqueued; NULL means completed';
+COMMENT ON COLUMN idemq.dependencies.seen_token IS 'in one row of each child whose parents are done, a token issued at that moment: a worker that claims the child sees results of parents'' attempts with a lower token (idemq.parents), and later results only if it has a privilege on the parent''s queue';
 -- The children of a parent, in the order of their ids: when a parent has ended, they are marked
 -- some at a time; retention and purge ask for them as well.  The second column is an expression, as
 -- in the indexes of idemq.children: with statistics from when the table was empty the planner would
@@ -41,12 +41,12 @@ CREATE TABLE idemq.children (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.children IS 'one row a job whose parents are not done: it is blocked, or was cancelled before they were; row-level security as in idemq.dependencies';
-COMMENT ON COLUMN idemq.children.job_id IS 'the job';
-COMMENT ON COLUMN idemq.children.queue_id IS 'its queue';
-COMMENT ON COLUMN idemq.children.on_parent_failure IS 'what becomes of it when a parent is dead or cancelled: cancel, it is cancelled as well; wait, for the parent to be brought back; run, as if the parent were completed';
-COMMENT ON COLUMN idemq.children.group_key IS 'the FIFO group that it joins when its parents are done; NULL: none';
-COMMENT ON COLUMN idemq.children.waits_for IS 'the parent that it waits for at the moment: all with lesser ids are done';
+COMMENT ON TABLE idemq.children IS 'one row per job with unfinished parents: the job is blocked, or was cancelled before its parents were done; row-level security works as in idemq.dependencies';
+COMMENT ON COLUMN idemq.children.job_id IS 'id of the job';
+COMMENT ON COLUMN idemq.children.queue_id IS 'numeric id of the job''s queue';
+COMMENT ON COLUMN idemq.children.on_parent_failure IS 'what happens to the job if a parent is dead or cancelled: cancel (it is cancelled), wait (it waits until the parent is retried) or run (it runs as if the parent had completed)';
+COMMENT ON COLUMN idemq.children.group_key IS 'FIFO group that the job joins when its parents are done; NULL means none';
+COMMENT ON COLUMN idemq.children.waits_for IS 'parent for which the job currently waits; all parents with lower ids are done';
 CREATE INDEX children_waits_for ON idemq.children (waits_for, (job_id + 0));
 CREATE INDEX children_queue ON idemq.children (queue_id, (job_id + 0));
 
@@ -62,7 +62,7 @@ CREATE POLICY idemq_own_queues ON idemq.children FOR SELECT
 
 CREATE FUNCTION idemq_internal.dependencies_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_dependencies_changed';
-COMMENT ON FUNCTION idemq_internal.dependencies_changed() IS 'statement trigger of idemq.dependencies and idemq.children: has rows that were restored, or written by hand, read anew at the end of the transaction';
+COMMENT ON FUNCTION idemq_internal.dependencies_changed() IS 'statement trigger of idemq.dependencies and idemq.children that makes the end of the transaction process rows restored or written by hand';
 
 CREATE TRIGGER idemq_dependencies_changed AFTER INSERT OR UPDATE OR DELETE
 	OR TRUNCATE ON idemq.dependencies
@@ -77,13 +77,15 @@ CREATE FUNCTION idemq.parents(id bigint)
 	RETURNS TABLE (parent bigint, queue text, status idemq.status, result jsonb)
 	STABLE ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_parents';
 COMMENT ON FUNCTION idemq.parents(bigint)
-	IS 'the jobs that a job was enqueued to wait for, with what they have come to; results also of queues on which you hold no privilege, as they were when the job was released: who enqueued it could ask for them; status NULL: completed and gone, in a queue with retention 0, or claimed again since and not yours to ask for; no rows for a job that is not yours to claim or administer';
+	IS 'List the jobs that a job was enqueued to wait for, with their statuses and results. Returns no rows if you may neither claim nor administer the job.
+- Results include those of queues on which you hold no privilege, as they were when the job was released, because the role that enqueued the job could read them.
+- status is NULL if the parent was completed and deleted (retention 0), or was claimed again and you hold no privilege on its queue.';
 
 CREATE FUNCTION idemq.enqueue_graph(jobs jsonb)
 	RETURNS TABLE (name text, id bigint, outcome idemq.outcome, status idemq.status)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.enqueue_graph(jsonb)
-	IS 'add jobs that depend on each other, all or none: an array of objects with a name, a queue, a payload, depends_on (names in the graph, and ids of jobs as numbers), and the other arguments of idemq.enqueue as members; returns a row a job, parents before their children; raises 22023 for a cycle; needs enqueue on each queue';
+	IS 'Add jobs that depend on each other, all or none. The argument is an array of objects with a name, a queue, a payload, depends_on (names in the graph, and job ids as numbers) and the other arguments of idemq.enqueue. Returns one row per job, parents before children. Raises 22023 for a cycle. Requires enqueue on each queue.';
 
 -- Topic: Internal
 
@@ -92,9 +94,9 @@ BEGIN
 	RAISE EXCEPTION USING ERRCODE = '22023',
 		MESSAGE = coalesce('job "' || job || '" of the graph: ', 'jobs: ') || what,
 		HINT =
-			'Pass an array of objects, such as {"name": "a", "queue": "q", "payload": {}, '
+			'Pass an array of objects, for example {"name": "a", "queue": "q", "payload": {}, '
 			'"depends_on": ["b", 17]}; '
-			'the other members are arguments of idemq.enqueue.';
+			'Other members are arguments of idemq.enqueue.';
 END $$;
 
 -- It is read and checked first, and put in an order in which each job comes behind those that it
@@ -135,21 +137,21 @@ BEGIN
 	nodes := ARRAY(SELECT jsonb_array_elements(jobs));
 	PERFORM idemq_internal.refuse_graph(NULL, CASE jsonb_typeof(j)
 		WHEN 'object' THEN 'an element has no name, which must be a string'
-			ELSE 'an element is no object' END)
+			ELSE 'an element is not an object' END)
 		FROM unnest(nodes) j WHERE jsonb_typeof(j -> 'name') IS DISTINCT FROM 'string'
 			OR j ->> 'name' = '';
 	PERFORM idemq_internal.refuse_graph(j ->> 'name', w.what)
 		FROM unnest(nodes) j, jsonb_each(j) m (key, value), LATERAL (SELECT CASE
-			WHEN NOT members ? m.key THEN format('there is no member "%s"', m.key)
+			WHEN NOT members ? m.key THEN format('member "%s" is not recognized', m.key)
 			WHEN members ->> m.key = 'array' AND jsonb_typeof(m.value) NOT IN ('array',
 				'null') THEN m.key || ' must be an array'
 			WHEN members ->> m.key = 'text' AND jsonb_typeof(m.value) NOT IN ('string', 'number',
 				'null')
 				THEN m.key || ' must be a string or a number' END) w (what)
 		WHERE w.what IS NOT NULL;
-	PERFORM idemq_internal.refuse_graph(j ->> 'name', 'it needs a queue and a payload')
+	PERFORM idemq_internal.refuse_graph(j ->> 'name', 'it requires a queue and a payload')
 		FROM unnest(nodes) j WHERE j ->> 'queue' IS NULL OR NOT j ? 'payload';
-	PERFORM idemq_internal.refuse_graph(j ->> 'name', 'another one has the same name')
+	PERFORM idemq_internal.refuse_graph(j ->> 'name', 'another job has the same name')
 		FROM unnest(nodes) j GROUP BY j ->> 'name' HAVING count(*) > 1;
 	numbers := (SELECT jsonb_object_agg(u.j ->> 'name', u.n)
 		FROM unnest(nodes) WITH ORDINALITY u (j, n));
@@ -158,10 +160,10 @@ BEGIN
 			LATERAL (SELECT CASE jsonb_typeof(d)
 			WHEN 'number' THEN CASE WHEN d::text !~ '^-?\d+$'
 				OR d::numeric NOT BETWEEN -9223372036854775808 AND 9223372036854775807
-				THEN format('it depends on %s, which is no id of a job', left(d::text, 40)) END
+				THEN format('it depends on %s, which is not a job id', left(d::text, 40)) END
 			WHEN 'string' THEN CASE WHEN NOT numbers ? (d #>> '{}')
 				THEN format('it depends on "%s", which is not in the graph', d #>> '{}') END
-			ELSE 'depends_on takes names of the graph, and ids of jobs as numbers' END) w (what)
+			ELSE 'depends_on must contain names in the graph, or job ids as numbers' END) w (what)
 		WHERE w.what IS NOT NULL;
 
 	WITH edge AS MATERIALIZED (
@@ -203,12 +205,12 @@ BEGIN
 			circle := circle || n;
 		END LOOP;
 		RAISE EXCEPTION USING ERRCODE = '22023',
-			MESSAGE = 'jobs of the graph depend on each other in a circle',
+			MESSAGE = 'jobs of the graph form a cycle of dependencies',
 			DETAIL = (SELECT string_agg(format('"%s" depends on ', nodes[c] ->> 'name'), '')
 				FROM unnest(circle[1:10]) c)
 				|| CASE WHEN cardinality(circle) > 10 THEN '... depends on '
 					ELSE '' END || format('"%s".', nodes[circle[1]] ->> 'name'),
-			HINT = 'Take one of these edges out: none of these jobs could ever run.';
+			HINT = 'Remove one of these dependencies. With them, none of these jobs could ever run.';
 	END IF;
 	ids := array_fill(NULL::bigint, ARRAY[cardinality(nodes)]);
 	FOREACH n IN ARRAY ordered LOOP

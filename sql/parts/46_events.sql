@@ -14,12 +14,12 @@ CREATE TABLE idemq.events (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.events IS 'one row an event that idemq.send_event has sent to a queue, until its time is over; row-level security shows the events of queues that the role may claim from or administer';
-COMMENT ON COLUMN idemq.events.queue_id IS 'the queue';
-COMMENT ON COLUMN idemq.events.name IS 'name of the event, unique in the queue';
-COMMENT ON COLUMN idemq.events.sent_at IS 'when it was sent';
-COMMENT ON COLUMN idemq.events.keep_until IS 'the queue''s idempotency_window after that: then it is as if it had not been sent, and is deleted';
-COMMENT ON COLUMN idemq.events.payload IS 'what came with it';
+COMMENT ON TABLE idemq.events IS 'one row per event sent to a queue with idemq.send_event, until it expires; row-level security shows events of queues that the role may claim from or administer';
+COMMENT ON COLUMN idemq.events.queue_id IS 'numeric id of the queue';
+COMMENT ON COLUMN idemq.events.name IS 'name of the event, unique within the queue';
+COMMENT ON COLUMN idemq.events.sent_at IS 'when the event was sent';
+COMMENT ON COLUMN idemq.events.keep_until IS 'time at which the event expires and is deleted: sent_at plus the queue''s idempotency_window';
+COMMENT ON COLUMN idemq.events.payload IS 'payload of the event';
 -- For retention.
 CREATE INDEX events_keep_until ON idemq.events (keep_until);
 
@@ -32,20 +32,20 @@ CREATE FUNCTION idemq.await_event(
 	id bigint, token bigint, name text, timeout interval, OUT outcome text, OUT payload jsonb)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_await_event';
 COMMENT ON FUNCTION idemq.await_event(bigint, bigint, text, interval)
-	IS 'ask for an event of the job''s queue; returns an outcome; needs claim
-- outcome arrived: with its payload
-- outcome waiting: the job was given back, as by idemq.release, until the event comes or timeout has passed since the first call; the next attempt calls again
-- outcome timed_out: none came in time
-- What arrived, or timed out, does so for every later call of the job.
+	IS 'Await an event in the job''s queue. Returns an outcome. Requires claim.
+- outcome arrived: the event''s payload is returned
+- outcome waiting: the job was given back, as with idemq.release, until the event arrives or timeout has passed since the first call. The next attempt calls again.
+- outcome timed_out: the event did not arrive in time
+- An outcome of arrived or timed_out is final for every later call of the job.
 - timeout: may be 0
-- It raises IQ001 (stale token), IQ002, IQ006, 55000 (a step of that name).';
+- It raises IQ001 (stale token), IQ002, IQ006 and 55000 (a step has that name).';
 
 CREATE FUNCTION idemq.send_event(
 	queue text, name text, payload jsonb DEFAULT NULL, OUT outcome idemq.outcome,
 		OUT first_payload jsonb, OUT same_payload boolean)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_send_event';
 COMMENT ON FUNCTION idemq.send_event(text, text, jsonb)
-	IS 'tell the jobs of a queue that await this event, now or within the queue''s idempotency_window; those that wait become ready when the transaction commits; waits for open transactions that send or await the same event; needs enqueue
+	IS 'Send an event to the jobs of a queue that await it now or within the queue''s idempotency_window. Waiting jobs become ready when the transaction commits. Waits for open transactions that send or await the same event. Requires enqueue.
 - outcome: accepted, or duplicate if the event was sent before
 - first_payload: the payload that counts; for a duplicate, NULL unless you may claim from the queue or administer it
 - same_payload: whether your payload equals the one that counts

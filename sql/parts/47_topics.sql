@@ -5,9 +5,9 @@ CREATE TABLE idemq_internal.topic_entries (
 	topic      text COLLATE "C" PRIMARY KEY,
 	created_at timestamptz NOT NULL
 );
-COMMENT ON TABLE idemq_internal.topic_entries IS 'one row a space of topics, by their first word; see idemq.topics, change it with idemq.create_topic';
-COMMENT ON COLUMN idemq_internal.topic_entries.topic IS 'first word of its topics';
-COMMENT ON COLUMN idemq_internal.topic_entries.created_at IS 'when it was created';
+COMMENT ON TABLE idemq_internal.topic_entries IS 'one row per topic space, named by the first word of its topics; use idemq.topics to read it and idemq.create_topic to change it';
+COMMENT ON COLUMN idemq_internal.topic_entries.topic IS 'first word of the topics in the space';
+COMMENT ON COLUMN idemq_internal.topic_entries.created_at IS 'when the topic space was created';
 
 CREATE TABLE idemq_internal.topic_grants (
 	topic     text COLLATE "C" NOT NULL,
@@ -16,11 +16,11 @@ CREATE TABLE idemq_internal.topic_grants (
 	role_oid  oid,
 	PRIMARY KEY (topic, role_name, privilege)
 );
-COMMENT ON TABLE idemq_internal.topic_grants IS 'which roles may publish to a space of topics, bind queues to it and administer it; change it with idemq.grant_topic';
-COMMENT ON COLUMN idemq_internal.topic_grants.topic IS 'the space';
-COMMENT ON COLUMN idemq_internal.topic_grants.role_name IS 'the role';
+COMMENT ON TABLE idemq_internal.topic_grants IS 'which roles may publish to a topic space, bind queues to it and administer it; use idemq.grant_topic to change it';
+COMMENT ON COLUMN idemq_internal.topic_grants.topic IS 'topic space: the first word of its topics';
+COMMENT ON COLUMN idemq_internal.topic_grants.role_name IS 'role that holds the privilege';
 COMMENT ON COLUMN idemq_internal.topic_grants.privilege IS 'publish, bind, or admin, which includes both';
-COMMENT ON COLUMN idemq_internal.topic_grants.role_oid IS 'the role that had the name when the row was written; NULL when there was none: then the name alone decides';
+COMMENT ON COLUMN idemq_internal.topic_grants.role_oid IS 'OID of the role that had this name when the row was written; NULL means that there was no such role, so only the name counts';
 
 CREATE TABLE idemq_internal.topic_binding_entries (
 	topic      text COLLATE "C" NOT NULL,
@@ -32,14 +32,14 @@ CREATE TABLE idemq_internal.topic_binding_entries (
 	refused_at timestamptz,
 	PRIMARY KEY (topic, pattern, queue_id, role_name)
 );
-COMMENT ON TABLE idemq_internal.topic_binding_entries IS 'one row a pattern of topics, a queue and the role that has bound it; see idemq.topic_bindings, change it with idemq.bind_topic';
-COMMENT ON COLUMN idemq_internal.topic_binding_entries.topic IS 'the space: the first word of the pattern';
-COMMENT ON COLUMN idemq_internal.topic_binding_entries.pattern IS 'which topics';
-COMMENT ON COLUMN idemq_internal.topic_binding_entries.queue_id IS 'the queue that gets a job';
-COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_name IS 'the role by whose rights';
-COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_oid IS 'the role that had the name when the row was written; NULL when there was none: then the name alone decides';
-COMMENT ON COLUMN idemq_internal.topic_binding_entries.bound_at IS 'when it was bound';
-COMMENT ON COLUMN idemq_internal.topic_binding_entries.refused_at IS 'when it was skipped last, to the minute';
+COMMENT ON TABLE idemq_internal.topic_binding_entries IS 'one row per topic pattern, queue and binding role; use idemq.topic_bindings to read it and idemq.bind_topic to change it';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.topic IS 'topic space: the first word of the pattern';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.pattern IS 'pattern of topics, in which * matches one word and # any number of words';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.queue_id IS 'numeric id of the queue that gets the jobs';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_name IS 'role whose privileges the binding uses';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_oid IS 'OID of the role that had this name when the row was written; NULL means that there was no such role, so only the name counts';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.bound_at IS 'when the queue was bound';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.refused_at IS 'when the binding was last skipped, to the minute';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.topic_entries', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.topic_grants', '');
@@ -70,7 +70,7 @@ CREATE FUNCTION idemq_internal.topic_may(topic text, role oid, privilege text) R
 CREATE FUNCTION idemq.create_topic(topic text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.create_topic(text)
-	IS 'create a space of topics, those whose first word is this: a letter or _ first, then letters, digits, _ and -, up to 48 bytes; the caller may then publish to it, bind queues to it and administer it; raises 42710 when there is one';
+	IS 'Create a topic space, which contains all topics that begin with this word. The word starts with a letter or _, followed by letters, digits, _ and -, up to 48 bytes. The caller gets the privileges publish, bind and admin. Raises 42710 if it exists.';
 
 CREATE FUNCTION idemq_internal.create_topic_impl(topic text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -81,7 +81,7 @@ BEGIN
 	IF NOT FOUND THEN
 		RAISE EXCEPTION 'topic "%" already exists', topic USING ERRCODE = '42710',
 			HINT =
-				'Choose another name, or let its administrator grant you its use with '
+				'Choose another name, or ask its administrator to grant you a privilege with '
 				'idemq.grant_topic.';
 	END IF;
 	PERFORM idemq_internal.change_topic_grant(topic, idemq_internal.caller(), 'admin', true),
@@ -90,7 +90,7 @@ END $$;
 
 CREATE FUNCTION idemq.drop_topic(topic text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq.drop_topic(text) IS 'drop a space of topics with its grants and bindings; what was published stays; needs admin of it';
+COMMENT ON FUNCTION idemq.drop_topic(text) IS 'Drop a topic space with its grants and bindings. Published jobs remain. Requires admin on the topic space.';
 
 -- The space first, which waits for whoever makes one of the others and keeps it; then all that
 -- names it.
@@ -126,12 +126,12 @@ END $$;
 CREATE FUNCTION idemq.grant_topic(topic text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.grant_topic(text, regrole, text)
-	IS 'let a role publish to a space of topics, bind queues to it or administer it (publish | bind | admin); needs admin of it';
+	IS 'Grant a role the privilege to publish to a topic space, bind queues to it or administer it (publish | bind | admin). Requires admin on the topic space.';
 
 CREATE FUNCTION idemq.revoke_topic(topic text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.revoke_topic(text, regrole, text)
-	IS 'take back what idemq.grant_topic gave; without bind the bindings that a role has made are skipped from now on; needs admin of it';
+	IS 'Revoke a privilege that idemq.grant_topic has granted. Without bind, the role''s bindings are skipped from now on. Requires admin on the topic space.';
 
 -- Writes or deletes a row of idemq_internal.topic_grants; returns whether that has changed
 -- anything.
@@ -174,7 +174,7 @@ BEGIN
 	IF privilege NOT IN ('publish', 'bind', 'admin') THEN
 		RAISE EXCEPTION 'privilege must be publish, bind or admin, not "%"',
 			privilege USING ERRCODE = '22023',
-			HINT = 'admin includes the other two.';
+			HINT = 'The privilege admin includes the other two.';
 	END IF;
 	PERFORM idemq_internal.topic(topic, 'admin', granted);
 	IF idemq_internal.change_topic_grant(topic, role, privilege, granted) THEN
@@ -197,7 +197,7 @@ CREATE FUNCTION idemq_internal.revoke_topic_impl(topic text, role regrole, privi
 CREATE FUNCTION idemq.bind_topic(pattern text, queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.bind_topic(text, text)
-	IS 'have a queue get a job of all that is published to topics of a pattern: * is one word, # any number of words, none too; its first word is a space; returns false when the role has bound it so before; needs bind on the topic and enqueue on the queue, now and whenever something is published';
+	IS 'Bind a queue to a topic pattern, so that it gets a job for each message published to a matching topic. * matches one word, and # matches any number of words, including none; the first word is a topic space. Returns false if the role has already bound it. Requires bind on the topic space and enqueue on the queue, both now and at each publication.';
 
 -- A binding is of the role that makes it, and as good as that role's rights are when something is
 -- published (src/api/publish.c).  Two roles may bind one queue by one pattern; each binding stands
@@ -232,7 +232,7 @@ END $$;
 CREATE FUNCTION idemq.unbind_topic(pattern text, queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.unbind_topic(text, text)
-	IS 'end the bindings of a queue by a pattern that the caller has made; all of them, with admin of the queue or of the topic; returns false when there was none, and raises 42501 when there are others'' alone';
+	IS 'Remove the caller''s bindings of a queue to a pattern; with admin on the queue or the topic space, all such bindings. Returns false if there was none. Raises 42501 if there are only bindings of other roles.';
 
 -- A role that has lost its privileges may still end its binding.
 CREATE FUNCTION idemq_internal.unbind_topic_impl(pattern text, queue text) RETURNS boolean
@@ -266,8 +266,8 @@ BEGIN
 		RAISE EXCEPTION 'permission denied for bindings of queue "%" to topic "%"', queue,
 			space USING ERRCODE = '42501',
 			DETAIL =
-				'The role that made a binding, and administrators of queue or topic, may end it.',
-			HINT = 'Let one of them call idemq.unbind_topic.';
+				'Only the role that made a binding, and administrators of the queue or the topic space, may remove it.',
+			HINT = 'Ask one of them to call idemq.unbind_topic.';
 	END IF;
 	DELETE FROM idemq_internal.topic_binding_entries WHERE topic = space
 		AND pattern = unbind_topic_impl.pattern
@@ -288,21 +288,21 @@ CREATE FUNCTION idemq.publish(
 	RETURNS TABLE (queue text, id bigint, outcome idemq.outcome)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_publish';
 COMMENT ON FUNCTION idemq.publish(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, text)
-	IS 'add a job to each queue that is bound to a topic, in this transaction; returns a row a queue, none when no queue is bound; needs publish on the topic
-- A binding whose role may not bind or enqueue any more is skipped: idemq.topic_bindings.
-- key: the same call again answers the first jobs, outcome duplicate, whatever its payload
+	IS 'Publish a message: add a job to each queue bound to a topic, in this transaction. Returns one row per queue, and none if no queue is bound. Requires publish on the topic space.
+- A binding is skipped if its role may no longer bind or enqueue; idemq.topic_bindings shows this.
+- key: a repeated call returns the first jobs with outcome duplicate, whatever its payload
 - The other arguments are those of idemq.enqueue.';
 
 CREATE FUNCTION idemq.topic_matches(pattern text, topic text) RETURNS boolean
 	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_topic_matches';
 COMMENT ON FUNCTION idemq.topic_matches(text, text)
-	IS 'whether a queue that is bound by a pattern gets what is published to a topic: returns that, and raises 22023 for what is no pattern or no topic';
+	IS 'Return whether a topic matches a pattern. Raises 22023 for an invalid pattern or topic.';
 
 -- Topic: Internal
 
 CREATE FUNCTION idemq_internal.topic_privileges(topic text) RETURNS text[]
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq_internal.topic_privileges(text) IS 'what the current role may do with a space of topics: returns publish, bind, admin, or some of them; use the view idemq.topics';
+COMMENT ON FUNCTION idemq_internal.topic_privileges(text) IS 'Return the privileges of the current role on a topic space: publish, bind, admin, or some of them. Use the view idemq.topics instead.';
 
 CREATE FUNCTION idemq_internal.topic_privileges_impl(topic text) RETURNS text[] STABLE
 	LANGUAGE sql AS $$
@@ -317,7 +317,7 @@ CREATE FUNCTION idemq_internal.topic_states()
 		refusal text)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq_internal.topic_states()
-	IS 'the bindings that the caller has made, or may end; all for pg_monitor; use the view idemq.topic_bindings';
+	IS 'List the bindings that the caller has made or may remove, or all bindings for pg_monitor. Use the view idemq.topic_bindings instead.';
 
 -- Why a binding would be skipped is asked as idemq.publish does, at this moment.
 CREATE FUNCTION idemq_internal.topic_states_impl()
@@ -327,14 +327,14 @@ CREATE FUNCTION idemq_internal.topic_states_impl()
 	STABLE LANGUAGE sql AS $$
 	SELECT b.topic, b.pattern, b.queue_id, b.role_name, b.bound_at, b.refused_at, CASE
 			WHEN NOT EXISTS (SELECT FROM idemq_internal.topic_entries t
-				WHERE t.topic = b.topic) THEN 'its topic does not exist'
+				WHERE t.topic = b.topic) THEN 'its topic space does not exist'
 			WHEN r.role IS NULL THEN format('role "%s" was dropped or renamed', b.role_name)
 			WHEN NOT idemq_internal.topic_may(b.topic, r.role, 'bind')
-				THEN format('role "%s" may not bind to the topic any more', b.role_name)
+				THEN format('role "%s" may no longer bind to the topic space', b.role_name)
 			WHEN NOT EXISTS (SELECT FROM idemq.queues q
 				WHERE q.queue_id = b.queue_id) THEN 'its queue does not exist'
 			WHEN NOT idemq_internal.role_may(r.role, b.queue_id, 'enqueue')
-				THEN format('role "%s" may not enqueue to the queue any more', b.role_name) END
+				THEN format('role "%s" may no longer enqueue to the queue', b.role_name) END
 	FROM idemq_internal.caller() c(role), idemq_internal.topic_binding_entries b,
 		LATERAL (SELECT idemq_internal.role_of(b.role_name, b.role_oid)) r(role)
 	WHERE pg_has_role(c.role, 'pg_monitor', 'USAGE') OR pg_has_role(c.role, r.role, 'USAGE')
@@ -351,10 +351,10 @@ CREATE VIEW idemq.topics WITH (security_barrier) AS
 		CROSS JOIN LATERAL (SELECT idemq_internal.topic_privileges(t.topic) AS privileges) p
 	WHERE p.privileges OPERATOR(pg_catalog.<>) '{}'::pg_catalog.text[]
 		OR pg_catalog.pg_has_role('pg_monitor', 'USAGE');
-COMMENT ON VIEW idemq.topics IS 'one row a space of topics that you may use; pg_monitor sees all';
-COMMENT ON COLUMN idemq.topics.topic IS 'first word of its topics';
-COMMENT ON COLUMN idemq.topics.privileges IS 'what you may do: publish, bind, admin';
-COMMENT ON COLUMN idemq.topics.created_at IS 'when it was created';
+COMMENT ON VIEW idemq.topics IS 'one row per topic space that you may use; pg_monitor sees all';
+COMMENT ON COLUMN idemq.topics.topic IS 'first word of the topics in the space';
+COMMENT ON COLUMN idemq.topics.privileges IS 'your privileges: publish, bind, admin';
+COMMENT ON COLUMN idemq.topics.created_at IS 'when the topic space was created';
 
 -- The function decides which bindings; the view reads the names as its owner.
 CREATE VIEW idemq.topic_bindings WITH (security_barrier) AS
@@ -362,11 +362,11 @@ CREATE VIEW idemq.topic_bindings WITH (security_barrier) AS
 			WHERE q.queue_id OPERATOR(pg_catalog.=) s.queue_id) AS queue,
 		s.role, s.bound_at, s.refusal, s.refused_at
 	FROM idemq_internal.topic_states() s;
-COMMENT ON VIEW idemq.topic_bindings IS 'one row a binding that you have made, or that is of a topic or queue which you administer; pg_monitor sees all';
-COMMENT ON COLUMN idemq.topic_bindings.topic IS 'the space';
-COMMENT ON COLUMN idemq.topic_bindings.pattern IS 'which topics';
-COMMENT ON COLUMN idemq.topic_bindings.queue IS 'the queue that gets a job';
-COMMENT ON COLUMN idemq.topic_bindings.role IS 'the role that has bound it, by whose rights it counts';
-COMMENT ON COLUMN idemq.topic_bindings.bound_at IS 'when it was bound';
-COMMENT ON COLUMN idemq.topic_bindings.refusal IS 'why idemq.publish would skip it now; NULL: it would not';
-COMMENT ON COLUMN idemq.topic_bindings.refused_at IS 'when it was skipped last, to the minute; NULL: never';
+COMMENT ON VIEW idemq.topic_bindings IS 'one row per binding that you have made, or whose topic space or queue you administer; pg_monitor sees all';
+COMMENT ON COLUMN idemq.topic_bindings.topic IS 'topic space: the first word of the pattern';
+COMMENT ON COLUMN idemq.topic_bindings.pattern IS 'pattern of topics, in which * matches one word and # any number of words';
+COMMENT ON COLUMN idemq.topic_bindings.queue IS 'queue that gets the jobs';
+COMMENT ON COLUMN idemq.topic_bindings.role IS 'role that made the binding, and whose privileges it uses';
+COMMENT ON COLUMN idemq.topic_bindings.bound_at IS 'when the queue was bound';
+COMMENT ON COLUMN idemq.topic_bindings.refusal IS 'why idemq.publish would skip the binding now; NULL means that it would not';
+COMMENT ON COLUMN idemq.topic_bindings.refused_at IS 'when the binding was last skipped, to the minute; NULL means never';

@@ -15,12 +15,12 @@ CREATE TABLE idemq.producers (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.producers IS 'one row a producer that numbers what it sends: idemq.enqueue_sequenced; row-level security shows the producers of queues on which the role holds a privilege; kept until idemq.forget_producer, or the drop of the queue';
-COMMENT ON COLUMN idemq.producers.queue_id IS 'queue that it sends to';
-COMMENT ON COLUMN idemq.producers.name IS 'its name, unique in the queue';
-COMMENT ON COLUMN idemq.producers.seq IS 'the last number that was accepted: it goes on from there';
-COMMENT ON COLUMN idemq.producers.job_id IS 'the job of that number; it may be gone';
-COMMENT ON COLUMN idemq.producers.enqueued_at IS 'when that was enqueued';
+COMMENT ON TABLE idemq.producers IS 'one row per producer that numbers its messages (idemq.enqueue_sequenced), kept until idemq.forget_producer or the drop of the queue; row-level security shows producers of queues on which the role holds a privilege';
+COMMENT ON COLUMN idemq.producers.queue_id IS 'numeric id of the queue to which the producer sends';
+COMMENT ON COLUMN idemq.producers.name IS 'name of the producer, unique within the queue';
+COMMENT ON COLUMN idemq.producers.seq IS 'highest number accepted so far; the producer continues after it';
+COMMENT ON COLUMN idemq.producers.job_id IS 'id of the job for that number, which may have been deleted';
+COMMENT ON COLUMN idemq.producers.enqueued_at IS 'when that job was enqueued';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq.producers', '');
 ALTER TABLE idemq.producers ENABLE ROW LEVEL SECURITY;
@@ -35,17 +35,17 @@ CREATE FUNCTION idemq.enqueue_sequenced(
 	RETURNS idemq.enqueue_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue_sequenced';
 COMMENT ON FUNCTION idemq.enqueue_sequenced(text, text, bigint, jsonb, interval, timestamptz, int, text, int, jsonb, interval, text)
-	IS 'add a job for a message of one ordered log, by its number there; needs enqueue
-- outcome accepted: seq is higher than the producer''s last one; gaps are normal
-- outcome duplicate: seq is not higher; the job''s id, status and result only when seq is the last one
-- seq: numbers must be committed in ascending order, as those of one Kafka partition by its one consumer; ids of an outbox table are not
-- producer: a name of up to 256 bytes; a call waits for an open transaction of the same producer
-- payload: is not compared';
+	IS 'Add a job for a message of an ordered log, identified by its number there. Requires enqueue.
+- outcome accepted: seq is higher than the producer''s last number. Gaps are normal.
+- outcome duplicate: seq is not higher. The job''s id, status and result are returned only if seq is the last number.
+- seq: numbers must be committed in ascending order, as with one Kafka partition and its one consumer. The ids of an outbox table do not meet this condition.
+- producer: name of up to 256 bytes. A call waits for an open transaction of the same producer.
+- payload: not compared';
 
 CREATE FUNCTION idemq.forget_producer(queue text, producer text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.forget_producer(text, text)
-	IS 'forget a producer of idemq.enqueue_sequenced that will send nothing again: after that any number of it is accepted; returns false when there was none; needs admin';
+	IS 'Forget a producer of idemq.enqueue_sequenced that will send no more messages. Afterwards any of its numbers is accepted. Returns false if there was none. Requires admin.';
 
 CREATE FUNCTION idemq_internal.forget_producer_impl(queue text, producer text) RETURNS boolean
 	LANGUAGE plpgsql AS $$

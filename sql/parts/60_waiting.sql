@@ -4,27 +4,27 @@ CREATE PROCEDURE idemq.wait(
 	queue text, timeout interval DEFAULT '30 s', INOUT ready boolean DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wait';
 COMMENT ON PROCEDURE idemq.wait(text, interval, boolean)
-	IS 'sleep until the queue has a job to claim; ready is false after timeout (or just before statement_timeout); holds no transaction, snapshot or lock: CALL it outside a transaction block, 2D000 otherwise; needs claim';
+	IS 'Sleep until the queue has a job to claim. Returns ready = false after timeout, or just before statement_timeout. Holds no transaction, snapshot or lock, so CALL it outside a transaction block (2D000 otherwise). Requires claim.';
 
 CREATE PROCEDURE idemq.wait_any(
 	queues text[], timeout interval DEFAULT '30 s', INOUT ready boolean DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wait_any';
 COMMENT ON PROCEDURE idemq.wait_any(text[], interval, boolean)
-	IS 'idemq.wait for the first of several queues; then claim with idemq.claim_any; needs claim on each';
+	IS 'Sleep until one of several queues has a job to claim, as idemq.wait does. Claim with idemq.claim_any afterwards. Requires claim on each queue.';
 
 CREATE PROCEDURE idemq.wait_result(
 	id bigint, timeout interval DEFAULT '30 s',
 	INOUT status idemq.status DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wait_result';
 COMMENT ON PROCEDURE idemq.wait_result(bigint, interval, idemq.status, jsonb)
-	IS 'sleep until a job is completed, dead or cancelled; returns its status and stored result, after timeout the status that it has; CALL it outside a transaction block, 2D000 otherwise; on a standby, too, where a job that has yet to arrive is waited for; raises IQ002 (no such job); needs any privilege on its queue';
+	IS 'Sleep until a job is completed, dead or cancelled. Returns its status and stored result; after timeout, its current status. CALL it outside a transaction block (2D000 otherwise). Works on a standby, where it also waits for a job that has not been replicated yet. Raises IQ002 (no such job). Requires any privilege on its queue.';
 
 CREATE PROCEDURE idemq.wait_results(
 	ids bigint[], timeout interval DEFAULT '30 s',
 	INOUT statuses idemq.status[] DEFAULT NULL, INOUT results jsonb[] DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wait_results';
 COMMENT ON PROCEDURE idemq.wait_results(bigint[], interval, idemq.status[], jsonb[])
-	IS 'sleep until all of these jobs are completed, dead or cancelled; returns their statuses and stored results in the order of the ids, after timeout what they are then; CALL it outside a transaction block, 2D000 otherwise; raises IQ002 (no such job); needs any privilege on each queue';
+	IS 'Sleep until all of these jobs are completed, dead or cancelled. Returns their statuses and stored results in the order of the ids; after timeout, their current statuses. CALL it outside a transaction block (2D000 otherwise). Raises IQ002 (no such job). Requires any privilege on each queue.';
 
 -- Topic: Limits
 
@@ -32,4 +32,4 @@ CREATE FUNCTION idemq.admit(bucket text, max_calls int, per interval, cost int D
 	RETURNS idemq.admission
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_admit';
 COMMENT ON FUNCTION idemq.admit(text, int, interval, int, int)
-	IS 'ask for a call under a limit of at most max_calls in any period per, of which it takes cost; burst n makes it a bucket of n that fills evenly (GCRA); cost 0 only asks; takes effect at once, a rollback does not undo it and a restart forgets it; retry_after is exactly when to ask again; all roles that may execute it share its buckets';
+	IS 'Ask for permission to make a call under a limit of at most max_calls in any period per. cost is the number of calls to count, and 0 only asks. burst selects a bucket of that size which fills evenly (GCRA). Takes effect immediately: a rollback does not undo it, and a restart of the server resets it. retry_after tells when to ask again. All roles with EXECUTE share the limits.';

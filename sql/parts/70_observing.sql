@@ -3,17 +3,17 @@
 CREATE FUNCTION idemq.job(id bigint) RETURNS SETOF idemq.jobs
 	ROWS 1 STABLE LANGUAGE sql
 	AS 'SELECT j.* FROM idemq.jobs j WHERE j.id OPERATOR(pg_catalog.=) job.id';
-COMMENT ON FUNCTION idemq.job(bigint) IS 'one job as a row of idemq.jobs; no row when there is none that you may see';
+COMMENT ON FUNCTION idemq.job(bigint) IS 'Return one job as a row of idemq.jobs. Returns no row if there is no such job that you may see.';
 
 CREATE FUNCTION idemq.why(id bigint) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_why';
 COMMENT ON FUNCTION idemq.why(bigint)
-	IS 'one sentence: what a job waits for, and the next step; needs claim or admin, and says so otherwise';
+	IS 'Explain in one sentence what a job is waiting for, and the next step. Requires claim or admin; without them, the text tells you so.';
 
 CREATE FUNCTION idemq.progress(checkpoint jsonb) RETURNS float8
 	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_progress';
 COMMENT ON FUNCTION idemq.progress(jsonb)
-	IS 'how far a job has come, in percent, from 0 to 100: of {"done": 3, "of": 10} it is 30; NULL for a checkpoint without two such numbers';
+	IS 'Compute the progress of a job, in percent from 0 to 100, from its checkpoint: {"done": 3, "of": 10} gives 30. Returns NULL if the checkpoint does not have two such numbers.';
 
 -- Topic: Internal
 
@@ -23,7 +23,7 @@ CREATE FUNCTION idemq_internal.leases()
 		deadline timestamptz, expires_in interval, attached boolean, state text, handler boolean)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_leases';
 COMMENT ON FUNCTION idemq_internal.leases()
-	IS 'the entries of the lease table, of queues that the caller may claim from or administer, all for pg_monitor; use the view idemq.running_jobs';
+	IS 'List the lease entries of queues that the caller may claim from or administer, or all of them for pg_monitor. Use the view idemq.running_jobs instead.';
 
 -- The function decides which; of a job's row, which it has read, only this: one that nobody asks
 -- for is not looked up.
@@ -34,19 +34,19 @@ CREATE VIEW idemq.running_jobs WITH (security_barrier) AS
 			WHERE j.id OPERATOR(pg_catalog.=) l.job_id
 				AND j.status OPERATOR(pg_catalog.=) 'running')) AS progress
 	FROM idemq_internal.leases() l;
-COMMENT ON VIEW idemq.running_jobs IS 'which session holds what: one row a job in flight, of queues that the role may claim from or administer; pg_monitor sees all';
+COMMENT ON VIEW idemq.running_jobs IS 'one row per running job, with the session that holds it, for queues that you may claim from or administer; pg_monitor sees all queues';
 COMMENT ON COLUMN idemq.running_jobs.queue IS 'name of the queue';
-COMMENT ON COLUMN idemq.running_jobs.job_id IS 'the job';
-COMMENT ON COLUMN idemq.running_jobs.worker IS 'name that its claim gave';
-COMMENT ON COLUMN idemq.running_jobs.attempt IS 'number of the attempt, from 1';
-COMMENT ON COLUMN idemq.running_jobs.claimed_at IS 'when it began';
-COMMENT ON COLUMN idemq.running_jobs.expires_in IS 'until the deadline; negative when it has passed';
+COMMENT ON COLUMN idemq.running_jobs.job_id IS 'id of the job';
+COMMENT ON COLUMN idemq.running_jobs.worker IS 'name of the worker, as passed to the claim';
+COMMENT ON COLUMN idemq.running_jobs.attempt IS 'number of the attempt, starting from 1';
+COMMENT ON COLUMN idemq.running_jobs.claimed_at IS 'when the attempt began';
+COMMENT ON COLUMN idemq.running_jobs.expires_in IS 'time left until the deadline; negative if the deadline has passed';
 COMMENT ON COLUMN idemq.running_jobs.attached IS 'whether the lease also ends with the session';
-COMMENT ON COLUMN idemq.running_jobs.pid IS 'process of the session that claimed; NULL when it has ended, or after a restart';
-COMMENT ON COLUMN idemq.running_jobs.deadline IS 'end of the lease as heartbeats moved it; NULL while the claim''s transaction is open';
-COMMENT ON COLUMN idemq.running_jobs.state IS 'claiming (its transaction is open), active, cancelling (a transaction cancels it, and waits for the worker''s), ending (a transaction that finishes or cancels it is open), reaping';
+COMMENT ON COLUMN idemq.running_jobs.pid IS 'process id of the session that claimed the job; NULL means that the session has ended or the server has restarted';
+COMMENT ON COLUMN idemq.running_jobs.deadline IS 'end of the lease, including extensions by heartbeats; NULL while the claim''s transaction is open';
+COMMENT ON COLUMN idemq.running_jobs.state IS 'claiming (the claim''s transaction is open), active, cancelling (a transaction that cancels the job waits for the worker''s transaction), ending (a transaction that finishes or cancels the job is open), reaping (the expired lease is being taken back)';
 
-COMMENT ON COLUMN idemq.running_jobs.progress IS 'how far the attempt has come, in percent, by idemq.progress of its last checkpoint; NULL: it does not say';
+COMMENT ON COLUMN idemq.running_jobs.progress IS 'progress of the attempt in percent, computed by idemq.progress from its last checkpoint; NULL means that the checkpoint does not contain it';
 
 -- Topic: Observing
 
@@ -54,7 +54,7 @@ CREATE FUNCTION idemq.check()
 	RETURNS TABLE (severity text, invariant text, detail text)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_check';
 COMMENT ON FUNCTION idemq.check()
-	IS 'audit rows, indexes, triggers and shared memory while others work, in a transaction of its own (25001 otherwise); returns a row for each broken invariant (error) or degraded state (warning), none when all is well; reads all rows';
+	IS 'Check rows, indexes, triggers and shared memory while other sessions work. Returns one row per broken invariant (error) or degraded state (warning), and no row if there are none. Reads all rows. Run it in a separate transaction (25001 otherwise).';
 
 -- Topic: Internal
 
@@ -101,7 +101,7 @@ CREATE FUNCTION idemq_internal.queue_metrics(count boolean DEFAULT true)
 		unattended_for   interval)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_metrics';
 COMMENT ON FUNCTION idemq_internal.queue_metrics(boolean)
-	IS 'what idemq.metrics shows; without count, gauges that would have to be counted by reading all jobs are NULL; returns a row for each queue that you may claim from or administer (pg_monitor: for every queue)';
+	IS 'Return the rows of idemq.metrics, one per queue that you may claim from or administer (for pg_monitor, every queue). Without count, gauges that would require reading all jobs are NULL.';
 
 -- Steps without an answer, for each queue that has any: those of running attempts, and the others.
 CREATE VIEW idemq_internal.steps_without_answer AS
@@ -110,7 +110,7 @@ CREATE VIEW idemq_internal.steps_without_answer AS
 	FROM (SELECT s.queue_id, (SELECT j.token = s.token AND j.status = 'running' FROM idemq.jobs j
 			WHERE j.id = s.job_id) AS runs
 		FROM idemq.steps s WHERE s.state = 'open') x GROUP BY x.queue_id;
-COMMENT ON VIEW idemq_internal.steps_without_answer IS 'steps that were begun and have no answer, by queue';
+COMMENT ON VIEW idemq_internal.steps_without_answer IS 'number of open steps without a response, per queue';
 
 -- The function decides which queues; the view reads the names as its owner.
 CREATE VIEW idemq.metrics WITH (security_barrier) AS
@@ -138,79 +138,79 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		WHERE o.dead_letter_queue IS NOT NULL) AS is_dead_letter_queue) d
 	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL
 		OR q.paused_until OPERATOR(pg_catalog.>) idemq.clock_timestamp()) AS paused) p;
-COMMENT ON VIEW idemq.metrics IS 'one row a queue that you may claim from or administer (pg_monitor: every queue): jobs by status, counters and times since counted_since, which a restart or crash sets anew; all follows commits but four counters of refusals (duplicates, stale_commits, stale_calls, repeated_commits), which count each answer when it is given, also if its caller rolls back';
+COMMENT ON VIEW idemq.metrics IS 'one row per queue that you may claim from or administer (for pg_monitor, every queue): jobs by status, and counters and times since counted_since, which a restart or crash resets; all figures follow commits, except the four counters of refusals (duplicates, stale_commits, stale_calls, repeated_commits), which count each answer immediately, even if the caller rolls back';
 COMMENT ON COLUMN idemq.metrics.queue IS 'name of the queue';
-COMMENT ON COLUMN idemq.metrics.queue_id IS 'its number';
-COMMENT ON COLUMN idemq.metrics.paused IS 'whether it hands out no jobs';
-COMMENT ON COLUMN idemq.metrics.paused_until IS 'until when, of a queue that was paused until a time';
-COMMENT ON COLUMN idemq.metrics.blocked IS 'jobs that are blocked';
-COMMENT ON COLUMN idemq.metrics.running IS 'jobs in flight';
-COMMENT ON COLUMN idemq.metrics.retrying IS 'jobs that have begun, and wait for their next attempt';
-COMMENT ON COLUMN idemq.metrics.completed IS 'finished jobs that are still there';
-COMMENT ON COLUMN idemq.metrics.dead IS 'jobs whose attempts are used up, still there';
-COMMENT ON COLUMN idemq.metrics.cancelled IS 'cancelled and expired jobs that are still there';
-COMMENT ON COLUMN idemq.metrics.groups_limited IS 'groups with a job that waits since group_max_running of theirs are running, as far as shared memory knows; NULL where group_max_running is 1';
-COMMENT ON COLUMN idemq.metrics.unattended_for IS 'for how long nobody has worked on the queue though jobs are due: none is in flight, none was claimed, and nobody sleeps in idemq.wait for it; NULL: for less than a minute, or nobody has to, since nothing is due, the queue is paused, a limit keeps its jobs, its expect_workers is false, or it is a dead-letter queue';
-COMMENT ON COLUMN idemq.metrics.is_dead_letter_queue IS 'whether it is the dead_letter_queue of another: what waits there is for people';
-COMMENT ON COLUMN idemq.metrics.max_running IS 'the queue''s limit for permits_used; NULL: none';
-COMMENT ON COLUMN idemq.metrics.wait_p95 IS 'of 95 jobs in 100';
-COMMENT ON COLUMN idemq.metrics.wait_p99 IS 'of 99 jobs in 100';
-COMMENT ON COLUMN idemq.metrics.run_p95 IS 'of 95 attempts in 100';
-COMMENT ON COLUMN idemq.metrics.run_p99 IS 'of 99 attempts in 100';
-COMMENT ON COLUMN idemq.metrics.pending IS 'jobs that are ready, or will be at their time';
-COMMENT ON COLUMN idemq.metrics.oldest_ready IS 'for how long the job has been due that could be claimed for the longest time; NULL when none can be; in a paused queue, as if it were not';
-COMMENT ON COLUMN idemq.metrics.enqueued_total IS 'jobs enqueued';
-COMMENT ON COLUMN idemq.metrics.duplicates_total IS 'requests whose key was taken: enqueues that made no job (refused with IQ003 or IQ004 as well), and acquires of a job that is finished; counted when answered, a rollback does not undo it';
-COMMENT ON COLUMN idemq.metrics.claimed_total IS 'attempts begun';
-COMMENT ON COLUMN idemq.metrics.committed_total IS 'jobs committed, with commit_once as well';
-COMMENT ON COLUMN idemq.metrics.failed_total IS 'attempts that failed, the last of a dead job included';
-COMMENT ON COLUMN idemq.metrics.dead_total IS 'jobs that died';
-COMMENT ON COLUMN idemq.metrics.released_total IS 'attempts released';
-COMMENT ON COLUMN idemq.metrics.expired_total IS 'leases reaped';
-COMMENT ON COLUMN idemq.metrics.cancelled_total IS 'jobs cancelled, or not claimed by their expires_at';
-COMMENT ON COLUMN idemq.metrics.retried_total IS 'jobs made ready by retry before they were due';
-COMMENT ON COLUMN idemq.metrics.redriven_total IS 'dead or cancelled jobs made ready again, by redrive or retry';
-COMMENT ON COLUMN idemq.metrics.row_only_total IS 'claims whose lease had no room in shared memory: raise idemq.max_leases';
-COMMENT ON COLUMN idemq.metrics.purged_total IS 'finished jobs deleted after their retention, by the background worker or idemq.apply_retention';
-COMMENT ON COLUMN idemq.metrics.stale_commits_total IS 'commits that were refused because the token was not the job''s any more (IQ001, or outcome stale): of workers that lived on after their lease; counted when answered, a rollback does not undo it';
-COMMENT ON COLUMN idemq.metrics.stale_calls_total IS 'other calls that were refused for such a token, or after the attempt''s own end: fail, release, heartbeat, checkpoint, assert_current, fence; counted as stale_commits_total';
-COMMENT ON COLUMN idemq.metrics.repeated_commits_total IS 'commits of what was committed already (IQ006, or outcome already_committed), commit_once as well; counted as stale_commits_total';
-COMMENT ON COLUMN idemq.metrics.reruns_total IS 'finished jobs that were made ready for a later request: on_duplicate => rerun';
-COMMENT ON COLUMN idemq.metrics.steps_done_total IS 'steps that were done: an answer stored, or done in this database';
-COMMENT ON COLUMN idemq.metrics.steps_open IS 'steps that running attempts have begun, and not answered yet';
-COMMENT ON COLUMN idemq.metrics.steps_unknown IS 'steps whose attempt is over, without an answer: the next attempt asks the other side; if the job is finished, somebody has to';
-COMMENT ON COLUMN idemq.metrics.wait_p50 IS 'from due to claimed, or committed once: half of the jobs waited no longer (within 12.5 %)';
-COMMENT ON COLUMN idemq.metrics.run_p50 IS 'from claimed to committed: half of the attempts ran no longer (within 12.5 %)';
-COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has a state in shared memory; one that was restored beyond idemq.max_queues has none, and so no counters and no times';
-COMMENT ON COLUMN idemq.metrics.counted_since IS 'when the counters began: at the first use after the start of the server, or after idemq.jobs was truncated';
-COMMENT ON COLUMN idemq.metrics.recovering IS 'whether jobs in flight whose leases shared memory has lost, usually through a restart, are still being looked for; NULL without a state in shared memory';
-COMMENT ON COLUMN idemq.metrics.permits_used IS 'what max_running counts: running jobs, and open claims; NULL without a state in shared memory';
+COMMENT ON COLUMN idemq.metrics.queue_id IS 'numeric id of the queue';
+COMMENT ON COLUMN idemq.metrics.paused IS 'whether the queue is paused, so that no jobs can be claimed';
+COMMENT ON COLUMN idemq.metrics.paused_until IS 'time at which the queue resumes, if it was paused until a time';
+COMMENT ON COLUMN idemq.metrics.blocked IS 'number of blocked jobs';
+COMMENT ON COLUMN idemq.metrics.running IS 'number of running jobs';
+COMMENT ON COLUMN idemq.metrics.retrying IS 'number of jobs that have begun and wait for their next attempt';
+COMMENT ON COLUMN idemq.metrics.completed IS 'number of completed jobs that have not been deleted';
+COMMENT ON COLUMN idemq.metrics.dead IS 'number of dead jobs that have not been deleted';
+COMMENT ON COLUMN idemq.metrics.cancelled IS 'number of cancelled and expired jobs that have not been deleted';
+COMMENT ON COLUMN idemq.metrics.groups_limited IS 'number of groups in which a job waits because group_max_running others are running, as far as shared memory knows; NULL if group_max_running is 1';
+COMMENT ON COLUMN idemq.metrics.unattended_for IS 'how long no worker has served the queue although jobs are due: none is running, none was claimed, and no session sleeps in idemq.wait; NULL means less than a minute, or that no worker is needed: no job is due, the queue is paused or at a limit, expect_workers is false, or it is a dead-letter queue';
+COMMENT ON COLUMN idemq.metrics.is_dead_letter_queue IS 'whether the queue is the dead_letter_queue of another queue, so that its jobs wait for a person';
+COMMENT ON COLUMN idemq.metrics.max_running IS 'limit for permits_used; NULL means none';
+COMMENT ON COLUMN idemq.metrics.wait_p95 IS 'time within which 95 % of jobs were claimed';
+COMMENT ON COLUMN idemq.metrics.wait_p99 IS 'time within which 99 % of jobs were claimed';
+COMMENT ON COLUMN idemq.metrics.run_p95 IS 'time within which 95 % of attempts finished';
+COMMENT ON COLUMN idemq.metrics.run_p99 IS 'time within which 99 % of attempts finished';
+COMMENT ON COLUMN idemq.metrics.pending IS 'number of jobs that are ready, or will be at their time';
+COMMENT ON COLUMN idemq.metrics.oldest_ready IS 'how long the longest-waiting ready job has been ready; NULL means that no job is ready; ignores pausing';
+COMMENT ON COLUMN idemq.metrics.enqueued_total IS 'number of jobs enqueued';
+COMMENT ON COLUMN idemq.metrics.duplicates_total IS 'number of requests whose key was taken: enqueues that added no job (including IQ003 and IQ004), and acquires of a finished job; counted immediately, even if the caller rolls back';
+COMMENT ON COLUMN idemq.metrics.claimed_total IS 'number of attempts begun';
+COMMENT ON COLUMN idemq.metrics.committed_total IS 'number of committed jobs, including commit_once';
+COMMENT ON COLUMN idemq.metrics.failed_total IS 'number of failed attempts, including the last attempt of a dead job';
+COMMENT ON COLUMN idemq.metrics.dead_total IS 'number of jobs that became dead';
+COMMENT ON COLUMN idemq.metrics.released_total IS 'number of attempts released';
+COMMENT ON COLUMN idemq.metrics.expired_total IS 'number of leases that expired and were reaped';
+COMMENT ON COLUMN idemq.metrics.cancelled_total IS 'number of jobs that were cancelled, or not claimed by their expires_at';
+COMMENT ON COLUMN idemq.metrics.retried_total IS 'number of jobs that retry made ready before they were due';
+COMMENT ON COLUMN idemq.metrics.redriven_total IS 'number of dead or cancelled jobs that redrive or retry made ready again';
+COMMENT ON COLUMN idemq.metrics.row_only_total IS 'number of claims whose lease did not fit into shared memory; if it grows, raise idemq.max_leases';
+COMMENT ON COLUMN idemq.metrics.purged_total IS 'number of finished jobs deleted after their retention, by the background worker or idemq.apply_retention';
+COMMENT ON COLUMN idemq.metrics.stale_commits_total IS 'number of commits refused because the token was stale (IQ001, or outcome stale), from workers that continued after their lease was lost; counted immediately, even if the caller rolls back';
+COMMENT ON COLUMN idemq.metrics.stale_calls_total IS 'number of other calls refused because the token was stale or the attempt had already ended: fail, release, heartbeat, checkpoint, assert_current, fence; counted like stale_commits_total';
+COMMENT ON COLUMN idemq.metrics.repeated_commits_total IS 'number of commits of jobs that were already committed (IQ006, or outcome already_committed), including commit_once; counted like stale_commits_total';
+COMMENT ON COLUMN idemq.metrics.reruns_total IS 'number of finished jobs that ran again for a later request (on_duplicate => rerun)';
+COMMENT ON COLUMN idemq.metrics.steps_done_total IS 'number of steps done, with a stored response or in this database';
+COMMENT ON COLUMN idemq.metrics.steps_open IS 'number of open steps of running attempts';
+COMMENT ON COLUMN idemq.metrics.steps_unknown IS 'number of steps whose attempt ended without a response: the next attempt must ask the other system, or a person must if the job is finished';
+COMMENT ON COLUMN idemq.metrics.wait_p50 IS 'median time from due to claimed or committed once (within 12.5 %)';
+COMMENT ON COLUMN idemq.metrics.run_p50 IS 'median time from claimed to committed (within 12.5 %)';
+COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has a state in shared memory; a queue restored beyond idemq.max_queues has none, and therefore no counters and times';
+COMMENT ON COLUMN idemq.metrics.counted_since IS 'when the counters began: at the first use after the server started, or after idemq.jobs was truncated';
+COMMENT ON COLUMN idemq.metrics.recovering IS 'whether the search for running jobs whose leases are missing from shared memory, usually after a restart, is still going on; NULL means that the queue has no state in shared memory';
+COMMENT ON COLUMN idemq.metrics.permits_used IS 'number that max_running limits: running jobs and open claims; NULL means that the queue has no state in shared memory';
 
 -- Topic: Observing
 
 CREATE FUNCTION idemq.recount() RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_recount';
 COMMENT ON FUNCTION idemq.recount()
-	IS 'count the jobs of idemq.metrics anew, after changes that no trigger saw, by one scan of the whole table, in a transaction of its own; returns how many there are';
+	IS 'Count the jobs of idemq.metrics again with one scan of the whole table, after changes that no trigger saw. Run it in a separate transaction. Returns the number of jobs.';
 
 -- Topic: Internal
 
 CREATE FUNCTION idemq_internal.memory_usage()
 	RETURNS TABLE (resource text, used bigint, size bigint, refused bigint)
 	ROWS 5 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_memory_usage';
-COMMENT ON FUNCTION idemq_internal.memory_usage() IS 'what idemq.memory shows; returns one row per table, five in all';
+COMMENT ON FUNCTION idemq_internal.memory_usage() IS 'Return the rows of idemq.memory, one per table, five in all.';
 
 CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq_internal.memory_usage();
-COMMENT ON VIEW idemq.memory IS 'the tables in shared memory, of the whole server: leases (idemq.max_leases), those of them that are this database''s (idemq.max_leases_per_database), buckets (idemq.max_buckets), queues (idemq.max_queues), groups (those of whose jobs the next may be due to be claimed)';
-COMMENT ON COLUMN idemq.memory.resource IS 'which table';
-COMMENT ON COLUMN idemq.memory.used IS 'entries in use now';
-COMMENT ON COLUMN idemq.memory.size IS 'entries that it has room for';
-COMMENT ON COLUMN idemq.memory.refused IS 'how often something found no room since the start of the server; it then works without, more slowly';
+COMMENT ON VIEW idemq.memory IS 'one row per table in shared memory, for the whole server: leases (idemq.max_leases), this database''s share of them (idemq.max_leases_per_database), buckets (idemq.max_buckets), queues (idemq.max_queues) and groups (those whose next job may be due)';
+COMMENT ON COLUMN idemq.memory.resource IS 'name of the table';
+COMMENT ON COLUMN idemq.memory.used IS 'number of entries in use';
+COMMENT ON COLUMN idemq.memory.size IS 'maximum number of entries';
+COMMENT ON COLUMN idemq.memory.refused IS 'number of times since the server started that an entry found no room, so that idemq worked without it, more slowly';
 
 CREATE FUNCTION idemq_internal.server_counts()
 	RETURNS TABLE (name text, value bigint)
 	ROWS 12 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_server_counts';
-COMMENT ON FUNCTION idemq_internal.server_counts() IS 'what idemq.admissions, idemq.once_calls and idemq.publish_calls show; returns a row for each count of the whole server';
+COMMENT ON FUNCTION idemq_internal.server_counts() IS 'Return the rows of idemq.admissions, idemq.once_calls and idemq.publish_calls: one per counter of the whole server.';
 
 CREATE VIEW idemq.admissions AS
 	SELECT pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'admit_allowed')
@@ -220,10 +220,10 @@ CREATE VIEW idemq.admissions AS
 		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'admit_shared')
 			AS shared
 	FROM idemq_internal.server_counts() c;
-COMMENT ON VIEW idemq.admissions IS 'calls of idemq.admit on the whole server since its start, one row; those of cost 0 ask only, and are not counted';
-COMMENT ON COLUMN idemq.admissions.allowed IS 'calls that their limit allowed';
-COMMENT ON COLUMN idemq.admissions.refused IS 'calls that their limit refused';
-COMMENT ON COLUMN idemq.admissions.shared IS 'of these, calls that found no room for a bucket of their own, and had one with others of their database: raise idemq.max_buckets';
+COMMENT ON VIEW idemq.admissions IS 'calls of idemq.admit on the whole server since it started, in one row; calls with cost 0 are not counted';
+COMMENT ON COLUMN idemq.admissions.allowed IS 'number of calls that their limit allowed';
+COMMENT ON COLUMN idemq.admissions.refused IS 'number of calls that their limit refused';
+COMMENT ON COLUMN idemq.admissions.shared IS 'number of these calls that had no bucket of their own and shared one with others of their database; if it grows, raise idemq.max_buckets';
 
 CREATE VIEW idemq.once_calls AS
 	SELECT pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'once_first')
@@ -231,9 +231,9 @@ CREATE VIEW idemq.once_calls AS
 		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'once_repeated')
 			AS repeated
 	FROM idemq_internal.server_counts() c;
-COMMENT ON VIEW idemq.once_calls IS 'calls of idemq.once on the whole server since its start, one row; counted when answered, a rollback does not undo it';
-COMMENT ON COLUMN idemq.once_calls.first IS 'calls that were the first, answered true; one that is rolled back and repeated counts twice';
-COMMENT ON COLUMN idemq.once_calls.repeated IS 'calls whose key was taken, answered false';
+COMMENT ON VIEW idemq.once_calls IS 'calls of idemq.once on the whole server since it started, in one row; counted immediately, even if the caller rolls back';
+COMMENT ON COLUMN idemq.once_calls.first IS 'number of calls that returned true; a call that is rolled back and repeated counts twice';
+COMMENT ON COLUMN idemq.once_calls.repeated IS 'number of calls that returned false because the key was taken';
 
 CREATE VIEW idemq.publish_calls AS
 	SELECT pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'publish_calls')
@@ -242,36 +242,36 @@ CREATE VIEW idemq.publish_calls AS
 		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'publish_skipped')
 			AS skipped
 	FROM idemq_internal.server_counts() c;
-COMMENT ON VIEW idemq.publish_calls IS 'calls of idemq.publish on the whole server since its start, one row; counted when answered, a rollback does not undo it';
-COMMENT ON COLUMN idemq.publish_calls.calls IS 'calls';
-COMMENT ON COLUMN idemq.publish_calls.jobs IS 'jobs that they have made';
-COMMENT ON COLUMN idemq.publish_calls.skipped IS 'bindings that they have skipped: idemq.topic_bindings says which, and why';
+COMMENT ON VIEW idemq.publish_calls IS 'calls of idemq.publish on the whole server since it started, in one row; counted immediately, even if the caller rolls back';
+COMMENT ON COLUMN idemq.publish_calls.calls IS 'number of calls';
+COMMENT ON COLUMN idemq.publish_calls.jobs IS 'number of jobs that these calls added';
+COMMENT ON COLUMN idemq.publish_calls.skipped IS 'number of bindings that these calls skipped; idemq.topic_bindings shows which, and why';
 
 CREATE FUNCTION idemq_internal.worker_state(OUT pid int, OUT stuck_for interval, OUT awake boolean,
 	OUT task text,
 	OUT last_run timestamptz, OUT lag interval)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_worker_state';
-COMMENT ON FUNCTION idemq_internal.worker_state() IS 'what idemq.background_worker shows; returns one row';
+COMMENT ON FUNCTION idemq_internal.worker_state() IS 'Return the row of idemq.background_worker.';
 
 CREATE VIEW idemq.background_worker AS SELECT pid, stuck_for, awake, task, last_run, lag
 	FROM idemq_internal.worker_state();
-COMMENT ON VIEW idemq.background_worker IS 'the background worker of this database, one row: with a pid and without stuck_for all is well';
-COMMENT ON COLUMN idemq.background_worker.pid IS 'its process; NULL: none runs (idemq.worker is off, max_worker_processes is used up, a standby, or it is being started)';
-COMMENT ON COLUMN idemq.background_worker.stuck_for IS 'for how long it has not moved though it should, once that is 2 s: it is stopped, or at one long piece of work; NULL: it moves, or has nothing to do';
-COMMENT ON COLUMN idemq.background_worker.awake IS 'whether it does something now, or is about to';
-COMMENT ON COLUMN idemq.background_worker.task IS 'the maintenance task that it runs; NULL between two';
-COMMENT ON COLUMN idemq.background_worker.last_run IS 'when it last ended a maintenance task; NULL: it has run none yet';
-COMMENT ON COLUMN idemq.background_worker.lag IS 'for how long the first thing has been due that it has not done: milliseconds while all is well; more when it is stuck or does not keep up, a maintenance task fails, or somebody holds a row; NULL in a database that follows another';
+COMMENT ON VIEW idemq.background_worker IS 'state of this database''s background worker, in one row; it is healthy if pid is set and stuck_for is NULL';
+COMMENT ON COLUMN idemq.background_worker.pid IS 'process id; NULL means that none is running, because idemq.worker is off, max_worker_processes is exhausted, the server is a standby, or the worker is starting';
+COMMENT ON COLUMN idemq.background_worker.stuck_for IS 'how long the worker has made no progress although it should, from 2 s on: it is stopped, or busy with one long piece of work; NULL means that it makes progress or is idle';
+COMMENT ON COLUMN idemq.background_worker.awake IS 'whether the worker is active, or about to be';
+COMMENT ON COLUMN idemq.background_worker.task IS 'maintenance task that the worker is running; NULL means that it is between two tasks';
+COMMENT ON COLUMN idemq.background_worker.last_run IS 'when the worker last finished a maintenance task; NULL means that it has not run one yet';
+COMMENT ON COLUMN idemq.background_worker.lag IS 'how long the oldest unfinished work has been due: milliseconds when all is well; more if the worker is stuck or overloaded, a maintenance task fails, or a transaction holds a row; NULL if the database follows another';
 
 CREATE FUNCTION idemq_internal.task_counts()
 	RETURNS TABLE (task text, runs bigint, failures bigint, busy interval)
 	ROWS 14 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_task_counts';
-COMMENT ON FUNCTION idemq_internal.task_counts() IS 'what idemq.maintenance_tasks shows; returns a row for each maintenance task';
+COMMENT ON FUNCTION idemq_internal.task_counts() IS 'Return the rows of idemq.maintenance_tasks, one per maintenance task.';
 
 CREATE VIEW idemq.maintenance_tasks AS SELECT task, runs, failures, busy
 	FROM idemq_internal.task_counts();
-COMMENT ON VIEW idemq.maintenance_tasks IS 'what the background worker of this database has done since the start of the server: one row for each maintenance task, none while the database has had no worker';
-COMMENT ON COLUMN idemq.maintenance_tasks.task IS 'promote (heads of groups), reap (leases that ended), recover (leases that a restart lost), due (wakes who sleeps), remind (wakes again), expire (jobs not claimed in time), handle (starts processes of handlers), tick (schedules), notify, count (the jobs of each queue), purge (retention), history (idemq.history), discover and follow (at its start)';
-COMMENT ON COLUMN idemq.maintenance_tasks.runs IS 'how often it has run';
-COMMENT ON COLUMN idemq.maintenance_tasks.failures IS 'how often it met an error, which is in the server''s log';
-COMMENT ON COLUMN idemq.maintenance_tasks.busy IS 'how long all that took';
+COMMENT ON VIEW idemq.maintenance_tasks IS 'work of this database''s background worker since the server started: one row per maintenance task, or no row if the database has had no background worker';
+COMMENT ON COLUMN idemq.maintenance_tasks.task IS 'promote (heads of groups), reap (expired leases), recover (leases lost in a restart), due (wakes waiting sessions), remind (wakes them again), expire (jobs not claimed in time), handle (starts processes of handlers), tick (schedules), notify, count (the jobs of each queue), purge (retention), history (idemq.history), discover and follow (at its start)';
+COMMENT ON COLUMN idemq.maintenance_tasks.runs IS 'number of runs';
+COMMENT ON COLUMN idemq.maintenance_tasks.failures IS 'number of runs that failed; the errors are in the server log';
+COMMENT ON COLUMN idemq.maintenance_tasks.busy IS 'total duration of all runs';

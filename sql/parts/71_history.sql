@@ -24,11 +24,11 @@ CREATE TABLE idemq_internal.history_steps (
 	run_counts  int[],
 	PRIMARY KEY (step, place, queue_id)
 ) WITH (fillfactor = 45);
-COMMENT ON TABLE idemq_internal.history_steps IS 'what idemq.history shows; one row a step and queue, at most 2,808 a queue; TRUNCATE it to forget all of it';
+COMMENT ON TABLE idemq_internal.history_steps IS 'source of idemq.history: one row per step and queue, at most 2,808 per queue; to delete the history, TRUNCATE this table';
 COMMENT ON COLUMN idemq_internal.history_steps.step IS 'length of the step in seconds';
-COMMENT ON COLUMN idemq_internal.history_steps.place IS 'number of the step in its retention tier';
-COMMENT ON COLUMN idemq_internal.history_steps.queue_id IS 'number of the queue; 0: all together';
-COMMENT ON COLUMN idemq_internal.history_steps.due_since IS 'since when a job could be claimed at the end of the step; NULL: none could be';
+COMMENT ON COLUMN idemq_internal.history_steps.place IS 'number of the step within its retention tier';
+COMMENT ON COLUMN idemq_internal.history_steps.queue_id IS 'numeric id of the queue; 0 means all queues together';
+COMMENT ON COLUMN idemq_internal.history_steps.due_since IS 'since when a job had been ready at the end of the step; NULL means that no job was ready';
 CREATE INDEX history_queue ON idemq_internal.history_steps (queue_id, step);
 -- No policy: the view shows what is to be seen.
 ALTER TABLE idemq_internal.history_steps ENABLE ROW LEVEL SECURITY;
@@ -126,18 +126,18 @@ END $$;
 CREATE FUNCTION idemq.percentile(counts int[], part float8) RETURNS interval
 	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_percentile';
 COMMENT ON FUNCTION idemq.percentile(int[], float8)
-	IS 'the time within which that part (0.95) of what is counted was done, within 12.5 %: of wait_counts or run_counts of idemq.history, or of idemq.sum_counts of some; NULL for NULL; raises 22023 for anything else';
+	IS 'Return the time within which the given fraction (such as 0.95) of jobs or attempts was done, within 12.5 %. The histogram is wait_counts or run_counts of idemq.history, or a sum from idemq.sum_counts. Returns NULL for NULL. Raises 22023 for other arrays.';
 
 CREATE FUNCTION idemq_internal.add_counts(counts int[], more int[]) RETURNS int[]
 	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_add_counts';
 COMMENT ON FUNCTION idemq_internal.add_counts(int[], int[])
-	IS 'both histograms together, as wait_counts and run_counts of idemq.history are; NULL for NULL';
+	IS 'Add two histograms such as wait_counts and run_counts of idemq.history. Returns NULL for NULL.';
 
 CREATE AGGREGATE idemq.sum_counts(int[]) (
 	SFUNC = idemq_internal.add_counts, STYPE = int[], COMBINEFUNC = idemq_internal.add_counts,
 		PARALLEL = SAFE);
 COMMENT ON AGGREGATE idemq.sum_counts(int[])
-	IS 'all histograms together, of several steps or queues of idemq.history; NULL when there is none';
+	IS 'Add the histograms of several steps or queues of idemq.history. Returns NULL if there are none.';
 
 -- By queue first, so that its privileges are asked once, and not for each row.
 CREATE VIEW idemq.history WITH (security_barrier) AS
@@ -151,23 +151,23 @@ CREATE VIEW idemq.history WITH (security_barrier) AS
 		UNION ALL
 		SELECT 0, NULL WHERE pg_catalog.pg_has_role('pg_monitor', 'USAGE')) q
 	JOIN idemq_internal.history_steps h ON h.queue_id OPERATOR(pg_catalog.=) q.queue_id;
-COMMENT ON VIEW idemq.history IS 'what happened in each queue, and what it had, over time, for charts: one row a queue that you may claim from or administer (pg_monitor: every queue, and one of all together) and step in which something changed; a step that has none is one in which nothing did; written by the background worker while idemq.history is on';
-COMMENT ON COLUMN idemq.history.queue IS 'name of the queue; NULL: all queues of the database together';
-COMMENT ON COLUMN idemq.history.step IS 'length of the step in seconds: 10 of the last hour, 60 of the last day, 600 of the last week; older ones stay until they are written over';
+COMMENT ON VIEW idemq.history IS 'activity of each queue over time, for charts: one row per queue that you may claim from or administer (for pg_monitor, every queue, and one row for all queues together) and step in which something changed; a step without a row had no activity; the background worker writes the rows while idemq.history is on';
+COMMENT ON COLUMN idemq.history.queue IS 'name of the queue; NULL means all queues of the database together';
+COMMENT ON COLUMN idemq.history.step IS 'length of the step in seconds: 10 for the last hour, 60 for the last day, 600 for the last week; older rows remain until they are overwritten';
 COMMENT ON COLUMN idemq.history.at IS 'end of the step, a multiple of its length';
-COMMENT ON COLUMN idemq.history.pending IS 'jobs that were ready then, or would be at their time; this and the next four NULL: they were not counted yet';
-COMMENT ON COLUMN idemq.history.blocked IS 'jobs that were blocked';
-COMMENT ON COLUMN idemq.history.running IS 'jobs in flight';
-COMMENT ON COLUMN idemq.history.retrying IS 'jobs that had begun, and waited for their next attempt';
-COMMENT ON COLUMN idemq.history.dead IS 'jobs that were dead';
-COMMENT ON COLUMN idemq.history.oldest_due IS 'for how long the job had been due that could be claimed for the longest time; NULL: none could be';
-COMMENT ON COLUMN idemq.history.enqueued IS 'jobs enqueued in the step';
-COMMENT ON COLUMN idemq.history.claimed IS 'attempts begun in it';
-COMMENT ON COLUMN idemq.history.completed IS 'jobs committed';
-COMMENT ON COLUMN idemq.history.failures IS 'attempts that failed';
-COMMENT ON COLUMN idemq.history.died IS 'jobs that died';
-COMMENT ON COLUMN idemq.history.cancelled IS 'jobs cancelled, or not claimed in time';
-COMMENT ON COLUMN idemq.history.expired IS 'leases that ended';
-COMMENT ON COLUMN idemq.history.wait_counts IS 'how long the jobs claimed in the step had been due: a histogram, for idemq.percentile and idemq.sum_counts; NULL: there was none. Its first element is the number of a bucket, the others are counts, of that bucket and those after it; bucket b ends before b + 1 us up to 7, from 8 on before (5 + b % 4) * 2^(b / 4 - 1) us';
-COMMENT ON COLUMN idemq.history.run_counts IS 'how long the attempts committed in the step ran, likewise';
-COMMENT ON COLUMN idemq.history.place IS 'number of the step in its retention tier, by which a row is found: at divided by step, both in seconds, modulo 360, 1,440 or 1,008 for the three tiers';
+COMMENT ON COLUMN idemq.history.pending IS 'number of jobs that were ready, or would be at their time; in this and the next four columns, NULL means that jobs had not been counted yet';
+COMMENT ON COLUMN idemq.history.blocked IS 'number of blocked jobs';
+COMMENT ON COLUMN idemq.history.running IS 'number of running jobs';
+COMMENT ON COLUMN idemq.history.retrying IS 'number of jobs that had begun and were waiting for their next attempt';
+COMMENT ON COLUMN idemq.history.dead IS 'number of dead jobs';
+COMMENT ON COLUMN idemq.history.oldest_due IS 'how long the longest-waiting ready job had been ready; NULL means that no job was ready';
+COMMENT ON COLUMN idemq.history.enqueued IS 'number of jobs enqueued in the step';
+COMMENT ON COLUMN idemq.history.claimed IS 'number of attempts begun in the step';
+COMMENT ON COLUMN idemq.history.completed IS 'number of jobs committed in the step';
+COMMENT ON COLUMN idemq.history.failures IS 'number of attempts that failed';
+COMMENT ON COLUMN idemq.history.died IS 'number of jobs that became dead';
+COMMENT ON COLUMN idemq.history.cancelled IS 'number of jobs that were cancelled, or not claimed in time';
+COMMENT ON COLUMN idemq.history.expired IS 'number of leases that expired';
+COMMENT ON COLUMN idemq.history.wait_counts IS 'how long the jobs claimed in the step had been due, as a histogram for idemq.percentile and idemq.sum_counts; NULL means that none was claimed; the first element is the number of a bucket, the others are the counts of that bucket and the following ones; bucket b ends before b + 1 us for b up to 7, and before (5 + b % 4) * 2^(b / 4 - 1) us from 8 on';
+COMMENT ON COLUMN idemq.history.run_counts IS 'how long the attempts committed in the step had run, as the same kind of histogram';
+COMMENT ON COLUMN idemq.history.place IS 'number of the step within its retention tier, which identifies a row: at divided by step, both in seconds, modulo 360, 1,440 or 1,008 for the three tiers';

@@ -6,46 +6,46 @@ CREATE FUNCTION idemq_internal.why_rows(id bigint, now timestamptz, OUT steps te
 	SELECT
 		(SELECT string_agg(format('; its step "%s" ', s.name) || CASE
 			WHEN j.status = 'running' AND s.token = j.token
-				THEN format('is open: its call may last until %s', s.call_until)
-			ELSE format('is unknown: begun at %s by an attempt that is over without an answer, ',
+				THEN format('is open: its request may last until %s', s.call_until)
+			ELSE format('is unknown: an attempt that began it at %s ended without a response; ',
 				s.begun_at) || CASE
-				WHEN why_rows.now < s.call_until THEN format('its call may arrive until %s',
+				WHEN why_rows.now < s.call_until THEN format('its request may still arrive until %s',
 					s.call_until)
-				WHEN j.finished_at IS NULL THEN 'the next one asks the other side'
-				ELSE format('ask the other side, then idemq.finish_step(%s, %s, ...) or '
+				WHEN j.finished_at IS NULL THEN 'the next attempt must ask the other system'
+				ELSE format('ask the other system, then call idemq.finish_step(%s, %s, ...) or '
 					'idemq.refuse_step', j.id, s.token)
 			END END, '' ORDER BY s.begun_at, s.name)
 		FROM (SELECT * FROM idemq.steps s WHERE s.job_id = j.id AND s.state = 'open'
 			ORDER BY s.begun_at, s.name LIMIT 3) s WHERE j.token <> 0),
-		(SELECT format('waits for event "%s" since %s, no longer than until %s; '
-			'idemq.send_event(%L, %1$L) makes it ready now',
+		(SELECT format('has been waiting for event "%s" since %s, and waits until %s at most; '
+			'call idemq.send_event(%L, %1$L) to make it ready now',
 				s.name, s.begun_at, j.ready_at, q.name)
 			FROM idemq.steps s JOIN idemq.queues q ON q.queue_id = j.queue_id
 			WHERE s.job_id = j.id AND s.state = 'waiting' AND s.token = j.token
 				AND j.status = 'pending'),
 		CASE
 			WHEN c.job_id IS NULL
-				THEN format('written by hand, and in no group: nothing ends that; idemq.cancel(%s) '
-					'ends the job', j.id)
+				THEN format('blocked by a manual change and not in a group, so it will never run; call idemq.cancel(%s) '
+					'to end the job', j.id)
 			WHEN p.id IS NULL
-				THEN 'its parents are done: the background worker, or the next claim, makes it '
+				THEN 'its parents are done: the background worker or the next claim makes it '
 				'pending'
 			WHEN p.gone
-				THEN format('its parent, job %s, is gone: the background worker, or the next '
-					'claim, cancels it', p.id)
+				THEN format('its parent, job %s, no longer exists: the background worker or the next '
+					'claim cancels it', p.id)
 			WHEN p.status NOT IN ('dead', 'cancelled')
 				THEN format('waits for its parent, job %s, which is %s%s: see idemq.why(%1$s)', p.id,
 					p.status, CASE WHEN p.status IN ('pending', 'retrying')
 						AND p.ready_at > why_rows.now
 						THEN format(' and not due before %s', p.ready_at) END)
 			WHEN c.on_parent_failure = 'cancel'
-				THEN format('its parent, job %s, is %s: the background worker, or the '
-				'next claim, cancels it', p.id, p.status)
-			ELSE format('waits for its parent, job %s, which is %s: idemq.retry(%1$s) makes that '
+				THEN format('its parent, job %s, is %s: the background worker or the '
+				'next claim cancels it', p.id, p.status)
+			ELSE format('waits for its parent, job %s, which is %s: call idemq.retry(%1$s) to make that job '
 				'ready again', p.id, p.status)
 		END,
-		(SELECT format('it tells of a dead job of queue "%s", and somebody has to look at it: '
-			'idemq.retry of that job takes it away', min(d.name))
+		(SELECT format('it records a dead job of queue "%s" and waits for a person: to remove it, '
+			'call idemq.retry for the original job', min(d.name))
 			FROM idemq.queues q JOIN idemq.queues d ON d.dead_letter_queue = q.name
 			WHERE q.queue_id = j.queue_id AND j.key ~ '^@dead:[0-9]+:[0-9]+:[0-9]+$' HAVING count(*) > 0)
 	FROM idemq.jobs j

@@ -10,7 +10,7 @@
 -- Nearest first, so that what is left out beyond most is what is farthest.
 CREATE FUNCTION idemq.flow_ids(id bigint, most int DEFAULT 100000) RETURNS SETOF bigint
 	ROWS 1000 STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
-COMMENT ON FUNCTION idemq.flow_ids(bigint, int) IS 'ids of the jobs that a job depends on, that depend on it, and so on: all of its graph or fan-out; takes the id of any of its jobs; most: maximum number of ids, none if below 1; no rows for a job that you may not see. idemq.cancel_many(ARRAY(SELECT idemq.flow_ids(id))) ends it';
+COMMENT ON FUNCTION idemq.flow_ids(bigint, int) IS 'List the ids of all jobs connected to the given job through dependencies, directly or indirectly: its entire graph or fan-out. most is the maximum number of ids; below 1 means none. Returns no rows for a job that you may not see. To end the flow, call idemq.cancel_many(ARRAY(SELECT idemq.flow_ids(id))).';
 
 CREATE FUNCTION idemq_internal.flow_ids_impl(id bigint, most int) RETURNS SETOF bigint
 	ROWS 1000 STABLE LANGUAGE sql SET enable_seqscan = off SET enable_hashjoin = off
@@ -37,15 +37,18 @@ CREATE FUNCTION idemq.flow(
 	OUT roots bigint[], OUT cut boolean)
 	RETURNS SETOF record
 	ROWS 1 VOLATILE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
-COMMENT ON FUNCTION idemq.flow(bigint, int) IS 'progress of a graph or fan-out, given any of its jobs; one row, or none for a job that you may not see; reads up to most jobs
-- jobs, and of these waiting (pending), blocked, running, retrying (begun, and waiting for the next attempt), completed, dead, cancelled; a deleted parent counts with the status that its children see
-- done: how many are completed, dead or cancelled; progress: that in percent
-- begun_at: when the first was claimed; ended_at: when the last was finished, NULL before
-- eta: time until it is done, at the pace of the later half of the finished jobs; NULL means unknown
-- held_up_by: the job that most others wait for, or that has been unfinished for the longest time, with idemq.why of it
-- slowest: the attempt that lasts, or lasted, longest, among running and completed jobs
-- failed_ids: dead jobs, then those being retried, at most 100; roots: at most 100 of the jobs without parents
-- cut: there are more jobs than most; the others are not counted';
+COMMENT ON FUNCTION idemq.flow(bigint, int) IS 'Report the progress of a graph or fan-out, given any of its jobs. Returns one row, or none for a job that you may not see. most is the maximum number of jobs to read.
+- jobs: total number; then the numbers of waiting (pending), blocked, running, retrying (begun, and waiting for the next attempt), completed, dead and cancelled jobs. A deleted parent counts with the status that its children see.
+- done: number of completed, dead or cancelled jobs
+- progress: done as a percentage of jobs
+- begun_at: when the first job was claimed
+- ended_at: when the last job finished; NULL while jobs remain
+- eta: estimated time until all jobs are done, at the pace of the later half of the finished jobs; NULL means unknown
+- held_up_by: the job that most others wait for, or that has been unfinished longest, with its idemq.why
+- slowest: the longest attempt among running and completed jobs
+- failed_ids: dead jobs, then those being retried, at most 100
+- roots: jobs without parents, at most 100
+- cut: whether there are more jobs than most, which are not counted';
 
 CREATE FUNCTION idemq_internal.flow_impl(
 	id bigint, most int,
@@ -134,7 +137,7 @@ CREATE FUNCTION idemq.flow_jobs(member bigint, most int DEFAULT 2000)
 	RETURNS TABLE (id bigint, queue text, kind text, status idemq.status, parents bigint[],
 		depth int, begun_at timestamptz, ended_at timestamptz, progress float8, last_error text)
 	ROWS 1000 STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
-COMMENT ON FUNCTION idemq.flow_jobs(bigint, int) IS 'the jobs of idemq.flow, by id, with their parents, and the length of the longest path from a job without parents (depth); a deleted job has no row; most: maximum number of jobs, the nearest ones';
+COMMENT ON FUNCTION idemq.flow_jobs(bigint, int) IS 'List the jobs of idemq.flow by id, with their parents and depth, which is the length of the longest path from a job without parents. A deleted job has no row. most is the maximum number of jobs; the nearest ones are listed.';
 
 CREATE FUNCTION idemq_internal.flow_jobs_impl(member bigint, most int)
 	RETURNS TABLE (id bigint, queue text, kind text, status idemq.status, parents bigint[],

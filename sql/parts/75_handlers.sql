@@ -17,22 +17,22 @@ CREATE TABLE idemq_internal.handler_entries (
 	crashed_at     timestamptz,
 	stopped_at     timestamptz
 );
-COMMENT ON TABLE idemq_internal.handler_entries IS 'one row a handler; see idemq.handlers, change it with idemq.set_handler';
-COMMENT ON COLUMN idemq_internal.handler_entries.queue_id IS 'queue whose jobs it runs';
-COMMENT ON COLUMN idemq_internal.handler_entries.schema_name IS 'schema of its function';
-COMMENT ON COLUMN idemq_internal.handler_entries.function_name IS 'name of its function';
-COMMENT ON COLUMN idemq_internal.handler_entries.argument_types IS 'types of the function''s arguments: jsonb';
-COMMENT ON COLUMN idemq_internal.handler_entries.role_name IS 'role that has set it, and as which it runs';
-COMMENT ON COLUMN idemq_internal.handler_entries.role_oid IS 'the role that had the name when the row was written; NULL when there was none: then the name alone decides';
-COMMENT ON COLUMN idemq_internal.handler_entries.owner_name IS 'owner of the function when the handler was set: it runs no other''s, but a superuser''s and the role''s own';
-COMMENT ON COLUMN idemq_internal.handler_entries.owner_oid IS 'the role that had that name, as role_oid';
-COMMENT ON COLUMN idemq_internal.handler_entries.workers IS 'processes that it may have at a time';
-COMMENT ON COLUMN idemq_internal.handler_entries.batch IS 'jobs that it may run in a transaction';
-COMMENT ON COLUMN idemq_internal.handler_entries.max_idle IS 'a process without a job ends after that';
-COMMENT ON COLUMN idemq_internal.handler_entries.set_at IS 'when it was set, or set again';
-COMMENT ON COLUMN idemq_internal.handler_entries.crashes IS 'crashes of the server in a row in the middle of its jobs';
-COMMENT ON COLUMN idemq_internal.handler_entries.crashed_at IS 'when the last of these was found out; NULL: there was none';
-COMMENT ON COLUMN idemq_internal.handler_entries.stopped_at IS 'when it was stopped, after three of them; NULL: it is not';
+COMMENT ON TABLE idemq_internal.handler_entries IS 'one row per handler; use idemq.handlers to read it and idemq.set_handler to change it';
+COMMENT ON COLUMN idemq_internal.handler_entries.queue_id IS 'numeric id of the queue whose jobs the handler runs';
+COMMENT ON COLUMN idemq_internal.handler_entries.schema_name IS 'schema of the handler''s function';
+COMMENT ON COLUMN idemq_internal.handler_entries.function_name IS 'name of the handler''s function';
+COMMENT ON COLUMN idemq_internal.handler_entries.argument_types IS 'types of the function''s arguments, always jsonb';
+COMMENT ON COLUMN idemq_internal.handler_entries.role_name IS 'role that set the handler, and as which it runs';
+COMMENT ON COLUMN idemq_internal.handler_entries.role_oid IS 'OID of the role that had this name when the row was written; NULL means that there was no such role, so only the name counts';
+COMMENT ON COLUMN idemq_internal.handler_entries.owner_name IS 'owner of the function when the handler was set; the handler runs the function only while it is owned by this role, by a superuser, or by the handler''s role';
+COMMENT ON COLUMN idemq_internal.handler_entries.owner_oid IS 'OID of owner_name, with the same meaning as role_oid';
+COMMENT ON COLUMN idemq_internal.handler_entries.workers IS 'maximum number of processes';
+COMMENT ON COLUMN idemq_internal.handler_entries.batch IS 'maximum number of jobs per transaction';
+COMMENT ON COLUMN idemq_internal.handler_entries.max_idle IS 'time after which a process without a job exits';
+COMMENT ON COLUMN idemq_internal.handler_entries.set_at IS 'when the handler was last set';
+COMMENT ON COLUMN idemq_internal.handler_entries.crashes IS 'number of consecutive server crashes during its jobs';
+COMMENT ON COLUMN idemq_internal.handler_entries.crashed_at IS 'when the last of these crashes was detected; NULL means none';
+COMMENT ON COLUMN idemq_internal.handler_entries.stopped_at IS 'when the handler was stopped after three such crashes; NULL means that it is not stopped';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.handler_entries', '');
 
@@ -61,17 +61,17 @@ CREATE FUNCTION idemq.set_handler(
 	max_idle interval DEFAULT '10 s')
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.set_handler(text, text, int, int, interval)
-	IS 'have a function f(payload jsonb), which returns jsonb or void, and is given by its name (''app.f'' or ''app.f(jsonb)''), run a queue''s jobs inside the server, as the current role; creates or replaces the queue''s one handler
-- workers: so many processes at a time
-- batch: so many jobs in a transaction
-- max_idle: a process ends when it had no job for so long
-- It needs claim and EXECUTE on the function, now and at each run, and a role that may log in; to replace another role''s, admin.
+	IS 'Run a queue''s jobs inside the server with a function f(payload jsonb) that returns jsonb or void, under the current role. The function is given by name (''app.f'' or ''app.f(jsonb)''). Creates or replaces the queue''s only handler.
+- workers: maximum number of processes
+- batch: maximum number of jobs per transaction
+- max_idle: time after which a process without a job exits
+- The role requires claim, EXECUTE on the function (now and at each run) and LOGIN. Replacing another role''s handler requires admin.
 - Raises 53400 for a queue beyond idemq.max_queues.';
 
 CREATE FUNCTION idemq.drop_handler(queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.drop_handler(text)
-	IS 'end a queue''s handler: the job that is running ends as it does, others stay in the queue; returns false when there was none; for the role that set it and those with admin';
+	IS 'Drop a queue''s handler. The running job finishes normally, and other jobs stay in the queue. Returns false if there was none. Requires the role that set it, or admin.';
 
 -- Why a queue's handler does not run, NULL when it may; raises 53400 for a queue without a state in shared memory.
 CREATE FUNCTION idemq_internal.handler_refusal(queue_id int) RETURNS text
@@ -89,8 +89,8 @@ $$;
 CREATE FUNCTION idemq_internal.refuse_handler(queue text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	RAISE EXCEPTION 'permission denied for the handler of queue "%"', queue USING ERRCODE = '42501',
-		DETAIL = 'The role that set it and administrators of the queue may change it.',
-		HINT = format('Let one of them call idemq.drop_handler(''%s'').', queue);
+		DETAIL = 'Only the role that set the handler and administrators of the queue may change it.',
+		HINT = format('Ask one of them to call idemq.drop_handler(''%s'').', queue);
 END $$;
 
 -- A function is looked up as the caller's search_path has it, and as it is now, at each isolation
@@ -119,7 +119,7 @@ BEGIN
 		RAISE EXCEPTION 'function % does not exist', signature USING ERRCODE = '42883',
 			HINT =
 				'Pass the name of a function f(payload jsonb), with its schema unless that is in '
-				'search_path, as in ''app.send_mail''.';
+				'search_path, for example ''app.send_mail''.';
 	END IF;
 	PERFORM idemq_internal.check_int('workers', workers, 1, 1000), idemq_internal.check_int('batch',
 		batch, 1, 10000),
@@ -134,8 +134,8 @@ BEGIN
 	IF NOT f.fits THEN
 		RAISE EXCEPTION 'function % cannot be a handler', f.shown USING ERRCODE = '42P13',
 			HINT =
-				'A handler is a function f(payload jsonb) that RETURNS void or jsonb, the result; '
-				'all else comes from '
+				'Pass a function f(payload jsonb) that RETURNS void or jsonb, the result; '
+				'other data is available from '
 				'idemq.current_job().';
 	ELSIF NOT has_function_privilege(idemq_internal.caller(), f.id, 'EXECUTE') THEN
 		RAISE EXCEPTION 'permission denied for function %', f.shown USING ERRCODE = '42501';
@@ -164,16 +164,16 @@ BEGIN
 		jsonb_build_object('function', named));
 	IF why IS NOT NULL THEN
 		PERFORM idemq_internal.raise_message(true, 'the handler does not run yet',
-			'Mend it; the handler then runs by itself. Until then idemq.handlers says why it '
-			'does not.', why || '.');
+			'Fix the cause; the handler then starts by itself. Until then, idemq.handlers shows why it '
+			'does not run.', why || '.');
 	END IF;
 	IF NOT f.pinned THEN
 		PERFORM idemq_internal.raise_message(true,
 			format('function %s does not set its search_path', named),
-			format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp, with the schemas '
-			'that it needs between the two.', named),
-			format('Who may create objects in a schema of role "%s"''s search_path decides '
-			'what the names in it mean.', role));
+			format('Run ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp, and list '
+			'the schemas that it needs between the two.', named),
+			format('A role that may create objects in a schema of role "%s"''s search_path decides '
+			'what the names in the function refer to.', role));
 	END IF;
 END $$;
 
@@ -202,7 +202,7 @@ CREATE FUNCTION idemq.current_job(
 		OUT enqueued_at timestamptz,
 	OUT headers jsonb, OUT queue text, OUT kind text)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_current_job';
-COMMENT ON FUNCTION idemq.current_job() IS 'the job that the handler''s function was called for, as idemq.claim shows it, and its queue; NULLs outside of a handler';
+COMMENT ON FUNCTION idemq.current_job() IS 'Return the job for which the handler''s function was called, as idemq.claim returns it, with its queue. Returns NULLs outside a handler.';
 
 -- Topic: Internal
 
@@ -212,7 +212,7 @@ CREATE FUNCTION idemq_internal.handler_states()
 		jobs_per_second float8, last_error text, last_error_at timestamptz)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_handler_states';
 COMMENT ON FUNCTION idemq_internal.handler_states()
-	IS 'what shared memory knows of handlers of queues that the caller may claim from or administer, all for pg_monitor; last_error not for the latter; use the view idemq.handlers';
+	IS 'Return the state of handlers in shared memory, for queues that the caller may claim from or administer; pg_monitor gets all, without last_error. Use the view idemq.handlers instead.';
 
 -- Topic: Handlers
 
@@ -231,20 +231,20 @@ CREATE VIEW idemq.handlers WITH (security_barrier) AS
 		WHERE e.queue_id OPERATOR(pg_catalog.=) s.queue_id OFFSET 0) e
 	CROSS JOIN LATERAL (SELECT q.name FROM idemq.queues q
 		WHERE q.queue_id OPERATOR(pg_catalog.=) s.queue_id OFFSET 0) q;
-COMMENT ON VIEW idemq.handlers IS 'one row a handler of a queue that you may claim from or administer; pg_monitor sees all, without their errors';
-COMMENT ON COLUMN idemq.handlers.queue IS 'queue whose jobs it runs';
-COMMENT ON COLUMN idemq.handlers.function IS 'its function, by name: looked up at each run';
-COMMENT ON COLUMN idemq.handlers.role IS 'role as which it runs: the one that has set it';
-COMMENT ON COLUMN idemq.handlers.workers IS 'processes that it may have at a time';
-COMMENT ON COLUMN idemq.handlers.batch IS 'jobs that it may run in a transaction';
-COMMENT ON COLUMN idemq.handlers.max_idle IS 'a process without a job ends after that';
-COMMENT ON COLUMN idemq.handlers.state IS 'running; idle (no job is ready); waiting (idemq.max_handler_workers or max_worker_processes are used up); refused (last_error says why; tried again within 64 s, or needs a restart); stopped (after three crashes of the server in a row); off (idemq.worker is off)';
-COMMENT ON COLUMN idemq.handlers.workers_running IS 'processes that it has now';
-COMMENT ON COLUMN idemq.handlers.jobs_per_second IS 'jobs a second of the last minute';
-COMMENT ON COLUMN idemq.handlers.done_total IS 'jobs that its function has returned for since the server started';
-COMMENT ON COLUMN idemq.handlers.failed_total IS 'attempts that ended with an error since then';
-COMMENT ON COLUMN idemq.handlers.last_error IS 'the last error of a job, or why it does not run';
-COMMENT ON COLUMN idemq.handlers.last_error_at IS 'when that was';
-COMMENT ON COLUMN idemq.handlers.crashes IS 'crashes of the server in a row in the middle of its jobs';
-COMMENT ON COLUMN idemq.handlers.stopped_at IS 'when it was stopped, after three of them; NULL: it is not';
-COMMENT ON COLUMN idemq.handlers.set_at IS 'when it was set, or set again';
+COMMENT ON VIEW idemq.handlers IS 'one row per handler of a queue that you may claim from or administer; pg_monitor sees all, without their errors';
+COMMENT ON COLUMN idemq.handlers.queue IS 'queue whose jobs the handler runs';
+COMMENT ON COLUMN idemq.handlers.function IS 'name of the handler''s function, which is looked up at each run';
+COMMENT ON COLUMN idemq.handlers.role IS 'role that set the handler, and as which it runs';
+COMMENT ON COLUMN idemq.handlers.workers IS 'maximum number of processes';
+COMMENT ON COLUMN idemq.handlers.batch IS 'maximum number of jobs per transaction';
+COMMENT ON COLUMN idemq.handlers.max_idle IS 'time after which a process without a job exits';
+COMMENT ON COLUMN idemq.handlers.state IS 'running; idle (no job is ready); waiting (idemq.max_handler_workers or max_worker_processes is exhausted); refused (for the reason in last_error; tried again within 64 s, or after a restart); stopped (after three consecutive server crashes); off (idemq.worker is off)';
+COMMENT ON COLUMN idemq.handlers.workers_running IS 'current number of processes';
+COMMENT ON COLUMN idemq.handlers.jobs_per_second IS 'jobs per second during the last minute';
+COMMENT ON COLUMN idemq.handlers.done_total IS 'number of jobs for which the function has returned since the server started';
+COMMENT ON COLUMN idemq.handlers.failed_total IS 'number of attempts that have ended with an error since the server started';
+COMMENT ON COLUMN idemq.handlers.last_error IS 'error of the last failed job, or the reason why the handler does not run';
+COMMENT ON COLUMN idemq.handlers.last_error_at IS 'when that error occurred';
+COMMENT ON COLUMN idemq.handlers.crashes IS 'number of consecutive server crashes during its jobs';
+COMMENT ON COLUMN idemq.handlers.stopped_at IS 'when the handler was stopped after three such crashes; NULL means that it is not stopped';
+COMMENT ON COLUMN idemq.handlers.set_at IS 'when the handler was last set';

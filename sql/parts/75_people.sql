@@ -3,17 +3,17 @@
 CREATE FUNCTION idemq_internal.error_pattern(error text) RETURNS text
 	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_error_pattern';
 COMMENT ON FUNCTION idemq_internal.error_pattern(text)
-	IS 'a message without what differs from job to job: numbers, quoted strings, uuids and the like become ?; of the first 2,000 bytes';
+	IS 'Replace the parts of a message that differ from job to job (numbers, quoted strings, UUIDs and the like) with ?. Uses the first 2,000 bytes.';
 
 CREATE FUNCTION idemq_internal.error_sqlstate(details jsonb, error text) RETURNS text
 	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_error_sqlstate';
 COMMENT ON FUNCTION idemq_internal.error_sqlstate(jsonb, text)
-	IS 'the SQLSTATE of a failed attempt: details->>''sqlstate'' of idemq.fail, or the one that its message calls so (SQLSTATE 22012, SQLSTATE[22012]); NULL when there is none';
+	IS 'Return the SQLSTATE of a failed attempt: details->>''sqlstate'' of idemq.fail, or the one that the message mentions (SQLSTATE 22012, SQLSTATE[22012]). Returns NULL if there is none.';
 
 CREATE FUNCTION idemq_internal.error_fingerprint(sqlstate text, error text) RETURNS text
 	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_error_fingerprint';
 COMMENT ON FUNCTION idemq_internal.error_fingerprint(text, text)
-	IS 'what errors of one SQLSTATE and one idemq_internal.error_pattern have in common: 16 hex digits, the same on every server; idemq.errors shows them, idemq.redrive takes them';
+	IS 'Return the fingerprint of errors with the same SQLSTATE and idemq_internal.error_pattern: 16 hex digits, the same on every server. idemq.errors shows it, and idemq.redrive accepts it.';
 
 -- Shows what the policy of idemq.jobs shows; it goes by queue first, so that the policy is asked
 -- once per queue.  The error is that of the last attempt that has ended: a running job has begun
@@ -43,22 +43,22 @@ CREATE VIEW idemq.errors WITH (security_barrier) AS
 			OR (j.finished_at IS NULL AND j.attempt OPERATOR(pg_catalog.>) 0))
 		AND (j.status OPERATOR(pg_catalog.=) 'dead' OR a.ended_at IS NOT NULL)
 	GROUP BY 1, 2, 3, 4;
-COMMENT ON VIEW idemq.errors IS 'what goes wrong, one row a cause: dead jobs, and those that failed and go on, of queues that you may claim from or administer, by queue, SQLSTATE and pattern of the message of the last attempt that failed or whose lease ended; reads all unfinished and dead jobs of the queues asked for';
+COMMENT ON VIEW idemq.errors IS 'one row per cause of failure, with the dead jobs and the failed jobs that will run again, by queue, SQLSTATE and pattern of the last failed or expired attempt''s message, for queues that you may claim from or administer; reads all unfinished and dead jobs of the queues in the query';
 COMMENT ON COLUMN idemq.errors.queue IS 'name of the queue';
-COMMENT ON COLUMN idemq.errors.sqlstate IS 'SQLSTATE of the error: details->>''sqlstate'' of idemq.fail, or the one that the message calls so; NULL: none';
-COMMENT ON COLUMN idemq.errors.error IS 'the message, with ? for what differs from job to job; NULL: idemq.fail was given none';
-COMMENT ON COLUMN idemq.errors.fingerprint IS 'its name for idemq.redrive(queue, error => ...)';
-COMMENT ON COLUMN idemq.errors.jobs IS 'jobs whose last attempt ended so';
-COMMENT ON COLUMN idemq.errors.dead IS 'how many of them are dead; the others will be tried again, or are being tried';
-COMMENT ON COLUMN idemq.errors.first_seen IS 'when the first of these attempts ended; of jobs that failed otherwise since, nothing is left here';
-COMMENT ON COLUMN idemq.errors.last_seen IS 'when the last of them ended';
-COMMENT ON COLUMN idemq.errors.example_id IS 'the newest of the jobs';
-COMMENT ON COLUMN idemq.errors.kinds IS 'kinds of these jobs; NULL: they have none';
+COMMENT ON COLUMN idemq.errors.sqlstate IS 'SQLSTATE of the error, from details->>''sqlstate'' of idemq.fail or from the message; NULL means none';
+COMMENT ON COLUMN idemq.errors.error IS 'message, with ? for the parts that differ from job to job; NULL means that idemq.fail was given none';
+COMMENT ON COLUMN idemq.errors.fingerprint IS 'identifier of the cause, for idemq.redrive(queue, error => ...)';
+COMMENT ON COLUMN idemq.errors.jobs IS 'number of jobs whose last attempt ended with this error';
+COMMENT ON COLUMN idemq.errors.dead IS 'number of these jobs that are dead; the others will be tried again, or are running now';
+COMMENT ON COLUMN idemq.errors.first_seen IS 'when the first of these attempts ended; jobs that have since failed with another error are not included';
+COMMENT ON COLUMN idemq.errors.last_seen IS 'when the last of these attempts ended';
+COMMENT ON COLUMN idemq.errors.example_id IS 'id of the newest of these jobs';
+COMMENT ON COLUMN idemq.errors.kinds IS 'kinds of these jobs; NULL means that they have none';
 
 CREATE FUNCTION idemq.queue_name(queue_id int) RETURNS text
 	STABLE STRICT LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_name';
 COMMENT ON FUNCTION idemq.queue_name(int)
-	IS 'the name of a queue on which you hold a privilege (pg_monitor: of any), by its queue_id as in idemq.jobs, idemq.attempts and idemq.audit; NULL otherwise';
+	IS 'Return the name of a queue on which you hold a privilege (for pg_monitor, any queue), given its queue_id from idemq.jobs, idemq.attempts or idemq.audit. Returns NULL otherwise.';
 
 -- As idemq.errors.
 CREATE VIEW idemq.job_list WITH (security_barrier) AS
@@ -69,23 +69,23 @@ CREATE VIEW idemq.job_list WITH (security_barrier) AS
 	FROM idemq.queues q
 	JOIN idemq.jobs j ON j.queue_id OPERATOR(pg_catalog.=) q.queue_id
 	WHERE idemq_internal.may_see(q.queue_id);
-COMMENT ON VIEW idemq.job_list IS 'idemq.jobs for people: with the name of the queue and the progress, in an order to read; the jobs of queues that you may claim from or administer';
+COMMENT ON VIEW idemq.job_list IS 'idemq.jobs in a readable form, with the name of the queue and the progress, for queues that you may claim from or administer';
 COMMENT ON COLUMN idemq.job_list.queue IS 'name of the queue';
-COMMENT ON COLUMN idemq.job_list.progress IS 'progress in percent: idemq.progress of the last checkpoint';
-COMMENT ON COLUMN idemq.job_list.id IS 'number of the job: a bigint, above 10^12 and below 2^53; numbers grow, and jump ahead at a restart, a promotion or a restore';
-COMMENT ON COLUMN idemq.job_list.status IS 'where it stands';
-COMMENT ON COLUMN idemq.job_list.priority IS '0 is claimed first, 9 last';
-COMMENT ON COLUMN idemq.job_list.attempt IS 'how many attempts have begun; released ones do not count';
-COMMENT ON COLUMN idemq.job_list.max_attempts IS 'attempts until it is dead';
-COMMENT ON COLUMN idemq.job_list.enqueued_at IS 'when it was enqueued';
-COMMENT ON COLUMN idemq.job_list.ready_at IS 'position in the ready index; NULL when the job cannot be claimed (blocked, finished)';
-COMMENT ON COLUMN idemq.job_list.claimed_at IS 'when its last attempt began';
-COMMENT ON COLUMN idemq.job_list.finished_at IS 'when it was completed, dead or cancelled';
-COMMENT ON COLUMN idemq.job_list.worker IS 'name that the last claim gave';
-COMMENT ON COLUMN idemq.job_list.key IS 'its idempotency key, unique in the queue';
-COMMENT ON COLUMN idemq.job_list.group_key IS 'its FIFO group';
-COMMENT ON COLUMN idemq.job_list.last_error IS 'why the last attempt ended: the error of idemq.fail, or lease expired';
-COMMENT ON COLUMN idemq.job_list.payload IS 'what to do';
-COMMENT ON COLUMN idemq.job_list.result IS 'what its last commit stored, until the next one of a job that runs again';
-COMMENT ON COLUMN idemq.job_list.headers IS 'the producer''s, untouched';
-COMMENT ON COLUMN idemq.job_list.kind IS 'what kind of job it is; NULL: it has none';
+COMMENT ON COLUMN idemq.job_list.progress IS 'progress in percent, computed by idemq.progress from the last checkpoint';
+COMMENT ON COLUMN idemq.job_list.id IS 'id of the job: a bigint above 10^12 and below 2^53; ids increase, with gaps after a restart, a promotion or a restore';
+COMMENT ON COLUMN idemq.job_list.status IS 'state of the job';
+COMMENT ON COLUMN idemq.job_list.priority IS 'priority of the job; 0 is claimed first, 9 last';
+COMMENT ON COLUMN idemq.job_list.attempt IS 'number of attempts that have begun; released attempts do not count';
+COMMENT ON COLUMN idemq.job_list.max_attempts IS 'maximum number of attempts, after which the job is dead';
+COMMENT ON COLUMN idemq.job_list.enqueued_at IS 'when the job was enqueued';
+COMMENT ON COLUMN idemq.job_list.ready_at IS 'position in the ready index; NULL means that the job cannot be claimed, because it is blocked or finished';
+COMMENT ON COLUMN idemq.job_list.claimed_at IS 'when the last attempt began';
+COMMENT ON COLUMN idemq.job_list.finished_at IS 'when the job was completed, dead or cancelled';
+COMMENT ON COLUMN idemq.job_list.worker IS 'name of the worker, as passed to the last claim';
+COMMENT ON COLUMN idemq.job_list.key IS 'idempotency key of the job, unique within the queue';
+COMMENT ON COLUMN idemq.job_list.group_key IS 'FIFO group of the job';
+COMMENT ON COLUMN idemq.job_list.last_error IS 'why the last attempt ended: the error passed to idemq.fail, or lease expired';
+COMMENT ON COLUMN idemq.job_list.payload IS 'data that the worker needs to run the job';
+COMMENT ON COLUMN idemq.job_list.result IS 'result stored by the last commit; a job that runs again keeps it until its next commit';
+COMMENT ON COLUMN idemq.job_list.headers IS 'headers of the job, exactly as the producer passed them';
+COMMENT ON COLUMN idemq.job_list.kind IS 'label that tells the worker which handler to use; NULL means none';

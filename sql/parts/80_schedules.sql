@@ -14,43 +14,43 @@ CREATE FUNCTION idemq.schedule(
 	headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL, kind text DEFAULT NULL)
 	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.schedule(text, text, text, jsonb, text, int, text, int, jsonb, interval, text)
-	IS 'enqueue a job at each tick of a cron expression, once; creates or replaces the schedule of that name (up to 256 bytes, unique in the database); returns its next run; raises 55000 where idemq.worker is off and nothing calls idemq.tick(); needs enqueue';
+	IS 'Enqueue one job at each tick of a cron expression. Creates or replaces the schedule of that name (up to 256 bytes, unique in the database). Returns its next run. Raises 55000 if idemq.worker is off and no program calls idemq.tick(). Requires enqueue.';
 
 CREATE FUNCTION idemq.unschedule(name text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.unschedule(text)
-	IS 'end a schedule; jobs that it has enqueued stay; returns false when there is none that you may see; for its creator and those with admin';
+	IS 'Drop a schedule. Jobs that it has enqueued remain. Returns false if there is no such schedule that you may see. Requires the role that created it, or admin.';
 
 CREATE FUNCTION idemq.next_tick(
 	cron text, time_zone text DEFAULT 'UTC', after timestamptz DEFAULT idemq.clock_timestamp())
 	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_tick';
 COMMENT ON FUNCTION idemq.next_tick(text, text, timestamptz)
-	IS 'the first tick of a cron expression after a time; NULL when it never comes';
+	IS 'Return the first tick of a cron expression after a time. Returns NULL if there will never be one.';
 
 CREATE FUNCTION idemq.last_tick(
 	cron text, time_zone text DEFAULT 'UTC', until timestamptz DEFAULT idemq.clock_timestamp())
 	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_last_tick';
 COMMENT ON FUNCTION idemq.last_tick(text, text, timestamptz)
-	IS 'the last tick of a cron expression not after a time; NULL when there was none';
+	IS 'Return the last tick of a cron expression up to a time. Returns NULL if there was none.';
 
 -- Topic: Internal
 
 CREATE FUNCTION idemq_internal.next_run(cron text, time_zone text, done_until timestamptz)
 	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_run';
 COMMENT ON FUNCTION idemq_internal.next_run(text, text, timestamptz)
-	IS 'for idemq.schedules: the tick that is due, or else the next one; NULL when the time zone is not known';
+	IS 'Return the overdue tick of a schedule, or else its next one, for idemq.schedules. Returns NULL if the time zone is not recognized.';
 
 CREATE FUNCTION idemq_internal.may_change_schedule(queue_id int, created_by name,
 	created_by_oid oid)
 	RETURNS boolean
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_may_change_schedule';
 COMMENT ON FUNCTION idemq_internal.may_change_schedule(int, name, oid)
-	IS 'whether the current role may replace and end a schedule that this role has made for this queue; the view idemq.schedules asks it';
+	IS 'Return whether the current role may replace and drop a schedule that the given role created for this queue. The view idemq.schedules calls this function.';
 
 -- The worker lists them again; a restore writes them as well (hence ENABLE ALWAYS).
 CREATE FUNCTION idemq_internal.schedules_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_schedules_changed';
-COMMENT ON FUNCTION idemq_internal.schedules_changed() IS 'trigger: has the background worker look at the schedules anew';
+COMMENT ON FUNCTION idemq_internal.schedules_changed() IS 'trigger that makes the background worker read the schedules again';
 
 CREATE TRIGGER idemq_schedules_changed AFTER INSERT OR UPDATE OR DELETE
 	OR TRUNCATE ON idemq_internal.schedule_entries
@@ -74,46 +74,46 @@ CREATE VIEW idemq.schedules WITH (security_barrier) AS
 		SELECT idemq_internal.may_change_schedule(e.queue_id, e.created_by,
 			e.created_by_oid) AS may_change) m
 	WHERE idemq_internal.may_enqueue(e.queue_id) OR pg_catalog.pg_has_role('pg_monitor', 'USAGE');
-COMMENT ON VIEW idemq.schedules IS 'one row a schedule of a queue that you may enqueue to or administer (pg_monitor: every queue); payload, headers, group_key and last_error for its creator and administrators alone';
-COMMENT ON COLUMN idemq.schedules.name IS 'its name, unique in the database';
-COMMENT ON COLUMN idemq.schedules.queue IS 'queue of its jobs';
-COMMENT ON COLUMN idemq.schedules.cron IS 'when it ticks';
-COMMENT ON COLUMN idemq.schedules.time_zone IS 'zone of the cron expression';
-COMMENT ON COLUMN idemq.schedules.last_error IS 'why a tick could not be enqueued';
-COMMENT ON COLUMN idemq.schedules.payload IS 'of its jobs';
-COMMENT ON COLUMN idemq.schedules.headers IS 'of its jobs, beside schedule and tick';
-COMMENT ON COLUMN idemq.schedules.group_key IS 'of its jobs';
-COMMENT ON COLUMN idemq.schedules.priority IS 'of its jobs';
-COMMENT ON COLUMN idemq.schedules.max_attempts IS 'of its jobs; NULL: the queue''s';
-COMMENT ON COLUMN idemq.schedules.expires_in IS 'a job that was not claimed for so long after its tick is cancelled; a tick that is later is left out';
-COMMENT ON COLUMN idemq.schedules.kind IS 'of its jobs; NULL: none';
-COMMENT ON COLUMN idemq.schedules.created_by IS 'role as which ticks are enqueued';
-COMMENT ON COLUMN idemq.schedules.created_at IS 'when it was made, or made again';
-COMMENT ON COLUMN idemq.schedules.next_run IS 'the tick that is due, when it is over, or else the next one; NULL when the server does not know its time zone';
-COMMENT ON COLUMN idemq.schedules.last_run IS 'the last tick that was enqueued: its own time, not when that was';
-COMMENT ON COLUMN idemq.schedules.last_job IS 'the job of last_run';
-COMMENT ON COLUMN idemq.schedules.failed_at IS 'when a tick was last tried that could not be enqueued; NULL when one has been since';
+COMMENT ON VIEW idemq.schedules IS 'one row per schedule of a queue that you may enqueue to or administer (for pg_monitor, every queue); payload, headers, group_key and last_error are visible only to its creator and to administrators';
+COMMENT ON COLUMN idemq.schedules.name IS 'name of the schedule, unique in the database';
+COMMENT ON COLUMN idemq.schedules.queue IS 'queue that gets its jobs';
+COMMENT ON COLUMN idemq.schedules.cron IS 'cron expression of the schedule';
+COMMENT ON COLUMN idemq.schedules.time_zone IS 'time zone of the cron expression';
+COMMENT ON COLUMN idemq.schedules.last_error IS 'why the last failed tick could not be enqueued';
+COMMENT ON COLUMN idemq.schedules.payload IS 'payload of its jobs';
+COMMENT ON COLUMN idemq.schedules.headers IS 'headers of its jobs, to which the name of the schedule and the time of the tick are added';
+COMMENT ON COLUMN idemq.schedules.group_key IS 'group_key of its jobs';
+COMMENT ON COLUMN idemq.schedules.priority IS 'priority of its jobs';
+COMMENT ON COLUMN idemq.schedules.max_attempts IS 'max_attempts of its jobs; NULL means the setting of the queue';
+COMMENT ON COLUMN idemq.schedules.expires_in IS 'time after its tick at which an unclaimed job is cancelled; a tick that is later than this is skipped';
+COMMENT ON COLUMN idemq.schedules.kind IS 'kind of its jobs; NULL means none';
+COMMENT ON COLUMN idemq.schedules.created_by IS 'role as which the jobs are enqueued';
+COMMENT ON COLUMN idemq.schedules.created_at IS 'when the schedule was created or last replaced';
+COMMENT ON COLUMN idemq.schedules.next_run IS 'the overdue tick, if there is one, or else the next tick; NULL means that the server does not recognize the time zone';
+COMMENT ON COLUMN idemq.schedules.last_run IS 'scheduled time of the last tick that was enqueued';
+COMMENT ON COLUMN idemq.schedules.last_job IS 'job of last_run';
+COMMENT ON COLUMN idemq.schedules.failed_at IS 'when a tick last could not be enqueued; NULL means that a later one succeeded';
 
 CREATE FUNCTION idemq_internal.due_schedules() RETURNS text[]
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq_internal.due_schedules()
-	IS 'part of idemq.tick: the names of schedules that have a tick to enqueue; notes that it was asked';
+	IS 'part of idemq.tick: list the schedules that have a tick to enqueue, and record the call';
 
 CREATE FUNCTION idemq_internal.run_schedule(name text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq_internal.run_schedule(text)
-	IS 'part of idemq.tick: enqueue the last tick of a schedule that is due; returns false when there is none, or another session is at it';
+	IS 'part of idemq.tick: enqueue the latest due tick of a schedule. Returns false if there is none, or if another session is enqueuing it.';
 
 CREATE FUNCTION idemq_internal.schedule_failed(name text, error text) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq_internal.schedule_failed(text, text)
-	IS 'part of idemq.tick: note why a tick could not be enqueued; returns that with the name in front';
+	IS 'part of idemq.tick: record why a tick could not be enqueued. Returns the reason after the name of the schedule.';
 
 -- Topic: Schedules
 
 CREATE PROCEDURE idemq.tick() LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_tick';
 COMMENT ON PROCEDURE idemq.tick()
-	IS 'enqueue the ticks that are due, each in a transaction of its own; the background worker does so by itself; where idemq.worker is off, pg_cron, or another driver, calls this once a minute; raises the first failure when all are tried';
+	IS 'Enqueue the due ticks, each in a separate transaction. The background worker does this by itself; if idemq.worker is off, let pg_cron or another program call it once per minute. Raises the first failure after trying all ticks.';
 
 -- Topic: Internal
 
@@ -138,8 +138,8 @@ $$;
 CREATE FUNCTION idemq_internal.refuse_schedule(name text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	RAISE EXCEPTION 'permission denied for schedule "%"', name USING ERRCODE = '42501',
-		DETAIL = 'The role that made it and administrators of its queue may change it.',
-		HINT = 'Pass another name, or ask one of them.';
+		DETAIL = 'Only the role that created it and administrators of its queue may change it.',
+		HINT = 'Choose another name, or ask one of them.';
 END $$;
 
 -- A schedule that nothing ticks is a lie, so there is none without a driver: the worker; pg_cron in
@@ -185,31 +185,31 @@ BEGIN
 		RETURN;
 	ELSIF NOT loaded THEN
 		libraries := CASE WHEN may_read THEN libraries ELSE '...' END;
-		RAISE EXCEPTION 'schedules need pg_cron, which is not loaded' USING ERRCODE = '55000',
-			DETAIL = 'Nothing has called idemq.tick() in this database lately.',
+		RAISE EXCEPTION 'schedules require pg_cron, which is not loaded' USING ERRCODE = '55000',
+			DETAIL = 'No program has called idemq.tick() in this database recently.',
 			HINT =
-				format(E'Put the first two lines into postgresql.conf, restart the server, and run '
+				format(E'Add the first two lines to postgresql.conf, restart the server, and run '
 				'the third in database %I:\n'
 				'shared_preload_libraries = ''%s''\ncron.database_name = ''%s''\nCREATE EXTENSION '
 					'pg_cron;',
 				current_database(), concat_ws(', ', nullif(libraries, ''), 'pg_cron'),
 					current_database());
 	ELSIF cron_database IS DISTINCT FROM current_database() THEN
-		RAISE EXCEPTION 'pg_cron runs in %, and nothing calls idemq.tick() in this one',
+		RAISE EXCEPTION 'pg_cron runs in %, and no program calls idemq.tick() in this database',
 			CASE WHEN may_read AND cron_database IS NOT NULL THEN format('database %I',
 				cron_database)
-				ELSE 'the database that cron.database_name names' END
+				ELSE 'the database named by cron.database_name' END
 			USING ERRCODE = '55000',
 			HINT =
-				format(E'Run the first line there, as a superuser, and the second here; then try '
+				format(E'Run the first line there as a superuser, and the second line here. Then try '
 				'again:\n'
 				'SELECT cron.schedule_in_database(%L, ''* * * * *'', ''CALL idemq.tick()'', '
 					'%L);\nCALL idemq.tick();',
 				'idemq-tick-' || current_database(), current_database());
 	END IF;
-	RAISE EXCEPTION 'schedules need pg_cron, which is loaded, but not created'
+	RAISE EXCEPTION 'schedules require pg_cron, which is loaded but not created'
 		USING ERRCODE = '55000',
-		HINT = E'Run this here, as a superuser:\nCREATE EXTENSION pg_cron;';
+		HINT = E'Run this command here as a superuser:\nCREATE EXTENSION pg_cron;';
 END $$;
 
 -- Other roles do not get as far as the row's lock, which keeps ticks away: rights are asked of the
@@ -231,8 +231,8 @@ DECLARE
 BEGIN
 	PERFORM idemq_internal.check_text('name', name, 256);
 	IF idemq_internal.next_tick(cron, time_zone, now) IS NULL THEN
-		RAISE EXCEPTION 'cron expression "%" names a day that never comes', cron
-			USING ERRCODE = '22023', HINT = 'Look at the day of month and the month.';
+		RAISE EXCEPTION 'cron expression "%" names a day that does not exist', cron
+			USING ERRCODE = '22023', HINT = 'Correct the day of month or the month.';
 	END IF;
 	PERFORM idemq_internal.given('payload', payload),
 		idemq_internal.check_document('payload', payload);
@@ -244,7 +244,7 @@ BEGIN
 		WHERE max_attempts IS NOT NULL;
 	IF jsonb_typeof(headers) <> 'object' THEN
 		RAISE EXCEPTION 'headers of a schedule must be a JSON object'
-			USING ERRCODE = '22023', HINT = 'Its name and the time of the tick are added to them.';
+			USING ERRCODE = '22023', HINT = 'Pass an object. The name of the schedule and the time of the tick are added to it.';
 	END IF;
 	PERFORM idemq_internal.check_interval('expires_in', expires_in) WHERE expires_in IS NOT NULL;
 	PERFORM idemq_internal.check_kind(kind) WHERE kind IS NOT NULL;
@@ -285,9 +285,9 @@ BEGIN
 			'WHERE created_by = $1 AND coalesce(created_by_oid = $2, true)', role,
 			idemq_internal.caller()) AS (n bigint));
 		IF made > most THEN
-			RAISE EXCEPTION 'role "%" may have no more than % schedules', role,
+			RAISE EXCEPTION 'role "%" may have at most % schedules', role,
 				most USING ERRCODE = '53400',
-				HINT = 'End one with idemq.unschedule, or raise idemq.max_schedules_per_role.';
+				HINT = 'Drop one with idemq.unschedule, or raise idemq.max_schedules_per_role.';
 		END IF;
 	END IF;
 	RETURN idemq_internal.next_run(cron, time_zone, done_until);
@@ -373,18 +373,18 @@ DECLARE
 	job record;
 BEGIN
 	IF is_tick AND NOT idemq_internal.try_share_queue(s.queue_id) THEN
-		RAISE EXCEPTION 'an open transaction drops queue "%"', queue
+		RAISE EXCEPTION 'an open transaction is dropping queue "%"', queue
 			USING ERRCODE = '55P03',
-				HINT = 'The tick is tried again with the next call of idemq.tick().';
+				HINT = 'The next call of idemq.tick() tries the tick again.';
 	ELSIF role IS NULL THEN
-		RAISE EXCEPTION 'role "%", which made the schedule, does not exist any more',
+		RAISE EXCEPTION 'role "%", which created the schedule, no longer exists',
 			s.created_by USING ERRCODE = '42704',
-			HINT = format('Let a role that may enqueue to queue "%s" call idemq.schedule again.',
+			HINT = format('Ask a role that may enqueue to queue "%s" to call idemq.schedule again.',
 				queue);
 	ELSIF NOT idemq_internal.role_may(role, s.queue_id, 'enqueue') THEN
-		RAISE EXCEPTION 'role "%", which made the schedule, may not enqueue to queue "%" any more',
+		RAISE EXCEPTION 'role "%", which created the schedule, may no longer enqueue to queue "%"',
 			s.created_by, queue
-			USING ERRCODE = '42501', HINT = format('Let an administrator of the queue run SELECT '
+			USING ERRCODE = '42501', HINT = format('Ask an administrator of the queue to run SELECT '
 				'idemq.grant_queue(%L, %L, ''enqueue''), or call idemq.schedule again.', queue,
 					quote_ident(s.created_by));
 	END IF;
@@ -400,9 +400,9 @@ BEGIN
 			expires_in, is_tick, s.kind)
 		AS e (id bigint, outcome text);
 	IF job.outcome = 'locked' THEN
-		RAISE EXCEPTION 'an open transaction has the key of the tick'
+		RAISE EXCEPTION 'an open transaction holds the key of the tick'
 			USING ERRCODE = '55P03',
-				HINT = 'The tick is tried again with the next call of idemq.tick().';
+				HINT = 'The next call of idemq.tick() tries the tick again.';
 	ELSIF job.outcome = 'duplicate' THEN
 		PERFORM
 			FROM idemq_internal.latest(
@@ -410,11 +410,11 @@ BEGIN
 				job.id, s.created_at)
 			AS (id bigint);
 		IF FOUND THEN
-			RAISE EXCEPTION 'the key of the tick is taken by job %, which is older than the '
+			RAISE EXCEPTION 'the key of the tick is already used by job %, which is older than the '
 				'schedule', job.id
 				USING ERRCODE = 'IQ004',
 				HINT =
-					'Let an administrator of the queue purge the job, or make the schedule under '
+					'Ask an administrator of the queue to purge the job, or create the schedule under '
 					'another name.';
 		END IF;
 	END IF;
@@ -445,7 +445,7 @@ BEGIN
 		RETURN false;
 	ELSIF tick + s.expires_in <= now THEN
 		UPDATE idemq_internal.schedule_entries e SET done_until = tick, failed_at = now,
-			last_error = 'the tick came later than its expires_in' WHERE e.name = s.name;
+			last_error = 'the tick was later than its expires_in allows' WHERE e.name = s.name;
 		RETURN false;
 	END IF;
 	job := idemq_internal.enqueue_scheduled(s, tick, true,
@@ -484,7 +484,7 @@ BEGIN
 			HINT = 'SELECT name FROM idemq.schedules shows those that you may see.';
 	ELSIF NOT idemq_internal.may_change(s) THEN
 		RAISE EXCEPTION 'permission denied for schedule "%"', name USING ERRCODE = '42501',
-			DETAIL = 'The role that made it and administrators of its queue may run it.',
+			DETAIL = 'Only the role that created it and administrators of its queue may run it.',
 				HINT = 'Ask one of them.';
 	END IF;
 	job := idemq_internal.enqueue_scheduled(s, idemq.clock_timestamp(), false, s.expires_in);

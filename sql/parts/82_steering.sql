@@ -3,11 +3,11 @@
 CREATE FUNCTION idemq.revoke_lease(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_revoke_lease';
 COMMENT ON FUNCTION idemq.revoke_lease(bigint)
-	IS 'take a running job from its worker: it is ready at once, the attempt not counted, and its worker''s commit is refused (IQ001); returns released, or why not: current (not running), blocked, completed, dead, cancelled, not_found; needs admin; written to idemq.audit';
+	IS 'Revoke the lease of a running job. The job becomes ready immediately, the attempt does not count, and the worker''s commit is refused (IQ001). Returns released, or the reason why not: current (not running), blocked, completed, dead, cancelled, not_found. Requires admin. Recorded in idemq.audit.';
 
 -- Topic: Schedules
 
 CREATE FUNCTION idemq.run_schedule_now(name text) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.run_schedule_now(text)
-	IS 'enqueue one job of a schedule at once, beside its ticks, as the role that has made it; returns the job''s id; for that role and administrators of the queue; written to idemq.audit; raises 42704, 42501';
+	IS 'Enqueue one job of a schedule immediately, in addition to its ticks, as the role that created it. Returns the job''s id. Requires that role, or admin on the queue. Raises 42704 and 42501. Recorded in idemq.audit.';

@@ -4,88 +4,88 @@ CREATE FUNCTION idemq_internal.timing_buckets()
 	RETURNS TABLE (queue_id int, timing text, le float8, jobs bigint, seconds float8)
 	ROWS 500 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_timing_buckets';
 COMMENT ON FUNCTION idemq_internal.timing_buckets()
-	IS 'how many jobs waited, and ran, for less than le seconds, cumulative: a row for each queue that you may claim from or administer (pg_monitor: every queue), each of wait and run, and each power of two of microseconds from 1 ms to 9.5 h, then Infinity, which also has the sum (within 12.5 %)';
+	IS 'Count the jobs that waited, and the attempts that ran, for less than le seconds (cumulative). Returns one row per queue that you may claim from or administer (for pg_monitor, every queue), per kind (wait, run), and per power of two of microseconds from 1 ms to 9.5 h, then Infinity, which also has the sum (within 12.5 %).';
 
 -- The metrics: name, type, unit and meaning of each.  A new metric needs a line here, and its
 -- samples in idemq_internal.prometheus_samples.
 CREATE VIEW idemq.prometheus_names AS
 	SELECT * FROM (VALUES
 	-- Of each queue.
-	('idemq_jobs', 'gauge', NULL, 'Jobs by status; not there while they have not been counted.'),
-	('idemq_oldest_ready_seconds', 'gauge', 'seconds', 'For how long the job has been due that could be claimed for the longest time; 0: none could be.'),
-	('idemq_queue_paused', 'gauge', NULL, 'Whether the queue hands out no jobs.'),
-	('idemq_queue_is_dead_letter_queue', 'gauge', NULL, 'Whether the queue is the dead_letter_queue of another: what waits there is for people.'),
-	('idemq_queue_unattended_seconds', 'gauge', 'seconds', 'For how long nobody has worked on the queue though jobs are due: none in flight, none claimed, nobody asleep in wait; 0: somebody does, or nobody has to.'),
+	('idemq_jobs', 'gauge', NULL, 'Number of jobs by status; missing until jobs have been counted.'),
+	('idemq_oldest_ready_seconds', 'gauge', 'seconds', 'How long the longest-waiting ready job has been ready; 0 means that no job is ready.'),
+	('idemq_queue_paused', 'gauge', NULL, 'Whether the queue is paused.'),
+	('idemq_queue_is_dead_letter_queue', 'gauge', NULL, 'Whether the queue is the dead_letter_queue of another queue, so that its jobs wait for a person.'),
+	('idemq_queue_unattended_seconds', 'gauge', 'seconds', 'How long no worker has served the queue although jobs are due: none running, none claimed, no session sleeping in wait; 0 means that the queue has a worker or needs none.'),
 	('idemq_queue_in_memory', 'gauge', NULL, 'Whether the queue has a state in shared memory, without which it has no counters.'),
-	('idemq_queue_recovering', 'gauge', NULL, 'Whether leases that shared memory lost are still being looked for.'),
-	('idemq_queue_lease_seconds', 'gauge', 'seconds', 'The lease of the queue.'),
-	('idemq_queue_permits_used', 'gauge', NULL, 'What max_running counts: running jobs, and open claims.'),
-	('idemq_queue_max_running', 'gauge', NULL, 'The limit of permits_used, where there is one.'),
-	('idemq_queue_groups_limited', 'gauge', NULL, 'Groups with a job that waits since group_max_running of theirs are running; where group_max_running is above 1.'),
+	('idemq_queue_recovering', 'gauge', NULL, 'Whether the search for leases lost from shared memory is still going on.'),
+	('idemq_queue_lease_seconds', 'gauge', 'seconds', 'Lease of the queue.'),
+	('idemq_queue_permits_used', 'gauge', NULL, 'Number that max_running limits: running jobs and open claims.'),
+	('idemq_queue_max_running', 'gauge', NULL, 'Limit of permits_used, if the queue has one.'),
+	('idemq_queue_groups_limited', 'gauge', NULL, 'Number of groups in which a job waits because group_max_running others are running; only if group_max_running is above 1.'),
 	('idemq_enqueued_total', 'counter', NULL, 'Jobs enqueued.'),
 	('idemq_claimed_total', 'counter', NULL, 'Attempts begun.'),
 	('idemq_committed_total', 'counter', NULL, 'Jobs committed.'),
-	('idemq_failed_total', 'counter', NULL, 'Attempts that failed, the last of a dead job included.'),
-	('idemq_dead_total', 'counter', NULL, 'Jobs that died.'),
+	('idemq_failed_total', 'counter', NULL, 'Number of failed attempts, including the last attempt of a dead job.'),
+	('idemq_dead_total', 'counter', NULL, 'Number of jobs that became dead.'),
 	('idemq_released_total', 'counter', NULL, 'Attempts released.'),
-	('idemq_expired_total', 'counter', NULL, 'Leases that were lost: reaped.'),
-	('idemq_cancelled_total', 'counter', NULL, 'Jobs cancelled, or not claimed by their expires_at.'),
-	('idemq_retried_total', 'counter', NULL, 'Jobs made ready by retry before they were due.'),
-	('idemq_redriven_total', 'counter', NULL, 'Dead or cancelled jobs made ready again.'),
-	('idemq_reruns_total', 'counter', NULL, 'Finished jobs made ready for a later request.'),
-	('idemq_steps', 'gauge', NULL, 'Steps that were begun and have no answer, by state: open, of a running attempt; unknown, of one that is over.'),
-	('idemq_steps_done_total', 'counter', NULL, 'Steps that were done.'),
-	('idemq_children', 'gauge', NULL, 'Jobs whose parents (depends_on) are not done: blocked, or cancelled before they were.'),
-	('idemq_event_waits', 'gauge', NULL, 'Waits for events, whose time is not over (await_event); until then of cancelled jobs, too.'),
-	('idemq_oldest_event_wait_seconds', 'gauge', 'seconds', 'For how long the oldest of these has lasted; 0: there is none.'),
-	('idemq_purged_total', 'counter', NULL, 'Finished jobs deleted after their retention.'),
-	('idemq_row_only_claims_total', 'counter', NULL, 'Claims whose lease had no room in shared memory.'),
-	('idemq_refused_total', 'counter', NULL, 'Calls refused, by reason: duplicate, stale_commit (a zombie), stale_call, repeated_commit.'),
-	('idemq_wait_seconds', 'histogram', 'seconds', 'From due to claimed, or committed once.'),
-	('idemq_run_seconds', 'histogram', 'seconds', 'From claimed to committed.'),
+	('idemq_expired_total', 'counter', NULL, 'Number of leases that were lost and reaped.'),
+	('idemq_cancelled_total', 'counter', NULL, 'Number of jobs that were cancelled, or not claimed by their expires_at.'),
+	('idemq_retried_total', 'counter', NULL, 'Number of jobs that retry made ready before they were due.'),
+	('idemq_redriven_total', 'counter', NULL, 'Number of dead or cancelled jobs made ready again.'),
+	('idemq_reruns_total', 'counter', NULL, 'Number of finished jobs that ran again for a later request.'),
+	('idemq_steps', 'gauge', NULL, 'Number of steps without a response, by state: open (of a running attempt), unknown (of an attempt that has ended).'),
+	('idemq_steps_done_total', 'counter', NULL, 'Number of steps done.'),
+	('idemq_children', 'gauge', NULL, 'Number of jobs with unfinished parents (depends_on), either blocked or already cancelled.'),
+	('idemq_event_waits', 'gauge', NULL, 'Number of waits for events (await_event) that have not timed out, including those of cancelled jobs.'),
+	('idemq_oldest_event_wait_seconds', 'gauge', 'seconds', 'How long the oldest of these waits has lasted; 0 means that there is none.'),
+	('idemq_purged_total', 'counter', NULL, 'Number of finished jobs deleted after their retention.'),
+	('idemq_row_only_claims_total', 'counter', NULL, 'Number of claims whose lease did not fit into shared memory.'),
+	('idemq_refused_total', 'counter', NULL, 'Number of calls refused, by reason: duplicate, stale_commit (a zombie), stale_call, repeated_commit.'),
+	('idemq_wait_seconds', 'histogram', 'seconds', 'Time from due to claimed or committed once.'),
+	('idemq_run_seconds', 'histogram', 'seconds', 'Time from claimed to committed.'),
 	-- Of each handler.
-	('idemq_handler_state', 'gauge', NULL, '1 for the state that the handler is in: running, idle, waiting, refused, stopped, off; 0 for the others.'),
-	('idemq_handler_workers', 'gauge', NULL, 'Processes of the handler.'),
-	('idemq_handler_max_workers', 'gauge', NULL, 'Processes that the handler may have.'),
-	('idemq_handler_done_total', 'counter', NULL, 'Jobs that the function of the handler has returned for.'),
-	('idemq_handler_failed_total', 'counter', NULL, 'Attempts of the handler that ended with an error.'),
+	('idemq_handler_state', 'gauge', NULL, '1 for the current state of the handler (running, idle, waiting, refused, stopped, off), 0 for the others.'),
+	('idemq_handler_workers', 'gauge', NULL, 'Number of processes of the handler.'),
+	('idemq_handler_max_workers', 'gauge', NULL, 'Maximum number of processes of the handler.'),
+	('idemq_handler_done_total', 'counter', NULL, 'Number of jobs for which the handler''s function has returned.'),
+	('idemq_handler_failed_total', 'counter', NULL, 'Number of attempts of the handler that ended with an error.'),
 	-- Of the background worker of the database.
-	('idemq_worker_wanted', 'gauge', NULL, 'Whether there should be a background worker: idemq.worker is on, and this is no standby.'),
+	('idemq_worker_wanted', 'gauge', NULL, 'Whether a background worker should run: idemq.worker is on, and the server is not a standby.'),
 	('idemq_worker_up', 'gauge', NULL, 'Whether a background worker runs in this database.'),
-	('idemq_worker_awake', 'gauge', NULL, 'Whether it does something now.'),
-	('idemq_worker_stuck_seconds', 'gauge', 'seconds', 'For how long it has not moved though it should; 0: it moves.'),
-	('idemq_worker_lag_seconds', 'gauge', 'seconds', 'For how long the first thing has been due that it has not done.'),
-	('idemq_worker_last_run_timestamp_seconds', 'gauge', 'seconds', 'When it last ended a maintenance task.'),
-	('idemq_maintenance_tasks_total', 'counter', NULL, 'Maintenance tasks run, by kind.'),
-	('idemq_maintenance_task_failures_total', 'counter', NULL, 'Maintenance tasks that met an error, by kind.'),
-	('idemq_maintenance_task_seconds_total', 'counter', 'seconds', 'How long maintenance tasks took, by kind.'),
+	('idemq_worker_awake', 'gauge', NULL, 'Whether the background worker is active.'),
+	('idemq_worker_stuck_seconds', 'gauge', 'seconds', 'How long the background worker has made no progress although it should; 0 means that it makes progress.'),
+	('idemq_worker_lag_seconds', 'gauge', 'seconds', 'How long the background worker''s oldest unfinished work has been due.'),
+	('idemq_worker_last_run_timestamp_seconds', 'gauge', 'seconds', 'When the background worker last finished a maintenance task.'),
+	('idemq_maintenance_tasks_total', 'counter', NULL, 'Number of maintenance tasks run, by kind.'),
+	('idemq_maintenance_task_failures_total', 'counter', NULL, 'Number of maintenance tasks that failed, by kind.'),
+	('idemq_maintenance_task_seconds_total', 'counter', 'seconds', 'Total duration of maintenance tasks, by kind.'),
 	-- Of the schedules.
 	('idemq_ticker_timestamp_seconds', 'gauge', 'seconds', 'When idemq.tick was last called.'),
-	('idemq_schedule_late_seconds', 'gauge', 'seconds', 'For how long its first tick that is not done has been due; 0: none is.'),
-	('idemq_schedule_failing', 'gauge', NULL, 'Whether its last tick could not be enqueued.'),
-	('idemq_schedule_last_run_timestamp_seconds', 'gauge', 'seconds', 'The last tick that was enqueued.'),
-	('idemq_schedule_next_run_timestamp_seconds', 'gauge', 'seconds', 'The tick that is due, or the next one.'),
+	('idemq_schedule_late_seconds', 'gauge', 'seconds', 'How long the schedule''s oldest pending tick has been due; 0 means that none is due.'),
+	('idemq_schedule_failing', 'gauge', NULL, 'Whether the schedule''s last tick could not be enqueued.'),
+	('idemq_schedule_last_run_timestamp_seconds', 'gauge', 'seconds', 'Time of the schedule''s last enqueued tick.'),
+	('idemq_schedule_next_run_timestamp_seconds', 'gauge', 'seconds', 'Time of the schedule''s overdue tick, or of its next one.'),
 	-- Of the server.
-	('idemq_memory_used', 'gauge', NULL, 'Entries in use in a table of shared memory.'),
-	('idemq_memory_size', 'gauge', NULL, 'Entries that it has room for.'),
-	('idemq_memory_refused_total', 'counter', NULL, 'How often something found no room in it.'),
-	('idemq_admissions_total', 'counter', NULL, 'Calls of idemq.admit, by outcome: allowed, refused, shared (of these, without room for a bucket of their own).'),
-	('idemq_once_total', 'counter', NULL, 'Calls of idemq.once, by outcome: first, repeated.'),
-	('idemq_publish_total', 'counter', NULL, 'Calls of idemq.publish, by outcome: calls, the jobs that they made, the bindings that they skipped.'),
+	('idemq_memory_used', 'gauge', NULL, 'Number of entries in use in a table of shared memory.'),
+	('idemq_memory_size', 'gauge', NULL, 'Maximum number of entries of the table.'),
+	('idemq_memory_refused_total', 'counter', NULL, 'Number of times that an entry found no room in the table.'),
+	('idemq_admissions_total', 'counter', NULL, 'Number of calls of idemq.admit, by outcome: allowed, refused, shared (those without a bucket of their own).'),
+	('idemq_once_total', 'counter', NULL, 'Number of calls of idemq.once, by outcome: first, repeated.'),
+	('idemq_publish_total', 'counter', NULL, 'Number of calls of idemq.publish, of the jobs that they added and of the bindings that they skipped, by outcome.'),
 	('idemq_test_clock_ahead_seconds', 'gauge', 'seconds', 'How far idemq''s clock is ahead of the server''s clock; only on a test server (idemq.test_clock = on).'),
 	-- Of tables.
 	('idemq_table_bytes', 'gauge', 'bytes', 'Size of a table of idemq, by part: heap (with TOAST), indexes.'),
-	('idemq_table_live_rows', 'gauge', NULL, 'Rows of it, as the statistics have them.'),
-	('idemq_table_dead_rows', 'gauge', NULL, 'Dead rows of it that vacuum has not removed, as the statistics have them.'),
-	('idemq_table_last_vacuum_timestamp_seconds', 'gauge', 'seconds', 'When it was last vacuumed.'),
-	('idemq_oldest_snapshot_seconds', 'gauge', 'seconds', 'Age of the oldest transaction that may keep dead rows of this database, by holder: session, prepared; 0: none.'),
-	('idemq_oldest_xmin_transactions', 'gauge', NULL, 'Transactions since the oldest one that keeps dead rows of this database, by holder: session, prepared, walsender (a standby''s feedback), slot.'),
+	('idemq_table_live_rows', 'gauge', NULL, 'Number of live rows of the table, from the statistics.'),
+	('idemq_table_dead_rows', 'gauge', NULL, 'Number of dead rows of the table that vacuum has not removed, from the statistics.'),
+	('idemq_table_last_vacuum_timestamp_seconds', 'gauge', 'seconds', 'When the table was last vacuumed.'),
+	('idemq_oldest_snapshot_seconds', 'gauge', 'seconds', 'Age of the oldest transaction that may keep dead rows of this database, by holder: session, prepared; 0 means none.'),
+	('idemq_oldest_xmin_transactions', 'gauge', NULL, 'Number of transactions since the oldest one that keeps dead rows of this database, by holder: session, prepared, walsender (a standby''s feedback), slot.'),
 	-- Of the figures.
-	('idemq_info', 'gauge', NULL, '1; its labels say which version of idemq and of PostgreSQL this is.'),
-	('idemq_in_recovery', 'gauge', NULL, 'Whether this server is a standby, which has no figures of queues.'),
+	('idemq_info', 'gauge', NULL, 'Always 1; the labels are the versions of idemq and PostgreSQL.'),
+	('idemq_in_recovery', 'gauge', NULL, 'Whether this server is a standby, which has no figures about queues.'),
 	('idemq_collected_timestamp_seconds', 'gauge', 'seconds', 'When these figures were read.')
 	) AS n (name, type, unit, help);
-COMMENT ON VIEW idemq.prometheus_names IS 'part of idemq.prometheus: what there is; of a histogram the name without _bucket, _sum and _count';
+COMMENT ON VIEW idemq.prometheus_names IS 'part of idemq.prometheus: the metrics that exist; histograms appear without _bucket, _sum and _count';
 
 -- A sample of each; value NULL: there is none now.  What is read of other tables than idemq's
 -- own is the server's statistics.  Nothing here reads idemq.jobs but the head of its ready index,
@@ -308,7 +308,7 @@ CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 			extract(epoch FROM idemq.test_clock_ahead())::float8),
 		('idemq_collected_timestamp_seconds', '{}', extract(epoch FROM clock_timestamp())::float8)
 	) AS v (name, labels, value);
-COMMENT ON VIEW idemq_internal.prometheus_samples IS 'part of idemq.prometheus: what each is now';
+COMMENT ON VIEW idemq_internal.prometheus_samples IS 'part of idemq.prometheus: the current value of each metric';
 
 -- Topic: Observing
 
@@ -316,18 +316,18 @@ CREATE VIEW idemq.prometheus WITH (security_barrier) AS
 	SELECT s.name, s.labels, s.value, n.type, n.unit, n.help, s.family
 	FROM idemq_internal.prometheus_samples s JOIN idemq.prometheus_names n ON n.name = s.family
 	WHERE s.value IS NOT NULL;
-COMMENT ON VIEW idemq.prometheus IS 'figures for machines, one row a sample, named as Prometheus names them: times in seconds, sizes in bytes, counters that end in _total, cumulative histogram buckets; for pg_monitor; reads no jobs but the head of each queue';
-COMMENT ON COLUMN idemq.prometheus.name IS 'of the sample; of a histogram with _bucket, _sum or _count';
-COMMENT ON COLUMN idemq.prometheus.labels IS 'what tells it from the others of its name: queue, status, state, reason, le, task, schedule, resource, table, part, holder, outcome, version, postgres';
-COMMENT ON COLUMN idemq.prometheus.value IS 'the figure; a truth is 1 or 0';
-COMMENT ON COLUMN idemq.prometheus.type IS 'gauge: it goes up and down; counter: it only grows, and begins anew with the server; histogram';
-COMMENT ON COLUMN idemq.prometheus.unit IS 'seconds, bytes, or NULL: a number';
-COMMENT ON COLUMN idemq.prometheus.help IS 'what it means';
-COMMENT ON COLUMN idemq.prometheus.family IS 'the name without _bucket, _sum or _count, as in idemq.prometheus_names';
+COMMENT ON VIEW idemq.prometheus IS 'metrics for machines, one row per sample, named as Prometheus does: times in seconds, sizes in bytes, counters ending in _total, and cumulative histogram buckets; for pg_monitor; reads no jobs except the first ready ones of each queue';
+COMMENT ON COLUMN idemq.prometheus.name IS 'name of the sample; for a histogram, with _bucket, _sum or _count';
+COMMENT ON COLUMN idemq.prometheus.labels IS 'labels that distinguish the sample from others of the same name: queue, status, state, reason, le, task, schedule, resource, table, part, holder, outcome, version, postgres';
+COMMENT ON COLUMN idemq.prometheus.value IS 'value of the sample; 1 means true and 0 means false for conditions';
+COMMENT ON COLUMN idemq.prometheus.type IS 'gauge (rises and falls), counter (only increases, and restarts at zero with the server) or histogram';
+COMMENT ON COLUMN idemq.prometheus.unit IS 'seconds, bytes, or NULL for a number without unit';
+COMMENT ON COLUMN idemq.prometheus.help IS 'description of the metric';
+COMMENT ON COLUMN idemq.prometheus.family IS 'name without _bucket, _sum or _count, as in idemq.prometheus_names';
 
 CREATE FUNCTION idemq.prometheus_text() RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
-COMMENT ON FUNCTION idemq.prometheus_text() IS 'idemq.prometheus in the text format that Prometheus scrapes, for a text file collector or a web server; for pg_monitor';
+COMMENT ON FUNCTION idemq.prometheus_text() IS 'Return idemq.prometheus in the text format that Prometheus scrapes, for a textfile collector or a web server. Requires pg_monitor.';
 
 CREATE FUNCTION idemq_internal.prometheus_text_impl() RETURNS text LANGUAGE sql AS $$
 	WITH samples AS MATERIALIZED (

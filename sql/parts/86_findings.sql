@@ -24,16 +24,16 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 	WITH broken_jobs (part, place, severity, invariant, what, id) AS (
 		SELECT 'rows', 4, 'error', r.invariant, r.what, j.id
 		FROM idemq.jobs j CROSS JOIN LATERAL (VALUES
-			('jobs.queue', 'of a queue that does not exist',
+			('jobs.queue', 'in a queue that does not exist',
 				j.queue_id NOT IN (SELECT q.queue_id FROM idemq.queues q)),
-			('jobs.priority', 'with a priority outside of 0 to 9', j.priority NOT BETWEEN 0 AND 9),
+			('jobs.priority', 'with a priority outside the range 0 to 9', j.priority NOT BETWEEN 0 AND 9),
 			('jobs.ready_at',
-				'pending, retrying or running without ready_at, or with one otherwise',
+				'pending, retrying or running without ready_at, or in another status with it',
 				(j.status IN ('pending', 'retrying', 'running')) <> (j.ready_at IS NOT NULL)),
 			('jobs.finished_at',
-				'completed, dead or cancelled without finished_at, or with one otherwise',
+				'completed, dead or cancelled without finished_at, or in another status with it',
 				(j.status IN ('completed', 'dead', 'cancelled')) <> (j.finished_at IS NOT NULL)),
-			('jobs.dead_at', 'dead without dead_at, or with one otherwise',
+			('jobs.dead_at', 'dead without dead_at, or in another status with it',
 				(j.status = 'dead') <> (j.dead_at IS NOT NULL)),
 			('jobs.lease', 'running without claimed_at, or without a later deadline',
 				j.status = 'running'
@@ -53,7 +53,7 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 				j.token NOT BETWEEN 0 AND 9007199254740991
 					OR j.token = 0 AND j.status = 'running'),
 			('jobs.rerun',
-				'to run once more and not running, or without a payload for it',
+				'due to run once more but not running, or without the payload for it',
 				j.rerun_at IS NOT NULL AND (j.status <> 'running' OR j.rerun_payload IS NULL)),
 			('jobs.blocked', 'blocked without a group_key or a row in idemq.children',
 				j.status = 'blocked' AND j.group_key IS NULL
@@ -61,17 +61,17 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 		) AS r (invariant, what, is_broken) WHERE r.is_broken
 		UNION ALL
 		SELECT DISTINCT 'tokens', 1, 'error', 'tokens.grow',
-			'idemq.attempts has a greater token than the job', a.job_id
+			'with a greater token in idemq.attempts than in the job', a.job_id
 		FROM idemq.attempts a
 		WHERE a.token > (SELECT j.token FROM idemq.jobs j WHERE j.id = a.job_id)
 		UNION ALL
 		SELECT DISTINCT 'steps', 1, 'error', 'steps.token',
-			'idemq.steps has a greater token than the job', s.job_id
+			'with a greater token in idemq.steps than in the job', s.job_id
 		FROM idemq.steps s
 		WHERE s.token > (SELECT j.token FROM idemq.jobs j WHERE j.id = s.job_id)
 		UNION ALL
 		SELECT 'steps', 2, 'error', 'steps.event',
-			'asleep for an event that was sent since: idemq.retry wakes it', s.job_id
+			'waiting for an event that has been sent: idemq.retry wakes it', s.job_id
 		FROM idemq.steps s
 		WHERE s.state = 'waiting'
 			AND s.begun_at <= (SELECT e.sent_at FROM (SELECT e.sent_at FROM idemq.events e
@@ -80,15 +80,15 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 				FROM idemq.jobs j WHERE j.id = s.job_id)
 		UNION ALL
 		SELECT DISTINCT 'steps', 3, 'warning', 'steps.unknown',
-			'finished, with a step that was begun and has no '
-			'answer: ask the other side, then idemq.finish_step or idemq.refuse_step with the '
+			'finished, but with a step that was begun and has no '
+			'response: ask the other system, then call idemq.finish_step or idemq.refuse_step with the '
 				'token in idemq.steps', s.job_id
 		FROM idemq.steps s
 		WHERE s.state = 'open' AND s.call_until <= findings.now
 			AND (SELECT j.finished_at IS NOT NULL FROM idemq.jobs j WHERE j.id = s.job_id)
 		UNION ALL
 		SELECT 'groups', 1, 'error', 'groups.head',
-			'not blocked, as more jobs of its group than group_max_running '
+			'not blocked, and more jobs of its group are not blocked than group_max_running '
 			'allows: cancel all but the first', p.id
 		FROM (
 			SELECT j.id, queue_id, q.group_max_running, count(*) OVER g AS places,
@@ -107,12 +107,12 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 				(a.details #>> '{group_max_running,to}')::int)
 		UNION ALL
 		SELECT 'children', 1, 'error', 'children.edges',
-			'waiting for parents, and without a row in idemq.dependencies', k.job_id
+			'waiting for parents without a row in idemq.dependencies', k.job_id
 		FROM idemq.children k WHERE (SELECT true FROM idemq.dependencies d
 			WHERE d.child = k.job_id LIMIT 1) IS NULL
 		UNION ALL
 		SELECT 'children', 2, 'error', 'children.status',
-			'with a row in idemq.children, and neither blocked nor cancelled', k.job_id
+			'with a row in idemq.children, but neither blocked nor cancelled', k.job_id
 		FROM idemq.children k WHERE (SELECT j.status NOT IN ('blocked', 'cancelled')
 			FROM idemq.jobs j WHERE j.id = k.job_id)
 	), nobodys (invariant, role, rows) AS (
@@ -154,25 +154,25 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 		WHERE b.n <= 10 GROUP BY b.place, b.severity, b.invariant, b.what, b.jobs
 		UNION ALL
 		SELECT 0, 'warning', 'worker.stuck',
-			format('the background worker, process %s, has not moved for '
-			'%s ms; see what it waits for in pg_stat_activity and pg_locks', w.pid,
+			format('the background worker, process %s, has made no progress for '
+			'%s ms; check in pg_stat_activity and pg_locks what it waits for', w.pid,
 			floor(extract(epoch FROM w.stuck_for) * 1000)::bigint)
 		FROM idemq_internal.worker_state() w WHERE part = 'rows' AND w.stuck_for IS NOT NULL
 		UNION ALL
 		SELECT 1, 'warning', invariant,
-			format('grants (%s) of role "%s", which was dropped or renamed, are void: '
-			'idemq.grant_queue anew, or DELETE FROM idemq_internal.queue_grants '
+			format('grants (%s) of role "%s", which was dropped or renamed, have no effect: '
+			'call idemq.grant_queue again, or DELETE FROM idemq_internal.queue_grants '
 			'WHERE role_name = %2$L', rows, role)
 		FROM nobodys WHERE part = 'rows' AND invariant = 'grants.role'
 		UNION ALL
 		SELECT 2, 'warning', invariant,
-			format('schedules (%s) of role "%s", which was dropped or renamed, do not tick: '
-			'have them made again with idemq.schedule, or end them', rows, role)
+			format('schedules (%s) of role "%s", which was dropped or renamed, do not run: '
+			'create them again with idemq.schedule, or drop them', rows, role)
 		FROM nobodys WHERE part = 'rows' AND invariant = 'schedules.role'
 		UNION ALL
 		-- The first and the last id: all are of one shard.
 		SELECT 3, 'error', 'ids.shard',
-			format('job %s is not of shard %s, which this database is: it was written by '
+			format('job %s does not belong to shard %s, which is this database: it was written by '
 			'hand, or idemq.shard was', j.id, s.shard)
 		FROM idemq.shard s CROSS JOIN LATERAL (
 			(SELECT id FROM idemq.jobs ORDER BY id LIMIT 1)
@@ -182,7 +182,7 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 		-- What claims and keys cannot do without, and what redrive and groups are slow without.
 		SELECT 1, CASE WHEN w.vital THEN 'error' ELSE 'warning' END, 'indexes',
 			format('index %s of idemq.jobs is '
-			'missing or not valid: REINDEX it, or create it as the install script does', w.name)
+			'missing or not valid: run REINDEX on it, or create it with the definition from the install script', w.name)
 		FROM (VALUES
 			('jobs_pkey', 'id', true, NULL, true),
 			('jobs_ready', 'queue_id, priority, ready_at, id', false, '(ready_at IS NOT NULL)',
@@ -205,44 +205,44 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 			w.what, rel, w.firing, w.name)
 		FROM (VALUES
 			('idemq_jobs_changed', '{idemq.jobs}'::text[], 'ALWAYS ',
-				'shared memory does not follow'),
-			('idemq_jobs_truncated', '{idemq.jobs}', 'ALWAYS ', 'shared memory does not follow'),
+				'shared memory does not reflect changes to'),
+			('idemq_jobs_truncated', '{idemq.jobs}', 'ALWAYS ', 'shared memory does not reflect changes to'),
 			('idemq_dependencies_changed', '{idemq.dependencies,idemq.children}', 'ALWAYS ',
-				'shared memory does not follow'),
+				'shared memory does not reflect changes to'),
 			('idemq_settings_changed', '{idemq.queues,idemq_internal.queue_grants,'
 				'idemq_internal.clusters,idemq_internal.handler_entries}', 'ALWAYS ',
-				'shared memory does not follow'),
+				'shared memory does not reflect changes to'),
 			('idemq_settings_truncated', '{idemq.queues,idemq_internal.queue_grants,'
 				'idemq_internal.handler_entries}', 'ALWAYS ',
-				'shared memory does not follow'),
+				'shared memory does not reflect changes to'),
 			('idemq_schedules_changed', '{idemq_internal.schedule_entries}', 'ALWAYS ',
-				'shared memory does not follow'),
-			('idemq_shard_changed', '{idemq.shard}', 'ALWAYS ', 'shared memory does not follow'),
-			('idemq_shard_truncated', '{idemq.shard}', 'ALWAYS ', 'shared memory does not follow'),
+				'shared memory does not reflect changes to'),
+			('idemq_shard_changed', '{idemq.shard}', 'ALWAYS ', 'shared memory does not reflect changes to'),
+			('idemq_shard_truncated', '{idemq.shard}', 'ALWAYS ', 'shared memory does not reflect changes to'),
 			('idemq_followers_changed', '{idemq_internal.followers}', 'ALWAYS ',
-				'shared memory does not follow'),
+				'shared memory does not reflect changes to'),
 			('idemq_followers_truncated', '{idemq_internal.followers}', 'ALWAYS ',
-				'shared memory does not follow'),
+				'shared memory does not reflect changes to'),
 			('idemq_followers_local', '{idemq_internal.followers}', 'REPLICA ',
 				'rows of the publisher replace those of'),
 			('idemq_queue_gone', '{idemq.queues}', '',
-				'grants, schedules, handlers and producers do not go with'),
+				'grants, schedules, handlers and producers are not deleted with'),
 			('idemq_queues_gone', '{idemq.queues}', '',
-				'grants, schedules, handlers and producers do not go with'),
+				'grants, schedules, handlers and producers are not deleted with'),
 			('idemq_owner_named', '{idemq_internal.handler_entries}', 'ALWAYS ',
-				'the OIDs of roles do not follow'),
+				'the OIDs of roles are not updated in'),
 			('idemq_role_named',
 				'{idemq.queues,idemq_internal.queue_grants,idemq_internal.schedule_entries,'
 				'idemq_internal.handler_entries,idemq_internal.topic_grants,'
 				'idemq_internal.topic_binding_entries}',
-				'ALWAYS ', 'the OIDs of roles do not follow')
+				'ALWAYS ', 'the OIDs of roles are not updated in')
 		) AS w (name, rels, firing, what) CROSS JOIN unnest(w.rels) AS rel
 		WHERE part = 'catalog' AND NOT EXISTS (SELECT FROM pg_trigger t
 			WHERE t.tgrelid = rel::regclass AND t.tgname = w.name
 			AND t.tgenabled = coalesce(nullif(left(w.firing, 1), ''), 'O')::"char")
 		UNION ALL
 		SELECT 3, 'error', 'row_security',
-			format('every role that may read %s sees all of it: '
+			format('every role that may read %s sees all rows: '
 			'ALTER TABLE %1$s ENABLE ROW LEVEL SECURITY', c.oid::regclass)
 		FROM pg_class c WHERE part = 'catalog' AND NOT c.relrowsecurity AND c.relkind = 'r'
 			AND (c.relnamespace = 'idemq'::regnamespace AND c.relname = ANY (
@@ -252,7 +252,7 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 				'topic_entries,topic_grants,topic_binding_entries,history_steps,worker_entries}'))
 		UNION ALL
 		SELECT 1, 'error', 'clock.future',
-			format('%s rows of %s are from the future, up to %s: discard this server if it '
+			format('%s rows of %s have times in the future, up to %s: discard this server if it '
 			'has run with idemq.test_clock; otherwise its clock, or the clock of an earlier '
 			'primary, was ahead', count(*), r.rel, max(r.at))
 		FROM (
@@ -269,8 +269,8 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 			GROUP BY r.rel
 		UNION ALL
 		SELECT 1, 'warning', 'schedules.driver',
-			format('nothing has called idemq.tick() for 10 minutes, for '
-			'which schedules wait (%s): look at pg_cron''s job "idemq-tick"', count(*))
+			format('no program has called idemq.tick() for 10 minutes, so '
+			'schedules are waiting (%s): check the pg_cron job "idemq-tick"', count(*))
 		FROM idemq_internal.schedule_entries
 			WHERE part = 'driver' AND created_at < findings.now - interval '10 min'
 			AND NOT EXISTS (SELECT FROM idemq_internal.ticker
@@ -278,24 +278,24 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 		HAVING count(*) > 0
 		UNION ALL
 		SELECT 1, 'error', invariant,
-			format('rows (%s) are of queue %s, which does not exist: restore idemq.queues, or '
+			format('rows (%s) belong to queue %s, which does not exist: restore idemq.queues, or '
 			'DELETE FROM %s WHERE queue_id = %2$s', rows, queue_id, rel)
 		FROM orphans WHERE part = 'others' AND invariant <> 'topics.queue'
 		UNION ALL
-		SELECT 2, 'error', invariant, format('%s bindings are of queue %s, which does not exist: '
+		SELECT 2, 'error', invariant, format('%s bindings belong to queue %s, which does not exist: '
 			'DELETE FROM %s WHERE queue_id = %2$s', rows, queue_id, rel)
 		FROM orphans WHERE part = 'others' AND invariant = 'topics.queue'
 		UNION ALL
 		SELECT 2, 'warning', 'topics.role', format(CASE invariant
-			WHEN 'topics.role' THEN '%s grants of role %I, which was dropped or renamed, are void: '
+			WHEN 'topics.role' THEN '%s grants of role %I, which was dropped or renamed, have no effect: '
 				'DELETE FROM idemq_internal.topic_grants WHERE role_name = %2$L'
 			ELSE '%s bindings of role %I, which was dropped or renamed, are skipped: '
-				'idemq.unbind_topic, and bind them anew' END,
+				'remove them with idemq.unbind_topic, and bind the queues again' END,
 			rows, role)
 		FROM nobodys WHERE part = 'others' AND invariant LIKE 'topics.role%'
 		UNION ALL
 		SELECT 2, 'error', 'topics.topic',
-			format('%s grants and bindings are of topic %s, which does not exist: '
+			format('%s grants and bindings belong to topic space %s, which does not exist: '
 			'restore idemq_internal.topic_entries, or delete them', count(*), t.topic)
 		FROM (SELECT topic FROM idemq_internal.topic_grants UNION ALL SELECT topic
 			FROM idemq_internal.topic_binding_entries) t

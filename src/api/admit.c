@@ -34,7 +34,8 @@ SQL_FUNCTION(idemq_sql_admit)
 
 	if (period > RATE_MAX_PERIOD / NSECS_PER_USEC)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("per is longer than 100 years"), errhint("Pass an interval such as '1 s'."));
+				errmsg("per must not be longer than 100 years"),
+				errhint("Pass an interval, for example '1 s'."));
 	limit.period = period * NSECS_PER_USEC;
 	cost = idemq_arg_int(fcinfo, 3, "cost", 0, PG_INT32_MAX);
 	if (!PG_ARGISNULL(4))
@@ -43,11 +44,13 @@ SQL_FUNCTION(idemq_sql_admit)
 	if (limit.burst > 0 && cost > limit.burst)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("cost must be at most burst (%d), not %d", (int) limit.burst, cost),
-				errhint("Such a call would never be allowed; raise burst."));
+				errhint("A call with this cost could never be allowed. Raise burst or lower cost."));
 	if (limit.burst == 0 && cost > limit.max_calls)
-		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("cost must be at most max_calls (%d), not %d", (int) limit.max_calls, cost),
-				errhint("Such a call would never be allowed; raise max_calls."));
+		ereport(
+			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("cost must be at most max_calls (%d), not %d", (int) limit.max_calls, cost),
+			errhint(
+				"A call with this cost could never be allowed. Raise max_calls or lower cost."));
 	idemq_bucket_call(&(BucketName){BUCKET_ADMIT, name, (int) strlen(name)}, &limit, cost, &answer);
 	values[0] = BoolGetDatum(answer.allowed);
 	values[1] = Int32GetDatum((int32) answer.remaining);

@@ -223,11 +223,11 @@ advance_clock_warn(const Left *left)
 	if (left->failed != NULL)
 		appendStringInfo(&text, "%s%s", text.len > 0 ? ", " : "", left->failed);
 	if (text.len == 0)
-		appendStringInfoString(&text, "everything, because the background worker does not respond");
+		appendStringInfoString(&text,
+							   "all due work, because the background worker does not respond");
 	ereport(WARNING,
-			errmsg("not everything that is due has been done%s",
-				   left->failed == NULL ? " within 30 s" : ""),
-			errdetail("The following is still to be done: %s.", text.data),
+			errmsg("some due work has not been done%s", left->failed == NULL ? " within 30 s" : ""),
+			errdetail("The following work remains: %s.", text.data),
 			errhint(
 				"Check the server's log, idemq.background_worker and idemq.maintenance_tasks."));
 }
@@ -244,10 +244,12 @@ warn_of_schedules(TimestampTz by)
 	PushActiveSnapshot(GetTransactionSnapshot());
 	overdue = idemq_follows() ? NULL : idemq_tick_overdue(by);
 	if (overdue != NULL)
-		ereport(WARNING, errmsg("not every schedule that is due has enqueued its job"),
-				errdetail("Schedules: %s.", overdue),
-				errhint("See last_error in idemq.schedules. They are tried again a minute later by "
-						"idemq's clock."));
+		ereport(
+			WARNING, errmsg("some due schedules have not enqueued their jobs"),
+			errdetail("Schedules: %s.", overdue),
+			errhint(
+				"See last_error in idemq.schedules. idemq tries these schedules again one minute "
+				"later by its own clock."));
 	commit();
 }
 
@@ -334,7 +336,7 @@ SQL_FUNCTION(idemq_sql_advance_clock)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("by must not contain months or years"),
 				errdetail("Months and years have no fixed length."),
-				errhint("Use days instead, such as '31 days'."));
+				errhint("Use days instead, for example '31 days'."));
 	/* Leases that memory has lost last from then on: not from the new time. */
 	if (!RecoveryInProgress())
 		(void) idemq_primary_since();

@@ -104,11 +104,13 @@ answer_wait(Await *await)
 		case STEP_OPEN:
 		case STEP_DONE:
 		case STEP_REFUSED:
-			ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("job %lld has a step \"%s\", which is no event",
-						   (long long) await->name.job_id, TextDatumGetCString(await->name.name)),
-					errhint("Steps and events of a job share their names: give the step another "
-							"one."));
+			ereport(
+				ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg(
+					"job %lld already has a step named \"%s\", so an event cannot have this name",
+					(long long) await->name.job_id, TextDatumGetCString(await->name.name)),
+				errhint("The steps and events of a job share one namespace. Give the step another "
+						"name."));
 		case STEP_NONE:
 		case STEP_VOID:
 		case STEP_WAITING:

@@ -70,11 +70,13 @@ begin_known(Begin *begin)
 	if (step_is_wait(step->state))
 		idemq_step_refuse_event(&begin->name);
 	if (!step->same_request)
-		ereport(ERROR, errcode(ERRCODE_IDEMQ_KEY_REUSED),
-				errmsg("step \"%s\" of job %lld was begun with another request",
-					   TextDatumGetCString(begin->name.name), (long long) begin->name.job_id),
-				errhint("Give each effect of a job a name of its own, and make its request "
-						"of the payload alone; see the stored one in idemq.steps."));
+		ereport(
+			ERROR, errcode(ERRCODE_IDEMQ_KEY_REUSED),
+			errmsg("step \"%s\" of job %lld was already begun with a different request",
+				   TextDatumGetCString(begin->name.name), (long long) begin->name.job_id),
+			errhint(
+				"Use a different step name for each effect, and derive the request only from the "
+				"job's payload. The stored request is in idemq.steps."));
 	if (step->state == STEP_DONE)
 		return BEGIN_DONE;
 	if (begin->call.begun_at < step->call_until)
@@ -149,8 +151,9 @@ SQL_FUNCTION(idemq_sql_begin_step)
 	MemoryContext caller = CurrentMemoryContext;
 	Begin begin = {0};
 
-	idemq_check_top_level(fcinfo, "begin_step",
-						  "It commits by itself, so that what it stores is safe before the call.");
+	idemq_check_top_level(
+		fcinfo, "begin_step",
+		"The procedure commits, so that the request is stored before you call the other system.");
 	begin.name = idemq_arg_step(fcinfo);
 	idemq_arg_required(fcinfo, 3, "request");
 	begin.call.request = idemq_arg_document(fcinfo, 3, "request");

@@ -178,7 +178,7 @@ read_match(FunctionCallInfo fcinfo, Datum *values, AuditEntry *entry)
 	if (members == 0)
 		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("kind, group_key and key_prefix must not all be NULL"),
-				errhint("Say which jobs of the queue are to be cancelled."));
+				errhint("Pass at least one of the three arguments to select jobs."));
 	if (values[MATCH_PREFIX] != 0)
 		values[MATCH_BEHIND] = behind_prefix(values[MATCH_PREFIX]);
 }

@@ -53,7 +53,7 @@ take_record_back(const QueueInfo *queue, int64 id, int64 token)
 	if (queue->dead_letter_queue[0] == '\0' || !idemq_queue_find(queue->dead_letter_queue, &dead) ||
 		!idemq_dead_letter_allowed(queue, &dead))
 		return false;
-	args.error = cstring_to_text(psprintf("job %lld was brought back", (long long) id));
+	args.error = cstring_to_text(psprintf("job %lld was retried", (long long) id));
 	job_set_null(&keyless, COL_KEY);
 	idemq_jobs_open(&table);
 	taken =
@@ -67,7 +67,7 @@ take_record_back(const QueueInfo *queue, int64 id, int64 token)
 		idemq_jobs_refresh(&table);
 		if (!idemq_jobs_fetch(&table, copy_id, &record) ||
 			idemq_transition(&table, &record, &dead, EVENT_EXPIRE, &args, JOB_SKIPS) != JOB_WRITTEN)
-			elog(ERROR, "job %lld has changed, which this transaction has written",
+			elog(ERROR, "job %lld, which this transaction has written, has changed",
 				 (long long) copy_id);
 	}
 	idemq_jobs_close(&table);

@@ -33,7 +33,7 @@ void
 idemq_step_refuse_event(const StepName *name)
 {
 	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			errmsg("\"%s\" is an event that job %lld awaits, and no step",
+			errmsg("\"%s\" is an event that job %lld awaits, so a step cannot have this name",
 				   TextDatumGetCString(name->name), (long long) name->job_id),
 			errhint("Give the step another name."));
 }

@@ -46,8 +46,8 @@ static void
 commit_and_claim_warn(const char *queue, const char *why)
 {
 	ereport(WARNING, errcode(ERRCODE_WARNING),
-			errmsg("nothing was claimed from queue \"%s\"", queue), errdetail("%s", why),
-			errhint("Correct the argument; the commit stands."));
+			errmsg("could not claim a job from queue \"%s\"", queue), errdetail("%s", why),
+			errhint("Correct the argument. The commit of the previous job remains valid."));
 }
 
 /* Claims from a queue by name, or from the one that the call has already. */
@@ -60,11 +60,12 @@ claim_next(ClaimCall *call, const char *name)
 	if (name == NULL)
 		name = queue->name;
 	if (!found || (queue->privileges & PRIVILEGE_CLAIM) == 0)
-		commit_and_claim_warn(name, "It does not exist, or this role may not claim from it.");
+		commit_and_claim_warn(
+			name, "The queue does not exist, or this role lacks the claim privilege on it.");
 	else if (call->lease > queue->max_lease)
-		commit_and_claim_warn(name, "The lease is longer than max_lease of the queue.");
+		commit_and_claim_warn(name, "The lease is longer than the queue's max_lease.");
 	else if (queue->qstate == NULL)
-		commit_and_claim_warn(name, "It has no state in shared memory.");
+		commit_and_claim_warn(name, "The queue has no state in shared memory.");
 	else
 		idemq_claim_from_queue(call);
 }

@@ -48,8 +48,8 @@ warn_of_short_window(const QueueInfo *queue)
 		ereport(WARNING,
 				errmsg("idempotency_window of queue \"%s\" is shorter than lease x max_attempts",
 					   queue->name),
-				errdetail("A message that is delivered again after the window runs its effect "
-						  "again."));
+				errdetail(
+					"If a request is repeated after the window has passed, its job runs again."));
 }
 
 static SqlStatement add_grant =
@@ -85,9 +85,8 @@ SQL_FUNCTION(idemq_sql_create_queue)
 		bool other = (*c >= '0' && *c <= '9') || *c == '.' || *c == '-';
 
 		if (!letter && !(other && c > name))
-			ereport(ERROR, errcode(ERRCODE_INVALID_NAME),
-					errmsg("\"%s\" cannot be the name of a queue", name),
-					errhint("Use letters, digits, _ . and -, beginning with a letter or _."));
+			ereport(ERROR, errcode(ERRCODE_INVALID_NAME), errmsg("invalid queue name \"%s\"", name),
+					errhint("Use letters, digits, _, . and -. Begin with a letter or _."));
 	}
 
 	idemq_settings_check(fcinfo, true);

@@ -24,9 +24,12 @@ idemq_arg_parents(FunctionCallInfo fcinfo, int n, NewDependencies *depends)
 	while (strcmp(policy, idemq_failure_name(depends->on_failure)) != 0)
 	{
 		if (++depends->on_failure > FAILURE_RUNS)
-			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					errmsg("on_parent_failure must be cancel, wait or run, not \"%s\"", policy),
-					errhint("Leave it out for cancel: a job is cancelled with its parent."));
+			ereport(
+				ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("on_parent_failure must be cancel, wait or run, not \"%s\"", policy),
+				errhint(
+					"Omit the argument to use cancel, which cancels a job when a parent dies or is "
+					"cancelled."));
 	}
 	idemq_arg_array(fcinfo, n, "depends_on", INT8OID, false, &parents);
 	depends->count = parents.count;

@@ -61,16 +61,20 @@ duplicate_rule(FunctionCallInfo fcinfo)
 			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					errmsg("on_duplicate must be keep, ignore, replace, rerun or error, not \"%s\"",
 						   name),
-					errhint("Leave it out for keep: the answer is the job that has the key."));
+					errhint(
+						"Omit the argument to use keep, which returns the job that already has the "
+						"key."));
 	}
 	if (PG_ARGISNULL(ARG_MAX_WAIT))
 		return rule;
 	(void) idemq_arg_interval(fcinfo, ARG_MAX_WAIT, "max_wait", 1);
 	if (rule.policy != DUPLICATE_REPLACE)
-		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("max_wait needs on_duplicate => 'replace'"),
-				errhint("It bounds how long requests with one key can put a job off; leave it out "
-						"if they are not to replace each other."));
+		ereport(
+			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("max_wait requires on_duplicate => 'replace'"),
+			errhint(
+				"max_wait limits how long repeated requests with the same key can postpone a job. "
+				"Omit it if requests do not replace each other."));
 	rule.max_wait = PG_GETARG_INTERVAL_P(ARG_MAX_WAIT);
 	return rule;
 }
@@ -88,8 +92,8 @@ idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, Jo
 
 	idemq_queue_need_qstate(queue);
 	if (rule.max_wait != NULL && !has_key)
-		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("max_wait needs a key"),
-				errhint("Pass a key, or leave max_wait out."));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("max_wait requires a key"),
+				errhint("Pass a key, or omit max_wait."));
 	if (rule.max_wait != NULL)
 		idemq_job_wait_no_longer(columns, NULL, rule.max_wait);
 	if (has_key)

@@ -53,14 +53,17 @@ set_option(JobChange *columns, int option, Datum value)
 			/* Such a job would never be due, or always have been. */
 			if (TIMESTAMP_NOT_FINITE(DatumGetTimestampTz(value)))
 				ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("run_at must be finite"), errhint("Pass a time, or NULL for now."));
+						errmsg("run_at must be finite"),
+						errhint("Pass a time, or NULL to run the job now."));
 			break;
 		case OPTION_PRIORITY:
 			if (DatumGetInt32(value) < 0 || DatumGetInt32(value) >= IDEMQ_PRIORITIES)
-				ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-						errmsg("priority must be between 0 and %d, not %d", IDEMQ_PRIORITIES - 1,
-							   DatumGetInt32(value)),
-						errhint("0 is claimed first, %d last.", IDEMQ_PRIORITIES - 1));
+				ereport(
+					ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					errmsg("priority must be between 0 and %d, not %d", IDEMQ_PRIORITIES - 1,
+						   DatumGetInt32(value)),
+					errhint("Jobs with priority 0 are claimed first, jobs with priority %d last.",
+							IDEMQ_PRIORITIES - 1));
 			value = Int16GetDatum(DatumGetInt32(value));
 			break;
 		case OPTION_GROUP_KEY:
@@ -116,10 +119,11 @@ idemq_enqueue_set_options(JobChange *columns, const QueueInfo *queue, const Null
 	TimestampTz ready_at;
 	if (!values[OPTION_DELAY].isnull && !values[OPTION_RUN_AT].isnull)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("delay and run_at cannot be used together"), errhint("Pass one of them."));
+				errmsg("delay and run_at cannot both be specified"),
+				errhint("Pass only one of them."));
 	if (!values[OPTION_KEY_TTL].isnull && values[OPTION_KEY].isnull)
-		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("key_ttl needs a key"),
-				errhint("Pass a key, or leave key_ttl out."));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("key_ttl requires a key"),
+				errhint("Pass a key, or omit key_ttl."));
 	for (int i = 0; i < OPTIONS; i++)
 	{
 		if (!values[i].isnull)

@@ -37,15 +37,17 @@ column(const TriggerData *data, HeapTuple row, int n, const char *name)
 		name = data->tg_trigger->tgargs[n];
 	attno = SPI_fnumber(desc, name);
 	if (attno <= 0 || getBaseType(SPI_gettypeid(desc, attno)) != INT8OID)
-		ereport(ERROR, errcode(ERRCODE_UNDEFINED_COLUMN),
-				errmsg("table \"%s\" has no bigint column \"%s\"",
-					   RelationGetRelationName(data->tg_relation), name),
-				errhint("Name the columns of the job's id and of the token: EXECUTE "
-						"FUNCTION idemq.fence('job_id', 'token')."));
+		ereport(
+			ERROR, errcode(ERRCODE_UNDEFINED_COLUMN),
+			errmsg("table \"%s\" has no bigint column \"%s\"",
+				   RelationGetRelationName(data->tg_relation), name),
+			errhint(
+				"Pass the names of the columns that hold the job's id and token: EXECUTE FUNCTION "
+				"idemq.fence('job_id', 'token')."));
 	value = SPI_getbinval(row, desc, attno, &isnull);
 	if (isnull)
 		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("%s must not be NULL", name),
-				errhint("Write the id and the token of the claim into the row."));
+				errhint("Store the id and token that the claim returned in the row."));
 	return DatumGetInt64(value);
 }
 
@@ -64,10 +66,11 @@ SQL_FUNCTION(idemq_sql_fence)
 
 	if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_BEFORE(data->tg_event) ||
 		!TRIGGER_FIRED_FOR_ROW(data->tg_event) || TRIGGER_FIRED_BY_DELETE(data->tg_event))
-		ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				errmsg("idemq.fence is for BEFORE INSERT OR UPDATE triggers for each row"),
-				errhint("CREATE TRIGGER ... BEFORE INSERT OR UPDATE ON ... FOR EACH ROW EXECUTE "
-						"FUNCTION idemq.fence('job_id', 'token')."));
+		ereport(
+			ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			errmsg("idemq.fence can be used only in BEFORE INSERT OR UPDATE triggers FOR EACH ROW"),
+			errhint("CREATE TRIGGER ... BEFORE INSERT OR UPDATE ON ... FOR EACH ROW EXECUTE "
+					"FUNCTION idemq.fence('job_id', 'token')."));
 	row = TRIGGER_FIRED_BY_UPDATE(data->tg_event) ? data->tg_newtuple : data->tg_trigtuple;
 	id = column(data, row, 0, "job_id");
 	token = column(data, row, 1, "token");

@@ -104,8 +104,9 @@ refuse_stranger(const StepEnding *ending)
 	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			errmsg("step \"%s\" of job %lld was begun by another attempt", step_name(ending),
 				   (long long) ending->name.job_id),
-			errhint("CALL idemq.begin_step first: it says whether that attempt's call may still "
-					"arrive."));
+			errhint(
+				"CALL idemq.begin_step first. It reports whether the earlier attempt's request may "
+				"still reach the other system."));
 }
 
 /*
@@ -123,11 +124,13 @@ do_inside(StepEnding *ending, Datum response)
 		case STEP_OPEN:
 			refuse_stranger(ending);
 		case STEP_DONE:
-			ereport(ERROR, errcode(ERRCODE_IDEMQ_ALREADY_COMMITTED),
-					errmsg("step \"%s\" of job %lld is done already", step_name(ending),
-						   (long long) ending->name.job_id),
-					errhint("Its effect stands: roll back, read its response from idemq.steps, "
-							"and go on with the next step."));
+			ereport(
+				ERROR, errcode(ERRCODE_IDEMQ_ALREADY_COMMITTED),
+				errmsg("step \"%s\" of job %lld is already done", step_name(ending),
+					   (long long) ending->name.job_id),
+				errhint(
+					"The step has taken effect. Roll back, read its response from idemq.steps, and "
+					"continue with the next step."));
 		case STEP_WAITING:
 		case STEP_ARRIVED:
 		case STEP_TIMED_OUT:
@@ -190,10 +193,10 @@ SQL_FUNCTION(idemq_sql_refuse_step)
 		idemq_attempt_refuse(&ending.attempt, ending.standing);
 	if (ending.step.state == STEP_DONE)
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("step \"%s\" of job %lld is done", step_name(&ending),
+				errmsg("step \"%s\" of job %lld is already done", step_name(&ending),
 					   (long long) ending.name.job_id),
-				errdetail("Its response is stored: the other side did it."),
-				errhint("Read the response from idemq.steps, and go on from that."));
+				errdetail("The response is stored, so the other system has processed the request."),
+				errhint("Read the response from idemq.steps, and continue from there."));
 	/* Another attempt's call may be under way: this attempt does not speak of it. */
 	if (ending.step.state == STEP_OPEN && ending.step.token != ending.name.token)
 	{

@@ -94,10 +94,11 @@ SQL_FUNCTION(idemq_sql_internal_end_waits)
 	idemq_arg_array(fcinfo, 0, "end_waits", INT4OID, false, &pids);
 	/* Each one searches the sessions of the server. */
 	if (pids.count > MaxBackends)
-		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("end_waits has %d elements, more than the server can have sessions",
-					   pids.count),
-				errhint("Name the sessions of this worker."));
+		ereport(
+			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("end_waits has %d elements, which is more than the maximum number of sessions",
+				   pids.count),
+			errhint("Pass only the sessions of this worker."));
 	for (int i = 0; i < pids.count; i++)
 	{
 		CHECK_FOR_INTERRUPTS();

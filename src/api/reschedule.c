@@ -79,7 +79,8 @@ SQL_FUNCTION(idemq_sql_reschedule)
 		if (TIMESTAMP_NOT_FINITE(schedule.run_at))
 			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					errmsg("run_at must be finite"),
-					errhint("Pass a time; idemq.cancel ends a job that is not to run."));
+					errhint(
+						"Pass a finite time. To prevent the job from running, call idemq.cancel."));
 		*member++ = "run_at";
 		*member++ = pstrdup(timestamptz_to_str(schedule.run_at));
 	}

@@ -29,10 +29,12 @@ SQL_FUNCTION(idemq_sql_result)
 	idemq_jobs_open_to_read(&table);
 	if (!idemq_jobs_fetch(&table, PG_GETARG_INT64(0), &job) ||
 		!idemq_queue_allows(job.queue_id, PRIVILEGE_ALL, &queue))
-		ereport(ERROR, errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
-				errmsg("job %lld does not exist", (long long) PG_GETARG_INT64(0)),
-				errhint("A queue with retention '0' keeps no finished job; give it one to "
-						"ask for results."));
+		ereport(
+			ERROR, errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
+			errmsg("job %lld does not exist", (long long) PG_GETARG_INT64(0)),
+			errhint(
+				"A queue with retention '0' deletes finished jobs immediately. To read results, "
+				"set a longer retention."));
 	values[0] = ObjectIdGetDatum(idemq_oids()->status[job.status]);
 	values[1] = idemq_job_document(&job, COL_RESULT, &nulls[1]);
 	row = idemq_row_datum(fcinfo, values, nulls);

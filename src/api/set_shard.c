@@ -19,8 +19,9 @@ SQL_FUNCTION(idemq_sql_set_shard)
 	if ((shards & (shards - 1)) != 0)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("shards must be a power of two, not %d", shards),
-				errhint("Use 64, unless the cluster was made with another number: "
-						"cluster.settings of its router says."));
+				errhint(
+					"Use 64, or the number that was chosen when the cluster was created. It is in "
+					"cluster.settings on the router."));
 	PG_RETURN_BOOL(idemq_shard_set(shard, shards));
 }
 

@@ -378,7 +378,7 @@ SQL_FUNCTION(idemq_sql_wait_any)
 	idemq_arg_array(fcinfo, 0, "queues", TEXTOID, false, &queues);
 	if (queues.count == 0)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("queues must not be empty"),
-				errhint("Pass at least one queue's name."));
+				errhint("Pass the name of at least one queue."));
 	wait.count = queues.count;
 	wait.targets = palloc0(queues.count * sizeof(Target));
 	for (int i = 0; i < queues.count; i++)
@@ -392,12 +392,16 @@ refuse_job(Wait *wait, int64 job_id)
 {
 	bool on_its_way = RecoveryInProgress() && !wait->seen;
 
-	ereport(ERROR, errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
-			errmsg("job %lld does not exist%s", (long long) job_id,
-				   on_its_way ? " on this standby" : ""),
-			on_its_way ? errhint("It may not have arrived yet: ask the primary, or wait longer.")
-					   : errhint("A queue with retention '0' keeps no finished job; give it one to "
-								 "wait for results."));
+	ereport(
+		ERROR, errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
+		errmsg("job %lld does not exist%s", (long long) job_id,
+			   on_its_way ? " on this standby" : ""),
+		on_its_way
+			? errhint(
+				  "The job may not have been replicated yet. Ask the primary, or repeat the call "
+				  "later.")
+			: errhint("A queue with retention '0' deletes finished jobs immediately. To wait for "
+					  "results, set a longer retention."));
 }
 
 /*

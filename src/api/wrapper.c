@@ -219,7 +219,7 @@ refuse_parallel(FunctionCallInfo fcinfo)
 				errmsg("%s.%s cannot be called during a parallel operation",
 					   get_namespace_name(get_func_namespace(fcinfo->flinfo->fn_oid)),
 					   get_func_name(fcinfo->flinfo->fn_oid)),
-				errhint("A function that calls it must not be declared PARALLEL SAFE."));
+				errhint("Declare the function that calls it PARALLEL UNSAFE."));
 }
 
 /* A set is returned as a whole: no implementation goes on once the frame is gone. */
@@ -293,8 +293,8 @@ open_frame(void)
 {
 	if (frames == NULL || SubTransactionIsActive(frames->away_in))
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("functions of schema idemq_internal are called by idemq alone"),
-				errhint("Call a function of schema idemq."));
+				errmsg("functions in schema idemq_internal can be called only by idemq"),
+				errhint("Call a function in schema idemq instead."));
 	return frames;
 }
 

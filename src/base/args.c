@@ -41,7 +41,7 @@ idemq_arg_required(FunctionCallInfo fcinfo, int n, const char *name)
 {
 	if (PG_ARGISNULL(n))
 		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("%s must not be NULL", name),
-				errhint("Pass a value for %s.", name));
+				errhint("Pass a non-NULL value for %s.", name));
 }
 
 /* Returns a text argument of 1 to max_bytes bytes. */
@@ -55,7 +55,7 @@ idemq_arg_text(FunctionCallInfo fcinfo, int n, const char *name, int max_bytes)
 	if (value[0] == '\0' || strlen(value) > (size_t) max_bytes)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("%s must have 1 to %d bytes, not %zu", name, max_bytes, strlen(value)),
-				value[0] == '\0' ? errhint("Pass a value that is not empty.")
+				value[0] == '\0' ? errhint("Pass a non-empty value.")
 								 : errhint("Pass a shorter value."));
 	return value;
 }
@@ -74,9 +74,9 @@ idemq_arg_worker(FunctionCallInfo fcinfo, int n)
 	name = idemq_arg_text(fcinfo, n, "worker", IDEMQ_MAX_WORKER);
 	if (strncmp(name, IDEMQ_HANDLER_WORKER, sizeof(IDEMQ_HANDLER_WORKER) - 1) == 0)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("a worker's name cannot begin with \"%s\"", IDEMQ_HANDLER_WORKER),
-				errdetail("So do the names of the server's own processes."),
-				errhint("Pass another name."));
+				errmsg("worker name must not begin with \"%s\"", IDEMQ_HANDLER_WORKER),
+				errdetail("This prefix is reserved for idemq's own processes."),
+				errhint("Choose another name."));
 	return cstring_to_text(name);
 }
 
@@ -87,8 +87,8 @@ idemq_check_key(const char *name, int bytes)
 	if (bytes == 0 || bytes > IDEMQ_MAX_KEY)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("%s must have 1 to %d bytes, not %d", name, IDEMQ_MAX_KEY, bytes),
-				bytes == 0 ? errhint("Pass a value that is not empty.")
-						   : errhint("Pass a hash of what is longer."));
+				bytes == 0 ? errhint("Pass a non-empty value.")
+						   : errhint("For a longer value, pass a hash of it."));
 }
 
 /* Raises 22023 for a kind that is empty or too long. */
@@ -96,10 +96,12 @@ void
 idemq_check_kind(int bytes)
 {
 	if (bytes == 0 || bytes > IDEMQ_MAX_KIND)
-		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("kind must have 1 to %d bytes, not %d", IDEMQ_MAX_KIND, bytes),
-				errhint("A kind names what is to be done, for many jobs; what differs "
-						"from job to job belongs into the payload."));
+		ereport(
+			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("kind must have 1 to %d bytes, not %d", IDEMQ_MAX_KIND, bytes),
+			errhint(
+				"A kind is a label shared by many jobs. Put data that differs from job to job in "
+				"the payload."));
 }
 
 /*
@@ -135,11 +137,11 @@ idemq_check_interval(const char *name, const Interval *interval, int64 least)
 	if (usecs < least)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("%s must be %s", name, least > 0 ? "positive" : "zero or positive"),
-				errhint("Pass an interval such as '30 s'."));
+				errhint("Pass an interval, for example '30 s'."));
 	if (usecs > INT64CONST(365250) * USECS_PER_DAY)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("%s is longer than 1000 years", name),
-				errhint("Pass an interval such as '30 s'."));
+				errmsg("%s must not be longer than 1000 years", name),
+				errhint("Pass an interval, for example '30 s'."));
 	return usecs;
 }
 
@@ -180,7 +182,7 @@ idemq_check_int(const char *name, int32 value, int32 min, int32 max)
 				max == PG_INT32_MAX
 					? errmsg("%s must be at least %d, not %d", name, min, value)
 					: errmsg("%s must be between %d and %d, not %d", name, min, max, value),
-				errhint("Pass %d to %d.", min, max));
+				errhint("Pass a value from %d to %d.", min, max));
 	return value;
 }
 
@@ -203,7 +205,7 @@ idemq_arg_float(FunctionCallInfo fcinfo, int n, const char *name, double min, do
 	if (!(value >= min && value <= max))
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("%s must be between %g and %g, not %g", name, min, max, value),
-				errhint("Pass %g to %g.", min, max));
+				errhint("Pass a value from %g to %g.", min, max));
 	return value;
 }
 
@@ -229,15 +231,15 @@ idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_ty
 	if (ARR_NDIM(value) != 1 || ARR_LBOUND(value)[0] != 1)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("%s must be a one-dimensional array that starts at 1", name),
-				errhint("Build it with array_agg or ARRAY[...]."));
+				errhint("Use array_agg or ARRAY[...] to build the array."));
 	if (ARR_DIMS(value)[0] > IDEMQ_MAX_ARRAY)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("%s must have at most %d elements, not %d", name, IDEMQ_MAX_ARRAY,
 					   ARR_DIMS(value)[0]),
-				errhint("Make several calls."));
+				errhint("Split the array, and make several calls."));
 	if (!nulls_allowed && array_contains_nulls(value))
 		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				errmsg("%s must not contain NULL", name), errhint("Leave such elements out."));
+				errmsg("%s must not contain NULL", name), errhint("Remove the NULL elements."));
 	get_typlenbyvalalign(element_type, &length, &by_value, &align);
 	deconstruct_array(value, element_type, length, by_value, align, &array->values, &array->nulls,
 					  &array->count);
@@ -259,7 +261,7 @@ idemq_arg_array_like(FunctionCallInfo fcinfo, int n, const char *name, Oid eleme
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("%s must have as many elements as %s (%d), not %d", name, other, count,
 					   array->count),
-				errhint("Pass arrays of one length."));
+				errhint("Pass arrays of equal length."));
 }
 
 /* Raises 22004 unless the first two arguments, id and token, say which attempt is meant. */
@@ -318,8 +320,8 @@ idemq_srf_place(FunctionCallInfo fcinfo)
 	if (rsinfo == NULL || !IsA(rsinfo, ReturnSetInfo) ||
 		(rsinfo->allowedModes & SFRM_Materialize) == 0)
 		ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				errmsg("set-valued function called in a place that takes no set"),
-				errhint("Call it in FROM."));
+				errmsg("set-returning function called in a context that cannot accept a set"),
+				errhint("Call the function in the FROM clause."));
 	return rsinfo;
 }
 

@@ -104,7 +104,7 @@ read_ahead(void)
 	{
 		ereport(level, errcode(ERRCODE_DATA_CORRUPTED),
 				errmsg("invalid data in file \"%s\"", CLOCK_FILE),
-				errhint("Restore the file, or discard this server."));
+				errhint("Restore the file, or discard this test server."));
 		return 1;
 	}
 	return usecs;
@@ -175,7 +175,7 @@ idemq_clock_advance(int64 usecs)
 		ereport(ERROR, errcode(ERRCODE_DATETIME_VALUE_OUT_OF_RANGE),
 				errmsg("the test clock cannot be more than %d days ahead",
 					   (int) (MOST_AHEAD / USECS_PER_DAY)),
-				errdetail("It is now %.6f days ahead.", (double) ahead / USECS_PER_DAY),
+				errdetail("The test clock is now %.6f days ahead.", (double) ahead / USECS_PER_DAY),
 				errhint("Continue the tests on a new server."));
 	if (usecs > 0)
 	{

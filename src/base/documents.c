@@ -151,10 +151,11 @@ idemq_documents_fit(const Datum *documents, int count, Size limit)
 pg_noreturn static void
 refuse(const char *name, Size limit)
 {
-	ereport(ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-			errmsg("%s is longer than %zu bytes as text", name, limit),
-			errhint("Store it elsewhere and pass a reference to it, or have "
-					"idemq.max_document raised."));
+	ereport(
+		ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+		errmsg("%s is longer than the maximum of %zu bytes as text", name, limit),
+		errhint(
+			"Store the value elsewhere and pass a reference to it, or raise idemq.max_document."));
 }
 
 /*

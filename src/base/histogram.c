@@ -136,7 +136,10 @@ idemq_histogram_unpack(ArrayType *packed, uint64 *buckets)
 		buckets[elements[0] + i - 1] += (uint64) elements[i];
 	}
 	if (!valid)
-		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("counts is no histogram"),
-						errhint("Pass wait_counts or run_counts of idemq.history, or their "
-								"idemq.sum_counts.")));
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("counts is not a valid histogram"),
+				 errhint(
+					 "Pass wait_counts or run_counts from idemq.history, or a sum of them computed "
+					 "with idemq.sum_counts.")));
 }

@@ -88,10 +88,11 @@ idemq_presence(void)
 void
 idemq_refuse_outdated(void)
 {
-	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			errmsg("the SQL objects of idemq in this database are older than its library, %s",
-				   idemq_version),
-			errhint("Run ALTER EXTENSION idemq UPDATE in this database."));
+	ereport(
+		ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+		errmsg("the SQL objects of idemq in this database are older than the loaded library, %s",
+			   idemq_version),
+		errhint("Run ALTER EXTENSION idemq UPDATE in this database."));
 }
 
 /*
@@ -112,11 +113,15 @@ idemq_oids(void)
 		catalog.jobs = relation_oid("jobs", catalog.schema);
 		presence = idemq_sql_presence();
 		if (presence == IDEMQ_NEWER)
-			ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("the SQL objects of idemq in this database are newer than its "
-						   "library, %s",
-						   idemq_version),
-					errhint("Install the library of their version, and restart the server."));
+			ereport(
+				ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg(
+					"the SQL objects of idemq in this database are newer than the loaded library, "
+					"%s",
+					idemq_version),
+				errhint(
+					"Install the library of the same version as the SQL objects, and restart the "
+					"server."));
 		if (presence != IDEMQ_HERE)
 			idemq_refuse_outdated();
 		catalog.queues = relation_oid("queues", catalog.schema);

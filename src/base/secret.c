@@ -25,8 +25,9 @@ init_secret(int tranche)
 {
 	if (!pg_strong_random(secret_shared->key, sizeof(secret_shared->key)))
 		ereport(ERROR, errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not generate a random key"),
-				errhint("The operating system has no random numbers for PostgreSQL; its "
-						"log may say why."));
+				errhint(
+					"PostgreSQL could not get random numbers from the operating system. Check the "
+					"operating system's log."));
 }
 
 const ShmemPart idemq_secret_part = {.area = (void **) &secret_shared,

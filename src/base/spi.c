@@ -193,7 +193,7 @@ raise_again(const HiddenContext *own, MemoryContext context)
 	MemoryContextSwitchTo(context);
 	error = CopyErrorData();
 	FlushErrorState();
-	elog(DEBUG1, "idemq's statement failed: %s", own->statement);
+	elog(DEBUG1, "statement of idemq failed: %s", own->statement);
 	drop_context(error, own);
 	ThrowErrorData(error);
 	pg_unreachable();

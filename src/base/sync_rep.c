@@ -71,9 +71,10 @@ idemq_sync_rep_await(void)
 	CHECK_FOR_INTERRUPTS();
 	if (!is_replicated(lsn))
 		ereport(ERROR, errcode(ERRCODE_T_R_STATEMENT_COMPLETION_UNKNOWN),
-				errmsg("what this call would answer is not on a synchronous standby yet"),
-				errdetail("The wait for synchronous replication was canceled; this transaction "
-						  "has not committed."),
+				errmsg("the result of this call has not been replicated to a synchronous standby"),
+				errdetail(
+					"The wait for synchronous replication was canceled. This transaction has not "
+					"committed."),
 				errhint("Repeat the call."));
 }
 

@@ -30,20 +30,26 @@ check_word(const char *name, const TopicWords *words, int n, bool pattern)
 
 	if (length == 0)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("%s must not have an empty word", name),
-				errhint("Write words with a dot between two of them: orders.eu.paid."));
+				errmsg("%s must not contain an empty word", name),
+				errhint("Separate words with single dots, for example orders.eu.paid."));
 	if (pattern && n > 0 && (is_wildcard(words, n, '*') || is_wildcard(words, n, '#')))
 		return;
 	for (int i = 0; i < length; i++)
 	{
 		if (word[i] == '*' || word[i] == '#')
-			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					pattern ? errmsg("* and # in %s must be words of their own, and not the first",
-									 name)
-							: errmsg("%s must not have * or #", name),
-					pattern ? errhint("Begin with the word of a topic's space: orders.*.paid, "
-									  "orders.#.")
-							: errhint("They are for patterns: idemq.bind_topic."));
+			ereport(
+				ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				pattern
+					? errmsg(
+						  "in %s, * and # must each stand alone between dots and must not be the "
+						  "first word",
+						  name)
+					: errmsg("%s must not contain * or #", name),
+				pattern
+					? errhint(
+						  "Begin with the name of the topic space, for example orders.*.paid or "
+						  "orders.#.")
+					: errhint("Wildcards are allowed only in the patterns of idemq.bind_topic."));
 	}
 }
 
@@ -89,8 +95,8 @@ idemq_topic_check_space(const char *space)
 		strlen(space) <= TOPIC_MAX_SPACE)
 		return;
 	ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			errmsg("invalid first word \"%s\" of a topic", space),
-			errhint("Use a letter or _ first, then letters, digits, _ and -, up to %d bytes.",
+			errmsg("invalid first word \"%s\" in topic", space),
+			errhint("Begin with a letter or _, then use letters, digits, _ and -, up to %d bytes.",
 					TOPIC_MAX_SPACE));
 }
 

@@ -125,10 +125,10 @@ settle_at_exit(int code, Datum arg)
 	ClaimedJobs *claimed = idemq_claimed_now();
 	const ClaimedJob *job = idemq_handler_job();
 	bool told = idemq_handler_terminated();
-	const char *error = told ? "the handler's process was told to end"
+	const char *error = told ? "the handler's process was asked to stop"
 						: idemq_handler_timed_out()
-							? "job_timeout is over, and the function went on"
-							: "the handler's process was ended: see the log";
+							? "job_timeout has passed, and the function did not stop"
+							: "the handler's process was terminated: see the server log";
 	int count = told && job == NULL ? 0 : at_work;
 	int failed = 0;
 
@@ -273,7 +273,8 @@ handler_claim(void)
 
 		idemq_handler_defer_start(my_key(), error->message != NULL ? message : "unknown error");
 		ereport(LOG, errcode(error->sqlerrcode),
-				errmsg("handler of queue \"%s\" ends: %s", idemq_handler_queue(), message));
+				errmsg("process of the handler of queue \"%s\" exits: %s", idemq_handler_queue(),
+					   message));
 	}
 	if (result != RUN_DONE)
 	{

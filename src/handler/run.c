@@ -240,9 +240,9 @@ run_finish(const ClaimedJob *job, Datum result, bool no_result)
 		idemq_attempt_stands(job->id, job->token))
 		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				errmsg("job %lld cannot be committed", (long long) job->id),
-				errdetail("The handler's role may not claim from queue \"%s\" any more.",
+				errdetail("The handler's role no longer has the claim privilege on queue \"%s\".",
 						  queue_name),
-				errhint("Grant it claim, by idemq.grant_queue, or drop the handler."));
+				errhint("Grant the claim privilege with idemq.grant_queue, or drop the handler."));
 	AtEOXact_GUC(true, guc_level);
 	CommandCounterIncrement();
 }

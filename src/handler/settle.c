@@ -177,7 +177,7 @@ idemq_handler_settle_failed(HandlerRun *run, ClaimedJob *job, ErrorData *error)
 		if (idemq_handler_timed_out() && error->sqlerrcode == ERRCODE_QUERY_CANCELED)
 			error->message =
 				MemoryContextStrdup(run->errors,
-									psprintf("job_timeout of queue \"%s\" is over", queue.name));
+									psprintf("job_timeout of queue \"%s\" has passed", queue.name));
 		finish = settle_choose(error, &queue);
 		if (finish.kind == FINISH_FAIL)
 		{

@@ -136,13 +136,15 @@ may_have(Oid database, Node *statement)
 static void
 name_process(const char *what, pid_t pid, Node *statement)
 {
-	ereport(is_about_extension(statement) ? WARNING : ERROR, errcode(ERRCODE_OBJECT_IN_USE),
-			errmsg("idemq's %s of the database, process %d, does not end", what, (int) pid),
-			errdetail("It was sent SIGTERM, and is there after %d s.",
-					  AWAY_STEPS * AWAY_STEP / 1000),
-			errhint("Such a process is stopped, as by a debugger or by SIGSTOP: let it continue "
-					"(kill -CONT %d), and run the command again.",
-					(int) pid));
+	ereport(
+		is_about_extension(statement) ? WARNING : ERROR, errcode(ERRCODE_OBJECT_IN_USE),
+		errmsg("idemq's %s of this database, process %d, does not exit", what, (int) pid),
+		errdetail("The process is still running %d s after SIGTERM.",
+				  AWAY_STEPS * AWAY_STEP / 1000),
+		errhint(
+			"The process is probably stopped, for example by a debugger or SIGSTOP. Resume it with "
+			"kill -CONT %d, and run the command again.",
+			(int) pid));
 }
 
 static void

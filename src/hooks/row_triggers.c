@@ -42,8 +42,8 @@ pg_noreturn static void
 refuse(void)
 {
 	ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-			errmsg("this function is for idemq's own triggers only"),
-			errhint("Do not call it, and do not use it in a trigger."));
+			errmsg("this function can be called only by idemq's own triggers"),
+			errhint("Do not call it or use it in a trigger."));
 }
 
 /* Raises 0A000 when called by anything but a trigger of that timing; for_row: for each row. */

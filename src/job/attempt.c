@@ -124,19 +124,22 @@ idemq_attempt_raise(const Attempt *attempt, Outcome outcome)
 	if (outcome == OUTCOME_NOT_FOUND)
 		ereport(ERROR, errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
 				errmsg("job %lld does not exist", (long long) attempt->id),
-				errhint("It was purged, its queue keeps no completed jobs, or you may not claim "
-						"from its queue."));
+				errhint(
+					"The job was deleted, its queue keeps no finished jobs, or you lack the claim "
+					"privilege on its queue."));
 	if (outcome == OUTCOME_ALREADY_COMMITTED)
 		ereport(ERROR, errcode(ERRCODE_IDEMQ_ALREADY_COMMITTED),
-				errmsg("job %lld is already committed with this token", (long long) attempt->id),
-				errhint("Its effect stands: roll back and treat the job as done."));
+				errmsg("job %lld has already been committed with this token",
+					   (long long) attempt->id),
+				errhint("The job has taken effect. Roll back, and treat the job as done."));
 	if (outcome == OUTCOME_STALE)
 		ereport(ERROR, errcode(ERRCODE_IDEMQ_LEASE_LOST),
-				errmsg("the lease on job %lld is lost", (long long) attempt->id),
-				errdetail("Token %lld is stale: the job is %s, its last attempt is %d.",
+				errmsg("lease on job %lld has been lost", (long long) attempt->id),
+				errdetail("Token %lld is stale: the job is now %s, and its latest attempt is "
+						  "number %d.",
 						  (long long) attempt->token, idemq_status_name(attempt->job.status),
 						  attempt->job.attempt),
-				errhint("Roll back and drop this job; claim another."));
+				errhint("Roll back, abandon this job, and claim another."));
 }
 
 /* Raises IQ001 for an attempt whose job an open transaction cancels; returns for others. */
@@ -146,7 +149,7 @@ idemq_attempt_raise_cancelled(const Attempt *attempt)
 	if (idemq_lease_is_cancelled(attempt->id, attempt->token))
 		ereport(ERROR, errcode(ERRCODE_IDEMQ_LEASE_LOST),
 				errmsg("job %lld is being cancelled", (long long) attempt->id),
-				errhint("Roll back and drop this job; claim another."));
+				errhint("Roll back, abandon this job, and claim another."));
 }
 
 /* Counts and raises what idemq_attempt_find says of an attempt that is over; returns for others. */

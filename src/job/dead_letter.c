@@ -178,15 +178,15 @@ idemq_dead_letter_check(const char *queue, int32 queue_id, const char *dead_lett
 	if (strcmp(queue, dead_letter_queue) == 0)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("queue \"%s\" cannot be its own dead_letter_queue", queue),
-				errhint("Create another queue for the dead jobs."));
+				errhint("Create another queue, and use it for dead jobs."));
 	idemq_queue_by_name(dead_letter_queue, PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN, &dead);
 	idemq_queue_lock(dead.id, AccessShareLock);
 	idemq_queue_by_name(dead_letter_queue, PRIVILEGE_ENQUEUE | PRIVILEGE_ADMIN, &dead);
 	if (leads_to_for_good(dead.name, queue, queue_id))
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("dead jobs of queue \"%s\" would come back to queue \"%s\"",
-					   dead_letter_queue, queue),
-				errhint("Let the last queue of the chain have no dead_letter_queue."));
+				errmsg("dead jobs of queue \"%s\" would return to queue \"%s\"", dead_letter_queue,
+					   queue),
+				errhint("Remove the dead_letter_queue setting from the last queue of the chain."));
 }
 
 /*
@@ -259,23 +259,27 @@ can_be_added(const Job *job, const QueueInfo *queue, const QueueInfo *dead, cons
 	if (dead->name[0] == '\0' || (held && !leads_to(dead->dead_letter_queue, queue->name, NULL)))
 		return held;
 	if (held)
-		why = psprintf("whose dead jobs would come back to queue \"%s\"", queue->name);
+		why = psprintf("because its own dead jobs would return to queue \"%s\"", queue->name);
 	else if (idemq_queue_find(dead->name, &other))
 	{
 		refused = true;
-		why = psprintf("to which role \"%s\" may not enqueue", NameStr(queue->dead_letter_role));
+		why =
+			psprintf("because role \"%s\" may not enqueue to it", NameStr(queue->dead_letter_role));
 	}
 	else
-		why = "which does not exist";
-	ereport(WARNING,
-			errcode(held	  ? ERRCODE_INVALID_PARAMETER_VALUE
-					: refused ? ERRCODE_INSUFFICIENT_PRIVILEGE
-							  : ERRCODE_IDEMQ_NO_SUCH_QUEUE),
-			errmsg("%s job %lld was not added to queue \"%s\", %s", status, (long long) job->id,
-				   dead->name, why),
-			errdetail("The job itself is in queue \"%s\", and %s.", queue->name, status),
-			errhint("Set another with SELECT idemq.alter_queue('%s', dead_letter_queue => '...').",
-					queue->name));
+		why = "because that queue does not exist";
+	ereport(
+		WARNING,
+		errcode(held	  ? ERRCODE_INVALID_PARAMETER_VALUE
+				: refused ? ERRCODE_INSUFFICIENT_PRIVILEGE
+						  : ERRCODE_IDEMQ_NO_SUCH_QUEUE),
+		errmsg("%s job %lld was not added to queue \"%s\" %s", status, (long long) job->id,
+			   dead->name, why),
+		errdetail("The original job is still in queue \"%s\" with status %s.", queue->name, status),
+		errhint(
+			"Choose another dead-letter queue: SELECT idemq.alter_queue('%s', dead_letter_queue => "
+			"'...').",
+			queue->name));
 	return false;
 }
 
@@ -300,19 +304,22 @@ documents_that_fit(const Job *job, const char *status)
 	if (idemq_documents_fit(documents, lengthof(columns), MAX_DOCUMENTS))
 		return fit;
 	fit = idemq_documents_fit(documents, 2, MAX_DOCUMENTS) ? DOCUMENTS_FIRST : DOCUMENTS_NONE;
-	ereport(WARNING, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-			fit == DOCUMENTS_NONE
-				? errmsg("payload and headers of %s job %lld are too long for its dead-letter "
-						 "queue, and left out",
-						 status, (long long) job->id)
-				: errmsg("the checkpoint of %s job %lld is too long for its dead-letter queue, and "
-						 "left out",
-						 status, (long long) job->id),
-			fit == DOCUMENTS_NONE
-				? errdetail("They have more than %zu bytes as text.", MAX_DOCUMENTS)
-				: errdetail("With payload and headers it has more than %zu bytes as text.",
-							MAX_DOCUMENTS),
-			errhint("The %s job itself has %s.", status, fit == DOCUMENTS_NONE ? "them" : "it"));
+	ereport(
+		WARNING, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+		fit == DOCUMENTS_NONE
+			? errmsg(
+				  "payload and headers of %s job %lld are too long for its dead-letter record and "
+				  "were omitted",
+				  status, (long long) job->id)
+			: errmsg("checkpoint of %s job %lld is too long for its dead-letter record and was "
+					 "omitted",
+					 status, (long long) job->id),
+		fit == DOCUMENTS_NONE
+			? errdetail("Together they are longer than %zu bytes as text.", MAX_DOCUMENTS)
+			: errdetail("Together with payload and headers it is longer than %zu bytes as text.",
+						MAX_DOCUMENTS),
+		errhint("Read the original %s job, which still has %s.", status,
+				fit == DOCUMENTS_NONE ? "them" : "it"));
 	return fit;
 }
 
@@ -354,7 +361,7 @@ idemq_dead_letter_add(const Job *job, const QueueInfo *queue, const QueueInfo *d
 	/* The row as it has been written. */
 	CommandCounterIncrement();
 	if (!idemq_spi_row(&describe_death, values, &record, sizeof(record)))
-		elog(ERROR, "job %lld is gone that has died", (long long) job->id);
+		elog(ERROR, "died job %lld no longer exists", (long long) job->id);
 	idemq_new_job(&columns, dead, idemq_now(), record);
 	job_set(&columns, COL_KEY, idemq_dead_letter_key(queue, job->id, job->token));
 	if (job_has(job, COL_HEADERS))

@@ -148,8 +148,8 @@ idemq_follow_retire(const char *moved_to)
 	before = idemq_following()->moved_to;
 	if (moved_to == NULL && before == NULL)
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("this database has not moved"),
-				errhint("Say where it moves: idemq.retire(moved_to)."));
+				errmsg("this database has not been retired"),
+				errhint("Call idemq.retire(moved_to), where moved_to describes the new location."));
 	if (before != NULL && moved_to != NULL && strcmp(before, moved_to) == 0)
 		return false;
 	(void) idemq_following_set(true);
@@ -191,11 +191,12 @@ apply_worker(void)
 		const char *name = NameStr(*DatumGetName(idemq_spi_value(0, 1, NULL)));
 
 		if (DatumGetBool(idemq_spi_value(0, 2, NULL)))
-			ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					errmsg("subscription \"%s\" still writes idemq's tables", name),
-					errhint("When it has all that is to come, run ALTER SUBSCRIPTION %s "
-							"DISABLE, or drop it; then repeat idemq.take_over().",
-							quote_identifier(name)));
+			ereport(
+				ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("subscription \"%s\" still writes to idemq's tables", name),
+				errhint("When the subscription has received all changes, run ALTER SUBSCRIPTION %s "
+						"DISABLE, or drop it. Then call idemq.take_over() again.",
+						quote_identifier(name)));
 		pid = DatumGetInt32(idemq_spi_value(0, 3, NULL));
 	}
 	idemq_spi_end(&scope);
@@ -211,11 +212,13 @@ wait_for_apply_worker(int steps)
 	while ((pid = apply_worker()) != 0)
 	{
 		if (steps-- == 0)
-			ereport(ERROR, errcode(ERRCODE_OBJECT_IN_USE),
-					errmsg("the apply worker of the subscription, process %d, has not ended", pid),
-					errhint("It ends after the transaction that it is applying: repeat "
-							"idemq.take_over(). If it waits for a lock, see pg_blocking_pids(%d).",
-							pid));
+			ereport(
+				ERROR, errcode(ERRCODE_OBJECT_IN_USE),
+				errmsg("the apply worker of the subscription, process %d, has not exited", pid),
+				errhint(
+					"It exits after the transaction that it is applying. Call idemq.take_over() "
+					"again. If the process waits for a lock, see pg_blocking_pids(%d).",
+					pid));
 		CHECK_FOR_INTERRUPTS();
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, WORKER_STEP,
 						 compat_wait_event_away());
@@ -243,22 +246,25 @@ idemq_follow_end(void)
 		return false;
 	moved_to = idemq_following()->moved_to;
 	if (moved_to != NULL) /* what took its place goes on elsewhere */
-		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("this database has moved to %s", moved_to),
-				errhint("Only if that has not taken over: SELECT idemq.retire(NULL), then "
-						"repeat idemq.take_over()."));
+		ereport(
+			ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("this database has moved to %s", moved_to),
+			errhint(
+				"If the new database has not taken over, run SELECT idemq.retire(NULL), and call "
+				"idemq.take_over() again."));
 	wait_for_apply_worker(WORKER_STEPS);
 	/* A prepared transaction holds its locks until somebody ends it. */
 	if (idemq_spi_row(&follow_find_prepared, &jobs, &gid, sizeof(gid)))
 
-		ereport(ERROR, errcode(ERRCODE_OBJECT_IN_USE),
-				errmsg("prepared transaction \"%s\" has written jobs", TextDatumGetCString(gid)),
-				errhint("Find out what became of it on the publisher, and run COMMIT PREPARED or "
-						"ROLLBACK PREPARED %s; then repeat idemq.take_over().",
-						quote_literal_cstr(TextDatumGetCString(gid))));
+		ereport(
+			ERROR, errcode(ERRCODE_OBJECT_IN_USE),
+			errmsg("prepared transaction \"%s\" has written jobs", TextDatumGetCString(gid)),
+			errhint("Check on the publisher whether it was committed, and run COMMIT PREPARED or "
+					"ROLLBACK PREPARED %s. Then call idemq.take_over() again.",
+					quote_literal_cstr(TextDatumGetCString(gid))));
 	/* Read without a lock: only SQL by hand could change them now. */
 	if (!idemq_spi_row(&greatest_given, NULL, &given, sizeof(given)))
-		elog(ERROR, "what the publisher has given is not one row");
+		elog(ERROR, "the state received from the publisher is not one row");
 	LockRelationOid(idemq_oids()->jobs, ShareRowExclusiveLock);
 	wait_for_apply_worker(0);
 	if (!idemq_following_set(false))

@@ -83,12 +83,14 @@ idemq_tick_key_check(int32 queue_id, Datum key)
 	values[1] = Int32GetDatum(queue_id);
 	if (idemq_spi_row(&find_schedule, values, &creator, sizeof(creator)) &&
 		!idemq_may_change_schedule(queue_id, NameStr(creator.role), creator.oid))
-		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				errmsg("the key is that of a tick of schedule \"%s\"",
-					   text_to_cstring(DatumGetTextPP(values[0]))),
-				errdetail("A job with this key would be taken for the tick."),
-				errhint("Use another key; or let the role that made the schedule, or an "
-						"administrator of its queue, enqueue the job."));
+		ereport(
+			ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			errmsg("the key is reserved for schedule \"%s\"",
+				   text_to_cstring(DatumGetTextPP(values[0]))),
+			errdetail("The schedule would treat a job with this key as one of its own ticks."),
+			errhint(
+				"Use another key, or let the role that created the schedule or an administrator of "
+				"its queue enqueue the job."));
 }
 
 /* Returns whether a key ends with the mark of a published job and a word without a colon. */
@@ -133,14 +135,14 @@ idemq_reserved_key_check(Datum key)
 
 	if (is_of_dead_letter(bytes, length))
 		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				errmsg("a key of the form %sN:N:N is reserved for a dead-letter record",
+				errmsg("keys of the form %sN:N:N are reserved for dead-letter records",
 					   DEAD_LETTER_KEY_MARK),
-				errdetail("A job with this key would be taken for the record of a dead job."),
+				errdetail("idemq would treat a job with this key as the record of a dead job."),
 				errhint("Use another key."));
 	if (is_of_topic(bytes, length))
 		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				errmsg("a key that ends with %s and a word is reserved for a published job",
+				errmsg("keys ending in %s and a word are reserved for published jobs",
 					   TOPIC_KEY_MARK),
-				errdetail("A job with this key would be taken for a published one."),
-				errhint("Use another key; or publish the job with idemq.publish."));
+				errdetail("idemq would treat a job with this key as a published job."),
+				errhint("Use another key, or publish the job with idemq.publish."));
 }

@@ -54,7 +54,7 @@ refuse_payload(const QueueInfo *queue, int64 id, const char *what, const char *h
 {
 	idemq_queue_count_refusal(queue, COUNTER_DUPLICATES);
 	ereport(ERROR, errcode(ERRCODE_IDEMQ_KEY_REUSED),
-			errmsg("the key is taken by job %lld with another %s", (long long) id, what),
+			errmsg("the key is already used by job %lld with a different %s", (long long) id, what),
 			errhint("%s", hint));
 }
 
@@ -125,8 +125,8 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 				idemq_sync_rep_await();
 			idemq_queue_count_refusal(queue, COUNTER_DUPLICATES);
 			ereport(ERROR, errcode(ERRCODE_IDEMQ_DUPLICATE_KEY),
-					errmsg("the key is taken by job %lld", (long long) job->id),
-					errhint("Use on_duplicate => 'keep' to get that job's answer."));
+					errmsg("the key is already used by job %lld", (long long) job->id),
+					errhint("Use on_duplicate => 'keep' to get the existing job."));
 		case DUPLICATE_KEEP:
 			same_payload = is_same_payload(job, columns->values[COL_PAYLOAD]);
 			/* No kind is the same as any kind: producers are deployed one by one. */

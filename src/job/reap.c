@@ -55,7 +55,7 @@ static const struct
 								"job_timeout reached"},
 			  [LOSS_RETURNED] = {EVENT_RELEASE, EVENT_RELEASE, EVENT_RELEASE, NULL},
 			  [LOSS_FAILED] = {EVENT_FAIL, EVENT_FAIL, EVENT_DIE,
-							   "failed while somebody held the job's row: see the server's log"}};
+							   "failed while the job's row was locked: see the server log"}};
 
 static const char *const handled_text = "the handler's process ended";
 

@@ -81,7 +81,7 @@ token_epoch_load(TimeLineID timeline)
 	LoadedBase row;
 
 	if (!idemq_spi_row(&load_base, args, &row, sizeof(row)))
-		elog(ERROR, "idemq_internal.clusters has no base");
+		elog(ERROR, "idemq_internal.clusters has no token base");
 	base = row.base;
 	is_noted = row.is_noted && !is_added_here();
 }
@@ -167,9 +167,12 @@ idemq_token_epoch_advance(int64 seen)
 	{
 		Datum args[] = {Int64GetDatum(0), Int64GetDatum(1), Int64GetDatum(base)};
 		if (idemq_token_lead(base, timeline + 1) >= MAX_LEAD)
-			ereport(ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-					errmsg("tokens have no room below 2^53 for another epoch"),
-					errhint("Move the jobs to a new extension; its tokens begin anew."));
+			ereport(
+				ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				errmsg("no room below 2^53 for another token epoch"),
+				errhint(
+					"Move the jobs to a new installation of the extension, whose tokens start from "
+					"the beginning."));
 		/* A cluster that never was, whose lead is our new base. */
 		(void) idemq_spi_do(&add_row, args, NULL);
 		token_epoch_load(timeline);

@@ -75,8 +75,8 @@ check_qstates(CheckCall *call)
 	if (audit.used != audit.taken || audit.hashed != audit.taken || audit.misplaced > 0)
 		idemq_check_report(
 			call, CHECK_ERROR, "queue_states.hash",
-			"%d queue states are in use, %d counted, %d in the hash, %d not where the hash "
-			"says: restart the server",
+			"%d queue states are in use, but %d are counted, %d are in the hash table, and %d are "
+			"not where the hash table says: restart the server",
 			audit.taken, audit.used, audit.hashed, audit.misplaced);
 	for (int i = 0; i < nqstates; i++)
 		lost |= !has_queue(call, qstates[i]);
@@ -96,17 +96,18 @@ check_qstates(CheckCall *call)
 		if (!has_queue(call, qstates[i]) && idemq_qstate_summary(qstates[i], &status))
 			idemq_check_report(
 				call, CHECK_WARNING, "queue_states.queue",
-				"a queue state belongs to queue %d, which does not exist: one state fewer "
-				"until the server restarts",
+				"a queue state belongs to queue %d, which does not exist, so one state fewer is "
+				"available until the server restarts",
 				qstates[i]);
 	}
 	if (idemq_lease_share_is_full(false))
-		idemq_check_report(call, CHECK_WARNING, "leases.full",
-						   "the lease table has no room beside its %d entries, %d of them of this "
-						   "database, but for queues with max_running; further claims are known "
-						   "from their rows alone: raise idemq.max_leases, which is %d, and "
-						   "restart, or idemq.max_leases_per_database",
-						   table.used, idemq_leases_usage_mine().used, table.room);
+		idemq_check_report(
+			call, CHECK_WARNING, "leases.full",
+			"the lease table has %d entries, %d of them in this database, and the remaining room "
+			"is reserved for queues with max_running; the leases of further claims are kept only "
+			"in their rows: raise idemq.max_leases, which is %d, and restart, or raise "
+			"idemq.max_leases_per_database",
+			table.used, idemq_leases_usage_mine().used, table.room);
 	pfree(qstates);
 }
 
@@ -123,18 +124,18 @@ check_dead_letter_queues(CheckCall *call)
 		if (!idemq_queue_by_id(call->queue_ids[i], &queue) || queue.dead_letter_queue[0] == '\0')
 			continue;
 		if (!idemq_queue_find(queue.dead_letter_queue, &dead))
-			idemq_check_report(call, CHECK_WARNING, "queues.dead_letter_queue",
-							   "dead jobs of queue \"%s\" go nowhere else, for its "
-							   "dead_letter_queue \"%s\" does not exist: set another with "
-							   "idemq.alter_queue",
-							   queue.name, queue.dead_letter_queue);
+			idemq_check_report(
+				call, CHECK_WARNING, "queues.dead_letter_queue",
+				"dead jobs of queue \"%s\" are not added to any other queue, because "
+				"dead_letter_queue \"%s\" does not exist: set another with idemq.alter_queue",
+				queue.name, queue.dead_letter_queue);
 		else if (!idemq_dead_letter_allowed(&queue, &dead))
-			idemq_check_report(call, CHECK_WARNING, "queues.dead_letter_queue",
-							   "dead jobs of queue \"%s\" go nowhere else, for role \"%s\", "
-							   "which set its dead_letter_queue \"%s\", may not enqueue there: "
-							   "grant it that, or set another with idemq.alter_queue",
-							   queue.name, NameStr(queue.dead_letter_role),
-							   queue.dead_letter_queue);
+			idemq_check_report(
+				call, CHECK_WARNING, "queues.dead_letter_queue",
+				"dead jobs of queue \"%s\" are not added to any other queue, because role \"%s\", "
+				"which set dead_letter_queue \"%s\", may not enqueue there: grant the privilege to "
+				"that role, or set another queue with idemq.alter_queue",
+				queue.name, NameStr(queue.dead_letter_role), queue.dead_letter_queue);
 	}
 }
 
@@ -179,16 +180,17 @@ check_follows(CheckCall *call)
 		return false;
 	if (following->moved_to != NULL)
 	{
-		idemq_check_report(call, CHECK_WARNING, "follows",
-						   "this shard has moved to %s, for good: drop this database when nobody "
-						   "comes to it any more",
-						   following->moved_to);
+		idemq_check_report(
+			call, CHECK_WARNING, "follows",
+			"this shard has moved to %s permanently: drop this database when no client connects to "
+			"it any longer",
+			following->moved_to);
 		return true;
 	}
 	idemq_check_report(
 		call, CHECK_WARNING, "follows",
-		"this database follows another%s%s: its workers belong there; for it to take "
-		"the publisher's place, idemq.take_over()",
+		"this database follows another%s%s, so run your workers there; to make this database take "
+		"over from the publisher, call idemq.take_over()",
 		following->switched_on ? " since " : "",
 		following->switched_on ? timestamptz_to_str(following->since) : "");
 	return true;
@@ -199,15 +201,17 @@ SQL_FUNCTION(idemq_sql_check)
 {
 	static const Suspicion tokens =
 		{find_tokens, NULL, CHECK_WARNING, "tokens.issued",
-		 "with a token greater than the last one issued and the clock: written by "
-		 "hand, or the clock was set back; its next token is greater still"};
+		 "with a token greater than both the last one issued and the clock: the token was written "
+		 "by hand, or the clock was set back; the job's next token is greater still"};
 	CheckCall call = {0};
 
 	if (idemq_at_end_is_pending())
 		ereport(ERROR, errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
 				errmsg("idemq.check() cannot run in a transaction that has changed jobs or queues"),
-				errdetail("Shared memory follows a transaction's changes when it has ended."),
-				errhint("Run it in a transaction of its own."));
+				errdetail(
+					"Shared memory reflects a transaction's changes only after the transaction has "
+					"ended."),
+				errhint("Run it in a separate transaction."));
 	call.set = idemq_srf_begin(fcinfo);
 	call.patience_ends = idemq_stopwatch() + PATIENCE;
 	idemq_jobs_open_to_read(&call.table);

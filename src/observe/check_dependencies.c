@@ -114,8 +114,8 @@ idemq_check_dependencies(CheckCall *call)
 {
 	static const Suspicion forgotten_children =
 		{find_children, check_dependencies_is_known, CHECK_ERROR, "children.forgotten",
-		 "blocked though its parents are done, or have failed, and nobody looks at it: UPDATE "
-		 "idemq.jobs SET status = status WHERE id = ..."};
+		 "blocked although their parents are done or have failed, and no session is checking them: "
+		 "UPDATE idemq.jobs SET status = status WHERE id = ..."};
 
 	idemq_check_findings(call, "children");
 	if (idemq_dependencies_exist())

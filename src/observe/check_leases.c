@@ -114,12 +114,14 @@ check_entries(CheckCall *call, const Lease *leases, int count)
 		else if (stays(call, lease))
 			idemq_id_list_add(&adopted, lease->key.job_id);
 	}
-	idemq_check_report_jobs(call, CHECK_ERROR, "leases.row", &strays,
-							"has a lease entry, and its row is not running with that token; "
-							"idemq.reap() takes the entry back after its deadline");
-	idemq_check_report_jobs(call, CHECK_WARNING, "leases.adopted", &adopted,
-							"has a lease entry that an interrupted search left; idemq.reap() takes "
-							"it back after its deadline");
+	idemq_check_report_jobs(
+		call, CHECK_ERROR, "leases.row", &strays,
+		"has a lease entry, but its row is not running with that token; idemq.reap() removes the "
+		"entry after its deadline");
+	idemq_check_report_jobs(
+		call, CHECK_WARNING, "leases.adopted", &adopted,
+		"has a lease entry left by an interrupted search; idemq.reap() removes it after its "
+		"deadline");
 }
 
 /* Returns whether a queue is known to have, or may have, jobs in flight without an entry. */
@@ -180,10 +182,11 @@ check_attempts(CheckCall *call)
 		}
 		if (count > 0 && !idemq_check_settled(call))
 		{
-			idemq_check_report(call, CHECK_WARNING, "leases.unsettled",
-							   "%d running jobs cannot be judged: a session stays at the end "
-							   "of its transaction; look for one that is stopped",
-							   count);
+			idemq_check_report(
+				call, CHECK_WARNING, "leases.unsettled",
+				"%d running jobs cannot be checked, because a session has not finished ending its "
+				"transaction; look for a stopped session",
+				count);
 			break;
 		}
 		for (int i = 0; i < count; i++)
@@ -197,10 +200,10 @@ check_attempts(CheckCall *call)
 	idemq_check_report_jobs(call, CHECK_ERROR, "leases.entry", &jobs,
 							"running without a lease entry, and no search is pending; "
 							"idemq.claim_job(id) finds it");
-	idemq_check_report_jobs(call, CHECK_ERROR, "leases.token", &others,
-							"running with a token that is not its lease entry's: the entry "
-							"keeps it from being taken back until idemq.reap() ends that, after "
-							"its deadline");
+	idemq_check_report_jobs(
+		call, CHECK_ERROR, "leases.token", &others,
+		"running with a token that differs from the one in its lease entry; the entry prevents the "
+		"job from being taken back until idemq.reap() removes it after its deadline");
 }
 
 /* Returns whether the session of a CLAIMING entry, or of a mark, has no transaction. */
@@ -295,9 +298,10 @@ idemq_check_leases(CheckCall *call)
 	idemq_check_report_jobs(call, CHECK_ERROR, "leases.session", &outlived,
 							"being claimed or ended by a session that has no open transaction; "
 							"restart the server");
-	idemq_check_report_jobs(call, CHECK_ERROR, "leases.deadline", &overlooked,
-							"its lease ends before its queue looks for expired leases; "
-							"idemq.reap() looks now");
+	idemq_check_report_jobs(
+		call, CHECK_ERROR, "leases.deadline", &overlooked,
+		"its lease expires before the next search for expired leases in its queue; idemq.reap() "
+		"searches now");
 	check_attempts(call);
 	pfree(leases);
 }

@@ -78,21 +78,22 @@ idemq_check_limits(CheckCall *call)
 		if (queue.qstate == NULL)
 			idemq_check_report(
 				call, CHECK_WARNING, "queue_states.full",
-				"queue \"%s\" has no state in shared memory, because all %d are other "
-				"queues', and its calls raise 53400: raise idemq.max_queues and restart",
+				"queue \"%s\" has no state in shared memory, because all %d belong to other "
+				"queues, so its calls raise 53400: raise idemq.max_queues and restart",
 				queue.name, idemq_max_queues);
 		else if (queue.max_running > 0 && idemq_lease_share_is_full(true))
 			idemq_check_report(
 				call, CHECK_WARNING, "limits.full",
-				"queue \"%s\" has max_running, and hands out nothing while the lease "
-				"table, or the share of this database, is full: raise "
-				"idemq.max_leases and restart, or idemq.max_leases_per_database",
+				"queue \"%s\" has max_running and hands out no jobs, because the lease table or "
+				"this database's share of it is full: raise idemq.max_leases and restart, or raise "
+				"idemq.max_leases_per_database",
 				queue.name);
 		if (excess[i] != 0)
-			idemq_check_report(call, CHECK_ERROR, "limits.running",
-							   "queue \"%s\" counts %lld running jobs more than it has lease "
-							   "entries: restart the server",
-							   queue.name, (long long) excess[i]);
+			idemq_check_report(
+				call, CHECK_ERROR, "limits.running",
+				"queue \"%s\" counts %lld more running jobs than it has lease entries: restart the "
+				"server",
+				queue.name, (long long) excess[i]);
 	}
 	pfree(excess);
 	pfree(sums);

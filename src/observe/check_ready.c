@@ -106,15 +106,16 @@ check_ready_judge(CheckCall *call, int32 queue_id, int priority, const Suspects 
 	if (suspects->count == 0)
 		return;
 	what = psprintf(
-		"claimable, and passed by the scan start of queue %d, priority %d, or not in its "
-		"read-ahead buffer; a claim that finds nothing scans from the start and repairs it",
+		"ready, but the scan start of queue %d, priority %d has passed it, or it is missing from "
+		"the read-ahead buffer; a claim that finds no job scans from the beginning and repairs "
+		"this",
 		queue_id, priority);
 	if (!idemq_check_settled(call))
 	{
 		idemq_check_report(
 			call, CHECK_WARNING, "scan_start.unsettled",
-			"%d jobs of queue %d, priority %d cannot be judged: a session stays at the "
-			"end of its transaction; look for one that is stopped",
+			"%d jobs of queue %d, priority %d cannot be checked, because a session has not "
+			"finished ending its transaction; look for a stopped session",
 			suspects->count, queue_id, priority);
 		return;
 	}

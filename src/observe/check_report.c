@@ -47,7 +47,8 @@ static SqlStatement findings =
 
 static SqlStatement ending_locks = {
 	.text =
-		"SELECT coalesce(transactionid::text::bigint, -pid) FROM pg_catalog.pg_locks WHERE granted AND "
+		"SELECT coalesce(transactionid::text::bigint, -pid) FROM pg_catalog.pg_locks WHERE granted "
+		"AND "
 		"(locktype = 'transactionid' AND mode = 'ExclusiveLock' OR "
 		"locktype = 'relation' AND relation IN ($1, $2) AND mode = 'RowExclusiveLock' "
 		"AND database = (SELECT oid FROM pg_catalog.pg_database "
@@ -219,7 +220,7 @@ idemq_check_suspicion(CheckCall *call, const Suspicion *suspicion)
 	if (count > 0 && !idemq_check_settled(call))
 	{
 		idemq_check_report(call, CHECK_WARNING, suspicion->invariant,
-						   "not checked: a transaction has been ending for too long");
+						   "not checked, because the end of a transaction has taken too long");
 		return;
 	}
 	for (int round = 0; round < checks && count > 0; round++)

@@ -186,11 +186,13 @@ SQL_FUNCTION(idemq_sql_recount)
 	if (start == COUNT_BUSY)
 		ereport(ERROR, errcode(ERRCODE_OBJECT_IN_USE),
 				errmsg("another session is counting the jobs"),
-				errhint("Its count is as good as yours; wait for it."));
+				errhint("Wait for that session to finish. Its result also serves you."));
 	if (start == COUNT_CROWDED)
-		ereport(ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-				errmsg("too many transactions are open, or databases use idemq, to count"),
-				errhint("Until jobs are counted, idemq.metrics counts them by SQL."));
+		ereport(
+			ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+			errmsg(
+				"too many open transactions, or too many databases that use idemq, to count jobs"),
+			errhint("Repeat the call later. Until then, idemq.metrics counts jobs with SQL."));
 	PG_RETURN_INT64(jobs);
 }
 

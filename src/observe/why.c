@@ -91,19 +91,19 @@ say_finished(WhyCall *call)
 							   : DatumGetTimestampTz(job->row->tts_values[COL_FINISHED_AT]);
 
 	if (job->status == JOB_COMPLETED && job->attempt == 0)
-		say(call, "completed at %s without a claim: nothing is left to do", at(finished));
+		say(call, "completed at %s without a claim: no work is left", at(finished));
 	else if (job->status == JOB_COMPLETED)
-		say(call, "completed at %s by attempt %d: nothing is left to do", at(finished),
-			job->attempt);
+		say(call, "completed at %s by attempt %d: no work is left", at(finished), job->attempt);
 	else if (job->status == JOB_DEAD)
 		say(call, "dead since %s, after attempt %d of %d: see idemq.attempts where job_id = %lld",
 			at(finished), job->attempt, job->max_attempts, (long long) job->id);
 	else if (job_has_expired(job, finished))
-		say(call, "cancelled: nobody claimed it before it expired at %s", at(job->expires_at));
+		say(call, "cancelled, because no worker claimed it before it expired at %s",
+			at(job->expires_at));
 	else
 		say(call, "cancelled at %s", at(finished));
 	if (job->status != JOB_COMPLETED)
-		say(call, "; idemq.retry(%lld) makes it ready again", (long long) job->id);
+		say(call, "; call idemq.retry(%lld) to make it ready again", (long long) job->id);
 }
 
 /*
@@ -168,7 +168,7 @@ say_handler(WhyCall *call)
 	else if (!idemq_worker)
 		say(call, "does not run: idemq.worker is off");
 	else if (processes > 0)
-		say(call, "will claim it: %d of its %d processes run", processes, handler.workers);
+		say(call, "will claim it: %d of its %d processes are running", processes, handler.workers);
 	else if (state.refused)
 		say(call, "does not run: see last_error in idemq.handlers");
 	else if (state.waits)
@@ -205,14 +205,14 @@ say_ready(WhyCall *call)
 		say(call, "; %s", call->rows[ROWS_DEAD]);
 	else if (in_flight == 0 && unattended != DT_NOEND)
 		say(call,
-			"; nobody works on queue \"%s\" since %s: start a worker that calls idemq.claim('%s')",
+			"; queue \"%s\" has had no worker since %s: start a worker that calls "
+			"idemq.claim('%s')",
 			queue, at(unattended), queue);
 	else if (in_flight == 0)
-		say(call,
-			"; no job of queue \"%s\" is in flight: start a worker that calls idemq.claim('%s')",
+		say(call, "; queue \"%s\" has no running jobs: start a worker that calls idemq.claim('%s')",
 			queue, queue);
 	else
-		say(call, "; a worker has to claim it: of queue \"%s\" %d job%s in flight", queue,
+		say(call, "; waiting for a worker to claim it: queue \"%s\" has %d running job%s", queue,
 			in_flight, in_flight == 1 ? " is" : "s are");
 }
 
@@ -230,7 +230,8 @@ say_limit(WhyCall *call)
 	if (queue->qstate == NULL)
 	{
 		say(call,
-			"queue \"%s\" has no state in shared memory: raise idemq.max_queues and restart the server",
+			"queue \"%s\" has no state in shared memory: raise idemq.max_queues and restart the "
+			"server",
 			queue->name);
 		return true;
 	}
@@ -245,19 +246,19 @@ say_limit(WhyCall *call)
 			break;
 		case LIMIT_RATE:
 			say(call,
-				"the rate_limit of queue \"%s\" is used up: the next job may be claimed at %s",
+				"the rate_limit of queue \"%s\" is used up: the next job can be claimed at %s",
 				queue->name, at(view.until));
 			break;
 		case LIMIT_RECOVERING:
 			say(call,
-				"queue \"%s\" has max_running, and its jobs in flight are still being looked for; "
-				"a claim, or idemq.reap('%s'), looks too",
+				"queue \"%s\" has max_running, and the search for its running jobs has not "
+				"finished; the next claim or idemq.reap('%s') continues it",
 				queue->name, queue->name);
 			break;
 		case LIMIT_TABLE_FULL:
 			say(call,
-				"queue \"%s\" has limits that shared memory has no room to count: raise "
-				"idemq.max_leases and restart the server",
+				"queue \"%s\" has limits, but shared memory has no room to count its running jobs: "
+				"raise idemq.max_leases and restart the server",
 				queue->name);
 			break;
 	}
@@ -278,7 +279,7 @@ say_held(WhyCall *call)
 	if (pid != 0)
 		holder = psprintf("pid %d", pid);
 	else if (RecoveryInProgress())
-		holder = "a transaction of the primary";
+		holder = "a transaction on the primary";
 	say(call, "its row is held by %s: claims skip it until that transaction ends", holder);
 	return true;
 }
@@ -290,8 +291,8 @@ say_claiming(WhyCall *call, const Lease *lease)
 	if (!lease->claiming)
 		return false;
 	say(call,
-		"being claimed by %s: its lease starts when that commits; if it rolls back, the job is "
-		"ready again",
+		"being claimed by %s: its lease starts when that transaction commits; if it rolls back, "
+		"the job is ready again",
 		lease->session == IDEMQ_MY_PROC_NUMBER
 			? "this transaction"
 			: psprintf("the open transaction of pid %d", idemq_lease_pid(lease)));
@@ -313,8 +314,8 @@ say_group_rate_limit(WhyCall *call)
 	if (next <= call->now || next < job->ready_at - CLOSE)
 		return false;
 	say(call,
-		"the group_rate_limit of queue \"%s\" is used up for its group: the next job of that may "
-		"be started at %s",
+		"the group_rate_limit of queue \"%s\" is used up for this group: its next job can start at "
+		"%s",
 		call->queue.name, at(next));
 	return true;
 }
@@ -328,14 +329,16 @@ say_waiting(WhyCall *call)
 	Lease lease;
 
 	if (idemq_jobs_is_own(job))
-		say(call, "written by this transaction: others see it when that commits");
+		say(call,
+			"written by this transaction: other sessions see the job when this transaction commits");
 	else if ((idemq_lease_get(job->id, &lease) && say_claiming(call, &lease)) || say_held(call))
 		return;
 	else if (job_has_expired(job, call->now))
-		say(call, "the next claim cancels it: it was not claimed before it expired at %s",
+		say(call, "expired at %s before a worker claimed it: the next claim cancels it",
 			at(job->expires_at));
 	else if (idemq_queue_is_paused(queue))
-		say(call, "queue \"%s\" is paused%s%s: idemq.resume('%s') lets it hand out jobs again",
+		say(call,
+			"queue \"%s\" is paused%s%s: call idemq.resume('%s') to let it hand out jobs again",
 			queue->name, queue->paused_until < DT_NOEND ? " until " : "",
 			queue->paused_until < DT_NOEND ? at(queue->paused_until) : "", queue->name);
 	else if (say_group_rate_limit(call) || (job->ready_at <= call->now && say_limit(call)))
@@ -348,8 +351,8 @@ say_waiting(WhyCall *call)
 	{
 		say(call, "not due before %s", at(job->ready_at));
 		if (job->status == JOB_RETRYING)
-			say(call, ", when attempt %d of %d may begin", job->attempt + 1, job->max_attempts);
-		say(call, "; idemq.retry(%lld) makes it ready now", (long long) job->id);
+			say(call, ", when attempt %d of %d may start", job->attempt + 1, job->max_attempts);
+		say(call, "; call idemq.retry(%lld) to make it ready now", (long long) job->id);
 	}
 }
 
@@ -371,11 +374,11 @@ static void
 say_deadline(WhyCall *call, TimestampTz deadline)
 {
 	if (deadline > call->now)
-		say(call, ", lease until %s", at(deadline));
+		say(call, ", lease expires at %s", at(deadline));
 	else
 		say(call,
-			"; no heartbeat came before its lease ended at %s: the next claim from queue \"%s\", "
-			"or idemq.reap('%s'), takes it back",
+			"; its lease expired at %s without a heartbeat: the next claim from queue \"%s\", or "
+			"idemq.reap('%s'), takes the job back",
 			at(deadline), call->queue.name, call->queue.name);
 }
 
@@ -390,7 +393,7 @@ say_running(WhyCall *call)
 	if (!idemq_lease_get(job->id, &lease) || lease.token != job->token)
 	{
 		say_attempt(call, 0);
-		say(call, " (known from its row alone)");
+		say(call, " (lease known only from the row)");
 		if (!RecoveryInProgress())
 			say_deadline(call, idemq_row_deadline(job, &call->queue));
 		return;
@@ -402,21 +405,22 @@ say_running(WhyCall *call)
 	if (lease.ending.finisher == IDEMQ_MY_PROC_NUMBER)
 		say(call, "; this transaction is ending it");
 	else if (finisher != 0 && lease.ending.reaping)
-		say(call, "; its lease ended, and pid %d is taking it back", finisher);
+		say(call, "; its lease expired, and pid %d is taking the job back", finisher);
 	else if (finisher != 0)
 		say(call, "; the open transaction of pid %d is ending it", finisher);
 	else
 	{
 		say_deadline(call, idemq_timestamp_from_mono(lease.deadline));
 		if (lease.limit < PG_INT64_MAX && lease.deadline > idemq_mono_now())
-			say(call, ", and by job_timeout no longer than %s",
+			say(call, ", and job_timeout allows no extension beyond %s",
 				at(idemq_timestamp_from_mono(lease.limit)));
 		if (lease.cancels > 0)
-			say(call, "; a transaction that cancels it waits for the worker's, and its heartbeats "
-					  "are answered cancelled");
+			say(call,
+				"; a transaction that cancels the job is waiting for the worker's transaction, and "
+				"the worker's heartbeats return cancelled");
 	}
 	if (lease.attached && finisher == 0)
-		say(call, " (attached: or until that session ends)");
+		say(call, " (attached: the lease also ends with that session)");
 }
 
 /* Says when a job that others wait for is due, unless it is due already. */
@@ -490,8 +494,7 @@ say_blocked(WhyCall *call)
 	if (head.id != id)
 		say_head(call, &head);
 	else if (!say_held(call)) /* of its row as it was fetched last */
-		say(call, "is next in its group: the background worker, or the next claim, makes it "
-				  "pending");
+		say(call, "is next in its group: the background worker or the next claim makes it pending");
 }
 
 static void
@@ -506,8 +509,9 @@ say_why(WhyCall *call)
 	if (!finished && idemq_follows())
 	{
 		say(call,
-			"this database follows another%s%s, as far as replication has come: ask idemq.why on the "
-			"publisher; here nothing claims it before idemq.take_over()",
+			"this database follows another%s%s, and this is the state that has been replicated: "
+			"call idemq.why on the publisher; no worker can claim the job here before "
+			"idemq.take_over()",
 			following->switched_on ? " since " : "",
 			following->switched_on ? at(following->since) : "");
 		return;
@@ -524,7 +528,7 @@ say_why(WhyCall *call)
 		case JOB_RUNNING:
 			say_running(call);
 			if (!call->job.row->tts_isnull[COL_RERUN_AT])
-				say(call, "; then it runs once more, as a later request asked");
+				say(call, "; afterwards it runs once more, as a later request asked");
 			break;
 		default:
 			say_finished(call);
@@ -532,8 +536,9 @@ say_why(WhyCall *call)
 	}
 	say(call, "%s", call->rows[ROWS_STEPS]);
 	if (RecoveryInProgress() && !finished)
-		say(call, "; this is a standby: leases, limits and workers are known on the primary, ask "
-				  "idemq.why there");
+		say(call,
+			"; this is a standby: leases, limits and workers are known only on the primary, so "
+			"call idemq.why there");
 }
 
 /* why(id) -> text; 22004. */

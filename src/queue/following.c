@@ -170,8 +170,8 @@ idemq_following_refuse_moved(void)
 		return;
 	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			errmsg("this shard has moved to %s", following_known.moved_to),
-			errhint("Read the cluster's map again, SELECT * FROM cluster.map() in the "
-					"router's database, and connect to what it names for this shard."));
+			errhint("Read the cluster's map again with SELECT * FROM cluster.map() in the router's "
+					"database, and connect to the address it returns for this shard."));
 }
 
 /* Raises 55000 in a database that follows another, or has moved. */
@@ -181,11 +181,13 @@ idemq_following_refuse(void)
 	if (likely(!idemq_follows()))
 		return;
 	idemq_following_refuse_moved();
-	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			errmsg("this database follows another: its queues and jobs come by logical "
-				   "replication"),
-			errhint("Connect to the publisher's database. For this one to go on in its place, "
-					"disable or drop the subscription, then SELECT idemq.take_over()."));
+	ereport(
+		ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+		errmsg("this database follows another and receives its queues and jobs through logical "
+			   "replication"),
+		errhint(
+			"Connect to the publisher's database. To make this database take over, disable or drop "
+			"the subscription, and run SELECT idemq.take_over()."));
 }
 
 /* Returns when this database last ceased to follow, DT_NOBEGIN if it never did. */

@@ -33,19 +33,19 @@
 #include "base/compat.h"
 #include "queue/queue.h"
 
-static SqlStatement read_handler = {
-	.text =
-		"SELECT queue_id, schema_name, function_name, role_name, role_oid, workers, batch, max_idle, "
-		"set_at, crashes, stopped_at IS NOT NULL, owner_name, owner_oid "
-		"FROM idemq_internal.handler_entries WHERE queue_id = $1",
-	.types = {INT4OID},
-	.fields = (const SqlField[]){SQL_FIELD(HandlerInfo, queue_id), SQL_FIELD(HandlerInfo, schema),
-								 SQL_FIELD(HandlerInfo, function), SQL_FIELD(HandlerInfo, role),
-								 SQL_FIELD(HandlerInfo, role_oid), SQL_FIELD(HandlerInfo, workers),
-								 SQL_FIELD(HandlerInfo, batch), SQL_FIELD(HandlerInfo, max_idle),
-								 SQL_FIELD(HandlerInfo, set_at), SQL_FIELD(HandlerInfo, crashes),
-								 SQL_FIELD(HandlerInfo, stopped), SQL_FIELD(HandlerInfo, owner),
-								 SQL_FIELD(HandlerInfo, owner_oid)}};
+static SqlStatement read_handler =
+	{.text = "SELECT queue_id, schema_name, function_name, role_name, role_oid, workers, batch, "
+			 "max_idle, "
+			 "set_at, crashes, stopped_at IS NOT NULL, owner_name, owner_oid "
+			 "FROM idemq_internal.handler_entries WHERE queue_id = $1",
+	 .types = {INT4OID},
+	 .fields = (const SqlField[]){SQL_FIELD(HandlerInfo, queue_id), SQL_FIELD(HandlerInfo, schema),
+								  SQL_FIELD(HandlerInfo, function), SQL_FIELD(HandlerInfo, role),
+								  SQL_FIELD(HandlerInfo, role_oid), SQL_FIELD(HandlerInfo, workers),
+								  SQL_FIELD(HandlerInfo, batch), SQL_FIELD(HandlerInfo, max_idle),
+								  SQL_FIELD(HandlerInfo, set_at), SQL_FIELD(HandlerInfo, crashes),
+								  SQL_FIELD(HandlerInfo, stopped), SQL_FIELD(HandlerInfo, owner),
+								  SQL_FIELD(HandlerInfo, owner_oid)}};
 
 /* Reads a queue's handler, as the latest snapshot shows it; false when it has none. */
 bool
@@ -80,21 +80,23 @@ refuse_function(const HandlerInfo *info, const char *name, Oid schema, HandlerTa
 	target->returns_void = function->prorettype == VOIDOID;
 	if ((function->prorettype != VOIDOID && function->prorettype != JSONBOID) ||
 		function->proretset || function->prokind != PROKIND_FUNCTION)
-		why = psprintf("function %s(jsonb) returns neither jsonb nor void", name);
+		why = psprintf("function %s(jsonb) must return jsonb or void", name);
 	else if (!compat_may(NamespaceRelationId, schema, target->role, ACL_USAGE))
-		why = psprintf("role \"%s\" may not use schema %s", NameStr(info->role),
+		why = psprintf("role \"%s\" lacks USAGE on schema %s", NameStr(info->role),
 					   quote_identifier(NameStr(info->schema)));
 	else if (!compat_may(ProcedureRelationId, target->function, target->role, ACL_EXECUTE))
-		why = psprintf("role \"%s\" may not execute function %s(jsonb)", NameStr(info->role), name);
+		why =
+			psprintf("role \"%s\" lacks EXECUTE on function %s(jsonb)", NameStr(info->role), name);
 	else if (superuser_arg(target->role) && !superuser_arg(function->proowner))
-		why = psprintf("role \"%s\" is a superuser, and the owner of function %s(jsonb) is none",
+		why = psprintf("role \"%s\" is a superuser, but the owner of function %s(jsonb) is not",
 					   NameStr(info->role), name);
 	/* Its owner has to be one that the role trusted when it set the handler. */
 	else if (function->proowner != target->role && !superuser_arg(function->proowner) &&
 			 function->proowner != idemq_role_of(NameStr(info->owner), info->owner_oid))
-		why = psprintf("function %s(jsonb) was role \"%s\"'s when the handler was set, and is "
-					   "another's now: call idemq.set_handler again if that is meant",
-					   name, NameStr(info->owner));
+		why = psprintf(
+			"function %s(jsonb) was owned by role \"%s\" when the handler was set, and now has "
+			"another owner: call idemq.set_handler again if you intended the change",
+			name, NameStr(info->owner));
 	ReleaseSysCache(tuple);
 	return why;
 }
@@ -117,7 +119,7 @@ idemq_handler_resolve(const HandlerInfo *info, HandlerTarget *target)
 	target->function = InvalidOid;
 	target->role = idemq_role_of(NameStr(info->role), info->role_oid);
 	if (!OidIsValid(target->role))
-		return psprintf("role \"%s\", which set the handler, does not exist any more",
+		return psprintf("role \"%s\", which set the handler, no longer exists",
 						NameStr(info->role));
 	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(target->role));
 	if (!HeapTupleIsValid(tuple))
@@ -140,7 +142,7 @@ idemq_handler_resolve(const HandlerInfo *info, HandlerTarget *target)
 	if (why != NULL)
 		return why;
 	if (!idemq_queue_allows_role(info->queue_id, target->role, PRIVILEGE_CLAIM, &queue))
-		return psprintf("role \"%s\" may not claim from the queue", NameStr(info->role));
+		return psprintf("role \"%s\" lacks the claim privilege on the queue", NameStr(info->role));
 	return NULL;
 }
 
@@ -148,7 +150,8 @@ idemq_handler_resolve(const HandlerInfo *info, HandlerTarget *target)
 const char *
 idemq_handler_stopped_text(const HandlerInfo *info)
 {
-	return psprintf("stopped after %d crashes of the server in a row in the middle of its jobs: "
-					"find out why, then call idemq.set_handler again",
-					info->crashes);
+	return psprintf(
+		"stopped after %d consecutive server crashes during its jobs: find the cause, then call "
+		"idemq.set_handler again",
+		info->crashes);
 }

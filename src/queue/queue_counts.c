@@ -114,11 +114,11 @@ idemq_queue_counts_try(int64 *jobs)
 	CountStart start;
 	SqlScope scope;
 
-	PreventCommandDuringRecovery("a count of the jobs");
+	PreventCommandDuringRecovery("a count of jobs");
 	if (TransactionIdIsValid(GetTopTransactionIdIfAny()))
 		ereport(ERROR, errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
-				errmsg("jobs cannot be counted in a transaction that has changed something"),
-				errhint("Count them in a transaction of its own."));
+				errmsg("jobs cannot be counted in a transaction that has made changes"),
+				errhint("Count them in a separate transaction."));
 	idemq_spi_begin(&scope);
 	/* So that the table is not truncated, nor the extension dropped, meanwhile. */
 	LockRelationOid(idemq_oids()->jobs, AccessShareLock);

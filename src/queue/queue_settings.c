@@ -171,8 +171,8 @@ idemq_settings_check_lease(const QueueInfo *queue, int64 lease)
 	ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 			errmsg("lease is longer than max_lease of queue \"%s\", which is %s", queue->name,
 				   most),
-			errhint("Take a shorter one and call idemq.heartbeat while the job runs, or have an "
-					"administrator of the queue raise max_lease with idemq.alter_queue."));
+			errhint("Use a shorter lease and call idemq.heartbeat while the job runs, or ask an "
+					"administrator of the queue to raise max_lease with idemq.alter_queue."));
 }
 
 /*

@@ -93,7 +93,7 @@ idemq_queue_denied(const char *name, int wanted)
 
 	ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 			errmsg("permission denied for queue \"%s\"", name),
-			errhint("Let its administrator run %s.",
+			errhint("Ask an administrator of the queue to run %s.",
 					idemq_grant_text(name, GetUserNameFromId(GetUserId(), false), privilege)));
 }
 
@@ -111,7 +111,8 @@ refuse_unknown(const char *name)
 {
 	ereport(ERROR, errcode(ERRCODE_IDEMQ_NO_SUCH_QUEUE),
 			errmsg("queue \"%s\" does not exist", name),
-			errhint("Create it with SELECT idemq.create_queue('...'), or correct the name."));
+			errhint(
+				"Create the queue with SELECT idemq.create_queue('...'), or correct the name."));
 }
 
 /*
@@ -153,12 +154,14 @@ idemq_queue_need_qstate(const QueueInfo *queue)
 {
 	if (likely(queue->qstate != NULL))
 		return;
-	ereport(ERROR, errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-			errmsg("queue \"%s\" has no state in shared memory", queue->name),
-			errdetail("All %d queue states belong to other queues.", idemq_max_queues),
-			errhint("Raise idemq.max_queues, which is %d, and restart the server, or drop a queue "
-					"that nobody uses.",
-					idemq_max_queues));
+	ereport(
+		ERROR, errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+		errmsg("queue \"%s\" has no state in shared memory", queue->name),
+		errdetail("All %d queue states are in use by other queues.", idemq_max_queues),
+		errhint(
+			"Raise idemq.max_queues, which is %d, and restart the server, or drop a queue that is "
+			"no longer used.",
+			idemq_max_queues));
 }
 
 /* Like idemq_queue_by_id; false also when the current role holds none of the wanted privileges. */

@@ -78,9 +78,11 @@ idemq_topic_privileges(const TopicSpace *space, Oid role)
 void
 idemq_topic_refuse_unknown(const char *name)
 {
-	ereport(ERROR, errcode(ERRCODE_UNDEFINED_OBJECT), errmsg("topic \"%s\" does not exist", name),
-			errhint("Create it with SELECT idemq.create_topic('...'), or correct the first "
-					"word of the topic."));
+	ereport(
+		ERROR, errcode(ERRCODE_UNDEFINED_OBJECT), errmsg("topic \"%s\" does not exist", name),
+		errhint(
+			"Create the topic space with SELECT idemq.create_topic('...'), or correct the first "
+			"word of the topic."));
 }
 
 /*
@@ -98,12 +100,14 @@ idemq_topic_open(const char *name, int wanted, TopicSpace *space)
 		idemq_topic_refuse_unknown(name);
 	if ((idemq_topic_privileges(space, GetUserId()) & wanted) != 0)
 		return;
-	ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			errmsg("permission denied for topic \"%s\"", name),
-			errhint("Let its administrator run SELECT idemq.grant_topic(%s, %s, '%s').",
-					quote_literal_cstr(name),
-					quote_literal_cstr(quote_identifier(GetUserNameFromId(GetUserId(), false))),
-					privilege));
+	ereport(
+		ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+		errmsg("permission denied for topic \"%s\"", name),
+		errhint("Ask an administrator of the topic space to run SELECT idemq.grant_topic(%s, %s, "
+				"'%s').",
+				quote_literal_cstr(name),
+				quote_literal_cstr(quote_identifier(GetUserNameFromId(GetUserId(), false))),
+				privilege));
 }
 
 /* Keeps a space to the end of the transaction, for a row that names it.  Raises 42704. */

@@ -63,19 +63,20 @@ read_calendar(FunctionCallInfo fcinfo, Calendar *calendar)
 	if (!idemq_cron_parse(cron, &calendar->cron, error))
 		ereport(
 			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			errmsg("cron expression \"%s\" is not valid", cron), errdetail("%s.", error),
+			errmsg("invalid cron expression \"%s\"", cron), errdetail("%s.", error),
 			asks_for_last_day(cron)
-				? errhint("For the last day of the month, pass 28-31 as its day, and let the job "
-						  "do nothing unless the next day is the first; or let it run on the "
-						  "first of the next month, '0 0 1 * *'.")
+				? errhint(
+					  "To run on the last day of the month, pass 28-31 as the day, and let the job "
+					  "do nothing unless the next day is the first. You can also run the job on "
+					  "the first of the next month, with '0 0 1 * *'.")
 				: errhint(
-					  "Pass minute, hour, day of month, month and day of week, such as '30 2 * * "
-					  "mon-fri', or @hourly, @daily, @weekly, @monthly, @yearly."));
+					  "Pass minute, hour, day of month, month and day of week, for example '30 2 * "
+					  "* mon-fri', or @hourly, @daily, @weekly, @monthly or @yearly."));
 	calendar->zone = find_zone(zone);
 	if (calendar->zone == NULL)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("time zone \"%s\" is not known", zone),
-				errhint("Pass a name from pg_timezone_names, such as 'Europe/Berlin'."));
+				errmsg("time zone \"%s\" is not recognized", zone),
+				errhint("Pass a name from pg_timezone_names, for example 'Europe/Berlin'."));
 }
 
 /* next_tick(cron, time_zone, after) -> the first tick after it, or NULL; 22004, 22023. */

@@ -95,9 +95,9 @@ read_digits(Parser *parser, int *value)
 	int length = (int) strspn(parser->at, "0123456789");
 
 	if (length == 0)
-		return fail(parser, "a number is missing before \"%.20s\"", parser->at);
+		return fail(parser, "number expected before \"%.20s\"", parser->at);
 	if (length > 6)
-		return fail(parser, "%.20s is too great", parser->at);
+		return fail(parser, "%.20s is too large", parser->at);
 	*value = 0;
 	for (; length > 0; length--)
 		*value = *value * 10 + (*parser->at++ - '0');
@@ -122,12 +122,12 @@ cron_read_value(Parser *parser, int *value)
 		}
 	}
 	if (cron_is_letter(*parser->at))
-		return fail(parser, "%.*s is no number%s", Min(length, 20), parser->at,
-					field->nnames > 0 ? " and no name's first three letters" : "");
+		return fail(parser, "%.*s is not a number%s", Min(length, 20), parser->at,
+					field->nnames > 0 ? " or the first three letters of a name" : "");
 	if (!read_digits(parser, value))
 		return false;
 	if (*value < field->low || *value > field->high)
-		return fail(parser, "%d is not in %d to %d", *value, field->low, field->high);
+		return fail(parser, "%d is not between %d and %d", *value, field->low, field->high);
 	return true;
 }
 
@@ -157,17 +157,17 @@ read_item(Parser *parser, uint64 *set)
 		}
 	}
 	if (high < low)
-		return fail(parser, "the range %d-%d runs backward", low, high);
+		return fail(parser, "the range %d-%d is in descending order", low, high);
 	if (*parser->at == '/')
 	{
 		if (!range)
-			return fail(parser, "a step needs * or a range, such as %d-%d/2", low,
+			return fail(parser, "a step requires * or a range, for example %d-%d/2", low,
 						parser->field->high);
 		parser->at++;
 		if (!read_digits(parser, &step))
 			return false;
 		if (step < 1 || step > most)
-			return fail(parser, "a step of %d is not in 1 to %d", step, most);
+			return fail(parser, "a step of %d is not between 1 and %d", step, most);
 	}
 	for (int value = low; value <= high; value += step)
 		*set |= UINT64CONST(1) << value;
@@ -183,7 +183,7 @@ cron_read_field(Parser *parser, const Field *field, uint64 *set, bool *any)
 	while (cron_is_space(*parser->at))
 		parser->at++;
 	if (*parser->at == '\0')
-		return fail(parser, "the field is missing");
+		return fail(parser, "a field is missing");
 	*any = *parser->at == '*';
 	for (;;)
 	{
@@ -194,7 +194,7 @@ cron_read_field(Parser *parser, const Field *field, uint64 *set, bool *any)
 		parser->at++;
 	}
 	if (*parser->at != '\0' && !cron_is_space(*parser->at))
-		return fail(parser, "\"%.20s\" is not understood", parser->at);
+		return fail(parser, "syntax error at \"%.20s\"", parser->at);
 	return true;
 }
 
@@ -233,13 +233,13 @@ idemq_cron_parse(const char *text, Cron *cron, char *error)
 	{
 		if (!cron_is_space(*c) && (*c <= ' ' || *c > '~'))
 		{
-			snprintf(error, CRON_MAX_ERROR, "byte %d is not understood", (int) (c - text) + 1);
+			snprintf(error, CRON_MAX_ERROR, "syntax error at byte %d", (int) (c - text) + 1);
 			return false;
 		}
 	}
 	if (*parser.at == '@')
 	{
-		snprintf(error, CRON_MAX_ERROR, "%.20s is not known", parser.at);
+		snprintf(error, CRON_MAX_ERROR, "%.20s is not recognized", parser.at);
 		return false;
 	}
 	if (!cron_read_field(&parser, &fields[FIELD_MINUTE], &cron->minutes, &ignored) ||
@@ -252,7 +252,7 @@ idemq_cron_parse(const char *text, Cron *cron, char *error)
 		parser.at++;
 	if (*parser.at != '\0')
 	{
-		snprintf(error, CRON_MAX_ERROR, "there are more than five fields: \"%.20s\"", parser.at);
+		snprintf(error, CRON_MAX_ERROR, "too many fields (expected five): \"%.20s\"", parser.at);
 		return false;
 	}
 	/* Sunday is 0, and 7. */

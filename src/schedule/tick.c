@@ -64,7 +64,8 @@ raise_failure(const Failure *first, int failed)
 	ereport(ERROR, errcode(MAKE_SQLSTATE(state[0], state[1], state[2], state[3], state[4])),
 			errmsg_internal("%s", TextDatumGetCString(first->message)),
 			errdetail("Ticks not enqueued: %d.", failed),
-			errhint("Look at last_error in idemq.schedules; they are tried again in a minute."));
+			errhint(
+				"See last_error in idemq.schedules. idemq tries these ticks again in a minute."));
 }
 
 /*
@@ -79,7 +80,7 @@ SQL_FUNCTION(idemq_sql_tick)
 	Datum *names;
 	int count;
 
-	idemq_check_top_level(fcinfo, "tick", "It enqueues each tick in a transaction of its own.");
+	idemq_check_top_level(fcinfo, "tick", "It enqueues each tick in a separate transaction.");
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
 	SPI_commit();
 	tick_begin();

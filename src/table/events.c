@@ -155,7 +155,7 @@ idemq_waits_arrived(const EventName *event, const int64 *job_ids, int count, Dat
 	if (count > 0 && idemq_spi_do(&answer_waits, values, NULL) < (uint64) count &&
 		IsolationUsesXactSnapshot())
 		ereport(ERROR, errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-				errmsg("jobs wait for event \"%s\" that this transaction cannot see",
+				errmsg("jobs await event \"%s\", but this transaction cannot see them",
 					   TextDatumGetCString(event->name)),
-				errhint("Run the transaction again, or idemq.send_event at READ COMMITTED."));
+				errhint("Run the transaction again, or call idemq.send_event at READ COMMITTED."));
 }

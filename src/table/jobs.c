@@ -122,10 +122,12 @@ open_table(JobsTable *table, LOCKMODE mode)
 	table->mode = mode;
 	table->rel = try_relation_open(idemq_oids()->jobs, mode);
 	if (table->rel == NULL)
-		ereport(ERROR, errcode(ERRCODE_UNDEFINED_TABLE),
-				errmsg("table \"%s.jobs\" was dropped by another session", IDEMQ_SCHEMA),
-				errhint("Run the statement again if the extension was created anew; "
-						"otherwise run CREATE EXTENSION idemq in this database."));
+		ereport(
+			ERROR, errcode(ERRCODE_UNDEFINED_TABLE),
+			errmsg("table \"%s.jobs\" was dropped by another session", IDEMQ_SCHEMA),
+			errhint(
+				"If the extension was created again, run the statement again. Otherwise run CREATE "
+				"EXTENSION idemq in this database."));
 	idemq_jobs_columns = count_columns(table->rel);
 	table->simple = is_simple(table->rel);
 	table->row = table_slot_create(table->rel, NULL);
@@ -150,11 +152,12 @@ idemq_jobs_prevent_writes(const char *function)
 	if (RecoveryInProgress())
 		ereport(ERROR, errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
 				errmsg("cannot execute %s on a standby", function),
-				errhint("Connect to the primary, by target_session_attrs=read-write for example."));
+				errhint(
+					"Connect to the primary, for example with target_session_attrs=read-write."));
 	if (XactReadOnly)
 		ereport(ERROR, errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
 				errmsg("cannot execute %s in a read-only transaction", function),
-				errhint("Begin the transaction READ WRITE; a driver, a pool or "
+				errhint("Begin the transaction with READ WRITE. A driver, a pooler or "
 						"default_transaction_read_only may have made it READ ONLY."));
 	PreventCommandIfParallelMode(function);
 }

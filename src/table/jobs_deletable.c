@@ -291,7 +291,7 @@ idemq_jobs_check_deleted(const QueueState *qstate, int64 id, bool related)
 	if (!related && idemq_may_have_dependencies(qstate, id) &&
 		idemq_jobs_deletable(qstate, &id, 1, false, false) == 0)
 		ereport(ERROR, errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-				errmsg("could not delete job %lld due to a concurrent enqueue of a child",
+				errmsg("could not delete job %lld because a child was enqueued concurrently",
 					   (long long) id),
 				errhint("Run the transaction again."));
 }

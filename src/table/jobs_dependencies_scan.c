@@ -55,11 +55,13 @@ open_index(Relation rel, DependencyIndex which)
 
 	if (index == NULL || !index->rd_index->indisvalid ||
 		index->rd_index->indrelid != RelationGetRelid(rel))
-		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("table \"%s.%s\" has no valid index %s on %s", IDEMQ_SCHEMA,
-					   RelationGetRelationName(rel), name == NULL ? "for its primary key" : name,
-					   indexes[which].definition),
-				errhint("REINDEX it, or create it as the install script does."));
+		ereport(
+			ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("table \"%s.%s\" has no valid index %s on %s", IDEMQ_SCHEMA,
+				   RelationGetRelationName(rel), name == NULL ? "for its primary key" : name,
+				   indexes[which].definition),
+			errhint(
+				"Run REINDEX on it, or create it with the definition from the install script."));
 	return index;
 }
 

@@ -269,7 +269,7 @@ refuse_beyond(int64 id)
 	if (unlikely(id > ours.most))
 		ereport(ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				errmsg("shard %d has no job ids left", ours.shard),
-				errhint("Route its keys to another cluster of more shards."));
+				errhint("Route its keys to another cluster with more shards."));
 }
 
 /*

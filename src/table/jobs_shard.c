@@ -76,17 +76,18 @@ idemq_shard_set(int32 shard, int32 shards)
 	{
 		if (is.shard == shard && is.shards == shards)
 			return false;
-		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("this database is shard %d of %d already", is.shard, is.shards),
-				errhint("A shard keeps its number for ever, since its jobs' ids tell it: "
-						"use another database for shard %d.",
-						shard));
+		ereport(
+			ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("this database is already shard %d of %d", is.shard, is.shards),
+			errhint("A shard's number cannot change, because the ids of its jobs contain it. Use "
+					"another database for shard %d.",
+					shard));
 	}
 	if (idemq_spi_finds(&are_jobs, NULL, NULL))
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("jobs have been made in this database, whose ids tell no shard"),
-				errhint("Make shard %d in a new database: CREATE EXTENSION idemq, then "
-						"idemq.set_shard, before the first job.",
+				errmsg("this database already has jobs, whose ids do not contain a shard number"),
+				errhint("Create shard %d in a new database: run CREATE EXTENSION idemq, and call "
+						"idemq.set_shard before enqueuing the first job.",
 						shard));
 	(void) idemq_spi_row(&insert_shard, args, &start, sizeof(start));
 	command = psprintf("ALTER SEQUENCE idemq.jobs_id_seq RESTART WITH " INT64_FORMAT,
@@ -104,12 +105,15 @@ idemq_shard_assert(int32 shard, int32 shards)
 	bool some = idemq_spi_row(&read_shard, NULL, &is, sizeof(is));
 
 	if (!some || is.shard != shard || is.shards != shards)
-		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("database \"%s\" is not shard %d of %d", get_database_name(MyDatabaseId),
-					   shard, shards),
-				some ? errdetail("It is shard %d of %d.", is.shard, is.shards)
-					 : errdetail("It is no shard."),
-				errhint("Another database stands where the cluster's map has shard %d: "
-						"correct its address, or what leads there (DNS, a pooler).",
-						shard));
+		ereport(
+			ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("database \"%s\" is not shard %d of %d", get_database_name(MyDatabaseId), shard,
+				   shards),
+			some ? errdetail("This database is shard %d of %d.", is.shard, is.shards)
+				 : errdetail("This database is not a shard."),
+			errhint(
+				"The connection led to a database other than the one that the cluster's map lists "
+				"for shard %d. Correct the shard's address in the map, or correct DNS or the "
+				"pooler.",
+				shard));
 }

@@ -47,7 +47,7 @@ idemq_jobs_refused(void)
 {
 	ereport(ERROR, errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
 			errmsg("a trigger on idemq.jobs refused the change"),
-			errhint("A BEFORE trigger on idemq.jobs must not return NULL."));
+			errhint("Make sure that no BEFORE trigger on idemq.jobs returns NULL."));
 }
 
 /* Makes the statement that inserts, or, with the id as $1, updates a set of columns. */

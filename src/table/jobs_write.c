@@ -52,10 +52,10 @@ write_result(TM_Result result)
 			return JOB_LOCKED;
 		case TM_SelfModified:
 			ereport(ERROR, errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
-					errmsg("job was already changed by the command that called idemq"),
+					errmsg("the job was already changed by the command that called idemq"),
 					errhint("Do not call idemq from a trigger on idemq.jobs."));
 		default:
-			elog(ERROR, "unexpected answer %u of the jobs table", result);
+			elog(ERROR, "unexpected result %u from table idemq.jobs", result);
 	}
 }
 

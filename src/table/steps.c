@@ -100,7 +100,8 @@ static void
 change(SqlStatement *statement, const Datum *values)
 {
 	if (idemq_spi_do(statement, values, NULL) != 1)
-		elog(ERROR, "a locked step of job %lld is gone", (long long) DatumGetInt64(values[0]));
+		elog(ERROR, "a locked step of job %lld no longer exists",
+			 (long long) DatumGetInt64(values[0]));
 }
 
 /*

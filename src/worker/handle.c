@@ -102,7 +102,7 @@ start_one(const QueueInfo *queue, const HandlerInfo *info)
 			errmsg("idemq cannot start a process for the handler of queue \"%s\": all %d of "
 				   "max_worker_processes are in use",
 				   queue->name, max_worker_processes),
-			errhint("Increase max_worker_processes and restart the server."));
+			errhint("Raise max_worker_processes, and restart the server."));
 	return idemq_mono_now() + NO_ROOM_PAUSE;
 }
 

@@ -128,13 +128,16 @@ start_worker(WorkerSlotCopy *copy)
 	if (start->asked_at < next_complaint)
 		return;
 	next_complaint = start->asked_at + COMPLAIN_INTERVAL;
-	ereport(WARNING, errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-			errmsg("idemq cannot start a background worker: all %d are in use",
-				   max_worker_processes),
-			errdetail("Until it can, claims take back expired leases themselves, and "
-					  "there are no NOTIFYs in some database."),
-			errhint("Increase max_worker_processes (one for idemq's launcher and one for "
-					"each database with idemq) and restart the server."));
+	ereport(
+		WARNING, errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+		errmsg("idemq cannot start a background worker: all %d of max_worker_processes are in use",
+			   max_worker_processes),
+		errdetail(
+			"Until a background worker starts, claims take back expired leases, and some databases "
+			"send no notifications."),
+		errhint(
+			"Raise max_worker_processes (one for idemq's launcher, and one for each database with "
+			"idemq), and restart the server."));
 }
 
 /*

@@ -171,10 +171,11 @@ delete_by_sql(const Job *job, TimestampTz finished_at)
 		ReThrowError(error);
 	if (!refusal_logged)
 		ereport(LOG,
-				errmsg("job %lld is past its retention and cannot be deleted: %s",
+				errmsg("job %lld has passed its retention but cannot be deleted: %s",
 					   (long long) job->id, error->message),
-				errhint("What keeps it is not idemq's: see triggers and foreign keys on "
-						"idemq.jobs. Others that stay for the same reason are not logged."));
+				errhint(
+					"A user-defined trigger or foreign key on idemq.jobs prevents the deletion. "
+					"Further jobs kept for the same reason are not logged."));
 	refusal_logged = true;
 	FreeErrorData(error);
 	return false;

@@ -66,14 +66,14 @@ may_stay(void)
 	if (!idemq_worker)
 		idemq_log_worker_ends("The setting idemq.worker is off");
 	else if (!idemq_worker_is_wanted())
-		idemq_log_worker_ends("A session needs the database for itself");
+		idemq_log_worker_ends("A session needs exclusive access to the database");
 	if (!idemq_worker || !idemq_worker_is_wanted())
 		return false;
 	while (idemq_worker_is_asked(WORKER_ASKED_RECHECK, true))
 	{
 		if (!has_extension() && idemq_worker_found_nothing())
 		{
-			idemq_log_worker_ends("The database has no extension idemq that it can work for");
+			idemq_log_worker_ends("The database has no idemq extension that the worker can serve");
 			return false;
 		}
 	}
@@ -121,7 +121,7 @@ idemq_worker_sleep(int64 until, uint32 wait_event)
 static void
 worker_terminate(SIGNAL_ARGS)
 {
-	idemq_log_worker_ends("It was asked to, as when the server stops");
+	idemq_log_worker_ends("It was asked to stop, for example because the server is shutting down");
 	die(COMPAT_SIGNAL_ARGS);
 }
 

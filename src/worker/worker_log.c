@@ -50,8 +50,9 @@ static int errors = 0;
 static void
 log_end(int code, Datum arg)
 {
-	ereport(LOG, errmsg("idemq's background worker of database \"%s\" ended", database_name),
-			errdetail("%s.", ends_why != NULL ? ends_why : "It met an error, or the server died"));
+	ereport(LOG, errmsg("idemq background worker for database \"%s\" exited", database_name),
+			errdetail("%s.", ends_why != NULL ? ends_why
+											  : "It failed with an error, or the server crashed"));
 }
 
 /* Says that this worker has started; from here on it says its end, too. */
@@ -66,7 +67,7 @@ idemq_log_worker_started(void)
 	strlcpy(database_name, name == NULL ? "" : name, sizeof(database_name));
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(context);
-	ereport(LOG, errmsg("idemq's background worker of database \"%s\" started", database_name));
+	ereport(LOG, errmsg("idemq background worker for database \"%s\" started", database_name));
 	before_shmem_exit(log_end, (Datum) 0);
 }
 
@@ -86,23 +87,31 @@ idemq_log_presence(IdemqPresence presence, const char *waits)
 	if (name == NULL)
 		return;
 	if (presence == IDEMQ_OUTDATED)
-		ereport(LOG, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("idemq does nothing in database \"%s\": its SQL objects, %s, are older "
-					   "than its library, %s",
-					   name, waits, idemq_version),
-				errhint("Run ALTER EXTENSION idemq UPDATE in it."));
+		ereport(
+			LOG, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("idemq is inactive in database \"%s\": its SQL objects, %s, are older than the "
+				   "library, %s",
+				   name, waits, idemq_version),
+			errhint("Run ALTER EXTENSION idemq UPDATE in this database."));
 	else if (presence == IDEMQ_NEWER)
-		ereport(LOG, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("idemq does nothing in database \"%s\": its SQL objects are newer than "
-					   "its library, %s",
-					   name, idemq_version),
-				errhint("Install the library of their version, and restart the server."));
+		ereport(
+			LOG, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg(
+				"idemq is inactive in database \"%s\": its SQL objects are newer than the library, "
+				"%s",
+				name, idemq_version),
+			errhint("Install the library of the same version as the SQL objects, and restart the "
+					"server."));
 	else if (waits != NULL && idemq_worker_tells_of_update())
-		ereport(LOG,
-				errmsg("an update of idemq waits in database \"%s\": its SQL objects are %s, "
-					   "its library is %s",
-					   name, waits, idemq_version),
-				errhint("All works meanwhile. Run ALTER EXTENSION idemq UPDATE in it."));
+		ereport(
+			LOG,
+			errmsg(
+				"an update of idemq is available in database \"%s\": its SQL objects are %s, the "
+				"library is %s",
+				name, waits, idemq_version),
+			errhint(
+				"Until then, everything works as before. Run ALTER EXTENSION idemq UPDATE in this "
+				"database."));
 }
 
 /* Logs, when the launcher first starts, that the test clock is on; a restarted launcher does not. */
@@ -113,11 +122,12 @@ idemq_log_test_clock(void)
 
 	if (!idemq_test_clock || !idemq_clock_is_news())
 		return;
-	ereport(WARNING, errmsg("idemq.test_clock is on: this server is for tests"),
+	ereport(WARNING, errmsg("idemq.test_clock is on: this server is for tests only"),
 			errdetail("idemq's clock is %.6f s ahead of the server's clock.",
 					  (double) ahead / USECS_PER_SEC),
-			errhint("Discard this server after the tests. If it has real jobs, set "
-					"idemq.test_clock to off and restart."));
+			errhint(
+				"Discard this server after the tests. If it has real jobs, set idemq.test_clock to "
+				"off, and restart the server."));
 }
 
 static void
@@ -143,11 +153,13 @@ idemq_log_recovery_begins(void)
 	if (recovery_queues == 0)
 		return;
 	recovery_began = idemq_mono_now();
-	ereport(LOG,
-			errmsg("idemq begins recovery of database \"%s\": %d queues", database_name,
-				   recovery_queues),
-			errdetail("It looks for jobs in flight whose leases shared memory does not have, as "
-					  "after a start of the server."));
+	ereport(
+		LOG,
+		errmsg("idemq starts recovery of database \"%s\": %d queues", database_name,
+			   recovery_queues),
+		errdetail(
+			"It searches for running jobs whose leases are not in shared memory, as happens after "
+			"a restart of the server."));
 }
 
 /* Says that a table was full, and what to do, if it is this worker that is to say so. */
@@ -159,7 +171,7 @@ log_full(ServerCount table, const char *what, TableUsage usage, const char *deta
 		ereport(WARNING, errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 				errmsg("idemq's shared memory is full: %d of %d %s are in use", usage.used,
 					   usage.room, what),
-				errdetail("%s Refused since the start of the server: %lld.", detail,
+				errdetail("%s Requests refused since the server started: %lld.", detail,
 						  (long long) usage.refused),
 				errhint("%s", hint));
 }
@@ -174,21 +186,21 @@ log_full_tables(void)
 	bool own = mine.room - mine.used < leases.room - leases.used;
 
 	log_full(COUNT_FULL_LEASES, own ? "leases of this database" : "leases", own ? mine : leases,
-			 "Jobs are claimed with their lease on the row alone, which is slower; queues with "
+			 "Further claims keep their leases only in the row, which is slower. Queues with "
 			 "max_running wait.",
-			 "See in idemq.running_jobs who holds so many jobs; or raise idemq.max_leases, which "
-			 "takes a restart, or idemq.max_leases_per_database.");
+			 "Look in idemq.running_jobs for a worker that holds many jobs. Otherwise raise "
+			 "idemq.max_leases and restart the server, or raise idemq.max_leases_per_database.");
 	log_full(
 		COUNT_FULL_BUCKETS, "buckets", idemq_buckets_usage(),
-		"Calls of idemq.admit in a database, and groups of a queue with group_rate_limit, that "
-		"found none have one bucket together, and wait longer than they have to.",
+		"Names of idemq.admit and groups of queues with group_rate_limit that have no bucket of "
+		"their own share one bucket, and wait longer than necessary.",
 		"Raise idemq.max_buckets, and restart the server.");
 	log_full(COUNT_FULL_GROUPS, "groups", idemq_groups_usage(),
-			 "All groups of a queue are searched for heads instead.",
-			 "Nothing is lost. If it comes often, see in idemq.background_worker whether the "
-			 "worker keeps up.");
+			 "idemq searches all groups of a queue for jobs to promote instead.",
+			 "No job is lost. If this happens often, check in idemq.background_worker whether the "
+			 "background worker keeps up.");
 	log_full(COUNT_FULL_QUEUES, "queues", idemq_qstates_usage(),
-			 "Calls for a queue that has none raise 53400; its jobs stay as they are.",
+			 "Calls for a queue without an entry raise 53400. Its jobs do not change.",
 			 "Raise idemq.max_queues, and restart the server.");
 }
 
@@ -214,10 +226,12 @@ idemq_log_news(void)
 	/* The search is done once no queue needs it any more. */
 	if (recovery_began > 0 && queues_recovering() == 0)
 	{
-		ereport(LOG, errmsg("idemq has recovered database \"%s\": %d queues, %d jobs in flight, "
-							"%lld ms",
-							database_name, recovery_queues, idemq_leases_usage_mine().used,
-							(long long) ((now - recovery_began) / 1000)));
+		ereport(
+			LOG,
+			errmsg(
+				"idemq completed recovery of database \"%s\": %d queues, %d running jobs, %lld ms",
+				database_name, recovery_queues, idemq_leases_usage_mine().used,
+				(long long) ((now - recovery_began) / 1000)));
 		recovery_began = 0;
 	}
 	log_full_tables();
@@ -226,8 +240,8 @@ idemq_log_news(void)
 	/* How many errors of the last minute were only counted; another minute begins. */
 	if (errors > TASK_ERRORS)
 		ereport(LOG,
-				errmsg("idemq's background worker of database \"%s\" met %d more errors",
+				errmsg("idemq background worker for database \"%s\" met %d more errors",
 					   database_name, errors - TASK_ERRORS),
-				errdetail("Of one minute's, %d are logged each.", TASK_ERRORS));
+				errdetail("At most %d errors per minute are logged.", TASK_ERRORS));
 	errors = 0;
 }

@@ -64,7 +64,7 @@ foreach ([ 'run', 13 ], [ 'api', 27 ])
 	}
 	else
 	{
-		command_fails_like([ 'node', "$linked/main.mjs" ], qr/idemq needs the package pg/, 'without pg it says what it needs');
+		command_fails_like([ 'node', "$linked/main.mjs" ], qr/idemq requires the package pg/, 'without pg it says what it needs');
 	}
 	symlink "$ENV{IDEMQ_NODE_MODULES}/pg", "$linked/node_modules/pg" or die "symlink: $!";
 	command_like([ 'node', "$linked/main.mjs" ], qr/^function$/, 'through a link pg of the application is found');
@@ -125,7 +125,7 @@ foreach my $kind ('run', 'outside')
 
 	until_file("began.$id");
 	kill 'TERM', $worker->{pid};
-	said($worker, qr/^info idemq: q: ending: 1 jobs have 3600 s$/m);
+	said($worker, qr/^info idemq: q: stopping: 1 jobs have 3600 s to finish$/m);
 	my $next = enqueue('{"until": true}');
 	open_gate("drained $kind");
 	is(ended($worker), '0 {"committed":1}', "$kind: SIGTERM lets what runs end");
@@ -141,7 +141,7 @@ foreach my $kind ('run', 'outside')
 	$worker = worker($kind, { grace => 3600 });
 	until_file("began.$next", qr/\n.*\n/);
 	kill 'TERM', $worker->{pid};
-	said($worker, qr/ending/);
+	said($worker, qr/stopping/);
 	is(terminate($worker), '0 {"released":1}', "$kind: a second signal ends the grace");
 	sql($node, "SELECT idemq.cancel($next)");
 }

@@ -68,7 +68,7 @@ test('kinds: a handler each, and what has none is given back', async () => {
   const handlers = { mail: async (job) => job.kind, '': async (job) => `none: ${job.payload}` };
   assert.deepEqual(await drain(connection, q, handlers, { logger: silent, unknownKind: '1 h' }), { committed: 2, released: 2 });
   assert.deepEqual([(await jobOf(ids[0])).result, (await jobOf(ids[1])).result], ['mail', 'none: 1']);
-  assert.deepEqual(said.filter((line) => /no handler here for kind (new|constructor); such jobs are given back$/.test(line)).length, 2);
+  assert.deepEqual(said.filter((line) => /no handler for kind (new|constructor), so the worker gives such jobs back$/.test(line)).length, 2);
   // For that time, and no attempt counted: a newer worker knows it.
   const { waits } = await one("SELECT ready_at > now() + interval '50 min' AND attempt = 0 AS waits FROM idemq.jobs WHERE id = $1", ids[2]);
   assert.equal(waits, true);
@@ -330,7 +330,7 @@ test('a value that cannot be read fails its own attempt', async () => {
       for (const payload of [...odd, '2']) await add(payload);
       said.length = 0;
       assert.deepEqual(await drain(connection, q, (job) => typeof job.payload, { ...options, logger: silent }), { committed: 4, dead: 1 }, JSON.stringify(options));
-      assert.equal((await jobOf(bad)).last_error, "Error: the job's payload cannot be read; caused by SyntaxError: not by me");
+      assert.equal((await jobOf(bad)).last_error, "Error: the job's payload could not be read; caused by SyntaxError: not by me");
     }
   } finally {
     pg.types.setTypeParser(builtins.JSONB, parse);
@@ -345,7 +345,7 @@ test('cancels of many', async () => {
   assert.deepEqual(await cancelMatching(pool, q, { kind: 'mail', groupKey: 'pdf' }), { cancelled: 0, locked: 0 });
   assert.deepEqual(await cancelMatching(pool, q, { keyPrefix: 'k/2' }), { cancelled: 1, locked: 0 });
   await assert.rejects(cancelMatching(pool, q, {}), { code: '22004' });
-  await assert.rejects(cancelMatching(pool, q, { kind: 'pdf', group_key: 'pdf' }), /no option group_key: perhaps you meant groupKey/);
+  await assert.rejects(cancelMatching(pool, q, { kind: 'pdf', group_key: 'pdf' }), /no option group_key: did you mean groupKey/);
   assert.deepEqual(await cancelMany(pool, [ids[3], ids[1], '-1']), ['-1', ids[1], ids[3]].map((id, n) => ({ id, outcome: n ? 'cancelled' : 'not_found' })));
   assert.deepEqual(await cancelMany(pool, []), []);
 });
@@ -456,7 +456,7 @@ test('an error that cannot be read fails the attempt', async () => {
     const { id } = await enqueue(pool, q, 1);
     assert.deepEqual(await drain(connection, q, () => { throw thrown; }, { outside, logger: silent }), { retrying: 1 });
     const { status, attempt, last_error } = await jobOf(id);
-    assert.deepEqual([status, attempt, last_error], ['retrying', 1, 'an error that has no text']);
+    assert.deepEqual([status, attempt, last_error], ['retrying', 1, 'an error without a text']);
     // The same of a delay.
     const later = Object.defineProperty(new RetryLater(1), 'delay', { get: () => { throw new Error('none'); } });
     await enqueue(pool, q, 1);
@@ -470,7 +470,7 @@ test('an answer that has not run fails the attempt', async () => {
       const q = await queue(", retry_base => '1 h'");
       const { id } = await enqueue(pool, q, 1);
       assert.deepEqual(await drain(connection, q, answer, { outside, logger: silent }), { retrying: 1 });
-      assert.match((await jobOf(id)).last_error, /^TypeError: .* (a generator, which has not run|promises that nobody awaits)/);
+      assert.match((await jobOf(id)).last_error, /^TypeError: .* (a generator, which has not run|array of promises without awaiting them)/);
     }
   }
 });

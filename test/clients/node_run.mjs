@@ -124,7 +124,7 @@ test('two transaction() at a time are refused: the rollback of one would undo th
       }),
       db.transaction(() => mark(db, q, 'nor this')),
     ]);
-    assert.deepEqual(parts.map(({ reason }) => reason?.message), ['undone', 'another transaction() of this client is not over: await it first']);
+    assert.deepEqual(parts.map(({ reason }) => reason?.message), ['undone', 'another transaction() of this client is still running: await it first']);
     await db.transaction(() => mark(db, q, 'after it'));
   };
   assert.deepEqual(await drain(connection, q, handler, { logger }), { committed: 1 });
@@ -195,8 +195,8 @@ test('a client that is used when its handler has ended refuses', async () => {
     begin();
     await late[0];
   }, { logger }), { committed: 2 });
-  assert.deepEqual([await Promise.all(late), await marksOf(q)], [['the handler has ended, and its transaction with it'], []]);
-  assert.equal(said.filter((text) => /after the end of its handler was refused/.test(text)).length, 1);
+  assert.deepEqual([await Promise.all(late), await marksOf(q)], [['the handler has ended, and so has its transaction'], []]);
+  assert.equal(said.filter((text) => /a statement was refused because its handler had already ended/.test(text)).length, 1);
 });
 
 test('the answer to COMMIT is lost: each effect is there once', async (t) => {
@@ -361,7 +361,7 @@ test('hooks: around, failed, started, stopped', async () => {
       calls.push(job.payload);
     }, { outside, logger, hooks: { around: (job, next) => (job.payload === 1 ? void next() : job.payload === 2 ? 'instead' : Promise.all([next(), next()])) } });
     assert.deepEqual((await jobsOf(careless)).map(({ status, result }) => [status, result]), [['retrying', null], ['completed', 'instead'], ['completed', [null, null]]]);
-    assert.match((await jobsOf(careless))[0].last_error, /not awaited next/);
+    assert.match((await jobsOf(careless))[0].last_error, /did not await next/);
     assert.deepEqual(calls, [1, 3]);
   }
   const q = await queue('', 1);
@@ -385,7 +385,7 @@ test('a lease that was lost is reported as what became of the job', async () => 
     for (const [ends, outcome, willRetry, says] of [
       // The last attempt: nothing comes after it, and the hook is told.
       [(id) => one("SELECT idemq.heartbeat(id, token, lease => '1 ms') FROM idemq.jobs WHERE id = $1", id), 'dead', false, /dead: /], // meant to expire
-      [(id) => one('SELECT idemq.cancel($1)', id), 'stale', undefined, /the lease was lost: the job is cancelled$/],
+      [(id) => one('SELECT idemq.cancel($1)', id), 'stale', undefined, /the lease was lost: the job was cancelled$/],
     ]) {
       const q = await queue(', max_attempts => 1', 1);
       const failures = [];

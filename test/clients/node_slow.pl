@@ -76,7 +76,7 @@ sql($node, "SELECT idemq.alter_queue('q', job_timeout => '1 s')");
 
 	done_in_time($good, 'run: a worker whose handlers hang goes on');
 	# The lease is over too: whoever is first when the transaction has ended, worker or server, says so.
-	my $over = "count(*) FROM idemq.attempts WHERE attempt = 1 AND error IN ('ended after 0.8 s (job_timeout)', 'job_timeout reached')";
+	my $over = "count(*) FROM idemq.attempts WHERE attempt = 1 AND error IN ('stopped after 0.8 s (job_timeout)', 'job_timeout reached')";
 	is_sql($node, "SELECT $over AND job_id = $slow", 1, 'a statement that lasts longer is cancelled');
 	is_sql($node, "SELECT $over AND job_id = $hung", 1, 'a handler that does not end is left');
 	is(slurped("cancelled.$hung"), "timeout\n", 'after its signal');
@@ -147,7 +147,7 @@ SKIP: {
 	my ($inside) = split ' ', slurp_file("/proc/$worker->{pid}/task/$worker->{pid}/children");
 	like(slurp_file("/proc/$inside/status"), qr/^NSpid:.*\t1$/m, 'a worker with the number 1');
 	kill 'TERM', $inside;
-	said($worker, qr/ending: 1 jobs/);
+	said($worker, qr/stopping: 1 jobs/);
 	open_gate('contained');
 	is(ended($worker), '0 {"committed":1}', 'SIGTERM lets what runs end');
 }
@@ -161,7 +161,7 @@ foreach my $kind ('run', 'outside')
 	until_file("began.$id");
 	wait_until($node, $asleep);
 	crash($node);
-	said($worker, qr/^warn idemq: connected again after [0-9.]+ s$/m);
+	said($worker, qr/^warn idemq: reconnected after [0-9.]+ s$/m);
 	open_gate("crashed $kind");
 	soon_done($id, 1, "$kind: a job outlives a crash of the server");
 	wait_until($node, $asleep);
@@ -172,7 +172,7 @@ foreach my $kind ('run', 'outside')
 	sql($node, 'ALTER SYSTEM SET default_transaction_read_only = on; SELECT pg_reload_conf()');
 	wait_until($node, 'SHOW default_transaction_read_only', 'on');
 	$id = sql($node, "SET default_transaction_read_only = off; SELECT id FROM idemq.enqueue('q', '{}')");
-	said($worker, qr/no connection.*(takes no writes|read-only)/);
+	said($worker, qr/no connection.*(does not accept writes|read-only)/);
 	sql($node, 'SET default_transaction_read_only = off; ALTER SYSTEM RESET default_transaction_read_only; SELECT pg_reload_conf()');
 	soon_done($id, 1, "$kind: a server that only reads is left, and found again");
 	like(terminate($worker), qr/^0 \{"committed":3\}$/, "$kind: all of it is counted");

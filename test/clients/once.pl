@@ -91,7 +91,7 @@ sub look_after
 	# It says nothing, and dies when the process has ended.
 	return if eval { $it->{run}->pump_nb; 1 };
 	$it->{run}->finish;
-	fail("$it->{name} has ended by itself: " . $it->{run}->full_result(0));
+	fail("$it->{name} has exited unexpectedly: " . $it->{run}->full_result(0));
 	my @said = split /^/, slurp_file($it->{said});
 	diag(join '', @said[ -min(60, scalar @said) .. -1 ]);
 	$it->{start}->();

@@ -19,7 +19,7 @@ class Batches(Client):
         def why(drain, handler):
             with self.assertLogs("idemq", "INFO") as said:
                 drain(handler, batch=3)
-            return [line.partition("one by one: ")[2] for line in said.output if "one by one" in line]
+            return [line.partition("one at a time: ")[2] for line in said.output if "one at a time" in line]
 
         (again,) = self.add(1)
         self.sql("SELECT idemq.fail(id, token, 'busy', retry_in => '0') FROM idemq.claim(%s)", self.queue)
@@ -41,7 +41,7 @@ class Batches(Client):
                 self.end_time(job)
                 await asyncio.sleep(3600)
 
-        self.assertEqual(why(self.drain_async, takes_long), ["job_timeout is over"])
+        self.assertEqual(why(self.drain_async, takes_long), ["job_timeout has passed"])
         self.assertEqual(self.sql("SELECT count(*) FROM idemq.jobs WHERE status <> 'completed' AND queue_id = idemq.queue_id(%s)", self.queue)[0][0], 0)
 
     def test_a_batch_is_one_transaction(self):
@@ -136,7 +136,7 @@ class UsedAndNot(QuickFirstUse):
         ended = self.drain(ends, batch=3)
         self.assertEqual((ended["committed"], self.effects()), (2, [1, 3]))
         self.assertEqual([self.job(job)[0] for job in jobs], ["completed", "retrying", "completed"])
-        self.assertIn("the handler has ended its job itself", self.job(jobs[1])[3])
+        self.assertIn("the handler has ended its own job", self.job(jobs[1])[3])
 
     def test_a_result_that_the_server_refuses(self):
         """In run() it fails the attempt, used or not, alone or with others; the others are committed."""

@@ -240,7 +240,7 @@ class PatientClient(Client):
         """The lease has ended as well, and once the transaction has, worker or server may be first.  A worker that a
         heartbeat has told of it leaves the job to the server, and its session may be gone by then."""
         self.until("SELECT status = 'dead' FROM idemq.jobs WHERE id = %s", job)
-        self.assertIn(self.job(job)[3], (f"ended after {seconds:g} s (job_timeout)", "job_timeout reached", "the worker's session ended"))
+        self.assertIn(self.job(job)[3], (f"stopped after {seconds:g} s (job_timeout)", "job_timeout reached", "the worker's session ended"))
 
 
 class Counting(Proxy):

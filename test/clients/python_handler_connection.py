@@ -147,10 +147,10 @@ class HandlerConnection(QuickFirstUse):
             for statement in statements:
                 for call in (conn.execute, conn.cursor().execute, lambda query: conn.cursor().executemany(query, [()]),
                              lambda query: list(conn.cursor().stream(query)), lambda query: conn.cursor().copy(query).__enter__()):
-                    with self.assertRaisesRegex(psycopg.ProgrammingError, "the transaction is the worker's"):
+                    with self.assertRaisesRegex(psycopg.ProgrammingError, "the worker commits its transaction"):
                         call(statement)
             for call in (conn.commit, conn.rollback):
-                with self.assertRaisesRegex(psycopg.ProgrammingError, "the transaction is the worker's"):
+                with self.assertRaisesRegex(psycopg.ProgrammingError, "the worker commits its transaction"):
                     call()
             conn.execute("SAVEPOINT a")
             self.effect(conn, 100)
@@ -164,7 +164,7 @@ class HandlerConnection(QuickFirstUse):
 
         async def refused_async(job, conn):
             for statement in statements:
-                with self.assertRaisesRegex(psycopg.ProgrammingError, "the transaction is the worker's"):
+                with self.assertRaisesRegex(psycopg.ProgrammingError, "the worker commits its transaction"):
                     await conn.execute(statement)
             with self.assertRaises(psycopg.ProgrammingError):
                 await conn.commit()
@@ -186,7 +186,7 @@ class HandlerConnection(QuickFirstUse):
         def past(job, conn):
             conn.pgconn.exec_(b"BEGIN")
 
-        for handler, said in ((sneaks, "has ended the transaction"), (past, "has begun a transaction past its connection")):
+        for handler, said in ((sneaks, "has ended the worker's transaction"), (past, "began a transaction without using its connection object")):
             (job,) = self.add(1, max_attempts=1)
             self.assertEqual(self.drain(handler), {"dead": 1})
             self.assertIn(said, self.job(job)[3])
@@ -214,7 +214,7 @@ class HandlerConnection(QuickFirstUse):
 
         self.add(1, 2)
         self.assertEqual(self.drain_async(leaves), {"dead": 1, "committed": 1})
-        self.assertEqual(set(refused), {"the handler has ended, and its transaction with it"})
+        self.assertEqual(set(refused), {"the handler has ended, and so has its transaction"})
         self.assertEqual((len(refused) > 1, self.effects()), (True, [2]))
 
     def test_what_a_handler_has_left_half_done_fails_its_attempt(self):

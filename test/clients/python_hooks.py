@@ -151,11 +151,11 @@ class Hooks(QuickFirstUse):
         async def coroutine(job, call):
             pass
 
-        for hooks, said in (({"arround": print}, "no hook arround; hooks are around, failed, started, stopped"), ({"failed": 1}, "failed is no function"),
-                            ("around", "as Hooks, or as a dict"), ({"around": coroutine}, "is a coroutine function: use AsyncWorker")):
+        for hooks, said in (({"arround": print}, "unknown hook arround; the hooks are around, failed, started, stopped"), ({"failed": 1}, "failed is not a function"),
+                            ("around", "a Hooks object, or a dict"), ({"around": coroutine}, "is a coroutine function: use AsyncWorker")):
             with self.assertRaisesRegex(TypeError, said):
                 idemq.Worker(DSN, self.queue, hooks=hooks)
-        with self.assertRaisesRegex(TypeError, "is a function: make it async def"):
+        with self.assertRaisesRegex(TypeError, "is a plain function: declare it with async def"):
             idemq.AsyncWorker(DSN, self.queue, hooks={"around": lambda job, call: call()})
 
 

@@ -35,7 +35,7 @@ class JobTimeout(PatientClient):
                 (job,) = self.add(1, max_attempts=1)
                 with unittest.mock.patch.object(idemq._links, "interrupt", interrupt):
                     self.assertEqual(drain(handler, timeout=3600), {"dead": 1})
-                self.assertEqual(self.job(job), ("dead", 1, None, "ended after 3600 s (job_timeout)"))
+                self.assertEqual(self.job(job), ("dead", 1, None, "stopped after 3600 s (job_timeout)"))
                 self.assertEqual(self.effects(), [])
 
     def test_a_cancel_between_two_statements_is_not_the_last(self):
@@ -118,7 +118,7 @@ class JobTimeout(PatientClient):
         for drain, handler in ((self.drain, late), (self.drain_async, late_async)):
             (job,) = self.add(1, max_attempts=1)
             self.assertEqual(drain(handler, timeout=0.2), {"dead": 1})  # meant to expire
-            self.assertEqual(self.job(job), ("dead", 1, None, "ended after 0.2 s (job_timeout)"))
+            self.assertEqual(self.job(job), ("dead", 1, None, "stopped after 0.2 s (job_timeout)"))
         self.assertEqual(self.effects(), [])
 
     def test_the_first_statement_before_the_loop_has_looked(self):

@@ -44,7 +44,7 @@ class LostLeases(QuickFirstUse):
             self.assertEqual(drain(handler), {"stale": 1})
             self.assertEqual((self.effects(), self.job(job)[0]), ([], "cancelled"))
         self.assertEqual(len(said), 2)
-        self.assertIn("takes no statements any more", said[0])
+        self.assertIn("accepts no more statements", said[0])
 
     def test_a_job_that_is_another_attempts_before_the_first_use(self):
         """Nobody has told the worker; the server does, with the first statement."""

@@ -111,7 +111,7 @@ class TimeOver(PatientClient):
                     if job in begun:
                         break  # else its time was over before its first statement
                 self.assertEqual(ended, {"dead": 1})
-                self.assertEqual(self.job(job), ("dead", 1, None, f"ended after {seconds:g} s (job_timeout)"))
+                self.assertEqual(self.job(job), ("dead", 1, None, f"stopped after {seconds:g} s (job_timeout)"))
                 self.assertEqual(self.effects(), [])
 
     def test_a_transaction_that_cannot_begin_in_time(self):
@@ -130,7 +130,7 @@ class TimeOver(PatientClient):
             release = threading.Timer(1.5, other.rollback)
             ended = collections.Counter(self.drain_async(uses, timeout=0.5))
             release.join()
-        self.assertEqual((ended["dead"], self.job(jobs[0])[3]), (1, "ended after 0.5 s (job_timeout)"))
+        self.assertEqual((ended["dead"], self.job(jobs[0])[3]), (1, "stopped after 0.5 s (job_timeout)"))
         self.assertEqual(sessions[:2], sessions[:1] * 2)
         # On a busy machine half a second may be over for the next job, too.
         ended += self.until_completed(lambda: self.drain_async(uses, timeout=0.5), jobs[1:])

@@ -60,7 +60,7 @@ class Unreadable(Client):
                     outcomes = drain(handler, outside, **options)
                     self.assertEqual(outcomes, {"committed": 2, "dead": 1})
                     self.assertEqual([self.job(job)[0] for job in (first, bad, last)], ["completed", "dead", "completed"])
-                    self.assertRegex(self.job(bad)[3], "^ValueError: payload, checkpoint or headers cannot be decoded: (?:ValueError|RecursionError)")
+                    self.assertRegex(self.job(bad)[3], "^ValueError: payload, checkpoint or headers could not be decoded: (?:ValueError|RecursionError)")
                     if handler in (self.do_async,) and not outside:
                         self.assertEqual(self.effects(), [1, 2])
 

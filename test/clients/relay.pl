@@ -19,7 +19,7 @@ local $ENV{PYTHONPATH} = "$ENV{IDEMQ_SOURCE}/clients/python";
 my ($app, $jobs) = servers();
 
 # What is made, twice, by a role that owns no more than its database; what is not there is said.
-command_fails_like([ relay_command('none', 'run') ], qr/IQ005: .*; idemq-relay create makes what is needed/, 'without the queue');
+command_fails_like([ relay_command('none', 'run') ], qr/IQ005: .*; run idemq-relay create to create the missing objects/, 'without the queue');
 command_ok([ relay_command('make', 'create') ], 'created') foreach 1 .. 2;
 command_like([ '/usr/bin/python3', '-m', 'idemq.relay', 'sql' ], qr/CREATE TABLE IF NOT EXISTS idemq_outbox\.jobs/, 'its SQL');
 command_fails_like([ relay_command('none', 'run'), '--app', dsn('none', $jobs) ], qr/(?:3F000|42P01): .*idemq_outbox.*; idemq-relay create/, 'without the outbox');
@@ -39,7 +39,7 @@ sql($jobs, q[SELECT idemq.commit(id, token, '"done"') FROM idemq.claim('mine')])
 is_soon($app, q[SELECT result FROM idemq_outbox.jobs WHERE queue = 'mine'], '"done"', 'and the result');
 kill_9($it);
 sql($app, 'TRUNCATE idemq_outbox.jobs');
-command_fails_like([ relay_command('none', 'run', @$_) ], qr/1 or more, and --poll is more than 0/, "@$_") foreach [ '--batch', '0' ], [ '--writers', '0' ], [ '--poll', '-1' ];
+command_fails_like([ relay_command('none', 'run', @$_) ], qr/at least 1, and --poll must be more than 0/, "@$_") foreach [ '--batch', '0' ], [ '--writers', '0' ], [ '--poll', '-1' ];
 
 # What the database cannot say in UTF-8 holds up nothing; null is a payload.
 sql($app, q[CREATE DATABASE bytes ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C']);

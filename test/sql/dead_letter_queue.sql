@@ -185,7 +185,7 @@ SELECT idemq.fail(:id, :token, permanent => true);
 SELECT key = :'record' AS its_key, payload->>'queue' AS queue FROM idemq.jobs WHERE queue_id = :letters AND status = 'pending' AND ready_at <= now();
 SELECT outcome FROM idemq.enqueue('letters', '1', key => :'record', on_duplicate => 'rerun');
 SELECT idemq.retry(:id);
-SELECT status, last_error ~ 'was brought back' AS taken_back, count(*) FROM idemq.jobs WHERE queue_id = :letters GROUP BY 1, 2 ORDER BY 1;
+SELECT status, last_error ~ 'was retried' AS taken_back, count(*) FROM idemq.jobs WHERE queue_id = :letters GROUP BY 1, 2 ORDER BY 1;
 
 -- A row that comes by COPY or a restore is not checked: the death leaves no second one (test/specs/dead-letter-queue.spec: a row that is not committed yet).
 TRUNCATE idemq.jobs, idemq.attempts;

@@ -273,7 +273,7 @@ SELECT (idemq.enqueue('q', '"missed"', priority => 0)).id AS missed \gset
 SELECT token AS mt FROM idemq.claim('q') \gset
 SELECT outcome FROM idemq.await_event(:missed, :mt, 'm', '3 days');
 INSERT INTO idemq.events VALUES (:q, 'm', clock_timestamp(), now() + interval '1 day');
-SELECT severity, invariant, detail ~ 'asleep for an event' AS detail FROM idemq.check() WHERE invariant <> 'steps.unknown';
+SELECT severity, invariant, detail ~ 'waiting for an event' AS detail FROM idemq.check() WHERE invariant <> 'steps.unknown';
 DELETE FROM idemq.events WHERE name = 'm';
 SELECT outcome FROM idemq.send_event('q', 'm');
 SELECT * FROM idemq.check() WHERE invariant <> 'steps.unknown';

@@ -138,14 +138,14 @@ SELECT idemq.refuse_step(:id, :t, 'latest');
 SELECT name, state, response FROM steps WHERE name IN ('late', 'later', 'latest', 'no') ORDER BY name;
 
 -- Why, the metrics and the audit know: not is of an attempt that is over.
-SELECT regexp_replace(idemq.why(:id), '\d{4}-\d\d-\d\d[^;,]*', 'TIME', 'g') LIKE '%its step "not" is unknown: begun at TIME, the next one asks the other side; its step "no" is open%' AS why,
-	idemq.why(:id) LIKE '%its step "latest" is open: its call may last until %' AS open;
+SELECT regexp_replace(idemq.why(:id), '\d{4}-\d\d-\d\d[^;,]*', 'TIME', 'g') LIKE '%its step "not" is unknown: an attempt that began it at TIME; the next attempt must ask the other system; its step "no" is open%' AS why,
+	idemq.why(:id) LIKE '%its step "latest" is open: its request may last until %' AS open;
 SELECT steps_open, steps_unknown, steps_done_total FROM idemq.metrics WHERE queue = 'q';
 SELECT * FROM idemq.check();
 SELECT idemq.commit(:id, :t2);
 SELECT steps_open, steps_unknown, steps_done_total FROM idemq.metrics WHERE queue = 'q';
 SELECT call_is_over();
-SELECT idemq.why(:id) LIKE 'completed at %; its step "not" is unknown: % ask the other side, then idemq.finish_step(' || :id || ', ' || :t || ', ...)%' AS why;
+SELECT idemq.why(:id) LIKE 'completed at %; its step "not" is unknown: % ask the other system, then call idemq.finish_step(' || :id || ', ' || :t || ', ...)%' AS why;
 SELECT severity, invariant FROM idemq.check();
 -- It can be settled then.
 SELECT idemq.finish_step(:id, :t, 'not', '{}');

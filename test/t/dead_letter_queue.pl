@@ -117,7 +117,7 @@ my $log = log_end($node);
 sql($node, "DELETE FROM idemq.jobs WHERE queue_id = idemq.queue_id('letters'); DELETE FROM idemq.queues WHERE name = 'letters'");
 $id = claimed('10 ms'); # meant to expire
 is_soon($node, "SELECT status = 'dead' AND last_error = 'lease expired' FROM idemq.job($id)", 'dead all the same');
-is_logged($node, qr/WARNING:  dead job $id was not added to queue "letters", which does not exist/, 'with a warning', $log);
+is_logged($node, qr/WARNING:  dead job $id was not added to queue "letters" because that queue does not exist/, 'with a warning', $log);
 is_sql($node, "SELECT * FROM idemq.check() WHERE severity = 'error'", '', 'check');
 leave($sleeping, $listener, $dropper);
 $node->stop;

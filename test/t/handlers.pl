@@ -338,7 +338,7 @@ foreach my $end ('ROLLBACK', "COMMIT PREPARED 'p'")
 	$canceller->query_safe('ROLLBACK');
 	all_done('b');
 	is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'completed|2', 'the failure is written when the row is free');
-	is_sql($node, history($id), "failed|failed while somebody held the job's row: see the server's log|", 'its history');
+	is_sql($node, history($id), "failed|failed while the job's row was locked: see the server log|", 'its history');
 	leave($gate, $canceller);
 }
 
@@ -392,10 +392,10 @@ until_true('a job that is done in time', sub {
 });
 $id = job('t', 300, 'SELECT pg_sleep(60)');
 all_done('t');
-is_sql($node, history($id), 'failed|job_timeout of queue "t" is over|57014', 'a function is cancelled when its time is over');
+is_sql($node, history($id), 'failed|job_timeout of queue "t" has passed|57014', 'a function is cancelled when its time is over');
 $id = job('t', 301, q[DO $$BEGIN LOOP BEGIN PERFORM pg_sleep(60); EXCEPTION WHEN query_canceled THEN NULL; END; END LOOP; END$$]);
 all_done('t');
-is_sql($node, history($id), 'failed|job_timeout is over, and the function went on|', 'one that catches that ends with its process');
+is_sql($node, history($id), 'failed|job_timeout has passed, and the function did not stop|', 'one that catches that ends with its process');
 # Its process is not ended for a job that was in time.
 sql($node, "SELECT idemq.alter_queue('in_time', job_timeout => '1 h')");
 $id = job('in_time', 303);
@@ -413,11 +413,11 @@ queue('e', "retry_base => '1 h', retry_max => '1 h', retention => '0'");
 $id = job('e', 310, 'SELECT pg_terminate_backend(pg_backend_pid())');
 wait_until($node, "SELECT count(*) = 3 FROM idemq.attempts WHERE job_id = $id");
 is_sql($node, "SELECT outcome, error FROM idemq.attempts WHERE job_id = $id ORDER BY token",
-	join("\n", map { "$_|the handler's process was told to end" } 'released', 'released', 'failed'), 'given back twice; the third end in a row is a failed attempt');
+	join("\n", map { "$_|the handler's process was asked to stop" } 'released', 'released', 'failed'), 'given back twice; the third end in a row is a failed attempt');
 is_sql($node, "SELECT status, attempt, last_error, ready_at > now() + '25 min' FROM idemq.jobs WHERE id = $id",
-	"retrying|1|the handler's process was told to end|t", 'after which the queue\'s backoff follows');
+	"retrying|1|the handler's process was asked to stop|t", 'after which the queue\'s backoff follows');
 # It counts after its commit.
-is_soon($node, "SELECT failed_total, last_error FROM idemq.handlers WHERE queue = 'e'", "1|the handler's process was told to end", 'the view says so');
+is_soon($node, "SELECT failed_total, last_error FROM idemq.handlers WHERE queue = 'e'", "1|the handler's process was asked to stop", 'the view says so');
 sql($node, "UPDATE idemq.jobs SET payload = '{\"n\": 311}' WHERE id = $id");
 sql($node, "SELECT idemq.retry($id)");
 all_done('e');
@@ -562,7 +562,7 @@ is_sql($node, 'SELECT count(*), count(DISTINCT n) FROM app.done WHERE n > 10000'
 # A neighbour that has no processor can be in the way of one job four times.
 is_sql($node, q[SELECT count(*) FROM idemq.attempts JOIN app.done ON job_id = id WHERE n > 10000 AND details->>'sqlstate' IS DISTINCT FROM '40001'], 0,
 	'and no attempt has failed but of 40001');
-unlike(slurp_file($node->logfile), qr/handler of queue "s" ends: /, 'no process ends of a claim that met another');
+unlike(slurp_file($node->logfile), qr/process of the handler of queue "s" exits: /, 'no process ends of a claim that met another');
 # What is idemq's own is not serializable: an end of an attempt that met another would end the process, and count for the job.
 sql($node, q[CREATE TABLE su.levels (status text, level text);
 	CREATE FUNCTION su.level() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog
@@ -697,7 +697,7 @@ foreach my $n (1 .. 3)
 is_sql($node, history($id), join("\n", ("expired|the handler's process ended|") x 3), 'its history');
 is_sql($node, "SELECT state, workers_running FROM idemq.handlers WHERE queue = 't'", 'stopped|0', 'after three of one job the handler is stopped, though it did others');
 sql($node, "SELECT idemq.retry($id)");
-like(sql($node, "SELECT idemq.why($id)"), qr/stopped after 3 crashes of the server in a row/, 'why says so');
+like(sql($node, "SELECT idemq.why($id)"), qr/stopped after 3 consecutive server crashes/, 'why says so');
 is_sql($node, "SELECT crashes FROM idemq.handlers WHERE queue = 'a'", 0, 'another handler is none the worse for it');
 sql($node, "UPDATE idemq.jobs SET payload = '{\"n\": 800}' WHERE id = $id; SET ROLE app; SELECT idemq.set_handler('t', 'app.f(jsonb)')");
 all_done('t');

@@ -80,7 +80,7 @@ sql($node, q[SELECT idemq.drop_queue('flows', force => true)]);
 sql($node, "BEGIN; SELECT idemq.enqueue('times', '5'); PREPARE TRANSACTION 'p'");
 $node->restart;
 worker_pid($node);
-is_logged($node, qr/LOG:  idemq begins recovery of database "postgres": 3 queues\n.*LOG:  idemq has recovered database "postgres": 3 queues, 0 jobs in flight, \d+ ms/s,
+is_logged($node, qr/LOG:  idemq starts recovery of database "postgres": 3 queues\n.*LOG:  idemq completed recovery of database "postgres": 3 queues, 0 running jobs, \d+ ms/s,
 	'the log says that a recovery has begun, and what came of it');
 sql($node, 'ALTER SYSTEM SET idemq.worker = off; SELECT pg_reload_conf()');
 wait_until($node, 'SELECT pid IS NULL FROM idemq.background_worker');
@@ -92,8 +92,8 @@ is_sql($node, q[SELECT count(*) FILTER (WHERE name = 'idemq_jobs'), count(*) FIL
 is_sql($node, q[SELECT idemq.recount() > 0], 't', 'until somebody counts');
 is_sql($node, q[SELECT sum(value) FROM idemq.prometheus WHERE name = 'idemq_jobs' AND labels->>'status' = 'pending'], 2, 'then they are there');
 sql($node, 'ALTER SYSTEM RESET idemq.worker; SELECT pg_reload_conf()');
-is_logged($node, qr/LOG:  idemq's background worker of database "postgres" ended\n.*DETAIL:  $_\./, "the log says why a worker ended: $_")
-  foreach 'It was asked to, as when the server stops', 'The setting idemq.worker is off';
+is_logged($node, qr/LOG:  idemq background worker for database "postgres" exited\n.*DETAIL:  $_\./, "the log says why a worker ended: $_")
+  foreach 'It was asked to stop, for example because the server is shutting down', 'The setting idemq.worker is off';
 
 # ---- deploy/prometheus
 

@@ -15,7 +15,7 @@ use Test::More;
 # ---- Queue states are given, and given back
 
 my $queue_states = new_server('slots', 'idemq.worker' => 'on', 'idemq.max_queues' => 3);
-my $no_state = qr/queue "c" has no state in shared memory\n.*DETAIL:  All 3 queue states belong to other queues\.\n.*HINT:  Raise idemq\.max_queues, which is 3, and restart the server, or drop a queue/;
+my $no_state = qr/queue "c" has no state in shared memory\n.*DETAIL:  All 3 queue states are in use by other queues\.\n.*HINT:  Raise idemq\.max_queues, which is 3, and restart the server, or drop a queue/;
 my $used = "SELECT used FROM idemq.memory WHERE resource = 'queues'";
 
 sub error_of

@@ -105,7 +105,7 @@ $one->query_safe("BEGIN; SELECT idemq.enqueue('q', '1', key => 'annual\@' || to_
 	FROM idemq.last_tick('$yearly') t");
 is_state($node, "CALL idemq.tick()", '55P03', 'given up');
 is_sql($node, "SELECT name, failed_at IS NOT NULL, last_error FROM idemq.schedules WHERE name IN ('annual', 'next') ORDER BY 1",
-	"annual|t|an open transaction has the key of the tick\nnext|f|", 'it alone');
+	"annual|t|an open transaction holds the key of the tick\nnext|f|", 'it alone');
 $one->query_safe('ROLLBACK');
 sql($node, 'CALL idemq.tick()');
 is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE key ~ '^(annual|next)\@'", 2, 'made up for');

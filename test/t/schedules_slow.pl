@@ -118,7 +118,7 @@ is($there, "SELECT cron.schedule_in_database('idemq-tick-other''s', '$every_minu
 sql($node, "CREATE ROLE guest; SELECT idemq.grant_queue('q', 'guest', 'enqueue')", "other's");
 my $stderr;
 $node->psql("other's", "SET ROLE guest; SELECT idemq.schedule('a', '$yearly', 'q', '1')", stderr => \$stderr);
-like($stderr, qr/the database that cron.database_name names/, 'which it is, is told to who may read it');
+like($stderr, qr/the database named by cron.database_name/, 'which it is, is told to who may read it');
 sql($node, $there);
 sql($node, $here, "other's");
 is_state($node, "SELECT idemq.schedule('a', '$yearly', 'q', '\"elsewhere\"')", '00000', 'then it works', "other's");
@@ -144,7 +144,7 @@ is_sql($node, "SELECT count(*) - $jobs FROM idemq.jobs WHERE key ~ '^old\@'", 0,
 sql($node, "SELECT idemq.revoke_queue('q', 'shop', 'enqueue')");
 miss($node, 'annual', '3 years');
 like(restart_and_run($node, 'CALL idemq.tick()'),
-	qr/^failed: .*schedule "annual": role "shop", which made the schedule, may not enqueue to queue "q" any more/s, 'pg_cron records why');
+	qr/^failed: .*schedule "annual": role "shop", which created the schedule, may no longer enqueue to queue "q"/s, 'pg_cron records why');
 sql($node, "SELECT idemq.grant_queue('q', 'shop', 'enqueue'); SELECT idemq.unschedule('old')");
 
 # In the other database.

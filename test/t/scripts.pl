@@ -1,5 +1,5 @@
 # What the scripts promise to the person who runs them, on any machine.
-# at least 71 assertions
+# at least 77 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -274,6 +274,32 @@ is(script('cd "$1"; for kind in debian python; do for v in 1.2.0 1.2.0-rc.1 1.2.
 		'a cycle by a type of Python, and one of JavaScript');
 	append_to_file("$python/_b.py", "def b():\n    import json\n");
 	like($check->(), qr{^clients/python/idemq/_b\.py:5: an import in a function\n}, 'an import in a function');
+}
+
+# The English of pages and messages: a planted sentence exceeds its directory's ceiling, and a ceiling only falls.
+{
+	my $tree = "$tmp/english";
+	my $run = sub { return script('cd "$1" && python3 "$2" $3', $tree, "$source/script/check/english", $_[0] // '') };
+	my $page = "$tree/doc/page.md";
+	my $message = "$tree/src/a.c";
+
+	system_or_bail('mkdir', '-p', "$tree/doc", "$tree/src", "$tree/script/check");
+	append_to_file($page, "# A page\n\nA worker claims a job.\n\n```sql\nSELECT 'so many';  -- anew\n```\n");
+	append_to_file($message, qq{\tereport(ERROR, errmsg("queue \\"%s\\" does not exist", name),\n\t\t\terrhint("Create the queue."));\n\t/* so many */\n});
+	is($run->(), '', 'good sentences, and code and comments, are no offence');
+	append_to_file($page, "Then it begins anew, and goes on for ever.\n");
+	like($run->(), qr{^doc: 2 phrases .* permits 0\..* \(2 too many\).*\n  doc/page\.md:8: … .*anew.*\n  doc/page\.md:8: … .*for ever.* \(write fix, again}, 'a planted sentence is named, with its line and advice');
+	is($run->('--lower') . $run->(), '', 'the first ceilings are the counts of the day');
+	is(slurp_file("$tree/script/check/english.ceilings") =~ s/^#.*\n//r, "2 doc\n", 'by directory');
+	append_to_file($message, qq{\t\terrhint("%d rows are to be deleted.", n));\n});
+	like($run->(), qr{^src: 1 phrases .* permits 0\..*\n  src/a\.c:4: … .*rows are to be.*must}, 'a directory without a ceiling permits none; messages count');
+	$run->('--lower');
+	is(slurp_file("$tree/script/check/english.ceilings") =~ s/^#.*\n//r, "2 doc\n", 'no ceiling is raised');
+	unlink $page or die "$page: $!";
+	$run->('--lower');
+	is(slurp_file("$tree/script/check/english.ceilings") =~ s/^#.*\n//r, '', 'a ceiling falls with the count');
+	append_to_file($page, "It begins anew.\n");
+	like($run->(), qr{^doc: 1 phrases }, 'and stays there');
 }
 
 done_testing();

@@ -46,8 +46,8 @@ foreach ('SELECT id, status, attempt, token, deadline, payload, last_error FROM 
 is($session->query_safe('SELECT count(*) FROM idemq.running_jobs'), 0, 'leases are in the primary\'s memory');
 
 # What only the primary's memory knows is not made up: its leases, limits, workers.
-my $ask = '; this is a standby: leases, limits and workers are known on the primary, ask idemq.why there';
-is($session->query_safe("SELECT idemq.why($id)"), "running: attempt 1 of 20 (known from its row alone)$ask", 'why, of a running job');
+my $ask = '; this is a standby: leases, limits and workers are known only on the primary, so call idemq.why there';
+is($session->query_safe("SELECT idemq.why($id)"), "running: attempt 1 of 20 (lease known only from the row)$ask", 'why, of a running job');
 like($session->query_safe("SELECT idemq.why($id + 1)"), qr/^pending: ready since \S+ \S+ and first in line\Q$ask\E$/, 'of one that is ready');
 is(sql($standby, "SELECT idemq.why(id) FROM idemq.jobs WHERE status = 'dead'"), sql($node, "SELECT idemq.why(id) FROM idemq.jobs WHERE status = 'dead'"),
 	'of one that is dead: as on the primary');
@@ -61,7 +61,7 @@ $holder->query_safe("BEGIN; SELECT id FROM idemq.jobs WHERE id = $id + 1 FOR UPD
 # Known to the standby with the next record of the transactions that run.
 sql($node, 'CHECKPOINT');
 caught_up($node, $standby);
-is_soon($standby, "SELECT idemq.why($id + 1) LIKE '%is held by a transaction of the primary%'", 'a row that the primary holds');
+is_soon($standby, "SELECT idemq.why($id + 1) LIKE '%is held by a transaction on the primary%'", 'a row that the primary holds');
 $holder->query_safe('ROLLBACK');
 leave($holder);
 
@@ -97,7 +97,7 @@ $waiter = waiter($standby, "CALL idemq.wait_result($late, '10 min')");
 is_state($standby, "CALL idemq.wait_result($late, '50 ms')", 'IQ002', 'a job that did not come in time');
 my ($stdout, $stderr);
 $standby->psql('postgres', "CALL idemq.wait_result($late, '0')", stdout => \$stdout, stderr => \$stderr);
-like($stderr, qr/does not exist on this standby.*HINT:  It may not have arrived yet: ask the primary/s, 'where to go');
+like($stderr, qr/does not exist on this standby.*HINT:  The job may not have been replicated yet/s, 'where to go');
 sql($standby, 'SELECT pg_wal_replay_resume()');
 caught_up($node, $standby);
 is_sql($standby, "CALL idemq.wait_result($late, '0')", 'pending|', 'it has arrived');

@@ -92,7 +92,7 @@ $worker->query_safe("CALL idemq.begin_step($id, $token, 'charge', '{\"amount\": 
 my $key = sql($node, "SELECT effect_key FROM idemq.steps WHERE job_id = $id");
 $worker->{run}->kill_kill(grace => 0);
 is_soon($node, "SELECT status <> 'running' FROM idemq.jobs WHERE id = $id", 'its session has ended, and the job is taken back');
-like(sql($node, "SELECT idemq.why($id)"), qr/; its step "charge" is unknown: begun at .*, its call may arrive until /, 'why');
+like(sql($node, "SELECT idemq.why($id)"), qr/; its step "charge" is unknown: an attempt that began it at .*; its request may still arrive until /, 'why');
 is_sql($node, "SELECT steps_unknown > 0 FROM idemq.metrics WHERE queue = 'q'", 't', 'the metrics');
 my $next = sql($node, "SELECT token FROM idemq.claim_job($id)");
 my @answer = begin($node, $id, $next, 'charge', '1 min');
@@ -101,7 +101,7 @@ is_sql($node, "SELECT '$answer[4]'::interval > '0' AND clock_timestamp() + '$ans
 	FROM idemq.steps WHERE job_id = $id", 't', 'for as long as the call may take');
 # The time of the call passes.
 sql($node, "UPDATE idemq.steps SET begun_at = begun_at - interval '2 h', call_until = call_until - interval '2 h' WHERE job_id = $id");
-like(sql($node, "SELECT idemq.why($id)"), qr/its step "charge" is unknown: begun at .*, the next one asks the other side/, 'why says that it has passed');
+like(sql($node, "SELECT idemq.why($id)"), qr/its step "charge" is unknown: an attempt that began it at .*; the next attempt must ask the other system/, 'why says that it has passed');
 @answer = begin($node, $id, $next, 'charge', '1 min');
 is("@answer[0, 1, 2, 4, 5]", "unknown  {\"amount\": 12}  $key", 'then: unknown, with the same key');
 is_sql($node, "SELECT idemq.refuse_step($id, $next, 'charge', 'the other side has nothing of that key')", '', 'it asks: no');

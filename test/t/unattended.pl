@@ -46,7 +46,7 @@ sql($node, $_) foreach $polled, $by_id;
 is_sql($node, "SELECT string_agg(queue, ' ' ORDER BY queue) FROM idemq.metrics WHERE unattended_for IS NOT NULL", 'alone', 'that one, and no other');
 is_sql($node, "SELECT unattended_for >= '1 min', unattended_for <= idemq.clock_timestamp() - '$since'::timestamptz FROM idemq.metrics WHERE queue = 'alone'", 't|t', 'for as long as it was');
 like(sql($node, "SELECT idemq.why(id) FROM idemq.jobs WHERE queue_id = idemq.queue_id('alone') AND status = 'pending'"),
-	qr/; nobody works on queue "alone" since .*: start a worker that calls idemq\.claim\('alone'\)$/, 'why says so');
+	qr/; queue "alone" has had no worker since .*: start a worker that calls idemq\.claim\('alone'\)$/, 'why says so');
 unlike(sql($node, "SELECT idemq.why(id) FROM idemq.jobs WHERE queue_id = idemq.queue_id('cron')"), qr/nobody/, 'and not of one that expects no workers');
 # A minute may have gone by since.
 sql($node, $_) foreach $polled, $by_id;

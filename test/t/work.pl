@@ -49,17 +49,17 @@ sub enqueue
 	};
 
 	is($try->('--version'), "0 idemq-work (idemq) $control\n", '--version');
-	like($try->('--help'), qr/^0 idemq-work has each job/, '--help');
+	like($try->('--help'), qr/^0 idemq-work runs the jobs/, '--help');
 	cmp_ok(scalar(() = $try->('--help') =~ /\n/g), '<=', 2 * 34, 'on two screens');
 	is(scalar(grep { length > 100 } split /\n/, $try->('--help')), 0, 'of 100 columns');
-	like($try->('--', 'true'), qr/^2 .*which queue/, 'a queue is asked for');
-	like($try->('-q', 'q'), qr/^2 .*which program/, 'and a program');
-	like($try->('-q', 'q', '--http', 'ftp://x'), qr/^2 .*--http takes a URL|^2 .*without libcurl/, 'a URL');
-	like($try->('-q', 'q', '--http', 'http://x', 'true'), qr/^2 .*takes neither --lines nor a program/, 'a URL or a program');
-	like($try->('-q', 'q', '--unix-socket', 'x', 'true'), qr/^2 .*are for --http/, 'a socket is for a URL');
-	like($try->('-q', 'q', '--', 'no_such_program'), qr/^2 .*not in PATH/, 'one that is there');
-	like($try->('-q', 'q', '--timeout', '5 parsecs', 'true'), qr/^2 .*--timeout takes a time/, 'a time with a unit');
-	like($try->('-q', 'q', '-j', '0', 'true'), qr/^2 .*--jobs takes a number/, 'a number of jobs');
+	like($try->('--', 'true'), qr/^2 .*no queue: pass -q QUEUE/, 'a queue is asked for');
+	like($try->('-q', 'q'), qr/^2 .*no program: pass -- PROGRAM/, 'and a program');
+	like($try->('-q', 'q', '--http', 'ftp://x'), qr/^2 .*--http requires a URL|^2 .*without libcurl/, 'a URL');
+	like($try->('-q', 'q', '--http', 'http://x', 'true'), qr/^2 .*cannot be used with --lines or a program/, 'a URL or a program');
+	like($try->('-q', 'q', '--unix-socket', 'x', 'true'), qr/^2 .*require --http/, 'a socket is for a URL');
+	like($try->('-q', 'q', '--', 'no_such_program'), qr/^2 .*not found in PATH/, 'one that is there');
+	like($try->('-q', 'q', '--timeout', '5 parsecs', 'true'), qr/^2 .*--timeout requires a time/, 'a time with a unit');
+	like($try->('-q', 'q', '-j', '0', 'true'), qr/^2 .*--jobs requires a number/, 'a number of jobs');
 	like($try->('-d', $dsn, '-q', 'no_such_queue', 'true'), qr/^1 .*no such queue|^1 .*does not exist/, 'a queue that is not there is an error at the start');
 	like($try->('-d', 'host=/nonexistent', '-q', 'q', '--once', 'true'), qr/^1 .*server: /, '--once does not wait for a server');
 }
@@ -109,10 +109,10 @@ sub enqueue
 	is_job($node, $id, 'completed|1|{"a": [1, 2]}|', 'which is stored');
 	foreach (
 		[ 'true', '', 'no output is no result' ],
-		[ 'echo "not json"', qr/no result: committed without: ERROR:  invalid input syntax for type json/, 'what is no JSON' ],
-		[ q(echo '"\u0000"'), qr/no result: committed without/, 'JSON that jsonb cannot hold' ],
-		[ q(printf '1\0002'), qr/stdout has a NUL in it: committed without/, 'a NUL' ],
-		[ q(printf '"\377"'), qr/no result: committed without/, 'no UTF-8' ],
+		[ 'echo "not json"', qr/not a valid result: committed without a result: ERROR:  invalid input syntax for type json/, 'what is no JSON' ],
+		[ q(echo '"\u0000"'), qr/not a valid result: committed without a result/, 'JSON that jsonb cannot hold' ],
+		[ q(printf '1\0002'), qr/stdout contains a NUL byte: committed without/, 'a NUL' ],
+		[ q(printf '"\377"'), qr/not a valid result: committed without a result/, 'no UTF-8' ],
 		[ 'head -c 3000000 /dev/zero | tr "\0" 1', qr/longer than --max-output: committed without/, 'huge output' ])
 	{
 		my ($script, $expected, $name) = @$_;
@@ -170,8 +170,8 @@ EOF
 	is_job($node, $id, 'dead|1||exit status 65: no such address', 'the job is dead');
 
 	$id = enqueue('1');
-	like(once('kill -9 $$'), qr/retrying: ended by signal 9$/, 'a signal is said');
-	is_sql($node, "SELECT outcome, error, details FROM idemq.attempts WHERE job_id = $id", 'failed|ended by signal 9|{"signal": 9}', 'and kept');
+	like(once('kill -9 $$'), qr/retrying: killed by signal 9$/, 'a signal is said');
+	is_sql($node, "SELECT outcome, error, details FROM idemq.attempts WHERE job_id = $id", 'failed|killed by signal 9|{"signal": 9}', 'and kept');
 	sql($node, "SELECT idemq.cancel($id)");
 
 	# The first byte of the tail is within a character, wherever it is cut; a NUL; no UTF-8; a new line at the end.
@@ -228,8 +228,8 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 
 	# meant to expire
 	like(once('trap "" TERM; while :; do sleep 0.1; done', '--timeout', '300ms', '--kill-after', '100ms'),
-		qr/retrying: ended after 0.3 s \(--timeout\)$/, 'a program that ignores SIGTERM is killed when its time is over');
-	is_job($node, $id, 'retrying|1||ended after 0.3 s (--timeout)', 'and has failed');
+		qr/retrying: stopped after 0.3 s \(--timeout\)$/, 'a program that ignores SIGTERM is killed when its time is over');
+	is_job($node, $id, 'retrying|1||stopped after 0.3 s (--timeout)', 'and has failed');
 	sql($node, "SELECT idemq.cancel($id)");
 
 	# The queue's, if that is less; a little before the server ends the lease.
@@ -259,7 +259,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
 	sql($node, $cut);
 	($status, $said) = ended($runner);
-	like($said, qr/^idemq-work: q $id: the lease is lost; the program is ended$/m, 'its runner says so');
+	like($said, qr/^idemq-work: q $id: the lease was lost; the program is stopped$/m, 'its runner says so');
 	ok(!runs($pid), 'and its program is ended');
 	is_job($node, $id, 'cancelled|1||', 'it stays cancelled');
 }
@@ -274,7 +274,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	wait_until($node, "SELECT count(*) = 1 FROM idemq.workers WHERE program = 'idemq-work' AND version <> '' AND worker LIKE 'idemq-work % $runner->{pid}'
 		AND queues = '{q}' AND concurrency = 2 AND running = 1 AND jobs = ARRAY[$id] AND done = 0 AND state = 'here'");
 	kill 'TERM', $runner->{pid};
-	until_said($runner, qr/ending: 1 programs have 30 s/);
+	until_said($runner, qr/stopping: 1 programs have 30 s to finish/);
 	my $next = enqueue('2');
 	wait_until($node, 'SELECT count(*) = 0 FROM pg_stat_activity WHERE ' . asleep());
 	open_gate('drained');
@@ -296,7 +296,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	$runner = runner('echo $$ >$T/twice; sleep 1000 & wait', '--grace', '1h');
 	until_file('twice');
 	kill 'TERM', $runner->{pid};
-	until_said($runner, qr/ending/);
+	until_said($runner, qr/stopping/);
 	kill 'TERM', $runner->{pid};
 	($status) = ended($runner);
 	is($status, 0, 'a second signal ends the grace');
@@ -334,7 +334,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	my $id = enqueue('1');
 	until_file("began.$id");
 	crash($node);
-	until_said($runner, qr/^idemq-work: server: connected again after [0-9.]+ s$/m);
+	until_said($runner, qr/^idemq-work: server: reconnected after [0-9.]+ s$/m);
 	ok(runs(slurp_file("$tmp/began.$id") + 0), 'a program runs on while the server crashes');
 	open_gate('gate');
 	is_soon($node, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'and is committed when it is back');
@@ -370,7 +370,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	kill 'TERM', $runner->{pid};
 	my ($status, $said) = ended($runner);
 	is($status, 0, 'the runner ends');
-	unlike($said, qr/lost \(|left to its lease/, 'and has lost nothing');
+	unlike($said, qr/lost \(|waiting until its lease expires/, 'and has lost nothing');
 	is_sql($node, "SELECT string_agg(DISTINCT attempt::text, ',') FROM idemq.jobs WHERE id >= $id", '1', 'no attempt was repeated');
 }
 
@@ -427,7 +427,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 {
 	my $run = sub { my ($status, $said) = ended(start_runner(@_)); return "$status $said" };
 
-	like($run->("$dsn dbname=template1", '--once', '--', 'true'), qr/^1 idemq-work: claim: the database "template1" does not have idemq: run CREATE EXTENSION idemq in it$/, 'no extension');
+	like($run->("$dsn dbname=template1", '--once', '--', 'true'), qr/^1 idemq-work: claim: database "template1" does not have idemq: run CREATE EXTENSION idemq in it$/, 'no extension');
 	like($run->("$dsn dbname=nowhere", '--once', '--', 'true'), qr/^1 idemq-work: server: .*database "nowhere" does not exist$/, 'no database');
 }
 
@@ -448,7 +448,7 @@ SKIP:
 	$pooler->kill_kill;
 	until_said($runner, qr/^idemq-work: server: /m);
 	$pooler = $start->();
-	until_said($runner, qr/^idemq-work: server: connected again/m);
+	until_said($runner, qr/^idemq-work: server: reconnected/m);
 	open_gate('pool');
 	is_soon($node, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'a pooler that ends takes no job with it');
 	kill 'TERM', $runner->{pid};

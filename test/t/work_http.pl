@@ -126,18 +126,18 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	utf8::encode($body);
 	is($signature, join(' ', map { 'v1,' . hmac_sha256_base64("$name.$time.$body", $_) . '=' } @secrets), 'webhook-signature');
 	append_to_file("$tmp/bad_keys", "whsec_short\n");
-	like((ended(runner('--sign-key-file', "$tmp/bad_keys")))[1], qr/line 1 of .* is no key/, 'a key that is none');
+	like((ended(runner('--sign-key-file', "$tmp/bad_keys")))[1], qr/line 1 of .* is not a key/, 'a key that is none');
 }
 
 # The answer decides.
 {
 	my $id;
 	foreach (
-		[ { status => 201, body => 'not json' }, 'completed|1||', qr/the answer is no result: committed without/, 'a body that is no JSON' ],
+		[ { status => 201, body => 'not json' }, 'completed|1||', qr/the answer is not a valid result: committed without a result/, 'a body that is no JSON' ],
 		[ { status => 204, body => '' }, 'completed|1||', qr/^$/, 'status 204' ],
 		[ { body => '[' . '1,' x 700_000 . '1]' }, 'completed|1||', qr/the answer is longer than --max-output: committed without/, 'a result that is too long' ],
-		[ { body => "\"\xff\"" }, 'completed|1||', qr/no result: committed without/, 'a result that is no text' ],
-		[ { body => '"%0"' }, 'completed|1||', qr/has a NUL in it: committed without/, 'a result with a NUL' ],
+		[ { body => "\"\xff\"" }, 'completed|1||', qr/not a valid result: committed without a result/, 'a result that is no text' ],
+		[ { body => '"%0"' }, 'completed|1||', qr/contains a NUL byte: committed without/, 'a result with a NUL' ],
 		[ { status => 422, body => "no such%0 \xffcustomer" }, 'dead|1||HTTP 422: no such? ?customer', qr/: dead: /, 'status 422' ],
 		[ { status => 500, headers => ['Idemq-Dead: true'] }, 'dead|1||HTTP 500: "%s"', qr/: dead: /, 'Idemq-Dead' ],
 		[ { status => 302, headers => ["Location: /elsewhere"] }, 'retrying|1||HTTP 302: "%s"', qr/: retrying: /, 'a redirect' ],
@@ -212,14 +212,14 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	my $id;
 	foreach (
 		# meant to expire
-		[ { do => 'nothing' }, 'retrying|1||ended after 1 s (--timeout)', 'an endpoint that never answers', '--timeout', '1s' ],
+		[ { do => 'nothing' }, 'retrying|1||stopped after 1 s (--timeout)', 'an endpoint that never answers', '--timeout', '1s' ],
 		# meant to expire
-		[ { do => 'slow' }, 'retrying|1||ended after 1.5 s (--timeout)', 'that answers a byte a second', '--timeout', '1500ms' ],
+		[ { do => 'slow' }, 'retrying|1||stopped after 1.5 s (--timeout)', 'that answers a byte a second', '--timeout', '1500ms' ],
 		[ { do => 'huge' }, 'completed|1||', 'that answers 10 GB', '--result' ],
 		[ { do => 'huge', status => 500 }, 'retrying|1||HTTP 500: ' . '[' x 8192, 'that fails with 10 GB' ],
-		[ { do => 'headers' }, "retrying|1||no whole answer: the answer's headers are too long", 'that sends 100 headers of 8 kB' ],
-		[ { do => 'cut' }, qr/^retrying\|1\|\|no whole answer: .*\b95 bytes\b.*: \[1, 2$/, 'that cuts in the body, in the words of each libcurl', '--result' ],
-		[ { do => 'die' }, 'retrying|1||no whole answer: Empty reply from server', 'that dies with each request' ])
+		[ { do => 'headers' }, "retrying|1||incomplete response: the response's headers are too long", 'that sends 100 headers of 8 kB' ],
+		[ { do => 'cut' }, qr/^retrying\|1\|\|incomplete response: .*\b95 bytes\b.*: \[1, 2$/, 'that cuts in the body, in the words of each libcurl', '--result' ],
+		[ { do => 'die' }, 'retrying|1||incomplete response: Empty reply from server', 'that dies with each request' ])
 	{
 		my ($payload, $expected, $name, @options) = @$_;
 
@@ -246,7 +246,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	# meant to expire
 	my ($status, $said) = ended(runner('--once', '--timeout', '1s'));
 	is($status, 1, 'TLS that hangs');
-	like($said, qr/jobs wait until it is back/, 'is an endpoint that is not there');
+	like($said, qr/jobs wait until it responds/, 'is an endpoint that is not there');
 	is_job($node, $id, 'pending|0||', 'and counts as nothing');
 	cancel($id);
 	$url = "http://127.0.0.1:$endpoint->{at}/";
@@ -272,18 +272,18 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	my ($status, $said) = ended(runner('--once', '-j', '4'));
 
 	is($status, 1, '--once does not wait for an endpoint');
-	like($said, qr/^idemq-work: http:.*: .*; jobs wait until it is back\n$/, 'one line says so');
+	like($said, qr/^idemq-work: http:.*: .*; jobs wait until it responds\n$/, 'one line says so');
 	my $runner = runner('-j', '4');
-	until_said($runner, qr/jobs wait until it is back/);
+	until_said($runner, qr/jobs wait until it responds/);
 	my $late = endpoint('late', $port);
 	is_soon($node, "SELECT count(*) = 20 FROM idemq.jobs WHERE status = 'completed' AND id IN (" . join(',', @ids) . ')', 'they are done when it is back');
 	is_sql($node, 'SELECT max(attempt) FROM idemq.jobs WHERE id IN (' . join(',', @ids) . ')', 1, 'no attempt has counted');
-	like(slurp_file($runner->{err}), qr/^.*jobs wait until it is back\n.*answers again after [0-9.]+ s\n$/, 'and another line');
+	like(slurp_file($runner->{err}), qr/^.*jobs wait until it responds\n.*responds again after [0-9.]+ s\n$/, 'and another line');
 
 	# It dies, with a connection that could be used again, and comes back.
 	$late->{run}->kill_kill;
 	my $id = enqueue('1');
-	until_said($runner, qr/(jobs wait until it is back.*){2}/s);
+	until_said($runner, qr/(jobs wait until it responds.*){2}/s);
 	$late = endpoint('late', $port);
 	is_soon($node, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'a job of meanwhile');
 	kill 'TERM', $runner->{pid};
@@ -301,7 +301,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
 	sql($node, $cut);
 	until_true('its connection is closed', sub { grep { ($_->{closed} // '') eq $id } requests() });
-	until_said($runner, qr/^idemq-work: q $id: the lease is lost; the request is ended$/m);
+	until_said($runner, qr/^idemq-work: q $id: the lease was lost; the request is stopped$/m);
 	is_job($node, $id, 'cancelled|1||', 'it stays cancelled');
 
 	$id = enqueue({ do => 'wait', gate => "$tmp/committed", status => 500 });

@@ -118,23 +118,23 @@ foreach (
 	[ '{"id": "%s", "error": "no such customer"}', 'retrying|1||no such customer', qr/attempt 1 of 20: retrying: no such customer/, 'an error' ],
 	[ '{"id": "%s", "error": {"code": 7}, "retry_in": "5min"}', 'retrying|1||{"code": 7}', qr/retrying/, 'a delay', [ 4, 6 ] ],
 	[ '{"id": "%s", "error": "slowly", "retry_in": 300}', 'retrying|1||slowly', qr/retrying/, 'a delay in seconds', [ 4, 6 ] ],
-	[ '{"id": "%s", "error": "x", "retry_in": "soon"}', 'retrying|1||x', qr/"retry_in": "soon" is no time/, 'a delay that is none' ],
+	[ '{"id": "%s", "error": "x", "retry_in": "soon"}', 'retrying|1||x', qr/"retry_in": "soon" is not a valid time/, 'a delay that is none' ],
 	[ '{"id": "%s", "error": "no such address", "dead": true}', 'dead|1||no such address', qr/: dead: no such address/, 'dead' ],
 	[ '{"id": "%s", "dead": true}', 'dead|1||', qr/: dead:$/, 'dead, without a word' ],
 	[ '{"id": "%s", "later": true}', 'pending|0||', qr/^$/, 'later', [ 0, 2 ] ],
-	[ '{"id": "%s", "later": "soon"}', 'pending|0||', qr/"later": "soon" is no time/, 'later, at no time', [ 0, 2 ] ],
+	[ '{"id": "%s", "later": "soon"}', 'pending|0||', qr/"later": "soon" is not a valid time/, 'later, at no time', [ 0, 2 ] ],
 	[ '{"id": "%s", "later": "5min"}', 'pending|0||', qr/^$/, 'later, by then', [ 4, 6 ] ],
 	[ '{"id": "%s", "later": false, "error": null, "result": 1}', 'completed|1|1|', qr/^$/, 'neither later nor an error' ],
 	[ '{"id": "%s", "error": "€ \ud83d\ude00"}', "retrying|1||\x{20ac} \x{1f600}", qr/retrying/, 'an error in other letters' ],
 	[ '{"id": "%s", "result": 1', 'retrying|1||', qr/retrying: the program's line is not JSON/, 'a line that is no JSON' ],
 	[ '{"id": "%s", "result": "\u0000"}', 'retrying|1||', qr/retrying: the program's line is not JSON/, 'JSON that jsonb cannot hold' ],
-	[ '{"id": "%s", "result": "%0"}', 'retrying|1||', qr/retrying: the program's line has a NUL in it/, 'a NUL' ],
-	[ '{"id": "7", "result": 1}', 'retrying|1||the program has answered with another id: {"id": "7", "result": 1} (a line on stdout that begins with { is an answer: write logs to stderr)', qr/answered with another id/, 'an id that it has not' ],
-	[ '{"level": 30, "msg": "a line of a log"}', 'retrying|1||the program has answered without an id: {"level": 30, "msg": "a line of a log"} (a line on stdout that begins with { is an answer: write logs to stderr)', qr/write logs to stderr/, 'a log in JSON' ],
+	[ '{"id": "%s", "result": "%0"}', 'retrying|1||', qr/retrying: the program's line contains a NUL byte/, 'a NUL' ],
+	[ '{"id": "7", "result": 1}', 'retrying|1||the program has responded with another id: {"id": "7", "result": 1} (a line on stdout that begins with { is a response, so write logs to stderr)', qr/responded with another id/, 'an id that it has not' ],
+	[ '{"level": 30, "msg": "a line of a log"}', 'retrying|1||the program has responded without an id: {"level": 30, "msg": "a line of a log"} (a line on stdout that begins with { is a response, so write logs to stderr)', qr/write logs to stderr/, 'a log in JSON' ],
 	# What no text can hold is a question mark, and the rest of an error is kept.
 	[ '{"id": "%s", "error": "a \\u0000 \ud83d b \\\\u0000 \ud83d\ude00", "dead": true}', "dead|1||a ? ? b \\u0000 \x{1f600}", qr/: dead: a \? \? b/, 'an error with what no text can hold' ],
 	[ "{\"id\": \"%s\", \"error\": \"a \xff \xc3\xbc b\"}", "retrying|1||a ? \x{fc} b", qr/retrying: a \? /, 'an error that is not UTF-8' ],
-	[ '{"result": 1}', 'retrying|1||the program has answered without an id: {"result": 1} (a line on stdout that begins with { is an answer: write logs to stderr)', qr/answered without an id/, 'no id' ])
+	[ '{"result": 1}', 'retrying|1||the program has responded without an id: {"result": 1} (a line on stdout that begins with { is a response, so write logs to stderr)', qr/responded without an id/, 'no id' ])
 {
 	my ($say, $expected, $said, $name, $minutes) = @$_;
 	my $id = enqueue({ say => $say });
@@ -160,7 +160,7 @@ foreach (
 
 	once('-j', '2', '--max-output', '1000000');
 	is_sql($node, "SELECT string_agg(status || ' ' || attempt || ' ' || coalesce(length(result::text)::text, left(last_error, 40)), ', ' ORDER BY id) FROM idemq.jobs WHERE id = ANY ('{@{[ join ',', @back ]}}')",
-		"completed 1 3000, retrying 1 the program's line is not JSON that can , completed 1 14", 'a result that is too deep fails its own job');
+		"completed 1 3000, retrying 1 the program's line is not JSON that the , completed 1 14", 'a result that is too deep fails its own job');
 	sql($node, "SELECT idemq.cancel($back[1])");
 }
 
@@ -204,7 +204,7 @@ foreach my $deaf (1, 2)
 
 	# meant to expire
 	my $said = once('--timeout', '300ms', '--kill-after', '100ms');
-	is(sql($node, "SELECT status, attempt, last_error FROM idemq.jobs WHERE id = $id"), 'retrying|1|ended after 0.3 s (--timeout)', "a program that hangs, $deaf");
+	is(sql($node, "SELECT status, attempt, last_error FROM idemq.jobs WHERE id = $id"), 'retrying|1|stopped after 0.3 s (--timeout)', "a program that hangs, $deaf");
 	cmp_ok(length($said), '<', 10_000, "a program that hangs, $deaf: little is said");
 	sql($node, "SELECT idemq.cancel($id)");
 	$id = enqueue('1');
@@ -276,13 +276,13 @@ EOP
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
 	# A runner that connects again sends its heartbeats at once.
 	sql($node, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'idemq-work'");
-	until_said($runner, qr/^idemq-work: q $id: the lease is lost; the program is ended$/m);
+	until_said($runner, qr/^idemq-work: q $id: the lease was lost; the program is stopped$/m);
 	until_true('its program is ended', sub { !runs($pid) });
 	is_job($node, $id, 'cancelled|1||', 'it stays cancelled');
 	$id = enqueue({ gate => 'answer' });
 	until_true('another program has the next job', sub { given() =~ /waits/ });
 	kill 'TERM', $runner->{pid};
-	until_said($runner, qr/ending: 1 programs have 30 s/);
+	until_said($runner, qr/stopping: 1 programs have 30 s to finish/);
 	open_gate('answer');
 	my ($status, $said) = ended($runner);
 	is($status, 0, 'a runner that was told to end ends with 0');

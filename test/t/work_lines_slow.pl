@@ -45,7 +45,7 @@ foreach ([ 1, 'that hangs' ], [ 2, 'that hangs, and does not hear', '--kill-afte
 	my ($status, $said) = ended(runner('--once', '--timeout', '5s', @options));
 
 	is($status, 0, 'the runner ends with 0') or diag $said;
-	is(sql($node, "SELECT status, attempt, last_error FROM idemq.jobs WHERE id = $id"), 'retrying|1|ended after 5 s (--timeout)', "a program $name");
+	is(sql($node, "SELECT status, attempt, last_error FROM idemq.jobs WHERE id = $id"), 'retrying|1|stopped after 5 s (--timeout)', "a program $name");
 	is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE id = ANY('{" . join(',', @next) . "}') AND status = 'completed' AND attempt = 1", 3, "$name: the next jobs are done");
 	cmp_ok(length($said), '<', 10_000, "$name: little is said");
 	sql($node, "SELECT idemq.cancel($id)");
@@ -57,7 +57,7 @@ foreach ([ 1, 'that hangs' ], [ 2, 'that hangs, and does not hear', '--kill-afte
 	my $runner = runner('--once', '--lease', '3s');
 	my $pid = until_file('hangs') + 0;
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
-	until_said($runner, qr/^idemq-work: q $id: the lease is lost; the program is ended$/m);
+	until_said($runner, qr/^idemq-work: q $id: the lease was lost; the program is stopped$/m);
 	until_true('its program is ended', sub { !runs($pid) });
 	is_job($node, $id, 'cancelled|1||', 'it stays cancelled');
 	is((ended($runner))[0], 0, 'the runner ends');

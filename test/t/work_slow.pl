@@ -31,8 +31,8 @@ sub enqueue { return sql($node, "SELECT id FROM idemq.enqueue('q', '$_[0]')") }
 	my ($status, $said) = ended(runner('while :; do sleep 0.1; done', '--once', '--timeout', '1h'));
 	is($status, 0, 'the runner ends');
 	# On a busy machine the server may be first.
-	like($said, qr/(retrying|the lease was lost \(.*\)): ended after 2.4 s \(job_timeout\)$|the lease is lost; the program is ended$/, 'job_timeout of the queue');
-	is_soon($node, "SELECT status = 'retrying' AND last_error IN ('ended after 2.4 s (job_timeout)', 'job_timeout reached')
+	like($said, qr/(retrying|the lease was lost \(.*\)): stopped after 2.4 s \(job_timeout\)$|the lease was lost; the program is stopped$/, 'job_timeout of the queue');
+	is_soon($node, "SELECT status = 'retrying' AND last_error IN ('stopped after 2.4 s (job_timeout)', 'job_timeout reached')
 		FROM idemq.jobs WHERE id = $id", 'which the row says as well');
 	sql($node, "SELECT idemq.cancel($id), idemq.alter_queue('q', job_timeout => '0')");
 
@@ -50,7 +50,7 @@ sub enqueue { return sql($node, "SELECT id FROM idemq.enqueue('q', '$_[0]')") }
 	my $pid = until_file('lost') + 0;
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
 	($status, $said) = ended($runner);
-	like($said, qr/^idemq-work: q $id: the lease is lost; the program is ended$/, 'a heartbeat finds out, and its runner says so');
+	like($said, qr/^idemq-work: q $id: the lease was lost; the program is stopped$/, 'a heartbeat finds out, and its runner says so');
 	ok(!runs($pid), 'and its program is ended');
 }
 # As the first process of a container, which inherits what programs leave behind.
@@ -90,7 +90,7 @@ is_sql($node, 'SELECT * FROM idemq.check()', '', 'every invariant holds');
 	$node->stop('immediate');
 	until_said($runner, qr/^idemq-work: server: /m);
 	$standby->promote;
-	until_said($runner, qr/^idemq-work: server: connected again/m);
+	until_said($runner, qr/^idemq-work: server: reconnected/m);
 	ok(runs($pid), 'a program runs on during a failover');
 	open_gate('failed_over');
 	is_soon($standby, "SELECT status = 'completed' AND attempt = 1 FROM idemq.jobs WHERE id = $id", 'and is committed on the new primary');

@@ -82,14 +82,14 @@ sub calm
 	my ($log) = @_;
 
 	return $log =~ s/.*(?:LOG:  background worker.*exited with exit code 1|FATAL:  terminating autovacuum process due to administrator command|FATAL:  terminating background worker "idemq \w+" due to administrator command|57P01 worker\.pl FATAL:  terminating connection due to administrator command|FATAL:  the database system is (?:starting up|shutting down))\n//gr
-	  =~ s/.*(?:CONTEXT:  idemq worker, maintenance task|WARNING:  idemq's background worker of the database, process \d+, does not end).*\n//gr;
+	  =~ s/.*(?:CONTEXT:  idemq worker, maintenance task|WARNING:  idemq's background worker of this database, process \d+, does not exit).*\n//gr;
 }
 
 sub said
 {
 	my ($from, $what, $server) = ($_[0], $_[1] // qr/ (?:LOG|WARNING|ERROR|FATAL|PANIC): /, $_[2] // $node);
 
-	return join '', grep { /$what/ && !/listening on|LOG:  checkpoints? |WARNING:  idemq\.test_clock is on|LOG:  idemq(?:'s background worker of database .* (?:started|ended)| begins recovery| has recovered)/ } split /^/, slurp_file($server->logfile, $from);
+	return join '', grep { /$what/ && !/listening on|LOG:  checkpoints? |WARNING:  idemq\.test_clock is on|LOG:  idemq (?:background worker for database .* (?:started|exited)|starts recovery|completed recovery)/ } split /^/, slurp_file($server->logfile, $from);
 }
 
 my $extension = "CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '1 h')";
@@ -245,7 +245,7 @@ create_database('c');
 keep_busy('c');
 my $asked = log_end($node);
 sql($node, "SELECT pg_terminate_backend(pid) $workers AND datname = 'c'");
-is_logged($node, qr/worker of database "c" ended\n.*DETAIL:  It was asked to/, 'the log says why a busy worker ended', $asked);
+is_logged($node, qr/idemq background worker for database "c" exited\n.*DETAIL:  It was asked to/, 'the log says why a busy worker ended', $asked);
 sql($node, 'DROP DATABASE c');
 foreach (1 .. 3)
 {
@@ -391,8 +391,8 @@ foreach my $db (qw(a b))
 	sql($full, "CREATE DATABASE $db");
 	sql($full, $extension, $db);
 }
-wait_logged($full, qr/WARNING:  idemq cannot start a background worker: all 3 are in use/);
-is_logged($full, qr/HINT:  Increase max_worker_processes/, 'with a hint');
+wait_logged($full, qr/WARNING:  idemq cannot start a background worker: all 3 of max_worker_processes are in use/);
+is_logged($full, qr/HINT:  Raise max_worker_processes/, 'with a hint');
 # meant to expire
 sql($full, "SELECT c.id FROM idemq.enqueue('q', '1') e, idemq.claim_job(e.id, lease => '1 ms') c", 'b');
 ok($full->poll_query_until('b', "SELECT count(*) = 1 FROM idemq.claim('q') WHERE attempt = 2"), 'without a worker a claim takes back');

@@ -7,21 +7,21 @@ import { makeServer } from '../src/server.mjs';
 
 const usage = `Usage: idemq-ui [--port=4332] [--actions] [--listen=ADDRESS --proxy=ADDRESS ...]
 
-A web page for idemq on this machine's loopback.  It connects by the PG* settings (PGHOST,
-PGDATABASE, PGUSER, PGSERVICEFILE is not read), and shows what row-level security lets that
-role see.
+Serves a web page for idemq on this machine's loopback interface.  It connects with the PG*
+variables (PGHOST, PGDATABASE, PGUSER and so on, but not PGSERVICEFILE), and shows what
+row-level security allows that role to see.
 
-  --port=N    the port to listen on; 0: any that is free
-  --actions   offer retry, redrive, cancel, pause ...; read-only otherwise
+  --port=N    port to listen on; 0 means any free port
+  --actions   allow actions such as retry, redrive, cancel and pause; read-only by default
 
-Who may look is the operating system's to decide on this machine, and a proxy's elsewhere:
-  --proxy=ADDRESS      where the proxy is, 10.0.0.7 or 10.0.0.0/24; may be given again
-  --user-header=NAME   the header in which it names the user (X-Forwarded-User), who becomes the
-                       actor in idemq.audit; from other addresses it is not read
-  --host=NAME          the name under which it is reached; may be given again
-  --listen=ADDRESS     the address to listen on (127.0.0.1); another wants --proxy
+On this machine, the operating system decides who may open the page.  Elsewhere, a proxy must do so:
+  --proxy=ADDRESS      address of the proxy, such as 10.0.0.7 or 10.0.0.0/24; can be repeated
+  --user-header=NAME   header with the user's name (X-Forwarded-User), which becomes the actor in
+                       idemq.audit; it is ignored in requests from other addresses
+  --host=NAME          host name under which the page is reached; can be repeated
+  --listen=ADDRESS     address to listen on (127.0.0.1); any other requires --proxy
 
-  --help      this text
+  --help      show this text
 `;
 
 function options() {
@@ -37,7 +37,7 @@ function options() {
     } });
     if (!/^[0-9]{1,5}$/.test(values.port) || Number(values.port) > 65535) throw new Error(`--port must be 0 to 65535, not "${values.port}"`);
     networks(values.proxy);
-    if (!isLoopback(values.listen) && values.proxy.length === 0) throw new Error(`--listen=${values.listen} wants --proxy: the page has no login of its own`);
+    if (!isLoopback(values.listen) && values.proxy.length === 0) throw new Error(`--listen=${values.listen} requires --proxy, because the page does not have its own login`);
     return values;
   } catch (error) {
     process.stderr.write(`idemq-ui: ${error.message}\n${usage}`);
@@ -54,9 +54,9 @@ const app = await makeServer({ database: new Database(), writes: given.actions,
   access: { proxies: given.proxy, hosts: given.host, header: given['user-header'] } });
 try {
   const address = await app.listen({ host: given.listen, port: Number(given.port) });
-  process.stdout.write(`idemq-ui: ${address}${given.actions ? '' : ' (read-only: --actions offers actions)'}\n`);
+  process.stdout.write(`idemq-ui: ${address}${given.actions ? '' : ' (read-only; use --actions to allow actions)'}\n`);
 } catch (error) {
-  process.stderr.write(`idemq-ui: ${error.code === 'EADDRINUSE' ? `port ${given.port} is taken: --port=0 takes any` : error.message}\n`);
+  process.stderr.write(`idemq-ui: ${error.code === 'EADDRINUSE' ? `port ${given.port} is already in use; use --port=0 for any free port` : error.message}\n`);
   process.exit(1);
 }
 for (const signal of ['SIGINT', 'SIGTERM']) process.once(signal, () => app.close().then(() => process.exit(0)));

@@ -17,7 +17,7 @@ export function networks(texts) {
     const [address, bits, more] = text.split('/');
     const most = isIPv6(address) ? 128 : 32;
     if (!isIP(address) || more !== undefined || (bits !== undefined && (!/^[0-9]{1,3}$/.test(bits) || Number(bits) > most)))
-      throw new Error(`"${text}" is no address and no network like 10.0.0.0/24`);
+      throw new Error(`"${text}" is neither an address nor a network such as 10.0.0.0/24`);
     list.addSubnet(address, Number(bits ?? most), familyOf(address));
   }
   return list;
@@ -72,10 +72,10 @@ export class Security {
     if (among(this.proxies, from)) {
       // A header that is given twice is one of a client that the proxy has let through.
       if (typeof named !== 'string' || named.trim() === '' || named.includes(','))
-        throw Object.assign(new Error(`The proxy names no user: it has to set the header ${this.header}, once.`), { statusCode: 403 });
+        throw Object.assign(new Error(`The proxy did not name a user. It must set the header ${this.header} exactly once.`), { statusCode: 403 });
       return named.trim();
     }
-    if (!among(here, from)) throw Object.assign(new Error('This page takes requests of its proxy alone.'), { statusCode: 403 });
+    if (!among(here, from)) throw Object.assign(new Error('This page accepts requests only from its proxy.'), { statusCode: 403 });
     return null;
   }
 

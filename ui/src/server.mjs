@@ -18,7 +18,7 @@ import { workersPage } from './pages/workers.mjs';
 
 const wrong = (statusCode, message) => Object.assign(new Error(message), { statusCode });
 const idOf = (text) => {
-  if (!/^[0-9]{1,18}$/.test(text)) throw wrong(404, 'There is no job of that number.');
+  if (!/^[0-9]{1,18}$/.test(text)) throw wrong(404, 'There is no job with that number.');
   return text;
 };
 const text = (value) => (typeof value === 'string' && value !== '' ? value : null);
@@ -37,11 +37,11 @@ const nameOf = (statement) => Object.entries(queries).find(([, known]) => known 
 function explain(error) {
   if (error.statusCode) return { code: error.statusCode, message: error.message };
   const steps = {
-    42501: 'The role that started this page may not do that: idemq.grant_queue(queue, role, \'admin\') lets it; what is of the whole server is for members of pg_monitor.',
-    57014: `It took longer than ${error.statement ? 'a page waits (2 s)' : '15 s'} and was ended${error.statement ? `: the page's statement "${nameOf(error.statement)}"` : ''}. Look at fewer jobs, or in psql.`,
-    '3F000': 'CREATE EXTENSION idemq in this database, or start the page with another PGDATABASE.',
+    42501: 'The role that started this page lacks a privilege. An administrator can grant it with idemq.grant_queue(queue, role, \'admin\'). Server-wide information requires membership in pg_monitor.',
+    57014: `The query${error.statement ? ` "${nameOf(error.statement)}" of this page` : ''} was cancelled after ${error.statement ? '2 s' : '15 s'}. Select fewer jobs, or use psql.`,
+    '3F000': 'Run CREATE EXTENSION idemq in this database, or start the page with another PGDATABASE.',
     '42P01': 'Run CREATE EXTENSION idemq in this database.',
-    42883: 'This page needs a newer version of idemq: run ALTER EXTENSION idemq UPDATE in this database.',
+    42883: 'This page requires a newer version of idemq. Run ALTER EXTENSION idemq UPDATE in this database.',
   };
   if (!error.code) return { code: 500, message: error.message };
   // What was asked for is no number, no time, or no text.
@@ -50,7 +50,7 @@ function explain(error) {
   const lost = /^(08|57P|ECONN|ENOENT|ETIMEDOUT)/.test(error.code);
   return {
     code: lost ? 503 : 500,
-    message: `${error.message}${error.code.length === 5 ? ` (${error.code})` : ''}. ${steps[error.code] ?? (lost ? 'The server cannot be reached; this page tries again at each click.' : error.hint ?? '')}`,
+    message: `${error.message}${error.code.length === 5 ? ` (${error.code})` : ''}. ${steps[error.code] ?? (lost ? 'The server cannot be reached. This page tries again with each request.' : error.hint ?? '')}`,
   };
 }
 
@@ -84,9 +84,9 @@ export async function makeServer({ database, writes = false, logger = false, acc
     about = code === 503 ? null : about;
     reply.code(code);
     if (request.url.startsWith('/live')) return reply.type('text/html; charset=utf-8').send(String(html`<p class="notice bad" role="alert">${message}</p>`));
-    return send(reply, 'That did not work', html`<p class="notice bad" role="alert">${message}</p><p><a href="/">Overview</a></p>`, { server: about, writes });
+    return send(reply, 'Request failed', html`<p class="notice bad" role="alert">${message}</p><p><a href="/">Overview</a></p>`, { server: about, writes });
   });
-  app.setNotFoundHandler((request, reply) => send(reply.code(404), 'There is no such page', html`<p><a href="/">Overview</a></p>`, { server: about, writes }));
+  app.setNotFoundHandler((request, reply) => send(reply.code(404), 'Page not found', html`<p><a href="/">Overview</a></p>`, { server: about, writes }));
 
   for (const [name, type] of Object.entries(statics)) {
     const content = readFileSync(new URL(`../static/${name}`, import.meta.url));
@@ -108,7 +108,7 @@ export async function makeServer({ database, writes = false, logger = false, acc
   const livePart = async (request, context) => {
     const { at, queues, byName, health } = await readNow();
     const only = text(request.query.queue);
-    if (only !== null && !byName.has(only)) throw wrong(404, `There is no queue "${only}" that you may see.`);
+    if (only !== null && !byName.has(only)) throw wrong(404, `You cannot see a queue named "${only}".`);
     const last = Object.hasOwn(spans, request.query.last ?? '') ? request.query.last : '1h';
     const troubles = [];
     // Without a history the rest is of use still.
@@ -132,7 +132,7 @@ export async function makeServer({ database, writes = false, logger = false, acc
     const [job] = /^[0-9]{1,18}$/.test(wanted) ? await database.query('SELECT j.id FROM idemq.jobs j WHERE j.id = $1', [wanted]) : [];
     const found = job ?? await database.one(`SELECT f.id FROM idemq.queues q, LATERAL (SELECT j.id FROM idemq.jobs j
       WHERE j.queue_id = q.queue_id AND j.key = $1) f LIMIT 1`, [wanted]);
-    if (!found) throw wrong(404, `No job that you may see has the number or the key "${wanted}".`);
+    if (!found) throw wrong(404, `You cannot see a job with the number or key "${wanted}".`);
     return reply.redirect(`/job/${found.id}`, 303);
   });
 
@@ -149,7 +149,7 @@ export async function makeServer({ database, writes = false, logger = false, acc
     const context = await contextOf(request, null);
     const id = idOf(request.params.id);
     const [flow] = await database.query(queries.flow, [id]);
-    if (!flow) throw wrong(404, `There is no job ${id} that you may see: it was never there, its retention has deleted it, or its queue is not yours.`);
+    if (!flow) throw wrong(404, `You cannot see a job with the number ${id}. It never existed, it was deleted after its retention, or you have no privilege on its queue.`);
     // From where it began, so that what is cut off is its end.
     const groups = await database.query(queries.flowJobs, [flow.roots?.[0] ?? id]).catch((error) => explain(error).message);
     // One too large to be asked about in time is cancelled by SQL.
@@ -173,7 +173,7 @@ export async function makeServer({ database, writes = false, logger = false, acc
   });
 
   const actionOf = (given) => {
-    if (!writes) throw wrong(403, 'This page is read-only: start it with --actions.');
+    if (!writes) throw wrong(403, 'This page is read-only. To allow actions, start it with --actions.');
     if (!Object.hasOwn(actions, given.action ?? '')) throw wrong(404, 'There is no such action.');
     const action = actions[given.action];
     return { action, input: inputsOf(action, given) };
@@ -184,7 +184,7 @@ export async function makeServer({ database, writes = false, logger = false, acc
     return send(reply, `${action.title}?`, html`<p class="why">${said}</p>
 <form method="post" action="/do"><input type="hidden" name="csrf" value="${security.token(request.session)}"><input type="hidden" name="action" value="${request.query.action}">
 ${Object.entries(input).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}
-<button class="do">${action.title}: ${count(jobs)} ${String(jobs) === '1' ? 'job' : 'jobs'}</button> <a href="${action.back(input)}">No, go back</a></form>`, await contextOf(request, null));
+<button class="do">${action.title}: ${count(jobs)} ${String(jobs) === '1' ? 'job' : 'jobs'}</button> <a href="${action.back(input)}">Go back</a></form>`, await contextOf(request, null));
   });
   app.post('/do', async (request, reply) => {
     const { action, input } = actionOf(request.body);

@@ -11,7 +11,7 @@ if (list) {
   let last = null;
   const say = () => {
     const chosen = boxes.filter((box) => box.checked).length;
-    if (said) said.textContent = all?.checked ? 'All of the list:' : chosen > 0 ? `${chosen} chosen:` : 'Mark jobs above, or all:';
+    if (said) said.textContent = all?.checked ? 'All jobs of the list:' : chosen > 0 ? `${chosen} selected:` : 'Select jobs above, or all:';
     if (every) {
       every.checked = chosen === boxes.length;
       every.indeterminate = chosen > 0 && chosen < boxes.length;
@@ -44,7 +44,7 @@ for (const button of document.querySelectorAll('[data-copy]')) {
       await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
       button.textContent = 'Copied';
     } catch {
-      button.textContent = 'The browser refuses: mark the text';
+      button.textContent = 'Copying failed: select the text instead';
     }
     setTimeout(() => { button.textContent = before; }, 2000);
   });

@@ -21,10 +21,10 @@ const tabsOf = async () => Object.fromEntries((await page.locator('.tabs a').all
 // A page looks for jobs for a second, which a busy machine may take away: then it is asked again.
 const whole = async (rows) => {
   let again = 0;
-  for (; again < 20 && await rowsOf().count() < rows && await page.getByRole('link', { name: 'Look on' }).count() > 0; again += 1) await page.reload();
+  for (; again < 20 && await rowsOf().count() < rows && await page.getByRole('link', { name: 'Continue search' }).count() > 0; again += 1) await page.reload();
   return again > 0;
 };
-const counted = async () => { for (let i = 0; i < 20 && /at least|A second was not enough/.test(await said(page)); i += 1) await page.reload(); };
+const counted = async () => { for (let i = 0; i < 20 && /at least|No matching job was found within/.test(await said(page)); i += 1) await page.reload(); };
 const show = async (queue, parameters, rows) => {
   await page.goto(base + list(queue, parameters));
   await whole(rows);
@@ -68,7 +68,7 @@ ok(await find('post', 'waiting', { kind: 'reminder' }, 50) === 50 && (await page
 ok(await find('post', 'waiting', { key: 'letter-2026-11-24-order-1800' }) === 9 && (await said(page)).includes('9 found'), 'and the beginning of a key', await said(page));
 ok(await find('post', 'blocked', { group: 'tenant 1' }) === 34, 'and a group', await said(page));
 ok(await find('shop', 'all', { error: 'TABLE rates' }) === 0 && await find('shop', 'all', { error: 'customer 77' }) === 1, 'and a text of an error', await said(page));
-ok(await find('post', 'all', { payload: '{"order": 18042}' }, 1) === 1 && /1 found; looked at [\d,]+ of [\d,]+ jobs/.test(await said(page)) && (await said(page)).includes('above 64 kB are not searched'),
+ok(await find('post', 'all', { payload: '{"order": 18042}' }, 1) === 1 && /1 found; searched [\d,]+ of [\d,]+ jobs/.test(await said(page)) && (await said(page)).includes('larger than 64 kB are not searched'),
   'and what a payload contains, with what was looked at', await said(page));
 // Slices of newest ids, in a second each, among 100,000: all of them come by going on.
 let looked = await find('orders', 'all', { payload: '{"order": 5}' });
@@ -94,12 +94,12 @@ const doIt = async (name, question, answer) => {
 };
 await show('post', {}, 50);
 await mark(0, 2);
-ok((await page.locator('[data-chosen]').innerText()) === '2 chosen:', 'the bar says how many are chosen');
+ok((await page.locator('[data-chosen]').innerText()) === '2 selected:', 'the bar says how many are chosen');
 await doIt('Cancel', /2 jobs of queue post: they will not run[^]*pending\s+reminder\s+2/, /2 jobs cancelled\./);
 await show('post', {}, 50);
 await mark(0, 1);
 await page.locator('.bulk select').selectOption('1');
-await doIt('Set priority', /2 jobs of queue post, to priority 1: they get that priority/, /2 jobs given the priority\./);
+await doIt('Set priority', /2 jobs of queue post, to priority 1: they get this priority/, /2 jobs given the priority\./);
 await whole(50);
 ok((await heads()).includes('Priority') && /^\s*\d+\s+\w+\s+\S+\s+1\s/.test(await rowsOf().first().innerText()), 'and they are first now', await rowsOf().first().innerText());
 await mark(0, 1, 2);
@@ -107,23 +107,23 @@ await follow(page.locator('.bulk').getByRole('button', { name: 'Delete' }));
 await picture(page, 'ui-sure');
 await page.goBack();
 if (await whole(50)) await mark(0, 1, 2);
-await doIt('Delete', /3 jobs of queue post: they are gone, with their attempts and steps/, /3 jobs deleted\./);
+await doIt('Delete', /3 jobs of queue post: they are deleted with their attempts and steps/, /3 jobs deleted\./);
 ok((await tabsOf()).waiting === '116' && (await tabsOf()).cancelled === '2', 'the counts follow', JSON.stringify(await tabsOf()));
 await page.goto(base + list('post', { tab: 'cancelled' }));
 await mark(0, 1);
-await doIt('Retry', /2 jobs of queue post: they become ready at once[^]*cancelled/, /2 jobs made ready\./);
+await doIt('Retry', /2 jobs of queue post: they become ready immediately[^]*cancelled/, /2 jobs made ready\./);
 await page.goto(base + list('shop', { tab: 'scheduled', kind: 'report' }));
 await mark(0);
-await doIt('Run now', /1 job of queue shop: they become ready at once/, /1 job made ready\./);
+await doIt('Run now', /1 job of queue shop: they become ready immediately/, /1 job made ready\./);
 ok(await value("SELECT string_agg(format('%s %s %s', action, jobs, details ->> 'ids'), ', ' ORDER BY id) FROM idemq.audit WHERE queue = 'post' AND action IN ('cancel_many', 'purge', 'retry_many')") === 'cancel_many 2 , purge 3 3, retry_many 2 '
   && await value("SELECT count(*) FROM idemq.audit WHERE queue = 'post' AND action = 'reschedule'") === '2', 'each has its entry in the audit',
 await value("SELECT string_agg(format('%s %s %s', action, jobs, details ->> 'ids'), ', ' ORDER BY id) FROM idemq.audit WHERE queue = 'post'"));
 await show('post', {}, 50);
 await page.locator('.every').check();
-ok((await page.locator('[data-chosen]').innerText()) === '50 chosen:', 'all of a page are chosen at once');
+ok((await page.locator('[data-chosen]').innerText()) === '50 selected:', 'all of a page are chosen at once');
 await rowsOf().nth(1).locator('input').click();
 await rowsOf().nth(5).locator('input').click({ modifiers: ['Shift'] });
-ok((await page.locator('[data-chosen]').innerText()) === '45 chosen:', 'and a row of them with the shift key', await page.locator('[data-chosen]').innerText());
+ok((await page.locator('[data-chosen]').innerText()) === '45 selected:', 'and a row of them with the shift key', await page.locator('[data-chosen]').innerText());
 // By keyboard alone, without a script.
 const plain = await open({ javaScriptEnabled: false });
 await plain.goto(base + list('post', { key: 'letter-2026-11-24-order-18119' }));
@@ -151,10 +151,10 @@ const questionOf = (seen) => String(surePage({ queue: { name: 'bulk' }, want: { 
   seen: { upto: '7', of: [], looked: 0, ...seen }, given: { kind: 'b' }, token: 't' }));
 for (const [seen, button] of [[{ jobs: 0, atLeast: true }, 'jobs not counted yet'], [{ jobs: 98000, atLeast: false }, '98,000 jobs']]) {
   const question = questionOf(seen);
-  ok(question.includes('A second was not enough to meet one of them') && question.includes(`<button class="do">Cancel: ${button}</button>`) && !/any more|Of the first|What is meant/.test(question),
+  ok(question.includes('No matching job was found within one second') && question.includes(`<button class="do">Cancel: ${button}</button>`) && !/any longer|covers the first|Selected jobs/.test(question),
     `who is slow to meet them asks all the same: ${button}`, question);
 }
-ok(questionOf({ jobs: 0, atLeast: false }).includes('None of these jobs is there any more'), 'where there is none it says so');
+ok(questionOf({ jobs: 0, atLeast: false }).includes('None of these jobs exists any longer'), 'where there is none it says so');
 
 // The second slice meets a job that somebody holds: it waits for it, and is stopped.
 const holder = new pg.Client();
@@ -172,14 +172,14 @@ ok(/[\d,]+ s|ms/.test(await said(page)) && await page.locator('progress').count(
 await picture(page, 'ui-doing');
 const doing = page.url();
 await follow(page.getByRole('link', { name: 'Queue held' }));
-ok((await said(page)).includes('Set priority is under way: how far it is'), 'the queue says that it is under way', await said(page));
+ok((await said(page)).includes('Set priority is in progress: view progress'), 'the queue says that it is under way', await said(page));
 await page.goto(doing);
 const stopping = follow(page.getByRole('button', { name: 'Stop' }));
 // Or it has ended: each wait for the job that is held is three seconds.
-while (!/It ends after this slice|It was stopped/.test(await (await fetch(`${doing}/live`)).text())) await new Promise((resolve) => { setTimeout(resolve, 100); });
+while (!/It stops after the current batch|Stopped\./.test(await (await fetch(`${doing}/live`)).text())) await new Promise((resolve) => { setTimeout(resolve, 100); });
 await holder.query('ROLLBACK');
 await stopping;
-ok((await said(page)).includes('It was stopped.') && Number(await value("SELECT count(*) FROM idemq.job_list WHERE queue = 'held' AND priority = 7")) < 1500, 'and it is stopped', await said(page));
+ok((await said(page)).includes('Stopped.') && Number(await value("SELECT count(*) FROM idemq.job_list WHERE queue = 'held' AND priority = 7")) < 1500, 'and it is stopped', await said(page));
 await holder.end();
 
 // A job by hand.
@@ -190,7 +190,7 @@ const enter = async (given) => {
   await follow(page.locator('button.do'));
 };
 await enter({ payload: '{"by": "hand"', kind: 'note' });
-ok((await said(page)).includes('The payload is no JSON') && await page.locator('[name="kind"]').inputValue() === 'note' && await page.locator('[name="payload"][aria-invalid]').count() === 1, 'what is no JSON is said, and what was written stays', await said(page));
+ok((await said(page)).includes('The payload is not valid JSON') && await page.locator('[name="kind"]').inputValue() === 'note' && await page.locator('[name="payload"][aria-invalid]').count() === 1, 'what is no JSON is said, and what was written stays', await said(page));
 await enter({ payload: '{"by": "hand"}', delay: 'soon' });
 ok((await page.locator('[name="delay"][aria-invalid]').count()) === 1 && (await said(page)).includes('interval'), 'so is what is no time', await said(page));
 await enter({ delay: '2 h', key: 'by hand', priority: '3', headers: '{"who": "me"}' });
@@ -212,13 +212,13 @@ await page.goto(`${base}/job/${alone}`);
 await page.locator('.reschedule summary').click();
 await page.locator('[name="run_at"]').fill('2090-01-02T03:04');
 await page.locator('[name="priority"]').selectOption('8');
-await act('Reschedule …', /will not be claimed before 2090-01-02 03:04:00 UTC, and its priority is 8/, /The job has its new time and priority\.[^]*2090-01-02 03:04:00 UTC/);
-await act('Run now', /becomes ready at once, and does not wait/, /The job is ready, and will be claimed next\./);
-await act('Cancel', /which is pending now: it will not run/, /The job is cancelled\./);
-await act('Retry', /which is cancelled now: it becomes ready at once/, /The job is ready/);
+await act('Reschedule …', /will not be claimed before 2090-01-02 03:04:00 UTC, and its priority will be 8/, /The job has its new time and priority\.[^]*2090-01-02 03:04:00 UTC/);
+await act('Run now', /becomes ready immediately, regardless/, /The job is ready\./);
+await act('Cancel', /is now pending\. It will not run/, /The job was cancelled\./);
+await act('Retry', /is now cancelled\. It becomes ready immediately/, /The job is ready/);
 ok(await value("SELECT string_agg(action, ' ' ORDER BY id) FROM idemq.audit WHERE job_id = $1", [alone]) === 'reschedule retry cancel retry', 'each stands in the audit');
 await page.goto(`${base}/job/${await jobOf('shop', 'import-7')}`);
-await act('Revoke lease', /its lease ends now/, /was taken from its worker/);
+await act('Revoke lease', /Its lease ends now/, /The lease was revoked/);
 
 // A traceback: its cause first, its lines, the client's own folded.
 await page.context().grantPermissions(['clipboard-read', 'clipboard-write'], { origin: base });
@@ -258,7 +258,7 @@ await page.goto(`${base}/job/${await jobOf('shop', 'order-1845')}`);
 await page.getByText('request', { exact: true }).click();
 await page.getByText('response', { exact: true }).click();
 const steps = await said(page);
-ok(/Step charge card: done after/.test(steps) && steps.includes('amount: 1200') && steps.includes('charge: "ch_1845"') && steps.includes('37 %') && /Event paid 1845: waits, no longer than in 2 d/.test(steps), 'steps with request and response, checkpoint, event', steps);
+ok(/Step charge card: done after/.test(steps) && steps.includes('amount: 1200') && steps.includes('charge: "ch_1845"') && steps.includes('37 %') && /Event paid 1845: waiting, until in 2 d at most/.test(steps), 'steps with request and response, checkpoint, event', steps);
 await page.goto(`${base}/job/${await jobOf('desk', 'graph')}`);
 ok(await page.locator('.graph a').count() === 4 && await page.locator('.graph .edge').count() === 4 && (await page.locator('.graph').textContent()).includes('blocked'), 'a small graph is drawn in full, with its states', await page.locator('.graph').textContent());
 await page.locator('.graph a').nth(3).focus();
@@ -312,7 +312,7 @@ await page.goto(clerk + list('shop', { tab: 'dead' }));
 ok((await page.locator('.bulk button').allInnerTexts()).join() === 'Retry', 'who may enqueue may retry, and not delete', (await page.locator('.bulk').innerText()));
 await value("SELECT idemq.schedule('yearly', '0 0 1 1 *', 'shop', '{}')");
 ok((await page.goto(`${clerk}/schedules`)).status() === 200 && (await said(page)).includes('yearly') && await page.getByRole('button', { name: 'Run' }).count() === 0
-  && (await page.goto(`${clerk}/confirm?action=run_schedule&schedule=yearly`)).status() === 403 && (await said(page)).includes('by the role that made it'), 'a schedule of others is not his to run', await said(page));
+  && (await page.goto(`${clerk}/confirm?action=run_schedule&schedule=yearly`)).status() === 403 && (await said(page)).includes('by the role that created it'), 'a schedule of others is not his to run', await said(page));
 await value("SELECT idemq.unschedule('yearly')");
 ok((await page.goto(`${clerk}/queue/shop/sure?doing=delete&ids=${dead}`)).status() === 403 && (await said(page)).includes('lacks admin'), 'deleting wants an administrator', await said(page));
 await page.goto(readOnly + list('shop', { tab: 'dead' }));

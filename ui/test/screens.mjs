@@ -66,7 +66,7 @@ await page.setViewportSize({ width: 1200, height: 800 });
 
 // What needs somebody.
 const overview = await said(page);
-ok(/Nobody works on\s+reports/.test(overview) && /Dead-letter queue\s+undelivered\s+holds 1 job/.test(overview), 'what needs somebody is said first', overview);
+ok(/No worker for\s+reports/.test(overview) && /Dead-letter queue\s+undelivered\s+has 1 job to review/.test(overview), 'what needs somebody is said first', overview);
 ok(/undelivered\s+dead-letter queue/.test(overview), 'a dead-letter queue is marked', overview);
 
 // Who is there.
@@ -79,7 +79,7 @@ await page.goto(`${base}/workers`);
 const workers = await said(page);
 for (const [what, pattern] of [['a worker, where it is and what it is', /mail-1\s+node 1\.0\.0 on web-1\.shop\.example as app/],
   ['one that is there', /mail-1[^]{0,80}\shere\s/], ['a name that is markup is text', /<img src=x onerror=alert\(1\)>/], ['one that is silent', /silent/], ['one that is gone', /mail-3[^]{0,80}\sgone\s/],
-  ['what nobody works on', /Nobody works on\s+reports/], ['a handler, in words and units', /up to 1 job a transaction; ends after 10 s without one/]])
+  ['what nobody works on', /No worker for\s+reports/], ['a handler, in words and units', /up to 1 job per transaction; exits after 10 s without a job/]])
   ok(pattern.test(workers), `workers: ${what}`, workers);
 await picture(page, 'ui-workers');
 await page.goto(`${base}/running`);
@@ -95,16 +95,16 @@ ok(import_.includes('<script>alert(2)</script>'), 'a kind that is markup is text
 await picture(page, 'ui-flow');
 const seen = await open();
 await seen.goto(`${readOnly}/flow/${flow}`);
-ok(await seen.getByRole('button', { name: 'Cancel all of it' }).count() === 0, 'a read-only page does not cancel it');
+ok(await seen.getByRole('button', { name: 'Cancel entire flow' }).count() === 0, 'a read-only page does not cancel it');
 ok((await seen.goto(`${tenant}/flow/${flow}`)).status() === 404, 'a role that does not see its queue does not see it');
 ok((await seen.goto(`${tenant}/workers`)).status() === 200 && !(await said(seen)).includes('mail-1'), 'nor who works elsewhere', await said(seen));
 await seen.goto(tenant);
 ok(await seen.locator('figure.chart').count() === 6 && !(await said(seen)).includes('orders'), 'charts of what a role may see', await said(seen));
-await follow(page.getByRole('button', { name: 'Cancel all of it' }));
-ok(/1,189 jobs are not finished: they are cancelled/.test(await said(page)), 'the question says how many', await said(page));
+await follow(page.getByRole('button', { name: 'Cancel entire flow' }));
+ok(/1,189 unfinished jobs/.test(await said(page)), 'the question says how many', await said(page));
 await picture(page, 'ui-cancel-flow');
 await follow(page.locator('button.do'));
-ok(/1,189 jobs are cancelled/.test(await said(page)) && /2,001 of 2,001/.test(await said(page)), 'all of it is cancelled', await said(page));
+ok(/1,189 jobs were cancelled/.test(await said(page)) && /2,001 of 2,001/.test(await said(page)), 'all of it is cancelled', await said(page));
 
 // By keyboard, on every page.
 await page.goto(`${base}/errors`);

@@ -82,7 +82,7 @@ for (let i = 0; i < 30; i += 1) {
 }
 await page.keyboard.press('Enter');
 await page.waitForURL(/queue\/orders/);
-ok((await said(page)).includes('Queue orders is paused'), 'a queue is paused by keyboard', await said(page));
+ok((await said(page)).includes('Queue orders was paused'), 'a queue is paused by keyboard', await said(page));
 
 // A payload, a key, an error that are markup are text.
 await page.goto(`${base}/queue/hostile?tab=all`);
@@ -99,7 +99,7 @@ const child = await said(page);
 ok(child.includes('blocked: waits for its parent') && child.includes('letter') && await page.locator('.graph a').count() === 2, 'a child, its kind, and its parent in a picture', child);
 await follow(page.locator('.graph a:not([aria-current])'));
 const parent = await said(page);
-ok(parent.includes('waits for event "paid 7"') && /Event paid 7:\s+waits, no longer than in 2 d/.test(parent), 'an awaited event', parent);
+ok(parent.includes('waiting for event "paid 7"') && /Event paid 7:\s+waiting, until in 2 d at most/.test(parent), 'an awaited event', parent);
 
 // A large payload is cut, and can be had whole.
 await page.goto(`${base}/queue/large?tab=all`);

@@ -70,7 +70,7 @@ export function optionalInterval(value, what) {
 export function optionalTime(value, what) {
   if (value === null || value === undefined) return null;
   if (typeof value === 'string' || (types.isDate(value) && !Number.isNaN(value.getTime()))) return value;
-  return reject(what, "a Date, or PostgreSQL's text for a time", value);
+  return reject(what, "a Date, or a PostgreSQL timestamp as text", value);
 }
 
 /** @param {unknown} value @param {string} what @returns {Record<string, unknown> | null} */
@@ -83,11 +83,11 @@ export function optionalObject(value, what) {
 /** An id, as it came; a number may have lost digits. @param {unknown} value @param {string} what @returns {string} */
 export function checkId(value, what) {
   if ((typeof value === 'string' && /^-?\d+$/.test(value)) || typeof value === 'bigint' || Number.isSafeInteger(value)) return `${value}`;
-  return reject(what, 'the id of a job, which is a string of digits', value);
+  return reject(what, 'a job id, which is a string of digits', value);
 }
 
 /** @param {unknown} value @param {string} what @returns {string[]} */
 export function checkIds(value, what) {
-  if (!Array.isArray(value)) reject(what, 'an array of ids of jobs', value);
+  if (!Array.isArray(value)) reject(what, 'an array of job ids', value);
   return /** @type {unknown[]} */ (value).map((id, n) => checkId(id, `${what}[${n}]`));
 }

@@ -229,9 +229,9 @@ export class ClusterWorker {
   constructor(router, queue, options = {}) {
     checkOptions(options, CLUSTER_WORKER, 'ClusterWorker');
     const { home, roam = true, shardPlace, ...own } = options;
-    if (home !== undefined && !(Array.isArray(home) && home.every(Number.isSafeInteger))) reject('home', 'an array of numbers of shards', home);
+    if (home !== undefined && !(Array.isArray(home) && home.every(Number.isSafeInteger))) reject('home', 'an array of shard numbers', home);
     optionalBoolean(roam, 'roam');
-    if (home?.length === 0 && !roam) throw new RangeError('with neither a home shard nor roam there is nothing to do');
+    if (home?.length === 0 && !roam) throw new RangeError('a worker without a home shard and without roam has no work: pass home, roam or both');
     if (shardPlace) checkOptions(shardPlace, { host: true, port: true }, 'shardPlace');
     // Says what is wrong with the other options.
     this.#name = new Worker({}, queue, own).name;
@@ -273,7 +273,7 @@ export class ClusterWorker {
   /** @param {unknown} handler @param {(worker: Worker) => Promise<Record<string, number>>} start */
   async #run(handler, start) {
     checkHandlers(handler);
-    if (this.#ran) throw new Error('this worker has run already: make another one');
+    if (this.#ran) throw new Error('this worker has already run: create another one');
     this.#ran = true;
     const { concurrency = 1, signals = true, grace = 30 } = this.#options.own;
     const pool = new SlotPool(concurrency);
@@ -298,7 +298,7 @@ export class ClusterWorker {
       const first = map.read();
       first.catch(() => {}); // nobody waits for it when it is told to end first
       moved(await Promise.race([first, stopped.then(() => [])]));
-      if (this.#runs.length === 0 && !this.#stops) throw new Error('the cluster has no shard for this worker: look at cluster.map()');
+      if (this.#runs.length === 0 && !this.#stops) throw new Error('the cluster has no shard for this worker: check cluster.map()');
       following = map.follow(moved);
       let seen;
       do {

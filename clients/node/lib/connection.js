@@ -47,8 +47,8 @@ export async function sessionInfo(client) {
   const [{ pid, read_only: readOnly, standby, statement_timeout: statementTimeout, has_hold_claimed: hasHoldClaimed, backend_start: backendStart }] = (await client.query(SESSION_INFO, [told])).rows;
   if (readOnly) {
     const why = standby
-      ? `${client.host}:${client.port} is a standby, which takes no writes`
-      : 'default_transaction_read_only is on for this role, database or server: a worker has to write; ALTER ROLE ... SET default_transaction_read_only = off';
+      ? `${client.host}:${client.port} is a standby, which does not accept writes`
+      : 'default_transaction_read_only is on for this role, database or server, but a worker must write: ALTER ROLE ... SET default_transaction_read_only = off';
     throw Object.assign(new Error(why), { code: '25006' });
   }
   return { direct: pid === told, process: pid, backendStart, statementTimeout: Number(statementTimeout), hasHoldClaimed };
@@ -61,9 +61,9 @@ export async function sessionInfo(client) {
  */
 export function hosts(connection) {
   const given = typeof connection === 'string' ? { connectionString: connection } : connection;
-  if (typeof given !== 'object' || given === null || Array.isArray(given)) reject('connection', "a URL, or what pg's Client takes", given);
+  if (typeof given !== 'object' || given === null || Array.isArray(given)) reject('connection', "a URL, or a configuration object for pg's Client", given);
   // A pool or a client: a worker opens connections of its own.
-  if (typeof (/** @type {any} */ (given).query) === 'function') reject('connection', "a URL, or what pg's Client takes (not a client or a pool: a worker opens its own connections)", given);
+  if (typeof (/** @type {any} */ (given).query) === 'function') reject('connection', "a URL, or a configuration object for pg's Client (a worker opens its own connections, so pass neither a client nor a pool)", given);
   const { port: numbers, ...config } = given;
   const url = /^(\w+:\/\/(?:[^@/?#]*@)?)([^/?#]*)([^?#]*)(?:\?([^#]*))?/s.exec(config.connectionString ?? '');
   if (url) {
@@ -382,13 +382,13 @@ export class Server {
   async open(until) {
     for (let pause = 200; ; pause = Math.min(2 * pause, 5000)) {
       // Nobody would close it.
-      if (until.aborted || this.life.over.aborted) throw new Error('there is no connection, and the worker ends');
+      if (until.aborted || this.life.over.aborted) throw new Error('the worker is stopping, and has no connection');
       const { configs, version } = this.address;
       try {
         const session = Object.assign(await Session.open(configs, until), { configs, version });
         for (const other of this.sessions) if (other.gone) this.sessions.delete(other);
         this.sessions.add(session);
-        if (this.#since) this.logger.warn(`idemq: ${this.address.name}connected again after ${((Date.now() - this.#since) / 1000).toFixed(1)} s`);
+        if (this.#since) this.logger.warn(`idemq: ${this.address.name}reconnected after ${((Date.now() - this.#since) / 1000).toFixed(1)} s`);
         this.#since = 0;
         return session;
       } catch (error) {

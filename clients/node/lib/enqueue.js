@@ -24,11 +24,11 @@ export function json(value, what) {
     text = JSON.stringify(value);
   } catch (error) {
     // A circle, a bigint: what JSON.stringify says names neither.
-    throw error instanceof RangeError ? error : new TypeError(`${what} cannot be made JSON: ${textOf(error)}`, { cause: error });
+    throw error instanceof RangeError ? error : new TypeError(`${what} cannot be encoded as JSON: ${textOf(error)}`, { cause: error });
   }
   if (text === undefined) throw new TypeError(`${what} must be a value that JSON has, not ${typeof value === 'undefined' ? 'undefined' : `a ${typeof value}`}`);
   // A message of hundreds of megabytes that is refused holds up all that stands behind it.
-  if (text.length > maxJsonLength) throw new RangeError(`${what} is ${text.length} characters long as JSON, more than any server takes; pass a reference to it`);
+  if (text.length > maxJsonLength) throw new RangeError(`${what} is ${text.length} characters long as JSON, which is longer than any server accepts; pass a reference to it instead`);
   return text;
 }
 

@@ -15,7 +15,7 @@ export class IdemqError extends Error {
   }
 }
 
-/** IQ001: the lease is lost; another attempt may have the job. */
+/** IQ001: the lease was lost; another attempt may have the job. */
 export class StaleToken extends IdemqError {}
 /** IQ002: there is no such job, or not for this role. */
 export class NoSuchJob extends IdemqError {}
@@ -187,7 +187,7 @@ export function textOf(error) {
   let text = '';
   let causes = 0;
   walk(error, (each, word) => {
-    const own = read(() => ownText(each)) ?? 'an error that has no text';
+    const own = read(() => ownText(each)) ?? 'an error without a text';
     if (!word) text = own;
     else text = `${causes++ === 0 ? text.slice(0, maxBeforeCause) : text}; ${word} ${own.slice(0, maxCauseLength)}`;
   });

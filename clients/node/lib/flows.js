@@ -86,7 +86,7 @@ export async function enqueueSequenced(client, queue, producer, seq, payload, op
 /** @type {typeof import('../index.js').enqueueGraph} */
 export async function enqueueGraph(client, jobs) {
   checkClient(client);
-  if (optionalObject(jobs, 'jobs') === null) reject('jobs', 'an object of jobs by name', jobs);
+  if (optionalObject(jobs, 'jobs') === null) reject('jobs', 'an object that maps names to jobs', jobs);
   const graph = Object.entries(jobs).map(([name, job]) => jobText(name, job));
   const placed = await rows(client, ENQUEUE_GRAPH, [`[${graph}]`]);
   return Object.fromEntries(placed.map(({ name, ...job }) => [name, job]));

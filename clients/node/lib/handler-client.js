@@ -68,7 +68,7 @@ export class HandlerTransaction {
     while (this.waiting > 0 || (this.session.busy && !this.session.gone)) {
       await this.begin().catch(() => {});
       await this.session.drained(this.cursors.size > 0 ? halfReadTimeout : undefined);
-      if (this.session.busy && [...this.cursors].some(({ state }) => state === 'idle')) throw new Error('the handler has left a cursor half read: read it to its end, or close it');
+      if (this.session.busy && [...this.cursors].some(({ state }) => state === 'idle')) throw new Error('the handler has left a cursor half read: read it to the end, or close it');
     }
     // What the answers have set off: the code behind an await.
     await new Promise((resolve) => setImmediate(resolve));
@@ -151,7 +151,7 @@ export function handlerClient(handlerTransaction, refusal) {
   /** Some of the handler's work that may fail by itself: a savepoint. @param {(client: any) => unknown} fn */
   const transaction = async (fn) => {
     // Of two at a time one's rollback would undo the other's work, which was told to be done.
-    if (open.length > 0 && currentSavepoint.getStore() !== open[open.length - 1]) throw new Error('another transaction() of this client is not over: await it first');
+    if (open.length > 0 && currentSavepoint.getStore() !== open[open.length - 1]) throw new Error('another transaction() of this client is still running: await it first');
     const name = `idemq_${++savepoints}`;
     const own = { name };
     open.push(own);
@@ -174,7 +174,7 @@ export function handlerClient(handlerTransaction, refusal) {
     }
   };
   const refuse = () => {
-    throw new Error("the connection is the worker's, which opens and ends it");
+    throw new Error("the worker owns this connection, and opens and closes it");
   };
 
   /** @type {Map<string | symbol, unknown>} */
@@ -208,6 +208,6 @@ function refuseControl(text) {
   const word = typeof text === 'string' ? ENDS_TRANSACTION.exec(text)?.[1].toUpperCase() : undefined;
   if (!word) return undefined;
   return new Error(
-    `${word} would have ended the transaction, or begun one, in which the job is to be committed: let it be, take client.transaction() or a SAVEPOINT for a part, or use runOutside`,
+    `${word} would end the transaction in which the job is committed, or begin another one: omit it, use client.transaction() or a SAVEPOINT for a part, or use runOutside`,
   );
 }

@@ -11,22 +11,22 @@ const maxKindsNamed = 1000;
 /** Throws for what cannot be called, and for a generator: its call runs nothing. @param {unknown} handler @param {string} what */
 export function checkCallable(handler, what) {
   if (typeof handler !== 'function') throw new TypeError(`${what} must be a function, not ${handler === null || typeof handler !== 'object' ? `${String(handler)}` : 'an object'}`);
-  if (types.isGeneratorFunction(handler)) throw new TypeError(`${what} ${handler.name} is a generator function, which runs nothing when it is called`);
+  if (types.isGeneratorFunction(handler)) throw new TypeError(`${what} ${handler.name} is a generator function, which runs nothing when called`);
 }
 
 /** The same for one handler, or several by kind. @param {any} handlers */
 export function checkHandlers(handlers) {
   const all = typeof handlers === 'function' ? [handlers] : Object.values(handlers ?? {});
   if (all.length === 0 || all.some((handler) => typeof handler !== 'function')) {
-    throw new TypeError('a handler must be a function, and several an object of functions by kind');
+    throw new TypeError('pass a function as handler, or an object that maps kinds to functions');
   }
   for (const handler of all) checkCallable(handler, 'the handler');
 }
 
 /** What a call has answered, unless that has yet to run, or is a list of such. @template T @param {T} answer @returns {T} */
 export function finishedResult(answer) {
-  if (Array.isArray(answer) && answer.some(types.isPromise)) throw new TypeError('what was returned are promises that nobody awaits: return Promise.all(…)');
-  if (types.isGeneratorObject(answer)) throw new TypeError('what was returned is a generator, which has not run');
+  if (Array.isArray(answer) && answer.some(types.isPromise)) throw new TypeError('the handler returned an array of promises without awaiting them: return Promise.all(…)');
+  if (types.isGeneratorObject(answer)) throw new TypeError('the handler returned a generator, which has not run');
   return answer;
 }
 
@@ -48,8 +48,8 @@ export function singleHandler(handlers, delay, logger) {
     const said = kind === '' ? 'jobs without a kind' : `kind ${kind}`;
     if (!unknown.has(kind) && unknown.size < maxKindsNamed) {
       unknown.add(kind);
-      logger.warn(`idemq: ${job.queue} ${job.id}: no handler here for ${said}; such jobs are given back`);
+      logger.warn(`idemq: ${job.queue} ${job.id}: no handler for ${said}, so the worker gives such jobs back`);
     }
-    throw new Snooze(delay, `no handler here for ${said}`);
+    throw new Snooze(delay, `no handler for ${said}`);
   };
 }

@@ -57,7 +57,7 @@ export class Hooks {
       if (!running) return answer;
       // It would be committed although it may fail yet.
       called?.catch(() => {});
-      throw new Error('hooks.around has not awaited next(): return it, or await it');
+      throw new Error('hooks.around did not await next(): return it, or await it');
     };
   }
 

@@ -159,7 +159,7 @@ export class Attempt {
 
   /** The link for outside effects. @param {string} what @returns {import('./connection.js').Link} */
   outside(what) {
-    if (!this.#link) throw new Error(`job.${what} is for runOutside: in run the handler's effects are undone with its transaction, and need none`);
+    if (!this.#link) throw new Error(`job.${what} is only for runOutside: in run, the handler's effects roll back with its transaction`);
     return this.#link;
   }
 
@@ -191,7 +191,7 @@ export class Attempt {
     }
     this.why = why;
     const seconds = this.timeout / 1000;
-    this.reason = new Cancelled(why, { lease: 'the lease is lost', timeout: `ended after ${seconds} s (job_timeout)`, drain: 'the worker ends' }[why]);
+    this.reason = new Cancelled(why, { lease: 'the lease was lost', timeout: `stopped after ${seconds} s (job_timeout)`, drain: 'the worker ends' }[why]);
     this.#controller?.abort(this.reason);
     this.#onCancel?.();
   }

@@ -39,11 +39,11 @@ export const CLUSTER_WORKER = { ...shared, home: true, roam: true, shardPlace: t
  * @param {unknown} options @param {Record<string, boolean>} names @param {string} of
  */
 export function checkOptions(options, names, of) {
-  if (options === null || typeof options !== 'object') throw new TypeError(`the options of ${of} must be an object, not ${String(options)}`);
+  if (options === null || typeof options !== 'object') throw new TypeError(`options of ${of} must be an object, not ${String(options)}`);
   const wrong = Object.keys(options).find((name) => !Object.hasOwn(names, name));
   if (wrong === undefined) return;
   const [near] = Object.keys(names).sort((a, b) => distance(wrong, a) - distance(wrong, b));
-  const meant = distance(wrong, near) <= near.length / 3 ? `perhaps you meant ${near}` : `it has ${Object.keys(names).sort().join(', ')}`;
+  const meant = distance(wrong, near) <= near.length / 3 ? `did you mean ${near}?` : `its options are ${Object.keys(names).sort().join(', ')}`;
   throw new TypeError(`${of} has no option ${wrong}: ${meant}`);
 }
 

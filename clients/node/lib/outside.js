@@ -67,7 +67,7 @@ export class Outside {
 
   /** @param {Attempt} attempt @param {unknown} error @returns {null} */
   #without(attempt, error) {
-    this.worker.logger.warn(`idemq: ${attempt.name}: no result: committed without: ${textOf(error)}`);
+    this.worker.logger.warn(`idemq: ${attempt.name}: committed without a result, because of an error: ${textOf(error)}`);
     return null;
   }
 

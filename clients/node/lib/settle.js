@@ -71,13 +71,13 @@ export async function endStale(worker, link, attempt, outcome, error, text) {
   if (job?.last && job.status === 'completed' && attempt.commitSent) return worker.ended(attempt, 'committed');
   const finished = job === undefined || ['completed', 'dead', 'cancelled'].includes(job.status);
   if (job?.last && job.status === 'dead') {
-    worker.failed(attempt, error ?? attempt.reason ?? new Cancelled('lease', job.error ?? 'the lease is lost'), 'dead', false);
+    worker.failed(attempt, error ?? attempt.reason ?? new Cancelled('lease', job.error ?? 'the lease was lost'), 'dead', false);
     return worker.ended(attempt, 'dead', job.error ?? text);
   }
   if (error !== undefined) worker.failed(attempt, error, outcome, !finished);
   const became = {
-    cancelled: 'the job is cancelled', completed: 'another attempt has completed it', dead: 'another attempt has failed, and the job is dead',
-  }[job?.status ?? ''] ?? (job === undefined ? 'the job is not there any more' : job.last ? `it was taken back${job.error ? ` (${job.error})` : ''}, and will be tried again` : 'another attempt does it');
+    cancelled: 'the job was cancelled', completed: 'another attempt has completed the job', dead: 'another attempt has failed, and the job is dead',
+  }[job?.status ?? ''] ?? (job === undefined ? 'the job no longer exists' : job.last ? `the job was taken back${job.error ? ` (${job.error})` : ''}, and will be tried again` : 'another attempt is running');
   worker.ended(attempt, outcome, text ? `${became}; this one: ${text}` : became);
 }
 

@@ -74,7 +74,7 @@ export function jobFromRow(session, fields, from) {
       row[name] = field === null || type === 25 ? field : session.client.getTypeParser(type, 'text')(field);
     } catch (error) {
       row[name] = null;
-      row.unreadable ??= new Error(`the job's ${name} cannot be read`, { cause: error });
+      row.unreadable ??= new Error(`the job's ${name} could not be read`, { cause: error });
     }
   }
   return row;

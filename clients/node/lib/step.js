@@ -28,7 +28,7 @@ export async function step(job, link, name, call, options, warn) {
   checkName(name, 'name');
   checkCallable(call, 'call');
   if (ask !== undefined) checkCallable(ask, 'ask');
-  if (!(callTimeout > 0 && callTimeout <= 1e6)) throw new RangeError(`callTimeout must be a number of seconds, more than 0, not ${callTimeout}`);
+  if (!(callTimeout > 0 && callTimeout <= 1e6)) throw new RangeError(`callTimeout must be a number of seconds above 0, not ${callTimeout}`);
   const own = [job.id, job.token, name];
   const asked = Date.now();
   let calling = false;
@@ -78,7 +78,7 @@ export async function step(job, link, name, call, options, warn) {
   async function limited(end, fn) {
     const controller = new AbortController();
     const stop = () => controller.abort(job.signal.reason);
-    const timer = setTimeout(() => controller.abort(new Error(`step ${name}: no answer in ${callTimeout} s`)), end - Date.now());
+    const timer = setTimeout(() => controller.abort(new Error(`step ${name}: no response in ${callTimeout} s`)), end - Date.now());
     job.signal.addEventListener('abort', stop);
     if (job.signal.aborted) stop();
     try {

@@ -216,8 +216,8 @@ export class Transactions {
         if (settled(handlerTransaction.failed)) attempt.cancel('lease');
         return attempt.refusal;
       }
-      this.worker.logger.warn(`idemq: ${attempt.name}: a statement after the end of its handler was refused`);
-      return new Error('the handler has ended, and its transaction with it');
+      this.worker.logger.warn(`idemq: ${attempt.name}: a statement was refused because its handler had already ended`);
+      return new Error('the handler has ended, and so has its transaction');
     });
     left.client = attempt.client = client;
     attempt.waiting = undefined;
@@ -236,7 +236,7 @@ export class Transactions {
       );
       if (handlerTransaction.failed) throw handlerTransaction.failed;
       if (handlerTransaction.touched && (session.status === 'I' || session.controlled)) {
-        throw new Error('the handler has ended the transaction, which its job is to be committed in: let it be, or use runOutside');
+        throw new Error('the handler has ended the transaction in which its job is committed: omit that statement, or use runOutside');
       }
       if (attempt.waiting) throw attempt.waiting;
       return result === undefined ? null : json(result, 'the result');
@@ -260,7 +260,7 @@ export class Transactions {
     const { rows, tags, error } = await session.send([commit, COMMIT_TRANSACTION, ...(hold ? [BEGIN, HOLD_CLAIMED] : [])]);
     if (tags[1] !== 'COMMIT') {
       // While the job was locked nobody but its handler can have ended it.
-      if (sqlstate(error) === 'IQ006') throw new Error('the handler has ended its job itself: let the worker do that, or use runOutside', { cause: error });
+      if (sqlstate(error) === 'IQ006') throw new Error('the handler has ended its own job: let the worker do that, or use runOutside', { cause: error });
       throw settled(error) ?? error ?? new Error('the transaction was rolled back');
     }
     // It is committed, whatever else has been answered.

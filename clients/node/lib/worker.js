@@ -93,10 +93,10 @@ export class Worker {
     optionalInterval(options.unknownKind, 'unknownKind');
     const { concurrency = 1, batch = 1, timeout = 3600, grace = 30, signals = true, logger = quiet } = options;
     for (const [name, value] of Object.entries({ concurrency, batch })) {
-      if (!Number.isInteger(value) || value < 1) throw new RangeError(`${name} must be a number of jobs, 1 or more, not ${value}`);
+      if (!Number.isInteger(value) || value < 1) throw new RangeError(`${name} must be a number of jobs, at least 1, not ${value}`);
     }
-    if (!(timeout > 0)) throw new RangeError(`timeout must be a number of seconds, more than 0, not ${timeout}`);
-    if (!(grace >= 0)) throw new RangeError(`grace must be a number of seconds, 0 or more, not ${grace}`);
+    if (!(timeout > 0)) throw new RangeError(`timeout must be a number of seconds above 0, not ${timeout}`);
+    if (!(grace >= 0)) throw new RangeError(`grace must be a number of seconds, at least 0, not ${grace}`);
     if (!['info', 'warn', 'error'].every((level) => typeof (/** @type {any} */ (logger)?.[level]) === 'function')) throw new TypeError('logger must have the functions info, warn and error');
     const name = options.name ?? `node ${process.pid}`;
     const named = (/** @type {import('../index.js').Connection} */ to) => hosts(to).map((config) => ({ application_name: `idemq ${queue}`, ...config }));
@@ -148,7 +148,7 @@ export class Worker {
     this.#onSlotFreed();
     if (!this.#mode) return;
     this.#endingWait = this.#endWait();
-    if (this.#running.size > 0) this.#logger.info(`idemq: ${this.#queue}: ending: ${this.#running.size} jobs have ${this.#options.grace} s`);
+    if (this.#running.size > 0) this.#logger.info(`idemq: ${this.#queue}: stopping: ${this.#running.size} jobs have ${this.#options.grace} s to finish`);
     this.#graceTimer = setTimeout(() => this.#graceOver(), Math.min(this.#options.grace * 1000, 2 ** 31 - 1));
   }
 
@@ -162,7 +162,7 @@ export class Worker {
   /** @param {any} Mode @param {any} handlers @returns {Promise<Record<string, number>>} */
   async #run(Mode, handlers) {
     const handler = this.#hooks.around(singleHandler(handlers, this.#options.unknownKind ?? 60, this.#logger));
-    if (this.#mode) throw new Error('this worker has run already: make another one');
+    if (this.#mode) throw new Error('this worker has already run: create another one');
     const { signals, attach, lease, name, concurrency } = this.#options;
     const batch = Mode === Outside ? 1 : this.#options.batch;
     const worker = this;
@@ -225,7 +225,7 @@ export class Worker {
       unheard();
       await Promise.all([heartbeats, reporting, watching, mode.end(), this.control.end(), this.waiter.end()]);
       await this.#hooks.stopped(this, this.#counts, this.#stoppedAt === undefined ? undefined : this.#stoppedAt + 1000 * this.#options.grace + lastWords);
-      if (this.#abandoned.some((each) => !each.ended)) stopWhenHung(() => this.#logger.warn(`idemq: ${this.#queue}: a handler goes on although its job was given back: the process is ended`));
+      if (this.#abandoned.some((each) => !each.ended)) stopWhenHung(() => this.#logger.warn(`idemq: ${this.#queue}: a handler is still running although its job was given back, so the process exits`));
     }
     if (this.#fatal) throw this.#fatal;
     return this.#counts;
@@ -376,8 +376,8 @@ export class Worker {
       const late = this.#late.splice(0);
       const names = late.slice(0, 3).map(({ job }) => job.id);
       this.#logger.error(
-        `idemq: ${this.#queue}: ${late.length} handlers ended after their leases, which nobody could renew: the event loop was blocked for longer than a lease. ` +
-          `Jobs ${names.join(', ')}${late.length > 3 ? ' and more' : ''}. Do what blocks in a worker thread, or give the queue a longer lease; claims pause for ${pause / 1000} s`,
+        `idemq: ${this.#queue}: ${late.length} handlers ended after their leases had expired, because the event loop was blocked for longer than a lease and could not send heartbeats. ` +
+          `Jobs: ${names.join(', ')}${late.length > 3 ? ' and more' : ''}. Run blocking code in a worker thread, or give the queue a longer lease. Claims pause for ${pause / 1000} s`,
       );
     });
   }
@@ -397,7 +397,7 @@ export class Worker {
     this.#counts[outcome] = (this.#counts[outcome] ?? 0) + 1;
     if (attempt.abandoned) this.#abandoned = [...this.#abandoned.filter((each) => !each.ended), attempt];
     if (outcome === 'stale' || outcome === 'not_found') this.#logger.warn(`${of}: the lease was lost${text ? `: ${text}` : ''}`);
-    else if (outcome === 'lost') this.#logger.warn(`${of}: left to its lease: ${text}`);
+    else if (outcome === 'lost') this.#logger.warn(`${of}: waiting until its lease expires: ${text}`);
     else if (outcome === 'released' || outcome === 'waiting') this.#logger.info(`${of}: ${outcome}: ${text}`);
     else if (outcome !== 'committed') this.#logger.warn(`${of}: ${outcome}: ${text}`);
   }

@@ -170,7 +170,7 @@ test('an error that cannot be read', () => {
   const unreadable = { get: raises };
   for (const error of [new Error('x'), new Dead('x')]) {
     Object.defineProperties(error, { stack: unreadable, message: unreadable, name: unreadable, code: unreadable });
-    assert.equal(textOf(error), 'an error that has no text');
+    assert.equal(textOf(error), 'an error without a text');
     assert.deepEqual(JSON.parse(detailsOf(error)), { type: 'Error' });
     assert.equal(sqlstate(error), '');
   }
@@ -207,12 +207,12 @@ test('an option that nobody reads', async () => {
   };
   for (const [name, call] of Object.entries(of)) {
     for (const [option, meant] of Object.entries(wrong[name])) {
-      const said = meant ? `perhaps you meant ${meant}` : 'it has .*, ';
+      const said = meant ? `did you mean ${meant}\\?` : 'its options are .*, ';
       await assert.rejects(async () => call({ [option]: undefined }), (error) => error instanceof TypeError && new RegExp(`^${name} has no option ${option}: ${said}`).test(error.message), `${name} ${option}`);
     }
-    if (!name.startsWith('job a')) await assert.rejects(async () => call(null), { name: 'TypeError', message: `the options of ${name} must be an object, not null` });
+    if (!name.startsWith('job a')) await assert.rejects(async () => call(null), { name: 'TypeError', message: `options of ${name} must be an object, not null` });
   }
-  assert.throws(() => new ClusterWorker({}, 'q', { shardPlace: { ports: 5432 } }), { message: 'shardPlace has no option ports: perhaps you meant port' });
+  assert.throws(() => new ClusterWorker({}, 'q', { shardPlace: { ports: 5432 } }), { message: 'shardPlace has no option ports: did you mean port?' });
   await assert.rejects(enqueue(never, 'q', 1, 'key'), TypeError);
 });
 
@@ -227,7 +227,7 @@ test('arguments are checked before anything is sent, and named', async () => {
     ['swapped', () => enqueue(client, { to: 'anna' }, 'mail'), /^queue must be a string, not an object/],
     ['several queues', () => enqueue(client, ['mail', 'reports'], 1), /^queue must be a string, not an array/],
     ['no payload', () => enqueue(client, 'q'), /^payload must be a value that JSON has, not undefined/],
-    ['a circle', () => enqueue(client, 'q', client.circle), /^payload cannot be made JSON: /],
+    ['a circle', () => enqueue(client, 'q', client.circle), /^payload cannot be encoded as JSON: /],
     ['a key', () => enqueue(client, 'q', 1, { key: {} }), /^key must be a string or an integer, not an object/],
     ['a key with a fraction', () => enqueue(client, 'q', 1, { key: 1.5 }), /^key must be a string or an integer, not 1.5/],
     ['a key that has lost digits', () => enqueue(client, 'q', 1, { key: 2 ** 60 }), /^key must be/],
@@ -238,7 +238,7 @@ test('arguments are checked before anything is sent, and named', async () => {
     ['headers', () => enqueue(client, 'q', 1, { headers: ['x'] }), /^headers must be an object, not an array/],
     ['a kind', () => enqueue(client, 'q', 1, { kind: 7 }), /^kind must be a string, not 7/],
     ['nowait', () => enqueue(client, 'q', 1, { nowait: 'yes' }), /^nowait must be true or false, not "yes"/],
-    ['parents', () => enqueue(client, 'q', 1, { dependsOn: '7' }), /^dependsOn must be an array of ids of jobs, not "7"/],
+    ['parents', () => enqueue(client, 'q', 1, { dependsOn: '7' }), /^dependsOn must be an array of job ids, not "7"/],
     ['a parent', () => enqueue(client, 'q', 1, { dependsOn: [null] }), /^dependsOn\[0\] must be the id of a job, .*, not null/],
     ['an event', () => sendEvent(client, 'q', 7), /^name must be a string, not 7/],
     ['a topic', () => publish(client, ['t'], 1), /^topic must be a string, not an array/],
@@ -248,14 +248,14 @@ test('arguments are checked before anything is sent, and named', async () => {
     ['its queue', () => enqueueGraph(client, { a: { payload: 1 } }), /^queue of job a of a graph must be a string, not undefined/],
     ['its parents', () => enqueueGraph(client, { a: { ...a, dependsOn: [{}] } }), /^dependsOn of job a of a graph: id must be the id of a job/],
     ['an id', () => flow(client, 'x'), /^id must be the id of a job/],
-    ['ids', () => cancelMany(client, '7'), /^ids must be an array of ids of jobs, not "7"/],
+    ['ids', () => cancelMany(client, '7'), /^ids must be an array of job ids, not "7"/],
     ['ids of results', () => waitResults(client, [1.5]), /^ids\[0\] must be the id of a job/],
     ['a time of a wait', () => waitResults(client, ['1'], NaN), /^timeout must be seconds, .*, not NaN/],
     ['a worker of queues', () => new Worker({}, ['a', 'b']), /^queue must be a string, not an array/],
     ['a pool of a worker', () => new Worker(client, 'q'), /^connection must be a URL, .*a worker opens its own connections/],
     ['a lease', () => new Worker({}, 'q', { lease: {} }), /^lease must be seconds/],
     ['attach', () => new Worker({}, 'q', { attach: 'no' }), /^attach must be true or false, not "no"/],
-    ['home', () => new ClusterWorker({}, 'q', { home: 1 }), /^home must be an array of numbers of shards, not 1/],
+    ['home', () => new ClusterWorker({}, 'q', { home: 1 }), /^home must be an array of shard numbers, not 1/],
   ];
   client.circle = { client };
   client.circle.circle = client.circle;
@@ -275,7 +275,7 @@ test('handlers that run nothing', async () => {
     await assert.rejects(drain({}, 'q', handler), /generator function/);
     await assert.rejects(new ClusterWorker({}, 'q').run(handler), /generator function/);
   }
-  for (const handler of [{}, null, undefined, { a: null }]) await assert.rejects(worker().run(handler), /a handler must be a function/);
+  for (const handler of [{}, null, undefined, { a: null }]) await assert.rejects(worker().run(handler), /pass a function as handler/);
 });
 
 test('a handler that does not end in time is told, and left', async () => {

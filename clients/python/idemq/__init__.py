@@ -154,9 +154,9 @@ class _Worker:
         hooks: what is called around each attempt, of failures, at the begin and the end.
         """
         if int_argument("concurrency", concurrency) < 1 or int_argument("batch", batch) < 1:
-            raise ValueError("concurrency and batch are 1 or more")
+            raise ValueError("concurrency and batch must be at least 1")
         if seconds_argument("timeout", timeout) <= 0 or seconds_argument("grace", grace) < 0:
-            raise ValueError("timeout is a number of seconds above 0, grace one from 0")
+            raise ValueError("timeout must be a number of seconds above 0, and grace a number of seconds of at least 0")
         text_argument("router" if isinstance(self, _OverShards) else "dsn", dsn)
         queue = queue_argument(queue)
         optional_text("name", name)
@@ -195,7 +195,8 @@ class _Worker:
     def _of_this_process(self) -> None:
         if os.getpid() != self._process:
             raise RuntimeError(
-                "this worker was made before a fork: its process is another one; make a Worker in each process, after the fork"
+                "this worker was created before a fork, in another process: create a Worker in each process after "
+                "the fork"
             )
 
     def _make_run(
@@ -213,7 +214,7 @@ class _Worker:
     ) -> dict[str, int]:
         self._of_this_process()
         if self._running is not None:
-            raise RuntimeError("this worker runs already")
+            raise RuntimeError("this worker is already running")
         handler = single_handler(handlers, self._unknown_kind, self._coroutines, type(self).__name__, self._other, outside)
         hooks = self._options.hooks
         outcomes: dict[str, int] = {}
@@ -336,7 +337,7 @@ class _OverShards(_Worker):
             grace=grace, attach=attach, signals=signals, unknown_kind=unknown_kind, hooks=hooks,
         )  # fmt: skip
         if home is not None and not home and not roam:
-            raise ValueError("with neither a home shard nor roam there is nothing to do")
+            raise ValueError("a worker without a home shard and without roam has no work: pass home, roam or both")
         self._shards = home, roam, shard_options
 
     def _make_run(

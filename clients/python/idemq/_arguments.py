@@ -29,9 +29,9 @@ def optional_text(name: str, value: Any) -> Optional[str]:
 def queue_argument(value: Any) -> str:
     """The name of one queue."""
     if isinstance(value, (list, tuple, set, frozenset)):
-        raise _refuse("queue", "the name of one queue, a str", value, ": make a call, or a worker, for each queue")
+        raise _refuse("queue", "the name of one queue as a str", value, ": make a separate call or worker for each queue")
     if not isinstance(value, str):
-        raise _refuse("queue", "the name of a queue, a str", value)
+        raise _refuse("queue", "the name of a queue as a str", value)
     return str.__str__(value)
 
 
@@ -62,12 +62,12 @@ def optional_int(name: str, value: Any) -> Optional[int]:
 def ids_argument(name: str, value: Any) -> list[int]:
     """Ids of jobs."""
     if isinstance(value, (str, bytes, Mapping)):
-        raise _refuse(name, "a sequence of ids, each an int", value)
+        raise _refuse(name, "a sequence of job ids (int)", value)
     try:
         ids = list(value)
     except TypeError:
-        raise _refuse(name, "a sequence of ids, each an int", value) from None
-    return [int_argument(f"each of {name}", each) for each in ids]
+        raise _refuse(name, "a sequence of job ids (int)", value) from None
+    return [int_argument(f"each element of {name}", each) for each in ids]
 
 
 def bool_argument(name: str, value: Any) -> bool:
@@ -149,5 +149,5 @@ def parents_in_graph(value: Any) -> Optional[list[Union[str, int]]]:
     if value is None:
         return None
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
-        raise _refuse("depends_on", "a sequence of names and ids", value)
-    return [each if isinstance(each, str) else int_argument("each of depends_on", each) for each in value]
+        raise _refuse("depends_on", "a sequence of job names and ids", value)
+    return [each if isinstance(each, str) else int_argument("each element of depends_on", each) for each in value]

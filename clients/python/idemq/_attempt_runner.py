@@ -90,9 +90,9 @@ _STATUS = "SELECT status::text, attempt FROM idemq.job(%s)"
 
 
 _END_REASONS = {
-    "lost": "the lease of one is lost",
-    "cut off": "a lease is over, and the server does not answer",
-    "time": "job_timeout is over",
+    "lost": "a lease was lost",
+    "cut off": "a lease has expired, and the server does not respond",
+    "time": "job_timeout has passed",
 }
 
 
@@ -154,7 +154,7 @@ class AttemptRunner:
         """Whether a handler has begun since it was looked."""
         self._to_commit: list[_ToCommit] = []
         self._committing: dict[AsyncLink, asyncio.Task[None]] = {}
-        self._second = AsyncLink(f"{options.where}, to commit", options.dsn)
+        self._second = AsyncLink(f"{options.where}, for committing", options.dsn)
         """For the other half of SPLIT_COMMIT_FROM."""
         self._opening: Optional[asyncio.Future[Any]] = None
         """Until it is connected, one link does."""
@@ -262,7 +262,7 @@ class AttemptRunner:
     def begin(self, execution: Execution) -> None:
         """The handler is about to be called."""
         if execution.end_reason is not None:
-            raise StaleToken("the lease was lost before the handler began")
+            raise StaleToken("the lease was lost before the handler started")
         execution.begin(self.options.timeout, self._job_timeout and self._job_timeout - min(TIMEOUT_MARGIN, self._job_timeout / 10))
         self._executions.add(execution)
         self._has_begun_handlers = True
@@ -312,7 +312,7 @@ class AttemptRunner:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # an encoder and the methods of a result are anybody's
-            log.error("%s %d: completed without its result, which cannot be encoded: %s", self.options.queue, job.id, text_of(error))
+            log.error("%s %d: completed without its result, because the result cannot be encoded: %s", self.options.queue, job.id, text_of(error))
             return None
 
     def handler_succeeded(self, execution: Execution, end: ExecutionResult) -> bool:
@@ -403,7 +403,7 @@ class AttemptRunner:
         assert end.error is not None
         jobs = execution.jobs
         if len(jobs) > 1 and execution.end_reason != "drain":
-            log.info("%s: a transaction of %d jobs is run one by one: %s", self.options.queue, len(jobs), _reason(execution, end.error))
+            log.info("%s: running the jobs of a transaction of %d jobs one at a time: %s", self.options.queue, len(jobs), _reason(execution, end.error))
             await executor.reset_connection(end)
             singles = [Execution([self._copy_for_rerun(job)], executor, self) for job in jobs]
             for single in singles:
@@ -496,7 +496,7 @@ class AttemptRunner:
         if execution.ended:
             await interrupting  # lest it cancels a statement of the next job
         else:
-            log.error("%s %d: the handler does not end, and is left behind", self.options.queue, execution.jobs[0].id)
+            log.error("%s %d: the handler does not stop, so the worker abandons it", self.options.queue, execution.jobs[0].id)
             await execution.executor.abandon(execution)
 
     def _pause_claims(self, job: BaseJob) -> None:
@@ -512,9 +512,9 @@ class AttemptRunner:
         late, self._ended_late = self._ended_late, []
         names = ", ".join(str(job.id) for job in late[:3])
         log.error(
-            "%s: %d handlers ended after their leases, which nobody could renew: the event loop was blocked for longer"
-            " than a lease. Jobs %s%s. Call what blocks by asyncio.to_thread, or give the queue a longer lease; claims"
-            " pause for %g s", self.options.queue, len(late), names, " and more" if len(late) > 3 else "",
+            "%s: %d handlers ended after their leases had expired, because the event loop was blocked for longer "
+            "than a lease and could not send heartbeats. Jobs: %s%s. Run blocking calls with asyncio.to_thread, "
+            "or give the queue a longer lease. Claims pause for %g s", self.options.queue, len(late), names, " and more" if len(late) > 3 else "",
             max(self._claims_paused_until - time.monotonic(), 0),
         )  # fmt: skip
 
@@ -533,7 +533,7 @@ class AttemptRunner:
         elif not await self._record_arrived_events(job):
             pass
         elif execution.end_reason == "time":
-            await self._fail_or_release(job, f"ended after {execution.seconds:g} s (job_timeout)", {"timeout": execution.seconds})
+            await self._fail_or_release(job, f"stopped after {execution.seconds:g} s (job_timeout)", {"timeout": execution.seconds})
         elif execution.end_reason is not None:
             await self._release(job)
         elif isinstance(waiting, Waiting):
@@ -555,7 +555,7 @@ class AttemptRunner:
             # The server's encoding may lack a character; it may take no such length.
             told = storable_text(text) if level == 0 else storable_text(text).encode("ascii", "backslashreplace").decode()[:1000]
             if level == 2 and isinstance(error, (RetryLater, Snooze)):
-                told += " (its delay is no interval)"
+                told += " (the delay is not a valid interval)"
             more = (details if error is None else _details(error)) if level == 0 else None
             return _FAIL, (job.id, job.token, told, delay, isinstance(error, Dead), jsonb_parameter("details", more))
 
@@ -603,10 +603,10 @@ class AttemptRunner:
 
     async def _report_lost(self, job: BaseJob, outcome: str, cause: Optional[BaseException]) -> None:
         now = await self._job_after(job, "stale")
-        log.warning("%s %d: the lease is lost; what the handler did is rolled back, or another attempt's%s",
+        log.warning("%s %d: the lease was lost; the handler's effects were rolled back, or belong to another attempt%s",
                     self.options.queue, job.id, "" if now is None else f"; the job is {now.status}")  # fmt: skip
         self._record_outcome(job, _ended_as("stale", now))
-        self._notify_failed(job, outcome, cause or StaleToken("the lease is lost"), now)
+        self._notify_failed(job, outcome, cause or StaleToken("the lease was lost"), now)
 
     async def _outcome_of_commit(self, job: BaseJob) -> Optional[BaseException]:
         """What the transaction raises that runs again after a COMMIT without an answer, where none does, since the attempt
@@ -645,7 +645,7 @@ class AttemptRunner:
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
             if level > 0:
                 # Given back it would be here again at once, for ever.
-                return _FAIL, (job.id, job.token, "its wait for an event was refused", None, False, None)
+                return _FAIL, (job.id, job.token, "the server refused to let it wait for the event", None, False, None)
             return _AWAIT_OUTCOME, (job.id, job.token, event.name, interval(event.timeout))
 
         return await self._settle_with(job, statement)
@@ -663,7 +663,7 @@ class AttemptRunner:
 
     def _leave_to_leases(self, jobs: Sequence[BaseJob], error: BaseException) -> None:
         text = said(error).strip() or type(error).__name__
-        log.error("%s: %d jobs are left to their leases: %s", self.options.queue, len(jobs), text)
+        log.error("%s: %d jobs wait until their leases expire: %s", self.options.queue, len(jobs), text)
         for job in jobs:
             self._leased.pop(job.token, None)
 
@@ -680,7 +680,7 @@ class AttemptRunner:
         give_up = time.monotonic() + (DRAIN_SETTLE_TIMEOUT if self._ending.is_set() else SETTLE_TIMEOUT)
         pause = 1.0
         level = 0
-        outcome = "left to its lease"
+        outcome = "waiting until its lease expires"
         while True:
             try:
                 left = max(give_up - time.monotonic(), 0.01)
@@ -694,8 +694,7 @@ class AttemptRunner:
                     ended.append(error)
                 break
             except asyncio.TimeoutError:
-                log.error("%s %d: the server could not be told how the attempt has ended; the job is left to its"
-                          " lease", self.options.queue, job.id)
+                log.error("%s %d: could not report the end of the attempt to the server; the job waits until its lease expires", self.options.queue, job.id)
                 break
             except Exception as error:
                 if level < 2 and _is_refused_value(error):
@@ -892,7 +891,7 @@ class AttemptRunner:
         now = await self._job_after(job, outcome)
         self._record_outcome(job, _ended_as(outcome, now))
         log.warning(
-            "%s %d: the handler has ended well, but the lease was lost: not committed (%s)",
+            "%s %d: the handler finished successfully, but the lease was lost, so the job was not committed (%s)",
             self.options.queue, job.id, outcome if now is None else f"{outcome}; the job is {now.status}",
         )  # fmt: skip
         self._notify_failed(job, "stale", StaleToken("the lease was lost"), now)
@@ -915,11 +914,11 @@ class AttemptRunner:
                 if not task.done():
                     await asyncio.wait({task}, timeout=DRAIN_SETTLE_TIMEOUT if anyway else 1)
                 if not task.done():
-                    raise StaleToken(f"the attempt was ended ({execution.end_reason}), and the server does not answer")
+                    raise StaleToken(f"the attempt was stopped ({execution.end_reason}), and the server does not respond")
                 return await task
             except AnswerLost:
                 if execution.end_requested.done() and not anyway:
-                    raise StaleToken(f"the attempt was ended ({execution.end_reason}), and the server does not answer") from None
+                    raise StaleToken(f"the attempt was stopped ({execution.end_reason}), and the server does not respond") from None
             except (StaleToken, NoSuchJob, AlreadyCommitted):
                 execution.request_end("lost")
                 raise
@@ -944,7 +943,7 @@ def _ended_as(outcome: str, now: Optional[_JobNow]) -> str:
 def _check_readable(job: BaseJob) -> None:
     """Raises in an attempt whose job cannot be decoded, and in none of its neighbours."""
     if job.unreadable is not None:
-        raise ValueError(f"payload, checkpoint or headers cannot be decoded: {text_of(job.unreadable)}")
+        raise ValueError(f"payload, checkpoint or headers could not be decoded: {text_of(job.unreadable)}")
 
 
 def _is_transient(error: Optional[BaseException]) -> bool:

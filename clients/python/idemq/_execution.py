@@ -146,7 +146,7 @@ class Execution:
             return
         why = "time" if self._run.time_is_over(self, time.monotonic()) else "cut off"
         self._run.call_loop(self.request_end, why)
-        raise StaleToken(f"the attempt is over ({self.end_reason or why}): its connection takes no statements any more")
+        raise StaleToken(f"the attempt ended ({self.end_reason or why}), so its connection accepts no more statements")
 
     def own_limit(self, conn: Any) -> Optional[float]:
         """Seconds within which what the worker asks by a handler's connection is answered; None: the worker asks the

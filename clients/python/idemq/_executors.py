@@ -158,7 +158,7 @@ class Executor:
                 await asyncio.wait_for(in_thread(conn.pgconn.exec_, b"ROLLBACK"), ROLLBACK_TIMEOUT)
             except (psycopg.Error, asyncio.TimeoutError):
                 give_up(conn)
-        self._stopped(Unsettled(execution, ExecutionResult(error=TimeoutError("the handler does not end"), hangs=True)))
+        self._stopped(Unsettled(execution, ExecutionResult(error=TimeoutError("the handler does not stop"), hangs=True)))
 
     async def _lock(self, conn: Any) -> None:
         raise NotImplementedError
@@ -232,7 +232,7 @@ class _TransactionExecutor(Executor):
                 return over
         if hasattr(error, "done"):  # of a message of the worker
             if error.done == 0 and sqlstate(error) == _pipeline.ENDED_BY_HANDLER:
-                return RuntimeError("the handler has ended its job itself")
+                return RuntimeError("the handler has ended its own job")
             if sqlstate(error) == _pipeline.NO_SUCH_NAME:  # who has deallocated it, nobody knows
                 conn.named = False
         return error
@@ -518,15 +518,15 @@ def _is_used(transaction: HandlerTransaction, conn: Any) -> bool:
     if transaction.error is not None:
         raise transaction.error
     if transaction.begun and _is_idle(conn):
-        raise RuntimeError("the handler has ended the transaction that it was given")
+        raise RuntimeError("the handler has ended the worker's transaction")
     if not transaction.begun and not conn.closed and not _is_idle(conn):
-        raise RuntimeError("the handler has begun a transaction past its connection")
+        raise RuntimeError("the handler began a transaction without using its connection object")
     return transaction.begun
 
 
 def _check_nothing_left(left: bool) -> None:
     if left:
-        raise RuntimeError("the handler has left a stream(), a COPY or a pipeline half done: end it in the handler")
+        raise RuntimeError("the handler left a stream(), a COPY or a pipeline unfinished: finish it in the handler")
 
 
 def _is_idle(conn: Any) -> bool:

@@ -67,7 +67,8 @@ def end_unless_in(process: int) -> None:
         status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     else:
         log.error(
-            "process %d, which a handler has forked, has come back from the handler (%s), and ends: end it by os._exit()",
+            "process %d, which was forked by a handler, returned from the handler (%s) and exits now: call "
+            "os._exit() in the forked process",
             os.getpid(), "a return" if error is None else type(error).__name__,
         )  # fmt: skip
     for stream in (sys.stdout, sys.stderr):

@@ -70,7 +70,7 @@ def sever(conn: AnyConnection) -> None:
 
 
 def give_up(conn: Any) -> None:
-    """The same, because the server does not answer: its session may be there still."""
+    """The same, because the server does not respond: its session may be there still."""
     conn.silent = True
     sever(conn)
 
@@ -136,8 +136,8 @@ class HandlerTransaction:
 
 
 def _refuse() -> None:
-    log.warning("a statement after the end of its handler was refused")
-    raise psycopg.ProgrammingError("the handler has ended, and its transaction with it")
+    log.warning("a statement was refused because its handler had already ended")
+    raise psycopg.ProgrammingError("the handler has ended, and so has its transaction")
 
 
 class _HandlersConnectionBase:
@@ -208,14 +208,14 @@ class _HandlersConnectionBase:
     def _refuse_in_handler(self, what: str) -> None:
         if self.handler_transaction is not None:
             raise psycopg.ProgrammingError(
-                f"{what}: the transaction is the worker's, which commits it with the job; conn.transaction() is a savepoint,"
-                " and an error that is raised undoes all"
+                f"{what} is not allowed: the worker commits its transaction together with the job. Use "
+                "conn.transaction() for a savepoint, or raise an error to roll back everything"
             )
 
     def _check_still_begun(self, transaction: HandlerTransaction) -> None:
         status = self.pgconn.transaction_status  # type: ignore[attr-defined]
         if status == TransactionStatus.IDLE:
-            raise psycopg.ProgrammingError("the handler has ended the transaction that it was given")
+            raise psycopg.ProgrammingError("the handler has ended the worker's transaction")
 
 
 class HandlersConnection(_HandlersConnectionBase, Connection[Any]):
@@ -282,7 +282,7 @@ class HandlersConnection(_HandlersConnectionBase, Connection[Any]):
                         gen.close()
                         self.silent = True
                         self.close()
-                        raise psycopg.OperationalError("the server does not answer")
+                        raise psycopg.OperationalError("the server does not respond")
                 event = events[0][1]
                 wanted = gen.send((event & ~select.POLLOUT and 1) | (event & select.POLLOUT and 2))
         except StopIteration as end:

@@ -39,7 +39,7 @@ def check_parameters(function: Any, arguments: Sequence[str]) -> None:
         signature.bind(*arguments)
     except TypeError as error:
         name = getattr(function, "__qualname__", None) or repr(function)
-        raise TypeError(f"{name}{signature} cannot be called as it is, with ({', '.join(arguments)}): {error}") from None
+        raise TypeError(f"{name}{signature} cannot be called with ({', '.join(arguments)}): {error}") from None
 
 
 def check_callable(function: Any, coroutines: bool, caller: str, other: str, arguments: Sequence[str]) -> None:
@@ -53,16 +53,18 @@ def check_callable(function: Any, coroutines: bool, caller: str, other: str, arg
         function = function.func
     called = function if inspect.isroutine(function) else getattr(type(function), "__call__", None)
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-        raise TypeError(f"{name} is a generator function, which runs nothing when it is called: it must return its result")
+        raise TypeError(f"{name} is a generator function, which runs nothing when called: use a function that returns its "
+            "result")
     if not coroutines and any(map(inspect.iscoroutinefunction, (function, called))):
-        raise TypeError(f"{caller} calls functions, and {name} is a coroutine function: use {other}")
+        raise TypeError(f"{caller} calls functions, but {name} is a coroutine function: use {other}")
     if (
         coroutines
         and (inspect.ismethod(called) or inspect.isfunction(called))
         and not any(map(inspect.iscoroutinefunction, (function, called, inspect.unwrap(function))))
     ):
         raise TypeError(
-            f"{caller} awaits coroutine functions, and {name} is a function: make it async def, or use {other}"
+            f"{caller} awaits coroutine functions, but {name} is a plain function: declare it with async def, or "
+            f"use {other}"
         )
     check_parameters(given, arguments)
 
@@ -87,7 +89,7 @@ def finished_result(answer: T) -> T:
         if _has_not_run(each):
             if inspect.iscoroutine(each):
                 each.close()  # else Python says that nobody has awaited it
-            raise TypeError(f"what was returned is a {type(each).__name__}, which has not run")
+            raise TypeError(f"the handler returned a {type(each).__name__}, which has not run")
     return answer
 
 
@@ -101,7 +103,7 @@ def single_handler(
         return handlers
     by_kind = dict(handlers) if isinstance(handlers, Mapping) else {}
     if not by_kind or not all(callable(handler) for handler in by_kind.values()):
-        raise TypeError("a handler is a function, and several are a dict of functions by kind")
+        raise TypeError("pass a function as handler, or a dict that maps kinds to functions")
     for handler in by_kind.values():
         check_callable(handler, coroutines, worker, other, arguments)
     unknown: set[Optional[str]] = set()
@@ -112,7 +114,7 @@ def single_handler(
             return handler(job, *args)
         if job.kind not in unknown and len(unknown) < 1000:
             unknown.add(job.kind)
-            log.warning("%s %d: no handler here for kind %s; such jobs are given back", job.queue, job.id, job.kind)
-        raise Snooze(delay, f"no handler here for kind {job.kind}")
+            log.warning("%s %d: no handler for kind %s, so the worker gives such jobs back", job.queue, job.id, job.kind)
+        raise Snooze(delay, f"no handler for kind {job.kind}")
 
     return call

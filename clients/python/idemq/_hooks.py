@@ -52,16 +52,16 @@ def checked_hooks(given: Union[Hooks, Mapping[str, Callable[..., Any]], None], c
     if isinstance(given, Mapping):
         unknown = [str(name) for name in given if name not in names.split(", ")]
         if unknown:
-            raise TypeError(f"there is no hook {', '.join(unknown)}; hooks are {names}")
+            raise TypeError(f"unknown hook {', '.join(unknown)}; the hooks are {names}")
         given = Hooks(**given)
     if given is None:
         return Hooks()
     if not isinstance(given, Hooks):
-        raise TypeError(f"hooks are given as Hooks, or as a dict of {names}")
+        raise TypeError(f"hooks must be a Hooks object, or a dict with the keys {names}")
     for field in fields(Hooks):
         function = getattr(given, field.name)
         if function is not None and not callable(function):
-            raise TypeError(f"hook {field.name} is no function")
+            raise TypeError(f"hook {field.name} is not a function")
         if function is not None and (not coroutines or field.name == "around"):
             check_callable(function, coroutines, f"{worker}, for its hook {field.name},", other, _ARGUMENTS[field.name])
         elif function is not None:

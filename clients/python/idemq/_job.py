@@ -156,7 +156,7 @@ class BaseJob:
 
     def _outside(self) -> JobRunner:
         if self._run is None:
-            raise RuntimeError("only a handler of run_outside() has this: one of run() has a transaction")
+            raise RuntimeError("this is available only to a handler of run_outside(): a handler of run() has a transaction")
         return self._run
 
     async def _checkpoint(self, state: Any) -> None:
@@ -187,7 +187,7 @@ class BaseJob:
         outcome, response, former, begun_at, retry_after, key = rows[0]
         if outcome == "busy":
             # The call of an attempt that was lost may still arrive: asking now would hear "no".
-            raise Snooze(retry_after, f"step {name}: an earlier call may still arrive")
+            raise Snooze(retry_after, f"step {name}: an earlier request may still arrive")
         unknown = outcome == "unknown"
         return outcome == "done", response, StepCall(key, former if unknown else request, until, begun_at if unknown else None)
 
@@ -205,7 +205,7 @@ class BaseJob:
                 if sqlstate(error)[:2] not in ("22", "54"):
                     raise
                 refusal = error
-        log.error("%s %d: step %s is done, with a response that cannot be stored: %s", self.queue, self.id, name, text_of(refusal))
+        log.error("%s %d: step %s is done, but its response cannot be stored: %s", self.queue, self.id, name, text_of(refusal))
         await self._report_step(_FINISH_STEP, name, None)
         return response
 

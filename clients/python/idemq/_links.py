@@ -80,9 +80,9 @@ def place(dsn: str) -> str:
     try:
         params = conninfo_to_dict(dsn)
     except psycopg.Error:
-        return "the DSN cannot be parsed"
+        return "invalid DSN"
     user = params.get("user") or os.environ.get("PGUSER")
-    database = params.get("dbname") or os.environ.get("PGDATABASE") or user or "of the user's name"
+    database = params.get("dbname") or os.environ.get("PGDATABASE") or user or "with the user's name"
     host = params.get("host") or params.get("hostaddr") or os.environ.get("PGHOST") or "this machine"
     return f"database {database} at {host}"
 
@@ -156,13 +156,14 @@ def _prepare_session(conn: AnyConnection, row: Row, needs_idemq: bool = True) ->
     pid, read_only, standby, statement_timeout, _, has_hold_claimed, started, has_idemq, database = row
     if read_only == "on":
         raise psycopg.errors.ReadOnlySqlTransaction(
-            "the server is a standby, which takes no writes" if standby else
-            "default_transaction_read_only is on for this role, database or server: a worker has to write;"
-            " ALTER ROLE ... SET default_transaction_read_only = off"
+            "the server is a standby, which does not accept writes" if standby else
+            "default_transaction_read_only is on for this role, database or server, but a worker must write: "
+            "ALTER ROLE ... SET default_transaction_read_only = off"
         )  # fmt: skip
     if needs_idemq and not has_idemq:
         raise psycopg.errors.InvalidSchemaName(
-            f'database "{database}" does not have the extension: run CREATE EXTENSION idemq in it, or connect to the database that has it'
+            f'database "{database}" does not have the extension: run CREATE EXTENSION idemq in it, or connect to '
+            'a database that has it'
         )
     conn.add_notice_handler(_notice)
     direct = conn.info.backend_pid == pid
@@ -180,7 +181,7 @@ def _notice(diagnostic: psycopg.errors.Diagnostic) -> None:
 
 
 def _last_error(error: Optional[BaseException]) -> BaseException:
-    return error or psycopg.OperationalError("the DSN names no host")
+    return error or psycopg.OperationalError("the DSN does not name a host")
 
 
 def connect(dsn: str, needs_idemq: bool = True) -> tuple[Connection[Any], SessionInfo]:
@@ -216,7 +217,7 @@ async def connect_async(dsn: str, needs_idemq: bool = True) -> tuple[AsyncConnec
             assert row is not None
             return conn, _prepare_session(conn, row, needs_idemq)
         except asyncio.TimeoutError:
-            last = psycopg.errors.ConnectionTimeout(f"no answer from {params.get('host')}")
+            last = psycopg.errors.ConnectionTimeout(f"no response from {params.get('host')}")
         except (psycopg.Error, OSError) as error:
             last = error
         if conn is not None:
@@ -336,7 +337,7 @@ class Link(Generic[Conn]):
             self._backoff = min(self._backoff * 2, _LAST_BACKOFF)
             return
         if self._lost_at is not None:
-            log.warning("%s: connected again after %.1f s", self._name, time.monotonic() - self._lost_at)
+            log.warning("%s: reconnected after %.1f s", self._name, time.monotonic() - self._lost_at)
         self._connected_to, self.version = dsn, version
         self.zone = self.conn.info.timezone
         self._lost_at = None
@@ -365,7 +366,7 @@ class Link(Generic[Conn]):
                 await asyncio.wait({asking}, timeout=(self.answer_timeout or ANSWER_TIMEOUT) if timeout is None else timeout)
                 if not asking.done():
                     give_up(conn)
-                    await self.drop(psycopg.OperationalError("the server does not answer"), in_use=True)
+                    await self.drop(psycopg.OperationalError("the server does not respond"), in_use=True)
                     raise AnswerLost
                 return asking.result()
             except asyncio.CancelledError:
@@ -384,7 +385,7 @@ class Link(Generic[Conn]):
         now = time.monotonic()
         if self._lost_at is not None and now < self._logged_at + REPEAT_AFTER:
             return
-        since = "" if self._lost_at is None else f", for {now - self._lost_at:.0f} s now"
+        since = "" if self._lost_at is None else f", for {now - self._lost_at:.0f} s so far"
         self._lost_at, self._logged_at = self._lost_at or now, now
         text = " ".join(said(error).split()) if error is not None else ""
         log.warning("%s: %s%s (%s)", self._name, text or type(error).__name__, since, place(self.address.dsn))

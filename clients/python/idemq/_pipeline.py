@@ -90,7 +90,7 @@ def read_row(answer: str, loads: Callable[[str], Any]) -> list[Any]:
         row = list(loads(answer))
         if len(row) in (3, 13) and isinstance(row[1], int) and isinstance(row[2], int):
             return [*row, None]
-        raise ValueError("the decoder that psycopg was given has made something else of it")
+        raise ValueError("the decoder set in psycopg changed the value")
     except Exception as error:
         failure = error
     claimed, lease = _CLAIMED.match(answer), _LEASE.search(answer)

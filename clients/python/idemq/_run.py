@@ -70,7 +70,7 @@ class Run(AttemptRunner):
         super().__init__(options, executors, handler, not once, slots or HandlerSlots())
         self._once = once
         self._refused = refused
-        self._waiter = AsyncLink(f"{options.where}, to wait", options.wait_dsn or options.dsn)
+        self._waiter = AsyncLink(f"{options.where}, for waiting", options.wait_dsn or options.dsn)
         self._waiter.on_silent = self._silence.note
         self._report: Optional[WorkerReport] = None
         self._claim_lock = asyncio.Lock()
@@ -141,7 +141,7 @@ class Run(AttemptRunner):
     async def _close(self, tasks: list["asyncio.Future[Any]"]) -> None:
         """Ends what is left, whatever does not answer."""
         if self._leased:
-            log.error("%s: %d jobs are left to their leases: their ends could not be told in time", self.options.where, len(self._leased))
+            log.error("%s: %d jobs wait until their leases expire, because their ends could not be reported in time", self.options.where, len(self._leased))
         tasks += [task for task in (*self._committing.values(), *self._hook_tasks, self._opening, self._silence.task) if task is not None]
         for task in tasks:
             task.cancel()
@@ -164,7 +164,7 @@ class Run(AttemptRunner):
             return
         self._ending.set()
         if self._busy:
-            log.info("ending: %d handlers have %g s", len(self._executions), self.options.grace)
+            log.info("stopping: %d handlers have %g s to finish", len(self._executions), self.options.grace)
         self.end_within(self.options.grace + _attempt_runner.END_MARGIN - _attempt_runner.LAST_MARGIN)
         self._loop.call_later(self.options.grace, self._end_grace)
 

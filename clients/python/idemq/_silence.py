@@ -54,7 +54,7 @@ class Silence:
                 await asyncio.sleep(0.1)
                 continue
             except psycopg.Error as error:
-                log.warning("%s: a session whose connection is lost could not be ended: %s", self._where, said(error).strip())
+                log.warning("%s: could not terminate a session whose connection was lost: %s", self._where, said(error).strip())
             del self._given_up[0]
 
     def look(self, executions: Sequence[Execution], now: float) -> None:
@@ -86,7 +86,7 @@ class Silence:
             if conn not in self._suspects:
                 self._suspects[conn] = at  # what the server has said may be on its way
             elif self._suspects.pop(conn) == at:
-                log.warning("%s: nothing comes from a session on which the server is not at work: it is given up", self._where)
+                log.warning("%s: no data from a session that the server is not working on; closing it", self._where)
                 give_up(conn)
         # A connection was given up while this was asked: nobody else ends its session.
         await self._end_sessions()

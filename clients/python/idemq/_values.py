@@ -17,10 +17,10 @@ MAX_DOCUMENT = 64 << 20
 """Bytes: the most that idemq.max_document can be."""
 
 _HOW_TO_GET_ONE = {
-    "psycopg2": "of psycopg 2 there is none: connect by psycopg 3, or call the SQL functions",
+    "psycopg2": "psycopg 2 is not supported: connect with psycopg 3, or call the SQL functions",
     "sqlalchemy": "create_engine('postgresql+psycopg://…'), then connection.connection.driver_connection,"
     " or session.connection().connection.driver_connection",
-    "django": "connection.ensure_connection(), then connection.connection, by Django 4.2 or later with psycopg 3",
+    "django": "connection.ensure_connection(), then connection.connection, with Django 4.2 or later and psycopg 3",
     "psycopg_pool": "with pool.connection() as conn",
 }
 """How to come to psycopg's connection, by the package whose object was given."""
@@ -32,8 +32,8 @@ def require_connection(conn: Any, *classes: type[Any]) -> None:
         kind = type(conn)
         recipe = _HOW_TO_GET_ONE.get(kind.__module__.partition(".")[0])
         raise TypeError(
-            f"a psycopg.{' or '.join(each.__name__ for each in classes)} (psycopg 3) is wanted,"
-            f" not a {kind.__module__}.{kind.__qualname__}" + (f": {recipe}" if recipe else "")
+            f"expected a psycopg.{' or '.join(each.__name__ for each in classes)} (psycopg 3), not a "
+            f"{kind.__module__}.{kind.__qualname__}" + (f": {recipe}" if recipe else "")
         )
 
 
@@ -42,7 +42,7 @@ def _bounded_json(value: Any) -> str:
     takes a third of what it takes here, or more."""
     text = json.dumps(value)
     if len(text) > 3 * MAX_DOCUMENT:
-        raise ValueError(f"JSON of {len(text):,} bytes is longer than any server takes; pass a reference to it")
+        raise ValueError(f"JSON of {len(text):,} bytes is longer than any server accepts; pass a reference to it instead")
     return text
 
 

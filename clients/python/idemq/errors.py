@@ -102,7 +102,7 @@ def said(error: BaseException) -> str:
     try:
         return str(error)[:MAX_TEXT]
     except BaseException as second:
-        return f"it has no text: its str() raised {type(second).__name__}"
+        return f"no text, because its str() raised {type(second).__name__}"
 
 
 def text_of(error: Optional[BaseException]) -> str:

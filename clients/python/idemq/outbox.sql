@@ -30,14 +30,14 @@ CREATE TABLE IF NOT EXISTS idemq_outbox.jobs (
 -- In its order: what is to be sent, by id; then what was sent, the oldest first.
 CREATE INDEX IF NOT EXISTS jobs_sent_at ON idemq_outbox.jobs (sent_at NULLS FIRST, id);
 
-COMMENT ON TABLE idemq_outbox.jobs IS 'jobs for idemq on another server: insert queue and payload, and what else idemq.enqueue takes; idemq-relay sends them, each once';
-COMMENT ON COLUMN idemq_outbox.jobs.key IS 'its key in the queue; a random one, unless you have one of your own';
-COMMENT ON COLUMN idemq_outbox.jobs.on_duplicate IS 'keep or ignore, as for idemq.enqueue; what else there is would be done again when a row is sent again';
-COMMENT ON COLUMN idemq_outbox.jobs.reply IS 'whether finished_at, status and result are to be written here when the job is finished';
-COMMENT ON COLUMN idemq_outbox.jobs.sent_at IS 'when the job was in idemq, or refused; NULL: it is to be sent';
-COMMENT ON COLUMN idemq_outbox.jobs.job_id IS 'its id there; of a key that was taken, that of the job that has it';
-COMMENT ON COLUMN idemq_outbox.jobs.status IS 'refused, or with reply: completed, dead or cancelled';
-COMMENT ON COLUMN idemq_outbox.jobs.error IS 'why it is refused, dead or cancelled';
+COMMENT ON TABLE idemq_outbox.jobs IS 'jobs for idemq on another server: insert queue and payload, and any other arguments of idemq.enqueue; idemq-relay sends each row once';
+COMMENT ON COLUMN idemq_outbox.jobs.key IS 'key of the job in its queue; by default a random one';
+COMMENT ON COLUMN idemq_outbox.jobs.on_duplicate IS 'keep or ignore, as for idemq.enqueue; other values would repeat their action when a row is sent again';
+COMMENT ON COLUMN idemq_outbox.jobs.reply IS 'whether finished_at, status and result are written back to this row when the job finishes';
+COMMENT ON COLUMN idemq_outbox.jobs.sent_at IS 'when the job was added to idemq or refused; NULL means that it is still to be sent';
+COMMENT ON COLUMN idemq_outbox.jobs.job_id IS 'id of the job in idemq; if the key was taken, the id of the existing job';
+COMMENT ON COLUMN idemq_outbox.jobs.status IS 'refused, or if reply is set: completed, dead or cancelled';
+COMMENT ON COLUMN idemq_outbox.jobs.error IS 'why the job was refused, became dead or was cancelled';
 
 -- Wakes the relay.  Without it a row is found within a second.
 CREATE OR REPLACE FUNCTION idemq_outbox.wake_relay() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -126,7 +126,7 @@ def connect(dsn: str) -> Connection[Any]:
             return conn
         except (psycopg.Error, OSError) as error:
             last = error
-    raise last or psycopg.OperationalError("the DSN names no host")
+    raise last or psycopg.OperationalError("the DSN does not name a host")
 
 
 def is_of_a_row(error: psycopg.Error) -> bool:
@@ -154,7 +154,7 @@ def send(idemq: Connection[Any], rows: list[tuple[int, str]]) -> list[Sent]:
         if not is_of_a_row(error):
             raise
         if len(rows) == 1:
-            log.error("row %s is refused: %s", rows[0][0], line(error))
+            log.error("row %s was refused: %s", rows[0][0], line(error))
             return [Sent(rows[0][0], None, line(error))]
     half = len(rows) // 2
     return send(idemq, rows[:half]) + send(idemq, rows[half:])
@@ -170,7 +170,7 @@ def unreadable(app: Connection[Any]) -> list[Sent]:
         except psycopg.Error as error:
             if not is_unreadable(error):
                 raise
-            log.error("row %s is refused: %s", id, line(error))
+            log.error("row %s was refused: %s", id, line(error))
             return [Sent(id, None, line(error))]
     return []
 
@@ -321,14 +321,16 @@ def sql() -> bytes:
 
 def main() -> NoReturn:
     """The command."""
-    parser = argparse.ArgumentParser(prog="idemq-relay", description="moves jobs from the outbox of a database without idemq to a server with it, each once")
-    parser.add_argument("command", choices=["create", "run", "sql"], help="make the outbox and the queue of results; move rows and results until SIGTERM; print the SQL of the outbox")
-    parser.add_argument("--app", metavar="DSN", default="", help="the application's database: a connection string, as psql takes it")
-    parser.add_argument("--idemq", metavar="DSN", default="", help="the database with idemq")
-    parser.add_argument("--keep", metavar="INTERVAL", default="7 days", help="so long a row stays that was sent: the way back after a restore of the server with idemq (7 days)")
-    parser.add_argument("--poll", metavar="SECONDS", type=float, default=1.0, help="looks so often where no NOTIFY comes (1)")
-    parser.add_argument("--batch", metavar="ROWS", type=int, default=1000, help="sends so many in a transaction (1000)")
-    parser.add_argument("--writers", metavar="N", type=int, default=4, help="writes so many results at a time (4)")
+    parser = argparse.ArgumentParser(prog="idemq-relay", description="move jobs from the outbox of a database without idemq to a server with idemq, each job once")
+    parser.add_argument("command", choices=["create", "run", "sql"], help="create: create the outbox and the queue of results; run: move rows and results until SIGTERM; sql: "
+        "print the SQL of the outbox")
+    parser.add_argument("--app", metavar="DSN", default="", help="connection string of the application's database, as for psql")
+    parser.add_argument("--idemq", metavar="DSN", default="", help="connection string of the database with idemq")
+    parser.add_argument("--keep", metavar="INTERVAL", default="7 days", help="minimum time for which sent rows are kept, so that they can be sent again after the server with "
+        "idemq was restored (7 days)")
+    parser.add_argument("--poll", metavar="SECONDS", type=float, default=1.0, help="seconds between polls if no NOTIFY arrives (1)")
+    parser.add_argument("--batch", metavar="ROWS", type=int, default=1000, help="maximum number of rows sent per transaction (1000)")
+    parser.add_argument("--writers", metavar="N", type=int, default=4, help="maximum number of results written at once (4)")
     options = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="idemq-relay: %(message)s")
     try:
@@ -336,15 +338,15 @@ def main() -> NoReturn:
             sys.stdout.write(sql().decode())
             sys.exit(0)
         if not options.app or not options.idemq:
-            parser.error("--app and --idemq say where the two databases are")
+            parser.error("pass both --app and --idemq: the connection strings of the two databases")
         if min(options.batch, options.writers) < 1 or options.poll <= 0:
-            parser.error("--batch and --writers are 1 or more, and --poll is more than 0")
+            parser.error("--batch and --writers must be at least 1, and --poll must be more than 0")
         if options.command == "create":
             create(options.app, options.idemq)
         else:
             Relay(options.app, options.idemq, options.batch, options.poll, options.keep, options.writers).run()
     except psycopg.Error as error:
-        hint = "; idemq-relay create makes what is needed" if sqlstate(error)[:2] in ("3F", "42", "IQ") else ""
+        hint = "; run idemq-relay create to create the missing objects" if sqlstate(error)[:2] in ("3F", "42", "IQ") else ""
         sys.exit(f"idemq-relay: {line(error)}{hint}")
     sys.exit(0)
 

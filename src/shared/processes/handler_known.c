@@ -114,7 +114,7 @@ refuse(Known *known, const char *why)
 	if (why != NULL)
 		note_error(known, why);
 	else if (!known->state.refused)
-		note_error(known, "a process for it ended before it was ready: see the server's log");
+		note_error(known, "one of its processes exited before it was ready: see the server log");
 	known->state.refused = true;
 	known->failures++;
 	return again;

@@ -30,7 +30,7 @@ BEGIN
 	SELECT c.id, c.token INTO id, token FROM idemq.claim(q, worker => secret || ' worker') c;
 	PERFORM idemq.checkpoint(id, token, to_jsonb(secret || ' checkpoint'));
 	RETURN NEXT;
-	-- For the audit: a job that died and was brought back.
+	-- For the audit: a job that died and was retried.
 	PERFORM idemq.enqueue(q, '1', priority => 0);
 	PERFORM idemq.fail(c.id, c.token, secret || ' error of it', permanent => true) FROM idemq.claim(q) c;
 	PERFORM idemq.redrive(q, error => secret || ' error of it');

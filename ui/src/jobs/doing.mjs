@@ -21,22 +21,22 @@ const outcomes = (call) => async (query, { ids }) => sum(await query(`SELECT x.o
 export const doings = {
   retry: {
     title: 'Retry', needs: 'enqueue', tabs: ['retrying', 'dead', 'cancelled', 'all'], success: 'retrying', done: 'made ready',
-    does: 'they become ready at once; those that are dead or cancelled get a fresh set of attempts. What is running, blocked or completed stays as it is.',
+    does: 'they become ready immediately, and dead or cancelled jobs get a fresh set of attempts. Running, blocked and completed jobs do not change.',
     run: outcomes('SELECT r.outcome FROM idemq.retry_many($1) r'),
   },
   run_now: {
     title: 'Run now', needs: 'enqueue', tabs: ['scheduled'], success: 'retrying', done: 'made ready',
-    does: 'they become ready at once, and do not wait for their time.',
+    does: 'they become ready immediately, regardless of their scheduled time.',
     run: outcomes('SELECT r.outcome FROM idemq.retry_many($1) r'),
   },
   cancel: {
     title: 'Cancel', needs: 'enqueue', tabs: ['waiting', 'running', 'retrying', 'blocked', 'scheduled', 'all'], success: 'cancelled', done: 'cancelled',
-    does: 'they will not run. Of those that are running, the workers’ commits are refused, and what they did outside the database stays done.',
+    does: 'they will not run. For running jobs, the workers’ commits are refused, but effects outside the database remain.',
     run: outcomes('SELECT c.outcome FROM idemq.cancel_many($1) c'),
   },
   priority: {
     title: 'Set priority', needs: 'enqueue', tabs: ['waiting', 'retrying', 'blocked', 'scheduled', 'all'], success: 'accepted', done: 'given the priority', value: true,
-    does: 'they get that priority: 0 is claimed first, 9 last. What is running or finished stays as it is.',
+    does: 'they get this priority (0 is claimed first, 9 last). Running and finished jobs do not change.',
     async run(query, { ids, value }) {
       return sum(await query(`SELECT x.outcome::text, count(*) AS jobs FROM (SELECT idemq.reschedule(i, priority => $2) AS outcome
         FROM (SELECT i FROM unnest($1::bigint[]) i ORDER BY i OFFSET 0) i) x GROUP BY 1`, [ids, value]));
@@ -44,7 +44,7 @@ export const doings = {
   },
   delete: {
     title: 'Delete', needs: 'admin', tabs: ['waiting', 'retrying', 'blocked', 'scheduled', 'completed', 'dead', 'cancelled', 'all'], success: 'deleted', done: 'deleted',
-    does: 'they are gone, with their attempts and steps, and their keys are free. What is running stays, and so does what another job waits for. There is no way back.',
+    does: 'they are deleted with their attempts and steps, and their keys become free. Running jobs and jobs that another job waits for are kept. You cannot undo this.',
     async run(query, { queue, ids }) {
       const [{ jobs }] = await query('SELECT idemq.purge($1, ids => $2) AS jobs', [queue.name, ids]);
       return { deleted: Number(jobs), ...(ids.length > jobs ? { kept: ids.length - Number(jobs) } : {}) };
@@ -64,7 +64,7 @@ export async function rights(query, queueId) {
 /** Raises 403 in words when the role may not. */
 export async function insist(query, needs, queue) {
   if (!(await rights(query, queue.queue_id))[needs])
-    throw wrong(403, `The role that started this page may not do that: it lacks ${needs} on queue "${queue.name}" (42501). An administrator of the queue lets it: SELECT idemq.grant_queue('${queue.name}', role, '${needs}').`);
+    throw wrong(403, `The role that started this page lacks the privilege ${needs} on queue "${queue.name}" (42501). Ask an administrator of the queue to run SELECT idemq.grant_queue('${queue.name}', role, '${needs}').`);
 }
 
 /** The filter of an address: those that are known, as text. */
@@ -78,13 +78,13 @@ export function wanted(given) {
   const doing = doings[name];
   const tab = Object.hasOwn(tabs, given.tab ?? '') ? given.tab : 'all';
   const ids = [given.ids ?? []].flat().flatMap((text) => String(text).split(',')).filter((text) => text !== '');
-  if (ids.some((text) => !/^[0-9]{1,18}$/.test(text))) throw wrong(400, 'There is no job of that number.');
+  if (ids.some((text) => !/^[0-9]{1,18}$/.test(text))) throw wrong(400, 'There is no job with that number.');
   const all = given.all === '1';
-  if (!all && ids.length === 0) throw wrong(400, 'No job is chosen: go back, and mark some, or all.');
-  if (ids.length > MOST) throw wrong(400, `No more than ${MOST} jobs are chosen one by one: choose all of the list.`);
-  if (all && !doing.tabs.includes(tab)) throw wrong(400, `${doing.title} is not for jobs that are ${tab}.`);
-  if (doing.value && !/^[0-9]$/.test(given.value ?? '')) throw wrong(400, 'A priority is a number from 0, claimed first, to 9.');
-  if (all && given.upto !== undefined && !/^[0-9]{1,18}$/.test(given.upto)) throw wrong(400, 'There is no job of that number.');
+  if (!all && ids.length === 0) throw wrong(400, 'No job is selected. Go back, and select some jobs or all.');
+  if (ids.length > MOST) throw wrong(400, `You can select at most ${MOST} jobs individually. Select all jobs of the list instead.`);
+  if (all && !doing.tabs.includes(tab)) throw wrong(400, `${doing.title} is not possible for jobs that are ${tab}.`);
+  if (doing.value && !/^[0-9]$/.test(given.value ?? '')) throw wrong(400, 'Enter a priority from 0 (claimed first) to 9.');
+  if (all && given.upto !== undefined && !/^[0-9]{1,18}$/.test(given.upto)) throw wrong(400, 'There is no job with that number.');
   return { name, doing, tab, all, ids: [...new Set(ids)], value: doing.value ? given.value : null, filter: filterOf(given), upto: given.upto };
 }
 
@@ -138,7 +138,7 @@ export class Doings {
   begin(queue, want, expected, actor) {
     for (const [id, { ended }] of this.all) if (ended !== null && Date.now() - ended > REMEMBERED) this.all.delete(id);
     if ([...this.all.values()].filter(({ ended }) => ended === null).length >= AT_ONCE)
-      throw wrong(429, `${AT_ONCE} actions are under way: wait for one to end, or stop it.`);
+      throw wrong(429, `${AT_ONCE} actions are in progress. Wait until one ends, or stop one.`);
     const doing = { id: randomBytes(8).toString('hex'), queue, want, expected, actor, outcomes: {}, jobs: 0, looked: 0, began: Date.now(), ended: null, stopped: false, waits: false, trouble: null };
     this.all.set(doing.id, doing);
     doing.work = this.run(doing);

@@ -12,7 +12,7 @@ import { counts, cursorOf, everything, filters, rowsOf, tabs, walk } from './wal
 const wrong = (statusCode, message) => Object.assign(new Error(message), { statusCode });
 const text = (value) => (typeof value === 'string' && value !== '' ? value : null);
 const idOf = (given) => {
-  if (!/^[0-9]{1,18}$/.test(given)) throw wrong(404, 'There is no job of that number.');
+  if (!/^[0-9]{1,18}$/.test(given)) throw wrong(404, 'There is no job with that number.');
   return given;
 };
 /** The filters of an address as they were given, to be given again. */
@@ -28,12 +28,12 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
 
   const queueOf = async (name) => {
     const [queue] = await query(queueByName, [name]);
-    if (!queue) throw wrong(404, `There is no queue "${name}" that you may see.`);
+    if (!queue) throw wrong(404, `You cannot see a queue named "${name}".`);
     return queue;
   };
   const withRights = async (context, queueId) => ({ ...context, may: writes ? await rights(query, queueId) : {} });
   const refuseReadOnly = () => {
-    if (!writes) throw wrong(403, 'This page is read-only: start it with --actions.');
+    if (!writes) throw wrong(403, 'This page is read-only. To allow actions, start it with --actions.');
   };
   const back = (reply, address, notice, bad) => reply.redirect(`${address}${address.includes('?') ? '&' : '?'}${new URLSearchParams({ notice, sign: security.sign(notice), ...(bad ? { bad: '1' } : {}) })}`, 303);
 
@@ -70,7 +70,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
       const came = await runNow(database, queue, want, request.actor);
       return back(reply, listOf(queue, want, givenOf(request.body)), said(want.doing, came), !came[want.doing.success]);
     }
-    if (want.upto === undefined) throw wrong(400, 'It was not asked up to which job: begin at the list.');
+    if (want.upto === undefined) throw wrong(400, 'The request does not say up to which job it applies. Start from the list.');
     const numbers = await counts(query, queue.queue_id);
     const plain = Object.keys(want.filter).length === 0 && want.value === null;
     const known = plain && numbers && !numbers.atLeast.includes(want.tab);
@@ -80,7 +80,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
 
   const doingOf = (id) => {
     const doing = doings.get(id);
-    if (!doing) throw wrong(404, 'Nothing of that name is under way, or was in the last hour: the audit has what was done.');
+    if (!doing) throw wrong(404, 'No such action is in progress or was running in the last hour. The audit lists completed actions.');
     return doing;
   };
   app.get('/doing/:id', async (request, reply) => {
@@ -112,7 +112,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
         if (value(field) !== null || field === 'payload') JSON.parse(value(field) ?? '');
         return null;
       } catch (error) {
-        return { field, message: `${field === 'payload' ? 'The payload is' : 'The headers are'} no JSON: ${error.message}.` };
+        return { field, message: `${field === 'payload' ? 'The payload is' : 'The headers are'} not valid JSON: ${error.message}.` };
       }
     }).find(Boolean) ?? null;
     if (!trouble) {
@@ -136,7 +136,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
   app.get('/job/:id', async (request, reply) => {
     const id = idOf(request.params.id);
     const job = await database.one(queries.job, [id]);
-    if (!job) throw wrong(404, `There is no job ${id} that you may see: it was never there, its retention has deleted it, or its queue is not yours.`);
+    if (!job) throw wrong(404, `You cannot see a job with the number ${id}. It never existed, it was deleted after its retention, or you have no privilege on its queue.`);
     const context = await withRights(await contextOf(request, null), job.queue_id);
     let shown = await database.one(queries.shown, [id]);
     if (!shown) {
@@ -154,9 +154,9 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
   });
   app.get('/job/:id/:document', async (request, reply) => {
     const { id, document } = request.params;
-    if (!queries.documents.includes(document)) throw wrong(404, 'A job has payload, headers, checkpoint and result.');
+    if (!queries.documents.includes(document)) throw wrong(404, 'A job has only payload, headers, checkpoint and result.');
     const found = await database.one(queries.download(document), [idOf(id)]);
-    if (!found || found.document === null) throw wrong(404, `Job ${id} has no ${document} that can be shown here.`);
+    if (!found || found.document === null) throw wrong(404, `Job ${id} does not have a ${document} that can be shown here.`);
     return reply.type('application/json; charset=utf-8')
       .header('Content-Disposition', `attachment; filename="job-${id}-${document}.json"`).send(found.document);
   });

@@ -156,7 +156,7 @@ export function cursorOf(text) {
     if (Array.isArray(cursor) && cursor.length === 3 && Number.isInteger(cursor[0]) && cursor[0] >= 0 && cursor[0] < 20
       && cursor.slice(1).every((key) => key === null || typeof key === 'string')) return cursor;
   } catch { /* of another making */ }
-  throw Object.assign(new Error('That page of the list is not known: begin at its first one.'), { statusCode: 400 });
+  throw Object.assign(new Error('The address of this page of the list is invalid. Start from the first page.'), { statusCode: 400 });
 }
 
 /**

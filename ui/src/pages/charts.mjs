@@ -78,7 +78,7 @@ ${lines.map((line, i) => html`<path class="l${i}" d="${path(line.values, x, y)}"
 
 /** All charts of a queue, or of the database: what History.of gives. */
 export function charts(series) {
-  if (series.empty) return html`<p class="none">Nothing is recorded of ${series.title} yet: the background worker writes idemq.history each ten seconds.</p>`;
+  if (series.empty) return html`<p class="none">Nothing has been recorded for ${series.title} yet. The background worker writes idemq.history every ten seconds.</p>`;
   const draw = (title, kind, lines) => chart(title, kind, Object.entries(lines).map(([name, values]) => ({ name, values })), series, series.died);
   return html`<div class="charts">${draw('Waiting jobs', 'count', { waiting: series.pending })}
 ${draw('Running jobs', 'count', { running: series.running })}

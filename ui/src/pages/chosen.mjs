@@ -6,8 +6,8 @@ import { key, number, progress, status, table } from './layout.mjs';
 import { addressOf } from './queue.mjs';
 
 const outcomes = {
-  current: 'ready already', locked: 'running, or held by another transaction', completed: 'completed', dead: 'dead', cancelled: 'cancelled',
-  blocked: 'blocked', not_found: 'gone', kept: 'left: running, or waited for by another job', not_due: 'not due', accepted: 'accepted',
+  current: 'already ready', locked: 'running, or held by another transaction', completed: 'completed', dead: 'dead', cancelled: 'cancelled',
+  blocked: 'blocked', not_found: 'deleted', kept: 'kept, because they are running or another job waits for them', not_due: 'not due', accepted: 'accepted',
 };
 
 /** What was done, in words: how many, and what became of the others. */
@@ -21,21 +21,21 @@ export function said(doing, came) {
 /** The address of the list that a doing began at. */
 export const listOf = (queue, want, given) => href(addressOf(queue), { tab: want.tab, ...given });
 
-const inWords = { kind: 'of kind', key: 'with a key that begins with', group: 'of group', error: 'whose error has', since: 'enqueued from', until: 'enqueued until', payload: 'whose payload contains' };
+const inWords = { kind: 'of kind', key: 'with a key that begins with', group: 'of group', error: 'whose error contains', since: 'enqueued from', until: 'enqueued until', payload: 'whose payload contains' };
 
 export function surePage({ queue, want, seen, given, token }) {
   const unmet = seen.looked === 0 && (seen.atLeast || seen.jobs > 0);
   const jobs = unmet && seen.jobs === 0 ? 'jobs not counted yet' : html`${seen.atLeast && 'at least '}${count(seen.jobs)} ${seen.jobs === 1 ? 'job' : 'jobs'}`;
   const { doing } = want;
   const of = want.all && Object.entries(given).map(([name, value], i) => html`${i > 0 && ', '} ${inWords[name]} <code>${value}</code>`);
-  if (seen.jobs === 0 && !unmet) return html`<p class="why">None of these jobs is there any more.</p><p><a class="button" href="${listOf(queue, want, given)}">Back</a></p>`;
-  const details = unmet ? html`<p class="quiet">A second was not enough to meet one of them${seen.jobs === 0 && ': there may be none'}.</p>` : table('What is meant', ['Status', 'Kind', number('Jobs')], seen.of.slice(0, 20).map((row) => [status(row.status), key(row.kind) ?? html`<span class="quiet">none</span>`, count(row.jobs)]), '');
-  return html`<p class="why"><b>${jobs}</b> of queue <b class="whole">${queue.name}</b>${want.all && html`, all that are ${want.tab === 'all' ? 'there' : want.tab}${of}`}${want.value !== null && html`, to priority <b>${want.value}</b>`}: ${doing.does}</p>
-${details}${!unmet && seen.looked < seen.jobs && html`<p class="quiet">Of the first ${count(seen.looked)} of them.</p>`}
+  if (seen.jobs === 0 && !unmet) return html`<p class="why">None of these jobs exists any longer.</p><p><a class="button" href="${listOf(queue, want, given)}">Back</a></p>`;
+  const details = unmet ? html`<p class="quiet">No matching job was found within one second${seen.jobs === 0 && ', and there may be none'}.</p>` : table('Selected jobs', ['Status', 'Kind', number('Jobs')], seen.of.slice(0, 20).map((row) => [status(row.status), key(row.kind) ?? html`<span class="quiet">none</span>`, count(row.jobs)]), '');
+  return html`<p class="why"><b>${jobs}</b> of queue <b class="whole">${queue.name}</b>${want.all && html`, all ${want.tab === 'all' ? 'jobs' : `that are ${want.tab}`}${of}`}${want.value !== null && html`, to priority <b>${want.value}</b>`}: ${doing.does}</p>
+${details}${!unmet && seen.looked < seen.jobs && html`<p class="quiet">The table covers the first ${count(seen.looked)} of them.</p>`}
 <form method="post" action="${addressOf(queue)}/do" class="actions"><input type="hidden" name="csrf" value="${token}"><input type="hidden" name="doing" value="${want.name}"><input type="hidden" name="tab" value="${want.tab}">
 ${Object.entries(given).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}${want.value !== null && html`<input type="hidden" name="value" value="${want.value}">`}
 ${want.all ? html`<input type="hidden" name="all" value="1"><input type="hidden" name="upto" value="${seen.upto}">` : html`<input type="hidden" name="ids" value="${want.ids.join(',')}">`}
-<button class="do">${doing.title}: ${jobs}</button> <a class="button" href="${listOf(queue, want, given)}">No, go back</a></form>`;
+<button class="do">${doing.title}: ${jobs}</button> <a class="button" href="${listOf(queue, want, given)}">Go back</a></form>`;
 }
 
 /** The part of the page that is put anew while it goes on. */
@@ -46,12 +46,12 @@ export function doingPart(doing) {
   const left = share > 0.02 && took > 1 ? took / share - took : null;
   const how = html`${said(doings[want.name], came)}`;
   return html`<p class="why">${ended === null ? html`<b>${count(jobs)}${expected.atLeast ? '' : html` of ${count(expected.jobs)}`}</b> ${jobs === 1 ? 'job' : 'jobs'} so far.`
-    : trouble ? html`<b>It has ended before its end.</b>` : stopped ? html`<b>It was stopped.</b>` : html`<b>Done.</b>`} ${how}</p>
-${stopped && ended === null && html`<p class="notice warn">It ends after this slice.</p>`}
-${doing.waits && ended === null && html`<p class="notice warn">Another transaction holds one of these jobs: it is tried again.</p>`}
-${trouble && html`<p class="notice bad" role="alert">${trouble}. What was done stays done; begin again for the rest.</p>`}
-<p>${progress(ended !== null && !trouble && !stopped ? 100 : share * 100, 'How far it is')}
-<span class="quiet">${expected.atLeast && html`looked at ${count(looked)} of ${count(Math.max(expected.total, looked))} jobs, `}${duration(took)}${ended === null && left !== null && html`, some ${duration(left)} more`}</span></p>`;
+    : trouble ? html`<b>Stopped early because of an error.</b>` : stopped ? html`<b>Stopped.</b>` : html`<b>Done.</b>`} ${how}</p>
+${stopped && ended === null && html`<p class="notice warn">It stops after the current batch.</p>`}
+${doing.waits && ended === null && html`<p class="notice warn">Another transaction holds one of these jobs, so the action tries again.</p>`}
+${trouble && html`<p class="notice bad" role="alert">${trouble}. Completed changes remain. Start the action again for the rest.</p>`}
+<p>${progress(ended !== null && !trouble && !stopped ? 100 : share * 100, 'Progress')}
+<span class="quiet">${expected.atLeast && html`searched ${count(looked)} of ${count(Math.max(expected.total, looked))} jobs, `}${duration(took)}${ended === null && left !== null && html`, about ${duration(left)} left`}</span></p>`;
 }
 
 export function doingPage(doing, token) {
@@ -60,16 +60,16 @@ export function doingPage(doing, token) {
   return html`<noscript><meta http-equiv="refresh" content="2"></noscript>
 <div data-live="/doing/${doing.id}/live" data-every="1">${doingPart(doing)}</div>
 <form method="post" action="/doing/${doing.id}/stop" class="actions"><input type="hidden" name="csrf" value="${token}"><button class="do">Stop</button> ${back}</form>
-<p class="quiet">It goes on while this page’s server runs, whether or not you look. Each slice of 500 jobs is a transaction of its own, with its entry in the audit.</p>`;
+<p class="quiet">The action continues while this page’s server runs, even if you leave the page. Each batch of 500 jobs is a separate transaction with its own audit entry.</p>`;
 }
 
 const fields = [
-  ['kind', 'Kind', 'a label of up to 64 bytes, by which a worker chooses what to do'],
-  ['key', 'Key', 'a second job of the same key is not enqueued'],
-  ['group_key', 'Group', 'one after the other, in order'],
-  ['delay', 'Delay', 'such as 10 min; none: at once'],
+  ['kind', 'Kind', 'label that tells the worker which handler to use (up to 64 bytes)'],
+  ['key', 'Key', 'a second job with the same key is not added'],
+  ['group_key', 'Group', 'jobs of one group run one at a time, in order'],
+  ['delay', 'Delay', 'for example 10 min; empty means immediately'],
   ['priority', 'Priority', '0 is claimed first, 9 last'],
-  ['max_attempts', 'Attempts', 'none: as the queue says'],
+  ['max_attempts', 'Attempts', 'empty means the setting of the queue'],
 ];
 
 /** given: what was sent; trouble: {field, message}, what was wrong with it. */
@@ -80,5 +80,5 @@ export function enqueuePage(queue, given, trouble, token) {
 <label>Payload (JSON)<textarea name="payload" rows="10" required spellcheck="false"${invalid('payload')}>${given.payload ?? '{}'}</textarea></label>
 <div class="fields">${fields.map(([name, title, help]) => html`<label>${title}<input name="${name}" value="${given[name] ?? (name === 'priority' ? '4' : '')}" autocomplete="off" spellcheck="false"${invalid(name)}><span class="quiet small">${help}</span></label>`)}</div>
 <label>Headers (JSON)<textarea name="headers" rows="3" spellcheck="false"${invalid('headers')}>${given.headers ?? ''}</textarea></label>
-<p class="actions"><button class="do">Enqueue it to ${queue.name}</button> <a class="button" href="${addressOf(queue)}">No, go back</a></p></form>`;
+<p class="actions"><button class="do">Enqueue to ${queue.name}</button> <a class="button" href="${addressOf(queue)}">Go back</a></p></form>`;
 }

@@ -16,7 +16,7 @@ function branch(name, node, depth) {
   if (children.length === 0) return html`<li>${label}<span class="quiet">${node.type === 'object' ? '{}' : '[]'}</span></li>`;
   const rest = children.length - MOST;
   return html`<li><details${depth < 3 ? html` open` : ''}><summary>${label}<span class="quiet">${node.type === 'object' ? `{${count(children.length)}}` : `[${count(children.length)}]`}</span></summary>
-<ul>${children.slice(0, MOST).map(([child, value]) => branch(child, value, depth + 1))}${rest > 0 && html`<li class="quiet">${count(rest)} more: in the text</li>`}</ul></details></li>`;
+<ul>${children.slice(0, MOST).map(([child, value]) => branch(child, value, depth + 1))}${rest > 0 && html`<li class="quiet">${count(rest)} more in the text</li>`}</ul></details></li>`;
 }
 
 /** What is copied: shown by a button where there is a script, and in any case. */
@@ -29,7 +29,7 @@ export function tree(id, name, text, whole) {
   if (!node) return html`<pre tabindex="0" id="${id}" aria-label="${name}">${text}</pre><p class="actions"><button type="button" data-copy="${id}" hidden>Copy</button></p>`;
   const top = node.type === 'object' || node.type === 'array' ? node : null;
   const items = top ? (top.type === 'object' ? top.members : top.items.map((item, i) => [String(i), item])) : [];
-  return html`<ul class="tree">${items.length > 0 ? items.slice(0, MOST).map(([child, value]) => branch(child, value, 1)) : branch(null, node, 1)}${items.length > MOST && html`<li class="quiet">${count(items.length - MOST)} more: in the text</li>`}</ul>
+  return html`<ul class="tree">${items.length > 0 ? items.slice(0, MOST).map(([child, value]) => branch(child, value, 1)) : branch(null, node, 1)}${items.length > MOST && html`<li class="quiet">${count(items.length - MOST)} more in the text</li>`}</ul>
 <div class="actions">${copied(id, name, written(node))}</div>`;
 }
 
@@ -45,6 +45,6 @@ export function errorOf(id, text, cut) {
   return html`<div class="trace"><p class="cause error">${read.cause}</p>
 ${read.because && html`<p class="error"><span class="quiet">because of</span> ${read.because}</p>`}
 ${read.parts.map((part) => html`<details open><summary>${part.message.split('\n')[0].slice(0, 120) || 'Frames'}</summary><ol class="frames">${frames(part.frames)}</ol></details>`)}
-${cut && html`<p class="quiet">Its first ${bytes(text.length)}.</p>`}
+${cut && html`<p class="quiet">Only the first ${bytes(text.length)} are shown.</p>`}
 <div class="actions">${copied(id, 'Error', read.text)}</div></div>`;
 }

@@ -22,25 +22,25 @@ export function flowPage(id, flow, groups, context) {
   const left = Number(flow.jobs) - Number(flow.done);
   const failed = flow.failed_ids ?? [];
   return html`<p class="why"><b>${count(flow.done)} of ${count(flow.jobs)}</b> ${String(flow.jobs) === '1' ? 'job is' : 'jobs are'} finished: <b>${percent(flow.progress)}</b>${flow.ended_at ? html`. It ended ${when(flow.ended_at)}.`
-    : flow.eta !== null ? html`. The rest takes some <b>${duration(flow.eta)}</b>, if it goes on as it did.` : '. When it ends cannot be said yet.'}</p>
-${flow.cut && html`<p class="notice warn">It has more jobs than are counted here: the figures are of the first ${count(flow.jobs)}.</p>`}
+    : flow.eta !== null ? html`. The rest will take about <b>${duration(flow.eta)}</b> at the current rate.` : '. No estimate yet.'}</p>
+${flow.cut && html`<p class="notice warn">The flow has more jobs than are counted here. The figures cover the first ${count(flow.jobs)}.</p>`}
 ${bar(flow)}
 <dl class="facts">${parts.filter(([name]) => Number(flow[name]) > 0).map(([name, shape, word]) => html`<div><dt>${status(shape, word)}</dt><dd>${count(flow[name])}</dd></div>`)}
-<div><dt>begun</dt><dd>${when(flow.begun_at)}</dd></div></dl>
+<div><dt>started</dt><dd>${when(flow.begun_at)}</dd></div></dl>
 ${flow.held_up_by && html`<p class="notice warn"><b>Held up by job ${jobLink(flow.held_up_by)}</b>: ${flow.held_up_why}</p>`}
-${left > 0 && html`<p class="actions">${button(context, 'cancel_flow', `Cancel all of it`, { id })}</p>`}
-<dl class="facts"><div><dt>began with</dt><dd>${(flow.roots ?? []).slice(0, 10).map((root) => html`${jobLink(root)} `)}${(flow.roots ?? []).length > 10 && 'and more'}</dd></div>
+${left > 0 && html`<p class="actions">${button(context, 'cancel_flow', `Cancel entire flow`, { id })}</p>`}
+<dl class="facts"><div><dt>first jobs</dt><dd>${(flow.roots ?? []).slice(0, 10).map((root) => html`${jobLink(root)} `)}${(flow.roots ?? []).length > 10 && 'and more'}</dd></div>
 ${flow.slowest && html`<div><dt>slowest</dt><dd>${jobLink(flow.slowest)}${flow.slowest_kind && html`, ${key(flow.slowest_kind)},`} ran for ${duration(flow.slowest_for)}</dd></div>`}
 ${failed.length > 0 && html`<div><dt>dead or failing</dt><dd>${failed.slice(0, 20).map((job) => html`${jobLink(job)} `)}${failed.length > 20 && 'and more'}</dd></div>`}
 <div><dt>opened from</dt><dd>${jobLink(id)}</dd></div></dl>
-<h2>Its jobs, step by step</h2>
+<h2>Jobs by step</h2>
 ${typeof groups === 'string' ? html`<p class="notice bad" role="alert">${groups}</p>` : steps(groups, flow)}`;
 }
 
 function steps(groups, flow) {
   const folded = groups.reduce((sum, { jobs }) => sum + Number(jobs), 0);
-  return html`${folded < Number(flow.jobs) && html`<p class="quiet">Of the first ${count(folded)} jobs.</p>`}
-${table('Jobs of the flow', [number('Step'), 'Queue', 'Kind', 'Status', number('Jobs'), 'For example', number('Longest run'), 'Begun', 'Ended', 'Error'],
+  return html`${folded < Number(flow.jobs) && html`<p class="quiet">Only the first ${count(folded)} jobs are included.</p>`}
+${table('Jobs of the flow', [number('Step'), 'Queue', 'Kind', 'Status', number('Jobs'), 'Example', number('Longest run'), 'Started', 'Ended', 'Error'],
     groups.map((g) => [Number(g.depth) + 1, queueLink(g.queue), key(g.kind), status(g.status), count(g.jobs), jobLink(g.example), duration(g.longest),
-      g.begun_at && when(g.begun_at), g.ended_at && when(g.ended_at), g.last_error && html`<span class="error">${g.last_error}</span>`]), 'None that you may see.')}`;
+      g.begun_at && when(g.begun_at), g.ended_at && when(g.ended_at), g.last_error && html`<span class="error">${g.last_error}</span>`]), 'You cannot see any of these jobs.')}`;
 }

@@ -33,11 +33,11 @@ export function graphPicture(graph, id) {
   const box = (node) => {
     const { x, y } = places.get(node.name);
     const state = node.status ?? 'completed';
-    const word = node.status ?? 'done and gone';
+    const word = node.status ?? 'done and deleted';
     const name = node.kind ?? (graph.folded ? node.queue ?? 'gone' : `job ${node.id}`);
     const many = graph.folded && node.jobs > 1;
     const to = many && node.queue ? href(addressOf(node.queue), { tab: tabOf[state] ?? state, kind: node.kind }) : `/job/${node.id}`;
-    const title = many ? `${count(node.jobs)} jobs ${node.kind ?? ''} of queue ${node.queue ?? '–'}: ${word}` : `Job ${node.id}, ${node.kind ?? 'of no kind'}, queue ${node.queue ?? '–'}: ${word}`;
+    const title = many ? `${count(node.jobs)} jobs ${node.kind ?? ''} of queue ${node.queue ?? '–'}: ${word}` : `Job ${node.id}, ${node.kind ?? 'without a kind'}, queue ${node.queue ?? '–'}: ${word}`;
     return html`<a href="${to}"${node.own && !many ? html` aria-current="true"` : ''} class="node ${state}${node.own ? ' own' : ''}">
 <rect x="${x}" y="${y}" width="${WIDTH}" height="${HEIGHT}" rx="6"><title>${title}</title></rect><text x="${x + 12}" y="${y + 21}">${cut(`${many ? `${count(node.jobs)} × ` : ''}${name}`)}</text>
 <path class="shape" transform="translate(${x + 12} ${y + 32})" d="${shapes[state] ?? shapes.blocked}"/><text class="state" x="${x + 28}" y="${y + 41}">${word}${node.own ? ', this' : ''}</text></a>`;

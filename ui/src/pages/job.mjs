@@ -12,7 +12,7 @@ import { button, jobLink, key, number, progress, queueLink, status, table, when 
 const at = (value) => (value ? Date.parse(value.replace(' ', 'T').replace(/\+00$/, 'Z')) : Number.POSITIVE_INFINITY);
 const took = (from, to) => (from && to ? duration((at(to) - at(from)) / 1000) : null);
 
-const outcomes = { failed: ['retrying', 'failed'], expired: ['dead', 'its lease ended'], released: ['pending', 'given back'], cancelled: ['cancelled', 'cancelled'], committed: ['completed', 'committed'] };
+const outcomes = { failed: ['retrying', 'failed'], expired: ['dead', 'lease expired'], released: ['pending', 'given back'], cancelled: ['cancelled', 'cancelled'], committed: ['completed', 'committed'] };
 
 /** One moment of the column: when, a state for its mark, what, and more about it. */
 const moment = (value, mark, what, more = null) => ({ value, mark, what, more });
@@ -28,16 +28,16 @@ function attemptOf(a, id, isLast) {
 }
 
 const states = {
-  open: ['running', 'called, no answer yet'], done: ['completed', 'done'], refused: ['dead', 'refused'], void: ['cancelled', 'of an earlier payload'],
-  waiting: ['pending', 'waits'], arrived: ['completed', 'arrived'], timed_out: ['dead', 'did not come in time'],
+  open: ['running', 'open, no response yet'], done: ['completed', 'done'], refused: ['dead', 'refused'], void: ['cancelled', 'of an earlier payload'],
+  waiting: ['pending', 'waiting'], arrived: ['completed', 'arrived'], timed_out: ['dead', 'timed out'],
 };
 
 function stepOf(s, job, i) {
   const event = ['waiting', 'arrived', 'timed_out'].includes(s.state);
   const unknown = s.state === 'open' && (job.status !== 'running' || s.token !== job.token);
-  const [mark, word] = unknown ? ['retrying', 'unknown: its attempt is over, without an answer'] : states[s.state] ?? ['blocked', s.state];
-  const until = s.state === 'waiting' ? html`, no longer than ${when(s.call_until)}` : s.state === 'open' && s.call_until ? html`; its call may arrive until ${time(s.call_until)}` : null;
-  const document = (name) => s[`${name}_bytes`] !== null && html`<details><summary>${event ? 'payload' : name}</summary>${s[name] === null ? html`<p class="quiet">${bytes(s[`${name}_bytes`])}: in psql.</p>`
+  const [mark, word] = unknown ? ['retrying', 'unknown (its attempt ended without a response)'] : states[s.state] ?? ['blocked', s.state];
+  const until = s.state === 'waiting' ? html`, until ${when(s.call_until)} at most` : s.state === 'open' && s.call_until ? html`; its request may arrive until ${time(s.call_until)}` : null;
+  const document = (name) => s[`${name}_bytes`] !== null && html`<details><summary>${event ? 'payload' : name}</summary>${s[name] === null ? html`<p class="quiet">${bytes(s[`${name}_bytes`])}: too large to show here; use psql.</p>`
     : tree(`step${i}${name}`, `${s.name} ${name}`, s[name], s[`${name}_whole`])}</details>`;
   return moment(s.begun_at ?? s.answered_at, mark, html`${event ? 'Event' : 'Step'} ${key(s.name)}: ${status(mark, word)}${s.answered_at && s.begun_at && html` after <b>${took(s.begun_at, s.answered_at)}</b>`}${until}`,
     html`${document('request')}${document('response')}${s.error && html`<p class="error">${s.error}</p>`}${s.effect_key && html`<p class="quiet small">effect key ${key(s.effect_key)}${s.round > 0 && html`, round ${s.round + 1}`}</p>`}`);
@@ -57,22 +57,22 @@ function history({ job, attempts, steps, documents: shown }) {
       html`${checkpoint}${job.expires_in !== null && html`<p class="quiet">Its lease ends in ${duration(job.expires_in)}${job.attached && ', or with its session'}${job.pid && html`; process ${job.pid}`}.</p>`}`));
   } else if (job.status === 'completed') {
     moments.push(moment(job.claimed_at ?? job.finished_at, 'completed', job.claimed_at ? html`Attempt ${job.attempt}${job.worker && html` by ${key(job.worker)}`}: ${status('completed', 'committed')} after <b>${took(job.claimed_at, job.finished_at)}</b>`
-      : html`${status('completed', 'committed')}, with no claim`, checkpoint));
+      : html`${status('completed', 'committed')}, without a claim`, checkpoint));
   } else if (checkpoint) {
     const before = moments[attempts.length]; // the last attempt; or that it was enqueued
     before.more = html`${before.more}${checkpoint}`;
   }
   moments.sort((a, b) => at(a.value) - at(b.value));
   if (job.finished_at) moments.push(moment(job.finished_at, job.status, html`${status(job.status)}${took(job.enqueued_at, job.finished_at) && html`, ${took(job.enqueued_at, job.finished_at)} after it was enqueued`}`));
-  else if (job.later) moments.push(moment(job.ready_at, 'next', steps.some((s) => s.state === 'waiting') ? 'Ready then, if the event has not come' : 'Ready for the next attempt'));
-  if (!job.finished_at && job.expires_at) moments.push(moment(job.expires_at, 'next', 'Cancelled then, unless it was claimed before'));
+  else if (job.later) moments.push(moment(job.ready_at, 'next', steps.some((s) => s.state === 'waiting') ? 'Ready at this time, even without the event' : 'Ready for the next attempt'));
+  if (!job.finished_at && job.expires_at) moments.push(moment(job.expires_at, 'next', 'Cancelled at this time, unless claimed before'));
   return moments;
 }
 
 function shownDocument(id, name, shown) {
   if (!shown[`${name}_bytes`]) return null;
   if (shown[name] === null)
-    return html`<section class="card" aria-label="${name}"><h2>${name}</h2><p class="none">It is too large for a page: <code>SELECT ${name} FROM idemq.job(${id})</code> in psql.</p></section>`;
+    return html`<section class="card" aria-label="${name}"><h2>${name}</h2><p class="none">It is too large to show here. Run <code>SELECT ${name} FROM idemq.job(${id})</code> in psql.</p></section>`;
   const all = Number(shown[`${name}_bytes`]);
   const whole = shown[`${name}_whole`];
   return html`<section class="card" aria-label="${name}"><h2>${name}</h2>${!whole && html`<p>The first ${bytes(SHOWN)} of ${bytes(all)}.</p>`}
@@ -83,7 +83,7 @@ function flowOf(job, flow) {
   if (flow.length < 2) return null;
   // This job is among them in any case.
   const graph = graphOf(flow.filter(({ id }, i) => i < GRAPH || id === job.id), job.id);
-  return html`<section class="card"><h2>its flow</h2><p>${flow.length > GRAPH ? html`More than ${count(GRAPH)}` : count(flow.length)} jobs${graph.folded && ', by kind and status'}. <a class="button" href="/flow/${job.id}">How far it is</a></p>
+  return html`<section class="card"><h2>flow</h2><p>${flow.length > GRAPH ? html`More than ${count(GRAPH)}` : count(flow.length)} jobs${graph.folded && ', by kind and status'}. <a class="button" href="/flow/${job.id}">View progress</a></p>
 ${graphPicture(graph, job.id)}</section>`;
 }
 
@@ -109,11 +109,11 @@ export function jobPage({ job, shown, attempts, group, steps, flow }, context) {
 <dl class="facts">${fact('queue', job.queue ? queueLink(job.queue) : job.queue_id)}${fact('status', status(job.status))}${fact('kind', job.kind)}${fact('key', job.key)}${fact('group', job.group_key)}
 ${fact('attempt', html`${job.attempt} of ${job.max_attempts}`)}${fact('priority', job.priority)}${fact('progress', progress(job.progress))}${job.token !== '0' && fact('token', job.token)}</dl>
 <div class="job"><div>
-<section><h2 class="unseen">What became of it</h2>${attempts.length >= LATEST && html`<p class="quiet">Of its attempts the latest ${LATEST}.</p>`}
+<section><h2 class="unseen">History</h2>${attempts.length >= LATEST && html`<p class="quiet">Only the latest ${LATEST} attempts are shown.</p>`}
 <ol class="times">${moments.map((m) => html`<li class="${m.mark}"><div class="what">${m.what}</div><div class="then"><time datetime="${time(m.value).replace(' UTC', 'Z')}">${time(m.value)}</time>, ${distance(m.value)}</div>${m.more}</li>`)}</ol></section>
 ${error && html`<section class="card"><h2>last error</h2>${errorOf('last', job.last_error, job.last_error.length >= TRACE)}</section>`}
 ${flowOf(job, flow)}
-${group && html`<section><h2>its group, in order</h2>${table('Group', [number('Job'), 'Status', 'Enqueued'],
+${group && html`<section><h2>group, in order</h2>${table('Group', [number('Job'), 'Status', 'Enqueued'],
     group.map((g) => [g.id === job.id ? html`<b>${g.id}</b>` : jobLink(g.id), status(g.status), when(g.enqueued_at)]), 'None.')}</section>`}
 </div><div>${documents.map((name) => shownDocument(job.id, name, shown))}</div></div>
 <script src="/static/jobs.js" defer></script>`;

@@ -20,19 +20,19 @@ export function layout(title, body, context) {
 ${['charts', 'refresh', 'keys'].map((name) => html`<script src="/static/${name}.js" defer></script>
 `)}</head>
 <body>
-<a class="skip" href="#main">To the content</a>
+<a class="skip" href="#main">Skip to content</a>
 <header>
 <span class="brand">idemq</span>
 <nav aria-label="Pages"><ul>${links.map(([address, name]) => html`<li><a href="${address}"${address === path ? html` aria-current="page"` : ''}>${name}</a></li>`)}</ul></nav>
-<form method="get" action="/find" role="search"><input name="text" required aria-label="Job number, or key" placeholder="Job number, or key"> <button>Find</button></form>
+<form method="get" action="/find" role="search"><input name="text" required aria-label="Job number or key" placeholder="Job number or key"> <button>Find</button></form>
 </header>
 <main id="main" tabindex="-1">
-${server?.tests && html`<p class="notice warn test-clock">This server is for tests: its clock is <b>${duration(server.ahead ?? 0)}</b> ahead.</p>`}
+${server?.tests && html`<p class="notice warn test-clock">This is a test server. Its clock is <b>${duration(server.ahead ?? 0)}</b> ahead.</p>`}
 <h1>${title}</h1>
 ${notice && html`<p class="notice ${bad ? 'bad' : ''}" role="status">${notice}</p>`}
 ${body}
 </main>
-${server && html`<footer>${server.role}@${server.database}${server.standby ? ' (standby)' : ''}, PostgreSQL ${server.postgresql}, idemq ${server.idemq}${writes ? '' : ', read-only'}${actor && html`; you are ${actor}`}</footer>`}
+${server && html`<footer>${server.role}@${server.database}${server.standby ? ' (standby)' : ''}, PostgreSQL ${server.postgresql}, idemq ${server.idemq}${writes ? '' : ', read-only'}${actor && html`; signed in as ${actor}`}</footer>`}
 </body>
 </html>`;
 }

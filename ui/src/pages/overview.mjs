@@ -13,12 +13,12 @@ const unattended = (queue) => queue.unattended_for !== null && queue.unattended_
 /** What is to be said of a queue's state, the worst first: [how bad, its shape, its words, where to look]. */
 function states(queue) {
   const jobs = `/queue/${encodeURIComponent(queue.queue)}`;
-  const found = [unattended(queue) && [5, 'gone', 'nobody works on it', jobs],
+  const found = [unattended(queue) && [5, 'gone', 'no worker', jobs],
     Number(queue.dead) > 0 && [4, 'dead', `${count(queue.dead)} dead`, errorsOf(queue.queue)],
-    queue.is_dead_letter_queue && Number(queue.pending) > 0 && [3, 'warn', `${count(queue.pending)} to look at`, jobs],
+    queue.is_dead_letter_queue && Number(queue.pending) > 0 && [3, 'warn', `${count(queue.pending)} to review`, jobs],
     Number(queue.retrying) > 0 && [2, 'retrying', `${count(queue.retrying)} retrying`, errorsOf(queue.queue)],
     queue.paused && [1, 'paused', 'paused']].filter(Boolean);
-  return found.length > 0 ? found : [[0, 'well', 'well']];
+  return found.length > 0 ? found : [[0, 'well', 'OK']];
 }
 
 const stateMarks = (queue) => html`<div>${states(queue).map(([, shape, words, where]) => html`<div>${where ? html`<a class="status ${shape}" href="${where}">${words}</a>` : status(shape, words)}</div>`)}</div>`;
@@ -27,19 +27,19 @@ const stateMarks = (queue) => html`<div>${states(queue).map(([, shape, words, wh
 function attention(queues, health) {
   const said = [];
   if (health && health.pid === null)
-    said.push(html`<b>No background worker runs</b> in this database: expired leases wait for the next claim, and no history is written.`);
-  if (health && health.stuck_for !== null) said.push(html`<b>The background worker is stuck</b> for ${duration(health.stuck_for)}.`);
+    said.push(html`<b>No background worker is running</b> in this database. Expired leases wait for the next claim, and no history is written.`);
+  if (health && health.stuck_for !== null) said.push(html`<b>The background worker has been stuck</b> for ${duration(health.stuck_for)}.`);
   for (const queue of queues) {
     const dead = Number(queue.dead);
     if (unattended(queue))
-      said.push(html`<b>Nobody works on</b> ${queueLink(queue.queue)}: ${plural(queue.pending, 'job waits', 'jobs wait')}, for ${duration(queue.unattended_for)} nobody has claimed or waited.`);
+      said.push(html`<b>No worker for</b> ${queueLink(queue.queue)}: ${plural(queue.pending, 'job is waiting', 'jobs are waiting')}, and no worker has polled the queue for ${duration(queue.unattended_for)}.`);
     if (dead > 0) said.push(html`${queueLink(queue.queue)}: <a class="status dead" href="${errorsOf(queue.queue)}">${plural(dead, 'job is dead', 'jobs are dead')}</a>`);
     if (queue.is_dead_letter_queue && Number(queue.pending) > 0)
-      said.push(html`Dead-letter queue ${queueLink(queue.queue)} holds ${plural(queue.pending, 'job')}: somebody is to look at ${String(queue.pending) === '1' ? 'it' : 'them'}.`);
+      said.push(html`Dead-letter queue ${queueLink(queue.queue)} has ${plural(queue.pending, 'job')} to review.`);
   }
   const shown = said.slice(0, 10);
-  return html`<section class="card" aria-label="What needs somebody">${said.length === 0 ? html`<p class="last">${status('well', 'Nothing needs you.')}${health && ' The background worker is well.'}</p>`
-    : html`<h2>What needs somebody</h2><ul class="said">${shown.map((sentence) => html`<li>${sentence}</li>`)}</ul>${said.length > shown.length && html`<p class="quiet">And ${count(said.length - shown.length)} more: see the queues below.</p>`}`}</section>`;
+  return html`<section class="card" aria-label="Needs attention">${said.length === 0 ? html`<p class="last">${status('well', 'All clear.')}${health && ' The background worker is healthy.'}</p>`
+    : html`<h2>Needs attention</h2><ul class="said">${shown.map((sentence) => html`<li>${sentence}</li>`)}</ul>${said.length > shown.length && html`<p class="quiet">The list of queues below shows ${count(said.length - shown.length)} more.</p>`}`}</section>`;
 }
 
 function nowOf(queues, all) {
@@ -66,20 +66,20 @@ export function live({ at, queues, only, last, all, of, health, troubles }, cont
     const series = of(queue.queue);
     const newest = (values) => values?.findLast((value) => value !== null) ?? null;
     return [html`${queueLink(queue.queue)}${queue.is_dead_letter_queue && html` <span class="small quiet">dead-letter queue</span>`}`, stateMarks(queue), count(queue.pending), count(queue.running), count(queue.blocked),
-      duration(queue.paused ? null : queue.oldest_ready), series && sparkline(series.completed, perSecond, `Done a second, ${series.title}`),
+      duration(queue.paused ? null : queue.oldest_ready), series && sparkline(series.completed, perSecond, `Done per second, ${series.title}`),
       series && duration(newest(series.wait_p95)), series && duration(newest(series.run_p95)),
       html`<a href="${href('/', { queue: queue.queue, last })}" aria-label="Charts of queue ${queue.queue}">Charts</a>`,
       queue.may_administer && (queue.paused ? button(context, 'resume', 'Resume', { queue: queue.queue }, `Resume queue ${queue.queue}`)
         : button(context, 'pause', 'Pause', { queue: queue.queue }, `Pause queue ${queue.queue}`))];
   });
   const heads = ['Queue', 'State', number('Waiting'), number('Running'), number('Blocked'), number('Oldest due'),
-    'Done, the last hour', number('Wait, p95'), number('Run, p95'), 'Charts', 'Action'];
+    'Done, last hour', number('Wait, p95'), number('Run, p95'), 'Charts', 'Action'];
   return html`${troubles.map((trouble) => html`<p class="notice bad" role="alert">${trouble}</p>`)}
 ${attention(sorted, health)}
 ${nowOf(here, all)}
 ${spanTabs(Object.keys(spans), last, only)}
 ${all && charts(all)}
 ${only === null && html`<h2 id="queues">Queues</h2>${table('Queues', context.writes ? heads : heads.slice(0, -1), context.writes ? rows : rows.map((row) => row.slice(0, -1)),
-    'There is no queue that you may see: SELECT idemq.create_queue(\'name\') makes one; idemq.grant_queue lets a role see one.')}`}
+    'You cannot see any queue. Create one with SELECT idemq.create_queue(\'name\'), or ask an administrator for a privilege with idemq.grant_queue.')}`}
 <p class="quiet small">As of ${time(at)}. Times are UTC.</p>`;
 }

@@ -34,8 +34,8 @@ function seconds(from, to) {
 function columnsOf(tab, rows, picks) {
   const [timeName, timeOf] = times[tab] ?? ['Since', null];
   const all = [
-    [{ name: html`${picks && html`<input type="checkbox" class="every" aria-label="Choose all jobs of this page" hidden> `}Job`, text: 'Job' },
-      (job) => html`<span class="pick"><span class="line">${picks && html`<input type="checkbox" name="ids" value="${job.id}" aria-label="Choose job ${job.id}"> `}<a href="/job/${job.id}">${job.id}</a></span>${tab === 'all' && html` ${status(job.status)}`}</span>`],
+    [{ name: html`${picks && html`<input type="checkbox" class="every" aria-label="Select all jobs on this page" hidden> `}Job`, text: 'Job' },
+      (job) => html`<span class="pick"><span class="line">${picks && html`<input type="checkbox" name="ids" value="${job.id}" aria-label="Select job ${job.id}"> `}<a href="/job/${job.id}">${job.id}</a></span>${tab === 'all' && html` ${status(job.status)}`}</span>`],
     ['Kind', (job) => key(job.kind), (job) => job.kind !== null],
     ['Progress', (job) => progress(job.progress, `Progress of job ${job.id}`), (job) => job.progress !== null],
     ['Key', (job) => key(job.key), (job) => job.key !== null],
@@ -52,7 +52,7 @@ function columnsOf(tab, rows, picks) {
 }
 
 const words = {
-  kind: ['Kind', 'text'], key: ['Key begins with', 'text'], group: ['Group', 'text'], error: ['Error has', 'text'],
+  kind: ['Kind', 'text'], key: ['Key begins with', 'text'], group: ['Group', 'text'], error: ['Error contains', 'text'],
   since: ['Enqueued from (UTC)', 'datetime-local'], until: ['Enqueued until (UTC)', 'datetime-local'], payload: ['Payload contains (JSON)', 'text'],
 };
 
@@ -60,14 +60,14 @@ function filterForm(path, tab, given, open) {
   return html`<details class="filter"${open ? html` open` : ''}><summary>Find jobs</summary>
 <form method="get" action="${path}"><input type="hidden" name="tab" value="${tab}">
 <div class="fields">${filters.map((name) => html`<label${name === 'payload' ? html` class="wide"` : ''}>${words[name][0]}<input type="${words[name][1]}" name="${name}" value="${given[name] ?? ''}"${name === 'payload' ? html` placeholder='{"order": 42}'` : ''}${words[name][1] === 'datetime-local' ? html` step="1"` : ''} autocomplete="off" spellcheck="false"></label>`)}</div>
-<p class="actions"><button>Find</button>${open && html` <a class="button" href="${href(path, { tab })}">All of them</a>`}</p></form></details>`;
+<p class="actions"><button>Find</button>${open && html` <a class="button" href="${href(path, { tab })}">Clear filter</a>`}</p></form></details>`;
 }
 
 /** What a walk came to, in words. */
 function found(list, tab, result, rows, given, of) {
   const narrowed = Object.keys(given).length > 0;
-  const looked = html`looked at ${count(result.looked)} of ${count(Math.max(of, result.looked))} jobs`;
-  const payloads = given.payload ? ' Payloads above 64 kB are not searched.' : '';
+  const looked = html`searched ${count(result.looked)} of ${count(Math.max(of, result.looked))} jobs`;
+  const payloads = given.payload ? ' Payloads larger than 64 kB are not searched.' : '';
   if (!narrowed && rows.length > 0) return html`<p class="quiet found" role="status">${list.atLeast ? 'More than ' : ''}${count(list.count)} ${tab === 'all' ? 'jobs' : tab}, ${tabs[tab].word}.</p>`;
   if (!narrowed && result.next === null) return null;
   return html`<p class="found" role="status">${count(rows.length)} found${result.next !== null && rows.length === PAGE ? ' so far' : ''}; ${looked}${rows.length < PAGE && result.next !== null ? ' in one second' : ''}.${payloads}</p>`;
@@ -76,9 +76,9 @@ function found(list, tab, result, rows, given, of) {
 function bulk(context, tab, list, narrowed, rows) {
   const may = Object.entries(doings).filter(([, doing]) => doing.tabs.includes(tab) && context.may[doing.needs]);
   if (may.length === 0 || rows.length === 0) return null;
-  return html`<fieldset class="bulk"><legend class="unseen">What to do with several jobs</legend>
-<p class="chosen" role="status" data-chosen>Mark jobs above, or all:</p>
-<label class="all"><input type="checkbox" name="all" value="1"> ${narrowed ? 'all that are found' : html`all ${list.atLeast ? 'that are' : count(list.count)} ${tab === 'all' ? 'jobs' : tab}`}</label>
+  return html`<fieldset class="bulk"><legend class="unseen">Actions for several jobs</legend>
+<p class="chosen" role="status" data-chosen>Select jobs above, or all:</p>
+<label class="all"><input type="checkbox" name="all" value="1"> ${narrowed ? 'all matching jobs' : html`all ${list.atLeast ? 'that are' : count(list.count)} ${tab === 'all' ? 'jobs' : tab}`}</label>
 <span class="actions">${may.map(([name, doing]) => (doing.value
     ? html`<span class="with"><select name="value" aria-label="Priority to set">${Array.from({ length: 10 }, (_, i) => html`<option${i === USUAL ? html` selected` : ''}>${i}</option>`)}</select><button name="doing" value="${name}">${doing.title}</button></span>`
     : html`<button name="doing" value="${name}">${doing.title}</button>`))}</span></fieldset>`;
@@ -96,22 +96,22 @@ export function queuePage({ queue, numbers, tab, result, rows, given, of, first,
   const settings = Object.entries(queue).filter(([name]) => !['queue_id', 'name', 'paused', 'created_at', 'lease_seconds'].includes(name));
   const actions = context.writes && Object.values(doings).some(({ needs }) => context.may[needs]);
   const columns = columnsOf(tab, rows, actions);
-  const none = narrowed ? 'No job that was looked at has all that.' : result.next === null ? `No job of this queue is ${tab === 'all' ? 'there' : tab}.` : 'None among the newest.';
+  const none = narrowed ? 'No job matches the filter. Remove a condition, or continue the search.' : result.next === null ? (tab === 'all' ? 'This queue has no jobs.' : `No job in this queue is ${tab}.`) : 'No match among the newest jobs. Continue the search.';
   const jobs = table('Jobs', columns.map(([head]) => head), rows.map((job) => columns.map(([, cell]) => cell(job))), none);
   const at = (parameters) => href(path, { tab, ...given, ...parameters });
   return html`<div class="actions">${context.may.admin && (queue.paused ? button(context, 'resume', 'Resume', { queue: queue.name }) : button(context, 'pause', 'Pause', { queue: queue.name }))}
 ${context.writes && context.may.enqueue && html`<a class="button" href="${path}/enqueue">Enqueue a job</a>`}
 <a class="button" href="${href('/', { queue: queue.name })}">Charts</a>
 ${countOf('dead') + countOf('retrying') > 0 && html`<a class="button" href="${href('/errors', { queue: queue.name })}">Errors by cause</a>`}</div>
-${numbers?.unattended && html`<p class="notice bad"><b>Nobody works on it</b>: for ${duration(numbers.unattended)} its due jobs have had no worker.</p>`}
-${numbers?.isDeadLetterQueue && html`<p class="quiet">The dead-letter queue of another one: its jobs are the dead-letter records of those that died there. Retry these themselves; a record that no worker has taken goes then.</p>`}
-${doing.map((one) => html`<p class="notice warn">${doings[one.want.name].title} is under way: <a href="/doing/${one.id}">how far it is</a>.</p>`)}
+${numbers?.unattended && html`<p class="notice bad"><b>No worker</b>: the queue's due jobs have had no worker for ${duration(numbers.unattended)}.</p>`}
+${numbers?.isDeadLetterQueue && html`<p class="quiet">This is the dead-letter queue of another queue, and its jobs are records of jobs that died there. Retry the original jobs. That also removes their records here, unless a worker has already claimed them.</p>`}
+${doing.map((one) => html`<p class="notice warn">${doings[one.want.name].title} is in progress: <a href="/doing/${one.id}">view progress</a>.</p>`)}
 <nav aria-label="Jobs"><ul class="tabs">${Object.keys(tabs).map((name) => html`<li><a href="${href(path, { tab: name, ...given })}"${name === tab ? html` aria-current="page"` : ''}>${name} <span class="count">${countOf(name) === null ? '' : html`${count(countOf(name))}${numbers.atLeast.includes(name) ? '+' : ''}`}</span></a></li>`)}</ul></nav>
 ${filterForm(path, tab, given, narrowed)}
 ${found(list, tab, result, rows, given, of)}
 ${actions && rows.length > 0 ? html`<form method="get" action="${path}/sure" class="list"><input type="hidden" name="tab" value="${tab}">${Object.entries(given).map(([name, value]) => html`<input type="hidden" name="${name}" value="${value}">`)}
 ${jobs}${bulk(context, tab, list, narrowed, rows)}</form><script src="/static/jobs.js" defer></script>` : jobs}
-<p class="actions">${!first && html`<a class="button" href="${at({})}">First page</a>`}${result.next !== null && html`<a class="button more" href="${at({ after: cursorText(result.next) })}">${rows.length === PAGE ? 'Next page' : 'Look on'}</a>`}</p>
+<p class="actions">${!first && html`<a class="button" href="${at({})}">First page</a>`}${result.next !== null && html`<a class="button more" href="${at({ after: cursorText(result.next) })}">${rows.length === PAGE ? 'Next page' : 'Continue search'}</a>`}</p>
 <details><summary>Settings</summary><dl class="settings">${settings.map(([name, value]) => html`<div><dt>${name}</dt><dd>${formatSetting(value)}</dd></div>`)}</dl></details>`;
 }
 
