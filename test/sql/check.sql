@@ -43,7 +43,7 @@ CALL broken('UPDATE idemq.jobs SET flags = -1 WHERE id = 1000000000002');
 CALL broken('UPDATE idemq.jobs SET renewed_at = now() WHERE id = 1000000000002');
 CALL broken('UPDATE idemq.jobs SET flags = 4 WHERE id = 1000000000002');
 CALL broken('UPDATE idemq.jobs SET flags = 4, renewed_at = deadline WHERE id = 1000000000002');
-CALL broken('UPDATE idemq.jobs SET flags = 4, renewed_at = deadline + interval ''1 s'' WHERE id = 1000000000002');
+CALL broken('UPDATE idemq.jobs SET flags = 4, renewed_at = ''infinity'' WHERE id = 1000000000002');
 CALL broken('UPDATE idemq.jobs SET flags = 4, renewed_at = now() WHERE id IN (1000000000002, 1000000000010)');
 CALL broken('UPDATE idemq.jobs SET attempt = 0 WHERE id = 1000000000002');
 CALL broken('UPDATE idemq.jobs SET attempt = 4 WHERE id = 1000000000002');
