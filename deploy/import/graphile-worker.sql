@@ -1,15 +1,16 @@
--- Moves the jobs of graphile-worker 0.14 and later into idemq, in one database: psql -d shop -f deploy/import/graphile-worker.sql
--- shows what it would do, psql -v go=1 does it.  Also -v schema=..., -v queue=..., idemq's queue ('jobs'), and SQL over the columns
--- of its jobs: -v priority=...; -v only=..., which jobs.
+-- Moves the jobs of graphile-worker 0.14 and later into idemq, in the same database.
+-- psql -d shop -f deploy/import/graphile-worker.sql prints what it would move; with -v go=1, it moves the jobs.  -v schema=... names
+-- the schema of graphile-worker, and -v queue=... idemq's queue ('jobs').  These options are SQL over the columns of its jobs:
+-- -v priority=..., and -v only=... (which jobs to move).
 \set QUIET on
 \set source graphile-worker
 \if :{?schema} \else \set schema graphile_worker \endif
 \if :{?queue} \else \set queue jobs \endif
 \if :{?only} \else \set only true \endif
--- The lower is first there, too, and 0 is usual: 4 here.
+-- In graphile-worker, a lower number is also served first; 0 is the default, which becomes 4.
 \if :{?priority} \else \set priority 'greatest(0, least(9, 4 + priority))' \endif
--- One queue, in which the task is the kind: a named queue is a group then, over all tasks, as it is there.  A named queue
--- of which a job is in work stays until that is done.
+-- All jobs go to one queue, and the task becomes the kind.  A named queue becomes a group across all tasks, as it is there.  If a
+-- job of a named queue is running, the jobs of that queue are not moved until it is done.
 CREATE OR REPLACE TEMP VIEW idemq_import AS
 	SELECT id, :'queue'::text AS queue, payload::text AS payload, key, run_at, :priority AS priority,
 		(SELECT q.queue_name FROM :schema._private_job_queues q WHERE q.id = job_queue_id) AS group_key,

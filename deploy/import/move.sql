@@ -1,19 +1,20 @@
--- Moves the jobs that the view idemq_import has into idemq: the end of the other scripts of this folder, for psql.
+-- Moves the jobs in the view idemq_import into idemq.  The other psql scripts of this directory end with this one.
 --
--- The view is the caller's, in pg_temp, and of one table, so that its rows can be locked and deleted.  Its columns:
---	id, queue                   which row it is, and the queue of idemq
+-- The caller creates the view in pg_temp, on a single table, so that its rows can be locked and deleted.  Its columns:
+--	id, queue                   identifies the row; the name of the queue in idemq
 --	payload                     text: JSON
---	key                         one that the next request for the same would have; NULL: none
---	run_at                      not before; NULL, or past: at once
---	priority                    0 is first, 9 last
+--	key                         the key that a repeated request would have; NULL means none
+--	run_at                      earliest start; NULL or a past time means immediately
+--	priority                    from 0 (first) to 9 (last)
 --	group_key, kind             or NULL
---	attempts, max_attempts      that have been, and how many more there may be
---	dead, last_error            whether it has failed for good; its last error
+--	attempts, max_attempts      number of past attempts, and maximum number of further attempts
+--	dead, last_error            whether the job has failed permanently; its last error
 --	enqueued_at
--- source is the word before "/id" in the key of a job that has none.  Without go nothing is changed.
+-- A job without a key gets the key source/id.  Without go, nothing is changed.
 --
--- A job is moved in one transaction: its row is locked, the job enqueued, the row deleted.  So it is in one of the two, whatever
--- dies; rows that a worker of the other side has locked are left to it.  Run it again for what has come meanwhile.
+-- Each job is moved within one transaction: its row is locked, the job is enqueued, and the row is deleted.  If anything dies,
+-- each job is therefore in exactly one of the two systems.  Rows locked by a worker of the other system are skipped.  Run the
+-- script again to move jobs that have arrived since.
 \set ON_ERROR_STOP on
 SELECT queue, count(*) FILTER (WHERE NOT dead AND coalesce(run_at, now()) <= now()) AS ready, count(*) FILTER (WHERE NOT dead AND run_at > now()) AS delayed,
 	count(*) FILTER (WHERE dead) AS dead, count(*) FILTER (WHERE attempts > 0 AND NOT dead) AS "to be retried", count(key) AS "with a key",
@@ -53,7 +54,7 @@ BEGIN
 		FOR r IN SELECT i.* FROM pg_temp.idemq_importing t JOIN pg_temp.idemq_import i USING (id, queue)
 			WHERE t.n > seen AND t.n <= seen + slice ORDER BY t.n FOR UPDATE OF i SKIP LOCKED
 		LOOP
-			-- One that cannot be taken is left where it is, and undoes no other.
+			-- A job that idemq cannot accept is left where it is, and does not undo the others.
 			BEGIN
 				done := NULL;
 				own := source || '/' || r.id;
@@ -63,7 +64,7 @@ BEGIN
 					BEGIN
 						done := idemq.enqueue(r.queue, r.payload::jsonb, key => r.key, run_at => r.run_at, priority => r.priority, group_key => r.group_key,
 							kind => r.kind, max_attempts => r.max_attempts, headers => options);
-						-- The same is asked for already, and has not begun: once is enough.  Otherwise it is a job of its own.
+						-- If the same request is already waiting, the two are merged.  Otherwise this becomes a separate job.
 						IF done.outcome = 'duplicate' AND done.status NOT IN ('pending', 'blocked', 'retrying') THEN
 							done := NULL;
 						END IF;
@@ -72,7 +73,7 @@ BEGIN
 					END;
 				END IF;
 				IF done IS NULL THEN
-					-- One that is dead takes no place in a group.
+					-- A dead job takes no place in a group.
 					done := idemq.enqueue(r.queue, r.payload::jsonb, key => own, run_at => CASE WHEN NOT r.dead THEN r.run_at END, priority => r.priority,
 						group_key => CASE WHEN NOT r.dead THEN r.group_key END, kind => r.kind, max_attempts => r.max_attempts, headers => options);
 				END IF;

@@ -1,15 +1,16 @@
--- Moves the jobs and schedules of pg-boss 10 and later into idemq, in one database: psql -d shop -f deploy/import/pg-boss.sql
--- shows what it would do, psql -v go=1 does it.  Also -v schema=..., and SQL over the columns of pgboss.job: -v queue=..., idemq's
--- queue for a job; -v priority=...; -v only=..., which jobs.
+-- Moves the jobs and schedules of pg-boss 10 and later into idemq, in the same database.  psql -d shop -f deploy/import/pg-boss.sql
+-- prints what it would move; with -v go=1, it moves the jobs.  -v schema=... names the schema of pg-boss.  These options are SQL
+-- over the columns of pgboss.job: -v queue=... (idemq's queue for a job), -v priority=..., and -v only=... (which jobs to move).
 \set QUIET on
 \set source pg-boss
 \if :{?schema} \else \set schema pgboss \endif
 \if :{?queue} \else \set queue name \endif
 \if :{?only} \else \set only true \endif
--- The higher is first there, and 0 is usual: 4 here.
+-- In pg-boss, a higher number is served first and 0 is the default, which becomes 4.
 \if :{?priority} \else \set priority 'greatest(0, least(9, 4 - priority::bigint))::int' \endif
--- A job that others wait for, or that waits for others, stays: who counts them is pg-boss.  What is in work stays, too.
--- singleton_key is a key where the policy lets no second one wait, and a group where it lets no second one run.
+-- Jobs that wait for other jobs, and the jobs they wait for, are not moved, because pg-boss counts them.  Running jobs are not
+-- moved either.  singleton_key becomes the key if the policy allows only one waiting job, and the group if it allows only one
+-- running job.
 CREATE OR REPLACE TEMP VIEW idemq_import AS
 	SELECT id, :queue AS queue, coalesce(data, 'null')::text AS payload,
 		CASE WHEN to_jsonb(j) ->> 'policy' IN ('short', 'stately', 'exclusive') THEN singleton_key END AS key, start_after AS run_at, :priority AS priority,
@@ -25,7 +26,7 @@ SELECT name AS "queue of the schedule", cron, timezone, to_jsonb(s) ->> 'key' AS
 \ir move.sql
 \if :{?go}
 SELECT set_config('idemq_import.schema', :'schema', false) \g /dev/null
--- Each in a subtransaction: gone there when it is here.
+-- Each schedule is moved in a subtransaction, so it is deleted there only if it was created here.
 DO $$
 DECLARE
 	r record;

@@ -1,6 +1,6 @@
--- Moves the jobs of a table with SKIP LOCKED into idemq, in one database: psql -d shop -f skip-locked.sql shows what it would do,
--- psql -v go=1 does it.  Put your table's columns into the view; move.sql says what each is.  What a worker has in hand must not
--- be in it, whether that is a locked row (skipped by itself) or a status.
+-- Moves the jobs of a table with SKIP LOCKED into idemq, in the same database.  psql -d shop -f skip-locked.sql prints what it would
+-- move; with -v go=1, it moves the jobs.  Put the columns of your table into the view; move.sql explains each column.  The view
+-- must not include jobs that a worker is running.  Locked rows are skipped automatically; exclude other running jobs by status.
 \set QUIET on
 \set source jobs
 CREATE OR REPLACE TEMP VIEW idemq_import AS

@@ -1,7 +1,7 @@
--- What goes wrong: dead jobs and those that are tried again, by queue and message; digits are
--- left out of the message, so that 500 jobs are not 500 lines.  Needs claim or admin on the
--- queues.  It reads all unfinished and dead jobs.
--- \i errors.sql; again every 10 s: \set every 10 before
+-- Shows dead and retrying jobs by queue and error message.  Digits are left out of the message,
+-- so that 500 similar errors are one line.  Requires claim or admin on the queues.  Reads all
+-- unfinished and dead jobs.
+-- Run \i errors.sql; to repeat it every 10 s, first run \set every 10.
 SELECT to_regclass('idemq.errors') IS NOT NULL AS idemq_errors \gset
 \if :idemq_errors
 SELECT e.queue, e.jobs, e.dead, e.sqlstate, left(e.error, 50) AS error,

@@ -1,6 +1,6 @@
--- Of each queue, the two jobs that have been due for longest and that nobody has claimed, and
--- what they wait for.  Needs claim or admin on the queues.
--- \i oldest.sql; again every 2 s: \set every 2 before
+-- For each queue, shows the two unclaimed jobs that have been due longest, and what they are
+-- waiting for.  Requires claim or admin on the queues.
+-- Run \i oldest.sql; to repeat it every 2 s, first run \set every 2.
 SELECT q.name AS queue, j.id, date_trunc('milliseconds', idemq.clock_timestamp() - j.ready_at) AS due_for,
        j.priority AS prio, j.attempt AS tries, left(idemq.why(j.id), 60) AS why
 FROM idemq.queues q

@@ -1,6 +1,6 @@
--- Every queue, the one that has waited longest first; before all the background worker, whose
--- "oldest" is how late it is.  As a member of pg_monitor.
--- \i overview.sql; again every 2 s: \set every 2 before
+-- Shows every queue, starting with the one whose jobs have waited longest.  The first row is the
+-- background worker, whose "oldest" is its delay.  Requires membership in pg_monitor.
+-- Run \i overview.sql; to repeat it every 2 s, first run \set every 2.
 SELECT '(worker)' AS queue,
        CASE WHEN w.pid IS NULL THEN 'NONE'
             WHEN w.stuck_for IS NOT NULL THEN 'STUCK'

@@ -1,6 +1,7 @@
--- Who runs what, the job that has run longest first; pid is empty when the session is gone.
--- As a member of pg_monitor all queues, otherwise those that one may claim from.
--- \i running_jobs.sql; again every 2 s: \set every 2 before
+-- Shows the running jobs and their workers, starting with the job that has run longest.  pid is
+-- empty if the session is gone.  A member of pg_monitor sees all queues; other roles see the
+-- queues that they may claim from.
+-- Run \i running_jobs.sql; to repeat it every 2 s, first run \set every 2.
 SELECT w.queue, w.job_id, w.worker, w.pid, w.attempt AS try, w.state,
        date_trunc('milliseconds', idemq.clock_timestamp() - w.claimed_at) AS runs_for,
        date_trunc('milliseconds', w.expires_in) AS lease_left,

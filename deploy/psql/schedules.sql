@@ -1,6 +1,6 @@
--- Schedules, those that are late or fail first.  As a member of pg_monitor, or of those who may
--- enqueue to the queue; last_error is for its creator and administrators.
--- \i schedules.sql; again every 10 s: \set every 10 before
+-- Shows schedules, starting with those that are late or fail.  Requires membership in pg_monitor,
+-- or enqueue on the queue.  Only the creator and administrators see last_error.
+-- Run \i schedules.sql; to repeat it every 10 s, first run \set every 10.
 SELECT s.name, s.queue, s.cron, s.time_zone AS zone, s.last_run, s.next_run,
        CASE WHEN s.failed_at IS NOT NULL THEN 'FAILS'
             WHEN s.next_run IS NULL THEN 'NO ZONE'

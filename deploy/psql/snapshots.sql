@@ -1,6 +1,6 @@
--- What keeps dead rows from being removed, the oldest first: sessions, prepared transactions,
--- replication slots.  Needs pg_monitor.
--- \i snapshots.sql; again every 5 s: \set every 5 before
+-- Shows what prevents the removal of dead rows, oldest first: sessions, prepared transactions
+-- and replication slots.  Requires pg_monitor.
+-- Run \i snapshots.sql; to repeat it every 5 s, first run \set every 5.
 SELECT * FROM (
     SELECT CASE WHEN a.backend_type = 'walsender' THEN 'walsender' ELSE 'session' END AS holder, a.pid::text AS which, a.usename::text AS role, a.state,
            date_trunc('seconds', clock_timestamp() - a.xact_start) AS for_so_long,

@@ -1,6 +1,7 @@
--- Steps whose outcome is unknown: an attempt began them, and was lost before it stored the
--- answer; the other side may have done it, or not.  Needs claim or admin on the queues.
--- \i steps.sql; again every 10 s: \set every 10 before
+-- Shows steps whose outcome is unknown: an attempt began the step and was lost before it stored
+-- the answer.  The other system may or may not have done it.  Requires claim or admin on the
+-- queues.
+-- Run \i steps.sql; to repeat it every 10 s, first run \set every 10.
 SELECT to_regclass('idemq.steps') IS NOT NULL AS idemq_steps \gset
 \if :idemq_steps
 SELECT q.name AS queue, s.job_id, s.name AS step, j.status, s.begun_at,

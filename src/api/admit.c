@@ -44,7 +44,8 @@ SQL_FUNCTION(idemq_sql_admit)
 	if (limit.burst > 0 && cost > limit.burst)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("cost must be at most burst (%d), not %d", (int) limit.burst, cost),
-				errhint("A call with this cost could never be allowed. Raise burst or lower cost."));
+				errhint(
+					"A call with this cost could never be allowed. Raise burst or lower cost."));
 	if (limit.burst == 0 && cost > limit.max_calls)
 		ereport(
 			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),

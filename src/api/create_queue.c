@@ -151,7 +151,7 @@ SQL_FUNCTION(idemq_sql_alter_queue)
 		PG_RETURN_VOID(); /* dropped meanwhile */
 	idemq_settings_update(fcinfo, queue.name);
 	if (is_given(fcinfo, "group_max_running") || is_given(fcinfo, "group_rate_limit") ||
-		is_given(fcinfo, "group_rate_period"))
+		is_given(fcinfo, "group_rate_period") || is_given(fcinfo, "group_rate_burst"))
 		idemq_pending_note(ACTION_GROUPS, NULL, queue.id);
 	former = queue;
 	/* group_max_running was 1. */

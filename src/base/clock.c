@@ -10,7 +10,7 @@
  *
  * When the wall clock jumps ahead and is corrected, idemq_now() stays ahead until the server
  * restarts: low-water marks of FIFO groups, among others, rely on a time that never goes back.  A
- * DBA corrects what was written meanwhile (doc/operations/backup-replication-failover.md, Clocks).
+ * DBA corrects what was written meanwhile (doc/operations/clocks.md).
  *
  * With idemq.test_clock, all of these clocks, and idemq_wall_now(), are ahead of the server's
  * clocks by the sum of the intervals passed to idemq.advance_clock (api/advance_clock.c).  Both

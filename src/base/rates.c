@@ -19,9 +19,10 @@
  * increments later than now.  So at most burst + t / increment calls are allowed in any time t.  The
  * increment is rounded up: the limit is never exceeded, and missed by less than a nanosecond per call.
  *
- * A state that was counted under another period is converted: a window counts all that still counts
- * as of now, and a bucket keeps the number of calls that it lacks.  After a change from one rule to
- * the other the limit counts as used up.  So after a change a call may wait up to a period too long.
+ * A state that was counted under another period is converted: a window counts all that still
+ * counts, each call as of the end of its former part, and a bucket keeps the number of calls that it
+ * lacks.  After a change from one rule to the other the limit counts as used up, unless nothing was
+ * counted in the last period.  So after a change a call may wait up to a period too long.
  */
 #include "postgres.h"
 
@@ -111,43 +112,68 @@ idemq_rate_unused_at(const RateState *state)
 {
 	if (state->part <= 0)
 		return state->newest;
-	return (state->newest + RATE_COUNTS) * state->part;
+	/* A state that was only asked, or from which all was taken back. */
+	return sum(state) == 0 ? 0 : (state->newest + RATE_COUNTS) * state->part;
+}
+
+/*
+ * Counts in the parts of a state, which is empty, what the parts of another have counted and still
+ * counts: each at the end of its part, when its calls had all been made.  scale: for RATE_SHARED;
+ * each sum that remains as parts expire is rounded up.
+ */
+static void
+recount(RateState *state, const RateState *from, int64 scale, int64 now)
+{
+	int64 latest = Max(now, from->newest * from->part);
+	int64 counted = 0;
+	int64 scaled = 0;
+
+	state->newest = latest / state->part;
+	for (int64 i = from->newest; i >= Max(from->newest - RATE_PARTS, 0); i--)
+	{
+		int64 at = i < from->newest ? (i + 1) * from->part - 1 : latest;
+		int64 before = scaled;
+
+		counted += from->counts[i % RATE_COUNTS];
+		scaled = Min(multiply_divide(counted, scale, RATE_SHARED, true), PG_UINT32_MAX);
+		if (at / state->part > state->newest - RATE_COUNTS)
+			*count_of(state, at / state->part) += (uint32) (scaled - before);
+	}
 }
 
 /* Makes the state one that this limit has counted. */
 static void
 convert(const RateLimit *limit, RateState *state, int64 now)
 {
+	RateState from = *state;
 	int64 part = part_of(limit);
-	int64 former = state->part;
-	int64 counted = 0;
+	bool counts;
 
-	if (former == part)
+	if (from.part == part)
 		return;
 	state->part = part;
-	if (former < 0 && part < 0)
+	if (from.part < 0 && part < 0)
 	{
-		if (state->newest > now)
-			state->newest = now + multiply_divide(state->newest - now, -part, -former, true);
+		if (from.newest > now)
+			state->newest = now + multiply_divide(from.newest - now, -part, -from.part, true);
 		return;
 	}
-	if (former < 0)
-		counted = state->newest > now ? limit->max_calls : 0;
-	else if (former > 0)
-	{
-		state->part = former;
-		advance(state, now);
-		counted = Min(sum(state), limit->max_calls);
-		state->part = part;
-	}
 	memset(state->counts, 0, sizeof(state->counts));
-	if (part > 0)
+	state->newest = part > 0 ? now / part : 0;
+	if (from.part > 0)
+		advance(&from, now);
+	if (from.part > 0 && part > 0)
 	{
-		state->newest = now / part;
-		*count_of(state, state->newest) = (uint32) counted;
+		recount(state, &from, RATE_SHARED, now);
+		return;
 	}
-	else
-		state->newest = counted > 0 ? now + tolerance(limit) : 0;
+	/* No call of a bucket is later than its TAT, though it is full by then. */
+	counts = from.part > 0 ? sum(&from) > 0
+						   : from.part < 0 && from.newest > Max(now - limit->period, 0);
+	if (counts && part > 0)
+		*count_of(state, state->newest) = (uint32) limit->max_calls;
+	else if (counts)
+		state->newest = now + tolerance(limit);
 }
 
 /*
@@ -292,26 +318,21 @@ idemq_rate_use_up_shared(RateState *state, int64 window, int64 now, int64 at)
 	idemq_rate_use_up(&shared, state, now, at);
 }
 
-/* Makes a state for one limit of a shared state: what counts there counts here as of now. */
+/* Makes a state for one limit of a shared state: what counts there counts here. */
 void
 idemq_rate_from_shared(const RateLimit *limit, RateState *state, const RateState *shared, int64 now)
 {
 	RateState from = *shared;
-	int64 counted;
 
 	memset(state, 0, sizeof(*state));
 	if (from.part == 0)
 		return;
 	advance(&from, now);
-	if ((counted = sum(&from)) == 0)
+	if (sum(&from) == 0)
 		return;
 	state->part = part_of(limit);
 	if (state->part < 0)
-		state->newest = now + multiply_divide(tolerance(limit), counted, RATE_SHARED, true);
+		state->newest = now + multiply_divide(tolerance(limit), sum(&from), RATE_SHARED, true);
 	else
-	{
-		state->newest = now / state->part;
-		*count_of(state, state->newest) =
-			(uint32) multiply_divide(limit->max_calls, counted, RATE_SHARED, true);
-	}
+		recount(state, &from, limit->max_calls, now);
 }

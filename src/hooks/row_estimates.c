@@ -5,10 +5,11 @@
  * A queue's tables are full at one time and empty at another.  If they were analyzed while they
  * were empty, the planner computes from that a table without rows, however large its file is by
  * now.  Then every plan costs the same, and it may choose one that reads all jobs for each job, or
- * all of an index for each row.  The same holds for a table that had few rows in many pages.  So a
- * table of ours that would have fewer rows than pages is planned as if it had never been analyzed:
- * PostgreSQL then takes its pages for full.  Where that is too many rows, a plan may read those
- * pages once, which a scan of the table does as well.
+ * all of an index for each row.  The same holds for a table that had a few rows in many pages.  So a
+ * table of ours that would have fewer rows than pages, and fewer than a hundred, is planned as if it
+ * had never been analyzed: PostgreSQL then takes its pages for full.  Where that is too many rows, a
+ * plan may read those pages once, which a scan of the table does as well.  A hundred rows or more
+ * are enough for the planner to avoid such plans, so it is left to trust them.
  *
  * This concerns every statement on our tables: the extension's, a view's, and one that a user has
  * written.  Statistics of columns stay as they are.  No locks, and nothing of shared memory.
@@ -25,6 +26,9 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "hooks/hooks.h"
+
+/* An estimate of so many rows is trusted. */
+#define TRUSTED_ROWS 100
 
 static compat_relation_hook_type prev_relation_hook = NULL;
 
@@ -59,7 +63,7 @@ raise_estimate(Oid relid, RelOptInfo *rel)
 	ListCell *cell;
 
 	/* Seldom true, so that the tables of others cost no lookup. */
-	if (rel->tuples >= rel->pages || !is_ours(relid))
+	if (rel->tuples >= Min(rel->pages, TRUSTED_ROWS) || !is_ours(relid))
 		return;
 	rel->tuples = rel->pages * rows_of_full_page(relid);
 	foreach(cell, rel->indexlist)

@@ -21,7 +21,7 @@ SCENARIOS = {
     "repmgr": repmgr.repmgr, "patroni": patroni.patroni, "proxy": patroni.proxies,
 }
 LOAD = os.getloadavg()[0]
-HEAD = ("what", "event", "no enqueue for", "no commit for", "acknowledged: jobs", "acknowledged: commits", "lost: jobs", "lost: commits", "effects twice")
+HEAD = ("setup", "event", "longest enqueue gap", "longest commit gap", "acknowledged jobs", "acknowledged commits", "lost jobs", "lost commits", "duplicate effects")
 
 
 def row(one):

@@ -195,9 +195,9 @@ def _tell_all(cluster, scenario, dsn, only=None):
     dead = []
     events = [
         ("planned switchover", cluster.switch_over, whole),
-        ("PostgreSQL killed (-9)", cluster.kill_primary, whole),
-        ("whole node killed: Patroni and PostgreSQL", killed_node, back),
-        ("whole node hangs (SIGSTOP), and wakes up", frozen_node, awake),
+        ("PostgreSQL is killed (-9)", cluster.kill_primary, whole),
+        ("the whole node is killed: Patroni and PostgreSQL", killed_node, back),
+        ("the whole node hangs (SIGSTOP) and wakes up later", frozen_node, awake),
     ]
     for what, action, after in events:
         if only is None or what in only:
@@ -241,7 +241,7 @@ def proxies():
                start(["/usr/sbin/pgbouncer", WORK / "pgbouncer.ini"], WORK / "pgbouncer.log")]
     log("pgbouncer (transaction mode), HAProxy, Patroni")
     yield from _tell_all(cluster, "pgbouncer, HAProxy, Patroni", dsn_of(pool, target_session_attrs="any"),
-                         ("planned switchover", "PostgreSQL killed (-9)", "whole node killed: Patroni and PostgreSQL"))
+                         ("planned switchover", "PostgreSQL is killed (-9)", "the whole node is killed: Patroni and PostgreSQL"))
     for process in started:
         end(process)
     cluster.forget()

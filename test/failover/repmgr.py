@@ -51,7 +51,7 @@ def repmgr():
         two.repmgr("standby", "promote")
         three.repmgr("standby", "follow")
 
-    yield event("repmgr", "primary killed; standby promote, standby follow", dsn_of(*(node.port for node in nodes)), killed, lambda: two)
+    yield event("repmgr", "the primary is killed; then repmgr's standby promote and standby follow are run", dsn_of(*(node.port for node in nodes)), killed, lambda: two)
     two.sql("CHECKPOINT")  # as Server.rewind
     # pg_rewind brings the other's files, its port among them.
     one.repmgr("-d", two.conninfo(), "node", "rejoin", "--force-rewind", "--config-files=postgresql.conf")

@@ -164,7 +164,7 @@ def asynchronous():
         before = one.value("SELECT count(*) FROM effects")
         until(lambda: one.value("SELECT count(*) FROM effects") >= before + 50, "commits that the standby does not hear of")
 
-    yield event("asynchronous standby", "primary killed while the standby lags; standby promoted", dsn, kill, lambda: two, True)
+    yield event("asynchronous standby", "the primary is killed while the standby lags, and the standby is promoted", dsn, kill, lambda: two, True)
     stale_after_loss(two, held)
     one.rewind(two)
     one.start()
@@ -179,7 +179,7 @@ def asynchronous():
         two.stop()
         one.promote()
 
-    yield event("asynchronous standby", "planned: primary stopped, rewound old one promoted", dsn, back, lambda: one)
+    yield event("asynchronous standby", "planned switch back: the primary is stopped, and the rewound old primary is promoted", dsn, back, lambda: one)
     two.forget()
     one.forget()
 
@@ -206,13 +206,13 @@ def synchronous():
         first.promote()
         second.follow(first)
 
-    yield event("synchronous standby", "primary killed; the synchronous standby promoted, and the other one follows it", dsn, lambda: dies(one, two, three), lambda: two)
+    yield event("synchronous standby", "the primary is killed; the synchronous standby is promoted, and the other standby follows it", dsn, lambda: dies(one, two, three), lambda: two)
     one.rewind(two)
     one.start()
     two.wait_for_standby(one.name, "sync")
     two.wait_for_standby(three.name, "potential")
     reads(one, two)
-    yield event("synchronous standby", "primary killed; the other standby, which has more, promoted", dsn, lambda: dies(two, three, one), lambda: three)
+    yield event("synchronous standby", "the primary is killed; the other standby, which has received more, is promoted", dsn, lambda: dies(two, three, one), lambda: three)
     two.rewind(three)
     two.start()
     three.wait_for_standby(two.name)
@@ -236,7 +236,7 @@ def cascade():
         one.kill()
         two.promote()
 
-    yield event("cascade", "primary killed; first standby promoted, the second behind it", dsn, kill, lambda: two)
+    yield event("cascade", "the primary is killed; the first standby is promoted, and the second follows it", dsn, kill, lambda: two)
     two.wait_for_standby(three.name)
     reads(three, two)
 
@@ -244,7 +244,7 @@ def cascade():
         two.stop()
         three.promote()
 
-    yield event("cascade", "planned: that one stopped, the second promoted", dsn, planned, lambda: three)
+    yield event("cascade", "planned switchover: the new primary is stopped, and the second standby is promoted", dsn, planned, lambda: three)
     for node in (one, two, three):
         node.forget()
 
@@ -272,7 +272,7 @@ def hangs():
         two.promote()
         three.follow(two)
 
-    yield event("primary hangs", "all its processes stopped; standby promoted", dsn_of(one.port, two.port, three.port), freeze, lambda: two)
+    yield event("primary hangs", "all processes of the primary are stopped (SIGSTOP), and the standby is promoted", dsn_of(one.port, two.port, three.port), freeze, lambda: two)
     # It wakes up, and its sessions believe that they are the primary's.
     one.thaw()
     zombie.execute("BEGIN")

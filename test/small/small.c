@@ -541,6 +541,58 @@ rate_changes(void)
 	check(idemq_rate_unused_at(&state) <= now + 2 * second.period, "nor does it stay in use");
 }
 
+/* Returns how many calls are allowed one after the other. */
+static int
+allowed_calls(const RateLimit *limit, RateState *state, int64 now)
+{
+	int n = 0;
+
+	while (idemq_rate_call(limit, state, now, 1).allowed)
+		n++;
+	return n;
+}
+
+/* What no change of the limit forgets, and what no number of changes keeps for longer than a period. */
+static void
+rate_changed_often(void)
+{
+	RateLimit first = {3, 160, 0}, other = {choose(2) ? 1 : 100, 320, 0}, bucket = {3, 160, 1};
+	RateState state = {0};
+	int64 now = 1000;
+
+	check(allowed_calls(&first, &state, now) == 3, "all of the limit");
+	for (; now < 1000 + 160 + 10 + 20; now += 8)
+	{
+		(void) idemq_rate_call(&other, &state, now, 0);
+		check(now >= 1000 + 160 || !idemq_rate_call(&first, &state, now, 1).allowed, "a period keeps its calls");
+	}
+	check(idemq_rate_call(&first, &state, now, 1).allowed, "and no longer");
+	state = (RateState){0};
+	(void) allowed_calls(&first, &state, now);
+	(void) idemq_rate_call(&(RateLimit){1, 320, 0}, &state, now, 1);
+	check(allowed_calls(&(RateLimit){3, 320, 0}, &state, now) == 0, "a low limit forgets no calls");
+	/* The bucket is full before its calls are a period old. */
+	state = (RateState){0};
+	for (int i = 0; i < 3; i++)
+		check(idemq_rate_call(&bucket, &state, now += 54, 1).allowed, "evenly");
+	now += 56;
+	check(allowed_calls(&first, &state, now) == 0, "used up after a change of the rule");
+	check(allowed_calls(&first, &state, now + 170) == 3, "for a period");
+}
+
+/* A state that counts nothing is not in use. */
+static void
+rate_unused(void)
+{
+	RateLimit limit = {3, 160, choose(2)};
+	RateState state = {0};
+	RateAnswer answer = idemq_rate_call(&limit, &state, 1000, choose(2));
+
+	idemq_rate_undo(&limit, &state, &answer);
+	(void) idemq_rate_call(&limit, &state, 1000, 0);
+	check((idemq_rate_unused_at(&state) <= 1000) == (allowed_calls(&limit, &state, 1000) == (limit.burst ? limit.burst : 3)), "in use only while it counts something");
+}
+
 /* States that limits share. */
 static void
 rate_shared(void)
@@ -562,6 +614,13 @@ rate_shared(void)
 	idemq_rate_from_shared(&limit, &own, &shared, 1000);
 	check(!idemq_rate_call(&limit, &own, 1000, 1).allowed || allowed + of_other < most, "what it counted counts in a state of its own");
 	check(idemq_rate_call(&limit, &own, 1000 + 300, 1).allowed, "for a time");
+	/* What was counted then counts as of then, not as of now. */
+	if (limit.burst == 0 && limit.period == 100)
+	{
+		idemq_rate_from_shared(&limit, &own, &shared, 1095);
+		check(!idemq_rate_call(&limit, &own, 1095, 1).allowed || allowed + of_other < most, "later, too");
+		check(idemq_rate_call(&limit, &own, 1125, 1).allowed, "for no longer");
+	}
 }
 
 /* The greatest that there are. */
@@ -799,12 +858,14 @@ main(void)
 	run("a rate with a burst (GCRA)", rate_burst);
 	run("a rate in any period", rate_window);
 	run("a rate that changes", rate_changes);
+	run("a rate that changes often", rate_changed_often);
+	run("a rate that counts nothing", rate_unused);
 	run("rates that share a state", rate_shared);
 	run("the greatest rates", rate_greatest);
 	run("the backoff", backoff);
 	run("the next token", token_next);
 	run("the tokens of a job", token_lives);
 	run("ranges of ids", retention_ranges);
-	printf("1..13\n");
+	printf("1..15\n");
 	return 0;
 }

@@ -110,7 +110,7 @@ is_sql($node, $rows, "0|01:00:00|1\n1|00:10:00|1\n2|00:20:00|0\n3|01:00:00|0",
 	'the rows have the deadlines of the claims, and say which are attached');
 is_sql($node, "SELECT count(*) FILTER (WHERE deadline > clock_timestamp() + '30 min') FROM idemq.running_jobs", 2,
 	'idemq.running_jobs has the deadlines of the leases');
-like(sql($node, 'SELECT idemq.why(min(id)) FROM idemq.jobs'), qr/lease until .*attached/, 'why too');
+like(sql($node, 'SELECT idemq.why(min(id)) FROM idemq.jobs'), qr/lease expires at .*attached/, 'why too');
 is_sql($node, "SELECT idemq.validate(id, token) FROM idemq.jobs WHERE id = (SELECT min(id) FROM idemq.jobs)", 'current',
 	'and validate');
 # How far the leases reach from now, as the least of these times that is not before.

@@ -12,7 +12,7 @@ my ($faketime) = glob('/usr/lib/*/faketime/libfaketime.so.1');
 plan skip_all => 'no faketime' unless defined $faketime;
 
 my $file = "$PostgreSQL::Test::Utils::tmp_check/clock_faketime";
-my ($correct) = grep { /taken/ } blocks('doc/operations/backup-replication-failover.md', 'sql');
+my ($correct) = grep { /taken/ } blocks('doc/operations/clocks.md', 'sql');
 
 sub set_clock
 {

@@ -88,7 +88,7 @@ is_sql($node, 'INSERT INTO mine DEFAULT VALUES RETURNING n, "it\'s"', '101|101',
 is_rt("SELECT outcome FROM cluster.enqueue('q', '1', key => '$key', on_duplicate => 'ignore')", 'duplicate', 'the key is there');
 ($status, $out, $err) = move('', '--give-up');
 is($status, 1, 'what has moved is not given up');
-like($err, qr/it has moved there/, 'and it says so');
+like($err, qr/the shard has moved/, 'and it says so');
 is_rt("SELECT outcome FROM cluster.enqueue('q', '1', key => '$key', on_duplicate => 'ignore')", 'duplicate', 'the new place goes on');
 is_state($node, "SELECT idemq.enqueue('q', '1')", '55000', 'the old one does not', 's1');
 

@@ -94,6 +94,20 @@ foreach my $running (1, 3)
 	is_sql($node, 'SELECT * FROM idemq.check()', '', "$q: check() is clean");
 }
 
+# So has another burst.
+{
+	my $of = "FROM idemq.jobs WHERE queue_id = idemq.queue_id('burst')";
+
+	sql($node, "SELECT idemq.create_queue('burst', group_max_running => 5, group_rate_limit => 1, group_rate_period => '1 year', group_rate_burst => 1, lease => '1 h'); SELECT fill('burst', 1, 5)");
+	is_soon($node, "SELECT count(*) >= 0 FROM idemq.claim('burst', 9); SELECT count(*) = 1 $of AND status = 'running'", "t\nt", 'burst: one starts');
+	is_soon($node, "SELECT count(*) FROM idemq.claim('burst', 9); SELECT count(*) = 1 $of AND ready_at > now() + interval '1 day'", "0\nt", 'burst: the next one waits');
+	my $waiter = waiter($node, "CALL idemq.wait('burst', '10 min')");
+	sql($node, "SELECT idemq.alter_queue('burst', group_rate_burst => 4)");
+	is(answer($waiter), 't', 'burst: who waits for work is woken');
+	leave($waiter->{session});
+	is_soon($node, "SELECT count(*) >= 0 FROM idemq.claim('burst', 9); SELECT count(*) = 4 $of AND status = 'running'", "t\nt", 'burst: as many as may start at once');
+}
+
 # ---- Nobody gets all buckets, and nobody needs one: a queue whose groups find none has one for them together.
 
 my $used = "SELECT used = size FROM idemq.memory WHERE resource = 'buckets'";
@@ -135,6 +149,9 @@ sql($node, "SELECT idemq.alter_queue('f', group_rate_period => '1 ms')"); # mean
 is_soon($node, "SELECT count(idemq.commit(id, token)) >= 0 FROM idemq.claim('f', 100); SELECT count(*) = 0 FROM idemq.jobs WHERE queue_id = idemq.queue_id('f') AND status <> 'completed'",
 	"t\nt", 'they all get on');
 is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+# The memory of all queues is given up, so it is not known what they have started.
+sql($node, "SELECT idemq.create_queue('emptied', rate_limit => 3, rate_period => '$per'); TRUNCATE idemq.jobs CASCADE; SELECT count(idemq.enqueue('emptied', '1')) FROM generate_series(1, 3)");
+is_sql($node, "SELECT count(*) FROM idemq.claim('emptied', 3)", 0, 'TRUNCATE: the limit counts as used up');
 $node->stop;
 is(unexpected($node, qw(57P01 57P02 57P03)), '', 'no error but of those that were ended');
 done_testing();

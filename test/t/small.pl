@@ -21,8 +21,8 @@ my ($said, $out) = ('', '');
 ok(IPC::Run::run([ $cc, qw(-O1 -w -ffunction-sections -fdata-sections -D_GNU_SOURCE), '-Wl,--gc-sections',
 			"-I$source/src", '-isystem', $include, '-o', $program, "$source/test/small/small.c", '-lm' ], '>&', \$said), 'it builds') or diag $said;
 ok(IPC::Run::run([$program], '>', \$out, IPC::Run::timeout(300)), 'and comes to its end');
-like($out, qr/^1\.\.13$/m, 'with all tests');
-is(scalar(() = $out =~ /^ok /mg), 13, 'each of which holds');
+like($out, qr/^1\.\.15$/m, 'with all tests');
+is(scalar(() = $out =~ /^ok /mg), 15, 'each of which holds');
 diag $1 while $out =~ /^# (?!figure)(.*)$/mg;
 diag $1 while $out =~ /^# (figure: .*)$/mg;
 done_testing();
