@@ -47,6 +47,9 @@ CREATE FUNCTION idemq_internal.check_kind(kind text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_check_kind';
 CREATE FUNCTION idemq_internal.check_ids(name text, value bigint[]) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_check_ids';
+CREATE FUNCTION idemq_internal.raise_message(warning boolean, message text, hint text DEFAULT NULL,
+	detail text DEFAULT NULL) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_raise_message';
 CREATE FUNCTION idemq_internal.end_waits(pids int[]) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_end_waits';
 CREATE FUNCTION idemq_internal.queue(name text, privilege text, hold text DEFAULT '',

@@ -378,8 +378,10 @@ BEGIN
 			WHERE pg_has_role(its, change_queue_grant.role, 'USAGE')
 				AND NOT idemq_internal.role_may(its, number, needs);
 		IF ends IS NOT NULL THEN
-			RAISE NOTICE 'these objects depended on the privilege on queue "%" and have stopped working: %', name, ends
-				USING HINT = 'To make them work again, grant the privilege again. Otherwise remove them.';
+			PERFORM idemq_internal.raise_message(false,
+				format('these objects depended on the privilege on queue "%s" and have stopped working: %s',
+					name, ends),
+				'To make them work again, grant the privilege again. Otherwise remove them.');
 		END IF;
 	END IF;
 	IF is_new THEN

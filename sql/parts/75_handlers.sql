@@ -163,19 +163,17 @@ BEGIN
 	PERFORM idemq_internal.audit('set_handler', number, queue,
 		jsonb_build_object('function', named));
 	IF why IS NOT NULL THEN
-		RAISE WARNING 'the handler does not run yet' USING DETAIL = why || '.',
-			HINT =
-				'Fix the cause; the handler then starts by itself. Until then, idemq.handlers shows why it '
-				'does not run.';
+		PERFORM idemq_internal.raise_message(true, 'the handler does not run yet',
+			'Fix the cause; the handler then starts by itself. Until then, idemq.handlers shows why it '
+			'does not run.', why || '.');
 	END IF;
 	IF NOT f.pinned THEN
-		RAISE WARNING 'function % does not set its search_path', named USING
-			DETAIL =
-				format('A role that may create objects in a schema of role "%s"''s search_path decides '
-				'what the names in the function refer to.', role),
-			HINT =
-				format('Run ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp, and list '
-				'the schemas that it needs between the two.', named);
+		PERFORM idemq_internal.raise_message(true,
+			format('function %s does not set its search_path', named),
+			format('Run ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp, and list '
+			'the schemas that it needs between the two.', named),
+			format('A role that may create objects in a schema of role "%s"''s search_path decides '
+			'what the names in the function refer to.', role));
 	END IF;
 END $$;
 

@@ -156,6 +156,8 @@ extern Datum idemq_change_many(FunctionCallInfo fcinfo, const JobChanger *change
  */
 
 extern Oid idemq_wrapper_caller(void);
+extern void idemq_wrapper_report(int level, const char *message, const char *detail,
+								 const char *hint);
 extern int idemq_wrapper_become(Oid role);
 extern int idemq_wrapper_become_caller(void);
 extern void idemq_wrapper_become_owner(int guc_level);

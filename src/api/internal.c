@@ -127,6 +127,16 @@ SQL_FUNCTION(idemq_sql_internal_check_kind)
 	PG_RETURN_VOID();
 }
 
+/* raise_message(is a warning, message, hint, detail) -> void; hint and detail may be NULL. */
+SQL_FUNCTION(idemq_sql_internal_raise_message)
+{
+	idemq_wrapper_report(PG_GETARG_BOOL(0) ? WARNING : NOTICE,
+						 TextDatumGetCString(PG_GETARG_DATUM(1)),
+						 PG_ARGISNULL(3) ? NULL : TextDatumGetCString(PG_GETARG_DATUM(3)),
+						 PG_ARGISNULL(2) ? NULL : TextDatumGetCString(PG_GETARG_DATUM(2)));
+	PG_RETURN_VOID();
+}
+
 /* Returns the QueuePrivilege bits that a word stands for. */
 static int
 internal_privileges_named(const char *word)

@@ -70,6 +70,7 @@ typedef struct Frame
 	Oid owner;
 	int owner_context;
 	SubTransactionId away_in; /* where it has become another role; invalid: it has not */
+	ErrorContextCallback *callers_context;
 } Frame;
 
 static Frame *frames = NULL; /* the innermost first */
@@ -174,7 +175,9 @@ call_as_owner(FunctionCallInfo fcinfo, Implementation *impl, Frame *frame)
 static Datum
 call_in_frame(FunctionCallInfo fcinfo, Implementation *impl, int restriction)
 {
-	Frame frame = {.outer = frames, .search_path = pstrdup(namespace_search_path)};
+	Frame frame = {.outer = frames,
+				   .search_path = pstrdup(namespace_search_path),
+				   .callers_context = error_context_stack};
 	MemoryContext context = CurrentMemoryContext;
 	FmgrInfo *wrapper = fcinfo->flinfo;
 	Node *node = fcinfo->context;
@@ -300,6 +303,23 @@ Oid
 idemq_wrapper_caller(void)
 {
 	return open_frame()->caller;
+}
+
+/*
+ * Sends the caller a message that is no error, with the caller's context alone, as a message of a C
+ * function has.  RAISE would add the lines of the implementation.  detail and hint may be NULL.
+ * Raises 55000 outside a wrapper's call.
+ */
+void
+idemq_wrapper_report(int level, const char *message, const char *detail, const char *hint)
+{
+	ErrorContextCallback *own = error_context_stack;
+
+	error_context_stack = open_frame()->callers_context;
+	ereport(level, errmsg_internal("%s", message),
+			detail == NULL ? 0 : errdetail_internal("%s", detail),
+			hint == NULL ? 0 : errhint("%s", hint));
+	error_context_stack = own;
 }
 
 /*

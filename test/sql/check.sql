@@ -39,6 +39,12 @@ CALL broken('UPDATE idemq.jobs SET flags = 32 WHERE id = 1000000000010');
 CALL broken('UPDATE idemq.jobs SET flags = 64, group_key = ''g'' WHERE id IN (1000000000001, 1000000000002)');
 CALL broken('UPDATE idemq.jobs SET flags = 1 WHERE id IN (1000000000001, 1000000000010)');
 CALL broken('UPDATE idemq.jobs SET flags = -1 WHERE id = 1000000000002');
+-- renewed_at: with its flag alone, and the deadline that a heartbeat has set lies after it.
+CALL broken('UPDATE idemq.jobs SET renewed_at = now() WHERE id = 1000000000002');
+CALL broken('UPDATE idemq.jobs SET flags = 4 WHERE id = 1000000000002');
+CALL broken('UPDATE idemq.jobs SET flags = 4, renewed_at = deadline WHERE id = 1000000000002');
+CALL broken('UPDATE idemq.jobs SET flags = 4, renewed_at = ''infinity'' WHERE id = 1000000000002');
+CALL broken('UPDATE idemq.jobs SET flags = 4, renewed_at = now() WHERE id IN (1000000000002, 1000000000010)');
 CALL broken('UPDATE idemq.jobs SET attempt = 0 WHERE id = 1000000000002');
 CALL broken('UPDATE idemq.jobs SET attempt = 4 WHERE id = 1000000000002');
 CALL broken('UPDATE idemq.jobs SET attempt = 3 WHERE id > 1000000000004');

@@ -3,7 +3,7 @@
 #
 # Each function and procedure of schema idemq, from the catalog, is called while another session holds each of idemq's
 # tables in turn: the first statement that needs the table fails.
-# at least 113 assertions
+# at least 121 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -118,6 +118,40 @@ sql($node, "CREATE FUNCTION careless(payload jsonb) RETURNS void LANGUAGE sql AS
 wait_logged($node, qr/WARNING:  function .* does not set its search_path/, $from);
 unlike(slurp_file($node->logfile, $from), qr/CONTEXT/, 'a FATAL error and a WARNING: no context');
 sql($node, "SELECT idemq.drop_handler('warned')");
+
+# ---- Messages of functions in SQL, to a client that shows the context of all
+
+# The settings decide who gets a message, not what it says: a message that the log does not get is the same.
+sql($node, <<'SQL');
+CREATE FUNCTION revokes() RETURNS void LANGUAGE plpgsql AS $$ BEGIN PERFORM idemq.revoke_queue('leaves', 'granted', 'enqueue'); END $$;
+SELECT idemq.create_queue('letters'), idemq.create_queue('leaves'), idemq.create_queue('dies', max_attempts => 1, dead_letter_queue => 'letters');
+SELECT idemq.grant_queue('leaves', 'granted', 'enqueue');
+GRANT USAGE ON SCHEMA idemq TO granted;
+SET ROLE granted;
+SELECT idemq.schedule('leaves', '0 0 1 1 *', 'leaves', '1');
+RESET ROLE;
+SELECT id FROM idemq.enqueue('dies', '1');
+SELECT idemq.fail(id, token, 'no') FROM idemq.claim('dies');
+SQL
+foreach my $log ('notice', 'panic')
+{
+	my $asks = session($node);
+	my $said = sub {
+		my ($sql) = @_;
+
+		$asks->{stderr} = '';
+		$asks->query("BEGIN; $sql; ROLLBACK");
+		return $asks->{stderr} =~ s/^LOCATION.*\n//mgr =~ s/psql:<stdin>:\d+: //gr;
+	};
+
+	$asks->query_safe("SET log_min_messages = $log");
+	$asks->query('\set SHOW_CONTEXT always');
+	like($said->("SELECT idemq.redrive('dies')"), qr/\ANOTICE:  cancelled dead-letter records: 1\n*\z/, "redrive, log_min_messages = $log: no context");
+	like($said->("SELECT idemq.revoke_queue('leaves', 'granted', 'enqueue')"), qr/\ANOTICE:  [^\n]*: schedule leaves\nHINT:  [^\n]*\n*\z/, 'revoke_queue');
+	like($said->('SELECT revokes()'), qr/\ANOTICE:  [^\n]*\nHINT:  [^\n]*\nCONTEXT:  SQL statement "SELECT idemq.revoke_queue[^"]*"\nPL\/pgSQL function revokes\(\) line 1 at PERFORM\n*\z/, "the caller's own functions stay");
+	like($said->("SELECT idemq.set_handler('warned', 'careless(jsonb)')"), qr/\AWARNING:  function [^\n]*\nDETAIL:  [^\n]*\nHINT:  [^\n]*\n*\z/, 'set_handler');
+	leave($asks);
+}
 
 # ---- A trigger of the DBA's on idemq.jobs
 

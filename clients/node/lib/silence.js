@@ -5,14 +5,14 @@
 // or does not know it.  Then the session is cut, and what was asked is asked again on another one, as after any other loss. A
 // statement that takes long - it waits for a lock, or a standby - is left alone, whatever the time.
 //
-// Behind a pooler the server's process is not known. There a message of ours may take PATIENCE at most; a handler's own statement has the
-// time of its job.
+// Behind a pooler the server's process is not known. There a message of ours may take POOLED_ANSWER_TIMEOUT at most; a handler's own
+// statement has the time of its job.
 
 import { Link, withTimeout } from './connection.js';
 
 /** Milliseconds. */
-const LONGEST = 10_000;
-const PATIENCE = 30_000;
+const ANSWER_TIMEOUT = 10_000;
+const POOLED_ANSWER_TIMEOUT = 30_000;
 
 // Of a session in a transaction the server would keep the job's lock until it notices by itself.
 const WORKING = `SELECT pid, state IS NULL OR state NOT IN ('idle', 'idle in transaction', 'idle in transaction (aborted)') AS working
@@ -30,7 +30,7 @@ const END = `SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat
  */
 export async function watchSilence(server, control, lease, sleep, until) {
   while (!until.aborted) {
-    const limit = Math.min(Math.max(lease() / 3, 1000), LONGEST);
+    const limit = Math.min(Math.max(lease() / 3, 1000), ANSWER_TIMEOUT);
     await sleep(limit / 2);
     const silent = [...server.sessions].filter((session) => session !== control.session && session.silentFor >= limit);
     if (silent.length === 0 || until.aborted) continue;
@@ -39,7 +39,7 @@ export async function watchSilence(server, control, lease, sleep, until) {
     for (const session of silent) {
       if (session.gone) continue;
       if (!session.direct) {
-        if (!session.busy && session.silentFor >= Math.max(lease(), PATIENCE)) session.cut();
+        if (!session.busy && session.silentFor >= Math.max(lease(), POOLED_ANSWER_TIMEOUT)) session.cut();
       } else if (working.has(session.process)) {
         session.heard();
       } else if (session.silentFor > 0 && session.suspected++ > 0) {
@@ -58,7 +58,7 @@ export async function watchSilence(server, control, lease, sleep, until) {
  */
 export async function endBackend(link, session) {
   try {
-    await link.withSession((own) => withTimeout(LONGEST, own, own.query(END, [session.process, session.backendStart])));
+    await link.withSession((own) => withTimeout(ANSWER_TIMEOUT, own, own.query(END, [session.process, session.backendStart])));
   } catch {
     // Then it ends when the server notices.
   }
@@ -68,7 +68,7 @@ export async function endBackend(link, session) {
 async function workingOf(control, sessions) {
   if (sessions.length === 0) return new Set();
   try {
-    const { rows } = await control.withSession((own) => withTimeout(LONGEST, own, own.query(WORKING, [sessions.map((session) => session.process)])));
+    const { rows } = await control.withSession((own) => withTimeout(ANSWER_TIMEOUT, own, own.query(WORKING, [sessions.map((session) => session.process)])));
     return new Set(rows.filter(({ working }) => working).map(({ pid }) => pid));
   } catch {
     return new Set();
