@@ -1,14 +1,14 @@
 """A worker for all shards of a cluster: the map of shards, and one run per shard.
 
-The router is asked for the map once, and again whenever it says that it has changed (NOTIFY
-cluster_map), whenever a shard says that its jobs are elsewhere (55000), and with each new connection:
-nothing is polled but for a look every five minutes, in case the connection is silent.  While it is down the map that was read last holds.
+The worker reads the map from the router at the start, when the router announces a change (NOTIFY
+cluster_map), when a shard reports that its jobs are elsewhere (55000), and after each reconnection.
+It also reads the map after MAP_MAX_AGE, in case the connection is silent.  While the router is down, the last map is used.
 
-A shard that moves is to its run what a failover is to a worker of one server: the connections are made
-again at the new place, and every attempt goes on there, since the rows have moved with their tokens.
-What was fenced has not been done; what was committed is answered as committed.
+To its run, a shard that moves looks like a failover: the run reconnects at the new place, and every attempt
+continues there, because the rows have moved with their tokens.  Refused calls had no effect, and
+completed jobs are reported as committed.
 
-A shard that is down keeps its own run waiting, and no other: a run waits without a slot (_handler_slots.py).
+A shard that is down delays only its own run, which waits without a slot (_handler_slots.py).
 """
 
 from __future__ import annotations
