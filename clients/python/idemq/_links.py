@@ -346,7 +346,7 @@ class Link(Generic[Conn]):
     async def ask(self, sql: str, values: Sequence[Any] = (), timeout: Optional[float] = None) -> list[Row]:
         """The rows of one of the worker's own statements.
 
-        Raises AnswerLost when it may have been done, or not; else what the server raised.
+        Raises AnswerLost if it may or may not have been executed; otherwise the error of the server.
         """
         return await self._on_connection(lambda conn: self._execute(conn, sql, values), timeout)
 
@@ -395,7 +395,7 @@ class Link(Generic[Conn]):
     async def drop(self, error: Optional[BaseException] = None, in_use: bool = False) -> None:
         """Abandons the connection, whatever its state.  An error is logged.
 
-        in_use: a thread that was left behind may be in the middle of a statement.
+        in_use: whether an abandoned thread may be in the middle of a statement.
         """
         conn, self.conn = self.conn, None
         if error is not None:
