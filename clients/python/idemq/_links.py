@@ -1,7 +1,7 @@
 """Links: connections that reconnect when they are lost.
 
 A loss is one line in the log, whether a crash, a restart, a failover, a pooler or an idle timeout caused it.  The line is
-repeated every minute, and the return of the connection is another line.  The pauses between attempts start at 0.1 s and double up to 10 s.
+repeated every minute, and the return of the connection is another line.  The first attempt is immediate; the pauses after it start at 0.2 s and double up to 10 s.
 A server that has become a standby (25006) is treated like one that is down.  If the DSN names several hosts,
 the link finds the one that accepts writes.  It tries each host separately, because psycopg would wait indefinitely for
 a first host that does not answer.
