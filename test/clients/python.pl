@@ -18,6 +18,8 @@ local $ENV{PYTHONPATH} = "$ENV{IDEMQ_SOURCE}/clients/python";
 local $ENV{PYTHONDONTWRITEBYTECODE} = 1;
 # A drain tries to connect once: a busy machine may take longer than the client's three seconds.
 local $ENV{IDEMQ_DSN} = "dbname=postgres user=postgres connect_timeout=60 target_session_attrs=read-write host=${\$node->host} port=${\$node->port}";
+# python_drain.py reads it.
+local $ENV{IDEMQ_SERVER_LOG} = $node->logfile;
 my @of_transactions = qw(batches handler_connection job_timeout lost_answers lost_leases messages transactions);
 my @others = qw(drain flows handler_slots handlers hooks manual outside processes producers steps trace values worker_report);
 foreach ([ 'of transactions', 65, @of_transactions ], [ 'others', 92, @others ])

@@ -1,12 +1,12 @@
-// Arguments of the public calls.  Each is checked before anything is sent, and its error names it: what the server says of a
-// value of another type names neither the argument nor the call.
+// Checks of the arguments of public calls, made before anything is sent.  Each error names the argument.  The server's error for a
+// value of the wrong type would name neither the argument nor the call.
 
 import { types } from 'node:util';
 import { interval } from './errors.js';
 
 /** @typedef {import('../index.js').Interval} Interval */
 
-/** What a value is, in an error. @param {unknown} value @returns {string} */
+/** Describes a value in an error. @param {unknown} value @returns {string} */
 function described(value) {
   if (value === null || value === undefined || typeof value === 'boolean' || typeof value === 'number') return `${value}`;
   if (typeof value === 'string') return JSON.stringify(value.length > 40 ? `${value.slice(0, 40)}…` : value);
@@ -21,24 +21,24 @@ export function reject(what, wanted, value) {
   throw new TypeError(`${what} must be ${wanted}, not ${described(value)}`);
 }
 
-/** What can run a statement; first of all, since it is what one forgets. @param {unknown} value */
+/** A client that can run statements.  It is checked first, because callers forget it most often. @param {unknown} value */
 export function checkClient(value) {
   if (typeof (/** @type {any} */ (value)?.query) !== 'function') reject('client', "pg's Client or Pool, or the client of a handler", value);
 }
 
-/** A name: not an array of one, which pg would send as text. @param {unknown} value @param {string} what @returns {string} */
+/** A name.  An array of one name is refused, because pg would send it as text. @param {unknown} value @param {string} what @returns {string} */
 export function checkName(value, what) {
   if (typeof value !== 'string') reject(what, 'a string', value);
   return /** @type {string} */ (value);
 }
 
-/** The same of one that may be left out. @param {unknown} value @param {string} what @returns {string | null} */
+/** A name, or nothing. @param {unknown} value @param {string} what @returns {string | null} */
 export function optionalName(value, what) {
   return value === null || value === undefined ? null : checkName(value, what);
 }
 
 /**
- * A key. Ids of an application are often numbers: those are taken as text; of one that has lost digits nobody knows what it was.
+ * A key. Applications often use numbers as ids, so an integer is sent as text. An integer that may have lost digits is refused.
  * @param {unknown} value @param {string} what @returns {string | null}
  */
 export function optionalKey(value, what) {
@@ -80,7 +80,7 @@ export function optionalObject(value, what) {
   return /** @type {Record<string, unknown>} */ (value);
 }
 
-/** An id, as it came; a number may have lost digits. @param {unknown} value @param {string} what @returns {string} */
+/** An id, unchanged. A number is refused, because it may have lost digits. @param {unknown} value @param {string} what @returns {string} */
 export function checkId(value, what) {
   if ((typeof value === 'string' && /^-?\d+$/.test(value)) || typeof value === 'bigint' || Number.isSafeInteger(value)) return `${value}`;
   return reject(what, 'a job id, which is a string of digits', value);

@@ -1,14 +1,14 @@
-// A worker over the shards of a cluster: the map, and a worker for each shard.
+// A worker for all shards of a cluster: the map of shards, and one worker per shard.
 //
-// The router is asked for the map once, and again whenever it says that it has changed (NOTIFY
-// cluster_map), whenever a shard says that its jobs are elsewhere (55000), and with each new connection.
-// A connection that is silent says nothing, so it is asked once a minute, too.  While it is down the map that was read last holds.
+// The worker reads the map from the router at the start, when the router announces a change (NOTIFY
+// cluster_map), when a shard reports that its jobs are elsewhere (55000), and after each reconnection.
+// It also reads the map once a minute, because a silent connection announces nothing.  While the router is down, the last map is used.
 //
-// A shard that moves is to its worker what a failover is to one of a single server: the connections are
-// made again at the new place, and every attempt goes on there, since the rows have moved with their
-// tokens.  What was fenced has not been done; what was committed is answered as committed.
+// To its worker, a shard that moves looks like a failover: the worker reconnects at the new place, and every
+// attempt continues there, because the rows have moved with their tokens.  Refused calls had no
+// effect, and completed jobs are reported as committed.
 //
-// A shard that is down keeps its own worker waiting, and no other: it waits without a slot (handler-slots.js).
+// A shard that is down delays only its own worker, which waits without a slot (handler-slots.js).
 
 import { optionalBoolean, reject } from './arguments.js';
 import { Address, Link, Server, answerTimeout, hosts, sleep, withTimeout } from './connection.js';
@@ -22,7 +22,7 @@ import { Worker, lastWords, quiet } from './worker.js';
 
 const MAP = 'SELECT shard, dsn, state, version::text FROM cluster.map() ORDER BY shard';
 const moveWait = 1000;
-/** Milliseconds after which the map is read again, whatever the router says. */
+/** Milliseconds after which the map is read again, even without an announcement. */
 const mapMaxAge = 60_000;
 
 /**
@@ -50,7 +50,7 @@ export function location(dsn) {
 }
 
 /**
- * How a shard is reached: as the router is (user, password, TLS), but for its place.
+ * The connection to a shard: the router's settings (user, password, TLS) with the shard's place.
  * @param {import('../index.js').Connection} router @param {string} dsn
  * @param {{ host?: string, port?: number | string }} [instead] @returns {import('../index.js').Connection}
  */
@@ -67,7 +67,7 @@ export function shardConnection(router, dsn, instead = {}) {
   return { ...given, connectionString: `${start}/${encodeURIComponent(dbname ?? '')}?${parameters}` };
 }
 
-/** A shard's address, and what the map says of it. */
+/** A shard's address, and its entry in the map. */
 class Shard extends Address {
   state = '';
   dsn = '';
@@ -98,14 +98,14 @@ class ShardMap {
   #asked = [];
   /** @type {(() => void)[]} */
   #waiting = [];
-  /** Who waits: called, they do not any more. @type {Set<() => void>} */
+  /** Functions that end the waits for a change of the map. @type {Set<() => void>} */
   #waits = new Set();
   #ending = false;
 
   /**
    * @param {import('../index.js').Connection} router @param {string} name
    * @param {import('../index.js').Logger} logger @param {{ over: AbortSignal, retryConnect: boolean }} life
-   * @param {{ host?: string, port?: number | string }} [instead] of what the map says
+   * @param {{ host?: string, port?: number | string }} [instead] host and port to use instead of the map's
    */
   constructor(router, name, logger, life, instead) {
     this.instead = instead;
@@ -120,20 +120,20 @@ class ShardMap {
     });
   }
 
-  /** There is a reason to read the map. */
+  /** Called when there is a reason to read the map. */
   look() {
     this.#reason = true;
     this.#look();
   }
 
-  /** Asks for the map; answers the shards that are new in it, or at another place. @returns {Promise<Shard[]>} */
+  /** Reads the map. Returns the shards that are new or have moved. @returns {Promise<Shard[]>} */
   async read() {
     const changed = [];
     const { answer } = await this.link.repeat(async (session) => (await withTimeout(answerTimeout, session, session.query(MAP))).rows);
     for (const { shard: number, dsn, state, version } of answer) {
       const shard = this.shards.get(number) ?? new Shard(this, number);
       this.shards.set(number, shard);
-      if (BigInt(version) < BigInt(shard.version)) continue; // of a router that has been restored
+      if (BigInt(version) < BigInt(shard.version)) continue; // the router has been restored from a backup
       if (shard.dsn !== dsn || (shard.state === 'moving' && state === 'up')) changed.push(shard);
       if (shard.dsn !== dsn) {
         if (shard.dsn) this.logger.warn(`idemq: shard ${number} has moved: ${dsn}`);
@@ -144,7 +144,7 @@ class ShardMap {
     return changed;
   }
 
-  /** Reads the map whenever there is a reason to, until the end. @param {(shards: Shard[]) => void} moved */
+  /** Reads the map whenever there is a reason to, until the worker ends. @param {(shards: Shard[]) => void} moved */
   async follow(moved) {
     while (!this.life.over.aborted) {
       const asked = this.#asked.splice(0);
@@ -170,18 +170,18 @@ class ShardMap {
     }
   }
 
-  /** The map as it is from now on, if the router answers; soon, of a worker that is to end. */
+  /** Waits until the map has been read again, if the router answers. A worker that is stopping does not wait long. */
   readAgain() {
     return this.#soon(this.#asked, this.#ending ? moveWait : answerTimeout, () => this.look());
   }
 
-  /** The worker is to end: nobody waits for the router for long any more. */
+  /** Called when the worker stops: it no longer waits long for the router. */
   end() {
     this.#ending = true;
     setTimeout(() => this.#waits.forEach((give) => give()), moveWait).unref();
   }
 
-  /** Until the map has been read once more, or for a second. */
+  /** Waits until the map has been read again, at most a second. */
   change() {
     return this.#soon(this.#waiting, moveWait);
   }
@@ -211,7 +211,7 @@ export class ClusterWorker {
   #hooks;
   #over = new AbortController();
   #stops = 0;
-  /** When the end was asked for first. @type {number | undefined} */
+  /** When the worker was first told to stop. @type {number | undefined} */
   #stoppedAt;
   #stopped = () => {};
   /** @type {Map<number, Worker>} */
@@ -233,13 +233,13 @@ export class ClusterWorker {
     optionalBoolean(roam, 'roam');
     if (home?.length === 0 && !roam) throw new RangeError('a worker without a home shard and without roam has no work: pass home, roam or both');
     if (shardPlace) checkOptions(shardPlace, { host: true, port: true }, 'shardPlace');
-    // Says what is wrong with the other options.
+    // Checks the other options.
     this.#name = new Worker({}, queue, own).name;
     this.#router = router;
     this.#queue = queue;
     this.#logger = own.logger ?? quiet;
     this.#hooks = new Hooks(own.hooks, this.#logger);
-    // Of each shard's worker: what is once for all is ours.
+    // Options for the worker of each shard. Signals and the start and stop hooks are handled here, once for all shards.
     const { started: _, stopped: __, ...hooks } = own.hooks ?? {};
     this.#options = { home, roam, shardPlace, own: { ...own, hooks } };
   }
@@ -262,7 +262,7 @@ export class ClusterWorker {
     return this.#run(handler, (worker) => worker.runOutside(handler));
   }
 
-  /** As Worker.stop, for all shards. */
+  /** Like Worker.stop, for all shards. */
   stop() {
     this.#stops++;
     this.#stoppedAt ??= Date.now();
@@ -296,7 +296,7 @@ export class ClusterWorker {
         resolve(undefined);
       }));
       const first = map.read();
-      first.catch(() => {}); // nobody waits for it when it is told to end first
+      first.catch(() => {}); // it is not awaited if the worker is told to stop first
       moved(await Promise.race([first, stopped.then(() => [])]));
       if (this.#runs.length === 0 && !this.#stops) throw new Error('the cluster has no shard for this worker: check cluster.map()');
       following = map.follow(moved);
@@ -320,7 +320,7 @@ export class ClusterWorker {
   }
 
   /**
-   * A shard that is new, or at another place.
+   * Called for a shard that is new or has moved.
    * @param {Shard} shard @param {SlotPool} pool @param {(worker: Worker) => Promise<Record<string, number>>} start
    * @param {(error: unknown) => void} failed
    */
@@ -338,11 +338,11 @@ export class ClusterWorker {
     this.#runs.push(run);
     run.catch((error) => {
       failed(error);
-      while (this.#stops < 2) this.stop(); // an error of one ends all
+      while (this.#stops < 2) this.stop(); // an error of one shard ends all
     });
   }
 
-  /** Whether a first claim that was refused is the caller's mistake: when no shard has taken one. @param {number} number */
+  /** Whether a refused first claim is the caller's mistake, which it is if no shard has accepted one. @param {number} number */
   #isRefused(number) {
     this.#refused.add(number);
     return [...this.#workers].every(([other, worker]) => this.#refused.has(other) || worker.unreachable);

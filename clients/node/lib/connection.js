@@ -1,8 +1,8 @@
-// Connections of a worker: to whichever of several hosts takes writes, opened again when they break.
+// Connections of a worker to whichever of several hosts accepts writes.  They are reopened when they break.
 //
-// A Link is one connection that comes back.  Its statements go one after the other, in the order in
-// which they were asked for; whoever needs several in a row takes the link with `withSession`.  None is ever
-// handed to a pool, which would close it when it is idle, and end the leases attached to its session.
+// A Link is one connection that reconnects.  Its statements run one after the other, in the order of the
+// requests; use `withSession` to run several in a row.  Links never belong to a pool, because a pool
+// would close an idle connection, and the leases attached to its session would end.
 
 import net from 'node:net';
 import { reject } from './arguments.js';
@@ -11,8 +11,8 @@ import { pg } from './packages.js';
 import { Pipeline } from './pipeline.js';
 
 /**
- * Which process it is, whether it takes no writes, whether it is a standby, milliseconds that a statement may take, or 0, whether it
- * may call idemq.hold_claimed.  A session of one's own ($1 is its process) may be idle while its job is elsewhere, and reads NULL in an array as such.
+ * The process of the session, whether it is read-only, whether the server is a standby, statement_timeout in milliseconds (0: none), and whether
+ * idemq.hold_claimed exists.  A session that belongs to the worker ($1 is its process) may be idle while its handler is busy, and reads NULL in an array as NULL.
  */
 const SESSION_INFO = `SELECT who.pid, pg_catalog.current_setting('transaction_read_only') = 'on' AS read_only, pg_catalog.pg_is_in_recovery() AS standby,
     (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS statement_timeout,
@@ -24,9 +24,9 @@ const SESSION_INFO = `SELECT who.pid, pg_catalog.current_setting('transaction_re
   FROM pg_catalog.pg_backend_pid() AS who (pid)`;
 
 /**
- * Has a new client ask for dates that pg reads, whatever role and database have set. As a startup parameter, so that behind a
- * pooler nothing is left to others.  Poolers know DateStyle, and refuse parameters that they do not know, such as IntervalStyle or
- * extra_float_digits: so our statements answer neither intervals nor floats (statements.js).
+ * Makes a new client request dates that pg can parse, whatever role and database have set. It is a startup parameter, so that behind a
+ * pooler it does not affect other clients.  Poolers know DateStyle, but refuse unknown parameters such as IntervalStyle and
+ * extra_float_digits, so the worker's statements return neither intervals nor floats (statements.js).
  * @param {import('pg').Client} client
  */
 function setDateStyle(client) {
@@ -36,11 +36,11 @@ function setDateStyle(client) {
 }
 
 /**
- * What a new session is: throws where nothing can be written.
+ * The properties of a new session. Throws if it cannot write.
  * @param {import('pg').Client} client
- * @returns {Promise<{ direct: boolean, process: number, backendStart: string | null, statementTimeout: number, hasHoldClaimed: boolean }>} whether its
- *   process is ours alone (a pooler makes up the number that it tells), and which that is; how many milliseconds a statement may take, 0: any;
- *   whether it may call idemq.hold_claimed
+ * @returns {Promise<{ direct: boolean, process: number, backendStart: string | null, statementTimeout: number, hasHoldClaimed: boolean }>} direct: whether
+ *   the process belongs to this session only (a pooler invents the number that it reports); process: its number; statementTimeout in
+ *   milliseconds (0: none); hasHoldClaimed: whether idemq.hold_claimed exists
  */
 export async function sessionInfo(client) {
   const told = /** @type {any} */ (client).processID ?? 0;
@@ -55,14 +55,14 @@ export async function sessionInfo(client) {
 }
 
 /**
- * The settings of each host that a connection string or settings name, in their order; as with libpq a
- * host or a port may be a list with commas: 'postgresql://db1:5432,db2:5433/shop', { host: 'db1,db2' }.
+ * The settings for each host of a connection string or settings object, in order. As in libpq, host and
+ * port can be lists with commas: 'postgresql://db1:5432,db2:5433/shop', { host: 'db1,db2' }.
  * @param {import('../index.js').Connection} connection @returns {import('pg').ClientConfig[]}
  */
 export function hosts(connection) {
   const given = typeof connection === 'string' ? { connectionString: connection } : connection;
   if (typeof given !== 'object' || given === null || Array.isArray(given)) reject('connection', "a URL, or a configuration object for pg's Client", given);
-  // A pool or a client: a worker opens connections of its own.
+  // A pool or a client is refused, because a worker opens its own connections.
   if (typeof (/** @type {any} */ (given).query) === 'function') reject('connection', "a URL, or a configuration object for pg's Client (a worker opens its own connections, so pass neither a client nor a pool)", given);
   const { port: numbers, ...config } = given;
   const url = /^(\w+:\/\/(?:[^@/?#]*@)?)([^/?#]*)([^?#]*)(?:\?([^#]*))?/s.exec(config.connectionString ?? '');
@@ -95,23 +95,23 @@ function pairs(hosts, ports) {
   return hosts.split(',').map((host, n) => ({ host, port: numbers[numbers.length === 1 ? 0 : n] || undefined }));
 }
 
-/** Whether an error says that the connection is of no use any more. @param {unknown} error @param {Session} session */
+/** Whether an error means that the connection can no longer be used. @param {unknown} error @param {Session} session */
 export function broken(error, session) {
-  // 25006: a standby now.  40003: an answer that may not last.  Errors of sockets have no SQLSTATE.
+  // 25006: the server has become a standby.  40003: the result may be lost.  Socket errors have no SQLSTATE.
   return session.gone || /^(08...|57P0[1235]|25006|40003)$/.test(sqlstate(error));
 }
 
-/** Milliseconds that a cancel may take: what is cancelled is not waited for any longer. */
+/** Milliseconds that a cancel request may take. */
 const cancelTimeout = 2000;
-/** Milliseconds that a statement of the worker's own may take that waits for nothing. */
+/** Milliseconds that a statement of the worker may take if it does not wait for anything. */
 export const answerTimeout = 10_000;
-/** The same on the connection of the heartbeats: a third of the lease, but not less than this. */
+/** Lower limit for the connection of the heartbeats, whose limit is a third of the lease. */
 export const shortestAnswerTimeout = 2000;
 
-/** Milliseconds after which a connection that is lost is said once more. */
+/** Milliseconds after which a lost connection is logged again. */
 const sayAgain = 60_000;
 
-/** Waits, or until the signal fires. @param {number} ms @param {AbortSignal} signal @returns {Promise<void>} */
+/** Waits for ms milliseconds, or until the signal fires. @param {number} ms @param {AbortSignal} signal @returns {Promise<void>} */
 export function sleep(ms, signal) {
   return new Promise((resolve) => {
     if (signal.aborted) return resolve();
@@ -126,7 +126,7 @@ export function sleep(ms, signal) {
 }
 
 /**
- * An answer in time; otherwise the session is ended.
+ * Awaits an answer. If it takes too long, the session is ended.
  * @template T @param {number} ms @param {Session} session @param {Promise<T>} answer @returns {Promise<T>}
  */
 export async function withTimeout(ms, session, answer) {
@@ -138,42 +138,42 @@ export async function withTimeout(ms, session, answer) {
   }
 }
 
-/** One session with a server that takes writes. */
+/** One session with a server that accepts writes. */
 export class Session {
-  /** The state of its transaction: I, T or E. */
+  /** State of its transaction: I, T or E. */
   status = 'I';
   gone = false;
-  /** Whether it was we who ended it. */
+  /** Whether this worker ended the session. */
   destroyed = false;
-  /** What it was made from, of its Address. @type {import('pg').ClientConfig[] | undefined} */
+  /** The settings of its Address from which it was created. @type {import('pg').ClientConfig[] | undefined} */
   configs;
   version = '-1';
-  /** Whether it was ended since what it was asked for is elsewhere. */
+  /** Whether it was ended because the jobs are at another place. */
   moved = false;
-  /** Whether the server's process is ours alone: a pooler makes up the number that it tells. */
+  /** Whether the server process belongs to this session only. A pooler invents the number that it reports. */
   direct = false;
-  /** Its process in the server, and when that began. */
+  /** Its server process, and the start time of that process. */
   process = 0;
   /** @type {string | null} */
   backendStart = null;
-  /** How often in a row the server had nothing to do for it while its answer was awaited: silence.js. */
+  /** How many times in a row the server was idle for this session while an answer was awaited (silence.js). */
   suspected = 0;
-  /** Since when an answer has been awaited, and nothing has come; by Date.now(). 0: none is awaited. */
+  /** Time since which an answer has been awaited without any data, from Date.now(). 0 if none is awaited. */
   #since = 0;
   #bytes = 0;
-  /** Milliseconds that a statement may take; 0: any. */
+  /** Milliseconds that a statement may take; 0 means no limit. */
   statementTimeout = 0;
   /** Whether the server has idemq.hold_claimed. */
   hasHoldClaimed = false;
-  /** Our statements that the server knows by name; undefined: not on this session, which others use too. @type {Set<string> | undefined} */
+  /** Names of prepared statements; undefined on a session that others may also use. @type {Set<string> | undefined} */
   prepared;
-  /** Our message that is under way. @type {Pipeline | undefined} */
+  /** The worker's message that is under way. @type {Pipeline | undefined} */
   message;
-  /** Whether what a handler has asked for is under way. */
+  /** Whether a handler's statement is under way. */
   busy = false;
-  /** BEGIN and COMMIT that a handler has run in a statement of several. */
+  /** Number of BEGIN and COMMIT that a handler has run in a text of several statements. */
   controlled = false;
-  /** Attempts whose leases end with this session. @type {Set<import('./job.js').Attempt>} */
+  /** Attempts whose leases are attached to this session. @type {Set<import('./job.js').Attempt>} */
   attempts = new Set();
   /** @type {(() => void)[]} */
   #drains = [];
@@ -181,14 +181,14 @@ export class Session {
   /** @param {import('pg').ClientConfig} config */
   constructor(config) {
     this.config = config;
-    // With pg's pipeline option there are no cursors.
+    // pg's pipeline option does not support cursors.
     const own = /** @type {any} */ ({ pipeline: false });
     this.client = new pg.Client({ keepAlive: true, keepAliveInitialDelayMillis: 10_000, connectionTimeoutMillis: 5000, ...config, ...own });
     setDateStyle(this.client);
     this.client.on('error', () => this.#lost());
     this.client.on('end', () => this.#lost());
     this.client.on('drain', () => this.#drained());
-    // The protocol's own events, which pg listens to itself.
+    // Events of the protocol, to which pg also listens.
     const { connection } = /** @type {any} */ (this.client);
     connection.on('readyForQuery', (/** @type {{ status?: string }} */ message) => (this.status = message?.status ?? 'T'));
     connection.on('parseComplete', () => this.message?.parsed());
@@ -199,25 +199,25 @@ export class Session {
     });
   }
 
-  /** Its connection is no more, and with it the leases that are attached to it. */
+  /** Called when the connection has ended, and with it the attached leases. */
   #lost() {
     this.gone = true;
     for (const attempt of this.attempts) attempt.leaseSessionEnded();
     this.#drained();
   }
 
-  /** Something is asked. */
+  /** Called when a request is sent. */
   asked() {
     if (this.#since === 0) this.heard();
   }
 
-  /** Something has come, or is on its way. */
+  /** Called when data has arrived, or is arriving. */
   heard() {
     this.#since = Date.now();
     this.suspected = 0;
   }
 
-  /** For how many milliseconds an answer has been awaited, and nothing has come. */
+  /** Milliseconds for which an answer has been awaited without any data. */
   get silentFor() {
     const { stream } = /** @type {any} */ (this.client).connection;
     const bytes = stream.bytesRead + stream.bytesWritten;
@@ -232,7 +232,7 @@ export class Session {
     for (const then of this.#drains.splice(0)) then();
   }
 
-  /** Until what handlers have asked for is answered, or for so long. @param {number} [ms] @returns {Promise<void>} */
+  /** Waits until the statements of handlers have been answered, at most ms milliseconds. @param {number} [ms] @returns {Promise<void>} */
   drained(ms) {
     if (!this.busy || this.gone) return Promise.resolve();
     return new Promise((resolve) => {
@@ -245,7 +245,7 @@ export class Session {
   }
 
   /**
-   * Several statements in one message. Never rejects.
+   * Sends several statements in one message. Never rejects.
    * @param {import('./pipeline.js').Step[]} steps @returns {Promise<import('./pipeline.js').Answer>}
    */
   async send(steps) {
@@ -253,7 +253,7 @@ export class Session {
     this.asked();
     this.client.query(message);
     const answer = await message.answer;
-    // Forgotten by the server, or planned for other types: as after an update of the extension.
+    // The server has forgotten the statement, or has planned it for other types, for example after an update of the extension.
     if (['26000', '42P05'].includes(sqlstate(answer.error)) || (sqlstate(answer.error) === '0A000' && this.prepared)) {
       this.prepared = undefined;
       answer.error = Object.assign(new Error(answer.error.message, { cause: answer.error }), { code: '40001' });
@@ -262,8 +262,8 @@ export class Session {
   }
 
   /**
-   * The first host that takes writes; the last one's error when there is none.
-   * @param {import('pg').ClientConfig[]} configs @param {AbortSignal} until then it gives up @returns {Promise<Session>}
+   * Connects to the first host that accepts writes. Throws the error of the last host if there is none.
+   * @param {import('pg').ClientConfig[]} configs @param {AbortSignal} until ends the attempt when it fires @returns {Promise<Session>}
    */
   static async open(configs, until) {
     let last;
@@ -294,8 +294,8 @@ export class Session {
   }
 
   /**
-   * Cancels the statement that runs, in the server. Never rejects.
-   * As libpq does, it waits for the other side to hang up: pgbouncer 1.18 and 1.19 end when a client goes away amid its cancel.
+   * Cancels the running statement in the server. Never rejects.
+   * Like libpq, it waits until the other side closes the connection: pgbouncer 1.18 and 1.19 crash if a client disconnects during its cancel request.
    * @returns {Promise<void>}
    */
   cancel() {
@@ -313,20 +313,20 @@ export class Session {
     });
   }
 
-  /** Ends it at once, whatever it is doing. */
+  /** Ends the session at once, whatever it is doing. */
   destroy() {
     this.destroyed = true;
     this.cut();
   }
 
-  /** The same of one that does not answer. */
+  /** Ends a session that does not answer. */
   cut() {
     this.#lost();
-    // pg has no other way to end a connection that may not answer.
+    // pg offers no other way to end a connection that may not answer.
     /** @type {any} */ (this.client).connection.stream.destroy();
   }
 
-  /** Ends it in good order. */
+  /** Ends the session properly. */
   async end() {
     if (this.gone) return;
     this.gone = true;
@@ -335,9 +335,9 @@ export class Session {
   }
 }
 
-/** Where a server is.  That of a cluster's shard changes with the map: cluster.js. */
+/** The address of a server.  The address of a shard changes with the map (cluster.js). */
 export class Address {
-  /** Grows with each change. */
+  /** Increases with each change. */
   version = '-1';
 
   /** @param {import('pg').ClientConfig[]} configs @param {string} [name] in the log */
@@ -346,13 +346,13 @@ export class Address {
     this.name = name;
   }
 
-  /** The database's name, as pg reads it from settings, URL and environment. */
+  /** Name of the database, as pg reads it from settings, URL and environment. */
   get database() {
     return /** @type {any} */ (new pg.Client(this.configs[0])).database;
   }
 
   /**
-   * Whether an error of a session that was made at this version means that what was asked for is, or will
+   * Whether an error of a session that was created at this version means that the jobs are, or will
    * soon be, at another place.
    * @param {unknown} _error @param {string} _version @returns {Promise<boolean>}
    */
@@ -361,16 +361,16 @@ export class Address {
   }
 }
 
-/** What the links of one worker share: how to connect, when to give up, and what is said of it. */
+/** State that the links of one worker share: the address, the time limits and the logger. */
 export class Server {
   #since = 0;
   #said = 0;
-  /** Those that are open. @type {Set<Session>} */
+  /** Open sessions. @type {Set<Session>} */
   sessions = new Set();
 
   /**
    * @param {Address} address @param {import('../index.js').Logger} logger
-   * @param {{ over: AbortSignal, retryConnect: boolean }} life over: fires when nothing is to be waited for any more
+   * @param {{ over: AbortSignal, retryConnect: boolean }} life over: fires when the worker must not wait any longer
    */
   constructor(address, logger, life) {
     this.address = address;
@@ -378,10 +378,10 @@ export class Server {
     this.life = life;
   }
 
-  /** Opens a session, as often as it takes. @param {AbortSignal} until @returns {Promise<Session>} */
+  /** Opens a session, trying until it succeeds. @param {AbortSignal} until @returns {Promise<Session>} */
   async open(until) {
     for (let pause = 200; ; pause = Math.min(2 * pause, 5000)) {
-      // Nobody would close it.
+      // Otherwise the session would never be closed.
       if (until.aborted || this.life.over.aborted) throw new Error('the worker is stopping, and has no connection');
       const { configs, version } = this.address;
       try {
@@ -392,7 +392,7 @@ export class Server {
         this.#since = 0;
         return session;
       } catch (error) {
-        // A wrong password, a database that is not there: at the start it is the caller's to mend.
+        // A wrong password or database name. At startup, the caller must fix it.
         if (!this.life.retryConnect || until.aborted || this.life.over.aborted) throw error;
         this.lost(error);
         await sleep(pause * (0.75 + Math.random() / 2), until);
@@ -400,26 +400,26 @@ export class Server {
     }
   }
 
-  /** Says that the server is gone, once a minute. @param {unknown} error */
+  /** Logs once a minute that the server cannot be reached. @param {unknown} error */
   lost(error) {
     const now = Date.now();
     if (!this.#since || now - this.#said >= sayAgain) {
       this.#said = now;
       const { code, message } = /** @type {any} */ (error) ?? {};
-      // 3D000 names the database; other errors do not say which it was.
+      // The message of 3D000 names the database; other messages do not.
       const to = code === '3D000' ? '' : ` to database "${this.address.database}"`;
       this.logger.warn(`idemq: ${this.address.name}no connection${to}: ${message || textOf(error)}; ${this.#since ? `for ${((now - this.#since) / 1000).toFixed(0)} s; ` : ''}trying again`);
     }
     this.#since ||= now;
   }
 
-  /** Whether there is no connection, although it was tried. */
+  /** Whether the last attempt to connect has failed. */
   get down() {
     return this.#since > 0;
   }
 }
 
-/** A connection that comes back. */
+/** A connection that reconnects. */
 export class Link {
   /** @type {Session | null} */
   #session = null;
@@ -427,15 +427,15 @@ export class Link {
   #last = Promise.resolve();
   /** The error that ended the last session. @type {unknown} */
   sessionError;
-  /** Milliseconds that a statement may take which waits for nothing. */
+  /** Milliseconds that a statement may take if it does not wait for anything. */
   answerTimeout = answerTimeout;
 
-  /** Whether something is asked. */
+  /** Whether a request is under way. */
   #asking = false;
 
   /**
-   * @param {Server} server @param {(session: Session) => Promise<void>} [onConnect] called with each new session
-   * @param {AbortSignal} [cut] when it fires no answer is waited for any more
+   * @param {Server} server @param {(session: Session) => Promise<void>} [onConnect] called for each new session
+   * @param {AbortSignal} [cut] when it fires, the link stops waiting for answers
    */
   constructor(server, onConnect, cut = server.life.over) {
     this.server = server;
@@ -446,9 +446,9 @@ export class Link {
   }
 
   /**
-   * Calls fn with the session, and nobody else until it is done.
+   * Calls fn with the session, exclusively until fn is done.
    * @template T @param {(session: Session) => Promise<T>} fn
-   * @param {AbortSignal} [until] no connection is waited for any more
+   * @param {AbortSignal} [until] when it fires, the link stops waiting for a connection
    * @returns {Promise<T>}
    */
   withSession(fn, until = this.server.life.over) {
@@ -473,14 +473,14 @@ export class Link {
     return turn;
   }
 
-  /** One statement. @param {string} text @param {unknown[]} [values] @returns {Promise<any[]>} its rows */
+  /** Runs one statement. @param {string} text @param {unknown[]} [values] @returns {Promise<any[]>} its rows */
   async rows(text, values) {
     return this.withSession(async (session) => (await session.query(text, values)).rows);
   }
 
   /**
-   * One statement that may be repeated: until it is answered, by the server that takes writes then.
-   * @param {string} text @param {unknown[]} [values] @param {any} [types] parsers in place of the client's
+   * Runs one statement that may be repeated, until a server that accepts writes has answered it.
+   * @param {string} text @param {unknown[]} [values] @param {any} [types] parsers to use instead of the client's
    * @returns {Promise<{ rows: any[], again: boolean }>}
    */
   async answer(text, values, types) {
@@ -489,7 +489,7 @@ export class Link {
   }
 
   /**
-   * The same of whatever is asked of a session. again: an answer may have been lost.
+   * Runs ask on a session in the same way. again: whether an answer may have been lost.
    * @template T @param {(session: Session) => Promise<T>} ask @returns {Promise<{ answer: T, again: boolean }>}
    */
   async repeat(ask) {

@@ -11,7 +11,7 @@ const ENQUEUE = `SELECT id::text, outcome::text, status::text, result
     expires_in => $10::interval, key_ttl => $11::interval, on_duplicate => $12::text, nowait => $13::bool,
     kind => $14::text, max_wait => $15::interval, depends_on => $16::bigint[], on_parent_failure => $17::text)`;
 
-/** Bytes: the most that idemq.max_document can be. */
+/** Bytes: the maximum of idemq.max_document. */
 const maxJsonLength = 64 * 2 ** 20;
 
 /**
@@ -23,11 +23,11 @@ export function json(value, what) {
   try {
     text = JSON.stringify(value);
   } catch (error) {
-    // A circle, a bigint: what JSON.stringify says names neither.
+    // The message of JSON.stringify does not name the value, for example a circular object or a bigint.
     throw error instanceof RangeError ? error : new TypeError(`${what} cannot be encoded as JSON: ${textOf(error)}`, { cause: error });
   }
   if (text === undefined) throw new TypeError(`${what} must be a value that JSON has, not ${typeof value === 'undefined' ? 'undefined' : `a ${typeof value}`}`);
-  // A message of hundreds of megabytes that is refused holds up all that stands behind it.
+  // Sending hundreds of megabytes only to have them refused would delay all following messages.
   if (text.length > maxJsonLength) throw new RangeError(`${what} is ${text.length} characters long as JSON, which is longer than any server accepts; pass a reference to it instead`);
   return text;
 }

@@ -1,9 +1,8 @@
-// Errors: those that the server raises, by SQLSTATE; what a handler throws to say what is to become
-// of its job; what a job's signal fires with.
+// Errors: those of the server, by SQLSTATE; those that a handler throws to end its attempt; and the reason of a job's signal.
 
 import { inspect } from 'node:util';
 
-/** An error of idemq's SQL functions. `sqlstate` says which; do not read the message. */
+/** An error of idemq's SQL functions. Test `sqlstate`; do not parse the message. */
 export class IdemqError extends Error {
   /** @param {string} message @param {{ code?: string, detail?: string, hint?: string }} [from] the driver's error */
   constructor(message, from = {}) {
@@ -17,15 +16,15 @@ export class IdemqError extends Error {
 
 /** IQ001: the lease was lost; another attempt may have the job. */
 export class StaleToken extends IdemqError {}
-/** IQ002: there is no such job, or not for this role. */
+/** IQ002: there is no such job, or the role may not see it. */
 export class NoSuchJob extends IdemqError {}
-/** IQ003: the key is taken by a job with another payload. */
+/** IQ003: a job with another payload has this key. */
 export class KeyReused extends IdemqError {}
 /** IQ004: the key is taken, and `onDuplicate` is `error`. */
 export class DuplicateKey extends IdemqError {}
 /** IQ005: there is no such queue. */
 export class NoSuchQueue extends IdemqError {}
-/** IQ006: this attempt has committed already. */
+/** IQ006: this attempt has already completed the job. */
 export class AlreadyCommitted extends IdemqError {}
 
 /** @type {Record<string, typeof IdemqError>} */
@@ -38,14 +37,14 @@ const classes = {
   IQ006: AlreadyCommitted,
 };
 
-/** The SQLSTATE of an error of the driver, or ''. EPIPE looks like one, and is the system's. @param {unknown} error @returns {string} */
+/** The SQLSTATE of an error of the driver, or ''. EPIPE looks like a SQLSTATE, but is a code of the operating system. @param {unknown} error @returns {string} */
 export function sqlstate(error) {
   const code = read(() => /** @type {any} */ (error)?.code ?? /** @type {any} */ (error)?.sqlstate);
   const own = typeof code === 'string' && /^[0-9A-Z]{5}$/.test(code) && read(() => /** @type {any} */ (error)?.errno) === undefined;
   return own ? code : '';
 }
 
-/** What an error says of itself. Its class is anybody's: that may throw, too. @template T @param {() => T} what @returns {T | undefined} */
+/** Reads a property of an error. The error may be of any class, so that can throw as well. @template T @param {() => T} what @returns {T | undefined} */
 function read(what) {
   try {
     return what();
@@ -54,13 +53,13 @@ function read(what) {
   }
 }
 
-/** The error itself, or for an SQLSTATE of idemq the class of that. @param {unknown} error @returns {unknown} */
+/** The error, converted to the class for its SQLSTATE if it is one of idemq's. @param {unknown} error @returns {unknown} */
 export function typed(error) {
   const of = classes[sqlstate(error)];
   return of && !(error instanceof IdemqError) ? new of(/** @type {Error} */ (error).message, /** @type {any} */ (error)) : error;
 }
 
-/** Thrown by a handler: the attempt has failed, and the next one comes after this delay. */
+/** Thrown by a handler: the attempt has failed, and the job is retried after this delay. */
 export class RetryLater extends Error {
   /** @param {import('../index.js').Interval} delay @param {string} [reason] */
   constructor(delay, reason = 'retry later') {
@@ -70,7 +69,7 @@ export class RetryLater extends Error {
   }
 }
 
-/** Thrown by a handler: not now; the job comes again after this delay, and the attempt does not count. */
+/** Thrown by a handler: the job is ready again after this delay. The attempt does not count. */
 export class Snooze extends Error {
   /** @param {import('../index.js').Interval} delay @param {string} [reason] */
   constructor(delay, reason = 'snooze') {
@@ -80,7 +79,7 @@ export class Snooze extends Error {
   }
 }
 
-/** Thrown by a handler: no attempt will succeed; the job is dead. */
+/** Thrown by a handler: no attempt can succeed, so the job is dead. */
 export class Dead extends Error {
   /** @param {string} reason */
   constructor(reason) {
@@ -89,7 +88,7 @@ export class Dead extends Error {
   }
 }
 
-/** Thrown in a handler by `job.awaitEvent`: its job sleeps until the event comes. */
+/** Thrown by `job.awaitEvent`: the job waits until the event arrives. */
 export class Waiting extends Error {
   /** @param {string} event @param {import('../index.js').Interval} timeout */
   constructor(event, timeout) {
@@ -100,7 +99,7 @@ export class Waiting extends Error {
   }
 }
 
-/** Thrown by the call of a step: the other side has definitely not done it. */
+/** Thrown by the call of a step: the other system has definitely not performed it. */
 export class Refused extends Error {
   /** @param {string} reason @param {ErrorOptions} [options] */
   constructor(reason, options) {
@@ -109,7 +108,7 @@ export class Refused extends Error {
   }
 }
 
-/** The reason of `job.signal`: why the handler is to stop. */
+/** The reason of `job.signal`: why the handler must stop. */
 export class Cancelled extends Error {
   /** @param {'lease' | 'timeout' | 'drain'} why @param {string} message */
   constructor(why, message) {
@@ -120,29 +119,29 @@ export class Cancelled extends Error {
 }
 
 const maxTextLength = 10_000;
-/** Characters of a message before its first cause, and of a cause: the server's fingerprint reads the first 2,000 bytes. */
+/** Maximum number of characters of a message before its first cause, and of a cause. The server's fingerprint reads the first 2,000 bytes. */
 const maxBeforeCause = 1200;
 const maxCauseLength = 1000;
-/** A chain of causes may be long, or a circle; an AggregateError may have thousands of errors. */
+/** A chain of causes can be long or circular, and an AggregateError can have thousands of errors. */
 const maxCauseDepth = 8;
 const maxErrors = 16;
 
-/** What kind of error it is: pg's all have the name error, and classes seldom give one. @param {Error} error */
+/** The type of an error. All errors of pg are named error, and few classes set a name. @param {Error} error */
 function typeOf(error) {
   return ['Error', 'error'].includes(error.name) ? error.constructor?.name ?? 'Error' : error.name;
 }
 
-/** What an error says of itself, without its causes. @param {unknown} error @returns {string} */
+/** The text of an error without its causes. @param {unknown} error @returns {string} */
 function ownText(error) {
   if (error instanceof RetryLater || error instanceof Dead || error instanceof Cancelled) return `${error.message}`;
   if (error instanceof Error) {
-    // Of a connection that was refused at each of several addresses Node's AggregateError has no message, but a code.
+    // If a connection is refused at each of several addresses, Node's AggregateError has a code but no message.
     const { code } = /** @type {any} */ (error);
     if (error.message === '') return typeof code === 'string' && code !== '' ? `${typeOf(error)} [${code}]` : typeOf(error);
     return `${typeOf(error)}: ${error.message}`;
   }
   const text = read(() => String(error));
-  // Any object can be thrown; the text of most says nothing.
+  // Any object can be thrown, and the text of most is useless.
   if (text === undefined || /^\[object \w+\]$/.test(text)) return inspect(error, { depth: 3, breakLength: Infinity, maxStringLength: 1000 });
   return text;
 }
@@ -154,7 +153,7 @@ function ownText(error) {
 function causesOf(error) {
   if (typeof error !== 'object' || error === null) return [];
   const { cause, errors } = /** @type {any} */ (error);
-  // That of ours is the driver's, which says the same.
+  // The cause of our own errors is the driver's error, which has the same text.
   if (error instanceof IdemqError) return [];
   /** @type {[string, unknown][]} */
   const found = cause === undefined || cause === null ? [] : [['caused by', cause]];
@@ -163,7 +162,7 @@ function causesOf(error) {
 }
 
 /**
- * Calls see with an error and everything that led to it, each once, the outermost first.
+ * Calls see once with an error and once with each of its causes, the outermost first.
  * @param {unknown} error @param {(error: unknown, word: string) => void} see
  */
 function walk(error, see) {
@@ -180,7 +179,7 @@ function walk(error, see) {
 }
 
 /**
- * An error as text that the server takes, with its causes: without NUL, of bounded length.
+ * An error and its causes as text that the server accepts: without NUL, and of limited length.
  * @param {unknown} error @returns {string}
  */
 export function textOf(error) {
@@ -194,7 +193,7 @@ export function textOf(error) {
   return text.replaceAll('\0', '').slice(0, maxTextLength);
 }
 
-/** What a program is to read of an error: for `details` of idemq.attempts. @param {unknown} error @returns {string} */
+/** The machine-readable form of an error, for `details` of idemq.attempts. @param {unknown} error @returns {string} */
 export function detailsOf(error) {
   /** @type {Record<string, unknown>} */
   const details = { type: read(() => (error instanceof Error ? `${typeOf(error)}` : typeof error)) ?? 'Error' };
@@ -206,7 +205,7 @@ export function detailsOf(error) {
   walk(error, (each, word) => {
     const code = read(() => /** @type {any} */ (each)?.code);
     const trace = read(() => (each instanceof Error && each.stack ? `${each.stack}` : ''));
-    // As Node prints it, and as the web page reads it.
+    // This is the format that Node prints and that the web page reads.
     if (trace) traces.push(word ? `  [cause]: ${trace}` : trace);
     if (!word) {
       if (typeof code === 'string' && code !== '' && !details.sqlstate) details.code = code.slice(0, 100);
@@ -220,12 +219,12 @@ export function detailsOf(error) {
   });
   if (causes.length > 0) details.causes = causes;
   if (traces.length > 0) details.trace = traces.join('\n').replaceAll('\0', '').slice(0, maxTextLength);
-  // A half of a surrogate pair is no JSON to the server.
+  // The server does not accept half of a surrogate pair as JSON.
   return JSON.stringify(details).replace(/\\u(?:0000|d[89a-f][0-9a-f]{2})/gi, '?');
 }
 
 /**
- * An interval in the text of PostgreSQL: of seconds, or such text already.
+ * An interval as text that PostgreSQL reads.
  * @param {import('../index.js').Interval | null | undefined} delay @param {string} [what] its name, for an error @returns {string | null}
  */
 export function interval(delay, what = 'an interval') {

@@ -1,4 +1,4 @@
-// What goes beyond one job: events, topics, numbered producers, graphs and how far they are, cancels of many, waiting for results.
+// Functions beyond a single job: events, topics, ordered logs, graphs and their progress, cancelling many jobs, and waiting for results.
 
 import { checkClient, checkId, checkIds, checkName, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime, reject } from './arguments.js';
 import { typed } from './errors.js';
@@ -15,7 +15,7 @@ const PUBLISH = `SELECT queue, id::text, outcome::text
 const ENQUEUE_SEQUENCED = `SELECT id::text, outcome::text, status::text, result
   FROM idemq.enqueue_sequenced(queue => $9::text, producer => $10::text, seq => $11::bigint, payload => $12::jsonb, ${OPTIONS})`;
 const ENQUEUE_GRAPH = 'SELECT name, id::text, outcome::text, status::text FROM idemq.enqueue_graph($1::jsonb)';
-// Times and numbers as JSON, which is printed the same whatever DateStyle, IntervalStyle and extra_float_digits say.
+// Times and numbers are transferred as JSON, which does not depend on DateStyle, IntervalStyle or extra_float_digits.
 const FLOW = `SELECT pg_catalog.json_build_object('jobs', jobs, 'waiting', waiting, 'blocked', blocked, 'running', running, 'retrying', retrying,
       'completed', completed, 'dead', dead, 'cancelled', cancelled, 'done', done, 'progress', progress::numeric,
       'eta', extract(epoch FROM eta), 'slowestFor', extract(epoch FROM slowest_for))::text AS numbers,
@@ -92,7 +92,7 @@ export async function enqueueGraph(client, jobs) {
   return Object.fromEntries(placed.map(({ name, ...job }) => [name, job]));
 }
 
-/** A job of a graph, as JSON. @param {string} name @param {import('../index.js').GraphJob} job @returns {string} */
+/** A job of a graph as JSON. @param {string} name @param {import('../index.js').GraphJob} job @returns {string} */
 function jobText(name, job) {
   const of = `job ${name} of a graph`;
   checkOptions(job, GRAPH_JOB, of);
@@ -155,7 +155,7 @@ export async function cancelMatching(client, queue, which) {
 /** @type {typeof import('../index.js').waitResults} */
 export async function waitResults(client, ids, timeout = 30) {
   const [{ statuses, results }] = await rows(client, WAIT_RESULTS, [checkIds(ids, 'ids'), optionalInterval(timeout, 'timeout')]);
-  // An array of an enum comes as text, unless pg was told of it.
+  // pg returns an array of an enum as text, unless the application has set a parser for it.
   const names = typeof statuses === 'string' ? statuses.slice(1, -1).split(',') : statuses;
   return ids.map((_, n) => ({ status: names[n], result: results[n] }));
 }

@@ -1,18 +1,18 @@
-// Commits of what has ended and has nothing of its own in a transaction: together with what else has, in one statement that also
-// claims the next jobs.  Repeated after a lost answer, it says already_committed.
+// Completes jobs whose handlers have no transaction, several in one statement, which also claims the next jobs.  When it is
+// repeated after a lost answer, the outcome is already_committed.
 
 import { sqlstate, textOf } from './errors.js';
 import { endStale } from './settle.js';
 import { COMMIT_MANY, COMMIT_MANY_AND_CLAIM, jobFromRow } from './statements.js';
 
 const maxRetries = 3;
-/** From so many on that have ended at once, two statements: while the server works on one, the handlers of the other run. */
+/** If at least this many jobs end at once, they are completed in two statements. While the server executes one, the handlers of the other run. */
 const splitFrom = 32;
 
 /** @typedef {import('./job.js').Attempt} Attempt */
 /** @typedef {import('./connection.js').Link} Link */
 /** @typedef {{ attempt: Attempt, result: string | null }} Done */
-/** @typedef {{ done: Done[], wants: number, link?: Link, then: (next: Attempt[]) => void }} Ended of one transaction's worth; wants: jobs next */
+/** @typedef {{ done: Done[], wants: number, link?: Link, then: (next: Attempt[]) => void }} Ended jobs that end together; wants: number of jobs to claim next */
 
 export class GroupCommit {
   /** @type {Ended[]} */
@@ -21,9 +21,9 @@ export class GroupCommit {
 
   /**
    * @param {import('./worker.js').Context} worker
-   * @param {(done: Done, error: unknown, link: Link) => Promise<string | null | undefined>} refused the server does not take its result:
-   *   another one, or undefined when that has ended the attempt
-   * @param {Link[]} [links] for commits alone: two; without, those of the attempts are taken
+   * @param {(done: Done, error: unknown, link: Link) => Promise<string | null | undefined>} refused called if the server refuses a result: returns
+   *   another result, or undefined if it has ended the attempt
+   * @param {Link[]} [links] two links used only for completing jobs; without them, the links of the attempts are used
    */
   constructor(worker, refused, links = []) {
     this.worker = worker;
@@ -32,9 +32,9 @@ export class GroupCommit {
   }
 
   /**
-   * Commits these.
-   * @param {Done[]} done @param {number} wants @param {Link} [link] on which nothing else is under way
-   * @returns {Promise<Attempt[]>} what was claimed with their commit
+   * Completes these jobs.
+   * @param {Done[]} done @param {number} wants @param {Link} [link] a link that is idle
+   * @returns {Promise<Attempt[]>} the jobs that the same statement has claimed
    */
   commit(done, wants, link) {
     return new Promise((then) => {
@@ -46,7 +46,7 @@ export class GroupCommit {
   async #commitAll() {
     this.#committing++;
     const own = this.links.pop();
-    // What ends in this turn of the loop goes along.
+    // Jobs that end in this turn of the event loop are included.
     for (await turn(); this.#ended.length > 0; await turn()) {
       const share = this.#committing === 1 && this.#ended.length >= splitFrom ? 2 : 1;
       const ended = this.#ended.splice(0, Math.ceil(this.#ended.length / share));
@@ -75,7 +75,7 @@ export class GroupCommit {
           done.forEach(({ attempt }) => this.worker.ended(attempt, 'lost', textOf(error)));
           return [];
         }
-        // It may be the next job that cannot be sent, and not a result that is refused.
+        // Perhaps the server cannot send the next job, and has not refused a result.
         if (wants > 0) return await this.#commit(done, 0, link);
         if (done.length > 1) {
           for (const one of done) await this.#commit([one], 0, link);
@@ -107,7 +107,7 @@ export class GroupCommit {
     const next = this.worker.begun(claimed, asked, session);
     for (const { attempt } of done) {
       const outcome = outcomes.get(`${attempt.job.id} ${attempt.job.token}`);
-      // Of a queue that keeps no finished jobs, a job that was committed is not there.
+      // In a queue that keeps no finished jobs, a completed job does not exist any more.
       const committed = outcome === 'committed' || outcome === 'already_committed' || (outcome === 'not_found' && again);
       if (committed) this.worker.ended(attempt, 'committed');
       else await endStale(this.worker, link, attempt, 'stale');

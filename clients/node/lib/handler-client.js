@@ -1,38 +1,38 @@
-// The client that a handler of Worker.run gets: pg's, in front of which we stand.
+// The client that a handler of Worker.run gets: a proxy for the client of pg.
 //
-// Its transaction begins when it is used: the first statement, cursor or COPY waits for BEGIN and the lock of its job.  What would
-// end that transaction is refused, and everything is when the handler has ended, or its job's lease while nothing was locked.
+// Its transaction begins at the first use: the first statement, cursor or COPY waits for BEGIN and the lock of the job.  Statements that
+// would end the transaction are refused.  So is everything after the handler has ended, or after the lease has expired before the job was locked.
 
 import { AsyncLocalStorage } from 'node:async_hooks';
 
-/** Milliseconds after its handler's end in which code that was not awaited may read on in a cursor. */
+/** Milliseconds after the end of its handler in which code that was not awaited may continue to read a cursor. */
 const halfReadTimeout = 1000;
-/** The savepoint in which code runs: others that it begins are within. @type {AsyncLocalStorage<object>} */
+/** The savepoint in which code runs. Savepoints that it starts are nested. @type {AsyncLocalStorage<object>} */
 const currentSavepoint = new AsyncLocalStorage();
 const ENDS_TRANSACTION = /^(?:\s|;|--[^\n]*(?:\n|$)|\/\*[^]*?\*\/)*(begin|start\s+transaction|commit|end|abort|prepare\s+transaction|rollback(?!\s+(?:work\s+|transaction\s+)?to\b))\b/i;
 
 /** @typedef {import('./connection.js').Session} Session */
 
 /**
- * The transaction of some jobs, on one session: begun when it is used, or already when it is made.
+ * The transaction of some jobs on one session. It begins at its first use, or has begun when it is created.
  */
 export class HandlerTransaction {
   /** @type {Promise<void> | undefined} */
   #beginning;
-  /** Why it could not begin. @type {unknown} */
+  /** The error that prevented it from beginning. @type {unknown} */
   failed;
-  /** When it was used first; by performance.now(). @type {number | undefined} */
+  /** Time of its first use, from performance.now(). @type {number | undefined} */
   usedAt;
-  /** Uses that wait for the beginning, and are to come one after the other. */
+  /** Uses that wait for the transaction to begin, and then run in order. */
   waiting = 0;
-  /** Whether it is we who ask by the handler's client: what a handler puts before its query sees the ROLLBACK. */
+  /** Whether the worker itself is using the handler's client, so that a wrapper that the handler has put around query sees the ROLLBACK. */
   ending = false;
-  /** Cursors of the handlers: one that is left half read never ends. @type {Set<{ state?: string }>} */
+  /** Cursors of the handlers. A cursor that is only partly read never ends. @type {Set<{ state?: string }>} */
   cursors = new Set();
 
   /**
    * @param {Session} session @param {() => Promise<void>} begin
-   * @param {boolean} begun the session is in this transaction already
+   * @param {boolean} begun whether the session is already in this transaction
    */
   constructor(session, begin, begun) {
     this.session = session;
@@ -40,12 +40,12 @@ export class HandlerTransaction {
     this.start = begin;
   }
 
-  /** Whether there is anything to commit or to roll back. */
+  /** Whether there is anything to commit or roll back. */
   get touched() {
     return this.begun || this.#beginning !== undefined;
   }
 
-  /** Begins it, once. @returns {Promise<void>} */
+  /** Begins the transaction, once. @returns {Promise<void>} */
   begin() {
     if (this.begun) return Promise.resolve();
     return (this.#beginning ??= this.start().then(
@@ -60,7 +60,7 @@ export class HandlerTransaction {
   }
 
   /**
-   * Waits until all that was asked for is answered.
+   * Waits until all statements have been answered.
    * @returns {Promise<void>}
    */
   async drained() {
@@ -70,13 +70,13 @@ export class HandlerTransaction {
       await this.session.drained(this.cursors.size > 0 ? halfReadTimeout : undefined);
       if (this.session.busy && [...this.cursors].some(({ state }) => state === 'idle')) throw new Error('the handler has left a cursor half read: read it to the end, or close it');
     }
-    // What the answers have set off: the code behind an await.
+    // The answers have resumed code after an await.
     await new Promise((resolve) => setImmediate(resolve));
   }
 }
 
 /**
- * @param {HandlerTransaction} handlerTransaction @param {() => unknown} refusal why nothing may be asked now, or undefined
+ * @param {HandlerTransaction} handlerTransaction @param {() => unknown} refusal the reason why statements are refused now, or undefined
  * @returns {import('../index.js').HandlerClient}
  */
 export function handlerClient(handlerTransaction, refusal) {
@@ -85,11 +85,11 @@ export function handlerClient(handlerTransaction, refusal) {
   /** @type {Map<unknown, unknown>} */
   const bound = new Map();
   let savepoints = 0;
-  /** Savepoints that are not over, the outermost first. @type {object[]} */
+  /** Open savepoints, the outermost first. @type {object[]} */
   const open = [];
 
   /**
-   * Runs a use when the transaction has begun; at once if it has.
+   * Runs a use after the transaction has begun, or at once if it already has.
    * @param {string} text @param {() => void} use @param {(error: unknown) => void} fail
    */
   const whenBegun = (text, use, fail) => {
@@ -143,14 +143,14 @@ export function handlerClient(handlerTransaction, refusal) {
       return undefined;
     }
     const answer = new Promise((resolve, reject) => whenBegun(text, () => ask().then(resolve, reject), reject));
-    // Of one that nobody awaits the transaction tells, which fails then.
+    // If this promise is not awaited, the transaction reports the error when it fails.
     answer.catch(() => {});
     return answer;
   };
 
-  /** Some of the handler's work that may fail by itself: a savepoint. @param {(client: any) => unknown} fn */
+  /** Runs part of the handler's work in a savepoint. @param {(client: any) => unknown} fn */
   const transaction = async (fn) => {
-    // Of two at a time one's rollback would undo the other's work, which was told to be done.
+    // With two at the same time, the rollback of one would undo the other's work after it was reported as done.
     if (open.length > 0 && currentSavepoint.getStore() !== open[open.length - 1]) throw new Error('another transaction() of this client is still running: await it first');
     const name = `idemq_${++savepoints}`;
     const own = { name };
@@ -193,7 +193,7 @@ export function handlerClient(handlerTransaction, refusal) {
       }
       return bound.get(value);
     },
-    // What a handler puts there is its own.
+    // A property that the handler has set.
     set(_, key, value) {
       own.set(key, value);
       return true;
@@ -203,7 +203,7 @@ export function handlerClient(handlerTransaction, refusal) {
   return client;
 }
 
-/** Says of SQL that begins or ends a transaction why it is not run. @param {unknown} text @returns {Error | undefined} */
+/** The error for SQL that begins or ends a transaction, which is not run. @param {unknown} text @returns {Error | undefined} */
 function refuseControl(text) {
   const word = typeof text === 'string' ? ENDS_TRANSACTION.exec(text)?.[1].toUpperCase() : undefined;
   if (!word) return undefined;

@@ -1,12 +1,12 @@
-// Slots for handlers: those of one worker, over all the shards that it works for.
+// The handler slots of one worker, shared by all shards that it serves.
 //
-// A shard takes a slot before it claims, and leaves it after the attempt; a slot goes to who has asked
-// first, where a home shard counts as asking homeHeadStart earlier.  So home shards come first, the others get
-// what they leave over, and are not forgotten when home is always busy.
+// A shard acquires a slot before it claims, and releases it after the attempt.  The shard that asked first gets the
+// next slot, and a home shard counts as having asked homeHeadStart earlier.  So home shards come first, the others
+// get the remaining slots, and the others are not starved if the home shards are always busy.
 //
-// A slot goes on with the next job of its own shard, which is claimed with the commit of the last, until
-// somebody else wants it: after `timeSlice`, so that not each job costs a claim of its own; at once, when a
-// home shard waits for one that is not home.
+// A slot continues with the next job of its shard, which is claimed while the last one is completed, until
+// another shard needs the slot.  It is then released after `timeSlice`, so that not every job needs a separate claim, or
+// at once if a home shard is waiting for a slot of another shard.
 
 const homeHeadStart = 5000;
 const timeSlice = 100;
@@ -16,7 +16,7 @@ const lendAfter = 1000;
 
 /** The slots that shards share. */
 export class SlotPool {
-  /** In the order of asked. @type {Asking[]} */
+  /** Waiting shards, sorted by `asked`. @type {Asking[]} */
   #queue = [];
 
   /** @param {number} free */
@@ -25,7 +25,7 @@ export class SlotPool {
   }
 
   /**
-   * One slot or more; waits for the first. 0: the signal came before.
+   * Acquires at least one slot, waiting for the first. Returns 0 if the signal fires first.
    * @param {number} most @param {boolean} home @param {AbortSignal} until @returns {Promise<number>}
    */
   async acquire(most, home, until) {
@@ -64,7 +64,7 @@ export class SlotPool {
     }
   }
 
-  /** By somebody who would come before a shard that asks now. @param {boolean} home @param {number} since it has gone on since then */
+  /** Whether a shard is waiting that would come before one that asks now. @param {boolean} home @param {number} since when the slot has been in use */
   shouldYield(home, since) {
     const now = Date.now();
     const [first] = this.#queue;
@@ -72,7 +72,7 @@ export class SlotPool {
   }
 }
 
-/** What one shard sees of them. */
+/** The slots as seen by one shard. */
 export class ShardSlots {
   #since = 0;
 
@@ -99,8 +99,8 @@ export class ShardSlots {
   }
 
   /**
-   * What work answers, which only asks the server: if that takes long, the slot is another's meanwhile.
-   * After that it goes on, and for a while there may be more handlers than slots.
+   * Awaits work that only waits for the server. If that takes long, another shard can use the slot meanwhile.
+   * Afterwards this shard continues, so for a while there can be more handlers than slots.
    * @template T @param {Promise<T>} work @returns {Promise<T>}
    */
   async lendWhile(work) {

@@ -1,20 +1,20 @@
-// Handlers: whether they run when they are called, and those by the kind of a job.
+// Checks of handlers, and handlers by the kind of the job.
 //
-// A worker that has none for a kind gives the job back for a while: a newer one may know it, as while a
-// deployment is rolled out.  That counts no attempt.
+// If a worker has no handler for a kind, it releases the job for a while without counting an attempt: a newer
+// worker may have one, for example while a deployment is rolled out.
 
 import { types } from 'node:util';
 import { Snooze } from './errors.js';
 
 const maxKindsNamed = 1000;
 
-/** Throws for what cannot be called, and for a generator: its call runs nothing. @param {unknown} handler @param {string} what */
+/** Throws for a value that is not a function, and for a generator, because calling it runs nothing. @param {unknown} handler @param {string} what */
 export function checkCallable(handler, what) {
   if (typeof handler !== 'function') throw new TypeError(`${what} must be a function, not ${handler === null || typeof handler !== 'object' ? `${String(handler)}` : 'an object'}`);
   if (types.isGeneratorFunction(handler)) throw new TypeError(`${what} ${handler.name} is a generator function, which runs nothing when called`);
 }
 
-/** The same for one handler, or several by kind. @param {any} handlers */
+/** Like checkCallable, for one handler or several by kind. @param {any} handlers */
 export function checkHandlers(handlers) {
   const all = typeof handlers === 'function' ? [handlers] : Object.values(handlers ?? {});
   if (all.length === 0 || all.some((handler) => typeof handler !== 'function')) {
@@ -23,7 +23,7 @@ export function checkHandlers(handlers) {
   for (const handler of all) checkCallable(handler, 'the handler');
 }
 
-/** What a call has answered, unless that has yet to run, or is a list of such. @template T @param {T} answer @returns {T} */
+/** The result of a call. Throws if it is something that has not run yet, or a list of such. @template T @param {T} answer @returns {T} */
 export function finishedResult(answer) {
   if (Array.isArray(answer) && answer.some(types.isPromise)) throw new TypeError('the handler returned an array of promises without awaiting them: return Promise.all(…)');
   if (types.isGeneratorObject(answer)) throw new TypeError('the handler returned a generator, which has not run');
@@ -31,7 +31,7 @@ export function finishedResult(answer) {
 }
 
 /**
- * One handler for all: the one that is given, or one that calls that of the job's kind.
+ * One handler for all jobs: the given one, or one that calls the handler for the job's kind.
  * @param {any} handlers a function, or functions by kind @param {import('../index.js').Interval} delay
  * @param {import('../index.js').Logger} logger @returns {(job: import('./job.js').Job, ...more: any[]) => unknown}
  */

@@ -1,15 +1,15 @@
-// Hooks: what an application adds around each attempt, at each failure, and at start and end of a worker.
+// Hooks: functions that an application has called around each attempt, after a failure, and at the start and end of a worker.
 
 import { textOf } from './errors.js';
 import { finishedResult } from './handlers.js';
 import { HOOKS, checkOptions } from './options.js';
 
-/** Milliseconds that hooks may take to end when their worker has. */
+/** Milliseconds that hooks may take after their worker has ended. */
 const hooksTimeout = 5000;
-/** The same of a process that was told to end, and has no time left. */
+/** The same for a process that must end and has no time left. */
 const hooksLastWords = 400;
 
-/** Waits, for so long at most. @param {number} ms @param {Promise<unknown>} what */
+/** Waits, at most ms milliseconds. @param {number} ms @param {Promise<unknown>} what */
 async function within(ms, what) {
   /** @type {NodeJS.Timeout | undefined} */
   let timer;
@@ -35,7 +35,7 @@ export class Hooks {
   }
 
   /**
-   * A handler with the hook around it.
+   * The handler, wrapped in the hook.
    * @param {(job: any, ...more: any[]) => unknown} handler @returns {(job: any, ...more: any[]) => unknown}
    */
   around(handler) {
@@ -55,7 +55,7 @@ export class Hooks {
       };
       const answer = await around(job, () => (called ??= call()));
       if (!running) return answer;
-      // It would be committed although it may fail yet.
+      // Otherwise the job would be completed although the handler could still fail.
       called?.catch(() => {});
       throw new Error('hooks.around did not await next(): return it, or await it');
     };
@@ -76,7 +76,7 @@ export class Hooks {
 
   /**
    * @param {any} worker @param {import('../index.js').Outcomes} outcomes
-   * @param {number} [end] when the process is to end that was told to, by Date.now(): hooks that go on regardless are left
+   * @param {number} [end] time at which a process that was told to stop must end, from Date.now(); hooks that are still running then are abandoned
    */
   async stopped(worker, outcomes, end) {
     const { stopped } = this.given;
@@ -87,7 +87,7 @@ export class Hooks {
     await (end === undefined ? called : within(Math.max(end - Date.now(), hooksLastWords), called));
   }
 
-  /** What a hook throws is said, and changes nothing. @param {string} name @param {() => Promise<unknown>} call */
+  /** Calls a hook, and logs what it throws. @param {string} name @param {() => Promise<unknown>} call */
   async #call(name, call) {
     try {
       await call();

@@ -1,4 +1,4 @@
-// idemq: a client for the job queue inside PostgreSQL.  index.d.ts is its documentation.
+// idemq: a client for the job queue in PostgreSQL.  index.d.ts documents it.
 
 export { ClusterWorker } from './cluster.js';
 export { enqueue } from './enqueue.js';

@@ -1,4 +1,4 @@
-// An attempt at a job: what its handler sees of it, and the time that it has.
+// An attempt: the job that its handler gets, and its time limit.
 
 import { checkName, optionalInterval } from './arguments.js';
 import { Cancelled, Waiting, typed } from './errors.js';
@@ -8,14 +8,14 @@ import { AWAIT_EVENT, CHECKPOINT, PARENTS } from './statements.js';
 import { step } from './step.js';
 import { traced } from './trace.js';
 
-/** How long a handler whose signal has fired may take to end: its process is to end five seconds after the grace, jobs given back. */
+/** Milliseconds that a handler may take to end after its signal has fired. In a drain, the process must end five seconds after the grace period, with its jobs released. */
 const abandonAfter = 5000;
 const abandonInDrain = 2000;
 
-// setTimeout takes 24 days at most, and fires at once for more.
+// setTimeout accepts at most 24 days, and fires at once for a longer time.
 const longestTimer = 2 ** 31 - 1;
 
-/** What a handler is given. */
+/** The job that a handler gets. */
 export class Job {
   /** @type {Attempt} */
   #attempt;
@@ -48,18 +48,18 @@ export class Job {
     this.enqueuedAt = row.enqueued_at;
   }
 
-  /** When the handler will be cancelled. */
+  /** Time at which the handler will be cancelled. */
   get deadline() {
     return new Date(this.#attempt.ends);
   }
 
-  /** Fires when the handler is to stop: its reason is a Cancelled. */
+  /** Fires when the handler must stop. Its reason is a Cancelled. */
   get signal() {
     return this.#attempt.signal;
   }
 
   /**
-   * Stores how far the job came; the next attempt finds it in `state`.
+   * Stores data for the next attempt, which finds it in `state`.
    * @param {unknown} data
    */
   async checkpoint(data) {
@@ -95,7 +95,7 @@ export class Job {
 
 /** An attempt, from its claim to its end. */
 export class Attempt {
-  /** Made when somebody asks for it. @type {AbortController | undefined} */
+  /** Created when it is first needed. @type {AbortController | undefined} */
   #controller;
   /** @type {import('./connection.js').Link | undefined} */
   #link;
@@ -104,41 +104,41 @@ export class Attempt {
   /** @type {((ms: number) => void) | undefined} */
   #abandonIn;
   #notice;
-  /** Why the handler is to stop. @type {Cancelled['why'] | undefined} */
+  /** Why the handler must stop. @type {Cancelled['why'] | undefined} */
   why;
-  /** The same, for its signal. @type {Cancelled | undefined} */
+  /** The reason of its signal. @type {Cancelled | undefined} */
   reason;
-  /** Whether a handler was left that did not end in time; and whether it has ended since. */
+  /** Whether the handler was abandoned because it did not end in time, and whether it has ended since. */
   abandoned = false;
   ended = false;
-  /** Of a handler that has a transaction: its client. @type {import('pg').ClientBase | undefined} */
+  /** The client of a handler that has a transaction. @type {import('pg').ClientBase | undefined} */
   client;
-  /** Thrown in the handler: it waits for an event. @type {Waiting | undefined} */
+  /** The Waiting that was thrown in the handler, if it waits for an event. @type {Waiting | undefined} */
   waiting;
-  /** Events that the handler has heard. @type {{ name: string, timeout: import('../index.js').Interval }[]} */
+  /** Events that the handler has received. @type {{ name: string, timeout: import('../index.js').Interval }[]} */
   arrived = [];
-  /** Whether its commit was sent, and perhaps done. */
+  /** Whether its commit was sent, and may have taken effect. */
   commitSent = false;
-  /** Whether its handler may use a transaction, and nothing is locked yet: when the lease ends, somebody else may have the job. */
+  /** Whether its handler may use a transaction but has not locked the job yet. When the lease ends, another attempt may then get the job. */
   unlocked = false;
   /** The session with which its lease ends. @type {import('./connection.js').Session | undefined} */
   leaseSession;
-  /** Whether its lease was lost when somebody looked last. */
+  /** Whether its lease was lost at the last check. */
   lost = false;
 
   /**
    * @param {any} row of a claim @param {string} queue
    * @param {{ asked: number, lease: number, timeout: number, ofQueue?: boolean, link?: import('./connection.js').Link, warn?: (text: string) => void }} of
-   *   asked: when the claim was sent; lease, timeout: milliseconds; ofQueue: it is the queue's job_timeout, at which the server takes the job
-   *   back; link: for checkpoints and steps of outside handlers
+   *   asked: when the claim was sent; lease, timeout: milliseconds; ofQueue: whether the timeout is the queue's job_timeout, at which the
+   *   server takes the job back; link: for checkpoints and steps of outside handlers
    */
   constructor(row, queue, { asked, lease, timeout, ofQueue = false, link, warn = () => {} }) {
     this.row = row;
     this.warn = warn;
     this.#link = link;
-    /** Without a heartbeat that was answered, the lease may end then. */
+    /** Time at which the lease ends, unless a heartbeat is answered before. */
     this.leaseEnds = asked + lease;
-    /** How long its handler may take to end when its time is over: so that what became of it is said before the server takes the job back. */
+    /** Milliseconds that the handler may take to end after its time is over, so that the outcome is reported before the server takes the job back. */
     this.#notice = ofQueue ? Math.min(abandonAfter, timeout / 10) : abandonAfter;
     this.timeout = ofQueue ? timeout - this.#notice - Math.min(1000, timeout / 10) : timeout;
     this.ends = Date.now() + this.timeout;
@@ -163,7 +163,7 @@ export class Attempt {
     return this.#link;
   }
 
-  /** A statement, in the handler's transaction if it has one. @param {string} what @param {string} text @param {unknown[]} values @returns {Promise<any[]>} */
+  /** Runs a statement, in the handler's transaction if it has one. @param {string} what @param {string} text @param {unknown[]} values @returns {Promise<any[]>} */
   async ask(what, text, values) {
     try {
       return (await (this.client ? this.client.query(text, values) : this.outside(what).answer(text, values))).rows;
@@ -172,12 +172,12 @@ export class Attempt {
     }
   }
 
-  /** The session has ended with which its lease ends: a handler that has locked nothing is told. */
+  /** Called when the session to which the lease is attached has ended. A handler that has locked nothing is cancelled. */
   leaseSessionEnded() {
     if (this.unlocked && !this.commitSent) this.cancel('lease');
   }
 
-  /** Why a handler that has locked nothing may not begin to. @returns {unknown} */
+  /** The error for a handler that must not lock its job any more. @returns {unknown} */
   get refusal() {
     if (this.unlocked && (this.leaseSession?.gone || Date.now() > this.leaseEnds)) this.cancel('lease');
     return this.why === 'lease' ? this.reason : undefined;
@@ -197,8 +197,8 @@ export class Attempt {
   }
 
   /**
-   * Calls the handler, for its time at most.  Settles with it, or some seconds later than the signal when it goes on
-   * regardless: what it answers then is not heard.
+   * Calls the handler within its time limit.  Settles with the handler, or some seconds after the signal if the handler
+   * ignores it, in which case its result is ignored.
    * @template T @param {() => T | Promise<T>} handler @param {() => void} [onCancel] called when the signal fires
    * @returns {Promise<T>}
    */

@@ -1,6 +1,6 @@
-// Options.  One that nobody reads would be dropped in silence: a job without its parent, a worker with one handler at a time.
+// Checks of options.  An unknown option would otherwise be ignored silently, and a job would run without waiting for its parent, for example.
 
-/** @template T @typedef {Record<keyof T, boolean>} Names: tsc sees that none is missing, and none too many */
+/** @template T @typedef {Record<keyof T, boolean>} Names: tsc checks that the names are complete */
 
 /** @type {Names<import('../index.js').MessageOptions>} */
 export const MESSAGE = { delay: true, runAt: true, priority: true, groupKey: true, maxAttempts: true, headers: true, expiresIn: true, kind: true };
@@ -35,7 +35,7 @@ export const HOOKS = { around: true, failed: true, started: true, stopped: true 
 export const CLUSTER_WORKER = { ...shared, home: true, roam: true, shardPlace: true };
 
 /**
- * Throws for options that are none, and says which may have been meant.
+ * Throws for unknown options, and suggests the likely name.
  * @param {unknown} options @param {Record<string, boolean>} names @param {string} of
  */
 export function checkOptions(options, names, of) {
@@ -47,7 +47,7 @@ export function checkOptions(options, names, of) {
   throw new TypeError(`${of} has no option ${wrong}: ${meant}`);
 }
 
-/** How many letters two names differ by, whatever their style: depends_on, dependsOn. @param {string} one @param {string} other */
+/** The edit distance between two names, ignoring their style: depends_on, dependsOn. @param {string} one @param {string} other */
 function distance(one, other) {
   const [a, b] = [one, other].map((name) => name.toLowerCase().replace(/[^a-z0-9]/g, ''));
   let row = Array.from({ length: b.length + 1 }, (_, n) => n);

@@ -1,4 +1,4 @@
-// Worker.runOutside: a handler's effects are outside of the database.
+// Worker.runOutside, for handlers with effects outside the database.
 
 import { Link } from './connection.js';
 import { json } from './enqueue.js';
@@ -17,10 +17,10 @@ export class Outside {
   constructor(worker, handler) {
     this.worker = worker;
     this.handler = handler;
-    /** For commits: one, or two when there are many. */
+    /** Links for commits: one, or two if there are many. */
     this.commitLinks = [new Link(worker.server), new Link(worker.server)];
     this.groupCommit = new GroupCommit(worker, async ({ attempt }, error) => this.#without(attempt, error), [...this.commitLinks]);
-    /** For checkpoints, steps and failures, which may wait for a lock: no heartbeat stands behind them. */
+    /** Links for checkpoints, steps and failures, which may wait for a lock. Heartbeats use another link, so they are not delayed. */
     this.links = Array.from({ length: Math.min(worker.concurrency, maxLinks) }, () => new Link(worker.server));
   }
 
@@ -29,12 +29,12 @@ export class Outside {
     return this.links[this.#turn++ % this.links.length];
   }
 
-  /** A slot for attempts that follow each other: none is needed. */
+  /** A slot for consecutive attempts. None is needed here. */
   acquire() {}
 
   release() {}
 
-  /** @param {Attempt[]} attempts one @returns {Promise<Attempt[]>} what was claimed with its commit */
+  /** @param {Attempt[]} attempts one @returns {Promise<Attempt[]>} the jobs that were claimed with its commit */
   async attempt([attempt]) {
     /** @type {unknown} */
     let result;
@@ -48,14 +48,14 @@ export class Outside {
     }
     if (Date.now() > attempt.leaseEnds) this.worker.pauseClaims(attempt);
     if (attempt.waiting) {
-      // Given back by then: whatever the handler did is not heard.
+      // The job has been released, so the handler's result is ignored.
       this.worker.ended(attempt, 'waiting', attempt.waiting.message);
       return [];
     }
     return this.worker.lendWhile(this.groupCommit.commit([{ attempt, result: this.#json(attempt, result) }], 1));
   }
 
-  /** What was done is not undone by a result that is no JSON. @param {Attempt} attempt @param {unknown} result */
+  /** The result as JSON, or null if it cannot be encoded, because the effect has already happened. @param {Attempt} attempt @param {unknown} result */
   #json(attempt, result) {
     if (result === undefined) return null;
     try {

@@ -1,14 +1,14 @@
-// Packages of the application: pg, and @opentelemetry/api where it is installed.  There is one of each, whose settings and parsers are the
-// application's.
+// Packages of the application: pg, and @opentelemetry/api if it is installed.  There is one copy of each, so the application's settings
+// and parsers apply.
 //
-// They are looked for beside this file first, and then where the program is. A client that was installed as a link (npm install PATH makes one)
-// is for Node where the link leads to, and what the application has installed is not beside that. They are not loaded by import: an import
-// that may fail would need an await, and no module with a top-level await can be loaded by require().
+// They are looked up next to this file first, and then next to the program. If the client was installed as a link (as npm install PATH
+// does), Node resolves the link, and the packages of the application are not next to its target. They are not loaded with import, because an
+// import that can fail requires an await, and a module with a top-level await cannot be loaded with require().
 
 import { createRequire } from 'node:module';
 
 /**
- * @param {string} name @returns {any} what the package exports; undefined: it is not installed
+ * @param {string} name @returns {any} the exports of the package; undefined if it is not installed
  */
 function load(name) {
   for (const from of [import.meta.url, process.argv[1], `${process.cwd()}/`]) {

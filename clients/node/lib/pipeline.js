@@ -1,15 +1,15 @@
-// A message of our own: several statements and one Sync, so that one write and one answer do for all.
+// A message with several statements and one Sync, so that one write and one answer are enough for all of them.
 //
-// pg takes it as it takes a cursor (its Submittable).  Answers are read by their places, in text, and not described first.
-// On a session of our own statements have names, so that the server parses and plans each once.
+// pg accepts it like a cursor (a Submittable).  Answers are read by position, as text, without a Describe.
+// On a session that belongs to the worker, statements have names, so that the server parses and plans each once.
 
 /** @typedef {{ name: string, text: string, values?: unknown[] }} Step */
-/** @typedef {{ rows: (string | null)[][][], tags: string[], error?: any }} Answer rows and tags: of each step that is done; error: what ended it */
+/** @typedef {{ rows: (string | null)[][][], tags: string[], error?: any }} Answer rows and tags: of each completed step; error: the error that ended the message */
 
 export class Pipeline {
   #session;
   #steps;
-  /** Names whose Parse was sent and not answered. @type {string[]} */
+  /** Names whose Parse was sent but not answered. @type {string[]} */
   #parsing = [];
   /** @type {(string | null)[][][]} */
   #rows = [[]];
@@ -17,7 +17,7 @@ export class Pipeline {
   #tags = [];
   /** @type {(answer: Answer) => void} */
   #end = () => {};
-  /** pg's, where queries have a time limit. @type {((error?: unknown) => void) | undefined} */
+  /** Callback of pg, if queries have a time limit. @type {((error?: unknown) => void) | undefined} */
   callback;
 
   /** @param {import('./connection.js').Session} session @param {Step[]} steps */
@@ -32,7 +32,7 @@ export class Pipeline {
   submit(connection) {
     const { prepared } = this.#session;
     this.#session.message = this;
-    // One write in place of a dozen, which costs half.
+    // One write instead of a dozen costs half as much.
     /** @type {Buffer[]} */
     const parts = [];
     const stream = { writable: true, write: (/** @type {Buffer} */ part) => parts.push(part) };
@@ -49,7 +49,7 @@ export class Pipeline {
     if (connection.stream.writable) connection.stream.write(Buffer.concat(parts));
   }
 
-  /** The server has a statement now, whatever becomes of it. */
+  /** The server has parsed a statement, even if executing it fails. */
   parsed() {
     const name = this.#parsing.shift();
     if (name !== undefined) this.#session.prepared?.add(name);
@@ -94,7 +94,7 @@ function asText(value) {
   return Array.isArray(value) ? arrayText(value) : `${value}`;
 }
 
-/** An array in the text of PostgreSQL. @param {(string | null)[]} values */
+/** An array as text that PostgreSQL reads. @param {(string | null)[]} values */
 export function arrayText(values) {
   return `{${values.map((value) => (value === null ? 'NULL' : `"${value.replace(/[\\"]/g, '\\$&')}"`)).join(',')}}`;
 }

@@ -1,4 +1,4 @@
-// A pool for producers, that finds the host which takes writes.
+// A pool for producers that finds the host that accepts writes.
 
 import { hosts, sessionInfo } from './connection.js';
 import { pg } from './packages.js';
@@ -8,7 +8,7 @@ export function createPool(connection, options = {}) {
   const configs = hosts(connection);
   let at = 0;
 
-  // The host that took writes last; if it does not any more, the next one's turn comes.
+  // The index of the host that accepted writes last. When it stops doing so, the pool tries the next host.
   class Client extends pg.Client {
     /** @param {import('pg').ClientConfig} config */
     constructor(config) {
@@ -48,7 +48,7 @@ export function createPool(connection, options = {}) {
   }
 
   const pool = new Pool({ connectionTimeoutMillis: 10_000, keepAlive: true, ...options, .../** @type {any} */ ({ Client }) });
-  // A connection that broke while it was idle: the pool has dropped it.
+  // An idle connection broke. The pool has already removed it.
   pool.on('error', () => {});
   return pool;
 }

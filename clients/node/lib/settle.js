@@ -1,18 +1,18 @@
-// The end of an attempt whose handler has thrown.
+// Ends an attempt whose handler has thrown.
 
 import { Cancelled, Dead, RetryLater, Snooze, Waiting, detailsOf, interval, sqlstate, textOf } from './errors.js';
 import { AWAIT_EVENT, BECAME, FAIL, RELEASE } from './statements.js';
 
 /**
- * Tells the server what became of an attempt: failed, to be retried later, dead, or given back.
+ * Reports the outcome of an attempt to the server: failed, retry later, dead, or released.
  * @param {import('./worker.js').Context} worker @param {import('./connection.js').Link} link
  * @param {import('./job.js').Attempt} attempt @param {unknown} error what the handler threw
  */
 export async function settle(worker, link, attempt, error) {
   const { id, token } = attempt.job;
-  if (attempt.waiting && !attempt.why) error = attempt.waiting; // whatever the handler did then
+  if (attempt.waiting && !attempt.why) error = attempt.waiting; // whatever the handler did afterwards
   const own = error instanceof Snooze || error instanceof RetryLater || error instanceof Dead;
-  // What was thrown because of the signal is no failure of the job's, but for its time.
+  // An exception caused by the signal is not the job's failure, except at its timeout.
   if (attempt.why && !own) error = attempt.reason;
   const text = textOf(error);
   let failed = false;
@@ -34,7 +34,7 @@ export async function settle(worker, link, attempt, error) {
         answer = await link.answer(FAIL, [id, token, text, delay, error instanceof Dead, detailsOf(error)]);
       }
     } catch (refused) {
-      // A delay that is none; a character that the server's encoding lacks.
+      // The delay is invalid, or the server's encoding lacks a character.
       if (!(refused instanceof TypeError) && !sqlstate(refused).startsWith('22')) throw refused;
       failed = true;
       const both = `${text} (and: ${textOf(refused)})`.replace(/[^\n -~]/g, '?');
@@ -51,11 +51,11 @@ export async function settle(worker, link, attempt, error) {
 }
 
 /**
- * Ends an attempt that the server calls stale or does not know: asks what has become of its job, since that is what is to be counted, logged
- * and told. The lease may have been lost to another attempt; or the job is dead or cancelled, with no other attempt to come; or it was
- * committed, by a COMMIT whose answer was lost.
+ * Ends an attempt that the server calls stale or does not know. It asks for the state of the job, so that the true outcome is counted, logged
+ * and reported. The lease may have been lost to another attempt; the job may be dead or cancelled, without another attempt; or it may
+ * have been completed by a COMMIT whose answer was lost.
  * @param {import('./worker.js').Context} worker @param {import('./connection.js').Link} link @param {import('./job.js').Attempt} attempt
- * @param {string} outcome @param {unknown} [error] of an attempt that has failed @param {string} [text] what it says
+ * @param {string} outcome @param {unknown} [error] of an attempt that has failed @param {string} [text] its text
  */
 export async function endStale(worker, link, attempt, outcome, error, text) {
   const { id, token } = attempt.job;
@@ -81,7 +81,7 @@ export async function endStale(worker, link, attempt, outcome, error, text) {
   worker.ended(attempt, outcome, text ? `${became}; this one: ${text}` : became);
 }
 
-/** What is no delay is a TypeError, whatever its getter throws. @param {Snooze | RetryLater} error */
+/** The delay of an exception. Converts any exception of its getter to a TypeError. @param {Snooze | RetryLater} error */
 function delayOf(error) {
   try {
     return error.delay;
@@ -91,7 +91,7 @@ function delayOf(error) {
 }
 
 /**
- * Notes a wait, which was undone with the handler's transaction. What has come meanwhile the next attempt hears.
+ * Records a wait again, because it was undone with the handler's transaction. An event that has arrived meanwhile goes to the next attempt.
  * @param {import('./connection.js').Link} link @param {import('./job.js').Attempt} attempt @param {Waiting} waiting
  * @returns {Promise<{ rows: any[], again: boolean }>}
  */
@@ -101,8 +101,8 @@ async function wait(link, { job: { id, token } }, { event, timeout }) {
 }
 
 /**
- * Notes the events that the handler has heard, which was undone too: by the next attempt they may be forgotten.
- * Answers how the attempt has ended, if it has by that.
+ * Records again the events that the handler has received, which was also undone. Otherwise they may have been deleted before the next
+ * attempt. Returns the outcome of the attempt if this has ended it.
  * @param {import('./connection.js').Link} link @param {import('./job.js').Attempt} attempt
  * @returns {Promise<{ rows: any[], again: boolean } | undefined>}
  */

@@ -1,9 +1,9 @@
-// Signals that end workers: one listener of the process, however many workers there are in it.
+// Signals that stop workers. The process has one listener, however many workers it runs.
 
 /** @type {Set<() => void>} */
 const stops = new Set();
 let told = false;
-/** Milliseconds that code which goes on when its worker has ended may still take. */
+/** Milliseconds that code may still run after its worker has ended. */
 const hungTimeout = 500;
 
 const stopAll = () => {
@@ -11,7 +11,7 @@ const stopAll = () => {
   stops.forEach((stop) => stop());
 };
 
-/** Calls stop at SIGTERM and SIGINT. @param {() => void} stop @returns {() => void} ends that */
+/** Calls stop at SIGTERM and SIGINT. @param {() => void} stop @returns {() => void} a function that undoes this */
 export function onSignals(stop) {
   if (stops.size === 0) for (const signal of ['SIGTERM', 'SIGINT']) process.on(signal, stopAll);
   stops.add(stop);
@@ -21,8 +21,8 @@ export function onSignals(stop) {
 }
 
 /**
- * Ends a process that a signal has told to end, and that a handler keeps alive which does not: JavaScript cannot be stopped. Not
- * while other workers have their grace. What would have ended by itself by then has ended.
+ * Ends the process if a signal has told it to stop and a handler keeps it alive, because JavaScript cannot be stopped. It waits for the
+ * grace periods of other workers, and gives code a short time to end by itself.
  * @param {() => void} say called before
  */
 export function stopWhenHung(say) {

@@ -1,4 +1,4 @@
-// Connections that are silent: a proxy or a firewall swallows packets, and nobody says that the connection is over.
+// Detects silent connections: a proxy or a firewall drops the packets, and neither side learns that the connection is broken.
 //
 // Whoever waits for an answer on one would wait without limit. So the sessions that have been asked something are looked at from time
 // to time: nothing has come for a while, and the server, which is asked on the control link, says that it has nothing to do for this session
@@ -14,7 +14,7 @@ import { Link, withTimeout } from './connection.js';
 const ANSWER_TIMEOUT = 10_000;
 const POOLED_ANSWER_TIMEOUT = 30_000;
 
-// Of a session in a transaction the server would keep the job's lock until it notices by itself.
+// If the session is in a transaction, the server would keep the job's lock until it notices the loss.
 const WORKING = `SELECT pid, state IS NULL OR state NOT IN ('idle', 'idle in transaction', 'idle in transaction (aborted)') AS working
   FROM pg_catalog.pg_stat_activity WHERE pid = ANY ($1::int[])`;
 const END = `SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity
@@ -23,9 +23,9 @@ const END = `SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat
 /** @typedef {import('./connection.js').Session} Session */
 
 /**
- * Looks at the sessions of a worker's jobs, until the end.
- * @param {import('./connection.js').Server} server @param {Link} control has limits of its own
- * @param {() => number} lease milliseconds @param {(ms: number) => Promise<void>} sleep until it is to look again, or the end
+ * Checks the sessions of a worker's jobs until the worker ends.
+ * @param {import('./connection.js').Server} server @param {Link} control a link with its own time limits
+ * @param {() => number} lease milliseconds @param {(ms: number) => Promise<void>} sleep waits until the next check, or the end
  * @param {AbortSignal} until
  */
 export async function watchSilence(server, control, lease, sleep, until) {
@@ -43,7 +43,7 @@ export async function watchSilence(server, control, lease, sleep, until) {
       } else if (working.has(session.process)) {
         session.heard();
       } else if (session.silentFor > 0 && session.suspected++ > 0) {
-        // The second time in a row: an answer that was just under way has come.
+        // Only the second time in a row counts, because an answer may have been under way the first time.
         session.cut();
         void endBackend(control, session);
       }
@@ -52,19 +52,19 @@ export async function watchSilence(server, control, lease, sleep, until) {
 }
 
 /**
- * Ends the server's process of a direct session that we have given up, if it is still in a transaction: the server may not know that the
- * connection is over, and the transaction holds its job.
+ * Ends the server process of a direct session that the worker has given up, if it is still in a transaction. The server may not know that
+ * the connection is broken, and the transaction locks its job.
  * @param {Link} link another connection @param {Session} session
  */
 export async function endBackend(link, session) {
   try {
     await link.withSession((own) => withTimeout(ANSWER_TIMEOUT, own, own.query(END, [session.process, session.backendStart])));
   } catch {
-    // Then it ends when the server notices.
+    // Then the process ends when the server notices the loss.
   }
 }
 
-/** The processes that have something to do. Where the server cannot be asked, none. @param {Link} control @param {Session[]} sessions @returns {Promise<Set<number>>} */
+/** The processes that are busy, or none if the server does not answer. @param {Link} control @param {Session[]} sessions @returns {Promise<Set<number>>} */
 async function workingOf(control, sessions) {
   if (sessions.length === 0) return new Set();
   try {

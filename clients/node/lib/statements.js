@@ -1,7 +1,7 @@
-// The statements of a worker.  ids and tokens come as text, whatever the application has told pg of bigint.  Nothing is read that the
-// server prints by a setting, other than DateStyle (connection.js): times are numbers of ms, as text; an interval is handed back as it came.
+// The statements of a worker.  Ids and tokens are transferred as text, whatever parser the application has set for bigint.  No value
+// depends on a setting other than DateStyle (connection.js): times are milliseconds as text, and intervals are passed back unchanged.
 
-/** The columns of a claim, and their types, by which pg's parsers read them. @type {[string, number][]} */
+/** The columns of a claim, with the types that select pg's parsers. @type {[string, number][]} */
 const COLUMNS = [
   ['id', 25], ['token', 25], ['attempt', 23], ['max_attempts', 23], ['payload', 3802], ['key', 25], ['group_key', 25], ['checkpoint', 3802],
   ['enqueued_at', 1184], ['headers', 3802], ['kind', 25],
@@ -13,7 +13,7 @@ const PAIRS = 'SELECT id::text, token::text, outcome::text FROM';
 export const WAIT = 'CALL idemq.wait($1::text, $2::interval)';
 export const HEARTBEAT = `${PAIRS} idemq.heartbeat_many($1::bigint[], $2::bigint[], $3::interval)`;
 
-// Those of messages (pipeline.js), with the names that they have on a session of our own.
+// Statements for messages (pipeline.js), with their names on a session that belongs to the worker.
 export const CLAIM = {
   name: 'idemq_claim',
   text: `SELECT ${JOB} FROM idemq.claim($1::text, $2::int, lease => $3::interval, worker => $4::text, attach => $5::bool)`,
@@ -21,7 +21,7 @@ export const CLAIM = {
 export const BEGIN = { name: 'idemq_begin', text: 'BEGIN' };
 export const COMMIT_TRANSACTION = { name: 'idemq_end', text: 'COMMIT' };
 export const ASSERT_CURRENT = { name: 'idemq_assert', text: 'SELECT idemq.assert_current($1::bigint, $2::bigint)' };
-// Behind a pooler, too, the server does not end a transaction in which the handler is busy with something else.
+// Even behind a pooler, the server must not end a transaction while the handler is busy elsewhere.
 export const NO_IDLE_TIMEOUT = { name: 'idemq_patient', text: "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)" };
 export const HOLD_CLAIMED = { name: 'idemq_hold', text: 'SELECT idemq.hold_claimed()' };
 export const COMMIT_ONE = { name: 'idemq_commit', text: 'SELECT idemq.commit($1::bigint, $2::bigint, $3::jsonb)' };
@@ -46,12 +46,12 @@ export const FINISH_STEP = 'SELECT idemq.finish_step($1::bigint, $2::bigint, $3:
 export const REFUSE_STEP = 'SELECT idemq.refuse_step($1::bigint, $2::bigint, $3::text, $4::text)';
 
 export const AWAIT_EVENT = 'SELECT outcome, payload FROM idemq.await_event($1::bigint, $2::bigint, $3::text, $4::interval)';
-// What became of an attempt whose lease is lost: last, whether no other attempt has begun.
+// The state of the job after its lease was lost. last: whether no other attempt has begun.
 export const BECAME = `SELECT j.status::text, j.token::text = $2::text AS last, coalesce(a.error, j.last_error) AS error
   FROM idemq.job($1::bigint) AS j LEFT JOIN idemq.attempts AS a ON a.job_id = j.id AND a.token::text = $2::text`;
 export const PARENTS = 'SELECT parent::text AS id, queue, status::text, result FROM idemq.parents($1::bigint) AS p ORDER BY p.parent';
 
-// Its commit waits for no disk and no standby, which heartbeats do not either.
+// Like heartbeats, its commit does not wait for the disk or a standby.
 export const REPORT_WORKER = `SELECT pg_catalog.set_config('synchronous_commit', 'off', true), idemq.report_worker($1::uuid, $2::text, $3::text[], program => $4::text, version => $5::text, host => $6::text,
   concurrency => $7::int, running => $8::bigint[], done => $9::bigint, stopping => $10::bool, end_waits => $11::int[])`;
 
@@ -60,9 +60,9 @@ export const SETTINGS = `SELECT (1000 * extract(epoch FROM coalesce($2::interval
   FROM idemq.queues WHERE name = $1::text`;
 
 /**
- * A row of a claim, as pg would have made it. A value that cannot be read - a parser that the application has given to pg may throw - is null,
- * and the row says why: it fails its own attempt, and no other job of the claim, whose rows have begun attempts as well.
- * @param {import('./connection.js').Session} session @param {(string | null)[]} fields @param {number} from where they begin
+ * A row of a claim, as pg would return it. If a value cannot be parsed (a parser that the application has set may throw), it is null,
+ * and the row contains the error. This fails only the attempt of this row, and not the other attempts of the claim.
+ * @param {import('./connection.js').Session} session @param {(string | null)[]} fields @param {number} from index of the first field
  */
 export function jobFromRow(session, fields, from) {
   /** @type {Record<string, any>} */

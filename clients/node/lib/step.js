@@ -1,4 +1,4 @@
-// A step: a call of another system that an attempt may make, and is to be known of by the next.
+// A step: a call to another system that the next attempt must know about.
 
 import { checkName } from './arguments.js';
 import { json } from './enqueue.js';
@@ -9,7 +9,7 @@ import { pg } from './packages.js';
 import { BEGIN_STEP, FINISH_STEP, REFUSE_STEP } from './statements.js';
 
 /**
- * Reads intervals as the text that they are.  What it looks like is up to IntervalStyle, of which pg's parser knows one; the server
+ * Leaves intervals as text.  Their format depends on IntervalStyle.  pg can parse only one style, but the server
  * reads all of them.
  */
 const uninterpreted = {
@@ -17,7 +17,7 @@ const uninterpreted = {
 };
 
 /**
- * Has another system do something, unless it is known to be done.
+ * Calls another system, unless the call is known to have been performed.
  * @param {import('./job.js').Job} job @param {import('./connection.js').Link} link @param {string} name
  * @param {(call: import('../index.js').StepCall) => unknown} call
  * @param {import('../index.js').StepOptions} options @param {(text: string) => void} warn @returns {Promise<any>}
@@ -33,10 +33,10 @@ export async function step(job, link, name, call, options, warn) {
   const asked = Date.now();
   let calling = false;
   try {
-    // Asked again after a lost answer, it says busy: nobody knows here that the call was not made.
+    // If this is repeated after a lost answer, the outcome is busy, because the server cannot know that no call was made.
     const { rows: [begun] } = await link.answer(BEGIN_STEP, [...own, json(request, 'the request'), interval(callTimeout)], uninterpreted);
     if (begun.outcome === 'done') return begun.response;
-    // An attempt that was lost has called, and its call may still arrive.
+    // The call of a lost attempt may still arrive.
     if (begun.outcome === 'busy') throw new Snooze(begun.retry_after);
     if (begun.outcome === 'unknown' && ask) {
       const found = finishedResult(await ask({ key: begun.effect_key, request: begun.former_request, begunAt: begun.begun_at, signal: job.signal }));
@@ -46,12 +46,12 @@ export async function step(job, link, name, call, options, warn) {
     calling = true;
     return await finish(await limited(until, (signal) => call({ key: begun.effect_key, request, signal, until: new Date(until) })));
   } catch (error) {
-    // Dead when it is asked says nothing of the call that was made.
+    // If ask throws Dead, that says nothing about the earlier call.
     if (error instanceof Refused || (calling && error instanceof Dead)) await link.answer(REFUSE_STEP, [...own, textOf(error)]);
     throw typed(error);
   }
 
-  /** The first answer counts. What was done is done, whatever its response is: one that cannot be stored is left out. @param {unknown} response @returns {Promise<any>} */
+  /** Stores the response; the first one counts. A response that cannot be stored is left out, because the call has been performed. @param {unknown} response @returns {Promise<any>} */
   async function finish(response) {
     /** @type {unknown} */
     let refusal;
@@ -74,7 +74,7 @@ export async function step(job, link, name, call, options, warn) {
     return response;
   }
 
-  /** Calls with a signal that fires when the time is over, or the handler's. @param {number} end @param {(signal: AbortSignal) => unknown} fn */
+  /** Calls fn with a signal that fires when the time is over, or when the job's signal fires. @param {number} end @param {(signal: AbortSignal) => unknown} fn */
   async function limited(end, fn) {
     const controller = new AbortController();
     const stop = () => controller.abort(job.signal.reason);

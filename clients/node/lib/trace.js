@@ -1,10 +1,10 @@
-// Trace context: from the producer to the handler, in the job's headers.  Where the package
-// @opentelemetry/api is not installed, nothing of it happens.
+// Passes the trace context from the producer to the handler, in the job's headers.  If the package
+// @opentelemetry/api is not installed, this does nothing.
 
 import { otel } from './packages.js';
 
 /**
- * Headers with the trace context of who calls; the caller's own win.
+ * Adds the caller's trace context to the headers. Headers that the caller has set take precedence.
  * @param {Record<string, unknown> | null | undefined} headers @returns {Record<string, unknown> | null}
  */
 export function inject(headers) {
@@ -17,7 +17,7 @@ export function inject(headers) {
 }
 
 /**
- * Calls a handler within the trace that its job's headers carry, in a span of its own.
+ * Calls a handler in a new span of the trace in its job's headers.
  * @template T @param {import('./job.js').Job} job @param {() => Promise<T>} call @returns {Promise<T>}
  */
 export function traced(job, call) {

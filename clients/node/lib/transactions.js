@@ -1,12 +1,12 @@
-// Worker.run: a handler's effects and its job's commit share a transaction.
+// Worker.run: a handler's effects and the completion of its job share a transaction.
 //
-// It begins when the handler uses its client (handler-client.js), with the lock of assert_current, which keeps the job from being
-// taken back.  The commit, the claim of the next job and COMMIT are one message; on a session of our own BEGIN and the lock of the job
-// just claimed go along, when the last handler has begun with a statement.  What stands behind COMMIT fails no job: it is asked
-// again.  A handler that has not used its client has nothing to commit with its job, which is committed as in runOutside.
+// It begins when the handler first uses its client (handler-client.js).  Its first statement, assert_current, locks the job, so that the
+// job cannot be taken back.  commit_and_claim and COMMIT are one message.  On a session that belongs to the worker, the message also contains
+// BEGIN and the lock of the job just claimed, if the last handler used its client at once.  An error after COMMIT fails no job; the
+// statements are sent again.  If a handler has not used its client, its job is completed as in runOutside.
 //
-// When the answer to COMMIT is lost, the transaction is run again, and locks first: IQ006 from assert_current says that it was
-// committed.  Each transaction of several jobs that fails is undone, and its jobs run again, each alone.
+// If the answer to COMMIT is lost, the transaction runs again, and IQ006 from assert_current shows that it was
+// committed.  If a transaction of several jobs fails, it rolls back, and each of its jobs runs alone.
 
 import { Link, broken, sleep } from './connection.js';
 import { json } from './enqueue.js';
@@ -18,12 +18,12 @@ import { endBackend } from './silence.js';
 import { ASSERT_CURRENT, BEGIN, COMMIT_MANY, COMMIT_MANY_AND_CLAIM, COMMIT_ONE, COMMIT_ONE_AND_CLAIM, COMMIT_TRANSACTION, HOLD_CLAIMED, NO_IDLE_TIMEOUT, jobFromRow } from './statements.js';
 
 const maxReruns = 3;
-/** A handler that uses its client within so many milliseconds: the next one's transaction begins with its claim. */
+/** If a handler uses its client within this many milliseconds, the next job's transaction begins with its claim. */
 const quickFirstUse = 2;
-/** Milliseconds that statements may take to end which a handler has left behind when it threw. */
+/** Milliseconds that unfinished statements of a handler that threw may take to end. */
 const leftoverTimeout = 1000;
 
-/** The server's answer about the job itself: its transaction must roll back. */
+/** An answer about the job itself, after which its transaction must roll back. */
 class Settled extends Error {
   /** @param {string} outcome */
   constructor(outcome) {
@@ -35,15 +35,15 @@ class Settled extends Error {
 /** @typedef {import('./job.js').Attempt} Attempt */
 /** @typedef {import('./connection.js').Session} Session */
 /** @typedef {import('./group-commit.js').Done} Done */
-/** @typedef {{ cancelling?: Promise<void>, client?: import('../index.js').HandlerClient }} Left what the last handler has left: a cancel that is under way, its client */
+/** @typedef {{ cancelling?: Promise<void>, client?: import('../index.js').HandlerClient }} Left state that the last handler has left: a cancel that is under way, and its client */
 
-/** Where one transaction at a time runs. */
+/** A slot that runs one transaction at a time. */
 class TransactionSlot {
-  /** Whether the last handler has used its client at once. */
+  /** Whether the last handler used its client at once. */
   quick = false;
-  /** The session that is in a transaction and has locked the job claimed last. @type {Session | undefined} */
+  /** The session that is in a transaction and has locked the last claimed job. @type {Session | undefined} */
   locked;
-  /** A direct session that was given up in a transaction. @type {Session | undefined} */
+  /** A direct session that was given up during a transaction. @type {Session | undefined} */
   givenUp;
 
   /** @param {Link} link */
@@ -68,12 +68,12 @@ export class Transactions {
     });
   }
 
-  /** The link for outside effects: none. */
+  /** The link for outside effects. There is none here. */
   link() {
     return undefined;
   }
 
-  /** A slot for attempts that follow each other. */
+  /** A slot for consecutive attempts. */
   acquire() {
     return this.#idle.pop() ?? this.#slots[this.#slots.push(new TransactionSlot(new Link(this.worker.server))) - 1];
   }
@@ -83,9 +83,9 @@ export class Transactions {
     this.#idle.push(slot);
   }
 
-  /** Runs attempts to their end. @param {Attempt[]} attempts @param {TransactionSlot} slot @returns {Promise<Attempt[]>} those that were claimed with the last commit */
+  /** Runs attempts to their end. @param {Attempt[]} attempts @param {TransactionSlot} slot @returns {Promise<Attempt[]>} the attempts that were claimed with the last commit */
   async attempt(attempts, slot) {
-    // One that was lost before may be what ends its worker: it takes no others along.
+    // A job that was lost before may be the cause of a crash, so it runs alone.
     const first = attempts.filter((attempt) => attempt.job.attempt === 1);
     const groups = [...attempts.filter((attempt) => attempt.job.attempt > 1).map((attempt) => [attempt]), ...(first.length > 0 ? [first] : [])];
     for (let group; (group = groups.shift());) {
@@ -97,13 +97,13 @@ export class Transactions {
   }
 
   /**
-   * Runs attempts in one transaction. Answers what it claimed; null: they are to run again, each alone.
+   * Runs attempts in one transaction. Returns the attempts that it claimed, or null if each must run again alone.
    * @param {TransactionSlot} slot @param {Attempt[]} group @param {boolean} claim @returns {Promise<Attempt[] | null>}
    */
   async #run(slot, group, claim) {
     const [attempt] = group;
     const { link } = slot;
-    // Whether COMMIT was sent and not answered: then only assert_current knows.
+    // Whether COMMIT was sent but not answered. Then only assert_current can tell the outcome.
     let unsure = group.some(({ commitSent }) => commitSent);
     for (let count = 1; ; count++) {
       /** @type {Session | undefined} */
@@ -116,7 +116,7 @@ export class Transactions {
       } catch (error) {
         if (group.length > 1) return null;
         if (error instanceof Settled) {
-          // Of a queue that keeps no finished jobs, a job that was committed is not there.
+          // In a queue that keeps no finished jobs, a completed job does not exist any more.
           const committed = error.outcome === 'IQ006' || (error.outcome === 'IQ002' && unsure);
           if (committed) this.worker.ended(attempt, 'committed');
           else await this.worker.lendWhile(endStale(this.worker, link, attempt, 'stale'));
@@ -127,7 +127,7 @@ export class Transactions {
         else if (sqlstate(error)) attempt.commitSent = unsure;
         const again = cut || ['40001', '40P01'].includes(sqlstate(error));
         if (again && (!attempt.why || attempt.commitSent) && count <= maxReruns && !this.worker.server.life.over.aborted) {
-          // The transaction was at the wrong place: that is no try.
+          // The transaction was sent to the wrong place, so this does not count as a try.
           if (on?.moved) count--;
           await sleep(20 * count, this.worker.server.life.over);
           if (cut) await this.worker.lendWhile(link.withSession(async () => {}).catch(() => {}));
@@ -149,13 +149,13 @@ export class Transactions {
   }
 
   /**
-   * Calls the handlers, and commits with what they have done. Answers what was claimed with the commit; done: nothing of theirs is to be
-   * committed with their jobs.
+   * Calls the handlers, and commits their changes with their jobs. next: the attempts claimed with the commit. done: the jobs whose handlers
+   * have no changes to commit.
    * @param {Session} session @param {TransactionSlot} slot @param {Attempt[]} group @param {boolean} claim
-   * @param {boolean} lock begins at once @returns {Promise<{ next?: Attempt[], done?: Done[] }>}
+   * @param {boolean} lock whether to begin at once @returns {Promise<{ next?: Attempt[], done?: Done[] }>}
    */
   async #transaction(session, slot, group, claim, lock) {
-    // In the order of ids, as the server's own batches: two of them never wait for each other.
+    // In the order of ids, like the server's own batches, so that two batches never deadlock.
     const jobs = [...group].sort((a, b) => (BigInt(a.job.id) < BigInt(b.job.id) ? -1 : 1));
     const handlerTransaction = new HandlerTransaction(session, () => this.#begin(session, jobs), slot.locked === session);
     /** @type {Left} */
@@ -164,7 +164,7 @@ export class Transactions {
     slot.locked = undefined;
     session.controlled = false;
     try {
-      // A lease that may be over: the server knows.
+      // The lease may have expired; only the server knows.
       if (lock || jobs.some((attempt) => attempt.lost || attempt.leaseSession?.gone)) await handlerTransaction.begin();
       const began = performance.now();
       /** @type {Done[]} */
@@ -178,11 +178,11 @@ export class Transactions {
       }
       return { next: await this.#commit(session, slot, done, claim) };
     } catch (error) {
-      // A cancel that is under way would meet the next statement; a handler that was left may send one.
+      // A cancel request that is under way could hit the next statement, and an abandoned handler could send a statement.
       if (handlerTransaction.touched) {
         if (!left.cancelling) await session.drained(leftoverTimeout);
         if (left.cancelling || session.busy || jobs.some((attempt) => attempt.abandoned)) {
-          // As after a statement that was cancelled in time, the server notices by itself; a silent connection it does not.
+          // After a statement that was cancelled in time, the server notices the end by itself. It does not notice a silent connection.
           if (session.direct && jobs.some(({ abandoned, why }) => abandoned || why === 'drain')) slot.givenUp = session;
           session.destroy();
         } else if (!broken(error, session)) {
@@ -194,7 +194,7 @@ export class Transactions {
     }
   }
 
-  /** Begins the transaction, and locks its jobs. @param {Session} session @param {Attempt[]} jobs */
+  /** Begins the transaction and locks its jobs. @param {Session} session @param {Attempt[]} jobs */
   async #begin(session, jobs) {
     const locks = jobs.map(({ job }) => ({ ...ASSERT_CURRENT, values: [job.id, job.token] }));
     for (const attempt of jobs) attempt.unlocked = false;
@@ -203,7 +203,7 @@ export class Transactions {
   }
 
   /**
-   * Calls a handler; its result as JSON.
+   * Calls a handler and returns its result as JSON.
    * @param {HandlerTransaction} handlerTransaction @param {Attempt} attempt @param {Left} left
    * @returns {Promise<string | null>}
    */
@@ -212,7 +212,7 @@ export class Transactions {
     let ended = false;
     const client = handlerClient(handlerTransaction, () => {
       if (!ended && !attempt.abandoned) {
-        // Another has the job: its handler is told.
+        // Another attempt has the job, so the handler is cancelled.
         if (settled(handlerTransaction.failed)) attempt.cancel('lease');
         return attempt.refusal;
       }
@@ -227,11 +227,11 @@ export class Transactions {
       const result = await attempt.call(
         async () => {
           const answer = await this.handler(attempt.job, client);
-          // What it has not awaited; what waits for an event is known after that.
+          // Wait for statements that it has not awaited; only then it is known whether it waits for an event.
           await handlerTransaction.drained();
           return answer;
         },
-        // Nothing of an untouched one runs: the cancel would meet another's statement.
+        // An unused client has no running statement, and a cancel request could hit another's.
         () => handlerTransaction.touched && !handlerTransaction.failed && (left.cancelling = session.cancel()),
       );
       if (handlerTransaction.failed) throw handlerTransaction.failed;
@@ -259,11 +259,11 @@ export class Transactions {
     attempt.commitSent = true;
     const { rows, tags, error } = await session.send([commit, COMMIT_TRANSACTION, ...(hold ? [BEGIN, HOLD_CLAIMED] : [])]);
     if (tags[1] !== 'COMMIT') {
-      // While the job was locked nobody but its handler can have ended it.
+      // While the job was locked, only its handler can have ended it.
       if (sqlstate(error) === 'IQ006') throw new Error('the handler has ended its own job: let the worker do that, or use runOutside', { cause: error });
       throw settled(error) ?? error ?? new Error('the transaction was rolled back');
     }
-    // It is committed, whatever else has been answered.
+    // The job is committed, whatever the other answers are.
     const next = more ? this.worker.begun(rows[0].map((fields) => jobFromRow(session, fields, 0)), asked, session) : [];
     if (!hold) return next;
     const answer = error ? 'busy' : rows[3][0][0];
@@ -293,7 +293,7 @@ export class Transactions {
   }
 }
 
-/** What an error of our own statement means for the job, if it is about that. @param {unknown} error @returns {Settled | undefined} */
+/** The meaning for the job of an error of the worker's own statement, if it concerns the job. @param {unknown} error @returns {Settled | undefined} */
 function settled(error) {
   if (error instanceof Settled) return error;
   return ['IQ001', 'IQ002', 'IQ006'].includes(sqlstate(error)) ? new Settled(sqlstate(error)) : undefined;

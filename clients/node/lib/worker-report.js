@@ -1,5 +1,5 @@
-// Reports a worker to the server (idemq.report_worker), for people; no promise depends on it.  A report that fails is
-// left out.  It goes by the link of the heartbeats, so it waits for no lock, disk or standby.
+// Reports a worker to the server (idemq.report_worker), for monitoring only.  A report that fails is
+// skipped.  It uses the link of the heartbeats, so it does not wait for a lock, the disk or a standby.
 
 import { randomUUID } from 'node:crypto';
 import { readFileSync } from 'node:fs';
@@ -9,10 +9,10 @@ import { sqlstate } from './errors.js';
 import { REPORT_WORKER } from './statements.js';
 
 const { version } = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8'));
-/** Milliseconds between two reports, and after the server has refused one: its SQL may be an older version's. */
+/** Milliseconds between two reports, and after the server has refused one because its SQL objects are of an older version. */
 const reportInterval = 30_000;
 const reportAfterRefusal = 600_000;
-/** A worker that ends sooner reports nothing. */
+/** Milliseconds before the first report. A worker that ends sooner reports nothing. */
 const firstReportAfter = 1000;
 
 export class WorkerReport {
@@ -33,7 +33,7 @@ export class WorkerReport {
     };
   }
 
-  /** Until the end. @param {AbortSignal} until */
+  /** Reports regularly until the worker ends. @param {AbortSignal} until */
   async reportRegularly(until) {
     for (let pause = firstReportAfter; ; pause = await this.#report(false)) {
       await sleep(pause, until);
@@ -41,28 +41,28 @@ export class WorkerReport {
     }
   }
 
-  /** @param {boolean} stopping @param {number[]} [endWaits] processes of sessions whose waits are to end @returns {Promise<number>} when to say it again */
+  /** @param {boolean} stopping @param {number[]} [endWaits] processes of sessions whose waits must end @returns {Promise<number>} milliseconds until the next report */
   async #report(stopping, endWaits = []) {
     if (!this.#link.session) return firstReportAfter;
     try {
       await this.#link.withSession((session) => withTimeout(this.#link.answerTimeout, session, session.query(REPORT_WORKER, [...this.#values(), stopping, endWaits])));
       this.#reported = true;
     } catch (error) {
-      // What has happened to the connection is said by those who need it.
+      // The code that needs the connection logs the error.
       if (sqlstate(error)) return reportAfterRefusal;
     }
     return reportInterval;
   }
 
   /**
-   * Ends the wait in which a session of the worker sleeps, or the next one. A cancel would do so, too, as an error in the server's log.
+   * Ends the current or next wait of a session of the worker. A cancel request would also end it, but would log an ERROR in the server.
    * @param {number} process @param {boolean} stopping
    */
   async endWait(process, stopping) {
     await this.#report(stopping, [process]);
   }
 
-  /** The last report of a worker that has reported before, if the server answers at once. @param {AbortSignal} until */
+  /** Sends the last report if the worker has reported before and the server answers at once. @param {AbortSignal} until */
   async reportStopping(until) {
     if (this.#reported) await Promise.race([this.#report(true), sleep(500, until)]);
   }

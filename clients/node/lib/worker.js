@@ -1,8 +1,8 @@
-// A worker: claims, waits, keeps leases, drains.  What becomes of a claimed job is for transactions.js
-// (Worker.run) and outside.js (Worker.runOutside).
+// A worker: claims jobs, waits for them, renews leases and drains.  transactions.js (Worker.run) and outside.js
+// (Worker.runOutside) run the claimed jobs.
 //
-// Connections: one claims and keeps leases; one sleeps in idemq.wait; the others are those of the jobs.
-// So no job's statement, and no wait for a lock, stands before a heartbeat.
+// Connections: one claims jobs and renews leases, one sleeps in idemq.wait, and the others belong to the jobs.
+// So heartbeats are never delayed by a job's statement or by a lock.
 
 import { setMaxListeners } from 'node:events';
 import { Address, Link, Server, answerTimeout, hosts, shortestAnswerTimeout, sleep, withTimeout } from './connection.js';
@@ -21,16 +21,16 @@ import { WorkerReport } from './worker-report.js';
 
 const settingsMaxAge = 60_000;
 /**
- * Milliseconds that the server sleeps in one wait; less, where its statements may not take as long. Behind a pooler nobody can end a
- * wait, so a worker that stops lets it run out.
+ * Milliseconds that the server sleeps in one wait, or less if statement_timeout is shorter. Behind a pooler a wait cannot be ended, so a
+ * worker that stops lets it time out.
  */
 const longestWait = 5000;
 const longestPooledWait = 3000;
-/** Milliseconds after a stop in which the wait ends; and after the grace, in which the server is told of the jobs that were ended. */
+/** Milliseconds after a stop in which the wait must end, and after the grace period in which the outcomes of the last jobs are reported. */
 const waitEnds = 3500;
 export const lastWords = 4000;
 
-/** Of a cluster's shard: where it is, the slots that it shares, whether a first claim that was refused ends the run.
+/** Options for a shard of a cluster: its address, the slots that it shares, and whether a refused first claim ends the run.
  * @typedef {{ address: Address, slots: import('./handler-slots.js').ShardSlots, refused: () => boolean }} ShardOptions */
 
 /** @typedef {{
@@ -56,7 +56,7 @@ export class Worker {
   #hooks;
   #over = new AbortController();
   #stop = new AbortController();
-  /** Attempts that are not settled. @type {Set<Attempt>} */
+  /** Attempts whose outcome has not been reported. @type {Set<Attempt>} */
   #running = new Set();
   #busySlots = 0;
   #onSlotFreed = () => {};
@@ -73,9 +73,9 @@ export class Worker {
   /** @type {NodeJS.Timeout | undefined} */
   #graceTimer;
   #claimed = false;
-  /** Those whose handlers were left. @type {Attempt[]} */
+  /** Attempts whose handlers were abandoned. @type {Attempt[]} */
   #abandoned = [];
-  /** When the end of the process was asked for; by Date.now(). @type {number | undefined} */
+  /** Time at which the process was told to stop, from Date.now(). @type {number | undefined} */
   #stoppedAt;
   #endWait = async () => {};
   #endingWait = Promise.resolve();
@@ -108,7 +108,7 @@ export class Worker {
     this.#hooks = new Hooks(options.hooks, logger);
     this.#timeout = timeout * 1000;
     this.#options = { ...options, name, concurrency, batch, timeout, grace, signals, once, attach, lease: optionalInterval(options.lease, 'lease') };
-    // As many wait for them as there are jobs at a time.
+    // Each of the jobs that run at once adds a listener.
     setMaxListeners(0, this.#over.signal, this.#stop.signal);
     const life = { over: this.#over.signal, retryConnect: !once };
     this.server = new Server(this.#address, logger, life);
@@ -135,8 +135,8 @@ export class Worker {
   }
 
   /**
-   * Claims no more; run ends when what runs has ended, or the grace is over and five seconds, whatever becomes of the connections.
-   * Called again: the grace is over.
+   * Stops claiming. run ends when the running jobs have ended, or five seconds after the grace period, whatever the state of the connections.
+   * A second call ends the grace period.
    */
   stop() {
     if (this.#stop.signal.aborted) {
@@ -155,7 +155,7 @@ export class Worker {
   #graceOver() {
     clearTimeout(this.#graceTimer);
     for (const attempt of this.#running) attempt.cancel('drain');
-    // To give the jobs back, if there is a server.
+    // Time to release the jobs, if a server is there.
     this.#graceTimer = setTimeout(() => this.#over.abort(), lastWords);
   }
 
@@ -166,7 +166,7 @@ export class Worker {
     const { signals, attach, lease, name, concurrency } = this.#options;
     const batch = Mode === Outside ? 1 : this.#options.batch;
     const worker = this;
-    /** The session if leases end with it. @param {import('./connection.js').Session} session */
+    /** The session, if leases are attached to it. @param {import('./connection.js').Session} session */
     const attachedTo = (session) => (attached && session.direct ? session : undefined);
     const attached = attach ?? (Mode === Transactions && this.#waitAddress === this.#address);
     /** @type {Context} */
@@ -176,12 +176,12 @@ export class Worker {
       batch,
       logger: this.#logger,
       server: this.server,
-      // Whether the next job is claimed with a commit.
+      // Whether a commit also claims the next job.
       get mayClaim() {
         return !worker.#stop.signal.aborted && !worker.#shard?.slots.shouldYield && Date.now() >= worker.#claimsPausedUntil;
       },
       lendWhile: (work) => this.#shard?.slots.lendWhile(work) ?? work,
-      // A pooler's session is not ours to tie a lease to.
+      // A lease cannot be attached to a pooler's session.
       claimArguments: (session, jobs = batch) => [this.#queue, jobs, lease, name, attachedTo(session) !== undefined],
       begun: (rows, asked, session) => rows.map((row) => this.#begin(row, asked, attachedTo(session))),
       ended: (attempt, outcome, text) => this.#end(attempt, outcome, text),
@@ -207,7 +207,7 @@ export class Worker {
     let waitTimer;
     this.#endWait = async () => {
       const { session } = this.waiter;
-      // What does not end by itself is left: its connection is silent, or nobody could be asked to end it.
+      // Waits that do not end by themselves are abandoned: their connection is silent, or the server could not be asked to end them.
       waitTimer = setTimeout(() => this.waiter.session?.destroy(), waitEnds);
       if (session?.direct) await report.endWait(session.process, this.#running.size === 0);
     };
@@ -215,7 +215,7 @@ export class Worker {
       await this.#dispatch(context, batch);
     } finally {
       while (this.#busySlots > 0) await new Promise((resolve) => (this.#onSlotFreed = () => resolve(undefined)));
-      // Cut off in the middle, a report may be written after the last one.
+      // If a report is interrupted, it could be written after the last one.
       await Promise.race([this.#endingWait, sleep(1000, this.#over.signal)]);
       await report.reportStopping(this.#over.signal);
       this.#stop.abort();
@@ -231,7 +231,7 @@ export class Worker {
     return this.#counts;
   }
 
-  /** Claims for slots that are free, and waits. @param {Context} context @param {number} batch */
+  /** Claims jobs for free slots, and waits for jobs. @param {Context} context @param {number} batch */
   async #dispatch(context, batch) {
     const { concurrency, once } = this.#options;
     for (let known = false; !this.#stop.signal.aborted; ) {
@@ -255,7 +255,7 @@ export class Worker {
         }
       } catch (error) {
         if (this.#stop.signal.aborted) return;
-        // What is wrong at the start is the caller's to mend; later, it may be mended meanwhile.
+        // The caller must fix an error at startup. A later error may be fixed meanwhile.
         const refused = !known && sqlstate(error) && !/^(08|25|40|53|57)/.test(sqlstate(error));
         const said = this.#withoutExtension(error);
         if (once || (refused && (this.#shard?.refused() ?? true))) throw typed(said);
@@ -267,13 +267,13 @@ export class Worker {
   }
 
   /**
-   * Claims for as many slots as there are; of a shard, they are those of all shards.
+   * Claims jobs for the free slots. The slots of a shard are shared by all shards.
    * @param {number} free @param {number} batch @param {(slots: number) => Promise<Attempt[]>} claim
    */
   async #acquireSlots(free, batch, claim) {
     const slots = this.#shard?.slots;
     if (!slots) return claim(free);
-    // No slot is kept by a shard that is down.
+    // A shard that is down does not hold a slot.
     await this.control.withSession(async () => {}, this.#stop.signal);
     const taken = await slots.acquire(free, this.#stop.signal);
     /** @type {Attempt[]} */
@@ -286,17 +286,17 @@ export class Worker {
     return attempts;
   }
 
-  /** Of a shard: whether its server is down, as far as is known. */
+  /** For a shard: whether its server is known to be down. */
   get unreachable() {
     return !this.#claimed && (this.server.down || this.waiter.server.down);
   }
 
-  /** Of a shard: its address has changed. Who sleeps there wakes up; other links find out by themselves. */
+  /** Called when the address of a shard has changed. Wakes up a waiting link; other links find out by themselves. */
   moved() {
     this.waiter.session?.destroy();
   }
 
-  /** A slot that is freed, or the end. @returns {Promise<void>} */
+  /** Waits until a slot is free, or until the end. @returns {Promise<void>} */
   #slotFreed() {
     return new Promise((resolve) => {
       this.#onSlotFreed = () => resolve();
@@ -335,7 +335,7 @@ export class Worker {
       const slot = mode.acquire();
       try {
         while (next.length > 0) {
-          // Claimed with the last commit, and not begun: given back.
+          // Jobs that were claimed with the last commit but not started are released.
           if (this.#stop.signal.aborted) next.forEach((attempt) => attempt.cancel('drain'));
           next = await mode.attempt(next, slot);
         }
@@ -357,15 +357,15 @@ export class Worker {
       });
   }
 
-  /** Attempts whose handlers have ended well, and after their leases: of one turn of the loop. @type {Attempt[]} */
+  /** Attempts of this turn of the event loop whose handlers succeeded, but after their leases. @type {Attempt[]} */
   #late = [];
-  /** How often in a row there were such; nothing is claimed before #claimsPausedUntil. */
+  /** How many times in a row this happened. Nothing is claimed before #claimsPausedUntil. */
   #blockedInARow = 0;
   #claimsPausedUntil = 0;
 
   /**
-   * A lease was over before its handler had ended, and nobody could renew it: the event loop was blocked. The jobs are given out again,
-   * here perhaps, for ever: so nothing is claimed for a while.
+   * Called when a lease expired before its handler ended, because the blocked event loop could not renew it. This worker might claim the
+   * same jobs again and again, so it claims nothing for a while.
    * @param {Attempt} attempt
    */
   #pauseClaims(attempt) {
@@ -402,7 +402,7 @@ export class Worker {
     else if (outcome !== 'committed') this.#logger.warn(`${of}: ${outcome}: ${text}`);
   }
 
-  /** The error, or of a database that does not have the extension one that says so. @param {unknown} error @returns {unknown} */
+  /** The error, replaced by a clearer one if the database does not have the extension. @param {unknown} error @returns {unknown} */
   #withoutExtension(error) {
     if (!['3F000', '42P01'].includes(sqlstate(error))) return error;
     return Object.assign(new Error(`the database "${this.#address.database}" does not have idemq: run CREATE EXTENSION idemq in it`, { cause: error }), { code: sqlstate(error) });
@@ -414,18 +414,18 @@ export class Worker {
   async #settings(session) {
     const { rows } = await session.query(SETTINGS, [this.#queue, this.#options.lease]);
     this.#settingsRead = Date.now();
-    if (rows.length === 0) return; // the claim says why
-    // The next heartbeat by the new length.
+    if (rows.length === 0) return; // the claim reports the reason
+    // Send the next heartbeat according to the new lease.
     const [lease, timeout] = [Number(rows[0].lease), rows[0].timeout];
     if (this.#lease !== lease) this.#heartbeatNow();
     this.#lease = lease;
-    // A heartbeat is sent when a third of the lease is over, and given up after another: the last third is left for a new connection.
+    // A heartbeat is sent after a third of the lease, and given up after another third. The last third is left for a new connection.
     this.control.answerTimeout = Math.min(Math.max(lease / 3, shortestAnswerTimeout), answerTimeout);
     this.#timeoutOfQueue = timeout !== null;
     this.#timeout = timeout === null ? this.#options.timeout * 1000 : Number(timeout);
   }
 
-  /** Keeps leases, until the end. @param {boolean} strict a lease that may have ended is lost, not only that of a handler that has locked nothing */
+  /** Renews leases until the end. @param {boolean} strict whether every lease that may have ended counts as lost, even if the handler has locked its job */
   async #sendHeartbeats(strict) {
     /** @type {Promise<void> | undefined} */
     let asking;
@@ -453,19 +453,19 @@ export class Worker {
         for (const attempt of running) {
           const outcome = outcomes.get(`${attempt.job.id} ${attempt.job.token}`);
           if (outcome === 'current') attempt.leaseEnds = asked + this.#lease;
-          // Committed, or about to be: it is no lease any more.
+          // If the job is committed, or about to be, there is no lease any more.
           else if (this.#running.has(attempt) && !attempt.commitSent) attempt.cancel(outcome === 'expired' ? 'timeout' : 'lease');
         }
       });
     } catch (error) {
-      // That there is no connection is said already.
+      // The missing connection has already been logged.
       if (this.control.session && !this.#over.signal.aborted) this.#logger.warn(`idemq: ${this.#queue}: heartbeat: ${textOf(error)}`);
     }
   }
 }
 
 /**
- * Does what is ready now, through the real path.
+ * Runs the jobs that are ready, in the same way as a worker.
  * @param {import('../index.js').Connection} connection @param {string} queue
  * @param {import('../index.js').Handler | import('../index.js').OutsideHandler | import('../index.js').Handlers<any>} handler
  * @param {import('../index.js').WorkerOptions & { outside?: boolean }} [options]

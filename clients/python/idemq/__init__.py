@@ -1,4 +1,4 @@
-"""Workers and producers for idemq, the job queue in PostgreSQL.
+"""Enqueue and run jobs of idemq, the job queue in PostgreSQL.
 
     enqueue(conn, "mail", {"order": 42}, key="order-42")       # in the caller's transaction
 
@@ -7,7 +7,7 @@
 
     Worker(dsn, "mail").run(confirm)
 
-The manual: doc/usage/python.md.
+The manual is doc/usage/python.md, and doc/reference/python.md lists every name.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ __all__ = [
 
 class _Worker:
     _coroutines: bool
-    """Whether its handlers are coroutine functions."""
+    """Whether the handlers are coroutine functions."""
     _other: str
-    """What is for the other ones."""
+    """The class for the other kind of handlers, for error messages."""
 
     def __init__(
         self,
@@ -143,15 +143,22 @@ class _Worker:
         unknown_kind: Delay = 60,
         hooks: Union[Hooks, Mapping[str, Callable[..., Any]], None] = None,
     ) -> None:
-        """A worker of one queue; nothing is connected before it runs.
+        """Create a worker for one queue.  It connects to nothing until it runs.
 
-        name: shown in idemq.running_jobs.  wait_dsn: a direct way to the server, to wait by, where dsn leads to
-        a pooler.  concurrency: so many handlers at a time.  batch: so many jobs in one transaction of
-        run().  lease: instead of the queue's.  timeout: seconds that a handler may take where the queue has
-        no job_timeout.  grace: seconds that a drain leaves to handlers.  attach: whether leases end with
-        the session, too; None: in run(), where the session is the worker's own.  signals: SIGTERM and
-        SIGINT drain.  unknown_kind: for so long a job is given back whose kind has no handler here.
-        hooks: what is called around each attempt, of failures, at the begin and the end.
+        dsn: connection string of the database.
+        name: name shown in idemq.running_jobs and idemq.workers.
+        wait_dsn: direct connection to the server for the session that waits, if dsn goes through a pooler.
+        concurrency: number of handlers that run at once.
+        batch: number of jobs that run() handles in one transaction.
+        lease: length of the leases; None means the queue's setting.
+        timeout: maximum duration of an attempt in seconds, if the queue has no job_timeout.
+        grace: seconds that running handlers have after SIGTERM or stop().
+        attach: whether leases also end when the session ends; None means True in run(), if the session is the worker's own.
+        signals: whether SIGTERM and SIGINT drain the worker.
+        unknown_kind: delay for a job whose kind has no handler in this worker.
+        hooks: functions to call around each attempt, after a failure, at the start and at the end.
+
+        Raises TypeError for an argument of the wrong type, and ValueError for a number out of range.
         """
         if int_argument("concurrency", concurrency) < 1 or int_argument("batch", batch) < 1:
             raise ValueError("concurrency and batch must be at least 1")
@@ -177,16 +184,16 @@ class _Worker:
 
     @property
     def queue(self) -> str:
-        """Its queue's name."""
+        """Name of the queue."""
         return self._options.queue
 
     @property
     def name(self) -> Optional[str]:
-        """Its own, as it was given."""
+        """Name of the worker, as passed to the constructor."""
         return self._options.name
 
     def stop(self) -> None:
-        """Begin the drain, as SIGTERM does; from any thread.  The second call ends its grace."""
+        """Start the drain, as SIGTERM does.  A second call ends the grace period.  Any thread may call it."""
         self._of_this_process()
         self._stopped = True
         if self._running is not None:
@@ -244,7 +251,7 @@ class _Worker:
 
 
 class Worker(_Worker):
-    """A worker whose handlers are functions; each is called in a thread."""
+    """A worker whose handlers are functions.  It calls each in a thread."""
 
     _coroutines = False
     _other = "AsyncWorker (drain_async)"
@@ -255,22 +262,22 @@ class Worker(_Worker):
             Callable[[Job, Connection[Any]], Any], Mapping[Optional[str], Callable[[Job, Connection[Any]], Any]]
         ],
     ) -> dict[str, int]:
-        """Run jobs until SIGTERM or stop(), each effect once; answer how many attempts ended how.
+        """Run jobs until SIGTERM, SIGINT or stop().  Returns the number of attempts by outcome.
 
-        The handler gets a connection whose transaction commits the job; what it does by that, and
-        what it returns, the job's result, is there if and only if the job is committed.  Several handlers,
-        by the kind of a job (None: without one), are a dict; jobs of other kinds are given back for a while.
+        The handler gets the job and a connection, whose transaction also completes the job.  Its changes and its
+        return value, the job's result, become visible only if the job is completed.  A dict contains
+        handlers by the kind of the job (None for jobs without a kind); jobs of other kinds are released for a while.
         """
         return asyncio.run(self._work(self._thread_transaction_executor, handler, False, False))
 
     def run_outside(
         self, handler: Union[Callable[[Job], Any], Mapping[Optional[str], Callable[[Job], Any]]]
     ) -> dict[str, int]:
-        """Run jobs whose effect is elsewhere; the job is committed after the handler has returned."""
+        """Run jobs whose effect is outside the database.  The job is completed after the handler has returned."""
         return asyncio.run(self._work(self._thread_executor, handler, False, True))
 
     def drain(self, handler: Union[Callable[..., Any], Handlers], outside: bool = False) -> dict[str, int]:
-        """Run what is ready, and end; for tests and for cron.  Answers how many attempts ended how."""
+        """Run the jobs that are ready, for tests and for cron.  Returns the number of attempts by outcome."""
         return asyncio.run(self._work(self._thread_executor if outside else self._thread_transaction_executor, handler, True, outside))
 
 
@@ -287,7 +294,7 @@ class AsyncWorker(_Worker):
             Mapping[Optional[str], Callable[[AsyncJob, AsyncConnection[Any]], Awaitable[Any]]],
         ],
     ) -> dict[str, int]:
-        """As Worker.run."""
+        """Like Worker.run, for coroutine functions."""
         return await self._work(self._async_transaction_executor, handler, False, False)
 
     async def run_outside(
@@ -296,11 +303,11 @@ class AsyncWorker(_Worker):
             Callable[[AsyncJob], Awaitable[Any]], Mapping[Optional[str], Callable[[AsyncJob], Awaitable[Any]]]
         ],
     ) -> dict[str, int]:
-        """As Worker.run_outside."""
+        """Like Worker.run_outside, for coroutine functions."""
         return await self._work(self._async_executor, handler, False, True)
 
     async def drain(self, handler: Union[Callable[..., Awaitable[Any]], Handlers], outside: bool = False) -> dict[str, int]:
-        """As Worker.drain."""
+        """Like Worker.drain, for coroutine functions."""
         return await self._work(self._async_executor if outside else self._async_transaction_executor, handler, True, outside)
 
 
@@ -324,13 +331,15 @@ class _OverShards(_Worker):
         unknown_kind: Delay = 60,
         hooks: Union[Hooks, Mapping[str, Callable[..., Any]], None] = None,
     ) -> None:
-        """A worker of one queue on all shards of a cluster.
+        """Create a worker for one queue on all shards of a cluster.
 
-        router: a DSN of the router's database, where cluster.map() is asked for; directly, since it
-        listens there.  home: the shards that come first; None: all alike.  roam: whether it works for the
-        others, too.  shard_options: a connection string that goes before what map and router say, such
-        as "user=worker sslmode=verify-full".  concurrency: handlers at a time, on all shards together.
-        The rest is as for Worker.
+        router: connection string of the router's database.  It must be direct, because the worker listens there.
+        home: numbers of the shards to serve first; None means that all shards are equal.
+        roam: whether the worker also serves shards that are not in home.
+        shard_options: connection string that takes precedence over the router's DSN and the map, such as
+            "user=worker sslmode=verify-full".
+        concurrency: number of handlers that run at once, on all shards together.
+        The other arguments are those of Worker.
         """
         super().__init__(
             router, queue, name=name, concurrency=concurrency, batch=batch, lease=lease, timeout=timeout,
@@ -347,13 +356,13 @@ class _OverShards(_Worker):
 
 
 class ClusterWorker(_OverShards, Worker):
-    """A Worker over the shards of a cluster: what run()'s handler does is committed on its job's shard."""
+    """A Worker for all shards of a cluster.  The changes of a handler of run() are committed on the job's shard."""
 
     _other = "AsyncClusterWorker"
 
 
 class AsyncClusterWorker(_OverShards, AsyncWorker):
-    """An AsyncWorker over the shards of a cluster."""
+    """An AsyncWorker for all shards of a cluster."""
 
     _other = "ClusterWorker"
 
@@ -361,12 +370,12 @@ class AsyncClusterWorker(_OverShards, AsyncWorker):
 def drain(
     dsn: str, queue: str, handler: Union[Callable[..., Any], Handlers], outside: bool = False, **options: Any
 ) -> dict[str, int]:
-    """Run what is ready, and end: Worker.drain, for an application's tests."""
+    """Run the jobs that are ready, for tests of an application.  Calls Worker.drain."""
     return Worker(dsn, queue, **options).drain(handler, outside)
 
 
 async def drain_async(
     dsn: str, queue: str, handler: Union[Callable[..., Awaitable[Any]], Handlers], outside: bool = False, **options: Any
 ) -> dict[str, int]:
-    """As drain, with a coroutine function."""
+    """Like drain, for a coroutine function."""
     return await AsyncWorker(dsn, queue, **options).drain(handler, outside)

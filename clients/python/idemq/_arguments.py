@@ -1,4 +1,4 @@
-"""Arguments of calls, checked before anything is sent: one of a wrong type raises TypeError, which names it."""
+"""Checks of arguments, made before anything is sent.  An argument of the wrong type raises a TypeError that names it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def text_argument(name: str, value: Any) -> str:
     """A str."""
     if not isinstance(value, str):
         raise _refuse(name, "a str", value)
-    return str.__str__(value)  # psycopg makes something else of an Enum
+    return str.__str__(value)  # psycopg would adapt an Enum differently
 
 
 def optional_text(name: str, value: Any) -> Optional[str]:
@@ -36,7 +36,7 @@ def queue_argument(value: Any) -> str:
 
 
 def key_argument(value: Optional[Key]) -> Optional[str]:
-    """An idempotency key: a str; a UUID or an int, as text."""
+    """An idempotency key as text: a str, a UUID or an int."""
     if value is None or isinstance(value, str):
         return None if value is None else str.__str__(value)
     if isinstance(value, UUID) or (isinstance(value, int) and not isinstance(value, bool)):
@@ -85,7 +85,7 @@ def seconds_argument(name: str, value: Any) -> float:
 
 
 def delay_argument(name: str, value: Optional[Delay]) -> Union[timedelta, str, None]:
-    """A time, as a parameter of type interval; None stays."""
+    """A delay, as a parameter of type interval, or None."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float, timedelta, str)):
@@ -97,7 +97,7 @@ def delay_argument(name: str, value: Optional[Delay]) -> Union[timedelta, str, N
 
 
 def time_argument(name: str, value: Any) -> Any:
-    """A time of day and date, or None."""
+    """A timestamp, or None."""
     if value is not None and not isinstance(value, (date, str)):
         raise _refuse(name, "a datetime", value)
     return value
@@ -121,7 +121,7 @@ def options_of_a_job(
     expires_in: Optional[Delay],
     kind: Optional[str],
 ) -> dict[str, Any]:
-    """What all calls that add jobs take."""
+    """The arguments that all calls that add jobs have in common."""
     return {
         "delay": delay_argument("delay", delay),
         "run_at": time_argument("run_at", run_at),
@@ -145,7 +145,7 @@ def members_of_graph(jobs: Any) -> Mapping[str, Mapping[str, Any]]:
 
 
 def parents_in_graph(value: Any) -> Optional[list[Union[str, int]]]:
-    """Names in the graph, and ids."""
+    """Names in the graph, and ids of existing jobs."""
     if value is None:
         return None
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):

@@ -1,13 +1,13 @@
-"""An attempt: its time, its end, and what the server is told of it.
+"""Runs attempts: their time limits, their ends, and the reports to the server.
 
-An attempt ends once: token and row decide.  What is asked again after a lost answer is answered as
-already committed or stale.  So a transaction whose COMMIT was not answered is run again: its first
-statement raises IQ006 when it was committed, IQ001 when another attempt may have the job, and
-otherwise nothing of it has happened.
+An attempt ends once, as decided by its token and the job's row.  A request that is repeated after a lost answer returns
+already committed or stale.  So a transaction whose COMMIT was not answered runs again.  Its first
+statement raises IQ006 if it was committed, and IQ001 if another attempt may have the job.
+Otherwise the first try had no effect.
 
-A lease is counted from before the question that began or renewed it, so it never ends later here than
+A lease is counted from before the request that started or renewed it, so it never ends later here than
 in the server.  A handler without a transaction is ended when its lease has ended here, even if the
-server cannot be asked; one with a transaction goes on: the row's lock keeps its job.
+server does not answer.  A handler with a transaction continues, because the lock of the row keeps its job.
 """
 
 from __future__ import annotations
@@ -60,32 +60,32 @@ log = logging.getLogger("idemq")
 T = TypeVar("T")
 
 ABANDON_AFTER = 5.0
-"""Seconds from telling a handler to end until it is left behind; DRAIN_ABANDON_AFTER once the grace of a drain is over."""
+"""Seconds from telling a handler to end until it is abandoned; DRAIN_ABANDON_AFTER after the grace period of a drain."""
 DRAIN_ABANDON_AFTER = 1.5
 END_MARGIN = 5.0
-"""Seconds from the end of the grace until a worker has ended, whatever does not answer."""
+"""Seconds after the grace period within which a worker ends, even if the server does not answer."""
 LAST_MARGIN = 1.0
-"""Seconds of these that are left for closing what is open."""
+"""Seconds of END_MARGIN that are reserved for closing connections."""
 TIMEOUT_MARGIN = 1.0
-"""Seconds, or a tenth of job_timeout if that is less, by which an attempt ends before the server would take its job back."""
+"""Seconds (or a tenth of job_timeout, if that is shorter) by which an attempt ends before the server would take its job back."""
 CANCEL_INTERVAL = 0.5
-"""Seconds from one cancel of a statement to the next."""
+"""Seconds between two cancel requests for a statement."""
 SHORTEST_ANSWER_TIMEOUT = 2.0
-"""Seconds that the connection of the heartbeats is given to answer at least; otherwise a third of the shortest lease."""
+"""Lower limit of the time that a heartbeat may take, which is a third of the shortest lease."""
 SETTLE_TIMEOUT = 60.0
-"""Seconds for telling the server how an attempt has ended; DRAIN_SETTLE_TIMEOUT in a drain."""
+"""Seconds within which the outcome of an attempt must be reported; DRAIN_SETTLE_TIMEOUT in a drain."""
 DRAIN_SETTLE_TIMEOUT = 10.0
 MAX_RERUNS = 3
-"""How often a transaction is run again at once."""
+"""How many times a transaction runs again at once."""
 SPLIT_COMMIT_FROM = 32
-"""From so many on that have ended at once, two statements: while the server works on one, the handlers of the other run."""
+"""If at least this many jobs end at once, they are committed in two statements.  While the server executes one, the handlers of the other run."""
 
 _FAIL = "SELECT idemq.fail(%s, %s, %s, %s::interval, permanent => %s, details => %s::jsonb)::text"
 _RELEASE = "SELECT idemq.release(%s, %s, %s::interval)::text"
 _RELEASE_MANY = "SELECT outcome::text FROM idemq.release_many(%s, %s)"
 _TRY_COMMIT = "SELECT idemq.try_commit(%s, %s, %s::jsonb)::text"
 _ASSERT_CURRENT = "SELECT idemq.assert_current(%s, %s)::text"
-_AWAIT_OUTCOME = "SELECT outcome FROM idemq.await_event(%s, %s, %s, %s::interval)"  # the payload may be one that Python cannot decode
+_AWAIT_OUTCOME = "SELECT outcome FROM idemq.await_event(%s, %s, %s, %s::interval)"  # without the payload, which Python may be unable to decode
 _STATUS = "SELECT status::text, attempt FROM idemq.job(%s)"
 
 
@@ -97,14 +97,14 @@ _END_REASONS = {
 
 
 def _reason(execution: Execution, error: BaseException) -> str:
-    """Why a transaction of several has not committed: an error that ended it from outside says nothing."""
+    """The reason why a transaction of several jobs has not committed, if the error itself does not show it."""
     if execution.end_reason in _END_REASONS:
         return _END_REASONS[execution.end_reason]
     return text_of(error.__cause__ if isinstance(error, AttemptOver) else error)
 
 
 class _JobNow(NamedTuple):
-    """What has become of a job whose attempt the server has ended itself."""
+    """The state of a job whose attempt the server has ended itself."""
 
     status: str
     by_this_attempt: bool
@@ -112,18 +112,18 @@ class _JobNow(NamedTuple):
 
 
 class _ToCommit(NamedTuple):
-    """Jobs of one executor that have ended well."""
+    """Jobs of one executor whose handlers have succeeded."""
 
     jobs: list[BaseJob]
     results: list[Optional[str]]
     answer: Optional["asyncio.Future[list[BaseJob]]"]
-    """Who waits for it, and goes on with what was claimed; None: nobody."""
+    """Future of the executor that waits for the commit and continues with the claimed jobs; None if none waits."""
     claims: bool
-    """Whether jobs are to be claimed for it."""
+    """Whether to claim jobs for it."""
 
 
 class AttemptRunner:
-    """Claimed jobs, from their claim to their end."""
+    """Runs claimed jobs, from their claim to their end."""
 
     def __init__(
         self, options: Options, executors: Sequence[Executor], handler: Callable[..., Any], retry_connect: bool, slots: HandlerSlots
@@ -136,12 +136,12 @@ class AttemptRunner:
         self._control = AsyncLink(options.where, options.dsn, retry_connect)
         self._process = os.getpid()
         self._over = asyncio.Event()
-        """Set shortly before a drain has to have ended: nothing is waited for any more."""
+        """Set shortly before the time limit of a drain.  Then nothing is awaited any more."""
         self._over_at = math.inf
         self._over_timer: Optional[asyncio.TimerHandle] = None
         self._silence = Silence(options.where, self._control)
-        # Executors' threads note claims and ends, too: of these each step is one of the dict or set, and counts have a lock.
-        self._leased: dict[int, BaseJob] = {}  # by token, of which no two attempts have the same
+        # The threads of executors also record claims and ends.  Each such step is a single operation of the dict or set, and counts have a lock.
+        self._leased: dict[int, BaseJob] = {}  # by token, which is unique among attempts
         self._executions: set[Execution] = set()
         self.lock = threading.Lock()
         self._unassigned: deque[BaseJob] = deque()
@@ -151,18 +151,18 @@ class AttemptRunner:
         self._watch_now = asyncio.Event()
         self._watch_at = 0.0
         self._has_begun_handlers = False
-        """Whether a handler has begun since it was looked."""
+        """Whether a handler has begun since the last check."""
         self._to_commit: list[_ToCommit] = []
         self._committing: dict[AsyncLink, asyncio.Task[None]] = {}
         self._second = AsyncLink(f"{options.where}, for committing", options.dsn)
-        """For the other half of SPLIT_COMMIT_FROM."""
+        """The link for the second statement of SPLIT_COMMIT_FROM."""
         self._opening: Optional[asyncio.Future[Any]] = None
-        """Until it is connected, one link does."""
+        """The task that opens it.  Until it is connected, one link is used."""
         self._job_timeout: Optional[float] = None
         self._ended_late: list[BaseJob] = []
-        """Jobs whose handlers have ended well, and after their leases: of one turn of the loop."""
+        """Jobs of this turn of the event loop whose handlers succeeded, but after their leases."""
         self._blocked_in_a_row = 0
-        """How often in a row there were such jobs; nothing is claimed before _claims_paused_until."""
+        """How many times in a row this happened.  Nothing is claimed before _claims_paused_until."""
         self._claims_paused_until = 0.0
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -170,10 +170,10 @@ class AttemptRunner:
         self._lease = _text_of_interval(options.lease)
         self._transacts = executors[0].link is not None
         self._hook_tasks: set["asyncio.Task[None]"] = set()
-        """What tells hooks."""
+        """Tasks that call hooks."""
         self.at_once = options.batch if self._transacts else 1
-        """So many jobs at most are an executor's at a time."""
-        # Where shards share slots, the loop has to know of each that is waited in.
+        """Maximum number of jobs that an executor has at a time."""
+        # If shards share slots, the event loop must know about each slot that is waiting.
         self.group_commit: Optional[GroupCommit] = None
         if executors[0].threads and not self._slots.shared:
             self.group_commit = GroupCommit(self, ThreadLink(options.where, options.dsn, retry_connect))
@@ -191,23 +191,23 @@ class AttemptRunner:
     def _attach(self, link: Link[Any]) -> bool:
         attach = self.options.attach
         if attach is None:
-            # Without a transaction a lost connection would let another attempt begin beside the handler.
+            # Without a transaction, a lost connection would let another attempt start while the handler is running.
             attach = self._transacts and self.options.wait_dsn is None
         return attach and link.direct
 
     def claims(self, link: Link[Any], most: int) -> _pipeline.Values:
-        """What a statement that claims is given, after the jobs that it ends."""
+        """Parameters of a statement that claims, after the jobs that it ends."""
         options = self.options
         values = options.queue, str(most), self._lease, options.name, "t" if self._attach(link) else "f"
         return [None if value is None else value.encode() for value in values]
 
     @staticmethod
     def ends(jobs: Sequence[BaseJob], results: Sequence[Optional[str]]) -> _pipeline.Values:
-        """What a statement that ends jobs is given."""
+        """Parameters of a statement that ends jobs."""
         return _pipeline.numbers(job.id for job in jobs), _pipeline.numbers(job.token for job in jobs), _pipeline.texts(results)
 
     def take(self, answers: Sequence[str], asked_at: float, link: Link[Any]) -> list[BaseJob]:
-        """The claimed jobs of what was answered: from now on their leases are kept."""
+        """The claimed jobs of an answer.  From now on, their leases are renewed."""
         rows = [_pipeline.read_row(answer, self._loads) for answer in answers if answer.startswith("[")]
         return self._take([row for row in rows if row[0] == "claimed"], asked_at, link)
 
@@ -226,27 +226,27 @@ class AttemptRunner:
         return jobs
 
     def executions(self, jobs: Sequence[BaseJob], executor: Executor) -> list[Execution]:
-        """Claimed jobs, as they begin and end."""
+        """Executions for claimed jobs."""
         if len(jobs) < 2 or self.at_once == 1:
             return [Execution([job], executor, self) for job in jobs]
-        # One that has failed or killed a worker before is not to do it to others.
+        # A job that has failed or killed a worker before runs alone, so that it does not affect others.
         fresh = [job for job in jobs if job.attempt == 1]
         return [Execution(each, executor, self) for each in ([job] for job in jobs if job.attempt > 1)] + (
             [Execution(fresh, executor, self)] if fresh else []
         )
 
     def may_claim(self) -> bool:
-        """Whether a commit may claim the next job."""
+        """Whether a commit may also claim the next job."""
         return not self._ending.is_set() and not self._slots.should_yield() and time.monotonic() >= self._claims_paused_until
 
     def may_begin(self, executor: Executor) -> bool:
-        """Whether an executor may begin with what is pending."""
+        """Whether an executor may start its pending executions."""
         if self._ending.is_set() and not executor.pending[0].begun:
             return False
         return executor.link is None or executor.link.usable
 
     def next_in_thread(self, executor: Executor) -> bool:
-        """The next jobs of an executor that has a thread."""
+        """The next jobs of an executor with a thread."""
         if self.group_commit is None:
             return False
         jobs = self.group_commit.next_jobs()
@@ -254,13 +254,13 @@ class AttemptRunner:
         return bool(jobs)
 
     def _wake_idle_executors(self) -> None:
-        """An attempt has ended: in a run that ends with the last job, executors that have nothing to do look again."""
+        """Called when an attempt has ended.  In a run that ends with the last job, idle executors check again for jobs."""
         raise NotImplementedError
 
     # An attempt.
 
     def begin(self, execution: Execution) -> None:
-        """The handler is about to be called."""
+        """Called before the handler is called."""
         if execution.end_reason is not None:
             raise StaleToken("the lease was lost before the handler started")
         execution.begin(self.options.timeout, self._job_timeout and self._job_timeout - min(TIMEOUT_MARGIN, self._job_timeout / 10))
@@ -286,7 +286,7 @@ class AttemptRunner:
             return self.options.hooks.around(job, lambda: self._handler(job, *conn))
 
     async def call_async(self, job: BaseJob, *conn: Any) -> Any:
-        """Calls one that is a coroutine function."""
+        """Calls a handler that is a coroutine function."""
         _check_readable(job)
         try:
             return await self._call_async(job, *conn)
@@ -306,17 +306,17 @@ class AttemptRunner:
             return await self.options.hooks.around(job, call)
 
     def result_json(self, value: Any, job: BaseJob) -> Optional[str]:
-        """The result of a handler whose effect has happened: one that is none is left out."""
+        """The result of a handler whose effect has happened.  A result that cannot be encoded is left out."""
         try:
             return json_text(value)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # an encoder and the methods of a result are anybody's
+        except BaseException as error:  # encoders and results may be of any class
             log.error("%s %d: completed without its result, because the result cannot be encoded: %s", self.options.queue, job.id, text_of(error))
             return None
 
     def handler_succeeded(self, execution: Execution, end: ExecutionResult) -> bool:
-        """Notes that a handler has ended well; False: there is more to it, which the loop sees to."""
+        """Records that a handler has succeeded.  Returns False if the event loop must do more."""
         if execution.end_reason is not None or execution.jobs[0].waiting is not None:
             return False
         self._executions.discard(execution)
@@ -325,13 +325,13 @@ class AttemptRunner:
         return True
 
     def committed(self, execution: Execution) -> None:
-        """Notes that a transaction has been."""
+        """Records that a transaction has been committed."""
         for job in execution.jobs:
             self._record_outcome(job, "committed")
         self._wake_idle_executors()
 
     def call_loop(self, function: Callable[..., Any], *args: Any) -> None:
-        """Has the loop call a function soon; from any thread."""
+        """Makes the event loop call a function soon.  Any thread may call it."""
         if os.getpid() != self._process:
             return
         if threading.get_ident() == self._thread:
@@ -343,7 +343,7 @@ class AttemptRunner:
             pass  # it has ended
 
     async def settle(self, executor: Executor, unsettled: Unsettled) -> None:
-        """Settles what an executor has brought."""
+        """Settles an execution that an executor has passed to the event loop."""
         execution, end = unsettled
         if execution.end_task is not None and not end.hangs:
             await execution.end_task
@@ -352,7 +352,7 @@ class AttemptRunner:
             if end.committed:
                 return
             if execution.jobs[0].waiting is not None:
-                self._record_outcome(execution.jobs[0], "waiting")  # whatever the handler did then
+                self._record_outcome(execution.jobs[0], "waiting")  # whatever the handler did afterwards
                 await executor.reset_connection(end)
                 return
             if time.monotonic() > execution.lease_until:
@@ -373,7 +373,7 @@ class AttemptRunner:
             await self._handle_failure(executor, execution, end)
 
     async def _runs_again(self, executor: Executor, link: Link[Any], execution: Execution, end: ExecutionResult) -> bool:
-        """Whether a transaction that has not been committed is run again, at once."""
+        """Whether a transaction that was not committed runs again at once."""
         assert end.error is not None
         conn = link.conn
         lost = conn is None or _links.is_lost(conn, end.error)
@@ -390,7 +390,7 @@ class AttemptRunner:
         return await self.ensure_connected(executor, execution)
 
     async def ensure_connected(self, executor: Executor, execution: Execution) -> bool:
-        """Has the executor's link usable; False: the attempt is to end before it is."""
+        """Makes the executor's link usable.  Returns False if the attempt must end before that."""
         link = executor.link
         if link is None or link.usable:
             return True
@@ -399,7 +399,7 @@ class AttemptRunner:
         return execution.end_reason is None and link.usable
 
     async def _handle_failure(self, executor: Executor, execution: Execution, end: ExecutionResult) -> None:
-        """A transaction that is not run again as it was."""
+        """Settles a transaction that does not run again as it was."""
         assert end.error is not None
         jobs = execution.jobs
         if len(jobs) > 1 and execution.end_reason != "drain":
@@ -412,12 +412,12 @@ class AttemptRunner:
             return
         for job in jobs:
             await self._slots.lend_while(self._settle_uncommitted(job, execution, end.error))
-        # Not before: with the session attached leases end, and the attempt counts.
+        # Not earlier, because attached leases end with the session, and then the attempt counts.
         await executor.reset_connection(end)
 
     def _copy_for_rerun(self, job: BaseJob) -> BaseJob:
-        """A job that runs again by itself: what the transaction was told, it alone was told; a handler that was left
-        behind keeps the job that it has."""
+        """A copy of a job that runs again alone, without the state of its transaction.  An abandoned handler keeps
+        the old object."""
         again = copy.copy(job)
         again._cancelled = None
         if job.token in self._leased:
@@ -425,7 +425,7 @@ class AttemptRunner:
         return again
 
     async def _reconnect(self, link: Link[Any], execution: Execution) -> None:
-        """Until the link is there again, or the attempt is to end."""
+        """Waits until the link is usable again, or the attempt must end."""
         task = asyncio.ensure_future(link.ready())
         either: set["asyncio.Future[Any]"] = {task, execution.end_requested}
         if not execution.begun:
@@ -438,17 +438,17 @@ class AttemptRunner:
     # The end of its time.
 
     async def _watch(self) -> None:
-        """Ends handlers whose time or lease is over, and looks after the sessions that leases are attached to."""
+        """Ends handlers whose time or lease is over, and checks the sessions to which leases are attached."""
         while True:
             now = time.monotonic()
             self._silence.look(list(self._executions), now)
-            # While handlers come and go it looks by itself, so that not each of them wakes the loop.
+            # While handlers start and end often, it checks regularly, so that not every handler wakes the event loop.
             self._watch_at = now + (SESSION_CHECK_INTERVAL if self._executions or self._has_begun_handlers else 3600)
             self._has_begun_handlers = False
             for execution in list(self._executions):
                 if execution.end_reason is not None or execution.ended:
                     continue
-                # In a transaction the job's row is locked: it may take longer than the lease.
+                # In a transaction, the job's row is locked, so the handler may take longer than the lease.
                 until = execution.ends_at if execution.locked else min(execution.ends_at, execution.lease_until)
                 if until <= now:
                     execution.request_end("time" if until == execution.ends_at or self.time_is_over(execution, now) else "cut off")
@@ -466,11 +466,11 @@ class AttemptRunner:
                 pass
 
     def time_is_over(self, execution: Execution, now: float) -> bool:
-        """Whether a lease has ended since the queue gives attempts no longer."""
+        """Whether a lease has ended because of the queue's job_timeout."""
         return self._job_timeout is not None and execution.claimed_at + self._job_timeout < now + 0.05
 
     def _check_sessions(self, execution: Execution) -> None:
-        """Asks for leases whose session seems to have ended."""
+        """Sends heartbeats for leases whose session seems to have ended."""
         for job in execution.jobs:
             link = job._link
             if link is not None and (link.connections != job._session or link.has_ended()):
@@ -478,7 +478,7 @@ class AttemptRunner:
                 self._heartbeat_now.set()
 
     def enforce_end(self, execution: Execution) -> None:
-        """Has a handler end that was told to."""
+        """Enforces the end of a handler that was told to end."""
         execution.end_task = asyncio.create_task(self._enforce_end(execution))
 
     async def _enforce_end(self, execution: Execution) -> None:
@@ -489,19 +489,19 @@ class AttemptRunner:
         again = time.monotonic() + CANCEL_INTERVAL
         while not execution.ended and time.monotonic() < give_up:
             await asyncio.sleep(0.01)
-            # What comes between two statements of the handler cancels neither.
+            # A cancel request that arrives between two statements of the handler cancels neither.
             if not execution.ended and interrupting.done() and time.monotonic() > again:
                 interrupting = asyncio.ensure_future(execution.executor.interrupt_again(execution))
                 again = time.monotonic() + CANCEL_INTERVAL
         if execution.ended:
-            await interrupting  # lest it cancels a statement of the next job
+            await interrupting  # otherwise it could cancel a statement of the next job
         else:
             log.error("%s %d: the handler does not stop, so the worker abandons it", self.options.queue, execution.jobs[0].id)
             await execution.executor.abandon(execution)
 
     def _pause_claims(self, job: BaseJob) -> None:
-        """A lease was over before its handler had ended, and nobody could renew it: the loop was blocked.
-        The jobs are given out again, here perhaps, for ever: so nothing is claimed for a while."""
+        """Called when a lease expired before its handler ended, because the blocked event loop could not renew it.
+        This worker might claim the same jobs again and again, so it claims nothing for a while."""
         if not self._ended_late:
             self._claims_paused_until = time.monotonic() + min(2.0**self._blocked_in_a_row, 60)
             self._blocked_in_a_row += 1
@@ -521,14 +521,14 @@ class AttemptRunner:
     # The end of an attempt.
 
     async def _settle_uncommitted(self, job: BaseJob, execution: Execution, error: BaseException) -> None:
-        """Tells the server of an attempt that has not committed."""
+        """Reports an attempt that has not committed to the server."""
         cause = error.__cause__ if isinstance(error, AttemptOver) else None
         if execution.commit_unknown and cause is None and execution.end_reason is not None:
             cause = await self._outcome_of_commit(job)
-        waiting = error if job.waiting is None else job.waiting  # whatever the handler did then
+        waiting = error if job.waiting is None else job.waiting  # whatever the handler did afterwards
         if isinstance(cause, AlreadyCommitted) or (isinstance(cause, NoSuchJob) and execution.commit_unknown):
             self._record_outcome(job, "committed")
-        elif execution.end_reason == "lost" or (cause is not None and execution.end_reason not in ("time", "drain")):  # those refuse a statement, too
+        elif execution.end_reason == "lost" or (cause is not None and execution.end_reason not in ("time", "drain")):  # these reasons also make the connection refuse statements
             await self._report_lost(job, "stale" if execution.end_reason is None else "lost", cause)
         elif not await self._record_arrived_events(job):
             pass
@@ -545,14 +545,14 @@ class AttemptRunner:
     async def _fail_or_release(
         self, job: BaseJob, text: str, details: Optional[dict[str, Any]] = None, error: Optional[BaseException] = None
     ) -> None:
-        """Fails or, after a Snooze, releases.  What an error has to say is asked for where a refusal of it
-        is met: its class is anybody's."""
+        """Fails the job or, after a Snooze, releases it.  The text of the error is read inside the try block, because the error
+        may be of any class."""
 
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
             delay = interval(error.delay) if isinstance(error, (RetryLater, Snooze)) and level < 2 else None
             if isinstance(error, Snooze) and level < 2:
                 return _RELEASE, (job.id, job.token, delay)
-            # The server's encoding may lack a character; it may take no such length.
+            # The server's encoding may lack a character, or the text may be too long.
             told = storable_text(text) if level == 0 else storable_text(text).encode("ascii", "backslashreplace").decode()[:1000]
             if level == 2 and isinstance(error, (RetryLater, Snooze)):
                 told += " (the delay is not a valid interval)"
@@ -566,8 +566,8 @@ class AttemptRunner:
             self._report_failure(job, outcome, text, error, now)
 
     async def _job_after(self, job: BaseJob, outcome: str) -> Optional[_JobNow]:
-        """What the job is, where an end was told too late: the server may have ended the attempt itself, and the job with it.
-        None: that is not known, or need not be asked."""
+        """The state of the job if the end was reported too late, because the server may have ended the attempt, and the job, itself.
+        None if the state is unknown or not needed."""
         if outcome != "stale":
             return None
         try:
@@ -584,7 +584,7 @@ class AttemptRunner:
                     "" if now is None else f" (the job is {now.status})", text)  # fmt: skip
 
     def _notify_failed(self, job: BaseJob, outcome: str, error: BaseException, now: Optional[_JobNow] = None) -> None:
-        """Has the hook hear of it; now: what the job is, if that was asked for."""
+        """Calls the hook.  now: the state of the job, if it is known."""
         if self.options.hooks.failed is not None:
             outcome = outcome if outcome in ("retrying", "dead", "stale") else "lost"
             outcome = _ended_as(outcome, now)
@@ -609,8 +609,8 @@ class AttemptRunner:
         self._notify_failed(job, outcome, cause or StaleToken("the lease was lost"), now)
 
     async def _outcome_of_commit(self, job: BaseJob) -> Optional[BaseException]:
-        """What the transaction raises that runs again after a COMMIT without an answer, where none does, since the attempt
-        was told to end: AlreadyCommitted, NoSuchJob or StaleToken.  None: it has not committed, or the server is not there."""
+        """The error that a repeated transaction would raise after an unanswered COMMIT: AlreadyCommitted, NoSuchJob or StaleToken.
+        It is used if the attempt was told to end, so none is run.  None if it has not committed or the server does not answer."""
         found: list[BaseException] = []
         await self._settle_with(job, lambda _: (_ASSERT_CURRENT, (job.id, job.token)), ended=found)
         return found[0] if found else None
@@ -623,8 +623,8 @@ class AttemptRunner:
             self._record_outcome(job, outcome)
 
     async def _record_wait(self, job: BaseJob, waiting: Waiting) -> None:
-        """Notes the wait, which was undone with the handler's transaction.  What has come meanwhile the
-        next attempt hears."""
+        """Records the wait again, because it was undone with the handler's transaction.  An event that has arrived
+        meanwhile goes to the next attempt."""
         outcome = await self._await_event(job, waiting)
         if outcome in ("arrived", "timed_out"):
             await self._release(job)
@@ -632,8 +632,8 @@ class AttemptRunner:
             self._record_outcome(job, outcome)
 
     async def _record_arrived_events(self, job: BaseJob) -> bool:
-        """Notes the events that the handler has heard, which was undone too: by the next attempt they may
-        be forgotten.  False: the attempt is over by that."""
+        """Records again the events that the handler has received, which was also undone.  Otherwise they may have been
+        deleted before the next attempt.  Returns False if this has ended the attempt."""
         for event in job._arrived:
             outcome = await self._await_event(job, event)
             if outcome != "arrived":
@@ -644,14 +644,14 @@ class AttemptRunner:
     async def _await_event(self, job: BaseJob, event: Waiting) -> str:
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
             if level > 0:
-                # Given back it would be here again at once, for ever.
+                # If it were released, it would be claimed again at once, repeatedly.
                 return _FAIL, (job.id, job.token, "the server refused to let it wait for the event", None, False, None)
             return _AWAIT_OUTCOME, (job.id, job.token, event.name, interval(event.timeout))
 
         return await self._settle_with(job, statement)
 
     async def give_back(self, jobs: Sequence[BaseJob]) -> None:
-        """Jobs that were not begun."""
+        """Releases jobs that were not started."""
         values = [job.id for job in jobs], [job.token for job in jobs]
         try:
             await self.within(self._control.ask(_RELEASE_MANY, values), DRAIN_SETTLE_TIMEOUT)
@@ -674,9 +674,9 @@ class AttemptRunner:
         refused: Optional[list[Any]] = None,
         ended: Optional[list[BaseException]] = None,
     ) -> str:
-        """Asks until the server has answered; with less to say, when it does not take what was said.
+        """Repeats a statement until the server has answered.  If the server refuses a value, the statement is sent with fewer values.
 
-        refused, ended: take the errors by which a value was refused, or which say that the attempt has ended."""
+        refused, ended: lists for the errors that refused a value, and those that show that the attempt has ended."""
         give_up = time.monotonic() + (DRAIN_SETTLE_TIMEOUT if self._ending.is_set() else SETTLE_TIMEOUT)
         pause = 1.0
         level = 0
@@ -687,7 +687,7 @@ class AttemptRunner:
                 outcome = (await self.within(self._control.ask(*statement(level)), left))[0][0]
                 break
             except AnswerLost:
-                continue  # done or not: the same question is answered
+                continue  # executed or not, the repeated statement returns the outcome
             except (StaleToken, NoSuchJob, AlreadyCommitted) as error:
                 outcome = "already_committed" if isinstance(error, AlreadyCommitted) else "stale"
                 if ended is not None:
@@ -712,7 +712,7 @@ class AttemptRunner:
         return outcome
 
     async def within(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        """What work returns; TimeoutError when it does not in so many seconds, or before a drain has to have ended."""
+        """The result of work.  Raises TimeoutError if it takes longer than this many seconds, or beyond the time limit of a drain."""
         task = asyncio.ensure_future(work)
         over = asyncio.ensure_future(self._over.wait())
         try:
@@ -725,7 +725,7 @@ class AttemptRunner:
             task.cancel()
 
     def end_within(self, seconds: float) -> None:
-        """Nothing is waited for after so many seconds."""
+        """Stops all waiting after this many seconds."""
         if time.monotonic() + seconds < self._over_at:
             self._over_at = time.monotonic() + seconds
             if self._over_timer is not None:
@@ -741,9 +741,9 @@ class AttemptRunner:
             log.debug("%s %d: committed", self.options.queue, job.id)
 
     async def commit(self, executor: Executor, jobs: list[BaseJob], results: list[Optional[str]]) -> None:
-        """Commits an executor's jobs that have no transaction of their own; what ends while a statement is on its way shares
-        the next one.  An executor that has nothing else goes on with what that claims.  One that has more begins with it
-        after this: its next job may end the executor's session, and the leases of these with it."""
+        """Commits an executor's jobs that have no transaction.  Jobs that end while a statement is under way share
+        the next one.  An executor without other jobs continues with the jobs that the statement claims.  An executor with more jobs
+        starts them only afterwards, because its next job could end the executor's session and with it the leases of these jobs."""
         answer: "asyncio.Future[list[BaseJob]]" = self._loop.create_future()
         self._queue_commit(_ToCommit(jobs, results, answer, not executor.pending))
 
@@ -754,7 +754,7 @@ class AttemptRunner:
         executor.pending.extend(self.executions(claimed, executor))
 
     def commit_soon(self, ended: Ended) -> None:
-        """Commits jobs whose executors have gone on."""
+        """Commits jobs whose executors have already continued."""
         self._queue_commit(_ToCommit([job for job, _ in ended], [result for _, result in ended], None, False))
 
     def _queue_commit(self, ended: _ToCommit) -> None:
@@ -767,7 +767,7 @@ class AttemptRunner:
 
     async def _commit_all(self, link: AsyncLink) -> None:
         while self._to_commit and self._may_commit_on(link):
-            # What ends in this turn of the loop goes along.
+            # Jobs that end in this turn of the event loop are included.
             await asyncio.sleep(0)
             count = len(self._to_commit)
             other = self._second if link is self._control else self._control
@@ -782,7 +782,7 @@ class AttemptRunner:
             self._begin_committing(self._control)
 
     def _may_commit_on(self, link: AsyncLink) -> bool:
-        """Whether a link may be waited for: the second one is opened beside."""
+        """Whether a link can be used.  The second one is opened in the background."""
         if link is self._control or link.usable:
             return True
         if self._opening is None or self._opening.done():
@@ -824,7 +824,7 @@ class AttemptRunner:
     async def _commit_batch(self, ended: Ended, executors: int, link: AsyncLink) -> list[BaseJob]:
         asked_at = time.monotonic()
         try:
-            # Else it may have been made since the statement was.
+            # Otherwise the link could have reconnected since the statement was built.
             await self.within(link.ready(), _links.ANSWER_TIMEOUT)
             answers = await link.exchange(self._commit_message(ended, link, executors))
         except (AnswerLost, psycopg.Error, asyncio.TimeoutError) as error:
@@ -833,7 +833,7 @@ class AttemptRunner:
         return self._apply_commit_answers(ended, answers, asked_at, link)
 
     def commit_from_thread(self, ended: Ended, executors: int) -> list[BaseJob]:
-        """The same, by an executor's thread for all of them."""
+        """Like _commit_batch, called by an executor's thread for all executors."""
         assert self.group_commit is not None
         link = self.group_commit.link
         asked_at = time.monotonic()
@@ -854,13 +854,13 @@ class AttemptRunner:
         if link.conn is not None and _links.is_lost(link.conn, error):
             await link.drop(error)
             for job in list(self._leased.values()):
-                if job._link is link:  # with the session its lease has ended, if the server is there
+                if job._link is link:  # its lease has ended with the session, if the server is running
                     job._heartbeat_at = time.monotonic()
             self._heartbeat_now.set()
         await self._commit_each(ended, error)
 
     async def _commit_each(self, ended: Ended, error: BaseException) -> None:
-        """Each by itself, until it is answered; one whose result is refused, without it, or in run() not at all."""
+        """Commits each job separately until the server has answered.  If a result is refused, the job is committed without it; in run() it fails."""
         for job, result in ended:
             await self._commit_one(job, result, not isinstance(error, psycopg.Error) or _is_connection_error(error))
 
@@ -884,7 +884,7 @@ class AttemptRunner:
             self._leased.pop(job.token, None)
             self.call_loop(self._begin_hook_task, self._report_not_committed(job, outcome))
         else:
-            # Not found: deleted by the commit whose answer was lost, in a queue that keeps no jobs.
+            # Not found: the commit whose answer was lost has deleted the job, in a queue that keeps no jobs.
             self._record_outcome(job, "committed" if outcome == "not_found" else outcome)
 
     async def _report_not_committed(self, job: BaseJob, outcome: str) -> None:
@@ -896,12 +896,12 @@ class AttemptRunner:
         )  # fmt: skip
         self._notify_failed(job, "stale", StaleToken("the lease was lost"), now)
 
-    # What a handler without a transaction asks for.
+    # Requests of a handler without a transaction.
 
     async def ask_about_job(self, job: BaseJob, sql: str, values: Sequence[Any], anyway: bool = False) -> list[Row]:
-        """The rows of a statement about a job, asked again when its answer is lost.
+        """The rows of a statement about a job, which is repeated if its answer is lost.
 
-        Until the attempt is ended; anyway: for a while longer, since what is told is true all the same.
+        It is repeated until the attempt is told to end, or with `anyway` for a while longer, because the report is still true.
         """
         execution = job._execution
         assert execution is not None
@@ -926,7 +926,7 @@ class AttemptRunner:
                 task.cancel()
 
     def from_thread(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same for a handler that is a function."""
+        """Runs such work for a handler that is a function."""
         try:
             must_be_in(self._process)
         except RuntimeError:
@@ -936,12 +936,12 @@ class AttemptRunner:
 
 
 def _ended_as(outcome: str, now: Optional[_JobNow]) -> str:
-    """How an attempt has ended of which the server has said no more than that it is stale."""
+    """The outcome of an attempt that the server has called stale."""
     return "dead" if now is not None and now.status == "dead" and now.by_this_attempt else outcome
 
 
 def _check_readable(job: BaseJob) -> None:
-    """Raises in an attempt whose job cannot be decoded, and in none of its neighbours."""
+    """Raises if the job cannot be decoded.  This fails only its own attempt."""
     if job.unreadable is not None:
         raise ValueError(f"payload, checkpoint or headers could not be decoded: {text_of(job.unreadable)}")
 
@@ -957,19 +957,19 @@ def _is_connection_error(error: BaseException) -> bool:
 
 
 def _text_of_interval(delay: Optional[Delay]) -> Optional[str]:
-    """A delay as text."""
+    """A delay as text of an interval."""
     value = interval(delay)
     return f"{value // timedelta(microseconds=1)} microseconds" if isinstance(value, timedelta) else value
 
 
 def _is_refused_value(error: BaseException) -> bool:
-    """Whether it is about a value that was given."""
+    """Whether an error refuses one of the values."""
     state = sqlstate(error)
     return state[:2] in ("22", "54") if state else not isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError, OSError))
 
 
 def _details(error: BaseException) -> dict[str, Any]:
-    """For programs that read idemq.attempts."""
+    """The machine-readable details for idemq.attempts."""
     lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     details = {"type": type(error).__name__, "trace": storable_text(lines[-MAX_TEXT:])}
     state = sqlstate(error)

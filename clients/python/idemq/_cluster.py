@@ -1,14 +1,14 @@
-"""A worker over the shards of a cluster: the map, and one run for each shard.
+"""A worker for all shards of a cluster: the map of shards, and one run per shard.
 
-The router is asked for the map once, and again whenever it says that it has changed (NOTIFY
-cluster_map), whenever a shard says that its jobs are elsewhere (55000), and with each new connection:
-nothing is polled but for a look every five minutes, in case the connection is silent.  While it is down the map that was read last holds.
+The worker reads the map from the router at the start, when the router announces a change (NOTIFY
+cluster_map), when a shard reports that its jobs are elsewhere (55000), and after each reconnection.
+It also reads the map after MAP_MAX_AGE, in case the connection is silent.  While the router is down, the last map is used.
 
-A shard that moves is to its run what a failover is to a worker of one server: the connections are made
-again at the new place, and every attempt goes on there, since the rows have moved with their tokens.
-What was fenced has not been done; what was committed is answered as committed.
+To its run, a shard that moves looks like a failover: the run reconnects at the new place, and every attempt
+continues there, because the rows have moved with their tokens.  Refused calls had no effect, and
+completed jobs are reported as committed.
 
-A shard that is down keeps its own run waiting, and no other: a run waits without a slot (_handler_slots.py).
+A shard that is down delays only its own run, which waits without a slot (_handler_slots.py).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _MAP = "SELECT shard, dsn, state, version FROM cluster.map() ORDER BY shard"
 _LISTEN = "LISTEN cluster_map"
 _LOCATION = ("host", "hostaddr", "port", "dbname")
 MAP_MAX_AGE = 60.0
-"""Seconds after which the map is read again although nothing was heard: the connection may lead nowhere."""
+"""Seconds after which the map is read again without an announcement, because the connection may be silent."""
 MOVE_WAIT = 1.0
-"""Seconds that a shard in the middle of its move is left in peace."""
+"""Seconds until the next try on a shard that is being moved."""
 
 
 class Shard(Address):
-    """A shard's address, and what the map says of it."""
+    """A shard's address, and its entry in the map."""
 
     def __init__(self, cluster: ShardMap, number: int) -> None:
         super().__init__("")
@@ -74,12 +74,12 @@ class ShardMap:
         self._listening = 0
 
     def address(self, dsn: str) -> str:
-        """How a shard is reached: as the router is (user, password, TLS), but for its place."""
+        """The connection string of a shard: the router's settings (user, password, TLS) with the shard's place."""
         params = {name: value for name, value in self._router.items() if name not in _LOCATION}
         return make_conninfo(**{**params, **conninfo_to_dict(dsn), **self._shard_options})
 
     async def read(self) -> list[Shard]:
-        """Asks for the map; answers the shards that are new in it, or at another place."""
+        """Reads the map.  Returns the shards that are new or have moved."""
         if await self._link.ready() and self._link.connections != self._listening:
             await self._link.ask(_LISTEN)
             self._listening = self._link.connections
@@ -88,7 +88,7 @@ class ShardMap:
             shard = self.shards.setdefault(number, Shard(self, number))
             address = self.address(dsn)
             if version < shard.version:
-                continue  # of a router that has been restored
+                continue  # the router has been restored from a backup
             if shard.dsn not in ("", address):
                 log.warning("shard %d has moved: %s", number, dsn)
             if shard.dsn != address or (shard.state == "moving" and state == "up"):
@@ -97,7 +97,7 @@ class ShardMap:
         return changed
 
     async def follow(self, moved: Callable[[list[Shard]], None]) -> None:
-        """Reads the map whenever there is a reason to, for ever."""
+        """Reads the map whenever there is a reason to, until it is cancelled."""
         while True:
             asked, self._asked = self._asked, []
             try:
@@ -117,7 +117,7 @@ class ShardMap:
             await self._wait_for_reason()
 
     async def _wait_for_reason(self) -> None:
-        """Until the router says something, its connection ends, or a shard wants to know."""
+        """Waits until the router sends a notification, its connection ends, or a shard requests the map."""
         conn = self._link.conn
         if self._asked or conn is None or conn.closed:
             return
@@ -133,7 +133,7 @@ class ShardMap:
             loop.remove_reader(fd)
 
     async def read_again(self) -> None:
-        """The map as it is from now on, if the router answers."""
+        """Waits until the map has been read again, if the router answers."""
         answer: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
         self._wake.set()
@@ -143,7 +143,7 @@ class ShardMap:
             pass
 
     async def change(self, seconds: float) -> None:
-        """Until the map has been read once more, or for so long."""
+        """Waits until the map has been read again, at most this many seconds."""
         try:
             await asyncio.wait_for(self._changed.wait(), seconds)
         except asyncio.TimeoutError:
@@ -183,7 +183,7 @@ class ClusterRun:
         self._woken = asyncio.Event()
 
     async def main(self) -> Counter[str]:
-        """Runs until it is told to end, or each shard has nothing to do; answers how attempts ended."""
+        """Runs until it is told to stop, or no shard has anything to do.  Returns the number of attempts by outcome."""
         with _signals.stop_on_signals(self._loop, self._options.signals, self.stop):
             return await self._main()
 
@@ -194,7 +194,7 @@ class ClusterRun:
             following = asyncio.create_task(self._map.follow(self._moved))
             await self._until_all_have_ended()
         finally:
-            # A cancellation drains, without grace.
+            # A cancellation drains without a grace period.
             while self._stops < 2:
                 self.stop()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -208,7 +208,7 @@ class ClusterRun:
         return counts
 
     def stop(self) -> None:
-        """Begins the drain of all; called again, ends its grace."""
+        """Starts the drain of all shards.  A second call ends the grace period."""
         self._stops += 1
         self._woken.set()
         for number, run in self._runs.items():
@@ -244,10 +244,10 @@ class ClusterRun:
             self._woken.clear()
             for task in self._tasks.values():
                 if task.done():
-                    task.result()  # an error of one ends all
+                    task.result()  # an error of one shard ends all
 
     def _moved(self, shards: list[Shard]) -> None:
-        """Shards that are new, or at another place."""
+        """Called with shards that are new or have moved."""
         for shard in shards:
             home = self._home is None or shard.number in self._home
             if shard.number in self._runs:
@@ -271,7 +271,7 @@ class ClusterRun:
         self._woken.set()
 
     def _refused(self, number: int, error: psycopg.Error) -> bool:
-        """Whether a first claim that was refused is the caller's mistake: when no shard has taken one."""
+        """Whether a refused first claim is the caller's mistake, which it is if no shard has accepted one."""
         self._refusals.add(number)
         return all(
             number in self._refusals or (run.unreachable and not run.claimed) for number, run in self._runs.items()

@@ -1,4 +1,4 @@
-"""An execution: one call of a handler, or of several whose jobs share a transaction; and its result."""
+"""An execution: one call of a handler, or of several whose jobs share a transaction, and its result."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ._handler_connection import HandlerTransaction
 from .errors import StaleToken
 
 SESSION_CHECK_INTERVAL = 1.0
-"""Seconds after which it is looked whether the session is there that a lease is attached to, and again."""
+"""Seconds between two checks whether the session of an attached lease still exists."""
 
 
 class HandlerControl(Protocol):
-    """What runs an execution, and can end it (Executor)."""
+    """The interface of the executor that runs an execution and can end it (Executor)."""
 
     link: Optional[_links.Link[Any]]
 
@@ -32,7 +32,7 @@ class HandlerControl(Protocol):
 
 
 class ExecutionRunner(Protocol):
-    """What an execution needs of its worker (AttemptRunner)."""
+    """The functions of the worker that an execution uses (AttemptRunner)."""
 
     lock: threading.Lock
 
@@ -47,10 +47,10 @@ class ExecutionRunner(Protocol):
 
 
 class Execution:
-    """What begins and ends together: a handler, or a transaction of several.
+    """A handler, or several that share a transaction.
 
-    It is ended by the loop, and what it does may be in an executor's thread: each notes what it has to say before
-    it looks what the other has said.
+    The event loop ends it, and it may run in an executor's thread.  Each side sets its own flag before it reads
+    the other's.
     """
 
     def __init__(self, jobs: list[Any], executor: HandlerControl, run: ExecutionRunner) -> None:
@@ -64,21 +64,21 @@ class Execution:
         self.end_reason: Optional[str] = None
         """Why it was ended: "lost" (the lease), "cut off", "time" or "drain"."""
         self.ended = False
-        """Whether the handler has ended, and its transaction."""
+        """Whether the handler and its transaction have ended."""
         self.handled = False
-        """Whether the handler has ended, and what follows is not to be cancelled."""
+        """Whether the handler has ended and the following statements must not be cancelled."""
         self.abandoned = False
-        """Whether it was left behind."""
+        """Whether it was abandoned."""
         self.handler_transaction: Optional[HandlerTransaction] = None
-        """Of one with a connection."""
+        """Its transaction, if the handler has a connection."""
         self.task: Optional["asyncio.Task[Any]"] = None
-        """In which its handler runs, if that is a coroutine."""
+        """The task in which its handler runs, if that is a coroutine."""
         self.end_task: Optional["asyncio.Task[None]"] = None
-        """What sees to its end, once it was told to."""
+        """The task that enforces its end, once it was told to end."""
         self.commit_at: Optional[float] = None
-        """When COMMIT was sent."""
+        """Time at which COMMIT was sent."""
         self.commit_unknown = False
-        """Whether it was, and not answered."""
+        """Whether COMMIT was sent but not answered."""
         self._run = run
         self._end_requested: Optional["asyncio.Future[None]"] = None
         self._deadline: Optional[datetime] = None
@@ -86,9 +86,9 @@ class Execution:
             job._execution = self
 
     def begin(self, seconds: float, after_claim: Optional[float]) -> None:
-        """Its handler is about to be called, perhaps again.
+        """Called before its handler is called, possibly again.
 
-        seconds: how long it may take; after_claim: how long after its claim it must have ended, instead."""
+        seconds: maximum duration.  after_claim: maximum time since the claim, instead."""
         self.ended, self.handled, self.commit_at = False, False, None
         if not self.begun:
             now = time.monotonic()
@@ -96,20 +96,20 @@ class Execution:
             self.seconds, self.ends_at = (seconds, now + seconds) if after_claim is None else (after_claim, self.claimed_at + after_claim)
 
     def finish(self) -> bool:
-        """Notes that the handler has ended; False: it was left behind."""
+        """Records that the handler has ended.  Returns False if it was abandoned."""
         with self._run.lock:
             self.ended = True
             return not self.abandoned
 
     def abandon(self) -> bool:
-        """Notes that the handler is left behind; False: it has ended."""
+        """Records that the handler is abandoned.  Returns False if it has ended."""
         with self._run.lock:
             self.abandoned = not self.ended
             return self.abandoned
 
     @property
     def deadline(self) -> datetime:
-        """When its time is over."""
+        """Time at which its time is over."""
         if self._deadline is None:
             left = self.ends_at - time.monotonic() if self.begun else 0
             self._deadline = datetime.now(timezone.utc) + timedelta(seconds=left)
@@ -117,7 +117,7 @@ class Execution:
 
     @property
     def end_requested(self) -> "asyncio.Future[None]":
-        """Done when the handler is told to end; of the loop."""
+        """Future of the event loop that is done when the handler is told to end."""
         if self._end_requested is None:
             self._end_requested = asyncio.get_running_loop().create_future()
             if self.end_reason is not None:
@@ -125,7 +125,7 @@ class Execution:
         return self._end_requested
 
     def request_end(self, why: str) -> None:
-        """Tells the handler to end; called by the loop."""
+        """Tells the handler to end.  Called by the event loop."""
         if self.end_reason is None:
             self.end_reason = why
             if self._end_requested is not None:
@@ -137,11 +137,11 @@ class Execution:
 
     @property
     def locked(self) -> bool:
-        """Whether its jobs are: nobody takes them, however long it takes."""
+        """Whether its jobs are locked, so that no other attempt can get them."""
         return self.handler_transaction is not None and self.handler_transaction.begun
 
     def must_be_current(self) -> None:
-        """Raises in a handler that would begin its transaction after the attempt is over."""
+        """Raises if a handler would begin its transaction after the attempt is over."""
         if self.end_reason is None and time.monotonic() < self.lease_until:
             return
         why = "time" if self._run.time_is_over(self, time.monotonic()) else "cut off"
@@ -149,13 +149,13 @@ class Execution:
         raise StaleToken(f"the attempt ended ({self.end_reason or why}), so its connection accepts no more statements")
 
     def own_limit(self, conn: Any) -> Optional[float]:
-        """Seconds within which what the worker asks by a handler's connection is answered; None: the worker asks the
-        server, by another connection, whether the session is at work (AttemptRunner).  Behind a pooler nobody can tell."""
+        """Seconds within which the worker's statements on a handler's connection must be answered.  None means that the worker asks the
+        server over another connection whether the session is busy (AttemptRunner), which is impossible behind a pooler."""
         return None if conn.direct else max(self.lease, _links.ANSWER_TIMEOUT)
 
     @property
     def lease(self) -> float:
-        """Seconds that the shortest lease of its jobs lasts."""
+        """Length of the shortest lease of its jobs, in seconds."""
         return float(min(job._lease for job in self.jobs))
 
     @property
@@ -168,11 +168,11 @@ class Execution:
 
 
 class ExecutionResult:
-    """How a handler, or a transaction of several, has ended."""
+    """The result of a handler, or of a transaction of several."""
 
     def __init__(self, value: Any = None, error: Optional[BaseException] = None, hangs: bool = False) -> None:
         self.value = value
         self.error = error
         self.hangs = hangs
-        """It has not ended."""
+        """Whether it has not ended."""
         self.committed = False

@@ -1,4 +1,4 @@
-"""An executor runs one handler at a time: how it is called, interrupted and left behind.
+"""Executors.  An executor runs one handler at a time: it calls, interrupts and abandons it.
 
 	                            the handler is          it has a connection
 	AsyncExecutor               a coroutine function    no
@@ -6,21 +6,21 @@
 	ThreadExecutor              a function              no
 	ThreadTransactionExecutor   the same                yes
 
-An executor goes on by itself, from job to job, for as long as there is one and all goes well: in its thread, or
-in a task for each handler.  What it cannot settle, it brings to the loop (Unsettled): an attempt that was ended,
-has failed, or lost its connection.
+An executor continues from job to job as long as there are jobs and no error occurs, in its thread or
+in a task for each handler.  It passes attempts that it cannot settle to the event loop (Unsettled): those that were ended,
+have failed, or have lost their connection.
 
-The transaction of a handler that uses its connection is the same in both: BEGIN and assert_current of all
-its jobs, which keeps them from being reaped until it ends and raises for what was committed or lost; what
-the handler does; then, in one message, the ends of its jobs with the claim of the next, which raises for
-what cannot be committed, and COMMIT.  Nothing that the handler does can be committed without its job, nor
-the job without it.  Where the session is direct and handlers begin with a statement, BEGIN and the lock of the
-job that was just claimed go along: whatever comes of them, the commit stands.  A handler that has not used
-its connection is as one that has none: its job is committed together with what else has ended.
+The transaction of a handler that uses its connection is the same in both classes.  It starts with BEGIN and assert_current for
+all its jobs, which locks them until the transaction ends, and raises for jobs that are committed or lost.  Then come the statements
+of the handler.  The last message contains a statement that commits the jobs and claims the next ones, and raises for a job
+that cannot be committed, and then COMMIT.  So no change of the handler can be committed without its job, or
+the job without the changes.  If the session is direct and handlers use it at once, the message also contains BEGIN and the lock
+of the job just claimed.  An error there does not affect the commit.  If a handler has not used
+its connection, its job is committed together with others, as if the handler had none.
 
-A thread cannot be ended from outside, nor a coroutine that catches its cancellation.  One that does not
-return in time is left behind: its transaction is rolled back by us, who hold the connection's lock from
-then on, the server is told, and the connection is cut; the executor goes on with others.
+A thread cannot be ended from outside, and neither can a coroutine that catches its cancellation.  A handler that does not
+return in time is abandoned.  The executor takes the connection's lock, rolls back the transaction,
+tells the server, closes the connection and continues with other jobs.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ from .errors import AlreadyCommitted, NoSuchJob, StaleToken, sqlstate
 
 T = TypeVar("T")
 LOCK_TIMEOUT = 0.5
-"""Seconds within which a handler that is left behind lets go of its connection, or that is cut."""
+"""Seconds within which an abandoned handler must release its connection; otherwise the connection is closed."""
 ROLLBACK_TIMEOUT = 0.5
-"""Seconds within which its ROLLBACK is answered, or the same."""
+"""Seconds within which its ROLLBACK must be answered; otherwise the connection is closed."""
 _ROLLBACK = _pipeline.Statement(b"", b"ROLLBACK")
 
 
 class AttemptOver(Exception):
-    """The jobs of a transaction are not this attempt's any more; the cause says why."""
+    """The attempt no longer owns the jobs of its transaction.  The cause is the reason."""
 
 
 class Unsettled(NamedTuple):
-    """What an executor hands to the loop: an execution that it cannot settle, and its result."""
+    """An execution that the executor cannot settle and passes to the event loop, with its result."""
 
     execution: Execution
     end: ExecutionResult
 
 
 class Runner(ExecutionRunner, Protocol):
-    """What an executor needs of its worker (AttemptRunner)."""
+    """The functions of the worker that an executor uses (AttemptRunner)."""
 
     options: Options
     group_commit: Optional[GroupCommit]
@@ -120,7 +120,7 @@ class Runner(ExecutionRunner, Protocol):
 
 
 class Executor:
-    """What all executors have in common."""
+    """Base class of all executors."""
 
     job_class: type[Any]
     threads = False
@@ -129,25 +129,25 @@ class Executor:
 
     def __init__(self) -> None:
         self.pending: deque[Execution] = deque()
-        """What it has, and has not begun."""
+        """Executions that it has not started."""
 
     def start(self, run: Runner) -> "asyncio.Future[Optional[Unsettled]]":
-        """Begins with what is pending, and goes on; answers when it has nothing to do, or must be started again
-        with a usable connection, or what has stopped it."""
+        """Runs the pending executions and those that follow.  Returns when there is nothing to do or it must be started again
+        with a usable connection; in the other cases, returns the execution that has stopped it."""
         raise NotImplementedError
 
     async def interrupt(self, execution: Execution) -> None:
-        """Has a handler end soon, if it can be."""
+        """Makes a handler end soon, if possible."""
         await self.interrupt_again(execution)
 
     async def interrupt_again(self, execution: Execution) -> None:
-        """Cancels the statement of a handler: the one that it has begun meanwhile, too."""
+        """Cancels the current statement of a handler, even if it began after the first cancel request."""
         if execution.handler_transaction is not None and execution.handler_transaction.used and self.link is not None and self.link.conn is not None:
             await _links.interrupt(self.link.conn)
 
     async def abandon(self, execution: Execution) -> None:
-        """Gives up waiting for a handler.  Ends its transaction; until the executor goes on the handler cannot
-        use the connection; the session is still there, and what is attached to it."""
+        """Gives up waiting for a handler, and ends its transaction.  Until the executor continues, the handler cannot
+        use the connection.  The session and the leases attached to it still exist."""
         if not execution.abandon():
             return
         conn = self.link.conn if self.link is not None else None
@@ -167,7 +167,7 @@ class Executor:
         raise NotImplementedError
 
     async def reset_connection(self, end: ExecutionResult) -> None:
-        """After an attempt that has not committed: with another connection, where that is needed."""
+        """Prepares the connection after an attempt that has not committed, and replaces it if necessary."""
         if end.hangs:
             await self._drop_abandoned()
         elif self.link is not None and self.link.conn is not None and not _is_idle(self.link.conn):
@@ -177,7 +177,7 @@ class Executor:
         if self.link is not None:
             await self.link.drop(in_use=True)
         if self._locked_conn is not None:
-            self._locked_conn.lock.release()  # to find that the connection has ended
+            self._locked_conn.lock.release()  # so that the handler finds the connection closed
             self._locked_conn = None
 
     async def close(self) -> None:
@@ -186,12 +186,12 @@ class Executor:
 
 
 class _TransactionExecutor(Executor):
-    """What both executors with a connection have in common."""
+    """Base class of both executors with a connection."""
 
     _begun_early = False
-    """Whether the transaction is begun, and the next job locked: with the last commit."""
+    """Whether the last commit has also begun the next transaction and locked its job."""
     _quick = False
-    """Whether the last handler began with a statement."""
+    """Whether the last handler used its connection at once."""
 
     def _lend_connection(self, execution: Execution, conn: Any) -> HandlerTransaction:
         begun, self._begun_early = self._begun_early, False
@@ -199,7 +199,7 @@ class _TransactionExecutor(Executor):
         return transaction
 
     def _message(self, run: Runner, execution: Execution, conn: Any, link: Link[Any], results: list[Optional[str]]) -> list[_pipeline.Step]:
-        """The end of a transaction."""
+        """Ends a transaction."""
         ended = run.ends(execution.jobs, results)
         transaction = execution.handler_transaction
         assert transaction is not None
@@ -212,7 +212,7 @@ class _TransactionExecutor(Executor):
         return steps
 
     def _committed(self, run: Runner, execution: Execution, conn: Any, link: Link[Any], answers: list[str]) -> bool:
-        """What the message has answered, whose COMMIT was done; whether the transaction that it has begun is to end."""
+        """The answers of a message whose COMMIT succeeded, and whether the transaction that it has begun must end."""
         assert execution.commit_at is not None
         begun = conn.pgconn.transaction_status != TransactionStatus.IDLE
         held = begun and answers[-1:] == ["held"]
@@ -223,23 +223,23 @@ class _TransactionExecutor(Executor):
         return begun and not self._begun_early
 
     def _cause_of_failure(self, execution: Execution, conn: Any, error: BaseException) -> BaseException:
-        """Why a transaction has not committed, whatever the handler did then."""
+        """The reason why a transaction has not committed, whatever the handler did afterwards."""
         if execution.handler_transaction is not None and execution.handler_transaction.error is not None:
             error = execution.handler_transaction.error
             if isinstance(error, (StaleToken, NoSuchJob, AlreadyCommitted)):
                 over = AttemptOver()
                 over.__cause__ = error
                 return over
-        if hasattr(error, "done"):  # of a message of the worker
+        if hasattr(error, "done"):  # an error of the worker's message
             if error.done == 0 and sqlstate(error) == _pipeline.ENDED_BY_HANDLER:
                 return RuntimeError("the handler has ended its own job")
-            if sqlstate(error) == _pipeline.NO_SUCH_NAME:  # who has deallocated it, nobody knows
+            if sqlstate(error) == _pipeline.NO_SUCH_NAME:  # something has deallocated the statement
                 conn.named = False
         return error
 
 
 class AsyncExecutor(Executor):
-    """Coroutine functions."""
+    """Runs coroutine functions."""
 
     job_class = AsyncJob
 
@@ -257,7 +257,7 @@ class AsyncExecutor(Executor):
         execution.task = asyncio.create_task(self._work(run, execution))
 
     async def _work(self, run: Runner, execution: Execution) -> None:
-        """A task for each handler, so that it can be cancelled, and has a context of its own."""
+        """Runs each handler in a task, so that it can be cancelled and has its own context."""
         try:
             end = await self._run(run, execution)
             if not execution.finish():
@@ -283,7 +283,7 @@ class AsyncExecutor(Executor):
         try:
             run.begin(execution)
             return ExecutionResult([run.result_json(finished_result(await run.call_async(job)), job)])
-        except BaseException as error:  # SystemExit, too, ends the attempt and not the worker
+        except BaseException as error:  # even SystemExit ends the attempt and not the worker
             return ExecutionResult(error=error)
 
     async def interrupt(self, execution: Execution) -> None:
@@ -293,7 +293,7 @@ class AsyncExecutor(Executor):
 
 
 class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
-    """Coroutine functions with an AsyncConnection."""
+    """Runs coroutine functions with an AsyncConnection."""
 
     link: AsyncLink
 
@@ -350,7 +350,7 @@ class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
                 await self._roll_back(conn)
             return _committed_result()
         except BaseException as error:
-            execution.handled = True  # a cancel would meet the rollback, and end the executor
+            execution.handled = True  # a cancel would hit the rollback and end the executor
             await conn.take_back()
             if execution.commit_unknown and not transaction.begun and transaction.error is None:
                 transaction.error = error
@@ -364,7 +364,7 @@ class AsyncTransactionExecutor(_TransactionExecutor, AsyncExecutor):
 
 
 class ThreadExecutor(Executor):
-    """Functions, each called in a thread of the executor's own."""
+    """Runs functions in the executor's thread."""
 
     job_class = Job
     threads = True
@@ -377,7 +377,7 @@ class ThreadExecutor(Executor):
 
     def start(self, run: Runner) -> "asyncio.Future[Optional[Unsettled]]":
         if self._thread is None:
-            # A daemon: one that is left behind does not keep the process.
+            # A daemon thread, so that an abandoned handler does not keep the process alive.
             self._thread = threading.Thread(target=_run_calls, args=(self._calls,), name="idemq", daemon=True)
             self._thread.start()
         loop = asyncio.get_running_loop()
@@ -390,7 +390,7 @@ class ThreadExecutor(Executor):
             self._answer.set_result(ExecutionResult(unsettled))
 
     def _work(self, run: Runner) -> Optional[Unsettled]:
-        """In the executor's thread."""
+        """Runs in the executor's thread."""
         while self.pending or run.next_in_thread(self):
             if not run.may_begin(self):
                 self._undo_early_begin()
@@ -418,7 +418,7 @@ class ThreadExecutor(Executor):
         try:
             run.begin(execution)
             return ExecutionResult([run.result_json(finished_result(run.call(job)), job)])
-        except BaseException as error:  # SystemExit, too, ends the attempt and not the worker
+        except BaseException as error:  # even SystemExit ends the attempt and not the worker
             return ExecutionResult(error=error)
 
     async def _drop_abandoned(self) -> None:
@@ -436,7 +436,7 @@ class ThreadExecutor(Executor):
 
 
 class ThreadTransactionExecutor(_TransactionExecutor, ThreadExecutor):
-    """Functions with a Connection."""
+    """Runs functions with a Connection."""
 
     link: ThreadLink
 
@@ -506,7 +506,7 @@ def _committed_result() -> ExecutionResult:
 
 
 def _answers_after_commit(error: psycopg.Error) -> list[str]:
-    """What was answered before an error that came after the COMMIT; raises one that came before."""
+    """The answers up to an error that came after COMMIT.  Raises an error that came before."""
     if getattr(error, "done", 0) < 2:
         raise error
     answers: list[str] = getattr(error, "answers")
@@ -514,7 +514,7 @@ def _answers_after_commit(error: psycopg.Error) -> list[str]:
 
 
 def _is_used(transaction: HandlerTransaction, conn: Any) -> bool:
-    """Whether there is a transaction to commit; raises where it could not begin, or has ended."""
+    """Whether there is a transaction to commit.  Raises if it could not begin or has ended."""
     if transaction.error is not None:
         raise transaction.error
     if transaction.begun and _is_idle(conn):
@@ -534,7 +534,7 @@ def _is_idle(conn: Any) -> bool:
 
 
 def _run_calls(calls: "queue.SimpleQueue[Any]") -> None:
-    """An executor's thread."""
+    """Main function of an executor's thread."""
     while True:
         call = calls.get()
         if call is None:
@@ -547,7 +547,7 @@ def _run_calls(calls: "queue.SimpleQueue[Any]") -> None:
         try:
             loop.call_soon_threadsafe(_resolve, future, end)
         except RuntimeError:
-            return  # the loop has ended without us
+            return  # the event loop has already ended
         del call, future, function, args, end
 
 

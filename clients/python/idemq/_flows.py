@@ -1,8 +1,7 @@
-"""What goes beyond one job: events, topics, numbered producers, graphs and how far they are, cancels of many,
+"""Functions beyond a single job: events, topics, ordered logs, graphs and their progress, cancelling many jobs, and
 waiting for results.
 
-Each call is one statement on the connection that it is given, in its transaction; of an AsyncConnection
-it is to be awaited.
+Each call is one statement in the transaction of the given connection.  Await it if that is an AsyncConnection.
 """
 
 from __future__ import annotations
@@ -57,18 +56,18 @@ _WAIT_RESULTS = "CALL idemq.wait_results(%(ids)s::bigint[], %(timeout)s::interva
 
 
 class Sent(NamedTuple):
-    """What became of an event."""
+    """Result of send_event."""
 
     outcome: str
-    """accepted; duplicate: it was sent before."""
+    """accepted, or duplicate if the event had been sent before."""
     first_payload: Any
-    """The payload that counts: of a duplicate, that of the first event; None for a role that may only enqueue."""
+    """The payload that counts.  For a duplicate, it is the payload of the first event, or None if the role may only enqueue."""
     same_payload: bool
     """Whether your payload equals the one that counts."""
 
 
 class Published(NamedTuple):
-    """A job of one of the queues that are bound to a topic."""
+    """A job that publish has added to one of the queues bound to the topic."""
 
     queue: str
     id: int
@@ -76,7 +75,7 @@ class Published(NamedTuple):
 
 
 class Sequenced(NamedTuple):
-    """What became of a message with a number; of a duplicate id, status and result if it is the last one."""
+    """Result of enqueue_sequenced.  A duplicate has id, status and result only if it is the producer's last message."""
 
     id: Optional[int]
     outcome: str
@@ -90,10 +89,10 @@ class _Named(TypedDict):
 
 
 class GraphJob(_Named, total=False):
-    """A job of a graph: its queue and payload, and what else enqueue takes."""
+    """A job of a graph: queue, payload, and other arguments of enqueue."""
 
     depends_on: Sequence[Union[str, int]]
-    """Names in the graph, and ids of jobs that are there."""
+    """Names in the graph, and ids of existing jobs."""
     on_parent_failure: str
     key: Key
     delay: Delay
@@ -110,7 +109,7 @@ class GraphJob(_Named, total=False):
 
 
 class InGraph(NamedTuple):
-    """What became of a job of a graph."""
+    """Result of enqueue_graph for one job."""
 
     id: int
     outcome: str
@@ -118,18 +117,18 @@ class InGraph(NamedTuple):
 
 
 class CancelledJobs(NamedTuple):
-    """How many jobs were cancelled."""
+    """Result of cancel_matching."""
 
     cancelled: int
     locked: int
-    """So many were left, since an open transaction holds them: call again."""
+    """Number of matching jobs that open transactions hold.  Call again to cancel them."""
 
 
 class Flow(NamedTuple):
-    """How far a graph or a fan-out is."""
+    """Progress of a graph or a fan-out."""
 
     jobs: int
-    """How many there are; a parent that is gone counts."""
+    """Number of jobs, including parents that have been deleted."""
     waiting: int
     blocked: int
     running: int
@@ -138,32 +137,32 @@ class Flow(NamedTuple):
     dead: int
     cancelled: int
     done: int
-    """Those that are completed, dead or cancelled."""
+    """Number of jobs that are completed, dead or cancelled."""
     progress: float
-    """That in percent."""
+    """done as a percentage of jobs."""
     begun_at: Optional[datetime]
     ended_at: Optional[datetime]
     eta: Optional[timedelta]
-    """To the end, at the pace of late; None: that cannot be said."""
+    """Estimated time left at the recent rate; None if no estimate is possible."""
     held_up_by: Optional[int]
-    """The job that most others wait for, or that is not done for the longest time."""
+    """Id of the unfinished job that most others are waiting for, or that has been unfinished longest."""
     held_up_why: Optional[str]
     slowest: Optional[int]
     slowest_kind: Optional[str]
     slowest_for: Optional[timedelta]
     failed_ids: list[int]
-    """Dead ones, then those that will be tried again; 100 at most."""
+    """Ids of at most 100 failed jobs: dead jobs first, then those that will be retried."""
     roots: list[int]
-    """Jobs without parents; 100 at most."""
+    """Ids of at most 100 jobs without parents."""
     cut: bool
-    """There are more jobs than were asked for."""
+    """Whether there are more than `most` jobs."""
 
 
 class Result(NamedTuple):
-    """What a job has come to."""
+    """Result of wait_results for one job."""
 
     status: str
-    """completed, dead or cancelled; another one: it was not finished in time."""
+    """completed, dead or cancelled.  Any other status means that the timeout passed first."""
     result: Any
 
 
@@ -193,9 +192,9 @@ def send_event(
     name: str,
     payload: Any = None,
 ) -> Union[Sent, Awaitable[Sent]]:
-    """Tell the jobs of a queue that await this event, now or within the queue's idempotency_window.
+    """Send an event to the jobs of a queue that wait for it now, or start to within the queue's idempotency_window.
 
-    Those that wait are ready with the commit.
+    Waiting jobs become ready when the transaction commits.
     """
     require_connection(conn, Connection, AsyncConnection)
     values = {"queue": queue_argument(queue), "name": text_argument("name", name), "payload": jsonb_parameter("payload", payload)}
@@ -255,7 +254,7 @@ def publish(
     expires_in: Optional[Delay] = None,
     kind: Optional[str] = None,
 ) -> Union[list[Published], Awaitable[list[Published]]]:
-    """Add a job to each queue that is bound to a topic; answers these jobs, none when nobody is bound."""
+    """Add a job to each queue that is bound to a topic.  Returns these jobs; the list is empty if no queue is bound."""
     require_connection(conn, Connection, AsyncConnection)
     values = _options(delay, run_at, priority, group_key, max_attempts, headers, expires_in, kind)
     values.update(topic=text_argument("topic", topic), payload=Jsonb(payload), key=key_argument(key))
@@ -318,10 +317,10 @@ def enqueue_sequenced(
     expires_in: Optional[Delay] = None,
     kind: Optional[str] = None,
 ) -> Union[Sequenced, Awaitable[Sequenced]]:
-    """Add a job for a message of one ordered log, such as a Kafka partition, by its number there.
+    """Add a job for message number seq of one ordered log, such as a Kafka partition.
 
-    A number that is not higher than the producer's last one is a duplicate; gaps are normal.  Not for ids of
-    an outbox table, which are committed in another order.
+    A number that is not greater than the producer's last one is a duplicate.  Gaps are normal.  Do not use it for the
+    ids of an outbox table, because transactions commit in another order.
     """
     require_connection(conn, Connection, AsyncConnection)
     values = _options(delay, run_at, priority, group_key, max_attempts, headers, expires_in, kind)
@@ -351,9 +350,9 @@ def enqueue_graph(
     conn: AnyConnection,
     jobs: Mapping[str, GraphJob],
 ) -> Union[dict[str, InGraph], Awaitable[dict[str, InGraph]]]:
-    """Add jobs that depend on each other, all or none: by names, which their depends_on says.
+    """Add jobs that depend on each other, all or none.  In depends_on, a job names the jobs that must finish first.
 
-    A circle raises 22023.  Of a job whose key is taken the answer is that of the one that has it.
+    A cycle raises SQLSTATE 22023.  If the key of a job is taken, its result describes the job that has the key.
     """
     require_connection(conn, Connection, AsyncConnection)
     values = {"jobs": jsonb_parameter("jobs", [_member_texts(name, job) for name, job in members_of_graph(jobs).items()])}
@@ -371,7 +370,7 @@ def flow(conn: AsyncConnection[Any], id: int, most: int = 100000) -> Awaitable[O
 
 
 def flow(conn: AnyConnection, id: int, most: int = 100000) -> Union[Optional[Flow], Awaitable[Optional[Flow]]]:
-    """How far the graph or fan-out of a job is, whichever of its jobs that is; None for one that you may not see."""
+    """Return the progress of the graph or fan-out that contains the job.  Returns None if you may not see the job."""
     require_connection(conn, Connection, AsyncConnection)
     return ask(conn, _FLOW, {"id": int_argument("id", id), "most": int_argument("most", most)}, lambda rows: Flow(*rows[0]) if rows else None, binary=True)
 
@@ -396,9 +395,9 @@ def cancel_many(
     conn: AnyConnection,
     ids: Sequence[int],
 ) -> Union[dict[int, str], Awaitable[dict[int, str]]]:
-    """Cancel jobs that are not finished; answers what became of each: "cancelled", or why not.
+    """Cancel unfinished jobs.  Returns the outcome by id: "cancelled", or the reason why a job was not cancelled.
 
-    It never waits: "locked" is a job that an open transaction holds.
+    It never waits for locks.  The outcome "locked" means that an open transaction holds the job.
     """
     require_connection(conn, Connection, AsyncConnection)
     return ask(conn, _CANCEL_MANY, {"ids": ids_argument("ids", ids)}, lambda rows: {row[0]: row[1] for row in rows})
@@ -439,9 +438,9 @@ def cancel_matching(
     key_prefix: Optional[str] = None,
     max_jobs: Optional[int] = None,
 ) -> Union[CancelledJobs, Awaitable[CancelledJobs]]:
-    """Cancel the jobs of a queue that are not finished and have all that is given; at least one thing is.
+    """Cancel the unfinished jobs of a queue that match every given filter.  At least one filter is required.
 
-    max_jobs: no more in this call.  It never waits for a job that an open transaction holds, and counts it.
+    max_jobs: maximum number of jobs to cancel in this call.  It never waits for locks, but counts the locked jobs.
     """
     require_connection(conn, Connection, AsyncConnection)
     values = {
@@ -477,9 +476,9 @@ def wait_results(
     ids: Sequence[int],
     timeout: Delay = 30,
 ) -> Union[list[Result], Awaitable[list[Result]]]:
-    """Sleep until all of these jobs are finished; answers what each has come to, in the order of ids.
+    """Sleep until all these jobs are finished or the timeout has passed.  Returns their results in the order of ids.
 
-    After timeout what it is then.  The connection must be in autocommit, and in no transaction.
+    The connection must be in autocommit mode and outside a transaction.
     """
     require_connection(conn, Connection, AsyncConnection)
     values = {"ids": ids_argument("ids", ids), "timeout": delay_argument("timeout", timeout)}
@@ -503,7 +502,7 @@ def _options(
 
 
 def _member_texts(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
-    """A job of a graph as JSON: times as PostgreSQL's text."""
+    """A job of a graph as JSON, with times as text that PostgreSQL reads."""
     members: dict[str, Any] = {**job, "name": name}
     if "queue" in members:
         members["queue"] = queue_argument(members["queue"])
@@ -521,12 +520,12 @@ def _member_texts(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
         members[member] = optional_text(member, members.get(member))
     members["headers"] = _trace.inject(headers_argument(members.get("headers")))
     members["depends_on"] = parents_in_graph(members.get("depends_on"))
-    # The payload may be null.
+    # A payload can be null.
     return {member: value for member, value in members.items() if value is not None or member == "payload"}
 
 
 def _results(rows: list[Row]) -> list[Result]:
     statuses, results = rows[0]
-    # An array of an enum comes as text.
+    # psycopg returns an array of an enum as text.
     names = statuses.strip("{}").split(",") if isinstance(statuses, str) else statuses
     return [Result(status, result) for status, result in zip(names, results)]

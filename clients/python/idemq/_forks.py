@@ -1,13 +1,12 @@
-"""What a process inherits that a handler forks (os.fork, multiprocessing), and must not use.
+"""Protects the worker from processes that a handler forks (os.fork, multiprocessing).  They inherit, but must not use:
 
- - The signal handlers of the event loop, and its wakeup descriptor.  A SIGTERM for such a process would not end it,
-   but tell its parent to drain: the descriptor is the parent's.  So the handlers that were there before the worker
-   are restored.
- - The sockets of the worker's connections.  One statement by such a process would mix with the parent's, and while
-   it lives the server does not see that the parent has died.  So they are replaced by /dev/null, and the parent's are
-   left as they are.
- - The worker itself.  A handler that forks and lets the new process return, or raise, would have two processes settle
-   one attempt.  So such a process ends there, and what it asks of the worker is refused.
+ - The signal handlers of the event loop, and its wakeup descriptor.  The descriptor belongs to the parent, so a SIGTERM to the
+   child would not end the child but make the parent drain.  So the signal handlers from before the worker are restored.
+ - The sockets of the worker's connections.  A statement of the child would mix with those of the parent, and while
+   the child lives, the server does not notice that the parent has died.  So the child's sockets are replaced by /dev/null.  Those of
+   the parent are not changed.
+ - The worker itself.  If a handler forks and the child returns or raises, two processes would report the outcome of
+   one attempt.  So the child exits at this point, and its requests to the worker are refused.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ log = logging.getLogger("idemq")
 connections: "weakref.WeakSet[AnyConnection]" = weakref.WeakSet()
 """The open connections of this process's workers."""
 signal_handlers: dict[int, Any] = {}
-"""What handled a signal before a worker did, by its number, while one does."""
+"""The signal handlers from before the worker, by signal number."""
 
 
 def _after_fork() -> None:
-    """In the new process."""
+    """Called in the new process."""
     if signal_handlers:
         signal.set_wakeup_fd(-1)
         for number, handler in signal_handlers.items():
@@ -50,15 +49,15 @@ if hasattr(os, "register_at_fork"):
 
 
 def must_be_in(process: int) -> None:
-    """Raises in another process than that one."""
+    """Raises RuntimeError in any other process."""
     if os.getpid() != process:
         raise RuntimeError("this process was forked by a handler: only the handler's own process can use its job and its worker")
 
 
 def end_unless_in(process: int) -> None:
-    """Ends a process that a handler has forked, and that has come back from the handler, by a return or an exception.
+    """Ends a process that a handler has forked and that has left the handler, by a return or an exception.
 
-    To be called in a finally."""
+    Call it in a finally clause."""
     if os.getpid() == process:
         return
     error = sys.exc_info()[1]

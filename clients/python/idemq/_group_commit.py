@@ -1,12 +1,12 @@
-"""Group commit: one executor's thread commits the jobs of all whose handlers have ended without a transaction.
+"""Group commit: the thread of one executor commits the jobs of all executors whose handlers have ended without a transaction.
 
-One thread at a time commits everything that has ended, and claims jobs for every thread that is idle; the
-others run what was claimed, or wait for it.  So handlers that end together are committed together, and a
-thread goes on to its next job without the help of the loop.
+One thread at a time commits all jobs that have ended, and claims jobs for every idle thread.  The
+other threads run the claimed jobs, or wait for them.  So handlers that end together share a commit, and a
+thread continues with its next job without the help of the event loop.
 
 A job that has ended never waits for another job's handler: if a thread takes a job while ended jobs are
-left and no thread is committing, it has the loop commit them.  An executor that has another job of its own
-adds nothing here: it has the loop commit its job, and waits for that.
+left and no thread is committing, it asks the event loop to commit them.  An executor that has another claimed job
+does not take part.  It asks the event loop to commit its job, and waits for that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ended = list[tuple[BaseJob, Optional[str]]]
 
 
 class Committer(Protocol):
-    """What commits for it (AttemptRunner)."""
+    """The object that commits for it (AttemptRunner)."""
 
     at_once: int
 
@@ -38,11 +38,11 @@ class Committer(Protocol):
 
 
 class GroupCommit:
-    """The ended jobs, and the claimed ones, of the executors of one run."""
+    """The ended and the claimed jobs of the executors of one run."""
 
     def __init__(self, run: Committer, link: ThreadLink) -> None:
         self.link = link
-        """Used by the thread that commits.  Handlers cannot harm it, so leases of others may be attached to its session."""
+        """The link of the thread that commits.  Handlers cannot disturb it, so leases of other threads may be attached to its session."""
         self._run = run
         self._change = threading.Condition()
         # All of the following is used only by a thread that holds _change.
@@ -51,17 +51,17 @@ class GroupCommit:
         self._idle = 0
         self._waiting = 0
         self._woken = False
-        """Whether a waiting thread was woken, and has not run yet."""
+        """Whether a waiting thread was woken but has not run yet."""
         self._committing = False
         self._loop_commits = False
 
     def add(self, jobs: Sequence[Any], results: Sequence[Optional[str]]) -> None:
-        """Jobs whose handlers have ended well."""
+        """Jobs whose handlers have succeeded."""
         with self._change:
             self._ended.extend(zip(jobs, results))
 
     def next_jobs(self) -> list[Any]:
-        """Returns an executor's next jobs; an empty list means that no job is left, and none to commit."""
+        """Returns an executor's next jobs; an empty list means that there are none, and nothing to commit."""
         with self._change:
             self._idle += 1
             while not self._jobs and (self._committing or self._ended):
@@ -82,12 +82,12 @@ class GroupCommit:
             if self._ended and not self._committing and not self._loop_commits:
                 self._loop_commits = True
                 self._run.call_loop(self._commit_rest_in_loop)
-            # Each thread wakes the next one, which may have to commit, or to end.
+            # Each thread wakes the next one, which may have to commit or end.
             self._wake_one()
         return jobs
 
     def _commit(self) -> None:
-        time.sleep(0)  # a turn for those that are just about to end
+        time.sleep(0)  # let other threads run whose handlers are about to end
         with self._change:
             ended, self._ended = self._ended, []
             idle = self._idle
@@ -101,13 +101,13 @@ class GroupCommit:
                 self._wake_one()
 
     def _wake_one(self) -> None:
-        """One thread is enough: it wakes the next one."""
+        """Wakes one thread, which wakes the next one."""
         if self._waiting > 0 and not self._woken:
             self._woken = True
             self._change.notify()
 
     def _commit_rest_in_loop(self) -> None:
-        """In the loop."""
+        """Runs in the event loop."""
         with self._change:
             self._loop_commits = False
             ended: Ended = []
@@ -117,7 +117,7 @@ class GroupCommit:
             self._run.commit_soon(ended)
 
     def untaken(self) -> list[Any]:
-        """Takes the claimed jobs that no executor has taken; for the end of the run."""
+        """Takes the claimed jobs that no executor has taken, at the end of the run."""
         with self._change:
             jobs = list(self._jobs)
             self._jobs.clear()

@@ -1,15 +1,15 @@
-"""The connection that a handler is given: psycopg's own, whose transaction begins when it is used.
+"""The connection that a handler gets: a subclass of psycopg's, whose transaction begins at the first use.
 
-A handler that never touches it needs no transaction.  The first use, whatever it is, sends BEGIN and the
-lock that assert_current takes, and waits for them; all that psycopg does comes by wait(), before anything
-of it is sent.  Whether it was used is our own flag, not what the connection says.
+A handler that never uses it needs no transaction.  The first use of any kind sends BEGIN and
+assert_current, which locks the job, and waits for them.  Everything that psycopg does goes through wait(), before any
+of it is sent.  A flag of this class records whether the connection was used, independently of its state.
 
-A connection serves one handler after another.  What a handler has left behind, a task or a thread, is
-refused when the handler has ended: it would write past every job, or with another one's.
+A connection serves one handler after another.  A task or thread that a handler has left running is
+refused when the handler has ended, because its statements would run outside a job's transaction, or in that of another job.
 
-The transaction is the worker's: commit, rollback, and a handler's own BEGIN and COMMIT raise, unsent;
-conn.transaction() is a savepoint, since it finds a transaction.  Once the attempt is over for a handler
-that has not used its connection, it refuses statements: nothing keeps the job from being another's.
+The transaction belongs to the worker: commit, rollback, and a handler's own BEGIN and COMMIT raise and are not sent.
+conn.transaction() is a savepoint, because a transaction is already open.  If the attempt is over and the handler
+has not used its connection, the connection refuses statements, because another attempt can get the job.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from .errors import StaleToken
 log = logging.getLogger("idemq")
 
 QUICK_FIRST_USE = 0.002
-"""Seconds from a handler's begin to its first statement, within which the next one's transaction is begun with this
-one's commit."""
+"""If a handler sends its first statement within this many seconds, its commit also begins the transaction of the next
+handler."""
 
 CANCEL_TIMEOUT = 2.0
-"""Seconds that a statement which was cancelled is given to answer, until its session is given up; fewer than ABANDON_AFTER
-of _attempt_runner.py, or its handler would be left behind."""
+"""Seconds that a cancelled statement has to answer before its session is given up.  Less than ABANDON_AFTER
+of _attempt_runner.py, because otherwise its handler would be abandoned first."""
 
 _SPACE = r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/|;)*"
 _ENDS_TRANSACTION = re.compile(
@@ -55,18 +55,18 @@ _DEALLOCATES = re.compile(_SPACE + r"(?:DEALLOCATE|DISCARD)\b", re.IGNORECASE | 
 
 
 _CURRENT: "ContextVar[Optional[HandlerTransaction]]" = ContextVar("idemq_transaction", default=None)
-"""Of the handler, and of the tasks that it makes: they go on in its context.  A thread that it starts has none."""
+"""Set in the context of the handler and of the tasks that it creates.  A thread that it starts does not have it."""
 _BY_WORKER: "ContextVar[bool]" = ContextVar("idemq_by_worker", default=False)
-"""Whether it is the worker who asks."""
+"""Whether the worker itself is using the connection."""
 
 
 def sever(conn: AnyConnection) -> None:
-    """Ends a connection that another thread or task may be using; the server rolls back."""
+    """Closes a connection that another thread or task may be using.  The server rolls back."""
     try:
         with socket.socket(fileno=os.dup(conn.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
     except (OSError, psycopg.Error):
-        pass  # it has ended
+        pass  # it has already ended
 
 
 def give_up(conn: Any) -> None:
@@ -77,7 +77,7 @@ def give_up(conn: Any) -> None:
 
 @contextmanager
 def by_worker() -> Iterator[None]:
-    """What the worker asks by a cursor."""
+    """Runs a statement of the worker with a cursor."""
     token = _BY_WORKER.set(True)
     try:
         yield
@@ -86,7 +86,7 @@ def by_worker() -> Iterator[None]:
 
 
 class TransactionOwner(Protocol):
-    """What a transaction is begun for (Execution)."""
+    """The interface of the object that owns a transaction (Execution)."""
 
     jobs: list[Any]
     handler_transaction: Optional[HandlerTransaction]
@@ -99,20 +99,20 @@ class TransactionOwner(Protocol):
 
 
 class HandlerTransaction:
-    """The transaction for which handlers have the connection; it begins when the connection is used."""
+    """The transaction of a handler's connection.  It begins at the first use."""
 
     def __init__(self, owner: TransactionOwner, begun: bool) -> None:
         self.owner = owner
         self.at = time.monotonic()
         self.begun = begun
-        """Whether the transaction is, and its jobs are locked."""
+        """Whether the transaction has begun and its jobs are locked."""
         self.used = False
         self.quick = False
         self.error: Optional[BaseException] = None
-        """Why it could not begin, whatever the handler did then."""
+        """The error that prevented it from beginning, whatever the handler did afterwards."""
 
     def use(self) -> None:
-        """Something is about to be sent."""
+        """Called before anything is sent."""
         if (_CURRENT.get() or self) is not self:
             _refuse()
         if self.error is not None:
@@ -141,50 +141,50 @@ def _refuse() -> None:
 
 
 class _HandlersConnectionBase:
-    """What both connections have."""
+    """Base class of both connections."""
 
     handler_transaction: Optional[HandlerTransaction] = None
-    """None: it is the worker's own."""
+    """The current transaction of a handler, or None while the worker uses the connection."""
     was_lent = False
-    """Whether handlers have had it."""
+    """Whether a handler has used it."""
     direct = False
-    """Whether the session is the worker's own: no pooler is in between."""
+    """Whether the session is direct, without a pooler."""
     named = False
     """Whether statements have names."""
     has_hold_claimed = False
     """Whether the server has idemq.hold_claimed."""
     answer_within: Optional[float] = None
-    """Seconds within which what the worker asks by a cursor is answered, or the connection is closed; None: any."""
+    """Seconds within which a statement of the worker must be answered before the connection is closed; None means no limit."""
     progress_at: Optional[float] = None
-    """While something is waited for: when it was sent, or the last bytes went or came."""
+    """While an answer is awaited: the time at which data was last sent or received."""
     silent = False
-    """Whether it was given up because the server did not answer: the session may be there still."""
+    """Whether it was given up because the server did not answer.  The session may still exist."""
     given_up = False
-    """Whether take_back() has closed it, for what a handler had left half done: then it was not lost."""
+    """Whether take_back() has closed it because of unfinished work of a handler, so it was not lost."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.statements: set[bytes] = set()
-        """Names of _pipeline.py's that the session knows."""
+        """Names of statements of _pipeline.py that the session has prepared."""
         self.streams: "weakref.WeakSet[Any]" = weakref.WeakSet()
-        """Handlers' that may be half read: such a one holds the connection's lock."""
+        """Generators of handlers that may be only partly read.  Such a generator holds the connection's lock."""
         self.copies: set[Any] = set()
-        """Cursors in whose copy() a handler is, from before its statement is sent: since psycopg 3.3 it holds the lock, too."""
+        """Cursors with an open copy(), from before its statement is sent.  Since psycopg 3.3, it also holds the lock."""
 
     def lend(self, owner: TransactionOwner, begun: bool) -> HandlerTransaction:
-        """Gives the connection to a handler, in whose context this is called."""
+        """Gives the connection to a handler.  Call it in the handler's context."""
         self.was_lent = True
         self.handler_transaction = owner.handler_transaction = HandlerTransaction(owner, begun)
         _CURRENT.set(self.handler_transaction)
         return self.handler_transaction
 
     def _exec_command(self, command: Any, *args: Any, **kwargs: Any) -> Any:
-        if command == b"DEALLOCATE ALL":  # psycopg's, after a ROLLBACK or a DROP
+        if command == b"DEALLOCATE ALL":  # psycopg sends it after a ROLLBACK or a DROP
             self.statements.clear()
         return super()._exec_command(command, *args, **kwargs)  # type: ignore[misc]
 
     def _observed(self, gen: Any) -> Any:
-        """The same generator; notes when it was last that anything went or came (AttemptRunner looks)."""
+        """The same generator, which records when data was last sent or received (AttemptRunner checks this)."""
         self.progress_at = time.monotonic()
         try:
             wanted = next(gen)
@@ -202,7 +202,7 @@ class _HandlersConnectionBase:
         if self.copies:
             return True
         if self.lock.locked():  # type: ignore[attr-defined]
-            return False  # a thread's statement, for which run_own() waits
+            return False  # a statement of a thread, for which run_own() waits
         return self.pgconn.transaction_status == TransactionStatus.ACTIVE or self._pipeline is not None  # type: ignore[attr-defined]
 
     def _refuse_in_handler(self, what: str) -> None:
@@ -219,7 +219,7 @@ class _HandlersConnectionBase:
 
 
 class HandlersConnection(_HandlersConnectionBase, Connection[Any]):
-    """A handler's that is a function."""
+    """The connection of a handler that is a function."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -246,8 +246,8 @@ class HandlersConnection(_HandlersConnectionBase, Connection[Any]):
         return answer
 
     def take_back(self) -> bool:
-        """Takes the connection back from a handler; answers whether that has left something half done.  A stream() holds the lock; of a COPY
-        or a pipeline psycopg has no end but its own, and a thread may go on with it, so the connection goes."""
+        """Takes the connection back from a handler.  Returns whether the handler has left something unfinished.  A stream() holds the lock.  psycopg
+        cannot end a COPY or a pipeline from outside, and a thread may continue it, so the connection is closed."""
         left = False
         for rows in list(self.streams):
             left |= rows.gi_frame is not None and self.lock.locked()
@@ -263,7 +263,7 @@ class HandlersConnection(_HandlersConnectionBase, Connection[Any]):
         return True
 
     def run_own(self, gen: Any, seconds: Optional[float] = None) -> Any:
-        """What is the worker's own; within so many seconds, or the connection is cut."""
+        """Runs the worker's own statements.  If they take longer than this many seconds, the connection is closed."""
         with self.lock:
             return self._wait_own(gen, seconds)
 
@@ -298,7 +298,7 @@ class HandlersConnection(_HandlersConnectionBase, Connection[Any]):
 
 
 class AsyncHandlersConnection(_HandlersConnectionBase, AsyncConnection[Any]):
-    """A handler's that is a coroutine function."""
+    """The connection of a handler that is a coroutine function."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -324,8 +324,8 @@ class AsyncHandlersConnection(_HandlersConnectionBase, AsyncConnection[Any]):
         return answer
 
     async def _wait_to_the_end(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
-        """Of a statement whose task is cancelled the answer is awaited, too, as psycopg does since 3.2.  Left half done it
-        would cost the session, by which the server would say that the attempt ended, and hold its locks until then."""
+        """If the task of a statement is cancelled, the answer is still awaited, as psycopg does since 3.2.  An unfinished statement
+        would cost the session.  Its end would count as the end of the attempt, and until then the server would hold its locks."""
         observed = self._observed(gen)
         try:
             return await super().wait(observed, *args, **kwargs)
@@ -335,18 +335,18 @@ class AsyncHandlersConnection(_HandlersConnectionBase, AsyncConnection[Any]):
             raise
 
     async def _try_cancel(self, *args: Any, **kwargs: Any) -> None:
-        """Leaves a cancelled statement to _cancel(), which has a time limit.  psycopg calls this since 3.2, and then waits for the answer
+        """Leaves a cancelled statement to _cancel(), which has a time limit.  Since 3.2, psycopg calls this, and then waits for the answer
         without a limit."""
         raise asyncio.CancelledError
 
     async def _cancel(self, gen: Any, *args: Any, **kwargs: Any) -> None:
-        with suppress(Exception):  # what it answers, or that it was not even sent: take_back() looks
-            # Before anything else is sent: once this returns the server has been told, and a cancel that finds it idle is void.
+        with suppress(Exception):  # whatever the answer, or if it was not sent: take_back() checks the state
+            # Before anything else is sent: once this returns, the server has received the request, which has no effect on an idle session.
             await in_thread(self.cancel)
             await super().wait(gen, *args, **kwargs)
 
     async def take_back(self) -> bool:
-        """The same; what the handler's tasks have asked for before belongs to it."""
+        """Like take_back of HandlersConnection.  Earlier statements of the handler's tasks belong to the handler."""
         left = False
         for rows in list(self.streams):
             left |= rows.ag_frame is not None and self.lock.locked()
@@ -365,7 +365,7 @@ class AsyncHandlersConnection(_HandlersConnectionBase, AsyncConnection[Any]):
         return True
 
     async def run_own(self, gen: Any, seconds: Optional[float] = None) -> Any:
-        """What is the worker's own; within so many seconds, or the connection is cut."""
+        """Runs the worker's own statements.  If they take longer than this many seconds, the connection is closed."""
         async with self.lock:
             return await self._wait_own(gen, seconds)
 
@@ -375,7 +375,7 @@ class AsyncHandlersConnection(_HandlersConnectionBase, AsyncConnection[Any]):
 
     @contextmanager
     def limited(self, seconds: Optional[float]) -> Iterator[None]:
-        """What is asked meanwhile is answered within so many seconds, or the connection is given up."""
+        """Context manager in which statements must be answered within this many seconds; otherwise the connection is given up."""
         timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, give_up, self)
         try:
             yield
@@ -393,7 +393,7 @@ class AsyncHandlersConnection(_HandlersConnectionBase, AsyncConnection[Any]):
 
 
 async def _await_despite_cancel(work: Coroutine[Any, Any, None], seconds: float) -> None:
-    """Waits for what is not to be left half done, however often the task is cancelled meanwhile."""
+    """Waits for work that must be finished, however often the task is cancelled meanwhile."""
     task, until = asyncio.ensure_future(work), time.monotonic() + seconds
     while not task.done() and time.monotonic() < until:
         with suppress(asyncio.CancelledError):
@@ -403,7 +403,7 @@ async def _await_despite_cancel(work: Coroutine[Any, Any, None], seconds: float)
 
 
 def _check_statement(conn: Any, query: Any) -> None:
-    """Raises for a statement that would end the handler's transaction, or begin one."""
+    """Raises for a statement that would begin or end a transaction in the handler's transaction."""
     if conn.handler_transaction is None:
         return
     if isinstance(query, sql.Composable):

@@ -1,12 +1,12 @@
-"""Handler slots: how many handlers a worker runs at a time, over all the shards that it works for.
+"""Handler slots: the handlers that a worker can run at once, on all shards that it serves.
 
 A shard acquires a slot before it claims, and releases it after the attempt.  A free slot goes to the shard
 that asked first, where a home shard counts as asking HOME_HEAD_START seconds earlier.  So home shards come
-first, and the others are not forgotten when home is always busy.
+first, and the others are not starved if the home shards are always busy.
 
-An executor goes on with the next job of its own shard, which is claimed with the commit of the last, until
-another shard waits for the slot: after TIME_SLICE, so that not every job costs a claim of its own; at once,
-when a home shard waits for one that is not home.
+An executor continues with the next job of its shard, which is claimed while the last one is completed, until
+another shard waits for the slot.  The executor then releases it after TIME_SLICE, so that not every job needs a separate
+claim, or at once if a home shard is waiting for a slot of another shard.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ HOME_HEAD_START = 5.0
 TIME_SLICE = 0.1
 """Seconds for which an executor keeps its slot while other shards wait."""
 LEND_AFTER = 1.0
-"""Seconds of waiting for the server after which a slot is another shard's meanwhile."""
+"""Seconds of waiting for the server after which another shard may use the slot."""
 
 
 class HandlerSlots:
-    """The slots of one server: as many as there are executors, so that none has to wait."""
+    """The slots of one server.  There are as many as executors, so none has to wait."""
 
     shared = False
 
     async def acquire(self, most: int) -> int:
-        """One slot or more; waits for the first."""
+        """Acquires at least one slot, waiting for the first."""
         return most
 
     def release(self, count: int) -> None:
-        """Gives slots back."""
+        """Releases slots."""
 
     def should_yield(self) -> bool:
-        """Whether a slot must be released instead of going on."""
+        """Whether a slot must be released instead of continuing with the next job."""
         return False
 
     async def lend_while(self, work: Coroutine[Any, Any, T]) -> T:
-        """What work answers, which only asks the server: if that takes long, the slot is another's meanwhile.
+        """Awaits work that only waits for the server.  If that takes long, another shard can use the slot meanwhile.
 
-        After that it goes on, and for a while there may be more handlers than slots.
+        Afterwards this shard continues, so for a while there can be more handlers than slots.
         """
         return await work
 
@@ -86,14 +86,14 @@ class SlotPool:
     def _grant(self) -> None:
         while self._queue and (self.free > 0 or self._queue[0][3].done()):
             granted = heapq.heappop(self._queue)[3]
-            if not granted.done():  # it is, when it was cancelled
+            if not granted.done():  # it is done if it was cancelled
                 self.free -= 1
                 granted.set_result(None)
 
     def should_yield(self, home: bool, since: float) -> bool:
-        """Whether another shard waits that comes before one which asks now, and has been going on since then.
+        """Whether a shard is waiting that would come before one that asks now.  since: when the slot was taken into use.
 
-        Asked in the threads of handlers, too: it looks, and changes nothing.
+        Threads of handlers call it as well, so it changes nothing.
         """
         first = self._queue[:1]
         if not first or first[0][3].done():

@@ -1,11 +1,11 @@
-"""Handlers: whether they are what the worker calls, and those by the kind of a job.
+"""Checks of handlers, and handlers by the kind of the job.
 
-A call of a coroutine function or of a generator runs nothing, and a function holds up the event loop of
-an AsyncWorker, which cannot await its answer: each is refused before a job is claimed.  What only shows
-when the handler returns fails the attempt.
+Calling a coroutine function or a generator runs nothing, and a function would block the event loop of
+an AsyncWorker, which cannot await its result.  Such handlers are refused before a job is claimed.  Mistakes that
+appear only when the handler returns fail the attempt.
 
-A worker that has none for a kind gives the job back for a while: a newer one may know it, as while a
-deployment is rolled out.  That counts no attempt.
+If a worker has no handler for a kind, it releases the job for a while without counting an attempt: a newer worker may
+have one, for example while a deployment is rolled out.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ log = logging.getLogger("idemq")
 T = TypeVar("T")
 
 Handlers = Mapping[Optional[str], Callable[..., Any]]
-"""By kind; that of None is for jobs without one."""
+"""Handlers by kind.  The key None is for jobs without a kind."""
 
 
 def check_parameters(function: Any, arguments: Sequence[str]) -> None:
-    """Raises for a function that cannot be called with so many arguments.
+    """Raises TypeError for a function that cannot be called with these arguments.
 
-    That of a decorator is what is called, whatever the function takes that it wraps.
+    If the function is decorated, the signature of the wrapper counts, because that is what is called.
     """
     try:
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
-        return  # of a function in C that does not say
+        return  # a function in C without a signature
     try:
         signature.bind(*arguments)
     except TypeError as error:
@@ -43,9 +43,9 @@ def check_parameters(function: Any, arguments: Sequence[str]) -> None:
 
 
 def check_callable(function: Any, coroutines: bool, caller: str, other: str, arguments: Sequence[str]) -> None:
-    """Raises for a function that the caller cannot run; other: what can; arguments: the names of what it is given.
+    """Raises TypeError for a function that the caller cannot run.  other: the class that can.  arguments: names of the arguments.
 
-    Of coroutine functions a decorator may make functions; it tells so by functools.wraps.
+    A decorator can turn a coroutine function into a function.  functools.wraps shows this.
     """
     name = getattr(function, "__qualname__", None) or repr(function)
     given = function
@@ -75,12 +75,12 @@ _LAZY = (types.GeneratorType, map, filter, concurrent.futures.Future)
 def _has_not_run(value: Any) -> bool:
     try:
         return inspect.isawaitable(value) or inspect.isasyncgen(value) or isinstance(value, _LAZY)
-    except Exception:  # its class is anybody's, and may raise when it is asked what it is
+    except Exception:  # the value may be of any class, whose methods may raise
         return False
 
 
 def finished_result(answer: T) -> T:
-    """What a call has returned, unless that is something which has yet to run, or a list of such."""
+    """The result of a call.  Raises TypeError if it is something that has not run yet, or a list of such."""
     try:
         parts: list[Any] = list(answer) if isinstance(answer, (list, tuple)) else [answer]
     except Exception:
@@ -88,7 +88,7 @@ def finished_result(answer: T) -> T:
     for each in parts:
         if _has_not_run(each):
             if inspect.iscoroutine(each):
-                each.close()  # else Python says that nobody has awaited it
+                each.close()  # otherwise Python warns that it was never awaited
             raise TypeError(f"the handler returned a {type(each).__name__}, which has not run")
     return answer
 
@@ -96,7 +96,7 @@ def finished_result(answer: T) -> T:
 def single_handler(
     handlers: Union[Callable[..., Any], Handlers], delay: Delay, coroutines: bool, worker: str, other: str, outside: bool
 ) -> Callable[..., Any]:
-    """One handler for all: the one that is given, or one that calls that of the job's kind."""
+    """One handler for all jobs: the given one, or one that calls the handler for the job's kind."""
     arguments = ("job",) if outside else ("job", "conn")
     if callable(handlers):
         check_callable(handlers, coroutines, worker, other, arguments)

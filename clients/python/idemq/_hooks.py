@@ -1,7 +1,7 @@
-"""What an application may have called around its jobs: for tracers, metrics, loggers, a context of its own.
+"""Hooks: functions that an application has called around its jobs, for tracing, metrics or logging.
 
-`around` decides what becomes of an attempt, as the handler does; the others only hear.  What `failed` and
-`stopped` raise is a line in the log.
+`around` decides the outcome of an attempt, like the handler.  The other hooks are only notified.  Exceptions of
+`failed` and `stopped` are logged.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ log = logging.getLogger("idemq")
 
 
 class Failure(NamedTuple):
-    """What has become of an attempt that has failed."""
+    """A failed attempt."""
 
     attempt: int
     will_retry: bool
-    """Whether there will be another one."""
+    """Whether there will be another attempt."""
     error: BaseException
-    """What the handler has raised; TimeoutError when its time was over, StaleToken when the lease was lost."""
+    """The handler's exception, TimeoutError after the deadline, or StaleToken if the lease was lost."""
     outcome: str
-    """retrying, dead; lost or stale: another attempt has the job, or will have it."""
+    """retrying or dead; lost or stale if the lease was lost, or if the failure could not be recorded."""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """The hooks of a worker: functions, of an AsyncWorker coroutine functions."""
+    """The hooks of a worker: functions, or coroutine functions for an AsyncWorker."""
 
     around: Optional[Callable[[Any, Callable[[], Any]], Any]] = None
-    """around(job, call), for each attempt: call() is the handler, and what around returns is the result."""
+    """around(job, call): called for each attempt.  call() runs the handler, and around returns the result."""
     failed: Optional[Callable[[Any, Failure], Any]] = None
-    """failed(job, failure), once the server knows of it."""
+    """failed(job, failure): called after the server has recorded the failure."""
     started: Optional[Callable[[Any], Any]] = None
-    """started(worker), before the first claim; what it raises ends run()."""
+    """started(worker): called before the first claim.  An exception ends run()."""
     stopped: Optional[Callable[[Any, dict[str, int]], Any]] = None
-    """stopped(worker, outcomes), after the last attempt."""
+    """stopped(worker, outcomes): called after the last attempt."""
 
 
 _ARGUMENTS = {"around": ("job", "call"), "failed": ("job", "failure"), "started": ("worker",), "stopped": ("worker", "outcomes")}
 
 
 def checked_hooks(given: Union[Hooks, Mapping[str, Callable[..., Any]], None], coroutines: bool, worker: str, other: str) -> Hooks:
-    """Hooks that the worker can call; raises for others."""
+    """The given hooks as Hooks.  Raises TypeError for hooks that the worker cannot call."""
     names = ", ".join(field.name for field in fields(Hooks))
     if isinstance(given, Mapping):
         unknown = [str(name) for name in given if name not in names.split(", ")]
@@ -70,7 +70,7 @@ def checked_hooks(given: Union[Hooks, Mapping[str, Callable[..., Any]], None], c
 
 
 async def call_hook(hook: Optional[Callable[..., Any]], coroutines: bool, *args: Any) -> None:
-    """Calls one, if there is one: a function in a thread, so that it holds up no heartbeat."""
+    """Calls a hook, if there is one.  A function runs in a thread, so that it does not delay heartbeats."""
     if hook is None:
         return
     if not coroutines:
@@ -82,7 +82,7 @@ async def call_hook(hook: Optional[Callable[..., Any]], coroutines: bool, *args:
 
 
 async def call_hook_safely(name: str, hook: Optional[Callable[..., Any]], coroutines: bool, *args: Any) -> None:
-    """The same; what it raises is logged."""
+    """Like call_hook, but logs exceptions."""
     try:
         await call_hook(hook, coroutines, *args)
     except Exception:

@@ -1,4 +1,4 @@
-"""A job as its handler sees it.  The public part is Job and AsyncJob."""
+"""The job that a handler gets.  The public classes are Job and AsyncJob."""
 
 from __future__ import annotations
 
@@ -34,43 +34,43 @@ _PARENTS = "SELECT parent, queue, status::text, result FROM idemq.parents(%s) OR
 
 
 class StepCall(NamedTuple):
-    """What a step's call is given, and its ask."""
+    """The argument of a step's call and ask."""
 
     key: str
-    """The effect's idempotency key: the same for every attempt, until the other side has refused."""
+    """Idempotency key of the effect.  It is the same for every attempt until the other system refuses the call."""
     request: Any
-    """What is asked for; for ask, what was."""
+    """The request; in ask, that of the earlier call."""
     until: datetime
-    """When the call is to be given up: another attempt may call then."""
+    """When the call must have ended.  Another attempt may call from then on."""
     begun_at: Optional[datetime]
-    """For ask: when the call began whose answer was lost."""
+    """In ask: when the call began whose answer was lost."""
 
     @property
     def timeout(self) -> float:
-        """Seconds until then: give them to what makes the request."""
+        """Seconds left until then.  Use it as the timeout of the request."""
         return max((self.until - datetime.now(timezone.utc)).total_seconds(), 0.001)
 
 
 class Event(NamedTuple):
-    """What came of waiting for an event."""
+    """Result of await_event."""
 
     arrived: bool
-    """False: its time was over before it came."""
+    """False if the timeout passed first."""
     payload: Any
 
 
 class Parent(NamedTuple):
-    """A job that this one was enqueued to wait for (depends_on), and what it has come to."""
+    """A job in depends_on of this one, with its status and result."""
 
     id: int
     queue: Optional[str]
     status: Optional[str]
-    """None: completed and gone, in a queue that keeps no jobs."""
+    """None if the parent was completed and deleted, in a queue that keeps no jobs (retention 0)."""
     result: Any
 
 
 class JobRunner(Protocol):
-    """What a job asks of its worker (AttemptRunner): only for a handler without a transaction."""
+    """The functions of the worker (AttemptRunner) that a job uses if its handler has no transaction."""
 
     async def ask_about_job(self, job: BaseJob, sql: str, values: Sequence[Any], anyway: bool = False) -> list[Row]:
         ...
@@ -84,61 +84,61 @@ class BaseJob:
 
     id: int
     token: int
-    """The attempt's: give it to an outside system that fences."""
+    """Fencing token of this attempt.  Send it to a system that rejects older tokens."""
     attempt: int
-    """1, 2, ..."""
+    """Number of this attempt, starting at 1."""
     max_attempts: int
     payload: Any
     key: Optional[str]
     group_key: Optional[str]
     kind: Optional[str]
     state: Any
-    """What the last checkpoint has stored, of an earlier attempt too; None: there was none."""
+    """Data that the latest checkpoint stored, possibly in an earlier attempt; None if there is none."""
     headers: dict[str, Any]
     unreadable: Optional[Exception]
-    """Why its documents cannot be decoded; None: they are."""
+    """Why the payload, checkpoint or headers cannot be decoded; None if they can."""
     _event: type[Any]
 
     def __init__(self, queue: str, row: Sequence[Any], asked_at: float, link: Link[Any], attached: bool) -> None:
-        """row: as _pipeline.read_row returns it, without its outcome; link: that by which it was claimed."""
+        """row: a result of _pipeline.read_row without the outcome.  link: the connection that claimed the job."""
         self.queue = queue
         (self.id, self.token, self.attempt, self.max_attempts, self.payload, self.key, self.group_key) = row[:7]
         (self.state, self._enqueued_at, headers, self.kind, lease, self.unreadable) = row[7:]
-        # Of such a job nothing but the numbers is known.  Its attempt fails before its handler is called.
+        # Only the numbers of an unreadable job are known.  Its attempt fails before its handler is called.
         self.headers = headers if isinstance(headers, dict) else {}
         self._lease = lease / 1000
         self._claimed_at = asked_at
         self._zone = link.zone
         self._link = link if attached else None
-        """That to whose session the lease is attached, the one after so many connections."""
+        """The link to whose session the lease is attached, and below the number of that session."""
         self._session = link.connections
         self._cancelled: Any = None
         self._run: Optional[JobRunner] = None
         self._execution: Optional[Execution] = None
         self._conn: Any = None
-        """Of a handler that has a transaction: its connection."""
+        """The connection of a handler that has a transaction."""
         self.waiting: Optional[Waiting] = None
-        """Raised in the handler: it waits for an event."""
+        """The Waiting that was raised in the handler, if it waits for an event."""
         self._arrived: list[Waiting] = []
-        """Events that the handler has heard in its transaction."""
+        """Events that the handler has received in its transaction."""
         self._renew_lease(asked_at)
 
     @property
     def enqueued_at(self) -> datetime:
-        """When it was enqueued."""
+        """Time at which the job was enqueued."""
         return (_EPOCH + timedelta(microseconds=self._enqueued_at)).astimezone(self._zone)
 
     @property
     def deadline(self) -> datetime:
-        """When the handler will be cancelled: the queue's job_timeout, or the worker's timeout."""
+        """Time at which the handler will be cancelled, from the queue's job_timeout or the worker's timeout."""
         return self._execution.deadline if self._execution is not None else datetime.now(timezone.utc)
 
     @property
     def cancelled(self) -> Any:
-        """An Event: set when the lease is lost or the time is over, and the handler should end."""
+        """Event that is set when the handler should end: the lease is lost, or the time is over."""
         if self._cancelled is None:
             self._cancelled = self._event()
-            if self._execution is not None and self._execution.end_reason is not None:  # noted before it looks for an event
+            if self._execution is not None and self._execution.end_reason is not None:  # the reason is set before the event is looked for
                 self._cancelled.set()
         return self._cancelled
 
@@ -150,7 +150,7 @@ class BaseJob:
         return f"<job {self.id} of {self.queue}, attempt {self.attempt} of {self.max_attempts}>"
 
     def _renew_lease(self, asked_at: float) -> None:
-        """The lease runs from before the question: it never ends later here than in the server."""
+        """Counts the lease from before the request was sent, so it never ends later here than in the server."""
         self._heartbeat_at = asked_at + self._lease / 3
         self._lease_until = asked_at + self._lease
 
@@ -164,7 +164,7 @@ class BaseJob:
         self.state = state
 
     def _begin(self, conn: AnyConnection) -> None:
-        """A handler with a transaction begins, perhaps anew."""
+        """Called when a handler with a transaction starts, possibly again."""
         self._conn, self.waiting, self._arrived = conn, None, []
 
     def _await(self, name: str, timeout: Delay) -> tuple[str, tuple[Any, ...]]:
@@ -180,23 +180,23 @@ class BaseJob:
         return Event(outcome == "arrived", payload)
 
     async def _begin_step(self, name: str, request: Any, seconds: float) -> tuple[bool, Any, StepCall]:
-        """Whether it is done already, with which response; else how to call, or to ask."""
+        """Whether the step is done, with its response; otherwise the argument of call or ask."""
         until = datetime.now(timezone.utc) + timedelta(seconds=seconds_argument("call_timeout", seconds))
         values = self.id, self.token, text_argument("name", name), Jsonb(request), timedelta(seconds=seconds)
         rows = await self._outside().ask_about_job(self, _BEGIN_STEP, values)
         outcome, response, former, begun_at, retry_after, key = rows[0]
         if outcome == "busy":
-            # The call of an attempt that was lost may still arrive: asking now would hear "no".
+            # The call of a lost attempt may still arrive, so the other system could answer "no" too early.
             raise Snooze(retry_after, f"step {name}: an earlier request may still arrive")
         unknown = outcome == "unknown"
         return outcome == "done", response, StepCall(key, former if unknown else request, until, begun_at if unknown else None)
 
     async def _finish_step(self, name: str, response: Any) -> Any:
-        """The response that counts; it is told also when the lease is lost: it is a fact."""
+        """Stores the response, even if the lease is lost, because the call was made.  Returns the response that counts."""
         refusal: BaseException
         try:
             text = json_text(response)
-        except Exception as error:  # an encoder and the methods of a response are anybody's
+        except Exception as error:  # encoders and responses may be of any class
             refusal = error
         else:
             try:
@@ -218,20 +218,20 @@ class BaseJob:
 
 
 class Job(BaseJob):
-    """One attempt of a job, for a handler that is a function."""
+    """One attempt of a job whose handler is a function."""
 
     _event = threading.Event
 
     @property
     def cancelled(self) -> threading.Event:
-        """Set when the lease is lost or the time is over: the handler should end."""
+        """Event that is set when the handler should end: the lease is lost, the deadline has passed, or a drain's grace is over."""
         event: threading.Event = super().cancelled
         return event
 
     def checkpoint(self, state: Any, conn: Optional[Connection[Any]] = None) -> None:
-        """Store how far the attempt came, for the next one to find in job.state.
+        """Store state for the next attempt, which finds it in job.state.
 
-        With conn in that connection's transaction, together with the effect.  Raises StaleToken when
+        With conn, it is stored in that connection's transaction, together with the effect.  Raises StaleToken if
         the lease is lost.
         """
         if conn is not None:
@@ -249,12 +249,12 @@ class Job(BaseJob):
         call_timeout: float = 30,
         ask: Optional[Callable[[StepCall], Any]] = None,
     ) -> Any:
-        """Have another system do something, once; returns its response, also in later attempts.
+        """Call another system, store its response and return it.  Later attempts return the stored response.
 
-        When an attempt was lost between call and answer, ask(step) finds out: it returns the response, or
-        None when the other side has not done it.  Without ask, and then, call(step) is made again under
-        the same key.  A call must not outlast step.timeout.  One that raises Refused, or Dead, definitely
-        did nothing: the next is made under another key.
+        If an attempt was lost between call and response, ask(step) asks the other system.  It returns the response, or
+        None if the call was not performed.  In that case, or without ask, call(step) runs again with
+        the same key.  A call must end within step.timeout.  If it raises Refused or Dead, the other system has
+        definitely done nothing, and the next call uses another key.
         """
         run = self._outside()
         for function in (call, ask or call):
@@ -275,21 +275,20 @@ class Job(BaseJob):
         return run.from_thread(self._finish_step(name, response))
 
     def await_event(self, name: str, timeout: Delay) -> Event:
-        """Wait for an event of the job's queue (send_event), so long after the first call at most.
+        """Wait for an event of the job's queue (send_event).  The timeout counts from the first call.
 
-        While there is none the job is given back and sleeps, for days if need be: Waiting ends the
-        handler, what it did in a transaction is undone, and no attempt is counted.  When the event is
-        there, or the time over, the handler is called again from its beginning, and this returns what
-        came of it; so it does in every later attempt.
+        If the event has not arrived, Waiting ends the handler, its transaction rolls back, and no attempt is counted.
+        The job then waits, for days if necessary.  When the event arrives or the timeout has passed, the handler is
+        called again from the beginning, and this call returns the outcome, as it does in every later attempt.
         """
         return self._awaited(name, timeout, self._ask(*self._await(name, timeout)))
 
     def parents(self) -> list[Parent]:
-        """The jobs that this one was enqueued to wait for, with their results."""
+        """Return the jobs in depends_on of this one, with their results."""
         return [Parent(*row) for row in self._ask(_PARENTS, (self.id,))]
 
     def _ask(self, sql: str, values: Sequence[Any]) -> list[Row]:
-        """In the handler's transaction, if it has one."""
+        """Runs a statement, in the handler's transaction if it has one."""
         if self._conn is None:
             run = self._outside()
             return run.from_thread(run.ask_about_job(self, sql, values))
@@ -299,18 +298,18 @@ class Job(BaseJob):
 
 
 class AsyncJob(BaseJob):
-    """One attempt of a job, for a handler that is a coroutine function."""
+    """One attempt of a job whose handler is a coroutine function."""
 
     _event = asyncio.Event
 
     @property
     def cancelled(self) -> asyncio.Event:
-        """Set when the lease is lost or the time is over; the handler is cancelled then, too."""
+        """Event that is set when the handler should end.  The handler is also cancelled."""
         event: asyncio.Event = super().cancelled
         return event
 
     async def checkpoint(self, state: Any, conn: Optional[AsyncConnection[Any]] = None) -> None:
-        """As Job.checkpoint."""
+        """Like Job.checkpoint."""
         if conn is not None:
             require_connection(conn, AsyncConnection)
             await conn.execute(_CHECKPOINT, (self.id, self.token, Jsonb(state)))
@@ -326,7 +325,7 @@ class AsyncJob(BaseJob):
         call_timeout: float = 30,
         ask: Optional[Callable[[StepCall], Awaitable[Any]]] = None,
     ) -> Any:
-        """As Job.step, with coroutine functions; a call is cancelled when its time is over."""
+        """Like Job.step, for coroutine functions.  A call is cancelled after call_timeout."""
         for function in (call, ask or call):
             check_parameters(function, ("step",))
         done, response, step = await self._begin_step(name, request, call_timeout)
@@ -342,12 +341,12 @@ class AsyncJob(BaseJob):
         except definite as error:
             await asyncio.shield(self._refuse_step(name, error))
             raise
-        # A handler that is cancelled now has called all the same.
+        # The call has been made, even if the handler is cancelled now.
         return await asyncio.shield(self._finish_step(name, response))
 
     @staticmethod
     async def _answer(function: Callable[[StepCall], Awaitable[Any]], step: StepCall) -> Any:
-        """What it answers in its time; that of a function which was none to be awaited is a fact, too."""
+        """The result of a call within its time.  If the function did not return an awaitable, its result counts as well."""
         answer = function(step)
         if not inspect.isawaitable(answer):
             return finished_result(answer)
@@ -357,11 +356,11 @@ class AsyncJob(BaseJob):
         return finished_result(end.value)
 
     async def await_event(self, name: str, timeout: Delay) -> Event:
-        """As Job.await_event."""
+        """Like Job.await_event."""
         return self._awaited(name, timeout, await self._ask(*self._await(name, timeout)))
 
     async def parents(self) -> list[Parent]:
-        """As Job.parents."""
+        """Like Job.parents."""
         return [Parent(*row) for row in await self._ask(_PARENTS, (self.id,))]
 
     async def _ask(self, sql: str, values: Sequence[Any]) -> list[Row]:
@@ -374,7 +373,7 @@ class AsyncJob(BaseJob):
 
 
 async def _no_exit(answer: Awaitable[Any]) -> ExecutionResult:
-    """Until Python 3.11 wait_for makes a task of it, and SystemExit in a task ends the loop and the worker."""
+    """Catches SystemExit.  Until Python 3.11, wait_for runs a task, in which SystemExit would end the loop and the worker."""
     try:
         return ExecutionResult(await answer)
     except (KeyboardInterrupt, SystemExit) as error:

@@ -1,17 +1,17 @@
-"""Links: connections that are opened again when they are lost.
+"""Links: connections that reconnect when they are lost.
 
-Whatever ends one - a crash, a restart, a failover, a pooler, an idle timeout - is one line in the log,
-once more each minute while it lasts, and its return another.  In between it is tried again after 0.1 s, twice as long each time, 10 s at most.
-A server that has become a standby (25006) is left like one that is gone; of several hosts in the DSN
-the one that takes writes is found, each asked by itself, since psycopg would wait for ever for a first
-one that does not answer.
+A loss is one line in the log, whether a crash, a restart, a failover, a pooler or an idle timeout caused it.  The line is
+repeated every minute, and the return of the connection is another line.  The first attempt is immediate; the pauses after it start at 0.2 s and double up to 10 s.
+A server that has become a standby (25006) is treated like one that is down.  If the DSN names several hosts,
+the link finds the one that accepts writes.  It tries each host separately, because psycopg would wait indefinitely for
+a first host that does not answer.
 
-A session is direct when its process has the number that the server gave at the connection's start: a
-pooler gives one of its own.  Only then may leases be attached, statements be prepared, and settings be
-made for a whole session.
+A session is direct if its process has the number that the server reported when the connection started.  A
+pooler invents that number.  Only in a direct session can leases be attached, statements prepared, and settings
+made for the whole session.
 
-What roles and databases set is met as it comes: text is sent and read as UTF-8, the worker's own rows
-are read in binary, so that DateStyle and the like say nothing, and no session is idle for too long.
+Links do not depend on the settings of roles and databases: text is sent and read as UTF-8, the worker's own rows
+are read in binary format, which DateStyle and similar settings do not affect, and no session is ended for being idle.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from .errors import said, sqlstate
 log = logging.getLogger("idemq")
 
 ANSWER_TIMEOUT = 10.0
-"""Seconds within which a statement of the worker's own is answered."""
+"""Seconds within which the worker's own statements must be answered."""
 
 T = TypeVar("T")
 Conn = TypeVar("Conn", Connection[Any], AsyncConnection[Any])
 
 REPEAT_AFTER = 60.0
-"""Seconds after which a connection that is still not there is a line in the log again."""
+"""Seconds after which a connection that is still lost is logged again."""
 INTERRUPT_TIMEOUT = 2.0
 """Seconds that a cancel request may take."""
 _FIRST_BACKOFF = 0.1
 _LAST_BACKOFF = 10.0
-# Which process it is, whether it takes no writes, whether it is a standby, and milliseconds that a statement may
-# take, or 0.  A session of one's own may be idle while its job is elsewhere.
+# The process, whether the session is read-only, whether the server is a standby, and statement_timeout in milliseconds
+# (0: none).  A direct session may be idle while its handler is busy elsewhere.
 _SESSION_INFO = """SELECT who.pid, pg_catalog.current_setting('transaction_read_only') AS read_only,
         pg_catalog.pg_is_in_recovery() AS standby,
         (SELECT setting::int8 FROM pg_catalog.pg_settings WHERE name = 'statement_timeout') AS statement_timeout,
@@ -67,7 +67,7 @@ END_SESSION = """SELECT pg_catalog.pg_terminate_backend(a.pid) FROM pg_catalog.p
 _DEFAULTS = {
     "fallback_application_name": "idemq-python",
     "connect_timeout": 3,
-    # A cut cable is noticed in 25 s, not in two hours.
+    # A cut cable is noticed after 25 s instead of two hours.
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
@@ -76,7 +76,7 @@ _DEFAULTS = {
 
 
 def place(dsn: str) -> str:
-    """Where a DSN leads to, for the log."""
+    """Database and host of a DSN, for the log."""
     try:
         params = conninfo_to_dict(dsn)
     except psycopg.Error:
@@ -88,16 +88,16 @@ def place(dsn: str) -> str:
 
 
 class AnswerLost(Exception):
-    """The connection was lost while a statement was asked: it may have been done, or not."""
+    """The connection was lost during a statement, which may or may not have been executed."""
 
 
 def hosts(dsn: str) -> list[dict[str, Any]]:
-    """The parameters of a connection to each host of a DSN."""
+    """The connection parameters for each host of a DSN."""
     params: dict[str, Any] = dict(_DEFAULTS)
     if "PGCONNECT_TIMEOUT" in os.environ:
         del params["connect_timeout"]
     params.update(conninfo_to_dict(dsn))
-    # Whatever the role or the environment has: a payload may have any character.
+    # This overrides role and environment, because a payload can contain any character.
     params["client_encoding"] = "UTF8"
     columns: dict[str, list[str]] = {}
     for name, variable in (("host", "PGHOST"), ("hostaddr", "PGHOSTADDR"), ("port", "PGPORT")):
@@ -107,14 +107,14 @@ def hosts(dsn: str) -> list[dict[str, Any]]:
     count = max((len(column) for name, column in columns.items() if name != "port"), default=1)
     if count == 1:
         return [params]
-    # One port is that of all hosts.
+    # A single port applies to all hosts.
     return [
         {**params, **{name: column[n % len(column)] for name, column in columns.items()}} for n in range(count)
     ]
 
 
 def is_lost(conn: AnyConnection, error: BaseException) -> bool:
-    """Whether an error means that this connection is of no more use, and not by what its handler did."""
+    """Whether an error means that this connection can no longer be used, and its handler is not the cause."""
     state = sqlstate(error)
     given_up = isinstance(conn, (HandlersConnection, AsyncHandlersConnection)) and conn.given_up
     return bool(
@@ -123,7 +123,7 @@ def is_lost(conn: AnyConnection, error: BaseException) -> bool:
 
 
 async def interrupt(conn: AnyConnection) -> None:
-    """Cancels the statement that a connection is waiting for, if there is one."""
+    """Cancels the running statement of a connection, if there is one."""
     try:
         await asyncio.wait_for(in_thread(conn.cancel), INTERRUPT_TIMEOUT)
     except (psycopg.Error, asyncio.TimeoutError, OSError) as error:
@@ -131,28 +131,28 @@ async def interrupt(conn: AnyConnection) -> None:
 
 
 class Process(NamedTuple):
-    """A process of the server's."""
+    """A process of the server."""
 
     pid: int
     started: str
-    """When, since the number goes to another one after it."""
+    """Its start time, because process numbers are reused."""
 
 
 class SessionInfo(NamedTuple):
-    """What was found out about a new connection."""
+    """Properties of a new connection."""
 
     direct: bool
-    """Whether the session is the worker's own: no pooler is in between."""
+    """Whether the session is direct, without a pooler."""
     statement_timeout: float
-    """Seconds that a statement may take there (statement_timeout); 0: any."""
+    """Seconds that a statement may take (statement_timeout); 0 means no limit."""
     has_hold_claimed: bool = False
-    """Whether it has idemq.hold_claimed."""
+    """Whether idemq.hold_claimed exists."""
     process: Optional[Process] = None
-    """That of the session, if it is direct."""
+    """Process of the session, if it is direct."""
 
 
 def _prepare_session(conn: AnyConnection, row: Row, needs_idemq: bool = True) -> SessionInfo:
-    """Prepares a new connection; raises where nothing can be written, or idemq is not there."""
+    """Prepares a new connection.  Raises if it cannot write, or if the database does not have idemq."""
     pid, read_only, standby, statement_timeout, _, has_hold_claimed, started, has_idemq, database = row
     if read_only == "on":
         raise psycopg.errors.ReadOnlySqlTransaction(
@@ -185,7 +185,7 @@ def _last_error(error: Optional[BaseException]) -> BaseException:
 
 
 def connect(dsn: str, needs_idemq: bool = True) -> tuple[Connection[Any], SessionInfo]:
-    """A connection in autocommit to the host that takes writes, and what was found out about it."""
+    """A connection in autocommit mode to the host that accepts writes, and its properties."""
     last: Optional[BaseException] = None
     for params in hosts(dsn):
         conn = None
@@ -205,7 +205,7 @@ def connect(dsn: str, needs_idemq: bool = True) -> tuple[Connection[Any], Sessio
 
 
 async def connect_async(dsn: str, needs_idemq: bool = True) -> tuple[AsyncConnection[Any], SessionInfo]:
-    """As connect."""
+    """Like connect, for an AsyncConnection."""
     last: Optional[BaseException] = None
     for params in hosts(dsn):
         conn = None
@@ -226,20 +226,20 @@ async def connect_async(dsn: str, needs_idemq: bool = True) -> tuple[AsyncConnec
 
 
 class Address:
-    """Where a server is.  That of a cluster's shard changes with the map: _cluster.py."""
+    """The address of a server.  The address of a shard changes with the map (_cluster.py)."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
         self.version = 0
 
     async def has_moved(self, error: Optional[BaseException], version: int) -> bool:
-        """Whether an error of a connection that was made at this version means that what was asked for is,
+        """Whether an error of a connection that was opened at this version means that the jobs are,
         or will soon be, at another place."""
         return False
 
 
 class Link(Generic[Conn]):
-    """A connection that comes back; opened when it is first needed."""
+    """A connection that reconnects.  It is opened when it is first needed."""
 
     def __init__(self, name: str, to: Union[str, Address], retry_connect: bool = True, needs_idemq: bool = True) -> None:
         self.conn: Optional[Conn] = None
@@ -249,16 +249,16 @@ class Link(Generic[Conn]):
         self._name = name
         self._connected_to = ""
         self.version = 0
-        """The address's, when the connection was made."""
+        """Version of the address when the connection was opened."""
         self.zone: tzinfo = timezone.utc
-        """In which times are told, as the session has it."""
+        """Time zone of the session, used for times."""
         self._asking = False
         self.in_use = False
-        """By a thread that asks past ask()."""
+        """Whether a thread is using the connection without ask()."""
         self.answer_timeout: Optional[float] = None
-        """Seconds within which a statement is answered, where its caller does not say; None: ANSWER_TIMEOUT."""
+        """Seconds within which a statement must be answered, unless the caller gives a limit.  None means ANSWER_TIMEOUT."""
         self.on_silent: Callable[[Process], None] = lambda process: None
-        """Called when a connection was given up because the server did not answer, with the process of the session."""
+        """Called with the process of the session when a connection was given up because the server did not answer."""
         self._retry_connect = retry_connect
         self._needs_idemq = needs_idemq
         self._ask_lock = asyncio.Lock()
@@ -269,26 +269,26 @@ class Link(Generic[Conn]):
 
     @property
     def direct(self) -> bool:
-        """Whether the session is the worker's own: leases may be attached to it."""
+        """Whether the session is direct, so that leases can be attached to it."""
         return self._session_info.direct
 
     @property
     def process(self) -> Optional[Process]:
-        """The session's, if it is direct."""
+        """Process of the session, if it is direct."""
         return self._session_info.process
 
     @property
     def statement_timeout(self) -> float:
-        """Seconds that a statement may take there; 0: any."""
+        """Seconds that a statement may take; 0 means no limit."""
         return self._session_info.statement_timeout
 
     @property
     def usable(self) -> bool:
-        """Whether there is a connection, to where the server is now, as far as is known."""
+        """Whether there is a connection to the known current address of the server."""
         return self.conn is not None and not self.conn.closed and self._connected_to == self.address.dsn
 
     def has_ended(self) -> bool:
-        """Whether the server has ended the session, or said something, while nobody asks: a look at the socket."""
+        """Whether the server has ended the session or sent data outside a statement.  Checks the socket."""
         conn = self.conn
         if conn is None or conn.closed:
             return True
@@ -305,7 +305,7 @@ class Link(Generic[Conn]):
 
     @property
     def lost(self) -> bool:
-        """Whether there is no connection, although it was tried."""
+        """Whether the last attempt to connect has failed."""
         return self._lost_at is not None
 
     async def _connect(self, dsn: str) -> tuple[Conn, SessionInfo]:
@@ -315,7 +315,7 @@ class Link(Generic[Conn]):
         raise NotImplementedError
 
     async def ready(self) -> Conn:
-        """The connection, made again as often as it takes; the caller sets the limit."""
+        """The connection, after as many attempts as necessary.  The caller sets the time limit."""
         async with self._open_lock:
             if self.conn is not None and self._connected_to != self.address.dsn and not self._asking:
                 await self.drop()
@@ -325,7 +325,7 @@ class Link(Generic[Conn]):
 
     async def _open(self) -> None:
         if self._backoff > _FIRST_BACKOFF:
-            # Not all workers at the same instant.
+            # Not all workers should reconnect at the same time.
             await asyncio.sleep(self._backoff * random.uniform(0.5, 1))
         dsn, version = self.address.dsn, self.address.version
         try:
@@ -345,22 +345,22 @@ class Link(Generic[Conn]):
         self.connections += 1
 
     async def ask(self, sql: str, values: Sequence[Any] = (), timeout: Optional[float] = None) -> list[Row]:
-        """The rows of a statement of the worker's own.
+        """The rows of one of the worker's own statements.
 
-        Raises AnswerLost when it may have been done, or not; else what the server raised.
+        Raises AnswerLost if it may or may not have been executed; otherwise the error of the server.
         """
         return await self._on_connection(lambda conn: self._execute(conn, sql, values), timeout)
 
     async def exchange(self, steps: Sequence[_pipeline.Step]) -> list[str]:
-        """The same with a message (_pipeline.py)."""
+        """Like ask, for a message of several statements (_pipeline.py)."""
         return await self._on_connection(lambda conn: self._exchange(conn, steps))
 
     async def _on_connection(self, question: Callable[[Conn], Coroutine[Any, Any, T]], timeout: Optional[float] = None) -> T:
         async with self._ask_lock:
             conn = await self.ready()
             self._asking = True
-            # A task of its own, which ends with its connection: psycopg from 3.2 on answers a cancellation with a cancel request,
-            # and waits for what comes of it.
+            # A separate task, which ends with its connection: since 3.2, psycopg reacts to a cancellation by sending a cancel request
+            # and waiting for the outcome.
             asking = asyncio.ensure_future(question(conn))
             try:
                 await asyncio.wait({asking}, timeout=(self.answer_timeout or ANSWER_TIMEOUT) if timeout is None else timeout)
@@ -394,9 +394,9 @@ class Link(Generic[Conn]):
         raise NotImplementedError
 
     async def drop(self, error: Optional[BaseException] = None, in_use: bool = False) -> None:
-        """Leaves the connection, whatever its state; with an error that is worth a line.
+        """Abandons the connection, whatever its state.  An error is logged.
 
-        in_use: a thread that was left behind may be in the middle of a statement.
+        in_use: whether an abandoned thread may be in the middle of a statement.
         """
         conn, self.conn = self.conn, None
         if error is not None:
@@ -413,13 +413,13 @@ class Link(Generic[Conn]):
 
 
 def _retrieved(asking: "asyncio.Future[Any]") -> None:
-    """For a question that was left behind: so that asyncio does not say that its error was never retrieved."""
+    """Retrieves the error of an abandoned statement, so that asyncio does not warn about it."""
     if not asking.cancelled():
         asking.exception()
 
 
 class AsyncLink(Link[AsyncConnection[Any]]):
-    """One to an AsyncConnection."""
+    """A link with an AsyncConnection."""
 
     async def _connect(self, dsn: str) -> tuple[AsyncConnection[Any], SessionInfo]:
         return await connect_async(dsn, self._needs_idemq)
@@ -440,7 +440,7 @@ class AsyncLink(Link[AsyncConnection[Any]]):
 
 
 class ThreadLink(Link[Connection[Any]]):
-    """One to a Connection, which is used in threads."""
+    """A link with a Connection, which is used in threads."""
 
     async def _connect(self, dsn: str) -> tuple[Connection[Any], SessionInfo]:
         return await in_thread(connect, dsn, self._needs_idemq)
@@ -456,7 +456,7 @@ class ThreadLink(Link[Connection[Any]]):
         return await in_thread(self.exchange_in_thread, steps)
 
     def exchange_in_thread(self, steps: Sequence[_pipeline.Step]) -> list[str]:
-        """The same by the thread that calls; nobody else may use the connection meanwhile.  Raises what psycopg does."""
+        """Like exchange, in the calling thread, which must be the only user of the connection.  Raises the errors of psycopg."""
         conn = self.conn
         if not isinstance(conn, HandlersConnection):
             raise psycopg.OperationalError("the connection is closed")

@@ -1,4 +1,4 @@
-"""What a worker was made with."""
+"""The options of a worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .errors import Delay
 
 @dataclass(frozen=True)
 class Options:
-    """What a worker was made with."""
+    """The options of a worker."""
 
     dsn: Union[str, Address]
     queue: str
@@ -27,4 +27,4 @@ class Options:
     signals: bool
     hooks: Hooks = Hooks()
     where: str = "server"
-    """What its server is called in the log."""
+    """Name of its server in the log."""

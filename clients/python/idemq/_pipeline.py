@@ -1,11 +1,11 @@
-"""The worker's own statements: several in one message, each parsed and planned once in a session.
+"""The worker's own statements: several in one message, each parsed and planned once per session.
 
-A message is Parse, Bind and Execute of each statement, with one Sync: what follows an error is not done.
-It is a generator as psycopg's own are, so the same one runs by a Connection and by an AsyncConnection,
-through wait().  Values go as text, and a row comes as one document of JSON: psycopg in pure Python takes
-longer for a row of a job's columns than for all else.
+A message is Parse, Bind and Execute of each statement, with one Sync, so nothing after an error is executed.
+It is a generator like those of psycopg, so a Connection and an AsyncConnection can both run it
+through wait().  Values are sent as text, and a row is returned as one JSON document, because psycopg in pure Python needs
+more time for the columns of a job than for everything else.
 
-Statements have names where the session is direct; behind a pooler it may be another one the next time.
+Statements have names if the session is direct.  Behind a pooler, the next message may go to another session.
 psycopg deallocates all names after some statements of a handler, which the connection notes (_handler_connection.py).
 """
 
@@ -26,7 +26,7 @@ Message = Generator[Any, Any, "list[str]"]
 
 
 class Statement(NamedTuple):
-    """One that has its parameters as $1, $2, ..., and a name where it is prepared."""
+    """A statement with the parameters $1, $2, ..., and a name for the case that it is prepared."""
 
     name: bytes
     sql: bytes
@@ -36,13 +36,13 @@ Step = tuple[Statement, Values]
 
 
 def _job_of(outcome: str) -> str:
-    # Times in whole numbers: of others settings of the session make what they like.
+    # Times are whole numbers, because the format of other values depends on settings of the session.
     return f"""pg_catalog.json_build_array({outcome}, id, token, attempt, max_attempts, payload, key, group_key, checkpoint,
         pg_catalog.floor(extract(epoch FROM enqueued_at) * 1000000)::bigint, headers, kind,
         greatest(pg_catalog.floor(extract(epoch FROM deadline - idemq.clock_timestamp()) * 1000), 100)::bigint)::text"""
 
 
-# What the handler has committed itself is as good; what it has ended otherwise raises 2201E.
+# A job that the handler has committed itself counts as committed.  If it has ended otherwise, this raises 2201E.
 _COMMITTED_OR_RAISE = """CASE WHEN outcome::text IN ('committed', 'already_committed', 'claimed') THEN outcome::text
     ELSE pg_catalog.ln((id - id)::float8)::text END"""
 _FROM_COMMIT_MANY = "FROM idemq.commit_many($1::bigint[], $2::bigint[], $3::jsonb[])"
@@ -57,7 +57,7 @@ ASSERT_CURRENT = Statement(
     b" FROM ROWS FROM (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::bigint[])) AS job (id, token)",
 )
 HOLD_CLAIMED = Statement(b"idemq_hold_claimed", b"SELECT idemq.hold_claimed()")
-# Behind a pooler, too, the server does not end a transaction in which the handler is busy with something else.
+# Even behind a pooler, the server must not end a transaction while the handler is busy elsewhere.
 NO_IDLE_TIMEOUT = Statement(b"", b"SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)")
 COMMIT_MANY = Statement(b"idemq_end", f"SELECT pg_catalog.json_build_array(outcome::text, id, token)::text {_FROM_COMMIT_MANY}".encode())
 COMMIT_MANY_AND_CLAIM = Statement(b"idemq_end_claim", f"SELECT {_job_of('outcome::text')} {_FROM_COMMIT_MANY_AND_CLAIM}".encode())
@@ -72,15 +72,15 @@ CLAIM = Statement(
     FROM idemq.claim($1::text, max_jobs => $2::int, lease => $3::interval, worker => $4::text, attach => $5::boolean)""".encode(),
 )
 
-# A row as _job_of and the statements that end jobs make it: outcome, id and token, then of a claimed job the numbers of
-# its attempts; and the last one, how many milliseconds its lease lasts.
+# A row of _job_of and of the statements that end jobs: outcome, id and token, then for a claimed job the numbers of
+# its attempts, and as the last value the length of its lease in milliseconds.
 _ENDED = re.compile(r'\["(\w+)", (-?\d+), (-?\d+)')
 _CLAIMED = re.compile(r'\["(\w+)", (-?\d+), (-?\d+), (-?\d+), (-?\d+), ')
 _LEASE = re.compile(r", (\d+)\]\Z")
 
 
 def read_row(answer: str, loads: Callable[[str], Any]) -> list[Any]:
-    """A row as a list, with None behind it.
+    """A row as a list, followed by None.
 
     Python cannot decode all that jsonb can store: not an integer of 5,000 digits, nor 1,500 nested arrays.  Of such a row
     the numbers are read, which identify the attempt; its documents are None, and behind them is the error.
@@ -109,19 +109,19 @@ def numbers(values: Iterable[int]) -> bytes:
 
 
 def texts(values: Iterable[Optional[str]]) -> bytes:
-    """A parameter that is an array of what is given as text."""
+    """An array parameter, from elements given as text."""
     items = ["NULL" if each is None else '"%s"' % each.replace("\\", "\\\\").replace('"', '\\"') for each in values]
     return ("{%s}" % ",".join(items)).encode("utf-8", "surrogatepass")
 
 
 def loads() -> Callable[[str], Any]:
-    """How JSON is read: as psycopg is told to (set_json_loads)."""
+    """The function that decodes JSON, as set with psycopg's set_json_loads."""
     own: Callable[[Any], Any] = getattr(JsonbLoader(0, None), "loads", json.loads)
     return own
 
 
 def exchange(conn: Any, steps: Sequence[Step], named: bool) -> Message:
-    """Sends statements in one message; answers the first column of each row, of all of them in turn.
+    """Sends statements in one message.  Returns the first column of each row of all statements, in order.
 
     Raises the first one's error; how many were done before it is its attribute `done`.
     """
@@ -134,7 +134,7 @@ def exchange(conn: Any, steps: Sequence[Step], named: bool) -> Message:
             for result in results:
                 if result.status == pq.ExecStatus.FATAL_ERROR:
                     raise error_from_result(result, encoding="utf-8")
-                # A handler's stream() leaves libpq with a row in each result, for one statement more.
+                # After a handler's stream(), libpq returns one row per result for one more statement.
                 if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.SINGLE_TUPLE):
                     answers += [(result.get_value(row, 0) or b"").decode() for row in range(result.ntuples)]
             done += 1
@@ -148,7 +148,7 @@ def exchange(conn: Any, steps: Sequence[Step], named: bool) -> Message:
 
 
 def _send_one(pgconn: Any, step: Step, known: set[bytes], named: bool) -> int:
-    """Answers how many results it will have."""
+    """Returns the number of results to expect."""
     (name, sql), values = step
     if not named or not name:
         pgconn.send_query_params(sql, values)
@@ -205,7 +205,7 @@ def _send_pipelined(pgconn: Any, steps: Sequence[Step], known: set[bytes], named
 
 
 def _send_one_by_one(pgconn: Any, steps: Sequence[Step], known: set[bytes], named: bool) -> Generator[Any, Any, "list[list[Any]]"]:
-    """The same with a libpq before 14, which has no such messages."""
+    """The same for a libpq before 14, which does not support such messages."""
     answers: list[list[Any]] = []
     for (name, sql), values in steps:
         results: list[Any] = []

@@ -1,4 +1,4 @@
-"""enqueue: in the transaction of the connection that it is given."""
+"""enqueue, in the transaction of the given connection."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ENQUEUE = """SELECT id, outcome::text, status::text, result
 
 
 class Enqueued(NamedTuple):
-    """What became of an enqueue; of a duplicate the first job's id, status and result."""
+    """Result of enqueue.  For a duplicate, id, status and result are those of the first job."""
 
     id: int
     outcome: str
@@ -116,13 +116,23 @@ def enqueue(
     depends_on: Optional[Sequence[int]] = None,
     on_parent_failure: str = "cancel",
 ) -> Union[Enqueued, Awaitable[Enqueued]]:
-    """Add a job in the connection's transaction; to be awaited when that is an AsyncConnection.
+    """Add a job in the connection's transaction.  Await the call if conn is an AsyncConnection.
 
-    The job is there when the transaction commits.  payload is anything that is JSON.  With a key the
-    same call again is answered with the first one's outcome; with another payload it raises KeyReused.
-    kind is a label by which a worker chooses the handler.  max_wait, with on_duplicate="replace": how long
-    after the first request a delay that starts again with each ends.  depends_on: ids of jobs that are
-    completed first; on_parent_failure, when one of them fails: "cancel", "wait" or "run".
+    The job exists once the transaction commits.
+
+    payload: any value that can be encoded as JSON.
+    key: idempotency key.  A call with the same key and payload returns the first job; one with another payload raises KeyReused.
+    delay, run_at: the job is not ready before this time.
+    priority: from 0 (highest) to 9.
+    group_key: jobs with the same group key run one after the other.
+    expires_in: the job is cancelled if no worker has claimed it within this time.
+    key_ttl: time for which the key remains reserved.
+    on_duplicate: "keep", "ignore", "replace", "rerun" or "error".
+    nowait: return the outcome "locked" instead of waiting for a transaction that is using the key.
+    kind: label that selects the handler.
+    max_wait: with on_duplicate="replace", the longest that repeated requests can postpone the job.
+    depends_on: ids of jobs that must finish first.
+    on_parent_failure: what to do if one of them fails: "cancel", "wait" or "run".
     """
     require_connection(conn, Connection, AsyncConnection)
     values = {
@@ -148,9 +158,10 @@ def ask(
     answer: Callable[[list[Row]], T],
     binary: bool = False,
 ) -> Union[T, Awaitable[T]]:
-    """What a statement answers; of an AsyncConnection, to be awaited.
+    """The result of a statement, or an awaitable for an AsyncConnection.
 
-    binary: there are times or floats, whose text depends on DateStyle, IntervalStyle and extra_float_digits of the connection.
+    binary: whether to transfer the result in binary format, as times and floats require: their text depends on the
+    connection's DateStyle, IntervalStyle and extra_float_digits.
     """
     require_connection(conn, Connection, AsyncConnection)
     if isinstance(conn, AsyncConnection):
@@ -163,9 +174,9 @@ def ask(
 
 @contextmanager
 def _naming_payload(values: dict[str, Any]) -> Iterator[None]:
-    """An error of the encoder is told with the argument's name; that of headers has it already.
+    """Adds the argument's name to an error of the JSON encoder.  An error about headers already contains it.
 
-    psycopg encodes the payload when it is sent: how, an application may have told the connection (set_json_dumps)."""
+    psycopg encodes the payload when it sends it, because an application can choose an encoder per connection (set_json_dumps)."""
     try:
         yield
     except (TypeError, ValueError, RecursionError) as error:

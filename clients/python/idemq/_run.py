@@ -1,15 +1,15 @@
-"""A run of a worker: executors that claim, call the handler and settle; heartbeats; the drain.
+"""A run of a worker: executors that claim jobs, call the handler and report outcomes; heartbeats; the drain.
 
-All of it is one asyncio loop, also of a worker whose handlers are functions: those run in threads, so a
-handler that hangs holds up neither heartbeats nor the drain.
+Everything runs in one asyncio loop, even if the handlers are functions.  Those run in threads, so a
+handler that hangs delays neither heartbeats nor the drain.
 
-Connections: `control` renews leases and settles what has no transaction; `waiter` sleeps in CALL
-idemq.wait; each executor with a transaction has one more, and claims with it, so that an attached lease
-ends with the session that the transaction is in.  Without transactions `control` claims, and commits;
-where many coroutines end together, `second` does so beside it.  Each is opened when it is first needed.
+Connections: `control` renews leases and reports outcomes of jobs without a transaction.  `waiter` sleeps in CALL
+idemq.wait.  Each executor with a transaction has another connection, which it also uses to claim, so that an attached lease
+ends with the session of the transaction.  Without transactions, `control` claims and commits as well.
+If many coroutines end together, `second` helps it.  Each connection is opened when it is first needed.
 
-One executor at a time looks for jobs, and waits for them; the others queue behind it.  So a wake-up sets
-one executor going, which lets the next look when it has found something.
+One executor at a time looks for jobs and waits for them, and the others queue behind it.  So a wake-up starts
+one executor, and when it has found jobs, the next executor looks for more.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ log = logging.getLogger("idemq")
 T = TypeVar("T")
 
 LONGEST_WAIT = 30.0
-"""Seconds that the server sleeps in one CALL; less, where its statements may not take as long."""
+"""Seconds that the server sleeps in one CALL, or less if statement_timeout is shorter."""
 POOLED_WAIT = 3.0
-"""The same through a pooler: a worker that stops lets it run out."""
+"""The same through a pooler, where a worker that stops lets the wait time out."""
 END_WAIT_TIMEOUT = 2.0
-"""Seconds that a worker which stops leaves to the server to end the wait."""
+"""Seconds that a worker that is stopping gives the server to end the wait."""
 ERROR_PAUSE = 5.0
-"""Seconds after a claim or a wait that was refused."""
+"""Seconds of pause after a refused claim or wait."""
 SETTINGS_MAX_AGE = 60.0
 
 _HEARTBEAT = "SELECT token, outcome::text FROM idemq.heartbeat_many(%s, %s, %s::interval)"
@@ -66,7 +66,7 @@ class Run(AttemptRunner):
         slots: Optional[HandlerSlots] = None,
         refused: Callable[[psycopg.Error], bool] = lambda error: True,
     ) -> None:
-        """refused: whether an error of the first claim ends the run."""
+        """refused: decides whether an error of the first claim ends the run."""
         super().__init__(options, executors, handler, not once, slots or HandlerSlots())
         self._once = once
         self._refused = refused
@@ -87,7 +87,7 @@ class Run(AttemptRunner):
     # The run, and its end.
 
     async def main(self) -> Counter[str]:
-        """Runs until it is told to end, or once there is nothing to do; answers how attempts ended."""
+        """Runs until it is told to stop, or, in a drain(), until no job is ready.  Returns the number of attempts by outcome."""
         with _signals.stop_on_signals(self._loop, self.options.signals, self.stop):
             return await self._main()
 
@@ -106,10 +106,10 @@ class Run(AttemptRunner):
             tasks.append(asyncio.create_task(report.report_regularly()))
         executors = [asyncio.create_task(self._serve(executor)) for executor in self._executors]
         over: "asyncio.Future[Any]" = asyncio.create_task(self._over.wait())
-        # Each of them, or the first error of one.
+        # Done when all have ended, or when one has raised an error.
         ended: "asyncio.Future[Any]" = asyncio.gather(*executors)
         try:
-            # A cancellation drains, without grace.
+            # A cancellation drains without a grace period.
             await asyncio.wait({ended, over}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 ended.result()
@@ -117,20 +117,20 @@ class Run(AttemptRunner):
             self._ending.set()
             if not all(executor.done() for executor in executors):
                 self._end_grace()
-            # An error of one executor does not leave the others in the middle of a job.
+            # If one executor raises an error, the others still end their jobs properly.
             await self._until_over(executors)
             while self._committing and all(executor.done() for executor in executors) and not self._over.is_set():
                 await self._until_over(self._committing.values())
             if left := self.group_commit.untaken() if self.group_commit is not None else []:
                 await self.give_back(left)
-            while self._hook_tasks and not self._over.is_set():  # one may begin another
+            while self._hook_tasks and not self._over.is_set():  # a hook may start another
                 await self._until_over(self._hook_tasks)
             await report.report_stopping()
             await self._close([*executors, ended, over, *tasks])
         return self.counts
 
     async def _until_over(self, tasks: Iterable["asyncio.Future[Any]"]) -> None:
-        """Until all of them are done, or the drain has to have ended."""
+        """Waits until all of them are done, or the time limit of the drain has passed."""
         left = set(tasks)
         over = asyncio.ensure_future(self._over.wait())
         while left and not over.done():
@@ -139,7 +139,7 @@ class Run(AttemptRunner):
         over.cancel()
 
     async def _close(self, tasks: list["asyncio.Future[Any]"]) -> None:
-        """Ends what is left, whatever does not answer."""
+        """Ends all remaining tasks and connections, even if the server does not answer."""
         if self._leased:
             log.error("%s: %d jobs wait until their leases expire, because their ends could not be reported in time", self.options.where, len(self._leased))
         tasks += [task for task in (*self._committing.values(), *self._hook_tasks, self._opening, self._silence.task) if task is not None]
@@ -158,7 +158,7 @@ class Run(AttemptRunner):
             await link.drop(in_use=link.in_use)
 
     def stop(self) -> None:
-        """Begins the drain; called again, ends its grace."""
+        """Starts the drain.  A second call ends the grace period."""
         if self._ending.is_set():
             self._end_grace()
             return
@@ -174,14 +174,14 @@ class Run(AttemptRunner):
             execution.request_end("drain")
 
     async def _while_running(self, link: Link[Any], work: Coroutine[Any, Any, T], asks: bool = True) -> Optional[T]:
-        """What work answers; None when the drain begins first, and it is soon ended: at once, unless the
-        link is asked."""
+        """The result of work, or None if the drain begins first.  Then work is ended soon, or at once if no
+        statement is under way."""
         task = asyncio.ensure_future(work)
         ending = asyncio.ensure_future(self._ending.wait())
         try:
             await asyncio.wait({task, ending}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done() and asks and link.conn is not None:
-                # A claim that is on its way is heard, and given back; a wait ends by itself.
+                # Await a claim that is under way, so that its jobs are released.  A wait ends by itself.
                 if link is self._waiter:
                     await self._end_wait(task)
                 elif not self._over.is_set():
@@ -194,9 +194,9 @@ class Run(AttemptRunner):
             task.cancel()
 
     async def _end_wait(self, waiting: "asyncio.Future[Any]") -> None:
-        """Has the wait of the other session end.  A cancel request would do that, too, but the server logs each as an ERROR.
+        """Asks the server to end the wait of the other session.  A cancel request would also end it, but the server would log an ERROR.
 
-        A wait through a pooler is a short one, and runs out: nobody knows the number of its session."""
+        A wait through a pooler is short and times out, because the number of its session is unknown."""
         if self._report is not None and self._waiter.process is not None:
             ends = asyncio.ensure_future(self._report.end_wait(self._waiter.process.pid, self._busy == 0 and not self._leased))
             await asyncio.wait({ends, waiting}, timeout=END_WAIT_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
@@ -207,7 +207,7 @@ class Run(AttemptRunner):
             await asyncio.wait({waiting}, timeout=POOLED_WAIT + 1)
 
     async def _pause(self, seconds: float) -> None:
-        """Sleeps, but not in a drain."""
+        """Sleeps, or until the drain begins."""
         try:
             await asyncio.wait_for(self._ending.wait(), seconds)
         except asyncio.TimeoutError:
@@ -233,7 +233,7 @@ class Run(AttemptRunner):
                 self._ended_one.set()
 
     async def _work(self, executor: Executor) -> None:
-        """Has an executor run what it has, and what it claims with that, until there is nothing."""
+        """Lets an executor run its jobs, and those that it claims meanwhile, until there are none."""
         while executor.pending:
             execution = executor.pending[0]
             if self._ending.is_set() and not execution.begun:
@@ -251,7 +251,7 @@ class Run(AttemptRunner):
                 await self.settle(executor, unsettled)
 
     async def _next_jobs(self, executor: Executor) -> list[BaseJob]:
-        """Jobs for an executor; none when it is to end."""
+        """Jobs for an executor, or none if it must end."""
         self._idle += 1
         try:
             async with self._claim_lock:
@@ -260,7 +260,7 @@ class Run(AttemptRunner):
                         return [self._unassigned.popleft() for _ in range(min(self.at_once, len(self._unassigned)))]
                     self._ended_one.clear()
                     if self._once and self._busy == 0 and self._committing:
-                        await asyncio.wait(self._committing.values())  # it may make the last ones ready
+                        await asyncio.wait(self._committing.values())  # committing may make the last jobs ready
                     jobs = await self._claim(executor)
                     if executor.link is not None and jobs:
                         return jobs
@@ -269,7 +269,7 @@ class Run(AttemptRunner):
                     elif jobs is not None and self._once:
                         if self._busy == 0:
                             return []
-                        # The end of one may let another begin: of its group, or one that it has added.
+                        # The end of a job can make another one ready: one of its group, or one that it has added.
                         await self._ended_one.wait()
                     elif jobs is not None:
                         await self._sleep()
@@ -281,7 +281,7 @@ class Run(AttemptRunner):
             self._idle -= 1
 
     async def _claim(self, executor: Executor) -> Optional[list[BaseJob]]:
-        """Ready jobs; None: it could not be asked."""
+        """Ready jobs, or None if the server did not answer."""
         link = executor.link or self._control
         most = self._idle if executor.link is None else 1
         claimed: Optional[list[BaseJob]] = None
@@ -290,7 +290,7 @@ class Run(AttemptRunner):
             return None
         try:
             if self._slots.shared:
-                # No slot is kept by a shard that is down.
+                # A shard that is down does not hold a slot.
                 await self._while_running(link, link.ready())
             taken = await self._while_running(link, self._slots.acquire(most), False) or 0
             try:
@@ -321,7 +321,7 @@ class Run(AttemptRunner):
         return self.take(await link.exchange([(_pipeline.CLAIM, self.claims(link, most))]), asked_at, link)
 
     async def _sleep(self) -> None:
-        """Until the queue has work, or a while."""
+        """Waits until the queue has work, or for a while."""
         try:
             await self._while_running(self._waiter, self._wait_for_work())
         except AnswerLost:
@@ -341,12 +341,12 @@ class Run(AttemptRunner):
     # Leases.
 
     async def _send_heartbeats(self) -> None:
-        """Heartbeats for all as soon as one is due, and by each new connection: a server that was
-        started again gives attached leases a grace only."""
+        """Sends heartbeats for all jobs as soon as one is due, and on each new connection, because a restarted server
+        keeps attached leases only for a short time."""
         seen = 0
         while True:
             now = time.monotonic()
-            # A thread that claims meanwhile wakes this: its job is either seen here, or it sees that nothing is due yet.
+            # A thread that claims meanwhile wakes this task: either its job is seen here, or the thread sees that nothing is due yet.
             self._next_heartbeat = math.inf
             self._heartbeat_now.clear()
             self._next_heartbeat = min((job._heartbeat_at for job in list(self._leased.values())), default=now + 3600)
@@ -376,7 +376,7 @@ class Run(AttemptRunner):
         for token, outcome in await self._control.ask(_HEARTBEAT, values):
             job = self._leased.get(token)
             if job is None:
-                continue  # it has ended meanwhile
+                continue  # the attempt has ended meanwhile
             if outcome == "current":
                 job._renew_lease(asked_at)
             else:
@@ -385,19 +385,19 @@ class Run(AttemptRunner):
     def _lose_lease(self, job: BaseJob, why: str) -> None:
         self._leased.pop(job.token, None)
         execution = job._execution
-        # Its COMMIT may be why: the transaction itself finds that out.
+        # Its own COMMIT may be the reason, which the transaction itself finds out.
         if execution is not None and execution.commit_at is None and not execution.commit_unknown:
-            # The server may have taken it back for that already.
+            # The server may already have taken the job back for this reason.
             execution.request_end("time" if self.time_is_over(execution, time.monotonic()) else why)
         if job in self._unassigned:
             self._unassigned.remove(job)
             self._slots.release(1)
 
-    # Of a cluster's shard.
+    # For a shard of a cluster.
 
     @property
     def unreachable(self) -> bool:
-        """Whether its server is down, as far as is known."""
+        """Whether its server is known to be down."""
         return self._control.lost or self._waiter.lost or any(executor.link is not None and executor.link.lost for executor in self._executors)
 
     @property
@@ -406,6 +406,6 @@ class Run(AttemptRunner):
         return self._claimed
 
     def moved(self) -> None:
-        """Its address has changed: who sleeps there wakes up.  What else is connected finds out by itself."""
+        """Called when the address has changed.  Wakes up the waiter; other connections find out by themselves."""
         if self._waiter.conn is not None:
             sever(self._waiter.conn)

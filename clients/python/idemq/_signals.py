@@ -1,7 +1,7 @@
 """SIGTERM and SIGINT, for all workers of one event loop.
 
-A loop has one handler of a signal. If each run set its own, the last one alone would hear of a drain, and
-the first to end would take the handler away: the next signal would end the process amid the others' jobs.
+A loop has one handler per signal. If each run set its own, only the last run would be told to drain, and
+the first to end would remove the handler, so the next signal would kill the process while other jobs are running.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _stops: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
 
 @contextlib.contextmanager
 def stop_on_signals(loop: asyncio.AbstractEventLoop, wanted: bool, stop: Callable[[], None]) -> Iterator[None]:
-    """Meanwhile a signal calls stop, if wanted, beside those of the loop's other runs; in the main thread only."""
+    """Context manager in which a signal calls stop, as well as those of the loop's other runs.  Works in the main thread only."""
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield
         return

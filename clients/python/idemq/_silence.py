@@ -1,9 +1,9 @@
-"""Connections that are silent: nothing comes, and no end either, as over a network that drops packets.
+"""Silent connections: no data arrives, and the connection does not end, for example because the network drops packets.
 
-What the worker asks has a limit in time (_links.py).  A handler's statement may take long, so the worker asks the server, by
-another connection, about a session from which nothing has come for a while: whether it is at work.  If it is not, the question
-was lost, or its answer was.  A session that was given up is ended, since the server does not know that there is no way to it
-any more, and would keep what it holds: the locks of a transaction, and leases that are attached to it.
+The worker's own statements have a time limit (_links.py).  A handler's statement may take long.  So if no data has arrived from
+a session for a while, the worker asks the server over another connection whether that session is busy.  If it is not, the request
+or its answer was lost.  The worker also ends the session that it has given up.  Otherwise the server, which does not
+know that the connection is broken, would keep the locks of its transaction and the leases attached to it.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ log = logging.getLogger("idemq")
 
 _SESSIONS = """SELECT a.pid, extract(epoch FROM a.backend_start)::text, a.state, a.wait_event_type
     FROM pg_catalog.unnest(%s::int[]) AS asked (pid), pg_catalog.pg_stat_get_activity(asked.pid) AS a"""
-_AT_WORK = ("active", "fastpath function call", "disabled")  # the last one: of track_activities off, which says nothing
+_AT_WORK = ("active", "fastpath function call", "disabled")  # "disabled" means that track_activities is off, so the state is unknown
 
 
 class Silence:
-    """What one run knows of silent connections; used by its loop alone."""
+    """The silent connections of one run.  Only the event loop uses it."""
 
     def __init__(self, where: str, control: AsyncLink) -> None:
         self._where = where
         self._control = control
         self._given_up: list[Process] = []
-        """Sessions that may be there still."""
+        """Sessions that may still exist."""
         self._suspects: dict[Any, float] = {}
-        """Connections on which the server did not seem to be at work, by when it was that anything came."""
+        """Connections on which the server seemed to be idle, with the time at which data last arrived."""
         self._looked_at = 0.0
         self.task: Optional["asyncio.Task[None]"] = None
 
     def note(self, process: Process) -> None:
-        """A connection was given up: its session is to be ended."""
+        """Called when a connection was given up, so that its session is ended."""
         self._given_up.append(process)
         if self.task is None or self.task.done():
             self.task = asyncio.create_task(self._end_sessions())
@@ -58,7 +58,7 @@ class Silence:
             del self._given_up[0]
 
     def look(self, executions: Sequence[Execution], now: float) -> None:
-        """Looks after the connections of handlers, once a second at most."""
+        """Checks the connections of handlers, at most once a second."""
         if now < self._looked_at + SESSION_CHECK_INTERVAL or (self.task is not None and not self.task.done()):
             return
         self._looked_at = now
@@ -78,15 +78,15 @@ class Silence:
             rows = await self._control.ask(_SESSIONS, ([process.pid for process in waiting],))
         except (AnswerLost, psycopg.Error):
             return
-        # A server that waits for its client, while that waits for it, is not at work.
+        # If server and client are waiting for each other, the server is not busy.
         at_work = {(pid, started) for pid, started, state, waits_for in rows if waits_for != "Client" and (state or "active") in _AT_WORK}
         for process, (conn, at) in waiting.items():
             if process in at_work or conn.progress_at != at:
                 continue
             if conn not in self._suspects:
-                self._suspects[conn] = at  # what the server has said may be on its way
+                self._suspects[conn] = at  # the server's answer may be under way
             elif self._suspects.pop(conn) == at:
                 log.warning("%s: no data from a session that the server is not working on; closing it", self._where)
                 give_up(conn)
-        # A connection was given up while this was asked: nobody else ends its session.
+        # A connection was given up during this request, and nothing else would end its session.
         await self._end_sessions()

@@ -1,4 +1,4 @@
-"""Calls that may block, in threads that keep neither the event loop nor the process.
+"""Blocking calls, in threads that block neither the event loop nor the end of the process.
 
 asyncio.to_thread is not used: at its end asyncio.run() waits for all threads of the loop's pool.  A cancel request
 or a connection attempt that hangs, as over a network that drops packets, would keep the process for as long.
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """What a function returns or raises, called in a daemon thread of its own, in a copy of this context.
+    """Calls a function in a new daemon thread, in a copy of this context.  Returns or raises what the function does.
 
     If the caller is cancelled the thread goes on, and its answer is dropped.
     """
@@ -28,14 +28,14 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
         failure: Optional[BaseException] = None
         try:
             value = context.run(function, *args)
-        except StopIteration as error:  # which no future takes
+        except StopIteration as error:  # a future cannot hold a StopIteration
             failure = RuntimeError(f"the function raised {type(error).__name__}")
         except BaseException as error:
             failure = error
         try:
             loop.call_soon_threadsafe(_resolve, answer, value, failure)
         except RuntimeError:
-            pass  # the loop has ended
+            pass  # the event loop has ended
 
     threading.Thread(target=call, name="idemq call", daemon=True).start()
     return await answer

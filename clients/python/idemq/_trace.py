@@ -1,4 +1,4 @@
-"""Trace context in a job's headers, where the package opentelemetry-api is installed; else nothing."""
+"""Trace context in a job's headers.  Without the package opentelemetry-api, this module does nothing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ except ImportError:
 
 
 def installed() -> bool:
-    """Whether there is anything to do."""
+    """Whether opentelemetry-api is installed."""
     return propagate is not None
 
 
 def inject(headers: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
-    """The headers with the current trace context; what the caller has set itself stays."""
+    """Adds the current trace context to the headers.  Headers that the caller has set take precedence."""
     if propagate is None:
         return headers
     carrier: dict[str, Any] = {}
@@ -27,7 +27,7 @@ def inject(headers: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
 
 @contextlib.contextmanager
 def around(queue: str, headers: dict[str, Any]) -> Iterator[None]:
-    """A handler runs within: a span below the one that enqueued its job."""
+    """Context manager for a handler: a span below the one that enqueued its job."""
     if propagate is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""What is given to PostgreSQL: connections of psycopg 3, JSON of a bounded length, text that it can store."""
+"""Values for PostgreSQL: connections of psycopg 3, JSON of limited length, and text that PostgreSQL can store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AnyConnection = Union[Connection[Any], AsyncConnection[Any]]
 Row = tuple[Any, ...]
 
 MAX_DOCUMENT = 64 << 20
-"""Bytes: the most that idemq.max_document can be."""
+"""Bytes: the maximum of idemq.max_document."""
 
 _HOW_TO_GET_ONE = {
     "psycopg2": "psycopg 2 is not supported: connect with psycopg 3, or call the SQL functions",
@@ -23,11 +23,11 @@ _HOW_TO_GET_ONE = {
     "django": "connection.ensure_connection(), then connection.connection, with Django 4.2 or later and psycopg 3",
     "psycopg_pool": "with pool.connection() as conn",
 }
-"""How to come to psycopg's connection, by the package whose object was given."""
+"""How to get the psycopg connection, by the package of the object that was given."""
 
 
 def require_connection(conn: Any, *classes: type[Any]) -> None:
-    """Raises for what is no connection of psycopg 3, of these classes."""
+    """Raises TypeError unless conn is a psycopg 3 connection of one of these classes."""
     if not isinstance(conn, classes):
         kind = type(conn)
         recipe = _HOW_TO_GET_ONE.get(kind.__module__.partition(".")[0])
@@ -38,8 +38,8 @@ def require_connection(conn: Any, *classes: type[Any]) -> None:
 
 
 def _bounded_json(value: Any) -> str:
-    """JSON that is not sent where no server would take it: of 64 MB at most, in which what is no ASCII
-    takes a third of what it takes here, or more."""
+    """Encodes JSON, and refuses a text that no server would accept.  The limit is 64 MB, and characters outside
+    ASCII take at least a third of the space there that they take here."""
     text = json.dumps(value)
     if len(text) > 3 * MAX_DOCUMENT:
         raise ValueError(f"JSON of {len(text):,} bytes is longer than any server accepts; pass a reference to it instead")
@@ -47,7 +47,7 @@ def _bounded_json(value: Any) -> str:
 
 
 def json_text(value: Any) -> Optional[str]:
-    """A value as JSON; None is no document."""
+    """A value as JSON text, or None for None."""
     return None if value is None else _bounded_json(value)
 
 
@@ -59,7 +59,7 @@ class NotEncodable(TypeError, ValueError):
 
 
 def jsonb_parameter(name: str, value: Any) -> Optional[Jsonb]:
-    """A value as a parameter of type jsonb; None is no document.  Raises NotEncodable, with the name, when it is sent."""
+    """A value as a parameter of type jsonb, or None for None.  Raises NotEncodable, which contains the name, when it is sent."""
 
     def dumps(document: Any) -> str:
         try:
@@ -71,5 +71,5 @@ def jsonb_parameter(name: str, value: Any) -> Optional[Jsonb]:
 
 
 def storable_text(text: str) -> str:
-    """What PostgreSQL's text can hold: no NUL, no half of a surrogate pair."""
+    """Text that PostgreSQL can store: without NUL, and without half of a surrogate pair."""
     return text.replace("\0", "").encode("utf-8", "replace").decode()[:MAX_TEXT]

@@ -1,4 +1,4 @@
-"""A worker reports itself to the server (idemq.report_worker): for people to read, and part of no promise.
+"""Reports a worker to the server (idemq.report_worker), for monitoring only.
 
 A report that fails is left out.  It uses the connection of the heartbeats, so it waits for no lock, disk or
 standby.
@@ -19,13 +19,13 @@ from ._links import AnswerLost, AsyncLink
 REPORT_INTERVAL = 30.0
 """Seconds between two reports."""
 REPORT_AFTER_REFUSAL = 600.0
-"""Seconds until the next report when the server has refused one: its SQL may be an older version's."""
+"""Seconds until the next report after the server has refused one, because its SQL objects may be of an older version."""
 REPORT_STOPPING_TIMEOUT = 0.5
 """Seconds that the last report may take."""
 FIRST_REPORT_AFTER = 1.0
-"""Seconds until the first report.  A worker that ends sooner makes none."""
+"""Seconds until the first report.  A worker that ends sooner reports nothing."""
 
-# Its commit waits for no disk and no standby, which heartbeats do not either.
+# Like heartbeats, its commit does not wait for the disk or a standby.
 _REPORT_WORKER = """SELECT pg_catalog.set_config('synchronous_commit', 'off', true),
     idemq.report_worker(%s::uuid, %s, %s,
     program => 'python', version => %s, host => %s, concurrency => %s::int, running => %s::bigint[],
@@ -40,21 +40,21 @@ def _version() -> str:
 
 
 class WorkerReport:
-    """What one worker reports."""
+    """The reports of one worker."""
 
     def __init__(
         self, link: AsyncLink, name: str, queue: str, concurrency: int, state: Callable[[], tuple[Sequence[int], int]]
     ) -> None:
-        """state: the jobs that it runs, and how many it has ended."""
+        """state: returns the running jobs, and the number of attempts that have ended."""
         self._link = link
         self._state = state
         self._reported = False
         self._stopping = False
-        """Whether it has been reported that the worker stops."""
+        """Whether the last report said that the worker is stopping."""
         self._about: list[Any] = [str(uuid4()), name, [queue], _version(), socket.gethostname(), concurrency]
 
     async def report_regularly(self) -> None:
-        """Until it is cancelled."""
+        """Reports regularly until it is cancelled."""
         pause = FIRST_REPORT_AFTER
         while True:
             await asyncio.sleep(pause)
@@ -65,22 +65,22 @@ class WorkerReport:
             return FIRST_REPORT_AFTER
         jobs, done = self._state()
         try:
-            # The link is used after a cancelled report: so its answer is awaited.
+            # The link is still used after a cancelled report, so the answer must be awaited.
             await asyncio.shield(self._link.ask(_REPORT_WORKER, [*self._about, list(jobs), done, stopping, list(end_waits)]))
             self._reported = True
             self._stopping = stopping
         except (AnswerLost, OSError):
-            pass  # whatever needs the connection logs it
+            pass  # the code that needs the connection logs the error
         except psycopg.Error:
             return REPORT_AFTER_REFUSAL
         return REPORT_INTERVAL
 
     async def end_wait(self, process: int, stopping: bool) -> None:
-        """Has the wait of a session of this role's end, as its timeout would; by the number of its process."""
+        """Asks the server to end the wait of a session of this role, given its process number."""
         await self._report(stopping, [process])
 
     async def report_stopping(self) -> None:
-        """Reports that the worker stops, if it has reported before, and the server answers at once."""
+        """Reports that the worker is stopping, if it has reported before and the server answers at once."""
         if self._reported and not self._stopping:
             try:
                 await asyncio.wait_for(self._report(True), REPORT_STOPPING_TIMEOUT)

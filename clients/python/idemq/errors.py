@@ -1,7 +1,7 @@
-"""What is raised: by the server, as classes; by a handler, to say how its attempt ends.
+"""Exceptions: one class per SQLSTATE of idemq, and those that a handler raises to end its attempt.
 
-Importing this registers the classes with psycopg, so that each statement that idemq refuses raises
-one of them, on any connection of the process.
+Importing this module registers the classes with psycopg.  Then every statement that idemq refuses raises
+one of them, on every connection of the process.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from uuid import UUID
 import psycopg
 
 MAX_TEXT = 10_000
-"""Characters of an error that are told."""
+"""Maximum number of characters of an error that are reported."""
 
 Delay = Union[timedelta, int, float, str]
-"""A time: a timedelta, a number of seconds, or the text of an interval."""
+"""A timedelta, a number of seconds, or the text of a PostgreSQL interval."""
 
 Key = Union[str, int, UUID]
 """An idempotency key; a UUID and an int are sent as text."""
 
 
 class IdemqError(psycopg.DatabaseError):
-    """What idemq has refused, by its SQLSTATE."""
+    """An error of idemq, with its SQLSTATE."""
 
 
 class StaleToken(IdemqError, code="IQ001"):
-    """The lease is lost: another attempt may have the job."""
+    """The attempt has lost its lease.  Another attempt may have the job."""
 
 
 class NoSuchJob(IdemqError, code="IQ002"):
-    """There is no such job, or not for this role."""
+    """There is no such job, or the role may not see it."""
 
 
 class KeyReused(IdemqError, code="IQ003"):
-    """The key is that of a job with another payload."""
+    """A job with another payload has this key."""
 
 
 class DuplicateKey(IdemqError, code="IQ004"):
-    """The key is taken (on_duplicate="error")."""
+    """The key is taken, and on_duplicate is "error"."""
 
 
 class NoSuchQueue(IdemqError, code="IQ005"):
@@ -47,11 +47,11 @@ class NoSuchQueue(IdemqError, code="IQ005"):
 
 
 class AlreadyCommitted(IdemqError, code="IQ006"):
-    """This attempt has committed the job before."""
+    """This attempt has already completed the job."""
 
 
 class RetryLater(Exception):
-    """Raised by a handler: the attempt has failed; the next one after delay, or the queue's backoff."""
+    """Raised by a handler: the attempt has failed.  The next one starts after delay, or after the queue's backoff if delay is None."""
 
     def __init__(self, delay: Optional[Delay] = None, reason: str = "") -> None:
         super().__init__(reason or "retry later")
@@ -59,7 +59,7 @@ class RetryLater(Exception):
 
 
 class Snooze(Exception):
-    """Raised by a handler: not now; the job is ready again after delay, and nothing is counted."""
+    """Raised by a handler: the job is ready again after delay.  The attempt does not count."""
 
     def __init__(self, delay: Delay, reason: str = "") -> None:
         super().__init__(reason or "snooze")
@@ -67,16 +67,16 @@ class Snooze(Exception):
 
 
 class Dead(Exception):
-    """Raised by a handler: no attempt can succeed; the job is dead.  Raised by a step's call it says
-    what Refused says, too."""
+    """Raised by a handler: no attempt can succeed, so the job is dead.  If the call of a step raises it, it
+    also means the same as Refused."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason or "dead")
 
 
 class Waiting(BaseException):
-    """Raised in a handler by await_event: the job sleeps until the event comes.  Let it pass: no
-    `except Exception` holds it up, and whatever the handler does instead, its attempt is over."""
+    """Raised by await_event: the job waits until the event arrives.  Do not catch it.  `except Exception` does not
+    catch it, and the attempt ends whatever the handler does."""
 
     def __init__(self, name: str, timeout: Delay) -> None:
         super().__init__(f"waits for event {name}")
@@ -85,11 +85,11 @@ class Waiting(BaseException):
 
 
 class Refused(Exception):
-    """Raised by a step's call: the other side definitely did not do it."""
+    """Raised by the call of a step: the other system has definitely not performed it."""
 
 
 def sqlstate(error: Optional[BaseException]) -> str:
-    """The SQLSTATE of an error, or ""."""
+    """The SQLSTATE of an error, or an empty string."""
     try:
         state = getattr(error, "sqlstate", None)
     except BaseException:
@@ -98,7 +98,7 @@ def sqlstate(error: Optional[BaseException]) -> str:
 
 
 def said(error: BaseException) -> str:
-    """What an error says, as far as it is told.  Its class is anybody's: that may raise, too."""
+    """The text of an error, shortened.  The error may be of any class, so str() may raise as well."""
     try:
         return str(error)[:MAX_TEXT]
     except BaseException as second:
@@ -106,7 +106,7 @@ def said(error: BaseException) -> str:
 
 
 def text_of(error: Optional[BaseException]) -> str:
-    """The same with its type, as PostgreSQL's text may hold it but for its length."""
+    """Type and text of an error."""
     return f"{type(error).__name__}: {said(error)}".rstrip(": \n") if error is not None else ""
 
 

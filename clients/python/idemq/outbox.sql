@@ -1,9 +1,9 @@
--- The outbox of a database that has no idemq: one INSERT enqueues a job, and idemq-relay moves it to the server
--- that has.  PostgreSQL 13 or later, no superuser, no extension.  It may run again: what is there stays.
+-- The outbox of a database without idemq: one INSERT enqueues a job, and idemq-relay moves it to the server
+-- with idemq.  Requires PostgreSQL 13 or later, but no superuser and no extension.  You can run it again: it keeps existing objects.
 CREATE SCHEMA IF NOT EXISTS idemq_outbox;
 
--- The key is what makes a row one job, however often it is sent.  It is random: a sequence is given out anew after
--- a failover or a restore to an earlier time, and a key that was another row's would lose this one.
+-- The key ensures that a row becomes one job, however often it is sent.  It is random, because a sequence can repeat values after
+-- a failover or a restore to an earlier time, and a row with the key of an earlier row would be lost.
 CREATE TABLE IF NOT EXISTS idemq_outbox.jobs (
 	id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 	queue        text NOT NULL,
@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS idemq_outbox.jobs (
 	result       jsonb,
 	error        text
 );
--- In its order: what is to be sent, by id; then what was sent, the oldest first.
+-- Its order: the rows to send, by id, and then the sent rows, the oldest first.
 CREATE INDEX IF NOT EXISTS jobs_sent_at ON idemq_outbox.jobs (sent_at NULLS FIRST, id);
 
 COMMENT ON TABLE idemq_outbox.jobs IS 'jobs for idemq on another server: insert queue and payload, and any other arguments of idemq.enqueue; idemq-relay sends each row once';
@@ -39,7 +39,7 @@ COMMENT ON COLUMN idemq_outbox.jobs.job_id IS 'id of the job in idemq; if the ke
 COMMENT ON COLUMN idemq_outbox.jobs.status IS 'refused, or if reply is set: completed, dead or cancelled';
 COMMENT ON COLUMN idemq_outbox.jobs.error IS 'why the job was refused, became dead or was cancelled';
 
--- Wakes the relay.  Without it a row is found within a second.
+-- Wakes the relay.  Without it, the relay finds a row within a second.
 CREATE OR REPLACE FUNCTION idemq_outbox.wake_relay() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM pg_catalog.pg_notify('idemq_outbox', '');

@@ -1,18 +1,18 @@
-"""idemq-relay: jobs of a database that cannot have idemq, through its outbox (outbox.sql) to a server that has.
+"""idemq-relay: sends jobs from a database that cannot have idemq, through its outbox (outbox.sql), to a server that has it.
 
-    idemq-relay create --app DSN --idemq DSN    makes the outbox there, and the queue of results here
-    idemq-relay run --app DSN --idemq DSN       moves rows and results, until SIGTERM
-    idemq-relay sql                             prints what create runs in the application's database
+    idemq-relay create --app DSN --idemq DSN    creates the outbox and the queue of results
+    idemq-relay run --app DSN --idemq DSN       moves rows and results until SIGTERM
+    idemq-relay sql                             prints the SQL that create runs in the application's database
 
-There is no transaction over two servers.  A row is locked, its job is committed in idemq, then the row is marked: whatever
-dies in between, the row is sent again, and its key makes that the same job.  What is not marked is to be sent, whatever its
-id: nothing is counted, so a row that becomes visible late is found as any other.
+No transaction spans the two servers.  The relay locks a row, commits its job in idemq, and then marks the row.  If anything
+dies in between, the row is sent again, and its key makes it the same job.  Every unmarked row is sent, whatever its
+id, so a row that becomes visible late is also found.
 
-One relay at a time sends (an advisory lock of the transaction), so the jobs of a group stay in the order of the rows; others
-wait to take over.  A relay that was stopped and goes on after another has taken over sends what is known by then.
+One relay at a time sends rows, while it holds an advisory lock of the transaction, so the jobs of a group stay in the order of the
+rows.  Other relays wait to take over.  If a stopped relay continues after another has taken over, its rows are duplicates.
 
-With reply, a second job depends on the first, whatever becomes of that.  A Worker takes it, writes the result into the
-row, and commits: that may happen twice too, and the second one finds the row written.
+For a row with `reply`, a second job depends on the first, however the first one ends.  A Worker runs it: it writes the result into
+the row and commits.  This can also happen twice, and the second time the row is already written.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from .errors import said, sqlstate
 log = logging.getLogger("idemq")
 
 RESULTS = "outbox_results"
-"""The queue of results."""
+"""Name of the queue of results."""
 
 _CREATE_RESULTS = "SELECT idemq.create_queue(%s, max_attempts => 2000000000, retry_max => '1 min', retention => '1 min')"
-# In one message.  A relay that hangs has the rows for a minute: its lock goes with its session.  The plans are those of few rows
-# of many, by index: what statistics say of rows that wait is of another time.  key_ttl is sent as text, whose sign means something
-# else in another IntervalStyle.
+# One message.  A relay that hangs holds the rows for at most a minute, because its lock ends with its session.  The settings force
+# index scans for a few rows of many, because the statistics about waiting rows are out of date.  key_ttl is sent as text, whose sign has
+# another meaning in another IntervalStyle.
 _BEGIN = """BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '60s'; SET LOCAL enable_seqscan = off;
     SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off;
     SET LOCAL IntervalStyle = postgres"""
-# As many as that are sent, 8 MB as they are stored, and one in any case; none while another relay sends.
+# At most that many rows are sent, and at most 8 MB as stored, but always at least one row.  None are sent while another relay sends.
 _TAKE = """WITH mine AS MATERIALIZED (SELECT pg_catalog.pg_try_advisory_xact_lock('idemq_outbox.jobs'::regclass::int, 0) AS got),
     first AS MATERIALIZED (SELECT id, pg_catalog.pg_column_size(payload) AS size FROM idemq_outbox.jobs WHERE sent_at IS NULL
         ORDER BY sent_at NULLS FIRST, id LIMIT %s),
@@ -59,8 +59,8 @@ _TAKE = """WITH mine AS MATERIALIZED (SELECT pg_catalog.pg_try_advisory_xact_loc
             'on_duplicate', j.on_duplicate, 'reply', j.reply)::text AS row
         FROM idemq_outbox.jobs j WHERE j.id = sized.id AND j.sent_at IS NULL FOR UPDATE SKIP LOCKED) AS j
     WHERE (SELECT got FROM mine) AND (sized.sum <= 8000000 OR sized.n = 1) ORDER BY sized.id"""
-# In the order of ids.  A key that an open transaction uses: the row is left for later, and one of a group is waited for, so
-# that none behind it comes first.  A record has NULL where JSON has null, and no row has a payload that is NULL.
+# In the order of ids.  If an open transaction is using a key, the row is left for later; for a row of a group the relay waits, so
+# that no later row overtakes it.  A record has NULL where JSON has null, and no row has a NULL payload.
 _SEND = """SELECT r.id, e.id, CASE WHEN r.reply AND e.id IS NOT NULL THEN (idemq.enqueue(%s,
         pg_catalog.jsonb_build_object('id', r.id, 'key', r.key), depends_on => ARRAY[e.id], on_parent_failure => 'run')).id END
     FROM (SELECT * FROM pg_catalog.jsonb_to_recordset(%s::jsonb) AS r (id bigint, queue text, payload jsonb, key text, kind text,
@@ -71,7 +71,7 @@ _SEND = """SELECT r.id, e.id, CASE WHEN r.reply AND e.id IS NOT NULL THEN (idemq
         group_key => r.group_key, max_attempts => r.max_attempts, headers => r.headers, kind => r.kind, key_ttl => r.key_ttl,
         expires_in => CASE WHEN pg_catalog.isfinite(r.expires_at) THEN greatest(r.expires_at - pg_catalog.clock_timestamp(), '1 ms') END, on_duplicate => r.on_duplicate,
         nowait => r.group_key IS NULL) AS e"""
-# A result that has been written stays, a refusal is of the last time.
+# A result that has been written is kept.  A refusal is that of the last time.
 _MARK = """UPDATE idemq_outbox.jobs j SET sent_at = pg_catalog.clock_timestamp(), job_id = s.job_id,
         finished_at = CASE WHEN s.error IS NOT NULL THEN pg_catalog.clock_timestamp()
             WHEN j.status IS DISTINCT FROM 'refused' THEN j.finished_at END,
@@ -91,21 +91,21 @@ _ANSWER = """WITH written AS (UPDATE idemq_outbox.jobs SET finished_at = pg_cata
     SELECT pg_catalog.pg_notify('idemq_outbox_done', id::text) FROM written"""
 
 ANSWER_TIMEOUT = 60.0
-"""Seconds within which a statement is answered; a connection on which none is may lead nowhere."""
+"""Seconds within which a statement must be answered.  Otherwise the connection may be silent."""
 GRACE = 30.0
-"""Seconds that SIGTERM leaves to what is under way; JOIN_TIMEOUT of them to the thread that sends."""
+"""Seconds after SIGTERM for work that is under way; JOIN_TIMEOUT of them for the thread that sends."""
 JOIN_TIMEOUT = 5.0
 _PURGE_EVERY = 60.0
 _FIRST_BACKOFF = 0.1
 _LAST_BACKOFF = 10.0
-# SQLSTATEs that say nothing of a row: the connection, resources, conflicts, a server that ends or is a standby, no idemq there.
+# SQLSTATEs that are not about a row: the connection, resources, conflicts, a server that stops or is a standby, or no idemq.
 _TROUBLE = ("", "08", "25", "28", "3D", "3F", "40", "42", "53", "55", "57", "58", "F0", "XX")
-# Of a statement that is about no row: no outbox, no idemq, no queue, no privilege, an interval that is none.  Nobody mends that by waiting.
+# For a statement that is not about a row: no outbox, no idemq, no queue, no privilege, or an invalid interval.  Waiting does not help.
 _FATAL = ("22", "3F", "42", "IQ")
 
 
 class Sent(NamedTuple):
-    """What became of a row: a job, or why there is none."""
+    """The outcome of a row: its job, or the reason why there is none."""
 
     id: int
     job: Optional[int]
@@ -113,13 +113,13 @@ class Sent(NamedTuple):
 
 
 def connect(dsn: str) -> Connection[Any]:
-    """A connection in autocommit to the host that takes writes."""
+    """A connection in autocommit mode to the host that accepts writes."""
     last: Optional[BaseException] = None
     for params in hosts(dsn):
         try:
             params.setdefault("target_session_attrs", "read-write")
-            params["client_encoding"] = "UTF8"  # what cannot be said in it is an error of a server's, of that row
-            # Nothing is prepared: a pooler may be in between.
+            params["client_encoding"] = "UTF8"  # a row that cannot be converted to UTF-8 causes an error of the server
+            # Statements are not prepared, because there may be a pooler.
             conn = HandlersConnection.connect(autocommit=True, prepare_threshold=None, **params)
             assert isinstance(conn, HandlersConnection)
             conn.answer_within = ANSWER_TIMEOUT
@@ -130,23 +130,23 @@ def connect(dsn: str) -> Connection[Any]:
 
 
 def is_of_a_row(error: psycopg.Error) -> bool:
-    """Whether idemq has refused a row, and takes others: no privilege on its queue, no slot for that, too."""
+    """Whether idemq has refused only this row, also for a missing privilege on its queue or a missing slot of the queue."""
     state = sqlstate(error)
     return state in ("42501", "53400") or state[:2] not in _TROUBLE
 
 
 def is_unreadable(error: BaseException) -> bool:
-    """Whether what a row has is no text in UTF-8, or is longer than a server can say."""
+    """Whether a row contains text that is not UTF-8, or is longer than a server can return."""
     return sqlstate(error) in ("22021", "22P05", "54000")
 
 
 def line(error: BaseException) -> str:
-    """What an error says, in one line, behind its SQLSTATE."""
+    """The SQLSTATE and text of an error, in one line."""
     return f"{sqlstate(error)}: {' '.join(said(error).split())}".lstrip(": ") or type(error).__name__
 
 
 def send(idemq: Connection[Any], rows: list[tuple[int, str]]) -> list[Sent]:
-    """Enqueues rows in their order; those that are refused by themselves, without undoing the others."""
+    """Enqueues rows in order.  A refused row does not undo the others."""
     try:
         answers = idemq.execute(_SEND, [RESULTS, "[" + ",".join(row[1] for row in rows) + "]"]).fetchall()
         return [Sent(id, job) for id, job, _ in answers if job is not None]
@@ -161,7 +161,7 @@ def send(idemq: Connection[Any], rows: list[tuple[int, str]]) -> list[Sent]:
 
 
 def unreadable(app: Connection[Any]) -> list[Sent]:
-    """The first row that is to be sent, as refused, if it is one that cannot be read; in a transaction that it begins."""
+    """The first row to send, as refused, if it cannot be read.  Begins a transaction."""
     app.execute(_BEGIN)
     for (id,) in app.execute(_FIRST).fetchall():
         try:
@@ -176,8 +176,8 @@ def unreadable(app: Connection[Any]) -> list[Sent]:
 
 
 def move(app: Connection[Any], idemq: Connection[Any], batch: int) -> int:
-    """Sends what is to be sent, batch rows at most; answers how many are done with.  Whatever it raises, both connections
-    are to be closed."""
+    """Sends at most `batch` rows, and returns the number of rows that are settled.  If it raises, the caller must close
+    both connections."""
     app.execute(_BEGIN)
     try:
         rows = app.execute(_TAKE, [batch]).fetchall()
@@ -212,7 +212,7 @@ class Relay:
         self._failure: Optional[BaseException] = None
 
     def run(self) -> None:
-        """Until SIGTERM; raises what cannot be mended by waiting."""
+        """Runs until SIGTERM.  Raises errors that waiting does not fix."""
         sender = threading.Thread(target=self._send, name="sender", daemon=True)
         sender.start()
         try:
@@ -220,7 +220,7 @@ class Relay:
         finally:
             self._stopped.set()
             self._wake.send(b".")
-            # One that hangs ends with the process: what it has sent is sent again, and known.
+            # A thread that hangs ends with the process.  Its rows are sent again, and are duplicates.
             sender.join(JOIN_TIMEOUT)
         if self._failure is not None:
             raise self._failure
@@ -248,7 +248,7 @@ class Relay:
                 if not self._lost:
                     log.warning("%s", line(error))
                 self._lost = True
-                # One that takes too long as a whole gets through in parts.
+                # A batch that takes too long as a whole can succeed in parts.
                 size = max(size // 16, 1)
                 self._select([], backoff * random.uniform(0.5, 1))
                 backoff = min(backoff * 2, _LAST_BACKOFF)
@@ -261,7 +261,7 @@ class Relay:
         self._worker.stop()
 
     def _ready(self, app: Connection[Any], idemq: Connection[Any]) -> None:
-        # Which raises where there is none, or no right to it.
+        # This raises if there is no outbox, or no privilege on it.
         idemq.execute("SELECT idemq.queue_id(%s), 'idemq.enqueue_result'::regtype", [RESULTS])
         app.add_notify_handler(self._notified)
         app.execute("LISTEN idemq_outbox")
@@ -270,7 +270,7 @@ class Relay:
         self._heard = True
 
     def _purge(self, app: Connection[Any]) -> bool:
-        """Once a minute, what was sent long ago; whether there is more."""
+        """Deletes rows that were sent long ago, once a minute.  Returns whether there are more."""
         now = time.monotonic()
         if self._purged and now < self._purged + _PURGE_EVERY:
             return False
@@ -280,16 +280,16 @@ class Relay:
         return False
 
     def _sleep(self, app: Connection[Any], idemq: Connection[Any]) -> None:
-        """Until something is inserted, a connection has ended, it is to end, or the time to look is over."""
-        # What came with the last answer is heard; what has come since is in the socket.
+        """Sleeps until a row is inserted, a connection ends, the relay must stop, or it is time to check."""
+        # Notifications that arrived with the last answer are known; later ones are in the socket.
         if not self._heard and idemq in self._select([app, idemq], self._poll):
-            idemq.execute("SELECT")  # which raises, where it has ended
+            idemq.execute("SELECT")  # this raises if the connection has ended
 
     def _select(self, connections: list[Connection[Any]], seconds: float) -> list[Any]:
         return select.select([self._woken, *connections], [], [], seconds)[0]
 
     def _answer(self, job: Job, conn: Connection[Any]) -> None:
-        """Writes what became of a job into its row."""
+        """Writes the result of a job into its row."""
         row = conn.execute(_RESULT, [job.id]).fetchone()
         try:
             app: Optional[Connection[Any]] = getattr(self._own, "app", None)
@@ -297,14 +297,14 @@ class Relay:
                 app = self._own.app = connect(self._app)
             app.execute(_ANSWER, [*(row or ("deleted", None, None)), job.payload["id"], job.payload["key"]])
         except (psycopg.Error, OSError) as error:
-            # Of the other server: not to be taken for an error of this job's own connection.
+            # An error of the other server must not be mistaken for one of this job's own connection.
             if app is not None:
                 app.close()
             raise RetryLater(None, line(error)) from error
 
 
 def create(app: str, idemq: str) -> None:
-    """Makes the outbox, and the queue of results; what is there stays."""
+    """Creates the outbox and the queue of results, unless they exist."""
     with connect(app) as conn, conn.transaction():
         conn.execute(sql())
     with connect(idemq) as conn:
@@ -315,12 +315,12 @@ def create(app: str, idemq: str) -> None:
 
 
 def sql() -> bytes:
-    """What makes the outbox."""
+    """The SQL that creates the outbox."""
     return (pathlib.Path(__file__).parent / "outbox.sql").read_bytes()
 
 
 def main() -> NoReturn:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog="idemq-relay", description="move jobs from the outbox of a database without idemq to a server with idemq, each job once")
     parser.add_argument("command", choices=["create", "run", "sql"], help="create: create the outbox and the queue of results; run: move rows and results until SIGTERM; sql: "
         "print the SQL of the outbox")
