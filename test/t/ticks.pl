@@ -51,7 +51,7 @@ is_sql($node, "SELECT count(*), bool_and(enqueued_at >= '$due') FROM idemq.jobs 
 sql($node, "SELECT idemq.schedule('b', '$yearly', 'q', '2'); SELECT idemq.revoke_queue('q', 'shop', 'enqueue')");
 miss($_) foreach 'a', 'b';
 is_soon($node, ticked('b'), 1, 'the other is enqueued');
-is_soon($node, "SELECT last_error LIKE '%may not enqueue%' FROM idemq.schedules WHERE name = 'a'", 'the failure is noted');
+is_soon($node, "SELECT last_error LIKE '%may no longer enqueue%' FROM idemq.schedules WHERE name = 'a'", 'the failure is noted');
 my $failed = sql($node, "SELECT failed_at FROM idemq.schedules WHERE name = 'a'");
 foreach (1 .. 3)
 {
