@@ -189,7 +189,7 @@ CREATE TABLE idemq.attempts (
 COMMENT ON TABLE idemq.attempts IS 'one row per attempt that did not commit, or that committed a job which then ran again';
 COMMENT ON COLUMN idemq.attempts.job_id IS 'id of the job';
 COMMENT ON COLUMN idemq.attempts.token IS 'token of the attempt';
-COMMENT ON COLUMN idemq.attempts.queue_id IS 'numeric id of the job''s queue at that time';
+COMMENT ON COLUMN idemq.attempts.queue_id IS 'numeric id of the job''s queue when the attempt was made';
 COMMENT ON COLUMN idemq.attempts.attempt IS 'number of the attempt, starting from 1';
 COMMENT ON COLUMN idemq.attempts.worker IS 'name of the worker, as passed to the claim';
 COMMENT ON COLUMN idemq.attempts.claimed_at IS 'when the attempt began';
@@ -209,7 +209,7 @@ CREATE TABLE idemq_internal.queue_grants (
 	role_oid  oid,
 	PRIMARY KEY (queue_id, role_name, privilege)
 );
-COMMENT ON TABLE idemq_internal.queue_grants IS 'which roles may enqueue to, claim from and administer a queue; use idemq.grant_queue to change it';
+COMMENT ON TABLE idemq_internal.queue_grants IS 'privileges of roles to enqueue to, claim from or administer a queue; use idemq.grant_queue to change them';
 COMMENT ON COLUMN idemq_internal.queue_grants.role_oid IS 'OID of the role that had this name when the row was written; NULL means that there was no such role, so only the name counts';
 
 CREATE TABLE idemq_internal.seen (
@@ -255,7 +255,7 @@ COMMENT ON COLUMN idemq.audit.queue_id IS 'numeric id of the queue; 0 means that
 COMMENT ON COLUMN idemq.audit.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.audit.job_id IS 'job that the call concerned; NULL means none or several';
 COMMENT ON COLUMN idemq.audit.jobs IS 'number of jobs that the call concerned, if that is not one';
-COMMENT ON COLUMN idemq.audit.details IS 'arguments of the call: settings before and after a change; role and privilege; which jobs of a queue were selected; the job''s kind; a time; a priority';
+COMMENT ON COLUMN idemq.audit.details IS 'arguments of the call, depending on the function: for example settings before and after a change, role and privilege, selection of a queue''s jobs, kind of the job, a time, or a priority';
 COMMENT ON COLUMN idemq.audit.actor IS 'end user that the session named in idemq.actor (first 200 characters, not verified); NULL means none; session_role is the authenticated role';
 CREATE INDEX audit_at ON idemq.audit (at);
 

@@ -315,7 +315,10 @@ COMMENT ON FUNCTION idemq.assert_current(bigint, bigint)
 CREATE FUNCTION idemq.hold_claimed() RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_hold_claimed';
 COMMENT ON FUNCTION idemq.hold_claimed()
-	IS 'Check the job last claimed by this session like idemq.assert_current, so that a client can pipeline the check after commit_and_claim and COMMIT without knowing the job''s id. Never waits, and raises no error because of the job''s state: an error would fail the whole message and hide that COMMIT has succeeded. Returns held, busy (an open transaction has locked the row, so call assert_current) or gone (no job or several were claimed, the job has ended, or its lease is lost).';
+	IS 'Check the job last claimed by this session like idemq.assert_current, so that a client can pipeline the check after commit_and_claim and COMMIT without knowing the job''s id. Never waits, and never raises an error about the job, which would fail the whole message and hide that COMMIT has succeeded.
+- held: the token is current
+- busy: an open transaction has locked the row, so call assert_current
+- gone: no job or several jobs were claimed, the job has ended, or its lease is lost';
 
 CREATE FUNCTION idemq.reap(queue text DEFAULT NULL) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_reap';

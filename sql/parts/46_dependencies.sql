@@ -17,7 +17,7 @@ CREATE TABLE idemq.dependencies (
 );
 COMMENT ON TABLE idemq.dependencies IS 'one row per child and parent: the jobs that a job was enqueued to wait for (depends_on); rows exist as long as the child; row-level security shows rows whose child is in a queue that the role may claim from or administer';
 COMMENT ON COLUMN idemq.dependencies.child IS 'the job that waits';
-COMMENT ON COLUMN idemq.dependencies.parent IS 'the job that it waits for';
+COMMENT ON COLUMN idemq.dependencies.parent IS 'the job that the child waits for';
 COMMENT ON COLUMN idemq.dependencies.queue_id IS 'numeric id of the child''s queue';
 COMMENT ON COLUMN idemq.dependencies.gone_as IS 'status attributed to the parent once its row is deleted: its final status, cancelled if it was unfinished, or dead if it had already failed when the child was enqueued; NULL means completed';
 COMMENT ON COLUMN idemq.dependencies.seen_token IS 'in one row of each child whose parents are done, a token issued at that moment: a worker that claims the child sees results of parents'' attempts with a lower token (idemq.parents), and later results only if it has a privilege on the parent''s queue';

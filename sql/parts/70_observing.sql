@@ -171,7 +171,7 @@ COMMENT ON COLUMN idemq.metrics.cancelled_total IS 'number of jobs that were can
 COMMENT ON COLUMN idemq.metrics.retried_total IS 'number of jobs that retry made ready before they were due';
 COMMENT ON COLUMN idemq.metrics.redriven_total IS 'number of dead or cancelled jobs that redrive or retry made ready again';
 COMMENT ON COLUMN idemq.metrics.row_only_total IS 'number of claims whose lease did not fit into shared memory; if it grows, raise idemq.max_leases';
-COMMENT ON COLUMN idemq.metrics.purged_total IS 'number of finished jobs deleted after their retention, by the background worker or idemq.apply_retention';
+COMMENT ON COLUMN idemq.metrics.purged_total IS 'number of finished jobs deleted by the background worker or idemq.apply_retention after their retention period';
 COMMENT ON COLUMN idemq.metrics.stale_commits_total IS 'number of commits refused because the token was stale (IQ001, or outcome stale), from workers that continued after their lease was lost; counted immediately, even if the caller rolls back';
 COMMENT ON COLUMN idemq.metrics.stale_calls_total IS 'number of other calls refused because the token was stale or the attempt had already ended: fail, release, heartbeat, checkpoint, assert_current, fence; counted like stale_commits_total';
 COMMENT ON COLUMN idemq.metrics.repeated_commits_total IS 'number of commits of jobs that were already committed (IQ006, or outcome already_committed), including commit_once; counted like stale_commits_total';

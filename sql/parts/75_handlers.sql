@@ -231,7 +231,7 @@ CREATE VIEW idemq.handlers WITH (security_barrier) AS
 		WHERE e.queue_id OPERATOR(pg_catalog.=) s.queue_id OFFSET 0) e
 	CROSS JOIN LATERAL (SELECT q.name FROM idemq.queues q
 		WHERE q.queue_id OPERATOR(pg_catalog.=) s.queue_id OFFSET 0) q;
-COMMENT ON VIEW idemq.handlers IS 'one row per handler of a queue that you may claim from or administer; pg_monitor sees all, without their errors';
+COMMENT ON VIEW idemq.handlers IS 'one row per handler of a queue that you may claim from or administer; pg_monitor sees all handlers, but not their errors';
 COMMENT ON COLUMN idemq.handlers.queue IS 'queue whose jobs the handler runs';
 COMMENT ON COLUMN idemq.handlers.function IS 'name of the handler''s function, which is looked up at each run';
 COMMENT ON COLUMN idemq.handlers.role IS 'role that set the handler, and as which it runs';

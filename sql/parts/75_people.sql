@@ -43,7 +43,7 @@ CREATE VIEW idemq.errors WITH (security_barrier) AS
 			OR (j.finished_at IS NULL AND j.attempt OPERATOR(pg_catalog.>) 0))
 		AND (j.status OPERATOR(pg_catalog.=) 'dead' OR a.ended_at IS NOT NULL)
 	GROUP BY 1, 2, 3, 4;
-COMMENT ON VIEW idemq.errors IS 'one row per cause of failure, with the dead jobs and the failed jobs that will run again, by queue, SQLSTATE and pattern of the last failed or expired attempt''s message, for queues that you may claim from or administer; reads all unfinished and dead jobs of the queues in the query';
+COMMENT ON VIEW idemq.errors IS 'one row per cause of failure: dead jobs, and failed jobs that will run again, grouped by queue, SQLSTATE and message pattern of the last failed or expired attempt; shows queues that you may claim from or administer; a query reads all unfinished and dead jobs of its queues';
 COMMENT ON COLUMN idemq.errors.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.errors.sqlstate IS 'SQLSTATE of the error, from details->>''sqlstate'' of idemq.fail or from the message; NULL means none';
 COMMENT ON COLUMN idemq.errors.error IS 'message, with ? for the parts that differ from job to job; NULL means that idemq.fail was given none';

@@ -130,6 +130,7 @@ SQL_FUNCTION(idemq_sql_internal_check_kind)
 /* raise_message(is a warning, message, hint, detail) -> void; hint and detail may be NULL. */
 SQL_FUNCTION(idemq_sql_internal_raise_message)
 {
+	(void) idemq_wrapper_caller(); /* raises outside a wrapper's call */
 	idemq_wrapper_report(PG_GETARG_BOOL(0) ? WARNING : NOTICE,
 						 TextDatumGetCString(PG_GETARG_DATUM(1)),
 						 PG_ARGISNULL(3) ? NULL : TextDatumGetCString(PG_GETARG_DATUM(3)),

@@ -32,7 +32,7 @@ CREATE INDEX IF NOT EXISTS jobs_sent_at ON idemq_outbox.jobs (sent_at NULLS FIRS
 
 COMMENT ON TABLE idemq_outbox.jobs IS 'jobs for idemq on another server: insert queue and payload, and any other arguments of idemq.enqueue; idemq-relay sends each row once';
 COMMENT ON COLUMN idemq_outbox.jobs.key IS 'key of the job in its queue; by default a random one';
-COMMENT ON COLUMN idemq_outbox.jobs.on_duplicate IS 'keep or ignore, as for idemq.enqueue; other values would repeat their action when a row is sent again';
+COMMENT ON COLUMN idemq_outbox.jobs.on_duplicate IS 'keep or ignore, as for idemq.enqueue; no other value is allowed, because sending a row again would repeat its action';
 COMMENT ON COLUMN idemq_outbox.jobs.reply IS 'whether finished_at, status and result are written back to this row when the job finishes';
 COMMENT ON COLUMN idemq_outbox.jobs.sent_at IS 'when the job was added to idemq or refused; NULL means that it is still to be sent';
 COMMENT ON COLUMN idemq_outbox.jobs.job_id IS 'id of the job in idemq; if the key was taken, the id of the existing job';
