@@ -498,9 +498,9 @@ is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'complete
 
 foreach ([ 'ALTER ROLE app NOLOGIN', 'ALTER ROLE app LOGIN', 'may not log in' ],
 	[ 'REVOKE CONNECT ON DATABASE postgres FROM PUBLIC', 'GRANT CONNECT ON DATABASE postgres TO PUBLIC', 'may not connect' ],
-	[ 'REVOKE USAGE ON SCHEMA app FROM app', 'GRANT USAGE ON SCHEMA app TO app', 'may not use schema' ],
-	[ 'REVOKE EXECUTE ON FUNCTION app.f(jsonb) FROM PUBLIC, app', 'GRANT EXECUTE ON FUNCTION app.f(jsonb) TO app', 'may not execute' ],
-	[ "SELECT idemq.revoke_queue('a', 'app', 'claim')", "SELECT idemq.grant_queue('a', 'app', 'claim')", 'may not claim' ])
+	[ 'REVOKE USAGE ON SCHEMA app FROM app', 'GRANT USAGE ON SCHEMA app TO app', 'lacks USAGE on schema' ],
+	[ 'REVOKE EXECUTE ON FUNCTION app.f(jsonb) FROM PUBLIC, app', 'GRANT EXECUTE ON FUNCTION app.f(jsonb) TO app', 'lacks EXECUTE on function' ],
+	[ "SELECT idemq.revoke_queue('a', 'app', 'claim')", "SELECT idemq.grant_queue('a', 'app', 'claim')", 'lacks the claim privilege' ])
 {
 	my ($take, $give, $says) = @$_;
 
@@ -583,7 +583,7 @@ sql($node, "ALTER ROLE app RESET default_transaction_isolation; SELECT idemq.dro
 sql($node, "SELECT idemq.create_queue('super')");
 sql($node, "SELECT idemq.set_handler('super', 'app.f(jsonb)')");
 $id = job('super', 610);
-is_soon($node, "SELECT last_error ~ 'is a superuser, and the owner of function' FROM idemq.handlers WHERE queue = 'super'",
+is_soon($node, "SELECT last_error ~ 'is a superuser, but the owner of function' FROM idemq.handlers WHERE queue = 'super'",
 	'a superuser\'s handler runs no function of another role');
 sql($node, 'CREATE FUNCTION su.f(jsonb) RETURNS void LANGUAGE sql SET search_path = pg_catalog AS $$SELECT$$');
 sql($node, "SELECT idemq.set_handler('super', 'su.f(jsonb)')");
@@ -605,7 +605,7 @@ job('r', 700);
 all_done('r');
 sql($node, "DROP OWNED BY gone; SELECT idemq.revoke_queue('r', 'gone', 'claim'); DROP ROLE gone");
 $id = job('r', 701);
-is_soon($node, "SELECT last_error ~ 'does not exist any more' FROM idemq.handlers WHERE queue = 'r'", 'the role is gone: refused');
+is_soon($node, "SELECT last_error ~ 'no longer exists' FROM idemq.handlers WHERE queue = 'r'", 'the role is gone: refused');
 is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'pending|0', 'the job waits');
 sql($node, "SELECT idemq.drop_handler('r')");
 
