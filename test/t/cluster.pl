@@ -158,7 +158,7 @@ is_rt_state("SELECT cluster.$_", '0A000', "parents on another shard: $_")
   foreach "enqueue('q', '1', depends_on => ARRAY[$p1, $stranger])", "enqueue('q', '1', key => '{order-7}e', depends_on => ARRAY[$stranger])",
   "enqueue('q', '1', group_key => 'order-7', depends_on => ARRAY[$stranger])", "enqueue_many('q', '{1}', keys => '{k1}', depends_on => ARRAY[$p1, $stranger])";
 is_rt_state("SELECT cluster.enqueue('q', '1', depends_on => ARRAY[NULL]::bigint[])", '22004', 'a parent that is NULL');
-like(says("SELECT cluster.enqueue('q', '1', key => '{order-7}e', depends_on => ARRAY[$stranger])"), qr/DETAIL:  It would be on shard \d, its parents are on \d\./, 'and says where they are');
+like(says("SELECT cluster.enqueue('q', '1', key => '{order-7}e', depends_on => ARRAY[$stranger])"), qr/DETAIL:  The job would be on shard \d, but its parents are on \d\./, 'and says where they are');
 
 # Many are cancelled and retried on their shards.
 is_rt("SELECT shard = cluster.shard_of(id), outcome, error FROM cluster.cancel_many(ARRAY[$stranger, $p1, $p1]) ORDER BY id = $p1", "t|cancelled|\nt|cancelled|", 'cancel_many');

@@ -540,7 +540,7 @@ sql($node, q[CREATE ROLE evil; GRANT USAGE, CREATE ON SCHEMA app TO evil; CREATE
 	SELECT pg_temp.make('evil')]);
 $id = job('name', 606);
 is_soon($node, "SELECT state, last_error FROM idemq.handlers WHERE queue = 'name'",
-	"refused|function app.named(jsonb) was role \"deployer\"'s when the handler was set, and is another's now: call idemq.set_handler again if that is meant",
+	"refused|function app.named(jsonb) was owned by role \"deployer\" when the handler was set, and now has another owner: call idemq.set_handler again if you intended the change",
 	'a function of that name which is another\'s is refused');
 is_sql($node, 'SELECT count(*) FROM app.left', 0, 'and does not run');
 sql($node, 'DROP FUNCTION app.named; DROP OWNED BY deployer; DROP ROLE deployer; CREATE ROLE deployer; GRANT USAGE, CREATE ON SCHEMA app TO deployer;
