@@ -22,7 +22,7 @@ my ($app, $jobs) = servers();
 command_fails_like([ relay_command('none', 'run') ], qr/IQ005: .*; run idemq-relay create to create the missing objects/, 'without the queue');
 command_ok([ relay_command('make', 'create') ], 'created') foreach 1 .. 2;
 command_like([ '/usr/bin/python3', '-m', 'idemq.relay', 'sql' ], qr/CREATE TABLE IF NOT EXISTS idemq_outbox\.jobs/, 'its SQL');
-command_fails_like([ relay_command('none', 'run'), '--app', dsn('none', $jobs) ], qr/(?:3F000|42P01): .*idemq_outbox.*; idemq-relay create/, 'without the outbox');
+command_fails_like([ relay_command('none', 'run'), '--app', dsn('none', $jobs) ], qr/(?:3F000|42P01): .*idemq_outbox.*; run idemq-relay create/, 'without the outbox');
 sql($app, "CREATE ROLE owner LOGIN; CREATE DATABASE owned OWNER owner");
 my $made = run_log([ '/usr/bin/python3', '-m', 'idemq.relay', 'create', '--app', dsn('make', $app) . ' dbname=owned user=owner', '--idemq', dsn('make', $jobs) ]);
 ok($made, 'by a role that owns its database');

@@ -151,7 +151,7 @@ like($said, qr/ERROR:  the server still has an older library of idemq loaded\nHI
 is_state($node, $update, '55000', 'SQLSTATE');
 sql($node, 'CREATE DATABASE early');
 (undef, undef, $said) = $node->psql('early', 'CREATE EXTENSION idemq');
-like($said, qr/ERROR:  the server still has an older library of idemq loaded\nHINT:  Restart the server, then run CREATE EXTENSION idemq again\./, 'and so is CREATE EXTENSION');
+like($said, qr/ERROR:  the server still has an older library of idemq loaded\nHINT:  Restart the server, and run CREATE EXTENSION idemq again\./, 'and so is CREATE EXTENSION');
 is_sql($node, $old, $this, 'nothing has changed');
 
 # ---- The new library

@@ -399,8 +399,8 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	until_said($runner, qr/^idemq-work: q \d+: .*not committed.*\n(.*\n)*idemq-work: q \d+: .*not committed.*\n/m);
 	kill 'TERM', $runner->{pid};
 	my ($status, $said) = ended($runner);
-	like($said, qr/^idemq-work: q $cancelled: the program has succeeded, but the lease was lost: not committed \(stale\); the job is cancelled$/m, 'it says that the job is cancelled');
-	like($said, qr/^idemq-work: q $dead: the program has succeeded, but the lease was lost: not committed \(stale\); the job is dead \(lease expired\)$/m, 'it says that the job is dead, and why');
+	like($said, qr/^idemq-work: q $cancelled: the program succeeded, but the lease was lost, so the job was not committed \(stale\); the job is now cancelled$/m, 'it says that the job is cancelled');
+	like($said, qr/^idemq-work: q $dead: the program succeeded, but the lease was lost, so the job was not committed \(stale\); the job is now dead \(lease expired\)$/m, 'it says that the job is dead, and why');
 }
 
 # Values that are large or deep, and their neighbours.

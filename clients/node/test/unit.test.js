@@ -239,17 +239,17 @@ test('arguments are checked before anything is sent, and named', async () => {
     ['a kind', () => enqueue(client, 'q', 1, { kind: 7 }), /^kind must be a string, not 7/],
     ['nowait', () => enqueue(client, 'q', 1, { nowait: 'yes' }), /^nowait must be true or false, not "yes"/],
     ['parents', () => enqueue(client, 'q', 1, { dependsOn: '7' }), /^dependsOn must be an array of job ids, not "7"/],
-    ['a parent', () => enqueue(client, 'q', 1, { dependsOn: [null] }), /^dependsOn\[0\] must be the id of a job, .*, not null/],
+    ['a parent', () => enqueue(client, 'q', 1, { dependsOn: [null] }), /^dependsOn\[0\] must be a job id, .*, not null/],
     ['an event', () => sendEvent(client, 'q', 7), /^name must be a string, not 7/],
     ['a topic', () => publish(client, ['t'], 1), /^topic must be a string, not an array/],
     ['a number in a log', () => enqueueSequenced(client, 'q', 'p', 'x', 1), /^seq must be an integer, or a string of digits, not "x"/],
     ['jobs', () => enqueueGraph(client, [a]), /^jobs must be an object, not an array/],
     ['a job of a graph', () => enqueueGraph(client, { a: { ...a, key: [] } }), /^key of job a of a graph must be a string or an integer, not an array/],
     ['its queue', () => enqueueGraph(client, { a: { payload: 1 } }), /^queue of job a of a graph must be a string, not undefined/],
-    ['its parents', () => enqueueGraph(client, { a: { ...a, dependsOn: [{}] } }), /^dependsOn of job a of a graph: id must be the id of a job/],
-    ['an id', () => flow(client, 'x'), /^id must be the id of a job/],
+    ['its parents', () => enqueueGraph(client, { a: { ...a, dependsOn: [{}] } }), /^dependsOn of job a of a graph: id must be a job id/],
+    ['an id', () => flow(client, 'x'), /^id must be a job id/],
     ['ids', () => cancelMany(client, '7'), /^ids must be an array of job ids, not "7"/],
-    ['ids of results', () => waitResults(client, [1.5]), /^ids\[0\] must be the id of a job/],
+    ['ids of results', () => waitResults(client, [1.5]), /^ids\[0\] must be a job id/],
     ['a time of a wait', () => waitResults(client, ['1'], NaN), /^timeout must be seconds, .*, not NaN/],
     ['a worker of queues', () => new Worker({}, ['a', 'b']), /^queue must be a string, not an array/],
     ['a pool of a worker', () => new Worker(client, 'q'), /^connection must be a URL, .*a worker opens its own connections/],
@@ -284,7 +284,7 @@ test('a handler that does not end in time is told, and left', async () => {
   assert.equal(await attempt.call(() => 'in time', () => cancelled++), 'in time');
   await assert.rejects(
     attempt.call(() => new Promise((_, reject) => attempt.signal.addEventListener('abort', () => reject(attempt.signal.reason))), () => cancelled++),
-    (error) => error.why === 'timeout' && /^ended after 0.02 s/.test(error.message),
+    (error) => error.why === 'timeout' && /^stopped after 0.02 s/.test(error.message),
   );
   assert.equal(cancelled, 1);
   await assert.rejects(attempt.call(() => 'never'), { name: 'Cancelled' });
