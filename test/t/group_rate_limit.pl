@@ -136,7 +136,8 @@ is_sql($node, 'SELECT shared FROM idemq.admissions', $shared, 'and not as a call
 is_sql($node, "SELECT count(*) FROM idemq.claim('before', 10)", 1, 'so does one that came before');
 # A queue that is dropped gives its buckets back, and the queue that gets its state is a new one.
 sql($node, "SELECT idemq.drop_queue('greedy', force => true)");
-is_sql($node, "SELECT used <= 130 FROM idemq.memory WHERE resource = 'buckets'", 't', 'a queue that is dropped has no buckets');
+# All but one of those that were started had a bucket of their own.
+is_sql($node, "SELECT used <= size - $started + 1 FROM idemq.memory WHERE resource = 'buckets'", 't', 'a queue that is dropped has no buckets');
 sql($node, "SELECT idemq.create_queue('successor', group_rate_limit => 1, group_rate_period => '$per'); SELECT fill('successor', 20, 1)");
 is_soon($node, "SELECT count(*) FROM idemq.jobs WHERE queue_id = idemq.queue_id('successor') AND status = 'pending'", 20, 'its heads');
 is_sql($node, "SELECT count(*) FROM idemq.claim('successor', 100)", 20, 'the next queue of its state begins with full ones');
