@@ -271,7 +271,7 @@ def held_rows(runs):
 
 WAL_SIDES = {"idemq": "claim + commit", "idemq-next": "commit_and_claim", "floor": "two primary-key HOT updates",
              "skip": "SKIP LOCKED"}
-WAL_HEAD = ["WAL bytes a cycle, full_page_writes off", "wal_level replica", "logical"]
+WAL_HEAD = ["WAL bytes per cycle, full_page_writes off", "wal_level replica", "logical"]
 KEPT_HEAD = ["bytes of a finished job that is kept", "table", "indexes", "together"]
 
 
@@ -343,24 +343,24 @@ class Targets:
         yield f"claim + commit, 32 clients, {cycle}", "0.79–0.96 / 0.85", self.both_syncs("idemq", 32, 0.95, 1.2)
         yield f"commit_and_claim, 32 clients, {cycle}", "–", self.both_syncs("idemq-next", 32, 0.95, 1.2)
         for side, call in (("idemq", "claim + commit_many"), ("idemq-next", "commit_many_and_claim")):
-            yield (f"{call} of 100, against SKIP LOCKED of 100 / jobs a second, off",
+            yield (f"{call} of 100, against SKIP LOCKED of 100 / jobs per second, off",
                    "1.5–1.8 / 114,000–169,000" if side == "idemq" else "–",
                    [self.ratio(2.5, "batch", side, "skip"), (self.rate("batch", side), 250000, True)])
         yield ("enqueue, fsync / off, against INSERT", "1.0 / 1.0",
                [self.ratio(1.1, "enqueue", "idemq", "plain", sync=sync) for sync in ("on", "off")])
         yield "enqueue_many of 1,000, off, against INSERT … SELECT", "1.1", [self.ratio(1.5, "many", "idemq", "plain")]
-        yield ("enqueue with a key, fsync / off, against one without", "0.81 / 0.81",
+        yield ("enqueue with a key, fsync / off, against an enqueue without a key", "0.81 / 0.81",
                [self.ratio(0.85, "keyed", "idemq-key", "idemq-nokey", sync=sync) for sync in ("on", "off")])
-        yield "its duplicate, against a primary-key SELECT", "0.72", [self.ratio(0.85, "duplicate", "idemq", "plain")]
+        yield "enqueue of a duplicate, against a primary-key SELECT", "0.72", [self.ratio(0.85, "duplicate", "idemq", "plain")]
         for side, call in (("idemq", "claim + commit"), ("idemq-next", "commit_and_claim")):
             yield (f"4 producers and 4 workers, {call}, off, against SKIP LOCKED / last quarter to first",
                    "3.1–3.7 / 0.75–0.93" if side == "idemq" else "–", self.mixed_parts(side))
         for side, call in (("idemq", "claim + commit"), ("idemq-next", "commit_and_claim")):
-            yield (f"WAL bytes a cycle without full pages, {call}, wal_level replica / logical",
+            yield (f"WAL bytes per cycle without full-page images, {call}, wal_level replica / logical",
                    "730" if side == "idemq" else "–",
                    [(self.wal.get((side, "replica")), 450, False), (self.wal.get((side, "logical")), None, False)])
         kept = self.kept.get("idemq")
-        yield "bytes of a finished job, kept, table and indexes", "625", [(sum(kept) if kept else None, 500, False)]
+        yield "bytes of a finished job that is kept, in table and indexes", "625", [(sum(kept) if kept else None, 500, False)]
         yield ("admit, one bucket / 1,000, against SELECT 1", "0.76 / 0.83",
                [self.ratio(0.9, "admit", side, "one") for side in ("idemq-one", "idemq-many")])
 

@@ -95,7 +95,7 @@ def waiting_table(rows):
 
 
 def idle_table(rows):
-    return (["time until an idle worker has the job", "samples", "p50 ms", "p99 ms", "worst ms"],
+    return (["time until an idle worker receives the job", "samples", "p50 ms", "p99 ms", "worst ms"],
             [[title(row["side"]), str(row["latency"]["samples"]), *(milliseconds(row["latency"][key]) for key in ("p50", "p99", "worst"))]
              for row in rows if row["latency"]])
 
@@ -106,7 +106,7 @@ def killed_table(rows):
         found = [str(row["samples"]), milliseconds(row["median"]), milliseconds(row["worst"])] if row["samples"] else \
             ["–", f"more than {row['more_than']:,.0f}", "–"]
         body.append([title(row["side"]), row["means"], *found])
-    return ["time until another worker gets the job of a worker killed with -9", "mechanism", "samples", "median ms", "worst ms"], body
+    return ["time until another worker receives the job of a worker that was killed with `kill -9`", "mechanism", "samples", "median ms", "worst ms"], body
 
 
 def notify_table(rows):
@@ -124,18 +124,18 @@ def notify_table(rows):
 
 
 def bytes_table(rows):
-    return (["bytes of a job", "waiting", "done"],
+    return (["bytes per job", "waiting", "done"],
             [[title(row["side"]), number(row["waiting"]), number(row["finished"])] for row in rows])
 
 
 SECTIONS = {
     "enqueue": ("Enqueue", "8 producers enqueue. *On* means `synchronous_commit = on` and, for Redis, `appendfsync always`; *off* means "
-                "`synchronous_commit = off` and `appendfsync everysec`. Costs are for *off*, one at a time / in batches of 100.", lambda rows: rates_table(rows, "jobs/s")),
+                "`synchronous_commit = off` and `appendfsync everysec`. The costs were measured with *off*, one job at a time / in batches of 100.", lambda rows: rates_table(rows, "jobs/s")),
     "cycle": ("From waiting to done", "8 workers claim jobs and complete them. PgQ has one reader and does not handle single jobs. BullMQ has no batches, "
-              "so it runs 100 jobs at once instead. The columns of costs mean the same as under *Enqueue*.", lambda rows: rates_table(rows, "jobs/s")),
+              "so it runs 100 jobs at once instead. The cost columns have the same meaning as under *Enqueue*.", lambda rows: rates_table(rows, "jobs/s")),
     "mixed": ("Producers and workers together", "4 producers and 4 workers run for {SECS_MIXED} s, one job at a time (PgQ has one reader; pg-boss uses fetch). "
               "The producers pause while {ROOM:,} jobs are waiting.", lambda rows: run_table(rows, "", False)),
-    "latency": ("Latency at {RATE} jobs per second", "The table shows the time from the moment when a job should have been enqueued until a worker has the job. "
+    "latency": ("Latency at {RATE} jobs per second", "The table shows the time from the moment when a job should have been enqueued until a worker receives the job. "
                 "4 producers and 4 workers run for {SECS_MIXED} s; each system uses its notifications.", lambda rows: run_table(rows, "", True)),
     "held": ("While a snapshot is held", "Producers and workers run together for {SECS_HELD} s, while another session holds a REPEATABLE READ "
              "snapshot. Redis has no snapshots.", lambda rows: run_table(rows, "", False)),
@@ -261,10 +261,10 @@ def plots(results, directory):
     os.makedirs(directory, exist_ok=True)
     found = results["measures"]
     wanted = [
-        ("cycle", "cycle.svg", "Jobs done a second, one by one, 8 workers", plot_rates),
-        ("enqueue", "enqueue.svg", "Jobs enqueued a second, one by one, 8 producers", plot_rates),
-        ("held", "held.svg", "Jobs done a second while a snapshot is held", plot_time),
-        ("latency", "latency.svg", f"From enqueue to a worker, at {results['settings']['RATE']} jobs a second", plot_latency),
+        ("cycle", "cycle.svg", "Jobs completed per second, one at a time, 8 workers", plot_rates),
+        ("enqueue", "enqueue.svg", "Jobs enqueued per second, one at a time, 8 producers", plot_rates),
+        ("held", "held.svg", "Jobs completed per second while a snapshot is held", plot_time),
+        ("latency", "latency.svg", f"From enqueue to a worker, at {results['settings']['RATE']} jobs per second", plot_latency),
     ]
     for measure, name, heading, draw in wanted:
         if measure in found:

@@ -40,7 +40,7 @@ def times(found, others, key="rate"):
 def throughput(results):
     all_found, messages = results["throughput"], results["messages"]
     base = any(name.startswith("base-") for name in all_found)
-    head = ["worker, its handler does nothing", "jobs/s", "times the other's", "client us/job", "server us/job", "messages/job", "flushes/job"]
+    head = ["worker whose handler does nothing", "jobs/s", "times the other's", "client us/job", "server us/job", "messages/job", "flushes/job"]
     if base:
         head += ["before: jobs/s", "messages/job", "times", "client's time, times"]
     rows = []
@@ -58,7 +58,7 @@ def throughput(results):
 
 
 def latency(results):
-    head = ["from enqueue to the handler, 10 jobs a second", "samples", "p50 ms", "p99 ms"]
+    head = ["time from enqueue to the handler, at 10 jobs per second", "samples", "p50 ms", "p99 ms"]
     rows = []
     for side in LATENCY:
         for name, title in ((side.name, side.title), (f"base-{side.name}", f"{side.title}, before")):
@@ -96,7 +96,7 @@ def draw(rows, path):
                          f'<text x="{242 + width:.1f}" y="{y + 13}">{value:,.0f}</text>')  # fmt: skip
             y += 23
         y += 12
-    heading = "Jobs a second through each queue's own worker, handlers that do nothing"
+    heading = "Jobs per second through each queue's own worker, with handlers that do nothing"
     with open(path, "w", encoding="utf-8") as file:
         file.write(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 {y}" role="img" aria-label="{heading}">\n<title>{heading}</title>\n'
                    + STYLE + f'\n<text x="8" y="14">{heading}</text>\n' + "\n".join(parts) + "\n</svg>\n")  # fmt: skip
@@ -130,7 +130,7 @@ def main():
     tables = [table for table in (throughput(results), latency(results)) if table[1]]
     for table in tables:
         print("\n".join(plain(*table)), end="\n\n")
-    about = (f"`{command(settings)}`, commit {settings['commit']}, {settings['date']}, {machine()}; load {settings['load']} before it began; "
+    about = (f"`{command(settings)}`, commit {settings['commit']}, {settings['date']}, {machine()}; load {settings['load']} before the run began; "
              f"medians of {settings['rounds']} rounds.")
     print(about)
     if len(sys.argv) > 2:

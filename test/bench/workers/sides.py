@@ -86,7 +86,7 @@ LATENCY = [
     peer("bullmq", "BullMQ", "bullmq", 0, concurrency=10),
     python("run", "`run`", 0, concurrency=8),
     python("outside", "`run_outside`", 0, concurrency=8, outside="yes"),
-    python("asyncio", "`run_outside` of coroutines", 0, concurrency=100, outside="asyncio"),
+    python("asyncio", "`run_outside` with coroutines", 0, concurrency=100, outside="asyncio"),
     Side("celery", "Celery", "celery", "celery", concurrency=8),
     Side("rq", "RQ", "rq", "rq", concurrency=8),
 ]
