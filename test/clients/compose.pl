@@ -112,7 +112,7 @@ SKIP:
 	is(HTTP::Tiny->new->get($direct)->{status}, 403, 'nor does who comes past the proxy');
 	my ($cookie) = $answer->{headers}{'set-cookie'} =~ /^([^;]+)/;
 	my ($csrf) = $answer->{content} =~ /name="csrf" value="([0-9a-f]+)"/;
-	like($answer->{content}, qr/you are oncall/, 'the page knows who looks');
+	like($answer->{content}, qr/signed in as oncall/, 'the page knows who looks');
 	$web->post_form("http://localhost:$port/do", [ csrf => $csrf, action => 'pause', queue => 'mail' ], { headers => { Cookie => $cookie, Origin => "http://localhost:$port" } });
 	is_sql($node, q{SELECT session_role, actor, action FROM idemq.audit WHERE action = 'pause'}, 'postgres|oncall|pause', 'and the audit, whatever the browser has sent');
 	$proxy->signal('QUIT');

@@ -86,7 +86,7 @@ class Outside(Client):
         self.sql("SELECT idemq.grant_queue(%s, %s, 'claim')", self.queue, role)
         with self.assertLogs("idemq", "WARNING") as log:
             self.assertEqual(self.drain_many(f"{DSN} user={role}"), 1)
-        self.assertIn("to commit", log.output[0])
+        self.assertIn("for committing", log.output[0])
 
 
 class TimeOver(PatientClient):
