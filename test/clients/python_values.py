@@ -18,6 +18,21 @@ from python_common import DSN, Client
 
 
 
+def children_of(parent):
+    """The processes of a parent, from /proc: a minimal Debian has no ps."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as stat:
+                    state = stat.read()
+            except OSError:  # it has ended
+                continue
+            if int(state.rpartition(")")[2].split()[1]) == parent:
+                found.append(int(entry))
+    return found
+
+
 def can_decode(document):
     try:
         json.loads(document)
@@ -282,18 +297,18 @@ class Forks(Client):
         (job,) = self.add(1, max_attempts=1)
         worker = self.program("stays", "run", stdout=subprocess.PIPE)
         self.assertEqual(worker.stdout.readline(), "forked\n")
-        children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(worker.pid)], capture_output=True, text=True).stdout.split()
+        children = children_of(worker.pid)
         try:
             self.assertEqual(len(children), 1)
             worker.kill()
             self.until("SELECT status = 'dead' FROM idemq.jobs WHERE id = %s", job)
             self.assertEqual(self.job(job)[3], "the worker's session ended")
-            os.kill(int(children[0]), 0)  # it is still there
-            os.kill(int(children[0]), signal.SIGTERM)  # which ends it, as any process
+            os.kill(children[0], 0)  # it is still there
+            os.kill(children[0], signal.SIGTERM)  # which ends it, as any process
         finally:
             for child in children:
                 try:
-                    os.kill(int(child), signal.SIGKILL)
+                    os.kill(child, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
         worker.stdout.close()
