@@ -141,7 +141,7 @@ foreach (['story.mjs', 67, @addresses, $pictures], ['jobs.mjs', 152, @addresses[
 	$holder->query_safe('BEGIN; LOCK TABLE idemq_internal.history_steps');
 	$options = '';
 	my $answer = HTTP::Tiny->new->get(page('tenant') . '/?last=7d');
-	ok($answer->{success} && $answer->{content} =~ /took longer than a page waits \(2 s\) and was ended: the page&#39;s statement &quot;history\w+&quot;/ && $answer->{content} =~ m{href="/queue/hostile"},
+	ok($answer->{success} && $answer->{content} =~ /The query &quot;history\w+&quot; of this page was cancelled after 2 s/ && $answer->{content} =~ m{href="/queue/hostile"},
 		'a statement that takes too long is ended, and named') or diag($answer->{content});
 	leave($holder);
 }
