@@ -201,7 +201,9 @@ raise_again(const HiddenContext *own, MemoryContext context)
 
 /*
  * Called before a message is sent to the log and to the client.  A WARNING or a FATAL error that is
- * raised inside a statement of idemq's is not caught there.
+ * raised inside a statement of idemq's is not caught there.  PostgreSQL calls this only for messages
+ * that log_min_messages lets into the log: another WARNING keeps its context.  What idemq's own SQL
+ * has to say therefore goes through idemq_wrapper_report.
  */
 static void
 emit_log(ErrorData *message)

@@ -13,8 +13,11 @@
  * there is room (shared/queue_states/running.c).  The rate allows the next claim by time alone: the
  * worker's timer is set to that time.
  *
- * Locks: rate has rate_mutex, a spinlock, held for arithmetic alone; refused_by is an atomic.  With
- * max_running, idemq_limit_view takes the queue state's lock, shared.
+ * Locks: rate has rate_mutex, a spinlock, held for arithmetic alone; refused_by is an atomic.
+ * call_rate, and with max_running idemq_limit_view, take the queue state's lock, shared, and release
+ * it before anything else.  If the queue gets another state after call_rate has read since when its
+ * starts are known, that one claim is counted in the new state, which the next call counts as used
+ * up.
  */
 #include "postgres.h"
 

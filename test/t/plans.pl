@@ -259,5 +259,21 @@ foreach my $i (0 .. $#calls)
 	cmp_ok($emptied[$i], '<=', 3 * $fresh, "$calls[$i]: pages with tables emptied, and with fresh statistics, $fresh");
 	cmp_ok($fresh, '<=', 100 * $many, 'and that is some for each job');
 }
+
+# ---- Statistics are replaced only below a hundred rows in more pages than rows (src/hooks/row_estimates.c)
+
+# The number of rows that the planner expects in idemq.jobs.
+sub expected_rows { return sql($node, 'EXPLAIN SELECT FROM idemq.jobs', 'pages') =~ /rows=(\d+)/ ? $1 : undef }
+
+sql($node, 'DELETE FROM idemq.dependencies; DELETE FROM idemq.children; DELETE FROM idemq.jobs', 'pages');
+sql($node, "VACUUM ANALYZE $tables; SELECT count(*) FROM idemq.enqueue_many('large', array_fill(to_jsonb(repeat('x', 1500)), ARRAY[2000]))", 'pages');
+cmp_ok(expected_rows(), '>=', 1000, 'a table that was empty when it was analyzed is taken for full');
+foreach my $rows (150, 50)
+{
+	sql($node, "DELETE FROM idemq.jobs WHERE id NOT IN (SELECT id FROM idemq.jobs ORDER BY md5(id::text) LIMIT $rows)", 'pages');
+	sql($node, 'VACUUM ANALYZE idemq.jobs', 'pages');
+	is_sql($node, "SELECT relpages > $rows FROM pg_class WHERE oid = 'idemq.jobs'::regclass", 't', "$rows rows in more pages", 'pages');
+	cmp_ok(expected_rows(), $rows >= 100 ? '<=' : '>=', $rows >= 100 ? 2 * $rows : 1000, "$rows rows are " . ($rows >= 100 ? 'trusted' : 'not'));
+}
 $node->stop;
 done_testing();

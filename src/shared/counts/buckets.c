@@ -382,9 +382,11 @@ use_bucket(BucketCharge *charge, const Address *at, const RateLimit *limit, Buck
 			idemq_rate_use_up(limit, rate, now, charge->used_up_at);
 		else
 			idemq_rate_use_up_shared(rate, window, now, charge->used_up_at);
-		asked = *rate;
 		if (use == ASK)
+		{
+			asked = *rate;
 			rate = &asked;
+		}
 		charge->answer = bucket != NULL ? idemq_rate_call(limit, rate, now, 1)
 										: idemq_rate_call_shared(limit, rate, window, now, 1);
 		SpinLockRelease(mutex);
