@@ -1,6 +1,7 @@
 /*
- * What cppcheck has to know of PostgreSQL's macros, whose headers it is not given; and the build of make chaos,
- * which has what the usual one has: else it looks at every file twice.
+ * Macros of PostgreSQL that cppcheck needs, because it does not read PostgreSQL's headers.  IDEMQ_JITTER selects the
+ * build of make chaos, which contains everything that the usual build contains; otherwise cppcheck would read each file
+ * twice.
  */
 #define PG_VERSION_NUM 150000
 #define IDEMQ_JITTER
