@@ -18,10 +18,10 @@ in_tree = $(patsubst $(TREE)/%,%,$(wildcard $(addprefix $(TREE)/,$(1))))
 EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" $(TREE)/idemq.control)
 OLDEST_SQL := $(shell sed -n "s/^\# oldest_sql = '\(.*\)'/\1/p" $(TREE)/idemq.control)
 
-# The rooms of src/, from the upper to the lower: an include may go down or stay, never up
-# (script/lint).  A folder that is not named here is not built.
-ROOMS = handler api worker observe hooks schedule job table txn queue shared base
-UNITS := $(sort $(call in_tree,src/*.c $(ROOMS:%=src/%/*.c) $(ROOMS:%=src/%/*/*.c)))
+# The layers of src/, the highest first: a file includes files of its own layer and of lower ones
+# (script/lint).  A directory that is not named here is not built.
+LAYERS = handler api worker observe hooks schedule job table txn queue shared base
+UNITS := $(sort $(call in_tree,src/*.c $(LAYERS:%=src/%/*.c) $(LAYERS:%=src/%/*/*.c)))
 OBJS = $(UNITS:.c=.o)
 SCRIPT_BUILT = sql/idemq--$(EXTVERSION).sql
 # What was released stays as it was: a dump of it is restored into it, and updated then

@@ -149,7 +149,7 @@ doc:
 account:
 	@$(TREE)/script/dev/make-account
 format:
-	cd $(TREE) && clang-format -i $(UNITS) $(call in_tree,src/*.h $(ROOMS:%=src/%/*.h) $(ROOMS:%=src/%/*/*.h) idemq-work/*.c idemq-work/*.h)
-# For script/check/rooms.
+	cd $(TREE) && clang-format -i $(UNITS) $(call in_tree,src/*.h $(LAYERS:%=src/%/*.h) $(LAYERS:%=src/%/*/*.h) idemq-work/*.c idemq-work/*.h)
+# For script/check/layers.
 print-compiler:
 	@echo '$(CC) $(CPPFLAGS)'

@@ -1,6 +1,6 @@
 /*
  * base/base.h
- *		What every room may use: settings, clock, arguments, SQL from C, arithmetic.
+ *		What every layer may use: settings, clock, arguments, SQL from C, arithmetic.
  */
 #ifndef IDEMQ_BASE_BASE_H
 #define IDEMQ_BASE_BASE_H
