@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: a private copy of PostgreSQL with idemq in it,
-# servers in a temporary directory, and an end that leaves neither behind.
+# Functions for the other scripts: a private copy of PostgreSQL with idemq, servers in a temporary directory, and their
+# removal at the end.
 #
-# PostgreSQL refuses to run as root: as root, as_server runs its command as
-# user postgres; otherwise as oneself; with a PATH of its own in both cases.
+# PostgreSQL does not run as root.  Therefore as_server, called as root, runs its command as user postgres, otherwise as
+# the current user; in both cases with a PATH of its own.
 
 set -euo pipefail
 umask 022

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""uncovered.py TREE PERCENT: what gcov has counted below TREE, by file; fails below PERCENT."""
+"""uncovered.py TREE PERCENT: print the coverage of each file below TREE, as counted by gcov; fail below PERCENT."""
 
 import collections
 import glob
