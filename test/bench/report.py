@@ -337,31 +337,31 @@ class Targets:
 
     def parts(self):
         """(what, before, parts)"""
-        cycle = "against two primary-key HOT updates, fsync / off"
-        yield f"claim + commit, two transactions, 8 clients, {cycle}", "0.91–0.95 / 0.82–0.95", self.both_syncs("idemq", 8, 1.0, 1.15)
-        yield f"commit_and_claim, one transaction, 8 clients, {cycle}", "–", self.both_syncs("idemq-next", 8, 1.6, 1.35)
-        yield f"claim + commit, 32 clients, {cycle}", "0.79–0.96 / 0.85", self.both_syncs("idemq", 32, 0.95, 1.2)
-        yield f"commit_and_claim, 32 clients, {cycle}", "–", self.both_syncs("idemq-next", 32, 0.95, 1.2)
-        for side, call in (("idemq", "claim + commit_many"), ("idemq-next", "commit_many_and_claim")):
-            yield (f"{call} of 100, against SKIP LOCKED of 100 / jobs per second, off",
+        cycle = "compared with two HOT updates by primary key; with fsync / with synchronous_commit off"
+        yield f"claim and commit in two transactions, 8 clients, {cycle}", "0.91–0.95 / 0.82–0.95", self.both_syncs("idemq", 8, 1.0, 1.15)
+        yield f"commit_and_claim in one transaction, 8 clients, {cycle}", "–", self.both_syncs("idemq-next", 8, 1.6, 1.35)
+        yield f"claim and commit in two transactions, 32 clients, {cycle}", "0.79–0.96 / 0.85", self.both_syncs("idemq", 32, 0.95, 1.2)
+        yield f"commit_and_claim in one transaction, 32 clients, {cycle}", "–", self.both_syncs("idemq-next", 32, 0.95, 1.2)
+        for side, call in (("idemq", "claim and commit_many"), ("idemq-next", "commit_many_and_claim")):
+            yield (f"{call} in batches of 100, with synchronous_commit off: compared with SKIP LOCKED in batches of 100 / jobs per second",
                    "1.5–1.8 / 114,000–169,000" if side == "idemq" else "–",
                    [self.ratio(2.5, "batch", side, "skip"), (self.rate("batch", side), 250000, True)])
-        yield ("enqueue, fsync / off, against INSERT", "1.0 / 1.0",
+        yield ("enqueue, compared with INSERT; with fsync / with synchronous_commit off", "1.0 / 1.0",
                [self.ratio(1.1, "enqueue", "idemq", "plain", sync=sync) for sync in ("on", "off")])
-        yield "enqueue_many of 1,000, off, against INSERT … SELECT", "1.1", [self.ratio(1.5, "many", "idemq", "plain")]
-        yield ("enqueue with a key, fsync / off, against an enqueue without a key", "0.81 / 0.81",
+        yield "enqueue_many of 1,000 jobs, compared with INSERT … SELECT; with synchronous_commit off", "1.1", [self.ratio(1.5, "many", "idemq", "plain")]
+        yield ("enqueue with a key, compared with enqueue without a key; with fsync / with synchronous_commit off", "0.81 / 0.81",
                [self.ratio(0.85, "keyed", "idemq-key", "idemq-nokey", sync=sync) for sync in ("on", "off")])
-        yield "enqueue of a duplicate, against a primary-key SELECT", "0.72", [self.ratio(0.85, "duplicate", "idemq", "plain")]
-        for side, call in (("idemq", "claim + commit"), ("idemq-next", "commit_and_claim")):
-            yield (f"4 producers and 4 workers, {call}, off, against SKIP LOCKED / last quarter to first",
+        yield "enqueue of a duplicate, compared with SELECT by primary key", "0.72", [self.ratio(0.85, "duplicate", "idemq", "plain")]
+        for side, call in (("idemq", "claim and commit"), ("idemq-next", "commit_and_claim")):
+            yield (f"4 producers and 4 workers with {call} and synchronous_commit off: compared with SKIP LOCKED / last quarter compared with the first",
                    "3.1–3.7 / 0.75–0.93" if side == "idemq" else "–", self.mixed_parts(side))
-        for side, call in (("idemq", "claim + commit"), ("idemq-next", "commit_and_claim")):
-            yield (f"WAL bytes per cycle without full-page images, {call}, wal_level replica / logical",
+        for side, call in (("idemq", "claim and commit"), ("idemq-next", "commit_and_claim")):
+            yield (f"bytes of WAL per cycle of {call}, without full-page images; with wal_level replica / logical",
                    "730" if side == "idemq" else "–",
                    [(self.wal.get((side, "replica")), 450, False), (self.wal.get((side, "logical")), None, False)])
         kept = self.kept.get("idemq")
-        yield "bytes of a finished job that is kept, in table and indexes", "625", [(sum(kept) if kept else None, 500, False)]
-        yield ("admit, one bucket / 1,000, against SELECT 1", "0.76 / 0.83",
+        yield "bytes of a finished job that is kept, in the table and its indexes", "625", [(sum(kept) if kept else None, 500, False)]
+        yield ("admit, compared with SELECT 1; with one bucket / 1,000 buckets", "0.76 / 0.83",
                [self.ratio(0.9, "admit", side, "one") for side in ("idemq-one", "idemq-many")])
 
     @staticmethod
@@ -418,13 +418,17 @@ def markdown(head, rows):
         yield "| " + " | ".join(row) + " |"
 
 
-def machine():
+def processor():
     cpu = "unknown processor"
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("model name"):
                 cpu = line.split(":", 1)[1].strip()
-    return f"{os.cpu_count()} x {cpu}, Linux {platform.release()}, clients on the same machine"
+    return f"{os.cpu_count()} x {cpu}, Linux {platform.release()}"
+
+
+def machine():
+    return f"{processor()}, clients on the same machine"
 
 
 def put_between(path, name, text, by="test/bench"):
@@ -455,18 +459,18 @@ def main():
         (Targets.head, targets),
     ]
     tables = [(head, rows) for head, rows in tables if rows]
-    what = f"{what}; {machine()}"
+    what = f"{what} The clients and the server shared one machine ({processor()})."
     print(what)
     for head, body in tables:
         print()
         print("\n".join(plain(head, body)))
     if out:
         with open(out, "w", encoding="utf-8") as file:
-            file.write(what + ".\n")
+            file.write(what + "\n")
             for head, body in tables:
                 file.write("\n" + "\n".join(markdown(head, body)) + "\n")
     if page:
-        put_between(page, "targets", "\n".join(markdown(Targets.head, targets)) + f"\n\n{what}.")
+        put_between(page, "targets", "\n".join(markdown(Targets.head, targets)) + f"\n\n{what}")
 
 
 if __name__ == "__main__":

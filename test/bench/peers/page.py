@@ -57,7 +57,7 @@ def sides_of(rows):
 
 
 def title(side, by="node"):
-    return NAMES[side] + (", by pgbench" if by == "pgbench" else "")
+    return NAMES[side] + (", with pgbench" if by == "pgbench" else "")
 
 
 def rates_table(rows, what):
@@ -106,7 +106,7 @@ def killed_table(rows):
         found = [str(row["samples"]), milliseconds(row["median"]), milliseconds(row["worst"])] if row["samples"] else \
             ["–", f"more than {row['more_than']:,.0f}", "–"]
         body.append([title(row["side"]), row["means"], *found])
-    return ["time until another worker receives the job of a worker that was killed with `kill -9`", "mechanism", "samples", "median ms", "worst ms"], body
+    return ["time from the `kill -9` of a worker until another worker receives its job", "mechanism", "samples", "median ms", "worst ms"], body
 
 
 def notify_table(rows):
@@ -119,8 +119,8 @@ def notify_table(rows):
             cells += [number(without), number(with_), f"{with_ / without:.2f}" if with_ and without else "–"]
         server = medians(rows, ("side", "notify", "sync"), "server")
         body.append([title(side), *cells, " / ".join(number(server.get((side, notify, "off"))) for notify in (False, True))])
-    return ["enqueue by 32 producers, jobs/s", "without, on", "with NOTIFY", "ratio", "without, off", "with NOTIFY", "ratio",
-            "server us/job, off, without / with"], body
+    return ["jobs/s enqueued by 32 producers", "without, on", "with NOTIFY", "ratio", "without, off", "with NOTIFY", "ratio",
+            "server us/job with *off*, without / with NOTIFY"], body
 
 
 def bytes_table(rows):
@@ -129,21 +129,21 @@ def bytes_table(rows):
 
 
 SECTIONS = {
-    "enqueue": ("Enqueue", "8 producers enqueue. *On* means `synchronous_commit = on` and, for Redis, `appendfsync always`; *off* means "
-                "`synchronous_commit = off` and `appendfsync everysec`. The costs were measured with *off*, one job at a time / in batches of 100.", lambda rows: rates_table(rows, "jobs/s")),
+    "enqueue": ("Enqueue", "8 producers enqueue jobs. *On* means `synchronous_commit = on` and, for Redis, `appendfsync always`; *off* means "
+                "`synchronous_commit = off` and `appendfsync everysec`. Each cost was measured with *off*, first one job at a time, and then in batches of 100.", lambda rows: rates_table(rows, "jobs/s")),
     "cycle": ("From waiting to done", "8 workers claim jobs and complete them. PgQ has one reader and does not handle single jobs. BullMQ has no batches, "
               "so it runs 100 jobs at once instead. The cost columns have the same meaning as under *Enqueue*.", lambda rows: rates_table(rows, "jobs/s")),
-    "mixed": ("Producers and workers together", "4 producers and 4 workers run for {SECS_MIXED} s, one job at a time (PgQ has one reader; pg-boss uses fetch). "
+    "mixed": ("Producers and workers together", "4 producers and 4 workers run for {SECS_MIXED} s, one job at a time (PgQ has only one reader, and pg-boss uses `fetch`). "
               "The producers pause while {ROOM:,} jobs are waiting.", lambda rows: run_table(rows, "", False)),
     "latency": ("Latency at {RATE} jobs per second", "The table shows the time from the moment when a job should have been enqueued until a worker receives the job. "
-                "4 producers and 4 workers run for {SECS_MIXED} s; each system uses its notifications.", lambda rows: run_table(rows, "", True)),
+                "4 producers and 4 workers run for {SECS_MIXED} s; each system uses its own notifications.", lambda rows: run_table(rows, "", True)),
     "held": ("While a snapshot is held", "Producers and workers run together for {SECS_HELD} s, while another session holds a REPEATABLE READ "
              "snapshot. Redis has no snapshots.", lambda rows: run_table(rows, "", False)),
     "waiting": ("A long backlog", "8 workers take one job at a time; PgQ takes batches of 100.", waiting_table),
-    "idle": ("An idle worker is woken", "Ten jobs per second arrive at random times; each system uses its notifications.", idle_table),
+    "idle": ("An idle worker is woken", "Ten jobs per second arrive at random times; each system uses its own notifications.", idle_table),
     "killed": ("A worker is killed", "", killed_table),
     "notify": ("What notifications cost producers", "One session listens. graphile-worker always notifies.", notify_table),
-    "bytes": ("Bytes", "The figures include the tables and their indexes or, for Redis, its memory. *Done* is a finished job as each system keeps it by "
+    "bytes": ("Bytes", "The figures include tables and indexes or, for Redis, memory. *Done* is a finished job as each system keeps it by "
               "default. graphile-worker deletes finished jobs, and PgQ empties its tables by rotation.", bytes_table),
 }
 
@@ -159,11 +159,12 @@ def tables(results):
 def about(results):
     settings = results["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    text = f"idemq {settings['commit']}, {versions}; {settings['date']}; {settings['machine']}, all on this machine; "
-    text += f"medians of {settings['ROUNDS']} rounds of {settings['SECS']} s for the rates, with the systems in turn"
+    text = f"These versions were measured on {settings['date']}: idemq at commit {settings['commit']}, {versions}. "
+    text += f"All clients and servers ran on one machine ({settings['machine']}). "
+    text += f"The rates are medians of {settings['ROUNDS']} rounds of {settings['SECS']} s, in which the systems took turns."
     if settings["load"] > 1:
-        text += f". **The machine was busy with other work (load {settings['load']:.0f} before the run began): these figures wait for a quiet one**"
-    return text + "."
+        text += f" **The machine was busy with other work: the load was {settings['load']:.0f} before the run began. Measure again on a quiet machine.**"
+    return text
 
 
 def svg(figure, path, name):
@@ -281,7 +282,7 @@ def write_page(results, page):
         drawn = []
     text = [about(results)]
     if results["left_out"]:
-        text.append("Not measured: " + "; ".join(results["left_out"]) + ".")
+        text.append(" ".join(f"{reason}." for reason in results["left_out"]))
     text += [f"![{heading}]({os.path.basename(directory)}/{name})" for name, heading in drawn]
     for heading, said, head, body in tables(results):
         text.append(f"### {heading}")

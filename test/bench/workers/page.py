@@ -12,7 +12,7 @@ import statistics
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-from report import machine, markdown, plain, put_between  # pylint: disable=wrong-import-position
+from report import markdown, plain, processor, put_between  # pylint: disable=wrong-import-position
 from sides import LATENCY, THROUGHPUT  # pylint: disable=wrong-import-position
 
 
@@ -40,7 +40,7 @@ def times(found, others, key="rate"):
 def throughput(results):
     all_found, messages = results["throughput"], results["messages"]
     base = any(name.startswith("base-") for name in all_found)
-    head = ["worker whose handler does nothing", "jobs/s", "times the other's", "client us/job", "server us/job", "messages/job", "flushes/job"]
+    head = ["worker", "jobs/s", "times the other's", "client us/job", "server us/job", "messages/job", "flushes/job"]
     if base:
         head += ["before: jobs/s", "messages/job", "times", "client's time, times"]
     rows = []
@@ -70,12 +70,12 @@ def latency(results):
 
 # What the picture shows: as the table has it, and in its words.
 SHOWN = [
-    [("Node `run`, 10", "idemq, Node, 10 at a time"), ("BullMQ, 10", "BullMQ on Redis"), ("graphile-worker, 10", "graphile-worker"),
-     ("pg-boss, 10", "pg-boss")],
-    [("Python `run`, 8", "idemq, Python, 8 at a time"), ("Celery on Redis, 8 processes", "Celery on Redis"),
+    [("Node `run`, 10 jobs at a time", "idemq, Node, 10 at a time"), ("BullMQ, 10 jobs at a time", "BullMQ on Redis"), ("graphile-worker, 10 jobs at a time", "graphile-worker"),
+     ("pg-boss, 10 jobs at a time", "pg-boss")],
+    [("Python `run`, 8 jobs at a time", "idemq, Python, 8 at a time"), ("Celery on Redis, 8 processes", "Celery on Redis"),
      ("RQ on Redis, 8 processes", "RQ on Redis")],
-    [("Node `runOutside`, 100", "idemq, Node, 100 at a time"), ("graphile-worker, local queue, 100", "graphile-worker, its local queue"),
-     ("BullMQ, 100", "BullMQ on Redis")],
+    [("Node `runOutside`, 100 jobs at a time", "idemq, Node, 100 at a time"), ("graphile-worker, local queue of 100 jobs", "graphile-worker, its local queue"),
+     ("BullMQ, 100 jobs at a time", "BullMQ on Redis")],
 ]  # fmt: skip
 STYLE = """<style>
 text { font: 13px sans-serif; fill: #1f2328 } .own { fill: #0969da } .other { fill: #818b98 }
@@ -130,8 +130,8 @@ def main():
     tables = [table for table in (throughput(results), latency(results)) if table[1]]
     for table in tables:
         print("\n".join(plain(*table)), end="\n\n")
-    about = (f"`{command(settings)}`, commit {settings['commit']}, {settings['date']}, {machine()}; load {settings['load']} before the run began; "
-             f"medians of {settings['rounds']} rounds.")
+    about = (f"`{command(settings)}` measured commit {settings['commit']} on {settings['date']}, in {settings['rounds']} rounds. The table shows the medians. "
+             f"The clients and the server shared one machine ({processor()}). Before the run began, the load was {settings['load']}.")
     print(about)
     if len(sys.argv) > 2:
         put_between(sys.argv[2], "workers", "\n\n".join([about, *("\n".join(markdown(*table)) for table in tables)]))
