@@ -416,13 +416,7 @@ BEGIN
 		IF FOUND THEN
 			RAISE EXCEPTION 'queue % has grants, schedules, producers, events, bindings or a '
 				'handler that this transaction cannot see',
-				OLD.queue_id USING ERRCODE = '40001', HINT = 'Run the command at READ COMMITTED.'
-R unfinished jobs of other queues depend on jobs (%) of queue "%"', needed,
-			name ::: unfinished jobs of other queues depend on % jobs of queue "%"', needed,
-			name
-R With force, jobs that were not completed '
-				'then count as cancelled for their children. ::: Forcing the drop makes unfinished jobs '
-				'of the queue count as cancelled for their children.;
+				OLD.queue_id USING ERRCODE = '40001', HINT = 'Run the command at READ COMMITTED.';
 		END IF;
 	END LOOP;
 	RETURN NULL;

@@ -115,11 +115,11 @@ BEGIN
 	PERFORM idemq_internal.refuse_unfinished(queue_id, name);
 	needed := cardinality(ids) - cardinality(idemq_internal.deletable(queue_id, ids, false));
 	IF needed > 0 THEN
-		RAISE EXCEPTION 'unfinished jobs of other queues depend on jobs (%) of queue "%"', needed,
-			name
+		RAISE EXCEPTION 'unfinished jobs of other queues depend on jobs of queue "%" (number of parents: %)',
+			name, needed
 			USING ERRCODE = '2BP01',
-				HINT = 'Wait for those jobs, or use force => true. With force, jobs that were not completed '
-				'then count as cancelled for their children.';
+				HINT = 'Wait for those jobs, or use force => true. With force, the children '
+				'treat jobs that were not completed as cancelled.';
 	END IF;
 	SELECT list INTO users FROM idemq_internal.latest(
 		'SELECT string_agg(quote_ident(name), '', '' ORDER BY name)
