@@ -267,7 +267,7 @@ BEGIN
 			space USING ERRCODE = '42501',
 			DETAIL =
 				'Only the role that made a binding and administrators of the queue or the topic space may remove it.',
-			HINT = 'Ask one of them to call idemq.unbind_topic.';
+			HINT = 'Ask that role or an administrator to call idemq.unbind_topic.';
 	END IF;
 	DELETE FROM idemq_internal.topic_binding_entries WHERE topic = space
 		AND pattern = unbind_topic_impl.pattern
