@@ -20,7 +20,7 @@ SQL_FUNCTION(idemq_sql_set_shard)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("shards must be a power of two, not %d", shards),
 				errhint(
-					"Use 64, or the number that was chosen when the cluster was created. It is in "
+					"Use 64, or the number that was chosen when the cluster was created. That number is in "
 					"cluster.settings on the router."));
 	PG_RETURN_BOOL(idemq_shard_set(shard, shards));
 }

@@ -96,8 +96,8 @@ check_qstates(CheckCall *call)
 		if (!has_queue(call, qstates[i]) && idemq_qstate_summary(qstates[i], &status))
 			idemq_check_report(
 				call, CHECK_WARNING, "queue_states.queue",
-				"a queue state belongs to queue %d, which does not exist, so one state fewer is "
-				"available until the server restarts",
+				"a queue state belongs to queue %d, which does not exist, so no other queue "
+				"can use this state until the server restarts",
 				qstates[i]);
 	}
 	if (idemq_lease_share_is_full(false))
@@ -182,8 +182,8 @@ check_follows(CheckCall *call)
 	{
 		idemq_check_report(
 			call, CHECK_WARNING, "follows",
-			"this shard has moved to %s permanently: drop this database when no client connects to "
-			"it any longer",
+			"this shard has moved to %s permanently: drop this database once clients no longer "
+			"connect to it",
 			following->moved_to);
 		return true;
 	}
