@@ -42,7 +42,7 @@ BEGIN
 	IF attach THEN
 		RAISE EXCEPTION 'a lease cannot be attached through the router' USING ERRCODE = 'feature_not_supported',
 			DETAIL = 'The session on the shard belongs to the proxy, and continues after the caller''s session ends.',
-			HINT = 'Connect to the key''s shard (see cluster.map()) and call idemq.acquire there. Otherwise pass a lease, and send heartbeats.';
+			HINT = 'Connect to the key''s shard (see cluster.map()) and call idemq.acquire there. Alternatively, pass a lease and send heartbeats.';
 	END IF;
 END $$;
 COMMENT ON FUNCTION cluster.refuse_attach(boolean) IS 'part of acquire: raise 0A000';
@@ -72,14 +72,14 @@ COMMENT ON FUNCTION cluster.cancel_by_key IS 'Call idemq.cancel_by_key on the ke
 
 SELECT cluster.make_call('why', 'id bigint', 'text', 'TABLE (answer text)',
 	'c.answer FROM idemq.why(*) c(answer)', 'cluster.shard_of(id)', 'true', '');
-COMMENT ON FUNCTION cluster.why IS 'Call idemq.why on the shard that the job''s id contains.';
+COMMENT ON FUNCTION cluster.why IS 'Call idemq.why on the shard encoded in the job''s id.';
 -- Parents and children are of one shard.
 SELECT cluster.make_call('flow', 'id bigint, most int DEFAULT 100000', 'SETOF cluster.flow', 'SETOF cluster.flow',
 	'f.* FROM idemq.flow(*) f', 'cluster.shard_of(id)', 'true', '');
-COMMENT ON FUNCTION cluster.flow IS 'Call idemq.flow on the shard that the job''s id contains.';
+COMMENT ON FUNCTION cluster.flow IS 'Call idemq.flow on the shard encoded in the job''s id.';
 SELECT cluster.make_call('result', 'id bigint', 'SETOF cluster.status_and_result', 'SETOF cluster.status_and_result',
 	'r.status::text, r.result FROM idemq.result(*) r', 'cluster.shard_of(id)', 'true', '');
-COMMENT ON FUNCTION cluster.result IS 'Return the current status and stored result of a job: idemq.result on the shard that the job''s id contains.';
+COMMENT ON FUNCTION cluster.result IS 'Return the current status and stored result of a job by calling idemq.result on the shard encoded in the job''s id.';
 
 -- Name, arguments, may be repeated, what else is to say.
 DO $do$
@@ -101,10 +101,10 @@ BEGIN
 		PERFORM cluster.make_call(c.column1, c.column2, 'text', 'TABLE (answer text)',
 			format('c.answer::text FROM idemq.%s(*) c(answer)', c.column1), 'cluster.shard_of(id)', c.column3, '');
 		EXECUTE format('COMMENT ON FUNCTION cluster.%1$s IS %2$L', c.column1,
-			format('Call idemq.%s on the shard that the job''s id contains%s', c.column1, c.column4));
+			format('Call idemq.%s on the shard encoded in the job''s id%s', c.column1, c.column4));
 	END LOOP;
 END $do$;
 
 SELECT cluster.make_call('checkpoint', 'id bigint, token bigint, state jsonb', 'void', 'TABLE (answer text)',
 	'c.answer FROM (SELECT ''done''::text, idemq.checkpoint(*)) c(answer, nothing)', 'cluster.shard_of(id)', 'true', '');
-COMMENT ON FUNCTION cluster.checkpoint IS 'Call idemq.checkpoint on the shard that the job''s id contains.';
+COMMENT ON FUNCTION cluster.checkpoint IS 'Call idemq.checkpoint on the shard encoded in the job''s id.';
