@@ -134,7 +134,7 @@ COMMENT ON COLUMN idemq.jobs.priority IS 'priority of the job; 0 is claimed firs
 COMMENT ON COLUMN idemq.jobs.max_attempts IS 'maximum number of attempts, after which the job is dead';
 COMMENT ON COLUMN idemq.jobs.expires_at IS 'time at which the job is cancelled unless it has been claimed; NULL means never';
 COMMENT ON COLUMN idemq.jobs.status IS 'state of the job';
-COMMENT ON COLUMN idemq.jobs.flags IS 'further state of the job, as a sum of flags; 0 in a row that you write by hand. A running job has 1 if its lease also ends with the session that claimed it, 2 if a handler process claimed it, and 4 if a heartbeat that found the lease table full has moved the deadline and set renewed_at. Any job has 8 if idemq.attempts has rows for it. An unfinished job has 16 if its last counted attempt lost its lease. A pending or running job in a group has 32 if it was promoted and counts towards group_max_running. A pending or retrying job in a group has 64 if it waits until ready_at only because of group_rate_limit. The sum also contains 256 for each consecutive attempt (at most 3) that ended with its handler''s process, and 1024 for each of these attempts (at most 3) whose process was asked to stop.';
+COMMENT ON COLUMN idemq.jobs.flags IS 'further state of the job, as a sum of flags; 0 in a row that you write by hand. A running job has flag 1 if its lease also ends with the session that claimed it. It has flag 2 if a handler process claimed it. It has flag 4 if a heartbeat that found the lease table full has moved the deadline and set renewed_at. Any job has flag 8 if idemq.attempts has rows for it. An unfinished job has flag 16 if its last counted attempt lost its lease. A pending or running job in a group has flag 32 if it was promoted and counts towards group_max_running. A pending or retrying job in a group has flag 64 if it waits until ready_at only because of group_rate_limit. The sum also contains 256 for each consecutive attempt (at most 3) that ended with its handler''s process. It also contains 1024 for each of these attempts (at most 3) whose process was asked to stop.';
 COMMENT ON COLUMN idemq.jobs.attempt IS 'number of attempts that have begun; released attempts do not count';
 COMMENT ON COLUMN idemq.jobs.claimed_at IS 'when the last attempt began';
 COMMENT ON COLUMN idemq.jobs.finished_at IS 'when the job was completed or cancelled, or became dead';
@@ -152,7 +152,7 @@ COMMENT ON COLUMN idemq.jobs.headers IS 'headers of the job, exactly as the prod
 COMMENT ON COLUMN idemq.jobs.payload IS 'data that the worker needs to run the job';
 COMMENT ON COLUMN idemq.jobs.checkpoint IS 'progress saved by an attempt with idemq.checkpoint';
 COMMENT ON COLUMN idemq.jobs.result IS 'result stored by the last commit; a job that runs again keeps it until its next commit';
-COMMENT ON COLUMN idemq.jobs.last_error IS 'error passed to idemq.fail by the last attempt, or one of the texts "lease expired", "the worker''s session ended", "job_timeout reached", "the handler''s process ended" and "the handler''s process was asked to stop"';
+COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error passed to idemq.fail, or a text from idemq such as "lease expired", "job_timeout reached" or "the worker''s session ended"';
 COMMENT ON COLUMN idemq.jobs.token IS 'fencing token of the last attempt; it only increases';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL means that the job cannot be claimed, because it is blocked or finished';
 COMMENT ON COLUMN idemq.jobs.run_at IS 'earliest time at which a job in a group can be ready; NULL means at once. If group_max_running is above 1, also the time of the next retry, until which the job holds no permit. If group_rate_limit delays the job, the time at which it was due.';
@@ -245,7 +245,7 @@ CREATE TABLE idemq.audit (
 	details      jsonb,
 	actor        text
 );
-COMMENT ON TABLE idemq.audit IS 'administrative calls that concern queues, topics, handlers, schedules and single jobs, with their time and role; the routine calls of producers and workers are not recorded. Row-level security restricts administrators to the rows of their queues. pg_monitor sees all rows except those that name a group, a key or an error (cancel_matching, redrive). Rows are kept for idemq.audit_retention.';
+COMMENT ON TABLE idemq.audit IS 'administrative calls that concern queues, topics, handlers, schedules and single jobs, with their time and role. The routine calls of producers and workers are not recorded. Row-level security restricts administrators to the rows of their queues. The role pg_monitor sees all rows except those that name a group, a key or an error (cancel_matching, redrive). Rows are kept for idemq.audit_retention.';
 COMMENT ON COLUMN idemq.audit.id IS 'id of the row; ids increase';
 COMMENT ON COLUMN idemq.audit.at IS 'when the function was called';
 COMMENT ON COLUMN idemq.audit.session_role IS 'authenticated role (session_user)';

@@ -44,7 +44,7 @@ COMMENT ON COLUMN idemq.running_jobs.expires_in IS 'time left until the deadline
 COMMENT ON COLUMN idemq.running_jobs.attached IS 'whether the lease also ends with the session';
 COMMENT ON COLUMN idemq.running_jobs.pid IS 'process id of the session that claimed the job; NULL means that the session has ended or the server has restarted';
 COMMENT ON COLUMN idemq.running_jobs.deadline IS 'end of the lease, including extensions by heartbeats; NULL while the claim''s transaction is open';
-COMMENT ON COLUMN idemq.running_jobs.state IS 'state of the lease: claiming (the claim''s transaction is open), active, cancelling (a transaction that cancels the job waits for the worker''s transaction), ending (a transaction that finishes or cancels the job is open), or reaping (the expired lease is being taken back)';
+COMMENT ON COLUMN idemq.running_jobs.state IS 'state of the lease: claiming, active, cancelling, ending or reaping. Claiming means that the claim''s transaction is open. Cancelling means that a transaction that cancels the job is waiting for the worker''s transaction. Ending means that a transaction that finishes or cancels the job is open. Reaping means that the expired lease is being taken back.';
 
 COMMENT ON COLUMN idemq.running_jobs.progress IS 'progress of the attempt in percent, computed by idemq.progress from its last checkpoint; NULL means that the checkpoint does not contain it';
 
@@ -138,7 +138,7 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		WHERE o.dead_letter_queue IS NOT NULL) AS is_dead_letter_queue) d
 	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL
 		OR q.paused_until OPERATOR(pg_catalog.>) idemq.clock_timestamp()) AS paused) p;
-COMMENT ON VIEW idemq.metrics IS 'one row per queue that you may claim from or administer (for pg_monitor, every queue), with the number of jobs by status, and with counters and times since counted_since, which a restart or crash resets. All figures change only when a transaction commits, except the four counters of refused calls: duplicates_total, stale_commits_total, stale_calls_total and repeated_commits_total count each refusal immediately, even if the caller rolls back.';
+COMMENT ON VIEW idemq.metrics IS 'one row per queue that you may claim from or administer (for pg_monitor, every queue), with the number of jobs by status, counters and times. A restart or crash resets the counters and times (see counted_since). All figures change only when a transaction commits, with one exception. The four counters of refused calls (duplicates_total, stale_commits_total, stale_calls_total and repeated_commits_total) count each refusal immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.metrics.queue_id IS 'numeric id of the queue';
 COMMENT ON COLUMN idemq.metrics.paused IS 'whether the queue is paused, so that no jobs can be claimed';
@@ -160,7 +160,7 @@ COMMENT ON COLUMN idemq.metrics.run_p99 IS 'time within which 99 % of attempts f
 COMMENT ON COLUMN idemq.metrics.pending IS 'number of jobs that are ready, or will be ready at their scheduled time';
 COMMENT ON COLUMN idemq.metrics.oldest_ready IS 'how long the longest-waiting ready job has been ready, even if the queue is paused; NULL means that no job is ready';
 COMMENT ON COLUMN idemq.metrics.enqueued_total IS 'number of jobs enqueued';
-COMMENT ON COLUMN idemq.metrics.duplicates_total IS 'number of requests whose key was already in use: calls to enqueue that added no job (including IQ003 and IQ004), and calls to acquire for a finished job; counted immediately, even if the caller rolls back';
+COMMENT ON COLUMN idemq.metrics.duplicates_total IS 'number of requests whose key was already in use. These are calls to enqueue that added no job (including IQ003 and IQ004) and calls to acquire for a finished job. They are counted immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.claimed_total IS 'number of attempts begun';
 COMMENT ON COLUMN idemq.metrics.committed_total IS 'number of committed jobs, including those committed with commit_once';
 COMMENT ON COLUMN idemq.metrics.failed_total IS 'number of failed attempts, including the last attempt of a dead job';
@@ -172,9 +172,9 @@ COMMENT ON COLUMN idemq.metrics.retried_total IS 'number of jobs that idemq.retr
 COMMENT ON COLUMN idemq.metrics.redriven_total IS 'number of dead or cancelled jobs that idemq.redrive or idemq.retry made ready again';
 COMMENT ON COLUMN idemq.metrics.row_only_total IS 'number of claims whose lease did not fit into shared memory; if this number grows, raise idemq.max_leases';
 COMMENT ON COLUMN idemq.metrics.purged_total IS 'number of finished jobs deleted by the background worker or idemq.apply_retention after their retention period';
-COMMENT ON COLUMN idemq.metrics.stale_commits_total IS 'number of commits refused because the token was stale (IQ001, or outcome stale), from workers that continued after their lease was lost; counted immediately, even if the caller rolls back';
-COMMENT ON COLUMN idemq.metrics.stale_calls_total IS 'number of other calls (fail, release, heartbeat, checkpoint, assert_current, fence) refused because the token was stale or the attempt had already ended; counted in the same way as stale_commits_total';
-COMMENT ON COLUMN idemq.metrics.repeated_commits_total IS 'number of commits of jobs that were already committed (IQ006, or outcome already_committed), including calls to commit_once; counted in the same way as stale_commits_total';
+COMMENT ON COLUMN idemq.metrics.stale_commits_total IS 'number of commits refused because the token was stale (IQ001, or outcome stale), from workers that continued after their lease was lost. They are counted immediately, even if the caller rolls back.';
+COMMENT ON COLUMN idemq.metrics.stale_calls_total IS 'number of other calls (fail, release, heartbeat, checkpoint, assert_current, fence) refused because the token was stale or the attempt had already ended. They are counted in the same way as stale_commits_total.';
+COMMENT ON COLUMN idemq.metrics.repeated_commits_total IS 'number of commits of jobs that were already committed (IQ006, or outcome already_committed), including calls to commit_once. They are counted in the same way as stale_commits_total.';
 COMMENT ON COLUMN idemq.metrics.reruns_total IS 'number of finished jobs that ran again for a later request (on_duplicate => rerun)';
 COMMENT ON COLUMN idemq.metrics.steps_done_total IS 'number of steps done, with a stored response or in this database';
 COMMENT ON COLUMN idemq.metrics.steps_open IS 'number of open steps of running attempts';
@@ -201,7 +201,7 @@ CREATE FUNCTION idemq_internal.memory_usage()
 COMMENT ON FUNCTION idemq_internal.memory_usage() IS 'Return the five rows of idemq.memory, one per table.';
 
 CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq_internal.memory_usage();
-COMMENT ON VIEW idemq.memory IS 'one row per table in shared memory, for the whole server: leases (idemq.max_leases), this database''s share of them (idemq.max_leases_per_database), buckets (idemq.max_buckets), queues (idemq.max_queues) and groups (those whose next job may be due)';
+COMMENT ON VIEW idemq.memory IS 'one row per table in shared memory, for the whole server. The tables are leases (idemq.max_leases), this database''s share of them (idemq.max_leases_per_database), buckets (idemq.max_buckets), queues (idemq.max_queues) and groups (those whose next job may be due).';
 COMMENT ON COLUMN idemq.memory.resource IS 'name of the table';
 COMMENT ON COLUMN idemq.memory.used IS 'number of entries in use';
 COMMENT ON COLUMN idemq.memory.size IS 'maximum number of entries';
@@ -271,7 +271,7 @@ COMMENT ON FUNCTION idemq_internal.task_counts() IS 'Return the rows of idemq.ma
 CREATE VIEW idemq.maintenance_tasks AS SELECT task, runs, failures, busy
 	FROM idemq_internal.task_counts();
 COMMENT ON VIEW idemq.maintenance_tasks IS 'work of this database''s background worker since the server started: one row per maintenance task, or no row if the database has had no background worker';
-COMMENT ON COLUMN idemq.maintenance_tasks.task IS 'name of the task: promote (heads of groups), reap (expired leases), recover (leases lost in a restart), due (wakes waiting sessions), remind (wakes them again), expire (jobs not claimed in time), handle (starts processes of handlers), tick (schedules), notify, count (the jobs of each queue), purge (retention), history (idemq.history), discover or follow (both when the worker starts)';
+COMMENT ON COLUMN idemq.maintenance_tasks.task IS 'name of the task. The tasks promote (heads of groups), expire (jobs not claimed in time) and handle (starts processes of handlers) make jobs run or end them. The tasks reap (expired leases) and recover (leases lost in a restart) take jobs back. The tasks due (wakes waiting sessions), remind (wakes them again) and notify tell sessions about jobs. The others are tick (schedules), count (the jobs of each queue), purge (retention), history (idemq.history), and discover and follow (both when the worker starts).';
 COMMENT ON COLUMN idemq.maintenance_tasks.runs IS 'number of runs';
 COMMENT ON COLUMN idemq.maintenance_tasks.failures IS 'number of runs that failed; the errors are in the server log';
 COMMENT ON COLUMN idemq.maintenance_tasks.busy IS 'total duration of all runs';

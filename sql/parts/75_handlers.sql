@@ -238,7 +238,7 @@ COMMENT ON COLUMN idemq.handlers.role IS 'role that set the handler and under wh
 COMMENT ON COLUMN idemq.handlers.workers IS 'maximum number of processes';
 COMMENT ON COLUMN idemq.handlers.batch IS 'maximum number of jobs per transaction';
 COMMENT ON COLUMN idemq.handlers.max_idle IS 'how long a process may be idle before it exits';
-COMMENT ON COLUMN idemq.handlers.state IS 'state of the handler: running; idle (no job is ready); waiting (idemq.max_handler_workers or max_worker_processes is exhausted); refused (for the reason in last_error; tried again within 64 s, or after a restart); stopped (after three consecutive server crashes); or off (idemq.worker is off)';
+COMMENT ON COLUMN idemq.handlers.state IS 'state of the handler: running, idle (no job is ready), waiting, refused, stopped or off. Waiting means that idemq.max_handler_workers or max_worker_processes is exhausted. Refused means that the handler does not run for the reason in last_error; idemq tries again within 64 s, or after a restart. Stopped means that idemq stopped the handler after three consecutive server crashes. Off means that idemq.worker is off.';
 COMMENT ON COLUMN idemq.handlers.workers_running IS 'current number of processes';
 COMMENT ON COLUMN idemq.handlers.jobs_per_second IS 'jobs per second during the last minute';
 COMMENT ON COLUMN idemq.handlers.done_total IS 'number of jobs for which the function has returned since the server started';

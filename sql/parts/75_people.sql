@@ -84,7 +84,7 @@ COMMENT ON COLUMN idemq.job_list.finished_at IS 'when the job was completed or c
 COMMENT ON COLUMN idemq.job_list.worker IS 'name of the worker, as passed to the last claim';
 COMMENT ON COLUMN idemq.job_list.key IS 'idempotency key of the job, unique within the queue';
 COMMENT ON COLUMN idemq.job_list.group_key IS 'FIFO group of the job';
-COMMENT ON COLUMN idemq.job_list.last_error IS 'why the last attempt ended: the error passed to idemq.fail, or lease expired';
+COMMENT ON COLUMN idemq.job_list.last_error IS 'why the last attempt ended: the error passed to idemq.fail, or a text from idemq such as "lease expired"';
 COMMENT ON COLUMN idemq.job_list.payload IS 'data that the worker needs to run the job';
 COMMENT ON COLUMN idemq.job_list.result IS 'result stored by the last commit; a job that runs again keeps it until its next commit';
 COMMENT ON COLUMN idemq.job_list.headers IS 'headers of the job, exactly as the producer passed them';

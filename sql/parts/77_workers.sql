@@ -154,4 +154,4 @@ COMMENT ON COLUMN idemq.workers.running IS 'number of running jobs at the last r
 COMMENT ON COLUMN idemq.workers.jobs IS 'ids of the jobs that the worker reports running (at most 100), including jobs of queues that you cannot see; start times are in idemq.running_jobs';
 COMMENT ON COLUMN idemq.workers.done IS 'number of jobs that the worker has ended, successfully or not, since it started; for a handler, since the server started';
 COMMENT ON COLUMN idemq.workers.per_minute IS 'jobs per minute between the last two reports; for a handler, in the last minute; NULL means that it is not known yet';
-COMMENT ON COLUMN idemq.workers.state IS 'state of the worker: here; silent (no report for 90 s, because the worker ended without one or cannot reach the database); gone (it reported that it was stopping); for a handler, the state in idemq.handlers';
+COMMENT ON COLUMN idemq.workers.state IS 'state of the worker: here, silent or gone; for a handler, the state in idemq.handlers. Silent means that there has been no report for 90 s, because the worker ended without one or cannot reach the database. Gone means that the worker reported that it was stopping.';

@@ -74,7 +74,7 @@ CREATE VIEW idemq.schedules WITH (security_barrier) AS
 		SELECT idemq_internal.may_change_schedule(e.queue_id, e.created_by,
 			e.created_by_oid) AS may_change) m
 	WHERE idemq_internal.may_enqueue(e.queue_id) OR pg_catalog.pg_has_role('pg_monitor', 'USAGE');
-COMMENT ON VIEW idemq.schedules IS 'one row per schedule of a queue that you may enqueue to or administer (for pg_monitor, every queue); only the role that created the schedule and administrators of its queue see payload, headers, group_key and last_error';
+COMMENT ON VIEW idemq.schedules IS 'one row per schedule of a queue that you may enqueue to or administer (for pg_monitor, every queue). Only the role that created the schedule and administrators of its queue see payload, headers, group_key and last_error.';
 COMMENT ON COLUMN idemq.schedules.name IS 'name of the schedule, unique in the database';
 COMMENT ON COLUMN idemq.schedules.queue IS 'queue that gets its jobs';
 COMMENT ON COLUMN idemq.schedules.cron IS 'cron expression of the schedule';
