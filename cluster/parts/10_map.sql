@@ -28,7 +28,7 @@ CREATE TABLE cluster.shards (
 	state   text NOT NULL DEFAULT 'up' CHECK (state IN ('up', 'moving')),
 	version bigint NOT NULL
 );
-COMMENT ON TABLE cluster.shards IS 'map of the location of each logical shard; use cluster.set_shard_dsn and cluster.set_shard_state to change it';
+COMMENT ON TABLE cluster.shards IS 'location of each logical shard; use cluster.set_shard_dsn and cluster.set_shard_state to change it';
 COMMENT ON COLUMN cluster.shards.shard IS 'number of the shard, from 0; equal to the first bits of a key''s md5, and to the bits of a job id from bit 47 on';
 COMMENT ON COLUMN cluster.shards.dsn IS 'connection string of the shard''s database, without user and password, which are in each user''s user mapping';
 COMMENT ON COLUMN cluster.shards.state IS 'state of the shard: up, or moving (the shard is moving to another server, and calls wait)';
@@ -214,7 +214,7 @@ BEGIN
 		SELECT i.is_shard, i.of_shards INTO is_shard, of_shards FROM cluster.at_identities(shard) i;
 	EXCEPTION WHEN OTHERS THEN
 		RAISE WARNING 'could not verify that the database of shard % is that shard', shard
-			USING DETAIL = SQLERRM, HINT = 'When the database can be reached, run SELECT * FROM cluster.identities() and make sure that is_shard equals shard.';
+			USING DETAIL = SQLERRM, HINT = 'When the database can be reached, run SELECT * FROM cluster.identities(), and make sure that is_shard equals shard.';
 		RETURN;
 	END;
 	IF is_shard IS DISTINCT FROM shard OR of_shards <> n THEN

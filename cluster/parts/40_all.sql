@@ -79,7 +79,7 @@ SELECT cluster.make_call('errors', '',
 	'e.queue, e.sqlstate, e.pattern, e.fingerprint, e.jobs, e.dead, e.first_seen, e.last_seen, e.example_id
 	FROM (SELECT v.queue, v.sqlstate, v.error, v.fingerprint, v.jobs, v.dead, v.first_seen, v.last_seen, v.example_id FROM idemq.errors v)
 		e(queue, sqlstate, pattern, fingerprint, jobs, dead, first_seen, last_seen, example_id)', 'all', 'true', '');
-COMMENT ON FUNCTION cluster.errors IS 'Return the rows of idemq.errors from every shard. The column "pattern" contains its column "error", and a fingerprint is the same on all shards.';
+COMMENT ON FUNCTION cluster.errors IS 'Return the rows of idemq.errors from every shard. The column "pattern" contains the column "error" of idemq.errors. A fingerprint is the same on all shards.';
 SELECT cluster.make_call('check', '', 'severity text, invariant text, detail text', 'TABLE (severity text, invariant text, detail text)',
 	$$c.severity, c.invariant, c.detail FROM (SELECT k.severity, k.invariant, k.detail FROM idemq.check() k
 		UNION ALL SELECT 'error', 'the map leads to its shards',
@@ -194,7 +194,7 @@ CREATE FUNCTION cluster.at_enqueue_many(
 			expires_ins, key_ttls, on_duplicate, nowait, kinds, max_wait, depends_on, on_parent_failure) m
 		WHERE (SELECT idemq.assert_shard(at_shard, of_shards));
 $$;
-COMMENT ON FUNCTION cluster.at_enqueue_many IS 'part of cluster.enqueue_many: call one shard';
+COMMENT ON FUNCTION cluster.at_enqueue_many IS 'part of cluster.enqueue_many: make the call on one shard';
 
 -- No SET: it commits.
 CREATE PROCEDURE cluster.wait_result(

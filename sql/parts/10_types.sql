@@ -8,7 +8,7 @@ CREATE TYPE idemq.outcome AS ENUM (
 	'blocked', 'not_due', 'not_found',
 	'committed', 'already_committed', 'stale',
 	'current', 'expired', 'retrying', 'released');
-COMMENT ON TYPE idemq.outcome IS 'outcome of a call: what it did, or why it did nothing';
+COMMENT ON TYPE idemq.outcome IS 'outcome of a call, which tells what the call did or why it did nothing';
 
 CREATE TYPE idemq.enqueue_result AS (
 	id      bigint,

@@ -264,7 +264,7 @@ CREATE FUNCTION idemq.commit_once(id bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_once';
 COMMENT ON FUNCTION idemq.commit_once(bigint, jsonb)
-	IS 'Complete a ready job without a claim. Returns committed the first time and already_committed afterwards, or the reason why not: locked, dead, cancelled, blocked, not_due (also if paused or at a limit), not_found. Requires claim.';
+	IS 'Complete a ready job without a claim. Returns committed the first time and already_committed afterwards, or the reason why not: locked, dead, cancelled, blocked, not_due (or the queue is paused or at a limit), not_found. Requires claim.';
 
 CREATE FUNCTION idemq.fail(
 	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,

@@ -36,7 +36,7 @@ COMMENT ON COLUMN idemq_outbox.jobs.on_duplicate IS 'keep or ignore, as for idem
 COMMENT ON COLUMN idemq_outbox.jobs.reply IS 'whether finished_at, status and result are written back to this row when the job finishes';
 COMMENT ON COLUMN idemq_outbox.jobs.sent_at IS 'when the job was added to idemq or refused; NULL means that the row must still be sent';
 COMMENT ON COLUMN idemq_outbox.jobs.job_id IS 'id of the job in idemq; if the key was already in use, the id of the existing job';
-COMMENT ON COLUMN idemq_outbox.jobs.status IS 'refused; or, if reply is set, the final status of the job: completed, dead or cancelled';
+COMMENT ON COLUMN idemq_outbox.jobs.status IS 'refused or, if reply is set, the final status of the job (completed, dead or cancelled)';
 COMMENT ON COLUMN idemq_outbox.jobs.error IS 'why the job was refused, became dead or was cancelled';
 
 -- Wakes the relay.  Without it, the relay finds a row within a second.
