@@ -55,7 +55,7 @@ COMMENT ON COLUMN idemq.queues.expect_workers IS 'whether the queue should alway
 COMMENT ON COLUMN idemq.queues.rate_burst IS 'size of the bucket for rate_limit, which refills at a constant rate (GCRA); NULL means that rate_limit holds in every window of length rate_period';
 COMMENT ON COLUMN idemq.queues.group_rate_burst IS 'size of the bucket for group_rate_limit, which refills at a constant rate (GCRA); NULL means that group_rate_limit holds in every window of length group_rate_period';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue is paused with idemq.pause, so that no jobs can be claimed';
-COMMENT ON COLUMN idemq.queues.paused_until IS 'when a paused queue resumes by itself; NULL means that it stays paused until idemq.resume is called';
+COMMENT ON COLUMN idemq.queues.paused_until IS 'when a paused queue resumes by itself; NULL means that the queue stays paused until idemq.resume is called';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when the queue was created';
 COMMENT ON COLUMN idemq.queues.dead_letter_role IS 'role that set dead_letter_queue; it must hold the enqueue privilege on that queue whenever a job dies; NULL means that no privilege is checked';
 COMMENT ON COLUMN idemq.queues.dead_letter_role_oid IS 'OID that dead_letter_role had when the row was written; NULL means that there was no such role, so only the name counts';
@@ -155,9 +155,9 @@ COMMENT ON COLUMN idemq.jobs.result IS 'result stored by the last commit; a job 
 COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error passed to idemq.fail, or a text from idemq such as "lease expired", "job_timeout reached" or "the worker''s session ended"';
 COMMENT ON COLUMN idemq.jobs.token IS 'fencing token of the last attempt; it only increases';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL means that the job cannot be claimed, because it is blocked or finished';
-COMMENT ON COLUMN idemq.jobs.run_at IS 'earliest time at which a job in a group can be ready; NULL means at once. If group_max_running is above 1, also the time of the next retry, until which the job holds no permit. If group_rate_limit delays the job, the time at which it was due.';
+COMMENT ON COLUMN idemq.jobs.run_at IS 'earliest time at which a job in a group can be ready; NULL means at once. If group_max_running is above 1, the column also contains the time of the next retry, and the job holds no permit until then. If group_rate_limit delays the job, the column contains the time at which the job was due.';
 COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease, as set by the claim; heartbeats move the deadline in shared memory or, if the lease table is full, in this column';
-COMMENT ON COLUMN idemq.jobs.renewed_at IS 'when a heartbeat that found the lease table full moved the deadline of a running job; the length of the lease is then deadline - renewed_at. NULL means that no heartbeat has moved it, and the length of the lease is deadline - claimed_at.';
+COMMENT ON COLUMN idemq.jobs.renewed_at IS 'when a heartbeat that found the lease table full moved the deadline of a running job; the length of the lease is then deadline - renewed_at. NULL means that no heartbeat has moved the deadline, and the length of the lease is deadline - claimed_at.';
 
 CREATE INDEX jobs_ready ON idemq.jobs (queue_id, priority, ready_at, id)
 	WITH (deduplicate_items = off) WHERE ready_at IS NOT NULL;
@@ -316,8 +316,8 @@ COMMENT ON TABLE idemq_internal.followers IS 'databases that follow another data
 COMMENT ON COLUMN idemq_internal.followers.system_identifier IS 'identifier of the cluster, as in pg_control_system()';
 COMMENT ON COLUMN idemq_internal.followers.database IS 'OID of the database, as in pg_database';
 COMMENT ON COLUMN idemq_internal.followers.since IS 'when the database began to follow the other one';
-COMMENT ON COLUMN idemq_internal.followers.taken_over_at IS 'when the database took over; NULL means that it still follows';
-COMMENT ON COLUMN idemq_internal.followers.moved_to IS 'server to which the database has moved permanently, as passed to idemq.retire; NULL means that it has not moved';
+COMMENT ON COLUMN idemq_internal.followers.taken_over_at IS 'when the database took over; NULL means that the database still follows the other one';
+COMMENT ON COLUMN idemq_internal.followers.moved_to IS 'server to which the database has moved permanently, as passed to idemq.retire; NULL means that the database has not moved';
 
 -- Not dumped: a restored copy has to find out that it is one.  Owned by idemq.jobs: TRUNCATE
 -- ... RESTART IDENTITY then makes ids look unknown, and ALTER TABLE ... OWNER takes it along.

@@ -205,7 +205,7 @@ DECLARE
 	number int := idemq_internal.queue(name, 'admin', 'keep', 'name');
 BEGIN
 	IF until <= idemq_internal.now() THEN
-		RAISE EXCEPTION 'until must be in the future' USING ERRCODE = '22023',
+		RAISE EXCEPTION '"until" must be in the future' USING ERRCODE = '22023',
 			HINT = 'Pass now() plus an interval, or NULL to pause until idemq.resume.';
 	END IF;
 	until := nullif(until, 'infinity');

@@ -20,7 +20,7 @@ COMMENT ON COLUMN idemq.dependencies.child IS 'job that waits';
 COMMENT ON COLUMN idemq.dependencies.parent IS 'job that the child waits for';
 COMMENT ON COLUMN idemq.dependencies.queue_id IS 'numeric id of the child''s queue';
 COMMENT ON COLUMN idemq.dependencies.gone_as IS 'status attributed to the parent once its row is deleted: its final status, cancelled if it was unfinished, or dead if it had already failed when the child was enqueued; NULL means completed';
-COMMENT ON COLUMN idemq.dependencies.seen_token IS 'token issued when the child''s last parent was done, stored in one row per child. A worker that claims the child sees the results of attempts of parents that have a lower token (idemq.parents). It sees later results only if it has a privilege on the parent''s queue.';
+COMMENT ON COLUMN idemq.dependencies.seen_token IS 'token issued when the child''s last parent was done, stored in one row per child. A worker that claims the child sees the results of its parents'' attempts with a lower token (idemq.parents). The worker sees later results only if it has a privilege on the parent''s queue.';
 -- The children of a parent, in the order of their ids: when a parent has ended, they are marked
 -- some at a time; retention and purge ask for them as well.  The second column is an expression, as
 -- in the indexes of idemq.children: with statistics from when the table was empty the planner would

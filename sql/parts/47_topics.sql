@@ -39,7 +39,7 @@ COMMENT ON COLUMN idemq_internal.topic_binding_entries.queue_id IS 'numeric id o
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_name IS 'role whose privileges the binding uses';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_oid IS 'OID of the role that had this name when the row was written; NULL means that there was no such role, so only the name counts';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.bound_at IS 'when the queue was bound';
-COMMENT ON COLUMN idemq_internal.topic_binding_entries.refused_at IS 'when the binding was last skipped, to the minute';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.refused_at IS 'when the binding was last skipped, accurate to the minute';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.topic_entries', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.topic_grants', '');
@@ -369,4 +369,4 @@ COMMENT ON COLUMN idemq.topic_bindings.queue IS 'queue that gets the jobs';
 COMMENT ON COLUMN idemq.topic_bindings.role IS 'role that made the binding, and whose privileges it uses';
 COMMENT ON COLUMN idemq.topic_bindings.bound_at IS 'when the queue was bound';
 COMMENT ON COLUMN idemq.topic_bindings.refusal IS 'why idemq.publish would currently skip the binding; NULL means that the binding would not be skipped';
-COMMENT ON COLUMN idemq.topic_bindings.refused_at IS 'when the binding was last skipped, to the minute; NULL means never';
+COMMENT ON COLUMN idemq.topic_bindings.refused_at IS 'when the binding was last skipped, accurate to the minute; NULL means never';

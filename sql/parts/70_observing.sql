@@ -46,7 +46,7 @@ COMMENT ON COLUMN idemq.running_jobs.pid IS 'process id of the session that clai
 COMMENT ON COLUMN idemq.running_jobs.deadline IS 'end of the lease, including extensions by heartbeats; NULL while the claim''s transaction is open';
 COMMENT ON COLUMN idemq.running_jobs.state IS 'state of the lease: claiming, active, cancelling, ending or reaping. Claiming means that the claim''s transaction is open. Cancelling means that a transaction that cancels the job is waiting for the worker''s transaction. Ending means that a transaction that finishes or cancels the job is open. Reaping means that the expired lease is being taken back.';
 
-COMMENT ON COLUMN idemq.running_jobs.progress IS 'progress of the attempt in percent, computed by idemq.progress from its last checkpoint; NULL means that the checkpoint does not contain it';
+COMMENT ON COLUMN idemq.running_jobs.progress IS 'progress of the attempt in percent, computed by idemq.progress from its last checkpoint; NULL means that the checkpoint does not contain the progress';
 
 -- Topic: Observing
 
@@ -138,7 +138,7 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		WHERE o.dead_letter_queue IS NOT NULL) AS is_dead_letter_queue) d
 	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL
 		OR q.paused_until OPERATOR(pg_catalog.>) idemq.clock_timestamp()) AS paused) p;
-COMMENT ON VIEW idemq.metrics IS 'one row per queue that you may claim from or administer (for pg_monitor, every queue), with the number of jobs by status, counters and times. A restart or crash resets the counters and times (see counted_since). All figures change only when a transaction commits, with one exception. The four counters of refused calls (duplicates_total, stale_commits_total, stale_calls_total and repeated_commits_total) count each refusal immediately, even if the caller rolls back.';
+COMMENT ON VIEW idemq.metrics IS 'one row per queue that you may claim from or administer (for pg_monitor, every queue), with its number of jobs by status, its counters and its times. A restart or crash resets the counters and times (see counted_since). All figures change only when a transaction commits, with one exception. The four counters of refused calls (duplicates_total, stale_commits_total, stale_calls_total and repeated_commits_total) count each refusal immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.metrics.queue_id IS 'numeric id of the queue';
 COMMENT ON COLUMN idemq.metrics.paused IS 'whether the queue is paused, so that no jobs can be claimed';
@@ -150,7 +150,7 @@ COMMENT ON COLUMN idemq.metrics.completed IS 'number of completed jobs that have
 COMMENT ON COLUMN idemq.metrics.dead IS 'number of dead jobs that have not been deleted';
 COMMENT ON COLUMN idemq.metrics.cancelled IS 'number of cancelled and expired jobs that have not been deleted';
 COMMENT ON COLUMN idemq.metrics.groups_limited IS 'number of groups in which a job waits because group_max_running others are running, according to shared memory; NULL if group_max_running is 1';
-COMMENT ON COLUMN idemq.metrics.unattended_for IS 'how long jobs have been due without a worker: none is running, none was claimed, and no session sleeps in idemq.wait. NULL means less than a minute, or that no worker is needed because no job is due, the queue is paused or at a limit, expect_workers is false, or the queue is a dead-letter queue.';
+COMMENT ON COLUMN idemq.metrics.unattended_for IS 'how long jobs have been due without a worker: no job is running, none was claimed, and no session sleeps in idemq.wait. NULL means less than a minute, or that no worker is needed because no job is due, the queue is paused or at a limit, expect_workers is false, or the queue is a dead-letter queue.';
 COMMENT ON COLUMN idemq.metrics.is_dead_letter_queue IS 'whether the queue is the dead_letter_queue of another queue, so that its jobs wait for a person';
 COMMENT ON COLUMN idemq.metrics.max_running IS 'limit for permits_used; NULL means no limit';
 COMMENT ON COLUMN idemq.metrics.wait_p95 IS 'time within which 95 % of jobs were claimed';
@@ -160,7 +160,7 @@ COMMENT ON COLUMN idemq.metrics.run_p99 IS 'time within which 99 % of attempts f
 COMMENT ON COLUMN idemq.metrics.pending IS 'number of jobs that are ready, or will be ready at their scheduled time';
 COMMENT ON COLUMN idemq.metrics.oldest_ready IS 'how long the longest-waiting ready job has been ready, even if the queue is paused; NULL means that no job is ready';
 COMMENT ON COLUMN idemq.metrics.enqueued_total IS 'number of jobs enqueued';
-COMMENT ON COLUMN idemq.metrics.duplicates_total IS 'number of requests whose key was already in use. These are calls to enqueue that added no job (including IQ003 and IQ004) and calls to acquire for a finished job. They are counted immediately, even if the caller rolls back.';
+COMMENT ON COLUMN idemq.metrics.duplicates_total IS 'number of requests whose key was already in use: calls to enqueue that added no job (including IQ003 and IQ004), and calls to acquire for a finished job. Each request is counted immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.claimed_total IS 'number of attempts begun';
 COMMENT ON COLUMN idemq.metrics.committed_total IS 'number of committed jobs, including those committed with commit_once';
 COMMENT ON COLUMN idemq.metrics.failed_total IS 'number of failed attempts, including the last attempt of a dead job';
@@ -172,9 +172,9 @@ COMMENT ON COLUMN idemq.metrics.retried_total IS 'number of jobs that idemq.retr
 COMMENT ON COLUMN idemq.metrics.redriven_total IS 'number of dead or cancelled jobs that idemq.redrive or idemq.retry made ready again';
 COMMENT ON COLUMN idemq.metrics.row_only_total IS 'number of claims whose lease did not fit into shared memory; if this number grows, raise idemq.max_leases';
 COMMENT ON COLUMN idemq.metrics.purged_total IS 'number of finished jobs deleted by the background worker or idemq.apply_retention after their retention period';
-COMMENT ON COLUMN idemq.metrics.stale_commits_total IS 'number of commits refused because the token was stale (IQ001, or outcome stale), from workers that continued after their lease was lost. They are counted immediately, even if the caller rolls back.';
-COMMENT ON COLUMN idemq.metrics.stale_calls_total IS 'number of other calls (fail, release, heartbeat, checkpoint, assert_current, fence) refused because the token was stale or the attempt had already ended. They are counted in the same way as stale_commits_total.';
-COMMENT ON COLUMN idemq.metrics.repeated_commits_total IS 'number of commits of jobs that were already committed (IQ006, or outcome already_committed), including calls to commit_once. They are counted in the same way as stale_commits_total.';
+COMMENT ON COLUMN idemq.metrics.stale_commits_total IS 'number of commits refused because the token was stale (IQ001, or outcome stale), from workers that continued after their lease was lost. Each commit is counted immediately, even if the caller rolls back.';
+COMMENT ON COLUMN idemq.metrics.stale_calls_total IS 'number of other calls (fail, release, heartbeat, checkpoint, assert_current, fence) refused because the token was stale or the attempt had already ended. Each call is counted immediately, even if the caller rolls back.';
+COMMENT ON COLUMN idemq.metrics.repeated_commits_total IS 'number of commits of jobs that were already committed (IQ006, or outcome already_committed), including calls to commit_once. Each commit is counted immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.reruns_total IS 'number of finished jobs that ran again for a later request (on_duplicate => rerun)';
 COMMENT ON COLUMN idemq.metrics.steps_done_total IS 'number of steps done, with a stored response or in this database';
 COMMENT ON COLUMN idemq.metrics.steps_open IS 'number of open steps of running attempts';
@@ -257,11 +257,11 @@ CREATE VIEW idemq.background_worker AS SELECT pid, stuck_for, awake, task, last_
 	FROM idemq_internal.worker_state();
 COMMENT ON VIEW idemq.background_worker IS 'state of this database''s background worker, as a single row; the worker is healthy if pid is set and stuck_for is NULL';
 COMMENT ON COLUMN idemq.background_worker.pid IS 'process id of the worker; NULL means that no worker is running, because idemq.worker is off, max_worker_processes is exhausted, the server is a standby, or the worker is starting';
-COMMENT ON COLUMN idemq.background_worker.stuck_for IS 'how long the worker has made no progress although it should, if at least 2 s; the process is stopped, or busy with one long task. NULL means that the worker makes progress or is idle.';
+COMMENT ON COLUMN idemq.background_worker.stuck_for IS 'how long the worker has made no progress although it should, if at least 2 s. The process is then stopped, or busy with one long task. NULL means that the worker makes progress or is idle.';
 COMMENT ON COLUMN idemq.background_worker.awake IS 'whether the worker is active or about to become active';
-COMMENT ON COLUMN idemq.background_worker.task IS 'maintenance task that the worker is running; NULL means that it is between two tasks';
-COMMENT ON COLUMN idemq.background_worker.last_run IS 'when the worker last finished a maintenance task; NULL means that it has not run one yet';
-COMMENT ON COLUMN idemq.background_worker.lag IS 'how long the oldest unfinished work has been due. Normally a few milliseconds; more if the worker is stuck or overloaded, a maintenance task fails, or a transaction holds a row. NULL if the database follows another.';
+COMMENT ON COLUMN idemq.background_worker.task IS 'maintenance task that the worker is running; NULL means that the worker is between two tasks';
+COMMENT ON COLUMN idemq.background_worker.last_run IS 'when the worker last finished a maintenance task; NULL means that the worker has not finished a task yet';
+COMMENT ON COLUMN idemq.background_worker.lag IS 'how long the oldest unfinished work has been due. The time is normally a few milliseconds; it is longer if the worker is stuck or overloaded, a maintenance task fails, or a transaction holds a row. NULL means that the database follows another.';
 
 CREATE FUNCTION idemq_internal.task_counts()
 	RETURNS TABLE (task text, runs bigint, failures bigint, busy interval)
@@ -271,7 +271,7 @@ COMMENT ON FUNCTION idemq_internal.task_counts() IS 'Return the rows of idemq.ma
 CREATE VIEW idemq.maintenance_tasks AS SELECT task, runs, failures, busy
 	FROM idemq_internal.task_counts();
 COMMENT ON VIEW idemq.maintenance_tasks IS 'work of this database''s background worker since the server started: one row per maintenance task, or no row if the database has had no background worker';
-COMMENT ON COLUMN idemq.maintenance_tasks.task IS 'name of the task: promote, reap, recover, due, remind, expire, handle, tick, notify, count, purge, history, discover or follow. Promote makes the heads of groups ready. Reap takes back jobs with expired leases, and recover finds leases lost in a restart. Due wakes waiting sessions, and remind wakes them again. Expire cancels jobs that were not claimed in time. Handle starts processes of handlers, tick runs schedules, and notify sends notifications. Count counts the jobs of each queue, purge applies retention, and history writes idemq.history. Discover and follow run when the worker starts.';
+COMMENT ON COLUMN idemq.maintenance_tasks.task IS 'name of the task: promote, reap, recover, due, remind, expire, handle, tick, notify, count, purge, history, discover or follow. The task promote makes the heads of groups ready. The task reap takes back jobs with expired leases, and recover finds leases lost in a restart. The task due wakes waiting sessions, and remind wakes them again. The task expire cancels jobs that were not claimed in time. The task handle starts processes of handlers, tick runs schedules, and notify sends notifications. The task count determines the number of jobs in each queue, purge applies retention, and history writes idemq.history. The tasks discover and follow run when the worker starts.';
 COMMENT ON COLUMN idemq.maintenance_tasks.runs IS 'number of runs';
 COMMENT ON COLUMN idemq.maintenance_tasks.failures IS 'number of runs that failed; the errors are in the server log';
 COMMENT ON COLUMN idemq.maintenance_tasks.busy IS 'total duration of all runs';

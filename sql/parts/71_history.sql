@@ -151,7 +151,7 @@ CREATE VIEW idemq.history WITH (security_barrier) AS
 		UNION ALL
 		SELECT 0, NULL WHERE pg_catalog.pg_has_role('pg_monitor', 'USAGE')) q
 	JOIN idemq_internal.history_steps h ON h.queue_id OPERATOR(pg_catalog.=) q.queue_id;
-COMMENT ON VIEW idemq.history IS 'activity of each queue over time, for charts: one row per step and queue that you may claim from or administer. pg_monitor sees every queue, and also one row per step for all queues together. A step in which nothing changed has no row. The background worker writes the rows while idemq.history is on.';
+COMMENT ON VIEW idemq.history IS 'activity of each queue over time, for charts: one row per step and per queue that you may claim from or administer. The role pg_monitor sees every queue, and also one row per step for all queues together. A step in which nothing changed has no row. The background worker writes the rows while idemq.history is on.';
 COMMENT ON COLUMN idemq.history.queue IS 'name of the queue; NULL means all queues of the database together';
 COMMENT ON COLUMN idemq.history.step IS 'length of the step in seconds: 10 for the last hour, 60 for the last day, 600 for the last week; older rows remain until they are overwritten';
 COMMENT ON COLUMN idemq.history.at IS 'end of the step, a multiple of its length';
@@ -170,4 +170,4 @@ COMMENT ON COLUMN idemq.history.cancelled IS 'number of jobs that were cancelled
 COMMENT ON COLUMN idemq.history.expired IS 'number of leases that expired';
 COMMENT ON COLUMN idemq.history.wait_counts IS 'how long the jobs claimed in the step had been due, as a histogram for idemq.percentile and idemq.sum_counts; NULL means that no job was claimed. The first element is the number of a bucket, and the others are the counts of that bucket and the following buckets. Bucket b ends before b + 1 us for b up to 7, and before (5 + b % 4) * 2^(b / 4 - 1) us for b from 8 on.';
 COMMENT ON COLUMN idemq.history.run_counts IS 'how long the attempts committed in the step had run, as a histogram like wait_counts';
-COMMENT ON COLUMN idemq.history.place IS 'number of the step within its retention tier: at divided by step, both in seconds, modulo 360, 1,440 or 1,008, depending on the tier. The number identifies a row within its tier and queue.';
+COMMENT ON COLUMN idemq.history.place IS 'number of the step within its retention tier: "at" divided by "step", both in seconds, modulo 360, 1,440 or 1,008, depending on the tier. The number identifies a row within its tier and queue.';

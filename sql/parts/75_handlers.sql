@@ -32,7 +32,7 @@ COMMENT ON COLUMN idemq_internal.handler_entries.max_idle IS 'how long a process
 COMMENT ON COLUMN idemq_internal.handler_entries.set_at IS 'when the handler was last set';
 COMMENT ON COLUMN idemq_internal.handler_entries.crashes IS 'number of consecutive server crashes while the handler was running jobs';
 COMMENT ON COLUMN idemq_internal.handler_entries.crashed_at IS 'when the last of these crashes was detected; NULL means none';
-COMMENT ON COLUMN idemq_internal.handler_entries.stopped_at IS 'when the handler was stopped after three consecutive crashes; NULL means that it is not stopped';
+COMMENT ON COLUMN idemq_internal.handler_entries.stopped_at IS 'when the handler was stopped after three consecutive crashes; NULL means that the handler is not stopped';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.handler_entries', '');
 
@@ -134,7 +134,7 @@ BEGIN
 	IF NOT f.fits THEN
 		RAISE EXCEPTION 'function % cannot be a handler', f.shown USING ERRCODE = '42P13',
 			HINT =
-				'Pass a function f(payload jsonb) that RETURNS void or, as the result, jsonb; '
+				'Pass a function f(payload jsonb) that RETURNS void, or jsonb as its result; '
 				'other data is available from '
 				'idemq.current_job().';
 	ELSIF NOT has_function_privilege(idemq_internal.caller(), f.id, 'EXECUTE') THEN
@@ -246,5 +246,5 @@ COMMENT ON COLUMN idemq.handlers.failed_total IS 'number of attempts that have e
 COMMENT ON COLUMN idemq.handlers.last_error IS 'error of the last failed job, or the reason why the handler does not run';
 COMMENT ON COLUMN idemq.handlers.last_error_at IS 'when the error in last_error occurred';
 COMMENT ON COLUMN idemq.handlers.crashes IS 'number of consecutive server crashes while the handler was running jobs';
-COMMENT ON COLUMN idemq.handlers.stopped_at IS 'when the handler was stopped after three consecutive crashes; NULL means that it is not stopped';
+COMMENT ON COLUMN idemq.handlers.stopped_at IS 'when the handler was stopped after three consecutive crashes; NULL means that the handler is not stopped';
 COMMENT ON COLUMN idemq.handlers.set_at IS 'when the handler was last set';

@@ -139,7 +139,7 @@ CREATE FUNCTION idemq_internal.refuse_schedule(name text) RETURNS void LANGUAGE 
 BEGIN
 	RAISE EXCEPTION 'permission denied for schedule "%"', name USING ERRCODE = '42501',
 		DETAIL = 'Only the role that created the schedule and administrators of its queue may change it.',
-		HINT = 'Choose another name, or ask that role or an administrator.';
+		HINT = 'Choose another name, or ask that role or an administrator to change the schedule.';
 END $$;
 
 -- A schedule that nothing ticks is a lie, so there is none without a driver: the worker; pg_cron in
@@ -207,7 +207,7 @@ BEGIN
 					'%L);\nCALL idemq.tick();',
 				'idemq-tick-' || current_database(), current_database());
 	END IF;
-	RAISE EXCEPTION 'schedules require pg_cron, which is loaded, but whose extension has not been created'
+	RAISE EXCEPTION 'schedules require the extension pg_cron, which has not been created in this database'
 		USING ERRCODE = '55000',
 		HINT = E'Run this command here as a superuser:\nCREATE EXTENSION pg_cron;';
 END $$;
@@ -485,7 +485,7 @@ BEGIN
 	ELSIF NOT idemq_internal.may_change(s) THEN
 		RAISE EXCEPTION 'permission denied for schedule "%"', name USING ERRCODE = '42501',
 			DETAIL = 'Only the role that created the schedule and administrators of its queue may run it.',
-				HINT = 'Ask that role or an administrator.';
+				HINT = 'Ask that role or an administrator to run the schedule.';
 	END IF;
 	job := idemq_internal.enqueue_scheduled(s, idemq.clock_timestamp(), false, s.expires_in);
 	PERFORM idemq_internal.audit('run_schedule_now', q.queue_id, q.name,
