@@ -12,7 +12,7 @@ SELECT cluster.make_call('enqueue',
 	'cluster.route(key, group_key, depends_on)', $$(key IS NOT NULL AND on_duplicate IN ('keep', 'ignore', 'replace'))$$,
 	'PERFORM cluster.refuse_in_transaction(key IS NULL);');
 COMMENT ON FUNCTION cluster.enqueue
-	IS 'Call idemq.enqueue on the shard of the key, otherwise of the group, otherwise of the parents, otherwise on any shard. Takes effect immediately, regardless of the caller''s transaction; without a key, it is refused inside a transaction (25001). Raises 0A000 if key and group are not hashed by the same text ({group}...), or if parents (depends_on) are on another shard.';
+	IS 'Call idemq.enqueue on the shard of the key or, if there is no key, of the group or the parents; otherwise on any shard. Takes effect immediately, regardless of the caller''s transaction; without a key, it is refused inside a transaction (25001). Raises 0A000 if key and group are not hashed by the same text ({group}...), or if parents (depends_on) are on another shard.';
 
 CREATE FUNCTION cluster.refuse_in_transaction(is_unkeyed boolean) RETURNS void LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -24,7 +24,7 @@ BEGIN
 				HINT = 'Pass a key, or call this function outside a transaction. You can also enqueue to a queue of this database, from which a forwarder sends the job to the cluster.';
 	END IF;
 END $$;
-COMMENT ON FUNCTION cluster.refuse_in_transaction(boolean) IS 'part of enqueue and enqueue_many: raise 25001';
+COMMENT ON FUNCTION cluster.refuse_in_transaction(boolean) IS 'part of cluster.enqueue and cluster.enqueue_many: raise 25001 for a job without a key inside a transaction';
 
 SELECT cluster.make_call('acquire',
 	'queue text, key text, payload jsonb DEFAULT NULL, lease interval DEFAULT NULL, worker text DEFAULT NULL,
@@ -45,7 +45,7 @@ BEGIN
 			HINT = 'Connect to the key''s shard (see cluster.map()) and call idemq.acquire there. Alternatively, pass a lease and send heartbeats.';
 	END IF;
 END $$;
-COMMENT ON FUNCTION cluster.refuse_attach(boolean) IS 'part of acquire: raise 0A000';
+COMMENT ON FUNCTION cluster.refuse_attach(boolean) IS 'part of cluster.acquire: raise 0A000 for attach';
 
 -- Of a job: name, arguments, shard, comment.
 DO $do$

@@ -40,7 +40,7 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_oldest_event_wait_seconds', 'gauge', 'seconds', 'How long the oldest of these waits has lasted; 0 means that there is none.'),
 	('idemq_purged_total', 'counter', NULL, 'Number of finished jobs deleted after their retention period.'),
 	('idemq_row_only_claims_total', 'counter', NULL, 'Number of claims whose lease did not fit into shared memory.'),
-	('idemq_refused_total', 'counter', NULL, 'Number of calls refused, by reason: duplicate, stale_commit (a zombie), stale_call, repeated_commit.'),
+	('idemq_refused_total', 'counter', NULL, 'Number of calls refused, by reason: duplicate, stale_commit (of a zombie worker), stale_call, repeated_commit.'),
 	('idemq_wait_seconds', 'histogram', 'seconds', 'Time between a job becoming due and being claimed or committed with commit_once.'),
 	('idemq_run_seconds', 'histogram', 'seconds', 'Time between claim and commit.'),
 	-- Of each handler.

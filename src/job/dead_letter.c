@@ -318,9 +318,8 @@ documents_that_fit(const Job *job, const char *status)
 			? errdetail("Together they are longer than %zu bytes as text.", MAX_DOCUMENTS)
 			: errdetail("Together with payload and headers it is longer than %zu bytes as text.",
 						MAX_DOCUMENTS),
-		fit == DOCUMENTS_NONE
-			? errhint("Read the omitted values from the original %s job.", status)
-			: errhint("Read the checkpoint from the original %s job.", status));
+		fit == DOCUMENTS_NONE ? errhint("Read the omitted values from the original %s job.", status)
+							  : errhint("Read the checkpoint from the original %s job.", status));
 	return fit;
 }
 

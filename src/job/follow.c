@@ -216,7 +216,7 @@ wait_for_apply_worker(int steps)
 				ERROR, errcode(ERRCODE_OBJECT_IN_USE),
 				errmsg("the apply worker of the subscription, process %d, has not exited", pid),
 				errhint(
-					"It exits after the transaction that it is applying. Call idemq.take_over() "
+					"The process exits after the transaction that it is applying. Call idemq.take_over() "
 					"again. If the process waits for a lock, see pg_blocking_pids(%d).",
 					pid));
 		CHECK_FOR_INTERRUPTS();

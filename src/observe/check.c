@@ -211,7 +211,7 @@ SQL_FUNCTION(idemq_sql_check)
 				errdetail(
 					"Shared memory reflects a transaction's changes only after the transaction has "
 					"ended."),
-				errhint("Run it in a separate transaction."));
+				errhint("Run idemq.check() in a separate transaction."));
 	call.set = idemq_srf_begin(fcinfo);
 	call.patience_ends = idemq_stopwatch() + PATIENCE;
 	idemq_jobs_open_to_read(&call.table);
