@@ -79,7 +79,7 @@ COMMENT ON FUNCTION idemq.cancel(bigint)
 CREATE FUNCTION idemq.cancel_many(ids bigint[]) RETURNS TABLE (id bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel_many';
 COMMENT ON FUNCTION idemq.cancel_many(bigint[])
-	IS 'Cancel many jobs of any queues, without waiting. For a job that another open transaction has locked, the outcome is locked, and its worker is told to stop until this transaction ends; call again for such a job. Returns one row per id, in the order of the ids and without repetition. Requires enqueue.';
+	IS 'Cancel many jobs of any queues, without waiting. For a job that another open transaction has locked, the outcome is locked; until this transaction ends, the job''s worker is told to stop. Call again for such a job. Returns one row per id, in the order of the ids and without repetition. Requires enqueue.';
 
 CREATE FUNCTION idemq.cancel_matching(
 	queue text, kind text DEFAULT NULL, group_key text DEFAULT NULL, key_prefix text DEFAULT NULL,
