@@ -15,7 +15,7 @@ CREATE FUNCTION thumbnail(payload jsonb) RETURNS jsonb LANGUAGE plpgsql SET sear
 BEGIN
 	PERFORM pg_sleep(random() * 0.2);
 	IF random() < 0.03 THEN
-		RAISE EXCEPTION 'picture "%" has no end', payload->>'picture' USING ERRCODE = 'data_corrupted';
+		RAISE EXCEPTION 'picture "%" is incomplete', payload->>'picture' USING ERRCODE = 'data_corrupted';
 	END IF;
 	RETURN jsonb_build_object('width', 160);
 END $$;

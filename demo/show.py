@@ -171,7 +171,7 @@ class Show:
             except queue.Empty:
                 pass
             if self.elapsed() > TIME_LIMIT:
-                raise SystemExit(f"not finished after {TIME_LIMIT} s")
+                raise SystemExit(f"the demo did not finish within {TIME_LIMIT} s")
             for name, process in self.workers.items():
                 if process.poll() is not None:
                     raise SystemExit(f"{name} exited unexpectedly")
@@ -248,7 +248,7 @@ def main():
             show.end()
         right = show.prove()
     if not right:
-        raise SystemExit("\nThe numbers do not prove it: an effect is missing or happened twice.")
+        raise SystemExit("\nThe demo failed, because an effect is missing or happened twice.")
     print("\nEvery job's effect happened exactly once.")
 
 

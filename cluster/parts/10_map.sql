@@ -10,14 +10,14 @@ COMMENT ON SCHEMA cluster IS 'router for the shards of idemq';
 CREATE FUNCTION cluster.in_transaction() RETURNS boolean
 	VOLATILE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_cluster_in_transaction';
 COMMENT ON FUNCTION cluster.in_transaction()
-	IS 'Return whether the caller is in a transaction block, or its statement has written to this database. Such work can still be rolled back, but a call to a shard cannot.';
+	IS 'Return whether the caller is in a transaction block, or its statement has written to this database. Such work can still be rolled back, but a call to a shard cannot be undone.';
 
 CREATE TABLE cluster.settings (
 	one      boolean PRIMARY KEY DEFAULT true CHECK (one),
 	shards   int NOT NULL CHECK (shards IN (1, 2, 4, 8, 16, 32, 64)),
 	patience interval NOT NULL DEFAULT '15 s'
 );
-COMMENT ON TABLE cluster.settings IS 'settings of the router in one row, written by cluster.init';
+COMMENT ON TABLE cluster.settings IS 'settings of the router: a single row, written by cluster.init';
 COMMENT ON COLUMN cluster.settings.one IS 'always true, so that there is at most one row';
 COMMENT ON COLUMN cluster.settings.shards IS 'number of logical shards, which never changes because keys are never hashed again';
 COMMENT ON COLUMN cluster.settings.patience IS 'maximum time for which a call waits for a shard that is being moved, before it raises 55000';
@@ -28,11 +28,11 @@ CREATE TABLE cluster.shards (
 	state   text NOT NULL DEFAULT 'up' CHECK (state IN ('up', 'moving')),
 	version bigint NOT NULL
 );
-COMMENT ON TABLE cluster.shards IS 'map of the location of each logical shard; use cluster.set_shard_dsn and cluster.set_shard_state to change it';
-COMMENT ON COLUMN cluster.shards.shard IS 'number of the shard, from 0: the first bits of a key''s md5, and the bits of a job id from bit 47 on';
+COMMENT ON TABLE cluster.shards IS 'location of each logical shard; use cluster.set_shard_dsn and cluster.set_shard_state to change it';
+COMMENT ON COLUMN cluster.shards.shard IS 'number of the shard, from 0; equal to the first bits of a key''s md5, and to the bits of a job id from bit 47 on';
 COMMENT ON COLUMN cluster.shards.dsn IS 'connection string of the shard''s database, without user and password, which are in each user''s user mapping';
-COMMENT ON COLUMN cluster.shards.state IS 'up, or moving (the shard is moving to another server, and calls wait)';
-COMMENT ON COLUMN cluster.shards.version IS 'version of this row, which increases with each change; the version of the map is the highest';
+COMMENT ON COLUMN cluster.shards.state IS 'state of the shard: up, or moving (the shard is moving to another server, and calls wait)';
+COMMENT ON COLUMN cluster.shards.version IS 'version of this row, which increases with each change; the highest of these versions is the version of the map';
 
 -- Opening it is also how a transaction hears of a change of the map: cluster.again.
 CREATE SEQUENCE cluster.map_version;
@@ -75,7 +75,7 @@ CREATE FUNCTION cluster.hash_tag(key text) RETURNS text IMMUTABLE STRICT PARALLE
 	SET search_path = pg_catalog, pg_temp
 	AS $$SELECT coalesce(substring(key FROM '^[^{]*\{([^}]+)\}'), key)$$;
 COMMENT ON FUNCTION cluster.hash_tag(text)
-	IS 'Return the part of a key that is hashed: the non-empty text in its first pair of braces, or otherwise the whole key. ''{customer-7}order-42'' goes to the same shard as group customer-7.';
+	IS 'Return the part of a key that is hashed: the non-empty text in its first pair of braces, or otherwise the whole key. For example, ''{customer-7}order-42'' goes to the same shard as group customer-7.';
 
 CREATE FUNCTION cluster.check_count(shards int) RETURNS int IMMUTABLE STRICT PARALLEL SAFE LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -105,11 +105,11 @@ BEGIN
 	IF id IS NULL OR id < 0 OR id >> 47 >= cluster.shard_count() THEN
 		RAISE EXCEPTION 'no shard of this cluster issued the job id %', coalesce(id::text, 'NULL')
 			USING ERRCODE = CASE WHEN id IS NULL THEN 'null_value_not_allowed' ELSE 'invalid_parameter_value' END,
-				HINT = 'Pass an id that cluster.enqueue, or a claim on a shard, has returned.';
+				HINT = 'Pass an id that was returned by cluster.enqueue or by a claim on a shard.';
 	END IF;
 	RETURN (id >> 47)::int;
 END $$;
-COMMENT ON FUNCTION cluster.shard_of(bigint) IS 'Return the shard that a job''s id contains. Raises 22023 for an id from outside this cluster.';
+COMMENT ON FUNCTION cluster.shard_of(bigint) IS 'Return the number of the shard encoded in a job''s id. Raises 22023 for an id from outside this cluster.';
 
 CREATE FUNCTION cluster.route(key text, group_key text, depends_on bigint[] DEFAULT NULL) RETURNS int VOLATILE LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -137,7 +137,7 @@ BEGIN
 			USING ERRCODE = 'feature_not_supported',
 				DETAIL = format('The job would be on shard %s, but its parents are on %s. A parent''s commit makes the job ready in one transaction on one shard.',
 					at_shard, array_to_string(of_parents, ', ')),
-				HINT = 'Begin the keys or groups of all these jobs with the same text in braces. A job without a key and group goes to the shard of its parents.';
+				HINT = 'Begin the keys or groups of all these jobs with the same text in braces. A job with neither key nor group goes to the shard of its parents.';
 	END IF;
 	RETURN at_shard;
 END $$;
@@ -201,7 +201,7 @@ BEGIN
 	RETURN number;
 END $$;
 COMMENT ON FUNCTION cluster.set_shard_dsn(int, text)
-	IS 'Set the location of a could not connect to shard and mark it as up. Returns the map''s new version, and sends NOTIFY cluster_map. Raises 55000 if the database is another shard or no shard (idemq.set_shard). Warns if the database; in that case, check cluster.identities() later. Requires the owner of server idemq_cluster.';
+	IS 'Set the location of a shard and mark it as up. Returns the map''s new version, and sends NOTIFY cluster_map. Raises 55000 if the database is another shard or not a shard (idemq.set_shard). Warns if the database cannot be reached; in that case, check cluster.identities() later. Requires the owner of server idemq_cluster.';
 
 CREATE FUNCTION cluster.check_place(shard int) RETURNS void LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -213,8 +213,8 @@ BEGIN
 	BEGIN
 		SELECT i.is_shard, i.of_shards INTO is_shard, of_shards FROM cluster.at_identities(shard) i;
 	EXCEPTION WHEN OTHERS THEN
-		RAISE WARNING 'could not check whether the database of shard % is that shard', shard
-			USING DETAIL = SQLERRM, HINT = 'When the database can be reached, run SELECT * FROM cluster.identities() and make sure that is_shard equals shard.';
+		RAISE WARNING 'could not verify that the database of shard % is that shard', shard
+			USING DETAIL = SQLERRM, HINT = 'When the database can be reached, run SELECT * FROM cluster.identities(), and make sure that is_shard equals shard.';
 		RETURN;
 	END;
 	IF is_shard IS DISTINCT FROM shard OR of_shards <> n THEN
@@ -242,4 +242,4 @@ BEGIN
 	RETURN number;
 END $$;
 COMMENT ON FUNCTION cluster.set_shard_state(int, text)
-	IS 'Mark a shard as up or moving. While it is moving, calls that it refuses wait for its new location. Returns the map''s new version. cluster/bin/move-shard calls this function.';
+	IS 'Mark a shard as up or moving. While a shard is moving, calls that it refuses wait for its new location. Returns the map''s new version. cluster/bin/move-shard calls this function.';

@@ -7,7 +7,7 @@ CREATE FUNCTION cluster.is_lost(state text, said text) RETURNS boolean IMMUTABLE
 	AS $$SELECT state = 'XX000' AND (said LIKE 'PL/Proxy function %' OR said LIKE '% REMOTE (null): %')
 		OR state LIKE '08%' OR state IN ('57P01', '57P02', '57P03', '57P05')$$;
 COMMENT ON FUNCTION cluster.is_lost(text, text)
-	IS 'part of cluster.again: return whether the connection to the shard is broken, rather than that the shard refused the call; PL/Proxy has no SQLSTATE for this';
+	IS 'part of cluster.again: return whether the connection to the shard is broken, as opposed to the shard refusing the call; PL/Proxy has no SQLSTATE for this';
 
 CREATE FUNCTION cluster.again(
 	shard int, state text, said text, detail text, hint text, tries int, began timestamptz, repeatable boolean)
@@ -29,7 +29,7 @@ BEGIN
 		PERFORM pg_relation_size('cluster.map_version');
 		IF moving THEN
 			RAISE EXCEPTION 'shard % is being moved', shard USING ERRCODE = 'object_not_in_prerequisite_state',
-				HINT = 'Run the transaction again, because this call has had no effect. If the move was abandoned, run cluster.set_shard_state(shard, ''up'').';
+				HINT = 'This call has had no effect, so run the transaction again. If the move was abandoned, run cluster.set_shard_state(shard, ''up'').';
 		ELSIF tries = 1 THEN
 			RETURN;
 		END IF;

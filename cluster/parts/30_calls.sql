@@ -12,7 +12,7 @@ SELECT cluster.make_call('enqueue',
 	'cluster.route(key, group_key, depends_on)', $$(key IS NOT NULL AND on_duplicate IN ('keep', 'ignore', 'replace'))$$,
 	'PERFORM cluster.refuse_in_transaction(key IS NULL);');
 COMMENT ON FUNCTION cluster.enqueue
-	IS 'Call idemq.enqueue on the shard of the key, otherwise of the group, otherwise of the parents, otherwise on any shard. Takes effect immediately, regardless of the caller''s transaction; without a key, it is refused inside a transaction (25001). Raises 0A000 if key and group are not hashed by the same text ({group}...), or if parents (depends_on) are on another shard.';
+	IS 'Call idemq.enqueue on the shard of the key or, if there is no key, of the group or the parents; otherwise on any shard. Takes effect immediately, regardless of the caller''s transaction; without a key, it is refused inside a transaction (25001). Raises 0A000 if key and group are not hashed by the same text ({group}...), or if parents (depends_on) are on another shard.';
 
 CREATE FUNCTION cluster.refuse_in_transaction(is_unkeyed boolean) RETURNS void LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -24,7 +24,7 @@ BEGIN
 				HINT = 'Pass a key, or call this function outside a transaction. You can also enqueue to a queue of this database, from which a forwarder sends the job to the cluster.';
 	END IF;
 END $$;
-COMMENT ON FUNCTION cluster.refuse_in_transaction(boolean) IS 'part of enqueue and enqueue_many: raise 25001';
+COMMENT ON FUNCTION cluster.refuse_in_transaction(boolean) IS 'part of cluster.enqueue and cluster.enqueue_many: raise 25001 for a job without a key inside a transaction';
 
 SELECT cluster.make_call('acquire',
 	'queue text, key text, payload jsonb DEFAULT NULL, lease interval DEFAULT NULL, worker text DEFAULT NULL,
@@ -42,10 +42,10 @@ BEGIN
 	IF attach THEN
 		RAISE EXCEPTION 'a lease cannot be attached through the router' USING ERRCODE = 'feature_not_supported',
 			DETAIL = 'The session on the shard belongs to the proxy, and continues after the caller''s session ends.',
-			HINT = 'Connect to the key''s shard (see cluster.map()) and call idemq.acquire there. Otherwise pass a lease, and send heartbeats.';
+			HINT = 'Connect to the key''s shard (see cluster.map()) and call idemq.acquire there. Alternatively, pass a lease and send heartbeats.';
 	END IF;
 END $$;
-COMMENT ON FUNCTION cluster.refuse_attach(boolean) IS 'part of acquire: raise 0A000';
+COMMENT ON FUNCTION cluster.refuse_attach(boolean) IS 'part of cluster.acquire: raise 0A000 for attach';
 
 -- Of a job: name, arguments, shard, comment.
 DO $do$
@@ -72,14 +72,14 @@ COMMENT ON FUNCTION cluster.cancel_by_key IS 'Call idemq.cancel_by_key on the ke
 
 SELECT cluster.make_call('why', 'id bigint', 'text', 'TABLE (answer text)',
 	'c.answer FROM idemq.why(*) c(answer)', 'cluster.shard_of(id)', 'true', '');
-COMMENT ON FUNCTION cluster.why IS 'Call idemq.why on the shard that the job''s id contains.';
+COMMENT ON FUNCTION cluster.why IS 'Call idemq.why on the shard encoded in the job''s id.';
 -- Parents and children are of one shard.
 SELECT cluster.make_call('flow', 'id bigint, most int DEFAULT 100000', 'SETOF cluster.flow', 'SETOF cluster.flow',
 	'f.* FROM idemq.flow(*) f', 'cluster.shard_of(id)', 'true', '');
-COMMENT ON FUNCTION cluster.flow IS 'Call idemq.flow on the shard that the job''s id contains.';
+COMMENT ON FUNCTION cluster.flow IS 'Call idemq.flow on the shard encoded in the job''s id.';
 SELECT cluster.make_call('result', 'id bigint', 'SETOF cluster.status_and_result', 'SETOF cluster.status_and_result',
 	'r.status::text, r.result FROM idemq.result(*) r', 'cluster.shard_of(id)', 'true', '');
-COMMENT ON FUNCTION cluster.result IS 'Return the current status and stored result of a job: idemq.result on the shard that the job''s id contains.';
+COMMENT ON FUNCTION cluster.result IS 'Return the current status and stored result of a job by calling idemq.result on the shard encoded in the job''s id.';
 
 -- Name, arguments, may be repeated, what else is to say.
 DO $do$
@@ -101,10 +101,10 @@ BEGIN
 		PERFORM cluster.make_call(c.column1, c.column2, 'text', 'TABLE (answer text)',
 			format('c.answer::text FROM idemq.%s(*) c(answer)', c.column1), 'cluster.shard_of(id)', c.column3, '');
 		EXECUTE format('COMMENT ON FUNCTION cluster.%1$s IS %2$L', c.column1,
-			format('Call idemq.%s on the shard that the job''s id contains%s', c.column1, c.column4));
+			format('Call idemq.%s on the shard encoded in the job''s id%s', c.column1, c.column4));
 	END LOOP;
 END $do$;
 
 SELECT cluster.make_call('checkpoint', 'id bigint, token bigint, state jsonb', 'void', 'TABLE (answer text)',
 	'c.answer FROM (SELECT ''done''::text, idemq.checkpoint(*)) c(answer, nothing)', 'cluster.shard_of(id)', 'true', '');
-COMMENT ON FUNCTION cluster.checkpoint IS 'Call idemq.checkpoint on the shard that the job''s id contains.';
+COMMENT ON FUNCTION cluster.checkpoint IS 'Call idemq.checkpoint on the shard encoded in the job''s id.';

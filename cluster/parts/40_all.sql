@@ -56,7 +56,7 @@ COMMENT ON FUNCTION cluster.cancel_matching IS 'Call idemq.cancel_matching on ev
 SELECT cluster.make_call('queues', '', 'queue text, paused boolean, max_running int', 'TABLE (queue text, paused boolean, max_running int)',
 	'q.queue, q.paused, q.max_running FROM (SELECT n.name, n.paused, n.max_running FROM idemq.queues n) q(queue, paused, max_running)',
 	'all', 'true', '');
-COMMENT ON FUNCTION cluster.queues IS 'List the queues of every shard that you may use.';
+COMMENT ON FUNCTION cluster.queues IS 'List the queues that you may use on every shard.';
 SELECT cluster.make_call('metrics', '',
 	'queue text, paused boolean, pending bigint, blocked bigint, running bigint, retrying bigint, completed bigint, dead bigint,
 	cancelled bigint, oldest_ready interval, enqueued_total bigint, claimed_total bigint, committed_total bigint,
@@ -67,19 +67,19 @@ SELECT cluster.make_call('metrics', '',
 	'm.queue, m.paused, m.pending, m.blocked, m.running, m.retrying, m.completed, m.dead, m.cancelled, m.oldest_ready,
 	m.enqueued_total, m.claimed_total, m.committed_total, m.failed_total, m.dead_total, m.wait_p95, m.run_p95, m.permits_used
 	FROM idemq.metrics m', 'all', 'true', '');
-COMMENT ON FUNCTION cluster.metrics IS 'Return the most important columns of idemq.metrics of every shard. Add them up by queue.';
+COMMENT ON FUNCTION cluster.metrics IS 'Return the most important columns of idemq.metrics from every shard. To get the totals of a queue, add up its rows.';
 SELECT cluster.make_call('running_jobs', '',
 	'queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz, deadline timestamptz, state text',
 	'TABLE (queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz, deadline timestamptz, state text)',
 	'w.queue, w.job_id, w.worker, w.pid, w.attempt, w.claimed_at, w.deadline, w.state FROM idemq.running_jobs w', 'all', 'true', '');
-COMMENT ON FUNCTION cluster.running_jobs IS 'Return idemq.running_jobs of every shard: the running jobs and their workers.';
+COMMENT ON FUNCTION cluster.running_jobs IS 'Return the running jobs of every shard and their workers, from idemq.running_jobs.';
 SELECT cluster.make_call('errors', '',
 	'queue text, sqlstate text, pattern text, fingerprint text, jobs bigint, dead bigint, first_seen timestamptz, last_seen timestamptz, example_id bigint',
 	'TABLE (queue text, sqlstate text, pattern text, fingerprint text, jobs bigint, dead bigint, first_seen timestamptz, last_seen timestamptz, example_id bigint)',
 	'e.queue, e.sqlstate, e.pattern, e.fingerprint, e.jobs, e.dead, e.first_seen, e.last_seen, e.example_id
 	FROM (SELECT v.queue, v.sqlstate, v.error, v.fingerprint, v.jobs, v.dead, v.first_seen, v.last_seen, v.example_id FROM idemq.errors v)
 		e(queue, sqlstate, pattern, fingerprint, jobs, dead, first_seen, last_seen, example_id)', 'all', 'true', '');
-COMMENT ON FUNCTION cluster.errors IS 'Return idemq.errors of every shard. pattern is its column error, and the fingerprint is the same on all shards.';
+COMMENT ON FUNCTION cluster.errors IS 'Return the rows of idemq.errors from every shard. The column "pattern" contains the column "error" of idemq.errors. A fingerprint is the same on all shards.';
 SELECT cluster.make_call('check', '', 'severity text, invariant text, detail text', 'TABLE (severity text, invariant text, detail text)',
 	$$c.severity, c.invariant, c.detail FROM (SELECT k.severity, k.invariant, k.detail FROM idemq.check() k
 		UNION ALL SELECT 'error', 'the map leads to its shards',
@@ -127,7 +127,7 @@ BEGIN
 		cardinality(kinds)]
 	LOOP
 		IF length <> n THEN
-			RAISE EXCEPTION 'arrays of % and % elements', n, length USING ERRCODE = 'array_subscript_error',
+			RAISE EXCEPTION 'arrays have different numbers of elements: % and %', n, length USING ERRCODE = 'array_subscript_error',
 				HINT = 'Pass one element per payload. NULL means that the argument is not given.';
 		END IF;
 	END LOOP;
@@ -180,7 +180,7 @@ BEGIN
 	END LOOP;
 END $$;
 COMMENT ON FUNCTION cluster.enqueue_many
-	IS 'Call idemq.enqueue_many with one batch per shard. Jobs with neither key nor group go to one shard together. Each shard adds all or none of its batch, but the shards are independent. Returns one row per element, with ord counting from 1; if its shard failed or is down, the row has no id, and an error. With keys, the call can be repeated safely.';
+	IS 'Call idemq.enqueue_many with one batch per shard. Jobs with neither key nor group go to one shard together. Each shard adds all or none of its batch, independently of the other shards. Returns one row per element, with ord counting from 1; if the element''s shard failed or is down, the row has an error and no id. With keys, the call can be repeated safely.';
 
 CREATE FUNCTION cluster.at_enqueue_many(
 	at_shard int, of_shards int, queue text, payloads jsonb[], keys text[], run_ats timestamptz[], priorities int[], group_keys text[],
@@ -194,7 +194,7 @@ CREATE FUNCTION cluster.at_enqueue_many(
 			expires_ins, key_ttls, on_duplicate, nowait, kinds, max_wait, depends_on, on_parent_failure) m
 		WHERE (SELECT idemq.assert_shard(at_shard, of_shards));
 $$;
-COMMENT ON FUNCTION cluster.at_enqueue_many IS 'part of cluster.enqueue_many: the call on one shard';
+COMMENT ON FUNCTION cluster.at_enqueue_many IS 'part of cluster.enqueue_many: make the call on one shard';
 
 -- No SET: it commits.
 CREATE PROCEDURE cluster.wait_result(
@@ -225,4 +225,4 @@ BEGIN
 	END IF;
 	RETURN least(remaining, pause * 1.5, 0.5);
 END $$;
-COMMENT ON FUNCTION cluster.next_pause(text, timestamptz, float8) IS 'part of cluster.wait_result: seconds until the next poll; NULL means no more polls';
+COMMENT ON FUNCTION cluster.next_pause(text, timestamptz, float8) IS 'part of cluster.wait_result: return the number of seconds until the next poll; NULL means no more polls';

@@ -73,7 +73,7 @@ class Show:
             self.router.execute("SELECT cluster.set_shard_dsn(%s, %s)", [shard, place(shard)])
         errors = self.router.execute("SELECT error FROM cluster.create_queue('orders', lease => '5 s') WHERE error IS NOT NULL").fetchall()
         if errors:
-            raise SystemExit(f"no queue: {errors}")
+            raise SystemExit(f"could not create the queue: {errors}")
 
     def spawn(self, script, *args, **more):
         return subprocess.Popen([sys.executable, f"{HERE}/{script}", *map(str, args)], text=True, **more)
@@ -133,7 +133,7 @@ class Show:
         acts = [(JOBS // 8, self.kill_worker), (JOBS // 4, self.kill_server), (JOBS // 2, self.move_shard)]
         while True:
             if self.elapsed() > TIME_LIMIT:
-                raise SystemExit(f"not finished after {TIME_LIMIT} s")
+                raise SystemExit(f"the demo did not finish within {TIME_LIMIT} s")
             for name, process in self.workers.items():
                 if process.poll() is not None:
                     raise SystemExit(f"{name} exited unexpectedly")
@@ -201,7 +201,7 @@ def main():
             show.end()
         right = show.prove()
     if not right:
-        raise SystemExit("\nThe numbers do not prove it: an effect is missing or happened twice.")
+        raise SystemExit("\nThe demo failed, because an effect is missing or happened twice.")
     print("\nEvery key had exactly one effect.")
 
 

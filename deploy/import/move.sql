@@ -47,7 +47,7 @@ BEGIN
 	SELECT string_agg(DISTINCT quote_literal(i.queue), ', ') INTO missing FROM pg_temp.idemq_importing i
 		WHERE NOT EXISTS (SELECT FROM idemq.queues q WHERE q.name = i.queue);
 	IF missing IS NOT NULL THEN
-		RAISE EXCEPTION 'idemq has no queue %', missing USING ERRCODE = 'IQ005', HINT = 'Nothing was moved. Create the queues with SELECT idemq.create_queue(''...'').';
+		RAISE EXCEPTION 'these queues do not exist in idemq: %', missing USING ERRCODE = 'IQ005', HINT = 'Nothing was moved. Create the queues with SELECT idemq.create_queue(''...'').';
 	END IF;
 	SELECT count(*) INTO total FROM pg_temp.idemq_importing;
 	WHILE seen < total LOOP
@@ -80,7 +80,7 @@ BEGIN
 				IF r.dead AND done.outcome = 'accepted' THEN
 					claim := idemq.claim_job(done.id);
 					IF claim.outcome <> 'claimed' THEN
-						RAISE EXCEPTION 'could not claim the job in order to fail it: %', claim.outcome USING HINT = 'Make sure that the queue is neither paused nor at a limit.';
+						RAISE EXCEPTION 'could not claim the dead job in order to mark it as dead in idemq: %', claim.outcome USING HINT = 'Make sure that the queue is neither paused nor at a limit.';
 					END IF;
 					PERFORM idemq.fail(done.id, claim.token, coalesce(r.last_error, 'failed in ' || source), permanent => true);
 				END IF;
@@ -90,13 +90,13 @@ BEGIN
 				merged_now := merged_now + (done.outcome = 'duplicate')::int;
 			EXCEPTION WHEN OTHERS THEN
 				left_there := left_there + 1;
-				RAISE WARNING 'not moved: job % of queue %: %', r.id, r.queue, SQLERRM USING ERRCODE = SQLSTATE;
+				RAISE WARNING 'could not move job % of queue %: %', r.id, r.queue, SQLERRM USING ERRCODE = SQLSTATE;
 			END;
 		END LOOP;
 		seen := seen + slice;
 		COMMIT;
 	END LOOP;
-	RAISE NOTICE 'moved: %; dead: %; already present with the same key: %; not moved because of errors: %; not moved because another session holds them: %',
+	RAISE NOTICE 'jobs moved: %; dead jobs moved: %; jobs merged with a waiting job that has the same key: %; jobs not moved because of errors: %; jobs not moved because another session has locked them: %',
 		moved_now, dead_now, merged_now, left_there, total - moved_now - dead_now - merged_now - left_there;
 END $$;
 \else

@@ -94,7 +94,7 @@ WHERE t.typnamespace = 'idemq'::regnamespace AND t.typcategory <> 'A' AND coales
 ORDER BY t.typtype DESC, t.oid;
 \qecho <!-- made: views -->
 SELECT CASE WHEN a.attnum = 1 THEN format(E'\n## %s\n\n%s\n\n| column | type | |\n|---|---|---|\n', 'idemq.' || c.relname,
-		upper(left(obj_description(c.oid, 'pg_class'), 1)) || substr(obj_description(c.oid, 'pg_class'), 2) || '.')
+		upper(left(obj_description(c.oid, 'pg_class'), 1)) || rtrim(substr(obj_description(c.oid, 'pg_class'), 2), '.') || '.')
 		ELSE '' END
 	|| format('| `%s` | `%s` | %s |', a.attname, pg_temp.short(format_type(a.atttypid, a.atttypmod)),
 		pg_temp.cell(coalesce(col_description(c.oid, a.attnum), '')))

@@ -8,7 +8,7 @@ CREATE TYPE idemq.outcome AS ENUM (
 	'blocked', 'not_due', 'not_found',
 	'committed', 'already_committed', 'stale',
 	'current', 'expired', 'retrying', 'released');
-COMMENT ON TYPE idemq.outcome IS 'what a call did, or why it did nothing';
+COMMENT ON TYPE idemq.outcome IS 'outcome of a call, which tells what the call did or why it did nothing';
 
 CREATE TYPE idemq.enqueue_result AS (
 	id      bigint,
@@ -70,7 +70,7 @@ CREATE TYPE idemq.claim_result AS (
 	retry_after  timestamptz,
 	kind         text
 );
-COMMENT ON TYPE idemq.claim_result IS 'result of idemq.claim_job: an outcome, with the claimed job, the stored result, or the time of the next try';
+COMMENT ON TYPE idemq.claim_result IS 'result of idemq.claim_job: an outcome and, depending on it, the claimed job, its stored result, or the time at which to try again';
 
 CREATE TYPE idemq.admission AS (
 	allowed     boolean,

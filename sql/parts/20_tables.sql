@@ -32,7 +32,7 @@ CREATE TABLE idemq.queues (
 COMMENT ON TABLE idemq.queues IS 'one row per queue, with its settings; use idemq.alter_queue to change them';
 COMMENT ON COLUMN idemq.queues.queue_id IS 'numeric id of the queue, as used in idemq.jobs';
 COMMENT ON COLUMN idemq.queues.name IS 'name of the queue';
-COMMENT ON COLUMN idemq.queues.lease IS 'duration of the lease that a claim gives';
+COMMENT ON COLUMN idemq.queues.lease IS 'duration of a lease, unless the claim requests another';
 COMMENT ON COLUMN idemq.queues.max_attempts IS 'maximum number of attempts, after which a job is dead; a change applies only to jobs enqueued later';
 COMMENT ON COLUMN idemq.queues.retry_base IS 'wait after the first failed attempt';
 COMMENT ON COLUMN idemq.queues.retry_factor IS 'factor by which each wait exceeds the previous one';
@@ -50,15 +50,15 @@ COMMENT ON COLUMN idemq.queues.job_timeout IS 'maximum duration of an attempt: c
 COMMENT ON COLUMN idemq.queues.group_max_running IS 'maximum number of jobs of one group running at once; 1 means one at a time, in order';
 COMMENT ON COLUMN idemq.queues.group_rate_limit IS 'maximum number of attempts of one group that may start in any group_rate_period; NULL means no limit';
 COMMENT ON COLUMN idemq.queues.group_rate_period IS 'period to which group_rate_limit applies';
-COMMENT ON COLUMN idemq.queues.dead_letter_cancelled IS 'whether dead_letter_queue also gets jobs that were cancelled after an attempt had begun';
+COMMENT ON COLUMN idemq.queues.dead_letter_cancelled IS 'whether dead_letter_queue also gets records of jobs that were cancelled after an attempt had begun';
 COMMENT ON COLUMN idemq.queues.expect_workers IS 'whether the queue should always have a worker; false means that having none is normal, for example because cron starts its workers';
-COMMENT ON COLUMN idemq.queues.rate_burst IS 'size of the bucket from which rate_limit takes claims, which fills evenly (GCRA); NULL means that rate_limit holds in any rate_period';
-COMMENT ON COLUMN idemq.queues.group_rate_burst IS 'size of the bucket from which group_rate_limit takes starts, which fills evenly (GCRA); NULL means that group_rate_limit holds in any group_rate_period';
+COMMENT ON COLUMN idemq.queues.rate_burst IS 'size of the bucket for rate_limit, which refills at a constant rate (GCRA); NULL means that rate_limit holds in every window of length rate_period';
+COMMENT ON COLUMN idemq.queues.group_rate_burst IS 'size of the bucket for group_rate_limit, which refills at a constant rate (GCRA); NULL means that group_rate_limit holds in every window of length group_rate_period';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue is paused with idemq.pause, so that no jobs can be claimed';
-COMMENT ON COLUMN idemq.queues.paused_until IS 'when a paused queue resumes by itself; NULL means not before idemq.resume';
+COMMENT ON COLUMN idemq.queues.paused_until IS 'when a paused queue resumes by itself; NULL means that the queue stays paused until idemq.resume is called';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when the queue was created';
-COMMENT ON COLUMN idemq.queues.dead_letter_role IS 'role that set dead_letter_queue, which needs the enqueue privilege there at each death; NULL means that no privilege is checked';
-COMMENT ON COLUMN idemq.queues.dead_letter_role_oid IS 'OID of dead_letter_role, with the same meaning as role_oid of idemq_internal.queue_grants';
+COMMENT ON COLUMN idemq.queues.dead_letter_role IS 'role that set dead_letter_queue; it must hold the enqueue privilege on that queue whenever a job dies; NULL means that no privilege is checked';
+COMMENT ON COLUMN idemq.queues.dead_letter_role_oid IS 'OID that dead_letter_role had when the row was written; NULL means that there was no such role, so only the name counts';
 
 -- Fixed width first, what a claim changes side by side, the payload last: a new version
 -- then begins and ends as the old one does, and WAL has no more than what lies between.
@@ -126,7 +126,7 @@ CREATE TABLE idemq.jobs (
 	toast.autovacuum_vacuum_cost_delay = 0,
 	toast.vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.jobs IS 'one row per job, with the numeric id of its queue; the view idemq.job_list shows the name of the queue; row-level security shows jobs of queues that the role may claim from or administer';
+COMMENT ON TABLE idemq.jobs IS 'one row per job, with the numeric id of its queue (the view idemq.job_list shows the name). Row-level security restricts the rows to queues that the role may claim from or administer.';
 COMMENT ON COLUMN idemq.jobs.id IS 'id of the job: a bigint above 10^12 and below 2^53; ids increase, with gaps after a restart, a promotion or a restore';
 COMMENT ON COLUMN idemq.jobs.queue_id IS 'numeric id of the job''s queue in idemq.queues';
 COMMENT ON COLUMN idemq.jobs.enqueued_at IS 'when the job was enqueued';
@@ -134,12 +134,12 @@ COMMENT ON COLUMN idemq.jobs.priority IS 'priority of the job; 0 is claimed firs
 COMMENT ON COLUMN idemq.jobs.max_attempts IS 'maximum number of attempts, after which the job is dead';
 COMMENT ON COLUMN idemq.jobs.expires_at IS 'time at which the job is cancelled unless it has been claimed; NULL means never';
 COMMENT ON COLUMN idemq.jobs.status IS 'state of the job';
-COMMENT ON COLUMN idemq.jobs.flags IS 'further state of the job, as a sum: 1 running, and the lease also ends with the session that claimed it; 2 running, claimed by a handler process; 4 running, and a heartbeat that found the lease table full has moved the deadline and set renewed_at; 8 idemq.attempts has rows for the job; 16 not finished, and its last counted attempt lost its lease; 32 in a group, pending or running: promoted, and counted towards group_max_running; 64 in a group, pending or retrying: waiting until ready_at only because of group_rate_limit; 256 times the number of consecutive attempts (up to 3) that ended with their handler''s process; 1024 times the number of those (up to 3) whose process was asked to stop; 0 in a row that you write by hand';
+COMMENT ON COLUMN idemq.jobs.flags IS 'further state of the job, as a sum of flags; 0 in a row that you write by hand. A running job has flag 1 if its lease also ends with the session that claimed it. It has flag 2 if a handler process claimed it. It has flag 4 if a heartbeat that found the lease table full has moved the deadline and set renewed_at. Any job has flag 8 if idemq.attempts has rows for it. An unfinished job has flag 16 if its last counted attempt lost its lease. A pending or running job in a group has flag 32 if it was promoted and counts towards group_max_running. A pending or retrying job in a group has flag 64 if it waits until ready_at only because of group_rate_limit. The sum also contains 256 for each consecutive attempt (at most 3) that ended with its handler''s process. It also contains 1024 for each of these attempts (at most 3) whose process was asked to stop.';
 COMMENT ON COLUMN idemq.jobs.attempt IS 'number of attempts that have begun; released attempts do not count';
 COMMENT ON COLUMN idemq.jobs.claimed_at IS 'when the last attempt began';
-COMMENT ON COLUMN idemq.jobs.finished_at IS 'when the job was completed, dead or cancelled';
+COMMENT ON COLUMN idemq.jobs.finished_at IS 'when the job was completed or cancelled, or became dead';
 COMMENT ON COLUMN idemq.jobs.dead_at IS 'when the job became dead, NULL otherwise; idemq.redrive processes jobs in this order';
-COMMENT ON COLUMN idemq.jobs.key_expires_at IS 'when the key becomes free after the job has finished, if the request had a key_ttl; NULL means that the queue''s idempotency_window applies';
+COMMENT ON COLUMN idemq.jobs.key_expires_at IS 'when the key of a finished job becomes free, if the request had a key_ttl; NULL means that the queue''s idempotency_window applies';
 COMMENT ON COLUMN idemq.jobs.rerun_at IS 'earliest time at which a running job runs again (on_duplicate => rerun); NULL means that no further run was requested';
 COMMENT ON COLUMN idemq.jobs.rerun_payload IS 'payload of the latest request to run again; it becomes the job''s payload when the current attempt ends';
 COMMENT ON COLUMN idemq.jobs.rerun_headers IS 'headers of the latest request to run again';
@@ -152,12 +152,12 @@ COMMENT ON COLUMN idemq.jobs.headers IS 'headers of the job, exactly as the prod
 COMMENT ON COLUMN idemq.jobs.payload IS 'data that the worker needs to run the job';
 COMMENT ON COLUMN idemq.jobs.checkpoint IS 'progress saved by an attempt with idemq.checkpoint';
 COMMENT ON COLUMN idemq.jobs.result IS 'result stored by the last commit; a job that runs again keeps it until its next commit';
-COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error passed to idemq.fail, or one of: lease expired, the worker''s session ended, job_timeout reached, the handler''s process ended, the handler''s process was asked to stop';
+COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error passed to idemq.fail, or a text from idemq such as "lease expired", "job_timeout reached" or "the worker''s session ended"';
 COMMENT ON COLUMN idemq.jobs.token IS 'fencing token of the last attempt; it only increases';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL means that the job cannot be claimed, because it is blocked or finished';
-COMMENT ON COLUMN idemq.jobs.run_at IS 'for a job in a group, the earliest time at which it can be ready, where NULL means at once; if group_max_running is above 1, also the retry time of a waiting job, which holds no permit until then; if group_rate_limit delays the job, the time at which it was due';
-COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease when it was claimed; heartbeats move the deadline in shared memory or, if the lease table is full, in this column';
-COMMENT ON COLUMN idemq.jobs.renewed_at IS 'for a running job, when a heartbeat that found the lease table full moved the deadline: the lease lasts deadline - renewed_at; NULL means that no heartbeat has moved it, and the lease lasts deadline - claimed_at';
+COMMENT ON COLUMN idemq.jobs.run_at IS 'earliest time at which a job in a group can be ready; NULL means at once. If group_max_running is above 1, the column also contains the time of the next retry, and the job holds no permit until then. If group_rate_limit delays the job, the column contains the time at which the job was due.';
+COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease, as set by the claim; heartbeats move the deadline in shared memory or, if the lease table is full, in this column';
+COMMENT ON COLUMN idemq.jobs.renewed_at IS 'when a heartbeat that found the lease table full moved the deadline of a running job; the length of the lease is then deadline - renewed_at. NULL means that no heartbeat has moved the deadline, and the length of the lease is deadline - claimed_at.';
 
 CREATE INDEX jobs_ready ON idemq.jobs (queue_id, priority, ready_at, id)
 	WITH (deduplicate_items = off) WHERE ready_at IS NOT NULL;
@@ -196,7 +196,7 @@ COMMENT ON COLUMN idemq.attempts.claimed_at IS 'when the attempt began';
 COMMENT ON COLUMN idemq.attempts.ended_at IS 'when the attempt ended';
 COMMENT ON COLUMN idemq.attempts.error IS 'error passed to idemq.fail, or the reason why the lease ended';
 COMMENT ON COLUMN idemq.attempts.details IS 'details passed to idemq.fail, for use by programs; for an attempt that committed, its result';
-COMMENT ON COLUMN idemq.attempts.outcome IS 'how the attempt ended: failed, expired (its lease ended), released, cancelled, or committed if the job ran again';
+COMMENT ON COLUMN idemq.attempts.outcome IS 'how the attempt ended: failed, expired (its lease ended), released, cancelled, or committed (only if the job then ran again)';
 
 -- No foreign key to idemq.queues, here and below: a parallel restore fills the tables in
 -- any order.  Triggers of idemq.queues delete what hangs on a queue.
@@ -226,7 +226,7 @@ CREATE TABLE idemq_internal.seen (
 	vacuum_truncate = off
 );
 COMMENT ON TABLE idemq_internal.seen IS 'keys recorded by idemq.once: one row per scope and key, until expires_at';
-COMMENT ON COLUMN idemq_internal.seen.visit_at IS 'expires_at rounded to the minute, when retention visits the row';
+COMMENT ON COLUMN idemq_internal.seen.visit_at IS 'expires_at rounded down to the minute; retention visits the row at this time';
 -- By the minute, so that a key that is used again within it is a HOT update: each entry of a
 -- hot key would stay for as long as a snapshot is held, and be read at each use.
 CREATE INDEX seen_visit ON idemq_internal.seen (visit_at);
@@ -245,7 +245,7 @@ CREATE TABLE idemq.audit (
 	details      jsonb,
 	actor        text
 );
-COMMENT ON TABLE idemq.audit IS 'record of decisions about queues, topics, handlers, schedules and single jobs, with time and role, but without the routine calls of producers and workers; row-level security shows administrators their queues, and shows pg_monitor all calls except those that name a group, a key or an error (cancel_matching, redrive); rows are kept for idemq.audit_retention';
+COMMENT ON TABLE idemq.audit IS 'administrative calls that concern queues, topics, handlers, schedules and single jobs, with their time and role. The routine calls of producers and workers are not recorded. Row-level security restricts administrators to the rows of their queues. The role pg_monitor sees all rows except those that name a group, a key or an error (cancel_matching, redrive). Rows are kept for idemq.audit_retention.';
 COMMENT ON COLUMN idemq.audit.id IS 'id of the row; ids increase';
 COMMENT ON COLUMN idemq.audit.at IS 'when the function was called';
 COMMENT ON COLUMN idemq.audit.session_role IS 'authenticated role (session_user)';
@@ -254,8 +254,8 @@ COMMENT ON COLUMN idemq.audit.action IS 'name of the function that was called; c
 COMMENT ON COLUMN idemq.audit.queue_id IS 'numeric id of the queue; 0 means that the call concerned a topic, not a queue';
 COMMENT ON COLUMN idemq.audit.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.audit.job_id IS 'job that the call concerned; NULL means none or several';
-COMMENT ON COLUMN idemq.audit.jobs IS 'number of jobs that the call concerned, if that is not one';
-COMMENT ON COLUMN idemq.audit.details IS 'arguments of the call, depending on the function: for example settings before and after a change, role and privilege, selection of a queue''s jobs, kind of the job, a time, or a priority';
+COMMENT ON COLUMN idemq.audit.jobs IS 'number of jobs that the call concerned, if not exactly one';
+COMMENT ON COLUMN idemq.audit.details IS 'arguments of the call, which depend on the function, for example a setting before and after a change, or a role and a privilege';
 COMMENT ON COLUMN idemq.audit.actor IS 'end user that the session named in idemq.actor (first 200 characters, not verified); NULL means none; session_role is the authenticated role';
 CREATE INDEX audit_at ON idemq.audit (at);
 
@@ -282,7 +282,7 @@ CREATE TABLE idemq_internal.schedule_entries (
 	created_by_oid oid
 );
 COMMENT ON TABLE idemq_internal.schedule_entries IS 'one row per schedule; use idemq.schedule to change it, and the view idemq.schedules to read it';
-COMMENT ON COLUMN idemq_internal.schedule_entries.done_until IS 'time up to which all ticks have been enqueued or skipped for good';
+COMMENT ON COLUMN idemq_internal.schedule_entries.done_until IS 'time up to which all ticks have been enqueued or permanently skipped';
 
 CREATE TABLE idemq_internal.ticker (
 	one       boolean PRIMARY KEY DEFAULT true CHECK (one),
@@ -297,7 +297,7 @@ CREATE TABLE idemq_internal.clusters (
 	base              bigint,
 	PRIMARY KEY (system_identifier, timeline, base)
 );
-COMMENT ON TABLE idemq_internal.clusters IS 'clusters on which this database''s tokens were issued; with this table tokens keep increasing after pg_upgrade and after a restore into another cluster';
+COMMENT ON TABLE idemq_internal.clusters IS 'clusters on which this database''s tokens were issued; the rows ensure that tokens keep increasing after pg_upgrade and after a restore into another cluster';
 COMMENT ON COLUMN idemq_internal.clusters.system_identifier IS 'identifier of the cluster, as in pg_control_system(); 0 means that idemq.advance_tokens() wrote the row';
 COMMENT ON COLUMN idemq_internal.clusters.timeline IS 'timeline of the cluster';
 COMMENT ON COLUMN idemq_internal.clusters.base IS 'offset of this cluster''s tokens from the clock, to which 2^41 is added for each timeline';
@@ -312,18 +312,18 @@ CREATE TABLE idemq_internal.followers (
 	moved_to          text,
 	PRIMARY KEY (system_identifier, database)
 );
-COMMENT ON TABLE idemq_internal.followers IS 'databases that follow another by logical replication; use idemq.follow and idemq.take_over to change it; the rows are not dumped';
+COMMENT ON TABLE idemq_internal.followers IS 'databases that follow another database through logical replication; use idemq.follow and idemq.take_over to change the rows, which are not dumped';
 COMMENT ON COLUMN idemq_internal.followers.system_identifier IS 'identifier of the cluster, as in pg_control_system()';
 COMMENT ON COLUMN idemq_internal.followers.database IS 'OID of the database, as in pg_database';
 COMMENT ON COLUMN idemq_internal.followers.since IS 'when the database began to follow the other one';
-COMMENT ON COLUMN idemq_internal.followers.taken_over_at IS 'when the database took over; NULL means that it still follows';
-COMMENT ON COLUMN idemq_internal.followers.moved_to IS 'server to which the database has moved permanently, as passed to idemq.retire; NULL means that it has not moved';
+COMMENT ON COLUMN idemq_internal.followers.taken_over_at IS 'when the database took over; NULL means that the database still follows the other one';
+COMMENT ON COLUMN idemq_internal.followers.moved_to IS 'server to which the database has moved permanently, as passed to idemq.retire; NULL means that the database has not moved';
 
 -- Not dumped: a restored copy has to find out that it is one.  Owned by idemq.jobs: TRUNCATE
 -- ... RESTART IDENTITY then makes ids look unknown, and ALTER TABLE ... OWNER takes it along.
 CREATE SEQUENCE idemq.ids_since MINVALUE -9223372036854775808 START 0 OWNED BY
 	idemq.jobs.enqueued_at;
-COMMENT ON SEQUENCE idemq.ids_since IS 'value of idemq_internal.primary_since() for which the job id sequence was last checked; its is_called flag tells whether the check is done';
+COMMENT ON SEQUENCE idemq.ids_since IS 'value of idemq_internal.primary_since() for which the job id sequence was last checked; is_called tells whether the check is done';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.clusters', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues', '');
@@ -341,7 +341,7 @@ SELECT pg_catalog.pg_extension_config_dump('idemq.audit_id_seq', '');
 
 CREATE FUNCTION idemq_internal.primary_since() RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_primary_since';
-COMMENT ON FUNCTION idemq_internal.primary_since() IS 'Return when this server was first asked as a primary since its start or promotion, in microseconds since 2000-01-01.';
+COMMENT ON FUNCTION idemq_internal.primary_since() IS 'Return the time at which this server was first used as a primary since its start or promotion, in microseconds since 2000-01-01.';
 
 -- A server that has run since before there was a sequence has lost none of its ids.
 SELECT pg_catalog.setval('idemq.ids_since', idemq_internal.primary_since(), false);
@@ -366,7 +366,7 @@ ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_truncated;
 
 CREATE FUNCTION idemq_internal.settings_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_settings_changed';
-COMMENT ON FUNCTION idemq_internal.settings_changed() IS 'trigger that makes every session read the settings and grants of a changed queue again';
+COMMENT ON FUNCTION idemq_internal.settings_changed() IS 'trigger that makes every session reread the settings and grants of a changed queue';
 
 -- For each row: logical replication fires no other triggers.
 CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.queues
@@ -416,7 +416,7 @@ BEGIN
 		IF FOUND THEN
 			RAISE EXCEPTION 'queue % has grants, schedules, producers, events, bindings or a '
 				'handler that this transaction cannot see',
-				OLD.queue_id USING ERRCODE = '40001', HINT = 'Run it at READ COMMITTED.';
+				OLD.queue_id USING ERRCODE = '40001', HINT = 'Run the command at READ COMMITTED.';
 		END IF;
 	END LOOP;
 	RETURN NULL;
@@ -441,7 +441,7 @@ ALTER TABLE idemq_internal.followers ENABLE ALWAYS TRIGGER idemq_followers_trunc
 
 CREATE FUNCTION idemq_internal.followers_local() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_followers_local';
-COMMENT ON FUNCTION idemq_internal.followers_local() IS 'row trigger of idemq_internal.followers, only in apply workers, that skips rows of other servers';
+COMMENT ON FUNCTION idemq_internal.followers_local() IS 'row trigger of idemq_internal.followers that skips rows of other servers; it fires only in apply workers';
 
 CREATE TRIGGER idemq_followers_local BEFORE INSERT OR UPDATE OR DELETE ON idemq_internal.followers
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.followers_local();

@@ -32,12 +32,12 @@ COMMENT ON FUNCTION idemq.create_queue
 - max_running: maximum number of jobs running at once; NULL means no limit
 - rate_limit: maximum number of claims in any rate_period; NULL means no limit
 - max_lease: maximum for lease, and for the lease that a claim or heartbeat may request
-- job_timeout: maximum duration of an attempt; heartbeats do not extend its lease beyond that
-- dead_letter_cancelled: dead_letter_queue also gets jobs that were cancelled after an attempt had begun
+- job_timeout: maximum duration of an attempt; heartbeats do not extend the lease beyond it
+- dead_letter_cancelled: whether dead_letter_queue also gets records of jobs that were cancelled after an attempt had begun
 - group_max_running: maximum number of jobs of one group running at once; 1 means strict order
 - group_rate_limit: maximum number of attempts of one group that may start in any group_rate_period; NULL means no limit
-- expect_workers: false means that having no worker is normal, so that idemq.metrics.unattended_for is NULL
-- rate_burst, group_rate_burst: size of a bucket that fills evenly at the rate (GCRA); 1 spaces the starts evenly; NULL means that the limit holds in any period, and that all of it may start at once';
+- expect_workers: false means that having no worker is normal, so idemq.metrics.unattended_for is NULL
+- rate_burst, group_rate_burst: size of a bucket that refills at the constant rate (GCRA). 1 spaces the starts evenly. NULL means that the limit holds in every period and that all of its starts may happen at once.';
 
 CREATE FUNCTION idemq.alter_queue(
 	name text,
@@ -70,7 +70,7 @@ COMMENT ON FUNCTION idemq.alter_queue
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
-	IS 'Drop a queue with its jobs. Unless force is set, raises 55006 if the queue has unfinished jobs, and 2BP01 if it is the dead_letter_queue of another queue. Requires admin.';
+	IS 'Drop a queue with its jobs. Without force, raises 55006 if the queue has unfinished jobs, and 2BP01 if it is the dead_letter_queue of another queue. Requires admin.';
 
 -- The jobs of a queue that are not running, or have one status; at most that many, NULL means all.
 -- Most jobs are in no other index than the primary key, so the table is read as a whole.
@@ -115,11 +115,11 @@ BEGIN
 	PERFORM idemq_internal.refuse_unfinished(queue_id, name);
 	needed := cardinality(ids) - cardinality(idemq_internal.deletable(queue_id, ids, false));
 	IF needed > 0 THEN
-		RAISE EXCEPTION 'unfinished jobs of other queues depend on jobs (%) of queue "%"', needed,
-			name
+		RAISE EXCEPTION 'unfinished jobs of other queues depend on jobs of queue "%" (number of parents: %)',
+			name, needed
 			USING ERRCODE = '2BP01',
-				HINT = 'Wait for those jobs, or use force => true. With force, jobs that were not completed '
-				'then count as cancelled for their children.';
+				HINT = 'Wait for those jobs, or use force => true. With force, the children '
+				'treat jobs that were not completed as cancelled.';
 	END IF;
 	SELECT list INTO users FROM idemq_internal.latest(
 		'SELECT string_agg(quote_ident(name), '', '' ORDER BY name)
@@ -205,7 +205,7 @@ DECLARE
 	number int := idemq_internal.queue(name, 'admin', 'keep', 'name');
 BEGIN
 	IF until <= idemq_internal.now() THEN
-		RAISE EXCEPTION 'until must be in the future' USING ERRCODE = '22023',
+		RAISE EXCEPTION '"until" must be in the future' USING ERRCODE = '22023',
 			HINT = 'Pass now() plus an interval, or NULL to pause until idemq.resume.';
 	END IF;
 	until := nullif(until, 'infinity');
@@ -310,7 +310,7 @@ CREATE FUNCTION idemq_internal.delete_by_time(
 CREATE FUNCTION idemq.apply_retention(max_jobs int DEFAULT 100000) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_apply_retention';
 COMMENT ON FUNCTION idemq.apply_retention(int)
-	IS 'Delete data that has passed its retention in all queues, as the background worker does by itself: finished jobs with their attempts, keys of idemq.once, events, and rows of idemq.audit. Visits every job once. Returns the number of deleted jobs, at most max_jobs, in the order of their ids.';
+	IS 'Delete data that has passed its retention period in all queues, as the background worker does by itself: finished jobs with their attempts, keys of idemq.once, events, and rows of idemq.audit. Visits every job once. Deletes at most max_jobs jobs, lowest ids first, and returns their number.';
 
 CREATE FUNCTION idemq.grant_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
@@ -319,7 +319,7 @@ COMMENT ON FUNCTION idemq.grant_queue(text, regrole, text)
 
 CREATE FUNCTION idemq.revoke_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'Revoke a privilege that idemq.grant_queue has granted. The role''s schedules, handler and topic bindings of the queue stop working immediately, and so does the queue as the dead_letter_queue of other queues, if that role set it. A NOTICE names them. Requires admin.';
+COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'Revoke a privilege that idemq.grant_queue has granted. The role''s schedules, handler and topic bindings for the queue stop working immediately. If the role set the queue as the dead_letter_queue of other queues, this setting also stops working. A NOTICE lists everything that stopped working. Requires admin.';
 
 -- A grant keeps its queue from being dropped, so that the grant is not left behind; a revocation
 -- does not wait for a session that drops the queue.  The trigger of idemq_internal.queue_grants
@@ -339,7 +339,7 @@ BEGIN
 		idemq_internal.check_text('privilege', privilege, 64);
 	IF privilege NOT IN ('enqueue', 'claim', 'admin') THEN
 		RAISE EXCEPTION 'privilege must be enqueue, claim or admin, not "%"', privilege
-			USING ERRCODE = '22023', HINT = 'The privilege admin includes the other two.';
+			USING ERRCODE = '22023', HINT = 'The admin privilege includes the other two.';
 	END IF;
 	grantee := idemq_internal.lock_role(role);
 	IF granted THEN
@@ -381,7 +381,7 @@ BEGIN
 			PERFORM idemq_internal.raise_message(false,
 				format('these objects depended on the privilege on queue "%s" and have stopped working: %s',
 					name, ends),
-				'To make them work again, grant the privilege again. Otherwise remove them.');
+				'Grant the privilege again to make them work, or remove them.');
 		END IF;
 	END IF;
 	IF is_new THEN

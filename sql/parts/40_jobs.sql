@@ -52,7 +52,7 @@ COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int,
 - group_key: up to 1,024 bytes
 - kind: label of up to 64 bytes that tells the worker which handler to use
 - depends_on: ids of jobs that must complete first. They may be in any queue on which you hold a privilege (IQ002 otherwise).
-- on_parent_failure: cancel, wait or run if one of those jobs is dead or cancelled';
+- on_parent_failure: what happens if one of those jobs is dead or cancelled (cancel, wait or run)';
 
 COMMENT ON FUNCTION idemq.enqueue_many(text, jsonb[], text[], timestamptz[], int[], text[], interval[], int[], jsonb[], interval[], interval[], text, boolean, text[], interval, bigint[], text)
 	IS 'Add many jobs, as idemq.enqueue does. Adds all or none, except that nowait skips locked keys. A NULL element means that the argument is not given for that job. depends_on and on_parent_failure apply to every job. Returns one row per element, with ord counting from 1; with keys, rows come in the order of the keys. Requires enqueue.';
@@ -79,7 +79,7 @@ COMMENT ON FUNCTION idemq.cancel(bigint)
 CREATE FUNCTION idemq.cancel_many(ids bigint[]) RETURNS TABLE (id bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel_many';
 COMMENT ON FUNCTION idemq.cancel_many(bigint[])
-	IS 'Cancel many jobs of any queues, without waiting. A job that another open transaction holds returns locked, and its worker is told until this transaction ends; call again for such a job. Returns one row per id, in the order of the ids and without repetition. Requires enqueue.';
+	IS 'Cancel many jobs of any queues, without waiting. For a job that another open transaction has locked, the outcome is locked; until this transaction ends, the job''s worker is told to stop. Call again for such a job. Returns one row per id, in the order of the ids and without repetition. Requires enqueue.';
 
 CREATE FUNCTION idemq.cancel_matching(
 	queue text, kind text DEFAULT NULL, group_key text DEFAULT NULL, key_prefix text DEFAULT NULL,
@@ -91,19 +91,19 @@ COMMENT ON FUNCTION idemq.cancel_matching(text, text, text, text, int)
 CREATE FUNCTION idemq.retry(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_retry';
 COMMENT ON FUNCTION idemq.retry(bigint)
-	IS 'Make a job ready now, if it is retrying, not yet due, dead or cancelled. Returns retrying, or the reason why not: current (already ready), locked (running), blocked, completed, not_found. Requires enqueue.
-- A dead or cancelled job gets a fresh set of attempts and no expiry. In a group it waits for its turn.
-- Its dead-letter record is cancelled, with a NOTICE, unless a worker is running it or has completed it.';
+	IS 'Make a job ready now if it is retrying, not yet due, dead or cancelled. Returns retrying, or the reason why not: current (already ready), locked (running), blocked, completed, not_found. Requires enqueue.
+- A dead or cancelled job gets a fresh set of attempts and no expiry. In a group, it waits for its turn.
+- Its dead-letter record is cancelled, with a NOTICE, unless a worker is running or has completed the record.';
 
 CREATE FUNCTION idemq.redrive(
 	queue text, max_jobs int DEFAULT NULL, error text DEFAULT NULL, ids bigint[] DEFAULT NULL)
 	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.redrive(text, int, text, bigint[])
-	IS 'Make dead jobs of a queue ready again with a fresh set of attempts, those that have been dead longest first. Returns the number of jobs. Requires admin.
+	IS 'Make dead jobs of a queue ready again with a fresh set of attempts, starting with those that have been dead longest. Returns the number of jobs. Requires admin.
 - error: a fingerprint from idemq.errors, or a LIKE pattern for last_error or for the pattern in idemq.errors
 - ids: ids of jobs
 - If several filters are given, a job must match all of them.
-- The dead-letter record of each job is cancelled, unless a worker is running it or has completed it. A NOTICE shows the number of cancelled records.';
+- The dead-letter record of each job is cancelled, unless a worker is running or has completed the record. A NOTICE shows the number of cancelled records.';
 
 CREATE FUNCTION idemq_internal.redrive_job(id bigint, token bigint, OUT redriven boolean,
 	OUT dead_letter_records bigint)
@@ -173,7 +173,7 @@ CREATE FUNCTION idemq.claim(
 	RETURNS SETOF idemq.claimed_job
 	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim';
 COMMENT ON FUNCTION idemq.claim(text, int, interval, text, boolean)
-	IS 'Claim up to max_jobs ready jobs and begin an attempt of each. Returns one row per job, with the token for all later calls; no row means that no job is ready. lease replaces the queue''s lease. With attach, the lease also ends with the session. Requires claim.';
+	IS 'Claim up to max_jobs ready jobs and begin an attempt of each. Returns one row per job, with the token for all later calls; no row means that no job is ready. The argument lease replaces the queue''s lease. With attach, the lease also ends with the session. Requires claim.';
 
 CREATE FUNCTION idemq.claim_any(
 	queues text[], max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
@@ -199,7 +199,7 @@ COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
 - outcome stale or not_found: the lease is lost
 - outcome expired: job_timeout has passed
 - outcome cancelled: a transaction that cancels the job is waiting for the worker''s transaction
-- lease: NULL extends by the length that the claim had, even after a crash of the server. Another length also applies to later heartbeats, until the server restarts. The lease never extends beyond the queue''s job_timeout, counted from the claim.';
+- lease: NULL extends the lease by the length that the claim gave it, even after a crash of the server. Another length also applies to later heartbeats, until the server restarts. The lease never extends beyond the queue''s job_timeout, counted from the claim.';
 
 CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
@@ -210,7 +210,7 @@ COMMENT ON FUNCTION idemq.heartbeat_many(bigint[], bigint[], interval)
 CREATE FUNCTION idemq.validate(id bigint, token bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_validate';
 COMMENT ON FUNCTION idemq.validate(bigint, bigint)
-	IS 'Check whether a token is valid, without changing anything. Returns current, expired (the deadline has passed, but no other attempt has begun), cancelled (an open transaction cancels the job), stale or not_found.';
+	IS 'Check whether a token is valid, without changing anything. Returns current, expired (the deadline has passed, but no other attempt has begun), cancelled (an open transaction is cancelling the job), stale or not_found.';
 
 CREATE FUNCTION idemq.commit(id bigint, token bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
@@ -245,7 +245,7 @@ CREATE FUNCTION idemq.commit_and_claim(
 COMMENT ON FUNCTION idemq.commit_and_claim(bigint, bigint, jsonb, text, int, interval, text, boolean)
 	IS 'Complete one job and claim the next in one transaction, as idemq.commit and idemq.claim do. Returns the claimed jobs, or raises IQ001, IQ002 or IQ006 and claims none.
 - queue: queue of the next job; by default, the queue of the committed job
-- If the queue is paused, at a limit or not claimable for this role, no row is returned, and the commit remains valid.
+- If the queue is paused or at a limit, or this role may not claim from it, no row is returned, and the commit remains valid.
 - The claimed jobs never include the next job of the same group, because that job becomes ready only after the transaction commits.';
 
 CREATE FUNCTION idemq.commit_many_and_claim(
@@ -258,13 +258,13 @@ CREATE FUNCTION idemq.commit_many_and_claim(
 		enqueued_at timestamptz, headers jsonb, kind text)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_many_and_claim';
 COMMENT ON FUNCTION idemq.commit_many_and_claim(bigint[], bigint[], jsonb[], text, int, interval, text, boolean)
-	IS 'Complete many jobs and claim others in one transaction, as idemq.commit_many and idemq.claim do. Returns one row per (id, token) with its outcome, and then one row with outcome claimed per claimed job. queue defaults to the queue of the first job that is committed here; if none is, nothing is claimed.';
+	IS 'Complete many jobs and claim others in one transaction, as idemq.commit_many and idemq.claim do. Returns one row per (id, token) with its outcome, and then one row with outcome claimed per claimed job. By default, queue is the queue of the first job that is committed here; if none is committed, nothing is claimed.';
 
 CREATE FUNCTION idemq.commit_once(id bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_once';
 COMMENT ON FUNCTION idemq.commit_once(bigint, jsonb)
-	IS 'Complete a ready job without a claim. Returns committed the first time and already_committed afterwards, or the reason why not: locked, dead, cancelled, blocked, not_due (also if paused or at a limit), not_found. Requires claim.';
+	IS 'Complete a ready job without a claim. Returns committed the first time and already_committed afterwards, or the reason why not: locked, dead, cancelled, blocked, not_due (or the queue is paused or at a limit), not_found. Requires claim.';
 
 CREATE FUNCTION idemq.fail(
 	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
@@ -272,7 +272,7 @@ CREATE FUNCTION idemq.fail(
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail';
 COMMENT ON FUNCTION idemq.fail(bigint, bigint, text, interval, boolean, jsonb)
-	IS 'End a failed attempt. The job is retried after the queue''s backoff, or after retry_in, which may be 0. idemq.attempts stores error and details. Returns retrying, dead (no attempts left, or permanent), stale or not_found.';
+	IS 'End a failed attempt. The job is retried after the queue''s backoff, or after retry_in, which may be 0. Stores error and details in idemq.attempts. Returns retrying, dead (no attempts left, or permanent), stale or not_found.';
 
 CREATE PROCEDURE idemq.fail_job(
 	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
@@ -310,12 +310,12 @@ COMMENT ON FUNCTION idemq.checkpoint(bigint, bigint, jsonb)
 CREATE FUNCTION idemq.assert_current(id bigint, token bigint) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_assert_current';
 COMMENT ON FUNCTION idemq.assert_current(bigint, bigint)
-	IS 'Raise IQ001 unless the token is current and no open transaction cancels the job. Raises IQ002 and IQ006 as idemq.commit does. Prevents the job from being reaped until this transaction ends.';
+	IS 'Raise IQ001 unless the token is current and no open transaction is cancelling the job. Raises IQ002 and IQ006 as idemq.commit does. Prevents the job from being reaped until this transaction ends.';
 
 CREATE FUNCTION idemq.hold_claimed() RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_hold_claimed';
 COMMENT ON FUNCTION idemq.hold_claimed()
-	IS 'Check the job last claimed by this session like idemq.assert_current, so that a client can pipeline the check after commit_and_claim and COMMIT without knowing the job''s id. Never waits, and never raises an error about the job, which would fail the whole message and hide that COMMIT has succeeded.
+	IS 'Check the job last claimed by this session like idemq.assert_current, so that a client can pipeline the check after commit_and_claim and COMMIT without knowing the job''s id. Never waits, and never raises an error about the job, which would make the pipelined message fail and hide that COMMIT has succeeded.
 - held: the token is current
 - busy: an open transaction has locked the row, so call assert_current
 - gone: no job or several jobs were claimed, the job has ended, or its lease is lost';
@@ -328,13 +328,13 @@ COMMENT ON FUNCTION idemq.reap(text)
 CREATE FUNCTION idemq.advance_tokens() RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_advance_tokens';
 COMMENT ON FUNCTION idemq.advance_tokens()
-	IS 'Raise all future tokens by 2^41, as a promotion does. Call it once for each lost promotion, after storage was rolled back or a backup was restored without its timeline history. Returns the new start of the tokens. Raises 54000 if there is no room below 2^53. Only the owner may call it.';
+	IS 'Raise all future tokens by 2^41, as a promotion does. Call it once for each promotion that was lost because storage was rolled back or a backup was restored without its timeline history. Returns the new start of the tokens. Raises 54000 if there is no room below 2^53. Only the owner may call it.';
 
 CREATE FUNCTION idemq.follow() RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_follow';
 COMMENT ON FUNCTION idemq.follow()
 	IS 'Make this database follow another whose queues and jobs arrive through logical replication. Returns false if it already follows. Only the owner may call it.
-- Until idemq.take_over() every function that writes raises 55000, and the background worker is inactive.
+- Until idemq.take_over() is called, every function that writes raises 55000, and the background worker is inactive.
 - An enabled subscription that writes to idemq.jobs has the same effect without this call.
 - The call waits for open transactions that have written jobs.';
 
@@ -343,4 +343,4 @@ CREATE FUNCTION idemq.take_over() RETURNS boolean
 COMMENT ON FUNCTION idemq.take_over()
 	IS 'Make a following database take over from the publisher. Returns false if it does not follow. Reads all jobs once. Only the owner may call it.
 - Ids and tokens continue above the replicated ones, running leases start again, and roles with replicated grants get USAGE on the schema.
-- The call raises 55000 if a subscription that writes to idemq''s tables is enabled, and 55006 if its worker or a prepared transaction does not end.';
+- The call raises 55000 if an enabled subscription writes to idemq''s tables, and 55006 if its worker or a prepared transaction does not end.';

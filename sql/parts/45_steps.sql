@@ -35,18 +35,18 @@ CREATE TABLE idemq.steps (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.steps IS 'one row per job and step: which effects its attempts have already had inside and outside this database, and which events it awaits; row-level security shows steps of queues that the role may claim from or administer';
+COMMENT ON TABLE idemq.steps IS 'one row per job and step, with the effects that the job''s attempts have already had inside and outside this database and the events that the job awaits. Row-level security restricts the rows to queues that the role may claim from or administer.';
 COMMENT ON COLUMN idemq.steps.job_id IS 'id of the job';
 COMMENT ON COLUMN idemq.steps.name IS 'name of the step or event, unique within the job';
 COMMENT ON COLUMN idemq.steps.queue_id IS 'numeric id of the job''s queue';
-COMMENT ON COLUMN idemq.steps.state IS 'state of a step: open (begun without a stored response; unknown once the attempt of token has ended), done, refused (the other system did not do it), or void (of an earlier payload, so the next begin_step or await_event starts again); state of an event: waiting, arrived or timed_out';
-COMMENT ON COLUMN idemq.steps.round IS 'number of times that the step was refused or its job got another payload; each time it becomes a new effect with another effect_key';
-COMMENT ON COLUMN idemq.steps.token IS 'token of the attempt that last began the step; for a step done in this database, of the attempt that did it; for an event, of the attempt that last asked for it';
-COMMENT ON COLUMN idemq.steps.earlier IS 'tokens of earlier attempts that were lost between request and response, and whose response may still arrive';
-COMMENT ON COLUMN idemq.steps.begun_at IS 'when its last request began, or when the job first asked for the event; NULL means that the step was not begun but done in a transaction of this database';
-COMMENT ON COLUMN idemq.steps.call_until IS 'time until which its request may still arrive; for an event, when the wait times out';
+COMMENT ON COLUMN idemq.steps.state IS 'state of the step or event. A step is open (begun, but without a stored response), done, or refused (the other system did not act on the request). An open step is unknown once the attempt with this token has ended. An event is waiting, arrived or timed_out. A step or event is void if it belongs to an earlier payload, so the next begin_step or await_event starts again.';
+COMMENT ON COLUMN idemq.steps.round IS 'number of times that the step was refused or the job''s payload was replaced; each time, the step becomes a new effect with another effect_key';
+COMMENT ON COLUMN idemq.steps.token IS 'token of the attempt that last began the step, did the step in this database, or last asked for the event';
+COMMENT ON COLUMN idemq.steps.earlier IS 'tokens of earlier attempts that were lost between request and response; their responses may still arrive';
+COMMENT ON COLUMN idemq.steps.begun_at IS 'when the last request of the step began, or when the job first asked for the event; NULL means that the step was done in a transaction of this database, without begin_step';
+COMMENT ON COLUMN idemq.steps.call_until IS 'time until which the request of the step may still arrive, or at which the wait for the event times out';
 COMMENT ON COLUMN idemq.steps.answered_at IS 'when the step was done or refused, or when the event arrived or timed out';
-COMMENT ON COLUMN idemq.steps.effect_key IS 'idempotency key to send with the request, the same for every attempt until the step is refused; NULL under the same condition as begun_at';
+COMMENT ON COLUMN idemq.steps.effect_key IS 'idempotency key to send with the request, the same for every attempt until the step is refused; NULL if begun_at is NULL';
 COMMENT ON COLUMN idemq.steps.request IS 'request of the step';
 COMMENT ON COLUMN idemq.steps.response IS 'first response to the step, or the payload of an event that arrived';
 COMMENT ON COLUMN idemq.steps.error IS 'why the step was refused';
@@ -71,7 +71,7 @@ CREATE PROCEDURE idemq.begin_step(
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_begin_step';
 COMMENT ON PROCEDURE idemq.begin_step(bigint, bigint, text, jsonb, interval, text, jsonb, jsonb, timestamptz, interval, text)
 	IS 'Record that an attempt is about to send a request to another system. Call it before sending. The procedure commits. Requires claim.
-- outcome new: send the request, and give up when call_timeout has passed since just before this CALL
+- outcome new: send the request, and give up once call_timeout has passed since just before this CALL
 - outcome done: response contains the stored response
 - outcome unknown: an attempt was lost between request and response, and its request and time are returned. Ask the other system, or send the request again with the same effect_key.
 - outcome busy: the earlier request may still arrive. Call again after retry_after.
@@ -90,4 +90,4 @@ CREATE FUNCTION idemq.refuse_step(id bigint, token bigint, name text, error text
 	RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_refuse_step';
 COMMENT ON FUNCTION idemq.refuse_step(bigint, bigint, text, text)
-	IS 'Store that the other system definitely did not do what the attempt that last began the step has requested, even if its token is stale by now. The next begin_step returns new, with another effect_key. Raises IQ001 (stale token), IQ002 and 55000 (the step is done, or not begun by this attempt). Requires claim.';
+	IS 'Store that the other system definitely did not act on the request of the attempt that last began the step, even if its token is stale by now. The next begin_step returns new, with another effect_key. Raises IQ001 (stale token), IQ002 and 55000 (the step is done, or not begun by this attempt). Requires claim.';

@@ -15,12 +15,12 @@ CREATE TABLE idemq.dependencies (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.dependencies IS 'one row per child and parent: the jobs that a job was enqueued to wait for (depends_on); rows exist as long as the child; row-level security shows rows whose child is in a queue that the role may claim from or administer';
-COMMENT ON COLUMN idemq.dependencies.child IS 'the job that waits';
-COMMENT ON COLUMN idemq.dependencies.parent IS 'the job that the child waits for';
+COMMENT ON TABLE idemq.dependencies IS 'one row per child and parent; the parent is a job that the child was enqueued to wait for (depends_on). A row exists as long as its child. Row-level security restricts the rows to children in queues that the role may claim from or administer.';
+COMMENT ON COLUMN idemq.dependencies.child IS 'job that waits';
+COMMENT ON COLUMN idemq.dependencies.parent IS 'job that the child waits for';
 COMMENT ON COLUMN idemq.dependencies.queue_id IS 'numeric id of the child''s queue';
 COMMENT ON COLUMN idemq.dependencies.gone_as IS 'status attributed to the parent once its row is deleted: its final status, cancelled if it was unfinished, or dead if it had already failed when the child was enqueued; NULL means completed';
-COMMENT ON COLUMN idemq.dependencies.seen_token IS 'in one row of each child whose parents are done, a token issued at that moment: a worker that claims the child sees results of parents'' attempts with a lower token (idemq.parents), and later results only if it has a privilege on the parent''s queue';
+COMMENT ON COLUMN idemq.dependencies.seen_token IS 'token issued when the child''s last parent was done, stored in one row per child. A worker that claims the child sees the results of its parents'' attempts with a lower token (idemq.parents). The worker sees later results only if it has a privilege on the parent''s queue.';
 -- The children of a parent, in the order of their ids: when a parent has ended, they are marked
 -- some at a time; retention and purge ask for them as well.  The second column is an expression, as
 -- in the indexes of idemq.children: with statistics from when the table was empty the planner would
@@ -41,12 +41,12 @@ CREATE TABLE idemq.children (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.children IS 'one row per job with unfinished parents: the job is blocked, or was cancelled before its parents were done; row-level security works as in idemq.dependencies';
+COMMENT ON TABLE idemq.children IS 'one row per job with unfinished parents; the job is blocked, or was cancelled before its parents were done. Row-level security works as in idemq.dependencies.';
 COMMENT ON COLUMN idemq.children.job_id IS 'id of the job';
 COMMENT ON COLUMN idemq.children.queue_id IS 'numeric id of the job''s queue';
 COMMENT ON COLUMN idemq.children.on_parent_failure IS 'what happens to the job if a parent is dead or cancelled: cancel (it is cancelled), wait (it waits until the parent is retried) or run (it runs as if the parent had completed)';
 COMMENT ON COLUMN idemq.children.group_key IS 'FIFO group that the job joins when its parents are done; NULL means none';
-COMMENT ON COLUMN idemq.children.waits_for IS 'parent for which the job currently waits; all parents with lower ids are done';
+COMMENT ON COLUMN idemq.children.waits_for IS 'parent that the job is currently waiting for; all parents with lower ids are done';
 CREATE INDEX children_waits_for ON idemq.children (waits_for, (job_id + 0));
 CREATE INDEX children_queue ON idemq.children (queue_id, (job_id + 0));
 
@@ -62,7 +62,7 @@ CREATE POLICY idemq_own_queues ON idemq.children FOR SELECT
 
 CREATE FUNCTION idemq_internal.dependencies_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_dependencies_changed';
-COMMENT ON FUNCTION idemq_internal.dependencies_changed() IS 'statement trigger of idemq.dependencies and idemq.children that makes the end of the transaction process rows restored or written by hand';
+COMMENT ON FUNCTION idemq_internal.dependencies_changed() IS 'statement trigger of idemq.dependencies and idemq.children that schedules rows restored or written by hand for processing at the end of the transaction';
 
 CREATE TRIGGER idemq_dependencies_changed AFTER INSERT OR UPDATE OR DELETE
 	OR TRUNCATE ON idemq.dependencies
@@ -210,7 +210,7 @@ BEGIN
 				FROM unnest(circle[1:10]) c)
 				|| CASE WHEN cardinality(circle) > 10 THEN '... depends on '
 					ELSE '' END || format('"%s".', nodes[circle[1]] ->> 'name'),
-			HINT = 'Remove one of these dependencies. With them, none of these jobs could ever run.';
+			HINT = 'Remove one of these dependencies. Jobs that depend on each other in a cycle could never run.';
 	END IF;
 	ids := array_fill(NULL::bigint, ARRAY[cardinality(nodes)]);
 	FOREACH n IN ARRAY ordered LOOP

@@ -14,7 +14,7 @@ CREATE TABLE idemq.events (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.events IS 'one row per event sent to a queue with idemq.send_event, until it expires; row-level security shows events of queues that the role may claim from or administer';
+COMMENT ON TABLE idemq.events IS 'one row per event sent to a queue with idemq.send_event, until the event expires. Row-level security restricts the rows to queues that the role may claim from or administer.';
 COMMENT ON COLUMN idemq.events.queue_id IS 'numeric id of the queue';
 COMMENT ON COLUMN idemq.events.name IS 'name of the event, unique within the queue';
 COMMENT ON COLUMN idemq.events.sent_at IS 'when the event was sent';

@@ -16,10 +16,10 @@ CREATE TABLE idemq_internal.topic_grants (
 	role_oid  oid,
 	PRIMARY KEY (topic, role_name, privilege)
 );
-COMMENT ON TABLE idemq_internal.topic_grants IS 'which roles may publish to a topic space, bind queues to it and administer it; use idemq.grant_topic to change it';
+COMMENT ON TABLE idemq_internal.topic_grants IS 'privileges of roles to publish to a topic space, bind queues to it or administer it; use idemq.grant_topic to change them';
 COMMENT ON COLUMN idemq_internal.topic_grants.topic IS 'topic space: the first word of its topics';
 COMMENT ON COLUMN idemq_internal.topic_grants.role_name IS 'role that holds the privilege';
-COMMENT ON COLUMN idemq_internal.topic_grants.privilege IS 'publish, bind, or admin, which includes both';
+COMMENT ON COLUMN idemq_internal.topic_grants.privilege IS 'privilege: publish, bind, or admin, which includes the other two';
 COMMENT ON COLUMN idemq_internal.topic_grants.role_oid IS 'OID of the role that had this name when the row was written; NULL means that there was no such role, so only the name counts';
 
 CREATE TABLE idemq_internal.topic_binding_entries (
@@ -39,7 +39,7 @@ COMMENT ON COLUMN idemq_internal.topic_binding_entries.queue_id IS 'numeric id o
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_name IS 'role whose privileges the binding uses';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_oid IS 'OID of the role that had this name when the row was written; NULL means that there was no such role, so only the name counts';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.bound_at IS 'when the queue was bound';
-COMMENT ON COLUMN idemq_internal.topic_binding_entries.refused_at IS 'when the binding was last skipped, to the minute';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.refused_at IS 'when the binding was last skipped, accurate to the minute';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.topic_entries', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.topic_grants', '');
@@ -174,7 +174,7 @@ BEGIN
 	IF privilege NOT IN ('publish', 'bind', 'admin') THEN
 		RAISE EXCEPTION 'privilege must be publish, bind or admin, not "%"',
 			privilege USING ERRCODE = '22023',
-			HINT = 'The privilege admin includes the other two.';
+			HINT = 'The admin privilege includes the other two.';
 	END IF;
 	PERFORM idemq_internal.topic(topic, 'admin', granted);
 	IF idemq_internal.change_topic_grant(topic, role, privilege, granted) THEN
@@ -197,7 +197,7 @@ CREATE FUNCTION idemq_internal.revoke_topic_impl(topic text, role regrole, privi
 CREATE FUNCTION idemq.bind_topic(pattern text, queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.bind_topic(text, text)
-	IS 'Bind a queue to a topic pattern, so that it gets a job for each message published to a matching topic. * matches one word, and # matches any number of words, including none; the first word is a topic space. Returns false if the role has already bound it. Requires bind on the topic space and enqueue on the queue, both now and at each publication.';
+	IS 'Bind a queue to a topic pattern, so that it gets a job for each message published to a matching topic. * matches one word, and # matches any number of words, including none. The first word is a topic space. Returns false if the role has already bound the queue to this pattern. Requires bind on the topic space and enqueue on the queue, both now and at each publication.';
 
 -- A binding is of the role that makes it, and as good as that role's rights are when something is
 -- published (src/api/publish.c).  Two roles may bind one queue by one pattern; each binding stands
@@ -266,8 +266,8 @@ BEGIN
 		RAISE EXCEPTION 'permission denied for bindings of queue "%" to topic "%"', queue,
 			space USING ERRCODE = '42501',
 			DETAIL =
-				'Only the role that made a binding, and administrators of the queue or the topic space, may remove it.',
-			HINT = 'Ask one of them to call idemq.unbind_topic.';
+				'Only the role that made a binding and administrators of the queue or the topic space may remove it.',
+			HINT = 'Ask that role or an administrator to call idemq.unbind_topic.';
 	END IF;
 	DELETE FROM idemq_internal.topic_binding_entries WHERE topic = space
 		AND pattern = unbind_topic_impl.pattern
@@ -302,7 +302,7 @@ COMMENT ON FUNCTION idemq.topic_matches(text, text)
 
 CREATE FUNCTION idemq_internal.topic_privileges(topic text) RETURNS text[]
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq_internal.topic_privileges(text) IS 'Return the privileges of the current role on a topic space: publish, bind, admin, or some of them. Use the view idemq.topics instead.';
+COMMENT ON FUNCTION idemq_internal.topic_privileges(text) IS 'Return the privileges that the current role holds on a topic space, out of publish, bind and admin. Use the view idemq.topics instead.';
 
 CREATE FUNCTION idemq_internal.topic_privileges_impl(topic text) RETURNS text[] STABLE
 	LANGUAGE sql AS $$
@@ -351,7 +351,7 @@ CREATE VIEW idemq.topics WITH (security_barrier) AS
 		CROSS JOIN LATERAL (SELECT idemq_internal.topic_privileges(t.topic) AS privileges) p
 	WHERE p.privileges OPERATOR(pg_catalog.<>) '{}'::pg_catalog.text[]
 		OR pg_catalog.pg_has_role('pg_monitor', 'USAGE');
-COMMENT ON VIEW idemq.topics IS 'one row per topic space that you may use; pg_monitor sees all';
+COMMENT ON VIEW idemq.topics IS 'one row per topic space that you may use; pg_monitor sees all topic spaces';
 COMMENT ON COLUMN idemq.topics.topic IS 'first word of the topics in the space';
 COMMENT ON COLUMN idemq.topics.privileges IS 'your privileges: publish, bind, admin';
 COMMENT ON COLUMN idemq.topics.created_at IS 'when the topic space was created';
@@ -362,11 +362,11 @@ CREATE VIEW idemq.topic_bindings WITH (security_barrier) AS
 			WHERE q.queue_id OPERATOR(pg_catalog.=) s.queue_id) AS queue,
 		s.role, s.bound_at, s.refusal, s.refused_at
 	FROM idemq_internal.topic_states() s;
-COMMENT ON VIEW idemq.topic_bindings IS 'one row per binding that you have made, or whose topic space or queue you administer; pg_monitor sees all';
+COMMENT ON VIEW idemq.topic_bindings IS 'one row per binding that you have made, or whose topic space or queue you administer; pg_monitor sees all bindings';
 COMMENT ON COLUMN idemq.topic_bindings.topic IS 'topic space: the first word of the pattern';
 COMMENT ON COLUMN idemq.topic_bindings.pattern IS 'pattern of topics, in which * matches one word and # any number of words';
 COMMENT ON COLUMN idemq.topic_bindings.queue IS 'queue that gets the jobs';
 COMMENT ON COLUMN idemq.topic_bindings.role IS 'role that made the binding, and whose privileges it uses';
 COMMENT ON COLUMN idemq.topic_bindings.bound_at IS 'when the queue was bound';
-COMMENT ON COLUMN idemq.topic_bindings.refusal IS 'why idemq.publish would skip the binding now; NULL means that it would not';
-COMMENT ON COLUMN idemq.topic_bindings.refused_at IS 'when the binding was last skipped, to the minute; NULL means never';
+COMMENT ON COLUMN idemq.topic_bindings.refusal IS 'why idemq.publish would currently skip the binding; NULL means that the binding would not be skipped';
+COMMENT ON COLUMN idemq.topic_bindings.refused_at IS 'when the binding was last skipped, accurate to the minute; NULL means never';

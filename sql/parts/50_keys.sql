@@ -6,12 +6,12 @@ CREATE FUNCTION idemq.acquire(
 	RETURNS idemq.claim_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_acquire';
 COMMENT ON FUNCTION idemq.acquire(text, text, jsonb, interval, text, boolean)
-	IS 'Claim the job for a message from another system, and enqueue it first if its key is new. Returns an outcome like idemq.claim_job, or locked immediately if another transaction has the key. Requires claim, and enqueue if the key is new.';
+	IS 'Claim the job for a message from another system, and enqueue it first if its key is new. Returns an outcome like idemq.claim_job, or locked immediately if another transaction is using the key. Requires claim, and enqueue if the key is new.';
 
 CREATE FUNCTION idemq.once(scope text, key text, ttl interval DEFAULT '1 day') RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_once';
 COMMENT ON FUNCTION idemq.once(text, text, interval)
-	IS 'Return true the first time that this scope and key are used within ttl, and false afterwards, for an effect without a job. A rollback undoes it. Waits for an open transaction that uses the same key. All roles with EXECUTE share the keys.';
+	IS 'Return true the first time that this scope and key are used within ttl, and false afterwards. Use it for an effect without a job. A rollback undoes it. Waits for an open transaction that uses the same key. All roles with EXECUTE share the keys.';
 
 CREATE FUNCTION idemq.cancel_by_key(queue text, key text) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel_by_key';
@@ -24,7 +24,7 @@ CREATE FUNCTION idemq.job_by_key(queue text, key text) RETURNS SETOF idemq.jobs
 		WHERE j.queue_id OPERATOR(pg_catalog.=) idemq.queue_id(job_by_key.queue)
 		AND j.key OPERATOR(pg_catalog.=) job_by_key.key COLLATE pg_catalog."C"';
 COMMENT ON FUNCTION idemq.job_by_key(text, text)
-	IS 'Return the job that has a key, as a row of idemq.jobs. Returns no row if there is no such job that you may see.';
+	IS 'Return the job that has a key, as a row of idemq.jobs. Returns no row if there is no such job or you may not see it.';
 
 CREATE FUNCTION idemq.fence() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fence';

@@ -15,12 +15,12 @@ CREATE TABLE idemq.producers (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.producers IS 'one row per producer that numbers its messages (idemq.enqueue_sequenced), kept until idemq.forget_producer or the drop of the queue; row-level security shows producers of queues on which the role holds a privilege';
+COMMENT ON TABLE idemq.producers IS 'one row per producer that numbers its messages (idemq.enqueue_sequenced); the row is kept until idemq.forget_producer is called or the queue is dropped. Row-level security restricts the rows to queues on which the role holds a privilege.';
 COMMENT ON COLUMN idemq.producers.queue_id IS 'numeric id of the queue to which the producer sends';
 COMMENT ON COLUMN idemq.producers.name IS 'name of the producer, unique within the queue';
 COMMENT ON COLUMN idemq.producers.seq IS 'highest number accepted so far; the producer continues after it';
-COMMENT ON COLUMN idemq.producers.job_id IS 'id of the job for that number, which may have been deleted';
-COMMENT ON COLUMN idemq.producers.enqueued_at IS 'when that job was enqueued';
+COMMENT ON COLUMN idemq.producers.job_id IS 'id of the job with that number; the job may have been deleted';
+COMMENT ON COLUMN idemq.producers.enqueued_at IS 'when the job with that number was enqueued';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq.producers', '');
 ALTER TABLE idemq.producers ENABLE ROW LEVEL SECURITY;
@@ -45,7 +45,7 @@ COMMENT ON FUNCTION idemq.enqueue_sequenced(text, text, bigint, jsonb, interval,
 CREATE FUNCTION idemq.forget_producer(queue text, producer text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.forget_producer(text, text)
-	IS 'Forget a producer of idemq.enqueue_sequenced that will send no more messages. Afterwards any of its numbers is accepted. Returns false if there was none. Requires admin.';
+	IS 'Forget a producer of idemq.enqueue_sequenced that will send no more messages. Afterwards, any number from that producer is accepted. Returns false if there is no such producer. Requires admin.';
 
 CREATE FUNCTION idemq_internal.forget_producer_impl(queue text, producer text) RETURNS boolean
 	LANGUAGE plpgsql AS $$

@@ -17,14 +17,14 @@ CREATE PROCEDURE idemq.wait_result(
 	INOUT status idemq.status DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wait_result';
 COMMENT ON PROCEDURE idemq.wait_result(bigint, interval, idemq.status, jsonb)
-	IS 'Sleep until a job is completed, dead or cancelled. Returns its status and stored result; after timeout, its current status. CALL it outside a transaction block (2D000 otherwise). Works on a standby, where it also waits for a job that has not been replicated yet. Raises IQ002 (no such job). Requires any privilege on its queue.';
+	IS 'Sleep until a job is completed, dead or cancelled. Returns its status and stored result; after timeout, its current status. CALL it outside a transaction block (2D000 otherwise). Works on a standby, where it also waits for a job that has not been replicated yet. Raises IQ002 if the job does not exist. Requires any privilege on its queue.';
 
 CREATE PROCEDURE idemq.wait_results(
 	ids bigint[], timeout interval DEFAULT '30 s',
 	INOUT statuses idemq.status[] DEFAULT NULL, INOUT results jsonb[] DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wait_results';
 COMMENT ON PROCEDURE idemq.wait_results(bigint[], interval, idemq.status[], jsonb[])
-	IS 'Sleep until all of these jobs are completed, dead or cancelled. Returns their statuses and stored results in the order of the ids; after timeout, their current statuses. CALL it outside a transaction block (2D000 otherwise). Raises IQ002 (no such job). Requires any privilege on each queue.';
+	IS 'Sleep until all of these jobs are completed, dead or cancelled. Returns their statuses and stored results in the order of the ids; after timeout, their current statuses. CALL it outside a transaction block (2D000 otherwise). Raises IQ002 if a job does not exist. Requires any privilege on each queue.';
 
 -- Topic: Limits
 
@@ -32,4 +32,4 @@ CREATE FUNCTION idemq.admit(bucket text, max_calls int, per interval, cost int D
 	RETURNS idemq.admission
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_admit';
 COMMENT ON FUNCTION idemq.admit(text, int, interval, int, int)
-	IS 'Ask for permission to make a call under a limit of at most max_calls in any period per. cost is the number of calls to count, and 0 only asks. burst selects a bucket of that size which fills evenly (GCRA). Takes effect immediately: a rollback does not undo it, and a restart of the server resets it. retry_after tells when to ask again. All roles with EXECUTE share the limits.';
+	IS 'Ask whether a call is allowed under a limit of at most max_calls calls in any period of length per. The argument cost is the number of calls to count, and 0 only asks. If burst is given, the limit is a bucket of that size that refills at a constant rate (GCRA). Takes effect immediately: a rollback does not undo it, and a restart of the server resets it. retry_after tells when to ask again. All roles with EXECUTE share the limits.';

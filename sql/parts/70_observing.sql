@@ -3,12 +3,12 @@
 CREATE FUNCTION idemq.job(id bigint) RETURNS SETOF idemq.jobs
 	ROWS 1 STABLE LANGUAGE sql
 	AS 'SELECT j.* FROM idemq.jobs j WHERE j.id OPERATOR(pg_catalog.=) job.id';
-COMMENT ON FUNCTION idemq.job(bigint) IS 'Return one job as a row of idemq.jobs. Returns no row if there is no such job that you may see.';
+COMMENT ON FUNCTION idemq.job(bigint) IS 'Return one job as a row of idemq.jobs. Returns no row if there is no such job or you may not see it.';
 
 CREATE FUNCTION idemq.why(id bigint) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_why';
 COMMENT ON FUNCTION idemq.why(bigint)
-	IS 'Explain in one sentence what a job is waiting for, and the next step. Requires claim or admin; without them, the text tells you so.';
+	IS 'Explain in one sentence what a job is waiting for, and give the next step. Requires claim or admin; without them, the text tells you so.';
 
 CREATE FUNCTION idemq.progress(checkpoint jsonb) RETURNS float8
 	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_progress';
@@ -44,9 +44,9 @@ COMMENT ON COLUMN idemq.running_jobs.expires_in IS 'time left until the deadline
 COMMENT ON COLUMN idemq.running_jobs.attached IS 'whether the lease also ends with the session';
 COMMENT ON COLUMN idemq.running_jobs.pid IS 'process id of the session that claimed the job; NULL means that the session has ended or the server has restarted';
 COMMENT ON COLUMN idemq.running_jobs.deadline IS 'end of the lease, including extensions by heartbeats; NULL while the claim''s transaction is open';
-COMMENT ON COLUMN idemq.running_jobs.state IS 'claiming (the claim''s transaction is open), active, cancelling (a transaction that cancels the job waits for the worker''s transaction), ending (a transaction that finishes or cancels the job is open), reaping (the expired lease is being taken back)';
+COMMENT ON COLUMN idemq.running_jobs.state IS 'state of the lease: claiming, active, cancelling, ending or reaping. Claiming means that the claim''s transaction is open. Cancelling means that a transaction that cancels the job is waiting for the worker''s transaction. Ending means that a transaction that finishes or cancels the job is open. Reaping means that the expired lease is being taken back.';
 
-COMMENT ON COLUMN idemq.running_jobs.progress IS 'progress of the attempt in percent, computed by idemq.progress from its last checkpoint; NULL means that the checkpoint does not contain it';
+COMMENT ON COLUMN idemq.running_jobs.progress IS 'progress of the attempt in percent, computed by idemq.progress from its last checkpoint; NULL means that the checkpoint does not contain the progress';
 
 -- Topic: Observing
 
@@ -138,53 +138,53 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		WHERE o.dead_letter_queue IS NOT NULL) AS is_dead_letter_queue) d
 	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL
 		OR q.paused_until OPERATOR(pg_catalog.>) idemq.clock_timestamp()) AS paused) p;
-COMMENT ON VIEW idemq.metrics IS 'one row per queue that you may claim from or administer (for pg_monitor, every queue): jobs by status, and counters and times since counted_since, which a restart or crash resets; all figures follow commits, except the four counters of refusals (duplicates, stale_commits, stale_calls, repeated_commits), which count each answer immediately, even if the caller rolls back';
+COMMENT ON VIEW idemq.metrics IS 'one row per queue that you may claim from or administer (for pg_monitor, every queue), with its number of jobs by status, its counters and its times. A restart or crash resets the counters and times (see counted_since). All figures change only when a transaction commits, with one exception. The four counters of refused calls (duplicates_total, stale_commits_total, stale_calls_total and repeated_commits_total) count each refusal immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.metrics.queue_id IS 'numeric id of the queue';
 COMMENT ON COLUMN idemq.metrics.paused IS 'whether the queue is paused, so that no jobs can be claimed';
-COMMENT ON COLUMN idemq.metrics.paused_until IS 'time at which the queue resumes, if it was paused until a time';
+COMMENT ON COLUMN idemq.metrics.paused_until IS 'time at which the queue resumes by itself, if it was paused until a certain time';
 COMMENT ON COLUMN idemq.metrics.blocked IS 'number of blocked jobs';
 COMMENT ON COLUMN idemq.metrics.running IS 'number of running jobs';
-COMMENT ON COLUMN idemq.metrics.retrying IS 'number of jobs that have begun and wait for their next attempt';
+COMMENT ON COLUMN idemq.metrics.retrying IS 'number of jobs that have begun and are waiting for their next attempt';
 COMMENT ON COLUMN idemq.metrics.completed IS 'number of completed jobs that have not been deleted';
 COMMENT ON COLUMN idemq.metrics.dead IS 'number of dead jobs that have not been deleted';
 COMMENT ON COLUMN idemq.metrics.cancelled IS 'number of cancelled and expired jobs that have not been deleted';
-COMMENT ON COLUMN idemq.metrics.groups_limited IS 'number of groups in which a job waits because group_max_running others are running, as far as shared memory knows; NULL if group_max_running is 1';
-COMMENT ON COLUMN idemq.metrics.unattended_for IS 'how long no worker has served the queue although jobs are due: none is running, none was claimed, and no session sleeps in idemq.wait; NULL means less than a minute, or that no worker is needed: no job is due, the queue is paused or at a limit, expect_workers is false, or it is a dead-letter queue';
+COMMENT ON COLUMN idemq.metrics.groups_limited IS 'number of groups in which a job waits because group_max_running others are running, according to shared memory; NULL if group_max_running is 1';
+COMMENT ON COLUMN idemq.metrics.unattended_for IS 'how long jobs have been due without a worker: no job is running, none was claimed, and no session sleeps in idemq.wait. NULL means less than a minute, or that no worker is needed because no job is due, the queue is paused or at a limit, expect_workers is false, or the queue is a dead-letter queue.';
 COMMENT ON COLUMN idemq.metrics.is_dead_letter_queue IS 'whether the queue is the dead_letter_queue of another queue, so that its jobs wait for a person';
-COMMENT ON COLUMN idemq.metrics.max_running IS 'limit for permits_used; NULL means none';
+COMMENT ON COLUMN idemq.metrics.max_running IS 'limit for permits_used; NULL means no limit';
 COMMENT ON COLUMN idemq.metrics.wait_p95 IS 'time within which 95 % of jobs were claimed';
 COMMENT ON COLUMN idemq.metrics.wait_p99 IS 'time within which 99 % of jobs were claimed';
 COMMENT ON COLUMN idemq.metrics.run_p95 IS 'time within which 95 % of attempts finished';
 COMMENT ON COLUMN idemq.metrics.run_p99 IS 'time within which 99 % of attempts finished';
-COMMENT ON COLUMN idemq.metrics.pending IS 'number of jobs that are ready, or will be at their time';
-COMMENT ON COLUMN idemq.metrics.oldest_ready IS 'how long the longest-waiting ready job has been ready; NULL means that no job is ready; ignores pausing';
+COMMENT ON COLUMN idemq.metrics.pending IS 'number of jobs that are ready, or will be ready at their scheduled time';
+COMMENT ON COLUMN idemq.metrics.oldest_ready IS 'how long the longest-waiting ready job has been ready, even if the queue is paused; NULL means that no job is ready';
 COMMENT ON COLUMN idemq.metrics.enqueued_total IS 'number of jobs enqueued';
-COMMENT ON COLUMN idemq.metrics.duplicates_total IS 'number of requests whose key was taken: enqueues that added no job (including IQ003 and IQ004), and acquires of a finished job; counted immediately, even if the caller rolls back';
+COMMENT ON COLUMN idemq.metrics.duplicates_total IS 'number of requests whose key was already in use: calls to enqueue that added no job (including IQ003 and IQ004), and calls to acquire for a finished job. Each request is counted immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.claimed_total IS 'number of attempts begun';
-COMMENT ON COLUMN idemq.metrics.committed_total IS 'number of committed jobs, including commit_once';
+COMMENT ON COLUMN idemq.metrics.committed_total IS 'number of committed jobs, including those committed with commit_once';
 COMMENT ON COLUMN idemq.metrics.failed_total IS 'number of failed attempts, including the last attempt of a dead job';
 COMMENT ON COLUMN idemq.metrics.dead_total IS 'number of jobs that became dead';
 COMMENT ON COLUMN idemq.metrics.released_total IS 'number of attempts released';
 COMMENT ON COLUMN idemq.metrics.expired_total IS 'number of leases that expired and were reaped';
 COMMENT ON COLUMN idemq.metrics.cancelled_total IS 'number of jobs that were cancelled, or not claimed by their expires_at';
-COMMENT ON COLUMN idemq.metrics.retried_total IS 'number of jobs that retry made ready before they were due';
-COMMENT ON COLUMN idemq.metrics.redriven_total IS 'number of dead or cancelled jobs that redrive or retry made ready again';
-COMMENT ON COLUMN idemq.metrics.row_only_total IS 'number of claims whose lease did not fit into shared memory; if it grows, raise idemq.max_leases';
+COMMENT ON COLUMN idemq.metrics.retried_total IS 'number of jobs that idemq.retry made ready before they were due';
+COMMENT ON COLUMN idemq.metrics.redriven_total IS 'number of dead or cancelled jobs that idemq.redrive or idemq.retry made ready again';
+COMMENT ON COLUMN idemq.metrics.row_only_total IS 'number of claims whose lease did not fit into shared memory; if this number grows, raise idemq.max_leases';
 COMMENT ON COLUMN idemq.metrics.purged_total IS 'number of finished jobs deleted by the background worker or idemq.apply_retention after their retention period';
-COMMENT ON COLUMN idemq.metrics.stale_commits_total IS 'number of commits refused because the token was stale (IQ001, or outcome stale), from workers that continued after their lease was lost; counted immediately, even if the caller rolls back';
-COMMENT ON COLUMN idemq.metrics.stale_calls_total IS 'number of other calls refused because the token was stale or the attempt had already ended: fail, release, heartbeat, checkpoint, assert_current, fence; counted like stale_commits_total';
-COMMENT ON COLUMN idemq.metrics.repeated_commits_total IS 'number of commits of jobs that were already committed (IQ006, or outcome already_committed), including commit_once; counted like stale_commits_total';
+COMMENT ON COLUMN idemq.metrics.stale_commits_total IS 'number of commits refused because the token was stale (IQ001, or outcome stale), from workers that continued after their lease was lost. Each commit is counted immediately, even if the caller rolls back.';
+COMMENT ON COLUMN idemq.metrics.stale_calls_total IS 'number of other calls (fail, release, heartbeat, checkpoint, assert_current, fence) refused because the token was stale or the attempt had already ended. Each call is counted immediately, even if the caller rolls back.';
+COMMENT ON COLUMN idemq.metrics.repeated_commits_total IS 'number of commits of jobs that were already committed (IQ006, or outcome already_committed), including calls to commit_once. Each commit is counted immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.reruns_total IS 'number of finished jobs that ran again for a later request (on_duplicate => rerun)';
 COMMENT ON COLUMN idemq.metrics.steps_done_total IS 'number of steps done, with a stored response or in this database';
 COMMENT ON COLUMN idemq.metrics.steps_open IS 'number of open steps of running attempts';
-COMMENT ON COLUMN idemq.metrics.steps_unknown IS 'number of steps whose attempt ended without a response: the next attempt must ask the other system, or a person must if the job is finished';
-COMMENT ON COLUMN idemq.metrics.wait_p50 IS 'median time from due to claimed or committed once (within 12.5 %)';
-COMMENT ON COLUMN idemq.metrics.run_p50 IS 'median time from claimed to committed (within 12.5 %)';
-COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has a state in shared memory; a queue restored beyond idemq.max_queues has none, and therefore no counters and times';
-COMMENT ON COLUMN idemq.metrics.counted_since IS 'when the counters began: at the first use after the server started, or after idemq.jobs was truncated';
-COMMENT ON COLUMN idemq.metrics.recovering IS 'whether the search for running jobs whose leases are missing from shared memory, usually after a restart, is still going on; NULL means that the queue has no state in shared memory';
-COMMENT ON COLUMN idemq.metrics.permits_used IS 'number that max_running limits: running jobs and open claims; NULL means that the queue has no state in shared memory';
+COMMENT ON COLUMN idemq.metrics.steps_unknown IS 'number of steps whose attempt ended without a response; the next attempt, or a person if the job is finished, must ask the other system';
+COMMENT ON COLUMN idemq.metrics.wait_p50 IS 'median time between a job becoming due and being claimed or committed with commit_once (accurate to within 12.5 %)';
+COMMENT ON COLUMN idemq.metrics.run_p50 IS 'median time between claim and commit (accurate to within 12.5 %)';
+COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has a state in shared memory; a queue restored beyond idemq.max_queues has none, and therefore has no counters or times';
+COMMENT ON COLUMN idemq.metrics.counted_since IS 'when the counters started: at the first use after the server started, or after idemq.jobs was truncated';
+COMMENT ON COLUMN idemq.metrics.recovering IS 'whether idemq is still searching for running jobs whose leases are missing from shared memory, usually after a restart; NULL means that the queue has no state in shared memory';
+COMMENT ON COLUMN idemq.metrics.permits_used IS 'number of running jobs and open claims, which max_running limits; NULL means that the queue has no state in shared memory';
 
 -- Topic: Observing
 
@@ -198,19 +198,19 @@ COMMENT ON FUNCTION idemq.recount()
 CREATE FUNCTION idemq_internal.memory_usage()
 	RETURNS TABLE (resource text, used bigint, size bigint, refused bigint)
 	ROWS 5 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_memory_usage';
-COMMENT ON FUNCTION idemq_internal.memory_usage() IS 'Return the rows of idemq.memory, one per table, five in all.';
+COMMENT ON FUNCTION idemq_internal.memory_usage() IS 'Return the five rows of idemq.memory, one per table.';
 
 CREATE VIEW idemq.memory AS SELECT resource, used, size, refused FROM idemq_internal.memory_usage();
-COMMENT ON VIEW idemq.memory IS 'one row per table in shared memory, for the whole server: leases (idemq.max_leases), this database''s share of them (idemq.max_leases_per_database), buckets (idemq.max_buckets), queues (idemq.max_queues) and groups (those whose next job may be due)';
+COMMENT ON VIEW idemq.memory IS 'one row per table in shared memory, for the whole server. The tables are leases (idemq.max_leases), this database''s share of them (idemq.max_leases_per_database), buckets (idemq.max_buckets), queues (idemq.max_queues) and groups (those whose next job may be due).';
 COMMENT ON COLUMN idemq.memory.resource IS 'name of the table';
 COMMENT ON COLUMN idemq.memory.used IS 'number of entries in use';
 COMMENT ON COLUMN idemq.memory.size IS 'maximum number of entries';
-COMMENT ON COLUMN idemq.memory.refused IS 'number of times since the server started that an entry found no room, so that idemq worked without it, more slowly';
+COMMENT ON COLUMN idemq.memory.refused IS 'number of times since the server started that an entry did not fit, so that idemq worked without it, but more slowly';
 
 CREATE FUNCTION idemq_internal.server_counts()
 	RETURNS TABLE (name text, value bigint)
 	ROWS 12 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_server_counts';
-COMMENT ON FUNCTION idemq_internal.server_counts() IS 'Return the rows of idemq.admissions, idemq.once_calls and idemq.publish_calls: one per counter of the whole server.';
+COMMENT ON FUNCTION idemq_internal.server_counts() IS 'Return the rows of idemq.admissions, idemq.once_calls and idemq.publish_calls, one per counter of the whole server.';
 
 CREATE VIEW idemq.admissions AS
 	SELECT pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'admit_allowed')
@@ -220,10 +220,10 @@ CREATE VIEW idemq.admissions AS
 		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'admit_shared')
 			AS shared
 	FROM idemq_internal.server_counts() c;
-COMMENT ON VIEW idemq.admissions IS 'calls of idemq.admit on the whole server since it started, in one row; calls with cost 0 are not counted';
+COMMENT ON VIEW idemq.admissions IS 'calls to idemq.admit on the whole server since it started, as a single row; calls with cost 0 are not counted';
 COMMENT ON COLUMN idemq.admissions.allowed IS 'number of calls that their limit allowed';
 COMMENT ON COLUMN idemq.admissions.refused IS 'number of calls that their limit refused';
-COMMENT ON COLUMN idemq.admissions.shared IS 'number of these calls that had no bucket of their own and shared one with others of their database; if it grows, raise idemq.max_buckets';
+COMMENT ON COLUMN idemq.admissions.shared IS 'number of these calls that had to share a bucket with other calls in their database; if this number grows, raise idemq.max_buckets';
 
 CREATE VIEW idemq.once_calls AS
 	SELECT pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'once_first')
@@ -231,9 +231,9 @@ CREATE VIEW idemq.once_calls AS
 		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'once_repeated')
 			AS repeated
 	FROM idemq_internal.server_counts() c;
-COMMENT ON VIEW idemq.once_calls IS 'calls of idemq.once on the whole server since it started, in one row; counted immediately, even if the caller rolls back';
+COMMENT ON VIEW idemq.once_calls IS 'calls to idemq.once on the whole server since it started, as a single row; counted immediately, even if the caller rolls back';
 COMMENT ON COLUMN idemq.once_calls.first IS 'number of calls that returned true; a call that is rolled back and repeated counts twice';
-COMMENT ON COLUMN idemq.once_calls.repeated IS 'number of calls that returned false because the key was taken';
+COMMENT ON COLUMN idemq.once_calls.repeated IS 'number of calls that returned false because the key was already in use';
 
 CREATE VIEW idemq.publish_calls AS
 	SELECT pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'publish_calls')
@@ -242,10 +242,10 @@ CREATE VIEW idemq.publish_calls AS
 		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'publish_skipped')
 			AS skipped
 	FROM idemq_internal.server_counts() c;
-COMMENT ON VIEW idemq.publish_calls IS 'calls of idemq.publish on the whole server since it started, in one row; counted immediately, even if the caller rolls back';
+COMMENT ON VIEW idemq.publish_calls IS 'calls to idemq.publish on the whole server since it started, as a single row; counted immediately, even if the caller rolls back';
 COMMENT ON COLUMN idemq.publish_calls.calls IS 'number of calls';
 COMMENT ON COLUMN idemq.publish_calls.jobs IS 'number of jobs that these calls added';
-COMMENT ON COLUMN idemq.publish_calls.skipped IS 'number of bindings that these calls skipped; idemq.topic_bindings shows which, and why';
+COMMENT ON COLUMN idemq.publish_calls.skipped IS 'number of bindings that these calls skipped; idemq.topic_bindings shows which ones and why';
 
 CREATE FUNCTION idemq_internal.worker_state(OUT pid int, OUT stuck_for interval, OUT awake boolean,
 	OUT task text,
@@ -255,13 +255,13 @@ COMMENT ON FUNCTION idemq_internal.worker_state() IS 'Return the row of idemq.ba
 
 CREATE VIEW idemq.background_worker AS SELECT pid, stuck_for, awake, task, last_run, lag
 	FROM idemq_internal.worker_state();
-COMMENT ON VIEW idemq.background_worker IS 'state of this database''s background worker, in one row; it is healthy if pid is set and stuck_for is NULL';
-COMMENT ON COLUMN idemq.background_worker.pid IS 'process id; NULL means that none is running, because idemq.worker is off, max_worker_processes is exhausted, the server is a standby, or the worker is starting';
-COMMENT ON COLUMN idemq.background_worker.stuck_for IS 'how long the worker has made no progress although it should, from 2 s on: it is stopped, or busy with one long piece of work; NULL means that it makes progress or is idle';
-COMMENT ON COLUMN idemq.background_worker.awake IS 'whether the worker is active, or about to be';
-COMMENT ON COLUMN idemq.background_worker.task IS 'maintenance task that the worker is running; NULL means that it is between two tasks';
-COMMENT ON COLUMN idemq.background_worker.last_run IS 'when the worker last finished a maintenance task; NULL means that it has not run one yet';
-COMMENT ON COLUMN idemq.background_worker.lag IS 'how long the oldest unfinished work has been due: milliseconds when all is well; more if the worker is stuck or overloaded, a maintenance task fails, or a transaction holds a row; NULL if the database follows another';
+COMMENT ON VIEW idemq.background_worker IS 'state of this database''s background worker, as a single row; the worker is healthy if pid is set and stuck_for is NULL';
+COMMENT ON COLUMN idemq.background_worker.pid IS 'process id of the worker; NULL means that no worker is running, because idemq.worker is off, max_worker_processes is exhausted, the server is a standby, or the worker is starting';
+COMMENT ON COLUMN idemq.background_worker.stuck_for IS 'how long the worker has made no progress although it should, if at least 2 s. The process is then stopped, or busy with one long task. NULL means that the worker makes progress or is idle.';
+COMMENT ON COLUMN idemq.background_worker.awake IS 'whether the worker is active or about to become active';
+COMMENT ON COLUMN idemq.background_worker.task IS 'maintenance task that the worker is running; NULL means that the worker is between two tasks';
+COMMENT ON COLUMN idemq.background_worker.last_run IS 'when the worker last finished a maintenance task; NULL means that the worker has not finished a task yet';
+COMMENT ON COLUMN idemq.background_worker.lag IS 'how long the oldest unfinished work has been due. The time is normally a few milliseconds; it is longer if the worker is stuck or overloaded, a maintenance task fails, or a transaction holds a row. NULL means that the database follows another.';
 
 CREATE FUNCTION idemq_internal.task_counts()
 	RETURNS TABLE (task text, runs bigint, failures bigint, busy interval)
@@ -271,7 +271,7 @@ COMMENT ON FUNCTION idemq_internal.task_counts() IS 'Return the rows of idemq.ma
 CREATE VIEW idemq.maintenance_tasks AS SELECT task, runs, failures, busy
 	FROM idemq_internal.task_counts();
 COMMENT ON VIEW idemq.maintenance_tasks IS 'work of this database''s background worker since the server started: one row per maintenance task, or no row if the database has had no background worker';
-COMMENT ON COLUMN idemq.maintenance_tasks.task IS 'promote (heads of groups), reap (expired leases), recover (leases lost in a restart), due (wakes waiting sessions), remind (wakes them again), expire (jobs not claimed in time), handle (starts processes of handlers), tick (schedules), notify, count (the jobs of each queue), purge (retention), history (idemq.history), discover and follow (at its start)';
+COMMENT ON COLUMN idemq.maintenance_tasks.task IS 'name of the task: promote, reap, recover, due, remind, expire, handle, tick, notify, count, purge, history, discover or follow. The task promote makes the heads of groups ready. The task reap takes back jobs with expired leases, and recover finds leases lost in a restart. The task due wakes waiting sessions, and remind wakes them again. The task expire cancels jobs that were not claimed in time. The task handle starts processes of handlers, tick runs schedules, and notify sends notifications. The task count determines the number of jobs in each queue, purge applies retention, and history writes idemq.history. The tasks discover and follow run when the worker starts.';
 COMMENT ON COLUMN idemq.maintenance_tasks.runs IS 'number of runs';
 COMMENT ON COLUMN idemq.maintenance_tasks.failures IS 'number of runs that failed; the errors are in the server log';
 COMMENT ON COLUMN idemq.maintenance_tasks.busy IS 'total duration of all runs';

@@ -28,7 +28,7 @@ COMMENT ON TABLE idemq_internal.history_steps IS 'source of idemq.history: one r
 COMMENT ON COLUMN idemq_internal.history_steps.step IS 'length of the step in seconds';
 COMMENT ON COLUMN idemq_internal.history_steps.place IS 'number of the step within its retention tier';
 COMMENT ON COLUMN idemq_internal.history_steps.queue_id IS 'numeric id of the queue; 0 means all queues together';
-COMMENT ON COLUMN idemq_internal.history_steps.due_since IS 'since when a job had been ready at the end of the step; NULL means that no job was ready';
+COMMENT ON COLUMN idemq_internal.history_steps.due_since IS 'when the longest-waiting ready job had become ready, as of the end of the step; NULL means that no job was ready';
 CREATE INDEX history_queue ON idemq_internal.history_steps (queue_id, step);
 -- No policy: the view shows what is to be seen.
 ALTER TABLE idemq_internal.history_steps ENABLE ROW LEVEL SECURITY;
@@ -126,7 +126,7 @@ END $$;
 CREATE FUNCTION idemq.percentile(counts int[], part float8) RETURNS interval
 	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_percentile';
 COMMENT ON FUNCTION idemq.percentile(int[], float8)
-	IS 'Return the time within which the given fraction (such as 0.95) of jobs or attempts was done, within 12.5 %. The histogram is wait_counts or run_counts of idemq.history, or a sum from idemq.sum_counts. Returns NULL for NULL. Raises 22023 for other arrays.';
+	IS 'Return the time within which the given fraction (such as 0.95) of jobs or attempts was done, accurate to within 12.5 %. The histogram is wait_counts or run_counts of idemq.history, or a sum from idemq.sum_counts. Returns NULL for NULL. Raises 22023 for other arrays.';
 
 CREATE FUNCTION idemq_internal.add_counts(counts int[], more int[]) RETURNS int[]
 	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_add_counts';
@@ -151,11 +151,11 @@ CREATE VIEW idemq.history WITH (security_barrier) AS
 		UNION ALL
 		SELECT 0, NULL WHERE pg_catalog.pg_has_role('pg_monitor', 'USAGE')) q
 	JOIN idemq_internal.history_steps h ON h.queue_id OPERATOR(pg_catalog.=) q.queue_id;
-COMMENT ON VIEW idemq.history IS 'activity of each queue over time, for charts: one row per queue that you may claim from or administer (for pg_monitor, every queue, and one row for all queues together) and step in which something changed; a step without a row had no activity; the background worker writes the rows while idemq.history is on';
+COMMENT ON VIEW idemq.history IS 'activity of each queue over time, for charts: one row per step and per queue that you may claim from or administer. The role pg_monitor sees every queue, and also one row per step for all queues together. A step in which nothing changed has no row. The background worker writes the rows while idemq.history is on.';
 COMMENT ON COLUMN idemq.history.queue IS 'name of the queue; NULL means all queues of the database together';
 COMMENT ON COLUMN idemq.history.step IS 'length of the step in seconds: 10 for the last hour, 60 for the last day, 600 for the last week; older rows remain until they are overwritten';
 COMMENT ON COLUMN idemq.history.at IS 'end of the step, a multiple of its length';
-COMMENT ON COLUMN idemq.history.pending IS 'number of jobs that were ready, or would be at their time; in this and the next four columns, NULL means that jobs had not been counted yet';
+COMMENT ON COLUMN idemq.history.pending IS 'number of jobs that were ready, or would be ready at their scheduled time; in this and the next four columns, NULL means that jobs had not been counted yet';
 COMMENT ON COLUMN idemq.history.blocked IS 'number of blocked jobs';
 COMMENT ON COLUMN idemq.history.running IS 'number of running jobs';
 COMMENT ON COLUMN idemq.history.retrying IS 'number of jobs that had begun and were waiting for their next attempt';
@@ -168,6 +168,6 @@ COMMENT ON COLUMN idemq.history.failures IS 'number of attempts that failed';
 COMMENT ON COLUMN idemq.history.died IS 'number of jobs that became dead';
 COMMENT ON COLUMN idemq.history.cancelled IS 'number of jobs that were cancelled, or not claimed in time';
 COMMENT ON COLUMN idemq.history.expired IS 'number of leases that expired';
-COMMENT ON COLUMN idemq.history.wait_counts IS 'how long the jobs claimed in the step had been due, as a histogram for idemq.percentile and idemq.sum_counts; NULL means that none was claimed; the first element is the number of a bucket, the others are the counts of that bucket and the following ones; bucket b ends before b + 1 us for b up to 7, and before (5 + b % 4) * 2^(b / 4 - 1) us from 8 on';
-COMMENT ON COLUMN idemq.history.run_counts IS 'how long the attempts committed in the step had run, as the same kind of histogram';
-COMMENT ON COLUMN idemq.history.place IS 'number of the step within its retention tier, which identifies a row: at divided by step, both in seconds, modulo 360, 1,440 or 1,008 for the three tiers';
+COMMENT ON COLUMN idemq.history.wait_counts IS 'how long the jobs claimed in the step had been due, as a histogram for idemq.percentile and idemq.sum_counts; NULL means that no job was claimed. The first element is the number of a bucket, and the others are the counts of that bucket and the following buckets. Bucket b ends before b + 1 us for b up to 7, and before (5 + b % 4) * 2^(b / 4 - 1) us for b from 8 on.';
+COMMENT ON COLUMN idemq.history.run_counts IS 'how long the attempts committed in the step had run, as a histogram like wait_counts';
+COMMENT ON COLUMN idemq.history.place IS 'number of the step within its retention tier: "at" divided by "step", both in seconds, modulo 360, 1,440 or 1,008, depending on the tier. The number identifies a row within its tier and queue.';

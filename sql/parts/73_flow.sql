@@ -10,7 +10,7 @@
 -- Nearest first, so that what is left out beyond most is what is farthest.
 CREATE FUNCTION idemq.flow_ids(id bigint, most int DEFAULT 100000) RETURNS SETOF bigint
 	ROWS 1000 STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
-COMMENT ON FUNCTION idemq.flow_ids(bigint, int) IS 'List the ids of all jobs connected to the given job through dependencies, directly or indirectly: its entire graph or fan-out. The argument most is the maximum number of ids; below 1 means none. Returns no rows for a job that you may not see. To end the flow, call idemq.cancel_many(ARRAY(SELECT idemq.flow_ids(id))).';
+COMMENT ON FUNCTION idemq.flow_ids(bigint, int) IS 'List the ids of all jobs connected to the given job through dependencies, directly or indirectly: its entire graph or fan-out. The argument "most" is the maximum number of ids, and a value below 1 returns none. Returns no rows for a job that you may not see. To end the flow, call idemq.cancel_many(ARRAY(SELECT idemq.flow_ids(id))).';
 
 CREATE FUNCTION idemq_internal.flow_ids_impl(id bigint, most int) RETURNS SETOF bigint
 	ROWS 1000 STABLE LANGUAGE sql SET enable_seqscan = off SET enable_hashjoin = off
@@ -37,18 +37,18 @@ CREATE FUNCTION idemq.flow(
 	OUT roots bigint[], OUT cut boolean)
 	RETURNS SETOF record
 	ROWS 1 VOLATILE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
-COMMENT ON FUNCTION idemq.flow(bigint, int) IS 'Report the progress of a graph or fan-out, given any of its jobs. Returns one row, or none for a job that you may not see. The argument most is the maximum number of jobs to read.
-- jobs: total number; then the numbers of waiting (pending), blocked, running, retrying (begun, and waiting for the next attempt), completed, dead and cancelled jobs. A deleted parent counts with the status that its children see.
+COMMENT ON FUNCTION idemq.flow(bigint, int) IS 'Report the progress of a graph or fan-out, given any of its jobs. Returns one row, or none for a job that you may not see. The argument "most" is the maximum number of jobs to read.
+- jobs: total number of jobs. The next columns count the waiting (pending), blocked, running, retrying (begun, and waiting for the next attempt), completed, dead and cancelled jobs. A deleted parent counts with the status that its children see.
 - done: number of completed, dead or cancelled jobs
-- progress: done as a percentage of jobs
+- progress: percentage of jobs that are done
 - begun_at: when the first job was claimed
-- ended_at: when the last job finished; NULL while jobs remain
-- eta: estimated time until all jobs are done, at the pace of the later half of the finished jobs; NULL means unknown
-- held_up_by: the job that most others wait for, or that has been unfinished longest, with its idemq.why
-- slowest: the longest attempt among running and completed jobs
-- failed_ids: dead jobs, then those being retried, at most 100
-- roots: jobs without parents, at most 100
-- cut: whether there are more jobs than most, which are not counted';
+- ended_at: when the last job finished. NULL means that some jobs are unfinished.
+- eta: estimated time until all jobs are done, at the pace of the later half of the finished jobs. NULL means that no estimate is possible.
+- held_up_by: job that most other jobs wait for, or that has been unfinished longest. The next column contains its idemq.why.
+- slowest: job with the longest attempt among the running and completed jobs
+- failed_ids: ids of up to 100 dead jobs, followed by jobs that are being retried
+- roots: ids of up to 100 jobs without parents
+- cut: whether the flow has more jobs than "most". The other jobs are not counted.';
 
 CREATE FUNCTION idemq_internal.flow_impl(
 	id bigint, most int,
@@ -137,7 +137,7 @@ CREATE FUNCTION idemq.flow_jobs(member bigint, most int DEFAULT 2000)
 	RETURNS TABLE (id bigint, queue text, kind text, status idemq.status, parents bigint[],
 		depth int, begun_at timestamptz, ended_at timestamptz, progress float8, last_error text)
 	ROWS 1000 STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
-COMMENT ON FUNCTION idemq.flow_jobs(bigint, int) IS 'List the jobs of idemq.flow by id, with their parents and depth, which is the length of the longest path from a job without parents. Returns no row for a deleted job. The argument most is the maximum number of jobs to list: if there are more, those nearest to the given job are listed.';
+COMMENT ON FUNCTION idemq.flow_jobs(bigint, int) IS 'List the jobs of idemq.flow by id, with their parents and depth, which is the length of the longest path from a job without parents. Returns no row for a deleted job. The argument "most" is the maximum number of jobs to list. If there are more, those nearest to the given job are listed.';
 
 CREATE FUNCTION idemq_internal.flow_jobs_impl(member bigint, most int)
 	RETURNS TABLE (id bigint, queue text, kind text, status idemq.status, parents bigint[],

@@ -22,17 +22,17 @@ COMMENT ON COLUMN idemq_internal.handler_entries.queue_id IS 'numeric id of the 
 COMMENT ON COLUMN idemq_internal.handler_entries.schema_name IS 'schema of the handler''s function';
 COMMENT ON COLUMN idemq_internal.handler_entries.function_name IS 'name of the handler''s function';
 COMMENT ON COLUMN idemq_internal.handler_entries.argument_types IS 'types of the function''s arguments, always jsonb';
-COMMENT ON COLUMN idemq_internal.handler_entries.role_name IS 'role that set the handler, and as which it runs';
+COMMENT ON COLUMN idemq_internal.handler_entries.role_name IS 'role that set the handler and under which the handler runs';
 COMMENT ON COLUMN idemq_internal.handler_entries.role_oid IS 'OID of the role that had this name when the row was written; NULL means that there was no such role, so only the name counts';
 COMMENT ON COLUMN idemq_internal.handler_entries.owner_name IS 'owner of the function when the handler was set; the handler runs the function only while it is owned by this role, by a superuser, or by the handler''s role';
-COMMENT ON COLUMN idemq_internal.handler_entries.owner_oid IS 'OID of owner_name, with the same meaning as role_oid';
+COMMENT ON COLUMN idemq_internal.handler_entries.owner_oid IS 'OID that owner_name had when the row was written; NULL means that there was no such role, so only the name counts';
 COMMENT ON COLUMN idemq_internal.handler_entries.workers IS 'maximum number of processes';
 COMMENT ON COLUMN idemq_internal.handler_entries.batch IS 'maximum number of jobs per transaction';
-COMMENT ON COLUMN idemq_internal.handler_entries.max_idle IS 'time after which a process without a job exits';
+COMMENT ON COLUMN idemq_internal.handler_entries.max_idle IS 'how long a process may be idle before it exits';
 COMMENT ON COLUMN idemq_internal.handler_entries.set_at IS 'when the handler was last set';
-COMMENT ON COLUMN idemq_internal.handler_entries.crashes IS 'number of consecutive server crashes during its jobs';
+COMMENT ON COLUMN idemq_internal.handler_entries.crashes IS 'number of consecutive server crashes while the handler was running jobs';
 COMMENT ON COLUMN idemq_internal.handler_entries.crashed_at IS 'when the last of these crashes was detected; NULL means none';
-COMMENT ON COLUMN idemq_internal.handler_entries.stopped_at IS 'when the handler was stopped after three such crashes; NULL means that it is not stopped';
+COMMENT ON COLUMN idemq_internal.handler_entries.stopped_at IS 'when the handler was stopped after three consecutive crashes; NULL means that the handler is not stopped';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.handler_entries', '');
 
@@ -64,14 +64,14 @@ COMMENT ON FUNCTION idemq.set_handler(text, text, int, int, interval)
 	IS 'Run a queue''s jobs inside the server with a function f(payload jsonb) that returns jsonb or void, under the current role. The function is given by name (''app.f'' or ''app.f(jsonb)''). Creates or replaces the queue''s only handler.
 - workers: maximum number of processes
 - batch: maximum number of jobs per transaction
-- max_idle: time after which a process without a job exits
+- max_idle: how long a process may be idle before it exits
 - The role requires claim, EXECUTE on the function (now and at each run) and LOGIN. Replacing another role''s handler requires admin.
 - Raises 53400 for a queue beyond idemq.max_queues.';
 
 CREATE FUNCTION idemq.drop_handler(queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.drop_handler(text)
-	IS 'Drop a queue''s handler. The running job finishes normally, and other jobs stay in the queue. Returns false if there was none. Requires the role that set it, or admin.';
+	IS 'Drop a queue''s handler. The running job finishes normally, and other jobs stay in the queue. Returns false if the queue had no handler. Requires the role that set the handler, or admin.';
 
 -- Why a queue's handler does not run, NULL when it may; raises 53400 for a queue without a state in shared memory.
 CREATE FUNCTION idemq_internal.handler_refusal(queue_id int) RETURNS text
@@ -90,7 +90,7 @@ CREATE FUNCTION idemq_internal.refuse_handler(queue text) RETURNS void LANGUAGE 
 BEGIN
 	RAISE EXCEPTION 'permission denied for the handler of queue "%"', queue USING ERRCODE = '42501',
 		DETAIL = 'Only the role that set the handler and administrators of the queue may change it.',
-		HINT = format('Ask one of them to call idemq.drop_handler(''%s'').', queue);
+		HINT = format('Ask that role or an administrator to call idemq.drop_handler(''%s'').', queue);
 END $$;
 
 -- A function is looked up as the caller's search_path has it, and as it is now, at each isolation
@@ -118,7 +118,7 @@ BEGIN
 	IF f.id IS NULL THEN
 		RAISE EXCEPTION 'function % does not exist', signature USING ERRCODE = '42883',
 			HINT =
-				'Pass the name of a function f(payload jsonb), with its schema unless that is in '
+				'Pass the name of a function f(payload jsonb), with its schema unless the schema is in '
 				'search_path, for example ''app.send_mail''.';
 	END IF;
 	PERFORM idemq_internal.check_int('workers', workers, 1, 1000), idemq_internal.check_int('batch',
@@ -134,7 +134,7 @@ BEGIN
 	IF NOT f.fits THEN
 		RAISE EXCEPTION 'function % cannot be a handler', f.shown USING ERRCODE = '42P13',
 			HINT =
-				'Pass a function f(payload jsonb) that RETURNS void or jsonb, the result; '
+				'Pass a function f(payload jsonb) that RETURNS void, or jsonb as its result; '
 				'other data is available from '
 				'idemq.current_job().';
 	ELSIF NOT has_function_privilege(idemq_internal.caller(), f.id, 'EXECUTE') THEN
@@ -164,7 +164,7 @@ BEGIN
 		jsonb_build_object('function', named));
 	IF why IS NOT NULL THEN
 		PERFORM idemq_internal.raise_message(true, 'the handler does not run yet',
-			'Fix the cause; the handler then starts by itself. Until then, idemq.handlers shows why it '
+			'Fix the cause, and the handler will start by itself. Until then, idemq.handlers shows why it '
 			'does not run.', why || '.');
 	END IF;
 	IF NOT f.pinned THEN
@@ -212,7 +212,7 @@ CREATE FUNCTION idemq_internal.handler_states()
 		jobs_per_second float8, last_error text, last_error_at timestamptz)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_handler_states';
 COMMENT ON FUNCTION idemq_internal.handler_states()
-	IS 'Return the state of handlers in shared memory, for queues that the caller may claim from or administer; pg_monitor gets all, without last_error. Use the view idemq.handlers instead.';
+	IS 'Return the state of handlers in shared memory, for queues that the caller may claim from or administer; pg_monitor gets all handlers, without last_error. Use the view idemq.handlers instead.';
 
 -- Topic: Handlers
 
@@ -234,17 +234,17 @@ CREATE VIEW idemq.handlers WITH (security_barrier) AS
 COMMENT ON VIEW idemq.handlers IS 'one row per handler of a queue that you may claim from or administer; pg_monitor sees all handlers, but not their errors';
 COMMENT ON COLUMN idemq.handlers.queue IS 'queue whose jobs the handler runs';
 COMMENT ON COLUMN idemq.handlers.function IS 'name of the handler''s function, which is looked up at each run';
-COMMENT ON COLUMN idemq.handlers.role IS 'role that set the handler, and as which it runs';
+COMMENT ON COLUMN idemq.handlers.role IS 'role that set the handler and under which the handler runs';
 COMMENT ON COLUMN idemq.handlers.workers IS 'maximum number of processes';
 COMMENT ON COLUMN idemq.handlers.batch IS 'maximum number of jobs per transaction';
-COMMENT ON COLUMN idemq.handlers.max_idle IS 'time after which a process without a job exits';
-COMMENT ON COLUMN idemq.handlers.state IS 'running; idle (no job is ready); waiting (idemq.max_handler_workers or max_worker_processes is exhausted); refused (for the reason in last_error; tried again within 64 s, or after a restart); stopped (after three consecutive server crashes); off (idemq.worker is off)';
+COMMENT ON COLUMN idemq.handlers.max_idle IS 'how long a process may be idle before it exits';
+COMMENT ON COLUMN idemq.handlers.state IS 'state of the handler: running, idle (no job is ready), waiting, refused, stopped or off. Waiting means that idemq.max_handler_workers or max_worker_processes is exhausted. Refused means that the handler does not run for the reason in last_error; idemq tries again within 64 s, or after a restart. Stopped means that idemq stopped the handler after three consecutive server crashes. Off means that idemq.worker is off.';
 COMMENT ON COLUMN idemq.handlers.workers_running IS 'current number of processes';
 COMMENT ON COLUMN idemq.handlers.jobs_per_second IS 'jobs per second during the last minute';
 COMMENT ON COLUMN idemq.handlers.done_total IS 'number of jobs for which the function has returned since the server started';
 COMMENT ON COLUMN idemq.handlers.failed_total IS 'number of attempts that have ended with an error since the server started';
 COMMENT ON COLUMN idemq.handlers.last_error IS 'error of the last failed job, or the reason why the handler does not run';
-COMMENT ON COLUMN idemq.handlers.last_error_at IS 'when that error occurred';
-COMMENT ON COLUMN idemq.handlers.crashes IS 'number of consecutive server crashes during its jobs';
-COMMENT ON COLUMN idemq.handlers.stopped_at IS 'when the handler was stopped after three such crashes; NULL means that it is not stopped';
+COMMENT ON COLUMN idemq.handlers.last_error_at IS 'when the error in last_error occurred';
+COMMENT ON COLUMN idemq.handlers.crashes IS 'number of consecutive server crashes while the handler was running jobs';
+COMMENT ON COLUMN idemq.handlers.stopped_at IS 'when the handler was stopped after three consecutive crashes; NULL means that the handler is not stopped';
 COMMENT ON COLUMN idemq.handlers.set_at IS 'when the handler was last set';

@@ -8,7 +8,7 @@ COMMENT ON FUNCTION idemq_internal.error_pattern(text)
 CREATE FUNCTION idemq_internal.error_sqlstate(details jsonb, error text) RETURNS text
 	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_error_sqlstate';
 COMMENT ON FUNCTION idemq_internal.error_sqlstate(jsonb, text)
-	IS 'Return the SQLSTATE of a failed attempt: details->>''sqlstate'' of idemq.fail, or the one that the message mentions (SQLSTATE 22012, SQLSTATE[22012]). Returns NULL if there is none.';
+	IS 'Return the SQLSTATE of a failed attempt: details->>''sqlstate'' of idemq.fail, or the SQLSTATE that the message mentions (SQLSTATE 22012, SQLSTATE[22012]). Returns NULL if there is none.';
 
 CREATE FUNCTION idemq_internal.error_fingerprint(sqlstate text, error text) RETURNS text
 	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_error_fingerprint';
@@ -43,17 +43,17 @@ CREATE VIEW idemq.errors WITH (security_barrier) AS
 			OR (j.finished_at IS NULL AND j.attempt OPERATOR(pg_catalog.>) 0))
 		AND (j.status OPERATOR(pg_catalog.=) 'dead' OR a.ended_at IS NOT NULL)
 	GROUP BY 1, 2, 3, 4;
-COMMENT ON VIEW idemq.errors IS 'one row per cause of failure: dead jobs, and failed jobs that will run again, grouped by queue, SQLSTATE and message pattern of the last failed or expired attempt; shows queues that you may claim from or administer; a query reads all unfinished and dead jobs of its queues';
+COMMENT ON VIEW idemq.errors IS 'one row per cause of failure. Dead jobs, and failed jobs that will run again, are grouped by queue, SQLSTATE and message pattern of their last failed or expired attempt. Shows queues that you may claim from or administer. A query reads all unfinished and dead jobs of the queues that it selects.';
 COMMENT ON COLUMN idemq.errors.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.errors.sqlstate IS 'SQLSTATE of the error, from details->>''sqlstate'' of idemq.fail or from the message; NULL means none';
-COMMENT ON COLUMN idemq.errors.error IS 'message, with ? for the parts that differ from job to job; NULL means that idemq.fail was given none';
+COMMENT ON COLUMN idemq.errors.error IS 'message, with ? for the parts that differ from job to job; NULL means that no message was passed to idemq.fail';
 COMMENT ON COLUMN idemq.errors.fingerprint IS 'identifier of the cause, for idemq.redrive(queue, error => ...)';
 COMMENT ON COLUMN idemq.errors.jobs IS 'number of jobs whose last attempt ended with this error';
 COMMENT ON COLUMN idemq.errors.dead IS 'number of these jobs that are dead; the others will be tried again, or are running now';
 COMMENT ON COLUMN idemq.errors.first_seen IS 'when the first of these attempts ended; jobs that have since failed with another error are not included';
 COMMENT ON COLUMN idemq.errors.last_seen IS 'when the last of these attempts ended';
 COMMENT ON COLUMN idemq.errors.example_id IS 'id of the newest of these jobs';
-COMMENT ON COLUMN idemq.errors.kinds IS 'kinds of these jobs; NULL means that they have none';
+COMMENT ON COLUMN idemq.errors.kinds IS 'kinds of these jobs; NULL means that the jobs have no kind';
 
 CREATE FUNCTION idemq.queue_name(queue_id int) RETURNS text
 	STABLE STRICT LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_name';
@@ -80,11 +80,11 @@ COMMENT ON COLUMN idemq.job_list.max_attempts IS 'maximum number of attempts, af
 COMMENT ON COLUMN idemq.job_list.enqueued_at IS 'when the job was enqueued';
 COMMENT ON COLUMN idemq.job_list.ready_at IS 'position in the ready index; NULL means that the job cannot be claimed, because it is blocked or finished';
 COMMENT ON COLUMN idemq.job_list.claimed_at IS 'when the last attempt began';
-COMMENT ON COLUMN idemq.job_list.finished_at IS 'when the job was completed, dead or cancelled';
+COMMENT ON COLUMN idemq.job_list.finished_at IS 'when the job was completed or cancelled, or became dead';
 COMMENT ON COLUMN idemq.job_list.worker IS 'name of the worker, as passed to the last claim';
 COMMENT ON COLUMN idemq.job_list.key IS 'idempotency key of the job, unique within the queue';
 COMMENT ON COLUMN idemq.job_list.group_key IS 'FIFO group of the job';
-COMMENT ON COLUMN idemq.job_list.last_error IS 'why the last attempt ended: the error passed to idemq.fail, or lease expired';
+COMMENT ON COLUMN idemq.job_list.last_error IS 'why the last attempt ended: the error passed to idemq.fail, or a text from idemq such as "lease expired"';
 COMMENT ON COLUMN idemq.job_list.payload IS 'data that the worker needs to run the job';
 COMMENT ON COLUMN idemq.job_list.result IS 'result stored by the last commit; a job that runs again keeps it until its next commit';
 COMMENT ON COLUMN idemq.job_list.headers IS 'headers of the job, exactly as the producer passed them';

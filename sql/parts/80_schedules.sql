@@ -19,7 +19,7 @@ COMMENT ON FUNCTION idemq.schedule(text, text, text, jsonb, text, int, text, int
 CREATE FUNCTION idemq.unschedule(name text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.unschedule(text)
-	IS 'Drop a schedule. Jobs that it has enqueued remain. Returns false if there is no such schedule that you may see. Requires the role that created it, or admin.';
+	IS 'Drop a schedule. Jobs that it has enqueued remain. Returns false if there is no such schedule or you may not see it. Requires the role that created the schedule, or admin.';
 
 CREATE FUNCTION idemq.next_tick(
 	cron text, time_zone text DEFAULT 'UTC', after timestamptz DEFAULT idemq.clock_timestamp())
@@ -50,7 +50,7 @@ COMMENT ON FUNCTION idemq_internal.may_change_schedule(int, name, oid)
 -- The worker lists them again; a restore writes them as well (hence ENABLE ALWAYS).
 CREATE FUNCTION idemq_internal.schedules_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_schedules_changed';
-COMMENT ON FUNCTION idemq_internal.schedules_changed() IS 'trigger that makes the background worker read the schedules again';
+COMMENT ON FUNCTION idemq_internal.schedules_changed() IS 'trigger that makes the background worker reread the schedules';
 
 CREATE TRIGGER idemq_schedules_changed AFTER INSERT OR UPDATE OR DELETE
 	OR TRUNCATE ON idemq_internal.schedule_entries
@@ -74,7 +74,7 @@ CREATE VIEW idemq.schedules WITH (security_barrier) AS
 		SELECT idemq_internal.may_change_schedule(e.queue_id, e.created_by,
 			e.created_by_oid) AS may_change) m
 	WHERE idemq_internal.may_enqueue(e.queue_id) OR pg_catalog.pg_has_role('pg_monitor', 'USAGE');
-COMMENT ON VIEW idemq.schedules IS 'one row per schedule of a queue that you may enqueue to or administer (for pg_monitor, every queue); payload, headers, group_key and last_error are visible only to its creator and to administrators';
+COMMENT ON VIEW idemq.schedules IS 'one row per schedule of a queue that you may enqueue to or administer (for pg_monitor, every queue). Only the role that created the schedule and administrators of its queue see payload, headers, group_key and last_error.';
 COMMENT ON COLUMN idemq.schedules.name IS 'name of the schedule, unique in the database';
 COMMENT ON COLUMN idemq.schedules.queue IS 'queue that gets its jobs';
 COMMENT ON COLUMN idemq.schedules.cron IS 'cron expression of the schedule';
@@ -85,14 +85,14 @@ COMMENT ON COLUMN idemq.schedules.headers IS 'headers of its jobs, to which the 
 COMMENT ON COLUMN idemq.schedules.group_key IS 'group_key of its jobs';
 COMMENT ON COLUMN idemq.schedules.priority IS 'priority of its jobs';
 COMMENT ON COLUMN idemq.schedules.max_attempts IS 'max_attempts of its jobs; NULL means the setting of the queue';
-COMMENT ON COLUMN idemq.schedules.expires_in IS 'time after its tick at which an unclaimed job is cancelled; a tick that is later than this is skipped';
+COMMENT ON COLUMN idemq.schedules.expires_in IS 'time after its tick at which an unclaimed job is cancelled; a tick that is overdue by more than this time is skipped';
 COMMENT ON COLUMN idemq.schedules.kind IS 'kind of its jobs; NULL means none';
-COMMENT ON COLUMN idemq.schedules.created_by IS 'role as which the jobs are enqueued';
+COMMENT ON COLUMN idemq.schedules.created_by IS 'role under which the jobs are enqueued';
 COMMENT ON COLUMN idemq.schedules.created_at IS 'when the schedule was created or last replaced';
-COMMENT ON COLUMN idemq.schedules.next_run IS 'the overdue tick, if there is one, or else the next tick; NULL means that the server does not recognize the time zone';
+COMMENT ON COLUMN idemq.schedules.next_run IS 'time of the overdue tick if there is one, otherwise of the next tick; NULL means that the server does not recognize the time zone';
 COMMENT ON COLUMN idemq.schedules.last_run IS 'scheduled time of the last tick that was enqueued';
-COMMENT ON COLUMN idemq.schedules.last_job IS 'job of last_run';
-COMMENT ON COLUMN idemq.schedules.failed_at IS 'when a tick last could not be enqueued; NULL means that a later one succeeded';
+COMMENT ON COLUMN idemq.schedules.last_job IS 'id of the job enqueued at last_run';
+COMMENT ON COLUMN idemq.schedules.failed_at IS 'when enqueuing a tick last failed; NULL means that no tick has failed since the last success';
 
 CREATE FUNCTION idemq_internal.due_schedules() RETURNS text[]
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
@@ -107,7 +107,7 @@ COMMENT ON FUNCTION idemq_internal.run_schedule(text)
 CREATE FUNCTION idemq_internal.schedule_failed(name text, error text) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq_internal.schedule_failed(text, text)
-	IS 'part of idemq.tick: record why a tick could not be enqueued. Returns the reason after the name of the schedule.';
+	IS 'part of idemq.tick: record why a tick could not be enqueued. Returns the name of the schedule, followed by the reason.';
 
 -- Topic: Schedules
 
@@ -138,8 +138,8 @@ $$;
 CREATE FUNCTION idemq_internal.refuse_schedule(name text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	RAISE EXCEPTION 'permission denied for schedule "%"', name USING ERRCODE = '42501',
-		DETAIL = 'Only the role that created it and administrators of its queue may change it.',
-		HINT = 'Choose another name, or ask one of them.';
+		DETAIL = 'Only the role that created the schedule and administrators of its queue may change it.',
+		HINT = 'Choose another name, or ask that role or an administrator to change the schedule.';
 END $$;
 
 -- A schedule that nothing ticks is a lie, so there is none without a driver: the worker; pg_cron in
@@ -207,7 +207,7 @@ BEGIN
 					'%L);\nCALL idemq.tick();',
 				'idemq-tick-' || current_database(), current_database());
 	END IF;
-	RAISE EXCEPTION 'schedules require pg_cron, which is loaded but not created'
+	RAISE EXCEPTION 'schedules require the extension pg_cron, which has not been created in this database'
 		USING ERRCODE = '55000',
 		HINT = E'Run this command here as a superuser:\nCREATE EXTENSION pg_cron;';
 END $$;
@@ -375,7 +375,7 @@ BEGIN
 	IF is_tick AND NOT idemq_internal.try_share_queue(s.queue_id) THEN
 		RAISE EXCEPTION 'an open transaction is dropping queue "%"', queue
 			USING ERRCODE = '55P03',
-				HINT = 'The next call of idemq.tick() tries the tick again.';
+				HINT = 'The next call to idemq.tick() will try the tick again.';
 	ELSIF role IS NULL THEN
 		RAISE EXCEPTION 'role "%", which created the schedule, no longer exists',
 			s.created_by USING ERRCODE = '42704',
@@ -402,7 +402,7 @@ BEGIN
 	IF job.outcome = 'locked' THEN
 		RAISE EXCEPTION 'an open transaction holds the key of the tick'
 			USING ERRCODE = '55P03',
-				HINT = 'The next call of idemq.tick() tries the tick again.';
+				HINT = 'The next call to idemq.tick() will try the tick again.';
 	ELSIF job.outcome = 'duplicate' THEN
 		PERFORM
 			FROM idemq_internal.latest(
@@ -481,11 +481,11 @@ BEGIN
 		WHERE e.name = run_schedule_now_impl.name;
 	IF NOT FOUND THEN
 		RAISE EXCEPTION 'schedule "%" does not exist', name USING ERRCODE = '42704',
-			HINT = 'SELECT name FROM idemq.schedules shows those that you may see.';
+			HINT = 'SELECT name FROM idemq.schedules lists the schedules that you may see.';
 	ELSIF NOT idemq_internal.may_change(s) THEN
 		RAISE EXCEPTION 'permission denied for schedule "%"', name USING ERRCODE = '42501',
-			DETAIL = 'Only the role that created it and administrators of its queue may run it.',
-				HINT = 'Ask one of them.';
+			DETAIL = 'Only the role that created the schedule and administrators of its queue may run it.',
+				HINT = 'Ask that role or an administrator to run the schedule.';
 	END IF;
 	job := idemq_internal.enqueue_scheduled(s, idemq.clock_timestamp(), false, s.expires_in);
 	PERFORM idemq_internal.audit('run_schedule_now', q.queue_id, q.name,

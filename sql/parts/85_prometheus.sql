@@ -15,12 +15,12 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_oldest_ready_seconds', 'gauge', 'seconds', 'How long the longest-waiting ready job has been ready; 0 means that no job is ready.'),
 	('idemq_queue_paused', 'gauge', NULL, 'Whether the queue is paused.'),
 	('idemq_queue_is_dead_letter_queue', 'gauge', NULL, 'Whether the queue is the dead_letter_queue of another queue, so that its jobs wait for a person.'),
-	('idemq_queue_unattended_seconds', 'gauge', 'seconds', 'How long no worker has served the queue although jobs are due: none running, none claimed, no session sleeping in wait; 0 means that the queue has a worker or needs none.'),
-	('idemq_queue_in_memory', 'gauge', NULL, 'Whether the queue has a state in shared memory, without which it has no counters.'),
-	('idemq_queue_recovering', 'gauge', NULL, 'Whether the search for leases lost from shared memory is still going on.'),
+	('idemq_queue_unattended_seconds', 'gauge', 'seconds', 'How long no worker has served the queue although jobs are due: none is running, none was claimed, and no session sleeps in idemq.wait; 0 means that the queue has a worker or needs none.'),
+	('idemq_queue_in_memory', 'gauge', NULL, 'Whether the queue has a state in shared memory; without this state it has no counters.'),
+	('idemq_queue_recovering', 'gauge', NULL, 'Whether idemq is still searching for leases that are missing from shared memory.'),
 	('idemq_queue_lease_seconds', 'gauge', 'seconds', 'Lease of the queue.'),
 	('idemq_queue_permits_used', 'gauge', NULL, 'Number that max_running limits: running jobs and open claims.'),
-	('idemq_queue_max_running', 'gauge', NULL, 'Limit of permits_used, if the queue has one.'),
+	('idemq_queue_max_running', 'gauge', NULL, 'Limit for permits_used, if the queue has one.'),
 	('idemq_queue_groups_limited', 'gauge', NULL, 'Number of groups in which a job waits because group_max_running others are running; only if group_max_running is above 1.'),
 	('idemq_enqueued_total', 'counter', NULL, 'Jobs enqueued.'),
 	('idemq_claimed_total', 'counter', NULL, 'Attempts begun.'),
@@ -38,11 +38,11 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_children', 'gauge', NULL, 'Number of jobs with unfinished parents (depends_on), either blocked or already cancelled.'),
 	('idemq_event_waits', 'gauge', NULL, 'Number of waits for events (await_event) that have not timed out, including those of cancelled jobs.'),
 	('idemq_oldest_event_wait_seconds', 'gauge', 'seconds', 'How long the oldest of these waits has lasted; 0 means that there is none.'),
-	('idemq_purged_total', 'counter', NULL, 'Number of finished jobs deleted after their retention.'),
+	('idemq_purged_total', 'counter', NULL, 'Number of finished jobs deleted after their retention period.'),
 	('idemq_row_only_claims_total', 'counter', NULL, 'Number of claims whose lease did not fit into shared memory.'),
-	('idemq_refused_total', 'counter', NULL, 'Number of calls refused, by reason: duplicate, stale_commit (a zombie), stale_call, repeated_commit.'),
-	('idemq_wait_seconds', 'histogram', 'seconds', 'Time from due to claimed or committed once.'),
-	('idemq_run_seconds', 'histogram', 'seconds', 'Time from claimed to committed.'),
+	('idemq_refused_total', 'counter', NULL, 'Number of calls refused, by reason: duplicate, stale_commit (of a zombie worker), stale_call, repeated_commit.'),
+	('idemq_wait_seconds', 'histogram', 'seconds', 'Time between a job becoming due and being claimed or committed with commit_once.'),
+	('idemq_run_seconds', 'histogram', 'seconds', 'Time between claim and commit.'),
 	-- Of each handler.
 	('idemq_handler_state', 'gauge', NULL, '1 for the current state of the handler (running, idle, waiting, refused, stopped, off), 0 for the others.'),
 	('idemq_handler_workers', 'gauge', NULL, 'Number of processes of the handler.'),
@@ -64,14 +64,14 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_schedule_late_seconds', 'gauge', 'seconds', 'How long the schedule''s oldest pending tick has been due; 0 means that none is due.'),
 	('idemq_schedule_failing', 'gauge', NULL, 'Whether the schedule''s last tick could not be enqueued.'),
 	('idemq_schedule_last_run_timestamp_seconds', 'gauge', 'seconds', 'Time of the schedule''s last enqueued tick.'),
-	('idemq_schedule_next_run_timestamp_seconds', 'gauge', 'seconds', 'Time of the schedule''s overdue tick, or of its next one.'),
+	('idemq_schedule_next_run_timestamp_seconds', 'gauge', 'seconds', 'Time of the schedule''s overdue tick, or else of its next tick.'),
 	-- Of the server.
 	('idemq_memory_used', 'gauge', NULL, 'Number of entries in use in a table of shared memory.'),
 	('idemq_memory_size', 'gauge', NULL, 'Maximum number of entries of the table.'),
-	('idemq_memory_refused_total', 'counter', NULL, 'Number of times that an entry found no room in the table.'),
-	('idemq_admissions_total', 'counter', NULL, 'Number of calls of idemq.admit, by outcome: allowed, refused, shared (those without a bucket of their own).'),
-	('idemq_once_total', 'counter', NULL, 'Number of calls of idemq.once, by outcome: first, repeated.'),
-	('idemq_publish_total', 'counter', NULL, 'Number of calls of idemq.publish, of the jobs that they added and of the bindings that they skipped, by outcome.'),
+	('idemq_memory_refused_total', 'counter', NULL, 'Number of times that an entry did not fit in the table.'),
+	('idemq_admissions_total', 'counter', NULL, 'Number of calls to idemq.admit, by outcome: allowed, refused, shared (calls that had to share a bucket).'),
+	('idemq_once_total', 'counter', NULL, 'Number of calls to idemq.once, by outcome: first, repeated.'),
+	('idemq_publish_total', 'counter', NULL, 'Number of calls to idemq.publish, of the jobs that they added and of the bindings that they skipped, by outcome.'),
 	('idemq_test_clock_ahead_seconds', 'gauge', 'seconds', 'How far idemq''s clock is ahead of the server''s clock; only on a test server (idemq.test_clock = on).'),
 	-- Of tables.
 	('idemq_table_bytes', 'gauge', 'bytes', 'Size of a table of idemq, by part: heap (with TOAST), indexes.'),
@@ -316,12 +316,12 @@ CREATE VIEW idemq.prometheus WITH (security_barrier) AS
 	SELECT s.name, s.labels, s.value, n.type, n.unit, n.help, s.family
 	FROM idemq_internal.prometheus_samples s JOIN idemq.prometheus_names n ON n.name = s.family
 	WHERE s.value IS NOT NULL;
-COMMENT ON VIEW idemq.prometheus IS 'metrics for machines, one row per sample, named as Prometheus does: times in seconds, sizes in bytes, counters ending in _total, and cumulative histogram buckets; for pg_monitor; reads no jobs except the first ready ones of each queue';
+COMMENT ON VIEW idemq.prometheus IS 'metrics for monitoring systems, one row per sample, named as in Prometheus: times in seconds, sizes in bytes, counters ending in _total, and cumulative histogram buckets. Requires pg_monitor. A query reads no jobs except the first ready jobs of each queue.';
 COMMENT ON COLUMN idemq.prometheus.name IS 'name of the sample; for a histogram, with _bucket, _sum or _count';
 COMMENT ON COLUMN idemq.prometheus.labels IS 'labels that distinguish the sample from others of the same name: queue, status, state, reason, le, task, schedule, resource, table, part, holder, outcome, version, postgres';
-COMMENT ON COLUMN idemq.prometheus.value IS 'value of the sample; 1 means true and 0 means false for conditions';
+COMMENT ON COLUMN idemq.prometheus.value IS 'value of the sample; for conditions, 1 means true and 0 means false';
 COMMENT ON COLUMN idemq.prometheus.type IS 'gauge (rises and falls), counter (only increases, and restarts at zero with the server) or histogram';
-COMMENT ON COLUMN idemq.prometheus.unit IS 'seconds, bytes, or NULL for a number without unit';
+COMMENT ON COLUMN idemq.prometheus.unit IS 'unit of the value: seconds, bytes, or NULL for a number without a unit';
 COMMENT ON COLUMN idemq.prometheus.help IS 'description of the metric';
 COMMENT ON COLUMN idemq.prometheus.family IS 'name without _bucket, _sum or _count, as in idemq.prometheus_names';
 

@@ -34,7 +34,7 @@ SQL_FUNCTION(idemq_sql_admit)
 
 	if (period > RATE_MAX_PERIOD / NSECS_PER_USEC)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("per must not be longer than 100 years"),
+				errmsg("\"per\" must not be longer than 100 years"),
 				errhint("Pass an interval, for example '1 s'."));
 	limit.period = period * NSECS_PER_USEC;
 	cost = idemq_arg_int(fcinfo, 3, "cost", 0, PG_INT32_MAX);

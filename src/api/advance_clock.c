@@ -334,7 +334,7 @@ SQL_FUNCTION(idemq_sql_advance_clock)
 	by = PG_GETARG_INTERVAL_P(0);
 	if (by->month != 0)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("by must not contain months or years"),
+				errmsg("\"by\" must not contain months or years"),
 				errdetail("Months and years have no fixed length."),
 				errhint("Use days instead, for example '31 days'."));
 	/* Leases that memory has lost last from then on: not from the new time. */

@@ -45,9 +45,11 @@ queue_arg(FunctionCallInfo fcinfo)
 static void
 commit_and_claim_warn(const char *queue, const char *why)
 {
-	ereport(WARNING, errcode(ERRCODE_WARNING),
-			errmsg("could not claim a job from queue \"%s\"", queue), errdetail("%s", why),
-			errhint("Correct the argument. The commit of the previous job remains valid."));
+	ereport(
+		WARNING, errcode(ERRCODE_WARNING), errmsg("could not claim a job from queue \"%s\"", queue),
+		errdetail("%s", why),
+		errhint(
+			"Correct the arguments of the call. The commit of the previous job remains valid."));
 }
 
 /* Claims from a queue by name, or from the one that the call has already. */

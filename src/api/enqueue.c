@@ -74,7 +74,7 @@ duplicate_rule(FunctionCallInfo fcinfo)
 			errmsg("max_wait requires on_duplicate => 'replace'"),
 			errhint(
 				"max_wait limits how long repeated requests with the same key can postpone a job. "
-				"Omit it if requests do not replace each other."));
+				"Omit max_wait if requests do not replace each other."));
 	rule.max_wait = PG_GETARG_INTERVAL_P(ARG_MAX_WAIT);
 	return rule;
 }

@@ -105,8 +105,8 @@ refuse_stranger(const StepEnding *ending)
 			errmsg("step \"%s\" of job %lld was begun by another attempt", step_name(ending),
 				   (long long) ending->name.job_id),
 			errhint(
-				"CALL idemq.begin_step first. It reports whether the earlier attempt's request may "
-				"still reach the other system."));
+				"CALL idemq.begin_step first, which reports whether the earlier attempt's request "
+				"may still reach the other system."));
 }
 
 /*
@@ -207,7 +207,7 @@ SQL_FUNCTION(idemq_sql_refuse_step)
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("step \"%s\" of job %lld was not begun by this attempt", step_name(&ending),
 					   (long long) ending.name.job_id),
-				errhint("CALL idemq.begin_step before the call that is refused."));
+				errhint("CALL idemq.begin_step before you call the other system."));
 	if (ending.step.state == STEP_OPEN)
 		idemq_step_refuse(&ending.name, error);
 	PG_RETURN_VOID();

@@ -151,7 +151,7 @@ read_arguments(FunctionCallInfo fcinfo, Published *call)
 
 		if (strlen(full) > IDEMQ_MAX_KEY)
 			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					errmsg("key must have 1 to %d bytes, not %zu",
+					errmsg("key must be 1 to %d bytes long, not %zu",
 						   IDEMQ_MAX_KEY - (int) (strlen(full) - strlen(given)), strlen(given)),
 					errhint("For a longer key, pass a hash of it."));
 		call->options[OPTION_KEY].value = CStringGetTextDatum(full);

@@ -219,7 +219,7 @@ refuse_parallel(FunctionCallInfo fcinfo)
 				errmsg("%s.%s cannot be called during a parallel operation",
 					   get_namespace_name(get_func_namespace(fcinfo->flinfo->fn_oid)),
 					   get_func_name(fcinfo->flinfo->fn_oid)),
-				errhint("Declare the function that calls it PARALLEL UNSAFE."));
+				errhint("Declare the calling function PARALLEL UNSAFE."));
 }
 
 /* A set is returned as a whole: no implementation goes on once the frame is gone. */

@@ -31,8 +31,8 @@ idemq_check_top_level(FunctionCallInfo fcinfo, const char *name, const char *why
 		ereport(ERROR, errcode(ERRCODE_INVALID_TRANSACTION_TERMINATION),
 				errmsg("idemq.%s cannot run inside a transaction block", name),
 				errdetail("%s", why),
-				errhint("CALL it by itself, outside BEGIN; in a driver that opens transactions "
-						"by default, switch autocommit on."));
+				errhint("CALL it by itself, outside a transaction block. If your driver opens "
+						"transactions by default, turn on autocommit."));
 }
 
 /* Raises 22004 for a NULL argument. */
@@ -54,7 +54,7 @@ idemq_arg_text(FunctionCallInfo fcinfo, int n, const char *name, int max_bytes)
 	value = text_to_cstring(PG_GETARG_TEXT_PP(n));
 	if (value[0] == '\0' || strlen(value) > (size_t) max_bytes)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("%s must have 1 to %d bytes, not %zu", name, max_bytes, strlen(value)),
+				errmsg("%s must be 1 to %d bytes long, not %zu", name, max_bytes, strlen(value)),
 				value[0] == '\0' ? errhint("Pass a non-empty value.")
 								 : errhint("Pass a shorter value."));
 	return value;
@@ -86,7 +86,7 @@ idemq_check_key(const char *name, int bytes)
 {
 	if (bytes == 0 || bytes > IDEMQ_MAX_KEY)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("%s must have 1 to %d bytes, not %d", name, IDEMQ_MAX_KEY, bytes),
+				errmsg("%s must be 1 to %d bytes long, not %d", name, IDEMQ_MAX_KEY, bytes),
 				bytes == 0 ? errhint("Pass a non-empty value.")
 						   : errhint("For a longer value, pass a hash of it."));
 }
@@ -98,7 +98,7 @@ idemq_check_kind(int bytes)
 	if (bytes == 0 || bytes > IDEMQ_MAX_KIND)
 		ereport(
 			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			errmsg("kind must have 1 to %d bytes, not %d", IDEMQ_MAX_KIND, bytes),
+			errmsg("kind must be 1 to %d bytes long, not %d", IDEMQ_MAX_KIND, bytes),
 			errhint(
 				"A kind is a label shared by many jobs. Put data that differs from job to job in "
 				"the payload."));

@@ -107,10 +107,11 @@ idemq_settings_define(void)
 		"idemq.actor",
 		"Names the end user for whom the session acts. The name is recorded in idemq.audit.",
 		"idemq does not verify the name.", &idemq_actor, "", PGC_USERSET, 0, NULL, NULL, NULL);
-	define_int("idemq.purge_interval",
-			   "Sets the time between two searches for jobs that have passed their retention.",
-			   "0 or -1 prevents the background worker from deleting jobs.", &idemq_purge_interval,
-			   -1, 86400000, PGC_SIGHUP, GUC_UNIT_MS);
+	define_int(
+		"idemq.purge_interval",
+		"Sets the time between two searches for jobs that have passed their retention period.",
+		"0 or -1 prevents the background worker from deleting jobs.", &idemq_purge_interval, -1,
+		86400000, PGC_SIGHUP, GUC_UNIT_MS);
 	define_int("idemq.max_schedules_per_role",
 			   "Maximum number of schedules that one role may have in a database.",
 			   "-1 means no limit. The owner of idemq and superusers have no limit.",

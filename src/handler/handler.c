@@ -273,7 +273,7 @@ handler_claim(void)
 
 		idemq_handler_defer_start(my_key(), error->message != NULL ? message : "unknown error");
 		ereport(LOG, errcode(error->sqlerrcode),
-				errmsg("process of the handler of queue \"%s\" exits: %s", idemq_handler_queue(),
+				errmsg("handler process for queue \"%s\" is exiting: %s", idemq_handler_queue(),
 					   message));
 	}
 	if (result != RUN_DONE)

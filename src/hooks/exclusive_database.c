@@ -138,7 +138,7 @@ name_process(const char *what, pid_t pid, Node *statement)
 {
 	ereport(
 		is_about_extension(statement) ? WARNING : ERROR, errcode(ERRCODE_OBJECT_IN_USE),
-		errmsg("idemq's %s of this database, process %d, does not exit", what, (int) pid),
+		errmsg("idemq's %s of this database, process %d, has not exited", what, (int) pid),
 		errdetail("The process is still running %d s after SIGTERM.",
 				  AWAY_STEPS * AWAY_STEP / 1000),
 		errhint(

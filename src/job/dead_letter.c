@@ -318,8 +318,8 @@ documents_that_fit(const Job *job, const char *status)
 			? errdetail("Together they are longer than %zu bytes as text.", MAX_DOCUMENTS)
 			: errdetail("Together with payload and headers it is longer than %zu bytes as text.",
 						MAX_DOCUMENTS),
-		errhint("Read the original %s job, which still has %s.", status,
-				fit == DOCUMENTS_NONE ? "them" : "it"));
+		fit == DOCUMENTS_NONE ? errhint("Read the omitted values from the original %s job.", status)
+							  : errhint("Read the checkpoint from the original %s job.", status));
 	return fit;
 }
 

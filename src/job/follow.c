@@ -216,8 +216,8 @@ wait_for_apply_worker(int steps)
 				ERROR, errcode(ERRCODE_OBJECT_IN_USE),
 				errmsg("the apply worker of the subscription, process %d, has not exited", pid),
 				errhint(
-					"It exits after the transaction that it is applying. Call idemq.take_over() "
-					"again. If the process waits for a lock, see pg_blocking_pids(%d).",
+					"The process exits after the transaction that it is applying. Call "
+					"idemq.take_over() again. If the process waits for a lock, see pg_blocking_pids(%d).",
 					pid));
 		CHECK_FOR_INTERRUPTS();
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, WORKER_STEP,

@@ -96,8 +96,8 @@ check_qstates(CheckCall *call)
 		if (!has_queue(call, qstates[i]) && idemq_qstate_summary(qstates[i], &status))
 			idemq_check_report(
 				call, CHECK_WARNING, "queue_states.queue",
-				"a queue state belongs to queue %d, which does not exist, so one state fewer is "
-				"available until the server restarts",
+				"a queue state belongs to queue %d, which does not exist, so no other queue "
+				"can use this state until the server restarts",
 				qstates[i]);
 	}
 	if (idemq_lease_share_is_full(false))
@@ -182,8 +182,8 @@ check_follows(CheckCall *call)
 	{
 		idemq_check_report(
 			call, CHECK_WARNING, "follows",
-			"this shard has moved to %s permanently: drop this database when no client connects to "
-			"it any longer",
+			"this shard has moved to %s permanently: drop this database once clients no longer "
+			"connect to it",
 			following->moved_to);
 		return true;
 	}
@@ -211,7 +211,7 @@ SQL_FUNCTION(idemq_sql_check)
 				errdetail(
 					"Shared memory reflects a transaction's changes only after the transaction has "
 					"ended."),
-				errhint("Run it in a separate transaction."));
+				errhint("Run idemq.check() in a separate transaction."));
 	call.set = idemq_srf_begin(fcinfo);
 	call.patience_ends = idemq_stopwatch() + PATIENCE;
 	idemq_jobs_open_to_read(&call.table);

@@ -158,7 +158,7 @@ idemq_jobs_prevent_writes(const char *function)
 		ereport(ERROR, errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
 				errmsg("cannot execute %s in a read-only transaction", function),
 				errhint("Begin the transaction with READ WRITE. A driver, a pooler or "
-						"default_transaction_read_only may have made it READ ONLY."));
+						"default_transaction_read_only may have made the transaction READ ONLY."));
 	PreventCommandIfParallelMode(function);
 }
 

@@ -171,7 +171,7 @@ delete_by_sql(const Job *job, TimestampTz finished_at)
 		ReThrowError(error);
 	if (!refusal_logged)
 		ereport(LOG,
-				errmsg("job %lld has passed its retention but cannot be deleted: %s",
+				errmsg("job %lld has passed its retention period but cannot be deleted: %s",
 					   (long long) job->id, error->message),
 				errhint(
 					"A user-defined trigger or foreign key on idemq.jobs prevents the deletion. "

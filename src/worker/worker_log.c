@@ -155,10 +155,10 @@ idemq_log_recovery_begins(void)
 	recovery_began = idemq_mono_now();
 	ereport(
 		LOG,
-		errmsg("idemq starts recovery of database \"%s\": %d queues", database_name,
+		errmsg("idemq is starting recovery of database \"%s\": %d queues", database_name,
 			   recovery_queues),
 		errdetail(
-			"It searches for running jobs whose leases are not in shared memory, as happens after "
+			"It searches for running jobs whose leases are missing from shared memory, usually after "
 			"a restart of the server."));
 }
 
@@ -240,7 +240,7 @@ idemq_log_news(void)
 	/* How many errors of the last minute were only counted; another minute begins. */
 	if (errors > TASK_ERRORS)
 		ereport(LOG,
-				errmsg("idemq background worker for database \"%s\" met %d more errors",
+				errmsg("idemq background worker for database \"%s\" encountered %d more errors",
 					   database_name, errors - TASK_ERRORS),
 				errdetail("At most %d errors per minute are logged.", TASK_ERRORS));
 	errors = 0;

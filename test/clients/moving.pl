@@ -58,7 +58,7 @@ sub database
 	return;
 }
 
-sub counts_of { my ($done) = @_; return qr/NOTICE:  moved: $done->[0]; dead: $done->[1]; already present with the same key: $done->[2]; not moved because of errors: $done->[3]; not moved because another session holds them: 0\n/ }
+sub counts_of { my ($done) = @_; return qr/NOTICE:  jobs moved: $done->[0]; dead jobs moved: $done->[1]; jobs merged with a waiting job that has the same key: $done->[2]; jobs not moved because of errors: $done->[3]; jobs not moved because another session has locked them: 0\n/ }
 
 my $jobs = q[SELECT concat_ws(' ', queue, payload ->> 'is', status, priority, CASE WHEN ready_at > now() + interval '6 days' THEN 'later' END, key, group_key, kind, max_attempts, last_error,
 	'(' || (headers #>> '{imported,attempts}') || ')', headers #>> '{imported,last_error}') FROM (SELECT l.queue, j.* FROM idemq.jobs j JOIN idemq.job_list l USING (id)) j
@@ -141,7 +141,7 @@ sub moves
 		is($err, '', "$library: a dry run complains of nothing");
 		is_sql($node, $left, $before, "$library: and has done nothing", $db);
 		($out, $err) = import_from($db, $file, 'go=1');
-		like($err, qr/ERROR:  idemq has no queue .*\nHINT/, "$library: without the queues");
+		like($err, qr/ERROR:  these queues do not exist in idemq: .*\nHINT/, "$library: without the queues");
 		is_sql($node, $left, $before, "$library: nothing is moved", $db);
 
 		# One that is asked for already, and one that is asked for with another payload.
@@ -171,7 +171,7 @@ foreach my $library ('pg-boss-10', 'pg-boss')
 	moves($library, 'pg-boss', "SELECT concat_ws(' ', data ->> 'is', state) FROM pgboss.job ORDER BY 1",
 		queues => [qw(mail one short)], keyed => [ 'short', 'NULL' ],
 		shows => [ qr/ mail  \|     4 \|       2 \|    1 \|             1 \|          0 \|          0 \| create it first\n/, qr/ mail +\| active \| +1\n/, qr/mail +\| 0 3 \* \* \* \| Europe\/Berlin/ ],
-		counts => [ 10, 1, 1, 1 ], says => [ qr/WARNING:  not moved: job .* of queue short: .*key/, qr/schedule mail has been created in idemq/ ],
+		counts => [ 10, 1, 1, 1 ], says => [ qr/WARNING:  could not move job .* of queue short: .*key/, qr/created schedule mail in idemq/ ],
 		left => "active active\ntoo long created",
 		jobs => join("\n", 'mail dead dead 4 pg-boss/ID 1 no such address (1)', 'mail delayed pending 4 later pg-boss/ID 3 (0)', 'mail most urgent pending 0 pg-boss/ID 2147483647 (0)',
 			'mail retried pending 4 pg-boss/ID 4 (1) try later', 'mail urgent pending 1 pg-boss/ID 3 (0)', 'mail waiting pending 4 pg-boss/ID 3 (0)', 'mail pending 4 pg-boss/ID 3 (0)',
@@ -208,8 +208,8 @@ sql($node, q[CREATE TABLE jobs (id bigserial PRIMARY KEY, payload text, status t
 my $holder = session($node, 'skip');
 $holder->query_safe(q[BEGIN; SELECT FROM jobs WHERE payload LIKE '%held%' FOR UPDATE]);
 my ($out, $err) = import_from('skip', 'skip-locked', 'go=1');
-like($err, qr/WARNING:  not moved: job 5 of queue mail: invalid input syntax for type json\n/, 'a table: what cannot be taken');
-like($err, qr/moved: 3; dead: 1; already present with the same key: 0; not moved because of errors: 1; not moved because another session holds them: 1/, 'a table: what a worker has is left to it');
+like($err, qr/WARNING:  could not move job 5 of queue mail: invalid input syntax for type json\n/, 'a table: what cannot be taken');
+like($err, qr/jobs moved: 3; dead jobs moved: 1; jobs merged with a waiting job that has the same key: 0; jobs not moved because of errors: 1; jobs not moved because another session has locked them: 1/, 'a table: what a worker has is left to it');
 leave($holder);
 is_sql($node, q[SELECT payload FROM jobs ORDER BY id], qq[{"is"\n{"is": "active"}\n{"is": "held"}], 'a table: what stays', 'skip');
 is_sql($node, $jobs, qq[mail dead dead 4 jobs/4 1 no such address (5)\nmail delayed pending 4 later jobs/3 5 (0)\nmail urgent pending 0 jobs/2 3 (2) try later\nmail waiting pending 4 jobs/1 5 (0)], 'a table: as jobs of idemq', 'skip');

@@ -124,7 +124,7 @@ test('two transaction() at a time are refused: the rollback of one would undo th
       }),
       db.transaction(() => mark(db, q, 'nor this')),
     ]);
-    assert.deepEqual(parts.map(({ reason }) => reason?.message), ['undone', 'another transaction() of this client is still running: await it first']);
+    assert.deepEqual(parts.map(({ reason }) => reason?.message), ['undone', 'another transaction() of this client is still running; await it first']);
     await db.transaction(() => mark(db, q, 'after it'));
   };
   assert.deepEqual(await drain(connection, q, handler, { logger }), { committed: 1 });
@@ -361,7 +361,7 @@ test('hooks: around, failed, started, stopped', async () => {
       calls.push(job.payload);
     }, { outside, logger, hooks: { around: (job, next) => (job.payload === 1 ? void next() : job.payload === 2 ? 'instead' : Promise.all([next(), next()])) } });
     assert.deepEqual((await jobsOf(careless)).map(({ status, result }) => [status, result]), [['retrying', null], ['completed', 'instead'], ['completed', [null, null]]]);
-    assert.match((await jobsOf(careless))[0].last_error, /did not await next/);
+    assert.match((await jobsOf(careless))[0].last_error, /must return or await next/);
     assert.deepEqual(calls, [1, 3]);
   }
   const q = await queue('', 1);

@@ -36,7 +36,7 @@ test('a cursor that is left half read fails its attempt, and not its slot', asyn
     if (job.payload === 1) await db.query(new Cursor('SELECT generate_series(1, 1000)')).read(10);
   };
   assert.deepEqual(await drain(connection, q, handler, { logger }), { dead: 1, committed: 1 });
-  assert.match((await jobsOf(q))[0].last_error, /a cursor half read/);
+  assert.match((await jobsOf(q))[0].last_error, /left a cursor partly read/);
   assert.deepEqual(await marksOf(q), ['2']);
 });
 

@@ -562,7 +562,7 @@ is_sql($node, 'SELECT count(*), count(DISTINCT n) FROM app.done WHERE n > 10000'
 # A neighbour that has no processor can be in the way of one job four times.
 is_sql($node, q[SELECT count(*) FROM idemq.attempts JOIN app.done ON job_id = id WHERE n > 10000 AND details->>'sqlstate' IS DISTINCT FROM '40001'], 0,
 	'and no attempt has failed but of 40001');
-unlike(slurp_file($node->logfile), qr/process of the handler of queue "s" exits: /, 'no process ends of a claim that met another');
+unlike(slurp_file($node->logfile), qr/handler process for queue "s" is exiting:  /, 'no process ends of a claim that met another');
 # What is idemq's own is not serializable: an end of an attempt that met another would end the process, and count for the job.
 sql($node, q[CREATE TABLE su.levels (status text, level text);
 	CREATE FUNCTION su.level() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog

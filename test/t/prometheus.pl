@@ -80,7 +80,7 @@ sql($node, q[SELECT idemq.drop_queue('flows', force => true)]);
 sql($node, "BEGIN; SELECT idemq.enqueue('times', '5'); PREPARE TRANSACTION 'p'");
 $node->restart;
 worker_pid($node);
-is_logged($node, qr/LOG:  idemq starts recovery of database "postgres": 3 queues\n.*LOG:  idemq completed recovery of database "postgres": 3 queues, 0 running jobs, \d+ ms/s,
+is_logged($node, qr/LOG:  idemq is starting recovery of database "postgres": 3 queues\n.*LOG:  idemq completed recovery of database "postgres": 3 queues, 0 running jobs, \d+ ms/s,
 	'the log says that a recovery has begun, and what came of it');
 sql($node, 'ALTER SYSTEM SET idemq.worker = off; SELECT pg_reload_conf()');
 wait_until($node, 'SELECT pid IS NULL FROM idemq.background_worker');

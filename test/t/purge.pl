@@ -196,7 +196,7 @@ sql($node, "SELECT idemq.alter_queue('q', retention => '2 h', idempotency_window
 gone($goes, 'what is refused does not keep the others');
 next_pass('refusals');
 there($_, 'what is refused stays') foreach @stay;
-is_logged($node, qr/LOG:  job $stay[0] has passed its retention but cannot be deleted: not this one/, 'and is logged', $log);
+is_logged($node, qr/LOG:  job $stay[0] has passed its retention period but cannot be deleted: not this one/, 'and is logged', $log);
 # A task that had to wait for a lock of the statements above gives up after 200 ms (55P03), and is run again.
 is(join('', grep { /ERROR:/ && !/\] 55P03 / } split /^/, slurp_file($node->logfile, $log)), '', 'the task has not failed');
 sql($node, 'DROP TABLE mine; DROP FUNCTION refuse CASCADE');

@@ -157,7 +157,7 @@ sql($node, "CREATE FUNCTION f() RETURNS bool LANGUAGE plpgsql AS
 	\$\$DECLARE r bool; BEGIN CALL idemq.wait('q', '0', r); RETURN r; END\$\$");
 my ($out, $err);
 $node->psql('postgres', "BEGIN; CALL idemq.wait('q')", stderr => \$err);
-like($err, qr/cannot run inside a transaction block.*switch autocommit on/s, 'BEGIN: the hint');
+like($err, qr/cannot run inside a transaction block.*turn on autocommit/s, 'BEGIN: the hint');
 is_state($node, $_, '2D000', $_) foreach ("BEGIN; CALL idemq.wait('q')", "BEGIN; CALL idemq.wait_any('{q}')",
 	'BEGIN; CALL idemq.wait_result(1)', 'SELECT f()',
 	'DO \'DECLARE r bool; BEGIN CALL idemq.wait(\'\'q\'\', \'\'0\'\', r); EXCEPTION WHEN division_by_zero THEN NULL; END\'');

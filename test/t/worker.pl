@@ -82,14 +82,14 @@ sub calm
 	my ($log) = @_;
 
 	return $log =~ s/.*(?:LOG:  background worker.*exited with exit code 1|FATAL:  terminating autovacuum process due to administrator command|FATAL:  terminating background worker "idemq \w+" due to administrator command|57P01 worker\.pl FATAL:  terminating connection due to administrator command|FATAL:  the database system is (?:starting up|shutting down))\n//gr
-	  =~ s/.*(?:CONTEXT:  idemq worker, maintenance task|WARNING:  idemq's background worker of this database, process \d+, does not exit).*\n//gr;
+	  =~ s/.*(?:CONTEXT:  idemq worker, maintenance task|WARNING:  idemq's background worker of this database, process \d+, has not exited).*\n//gr;
 }
 
 sub said
 {
 	my ($from, $what, $server) = ($_[0], $_[1] // qr/ (?:LOG|WARNING|ERROR|FATAL|PANIC): /, $_[2] // $node);
 
-	return join '', grep { /$what/ && !/listening on|LOG:  checkpoints? |WARNING:  idemq\.test_clock is on|LOG:  idemq (?:background worker for database .* (?:started|exited)|starts recovery|completed recovery)/ } split /^/, slurp_file($server->logfile, $from);
+	return join '', grep { /$what/ && !/listening on|LOG:  checkpoints? |WARNING:  idemq\.test_clock is on|LOG:  idemq (?:background worker for database .* (?:started|exited)|is starting recovery|completed recovery)/ } split /^/, slurp_file($server->logfile, $from);
 }
 
 my $extension = "CREATE EXTENSION idemq; SELECT idemq.create_queue('q', lease => '1 h')";

@@ -35,7 +35,7 @@ function options() {
       'user-header': { type: 'string', default: 'X-Forwarded-User' },
       help: { type: 'boolean', default: false },
     } });
-    if (!/^[0-9]{1,5}$/.test(values.port) || Number(values.port) > 65535) throw new Error(`--port must be 0 to 65535, not "${values.port}"`);
+    if (!/^[0-9]{1,5}$/.test(values.port) || Number(values.port) > 65535) throw new Error(`--port must be a number from 0 to 65535, not "${values.port}"`);
     networks(values.proxy);
     if (!isLoopback(values.listen) && values.proxy.length === 0) throw new Error(`--listen=${values.listen} requires --proxy, because the page does not have its own login`);
     return values;

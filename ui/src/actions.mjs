@@ -14,7 +14,7 @@ const id = (input) => {
 // No LIKE pattern: the question counts the jobs of a fingerprint, and idemq.redrive takes either.
 const fingerprint = (input) => {
   if (input.error !== undefined && !/^[0-9a-f]{16}$/.test(input.error))
-    throw Object.assign(new Error('Use the fingerprint of an error. Start from the page Errors.'), { statusCode: 400 });
+    throw Object.assign(new Error('Use the fingerprint of an error. Start from the Errors page.'), { statusCode: 400 });
   return input.error;
 };
 
@@ -23,7 +23,7 @@ const jobAction = (title, needs, does, call, answers, inputs = []) => ({
   inputs: ['id', ...inputs],
   async preview(query, input) {
     const [job] = await query('SELECT j.status, j.kind, q.name, q.queue_id FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE j.id = $1', [id(input)]);
-    if (!job) throw Object.assign(new Error(`You cannot see a job with the number ${input.id}.`), { statusCode: 404 });
+    if (!job) throw Object.assign(new Error(`No job with the number ${input.id} is visible to you.`), { statusCode: 404 });
     await insist(query, needs, job);
     return { jobs: 1, text: html`Job ${input.id}${job.kind !== null && html` (<b>${job.kind}</b>)`} in queue <b>${job.name}</b> is now ${job.status}. ${typeof does === 'string' ? does : does(input)}` };
   },
@@ -41,7 +41,7 @@ function rescheduled(input) {
   const runAt = input.run_at && Date.parse(`${input.run_at}Z`);
   if (Number.isNaN(runAt) || (input.priority !== undefined && !/^[0-9]$/.test(input.priority)) || (!input.run_at && input.priority === undefined))
     throw Object.assign(new Error('Enter a time, for example 2026-12-24T08:30, a priority from 0 to 9, or both.'), { statusCode: 400 });
-  return html`${input.run_at && html`It will not be claimed before <b>${time(`${input.run_at}Z`)}</b>`}${input.run_at && input.priority !== undefined && ', and '}${input.priority !== undefined && html`${input.run_at ? 'its' : 'Its'} priority will be <b>${input.priority}</b>`}. Its attempts do not change.`;
+  return html`${input.run_at && html`The job will not be claimed before <b>${time(`${input.run_at}Z`)}</b>`}${input.run_at && input.priority !== undefined && ', and '}${input.priority !== undefined && html`${input.run_at ? 'its' : 'Its'} priority will be <b>${input.priority}</b>`}. Its attempts do not change.`;
 }
 
 const queueAction = (title, does, call, said) => ({
@@ -49,7 +49,7 @@ const queueAction = (title, does, call, said) => ({
   inputs: ['queue'],
   async preview(query, input) {
     const [queue] = await query('SELECT m.queue_id, m.queue AS name, m.pending + m.retrying AS jobs FROM idemq.metrics m WHERE m.queue = $1', [input.queue]);
-    if (!queue) throw Object.assign(new Error(`You cannot see a queue named "${input.queue ?? ''}".`), { statusCode: 404 });
+    if (!queue) throw Object.assign(new Error(`No queue named "${input.queue ?? ''}" is visible to you.`), { statusCode: 404 });
     await insist(query, 'admin', queue);
     return { jobs: queue.jobs, text: html`Queue <b>${input.queue}</b> has ${count(queue.jobs)} waiting jobs. ${does}` };
   },
@@ -80,7 +80,7 @@ export const actions = {
     async preview(query, input) {
       const error = fingerprint(input);
       const [queue] = await query('SELECT q.queue_id, q.name FROM idemq.queues q WHERE q.name = $1', [input.queue]);
-      if (!queue) throw Object.assign(new Error(`You cannot see a queue named "${input.queue ?? ''}".`), { statusCode: 404 });
+      if (!queue) throw Object.assign(new Error(`No queue named "${input.queue ?? ''}" is visible to you.`), { statusCode: 404 });
       await insist(query, 'admin', queue);
       const [found] = error
         ? await query('SELECT sum(e.dead)::bigint AS jobs, min(left(e.error, 300)) AS error FROM idemq.errors e WHERE e.queue = $1 AND e.fingerprint = $2', [input.queue, error])
@@ -106,7 +106,7 @@ export const actions = {
     inputs: ['id'],
     async preview(query, input) {
       const [flow] = await query('SELECT f.jobs - f.done AS jobs, f.done, f.running FROM idemq.flow($1) f', [id(input)]);
-      if (!flow) throw Object.assign(new Error(`You cannot see a job with the number ${input.id}.`), { statusCode: 404 });
+      if (!flow) throw Object.assign(new Error(`No job with the number ${input.id} is visible to you.`), { statusCode: 404 });
       const [other] = await query(flowOthers, [input.id]);
       if (other) await insist(query, 'enqueue', other);
       return { jobs: flow.jobs, text: html`The flow of job ${input.id} has ${count(flow.jobs)} unfinished jobs. They will be cancelled and will not run.
@@ -125,7 +125,7 @@ export const actions = {
     inputs: ['schedule'],
     async preview(query, input) {
       const [schedule] = await query('SELECT s.queue, s.payload IS NOT NULL AS may_run FROM idemq.schedules s WHERE s.name = $1', [input.schedule]);
-      if (!schedule) throw Object.assign(new Error(`You cannot see a schedule named "${input.schedule ?? ''}".`), { statusCode: 404 });
+      if (!schedule) throw Object.assign(new Error(`No schedule named "${input.schedule ?? ''}" is visible to you.`), { statusCode: 404 });
       if (!schedule.may_run) throw Object.assign(new Error(`Schedule "${input.schedule}" can be run only by the role that created it and by administrators of queue "${schedule.queue}" (42501).`), { statusCode: 403 });
       return { jobs: 1, text: html`Schedule <b>${input.schedule}</b> enqueues one extra job to <b>${schedule.queue}</b> immediately. Its next tick does not change.` };
     },

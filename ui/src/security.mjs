@@ -115,7 +115,7 @@ export class Security {
         return reply.code(error.statusCode).type('text/plain').send(`${error.message}\n`);
       }
       if (!this.names.has(hostOf(request.headers.host ?? '')))
-        return reply.code(421).type('text/plain').send('This page answers to localhost alone, and to what --host names: open http://localhost and its port.\n');
+        return reply.code(421).type('text/plain').send('This page accepts only the host name localhost and the names given with --host. Open http://localhost with the port of this page.\n');
       if (request.method === 'GET' || request.method === 'HEAD') {
         request.session = this.session(request, reply);
         return undefined;
@@ -123,13 +123,13 @@ export class Security {
       const { origin } = request.headers;
       const site = request.headers['sec-fetch-site'];
       if ((origin !== undefined && !this.names.has(hostOf(origin))) || (site !== undefined && site !== 'same-origin'))
-        return reply.code(403).type('text/plain').send('This form came from another page: nothing was done.\n');
+        return reply.code(403).type('text/plain').send('This form came from another page, so nothing was done.\n');
       request.session = this.session(request, reply);
       return undefined;
     });
     app.addHook('preHandler', async (request, reply) => {
       if (request.method === 'POST' && !this.matches(request.session, request.body?.csrf))
-        return reply.code(403).type('text/plain').send('This form is not from this run of the page: go back, reload, and send it again.\n');
+        return reply.code(403).type('text/plain').send('This form belongs to an earlier run of the page. Go back, reload the page, and send the form again.\n');
       return undefined;
     });
   }

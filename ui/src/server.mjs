@@ -108,7 +108,7 @@ export async function makeServer({ database, writes = false, logger = false, acc
   const livePart = async (request, context) => {
     const { at, queues, byName, health } = await readNow();
     const only = text(request.query.queue);
-    if (only !== null && !byName.has(only)) throw wrong(404, `You cannot see a queue named "${only}".`);
+    if (only !== null && !byName.has(only)) throw wrong(404, `No queue named "${only}" is visible to you.`);
     const last = Object.hasOwn(spans, request.query.last ?? '') ? request.query.last : '1h';
     const troubles = [];
     // Without a history the rest is of use still.
@@ -132,7 +132,7 @@ export async function makeServer({ database, writes = false, logger = false, acc
     const [job] = /^[0-9]{1,18}$/.test(wanted) ? await database.query('SELECT j.id FROM idemq.jobs j WHERE j.id = $1', [wanted]) : [];
     const found = job ?? await database.one(`SELECT f.id FROM idemq.queues q, LATERAL (SELECT j.id FROM idemq.jobs j
       WHERE j.queue_id = q.queue_id AND j.key = $1) f LIMIT 1`, [wanted]);
-    if (!found) throw wrong(404, `You cannot see a job with the number or key "${wanted}".`);
+    if (!found) throw wrong(404, `No job with the number or key "${wanted}" is visible to you.`);
     return reply.redirect(`/job/${found.id}`, 303);
   });
 
@@ -149,7 +149,7 @@ export async function makeServer({ database, writes = false, logger = false, acc
     const context = await contextOf(request, null);
     const id = idOf(request.params.id);
     const [flow] = await database.query(queries.flow, [id]);
-    if (!flow) throw wrong(404, `You cannot see a job with the number ${id}. It never existed, it was deleted after its retention, or you have no privilege on its queue.`);
+    if (!flow) throw wrong(404, `No job with the number ${id} is visible to you. The job never existed, it was deleted after its retention period, or you have no privilege on its queue.`);
     // From where it began, so that what is cut off is its end.
     const groups = await database.query(queries.flowJobs, [flow.roots?.[0] ?? id]).catch((error) => explain(error).message);
     // One too large to be asked about in time is cancelled by SQL.

@@ -198,7 +198,7 @@ const byHand = await said(page);
 ok(/Job \d+ was enqueued\./.test(byHand) && byHand.includes('by: "hand"') && byHand.includes('who: "me"') && /priority\s+3/.test(byHand), 'a job is enqueued by hand', byHand);
 await page.goto(`${base}/queue/desk/enqueue`);
 await enter({ payload: '{"by": "hand"}', key: 'by hand', kind: 'note' });
-ok((await said(page)).includes('Nothing was enqueued: this job has the key already (duplicate).'), 'a key that is taken leads to its job', await said(page));
+ok((await said(page)).includes('Nothing was enqueued, because this job already has the key (duplicate).'), 'a key that is taken leads to its job', await said(page));
 
 // A job: its actions, with their questions.
 const alone = await jobOf('desk', 'by hand');

@@ -231,7 +231,7 @@ export class ClusterWorker {
     const { home, roam = true, shardPlace, ...own } = options;
     if (home !== undefined && !(Array.isArray(home) && home.every(Number.isSafeInteger))) reject('home', 'an array of shard numbers', home);
     optionalBoolean(roam, 'roam');
-    if (home?.length === 0 && !roam) throw new RangeError('a worker without a home shard and without roam has no work: pass home, roam or both');
+    if (home?.length === 0 && !roam) throw new RangeError('a worker with neither a home shard nor roam has no work; pass home, roam or both');
     if (shardPlace) checkOptions(shardPlace, { host: true, port: true }, 'shardPlace');
     // Checks the other options.
     this.#name = new Worker({}, queue, own).name;
@@ -273,7 +273,7 @@ export class ClusterWorker {
   /** @param {unknown} handler @param {(worker: Worker) => Promise<Record<string, number>>} start */
   async #run(handler, start) {
     checkHandlers(handler);
-    if (this.#ran) throw new Error('this worker has already run: create another one');
+    if (this.#ran) throw new Error('this worker has already run; create a new one');
     this.#ran = true;
     const { concurrency = 1, signals = true, grace = 30 } = this.#options.own;
     const pool = new SlotPool(concurrency);
@@ -298,7 +298,7 @@ export class ClusterWorker {
       const first = map.read();
       first.catch(() => {}); // it is not awaited if the worker is told to stop first
       moved(await Promise.race([first, stopped.then(() => [])]));
-      if (this.#runs.length === 0 && !this.#stops) throw new Error('the cluster has no shard for this worker: check cluster.map()');
+      if (this.#runs.length === 0 && !this.#stops) throw new Error('the cluster has no shard for this worker; check cluster.map()');
       following = map.follow(moved);
       let seen;
       do {

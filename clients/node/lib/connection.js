@@ -382,7 +382,7 @@ export class Server {
   async open(until) {
     for (let pause = 200; ; pause = Math.min(2 * pause, 5000)) {
       // Otherwise the session would never be closed.
-      if (until.aborted || this.life.over.aborted) throw new Error('the worker is stopping, and has no connection');
+      if (until.aborted || this.life.over.aborted) throw new Error('the worker is stopping and has no connection');
       const { configs, version } = this.address;
       try {
         const session = Object.assign(await Session.open(configs, until), { configs, version });

@@ -26,7 +26,7 @@ export function json(value, what) {
     // The message of JSON.stringify does not name the value, for example a circular object or a bigint.
     throw error instanceof RangeError ? error : new TypeError(`${what} cannot be encoded as JSON: ${textOf(error)}`, { cause: error });
   }
-  if (text === undefined) throw new TypeError(`${what} must be a value that JSON has, not ${typeof value === 'undefined' ? 'undefined' : `a ${typeof value}`}`);
+  if (text === undefined) throw new TypeError(`${what} must be a value that JSON can represent, not ${typeof value === 'undefined' ? 'undefined' : `a ${typeof value}`}`);
   // Sending hundreds of megabytes only to have them refused would delay all following messages.
   if (text.length > maxJsonLength) throw new RangeError(`${what} is ${text.length} characters long as JSON, which is longer than any server accepts; pass a reference to it instead`);
   return text;

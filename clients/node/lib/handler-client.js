@@ -68,7 +68,7 @@ export class HandlerTransaction {
     while (this.waiting > 0 || (this.session.busy && !this.session.gone)) {
       await this.begin().catch(() => {});
       await this.session.drained(this.cursors.size > 0 ? halfReadTimeout : undefined);
-      if (this.session.busy && [...this.cursors].some(({ state }) => state === 'idle')) throw new Error('the handler has left a cursor half read: read it to the end, or close it');
+      if (this.session.busy && [...this.cursors].some(({ state }) => state === 'idle')) throw new Error('the handler left a cursor partly read; read it to the end, or close it');
     }
     // The answers have resumed code after an await.
     await new Promise((resolve) => setImmediate(resolve));
@@ -151,7 +151,7 @@ export function handlerClient(handlerTransaction, refusal) {
   /** Runs part of the handler's work in a savepoint. @param {(client: any) => unknown} fn */
   const transaction = async (fn) => {
     // With two at the same time, the rollback of one would undo the other's work after it was reported as done.
-    if (open.length > 0 && currentSavepoint.getStore() !== open[open.length - 1]) throw new Error('another transaction() of this client is still running: await it first');
+    if (open.length > 0 && currentSavepoint.getStore() !== open[open.length - 1]) throw new Error('another transaction() of this client is still running; await it first');
     const name = `idemq_${++savepoints}`;
     const own = { name };
     open.push(own);
@@ -174,7 +174,7 @@ export function handlerClient(handlerTransaction, refusal) {
     }
   };
   const refuse = () => {
-    throw new Error("the worker owns this connection, and opens and closes it");
+    throw new Error("only the worker may open or close this connection");
   };
 
   /** @type {Map<string | symbol, unknown>} */
@@ -208,6 +208,6 @@ function refuseControl(text) {
   const word = typeof text === 'string' ? ENDS_TRANSACTION.exec(text)?.[1].toUpperCase() : undefined;
   if (!word) return undefined;
   return new Error(
-    `${word} would end the transaction in which the job is committed, or begin another one: omit it, use client.transaction() or a SAVEPOINT for a part, or use runOutside`,
+    `${word} would end the transaction in which the job is committed, or begin another one; omit it, use client.transaction() or a SAVEPOINT for part of the work, or use runOutside`,
   );
 }

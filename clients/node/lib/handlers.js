@@ -25,7 +25,7 @@ export function checkHandlers(handlers) {
 
 /** The result of a call. Throws if it is something that has not run yet, or a list of such. @template T @param {T} answer @returns {T} */
 export function finishedResult(answer) {
-  if (Array.isArray(answer) && answer.some(types.isPromise)) throw new TypeError('the handler returned an array of promises without awaiting them: return Promise.all(…)');
+  if (Array.isArray(answer) && answer.some(types.isPromise)) throw new TypeError('the handler returned an array of promises without awaiting them; return Promise.all(…)');
   if (types.isGeneratorObject(answer)) throw new TypeError('the handler returned a generator, which has not run');
   return answer;
 }

@@ -57,7 +57,7 @@ export class Hooks {
       if (!running) return answer;
       // Otherwise the job would be completed although the handler could still fail.
       called?.catch(() => {});
-      throw new Error('hooks.around did not await next(): return it, or await it');
+      throw new Error('hooks.around must return or await next()');
     };
   }
 

@@ -30,7 +30,7 @@ function load(name) {
 /** @type {typeof import('pg')} */
 export const pg = load('pg');
 if (!pg) {
-  const error = new Error('idemq requires the package pg, which is not installed: run npm install pg');
+  const error = new Error('idemq requires the package pg, which is not installed; run npm install pg');
   throw Object.assign(error, { code: 'ERR_MODULE_NOT_FOUND' });
 }
 

@@ -78,7 +78,7 @@ export async function step(job, link, name, call, options, warn) {
   async function limited(end, fn) {
     const controller = new AbortController();
     const stop = () => controller.abort(job.signal.reason);
-    const timer = setTimeout(() => controller.abort(new Error(`step ${name}: no response in ${callTimeout} s`)), end - Date.now());
+    const timer = setTimeout(() => controller.abort(new Error(`step ${name}: no response within ${callTimeout} s`)), end - Date.now());
     job.signal.addEventListener('abort', stop);
     if (job.signal.aborted) stop();
     try {

@@ -236,7 +236,7 @@ export class Transactions {
       );
       if (handlerTransaction.failed) throw handlerTransaction.failed;
       if (handlerTransaction.touched && (session.status === 'I' || session.controlled)) {
-        throw new Error('the handler has ended the transaction in which its job is committed: omit that statement, or use runOutside');
+        throw new Error('the handler has ended the transaction in which its job is committed; omit that statement, or use runOutside');
       }
       if (attempt.waiting) throw attempt.waiting;
       return result === undefined ? null : json(result, 'the result');
@@ -260,7 +260,7 @@ export class Transactions {
     const { rows, tags, error } = await session.send([commit, COMMIT_TRANSACTION, ...(hold ? [BEGIN, HOLD_CLAIMED] : [])]);
     if (tags[1] !== 'COMMIT') {
       // While the job was locked, only its handler can have ended it.
-      if (sqlstate(error) === 'IQ006') throw new Error('the handler has ended its own job: let the worker do that, or use runOutside', { cause: error });
+      if (sqlstate(error) === 'IQ006') throw new Error('the handler has ended its own job; let the worker end it, or use runOutside', { cause: error });
       throw settled(error) ?? error ?? new Error('the transaction was rolled back');
     }
     // The job is committed, whatever the other answers are.

@@ -162,7 +162,7 @@ export class Worker {
   /** @param {any} Mode @param {any} handlers @returns {Promise<Record<string, number>>} */
   async #run(Mode, handlers) {
     const handler = this.#hooks.around(singleHandler(handlers, this.#options.unknownKind ?? 60, this.#logger));
-    if (this.#mode) throw new Error('this worker has already run: create another one');
+    if (this.#mode) throw new Error('this worker has already run; create a new one');
     const { signals, attach, lease, name, concurrency } = this.#options;
     const batch = Mode === Outside ? 1 : this.#options.batch;
     const worker = this;

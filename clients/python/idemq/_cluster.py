@@ -224,7 +224,7 @@ class ClusterRun:
                 if reading.done():
                     self._moved(reading.result())
                     if not self._runs:
-                        raise RuntimeError("the cluster has no shard for this worker: check cluster.map()")
+                        raise RuntimeError("the cluster has no shard for this worker; check cluster.map()")
                     return
             except AnswerLost:
                 await asyncio.sleep(0.1)

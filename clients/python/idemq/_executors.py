@@ -526,7 +526,7 @@ def _is_used(transaction: HandlerTransaction, conn: Any) -> bool:
 
 def _check_nothing_left(left: bool) -> None:
     if left:
-        raise RuntimeError("the handler left a stream(), a COPY or a pipeline unfinished: finish it in the handler")
+        raise RuntimeError("the handler left a stream(), a COPY or a pipeline unfinished; finish it in the handler")
 
 
 def _is_idle(conn: Any) -> bool:

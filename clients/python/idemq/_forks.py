@@ -51,7 +51,7 @@ if hasattr(os, "register_at_fork"):
 def must_be_in(process: int) -> None:
     """Raises RuntimeError in any other process."""
     if os.getpid() != process:
-        raise RuntimeError("this process was forked by a handler: only the handler's own process can use its job and its worker")
+        raise RuntimeError("this process was forked by a handler; only the handler's own process can use its job and its worker")
 
 
 def end_unless_in(process: int) -> None:

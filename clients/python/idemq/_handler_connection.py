@@ -208,7 +208,7 @@ class _HandlersConnectionBase:
     def _refuse_in_handler(self, what: str) -> None:
         if self.handler_transaction is not None:
             raise psycopg.ProgrammingError(
-                f"{what} is not allowed: the worker commits its transaction together with the job. Use "
+                f"{what} is not allowed, because the worker commits its transaction together with the job. Use "
                 "conn.transaction() for a savepoint, or raise an error to roll back everything"
             )
 

@@ -30,13 +30,13 @@ CREATE TABLE IF NOT EXISTS idemq_outbox.jobs (
 -- Its order: the rows to send, by id, and then the sent rows, the oldest first.
 CREATE INDEX IF NOT EXISTS jobs_sent_at ON idemq_outbox.jobs (sent_at NULLS FIRST, id);
 
-COMMENT ON TABLE idemq_outbox.jobs IS 'jobs for idemq on another server: insert queue and payload, and any other arguments of idemq.enqueue; idemq-relay sends each row once';
-COMMENT ON COLUMN idemq_outbox.jobs.key IS 'key of the job in its queue; by default a random one';
+COMMENT ON TABLE idemq_outbox.jobs IS 'jobs for idemq on another server: insert queue and payload, and any other arguments of idemq.enqueue. idemq-relay may send a row more than once, but each row becomes at most one job.';
+COMMENT ON COLUMN idemq_outbox.jobs.key IS 'key of the job in its queue; random by default';
 COMMENT ON COLUMN idemq_outbox.jobs.on_duplicate IS 'keep or ignore, as for idemq.enqueue; no other value is allowed, because sending a row again would repeat its action';
 COMMENT ON COLUMN idemq_outbox.jobs.reply IS 'whether finished_at, status and result are written back to this row when the job finishes';
-COMMENT ON COLUMN idemq_outbox.jobs.sent_at IS 'when the job was added to idemq or refused; NULL means that it is still to be sent';
-COMMENT ON COLUMN idemq_outbox.jobs.job_id IS 'id of the job in idemq; if the key was taken, the id of the existing job';
-COMMENT ON COLUMN idemq_outbox.jobs.status IS 'refused, or if reply is set: completed, dead or cancelled';
+COMMENT ON COLUMN idemq_outbox.jobs.sent_at IS 'when the job was added to idemq or refused; NULL means that the row must still be sent';
+COMMENT ON COLUMN idemq_outbox.jobs.job_id IS 'id of the job in idemq; if the key was already in use, the id of the existing job';
+COMMENT ON COLUMN idemq_outbox.jobs.status IS 'refused or, if reply is set, the final status of the job (completed, dead or cancelled)';
 COMMENT ON COLUMN idemq_outbox.jobs.error IS 'why the job was refused, became dead or was cancelled';
 
 -- Wakes the relay.  Without it, the relay finds a row within a second.

@@ -80,7 +80,7 @@ export function wanted(given) {
   const ids = [given.ids ?? []].flat().flatMap((text) => String(text).split(',')).filter((text) => text !== '');
   if (ids.some((text) => !/^[0-9]{1,18}$/.test(text))) throw wrong(400, 'There is no job with that number.');
   const all = given.all === '1';
-  if (!all && ids.length === 0) throw wrong(400, 'No job is selected. Go back, and select some jobs or all.');
+  if (!all && ids.length === 0) throw wrong(400, 'No job is selected. Go back, and select some jobs or all jobs.');
   if (ids.length > MOST) throw wrong(400, `You can select at most ${MOST} jobs individually. Select all jobs of the list instead.`);
   if (all && !doing.tabs.includes(tab)) throw wrong(400, `${doing.title} is not possible for jobs that are ${tab}.`);
   if (doing.value && !/^[0-9]$/.test(given.value ?? '')) throw wrong(400, 'Enter a priority from 0 (claimed first) to 9.');

@@ -28,7 +28,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
 
   const queueOf = async (name) => {
     const [queue] = await query(queueByName, [name]);
-    if (!queue) throw wrong(404, `You cannot see a queue named "${name}".`);
+    if (!queue) throw wrong(404, `No queue named "${name}" is visible to you.`);
     return queue;
   };
   const withRights = async (context, queueId) => ({ ...context, may: writes ? await rights(query, queueId) : {} });
@@ -70,7 +70,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
       const came = await runNow(database, queue, want, request.actor);
       return back(reply, listOf(queue, want, givenOf(request.body)), said(want.doing, came), !came[want.doing.success]);
     }
-    if (want.upto === undefined) throw wrong(400, 'The request does not say up to which job it applies. Start from the list.');
+    if (want.upto === undefined) throw wrong(400, 'The request does not contain the number of the last job to change. Start from the list.');
     const numbers = await counts(query, queue.queue_id);
     const plain = Object.keys(want.filter).length === 0 && want.value === null;
     const known = plain && numbers && !numbers.atLeast.includes(want.tab);
@@ -122,7 +122,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
         [queue.name, value('payload'), value('key'), value('kind'), value('group_key'), value('delay'), value('priority'), value('max_attempts'), value('headers')]), request.actor);
         // Who may only enqueue sees no job.
         const { see } = await rights(query, queue.queue_id);
-        return await back(reply, see ? `/job/${job.id}` : `/queue/${encodeURIComponent(queue.name)}`, job.outcome === 'accepted' ? `Job ${job.id} was enqueued.` : `Nothing was enqueued: this job has the key already (${job.outcome}).`, job.outcome !== 'accepted');
+        return await back(reply, see ? `/job/${job.id}` : `/queue/${encodeURIComponent(queue.name)}`, job.outcome === 'accepted' ? `Job ${job.id} was enqueued.` : `Nothing was enqueued, because this job already has the key (${job.outcome}).`, job.outcome !== 'accepted');
       } catch (error) {
         // What was given is not right: the form again, as it was.
         if (!/^(22|IQ003|IQ004|23|54)/.test(error.code ?? '')) throw error;
@@ -136,7 +136,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
   app.get('/job/:id', async (request, reply) => {
     const id = idOf(request.params.id);
     const job = await database.one(queries.job, [id]);
-    if (!job) throw wrong(404, `You cannot see a job with the number ${id}. It never existed, it was deleted after its retention, or you have no privilege on its queue.`);
+    if (!job) throw wrong(404, `No job with the number ${id} is visible to you. The job never existed, it was deleted after its retention period, or you have no privilege on its queue.`);
     const context = await withRights(await contextOf(request, null), job.queue_id);
     let shown = await database.one(queries.shown, [id]);
     if (!shown) {

@@ -76,14 +76,14 @@ const byKey = {
 /** The tabs of a queue: their order in words, what a job of it is in SQL, and the walks that find all of them; none: by id. */
 export const tabs = {
   waiting: { word: 'in the order in which they will be claimed', is: (p, c) => `j.status = 'pending' AND j.ready_at <= ${p(c.now, 'timestamptz')}`, walks: priorities.map(due) },
-  running: { word: 'those first that began first', is: () => 'true', walks: [running] },
-  retrying: { word: 'the next to be tried again first, then those that are due', is: () => "j.status = 'retrying'", walks: [later, dueBackwards] },
-  blocked: { word: 'those that wait for parents, then by group', is: () => "j.status = 'blocked'", walks: [children, groups] },
-  scheduled: { word: 'the next first', is: (p, c) => `j.status = 'pending' AND j.ready_at > ${p(c.now, 'timestamptz')}`, walks: [later] },
-  completed: { word: 'the newest first', is: () => "j.status = 'completed'" },
-  dead: { word: 'those first that died last', is: () => "j.status = 'dead'", walks: [dead] },
-  cancelled: { word: 'the newest first', is: () => "j.status = 'cancelled'" },
-  all: { word: 'the newest first', is: () => 'true' },
+  running: { word: 'longest-running jobs first', is: () => 'true', walks: [running] },
+  retrying: { word: 'next retries first, then jobs that are due', is: () => "j.status = 'retrying'", walks: [later, dueBackwards] },
+  blocked: { word: 'jobs that wait for parents first, then by group', is: () => "j.status = 'blocked'", walks: [children, groups] },
+  scheduled: { word: 'next jobs first', is: (p, c) => `j.status = 'pending' AND j.ready_at > ${p(c.now, 'timestamptz')}`, walks: [later] },
+  completed: { word: 'newest first', is: () => "j.status = 'completed'" },
+  dead: { word: 'most recent deaths first', is: () => "j.status = 'dead'", walks: [dead] },
+  cancelled: { word: 'newest first', is: () => "j.status = 'cancelled'" },
+  all: { word: 'newest first', is: () => 'true' },
 };
 const unfinished = ['waiting', 'retrying', 'blocked', 'scheduled'];
 export const filters = ['kind', 'key', 'group', 'error', 'since', 'until', 'payload'];

@@ -23,7 +23,7 @@ export function flowPage(id, flow, groups, context) {
   const failed = flow.failed_ids ?? [];
   return html`<p class="why"><b>${count(flow.done)} of ${count(flow.jobs)}</b> ${String(flow.jobs) === '1' ? 'job is' : 'jobs are'} finished: <b>${percent(flow.progress)}</b>${flow.ended_at ? html`. It ended ${when(flow.ended_at)}.`
     : flow.eta !== null ? html`. The rest will take about <b>${duration(flow.eta)}</b> at the current rate.` : '. No estimate yet.'}</p>
-${flow.cut && html`<p class="notice warn">The flow has more jobs than are counted here. The figures cover the first ${count(flow.jobs)}.</p>`}
+${flow.cut && html`<p class="notice warn">The flow has more jobs than are counted here. The figures cover the first ${count(flow.jobs)} jobs.</p>`}
 ${bar(flow)}
 <dl class="facts">${parts.filter(([name]) => Number(flow[name]) > 0).map(([name, shape, word]) => html`<div><dt>${status(shape, word)}</dt><dd>${count(flow[name])}</dd></div>`)}
 <div><dt>started</dt><dd>${when(flow.begun_at)}</dd></div></dl>
@@ -42,5 +42,5 @@ function steps(groups, flow) {
   return html`${folded < Number(flow.jobs) && html`<p class="quiet">Only the first ${count(folded)} jobs are included.</p>`}
 ${table('Jobs of the flow', [number('Step'), 'Queue', 'Kind', 'Status', number('Jobs'), 'Example', number('Longest run'), 'Started', 'Ended', 'Error'],
     groups.map((g) => [Number(g.depth) + 1, queueLink(g.queue), key(g.kind), status(g.status), count(g.jobs), jobLink(g.example), duration(g.longest),
-      g.begun_at && when(g.begun_at), g.ended_at && when(g.ended_at), g.last_error && html`<span class="error">${g.last_error}</span>`]), 'You cannot see any of these jobs.')}`;
+      g.begun_at && when(g.begun_at), g.ended_at && when(g.ended_at), g.last_error && html`<span class="error">${g.last_error}</span>`]), 'None of these jobs is visible to you.')}`;
 }

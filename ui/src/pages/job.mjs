@@ -28,7 +28,7 @@ function attemptOf(a, id, isLast) {
 }
 
 const states = {
-  open: ['running', 'open, no response yet'], done: ['completed', 'done'], refused: ['dead', 'refused'], void: ['cancelled', 'of an earlier payload'],
+  open: ['running', 'open, no response yet'], done: ['completed', 'done'], refused: ['dead', 'refused'], void: ['cancelled', 'belongs to an earlier payload'],
   waiting: ['pending', 'waiting'], arrived: ['completed', 'arrived'], timed_out: ['dead', 'timed out'],
 };
 
@@ -36,7 +36,7 @@ function stepOf(s, job, i) {
   const event = ['waiting', 'arrived', 'timed_out'].includes(s.state);
   const unknown = s.state === 'open' && (job.status !== 'running' || s.token !== job.token);
   const [mark, word] = unknown ? ['retrying', 'unknown (its attempt ended without a response)'] : states[s.state] ?? ['blocked', s.state];
-  const until = s.state === 'waiting' ? html`, until ${when(s.call_until)} at most` : s.state === 'open' && s.call_until ? html`; its request may arrive until ${time(s.call_until)}` : null;
+  const until = s.state === 'waiting' ? html`, until ${when(s.call_until)} at the latest` : s.state === 'open' && s.call_until ? html`; its request may arrive until ${time(s.call_until)}` : null;
   const document = (name) => s[`${name}_bytes`] !== null && html`<details><summary>${event ? 'payload' : name}</summary>${s[name] === null ? html`<p class="quiet">${bytes(s[`${name}_bytes`])}: too large to show here; use psql.</p>`
     : tree(`step${i}${name}`, `${s.name} ${name}`, s[name], s[`${name}_whole`])}</details>`;
   return moment(s.begun_at ?? s.answered_at, mark, html`${event ? 'Event' : 'Step'} ${key(s.name)}: ${status(mark, word)}${s.answered_at && s.begun_at && html` after <b>${took(s.begun_at, s.answered_at)}</b>`}${until}`,
@@ -65,14 +65,14 @@ function history({ job, attempts, steps, documents: shown }) {
   moments.sort((a, b) => at(a.value) - at(b.value));
   if (job.finished_at) moments.push(moment(job.finished_at, job.status, html`${status(job.status)}${took(job.enqueued_at, job.finished_at) && html`, ${took(job.enqueued_at, job.finished_at)} after it was enqueued`}`));
   else if (job.later) moments.push(moment(job.ready_at, 'next', steps.some((s) => s.state === 'waiting') ? 'Ready at this time, even without the event' : 'Ready for the next attempt'));
-  if (!job.finished_at && job.expires_at) moments.push(moment(job.expires_at, 'next', 'Cancelled at this time, unless claimed before'));
+  if (!job.finished_at && job.expires_at) moments.push(moment(job.expires_at, 'next', 'Cancelled at this time, unless a worker claims it first'));
   return moments;
 }
 
 function shownDocument(id, name, shown) {
   if (!shown[`${name}_bytes`]) return null;
   if (shown[name] === null)
-    return html`<section class="card" aria-label="${name}"><h2>${name}</h2><p class="none">It is too large to show here. Run <code>SELECT ${name} FROM idemq.job(${id})</code> in psql.</p></section>`;
+    return html`<section class="card" aria-label="${name}"><h2>${name}</h2><p class="none">The ${name} is too large to show here. Run <code>SELECT ${name} FROM idemq.job(${id})</code> in psql.</p></section>`;
   const all = Number(shown[`${name}_bytes`]);
   const whole = shown[`${name}_whole`];
   return html`<section class="card" aria-label="${name}"><h2>${name}</h2>${!whole && html`<p>The first ${bytes(SHOWN)} of ${bytes(all)}.</p>`}

@@ -26,13 +26,13 @@ export function schedulesPage(rows, context) {
       (s.ticks ?? []).slice(1).map((tick) => html`<div>${when(tick)}</div>`), s.last_run ? html`${when(s.last_run)} ${s.last_job && jobLink(s.last_job)}` : 'never',
       s.failed_at ? html`<div>${status('dead', 'failed')} ${s.last_error}</div>` : status('well', 'OK'),
       ...(context.writes ? [s.may_run && button(context, 'run_schedule', 'Run now', { schedule: s.name }, `Run schedule ${s.name} now`)] : [])]),
-    'You cannot see any schedule. Create one with idemq.schedule.');
+    'No schedules are visible to you. Create one with idemq.schedule.');
 }
 
 export function auditPage(rows, queue) {
   return html`${table('Audit', ['When', 'Who', 'Action', 'Queue', number('Job'), number('Jobs'), 'Details'], rows.map((a) => [
     when(a.at), html`<div>${a.actor && html`<div>${key(a.actor)}</div>`}<div class="${a.actor && 'small quiet'}">${a.role === a.session_role ? a.session_role : `${a.session_role} as ${a.role}`}</div></div>`, a.action, a.queue && key(a.queue), a.job_id && jobLink(a.job_id),
-    a.jobs === null ? '' : count(a.jobs), html`<code>${a.details}</code>`]), 'No entries that you may see. Administrators of a queue see the changes made to it.')}
+    a.jobs === null ? '' : count(a.jobs), html`<code>${a.details}</code>`]), 'No entries are visible to you. Administrators of a queue see the changes made to it.')}
 ${rows.length === page.size && more('/audit', { queue, before: rows.at(-1).id }, 'Older')}`;
 }
 

@@ -80,6 +80,6 @@ ${nowOf(here, all)}
 ${spanTabs(Object.keys(spans), last, only)}
 ${all && charts(all)}
 ${only === null && html`<h2 id="queues">Queues</h2>${table('Queues', context.writes ? heads : heads.slice(0, -1), context.writes ? rows : rows.map((row) => row.slice(0, -1)),
-    'You cannot see any queue. Create one with SELECT idemq.create_queue(\'name\'), or ask an administrator for a privilege with idemq.grant_queue.')}`}
+    'No queues are visible to you. Create one with SELECT idemq.create_queue(\'name\'), or ask an administrator for a privilege with idemq.grant_queue.')}`}
 <p class="quiet small">As of ${time(at)}. Times are UTC.</p>`;
 }
