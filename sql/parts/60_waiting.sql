@@ -32,4 +32,4 @@ CREATE FUNCTION idemq.admit(bucket text, max_calls int, per interval, cost int D
 	RETURNS idemq.admission
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_admit';
 COMMENT ON FUNCTION idemq.admit(text, int, interval, int, int)
-	IS 'Ask whether a call is allowed under a limit of at most max_calls calls in any period of length per. cost is the number of calls to count; 0 only asks. With burst, the limit is a bucket of that size that refills at a constant rate (GCRA). Takes effect immediately: a rollback does not undo it, and a restart of the server resets it. retry_after tells when to ask again. All roles with EXECUTE share the limits.';
+	IS 'Ask whether a call is allowed under a limit of at most max_calls calls in any period of length per. cost is the number of calls to count; 0 only asks. With burst, the limit is a bucket of that size that refills at a constant rate (GCRA). Takes effect immediately, even if you roll back; a restart of the server resets it. retry_after tells when to ask again. All roles with EXECUTE share the limits.';

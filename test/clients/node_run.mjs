@@ -140,7 +140,7 @@ test('what begins or ends a transaction is refused', async () => {
       await assert.rejects(async () => db.query(text), /(?:end|ended) the transaction/);
       await assert.rejects(new Promise((resolve, reject) => db.query(text, (error) => (error ? reject(error) : resolve()))), /(?:end|ended) the transaction/);
       await assert.rejects(once(db.query(new pg.Query(text)), 'end'), /(?:end|ended) the transaction/);
-      for (const of of ['end', 'connect']) await assert.rejects(async () => db[of](), /the worker owns this connection/);
+      for (const of of ['end', 'connect']) await assert.rejects(async () => db[of](), /only the worker may open or close this connection/);
     }
     await mark(db, q, `${job.payload}`);
   };
