@@ -5,7 +5,7 @@
 -- call idemq there by PL/Proxy.  Nothing of a job is stored here.
 
 CREATE SCHEMA cluster;
-COMMENT ON SCHEMA cluster IS 'router for the shards of idemq';
+COMMENT ON SCHEMA cluster IS 'router for idemq shards';
 
 CREATE FUNCTION cluster.in_transaction() RETURNS boolean
 	VOLATILE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_cluster_in_transaction';
@@ -17,10 +17,10 @@ CREATE TABLE cluster.settings (
 	shards   int NOT NULL CHECK (shards IN (1, 2, 4, 8, 16, 32, 64)),
 	patience interval NOT NULL DEFAULT '15 s'
 );
-COMMENT ON TABLE cluster.settings IS 'settings of the router: a single row, written by cluster.init';
+COMMENT ON TABLE cluster.settings IS 'settings of the router, in a single row written by cluster.init';
 COMMENT ON COLUMN cluster.settings.one IS 'always true, so that there is at most one row';
-COMMENT ON COLUMN cluster.settings.shards IS 'number of logical shards, which never changes because keys are never hashed again';
-COMMENT ON COLUMN cluster.settings.patience IS 'maximum time for which a call waits for a shard that is being moved, before it raises 55000';
+COMMENT ON COLUMN cluster.settings.shards IS 'number of logical shards, which never changes because keys are never rehashed';
+COMMENT ON COLUMN cluster.settings.patience IS 'maximum time that a call waits for a shard that is being moved before it raises 55000';
 
 CREATE TABLE cluster.shards (
 	shard   int PRIMARY KEY CHECK (shard >= 0),
@@ -29,14 +29,14 @@ CREATE TABLE cluster.shards (
 	version bigint NOT NULL
 );
 COMMENT ON TABLE cluster.shards IS 'location of each logical shard; use cluster.set_shard_dsn and cluster.set_shard_state to change it';
-COMMENT ON COLUMN cluster.shards.shard IS 'number of the shard, from 0; equal to the first bits of a key''s md5, and to the bits of a job id from bit 47 on';
-COMMENT ON COLUMN cluster.shards.dsn IS 'connection string of the shard''s database, without user and password, which are in each user''s user mapping';
-COMMENT ON COLUMN cluster.shards.state IS 'state of the shard: up, or moving (the shard is moving to another server, and calls wait)';
+COMMENT ON COLUMN cluster.shards.shard IS 'shard number, counted from 0. It equals the first bits of the MD5 hash of a key, and the bits of a job id from bit 47 on.';
+COMMENT ON COLUMN cluster.shards.dsn IS 'connection string of the shard''s database, without the user and password, which are in the user mapping of each role';
+COMMENT ON COLUMN cluster.shards.state IS 'state of the shard: up or moving. Moving means that the shard is being moved to another server and that calls wait for it.';
 COMMENT ON COLUMN cluster.shards.version IS 'version of this row, which increases with each change; the highest of these versions is the version of the map';
 
 -- Opening it is also how a transaction hears of a change of the map: cluster.again.
 CREATE SEQUENCE cluster.map_version;
-COMMENT ON SEQUENCE cluster.map_version IS 'versions of the map';
+COMMENT ON SEQUENCE cluster.map_version IS 'source of the map''s version numbers';
 
 SELECT pg_catalog.pg_extension_config_dump('cluster.settings', '');
 SELECT pg_catalog.pg_extension_config_dump('cluster.shards', '');
@@ -47,7 +47,7 @@ BEGIN
 	PERFORM pg_notify('cluster_map', '');
 	RETURN NULL;
 END $$;
-COMMENT ON FUNCTION cluster.map_changed() IS 'trigger of cluster.shards that sends NOTIFY cluster_map';
+COMMENT ON FUNCTION cluster.map_changed() IS 'trigger on cluster.shards that sends NOTIFY cluster_map';
 CREATE TRIGGER map_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON cluster.shards
 	FOR EACH STATEMENT EXECUTE FUNCTION cluster.map_changed();
 
@@ -86,13 +86,13 @@ BEGIN
 	END IF;
 	RETURN shards;
 END $$;
-COMMENT ON FUNCTION cluster.check_count(int) IS 'part of shard_of_key: check the number of shards, and raise 22023 if it is invalid';
+COMMENT ON FUNCTION cluster.check_count(int) IS 'part of cluster.shard_of_key: check the number of shards, and raise 22023 if it is invalid';
 
 CREATE FUNCTION cluster.shard_of_key(key text, shards int) RETURNS int IMMUTABLE STRICT PARALLEL SAFE LANGUAGE sql
 	SET search_path = pg_catalog, pg_temp
 	AS $$SELECT ('x' || substr(md5(convert_to(cluster.hash_tag(key), 'UTF8')), 1, 7))::bit(28)::int / (268435456 / cluster.check_count(shards))$$;
 COMMENT ON FUNCTION cluster.shard_of_key(text, int)
-	IS 'Return the shard of a key or group key, given the number of shards: the first bits of the md5 of its hash_tag in UTF-8.';
+	IS 'Return the shard of a key or group key, given the number of shards. The shard number is the first bits of the MD5 hash of the key''s hash_tag in UTF-8.';
 
 CREATE FUNCTION cluster.shard_of_key(key text) RETURNS int STABLE STRICT LANGUAGE sql
 	SET search_path = pg_catalog, pg_temp
@@ -133,16 +133,16 @@ BEGIN
 		at_shard := coalesce(up[1 + floor(random() * cardinality(up))::int], floor(random() * n)::int);
 	END IF;
 	IF at_shard <> ANY (of_parents) THEN
-		RAISE EXCEPTION 'a job can depend only on jobs of its own shard'
+		RAISE EXCEPTION 'a job can depend only on jobs on its own shard'
 			USING ERRCODE = 'feature_not_supported',
-				DETAIL = format('The job would be on shard %s, but its parents are on %s. A parent''s commit makes the job ready in one transaction on one shard.',
+				DETAIL = format('The job would be on shard %s, but its parents are on %s. A parent must be committed and the job made ready in a single transaction, which is possible only on a single shard.',
 					at_shard, array_to_string(of_parents, ', ')),
 				HINT = 'Begin the keys or groups of all these jobs with the same text in braces. A job with neither key nor group goes to the shard of its parents.';
 	END IF;
 	RETURN at_shard;
 END $$;
 COMMENT ON FUNCTION cluster.route(text, text, bigint[])
-	IS 'Return the shard for a new job: the shard of its key, otherwise of its group, otherwise of its parents, otherwise any shard that is up. Raises 0A000 if key and group are not hashed by the same text (cluster.hash_tag), or if parents are on another shard.';
+	IS 'Return the shard for a new job. This is the shard of its key or, failing that, of its group or its parents. If the job has none of these, it is any shard that is up. Raises 0A000 if the key and the group have different hash tags (cluster.hash_tag), or if a parent is on a different shard.';
 
 -- The map's changes, which are the DBA's.
 
@@ -169,7 +169,7 @@ BEGIN
 	EXECUTE format('CREATE SERVER idemq_cluster FOREIGN DATA WRAPPER plproxy OPTIONS (%s)', parts);
 END $$;
 COMMENT ON FUNCTION cluster.init(int)
-	IS 'Make this database the router for the given number of logical shards, permanently. Creates the foreign server idemq_cluster, which has no valid connection until cluster.set_shard_dsn. Does nothing if the database is already that router. Requires a superuser.';
+	IS 'Permanently make this database the router for the given number of logical shards. Creates the foreign server idemq_cluster, which has no valid connection until cluster.set_shard_dsn is called. Does nothing if the database is already the router for that number of shards. Requires a superuser.';
 
 CREATE FUNCTION cluster.check_shard(shard int) RETURNS void STABLE LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -179,7 +179,7 @@ BEGIN
 			HINT = format('Pass a number from 0 to %s.', cluster.shard_count() - 1);
 	END IF;
 END $$;
-COMMENT ON FUNCTION cluster.check_shard(int) IS 'part of set_shard_dsn and set_shard_state: raise 22023 if there is no such shard';
+COMMENT ON FUNCTION cluster.check_shard(int) IS 'part of cluster.set_shard_dsn and cluster.set_shard_state: raise 22023 if there is no such shard';
 
 CREATE FUNCTION cluster.set_shard_dsn(shard int, dsn text) RETURNS bigint LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -190,7 +190,7 @@ BEGIN
 	IF dsn IS NULL OR dsn !~ '=' OR dsn ~ '://' OR dsn ~* '(user|password|service|passfile)\s*=' THEN
 		RAISE EXCEPTION 'invalid connection string for a shard: %', coalesce(regexp_replace(dsn, '(password\s*=\s*)(''[^'']*''|\S*)', '\1...', 'gi'), 'NULL')
 			USING ERRCODE = 'invalid_parameter_value',
-				HINT = 'Pass host=..., port=... and dbname=..., without user and password. Set those with CREATE USER MAPPING ... SERVER idemq_cluster for each user.';
+				HINT = 'Pass host=..., port=... and dbname=..., but not user or password. Set those for each user with CREATE USER MAPPING ... SERVER idemq_cluster.';
 	END IF;
 	LOCK TABLE cluster.shards IN SHARE ROW EXCLUSIVE MODE;
 	number := nextval('cluster.map_version');
@@ -201,7 +201,7 @@ BEGIN
 	RETURN number;
 END $$;
 COMMENT ON FUNCTION cluster.set_shard_dsn(int, text)
-	IS 'Set the location of a shard and mark it as up. Returns the map''s new version, and sends NOTIFY cluster_map. Raises 55000 if the database is another shard or not a shard (idemq.set_shard). Warns if the database cannot be reached; in that case, check cluster.identities() later. Requires the owner of server idemq_cluster.';
+	IS 'Set the location of a shard and mark it as up. Returns the map''s new version, and sends NOTIFY cluster_map. Raises 55000 if the database is a different shard or not a shard (idemq.set_shard). Warns if the database cannot be reached; in that case, check cluster.identities() later. Requires the owner of server idemq_cluster.';
 
 CREATE FUNCTION cluster.check_place(shard int) RETURNS void LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -213,18 +213,18 @@ BEGIN
 	BEGIN
 		SELECT i.is_shard, i.of_shards INTO is_shard, of_shards FROM cluster.at_identities(shard) i;
 	EXCEPTION WHEN OTHERS THEN
-		RAISE WARNING 'could not verify that the database of shard % is that shard', shard
+		RAISE WARNING 'could not verify that the database is shard %', shard
 			USING DETAIL = SQLERRM, HINT = 'When the database can be reached, run SELECT * FROM cluster.identities(), and make sure that is_shard equals shard.';
 		RETURN;
 	END;
 	IF is_shard IS DISTINCT FROM shard OR of_shards <> n THEN
 		RAISE EXCEPTION 'the database is not shard % of %', shard, n USING ERRCODE = 'object_not_in_prerequisite_state',
 			DETAIL = coalesce(format('This database is shard %s of %s.', is_shard, of_shards), 'This database is not a shard.'),
-			HINT = format('Keys would not be unique in the wrong database. Before its first job, run SELECT idemq.set_shard(%s, %s) in the right database.', shard, n);
+			HINT = format('Keys would not be unique in the wrong database. Run SELECT idemq.set_shard(%s, %s) in the right database before it has any jobs.', shard, n);
 	END IF;
 END $$;
 COMMENT ON FUNCTION cluster.check_place(int)
-	IS 'part of set_shard_dsn: raise 55000 if the database that answers is not that shard';
+	IS 'part of cluster.set_shard_dsn: raise 55000 if the database is not the given shard';
 
 CREATE FUNCTION cluster.set_shard_state(shard int, state text) RETURNS bigint LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -237,7 +237,7 @@ BEGIN
 		WHERE s.shard = set_shard_state.shard RETURNING s.version INTO number;
 	IF number IS NULL THEN
 		RAISE EXCEPTION 'shard % has no connection string yet', shard USING ERRCODE = 'object_not_in_prerequisite_state',
-			HINT = format('SELECT cluster.set_shard_dsn(%s, ''host=... dbname=...'').', shard);
+			HINT = format('Run SELECT cluster.set_shard_dsn(%s, ''host=... dbname=...'').', shard);
 	END IF;
 	RETURN number;
 END $$;

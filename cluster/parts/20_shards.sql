@@ -7,7 +7,7 @@ CREATE FUNCTION cluster.is_lost(state text, said text) RETURNS boolean IMMUTABLE
 	AS $$SELECT state = 'XX000' AND (said LIKE 'PL/Proxy function %' OR said LIKE '% REMOTE (null): %')
 		OR state LIKE '08%' OR state IN ('57P01', '57P02', '57P03', '57P05')$$;
 COMMENT ON FUNCTION cluster.is_lost(text, text)
-	IS 'part of cluster.again: return whether the connection to the shard is broken, as opposed to the shard refusing the call; PL/Proxy has no SQLSTATE for this';
+	IS 'part of cluster.again: return whether the call failed because the connection to the shard broke, and not because the shard refused the call; PL/Proxy has no SQLSTATE for this';
 
 CREATE FUNCTION cluster.again(
 	shard int, state text, said text, detail text, hint text, tries int, began timestamptz, repeatable boolean)
@@ -37,7 +37,7 @@ BEGIN
 	IF lost THEN
 		RAISE EXCEPTION 'could not connect to shard %', shard USING ERRCODE = 'connection_failure',
 			DETAIL = regexp_replace(said, '^PL/Proxy function [^ ]+: ', ''),
-			HINT = CASE WHEN repeatable THEN 'Repeat the call, which is safe.'
+			HINT = CASE WHEN repeatable THEN 'Repeat the call; it is safe to do so.'
 				ELSE 'Unless the connection was refused, the call may have taken effect. Repeat calls that have a key, and check jobs whose id you know.' END;
 	END IF;
 	RAISE EXCEPTION '%', regexp_replace(said, '^[^ ]+\(\d+\): \[[^]]*\] REMOTE [^:]*: ', '') USING ERRCODE = state,
@@ -45,7 +45,7 @@ BEGIN
 		HINT = coalesce(regexp_replace(nullif(hint, ''), '^Remote hint: ', ''), 'See doc/operations/cluster.md.');
 END $$;
 COMMENT ON FUNCTION cluster.again(int, text, text, text, text, int, timestamptz, boolean)
-	IS 'Handle an error from a shard. Returns if the call should be tried again, because the shard has moved, or because the connection broke and a repetition is safe. Waits while the shard is moving. Otherwise raises the shard''s error, or 08006.';
+	IS 'Handle an error from a shard. Returns if the call should be tried again because the shard has moved, or because the connection broke and repeating the call is safe. Waits while the shard is moving. Otherwise raises the shard''s error, or 08006.';
 
 CREATE TYPE cluster.enqueue_result AS (id bigint, outcome text, status text, result jsonb);
 CREATE TYPE cluster.claim_result AS (
@@ -62,12 +62,12 @@ CREATE TYPE cluster.flow AS (
 	cancelled bigint, done bigint, progress float8, begun_at timestamptz, ended_at timestamptz, eta interval,
 	held_up_by bigint, held_up_why text, slowest bigint, slowest_kind text, slowest_for interval, failed_ids bigint[],
 	roots bigint[], cut boolean);
-COMMENT ON TYPE cluster.flow IS 'result of cluster.flow, like that of idemq.flow';
+COMMENT ON TYPE cluster.flow IS 'result of cluster.flow, with the same columns as the result of idemq.flow';
 CREATE TYPE cluster.status_and_result AS (status text, result jsonb);
 COMMENT ON TYPE cluster.status_and_result IS 'result of cluster.result';
-COMMENT ON TYPE cluster.enqueue_result IS 'result of cluster.enqueue, like that of idemq.enqueue';
-COMMENT ON TYPE cluster.claim_result IS 'result of cluster.acquire, like that of idemq.acquire';
-COMMENT ON TYPE cluster.job IS 'a job with the name of its queue; the columns are those of idemq.jobs';
+COMMENT ON TYPE cluster.enqueue_result IS 'result of cluster.enqueue, with the same columns as idemq.enqueue_result';
+COMMENT ON TYPE cluster.claim_result IS 'result of cluster.acquire, with the same columns as idemq.claim_result';
+COMMENT ON TYPE cluster.job IS 'job with the name of its queue and the columns of idemq.jobs';
 
 -- args and returns as CREATE FUNCTION takes them; columns: what the shard returns, by remote, in
 -- which (*) stands for all arguments; route: an expression, the shard; or all, or a query of the
@@ -101,7 +101,7 @@ BEGIN
 		format('CLUSTER ''idemq_cluster''; RUN ON at_shard; SELECT %s%s;', replace(remote, '(*)', '(' || coalesce(names, '') || ')'),
 			CASE WHEN is_of_one THEN ' WHERE (SELECT idemq.assert_shard(at_shard, of_shards))' END));
 	EXECUTE format('COMMENT ON FUNCTION cluster.at_%s IS %L', name,
-		format('part of cluster.%s: the call on one shard', name));
+		format('part of cluster.%s: make the call on one shard', name));
 	IF is_of_one THEN
 		EXECUTE format('CREATE FUNCTION cluster.%s(%s) RETURNS %s LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS %L',
 			name, args, returns, format('

@@ -12,7 +12,7 @@ SELECT cluster.make_call('enqueue',
 	'cluster.route(key, group_key, depends_on)', $$(key IS NOT NULL AND on_duplicate IN ('keep', 'ignore', 'replace'))$$,
 	'PERFORM cluster.refuse_in_transaction(key IS NULL);');
 COMMENT ON FUNCTION cluster.enqueue
-	IS 'Call idemq.enqueue on the shard of the key or, if there is no key, of the group or the parents; otherwise on any shard. Takes effect immediately, regardless of the caller''s transaction; without a key, it is refused inside a transaction (25001). Raises 0A000 if key and group are not hashed by the same text ({group}...), or if parents (depends_on) are on another shard.';
+	IS 'Call idemq.enqueue on the shard of the key or, failing that, of the group or the parents. A job without any of these goes to any shard. Takes effect immediately, regardless of the caller''s transaction. Raises 25001 if a job without a key is enqueued inside a transaction. Raises 0A000 if the key and the group have different hash tags (begin the key with {group}), or if a parent (depends_on) is on a different shard.';
 
 CREATE FUNCTION cluster.refuse_in_transaction(is_unkeyed boolean) RETURNS void LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -20,11 +20,11 @@ BEGIN
 	IF is_unkeyed AND cluster.in_transaction() THEN
 		RAISE EXCEPTION 'a job without a key cannot be enqueued to a cluster inside a transaction'
 			USING ERRCODE = 'active_sql_transaction',
-				DETAIL = 'The job takes effect immediately: a rollback would not undo it, and repeating the transaction would enqueue it twice.',
+				DETAIL = 'The job would be added immediately. A rollback would not remove it, and repeating the transaction would add it twice.',
 				HINT = 'Pass a key, or call this function outside a transaction. You can also enqueue to a queue of this database, from which a forwarder sends the job to the cluster.';
 	END IF;
 END $$;
-COMMENT ON FUNCTION cluster.refuse_in_transaction(boolean) IS 'part of cluster.enqueue and cluster.enqueue_many: raise 25001 for a job without a key inside a transaction';
+COMMENT ON FUNCTION cluster.refuse_in_transaction(boolean) IS 'part of cluster.enqueue and cluster.enqueue_many: raise 25001 if a job without a key is enqueued inside a transaction';
 
 SELECT cluster.make_call('acquire',
 	'queue text, key text, payload jsonb DEFAULT NULL, lease interval DEFAULT NULL, worker text DEFAULT NULL,
@@ -53,9 +53,9 @@ DECLARE
 	c record;
 BEGIN
 	FOR c IN VALUES
-		('job_by_key', 'queue text, key text', 'cluster.route(key, NULL)', 'Return the job that has a key, from the key''s shard.'),
+		('job_by_key', 'queue text, key text', 'cluster.route(key, NULL)', 'Return the job with the given key, from the key''s shard.'),
 		('job', 'id bigint', 'cluster.shard_of(id)',
-			'Return one job, from the shard that its id contains. Returns no row if there is no such job that you may see.')
+			'Return one job, from the shard encoded in its id. Returns no row if there is no such job or you may not see it.')
 	LOOP
 		PERFORM cluster.make_call(c.column1, c.column2, 'SETOF cluster.job', 'SETOF cluster.job',
 			format('j.id, q.name AS "queue", j.priority::int4, j.enqueued_at, j.expires_at, j.run_at, j.max_attempts, j.flags::int4, j.status::text,
@@ -93,7 +93,7 @@ BEGIN
 		('heartbeat', 'id bigint, token bigint, lease interval DEFAULT NULL', 'true', ''),
 		('validate', 'id bigint, token bigint', 'true', ''),
 		('try_commit', 'id bigint, token bigint, result jsonb DEFAULT NULL', 'true',
-			'. Takes effect immediately, so it shares no transaction with an effect in this database.'),
+			'. Takes effect immediately, so it cannot be in the same transaction as an effect in this database.'),
 		('fail', 'id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL, permanent boolean DEFAULT false, details jsonb DEFAULT NULL',
 			'false', ''),
 		('release', 'id bigint, token bigint, delay interval DEFAULT NULL', 'false', '')

@@ -16,7 +16,7 @@ BEGIN
 			job_timeout interval DEFAULT NULL, dead_letter_cancelled boolean DEFAULT false, group_max_running int DEFAULT 1,
 			group_rate_limit int DEFAULT NULL, group_rate_period interval DEFAULT '1 second',
 			expect_workers boolean DEFAULT true, rate_burst int DEFAULT NULL, group_rate_burst int DEFAULT NULL$$, 'idemq.create_queue(*)',
-			'Call idemq.create_queue on every shard. Returns one row per shard, with the error if it failed. max_running and rate_limit apply to each shard separately; limits of a group are exact, because a group is on one shard.'),
+			'Call idemq.create_queue on every shard. Returns one row per shard, with the error if it failed. max_running and rate_limit apply to each shard separately; group limits are exact because a group is on one shard.'),
 		('alter_queue',
 			$$name text, lease interval DEFAULT NULL, max_attempts int DEFAULT NULL, retry_base interval DEFAULT NULL,
 			retry_factor float8 DEFAULT NULL, retry_max interval DEFAULT NULL, retry_jitter float8 DEFAULT NULL,
@@ -44,7 +44,7 @@ BEGIN
 			format('m.id, m.outcome::text FROM idemq.%s(ARRAY(SELECT i FROM unnest(ids) i WHERE i >> 47 = at_shard)) m', c.column1),
 			'SELECT DISTINCT cluster.shard_of(i) FROM unnest(coalesce(ids, ARRAY[NULL::bigint])) i ORDER BY 1', 'true', '');
 		EXECUTE format('COMMENT ON FUNCTION cluster.%1$s IS %2$L', c.column1,
-			format('Call idemq.%s on the shards that the ids contain, one after the other. Returns one row per id, and one row with error and without id for each shard that failed.', c.column1));
+			format('Call idemq.%s on the shards encoded in the ids, one after another. Returns one row per id. For each shard that failed, also returns one row with an error and no id.', c.column1));
 	END LOOP;
 END $do$;
 
@@ -83,7 +83,7 @@ COMMENT ON FUNCTION cluster.errors IS 'Return the rows of idemq.errors from ever
 SELECT cluster.make_call('check', '', 'severity text, invariant text, detail text', 'TABLE (severity text, invariant text, detail text)',
 	$$c.severity, c.invariant, c.detail FROM (SELECT k.severity, k.invariant, k.detail FROM idemq.check() k
 		UNION ALL SELECT 'error', 'the map leads to its shards',
-			format('database %s is not shard %s: correct its address, or correct DNS or the pooler', current_database(), at_shard)
+			format('database %s is not shard %s: correct its address in the map, or fix the DNS entry or the pooler''s configuration', current_database(), at_shard)
 			WHERE NOT EXISTS (SELECT FROM idemq.shard s WHERE s.shard = at_shard)) c$$, 'all', 'true', '');
 COMMENT ON FUNCTION cluster.check IS 'Call idemq.check on every shard, and check that each database is the shard that the map lists. Returns no row if there are no problems.';
 SELECT cluster.make_call('identities', '', 'is_shard int, of_shards int, database text, role text',
@@ -213,7 +213,7 @@ BEGIN
 	END LOOP;
 END $$;
 COMMENT ON PROCEDURE cluster.wait_result
-	IS 'Wait until a job is completed, dead or cancelled. Returns its status and stored result; after timeout, its current status. Polls the shard after 10 ms, then less and less often, at least every half second, and holds nothing in between. CALL it outside a transaction block. A client that waits often should connect to the shard and call idemq.wait_result there, which does not poll.';
+	IS 'Wait until a job is completed, dead or cancelled. Returns its status and stored result, or its current status when timeout has passed. Polls the shard after 10 ms and then at increasing intervals of up to half a second, and holds no transaction in between. CALL it outside a transaction block. A client that waits often should connect to the shard and call idemq.wait_result there, which does not poll.';
 
 CREATE FUNCTION cluster.next_pause(status text, until timestamptz, pause float8) RETURNS float8 LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -225,4 +225,4 @@ BEGIN
 	END IF;
 	RETURN least(remaining, pause * 1.5, 0.5);
 END $$;
-COMMENT ON FUNCTION cluster.next_pause(text, timestamptz, float8) IS 'part of cluster.wait_result: return the number of seconds until the next poll; NULL means no more polls';
+COMMENT ON FUNCTION cluster.next_pause(text, timestamptz, float8) IS 'part of cluster.wait_result: return the number of seconds until the next poll, or NULL if there are no more polls';

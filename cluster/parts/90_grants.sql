@@ -22,7 +22,7 @@ BEGIN
 	END LOOP;
 END $$;
 COMMENT ON FUNCTION cluster.grant_use(regrole)
-	IS 'Allow a role to call the shards through this router. The role also requires its own CREATE USER MAPPING FOR role SERVER idemq_cluster OPTIONS (user ..., password ...), never a mapping FOR PUBLIC, and privileges on each queue (cluster.grant_queue). Requires a superuser.';
+	IS 'Allow a role to call the shards through this router. The role also needs privileges on each queue (cluster.grant_queue) and its own user mapping, which you create with CREATE USER MAPPING FOR role SERVER idemq_cluster OPTIONS (user ..., password ...). Never create a mapping FOR PUBLIC. Requires a superuser.';
 
 CREATE FUNCTION cluster.revoke_use(role regrole) RETURNS void LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -34,7 +34,7 @@ BEGIN
 	EXECUTE format('REVOKE ALL ON FOREIGN SERVER idemq_cluster FROM %s', role);
 	EXECUTE format('REVOKE ALL ON SCHEMA cluster FROM %s', role);
 END $$;
-COMMENT ON FUNCTION cluster.revoke_use(regrole) IS 'Revoke the privileges that cluster.grant_use has granted.';
+COMMENT ON FUNCTION cluster.revoke_use(regrole) IS 'Revoke the privileges that were granted with cluster.grant_use.';
 REVOKE ALL ON FUNCTION cluster.grant_use, cluster.revoke_use FROM PUBLIC;
 
 -- PL/Proxy asks for USAGE of the server, and PostgreSQL lets whoever has that change his own user
@@ -50,7 +50,7 @@ BEGIN
 	SELECT c.object_identity INTO mapping FROM pg_event_trigger_ddl_commands() c
 		WHERE c.object_type = 'user mapping' AND c.object_identity LIKE '% on server idemq\_cluster';
 	IF mapping = 'public on server idemq_cluster' THEN
-		RAISE EXCEPTION 'user mappings of server idemq_cluster cannot be created FOR PUBLIC' USING ERRCODE = 'insufficient_privilege',
+		RAISE EXCEPTION 'user mappings for server idemq_cluster cannot be created FOR PUBLIC' USING ERRCODE = 'insufficient_privilege',
 			HINT = 'Create a user mapping for each role. With PUBLIC, all roles would connect to the shards as the same user.';
 	ELSIF mapping IS NOT NULL AND NOT (SELECT pg_has_role(s.srvowner, 'USAGE') FROM pg_foreign_server s
 		WHERE s.srvname = 'idemq_cluster')
@@ -60,7 +60,7 @@ BEGIN
 	END IF;
 END $$;
 COMMENT ON FUNCTION cluster.guard_mappings()
-	IS 'event trigger function that prevents roles from choosing the user under which they connect to the shards, and prevents mappings FOR PUBLIC';
+	IS 'event trigger function that prevents roles from choosing the user that they connect to the shards as, and that prevents mappings FOR PUBLIC';
 CREATE EVENT TRIGGER idemq_cluster_mappings ON ddl_command_end
 	WHEN TAG IN ('CREATE USER MAPPING', 'ALTER USER MAPPING') EXECUTE FUNCTION cluster.guard_mappings();
 COMMENT ON EVENT TRIGGER idemq_cluster_mappings IS 'event trigger that lets only the owner of server idemq_cluster create and change its user mappings';

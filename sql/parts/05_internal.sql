@@ -7,22 +7,22 @@
 CREATE FUNCTION idemq.now() RETURNS timestamptz
 	STABLE PARALLEL RESTRICTED LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_now';
 COMMENT ON FUNCTION idemq.now()
-	IS 'Return the start time of this transaction by idemq''s clock: now() plus the total of idemq.advance_clock at the transaction''s first call. Use it to compute run_at.';
+	IS 'Return the start time of this transaction according to idemq''s clock. This is now() plus the total added by idemq.advance_clock as of the transaction''s first call. Use it to compute run_at.';
 
 CREATE FUNCTION idemq.clock_timestamp() RETURNS timestamptz
 	PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_clock_timestamp';
 COMMENT ON FUNCTION idemq.clock_timestamp()
-	IS 'Return the current time by idemq''s clock, which is clock_timestamp() plus the total of idemq.advance_clock.';
+	IS 'Return the current time according to idemq''s clock, which is clock_timestamp() plus the total added by idemq.advance_clock.';
 
 CREATE FUNCTION idemq.test_clock_ahead() RETURNS interval
 	STABLE PARALLEL RESTRICTED LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_test_clock_ahead';
 COMMENT ON FUNCTION idemq.test_clock_ahead()
-	IS 'Return how far idemq''s clock is ahead of the server''s clock. NULL means that idemq.test_clock is off.';
+	IS 'Return how far idemq''s clock is ahead of the server''s clock. Returns NULL if idemq.test_clock is off.';
 
 CREATE PROCEDURE idemq.advance_clock(by interval)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_advance_clock';
 COMMENT ON PROCEDURE idemq.advance_clock(interval)
-	IS 'Move idemq''s clock ahead on a test server. Returns when all work due by the new time is done, or after 30 s with a warning that lists the remaining work. Raises 2D000 in a transaction block, 55000 if idemq.test_clock is off, 22023 for months and 22008 beyond ten years.';
+	IS 'Move idemq''s clock forward on a test server. Returns when all work that is due by the new time has been done, or after 30 s with a warning that lists the remaining work. Raises 2D000 in a transaction block, 55000 if idemq.test_clock is off, 22023 if the interval contains months, and 22008 if the clock would be more than ten years ahead.';
 
 -- Topic: Internal
 

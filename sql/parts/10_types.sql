@@ -8,7 +8,7 @@ CREATE TYPE idemq.outcome AS ENUM (
 	'blocked', 'not_due', 'not_found',
 	'committed', 'already_committed', 'stale',
 	'current', 'expired', 'retrying', 'released');
-COMMENT ON TYPE idemq.outcome IS 'outcome of a call, which tells what the call did or why it did nothing';
+COMMENT ON TYPE idemq.outcome IS 'outcome of a call: what the call did, or why it did nothing';
 
 CREATE TYPE idemq.enqueue_result AS (
 	id      bigint,
@@ -51,7 +51,7 @@ CREATE TYPE idemq.claimed_queue_job AS (
 	queue        text,
 	kind         text
 );
-COMMENT ON TYPE idemq.claimed_queue_job IS 'row returned by idemq.claim_any: an idemq.claimed_job with the name of its queue';
+COMMENT ON TYPE idemq.claimed_queue_job IS 'row returned by idemq.claim_any: the columns of idemq.claimed_job and the name of the queue';
 
 CREATE TYPE idemq.claim_result AS (
 	outcome      idemq.outcome,
@@ -77,4 +77,4 @@ CREATE TYPE idemq.admission AS (
 	remaining   int,
 	retry_after interval
 );
-COMMENT ON TYPE idemq.admission IS 'result of idemq.admit: whether the call is allowed, how many more are allowed now, and how long to wait';
+COMMENT ON TYPE idemq.admission IS 'result of idemq.admit: whether the call is allowed, how many more calls are allowed now, and how long to wait before asking again';

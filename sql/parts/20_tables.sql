@@ -32,33 +32,33 @@ CREATE TABLE idemq.queues (
 COMMENT ON TABLE idemq.queues IS 'one row per queue, with its settings; use idemq.alter_queue to change them';
 COMMENT ON COLUMN idemq.queues.queue_id IS 'numeric id of the queue, as used in idemq.jobs';
 COMMENT ON COLUMN idemq.queues.name IS 'name of the queue';
-COMMENT ON COLUMN idemq.queues.lease IS 'duration of a lease, unless the claim requests another';
-COMMENT ON COLUMN idemq.queues.max_attempts IS 'maximum number of attempts, after which a job is dead; a change applies only to jobs enqueued later';
+COMMENT ON COLUMN idemq.queues.lease IS 'default duration of a lease, used unless the claim requests a different one';
+COMMENT ON COLUMN idemq.queues.max_attempts IS 'maximum number of attempts before a job becomes dead; a change applies only to jobs enqueued later';
 COMMENT ON COLUMN idemq.queues.retry_base IS 'wait after the first failed attempt';
-COMMENT ON COLUMN idemq.queues.retry_factor IS 'factor by which each wait exceeds the previous one';
+COMMENT ON COLUMN idemq.queues.retry_factor IS 'factor by which the wait is multiplied after each further failed attempt';
 COMMENT ON COLUMN idemq.queues.retry_max IS 'maximum wait between attempts';
 COMMENT ON COLUMN idemq.queues.retry_jitter IS 'maximum fraction of the wait, from 0 to 1, that is added or subtracted at random';
 COMMENT ON COLUMN idemq.queues.retention IS 'minimum time for which completed and cancelled jobs are kept';
-COMMENT ON COLUMN idemq.queues.idempotency_window IS 'time for which a key stays reserved after its job has finished, and for which an event remains valid after it was sent';
+COMMENT ON COLUMN idemq.queues.idempotency_window IS 'how long a key stays reserved after its job has finished, and how long an event remains valid after it is sent';
 COMMENT ON COLUMN idemq.queues.max_running IS 'maximum number of jobs running at once; NULL means no limit';
 COMMENT ON COLUMN idemq.queues.rate_limit IS 'maximum number of claims in any rate_period; NULL means no limit';
 COMMENT ON COLUMN idemq.queues.rate_period IS 'period to which rate_limit applies';
-COMMENT ON COLUMN idemq.queues.dead_letter_queue IS 'queue that gets a record of each job that dies; NULL means none';
+COMMENT ON COLUMN idemq.queues.dead_letter_queue IS 'queue that gets a record of each job that dies; NULL means that dead jobs are not recorded in another queue';
 COMMENT ON COLUMN idemq.queues.dead_retention IS 'minimum time for which dead jobs and their attempts are kept';
 COMMENT ON COLUMN idemq.queues.max_lease IS 'maximum lease that a claim or heartbeat may request';
-COMMENT ON COLUMN idemq.queues.job_timeout IS 'maximum duration of an attempt: clients stop it, and no lease extends beyond this time after the claim; NULL means no limit';
-COMMENT ON COLUMN idemq.queues.group_max_running IS 'maximum number of jobs of one group running at once; 1 means one at a time, in order';
-COMMENT ON COLUMN idemq.queues.group_rate_limit IS 'maximum number of attempts of one group that may start in any group_rate_period; NULL means no limit';
+COMMENT ON COLUMN idemq.queues.job_timeout IS 'maximum duration of an attempt; NULL means no limit. Clients stop an attempt when this time has passed since the claim, and no lease extends beyond it.';
+COMMENT ON COLUMN idemq.queues.group_max_running IS 'maximum number of jobs in one group that run at once; 1 means that they run one at a time, in order';
+COMMENT ON COLUMN idemq.queues.group_rate_limit IS 'maximum number of attempts per group that may start in any group_rate_period; NULL means no limit';
 COMMENT ON COLUMN idemq.queues.group_rate_period IS 'period to which group_rate_limit applies';
 COMMENT ON COLUMN idemq.queues.dead_letter_cancelled IS 'whether dead_letter_queue also gets records of jobs that were cancelled after an attempt had begun';
-COMMENT ON COLUMN idemq.queues.expect_workers IS 'whether the queue should always have a worker; false means that having none is normal, for example because cron starts its workers';
-COMMENT ON COLUMN idemq.queues.rate_burst IS 'size of the bucket for rate_limit, which refills at a constant rate (GCRA); NULL means that rate_limit holds in every window of length rate_period';
-COMMENT ON COLUMN idemq.queues.group_rate_burst IS 'size of the bucket for group_rate_limit, which refills at a constant rate (GCRA); NULL means that group_rate_limit holds in every window of length group_rate_period';
+COMMENT ON COLUMN idemq.queues.expect_workers IS 'whether the queue should always have a worker; false means that it is normal for the queue to have none, for example because cron starts its workers';
+COMMENT ON COLUMN idemq.queues.rate_burst IS 'size of the bucket for rate_limit, which refills at a constant rate (GCRA). NULL means that rate_limit applies to every window of length rate_period.';
+COMMENT ON COLUMN idemq.queues.group_rate_burst IS 'size of the bucket for group_rate_limit, which refills at a constant rate (GCRA). NULL means that group_rate_limit applies to every window of length group_rate_period.';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue is paused with idemq.pause, so that no jobs can be claimed';
-COMMENT ON COLUMN idemq.queues.paused_until IS 'when a paused queue resumes by itself; NULL means that the queue stays paused until idemq.resume is called';
+COMMENT ON COLUMN idemq.queues.paused_until IS 'when a paused queue resumes automatically; NULL means that the queue stays paused until idemq.resume is called';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when the queue was created';
-COMMENT ON COLUMN idemq.queues.dead_letter_role IS 'role that set dead_letter_queue; it must hold the enqueue privilege on that queue whenever a job dies; NULL means that no privilege is checked';
-COMMENT ON COLUMN idemq.queues.dead_letter_role_oid IS 'OID that dead_letter_role had when the row was written; NULL means that there was no such role, so only the name counts';
+COMMENT ON COLUMN idemq.queues.dead_letter_role IS 'role that set dead_letter_queue. When a job dies, this role must hold the enqueue privilege on that queue. NULL means that no privilege is checked.';
+COMMENT ON COLUMN idemq.queues.dead_letter_role_oid IS 'OID of dead_letter_role when the row was written; NULL means that no such role existed, so the role is identified by name only';
 
 -- Fixed width first, what a claim changes side by side, the payload last: a new version
 -- then begins and ends as the old one does, and WAL has no more than what lies between.
@@ -127,37 +127,37 @@ CREATE TABLE idemq.jobs (
 	toast.vacuum_truncate = off
 );
 COMMENT ON TABLE idemq.jobs IS 'one row per job, with the numeric id of its queue (the view idemq.job_list shows the name). Row-level security restricts the rows to queues that the role may claim from or administer.';
-COMMENT ON COLUMN idemq.jobs.id IS 'id of the job: a bigint above 10^12 and below 2^53; ids increase, with gaps after a restart, a promotion or a restore';
+COMMENT ON COLUMN idemq.jobs.id IS 'job id, a bigint between 10^12 and 2^53. Ids are assigned in increasing order, with gaps after a restart, a promotion or a restore.';
 COMMENT ON COLUMN idemq.jobs.queue_id IS 'numeric id of the job''s queue in idemq.queues';
 COMMENT ON COLUMN idemq.jobs.enqueued_at IS 'when the job was enqueued';
-COMMENT ON COLUMN idemq.jobs.priority IS 'priority of the job; 0 is claimed first, 9 last';
-COMMENT ON COLUMN idemq.jobs.max_attempts IS 'maximum number of attempts, after which the job is dead';
-COMMENT ON COLUMN idemq.jobs.expires_at IS 'time at which the job is cancelled unless it has been claimed; NULL means never';
+COMMENT ON COLUMN idemq.jobs.priority IS 'priority of the job, from 0 (claimed first) to 9 (claimed last)';
+COMMENT ON COLUMN idemq.jobs.max_attempts IS 'maximum number of attempts before the job becomes dead';
+COMMENT ON COLUMN idemq.jobs.expires_at IS 'time at which the job is cancelled if it has not been claimed; NULL means that the job does not expire';
 COMMENT ON COLUMN idemq.jobs.status IS 'state of the job';
-COMMENT ON COLUMN idemq.jobs.flags IS 'further state of the job, as a sum of flags; 0 in a row that you write by hand. A running job has flag 1 if its lease also ends with the session that claimed it. It has flag 2 if a handler process claimed it. It has flag 4 if a heartbeat that found the lease table full has moved the deadline and set renewed_at. Any job has flag 8 if idemq.attempts has rows for it. An unfinished job has flag 16 if its last counted attempt lost its lease. A pending or running job in a group has flag 32 if it was promoted and counts towards group_max_running. A pending or retrying job in a group has flag 64 if it waits until ready_at only because of group_rate_limit. The sum also contains 256 for each consecutive attempt (at most 3) that ended with its handler''s process. It also contains 1024 for each of these attempts (at most 3) whose process was asked to stop.';
-COMMENT ON COLUMN idemq.jobs.attempt IS 'number of attempts that have begun; released attempts do not count';
+COMMENT ON COLUMN idemq.jobs.flags IS 'additional state of the job, as a sum of flags. Use 0 in a row that you write by hand. A running job has flag 1 if its lease also ends with the session that claimed it, and flag 2 if a handler process claimed it. A running job has flag 4 if the lease table was full, so a heartbeat moved the deadline in this row and set renewed_at. Any job has flag 8 if idemq.attempts contains rows for it. An unfinished job has flag 16 if its last counted attempt lost its lease. A pending or running job in a group has flag 32 if it has been promoted and counts towards group_max_running. A pending or retrying job in a group has flag 64 if it is waiting until ready_at only because of group_rate_limit. The sum also includes 256 for each consecutive attempt, up to 3, that ended because its handler process ended. For each of these attempts whose process was asked to stop, the sum also includes 1024.';
+COMMENT ON COLUMN idemq.jobs.attempt IS 'number of attempts that have begun, not counting released attempts';
 COMMENT ON COLUMN idemq.jobs.claimed_at IS 'when the last attempt began';
 COMMENT ON COLUMN idemq.jobs.finished_at IS 'when the job was completed or cancelled, or became dead';
 COMMENT ON COLUMN idemq.jobs.dead_at IS 'when the job became dead, NULL otherwise; idemq.redrive processes jobs in this order';
-COMMENT ON COLUMN idemq.jobs.key_expires_at IS 'when the key of a finished job becomes free, if the request had a key_ttl; NULL means that the queue''s idempotency_window applies';
-COMMENT ON COLUMN idemq.jobs.rerun_at IS 'earliest time at which a running job runs again (on_duplicate => rerun); NULL means that no further run was requested';
+COMMENT ON COLUMN idemq.jobs.key_expires_at IS 'when the key of a finished job becomes free, if key_ttl was given; NULL means that the queue''s idempotency_window applies';
+COMMENT ON COLUMN idemq.jobs.rerun_at IS 'earliest time at which a running job will run again (on_duplicate => rerun); NULL means that no further run has been requested';
 COMMENT ON COLUMN idemq.jobs.rerun_payload IS 'payload of the latest request to run again; it becomes the job''s payload when the current attempt ends';
 COMMENT ON COLUMN idemq.jobs.rerun_headers IS 'headers of the latest request to run again';
 COMMENT ON COLUMN idemq.jobs.rerun_kind IS 'kind of the latest request to run again';
 COMMENT ON COLUMN idemq.jobs.worker IS 'name of the worker, as passed to the last claim';
 COMMENT ON COLUMN idemq.jobs.key IS 'idempotency key of the job, unique within the queue';
 COMMENT ON COLUMN idemq.jobs.group_key IS 'FIFO group of the job';
-COMMENT ON COLUMN idemq.jobs.kind IS 'label that tells the worker which handler to use; NULL means none';
+COMMENT ON COLUMN idemq.jobs.kind IS 'label that tells the worker which handler to use; NULL means that the job has no kind';
 COMMENT ON COLUMN idemq.jobs.headers IS 'headers of the job, exactly as the producer passed them';
 COMMENT ON COLUMN idemq.jobs.payload IS 'data that the worker needs to run the job';
 COMMENT ON COLUMN idemq.jobs.checkpoint IS 'progress saved by an attempt with idemq.checkpoint';
 COMMENT ON COLUMN idemq.jobs.result IS 'result stored by the last commit; a job that runs again keeps it until its next commit';
 COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error passed to idemq.fail, or a text from idemq such as "lease expired", "job_timeout reached" or "the worker''s session ended"';
-COMMENT ON COLUMN idemq.jobs.token IS 'fencing token of the last attempt; it only increases';
-COMMENT ON COLUMN idemq.jobs.ready_at IS 'position in the ready index; NULL means that the job cannot be claimed, because it is blocked or finished';
-COMMENT ON COLUMN idemq.jobs.run_at IS 'earliest time at which a job in a group can be ready; NULL means at once. If group_max_running is above 1, the column also contains the time of the next retry, and the job holds no permit until then. If group_rate_limit delays the job, the column contains the time at which the job was due.';
-COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease, as set by the claim; heartbeats move the deadline in shared memory or, if the lease table is full, in this column';
-COMMENT ON COLUMN idemq.jobs.renewed_at IS 'when a heartbeat that found the lease table full moved the deadline of a running job; the length of the lease is then deadline - renewed_at. NULL means that no heartbeat has moved the deadline, and the length of the lease is deadline - claimed_at.';
+COMMENT ON COLUMN idemq.jobs.token IS 'fencing token of the last attempt, which never decreases';
+COMMENT ON COLUMN idemq.jobs.ready_at IS 'position of the job in the ready index; NULL means that the job cannot be claimed because it is blocked or finished';
+COMMENT ON COLUMN idemq.jobs.run_at IS 'earliest time at which a job in a group can be ready; NULL means that it can be ready immediately. If group_max_running is greater than 1, the column also contains the time of the next retry, and the job does not hold a permit until then. If group_rate_limit delays the job, the column contains the time at which the job was due.';
+COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease, as set by the claim. A heartbeat moves the deadline in shared memory or, if the lease table is full, in this column.';
+COMMENT ON COLUMN idemq.jobs.renewed_at IS 'when a heartbeat moved the deadline of a running job in this row because the lease table was full. The lease duration is then deadline - renewed_at. NULL means that no heartbeat has moved the deadline in this row, and the lease duration is deadline - claimed_at.';
 
 CREATE INDEX jobs_ready ON idemq.jobs (queue_id, priority, ready_at, id)
 	WITH (deduplicate_items = off) WHERE ready_at IS NOT NULL;
@@ -195,7 +195,7 @@ COMMENT ON COLUMN idemq.attempts.worker IS 'name of the worker, as passed to the
 COMMENT ON COLUMN idemq.attempts.claimed_at IS 'when the attempt began';
 COMMENT ON COLUMN idemq.attempts.ended_at IS 'when the attempt ended';
 COMMENT ON COLUMN idemq.attempts.error IS 'error passed to idemq.fail, or the reason why the lease ended';
-COMMENT ON COLUMN idemq.attempts.details IS 'details passed to idemq.fail, for use by programs; for an attempt that committed, its result';
+COMMENT ON COLUMN idemq.attempts.details IS 'details passed to idemq.fail, for use by programs. For a committed attempt, the column contains its result.';
 COMMENT ON COLUMN idemq.attempts.outcome IS 'how the attempt ended: failed, expired (its lease ended), released, cancelled, or committed (only if the job then ran again)';
 
 -- No foreign key to idemq.queues, here and below: a parallel restore fills the tables in
@@ -209,8 +209,8 @@ CREATE TABLE idemq_internal.queue_grants (
 	role_oid  oid,
 	PRIMARY KEY (queue_id, role_name, privilege)
 );
-COMMENT ON TABLE idemq_internal.queue_grants IS 'privileges of roles to enqueue to, claim from or administer a queue; use idemq.grant_queue to change them';
-COMMENT ON COLUMN idemq_internal.queue_grants.role_oid IS 'OID of the role that had this name when the row was written; NULL means that there was no such role, so only the name counts';
+COMMENT ON TABLE idemq_internal.queue_grants IS 'privileges that allow roles to enqueue to, claim from or administer a queue; use idemq.grant_queue to change them';
+COMMENT ON COLUMN idemq_internal.queue_grants.role_oid IS 'OID of the role with this name when the row was written; NULL means that no such role existed, so the role is identified by name only';
 
 CREATE TABLE idemq_internal.seen (
 	scope      text COLLATE "C" NOT NULL,
@@ -225,8 +225,8 @@ CREATE TABLE idemq_internal.seen (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq_internal.seen IS 'keys recorded by idemq.once: one row per scope and key, until expires_at';
-COMMENT ON COLUMN idemq_internal.seen.visit_at IS 'expires_at rounded down to the minute; retention visits the row at this time';
+COMMENT ON TABLE idemq_internal.seen IS 'keys recorded by idemq.once, with one row per scope and key, which is kept until expires_at';
+COMMENT ON COLUMN idemq_internal.seen.visit_at IS 'expires_at rounded down to the minute, which is when retention visits the row';
 -- By the minute, so that a key that is used again within it is a HOT update: each entry of a
 -- hot key would stay for as long as a snapshot is held, and be read at each use.
 CREATE INDEX seen_visit ON idemq_internal.seen (visit_at);
@@ -245,18 +245,18 @@ CREATE TABLE idemq.audit (
 	details      jsonb,
 	actor        text
 );
-COMMENT ON TABLE idemq.audit IS 'administrative calls that concern queues, topics, handlers, schedules and single jobs, with their time and role. The routine calls of producers and workers are not recorded. Row-level security restricts administrators to the rows of their queues. The role pg_monitor sees all rows except those that name a group, a key or an error (cancel_matching, redrive). Rows are kept for idemq.audit_retention.';
-COMMENT ON COLUMN idemq.audit.id IS 'id of the row; ids increase';
+COMMENT ON TABLE idemq.audit IS 'administrative calls that affect queues, topics, handlers, schedules and individual jobs, with their times and roles. Routine calls by producers and workers are not recorded. Row-level security lets administrators see only the rows for their own queues. The role pg_monitor sees all rows except those that name a group, a key or an error (cancel_matching, redrive). Rows are kept for the time set by idemq.audit_retention.';
+COMMENT ON COLUMN idemq.audit.id IS 'row id, assigned in increasing order';
 COMMENT ON COLUMN idemq.audit.at IS 'when the function was called';
 COMMENT ON COLUMN idemq.audit.session_role IS 'authenticated role (session_user)';
-COMMENT ON COLUMN idemq.audit.role IS 'role with whose privileges the function was called (current_user)';
-COMMENT ON COLUMN idemq.audit.action IS 'name of the function that was called; cancel_by_key appears as cancel';
-COMMENT ON COLUMN idemq.audit.queue_id IS 'numeric id of the queue; 0 means that the call concerned a topic, not a queue';
+COMMENT ON COLUMN idemq.audit.role IS 'role whose privileges applied to the call (current_user)';
+COMMENT ON COLUMN idemq.audit.action IS 'name of the function that was called; a call to cancel_by_key is recorded as cancel';
+COMMENT ON COLUMN idemq.audit.queue_id IS 'numeric id of the queue; 0 means that the call affected a topic, not a queue';
 COMMENT ON COLUMN idemq.audit.queue IS 'name of the queue';
-COMMENT ON COLUMN idemq.audit.job_id IS 'job that the call concerned; NULL means none or several';
-COMMENT ON COLUMN idemq.audit.jobs IS 'number of jobs that the call concerned, if not exactly one';
-COMMENT ON COLUMN idemq.audit.details IS 'arguments of the call, which depend on the function, for example a setting before and after a change, or a role and a privilege';
-COMMENT ON COLUMN idemq.audit.actor IS 'end user that the session named in idemq.actor (first 200 characters, not verified); NULL means none; session_role is the authenticated role';
+COMMENT ON COLUMN idemq.audit.job_id IS 'id of the job that was affected, if the call can affect only one job';
+COMMENT ON COLUMN idemq.audit.jobs IS 'number of jobs that were affected, if the call can affect several jobs';
+COMMENT ON COLUMN idemq.audit.details IS 'details of the call, which depend on the function: for example, the old and new values of a setting, or a role and a privilege';
+COMMENT ON COLUMN idemq.audit.actor IS 'end user named in the setting idemq.actor, limited to 200 characters; NULL means that the setting was empty. The name is not verified; the authenticated role is in session_role.';
 CREATE INDEX audit_at ON idemq.audit (at);
 
 -- The role is named as in idemq_internal.queue_grants.
@@ -288,7 +288,7 @@ CREATE TABLE idemq_internal.ticker (
 	one       boolean PRIMARY KEY DEFAULT true CHECK (one),
 	called_at timestamptz NOT NULL
 );
-COMMENT ON TABLE idemq_internal.ticker IS 'when idemq.tick was last called: at most one row, which is not dumped because it describes this server';
+COMMENT ON TABLE idemq_internal.ticker IS 'time of the last call to idemq.tick, in at most one row; the row is not dumped because it describes this server';
 
 -- Rows are added by the first claim of a timeline; none here, since a dump brings its own.
 CREATE TABLE idemq_internal.clusters (
@@ -297,8 +297,8 @@ CREATE TABLE idemq_internal.clusters (
 	base              bigint,
 	PRIMARY KEY (system_identifier, timeline, base)
 );
-COMMENT ON TABLE idemq_internal.clusters IS 'clusters on which this database''s tokens were issued; the rows ensure that tokens keep increasing after pg_upgrade and after a restore into another cluster';
-COMMENT ON COLUMN idemq_internal.clusters.system_identifier IS 'identifier of the cluster, as in pg_control_system(); 0 means that idemq.advance_tokens() wrote the row';
+COMMENT ON TABLE idemq_internal.clusters IS 'clusters in which this database has issued tokens; the rows ensure that tokens keep increasing after pg_upgrade and after a restore into another cluster';
+COMMENT ON COLUMN idemq_internal.clusters.system_identifier IS 'system identifier of the cluster, as shown by pg_control_system(); 0 means that idemq.advance_tokens() wrote the row';
 COMMENT ON COLUMN idemq_internal.clusters.timeline IS 'timeline of the cluster';
 COMMENT ON COLUMN idemq_internal.clusters.base IS 'offset of this cluster''s tokens from the clock, to which 2^41 is added for each timeline';
 
@@ -312,18 +312,18 @@ CREATE TABLE idemq_internal.followers (
 	moved_to          text,
 	PRIMARY KEY (system_identifier, database)
 );
-COMMENT ON TABLE idemq_internal.followers IS 'databases that follow another database through logical replication; use idemq.follow and idemq.take_over to change the rows, which are not dumped';
-COMMENT ON COLUMN idemq_internal.followers.system_identifier IS 'identifier of the cluster, as in pg_control_system()';
+COMMENT ON TABLE idemq_internal.followers IS 'databases that follow another database through logical replication; use idemq.follow and idemq.take_over to change the rows. The rows are not dumped.';
+COMMENT ON COLUMN idemq_internal.followers.system_identifier IS 'system identifier of the cluster, as shown by pg_control_system()';
 COMMENT ON COLUMN idemq_internal.followers.database IS 'OID of the database, as in pg_database';
-COMMENT ON COLUMN idemq_internal.followers.since IS 'when the database began to follow the other one';
-COMMENT ON COLUMN idemq_internal.followers.taken_over_at IS 'when the database took over; NULL means that the database still follows the other one';
-COMMENT ON COLUMN idemq_internal.followers.moved_to IS 'server to which the database has moved permanently, as passed to idemq.retire; NULL means that the database has not moved';
+COMMENT ON COLUMN idemq_internal.followers.since IS 'when the database began to follow another database';
+COMMENT ON COLUMN idemq_internal.followers.taken_over_at IS 'when the database took over; NULL means that it is still following another database';
+COMMENT ON COLUMN idemq_internal.followers.moved_to IS 'server to which the database has moved permanently, as described in the call to idemq.retire; NULL means that the database has not moved';
 
 -- Not dumped: a restored copy has to find out that it is one.  Owned by idemq.jobs: TRUNCATE
 -- ... RESTART IDENTITY then makes ids look unknown, and ALTER TABLE ... OWNER takes it along.
 CREATE SEQUENCE idemq.ids_since MINVALUE -9223372036854775808 START 0 OWNED BY
 	idemq.jobs.enqueued_at;
-COMMENT ON SEQUENCE idemq.ids_since IS 'value of idemq_internal.primary_since() for which the job id sequence was last checked; is_called tells whether the check is done';
+COMMENT ON SEQUENCE idemq.ids_since IS 'value of idemq_internal.primary_since() for which the job id sequence was last checked; is_called shows whether that check is complete';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.clusters', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.queues', '');
@@ -341,7 +341,7 @@ SELECT pg_catalog.pg_extension_config_dump('idemq.audit_id_seq', '');
 
 CREATE FUNCTION idemq_internal.primary_since() RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_primary_since';
-COMMENT ON FUNCTION idemq_internal.primary_since() IS 'Return the time at which this server was first used as a primary since its start or promotion, in microseconds since 2000-01-01.';
+COMMENT ON FUNCTION idemq_internal.primary_since() IS 'Return the time at which this server was first used as a primary after it was started or promoted, in microseconds since 2000-01-01.';
 
 -- A server that has run since before there was a sequence has lost none of its ids.
 SELECT pg_catalog.setval('idemq.ids_since', idemq_internal.primary_since(), false);
@@ -350,7 +350,7 @@ SELECT pg_catalog.setval('idemq.ids_since', idemq_internal.primary_since(), fals
 -- UPDATE, COPY, logical replication (hence ENABLE ALWAYS).
 CREATE FUNCTION idemq_internal.jobs_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_changed';
-COMMENT ON FUNCTION idemq_internal.jobs_changed() IS 'row trigger of idemq.jobs that updates the scan start and the lease table at the end of the transaction';
+COMMENT ON FUNCTION idemq_internal.jobs_changed() IS 'row trigger on idemq.jobs that updates the scan start and the lease table at the end of the transaction';
 
 CREATE TRIGGER idemq_jobs_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.jobs
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.jobs_changed();
@@ -358,7 +358,7 @@ ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 
 CREATE FUNCTION idemq_internal.jobs_truncated() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_truncated';
-COMMENT ON FUNCTION idemq_internal.jobs_truncated() IS 'truncate trigger of idemq.jobs that discards leases and scan starts at the end of the transaction';
+COMMENT ON FUNCTION idemq_internal.jobs_truncated() IS 'truncate trigger on idemq.jobs that discards leases and scan starts at the end of the transaction';
 
 CREATE TRIGGER idemq_jobs_truncated AFTER TRUNCATE ON idemq.jobs
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.jobs_truncated();
@@ -366,7 +366,7 @@ ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_truncated;
 
 CREATE FUNCTION idemq_internal.settings_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_settings_changed';
-COMMENT ON FUNCTION idemq_internal.settings_changed() IS 'trigger that makes every session reread the settings and grants of a changed queue';
+COMMENT ON FUNCTION idemq_internal.settings_changed() IS 'trigger that makes every session reread the settings and grants of a queue that has changed';
 
 -- For each row: logical replication fires no other triggers.
 CREATE TRIGGER idemq_settings_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.queues
@@ -385,7 +385,7 @@ ALTER TABLE idemq_internal.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_tru
 
 CREATE FUNCTION idemq_internal.queue_gone() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq_internal.queue_gone() IS 'row and truncate trigger of idemq.queues that deletes the grants, schedules, handlers, events and bindings of deleted queues';
+COMMENT ON FUNCTION idemq_internal.queue_gone() IS 'row and truncate trigger on idemq.queues that deletes the grants, schedules, handlers, events and bindings of deleted queues';
 -- There is no foreign key, since a parallel restore fills the tables in any order.  What one would
 -- do besides is done where a row is made: grant_queue, schedule, set_handler and bind_topic hold
 -- the queue's row, so the DELETE that fires this waits for them, and what they have committed is
@@ -430,7 +430,7 @@ CREATE TRIGGER idemq_queues_gone AFTER TRUNCATE ON idemq.queues
 
 CREATE FUNCTION idemq_internal.followers_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_followers_changed';
-COMMENT ON FUNCTION idemq_internal.followers_changed() IS 'row and truncate trigger of idemq_internal.followers that makes every backend check whether its database follows another';
+COMMENT ON FUNCTION idemq_internal.followers_changed() IS 'row and truncate trigger on idemq_internal.followers that makes every backend check whether its database follows another database';
 
 CREATE TRIGGER idemq_followers_changed AFTER INSERT OR UPDATE OR DELETE ON idemq_internal.followers
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.followers_changed();
@@ -441,7 +441,7 @@ ALTER TABLE idemq_internal.followers ENABLE ALWAYS TRIGGER idemq_followers_trunc
 
 CREATE FUNCTION idemq_internal.followers_local() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_followers_local';
-COMMENT ON FUNCTION idemq_internal.followers_local() IS 'row trigger of idemq_internal.followers that skips rows of other servers; it fires only in apply workers';
+COMMENT ON FUNCTION idemq_internal.followers_local() IS 'row trigger on idemq_internal.followers that skips rows from other servers; it fires only in apply workers';
 
 CREATE TRIGGER idemq_followers_local BEFORE INSERT OR UPDATE OR DELETE ON idemq_internal.followers
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.followers_local();

@@ -27,17 +27,17 @@ CREATE FUNCTION idemq.create_queue(
 	group_rate_burst int DEFAULT NULL)
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';
 COMMENT ON FUNCTION idemq.create_queue
-	IS 'Create a queue. Returns its queue_id. The caller gets the privileges enqueue, claim and admin. Raises 42710 if the name exists, and 53400 if there are already idemq.max_queues queues.
+	IS 'Create a queue. Returns its queue_id. The caller gets the enqueue, claim and admin privileges. Raises 42710 if the queue already exists, and 53400 if there are already idemq.max_queues queues.
 - name: [A-Za-z_][A-Za-z0-9_.-]*, up to 48 bytes
 - max_running: maximum number of jobs running at once; NULL means no limit
 - rate_limit: maximum number of claims in any rate_period; NULL means no limit
-- max_lease: maximum for lease, and for the lease that a claim or heartbeat may request
+- max_lease: maximum value of lease, and maximum lease that a claim or heartbeat may request
 - job_timeout: maximum duration of an attempt; heartbeats do not extend the lease beyond it
 - dead_letter_cancelled: whether dead_letter_queue also gets records of jobs that were cancelled after an attempt had begun
-- group_max_running: maximum number of jobs of one group running at once; 1 means strict order
-- group_rate_limit: maximum number of attempts of one group that may start in any group_rate_period; NULL means no limit
-- expect_workers: false means that having no worker is normal, so idemq.metrics.unattended_for is NULL
-- rate_burst, group_rate_burst: size of a bucket that refills at the constant rate (GCRA). 1 spaces the starts evenly. NULL means that the limit holds in every period and that all of its starts may happen at once.';
+- group_max_running: maximum number of jobs in one group that run at once; 1 means strict order
+- group_rate_limit: maximum number of attempts per group that may start in any group_rate_period; NULL means no limit
+- expect_workers: false means that it is normal for the queue to have no worker, so idemq.metrics.unattended_for is NULL
+- rate_burst, group_rate_burst: size of a bucket that refills at a constant rate (GCRA). A size of 1 spaces the starts evenly. NULL means that the limit applies to every period and that all starts allowed in a period may happen at once.';
 
 CREATE FUNCTION idemq.alter_queue(
 	name text,
@@ -65,12 +65,12 @@ CREATE FUNCTION idemq.alter_queue(
 	group_rate_burst int DEFAULT NULL)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
 COMMENT ON FUNCTION idemq.alter_queue
-	IS 'Change a queue''s settings, starting with the next call. NULL leaves a setting unchanged. 0 removes max_running, rate_limit, rate_burst, group_rate_limit, group_rate_burst or job_timeout, and '''' removes dead_letter_queue. Jobs already enqueued keep their max_attempts, and running jobs keep their leases. Raises 22023 if lease would be longer than max_lease. Requires admin.';
+	IS 'Change a queue''s settings from the next call on. NULL leaves a setting unchanged. 0 removes max_running, rate_limit, rate_burst, group_rate_limit, group_rate_burst or job_timeout, and '''' removes dead_letter_queue. Jobs already enqueued keep their max_attempts, and running jobs keep their leases. Raises 22023 if lease would exceed max_lease. Requires admin.';
 
 CREATE FUNCTION idemq.drop_queue(name text, force boolean DEFAULT false)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.drop_queue(text, boolean)
-	IS 'Drop a queue with its jobs. Without force, raises 55006 if the queue has unfinished jobs, and 2BP01 if it is the dead_letter_queue of another queue. Requires admin.';
+	IS 'Drop a queue and its jobs. Without force, raises 55006 if the queue has unfinished jobs, and 2BP01 if it is the dead_letter_queue of another queue. Requires admin.';
 
 -- The jobs of a queue that are not running, or have one status; at most that many, NULL means all.
 -- Most jobs are in no other index than the primary key, so the table is read as a whole.
@@ -115,18 +115,18 @@ BEGIN
 	PERFORM idemq_internal.refuse_unfinished(queue_id, name);
 	needed := cardinality(ids) - cardinality(idemq_internal.deletable(queue_id, ids, false));
 	IF needed > 0 THEN
-		RAISE EXCEPTION 'unfinished jobs of other queues depend on jobs of queue "%" (number of parents: %)',
+		RAISE EXCEPTION 'unfinished jobs in other queues depend on jobs in queue "%" (number of parents: %)',
 			name, needed
 			USING ERRCODE = '2BP01',
-				HINT = 'Wait for those jobs, or use force => true. With force, the children '
-				'treat jobs that were not completed as cancelled.';
+				HINT = 'Wait for those jobs to finish, or use force => true. With force, the dependent jobs '
+				'treat parents that were not completed as cancelled.';
 	END IF;
 	SELECT list INTO users FROM idemq_internal.latest(
 		'SELECT string_agg(quote_ident(name), '', '' ORDER BY name)
 		FROM idemq.queues WHERE dead_letter_queue = $1 AND name <> $1', name) AS (list text);
 	IF users IS NOT NULL THEN
 		RAISE EXCEPTION 'queue "%" is the dead_letter_queue of other queues', name
-			USING ERRCODE = '2BP01', DETAIL = format('Queues that use it: %s.', users),
+			USING ERRCODE = '2BP01', DETAIL = format('It is used by the following queues: %s.', users),
 				HINT =
 					'Remove the setting with idemq.alter_queue(..., dead_letter_queue => ''''), or use '
 					'force => true.';
@@ -187,11 +187,11 @@ END $$;
 CREATE FUNCTION idemq.pause(name text, until timestamptz DEFAULT NULL) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.pause(text, timestamptz)
-	IS 'Pause a queue: it accepts jobs, but none can be claimed until idemq.resume or the given time. A second pause replaces the first. Raises 22023 if the time has passed. Requires admin.';
+	IS 'Pause a queue. The queue still accepts jobs, but none can be claimed until idemq.resume is called or the given time is reached. A second pause replaces the first. Raises 22023 if the time is in the past. Requires admin.';
 
 CREATE FUNCTION idemq.resume(name text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq.resume(text) IS 'Resume a paused queue, and wake the sessions that wait for its jobs. Requires admin.';
+COMMENT ON FUNCTION idemq.resume(text) IS 'Resume a paused queue, and wake the sessions that are waiting for its jobs. Requires admin.';
 
 -- When the transaction has committed, the sessions that wait for a queue's jobs look again.
 CREATE FUNCTION idemq_internal.wake_queue(queue_id int) RETURNS void
@@ -206,7 +206,7 @@ DECLARE
 BEGIN
 	IF until <= idemq_internal.now() THEN
 		RAISE EXCEPTION '"until" must be in the future' USING ERRCODE = '22023',
-			HINT = 'Pass now() plus an interval, or NULL to pause until idemq.resume.';
+			HINT = 'Pass now() plus an interval, or NULL to pause until idemq.resume is called.';
 	END IF;
 	until := nullif(until, 'infinity');
 	UPDATE idemq.queues SET paused = true, paused_until = until WHERE queue_id = number;
@@ -227,7 +227,7 @@ END $$;
 CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL, ids bigint[] DEFAULT NULL)
 	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.purge(text, idemq.status, bigint[])
-	IS 'Delete jobs of a queue and their keys, regardless of age: all jobs, or those with the given status or ids. Never deletes running jobs. Skips jobs that other transactions have locked and jobs that a remaining job depends on. Returns the number of deleted jobs. Requires admin.';
+	IS 'Delete a queue''s jobs and their keys, regardless of age. Deletes all jobs, or only those with the given status or ids, but never running jobs. Skips jobs that are locked by other transactions and jobs on which a remaining job depends. Returns the number of jobs deleted. Requires admin.';
 
 -- The jobs are locked, and then it is decided which of them may be deleted.  A first look, without
 -- locks, leaves out those that other jobs certainly wait for: they are not locked for nothing.  Never
@@ -310,16 +310,16 @@ CREATE FUNCTION idemq_internal.delete_by_time(
 CREATE FUNCTION idemq.apply_retention(max_jobs int DEFAULT 100000) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_apply_retention';
 COMMENT ON FUNCTION idemq.apply_retention(int)
-	IS 'Delete data that has passed its retention period in all queues, as the background worker does by itself: finished jobs with their attempts, keys of idemq.once, events, and rows of idemq.audit. Visits every job once. Deletes at most max_jobs jobs, lowest ids first, and returns their number.';
+	IS 'Delete data whose retention period has passed, as the background worker does automatically. Deletes finished jobs with their attempts, keys recorded by idemq.once, events, and rows of idemq.audit. Visits every job once. Deletes at most max_jobs jobs, starting with the lowest ids, and returns the number of jobs deleted.';
 
 CREATE FUNCTION idemq.grant_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.grant_queue(text, regrole, text)
-	IS 'Grant a role the privilege to enqueue to, claim from or administer (enqueue | claim | admin) a queue. Requires admin.';
+	IS 'Grant a role a privilege on a queue: enqueue, claim or admin. Requires admin.';
 
 CREATE FUNCTION idemq.revoke_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'Revoke a privilege that idemq.grant_queue has granted. The role''s schedules, handler and topic bindings for the queue stop working immediately. If the role set the queue as the dead_letter_queue of other queues, this setting also stops working. A NOTICE lists everything that stopped working. Requires admin.';
+COMMENT ON FUNCTION idemq.revoke_queue(text, regrole, text) IS 'Revoke a privilege that was granted with idemq.grant_queue. The role''s schedules, handler and topic bindings for the queue stop working immediately. If the role set the queue as the dead_letter_queue of other queues, that setting also stops working. A NOTICE lists everything that stopped working. Requires admin.';
 
 -- A grant keeps its queue from being dropped, so that the grant is not left behind; a revocation
 -- does not wait for a session that drops the queue.  The trigger of idemq_internal.queue_grants

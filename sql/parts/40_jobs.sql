@@ -40,22 +40,22 @@ $sql$;
 	PERFORM pg_catalog.set_config('default_toast_compression', before, true);
 END $do$;
 COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text)
-	IS 'Add a job. Returns its id with outcome accepted, or the id, status and result of the existing job with outcome duplicate. Requires enqueue.
-- key: up to 1,024 bytes. A call waits for an open transaction that uses the same key, or with nowait returns locked and no id.
-- key_ttl: once the job has finished, the key becomes free this long after the call, instead of after the queue''s idempotency_window
-- on_duplicate: keep raises IQ003 if the payload or kind differs, ignore does not compare them, error raises IQ004
-- on_duplicate replace: a waiting job gets the new payload and the new time
-- on_duplicate rerun: a running or finished job runs once more with the new payload, with outcome rerun. A waiting job is never delayed further.
-- max_wait: with replace, each request restarts the delay, but never beyond this time after the first request
+	IS 'Add a job. Returns the job''s id and the outcome accepted. If a job with the same key exists, returns its id, status and result and the outcome duplicate. Requires enqueue.
+- key: up to 1,024 bytes. A call waits for any open transaction that uses the same key. With nowait, it returns locked without an id instead of waiting.
+- key_ttl: time after this call at which the key of the finished job becomes free, used instead of the queue''s idempotency_window
+- on_duplicate: keep raises IQ003 if the payload or kind differs, ignore does not compare them, and error raises IQ004
+- on_duplicate replace: a waiting job gets the new payload and time
+- on_duplicate rerun: a running or finished job runs once more with the new payload, and the outcome is rerun. A waiting job is never postponed.
+- max_wait: maximum total delay with replace. Each request restarts the delay, but the job becomes due no later than max_wait after the first request.
 - delay: may be 0
-- priority: 0 is claimed first, 9 last
+- priority: from 0 (claimed first) to 9 (claimed last)
 - group_key: up to 1,024 bytes
 - kind: label of up to 64 bytes that tells the worker which handler to use
-- depends_on: ids of jobs that must complete first. They may be in any queue on which you hold a privilege (IQ002 otherwise).
-- on_parent_failure: what happens if one of those jobs is dead or cancelled (cancel, wait or run)';
+- depends_on: ids of jobs that must complete first. The jobs may be in any queue on which you hold a privilege; otherwise, the call raises IQ002.
+- on_parent_failure: what happens if one of those jobs is dead or cancelled: cancel, wait or run';
 
 COMMENT ON FUNCTION idemq.enqueue_many(text, jsonb[], text[], timestamptz[], int[], text[], interval[], int[], jsonb[], interval[], interval[], text, boolean, text[], interval, bigint[], text)
-	IS 'Add many jobs, as idemq.enqueue does. Adds all or none, except that nowait skips locked keys. A NULL element means that the argument is not given for that job. depends_on and on_parent_failure apply to every job. Returns one row per element, with ord counting from 1; with keys, rows come in the order of the keys. Requires enqueue.';
+	IS 'Add many jobs, as idemq.enqueue does. Adds all or none, except that nowait skips jobs whose keys are locked. A NULL element means that the argument is omitted for that job. depends_on and on_parent_failure apply to every job. Returns one row per element, numbered from 1 in ord. If keys are given, the rows are in key order. Requires enqueue.';
 
 -- The C function is that of idemq.enqueue: INOUT arguments follow its own, and are not read.
 CREATE PROCEDURE idemq.enqueue_job(
@@ -74,34 +74,34 @@ COMMENT ON PROCEDURE idemq.enqueue_job(text, jsonb, text, interval, timestamptz,
 CREATE FUNCTION idemq.cancel(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel';
 COMMENT ON FUNCTION idemq.cancel(bigint)
-	IS 'Cancel a job that is not finished. The token of a running attempt becomes stale, and its worker is told immediately, even while this call waits for the worker''s transaction. Returns cancelled, or completed, dead or not_found if the job cannot be cancelled. Requires enqueue.';
+	IS 'Cancel an unfinished job. The token of a running attempt becomes stale, and its worker is notified immediately, even while this call waits for the worker''s transaction. Returns cancelled, or completed, dead or not_found if the job cannot be cancelled. Requires enqueue.';
 
 CREATE FUNCTION idemq.cancel_many(ids bigint[]) RETURNS TABLE (id bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel_many';
 COMMENT ON FUNCTION idemq.cancel_many(bigint[])
-	IS 'Cancel many jobs of any queues, without waiting. For a job that another open transaction has locked, the outcome is locked; until this transaction ends, the job''s worker is told to stop. Call again for such a job. Returns one row per id, in the order of the ids and without repetition. Requires enqueue.';
+	IS 'Cancel many jobs in any queues without waiting. A job that another open transaction has locked is not cancelled, and its outcome is locked. Its worker is told to stop as long as the calling transaction is open; call again for such a job. Returns one row per distinct id, in ascending order. Requires enqueue.';
 
 CREATE FUNCTION idemq.cancel_matching(
 	queue text, kind text DEFAULT NULL, group_key text DEFAULT NULL, key_prefix text DEFAULT NULL,
 	max_jobs int DEFAULT NULL, OUT cancelled bigint, OUT locked bigint)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel_matching';
 COMMENT ON FUNCTION idemq.cancel_matching(text, text, text, text, int)
-	IS 'Cancel unfinished jobs of a queue by kind, group_key or the beginning of the key (key_prefix). If several filters are given, a job must match all of them; raises 22004 if all three are NULL. max_jobs limits the number per call, lowest ids first. Never waits. Returns the number of cancelled jobs and the number of locked jobs, which another transaction holds; call again for those. Requires enqueue.';
+	IS 'Cancel a queue''s unfinished jobs by kind, group_key or the beginning of the key (key_prefix). A job must match all filters that are given. Raises 22004 if all three are NULL. Cancels at most max_jobs jobs, starting with the lowest ids. Never waits. Returns the number of jobs cancelled and the number of jobs locked by other transactions; call again to cancel the latter. Requires enqueue.';
 
 CREATE FUNCTION idemq.retry(id bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_retry';
 COMMENT ON FUNCTION idemq.retry(bigint)
-	IS 'Make a job ready now if it is retrying, not yet due, dead or cancelled. Returns retrying, or the reason why not: current (already ready), locked (running), blocked, completed, not_found. Requires enqueue.
-- A dead or cancelled job gets a fresh set of attempts and no expiry. In a group, it waits for its turn.
+	IS 'Make a job ready now if it is retrying, not yet due, dead or cancelled. Returns retrying, or the reason the job was not made ready: current (already ready), locked (running), blocked, completed or not_found. Requires enqueue.
+- A dead or cancelled job gets a full set of new attempts and no longer expires. In a group, it waits its turn.
 - Its dead-letter record is cancelled, with a NOTICE, unless a worker is running or has completed the record.';
 
 CREATE FUNCTION idemq.redrive(
 	queue text, max_jobs int DEFAULT NULL, error text DEFAULT NULL, ids bigint[] DEFAULT NULL)
 	RETURNS bigint LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.redrive(text, int, text, bigint[])
-	IS 'Make dead jobs of a queue ready again with a fresh set of attempts, starting with those that have been dead longest. Returns the number of jobs. Requires admin.
+	IS 'Make a queue''s dead jobs ready again with a full set of new attempts, starting with those that have been dead longest. Returns the number of jobs. Requires admin.
 - error: a fingerprint from idemq.errors, or a LIKE pattern for last_error or for the pattern in idemq.errors
-- ids: ids of jobs
+- ids: ids of the jobs to redrive
 - If several filters are given, a job must match all of them.
 - The dead-letter record of each job is cancelled, unless a worker is running or has completed the record. A NOTICE shows the number of cancelled records.';
 
@@ -157,13 +157,13 @@ END $$;
 CREATE FUNCTION idemq.retry_many(ids bigint[]) RETURNS TABLE (id bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_retry_many';
 COMMENT ON FUNCTION idemq.retry_many(bigint[])
-	IS 'Retry many jobs of any queues, as idemq.retry does. Returns one row per id, in the order of the ids and without repetition. Requires enqueue.';
+	IS 'Retry many jobs in any queues, as idemq.retry does. Returns one row per distinct id, in ascending order. Requires enqueue.';
 
 CREATE FUNCTION idemq.reschedule(id bigint, run_at timestamptz DEFAULT NULL,
 	priority int DEFAULT NULL)
 	RETURNS idemq.outcome LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_reschedule';
 COMMENT ON FUNCTION idemq.reschedule(bigint, timestamptz, int)
-	IS 'Change the time or the priority of a waiting job. NULL leaves a value unchanged, and a run_at in the past means now. A job in a group keeps its place there. Attempts, last_error and expires_at do not change. Returns accepted, or the reason why not: locked (running), completed, dead, cancelled, not_found. Requires enqueue.';
+	IS 'Change the run time or the priority of a waiting job. NULL leaves a value unchanged, and a run_at in the past means now. A job in a group keeps its position in the group. The number of attempts, last_error and expires_at do not change. Returns accepted, or the reason the job was not changed: locked (running), completed, dead, cancelled or not_found. Requires enqueue.';
 
 -- Topic: Workers
 
@@ -173,7 +173,7 @@ CREATE FUNCTION idemq.claim(
 	RETURNS SETOF idemq.claimed_job
 	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim';
 COMMENT ON FUNCTION idemq.claim(text, int, interval, text, boolean)
-	IS 'Claim up to max_jobs ready jobs and begin an attempt of each. Returns one row per job, with the token for all later calls; no row means that no job is ready. The argument lease replaces the queue''s lease. With attach, the lease also ends with the session. Requires claim.';
+	IS 'Claim up to max_jobs ready jobs and begin an attempt of each. Returns one row per job, with the token to pass to all later calls, or no row if no job is ready. The lease argument overrides the queue''s lease. With attach, the lease also ends when the session ends. Requires claim.';
 
 CREATE FUNCTION idemq.claim_any(
 	queues text[], max_jobs int DEFAULT 1, lease interval DEFAULT NULL,
@@ -188,24 +188,24 @@ CREATE FUNCTION idemq.claim_job(
 	RETURNS idemq.claim_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim_job';
 COMMENT ON FUNCTION idemq.claim_job(bigint, interval, text, boolean)
-	IS 'Claim one job and begin an attempt. Returns an outcome: claimed, claimed_again (attempt > 1), locked (until retry_after), completed (with the result), dead, cancelled, blocked, not_due (until retry_after, or because the queue is paused or at a limit), not_found. Requires claim.';
+	IS 'Claim one job and begin an attempt. Returns an outcome: claimed, claimed_again (attempt > 1), locked (until retry_after), completed (with the result), dead, cancelled, blocked, not_due (until retry_after, or because the queue is paused or at a limit) or not_found. Requires claim.';
 
 CREATE FUNCTION idemq.heartbeat(id bigint, token bigint, lease interval DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat';
 COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
-	IS 'Extend the lease from now. Takes effect immediately, and a rollback does not undo it (if the lease table is full, it takes effect with this transaction). Returns an outcome.
+	IS 'Extend the lease of a job, counting from now. Takes effect immediately, and a rollback does not undo it. If the lease table is full, the extension takes effect when this transaction commits instead. Returns an outcome.
 - outcome current: the lease was extended
-- outcome stale or not_found: the lease is lost
+- outcome stale or not_found: the lease has been lost
 - outcome expired: job_timeout has passed
 - outcome cancelled: a transaction that cancels the job is waiting for the worker''s transaction
-- lease: NULL extends the lease by the length that the claim gave it, even after a crash of the server. Another length also applies to later heartbeats, until the server restarts. The lease never extends beyond the queue''s job_timeout, counted from the claim.';
+- lease: NULL extends the lease by the duration that it had after the claim, even after a server crash. A different duration also applies to later heartbeats, until the server restarts. The lease never extends beyond the queue''s job_timeout, counted from the claim.';
 
 CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_heartbeat_many';
 COMMENT ON FUNCTION idemq.heartbeat_many(bigint[], bigint[], interval)
-	IS 'Extend the leases of many jobs, as idemq.heartbeat does. Returns one row per element, with its id and token.';
+	IS 'Extend the leases of many jobs, as idemq.heartbeat does. Returns one row per element, with the id and token.';
 
 CREATE FUNCTION idemq.validate(id bigint, token bigint) RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_validate';
@@ -216,25 +216,25 @@ CREATE FUNCTION idemq.commit(id bigint, token bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit';
 COMMENT ON FUNCTION idemq.commit(bigint, bigint, jsonb)
-	IS 'Complete a job with its result in this transaction. Returns committed, or raises IQ001 (stale token), IQ002 (no such job) or IQ006 (already committed). Call it before the effect.';
+	IS 'Complete a job with its result in this transaction. Returns committed, or raises IQ001 (stale token), IQ002 (no such job) or IQ006 (already committed). Call it before you perform the effect.';
 
 CREATE FUNCTION idemq.try_commit(id bigint, token bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_try_commit';
 COMMENT ON FUNCTION idemq.try_commit(bigint, bigint, jsonb)
-	IS 'Complete a job in this transaction. Returns committed, already_committed, stale or not_found, and does not raise an error for these. Apply the effect only if the result is committed.';
+	IS 'Complete a job in this transaction, as idemq.commit does. Returns committed, or returns already_committed, stale or not_found instead of raising an error. Apply the effect only if the outcome is committed.';
 
 CREATE PROCEDURE idemq.commit_job(
 	id bigint, token bigint, result jsonb DEFAULT NULL, INOUT outcome idemq.outcome DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_job';
 COMMENT ON PROCEDURE idemq.commit_job(bigint, bigint, jsonb, idemq.outcome)
-	IS 'Call idemq.commit as a procedure, in the caller''s transaction, which it does not end. Returns committed, or raises IQ001, IQ002 or IQ006.';
+	IS 'Call idemq.commit as a procedure. It runs in the caller''s transaction and does not end that transaction. Returns committed, or raises IQ001, IQ002 or IQ006.';
 
 CREATE FUNCTION idemq.commit_many(ids bigint[], tokens bigint[], results jsonb[] DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_many';
 COMMENT ON FUNCTION idemq.commit_many(bigint[], bigint[], jsonb[])
-	IS 'Complete many jobs, as idemq.try_commit does. Returns one row per (id, token). Apply only the effects of committed jobs, joined by id and token.';
+	IS 'Complete many jobs, as idemq.try_commit does. Returns one row per pair of id and token. Join the rows by id and token, and apply only the effects of committed jobs.';
 
 CREATE FUNCTION idemq.commit_and_claim(
 	id bigint, token bigint, result jsonb DEFAULT NULL,
@@ -243,9 +243,9 @@ CREATE FUNCTION idemq.commit_and_claim(
 	RETURNS SETOF idemq.claimed_job
 	ROWS 1 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_and_claim';
 COMMENT ON FUNCTION idemq.commit_and_claim(bigint, bigint, jsonb, text, int, interval, text, boolean)
-	IS 'Complete one job and claim the next in one transaction, as idemq.commit and idemq.claim do. Returns the claimed jobs, or raises IQ001, IQ002 or IQ006 and claims none.
+	IS 'Complete one job and claim the next one in a single transaction, as idemq.commit and idemq.claim do. Returns the claimed jobs, or raises IQ001, IQ002 or IQ006 and claims none.
 - queue: queue of the next job; by default, the queue of the committed job
-- If the queue is paused or at a limit, or this role may not claim from it, no row is returned, and the commit remains valid.
+- If the queue is paused or at a limit, or this role may not claim from it, no row is returned, but the job is still completed.
 - The claimed jobs never include the next job of the same group, because that job becomes ready only after the transaction commits.';
 
 CREATE FUNCTION idemq.commit_many_and_claim(
@@ -258,13 +258,13 @@ CREATE FUNCTION idemq.commit_many_and_claim(
 		enqueued_at timestamptz, headers jsonb, kind text)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_many_and_claim';
 COMMENT ON FUNCTION idemq.commit_many_and_claim(bigint[], bigint[], jsonb[], text, int, interval, text, boolean)
-	IS 'Complete many jobs and claim others in one transaction, as idemq.commit_many and idemq.claim do. Returns one row per (id, token) with its outcome, and then one row with outcome claimed per claimed job. By default, queue is the queue of the first job that is committed here; if none is committed, nothing is claimed.';
+	IS 'Complete many jobs and claim others in a single transaction, as idemq.commit_many and idemq.claim do. Returns one row per pair of id and token, with the outcome, and then one row per claimed job, with the outcome claimed. By default, jobs are claimed from the queue of the first job that the call commits; if it commits none, it claims none.';
 
 CREATE FUNCTION idemq.commit_once(id bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_once';
 COMMENT ON FUNCTION idemq.commit_once(bigint, jsonb)
-	IS 'Complete a ready job without a claim. Returns committed the first time and already_committed afterwards, or the reason why not: locked, dead, cancelled, blocked, not_due (or the queue is paused or at a limit), not_found. Requires claim.';
+	IS 'Complete a ready job without claiming it. Returns committed the first time and already_committed afterwards, or the reason the job was not completed: locked, dead, cancelled, blocked, not_due (not yet due, or the queue is paused or at a limit) or not_found. Requires claim.';
 
 CREATE FUNCTION idemq.fail(
 	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
@@ -272,7 +272,7 @@ CREATE FUNCTION idemq.fail(
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail';
 COMMENT ON FUNCTION idemq.fail(bigint, bigint, text, interval, boolean, jsonb)
-	IS 'End a failed attempt. The job is retried after the queue''s backoff, or after retry_in, which may be 0. Stores error and details in idemq.attempts. Returns retrying, dead (no attempts left, or permanent), stale or not_found.';
+	IS 'End a failed attempt. The job is retried after the queue''s backoff, or after retry_in, which may be 0. Stores error and details in idemq.attempts. Returns retrying, dead (no attempts are left, or permanent is true), stale or not_found.';
 
 CREATE PROCEDURE idemq.fail_job(
 	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,
@@ -288,19 +288,19 @@ CREATE FUNCTION idemq.fail_many(
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_fail_many';
 COMMENT ON FUNCTION idemq.fail_many(bigint[], bigint[], text[], interval, boolean, jsonb[])
-	IS 'End many failed attempts, as idemq.fail does. Returns one row per (id, token).';
+	IS 'End many failed attempts, as idemq.fail does. Returns one row per pair of id and token.';
 
 CREATE FUNCTION idemq.release(id bigint, token bigint, delay interval DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release';
 COMMENT ON FUNCTION idemq.release(bigint, bigint, interval)
-	IS 'Give a job back, ready now or after delay, without counting the attempt. Returns released, stale or not_found.';
+	IS 'Return a job to its queue without counting the attempt. The job is ready immediately, or after delay. Returns released, stale or not_found.';
 
 CREATE FUNCTION idemq.release_many(ids bigint[], tokens bigint[], delay interval DEFAULT NULL)
 	RETURNS TABLE (id bigint, token bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_release_many';
 COMMENT ON FUNCTION idemq.release_many(bigint[], bigint[], interval)
-	IS 'Release many jobs, as idemq.release does, for example those that a worker has not started. Returns one row per (id, token).';
+	IS 'Release many jobs, as idemq.release does, for example jobs that a worker has claimed but not started. Returns one row per pair of id and token.';
 
 CREATE FUNCTION idemq.checkpoint(id bigint, token bigint, state jsonb) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_checkpoint';
@@ -315,25 +315,25 @@ COMMENT ON FUNCTION idemq.assert_current(bigint, bigint)
 CREATE FUNCTION idemq.hold_claimed() RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_hold_claimed';
 COMMENT ON FUNCTION idemq.hold_claimed()
-	IS 'Check the job last claimed by this session like idemq.assert_current, so that a client can pipeline the check after commit_and_claim and COMMIT without knowing the job''s id. Never waits, and never raises an error about the job, which would make the pipelined message fail and hide that COMMIT has succeeded.
+	IS 'Check the job that this session claimed last, as idemq.assert_current does. A client can therefore pipeline the check after commit_and_claim and COMMIT without knowing the job''s id. Never waits and never raises an error about the job, because an error would make the pipelined message fail and hide that COMMIT succeeded.
 - held: the token is current
 - busy: an open transaction has locked the row, so call assert_current
-- gone: no job or several jobs were claimed, the job has ended, or its lease is lost';
+- gone: no job or several jobs were claimed, the job has finished, or its lease has been lost';
 
 CREATE FUNCTION idemq.reap(queue text DEFAULT NULL) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_reap';
 COMMENT ON FUNCTION idemq.reap(text)
-	IS 'Take back expired leases of a queue, or of every queue that you may claim from, as the background worker does by itself. Returns the number of leases. Requires claim.';
+	IS 'Reclaim expired leases in a queue, or in every queue that you may claim from, as the background worker does automatically. Returns the number of leases. Requires claim.';
 
 CREATE FUNCTION idemq.advance_tokens() RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_advance_tokens';
 COMMENT ON FUNCTION idemq.advance_tokens()
-	IS 'Raise all future tokens by 2^41, as a promotion does. Call it once for each promotion that was lost because storage was rolled back or a backup was restored without its timeline history. Returns the new start of the tokens. Raises 54000 if there is no room below 2^53. Only the owner may call it.';
+	IS 'Raise all future tokens by 2^41, as a promotion does. Call it once for each promotion that was lost because storage was rolled back or a backup was restored without its timeline history. Returns the value at which new tokens start. Raises 54000 if there is no room below 2^53. Only the owner may call it.';
 
 CREATE FUNCTION idemq.follow() RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_follow';
 COMMENT ON FUNCTION idemq.follow()
-	IS 'Make this database follow another whose queues and jobs arrive through logical replication. Returns false if it already follows. Only the owner may call it.
+	IS 'Make this database follow another database whose queues and jobs it receives through logical replication. Returns false if it is already following. Only the owner may call it.
 - Until idemq.take_over() is called, every function that writes raises 55000, and the background worker is inactive.
 - An enabled subscription that writes to idemq.jobs has the same effect without this call.
 - The call waits for open transactions that have written jobs.';
@@ -341,6 +341,6 @@ COMMENT ON FUNCTION idemq.follow()
 CREATE FUNCTION idemq.take_over() RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_take_over';
 COMMENT ON FUNCTION idemq.take_over()
-	IS 'Make a following database take over from the publisher. Returns false if it does not follow. Reads all jobs once. Only the owner may call it.
-- Ids and tokens continue above the replicated ones, running leases start again, and roles with replicated grants get USAGE on the schema.
+	IS 'Make a database that follows another one take over from the publisher. Returns false if it is not following. Reads all jobs once. Only the owner may call it.
+- Job ids and tokens continue above the replicated ones, running leases start again, and roles with replicated grants get USAGE on the schema.
 - The call raises 55000 if an enabled subscription writes to idemq''s tables, and 55006 if its worker or a prepared transaction does not end.';

@@ -15,12 +15,12 @@ CREATE TABLE idemq.dependencies (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.dependencies IS 'one row per child and parent; the parent is a job that the child was enqueued to wait for (depends_on). A row exists as long as its child. Row-level security restricts the rows to children in queues that the role may claim from or administer.';
-COMMENT ON COLUMN idemq.dependencies.child IS 'job that waits';
-COMMENT ON COLUMN idemq.dependencies.parent IS 'job that the child waits for';
+COMMENT ON TABLE idemq.dependencies IS 'one row per child and parent. The parent is a job on which the child depends (depends_on). A row exists as long as its child does. Row-level security restricts the rows to children in queues that the role may claim from or administer.';
+COMMENT ON COLUMN idemq.dependencies.child IS 'id of the job that waits';
+COMMENT ON COLUMN idemq.dependencies.parent IS 'id of the job that the child waits for';
 COMMENT ON COLUMN idemq.dependencies.queue_id IS 'numeric id of the child''s queue';
-COMMENT ON COLUMN idemq.dependencies.gone_as IS 'status attributed to the parent once its row is deleted: its final status, cancelled if it was unfinished, or dead if it had already failed when the child was enqueued; NULL means completed';
-COMMENT ON COLUMN idemq.dependencies.seen_token IS 'token issued when the child''s last parent was done, stored in one row per child. A worker that claims the child sees the results of its parents'' attempts with a lower token (idemq.parents). The worker sees later results only if it has a privilege on the parent''s queue.';
+COMMENT ON COLUMN idemq.dependencies.gone_as IS 'status attributed to the parent once its row is deleted: its final status, cancelled if it was unfinished, or dead if it had already failed when the child was enqueued; NULL means that the parent counts as completed';
+COMMENT ON COLUMN idemq.dependencies.seen_token IS 'token issued when the child''s last parent was done, stored in one row per child. In idemq.parents, a worker that claims the child can always see the results of parent attempts whose tokens are not higher than this token. It sees later results only if it has a privilege on the parent''s queue.';
 -- The children of a parent, in the order of their ids: when a parent has ended, they are marked
 -- some at a time; retention and purge ask for them as well.  The second column is an expression, as
 -- in the indexes of idemq.children: with statistics from when the table was empty the planner would
@@ -41,12 +41,12 @@ CREATE TABLE idemq.children (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.children IS 'one row per job with unfinished parents; the job is blocked, or was cancelled before its parents were done. Row-level security works as in idemq.dependencies.';
+COMMENT ON TABLE idemq.children IS 'one row per job with unfinished parents; such a job is blocked, or was cancelled before its parents were done. Row-level security works as it does for idemq.dependencies.';
 COMMENT ON COLUMN idemq.children.job_id IS 'id of the job';
 COMMENT ON COLUMN idemq.children.queue_id IS 'numeric id of the job''s queue';
 COMMENT ON COLUMN idemq.children.on_parent_failure IS 'what happens to the job if a parent is dead or cancelled: cancel (it is cancelled), wait (it waits until the parent is retried) or run (it runs as if the parent had completed)';
-COMMENT ON COLUMN idemq.children.group_key IS 'FIFO group that the job joins when its parents are done; NULL means none';
-COMMENT ON COLUMN idemq.children.waits_for IS 'parent that the job is currently waiting for; all parents with lower ids are done';
+COMMENT ON COLUMN idemq.children.group_key IS 'FIFO group that the job joins when its parents are done; NULL means that it does not join a group';
+COMMENT ON COLUMN idemq.children.waits_for IS 'id of the parent that the job is currently waiting for; all parents with lower ids are done';
 CREATE INDEX children_waits_for ON idemq.children (waits_for, (job_id + 0));
 CREATE INDEX children_queue ON idemq.children (queue_id, (job_id + 0));
 
@@ -62,7 +62,7 @@ CREATE POLICY idemq_own_queues ON idemq.children FOR SELECT
 
 CREATE FUNCTION idemq_internal.dependencies_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_dependencies_changed';
-COMMENT ON FUNCTION idemq_internal.dependencies_changed() IS 'statement trigger of idemq.dependencies and idemq.children that schedules rows restored or written by hand for processing at the end of the transaction';
+COMMENT ON FUNCTION idemq_internal.dependencies_changed() IS 'statement trigger on idemq.dependencies and idemq.children that arranges for rows restored or written by hand to be processed at the end of the transaction';
 
 CREATE TRIGGER idemq_dependencies_changed AFTER INSERT OR UPDATE OR DELETE
 	OR TRUNCATE ON idemq.dependencies
@@ -77,26 +77,26 @@ CREATE FUNCTION idemq.parents(id bigint)
 	RETURNS TABLE (parent bigint, queue text, status idemq.status, result jsonb)
 	STABLE ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_parents';
 COMMENT ON FUNCTION idemq.parents(bigint)
-	IS 'List the jobs that a job was enqueued to wait for, with their statuses and results. Returns no rows if you may neither claim nor administer the job.
-- Results include those of queues on which you hold no privilege, as they were when the job was released, because the role that enqueued the job could read them.
+	IS 'List the jobs on which a job depends, with their statuses and results. Returns no rows if you may neither claim nor administer the job.
+- The list includes results from queues on which you hold no privilege, as they were when the job was unblocked, because the role that enqueued the job was allowed to read them.
 - status is NULL if the parent was completed and deleted (retention 0), or was claimed again and you hold no privilege on its queue.';
 
 CREATE FUNCTION idemq.enqueue_graph(jobs jsonb)
 	RETURNS TABLE (name text, id bigint, outcome idemq.outcome, status idemq.status)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.enqueue_graph(jsonb)
-	IS 'Add jobs that depend on each other, all or none. The argument is an array of objects with a name, a queue, a payload, depends_on (names in the graph, and job ids as numbers) and the other arguments of idemq.enqueue. Returns one row per job, parents before children. Raises 22023 for a cycle. Requires enqueue on each queue.';
+	IS 'Add jobs that depend on each other, either all of them or none. The argument is an array of objects with a name, a queue, a payload, depends_on (names in the graph, and job ids as numbers) and the other arguments of idemq.enqueue. Returns one row per job, with parents before children. Raises 22023 if the dependencies form a cycle. Requires enqueue on each queue.';
 
 -- Topic: Internal
 
 CREATE FUNCTION idemq_internal.refuse_graph(job text, what text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	RAISE EXCEPTION USING ERRCODE = '22023',
-		MESSAGE = coalesce('job "' || job || '" of the graph: ', 'jobs: ') || what,
+		MESSAGE = coalesce('invalid job "' || job || '" in graph: ', 'invalid job graph: ') || what,
 		HINT =
 			'Pass an array of objects, for example {"name": "a", "queue": "q", "payload": {}, '
-			'"depends_on": ["b", 17]}; '
-			'Other members are arguments of idemq.enqueue.';
+			'"depends_on": ["b", 17]}. '
+			'The other members are the arguments of idemq.enqueue.';
 END $$;
 
 -- It is read and checked first, and put in an order in which each job comes behind those that it
@@ -130,14 +130,14 @@ DECLARE
 BEGIN
 	PERFORM idemq_internal.given('jobs', jobs);
 	IF jsonb_typeof(jobs) <> 'array' THEN
-		PERFORM idemq_internal.refuse_graph(NULL, 'no array');
+		PERFORM idemq_internal.refuse_graph(NULL, 'it is not an array');
 	ELSIF jsonb_array_length(jobs) > 1000000 THEN
-		PERFORM idemq_internal.refuse_graph(NULL, 'more than 1000000');
+		PERFORM idemq_internal.refuse_graph(NULL, 'it has more than 1000000 elements');
 	END IF;
 	nodes := ARRAY(SELECT jsonb_array_elements(jobs));
 	PERFORM idemq_internal.refuse_graph(NULL, CASE jsonb_typeof(j)
-		WHEN 'object' THEN 'an element has no name, which must be a string'
-			ELSE 'an element is not an object' END)
+		WHEN 'object' THEN 'each element must have a name, which must be a string'
+			ELSE 'each element must be an object' END)
 		FROM unnest(nodes) j WHERE jsonb_typeof(j -> 'name') IS DISTINCT FROM 'string'
 			OR j ->> 'name' = '';
 	PERFORM idemq_internal.refuse_graph(j ->> 'name', w.what)
@@ -149,7 +149,7 @@ BEGIN
 				'null')
 				THEN m.key || ' must be a string or a number' END) w (what)
 		WHERE w.what IS NOT NULL;
-	PERFORM idemq_internal.refuse_graph(j ->> 'name', 'it requires a queue and a payload')
+	PERFORM idemq_internal.refuse_graph(j ->> 'name', 'queue and payload are required')
 		FROM unnest(nodes) j WHERE j ->> 'queue' IS NULL OR NOT j ? 'payload';
 	PERFORM idemq_internal.refuse_graph(j ->> 'name', 'another job has the same name')
 		FROM unnest(nodes) j GROUP BY j ->> 'name' HAVING count(*) > 1;
@@ -163,7 +163,7 @@ BEGIN
 				THEN format('it depends on %s, which is not a job id', left(d::text, 40)) END
 			WHEN 'string' THEN CASE WHEN NOT numbers ? (d #>> '{}')
 				THEN format('it depends on "%s", which is not in the graph', d #>> '{}') END
-			ELSE 'depends_on must contain names in the graph, or job ids as numbers' END) w (what)
+			ELSE 'depends_on must contain names of jobs in the graph, or job ids as numbers' END) w (what)
 		WHERE w.what IS NOT NULL;
 
 	WITH edge AS MATERIALIZED (
@@ -205,12 +205,12 @@ BEGIN
 			circle := circle || n;
 		END LOOP;
 		RAISE EXCEPTION USING ERRCODE = '22023',
-			MESSAGE = 'jobs of the graph form a cycle of dependencies',
+			MESSAGE = 'jobs in the graph depend on each other in a cycle',
 			DETAIL = (SELECT string_agg(format('"%s" depends on ', nodes[c] ->> 'name'), '')
 				FROM unnest(circle[1:10]) c)
 				|| CASE WHEN cardinality(circle) > 10 THEN '... depends on '
 					ELSE '' END || format('"%s".', nodes[circle[1]] ->> 'name'),
-			HINT = 'Remove one of these dependencies. Jobs that depend on each other in a cycle could never run.';
+			HINT = 'Remove one of these dependencies. Otherwise, none of these jobs can ever run.';
 	END IF;
 	ids := array_fill(NULL::bigint, ARRAY[cardinality(nodes)]);
 	FOREACH n IN ARRAY ordered LOOP

@@ -18,7 +18,7 @@ COMMENT ON TABLE idemq.events IS 'one row per event sent to a queue with idemq.s
 COMMENT ON COLUMN idemq.events.queue_id IS 'numeric id of the queue';
 COMMENT ON COLUMN idemq.events.name IS 'name of the event, unique within the queue';
 COMMENT ON COLUMN idemq.events.sent_at IS 'when the event was sent';
-COMMENT ON COLUMN idemq.events.keep_until IS 'time at which the event expires and is deleted: sent_at plus the queue''s idempotency_window';
+COMMENT ON COLUMN idemq.events.keep_until IS 'time at which the event expires and is deleted, which is sent_at plus the queue''s idempotency_window';
 COMMENT ON COLUMN idemq.events.payload IS 'payload of the event';
 -- For retention.
 CREATE INDEX events_keep_until ON idemq.events (keep_until);
@@ -34,9 +34,9 @@ CREATE FUNCTION idemq.await_event(
 COMMENT ON FUNCTION idemq.await_event(bigint, bigint, text, interval)
 	IS 'Await an event in the job''s queue. Returns an outcome. Requires claim.
 - outcome arrived: the event''s payload is returned
-- outcome waiting: the job was given back, as with idemq.release, until the event arrives or timeout has passed since the first call. The next attempt calls again.
+- outcome waiting: the job was released, as with idemq.release, until the event arrives or timeout has passed since the first call. The next attempt must call the function again.
 - outcome timed_out: the event did not arrive in time
-- An outcome of arrived or timed_out is final for every later call of the job.
+- An outcome of arrived or timed_out is final, so every later call for the job returns it.
 - timeout: may be 0
 - It raises IQ001 (stale token), IQ002, IQ006 and 55000 (a step has that name).';
 
@@ -45,8 +45,8 @@ CREATE FUNCTION idemq.send_event(
 		OUT first_payload jsonb, OUT same_payload boolean)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_send_event';
 COMMENT ON FUNCTION idemq.send_event(text, text, jsonb)
-	IS 'Send an event to the jobs of a queue that await it now or within the queue''s idempotency_window. Waiting jobs become ready when the transaction commits. Waits for open transactions that send or await the same event. Requires enqueue.
-- outcome: accepted, or duplicate if the event was sent before
-- first_payload: the payload that counts; for a duplicate, NULL unless you may claim from the queue or administer it
-- same_payload: whether your payload equals the one that counts
+	IS 'Send an event to the jobs in a queue that are waiting for it now or will wait for it within the queue''s idempotency_window. Waiting jobs become ready when the transaction commits. Waits for open transactions that are sending or awaiting the same event. Requires enqueue.
+- outcome: accepted, or duplicate if the event had already been sent
+- first_payload: payload of the event when it was first sent. For a duplicate, it is NULL unless you may claim from the queue or administer it.
+- same_payload: whether your payload equals the first one
 - name: up to 256 bytes';

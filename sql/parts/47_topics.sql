@@ -16,11 +16,11 @@ CREATE TABLE idemq_internal.topic_grants (
 	role_oid  oid,
 	PRIMARY KEY (topic, role_name, privilege)
 );
-COMMENT ON TABLE idemq_internal.topic_grants IS 'privileges of roles to publish to a topic space, bind queues to it or administer it; use idemq.grant_topic to change them';
+COMMENT ON TABLE idemq_internal.topic_grants IS 'privileges that allow roles to publish to a topic space, bind queues to it or administer it; use idemq.grant_topic to change them';
 COMMENT ON COLUMN idemq_internal.topic_grants.topic IS 'topic space: the first word of its topics';
 COMMENT ON COLUMN idemq_internal.topic_grants.role_name IS 'role that holds the privilege';
 COMMENT ON COLUMN idemq_internal.topic_grants.privilege IS 'privilege: publish, bind, or admin, which includes the other two';
-COMMENT ON COLUMN idemq_internal.topic_grants.role_oid IS 'OID of the role that had this name when the row was written; NULL means that there was no such role, so only the name counts';
+COMMENT ON COLUMN idemq_internal.topic_grants.role_oid IS 'OID of the role with this name when the row was written; NULL means that no such role existed, so the role is identified by name only';
 
 CREATE TABLE idemq_internal.topic_binding_entries (
 	topic      text COLLATE "C" NOT NULL,
@@ -34,10 +34,10 @@ CREATE TABLE idemq_internal.topic_binding_entries (
 );
 COMMENT ON TABLE idemq_internal.topic_binding_entries IS 'one row per topic pattern, queue and binding role; use idemq.topic_bindings to read it and idemq.bind_topic to change it';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.topic IS 'topic space: the first word of the pattern';
-COMMENT ON COLUMN idemq_internal.topic_binding_entries.pattern IS 'pattern of topics, in which * matches one word and # any number of words';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.pattern IS 'topic pattern, in which * matches one word and # any number of words';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.queue_id IS 'numeric id of the queue that gets the jobs';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_name IS 'role whose privileges the binding uses';
-COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_oid IS 'OID of the role that had this name when the row was written; NULL means that there was no such role, so only the name counts';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_oid IS 'OID of the role with this name when the row was written; NULL means that no such role existed, so the role is identified by name only';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.bound_at IS 'when the queue was bound';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.refused_at IS 'when the binding was last skipped, accurate to the minute';
 
@@ -70,7 +70,7 @@ CREATE FUNCTION idemq_internal.topic_may(topic text, role oid, privilege text) R
 CREATE FUNCTION idemq.create_topic(topic text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.create_topic(text)
-	IS 'Create a topic space, which contains all topics that begin with this word. The word starts with a letter or _, followed by letters, digits, _ and -, up to 48 bytes. The caller gets the privileges publish, bind and admin. Raises 42710 if it exists.';
+	IS 'Create a topic space, which contains all topics that begin with the given word. The word begins with a letter or _, continues with letters, digits, _ and -, and has up to 48 bytes. The caller gets the publish, bind and admin privileges. Raises 42710 if the topic space already exists.';
 
 CREATE FUNCTION idemq_internal.create_topic_impl(topic text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -81,7 +81,7 @@ BEGIN
 	IF NOT FOUND THEN
 		RAISE EXCEPTION 'topic "%" already exists', topic USING ERRCODE = '42710',
 			HINT =
-				'Choose another name, or ask its administrator to grant you a privilege with '
+				'Choose another name, or ask the administrator of the topic to grant you a privilege with '
 				'idemq.grant_topic.';
 	END IF;
 	PERFORM idemq_internal.change_topic_grant(topic, idemq_internal.caller(), 'admin', true),
@@ -90,7 +90,7 @@ END $$;
 
 CREATE FUNCTION idemq.drop_topic(topic text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq.drop_topic(text) IS 'Drop a topic space with its grants and bindings. Published jobs remain. Requires admin on the topic space.';
+COMMENT ON FUNCTION idemq.drop_topic(text) IS 'Drop a topic space and its grants and bindings. Jobs that have been published remain. Requires admin on the topic space.';
 
 -- The space first, which waits for whoever makes one of the others and keeps it; then all that
 -- names it.
@@ -126,12 +126,12 @@ END $$;
 CREATE FUNCTION idemq.grant_topic(topic text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.grant_topic(text, regrole, text)
-	IS 'Grant a role the privilege to publish to a topic space, bind queues to it or administer it (publish | bind | admin). Requires admin on the topic space.';
+	IS 'Grant a role a privilege on a topic space: publish (to it), bind (queues to it) or admin. Requires admin on the topic space.';
 
 CREATE FUNCTION idemq.revoke_topic(topic text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.revoke_topic(text, regrole, text)
-	IS 'Revoke a privilege that idemq.grant_topic has granted. Without bind, the role''s bindings are skipped from now on. Requires admin on the topic space.';
+	IS 'Revoke a privilege that was granted with idemq.grant_topic. A role''s bindings are skipped as long as the role does not have bind. Requires admin on the topic space.';
 
 -- Writes or deletes a row of idemq_internal.topic_grants; returns whether that has changed
 -- anything.
@@ -197,7 +197,7 @@ CREATE FUNCTION idemq_internal.revoke_topic_impl(topic text, role regrole, privi
 CREATE FUNCTION idemq.bind_topic(pattern text, queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.bind_topic(text, text)
-	IS 'Bind a queue to a topic pattern, so that it gets a job for each message published to a matching topic. * matches one word, and # matches any number of words, including none. The first word is a topic space. Returns false if the role has already bound the queue to this pattern. Requires bind on the topic space and enqueue on the queue, both now and at each publication.';
+	IS 'Bind a queue to a topic pattern, so that the queue gets a job for each message published to a matching topic. * matches one word, and # matches any number of words, including none. The first word must be a topic space. Returns false if the role has already bound the queue to this pattern. Requires bind on the topic space and enqueue on the queue, both now and whenever a message is published.';
 
 -- A binding is of the role that makes it, and as good as that role's rights are when something is
 -- published (src/api/publish.c).  Two roles may bind one queue by one pattern; each binding stands
@@ -232,7 +232,7 @@ END $$;
 CREATE FUNCTION idemq.unbind_topic(pattern text, queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.unbind_topic(text, text)
-	IS 'Remove the caller''s bindings of a queue to a pattern; with admin on the queue or the topic space, all such bindings. Returns false if there was none. Raises 42501 if there are only bindings of other roles.';
+	IS 'Unbind a queue from a topic pattern. Removes the bindings of all roles if the caller has admin on the queue or the topic space, and the caller''s own bindings otherwise. Returns false if there were none. Raises 42501 if all bindings were made by other roles.';
 
 -- A role that has lost its privileges may still end its binding.
 CREATE FUNCTION idemq_internal.unbind_topic_impl(pattern text, queue text) RETURNS boolean
@@ -263,7 +263,7 @@ BEGIN
 					space, unbind_topic_impl.pattern, queue_number)
 				AS b (name name, role_oid oid)) x;
 	IF own IS NULL AND others > 0 THEN
-		RAISE EXCEPTION 'permission denied for bindings of queue "%" to topic "%"', queue,
+		RAISE EXCEPTION 'permission denied to unbind queue "%" from topic "%"', queue,
 			space USING ERRCODE = '42501',
 			DETAIL =
 				'Only the role that made a binding and administrators of the queue or the topic space may remove it.',
@@ -288,21 +288,21 @@ CREATE FUNCTION idemq.publish(
 	RETURNS TABLE (queue text, id bigint, outcome idemq.outcome)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_publish';
 COMMENT ON FUNCTION idemq.publish(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, text)
-	IS 'Publish a message: add a job to each queue bound to a topic, in this transaction. Returns one row per queue, and none if no queue is bound. Requires publish on the topic space.
-- A binding is skipped if its role may no longer bind or enqueue; idemq.topic_bindings shows this.
-- key: a repeated call returns the first jobs with outcome duplicate, whatever its payload
-- The other arguments are those of idemq.enqueue.';
+	IS 'Publish a message by adding a job to each queue bound to a topic, in this transaction. Returns one row per queue, or no row if no queue is bound. Requires publish on the topic space.
+- A binding is skipped if its role may no longer bind or enqueue; idemq.topic_bindings shows such bindings.
+- key: a repeated call returns the existing jobs with outcome duplicate, regardless of the payload
+- The other arguments are the same as for idemq.enqueue.';
 
 CREATE FUNCTION idemq.topic_matches(pattern text, topic text) RETURNS boolean
 	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_topic_matches';
 COMMENT ON FUNCTION idemq.topic_matches(text, text)
-	IS 'Return whether a topic matches a pattern. Raises 22023 for an invalid pattern or topic.';
+	IS 'Return whether a topic matches a pattern. Raises 22023 if the pattern or the topic is invalid.';
 
 -- Topic: Internal
 
 CREATE FUNCTION idemq_internal.topic_privileges(topic text) RETURNS text[]
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq_internal.topic_privileges(text) IS 'Return the privileges that the current role holds on a topic space, out of publish, bind and admin. Use the view idemq.topics instead.';
+COMMENT ON FUNCTION idemq_internal.topic_privileges(text) IS 'Return which of the privileges publish, bind and admin the current role holds on a topic space. Use the view idemq.topics instead.';
 
 CREATE FUNCTION idemq_internal.topic_privileges_impl(topic text) RETURNS text[] STABLE
 	LANGUAGE sql AS $$
@@ -317,7 +317,7 @@ CREATE FUNCTION idemq_internal.topic_states()
 		refusal text)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq_internal.topic_states()
-	IS 'List the bindings that the caller has made or may remove, or all bindings for pg_monitor. Use the view idemq.topic_bindings instead.';
+	IS 'List the bindings that the caller has made or may remove. For pg_monitor, list all bindings. Use the view idemq.topic_bindings instead.';
 
 -- Why a binding would be skipped is asked as idemq.publish does, at this moment.
 CREATE FUNCTION idemq_internal.topic_states_impl()
@@ -364,9 +364,9 @@ CREATE VIEW idemq.topic_bindings WITH (security_barrier) AS
 	FROM idemq_internal.topic_states() s;
 COMMENT ON VIEW idemq.topic_bindings IS 'one row per binding that you have made, or whose topic space or queue you administer; pg_monitor sees all bindings';
 COMMENT ON COLUMN idemq.topic_bindings.topic IS 'topic space: the first word of the pattern';
-COMMENT ON COLUMN idemq.topic_bindings.pattern IS 'pattern of topics, in which * matches one word and # any number of words';
+COMMENT ON COLUMN idemq.topic_bindings.pattern IS 'topic pattern, in which * matches one word and # any number of words';
 COMMENT ON COLUMN idemq.topic_bindings.queue IS 'queue that gets the jobs';
 COMMENT ON COLUMN idemq.topic_bindings.role IS 'role that made the binding, and whose privileges it uses';
 COMMENT ON COLUMN idemq.topic_bindings.bound_at IS 'when the queue was bound';
 COMMENT ON COLUMN idemq.topic_bindings.refusal IS 'why idemq.publish would currently skip the binding; NULL means that the binding would not be skipped';
-COMMENT ON COLUMN idemq.topic_bindings.refused_at IS 'when the binding was last skipped, accurate to the minute; NULL means never';
+COMMENT ON COLUMN idemq.topic_bindings.refused_at IS 'when the binding was last skipped, accurate to the minute; NULL means that it has never been skipped';

@@ -18,8 +18,8 @@ CREATE TABLE idemq.producers (
 COMMENT ON TABLE idemq.producers IS 'one row per producer that numbers its messages (idemq.enqueue_sequenced); the row is kept until idemq.forget_producer is called or the queue is dropped. Row-level security restricts the rows to queues on which the role holds a privilege.';
 COMMENT ON COLUMN idemq.producers.queue_id IS 'numeric id of the queue to which the producer sends';
 COMMENT ON COLUMN idemq.producers.name IS 'name of the producer, unique within the queue';
-COMMENT ON COLUMN idemq.producers.seq IS 'highest number accepted so far; the producer continues after it';
-COMMENT ON COLUMN idemq.producers.job_id IS 'id of the job with that number; the job may have been deleted';
+COMMENT ON COLUMN idemq.producers.seq IS 'highest number accepted so far, after which the producer continues';
+COMMENT ON COLUMN idemq.producers.job_id IS 'id of the job with that number; the job may have been deleted since then';
 COMMENT ON COLUMN idemq.producers.enqueued_at IS 'when the job with that number was enqueued';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq.producers', '');
@@ -35,17 +35,17 @@ CREATE FUNCTION idemq.enqueue_sequenced(
 	RETURNS idemq.enqueue_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_enqueue_sequenced';
 COMMENT ON FUNCTION idemq.enqueue_sequenced(text, text, bigint, jsonb, interval, timestamptz, int, text, int, jsonb, interval, text)
-	IS 'Add a job for a message of an ordered log, identified by its number there. Requires enqueue.
-- outcome accepted: seq is higher than the producer''s last number. Gaps are normal.
+	IS 'Add a job for a message in an ordered log, identified by the number of the message in the log. Requires enqueue.
+- outcome accepted: seq is higher than the producer''s last number. Gaps are allowed.
 - outcome duplicate: seq is not higher. The job''s id, status and result are returned only if seq is the last number.
-- seq: numbers must be committed in ascending order, as with one Kafka partition and its one consumer. The ids of an outbox table do not meet this condition.
-- producer: name of up to 256 bytes. A call waits for an open transaction of the same producer.
-- payload: not compared';
+- seq: numbers must be committed in ascending order, as they are by the only consumer of a Kafka partition. The ids of an outbox table do not meet this condition.
+- producer: name of the producer, up to 256 bytes. A call waits for any open transaction of the same producer.
+- payload: not compared with the payload of an earlier call';
 
 CREATE FUNCTION idemq.forget_producer(queue text, producer text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.forget_producer(text, text)
-	IS 'Forget a producer of idemq.enqueue_sequenced that will send no more messages. Afterwards, any number from that producer is accepted. Returns false if there is no such producer. Requires admin.';
+	IS 'Forget a producer that will send no more messages with idemq.enqueue_sequenced. Afterwards, any number from that producer is accepted. Returns false if there is no such producer. Requires admin.';
 
 CREATE FUNCTION idemq_internal.forget_producer_impl(queue text, producer text) RETURNS boolean
 	LANGUAGE plpgsql AS $$

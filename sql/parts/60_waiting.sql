@@ -4,27 +4,27 @@ CREATE PROCEDURE idemq.wait(
 	queue text, timeout interval DEFAULT '30 s', INOUT ready boolean DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wait';
 COMMENT ON PROCEDURE idemq.wait(text, interval, boolean)
-	IS 'Sleep until the queue has a job to claim. Returns ready = false after timeout, or just before statement_timeout. Holds no transaction, snapshot or lock, so CALL it outside a transaction block (2D000 otherwise). Requires claim.';
+	IS 'Sleep until the queue has a job to claim. Returns ready = false when timeout has passed, or just before statement_timeout. Because it holds no transaction, snapshot or lock, CALL it outside a transaction block; otherwise, it raises 2D000. Requires claim.';
 
 CREATE PROCEDURE idemq.wait_any(
 	queues text[], timeout interval DEFAULT '30 s', INOUT ready boolean DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wait_any';
 COMMENT ON PROCEDURE idemq.wait_any(text[], interval, boolean)
-	IS 'Sleep until one of several queues has a job to claim, as idemq.wait does. Claim with idemq.claim_any afterwards. Requires claim on each queue.';
+	IS 'Sleep until one of several queues has a job to claim, as idemq.wait does. Afterwards, claim the job with idemq.claim_any. Requires claim on each queue.';
 
 CREATE PROCEDURE idemq.wait_result(
 	id bigint, timeout interval DEFAULT '30 s',
 	INOUT status idemq.status DEFAULT NULL, INOUT result jsonb DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wait_result';
 COMMENT ON PROCEDURE idemq.wait_result(bigint, interval, idemq.status, jsonb)
-	IS 'Sleep until a job is completed, dead or cancelled. Returns its status and stored result; after timeout, its current status. CALL it outside a transaction block (2D000 otherwise). Works on a standby, where it also waits for a job that has not been replicated yet. Raises IQ002 if the job does not exist. Requires any privilege on its queue.';
+	IS 'Sleep until a job is completed, dead or cancelled. Returns its status and stored result, or its current status when timeout has passed. CALL it outside a transaction block; otherwise, it raises 2D000. Works on a standby, where it also waits for a job that has not been replicated yet. Raises IQ002 if the job does not exist. Requires any privilege on its queue.';
 
 CREATE PROCEDURE idemq.wait_results(
 	ids bigint[], timeout interval DEFAULT '30 s',
 	INOUT statuses idemq.status[] DEFAULT NULL, INOUT results jsonb[] DEFAULT NULL)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wait_results';
 COMMENT ON PROCEDURE idemq.wait_results(bigint[], interval, idemq.status[], jsonb[])
-	IS 'Sleep until all of these jobs are completed, dead or cancelled. Returns their statuses and stored results in the order of the ids; after timeout, their current statuses. CALL it outside a transaction block (2D000 otherwise). Raises IQ002 if a job does not exist. Requires any privilege on each queue.';
+	IS 'Sleep until all of these jobs are completed, dead or cancelled. Returns their statuses and stored results in the order of the ids, or their current statuses when timeout has passed. CALL it outside a transaction block; otherwise, it raises 2D000. Raises IQ002 if a job does not exist. Requires any privilege on each queue.';
 
 -- Topic: Limits
 
@@ -32,4 +32,4 @@ CREATE FUNCTION idemq.admit(bucket text, max_calls int, per interval, cost int D
 	RETURNS idemq.admission
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_admit';
 COMMENT ON FUNCTION idemq.admit(text, int, interval, int, int)
-	IS 'Ask whether a call is allowed under a limit of at most max_calls calls in any period of length per. cost is the number of calls to count; 0 only asks. With burst, the limit is a bucket of that size that refills at a constant rate (GCRA). Takes effect immediately, even if you roll back; a restart of the server resets it. retry_after tells when to ask again. All roles with EXECUTE share the limits.';
+	IS 'Check whether a call is allowed under a limit of max_calls calls in any period of length per. The call counts as cost calls; a cost of 0 only checks the limit. With burst, the limit is a bucket of that size that refills at a constant rate (GCRA). The call counts immediately, even if you roll back, until the server restarts. retry_after is the time to wait before asking again. All roles with EXECUTE share the limits.';

@@ -8,12 +8,12 @@ COMMENT ON FUNCTION idemq.job(bigint) IS 'Return one job as a row of idemq.jobs.
 CREATE FUNCTION idemq.why(id bigint) RETURNS text
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_why';
 COMMENT ON FUNCTION idemq.why(bigint)
-	IS 'Explain in one sentence what a job is waiting for, and give the next step. Requires claim or admin; without them, the text tells you so.';
+	IS 'Explain in one sentence what a job is waiting for and what to do next. Requires claim or admin; the text tells you if you have neither.';
 
 CREATE FUNCTION idemq.progress(checkpoint jsonb) RETURNS float8
 	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_progress';
 COMMENT ON FUNCTION idemq.progress(jsonb)
-	IS 'Compute the progress of a job, in percent from 0 to 100, from its checkpoint: {"done": 3, "of": 10} gives 30. Returns NULL if the checkpoint does not have two such numbers.';
+	IS 'Compute the progress of a job, in percent from 0 to 100, from its checkpoint: {"done": 3, "of": 10} gives 30. Returns NULL if the checkpoint does not contain both numbers.';
 
 -- Topic: Internal
 
@@ -23,7 +23,7 @@ CREATE FUNCTION idemq_internal.leases()
 		deadline timestamptz, expires_in interval, attached boolean, state text, handler boolean)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_leases';
 COMMENT ON FUNCTION idemq_internal.leases()
-	IS 'List the lease entries of queues that the caller may claim from or administer, or all of them for pg_monitor. Use the view idemq.running_jobs instead.';
+	IS 'List the lease entries of queues that the caller may claim from or administer. For pg_monitor, list all lease entries. Use the view idemq.running_jobs instead.';
 
 -- The function decides which; of a job's row, which it has read, only this: one that nobody asks
 -- for is not looked up.
@@ -44,7 +44,7 @@ COMMENT ON COLUMN idemq.running_jobs.expires_in IS 'time left until the deadline
 COMMENT ON COLUMN idemq.running_jobs.attached IS 'whether the lease also ends with the session';
 COMMENT ON COLUMN idemq.running_jobs.pid IS 'process id of the session that claimed the job; NULL means that the session has ended or the server has restarted';
 COMMENT ON COLUMN idemq.running_jobs.deadline IS 'end of the lease, including extensions by heartbeats; NULL while the claim''s transaction is open';
-COMMENT ON COLUMN idemq.running_jobs.state IS 'state of the lease: claiming, active, cancelling, ending or reaping. Claiming means that the claim''s transaction is open. Cancelling means that a transaction that cancels the job is waiting for the worker''s transaction. Ending means that a transaction that finishes or cancels the job is open. Reaping means that the expired lease is being taken back.';
+COMMENT ON COLUMN idemq.running_jobs.state IS 'state of the lease: claiming, active, cancelling, ending or reaping. Claiming means that the claim''s transaction is open. Cancelling means that a transaction that cancels the job is waiting for the worker''s transaction. Ending means that a transaction that finishes or cancels the job is open. Reaping means that the expired lease is being reclaimed.';
 
 COMMENT ON COLUMN idemq.running_jobs.progress IS 'progress of the attempt in percent, computed by idemq.progress from its last checkpoint; NULL means that the checkpoint does not contain the progress';
 
@@ -54,7 +54,7 @@ CREATE FUNCTION idemq.check()
 	RETURNS TABLE (severity text, invariant text, detail text)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_check';
 COMMENT ON FUNCTION idemq.check()
-	IS 'Check rows, indexes, triggers and shared memory while other sessions work. Returns one row per broken invariant (error) or degraded state (warning), and no row if there are none. Reads all rows. Run it in a separate transaction (25001 otherwise).';
+	IS 'Check rows, indexes, triggers and shared memory while other sessions are working. Returns one row per broken invariant (error) or degraded state (warning), or no row if no problem is found. Reads all rows. Run it in a separate transaction; otherwise, it raises 25001.';
 
 -- Topic: Internal
 
@@ -101,7 +101,7 @@ CREATE FUNCTION idemq_internal.queue_metrics(count boolean DEFAULT true)
 		unattended_for   interval)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_metrics';
 COMMENT ON FUNCTION idemq_internal.queue_metrics(boolean)
-	IS 'Return the rows of idemq.metrics, one per queue that you may claim from or administer (for pg_monitor, every queue). Without count, gauges that would require reading all jobs are NULL.';
+	IS 'Return the rows of idemq.metrics, one per queue that you may claim from or administer (for pg_monitor, every queue). If count is false, gauges that would require reading all jobs are NULL.';
 
 -- Steps without an answer, for each queue that has any: those of running attempts, and the others.
 CREATE VIEW idemq_internal.steps_without_answer AS
@@ -138,26 +138,26 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		WHERE o.dead_letter_queue IS NOT NULL) AS is_dead_letter_queue) d
 	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL
 		OR q.paused_until OPERATOR(pg_catalog.>) idemq.clock_timestamp()) AS paused) p;
-COMMENT ON VIEW idemq.metrics IS 'one row per queue that you may claim from or administer (for pg_monitor, every queue), with its number of jobs by status, its counters and its times. A restart or crash resets the counters and times (see counted_since). All figures change only when a transaction commits, with one exception. The four counters of refused calls (duplicates_total, stale_commits_total, stale_calls_total and repeated_commits_total) count each refusal immediately, even if the caller rolls back.';
+COMMENT ON VIEW idemq.metrics IS 'one row per queue that you may claim from or administer (for pg_monitor, every queue), with the number of jobs in each status, counters and times. A restart or crash resets the counters and times (see counted_since). All figures change only when a transaction commits, except that the four counters of refused calls (duplicates_total, stale_commits_total, stale_calls_total and repeated_commits_total) count each refusal immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.metrics.queue_id IS 'numeric id of the queue';
 COMMENT ON COLUMN idemq.metrics.paused IS 'whether the queue is paused, so that no jobs can be claimed';
-COMMENT ON COLUMN idemq.metrics.paused_until IS 'time at which the queue resumes by itself, if it was paused until a certain time';
+COMMENT ON COLUMN idemq.metrics.paused_until IS 'time at which the queue resumes automatically, if it is paused until a given time';
 COMMENT ON COLUMN idemq.metrics.blocked IS 'number of blocked jobs';
 COMMENT ON COLUMN idemq.metrics.running IS 'number of running jobs';
 COMMENT ON COLUMN idemq.metrics.retrying IS 'number of jobs that have begun and are waiting for their next attempt';
 COMMENT ON COLUMN idemq.metrics.completed IS 'number of completed jobs that have not been deleted';
 COMMENT ON COLUMN idemq.metrics.dead IS 'number of dead jobs that have not been deleted';
 COMMENT ON COLUMN idemq.metrics.cancelled IS 'number of cancelled and expired jobs that have not been deleted';
-COMMENT ON COLUMN idemq.metrics.groups_limited IS 'number of groups in which a job waits because group_max_running others are running, according to shared memory; NULL if group_max_running is 1';
-COMMENT ON COLUMN idemq.metrics.unattended_for IS 'how long jobs have been due without a worker: no job is running, none was claimed, and no session sleeps in idemq.wait. NULL means less than a minute, or that no worker is needed because no job is due, the queue is paused or at a limit, expect_workers is false, or the queue is a dead-letter queue.';
-COMMENT ON COLUMN idemq.metrics.is_dead_letter_queue IS 'whether the queue is the dead_letter_queue of another queue, so that its jobs wait for a person';
-COMMENT ON COLUMN idemq.metrics.max_running IS 'limit for permits_used; NULL means no limit';
+COMMENT ON COLUMN idemq.metrics.groups_limited IS 'number of groups in which a job is waiting because group_max_running other jobs are running, according to shared memory; NULL if group_max_running is 1';
+COMMENT ON COLUMN idemq.metrics.unattended_for IS 'how long jobs have been due while the queue has had no worker, which means that no job is running, none has been claimed, and no session is sleeping in idemq.wait. NULL means less than a minute, or that no worker is needed because no job is due, the queue is paused or at a limit, expect_workers is false, or the queue is a dead-letter queue.';
+COMMENT ON COLUMN idemq.metrics.is_dead_letter_queue IS 'whether the queue is the dead_letter_queue of another queue, so its jobs wait for a person instead of a worker';
+COMMENT ON COLUMN idemq.metrics.max_running IS 'maximum value of permits_used; NULL means no limit';
 COMMENT ON COLUMN idemq.metrics.wait_p95 IS 'time within which 95 % of jobs were claimed';
 COMMENT ON COLUMN idemq.metrics.wait_p99 IS 'time within which 99 % of jobs were claimed';
 COMMENT ON COLUMN idemq.metrics.run_p95 IS 'time within which 95 % of attempts finished';
 COMMENT ON COLUMN idemq.metrics.run_p99 IS 'time within which 99 % of attempts finished';
-COMMENT ON COLUMN idemq.metrics.pending IS 'number of jobs that are ready, or will be ready at their scheduled time';
+COMMENT ON COLUMN idemq.metrics.pending IS 'number of jobs that are ready now or will be ready at their scheduled time';
 COMMENT ON COLUMN idemq.metrics.oldest_ready IS 'how long the longest-waiting ready job has been ready, even if the queue is paused; NULL means that no job is ready';
 COMMENT ON COLUMN idemq.metrics.enqueued_total IS 'number of jobs enqueued';
 COMMENT ON COLUMN idemq.metrics.duplicates_total IS 'number of requests whose key was already in use: calls to enqueue that added no job (including IQ003 and IQ004), and calls to acquire for a finished job. Each request is counted immediately, even if the caller rolls back.';
@@ -167,31 +167,31 @@ COMMENT ON COLUMN idemq.metrics.failed_total IS 'number of failed attempts, incl
 COMMENT ON COLUMN idemq.metrics.dead_total IS 'number of jobs that became dead';
 COMMENT ON COLUMN idemq.metrics.released_total IS 'number of attempts released';
 COMMENT ON COLUMN idemq.metrics.expired_total IS 'number of leases that expired and were reaped';
-COMMENT ON COLUMN idemq.metrics.cancelled_total IS 'number of jobs that were cancelled, or not claimed by their expires_at';
+COMMENT ON COLUMN idemq.metrics.cancelled_total IS 'number of jobs that were cancelled or that expired because they were not claimed by expires_at';
 COMMENT ON COLUMN idemq.metrics.retried_total IS 'number of jobs that idemq.retry made ready before they were due';
 COMMENT ON COLUMN idemq.metrics.redriven_total IS 'number of dead or cancelled jobs that idemq.redrive or idemq.retry made ready again';
 COMMENT ON COLUMN idemq.metrics.row_only_total IS 'number of claims whose lease did not fit into shared memory; if this number grows, raise idemq.max_leases';
 COMMENT ON COLUMN idemq.metrics.purged_total IS 'number of finished jobs deleted by the background worker or idemq.apply_retention after their retention period';
-COMMENT ON COLUMN idemq.metrics.stale_commits_total IS 'number of commits refused because the token was stale (IQ001, or outcome stale), from workers that continued after their lease was lost. Each commit is counted immediately, even if the caller rolls back.';
+COMMENT ON COLUMN idemq.metrics.stale_commits_total IS 'number of commits refused because the token was stale (IQ001, or outcome stale). They come from workers that continued after losing their lease. Each commit is counted immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.stale_calls_total IS 'number of other calls (fail, release, heartbeat, checkpoint, assert_current, fence) refused because the token was stale or the attempt had already ended. Each call is counted immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.repeated_commits_total IS 'number of commits of jobs that were already committed (IQ006, or outcome already_committed), including calls to commit_once. Each commit is counted immediately, even if the caller rolls back.';
-COMMENT ON COLUMN idemq.metrics.reruns_total IS 'number of finished jobs that ran again for a later request (on_duplicate => rerun)';
-COMMENT ON COLUMN idemq.metrics.steps_done_total IS 'number of steps done, with a stored response or in this database';
+COMMENT ON COLUMN idemq.metrics.reruns_total IS 'number of finished jobs that ran again because of a later request (on_duplicate => rerun)';
+COMMENT ON COLUMN idemq.metrics.steps_done_total IS 'number of steps that were done, either with a stored response or in this database';
 COMMENT ON COLUMN idemq.metrics.steps_open IS 'number of open steps of running attempts';
 COMMENT ON COLUMN idemq.metrics.steps_unknown IS 'number of steps whose attempt ended without a response; the next attempt, or a person if the job is finished, must ask the other system';
 COMMENT ON COLUMN idemq.metrics.wait_p50 IS 'median time between a job becoming due and being claimed or committed with commit_once (accurate to within 12.5 %)';
 COMMENT ON COLUMN idemq.metrics.run_p50 IS 'median time between claim and commit (accurate to within 12.5 %)';
-COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has a state in shared memory; a queue restored beyond idemq.max_queues has none, and therefore has no counters or times';
-COMMENT ON COLUMN idemq.metrics.counted_since IS 'when the counters started: at the first use after the server started, or after idemq.jobs was truncated';
-COMMENT ON COLUMN idemq.metrics.recovering IS 'whether idemq is still searching for running jobs whose leases are missing from shared memory, usually after a restart; NULL means that the queue has no state in shared memory';
-COMMENT ON COLUMN idemq.metrics.permits_used IS 'number of running jobs and open claims, which max_running limits; NULL means that the queue has no state in shared memory';
+COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has an entry in shared memory; a queue that was restored in excess of idemq.max_queues does not have one and therefore has no counters or times';
+COMMENT ON COLUMN idemq.metrics.counted_since IS 'when the counters started, which is when the queue was first used after a server start or after idemq.jobs was truncated';
+COMMENT ON COLUMN idemq.metrics.recovering IS 'whether idemq is still searching for running jobs whose leases are missing from shared memory, usually after a restart; NULL means that the queue has no entry in shared memory';
+COMMENT ON COLUMN idemq.metrics.permits_used IS 'number of running jobs and open claims, which max_running limits; NULL means that the queue has no entry in shared memory';
 
 -- Topic: Observing
 
 CREATE FUNCTION idemq.recount() RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_recount';
 COMMENT ON FUNCTION idemq.recount()
-	IS 'Count the jobs of idemq.metrics again with one scan of the whole table, after changes that no trigger saw. Run it in a separate transaction. Returns the number of jobs.';
+	IS 'Recount the jobs for idemq.metrics with a single scan of the whole table, after changes that bypassed the triggers. Run it in a separate transaction. Returns the number of jobs.';
 
 -- Topic: Internal
 
@@ -205,7 +205,7 @@ COMMENT ON VIEW idemq.memory IS 'one row per table in shared memory, for the who
 COMMENT ON COLUMN idemq.memory.resource IS 'name of the table';
 COMMENT ON COLUMN idemq.memory.used IS 'number of entries in use';
 COMMENT ON COLUMN idemq.memory.size IS 'maximum number of entries';
-COMMENT ON COLUMN idemq.memory.refused IS 'number of times since the server started that an entry did not fit, so that idemq worked without it, but more slowly';
+COMMENT ON COLUMN idemq.memory.refused IS 'number of times since the server started that an entry did not fit, so idemq worked without it, but more slowly';
 
 CREATE FUNCTION idemq_internal.server_counts()
 	RETURNS TABLE (name text, value bigint)
@@ -221,8 +221,8 @@ CREATE VIEW idemq.admissions AS
 			AS shared
 	FROM idemq_internal.server_counts() c;
 COMMENT ON VIEW idemq.admissions IS 'calls to idemq.admit on the whole server since it started, as a single row; calls with cost 0 are not counted';
-COMMENT ON COLUMN idemq.admissions.allowed IS 'number of calls that their limit allowed';
-COMMENT ON COLUMN idemq.admissions.refused IS 'number of calls that their limit refused';
+COMMENT ON COLUMN idemq.admissions.allowed IS 'number of calls that were allowed';
+COMMENT ON COLUMN idemq.admissions.refused IS 'number of calls that were refused because the limit was reached';
 COMMENT ON COLUMN idemq.admissions.shared IS 'number of these calls that had to share a bucket with other calls in their database; if this number grows, raise idemq.max_buckets';
 
 CREATE VIEW idemq.once_calls AS
@@ -231,7 +231,7 @@ CREATE VIEW idemq.once_calls AS
 		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'once_repeated')
 			AS repeated
 	FROM idemq_internal.server_counts() c;
-COMMENT ON VIEW idemq.once_calls IS 'calls to idemq.once on the whole server since it started, as a single row; counted immediately, even if the caller rolls back';
+COMMENT ON VIEW idemq.once_calls IS 'calls to idemq.once on the whole server since it started, as a single row; each call is counted immediately, even if the caller rolls back';
 COMMENT ON COLUMN idemq.once_calls.first IS 'number of calls that returned true; a call that is rolled back and repeated counts twice';
 COMMENT ON COLUMN idemq.once_calls.repeated IS 'number of calls that returned false because the key was already in use';
 
@@ -242,7 +242,7 @@ CREATE VIEW idemq.publish_calls AS
 		pg_catalog.max(c.value) FILTER (WHERE c.name OPERATOR(pg_catalog.=) 'publish_skipped')
 			AS skipped
 	FROM idemq_internal.server_counts() c;
-COMMENT ON VIEW idemq.publish_calls IS 'calls to idemq.publish on the whole server since it started, as a single row; counted immediately, even if the caller rolls back';
+COMMENT ON VIEW idemq.publish_calls IS 'calls to idemq.publish on the whole server since it started, as a single row; each call is counted immediately, even if the caller rolls back';
 COMMENT ON COLUMN idemq.publish_calls.calls IS 'number of calls';
 COMMENT ON COLUMN idemq.publish_calls.jobs IS 'number of jobs that these calls added';
 COMMENT ON COLUMN idemq.publish_calls.skipped IS 'number of bindings that these calls skipped; idemq.topic_bindings shows which ones and why';
@@ -257,11 +257,11 @@ CREATE VIEW idemq.background_worker AS SELECT pid, stuck_for, awake, task, last_
 	FROM idemq_internal.worker_state();
 COMMENT ON VIEW idemq.background_worker IS 'state of this database''s background worker, as a single row; the worker is healthy if pid is set and stuck_for is NULL';
 COMMENT ON COLUMN idemq.background_worker.pid IS 'process id of the worker; NULL means that no worker is running, because idemq.worker is off, max_worker_processes is exhausted, the server is a standby, or the worker is starting';
-COMMENT ON COLUMN idemq.background_worker.stuck_for IS 'how long the worker has made no progress although it should, if at least 2 s. The process is then stopped, or busy with one long task. NULL means that the worker makes progress or is idle.';
+COMMENT ON COLUMN idemq.background_worker.stuck_for IS 'how long the worker has made no progress although it has work to do, if this has lasted at least 2 s. In this state, the process is stopped or busy with one long task. NULL means that the worker is making progress or is idle.';
 COMMENT ON COLUMN idemq.background_worker.awake IS 'whether the worker is active or about to become active';
 COMMENT ON COLUMN idemq.background_worker.task IS 'maintenance task that the worker is running; NULL means that the worker is between two tasks';
 COMMENT ON COLUMN idemq.background_worker.last_run IS 'when the worker last finished a maintenance task; NULL means that the worker has not finished a task yet';
-COMMENT ON COLUMN idemq.background_worker.lag IS 'how long the oldest unfinished work has been due. The time is normally a few milliseconds; it is longer if the worker is stuck or overloaded, a maintenance task fails, or a transaction holds a row. NULL means that the database follows another.';
+COMMENT ON COLUMN idemq.background_worker.lag IS 'how long the oldest unfinished work has been due. The time is normally a few milliseconds; it is longer if the worker is stuck or overloaded, a maintenance task fails, or a transaction has locked a row. NULL means that the database follows another database.';
 
 CREATE FUNCTION idemq_internal.task_counts()
 	RETURNS TABLE (task text, runs bigint, failures bigint, busy interval)
@@ -270,8 +270,8 @@ COMMENT ON FUNCTION idemq_internal.task_counts() IS 'Return the rows of idemq.ma
 
 CREATE VIEW idemq.maintenance_tasks AS SELECT task, runs, failures, busy
 	FROM idemq_internal.task_counts();
-COMMENT ON VIEW idemq.maintenance_tasks IS 'work of this database''s background worker since the server started: one row per maintenance task, or no row if the database has had no background worker';
-COMMENT ON COLUMN idemq.maintenance_tasks.task IS 'name of the task: promote, reap, recover, due, remind, expire, handle, tick, notify, count, purge, history, discover or follow. The task promote makes the heads of groups ready. The task reap takes back jobs with expired leases, and recover finds leases lost in a restart. The task due wakes waiting sessions, and remind wakes them again. The task expire cancels jobs that were not claimed in time. The task handle starts processes of handlers, tick runs schedules, and notify sends notifications. The task count determines the number of jobs in each queue, purge applies retention, and history writes idemq.history. The tasks discover and follow run when the worker starts.';
+COMMENT ON VIEW idemq.maintenance_tasks IS 'work done by this database''s background worker since the server started, with one row per maintenance task, or no row if the database has had no background worker';
+COMMENT ON COLUMN idemq.maintenance_tasks.task IS 'name of the task: promote, reap, recover, due, remind, expire, handle, tick, notify, count, purge, history, discover or follow. The promote task makes the heads of groups ready. The reap task reclaims jobs whose leases have expired, and the recover task finds leases that were lost in a restart. The due task wakes waiting sessions, and the remind task wakes them again. The expire task cancels jobs that were not claimed in time. The handle task starts handler processes, the tick task runs schedules, and the notify task sends notifications. The count task counts the jobs in each queue, the purge task applies retention, and the history task writes idemq.history. The discover and follow tasks run when the worker starts.';
 COMMENT ON COLUMN idemq.maintenance_tasks.runs IS 'number of runs';
 COMMENT ON COLUMN idemq.maintenance_tasks.failures IS 'number of runs that failed; the errors are in the server log';
 COMMENT ON COLUMN idemq.maintenance_tasks.busy IS 'total duration of all runs';

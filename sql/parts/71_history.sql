@@ -24,11 +24,11 @@ CREATE TABLE idemq_internal.history_steps (
 	run_counts  int[],
 	PRIMARY KEY (step, place, queue_id)
 ) WITH (fillfactor = 45);
-COMMENT ON TABLE idemq_internal.history_steps IS 'source of idemq.history: one row per step and queue, at most 2,808 per queue; to delete the history, TRUNCATE this table';
+COMMENT ON TABLE idemq_internal.history_steps IS 'source of idemq.history, with one row per step and queue and at most 2,808 rows per queue. To delete the history, TRUNCATE this table.';
 COMMENT ON COLUMN idemq_internal.history_steps.step IS 'length of the step in seconds';
 COMMENT ON COLUMN idemq_internal.history_steps.place IS 'number of the step within its retention tier';
 COMMENT ON COLUMN idemq_internal.history_steps.queue_id IS 'numeric id of the queue; 0 means all queues together';
-COMMENT ON COLUMN idemq_internal.history_steps.due_since IS 'when the longest-waiting ready job had become ready, as of the end of the step; NULL means that no job was ready';
+COMMENT ON COLUMN idemq_internal.history_steps.due_since IS 'when the job that had been ready longest at the end of the step became ready; NULL means that no job was ready';
 CREATE INDEX history_queue ON idemq_internal.history_steps (queue_id, step);
 -- No policy: the view shows what is to be seen.
 ALTER TABLE idemq_internal.history_steps ENABLE ROW LEVEL SECURITY;
@@ -126,18 +126,18 @@ END $$;
 CREATE FUNCTION idemq.percentile(counts int[], part float8) RETURNS interval
 	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_percentile';
 COMMENT ON FUNCTION idemq.percentile(int[], float8)
-	IS 'Return the time within which the given fraction (such as 0.95) of jobs or attempts was done, accurate to within 12.5 %. The histogram is wait_counts or run_counts of idemq.history, or a sum from idemq.sum_counts. Returns NULL for NULL. Raises 22023 for other arrays.';
+	IS 'Return the time within which the given fraction (such as 0.95) of jobs was claimed or of attempts was committed, accurate to within 12.5 %. Pass wait_counts or run_counts from idemq.history, or their sum from idemq.sum_counts, as the histogram. Returns NULL if an argument is NULL. Raises 22023 if the array is not a histogram.';
 
 CREATE FUNCTION idemq_internal.add_counts(counts int[], more int[]) RETURNS int[]
 	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_add_counts';
 COMMENT ON FUNCTION idemq_internal.add_counts(int[], int[])
-	IS 'Add two histograms such as wait_counts and run_counts of idemq.history. Returns NULL for NULL.';
+	IS 'Add two histograms, such as values of wait_counts or run_counts from idemq.history. Returns NULL if either is NULL.';
 
 CREATE AGGREGATE idemq.sum_counts(int[]) (
 	SFUNC = idemq_internal.add_counts, STYPE = int[], COMBINEFUNC = idemq_internal.add_counts,
 		PARALLEL = SAFE);
 COMMENT ON AGGREGATE idemq.sum_counts(int[])
-	IS 'Add the histograms of several steps or queues of idemq.history. Returns NULL if there are none.';
+	IS 'Add the histograms of several steps or queues from idemq.history. Returns NULL if there are no histograms.';
 
 -- By queue first, so that its privileges are asked once, and not for each row.
 CREATE VIEW idemq.history WITH (security_barrier) AS
@@ -155,7 +155,7 @@ COMMENT ON VIEW idemq.history IS 'activity of each queue over time, for charts: 
 COMMENT ON COLUMN idemq.history.queue IS 'name of the queue; NULL means all queues of the database together';
 COMMENT ON COLUMN idemq.history.step IS 'length of the step in seconds: 10 for the last hour, 60 for the last day, 600 for the last week; older rows remain until they are overwritten';
 COMMENT ON COLUMN idemq.history.at IS 'end of the step, a multiple of its length';
-COMMENT ON COLUMN idemq.history.pending IS 'number of jobs that were ready, or would be ready at their scheduled time; in this and the next four columns, NULL means that jobs had not been counted yet';
+COMMENT ON COLUMN idemq.history.pending IS 'number of jobs that were ready or would be ready at their scheduled time; in this and the next four columns, NULL means that jobs had not been counted yet';
 COMMENT ON COLUMN idemq.history.blocked IS 'number of blocked jobs';
 COMMENT ON COLUMN idemq.history.running IS 'number of running jobs';
 COMMENT ON COLUMN idemq.history.retrying IS 'number of jobs that had begun and were waiting for their next attempt';
@@ -166,7 +166,7 @@ COMMENT ON COLUMN idemq.history.claimed IS 'number of attempts begun in the step
 COMMENT ON COLUMN idemq.history.completed IS 'number of jobs committed in the step';
 COMMENT ON COLUMN idemq.history.failures IS 'number of attempts that failed';
 COMMENT ON COLUMN idemq.history.died IS 'number of jobs that became dead';
-COMMENT ON COLUMN idemq.history.cancelled IS 'number of jobs that were cancelled, or not claimed in time';
+COMMENT ON COLUMN idemq.history.cancelled IS 'number of jobs that were cancelled or were not claimed in time';
 COMMENT ON COLUMN idemq.history.expired IS 'number of leases that expired';
 COMMENT ON COLUMN idemq.history.wait_counts IS 'how long the jobs claimed in the step had been due, as a histogram for idemq.percentile and idemq.sum_counts; NULL means that no job was claimed. The first element is the number of a bucket, and the others are the counts of that bucket and the following buckets. Bucket b ends before b + 1 us for b up to 7, and before (5 + b % 4) * 2^(b / 4 - 1) us for b from 8 on.';
 COMMENT ON COLUMN idemq.history.run_counts IS 'how long the attempts committed in the step had run, as a histogram like wait_counts';

@@ -10,7 +10,7 @@
 -- Nearest first, so that what is left out beyond most is what is farthest.
 CREATE FUNCTION idemq.flow_ids(id bigint, most int DEFAULT 100000) RETURNS SETOF bigint
 	ROWS 1000 STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
-COMMENT ON FUNCTION idemq.flow_ids(bigint, int) IS 'List the ids of all jobs connected to the given job through dependencies, directly or indirectly: its entire graph or fan-out. The argument "most" is the maximum number of ids, and a value below 1 returns none. Returns no rows for a job that you may not see. To end the flow, call idemq.cancel_many(ARRAY(SELECT idemq.flow_ids(id))).';
+COMMENT ON FUNCTION idemq.flow_ids(bigint, int) IS 'List the ids of all jobs connected to the given job through dependencies, directly or indirectly: its entire graph or fan-out. The argument "most" is the maximum number of ids; if it is less than 1, no ids are returned. Returns no rows for a job that you may not see. To end the flow, call idemq.cancel_many(ARRAY(SELECT idemq.flow_ids(id))).';
 
 CREATE FUNCTION idemq_internal.flow_ids_impl(id bigint, most int) RETURNS SETOF bigint
 	ROWS 1000 STABLE LANGUAGE sql SET enable_seqscan = off SET enable_hashjoin = off
@@ -43,8 +43,8 @@ COMMENT ON FUNCTION idemq.flow(bigint, int) IS 'Report the progress of a graph o
 - progress: percentage of jobs that are done
 - begun_at: when the first job was claimed
 - ended_at: when the last job finished. NULL means that some jobs are unfinished.
-- eta: estimated time until all jobs are done, at the pace of the later half of the finished jobs. NULL means that no estimate is possible.
-- held_up_by: job that most other jobs wait for, or that has been unfinished longest. The next column contains its idemq.why.
+- eta: estimated time until all jobs are done, based on the pace of the later half of the finished jobs. NULL means that no estimate is possible.
+- held_up_by: job that the most other jobs are waiting for, or else the job that has been unfinished longest. The next column contains the result of idemq.why for this job.
 - slowest: job with the longest attempt among the running and completed jobs
 - failed_ids: ids of up to 100 dead jobs, followed by jobs that are being retried
 - roots: ids of up to 100 jobs without parents

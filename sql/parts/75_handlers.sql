@@ -22,16 +22,16 @@ COMMENT ON COLUMN idemq_internal.handler_entries.queue_id IS 'numeric id of the 
 COMMENT ON COLUMN idemq_internal.handler_entries.schema_name IS 'schema of the handler''s function';
 COMMENT ON COLUMN idemq_internal.handler_entries.function_name IS 'name of the handler''s function';
 COMMENT ON COLUMN idemq_internal.handler_entries.argument_types IS 'types of the function''s arguments, always jsonb';
-COMMENT ON COLUMN idemq_internal.handler_entries.role_name IS 'role that set the handler and under which the handler runs';
-COMMENT ON COLUMN idemq_internal.handler_entries.role_oid IS 'OID of the role that had this name when the row was written; NULL means that there was no such role, so only the name counts';
-COMMENT ON COLUMN idemq_internal.handler_entries.owner_name IS 'owner of the function when the handler was set; the handler runs the function only while it is owned by this role, by a superuser, or by the handler''s role';
-COMMENT ON COLUMN idemq_internal.handler_entries.owner_oid IS 'OID that owner_name had when the row was written; NULL means that there was no such role, so only the name counts';
+COMMENT ON COLUMN idemq_internal.handler_entries.role_name IS 'role that set the handler and that the handler runs as';
+COMMENT ON COLUMN idemq_internal.handler_entries.role_oid IS 'OID of the role with this name when the row was written; NULL means that no such role existed, so the role is identified by name only';
+COMMENT ON COLUMN idemq_internal.handler_entries.owner_name IS 'owner of the function when the handler was set; the handler runs only while the function is owned by this role, by a superuser, or by the handler''s role';
+COMMENT ON COLUMN idemq_internal.handler_entries.owner_oid IS 'OID of owner_name when the row was written; NULL means that no such role existed, so the role is identified by name only';
 COMMENT ON COLUMN idemq_internal.handler_entries.workers IS 'maximum number of processes';
 COMMENT ON COLUMN idemq_internal.handler_entries.batch IS 'maximum number of jobs per transaction';
 COMMENT ON COLUMN idemq_internal.handler_entries.max_idle IS 'how long a process may be idle before it exits';
 COMMENT ON COLUMN idemq_internal.handler_entries.set_at IS 'when the handler was last set';
 COMMENT ON COLUMN idemq_internal.handler_entries.crashes IS 'number of consecutive server crashes while the handler was running jobs';
-COMMENT ON COLUMN idemq_internal.handler_entries.crashed_at IS 'when the last of these crashes was detected; NULL means none';
+COMMENT ON COLUMN idemq_internal.handler_entries.crashed_at IS 'when the last of these crashes was detected; NULL means that there have been none';
 COMMENT ON COLUMN idemq_internal.handler_entries.stopped_at IS 'when the handler was stopped after three consecutive crashes; NULL means that the handler is not stopped';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.handler_entries', '');
@@ -61,17 +61,17 @@ CREATE FUNCTION idemq.set_handler(
 	max_idle interval DEFAULT '10 s')
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.set_handler(text, text, int, int, interval)
-	IS 'Run a queue''s jobs inside the server with a function f(payload jsonb) that returns jsonb or void, under the current role. The function is given by name (''app.f'' or ''app.f(jsonb)''). Creates or replaces the queue''s only handler.
+	IS 'Run a queue''s jobs inside the server by calling a function f(payload jsonb) that returns jsonb or void. The function runs as the current role. Pass the name of the function (''app.f'' or ''app.f(jsonb)''). Creates or replaces the queue''s only handler.
 - workers: maximum number of processes
 - batch: maximum number of jobs per transaction
 - max_idle: how long a process may be idle before it exits
-- The role requires claim, EXECUTE on the function (now and at each run) and LOGIN. Replacing another role''s handler requires admin.
-- Raises 53400 for a queue beyond idemq.max_queues.';
+- The role must have claim, EXECUTE on the function (now and at each run) and LOGIN. Replacing another role''s handler requires admin.
+- The call raises 53400 if the queue is in excess of idemq.max_queues.';
 
 CREATE FUNCTION idemq.drop_handler(queue text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.drop_handler(text)
-	IS 'Drop a queue''s handler. The running job finishes normally, and other jobs stay in the queue. Returns false if the queue had no handler. Requires the role that set the handler, or admin.';
+	IS 'Drop a queue''s handler. A running job finishes normally, and other jobs stay in the queue. Returns false if the queue had no handler. Requires membership in the role that set the handler, or admin.';
 
 -- Why a queue's handler does not run, NULL when it may; raises 53400 for a queue without a state in shared memory.
 CREATE FUNCTION idemq_internal.handler_refusal(queue_id int) RETURNS text
@@ -88,7 +88,7 @@ $$;
 
 CREATE FUNCTION idemq_internal.refuse_handler(queue text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-	RAISE EXCEPTION 'permission denied for the handler of queue "%"', queue USING ERRCODE = '42501',
+	RAISE EXCEPTION 'permission denied for handler of queue "%"', queue USING ERRCODE = '42501',
 		DETAIL = 'Only the role that set the handler and administrators of the queue may change it.',
 		HINT = format('Ask that role or an administrator to call idemq.drop_handler(''%s'').', queue);
 END $$;
@@ -132,9 +132,9 @@ BEGIN
 			'FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE p.oid = $1', f.id)
 		AS p (id oid, name name, schema name, owner name, fits boolean, pinned boolean);
 	IF NOT f.fits THEN
-		RAISE EXCEPTION 'function % cannot be a handler', f.shown USING ERRCODE = '42P13',
+		RAISE EXCEPTION 'function % cannot be used as a handler', f.shown USING ERRCODE = '42P13',
 			HINT =
-				'Pass a function f(payload jsonb) that RETURNS void, or jsonb as its result; '
+				'Pass a function f(payload jsonb) that returns void or jsonb, which becomes the result of the job; '
 				'other data is available from '
 				'idemq.current_job().';
 	ELSIF NOT has_function_privilege(idemq_internal.caller(), f.id, 'EXECUTE') THEN
@@ -163,16 +163,16 @@ BEGIN
 	PERFORM idemq_internal.audit('set_handler', number, queue,
 		jsonb_build_object('function', named));
 	IF why IS NOT NULL THEN
-		PERFORM idemq_internal.raise_message(true, 'the handler does not run yet',
-			'Fix the cause, and the handler will start by itself. Until then, idemq.handlers shows why it '
-			'does not run.', why || '.');
+		PERFORM idemq_internal.raise_message(true, 'the handler is not running yet',
+			'Fix the cause, and the handler will start automatically. Until then, idemq.handlers shows why it '
+			'is not running.', why || '.');
 	END IF;
 	IF NOT f.pinned THEN
 		PERFORM idemq_internal.raise_message(true,
 			format('function %s does not set its search_path', named),
 			format('Run ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp, and list '
 			'the schemas that it needs between the two.', named),
-			format('A role that may create objects in a schema of role "%s"''s search_path decides '
+			format('A role that may create objects in a schema in the search_path of role "%s" can change '
 			'what the names in the function refer to.', role));
 	END IF;
 END $$;
@@ -234,7 +234,7 @@ CREATE VIEW idemq.handlers WITH (security_barrier) AS
 COMMENT ON VIEW idemq.handlers IS 'one row per handler of a queue that you may claim from or administer; pg_monitor sees all handlers, but not their errors';
 COMMENT ON COLUMN idemq.handlers.queue IS 'queue whose jobs the handler runs';
 COMMENT ON COLUMN idemq.handlers.function IS 'name of the handler''s function, which is looked up at each run';
-COMMENT ON COLUMN idemq.handlers.role IS 'role that set the handler and under which the handler runs';
+COMMENT ON COLUMN idemq.handlers.role IS 'role that set the handler and that the handler runs as';
 COMMENT ON COLUMN idemq.handlers.workers IS 'maximum number of processes';
 COMMENT ON COLUMN idemq.handlers.batch IS 'maximum number of jobs per transaction';
 COMMENT ON COLUMN idemq.handlers.max_idle IS 'how long a process may be idle before it exits';

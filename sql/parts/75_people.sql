@@ -3,17 +3,17 @@
 CREATE FUNCTION idemq_internal.error_pattern(error text) RETURNS text
 	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_error_pattern';
 COMMENT ON FUNCTION idemq_internal.error_pattern(text)
-	IS 'Replace the parts of a message that differ from job to job (numbers, quoted strings, UUIDs and the like) with ?. Uses the first 2,000 bytes.';
+	IS 'Replace the parts of a message that differ from job to job (numbers, quoted strings, UUIDs and the like) with ?. Only the first 2,000 bytes are used.';
 
 CREATE FUNCTION idemq_internal.error_sqlstate(details jsonb, error text) RETURNS text
 	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_error_sqlstate';
 COMMENT ON FUNCTION idemq_internal.error_sqlstate(jsonb, text)
-	IS 'Return the SQLSTATE of a failed attempt: details->>''sqlstate'' of idemq.fail, or the SQLSTATE that the message mentions (SQLSTATE 22012, SQLSTATE[22012]). Returns NULL if there is none.';
+	IS 'Return the SQLSTATE of a failed attempt, as passed to idemq.fail in details->>''sqlstate'' or as found in the message (SQLSTATE 22012, SQLSTATE[22012]). Returns NULL if there is none.';
 
 CREATE FUNCTION idemq_internal.error_fingerprint(sqlstate text, error text) RETURNS text
 	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_error_fingerprint';
 COMMENT ON FUNCTION idemq_internal.error_fingerprint(text, text)
-	IS 'Return the fingerprint of errors with the same SQLSTATE and idemq_internal.error_pattern: 16 hex digits, the same on every server. idemq.errors shows it, and idemq.redrive accepts it.';
+	IS 'Return the fingerprint of errors with the same SQLSTATE and idemq_internal.error_pattern. A fingerprint has 16 hex digits and is the same on every server. idemq.errors shows fingerprints, and idemq.redrive accepts them.';
 
 -- Shows what the policy of idemq.jobs shows; it goes by queue first, so that the policy is asked
 -- once per queue.  The error is that of the last attempt that has ended: a running job has begun
@@ -45,11 +45,11 @@ CREATE VIEW idemq.errors WITH (security_barrier) AS
 	GROUP BY 1, 2, 3, 4;
 COMMENT ON VIEW idemq.errors IS 'one row per cause of failure. Dead jobs, and failed jobs that will run again, are grouped by queue, SQLSTATE and message pattern of their last failed or expired attempt. Shows queues that you may claim from or administer. A query reads all unfinished and dead jobs of the queues that it selects.';
 COMMENT ON COLUMN idemq.errors.queue IS 'name of the queue';
-COMMENT ON COLUMN idemq.errors.sqlstate IS 'SQLSTATE of the error, from details->>''sqlstate'' of idemq.fail or from the message; NULL means none';
-COMMENT ON COLUMN idemq.errors.error IS 'message, with ? for the parts that differ from job to job; NULL means that no message was passed to idemq.fail';
+COMMENT ON COLUMN idemq.errors.sqlstate IS 'SQLSTATE of the error, as passed to idemq.fail in details->>''sqlstate'' or as found in the message; NULL means that there is none';
+COMMENT ON COLUMN idemq.errors.error IS 'error message, with ? in place of the parts that differ from job to job; NULL means that no message was passed to idemq.fail';
 COMMENT ON COLUMN idemq.errors.fingerprint IS 'identifier of the cause, for idemq.redrive(queue, error => ...)';
 COMMENT ON COLUMN idemq.errors.jobs IS 'number of jobs whose last attempt ended with this error';
-COMMENT ON COLUMN idemq.errors.dead IS 'number of these jobs that are dead; the others will be tried again, or are running now';
+COMMENT ON COLUMN idemq.errors.dead IS 'number of these jobs that are dead; the others will be retried or are running now';
 COMMENT ON COLUMN idemq.errors.first_seen IS 'when the first of these attempts ended; jobs that have since failed with another error are not included';
 COMMENT ON COLUMN idemq.errors.last_seen IS 'when the last of these attempts ended';
 COMMENT ON COLUMN idemq.errors.example_id IS 'id of the newest of these jobs';
@@ -72,13 +72,13 @@ CREATE VIEW idemq.job_list WITH (security_barrier) AS
 COMMENT ON VIEW idemq.job_list IS 'idemq.jobs in a readable form, with the name of the queue and the progress, for queues that you may claim from or administer';
 COMMENT ON COLUMN idemq.job_list.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.job_list.progress IS 'progress in percent, computed by idemq.progress from the last checkpoint';
-COMMENT ON COLUMN idemq.job_list.id IS 'id of the job: a bigint above 10^12 and below 2^53; ids increase, with gaps after a restart, a promotion or a restore';
+COMMENT ON COLUMN idemq.job_list.id IS 'job id, a bigint between 10^12 and 2^53. Ids are assigned in increasing order, with gaps after a restart, a promotion or a restore.';
 COMMENT ON COLUMN idemq.job_list.status IS 'state of the job';
-COMMENT ON COLUMN idemq.job_list.priority IS 'priority of the job; 0 is claimed first, 9 last';
-COMMENT ON COLUMN idemq.job_list.attempt IS 'number of attempts that have begun; released attempts do not count';
-COMMENT ON COLUMN idemq.job_list.max_attempts IS 'maximum number of attempts, after which the job is dead';
+COMMENT ON COLUMN idemq.job_list.priority IS 'priority of the job, from 0 (claimed first) to 9 (claimed last)';
+COMMENT ON COLUMN idemq.job_list.attempt IS 'number of attempts that have begun, not counting released attempts';
+COMMENT ON COLUMN idemq.job_list.max_attempts IS 'maximum number of attempts before the job becomes dead';
 COMMENT ON COLUMN idemq.job_list.enqueued_at IS 'when the job was enqueued';
-COMMENT ON COLUMN idemq.job_list.ready_at IS 'position in the ready index; NULL means that the job cannot be claimed, because it is blocked or finished';
+COMMENT ON COLUMN idemq.job_list.ready_at IS 'position of the job in the ready index; NULL means that the job cannot be claimed because it is blocked or finished';
 COMMENT ON COLUMN idemq.job_list.claimed_at IS 'when the last attempt began';
 COMMENT ON COLUMN idemq.job_list.finished_at IS 'when the job was completed or cancelled, or became dead';
 COMMENT ON COLUMN idemq.job_list.worker IS 'name of the worker, as passed to the last claim';
@@ -88,4 +88,4 @@ COMMENT ON COLUMN idemq.job_list.last_error IS 'why the last attempt ended: the 
 COMMENT ON COLUMN idemq.job_list.payload IS 'data that the worker needs to run the job';
 COMMENT ON COLUMN idemq.job_list.result IS 'result stored by the last commit; a job that runs again keeps it until its next commit';
 COMMENT ON COLUMN idemq.job_list.headers IS 'headers of the job, exactly as the producer passed them';
-COMMENT ON COLUMN idemq.job_list.kind IS 'label that tells the worker which handler to use; NULL means none';
+COMMENT ON COLUMN idemq.job_list.kind IS 'label that tells the worker which handler to use; NULL means that the job has no kind';

@@ -26,7 +26,7 @@ CREATE TABLE idemq_internal.worker_entries (
 COMMENT ON TABLE idemq_internal.worker_entries IS 'one row per worker process of the last hour, written by idemq.report_worker; use idemq.workers to read it';
 COMMENT ON COLUMN idemq_internal.worker_entries.role_oid IS 'role of the worker';
 COMMENT ON COLUMN idemq_internal.worker_entries.queue_ids IS 'numeric ids of the worker''s queues (at most 100)';
-COMMENT ON COLUMN idemq_internal.worker_entries.done_before IS 'value of done at the time seen_before';
+COMMENT ON COLUMN idemq_internal.worker_entries.done_before IS 'value of done as of seen_before';
 COMMENT ON COLUMN idemq_internal.worker_entries.seen_before IS 'time of the report before the last one';
 COMMENT ON COLUMN idemq_internal.worker_entries.stopping IS 'whether the worker has reported that it is stopping';
 -- No policy: the view shows what is to be seen.
@@ -40,16 +40,16 @@ CREATE FUNCTION idemq.report_worker(
 	done bigint DEFAULT 0, stopping boolean DEFAULT false, end_waits int[] DEFAULT '{}')
 	RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.report_worker(uuid, text, text[], text, text, text, int, bigint[], bigint, boolean, int[])
-	IS 'Report a worker for idemq.workers, every 30 s and when it starts and stops. Job processing does not depend on these reports. Returns false if the worker is not recorded because 1,000 workers of the role are already recorded. Requires claim on its queues.
+	IS 'Report a worker to idemq.workers. Call the function when the worker starts, every 30 s, and when the worker stops. Job processing does not depend on these reports. Returns false if the worker is not recorded because 1,000 workers of the role are already recorded. Requires claim on the worker''s queues.
 - process: identifier that the process chooses, unique among the workers of its role
 - worker: name that the worker passes to its claims
 - program, version: name and version of the client, up to 64 bytes
 - host: host name of the worker
 - concurrency: maximum number of jobs that the worker runs at once
-- running: jobs that the worker runs now; all are counted, but only 100 ids are kept
-- done: number of jobs that the worker has ended since it started
+- running: ids of the jobs that the worker is running. All are counted, but only 100 ids are stored.
+- done: number of jobs that the worker has finished since it started
 - stopping: whether the worker is stopping now
-- end_waits: process ids of sessions of the same login role. If such a session sleeps in wait, wait_any, wait_result or wait_results, that call returns at once, as after its timeout; otherwise its next such call does. Use it when a worker stops, instead of a cancel request, which the server logs as an ERROR.';
+- end_waits: process ids of sessions with the same login role. If such a session is sleeping in wait, wait_any, wait_result or wait_results, the call returns immediately, as if its timeout had passed. Otherwise, the session''s next such call returns immediately. Use this argument when a worker stops, instead of a cancel request, which the server logs as an ERROR.';
 
 -- The time of the report before the last is kept for the rate; a report that follows at once does
 -- not count for it.  Clients call this on the connection of their heartbeats, so it waits for no
@@ -75,7 +75,7 @@ BEGIN
 	PERFORM idemq_internal.check_int('concurrency', concurrency, 1, 1000000)
 		WHERE concurrency IS NOT NULL;
 	IF cardinality(queues) = 0 OR array_ndims(queues) > 1 THEN
-		RAISE EXCEPTION 'queues must be an array of names' USING ERRCODE = '22023',
+		RAISE EXCEPTION 'queues must be a non-empty, one-dimensional array of queue names' USING ERRCODE = '22023',
 			HINT = 'Pass the names of the queues that the worker claims from.';
 	END IF;
 	-- Before anything that may refuse the report.
@@ -141,17 +141,17 @@ CREATE VIEW idemq.workers WITH (security_barrier) AS
 	FROM idemq.handlers h LEFT JOIN leases l ON l.queue = h.queue;
 COMMENT ON VIEW idemq.workers IS 'one row per worker process that has called idemq.report_worker in the last hour, and one row per handler. The clients and idemq-work call that function every 30 s. Shows workers of queues that you may claim from or administer, and workers of your own roles; pg_monitor sees all workers.';
 COMMENT ON COLUMN idemq.workers.worker IS 'name of the worker, as in idemq.running_jobs; for a handler, the name of its function';
-COMMENT ON COLUMN idemq.workers.id IS 'identifier of the process; NULL means a handler';
+COMMENT ON COLUMN idemq.workers.id IS 'identifier of the process; NULL means that the row describes a handler';
 COMMENT ON COLUMN idemq.workers.role IS 'role of the worker';
-COMMENT ON COLUMN idemq.workers.host IS 'host of the worker; NULL means that the host is unknown, or that the row describes a handler, which runs in the server';
+COMMENT ON COLUMN idemq.workers.host IS 'host of the worker; NULL means that the host is unknown or that the row describes a handler, which runs in the server';
 COMMENT ON COLUMN idemq.workers.program IS 'name of the program: node, python, idemq-work, handler, or the name that another client reports';
 COMMENT ON COLUMN idemq.workers.version IS 'version of the program';
 COMMENT ON COLUMN idemq.workers.queues IS 'queues of the worker that you may see';
-COMMENT ON COLUMN idemq.workers.started_at IS 'time of the first report; for a handler, when it was set';
+COMMENT ON COLUMN idemq.workers.started_at IS 'time of the first report or, for a handler, the time when it was set';
 COMMENT ON COLUMN idemq.workers.seen_at IS 'time of the last report';
-COMMENT ON COLUMN idemq.workers.concurrency IS 'maximum number of jobs that the worker runs at once; for a handler, maximum number of processes; NULL means that the worker did not report it';
-COMMENT ON COLUMN idemq.workers.running IS 'number of running jobs at the last report; for a handler, the current number';
+COMMENT ON COLUMN idemq.workers.concurrency IS 'maximum number of jobs that the worker runs at once or, for a handler, maximum number of processes; NULL means that the worker did not report the number';
+COMMENT ON COLUMN idemq.workers.running IS 'number of jobs that were running at the last report or, for a handler, that are running now';
 COMMENT ON COLUMN idemq.workers.jobs IS 'ids of the jobs that the worker reports running (at most 100), including jobs of queues that you cannot see; start times are in idemq.running_jobs';
-COMMENT ON COLUMN idemq.workers.done IS 'number of jobs that the worker has ended, successfully or not, since it started; for a handler, since the server started';
-COMMENT ON COLUMN idemq.workers.per_minute IS 'jobs per minute between the last two reports; for a handler, in the last minute; NULL means that the rate is not known yet';
-COMMENT ON COLUMN idemq.workers.state IS 'state of the worker: here, silent or gone; for a handler, the state in idemq.handlers. Silent means that there has been no report for 90 s, because the worker ended without one or cannot reach the database. Gone means that the worker reported that it was stopping.';
+COMMENT ON COLUMN idemq.workers.done IS 'number of jobs that the worker has finished, successfully or not, since it started or, for a handler, since the server started';
+COMMENT ON COLUMN idemq.workers.per_minute IS 'jobs per minute between the last two reports or, for a handler, during the last minute; NULL means that the rate is not known yet';
+COMMENT ON COLUMN idemq.workers.state IS 'state of the worker (here, silent or gone) or, for a handler, the state shown in idemq.handlers. Silent means that there has been no report for 90 s because the worker exited without reporting or cannot reach the database. Gone means that the worker reported that it was stopping.';

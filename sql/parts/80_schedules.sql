@@ -14,31 +14,31 @@ CREATE FUNCTION idemq.schedule(
 	headers jsonb DEFAULT NULL, expires_in interval DEFAULT NULL, kind text DEFAULT NULL)
 	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.schedule(text, text, text, jsonb, text, int, text, int, jsonb, interval, text)
-	IS 'Enqueue one job at each tick of a cron expression. Creates or replaces the schedule of that name (up to 256 bytes, unique in the database). Returns its next run. Raises 55000 if idemq.worker is off and no program calls idemq.tick(). Requires enqueue.';
+	IS 'Enqueue one job at each tick of a cron expression. Creates or replaces the schedule with the given name, which is unique in the database and has up to 256 bytes. Returns the time of its next run. Raises 55000 if idemq.worker is off and no program calls idemq.tick(). Requires enqueue.';
 
 CREATE FUNCTION idemq.unschedule(name text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.unschedule(text)
-	IS 'Drop a schedule. Jobs that it has enqueued remain. Returns false if there is no such schedule or you may not see it. Requires the role that created the schedule, or admin.';
+	IS 'Drop a schedule. Jobs that it has enqueued remain. Returns false if there is no such schedule or you may not see it. Requires membership in the role that created the schedule, or admin.';
 
 CREATE FUNCTION idemq.next_tick(
 	cron text, time_zone text DEFAULT 'UTC', after timestamptz DEFAULT idemq.clock_timestamp())
 	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_tick';
 COMMENT ON FUNCTION idemq.next_tick(text, text, timestamptz)
-	IS 'Return the first tick of a cron expression after a time. Returns NULL if there will never be one.';
+	IS 'Return the first tick of a cron expression after a given time. Returns NULL if there will never be another tick.';
 
 CREATE FUNCTION idemq.last_tick(
 	cron text, time_zone text DEFAULT 'UTC', until timestamptz DEFAULT idemq.clock_timestamp())
 	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_last_tick';
 COMMENT ON FUNCTION idemq.last_tick(text, text, timestamptz)
-	IS 'Return the last tick of a cron expression up to a time. Returns NULL if there was none.';
+	IS 'Return the last tick of a cron expression at or before a given time. Returns NULL if there was none.';
 
 -- Topic: Internal
 
 CREATE FUNCTION idemq_internal.next_run(cron text, time_zone text, done_until timestamptz)
 	RETURNS timestamptz STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_next_run';
 COMMENT ON FUNCTION idemq_internal.next_run(text, text, timestamptz)
-	IS 'Return the overdue tick of a schedule, or else its next one, for idemq.schedules. Returns NULL if the time zone is not recognized.';
+	IS 'Return the overdue tick of a schedule, or its next tick if none is overdue, for idemq.schedules. Returns NULL if the time zone is not recognized.';
 
 CREATE FUNCTION idemq_internal.may_change_schedule(queue_id int, created_by name,
 	created_by_oid oid)
@@ -76,23 +76,23 @@ CREATE VIEW idemq.schedules WITH (security_barrier) AS
 	WHERE idemq_internal.may_enqueue(e.queue_id) OR pg_catalog.pg_has_role('pg_monitor', 'USAGE');
 COMMENT ON VIEW idemq.schedules IS 'one row per schedule of a queue that you may enqueue to or administer (for pg_monitor, every queue). Only the role that created the schedule and administrators of its queue see payload, headers, group_key and last_error.';
 COMMENT ON COLUMN idemq.schedules.name IS 'name of the schedule, unique in the database';
-COMMENT ON COLUMN idemq.schedules.queue IS 'queue that gets its jobs';
+COMMENT ON COLUMN idemq.schedules.queue IS 'queue to which the schedule adds jobs';
 COMMENT ON COLUMN idemq.schedules.cron IS 'cron expression of the schedule';
 COMMENT ON COLUMN idemq.schedules.time_zone IS 'time zone of the cron expression';
 COMMENT ON COLUMN idemq.schedules.last_error IS 'why the last failed tick could not be enqueued';
-COMMENT ON COLUMN idemq.schedules.payload IS 'payload of its jobs';
-COMMENT ON COLUMN idemq.schedules.headers IS 'headers of its jobs, to which the name of the schedule and the time of the tick are added';
-COMMENT ON COLUMN idemq.schedules.group_key IS 'group_key of its jobs';
-COMMENT ON COLUMN idemq.schedules.priority IS 'priority of its jobs';
-COMMENT ON COLUMN idemq.schedules.max_attempts IS 'max_attempts of its jobs; NULL means the setting of the queue';
-COMMENT ON COLUMN idemq.schedules.expires_in IS 'time after its tick at which an unclaimed job is cancelled; a tick that is overdue by more than this time is skipped';
-COMMENT ON COLUMN idemq.schedules.kind IS 'kind of its jobs; NULL means none';
-COMMENT ON COLUMN idemq.schedules.created_by IS 'role under which the jobs are enqueued';
+COMMENT ON COLUMN idemq.schedules.payload IS 'payload of the jobs';
+COMMENT ON COLUMN idemq.schedules.headers IS 'headers of the jobs, to which the name of the schedule and the time of the tick are added';
+COMMENT ON COLUMN idemq.schedules.group_key IS 'group_key of the jobs';
+COMMENT ON COLUMN idemq.schedules.priority IS 'priority of the jobs';
+COMMENT ON COLUMN idemq.schedules.max_attempts IS 'max_attempts of the jobs; NULL means that the queue''s setting applies';
+COMMENT ON COLUMN idemq.schedules.expires_in IS 'time after a tick at which its job is cancelled if it has not been claimed; a tick that is overdue by more than this time is skipped';
+COMMENT ON COLUMN idemq.schedules.kind IS 'kind of the jobs; NULL means that the jobs have no kind';
+COMMENT ON COLUMN idemq.schedules.created_by IS 'role that created the schedule and as which the jobs are enqueued';
 COMMENT ON COLUMN idemq.schedules.created_at IS 'when the schedule was created or last replaced';
-COMMENT ON COLUMN idemq.schedules.next_run IS 'time of the overdue tick if there is one, otherwise of the next tick; NULL means that the server does not recognize the time zone';
+COMMENT ON COLUMN idemq.schedules.next_run IS 'time of the overdue tick if there is one, or otherwise of the next tick; NULL means that the server does not recognize the time zone';
 COMMENT ON COLUMN idemq.schedules.last_run IS 'scheduled time of the last tick that was enqueued';
 COMMENT ON COLUMN idemq.schedules.last_job IS 'id of the job enqueued at last_run';
-COMMENT ON COLUMN idemq.schedules.failed_at IS 'when enqueuing a tick last failed; NULL means that no tick has failed since the last success';
+COMMENT ON COLUMN idemq.schedules.failed_at IS 'when a tick last could not be enqueued; NULL means that no tick has failed since the last success';
 
 CREATE FUNCTION idemq_internal.due_schedules() RETURNS text[]
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
@@ -113,7 +113,7 @@ COMMENT ON FUNCTION idemq_internal.schedule_failed(text, text)
 
 CREATE PROCEDURE idemq.tick() LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_tick';
 COMMENT ON PROCEDURE idemq.tick()
-	IS 'Enqueue the due ticks, each in a separate transaction. The background worker does this by itself; if idemq.worker is off, let pg_cron or another program call it once per minute. Raises the first failure after trying all ticks.';
+	IS 'Enqueue the jobs for all due ticks, each in a separate transaction. The background worker does this automatically; if idemq.worker is off, have pg_cron or another program call this procedure once per minute. After trying all ticks, raises the first error that occurred.';
 
 -- Topic: Internal
 
@@ -201,15 +201,15 @@ BEGIN
 				ELSE 'the database named by cron.database_name' END
 			USING ERRCODE = '55000',
 			HINT =
-				format(E'Run the first line there as a superuser, and the second line here. Then try '
+				format(E'As a superuser, run the first line in that database and the second line in this one. Then try '
 				'again:\n'
 				'SELECT cron.schedule_in_database(%L, ''* * * * *'', ''CALL idemq.tick()'', '
 					'%L);\nCALL idemq.tick();',
 				'idemq-tick-' || current_database(), current_database());
 	END IF;
-	RAISE EXCEPTION 'schedules require the extension pg_cron, which has not been created in this database'
+	RAISE EXCEPTION 'schedules require the pg_cron extension, which has not been created in this database'
 		USING ERRCODE = '55000',
-		HINT = E'Run this command here as a superuser:\nCREATE EXTENSION pg_cron;';
+		HINT = E'Run this command in this database as a superuser:\nCREATE EXTENSION pg_cron;';
 END $$;
 
 -- Other roles do not get as far as the row's lock, which keeps ticks away: rights are asked of the
@@ -287,7 +287,7 @@ BEGIN
 		IF made > most THEN
 			RAISE EXCEPTION 'role "%" may have at most % schedules', role,
 				most USING ERRCODE = '53400',
-				HINT = 'Drop one with idemq.unschedule, or raise idemq.max_schedules_per_role.';
+				HINT = 'Drop a schedule with idemq.unschedule, or raise idemq.max_schedules_per_role.';
 		END IF;
 	END IF;
 	RETURN idemq_internal.next_run(cron, time_zone, done_until);
@@ -410,7 +410,7 @@ BEGIN
 				job.id, s.created_at)
 			AS (id bigint);
 		IF FOUND THEN
-			RAISE EXCEPTION 'the key of the tick is already used by job %, which is older than the '
+			RAISE EXCEPTION 'the key of the tick is already in use by job %, which is older than the '
 				'schedule', job.id
 				USING ERRCODE = 'IQ004',
 				HINT =
@@ -445,7 +445,7 @@ BEGIN
 		RETURN false;
 	ELSIF tick + s.expires_in <= now THEN
 		UPDATE idemq_internal.schedule_entries e SET done_until = tick, failed_at = now,
-			last_error = 'the tick was later than its expires_in allows' WHERE e.name = s.name;
+			last_error = 'the tick was overdue by more than expires_in' WHERE e.name = s.name;
 		RETURN false;
 	END IF;
 	job := idemq_internal.enqueue_scheduled(s, tick, true,
@@ -481,7 +481,7 @@ BEGIN
 		WHERE e.name = run_schedule_now_impl.name;
 	IF NOT FOUND THEN
 		RAISE EXCEPTION 'schedule "%" does not exist', name USING ERRCODE = '42704',
-			HINT = 'SELECT name FROM idemq.schedules lists the schedules that you may see.';
+			HINT = 'Run SELECT name FROM idemq.schedules to list the schedules that you may see.';
 	ELSIF NOT idemq_internal.may_change(s) THEN
 		RAISE EXCEPTION 'permission denied for schedule "%"', name USING ERRCODE = '42501',
 			DETAIL = 'Only the role that created the schedule and administrators of its queue may run it.',

@@ -4,7 +4,7 @@ CREATE FUNCTION idemq_internal.timing_buckets()
 	RETURNS TABLE (queue_id int, timing text, le float8, jobs bigint, seconds float8)
 	ROWS 500 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_timing_buckets';
 COMMENT ON FUNCTION idemq_internal.timing_buckets()
-	IS 'Count the jobs that waited, and the attempts that ran, for less than le seconds (cumulative). Returns one row per queue that you may claim from or administer (for pg_monitor, every queue), per kind (wait, run), and per power of two of microseconds from 1 ms to 9.5 h, then Infinity, which also has the sum (within 12.5 %).';
+	IS 'Count the jobs that waited, and the attempts that ran, for less than le seconds (cumulative). Returns rows for each queue that you may claim from or administer (for pg_monitor, every queue) and each kind (wait, run). There is one row per power of two of microseconds from 1 ms to 9.5 h, and one row for Infinity, which also contains the sum (accurate to within 12.5 %).';
 
 -- The metrics: name, type, unit and meaning of each.  A new metric needs a line here, and its
 -- samples in idemq_internal.prometheus_samples.
@@ -14,14 +14,14 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_jobs', 'gauge', NULL, 'Number of jobs by status; missing until jobs have been counted.'),
 	('idemq_oldest_ready_seconds', 'gauge', 'seconds', 'How long the longest-waiting ready job has been ready; 0 means that no job is ready.'),
 	('idemq_queue_paused', 'gauge', NULL, 'Whether the queue is paused.'),
-	('idemq_queue_is_dead_letter_queue', 'gauge', NULL, 'Whether the queue is the dead_letter_queue of another queue, so that its jobs wait for a person.'),
-	('idemq_queue_unattended_seconds', 'gauge', 'seconds', 'How long no worker has served the queue although jobs are due: none is running, none was claimed, and no session sleeps in idemq.wait; 0 means that the queue has a worker or needs none.'),
-	('idemq_queue_in_memory', 'gauge', NULL, 'Whether the queue has a state in shared memory; without this state it has no counters.'),
+	('idemq_queue_is_dead_letter_queue', 'gauge', NULL, 'Whether the queue is the dead_letter_queue of another queue, so its jobs wait for a person instead of a worker.'),
+	('idemq_queue_unattended_seconds', 'gauge', 'seconds', 'How long jobs have been due while the queue has had no worker: no job is running, none has been claimed, and no session is sleeping in idemq.wait; 0 means that the queue has a worker or needs none.'),
+	('idemq_queue_in_memory', 'gauge', NULL, 'Whether the queue has an entry in shared memory; without an entry, it has no counters.'),
 	('idemq_queue_recovering', 'gauge', NULL, 'Whether idemq is still searching for leases that are missing from shared memory.'),
 	('idemq_queue_lease_seconds', 'gauge', 'seconds', 'Lease of the queue.'),
-	('idemq_queue_permits_used', 'gauge', NULL, 'Number that max_running limits: running jobs and open claims.'),
-	('idemq_queue_max_running', 'gauge', NULL, 'Limit for permits_used, if the queue has one.'),
-	('idemq_queue_groups_limited', 'gauge', NULL, 'Number of groups in which a job waits because group_max_running others are running; only if group_max_running is above 1.'),
+	('idemq_queue_permits_used', 'gauge', NULL, 'Number of running jobs and open claims, which max_running limits.'),
+	('idemq_queue_max_running', 'gauge', NULL, 'Maximum value of permits_used, if the queue has a limit.'),
+	('idemq_queue_groups_limited', 'gauge', NULL, 'Number of groups in which a job is waiting because group_max_running other jobs are running; only if group_max_running is greater than 1.'),
 	('idemq_enqueued_total', 'counter', NULL, 'Jobs enqueued.'),
 	('idemq_claimed_total', 'counter', NULL, 'Attempts begun.'),
 	('idemq_committed_total', 'counter', NULL, 'Jobs committed.'),
@@ -29,15 +29,15 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_dead_total', 'counter', NULL, 'Number of jobs that became dead.'),
 	('idemq_released_total', 'counter', NULL, 'Attempts released.'),
 	('idemq_expired_total', 'counter', NULL, 'Number of leases that were lost and reaped.'),
-	('idemq_cancelled_total', 'counter', NULL, 'Number of jobs that were cancelled, or not claimed by their expires_at.'),
+	('idemq_cancelled_total', 'counter', NULL, 'Number of jobs that were cancelled or that expired because they were not claimed by expires_at.'),
 	('idemq_retried_total', 'counter', NULL, 'Number of jobs that retry made ready before they were due.'),
 	('idemq_redriven_total', 'counter', NULL, 'Number of dead or cancelled jobs made ready again.'),
-	('idemq_reruns_total', 'counter', NULL, 'Number of finished jobs that ran again for a later request.'),
+	('idemq_reruns_total', 'counter', NULL, 'Number of finished jobs that ran again because of a later request.'),
 	('idemq_steps', 'gauge', NULL, 'Number of steps without a response, by state: open (of a running attempt), unknown (of an attempt that has ended).'),
 	('idemq_steps_done_total', 'counter', NULL, 'Number of steps done.'),
 	('idemq_children', 'gauge', NULL, 'Number of jobs with unfinished parents (depends_on), either blocked or already cancelled.'),
 	('idemq_event_waits', 'gauge', NULL, 'Number of waits for events (await_event) that have not timed out, including those of cancelled jobs.'),
-	('idemq_oldest_event_wait_seconds', 'gauge', 'seconds', 'How long the oldest of these waits has lasted; 0 means that there is none.'),
+	('idemq_oldest_event_wait_seconds', 'gauge', 'seconds', 'How long the oldest of these waits has lasted; 0 means that there are none.'),
 	('idemq_purged_total', 'counter', NULL, 'Number of finished jobs deleted after their retention period.'),
 	('idemq_row_only_claims_total', 'counter', NULL, 'Number of claims whose lease did not fit into shared memory.'),
 	('idemq_refused_total', 'counter', NULL, 'Number of calls refused, by reason: duplicate, stale_commit (of a zombie worker), stale_call, repeated_commit.'),
@@ -51,9 +51,9 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_handler_failed_total', 'counter', NULL, 'Number of attempts of the handler that ended with an error.'),
 	-- Of the background worker of the database.
 	('idemq_worker_wanted', 'gauge', NULL, 'Whether a background worker should run: idemq.worker is on, and the server is not a standby.'),
-	('idemq_worker_up', 'gauge', NULL, 'Whether a background worker runs in this database.'),
+	('idemq_worker_up', 'gauge', NULL, 'Whether a background worker is running in this database.'),
 	('idemq_worker_awake', 'gauge', NULL, 'Whether the background worker is active.'),
-	('idemq_worker_stuck_seconds', 'gauge', 'seconds', 'How long the background worker has made no progress although it should; 0 means that it makes progress.'),
+	('idemq_worker_stuck_seconds', 'gauge', 'seconds', 'How long the background worker has made no progress although it has work to do; 0 means that it is making progress.'),
 	('idemq_worker_lag_seconds', 'gauge', 'seconds', 'How long the background worker''s oldest unfinished work has been due.'),
 	('idemq_worker_last_run_timestamp_seconds', 'gauge', 'seconds', 'When the background worker last finished a maintenance task.'),
 	('idemq_maintenance_tasks_total', 'counter', NULL, 'Number of maintenance tasks run, by kind.'),
@@ -64,28 +64,28 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_schedule_late_seconds', 'gauge', 'seconds', 'How long the schedule''s oldest pending tick has been due; 0 means that none is due.'),
 	('idemq_schedule_failing', 'gauge', NULL, 'Whether the schedule''s last tick could not be enqueued.'),
 	('idemq_schedule_last_run_timestamp_seconds', 'gauge', 'seconds', 'Time of the schedule''s last enqueued tick.'),
-	('idemq_schedule_next_run_timestamp_seconds', 'gauge', 'seconds', 'Time of the schedule''s overdue tick, or else of its next tick.'),
+	('idemq_schedule_next_run_timestamp_seconds', 'gauge', 'seconds', 'Time of the schedule''s overdue tick or, if none is overdue, of its next tick.'),
 	-- Of the server.
 	('idemq_memory_used', 'gauge', NULL, 'Number of entries in use in a table of shared memory.'),
 	('idemq_memory_size', 'gauge', NULL, 'Maximum number of entries of the table.'),
 	('idemq_memory_refused_total', 'counter', NULL, 'Number of times that an entry did not fit in the table.'),
 	('idemq_admissions_total', 'counter', NULL, 'Number of calls to idemq.admit, by outcome: allowed, refused, shared (calls that had to share a bucket).'),
 	('idemq_once_total', 'counter', NULL, 'Number of calls to idemq.once, by outcome: first, repeated.'),
-	('idemq_publish_total', 'counter', NULL, 'Number of calls to idemq.publish, of the jobs that they added and of the bindings that they skipped, by outcome.'),
+	('idemq_publish_total', 'counter', NULL, 'Number of calls to idemq.publish, of jobs that they added and of bindings that they skipped, by outcome.'),
 	('idemq_test_clock_ahead_seconds', 'gauge', 'seconds', 'How far idemq''s clock is ahead of the server''s clock; only on a test server (idemq.test_clock = on).'),
 	-- Of tables.
 	('idemq_table_bytes', 'gauge', 'bytes', 'Size of a table of idemq, by part: heap (with TOAST), indexes.'),
 	('idemq_table_live_rows', 'gauge', NULL, 'Number of live rows of the table, from the statistics.'),
 	('idemq_table_dead_rows', 'gauge', NULL, 'Number of dead rows of the table that vacuum has not removed, from the statistics.'),
 	('idemq_table_last_vacuum_timestamp_seconds', 'gauge', 'seconds', 'When the table was last vacuumed.'),
-	('idemq_oldest_snapshot_seconds', 'gauge', 'seconds', 'Age of the oldest transaction that may keep dead rows of this database, by holder: session, prepared; 0 means none.'),
-	('idemq_oldest_xmin_transactions', 'gauge', NULL, 'Number of transactions since the oldest one that keeps dead rows of this database, by holder: session, prepared, walsender (a standby''s feedback), slot.'),
+	('idemq_oldest_snapshot_seconds', 'gauge', 'seconds', 'Age of the oldest transaction that may keep dead rows in this database, by holder: session, prepared; 0 means that there is none.'),
+	('idemq_oldest_xmin_transactions', 'gauge', NULL, 'Number of transactions since the oldest one that keeps dead rows in this database, by holder: session, prepared, walsender (a standby''s feedback), slot.'),
 	-- Of the figures.
 	('idemq_info', 'gauge', NULL, 'Always 1; the labels are the versions of idemq and PostgreSQL.'),
 	('idemq_in_recovery', 'gauge', NULL, 'Whether this server is a standby, which has no figures about queues.'),
 	('idemq_collected_timestamp_seconds', 'gauge', 'seconds', 'When these figures were read.')
 	) AS n (name, type, unit, help);
-COMMENT ON VIEW idemq.prometheus_names IS 'part of idemq.prometheus: the metrics that exist; histograms appear without _bucket, _sum and _count';
+COMMENT ON VIEW idemq.prometheus_names IS 'part of idemq.prometheus, with one row per metric; names of histograms appear without _bucket, _sum and _count';
 
 -- A sample of each; value NULL: there is none now.  What is read of other tables than idemq's
 -- own is the server's statistics.  Nothing here reads idemq.jobs but the head of its ready index,
@@ -317,7 +317,7 @@ CREATE VIEW idemq.prometheus WITH (security_barrier) AS
 	FROM idemq_internal.prometheus_samples s JOIN idemq.prometheus_names n ON n.name = s.family
 	WHERE s.value IS NOT NULL;
 COMMENT ON VIEW idemq.prometheus IS 'metrics for monitoring systems, one row per sample, named as in Prometheus: times in seconds, sizes in bytes, counters ending in _total, and cumulative histogram buckets. Requires pg_monitor. A query reads no jobs except the first ready jobs of each queue.';
-COMMENT ON COLUMN idemq.prometheus.name IS 'name of the sample; for a histogram, with _bucket, _sum or _count';
+COMMENT ON COLUMN idemq.prometheus.name IS 'name of the sample, which ends in _bucket, _sum or _count for a histogram';
 COMMENT ON COLUMN idemq.prometheus.labels IS 'labels that distinguish the sample from others of the same name: queue, status, state, reason, le, task, schedule, resource, table, part, holder, outcome, version, postgres';
 COMMENT ON COLUMN idemq.prometheus.value IS 'value of the sample; for conditions, 1 means true and 0 means false';
 COMMENT ON COLUMN idemq.prometheus.type IS 'gauge (rises and falls), counter (only increases, and restarts at zero with the server) or histogram';

@@ -155,7 +155,7 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 		UNION ALL
 		SELECT 0, 'warning', 'worker.stuck',
 			format('the background worker, process %s, has made no progress for '
-			'%s ms; check in pg_stat_activity and pg_locks what it waits for', w.pid,
+			'%s ms; check pg_stat_activity and pg_locks to see what it is waiting for', w.pid,
 			floor(extract(epoch FROM w.stuck_for) * 1000)::bigint)
 		FROM idemq_internal.worker_state() w WHERE part = 'rows' AND w.stuck_for IS NOT NULL
 		UNION ALL

@@ -7,7 +7,7 @@
 CREATE FUNCTION idemq.report() RETURNS TABLE (section text, line jsonb)
 	STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.report()
-	IS 'Describe this database and server for a person who helps you, without payloads, keys, names of jobs, or the texts of errors and statements. Returns one line per fact, grouped in sections. Requires pg_monitor. deploy/psql/report.sql writes the report to a file, together with idemq.check().';
+	IS 'Describe this database and server for a person who is helping you. The report does not contain payloads, keys, job names, or the texts of errors and statements. Returns one line per fact, grouped into sections. Requires pg_monitor. The script deploy/psql/report.sql prints the report together with the result of idemq.check().';
 
 -- It reads whole tables: the price of forbidden scans would hide what else tells two plans apart.
 CREATE FUNCTION idemq_internal.report_impl() RETURNS TABLE (section text, line jsonb)

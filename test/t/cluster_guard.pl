@@ -42,7 +42,7 @@ foreach my $stranger ('s0', 'other', 'blank')
 	is_rt("SELECT left(error, 6), ord FROM cluster.enqueue_many('q', '{1,2}', keys => '{$of_1,$of_0}') WHERE error IS NOT NULL", '55000:|1',
 		"$stranger in the place of s1: enqueue_many") unless $stranger eq 's0';
 	is_rt(q{SELECT string_agg(DISTINCT detail, ',') FROM cluster.check() WHERE shard = 1 AND severity = 'error'},
-		'database s1 is not shard 1: correct its address, or correct DNS or the pooler', 'the audit says so') unless $stranger eq 'other';
+		'database s1 is not shard 1: correct its address in the map, or fix the DNS entry or the pooler\'s configuration', 'the audit says so') unless $stranger eq 'other';
 	is_sql($node, 'SELECT count(*) FROM idemq.jobs', 0, 'and it has no job of it', 's1');
 	sql($node, "ALTER DATABASE s1 RENAME TO $stranger; ALTER DATABASE away RENAME TO s1");
 }

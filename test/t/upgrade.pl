@@ -146,12 +146,12 @@ my $made = sql($node, $dependent, 'depends');
 
 install_next($tree, $install);
 my (undef, undef, $said) = $node->psql('postgres', $update);
-like($said, qr/ERROR:  the server still has an older library of idemq loaded\nHINT:  Restart the server, then run ALTER EXTENSION idemq UPDATE again\./,
+like($said, qr/ERROR:  the server still has an older version of the idemq library loaded\nHINT:  Restart the server, then run ALTER EXTENSION idemq UPDATE again\./,
 	'ALTER EXTENSION is refused by the library in memory');
 is_state($node, $update, '55000', 'SQLSTATE');
 sql($node, 'CREATE DATABASE early');
 (undef, undef, $said) = $node->psql('early', 'CREATE EXTENSION idemq');
-like($said, qr/ERROR:  the server still has an older library of idemq loaded\nHINT:  Restart the server, and run CREATE EXTENSION idemq again\./, 'and so is CREATE EXTENSION');
+like($said, qr/ERROR:  the server still has an older version of the idemq library loaded\nHINT:  Restart the server, and run CREATE EXTENSION idemq again\./, 'and so is CREATE EXTENSION');
 is_sql($node, $old, $this, 'nothing has changed');
 
 # ---- The new library

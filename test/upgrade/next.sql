@@ -9,7 +9,7 @@ DECLARE
 			OR attrelid = 'idemq.queues'::pg_catalog.regclass AND attname = 'max_trace' LIMIT 1);
 BEGIN
 	IF idemq_internal.compare_versions(pg_catalog.current_setting('idemq.version'), 'NEXT_VERSION') OPERATOR(pg_catalog.<) 0 THEN
-		RAISE EXCEPTION 'the server still has an older library of idemq loaded'
+		RAISE EXCEPTION 'the server still has an older version of the idemq library loaded'
 			USING ERRCODE = '55000', HINT = 'Restart the server, then run ALTER EXTENSION idemq UPDATE again.';
 	END IF;
 	IF mine IS NOT NULL THEN
