@@ -18,9 +18,9 @@ CREATE TABLE cluster.settings (
 	patience interval NOT NULL DEFAULT '15 s'
 );
 COMMENT ON TABLE cluster.settings IS 'settings of the router, in a single row written by cluster.init';
-COMMENT ON COLUMN cluster.settings.one IS 'always true, so that there is at most one row';
+COMMENT ON COLUMN cluster.settings.one IS 'always true, which limits the table to one row';
 COMMENT ON COLUMN cluster.settings.shards IS 'number of logical shards, which never changes because keys are never rehashed';
-COMMENT ON COLUMN cluster.settings.patience IS 'maximum time that a call waits for a shard that is being moved before it raises 55000';
+COMMENT ON COLUMN cluster.settings.patience IS 'maximum time that a call waits for a shard that is being moved, after which the call raises 55000';
 
 CREATE TABLE cluster.shards (
 	shard   int PRIMARY KEY CHECK (shard >= 0),
@@ -109,7 +109,7 @@ BEGIN
 	END IF;
 	RETURN (id >> 47)::int;
 END $$;
-COMMENT ON FUNCTION cluster.shard_of(bigint) IS 'Return the number of the shard encoded in a job''s id. Raises 22023 for an id from outside this cluster.';
+COMMENT ON FUNCTION cluster.shard_of(bigint) IS 'Return the number of the shard encoded in a job''s id. Raises 22023 if this cluster did not issue the id.';
 
 CREATE FUNCTION cluster.route(key text, group_key text, depends_on bigint[] DEFAULT NULL) RETURNS int VOLATILE LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$

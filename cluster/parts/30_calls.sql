@@ -21,7 +21,7 @@ BEGIN
 		RAISE EXCEPTION 'a job without a key cannot be enqueued to a cluster inside a transaction'
 			USING ERRCODE = 'active_sql_transaction',
 				DETAIL = 'The job would be added immediately. A rollback would not remove it, and repeating the transaction would add it twice.',
-				HINT = 'Pass a key, or call this function outside a transaction. You can also enqueue to a queue of this database, from which a forwarder sends the job to the cluster.';
+				HINT = 'Pass a key, or call this function outside a transaction. Alternatively, enqueue the job to a queue in this database, from which a forwarder sends it to the cluster.';
 	END IF;
 END $$;
 COMMENT ON FUNCTION cluster.refuse_in_transaction(boolean) IS 'part of cluster.enqueue and cluster.enqueue_many: raise 25001 if a job without a key is enqueued inside a transaction';
@@ -45,7 +45,7 @@ BEGIN
 			HINT = 'Connect to the key''s shard (see cluster.map()) and call idemq.acquire there. Alternatively, pass a lease and send heartbeats.';
 	END IF;
 END $$;
-COMMENT ON FUNCTION cluster.refuse_attach(boolean) IS 'part of cluster.acquire: raise 0A000 for attach';
+COMMENT ON FUNCTION cluster.refuse_attach(boolean) IS 'part of cluster.acquire: raise 0A000 if attach is true';
 
 -- Of a job: name, arguments, shard, comment.
 DO $do$

@@ -67,7 +67,7 @@ SELECT cluster.make_call('metrics', '',
 	'm.queue, m.paused, m.pending, m.blocked, m.running, m.retrying, m.completed, m.dead, m.cancelled, m.oldest_ready,
 	m.enqueued_total, m.claimed_total, m.committed_total, m.failed_total, m.dead_total, m.wait_p95, m.run_p95, m.permits_used
 	FROM idemq.metrics m', 'all', 'true', '');
-COMMENT ON FUNCTION cluster.metrics IS 'Return the most important columns of idemq.metrics from every shard. To get the totals of a queue, add up its rows.';
+COMMENT ON FUNCTION cluster.metrics IS 'Return the most important columns of idemq.metrics from every shard. To get the totals for a queue, add up its rows.';
 SELECT cluster.make_call('running_jobs', '',
 	'queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz, deadline timestamptz, state text',
 	'TABLE (queue text, job_id bigint, worker text, pid int, attempt int, claimed_at timestamptz, deadline timestamptz, state text)',
@@ -79,13 +79,13 @@ SELECT cluster.make_call('errors', '',
 	'e.queue, e.sqlstate, e.pattern, e.fingerprint, e.jobs, e.dead, e.first_seen, e.last_seen, e.example_id
 	FROM (SELECT v.queue, v.sqlstate, v.error, v.fingerprint, v.jobs, v.dead, v.first_seen, v.last_seen, v.example_id FROM idemq.errors v)
 		e(queue, sqlstate, pattern, fingerprint, jobs, dead, first_seen, last_seen, example_id)', 'all', 'true', '');
-COMMENT ON FUNCTION cluster.errors IS 'Return the rows of idemq.errors from every shard. The column "pattern" contains the column "error" of idemq.errors. A fingerprint is the same on all shards.';
+COMMENT ON FUNCTION cluster.errors IS 'Return the rows of idemq.errors from every shard. The column "pattern" corresponds to the column "error" of idemq.errors. A fingerprint is the same on all shards.';
 SELECT cluster.make_call('check', '', 'severity text, invariant text, detail text', 'TABLE (severity text, invariant text, detail text)',
 	$$c.severity, c.invariant, c.detail FROM (SELECT k.severity, k.invariant, k.detail FROM idemq.check() k
 		UNION ALL SELECT 'error', 'the map leads to its shards',
 			format('database %s is not shard %s: correct its address in the map, or fix the DNS entry or the pooler''s configuration', current_database(), at_shard)
 			WHERE NOT EXISTS (SELECT FROM idemq.shard s WHERE s.shard = at_shard)) c$$, 'all', 'true', '');
-COMMENT ON FUNCTION cluster.check IS 'Call idemq.check on every shard, and check that each database is the shard that the map lists. Returns no row if there are no problems.';
+COMMENT ON FUNCTION cluster.check IS 'Call idemq.check on every shard, and check that each database is the shard that the map says it is. Returns no row if there are no problems.';
 SELECT cluster.make_call('identities', '', 'is_shard int, of_shards int, database text, role text',
 	'TABLE (is_shard int, of_shards int, database text, role text)',
 	'i.is_shard, i.of_shards, i.database, i.role FROM (SELECT s.shard, s.shards, d.database::text, d.role::text
@@ -128,7 +128,7 @@ BEGIN
 	LOOP
 		IF length <> n THEN
 			RAISE EXCEPTION 'arrays have different numbers of elements: % and %', n, length USING ERRCODE = 'array_subscript_error',
-				HINT = 'Pass one element per payload. NULL means that the argument is not given.';
+				HINT = 'Pass one element per payload. An element that is NULL means that the argument is omitted for that job.';
 		END IF;
 	END LOOP;
 	PERFORM cluster.refuse_in_transaction(keys IS NULL OR array_position(keys, NULL) IS NOT NULL);

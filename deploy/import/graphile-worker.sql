@@ -20,5 +20,5 @@ CREATE OR REPLACE TEMP VIEW idemq_import AS
 	WHERE locked_at IS NULL AND NOT EXISTS (SELECT FROM :schema._private_job_queues q WHERE q.id = job_queue_id AND q.locked_at IS NOT NULL) AND (:only);
 SELECT t.identifier AS "stays in graphile-worker", count(*) FROM :schema._private_jobs j JOIN :schema._private_tasks t ON t.id = j.task_id
 	WHERE j.id NOT IN (SELECT id FROM pg_temp.idemq_import) GROUP BY 1 ORDER BY 1;
-SELECT identifier AS "crontab entry: idemq.schedule() is its place" FROM :schema._private_known_crontabs ORDER BY 1;
+SELECT identifier AS "crontab entry to recreate with idemq.schedule()" FROM :schema._private_known_crontabs ORDER BY 1;
 \ir move.sql

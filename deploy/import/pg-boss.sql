@@ -36,14 +36,14 @@ BEGIN
 	LOOP
 		BEGIN
 			IF r.kind <> 'cron' THEN
-				RAISE EXCEPTION 'idemq accepts only cron expressions, and this schedule is of kind %', r.kind;
+				RAISE EXCEPTION 'idemq accepts only cron expressions, but this schedule is of kind %', r.kind;
 			END IF;
 			PERFORM idemq.schedule(concat_ws('/', 'pg-boss', r.name, nullif(r.key, '')), r.cron, r.name, r.data, r.zone,
 				priority => greatest(0, least(9, 4 - coalesce((r.options ->> 'priority')::int, 0))));
 			EXECUTE format('DELETE FROM %I.schedule WHERE ctid = $1', current_setting('idemq_import.schema')) USING r.place;
 			RAISE NOTICE 'created schedule % in idemq', r.name;
 		EXCEPTION WHEN OTHERS THEN
-			RAISE WARNING 'could not move the schedule of queue %: %', r.name, SQLERRM USING ERRCODE = SQLSTATE;
+			RAISE WARNING 'could not move the schedule for queue %: %', r.name, SQLERRM USING ERRCODE = SQLSTATE;
 		END;
 	END LOOP;
 END $$;

@@ -8,7 +8,7 @@
 CREATE SCHEMA idemq;
 COMMENT ON SCHEMA idemq IS 'idemq: background jobs whose effects happen exactly once';
 CREATE SCHEMA idemq_internal;
-COMMENT ON SCHEMA idemq_internal IS 'functions, tables and views for internal use by idemq, whose names and arguments can change in any version';
+COMMENT ON SCHEMA idemq_internal IS 'functions, tables and views for internal use by idemq; their names and arguments can change in any version';
 
 -- Every released library has this function, so it can be called before it is known which library
 -- is in memory.

@@ -46,7 +46,7 @@ COMMENT ON COLUMN idemq.queues.rate_period IS 'period to which rate_limit applie
 COMMENT ON COLUMN idemq.queues.dead_letter_queue IS 'queue that gets a record of each job that dies; NULL means that dead jobs are not recorded in another queue';
 COMMENT ON COLUMN idemq.queues.dead_retention IS 'minimum time for which dead jobs and their attempts are kept';
 COMMENT ON COLUMN idemq.queues.max_lease IS 'maximum lease that a claim or heartbeat may request';
-COMMENT ON COLUMN idemq.queues.job_timeout IS 'maximum duration of an attempt; NULL means no limit. Clients stop an attempt when this time has passed since the claim, and no lease extends beyond it.';
+COMMENT ON COLUMN idemq.queues.job_timeout IS 'maximum duration of an attempt; NULL means no limit. Clients stop an attempt when this time has passed since the claim, and no lease extends beyond that time.';
 COMMENT ON COLUMN idemq.queues.group_max_running IS 'maximum number of jobs in one group that run at once; 1 means that they run one at a time, in order';
 COMMENT ON COLUMN idemq.queues.group_rate_limit IS 'maximum number of attempts per group that may start in any group_rate_period; NULL means no limit';
 COMMENT ON COLUMN idemq.queues.group_rate_period IS 'period to which group_rate_limit applies';
@@ -134,7 +134,7 @@ COMMENT ON COLUMN idemq.jobs.priority IS 'priority of the job, from 0 (claimed f
 COMMENT ON COLUMN idemq.jobs.max_attempts IS 'maximum number of attempts before the job becomes dead';
 COMMENT ON COLUMN idemq.jobs.expires_at IS 'time at which the job is cancelled if it has not been claimed; NULL means that the job does not expire';
 COMMENT ON COLUMN idemq.jobs.status IS 'state of the job';
-COMMENT ON COLUMN idemq.jobs.flags IS 'additional state of the job, as a sum of flags. Use 0 in a row that you write by hand. A running job has flag 1 if its lease also ends with the session that claimed it, and flag 2 if a handler process claimed it. A running job has flag 4 if the lease table was full, so a heartbeat moved the deadline in this row and set renewed_at. Any job has flag 8 if idemq.attempts contains rows for it. An unfinished job has flag 16 if its last counted attempt lost its lease. A pending or running job in a group has flag 32 if it has been promoted and counts towards group_max_running. A pending or retrying job in a group has flag 64 if it is waiting until ready_at only because of group_rate_limit. The sum also includes 256 for each consecutive attempt, up to 3, that ended because its handler process ended. For each of these attempts whose process was asked to stop, the sum also includes 1024.';
+COMMENT ON COLUMN idemq.jobs.flags IS 'additional state of the job, as a sum of flags. Use 0 in a row that you write by hand. A running job has flag 1 if its lease also ends with the session that claimed it, and flag 2 if a handler process claimed it. A running job has flag 4 if a heartbeat moved the deadline in this row and set renewed_at because the lease table was full. Any job has flag 8 if idemq.attempts contains rows for it. An unfinished job has flag 16 if its last counted attempt lost its lease. A pending or running job in a group has flag 32 if it has been promoted and counts towards group_max_running. A pending or retrying job in a group has flag 64 if it is waiting until ready_at only because of group_rate_limit. The sum also includes 256 for each consecutive attempt, up to 3, that ended because its handler process ended. For each of these attempts whose process was asked to stop, the sum also includes 1024.';
 COMMENT ON COLUMN idemq.jobs.attempt IS 'number of attempts that have begun, not counting released attempts';
 COMMENT ON COLUMN idemq.jobs.claimed_at IS 'when the last attempt began';
 COMMENT ON COLUMN idemq.jobs.finished_at IS 'when the job was completed or cancelled, or became dead';
@@ -155,7 +155,7 @@ COMMENT ON COLUMN idemq.jobs.result IS 'result stored by the last commit; a job 
 COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error passed to idemq.fail, or a text from idemq such as "lease expired", "job_timeout reached" or "the worker''s session ended"';
 COMMENT ON COLUMN idemq.jobs.token IS 'fencing token of the last attempt, which never decreases';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position of the job in the ready index; NULL means that the job cannot be claimed because it is blocked or finished';
-COMMENT ON COLUMN idemq.jobs.run_at IS 'earliest time at which a job in a group can be ready; NULL means that it can be ready immediately. If group_max_running is greater than 1, the column also contains the time of the next retry, and the job does not hold a permit until then. If group_rate_limit delays the job, the column contains the time at which the job was due.';
+COMMENT ON COLUMN idemq.jobs.run_at IS 'earliest time at which a job in a group can be ready; NULL means that the job can be ready immediately. If group_max_running is greater than 1, the column also contains the time of the next retry, and the job does not hold a permit until then. If group_rate_limit delays the job, the column contains the time at which the job was due.';
 COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease, as set by the claim. A heartbeat moves the deadline in shared memory or, if the lease table is full, in this column.';
 COMMENT ON COLUMN idemq.jobs.renewed_at IS 'when a heartbeat moved the deadline of a running job in this row because the lease table was full. The lease duration is then deadline - renewed_at. NULL means that no heartbeat has moved the deadline in this row, and the lease duration is deadline - claimed_at.';
 
@@ -225,7 +225,7 @@ CREATE TABLE idemq_internal.seen (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq_internal.seen IS 'keys recorded by idemq.once, with one row per scope and key, which is kept until expires_at';
+COMMENT ON TABLE idemq_internal.seen IS 'keys recorded by idemq.once. There is one row per scope and key, which is kept until expires_at.';
 COMMENT ON COLUMN idemq_internal.seen.visit_at IS 'expires_at rounded down to the minute, which is when retention visits the row';
 -- By the minute, so that a key that is used again within it is a HOT update: each entry of a
 -- hot key would stay for as long as a snapshot is held, and be read at each use.
@@ -416,7 +416,7 @@ BEGIN
 		IF FOUND THEN
 			RAISE EXCEPTION 'queue % has grants, schedules, producers, events, bindings or a '
 				'handler that this transaction cannot see',
-				OLD.queue_id USING ERRCODE = '40001', HINT = 'Run the command at READ COMMITTED.';
+				OLD.queue_id USING ERRCODE = '40001', HINT = 'Run the command in a READ COMMITTED transaction.';
 		END IF;
 	END LOOP;
 	RETURN NULL;

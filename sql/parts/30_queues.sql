@@ -177,7 +177,7 @@ BEGIN
 		number) AS (is_left boolean);
 	IF FOUND THEN
 		RAISE EXCEPTION 'queue "%" has jobs that this transaction cannot see', drop_queue_impl.name
-			USING ERRCODE = '40001', HINT = 'Run idemq.drop_queue at READ COMMITTED.';
+			USING ERRCODE = '40001', HINT = 'Run idemq.drop_queue in a READ COMMITTED transaction.';
 	END IF;
 	PERFORM idemq_internal.settle_usage(role) FROM unnest(roles) role;
 	PERFORM idemq_internal.audit('drop_queue', number, drop_queue_impl.name, jobs => jobs),
@@ -416,4 +416,4 @@ CREATE VIEW idemq.queue_privileges WITH (security_barrier) AS
 COMMENT ON VIEW idemq.queue_privileges IS 'one row per queue on which you hold a privilege';
 COMMENT ON COLUMN idemq.queue_privileges.queue_id IS 'numeric id of the queue, as used in idemq.jobs';
 COMMENT ON COLUMN idemq.queue_privileges.queue IS 'name of the queue';
-COMMENT ON COLUMN idemq.queue_privileges.privileges IS 'your privileges: enqueue, claim, admin';
+COMMENT ON COLUMN idemq.queue_privileges.privileges IS 'your privileges, any of enqueue, claim and admin';

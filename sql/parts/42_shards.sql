@@ -7,7 +7,7 @@ CREATE TABLE idemq.shard (
 	since  timestamptz NOT NULL
 );
 COMMENT ON TABLE idemq.shard IS 'shard number of this database in a cluster of many servers, in at most one row, which idemq.set_shard writes once';
-COMMENT ON COLUMN idemq.shard.one IS 'always true, so that there is at most one row';
+COMMENT ON COLUMN idemq.shard.one IS 'always true, which limits the table to one row';
 COMMENT ON COLUMN idemq.shard.shard IS 'shard number, counted from 0, which is encoded in job ids (see idemq.shard_of)';
 COMMENT ON COLUMN idemq.shard.shards IS 'number of shards in the cluster';
 COMMENT ON COLUMN idemq.shard.since IS 'when the database became a shard';

@@ -6,7 +6,7 @@ CREATE TABLE idemq_internal.database_uuid (
 	uuid uuid NOT NULL
 );
 COMMENT ON TABLE idemq_internal.database_uuid IS 'identifier from which this database derives its effect keys; it is created with the first step and included in dumps, so a restored database derives the same keys';
-COMMENT ON COLUMN idemq_internal.database_uuid.one IS 'always true, so that there is only one row';
+COMMENT ON COLUMN idemq_internal.database_uuid.one IS 'always true, which limits the table to one row';
 COMMENT ON COLUMN idemq_internal.database_uuid.uuid IS 'random identifier of the database';
 
 -- No foreign key to idemq.jobs: see idemq_internal.queue_grants.

@@ -5,7 +5,7 @@ CREATE TABLE idemq_internal.topic_entries (
 	topic      text COLLATE "C" PRIMARY KEY,
 	created_at timestamptz NOT NULL
 );
-COMMENT ON TABLE idemq_internal.topic_entries IS 'one row per topic space, named by the first word of its topics; use idemq.topics to read it and idemq.create_topic to change it';
+COMMENT ON TABLE idemq_internal.topic_entries IS 'one row per topic space, which is named after the first word of its topics; use idemq.topics to read the table and idemq.create_topic to change it';
 COMMENT ON COLUMN idemq_internal.topic_entries.topic IS 'first word of the topics in the space';
 COMMENT ON COLUMN idemq_internal.topic_entries.created_at IS 'when the topic space was created';
 
@@ -116,7 +116,7 @@ BEGIN
 	IF FOUND THEN
 		RAISE EXCEPTION 'topic "%" has grants or bindings that this transaction cannot see',
 			drop_topic_impl.topic
-			USING ERRCODE = '40001', HINT = 'Run idemq.drop_topic at READ COMMITTED.';
+			USING ERRCODE = '40001', HINT = 'Run idemq.drop_topic in a READ COMMITTED transaction.';
 	END IF;
 	PERFORM idemq_internal.settle_usage(role) FROM unnest(roles) role;
 	PERFORM idemq_internal.audit('drop_topic', 0, '',
@@ -353,7 +353,7 @@ CREATE VIEW idemq.topics WITH (security_barrier) AS
 		OR pg_catalog.pg_has_role('pg_monitor', 'USAGE');
 COMMENT ON VIEW idemq.topics IS 'one row per topic space that you may use; pg_monitor sees all topic spaces';
 COMMENT ON COLUMN idemq.topics.topic IS 'first word of the topics in the space';
-COMMENT ON COLUMN idemq.topics.privileges IS 'your privileges: publish, bind, admin';
+COMMENT ON COLUMN idemq.topics.privileges IS 'your privileges, any of publish, bind and admin';
 COMMENT ON COLUMN idemq.topics.created_at IS 'when the topic space was created';
 
 -- The function decides which bindings; the view reads the names as its owner.

@@ -138,7 +138,7 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		WHERE o.dead_letter_queue IS NOT NULL) AS is_dead_letter_queue) d
 	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL
 		OR q.paused_until OPERATOR(pg_catalog.>) idemq.clock_timestamp()) AS paused) p;
-COMMENT ON VIEW idemq.metrics IS 'one row per queue that you may claim from or administer (for pg_monitor, every queue), with the number of jobs in each status, counters and times. A restart or crash resets the counters and times (see counted_since). All figures change only when a transaction commits, except that the four counters of refused calls (duplicates_total, stale_commits_total, stale_calls_total and repeated_commits_total) count each refusal immediately, even if the caller rolls back.';
+COMMENT ON VIEW idemq.metrics IS 'one row per queue that you may claim from or administer (for pg_monitor, every queue), with job counts by status, counters and times. A restart or crash resets the counters and times (see counted_since). All figures change only when a transaction commits, except that the four counters of refused calls (duplicates_total, stale_commits_total, stale_calls_total and repeated_commits_total) count each refusal immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.metrics.queue_id IS 'numeric id of the queue';
 COMMENT ON COLUMN idemq.metrics.paused IS 'whether the queue is paused, so that no jobs can be claimed';
@@ -172,7 +172,7 @@ COMMENT ON COLUMN idemq.metrics.retried_total IS 'number of jobs that idemq.retr
 COMMENT ON COLUMN idemq.metrics.redriven_total IS 'number of dead or cancelled jobs that idemq.redrive or idemq.retry made ready again';
 COMMENT ON COLUMN idemq.metrics.row_only_total IS 'number of claims whose lease did not fit into shared memory; if this number grows, raise idemq.max_leases';
 COMMENT ON COLUMN idemq.metrics.purged_total IS 'number of finished jobs deleted by the background worker or idemq.apply_retention after their retention period';
-COMMENT ON COLUMN idemq.metrics.stale_commits_total IS 'number of commits refused because the token was stale (IQ001, or outcome stale). They come from workers that continued after losing their lease. Each commit is counted immediately, even if the caller rolls back.';
+COMMENT ON COLUMN idemq.metrics.stale_commits_total IS 'number of commits refused because the token was stale (IQ001, or outcome stale). Such commits come from workers that continued after losing their lease. Each commit is counted immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.stale_calls_total IS 'number of other calls (fail, release, heartbeat, checkpoint, assert_current, fence) refused because the token was stale or the attempt had already ended. Each call is counted immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.repeated_commits_total IS 'number of commits of jobs that were already committed (IQ006, or outcome already_committed), including calls to commit_once. Each commit is counted immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.reruns_total IS 'number of finished jobs that ran again because of a later request (on_duplicate => rerun)';
@@ -205,7 +205,7 @@ COMMENT ON VIEW idemq.memory IS 'one row per table in shared memory, for the who
 COMMENT ON COLUMN idemq.memory.resource IS 'name of the table';
 COMMENT ON COLUMN idemq.memory.used IS 'number of entries in use';
 COMMENT ON COLUMN idemq.memory.size IS 'maximum number of entries';
-COMMENT ON COLUMN idemq.memory.refused IS 'number of times since the server started that an entry did not fit, so idemq worked without it, but more slowly';
+COMMENT ON COLUMN idemq.memory.refused IS 'number of times since the server started that an entry did not fit. idemq works without such an entry, but more slowly.';
 
 CREATE FUNCTION idemq_internal.server_counts()
 	RETURNS TABLE (name text, value bigint)

@@ -27,7 +27,7 @@ CREATE TABLE idemq_internal.history_steps (
 COMMENT ON TABLE idemq_internal.history_steps IS 'source of idemq.history, with one row per step and queue and at most 2,808 rows per queue. To delete the history, TRUNCATE this table.';
 COMMENT ON COLUMN idemq_internal.history_steps.step IS 'length of the step in seconds';
 COMMENT ON COLUMN idemq_internal.history_steps.place IS 'number of the step within its retention tier';
-COMMENT ON COLUMN idemq_internal.history_steps.queue_id IS 'numeric id of the queue; 0 means all queues together';
+COMMENT ON COLUMN idemq_internal.history_steps.queue_id IS 'numeric id of the queue; 0 means that the row covers all queues';
 COMMENT ON COLUMN idemq_internal.history_steps.due_since IS 'when the job that had been ready longest at the end of the step became ready; NULL means that no job was ready';
 CREATE INDEX history_queue ON idemq_internal.history_steps (queue_id, step);
 -- No policy: the view shows what is to be seen.
@@ -152,9 +152,9 @@ CREATE VIEW idemq.history WITH (security_barrier) AS
 		SELECT 0, NULL WHERE pg_catalog.pg_has_role('pg_monitor', 'USAGE')) q
 	JOIN idemq_internal.history_steps h ON h.queue_id OPERATOR(pg_catalog.=) q.queue_id;
 COMMENT ON VIEW idemq.history IS 'activity of each queue over time, for charts: one row per step and per queue that you may claim from or administer. The role pg_monitor sees every queue, and also one row per step for all queues together. A step in which nothing changed has no row. The background worker writes the rows while idemq.history is on.';
-COMMENT ON COLUMN idemq.history.queue IS 'name of the queue; NULL means all queues of the database together';
+COMMENT ON COLUMN idemq.history.queue IS 'name of the queue; NULL means that the row covers all queues in the database';
 COMMENT ON COLUMN idemq.history.step IS 'length of the step in seconds: 10 for the last hour, 60 for the last day, 600 for the last week; older rows remain until they are overwritten';
-COMMENT ON COLUMN idemq.history.at IS 'end of the step, a multiple of its length';
+COMMENT ON COLUMN idemq.history.at IS 'end of the step, which is a multiple of the step length';
 COMMENT ON COLUMN idemq.history.pending IS 'number of jobs that were ready or would be ready at their scheduled time; in this and the next four columns, NULL means that jobs had not been counted yet';
 COMMENT ON COLUMN idemq.history.blocked IS 'number of blocked jobs';
 COMMENT ON COLUMN idemq.history.running IS 'number of running jobs';

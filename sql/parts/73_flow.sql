@@ -10,7 +10,7 @@
 -- Nearest first, so that what is left out beyond most is what is farthest.
 CREATE FUNCTION idemq.flow_ids(id bigint, most int DEFAULT 100000) RETURNS SETOF bigint
 	ROWS 1000 STABLE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
-COMMENT ON FUNCTION idemq.flow_ids(bigint, int) IS 'List the ids of all jobs connected to the given job through dependencies, directly or indirectly: its entire graph or fan-out. The argument "most" is the maximum number of ids; if it is less than 1, no ids are returned. Returns no rows for a job that you may not see. To end the flow, call idemq.cancel_many(ARRAY(SELECT idemq.flow_ids(id))).';
+COMMENT ON FUNCTION idemq.flow_ids(bigint, int) IS 'List the ids of all jobs that are directly or indirectly connected to the given job through dependencies, which is its entire graph or fan-out. The argument "most" is the maximum number of ids; if it is less than 1, no ids are returned. Returns no rows for a job that you may not see. To end the flow, call idemq.cancel_many(ARRAY(SELECT idemq.flow_ids(id))).';
 
 CREATE FUNCTION idemq_internal.flow_ids_impl(id bigint, most int) RETURNS SETOF bigint
 	ROWS 1000 STABLE LANGUAGE sql SET enable_seqscan = off SET enable_hashjoin = off
@@ -37,8 +37,8 @@ CREATE FUNCTION idemq.flow(
 	OUT roots bigint[], OUT cut boolean)
 	RETURNS SETOF record
 	ROWS 1 VOLATILE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_as_caller';
-COMMENT ON FUNCTION idemq.flow(bigint, int) IS 'Report the progress of a graph or fan-out, given any of its jobs. Returns one row, or none for a job that you may not see. The argument "most" is the maximum number of jobs to read.
-- jobs: total number of jobs. The next columns count the waiting (pending), blocked, running, retrying (begun, and waiting for the next attempt), completed, dead and cancelled jobs. A deleted parent counts with the status that its children see.
+COMMENT ON FUNCTION idemq.flow(bigint, int) IS 'Report the progress of a graph or fan-out, given any of its jobs. Returns one row, or no row if you may not see the job. The argument "most" is the maximum number of jobs to read.
+- jobs: total number of jobs. The next columns count the waiting (pending), blocked, running, retrying (begun, and waiting for the next attempt), completed, dead and cancelled jobs. A deleted parent is counted with the status that its children see.
 - done: number of completed, dead or cancelled jobs
 - progress: percentage of jobs that are done
 - begun_at: when the first job was claimed

@@ -134,8 +134,8 @@ BEGIN
 	IF NOT f.fits THEN
 		RAISE EXCEPTION 'function % cannot be used as a handler', f.shown USING ERRCODE = '42P13',
 			HINT =
-				'Pass a function f(payload jsonb) that returns void or jsonb, which becomes the result of the job; '
-				'other data is available from '
+				'Pass a function f(payload jsonb) that returns void, or that returns the result of the job as jsonb. '
+				'Other data about the job is available from '
 				'idemq.current_job().';
 	ELSIF NOT has_function_privilege(idemq_internal.caller(), f.id, 'EXECUTE') THEN
 		RAISE EXCEPTION 'permission denied for function %', f.shown USING ERRCODE = '42501';
@@ -202,7 +202,7 @@ CREATE FUNCTION idemq.current_job(
 		OUT enqueued_at timestamptz,
 	OUT headers jsonb, OUT queue text, OUT kind text)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_current_job';
-COMMENT ON FUNCTION idemq.current_job() IS 'Return the job for which the handler''s function was called, as idemq.claim returns it, with its queue. Returns NULLs outside a handler.';
+COMMENT ON FUNCTION idemq.current_job() IS 'Return the job for which the handler''s function was called, with the columns that idemq.claim_any returns. Outside a handler, all columns are NULL.';
 
 -- Topic: Internal
 

@@ -23,7 +23,7 @@ CREATE TABLE idemq_internal.worker_entries (
 	fillfactor = 45,
 	autovacuum_vacuum_threshold = 5000
 );
-COMMENT ON TABLE idemq_internal.worker_entries IS 'one row per worker process of the last hour, written by idemq.report_worker; use idemq.workers to read it';
+COMMENT ON TABLE idemq_internal.worker_entries IS 'one row per worker process that has called idemq.report_worker in the last hour; use idemq.workers to read it';
 COMMENT ON COLUMN idemq_internal.worker_entries.role_oid IS 'role of the worker';
 COMMENT ON COLUMN idemq_internal.worker_entries.queue_ids IS 'numeric ids of the worker''s queues (at most 100)';
 COMMENT ON COLUMN idemq_internal.worker_entries.done_before IS 'value of done as of seen_before';
@@ -140,7 +140,7 @@ CREATE VIEW idemq.workers WITH (security_barrier) AS
 		h.jobs_per_second * 60, h.state
 	FROM idemq.handlers h LEFT JOIN leases l ON l.queue = h.queue;
 COMMENT ON VIEW idemq.workers IS 'one row per worker process that has called idemq.report_worker in the last hour, and one row per handler. The clients and idemq-work call that function every 30 s. Shows workers of queues that you may claim from or administer, and workers of your own roles; pg_monitor sees all workers.';
-COMMENT ON COLUMN idemq.workers.worker IS 'name of the worker, as in idemq.running_jobs; for a handler, the name of its function';
+COMMENT ON COLUMN idemq.workers.worker IS 'name of the worker, as shown in idemq.running_jobs, or, for a handler, the name of its function';
 COMMENT ON COLUMN idemq.workers.id IS 'identifier of the process; NULL means that the row describes a handler';
 COMMENT ON COLUMN idemq.workers.role IS 'role of the worker';
 COMMENT ON COLUMN idemq.workers.host IS 'host of the worker; NULL means that the host is unknown or that the row describes a handler, which runs in the server';
@@ -150,7 +150,7 @@ COMMENT ON COLUMN idemq.workers.queues IS 'queues of the worker that you may see
 COMMENT ON COLUMN idemq.workers.started_at IS 'time of the first report or, for a handler, the time when it was set';
 COMMENT ON COLUMN idemq.workers.seen_at IS 'time of the last report';
 COMMENT ON COLUMN idemq.workers.concurrency IS 'maximum number of jobs that the worker runs at once or, for a handler, maximum number of processes; NULL means that the worker did not report the number';
-COMMENT ON COLUMN idemq.workers.running IS 'number of jobs that were running at the last report or, for a handler, that are running now';
+COMMENT ON COLUMN idemq.workers.running IS 'number of jobs that were running at the last report or, for a handler, are running now';
 COMMENT ON COLUMN idemq.workers.jobs IS 'ids of the jobs that the worker reports running (at most 100), including jobs of queues that you cannot see; start times are in idemq.running_jobs';
 COMMENT ON COLUMN idemq.workers.done IS 'number of jobs that the worker has finished, successfully or not, since it started or, for a handler, since the server started';
 COMMENT ON COLUMN idemq.workers.per_minute IS 'jobs per minute between the last two reports or, for a handler, during the last minute; NULL means that the rate is not known yet';

@@ -80,19 +80,19 @@ COMMENT ON COLUMN idemq.schedules.queue IS 'queue to which the schedule adds job
 COMMENT ON COLUMN idemq.schedules.cron IS 'cron expression of the schedule';
 COMMENT ON COLUMN idemq.schedules.time_zone IS 'time zone of the cron expression';
 COMMENT ON COLUMN idemq.schedules.last_error IS 'why the last failed tick could not be enqueued';
-COMMENT ON COLUMN idemq.schedules.payload IS 'payload of the jobs';
-COMMENT ON COLUMN idemq.schedules.headers IS 'headers of the jobs, to which the name of the schedule and the time of the tick are added';
-COMMENT ON COLUMN idemq.schedules.group_key IS 'group_key of the jobs';
-COMMENT ON COLUMN idemq.schedules.priority IS 'priority of the jobs';
-COMMENT ON COLUMN idemq.schedules.max_attempts IS 'max_attempts of the jobs; NULL means that the queue''s setting applies';
+COMMENT ON COLUMN idemq.schedules.payload IS 'payload of the schedule''s jobs';
+COMMENT ON COLUMN idemq.schedules.headers IS 'headers of the schedule''s jobs, to which the name of the schedule and the time of the tick are added';
+COMMENT ON COLUMN idemq.schedules.group_key IS 'group_key of the schedule''s jobs';
+COMMENT ON COLUMN idemq.schedules.priority IS 'priority of the schedule''s jobs';
+COMMENT ON COLUMN idemq.schedules.max_attempts IS 'max_attempts of the schedule''s jobs; NULL means that the queue''s setting applies';
 COMMENT ON COLUMN idemq.schedules.expires_in IS 'time after a tick at which its job is cancelled if it has not been claimed; a tick that is overdue by more than this time is skipped';
-COMMENT ON COLUMN idemq.schedules.kind IS 'kind of the jobs; NULL means that the jobs have no kind';
-COMMENT ON COLUMN idemq.schedules.created_by IS 'role that created the schedule and as which the jobs are enqueued';
+COMMENT ON COLUMN idemq.schedules.kind IS 'kind of the schedule''s jobs; NULL means that the jobs have no kind';
+COMMENT ON COLUMN idemq.schedules.created_by IS 'role that created the schedule and whose privileges are used to enqueue its jobs';
 COMMENT ON COLUMN idemq.schedules.created_at IS 'when the schedule was created or last replaced';
-COMMENT ON COLUMN idemq.schedules.next_run IS 'time of the overdue tick if there is one, or otherwise of the next tick; NULL means that the server does not recognize the time zone';
+COMMENT ON COLUMN idemq.schedules.next_run IS 'time of the overdue tick, or of the next tick if none is overdue; NULL means that the server does not recognize the time zone';
 COMMENT ON COLUMN idemq.schedules.last_run IS 'scheduled time of the last tick that was enqueued';
 COMMENT ON COLUMN idemq.schedules.last_job IS 'id of the job enqueued at last_run';
-COMMENT ON COLUMN idemq.schedules.failed_at IS 'when a tick last could not be enqueued; NULL means that no tick has failed since the last success';
+COMMENT ON COLUMN idemq.schedules.failed_at IS 'when enqueuing a tick last failed; NULL means that no tick has failed since the last success';
 
 CREATE FUNCTION idemq_internal.due_schedules() RETURNS text[]
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';

@@ -320,8 +320,8 @@ COMMENT ON VIEW idemq.prometheus IS 'metrics for monitoring systems, one row per
 COMMENT ON COLUMN idemq.prometheus.name IS 'name of the sample, which ends in _bucket, _sum or _count for a histogram';
 COMMENT ON COLUMN idemq.prometheus.labels IS 'labels that distinguish the sample from others of the same name: queue, status, state, reason, le, task, schedule, resource, table, part, holder, outcome, version, postgres';
 COMMENT ON COLUMN idemq.prometheus.value IS 'value of the sample; for conditions, 1 means true and 0 means false';
-COMMENT ON COLUMN idemq.prometheus.type IS 'gauge (rises and falls), counter (only increases, and restarts at zero with the server) or histogram';
-COMMENT ON COLUMN idemq.prometheus.unit IS 'unit of the value: seconds, bytes, or NULL for a number without a unit';
+COMMENT ON COLUMN idemq.prometheus.type IS 'type of the metric: gauge (rises and falls), counter (only increases, and starts again at zero when the server restarts) or histogram';
+COMMENT ON COLUMN idemq.prometheus.unit IS 'unit of the value, seconds or bytes; NULL means that the value has no unit';
 COMMENT ON COLUMN idemq.prometheus.help IS 'description of the metric';
 COMMENT ON COLUMN idemq.prometheus.family IS 'name without _bucket, _sum or _count, as in idemq.prometheus_names';
 
