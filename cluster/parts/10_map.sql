@@ -10,7 +10,7 @@ COMMENT ON SCHEMA cluster IS 'router for idemq shards';
 CREATE FUNCTION cluster.in_transaction() RETURNS boolean
 	VOLATILE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_cluster_in_transaction';
 COMMENT ON FUNCTION cluster.in_transaction()
-	IS 'Return whether the caller is in a transaction block, or its statement has written to this database. Such work can still be rolled back, but a call to a shard cannot be undone.';
+	IS 'Return whether the caller is in a transaction block or its statement has written to this database. Such work can still be rolled back, but a call to a shard cannot be undone.';
 
 CREATE TABLE cluster.settings (
 	one      boolean PRIMARY KEY DEFAULT true CHECK (one),
@@ -169,7 +169,7 @@ BEGIN
 	EXECUTE format('CREATE SERVER idemq_cluster FOREIGN DATA WRAPPER plproxy OPTIONS (%s)', parts);
 END $$;
 COMMENT ON FUNCTION cluster.init(int)
-	IS 'Permanently make this database the router for the given number of logical shards. Creates the foreign server idemq_cluster, which has no valid connection until cluster.set_shard_dsn is called. Does nothing if the database is already the router for that number of shards. Requires a superuser.';
+	IS 'Permanently make this database the router for the given number of logical shards. Creates the foreign server idemq_cluster, which has no valid connection until cluster.set_shard_dsn is called. Does nothing if the database is already the router for that number of shards. Only a superuser may call it.';
 
 CREATE FUNCTION cluster.check_shard(shard int) RETURNS void STABLE LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$
@@ -201,7 +201,7 @@ BEGIN
 	RETURN number;
 END $$;
 COMMENT ON FUNCTION cluster.set_shard_dsn(int, text)
-	IS 'Set the location of a shard and mark it as up. Returns the map''s new version, and sends NOTIFY cluster_map. Raises 55000 if the database is a different shard or not a shard (idemq.set_shard). Warns if the database cannot be reached; in that case, check cluster.identities() later. Requires the owner of server idemq_cluster.';
+	IS 'Set the location of a shard and mark it as up. Returns the map''s new version, and sends NOTIFY cluster_map. Raises 55000 if the database is a different shard or not a shard (idemq.set_shard). Warns if the database cannot be reached; in that case, check cluster.identities() later. Only the owner of server idemq_cluster may call it.';
 
 CREATE FUNCTION cluster.check_place(shard int) RETURNS void LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$

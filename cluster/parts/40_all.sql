@@ -92,7 +92,7 @@ SELECT cluster.make_call('identities', '', 'is_shard int, of_shards int, databas
 		FROM (SELECT current_database(), current_user) d(database, role) LEFT JOIN idemq.shard s ON true)
 		i(is_shard, of_shards, database, role)', 'all', 'true', '');
 COMMENT ON FUNCTION cluster.identities
-	IS 'Return the shard number that each database reports (idemq.set_shard), and the role under which the caller connects to it. is_shard must equal shard.';
+	IS 'Return the shard number that each database reports (idemq.set_shard), and the role as which the caller connects to it. is_shard must equal shard.';
 
 DROP FUNCTION cluster.make_call(text, text, text, text, text, text, text, text);
 
@@ -180,7 +180,7 @@ BEGIN
 	END LOOP;
 END $$;
 COMMENT ON FUNCTION cluster.enqueue_many
-	IS 'Call idemq.enqueue_many with one batch per shard. Jobs with neither key nor group go to one shard together. Each shard adds all or none of its batch, independently of the other shards. Returns one row per element, with ord counting from 1; if the element''s shard failed or is down, the row has an error and no id. With keys, the call can be repeated safely.';
+	IS 'Call idemq.enqueue_many with one batch per shard. Jobs with neither key nor group go to one shard together. Each shard adds all or none of its batch, independently of the other shards. Returns one row per element, numbered from 1 in ord; if the element''s shard failed or is down, the row has an error and no id. With keys, the call can be repeated safely.';
 
 CREATE FUNCTION cluster.at_enqueue_many(
 	at_shard int, of_shards int, queue text, payloads jsonb[], keys text[], run_ats timestamptz[], priorities int[], group_keys text[],

@@ -22,7 +22,7 @@ BEGIN
 	END LOOP;
 END $$;
 COMMENT ON FUNCTION cluster.grant_use(regrole)
-	IS 'Allow a role to call the shards through this router. The role also needs privileges on each queue (cluster.grant_queue) and its own user mapping, which you create with CREATE USER MAPPING FOR role SERVER idemq_cluster OPTIONS (user ..., password ...). Never create a mapping FOR PUBLIC. Requires a superuser.';
+	IS 'Allow a role to call the shards through this router. The role also needs privileges on each queue (cluster.grant_queue) and its own user mapping, which you create with CREATE USER MAPPING FOR role SERVER idemq_cluster OPTIONS (user ..., password ...). Never create a mapping FOR PUBLIC. Only a superuser may call it.';
 
 CREATE FUNCTION cluster.revoke_use(role regrole) RETURNS void LANGUAGE plpgsql
 	SET search_path = pg_catalog, pg_temp AS $$

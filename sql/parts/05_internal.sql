@@ -7,7 +7,7 @@
 CREATE FUNCTION idemq.now() RETURNS timestamptz
 	STABLE PARALLEL RESTRICTED LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_now';
 COMMENT ON FUNCTION idemq.now()
-	IS 'Return the start time of this transaction according to idemq''s clock. This is now() plus the total added by idemq.advance_clock as of the transaction''s first call. Use it to compute run_at.';
+	IS 'Return the start time of this transaction according to idemq''s clock. This is now() plus the total added by idemq.advance_clock as of the first call in the transaction. Use it to compute run_at.';
 
 CREATE FUNCTION idemq.clock_timestamp() RETURNS timestamptz
 	PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_clock_timestamp';

@@ -310,7 +310,7 @@ CREATE FUNCTION idemq_internal.delete_by_time(
 CREATE FUNCTION idemq.apply_retention(max_jobs int DEFAULT 100000) RETURNS bigint
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_apply_retention';
 COMMENT ON FUNCTION idemq.apply_retention(int)
-	IS 'Delete data whose retention period has passed, as the background worker does automatically. Deletes finished jobs with their attempts, keys recorded by idemq.once, events, and rows of idemq.audit. Visits every job once. Deletes at most max_jobs jobs, starting with the lowest ids, and returns the number of jobs deleted.';
+	IS 'Delete data whose retention period has passed, in all queues, as the background worker does automatically. Deletes finished jobs with their attempts, keys recorded by idemq.once, events, and rows of idemq.audit. Visits every job once. Deletes at most max_jobs jobs, starting with the lowest ids, and returns the number of jobs deleted.';
 
 CREATE FUNCTION idemq.grant_queue(name text, role regrole, privilege text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';

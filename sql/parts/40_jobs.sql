@@ -40,7 +40,7 @@ $sql$;
 	PERFORM pg_catalog.set_config('default_toast_compression', before, true);
 END $do$;
 COMMENT ON FUNCTION idemq.enqueue(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, interval, text, boolean, text, interval, bigint[], text)
-	IS 'Add a job. Returns the job''s id and the outcome accepted. If a job with the same key exists, returns its id, status and result and the outcome duplicate. Requires enqueue.
+	IS 'Add a job. Returns the job''s id and the outcome accepted. If the key is in use, returns the id, status and result of the existing job and the outcome duplicate. Requires enqueue.
 - key: up to 1,024 bytes. A call waits for any open transaction that uses the same key. With nowait, it returns locked without an id instead of waiting.
 - key_ttl: time after this call at which the key of the finished job becomes free, used instead of the queue''s idempotency_window
 - on_duplicate: keep raises IQ003 if the payload or kind differs, ignore does not compare them, and error raises IQ004
@@ -79,7 +79,7 @@ COMMENT ON FUNCTION idemq.cancel(bigint)
 CREATE FUNCTION idemq.cancel_many(ids bigint[]) RETURNS TABLE (id bigint, outcome idemq.outcome)
 	ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_cancel_many';
 COMMENT ON FUNCTION idemq.cancel_many(bigint[])
-	IS 'Cancel many jobs in any queues without waiting. A job that another open transaction has locked is not cancelled, and its outcome is locked. Its worker is told to stop as long as the calling transaction is open; call again for such a job. Returns one row per distinct id, in ascending order. Requires enqueue.';
+	IS 'Cancel many jobs in any queues without waiting. The outcome is locked for a job that another open transaction has locked. While the calling transaction is open, the worker of such a job is told to stop; call again for the job. Returns one row per distinct id, in ascending order. Requires enqueue.';
 
 CREATE FUNCTION idemq.cancel_matching(
 	queue text, kind text DEFAULT NULL, group_key text DEFAULT NULL, key_prefix text DEFAULT NULL,
@@ -198,7 +198,7 @@ COMMENT ON FUNCTION idemq.heartbeat(bigint, bigint, interval)
 - outcome current: the lease was extended
 - outcome stale or not_found: the lease has been lost
 - outcome expired: job_timeout has passed
-- outcome cancelled: a transaction that cancels the job is waiting for the worker''s transaction
+- outcome cancelled: a transaction that is cancelling the job is waiting for the worker''s transaction
 - lease: NULL extends the lease by the duration that it had after the claim, even after a server crash. A different duration also applies to later heartbeats, until the server restarts. The lease never extends beyond the queue''s job_timeout, counted from the claim.';
 
 CREATE FUNCTION idemq.heartbeat_many(ids bigint[], tokens bigint[], lease interval DEFAULT NULL)
@@ -343,4 +343,4 @@ CREATE FUNCTION idemq.take_over() RETURNS boolean
 COMMENT ON FUNCTION idemq.take_over()
 	IS 'Make a database that follows another one take over from the publisher. Returns false if it is not following. Reads all jobs once. Only the owner may call it.
 - Job ids and tokens continue above the replicated ones, running leases start again, and roles with replicated grants get USAGE on the schema.
-- The call raises 55000 if an enabled subscription writes to idemq''s tables, and 55006 if its worker or a prepared transaction does not end.';
+- The call raises 55000 if an enabled subscription writes to idemq''s tables, and 55006 if the subscription''s worker or a prepared transaction does not end.';

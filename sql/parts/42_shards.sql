@@ -48,7 +48,7 @@ CREATE FUNCTION idemq.retire(moved_to text) RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_retire';
 COMMENT ON FUNCTION idemq.retire(text)
 	IS 'Permanently fence this database because it is moving to another server. Returns whether the call changed anything. Only the owner may call it.
-- moved_to: description of the new server, to be read by people
+- moved_to: description of the new server, for people to read
 - Once this transaction commits, validate, admit, result, wait_result and every function that writes raise 55000 with a hint to read the cluster''s map.
 - The call waits for open transactions that have written jobs.
 - NULL reverses a move that did not take place; idemq.take_over() then makes the database active again.';
@@ -56,4 +56,4 @@ COMMENT ON FUNCTION idemq.retire(text)
 CREATE FUNCTION idemq.result(id bigint, OUT status idemq.status, OUT result jsonb)
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_result';
 COMMENT ON FUNCTION idemq.result(bigint)
-	IS 'Return the current status and stored result of a job without waiting. It is meant for proxies that can call only functions. Raises IQ002 if the job does not exist. Requires any privilege on its queue.';
+	IS 'Return the current status and stored result of a job without waiting. This function is for proxies that cannot call procedures. Raises IQ002 if the job does not exist. Requires any privilege on its queue.';

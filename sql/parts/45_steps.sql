@@ -73,7 +73,7 @@ COMMENT ON PROCEDURE idemq.begin_step(bigint, bigint, text, jsonb, interval, tex
 	IS 'Record that an attempt is about to send a request to another system. Call it before sending. The procedure commits. Requires claim.
 - outcome new: send the request, and give up when call_timeout has passed, counted from just before this CALL
 - outcome done: response contains the stored response
-- outcome unknown: an attempt was lost between request and response. former_request and begun_at contain its request and time. Ask the other system, or send the request again with the same effect_key.
+- outcome unknown: an attempt was lost between request and response. former_request and begun_at show what it requested and when. Ask the other system, or send the request again with the same effect_key.
 - outcome busy: the earlier request may still arrive. Call again after retry_after.
 - The record is flushed to disk even if synchronous_commit is off.
 - It raises IQ001 (stale token), IQ002, IQ003 (the step was begun with a different request), IQ006, and 2D000 inside a transaction block.';

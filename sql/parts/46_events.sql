@@ -36,7 +36,7 @@ COMMENT ON FUNCTION idemq.await_event(bigint, bigint, text, interval)
 - outcome arrived: the event''s payload is returned
 - outcome waiting: the job was released, as with idemq.release, until the event arrives or timeout has passed since the first call. The next attempt must call the function again.
 - outcome timed_out: the event did not arrive in time
-- An outcome of arrived or timed_out is final, so every later call for the job returns it.
+- An outcome of arrived or timed_out is final: every later call for the job returns it again.
 - timeout: may be 0
 - It raises IQ001 (stale token), IQ002, IQ006 and 55000 (a step has that name).';
 

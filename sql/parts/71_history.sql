@@ -126,7 +126,7 @@ END $$;
 CREATE FUNCTION idemq.percentile(counts int[], part float8) RETURNS interval
 	IMMUTABLE PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_percentile';
 COMMENT ON FUNCTION idemq.percentile(int[], float8)
-	IS 'Return the time within which the given fraction (such as 0.95) of jobs was claimed or of attempts was committed, accurate to within 12.5 %. Pass wait_counts or run_counts from idemq.history, or their sum from idemq.sum_counts, as the histogram. Returns NULL if an argument is NULL. Raises 22023 if the array is not a histogram.';
+	IS 'Return the time within which the given fraction (such as 0.95) of jobs was claimed or of attempts was committed, accurate to within 12.5 %. Pass wait_counts or run_counts from idemq.history, or their sum from idemq.sum_counts, as the histogram. Returns NULL if the histogram is NULL. Raises 22023 if the array is not a histogram.';
 
 CREATE FUNCTION idemq_internal.add_counts(counts int[], more int[]) RETURNS int[]
 	IMMUTABLE STRICT PARALLEL SAFE LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_add_counts';
