@@ -32,4 +32,4 @@ CREATE FUNCTION idemq.admit(bucket text, max_calls int, per interval, cost int D
 	RETURNS idemq.admission
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_admit';
 COMMENT ON FUNCTION idemq.admit(text, int, interval, int, int)
-	IS 'Check whether a call is allowed under a limit of max_calls calls in any period of length per. The call counts as cost calls; a cost of 0 only checks the limit. With burst, the limit is a bucket of that size that refills at a constant rate (GCRA). The call counts immediately, even if you roll back, until the server restarts. retry_after is the time to wait before asking again. All roles with EXECUTE share the limits.';
+	IS 'Check whether a call is allowed under a limit of max_calls in any period of length per. The call counts as cost calls; a cost of 0 only checks. With burst, the limit is a bucket of that size that refills at a constant rate (GCRA). The call counts immediately, even if you roll back, until the server restarts. retry_after is the time to wait before asking again. All roles with EXECUTE share limits.';
