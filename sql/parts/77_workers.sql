@@ -75,7 +75,7 @@ BEGIN
 	PERFORM idemq_internal.check_int('concurrency', concurrency, 1, 1000000)
 		WHERE concurrency IS NOT NULL;
 	IF cardinality(queues) = 0 OR array_ndims(queues) > 1 THEN
-		RAISE EXCEPTION 'queues must be a non-empty, one-dimensional array of queue names' USING ERRCODE = '22023',
+		RAISE EXCEPTION 'queues must be a non-empty, one-dimensional array of names' USING ERRCODE = '22023',
 			HINT = 'Pass the names of the queues that the worker claims from.';
 	END IF;
 	-- Before anything that may refuse the report.
