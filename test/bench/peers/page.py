@@ -130,7 +130,7 @@ def bytes_table(rows):
 
 SECTIONS = {
     "enqueue": ("Enqueue", "8 producers enqueue jobs. *On* means `synchronous_commit = on` and, for Redis, `appendfsync always`; *off* means "
-                "`synchronous_commit = off` and `appendfsync everysec`. Each cost was measured with *off*, first one job at a time, and then in batches of 100.", lambda rows: rates_table(rows, "jobs/s")),
+                "`synchronous_commit = off` and `appendfsync everysec`. The cost columns were measured with *off*, and each shows the cost with one job at a time and in batches of 100.", lambda rows: rates_table(rows, "jobs/s")),
     "cycle": ("From waiting to done", "8 workers claim jobs and complete them. PgQ has one reader and does not handle individual jobs. BullMQ has no batches, "
               "so it runs 100 jobs at once instead. The cost columns have the same meaning as under *Enqueue*.", lambda rows: rates_table(rows, "jobs/s")),
     "mixed": ("Producers and workers together", "4 producers and 4 workers run for {SECS_MIXED} s, one job at a time (PgQ has only one reader, and pg-boss uses `fetch`). "
