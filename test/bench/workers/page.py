@@ -131,7 +131,7 @@ def main():
     for table in tables:
         print("\n".join(plain(*table)), end="\n\n")
     about = (f"`{command(settings)}` measured commit {settings['commit']} on {settings['date']}, in {settings['rounds']} rounds. The table shows the medians. "
-             f"The clients and the server shared one machine ({processor()}). The load was {settings['load']} before the run began.")
+             f"The clients and the server shared one machine ({processor()}). Before the run, the load average was {settings['load']}.")
     print(about)
     if len(sys.argv) > 2:
         put_between(sys.argv[2], "workers", "\n\n".join([about, *("\n".join(markdown(*table)) for table in tables)]))
