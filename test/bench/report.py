@@ -272,7 +272,7 @@ def held_rows(runs):
 WAL_SIDES = {"idemq": "claim + commit", "idemq-next": "commit_and_claim", "floor": "two primary-key HOT updates",
              "skip": "SKIP LOCKED"}
 WAL_HEAD = ["WAL bytes per cycle, full_page_writes off", "wal_level replica", "logical"]
-KEPT_HEAD = ["bytes of a finished job that is kept", "table", "indexes", "together"]
+KEPT_HEAD = ["bytes per kept finished job", "table", "indexes", "together"]
 
 
 def wal_bytes(lines):
@@ -349,18 +349,18 @@ class Targets:
         yield ("enqueue, compared with INSERT; with fsync / with synchronous_commit off", "1.0 / 1.0",
                [self.ratio(1.1, "enqueue", "idemq", "plain", sync=sync) for sync in ("on", "off")])
         yield "enqueue_many of 1,000 jobs, compared with INSERT … SELECT; with synchronous_commit off", "1.1", [self.ratio(1.5, "many", "idemq", "plain")]
-        yield ("enqueue with a key, compared with enqueue without a key; with fsync / with synchronous_commit off", "0.81 / 0.81",
+        yield ("enqueue with a key, compared with enqueue without one; with fsync / with synchronous_commit off", "0.81 / 0.81",
                [self.ratio(0.85, "keyed", "idemq-key", "idemq-nokey", sync=sync) for sync in ("on", "off")])
-        yield "enqueue of a duplicate, compared with SELECT by primary key", "0.72", [self.ratio(0.85, "duplicate", "idemq", "plain")]
+        yield "enqueuing a duplicate, compared with SELECT by primary key", "0.72", [self.ratio(0.85, "duplicate", "idemq", "plain")]
         for side, call in (("idemq", "claim and commit"), ("idemq-next", "commit_and_claim")):
             yield (f"4 producers and 4 workers with {call} and synchronous_commit off: compared with SKIP LOCKED / last quarter compared with the first",
                    "3.1–3.7 / 0.75–0.93" if side == "idemq" else "–", self.mixed_parts(side))
         for side, call in (("idemq", "claim and commit"), ("idemq-next", "commit_and_claim")):
-            yield (f"bytes of WAL per cycle of {call}, without full-page images; with wal_level replica / logical",
+            yield (f"WAL bytes per {call}, without full-page images; with wal_level replica / logical",
                    "730" if side == "idemq" else "–",
                    [(self.wal.get((side, "replica")), 450, False), (self.wal.get((side, "logical")), None, False)])
         kept = self.kept.get("idemq")
-        yield "bytes of a finished job that is kept, in the table and its indexes", "625", [(sum(kept) if kept else None, 500, False)]
+        yield "bytes per kept finished job, in the table and its indexes", "625", [(sum(kept) if kept else None, 500, False)]
         yield ("admit, compared with SELECT 1; with one bucket / 1,000 buckets", "0.76 / 0.83",
                [self.ratio(0.9, "admit", side, "one") for side in ("idemq-one", "idemq-many")])
 

@@ -157,9 +157,9 @@ is_sql($node, "SELECT count(*) > 50 FROM told WHERE role = 'postgres' AND own AN
 
 # ---- What they see
 
-my %words = (payload => 'payloads', numbered => 'payloads', key => 'keys', group => 'group keys', header => 'headers', worker => 'names of workers',
-	checkpoint => 'checkpoints', error => 'errors', details => 'details of errors', result => 'results', request => 'requests of steps',
-	response => 'responses of steps', event => 'payloads of events', producer => 'names of producers', schedule => 'payloads of schedules');
+my %words = (payload => 'payloads', numbered => 'payloads', key => 'keys', group => 'group keys', header => 'headers', worker => 'worker names',
+	checkpoint => 'checkpoints', error => 'errors', details => 'error details', result => 'results', request => 'step requests',
+	response => 'step responses', event => 'event payloads', producer => 'producer names', schedule => 'schedule payloads');
 my ($see) = $manual =~ /^### What they see\n(.*?)^#/ms or die 'no table "What they see"';
 my %seen_by = map { my (undef, $who, $what) = split / ?\| ?/; ($who => $what) } grep { /^\| / } split /\n/, $see;
 

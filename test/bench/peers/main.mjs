@@ -316,7 +316,7 @@ const measures = {
       idemq: [{ attach: true }, 'lease attached to the session'],
       skip: [{ notify: true, reaps: true }, 'lease of 30 s, checked once per second'],
       pgq: [{}, 'another reader asks for the batch as the same consumer'],
-      graphile: [{}, 'lock that is valid for 4 hours'],
+      graphile: [{}, 'lock valid for 4 hours'],
       boss: [{ polls: true, heartbeat: 10 }, 'heartbeat of 10 s (the minimum), checked once per second and polled twice per second'],
       bullmq: [{}, 'default lock of 30 s, checked every 30 s'],
     };

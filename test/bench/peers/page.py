@@ -106,7 +106,7 @@ def killed_table(rows):
         found = [str(row["samples"]), milliseconds(row["median"]), milliseconds(row["worst"])] if row["samples"] else \
             ["–", f"more than {row['more_than']:,.0f}", "–"]
         body.append([title(row["side"]), row["means"], *found])
-    return ["time from the `kill -9` of a worker until another worker receives its job", "mechanism", "samples", "median ms", "worst ms"], body
+    return ["time from killing a worker with `kill -9` until another worker receives its job", "mechanism", "samples", "median ms", "worst ms"], body
 
 
 def notify_table(rows):
@@ -130,21 +130,21 @@ def bytes_table(rows):
 
 SECTIONS = {
     "enqueue": ("Enqueue", "8 producers enqueue jobs. *On* means `synchronous_commit = on` and, for Redis, `appendfsync always`; *off* means "
-                "`synchronous_commit = off` and `appendfsync everysec`. Each cost was measured with *off*, first one job at a time, and then in batches of 100.", lambda rows: rates_table(rows, "jobs/s")),
-    "cycle": ("From waiting to done", "8 workers claim jobs and complete them. PgQ has one reader and does not handle single jobs. BullMQ has no batches, "
+                "`synchronous_commit = off` and `appendfsync everysec`. The cost columns were measured with *off*, and each shows the cost with one job at a time and in batches of 100.", lambda rows: rates_table(rows, "jobs/s")),
+    "cycle": ("From waiting to done", "8 workers claim jobs and complete them. PgQ has one reader and does not handle individual jobs. BullMQ has no batches, "
               "so it runs 100 jobs at once instead. The cost columns have the same meaning as under *Enqueue*.", lambda rows: rates_table(rows, "jobs/s")),
     "mixed": ("Producers and workers together", "4 producers and 4 workers run for {SECS_MIXED} s, one job at a time (PgQ has only one reader, and pg-boss uses `fetch`). "
               "The producers pause while {ROOM:,} jobs are waiting.", lambda rows: run_table(rows, "", False)),
-    "latency": ("Latency at {RATE} jobs per second", "The table shows the time from the moment when a job should have been enqueued until a worker receives the job. "
+    "latency": ("Latency at {RATE} jobs per second", "Latency is the time between the moment when a job was due to be enqueued and the moment when a worker receives it. "
                 "4 producers and 4 workers run for {SECS_MIXED} s; each system uses its own notifications.", lambda rows: run_table(rows, "", True)),
     "held": ("While a snapshot is held", "Producers and workers run together for {SECS_HELD} s, while another session holds a REPEATABLE READ "
-             "snapshot. Redis has no snapshots.", lambda rows: run_table(rows, "", False)),
+             "snapshot. BullMQ is not listed, because Redis has no snapshots.", lambda rows: run_table(rows, "", False)),
     "waiting": ("A long backlog", "8 workers take one job at a time; PgQ takes batches of 100.", waiting_table),
     "idle": ("An idle worker is woken", "Ten jobs per second arrive at random times; each system uses its own notifications.", idle_table),
     "killed": ("A worker is killed", "", killed_table),
     "notify": ("What notifications cost producers", "One session listens. graphile-worker always notifies.", notify_table),
-    "bytes": ("Bytes", "The figures include tables and indexes or, for Redis, memory. *Done* is a finished job as each system keeps it by "
-              "default. graphile-worker deletes finished jobs, and PgQ empties its tables by rotation.", bytes_table),
+    "bytes": ("Bytes", "The figures include tables and indexes or, for Redis, memory. *Done* means a finished job under the system's "
+              "default settings. graphile-worker deletes finished jobs, and PgQ empties its tables by rotation.", bytes_table),
 }
 
 
@@ -163,7 +163,7 @@ def about(results):
     text += f"All clients and servers ran on one machine ({settings['machine']}). "
     text += f"The rates are medians of {settings['ROUNDS']} rounds of {settings['SECS']} s, in which the systems took turns."
     if settings["load"] > 1:
-        text += f" **The machine was busy with other work: the load was {settings['load']:.0f} before the run began. Measure again on a quiet machine.**"
+        text += f" **The machine was busy with other work: before the run, the load average was {settings['load']:.0f}. Measure again on a quiet machine.**"
     return text
 
 

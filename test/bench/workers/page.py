@@ -40,7 +40,7 @@ def times(found, others, key="rate"):
 def throughput(results):
     all_found, messages = results["throughput"], results["messages"]
     base = any(name.startswith("base-") for name in all_found)
-    head = ["worker", "jobs/s", "times the other's", "client us/job", "server us/job", "messages/job", "flushes/job"]
+    head = ["worker", "jobs/s", "relative to its peer", "client us/job", "server us/job", "messages/job", "flushes/job"]
     if base:
         head += ["before: jobs/s", "messages/job", "times", "client's time, times"]
     rows = []
@@ -131,7 +131,7 @@ def main():
     for table in tables:
         print("\n".join(plain(*table)), end="\n\n")
     about = (f"`{command(settings)}` measured commit {settings['commit']} on {settings['date']}, in {settings['rounds']} rounds. The table shows the medians. "
-             f"The clients and the server shared one machine ({processor()}). Before the run began, the load was {settings['load']}.")
+             f"The clients and the server shared one machine ({processor()}). Before the run, the load average was {settings['load']}.")
     print(about)
     if len(sys.argv) > 2:
         put_between(sys.argv[2], "workers", "\n\n".join([about, *("\n".join(markdown(*table)) for table in tables)]))
