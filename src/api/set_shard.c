@@ -21,8 +21,7 @@ SQL_FUNCTION(idemq_sql_set_shard)
 			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 			errmsg("shards must be a power of two, not %d", shards),
 			errhint(
-				"Use 64, or the number that was chosen when the cluster was created. That number is "
-				"in cluster.settings on the router."));
+				"Use 64 for a new cluster. For an existing cluster, use the number in cluster.settings on the router."));
 	PG_RETURN_BOOL(idemq_shard_set(shard, shards));
 }
 

@@ -88,7 +88,7 @@ sql($node, "SELECT idemq.create_queue('bad' || i, lease => '1 h') FROM generate_
 my $tries = "FROM (SELECT name, coalesce(pg_sequence_last_value('public.tries_' || queue_id), 0) AS n FROM idemq.queues WHERE name LIKE 'bad%') t";
 my $failing = sql($node, 'SELECT clock_timestamp()');
 my $bad = expire('bad1');
-is_logged($node, qr/\[$pid\] \w{5}  CONTEXT:.*\n(?:\t.*\n)*\tidemq worker, maintenance task "reap" of queue "bad1"/, 'an error is logged with task and queue', $log);
+is_logged($node, qr/\[$pid\] \w{5}  CONTEXT:.*\n(?:\t.*\n)*\tidemq worker, maintenance task "reap" for queue "bad1"/, 'an error is logged with task and queue', $log);
 is_reaped(expire($_), "queue $_ goes on") foreach qw(q new);
 sql($node, "DO \$\$
 	DECLARE job bigint;
