@@ -134,7 +134,8 @@ static void
 lose(struct job *job)
 {
 	job->doubted = false;
-	say("%s %s: the lease was lost, so the %s is being stopped", job->queue, job->id, executor->noun);
+	say("%s %s: the lease was lost, so the %s is being stopped", job->queue, job->id,
+		executor->noun);
 	job_end(job, LEASE_LOST);
 }
 
@@ -215,8 +216,8 @@ job_watch(struct job *job)
 		job_end(job, TIME_OVER);
 	else if (now >= job->lease_until && !job->done)
 	{
-		say("%s %s: the lease could not be extended, so the %s is being stopped", job->queue, job->id,
-			executor->noun);
+		say("%s %s: the lease could not be extended, so the %s is being stopped", job->queue,
+			job->id, executor->noun);
 		job_end(job, CUT_OFF);
 	}
 }

@@ -178,7 +178,8 @@ take_line(int slot, const char *line, size_t size)
 	}
 	if (!worker->busy || worker->line != NULL)
 	{
-		say("%s %d: response does not belong to a running job, so the program is being stopped: %.*s (a line on stdout that begins with { is a response, so write logs to stderr)",
+		say("%s %d: response does not belong to a running job, so the program is being stopped: "
+			"%.*s (a line on stdout that begins with { is a response, so write logs to stderr)",
 			options.program[0], slot + 1, (int) (size < SHOWN_MOST ? size : SHOWN_MOST), line);
 		lines_leave(worker, "the program has responded twice", SIGTERM);
 		return;

@@ -378,7 +378,8 @@ store_checkpoint(struct job *job, struct server *server)
 	if (result == NULL)
 		return false;
 	if (PQresultStatus(result) != PGRES_TUPLES_OK)
-		say("%s %s: could not store the checkpoint: %s", job->queue, job->id, PQresultErrorMessage(result));
+		say("%s %s: could not store the checkpoint: %s", job->queue, job->id,
+			PQresultErrorMessage(result));
 	PQclear(result);
 	free(job->checkpoint);
 	job->checkpoint = NULL;
@@ -494,7 +495,9 @@ job_commit_all(struct job *jobs, struct server *server, int slots)
 void
 job_give_up(struct job *job)
 {
-	say("%s %s: could not report to the server that %s; the job has to wait until its lease expires",
-		job->queue, job->id, job->verdict == COMMIT ? "the job succeeded" : "the attempt has ended");
+	say("%s %s: could not report to the server that %s; the job has to wait until its lease "
+		"expires",
+		job->queue, job->id,
+		job->verdict == COMMIT ? "the job succeeded" : "the attempt has ended");
 	job_free(job);
 }

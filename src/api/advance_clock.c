@@ -245,11 +245,11 @@ warn_of_schedules(TimestampTz by)
 	PushActiveSnapshot(GetTransactionSnapshot());
 	overdue = idemq_follows() ? NULL : idemq_tick_overdue(by);
 	if (overdue != NULL)
-		ereport(
-			WARNING, errmsg("some schedules that were due have not enqueued their jobs"),
-			errdetail("Schedules: %s.", overdue),
-			errhint(
-				"Check last_error in idemq.schedules. idemq will retry these schedules in one minute, as measured by its own clock."));
+		ereport(WARNING, errmsg("some schedules that were due have not enqueued their jobs"),
+				errdetail("Schedules: %s.", overdue),
+				errhint(
+					"Check last_error in idemq.schedules. idemq will retry these schedules in one "
+					"minute, as measured by its own clock."));
 	commit();
 }
 
@@ -324,12 +324,12 @@ SQL_FUNCTION(idemq_sql_advance_clock)
 	TimestampTz by_wall;
 
 	if (!idemq_test_clock)
-		ereport(
-			ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			errmsg("idemq.test_clock is off"),
-			errdetail("The clock can be advanced only on a test server."),
-			errhint(
-				"If this is a test server, set idemq.test_clock = on in postgresql.conf, and restart the server."));
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("idemq.test_clock is off"),
+				errdetail("The clock can be advanced only on a test server."),
+				errhint(
+					"If this is a test server, set idemq.test_clock = on in postgresql.conf, and "
+					"restart the server."));
 	idemq_check_top_level(fcinfo, "advance_clock", WHY_TOP_LEVEL);
 	usecs = idemq_arg_interval(fcinfo, 0, "by", 0);
 	by = PG_GETARG_INTERVAL_P(0);

@@ -69,8 +69,8 @@ SQL_FUNCTION(idemq_sql_fence)
 		ereport(
 			ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 			errmsg("idemq.fence can be used only in BEFORE INSERT OR UPDATE triggers FOR EACH ROW"),
-			errhint(
-				"Use CREATE TRIGGER ... BEFORE INSERT OR UPDATE ON ... FOR EACH ROW EXECUTE FUNCTION idemq.fence('job_id', 'token')."));
+			errhint("Use CREATE TRIGGER ... BEFORE INSERT OR UPDATE ON ... FOR EACH ROW EXECUTE "
+					"FUNCTION idemq.fence('job_id', 'token')."));
 	row = TRIGGER_FIRED_BY_UPDATE(data->tg_event) ? data->tg_newtuple : data->tg_trigtuple;
 	id = column(data, row, 0, "job_id");
 	token = column(data, row, 1, "token");

@@ -101,12 +101,12 @@ find_step(FunctionCallInfo fcinfo, StepEnding *ending)
 pg_noreturn static void
 refuse_stranger(const StepEnding *ending)
 {
-	ereport(
-		ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-		errmsg("step \"%s\" of job %lld was begun by another attempt", step_name(ending),
-			   (long long) ending->name.job_id),
-		errhint(
-			"CALL idemq.begin_step first. It reports whether the earlier attempt's request may still reach the other system."));
+	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("step \"%s\" of job %lld was begun by another attempt", step_name(ending),
+				   (long long) ending->name.job_id),
+			errhint(
+				"CALL idemq.begin_step first. It reports whether the earlier attempt's request may "
+				"still reach the other system."));
 }
 
 /*

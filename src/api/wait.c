@@ -399,7 +399,8 @@ refuse_job(Wait *wait, int64 job_id)
 			   on_its_way ? " on this standby" : ""),
 		on_its_way
 			? errhint(
-				  "The job may not have been replicated yet. Make the call on the primary, or try again later.")
+				  "The job may not have been replicated yet. Make the call on the primary, or try "
+				  "again later.")
 			: errhint("A queue with retention '0' deletes finished jobs immediately. To wait for "
 					  "results, set a longer retention."));
 }

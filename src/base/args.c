@@ -32,7 +32,8 @@ idemq_check_top_level(FunctionCallInfo fcinfo, const char *name, const char *why
 			ERROR, errcode(ERRCODE_INVALID_TRANSACTION_TERMINATION),
 			errmsg("idemq.%s cannot run inside a transaction block", name), errdetail("%s", why),
 			errhint(
-				"CALL the procedure outside a transaction block. If your driver opens transactions by default, turn on autocommit."));
+				"CALL the procedure outside a transaction block. If your driver opens transactions "
+				"by default, turn on autocommit."));
 }
 
 /* Raises 22004 for a NULL argument. */

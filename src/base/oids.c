@@ -115,11 +115,12 @@ idemq_oids(void)
 		if (presence == IDEMQ_NEWER)
 			ereport(
 				ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg(
-					"idemq's SQL objects in this database are newer than the loaded library, version %s",
-					idemq_version),
+				errmsg("idemq's SQL objects in this database are newer than the loaded library, "
+					   "version %s",
+					   idemq_version),
 				errhint(
-					"Install the version of the library that matches the SQL objects, and restart the server."));
+					"Install the version of the library that matches the SQL objects, and restart "
+					"the server."));
 		if (presence != IDEMQ_HERE)
 			idemq_refuse_outdated();
 		catalog.queues = relation_oid("queues", catalog.schema);

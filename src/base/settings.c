@@ -46,7 +46,8 @@ idemq_settings_define(void)
 	/* The default is the largest round number that costs 16 MB: doc/operations/sizing.md. */
 	define_int(
 		"idemq.max_queues", "Sets the maximum number of queues in all databases of the server.",
-		"If all entries are in use, idemq.create_queue raises error 53400, as does any call that uses a restored queue without an entry. The default uses 16 MB of shared memory.",
+		"If all entries are in use, idemq.create_queue raises error 53400, as does any call that "
+		"uses a restored queue without an entry. The default uses 16 MB of shared memory.",
 		&idemq_max_queues, 1, 100000, PGC_POSTMASTER, 0);
 	define_int("idemq.max_leases",
 			   "Sets the maximum number of running jobs whose leases are kept in shared memory.",
@@ -55,17 +56,21 @@ idemq_settings_define(void)
 	define_int(
 		"idemq.max_leases_per_database",
 		"Sets the maximum number of leases in shared memory that one database can use.",
-		"-1 means three quarters of idemq.max_leases. Additional jobs can run, but their leases are kept only in their rows.",
+		"-1 means three quarters of idemq.max_leases. Additional jobs can run, but their leases "
+		"are kept only in their rows.",
 		&idemq_max_leases_per_database, -1, 10000000, PGC_SIGHUP, 0);
 	define_int(
 		"idemq.reserved_leases",
 		"Sets the number of leases in shared memory that are reserved for queues with max_running.",
-		"-1 means one eighth of idemq.max_leases. The same fraction of each database's share is reserved.",
+		"-1 means one eighth of idemq.max_leases. The same fraction of each database's share is "
+		"reserved.",
 		&idemq_reserved_leases, -1, 10000000, PGC_SIGHUP, 0);
 	define_int(
 		"idemq.max_buckets",
 		"Sets the maximum number of buckets used by idemq.admit and group_rate_limit.",
-		"The groups of one queue, or the names in one database, can use at most half of them. Names and groups without their own bucket share one bucket and are counted in idemq.memory.",
+		"The groups of one queue, or the names in one database, can use at most half of them. "
+		"Names and groups without their own bucket share one bucket and are counted in "
+		"idemq.memory.",
 		&idemq_max_buckets, 1, 10000000, PGC_POSTMASTER, 0);
 	/* The guard of the scripts asks for it (sql/parts/00_guard.sql). */
 	DefineCustomStringVariable("idemq.version", "Shows the version of the loaded library.",
@@ -73,18 +78,22 @@ idemq_settings_define(void)
 							   &version, idemq_version, PGC_INTERNAL, 0, NULL, NULL, NULL);
 	define_int(
 		"idemq.attach_grace",
-		"Sets how long an attached lease remains valid after the server on which it was claimed has stopped.",
-		"This gives the worker time to reconnect after a restart or a promotion. The time never exceeds the length of the lease.",
+		"Sets how long an attached lease remains valid after the server on which it was claimed "
+		"has stopped.",
+		"This gives the worker time to reconnect after a restart or a promotion. The time never "
+		"exceeds the length of the lease.",
 		&idemq_attach_grace, 1, 86400000, PGC_SIGHUP, GUC_UNIT_MS);
 	DefineCustomBoolVariable(
 		"idemq.worker", "Runs a background worker in each database that has idemq.",
-		"Without a background worker, expired leases are reclaimed only when a session claims jobs, and idemq sends no notifications.",
+		"Without a background worker, expired leases are reclaimed only when a session claims "
+		"jobs, and idemq sends no notifications.",
 		&idemq_worker, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable("idemq.notify", "Sends notifications on the channel idemq_<queue>.",
 							 NULL, &idemq_notify, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable(
 		"idemq.history", "Records statistics about each queue in idemq.history.",
-		"One week of history for one queue takes at most 2 MB. Existing rows are kept when the setting is turned off.",
+		"One week of history for one queue takes at most 2 MB. Existing rows are kept when the "
+		"setting is turned off.",
 		&idemq_history, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable("idemq.test_clock",
 							 "Allows idemq.advance_clock to advance idemq's clock.",
@@ -116,7 +125,8 @@ idemq_settings_define(void)
 		&idemq_max_handler_workers, 0, 262143, PGC_SIGHUP, 0);
 	define_int(
 		"idemq.max_document",
-		"Sets the maximum length of the text form of a payload, headers, checkpoint, result, details or error.",
+		"Sets the maximum length of the text form of a payload, headers, checkpoint, result, "
+		"details or error.",
 		"Longer values raise error 54000. Values that are already stored are not affected.",
 		&idemq_max_document, 64, IDEMQ_MAX_DOCUMENT_KB, PGC_SIGHUP, GUC_UNIT_KB);
 	MarkGUCPrefixReserved("idemq");

@@ -142,7 +142,8 @@ name_process(const char *what, pid_t pid, Node *statement)
 		errdetail("The process is still running %d s after SIGTERM.",
 				  AWAY_STEPS * AWAY_STEP / 1000),
 		errhint(
-			"The process has probably been stopped, for example by a debugger or SIGSTOP. Resume it with kill -CONT %d, and run the command again.",
+			"The process has probably been stopped, for example by a debugger or SIGSTOP. Resume "
+			"it with kill -CONT %d, and run the command again.",
 			(int) pid));
 }
 

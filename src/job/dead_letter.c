@@ -307,16 +307,18 @@ documents_that_fit(const Job *job, const char *status)
 	ereport(
 		WARNING, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 		fit == DOCUMENTS_NONE
-			? errmsg(
-				  "payload and headers of %s job %lld were omitted from its dead-letter record because they are too long",
-				  status, (long long) job->id)
+			? errmsg("payload and headers of %s job %lld were omitted from its dead-letter record "
+					 "because they are too long",
+					 status, (long long) job->id)
 			: errmsg(
-				  "checkpoint of %s job %lld was omitted from its dead-letter record because it is too long",
+				  "checkpoint of %s job %lld was omitted from its dead-letter record because it is "
+				  "too long",
 				  status, (long long) job->id),
 		fit == DOCUMENTS_NONE
 			? errdetail("Their combined length as text exceeds %zu bytes.", MAX_DOCUMENTS)
 			: errdetail(
-				  "The combined length of payload, headers and checkpoint as text exceeds %zu bytes.",
+				  "The combined length of payload, headers and checkpoint as text exceeds %zu "
+				  "bytes.",
 				  MAX_DOCUMENTS),
 		fit == DOCUMENTS_NONE ? errhint("Read the omitted values from the original %s job.", status)
 							  : errhint("Read the checkpoint from the original %s job.", status));

@@ -216,7 +216,9 @@ wait_for_apply_worker(int steps)
 				ERROR, errcode(ERRCODE_OBJECT_IN_USE),
 				errmsg("the subscription's apply worker (PID %d) has not exited", pid),
 				errhint(
-					"The process exits when it has finished applying its current transaction. Then call idemq.take_over() again. If the process is waiting for a lock, check pg_blocking_pids(%d).",
+					"The process exits when it has finished applying its current transaction. Then "
+					"call idemq.take_over() again. If the process is waiting for a lock, check "
+					"pg_blocking_pids(%d).",
 					pid));
 		CHECK_FOR_INTERRUPTS();
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, WORKER_STEP,
@@ -249,7 +251,8 @@ idemq_follow_end(void)
 			ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			errmsg("this database has moved to %s", moved_to),
 			errhint(
-				"If the new database has not taken over, run SELECT idemq.retire(NULL), and then call idemq.take_over() again."));
+				"If the new database has not taken over, run SELECT idemq.retire(NULL), and then "
+				"call idemq.take_over() again."));
 	wait_for_apply_worker(WORKER_STEPS);
 	/* A prepared transaction holds its locks until somebody ends it. */
 	if (idemq_spi_row(&follow_find_prepared, &jobs, &gid, sizeof(gid)))

@@ -171,7 +171,8 @@ idemq_token_epoch_advance(int64 seen)
 				ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				errmsg("cannot start another token epoch because tokens would exceed 2^53"),
 				errhint(
-					"Move the jobs to a new installation of the extension, where token numbering starts again."));
+					"Move the jobs to a new installation of the extension, where token numbering "
+					"starts again."));
 		/* A cluster that never was, whose lead is our new base. */
 		(void) idemq_spi_do(&add_row, args, NULL);
 		token_epoch_load(timeline);

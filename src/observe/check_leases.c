@@ -116,7 +116,8 @@ check_entries(CheckCall *call, const Lease *leases, int count)
 	}
 	idemq_check_report_jobs(
 		call, CHECK_ERROR, "leases.row", &strays,
-		"has a lease entry, but the job is not running with the token in that entry; idemq.reap() removes the entry after its deadline");
+		"has a lease entry, but the job is not running with the token in that entry; idemq.reap() "
+		"removes the entry after its deadline");
 	idemq_check_report_jobs(
 		call, CHECK_WARNING, "leases.adopted", &adopted,
 		"has a lease entry left by an interrupted search; idemq.reap() removes it after its "
@@ -201,7 +202,8 @@ check_attempts(CheckCall *call)
 							"idemq.claim_job(id) finds it");
 	idemq_check_report_jobs(
 		call, CHECK_ERROR, "leases.token", &others,
-		"running with a token that differs from the one in its lease entry; the entry prevents the job from being reclaimed until idemq.reap() removes it after its deadline");
+		"running with a token that differs from the one in its lease entry; the entry prevents the "
+		"job from being reclaimed until idemq.reap() removes it after its deadline");
 }
 
 /* Returns whether the session of a CLAIMING entry, or of a mark, has no transaction. */

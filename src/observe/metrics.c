@@ -189,11 +189,11 @@ SQL_FUNCTION(idemq_sql_recount)
 			errhint(
 				"Wait for that session to finish. Its result will be available to all sessions."));
 	if (start == COUNT_CROWDED)
-		ereport(
-			ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-			errmsg(
-				"cannot count jobs: too many transactions are open, or too many databases use idemq"),
-			errhint("Try again later. Until then, idemq.metrics counts jobs with SQL."));
+		ereport(ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				errmsg(
+					"cannot count jobs: too many transactions are open, or too many databases use "
+					"idemq"),
+				errhint("Try again later. Until then, idemq.metrics counts jobs with SQL."));
 	PG_RETURN_INT64(jobs);
 }
 

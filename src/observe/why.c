@@ -174,8 +174,8 @@ say_handler(WhyCall *call)
 	else if (state.refused)
 		say(call, "is not running: see last_error in idemq.handlers");
 	else if (state.waits)
-		say(call,
-			"is waiting for a free process: raise idemq.max_handler_workers or max_worker_processes");
+		say(call, "is waiting for a free process: raise idemq.max_handler_workers or "
+				  "max_worker_processes");
 	else
 		say(call, "is being started");
 	return true;
@@ -294,7 +294,8 @@ say_claiming(WhyCall *call, const Lease *lease)
 	if (!lease->claiming)
 		return false;
 	say(call,
-		"being claimed by %s: the lease starts when that transaction commits; if that transaction rolls back, the job is ready again",
+		"being claimed by %s: the lease starts when that transaction commits; if that transaction "
+		"rolls back, the job is ready again",
 		lease->session == IDEMQ_MY_PROC_NUMBER
 			? "this transaction"
 			: psprintf("the open transaction of pid %d", idemq_lease_pid(lease)));
@@ -332,7 +333,8 @@ say_waiting(WhyCall *call)
 
 	if (idemq_jobs_is_own(job))
 		say(call,
-			"written by this transaction: other sessions cannot see the job until this transaction commits");
+			"written by this transaction: other sessions cannot see the job until this transaction "
+			"commits");
 	else if ((idemq_lease_get(job->id, &lease) && say_claiming(call, &lease)) || say_held(call))
 		return;
 	else if (job_has_expired(job, call->now))
@@ -379,7 +381,8 @@ say_deadline(WhyCall *call, TimestampTz deadline)
 		say(call, ", lease expires at %s", at(deadline));
 	else
 		say(call,
-			"; its lease expired at %s without a heartbeat: the next claim from queue \"%s\", or idemq.reap('%s'), will reclaim the job",
+			"; its lease expired at %s without a heartbeat: the next claim from queue \"%s\", or "
+			"idemq.reap('%s'), will reclaim the job",
 			at(deadline), call->queue.name, call->queue.name);
 }
 
@@ -416,8 +419,8 @@ say_running(WhyCall *call)
 			say(call, ", and job_timeout does not allow the lease to be extended beyond %s",
 				at(idemq_timestamp_from_mono(lease.limit)));
 		if (lease.cancels > 0)
-			say(call,
-				"; a transaction that is cancelling the job is waiting for the worker's transaction, and the worker's heartbeats return cancelled");
+			say(call, "; a transaction that is cancelling the job is waiting for the worker's "
+					  "transaction, and the worker's heartbeats return cancelled");
 	}
 	if (lease.attached && finisher == 0)
 		say(call, " (attached: the lease also ends when that session ends)");
@@ -510,7 +513,8 @@ say_why(WhyCall *call)
 	if (!finished && idemq_follows())
 	{
 		say(call,
-			"this database %s%s, so this is only the replicated state: call idemq.why on the publisher; no worker can claim the job here before idemq.take_over() is called",
+			"this database %s%s, so this is only the replicated state: call idemq.why on the "
+			"publisher; no worker can claim the job here before idemq.take_over() is called",
 			following->switched_on ? "has been following another database since "
 								   : "follows another database",
 			following->switched_on ? at(following->since) : "");
@@ -555,7 +559,8 @@ SQL_FUNCTION(idemq_sql_why)
 		say_why(&call);
 	else
 		say(&call,
-			"job %lld does not exist, or you have neither the claim nor the admin privilege on its queue",
+			"job %lld does not exist, or you have neither the claim nor the admin privilege on its "
+			"queue",
 			(long long) PG_GETARG_INT64(0));
 	idemq_jobs_close(&call.table);
 	PG_RETURN_TEXT_P(cstring_to_text_with_len(call.answer.data, call.answer.len));

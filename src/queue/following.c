@@ -172,7 +172,8 @@ idemq_following_refuse_moved(void)
 		ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 		errmsg("this shard has moved to %s", following_known.moved_to),
 		errhint(
-			"Reread the cluster's map with SELECT * FROM cluster.map() in the router's database, and connect to the address that it returns for this shard."));
+			"Reread the cluster's map with SELECT * FROM cluster.map() in the router's database, "
+			"and connect to the address that it returns for this shard."));
 }
 
 /* Raises 55000 in a database that follows another, or has moved. */
@@ -185,7 +186,8 @@ idemq_following_refuse(void)
 	ereport(
 		ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 		errmsg(
-			"this database follows another database and receives queues and jobs from it through logical replication"),
+			"this database follows another database and receives queues and jobs from it through "
+			"logical replication"),
 		errhint(
 			"Connect to the publisher's database. To make this database take over, disable or drop "
 			"the subscription, and run SELECT idemq.take_over()."));

@@ -130,13 +130,15 @@ start_worker(WorkerSlotCopy *copy)
 	next_complaint = start->asked_at + COMPLAIN_INTERVAL;
 	ereport(
 		WARNING, errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-		errmsg(
-			"idemq cannot start a background worker: all %d worker processes (max_worker_processes) are in use",
-			max_worker_processes),
+		errmsg("idemq cannot start a background worker: all %d worker processes "
+			   "(max_worker_processes) are in use",
+			   max_worker_processes),
 		errdetail(
-			"Until a background worker starts, expired leases are reclaimed only when a session claims jobs, and databases without a worker send no notifications."),
+			"Until a background worker starts, expired leases are reclaimed only when a session "
+			"claims jobs, and databases without a worker send no notifications."),
 		errhint(
-			"Raise max_worker_processes, and restart the server. idemq needs one process for its launcher and one for each database that has the extension."));
+			"Raise max_worker_processes, and restart the server. idemq needs one process for its "
+			"launcher and one for each database that has the extension."));
 }
 
 /*

@@ -175,7 +175,8 @@ delete_by_sql(const Job *job, TimestampTz finished_at)
 			errmsg("job %lld has passed its retention period but cannot be deleted: %s",
 				   (long long) job->id, error->message),
 			errhint(
-				"A user-defined trigger or foreign key on idemq.jobs prevents the deletion. Other jobs that cannot be deleted are not logged."));
+				"A user-defined trigger or foreign key on idemq.jobs prevents the deletion. Other "
+				"jobs that cannot be deleted in the same pass are not logged."));
 	refusal_logged = true;
 	FreeErrorData(error);
 	return false;
