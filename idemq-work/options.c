@@ -33,7 +33,7 @@ static const char *const help =
 	"  -d, --dsn=DSN         connection string (default: PGHOST, PGSERVICE and so on)\n"
 	"      --cluster=DSN     router of a cluster, instead of -d; serves all its shards\n"
 	"      --home=N,N...     shards to serve first; with --only-home, serve no others\n"
-	"      --shard-options=DSN  options to add to the addresses in the map, such as port=5432\n"
+	"      --shard-options=DSN  options to add to each address in the map, such as port=5432\n"
 	"  -q, --queue=QUEUE     queue to claim from; repeat it for more, in order of preference\n"
 	"  -j, --jobs=N          maximum number of jobs to run at once (default: 1)\n"
 	"      --http=URL        send each job to this URL as a POST request\n"
