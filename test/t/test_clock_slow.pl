@@ -52,7 +52,7 @@ is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $job", 'retrying', 'and 
 # ---- No worker, though there should be one
 
 my $worker = stop_worker($node);
-like(warned('1 min'), qr/DETAIL:  The following work remains: .*(?:task|does not respond)/, 'a worker that is stopped does nothing');
+like(warned('1 min'), qr/DETAIL:  The following work remains: .*(?:task|is not responding)/, 'a worker that is stopped does nothing');
 kill 'CONT', $worker;
 is(warned('0'), '', 'one that goes on does all');
 
