@@ -133,7 +133,7 @@ my $waiting = expire('new');
 sql($node, "DO \$\$ BEGIN
 	FOR i IN 1 .. 18000 LOOP
 		PERFORM pg_stat_clear_snapshot();
-		EXIT WHEN (SELECT wait_event_type = 'Lock' AND query = 'reap of queue new' $worker);
+		EXIT WHEN (SELECT wait_event_type = 'Lock' AND query = 'reap on queue new' $worker);
 		IF i = 18000 THEN RAISE 'never'; END IF;
 		PERFORM pg_sleep(0.01);
 	END LOOP;

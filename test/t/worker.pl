@@ -222,7 +222,7 @@ sub keep_busy
 		CREATE TRIGGER dawdle BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (OLD.status = 'running') EXECUTE FUNCTION dawdle()", $db);
 	# meant to expire
 	sql($node, "SELECT idemq.enqueue('q', '1'); SELECT count(*) FROM idemq.claim('q', lease => '1 ms')", $db);
-	ok($node->poll_query_until('postgres', "SELECT state = 'active' AND query = 'reap of queue q' AND wait_event = 'PgSleep'
+	ok($node->poll_query_until('postgres', "SELECT state = 'active' AND query = 'reap on queue q' AND wait_event = 'PgSleep'
 		$workers AND datname = '$db'"), "$db: the worker is busy");
 	return worker_of($db);
 }
