@@ -496,8 +496,8 @@ sql($node, 'ALTER FUNCTION app.g(jsonb) RENAME TO f');
 all_done('a');
 is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'completed|1', 'with it again, it goes on by itself');
 
-foreach ([ 'ALTER ROLE app NOLOGIN', 'ALTER ROLE app LOGIN', 'may not log in' ],
-	[ 'REVOKE CONNECT ON DATABASE postgres FROM PUBLIC', 'GRANT CONNECT ON DATABASE postgres TO PUBLIC', 'may not connect' ],
+foreach ([ 'ALTER ROLE app NOLOGIN', 'ALTER ROLE app LOGIN', 'is not permitted to log in' ],
+	[ 'REVOKE CONNECT ON DATABASE postgres FROM PUBLIC', 'GRANT CONNECT ON DATABASE postgres TO PUBLIC', 'is not permitted to connect' ],
 	[ 'REVOKE USAGE ON SCHEMA app FROM app', 'GRANT USAGE ON SCHEMA app TO app', 'lacks USAGE on schema' ],
 	[ 'REVOKE EXECUTE ON FUNCTION app.f(jsonb) FROM PUBLIC, app', 'GRANT EXECUTE ON FUNCTION app.f(jsonb) TO app', 'lacks EXECUTE on function' ],
 	[ "SELECT idemq.revoke_queue('a', 'app', 'claim')", "SELECT idemq.grant_queue('a', 'app', 'claim')", 'lacks the claim privilege' ])
