@@ -137,7 +137,7 @@ class Show:
             self.say(f"{worker} holds job {job} and is stopped (kill -STOP); its lease is 5 s")
         elif what in ("worker_lost", "lease_expired"):
             self.back_after[job] = event["at"] - self.tricked_at.get(job, event["at"])
-            self.say(f"NOTIFY {what}: job {job} was taken back after {self.back_after[job]:.3f} s")
+            self.say(f"NOTIFY {what}: job {job} was reclaimed after {self.back_after[job]:.3f} s")
         elif what == "IQ001":
             self.say(f"{worker} tries to commit job {job}: refused (IQ001, lease lost), and its effect is rolled back")
         elif what == "IQ006":
@@ -220,7 +220,7 @@ class Show:
             ("attempts lost (idemq.attempts)", lost, tricked <= set(lost_jobs or ())),
             ("zombie commits refused (IQ001)", len(zombies), set(self.seen["stops"]) <= set(zombies)),
             ("repeated commits refused (IQ006)", len(repeated), len(repeated) == 1),
-            ("ms from kill -9 until the job was taken back", round(1000 * back_after), back_after < 1),
+            ("ms from kill -9 until the job was reclaimed", round(1000 * back_after), back_after < 1),
             ("jobs committed (idemq.metrics)", totals[2], totals == [count, count, count, lost]),
             ("findings of idemq.check()", len(findings), findings == []),
         ]

@@ -253,7 +253,7 @@ cluster_bury(bool ending)
 			status = how == 0 ? status : 1;
 		else
 		{
-			say("shard %d: its runner has exited (%s %d), so a new one is started", runner->shard,
+			say("shard %d: its process has exited (%s %d) and will be restarted", runner->shard,
 				WIFSIGNALED(how) ? "signal" : "status",
 				WIFSIGNALED(how) ? WTERMSIG(how) : WEXITSTATUS(how));
 			runner->start_at = now_ms() + START_AGAIN;

@@ -545,7 +545,7 @@ static void
 endpoint_is_up(void)
 {
 	if (down_since != 0)
-		say("%s: responds again after %.1f s", options.http,
+		say("%s: is responding again after %.1f s", options.http,
 			(double) (now_ms() - down_since) / 1000);
 	down_since = 0;
 	executor_lost = false;

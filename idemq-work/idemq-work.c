@@ -572,7 +572,7 @@ serve(struct pollfd *fds)
 	else if (waiting && now_ms() >= wait_end && work_draining)
 		leave_wait();
 	else if (waiting && now_ms() >= wait_end)
-		wait_is_lost("the server does not respond");
+		wait_is_lost("the server is not responding");
 	if (fds[3].revents != 0)
 		listen_to_supervisor();
 	executor->serve(fds + OWN_FDS, count - OWN_FDS);

@@ -114,7 +114,7 @@ job_begin(struct job *job, const PGresult *result, int row, int64_t asked_at)
 	job->running = executor->start(job->slot, &task);
 	if (!job->running)
 	{
-		say("%s %s: could not start a %s: %s; the job is given back", job->queue, job->id,
+		say("%s %s: could not start a %s: %s; the job is released", job->queue, job->id,
 			executor->noun, strerror(errno));
 		job->delay = 5000;
 		job_decide(job, RELEASE);
@@ -134,7 +134,8 @@ static void
 lose(struct job *job)
 {
 	job->doubted = false;
-	say("%s %s: the lease was lost; the %s is stopped", job->queue, job->id, executor->noun);
+	say("%s %s: the lease was lost, so the %s is being stopped", job->queue, job->id,
+		executor->noun);
 	job_end(job, LEASE_LOST);
 }
 
@@ -174,7 +175,7 @@ job_doubt(struct job *job, struct server *server)
 		job->done = true;
 		job->doubted = false;
 		if (options.verbose)
-			say("%s %s: already_committed, by the %s", job->queue, job->id, executor->noun);
+			say("%s %s: already committed by the %s", job->queue, job->id, executor->noun);
 	}
 	else
 		lose(job);
@@ -215,8 +216,8 @@ job_watch(struct job *job)
 		job_end(job, TIME_OVER);
 	else if (now >= job->lease_until && !job->done)
 	{
-		say("%s %s: the lease could not be extended; the %s is stopped", job->queue, job->id,
-			executor->noun);
+		say("%s %s: the lease could not be extended, so the %s is being stopped", job->queue,
+			job->id, executor->noun);
 		job_end(job, CUT_OFF);
 	}
 }

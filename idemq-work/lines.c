@@ -178,8 +178,8 @@ take_line(int slot, const char *line, size_t size)
 	}
 	if (!worker->busy || worker->line != NULL)
 	{
-		say("%s %d: response to no running job, so the program is stopped: %.*s (a line on stdout "
-			"that begins with { is a response, so write logs to stderr)",
+		say("%s %d: response does not belong to a running job, so the program is being stopped: "
+			"%.*s (a line on stdout that begins with { is a response, so write logs to stderr)",
 			options.program[0], slot + 1, (int) (size < SHOWN_MOST ? size : SHOWN_MOST), line);
 		lines_leave(worker, "the program has responded twice", SIGTERM);
 		return;
@@ -264,7 +264,7 @@ lines_bury(int slot)
 	describe_exit(&exit, worker->why, status);
 	if (!worker->wanted && !lines_draining)
 	{
-		say("%s %d: %s; the program is started again", options.program[0], slot + 1, exit.what);
+		say("%s %d: %s; the program will be restarted", options.program[0], slot + 1, exit.what);
 		worker->start_at = now_ms() + worker->start_wait;
 		worker->start_wait = sooner(worker->start_wait * 2, START_MOST);
 	}

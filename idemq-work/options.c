@@ -33,7 +33,7 @@ static const char *const help =
 	"  -d, --dsn=DSN         connection string (default: PGHOST, PGSERVICE and so on)\n"
 	"      --cluster=DSN     router of a cluster, instead of -d; serves all its shards\n"
 	"      --home=N,N...     shards to serve first; with --only-home, serve no others\n"
-	"      --shard-options=DSN  options to add to the cluster's map, such as port=5432\n"
+	"      --shard-options=DSN  options to add to each address in the map, such as port=5432\n"
 	"  -q, --queue=QUEUE     queue to claim from; repeat it for more, in order of preference\n"
 	"  -j, --jobs=N          maximum number of jobs to run at once (default: 1)\n"
 	"      --http=URL        send each job to this URL as a POST request\n"
@@ -58,11 +58,12 @@ static const char *const help =
 	"\n"
 	"A program per job: stdin is the payload; the environment has IDEMQ_QUEUE, IDEMQ_ID, IDEMQ_KEY,\n"
 	"IDEMQ_KIND, IDEMQ_TOKEN, IDEMQ_ATTEMPT and IDEMQ_DEADLINE.  Exit status 0 commits the job,\n"
-	"75 releases it for later, 65 makes it dead, and any other fails it, with the end of stderr.\n"
+	"75 releases it for later, 65 makes it dead, and any other status fails it, with the end of stderr\n"
+	"as the error message.\n"
 	"\n"
 	"HTTP: the body is the payload; headers are Idemq-Queue, -Id, -Token, -Attempt, -Key and others, and\n"
 	"an Idempotency-Key.  2xx commits the job, 422 makes it dead, 429 and 503 with Retry-After postpone\n"
-	"all jobs, and any other response fails it, with the start of the body.\n"
+	"all jobs, and any other response fails it, with the start of the body as the error message.\n"
 	"\n"
 	"Lines: the program reads {\"id\": \"7\", \"token\": ..., \"queue\", \"key\", \"kind\", \"attempt\", \"payload\",\n"
 	"...} and writes one line, {\"id\": \"7\", \"result\": ...}, or with \"error\" (and \"retry_in\" or \"dead\"), or\n"
@@ -303,7 +304,7 @@ check_what(bool program)
 	if (options.http == NULL)
 	{
 		if (!program)
-			die(USAGE, "no program: pass -- PROGRAM (try idemq-work --help)");
+			die(USAGE, "no program specified: pass -- PROGRAM (try idemq-work --help)");
 		must_be_there(options.program[0]);
 		return;
 	}
@@ -334,7 +335,7 @@ options_read(int argc, char **argv)
 			read_flag(option);
 	}
 	if (count == 0)
-		die(USAGE, "no queue: pass -q QUEUE (try idemq-work --help)");
+		die(USAGE, "no queue specified: pass -q QUEUE (try idemq-work --help)");
 	options.program = argv + optind;
 	options.queues = text_array(queues, count);
 	options.queue = count == 1 ? queues[0] : NULL;

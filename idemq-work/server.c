@@ -266,7 +266,7 @@ answered(struct server *server)
 
 		if (left <= 0)
 		{
-			server_lost(server, "the server does not respond");
+			server_lost(server, "the server is not responding");
 			return false;
 		}
 		if (server_wait(PQsocket(server->conn), (int) left) && !PQconsumeInput(server->conn))

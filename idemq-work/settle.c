@@ -141,7 +141,7 @@ became(const struct job *job, struct server *server, char *text, size_t size)
 		bool last = strcmp(PQgetvalue(result, 0, 1), "t") == 0;
 
 		snprintf(text, size, "; the job is now %s%s%s%s%s", PQgetvalue(result, 0, 0),
-				 last ? "" : ", through another attempt", PQgetisnull(result, 0, 2) ? "" : " (",
+				 last ? "" : "because of another attempt", PQgetisnull(result, 0, 2) ? "" : " (",
 				 PQgetvalue(result, 0, 2), PQgetisnull(result, 0, 2) ? "" : ")");
 	}
 	PQclear(result);
@@ -378,7 +378,8 @@ store_checkpoint(struct job *job, struct server *server)
 	if (result == NULL)
 		return false;
 	if (PQresultStatus(result) != PGRES_TUPLES_OK)
-		say("%s %s: checkpoint not stored: %s", job->queue, job->id, PQresultErrorMessage(result));
+		say("%s %s: could not store the checkpoint: %s", job->queue, job->id,
+			PQresultErrorMessage(result));
 	PQclear(result);
 	free(job->checkpoint);
 	job->checkpoint = NULL;
@@ -494,7 +495,9 @@ job_commit_all(struct job *jobs, struct server *server, int slots)
 void
 job_give_up(struct job *job)
 {
-	say("%s %s: could not report to the server that %s; the job waits until its lease expires",
-		job->queue, job->id, job->verdict == COMMIT ? "it succeeded" : "the attempt ended");
+	say("%s %s: could not report to the server that %s; the job has to wait until its lease "
+		"expires",
+		job->queue, job->id,
+		job->verdict == COMMIT ? "the job succeeded" : "the attempt has ended");
 	job_free(job);
 }

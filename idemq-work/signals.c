@@ -42,7 +42,7 @@ on_signal(int number)
 
 	if (number == SIGALRM)
 	{
-		static const char text[] = "idemq-work: exiting, because the server does not respond\n";
+		static const char text[] = "idemq-work: exiting because the server is not responding\n";
 
 		if (write(STDERR_FILENO, text, sizeof(text) - 1) >= 0)
 			_exit(1);

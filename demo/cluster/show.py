@@ -178,7 +178,7 @@ class Show:
             ("effects (rows in effects)", sum(keys.values()), sum(keys.values()) == JOBS),
             ("  distinct keys", len(keys), len(keys) == JOBS),
             ("  keys with more than one", sum(n > 1 for n in keys.values()), max(keys.values()) == 1),
-            ("shards that are not where the map says", strays, strays == 0),
+            ("shards that are not at the address in the map", strays, strays == 0),
             ("findings of cluster.check()", len(findings), not findings),
         ]
         print()

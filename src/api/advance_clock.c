@@ -40,7 +40,7 @@
 #define AGAIN_MS 50
 /* Maximum number of group heads promoted in one transaction. */
 #define PROMOTE_BATCH 256
-#define WHY_TOP_LEVEL "It waits for transactions of other sessions."
+#define WHY_TOP_LEVEL "The procedure waits for transactions of other sessions."
 
 /* now() -> when this transaction began, by the test clock. */
 SQL_FUNCTION(idemq_sql_now)
@@ -223,10 +223,11 @@ advance_clock_warn(const Left *left)
 	if (left->failed != NULL)
 		appendStringInfo(&text, "%s%s", text.len > 0 ? ", " : "", left->failed);
 	if (text.len == 0)
-		appendStringInfoString(&text,
-							   "all due work, because the background worker does not respond");
+		appendStringInfoString(
+			&text, "all work that was due, because the background worker is not responding");
 	ereport(WARNING,
-			errmsg("some due work has not been done%s", left->failed == NULL ? " within 30 s" : ""),
+			errmsg("some work that was due was not completed%s",
+				   left->failed == NULL ? " within 30 s" : ""),
 			errdetail("The following work remains: %s.", text.data),
 			errhint(
 				"Check the server's log, idemq.background_worker and idemq.maintenance_tasks."));
@@ -244,12 +245,11 @@ warn_of_schedules(TimestampTz by)
 	PushActiveSnapshot(GetTransactionSnapshot());
 	overdue = idemq_follows() ? NULL : idemq_tick_overdue(by);
 	if (overdue != NULL)
-		ereport(
-			WARNING, errmsg("some due schedules have not enqueued their jobs"),
-			errdetail("Schedules: %s.", overdue),
-			errhint(
-				"See last_error in idemq.schedules. idemq tries these schedules again one minute "
-				"later by its own clock."));
+		ereport(WARNING, errmsg("some schedules that were due have not enqueued their jobs"),
+				errdetail("Schedules: %s.", overdue),
+				errhint(
+					"Check last_error in idemq.schedules. idemq will retry these schedules in one "
+					"minute, as measured by its own clock."));
 	commit();
 }
 
@@ -326,9 +326,10 @@ SQL_FUNCTION(idemq_sql_advance_clock)
 	if (!idemq_test_clock)
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("idemq.test_clock is off"),
-				errdetail("The clock can be moved only on a test server."),
-				errhint("If this is a test server, set idemq.test_clock = on in postgresql.conf "
-						"and restart."));
+				errdetail("The clock can be advanced only on a test server."),
+				errhint(
+					"If this is a test server, set idemq.test_clock = on in postgresql.conf, and "
+					"restart the server."));
 	idemq_check_top_level(fcinfo, "advance_clock", WHY_TOP_LEVEL);
 	usecs = idemq_arg_interval(fcinfo, 0, "by", 0);
 	by = PG_GETARG_INTERVAL_P(0);

@@ -153,7 +153,7 @@ SQL_FUNCTION(idemq_sql_begin_step)
 
 	idemq_check_top_level(
 		fcinfo, "begin_step",
-		"The procedure commits, so that the request is stored before you call the other system.");
+		"The procedure commits so that the request is stored before you call the other system.");
 	begin.name = idemq_arg_step(fcinfo);
 	idemq_arg_required(fcinfo, 3, "request");
 	begin.call.request = idemq_arg_document(fcinfo, 3, "request");

@@ -67,7 +67,7 @@ take_record_back(const QueueInfo *queue, int64 id, int64 token)
 		idemq_jobs_refresh(&table);
 		if (!idemq_jobs_fetch(&table, copy_id, &record) ||
 			idemq_transition(&table, &record, &dead, EVENT_EXPIRE, &args, JOB_SKIPS) != JOB_WRITTEN)
-			elog(ERROR, "job %lld, which this transaction has written, has changed",
+			elog(ERROR, "job %lld was changed after this transaction had written it",
 				 (long long) copy_id);
 	}
 	idemq_jobs_close(&table);

@@ -49,7 +49,8 @@ commit_and_claim_warn(const char *queue, const char *why)
 		WARNING, errcode(ERRCODE_WARNING), errmsg("could not claim a job from queue \"%s\"", queue),
 		errdetail("%s", why),
 		errhint(
-			"Correct the arguments of the call. The commit of the previous job remains valid."));
+			"The previous job has been committed. Correct the arguments before you claim the next "
+			"job."));
 }
 
 /* Claims from a queue by name, or from the one that the call has already. */

@@ -62,7 +62,8 @@ set_option(JobChange *columns, int option, Datum value)
 					ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					errmsg("priority must be between 0 and %d, not %d", IDEMQ_PRIORITIES - 1,
 						   DatumGetInt32(value)),
-					errhint("Jobs with priority 0 are claimed first, jobs with priority %d last.",
+					errhint("Jobs with priority 0 are claimed first, and jobs with priority %d are "
+							"claimed last.",
 							IDEMQ_PRIORITIES - 1));
 			value = Int16GetDatum(DatumGetInt32(value));
 			break;

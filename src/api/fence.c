@@ -47,7 +47,7 @@ column(const TriggerData *data, HeapTuple row, int n, const char *name)
 	value = SPI_getbinval(row, desc, attno, &isnull);
 	if (isnull)
 		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED), errmsg("%s must not be NULL", name),
-				errhint("Store the id and token that the claim returned in the row."));
+				errhint("In each row, store the job's id and token as returned by the claim."));
 	return DatumGetInt64(value);
 }
 
@@ -69,7 +69,7 @@ SQL_FUNCTION(idemq_sql_fence)
 		ereport(
 			ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 			errmsg("idemq.fence can be used only in BEFORE INSERT OR UPDATE triggers FOR EACH ROW"),
-			errhint("CREATE TRIGGER ... BEFORE INSERT OR UPDATE ON ... FOR EACH ROW EXECUTE "
+			errhint("Use CREATE TRIGGER ... BEFORE INSERT OR UPDATE ON ... FOR EACH ROW EXECUTE "
 					"FUNCTION idemq.fence('job_id', 'token')."));
 	row = TRIGGER_FIRED_BY_UPDATE(data->tg_event) ? data->tg_newtuple : data->tg_trigtuple;
 	id = column(data, row, 0, "job_id");

@@ -105,8 +105,8 @@ refuse_stranger(const StepEnding *ending)
 			errmsg("step \"%s\" of job %lld was begun by another attempt", step_name(ending),
 				   (long long) ending->name.job_id),
 			errhint(
-				"CALL idemq.begin_step first, which reports whether the earlier attempt's request "
-				"may still reach the other system."));
+				"CALL idemq.begin_step first. It reports whether the earlier attempt's request may "
+				"still reach the other system."));
 }
 
 /*

@@ -153,7 +153,7 @@ read_arguments(FunctionCallInfo fcinfo, Published *call)
 			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					errmsg("key must be 1 to %d bytes long, not %zu",
 						   IDEMQ_MAX_KEY - (int) (strlen(full) - strlen(given)), strlen(given)),
-					errhint("For a longer key, pass a hash of it."));
+					errhint("Pass a hash of the key instead."));
 		call->options[OPTION_KEY].value = CStringGetTextDatum(full);
 	}
 	idemq_jobs_check_writable();

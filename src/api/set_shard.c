@@ -17,12 +17,10 @@ SQL_FUNCTION(idemq_sql_set_shard)
 	int32 shard = idemq_arg_int(fcinfo, 0, "shard", 0, shards - 1);
 
 	if ((shards & (shards - 1)) != 0)
-		ereport(
-			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			errmsg("shards must be a power of two, not %d", shards),
-			errhint(
-				"Use 64, or the number that was chosen when the cluster was created. That number is "
-				"in cluster.settings on the router."));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("shards must be a power of two, not %d", shards),
+				errhint("Use 64 for a new cluster. For an existing cluster, use the number in "
+						"cluster.settings on the router."));
 	PG_RETURN_BOOL(idemq_shard_set(shard, shards));
 }
 

@@ -61,7 +61,8 @@
 #define TIMEOUT_MARGIN INT64CONST(100000)
 /* How soon wait_result looks again on a standby, at first. */
 #define STANDBY_SOON INT64CONST(10000)
-#define WHY_TOP_LEVEL "It sleeps between transactions, so that it holds no snapshot."
+#define WHY_TOP_LEVEL                                                                              \
+	"The procedure sleeps between transactions so that it does not hold a snapshot."
 
 /* One thing that is waited for. */
 typedef struct Target
@@ -398,8 +399,8 @@ refuse_job(Wait *wait, int64 job_id)
 			   on_its_way ? " on this standby" : ""),
 		on_its_way
 			? errhint(
-				  "The job may not have been replicated yet. Ask the primary, or repeat the call "
-				  "later.")
+				  "The job may not have been replicated yet. Make the call on the primary, or try "
+				  "again later.")
 			: errhint("A queue with retention '0' deletes finished jobs immediately. To wait for "
 					  "results, set a longer retention."));
 }

@@ -28,11 +28,12 @@ idemq_check_top_level(FunctionCallInfo fcinfo, const char *name, const char *why
 {
 	if (fcinfo->context == NULL || !IsA(fcinfo->context, CallContext) ||
 		((CallContext *) fcinfo->context)->atomic || IsSubTransaction())
-		ereport(ERROR, errcode(ERRCODE_INVALID_TRANSACTION_TERMINATION),
-				errmsg("idemq.%s cannot run inside a transaction block", name),
-				errdetail("%s", why),
-				errhint("CALL it by itself, outside a transaction block. If your driver opens "
-						"transactions by default, turn on autocommit."));
+		ereport(
+			ERROR, errcode(ERRCODE_INVALID_TRANSACTION_TERMINATION),
+			errmsg("idemq.%s cannot run inside a transaction block", name), errdetail("%s", why),
+			errhint(
+				"CALL the procedure outside a transaction block. If your driver opens transactions "
+				"by default, turn on autocommit."));
 }
 
 /* Raises 22004 for a NULL argument. */
@@ -88,7 +89,7 @@ idemq_check_key(const char *name, int bytes)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("%s must be 1 to %d bytes long, not %d", name, IDEMQ_MAX_KEY, bytes),
 				bytes == 0 ? errhint("Pass a non-empty value.")
-						   : errhint("For a longer value, pass a hash of it."));
+						   : errhint("Pass a hash of the value instead."));
 }
 
 /* Raises 22023 for a kind that is empty or too long. */
@@ -136,7 +137,8 @@ idemq_check_interval(const char *name, const Interval *interval, int64 least)
 
 	if (usecs < least)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("%s must be %s", name, least > 0 ? "positive" : "zero or positive"),
+				least > 0 ? errmsg("%s must be positive", name)
+						  : errmsg("%s must not be negative", name),
 				errhint("Pass an interval, for example '30 s'."));
 	if (usecs > INT64CONST(365250) * USECS_PER_DAY)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -230,7 +232,7 @@ idemq_arg_array(FunctionCallInfo fcinfo, int n, const char *name, Oid element_ty
 		return;
 	if (ARR_NDIM(value) != 1 || ARR_LBOUND(value)[0] != 1)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("%s must be a one-dimensional array that starts at 1", name),
+				errmsg("%s must be a one-dimensional array with a lower bound of 1", name),
 				errhint("Use array_agg or ARRAY[...] to build the array."));
 	if (ARR_DIMS(value)[0] > IDEMQ_MAX_ARRAY)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),

@@ -153,7 +153,7 @@ refuse(const char *name, Size limit)
 {
 	ereport(
 		ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-		errmsg("%s is longer than the maximum of %zu bytes as text", name, limit),
+		errmsg("text form of %s exceeds the maximum length of %zu bytes", name, limit),
 		errhint(
 			"Store the value elsewhere and pass a reference to it, or raise idemq.max_document."));
 }

@@ -90,7 +90,7 @@ idemq_refuse_outdated(void)
 {
 	ereport(
 		ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-		errmsg("the SQL objects of idemq in this database are older than the loaded library, %s",
+		errmsg("idemq's SQL objects in this database are older than the loaded library, version %s",
 			   idemq_version),
 		errhint("Run ALTER EXTENSION idemq UPDATE in this database."));
 }
@@ -115,13 +115,12 @@ idemq_oids(void)
 		if (presence == IDEMQ_NEWER)
 			ereport(
 				ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg(
-					"the SQL objects of idemq in this database are newer than the loaded library, "
-					"%s",
-					idemq_version),
+				errmsg("idemq's SQL objects in this database are newer than the loaded library, "
+					   "version %s",
+					   idemq_version),
 				errhint(
-					"Install the library of the same version as the SQL objects, and restart the "
-					"server."));
+					"Install the version of the library that matches the SQL objects, and restart "
+					"the server."));
 		if (presence != IDEMQ_HERE)
 			idemq_refuse_outdated();
 		catalog.queues = relation_oid("queues", catalog.schema);

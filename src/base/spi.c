@@ -193,7 +193,7 @@ raise_again(const HiddenContext *own, MemoryContext context)
 	MemoryContextSwitchTo(context);
 	error = CopyErrorData();
 	FlushErrorState();
-	elog(DEBUG1, "statement of idemq failed: %s", own->statement);
+	elog(DEBUG1, "idemq statement failed: %s", own->statement);
 	drop_context(error, own);
 	ThrowErrorData(error);
 	pg_unreachable();
@@ -538,7 +538,7 @@ idemq_spi_read(uint64 row, const SqlField *fields, void *target, MemoryContext c
 
 		if (!isnull && spi_read_field(SPI_gettypeid(desc, i + 1), value, &fields[i], field,
 									  context) != fields[i].size)
-			elog(ERROR, "column %d of a row has a field of another size", i + 1);
+			elog(ERROR, "column %d of a row has a field of the wrong size", i + 1);
 	}
 }
 

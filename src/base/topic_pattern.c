@@ -49,7 +49,8 @@ check_word(const char *name, const TopicWords *words, int n, bool pattern)
 					? errhint(
 						  "Begin with the name of the topic space, for example orders.*.paid or "
 						  "orders.#.")
-					: errhint("Wildcards are allowed only in the patterns of idemq.bind_topic."));
+					: errhint(
+						  "Wildcards are allowed only in patterns passed to idemq.bind_topic."));
 	}
 }
 

@@ -125,10 +125,10 @@ settle_at_exit(int code, Datum arg)
 	ClaimedJobs *claimed = idemq_claimed_now();
 	const ClaimedJob *job = idemq_handler_job();
 	bool told = idemq_handler_terminated();
-	const char *error = told ? "the handler's process was asked to stop"
+	const char *error = told ? "the handler process was asked to stop"
 						: idemq_handler_timed_out()
-							? "job_timeout has passed, and the function did not stop"
-							: "the handler's process was terminated: see the server log";
+							? "job_timeout has passed, but the function did not stop"
+							: "the handler process was terminated: see the server log";
 	int count = told && job == NULL ? 0 : at_work;
 	int failed = 0;
 

@@ -138,12 +138,12 @@ name_process(const char *what, pid_t pid, Node *statement)
 {
 	ereport(
 		is_about_extension(statement) ? WARNING : ERROR, errcode(ERRCODE_OBJECT_IN_USE),
-		errmsg("idemq's %s of this database, process %d, has not exited", what, (int) pid),
+		errmsg("idemq's %s for this database (PID %d) has not exited", what, (int) pid),
 		errdetail("The process is still running %d s after SIGTERM.",
 				  AWAY_STEPS * AWAY_STEP / 1000),
 		errhint(
-			"The process is probably stopped, for example by a debugger or SIGSTOP. Resume it with "
-			"kill -CONT %d, and run the command again.",
+			"The process has probably been stopped, for example by a debugger or SIGSTOP. Resume "
+			"it with kill -CONT %d, and run the command again.",
 			(int) pid));
 }
 

@@ -43,7 +43,7 @@ refuse(void)
 {
 	ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 			errmsg("this function can be called only by idemq's own triggers"),
-			errhint("Do not call it or use it in a trigger."));
+			errhint("Do not call the function directly, and do not use it in your own triggers."));
 }
 
 /* Raises 0A000 when called by anything but a trigger of that timing; for_row: for each row. */

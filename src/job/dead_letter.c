@@ -307,17 +307,19 @@ documents_that_fit(const Job *job, const char *status)
 	ereport(
 		WARNING, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 		fit == DOCUMENTS_NONE
-			? errmsg(
-				  "payload and headers of %s job %lld are too long for its dead-letter record and "
-				  "were omitted",
-				  status, (long long) job->id)
-			: errmsg("checkpoint of %s job %lld is too long for its dead-letter record and was "
-					 "omitted",
-					 status, (long long) job->id),
+			? errmsg("payload and headers of %s job %lld were omitted from its dead-letter record "
+					 "because they are too long",
+					 status, (long long) job->id)
+			: errmsg(
+				  "checkpoint of %s job %lld was omitted from its dead-letter record because it is "
+				  "too long",
+				  status, (long long) job->id),
 		fit == DOCUMENTS_NONE
-			? errdetail("Together they are longer than %zu bytes as text.", MAX_DOCUMENTS)
-			: errdetail("Together with payload and headers it is longer than %zu bytes as text.",
-						MAX_DOCUMENTS),
+			? errdetail("Their combined length as text exceeds %zu bytes.", MAX_DOCUMENTS)
+			: errdetail(
+				  "The combined length of payload, headers and checkpoint as text exceeds %zu "
+				  "bytes.",
+				  MAX_DOCUMENTS),
 		fit == DOCUMENTS_NONE ? errhint("Read the omitted values from the original %s job.", status)
 							  : errhint("Read the checkpoint from the original %s job.", status));
 	return fit;
@@ -361,7 +363,7 @@ idemq_dead_letter_add(const Job *job, const QueueInfo *queue, const QueueInfo *d
 	/* The row as it has been written. */
 	CommandCounterIncrement();
 	if (!idemq_spi_row(&describe_death, values, &record, sizeof(record)))
-		elog(ERROR, "died job %lld no longer exists", (long long) job->id);
+		elog(ERROR, "dead job %lld no longer exists", (long long) job->id);
 	idemq_new_job(&columns, dead, idemq_now(), record);
 	job_set(&columns, COL_KEY, idemq_dead_letter_key(queue, job->id, job->token));
 	if (job_has(job, COL_HEADERS))

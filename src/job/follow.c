@@ -214,10 +214,11 @@ wait_for_apply_worker(int steps)
 		if (steps-- == 0)
 			ereport(
 				ERROR, errcode(ERRCODE_OBJECT_IN_USE),
-				errmsg("the apply worker of the subscription, process %d, has not exited", pid),
+				errmsg("the subscription's apply worker (PID %d) has not exited", pid),
 				errhint(
-					"The process exits after the transaction that it is applying. Call "
-					"idemq.take_over() again. If the process waits for a lock, see pg_blocking_pids(%d).",
+					"The process exits when it has finished applying its current transaction. Then "
+					"call idemq.take_over() again. If the process is waiting for a lock, check "
+					"pg_blocking_pids(%d).",
 					pid));
 		CHECK_FOR_INTERRUPTS();
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, WORKER_STEP,
@@ -250,8 +251,8 @@ idemq_follow_end(void)
 			ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			errmsg("this database has moved to %s", moved_to),
 			errhint(
-				"If the new database has not taken over, run SELECT idemq.retire(NULL), and call "
-				"idemq.take_over() again."));
+				"If the new database has not taken over, run SELECT idemq.retire(NULL), and then "
+				"call idemq.take_over() again."));
 	wait_for_apply_worker(WORKER_STEPS);
 	/* A prepared transaction holds its locks until somebody ends it. */
 	if (idemq_spi_row(&follow_find_prepared, &jobs, &gid, sizeof(gid)))
@@ -264,7 +265,7 @@ idemq_follow_end(void)
 					quote_literal_cstr(TextDatumGetCString(gid))));
 	/* Read without a lock: only SQL by hand could change them now. */
 	if (!idemq_spi_row(&greatest_given, NULL, &given, sizeof(given)))
-		elog(ERROR, "the state received from the publisher is not one row");
+		elog(ERROR, "state received from the publisher does not consist of exactly one row");
 	LockRelationOid(idemq_oids()->jobs, ShareRowExclusiveLock);
 	wait_for_apply_worker(0);
 	if (!idemq_following_set(false))

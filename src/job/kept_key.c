@@ -141,7 +141,7 @@ idemq_reserved_key_check(Datum key)
 				errhint("Use another key."));
 	if (is_of_topic(bytes, length))
 		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				errmsg("keys ending in %s and a word are reserved for published jobs",
+				errmsg("keys that end in %s followed by a word are reserved for published jobs",
 					   TOPIC_KEY_MARK),
 				errdetail("idemq would treat a job with this key as a published job."),
 				errhint("Use another key, or publish the job with idemq.publish."));

@@ -59,10 +59,12 @@ idemq_new_child(JobChange *columns, NewDependencies *depends)
 pg_noreturn static void
 refuse(int64 parent)
 {
-	ereport(ERROR, errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
-			errmsg("job %lld in depends_on does not exist", (long long) parent),
-			errhint(
-				"The job was deleted or never committed, or you have no privilege on its queue."));
+	ereport(
+		ERROR, errcode(ERRCODE_IDEMQ_NO_SUCH_JOB),
+		errmsg("job %lld in depends_on does not exist", (long long) parent),
+		errhint(
+			"The job was deleted, the transaction that enqueued it did not commit, or you have no "
+			"privilege on its queue."));
 }
 
 /* Looks a parent up, and locks its row; *queue: of the parent before, and then of this one. */

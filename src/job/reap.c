@@ -57,7 +57,7 @@ static const struct
 			  [LOSS_FAILED] = {EVENT_FAIL, EVENT_FAIL, EVENT_DIE,
 							   "failed while the job's row was locked: see the server log"}};
 
-static const char *const handled_text = "the handler's process ended";
+static const char *const handled_text = "the handler process has ended";
 
 /*
  * Returns whether the next attempt of a job waits as after a failure: the attempt failed, ran into

@@ -169,10 +169,10 @@ idemq_token_epoch_advance(int64 seen)
 		if (idemq_token_lead(base, timeline + 1) >= MAX_LEAD)
 			ereport(
 				ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-				errmsg("no room below 2^53 for another token epoch"),
+				errmsg("cannot start another token epoch because tokens would exceed 2^53"),
 				errhint(
-					"Move the jobs to a new installation of the extension, whose tokens start from "
-					"the beginning."));
+					"Move the jobs to a new installation of the extension, where token numbering "
+					"starts again."));
 		/* A cluster that never was, whose lead is our new base. */
 		(void) idemq_spi_do(&add_row, args, NULL);
 		token_epoch_load(timeline);

@@ -457,7 +457,7 @@ serve_request(JobsTable *table, int64 id, const QueueInfo *queue, TimestampTz no
 
 	idemq_jobs_refresh(table);
 	if (!idemq_jobs_fetch(table, id, &job))
-		elog(ERROR, "job %lld is gone that was to run again", (long long) id);
+		elog(ERROR, "job %lld, which should run again, no longer exists", (long long) id);
 	args.ready_at = Max(now, job_time(&job, COL_RERUN_AT));
 	args.request = asked_request(&job);
 	if (idemq_transition(table, &job, queue,
@@ -523,7 +523,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 
 	IDEMQ_STOP("idemq_transition");
 	if (!idemq_transition_allowed(event, job->status))
-		elog(ERROR, "event %d cannot happen to a job that is %s", event,
+		elog(ERROR, "event %d is not allowed for a job in status %s", event,
 			 idemq_status_name(job->status));
 	if (continues && !idemq_dead_letter_hold(queue, wait, &dead))
 		return JOB_LOCKED;

@@ -76,7 +76,7 @@ check_qstates(CheckCall *call)
 		idemq_check_report(
 			call, CHECK_ERROR, "queue_states.hash",
 			"%d queue states are in use, but %d are counted, %d are in the hash table, and %d are "
-			"not where the hash table says: restart the server",
+			"not at the position recorded in the hash table: restart the server",
 			audit.taken, audit.used, audit.hashed, audit.misplaced);
 	for (int i = 0; i < nqstates; i++)
 		lost |= !has_queue(call, qstates[i]);
@@ -103,10 +103,10 @@ check_qstates(CheckCall *call)
 	if (idemq_lease_share_is_full(false))
 		idemq_check_report(
 			call, CHECK_WARNING, "leases.full",
-			"the lease table has %d entries, %d of them in this database, and the remaining room "
-			"is reserved for queues with max_running; the leases of further claims are kept only "
-			"in their rows: raise idemq.max_leases, which is %d, and restart, or raise "
-			"idemq.max_leases_per_database",
+			"the lease table contains %d leases, %d of them from this database, and the remaining "
+			"entries are reserved for queues with max_running; the leases of further claims are "
+			"kept only in the rows of the jobs: raise idemq.max_leases, which is %d, and restart, "
+			"or raise idemq.max_leases_per_database",
 			table.used, idemq_leases_usage_mine().used, table.room);
 	pfree(qstates);
 }
@@ -189,9 +189,10 @@ check_follows(CheckCall *call)
 	}
 	idemq_check_report(
 		call, CHECK_WARNING, "follows",
-		"this database follows another%s%s, so run your workers there; to make this database take "
-		"over from the publisher, call idemq.take_over()",
-		following->switched_on ? " since " : "",
+		"this database %s%s, so run your workers on the publisher; to make this database take over "
+		"from the publisher, call idemq.take_over()",
+		following->switched_on ? "has been following another database since "
+							   : "follows another database",
 		following->switched_on ? timestamptz_to_str(following->since) : "");
 	return true;
 }
@@ -201,8 +202,8 @@ SQL_FUNCTION(idemq_sql_check)
 {
 	static const Suspicion tokens =
 		{find_tokens, NULL, CHECK_WARNING, "tokens.issued",
-		 "with a token greater than both the last one issued and the clock: the token was written "
-		 "by hand, or the clock was set back; the job's next token is greater still"};
+		 "has a token greater than both the last token issued and the clock: the token was written "
+		 "by hand, or the clock was set back; the job's next token will be greater still"};
 	CheckCall call = {0};
 
 	if (idemq_at_end_is_pending())

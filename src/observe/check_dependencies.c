@@ -115,7 +115,7 @@ idemq_check_dependencies(CheckCall *call)
 	static const Suspicion forgotten_children =
 		{find_children, check_dependencies_is_known, CHECK_ERROR, "children.forgotten",
 		 "blocked although their parents are done or have failed, and no session is checking them: "
-		 "UPDATE idemq.jobs SET status = status WHERE id = ..."};
+		 "run UPDATE idemq.jobs SET status = status WHERE id = ..."};
 
 	idemq_check_findings(call, "children");
 	if (idemq_dependencies_exist())

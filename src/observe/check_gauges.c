@@ -48,7 +48,7 @@ gauges_report(CheckCall *call, int32 queue_id, const CounterView *view, const in
 			idemq_check_report(
 				call, CHECK_WARNING, "gauges",
 				"queue \"%s\" has %lld %s jobs, but idemq.metrics shows %lld, because rows were "
-				"written with triggers disabled: SELECT idemq.recount()",
+				"written with triggers disabled: run SELECT idemq.recount()",
 				queue.name, (long long) jobs[s], idemq_status_name((JobStatus) s),
 				(long long) view->gauges[s]);
 	}

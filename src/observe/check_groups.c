@@ -138,12 +138,12 @@ idemq_check_groups(CheckCall *call)
 {
 	static const Suspicion headless_groups =
 		{find_headless, check_groups_is_known, CHECK_ERROR, "groups.headless",
-		 "first in a group without a head, and no session is promoting it: UPDATE idemq.jobs SET "
-		 "status = status WHERE id = ..."};
+		 "first in a group without a head, and no session is promoting it: run UPDATE idemq.jobs "
+		 "SET status = status WHERE id = ..."};
 	static const Suspicion low_water =
 		{check_groups_find_below, NULL, CHECK_ERROR, "groups.low_water",
-		 "below the low-water mark of its group, so that no promotion finds it: UPDATE idemq.jobs "
-		 "SET status = status WHERE id = ..."};
+		 "below the low-water mark of its group, so that no promotion finds it: run UPDATE "
+		 "idemq.jobs SET status = status WHERE id = ..."};
 
 	idemq_check_findings(call, "groups");
 	idemq_check_suspicion(call, &headless_groups);

@@ -116,8 +116,8 @@ check_entries(CheckCall *call, const Lease *leases, int count)
 	}
 	idemq_check_report_jobs(
 		call, CHECK_ERROR, "leases.row", &strays,
-		"has a lease entry, but its row is not running with that token; idemq.reap() removes the "
-		"entry after its deadline");
+		"has a lease entry, but the job is not running with the token in that entry; idemq.reap() "
+		"removes the entry after its deadline");
 	idemq_check_report_jobs(
 		call, CHECK_WARNING, "leases.adopted", &adopted,
 		"has a lease entry left by an interrupted search; idemq.reap() removes it after its "
@@ -203,7 +203,7 @@ check_attempts(CheckCall *call)
 	idemq_check_report_jobs(
 		call, CHECK_ERROR, "leases.token", &others,
 		"running with a token that differs from the one in its lease entry; the entry prevents the "
-		"job from being taken back until idemq.reap() removes it after its deadline");
+		"job from being reclaimed until idemq.reap() removes it after its deadline");
 }
 
 /* Returns whether the session of a CLAIMING entry, or of a mark, has no transaction. */

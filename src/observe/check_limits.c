@@ -78,8 +78,9 @@ idemq_check_limits(CheckCall *call)
 		if (queue.qstate == NULL)
 			idemq_check_report(
 				call, CHECK_WARNING, "queue_states.full",
-				"queue \"%s\" has no state in shared memory, because all %d belong to other "
-				"queues, so its calls raise 53400: raise idemq.max_queues and restart",
+				"queue \"%s\" has no state in shared memory, because all %d states belong to other "
+				"queues, so calls for this queue raise error 53400: raise idemq.max_queues and "
+				"restart",
 				queue.name, idemq_max_queues);
 		else if (queue.max_running > 0 && idemq_lease_share_is_full(true))
 			idemq_check_report(

@@ -220,7 +220,7 @@ idemq_check_suspicion(CheckCall *call, const Suspicion *suspicion)
 	if (count > 0 && !idemq_check_settled(call))
 	{
 		idemq_check_report(call, CHECK_WARNING, suspicion->invariant,
-						   "not checked, because the end of a transaction has taken too long");
+						   "not checked, because a transaction has taken too long to end");
 		return;
 	}
 	for (int round = 0; round < checks && count > 0; round++)

@@ -184,15 +184,16 @@ SQL_FUNCTION(idemq_sql_recount)
 	CountStart start = idemq_queue_counts_try(&jobs);
 
 	if (start == COUNT_BUSY)
-		ereport(ERROR, errcode(ERRCODE_OBJECT_IN_USE),
-				errmsg("another session is counting the jobs"),
-				errhint("Wait for that session to finish. Its result also serves you."));
-	if (start == COUNT_CROWDED)
 		ereport(
-			ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-			errmsg(
-				"too many open transactions, or too many databases that use idemq, to count jobs"),
-			errhint("Repeat the call later. Until then, idemq.metrics counts jobs with SQL."));
+			ERROR, errcode(ERRCODE_OBJECT_IN_USE), errmsg("another session is counting the jobs"),
+			errhint(
+				"Wait for that session to finish. Its result will be available to all sessions."));
+	if (start == COUNT_CROWDED)
+		ereport(ERROR, errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				errmsg(
+					"cannot count jobs: too many transactions are open, or too many databases use "
+					"idemq"),
+				errhint("Try again later. Until then, idemq.metrics counts jobs with SQL."));
 	PG_RETURN_INT64(jobs);
 }
 

@@ -91,14 +91,16 @@ say_finished(WhyCall *call)
 							   : DatumGetTimestampTz(job->row->tts_values[COL_FINISHED_AT]);
 
 	if (job->status == JOB_COMPLETED && job->attempt == 0)
-		say(call, "completed at %s without a claim: no work is left", at(finished));
+		say(call, "completed at %s without having been claimed: nothing is left to do",
+			at(finished));
 	else if (job->status == JOB_COMPLETED)
-		say(call, "completed at %s by attempt %d: no work is left", at(finished), job->attempt);
+		say(call, "completed at %s by attempt %d: nothing is left to do", at(finished),
+			job->attempt);
 	else if (job->status == JOB_DEAD)
 		say(call, "dead since %s, after attempt %d of %d: see idemq.attempts where job_id = %lld",
 			at(finished), job->attempt, job->max_attempts, (long long) job->id);
 	else if (job_has_expired(job, finished))
-		say(call, "cancelled, because no worker claimed it before it expired at %s",
+		say(call, "cancelled because no worker claimed it before it expired at %s",
 			at(job->expires_at));
 	else
 		say(call, "cancelled at %s", at(finished));
@@ -164,15 +166,16 @@ say_handler(WhyCall *call)
 	if (handler.stopped)
 		say(call, "is %s", idemq_handler_stopped_text(&handler));
 	else if ((why = idemq_handler_resolve(&handler, &target)) != NULL)
-		say(call, "does not run: %s", why);
+		say(call, "is not running: %s", why);
 	else if (!idemq_worker)
-		say(call, "does not run: idemq.worker is off");
+		say(call, "is not running: idemq.worker is off");
 	else if (processes > 0)
 		say(call, "will claim it: %d of its %d processes are running", processes, handler.workers);
 	else if (state.refused)
-		say(call, "does not run: see last_error in idemq.handlers");
+		say(call, "is not running: see last_error in idemq.handlers");
 	else if (state.waits)
-		say(call, "waits for a process: raise idemq.max_handler_workers or max_worker_processes");
+		say(call, "is waiting for a free process: raise idemq.max_handler_workers or "
+				  "max_worker_processes");
 	else
 		say(call, "is being started");
 	return true;
@@ -280,7 +283,7 @@ say_held(WhyCall *call)
 		holder = psprintf("pid %d", pid);
 	else if (RecoveryInProgress())
 		holder = "a transaction on the primary";
-	say(call, "its row is held by %s: claims skip it until that transaction ends", holder);
+	say(call, "its row is locked by %s: claims skip the job until that transaction ends", holder);
 	return true;
 }
 
@@ -291,8 +294,8 @@ say_claiming(WhyCall *call, const Lease *lease)
 	if (!lease->claiming)
 		return false;
 	say(call,
-		"being claimed by %s: its lease starts when that transaction commits; if it rolls back, "
-		"the job is ready again",
+		"being claimed by %s: the lease starts when that transaction commits; if that transaction "
+		"rolls back, the job is ready again",
 		lease->session == IDEMQ_MY_PROC_NUMBER
 			? "this transaction"
 			: psprintf("the open transaction of pid %d", idemq_lease_pid(lease)));
@@ -330,11 +333,12 @@ say_waiting(WhyCall *call)
 
 	if (idemq_jobs_is_own(job))
 		say(call,
-			"written by this transaction: other sessions see the job when this transaction commits");
+			"written by this transaction: other sessions cannot see the job until this transaction "
+			"commits");
 	else if ((idemq_lease_get(job->id, &lease) && say_claiming(call, &lease)) || say_held(call))
 		return;
 	else if (job_has_expired(job, call->now))
-		say(call, "expired at %s before a worker claimed it: the next claim cancels it",
+		say(call, "expired at %s before a worker claimed it: the next claim will cancel it",
 			at(job->expires_at));
 	else if (idemq_queue_is_paused(queue))
 		say(call,
@@ -378,7 +382,7 @@ say_deadline(WhyCall *call, TimestampTz deadline)
 	else
 		say(call,
 			"; its lease expired at %s without a heartbeat: the next claim from queue \"%s\", or "
-			"idemq.reap('%s'), takes the job back",
+			"idemq.reap('%s'), will reclaim the job",
 			at(deadline), call->queue.name, call->queue.name);
 }
 
@@ -393,7 +397,7 @@ say_running(WhyCall *call)
 	if (!idemq_lease_get(job->id, &lease) || lease.token != job->token)
 	{
 		say_attempt(call, 0);
-		say(call, " (lease known only from the row)");
+		say(call, " (its lease is recorded only in the row)");
 		if (!RecoveryInProgress())
 			say_deadline(call, idemq_row_deadline(job, &call->queue));
 		return;
@@ -403,24 +407,23 @@ say_running(WhyCall *call)
 	say_attempt(call, idemq_lease_pid(&lease));
 	finisher = idemq_session_pid(lease.ending.finisher);
 	if (lease.ending.finisher == IDEMQ_MY_PROC_NUMBER)
-		say(call, "; this transaction is ending it");
+		say(call, "; this transaction is ending the attempt");
 	else if (finisher != 0 && lease.ending.reaping)
-		say(call, "; its lease expired, and pid %d is taking the job back", finisher);
+		say(call, "; its lease has expired, and pid %d is reclaiming the job", finisher);
 	else if (finisher != 0)
-		say(call, "; the open transaction of pid %d is ending it", finisher);
+		say(call, "; the open transaction of pid %d is ending the attempt", finisher);
 	else
 	{
 		say_deadline(call, idemq_timestamp_from_mono(lease.deadline));
 		if (lease.limit < PG_INT64_MAX && lease.deadline > idemq_mono_now())
-			say(call, ", and job_timeout allows no extension beyond %s",
+			say(call, ", and job_timeout does not allow the lease to be extended beyond %s",
 				at(idemq_timestamp_from_mono(lease.limit)));
 		if (lease.cancels > 0)
-			say(call,
-				"; a transaction that cancels the job is waiting for the worker's transaction, and "
-				"the worker's heartbeats return cancelled");
+			say(call, "; a transaction that is cancelling the job is waiting for the worker's "
+					  "transaction, and the worker's heartbeats return cancelled");
 	}
 	if (lease.attached && finisher == 0)
-		say(call, " (attached: the lease also ends with that session)");
+		say(call, " (attached: the lease also ends when that session ends)");
 }
 
 /* Says when a job that others wait for is due, unless it is due already. */
@@ -494,7 +497,8 @@ say_blocked(WhyCall *call)
 	if (head.id != id)
 		say_head(call, &head);
 	else if (!say_held(call)) /* of its row as it was fetched last */
-		say(call, "is next in its group: the background worker or the next claim makes it pending");
+		say(call,
+			"is next in its group: the background worker or the next claim will make it pending");
 }
 
 static void
@@ -509,10 +513,10 @@ say_why(WhyCall *call)
 	if (!finished && idemq_follows())
 	{
 		say(call,
-			"this database follows another%s%s, and this is the state that has been replicated: "
-			"call idemq.why on the publisher; no worker can claim the job here before "
-			"idemq.take_over()",
-			following->switched_on ? " since " : "",
+			"this database %s%s, so this is only the replicated state: call idemq.why on the "
+			"publisher; no worker can claim the job here before idemq.take_over() is called",
+			following->switched_on ? "has been following another database since "
+								   : "follows another database",
 			following->switched_on ? at(following->since) : "");
 		return;
 	}
@@ -528,7 +532,7 @@ say_why(WhyCall *call)
 		case JOB_RUNNING:
 			say_running(call);
 			if (!call->job.row->tts_isnull[COL_RERUN_AT])
-				say(call, "; afterwards it runs once more, as a later request asked");
+				say(call, "; it will then run once more, as requested by a later call");
 			break;
 		default:
 			say_finished(call);
@@ -555,7 +559,8 @@ SQL_FUNCTION(idemq_sql_why)
 		say_why(&call);
 	else
 		say(&call,
-			"job %lld does not exist, or you may neither claim from nor administer its queue",
+			"job %lld does not exist, or you have neither the claim nor the admin privilege on its "
+			"queue",
 			(long long) PG_GETARG_INT64(0));
 	idemq_jobs_close(&call.table);
 	PG_RETURN_TEXT_P(cstring_to_text_with_len(call.answer.data, call.answer.len));

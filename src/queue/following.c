@@ -168,10 +168,12 @@ idemq_following_refuse_moved(void)
 {
 	if (likely(!idemq_follows()) || following_known.moved_to == NULL)
 		return;
-	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			errmsg("this shard has moved to %s", following_known.moved_to),
-			errhint("Read the cluster's map again with SELECT * FROM cluster.map() in the router's "
-					"database, and connect to the address it returns for this shard."));
+	ereport(
+		ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+		errmsg("this shard has moved to %s", following_known.moved_to),
+		errhint(
+			"Reread the cluster's map with SELECT * FROM cluster.map() in the router's database, "
+			"and connect to the address that it returns for this shard."));
 }
 
 /* Raises 55000 in a database that follows another, or has moved. */
@@ -183,8 +185,9 @@ idemq_following_refuse(void)
 	idemq_following_refuse_moved();
 	ereport(
 		ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-		errmsg("this database follows another and receives its queues and jobs through logical "
-			   "replication"),
+		errmsg(
+			"this database follows another database and receives queues and jobs from it through "
+			"logical replication"),
 		errhint(
 			"Connect to the publisher's database. To make this database take over, disable or drop "
 			"the subscription, and run SELECT idemq.take_over()."));

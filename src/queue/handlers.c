@@ -127,11 +127,12 @@ idemq_handler_resolve(const HandlerInfo *info, HandlerTarget *target)
 	may_login = ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
 	ReleaseSysCache(tuple);
 	if (!may_login)
-		return psprintf("role \"%s\" may not log in: ALTER ROLE %s LOGIN", NameStr(info->role),
-						quote_identifier(NameStr(info->role)));
+		return psprintf("role \"%s\" is not permitted to log in: run ALTER ROLE %s LOGIN",
+						NameStr(info->role), quote_identifier(NameStr(info->role)));
 	if (!compat_may(DatabaseRelationId, MyDatabaseId, target->role, ACL_CONNECT))
-		return psprintf("role \"%s\" may not connect to this database: GRANT CONNECT",
-						NameStr(info->role));
+		return psprintf(
+			"role \"%s\" is not permitted to connect to this database: grant CONNECT to it",
+			NameStr(info->role));
 	name = quote_qualified_identifier(NameStr(info->schema), NameStr(info->function));
 	schema = get_namespace_oid(NameStr(info->schema), true);
 	if (OidIsValid(schema))

@@ -66,9 +66,10 @@ read_calendar(FunctionCallInfo fcinfo, Calendar *calendar)
 			errmsg("invalid cron expression \"%s\"", cron), errdetail("%s.", error),
 			asks_for_last_day(cron)
 				? errhint(
-					  "To run on the last day of the month, pass 28-31 as the day, and let the job "
-					  "do nothing unless the next day is the first. You can also run the job on "
-					  "the first of the next month, with '0 0 1 * *'.")
+					  "To run a job on the last day of each month, pass 28-31 as the day of month, "
+					  "and make the job do nothing unless the next day is the first. "
+					  "Alternatively, run the job on the first day of the next month with '0 0 1 * "
+					  "*'.")
 				: errhint(
 					  "Pass minute, hour, day of month, month and day of week, for example '30 2 * "
 					  "* mon-fri', or @hourly, @daily, @weekly, @monthly or @yearly."));

@@ -95,7 +95,7 @@ read_digits(Parser *parser, int *value)
 	int length = (int) strspn(parser->at, "0123456789");
 
 	if (length == 0)
-		return fail(parser, "number expected before \"%.20s\"", parser->at);
+		return fail(parser, "expected a number before \"%.20s\"", parser->at);
 	if (length > 6)
 		return fail(parser, "%.20s is too large", parser->at);
 	*value = 0;
@@ -183,7 +183,7 @@ cron_read_field(Parser *parser, const Field *field, uint64 *set, bool *any)
 	while (cron_is_space(*parser->at))
 		parser->at++;
 	if (*parser->at == '\0')
-		return fail(parser, "a field is missing");
+		return fail(parser, "the field is missing");
 	*any = *parser->at == '*';
 	for (;;)
 	{

@@ -61,11 +61,13 @@ raise_failure(const Failure *first, int failed)
 {
 	const char *state = TextDatumGetCString(first->state);
 
-	ereport(ERROR, errcode(MAKE_SQLSTATE(state[0], state[1], state[2], state[3], state[4])),
-			errmsg_internal("%s", TextDatumGetCString(first->message)),
-			errdetail("Ticks not enqueued: %d.", failed),
-			errhint(
-				"See last_error in idemq.schedules. idemq tries these ticks again in a minute."));
+	ereport(
+		ERROR, errcode(MAKE_SQLSTATE(state[0], state[1], state[2], state[3], state[4])),
+		errmsg_internal("%s", TextDatumGetCString(first->message)),
+		errdetail_plural("%d tick was not enqueued.", "%d ticks were not enqueued.", failed,
+						 failed),
+		errhint(
+			"Check last_error in idemq.schedules. idemq will retry these ticks in one minute."));
 }
 
 /*
@@ -80,7 +82,8 @@ SQL_FUNCTION(idemq_sql_tick)
 	Datum *names;
 	int count;
 
-	idemq_check_top_level(fcinfo, "tick", "It enqueues each tick in a separate transaction.");
+	idemq_check_top_level(fcinfo, "tick",
+						  "The procedure enqueues each tick in a separate transaction.");
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
 	SPI_commit();
 	tick_begin();

@@ -126,8 +126,8 @@ open_table(JobsTable *table, LOCKMODE mode)
 			ERROR, errcode(ERRCODE_UNDEFINED_TABLE),
 			errmsg("table \"%s.jobs\" was dropped by another session", IDEMQ_SCHEMA),
 			errhint(
-				"If the extension was created again, run the statement again. Otherwise run CREATE "
-				"EXTENSION idemq in this database."));
+				"If the extension has been created again, run the statement again. Otherwise, run "
+				"CREATE EXTENSION idemq in this database."));
 	idemq_jobs_columns = count_columns(table->rel);
 	table->simple = is_simple(table->rel);
 	table->row = table_slot_create(table->rel, NULL);

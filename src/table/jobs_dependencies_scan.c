@@ -61,7 +61,8 @@ open_index(Relation rel, DependencyIndex which)
 				   RelationGetRelationName(rel), name == NULL ? "for its primary key" : name,
 				   indexes[which].definition),
 			errhint(
-				"Run REINDEX on the index, or create it with the definition from the install script."));
+				"Run REINDEX INDEX, or create the index with its definition from the installation "
+				"script."));
 	return index;
 }
 

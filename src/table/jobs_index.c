@@ -153,13 +153,13 @@ static const struct
 					.unique = true,
 					.keys = {COL_QUEUE_ID + 1, COL_KEY + 1},
 					.not_null = COLUMN_BIT(COL_KEY)},
-				   "unique index of keys",
+				   "unique index on keys",
 				   "UNIQUE INDEX ON idemq.jobs (queue_id, key) WHERE key IS NOT NULL"},
 	[INDEX_GROUP] = {{.nkeys = 4,
 					  .keys = {COL_QUEUE_ID + 1, COL_GROUP_KEY + 1, COL_READY_AT + 1, COL_ID + 1},
 					  .not_null = COLUMN_BIT(COL_GROUP_KEY),
 					  .is_null = COLUMN_BIT(COL_FINISHED_AT)},
-					 "index of groups",
+					 "index on groups",
 					 "INDEX ON idemq.jobs (queue_id, group_key, ready_at, id) "
 					 "WHERE group_key IS NOT NULL AND finished_at IS NULL"},
 };

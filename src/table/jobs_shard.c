@@ -79,8 +79,8 @@ idemq_shard_set(int32 shard, int32 shards)
 		ereport(
 			ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			errmsg("this database is already shard %d of %d", is.shard, is.shards),
-			errhint("A shard's number cannot change, because the ids of its jobs contain it. Use "
-					"another database for shard %d.",
+			errhint("The number of a shard cannot be changed, because it is part of the ids of its "
+					"jobs. Use another database for shard %d.",
 					shard));
 	}
 	if (idemq_spi_finds(&are_jobs, NULL, NULL))
@@ -112,8 +112,8 @@ idemq_shard_assert(int32 shard, int32 shards)
 			some ? errdetail("This database is shard %d of %d.", is.shard, is.shards)
 				 : errdetail("This database is not a shard."),
 			errhint(
-				"The connection led to a database other than the one that the cluster's map lists "
-				"for shard %d. Correct the shard's address in the map, or correct DNS or the "
-				"pooler.",
+				"The connection reached a different database from the one listed for shard %d in "
+				"the cluster's map. Correct the shard's address in the map, or fix the DNS entry "
+				"or the pooler's configuration.",
 				shard));
 }

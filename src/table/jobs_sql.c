@@ -46,7 +46,7 @@ void
 idemq_jobs_refused(void)
 {
 	ereport(ERROR, errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
-			errmsg("a trigger on idemq.jobs refused the change"),
+			errmsg("a trigger on idemq.jobs prevented the change"),
 			errhint("Make sure that no BEFORE trigger on idemq.jobs returns NULL."));
 }
 

@@ -599,7 +599,8 @@ refuse_claim(void)
 {
 	refuse_prepare(
 		"has claimed or promoted jobs",
-		"Claim in a separate transaction. The transaction that ends the attempt can be prepared.");
+		"Claim jobs in a separate transaction. The transaction that ends the attempt can be "
+		"prepared.");
 }
 
 /*
@@ -620,14 +621,14 @@ idemq_pending_before_prepare(void)
 		if ((action->kind == ACTION_CLAIM || action->kind == ACTION_CLAIM_ROWONLY) && !action->once)
 			refuse_claim();
 		if (action->kind == ACTION_FORGET || action->kind == ACTION_DROP_QUEUE)
-			refuse_prepare("dropped or truncated queues or jobs",
-						   "Do that in a separate transaction.");
+			refuse_prepare("has dropped or truncated queues or jobs",
+						   "Drop or truncate them in a separate transaction.");
 		if (action->kind == ACTION_END && idemq_queue_by_id(action->queue_id, &queue) &&
 			queue.max_running > 0)
 			refuse_prepare(
 				"has ended attempts in a queue with max_running",
-				"Commit in one phase, or remove the limit with SELECT idemq.alter_queue('...', "
-				"max_running => 0).");
+				"Use COMMIT instead of PREPARE TRANSACTION, or remove the limit with SELECT "
+				"idemq.alter_queue('...', max_running => 0).");
 	}
 	preparing = nactions > 0;
 	if (preparing)

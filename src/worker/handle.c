@@ -98,11 +98,13 @@ start_one(const QueueInfo *queue, const HandlerInfo *info)
 	if (RegisterDynamicBackgroundWorker(&worker, NULL))
 		return again;
 	idemq_handler_unreserve(queue->qstate, &ticket);
-	ereport(LOG,
-			errmsg("idemq cannot start a process for the handler of queue \"%s\": all %d of "
-				   "max_worker_processes are in use",
-				   queue->name, max_worker_processes),
-			errhint("Raise max_worker_processes, and restart the server."));
+	ereport(
+		LOG,
+		errmsg(
+			"idemq cannot start a process for the handler of queue \"%s\": all %d worker processes "
+			"(max_worker_processes) are in use",
+			queue->name, max_worker_processes),
+		errhint("Raise max_worker_processes, and restart the server."));
 	return idemq_mono_now() + NO_ROOM_PAUSE;
 }
 

@@ -130,14 +130,15 @@ start_worker(WorkerSlotCopy *copy)
 	next_complaint = start->asked_at + COMPLAIN_INTERVAL;
 	ereport(
 		WARNING, errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-		errmsg("idemq cannot start a background worker: all %d of max_worker_processes are in use",
+		errmsg("idemq cannot start a background worker: all %d worker processes "
+			   "(max_worker_processes) are in use",
 			   max_worker_processes),
 		errdetail(
-			"Until a background worker starts, claims take back expired leases, and some databases "
-			"send no notifications."),
+			"Until a background worker starts, expired leases are reclaimed only when a session "
+			"claims jobs, and databases without a worker send no notifications."),
 		errhint(
-			"Raise max_worker_processes (one for idemq's launcher, and one for each database with "
-			"idemq), and restart the server."));
+			"Raise max_worker_processes, and restart the server. idemq needs one process for its "
+			"launcher and one for each database that has the extension."));
 }
 
 /*

@@ -170,12 +170,13 @@ delete_by_sql(const Job *job, TimestampTz finished_at)
 	if (error->sqlerrcode == ERRCODE_QUERY_CANCELED)
 		ReThrowError(error);
 	if (!refusal_logged)
-		ereport(LOG,
-				errmsg("job %lld has passed its retention period but cannot be deleted: %s",
-					   (long long) job->id, error->message),
-				errhint(
-					"A user-defined trigger or foreign key on idemq.jobs prevents the deletion. "
-					"Further jobs kept for the same reason are not logged."));
+		ereport(
+			LOG,
+			errmsg("job %lld has passed its retention period but cannot be deleted: %s",
+				   (long long) job->id, error->message),
+			errhint(
+				"A user-defined trigger or foreign key on idemq.jobs prevents the deletion. Other "
+				"jobs that cannot be deleted in the same pass are not logged."));
 	refusal_logged = true;
 	FreeErrorData(error);
 	return false;

@@ -76,7 +76,7 @@ static void
 error_context(void *arg)
 {
 	if (doing_queue[0] != '\0')
-		errcontext("idemq worker, maintenance task \"%s\" of queue \"%s\"", doing, doing_queue);
+		errcontext("idemq worker, maintenance task \"%s\" for queue \"%s\"", doing, doing_queue);
 	else
 		errcontext("idemq worker, maintenance task \"%s\"", doing);
 }
@@ -98,7 +98,7 @@ run_queue_task(const QueueTask *queue_task)
 						   queue.qstate != NULL))
 	{
 		strlcpy(doing_queue, queue.name, sizeof(doing_queue));
-		pgstat_report_activity(STATE_RUNNING, psprintf("%s of queue %s", doing, doing_queue));
+		pgstat_report_activity(STATE_RUNNING, psprintf("%s on queue %s", doing, doing_queue));
 		task->run(&queue);
 	}
 }

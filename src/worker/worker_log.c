@@ -89,29 +89,30 @@ idemq_log_presence(IdemqPresence presence, const char *waits)
 	if (presence == IDEMQ_OUTDATED)
 		ereport(
 			LOG, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			errmsg("idemq is inactive in database \"%s\": its SQL objects, %s, are older than the "
-				   "library, %s",
-				   name, waits, idemq_version),
+			errmsg(
+				"idemq is inactive in database \"%s\": its SQL objects (version %s) are older than "
+				"the library (version %s)",
+				name, waits, idemq_version),
 			errhint("Run ALTER EXTENSION idemq UPDATE in this database."));
 	else if (presence == IDEMQ_NEWER)
 		ereport(
 			LOG, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			errmsg(
-				"idemq is inactive in database \"%s\": its SQL objects are newer than the library, "
-				"%s",
+				"idemq is inactive in database \"%s\": its SQL objects are newer than the library "
+				"(version %s)",
 				name, idemq_version),
-			errhint("Install the library of the same version as the SQL objects, and restart the "
-					"server."));
+			errhint(
+				"Install the version of the library that matches the SQL objects, and restart the "
+				"server."));
 	else if (waits != NULL && idemq_worker_tells_of_update())
 		ereport(
 			LOG,
 			errmsg(
-				"an update of idemq is available in database \"%s\": its SQL objects are %s, the "
-				"library is %s",
+				"an update of idemq is available in database \"%s\": its SQL objects have version "
+				"%s, and the library has version %s",
 				name, waits, idemq_version),
-			errhint(
-				"Until then, everything works as before. Run ALTER EXTENSION idemq UPDATE in this "
-				"database."));
+			errhint("Run ALTER EXTENSION idemq UPDATE in this database. Until then, everything "
+					"continues to work as before."));
 }
 
 /* Logs, when the launcher first starts, that the test clock is on; a restarted launcher does not. */
@@ -158,8 +159,8 @@ idemq_log_recovery_begins(void)
 		errmsg("idemq is starting recovery of database \"%s\": %d queues", database_name,
 			   recovery_queues),
 		errdetail(
-			"It searches for running jobs whose leases are missing from shared memory, usually after "
-			"a restart of the server."));
+			"idemq searches for running jobs whose leases are missing from shared memory, usually "
+			"because the server has been restarted."));
 }
 
 /* Says that a table was full, and what to do, if it is this worker that is to say so. */
@@ -186,22 +187,24 @@ log_full_tables(void)
 	bool own = mine.room - mine.used < leases.room - leases.used;
 
 	log_full(COUNT_FULL_LEASES, own ? "leases of this database" : "leases", own ? mine : leases,
-			 "Further claims keep their leases only in the row, which is slower. Queues with "
-			 "max_running wait.",
-			 "Look in idemq.running_jobs for a worker that holds many jobs. Otherwise raise "
+			 "The leases of further claims are kept only in the rows of the jobs, which is slower. "
+			 "Queues with max_running have to wait.",
+			 "Check idemq.running_jobs for a worker that holds many jobs. If there is none, raise "
 			 "idemq.max_leases and restart the server, or raise idemq.max_leases_per_database.");
 	log_full(
 		COUNT_FULL_BUCKETS, "buckets", idemq_buckets_usage(),
-		"Names of idemq.admit and groups of queues with group_rate_limit that have no bucket of "
-		"their own share one bucket, and wait longer than necessary.",
+		"Names passed to idemq.admit and groups with group_rate_limit share one bucket if they "
+		"have none of their own, and therefore wait longer than necessary.",
 		"Raise idemq.max_buckets, and restart the server.");
 	log_full(COUNT_FULL_GROUPS, "groups", idemq_groups_usage(),
-			 "idemq searches all groups of a queue for jobs to promote instead.",
+			 "idemq searches all groups of each affected queue for jobs to promote.",
 			 "No job is lost. If this happens often, check in idemq.background_worker whether the "
-			 "background worker keeps up.");
-	log_full(COUNT_FULL_QUEUES, "queues", idemq_qstates_usage(),
-			 "Calls for a queue without an entry raise 53400. Its jobs do not change.",
-			 "Raise idemq.max_queues, and restart the server.");
+			 "background worker is keeping up.");
+	log_full(
+		COUNT_FULL_QUEUES, "queues", idemq_qstates_usage(),
+		"Calls for a queue without an entry raise error 53400. The jobs of such a queue are not "
+		"affected.",
+		"Raise idemq.max_queues, and restart the server.");
 }
 
 /*

@@ -68,7 +68,7 @@ test('kinds: a handler each, and what has none is given back', async () => {
   const handlers = { mail: async (job) => job.kind, '': async (job) => `none: ${job.payload}` };
   assert.deepEqual(await drain(connection, q, handlers, { logger: silent, unknownKind: '1 h' }), { committed: 2, released: 2 });
   assert.deepEqual([(await jobOf(ids[0])).result, (await jobOf(ids[1])).result], ['mail', 'none: 1']);
-  assert.deepEqual(said.filter((line) => /no handler for kind (new|constructor), so the worker gives such jobs back$/.test(line)).length, 2);
+  assert.deepEqual(said.filter((line) => /no handler for kind (new|constructor), so the worker releases such jobs$/.test(line)).length, 2);
   // For that time, and no attempt counted: a newer worker knows it.
   const { waits } = await one("SELECT ready_at > now() + interval '50 min' AND attempt = 0 AS waits FROM idemq.jobs WHERE id = $1", ids[2]);
   assert.equal(waits, true);
@@ -456,7 +456,7 @@ test('an error that cannot be read fails the attempt', async () => {
     const { id } = await enqueue(pool, q, 1);
     assert.deepEqual(await drain(connection, q, () => { throw thrown; }, { outside, logger: silent }), { retrying: 1 });
     const { status, attempt, last_error } = await jobOf(id);
-    assert.deepEqual([status, attempt, last_error], ['retrying', 1, 'an error without a text']);
+    assert.deepEqual([status, attempt, last_error], ['retrying', 1, 'an error without a message']);
     // The same of a delay.
     const later = Object.defineProperty(new RetryLater(1), 'delay', { get: () => { throw new Error('none'); } });
     await enqueue(pool, q, 1);
@@ -490,7 +490,7 @@ test('a step whose response cannot be stored is done', async () => {
     assert.deepEqual(await drain(connection, q, handler, { outside: true, logger: silent }), { committed: 1 }, name);
     assert.equal(calls, 1, name);
     assert.equal((await one('SELECT state FROM idemq.steps WHERE job_id = $1', id)).state, 'done', name);
-    assert.ok(said.some((text) => /step pay is done, with a response that cannot be stored: /.test(text)), `${name}: ${said}`);
+    assert.ok(said.some((text) => /step pay is done, but its response cannot be stored: /.test(text)), `${name}: ${said}`);
   }
 });
 

@@ -206,7 +206,7 @@ class Handlers(Client):
         for worker, other, handlers in workers:
             refused = [(handler, other) for handler in handlers]
             refused += [(handler, "generator function") for handler in (generates, generates_async)]
-            refused += [(handler, "pass a function as handler") for handler in ({}, None, {"a": None})]
+            refused += [(handler, "handler must be a function") for handler in ({}, None, {"a": None})]
             for handler, why in refused:
                 for outside in (False, True):
                     for run in (worker.run_outside if outside else worker.run, functools.partial(worker.drain, outside=outside)):

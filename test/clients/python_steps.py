@@ -192,7 +192,7 @@ class Steps(Client):
             self.calls.append(1)
 
         for call, said, begun in (
-            (coroutine, "Job.step calls functions", 0),
+            (coroutine, "Job.step requires a plain function", 0),
             (lambda step: coroutine(step), "a coroutine, which has not run", 1),
             (lambda step: (each for each in [1]), "a generator, which has not run", 1),
         ):

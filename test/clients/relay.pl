@@ -39,7 +39,7 @@ sql($jobs, q[SELECT idemq.commit(id, token, '"done"') FROM idemq.claim('mine')])
 is_soon($app, q[SELECT result FROM idemq_outbox.jobs WHERE queue = 'mine'], '"done"', 'and the result');
 kill_9($it);
 sql($app, 'TRUNCATE idemq_outbox.jobs');
-command_fails_like([ relay_command('none', 'run', @$_) ], qr/at least 1, and --poll must be more than 0/, "@$_") foreach [ '--batch', '0' ], [ '--writers', '0' ], [ '--poll', '-1' ];
+command_fails_like([ relay_command('none', 'run', @$_) ], qr/at least 1, and --poll must be greater than 0/, "@$_") foreach [ '--batch', '0' ], [ '--writers', '0' ], [ '--poll', '-1' ];
 
 # What the database cannot say in UTF-8 holds up nothing; null is a payload.
 sql($app, q[CREATE DATABASE bytes ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C']);

@@ -159,7 +159,7 @@ sub told
 {
 	my ($db) = @_;
 
-	return scalar(() = slurp_file($node->logfile) =~ /LOG:  an update of idemq is available in database "$db": its SQL objects are \Q$this\E, the library is \Q$next\E\n/g);
+	return scalar(() = slurp_file($node->logfile) =~ /LOG:  an update of idemq is available in database "$db": its SQL objects have version \Q$this\E, and the library has version \Q$next\E\n/g);
 }
 
 # ---- Package, restart, back, and once more
@@ -331,7 +331,7 @@ wait_until($node, 'SELECT true');
 foreach my $call (q{SELECT idemq.enqueue('outside', '1')}, q{SELECT * FROM idemq.claim('outside')}, 'SELECT * FROM idemq.metrics')
 {
 	my (undef, undef, $said) = $node->psql('postgres', $call);
-	like($said, qr/ERROR:  (?:the SQL objects of idemq in this database are newer than the loaded library, \Q$this\E|could not find function "idemq_sql_v2_)/, "the older library: $call is refused");
+	like($said, qr/ERROR:  (?:idemq's SQL objects in this database are newer than the loaded library, version \Q$this\E|could not find function "idemq_sql_v2_)/, "the older library: $call is refused");
 }
 works($node, 'other', 'the other database works') if sql($node, "SELECT count(idemq.commit(id, token)) >= 0 FROM idemq.claim('q', 9)", 'other');
 is_logged($node, qr/LOG:  idemq is inactive in database "postgres": its SQL objects are newer than the library/, 'the worker says why it stays away');

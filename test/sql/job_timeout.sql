@@ -29,7 +29,7 @@ SELECT (idemq.enqueue('short', '1')).outcome;
 SELECT id, token FROM idemq.claim('short', 1, attach => true) \gset
 SELECT pg_sleep(0.01);
 SELECT idemq.heartbeat(:id, :token), idemq.heartbeat(:id, :token, '1 h'), idemq.validate(:id, :token);
-SELECT idemq.why(:id) ~ 'takes the job back' AS why;
+SELECT idemq.why(:id) ~ 'will reclaim the job' AS why;
 SELECT idemq.reap('short'), idemq.heartbeat(:id, :token), idemq.validate(:id, :token);
 SELECT status, attempt, last_error, ready_at - clock_timestamp() > '59 min' AS waits FROM idemq.job(:id);
 SELECT outcome, error FROM idemq.attempts WHERE job_id = :id;

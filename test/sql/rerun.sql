@@ -19,7 +19,7 @@ SELECT * FROM ask('3');
 SELECT * FROM ask('4', headers => '"h4"');
 SELECT * FROM row;
 SELECT idemq.validate(:id, :token), idemq.heartbeat(:id, :token);
-SELECT idemq.why(:id) LIKE '%; afterwards it runs once more%' AS why;
+SELECT idemq.why(:id) LIKE '%; it will then run once more%' AS why;
 SELECT idemq.commit(:id, :token, '"did 2"');
 SELECT * FROM row;
 -- A repeated commit is told that it is one, now and after the next claim.

@@ -98,7 +98,7 @@ sub is_refused
 
 	my (undef, undef, $error) = $node->psql('postgres', "BEGIN; $work; PREPARE TRANSACTION 'p'", extra_params => [ '-v', 'VERBOSITY=verbose' ]);
 	like($error, qr/ERROR:  0A000: cannot PREPARE a transaction that has claimed or promoted jobs/, "$name: refused");
-	like($error, qr/HINT:  Claim in a separate transaction/, "$name: a hint");
+	like($error, qr/HINT:  Claim jobs in a separate transaction/, "$name: a hint");
 	is_sql($node, 'SELECT count(*) FROM pg_prepared_xacts', 0, "$name: it is not prepared");
 	is_sql($node, 'SELECT * FROM idemq.check()', '', "$name: check() is clean");
 }

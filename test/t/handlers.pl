@@ -395,7 +395,7 @@ all_done('t');
 is_sql($node, history($id), 'failed|job_timeout of queue "t" has passed|57014', 'a function is cancelled when its time is over');
 $id = job('t', 301, q[DO $$BEGIN LOOP BEGIN PERFORM pg_sleep(60); EXCEPTION WHEN query_canceled THEN NULL; END; END LOOP; END$$]);
 all_done('t');
-is_sql($node, history($id), 'failed|job_timeout has passed, and the function did not stop|', 'one that catches that ends with its process');
+is_sql($node, history($id), 'failed|job_timeout has passed, but the function did not stop|', 'one that catches that ends with its process');
 # Its process is not ended for a job that was in time.
 sql($node, "SELECT idemq.alter_queue('in_time', job_timeout => '1 h')");
 $id = job('in_time', 303);
@@ -413,11 +413,11 @@ queue('e', "retry_base => '1 h', retry_max => '1 h', retention => '0'");
 $id = job('e', 310, 'SELECT pg_terminate_backend(pg_backend_pid())');
 wait_until($node, "SELECT count(*) = 3 FROM idemq.attempts WHERE job_id = $id");
 is_sql($node, "SELECT outcome, error FROM idemq.attempts WHERE job_id = $id ORDER BY token",
-	join("\n", map { "$_|the handler's process was asked to stop" } 'released', 'released', 'failed'), 'given back twice; the third end in a row is a failed attempt');
+	join("\n", map { "$_|the handler process was asked to stop" } 'released', 'released', 'failed'), 'given back twice; the third end in a row is a failed attempt');
 is_sql($node, "SELECT status, attempt, last_error, ready_at > now() + '25 min' FROM idemq.jobs WHERE id = $id",
-	"retrying|1|the handler's process was asked to stop|t", 'after which the queue\'s backoff follows');
+	"retrying|1|the handler process was asked to stop|t", 'after which the queue\'s backoff follows');
 # It counts after its commit.
-is_soon($node, "SELECT failed_total, last_error FROM idemq.handlers WHERE queue = 'e'", "1|the handler's process was asked to stop", 'the view says so');
+is_soon($node, "SELECT failed_total, last_error FROM idemq.handlers WHERE queue = 'e'", "1|the handler process was asked to stop", 'the view says so');
 sql($node, "UPDATE idemq.jobs SET payload = '{\"n\": 311}' WHERE id = $id");
 sql($node, "SELECT idemq.retry($id)");
 all_done('e');
@@ -496,8 +496,8 @@ sql($node, 'ALTER FUNCTION app.g(jsonb) RENAME TO f');
 all_done('a');
 is_sql($node, "SELECT status, attempt FROM idemq.jobs WHERE id = $id", 'completed|1', 'with it again, it goes on by itself');
 
-foreach ([ 'ALTER ROLE app NOLOGIN', 'ALTER ROLE app LOGIN', 'may not log in' ],
-	[ 'REVOKE CONNECT ON DATABASE postgres FROM PUBLIC', 'GRANT CONNECT ON DATABASE postgres TO PUBLIC', 'may not connect' ],
+foreach ([ 'ALTER ROLE app NOLOGIN', 'ALTER ROLE app LOGIN', 'is not permitted to log in' ],
+	[ 'REVOKE CONNECT ON DATABASE postgres FROM PUBLIC', 'GRANT CONNECT ON DATABASE postgres TO PUBLIC', 'is not permitted to connect' ],
 	[ 'REVOKE USAGE ON SCHEMA app FROM app', 'GRANT USAGE ON SCHEMA app TO app', 'lacks USAGE on schema' ],
 	[ 'REVOKE EXECUTE ON FUNCTION app.f(jsonb) FROM PUBLIC, app', 'GRANT EXECUTE ON FUNCTION app.f(jsonb) TO app', 'lacks EXECUTE on function' ],
 	[ "SELECT idemq.revoke_queue('a', 'app', 'claim')", "SELECT idemq.grant_queue('a', 'app', 'claim')", 'lacks the claim privilege' ])
@@ -694,7 +694,7 @@ foreach my $n (1 .. 3)
 	}
 	sql($node, "SELECT idemq.retry($id)");
 }
-is_sql($node, history($id), join("\n", ("expired|the handler's process ended|") x 3), 'its history');
+is_sql($node, history($id), join("\n", ("expired|the handler process has ended|") x 3), 'its history');
 is_sql($node, "SELECT state, workers_running FROM idemq.handlers WHERE queue = 't'", 'stopped|0', 'after three of one job the handler is stopped, though it did others');
 sql($node, "SELECT idemq.retry($id)");
 like(sql($node, "SELECT idemq.why($id)"), qr/stopped after 3 consecutive server crashes/, 'why says so');

@@ -61,7 +61,7 @@ my $jobs = "SELECT payload #>> '{}', j.status, attempt, last_error FROM idemq.jo
 outlive(begin('waits', 10, "wait_event = 'PgSleep'", [ 'asleep', 1 ], [ 'next', 2 ]));
 is_sql($node, sprintf($jobs, 'waits'), "asleep|running|1|\nnext|running|1|", 'on its way out it has written nothing');
 is_sql($node, "SELECT idemq.reap('waits')", 2, 'the next server takes back what it had claimed');
-is_sql($node, sprintf($jobs, 'waits'), "asleep|dead|1|the handler's process ended\nnext|retrying|1|the handler's process ended", 'as after a crash');
+is_sql($node, sprintf($jobs, 'waits'), "asleep|dead|1|the handler process has ended\nnext|retrying|1|the handler process has ended", 'as after a crash');
 is_sql($node, 'SELECT count(*) FROM done', 0, 'no effect is there');
 
 # ---- At one that does not

@@ -129,7 +129,7 @@ kill 'STOP', $stopped;
 {
 	my $stderr;
 	$node->psql('postgres', 'DROP DATABASE other', stderr => \$stderr);
-	like($stderr, qr/ERROR:  idemq's handler of this database, process $stopped, has not exited.*HINT:.*is probably stopped.*kill -CONT $stopped/s,
+	like($stderr, qr/ERROR:  idemq's handler for this database \(PID $stopped\) has not exited.*HINT:.*has probably been stopped.*kill -CONT $stopped/s,
 		'one that is stopped is named by the error');
 }
 kill 'CONT', $stopped;

@@ -29,7 +29,7 @@ my $holder = session($node);
 $holder->query_safe('BEGIN; LOCK TABLE idemq.jobs IN ACCESS EXCLUSIVE MODE');
 # meant to expire: the process
 sql($node, "SELECT idemq.set_handler('q', 'public.f(jsonb)', max_idle => '1 ms')");
-wait_logged($node, qr/maintenance task "handle" of queue "q"/);
+wait_logged($node, qr/maintenance task "handle" for queue "q"/);
 $holder->query_safe('COMMIT');
 is_soon($node, 'SELECT count(*) FROM done', 1, 'a handler whose start has failed for a lock is started after it');
 
@@ -38,7 +38,7 @@ wait_until($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type 
 sql($node, "SELECT idemq.enqueue('q', '2', delay => '1 h')");
 $holder->query_safe('BEGIN; LOCK TABLE idemq.jobs IN ACCESS EXCLUSIVE MODE');
 sql($node, "SELECT idemq.alter_queue('q', max_attempts => 7)");
-wait_logged($node, qr/maintenance task "due" of queue "q"/);
+wait_logged($node, qr/maintenance task "due" for queue "q"/);
 $holder->query_safe('COMMIT');
 advance($node, '2 h');
 is_soon($node, 'SELECT count(*) FROM done', 2, 'a job that comes due after such a failure is run');

@@ -88,7 +88,7 @@ sql($node, "SELECT idemq.create_queue('bad' || i, lease => '1 h') FROM generate_
 my $tries = "FROM (SELECT name, coalesce(pg_sequence_last_value('public.tries_' || queue_id), 0) AS n FROM idemq.queues WHERE name LIKE 'bad%') t";
 my $failing = sql($node, 'SELECT clock_timestamp()');
 my $bad = expire('bad1');
-is_logged($node, qr/\[$pid\] \w{5}  CONTEXT:.*\n(?:\t.*\n)*\tidemq worker, maintenance task "reap" of queue "bad1"/, 'an error is logged with task and queue', $log);
+is_logged($node, qr/\[$pid\] \w{5}  CONTEXT:.*\n(?:\t.*\n)*\tidemq worker, maintenance task "reap" for queue "bad1"/, 'an error is logged with task and queue', $log);
 is_reaped(expire($_), "queue $_ goes on") foreach qw(q new);
 sql($node, "DO \$\$
 	DECLARE job bigint;
@@ -133,7 +133,7 @@ my $waiting = expire('new');
 sql($node, "DO \$\$ BEGIN
 	FOR i IN 1 .. 18000 LOOP
 		PERFORM pg_stat_clear_snapshot();
-		EXIT WHEN (SELECT wait_event_type = 'Lock' AND query = 'reap of queue new' $worker);
+		EXIT WHEN (SELECT wait_event_type = 'Lock' AND query = 'reap on queue new' $worker);
 		IF i = 18000 THEN RAISE 'never'; END IF;
 		PERFORM pg_sleep(0.01);
 	END LOOP;

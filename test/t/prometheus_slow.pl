@@ -240,7 +240,7 @@ fire('IdemqBacklog(backlog)', 'IdemqNothingFinishes(hung)', 'IdemqJobsDie(deadly
 	'IdemqLeasesExpire(expires)', 'IdemqMemoryFull(leases)', 'IdemqMemoryFull(queues)', 'IdemqMemoryFillsUp(queues)', 'IdemqQueueWithoutMemory(more30)',
 	'IdemqSnapshotHeld(session)', 'IdemqTableBloats(seen)', 'IdemqScheduleLate(q2)', 'IdemqScheduleFails(sched)', 'IdemqMaintenanceTaskFails(reap)', 'IdemqRunsNearLease(slow)',
 	'IdemqNobodyWorks(backlog)', 'IdemqDeadLetterQueueWaits(letters)');
-is_logged($node, qr/ 53400 .*WARNING:  idemq's shared memory is full: \d+ of \d+ leases.*are in use\n.*DETAIL:  Further claims keep their leases only in the row/, 'the log says that the lease table is full');
+is_logged($node, qr/ 53400 .*WARNING:  idemq's shared memory is full: \d+ of \d+ leases.*are in use\n.*DETAIL:  The leases of further claims are kept only in the rows/, 'the log says that the lease table is full');
 wait_logged($node, qr/WARNING:  idemq's shared memory is full: \d+ of \d+ queues/);
 my $log_file = $node->logfile;
 my @said = slurp_file($log_file) =~ /WARNING:  idemq's shared memory is full: \d+ of \d+ (\w+)/g;

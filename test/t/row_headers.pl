@@ -87,12 +87,12 @@ foreach my $instruction (0 .. INSTRUCTIONS - 1)
 	# The number of a transaction becomes that of a multixact: at each moment it is held.
 	$first->query_safe($lock);
 	my $answer = why_while($second);
-	push @beside, "$instruction: $answer" unless $answer =~ /its row is held by pid ($pid{$first}|$pid{$second}):/;
+	push @beside, "$instruction: $answer" unless $answer =~ /its row is locked by pid ($pid{$first}|$pid{$second}):/;
 
 	# A multixact whose members are gone becomes the number of a transaction.
 	$_->query_safe('COMMIT') foreach $first, $second;
 	$answer = why_while($first);
-	push @alone, "$instruction: $answer" unless $answer =~ /its row is held by pid $pid{$first}:|first in line/;
+	push @alone, "$instruction: $answer" unless $answer =~ /its row is locked by pid $pid{$first}:|first in line/;
 	$first->query_safe('COMMIT');
 }
 $gdb->finish;

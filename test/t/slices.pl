@@ -74,7 +74,7 @@ sql($node, "SELECT idemq.enqueue('late', '2', delay => '50 ms')"); # meant to ex
 like(answer($waiter), qr/^t\n\d+$/, 'one that comes due meanwhile wakes its waiter');
 sql($node, "SELECT idemq.enqueue('q', '3', group_key => 'g')");
 is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE group_key = 'g'", 'a group gets its head');
-until_true('refusals of all queues', sub { said($log, qr/maintenance task "reap" of queue "locked\d+"/) >= 10 });
+until_true('refusals of all queues', sub { said($log, qr/maintenance task "reap" for queue "locked\d+"/) >= 10 });
 cmp_ok(said($log, qr/canceling statement due to lock timeout/), '>=', 10, 'each queue has been refused the lock');
 is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'running'", 10, 'and the lock is held still');
 $held->query_safe('COMMIT');

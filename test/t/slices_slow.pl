@@ -31,7 +31,7 @@ sql($node, "SELECT idemq.enqueue('late', '2', delay => '50 ms')");
 like(answer($waiter), qr/^t\n\d+$/, 'one that comes due meanwhile wakes its waiter');
 sql($node, "SELECT idemq.enqueue('q', '3', group_key => 'g')");
 is_soon($node, "SELECT status = 'pending' FROM idemq.jobs WHERE group_key = 'g'", 'a group gets its head');
-until_true('refusals of all queues', sub { said($log, qr/maintenance task "reap" of queue "locked\d+"/) >= 60 });
+until_true('refusals of all queues', sub { said($log, qr/maintenance task "reap" for queue "locked\d+"/) >= 60 });
 is(said($log, qr/canceling statement due to lock timeout/) >= 60, 1, 'each queue has been refused the lock');
 is_sql($node, "SELECT count(*) FROM idemq.jobs JOIN idemq.queues USING (queue_id) WHERE name LIKE 'locked%' AND status = 'running'", 60, 'and the lock is held still');
 # From one refusal to the next, half of the times: a worker that the machine gives no processor for a while is late once.

@@ -47,7 +47,7 @@ is($session->query_safe('SELECT count(*) FROM idemq.running_jobs'), 0, 'leases a
 
 # What only the primary's memory knows is not made up: its leases, limits, workers.
 my $ask = '; this is a standby: leases, limits and workers are known only on the primary, so call idemq.why there';
-is($session->query_safe("SELECT idemq.why($id)"), "running: attempt 1 of 20 (lease known only from the row)$ask", 'why, of a running job');
+is($session->query_safe("SELECT idemq.why($id)"), "running: attempt 1 of 20 (its lease is recorded only in the row)$ask", 'why, of a running job');
 like($session->query_safe("SELECT idemq.why($id + 1)"), qr/^pending: ready since \S+ \S+ and first in line\Q$ask\E$/, 'of one that is ready');
 is(sql($standby, "SELECT idemq.why(id) FROM idemq.jobs WHERE status = 'dead'"), sql($node, "SELECT idemq.why(id) FROM idemq.jobs WHERE status = 'dead'"),
 	'of one that is dead: as on the primary');
@@ -61,7 +61,7 @@ $holder->query_safe("BEGIN; SELECT id FROM idemq.jobs WHERE id = $id + 1 FOR UPD
 # Known to the standby with the next record of the transactions that run.
 sql($node, 'CHECKPOINT');
 caught_up($node, $standby);
-is_soon($standby, "SELECT idemq.why($id + 1) LIKE '%is held by a transaction on the primary%'", 'a row that the primary holds');
+is_soon($standby, "SELECT idemq.why($id + 1) LIKE '%is locked by a transaction on the primary%'", 'a row that the primary holds');
 $holder->query_safe('ROLLBACK');
 leave($holder);
 

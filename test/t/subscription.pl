@@ -93,7 +93,7 @@ like($early->query_safe("SELECT idemq.enqueue('early', '1')"), qr/accepted/, 'on
 is_sql($sub, 'SELECT idemq.follow()', 't', 'follow()');
 is_sql($sub, 'SELECT idemq.follow()', 'f', 'the second time it does nothing');
 is_sql($sub, $follows, 1, 'check() says so');
-like(sql($sub, 'SELECT idemq.why(min(id)) FROM idemq.jobs'), qr/^pending: this database follows another since /, 'why says so');
+like(sql($sub, 'SELECT idemq.why(min(id)) FROM idemq.jobs'), qr/^pending: this database has been following another database since /, 'why says so');
 is_state($sub, 'SET ROLE worker; SELECT idemq.follow()', '42501', 'the owner\'s');
 is_state($sub, 'SET ROLE worker; SELECT idemq.take_over()', '42501', 'both');
 is_state($sub, "BEGIN; SELECT idemq.take_over(); PREPARE TRANSACTION 'x'", '0A000', 'cannot be prepared');

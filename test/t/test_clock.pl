@@ -144,7 +144,7 @@ sql($node, "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN 
 	CREATE TRIGGER refuse BEFORE INSERT ON idemq.jobs FOR EACH ROW EXECUTE FUNCTION refuse();
 	SELECT idemq.schedule('refused', '0 3 * * *', 'q', '{}')");
 $node->psql('postgres', "CALL idemq.advance_clock('1 day')", stderr => \$stderr);
-like($stderr, qr/WARNING:  some due schedules have not enqueued their jobs\nDETAIL:  Schedules: "refused"\./, 'a tick that fails is reported');
+like($stderr, qr/WARNING:  some schedules that were due have not enqueued their jobs\nDETAIL:  Schedules: "refused"\./, 'a tick that fails is reported');
 sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
 advance($node, '1 min');
 is_sql($node, 'SELECT count(*) FROM idemq.jobs', 1, 'a minute later it is tried again');
@@ -336,7 +336,7 @@ sql($node, "CREATE TRIGGER refuse BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN 
 	SELECT idemq.create_queue('r', lease => '1 h'); SELECT idemq.enqueue('q', '\"bad\"'); SELECT idemq.enqueue('r', '1')");
 sql($node, "SELECT id FROM idemq.claim('$_')") foreach qw(q r);
 $node->psql('postgres', "CALL idemq.advance_clock('1 h')", stderr => \$stderr);
-like($stderr, qr/WARNING:  some due work has not been done\nDETAIL: .* 1 expired lease \(queue "q"\), queue "q": refused\./, 'an error is a warning');
+like($stderr, qr/WARNING:  some work that was due was not completed\nDETAIL: .* 1 expired lease \(queue "q"\), queue "q": refused\./, 'an error is a warning');
 is_sql($node, "SELECT queue || ' ' || status FROM idemq.job_list ORDER BY 1", "q running\nr pending", 'and the next queue is done');
 sql($node, "DROP TRIGGER refuse ON idemq.jobs; SELECT idemq.drop_queue('r', force => true)");
 advance($node, '0');

@@ -30,7 +30,7 @@ my $job = sql($node, "SELECT id FROM idemq.enqueue('q', '1')");
 sql($node, "SELECT id FROM idemq.claim('q')");
 my $holder = session($node);
 $holder->query_safe("BEGIN; SELECT id FROM idemq.jobs WHERE id = $job FOR UPDATE");
-like(warned('1 h'), qr/WARNING:  some due work has not been done within 30 s\nDETAIL:  The following work remains: 1 expired lease \(queue "q"\)\.\nHINT:  Check the server's log/,
+like(warned('1 h'), qr/WARNING:  some work that was due was not completed within 30 s\nDETAIL:  The following work remains: 1 expired lease \(queue "q"\)\.\nHINT:  Check the server's log/,
 	'a lease whose row is held is left');
 is_sql($node, 'SELECT idemq.test_clock_ahead()', '01:00:00', 'the clock has moved all the same');
 is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $job", 'running', 'and the job is as it was');
@@ -52,7 +52,7 @@ is_sql($node, "SELECT status FROM idemq.jobs WHERE id = $job", 'retrying', 'and 
 # ---- No worker, though there should be one
 
 my $worker = stop_worker($node);
-like(warned('1 min'), qr/DETAIL:  The following work remains: .*(?:task|does not respond)/, 'a worker that is stopped does nothing');
+like(warned('1 min'), qr/DETAIL:  The following work remains: .*(?:task|is not responding)/, 'a worker that is stopped does nothing');
 kill 'CONT', $worker;
 is(warned('0'), '', 'one that goes on does all');
 

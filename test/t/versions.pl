@@ -28,15 +28,15 @@ my @calls = (q{SELECT idemq.enqueue('q', '1')}, q{SELECT count(*) FROM idemq.enq
 	q{CALL idemq.wait('q', '1 min')}, q{SELECT idemq.cancel(1)}, q{SELECT idemq.why(1)}, q{SELECT idemq_internal.may_see(1)}, q{SELECT * FROM idemq.metrics}, q{SELECT * FROM idemq.check()},
 	q{SELECT idemq.create_queue('other')}, q{SELECT idemq.schedule('s', '0 3 * * *', 'q', '1')}, q{INSERT INTO effects VALUES (1, 1)}, q{UPDATE idemq.jobs SET priority = 1});
 
-foreach my $other ([ '0.9.9', qr/older than the loaded library, \Q$version\E\nHINT:  Run ALTER EXTENSION idemq UPDATE in this database\./, qr/, 0\.9\.9, are older/ ],
-	[ "$version-beta.2", qr/older than the loaded library, \Q$version\E\nHINT:  Run ALTER EXTENSION idemq UPDATE in this database\./, qr/, \Q$version-beta.2\E, are older/ ],
-	[ '10.0.0', qr/newer than the loaded library, \Q$version\E\nHINT:  Install the library of the same version as the SQL objects, and restart the server\./, qr/ are newer/ ])
+foreach my $other ([ '0.9.9', qr/older than the loaded library, version \Q$version\E\nHINT:  Run ALTER EXTENSION idemq UPDATE in this database\./, qr/ \(version 0\.9\.9\) are older/ ],
+	[ "$version-beta.2", qr/older than the loaded library, version \Q$version\E\nHINT:  Run ALTER EXTENSION idemq UPDATE in this database\./, qr/ \(version \Q$version-beta.2\E\) are older/ ],
+	[ '10.0.0', qr/newer than the loaded library, version \Q$version\E\nHINT:  Install the version of the library that matches the SQL objects, and restart the server\./, qr/ are newer/ ])
 {
 	my ($number, $refusal, $logged) = @$other;
 
 	sql($node, $is->($number));
 	$node->restart;
-	is_logged($node, qr/LOG:  idemq is inactive in database "postgres": its SQL objects$logged than the library, \Q$version\E\n/, "$number: the worker says why it stays away");
+	is_logged($node, qr/LOG:  idemq is inactive in database "postgres": its SQL objects$logged than the library \(version \Q$version\E\)\n/, "$number: the worker says why it stays away");
 	my $before = sql($node, $rows);
 	my $caller = session($node);
 	cmp_ok(scalar(@wrappers), '>', 20, 'wrappers');
@@ -47,7 +47,7 @@ foreach my $other ([ '0.9.9', qr/older than the loaded library, \Q$version\E\nHI
 	{
 		my (undef, undef, $said) = $node->psql('postgres', $call);
 
-		like($said, qr/ERROR:  the SQL objects of idemq in this database are $refusal/, "$number: and says what to do: $call");
+		like($said, qr/ERROR:  idemq's SQL objects in this database are $refusal/, "$number: and says what to do: $call");
 	}
 	is_sql($node, $rows, $before, "$number: nothing has changed");
 	is_state($node, "BEGIN; CREATE TABLE other (); PREPARE TRANSACTION 'other'", '00000', "$number: what is not idemq's goes on");

@@ -52,8 +52,8 @@ sub enqueue
 	like($try->('--help'), qr/^0 idemq-work runs the jobs/, '--help');
 	cmp_ok(scalar(() = $try->('--help') =~ /\n/g), '<=', 2 * 34, 'on two screens');
 	is(scalar(grep { length > 100 } split /\n/, $try->('--help')), 0, 'of 100 columns');
-	like($try->('--', 'true'), qr/^2 .*no queue: pass -q QUEUE/, 'a queue is asked for');
-	like($try->('-q', 'q'), qr/^2 .*no program: pass -- PROGRAM/, 'and a program');
+	like($try->('--', 'true'), qr/^2 .*no queue specified: pass -q QUEUE/, 'a queue is asked for');
+	like($try->('-q', 'q'), qr/^2 .*no program specified: pass -- PROGRAM/, 'and a program');
 	like($try->('-q', 'q', '--http', 'ftp://x'), qr/^2 .*--http requires a URL|^2 .*without libcurl/, 'a URL');
 	like($try->('-q', 'q', '--http', 'http://x', 'true'), qr/^2 .*cannot be used with --lines or a program/, 'a URL or a program');
 	like($try->('-q', 'q', '--unix-socket', 'x', 'true'), qr/^2 .*require --http/, 'a socket is for a URL');
@@ -259,7 +259,7 @@ is(slurp_file("$tmp/order"), "q\nurgent\n", 'queues in the order given');
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
 	sql($node, $cut);
 	($status, $said) = ended($runner);
-	like($said, qr/^idemq-work: q $id: the lease was lost; the program is stopped$/m, 'its runner says so');
+	like($said, qr/^idemq-work: q $id: the lease was lost, so the program is being stopped$/m, 'its runner says so');
 	ok(!runs($pid), 'and its program is ended');
 	is_job($node, $id, 'cancelled|1||', 'it stays cancelled');
 }

@@ -278,7 +278,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	my $late = endpoint('late', $port);
 	is_soon($node, "SELECT count(*) = 20 FROM idemq.jobs WHERE status = 'completed' AND id IN (" . join(',', @ids) . ')', 'they are done when it is back');
 	is_sql($node, 'SELECT max(attempt) FROM idemq.jobs WHERE id IN (' . join(',', @ids) . ')', 1, 'no attempt has counted');
-	like(slurp_file($runner->{err}), qr/^.*jobs wait until it responds\n.*responds again after [0-9.]+ s\n$/, 'and another line');
+	like(slurp_file($runner->{err}), qr/^.*jobs wait until it responds\n.*is responding again after [0-9.]+ s\n$/, 'and another line');
 
 	# It dies, with a connection that could be used again, and comes back.
 	$late->{run}->kill_kill;
@@ -301,7 +301,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
 	sql($node, $cut);
 	until_true('its connection is closed', sub { grep { ($_->{closed} // '') eq $id } requests() });
-	until_said($runner, qr/^idemq-work: q $id: the lease was lost; the request is stopped$/m);
+	until_said($runner, qr/^idemq-work: q $id: the lease was lost, so the request is being stopped$/m);
 	is_job($node, $id, 'cancelled|1||', 'it stays cancelled');
 
 	$id = enqueue({ do => 'wait', gate => "$tmp/committed", status => 500 });

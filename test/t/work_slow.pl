@@ -31,7 +31,7 @@ sub enqueue { return sql($node, "SELECT id FROM idemq.enqueue('q', '$_[0]')") }
 	my ($status, $said) = ended(runner('while :; do sleep 0.1; done', '--once', '--timeout', '1h'));
 	is($status, 0, 'the runner ends');
 	# On a busy machine the server may be first.
-	like($said, qr/(retrying|the lease was lost \(.*\)): stopped after 2.4 s \(job_timeout\)$|the lease was lost; the program is stopped$/, 'job_timeout of the queue');
+	like($said, qr/(retrying|the lease was lost \(.*\)): stopped after 2.4 s \(job_timeout\)$|the lease was lost, so the program is being stopped$/, 'job_timeout of the queue');
 	is_soon($node, "SELECT status = 'retrying' AND last_error IN ('stopped after 2.4 s (job_timeout)', 'job_timeout reached')
 		FROM idemq.jobs WHERE id = $id", 'which the row says as well');
 	sql($node, "SELECT idemq.cancel($id), idemq.alter_queue('q', job_timeout => '0')");
@@ -50,7 +50,7 @@ sub enqueue { return sql($node, "SELECT id FROM idemq.enqueue('q', '$_[0]')") }
 	my $pid = until_file('lost') + 0;
 	is_sql($node, "SELECT idemq.cancel($id)", 'cancelled', 'a job is cancelled');
 	($status, $said) = ended($runner);
-	like($said, qr/^idemq-work: q $id: the lease was lost; the program is stopped$/, 'a heartbeat finds out, and its runner says so');
+	like($said, qr/^idemq-work: q $id: the lease was lost, so the program is being stopped$/, 'a heartbeat finds out, and its runner says so');
 	ok(!runs($pid), 'and its program is ended');
 }
 # As the first process of a container, which inherits what programs leave behind.

@@ -82,7 +82,7 @@ sub calm
 	my ($log) = @_;
 
 	return $log =~ s/.*(?:LOG:  background worker.*exited with exit code 1|FATAL:  terminating autovacuum process due to administrator command|FATAL:  terminating background worker "idemq \w+" due to administrator command|57P01 worker\.pl FATAL:  terminating connection due to administrator command|FATAL:  the database system is (?:starting up|shutting down))\n//gr
-	  =~ s/.*(?:CONTEXT:  idemq worker, maintenance task|WARNING:  idemq's background worker of this database, process \d+, has not exited).*\n//gr;
+	  =~ s/.*(?:CONTEXT:  idemq worker, maintenance task|WARNING:  idemq's background worker for this database \(PID \d+\) has not exited).*\n//gr;
 }
 
 sub said
@@ -222,7 +222,7 @@ sub keep_busy
 		CREATE TRIGGER dawdle BEFORE UPDATE ON idemq.jobs FOR EACH ROW WHEN (OLD.status = 'running') EXECUTE FUNCTION dawdle()", $db);
 	# meant to expire
 	sql($node, "SELECT idemq.enqueue('q', '1'); SELECT count(*) FROM idemq.claim('q', lease => '1 ms')", $db);
-	ok($node->poll_query_until('postgres', "SELECT state = 'active' AND query = 'reap of queue q' AND wait_event = 'PgSleep'
+	ok($node->poll_query_until('postgres', "SELECT state = 'active' AND query = 'reap on queue q' AND wait_event = 'PgSleep'
 		$workers AND datname = '$db'"), "$db: the worker is busy");
 	return worker_of($db);
 }
@@ -391,7 +391,7 @@ foreach my $db (qw(a b))
 	sql($full, "CREATE DATABASE $db");
 	sql($full, $extension, $db);
 }
-wait_logged($full, qr/WARNING:  idemq cannot start a background worker: all 3 of max_worker_processes are in use/);
+wait_logged($full, qr/WARNING:  idemq cannot start a background worker: all 3 worker processes \(max_worker_processes\) are in use/);
 is_logged($full, qr/HINT:  Raise max_worker_processes/, 'with a hint');
 # meant to expire
 sql($full, "SELECT c.id FROM idemq.enqueue('q', '1') e, idemq.claim_job(e.id, lease => '1 ms') c", 'b');

@@ -68,7 +68,7 @@ sub calm
 	my ($log) = @_;
 
 	return $log =~ s/.*(?:LOG:  background worker.*exited with exit code 1|FATAL:  terminating autovacuum process due to administrator command|FATAL:  terminating background worker "idemq \w+" due to administrator command|57P01 worker_slow\.pl FATAL:  terminating connection due to administrator command|FATAL:  the database system is (?:starting up|shutting down))\n//gr
-	  =~ s/.*(?:CONTEXT:  idemq worker, maintenance task|WARNING:  idemq's background worker of this database, process \d+, has not exited).*\n//gr;
+	  =~ s/.*(?:CONTEXT:  idemq worker, maintenance task|WARNING:  idemq's background worker for this database \(PID \d+\) has not exited).*\n//gr;
 }
 
 sub said
@@ -98,7 +98,7 @@ kill 'STOP', $pid;
 	my $stderr;
 	$node->psql('postgres', '\\set VERBOSITY verbose
 		ALTER DATABASE c RENAME TO d', stderr => \$stderr);
-	like($stderr, qr/ERROR:  55006: idemq's background worker .*process $pid, has not exited/, 'a stopped worker is named');
+	like($stderr, qr/ERROR:  55006: idemq's background worker .*PID $pid\) has not exited/, 'a stopped worker is named');
 	like($stderr, qr/HINT: .*is probably stopped.*kill -CONT $pid/, 'with what to do');
 }
 kill 'CONT', $pid;

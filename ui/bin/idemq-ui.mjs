@@ -7,9 +7,9 @@ import { makeServer } from '../src/server.mjs';
 
 const usage = `Usage: idemq-ui [--port=4332] [--actions] [--listen=ADDRESS --proxy=ADDRESS ...]
 
-Serves a web page for idemq on this machine's loopback interface.  It connects with the PG*
-variables (PGHOST, PGDATABASE, PGUSER and so on, but not PGSERVICEFILE), and shows what
-row-level security allows that role to see.
+Serves a web page for idemq on this machine's loopback interface.  The program connects with the
+PG* variables (PGHOST, PGDATABASE, PGUSER and so on, but not PGSERVICEFILE), and shows what
+row-level security allows the connecting role to see.
 
   --port=N    port to listen on; 0 means any free port
   --actions   allow actions such as retry, redrive, cancel and pause; read-only by default
@@ -18,7 +18,7 @@ On this machine, the operating system decides who may open the page.  Elsewhere,
   --proxy=ADDRESS      address of the proxy, such as 10.0.0.7 or 10.0.0.0/24; can be repeated
   --user-header=NAME   header with the user's name (X-Forwarded-User), which becomes the actor in
                        idemq.audit; it is ignored in requests from other addresses
-  --host=NAME          host name under which the page is reached; can be repeated
+  --host=NAME          host name by which the page is reached; can be repeated
   --listen=ADDRESS     address to listen on (127.0.0.1); any other requires --proxy
 
   --help      show this text

@@ -129,7 +129,7 @@ export class Security {
     });
     app.addHook('preHandler', async (request, reply) => {
       if (request.method === 'POST' && !this.matches(request.session, request.body?.csrf))
-        return reply.code(403).type('text/plain').send('This form belongs to an earlier run of the page. Go back, reload the page, and send the form again.\n');
+        return reply.code(403).type('text/plain').send('This form was created before the page was last restarted. Go back, reload the page, and submit the form again.\n');
       return undefined;
     });
   }

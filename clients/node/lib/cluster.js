@@ -231,7 +231,7 @@ export class ClusterWorker {
     const { home, roam = true, shardPlace, ...own } = options;
     if (home !== undefined && !(Array.isArray(home) && home.every(Number.isSafeInteger))) reject('home', 'an array of shard numbers', home);
     optionalBoolean(roam, 'roam');
-    if (home?.length === 0 && !roam) throw new RangeError('a worker with neither a home shard nor roam has no work; pass home, roam or both');
+    if (home?.length === 0 && !roam) throw new RangeError('a worker without home shards must have roam enabled, or it would never get a job; pass home, roam or both');
     if (shardPlace) checkOptions(shardPlace, { host: true, port: true }, 'shardPlace');
     // Checks the other options.
     this.#name = new Worker({}, queue, own).name;

@@ -186,7 +186,7 @@ export function textOf(error) {
   let text = '';
   let causes = 0;
   walk(error, (each, word) => {
-    const own = read(() => ownText(each)) ?? 'an error without a text';
+    const own = read(() => ownText(each)) ?? 'an error without a message';
     if (!word) text = own;
     else text = `${causes++ === 0 ? text.slice(0, maxBeforeCause) : text}; ${word} ${own.slice(0, maxCauseLength)}`;
   });
@@ -230,6 +230,6 @@ export function detailsOf(error) {
 export function interval(delay, what = 'an interval') {
   if (delay === null || delay === undefined) return null;
   if (typeof delay === 'string') return delay;
-  if (typeof delay !== 'number' || !Number.isFinite(delay)) throw new TypeError(`${what} must be seconds, or PostgreSQL's text for an interval, not ${read(() => `${delay}`) ?? typeof delay}`);
+  if (typeof delay !== 'number' || !Number.isFinite(delay)) throw new TypeError(`${what} must be a number of seconds, or a PostgreSQL interval as text, not ${read(() => `${delay}`) ?? typeof delay}`);
   return `${delay.toFixed(6)} seconds`;
 }

@@ -208,6 +208,6 @@ function refuseControl(text) {
   const word = typeof text === 'string' ? ENDS_TRANSACTION.exec(text)?.[1].toUpperCase() : undefined;
   if (!word) return undefined;
   return new Error(
-    `${word} would end the transaction in which the job is committed, or begin another one; omit it, use client.transaction() or a SAVEPOINT for part of the work, or use runOutside`,
+    `${word} is not allowed in a handler, because the job is committed in the current transaction; remove it, use client.transaction() or a SAVEPOINT to make part of the work undoable, or use runOutside`,
   );
 }

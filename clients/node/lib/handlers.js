@@ -11,14 +11,14 @@ const maxKindsNamed = 1000;
 /** Throws for a value that is not a function, and for a generator, because calling it runs nothing. @param {unknown} handler @param {string} what */
 export function checkCallable(handler, what) {
   if (typeof handler !== 'function') throw new TypeError(`${what} must be a function, not ${handler === null || typeof handler !== 'object' ? `${String(handler)}` : 'an object'}`);
-  if (types.isGeneratorFunction(handler)) throw new TypeError(`${what} ${handler.name} is a generator function, which runs nothing when called`);
+  if (types.isGeneratorFunction(handler)) throw new TypeError(`${what} ${handler.name} is a generator function, so calling it does not run its body`);
 }
 
 /** Like checkCallable, for one handler or several by kind. @param {any} handlers */
 export function checkHandlers(handlers) {
   const all = typeof handlers === 'function' ? [handlers] : Object.values(handlers ?? {});
   if (all.length === 0 || all.some((handler) => typeof handler !== 'function')) {
-    throw new TypeError('pass a function as handler, or an object that maps kinds to functions');
+    throw new TypeError('handler must be a function, or an object that maps kinds to functions');
   }
   for (const handler of all) checkCallable(handler, 'the handler');
 }
@@ -48,7 +48,7 @@ export function singleHandler(handlers, delay, logger) {
     const said = kind === '' ? 'jobs without a kind' : `kind ${kind}`;
     if (!unknown.has(kind) && unknown.size < maxKindsNamed) {
       unknown.add(kind);
-      logger.warn(`idemq: ${job.queue} ${job.id}: no handler for ${said}, so the worker gives such jobs back`);
+      logger.warn(`idemq: ${job.queue} ${job.id}: no handler for ${said}, so the worker releases such jobs`);
     }
     throw new Snooze(delay, `no handler for ${said}`);
   };

@@ -159,7 +159,7 @@ export class Attempt {
 
   /** The link for outside effects. @param {string} what @returns {import('./connection.js').Link} */
   outside(what) {
-    if (!this.#link) throw new Error(`job.${what} is available only in runOutside; in run, the handler's effects roll back with its transaction`);
+    if (!this.#link) throw new Error(`job.${what} is available only in runOutside; in run, the handler's effects are rolled back with its transaction`);
     return this.#link;
   }
 
@@ -191,7 +191,7 @@ export class Attempt {
     }
     this.why = why;
     const seconds = this.timeout / 1000;
-    this.reason = new Cancelled(why, { lease: 'the lease was lost', timeout: `stopped after ${seconds} s (job_timeout)`, drain: 'the worker ends' }[why]);
+    this.reason = new Cancelled(why, { lease: 'the lease was lost', timeout: `stopped after ${seconds} s (job_timeout)`, drain: 'the worker is stopping' }[why]);
     this.#controller?.abort(this.reason);
     this.#onCancel?.();
   }

@@ -77,8 +77,8 @@ export async function endStale(worker, link, attempt, outcome, error, text) {
   if (error !== undefined) worker.failed(attempt, error, outcome, !finished);
   const became = {
     cancelled: 'the job was cancelled', completed: 'another attempt has completed the job', dead: 'another attempt has failed, and the job is dead',
-  }[job?.status ?? ''] ?? (job === undefined ? 'the job no longer exists' : job.last ? `the job was taken back${job.error ? ` (${job.error})` : ''}, and will be tried again` : 'another attempt is running');
-  worker.ended(attempt, outcome, text ? `${became}; this one: ${text}` : became);
+  }[job?.status ?? ''] ?? (job === undefined ? 'the job no longer exists' : job.last ? `the job was reclaimed${job.error ? ` (${job.error})` : ''}, and will be tried again` : 'another attempt is running');
+  worker.ended(attempt, outcome, text ? `${became}; this attempt: ${text}` : became);
 }
 
 /** The delay of an exception. Converts any exception of its getter to a TypeError. @param {Snooze | RetryLater} error */

@@ -28,7 +28,7 @@ export async function step(job, link, name, call, options, warn) {
   checkName(name, 'name');
   checkCallable(call, 'call');
   if (ask !== undefined) checkCallable(ask, 'ask');
-  if (!(callTimeout > 0 && callTimeout <= 1e6)) throw new RangeError(`callTimeout must be a number of seconds above 0, not ${callTimeout}`);
+  if (!(callTimeout > 0 && callTimeout <= 1e6)) throw new RangeError(`callTimeout must be a positive number of seconds, not ${callTimeout}`);
   const own = [job.id, job.token, name];
   const asked = Date.now();
   let calling = false;
@@ -70,7 +70,7 @@ export async function step(job, link, name, call, options, warn) {
       refusal = error;
       await link.answer(FINISH_STEP, [...own, null]);
     }
-    warn(`step ${name} is done, with a response that cannot be stored: ${textOf(refusal)}`);
+    warn(`step ${name} is done, but its response cannot be stored: ${textOf(refusal)}`);
     return response;
   }
 

@@ -236,7 +236,7 @@ export class Transactions {
       );
       if (handlerTransaction.failed) throw handlerTransaction.failed;
       if (handlerTransaction.touched && (session.status === 'I' || session.controlled)) {
-        throw new Error('the handler has ended the transaction in which its job is committed; omit that statement, or use runOutside');
+        throw new Error('the handler has ended the transaction in which its job is committed; remove that statement, or use runOutside');
       }
       if (attempt.waiting) throw attempt.waiting;
       return result === undefined ? null : json(result, 'the result');

@@ -93,10 +93,10 @@ export class Worker {
     optionalInterval(options.unknownKind, 'unknownKind');
     const { concurrency = 1, batch = 1, timeout = 3600, grace = 30, signals = true, logger = quiet } = options;
     for (const [name, value] of Object.entries({ concurrency, batch })) {
-      if (!Number.isInteger(value) || value < 1) throw new RangeError(`${name} must be a number of jobs, at least 1, not ${value}`);
+      if (!Number.isInteger(value) || value < 1) throw new RangeError(`${name} must be an integer greater than 0, not ${value}`);
     }
-    if (!(timeout > 0)) throw new RangeError(`timeout must be a number of seconds above 0, not ${timeout}`);
-    if (!(grace >= 0)) throw new RangeError(`grace must be a number of seconds, at least 0, not ${grace}`);
+    if (!(timeout > 0)) throw new RangeError(`timeout must be a positive number of seconds, not ${timeout}`);
+    if (!(grace >= 0)) throw new RangeError(`grace must be a number of seconds and must not be negative, not ${grace}`);
     if (!['info', 'warn', 'error'].every((level) => typeof (/** @type {any} */ (logger)?.[level]) === 'function')) throw new TypeError('logger must have the functions info, warn and error');
     const name = options.name ?? `node ${process.pid}`;
     const named = (/** @type {import('../index.js').Connection} */ to) => hosts(to).map((config) => ({ application_name: `idemq ${queue}`, ...config }));
@@ -225,7 +225,7 @@ export class Worker {
       unheard();
       await Promise.all([heartbeats, reporting, watching, mode.end(), this.control.end(), this.waiter.end()]);
       await this.#hooks.stopped(this, this.#counts, this.#stoppedAt === undefined ? undefined : this.#stoppedAt + 1000 * this.#options.grace + lastWords);
-      if (this.#abandoned.some((each) => !each.ended)) stopWhenHung(() => this.#logger.warn(`idemq: ${this.#queue}: a handler is still running although its job was given back, so the process exits`));
+      if (this.#abandoned.some((each) => !each.ended)) stopWhenHung(() => this.#logger.warn(`idemq: ${this.#queue}: a handler is still running although its job was released, so the process will exit`));
     }
     if (this.#fatal) throw this.#fatal;
     return this.#counts;

@@ -170,7 +170,7 @@ test('an error that cannot be read', () => {
   const unreadable = { get: raises };
   for (const error of [new Error('x'), new Dead('x')]) {
     Object.defineProperties(error, { stack: unreadable, message: unreadable, name: unreadable, code: unreadable });
-    assert.equal(textOf(error), 'an error without a text');
+    assert.equal(textOf(error), 'an error without a message');
     assert.deepEqual(JSON.parse(detailsOf(error)), { type: 'Error' });
     assert.equal(sqlstate(error), '');
   }
@@ -231,7 +231,7 @@ test('arguments are checked before anything is sent, and named', async () => {
     ['a key', () => enqueue(client, 'q', 1, { key: {} }), /^key must be a string or an integer, not an object/],
     ['a key with a fraction', () => enqueue(client, 'q', 1, { key: 1.5 }), /^key must be a string or an integer, not 1.5/],
     ['a key that has lost digits', () => enqueue(client, 'q', 1, { key: 2 ** 60 }), /^key must be/],
-    ['a delay', () => enqueue(client, 'q', 1, { delay: [1] }), /^delay must be seconds, or PostgreSQL's text for an interval, not 1/],
+    ['a delay', () => enqueue(client, 'q', 1, { delay: [1] }), /^delay must be a number of seconds, or a PostgreSQL interval as text, not 1/],
     ['a time', () => enqueue(client, 'q', 1, { runAt: new Date('soon') }), /^runAt must be a Date, .*, not an invalid Date/],
     ['a number as a time', () => enqueue(client, 'q', 1, { runAt: 7 }), /^runAt must be a Date, .*, not 7/],
     ['a priority', () => enqueue(client, 'q', 1, { priority: 'high' }), /^priority must be an integer, not "high"/],
@@ -250,10 +250,10 @@ test('arguments are checked before anything is sent, and named', async () => {
     ['an id', () => flow(client, 'x'), /^id must be a job id/],
     ['ids', () => cancelMany(client, '7'), /^ids must be an array of job ids, not "7"/],
     ['ids of results', () => waitResults(client, [1.5]), /^ids\[0\] must be a job id/],
-    ['a time of a wait', () => waitResults(client, ['1'], NaN), /^timeout must be seconds, .*, not NaN/],
+    ['a time of a wait', () => waitResults(client, ['1'], NaN), /^timeout must be a number of seconds, .*, not NaN/],
     ['a worker of queues', () => new Worker({}, ['a', 'b']), /^queue must be a string, not an array/],
     ['a pool of a worker', () => new Worker(client, 'q'), /^connection must be a URL, .*a worker opens its own connections/],
-    ['a lease', () => new Worker({}, 'q', { lease: {} }), /^lease must be seconds/],
+    ['a lease', () => new Worker({}, 'q', { lease: {} }), /^lease must be a number of seconds/],
     ['attach', () => new Worker({}, 'q', { attach: 'no' }), /^attach must be true or false, not "no"/],
     ['home', () => new ClusterWorker({}, 'q', { home: 1 }), /^home must be an array of shard numbers, not 1/],
   ];
@@ -275,7 +275,7 @@ test('handlers that run nothing', async () => {
     await assert.rejects(drain({}, 'q', handler), /generator function/);
     await assert.rejects(new ClusterWorker({}, 'q').run(handler), /generator function/);
   }
-  for (const handler of [{}, null, undefined, { a: null }]) await assert.rejects(worker().run(handler), /pass a function as handler/);
+  for (const handler of [{}, null, undefined, { a: null }]) await assert.rejects(worker().run(handler), /handler must be a function/);
 });
 
 test('a handler that does not end in time is told, and left', async () => {

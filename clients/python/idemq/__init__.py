@@ -163,7 +163,7 @@ class _Worker:
         if int_argument("concurrency", concurrency) < 1 or int_argument("batch", batch) < 1:
             raise ValueError("concurrency and batch must be at least 1")
         if seconds_argument("timeout", timeout) <= 0 or seconds_argument("grace", grace) < 0:
-            raise ValueError("timeout must be a number of seconds above 0, and grace must be a number of seconds, at least 0")
+            raise ValueError("timeout must be greater than 0 seconds, and grace must be at least 0 seconds")
         text_argument("router" if isinstance(self, _OverShards) else "dsn", dsn)
         queue = queue_argument(queue)
         optional_text("name", name)
@@ -202,8 +202,8 @@ class _Worker:
     def _of_this_process(self) -> None:
         if os.getpid() != self._process:
             raise RuntimeError(
-                "this worker was created before a fork, in another process; create a Worker in each process after "
-                "the fork"
+                "this worker was created in another process, before a fork; create a separate Worker in each process "
+                "after the fork"
             )
 
     def _make_run(
@@ -346,7 +346,7 @@ class _OverShards(_Worker):
             grace=grace, attach=attach, signals=signals, unknown_kind=unknown_kind, hooks=hooks,
         )  # fmt: skip
         if home is not None and not home and not roam:
-            raise ValueError("a worker with neither a home shard nor roam has no work; pass home, roam or both")
+            raise ValueError("a worker without home shards must have roam enabled, or it would never get a job; pass home, roam or both")
         self._shards = home, roam, shard_options
 
     def _make_run(

@@ -89,17 +89,10 @@ _AWAIT_OUTCOME = "SELECT outcome FROM idemq.await_event(%s, %s, %s, %s::interval
 _STATUS = "SELECT status::text, attempt FROM idemq.job(%s)"
 
 
-_END_REASONS = {
-    "lost": "a lease was lost",
-    "cut off": "a lease has expired, and the server does not respond",
-    "time": "job_timeout has passed",
-}
-
-
 def _reason(execution: Execution, error: BaseException) -> str:
     """The reason why a transaction of several jobs has not committed, if the error itself does not show it."""
-    if execution.end_reason in _END_REASONS:
-        return _END_REASONS[execution.end_reason]
+    if execution.end_reason is not None:
+        return execution.end_text
     return text_of(error.__cause__ if isinstance(error, AttemptOver) else error)
 
 
@@ -403,7 +396,7 @@ class AttemptRunner:
         assert end.error is not None
         jobs = execution.jobs
         if len(jobs) > 1 and execution.end_reason != "drain":
-            log.info("%s: running the jobs of a transaction of %d jobs one at a time: %s", self.options.queue, len(jobs), _reason(execution, end.error))
+            log.info("%s: running the %d jobs of a transaction one at a time: %s", self.options.queue, len(jobs), _reason(execution, end.error))
             await executor.reset_connection(end)
             singles = [Execution([self._copy_for_rerun(job)], executor, self) for job in jobs]
             for single in singles:
@@ -496,7 +489,7 @@ class AttemptRunner:
         if execution.ended:
             await interrupting  # otherwise it could cancel a statement of the next job
         else:
-            log.error("%s %d: the handler does not stop, so the worker abandons it", self.options.queue, execution.jobs[0].id)
+            log.error("%s %d: the handler has not stopped, so the worker is abandoning it", self.options.queue, execution.jobs[0].id)
             await execution.executor.abandon(execution)
 
     def _pause_claims(self, job: BaseJob) -> None:
@@ -914,11 +907,11 @@ class AttemptRunner:
                 if not task.done():
                     await asyncio.wait({task}, timeout=DRAIN_SETTLE_TIMEOUT if anyway else 1)
                 if not task.done():
-                    raise StaleToken(f"the attempt was stopped ({execution.end_reason}), and the server does not respond")
+                    raise StaleToken(f"the attempt was stopped ({execution.end_text}), and the server is not responding")
                 return await task
             except AnswerLost:
                 if execution.end_requested.done() and not anyway:
-                    raise StaleToken(f"the attempt was stopped ({execution.end_reason}), and the server does not respond") from None
+                    raise StaleToken(f"the attempt was stopped ({execution.end_text}), and the server is not responding") from None
             except (StaleToken, NoSuchJob, AlreadyCommitted):
                 execution.request_end("lost")
                 raise

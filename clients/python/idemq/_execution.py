@@ -15,6 +15,13 @@ from .errors import StaleToken
 SESSION_CHECK_INTERVAL = 1.0
 """Seconds between two checks whether the session of an attached lease still exists."""
 
+END_REASONS = {
+    "lost": "the lease was lost",
+    "cut off": "the lease has expired, and the server is not responding",
+    "time": "job_timeout has passed",
+    "drain": "the worker is stopping",
+}
+
 
 class HandlerControl(Protocol):
     """The interface of the executor that runs an execution and can end it (Executor)."""
@@ -136,6 +143,12 @@ class Execution:
                 self._run.enforce_end(self)
 
     @property
+    def end_text(self) -> str:
+        """Why it was ended, for a message."""
+        text = END_REASONS.get(self.end_reason or "", "no reason is known")
+        return text if len(self.jobs) == 1 else text.replace("the lease", "a lease")
+
+    @property
     def locked(self) -> bool:
         """Whether its jobs are locked, so that no other attempt can get them."""
         return self.handler_transaction is not None and self.handler_transaction.begun
@@ -146,7 +159,7 @@ class Execution:
             return
         why = "time" if self._run.time_is_over(self, time.monotonic()) else "cut off"
         self._run.call_loop(self.request_end, why)
-        raise StaleToken(f"the attempt ended ({self.end_reason or why}), so its connection accepts no more statements")
+        raise StaleToken(f"the attempt has ended ({END_REASONS[self.end_reason or why]}), so its connection accepts no more statements")
 
     def own_limit(self, conn: Any) -> Optional[float]:
         """Seconds within which the worker's statements on a handler's connection must be answered.  None means that the worker asks the

@@ -158,7 +158,7 @@ class Executor:
                 await asyncio.wait_for(in_thread(conn.pgconn.exec_, b"ROLLBACK"), ROLLBACK_TIMEOUT)
             except (psycopg.Error, asyncio.TimeoutError):
                 give_up(conn)
-        self._stopped(Unsettled(execution, ExecutionResult(error=TimeoutError("the handler does not stop"), hangs=True)))
+        self._stopped(Unsettled(execution, ExecutionResult(error=TimeoutError("the handler has not stopped"), hangs=True)))
 
     async def _lock(self, conn: Any) -> None:
         raise NotImplementedError

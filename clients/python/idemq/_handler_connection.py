@@ -282,7 +282,7 @@ class HandlersConnection(_HandlersConnectionBase, Connection[Any]):
                         gen.close()
                         self.silent = True
                         self.close()
-                        raise psycopg.OperationalError("the server does not respond")
+                        raise psycopg.OperationalError("the server is not responding")
                 event = events[0][1]
                 wanted = gen.send((event & ~select.POLLOUT and 1) | (event & select.POLLOUT and 2))
         except StopIteration as end:

@@ -53,17 +53,17 @@ def check_callable(function: Any, coroutines: bool, caller: str, other: str, arg
         function = function.func
     called = function if inspect.isroutine(function) else getattr(type(function), "__call__", None)
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-        raise TypeError(f"{name} is a generator function, which runs nothing when called: use a function that returns its "
+        raise TypeError(f"{name} is a generator function, so calling it does not run its body: use a function that returns its "
             "result")
     if not coroutines and any(map(inspect.iscoroutinefunction, (function, called))):
-        raise TypeError(f"{caller} calls functions, but {name} is a coroutine function: use {other}")
+        raise TypeError(f"{caller} requires a plain function, but {name} is a coroutine function: use {other}")
     if (
         coroutines
         and (inspect.ismethod(called) or inspect.isfunction(called))
         and not any(map(inspect.iscoroutinefunction, (function, called, inspect.unwrap(function))))
     ):
         raise TypeError(
-            f"{caller} awaits coroutine functions, but {name} is a plain function: declare it with async def, or "
+            f"{caller} requires a coroutine function, but {name} is a plain function: declare it with async def, or "
             f"use {other}"
         )
     check_parameters(given, arguments)
@@ -103,7 +103,7 @@ def single_handler(
         return handlers
     by_kind = dict(handlers) if isinstance(handlers, Mapping) else {}
     if not by_kind or not all(callable(handler) for handler in by_kind.values()):
-        raise TypeError("pass a function as handler, or a dict that maps kinds to functions")
+        raise TypeError("handler must be a function, or a dict that maps kinds to functions")
     for handler in by_kind.values():
         check_callable(handler, coroutines, worker, other, arguments)
     unknown: set[Optional[str]] = set()
@@ -114,7 +114,7 @@ def single_handler(
             return handler(job, *args)
         if job.kind not in unknown and len(unknown) < 1000:
             unknown.add(job.kind)
-            log.warning("%s %d: no handler for kind %s, so the worker gives such jobs back", job.queue, job.id, job.kind)
+            log.warning("%s %d: no handler for kind %s, so the worker releases such jobs", job.queue, job.id, job.kind)
         raise Snooze(delay, f"no handler for kind {job.kind}")
 
     return call

@@ -156,7 +156,7 @@ class BaseJob:
 
     def _outside(self) -> JobRunner:
         if self._run is None:
-            raise RuntimeError("this is available only to a handler of run_outside(), because a handler of run() has a transaction")
+            raise RuntimeError("this is available only in handlers of run_outside(), because handlers of run() have a transaction")
         return self._run
 
     async def _checkpoint(self, state: Any) -> None:

@@ -181,7 +181,7 @@ def _notice(diagnostic: psycopg.errors.Diagnostic) -> None:
 
 
 def _last_error(error: Optional[BaseException]) -> BaseException:
-    return error or psycopg.OperationalError("the DSN does not name a host")
+    return error or psycopg.OperationalError("the DSN does not specify a host")
 
 
 def connect(dsn: str, needs_idemq: bool = True) -> tuple[Connection[Any], SessionInfo]:
@@ -366,7 +366,7 @@ class Link(Generic[Conn]):
                 await asyncio.wait({asking}, timeout=(self.answer_timeout or ANSWER_TIMEOUT) if timeout is None else timeout)
                 if not asking.done():
                     give_up(conn)
-                    await self.drop(psycopg.OperationalError("the server does not respond"), in_use=True)
+                    await self.drop(psycopg.OperationalError("the server is not responding"), in_use=True)
                     raise AnswerLost
                 return asking.result()
             except asyncio.CancelledError:

@@ -141,7 +141,7 @@ class Run(AttemptRunner):
     async def _close(self, tasks: list["asyncio.Future[Any]"]) -> None:
         """Ends all remaining tasks and connections, even if the server does not answer."""
         if self._leased:
-            log.error("%s: %d jobs wait until their leases expire, because their ends could not be reported in time", self.options.where, len(self._leased))
+            log.error("%s: %d jobs wait until their leases expire, because the ends of their attempts could not be reported in time", self.options.where, len(self._leased))
         tasks += [task for task in (*self._committing.values(), *self._hook_tasks, self._opening, self._silence.task) if task is not None]
         for task in tasks:
             task.cancel()

@@ -30,13 +30,13 @@ CREATE TABLE IF NOT EXISTS idemq_outbox.jobs (
 -- Its order: the rows to send, by id, and then the sent rows, the oldest first.
 CREATE INDEX IF NOT EXISTS jobs_sent_at ON idemq_outbox.jobs (sent_at NULLS FIRST, id);
 
-COMMENT ON TABLE idemq_outbox.jobs IS 'jobs for idemq on another server: insert queue and payload, and any other arguments of idemq.enqueue. idemq-relay may send a row more than once, but each row becomes at most one job.';
-COMMENT ON COLUMN idemq_outbox.jobs.key IS 'key of the job in its queue; random by default';
-COMMENT ON COLUMN idemq_outbox.jobs.on_duplicate IS 'keep or ignore, as for idemq.enqueue; no other value is allowed, because sending a row again would repeat its action';
+COMMENT ON TABLE idemq_outbox.jobs IS 'jobs for a server with idemq. To enqueue a job, insert a row with queue, payload and any other arguments of idemq.enqueue. idemq-relay may send a row more than once, but each row becomes at most one job.';
+COMMENT ON COLUMN idemq_outbox.jobs.key IS 'key of the job in its queue, random by default';
+COMMENT ON COLUMN idemq_outbox.jobs.on_duplicate IS 'keep or ignore, as for idemq.enqueue. No other value is allowed, because its action would be repeated if the row is sent again.';
 COMMENT ON COLUMN idemq_outbox.jobs.reply IS 'whether finished_at, status and result are written back to this row when the job finishes';
-COMMENT ON COLUMN idemq_outbox.jobs.sent_at IS 'when the job was added to idemq or refused; NULL means that the row must still be sent';
-COMMENT ON COLUMN idemq_outbox.jobs.job_id IS 'id of the job in idemq; if the key was already in use, the id of the existing job';
-COMMENT ON COLUMN idemq_outbox.jobs.status IS 'refused or, if reply is set, the final status of the job (completed, dead or cancelled)';
+COMMENT ON COLUMN idemq_outbox.jobs.sent_at IS 'when the job was added to idemq or refused. NULL means that the row has not been sent yet.';
+COMMENT ON COLUMN idemq_outbox.jobs.job_id IS 'id of the job in idemq. If the key was already in use, this is the id of the existing job.';
+COMMENT ON COLUMN idemq_outbox.jobs.status IS 'refused if the job was refused. Otherwise, if reply is set, this is the final status of the job: completed, dead or cancelled.';
 COMMENT ON COLUMN idemq_outbox.jobs.error IS 'why the job was refused, became dead or was cancelled';
 
 -- Wakes the relay.  Without it, the relay finds a row within a second.

@@ -126,7 +126,7 @@ def connect(dsn: str) -> Connection[Any]:
             return conn
         except (psycopg.Error, OSError) as error:
             last = error
-    raise last or psycopg.OperationalError("the DSN does not name a host")
+    raise last or psycopg.OperationalError("the DSN does not specify a host")
 
 
 def is_of_a_row(error: psycopg.Error) -> bool:
@@ -327,10 +327,10 @@ def main() -> NoReturn:
     parser.add_argument("--app", metavar="DSN", default="", help="connection string of the application's database, as for psql")
     parser.add_argument("--idemq", metavar="DSN", default="", help="connection string of the database with idemq")
     parser.add_argument("--keep", metavar="INTERVAL", default="7 days", help="minimum time for which sent rows are kept, so that they can be sent again after the server with "
-        "idemq was restored (7 days)")
-    parser.add_argument("--poll", metavar="SECONDS", type=float, default=1.0, help="seconds between polls if no NOTIFY arrives (1)")
-    parser.add_argument("--batch", metavar="ROWS", type=int, default=1000, help="maximum number of rows sent per transaction (1000)")
-    parser.add_argument("--writers", metavar="N", type=int, default=4, help="maximum number of results written at once (4)")
+        "idemq has been restored (default: 7 days)")
+    parser.add_argument("--poll", metavar="SECONDS", type=float, default=1.0, help="seconds between polls if no NOTIFY arrives (default: 1)")
+    parser.add_argument("--batch", metavar="ROWS", type=int, default=1000, help="maximum number of rows sent per transaction (default: 1000)")
+    parser.add_argument("--writers", metavar="N", type=int, default=4, help="maximum number of results written at once (default: 4)")
     options = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="idemq-relay: %(message)s")
     try:
@@ -340,7 +340,7 @@ def main() -> NoReturn:
         if not options.app or not options.idemq:
             parser.error("pass both --app and --idemq: the connection strings of the two databases")
         if min(options.batch, options.writers) < 1 or options.poll <= 0:
-            parser.error("--batch and --writers must be at least 1, and --poll must be more than 0")
+            parser.error("--batch and --writers must be at least 1, and --poll must be greater than 0")
         if options.command == "create":
             create(options.app, options.idemq)
         else:

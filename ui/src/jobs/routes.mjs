@@ -80,7 +80,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
 
   const doingOf = (id) => {
     const doing = doings.get(id);
-    if (!doing) throw wrong(404, 'No such action is in progress or was running in the last hour. The audit lists completed actions.');
+    if (!doing) throw wrong(404, 'No such action is in progress or has run in the last hour. The audit lists completed actions.');
     return doing;
   };
   app.get('/doing/:id', async (request, reply) => {

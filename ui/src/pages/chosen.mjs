@@ -69,7 +69,7 @@ const fields = [
   ['group_key', 'Group', 'jobs of one group run one at a time, in order'],
   ['delay', 'Delay', 'for example 10 min; empty means immediately'],
   ['priority', 'Priority', '0 is claimed first, 9 last'],
-  ['max_attempts', 'Attempts', 'empty means the setting of the queue'],
+  ['max_attempts', 'Attempts', 'empty means the queue’s setting'],
 ];
 
 /** given: what was sent; trouble: {field, message}, what was wrong with it. */

@@ -12,7 +12,7 @@ import { button, jobLink, key, number, progress, queueLink, status, table, when 
 const at = (value) => (value ? Date.parse(value.replace(' ', 'T').replace(/\+00$/, 'Z')) : Number.POSITIVE_INFINITY);
 const took = (from, to) => (from && to ? duration((at(to) - at(from)) / 1000) : null);
 
-const outcomes = { failed: ['retrying', 'failed'], expired: ['dead', 'lease expired'], released: ['pending', 'given back'], cancelled: ['cancelled', 'cancelled'], committed: ['completed', 'committed'] };
+const outcomes = { failed: ['retrying', 'failed'], expired: ['dead', 'lease expired'], released: ['pending', 'released'], cancelled: ['cancelled', 'cancelled'], committed: ['completed', 'committed'] };
 
 /** One moment of the column: when, a state for its mark, what, and more about it. */
 const moment = (value, mark, what, more = null) => ({ value, mark, what, more });
