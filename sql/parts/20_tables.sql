@@ -153,7 +153,7 @@ COMMENT ON COLUMN idemq.jobs.payload IS 'data that the worker needs to run the j
 COMMENT ON COLUMN idemq.jobs.checkpoint IS 'progress saved by an attempt with idemq.checkpoint';
 COMMENT ON COLUMN idemq.jobs.result IS 'result stored by the last commit; a job that runs again keeps it until its next commit';
 COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error passed to idemq.fail, or a text from idemq such as "lease expired", "job_timeout reached" or "the worker''s session ended"';
-COMMENT ON COLUMN idemq.jobs.token IS 'fencing token of the last attempt, which never decreases';
+COMMENT ON COLUMN idemq.jobs.token IS 'fencing token of the last attempt; the value never decreases';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position of the job in the ready index; NULL means that the job cannot be claimed because it is blocked or finished';
 COMMENT ON COLUMN idemq.jobs.run_at IS 'earliest time at which a job in a group can be ready; NULL means that the job can be ready immediately. If group_max_running is greater than 1, the column also contains the time of the next retry, and the job does not hold a permit until then. If group_rate_limit delays the job, the column contains the time at which the job was due.';
 COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease, as set by the claim. A heartbeat moves the deadline in shared memory or, if the lease table is full, in this column.';
@@ -358,7 +358,7 @@ ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
 
 CREATE FUNCTION idemq_internal.jobs_truncated() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_jobs_truncated';
-COMMENT ON FUNCTION idemq_internal.jobs_truncated() IS 'truncate trigger on idemq.jobs that discards leases and scan starts at the end of the transaction';
+COMMENT ON FUNCTION idemq_internal.jobs_truncated() IS 'truncate trigger on idemq.jobs; when the transaction ends, it discards all leases and the positions at which claims start to read';
 
 CREATE TRIGGER idemq_jobs_truncated AFTER TRUNCATE ON idemq.jobs
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.jobs_truncated();

@@ -50,7 +50,7 @@ COMMENT ON COLUMN idemq.errors.error IS 'error message, with ? in place of the p
 COMMENT ON COLUMN idemq.errors.fingerprint IS 'identifier of the cause, for idemq.redrive(queue, error => ...)';
 COMMENT ON COLUMN idemq.errors.jobs IS 'number of jobs whose last attempt ended with this error';
 COMMENT ON COLUMN idemq.errors.dead IS 'number of these jobs that are dead; the others will be retried or are running now';
-COMMENT ON COLUMN idemq.errors.first_seen IS 'when the first of these attempts ended; jobs that have since failed with another error are not included';
+COMMENT ON COLUMN idemq.errors.first_seen IS 'when the earliest attempt counted in this row ended; each job counts only under the error of its last attempt';
 COMMENT ON COLUMN idemq.errors.last_seen IS 'when the last of these attempts ended';
 COMMENT ON COLUMN idemq.errors.example_id IS 'id of the newest of these jobs';
 COMMENT ON COLUMN idemq.errors.kinds IS 'kinds of these jobs; NULL means that the jobs have no kind';

@@ -159,7 +159,7 @@ export class Attempt {
 
   /** The link for outside effects. @param {string} what @returns {import('./connection.js').Link} */
   outside(what) {
-    if (!this.#link) throw new Error(`job.${what} is available only in runOutside; in run, the handler's effects are rolled back with its transaction`);
+    if (!this.#link) throw new Error(`job.${what} is available only in runOutside; in run, a failed attempt rolls back everything that the handler did`);
     return this.#link;
   }
 
