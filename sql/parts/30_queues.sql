@@ -118,8 +118,8 @@ BEGIN
 		RAISE EXCEPTION 'unfinished jobs in other queues depend on jobs in queue "%" (number of parents: %)',
 			name, needed
 			USING ERRCODE = '2BP01',
-				HINT = 'Wait for those jobs to finish, or use force => true. With force, the dependent jobs '
-				'treat parents that were not completed as cancelled.';
+				HINT = 'Wait for those jobs to finish, or use force => true. With force, parents that were not '
+				'completed count as cancelled for the jobs that depend on them.';
 	END IF;
 	SELECT list INTO users FROM idemq_internal.latest(
 		'SELECT string_agg(quote_ident(name), '', '' ORDER BY name)

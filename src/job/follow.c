@@ -260,9 +260,10 @@ idemq_follow_end(void)
 		ereport(
 			ERROR, errcode(ERRCODE_OBJECT_IN_USE),
 			errmsg("prepared transaction \"%s\" has written jobs", TextDatumGetCString(gid)),
-			errhint("Find out whether the publisher committed it or rolled it back. Then run COMMIT "
-					"PREPARED or ROLLBACK PREPARED %s here, and call idemq.take_over() again.",
-					quote_literal_cstr(TextDatumGetCString(gid))));
+			errhint(
+				"Find out whether the publisher committed it or rolled it back. Then run COMMIT "
+				"PREPARED or ROLLBACK PREPARED %s here, and call idemq.take_over() again.",
+				quote_literal_cstr(TextDatumGetCString(gid))));
 	/* Read without a lock: only SQL by hand could change them now. */
 	if (!idemq_spi_row(&greatest_given, NULL, &given, sizeof(given)))
 		elog(ERROR, "state received from the publisher does not consist of exactly one row");
