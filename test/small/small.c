@@ -415,6 +415,7 @@ read_ahead_install(void)
 
 #define CALLS 4
 
+static void
 rate_burst(void)
 {
 	RateLimit limit = {1 + choose(3), 1 + choose(5), 1 + choose(3)};

@@ -45,8 +45,8 @@ sub until_file { my ($file) = @_; until_true($file, sub { -s "${\tmp}/$file" });
 sub until_said { my ($runner, $what) = @_; until_true($what, sub { slurp_file($runner->{err}) =~ $what }) }
 sub open_gate { append_to_file("${\tmp}/$_[0]", "open\n"); return }
 
-# A process of this number that does more than be a zombie.
-sub runs { my ($pid) = @_; return -e "/proc/$pid/stat" && slurp_file("/proc/$pid/stat") !~ /\) [ZX] / }
+# Whether a process with this number runs and is not a zombie.  It may end between open and read.
+sub runs { my ($pid) = @_; return (eval { slurp_file("/proc/$pid/stat") } // '') =~ /\) [^ZX] / }
 
 # Of a job: status, attempt, result, last error.
 sub is_job
