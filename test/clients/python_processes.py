@@ -47,7 +47,7 @@ class Processes(QuickFirstUse):
         os.close(write)
         os.waitpid(child, 0)
         with os.fdopen(read) as said:
-            self.assertIn("create a Worker in each process after the fork", said.read())
+            self.assertIn("create a separate Worker in each process after the fork", said.read())
         self.add(1)
         self.assertEqual(worker.drain(self.do), {"committed": 1})
 

@@ -2,9 +2,10 @@
 // decides what is shown.  (pg asks for client_encoding UTF8 itself.)
 import pg from 'pg';
 
-// Times with their microseconds, as text; ids are text already.
-const asText = new pg.TypeOverrides();
-asText.setTypeParser(pg.types.builtins.TIMESTAMPTZ, (value) => value);
+// Times with their microseconds, as text; ids are text already.  (Debian's pg does not export TypeOverrides.)
+const asText = {
+  getTypeParser: (type, format) => (type === pg.types.builtins.TIMESTAMPTZ ? String : pg.types.getTypeParser(type, format)),
+};
 
 // PGOPTIONS may say otherwise.
 const patience = { statement_timeout: '2s', lock_timeout: '3s' };
