@@ -99,7 +99,7 @@ kill 'STOP', $pid;
 	$node->psql('postgres', '\\set VERBOSITY verbose
 		ALTER DATABASE c RENAME TO d', stderr => \$stderr);
 	like($stderr, qr/ERROR:  55006: idemq's background worker .*PID $pid\) has not exited/, 'a stopped worker is named');
-	like($stderr, qr/HINT: .*is probably stopped.*kill -CONT $pid/, 'with what to do');
+	like($stderr, qr/HINT: .*probably been stopped.*kill -CONT $pid/, 'with what to do');
 }
 kill 'CONT', $pid;
 works('c', 'the stopped worker goes on, or another one');
