@@ -26,8 +26,8 @@ sub works
 	my $stderr = '';
 
 	local $ENV{DSN} = "postgresql:///postgres?host=${\$node->host}&port=${\$node->port}&user=" . scalar getpwuid($>);
-	# Debian 12's pg (8.8) does not read the user from a connection string without a host; the client requires 8.11.
-	local $ENV{PGUSER} = scalar getpwuid($>);
+	# Debian 12's pg (8.8) does not read user and port from a connection string without a host; the client requires 8.11.
+	local @ENV{qw(PGUSER PGPORT)} = (scalar getpwuid($>), $node->port);
 	local $ENV{PYTHONPATH} = "$source/clients/python";
 	local $ENV{PYTHONDONTWRITEBYTECODE} = 1;
 	sql($node, "SELECT idemq.enqueue('mail', '{\"order\": $order}', key => 'order-$order')");
