@@ -21,6 +21,7 @@ enum verdict
 	DEAD,
 	RELEASE,
 	BUSY, /* as RELEASE, but it counts when that has been said too often */
+	HOLD, /* as BUSY, and no other job of its group or queue starts before its delay is over */
 	LINE, /* what it has answered is a line of JSON: the server is asked what it says */
 	NOTHING
 };
@@ -39,7 +40,7 @@ struct answer
 	char *said;		  /* also of one that was ended by us */
 	size_t said_size; /* it has room for a NUL */
 	char details[64]; /* for programs to read: JSON */
-	int64_t delay;	  /* in ms, of FAIL, RELEASE and BUSY; or BY_POLICY */
+	int64_t delay;	  /* in ms, of FAIL, RELEASE, BUSY and HOLD; or BY_POLICY */
 };
 
 /* Columns of a claimed row: c is the job, q its queue. */

@@ -21,6 +21,7 @@ struct options options = {
 	.grace = 30 * 1000,
 	.kill_after = 5 * 1000,
 	.max_output = 1024 * 1024,
+	.holds = true,
 };
 
 static const char *const help =
@@ -39,6 +40,8 @@ static const char *const help =
 	"      --http=URL        send each job to this URL as a POST request\n"
 	"      --unix-socket=PATH  connect to this socket instead of the URL's host\n"
 	"      --sign-key-file=FILE  sign requests with these keys (whsec_..., Standard Webhooks)\n"
+	"      --hold=WHAT       what 429 with Retry-After holds back: group, queue or none\n"
+	"                        (default: the job's group, or its queue if it has no group)\n"
 	"      --lines           keep the program running, and pass it one job after another\n"
 	"      --result          store stdout, or the body of the response, as the job's result (JSON)\n"
 	"      --timeout=TIME    stop a job that takes longer; it fails\n"
@@ -62,8 +65,8 @@ static const char *const help =
 	"as the error message.\n"
 	"\n"
 	"HTTP: the body is the payload; headers are Idemq-Queue, -Id, -Token, -Attempt, -Key and others, and\n"
-	"an Idempotency-Key.  2xx commits the job, 422 makes it dead, 429 and 503 with Retry-After postpone\n"
-	"all jobs, and any other response fails it, with the start of the body as the error message.\n"
+	"an Idempotency-Key.  2xx commits the job, 422 makes it dead, 429 with Retry-After holds back its\n"
+	"group or queue, 503 with Retry-After postpones all jobs, and any other response fails the job.\n"
 	"\n"
 	"Lines: the program reads {\"id\": \"7\", \"token\": ..., \"queue\", \"key\", \"kind\", \"attempt\", \"payload\",\n"
 	"...} and writes one line, {\"id\": \"7\", \"result\": ...}, or with \"error\" (and \"retry_in\" or \"dead\"), or\n"
@@ -92,6 +95,7 @@ enum
 	OPT_HTTP,
 	OPT_UNIX_SOCKET,
 	OPT_SIGN_KEY_FILE,
+	OPT_HOLD,
 	OPT_LINES
 };
 
@@ -106,6 +110,7 @@ static const struct option long_options[] = {
 	{"http", required_argument, NULL, OPT_HTTP},
 	{"unix-socket", required_argument, NULL, OPT_UNIX_SOCKET},
 	{"sign-key-file", required_argument, NULL, OPT_SIGN_KEY_FILE},
+	{"hold", required_argument, NULL, OPT_HOLD},
 	{"lines", no_argument, NULL, OPT_LINES},
 	{"result", no_argument, NULL, OPT_RESULT},
 	{"timeout", required_argument, NULL, OPT_TIMEOUT},
@@ -202,6 +207,17 @@ must_be_there(const char *program)
 	die(USAGE, "cannot run \"%s\": not found in PATH", program);
 }
 
+/* What a 429 holds back. */
+static void
+read_hold(const char *value)
+{
+	if (strcmp(value, "none") != 0 && strcmp(value, "group") != 0 && strcmp(value, "queue") != 0)
+		die(USAGE, "--hold requires group, queue or none, not \"%s\"", value);
+	options.holds = strcmp(value, "none") != 0;
+	options.hold = options.holds ? value : NULL;
+	options.hold_given = true;
+}
+
 /* Options that take a value; false when it is none of them. */
 static bool
 options_read_value(int option, const char *value)
@@ -257,6 +273,9 @@ options_read_value(int option, const char *value)
 		case OPT_SIGN_KEY_FILE:
 			options.sign_key_file = value;
 			return true;
+		case OPT_HOLD:
+			read_hold(value);
+			return true;
 	}
 	return false;
 }
@@ -299,8 +318,9 @@ read_flag(int option)
 static void
 check_what(bool program)
 {
-	if (options.http == NULL && (options.unix_socket != NULL || options.sign_key_file != NULL))
-		die(USAGE, "--unix-socket and --sign-key-file require --http");
+	if (options.http == NULL &&
+		(options.unix_socket != NULL || options.sign_key_file != NULL || options.hold_given))
+		die(USAGE, "--unix-socket, --sign-key-file and --hold require --http");
 	if (options.http == NULL)
 	{
 		if (!program)

@@ -34,6 +34,10 @@ struct options
 	const char *http; /* a URL to which jobs go; NULL: to a program */
 	const char *unix_socket;
 	const char *sign_key_file;
+	bool holds; /* 429 with Retry-After holds back other jobs */
+	bool hold_given;
+	const char
+		*hold;	/* group or queue; NULL: the group of a job that has one, otherwise its queue */
 	bool lines; /* the program is given one job after the other */
 	char **program;
 };

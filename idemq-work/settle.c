@@ -23,6 +23,8 @@
 
 /* A job is released so often because its other side is busy; from then on that is a failure. */
 #define BUSY_MOST "10"
+/* A job is released so often in a row because other jobs are held back as well. */
+#define HOLD_MOST "100"
 
 /* What lines say.  Each is parsed once, by the server: so no digit of a result is lost. */
 static const char *const lines_sql =
@@ -42,6 +44,18 @@ enum
 	SAID_RETRY_IN,
 	SAID_CHECKPOINT
 };
+
+/* Holds back, then releases the job, in one transaction. */
+static const char *const hold_sql =
+	"WITH held AS MATERIALIZED (SELECT idemq.hold_back($1::bigint, $2::bigint, least($4::interval,"
+	" (SELECT nullif(q.max_hold_back, '0') FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)"
+	" WHERE j.id = $1::bigint)), scope => $6::text))"
+	" SELECT CASE WHEN (SELECT pg_catalog.count(*) FROM (SELECT a.outcome FROM idemq.attempts a"
+	" WHERE a.job_id = $1::bigint ORDER BY a.token DESC LIMIT " HOLD_MOST ") l"
+	" WHERE l.outcome = 'released') < " HOLD_MOST
+	" THEN idemq.release($1::bigint, $2::bigint, $4::interval)"
+	" ELSE idemq.fail($1::bigint, $2::bigint, $3::text, retry_in => $4::interval,"
+	" details => $5::jsonb) END FROM held";
 
 static char *claim_sql;
 static char *commit_and_claim_sql;
@@ -112,6 +126,9 @@ ask(struct job *job, struct server *server)
 				" ELSE idemq.fail($1::bigint, $2::bigint, $3::text,"
 				" details => $5::jsonb) END",
 				5, values);
+		case HOLD:
+			values[5] = options.hold;
+			return server_ask(server, hold_sql, 6, values);
 		default:
 			values[2] = values[3];
 			return server_ask(server, "SELECT idemq.release($1::bigint, $2::bigint, $3::interval)",
@@ -153,8 +170,9 @@ say_outcome(const struct job *job, struct server *server, const char *outcome)
 {
 	char now[256] = "";
 	bool stale = strcmp(outcome, "stale") == 0 || strcmp(outcome, "not_found") == 0;
-	bool fails = job->verdict == FAIL || job->verdict == DEAD ||
-				 (job->verdict == BUSY && strcmp(outcome, "released") != 0);
+	bool fails =
+		job->verdict == FAIL || job->verdict == DEAD ||
+		((job->verdict == BUSY || job->verdict == HOLD) && strcmp(outcome, "released") != 0);
 
 	if (stale)
 		became(job, server, now, sizeof(now));
@@ -386,6 +404,15 @@ store_checkpoint(struct job *job, struct server *server)
 	return true;
 }
 
+/* The server does not allow the hold: the job is released as if the endpoint were busy. */
+static void
+do_not_hold(struct job *job, const PGresult *result)
+{
+	say("%s %s: no other jobs are held back: %s", job->queue, job->id,
+		PQresultErrorMessage(result));
+	job->verdict = BUSY;
+}
+
 void
 job_settle(struct job *job, struct server *server)
 {
@@ -405,6 +432,13 @@ job_settle(struct job *job, struct server *server)
 		say_outcome(job, server, PQgetvalue(result, 0, 0));
 		job_free(job);
 	}
+	else if (job->verdict == HOLD && server_state(result, "IQ00"))
+	{
+		say_outcome(job, server, "stale");
+		job_free(job);
+	}
+	else if (job->verdict == HOLD && server_state(result, "22"))
+		do_not_hold(job, result);
 	else if (!ask_less(job, result))
 		try_later(job, result);
 	PQclear(result);

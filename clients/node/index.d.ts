@@ -358,6 +358,15 @@ export class Snooze extends Error {
   constructor(delay: Interval, reason?: string);
   readonly delay: Interval;
 }
+/**
+ * Thrown by a handler whose provider asks for a pause (429): until delay has passed, no further job of this job's group starts, or of its queue
+ * if it has no group. The job is ready again at that time. The attempt does not count, at most 100 times in a row.
+ */
+export class HoldBack extends Error {
+  constructor(delay: Interval, scope?: 'group' | 'queue' | null, reason?: string);
+  readonly delay: Interval;
+  readonly scope: 'group' | 'queue' | null;
+}
 /** Thrown by a handler: no attempt can succeed, so the job is dead. If the call of a step throws it, it also means the same as Refused. */
 export class Dead extends Error {
   constructor(reason: string);

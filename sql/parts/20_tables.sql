@@ -27,7 +27,8 @@ CREATE TABLE idemq.queues (
 	dead_letter_role_oid oid,
 	expect_workers     boolean NOT NULL DEFAULT true,
 	rate_burst         int,
-	group_rate_burst   int
+	group_rate_burst   int,
+	max_hold_back      interval NOT NULL DEFAULT '1 h'
 );
 COMMENT ON TABLE idemq.queues IS 'one row per queue, with its settings; use idemq.alter_queue to change them';
 COMMENT ON COLUMN idemq.queues.queue_id IS 'numeric id of the queue, as used in idemq.jobs';
@@ -54,6 +55,7 @@ COMMENT ON COLUMN idemq.queues.dead_letter_cancelled IS 'whether dead_letter_que
 COMMENT ON COLUMN idemq.queues.expect_workers IS 'whether the queue should always have a worker; false means that it is normal for the queue to have none, for example because cron starts its workers';
 COMMENT ON COLUMN idemq.queues.rate_burst IS 'size of the bucket for rate_limit, which refills at a constant rate (GCRA). NULL means that rate_limit applies to every window of length rate_period.';
 COMMENT ON COLUMN idemq.queues.group_rate_burst IS 'size of the bucket for group_rate_limit, which refills at a constant rate (GCRA). NULL means that group_rate_limit applies to every window of length group_rate_period.';
+COMMENT ON COLUMN idemq.queues.max_hold_back IS 'maximum duration of a hold (idemq.hold_back), counted from its beginning, however often it is extended; 0 forbids holds';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue is paused with idemq.pause, so that no jobs can be claimed';
 COMMENT ON COLUMN idemq.queues.paused_until IS 'when a paused queue resumes automatically; NULL means that the queue stays paused until idemq.resume is called';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when the queue was created';
@@ -134,7 +136,7 @@ COMMENT ON COLUMN idemq.jobs.priority IS 'priority of the job, from 0 (claimed f
 COMMENT ON COLUMN idemq.jobs.max_attempts IS 'maximum number of attempts before the job becomes dead';
 COMMENT ON COLUMN idemq.jobs.expires_at IS 'time at which the job is cancelled if it has not been claimed; NULL means that the job does not expire';
 COMMENT ON COLUMN idemq.jobs.status IS 'state of the job';
-COMMENT ON COLUMN idemq.jobs.flags IS 'additional state of the job, as a sum of flags. Use 0 in a row that you write by hand. A running job has flag 1 if its lease also ends with the session that claimed it, and flag 2 if a handler process claimed it. A running job has flag 4 if a heartbeat moved the deadline in this row and set renewed_at because the lease table was full. Any job has flag 8 if idemq.attempts contains rows for it. An unfinished job has flag 16 if its last counted attempt lost its lease. A pending or running job in a group has flag 32 if it has been promoted and counts towards group_max_running. A pending or retrying job in a group has flag 64 if it is waiting until ready_at only because of group_rate_limit. The sum also includes 256 for each consecutive attempt, up to 3, that ended because its handler process ended. For each of these attempts whose process was asked to stop, the sum also includes 1024.';
+COMMENT ON COLUMN idemq.jobs.flags IS 'additional state of the job, as a sum of flags. Use 0 in a row that you write by hand. A running job has flag 1 if its lease also ends with the session that claimed it, and flag 2 if a handler process claimed it. A running job has flag 4 if a heartbeat moved the deadline in this row and set renewed_at because the lease table was full. Any job has flag 8 if idemq.attempts contains rows for it. An unfinished job has flag 16 if its last counted attempt lost its lease. A pending or running job in a group has flag 32 if it has been promoted and counts towards group_max_running. A pending or retrying job in a group has flag 64 if it is waiting until ready_at only because of group_rate_limit or a hold (idemq.hold_back). The sum also includes 256 for each consecutive attempt, up to 3, that ended because its handler process ended. For each of these attempts whose process was asked to stop, the sum also includes 1024.';
 COMMENT ON COLUMN idemq.jobs.attempt IS 'number of attempts that have begun, not counting released attempts';
 COMMENT ON COLUMN idemq.jobs.claimed_at IS 'when the last attempt began';
 COMMENT ON COLUMN idemq.jobs.finished_at IS 'when the job was completed or cancelled, or became dead';
@@ -155,7 +157,7 @@ COMMENT ON COLUMN idemq.jobs.result IS 'result stored by the last commit; a job 
 COMMENT ON COLUMN idemq.jobs.last_error IS 'why the last attempt ended: the error passed to idemq.fail, or a text from idemq such as "lease expired", "job_timeout reached" or "the worker''s session ended"';
 COMMENT ON COLUMN idemq.jobs.token IS 'fencing token of the last attempt; the value never decreases';
 COMMENT ON COLUMN idemq.jobs.ready_at IS 'position of the job in the ready index; NULL means that the job cannot be claimed because it is blocked or finished';
-COMMENT ON COLUMN idemq.jobs.run_at IS 'earliest time at which a job in a group can be ready; NULL means that the job can be ready immediately. If group_max_running is greater than 1, the column also contains the time of the next retry, and the job does not hold a permit until then. If group_rate_limit delays the job, the column contains the time at which the job was due.';
+COMMENT ON COLUMN idemq.jobs.run_at IS 'earliest time at which a job in a group can be ready; NULL means that the job can be ready immediately. If group_max_running is greater than 1, the column also contains the time of the next retry, and the job does not hold a permit until then. If group_rate_limit or a hold delays the job, the column contains the time at which the job was due.';
 COMMENT ON COLUMN idemq.jobs.deadline IS 'deadline of the lease, as set by the claim. A heartbeat moves the deadline in shared memory or, if the lease table is full, in this column.';
 COMMENT ON COLUMN idemq.jobs.renewed_at IS 'when a heartbeat moved the deadline of a running job in this row because the lease table was full. The lease duration is then deadline - renewed_at. NULL means that no heartbeat has moved the deadline in this row, and the lease duration is deadline - claimed_at.';
 
@@ -385,7 +387,7 @@ ALTER TABLE idemq_internal.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_tru
 
 CREATE FUNCTION idemq_internal.queue_gone() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq_internal.queue_gone() IS 'row and truncate trigger on idemq.queues that deletes the grants, schedules, handlers, events and bindings of deleted queues';
+COMMENT ON FUNCTION idemq_internal.queue_gone() IS 'row and truncate trigger on idemq.queues that deletes the grants, schedules, handlers, events, bindings and holds of deleted queues';
 -- There is no foreign key, since a parallel restore fills the tables in any order.  What one would
 -- do besides is done where a row is made: grant_queue, schedule, set_handler and bind_topic hold
 -- the queue's row, so the DELETE that fires this waits for them, and what they have committed is
@@ -402,7 +404,7 @@ BEGIN
 	FOREACH what IN ARRAY
 		'{idemq_internal.queue_grants,idemq_internal.schedule_entries,'
 		'idemq_internal.handler_entries,idemq.events,idemq_internal.topic_binding_entries,'
-		'idemq.producers}'::text[] LOOP
+		'idemq.producers,idemq_internal.hold_entries}'::text[] LOOP
 		IF TG_LEVEL = 'STATEMENT' THEN
 			EXECUTE format('DELETE FROM %s', what);
 			CONTINUE;
@@ -414,7 +416,7 @@ BEGIN
 			what), OLD.queue_id)
 			AS (is_left boolean);
 		IF FOUND THEN
-			RAISE EXCEPTION 'queue % has grants, schedules, producers, events, bindings or a '
+			RAISE EXCEPTION 'queue % has grants, schedules, producers, events, bindings, holds or a '
 				'handler that this transaction cannot see',
 				OLD.queue_id USING ERRCODE = '40001', HINT = 'Run the command in a READ COMMITTED transaction.';
 		END IF;

@@ -24,7 +24,8 @@ CREATE FUNCTION idemq.create_queue(
 	group_rate_period interval DEFAULT '1 second',
 	expect_workers boolean DEFAULT true,
 	rate_burst int DEFAULT NULL,
-	group_rate_burst int DEFAULT NULL)
+	group_rate_burst int DEFAULT NULL,
+	max_hold_back interval DEFAULT '1 h')
 	RETURNS int LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_create_queue';
 COMMENT ON FUNCTION idemq.create_queue
 	IS 'Create a queue. Returns its queue_id. The caller gets the enqueue, claim and admin privileges. Raises 42710 if the queue already exists, and 53400 if there are already idemq.max_queues queues.
@@ -37,7 +38,8 @@ COMMENT ON FUNCTION idemq.create_queue
 - group_max_running: maximum number of jobs in one group that run at once; 1 means strict order
 - group_rate_limit: maximum number of attempts per group that may start in any group_rate_period; NULL means no limit
 - expect_workers: false means that it is normal for the queue to have no worker, so idemq.metrics.unattended_for is NULL
-- rate_burst, group_rate_burst: size of a bucket that refills at a constant rate (GCRA). A size of 1 spaces the starts evenly. NULL means that the limit applies to every period and that all starts allowed in a period may happen at once.';
+- rate_burst, group_rate_burst: size of a bucket that refills at a constant rate (GCRA). A size of 1 spaces the starts evenly. NULL means that the limit applies to every period and that all starts allowed in a period may happen at once.
+- max_hold_back: maximum duration of a hold that a worker can begin with idemq.hold_back; 0 forbids holds';
 
 CREATE FUNCTION idemq.alter_queue(
 	name text,
@@ -62,7 +64,8 @@ CREATE FUNCTION idemq.alter_queue(
 	group_rate_period interval DEFAULT NULL,
 	expect_workers boolean DEFAULT NULL,
 	rate_burst int DEFAULT NULL,
-	group_rate_burst int DEFAULT NULL)
+	group_rate_burst int DEFAULT NULL,
+	max_hold_back interval DEFAULT NULL)
 	RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_alter_queue';
 COMMENT ON FUNCTION idemq.alter_queue
 	IS 'Change a queue''s settings from the next call on. NULL leaves a setting unchanged. 0 removes max_running, rate_limit, rate_burst, group_rate_limit, group_rate_burst or job_timeout, and '''' removes dead_letter_queue. Jobs already enqueued keep their max_attempts, and running jobs keep their leases. Raises 22023 if lease would exceed max_lease. Requires admin.';
@@ -189,9 +192,10 @@ CREATE FUNCTION idemq.pause(name text, until timestamptz DEFAULT NULL) RETURNS v
 COMMENT ON FUNCTION idemq.pause(text, timestamptz)
 	IS 'Pause a queue. The queue still accepts jobs, but none can be claimed until idemq.resume is called or the given time is reached. A second pause replaces the first. Raises 22023 if the time is in the past. Requires admin.';
 
-CREATE FUNCTION idemq.resume(name text) RETURNS void
+CREATE FUNCTION idemq.resume(name text, group_key text DEFAULT NULL) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq.resume(text) IS 'Resume a paused queue, and wake the sessions that are waiting for its jobs. Requires admin.';
+COMMENT ON FUNCTION idemq.resume(text, text)
+	IS 'Resume a paused queue, end the holds of the queue and of its groups (idemq.hold_back), and wake the sessions that are waiting for its jobs. With group_key, end only the hold of that group. Raises 22023 if group_key is empty. Requires admin.';
 
 -- When the transaction has committed, the sessions that wait for a queue's jobs look again.
 CREATE FUNCTION idemq_internal.wake_queue(queue_id int) RETURNS void
@@ -215,13 +219,32 @@ BEGIN
 			to_char(until, 'YYYY-MM-DD HH24:MI:SS.US TZ')) END);
 END $$;
 
-CREATE FUNCTION idemq_internal.resume_impl(name text) RETURNS void LANGUAGE plpgsql AS $$
+-- Ends the hold of a group, or with NULL the holds of the queue and of all of its groups; returns how
+-- many.  When the transaction has committed, jobs that waited for the end of a hold become due.
+CREATE FUNCTION idemq_internal.end_holds(queue_id int, group_key text) RETURNS int
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_end_holds';
+
+-- The row of the queue is written only if the whole queue is resumed.
+CREATE FUNCTION idemq_internal.resume_impl(name text, group_key text) RETURNS void
+	LANGUAGE plpgsql AS $$
 DECLARE
 	number int := idemq_internal.queue(resume_impl.name, 'admin', 'keep', 'name');
+	ended int;
+	details jsonb;
 BEGIN
-	UPDATE idemq.queues SET paused = false, paused_until = NULL WHERE queue_id = number;
+	PERFORM idemq_internal.check_text('group_key', resume_impl.group_key, 1024)
+		WHERE resume_impl.group_key IS NOT NULL;
+	ended := idemq_internal.end_holds(number, resume_impl.group_key);
+	IF resume_impl.group_key IS NOT NULL THEN
+		details := jsonb_build_object('group_key', resume_impl.group_key, 'holds', ended::text);
+	ELSIF ended > 0 THEN
+		details := jsonb_build_object('holds', ended::text,
+			'paused', (SELECT q.paused::text FROM idemq.queues q WHERE q.queue_id = number));
+	END IF;
+	UPDATE idemq.queues SET paused = false, paused_until = NULL
+		WHERE queue_id = number AND resume_impl.group_key IS NULL;
 	PERFORM idemq_internal.wake_queue(number),
-		idemq_internal.audit('resume', number, resume_impl.name);
+		idemq_internal.audit('resume', number, resume_impl.name, details);
 END $$;
 
 CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL, ids bigint[] DEFAULT NULL)
@@ -297,6 +320,15 @@ CREATE FUNCTION idemq_internal.delete_by_time(
 		ORDER BY a.at LIMIT (SELECT room FROM e) FOR UPDATE SKIP LOCKED
 	), gone_audit AS (
 		DELETE FROM idemq.audit a USING old_audit o WHERE a.id = o.id RETURNING a.at
+	), gone_holds AS (
+		-- Of groups whose holds have ended, and no call can refer to: a claim may not come to delete
+		-- them.  They are few, and not counted.
+		DELETE FROM idemq_internal.hold_entries h WHERE h.ctid = ANY (ARRAY(
+			SELECT o.ctid FROM idemq_internal.hold_entries o
+			WHERE o.until <= now AND o.group_key IS NOT NULL AND NOT EXISTS (SELECT FROM idemq.jobs j
+				WHERE j.queue_id = o.queue_id AND j.group_key = o.group_key
+				AND j.finished_at IS NULL AND j.status = 'running' AND j.claimed_at <= o.until)
+			LIMIT most FOR UPDATE SKIP LOCKED))
 	), gone_workers AS (
 		-- They are few, and not counted.
 		DELETE FROM idemq_internal.worker_entries w WHERE w.ctid = ANY (ARRAY(

@@ -126,7 +126,8 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		m.wait_p50, m.wait_p95, m.wait_p99, m.run_p50, m.run_p95, m.run_p99,
 		m.in_memory, m.counted_since, m.recovering, m.permits_used, q.max_running,
 		coalesce(m.open, 0) AS steps_open, coalesce(m.unknown, 0) AS steps_unknown, m.groups_limited,
-		CASE WHEN NOT d.is_dead_letter_queue THEN m.unattended_for END AS unattended_for, d.is_dead_letter_queue
+		CASE WHEN NOT d.is_dead_letter_queue THEN m.unattended_for END AS unattended_for, d.is_dead_letter_queue,
+		h.held_until, h.groups_held
 	-- A full join is never a nested loop, which may read all steps for each queue.
 	FROM (SELECT n.*, s.open, s.unknown FROM idemq_internal.queue_metrics() n
 		FULL JOIN idemq_internal.steps_without_answer s
@@ -137,12 +138,19 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 	CROSS JOIN LATERAL (SELECT q.name IN (SELECT o.dead_letter_queue FROM idemq.queues o
 		WHERE o.dead_letter_queue IS NOT NULL) AS is_dead_letter_queue) d
 	CROSS JOIN LATERAL (SELECT q.paused AND (q.paused_until IS NULL
-		OR q.paused_until OPERATOR(pg_catalog.>) idemq.clock_timestamp()) AS paused) p;
+		OR q.paused_until OPERATOR(pg_catalog.>) idemq.clock_timestamp()) AS paused) p
+	CROSS JOIN LATERAL (SELECT
+			pg_catalog.max(e.until) FILTER (WHERE e.group_key IS NULL) AS held_until,
+			pg_catalog.count(DISTINCT e.group_key) AS groups_held
+		FROM idemq_internal.hold_entries e WHERE e.queue_id OPERATOR(pg_catalog.=) m.queue_id
+			AND e.until OPERATOR(pg_catalog.>) idemq.clock_timestamp()) h;
 COMMENT ON VIEW idemq.metrics IS 'one row per queue that you may claim from or administer (for pg_monitor, every queue), with job counts by status, counters and times. A restart or crash resets the counters and times (see counted_since). All figures change only when a transaction commits, except that the four counters of refused calls (duplicates_total, stale_commits_total, stale_calls_total and repeated_commits_total) count each refusal immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.metrics.queue_id IS 'numeric id of the queue';
 COMMENT ON COLUMN idemq.metrics.paused IS 'whether the queue is paused, so that no jobs can be claimed';
 COMMENT ON COLUMN idemq.metrics.paused_until IS 'time at which the queue resumes automatically, if it is paused until a given time';
+COMMENT ON COLUMN idemq.metrics.held_until IS 'end of the hold of the whole queue (idemq.hold_back); NULL means that there is none';
+COMMENT ON COLUMN idemq.metrics.groups_held IS 'number of groups that are held back; idemq.holds lists them';
 COMMENT ON COLUMN idemq.metrics.blocked IS 'number of blocked jobs';
 COMMENT ON COLUMN idemq.metrics.running IS 'number of running jobs';
 COMMENT ON COLUMN idemq.metrics.retrying IS 'number of jobs that have begun and are waiting for their next attempt';
@@ -150,7 +158,7 @@ COMMENT ON COLUMN idemq.metrics.completed IS 'number of completed jobs that have
 COMMENT ON COLUMN idemq.metrics.dead IS 'number of dead jobs that have not been deleted';
 COMMENT ON COLUMN idemq.metrics.cancelled IS 'number of cancelled and expired jobs that have not been deleted';
 COMMENT ON COLUMN idemq.metrics.groups_limited IS 'number of groups in which a job is waiting because group_max_running other jobs are running, according to shared memory; NULL if group_max_running is 1';
-COMMENT ON COLUMN idemq.metrics.unattended_for IS 'how long jobs have been due while the queue has had no worker, which means that no job is running, none has been claimed, and no session is sleeping in idemq.wait. NULL means less than a minute, or that no worker is needed because no job is due, the queue is paused or at a limit, expect_workers is false, or the queue is a dead-letter queue.';
+COMMENT ON COLUMN idemq.metrics.unattended_for IS 'how long jobs have been due while the queue has had no worker, which means that no job is running, none has been claimed, and no session is sleeping in idemq.wait. NULL means less than a minute, or that no worker is needed because no job is due, the queue is paused, held back or at a limit, expect_workers is false, or the queue is a dead-letter queue.';
 COMMENT ON COLUMN idemq.metrics.is_dead_letter_queue IS 'whether the queue is the dead_letter_queue of another queue, so its jobs wait for a person instead of a worker';
 COMMENT ON COLUMN idemq.metrics.max_running IS 'maximum value of permits_used; NULL means no limit';
 COMMENT ON COLUMN idemq.metrics.wait_p95 IS 'time within which 95 % of jobs were claimed';

@@ -138,6 +138,8 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 			UNION ALL SELECT 'producers.queue', 'idemq.producers', queue_id FROM idemq.producers
 			UNION ALL SELECT 'topics.queue', 'idemq_internal.topic_binding_entries', queue_id
 				FROM idemq_internal.topic_binding_entries
+			UNION ALL SELECT 'holds.queue', 'idemq_internal.hold_entries', queue_id
+				FROM idemq_internal.hold_entries
 		) AS o (invariant, rel, queue_id)
 		WHERE o.queue_id NOT IN (SELECT q.queue_id FROM idemq.queues q)
 		GROUP BY 1, 2, 3
@@ -215,6 +217,10 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 			('idemq_settings_truncated', '{idemq.queues,idemq_internal.queue_grants,'
 				'idemq_internal.handler_entries}', 'ALWAYS ',
 				'shared memory does not reflect changes to'),
+			('idemq_holds_changed', '{idemq_internal.hold_entries}', 'ALWAYS ',
+				'shared memory does not reflect changes to'),
+			('idemq_holds_truncated', '{idemq_internal.hold_entries}', 'ALWAYS ',
+				'shared memory does not reflect changes to'),
 			('idemq_schedules_changed', '{idemq_internal.schedule_entries}', 'ALWAYS ',
 				'shared memory does not reflect changes to'),
 			('idemq_shard_changed', '{idemq.shard}', 'ALWAYS ', 'shared memory does not reflect changes to'),
@@ -249,7 +255,8 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 				'{jobs,attempts,dependencies,children,steps,producers,queues,events}')
 			OR c.relnamespace = 'idemq_internal'::regnamespace AND c.relname = ANY (
 				'{database_uuid,queue_grants,seen,schedule_entries,ticker,handler_entries,'
-				'topic_entries,topic_grants,topic_binding_entries,history_steps,worker_entries}'))
+				'topic_entries,topic_grants,topic_binding_entries,history_steps,worker_entries,'
+				'hold_entries}'))
 		UNION ALL
 		SELECT 1, 'error', 'clock.future',
 			format('%s rows of %s have times in the future, up to %s: discard this server if it '

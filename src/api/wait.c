@@ -178,16 +178,18 @@ check_queue(Target *target)
 {
 	QueueInfo queue;
 	TimestampTz next_due;
+	TimestampTz closed_until;
 	bool held;
 	bool alone;
 	bool ready;
 
 	idemq_following_refuse(); /* it may have begun to while this slept */
 	look_up(target, &queue);
-	if (idemq_queue_is_paused(&queue))
+	closed_until = idemq_queue_closed_until(&queue);
+	if (closed_until != DT_NOBEGIN)
 	{
-		if (queue.paused_until < DT_NOEND)
-			target->again = Min(target->again, idemq_mono_from_timestamp(queue.paused_until));
+		if (closed_until < DT_NOEND)
+			target->again = Min(target->again, idemq_mono_from_timestamp(closed_until));
 		return false;
 	}
 	alone = !idemq_worker_present();

@@ -654,7 +654,7 @@ extern Datum idemq_outcome_datum(Outcome outcome);
  *		SQL from C: saved plans, run as the extension's owner.
  */
 
-#define SQL_MAX_ARGS 24
+#define SQL_MAX_ARGS 32
 
 /* The field of a struct that takes a column. */
 typedef struct SqlField

@@ -262,6 +262,15 @@ note_settings(int32 queue_id)
 	idemq_queue_cache_changed(queue_id);
 }
 
+/* Notes that what was written changes a hold of a queue, or of one of its groups. */
+static void
+note_holds(int32 queue_id)
+{
+	/* First, as in note_settings. */
+	idemq_pending_note(ACTION_HOLDS, NULL, queue_id);
+	idemq_queue_cache_changed(queue_id);
+}
+
 static int32
 row_triggers_queue_of(TriggerData *data, HeapTuple row)
 {
@@ -300,6 +309,29 @@ SQL_FUNCTION(idemq_sql_settings_changed)
 	if (TRIGGER_FIRED_BY_TRUNCATE(data->tg_event) &&
 		RelationGetRelid(data->tg_relation) == idemq_oids()->queues && !idemq_follows())
 		idemq_pending_note(ACTION_FORGET, NULL, 0);
+	return PointerGetDatum(NULL);
+}
+
+/*
+ * holds_changed(): row and truncate trigger of idemq_internal.hold_entries.  Sessions read the queue
+ * again, as after a change of its settings, but none of those that wait for its jobs is woken: a new
+ * hold is no news for them, and the worker wakes them at its end.
+ */
+SQL_FUNCTION(idemq_sql_holds_changed)
+{
+	TriggerData *data = trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
+	int32 queue_id;
+
+	if (!TRIGGER_FIRED_FOR_ROW(data->tg_event))
+	{
+		note_settings(0);
+		return PointerGetDatum(NULL);
+	}
+	queue_id = row_triggers_queue_of(data, data->tg_trigtuple);
+	note_holds(queue_id);
+	if (TRIGGER_FIRED_BY_UPDATE(data->tg_event) &&
+		row_triggers_queue_of(data, data->tg_newtuple) != queue_id)
+		note_holds(row_triggers_queue_of(data, data->tg_newtuple));
 	return PointerGetDatum(NULL);
 }
 

@@ -120,11 +120,34 @@ unblock(JobCall *call, JobsTable *table)
 	return idemq_jobs_fetch(table, call->id, &call->job);
 }
 
+/*
+ * Writes what keeps a fetched job, in status pending or retrying, from being taken as it is: it is
+ * due and lacks a permit, so it becomes blocked; or it waits for its group longer than it has to, so
+ * it becomes due.  Returns false when there is nothing to write; otherwise *write is what became of
+ * it.
+ */
+static bool
+settle_turn(const JobCall *call, JobsTable *table, JobWrite *write)
+{
+	const QueueInfo *queue = &call->queue;
+	TimestampTz now = idemq_now();
+	TimestampTz until;
+
+	if (call->job.ready_at <= now && idemq_lacks_permit(queue, &call->job))
+		*write = idemq_job_defer(table, &call->job, queue);
+	else if (idemq_group_start_is_sooner(queue, &call->job, &until) && until <= idemq_now())
+		*write = idemq_job_defer_until(table, &call->job, queue, until);
+	else
+		return false;
+	return true;
+}
+
 /* Takes a fetched job in status pending or retrying. */
 static Outcome
 take_job(JobCall *call, JobsTable *table, bool *again)
 {
 	int64 lease = idemq_settings_lease(&call->queue, call->lease);
+	TimestampTz until;
 	LimitView view;
 
 	call->args.now = idemq_now();
@@ -136,10 +159,10 @@ take_job(JobCall *call, JobsTable *table, bool *again)
 		return write == JOB_WRITTEN ? OUTCOME_CANCELLED : OUTCOME_LOCKED;
 	}
 	call->args.deadline = call->args.now + lease;
-	if (idemq_queue_is_paused(&call->queue) || call->job.ready_at > call->args.now)
+	until = Max(idemq_queue_closed_until(&call->queue), call->job.ready_at);
+	if (until > call->args.now)
 	{
-		call->retry_after = idemq_queue_is_paused(&call->queue) ? call->queue.paused_until
-																: call->job.ready_at;
+		call->retry_after = until;
 		return OUTCOME_NOT_DUE;
 	}
 	if (!idemq_recover_for_limits(&call->queue))
@@ -180,6 +203,7 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 	for (;;)
 	{
 		bool again = false;
+		JobWrite write;
 		Outcome outcome;
 
 		/* The row first: a role without the privilege learns and changes nothing. */
@@ -207,10 +231,8 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 			return finished_outcome(call);
 		if (!idemq_transition_allowed(call->event, call->job.status))
 			return idemq_outcome_of_status(call->job.status);
-		if (call->job.ready_at <= idemq_now() && idemq_lacks_permit(&call->queue, &call->job))
+		if (settle_turn(call, table, &write))
 		{
-			JobWrite write = idemq_job_defer(table, &call->job, &call->queue);
-
 			if (write == JOB_LOCKED)
 				return OUTCOME_LOCKED;
 			if (write == JOB_WRITTEN)

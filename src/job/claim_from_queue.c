@@ -39,7 +39,7 @@ claim_note_group(ClaimCall *call, const Job *job)
 /*
  * Makes a due job wait: for a permit of its group, if until is DT_NOBEGIN, or until its group may
  * start it.  In the latter case the group is checked again, unless the wait is short: the start
- * for which the job waits may be given back.
+ * for which the job waits may be given back, and the hold of its group may be ended.
  */
 static ScanStep
 defer_job(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
@@ -273,7 +273,7 @@ idemq_claim_from_queue(ClaimCall *call)
 	const QueueInfo *queue = &call->scan.queue;
 
 	idemq_queue_need_qstate(queue);
-	if (idemq_queue_is_paused(queue))
+	if (idemq_queue_is_closed(queue))
 		return;
 	if (!idemq_reap_some(queue))
 		return;

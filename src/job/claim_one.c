@@ -79,14 +79,17 @@ typedef struct Taken
 
 /*
  * Takes what a job needs beside its row: a start of its group, a start of the queue's rate, and
- * an entry; or takes nothing.  Returns TAKE_LIMIT when the queue's limits turn the claim away;
- * that is then on record, so that a waiter is woken when they let one in.
+ * an entry; or takes nothing.  Returns TAKE_EARLY when its group's rate or a hold of its group turns
+ * the claim away, TAKE_LIMIT when the queue's limits do; that is then on record, so that a waiter is
+ * woken when they let one in.
  */
 static TakeResult
 take_entry(const QueueInfo *queue, const Job *job, const LeaseClaim *claim, Taken *taken)
 {
 	LimitView view;
 
+	if (idemq_group_holds_back(queue, job, &taken->charge))
+		return TAKE_EARLY;
 	if (!idemq_group_rate_limit_take(queue, job, &taken->charge))
 		return TAKE_EARLY;
 	taken->entry = LEASE_LIMIT;
@@ -150,6 +153,7 @@ idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue, JobEve
 		if (taken.entry == LEASE_FULL && event == EVENT_CLAIM)
 			idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ROW_ONLY));
 		idemq_token_epoch_note();
+		idemq_holds_note_claim(queue, job, &taken.charge, args->now);
 		/* Without an entry only the commit says that the group's next job may be promoted. */
 		if (taken.entry == LEASE_FULL && idemq_job_uses_permits(queue, job))
 			idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),

@@ -23,9 +23,11 @@
  * ready_at becomes the time when the group may start it, and it keeps its permit.  For a head that
  * waits to be retried the rate is asked when the head is due, not before.
  *
- * Such a job may wait too long: group_rate_limit was raised or taken away, or the start for which
- * the job was deferred was given back.  So a check of a group that has its next job looks at that
- * job again, and makes it due when the rate says now (idemq_group_rate_limit_is_sooner).
+ * A hold of the group (job/holds.c) defers jobs in the same way, and with the same flag.
+ *
+ * Such a job may wait too long: group_rate_limit was raised or taken away, the start for which the
+ * job was deferred was given back, or idemq.resume ended the hold.  So a check of a group that has its next job looks at that
+ * job again, and makes it due when the group may start it now (idemq_group_start_is_sooner).
  * alter_queue has all groups of its queue checked.  A claim that defers a job, for more than a
  * moment, has its group checked; so does a claim that gives a start back because it did not get the
  * row.  The later one of the two sees the other.
@@ -157,11 +159,11 @@ idemq_group_rate_limit_undo(const QueueInfo *queue, const Job *job, const GroupC
 }
 
 /*
- * Returns whether a fetched job waits for its group's rate for longer than it has to; then *until
- * is the time until which it has to.
+ * Returns whether a fetched job waits for its group, for its rate or for the end of a hold, for
+ * longer than it has to; then *until is the time until which it has to.
  */
 bool
-idemq_group_rate_limit_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until)
+idemq_group_start_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until)
 {
 	TimestampTz now = idemq_now();
 	Datum name;
@@ -173,11 +175,11 @@ idemq_group_rate_limit_is_sooner(const QueueInfo *queue, const Job *job, Timesta
 	if (idemq_is_no_group(name) || (job->flags & JOB_RATE_LIMITED) == 0 ||
 		(idemq_groups_use_permits(queue) && !idemq_job_has_permit(job)))
 		return false;
-	*until = Max(Max(idemq_group_rate_limit_next(queue, name), now), job_time(job, COL_RUN_AT));
+	*until = Max(Max(idemq_group_next_start(queue, name), now), job_time(job, COL_RUN_AT));
 	return *until < job->ready_at - CLOSE;
 }
 
-/* Returns when a group may start its next job, DT_NOBEGIN for now. */
+/* Returns when the rate of a group allows its next job, DT_NOBEGIN for now. */
 TimestampTz
 idemq_group_rate_limit_next(const QueueInfo *queue, Datum name)
 {
@@ -188,8 +190,15 @@ idemq_group_rate_limit_next(const QueueInfo *queue, Datum name)
 	return charge_bucket(queue, name, &charge, idemq_bucket_ask);
 }
 
+/* Returns when a group may start its next job, by its rate and its hold; DT_NOBEGIN for now. */
+TimestampTz
+idemq_group_next_start(const QueueInfo *queue, Datum name)
+{
+	return Max(idemq_group_rate_limit_next(queue, name), idemq_group_held_until(queue, name));
+}
+
 /*
- * Makes a fetched job wait until the time when its group's rate lets it start; that may be sooner
+ * Makes a fetched job wait until the time when its group may start it; that may be sooner
  * than the time for which it waits.  It keeps its permit, or its position in its group.  Never
  * waits for its row.
  */

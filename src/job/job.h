@@ -280,7 +280,7 @@ typedef enum TakeResult
 	TAKE_CHANGED, /* it moved on since the snapshot */
 	TAKE_LOCKED,  /* a transaction that is no claim holds its row */
 	TAKE_LIMIT,	  /* max_running or rate_limit of its queue: see job/limits.c */
-	TAKE_EARLY	  /* group_rate_limit: args->ready_at is when to try again */
+	TAKE_EARLY /* group_rate_limit, or a hold of its group: args->ready_at is when to try again */
 } TakeResult;
 
 extern TakeResult idemq_claim_one(JobsTable *table, const Job *job, const QueueInfo *queue,
@@ -353,6 +353,7 @@ typedef struct GroupCharge
 {
 	bool charged;	  /* false: there was nothing to take */
 	TimestampTz next; /* for a start that is refused: when to try again */
+	bool was_held;	  /* its group has had a hold, which has ended (job/holds.c) */
 	BucketCharge bucket;
 } GroupCharge;
 
@@ -361,9 +362,9 @@ extern bool idemq_group_rate_limit_take(const QueueInfo *queue, const Job *job,
 										GroupCharge *charge);
 extern void idemq_group_rate_limit_undo(const QueueInfo *queue, const Job *job,
 										const GroupCharge *charge);
-extern bool idemq_group_rate_limit_is_sooner(const QueueInfo *queue, const Job *job,
-											 TimestampTz *until);
+extern bool idemq_group_start_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until);
 extern TimestampTz idemq_group_rate_limit_next(const QueueInfo *queue, Datum name);
+extern TimestampTz idemq_group_next_start(const QueueInfo *queue, Datum name);
 extern JobWrite idemq_job_defer_until(JobsTable *table, const Job *job, const QueueInfo *queue,
 									  TimestampTz until);
 
@@ -542,6 +543,28 @@ extern void idemq_attempt_find_current(JobsTable *table, int64 id, int64 token, 
 extern int32 idemq_attempt_hold(int64 id, int64 token);
 
 /*
+ * holds.c
+ *		Holding back: no further job of a group, or of a queue, starts before a time.
+ */
+
+/* The last hold of a group or queue. */
+typedef struct Hold
+{
+	TimestampTz began_at;
+	TimestampTz until;
+	int64 job_id; /* whose worker asked for that end */
+} Hold;
+
+extern bool idemq_hold_find(const QueueInfo *queue, Datum group, Hold *hold);
+extern TimestampTz idemq_group_held_until(const QueueInfo *queue, Datum name);
+extern bool idemq_group_holds_back(const QueueInfo *queue, const Job *job, GroupCharge *charge);
+extern void idemq_holds_note_claim(const QueueInfo *queue, const Job *job,
+								   const GroupCharge *charge, TimestampTz claimed_at);
+extern TimestampTz idemq_hold_begin(const Attempt *attempt, Datum group, TimestampTz now,
+									TimestampTz until);
+extern int idemq_holds_end(int32 queue_id, Datum group);
+
+/*
  * finish.c
  *		Ending attempts.
  */
@@ -582,6 +605,7 @@ typedef enum Promotion
 {
 	PROMOTED,			/* there is a pending job now, which is not committed yet */
 	PROMOTED_FOR_LATER, /* the same, but it is not due yet; or what it waits for was written */
+	HASTENED,			/* its next job, which waited for a later time, is due now */
 	JOINED,				/* a child has joined its group, which is to be promoted next */
 	AT_LIMIT,			/* all permits of its group are taken, and there is a next job */
 	HAS_HEAD,			/* there is nothing to do until it is marked again */

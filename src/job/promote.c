@@ -99,11 +99,11 @@ promote_owned(JobsTable *table, const QueueInfo *queue, const GroupTaken *group,
 		promotion = idemq_promote_one(table, queue, &group->key, name, &low_water);
 	if (promotion == JOINED)
 		return false;
-	if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER)
+	if (promotion == PROMOTED || promotion == PROMOTED_FOR_LATER || promotion == HASTENED)
 		idemq_pending_groups_note_low_water(group, low_water);
 	else if (!again)
 		idemq_pending_groups_done(queue->qstate, &left, release[promotion]);
-	return promotion == PROMOTED;
+	return promotion == PROMOTED || promotion == HASTENED;
 }
 
 static bool promote_named(JobsTable *table, const QueueInfo *queue, Datum name);
@@ -241,7 +241,7 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 		if (last != (Datum) 0)
 			pfree(DatumGetPointer(last));
 		if (job.status == JOB_BLOCKED || idemq_group_uses_permits(queue, name) ||
-			idemq_group_rate_limit_is_sooner(queue, &job, &until))
+			idemq_group_start_is_sooner(queue, &job, &until))
 			promoted += promote_named(table, queue, name);
 	}
 	MemoryContextSwitchTo(old);

@@ -21,7 +21,7 @@
 
 /*
  * Makes a blocked job its group's head, or gives it a permit: it is due at once, or at its
- * run_at, or when group_rate_limit lets its group start it; sets *args.  In a group with permits a
+ * run_at, or when its group may start it, by group_rate_limit and a hold; sets *args.  In a group with permits a
  * job that waits for its run_at takes no permit, and the rate is asked when it does.  From here on
  * no head has an earlier ready_at than args->now, and no blocked job a lesser id.
  */
@@ -37,7 +37,7 @@ make_head(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *a
 	args->takes_permit = args->ready_at == args->now;
 	if (args->takes_permit || !idemq_group_uses_permits(queue, name))
 	{
-		TimestampTz next = idemq_group_rate_limit_next(queue, name);
+		TimestampTz next = idemq_group_next_start(queue, name);
 
 		if (next > args->ready_at)
 			args->due = args->ready_at;
@@ -54,22 +54,23 @@ promoted(const EventArgs *args)
 }
 
 /*
- * Looks again at the job that is next in its group: if it waits for group_rate_limit longer than
- * it still has to, it becomes due when the rate now allows (job/group_rate_limit.c).  Returns
- * HAS_HEAD if it stays as it is, and PROMOTED_FOR_LATER if its time was written: then the group
- * stays owned until this transaction ends.
+ * Looks again at the job that is next in its group: if it waits for group_rate_limit, or for the end
+ * of a hold, longer than it still has to, it becomes due when its group may start it
+ * (job/group_rate_limit.c).  Returns HAS_HEAD if it stays as it is; HASTENED if it is due now, and
+ * PROMOTED_FOR_LATER if it has another time to come: then the group stays owned until this
+ * transaction ends.
  */
 static Promotion
-promote_recheck_rate(JobsTable *table, const QueueInfo *queue, const Job *job)
+promote_recheck_start(JobsTable *table, const QueueInfo *queue, const Job *job)
 {
 	TimestampTz until;
 
-	if (!idemq_group_rate_limit_is_sooner(queue, job, &until))
+	if (!idemq_group_start_is_sooner(queue, job, &until))
 		return HAS_HEAD;
 	switch (idemq_job_defer_until(table, job, queue, until))
 	{
 		case JOB_WRITTEN:
-			return PROMOTED_FOR_LATER;
+			return until > idemq_now() ? PROMOTED_FOR_LATER : HASTENED;
 		case JOB_LOCKED:
 			return HELD;
 		default:
@@ -87,7 +88,7 @@ find_head(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 	GroupLowWater from = idemq_pending_groups_low_water(queue->qstate, key);
 
 	if (idemq_jobs_group_head(table, queue->id, name, from.heads, job))
-		return promote_recheck_rate(table, queue, job);
+		return promote_recheck_start(table, queue, job);
 	/* HAS_HEAD also for no job, or for one that was written by hand, without a ready_at. */
 	return idemq_jobs_group_blocked(table, queue->id, name, from.blocked, job) &&
 				   job->status == JOB_BLOCKED
@@ -116,7 +117,7 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 	*low_water = (GroupLowWater){idemq_is_no_group(name) ? now : Min(permits.first, now),
 								 from.blocked, permits.last};
 	if (permits.next != 0)
-		return idemq_jobs_fetch(table, permits.next, job) ? promote_recheck_rate(table, queue, job)
+		return idemq_jobs_fetch(table, permits.next, job) ? promote_recheck_start(table, queue, job)
 														  : HAS_HEAD;
 	/* Jobs that made way in this visit are above the low-water mark until it ends. */
 	if (!idemq_jobs_group_blocked(table, queue->id, name, Max(from.blocked, passed), job) ||

@@ -85,7 +85,7 @@ add_gauges(RowBuilder *row, const QueueInfo *queue, const CounterView *view, Sql
  * Returns since when no worker has worked on a queue, though jobs are due; oldest: since when the
  * first job has been due.  No worker works on it if no job is in flight, no session has claimed,
  * and none sleeps until there is something.  DT_NOEND if a worker does, if nothing is due, or if
- * none has to: the queue is paused, a limit keeps its jobs, or expect_workers is false; and before
+ * none has to: the queue is paused or held back, a limit keeps its jobs, or expect_workers is false; and before
  * a minute is over, since a worker may ask now and then.
  */
 TimestampTz
@@ -97,7 +97,7 @@ idemq_unattended_since(const QueueInfo *queue, TimestampTz oldest, TimestampTz n
 	int64 claimed_at;
 
 	if (oldest > now - USECS_PER_MINUTE || queue->qstate == NULL || !queue->expect_workers ||
-		idemq_queue_is_paused(queue) || RecoveryInProgress() || idemq_follows() ||
+		idemq_queue_is_closed(queue) || RecoveryInProgress() || idemq_follows() ||
 		idemq_running_count(queue->qstate) > 0 ||
 		idemq_waiters_any(idemq_waiters_of_queue(queue->qstate)))
 		return DT_NOEND;

@@ -323,6 +323,35 @@ say_group_rate_limit(WhyCall *call)
 	return true;
 }
 
+/* Says which hold keeps a job, of its queue or of its group; false when none does. */
+static bool
+say_hold(WhyCall *call)
+{
+	const Job *job = &call->job;
+	const QueueInfo *queue = &call->queue;
+	bool of_queue = idemq_queue_is_held(queue);
+	Datum group = of_queue || job->row->tts_isnull[COL_GROUP_KEY]
+					  ? (Datum) 0
+					  : job->row->tts_values[COL_GROUP_KEY];
+	Hold hold;
+
+	if (!of_queue && (!queue->has_group_holds || group == (Datum) 0))
+		return false;
+	/* A job that waits longer waits for something else. */
+	if (!idemq_hold_find(queue, group, &hold) || hold.until <= call->now ||
+		hold.until < job->ready_at - CLOSE)
+		return false;
+	say(call, of_queue ? "queue \"%s\" " : "its group in queue \"%s\" ", queue->name);
+	say(call,
+		"has been held back by job %lld since %s, and will be until %s: ", (long long) hold.job_id,
+		at(hold.began_at), at(hold.until));
+	say(call,
+		of_queue ? "call idemq.resume('%s') to end the hold"
+				 : "call idemq.resume('%s', group_key => ...) to end the hold",
+		queue->name);
+	return true;
+}
+
 /* Says what a job in status pending or retrying waits for. */
 static void
 say_waiting(WhyCall *call)
@@ -345,7 +374,8 @@ say_waiting(WhyCall *call)
 			"queue \"%s\" is paused%s%s: call idemq.resume('%s') to let it hand out jobs again",
 			queue->name, queue->paused_until < DT_NOEND ? " until " : "",
 			queue->paused_until < DT_NOEND ? at(queue->paused_until) : "", queue->name);
-	else if (say_group_rate_limit(call) || (job->ready_at <= call->now && say_limit(call)))
+	else if (say_hold(call) || say_group_rate_limit(call) ||
+			 (job->ready_at <= call->now && say_limit(call)))
 		return;
 	else if (job->ready_at <= call->now)
 		say_ready(call);

@@ -50,7 +50,8 @@ typedef char QueueName[IDEMQ_MAX_QUEUE_NAME + 1];
 	SETTING(group_rate_period, INTERVAL, 1, 0)                                                     \
 	SETTING(expect_workers, BOOL, 0, 0)              /* false: having none is normal */            \
 	SETTING(rate_burst, LIMIT, 1, PG_INT32_MAX)      /* 0: rate_limit is exact (base/rates.c) */   \
-	SETTING(group_rate_burst, LIMIT, 1, PG_INT32_MAX)
+	SETTING(group_rate_burst, LIMIT, 1, PG_INT32_MAX)                                              \
+	SETTING(max_hold_back, INTERVAL, 0, 0)           /* 0: no worker may hold jobs back */
 
 /* The kinds, and what each is in QueueInfo. */
 #define SETTING_TYPE_INTERVAL int64
@@ -73,6 +74,8 @@ typedef struct QueueInfo
 	Oid dead_letter_role_oid;
 	bool paused;			  /* see idemq_queue_is_paused */
 	TimestampTz paused_until; /* DT_NOEND: until somebody resumes it */
+	TimestampTz held_until; /* the last end of a hold of the queue, maybe over; DT_NOBEGIN: none */
+	bool has_group_holds;	/* there are rows of holds of its groups, maybe over */
 	TimestampTz created_at;
 	int privileges; /* the current role's, as QueuePrivilege bits */
 	QueueState *qstate;
@@ -89,6 +92,9 @@ extern Datum idemq_settings_document(int32 queue_id, Datum before);
 extern uint64 idemq_settings_load(const Datum *range, Snapshot snapshot);
 extern void idemq_settings_read(uint64 row, QueueInfo *queue);
 extern bool idemq_queue_is_paused(const QueueInfo *queue);
+extern bool idemq_queue_is_held(const QueueInfo *queue);
+extern TimestampTz idemq_queue_closed_until(const QueueInfo *queue);
+extern bool idemq_queue_is_closed(const QueueInfo *queue);
 
 /*
  * queue_cache.c

@@ -9,7 +9,8 @@
  * proof); the number is read before the snapshot is taken.  That there is no such queue
  * is kept in the same way.
  *
- * The triggers of idemq.queues and idemq_internal.queue_grants (hooks/row_triggers.c) do the rest,
+ * The triggers of idemq.queues, idemq_internal.queue_grants and idemq_internal.hold_entries
+ * (hooks/row_triggers.c) do the rest,
  * row by row:
  *	 - Others: the number moves after the commit (txn/pending.c).  What is rolled
  *	   back moves nothing.  COMMIT PREPARED moves the number of all queues (hooks/utility.c).

@@ -70,13 +70,19 @@ static const SqlField fields[] = {SQL_FIELD(QueueInfo, id),
 								  SQL_FIELD(QueueInfo, created_at),
 								  SQL_FIELD(QueueInfo, dead_letter_role),
 								  SQL_FIELD(QueueInfo, dead_letter_role_oid),
+								  SQL_FIELD(QueueInfo, held_until),
+								  SQL_FIELD(QueueInfo, has_group_holds),
 								  QUEUE_SETTINGS(SETTING_FIELD)};
 
 static SqlStatement load_queues =
 	{.few = true,
 	 .text = "SELECT queue_id, name, paused, coalesce(paused_until, 'infinity'), created_at, "
-			 "dead_letter_role, dead_letter_role_oid" QUEUE_SETTINGS(
-				 SETTING_COLUMN) " FROM idemq.queues WHERE queue_id BETWEEN $1 AND $2",
+			 "dead_letter_role, dead_letter_role_oid, "
+			 "(SELECT coalesce(max(h.until), '-infinity') FROM idemq_internal.hold_entries h "
+			 "WHERE h.queue_id = q.queue_id AND coalesce(h.group_key, '') = ''), "
+			 "EXISTS (SELECT FROM idemq_internal.hold_entries h WHERE h.queue_id = q.queue_id "
+			 "AND coalesce(h.group_key, '') > '')" QUEUE_SETTINGS(
+				 SETTING_COLUMN) " FROM idemq.queues q WHERE queue_id BETWEEN $1 AND $2",
 	 .types = {INT4OID, INT4OID}};
 
 /* Made by build_statements. */
@@ -333,4 +339,29 @@ bool
 idemq_queue_is_paused(const QueueInfo *queue)
 {
 	return queue->paused && (queue->paused_until == DT_NOEND || idemq_now() < queue->paused_until);
+}
+
+/* Returns whether a worker holds back all jobs of a queue now; see job/holds.c. */
+bool
+idemq_queue_is_held(const QueueInfo *queue)
+{
+	return unlikely(queue->held_until != DT_NOBEGIN) && idemq_now() < queue->held_until;
+}
+
+/*
+ * Returns until when a queue hands out no jobs, because it is paused or held back: DT_NOBEGIN if it
+ * does hand out jobs, DT_NOEND if only idemq.resume ends its pause.
+ */
+TimestampTz
+idemq_queue_closed_until(const QueueInfo *queue)
+{
+	TimestampTz until = idemq_queue_is_paused(queue) ? queue->paused_until : DT_NOBEGIN;
+
+	return idemq_queue_is_held(queue) ? Max(until, queue->held_until) : until;
+}
+
+bool
+idemq_queue_is_closed(const QueueInfo *queue)
+{
+	return idemq_queue_is_paused(queue) || idemq_queue_is_held(queue);
 }

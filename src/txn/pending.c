@@ -428,6 +428,17 @@ pending_follow_settings(const Action *action)
 		idemq_wake_queue(qstate, queue_id);
 }
 
+/*
+ * Holds of a queue or of its groups have changed.  The worker looks how long they last
+ * (worker/waking.c).
+ */
+static void
+pending_follow_holds(const Action *action)
+{
+	idemq_version_move(action->queue_id);
+	idemq_due_by(idemq_qstate_find(MyDatabaseId, action->queue_id), DUE_READY, 0);
+}
+
 static void
 forget_settings(const Action *action)
 {
@@ -499,6 +510,7 @@ static const struct
 	[ACTION_FINISHED] =       {tell_of_end,      NULL,               NULL},
 	[ACTION_GONE] =           {pending_wake_for_results, NULL,               NULL},
 	[ACTION_SETTINGS] =       {pending_follow_settings,  forget_settings,    forget_settings},
+	[ACTION_HOLDS] =          {pending_follow_holds,     forget_settings,    forget_settings},
 	[ACTION_GROUPS] =         {check_groups,     NULL,               NULL},
 	[ACTION_SWITCH] =         {switched,         look_again,         NULL},
 	[ACTION_SCHEDULES] =      {pending_note_schedules,   NULL,               NULL},

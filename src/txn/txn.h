@@ -41,6 +41,8 @@ typedef enum ActionKind
 	ACTION_GONE,	  /* commit: jobs are gone that were not finished */
 	ACTION_SETTINGS,  /* of a queue or of all, or grants.  Commit: read again by all; abort: by
 						   * this session */
+	ACTION_HOLDS,	  /* a hold of a queue or of its groups.  Commit: read again by all; abort: by
+						   * this session */
 	ACTION_GROUPS,	  /* commit: all groups of a queue are checked anew, since the number of
 						   * their jobs that may run, or be started, changes */
 	ACTION_SWITCH,	  /* idemq_internal.followers is written, before this session reads it again.

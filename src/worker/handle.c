@@ -139,7 +139,7 @@ idemq_handle(const QueueInfo *queue)
 		(void) idemq_handler_read(queue->id, &info);
 	}
 	idemq_handler_settle(queue->qstate, key, info.stopped ? 0 : info.workers);
-	if (info.stopped || idemq_queue_is_paused(queue) || !idemq_ready_check(queue, &next_due, NULL))
+	if (info.stopped || idemq_queue_is_closed(queue) || !idemq_ready_check(queue, &next_due, NULL))
 		return;
 	idemq_due_by(queue->qstate, DUE_HANDLER, start_one(queue, &info));
 }

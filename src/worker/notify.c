@@ -100,7 +100,7 @@ notify_tell(const QueueNews *news, const QueueInfo *queue)
 	if (news->batch.lost > 0)
 		Async_Notify(channel, psprintf("{\"event\":\"overflow\",\"queue\":\"%s\",\"lost\":%llu}",
 									   queue->name, (unsigned long long) news->batch.lost));
-	if (news->ready && !idemq_queue_is_paused(queue))
+	if (news->ready && !idemq_queue_is_closed(queue))
 		Async_Notify(channel, psprintf("{\"event\":\"ready\",\"queue\":\"%s\"}", queue->name));
 }
 

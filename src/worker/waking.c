@@ -26,7 +26,7 @@
 
 /*
  * Wakes a waiter if something has come due, and notes when the next does; ends a pause whose
- * time has come, or notes when it comes.
+ * time has come, or notes when it comes, and when a hold of the queue ends.
  */
 void
 idemq_due(const QueueInfo *given)
@@ -38,9 +38,11 @@ idemq_due(const QueueInfo *given)
 	IDEMQ_STOP("idemq_due");
 	if (!idemq_queue_by_id(given->id, &latest) || latest.qstate == NULL)
 		return;
-	if (idemq_ready_check(queue, &next, NULL) && !idemq_queue_is_paused(queue))
+	if (idemq_ready_check(queue, &next, NULL) && !idemq_queue_is_closed(queue))
 		idemq_wake_ready(queue->qstate, queue->id, 1, DT_NOEND);
 	idemq_worker_note_counts();
+	if (idemq_queue_is_held(queue))
+		idemq_due_by(queue->qstate, DUE_READY, queue->held_until);
 	if (idemq_queue_is_paused(queue))
 		idemq_due_by(queue->qstate, DUE_READY, queue->paused_until);
 	else if (queue->paused && !idemq_pause_end_if_over(queue))
@@ -57,7 +59,7 @@ idemq_remind(const QueueInfo *queue)
 {
 	TimestampTz next;
 
-	if (idemq_waiters_any(idemq_waiters_of_queue(queue->qstate)) && !idemq_queue_is_paused(queue) &&
+	if (idemq_waiters_any(idemq_waiters_of_queue(queue->qstate)) && !idemq_queue_is_closed(queue) &&
 		idemq_ready_check(queue, &next, NULL))
 		idemq_wake_again(queue->qstate, 1);
 }

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import psycopg
-from idemq import AsyncWorker, Dead, Hooks, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueue_graph, send_event, wait_results
+from idemq import AsyncWorker, Dead, HoldBack, Hooks, Refused, RetryLater, Snooze, Worker, drain, enqueue, enqueue_graph, send_event, wait_results
 
 
 def order(dsn):

@@ -8,7 +8,7 @@ import { test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Worker as Thread } from 'node:worker_threads';
 import pg from 'pg';
-import { Cancelled, Dead, Snooze, Worker, drain, enqueue } from 'idemq';
+import { Cancelled, Dead, HoldBack, Snooze, Worker, drain, enqueue } from 'idemq';
 import { connection, isIn, jobsOf, logger, mark, marksOf, one, pool, proxied, queue, said, withHold } from './node_common.mjs';
 
 const jobs = 40;
@@ -378,6 +378,40 @@ test('hooks: around, failed, started, stopped', async () => {
     throw job.signal.reason;
   }, { logger, hooks: { failed: (job, { error }) => failures.push([job.payload, error instanceof Cancelled && error.why]) } });
   assert.deepEqual(failures, [[2, 'timeout']]);
+});
+
+test('HoldBack gives the job back, and holds back the others', async () => {
+  const holds = async (q) => (await pool.query("SELECT scope, group_key, until > now() + interval '25 min' AS long FROM idemq.holds WHERE queue = $1", [q])).rows;
+  for (const outside of [false, true]) {
+    const q = await queue('', 2);
+    assert.deepEqual(await drain(connection, q, () => { throw new HoldBack(1800, null, 'busy'); }, { outside, logger }), { released: 1 });
+    assert.deepEqual((await jobsOf(q)).map(({ status, attempt }) => [status, attempt]), [['pending', 0], ['pending', 0]]);
+    assert.deepEqual(await holds(q), [{ scope: 'queue', group_key: null, long: true }]);
+  }
+  for (const [scope, expected] of [[undefined, { scope: 'group', group_key: 'a', long: true }], ['queue', { scope: 'queue', group_key: null, long: true }]]) {
+    const q = await queue();
+    await enqueue(pool, q, 1, { groupKey: 'a' });
+    assert.deepEqual(await drain(connection, q, () => { throw new HoldBack('30 min', scope); }, { logger }), { released: 1 });
+    assert.deepEqual(await holds(q), [expected]);
+  }
+  // The queue allows less, or nothing: then the job alone waits that long.
+  for (const [most, rows] of [['10 min', 1], ['0', 0]]) {
+    const q = await queue(`, max_hold_back => '${most}'`, 1);
+    assert.deepEqual(await drain(connection, q, () => { throw new HoldBack(1800); }, { logger }), { released: 1 });
+    assert.equal((await holds(q)).length, rows);
+    assert.ok((await one("SELECT ready_at > now() + interval '25 min' AS later FROM idemq.jobs WHERE queue_id = idemq.queue_id($1)", q)).later);
+  }
+  // A hundred times in a row; then it counts.
+  const q = await queue('', 1);
+  await pool.query(`INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, ended_at, outcome)
+    SELECT id, n, queue_id, 1, now(), 'released' FROM idemq.jobs, generate_series(1, 99) n WHERE queue_id = idemq.queue_id($1)`, [q]);
+  const failures = [];
+  const busy = () => drain(connection, q, () => { throw new HoldBack(1800, null, 'busy'); }, { logger, hooks: { failed: (_, { outcome }) => void failures.push(outcome) } });
+  assert.deepEqual(await busy(), { released: 1 });
+  await pool.query('SELECT idemq.resume($1), idemq.retry(id) FROM idemq.jobs WHERE queue_id = idemq.queue_id($1)', [q]);
+  assert.deepEqual(await busy(), { retrying: 1 });
+  assert.deepEqual((await jobsOf(q)).map(({ status, attempt, last_error: text }) => [status, attempt, text]), [['retrying', 1, 'busy']]);
+  assert.deepEqual(failures, ['retrying']);
 });
 
 test('a lease that was lost is reported as what became of the job', async () => {

@@ -60,6 +60,42 @@ class Handlers(Client):
                 self.assertEqual(due, [(True,)])
         self.assertEqual(self.effects(), [])
 
+    def test_a_provider_that_asks_for_a_pause(self):
+        """HoldBack gives the job back, and holds back the others; without a limit that allows it, it only gives the job back."""
+        held = "SELECT scope, group_key, job_id, until > now() + interval '25 min' FROM idemq.holds WHERE queue = %s"
+        for drain, outside in ((self.drain, False), (self.drain, True), (self.drain_async, False), (self.drain_async, True)):
+            first, second = self.add(1, 2)
+            says = self.raiser(lambda: idemq.HoldBack("30 min", reason="busy"), drain == self.drain_async)
+            self.assertEqual(drain(says, outside), {"released": 1})
+            self.assertEqual([self.job(job)[:2] for job in (first, second)], [("pending", 0)] * 2)
+            self.assertEqual(self.sql(held, self.queue), [("queue", None, first, True)])
+            self.sql("SELECT idemq.resume(%s), idemq.cancel(%s), idemq.cancel(%s)", self.queue, first, second)
+        # Its group, or the queue in spite of that.
+        for scope, expected in ((None, ("group", "a")), ("group", ("group", "a")), ("queue", ("queue", None))):
+            (job,) = self.add(1, group_key="a")
+            (other,) = self.add(2, group_key="b", delay="1 h")
+            self.assertEqual(self.drain(self.raiser(lambda scope=scope: idemq.HoldBack(1800, scope), False)), {"released": 1})
+            self.assertEqual([row[:2] for row in self.sql(held, self.queue)], [expected], scope)
+            self.sql("SELECT idemq.resume(%s), idemq.cancel(%s), idemq.cancel(%s)", self.queue, job, other)
+        # Longer than the queue allows: the others wait as long as it does, and the job longer.  None at all: only the job waits.
+        for most, rows in (("10 min", 1), ("0", 0)):
+            self.alter(f"max_hold_back => '{most}'")
+            (job,) = self.add(1)
+            self.assertEqual(self.drain(self.raiser(lambda: idemq.HoldBack("30 min"), False)), {"released": 1})
+            self.assertEqual(self.sql("SELECT count(*) FROM idemq.holds WHERE queue = %s AND until < now() + interval '11 min'", self.queue), [(rows,)])
+            self.assertEqual(self.sql("SELECT ready_at > now() + interval '25 min' FROM idemq.jobs WHERE id = %s", job), [(True,)])
+            self.sql("SELECT idemq.resume(%s), idemq.cancel(%s)", self.queue, job)
+        # A hundred times in a row; then it counts.
+        self.alter("max_hold_back => '1 h'")
+        (job,) = self.add(1)
+        self.sql("""INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, ended_at, outcome)
+            SELECT %s, n, idemq.queue_id(%s), 1, now(), 'released' FROM generate_series(1, 99) n""", job, self.queue)
+        busy = self.raiser(lambda: idemq.HoldBack(1800, reason="busy"), False)
+        self.assertEqual(self.drain(busy), {"released": 1})
+        self.sql("SELECT idemq.resume(%s), idemq.retry(%s)", self.queue, job)
+        self.assertEqual(self.drain(busy), {"retrying": 1})
+        self.assertEqual(self.job(job), ("retrying", 1, None, "busy"))
+
     def test_an_error_that_cannot_be_read(self):
         """Its class is anybody's: the attempt fails, and neither the worker nor the next one does."""
 

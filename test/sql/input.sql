@@ -15,7 +15,7 @@ INSERT INTO good VALUES ('queue', '''q'''), ('queues', '''{q}'''), ('payload', '
 	('role', '''pg_monitor'''), ('privilege', '''claim'''), ('force', 'true'), ('status', '''pending'''), ('retry_base', '''1 min'''), ('retry_factor', '2'),
 	('retry_max', '''1 h'''), ('retry_jitter', '0'), ('retention', '''1 day'''), ('idempotency_window', '''1 day'''), ('max_running', 'NULL'), ('rate_limit', 'NULL'),
 	('rate_period', '''1 min'''), ('dead_letter_queue', 'NULL'), ('dead_retention', '''30 days'''), ('max_lease', '''1 day'''), ('job_timeout', '''1 h'''), ('queue_id', '1'), ('scope', '''s'''), ('ttl', '''1 h'''), ('bucket', '''b'''), ('max_calls', '3'),
-	('kind', '''mail'''), ('kinds', '''{mail}'''), ('max_wait', 'NULL'), ('dead_letter_cancelled', 'false'), ('group_max_running', '2'), ('group_rate_limit', 'NULL'), ('rate_burst', 'NULL'), ('group_rate_burst', 'NULL'), ('burst', 'NULL'), ('group_rate_period', '''1 min'''), ('producer', '''p'''), ('seq', '1'), ('shard', '3'), ('shards', '8'), ('moved_to', '''there'''), ('timeout', '''1 h'''), ('pattern', '''order.#'''), ('topic', '''order.paid'''), ('key_prefix', '''order-'''),
+	('kind', '''mail'''), ('kinds', '''{mail}'''), ('max_wait', 'NULL'), ('dead_letter_cancelled', 'false'), ('group_max_running', '2'), ('group_rate_limit', 'NULL'), ('rate_burst', 'NULL'), ('group_rate_burst', 'NULL'), ('max_hold_back', '''1 h'''), ('burst', 'NULL'), ('group_rate_period', '''1 min'''), ('producer', '''p'''), ('seq', '1'), ('shard', '3'), ('shards', '8'), ('moved_to', '''there'''), ('timeout', '''1 h'''), ('pattern', '''order.#'''), ('topic', '''order.paid'''), ('key_prefix', '''order-'''),
 	('per', '''1 min'''), ('cost', '1'), ('function', '''regress_handler(jsonb)'''), ('workers', '2'), ('batch', '10'), ('max_idle', '''1 min'''),
 	('cron', '''0 0 1 1 *'''), ('time_zone', '''UTC'''), ('after', '''2026-01-01'''), ('until', '''2100-01-01'''), ('checkpoint', '''{}'''),
 	('depends_on', 'ARRAY[$1]'), ('on_parent_failure', '''wait'''), ('jobs', '''[{"name": "a", "queue": "q", "payload": 1, "depends_on": []}]'''),
@@ -30,7 +30,7 @@ SELECT idemq.create_topic('order');
 CREATE FUNCTION answer(fn text, changed text, value text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	args text := (SELECT string_agg(format('%s => %s', name, CASE WHEN fn LIKE '%\_many' AND name IN ('max_attempts', 'headers', 'details') AND name IS DISTINCT FROM changed THEN 'NULL' WHEN name = changed THEN answer.value
-			WHEN fn IN ('enqueue', 'enqueue_sequenced') AND name IN ('delay', 'run_at') AND coalesce(changed, '') IN ('delay', 'run_at') THEN 'NULL' WHEN fn IN ('enqueue', 'enqueue_sequenced') AND name = 'delay' THEN 'NULL' WHEN fn = 'create_queue' AND name = 'name' THEN '''another''' ELSE good.value END), ', ' ORDER BY ord)
+			WHEN fn IN ('enqueue', 'enqueue_sequenced') AND name IN ('delay', 'run_at') AND coalesce(changed, '') IN ('delay', 'run_at') THEN 'NULL' WHEN fn IN ('enqueue', 'enqueue_sequenced') AND name = 'delay' THEN 'NULL' WHEN fn = 'create_queue' AND name = 'name' THEN '''another''' WHEN fn = 'hold_back' AND name = 'scope' THEN '''queue''' WHEN fn = 'hold_back' AND name = CASE WHEN changed = 'until' THEN 'delay' ELSE 'until' END THEN 'NULL' WHEN fn = 'resume' AND name = 'group_key' THEN '''g''' ELSE good.value END), ', ' ORDER BY ord)
 		FROM pg_proc, unnest(proargnames[1:pronargs]) WITH ORDINALITY a(name, ord) LEFT JOIN good ON arg = name
 		WHERE proname = fn AND pronamespace = 'idemq'::regnamespace);
 	job record;

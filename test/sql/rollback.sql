@@ -37,6 +37,7 @@ INSERT INTO calls (state, call, sql) VALUES
 	('running', 'fail for good', 'SELECT idemq.fail($1, $2, ''oops'', permanent => true)'),
 	('running', 'fail_many', 'SELECT outcome FROM idemq.fail_many(ARRAY[$1], ARRAY[$2], ARRAY[''oops''], ''0'')'),
 	('running', 'release', 'SELECT idemq.release($1, $2)'),
+	('running', 'hold_back', 'SELECT ''done'' FROM idemq.hold_back($1, $2, ''1 min'')'),
 	('running', 'release_many', 'SELECT outcome FROM idemq.release_many(ARRAY[$1], ARRAY[$2])'),
 	('running', 'checkpoint', 'SELECT ''done'' || idemq.checkpoint($1, $2, ''1'')'),
 	('running', 'assert_current', 'SELECT ''done'' || idemq.assert_current($1, $2)'),
@@ -72,7 +73,8 @@ END $$;
 
 CREATE FUNCTION tables() RETURNS text LANGUAGE sql AS $$
 	SELECT jsonb_build_array((SELECT jsonb_agg(j ORDER BY id) FROM idemq.jobs j), (SELECT jsonb_agg(a ORDER BY job_id, token) FROM idemq.attempts a),
-		(SELECT jsonb_agg(q ORDER BY queue_id) FROM idemq.queues q), (SELECT jsonb_agg(g) FROM idemq_internal.queue_grants g))::text
+		(SELECT jsonb_agg(q ORDER BY queue_id) FROM idemq.queues q), (SELECT jsonb_agg(g) FROM idemq_internal.queue_grants g),
+		(SELECT jsonb_agg(h) FROM idemq_internal.hold_entries h))::text
 $$;
 
 CREATE FUNCTION run(sql text, id bigint, token bigint) RETURNS text LANGUAGE plpgsql AS $$

@@ -39,7 +39,7 @@ sub rows
 	my ($node, $table) = @_;
 	my $except = $table =~ /^(?:queue_grants|topic_grants|topic_binding_entries)$/ ? " - 'role_oid'" : $table eq 'schedule_entries' ? " - 'created_by_oid'" : '';
 
-	my $schema = $table =~ /^(?:database_uuid|seen|topic_\w+|queue_grants|schedule_entries)$/ ? 'idemq_internal' : 'idemq';
+	my $schema = $table =~ /^(?:database_uuid|seen|topic_\w+|queue_grants|schedule_entries|hold_entries)$/ ? 'idemq_internal' : 'idemq';
 
 	return sql($node, "SELECT count(*), md5(string_agg(t, '|' ORDER BY t)) FROM (SELECT (to_jsonb(x)$except)::text AS t FROM $schema.$table x) y");
 }
@@ -49,7 +49,7 @@ sub same_rows
 	my ($name) = @_;
 
 	all_applied();
-	is(rows($sub, $_), rows($pub, $_), "$name: $_") foreach qw(jobs attempts steps dependencies children events topic_entries topic_grants topic_binding_entries database_uuid queues queue_grants schedule_entries audit seen producers);
+	is(rows($sub, $_), rows($pub, $_), "$name: $_") foreach qw(jobs attempts steps dependencies children events topic_entries topic_grants topic_binding_entries database_uuid queues queue_grants schedule_entries audit seen producers hold_entries);
 	# 55006: as two_phase begins, the apply worker starts anew.  The others are of the start of
 	# this test, 57P01 where DROP DATABASE has sent the worker away, 55P03 where it was refused a lock.
 	is(unexpected($sub, qw(55000 55006 55P03 0A000 42501 57P01)), '', "$name: the subscriber's log has no error");
@@ -132,6 +132,7 @@ my %calls = (
 	enqueue_graph => q{SELECT * FROM idemq.enqueue_graph('[{"name": "a", "queue": "early", "payload": 1}]')},
 	forget_producer => "SELECT idemq.forget_producer('early', 'p')",
 	enqueue_job => "CALL idemq.enqueue_job('early', '1')",
+	hold_back => "SELECT idemq.hold_back(1, 1, '1 min')",
 	commit_job => 'CALL idemq.commit_job(1, 1)',
 	fail_job => 'CALL idemq.fail_job(1, 1)',
 	claim_any => "SELECT * FROM idemq.claim_any('{early}')",
@@ -267,6 +268,9 @@ $kept->query_safe("SELECT idemq.claim_job((SELECT id FROM idemq.enqueue('effects
 $zombie->query_safe("SELECT idemq.claim_job((SELECT id FROM idemq.enqueue('effects', '1', key => 'zombie')), lease => '1 min')");
 my @kept = split /\|/, sql($pub, "SELECT id, token FROM idemq.jobs WHERE key = 'kept'");
 my @zombie = split /\|/, sql($pub, "SELECT id, token FROM idemq.jobs WHERE key = 'zombie'");
+# A queue that is held back.
+sql($pub, "SELECT idemq.create_queue('holding', lease => '1 day', max_hold_back => '1 day'); SELECT idemq.enqueue('holding', to_jsonb(n)) FROM generate_series(1, 2) n");
+is_sql($pub, "SELECT idemq.hold_back(id, token, '1 day') > now() FROM idemq.claim('holding')", 't', 'a hold');
 is_sql($pub, "SELECT idemq.heartbeat($kept[0], $kept[1], '1 h'), idemq.heartbeat($zombie[0], $zombie[1], '1 h')", 'current|current', 'two workers heartbeat');
 
 my $reader = session($sub);
@@ -364,6 +368,7 @@ my $lost_queue = sql($pub, "SELECT idemq.create_queue('lost')");
 is(manual(1, 1), 't', 'the subscriber takes over');
 is_sql($sub, 'SELECT idemq.take_over()', 'f', 'once');
 is_sql($sub, $follows, 0, 'and follows no more');
+is_sql($sub, "SELECT count(*) FROM idemq.claim('holding')", 0, 'a queue that was held back is held back here');
 is_soon($sub, "SELECT count(*) = 1 FROM idemq.running_jobs, idemq_internal.followers WHERE job_id = $kept[0] AND deadline > taken_over_at + interval '119 s' AND $own",
 	'a lease lasts its length from the switch, not from the start of the server');
 is_sql($sub, "SELECT idemq.heartbeat($kept[0], $kept[1])", 'current', 'a worker goes on here with its token, though its row\'s deadline is long past');

@@ -1,6 +1,6 @@
 # idemq-work --http: what a request has, what its answer decides; endpoints that are not there, hang, lie or
 # flood; what happens to a request when its lease or its runner ends.
-# at least 206 assertions
+# at least 235 assertions
 # expects in log: \] XX[0-9A-Z]{3} .*canceling the wait for synchronous
 
 use strict;
@@ -157,12 +157,77 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	}
 }
 
-# An endpoint that is busy: nothing counts, and no job goes there for a while; but not for ever.
+# A provider that asks for a pause with 429: nothing counts, and no worker starts another job of the group, or of the queue.
+{
+	my $held = "SELECT scope, group_key, job_id FROM idemq.holds WHERE queue = 'q' ORDER BY 1, 2";
+	my $id = enqueue({ status => 429, headers => ['Retry-After: 1800'] });
+	my $other = enqueue('1');
+	my $before = requests();
+
+	like(once('-v'), qr/q $id: released/, '429 with Retry-After');
+	is_job($node, $id, 'pending|0||', 'nothing counts');
+	is_sql($node, "SELECT ready_at > now() + '25 min' FROM idemq.jobs WHERE id = $id", 't', 'later');
+	is_sql($node, $held, "queue||$id", 'the queue is held back');
+	is_job($node, $other, 'pending|0||', 'the others wait');
+	is(scalar(requests()), $before + 1, 'there was one request');
+	is_sql($node, "SELECT count(*) FROM idemq.claim('q')", 0, 'no worker gets one');
+	sql($node, "SELECT idemq.resume('q')");
+	once();
+	is_job($node, $other, 'completed|1||', 'until the hold is over');
+	cancel($id);
+
+	# Of a job with a group, its group; the others go on.
+	$id = enqueue({ status => 429, headers => ['Retry-After: 1800'] }, ", group_key => 'a', priority => 0");
+	$other = enqueue('1', ", group_key => 'b'");
+	once();
+	is_sql($node, $held, "group|a|$id", 'the group is held back');
+	is_job($node, $other, 'completed|1||', 'another group goes on');
+	sql($node, "SELECT idemq.resume('q'), idemq.retry($id)");
+	once('--hold=queue');
+	is_sql($node, $held, "queue||$id", '--hold=queue holds back the queue');
+	sql($node, "SELECT idemq.resume('q')");
+	cancel($id);
+	$id = enqueue({ status => 429, headers => ['Retry-After: 1800'] });
+	like((ended(runner('--once', '--hold=group')))[1], qr/q $id: no other jobs are held back: .*has no group/, '--hold=group of a job without a group');
+	is_sql($node, $held, '', 'holds nothing back');
+	is_job($node, $id, 'pending|0||', 'and the attempt does not count');
+	cancel($id);
+
+	# A queue that allows less: the others wait as long as it does.  One that allows none.
+	foreach my $most ('10 min', '0')
+	{
+		sql($node, "SELECT idemq.alter_queue('q', max_hold_back => '$most')");
+		$id = enqueue({ status => 429, headers => ['Retry-After: 1800'] });
+		my $said = (ended(runner('--once')))[1];
+
+		$most eq '0' ? like($said, qr/no other jobs are held back: .*does not allow/, "$most: it says so") : is($said, '', "$most: nothing is said");
+		is_sql($node, "SELECT count(*) FROM idemq.holds WHERE until < now() + '11 min'", $most eq '0' ? 0 : 1, "$most: held back as long as the queue allows");
+		is_sql($node, "SELECT attempt = 0 AND ready_at > now() + '25 min' FROM idemq.jobs WHERE id = $id", 't', "$most: the job waits as long as was asked");
+		sql($node, "SELECT idemq.resume('q')");
+		cancel($id);
+	}
+	sql($node, "SELECT idemq.alter_queue('q', max_hold_back => '1 h')");
+
+	# A hundred times in a row; then it counts.
+	$id = enqueue({ status => 429, headers => ['Retry-After: 1800'] });
+	sql($node, "INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, ended_at, outcome)
+		SELECT $id, n, idemq.queue_id('q'), 1, now(), 'released' FROM generate_series(1, 99) n");
+	once();
+	is_job($node, $id, 'pending|0||', 'the hundredth time');
+	sql($node, "SELECT idemq.resume('q'), idemq.retry($id)");
+	like(once(), qr/q $id: attempt 1 of 20: retrying: HTTP 429/, 'then it counts');
+	is_job($node, $id, "retrying|1||HTTP 429: \"$id\"", 'as a failure');
+	sql($node, "SELECT idemq.resume('q')");
+	cancel($id);
+	like((ended(runner('--hold=all')))[1], qr/--hold requires group, queue or none, not "all"/, 'a scope that is none');
+}
+
+# An endpoint that is busy, without a hold: nothing counts, and no job goes there for a while; but not for ever.
 {
 	my $id = enqueue({ status => 429, headers => ['Retry-After: 3600'] });
 	my $other = enqueue('1');
 	my $before = requests();
-	my $runner = runner('-v');
+	my $runner = runner('-v', '--hold=none');
 
 	until_said($runner, qr/q $id: released/);
 	is_job($node, $id, 'pending|0||', '429 with Retry-After');
@@ -174,15 +239,16 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	cancel($other);
 
 	sql($node, "UPDATE idemq.jobs SET payload = jsonb_set(payload, '{headers}', '[\"Retry-After: Fri, 31 Dec 9999 23:59:59 GMT\"]') WHERE id = $id; SELECT idemq.retry($id)");
-	$runner = runner('-v');
+	$runner = runner('-v', '--hold=none');
 	until_said($runner, qr/q $id: released/);
 	kill 'TERM', $runner->{pid};
 	ended($runner);
 	is_sql($node, "SELECT ready_at BETWEEN now() + '110 min' AND now() + '130 min' FROM idemq.jobs WHERE id = $id", 't', 'a date, and at most retry_max');
 
 	for (1 .. 8) { sql($node, "SELECT idemq.retry($id); SELECT idemq.release(id, token) FROM idemq.claim_job($id)") }
+	is_sql($node, 'SELECT count(*) FROM idemq.holds', 0, '--hold=none holds nothing back');
 	sql($node, "SELECT idemq.retry($id)");
-	$runner = runner('-v');
+	$runner = runner('-v', '--hold=none');
 	until_said($runner, qr/q $id: attempt 1 of 20: retrying: HTTP 429/);
 	kill 'TERM', $runner->{pid};
 	ended($runner);
@@ -192,6 +258,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	$id = enqueue({ status => 503, headers => ['Retry-After: 3600'] });
 	is((ended(runner('--once')))[0], 1, '--once does not wait for that');
 	is_job($node, $id, 'pending|0||', 'the job is given back');
+	is_sql($node, 'SELECT count(*) FROM idemq.holds', 0, 'a 503 holds nothing back');
 	cancel($id);
 
 	# At once, ten times; the failure then waits as the queue says.

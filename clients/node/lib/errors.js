@@ -79,6 +79,20 @@ export class Snooze extends Error {
   }
 }
 
+/**
+ * Thrown by a handler whose provider asks for a pause (429): until delay has passed, no further job of this job's group starts, or of its queue
+ * if it has no group. The job is ready again at that time. The attempt does not count, at most 100 times in a row.
+ */
+export class HoldBack extends Error {
+  /** @param {import('../index.js').Interval} delay @param {'group' | 'queue' | null} [scope] @param {string} [reason] */
+  constructor(delay, scope = null, reason = 'held back') {
+    super(reason);
+    this.name = 'HoldBack';
+    this.delay = delay;
+    this.scope = scope;
+  }
+}
+
 /** Thrown by a handler: no attempt can succeed, so the job is dead. */
 export class Dead extends Error {
   /** @param {string} reason */
@@ -133,7 +147,7 @@ function typeOf(error) {
 
 /** The text of an error without its causes. @param {unknown} error @returns {string} */
 function ownText(error) {
-  if (error instanceof RetryLater || error instanceof Dead || error instanceof Cancelled) return `${error.message}`;
+  if (error instanceof RetryLater || error instanceof HoldBack || error instanceof Dead || error instanceof Cancelled) return `${error.message}`;
   if (error instanceof Error) {
     // If a connection is refused at each of several addresses, Node's AggregateError has a code but no message.
     const { code } = /** @type {any} */ (error);

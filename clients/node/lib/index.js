@@ -10,6 +10,7 @@ export {
   Cancelled,
   Dead,
   DuplicateKey,
+  HoldBack,
   IdemqError,
   KeyReused,
   NoSuchJob,

@@ -1,7 +1,7 @@
 // Ends an attempt whose handler has thrown.
 
-import { Cancelled, Dead, RetryLater, Snooze, Waiting, detailsOf, interval, sqlstate, textOf } from './errors.js';
-import { AWAIT_EVENT, BECAME, FAIL, RELEASE } from './statements.js';
+import { Cancelled, Dead, HoldBack, RetryLater, Snooze, Waiting, detailsOf, interval, sqlstate, textOf } from './errors.js';
+import { AWAIT_EVENT, BECAME, FAIL, HOLD_BACK, RELEASE } from './statements.js';
 
 /**
  * Reports the outcome of an attempt to the server: failed, retry later, dead, or released.
@@ -11,7 +11,7 @@ import { AWAIT_EVENT, BECAME, FAIL, RELEASE } from './statements.js';
 export async function settle(worker, link, attempt, error) {
   const { id, token } = attempt.job;
   if (attempt.waiting && !attempt.why) error = attempt.waiting; // whatever the handler did afterwards
-  const own = error instanceof Snooze || error instanceof RetryLater || error instanceof Dead;
+  const own = error instanceof Snooze || error instanceof RetryLater || error instanceof HoldBack || error instanceof Dead;
   // An exception caused by the signal is not the job's failure, except at its timeout.
   if (attempt.why && !own) error = attempt.reason;
   const text = textOf(error);
@@ -25,6 +25,9 @@ export async function settle(worker, link, attempt, error) {
         answer = over;
       } else if (error instanceof Waiting) {
         answer = await wait(link, attempt, error);
+      } else if (error instanceof HoldBack) {
+        answer = await holdBack(link, attempt, error, text);
+        failed = ['retrying', 'dead'].includes(answer.rows[0].outcome);
       } else if (error instanceof Snooze || (error instanceof Cancelled && error.why !== 'timeout')) {
         const delay = error instanceof Snooze && delayOf(error) !== 0 ? interval(delayOf(error)) : null;
         answer = await link.answer(RELEASE, [id, token, delay]);
@@ -81,12 +84,28 @@ export async function endStale(worker, link, attempt, outcome, error, text) {
   worker.ended(attempt, outcome, text ? `${became}; this attempt: ${text}` : became);
 }
 
-/** The delay of an exception. Converts any exception of its getter to a TypeError. @param {Snooze | RetryLater} error */
+/** The delay of an exception. Converts any exception of its getter to a TypeError. @param {Snooze | RetryLater | HoldBack} error */
 function delayOf(error) {
   try {
     return error.delay;
   } catch (thrown) {
     throw new TypeError(textOf(thrown));
+  }
+}
+
+/**
+ * Holds back the group or the queue, and releases the job. If the server refuses the hold, the job is released without one.
+ * @param {import('./connection.js').Link} link @param {import('./job.js').Attempt} attempt @param {HoldBack} error @param {string} text
+ * @returns {Promise<{ rows: any[], again: boolean }>}
+ */
+async function holdBack(link, { job: { id, token } }, error, text) {
+  const delay = interval(delayOf(error));
+  try {
+    return await link.answer(HOLD_BACK, [id, token, delay, error.scope ?? null, text.replace(/[^\n -~]/g, '?')]);
+  } catch (refused) {
+    if (['IQ001', 'IQ002', 'IQ006'].includes(sqlstate(refused))) return { rows: [{ outcome: 'stale' }], again: false };
+    if (!sqlstate(refused).startsWith('22')) throw refused;
+    return link.answer(RELEASE, [id, token, delay]);
   }
 }
 

@@ -45,6 +45,7 @@ from .errors import (
     AlreadyCommitted,
     Dead,
     Delay,
+    HoldBack,
     NoSuchJob,
     RetryLater,
     Snooze,
@@ -82,6 +83,11 @@ SPLIT_COMMIT_FROM = 32
 
 _FAIL = "SELECT idemq.fail(%s, %s, %s, %s::interval, permanent => %s, details => %s::jsonb)::text"
 _RELEASE = "SELECT idemq.release(%s, %s, %s::interval)::text"
+_HOLD_BACK = """WITH held AS MATERIALIZED (SELECT idemq.hold_back(%s, %s, least(%s::interval, (SELECT nullif(q.max_hold_back, '0') FROM idemq.jobs j
+    JOIN idemq.queues q USING (queue_id) WHERE j.id = %s)), scope => %s::text))
+SELECT (CASE WHEN (SELECT count(*) FROM (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = %s ORDER BY a.token DESC LIMIT 100) l
+    WHERE l.outcome = 'released') < 100 THEN idemq.release(%s, %s, %s::interval) ELSE idemq.fail(%s, %s, %s, %s::interval) END)::text FROM held"""
+"""Holds back, then ends the attempt, in one transaction.  Up to 100 times in a row the attempt does not count."""
 _RELEASE_MANY = "SELECT outcome::text FROM idemq.release_many(%s, %s)"
 _TRY_COMMIT = "SELECT idemq.try_commit(%s, %s, %s::jsonb)::text"
 _ASSERT_CURRENT = "SELECT idemq.assert_current(%s, %s)::text"
@@ -532,22 +538,26 @@ class AttemptRunner:
         elif isinstance(waiting, Waiting):
             await self._record_wait(job, waiting)
         else:
-            text = said(error) if isinstance(error, (RetryLater, Dead)) else text_of(error)
+            text = said(error) if isinstance(error, (RetryLater, HoldBack, Dead)) else text_of(error)
             await self._fail_or_release(job, text, error=error)
 
     async def _fail_or_release(
         self, job: BaseJob, text: str, details: Optional[dict[str, Any]] = None, error: Optional[BaseException] = None
     ) -> None:
-        """Fails the job or, after a Snooze, releases it.  The text of the error is read inside the try block, because the error
-        may be of any class."""
+        """Fails the job or, after a Snooze or HoldBack, releases it.  The text of the error is read inside the try block, because the
+        error may be of any class.  If the server refuses the hold, the job is released without one."""
 
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
-            delay = interval(error.delay) if isinstance(error, (RetryLater, Snooze)) and level < 2 else None
-            if isinstance(error, Snooze) and level < 2:
+            delay = interval(error.delay) if isinstance(error, (RetryLater, Snooze, HoldBack)) and level < 2 else None
+            if isinstance(error, HoldBack) and level == 0:
+                attempt = job.id, job.token
+                why = storable_text(text).encode("ascii", "backslashreplace").decode()[:1000]
+                return _HOLD_BACK, (*attempt, delay, job.id, error.scope, job.id, *attempt, delay, *attempt, why, delay)
+            if isinstance(error, (Snooze, HoldBack)) and level < 2:
                 return _RELEASE, (job.id, job.token, delay)
             # The server's encoding may lack a character, or the text may be too long.
             told = storable_text(text) if level == 0 else storable_text(text).encode("ascii", "backslashreplace").decode()[:1000]
-            if level == 2 and isinstance(error, (RetryLater, Snooze)):
+            if level == 2 and isinstance(error, (RetryLater, Snooze, HoldBack)):
                 told += " (the delay is not a valid interval)"
             more = (details if error is None else _details(error)) if level == 0 else None
             return _FAIL, (job.id, job.token, told, delay, isinstance(error, Dead), jsonb_parameter("details", more))

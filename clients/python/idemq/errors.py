@@ -66,6 +66,17 @@ class Snooze(Exception):
         self.delay = delay
 
 
+class HoldBack(Exception):
+    """Raised by a handler whose provider asks for a pause (429): until delay has passed, no further job of this job's group starts, or of
+    its queue if it has no group.  scope: "group" or "queue", to choose.  The job is ready again at that time.  The attempt does not
+    count, at most 100 times in a row."""
+
+    def __init__(self, delay: Delay, scope: Optional[str] = None, reason: str = "") -> None:
+        super().__init__(reason or "held back")
+        self.delay = delay
+        self.scope = scope
+
+
 class Dead(Exception):
     """Raised by a handler: no attempt can succeed, so the job is dead.  If the call of a step raises it, it
     also means the same as Refused."""

@@ -116,7 +116,7 @@ typedef enum DueKind
 	DUE_GROUPS,	  /* groups are to be checked; written under the groups' lock */
 	DUE_LEASE,	  /* a lease ends */
 	DUE_RECOVERY, /* lost leases are searched for; written under the queue state's lock */
-	DUE_READY,	  /* TimestampTz: a job comes due by time alone, or a pause ends */
+	DUE_READY,	  /* TimestampTz: a job comes due by time alone, or a pause or hold ends */
 	DUE_SIGNAL,	  /* the first signal since the last claim is given again */
 	DUE_EXPIRY,	  /* TimestampTz: a job expires */
 	DUE_HANDLER,  /* the handler is looked at */

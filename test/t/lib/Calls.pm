@@ -28,7 +28,7 @@ BEGIN
 	PERFORM idemq.enqueue(q, to_jsonb(secret || ' payload'), key => secret || ' key', headers => jsonb_build_object('h', secret || ' header'),
 		group_key => secret || ' group', priority => 0);
 	SELECT c.id, c.token INTO id, token FROM idemq.claim(q, worker => secret || ' worker') c;
-	PERFORM idemq.checkpoint(id, token, to_jsonb(secret || ' checkpoint'));
+	PERFORM idemq.checkpoint(id, token, to_jsonb(secret || ' checkpoint')), idemq.hold_back(id, token, '30 min');
 	RETURN NEXT;
 	-- For the audit: a job that died and was retried.
 	PERFORM idemq.enqueue(q, '1', priority => 0);
@@ -172,6 +172,7 @@ my %arguments = (
 	recount => '',
 	redrive => "'q'",
 	refuse_step => "{running}, {running token}, 'open', 'no'",
+	hold_back => "{running}, {running token}, '50 min'",
 	release => '{running}, {running token}',
 	release_many => 'ARRAY[{running}], ARRAY[{running token}]',
 	report => '',

@@ -24,6 +24,7 @@ our $content = q{
 	SELECT t FROM idemq_internal.topic_entries t ORDER BY 1; SELECT g FROM idemq_internal.topic_grants g ORDER BY 1; SELECT b FROM idemq_internal.topic_binding_entries b ORDER BY 1;
 	SELECT s FROM idemq_internal.seen s ORDER BY 1;
 	SELECT p FROM idemq.producers p ORDER BY 1;
+	SELECT h FROM idemq_internal.hold_entries h ORDER BY 1;
 	SELECT a FROM idemq.audit a ORDER BY id;
 	SELECT * FROM app; SELECT * FROM held};
 

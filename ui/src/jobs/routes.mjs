@@ -1,7 +1,7 @@
 // The pages of a queue and of a job, and what is done to several jobs.
 import { readFileSync } from 'node:fs';
 
-import { queue as queueByName } from '../queries.mjs';
+import { holds, queue as queueByName } from '../queries.mjs';
 import { doingPage, doingPart, enqueuePage, listOf, said, surePage } from '../pages/chosen.mjs';
 import { jobPage } from '../pages/job.mjs';
 import { queuePage } from '../pages/queue.mjs';
@@ -48,7 +48,7 @@ export function jobRoutes(app, { database, writes, security, contextOf, send }) 
     const rows = await rowsOf(query, result.ids);
     const of = tabs[tab].walks ? numbers?.counts.all ?? 0 : await everything(query);
     return send(reply, `Queue ${queue.name}${queue.paused ? ' (paused)' : ''}`,
-      queuePage({ queue, numbers, tab, result, rows, given: givenOf(request.query), of, first: cursor === null, doing: doings.of(queue.queue_id) }, context), context);
+      queuePage({ queue, numbers, tab, result, rows, given: givenOf(request.query), of, first: cursor === null, doing: doings.of(queue.queue_id), held: await query(holds, [queue.name]) }, context), context);
   });
 
   app.get('/queue/:name/sure', async (request, reply) => {

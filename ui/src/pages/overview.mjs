@@ -17,7 +17,9 @@ function states(queue) {
     Number(queue.dead) > 0 && [4, 'dead', `${count(queue.dead)} dead`, errorsOf(queue.queue)],
     queue.is_dead_letter_queue && Number(queue.pending) > 0 && [3, 'warn', `${count(queue.pending)} to review`, jobs],
     Number(queue.retrying) > 0 && [2, 'retrying', `${count(queue.retrying)} retrying`, errorsOf(queue.queue)],
-    queue.paused && [1, 'paused', 'paused']].filter(Boolean);
+    queue.paused && [1, 'paused', 'paused'],
+    queue.held_for > 0 && [1, 'paused', `held back for ${duration(queue.held_for)}`, jobs],
+    Number(queue.groups_held) > 0 && [1, 'paused', `${plural(queue.groups_held, 'group')} held back`, jobs]].filter(Boolean);
   return found.length > 0 ? found : [[0, 'well', 'OK']];
 }
 
@@ -45,7 +47,7 @@ function attention(queues, health) {
 function nowOf(queues, all) {
   const sum = (name) => queues.reduce((total, queue) => total + Number(queue[name] ?? 0), 0);
   const newest = (values) => values?.findLast((value) => value !== null) ?? null;
-  const due = queues.filter((queue) => !queue.paused).map((queue) => queue.oldest_ready).filter((value) => value !== null);
+  const due = queues.filter((queue) => !queue.paused && !(queue.held_for > 0)).map((queue) => queue.oldest_ready).filter((value) => value !== null);
   const perSecond = (value) => (value === null ? '–' : `${rate(value)}/s`);
   const of = all?.point > 30 ? `, mean of ${duration(all.point)}` : '';
   const facts = [['waiting', count(sum('pending'))], ['running', count(sum('running'))], ['retrying', count(sum('retrying'))], ['blocked', count(sum('blocked'))],
@@ -69,7 +71,7 @@ export function live({ at, queues, only, last, all, of, health, troubles }, cont
       duration(queue.paused ? null : queue.oldest_ready), series && sparkline(series.completed, perSecond, `Done per second, ${series.title}`),
       series && duration(newest(series.wait_p95)), series && duration(newest(series.run_p95)),
       html`<a href="${href('/', { queue: queue.queue, last })}" aria-label="Charts of queue ${queue.queue}">Charts</a>`,
-      queue.may_administer && (queue.paused ? button(context, 'resume', 'Resume', { queue: queue.queue }, `Resume queue ${queue.queue}`)
+      queue.may_administer && (queue.paused || queue.held_for > 0 ? button(context, 'resume', 'Resume', { queue: queue.queue }, `Resume queue ${queue.queue}`)
         : button(context, 'pause', 'Pause', { queue: queue.queue }, `Pause queue ${queue.queue}`))];
   });
   const heads = ['Queue', 'State', number('Waiting'), number('Running'), number('Blocked'), number('Oldest due'),

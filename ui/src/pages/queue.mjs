@@ -4,7 +4,7 @@ import { bytes, count, duration, time } from '../format.mjs';
 import { doings } from '../jobs/doing.mjs';
 import { causeOf } from '../jobs/trace.mjs';
 import { PAGE, cursorText, filters, tabs } from '../jobs/walk.mjs';
-import { button, key, number, progress, status, table, when } from './layout.mjs';
+import { button, jobLink, key, number, progress, status, table, when } from './layout.mjs';
 
 /** Priority that jobs have unless they are given another. */
 const USUAL = 4;
@@ -88,7 +88,7 @@ function bulk(context, tab, list, narrowed, rows) {
  * numbers: what counts() gave, null when it could not; tab, its walk's result, its rows, the filter as it was given; of: how
  * many jobs the walk could look at; doing: what is under way.
  */
-export function queuePage({ queue, numbers, tab, result, rows, given, of, first, doing }, context) {
+export function queuePage({ queue, numbers, tab, result, rows, given, of, first, doing, held }, context) {
   const path = addressOf(queue);
   const narrowed = Object.keys(given).length > 0;
   const countOf = (name) => numbers?.counts[name] ?? null;
@@ -99,11 +99,12 @@ export function queuePage({ queue, numbers, tab, result, rows, given, of, first,
   const none = narrowed ? 'No job matches the filter. Remove a condition, or continue the search.' : result.next === null ? (tab === 'all' ? 'This queue has no jobs.' : `No job in this queue is ${tab}.`) : 'No match among the newest jobs. Continue the search.';
   const jobs = table('Jobs', columns.map(([head]) => head), rows.map((job) => columns.map(([, cell]) => cell(job))), none);
   const at = (parameters) => href(path, { tab, ...given, ...parameters });
-  return html`<div class="actions">${context.may.admin && (queue.paused ? button(context, 'resume', 'Resume', { queue: queue.name }) : button(context, 'pause', 'Pause', { queue: queue.name }))}
+  return html`<div class="actions">${context.may.admin && (queue.paused || held.length > 0 ? button(context, 'resume', 'Resume', { queue: queue.name }) : button(context, 'pause', 'Pause', { queue: queue.name }))}
 ${context.writes && context.may.enqueue && html`<a class="button" href="${path}/enqueue">Enqueue a job</a>`}
 <a class="button" href="${href('/', { queue: queue.name })}">Charts</a>
 ${countOf('dead') + countOf('retrying') > 0 && html`<a class="button" href="${href('/errors', { queue: queue.name })}">Errors by cause</a>`}</div>
 ${numbers?.unattended && html`<p class="notice bad"><b>No worker</b>: the queue's due jobs have had no worker for ${duration(numbers.unattended)}.</p>`}
+${held.slice(0, 20).map((hold) => html`<p class="notice warn">${hold.scope === 'queue' ? 'This queue' : html`Group <code>${hold.group_key}</code>`} has been held back since ${time(hold.began_at)} by job ${jobLink(hold.job_id)}, and will be for another ${duration(hold.left)}.</p>`)}${held.length > 20 && html`<p class="notice warn">More groups are held back: see the view <code>idemq.holds</code>.</p>`}
 ${numbers?.isDeadLetterQueue && html`<p class="quiet">This is the dead-letter queue of another queue, and its jobs are records of jobs that died there. Retry the original jobs. That also removes their records here, unless a worker has already claimed them.</p>`}
 ${doing.map((one) => html`<p class="notice warn">${doings[one.want.name].title} is in progress: <a href="/doing/${one.id}">view progress</a>.</p>`)}
 <nav aria-label="Jobs"><ul class="tabs">${Object.keys(tabs).map((name) => html`<li><a href="${href(path, { tab: name, ...given })}"${name === tab ? html` aria-current="page"` : ''}>${name} <span class="count">${countOf(name) === null ? '' : html`${count(countOf(name))}${numbers.atLeast.includes(name) ? '+' : ''}`}</span></a></li>`)}</ul></nav>

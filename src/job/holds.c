@@ -1,0 +1,312 @@
+/*
+ * job/holds.c
+ *		Holding back: a worker whose provider has answered 429 says that no further job of its
+ *		group, or of its queue, may start before a time.
+ *
+ * A call of idemq.hold_back inserts a row into idemq_internal.hold_entries, and so does each one
+ * that extends the hold.  The hold of a group or queue is its row with the latest end, as long as
+ * that end has not come.  It takes effect when the transaction that inserted it commits, a rollback
+ * leaves nothing, and at its end it is over by the clock alone, without a write.
+ *
+ * Nobody waits.  Rows are inserted, and no row that exists is touched, so two workers that are
+ * answered 429 at once do not wait for each other's transaction.  Ended rows are deleted by claims
+ * (below), which skip a row that is locked; only idemq.resume changes a row that has not ended.
+ *
+ * A hold ends at most max_hold_back after it began.  A call first reads the time t, then takes the
+ * latest snapshot.  If the snapshot shows a hold in force, the new row takes over that hold's
+ * began_at; otherwise its began_at is t.  The call is refused if the end is later than began_at +
+ * max_hold_back.  Let a hold be in force without interruption from S on: S is when the first of its
+ * rows became visible.  Then each row that belongs to it has a began_at of at most S.  A row whose
+ * snapshot is older than S has a t before S, and takes over no later time.  A row whose snapshot is
+ * younger than S sees a row in force, and takes its began_at over, which is at most S by induction.
+ * So every row ends by S + max_hold_back, in whatever order open transactions commit, and without a
+ * lock.
+ *
+ * The next hold begins only after a claim.  The rows of a hold stay when it has ended, by its time or
+ * by idemq.resume, until a claim of a job of the queue or group deletes them, in the claim's own
+ * transaction: a claim that is rolled back does not count.  While they are there, a call is refused
+ * unless the caller's own job was claimed after the hold ended.  (So it does not matter that a claim
+ * skips rows that another open claim is deleting, and deletes none above READ COMMITTED, where its
+ * snapshot may be too old.)  A transaction that saw no hold, or an earlier one, may commit its row
+ * later, without a claim in between.  The row's began_at is then still the time of its call, so
+ * without a claim no row ends later than max_hold_back after the first of these rows took effect.
+ *
+ * Who obeys.  QueueInfo has when the last hold of the queue ends, and whether there are holds of
+ * groups.  It is read again after each change of the rows, as a setting of the queue is
+ * (queue/queue_cache.c has the proof that a call that begins after a commit sees it; nothing is in
+ * shared memory, so a restart, a crash or a failover changes nothing).  A held queue hands out no
+ * jobs, as a paused one (idemq_queue_is_closed).  In a queue with holds of groups, job/claim_one.c
+ * looks for the hold of each job's group before it takes the job, and refuses as group_rate_limit
+ * does: ready_at becomes the end of the hold (job/group_rate_limit.c).  A promotion does so at once
+ * (job/promote_one.c).  In queues without holds this costs a claim two tests of its QueueInfo.
+ *
+ * The end wakes those who sleep.  Each change of the rows lowers the queue state's DUE_READY: the
+ * worker reads until when the queue is held, and has itself run again then (worker/waking.c, as for
+ * the end of a pause).  A deferred job has its own entry in the ready index, and comes due as any
+ * job does.  A waiter that has found its queue held wakes at the end by itself, also without a
+ * worker.  After idemq.resume all waiters look again, and the held groups are marked, so that their
+ * jobs become due.
+ *
+ * Rows of groups of which no job is ever claimed again are deleted by retention, once no call could
+ * be refused because of them (idemq_internal.delete_by_time).
+ *
+ * Locks: none of its own.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "table/table.h"
+#include "txn/txn.h"
+
+/* '' for the queue, in place of NULL: the index is on that expression. */
+static SqlStatement find_hold =
+	{.few = true,
+	 .text = "SELECT began_at, until, job_id FROM idemq_internal.hold_entries "
+			 "WHERE queue_id = $1 AND coalesce(group_key, '') = $2 ORDER BY until DESC LIMIT 1",
+	 .types = {INT4OID, TEXTOID},
+	 .fields = (const SqlField[]){SQL_FIELD(Hold, began_at), SQL_FIELD(Hold, until),
+								  SQL_FIELD(Hold, job_id)}};
+static SqlStatement add_hold =
+	{.text = "INSERT INTO idemq_internal.hold_entries (queue_id, group_key, began_at, until, "
+			 "job_id, token, held_at) VALUES ($1, nullif($2, ''), $3, $4, $5, $6, $7)",
+	 .types = {INT4OID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID, INT8OID, TIMESTAMPTZOID}};
+static SqlStatement delete_ended =
+	{.few = true,
+	 .text = "WITH over AS MATERIALIZED (SELECT hold_id FROM idemq_internal.hold_entries "
+			 "WHERE queue_id = $1 AND coalesce(group_key, '') = $2 AND until <= $3 "
+			 "FOR UPDATE SKIP LOCKED) "
+			 "DELETE FROM idemq_internal.hold_entries h USING over WHERE h.hold_id = over.hold_id",
+	 .types = {INT4OID, TEXTOID, TIMESTAMPTZOID}};
+static SqlStatement end_all =
+	{.latest = true,
+	 .text = "WITH ended AS (UPDATE idemq_internal.hold_entries SET until = $2 WHERE queue_id = $1 "
+			 "AND until > $2 AND ($3 IS NULL OR group_key = $3) RETURNING group_key) "
+			 "SELECT coalesce(group_key, '') FROM ended GROUP BY 1",
+	 .types = {INT4OID, TIMESTAMPTZOID, TEXTOID}};
+
+/* Returns a group as find_hold names it; a group of 0 is the whole queue. */
+static Datum
+scope_of(Datum group)
+{
+	return group == (Datum) 0 ? CStringGetTextDatum("") : group;
+}
+
+/*
+ * Finds the last hold of a group, or, if group is 0, of a whole queue; it may be over.  False when
+ * there is none.
+ */
+bool
+idemq_hold_find(const QueueInfo *queue, Datum group, Hold *hold)
+{
+	Datum values[] = {Int32GetDatum(queue->id), scope_of(group)};
+
+	return idemq_spi_row(&find_hold, values, hold, sizeof(*hold));
+}
+
+/* Returns whether a fetched job is in a group that can be held back. */
+static bool
+has_group(const Job *job)
+{
+	return job_has(job, COL_GROUP_KEY) && !idemq_is_no_group(job_value(job, COL_GROUP_KEY));
+}
+
+/* Returns until when a group is held back; DT_NOBEGIN when it is not. */
+TimestampTz
+idemq_group_held_until(const QueueInfo *queue, Datum name)
+{
+	Hold hold;
+
+	if (likely(!queue->has_group_holds) || idemq_is_no_group(name) ||
+		!idemq_hold_find(queue, name, &hold) || hold.until <= idemq_now())
+		return DT_NOBEGIN;
+	return hold.until;
+}
+
+/*
+ * Returns whether a hold of a fetched job's group forbids its start; then charge->next is when to
+ * try again, and nothing is charged.
+ */
+bool
+idemq_group_holds_back(const QueueInfo *queue, const Job *job, GroupCharge *charge)
+{
+	Hold hold;
+
+	charge->was_held = false;
+	if (likely(!queue->has_group_holds) || !has_group(job) ||
+		!idemq_hold_find(queue, job_value(job, COL_GROUP_KEY), &hold))
+		return false;
+	charge->charged = false;
+	charge->next = hold.until;
+	charge->was_held = hold.until <= idemq_now();
+	return !charge->was_held;
+}
+
+/* Deletes what is left of holds that ended before a job was claimed. */
+static void
+forget_ended(const QueueInfo *queue, Datum group, TimestampTz claimed_at)
+{
+	Datum values[] = {Int32GetDatum(queue->id), scope_of(group), TimestampTzGetDatum(claimed_at)};
+
+	(void) idemq_spi_do(&delete_ended, values, NULL);
+}
+
+/*
+ * Follows a claim of a job, whose row this transaction has written: the next hold of its queue and
+ * of its group may begin.  charge: as idemq_group_holds_back left it.  The queue's rows are deleted
+ * once in a subtransaction, however many jobs it claims.
+ */
+void
+idemq_holds_note_claim(const QueueInfo *queue, const Job *job, const GroupCharge *charge,
+					   TimestampTz claimed_at)
+{
+	static TransactionId told_in = InvalidTransactionId;
+	static SubTransactionId told_sub = InvalidSubTransactionId;
+	static int32 told_of = 0;
+
+	if (likely(queue->held_until == DT_NOBEGIN && !charge->was_held))
+		return;
+	if (IsolationUsesXactSnapshot())
+		return;
+	if (queue->held_until != DT_NOBEGIN &&
+		!(told_in == GetTopTransactionId() && told_sub == GetCurrentSubTransactionId() &&
+		  told_of == queue->id))
+	{
+		forget_ended(queue, (Datum) 0, claimed_at);
+		told_in = GetTopTransactionId();
+		told_sub = GetCurrentSubTransactionId();
+		told_of = queue->id;
+	}
+	if (charge->was_held)
+		forget_ended(queue, job_value(job, COL_GROUP_KEY), claimed_at);
+}
+
+/* Returns a time in words: palloc'ed, since two in one message would share a buffer. */
+static const char *
+in_words(TimestampTz time)
+{
+	return pstrdup(timestamptz_to_str(time));
+}
+
+/* Raises 22023 for a hold that would end later than its queue allows. */
+static void
+check_end(const QueueInfo *queue, TimestampTz began_at, TimestampTz until)
+{
+	char *most;
+
+	if (until <= began_at + queue->max_hold_back)
+		return;
+	if (queue->max_hold_back == 0)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("queue \"%s\" does not allow workers to hold back jobs", queue->name),
+				errhint("Ask an administrator of the queue to set max_hold_back with "
+						"idemq.alter_queue."));
+	most = DatumGetCString(
+		DirectFunctionCall1(interval_out, idemq_interval_datum(queue->max_hold_back)));
+	ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("the hold would last longer than max_hold_back of queue \"%s\", which is %s",
+				   queue->name, most),
+			errdetail("The hold began at %s, so it may end at %s at the latest.",
+					  in_words(began_at), in_words(began_at + queue->max_hold_back)),
+			errhint("Pass an earlier end, or ask an administrator of the queue to raise "
+					"max_hold_back with idemq.alter_queue."));
+}
+
+/* Raises 22023 unless a job has been claimed since the last hold ended. */
+static void
+check_claimed_since(const Attempt *attempt, Datum group, TimestampTz ended_at)
+{
+	if (attempt->job.claimed_at > ended_at)
+		return;
+	ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("no job of this %s has been claimed since its last hold ended",
+				   group == (Datum) 0 ? "queue" : "group"),
+			errdetail("The last hold of queue \"%s\"%s ended at %s.", attempt->queue.name,
+					  group == (Datum) 0 ? "" : ", for this group,", in_words(ended_at)),
+			errhint("Give the job back with idemq.release. After the next claim, a job can be held "
+					"back again."));
+}
+
+/* Records who has begun a hold.  Extensions are not recorded: there may be many. */
+static void
+audit_begin(const Attempt *attempt, Datum group, TimestampTz until)
+{
+	AuditEntry entry = {.action = "hold_back",
+						.queue = &attempt->queue,
+						.job_id = attempt->id,
+						.members = {"scope", group == (Datum) 0 ? "queue" : "group", "until",
+									in_words(until)}};
+
+	if (group != (Datum) 0)
+	{
+		entry.members[4] = "group_key";
+		entry.members[5] = TextDatumGetCString(group);
+	}
+	idemq_audit(&entry);
+}
+
+/*
+ * Holds back a group, or, if group is 0, the whole queue of a current attempt until a time that is
+ * later than now, a time read before the call.  Returns when the hold ends, which may be later.
+ * Writes nothing unless it makes the hold longer.  Raises 22023 for a hold that max_hold_back
+ * forbids, and for a new one that no claim precedes.
+ */
+TimestampTz
+idemq_hold_begin(const Attempt *attempt, Datum group, TimestampTz now, TimestampTz until)
+{
+	const QueueInfo *queue = &attempt->queue;
+	Hold hold;
+	bool found;
+	bool begins;
+
+	found = idemq_hold_find(queue, group, &hold);
+	begins = !found || hold.until <= now;
+	if (!begins && until <= hold.until)
+		return hold.until;
+	check_end(queue, begins ? now : hold.began_at, until);
+	if (found && begins)
+		check_claimed_since(attempt, group, hold.until);
+	(void) idemq_spi_do(&add_hold,
+						(Datum[]){Int32GetDatum(queue->id), scope_of(group),
+								  TimestampTzGetDatum(begins ? now : hold.began_at),
+								  TimestampTzGetDatum(until), Int64GetDatum(attempt->id),
+								  Int64GetDatum(attempt->token), TimestampTzGetDatum(now)},
+						NULL);
+	if (begins)
+		audit_begin(attempt, group, until);
+	return until;
+}
+
+/*
+ * Ends the holds of a group, or, if group is 0, of a queue and all of its groups, for idemq.resume;
+ * returns how many.  After the commit the groups are checked: a job that waits for the end of a hold
+ * becomes due.  May wait for another call of idemq.resume.
+ */
+int
+idemq_holds_end(int32 queue_id, Datum group)
+{
+	Datum values[] = {Int32GetDatum(queue_id), TimestampTzGetDatum(idemq_now()), group};
+	QueueInfo queue;
+	SqlScope scope;
+	uint64 ended;
+
+	if (!idemq_queue_by_id(queue_id, &queue))
+		return 0;
+	idemq_spi_begin(&scope);
+	ended = idemq_spi_run(&end_all, values, NULL);
+	for (uint64 i = 0; i < ended; i++)
+	{
+		Datum name = idemq_spi_value(i, 1, NULL);
+
+		if (VARSIZE_ANY_EXHDR(DatumGetPointer(name)) > 0)
+			idemq_pending_groups_note(queue.qstate, queue_id, name, GROUP_KEEP_LOW_WATER);
+	}
+	idemq_spi_end(&scope);
+	return (int) ended;
+}
