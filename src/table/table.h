@@ -118,7 +118,7 @@ typedef struct JobsTable
 #define JOB_LOST 16	  /* not finished: the lease of its last attempt that counts was lost */
 /* Of a job in a group (job/permits.c, job/group_rate_limit.c): */
 #define JOB_PERMIT 32		/* pending or running: it was promoted when due, and has a permit */
-#define JOB_RATE_LIMITED 64 /* pending or retrying: until ready_at it waits for the rate or a hold */
+#define JOB_RATE_LIMITED 64 /* pending or retrying: waits until ready_at for the rate or a hold */
 /*
  * Not finished: how many of its attempts in a row have ended with their handler's process, up to
  * JOB_COUNT_MAX; and because that process was told to end.
