@@ -78,6 +78,8 @@ static int npriors = 0;
 static int max_priors = 0;
 /* Whether PREPARE TRANSACTION is under way, for idemq.check(). */
 static bool preparing = false;
+/* Whether there may be an ACTION_HOLDS among the actions. */
+static bool changes_holds = false;
 /* The job that the last transaction with a claim has claimed, if it was one; else 0, 0. */
 static int64 claimed_id = 0;
 static int64 claimed_token = 0;
@@ -131,6 +133,7 @@ idemq_pending_note(ActionKind kind, QueueState *qstate, int32 queue_id)
 {
 	const Action *last = nactions > 0 ? &actions[nactions - 1] : NULL;
 
+	changes_holds |= kind == ACTION_HOLDS;
 	if (last == NULL || last->kind != kind || last->queue_id != queue_id ||
 		last->subid != GetCurrentSubTransactionId())
 		(void) pending_note(kind, qstate, queue_id, 0);
@@ -429,13 +432,12 @@ pending_follow_settings(const Action *action)
 }
 
 /*
- * Holds of a queue or of its groups have changed.  The worker looks how long they last
- * (worker/waking.c).
+ * Holds of a queue or of its groups have changed, which idemq_pending_show_holds has shown.  The
+ * worker looks how long they last (worker/waking.c).
  */
 static void
 pending_follow_holds(const Action *action)
 {
-	idemq_version_move(action->queue_id);
 	idemq_due_by(idemq_qstate_find(MyDatabaseId, action->queue_id), DUE_READY, 0);
 }
 
@@ -561,6 +563,19 @@ idemq_pending_forget_claimed(void)
 	claimed_id = claimed_token = 0;
 }
 
+/* Has sessions read again the queues of which this transaction has changed holds. */
+void
+idemq_pending_show_holds(void)
+{
+	if (likely(!changes_holds))
+		return;
+	for (int i = 0; i < nactions; i++)
+	{
+		if (actions[i].kind == ACTION_HOLDS)
+			idemq_version_move(actions[i].queue_id);
+	}
+}
+
 /* Follows the commit. */
 void
 idemq_pending_apply(void)
@@ -664,7 +679,7 @@ idemq_pending_forget(void)
 {
 	if (preparing)
 		idemq_qstates_end_change();
-	preparing = false;
+	preparing = changes_holds = false;
 	actions = NULL;
 	nactions = max_actions = 0;
 	priors = NULL;

@@ -69,6 +69,7 @@ extern void idemq_pending_undo_last(void);
 extern bool idemq_pending_any(void);
 extern bool idemq_pending_claimed(int64 *id, int64 *token);
 extern void idemq_pending_forget_claimed(void);
+extern void idemq_pending_show_holds(void);
 extern void idemq_pending_apply(void);
 extern void idemq_pending_undo(SubTransactionId from);
 extern void idemq_pending_before_prepare(void);
