@@ -54,6 +54,8 @@ def visit(job, conn):
     answer = provider.get(job.payload["url"])
     if answer == "busy":
         raise RetryLater("5 min")  # the attempt counts
+    if answer == "too many requests":
+        raise HoldBack("30 s")  # also holds back the other jobs of the group, or of the queue
     if answer == "closed":
         raise Snooze(3600)  # nothing is counted
     if answer == "gone":
