@@ -1,7 +1,7 @@
 # Holds (idemq.hold_back) and the processes of a server: at the end of a hold, and after idemq.resume, those who sleep
 # wake; without a worker; in a handler; after a restart and a crash; in another database that follows;
 # on a standby; in a dump; at COMMIT PREPARED.
-# at least 50 assertions
+# at least 52 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -27,8 +27,8 @@ sub held
 
 # ---- A waiter sleeps to the end of the hold.
 
-my $waiter = waiter($node, "CALL idemq.wait('q', '10 days')");
 is(held('q', '2 h') =~ s/.*\n//sr, 't', 'a hold');
+my $waiter = waiter($node, "CALL idemq.wait('q', '10 days')");
 sql($node, "SELECT idemq.enqueue('q', to_jsonb(n)) FROM generate_series(1, 3) n");
 my $second = waiter($node, "CALL idemq.wait('q', '10 days')");
 advance($node, '1 h');
@@ -82,6 +82,15 @@ is(answer($waiter), 't', 'resume of the group wakes');
 is_soon($node, "SELECT ready_at <= idemq.now() FROM idemq.jobs WHERE payload = '\"a3\"'", 'and makes it due');
 is_sql($node, "SELECT payload FROM idemq.claim('g')", '"a3"', 'it can be claimed');
 leave($waiter->{session});
+
+# A claim after resume does not need the worker, which is stopped, to find the job.
+sql($node, "SELECT idemq.enqueue('g', '\"a4\"', group_key => 'a');
+	SELECT idemq.hold_back(id, token, '2 h'), idemq.commit(id, token) FROM idemq.jobs WHERE payload = '\"a3\"'");
+is_soon($node, "SELECT ready_at = until FROM idemq.jobs, idemq.holds WHERE payload = '\"a4\"'", 'the fourth one waits');
+my $worker = stop_worker($node);
+sql($node, "SELECT idemq.resume('g', group_key => 'a')");
+is_sql($node, "SELECT payload FROM idemq.claim('g')", '"a4"', 'the first claim after resume finds it');
+kill CONT => $worker;
 
 # ---- A handler: its processes obey, and start at the end.
 
