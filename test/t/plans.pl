@@ -53,6 +53,10 @@ my $fill = q{
 	-- Groups of two.
 	SELECT count(idemq.enqueue(q, '1', group_key => 'g' || i / 2)) FROM unnest('{grouped,several}'::text[]) q, generate_series(1, :n) i;
 	SELECT count(*) FROM unnest('{grouped,several}'::text[]) q, LATERAL idemq.claim(q, :n / 4);
+	-- What is held back: most groups of a queue, and many queues.
+	INSERT INTO idemq_internal.hold_entries (queue_id, group_key, began_at, until, job_id, token, held_at)
+		SELECT idemq.queue_id('several'), 'g' || i / 2, idemq.now(), idemq.now() + interval '1 h', i, 1, idemq.now() FROM generate_series(20, :n) i
+		UNION ALL SELECT idemq.queue_id('queue' || i), NULL, idemq.now(), idemq.now() + interval '1 h', i, 1, idemq.now() FROM generate_series(1, :n / 5) i;
 	-- Settings of all sorts.
 	INSERT INTO idemq_internal.schedule_entries (name, queue_id, cron, time_zone, payload, priority, created_by, created_at, done_until)
 		SELECT 'schedule ' || i, idemq.queue_id('queue' || i), '0 0 1 1 *', 'UTC', '1', 4, current_user, idemq.now(), idemq.now() FROM generate_series(1, :n / 5) i;
@@ -86,7 +90,7 @@ my $views = q{SELECT relname FROM pg_class WHERE relkind = 'v' AND relnamespace 
 sub of_page
 {
 	my %constants = (PAGE => 50, FLOW => 10000);
-	my %values = (flow => $join, flowJobs => $join, flowOthers => $join, errors => 'NULL', queue => "'dead'", audit => 'NULL');
+	my %values = (flow => $join, flowJobs => $join, flowOthers => $join, errors => 'NULL', queue => "'dead'", audit => 'NULL', holds => "'several'");
 	my $source = slurp_file("$FindBin::RealBin/../../ui/src/queries.mjs");
 	my %found;
 
@@ -101,7 +105,7 @@ sub of_page
 	return %found;
 }
 my %page = of_page();
-is(scalar(grep { exists $page{"page: $_"} } qw(overview errors schedules runningJobs workers handlers unattended flow flowJobs flowOthers audit)), 11, 'the statements of the page are known');
+is(scalar(grep { exists $page{"page: $_"} } qw(overview errors schedules runningJobs workers handlers unattended flow flowJobs flowOthers audit holds)), 12, 'the statements of the page are known');
 
 my %statements = (
 	%page,
@@ -116,6 +120,8 @@ my %statements = (
 	'parents(join)' => "SELECT count(*) FROM chosen, LATERAL idemq.parents(id) WHERE what = 'join'",
 	'redrive' => "SELECT idemq.redrive('dead')",
 	'redrive by error' => "SELECT idemq.redrive('dead', error => 'error 1%')",
+	'claims of a queue of which most groups are held back' => "SELECT count(*) FROM idemq.claim('several', $n)",
+	'resume' => "SELECT idemq.resume('several')",
 	'retry_many' => "SELECT count(*) FROM idemq.retry_many(ARRAY(SELECT id FROM idemq.job_list WHERE queue = 'dead'))",
 	'cancel_many' => "SELECT count(*) FROM idemq.cancel_many(ARRAY(SELECT id FROM idemq.job_list WHERE queue = 'fan'))",
 	'cancel_matching' => "SELECT idemq.cancel_matching('running', key_prefix => 'key')",
