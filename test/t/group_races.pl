@@ -1,7 +1,7 @@
 # FIFO groups: sessions stopped between "visible" and "marked", or between "owned" and the
 # snapshot.  Whoever looks at the group meanwhile makes no second head, and passes no earlier job that is committed.
-# at least 74 assertions
-# stops: before_commit idemq_group_mark idemq_jobs_refresh idemq_lease_take idemq_qstates_unset_database idemq_wake_for_result
+# at least 88 assertions
+# stops: before_commit idemq_group_mark idemq_jobs_refresh idemq_lease_take idemq_qstates_unset_database idemq_transition idemq_wake_for_result
 
 use strict;
 use warnings FATAL => 'all';
@@ -270,6 +270,31 @@ foreach my $running (1, 2)
 		$charged->();
 		return $one->query('SELECT 1');
 	});
+}
+
+# A claim that has read the hold of a group is stopped before it puts the group's job off until the end of that hold, or
+# promotes the job for that time.  Meanwhile the hold is ended, and the group is looked at: that look finds nothing to do.
+# The job does not wait for the former end.
+foreach my $running (1, 2)
+{
+	foreach my $way ('put off', 'promoted')
+	{
+		sql($node, "SELECT idemq.create_queue('g', group_max_running => $running, lease => '1 h')");
+		sql($node, enqueue('first'));
+		sql($node, enqueue('next')) if $way eq 'promoted';
+		sql($node, "SELECT idemq.hold_back(id, token, '30 min'), " . ($way eq 'promoted' ? 'idemq.commit(id, token)::text' : 'idemq.release(id, token)::text') . " FROM idemq.claim('g')");
+		my $went_on = send_to($claim, 'idemq_transition');
+		sql($node, "SELECT idemq.resume('g', 'a')");
+		sql($node, "CALL idemq.wait('g', '0')");
+		my $name = $way eq 'promoted' ? 'next' : 'first';
+		my $has_it = $went_on->() =~ /$name/;
+		# A group with permits is looked at once more by the same claim.
+		is($has_it, $running == 2, "group_max_running $running: the job is $way" . ($has_it ? ', and made due by the same claim' : ''));
+		is_sql($node, "SELECT count(*) FROM idemq.jobs WHERE ready_at > now() + interval '20 min'", $has_it ? 0 : 1, 'as if the hold were in force') unless $has_it;
+		is_sql($node, $claim, $has_it ? '' : $name, 'the job can be claimed');
+		is_sql($node, 'SELECT * FROM idemq.check()', '', 'check() is clean');
+		sql($node, "SELECT idemq.drop_queue('g', force => true)");
+	}
 }
 leave($one, $two);
 
