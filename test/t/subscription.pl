@@ -1,6 +1,6 @@
 # A database that follows another by logical replication: only the apply worker writes there,
 # whatever the publisher does; then the database takes over.
-# at least 184 assertions
+# at least 185 assertions
 use strict;
 use warnings FATAL => 'all';
 use lib "$ENV{IDEMQ_SOURCE}/test/t/lib";
@@ -290,6 +290,7 @@ my @load = map { clients($pub, $_, '-c', 2, '-t', 60) } @scripts;
 sql($pub, "SELECT idemq.create_queue('later'); SELECT idemq.pause('dead')");
 all_applied();
 like($reader->query_safe("SELECT idemq.queue_id('later')"), qr/^\d+$/, 'a session of the subscriber knows a queue that is new on the publisher');
+is_sql($sub, "SELECT scope, until > now() FROM idemq.holds WHERE queue = 'holding'", 'queue|t', 'the subscriber shows the hold');
 until_true('leases that expired, and dead jobs', sub {
 	$complaints .= $_->() foreach @load;
 	@load = sql($pub, $enough) eq 't' ? () : map { clients($pub, $_, '-c', 2, '-t', 60) } @scripts;
