@@ -42,10 +42,11 @@ struct job
 	int64_t kill_after; /* ms from its timeout to that */
 
 	enum verdict verdict;
-	bool asked;		  /* the server may have done it: an answer was lost */
-	bool alone;		  /* to be settled by a statement of its own */
-	char *text;		  /* the result, the error, or the line */
-	char *checkpoint; /* to be stored before that; NULL: none */
+	bool asked;		   /* the server may have done it: an answer was lost */
+	bool alone;		   /* to be settled by a statement of its own */
+	bool hold_refused; /* the server does not allow the hold that its verdict asks for */
+	char *text;		   /* the result, the error, or the line */
+	char *checkpoint;  /* to be stored before that; NULL: none */
 	char details[64];
 	int64_t delay; /* or BY_POLICY */
 	int64_t settle_at;

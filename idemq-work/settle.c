@@ -45,17 +45,19 @@ enum
 	SAID_CHECKPOINT
 };
 
+/* Releases a job that asked for a hold. */
+#define GIVE_BACK                                                                                  \
+	"SELECT CASE WHEN (SELECT pg_catalog.count(*) FROM (SELECT a.outcome FROM idemq.attempts a"    \
+	" WHERE a.job_id = $1::bigint ORDER BY a.token DESC LIMIT " HOLD_MOST ") l"                    \
+	" WHERE l.outcome = 'released') < " HOLD_MOST                                                  \
+	" THEN idemq.release($1::bigint, $2::bigint, $4::interval)"                                    \
+	" ELSE idemq.fail($1::bigint, $2::bigint, $3::text, retry_in => $4::interval,"                 \
+	" details => $5::jsonb) END"
 /* Holds back, then releases the job, in one transaction. */
 static const char *const hold_sql =
 	"WITH held AS MATERIALIZED (SELECT idemq.hold_back($1::bigint, $2::bigint, least($4::interval,"
 	" (SELECT nullif(q.max_hold_back, '0') FROM idemq.jobs j JOIN idemq.queues q USING (queue_id)"
-	" WHERE j.id = $1::bigint)), scope => $6::text))"
-	" SELECT CASE WHEN (SELECT pg_catalog.count(*) FROM (SELECT a.outcome FROM idemq.attempts a"
-	" WHERE a.job_id = $1::bigint ORDER BY a.token DESC LIMIT " HOLD_MOST ") l"
-	" WHERE l.outcome = 'released') < " HOLD_MOST
-	" THEN idemq.release($1::bigint, $2::bigint, $4::interval)"
-	" ELSE idemq.fail($1::bigint, $2::bigint, $3::text, retry_in => $4::interval,"
-	" details => $5::jsonb) END FROM held";
+	" WHERE j.id = $1::bigint)), scope => $6::text)) " GIVE_BACK " FROM held";
 
 static char *claim_sql;
 static char *commit_and_claim_sql;
@@ -127,6 +129,8 @@ ask(struct job *job, struct server *server)
 				" details => $5::jsonb) END",
 				5, values);
 		case HOLD:
+			if (job->hold_refused)
+				return server_ask(server, GIVE_BACK, 5, values);
 			values[5] = options.hold;
 			return server_ask(server, hold_sql, 6, values);
 		default:
@@ -404,13 +408,13 @@ store_checkpoint(struct job *job, struct server *server)
 	return true;
 }
 
-/* The server does not allow the hold: the job is released as if the endpoint were busy. */
+/* The server does not allow the hold: the job is released without one. */
 static void
 do_not_hold(struct job *job, const PGresult *result)
 {
 	say("%s %s: no other jobs are held back: %s", job->queue, job->id,
 		PQresultErrorMessage(result));
-	job->verdict = BUSY;
+	job->hold_refused = true;
 }
 
 void
@@ -437,7 +441,7 @@ job_settle(struct job *job, struct server *server)
 		say_outcome(job, server, "stale");
 		job_free(job);
 	}
-	else if (job->verdict == HOLD && server_state(result, "22"))
+	else if (job->verdict == HOLD && !job->hold_refused && server_state(result, "22"))
 		do_not_hold(job, result);
 	else if (!ask_less(job, result))
 		try_later(job, result);

@@ -401,17 +401,19 @@ test('HoldBack gives the job back, and holds back the others', async () => {
     assert.equal((await holds(q)).length, rows);
     assert.ok((await one("SELECT ready_at > now() + interval '25 min' AS later FROM idemq.jobs WHERE queue_id = idemq.queue_id($1)", q)).later);
   }
-  // A hundred times in a row; then it counts.
-  const q = await queue('', 1);
-  await pool.query(`INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, ended_at, outcome)
-    SELECT id, n, queue_id, 1, now(), 'released' FROM idemq.jobs, generate_series(1, 99) n WHERE queue_id = idemq.queue_id($1)`, [q]);
-  const failures = [];
-  const busy = () => drain(connection, q, () => { throw new HoldBack(1800, null, 'busy'); }, { logger, hooks: { failed: (_, { outcome }) => void failures.push(outcome) } });
-  assert.deepEqual(await busy(), { released: 1 });
-  await pool.query('SELECT idemq.resume($1), idemq.retry(id) FROM idemq.jobs WHERE queue_id = idemq.queue_id($1)', [q]);
-  assert.deepEqual(await busy(), { retrying: 1 });
-  assert.deepEqual((await jobsOf(q)).map(({ status, attempt, last_error: text }) => [status, attempt, text]), [['retrying', 1, 'busy']]);
-  assert.deepEqual(failures, ['retrying']);
+  // A hundred times in a row; then it counts. So too if the server refuses the hold.
+  for (const most of ['1 h', '0']) {
+    const q = await queue(`, max_hold_back => '${most}'`, 1);
+    await pool.query(`INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, ended_at, outcome)
+      SELECT id, n, queue_id, 1, now(), 'released' FROM idemq.jobs, generate_series(1, 99) n WHERE queue_id = idemq.queue_id($1)`, [q]);
+    const failures = [];
+    const busy = () => drain(connection, q, () => { throw new HoldBack(1800, null, 'busy'); }, { logger, hooks: { failed: (_, { outcome }) => void failures.push(outcome) } });
+    assert.deepEqual(await busy(), { released: 1 });
+    await pool.query('SELECT idemq.resume($1), idemq.retry(id) FROM idemq.jobs WHERE queue_id = idemq.queue_id($1)', [q]);
+    assert.deepEqual(await busy(), { retrying: 1 });
+    assert.deepEqual((await jobsOf(q)).map(({ status, attempt, last_error: text }) => [status, attempt, text]), [['retrying', 1, 'busy']]);
+    assert.deepEqual(failures, ['retrying']);
+  }
 });
 
 test('a lease that was lost is reported as what became of the job', async () => {

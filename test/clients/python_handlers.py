@@ -85,16 +85,18 @@ class Handlers(Client):
             self.assertEqual(self.sql("SELECT count(*) FROM idemq.holds WHERE queue = %s AND until < now() + interval '11 min'", self.queue), [(rows,)])
             self.assertEqual(self.sql("SELECT ready_at > now() + interval '25 min' FROM idemq.jobs WHERE id = %s", job), [(True,)])
             self.sql("SELECT idemq.resume(%s), idemq.cancel(%s)", self.queue, job)
-        # A hundred times in a row; then it counts.
-        self.alter("max_hold_back => '1 h'")
-        (job,) = self.add(1)
-        self.sql("""INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, ended_at, outcome)
-            SELECT %s, n, idemq.queue_id(%s), 1, now(), 'released' FROM generate_series(1, 99) n""", job, self.queue)
-        busy = self.raiser(lambda: idemq.HoldBack(1800, reason="busy"), False)
-        self.assertEqual(self.drain(busy), {"released": 1})
-        self.sql("SELECT idemq.resume(%s), idemq.retry(%s)", self.queue, job)
-        self.assertEqual(self.drain(busy), {"retrying": 1})
-        self.assertEqual(self.job(job), ("retrying", 1, None, "busy"))
+        # A hundred times in a row; then it counts.  So too if the server refuses the hold.
+        for most in ("1 h", "0"):
+            self.alter(f"max_hold_back => '{most}'")
+            (job,) = self.add(1)
+            self.sql("""INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, ended_at, outcome)
+                SELECT %s, n, idemq.queue_id(%s), 1, now(), 'released' FROM generate_series(1, 99) n""", job, self.queue)
+            busy = self.raiser(lambda: idemq.HoldBack(1800, reason="busy"), False)
+            self.assertEqual(self.drain(busy), {"released": 1}, most)
+            self.sql("SELECT idemq.resume(%s), idemq.retry(%s)", self.queue, job)
+            self.assertEqual(self.drain(busy), {"retrying": 1}, most)
+            self.assertEqual(self.job(job), ("retrying", 1, None, "busy"), most)
+            self.sql("SELECT idemq.resume(%s), idemq.cancel(%s)", self.queue, job)
 
     def test_an_error_that_cannot_be_read(self):
         """Its class is anybody's: the attempt fails, and neither the worker nor the next one does."""

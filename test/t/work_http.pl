@@ -206,19 +206,23 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 		sql($node, "SELECT idemq.resume('q')");
 		cancel($id);
 	}
-	sql($node, "SELECT idemq.alter_queue('q', max_hold_back => '1 h')");
 
-	# A hundred times in a row; then it counts.
-	$id = enqueue({ status => 429, headers => ['Retry-After: 1800'] });
-	sql($node, "INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, ended_at, outcome)
-		SELECT $id, n, idemq.queue_id('q'), 1, now(), 'released' FROM generate_series(1, 99) n");
-	once();
-	is_job($node, $id, 'pending|0||', 'the hundredth time');
-	sql($node, "SELECT idemq.resume('q'), idemq.retry($id)");
-	like(once(), qr/q $id: attempt 1 of 20: retrying: HTTP 429/, 'then it counts');
-	is_job($node, $id, "retrying|1||HTTP 429: \"$id\"", 'as a failure');
-	sql($node, "SELECT idemq.resume('q')");
-	cancel($id);
+	# A hundred times in a row; then it counts.  So too if the server refuses the hold.
+	foreach my $most ('0', '1 h')
+	{
+		sql($node, "SELECT idemq.alter_queue('q', max_hold_back => '$most')");
+		$id = enqueue({ status => 429, headers => ['Retry-After: 1800'] });
+		sql($node, "INSERT INTO idemq.attempts (job_id, token, queue_id, attempt, ended_at, outcome)
+			SELECT $id, n, idemq.queue_id('q'), 1, now(), 'released' FROM generate_series(1, 99) n");
+		ended(runner('--once'));
+		is_job($node, $id, 'pending|0||', "$most: the hundredth time");
+		sql($node, "SELECT idemq.resume('q'), idemq.retry($id)");
+		like((ended(runner('--once')))[1], qr/q $id: attempt 1 of 20: retrying: HTTP 429/, "$most: then it counts");
+		is_job($node, $id, "retrying|1||HTTP 429: \"$id\"", "$most: as a failure");
+		is_sql($node, "SELECT ready_at > now() + '25 min' FROM idemq.jobs WHERE id = $id", 't', "$most: and waits as long as was asked");
+		sql($node, "SELECT idemq.resume('q')");
+		cancel($id);
+	}
 	like((ended(runner('--hold=all')))[1], qr/--hold requires group, queue or none, not "all"/, 'a scope that is none');
 }
 

@@ -1,7 +1,7 @@
 // Ends an attempt whose handler has thrown.
 
 import { Cancelled, Dead, HoldBack, RetryLater, Snooze, Waiting, detailsOf, interval, sqlstate, textOf } from './errors.js';
-import { AWAIT_EVENT, BECAME, FAIL, HOLD_BACK, RELEASE } from './statements.js';
+import { AWAIT_EVENT, BECAME, FAIL, GIVE_BACK, HOLD_BACK, RELEASE } from './statements.js';
 
 /**
  * Reports the outcome of an attempt to the server: failed, retry later, dead, or released.
@@ -94,18 +94,19 @@ function delayOf(error) {
 }
 
 /**
- * Holds back the group or the queue, and releases the job. If the server refuses the hold, the job is released without one.
+ * Holds back the group or the queue, and gives the job back. If the server refuses the hold, the job is given back without one, and
+ * the attempt counts after as many times.
  * @param {import('./connection.js').Link} link @param {import('./job.js').Attempt} attempt @param {HoldBack} error @param {string} text
  * @returns {Promise<{ rows: any[], again: boolean }>}
  */
 async function holdBack(link, { job: { id, token } }, error, text) {
-  const delay = interval(delayOf(error));
+  const values = [id, token, interval(delayOf(error)), text.replace(/[^\n -~]/g, '?')];
   try {
-    return await link.answer(HOLD_BACK, [id, token, delay, error.scope ?? null, text.replace(/[^\n -~]/g, '?')]);
+    return await link.answer(HOLD_BACK, [...values, error.scope ?? null]);
   } catch (refused) {
     if (['IQ001', 'IQ002', 'IQ006'].includes(sqlstate(refused))) return { rows: [{ outcome: 'stale' }], again: false };
     if (!sqlstate(refused).startsWith('22')) throw refused;
-    return link.answer(RELEASE, [id, token, delay]);
+    return link.answer(GIVE_BACK, values);
   }
 }
 

@@ -39,12 +39,14 @@ export const COMMIT_MANY_AND_CLAIM = {
 export const FAIL = `SELECT idemq.fail($1::bigint, $2::bigint, $3::text, retry_in => $4::interval, permanent => $5::bool,
   details => $6::jsonb)::text AS outcome`;
 export const RELEASE = 'SELECT idemq.release($1::bigint, $2::bigint, $3::interval)::text AS outcome';
-// Holds back, then ends the attempt, in one transaction. Up to 100 times in a row the attempt does not count.
-export const HOLD_BACK = `WITH held AS MATERIALIZED (SELECT idemq.hold_back($1::bigint, $2::bigint,
-    least($3::interval, (SELECT nullif(q.max_hold_back, '0') FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE j.id = $1::bigint)), scope => $4::text))
-  SELECT (CASE WHEN (SELECT count(*) FROM (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = $1::bigint ORDER BY a.token DESC LIMIT 100) l
+// Ends the attempt of a job that asked for a hold. Up to 100 times in a row the attempt does not count.
+export const GIVE_BACK = `SELECT (CASE WHEN (SELECT count(*) FROM (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = $1::bigint ORDER BY a.token DESC LIMIT 100) l
       WHERE l.outcome = 'released') < 100 THEN idemq.release($1::bigint, $2::bigint, $3::interval)
-    ELSE idemq.fail($1::bigint, $2::bigint, $5::text, retry_in => $3::interval) END)::text AS outcome FROM held`;
+    ELSE idemq.fail($1::bigint, $2::bigint, $4::text, retry_in => $3::interval) END)::text AS outcome`;
+// Holds back, then ends the attempt, in one transaction.
+export const HOLD_BACK = `WITH held AS MATERIALIZED (SELECT idemq.hold_back($1::bigint, $2::bigint,
+    least($3::interval, (SELECT nullif(q.max_hold_back, '0') FROM idemq.jobs j JOIN idemq.queues q USING (queue_id) WHERE j.id = $1::bigint)), scope => $5::text))
+  ${GIVE_BACK} FROM held`;
 export const RELEASE_MANY = `${PAIRS} idemq.release_many($1::bigint[], $2::bigint[])`;
 export const CHECKPOINT = 'SELECT idemq.checkpoint($1::bigint, $2::bigint, $3::jsonb)';
 export const BEGIN_STEP = 'CALL idemq.begin_step($1::bigint, $2::bigint, $3::text, $4::jsonb, $5::interval)';

@@ -83,11 +83,12 @@ SPLIT_COMMIT_FROM = 32
 
 _FAIL = "SELECT idemq.fail(%s, %s, %s, %s::interval, permanent => %s, details => %s::jsonb)::text"
 _RELEASE = "SELECT idemq.release(%s, %s, %s::interval)::text"
-_HOLD_BACK = """WITH held AS MATERIALIZED (SELECT idemq.hold_back(%s, %s, least(%s::interval, (SELECT nullif(q.max_hold_back, '0') FROM idemq.jobs j
-    JOIN idemq.queues q USING (queue_id) WHERE j.id = %s)), scope => %s::text))
-SELECT (CASE WHEN (SELECT count(*) FROM (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = %s ORDER BY a.token DESC LIMIT 100) l
-    WHERE l.outcome = 'released') < 100 THEN idemq.release(%s, %s, %s::interval) ELSE idemq.fail(%s, %s, %s, %s::interval) END)::text FROM held"""
-"""Holds back, then ends the attempt, in one transaction.  Up to 100 times in a row the attempt does not count."""
+_GIVE_BACK = """SELECT (CASE WHEN (SELECT count(*) FROM (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = %s ORDER BY a.token DESC LIMIT 100) l
+    WHERE l.outcome = 'released') < 100 THEN idemq.release(%s, %s, %s::interval) ELSE idemq.fail(%s, %s, %s, %s::interval) END)::text"""
+"""Ends the attempt of a job that asked for a hold.  Up to 100 times in a row the attempt does not count."""
+_HOLD_BACK = f"""WITH held AS MATERIALIZED (SELECT idemq.hold_back(%s, %s, least(%s::interval, (SELECT nullif(q.max_hold_back, '0') FROM idemq.jobs j
+    JOIN idemq.queues q USING (queue_id) WHERE j.id = %s)), scope => %s::text)) {_GIVE_BACK} FROM held"""
+"""Holds back, then ends the attempt, in one transaction."""
 _RELEASE_MANY = "SELECT outcome::text FROM idemq.release_many(%s, %s)"
 _TRY_COMMIT = "SELECT idemq.try_commit(%s, %s, %s::jsonb)::text"
 _ASSERT_CURRENT = "SELECT idemq.assert_current(%s, %s)::text"
@@ -545,15 +546,17 @@ class AttemptRunner:
         self, job: BaseJob, text: str, details: Optional[dict[str, Any]] = None, error: Optional[BaseException] = None
     ) -> None:
         """Fails the job or, after a Snooze or HoldBack, releases it.  The text of the error is read inside the try block, because the
-        error may be of any class.  If the server refuses the hold, the job is released without one."""
+        error may be of any class.  If the server refuses the hold, the job is given back without one, and the attempt counts after as
+        many times."""
 
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
             delay = interval(error.delay) if isinstance(error, (RetryLater, Snooze, HoldBack)) and level < 2 else None
-            if isinstance(error, HoldBack) and level == 0:
+            if isinstance(error, HoldBack) and level < 2:
                 attempt = job.id, job.token
                 why = storable_text(text).encode("ascii", "backslashreplace").decode()[:1000]
-                return _HOLD_BACK, (*attempt, delay, job.id, error.scope, job.id, *attempt, delay, *attempt, why, delay)
-            if isinstance(error, (Snooze, HoldBack)) and level < 2:
+                end = job.id, *attempt, delay, *attempt, why, delay
+                return (_HOLD_BACK, (*attempt, delay, job.id, error.scope, *end)) if level == 0 else (_GIVE_BACK, end)
+            if isinstance(error, Snooze) and level < 2:
                 return _RELEASE, (job.id, job.token, delay)
             # The server's encoding may lack a character, or the text may be too long.
             told = storable_text(text) if level == 0 else storable_text(text).encode("ascii", "backslashreplace").decode()[:1000]
