@@ -329,6 +329,15 @@ CREATE FUNCTION idemq_internal.delete_by_time(
 				WHERE j.queue_id = o.queue_id AND j.group_key = o.group_key
 				AND j.finished_at IS NULL AND j.status = 'running' AND j.claimed_at <= o.until)
 			LIMIT most FOR UPDATE SKIP LOCKED))
+	), gone_queue_holds AS (
+		-- Of queues, all but the last of those that have ended: calls refer to the last one only, and
+		-- claims above READ COMMITTED delete none.
+		DELETE FROM idemq_internal.hold_entries h WHERE h.ctid = ANY (ARRAY(
+			SELECT o.ctid FROM idemq_internal.hold_entries o
+			WHERE o.until <= now AND o.group_key IS NULL AND EXISTS (
+				SELECT FROM idemq_internal.hold_entries l WHERE l.queue_id = o.queue_id
+				AND coalesce(l.group_key, '') = '' AND l.until > o.until)
+			LIMIT most FOR UPDATE SKIP LOCKED))
 	), gone_workers AS (
 		-- They are few, and not counted.
 		DELETE FROM idemq_internal.worker_entries w WHERE w.ctid = ANY (ARRAY(

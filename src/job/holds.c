@@ -48,7 +48,8 @@
  * jobs become due.
  *
  * Rows of groups of which no job is ever claimed again are deleted by retention, once no call could
- * be refused because of them (idemq_internal.delete_by_time).
+ * be refused because of them; so are rows of queues, apart from the last one, since claims above READ
+ * COMMITTED delete none (idemq_internal.delete_by_time).
  *
  * Locks: none of its own.
  */
@@ -160,7 +161,7 @@ forget_ended(const QueueInfo *queue, Datum group, TimestampTz claimed_at)
 /*
  * Follows a claim of a job, whose row this transaction has written: the next hold of its queue and
  * of its group may begin.  charge: as idemq_group_holds_back left it.  The queue's rows are deleted
- * once in a subtransaction, however many jobs it claims.
+ * once in a subtransaction, however many jobs it claims, unless another hold has ended since.
  */
 void
 idemq_holds_note_claim(const QueueInfo *queue, const Job *job, const GroupCharge *charge,
@@ -169,6 +170,7 @@ idemq_holds_note_claim(const QueueInfo *queue, const Job *job, const GroupCharge
 	static TransactionId told_in = InvalidTransactionId;
 	static SubTransactionId told_sub = InvalidSubTransactionId;
 	static int32 told_of = 0;
+	static TimestampTz told_until = DT_NOBEGIN;
 
 	if (likely(queue->held_until == DT_NOBEGIN && !charge->was_held))
 		return;
@@ -176,12 +178,13 @@ idemq_holds_note_claim(const QueueInfo *queue, const Job *job, const GroupCharge
 		return;
 	if (queue->held_until != DT_NOBEGIN &&
 		!(told_in == GetTopTransactionId() && told_sub == GetCurrentSubTransactionId() &&
-		  told_of == queue->id))
+		  told_of == queue->id && told_until >= queue->held_until))
 	{
 		forget_ended(queue, (Datum) 0, claimed_at);
 		told_in = GetTopTransactionId();
 		told_sub = GetCurrentSubTransactionId();
 		told_of = queue->id;
+		told_until = queue->held_until;
 	}
 	if (charge->was_held)
 		forget_ended(queue, job_value(job, COL_GROUP_KEY), claimed_at);

@@ -262,6 +262,26 @@ SELECT idemq.apply_retention() IS NOT NULL AS visited;
 SELECT count(*) FROM idemq_internal.hold_entries WHERE group_key = 'old';
 SELECT done('old1'), idemq.apply_retention() IS NOT NULL AS visited;
 SELECT count(*) FROM idemq_internal.hold_entries WHERE group_key = 'old';
+-- A claim counts even if its transaction has claimed before the hold: nobody is refused after its commit.
+SELECT idemq.create_queue('t', lease => '1 h') IS NOT NULL AS created;
+SELECT count(idemq.enqueue('t', to_jsonb(n))) FROM generate_series(1, 9) n;
+SELECT id AS s1, token AS ts1 FROM idemq.claim('t') \gset
+SELECT idemq.hold_back(:s1, :ts1, '1 min') IS NOT NULL AS held, over('t');
+BEGIN;
+SELECT count(*) FROM idemq.claim('t');
+SELECT idemq.hold_back(:s1, :ts1, '1 min') IS NOT NULL AS held, over('t');
+SELECT count(*) FROM idemq.claim('t');
+COMMIT;
+SELECT idemq.hold_back(:s1, :ts1, '1 min') IS NOT NULL AS held, over('t');
+-- If all claims are above READ COMMITTED, retention leaves the last row.
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT id AS s2, token AS ts2 FROM idemq.claim('t') \gset
+COMMIT;
+SELECT idemq.hold_back(:s2, :ts2, '1 min') IS NOT NULL AS held, over('t');
+SELECT count(*) FROM rows() WHERE queue = 't';
+SELECT idemq.apply_retention() IS NOT NULL AS visited;
+SELECT count(*) FROM rows() WHERE queue = 't';
+SELECT sqlstate_of(format($$SELECT idemq.hold_back(%s, %s, '1 min')$$, :s2, :ts2));
 INSERT INTO idemq_internal.hold_entries (queue_id, began_at, until, held_at, job_id, token) VALUES (1000000, now(), now(), now(), 1, 1);
 SELECT severity, invariant FROM idemq.check();
 TRUNCATE idemq_internal.hold_entries;
