@@ -214,6 +214,30 @@ CREATE TABLE idemq_internal.queue_grants (
 COMMENT ON TABLE idemq_internal.queue_grants IS 'privileges that allow roles to enqueue to, claim from or administer a queue; use idemq.grant_queue to change them';
 COMMENT ON COLUMN idemq_internal.queue_grants.role_oid IS 'OID of the role with this name when the row was written; NULL means that no such role existed, so the role is identified by name only';
 
+-- A row is the pause: src/job/group_pause.c.  Its versions are few and small; the second index finds
+-- the pauses that end next.
+CREATE TABLE idemq.paused_groups (
+	queue_id     int NOT NULL,
+	group_key    text COLLATE "C" NOT NULL CHECK (group_key <> ''),
+	paused_at    timestamptz NOT NULL DEFAULT idemq.clock_timestamp(),
+	paused_until timestamptz,
+	paused_by    name NOT NULL DEFAULT current_user,
+	CONSTRAINT paused_groups_pkey PRIMARY KEY (queue_id, group_key)
+) WITH (
+	autovacuum_vacuum_scale_factor = 0.02,
+	autovacuum_vacuum_threshold = 5000,
+	autovacuum_vacuum_cost_delay = 0,
+	vacuum_truncate = off
+);
+COMMENT ON TABLE idemq.paused_groups IS 'one row per paused group, with the numeric id of its queue; use idemq.pause and idemq.resume to change it; row-level security shows groups of queues that the role may claim from or administer';
+COMMENT ON COLUMN idemq.paused_groups.queue_id IS 'numeric id of the queue in idemq.queues';
+COMMENT ON COLUMN idemq.paused_groups.group_key IS 'key of the group, none of whose jobs can be claimed';
+COMMENT ON COLUMN idemq.paused_groups.paused_at IS 'when the group was paused';
+COMMENT ON COLUMN idemq.paused_groups.paused_until IS 'when the group resumes by itself; NULL means not before idemq.resume; a row whose time has passed has no effect';
+COMMENT ON COLUMN idemq.paused_groups.paused_by IS 'role that called idemq.pause last';
+CREATE INDEX paused_groups_until ON idemq.paused_groups (queue_id, paused_until)
+	WHERE paused_until IS NOT NULL;
+
 CREATE TABLE idemq_internal.seen (
 	scope      text COLLATE "C" NOT NULL,
 	key        text COLLATE "C" NOT NULL,
@@ -247,7 +271,7 @@ CREATE TABLE idemq.audit (
 	details      jsonb,
 	actor        text
 );
-COMMENT ON TABLE idemq.audit IS 'administrative calls that affect queues, topics, handlers, schedules and individual jobs, with their times and roles. Routine calls by producers and workers are not recorded. Row-level security lets administrators see only the rows for their own queues. The role pg_monitor sees all rows except those that name a group, a key or an error (cancel_matching, redrive). Rows are kept for the time set by idemq.audit_retention.';
+COMMENT ON TABLE idemq.audit IS 'administrative calls that affect queues, topics, handlers, schedules and individual jobs, with their times and roles. Routine calls by producers and workers are not recorded. Row-level security lets administrators see only the rows for their own queues. The role pg_monitor sees all rows except those that name a group, a key or an error (cancel_matching, redrive, pause, resume). Rows are kept for the time set by idemq.audit_retention.';
 COMMENT ON COLUMN idemq.audit.id IS 'row id, assigned in increasing order';
 COMMENT ON COLUMN idemq.audit.at IS 'when the function was called';
 COMMENT ON COLUMN idemq.audit.session_role IS 'authenticated role (session_user)';
@@ -333,6 +357,7 @@ SELECT pg_catalog.pg_extension_config_dump('idemq.queues_queue_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.jobs', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.jobs_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq.attempts', '');
+SELECT pg_catalog.pg_extension_config_dump('idemq.paused_groups', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.seen', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.queue_grants', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.schedule_entries', '');
@@ -385,9 +410,20 @@ CREATE TRIGGER idemq_settings_truncated AFTER TRUNCATE ON idemq_internal.queue_g
 	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.settings_changed();
 ALTER TABLE idemq_internal.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_truncated;
 
+CREATE FUNCTION idemq_internal.paused_groups_changed() RETURNS trigger
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_paused_groups_changed';
+COMMENT ON FUNCTION idemq_internal.paused_groups_changed() IS 'row and truncate trigger of idemq.paused_groups that makes every session look for paused groups again, and has the group checked';
+
+CREATE TRIGGER idemq_paused_groups_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.paused_groups
+	FOR EACH ROW EXECUTE FUNCTION idemq_internal.paused_groups_changed();
+ALTER TABLE idemq.paused_groups ENABLE ALWAYS TRIGGER idemq_paused_groups_changed;
+CREATE TRIGGER idemq_paused_groups_truncated AFTER TRUNCATE ON idemq.paused_groups
+	FOR EACH STATEMENT EXECUTE FUNCTION idemq_internal.paused_groups_changed();
+ALTER TABLE idemq.paused_groups ENABLE ALWAYS TRIGGER idemq_paused_groups_truncated;
+
 CREATE FUNCTION idemq_internal.queue_gone() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq_internal.queue_gone() IS 'row and truncate trigger on idemq.queues that deletes the grants, schedules, handlers, events, bindings and holds of deleted queues';
+COMMENT ON FUNCTION idemq_internal.queue_gone() IS 'row and truncate trigger on idemq.queues that deletes the grants, schedules, handlers, events, bindings, holds and paused groups of deleted queues';
 -- There is no foreign key, since a parallel restore fills the tables in any order.  What one would
 -- do besides is done where a row is made: grant_queue, schedule, set_handler and bind_topic hold
 -- the queue's row, so the DELETE that fires this waits for them, and what they have committed is
@@ -404,7 +440,8 @@ BEGIN
 	FOREACH what IN ARRAY
 		'{idemq_internal.queue_grants,idemq_internal.schedule_entries,'
 		'idemq_internal.handler_entries,idemq.events,idemq_internal.topic_binding_entries,'
-		'idemq.producers,idemq_internal.hold_entries}'::text[] LOOP
+		'idemq.producers,idemq_internal.hold_entries,'
+		'idemq.paused_groups}'::text[] LOOP
 		IF TG_LEVEL = 'STATEMENT' THEN
 			EXECUTE format('DELETE FROM %s', what);
 			CONTINUE;
@@ -416,8 +453,8 @@ BEGIN
 			what), OLD.queue_id)
 			AS (is_left boolean);
 		IF FOUND THEN
-			RAISE EXCEPTION 'queue % has grants, schedules, producers, events, bindings, holds or a '
-				'handler that this transaction cannot see',
+			RAISE EXCEPTION 'queue % has grants, schedules, producers, events, bindings, holds, '
+				'paused groups or a handler that this transaction cannot see',
 				OLD.queue_id USING ERRCODE = '40001', HINT = 'Run the command in a READ COMMITTED transaction.';
 		END IF;
 	END LOOP;
@@ -494,6 +531,9 @@ CREATE POLICY idemq_own_queues ON idemq.attempts FOR SELECT
 	USING (idemq_internal.may_see(queue_id));
 ALTER TABLE idemq.queues ENABLE ROW LEVEL SECURITY;
 CREATE POLICY idemq_own_queues ON idemq.queues FOR SELECT USING (idemq_internal.may_use(queue_id));
+ALTER TABLE idemq.paused_groups ENABLE ROW LEVEL SECURITY;
+CREATE POLICY idemq_own_queues ON idemq.paused_groups FOR SELECT
+	USING (idemq_internal.may_see(queue_id));
 -- No policy: pg_read_all_data reads nothing of these, pg_write_all_data writes nothing.
 ALTER TABLE idemq_internal.queue_grants ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq_internal.seen ENABLE ROW LEVEL SECURITY;

@@ -187,36 +187,72 @@ BEGIN
 		idemq_internal.forget_queue(number);
 END $$;
 
-CREATE FUNCTION idemq.pause(name text, until timestamptz DEFAULT NULL) RETURNS void
-	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq.pause(text, timestamptz)
-	IS 'Pause a queue. The queue still accepts jobs, but none can be claimed until idemq.resume is called or the given time is reached. A second pause replaces the first. Raises 22023 if the time is in the past. Requires admin.';
+-- group_key has a default that is too long to be a group: NULL comes from a variable that is not set,
+-- and must not mean the whole queue.
+CREATE FUNCTION idemq.pause(name text, until timestamptz DEFAULT NULL,
+	group_key text DEFAULT pg_catalog.repeat('(whole queue)',80)) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
+COMMENT ON FUNCTION idemq.pause(text, timestamptz, text)
+	IS 'Pause a queue, or one group of it. The queue still accepts jobs, but none of those that are paused can be claimed until idemq.resume is called or the given time is reached. Running jobs continue. A second pause replaces the first. Raises 22023 if the time is in the past, or if group_key is NULL or empty. Requires admin.
+- group_key: the group to pause; the other groups continue in fair order. Leave it out to pause the whole queue. The group does not need to have a job yet.';
 
-CREATE FUNCTION idemq.resume(name text, group_key text DEFAULT NULL) RETURNS void
+CREATE FUNCTION idemq.resume(name text,
+	group_key text DEFAULT pg_catalog.repeat('(whole queue)',80)) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.resume(text, text)
-	IS 'Resume a paused queue, end the holds of the queue and of its groups (idemq.hold_back), and wake the sessions that are waiting for its jobs. With group_key, end only the hold of that group. Raises 22023 if group_key is empty. Requires admin.';
+	IS 'Resume a paused queue, end the holds of the queue and of its groups (idemq.hold_back), and wake the sessions that are waiting for its jobs. Raises 22023 if group_key is NULL or empty. Requires admin.
+- group_key: end only the pause and the hold of this group; it is served after the groups that are already waiting. Leave it out to resume the queue; groups that were paused separately then remain paused.';
 
 -- When the transaction has committed, the sessions that wait for a queue's jobs look again.
 CREATE FUNCTION idemq_internal.wake_queue(queue_id int) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_wake_queue';
 
--- src/job/pausing.c says who learns of it, and what ends it at its time.
-CREATE FUNCTION idemq_internal.pause_impl(name text, until timestamptz) RETURNS void
+-- Makes the jobs blocked that wait to be claimed in a group, which has been paused.
+CREATE FUNCTION idemq_internal.pause_group(queue_id int, group_key text) RETURNS void
+	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_pause_group';
+
+-- Returns whether a call of pause or resume is about one group.
+CREATE FUNCTION idemq_internal.names_group(group_key text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+	IF group_key = repeat('(whole queue)', 80) THEN
+		RETURN false;
+	ELSIF group_key IS NULL OR group_key = '' THEN
+		RAISE EXCEPTION 'group_key must not be NULL or empty' USING ERRCODE = '22023',
+			HINT = 'Pass the group''s key. For the whole queue, leave the argument out.';
+	END IF;
+	PERFORM idemq_internal.check_text('group_key', group_key, 1024);
+	RETURN true;
+END $$;
+
+-- src/job/pausing.c and src/job/group_pause.c say who learns of it, and what ends it at its time.
+CREATE FUNCTION idemq_internal.pause_impl(name text, until timestamptz, group_key text)
+	RETURNS void
 	LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
 	number int := idemq_internal.queue(name, 'admin', 'keep', 'name');
+	is_group boolean := idemq_internal.names_group(group_key);
 BEGIN
 	IF until <= idemq_internal.now() THEN
 		RAISE EXCEPTION '"until" must be in the future' USING ERRCODE = '22023',
 			HINT = 'Pass now() plus an interval, or NULL to pause until idemq.resume is called.';
 	END IF;
 	until := nullif(until, 'infinity');
-	UPDATE idemq.queues SET paused = true, paused_until = until WHERE queue_id = number;
-	PERFORM idemq_internal.audit('pause', number, name,
-		CASE WHEN until IS NOT NULL THEN jsonb_build_object('until',
-			to_char(until, 'YYYY-MM-DD HH24:MI:SS.US TZ')) END);
+	IF is_group THEN
+		INSERT INTO idemq.paused_groups AS p (queue_id, group_key, paused_at, paused_until, paused_by)
+			VALUES (number, group_key, idemq_internal.now(), until,
+				pg_get_userbyid(idemq_internal.caller()))
+			ON CONFLICT ON CONSTRAINT paused_groups_pkey DO UPDATE SET
+				paused_at = CASE WHEN p.paused_until <= excluded.paused_at THEN excluded.paused_at
+					ELSE p.paused_at END,
+				paused_until = excluded.paused_until, paused_by = excluded.paused_by;
+		PERFORM idemq_internal.pause_group(number, group_key);
+	ELSE
+		UPDATE idemq.queues SET paused = true, paused_until = until WHERE queue_id = number;
+	END IF;
+	PERFORM idemq_internal.audit('pause', number, name, nullif(jsonb_strip_nulls(
+		jsonb_build_object('group_key', CASE WHEN is_group THEN group_key END, 'until',
+			to_char(until, 'YYYY-MM-DD HH24:MI:SS.US TZ'))), '{}'));
 END $$;
 
 -- Ends the hold of a group, or with NULL the holds of the queue and of all of its groups; returns how
@@ -224,27 +260,32 @@ END $$;
 CREATE FUNCTION idemq_internal.end_holds(queue_id int, group_key text) RETURNS int
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_end_holds';
 
--- The row of the queue is written only if the whole queue is resumed.
+-- Groups that were paused separately remain paused when the queue is resumed.
 CREATE FUNCTION idemq_internal.resume_impl(name text, group_key text) RETURNS void
 	LANGUAGE plpgsql AS $$
 DECLARE
 	number int := idemq_internal.queue(resume_impl.name, 'admin', 'keep', 'name');
-	ended int;
-	details jsonb;
+	is_group boolean := idemq_internal.names_group(resume_impl.group_key);
+	holds int := idemq_internal.end_holds(number, CASE WHEN is_group THEN resume_impl.group_key END);
+	was_paused boolean := NOT is_group AND (SELECT q.paused FROM idemq.queues q
+		WHERE q.queue_id = number);
 BEGIN
-	PERFORM idemq_internal.check_text('group_key', resume_impl.group_key, 1024)
-		WHERE resume_impl.group_key IS NOT NULL;
-	ended := idemq_internal.end_holds(number, resume_impl.group_key);
-	IF resume_impl.group_key IS NOT NULL THEN
-		details := jsonb_build_object('group_key', resume_impl.group_key, 'holds', ended::text);
-	ELSIF ended > 0 THEN
-		details := jsonb_build_object('holds', ended::text,
-			'paused', (SELECT q.paused::text FROM idemq.queues q WHERE q.queue_id = number));
+	IF is_group THEN
+		DELETE FROM idemq.paused_groups p
+			WHERE p.queue_id = number AND p.group_key = resume_impl.group_key;
+		was_paused := FOUND;
+		IF NOT was_paused THEN
+			PERFORM idemq_internal.refuse_newer(EXISTS (SELECT FROM idemq_internal.latest('SELECT 1
+				FROM idemq.paused_groups WHERE queue_id = $1 AND group_key = $2', number,
+					resume_impl.group_key) AS (one int)), 'pause');
+		END IF;
+	ELSE
+		UPDATE idemq.queues SET paused = false, paused_until = NULL WHERE queue_id = number;
 	END IF;
-	UPDATE idemq.queues SET paused = false, paused_until = NULL
-		WHERE queue_id = number AND resume_impl.group_key IS NULL;
 	PERFORM idemq_internal.wake_queue(number),
-		idemq_internal.audit('resume', number, resume_impl.name, details);
+		idemq_internal.audit('resume', number, resume_impl.name, CASE WHEN is_group OR holds > 0 THEN
+			jsonb_strip_nulls(jsonb_build_object('group_key', CASE WHEN is_group
+				THEN resume_impl.group_key END, 'holds', holds::text, 'paused', was_paused::text)) END);
 END $$;
 
 CREATE FUNCTION idemq.purge(name text, status idemq.status DEFAULT NULL, ids bigint[] DEFAULT NULL)

@@ -127,7 +127,7 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		m.in_memory, m.counted_since, m.recovering, m.permits_used, q.max_running,
 		coalesce(m.open, 0) AS steps_open, coalesce(m.unknown, 0) AS steps_unknown, m.groups_limited,
 		CASE WHEN NOT d.is_dead_letter_queue THEN m.unattended_for END AS unattended_for, d.is_dead_letter_queue,
-		h.held_until, h.groups_held
+		h.held_until, h.groups_held, g.paused_groups
 	-- A full join is never a nested loop, which may read all steps for each queue.
 	FROM (SELECT n.*, s.open, s.unknown FROM idemq_internal.queue_metrics() n
 		FULL JOIN idemq_internal.steps_without_answer s
@@ -143,7 +143,10 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 			pg_catalog.max(e.until) FILTER (WHERE e.group_key IS NULL) AS held_until,
 			pg_catalog.count(DISTINCT e.group_key) AS groups_held
 		FROM idemq_internal.hold_entries e WHERE e.queue_id OPERATOR(pg_catalog.=) m.queue_id
-			AND e.until OPERATOR(pg_catalog.>) idemq.clock_timestamp()) h;
+			AND e.until OPERATOR(pg_catalog.>) idemq.clock_timestamp()) h
+	CROSS JOIN LATERAL (SELECT pg_catalog.count(*) AS paused_groups FROM idemq.paused_groups g
+		WHERE g.queue_id OPERATOR(pg_catalog.=) m.queue_id AND (g.paused_until IS NULL
+			OR g.paused_until OPERATOR(pg_catalog.>) idemq.clock_timestamp())) g;
 COMMENT ON VIEW idemq.metrics IS 'one row per queue that you may claim from or administer (for pg_monitor, every queue), with job counts by status, counters and times. A restart or crash resets the counters and times (see counted_since). All figures change only when a transaction commits, except that the four counters of refused calls (duplicates_total, stale_commits_total, stale_calls_total and repeated_commits_total) count each refusal immediately, even if the caller rolls back.';
 COMMENT ON COLUMN idemq.metrics.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.metrics.queue_id IS 'numeric id of the queue';
@@ -160,6 +163,7 @@ COMMENT ON COLUMN idemq.metrics.cancelled IS 'number of cancelled and expired jo
 COMMENT ON COLUMN idemq.metrics.groups_limited IS 'number of groups in which a job is waiting because group_max_running other jobs are running, according to shared memory; NULL if group_max_running is 1';
 COMMENT ON COLUMN idemq.metrics.unattended_for IS 'how long jobs have been due while the queue has had no worker, which means that no job is running, none has been claimed, and no session is sleeping in idemq.wait. NULL means less than a minute, or that no worker is needed because no job is due, the queue is paused, held back or at a limit, expect_workers is false, or the queue is a dead-letter queue.';
 COMMENT ON COLUMN idemq.metrics.is_dead_letter_queue IS 'whether the queue is the dead_letter_queue of another queue, so its jobs wait for a person instead of a worker';
+COMMENT ON COLUMN idemq.metrics.paused_groups IS 'number of groups of the queue that are paused, whether or not they have jobs';
 COMMENT ON COLUMN idemq.metrics.max_running IS 'maximum value of permits_used; NULL means no limit';
 COMMENT ON COLUMN idemq.metrics.wait_p95 IS 'time within which 95 % of jobs were claimed';
 COMMENT ON COLUMN idemq.metrics.wait_p99 IS 'time within which 99 % of jobs were claimed';
@@ -193,6 +197,24 @@ COMMENT ON COLUMN idemq.metrics.in_memory IS 'whether the queue has an entry in 
 COMMENT ON COLUMN idemq.metrics.counted_since IS 'when the counters started, which is when the queue was first used after a server start or after idemq.jobs was truncated';
 COMMENT ON COLUMN idemq.metrics.recovering IS 'whether idemq is still searching for running jobs whose leases are missing from shared memory, usually after a restart; NULL means that the queue has no entry in shared memory';
 COMMENT ON COLUMN idemq.metrics.permits_used IS 'number of running jobs and open claims, which max_running limits; NULL means that the queue has no entry in shared memory';
+
+-- The function decides; the view reads the names as its owner.  Like the view above, it shows pauses by
+-- the clock, whether or not the row has been deleted yet.
+CREATE VIEW idemq.paused_group_list WITH (security_barrier) AS
+	SELECT q.name AS queue, g.queue_id, g.group_key, g.paused_at, g.paused_until, g.paused_by
+	FROM idemq.paused_groups g
+	CROSS JOIN LATERAL (SELECT q.name FROM idemq.queues q
+		WHERE q.queue_id OPERATOR(pg_catalog.=) g.queue_id OFFSET 0) q
+	WHERE (g.paused_until IS NULL
+			OR g.paused_until OPERATOR(pg_catalog.>) idemq.clock_timestamp())
+		AND idemq_internal.may_see(g.queue_id);
+COMMENT ON VIEW idemq.paused_group_list IS 'one row per paused group of the queues that you may claim from or administer, with the name of the queue';
+COMMENT ON COLUMN idemq.paused_group_list.queue IS 'name of the queue';
+COMMENT ON COLUMN idemq.paused_group_list.queue_id IS 'numeric id of the queue';
+COMMENT ON COLUMN idemq.paused_group_list.group_key IS 'key of the group';
+COMMENT ON COLUMN idemq.paused_group_list.paused_at IS 'when the group was paused';
+COMMENT ON COLUMN idemq.paused_group_list.paused_until IS 'when the group resumes by itself; NULL means not before idemq.resume';
+COMMENT ON COLUMN idemq.paused_group_list.paused_by IS 'role that called idemq.pause last';
 
 -- Topic: Observing
 

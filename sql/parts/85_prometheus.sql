@@ -16,6 +16,7 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_queue_paused', 'gauge', NULL, 'Whether the queue is paused.'),
 	('idemq_queue_held_seconds', 'gauge', 'seconds', 'How long the queue has been held back by a worker (idemq.hold_back); 0 means that it is not.'),
 	('idemq_queue_groups_held', 'gauge', NULL, 'Number of groups of the queue that are held back by a worker.'),
+	('idemq_queue_paused_groups', 'gauge', NULL, 'Number of paused groups of the queue.'),
 	('idemq_queue_is_dead_letter_queue', 'gauge', NULL, 'Whether the queue is the dead_letter_queue of another queue, so its jobs wait for a person instead of a worker.'),
 	('idemq_queue_unattended_seconds', 'gauge', 'seconds', 'How long jobs have been due while the queue has had no worker: no job is running, none has been claimed, and no session is sleeping in idemq.wait; 0 means that the queue has a worker or needs none.'),
 	('idemq_queue_in_memory', 'gauge', NULL, 'Whether the queue has an entry in shared memory; without an entry, it has no counters.'),
@@ -171,6 +172,9 @@ CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 			('idemq_queue_held_seconds', '{}', coalesce(extract(epoch FROM
 				idemq.clock_timestamp() - h.began_at)::float8, 0)),
 			('idemq_queue_groups_held', '{}', h.groups_held),
+			('idemq_queue_paused_groups', '{}', (SELECT count(*) FROM idemq.paused_groups g
+				WHERE g.queue_id = m.queue_id AND (g.paused_until IS NULL
+					OR g.paused_until > idemq.clock_timestamp()))),
 			('idemq_queue_is_dead_letter_queue', '{}', m.is_dead_letter_queue::int),
 			('idemq_queue_unattended_seconds', '{}', CASE WHEN m.is_dead_letter_queue THEN 0
 				ELSE coalesce(extract(epoch FROM m.unattended_for)::float8, 0) END),

@@ -136,6 +136,8 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 				FROM idemq_internal.schedule_entries
 			UNION ALL SELECT 'events.queue', 'idemq.events', queue_id FROM idemq.events
 			UNION ALL SELECT 'producers.queue', 'idemq.producers', queue_id FROM idemq.producers
+			UNION ALL SELECT 'paused_groups.queue', 'idemq.paused_groups', queue_id
+				FROM idemq.paused_groups
 			UNION ALL SELECT 'topics.queue', 'idemq_internal.topic_binding_entries', queue_id
 				FROM idemq_internal.topic_binding_entries
 			UNION ALL SELECT 'holds.queue', 'idemq_internal.hold_entries', queue_id
@@ -221,6 +223,10 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 				'shared memory does not reflect changes to'),
 			('idemq_holds_truncated', '{idemq_internal.hold_entries}', 'ALWAYS ',
 				'shared memory does not reflect changes to'),
+			('idemq_paused_groups_changed', '{idemq.paused_groups}', 'ALWAYS ',
+				'shared memory does not reflect changes to'),
+			('idemq_paused_groups_truncated', '{idemq.paused_groups}', 'ALWAYS ',
+				'shared memory does not reflect changes to'),
 			('idemq_schedules_changed', '{idemq_internal.schedule_entries}', 'ALWAYS ',
 				'shared memory does not reflect changes to'),
 			('idemq_shard_changed', '{idemq.shard}', 'ALWAYS ', 'shared memory does not reflect changes to'),
@@ -232,9 +238,9 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 			('idemq_followers_local', '{idemq_internal.followers}', 'REPLICA ',
 				'rows of the publisher replace those of'),
 			('idemq_queue_gone', '{idemq.queues}', '',
-				'grants, schedules, handlers and producers are not deleted with'),
+				'grants, schedules, handlers, producers and paused groups are not deleted with'),
 			('idemq_queues_gone', '{idemq.queues}', '',
-				'grants, schedules, handlers and producers are not deleted with'),
+				'grants, schedules, handlers, producers and paused groups are not deleted with'),
 			('idemq_owner_named', '{idemq_internal.handler_entries}', 'ALWAYS ',
 				'the OIDs of roles are not updated in'),
 			('idemq_role_named',
@@ -252,7 +258,7 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 			'ALTER TABLE %1$s ENABLE ROW LEVEL SECURITY', c.oid::regclass)
 		FROM pg_class c WHERE part = 'catalog' AND NOT c.relrowsecurity AND c.relkind = 'r'
 			AND (c.relnamespace = 'idemq'::regnamespace AND c.relname = ANY (
-				'{jobs,attempts,dependencies,children,steps,producers,queues,events}')
+				'{jobs,attempts,dependencies,children,steps,producers,queues,events,paused_groups}')
 			OR c.relnamespace = 'idemq_internal'::regnamespace AND c.relname = ANY (
 				'{database_uuid,queue_grants,seen,schedule_entries,ticker,handler_entries,'
 				'topic_entries,topic_grants,topic_binding_entries,history_steps,worker_entries,'
@@ -337,5 +343,8 @@ CREATE FUNCTION idemq_internal.suspects(part text, most bigint, token bigint)
 		GROUP BY 1, 2, q.group_max_running HAVING bool_or(j.status = 'blocked')
 			AND (j.group_key = '' OR count(*) FILTER (WHERE p.has_permit) < q.group_max_running)
 			AND NOT bool_or(p.has_permit AND j.status <> 'running')
+			-- Nobody promotes these, whether or not their time is over.
+			AND NOT EXISTS (SELECT FROM idemq.paused_groups g
+				WHERE g.queue_id = j.queue_id AND g.group_key = j.group_key)
 		ORDER BY 1, 2 LIMIT most)
 	$$;

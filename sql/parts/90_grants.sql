@@ -45,7 +45,8 @@ GRANT EXECUTE ON FUNCTION
 -- advance_clock is also for the DBA to grant.
 GRANT EXECUTE ON FUNCTION idemq.now, idemq.clock_timestamp, idemq.test_clock_ahead TO PUBLIC;
 GRANT USAGE ON SCHEMA idemq TO pg_monitor;
-GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.steps, idemq.audit, idemq.queues, idemq.metrics,
+GRANT SELECT ON idemq.jobs, idemq.attempts, idemq.steps, idemq.audit, idemq.queues,
+	idemq.paused_groups, idemq.paused_group_list, idemq.metrics,
 	idemq.running_jobs, idemq.history, idemq.queue_privileges TO PUBLIC;
 -- The list of workers; idemq.report_worker checks the right to claim itself.
 GRANT SELECT ON idemq.workers TO PUBLIC;

@@ -1,8 +1,8 @@
 /*
  * api/fallback_maintenance.c
  *		The fallback maintenance: what a session that sleeps in idemq.wait does for its queue while
- *		there is no background worker, or it is stuck: takes back leases, and promotes heads of
- *		groups.
+ *		there is no background worker, or it is stuck: takes back leases, ends pauses of groups,
+ *		and promotes heads of groups.
  *
  * It waits for a lock no longer than a maintenance task of the worker does: what holds the worker
  * up may hold this session up as well, while its client waits for jobs.  So all of it runs in a
@@ -39,6 +39,8 @@ idemq_do_fallback_maintenance(const QueueInfo *queue)
 	PG_TRY();
 	{
 		(void) idemq_reap_some(queue);
+		if (idemq_group_pause_is_over(queue))
+			(void) idemq_group_pauses_end(queue);
 		if (idemq_promote_wanted(queue))
 			(void) idemq_promote_some(queue, PROMOTE_ALONE);
 		AtEOXact_GUC(true, guc_level);

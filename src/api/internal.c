@@ -296,6 +296,21 @@ SQL_FUNCTION(idemq_sql_internal_wake_queue)
 	PG_RETURN_VOID();
 }
 
+/* pause_group(queue_id, group) -> void: makes blocked the jobs that wait in a group, now paused. */
+SQL_FUNCTION(idemq_sql_internal_pause_group)
+{
+	QueueInfo queue;
+	JobsTable table;
+
+	(void) idemq_wrapper_caller();
+	if (!idemq_queue_by_id(PG_GETARG_INT32(0), &queue))
+		PG_RETURN_VOID(); /* held, so it is there */
+	idemq_jobs_open(&table);
+	(void) idemq_group_pause_block(&table, &queue, PG_GETARG_DATUM(1), DT_NOBEGIN, PG_INT32_MAX);
+	idemq_jobs_close(&table);
+	PG_RETURN_VOID();
+}
+
 /* handler_refusal(queue_id) -> why its handler does not run, NULL when it may; 53400. */
 SQL_FUNCTION(idemq_sql_internal_handler_refusal)
 {

@@ -55,6 +55,14 @@ send_event_wake(JobsTable *table, const EventWait *wait)
 		/* The attempt that waits gave it back, nobody has claimed it since. */
 		if (job.status == JOB_PENDING && job.token == wait->token && job.ready_at > args.now)
 			write = idemq_transition(table, &job, &queue, EVENT_RESCHEDULE, &args, JOB_WAITS);
+		/* The same, of a paused group. */
+		else if (job.status == JOB_BLOCKED && job.token == wait->token &&
+				 job_time(&job, COL_RUN_AT) > args.now)
+		{
+			args.new_run_at = true;
+			write =
+				idemq_transition(table, &job, &queue, EVENT_RESCHEDULE_BLOCKED, &args, JOB_WAITS);
+		}
 		else
 			write = idemq_jobs_lock(table, &job, LockTupleKeyShare, JOB_SKIPS);
 		if (write != JOB_CHANGED)

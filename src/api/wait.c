@@ -197,6 +197,8 @@ check_queue(Target *target)
 	{
 		idemq_do_fallback_maintenance(&queue);
 		target->again = Min(target->again, idemq_mono_now() + CHECK_ALONE);
+		if (queue.group_pauses_end < DT_NOEND)
+			target->again = Min(target->again, idemq_mono_from_timestamp(queue.group_pauses_end));
 	}
 	ready = idemq_ready_check(&queue, &next_due, &held);
 	if (held)

@@ -632,10 +632,11 @@ typedef struct ObjectOids
 	Oid queues;
 	Oid queues_seq;
 	Oid queue_grants;
-	Oid steps;		  /* may be invalid within CREATE EXTENSION */
-	Oid dependencies; /* as steps */
-	Oid children;	  /* as steps */
-	Oid owner;		  /* of idemq.jobs: the role that SQL runs as */
+	Oid steps;		   /* may be invalid within CREATE EXTENSION */
+	Oid dependencies;  /* as steps */
+	Oid children;	   /* as steps */
+	Oid paused_groups; /* as steps */
+	Oid owner;		   /* of idemq.jobs: the role that SQL runs as */
 	Oid status_type;
 	Oid status[JOB_STATUS_COUNT];
 	Oid outcome[OUTCOME_COUNT];

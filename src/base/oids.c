@@ -129,6 +129,7 @@ idemq_oids(void)
 		catalog.steps = get_relname_relid("steps", catalog.schema);
 		catalog.dependencies = get_relname_relid("dependencies", catalog.schema);
 		catalog.children = get_relname_relid("children", catalog.schema);
+		catalog.paused_groups = get_relname_relid("paused_groups", catalog.schema);
 		catalog.jobs_seq = compat_identity_sequence(catalog.jobs, 1);
 		tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(catalog.jobs));
 		if (!HeapTupleIsValid(tuple))

@@ -33,7 +33,8 @@ static const struct
 	bool is_internal;
 } tables[] = {{"jobs", false},		   {"queues", false},		   {"children", false},
 			  {"dependencies", false}, {"queue_grants", true},	   {"handler_entries", true},
-			  {"clusters", true},	   {"schedule_entries", true}, {"hold_entries", true}};
+			  {"clusters", true},	   {"schedule_entries", true}, {"hold_entries", true},
+			  {"paused_groups", false}};
 
 static SqlStatement prepared_find =
 	{.text = "SELECT transaction FROM pg_catalog.pg_prepared_xacts WHERE gid = $1",

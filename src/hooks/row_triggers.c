@@ -335,6 +335,43 @@ SQL_FUNCTION(idemq_sql_holds_changed)
 	return PointerGetDatum(NULL);
 }
 
+/* Notes that a row of idemq.paused_groups has changed: its queue's settings, and its group. */
+static void
+note_pause(TriggerData *data, HeapTuple row)
+{
+	TupleDesc desc = RelationGetDescr(data->tg_relation);
+	int32 queue_id = row_triggers_queue_of(data, row);
+	bool isnull;
+	Datum group = SPI_getbinval(row, desc, SPI_fnumber(desc, "group_key"), &isnull);
+
+	note_settings(queue_id);
+	if (!idemq_follows())
+		idemq_pending_groups_note_pause(idemq_qstate_find(MyDatabaseId, queue_id), queue_id, group);
+}
+
+/*
+ * paused_groups_changed(): row trigger of idemq.paused_groups, and statement trigger of its TRUNCATE:
+ * then any group may have been paused.
+ */
+SQL_FUNCTION(idemq_sql_paused_groups_changed)
+{
+	TriggerData *data = trigger_data(fcinfo, TRIGGER_EVENT_AFTER, false);
+
+	if (RelationGetRelid(data->tg_relation) != idemq_oids()->paused_groups)
+		refuse();
+	if (TRIGGER_FIRED_FOR_ROW(data->tg_event))
+	{
+		note_pause(data, data->tg_trigtuple);
+		if (TRIGGER_FIRED_BY_UPDATE(data->tg_event))
+			note_pause(data, data->tg_newtuple);
+		return PointerGetDatum(NULL);
+	}
+	note_settings(0);
+	if (!idemq_follows())
+		idemq_pending_note(ACTION_ROWS, NULL, 0);
+	return PointerGetDatum(NULL);
+}
+
 /* followers_changed(): row and truncate trigger of idemq_internal.followers. */
 SQL_FUNCTION(idemq_sql_followers_changed)
 {

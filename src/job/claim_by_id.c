@@ -142,6 +142,35 @@ settle_turn(const JobCall *call, JobsTable *table, JobWrite *write)
 	return true;
 }
 
+/*
+ * Returns whether a pause of its group keeps a fetched job from being claimed, and then sets
+ * retry_after.  A job that waits to be claimed becomes blocked; *again: it was written, or has
+ * changed, and must be fetched again.  One that has expired is left to the claim, which cancels it.
+ */
+static bool
+is_paused(JobCall *call, JobsTable *table, bool *again)
+{
+	const Job *job = &call->job;
+	TimestampTz until;
+	JobWrite write;
+
+	if (!job_has(job, COL_GROUP_KEY) ||
+		!idemq_jobs_group_is_paused(table, &call->queue, job_value(job, COL_GROUP_KEY), &until))
+		return false;
+	call->retry_after = until;
+	if (job->status == JOB_BLOCKED)
+		return true;
+	if (!idemq_transition_allowed(EVENT_PAUSE, job->status) || job_has_expired(job, idemq_now()))
+		return false;
+	write = idemq_job_pause(table, job, &call->queue);
+	if (write == JOB_WRITTEN)
+		idemq_jobs_refresh(table);
+	else if (write == JOB_CHANGED)
+		idemq_jobs_refresh_or_raise(table);
+	*again = write != JOB_LOCKED;
+	return true;
+}
+
 /* Takes a fetched job in status pending or retrying. */
 static Outcome
 take_job(JobCall *call, JobsTable *table, bool *again)
@@ -224,6 +253,12 @@ idemq_claim_by_id(JobCall *call, JobsTable *table)
 			return OUTCOME_NOT_FOUND;
 		if (call->job.status == JOB_RUNNING && is_leased_by_row(call, table))
 			return OUTCOME_LOCKED;
+		if (is_paused(call, table, &again))
+		{
+			if (again)
+				continue;
+			return OUTCOME_NOT_DUE;
+		}
 		if (call->job.status == JOB_BLOCKED && !unblock(call, table))
 			return OUTCOME_NOT_FOUND;
 		call->retry_after = DT_NOEND;

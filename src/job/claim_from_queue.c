@@ -22,7 +22,7 @@
 #include "table/table.h"
 #include "txn/txn.h"
 
-/* Maximum number of jobs that one scan defers: without a permit, or too soon for their group. */
+/* Maximum number of jobs that one scan defers: without a permit, paused, or too soon for their group. */
 #define MAX_DEFERRED 256
 
 /* Keeps the name of a job's group, whose next job this call is to promote. */
@@ -61,6 +61,31 @@ defer_job(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
 	else if (until > idemq_now() + USECS_PER_SEC)
 		idemq_pending_groups_note(queue->qstate, queue->id, job_value(job, COL_GROUP_KEY),
 								  GROUP_KEEP_LOW_WATER);
+	return STEP_PASS;
+}
+
+/* Returns whether a fetched job is in a paused group. */
+static bool
+is_paused(const ClaimCall *call, JobsTable *table, const Job *job)
+{
+	const QueueInfo *queue = &call->scan.queue;
+
+	return unlikely(queue->has_paused_groups) && job_has(job, COL_GROUP_KEY) &&
+		   idemq_jobs_group_pause_find(table, queue->id, job_value(job, COL_GROUP_KEY), NULL);
+}
+
+/* Makes blocked a job of a paused group that was left in the ready index. */
+static ScanStep
+leave_paused(ClaimCall *call, JobsTable *table, const Job *job)
+{
+	if (call->deferred >= MAX_DEFERRED)
+	{
+		call->scan.stopped = true;
+		return STEP_STAY;
+	}
+	if (idemq_job_pause(table, job, &call->scan.queue) != JOB_WRITTEN)
+		return STEP_STAY;
+	call->deferred++;
 	return STEP_PASS;
 }
 
@@ -136,6 +161,8 @@ claim_consider(ReadyScan *scan, JobsTable *table, int priority, ReadyKey key)
 
 		return write == JOB_WRITTEN ? STEP_PASS : STEP_STAY;
 	}
+	if (is_paused(call, table, &job))
+		return leave_paused(call, table, &job);
 	if (idemq_lacks_permit(&scan->queue, &job))
 		return defer_job(call, table, &job, DT_NOBEGIN);
 	return claim_ready(call, table, &job);
@@ -240,6 +267,8 @@ scan_and_promote(ClaimCall *call)
 	bool alone = !idemq_worker_present();
 	uint32 pass = idemq_promote_pass_number(queue->qstate);
 
+	if (alone && idemq_group_pause_is_over(queue))
+		(void) idemq_group_pauses_end(queue);
 	if (alone && may_promote(queue))
 		(void) idemq_promote_some(queue, call->wanted - call->claimed);
 	if (idemq_groups_use_permits(queue))

@@ -45,6 +45,7 @@ typedef enum JobEvent
 	EVENT_RESCHEDULE_BLOCKED,
 	EVENT_PROMOTE,
 	EVENT_DEFER,
+	EVENT_PAUSE, /* its group is paused (job/group_pause.c) */
 	EVENT_JOIN_GROUP,
 	EVENT_CHECKPOINT,
 	EVENT_ASK_RERUN,
@@ -65,8 +66,9 @@ typedef struct JobRequest
 /* What comes with an event; each event reads the fields that its row names. */
 typedef struct EventArgs
 {
-	TimestampTz now;	  /* extend: also when the lease was renewed */
-	TimestampTz ready_at; /* fail, release, reap, retry, redrive, reschedule, promote, reruns */
+	TimestampTz now; /* extend: also when the lease was renewed */
+	/* fail, release, reap, retry, redrive, reschedule, promote, reruns; pause: its time so far */
+	TimestampTz ready_at;
 	int32 priority;		  /* reschedule */
 	bool new_run_at;	  /* reschedule: ready_at was asked for */
 	int16 claim_flags;	  /* claim: JOB_ATTACHED, JOB_HANDLER */
@@ -478,10 +480,12 @@ extern bool idemq_limit_has_room(const QueueInfo *queue, LimitView *view);
 
 /*
  * pausing.c
- *		The end of a queue's pause at its time.
+ *		The end of a pause at its time, of a queue or of its groups.
  */
 
 extern bool idemq_pause_end_if_over(const QueueInfo *queue);
+extern bool idemq_group_pause_is_over(const QueueInfo *queue);
+extern int idemq_group_pauses_end(const QueueInfo *queue);
 
 /*
  * token_epoch.c
@@ -635,6 +639,15 @@ extern int idemq_children_scan(JobsTable *table, const QueueInfo *queue, Slice *
 extern void idemq_dependencies_learn(const QueueInfo *queue);
 extern bool idemq_job_waits_again(const Job *job);
 extern void idemq_dependency_gone(int64 id, JobStatus status);
+
+/*
+ * group_pause.c
+ *		Paused groups.
+ */
+
+extern JobWrite idemq_job_pause(JobsTable *table, const Job *job, const QueueInfo *queue);
+extern Promotion idemq_group_pause_block(JobsTable *table, const QueueInfo *queue, Datum name,
+										 TimestampTz from, int most);
 
 /*
  * promote_one.c

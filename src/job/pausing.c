@@ -1,7 +1,7 @@
 /*
  * job/pausing.c
- *		The end of a queue's pause at its time.  (idemq.pause and idemq.resume:
- *		sql/parts/30_queues.sql)
+ *		The end of a pause at its time, of a queue or of one of its groups.  (idemq.pause and
+ *		idemq.resume: sql/parts/30_queues.sql)
  *
  * The row has both paused and paused_until.  Whoever hands out jobs, or waits for some, asks
  * idemq_queue_is_paused, which is false from that time on.  So the queue resumes by the clock
@@ -21,11 +21,18 @@
  * Without a worker the row says paused until somebody resumes the queue or a worker starts;
  * idemq.metrics and idemq.why go by the time.
  *
- * Locks: the row of the queue, to the end of the transaction.
+ * A pause of a group (job/group_pause.c) ends in the same way: by the clock, and in the task "due",
+ * which deletes its row and has the group promoted.  A queue's settings say when the first of these
+ * pauses ends.  Without a worker a claim deletes such rows, and so does a session that waits, as part
+ * of the fallback maintenance: nobody else would promote the group.
+ *
+ * Locks: the row of the queue, or of the paused group, to the end of the transaction.
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "catalog/pg_type.h"
+#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "base/base.h"
@@ -39,6 +46,36 @@ static SqlStatement end_if_over =
 			 "UPDATE idemq.queues q SET paused = false, paused_until = NULL "
 			 "FROM over WHERE q.queue_id = over.queue_id",
 	 .types = {INT4OID, TIMESTAMPTZOID}};
+
+/* Pauses of groups that one call ends, at most; the next call ends the next ones. */
+#define END_AT_ONCE 100
+
+/* A pause of a group that is over. */
+typedef struct EndedPause
+{
+	Datum group;
+	TimestampTz until;
+} EndedPause;
+
+static SqlStatement group_pause_end_over =
+	{.few = true,
+	 .locks = true,
+	 .text = "WITH over AS MATERIALIZED (SELECT p.group_key FROM idemq.paused_groups p "
+			 "WHERE p.queue_id = $1 AND p.paused_until <= $2 ORDER BY p.paused_until LIMIT $3 "
+			 "FOR UPDATE SKIP LOCKED) "
+			 "DELETE FROM idemq.paused_groups p USING over WHERE p.queue_id = $1 "
+			 "AND p.group_key = over.group_key RETURNING p.group_key, p.paused_until",
+	 .types = {INT4OID, TIMESTAMPTZOID, INT4OID},
+	 .fields = (const SqlField[]){SQL_FIELD(EndedPause, group), SQL_FIELD(EndedPause, until)}};
+
+/* The same pauses, for a transaction that must not delete what has changed since it began. */
+static SqlStatement group_pause_list_over =
+	{.few = true,
+	 .latest = true,
+	 .text = "SELECT group_key, paused_until FROM idemq.paused_groups WHERE queue_id = $1 "
+			 "AND paused_until <= $2 ORDER BY paused_until LIMIT $3",
+	 .types = {INT4OID, TIMESTAMPTZOID, INT4OID},
+	 .fields = (const SqlField[]){SQL_FIELD(EndedPause, group), SQL_FIELD(EndedPause, until)}};
 
 /*
  * Ends the pause of a queue in its row, for the worker, unless the row is locked or the time is
@@ -56,4 +93,44 @@ idemq_pause_end_if_over(const QueueInfo *queue)
 					  .queue = queue,
 					  .members = {"until", pstrdup(timestamptz_to_str(queue->paused_until))}});
 	return true;
+}
+
+/* Returns whether a pause of a group of the queue is over, and its row has to go. */
+bool
+idemq_group_pause_is_over(const QueueInfo *queue)
+{
+	return unlikely(queue->group_pauses_end < DT_NOEND) && queue->group_pauses_end <= idemq_now();
+}
+
+/*
+ * Deletes the rows of pauses of a queue's groups that are over, unless they are locked, and has
+ * these groups promoted; 100 at once.  Above READ COMMITTED it leaves the rows, which have no effect
+ * any more.  Returns how many.  After the commit the queue's settings have changed, so whoever looks
+ * at them finds what is left.
+ */
+int
+idemq_group_pauses_end(const QueueInfo *queue)
+{
+	bool keeps = IsolationUsesXactSnapshot();
+	Datum values[] = {Int32GetDatum(queue->id), TimestampTzGetDatum(idemq_now()),
+					  Int32GetDatum(END_AT_ONCE)};
+	EndedPause *ended;
+	int count;
+
+	ended = idemq_spi_rows(keeps ? &group_pause_list_over : &group_pause_end_over, values,
+						   sizeof(EndedPause), &count);
+	for (int i = 0; i < count; i++)
+	{
+		AuditEntry entry = {.action = "resume", .queue = queue};
+
+		entry.members[0] = "group_key";
+		entry.members[1] = TextDatumGetCString(ended[i].group);
+		entry.members[2] = "until";
+		entry.members[3] = pstrdup(timestamptz_to_str(ended[i].until));
+		if (!keeps)
+			idemq_audit(&entry);
+		/* At once: this call itself may be a claim that wants its jobs. */
+		idemq_promote_later(queue, ended[i].group);
+	}
+	return count;
 }

@@ -35,6 +35,8 @@
  * (job/promote_one.c).  A job that had expired when it was next is cancelled, and the next one
  * follows.
  *
+ * A paused group keeps all its jobs blocked: job/group_pause.c.
+ *
  * Marks of children and parents (shared/groups/dependencies.c) are kept among those of groups,
  * and taken and owned as they are; job/dependencies.c does what they are for.  When a child
  * joins its group, that group is promoted.
@@ -240,8 +242,11 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job_value(&job, COL_GROUP_KEY)));
 		if (last != (Datum) 0)
 			pfree(DatumGetPointer(last));
-		if (job.status == JOB_BLOCKED || idemq_group_uses_permits(queue, name) ||
-			idemq_group_start_is_sooner(queue, &job, &until))
+		/* Of paused groups, which may be many, no more is read if no job of theirs is ready. */
+		if (idemq_jobs_group_is_paused(table, queue, name, NULL)
+				? job.status != JOB_BLOCKED || idemq_pending_groups_pauses()
+				: job.status == JOB_BLOCKED || idemq_group_uses_permits(queue, name) ||
+					  idemq_group_start_is_sooner(queue, &job, &until))
 			promoted += promote_named(table, queue, name);
 	}
 	MemoryContextSwitchTo(old);

@@ -18,6 +18,8 @@
 #define MAX_LOOKS 10
 /* Jobs, not due or held, that one visit of a group with permits may pass over. */
 #define MAX_PASSED 100
+/* Jobs of a paused group that one visit makes blocked. */
+#define MAX_BLOCKED 256
 
 /*
  * Makes a blocked job its group's head, or gives it a permit: it is due at once, or at its
@@ -127,11 +129,26 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 }
 
 /*
+ * Makes blocked what still waits to be claimed in a paused group.  If there was something, its group
+ * is checked once more when this has committed.  If this transaction itself may have paused the group,
+ * it stays owned until the transaction ends: a rollback, to a savepoint too, has it checked again.
+ */
+static Promotion
+keep_paused(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name)
+{
+	GroupLowWater from = idemq_pending_groups_low_water(queue->qstate, key);
+	Promotion left = idemq_group_pause_block(table, queue, name, from.heads, MAX_BLOCKED);
+
+	return idemq_pending_groups_pauses() ? PROMOTED_FOR_LATER : left;
+}
+
+/*
  * Promotes the next job of a group that this session owns, by a snapshot that is younger than
  * its ownership: makes it the head, or gives it a permit.  Sets *low_water to what it is then.  In
  * a group with permits, jobs before it that are not due are promoted without a permit.  Jobs
  * without a group have no order to keep: one whose row is held, for example by a producer that
- * replaces it, makes way, and is looked at again a moment later.
+ * replaces it, makes way, and is looked at again a moment later.  In a paused group nothing is
+ * promoted.
  */
 Promotion
 idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name,
@@ -144,6 +161,8 @@ idemq_promote_one(JobsTable *table, const QueueInfo *queue, const GroupKey *key,
 	int early = 0;
 	int passes = 0;
 
+	if (idemq_jobs_group_is_paused(table, queue, name, NULL))
+		return keep_paused(table, queue, key, name);
 	/* The low-water marks are read after the snapshot, which each repetition renews. */
 	for (int looks = 0; looks < MAX_LOOKS && passes < MAX_PASSED;)
 	{

@@ -131,6 +131,7 @@ static const Transition transitions[] = {
 	[EVENT_RESCHEDULE_BLOCKED] = {BLOCKED,                   JOB_BLOCKED,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       PRIORITY},
 	[EVENT_PROMOTE] =         {BLOCKED,                      JOB_PENDING,   READY_SET,   ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
 	[EVENT_DEFER] =            {PENDING | RETRYING,           JOB_BLOCKED,   READY_CLEAR, ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       0},
+	[EVENT_PAUSE] =           {PENDING | RETRYING,           JOB_BLOCKED,   READY_CLEAR, ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       RUN_AT},
 	[EVENT_JOIN_GROUP] =      {BLOCKED,                      JOB_BLOCKED,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       GROUP},
 	[EVENT_CHECKPOINT] =      {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       STATE},
 	[EVENT_ASK_RERUN] =       {RUNNING,                      JOB_RUNNING,   READY_KEEP,  ATTEMPT_KEEP,  NULL,        0,                            UNTIMED,    0,                       0,                                       ASKED},
@@ -317,9 +318,8 @@ flags_after_attempt(JobEvent event, int16 flags, bool handled)
  * it has a permit of its group, and waits for the group's rate.
  */
 static int16
-flags_of_turn(JobEvent event, const Job *job, const EventArgs *args)
+flags_of_turn(const Transition *transition, const Job *job, const EventArgs *args)
 {
-	const Transition *transition = &transitions[event];
 	/* Another priority leaves the time as it is, and what it waits for. */
 	bool same_time = (transition->columns & PRIORITY) && !args->new_run_at && args->due == 0;
 	int16 flags = job->flags;
@@ -337,15 +337,15 @@ flags_of_turn(JobEvent event, const Job *job, const EventArgs *args)
 	return flags;
 }
 
-/* Returns the flags of a job after an event; see table/table.h. */
+/* Returns the flags of a job after an event that does what transition says; see table/table.h. */
 static int16
-flags_after(JobEvent event, const Job *job, const QueueInfo *queue, const EventArgs *args)
+flags_after(JobEvent event, const Transition *transition, const Job *job, const QueueInfo *queue,
+			const EventArgs *args)
 {
-	const Transition *transition = &transitions[event];
 	int16 flags = job->flags;
 
 	if (event == EVENT_CLAIM || transition->ready != READY_KEEP)
-		flags = flags_of_turn(event, job, args);
+		flags = flags_of_turn(transition, job, args);
 	if (event == EVENT_CLAIM || transition->to != JOB_RUNNING)
 		flags &= ~JOB_FLAGS_OF_ATTEMPT;
 	if (event == EVENT_CLAIM)
@@ -440,9 +440,9 @@ transition_note(const Transition *transition, const Job *job, const QueueInfo *q
 		idemq_pending_ready_note(queue->qstate, queue->id,
 								 (transition->columns & PRIORITY) ? args->priority : job->priority,
 								 (ReadyKey){args->ready_at, job->id});
-		if (job->expires_at < DT_NOEND && (transition->flags & MAY_EXPIRE))
-			idemq_pending_ready_note_expiry(queue->qstate, queue->id, job->expires_at);
 	}
+	if (job->expires_at < DT_NOEND && (transition->flags & MAY_EXPIRE))
+		idemq_pending_ready_note_expiry(queue->qstate, queue->id, job->expires_at);
 	/* It leaves the index and has no lease entry: if this aborts, it is back. */
 	if (transition->ready != READY_KEEP && job->is_ready && job->status != JOB_RUNNING && !one_step)
 		idemq_pending_ready_note_taken(queue->qstate, queue->id, job->priority, job_ready_key(job));
@@ -502,17 +502,32 @@ delete_at_once(JobsTable *table, const Job *job, const QueueInfo *queue)
 }
 
 /*
+ * Returns whether an event would make a job ready although its group is paused.  A promotion asks
+ * before.
+ */
+static bool
+is_held_back(JobsTable *table, const Transition *transition, const Job *job, const QueueInfo *queue)
+{
+	return transition->ready == READY_SET && transition != &transitions[EVENT_PROMOTE] &&
+		   job_has(job, COL_GROUP_KEY) &&
+		   idemq_jobs_group_is_paused(table, queue, job_value(job, COL_GROUP_KEY), NULL);
+}
+
+/*
  * Makes an event happen to a fetched job.  The caller has checked that the event is allowed, and
  * the token if the job is running.  A commit of a job without a key in a queue that keeps
  * nothing deletes the row, if it may.  A death, and with dead_letter_cancelled the cancel of a job
  * that was begun, adds a job to the dead-letter queue of the job's queue.  A job that was asked to
  * run once more does so; then what was fetched is void, but for the fields of *job.
+ * An event that would make a job of a paused group ready makes it blocked instead, with its time in
+ * run_at (job/group_pause.c).
  */
 JobWrite
 idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEvent event,
 				 const EventArgs *given, JobWait wait)
 {
 	const Transition *transition = &transitions[event];
+	Transition held_back;
 	/* The row goes at once, unless somebody holds or needs it: then retention deletes it. */
 	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue);
 	bool continues = idemq_dead_letter_wants(queue, job, transition->to);
@@ -525,6 +540,14 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	if (!idemq_transition_allowed(event, job->status))
 		elog(ERROR, "event %d is not allowed for a job in status %s", event,
 			 idemq_status_name(job->status));
+	if (is_held_back(table, transition, job, queue))
+	{
+		held_back = *transition;
+		held_back.to = JOB_BLOCKED;
+		held_back.ready = READY_CLEAR;
+		held_back.columns |= RUN_AT;
+		transition = &held_back;
+	}
 	if (continues && !idemq_dead_letter_hold(queue, wait, &dead))
 		return JOB_LOCKED;
 	if (is_asked(transition, job, TAKES_REQUEST))
@@ -534,7 +557,8 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	deleted = write != JOB_LOCKED;
 	if (!deleted)
 	{
-		fill_change(&change, transition, job, &args, flags_after(event, job, queue, &args));
+		fill_change(&change, transition, job, &args,
+					flags_after(event, transition, job, queue, &args));
 		if (transition->ready == READY_SET && idemq_job_uses_permits(queue, job))
 			idemq_permit_follow(&change, job, queue, args.takes_permit, args.ready_at);
 		else if (args.due != 0 && job_has(job, COL_GROUP_KEY))

@@ -352,6 +352,26 @@ say_hold(WhyCall *call)
 	return true;
 }
 
+/* Says that the group of a job is paused; false when it is not. */
+static bool
+say_group_paused(WhyCall *call)
+{
+	const Job *job = &call->job;
+	TimestampTz until;
+
+	/* On a standby it is not known whether the queue has a paused group. */
+	if (job->row->tts_isnull[COL_GROUP_KEY] ||
+		!idemq_jobs_group_pause_find(&call->table, call->queue.id,
+									 job->row->tts_values[COL_GROUP_KEY], &until))
+		return false;
+	say(call,
+		"its group in queue \"%s\" is paused%s%s: call idemq.resume('%s', group_key => ...) to let "
+		"its jobs start again",
+		call->queue.name, until < DT_NOEND ? " until " : "", until < DT_NOEND ? at(until) : "",
+		call->queue.name);
+	return true;
+}
+
 /* Says what a job in status pending or retrying waits for. */
 static void
 say_waiting(WhyCall *call)
@@ -374,7 +394,7 @@ say_waiting(WhyCall *call)
 			"queue \"%s\" is paused%s%s: call idemq.resume('%s') to let it hand out jobs again",
 			queue->name, queue->paused_until < DT_NOEND ? " until " : "",
 			queue->paused_until < DT_NOEND ? at(queue->paused_until) : "", queue->name);
-	else if (say_hold(call) || say_group_rate_limit(call) ||
+	else if (say_group_paused(call) || say_hold(call) || say_group_rate_limit(call) ||
 			 (job->ready_at <= call->now && say_limit(call)))
 		return;
 	else if (job->ready_at <= call->now)
@@ -497,6 +517,8 @@ say_blocked(WhyCall *call)
 		say(call, "%s", call->rows[ROWS_PARENT]);
 		return;
 	}
+	if (say_group_paused(call))
+		return;
 	name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job->row->tts_values[COL_GROUP_KEY]));
 	if (idemq_group_uses_permits(queue, name))
 	{

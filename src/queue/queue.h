@@ -77,7 +77,10 @@ typedef struct QueueInfo
 	TimestampTz held_until; /* the last end of a hold of the queue, maybe over; DT_NOBEGIN: none */
 	bool has_group_holds;	/* there are rows of holds of its groups, maybe over */
 	TimestampTz created_at;
-	int privileges; /* the current role's, as QueuePrivilege bits */
+	bool has_paused_groups;		  /* see idemq_queue_may_have_pauses */
+	TimestampTz group_pauses_end; /* when the first of them ends by itself; DT_NOEND: none does */
+	uint64 version;				  /* idemq_version_of_queue, before this was read */
+	int privileges;				  /* the current role's, as QueuePrivilege bits */
 	QueueState *qstate;
 } QueueInfo;
 
@@ -95,6 +98,16 @@ extern bool idemq_queue_is_paused(const QueueInfo *queue);
 extern bool idemq_queue_is_held(const QueueInfo *queue);
 extern TimestampTz idemq_queue_closed_until(const QueueInfo *queue);
 extern bool idemq_queue_is_closed(const QueueInfo *queue);
+
+/*
+ * Returns whether a looked-up queue may have paused groups: it had one, or the version of its settings,
+ * which these are part of, has moved since.  See job/group_pause.c.
+ */
+static inline bool
+idemq_queue_may_have_pauses(const QueueInfo *queue)
+{
+	return queue->has_paused_groups || queue->version != idemq_version_of_queue(queue->id);
+}
 
 /*
  * queue_cache.c

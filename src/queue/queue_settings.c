@@ -68,6 +68,8 @@ static const SqlField fields[] = {SQL_FIELD(QueueInfo, id),
 								  SQL_FIELD(QueueInfo, paused),
 								  SQL_FIELD(QueueInfo, paused_until),
 								  SQL_FIELD(QueueInfo, created_at),
+								  SQL_FIELD(QueueInfo, has_paused_groups),
+								  SQL_FIELD(QueueInfo, group_pauses_end),
 								  SQL_FIELD(QueueInfo, dead_letter_role),
 								  SQL_FIELD(QueueInfo, dead_letter_role_oid),
 								  SQL_FIELD(QueueInfo, held_until),
@@ -77,6 +79,9 @@ static const SqlField fields[] = {SQL_FIELD(QueueInfo, id),
 static SqlStatement load_queues =
 	{.few = true,
 	 .text = "SELECT queue_id, name, paused, coalesce(paused_until, 'infinity'), created_at, "
+			 "EXISTS (SELECT FROM idemq.paused_groups p WHERE p.queue_id = q.queue_id), "
+			 "coalesce((SELECT min(p.paused_until) FROM idemq.paused_groups p "
+			 "WHERE p.queue_id = q.queue_id), 'infinity'), "
 			 "dead_letter_role, dead_letter_role_oid, "
 			 "(SELECT coalesce(max(h.until), '-infinity') FROM idemq_internal.hold_entries h "
 			 "WHERE h.queue_id = q.queue_id AND coalesce(h.group_key, '') = ''), "

@@ -80,6 +80,7 @@ copy_out(CachedQueue *cached, QueueInfo *queue)
 	}
 	(void) privileges_of(cached);
 	*queue = cached->info;
+	queue->version = cached->version;
 	return true;
 }
 

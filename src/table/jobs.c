@@ -104,6 +104,7 @@ take_snapshot(JobsTable *table)
 static void
 drop_snapshot(JobsTable *table)
 {
+	idemq_jobs_paused_end(table);
 	UnregisterSnapshot(table->snapshot);
 	if (table->crosscheck != InvalidSnapshot)
 		UnregisterSnapshot(table->crosscheck);

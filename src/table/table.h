@@ -82,6 +82,9 @@ job_columns(void)
 	return JOB_COLUMNS == JOB_COLUMNS_OLDEST ? JOB_COLUMNS : idemq_jobs_columns;
 }
 
+/* A scan of idemq.paused_groups (table/jobs_paused.c). */
+typedef struct PauseScan PauseScan;
+
 /* The table, open for one call; see table/jobs.c. */
 typedef struct JobsTable
 {
@@ -100,6 +103,7 @@ typedef struct JobsTable
 	IndexScanDesc by_id;
 	Relation index; /* of ready jobs, or of all by id; with its scan, while one is open */
 	IndexScanDesc scan;
+	PauseScan *pauses; /* under this snapshot, from the first lookup on; NULL: none */
 } JobsTable;
 
 /*
@@ -750,5 +754,16 @@ extern void idemq_jobs_group_scan_begin(JobsTable *table, int32 queue_id, Datum 
 										TimestampTz from, TimestampTz until);
 extern bool idemq_jobs_group_scan_next(JobsTable *table, Job *job);
 extern bool idemq_jobs_group_next(JobsTable *table, int32 queue_id, const Datum *name, Job *job);
+
+/*
+ * jobs_paused.c
+ *		Which groups are paused.
+ */
+
+extern void idemq_jobs_paused_end(JobsTable *table);
+extern bool idemq_jobs_group_pause_find(JobsTable *table, int32 queue_id, Datum name,
+										TimestampTz *until);
+extern bool idemq_jobs_group_is_paused(JobsTable *table, const QueueInfo *queue, Datum name,
+									   TimestampTz *until);
 
 #endif

@@ -6,7 +6,7 @@
  * registered first, so their order would depend on the order of lines in _PG_init.
  *
  *		PRE_COMMIT		groups: enter commit windows
- *		COMMIT			holds: have sessions read them again
+ *		COMMIT			settings and holds: move versions
  *						groups: mark, leave commit windows, give back owned ones
  *						counts: add
  *						actions: count transferred entries, then follow all in order
@@ -24,12 +24,13 @@
  *		sub COMMIT		ready keys and counts: give to the parent
  *		sub ABORT		as ABORT, of this subtransaction and its children; forget nothing
  *
- * Holds come first: a session that promotes the next job of a group, which this transaction has
- * marked, must know whether the group is held back.  Groups and counts come before actions and
- * ready keys, because these wake sessions: a claimer that wakes finds the group marked, and a
- * session that waited for a result finds it counted.  Ready keys come after actions, because a
- * claimer that passed a job for its lease entry is answered by a lowering that comes after the
- * entry is gone.  Workers that were kept away come back last, when nothing is pending any more.
+ * Versions come first: a session that promotes the next job of a group, which this transaction has
+ * marked, must know whether the group is held back (job/holds.c) or paused (job/group_pause.c).
+ * Groups and counts come before actions and ready keys, because these wake sessions: a claimer that
+ * wakes finds the group marked, and a session that waited for a result finds it counted.  Ready keys
+ * come after actions, because a claimer that passed a job for its lease entry is answered by a
+ * lowering that comes after the entry is gone.  Workers that were kept away come back last, when
+ * nothing is pending any more.
  *
  * A parallel worker notes nothing: no function that writes is parallel safe.
  *
@@ -79,8 +80,8 @@ at_end(XactEvent event, void *arg)
 	switch (event)
 	{
 		case XACT_EVENT_COMMIT:
+			idemq_pending_move_versions();
 			idemq_jitter();
-			idemq_pending_show_holds();
 			idemq_pending_groups_apply();
 			idemq_pending_counts_apply();
 			idemq_jitter();

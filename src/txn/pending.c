@@ -31,6 +31,7 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 
+#include "base/base.h"
 #include "queue/queue.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
@@ -78,8 +79,8 @@ static int npriors = 0;
 static int max_priors = 0;
 /* Whether PREPARE TRANSACTION is under way, for idemq.check(). */
 static bool preparing = false;
-/* Whether there may be an ACTION_HOLDS among the actions. */
-static bool changes_holds = false;
+/* Whether an action is about settings or holds, perhaps one that was undone. */
+static bool settings_changed = false;
 /* The job that the last transaction with a claim has claimed, if it was one; else 0, 0. */
 static int64 claimed_id = 0;
 static int64 claimed_token = 0;
@@ -133,7 +134,7 @@ idemq_pending_note(ActionKind kind, QueueState *qstate, int32 queue_id)
 {
 	const Action *last = nactions > 0 ? &actions[nactions - 1] : NULL;
 
-	changes_holds |= kind == ACTION_HOLDS;
+	settings_changed |= kind == ACTION_SETTINGS || kind == ACTION_HOLDS;
 	if (last == NULL || last->kind != kind || last->queue_id != queue_id ||
 		last->subid != GetCurrentSubTransactionId())
 		(void) pending_note(kind, qstate, queue_id, 0);
@@ -407,14 +408,13 @@ pending_wake_for_results(const Action *action)
 	idemq_wake_for_results();
 }
 
-/* The settings of a queue, or, with 0, of all, have changed. */
+/* The settings of a queue, or, with 0, of all, have changed; their version has moved. */
 static void
 pending_follow_settings(const Action *action)
 {
 	int32 queue_id = action->queue_id;
 	QueueState *qstate = queue_id == 0 ? NULL : idemq_qstate_find(MyDatabaseId, queue_id);
 
-	idemq_version_move(queue_id);
 	idemq_due_by(qstate, DUE_HANDLER, 0);
 	/* The worker may have found a queue that was not there yet. */
 	if (queue_id == 0)
@@ -432,7 +432,7 @@ pending_follow_settings(const Action *action)
 }
 
 /*
- * Holds of a queue or of its groups have changed, which idemq_pending_show_holds has shown.  The
+ * Holds of a queue or of its groups have changed, whose version has moved.  The
  * worker looks how long they last (worker/waking.c).
  */
 static void
@@ -563,15 +563,15 @@ idemq_pending_forget_claimed(void)
 	claimed_id = claimed_token = 0;
 }
 
-/* Has sessions read again the queues of which this transaction has changed holds. */
+/* Follows the commit, first of all: sessions read again the settings and holds that have changed. */
 void
-idemq_pending_show_holds(void)
+idemq_pending_move_versions(void)
 {
-	if (likely(!changes_holds))
+	if (likely(!settings_changed))
 		return;
 	for (int i = 0; i < nactions; i++)
 	{
-		if (actions[i].kind == ACTION_HOLDS)
+		if (actions[i].kind == ACTION_SETTINGS || actions[i].kind == ACTION_HOLDS)
 			idemq_version_move(actions[i].queue_id);
 	}
 }
@@ -580,6 +580,7 @@ idemq_pending_show_holds(void)
 void
 idemq_pending_apply(void)
 {
+	IDEMQ_STOP("idemq_pending_apply");
 	remember_claim();
 	for (int i = 0; i < nactions; i++)
 	{
@@ -679,7 +680,7 @@ idemq_pending_forget(void)
 {
 	if (preparing)
 		idemq_qstates_end_change();
-	preparing = changes_holds = false;
+	preparing = settings_changed = false;
 	actions = NULL;
 	nactions = max_actions = 0;
 	priors = NULL;

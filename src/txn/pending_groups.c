@@ -73,6 +73,8 @@ static int max_owned = 0;
 static int32 scanned_queue = 0;
 static QueueState *scanned_qstate = NULL;
 
+/* Whether this transaction has paused or resumed a group, perhaps in a savepoint that was rolled back. */
+static bool pauses = false;
 /* Whether a new mark must enter the commit window of its queue at once: the commit has begun. */
 static bool committing = false;
 
@@ -191,6 +193,21 @@ idemq_pending_dependency_note_blocked(QueueState *qstate, int32 queue_id, int64 
 {
 	idemq_pending_dependency_note(qstate, queue_id, DEPENDENCY_CHILD, job_id);
 	idemq_pending_dependency_note(qstate, queue_id, DEPENDENCY_FAILURE, job_id);
+}
+
+/* Notes that a group is paused, or not any more, once this transaction has committed. */
+void
+idemq_pending_groups_note_pause(QueueState *qstate, int32 queue_id, Datum name)
+{
+	idemq_pending_groups_note(qstate, queue_id, name, GROUP_KEEP_LOW_WATER);
+	pauses = true;
+}
+
+/* Returns whether this transaction itself may have paused a group that its snapshot shows as paused. */
+bool
+idemq_pending_groups_pauses(void)
+{
+	return pauses;
 }
 
 /*
@@ -371,7 +388,7 @@ void
 idemq_pending_groups_forget(void)
 {
 	idemq_pending_commit_window_leave();
-	committing = false;
+	committing = pauses = false;
 	marks = NULL;
 	owned = NULL;
 	index_of_marks = NULL;

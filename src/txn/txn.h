@@ -69,7 +69,7 @@ extern void idemq_pending_undo_last(void);
 extern bool idemq_pending_any(void);
 extern bool idemq_pending_claimed(int64 *id, int64 *token);
 extern void idemq_pending_forget_claimed(void);
-extern void idemq_pending_show_holds(void);
+extern void idemq_pending_move_versions(void);
 extern void idemq_pending_apply(void);
 extern void idemq_pending_undo(SubTransactionId from);
 extern void idemq_pending_before_prepare(void);
@@ -112,6 +112,8 @@ extern void idemq_pending_queues_forget(void);
  */
 
 extern void idemq_pending_groups_note(QueueState *qstate, int32 queue_id, Datum name, int64 id);
+extern void idemq_pending_groups_note_pause(QueueState *qstate, int32 queue_id, Datum name);
+extern bool idemq_pending_groups_pauses(void);
 extern void idemq_pending_dependency_note(QueueState *qstate, int32 queue_id, DependencyMark mark,
 										  int64 job_id);
 extern void idemq_pending_dependency_note_blocked(QueueState *qstate, int32 queue_id, int64 job_id);

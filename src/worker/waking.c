@@ -21,12 +21,13 @@
 
 /* Two wake-ups of a queue by time alone are that far apart. */
 #define DUE_INTERVAL INT64CONST(1000)
-/* When a pause is over and the queue's row is locked, it is tried again after that. */
+/* When a pause is over and its row is locked, it is tried again after that. */
 #define PAUSE_RETRY USECS_PER_SEC
 
 /*
- * Wakes a waiter if something has come due, and notes when the next does; ends a pause whose
- * time has come, or notes when it comes, and when a hold of the queue ends.
+/*
+ * Wakes a waiter if something has come due, and notes when the next does; ends pauses of the queue
+ * and of its groups whose time has come, or notes when it comes, and when a hold of the queue ends.
  */
 void
 idemq_due(const QueueInfo *given)
@@ -47,6 +48,14 @@ idemq_due(const QueueInfo *given)
 		idemq_due_by(queue->qstate, DUE_READY, queue->paused_until);
 	else if (queue->paused && !idemq_pause_end_if_over(queue))
 		idemq_due_by(queue->qstate, DUE_READY, idemq_now() + PAUSE_RETRY);
+	if (idemq_group_pause_is_over(queue))
+	{
+		/* After the commit this task is due again, for those that are left. */
+		if (idemq_group_pauses_end(queue) == 0)
+			idemq_due_by(queue->qstate, DUE_READY, idemq_now() + PAUSE_RETRY);
+	}
+	else if (queue->group_pauses_end < DT_NOEND)
+		idemq_due_by(queue->qstate, DUE_READY, queue->group_pauses_end);
 	/* A scan that found something did not go on to what is not due yet. */
 	if (next == DT_NOEND)
 		next = idemq_ready_next_due(queue);

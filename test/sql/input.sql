@@ -30,7 +30,7 @@ SELECT idemq.create_topic('order');
 CREATE FUNCTION answer(fn text, changed text, value text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	args text := (SELECT string_agg(format('%s => %s', name, CASE WHEN fn LIKE '%\_many' AND name IN ('max_attempts', 'headers', 'details') AND name IS DISTINCT FROM changed THEN 'NULL' WHEN name = changed THEN answer.value
-			WHEN fn IN ('enqueue', 'enqueue_sequenced') AND name IN ('delay', 'run_at') AND coalesce(changed, '') IN ('delay', 'run_at') THEN 'NULL' WHEN fn IN ('enqueue', 'enqueue_sequenced') AND name = 'delay' THEN 'NULL' WHEN fn = 'create_queue' AND name = 'name' THEN '''another''' WHEN fn = 'hold_back' AND name = 'scope' THEN '''queue''' WHEN fn = 'hold_back' AND name = CASE WHEN changed = 'until' THEN 'delay' ELSE 'until' END THEN 'NULL' WHEN fn = 'resume' AND name = 'group_key' THEN '''g''' ELSE good.value END), ', ' ORDER BY ord)
+			WHEN fn IN ('enqueue', 'enqueue_sequenced') AND name IN ('delay', 'run_at') AND coalesce(changed, '') IN ('delay', 'run_at') THEN 'NULL' WHEN fn IN ('enqueue', 'enqueue_sequenced') AND name = 'delay' THEN 'NULL' WHEN fn = 'create_queue' AND name = 'name' THEN '''another''' WHEN fn = 'hold_back' AND name = 'scope' THEN '''queue''' WHEN fn = 'hold_back' AND name = CASE WHEN changed = 'until' THEN 'delay' ELSE 'until' END THEN 'NULL' WHEN fn IN ('pause', 'resume') AND name = 'group_key' THEN '''g''' ELSE good.value END), ', ' ORDER BY ord)
 		FROM pg_proc, unnest(proargnames[1:pronargs]) WITH ORDINALITY a(name, ord) LEFT JOIN good ON arg = name
 		WHERE proname = fn AND pronamespace = 'idemq'::regnamespace);
 	job record;

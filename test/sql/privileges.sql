@@ -73,6 +73,8 @@ INSERT INTO calls (call, sql) VALUES
 	('purge', 'SELECT idemq.purge(''q'')'),
 	('pause', 'SELECT ''done'' || idemq.pause(''q'')'),
 	('resume', 'SELECT ''done'' || idemq.resume(''q'')'),
+	('pause a group', 'SELECT ''done'' || idemq.pause(''q'', group_key => ''g'')'),
+	('resume a group', 'SELECT ''done'' || idemq.resume(''q'', ''g'')'),
 	('alter_queue', 'SELECT ''done'' || idemq.alter_queue(''q'', lease => ''2 h'')'),
 	('grant_queue', 'SELECT ''done'' || idemq.grant_queue(''q'', ''idemq_stranger'', ''claim'')'),
 	('revoke_queue', 'SELECT ''done'' || idemq.revoke_queue(''q'', ''idemq_worker'', ''claim'')'),

@@ -23,6 +23,7 @@ BEGIN
 	PERFORM idemq.bind_topic(q || '_space.#', q), idemq.grant_topic(q || '_space', 'boss', 'admin');
 	PERFORM idemq.schedule(q || '_yearly', '0 0 1 1 *', q, to_jsonb(secret || ' schedule'), headers => '{"h": 1}');
 	PERFORM idemq.send_event(q, 'happened', to_jsonb(secret || ' event'));
+	PERFORM idemq.pause(q, group_key => secret || ' group, paused');
 	PERFORM idemq.enqueue_sequenced(q, secret || ' producer', 1, to_jsonb(secret || ' numbered'), delay => '1 h');
 	what := 'running';
 	PERFORM idemq.enqueue(q, to_jsonb(secret || ' payload'), key => secret || ' key', headers => jsonb_build_object('h', secret || ' header'),
@@ -160,7 +161,7 @@ my %arguments = (
 	now => '',
 	once => "'scope', 'key'",
 	parents => '{child}',
-	pause => "'q'",
+	pause => "'q', group_key => 'g'",
 	percentile => "'{10,1}', 0.5",
 	progress => q('{"done": 1, "of": 2}'),
 	prometheus_text => '',

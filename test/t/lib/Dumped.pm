@@ -25,6 +25,7 @@ our $content = q{
 	SELECT s FROM idemq_internal.seen s ORDER BY 1;
 	SELECT p FROM idemq.producers p ORDER BY 1;
 	SELECT h FROM idemq_internal.hold_entries h ORDER BY 1;
+	SELECT g FROM idemq.paused_groups g ORDER BY 1;
 	SELECT a FROM idemq.audit a ORDER BY id;
 	SELECT * FROM app; SELECT * FROM held};
 
@@ -66,6 +67,8 @@ sub make_states
 		DO $$ DECLARE h record; o text; r jsonb; q jsonb; b timestamptz; a interval; k text;
 			BEGIN SELECT * INTO h FROM held; CALL idemq.begin_step(h.id, h.token, 'begun', '2', '1 h', o, r, q, b, a, k); END $$;
 		SELECT idemq.send_event('q', 'first', '{"a": 1}'), idemq.send_event('grouped', 'second');
+		SELECT idemq.create_queue('partly'), idemq.pause('partly', group_key => 'out'), idemq.pause('partly', now() + interval '100 years', 'long');
+		SELECT idemq.enqueue('partly', to_jsonb(name), group_key => name) FROM unnest('{in,out,long}'::text[]) name;
 		SELECT idemq.create_topic('topic'), idemq.grant_topic('topic', 'producer', 'publish'), idemq.bind_topic('topic.#', 'grouped');
 		CREATE TABLE running AS SELECT id, token FROM idemq.claim('grouped', 5) UNION ALL SELECT id, token FROM idemq.claim('limited', 5);
 	});
@@ -118,6 +121,8 @@ sub goes_on_in
 		"$format: the next of the group, and one more of the limit", $db);
 	is_sql($node, "SELECT count(*) FROM idemq.claim('paced', 10)", 0, "$format: a group's rate is used up, though memory knows of no start", $db);
 	is_sql($node, "SELECT idemq.alter_queue('paced', group_rate_limit => 0); SELECT count(*) FROM idemq.claim('paced', 10)", "\n1", "$format: without it the next one goes", $db);
+	is_sql($node, "SELECT string_agg(group_key, ' ') FROM idemq.claim('partly', 10)", 'in', "$format: paused groups are paused", $db);
+	is_sql($node, "SELECT idemq.resume('partly', 'out'); SELECT string_agg(group_key, ' ') FROM idemq.claim('partly', 10)", "\nout", "$format: until they are resumed", $db);
 	is_sql($node, "SELECT * FROM idemq.check() WHERE invariant <> 'schedules.driver'", '', "$format: check()", $db);
 	return;
 }
