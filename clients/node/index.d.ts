@@ -143,6 +143,21 @@ export interface Matching {
 /** Cancels the unfinished jobs of a queue that match. locked is the number of matching jobs that open transactions hold. */
 export function cancelMatching(client: Queryable, queue: string, which: Matching): Promise<{ cancelled: number; locked: number }>;
 
+/** Options of pauseGroup. */
+export interface PauseOptions {
+  /** The time at which the group resumes by itself. */
+  until?: Date | string | null;
+}
+
+/**
+ * Pauses one group of a queue. Its jobs wait until resumeGroup, or until the given time. Running jobs continue, and the other groups
+ * of the queue are not affected. Requires the privilege admin on the queue.
+ */
+export function pauseGroup(client: Queryable, queue: string, groupKey: string, options?: PauseOptions): Promise<void>;
+
+/** Resumes a group that pauseGroup has paused. Requires the privilege admin on the queue. */
+export function resumeGroup(client: Queryable, queue: string, groupKey: string): Promise<void>;
+
 /** Sleeps until all these jobs are finished or the timeout (30 s) has passed. The client must not be in a transaction. */
 export function waitResults<Result = Json>(
   client: Queryable, ids: string[], timeout?: Interval,

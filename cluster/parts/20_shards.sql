@@ -78,10 +78,10 @@ CREATE FUNCTION cluster.make_call(
 DECLARE
 	is_of_one boolean := route <> 'all' AND route NOT LIKE 'SELECT %';
 	names text := (SELECT string_agg(split_part(btrim(a, E' \t\n'), ' ', 1), ', ' ORDER BY i)
-		FROM unnest(string_to_array(args, ',')) WITH ORDINALITY u(a, i));
+		FROM unnest(regexp_split_to_array(nullif(args, ''), E',\\s+')) WITH ORDINALITY u(a, i));
 	-- The shard itself says whether it is the one that the map means, before anything happens.
 	call text := format('cluster.at_%s(at_shard%s%s)', name, CASE WHEN is_of_one THEN ', cluster.shard_count()' END,
-		(SELECT string_agg(', $' || i, '' ORDER BY i) FROM generate_series(1, cardinality(string_to_array(args, ','))) i));
+		(SELECT string_agg(', $' || i, '' ORDER BY i) FROM generate_series(1, cardinality(regexp_split_to_array(nullif(args, ''), E',\\s+'))) i));
 	-- Of one shard: as it says; a row a shard otherwise.
 	body text := CASE
 		WHEN returns = 'void' THEN format('PERFORM FROM %s; RETURN;', call)

@@ -6,7 +6,7 @@ import { after, before, test } from 'node:test';
 import pg from 'pg';
 import {
   AlreadyCommitted, Dead, DuplicateKey, IdemqError, KeyReused, NoSuchJob, NoSuchQueue, RetryLater, Snooze, StaleToken, Waiting, Worker,
-  cancelMany, cancelMatching, drain, enqueue, enqueueGraph, enqueueSequenced, flow, publish, sendEvent, waitResults,
+  cancelMany, cancelMatching, drain, enqueue, enqueueGraph, enqueueSequenced, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults,
 } from 'idemq';
 
 const connection = JSON.parse(process.env.CONNECTION);
@@ -335,6 +335,20 @@ test('a value that cannot be read fails its own attempt', async () => {
   } finally {
     pg.types.setTypeParser(builtins.JSONB, parse);
   }
+});
+
+test('a group is paused', async () => {
+  const q = await queue();
+  const claimed = async () => (await pool.query("SELECT coalesce(string_agg(group_key, ' '), '') AS groups FROM idemq.claim($1, 10)", [q])).rows[0].groups;
+  for (const groupKey of ['a', 'b']) await enqueue(pool, q, 1, { groupKey });
+  assert.equal(await pauseGroup(pool, q, 'a', { until: new Date(Date.now() + 3600e3) }), undefined);
+  assert.equal(await claimed(), 'b');
+  await assert.rejects(pauseGroup(pool, q, ''), { code: '22023' });
+  await assert.rejects(pauseGroup(pool, q, null), /groupKey/);
+  await assert.rejects(pauseGroup(pool, q, 'a', { till: 1 }), /no option till/);
+  await assert.rejects(resumeGroup(pool, q, undefined), /groupKey/);
+  await resumeGroup(pool, q, 'a');
+  assert.equal(await claimed(), 'a');
 });
 
 test('cancels of many', async () => {

@@ -258,6 +258,23 @@ class Flows(Client):
         self.assertTrue(idemq.flow(self.conn, list_id, 2).cut)
         self.assertIsNone(idemq.flow(self.conn, 1))
 
+    def test_a_group_is_paused(self):
+        def claimed():
+            return [row[0] for row in self.conn.execute("SELECT group_key FROM idemq.claim(%s, 10)", (self.queue,))]
+
+        for group in "ab":
+            idemq.enqueue(self.conn, self.queue, 1, group_key=group)
+        self.assertIsNone(idemq.pause_group(self.conn, self.queue, "a", until=datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1)))
+        self.assertEqual(claimed(), ["b"])
+        with self.assertRaises(psycopg.errors.InvalidParameterValue):
+            idemq.pause_group(self.conn, self.queue, "")
+        with self.assertRaises(TypeError):
+            idemq.pause_group(self.conn, self.queue, None)
+        with self.assertRaises(TypeError):
+            idemq.resume_group(self.conn, self.queue, None)
+        self.assertIsNone(idemq.resume_group(self.conn, self.queue, "a"))
+        self.assertEqual(claimed(), ["a"])
+
     def test_cancels_of_many(self):
         ids = [idemq.enqueue(self.conn, self.queue, n, kind=kind, key=f"k/{n}", group_key=kind).id
                for n, kind in enumerate(["mail", "pdf", "mail", "mail"])]  # fmt: skip

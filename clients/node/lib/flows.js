@@ -3,7 +3,7 @@
 import { checkClient, checkId, checkIds, checkName, optionalInteger, optionalInterval, optionalKey, optionalName, optionalObject, optionalTime, reject } from './arguments.js';
 import { typed } from './errors.js';
 import { json } from './enqueue.js';
-import { GRAPH_JOB, MATCHING, MESSAGE, checkOptions } from './options.js';
+import { GRAPH_JOB, MATCHING, MESSAGE, PAUSE, checkOptions } from './options.js';
 import { inject } from './trace.js';
 
 const SEND_EVENT = `SELECT outcome::text, first_payload AS "firstPayload", same_payload AS "samePayload"
@@ -26,6 +26,8 @@ const FLOW = `SELECT pg_catalog.json_build_object('jobs', jobs, 'waiting', waiti
 const CANCEL_MANY = 'SELECT id::text, outcome::text FROM idemq.cancel_many($1::bigint[])';
 const CANCEL_MATCHING = `SELECT cancelled::text, locked::text
   FROM idemq.cancel_matching($1::text, kind => $2::text, group_key => $3::text, key_prefix => $4::text, max_jobs => $5::int)`;
+const PAUSE_GROUP = 'SELECT idemq.pause($1::text, until => $2::timestamptz, group_key => $3::text)';
+const RESUME_GROUP = 'SELECT idemq.resume($1::text, group_key => $2::text)';
 const WAIT_RESULTS = 'CALL idemq.wait_results($1::bigint[], $2::interval)';
 
 /**
@@ -150,6 +152,23 @@ export async function cancelMatching(client, queue, which) {
   const values = [queue, optionalName(kind, 'kind'), optionalKey(groupKey, 'groupKey'), optionalKey(keyPrefix, 'keyPrefix'), optionalInteger(maxJobs, 'maxJobs')];
   const [counts] = await rows(client, CANCEL_MATCHING, values);
   return { cancelled: Number(counts.cancelled), locked: Number(counts.locked) };
+}
+
+/** @type {typeof import('../index.js').pauseGroup} */
+export async function pauseGroup(client, queue, groupKey, options = {}) {
+  checkClient(client);
+  checkName(queue, 'queue');
+  checkName(groupKey, 'groupKey');
+  checkOptions(options, PAUSE, 'pauseGroup');
+  await rows(client, PAUSE_GROUP, [queue, optionalTime(options.until, 'until'), groupKey]);
+}
+
+/** @type {typeof import('../index.js').resumeGroup} */
+export async function resumeGroup(client, queue, groupKey) {
+  checkClient(client);
+  checkName(queue, 'queue');
+  checkName(groupKey, 'groupKey');
+  await rows(client, RESUME_GROUP, [queue, groupKey]);
 }
 
 /** @type {typeof import('../index.js').waitResults} */

@@ -2,7 +2,7 @@
 
 export { ClusterWorker } from './cluster.js';
 export { enqueue } from './enqueue.js';
-export { cancelMany, cancelMatching, enqueueGraph, enqueueSequenced, flow, publish, sendEvent, waitResults } from './flows.js';
+export { cancelMany, cancelMatching, enqueueGraph, enqueueSequenced, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults } from './flows.js';
 export { createPool } from './pool.js';
 export { Worker, drain } from './worker.js';
 export {

@@ -17,6 +17,9 @@ export const GRAPH_JOB = { ...member, queue: true, payload: true };
 /** @type {Names<import('../index.js').Matching>} */
 export const MATCHING = { kind: true, groupKey: true, keyPrefix: true, maxJobs: true };
 
+/** @type {Names<import('../index.js').PauseOptions>} */
+export const PAUSE = { until: true };
+
 /** @type {Names<import('../index.js').StepOptions>} */
 export const STEP = { request: true, callTimeout: true, ask: true };
 

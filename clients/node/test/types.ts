@@ -5,7 +5,7 @@ import * as declared from 'idemq';
 import * as real from '../lib/index.js';
 import {
   ClusterWorker, Cancelled, createPool, Dead, Refused, RetryLater, Snooze, Worker, cancelMany, cancelMatching, drain, enqueue, enqueueGraph,
-  enqueueSequenced, flow, publish, sendEvent, waitResults, type Handler, type Job,
+  enqueueSequenced, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults, type Handler, type Job,
 } from 'idemq';
 
 // Classes that an application makes no object of: what they are, not how they are made.
@@ -51,6 +51,10 @@ export async function flows(pool: pg.Pool, offset: bigint): Promise<string> {
   const { cancelled, locked } = await cancelMatching(pool, 'orders', { kind: 'order', keyPrefix: 'shop/3/', maxJobs: 1000 });
   // @ts-expect-error which jobs is to be said
   await cancelMatching(pool, 'orders');
+  await pauseGroup(pool, 'orders', 'shop/3', { until: new Date() });
+  // @ts-expect-error which group is to be said
+  await pauseGroup(pool, 'orders');
+  await resumeGroup(pool, 'orders', 'shop/3');
   if (cancelled + locked) await cancelMany(pool, (await cancelMany(pool, [jobs.report.id])).map(({ id }) => id));
   const far = await flow(pool, jobs.report.id);
   if (far && far.eta !== null && far.progress < 100) console.log(far.heldUpWhy?.length, far.begunAt?.getTime());

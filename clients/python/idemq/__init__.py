@@ -43,7 +43,9 @@ from ._flows import (
     enqueue_graph,
     enqueue_sequenced,
     flow,
+    pause_group,
     publish,
+    resume_group,
     send_event,
     wait_results,
 )
@@ -116,7 +118,9 @@ __all__ = [
     "enqueue_graph",
     "enqueue_sequenced",
     "flow",
+    "pause_group",
     "publish",
+    "resume_group",
     "send_event",
     "wait_results",
 ]

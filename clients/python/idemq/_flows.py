@@ -52,6 +52,8 @@ _CANCEL_MANY = "SELECT id, outcome::text FROM idemq.cancel_many(%(ids)s::bigint[
 _CANCEL_MATCHING = """SELECT cancelled, locked
     FROM idemq.cancel_matching(%(queue)s, kind => %(kind)s, group_key => %(group_key)s,
         key_prefix => %(key_prefix)s, max_jobs => %(max_jobs)s::int)"""
+_PAUSE_GROUP = "SELECT idemq.pause(%(queue)s, until => %(until)s, group_key => %(group_key)s)"
+_RESUME_GROUP = "SELECT idemq.resume(%(queue)s, group_key => %(group_key)s)"
 _WAIT_RESULTS = "CALL idemq.wait_results(%(ids)s::bigint[], %(timeout)s::interval)"
 
 
@@ -451,6 +453,73 @@ def cancel_matching(
         "max_jobs": optional_int("max_jobs", max_jobs),
     }
     return ask(conn, _CANCEL_MATCHING, values, lambda rows: CancelledJobs(*rows[0]))
+
+
+@overload
+def pause_group(
+    conn: Connection[Any],
+    queue: str,
+    group_key: str,
+    *,
+    until: Optional[datetime] = None,
+) -> None:
+    ...
+
+
+@overload
+def pause_group(
+    conn: AsyncConnection[Any],
+    queue: str,
+    group_key: str,
+    *,
+    until: Optional[datetime] = None,
+) -> Awaitable[None]:
+    ...
+
+
+def pause_group(
+    conn: AnyConnection,
+    queue: str,
+    group_key: str,
+    *,
+    until: Optional[datetime] = None,
+) -> Union[None, Awaitable[None]]:
+    """Pause one group of a queue.  Its jobs wait until resume_group, or until the given time.
+
+    Running jobs continue.  The other groups of the queue are not affected.  Requires the privilege admin on the queue.
+    """
+    require_connection(conn, Connection, AsyncConnection)
+    values = {"queue": queue_argument(queue), "group_key": text_argument("group_key", group_key), "until": time_argument("until", until)}
+    return ask(conn, _PAUSE_GROUP, values, lambda rows: None)
+
+
+@overload
+def resume_group(
+    conn: Connection[Any],
+    queue: str,
+    group_key: str,
+) -> None:
+    ...
+
+
+@overload
+def resume_group(
+    conn: AsyncConnection[Any],
+    queue: str,
+    group_key: str,
+) -> Awaitable[None]:
+    ...
+
+
+def resume_group(
+    conn: AnyConnection,
+    queue: str,
+    group_key: str,
+) -> Union[None, Awaitable[None]]:
+    """Resume a group that pause_group has paused.  Requires the privilege admin on the queue."""
+    require_connection(conn, Connection, AsyncConnection)
+    values = {"queue": queue_argument(queue), "group_key": text_argument("group_key", group_key)}
+    return ask(conn, _RESUME_GROUP, values, lambda rows: None)
 
 
 @overload

@@ -241,7 +241,7 @@ async function past(query, id, since) {
 }
 
 const COUNTS = `
-  SELECT extract(epoch FROM m.unattended_for)::float8 AS unattended, m.is_dead_letter_queue, m.pending, m.blocked, m.running, m.retrying, m.completed, m.dead, m.cancelled,
+  SELECT extract(epoch FROM m.unattended_for)::float8 AS unattended, m.is_dead_letter_queue, m.paused_groups, m.pending, m.blocked, m.running, m.retrying, m.completed, m.dead, m.cancelled,
     d.pending AS waiting, d.looked AS waiting_looked, s.pending AS scheduled, s.looked AS scheduled_looked
   FROM idemq.metrics m, LATERAL (${side('<=')}) d, LATERAL (${side('>')}) s WHERE m.queue_id = $1`;
 
@@ -255,7 +255,7 @@ function side(condition) {
 export async function counts(query, queue) {
   const [row] = await query(COUNTS, [queue]);
   if (!row) return null;
-  const { unattended, is_dead_letter_queue: isDeadLetterQueue, ...gauges } = row;
+  const { unattended, is_dead_letter_queue: isDeadLetterQueue, paused_groups: pausedGroups, ...gauges } = row;
   const n = Object.fromEntries(Object.entries(gauges).map(([name, value]) => [name, Number(value)]));
   const whole = { waiting: n.waiting_looked < COUNTED, scheduled: n.scheduled_looked < COUNTED };
   const result = {
@@ -267,7 +267,7 @@ export async function counts(query, queue) {
   result.all = n.pending + n.running + n.retrying + n.blocked + n.completed + n.dead + n.cancelled;
   // Neither was counted to its end: each has so many at least.
   const atLeast = whole.waiting || whole.scheduled ? [] : ['waiting', 'scheduled'];
-  return { counts: result, atLeast, unattended, isDeadLetterQueue };
+  return { counts: result, atLeast, unattended, isDeadLetterQueue, pausedGroups: Number(pausedGroups) };
 }
 
 /** Of all queues that the role may see: what a walk by id looks through. */
