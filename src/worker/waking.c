@@ -25,7 +25,6 @@
 #define PAUSE_RETRY USECS_PER_SEC
 
 /*
-/*
  * Wakes a waiter if something has come due, and notes when the next does; ends pauses of the queue
  * and of its groups whose time has come, or notes when it comes, and when a hold of the queue ends.
  */
