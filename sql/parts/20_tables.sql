@@ -271,7 +271,7 @@ CREATE TABLE idemq.audit (
 	details      jsonb,
 	actor        text
 );
-COMMENT ON TABLE idemq.audit IS 'administrative calls that affect queues, topics, handlers, schedules and individual jobs, with their times and roles. Routine calls by producers and workers are not recorded. Row-level security lets administrators see only the rows for their own queues. The role pg_monitor sees all rows except those that name a group, a key or an error (cancel_matching, redrive, pause, resume). Rows are kept for the time set by idemq.audit_retention.';
+COMMENT ON TABLE idemq.audit IS 'administrative calls that affect queues, topics, handlers, schedules and individual jobs, with their times and roles. Routine calls by producers and workers are not recorded. Row-level security lets administrators see only the rows for their own queues. The role pg_monitor sees all rows except those that name a group, a key or an error (cancel_matching, hold_back, pause, redrive, resume). Rows are kept for the time set by idemq.audit_retention.';
 COMMENT ON COLUMN idemq.audit.id IS 'row id, assigned in increasing order';
 COMMENT ON COLUMN idemq.audit.at IS 'when the function was called';
 COMMENT ON COLUMN idemq.audit.session_role IS 'authenticated role (session_user)';

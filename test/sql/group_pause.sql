@@ -213,6 +213,27 @@ SELECT idemq.resume('q', repeat('long', 50)), idemq.resume('q', 'joined');
 SELECT count(*) FROM idemq.claim('q', 10);
 DELETE FROM idemq.jobs;
 
+-- ---- A group that is paused and held back: each keeps its jobs; resume of the group ends both, resume of the queue only the hold
+
+SELECT count(id) FROM idemq.enqueue_many('q', '{1,2,3}', group_keys => '{both,both,other}');
+SELECT id AS both, token AS both_token FROM idemq.claim('q') \gset
+SELECT idemq.hold_back(:both, :both_token, '30 min') > now() AS held, idemq.pause('q', group_key => 'both');
+SELECT idemq.try_commit(:both, :both_token), claimed('q');
+SELECT regexp_replace(idemq.why(id), '\d{5,}', 'N', 'g') AS why FROM idemq.jobs WHERE group_key = 'both' AND finished_at IS NULL;
+SELECT held_until, groups_held, paused_groups FROM idemq.metrics WHERE queue = 'q';
+BEGIN;
+SELECT idemq.resume('q');
+SELECT claimed('q'), (SELECT count(*) FROM idemq.holds) AS holds, (SELECT count(*) FROM paused) AS paused;
+ROLLBACK;
+BEGIN;
+DELETE FROM idemq.paused_groups;
+SELECT claimed('q'), (SELECT count(*) FROM idemq.holds) AS holds, (SELECT count(*) FROM paused) AS paused;
+ROLLBACK;
+SELECT idemq.resume('q', 'both');
+SELECT claimed('q'), (SELECT count(*) FROM idemq.holds) AS holds, (SELECT count(*) FROM paused) AS paused;
+SELECT details FROM idemq.audit WHERE action = 'resume' AND details ->> 'group_key' = 'both';
+DELETE FROM idemq.jobs;
+
 -- ---- What is refused; who sees it; what is recorded
 
 \set VERBOSITY default
