@@ -213,6 +213,18 @@ SELECT idemq.resume('q', repeat('long', 50)), idemq.resume('q', 'joined');
 SELECT count(*) FROM idemq.claim('q', 10);
 DELETE FROM idemq.jobs;
 
+-- ---- A schedule's job, made now or at its tick, waits
+
+CALL idemq.tick();
+SELECT idemq.pause('q', clock_timestamp() + '1 h', 'scheduled'), idemq.schedule('s', '0 0 1 1 *', 'q', '8', group_key => 'scheduled');
+SELECT idemq.run_schedule_now('s') AS run \gset
+SELECT outcome, retry_after = (SELECT paused_until FROM idemq.paused_groups WHERE group_key = 'scheduled') AS at_its_end FROM idemq.claim_job(:run);
+SELECT idemq.commit_once(:run), claimed('q');
+SELECT * FROM jobs;
+SELECT idemq.unschedule('s'), idemq.resume('q', 'scheduled');
+SELECT claimed('q');
+DELETE FROM idemq.jobs;
+
 -- ---- A group that is paused and held back: each keeps its jobs; resume of the group ends both, resume of the queue only the hold
 
 SELECT count(id) FROM idemq.enqueue_many('q', '{1,2,3}', group_keys => '{both,both,other}');

@@ -3,7 +3,7 @@
 # a shard that is down as a row, and one that moves to another server under traffic: each
 # acknowledged job is there, its effect once, and nobody with an old map gets through.
 # slow: three servers, and traffic while a shard moves
-# at least 155 assertions
+# at least 160 assertions
 # takes long
 
 use strict;
@@ -206,6 +206,11 @@ is_rt_state(as('unmapped', 'SELECT * FROM cluster.map()'), '42501', 'revoke_use'
 
 is_rt('SELECT count(*), count(DISTINCT shard), count(error), sum(enqueued_total) > 200 FROM cluster.metrics()', '8|8|0|t', 'metrics');
 is_rt('SELECT * FROM cluster.check() WHERE invariant <> $$schedules.driver$$', '', 'check');
+is_rt(q{SELECT count(*) FILTER (WHERE done) FROM cluster.pause('q', group_key => 'unpaid')}, '8', 'pause of a group');
+is_rt('SELECT bool_or(paused), sum(paused_groups) FROM cluster.metrics()', 'f|8', 'pauses it everywhere, and not the queue');
+is_rt(q{SELECT DISTINCT substr(error, 1, 6) FROM cluster.pause('q', group_key => NULL)}, '22023:', 'a group that is NULL is refused');
+is_rt(q{SELECT count(*) FILTER (WHERE done) FROM cluster.resume('q', 'unpaid')}, '8', 'resume of a group');
+is_rt('SELECT sum(paused_groups) FROM cluster.metrics()', '0', 'resumes it everywhere');
 rt(as('app', q{SELECT cluster.acquire('q', 'of app', '1', worker => 'w')}));
 is_rt('SELECT count(*) FILTER (WHERE worker = $$w$$) FROM cluster.running_jobs()', '1', 'running_jobs');
 rt(q{SELECT cluster.fail(id, token, 'boom', permanent => true) FROM cluster.acquire('q', 'dies', '1')});

@@ -1,6 +1,6 @@
 # A database that follows another by logical replication: only the apply worker writes there,
 # whatever the publisher does; then the database takes over.
-# at least 185 assertions
+# at least 191 assertions
 use strict;
 use warnings FATAL => 'all';
 use lib "$ENV{IDEMQ_SOURCE}/test/t/lib";
@@ -271,6 +271,8 @@ my @zombie = split /\|/, sql($pub, "SELECT id, token FROM idemq.jobs WHERE key =
 # A queue that is held back.
 sql($pub, "SELECT idemq.create_queue('holding', lease => '1 day', max_hold_back => '1 day'); SELECT idemq.enqueue('holding', to_jsonb(n)) FROM generate_series(1, 2) n");
 is_sql($pub, "SELECT idemq.hold_back(id, token, '1 day') > now() FROM idemq.claim('holding')", 't', 'a hold');
+# A queue with a paused group.
+sql($pub, "SELECT idemq.create_queue('partly', lease => '1 day'), idemq.pause('partly', group_key => 'out'); SELECT idemq.enqueue('partly', to_jsonb(name), group_key => name) FROM unnest('{in,out}'::text[]) name");
 is_sql($pub, "SELECT idemq.heartbeat($kept[0], $kept[1], '1 h'), idemq.heartbeat($zombie[0], $zombie[1], '1 h')", 'current|current', 'two workers heartbeat');
 
 my $reader = session($sub);
@@ -291,6 +293,9 @@ sql($pub, "SELECT idemq.create_queue('later'); SELECT idemq.pause('dead')");
 all_applied();
 like($reader->query_safe("SELECT idemq.queue_id('later')"), qr/^\d+$/, 'a session of the subscriber knows a queue that is new on the publisher');
 is_sql($sub, "SELECT scope, until > now() FROM idemq.holds WHERE queue = 'holding'", 'queue|t', 'the subscriber shows the hold');
+is_sql($sub, 'SELECT queue, group_key FROM idemq.paused_group_list', 'partly|out', 'and the paused group');
+like(sql($sub, "SELECT idemq.why(id) FROM idemq.jobs WHERE group_key = 'out'"), qr/its group in queue "partly" is paused/, 'and says so of its job');
+is_state($sub, $_, '55000', "refused before take_over: $_") foreach "SELECT idemq.pause('partly', group_key => 'in')", "SELECT idemq.resume('partly', 'out')";
 until_true('leases that expired, and dead jobs', sub {
 	$complaints .= $_->() foreach @load;
 	@load = sql($pub, $enough) eq 't' ? () : map { clients($pub, $_, '-c', 2, '-t', 60) } @scripts;
@@ -370,6 +375,8 @@ is(manual(1, 1), 't', 'the subscriber takes over');
 is_sql($sub, 'SELECT idemq.take_over()', 'f', 'once');
 is_sql($sub, $follows, 0, 'and follows no more');
 is_sql($sub, "SELECT count(*) FROM idemq.claim('holding')", 0, 'a queue that was held back is held back here');
+is_sql($sub, "SELECT string_agg(group_key, ' ') FROM idemq.claim('partly', 10)", 'in', 'a group that was paused is paused here');
+is_sql($sub, "SELECT idemq.resume('partly', 'out'); SELECT string_agg(group_key, ' ') FROM idemq.claim('partly', 10)", "\nout", 'until it is resumed');
 is_soon($sub, "SELECT count(*) = 1 FROM idemq.running_jobs, idemq_internal.followers WHERE job_id = $kept[0] AND deadline > taken_over_at + interval '119 s' AND $own",
 	'a lease lasts its length from the switch, not from the start of the server');
 is_sql($sub, "SELECT idemq.heartbeat($kept[0], $kept[1])", 'current', 'a worker goes on here with its token, though its row\'s deadline is long past');
