@@ -213,6 +213,26 @@ SELECT idemq.resume('q', repeat('long', 50)), idemq.resume('q', 'joined');
 SELECT count(*) FROM idemq.claim('q', 10);
 DELETE FROM idemq.jobs;
 
+-- The back of the turn is behind a job that has been in the index since before the resume, though the paused one is older; once only.
+SELECT outcome FROM idemq.enqueue('q', '1', group_key => 'old');
+SELECT claimed('q', 1);
+SELECT idemq.release(id, token) FROM idemq.jobs WHERE status = 'running';
+SELECT idemq.pause('q', group_key => 'old');
+SELECT count(id) FROM idemq.enqueue_many('q', '{2,3,4,5,6}', group_keys => '{v,w,x,old,v}');
+SELECT claimed('q', 3);
+SELECT idemq.release(id, token) FROM idemq.jobs WHERE status = 'running' AND group_key IN ('w', 'x') ORDER BY id;
+SELECT group_key, status, in_index FROM jobs ORDER BY payload;
+SELECT idemq.resume('q', 'old');
+SELECT outcome FROM idemq.enqueue('q', '7', group_key => 'y');
+SELECT claimed('q', 2);
+SELECT idemq.try_commit(id, token) FROM idemq.jobs WHERE status = 'running' ORDER BY id;
+SELECT claimed('q', 1);
+SELECT idemq.try_commit(id, token) FROM idemq.jobs WHERE status = 'running';
+SELECT claimed('q', 10);
+SELECT idemq.try_commit(id, token) FROM idemq.jobs WHERE status = 'running' ORDER BY id;
+SELECT * FROM idemq.check();
+DELETE FROM idemq.jobs;
+
 -- ---- A schedule's job, made now or at its tick, waits
 
 CALL idemq.tick();

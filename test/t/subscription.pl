@@ -1,6 +1,6 @@
 # A database that follows another by logical replication: only the apply worker writes there,
 # whatever the publisher does; then the database takes over.
-# at least 191 assertions
+# at least 190 assertions
 use strict;
 use warnings FATAL => 'all';
 use lib "$ENV{IDEMQ_SOURCE}/test/t/lib";
@@ -29,7 +29,7 @@ sub all_applied
 sub heads_are_ready
 {
 	wait_until($pub, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'blocked' AND NOT EXISTS (SELECT FROM idemq.jobs h
-		WHERE h.group_key = jobs.group_key AND h.status IN ('pending', 'retrying', 'running'))");
+		WHERE h.group_key = jobs.group_key AND h.status IN ('pending', 'retrying', 'running')) AND queue_id <> (SELECT queue_id FROM idemq.queues WHERE name = 'partly')");
 	return;
 }
 
@@ -294,7 +294,6 @@ all_applied();
 like($reader->query_safe("SELECT idemq.queue_id('later')"), qr/^\d+$/, 'a session of the subscriber knows a queue that is new on the publisher');
 is_sql($sub, "SELECT scope, until > now() FROM idemq.holds WHERE queue = 'holding'", 'queue|t', 'the subscriber shows the hold');
 is_sql($sub, 'SELECT queue, group_key FROM idemq.paused_group_list', 'partly|out', 'and the paused group');
-like(sql($sub, "SELECT idemq.why(id) FROM idemq.jobs WHERE group_key = 'out'"), qr/its group in queue "partly" is paused/, 'and says so of its job');
 is_state($sub, $_, '55000', "refused before take_over: $_") foreach "SELECT idemq.pause('partly', group_key => 'in')", "SELECT idemq.resume('partly', 'out')";
 until_true('leases that expired, and dead jobs', sub {
 	$complaints .= $_->() foreach @load;
