@@ -29,7 +29,7 @@ sub all_applied
 sub heads_are_ready
 {
 	wait_until($pub, "SELECT count(*) = 0 FROM idemq.jobs WHERE status = 'blocked' AND NOT EXISTS (SELECT FROM idemq.jobs h
-		WHERE h.group_key = jobs.group_key AND h.status IN ('pending', 'retrying', 'running')) AND queue_id <> (SELECT queue_id FROM idemq.queues WHERE name = 'partly')");
+		WHERE h.group_key = jobs.group_key AND h.status IN ('pending', 'retrying', 'running')) AND queue_id IS DISTINCT FROM (SELECT queue_id FROM idemq.queues WHERE name = 'partly')");
 	return;
 }
 
