@@ -21,7 +21,7 @@ enum verdict
 	DEAD,
 	RELEASE,
 	BUSY, /* as RELEASE, but it counts when that has been said too often */
-	HOLD, /* as BUSY, and no other job of its group or queue starts before its delay is over */
+	HOLD, /* like BUSY, and no other job of its group or queue starts until the delay has passed */
 	LINE, /* what it has answered is a line of JSON: the server is asked what it says */
 	NOTHING
 };

@@ -590,7 +590,7 @@ judge_status(struct request *request, long status, struct answer *answer)
 	answer->delay = sooner(request->retry_after, request->retry_max);
 	if (status == 429 && options.holds && answer->delay > 0)
 	{
-		answer->verdict = HOLD; /* the server hands out no job that would be refused */
+		answer->verdict = HOLD; /* the server, not this process, keeps further jobs from starting */
 		return;
 	}
 	http_claim_at = later(http_claim_at, now_ms() + answer->delay);

@@ -23,7 +23,7 @@
 
 /* A job is released so often because its other side is busy; from then on that is a failure. */
 #define BUSY_MOST "10"
-/* A job is released so often in a row because other jobs are held back as well. */
+/* Maximum number of consecutive releases of a job that holds back others; after that, it fails. */
 #define HOLD_MOST "100"
 
 /* What lines say.  Each is parsed once, by the server: so no digit of a result is lost. */
@@ -412,7 +412,7 @@ store_checkpoint(struct job *job, struct server *server)
 static void
 do_not_hold(struct job *job, const PGresult *result)
 {
-	say("%s %s: no other jobs are held back: %s", job->queue, job->id,
+	say("%s %s: could not hold back other jobs: %s", job->queue, job->id,
 		PQresultErrorMessage(result));
 	job->hold_refused = true;
 }

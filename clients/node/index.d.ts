@@ -145,17 +145,17 @@ export function cancelMatching(client: Queryable, queue: string, which: Matching
 
 /** Options of pauseGroup. */
 export interface PauseOptions {
-  /** The time at which the group resumes by itself. */
+  /** The time at which the group resumes automatically. */
   until?: Date | string | null;
 }
 
 /**
- * Pauses one group of a queue. Its jobs wait until resumeGroup, or until the given time. Running jobs continue, and the other groups
+ * Pauses one group of a queue. Its jobs wait until resumeGroup is called or the given time is reached. Running jobs continue, and the other groups
  * of the queue are not affected. Requires the privilege admin on the queue.
  */
 export function pauseGroup(client: Queryable, queue: string, groupKey: string, options?: PauseOptions): Promise<void>;
 
-/** Resumes a group that pauseGroup has paused. Requires the privilege admin on the queue. */
+/** Resumes a paused group. Requires the privilege admin on the queue. */
 export function resumeGroup(client: Queryable, queue: string, groupKey: string): Promise<void>;
 
 /** Sleeps until all these jobs are finished or the timeout (30 s) has passed. The client must not be in a transaction. */
@@ -374,8 +374,8 @@ export class Snooze extends Error {
   readonly delay: Interval;
 }
 /**
- * Thrown by a handler whose provider asks for a pause (429): until delay has passed, no further job of this job's group starts, or of its queue
- * if it has no group. The job is ready again at that time. The attempt does not count, at most 100 times in a row.
+ * Thrown by a handler whose provider asks for a pause (429): until delay has passed, no further job of the same group (or of the
+ * queue, if the job has no group) starts. The job is ready again at that time. The first 100 such attempts in a row do not count.
  */
 export class HoldBack extends Error {
   constructor(delay: Interval, scope?: 'group' | 'queue' | null, reason?: string);

@@ -55,7 +55,7 @@ COMMENT ON COLUMN idemq.queues.dead_letter_cancelled IS 'whether dead_letter_que
 COMMENT ON COLUMN idemq.queues.expect_workers IS 'whether the queue should always have a worker; false means that it is normal for the queue to have none, for example because cron starts its workers';
 COMMENT ON COLUMN idemq.queues.rate_burst IS 'size of the bucket for rate_limit, which refills at a constant rate (GCRA). NULL means that rate_limit applies to every window of length rate_period.';
 COMMENT ON COLUMN idemq.queues.group_rate_burst IS 'size of the bucket for group_rate_limit, which refills at a constant rate (GCRA). NULL means that group_rate_limit applies to every window of length group_rate_period.';
-COMMENT ON COLUMN idemq.queues.max_hold_back IS 'maximum duration of a hold (idemq.hold_back), counted from its beginning, however often it is extended; 0 forbids holds';
+COMMENT ON COLUMN idemq.queues.max_hold_back IS 'maximum duration of a hold (idemq.hold_back), counted from its beginning even if it is extended; 0 forbids holds';
 COMMENT ON COLUMN idemq.queues.paused IS 'whether the queue is paused with idemq.pause, so that no jobs can be claimed';
 COMMENT ON COLUMN idemq.queues.paused_until IS 'when a paused queue resumes automatically; NULL means that the queue stays paused until idemq.resume is called';
 COMMENT ON COLUMN idemq.queues.created_at IS 'when the queue was created';
@@ -214,7 +214,7 @@ CREATE TABLE idemq_internal.queue_grants (
 COMMENT ON TABLE idemq_internal.queue_grants IS 'privileges that allow roles to enqueue to, claim from or administer a queue; use idemq.grant_queue to change them';
 COMMENT ON COLUMN idemq_internal.queue_grants.role_oid IS 'OID of the role with this name when the row was written; NULL means that no such role existed, so the role is identified by name only';
 
--- A row is the pause: src/job/group_pause.c.  Its versions are few and small; the second index finds
+-- Each row is a pause (src/job/group_pause.c).  Its versions are few and small.  The second index finds
 -- the pauses that end next.
 CREATE TABLE idemq.paused_groups (
 	queue_id     int NOT NULL,
@@ -229,12 +229,12 @@ CREATE TABLE idemq.paused_groups (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq.paused_groups IS 'one row per paused group, with the numeric id of its queue; use idemq.pause and idemq.resume to change it; row-level security shows groups of queues that the role may claim from or administer';
+COMMENT ON TABLE idemq.paused_groups IS 'one row per paused group, with the numeric id of its queue; use idemq.pause and idemq.resume to change it. Row-level security shows only groups of queues that you may claim from or administer.';
 COMMENT ON COLUMN idemq.paused_groups.queue_id IS 'numeric id of the queue in idemq.queues';
-COMMENT ON COLUMN idemq.paused_groups.group_key IS 'key of the group, none of whose jobs can be claimed';
+COMMENT ON COLUMN idemq.paused_groups.group_key IS 'key of the paused group';
 COMMENT ON COLUMN idemq.paused_groups.paused_at IS 'when the group was paused';
-COMMENT ON COLUMN idemq.paused_groups.paused_until IS 'when the group resumes by itself; NULL means not before idemq.resume; a row whose time has passed has no effect';
-COMMENT ON COLUMN idemq.paused_groups.paused_by IS 'role that called idemq.pause last';
+COMMENT ON COLUMN idemq.paused_groups.paused_until IS 'when the group resumes automatically; NULL means that it stays paused until idemq.resume is called. A row whose time has passed has no effect.';
+COMMENT ON COLUMN idemq.paused_groups.paused_by IS 'role that last called idemq.pause for the group';
 CREATE INDEX paused_groups_until ON idemq.paused_groups (queue_id, paused_until)
 	WHERE paused_until IS NOT NULL;
 
@@ -412,7 +412,7 @@ ALTER TABLE idemq_internal.queue_grants ENABLE ALWAYS TRIGGER idemq_settings_tru
 
 CREATE FUNCTION idemq_internal.paused_groups_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_paused_groups_changed';
-COMMENT ON FUNCTION idemq_internal.paused_groups_changed() IS 'row and truncate trigger of idemq.paused_groups that makes every session look for paused groups again, and has the group checked';
+COMMENT ON FUNCTION idemq_internal.paused_groups_changed() IS 'row and truncate trigger on idemq.paused_groups that makes every session reread which groups are paused, and marks the group for a check';
 
 CREATE TRIGGER idemq_paused_groups_changed AFTER INSERT OR UPDATE OR DELETE ON idemq.paused_groups
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.paused_groups_changed();

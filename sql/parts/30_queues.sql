@@ -187,27 +187,27 @@ BEGIN
 		idemq_internal.forget_queue(number);
 END $$;
 
--- group_key has a default that is too long to be a group: NULL comes from a variable that is not set,
--- and must not mean the whole queue.
+-- The default of group_key is too long to be the key of a group.  It is not NULL, because a NULL from
+-- an unset variable must not mean the whole queue.
 CREATE FUNCTION idemq.pause(name text, until timestamptz DEFAULT NULL,
 	group_key text DEFAULT pg_catalog.repeat('(whole queue)',80)) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper_jobs';
 COMMENT ON FUNCTION idemq.pause(text, timestamptz, text)
-	IS 'Pause a queue, or one group of it. The queue still accepts jobs, but none of those that are paused can be claimed until idemq.resume is called or the given time is reached. Running jobs continue. A second pause replaces the first. Raises 22023 if the time is in the past, or if group_key is NULL or empty. Requires admin.
-- group_key: the group to pause; the other groups continue in fair order. Leave it out to pause the whole queue. The group does not need to have a job yet.';
+	IS 'Pause a queue, or one of its groups. The queue still accepts jobs, but no job of the paused queue or group can be claimed until idemq.resume is called or the given time is reached. Running jobs continue. A second pause replaces the first. Raises 22023 if the time is in the past, or if group_key is NULL or empty. Requires admin.
+- group_key: group to pause; other groups continue in fair order. Omit it to pause the whole queue. The group need not have any jobs yet.';
 
 CREATE FUNCTION idemq.resume(name text,
 	group_key text DEFAULT pg_catalog.repeat('(whole queue)',80)) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq.resume(text, text)
-	IS 'Resume a paused queue, end the holds of the queue and of its groups (idemq.hold_back), and wake the sessions that are waiting for its jobs. Raises 22023 if group_key is NULL or empty. Requires admin.
-- group_key: end only the pause and the hold of this group; it is served after the groups that are already waiting. Leave it out to resume the queue; groups that were paused separately then remain paused.';
+	IS 'Resume a paused queue, or one of its paused groups. Ends the holds of the queue and its groups (idemq.hold_back), or of that group only, and wakes the sessions that are waiting for jobs. Raises 22023 if group_key is NULL or empty. Requires admin.
+- group_key: end only the pause and hold of this group, which is served after the groups that are already waiting. Omit it to resume the queue; groups that were paused separately remain paused.';
 
 -- When the transaction has committed, the sessions that wait for a queue's jobs look again.
 CREATE FUNCTION idemq_internal.wake_queue(queue_id int) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_wake_queue';
 
--- Makes the jobs blocked that wait to be claimed in a group, which has been paused.
+-- Makes the claimable jobs of a newly paused group blocked.
 CREATE FUNCTION idemq_internal.pause_group(queue_id int, group_key text) RETURNS void
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_internal_pause_group';
 
@@ -218,7 +218,7 @@ BEGIN
 		RETURN false;
 	ELSIF group_key IS NULL OR group_key = '' THEN
 		RAISE EXCEPTION 'group_key must not be NULL or empty' USING ERRCODE = '22023',
-			HINT = 'Pass the group''s key. For the whole queue, leave the argument out.';
+			HINT = 'Pass the key of the group, or omit the argument for the whole queue.';
 	END IF;
 	PERFORM idemq_internal.check_text('group_key', group_key, 1024);
 	RETURN true;
@@ -362,8 +362,8 @@ CREATE FUNCTION idemq_internal.delete_by_time(
 	), gone_audit AS (
 		DELETE FROM idemq.audit a USING old_audit o WHERE a.id = o.id RETURNING a.at
 	), gone_holds AS (
-		-- Of groups whose holds have ended, and no call can refer to: a claim may not come to delete
-		-- them.  They are few, and not counted.
+		-- Ended holds of groups that can no longer cause a call to be refused.  If no job of the group
+		-- is ever claimed again, no claim deletes them.  They are few, and not counted.
 		DELETE FROM idemq_internal.hold_entries h WHERE h.ctid = ANY (ARRAY(
 			SELECT o.ctid FROM idemq_internal.hold_entries o
 			WHERE o.until <= now AND o.group_key IS NOT NULL AND NOT EXISTS (SELECT FROM idemq.jobs j

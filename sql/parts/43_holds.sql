@@ -1,7 +1,8 @@
 -- Topic: Workers
 
--- Rows are only inserted, so that two workers whose provider refuses them do not wait for each other:
--- src/job/holds.c.  The key is random for the same reason: equal keys would wait.
+-- hold_back only inserts rows, so that two workers whose provider refuses requests do not wait for
+-- each other (src/job/holds.c).  The key is random for the same reason: an insert waits for a
+-- concurrent insert of an equal key.
 -- No foreign key to idemq.queues: see idemq_internal.queue_grants.
 CREATE TABLE idemq_internal.hold_entries (
 	hold_id   uuid PRIMARY KEY DEFAULT pg_catalog.gen_random_uuid(),
@@ -18,12 +19,12 @@ CREATE TABLE idemq_internal.hold_entries (
 	autovacuum_vacuum_cost_delay = 0,
 	vacuum_truncate = off
 );
-COMMENT ON TABLE idemq_internal.hold_entries IS 'one row per call of idemq.hold_back that began or extended a hold, kept until the first claim after its end; use the view idemq.holds to read it';
+COMMENT ON TABLE idemq_internal.hold_entries IS 'one row per call of idemq.hold_back that began or extended a hold, kept until the first claim after the hold has ended; use the view idemq.holds to read it';
 COMMENT ON COLUMN idemq_internal.hold_entries.hold_id IS 'random key of the row';
 COMMENT ON COLUMN idemq_internal.hold_entries.queue_id IS 'numeric id of the queue';
 COMMENT ON COLUMN idemq_internal.hold_entries.group_key IS 'group that is held back; NULL means the whole queue';
-COMMENT ON COLUMN idemq_internal.hold_entries.began_at IS 'when the hold began that this call began or extended';
-COMMENT ON COLUMN idemq_internal.hold_entries.until IS 'end of the hold; the latest end of the queue or group counts; idemq.resume sets it to the time of the call';
+COMMENT ON COLUMN idemq_internal.hold_entries.began_at IS 'when the hold that this call began or extended started';
+COMMENT ON COLUMN idemq_internal.hold_entries.until IS 'end of the hold; the latest end for the queue or group counts; idemq.resume sets this column to the time of its call';
 COMMENT ON COLUMN idemq_internal.hold_entries.held_at IS 'when idemq.hold_back was called';
 COMMENT ON COLUMN idemq_internal.hold_entries.job_id IS 'job whose worker called idemq.hold_back';
 COMMENT ON COLUMN idemq_internal.hold_entries.token IS 'token of the attempt that called idemq.hold_back';
@@ -37,7 +38,7 @@ CREATE POLICY idemq_own_queues ON idemq_internal.hold_entries FOR SELECT
 
 CREATE FUNCTION idemq_internal.holds_changed() RETURNS trigger
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_holds_changed';
-COMMENT ON FUNCTION idemq_internal.holds_changed() IS 'trigger that makes every session read the holds of a queue again';
+COMMENT ON FUNCTION idemq_internal.holds_changed() IS 'row and truncate trigger on idemq_internal.hold_entries that makes every session reread the holds of a queue';
 -- For each row: logical replication fires no other triggers.
 CREATE TRIGGER idemq_holds_changed AFTER INSERT OR UPDATE OR DELETE ON idemq_internal.hold_entries
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.holds_changed();
@@ -51,10 +52,10 @@ CREATE FUNCTION idemq.hold_back(
 	scope text DEFAULT NULL)
 	RETURNS timestamptz LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_hold_back';
 COMMENT ON FUNCTION idemq.hold_back(bigint, bigint, interval, timestamptz, text)
-	IS 'Hold back the further jobs of a running job''s group or queue, for example because a provider has answered 429: none of them starts before the hold ends. Takes effect when this transaction commits. Returns the end of the hold. Raises IQ001 for a stale token. Requires claim.
-- delay or until: when the hold ends, either from now on or as a time. The latest end wins, and an end that is not later than the current one writes nothing.
+	IS 'Hold back further jobs of a running job''s group or queue, for example because a provider has answered 429. None of them starts before the hold ends. Takes effect when this transaction commits. Returns the end of the hold. Raises IQ001 for a stale token. Requires claim.
+- delay or until: end of the hold, as an interval from now or as a time. The latest end counts, and a call that would not extend the hold writes nothing.
 - scope: group or queue; the default is the group, or the queue if the job has no group
-- A hold ends at most max_hold_back after it began, however often it is extended, and the next one can begin only after a job of the queue or group has been claimed. Other calls raise 22023.
+- A hold ends at most max_hold_back after it began, however often it is extended, and the next hold can begin only after a job of the queue or group has been claimed. Otherwise, the call raises 22023.
 - Running jobs continue. idemq.resume ends holds.';
 
 -- The rows are read as the owner of the view, so the view itself decides which queues are shown.
@@ -73,7 +74,7 @@ COMMENT ON VIEW idemq.holds IS 'one row per hold in force (idemq.hold_back), for
 COMMENT ON COLUMN idemq.holds.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.holds.queue_id IS 'numeric id of the queue';
 COMMENT ON COLUMN idemq.holds.scope IS 'what is held back: queue or group';
-COMMENT ON COLUMN idemq.holds.group_key IS 'group that is held back; NULL for a whole queue';
-COMMENT ON COLUMN idemq.holds.began_at IS 'when the hold began; max_hold_back counts from here';
-COMMENT ON COLUMN idemq.holds.until IS 'when the hold ends by itself';
-COMMENT ON COLUMN idemq.holds.job_id IS 'job whose worker asked for this end';
+COMMENT ON COLUMN idemq.holds.group_key IS 'group that is held back; NULL means the whole queue';
+COMMENT ON COLUMN idemq.holds.began_at IS 'when the hold began; max_hold_back counts from this time';
+COMMENT ON COLUMN idemq.holds.until IS 'when the hold ends automatically';
+COMMENT ON COLUMN idemq.holds.job_id IS 'job whose worker requested the current end of the hold';

@@ -198,8 +198,8 @@ COMMENT ON COLUMN idemq.metrics.counted_since IS 'when the counters started, whi
 COMMENT ON COLUMN idemq.metrics.recovering IS 'whether idemq is still searching for running jobs whose leases are missing from shared memory, usually after a restart; NULL means that the queue has no entry in shared memory';
 COMMENT ON COLUMN idemq.metrics.permits_used IS 'number of running jobs and open claims, which max_running limits; NULL means that the queue has no entry in shared memory';
 
--- The function decides; the view reads the names as its owner.  Like the view above, it shows pauses by
--- the clock, whether or not the row has been deleted yet.
+-- idemq_internal.may_see decides which rows are shown; the view reads the names as its owner.  Like the
+-- view above, it omits pauses whose time has passed, even if their rows still exist.
 CREATE VIEW idemq.paused_group_list WITH (security_barrier) AS
 	SELECT q.name AS queue, g.queue_id, g.group_key, g.paused_at, g.paused_until, g.paused_by
 	FROM idemq.paused_groups g
@@ -213,8 +213,8 @@ COMMENT ON COLUMN idemq.paused_group_list.queue IS 'name of the queue';
 COMMENT ON COLUMN idemq.paused_group_list.queue_id IS 'numeric id of the queue';
 COMMENT ON COLUMN idemq.paused_group_list.group_key IS 'key of the group';
 COMMENT ON COLUMN idemq.paused_group_list.paused_at IS 'when the group was paused';
-COMMENT ON COLUMN idemq.paused_group_list.paused_until IS 'when the group resumes by itself; NULL means not before idemq.resume';
-COMMENT ON COLUMN idemq.paused_group_list.paused_by IS 'role that called idemq.pause last';
+COMMENT ON COLUMN idemq.paused_group_list.paused_until IS 'when the group resumes automatically; NULL means that it stays paused until idemq.resume is called';
+COMMENT ON COLUMN idemq.paused_group_list.paused_by IS 'role that last called idemq.pause for the group';
 
 -- Topic: Observing
 

@@ -1,7 +1,7 @@
 /*
  * api/hold_back.c
- *		SQL function hold_back, by which a worker stops its group or its queue until a time, and
- *		end_holds, by which idemq.resume ends that.  job/holds.c does it.
+ *		SQL functions hold_back, with which a worker holds back its group or queue until a given
+ *		time, and end_holds, with which idemq.resume ends holds.  The work is done in job/holds.c.
  */
 #include "postgres.h"
 
@@ -52,8 +52,8 @@ arg_end(FunctionCallInfo fcinfo, TimestampTz now)
 				errcode(PG_ARGISNULL(2) ? ERRCODE_NULL_VALUE_NOT_ALLOWED
 										: ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg(PG_ARGISNULL(2) ? "delay and until must not both be NULL"
-									   : "delay and until must not both be given"),
-				errhint("Pass delay, an interval from now on, or until, a time."));
+									   : "delay and until cannot both be specified"),
+				errhint("Pass either delay, an interval from now, or until, a point in time."));
 	if (!PG_ARGISNULL(2))
 		return now + idemq_arg_interval(fcinfo, 2, "delay", 1);
 	until = PG_GETARG_TIMESTAMPTZ(3);
@@ -72,8 +72,8 @@ group_to_hold(const Attempt *attempt, HoldScope scope)
 
 	if (scope == SCOPE_GROUP && !grouped)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("job %lld has no group that could be held back", (long long) attempt->id),
-				errhint("Pass the scope queue, or omit scope."));
+				errmsg("job %lld has no group to hold back", (long long) attempt->id),
+				errhint("To hold back the queue, pass scope => 'queue' or omit scope."));
 	if (scope == SCOPE_QUEUE || !grouped)
 		return (Datum) 0;
 	return PointerGetDatum(PG_DETOAST_DATUM_COPY(job_value(job, COL_GROUP_KEY)));
@@ -100,11 +100,11 @@ SQL_FUNCTION(idemq_sql_hold_back)
 	idemq_jobs_open_to_read(&table);
 	idemq_attempt_find_current(&table, PG_GETARG_INT64(0), PG_GETARG_INT64(1), &attempt);
 	group = group_to_hold(&attempt, scope);
-	/* The queue must not be dropped, and leave a row of ours behind.  A drop is not waited for. */
+	/* A concurrent drop of the queue would leave our row behind.  We do not wait for a drop. */
 	if (!idemq_queue_try_lock(attempt.queue.id, AccessShareLock))
 		ereport(ERROR, errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 				errmsg("queue \"%s\" is being dropped", attempt.queue.name),
-				errhint("Roll back, and abandon this job."));
+				errhint("Roll back the transaction and abandon this job."));
 	until = idemq_hold_begin(&attempt, group, now, until);
 	idemq_jobs_close(&table);
 	PG_RETURN_TIMESTAMPTZ(until);

@@ -55,7 +55,7 @@ send_event_wake(JobsTable *table, const EventWait *wait)
 		/* The attempt that waits gave it back, nobody has claimed it since. */
 		if (job.status == JOB_PENDING && job.token == wait->token && job.ready_at > args.now)
 			write = idemq_transition(table, &job, &queue, EVENT_RESCHEDULE, &args, JOB_WAITS);
-		/* The same, of a paused group. */
+		/* The same, but the job's group is paused. */
 		else if (job.status == JOB_BLOCKED && job.token == wait->token &&
 				 job_time(&job, COL_RUN_AT) > args.now)
 		{

@@ -262,7 +262,7 @@ note_settings(int32 queue_id)
 	idemq_queue_cache_changed(queue_id);
 }
 
-/* Notes that what was written changes a hold of a queue, or of one of its groups. */
+/* Notes that this transaction has changed a hold of a queue or of one of its groups. */
 static void
 note_holds(int32 queue_id)
 {
@@ -314,8 +314,8 @@ SQL_FUNCTION(idemq_sql_settings_changed)
 
 /*
  * holds_changed(): row and truncate trigger of idemq_internal.hold_entries.  Sessions read the queue
- * again, as after a change of its settings, but none of those that wait for its jobs is woken: a new
- * hold is no news for them, and the worker wakes them at its end.
+ * again, as after a change of its settings, but sessions waiting for its jobs are not woken: a new
+ * hold gives them no job, and the worker wakes them when the hold ends.
  */
 SQL_FUNCTION(idemq_sql_holds_changed)
 {

@@ -121,10 +121,9 @@ unblock(JobCall *call, JobsTable *table)
 }
 
 /*
- * Writes what keeps a fetched job, in status pending or retrying, from being taken as it is: it is
- * due and lacks a permit, so it becomes blocked; or it waits for its group longer than it has to, so
- * it becomes due.  Returns false when there is nothing to write; otherwise *write is what became of
- * it.
+ * Updates a fetched job, in status pending or retrying, that cannot be taken as it is: if it is due
+ * but lacks a permit, it becomes blocked; if it is waiting for its group longer than necessary, it
+ * becomes due.  Returns false if there is nothing to write; otherwise sets *write to the result.
  */
 static bool
 settle_turn(const JobCall *call, JobsTable *table, JobWrite *write)
@@ -143,9 +142,9 @@ settle_turn(const JobCall *call, JobsTable *table, JobWrite *write)
 }
 
 /*
- * Returns whether a pause of its group keeps a fetched job from being claimed, and then sets
- * retry_after.  A job that waits to be claimed becomes blocked; *again: it was written, or has
- * changed, and must be fetched again.  One that has expired is left to the claim, which cancels it.
+ * Returns whether a fetched job cannot be claimed because its group is paused; if so, sets retry_after.
+ * A claimable job becomes blocked; *again is set if the job was written or has changed, and must be
+ * fetched again.  A job that has expired is left to the claim, which cancels it.
  */
 static bool
 is_paused(JobCall *call, JobsTable *table, bool *again)

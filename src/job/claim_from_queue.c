@@ -74,7 +74,7 @@ is_paused(const ClaimCall *call, JobsTable *table, const Job *job)
 		   idemq_jobs_group_pause_find(table, queue->id, job_value(job, COL_GROUP_KEY), NULL);
 }
 
-/* Makes blocked a job of a paused group that was left in the ready index. */
+/* Blocks a job of a paused group that was left in the ready index. */
 static ScanStep
 leave_paused(ClaimCall *call, JobsTable *table, const Job *job)
 {

@@ -1,14 +1,14 @@
 /*
  * job/group_pause.c
- *		Paused groups: their jobs wait, and those of all other groups go on.
+ *		Paused groups: their jobs wait, while the jobs of all other groups continue.
  *
- * A group is paused while idemq.paused_groups has a row of it whose paused_until, if any, has not
- * passed.  The row is all there is: idemq.pause and idemq.resume (sql/parts/30_queues.sql), a DBA
- * and logical replication write it, a dump has it, and a restart loses nothing.  The row may be
- * older than the group's first job.
+ * A group is paused while idemq.paused_groups has a row for it whose paused_until, if any, has not
+ * passed.  This row is the only record of the pause.  It may be written by idemq.pause and
+ * idemq.resume (sql/parts/30_queues.sql), by a DBA or by logical replication; it is included in
+ * dumps, and a restart loses nothing.  The row may be older than the group's first job.
  *
- * No claim takes a job of a paused group.  Call P a transaction that writes the row, and C a claim
- * that begins when P has returned:
+ * No claim takes a job of a paused group.  Let P be a transaction that writes the row, and C a claim
+ * that begins after P has returned:
  *
  *		P: is visible; moves the version of the queue's settings; marks the group; returns.
  *		C: looks the queue up; takes its snapshot; for each job with a group, if the queue may
@@ -17,14 +17,14 @@
  * C looks the queue up after the version has moved, so it reads the queue's settings again, by a
  * snapshot that shows P (shared/queue_states/settings_version.c).  So it knows that the queue has a
  * paused group, and its own snapshot, which is younger still, shows the row.  It is always the latest
- * one: the isolation level of C's transaction does not matter, nor how long ago that began.  A
- * queue without paused groups pays for one comparison.  C itself may have written the row: then it
- * has forgotten the settings, and its snapshot shows its own writes; a rollback, to a savepoint
- * too, forgets them again (queue/queue_cache.c).  COMMIT PREPARED moves all versions before it
+ * one, whatever the isolation level of C's transaction and however long ago it began.  A queue without
+ * paused groups pays for one comparison.  If C's own transaction wrote the row, its cached settings
+ * have been discarded and its snapshot shows its own writes; a rollback, even to a savepoint, discards
+ * the settings again (queue/queue_cache.c).  COMMIT PREPARED moves all versions before it
  * returns.
  *
  * A paused group stays out of the ready index.  P makes the group's waiting jobs blocked
- * (EVENT_PAUSE); their time, if it is to come, goes to run_at.  A promotion leaves the group alone.
+ * (EVENT_PAUSE); if their time is still to come, run_at stores it.  A promotion leaves the group alone.
  * Whatever else would put a job of the group into the index (a failure, a release, a lost lease, a
  * retry, another time) makes the job blocked instead (job/transition.c).  A row that another
  * transaction W holds is not waited for:
@@ -33,30 +33,29 @@
  *	   by a snapshot that shows P.  That check makes the job blocked.  It finds that the version has
  *	   moved, since P moves it before it sets the mark.
  *	 - W is a claim whose transaction is open, and is rolled back; or it puts the job into the index
- *	   by a snapshot that does not show P.  Then the job is there until somebody meets it: a claim,
- *	   or the next check of its group.  Both make it blocked.
+ *	   by a snapshot that does not show P.  Then the job stays there until a claim or the next
+ *	   check of its group finds it.  Both make it blocked.
  *
- * So while a group is paused, a claim passes each of its jobs at most once, and then never meets it
- * again: ten thousand paused groups leave the index as if they were not there.
+ * So while a group is paused, claims encounter each of its jobs at most once: even with ten thousand
+ * paused groups, the index looks as if they did not exist.
  *
- * The end.  Once the row is gone, or over, the group is like any other that has blocked jobs and no
- * head.  P's mark, or that of whoever deletes the row, has it promoted: its next job goes to the
- * end of the ready index, so the group goes to the back of the turn once, and its rate and permits
- * count as at every promotion.  By ids, the order of its jobs is what it was.  When paused_until
+ * The end.  Once the row has been deleted, or its time has passed, the group is like any other that has
+ * blocked jobs and no head.  The mark set by P, or by the session that deletes the row, has it
+ * promoted: its next job goes to the end of the ready index, so the group goes to the back of the line
+ * once, and its rate and permits apply as at every promotion.  Its jobs still run in the order of ids.  When paused_until
  * comes, the worker's task "due" deletes the row (its time is in the queue's settings); where there
- * is no worker, a claim or a waiter does, as far as it waits for no lock.  Nobody asks the row for
- * more than that: a group whose time is over is not paused, even if its row is still there.
+ * is no worker, a claim or a waiter does, as far as it waits for no lock.  Nothing else
+ * depends on the deletion: a group whose time has passed is not paused, even if its row still exists.
  *
  * Order with other writers.  P locks its row of idemq.paused_groups, then rows of idemq.jobs, and
  * waits for none of the latter.  No session that holds a row of idemq.jobs waits for a row of
- * idemq.paused_groups, except one that pauses or resumes groups itself.  So pauses make nobody wait
- * for a job, and no deadlock comes of a pause unless transactions pause several groups in different
- * orders.
+ * idemq.paused_groups, except one that pauses or resumes groups itself.  So a pause never makes a session wait
+ * for a job, and causes no deadlock unless transactions pause several groups in different orders.
  *
- * A rollback of P leaves the row as it was, and the jobs in the index: their keys were noted, so
- * scan starts are lowered to them, and waiters wake.  A check of the group that P's own transaction
- * has made, and that found it paused, is made again: until its end the group is P's.  A crash is such
- * a rollback.
+ * A rollback of P leaves the row as it was, and the jobs in the index.  Their keys were noted, so scan
+ * starts are lowered to them, and waiters wake.  If P's own transaction checked the group and found it
+ * paused, the check is repeated, because P owns the group until its end.  A crash has the same effect
+ * as a rollback.
  *
  *		Model: test/model/group_pause.pml; a pause, an enqueue, a promoter and two claims.
  */
@@ -72,8 +71,8 @@
 #include "table/table.h"
 
 /*
- * Makes blocked a fetched job in status pending or retrying, since its group is paused.  It keeps
- * the time that it waits for, but no permit.  Never waits for its row.
+ * Makes a fetched job in status pending or retrying blocked, because its group is paused.  The job
+ * keeps the time it is waiting for, but no permit.  Never waits for the job's row.
  */
 JobWrite
 idemq_job_pause(JobsTable *table, const Job *job, const QueueInfo *queue)
@@ -87,8 +86,8 @@ idemq_job_pause(JobsTable *table, const Job *job, const QueueInfo *queue)
 }
 
 /*
- * Makes blocked the jobs of a paused group that wait to be claimed, up to most, among those with a
- * ready_at of from or later.  Returns HAS_MORE if there may be more, HELD if a row is held or has
+ * Makes up to "most" claimable jobs of a paused group blocked, among those whose ready_at is "from" or
+ * later.  Returns HAS_MORE if there may be more, HELD if a row is held or has
  * changed, and HAS_HEAD if none is left but those that are being claimed, or running.
  */
 Promotion

@@ -25,9 +25,10 @@
  *
  * A hold of the group (job/holds.c) defers jobs in the same way, and with the same flag.
  *
- * Such a job may wait too long: group_rate_limit was raised or taken away, the start for which the
- * job was deferred was given back, or idemq.resume ended the hold.  So a check of a group that has its next job looks at that
- * job again, and makes it due when the group may start it now (idemq_group_start_is_sooner).
+ * Such a job may be waiting longer than necessary, because group_rate_limit was raised or removed, the
+ * start for which the job was deferred was given back, or idemq.resume ended the hold.  A check of a
+ * group that has its next job therefore looks at that job again, and makes it due when the group may
+ * start it (idemq_group_start_is_sooner).
  * alter_queue has all groups of its queue checked.  A claim that defers a job, for more than a
  * moment, has its group checked; so does a claim that gives a start back because it did not get the
  * row.  The later one of the two sees the other.
@@ -159,8 +160,8 @@ idemq_group_rate_limit_undo(const QueueInfo *queue, const Job *job, const GroupC
 }
 
 /*
- * Returns whether a fetched job waits for its group, for its rate or for the end of a hold, for
- * longer than it has to; then *until is the time until which it has to.
+ * Returns whether a fetched job waits longer than necessary for its group's rate or for the end of a
+ * hold.  If so, sets *until to the time until which it must wait.
  */
 bool
 idemq_group_start_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until)
@@ -179,7 +180,7 @@ idemq_group_start_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz 
 	return *until < job->ready_at - CLOSE;
 }
 
-/* Returns when the rate of a group allows its next job, DT_NOBEGIN for now. */
+/* Returns when the rate of a group allows its next job to start; DT_NOBEGIN means now. */
 TimestampTz
 idemq_group_rate_limit_next(const QueueInfo *queue, Datum name)
 {
@@ -190,7 +191,7 @@ idemq_group_rate_limit_next(const QueueInfo *queue, Datum name)
 	return charge_bucket(queue, name, &charge, idemq_bucket_ask);
 }
 
-/* Returns when a group may start its next job, by its rate and its hold; DT_NOBEGIN for now. */
+/* Returns when the rate and hold of a group allow its next job to start; DT_NOBEGIN means now. */
 TimestampTz
 idemq_group_next_start(const QueueInfo *queue, Datum name)
 {

@@ -1,54 +1,54 @@
 /*
  * job/holds.c
- *		Holding back: a worker whose provider has answered 429 says that no further job of its
- *		group, or of its queue, may start before a time.
+ *		Holds: a worker whose provider has answered 429 requests that no further job of its group,
+ *		or of its queue, start before a given time.
  *
- * A call of idemq.hold_back inserts a row into idemq_internal.hold_entries, and so does each one
- * that extends the hold.  The hold of a group or queue is its row with the latest end, as long as
- * that end has not come.  It takes effect when the transaction that inserted it commits, a rollback
- * leaves nothing, and at its end it is over by the clock alone, without a write.
+ * Each call of idemq.hold_back that begins or extends a hold inserts a row into
+ * idemq_internal.hold_entries.  The hold of a group or queue is the row with the latest end, until
+ * that end has passed.  The hold takes effect when the transaction that inserted the row commits, and
+ * a rollback leaves nothing behind.  It ends by the clock alone, without a write.
  *
- * Nobody waits.  Rows are inserted, and no row that exists is touched, so two workers that are
- * answered 429 at once do not wait for each other's transaction.  Ended rows are deleted by claims
- * (below), which skip a row that is locked; only idemq.resume changes a row that has not ended.
+ * No session waits.  A call only inserts a row and never touches an existing one, so two workers that
+ * get a 429 at the same time do not wait for each other's transactions.  Claims delete ended rows
+ * (see below), skipping locked ones; only idemq.resume changes a row that has not ended.
  *
  * A hold ends at most max_hold_back after it began.  A call first reads the time t, then takes the
- * latest snapshot.  If the snapshot shows a hold in force, the new row takes over that hold's
+ * latest snapshot.  If the snapshot shows a hold in force, the new row copies that hold's
  * began_at; otherwise its began_at is t.  The call is refused if the end is later than began_at +
  * max_hold_back.  Let a hold be in force without interruption from S on: S is when the first of its
  * rows became visible.  Then each row that belongs to it has a began_at of at most S.  A row whose
- * snapshot is older than S has a t before S, and takes over no later time.  A row whose snapshot is
- * younger than S sees a row in force, and takes its began_at over, which is at most S by induction.
- * So every row ends by S + max_hold_back, in whatever order open transactions commit, and without a
- * lock.
+ * snapshot is older than S has a t before S, and cannot copy a later time.  A row whose snapshot is
+ * younger than S sees a row in force, and copies its began_at, which is at most S by induction.
+ * So every row ends by S + max_hold_back, regardless of the order in which open transactions commit,
+ * and without a lock.
  *
- * The next hold begins only after a claim.  The rows of a hold stay when it has ended, by its time or
- * by idemq.resume, until a claim of a job of the queue or group deletes them, in the claim's own
- * transaction: a claim that is rolled back does not count.  While they are there, a call is refused
- * unless the caller's own job was claimed after the hold ended.  (So it does not matter that a claim
+ * The next hold begins only after a claim.  When a hold has ended, either at its time or because of
+ * idemq.resume, its rows remain until a claim of a job of the queue or group deletes them.  The claim
+ * deletes them in its own transaction, so a claim that is rolled back does not count.  While the rows
+ * exist, a call is refused unless the caller's own job was claimed after the hold ended.  (So it does not matter that a claim
  * skips rows that another open claim is deleting, and deletes none above READ COMMITTED, where its
  * snapshot may be too old.)  A transaction that saw no hold, or an earlier one, may commit its row
  * later, without a claim in between.  The row's began_at is then still the time of its call, so
  * without a claim no row ends later than max_hold_back after the first of these rows took effect.
  *
- * Who obeys.  QueueInfo has when the last hold of the queue ends, and whether there are holds of
- * groups.  It is read again after each change of the rows, as a setting of the queue is
+ * How claims obey.  QueueInfo contains the end of the queue's last hold, and whether there are holds of
+ * groups.  Like the queue's settings, it is reread after each change of the rows
  * (queue/queue_cache.c has the proof that a call that begins after a commit sees it; nothing is in
- * shared memory, so a restart, a crash or a failover changes nothing).  A held queue hands out no
- * jobs, as a paused one (idemq_queue_is_closed).  In a queue with holds of groups, job/claim_one.c
+ * shared memory, so a restart, a crash or a failover changes nothing).  Like a
+ * paused queue, a held queue hands out no jobs (idemq_queue_is_closed).  In a queue with holds of groups, job/claim_one.c
  * looks for the hold of each job's group before it takes the job, and refuses as group_rate_limit
  * does: ready_at becomes the end of the hold (job/group_rate_limit.c).  A promotion does so at once
  * (job/promote_one.c).  In queues without holds this costs a claim two tests of its QueueInfo.
  *
- * The end wakes those who sleep.  Each change of the rows lowers the queue state's DUE_READY: the
+ * The end of a hold wakes sleeping sessions.  Each change of the rows lowers the queue state's DUE_READY: the
  * worker reads until when the queue is held, and has itself run again then (worker/waking.c, as for
- * the end of a pause).  A deferred job has its own entry in the ready index, and comes due as any
- * job does.  A waiter that has found its queue held wakes at the end by itself, also without a
- * worker.  After idemq.resume all waiters look again, and the held groups are marked, so that their
+ * the end of a pause).  A deferred job has its own entry in the ready index, and becomes due like
+ * any other job.  A waiter that has found its queue held wakes at the end of the hold by itself, even
+ * without a worker.  After idemq.resume all waiters look again, and the held groups are marked, so that their
  * jobs become due.
  *
- * Rows of groups of which no job is ever claimed again are deleted by retention, once no call could
- * be refused because of them; so are rows of queues, apart from the last one, since claims above READ
+ * If no job of a group is ever claimed again, retention deletes the group's rows, once no call can be
+ * refused because of them; so are rows of queues, apart from the last one, since claims above READ
  * COMMITTED delete none (idemq_internal.delete_by_time).
  *
  * Locks: none of its own.
@@ -100,8 +100,8 @@ scope_of(Datum group)
 }
 
 /*
- * Finds the last hold of a group, or, if group is 0, of a whole queue; it may be over.  False when
- * there is none.
+ * Finds the last hold of a group, or, if group is 0, of a whole queue; the hold may have ended.  Returns
+ * false if there is none.
  */
 bool
 idemq_hold_find(const QueueInfo *queue, Datum group, Hold *hold)
@@ -118,7 +118,7 @@ has_group(const Job *job)
 	return job_has(job, COL_GROUP_KEY) && !idemq_is_no_group(job_value(job, COL_GROUP_KEY));
 }
 
-/* Returns until when a group is held back; DT_NOBEGIN when it is not. */
+/* Returns the time until which a group is held back, or DT_NOBEGIN if it is not held back. */
 TimestampTz
 idemq_group_held_until(const QueueInfo *queue, Datum name)
 {
@@ -131,8 +131,8 @@ idemq_group_held_until(const QueueInfo *queue, Datum name)
 }
 
 /*
- * Returns whether a hold of a fetched job's group forbids its start; then charge->next is when to
- * try again, and nothing is charged.
+ * Returns whether a hold of its group keeps a fetched job from starting.  If so, sets charge->next to
+ * the time at which to try again, and charges nothing.
  */
 bool
 idemq_group_holds_back(const QueueInfo *queue, const Job *job, GroupCharge *charge)
@@ -149,7 +149,7 @@ idemq_group_holds_back(const QueueInfo *queue, const Job *job, GroupCharge *char
 	return !charge->was_held;
 }
 
-/* Deletes what is left of holds that ended before a job was claimed. */
+/* Deletes the rows of holds that ended before a job was claimed. */
 static void
 forget_ended(const QueueInfo *queue, Datum group, TimestampTz claimed_at)
 {
@@ -190,7 +190,7 @@ idemq_holds_note_claim(const QueueInfo *queue, const Job *job, const GroupCharge
 		forget_ended(queue, job_value(job, COL_GROUP_KEY), claimed_at);
 }
 
-/* Returns a time in words: palloc'ed, since two in one message would share a buffer. */
+/* Formats a time into palloc'ed memory: two calls of timestamptz_to_str would share a buffer. */
 static const char *
 in_words(TimestampTz time)
 {
@@ -215,7 +215,7 @@ check_end(const QueueInfo *queue, TimestampTz began_at, TimestampTz until)
 	ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 			errmsg("the hold would last longer than max_hold_back of queue \"%s\", which is %s",
 				   queue->name, most),
-			errdetail("The hold began at %s, so it may end at %s at the latest.",
+			errdetail("A hold that began at %s must end by %s.",
 					  in_words(began_at), in_words(began_at + queue->max_hold_back)),
 			errhint("Pass an earlier end, or ask an administrator of the queue to raise "
 					"max_hold_back with idemq.alter_queue."));
@@ -230,13 +230,13 @@ check_claimed_since(const Attempt *attempt, Datum group, TimestampTz ended_at)
 	ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 			errmsg("no job of this %s has been claimed since its last hold ended",
 				   group == (Datum) 0 ? "queue" : "group"),
-			errdetail("The last hold of queue \"%s\"%s ended at %s.", attempt->queue.name,
-					  group == (Datum) 0 ? "" : ", for this group,", in_words(ended_at)),
-			errhint("Give the job back with idemq.release. After the next claim, a job can be held "
-					"back again."));
+			errdetail("The last hold of %s \"%s\" ended at %s.",
+					  group == (Datum) 0 ? "queue" : "this group in queue", attempt->queue.name,
+					  in_words(ended_at)),
+			errhint("Release the job with idemq.release. A new hold can begin after the next claim."));
 }
 
-/* Records who has begun a hold.  Extensions are not recorded: there may be many. */
+/* Records who began a hold.  Extensions are not recorded, because there may be many. */
 static void
 audit_begin(const Attempt *attempt, Datum group, TimestampTz until)
 {
@@ -257,8 +257,8 @@ audit_begin(const Attempt *attempt, Datum group, TimestampTz until)
 /*
  * Holds back a group, or, if group is 0, the whole queue of a current attempt until a time that is
  * later than now, a time read before the call.  Returns when the hold ends, which may be later.
- * Writes nothing unless it makes the hold longer.  Raises 22023 for a hold that max_hold_back
- * forbids, and for a new one that no claim precedes.
+ * Writes nothing unless it extends the hold.  Raises 22023 for a hold that max_hold_back forbids, and
+ * for a new hold if no job has been claimed since the last one.
  */
 TimestampTz
 idemq_hold_begin(const Attempt *attempt, Datum group, TimestampTz now, TimestampTz until)

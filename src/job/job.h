@@ -355,7 +355,7 @@ typedef struct GroupCharge
 {
 	bool charged;	  /* false: there was nothing to take */
 	TimestampTz next; /* for a start that is refused: when to try again */
-	bool was_held;	  /* its group has had a hold, which has ended (job/holds.c) */
+	bool was_held;	  /* its group had a hold that has ended (job/holds.c) */
 	BucketCharge bucket;
 } GroupCharge;
 
@@ -609,7 +609,7 @@ typedef enum Promotion
 {
 	PROMOTED,			/* there is a pending job now, which is not committed yet */
 	PROMOTED_FOR_LATER, /* the same, but it is not due yet; or what it waits for was written */
-	HASTENED,			/* its next job, which waited for a later time, is due now */
+	HASTENED,			/* its next job was waiting for a later time, and is due now */
 	JOINED,				/* a child has joined its group, which is to be promoted next */
 	AT_LIMIT,			/* all permits of its group are taken, and there is a next job */
 	HAS_HEAD,			/* there is nothing to do until it is marked again */

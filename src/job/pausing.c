@@ -47,7 +47,7 @@ static SqlStatement end_if_over =
 			 "FROM over WHERE q.queue_id = over.queue_id",
 	 .types = {INT4OID, TIMESTAMPTZOID}};
 
-/* Pauses of groups that one call ends, at most; the next call ends the next ones. */
+/* Maximum number of group pauses that one call ends; the next call continues. */
 #define END_AT_ONCE 100
 
 /* A pause of a group that is over. */
@@ -95,7 +95,7 @@ idemq_pause_end_if_over(const QueueInfo *queue)
 	return true;
 }
 
-/* Returns whether a pause of a group of the queue is over, and its row has to go. */
+/* Returns whether a group of the queue has a pause that has ended, so its row must be deleted. */
 bool
 idemq_group_pause_is_over(const QueueInfo *queue)
 {
@@ -104,9 +104,9 @@ idemq_group_pause_is_over(const QueueInfo *queue)
 
 /*
  * Deletes the rows of pauses of a queue's groups that are over, unless they are locked, and has
- * these groups promoted; 100 at once.  Above READ COMMITTED it leaves the rows, which have no effect
- * any more.  Returns how many.  After the commit the queue's settings have changed, so whoever looks
- * at them finds what is left.
+ * these groups promoted, at most 100 per call.  Above READ COMMITTED it leaves the rows, which no longer
+ * have any effect.  Returns the number of pauses ended.  The queue's settings change with the commit,
+ * so the next session that reads them finds the remaining pauses.
  */
 int
 idemq_group_pauses_end(const QueueInfo *queue)
@@ -129,7 +129,7 @@ idemq_group_pauses_end(const QueueInfo *queue)
 		entry.members[3] = pstrdup(timestamptz_to_str(ended[i].until));
 		if (!keeps)
 			idemq_audit(&entry);
-		/* At once: this call itself may be a claim that wants its jobs. */
+		/* Immediately, because the caller may itself be claiming jobs of this group. */
 		idemq_promote_later(queue, ended[i].group);
 	}
 	return count;

@@ -242,7 +242,7 @@ scan_groups(JobsTable *table, const QueueInfo *queue, int max)
 		name = PointerGetDatum(PG_DETOAST_DATUM_COPY(job_value(&job, COL_GROUP_KEY)));
 		if (last != (Datum) 0)
 			pfree(DatumGetPointer(last));
-		/* Of paused groups, which may be many, no more is read if no job of theirs is ready. */
+		/* There may be many paused groups: if no job of such a group is ready, read no further. */
 		if (idemq_jobs_group_is_paused(table, queue, name, NULL)
 				? job.status != JOB_BLOCKED || idemq_pending_groups_pauses()
 				: job.status == JOB_BLOCKED || idemq_group_uses_permits(queue, name) ||

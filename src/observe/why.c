@@ -323,7 +323,7 @@ say_group_rate_limit(WhyCall *call)
 	return true;
 }
 
-/* Says which hold keeps a job, of its queue or of its group; false when none does. */
+/* Names the hold of its queue or group that keeps a job waiting; returns false if there is none. */
 static bool
 say_hold(WhyCall *call)
 {
@@ -337,14 +337,14 @@ say_hold(WhyCall *call)
 
 	if (!of_queue && (!queue->has_group_holds || group == (Datum) 0))
 		return false;
-	/* A job that waits longer waits for something else. */
+	/* A job whose ready_at is later than the hold is waiting for something else. */
 	if (!idemq_hold_find(queue, group, &hold) || hold.until <= call->now ||
 		hold.until < job->ready_at - CLOSE)
 		return false;
 	say(call, of_queue ? "queue \"%s\" " : "its group in queue \"%s\" ", queue->name);
 	say(call,
-		"has been held back by job %lld since %s, and will be until %s: ", (long long) hold.job_id,
-		at(hold.began_at), at(hold.until));
+		"has been held back since %s, and will be until %s, as requested by the worker of job %lld: ",
+		at(hold.began_at), at(hold.until), (long long) hold.job_id);
 	say(call,
 		of_queue ? "call idemq.resume('%s') to end the hold"
 				 : "call idemq.resume('%s', group_key => ...) to end the hold",

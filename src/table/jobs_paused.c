@@ -2,9 +2,9 @@
  * table/jobs_paused.c
  *		Which groups are paused: rows of idemq.paused_groups, by their primary key.
  *
- * The row is the truth, and nothing else holds it: there may be ten thousand paused groups, and a
- * session that kept their names would have to read all of them again after each pause.  A lookup
- * reads two or three pages.  Queues without a paused group are never looked up here
+ * Pauses exist only in these rows and are not cached: there may be ten thousand paused groups, and a
+ * session that cached their names would have to reread all of them after each pause.  A lookup reads
+ * two or three pages.  For queues without a paused group, no lookup takes place
  * (idemq_queue_may_have_pauses).
  *
  * The snapshot is that of the open table: the latest one when the call began or was refreshed, at
@@ -67,7 +67,7 @@ pause_scan_open(const JobsTable *table)
 	return pauses;
 }
 
-/* Ends the scan, if there is one: the snapshot is about to be dropped. */
+/* Ends the scan, if there is one, because the snapshot is about to be dropped. */
 void
 idemq_jobs_paused_end(JobsTable *table)
 {
@@ -110,7 +110,7 @@ idemq_jobs_group_pause_find(JobsTable *table, int32 queue_id, Datum name, Timest
 
 		if (!isnull)
 			ends = DatumGetTimestampTz(value);
-		/* It keeps no page pinned: the next lookup may be long after this one. */
+		/* Do not keep the page pinned: the next lookup may come much later. */
 		ExecClearTuple(table->pauses->slot);
 	}
 	MemoryContextSwitchTo(old);
@@ -120,7 +120,7 @@ idemq_jobs_group_pause_find(JobsTable *table, int32 queue_id, Datum name, Timest
 }
 
 /*
- * As idemq_jobs_group_pause_find, for a looked-up queue: without a lookup if it has no paused group.
+ * Like idemq_jobs_group_pause_find, but skips the lookup if the queue has no paused groups.
  */
 bool
 idemq_jobs_group_is_paused(JobsTable *table, const QueueInfo *queue, Datum name, TimestampTz *until)

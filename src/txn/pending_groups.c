@@ -195,7 +195,7 @@ idemq_pending_dependency_note_blocked(QueueState *qstate, int32 queue_id, int64 
 	idemq_pending_dependency_note(qstate, queue_id, DEPENDENCY_FAILURE, job_id);
 }
 
-/* Notes that a group is paused, or not any more, once this transaction has committed. */
+/* Notes that a group will be paused or resumed when this transaction commits. */
 void
 idemq_pending_groups_note_pause(QueueState *qstate, int32 queue_id, Datum name)
 {

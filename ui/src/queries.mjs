@@ -54,7 +54,7 @@ export const health = `
 export const queue = `
   SELECT q.*, extract(epoch FROM q.lease)::float8 AS lease_seconds FROM idemq.queues q WHERE q.name = $1`;
 
-/** What workers hold back in a queue. */
+/** The holds in force in a queue. */
 export const holds = `
   SELECT h.scope, h.group_key, h.job_id::text AS job_id, h.began_at, h.until, extract(epoch FROM h.until - idemq.clock_timestamp())::float8 AS left
   FROM idemq.holds h WHERE h.queue = $1 ORDER BY h.scope DESC, h.until DESC LIMIT 21`;

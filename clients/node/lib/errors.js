@@ -80,8 +80,8 @@ export class Snooze extends Error {
 }
 
 /**
- * Thrown by a handler whose provider asks for a pause (429): until delay has passed, no further job of this job's group starts, or of its queue
- * if it has no group. The job is ready again at that time. The attempt does not count, at most 100 times in a row.
+ * Thrown by a handler whose provider asks for a pause (429): until delay has passed, no further job of the same group (or of the
+ * queue, if the job has no group) starts. The job is ready again at that time. The first 100 such attempts in a row do not count.
  */
 export class HoldBack extends Error {
   /** @param {import('../index.js').Interval} delay @param {'group' | 'queue' | null} [scope] @param {string} [reason] */

@@ -39,7 +39,7 @@ export const COMMIT_MANY_AND_CLAIM = {
 export const FAIL = `SELECT idemq.fail($1::bigint, $2::bigint, $3::text, retry_in => $4::interval, permanent => $5::bool,
   details => $6::jsonb)::text AS outcome`;
 export const RELEASE = 'SELECT idemq.release($1::bigint, $2::bigint, $3::interval)::text AS outcome';
-// Ends the attempt of a job that asked for a hold. Up to 100 times in a row the attempt does not count.
+// Ends the attempt of a job that asked for a hold. The first 100 such attempts in a row do not count.
 export const GIVE_BACK = `SELECT (CASE WHEN (SELECT count(*) FROM (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = $1::bigint ORDER BY a.token DESC LIMIT 100) l
       WHERE l.outcome = 'released') < 100 THEN idemq.release($1::bigint, $2::bigint, $3::interval)
     ELSE idemq.fail($1::bigint, $2::bigint, $4::text, retry_in => $3::interval) END)::text AS outcome`;

@@ -85,7 +85,7 @@ _FAIL = "SELECT idemq.fail(%s, %s, %s, %s::interval, permanent => %s, details =>
 _RELEASE = "SELECT idemq.release(%s, %s, %s::interval)::text"
 _GIVE_BACK = """SELECT (CASE WHEN (SELECT count(*) FROM (SELECT a.outcome FROM idemq.attempts a WHERE a.job_id = %s ORDER BY a.token DESC LIMIT 100) l
     WHERE l.outcome = 'released') < 100 THEN idemq.release(%s, %s, %s::interval) ELSE idemq.fail(%s, %s, %s, %s::interval) END)::text"""
-"""Ends the attempt of a job that asked for a hold.  Up to 100 times in a row the attempt does not count."""
+"""Ends the attempt of a job that asked for a hold.  The first 100 such attempts in a row do not count."""
 _HOLD_BACK = f"""WITH held AS MATERIALIZED (SELECT idemq.hold_back(%s, %s, least(%s::interval, (SELECT nullif(q.max_hold_back, '0') FROM idemq.jobs j
     JOIN idemq.queues q USING (queue_id) WHERE j.id = %s)), scope => %s::text)) {_GIVE_BACK} FROM held"""
 """Holds back, then ends the attempt, in one transaction."""

@@ -484,7 +484,7 @@ def pause_group(
     *,
     until: Optional[datetime] = None,
 ) -> Union[None, Awaitable[None]]:
-    """Pause one group of a queue.  Its jobs wait until resume_group, or until the given time.
+    """Pause one group of a queue.  Its jobs wait until resume_group is called or the given time is reached.
 
     Running jobs continue.  The other groups of the queue are not affected.  Requires the privilege admin on the queue.
     """
@@ -516,7 +516,7 @@ def resume_group(
     queue: str,
     group_key: str,
 ) -> Union[None, Awaitable[None]]:
-    """Resume a group that pause_group has paused.  Requires the privilege admin on the queue."""
+    """Resume a paused group.  Requires the privilege admin on the queue."""
     require_connection(conn, Connection, AsyncConnection)
     values = {"queue": queue_argument(queue), "group_key": text_argument("group_key", group_key)}
     return ask(conn, _RESUME_GROUP, values, lambda rows: None)

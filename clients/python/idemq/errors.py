@@ -67,9 +67,9 @@ class Snooze(Exception):
 
 
 class HoldBack(Exception):
-    """Raised by a handler whose provider asks for a pause (429): until delay has passed, no further job of this job's group starts, or of
-    its queue if it has no group.  scope: "group" or "queue", to choose.  The job is ready again at that time.  The attempt does not
-    count, at most 100 times in a row."""
+    """Raised by a handler whose provider asks for a pause (429): until delay has passed, no further job of the same group (or of the
+    queue, if the job has no group) starts.  To choose, set scope to "group" or "queue".  The job is ready again at that time.  The
+    first 100 such attempts in a row do not count."""
 
     def __init__(self, delay: Delay, scope: Optional[str] = None, reason: str = "") -> None:
         super().__init__(reason or "held back")

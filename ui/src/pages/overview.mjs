@@ -18,7 +18,7 @@ function states(queue) {
     queue.is_dead_letter_queue && Number(queue.pending) > 0 && [3, 'warn', `${count(queue.pending)} to review`, jobs],
     Number(queue.retrying) > 0 && [2, 'retrying', `${count(queue.retrying)} retrying`, errorsOf(queue.queue)],
     queue.paused && [1, 'paused', 'paused'],
-    queue.held_for > 0 && [1, 'paused', `held back for ${duration(queue.held_for)}`, jobs],
+    queue.held_for > 0 && [1, 'paused', `held back, ${duration(queue.held_for)} left`, jobs],
     Number(queue.groups_held) > 0 && [1, 'paused', `${plural(queue.groups_held, 'group')} held back`, jobs]].filter(Boolean);
   return found.length > 0 ? found : [[0, 'well', 'OK']];
 }
