@@ -159,9 +159,10 @@ forget_ended(const QueueInfo *queue, Datum group, TimestampTz claimed_at)
 }
 
 /*
- * Follows a claim of a job, whose row this transaction has written: the next hold of its queue and
- * of its group may begin.  charge: as idemq_group_holds_back left it.  The queue's rows are deleted
- * once in a subtransaction, however many jobs it claims, unless another hold has ended since.
+ * Called after a claim whose row this transaction has written: the next hold of the job's queue and
+ * group may now begin.  charge must be as idemq_group_holds_back left it.  The queue's rows are
+ * deleted once per subtransaction, regardless of how many jobs it claims, unless another hold has
+ * ended since.
  */
 void
 idemq_holds_note_claim(const QueueInfo *queue, const Job *job, const GroupCharge *charge,
@@ -215,8 +216,8 @@ check_end(const QueueInfo *queue, TimestampTz began_at, TimestampTz until)
 	ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 			errmsg("the hold would last longer than max_hold_back of queue \"%s\", which is %s",
 				   queue->name, most),
-			errdetail("A hold that began at %s must end by %s.",
-					  in_words(began_at), in_words(began_at + queue->max_hold_back)),
+			errdetail("A hold that began at %s must end by %s.", in_words(began_at),
+					  in_words(began_at + queue->max_hold_back)),
 			errhint("Pass an earlier end, or ask an administrator of the queue to raise "
 					"max_hold_back with idemq.alter_queue."));
 }
@@ -233,7 +234,8 @@ check_claimed_since(const Attempt *attempt, Datum group, TimestampTz ended_at)
 			errdetail("The last hold of %s \"%s\" ended at %s.",
 					  group == (Datum) 0 ? "queue" : "this group in queue", attempt->queue.name,
 					  in_words(ended_at)),
-			errhint("Release the job with idemq.release. A new hold can begin after the next claim."));
+			errhint(
+				"Release the job with idemq.release. A new hold can begin after the next claim."));
 }
 
 /* Records who began a hold.  Extensions are not recorded, because there may be many. */

@@ -74,8 +74,8 @@ typedef struct QueueInfo
 	Oid dead_letter_role_oid;
 	bool paused;			  /* see idemq_queue_is_paused */
 	TimestampTz paused_until; /* DT_NOEND: until somebody resumes it */
-	TimestampTz held_until; /* latest end of a hold of the queue, maybe past; DT_NOBEGIN: none */
-	bool has_group_holds;	/* there are rows of holds of its groups, maybe ended */
+	TimestampTz held_until;	  /* latest end of a hold of the queue, maybe past; DT_NOBEGIN: none */
+	bool has_group_holds;	  /* there are rows of holds of its groups, maybe ended */
 	TimestampTz created_at;
 	bool has_paused_groups;		  /* see idemq_queue_may_have_pauses */
 	TimestampTz group_pauses_end; /* when the first of them ends by itself; DT_NOEND: none does */
