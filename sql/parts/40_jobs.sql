@@ -188,7 +188,7 @@ CREATE FUNCTION idemq.claim_job(
 	RETURNS idemq.claim_result
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_claim_job';
 COMMENT ON FUNCTION idemq.claim_job(bigint, interval, text, boolean)
-	IS 'Claim one job and begin an attempt. Returns an outcome: claimed, claimed_again (attempt > 1), locked (until retry_after), completed (with the result), dead, cancelled, blocked, not_due (until retry_after, or because the queue is paused or at a limit) or not_found. Requires claim.';
+	IS 'Claim one job and begin an attempt. Returns an outcome: claimed, claimed_again (attempt > 1), locked (until retry_after), completed (with the result), dead, cancelled, blocked, not_due (until retry_after, or because the queue or group is paused, held back or at a limit) or not_found. Requires claim.';
 
 CREATE FUNCTION idemq.heartbeat(id bigint, token bigint, lease interval DEFAULT NULL)
 	RETURNS idemq.outcome
@@ -245,7 +245,7 @@ CREATE FUNCTION idemq.commit_and_claim(
 COMMENT ON FUNCTION idemq.commit_and_claim(bigint, bigint, jsonb, text, int, interval, text, boolean)
 	IS 'Complete one job and claim the next one in a single transaction, as idemq.commit and idemq.claim do. Returns the claimed jobs, or raises IQ001, IQ002 or IQ006 and claims none.
 - queue: queue of the next job; by default, the queue of the committed job
-- If the queue is paused or at a limit, or this role may not claim from it, no row is returned, but the job is still completed.
+- If the queue is paused, held back or at a limit, or this role may not claim from it, no row is returned, but the job is still completed.
 - The claimed jobs never include the next job of the same group, because that job becomes ready only after the transaction commits.';
 
 CREATE FUNCTION idemq.commit_many_and_claim(
@@ -264,7 +264,7 @@ CREATE FUNCTION idemq.commit_once(id bigint, result jsonb DEFAULT NULL)
 	RETURNS idemq.outcome
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_commit_once';
 COMMENT ON FUNCTION idemq.commit_once(bigint, jsonb)
-	IS 'Complete a ready job without claiming it. Returns committed the first time and already_committed afterwards, or the reason the job was not completed: locked, dead, cancelled, blocked, not_due (not yet due, or the queue is paused or at a limit) or not_found. Requires claim.';
+	IS 'Complete a ready job without claiming it. Returns committed the first time and already_committed afterwards, or the reason the job was not completed: locked, dead, cancelled, blocked, not_due (not yet due, or the queue or group is paused, held back or at a limit) or not_found. Requires claim.';
 
 CREATE FUNCTION idemq.fail(
 	id bigint, token bigint, error text DEFAULT NULL, retry_in interval DEFAULT NULL,

@@ -343,7 +343,7 @@ CREATE FUNCTION idemq_internal.suspects(part text, most bigint, token bigint)
 		GROUP BY 1, 2, q.group_max_running HAVING bool_or(j.status = 'blocked')
 			AND (j.group_key = '' OR count(*) FILTER (WHERE p.has_permit) < q.group_max_running)
 			AND NOT bool_or(p.has_permit AND j.status <> 'running')
-			-- Paused groups are not promoted while their row exists, even if its time has passed.
+			-- Paused groups need not be promoted while their row exists, even if its time has passed.
 			AND NOT EXISTS (SELECT FROM idemq.paused_groups g
 				WHERE g.queue_id = j.queue_id AND g.group_key = j.group_key)
 		ORDER BY 1, 2 LIMIT most)

@@ -296,7 +296,7 @@ SQL_FUNCTION(idemq_sql_internal_wake_queue)
 	PG_RETURN_VOID();
 }
 
-/* pause_group(queue_id, group) -> void: blocks the claimable jobs of a group that has been paused. */
+/* pause_group(queue_id, group) -> void: blocks the claimable jobs of a newly paused group. */
 SQL_FUNCTION(idemq_sql_internal_pause_group)
 {
 	QueueInfo queue;

@@ -142,9 +142,10 @@ settle_turn(const JobCall *call, JobsTable *table, JobWrite *write)
 }
 
 /*
- * Returns whether a fetched job cannot be claimed because its group is paused; if so, sets retry_after.
- * A claimable job becomes blocked; *again is set if the job was written or has changed, and must be
- * fetched again.  A job that has expired is left to the claim, which cancels it.
+ * Returns whether a fetched job cannot be claimed because its group is paused; if so, sets
+ * retry_after.  A claimable job becomes blocked; *again is set if the job was written or has
+ * changed, and must be fetched again.  A job that has expired is left to the claim, which cancels
+ * it.
  */
 static bool
 is_paused(JobCall *call, JobsTable *table, bool *again)

@@ -25,13 +25,13 @@
  *
  * A hold of the group (job/holds.c) defers jobs in the same way, and with the same flag.
  *
- * Such a job may be waiting longer than necessary, because group_rate_limit was raised or removed, the
- * start for which the job was deferred was given back, or idemq.resume ended the hold.  A check of a
- * group that has its next job therefore looks at that job again, and makes it due when the group may
- * start it (idemq_group_start_is_sooner).
- * alter_queue has all groups of its queue checked.  A claim that defers a job, for more than a
- * moment, has its group checked; so does a claim that gives a start back because it did not get the
- * row.  The later one of the two sees the other.
+ * Such a job may be waiting longer than necessary, because group_rate_limit was raised or removed,
+ * the start for which the job was deferred was given back, or idemq.resume ended the hold.  A check
+ * of a group that has its next job therefore looks at that job again, and makes it due when the
+ * group may start it (idemq_group_start_is_sooner). alter_queue has all groups of its queue
+ * checked.  A claim that defers a job, for more than a moment, has its group checked; so does a
+ * claim that gives a start back because it did not get the row.  The later one of the two sees the
+ * other.
  *
  * A flag of the row says that a job waits for the rate, and for nothing else (JOB_RATE_LIMITED).
  * The head of a group that uses no permits has in run_at the time when it was due.
@@ -160,8 +160,8 @@ idemq_group_rate_limit_undo(const QueueInfo *queue, const Job *job, const GroupC
 }
 
 /*
- * Returns whether a fetched job waits longer than necessary for its group's rate or for the end of a
- * hold.  If so, sets *until to the time until which it must wait.
+ * Returns whether a fetched job waits longer than necessary for its group's rate or for the end of
+ * a hold.  If so, sets *until to the time until which it must wait.
  */
 bool
 idemq_group_start_is_sooner(const QueueInfo *queue, const Job *job, TimestampTz *until)

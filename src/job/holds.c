@@ -5,51 +5,53 @@
  *
  * Each call of idemq.hold_back that begins or extends a hold inserts a row into
  * idemq_internal.hold_entries.  The hold of a group or queue is the row with the latest end, until
- * that end has passed.  The hold takes effect when the transaction that inserted the row commits, and
- * a rollback leaves nothing behind.  It ends by the clock alone, without a write.
+ * that end has passed.  The hold takes effect when the transaction that inserted the row commits,
+ * and a rollback leaves nothing behind.  It ends by the clock alone, without a write.
  *
- * No session waits.  A call only inserts a row and never touches an existing one, so two workers that
- * get a 429 at the same time do not wait for each other's transactions.  Claims delete ended rows
- * (see below), skipping locked ones; only idemq.resume changes a row that has not ended.
+ * No session waits.  A call only inserts a row and never touches an existing one, so two workers
+ * that get a 429 at the same time do not wait for each other's transactions.  Claims delete ended
+ * rows (see below), skipping locked ones; only idemq.resume changes a row that has not ended.
  *
  * A hold ends at most max_hold_back after it began.  A call first reads the time t, then takes the
- * latest snapshot.  If the snapshot shows a hold in force, the new row copies that hold's
- * began_at; otherwise its began_at is t.  The call is refused if the end is later than began_at +
+ * latest snapshot.  If the snapshot shows a hold in force, the new row copies that hold's began_at;
+ * otherwise its began_at is t.  The call is refused if the end is later than began_at +
  * max_hold_back.  Let a hold be in force without interruption from S on: S is when the first of its
  * rows became visible.  Then each row that belongs to it has a began_at of at most S.  A row whose
  * snapshot is older than S has a t before S, and cannot copy a later time.  A row whose snapshot is
- * younger than S sees a row in force, and copies its began_at, which is at most S by induction.
- * So every row ends by S + max_hold_back, regardless of the order in which open transactions commit,
+ * younger than S sees a row in force, and copies its began_at, which is at most S by induction.  So
+ * every row ends by S + max_hold_back, regardless of the order in which open transactions commit,
  * and without a lock.
  *
  * The next hold begins only after a claim.  When a hold has ended, either at its time or because of
- * idemq.resume, its rows remain until a claim of a job of the queue or group deletes them.  The claim
- * deletes them in its own transaction, so a claim that is rolled back does not count.  While the rows
- * exist, a call is refused unless the caller's own job was claimed after the hold ended.  (So it does not matter that a claim
- * skips rows that another open claim is deleting, and deletes none above READ COMMITTED, where its
- * snapshot may be too old.)  A transaction that saw no hold, or an earlier one, may commit its row
- * later, without a claim in between.  The row's began_at is then still the time of its call, so
- * without a claim no row ends later than max_hold_back after the first of these rows took effect.
+ * idemq.resume, its rows remain until a claim of a job of the queue or group deletes them.  The
+ * claim deletes them in its own transaction, so a claim that is rolled back does not count.  While
+ * the rows exist, a call is refused unless the caller's own job was claimed after the hold ended.
+ * (So it does not matter that a claim skips rows that another open claim is deleting, and deletes
+ * none above READ COMMITTED, where its snapshot may be too old.)  A transaction that saw no hold,
+ * or an earlier one, may commit its row later, without a claim in between.  The row's began_at is
+ * then still the time of its call, so without a claim no row ends later than max_hold_back after
+ * the first of these rows took effect.
  *
- * How claims obey.  QueueInfo contains the end of the queue's last hold, and whether there are holds of
- * groups.  Like the queue's settings, it is reread after each change of the rows
+ * How claims obey.  QueueInfo contains the end of the queue's last hold, and whether there are
+ * holds of groups.  Like the queue's settings, it is reread after each change of the rows
  * (queue/queue_cache.c has the proof that a call that begins after a commit sees it; nothing is in
- * shared memory, so a restart, a crash or a failover changes nothing).  Like a
- * paused queue, a held queue hands out no jobs (idemq_queue_is_closed).  In a queue with holds of groups, job/claim_one.c
- * looks for the hold of each job's group before it takes the job, and refuses as group_rate_limit
- * does: ready_at becomes the end of the hold (job/group_rate_limit.c).  A promotion does so at once
- * (job/promote_one.c).  In queues without holds this costs a claim two tests of its QueueInfo.
+ * shared memory, so a restart, a crash or a failover changes nothing).  Like a paused queue, a held
+ * queue hands out no jobs (idemq_queue_is_closed).  In a queue with holds of groups,
+ * job/claim_one.c looks for the hold of each job's group before it takes the job, and refuses as
+ * group_rate_limit does: ready_at becomes the end of the hold (job/group_rate_limit.c).  A
+ * promotion does so at once (job/promote_one.c).  In queues without holds this costs a claim two
+ * tests of its QueueInfo.
  *
- * The end of a hold wakes sleeping sessions.  Each change of the rows lowers the queue state's DUE_READY: the
- * worker reads until when the queue is held, and has itself run again then (worker/waking.c, as for
- * the end of a pause).  A deferred job has its own entry in the ready index, and becomes due like
- * any other job.  A waiter that has found its queue held wakes at the end of the hold by itself, even
- * without a worker.  After idemq.resume all waiters look again, and the held groups are marked, so that their
- * jobs become due.
+ * The end of a hold wakes sleeping sessions.  Each change of the rows lowers the queue state's
+ * DUE_READY: the worker reads until when the queue is held, and has itself run again then
+ * (worker/waking.c, as for the end of a pause).  A deferred job has its own entry in the ready
+ * index, and becomes due like any other job.  A waiter that has found its queue held wakes at the
+ * end of the hold by itself, even without a worker.  After idemq.resume all waiters look again, and
+ * the held groups are marked, so that their jobs become due.
  *
- * If no job of a group is ever claimed again, retention deletes the group's rows, once no call can be
- * refused because of them; so are rows of queues, apart from the last one, since claims above READ
- * COMMITTED delete none (idemq_internal.delete_by_time).
+ * If no job of a group is ever claimed again, retention deletes the group's rows, once no call can
+ * be refused because of them; so are rows of queues, apart from the last one, since claims above
+ * READ COMMITTED delete none (idemq_internal.delete_by_time).
  *
  * Locks: none of its own.
  */
@@ -100,8 +102,8 @@ scope_of(Datum group)
 }
 
 /*
- * Finds the last hold of a group, or, if group is 0, of a whole queue; the hold may have ended.  Returns
- * false if there is none.
+ * Finds the last hold of a group, or, if group is 0, of a whole queue; the hold may have ended.
+ * Returns false if there is none.
  */
 bool
 idemq_hold_find(const QueueInfo *queue, Datum group, Hold *hold)
@@ -131,8 +133,8 @@ idemq_group_held_until(const QueueInfo *queue, Datum name)
 }
 
 /*
- * Returns whether a hold of its group keeps a fetched job from starting.  If so, sets charge->next to
- * the time at which to try again, and charges nothing.
+ * Returns whether a hold of its group keeps a fetched job from starting.  If so, sets charge->next
+ * to the time at which to try again, and charges nothing.
  */
 bool
 idemq_group_holds_back(const QueueInfo *queue, const Job *job, GroupCharge *charge)
@@ -259,8 +261,8 @@ audit_begin(const Attempt *attempt, Datum group, TimestampTz until)
 /*
  * Holds back a group, or, if group is 0, the whole queue of a current attempt until a time that is
  * later than now, a time read before the call.  Returns when the hold ends, which may be later.
- * Writes nothing unless it extends the hold.  Raises 22023 for a hold that max_hold_back forbids, and
- * for a new hold if no job has been claimed since the last one.
+ * Writes nothing unless it extends the hold.  Raises 22023 for a hold that max_hold_back forbids,
+ * and for a new hold if no job has been claimed since the last one.
  */
 TimestampTz
 idemq_hold_begin(const Attempt *attempt, Datum group, TimestampTz now, TimestampTz until)

@@ -104,9 +104,9 @@ idemq_group_pause_is_over(const QueueInfo *queue)
 
 /*
  * Deletes the rows of pauses of a queue's groups that are over, unless they are locked, and has
- * these groups promoted, at most 100 per call.  Above READ COMMITTED it leaves the rows, which no longer
- * have any effect.  Returns the number of pauses ended.  The queue's settings change with the commit,
- * so the next session that reads them finds the remaining pauses.
+ * these groups promoted, at most 100 per call.  Above READ COMMITTED it leaves the rows, which no
+ * longer have any effect.  Returns the number of pauses ended.  The queue's settings change with
+ * the commit, so the next session that reads them finds the remaining pauses.
  */
 int
 idemq_group_pauses_end(const QueueInfo *queue)

@@ -23,9 +23,10 @@
 
 /*
  * Makes a blocked job its group's head, or gives it a permit: it is due at once, or at its
- * run_at, or when group_rate_limit and any hold allow its group to start it; sets *args.  In a group with permits a
- * job that waits for its run_at takes no permit, and the rate is asked when it does.  From here on
- * no head has an earlier ready_at than args->now, and no blocked job a lesser id.
+ * run_at, or when group_rate_limit and any hold allow its group to start it; sets *args.  In a
+ * group with permits a job that waits for its run_at takes no permit, and the rate is asked when it
+ * does.  From here on no head has an earlier ready_at than args->now, and no blocked job a lesser
+ * id.
  */
 static JobWrite
 make_head(JobsTable *table, const QueueInfo *queue, const Job *job, EventArgs *args)
@@ -59,8 +60,8 @@ promoted(const EventArgs *args)
  * Looks again at the job that is next in its group: if it waits for group_rate_limit, or for the end
  * of a hold, longer than it still has to, it becomes due when its group may start it
  * (job/group_rate_limit.c).  Returns HAS_HEAD if it stays as it is; HASTENED if it is due now; and
- * PROMOTED_FOR_LATER if it still has to wait until some later time.  In the last two cases, the group
- * stays owned until this transaction ends.
+ * PROMOTED_FOR_LATER if it still has to wait until some later time.  In the last two cases, the
+ * group stays owned until this transaction ends.
  */
 static Promotion
 promote_recheck_start(JobsTable *table, const QueueInfo *queue, const Job *job)
@@ -129,10 +130,10 @@ find_next(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum n
 }
 
 /*
- * Blocks the jobs of a paused group that can still be claimed.  If there were any, the group is checked
- * once more after this transaction commits.  If this transaction itself may have paused the group, the
- * group stays owned until the transaction ends, so that a rollback, even to a savepoint, has it checked
- * again.
+ * Blocks the jobs of a paused group that can still be claimed.  If there were any, the group is
+ * checked once more after this transaction commits.  If this transaction itself may have paused the
+ * group, the group stays owned until the transaction ends, so that a rollback, even to a savepoint,
+ * has it checked again.
  */
 static Promotion
 keep_paused(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum name)

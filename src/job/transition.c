@@ -502,8 +502,8 @@ delete_at_once(JobsTable *table, const Job *job, const QueueInfo *queue)
 }
 
 /*
- * Returns whether an event would make a job ready even though its group is paused.  A promotion checks
- * this beforehand.
+ * Returns whether an event would make a job ready even though its group is paused.  A promotion
+ * checks this beforehand.
  */
 static bool
 is_held_back(JobsTable *table, const Transition *transition, const Job *job, const QueueInfo *queue)

@@ -74,7 +74,7 @@ typedef struct QueueInfo
 	Oid dead_letter_role_oid;
 	bool paused;			  /* see idemq_queue_is_paused */
 	TimestampTz paused_until; /* DT_NOEND: until somebody resumes it */
-	TimestampTz held_until;	  /* latest end of a hold of the queue, maybe past; DT_NOBEGIN: none */
+	TimestampTz held_until;	  /* latest end of a hold of the queue, maybe past; or DT_NOBEGIN */
 	bool has_group_holds;	  /* there are rows of holds of its groups, maybe ended */
 	TimestampTz created_at;
 	bool has_paused_groups;		  /* see idemq_queue_may_have_pauses */
@@ -100,8 +100,8 @@ extern TimestampTz idemq_queue_closed_until(const QueueInfo *queue);
 extern bool idemq_queue_is_closed(const QueueInfo *queue);
 
 /*
- * Returns whether a looked-up queue may have paused groups: either it had one, or the version of its
- * settings, which include the paused groups, has changed since.  See job/group_pause.c.
+ * Returns whether a looked-up queue may have paused groups: either it had one, or the version of
+ * its settings, which include the paused groups, has changed since.  See job/group_pause.c.
  */
 static inline bool
 idemq_queue_may_have_pauses(const QueueInfo *queue)

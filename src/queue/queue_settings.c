@@ -354,8 +354,8 @@ idemq_queue_is_held(const QueueInfo *queue)
 }
 
 /*
- * Returns the time until which a queue hands out no jobs because it is paused or held back.  Returns
- * DT_NOBEGIN if it hands out jobs, and DT_NOEND if only idemq.resume ends its pause.
+ * Returns the time until which a queue hands out no jobs because it is paused or held back.
+ * Returns DT_NOBEGIN if it hands out jobs, and DT_NOEND if only idemq.resume ends its pause.
  */
 TimestampTz
 idemq_queue_closed_until(const QueueInfo *queue)

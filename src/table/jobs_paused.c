@@ -2,9 +2,9 @@
  * table/jobs_paused.c
  *		Which groups are paused: rows of idemq.paused_groups, by their primary key.
  *
- * Pauses exist only in these rows and are not cached: there may be ten thousand paused groups, and a
- * session that cached their names would have to reread all of them after each pause.  A lookup reads
- * two or three pages.  For queues without a paused group, no lookup takes place
+ * Pauses exist only in these rows and are not cached: there may be ten thousand paused groups, and
+ * a session that cached their names would have to reread all of them after each pause.  A lookup
+ * reads two or three pages.  For queues without a paused group, no lookup takes place
  * (idemq_queue_may_have_pauses).
  *
  * The snapshot is that of the open table: the latest one when the call began or was refreshed, at

@@ -25,9 +25,9 @@
 #define PAUSE_RETRY USECS_PER_SEC
 
 /*
- * Wakes a waiter if a job has become due, and notes when the next one becomes due.  Ends pauses of the
- * queue and of its groups whose time has passed, or notes when they will end; also notes when a hold of
- * the queue ends.
+ * Wakes a waiter if a job has become due, and notes when the next one becomes due.  Ends pauses of
+ * the queue and of its groups whose time has passed, or notes when they will end; also notes when a
+ * hold of the queue ends.
  */
 void
 idemq_due(const QueueInfo *given)

@@ -175,7 +175,7 @@ $standby->init_from_backup($node, 'b', has_streaming => 1);
 $standby->start;
 caught_up($node, $standby);
 is_sql($standby, "SELECT count(*) FROM idemq.holds", 1, 'a standby shows the hold');
-is_sql($standby, "SELECT idemq.why(max(id)) ~ 'has been held back by job' FROM idemq.jobs WHERE payload = '10'", 't', 'and why says so');
+is_sql($standby, "SELECT idemq.why(max(id)) ~ 'has been held back since .*requested by the worker of job' FROM idemq.jobs WHERE payload = '10'", 't', 'and why says so');
 is_state($standby, "SELECT idemq.hold_back(id, token, '1 h') FROM idemq.jobs WHERE payload = '9'", '25006', 'but no hold begins there');
 sql($node, "SELECT idemq.resume('q')");
 caught_up($node, $standby);

@@ -188,7 +188,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 	sql($node, "SELECT idemq.resume('q')");
 	cancel($id);
 	$id = enqueue({ status => 429, headers => ['Retry-After: 1800'] });
-	like((ended(runner('--once', '--hold=group')))[1], qr/q $id: no other jobs are held back: .*has no group/, '--hold=group of a job without a group');
+	like((ended(runner('--once', '--hold=group')))[1], qr/q $id: could not hold back other jobs: .*has no group/, '--hold=group of a job without a group');
 	is_sql($node, $held, '', 'holds nothing back');
 	is_job($node, $id, 'pending|0||', 'and the attempt does not count');
 	cancel($id);
@@ -200,7 +200,7 @@ sub cancel { my ($id) = @_; return sql($node, "SELECT idemq.cancel($id)") }
 		$id = enqueue({ status => 429, headers => ['Retry-After: 1800'] });
 		my $said = (ended(runner('--once')))[1];
 
-		$most eq '0' ? like($said, qr/no other jobs are held back: .*does not allow/, "$most: it says so") : is($said, '', "$most: nothing is said");
+		$most eq '0' ? like($said, qr/could not hold back other jobs: .*does not allow/, "$most: it says so") : is($said, '', "$most: nothing is said");
 		is_sql($node, "SELECT count(*) FROM idemq.holds WHERE until < now() + '11 min'", $most eq '0' ? 0 : 1, "$most: held back as long as the queue allows");
 		is_sql($node, "SELECT attempt = 0 AND ready_at > now() + '25 min' FROM idemq.jobs WHERE id = $id", 't', "$most: the job waits as long as was asked");
 		sql($node, "SELECT idemq.resume('q')");
