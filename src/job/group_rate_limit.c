@@ -28,7 +28,7 @@
  * Such a job may be waiting longer than necessary, because group_rate_limit was raised or removed,
  * the start for which the job was deferred was given back, or idemq.resume ended the hold.  A check
  * of a group that has its next job therefore looks at that job again, and makes it due when the
- * group may start it (idemq_group_start_is_sooner). alter_queue has all groups of its queue
+ * group may start it (idemq_group_start_is_sooner).  alter_queue has all groups of its queue
  * checked.  A claim that defers a job, for more than a moment, has its group checked; so does a
  * claim that gives a start back because it did not get the row.  The later one of the two sees the
  * other.

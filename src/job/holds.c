@@ -50,8 +50,8 @@
  * the held groups are marked, so that their jobs become due.
  *
  * If no job of a group is ever claimed again, retention deletes the group's rows, once no call can
- * be refused because of them; so are rows of queues, apart from the last one, since claims above
- * READ COMMITTED delete none (idemq_internal.delete_by_time).
+ * be refused because of them.  It also deletes rows of queues, apart from the last one, since claims
+ * above READ COMMITTED delete none (idemq_internal.delete_by_time).
  *
  * Locks: none of its own.
  */
