@@ -150,8 +150,8 @@ export interface PauseOptions {
 }
 
 /**
- * Pauses one group of a queue. Its jobs wait until resumeGroup is called or the given time is reached. Running jobs continue, and the other groups
- * of the queue are not affected. Requires the privilege admin on the queue.
+ * Pauses one group of a queue. Its jobs wait until resumeGroup is called or the given time is reached. Running jobs continue, and the
+ * other groups of the queue are not affected. Requires the privilege admin on the queue.
  */
 export function pauseGroup(client: Queryable, queue: string, groupKey: string, options?: PauseOptions): Promise<void>;
 
