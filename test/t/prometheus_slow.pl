@@ -5,7 +5,7 @@
 # slow: Prometheus scrapes in real time, for more than a minute
 # takes long
 #
-# at least 72 assertions
+# at least 73 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -109,6 +109,7 @@ adapted('sql-exporter.yml', 'interval: 15s' => 'interval: 1s',
 	'postgres:///postgres\?host=/var/run/postgresql&user=postgres' => sprintf('postgres:///postgres?host=%s&port=%d&user=watch', $node->host, $node->port));
 # Seconds in place of minutes.
 adapted('idemq-rules.yml', 'for: \d+m' => 'for: 2s', '\[10m\]' => '[15s]', 'snapshot_seconds > 1800' => 'snapshot_seconds > 8',
+	'held_seconds > 1800' => 'held_seconds > 4',
 	'stuck_seconds > 30' => 'stuck_seconds > 4', 'failures_total\[15s\]\) > 3' => 'failures_total[15s]) > 1', '> 1e6' => '> 3e4',
 	'collected_timestamp_seconds > 120' => 'collected_timestamp_seconds > 20');
 adapted('prometheus.yml', 'interval: 15s' => 'interval: 1s', '/etc/prometheus/idemq-rules.yml' => "$dir/idemq-rules.yml", '127.0.0.1:9237' => "127.0.0.1:$port{exporter}");
@@ -251,6 +252,10 @@ sql($node, 'DROP TRIGGER refuse ON idemq.jobs');
 leave($slow, $held, $keeper);
 sql($node, q[SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pgbench']);
 is($traffic->(), '', 'meanwhile jobs came and went');
+
+# A queue that a worker holds back.
+sql($node, q[SELECT idemq.hold_back(id, token, '10 min') FROM idemq.claim('times')]);
+fire('IdemqQueueHeld(times)');
 
 # The worker: stopped, then none.
 $pid = worker_pid($node);

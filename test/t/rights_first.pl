@@ -73,7 +73,7 @@ my @functions = map { [ split /\|/, $_, 3 ] } split /\n/, sql($node, "SELECT pro
 my (@calls, @procedures);
 foreach my $function (@functions)
 {
-	my @arguments = grep { length && !/^OUT / } split /, /, $function->[2] // '';
+	my @arguments = grep { length && !/^OUT / } split /, (?=\w+ \w)/, $function->[2] // '';
 
 	push @{ $function->[1] eq 'p' ? \@procedures : \@calls }, calls($function->[0], $function->[1], \@arguments);
 }
