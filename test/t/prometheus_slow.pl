@@ -254,8 +254,8 @@ sql($node, q[SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE applic
 is($traffic->(), '', 'meanwhile jobs came and went');
 
 # A queue that a worker holds back.
-sql($node, q[SELECT idemq.hold_back(id, token, '10 min') FROM idemq.claim('times')]);
-fire('IdemqQueueHeld(times)');
+sql($node, q[SELECT idemq.hold_back(id, token, '10 min') FROM idemq.claim('backlog')]);
+fire('IdemqQueueHeld(backlog)');
 
 # The worker: stopped, then none.
 $pid = worker_pid($node);
