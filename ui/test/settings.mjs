@@ -8,7 +8,9 @@ import * as queries from '../src/queries.mjs';
 const moving = new Set(['role', 'expires_in', 'oldest_ready', 'unattended_for', 'longest', 'may_administer', 'pid', 'until', 'point', 'stuck_for', 'slowest_for', 'eta']);
 // Versions of pg differ in whether an interval has the fields that are 0.
 const parts = (value) => (value?.toPostgres ? Object.fromEntries(Object.entries(value).filter(([, part]) => part !== 0)) : value);
-const stable = (name, value) => (moving.has(name) ? typeof value : parts(value));
+// The server derives the end of a lease from a clock that has no date, so two answers may differ by a microsecond.
+const withoutEnd = (value) => (typeof value === 'string' ? value.replace(/(lease expires at \d{4}-\d\d-\d\d) [\d:.]+/, '$1') : value);
+const stable = (name, value) => (moving.has(name) ? typeof value : withoutEnd(parts(value)));
 
 /** @param {Database} database */
 async function read(database) {
