@@ -214,8 +214,7 @@ CREATE TABLE idemq_internal.queue_grants (
 COMMENT ON TABLE idemq_internal.queue_grants IS 'privileges that allow roles to enqueue to, claim from or administer a queue; use idemq.grant_queue to change them';
 COMMENT ON COLUMN idemq_internal.queue_grants.role_oid IS 'OID of the role with this name when the row was written; NULL means that no such role existed, so the role is identified by name only';
 
--- Each row is a pause (src/job/group_pause.c).  Its versions are few and small.  The second index finds
--- the pauses that end next.
+-- Each row is a pause (src/job/group_pause.c).  The second index finds the pauses that end next.
 CREATE TABLE idemq.paused_groups (
 	queue_id     int NOT NULL,
 	group_key    text COLLATE "C" NOT NULL CHECK (group_key <> ''),

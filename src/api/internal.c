@@ -216,7 +216,7 @@ SQL_FUNCTION(idemq_sql_internal_role_may)
 								&queue));
 }
 
-/* role_of(name, oid) -> the role that a row means, NULL when that is gone. */
+/* role_of(name, oid) -> the role that a row refers to; NULL if that role no longer exists. */
 SQL_FUNCTION(idemq_sql_internal_role_of)
 {
 	Oid role;
@@ -304,7 +304,7 @@ SQL_FUNCTION(idemq_sql_internal_pause_group)
 
 	(void) idemq_wrapper_caller();
 	if (!idemq_queue_by_id(PG_GETARG_INT32(0), &queue))
-		PG_RETURN_VOID(); /* held, so it is there */
+		PG_RETURN_VOID(); /* does not happen: the caller has locked the queue's row */
 	idemq_jobs_open(&table);
 	(void) idemq_group_pause_block(&table, &queue, PG_GETARG_DATUM(1), DT_NOBEGIN, PG_INT32_MAX);
 	idemq_jobs_close(&table);

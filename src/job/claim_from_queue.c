@@ -37,9 +37,10 @@ claim_note_group(ClaimCall *call, const Job *job)
 }
 
 /*
- * Makes a due job wait: for a permit of its group, if until is DT_NOBEGIN, or until its group may
- * start it.  In the latter case the group is checked again, unless the wait is short: the start
- * for which the job waits may be given back, and the hold of its group may be ended.
+ * Makes a due job wait.  If until is DT_NOBEGIN, the job waits for a permit of its group; otherwise
+ * it waits until that time, when its group may start it.  In the latter case the group is checked
+ * again, unless the wait is short, because the start that the job waits for may be given back, and
+ * the hold of the group may be ended early.
  */
 static ScanStep
 defer_job(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
@@ -64,7 +65,10 @@ defer_job(ClaimCall *call, JobsTable *table, const Job *job, TimestampTz until)
 	return STEP_PASS;
 }
 
-/* Returns whether a fetched job is in a paused group. */
+/*
+ * Returns whether a fetched job is in a paused group.  What the claim knew of its queue when it began
+ * is enough here: a pause that commits later need not stop it.
+ */
 static bool
 is_paused(const ClaimCall *call, JobsTable *table, const Job *job)
 {

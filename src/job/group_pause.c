@@ -52,7 +52,8 @@
  * waits for none of the latter.  No session that holds a row of idemq.jobs waits for a row of
  * idemq.paused_groups, except one that pauses or resumes groups itself.  So a pause never makes a
  * session wait for a job, and causes no deadlock unless transactions pause several groups in
- * different orders.
+ * different orders.  A pause or resume may itself wait: where there is no worker, for a claim
+ * whose open transaction has deleted the row of a pause that had ended.
  *
  * A rollback of P leaves the row as it was, and the jobs in the index.  Their keys were noted, so
  * scan starts are lowered to them, and waiters wake.  If P's own transaction checked the group and

@@ -158,7 +158,7 @@ promote_key(JobsTable *table, const QueueInfo *queue, const GroupKey *key, Datum
 	return promoted || promote_joined(table, queue, joined);
 }
 
-/* Promotes the group of a name, unless another session owns it. */
+/* Promotes the named group, unless another session owns it. */
 static bool
 promote_named(JobsTable *table, const QueueInfo *queue, Datum name)
 {

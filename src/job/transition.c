@@ -506,7 +506,8 @@ delete_at_once(JobsTable *table, const Job *job, const QueueInfo *queue)
  * checks this beforehand.
  */
 static bool
-is_held_back(JobsTable *table, const Transition *transition, const Job *job, const QueueInfo *queue)
+must_stay_paused(JobsTable *table, const Transition *transition, const Job *job,
+				 const QueueInfo *queue)
 {
 	return transition->ready == READY_SET && transition != &transitions[EVENT_PROMOTE] &&
 		   job_has(job, COL_GROUP_KEY) &&
@@ -527,7 +528,7 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 				 const EventArgs *given, JobWait wait)
 {
 	const Transition *transition = &transitions[event];
-	Transition held_back;
+	Transition paused;
 	/* The row goes at once, unless somebody holds or needs it: then retention deletes it. */
 	bool deleted = transition->to == JOB_COMPLETED && keeps_nothing(job, queue);
 	bool continues = idemq_dead_letter_wants(queue, job, transition->to);
@@ -540,13 +541,13 @@ idemq_transition(JobsTable *table, const Job *job, const QueueInfo *queue, JobEv
 	if (!idemq_transition_allowed(event, job->status))
 		elog(ERROR, "event %d is not allowed for a job in status %s", event,
 			 idemq_status_name(job->status));
-	if (is_held_back(table, transition, job, queue))
+	if (must_stay_paused(table, transition, job, queue))
 	{
-		held_back = *transition;
-		held_back.to = JOB_BLOCKED;
-		held_back.ready = READY_CLEAR;
-		held_back.columns |= RUN_AT;
-		transition = &held_back;
+		paused = *transition;
+		paused.to = JOB_BLOCKED;
+		paused.ready = READY_CLEAR;
+		paused.columns |= RUN_AT;
+		transition = &paused;
 	}
 	if (continues && !idemq_dead_letter_hold(queue, wait, &dead))
 		return JOB_LOCKED;

@@ -110,7 +110,7 @@ idemq_jobs_group_pause_find(JobsTable *table, int32 queue_id, Datum name, Timest
 
 		if (!isnull)
 			ends = DatumGetTimestampTz(value);
-		/* Do not keep the page pinned: the next lookup may come much later. */
+		/* The scan itself keeps the page pinned until the next lookup, or until it ends. */
 		ExecClearTuple(table->pauses->slot);
 	}
 	MemoryContextSwitchTo(old);

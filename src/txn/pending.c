@@ -408,7 +408,7 @@ pending_wake_for_results(const Action *action)
 	idemq_wake_for_results();
 }
 
-/* The settings of a queue, or, with 0, of all, have changed; their version has moved. */
+/* The settings of a queue (0: of all queues) have changed, and their version has moved. */
 static void
 pending_follow_settings(const Action *action)
 {
@@ -432,8 +432,8 @@ pending_follow_settings(const Action *action)
 }
 
 /*
- * Holds of a queue or of its groups have changed, whose version has moved.  The
- * worker looks how long they last (worker/waking.c).
+ * Holds of a queue or of its groups have changed, and the version of its settings has moved.  The
+ * worker looks up when they end (worker/waking.c).
  */
 static void
 pending_follow_holds(const Action *action)
@@ -563,7 +563,7 @@ idemq_pending_forget_claimed(void)
 	claimed_id = claimed_token = 0;
 }
 
-/* Follows the commit, first of all: sessions read again the settings and holds that have changed. */
+/* Called first after the commit: makes sessions reread the settings and holds that have changed. */
 void
 idemq_pending_move_versions(void)
 {

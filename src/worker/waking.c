@@ -21,7 +21,7 @@
 
 /* Two wake-ups of a queue by time alone are that far apart. */
 #define DUE_INTERVAL INT64CONST(1000)
-/* When a pause is over and its row is locked, it is tried again after that. */
+/* If a pause is over but its row is locked, the worker tries again after this time. */
 #define PAUSE_RETRY USECS_PER_SEC
 
 /*

@@ -546,8 +546,8 @@ class AttemptRunner:
         self, job: BaseJob, text: str, details: Optional[dict[str, Any]] = None, error: Optional[BaseException] = None
     ) -> None:
         """Fails the job or, after a Snooze or HoldBack, releases it.  The text of the error is read inside the try block, because the
-        error may be of any class.  If the server refuses the hold, the job is given back without one, and the attempt counts after as
-        many times."""
+        error may be of any class.  If the server refuses the hold, the job is released without one.  The first 100 such attempts in a
+        row do not count, either."""
 
         def statement(level: int) -> tuple[str, tuple[Any, ...]]:
             delay = interval(error.delay) if isinstance(error, (RetryLater, Snooze, HoldBack)) and level < 2 else None
