@@ -98,7 +98,8 @@ CREATE FUNCTION idemq_internal.queue_metrics(count boolean DEFAULT true)
 		recovering       boolean,
 		permits_used     int,
 		groups_limited   bigint,
-		unattended_for   interval)
+		unattended_for   interval,
+		unfinished       bigint)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_queue_metrics';
 COMMENT ON FUNCTION idemq_internal.queue_metrics(boolean)
 	IS 'Return the rows of idemq.metrics, one per queue that you may claim from or administer (for pg_monitor, every queue). If count is false, gauges that would require reading all jobs are NULL.';
@@ -127,13 +128,14 @@ CREATE VIEW idemq.metrics WITH (security_barrier) AS
 		m.in_memory, m.counted_since, m.recovering, m.permits_used, q.max_running,
 		coalesce(m.open, 0) AS steps_open, coalesce(m.unknown, 0) AS steps_unknown, m.groups_limited,
 		CASE WHEN NOT d.is_dead_letter_queue THEN m.unattended_for END AS unattended_for, d.is_dead_letter_queue,
-		h.held_until, h.groups_held, g.paused_groups
+		h.held_until, h.groups_held, g.paused_groups,
+		m.unfinished, q.max_unfinished
 	-- A full join is never a nested loop, which may read all steps for each queue.
 	FROM (SELECT n.*, s.open, s.unknown FROM idemq_internal.queue_metrics() n
 		FULL JOIN idemq_internal.steps_without_answer s
 			ON s.queue_id OPERATOR(pg_catalog.=) n.queue_id OFFSET 0) m
 	-- Queue by queue: joins may read all queues for each.
-	CROSS JOIN LATERAL (SELECT q.name, q.paused, q.paused_until, q.max_running FROM idemq.queues q
+	CROSS JOIN LATERAL (SELECT q.name, q.paused, q.paused_until, q.max_running, q.max_unfinished FROM idemq.queues q
 		WHERE q.queue_id OPERATOR(pg_catalog.=) m.queue_id OFFSET 0) q
 	CROSS JOIN LATERAL (SELECT q.name IN (SELECT o.dead_letter_queue FROM idemq.queues o
 		WHERE o.dead_letter_queue IS NOT NULL) AS is_dead_letter_queue) d
@@ -165,6 +167,8 @@ COMMENT ON COLUMN idemq.metrics.unattended_for IS 'how long jobs have been due w
 COMMENT ON COLUMN idemq.metrics.is_dead_letter_queue IS 'whether the queue is the dead_letter_queue of another queue, so its jobs wait for a person instead of a worker';
 COMMENT ON COLUMN idemq.metrics.paused_groups IS 'number of groups of the queue that are paused, whether or not they have jobs';
 COMMENT ON COLUMN idemq.metrics.max_running IS 'maximum value of permits_used; NULL means no limit';
+COMMENT ON COLUMN idemq.metrics.unfinished IS 'number that max_unfinished limits: unfinished jobs, and room that open transactions have taken to enqueue; NULL means that there is no limit, or that no enqueue has counted the jobs since the server started; a lower bound if that count found the queue above its limit';
+COMMENT ON COLUMN idemq.metrics.max_unfinished IS 'maximum value of unfinished; NULL means no limit';
 COMMENT ON COLUMN idemq.metrics.wait_p95 IS 'time within which 95 % of jobs were claimed';
 COMMENT ON COLUMN idemq.metrics.wait_p99 IS 'time within which 99 % of jobs were claimed';
 COMMENT ON COLUMN idemq.metrics.run_p95 IS 'time within which 95 % of attempts finished';

@@ -24,6 +24,8 @@ CREATE VIEW idemq.prometheus_names AS
 	('idemq_queue_lease_seconds', 'gauge', 'seconds', 'Lease of the queue.'),
 	('idemq_queue_permits_used', 'gauge', NULL, 'Number of running jobs and open claims, which max_running limits.'),
 	('idemq_queue_max_running', 'gauge', NULL, 'Maximum value of permits_used, if the queue has a limit.'),
+	('idemq_queue_unfinished', 'gauge', NULL, 'Number that max_unfinished limits: unfinished jobs, and room that open transactions have taken to enqueue; only if the queue has max_unfinished, and an enqueue has counted its jobs.'),
+	('idemq_queue_max_unfinished', 'gauge', NULL, 'Maximum value of unfinished, if the queue has a limit.'),
 	('idemq_queue_groups_limited', 'gauge', NULL, 'Number of groups in which a job is waiting because group_max_running other jobs are running; only if group_max_running is greater than 1.'),
 	('idemq_enqueued_total', 'counter', NULL, 'Jobs enqueued.'),
 	('idemq_claimed_total', 'counter', NULL, 'Attempts begun.'),
@@ -96,7 +98,7 @@ COMMENT ON VIEW idemq.prometheus_names IS 'part of idemq.prometheus, with one ro
 -- only these.
 CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 	WITH metrics AS MATERIALIZED (
-		SELECT q.name, q.paused, q.lease, q.max_running, m.*,
+		SELECT q.name, q.paused, q.lease, q.max_running, q.max_unfinished, m.*,
 			q.name IN (SELECT o.dead_letter_queue FROM idemq.queues o
 				WHERE o.dead_letter_queue IS NOT NULL) AS is_dead_letter_queue,
 			coalesce(m.open, 0) AS steps_open, coalesce(m.unknown, 0) AS steps_unknown
@@ -104,7 +106,7 @@ CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 		FROM (SELECT n.*, s.open, s.unknown FROM idemq_internal.queue_metrics(false) n
 			FULL JOIN idemq_internal.steps_without_answer s ON s.queue_id = n.queue_id OFFSET 0) m
 		-- Queue by queue, here and below: joins may read all queues for each.
-		CROSS JOIN LATERAL (SELECT q.name, q.paused, q.lease, q.max_running FROM idemq.queues q
+		CROSS JOIN LATERAL (SELECT q.name, q.paused, q.lease, q.max_running, q.max_unfinished FROM idemq.queues q
 			WHERE q.queue_id = m.queue_id OFFSET 0) q
 		WHERE NOT pg_is_in_recovery()
 	), worker AS MATERIALIZED (
@@ -183,6 +185,8 @@ CREATE VIEW idemq_internal.prometheus_samples WITH (security_barrier) AS
 			('idemq_queue_lease_seconds', '{}', extract(epoch FROM m.lease)::float8),
 			('idemq_queue_permits_used', '{}', m.permits_used),
 			('idemq_queue_max_running', '{}', m.max_running),
+			('idemq_queue_unfinished', '{}', m.unfinished),
+			('idemq_queue_max_unfinished', '{}', m.max_unfinished),
 			('idemq_queue_groups_limited', '{}', m.groups_limited),
 			('idemq_enqueued_total', '{}', m.enqueued_total),
 			('idemq_claimed_total', '{}', m.claimed_total),

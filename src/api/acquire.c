@@ -151,7 +151,7 @@ acquire(JobCall *call, JobsTable *table, QueueInfo *queue, text *key, const Datu
 /*
  * acquire(queue, key, payload, lease, worker, attach) -> claim_result: claimed,
  * claimed_again, locked, completed, dead, cancelled, blocked, not_due; IQ003,
- * IQ005, 42501, 22004, 22023, 40001, 54000.
+ * IQ005, IQ007, 42501, 22004, 22023, 40001, 54000, 55P03.
  */
 SQL_FUNCTION(idemq_sql_acquire)
 {

@@ -81,7 +81,7 @@ duplicate_rule(FunctionCallInfo fcinfo)
 
 /*
  * Writes a new job, or finds its duplicate.  With a batch, that of enqueue_many, the job has
- * its id already; without one it gets its id here.
+ * its id already, and room if it has no key; without one it gets both here.
  */
 void
 idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, JobChange *columns,
@@ -111,7 +111,11 @@ idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, Jo
 		idemq_jobs_batch_add(batch, columns);
 	}
 	else
+	{
+		if (!rule.is_unasked)
+			idemq_room_for(queue, 1);
 		status = idemq_new_job_insert(table, queue, columns);
+	}
 	idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 	*answer = (EnqueueAnswer){.id = DatumGetInt64(columns->values[COL_ID]),
 							  .outcome = OUTCOME_ACCEPTED,
@@ -149,7 +153,7 @@ fill_answer(const EnqueueAnswer *answer, Datum *values, bool *nulls)
  * enqueue(queue, payload, key, delay, run_at, priority, group_key, max_attempts,
  *		headers, expires_in, key_ttl, on_duplicate, nowait, kind,
  *		max_wait, depends_on, on_parent_failure) -> (id, outcome, status, result); IQ002,
- * IQ003, IQ004, IQ005, 42501, 22004, 22023, 40001, 54000.  CALL enqueue_job has four INOUT
+ * IQ003, IQ004, IQ005, IQ007, 42501, 22004, 22023, 40001, 54000, 55P03.  CALL enqueue_job has four INOUT
  * arguments more, which that row fills.
  */
 SQL_FUNCTION(idemq_sql_enqueue)
@@ -192,7 +196,8 @@ typedef struct EnqueueArrays
 {
 	ArrayArg payloads;
 	ArrayArg options[OPTIONS];
-	int *order; /* in which the elements are written */
+	int *order; /* in which the elements are written: those with keys first */
+	int keyed;	/* how many have keys */
 	int64 *ids; /* given in the order of the elements */
 } EnqueueArrays;
 
@@ -240,7 +245,9 @@ read_arrays(FunctionCallInfo fcinfo, EnqueueArrays *arrays)
 	for (int i = 0; i < n; i++)
 		arrays->order[i] = i;
 	idemq_jobs_next_ids(arrays->ids, n);
-	if (arrays->options[OPTION_KEY].values != NULL)
+	for (int i = 0; i < n && arrays->options[OPTION_KEY].values != NULL; i++)
+		arrays->keyed += !arrays->options[OPTION_KEY].nulls[i];
+	if (arrays->keyed > 0)
 		qsort_arg(arrays->order, n, sizeof(int), compare_by_key, &arrays->options[OPTION_KEY]);
 }
 
@@ -286,6 +293,9 @@ SQL_FUNCTION(idemq_sql_enqueue_many)
 
 		CHECK_FOR_INTERRUPTS();
 		MemoryContextReset(job_context);
+		/* For all at once: of two calls that do not both fit, the first one gets its room. */
+		if (n == arrays.keyed)
+			idemq_room_for(&queue, arrays.payloads.count - n);
 		idemq_check_document("payload", arrays.payloads.values[i], 0);
 		idemq_new_job(&columns, &queue, now, arrays.payloads.values[i]);
 		job_set(&columns, COL_ID, Int64GetDatum(arrays.ids[i]));

@@ -138,7 +138,7 @@ fill_last(int64 id, Datum *values, bool *nulls, bool *own)
 
 /*
  * enqueue_sequenced(queue, producer, seq, payload, delay, run_at, priority, group_key,
- *		max_attempts, headers, expires_in, kind) -> (id, outcome, status, result); IQ005, 42501,
+ *		max_attempts, headers, expires_in, kind) -> (id, outcome, status, result); IQ005, IQ007, 42501,
  *		22004, 22023, 40001, 54000.
  */
 SQL_FUNCTION(idemq_sql_enqueue_sequenced)
@@ -174,6 +174,7 @@ SQL_FUNCTION(idemq_sql_enqueue_sequenced)
 		values[0] = columns.values[COL_ID];
 		values[1] = idemq_outcome_datum(OUTCOME_ACCEPTED);
 		idemq_jobs_open(&table);
+		idemq_room_for(&queue, 1);
 		values[2] = ObjectIdGetDatum(idemq_oids()->status[idemq_new_job_note(&queue, &columns)]);
 		idemq_jobs_insert(&table, &columns);
 		idemq_jobs_close(&table);

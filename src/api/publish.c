@@ -112,7 +112,7 @@ publish_add_job(Published *call, const QueueInfo *queue)
 {
 	Datum values[3];
 	bool nulls[3] = {false};
-	DuplicateRule rule = {.policy = DUPLICATE_IGNORE, .is_ours = true};
+	DuplicateRule rule = {.policy = DUPLICATE_IGNORE, .is_ours = true, .is_unasked = true};
 	EnqueueAnswer answer;
 	JobChange columns;
 	JobsTable table;

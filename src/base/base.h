@@ -238,6 +238,7 @@ idemq_stop(int pid, const char *name)
 #define ERRCODE_IDEMQ_DUPLICATE_KEY MAKE_SQLSTATE('I', 'Q', '0', '0', '4')
 #define ERRCODE_IDEMQ_NO_SUCH_QUEUE MAKE_SQLSTATE('I', 'Q', '0', '0', '5')
 #define ERRCODE_IDEMQ_ALREADY_COMMITTED MAKE_SQLSTATE('I', 'Q', '0', '0', '6')
+#define ERRCODE_IDEMQ_QUEUE_FULL MAKE_SQLSTATE('I', 'Q', '0', '0', '7')
 
 /* What a handler's function may raise. */
 #define ERRCODE_IDEMQ_RETRY_LATER MAKE_SQLSTATE('I', 'Q', '0', '1', '0')

@@ -372,8 +372,10 @@ idemq_dead_letter_add(const Job *job, const QueueInfo *queue, const QueueInfo *d
 		job_set(&columns, COL_KIND, job_value(job, COL_KIND));
 	idemq_jobs_open(&table);
 	idemq_new_job_keyed(&table, dead, &columns,
-						(DuplicateRule){.policy = DUPLICATE_IGNORE, .is_ours = true}, JOB_SKIPS,
-						&answer);
+						(DuplicateRule){.policy = DUPLICATE_IGNORE,
+										.is_ours = true,
+										.is_unasked = true},
+						JOB_SKIPS, &answer);
 	if (answer.outcome == OUTCOME_LOCKED)
 	{
 		/* An open transaction is giving a job that key: do without it, and wait for nobody. */

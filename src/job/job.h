@@ -188,6 +188,7 @@ typedef struct DuplicateRule
 	OnDuplicate policy;
 	const Interval *max_wait; /* of replace: from the first request on; NULL: no limit */
 	bool is_ours;			  /* the server has made the key: see job/kept_key.c */
+	bool is_unasked;		  /* a new job is added even if the queue is full: see job/room.c */
 	/* for rerun: idemq_job_rerun; job/rerun.c stands above this room's other files */
 	JobWrite (*rerun)(JobsTable *table, const QueueInfo *queue, const Job *job,
 					  const JobChange *columns, JobWait wait, JobStatus *status);
@@ -407,6 +408,15 @@ extern void idemq_new_job(JobChange *columns, const QueueInfo *queue, TimestampT
 						  Datum payload);
 extern JobStatus idemq_new_job_note(const QueueInfo *queue, const JobChange *columns);
 extern JobStatus idemq_new_job_insert(JobsTable *table, const QueueInfo *queue, JobChange *columns);
+
+/*
+ * room.c
+ *		Whether a queue's max_unfinished allows new jobs.
+ */
+
+extern bool idemq_room_try(const QueueInfo *queue, int64 jobs, int64 *taken);
+pg_noreturn extern void idemq_room_refuse(const QueueInfo *queue, int64 jobs);
+extern void idemq_room_for(const QueueInfo *queue, int64 jobs);
 
 /*
  * new_child.c

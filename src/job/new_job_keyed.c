@@ -33,6 +33,7 @@
 #include "job/job.h"
 #include "queue/queue.h"
 #include "table/table.h"
+#include "txn/txn.h"
 
 /* Repetitions of insert and lookup after which a trigger must be keeping the row out. */
 #define MAX_TRIES 20
@@ -159,12 +160,20 @@ settle_duplicate(JobsTable *table, const QueueInfo *queue, const Job *job, const
 	return write;
 }
 
+/* Gives back the room that was taken for a job which is not added after all. */
+static void
+give_room_back(const QueueInfo *queue, int64 room)
+{
+	if (unlikely(room > 0))
+		idemq_pending_room_give_back(queue, room);
+}
+
 /*
  * Adds the job with these columns, key among them; or answers with the job that has the key, and
  * replaces it, or has it run once more, if the rule says so.  A caller that skips is answered
  * OUTCOME_LOCKED, and nothing else, when a concurrent duplicate's transaction is open, or another
  * holds the row that would be changed.  The job gets its id here, unless the columns have it.
- * Raises IQ003, IQ004; 42501 for the key of another role's tick, or for a reserved one; 40001 above
+ * Raises IQ003, IQ004; IQ007 for a new job of a full queue; 42501 for the key of another role's tick, or for a reserved one; 40001 above
  * READ COMMITTED.
  */
 void
@@ -175,6 +184,8 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 	Datum key = columns->values[COL_KEY];
 	bool added = false;
 	JobStatus status = JOB_PENDING;
+	int64 room = 0; /* that was taken for the job */
+	bool looked_again = false;
 
 	if (!rule.is_ours)
 		idemq_reserved_key_check(key);
@@ -193,13 +204,33 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			if (tries > 0 && IsolationUsesXactSnapshot() && !idemq_jobs_is_own(&job))
 				idemq_jobs_refresh_or_raise(table);
 			if (settle_duplicate(table, queue, &job, columns, &rule, wait, answer) != JOB_CHANGED)
+			{
+				give_room_back(queue, room);
 				return;
+			}
 			idemq_jobs_refresh_or_raise(table);
 			/* Another transaction has changed the job: that does not count as a try. */
 			tries = 0;
 			continue;
 		}
 		answer->outcome = OUTCOME_LOCKED;
+		if (!found && wait != JOB_WAITS && idemq_jobs_key_in_doubt(table, queue->id, key))
+		{
+			give_room_back(queue, room);
+			return;
+		}
+		if (!rule.is_unasked && !idemq_room_try(queue, 1, &room))
+		{
+			/* A duplicate needs no room: of a transaction that is open, or has just committed. */
+			if ((wait == JOB_WAITS && idemq_jobs_await_key(table, queue->id, key)) || !looked_again)
+			{
+				looked_again = true;
+				idemq_jobs_refresh(table);
+				tries = 0;
+				continue;
+			}
+			idemq_room_refuse(queue, 1);
+		}
 		if (found)
 		{
 			JobChange change = {0};
@@ -211,15 +242,16 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			write = idemq_jobs_update(table, &job, &change, wait);
 
 			if (write == JOB_LOCKED)
+			{
+				give_room_back(queue, room);
 				return;
+			}
 			if (write == JOB_CHANGED)
 			{
 				idemq_jobs_refresh_or_raise(table);
 				continue;
 			}
 		}
-		else if (wait != JOB_WAITS && idemq_jobs_key_in_doubt(table, queue->id, key))
-			return;
 		idemq_tick_key_check(queue->id, key);
 		if ((columns->set & COLUMN_BIT(COL_ID)) == 0)
 			job_set(columns, COL_ID, Int64GetDatum(idemq_jobs_next_id()));

@@ -1,7 +1,8 @@
 /*
  * observe/check_gauges.c
  *		The audit of how many jobs shared memory knows of: the gauges of each queue, against
- *		a count of its rows.  Rows that were written with triggers off are in no gauge.
+ *		a count of its rows; and what it counts for max_unfinished.  Rows that were written with
+ *		triggers off are in neither.
  *
  * A gauge changes after the rows do, so a difference is a suspect.  The number of changes of a
  * queue's gauges is read before the rows are counted, under one snapshot; after
@@ -34,9 +35,10 @@ read_view(int32 queue_id, CounterView *view)
 		   view->known;
 }
 
-/* Reports a queue's gauges that are not the rows counted. */
+/* Reports a queue's gauges, and its count for max_unfinished, that are not the rows counted. */
 static void
-gauges_report(CheckCall *call, int32 queue_id, const CounterView *view, const int64 *jobs)
+gauges_report(CheckCall *call, int32 queue_id, const CounterView *view, const int64 *jobs,
+			  int64 excess)
 {
 	QueueInfo queue;
 
@@ -52,13 +54,40 @@ gauges_report(CheckCall *call, int32 queue_id, const CounterView *view, const in
 				queue.name, (long long) jobs[s], idemq_status_name((JobStatus) s),
 				(long long) view->gauges[s]);
 	}
+	if (excess != 0)
+		idemq_check_report(
+			call, CHECK_WARNING, "limits.unfinished",
+			"queue \"%s\" counts %lld more unfinished jobs for max_unfinished than it has, because "
+			"rows were written with triggers disabled: SELECT idemq.recount()",
+			queue.name, (long long) excess);
 }
 
-/* Returns whether a queue's gauges are those rows, or not known. */
-static bool
-agrees(int32 queue_id, const int64 *jobs, CounterView *view)
+/*
+ * Returns by how much what memory counts for max_unfinished differs from those rows; 0 also when it
+ * does not count.
+ */
+static int64
+unfinished_excess(int32 queue_id, const int64 *jobs)
 {
-	return !read_view(queue_id, view) || memcmp(view->gauges, jobs, sizeof(view->gauges)) == 0;
+	const QueueState *qstate = idemq_qstate_find(MyDatabaseId, queue_id);
+	UnfinishedView view;
+
+	if (qstate == NULL || !idemq_unfinished_view(qstate, queue_id, &view) || view.is_bound)
+		return 0;
+	return view.jobs -
+		   (jobs[JOB_BLOCKED] + jobs[JOB_PENDING] + jobs[JOB_RUNNING] + jobs[JOB_RETRYING]);
+}
+
+/*
+ * Returns whether a queue's gauges, and its count for max_unfinished, are those rows, or not known.
+ * The count is read first: the number of changes moves before it does.
+ */
+static bool
+agrees(int32 queue_id, const int64 *jobs, CounterView *view, int64 *excess)
+{
+	*excess = unfinished_excess(queue_id, jobs);
+	return !read_view(queue_id, view) ||
+		   (*excess == 0 && memcmp(view->gauges, jobs, sizeof(view->gauges)) == 0);
 }
 
 /*
@@ -96,17 +125,18 @@ idemq_check_gauges(CheckCall *call)
 				bsearch(&queue_id, counts, ncounts, sizeof(QueueCount), idemq_compare_int32);
 			const int64 *jobs = count == NULL ? none : count->jobs;
 			CounterView view;
+			int64 excess;
 
 			CHECK_FOR_INTERRUPTS();
-			done[i] = done[i] || agrees(queue_id, jobs, &view);
+			done[i] = done[i] || agrees(queue_id, jobs, &view, &excess);
 			if (done[i])
 				continue;
 			if (!settled && !(settled = idemq_check_settled(call)))
 				return;
-			done[i] = agrees(queue_id, jobs, &view);
+			done[i] = agrees(queue_id, jobs, &view, &excess);
 			if (!done[i] && view.changes == changes[i])
 			{
-				gauges_report(call, queue_id, &view, jobs);
+				gauges_report(call, queue_id, &view, jobs, excess);
 				done[i] = true;
 			}
 			in_doubt = in_doubt || !done[i];

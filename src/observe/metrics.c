@@ -124,6 +124,8 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
 	bool has_status = queue->qstate != NULL && !idemq_follows() &&
 					  idemq_qstate_summary(queue->id, &status);
 	bool uses_permits = has_status && queue->group_max_running > 1;
+	UnfinishedView room = {0};
+	bool counts_room;
 
 	row_add(row, Int32GetDatum(queue->id));
 	add_gauges(row, queue, in_memory ? &view : NULL, sql_gauges);
@@ -148,6 +150,10 @@ make_metrics(RowBuilder *row, const QueueInfo *queue, SqlGauges *sql_gauges)
 	unattended = idemq_unattended_since(queue, oldest, now);
 	row_add_if(row, unattended != DT_NOEND,
 			   idemq_interval_datum(now - Max(unattended, now - OLDEST_AGE)));
+	/* A lower bound is shown as well: it is above the limit. */
+	counts_room = has_status && queue->max_unfinished > 0 &&
+				  idemq_unfinished_view(queue->qstate, queue->id, &room);
+	row_add_if(row, counts_room, Int64GetDatum(room.jobs + room.taken));
 }
 
 /*
@@ -194,6 +200,8 @@ SQL_FUNCTION(idemq_sql_recount)
 					"cannot count jobs: too many transactions are open, or too many databases use "
 					"idemq"),
 				errhint("Try again later. Until then, idemq.metrics counts jobs with SQL."));
+	/* Rows that no trigger saw are missing there, too: the next enqueue counts again. */
+	idemq_unfinished_unset_database(MyDatabaseId);
 	PG_RETURN_INT64(jobs);
 }
 

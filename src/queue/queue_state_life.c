@@ -3,8 +3,8 @@
  *		How a queue gets its state in shared memory, and loses it.
  *
  * A queue state has parts in several files: the scan starts and the recovery point in the queue
- * state itself; the ring of events, the counters, the groups and the cell of buckets at its
- * index.  The next queue must inherit nothing, so all of them are reset or forgotten here, and
+ * state itself; the ring of events, the counters, the unfinished jobs, the groups and the cell of buckets at
+ * its index.  The next queue must inherit nothing, so all of them are reset or forgotten here, and
  * nowhere else.  (A pass of promotion, at its index too, is the worker's:
  * shared/groups/promote_pass.c.)
  *
@@ -38,6 +38,7 @@ end_life(QueueState *qstate)
 	idemq_counters_forget(idemq_qstate_index(qstate));
 	idemq_groups_forget(idemq_qstate_index(qstate));
 	idemq_buckets_forget_queue(idemq_qstate_index(qstate));
+	idemq_unfinished_forget(idemq_qstate_index(qstate));
 }
 
 /* Returns the state of a queue of this database, given one if need be; NULL when all are used. */
@@ -66,6 +67,7 @@ idemq_qstate_for_queue(int32 queue_id)
 			idemq_notify_ring_reset(index);
 			idemq_counters_reset(index, MyDatabaseId, queue_id);
 			idemq_groups_reset(index, MyDatabaseId, queue_id);
+			idemq_unfinished_reset(index, MyDatabaseId, queue_id);
 			idemq_buckets_forget_queue(index); /* a session may have charged them after end_life */
 		}
 		idemq_qstates_unlock();
@@ -109,7 +111,7 @@ idemq_qstates_forget_database(Oid database)
 }
 
 /*
- * Unsets every scan start, gauge and low-water mark of a database and asks for recovery: rows
+ * Unsets every scan start, gauge, count of unfinished jobs and low-water mark of a database and asks for recovery: rows
  * changed, and it is not known which (after COMMIT PREPARED, for example).
  */
 void
@@ -133,6 +135,7 @@ idemq_qstates_unset_database(Oid database)
 	}
 	idemq_qstates_unlock();
 	idemq_counters_unset_gauges(database);
+	idemq_unfinished_unset_database(database);
 	idemq_groups_unset_database(database);
 	idemq_worker_need_all();
 }

@@ -136,20 +136,26 @@ idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key)
 	return find_duplicate(table, queue_id, key, true, &xid, &token);
 }
 
-/* Waits until no other open transaction is giving a key to a job. */
-static void
-wait_for_duplicate(JobsTable *table, int32 queue_id, Datum key)
+/*
+ * Waits until no other open transaction is giving a key to a job that no committed job has; returns
+ * whether there was one.
+ */
+bool
+idemq_jobs_await_key(JobsTable *table, int32 queue_id, Datum key)
 {
 	TransactionId xid;
 	uint32 token;
+	bool waited = false;
 
 	while (find_duplicate(table, queue_id, key, false, &xid, &token))
 	{
+		waited = true;
 		if (token != 0)
 			SpeculativeInsertionWait(xid, token);
 		else
 			XactLockTableWait(xid, table->rel, NULL, XLTW_None);
 	}
+	return waited;
 }
 
 /*
@@ -181,8 +187,8 @@ idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait)
 	if (mine)
 		idemq_jobs_count_new(table->new_row);
 	else if (wait == JOB_WAITS)
-		wait_for_duplicate(table, DatumGetInt32(columns->values[COL_QUEUE_ID]),
-						   columns->values[COL_KEY]);
+		(void) idemq_jobs_await_key(table, DatumGetInt32(columns->values[COL_QUEUE_ID]),
+									columns->values[COL_KEY]);
 	return mine;
 }
 

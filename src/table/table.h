@@ -610,6 +610,7 @@ extern void idemq_jobs_check_deleted(const QueueState *qstate, int64 id, bool re
 
 extern bool idemq_jobs_find_key(JobsTable *table, int32 queue_id, Datum key, Job *job);
 extern bool idemq_jobs_key_in_doubt(JobsTable *table, int32 queue_id, Datum key);
+extern bool idemq_jobs_await_key(JobsTable *table, int32 queue_id, Datum key);
 extern bool idemq_jobs_insert_keyed(JobsTable *table, JobChange *columns, JobWait wait);
 extern bool idemq_jobs_insert_successor(JobsTable *table, JobChange *columns,
 										const Job *taken_from);

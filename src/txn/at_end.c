@@ -6,19 +6,21 @@
  * registered first, so their order would depend on the order of lines in _PG_init.
  *
  *		PRE_COMMIT		groups: enter commit windows
+ *						room: take it for jobs that were added without asking
  *		COMMIT			settings and holds: move versions
  *						groups: mark, leave commit windows, give back owned ones
- *						counts: add
+ *						counts: add; room: count the jobs, give it back
  *						actions: count transferred entries, then follow all in order
  *						ready keys: lower scan starts, wake
  *						forget all, let kept-away workers back
  *		ABORT			groups: give back owned ones, to be promoted again
- *						counts: end a count of all jobs that is under way
+ *						counts: end a count of jobs that is under way
  *						actions: undo, the last first
  *						ready keys: lower scan starts, wake; drop, with what was counted
+ *						room: give it back
  *						forget all, leave commit windows, let kept-away workers back
  *		PRE_PREPARE		actions: raise an error for what cannot be prepared
- *		PREPARE			counts: end a count of all jobs that is under way
+ *		PREPARE			counts: end a count of jobs that is under way
  *						actions: drop the entries of attempts that the transaction ends
  *						forget all, let kept-away workers back
  *		sub COMMIT		ready keys and counts: give to the parent
@@ -69,6 +71,7 @@ undo_from(SubTransactionId from)
 	idemq_jitter();
 	idemq_pending_groups_undo(from);
 	idemq_counters_cancel_count();
+	idemq_unfinished_cancel_count();
 	idemq_pending_undo(from);
 	idemq_jitter();
 	idemq_pending_queues_undo(from);
@@ -100,11 +103,13 @@ at_end(XactEvent event, void *arg)
 			break;
 		case XACT_EVENT_PREPARE:
 			idemq_counters_cancel_count();
+			idemq_unfinished_cancel_count();
 			idemq_pending_prepare();
 			forget();
 			break;
 		case XACT_EVENT_PRE_COMMIT:
 			idemq_pending_groups_before_commit();
+			idemq_pending_room_before_commit();
 			IDEMQ_STOP("before_commit");
 			break;
 		case XACT_EVENT_PARALLEL_PRE_COMMIT:

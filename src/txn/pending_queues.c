@@ -2,7 +2,8 @@
  * txn/pending_queues.c
  *		What this transaction owes each queue: the keys of the ready index that it makes
  *		claimable, what it counts, and the attempts that it ends, with whose permits it may claim
- *		others in a queue that is at max_running (job/limits.c).
+ *		others in a queue that is at max_running (job/limits.c), and the room that it has taken in
+ *		one with max_unfinished (job/room.c).
  *
  * There is one note for each subtransaction and queue, on a stack: subtransaction ids grow,
  * so the notes of an open subtransaction are together above its parent's.  A rollback takes the top
@@ -23,6 +24,11 @@
  * The top of shared/queue_states/running.c says why no more than max_running jobs are worked on
  * even so.
  *
+ * A transaction needs room for the unfinished jobs that it adds, less those that it ends, which the
+ * gauges in its notes tell.  Room that a subtransaction takes is in its own note, so that a rollback
+ * gives it back; when a note goes, what the others have added and taken is as it was when the
+ * subtransaction began.  shared/queue_states/unfinished.c says why the limit holds.
+ *
  * The stack is kept for the next transaction; unused notes are clean.  It
  * grows when something is noted; what txn/at_end.c calls neither allocates nor raises.
  *
@@ -40,6 +46,7 @@
 #include "utils/timestamp.h"
 
 #include "base/base.h"
+#include "queue/queue.h"
 #include "shared/counts/counts.h"
 #include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
@@ -58,8 +65,10 @@ typedef struct Owed
 	int ready;				/* keys that become claimable at commit, and were due when noted */
 	TimestampTz later;		/* the earliest of the others; DT_NOEND: there is none */
 	TimestampTz expires_at; /* the earliest; DT_NOEND: none expires */
-	int free;	   /* ended attempts whose permit is not taken; below 0: the parent's is taken */
-	int uncounted; /* ended attempts that were not counted */
+	int free;		/* ended attempts whose permit is not taken; below 0: the parent's is taken */
+	int uncounted;	/* ended attempts that were not counted */
+	bool asks;		/* it has enqueued into a queue with max_unfinished */
+	RoomTaken room; /* that it has there */
 	ReadyKey least[IDEMQ_PRIORITIES];
 	CounterDelta delta;
 } Owed;
@@ -75,6 +84,8 @@ pending_queues_reset_note(Owed *note)
 	note->priorities = 0;
 	note->ready = note->free = note->uncounted = 0;
 	note->later = note->expires_at = DT_NOEND;
+	note->asks = false;
+	note->room.jobs = 0;
 	memset(note->delta.gauges, 0, sizeof(note->delta.gauges));
 	memset(note->delta.counters, 0, sizeof(note->delta.counters));
 	for (int t = 0; t < TIMING_COUNT; t++)
@@ -303,6 +314,99 @@ idemq_transfer_uncounted(int32 queue_id)
 	return false;
 }
 
+/* Returns how many unfinished jobs a note has added, less those that it has ended. */
+static int64
+unfinished_added(const Owed *note)
+{
+	const int64 *gauges = note->delta.gauges;
+
+	return gauges[JOB_BLOCKED] + gauges[JOB_PENDING] + gauges[JOB_RUNNING] + gauges[JOB_RETRYING];
+}
+
+/*
+ * Returns how much room this transaction lacks to add jobs to a queue with max_unfinished, and notes
+ * that it asks.  What it has taken, and the jobs that it has ended itself, it may use.
+ */
+int64
+idemq_pending_room_lacks(const QueueInfo *queue, int64 jobs)
+{
+	int64 lacks = jobs;
+
+	owed_to(queue->id)->asks = true;
+	for (int i = 0; i < nowed; i++)
+	{
+		if (owed[i]->queue_id == queue->id)
+			lacks += unfinished_added(owed[i]) - owed[i]->room.jobs;
+	}
+	return Max(lacks, 0);
+}
+
+/* As idemq_room_take, for this transaction; idemq_pending_room_lacks was called before. */
+RoomAnswer
+idemq_pending_room_take(const QueueInfo *queue, int64 jobs)
+{
+	Owed *note = owed_to(queue->id);
+
+	note->qstate = queue->qstate;
+	return idemq_room_take(queue->qstate, queue->id, jobs, queue->max_unfinished, &note->room);
+}
+
+/* Gives back room that this subtransaction has just taken, and does not need. */
+void
+idemq_pending_room_give_back(const QueueInfo *queue, int64 jobs)
+{
+	idemq_room_give_back(&owed_to(queue->id)->room, jobs);
+}
+
+/*
+ * Before the commit: takes room for the jobs that were added without asking, so that it is taken
+ * when they become visible.
+ */
+void
+idemq_pending_room_before_commit(void)
+{
+	for (int i = 0; i < nowed; i++)
+	{
+		Owed *note = owed[i];
+		int64 lacks = unfinished_added(note) - note->room.jobs;
+
+		if (lacks <= 0)
+			continue;
+		note->qstate = idemq_qstate_current(note->qstate, note->queue_id);
+		if (note->qstate != NULL)
+			idemq_room_take_unasked(note->qstate, note->queue_id, lacks, &note->room);
+	}
+}
+
+/*
+ * Returns whether this transaction has enqueued into a queue with max_unfinished, or has added jobs
+ * there otherwise: then it cannot be prepared.
+ */
+bool
+idemq_pending_room_any(void)
+{
+	QueueInfo queue;
+
+	for (int i = 0; i < nowed; i++)
+	{
+		if (owed[i]->asks ||
+			(unfinished_added(owed[i]) > 0 && idemq_queue_by_id(owed[i]->queue_id, &queue) &&
+			 queue.max_unfinished > 0))
+			return true;
+	}
+	return false;
+}
+
+/* Changes the count of unfinished jobs, where there is one, after the commit. */
+static void
+unfinished_apply(Owed *note, uint64 xid)
+{
+	int64 added = unfinished_added(note);
+
+	if (note->room.jobs != 0 || (added != 0 && idemq_unfinished_is_counted(note->qstate)))
+		idemq_unfinished_apply(note->qstate, note->queue_id, xid, added, &note->room);
+}
+
 static void
 merge(Owed *to, const Owed *from)
 {
@@ -314,6 +418,11 @@ merge(Owed *to, const Owed *from)
 	to->expires_at = Min(to->expires_at, from->expires_at);
 	to->free += from->free;
 	to->uncounted += from->uncounted;
+	to->asks |= from->asks;
+	if (to->room.jobs == 0 || (from->room.jobs != 0 && from->room.life != to->room.life))
+		to->room = from->room;
+	else
+		to->room.jobs += from->room.jobs;
 	for (int i = 0; i < JOB_STATUS_COUNT; i++)
 		to->delta.gauges[i] += from->delta.gauges[i];
 	for (int i = 0; i < COUNTER_COUNT; i++)
@@ -372,8 +481,11 @@ idemq_pending_counts_apply(void)
 		Owed *note = owed[i];
 
 		note->qstate = idemq_qstate_current(note->qstate, note->queue_id);
-		if (note->qstate != NULL)
-			idemq_counters_add(idemq_qstate_index(note->qstate), note->queue_id, xid, &note->delta);
+		if (note->qstate == NULL)
+			continue;
+		idemq_counters_add(idemq_qstate_index(note->qstate), note->queue_id, xid, &note->delta);
+		/* After it: is_counted is read when the commit is visible, behind a barrier. */
+		unfinished_apply(note, xid);
 	}
 	if (nowed > 0)
 		idemq_worker_note_counts();
@@ -419,6 +531,7 @@ idemq_pending_queues_undo(SubTransactionId from)
 		Owed *note = owed[--nowed];
 
 		pending_queues_lower(note);
+		idemq_room_give_back(&note->room, note->room.jobs);
 		if (note->priorities != 0)
 			idemq_wake_if_ready(note->qstate, note->queue_id, Max(note->ready, 1));
 		pending_queues_reset_note(note);

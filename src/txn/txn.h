@@ -5,6 +5,7 @@
 #ifndef IDEMQ_TXN_TXN_H
 #define IDEMQ_TXN_TXN_H
 
+#include "queue/queue.h"
 #include "shared/counts/counts.h"
 #include "shared/groups/groups.h"
 #include "shared/leases/leases.h"
@@ -78,7 +79,7 @@ extern void idemq_pending_forget(void);
 
 /*
  * pending_queues.c
- *		What this transaction owes each queue: ready keys, counts, transferred permits.
+ *		What this transaction owes each queue: ready keys, counts, transferred permits, room.
  */
 
 /* In place of a status: the row is new, or gone. */
@@ -99,6 +100,11 @@ extern void idemq_transfer_reserve(int32 queue_id);
 extern void idemq_transfer_note_end(int32 queue_id, bool frees, int count);
 extern int idemq_transfers_free(int32 queue_id);
 extern bool idemq_transfer_uncounted(int32 queue_id);
+extern int64 idemq_pending_room_lacks(const QueueInfo *queue, int64 jobs);
+extern RoomAnswer idemq_pending_room_take(const QueueInfo *queue, int64 jobs);
+extern void idemq_pending_room_give_back(const QueueInfo *queue, int64 jobs);
+extern void idemq_pending_room_before_commit(void);
+extern bool idemq_pending_room_any(void);
 extern bool idemq_pending_ready_any(void);
 extern void idemq_pending_counts_apply(void);
 extern void idemq_pending_ready_apply(void);

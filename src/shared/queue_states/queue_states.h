@@ -11,6 +11,7 @@
 #include "storage/itemptr.h"
 #include "storage/lwlock.h"
 #include "storage/spin.h"
+#include "utils/snapshot.h"
 
 #include "base/base.h"
 
@@ -300,6 +301,56 @@ extern bool idemq_running_is_counted(const RunningCounted *counted);
 extern void idemq_running_freed(RunningFreed freed);
 extern void idemq_running_wake_refused(QueueState *qstate, int32 queue_id, uint32 limit);
 extern int idemq_running_count(const QueueState *qstate);
+
+/*
+ * unfinished.c
+ *		How many unfinished jobs a queue with max_unfinished has, open transactions included.
+ */
+
+typedef enum RoomAnswer
+{
+	ROOM_TAKEN,
+	ROOM_FULL,
+	ROOM_UNKNOWN, /* the jobs must be counted first */
+	ROOM_COUNTING /* another session counts them */
+} RoomAnswer;
+
+/* Room that a transaction has taken in a queue, and the life of the queue state that counts it. */
+typedef struct RoomTaken
+{
+	int64 jobs; /* 0: none, and the others mean nothing */
+	int32 qstate_index;
+	uint32 life;
+} RoomTaken;
+
+/* What is counted of a queue. */
+typedef struct UnfinishedView
+{
+	int64 jobs;	   /* unfinished jobs that are committed */
+	int64 taken;   /* room that open transactions have */
+	bool is_bound; /* jobs is a lower bound */
+} UnfinishedView;
+
+extern const ShmemPart idemq_unfinished_part;
+extern const ShmemPart idemq_unfinished_open_part;
+
+extern void idemq_unfinished_reset(int index, Oid database, int32 queue_id);
+extern void idemq_unfinished_forget(int index);
+extern void idemq_unfinished_unset_database(Oid database);
+extern bool idemq_unfinished_is_counted(const QueueState *qstate);
+extern RoomAnswer idemq_room_take(const QueueState *qstate, int32 queue_id, int64 jobs, int64 limit,
+								  RoomTaken *room);
+extern void idemq_room_take_unasked(const QueueState *qstate, int32 queue_id, int64 jobs,
+									RoomTaken *room);
+extern void idemq_room_give_back(RoomTaken *room, int64 jobs);
+extern void idemq_unfinished_apply(const QueueState *qstate, int32 queue_id, uint64 xid,
+								   int64 added, RoomTaken *room);
+extern bool idemq_unfinished_begin_count(const QueueState *qstate, int32 queue_id, int64 limit,
+										 Snapshot *snapshot, int64 *bound);
+extern void idemq_unfinished_end_count(int64 jobs);
+extern void idemq_unfinished_cancel_count(void);
+extern bool idemq_unfinished_await_count(const QueueState *qstate, int32 queue_id, int64 until);
+extern bool idemq_unfinished_view(const QueueState *qstate, int32 queue_id, UnfinishedView *view);
 
 /*
  * settings_version.c

@@ -1,0 +1,147 @@
+/*
+ * job/room.c
+ *		Whether a queue's max_unfinished allows new jobs.
+ *
+ * shared/queue_states/unfinished.c says what is counted and why the limit holds.  What is here asks
+ * it before a row is written, counts the rows when nobody has counted them, and raises IQ007.
+ *
+ * The first enqueue after a restart, or after anything that makes the count unknown, counts the
+ * queue's unfinished jobs through the indexes jobs_ready (pending, running and retrying jobs),
+ * jobs_group (blocked jobs of groups) and children_queue (blocked jobs without a group), and reads
+ * at most one entry beyond the limit.  Other sessions that enqueue wait for it, COUNT_PATIENCE at
+ * most.
+ *
+ * Never refused, and never asking: dead-letter records, published jobs, retry, redrive and reruns,
+ * and rows that SQL writes.  A duplicate needs no room.
+ *
+ * A waiting session holds what its transaction has locked, and the counting session waits for no
+ * row: so the two cannot wait for each other.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "utils/snapmgr.h"
+
+#include "base/base.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "shared/queue_states/queue_states.h"
+#include "txn/txn.h"
+
+/* How long an enqueue waits while another session counts the queue's jobs, in microseconds. */
+#define COUNT_PATIENCE (5 * USECS_PER_SEC)
+
+/* $1: queue, $2: the most jobs that are counted. */
+static SqlStatement count_unfinished =
+	{.in_order = true,
+	 .text = "SELECT pg_catalog.count(*) FROM (SELECT 1 FROM ("
+			 "(SELECT 1 FROM idemq.jobs WHERE queue_id = $1 AND ready_at IS NOT NULL) "
+			 "UNION ALL (SELECT 1 FROM idemq.jobs WHERE queue_id = $1 AND group_key IS NOT NULL "
+			 "AND finished_at IS NULL AND ready_at IS NULL) "
+			 "UNION ALL (SELECT 1 FROM (SELECT job_id FROM idemq.children WHERE queue_id = $1 "
+			 "OFFSET 0) c CROSS JOIN LATERAL (SELECT 1 FROM idemq.jobs j WHERE j.id = c.job_id "
+			 "AND j.queue_id = $1 AND j.group_key IS NULL AND j.finished_at IS NULL "
+			 "AND j.ready_at IS NULL OFFSET 0) j)) u LIMIT $2) x",
+	 .types = {INT4OID, INT8OID}};
+
+/* Counts a queue's unfinished jobs, unless another session does, or they are known by now. */
+static void
+room_count(const QueueInfo *queue)
+{
+	Datum values[] = {Int32GetDatum(queue->id), (Datum) 0};
+	Snapshot snapshot;
+	SqlScope scope;
+	int64 bound;
+	int64 jobs;
+
+	if (!idemq_unfinished_begin_count(queue->qstate, queue->id, queue->max_unfinished, &snapshot,
+									  &bound))
+		return;
+	IDEMQ_STOP("room_count");
+	values[1] = Int64GetDatum(bound);
+	idemq_spi_begin(&scope);
+	(void) idemq_spi_query_at(&count_unfinished, values, NULL, snapshot);
+	jobs = idemq_spi_int64(0, 1, NULL);
+	idemq_spi_end(&scope);
+	UnregisterSnapshot(snapshot);
+	idemq_unfinished_end_count(jobs);
+}
+
+/* Raises IQ007 for jobs that a full queue has no room for. */
+void
+idemq_room_refuse(const QueueInfo *queue, int64 jobs)
+{
+	if (jobs > queue->max_unfinished)
+		ereport(ERROR, errcode(ERRCODE_IDEMQ_QUEUE_FULL),
+				errmsg("cannot add %lld jobs to queue \"%s\", because its max_unfinished is %d",
+					   (long long) jobs, queue->name, queue->max_unfinished),
+				errhint("Add fewer jobs in one transaction, or raise max_unfinished with "
+						"idemq.alter_queue."));
+	ereport(
+		ERROR, errcode(ERRCODE_IDEMQ_QUEUE_FULL), errmsg("queue \"%s\" is full", queue->name),
+		errdetail_plural("Its max_unfinished is %d, which leaves no room for %lld more job. Jobs "
+						 "that open transactions have enqueued count.",
+						 "Its max_unfinished is %d, which leaves no room for %lld more jobs. Jobs "
+						 "that open transactions have enqueued count.",
+						 (unsigned long) jobs, queue->max_unfinished, (long long) jobs),
+		errhint("Enqueue again when jobs of the queue have finished, or raise max_unfinished "
+				"with idemq.alter_queue."));
+}
+
+pg_noreturn static void
+refuse_counting(const QueueInfo *queue)
+{
+	ereport(ERROR, errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+			errmsg("the unfinished jobs of queue \"%s\" are still being counted", queue->name),
+			errdetail("Another session has counted them for 5 s, because the queue has "
+					  "max_unfinished and shared memory does not know their number, for example "
+					  "after a restart."),
+			errhint("Repeat the call later."));
+}
+
+/*
+ * Takes room for new jobs of a queue, before their rows are written; none if the queue has no
+ * max_unfinished.  Adds what it takes to *taken, for idemq_pending_room_give_back: less than jobs
+ * where the transaction has room left, or uses that of jobs that it has ended.  Returns false when
+ * the queue is full.  Raises 55P03 when the jobs are counted for too long.
+ */
+bool
+idemq_room_try(const QueueInfo *queue, int64 jobs, int64 *taken)
+{
+	int64 until = 0;
+	int64 lacks;
+
+	if (likely(queue->max_unfinished == 0) || jobs == 0)
+		return true;
+	lacks = idemq_pending_room_lacks(queue, jobs);
+	while (lacks > 0)
+	{
+		RoomAnswer answer = idemq_pending_room_take(queue, lacks);
+
+		if (answer == ROOM_TAKEN)
+			break;
+		if (answer == ROOM_FULL)
+			return false;
+		CHECK_FOR_INTERRUPTS();
+		if (until == 0)
+			until = idemq_stopwatch() + COUNT_PATIENCE;
+		else if (idemq_stopwatch() > until)
+			refuse_counting(queue);
+		if (answer == ROOM_UNKNOWN)
+			room_count(queue);
+		else if (!idemq_unfinished_await_count(queue->qstate, queue->id, until))
+			refuse_counting(queue);
+	}
+	*taken += lacks;
+	return true;
+}
+
+/* As idemq_room_try, for jobs that are certain to be added; raises IQ007 when the queue is full. */
+void
+idemq_room_for(const QueueInfo *queue, int64 jobs)
+{
+	int64 taken = 0;
+
+	if (!idemq_room_try(queue, jobs, &taken))
+		idemq_room_refuse(queue, jobs);
+}

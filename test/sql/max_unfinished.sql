@@ -1,0 +1,297 @@
+-- max_unfinished: in one session.
+CREATE EXTENSION idemq;
+\set VERBOSITY sqlstate
+\pset null -
+-- What the limit counts; the rows must agree.
+CREATE FUNCTION unfinished(queue text DEFAULT 'q') RETURNS text RETURN
+	(SELECT coalesce(m.unfinished::text, '?') || ' of ' || coalesce(m.max_unfinished::text, 'any')
+		|| CASE WHEN m.unfinished <> m.blocked + m.pending + m.running + m.retrying THEN ', but the rows say '
+			|| m.blocked + m.pending + m.running + m.retrying ELSE '' END
+	FROM idemq.metrics m WHERE m.queue = $1);
+CREATE PROCEDURE fresh(max int, n int DEFAULT 0, queue text DEFAULT 'q') LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idemq.drop_queue(queue, force => true) FROM idemq.queues WHERE name = queue;
+	PERFORM idemq.create_queue(queue, lease => '1 h', retry_jitter => 0, max_unfinished => max);
+	COMMIT;
+	PERFORM idemq.enqueue(queue, to_jsonb(i)) FROM generate_series(1, n) i;
+END $$;
+CREATE FUNCTION add(n int DEFAULT 1) RETURNS bigint LANGUAGE sql AS
+	$$ SELECT count(idemq.enqueue('q', to_jsonb(i))) FROM generate_series(1, n) i $$;
+-- The SQLSTATE of a statement that is rolled back by itself.
+CREATE FUNCTION state_of(statement text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE statement;
+	RETURN 'ok';
+EXCEPTION WHEN OTHERS THEN
+	RETURN sqlstate;
+END $$;
+CREATE FUNCTION claim_commit() RETURNS SETOF idemq.outcome LANGUAGE sql AS
+	$$ SELECT idemq.commit(id, token) FROM idemq.claim('q') $$;
+
+-- Values.
+SELECT idemq.create_queue('q', max_unfinished => 0);
+SELECT idemq.create_queue('q', max_unfinished => -1);
+CALL fresh(NULL);
+SELECT add(3);
+SELECT unfinished();
+SELECT idemq.alter_queue('q', max_unfinished => -1);
+SELECT idemq.alter_queue('q', max_unfinished => 4);
+-- The jobs from before the limit count.
+SELECT unfinished();
+SELECT add();
+SELECT unfinished();
+SELECT add();
+SELECT unfinished();
+\set VERBOSITY default
+SELECT add();
+SELECT idemq.enqueue_many('q', array_agg(to_jsonb(n))) FROM generate_series(1, 5) n;
+\set VERBOSITY sqlstate
+SELECT idemq.alter_queue('q', max_unfinished => 0);
+SELECT add();
+SELECT unfinished();
+SELECT settings.max_unfinished FROM idemq.queues settings;
+SELECT * FROM idemq.check();
+
+-- Every status that is not finished counts, and no change between them changes the count.
+CALL fresh(4);
+SELECT (idemq.enqueue('q', '1')).id AS parent \gset
+SELECT (idemq.enqueue('q', '2', depends_on => ARRAY[:parent])).status;
+SELECT (idemq.enqueue('q', '3', group_key => 'g')).status;
+SELECT (idemq.enqueue('q', '4', delay => '1 h')).id AS last \gset
+SELECT unfinished(), add();
+SELECT count(*) FROM idemq.claim('q');
+SELECT unfinished(), state_of('SELECT add()');
+SELECT idemq.fail(id, token, retry_in => '1 h') FROM idemq.jobs WHERE status = 'running';
+SELECT unfinished(), state_of('SELECT add()');
+SELECT idemq.retry(id) FROM idemq.jobs WHERE status = 'retrying';
+SELECT unfinished(), state_of('SELECT add()');
+SELECT idemq.release(id, token) FROM idemq.claim('q');
+SELECT unfinished(), state_of('SELECT add()');
+-- Each way to end a job makes room; the death of a parent also cancels its child, at the next claim.
+SELECT idemq.cancel(:last);
+SELECT unfinished(), add();
+SELECT unfinished();
+SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('q');
+SELECT unfinished(), add();
+SELECT unfinished();
+SELECT claim_commit();
+SELECT unfinished(), add();
+SELECT unfinished();
+SELECT idemq.commit_once(id) FROM idemq.jobs WHERE status = 'pending' ORDER BY id LIMIT 1;
+SELECT unfinished(), add();
+SELECT unfinished();
+DELETE FROM idemq.jobs WHERE id = (SELECT id FROM idemq.jobs WHERE status = 'pending' ORDER BY id LIMIT 1);
+SELECT unfinished(), add();
+SELECT unfinished();
+UPDATE idemq.jobs SET status = 'cancelled', finished_at = now(), ready_at = NULL
+	WHERE id = (SELECT id FROM idemq.jobs WHERE status = 'pending' ORDER BY id LIMIT 1);
+SELECT unfinished(), add();
+SELECT unfinished();
+SELECT * FROM idemq.check();
+
+-- All or none.
+CALL fresh(4, 1);
+SELECT count(*) FROM idemq.enqueue_many('q', ARRAY[1, 2, 3, 4]::text[]::jsonb[]);
+SELECT count(*) FROM idemq.enqueue_many('q', ARRAY[1, 2, 3, 4]::text[]::jsonb[], keys => ARRAY['a', 'b', 'c', 'd']);
+SELECT count(*) FROM idemq.enqueue_many('q', ARRAY[1, 2, 3, 4]::text[]::jsonb[], keys => ARRAY['a', 'b', NULL, NULL]);
+SELECT unfinished();
+SELECT count(*) FROM idemq.enqueue_many('q', ARRAY[1, 2, 3, 3]::text[]::jsonb[], keys => ARRAY[NULL, 'b', 'a', 'a']);
+SELECT unfinished();
+SELECT (idemq.enqueue_sequenced('q', 'p', 1, '1')).outcome;
+SELECT idemq.cancel(min(id)) FROM idemq.jobs WHERE status = 'pending';
+-- The refused number is not used up.
+SELECT (idemq.enqueue_sequenced('q', 'p', 1, '1')).outcome;
+SELECT unfinished();
+
+CALL fresh(2);
+SELECT count(*) FROM idemq.enqueue_graph('[{"queue": "q", "name": "a", "payload": 1}, {"queue": "q", "name": "b", "payload": 2, "depends_on": ["a"]}, {"queue": "q", "name": "c", "payload": 3, "depends_on": ["b"]}]');
+SELECT unfinished();
+SELECT count(*) FROM idemq.enqueue_graph('[{"queue": "q", "name": "a", "payload": 1}, {"queue": "q", "name": "b", "payload": 2, "depends_on": ["a"]}]');
+SELECT unfinished();
+
+-- A duplicate needs no room, and takes none.
+CALL fresh(2);
+SELECT (idemq.enqueue('q', '1', 'k')).outcome, (idemq.enqueue('q', '2', 'l')).outcome;
+SELECT (idemq.enqueue('q', '1', 'k')).outcome, (idemq.acquire('q', 'k', '1')).outcome;
+SELECT unfinished();
+SELECT (idemq.enqueue('q', '3', 'l', on_duplicate => 'replace')).outcome, unfinished();
+SELECT (idemq.acquire('q', 'm', '1')).outcome;
+SELECT claim_commit() FROM generate_series(1, 2);
+SELECT (idemq.acquire('q', 'm', '1')).outcome;
+SELECT unfinished();
+
+-- A transaction may use the room of jobs that it ends itself.
+CALL fresh(2, 2);
+BEGIN;
+SELECT add();
+ROLLBACK;
+BEGIN;
+SELECT claim_commit(), unfinished();
+SELECT add();
+SELECT unfinished();
+SELECT state_of('SELECT add()');
+COMMIT;
+SELECT unfinished();
+WITH done AS MATERIALIZED (SELECT claim_commit() AS outcome) SELECT outcome, add() FROM done;
+SELECT unfinished();
+-- A savepoint takes both back.
+BEGIN;
+SAVEPOINT a;
+SELECT claim_commit();
+SELECT add();
+ROLLBACK TO SAVEPOINT a;
+SELECT state_of('SELECT add()');
+SELECT claim_commit();
+SAVEPOINT b;
+SELECT add();
+ROLLBACK TO SAVEPOINT b;
+SELECT add(), state_of('SELECT add()');
+COMMIT;
+SELECT unfinished();
+-- It takes back what was ended before a later enqueue: no room is left over, and none is missing.
+CALL fresh(3, 1);
+BEGIN;
+SELECT add();
+SAVEPOINT a;
+SELECT add();
+SELECT state_of('SELECT add()');
+SELECT claim_commit();
+SAVEPOINT b;
+SELECT add();
+RELEASE SAVEPOINT b;
+SELECT state_of('SELECT add()');
+ROLLBACK TO SAVEPOINT a;
+SELECT unfinished();
+SELECT add(), state_of('SELECT add()');
+ROLLBACK;
+SELECT add(2);
+SELECT unfinished();
+-- A loop of exception blocks.
+CALL fresh(5);
+DO $$
+BEGIN
+	FOR i IN 1 .. 20 LOOP
+		BEGIN
+			PERFORM idemq.enqueue('q', to_jsonb(i));
+			IF i % 2 = 0 THEN
+				RAISE division_by_zero;
+			END IF;
+		EXCEPTION WHEN division_by_zero THEN
+			NULL;
+		WHEN SQLSTATE 'IQ007' THEN
+			NULL;
+		END;
+	END LOOP;
+END $$;
+SELECT unfinished();
+SELECT * FROM idemq.check();
+
+-- Never refused: they take the count above the limit, and others wait until it is below.
+CALL fresh(2, 2);
+SELECT claim_commit() FROM generate_series(1, 2);
+SELECT add(2);
+SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('q', 2);
+SELECT add(2);
+SELECT idemq.redrive('q');
+SELECT unfinished(), state_of('SELECT add()');
+INSERT INTO idemq.jobs (queue_id, priority, enqueued_at, max_attempts, status, ready_at, payload)
+	SELECT queue_id, 4, now(), 20, 'pending', now(), '1' FROM idemq.queues WHERE name = 'q';
+SELECT unfinished();
+SELECT claim_commit() FROM generate_series(1, 3);
+SELECT unfinished(), state_of('SELECT add()');
+SELECT claim_commit();
+SELECT unfinished(), add();
+SELECT unfinished();
+-- A transaction that has added such jobs needs room for them too.
+BEGIN;
+SELECT idemq.cancel(id) FROM idemq.jobs WHERE status = 'pending';
+SELECT add(2);
+SELECT idemq.retry(id) FROM idemq.jobs WHERE status = 'cancelled';
+SELECT state_of('SELECT add()');
+SELECT claim_commit();
+SELECT state_of('SELECT add()');
+SELECT claim_commit(), state_of('SELECT add()');
+ROLLBACK;
+SELECT unfinished();
+-- A rerun of a finished job.
+CALL fresh(1);
+SELECT (idemq.enqueue('q', '1', 'k')).outcome;
+SELECT claim_commit();
+SELECT add();
+SELECT unfinished();
+SELECT (idemq.enqueue('q', '1', 'k', on_duplicate => 'rerun')).outcome, unfinished();
+-- Dead-letter records.
+CALL fresh(1, 1, 'dead');
+SELECT idemq.alter_queue('q', dead_letter_queue => 'dead');
+SELECT idemq.fail(id, token, permanent => true) FROM idemq.claim('q', 2);
+SELECT unfinished('q'), unfinished('dead');
+SELECT state_of($$SELECT idemq.enqueue('dead', '1')$$);
+-- Published jobs.
+SELECT idemq.create_topic('news');
+SELECT idemq.bind_topic('news', 'dead');
+SELECT queue, outcome FROM idemq.publish('news', '1');
+SELECT unfinished('dead');
+SELECT * FROM idemq.check();
+
+-- A lowered limit removes no job.
+CALL fresh(5, 5);
+SELECT idemq.alter_queue('q', max_unfinished => 3);
+SELECT unfinished(), state_of('SELECT add()');
+SELECT claim_commit() FROM generate_series(1, 2);
+SELECT unfinished(), state_of('SELECT add()');
+SELECT claim_commit();
+SELECT unfinished(), add(), state_of('SELECT add()');
+
+-- What nobody has counted is counted again.
+CALL fresh(3, 3);
+SELECT idemq.recount() > 0;
+SELECT unfinished(), state_of('SELECT add()');
+SELECT unfinished();
+SELECT claim_commit() FROM generate_series(1, 2);
+SELECT unfinished(), add(2), state_of('SELECT add()');
+-- By a transaction that has changed something: that is not in the count twice, nor left out.
+SELECT idemq.recount() > 0;
+BEGIN;
+SELECT claim_commit();
+SELECT add(), state_of('SELECT add()');
+SELECT unfinished();
+COMMIT;
+SELECT unfinished();
+SELECT idemq.recount() > 0;
+BEGIN;
+SELECT claim_commit();
+SELECT add(), state_of('SELECT add()');
+ROLLBACK;
+SELECT unfinished(), state_of('SELECT add()');
+-- More than one entry beyond the limit is not read; the lower bound refuses until it is too low.
+SELECT idemq.alter_queue('q', max_unfinished => 10);
+SELECT add(7);
+SELECT idemq.alter_queue('q', max_unfinished => 2);
+SELECT idemq.recount() > 0;
+SELECT state_of('SELECT add()');
+SELECT claim_commit() FROM generate_series(1, 2);
+SELECT state_of('SELECT add()');
+SELECT claim_commit() FROM generate_series(1, 5);
+SELECT state_of('SELECT add()'), unfinished();
+SELECT claim_commit() FROM generate_series(1, 2);
+SELECT state_of('SELECT add()'), state_of('SELECT add()');
+SELECT unfinished();
+-- Rows that no trigger saw.
+ALTER TABLE idemq.jobs DISABLE TRIGGER ALL;
+DELETE FROM idemq.jobs WHERE finished_at IS NULL;
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_changed;
+ALTER TABLE idemq.jobs ENABLE ALWAYS TRIGGER idemq_jobs_truncated;
+SELECT severity, invariant, regexp_replace(detail, 'because.*', '') FROM idemq.check() WHERE invariant = 'limits.unfinished';
+SELECT state_of('SELECT add()');
+SELECT idemq.recount() >= 0;
+SELECT add(2);
+SELECT unfinished();
+TRUNCATE idemq.jobs, idemq.dependencies, idemq.children;
+SELECT add(2);
+SELECT unfinished();
+SELECT * FROM idemq.check();
+SELECT idemq.drop_queue('q', force => true);
+CALL fresh(1);
+SELECT add(), state_of('SELECT add()');
+SELECT unfinished();
+DROP EXTENSION idemq CASCADE;
