@@ -1,0 +1,243 @@
+# max_unfinished between sessions: exact under load, after a restart, a crash and a promotion, with prepared transactions, and
+# while the jobs are being counted.
+# stops: room_count idemq_counters_add
+# at least 54 assertions
+
+use strict;
+use warnings FATAL => 'all';
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use Idemq;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_server('full', max_connections => 40, max_prepared_transactions => 4, jit => 'off');
+my $add = "SELECT outcome FROM idemq.enqueue('q', '1')";
+my $finish = "SELECT idemq.commit(id, token) FROM idemq.claim('q')";
+my $jobs = "idemq.job_list WHERE queue = 'q' AND status IN ('blocked', 'pending', 'running', 'retrying')";
+my $numbers = "SELECT m.unfinished, (SELECT count(*) FROM $jobs) FROM idemq.metrics m WHERE queue = 'q'";
+
+# A fresh queue with that limit and that many jobs.
+sub fresh
+{
+	my ($limit, $jobs) = @_;
+
+	sql($node, "SELECT idemq.drop_queue(name, force => true) FROM idemq.queues");
+	sql($node, "SELECT idemq.create_queue('q', lease => '1 h', retry_jitter => 0, max_unfinished => $limit);
+		SELECT count(idemq.enqueue('q', to_jsonb(n))) FROM generate_series(1, $jobs) n");
+}
+
+# ---- Eight sessions enqueue at once, and hold what they have: five add a job
+
+fresh(5, 0);
+sql($node, q{CREATE FUNCTION try_add() RETURNS boolean LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM idemq.enqueue('q', '1');
+		RETURN true;
+	EXCEPTION WHEN SQLSTATE 'IQ007' THEN RETURN false;
+	END $$});
+{
+	my $barrier = barrier($node);
+	my $producers = clients($node, "BEGIN;\nSELECT count(*) AS n FROM try_add() t WHERE t \\gset\n\\if :n\n" . $barrier->sql . ";\n\\endif\nCOMMIT;\n",
+		'-c', 8, '-t', 1);
+
+	$barrier->wait_for(5);
+	is_state($node, $add, 'IQ007', 'five enqueues are open: there is no room for another');
+	is_sql($node, $numbers, '5|0', 'open transactions count');
+	$barrier->open;
+	is($producers->(), '', 'the producers come through');
+	is_sql($node, $numbers, '5|5', 'five jobs are there');
+	is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
+}
+
+# ---- At random, while others look, and make the count unknown
+
+fresh(5, 0);
+sql($node, q{CREATE FUNCTION next_step(choice int) RETURNS void LANGUAGE plpgsql AS $$
+	BEGIN
+		IF choice < 4 THEN
+			PERFORM idemq.enqueue('q', '1');
+		ELSIF choice < 6 THEN
+			PERFORM idemq.enqueue_many('q', '{1,1}');
+		ELSIF choice < 8 THEN
+			PERFORM idemq.enqueue('q', '1', 'k' || choice);
+		ELSE
+			PERFORM idemq.commit(id, token) FROM idemq.claim('q', 2);
+		END IF;
+	EXCEPTION WHEN SQLSTATE 'IQ007' THEN NULL;
+	END $$});
+{
+	my $step = "\\set a random(0, 11)\nSELECT next_step(:a);\n";
+	my $run = clients($node, [ [ $step, 2 ], [ "BEGIN;\n$step${step}COMMIT;\n", 3 ], [ "BEGIN;\n$step${step}ROLLBACK;\n", 1 ],
+			[ "BEGIN;\n${step}SAVEPOINT a;\n$step${step}ROLLBACK TO SAVEPOINT a;\n${step}COMMIT;\n", 2 ] ],
+		'-c', 6, '-t', 100);
+	my ($most, $looks, $counts) = (0, 0, 0);
+	my $observer = session($node);
+
+	while (sql($node, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbench'") > 0 || $looks < 20)
+	{
+		my $seen = $observer->query_safe('SELECT count(*) FROM idemq.jobs WHERE finished_at IS NULL');
+
+		$most = $seen if $seen > $most;
+		$looks++;
+		$counts += sqlstate($node, 'SELECT idemq.recount()') eq '00000' if $looks % 4 == 0;
+	}
+	is($run->(), '', 'the sessions come through');
+	cmp_ok($most, '<=', 5, "the limit is never exceeded, in $looks snapshots");
+	cmp_ok($counts, '>', 0, 'the count was made unknown');
+	sql($node, 'SELECT next_step(9)');
+	sql($node, 'SELECT next_step(0)') foreach 1 .. 6;
+	is_sql($node, $numbers, '5|5', 'and all of it can be used');
+	is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
+	leave($observer);
+}
+
+# ---- A restart and a crash: blocked, pending, running and retrying jobs
+
+fresh(5, 1);
+sql($node, "SELECT idemq.enqueue('q', '2', depends_on => ARRAY[(idemq.enqueue('q', '3', delay => '1 h')).id]);
+	SELECT idemq.enqueue('q', '4', group_key => 'g');
+	SELECT idemq.fail(id, token, retry_in => '1 h') FROM idemq.claim('q');
+	SELECT count(*) FROM idemq.claim('q');
+	SELECT idemq.enqueue('q', '5')");
+foreach my $how ('restart', 'crash')
+{
+	$how eq 'crash' ? crash($node) : $node->restart;
+	is_sql($node, $numbers, '|5', "$how: nobody has counted");
+	is_state($node, $add, 'IQ007', 'the first enqueue counts, and is refused');
+	is_sql($node, $numbers, '5|5', 'all are counted');
+	sql($node, "SELECT idemq.cancel(max(id)) FROM idemq.jobs WHERE status = 'pending'");
+	is_sql($node, $add, 'accepted', 'one is cancelled: there is room for one');
+	is_state($node, $add, 'IQ007', 'and for no other');
+}
+is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
+
+# ---- PREPARE TRANSACTION
+
+fresh(3, 1);
+sql($node, "SELECT idemq.cancel((idemq.enqueue('q', '2')).id)");
+foreach (
+	[ 'an enqueue', $add, '0A000' ],
+	[ 'an enqueue by the room of a job that it has ended', "$finish; $add", '0A000' ],
+	[ 'a job that is never refused', "SELECT idemq.retry(id) FROM idemq.jobs WHERE status = 'cancelled'", '0A000' ],
+	[ 'a duplicate', "SELECT outcome FROM idemq.enqueue('other', '1', 'k')", '00000' ],
+	[ 'a savepoint that is rolled back', "SAVEPOINT a; $add; ROLLBACK TO SAVEPOINT a", '00000' ],
+	[ 'the end of a job', 'SELECT idemq.cancel(min(id)) FROM idemq.jobs', '00000' ])
+{
+	my ($name, $work, $state) = @$_;
+
+	sql($node, "SELECT idemq.create_queue('other'); SELECT outcome FROM idemq.enqueue('other', '1', 'k')") if $name eq 'a duplicate';
+	is_state($node, "BEGIN; $work; PREPARE TRANSACTION 'p'", $state, "PREPARE after $name");
+	sql($node, "ROLLBACK PREPARED 'p'") if $state eq '00000';
+}
+is_sql($node, $add, 'accepted', 'what was refused or rolled back has left its room');
+is_sql($node, $add, 'accepted', 'all of it');
+is_state($node, $add, 'IQ007', 'and no more');
+# Prepared before there was a limit.
+sql($node, "SELECT idemq.alter_queue('q', max_unfinished => 0); BEGIN; $add; PREPARE TRANSACTION 'p'");
+sql($node, "SELECT idemq.alter_queue('q', max_unfinished => 4)");
+is_sql($node, $add, 'accepted', 'a prepared transaction that was not asked does not count');
+sql($node, "COMMIT PREPARED 'p'");
+is_state($node, $add, 'IQ007', 'it counts when it commits');
+is_sql($node, $numbers, '5|5', 'and takes the count above the limit');
+
+# ---- A dump
+
+{
+	my $file = "$PostgreSQL::Test::Utils::tmp_check/dump.sql";
+
+	command_ok([ 'pg_dump', '-h', $node->host, '-p', $node->port, '-f', $file, 'postgres' ], 'pg_dump');
+	sql($node, 'CREATE DATABASE restored');
+	command_ok([ 'psql', '-qX', '-v', 'ON_ERROR_STOP=1', '-h', $node->host, '-p', $node->port, '-f', $file, '-o', '/dev/null', 'restored' ], 'restore');
+	is(sqlstate($node, $add, 'restored'), 'IQ007', 'the limit was restored, and all jobs above it');
+}
+
+# ---- A standby
+
+{
+	my $standby = PostgreSQL::Test::Cluster->new('standby');
+
+	$node->backup('base');
+	$standby->init_from_backup($node, 'base', has_streaming => 1);
+	$standby->start;
+	is_sql($standby, "SELECT unfinished, max_unfinished FROM idemq.metrics WHERE queue = 'q'", '|4', 'a standby has not counted');
+	is_state($standby, $add, '25006', 'nor does it enqueue');
+	$standby->promote;
+	is_state($standby, $add, 'IQ007', 'after the promotion the first enqueue counts');
+	sql($standby, "SELECT count(idemq.cancel(id)) FROM (SELECT id FROM $jobs LIMIT 2) _");
+	is_sql($standby, $add, 'accepted', 'and the limit holds');
+	is_state($standby, $add, 'IQ007', 'there as well');
+	$standby->stop;
+}
+
+# ---- Sessions stopped while they count, and between their commit and what it counts
+
+SKIP:
+{
+	skip 'no stop points in the library', 10 unless has_stops();
+
+	# While one session counts, one commits, and one waits.
+	fresh(3, 2);
+	sql($node, 'SELECT idemq.recount()');
+	my $one = session($node);
+	my $two = session($node);
+	my $stop = stop_at($one->{backend}, 'room_count');
+
+	$one->query_until(qr/sent/, "\\echo sent\n$add;\n");
+	$stop->();
+	sql($node, $finish);
+	$two->query_until(qr/sent/, "\\echo sent\n$add;\n");
+	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $two->{backend} AND wait_event_type = 'Extension'");
+	$stop->();
+	is($one->query('SELECT 1') =~ s/\s+/ /gr, 'accepted 1', 'the session that counts adds its job');
+	is($two->query('SELECT 1') =~ s/\s+/ /gr, 'accepted 1', 'and so does the one that has waited');
+	is_sql($node, $numbers, '3|3', 'what committed meanwhile is counted');
+
+	# A count that takes too long; and a session that ends in it.
+	sql($node, "$finish; SELECT idemq.recount()");
+	$stop = stop_at($one->{backend}, 'room_count');
+	$one->query_until(qr/sent/, "\\echo sent\n$add;\n");
+	$stop->();
+	is_state($node, $add, '55P03', 'a session waits for 5 s');
+	$two->query_until(qr/sent/, "\\echo sent\n$add;\n");
+	wait_until($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $two->{backend} AND wait_event_type = 'Extension'");
+	kill 'TERM', $one->{backend};
+	$stop->();
+	is($two->query('SELECT 1') =~ s/\s+/ /gr, 'accepted 1', 'when the counting session ends, another counts');
+	is_sql($node, $numbers, '3|3', 'its room is given back');
+	$one->{run}->kill_kill;
+
+	# Visible, and not counted yet: a count that sees it does not count it twice.
+	fresh(3, 0);
+	sql($node, $add);
+	$stop = stop_at($two->{backend}, 'idemq_counters_add');
+	$two->query_until(qr/sent/, "\\echo sent\n$add;\n");
+	$stop->();
+	sql($node, 'SELECT idemq.recount()');
+	is_state($node, $add, 'IQ007', 'its room is taken until it is counted');
+	$stop->();
+	is($two->query('SELECT 1') =~ s/\s+/ /gr, 'accepted 1', 'the commit is over');
+	is_sql($node, $numbers, '2|2', 'its job is counted once');
+	is_sql($node, $add, 'accepted', 'there is room for another');
+	is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
+	leave($two);
+}
+
+# ---- Without stop points
+
+fresh(3, 2);
+shipped($node);
+my $one = session($node);
+stop_at($one->{backend}, 'room_count') if $ENV{IDEMQ_SHIPPED};
+is($one->query_safe($add), 'accepted', 'the first enqueue counts');
+is_sql($node, $numbers, '3|3', 'all are counted');
+leave($one);
+SKIP:
+{
+	skip 'the library was built with stop points', 1 unless $ENV{IDEMQ_SHIPPED};
+	ok(-e $node->data_dir . "/idemq_stops/$one->{backend}.room_count", 'the stop is still armed');
+}
+$node->stop;
+done_testing();
