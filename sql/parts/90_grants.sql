@@ -116,4 +116,4 @@ GRANT EXECUTE ON FUNCTION idemq.assert_shard, idemq.shard_of, idemq.result TO PU
 GRANT SELECT ON idemq.dependencies, idemq.children TO PUBLIC;
 GRANT EXECUTE ON FUNCTION idemq.parents, idemq.enqueue_graph, idemq.flow_ids, idemq.flow,
 	idemq.flow_jobs TO PUBLIC;
-GRANT EXECUTE ON PROCEDURE idemq.wait_results TO PUBLIC;
+GRANT EXECUTE ON PROCEDURE idemq.wait_results, idemq.wait_for_room TO PUBLIC;

@@ -1,7 +1,7 @@
 /*
  * api/wait.c
  *		Procedures that sleep until there is something to do: wait, wait_any,
- *		wait_result, wait_results.
+ *		wait_for_room, wait_result, wait_results.
  *
  * They sleep between transactions, and so hold nothing that would keep VACUUM, a CREATE INDEX
  * CONCURRENTLY or a DROP from going on.  Each check for something to do is a transaction of its
@@ -21,6 +21,10 @@
  * another IDEMQ_STUCK_AFTER.  A session that falls asleep during that time is not woken for what
  * comes due by time, nor for a group whose head the worker had been called to promote.  The next
  * claim finds the job, and so does the waiter when its own wait ends.
+ *
+ * wait_for_room is woken by sessions that make room (shared/queue_states/unfinished.c).  Without a
+ * background worker, nobody takes back room that is promised to a session which does not use it, so
+ * each waiter checks once a second.
  *
  * wait_result works on a standby, too.  What is replayed there wakes nobody, so it looks again
  * after an eighth of the time that it has waited, STANDBY_SOON at least and CHECK_ALONE at most.
@@ -52,6 +56,7 @@
 #include "base/compat.h"
 #include "job/job.h"
 #include "queue/queue.h"
+#include "shared/queue_states/queue_states.h"
 #include "shared/waiters/waiters.h"
 #include "table/table.h"
 
@@ -69,6 +74,7 @@ typedef struct Target
 {
 	char *queue; /* name; NULL for a job: */
 	int64 job_id;
+	int32 room;		  /* jobs for which the queue must have room; 0: a job to claim is waited for */
 	Waiters *waiters; /* whose bit of ours is set; NULL: not yet */
 	bool owed;		  /* a signal that no check has followed */
 	int64 again;	  /* mono: to be checked again, signal or not */
@@ -94,6 +100,16 @@ typedef struct Wait
 /* What this session waits for, so that its end finds it too; NULL: nothing. */
 static Wait *current_wait = NULL;
 
+/* Gives a signal to another waiter. */
+static void
+pass_on(const Target *target)
+{
+	if (target->room > 0)
+		idemq_room_pass_on(idemq_waiters_room_index(target->waiters), target->room);
+	else
+		(void) idemq_waiters_wake(target->waiters, 1);
+}
+
 /* Has the bit in the set that is right now; notes whether the target was signalled. */
 static void
 wait_join(Target *target, Waiters *waiters)
@@ -106,7 +122,7 @@ wait_join(Target *target, Waiters *waiters)
 	}
 	/* The queue has another state by now, so a signal that came here is for others. */
 	if (target->waiters != NULL && idemq_waiters_leave(target->waiters))
-		(void) idemq_waiters_wake(target->waiters, 1);
+		pass_on(target);
 	(void) idemq_waiters_join(waiters);
 	target->waiters = waiters;
 }
@@ -122,7 +138,7 @@ wait_leave(void)
 		if (target->waiters == NULL)
 			continue;
 		if (idemq_waiters_leave(target->waiters) || target->owed)
-			(void) idemq_waiters_wake(target->waiters, 1);
+			pass_on(target);
 		target->waiters = NULL;
 	}
 	current_wait = NULL;
@@ -163,9 +179,12 @@ look_up(Target *target, QueueInfo *queue)
 		wait_join(target, waiters);
 	for (;;)
 	{
-		idemq_queue_by_name(target->queue, PRIVILEGE_CLAIM, queue);
+		idemq_queue_by_name(target->queue, target->room > 0 ? PRIVILEGE_ENQUEUE : PRIVILEGE_CLAIM,
+							queue);
 		idemq_queue_need_qstate(queue);
-		waiters = idemq_waiters_of_queue(queue->qstate);
+		waiters = target->room > 0
+					  ? idemq_waiters_for_room(idemq_qstate_index(queue->qstate))
+					  : idemq_waiters_of_queue(queue->qstate);
 		if (target->waiters == waiters)
 			break;
 		wait_join(target, waiters);
@@ -206,6 +225,19 @@ check_queue(Target *target)
 	if (next_due < DT_NOEND)
 		target->again = Min(target->again, idemq_mono_from_timestamp(next_due));
 	return ready;
+}
+
+/* Returns whether a queue has room now; sets when to check again. */
+static bool
+check_room(Target *target)
+{
+	QueueInfo queue;
+
+	idemq_following_refuse();
+	look_up(target, &queue);
+	if (!idemq_worker_present())
+		target->again = Min(target->again, idemq_mono_now() + CHECK_ALONE);
+	return idemq_room_is_there(&queue, target->room);
 }
 
 /* Returns whether a job is finished, or gone; copies its status and result. */
@@ -260,7 +292,10 @@ wait_check(Wait *wait, Target *target)
 
 	target->again = idemq_mono_now() + compat_longest_transaction();
 	PushActiveSnapshot(GetTransactionSnapshot());
-	over = target->queue != NULL ? check_queue(target) : check_job(wait, target);
+	if (target->room > 0)
+		over = check_room(target);
+	else
+		over = target->queue != NULL ? check_queue(target) : check_job(wait, target);
 	PopActiveSnapshot();
 	SPI_commit();
 	MemoryContextSwitchTo(old);
@@ -352,9 +387,9 @@ wait_for_targets(Wait *wait, int64 timeout)
 
 /* Waits for one of some queues, and answers ready. */
 static Datum
-wait_for_queues(FunctionCallInfo fcinfo, Wait *wait)
+wait_for_queues(FunctionCallInfo fcinfo, Wait *wait, int timeout_arg)
 {
-	int64 timeout = idemq_arg_interval(fcinfo, 1, "timeout", 0);
+	int64 timeout = idemq_arg_interval(fcinfo, timeout_arg, "timeout", 0);
 	Datum ready;
 
 	idemq_jobs_check_writable();
@@ -370,7 +405,23 @@ SQL_FUNCTION(idemq_sql_wait)
 
 	idemq_check_top_level(fcinfo, "wait", WHY_TOP_LEVEL);
 	target.queue = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
-	return wait_for_queues(fcinfo, &wait);
+	return wait_for_queues(fcinfo, &wait, 1);
+}
+
+/*
+ * wait_for_room(queue text, jobs int, timeout interval, INOUT ready bool); 2D000, IQ005, IQ007,
+ * 42501, 22004, 22023, 25006.
+ */
+SQL_FUNCTION(idemq_sql_wait_for_room)
+{
+	Target target = {0};
+	Wait wait = {.count = 1, .targets = &target};
+
+	idemq_check_top_level(fcinfo, "wait_for_room", WHY_TOP_LEVEL);
+	target.queue = idemq_arg_text(fcinfo, 0, "queue", IDEMQ_MAX_NAME_ARG);
+	target.room = idemq_arg_int(fcinfo, 1, "jobs", 1, PG_INT32_MAX);
+	idemq_waiters_want_room((uint32) target.room);
+	return wait_for_queues(fcinfo, &wait, 2);
 }
 
 /* wait_any(queues text[], timeout interval, INOUT ready bool); as wait. */
@@ -388,7 +439,7 @@ SQL_FUNCTION(idemq_sql_wait_any)
 	wait.targets = palloc0(queues.count * sizeof(Target));
 	for (int i = 0; i < queues.count; i++)
 		wait.targets[i].queue = TextDatumGetCString(queues.values[i]);
-	return wait_for_queues(fcinfo, &wait);
+	return wait_for_queues(fcinfo, &wait, 1);
 }
 
 /* Raises IQ002 for wait_result and wait_results. */

@@ -417,6 +417,7 @@ extern JobStatus idemq_new_job_insert(JobsTable *table, const QueueInfo *queue, 
 extern bool idemq_room_try(const QueueInfo *queue, int64 jobs, int64 *taken);
 pg_noreturn extern void idemq_room_refuse(const QueueInfo *queue, int64 jobs);
 extern void idemq_room_for(const QueueInfo *queue, int64 jobs);
+extern bool idemq_room_is_there(const QueueInfo *queue, int64 jobs);
 
 /*
  * new_child.c

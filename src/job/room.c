@@ -145,3 +145,26 @@ idemq_room_for(const QueueInfo *queue, int64 jobs)
 	if (!idemq_room_try(queue, jobs, &taken))
 		idemq_room_refuse(queue, jobs);
 }
+
+/*
+ * Returns whether a queue has room for jobs now.  For a session that has joined the queue's waiters
+ * for room: when it has none, or another session counts the jobs, the session is woken later.
+ * Raises IQ007 for more jobs than the queue can ever hold.
+ */
+bool
+idemq_room_is_there(const QueueInfo *queue, int64 jobs)
+{
+	RoomAnswer answer;
+
+	if (queue->max_unfinished == 0)
+		return true;
+	if (jobs > queue->max_unfinished)
+		idemq_room_refuse(queue, jobs);
+	answer = idemq_room_peek(queue->qstate, queue->id, jobs, queue->max_unfinished);
+	if (answer == ROOM_UNKNOWN)
+	{
+		room_count(queue);
+		answer = idemq_room_peek(queue->qstate, queue->id, jobs, queue->max_unfinished);
+	}
+	return answer == ROOM_TAKEN;
+}

@@ -6,7 +6,8 @@
  *		reap		takes back expired leases and those of sessions that ended
  *		recover		gives jobs in flight their entries back, after a start
  *		due			wakes the waiters of what came due by time alone; ends pauses (worker/waking.c)
- *		remind		signals again where no claim followed a signal (worker/waking.c)
+ *		remind		signals again where no claim followed a signal, or where room is still free
+ *					(worker/waking.c)
  *		expire		cancels jobs that were not claimed in time (worker/expire.c), in steps
  *		handle		starts processes for the queue's handler (worker/handle.c)
  *		tick		enqueues the ticks of schedules (schedule/worker_tick.c)
@@ -111,6 +112,7 @@ static const Task tasks[] = {
 	{TASK_RECOVER, DUE_RECOVERY, .run = idemq_recover_some},
 	{TASK_DUE, DUE_READY, true, .run = idemq_due},
 	{TASK_REMIND, DUE_SIGNAL, true, .run = idemq_remind},
+	{TASK_REMIND, DUE_ROOM, true, .run = idemq_remind_of_room},
 	{TASK_EXPIRE, .due_at = idemq_expire_due_at, .run = idemq_expire_some,
 	 .ended = idemq_expire_ended},
 	{TASK_HANDLE, DUE_HANDLER, true, .due_at = idemq_handle_due_at, .run = idemq_handle},

@@ -1,7 +1,7 @@
 /*
  * worker/waking.c
  *		Waking the waiters of a queue for what no commit has told them: what came due by
- *		time alone (task "due"), and signals that no claim followed (task "remind").
+ *		time alone (task "due"), and signals that no claim or no enqueue followed (task "remind").
  *
  * A task's time is taken before the task looks (worker/task_runner.c): an enqueue or a pause
  * from then on notes its own.
@@ -71,4 +71,11 @@ idemq_remind(const QueueInfo *queue)
 	if (idemq_waiters_any(idemq_waiters_of_queue(queue->qstate)) && !idemq_queue_is_closed(queue) &&
 		idemq_ready_check(queue, &next, NULL))
 		idemq_wake_again(queue->qstate, 1);
+}
+
+/* Signals waiters for room again if there is room: the sessions that were signalled used none. */
+void
+idemq_remind_of_room(const QueueInfo *queue)
+{
+	idemq_room_signal_again(queue->qstate, queue->id);
 }

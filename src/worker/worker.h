@@ -116,6 +116,7 @@ extern void idemq_history_ended(const QueueStateView *view, bool done);
 
 extern void idemq_due(const QueueInfo *queue);
 extern void idemq_remind(const QueueInfo *queue);
+extern void idemq_remind_of_room(const QueueInfo *queue);
 
 /*
  * expire.c

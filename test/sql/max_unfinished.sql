@@ -120,6 +120,20 @@ SELECT claim_commit() FROM generate_series(1, 2);
 SELECT (idemq.acquire('q', 'm', '1')).outcome;
 SELECT unfinished();
 
+-- wait_for_room.
+CALL fresh(2, 1);
+CALL idemq.wait_for_room('q', 1, '0');
+CALL idemq.wait_for_room('q', 2, '0');
+CALL idemq.wait_for_room('q', 3, '0');
+CALL idemq.wait_for_room('q', 0, '0');
+CALL idemq.wait_for_room('q', NULL, '0');
+CALL idemq.wait_for_room('q', 1, NULL);
+CALL idemq.wait_for_room('none', 1, '0');
+BEGIN;
+CALL idemq.wait_for_room('q', 1, '0');
+ROLLBACK;
+SELECT unfinished();
+
 -- A transaction may use the room of jobs that it ends itself.
 CALL fresh(2, 2);
 BEGIN;

@@ -74,7 +74,7 @@ qstate_reset(QueueState *qstate, SetWord set)
 	for (int kind = 0; kind < DUE_KINDS; kind++)
 	{
 		bool unasked = kind == DUE_GROUPS || kind == DUE_RECOVERY || kind == DUE_SIGNAL ||
-					   kind == DUE_NOTIFY;
+					   kind == DUE_ROOM || kind == DUE_NOTIFY;
 
 		set(&qstate->due[kind], unasked ? DUE_NEVER : 0);
 	}

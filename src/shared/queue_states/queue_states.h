@@ -121,6 +121,7 @@ typedef enum DueKind
 	DUE_SIGNAL,	  /* the first signal since the last claim is given again */
 	DUE_EXPIRY,	  /* TimestampTz: a job expires */
 	DUE_HANDLER,  /* the handler is looked at */
+	DUE_ROOM,	  /* waiters for room are signalled again, if there is room */
 	DUE_NOTIFY,	  /* sessions that LISTEN are told that something became ready */
 	DUE_KINDS
 } DueKind;
@@ -340,6 +341,10 @@ extern void idemq_unfinished_unset_database(Oid database);
 extern bool idemq_unfinished_is_counted(const QueueState *qstate);
 extern RoomAnswer idemq_room_take(const QueueState *qstate, int32 queue_id, int64 jobs, int64 limit,
 								  RoomTaken *room);
+extern RoomAnswer idemq_room_peek(const QueueState *qstate, int32 queue_id, int64 jobs,
+								  int64 limit);
+extern void idemq_room_pass_on(int qstate_index, int64 jobs);
+extern void idemq_room_signal_again(const QueueState *qstate, int32 queue_id);
 extern void idemq_room_take_unasked(const QueueState *qstate, int32 queue_id, int64 jobs,
 									RoomTaken *room);
 extern void idemq_room_give_back(RoomTaken *room, int64 jobs);

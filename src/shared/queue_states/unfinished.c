@@ -38,6 +38,17 @@
  * A count reads one entry beyond the limit at most.  If it gets that far, jobs is a lower bound, and
  * refuses; when the bound comes below the limit, the rows are counted again, and twice as far.
  *
+ * Waiters for room (CALL idemq.wait_for_room) have a set in shared/waiters/wake.c.  A waiter sets its
+ * bit, asks whether there is room (idemq_room_peek), and sleeps if not.  A session that lowers
+ * jobs + taken wakes, still under the lock, those that want no more than the room that is neither
+ * used nor promised; what they want is promised to them.  Both hold the lock, so either the waiter
+ * sees the room, or the waker sees the bit.  An enqueue, by whomever, uses up as much of what is
+ * promised as it takes.  So no more waiters are woken than there is room for, and none sleeps while
+ * there is room for it, but for what is promised to a session that does not use it: the worker takes
+ * such a promise back after ROOM_UNUSED_AFTER, and wakes others (DUE_ROOM).  What the limit is, the
+ * last waiter has said that has asked; when the limit changes, all waiters are woken and ask again.
+ * All are also woken when jobs becomes unknown, because they must count.
+ *
  * A queue state goes to another queue: its lives are numbered, and room that was taken in a former
  * life is not given back in another.
  *
@@ -60,6 +71,7 @@
 #include "base/base.h"
 #include "base/compat.h"
 #include "shared/queue_states/queue_states.h"
+#include "shared/waiters/waiters.h"
 
 typedef enum CountState
 {
@@ -69,6 +81,8 @@ typedef enum CountState
 } CountState;
 
 #define NO_COUNTER (-1)
+/* Room that was promised to a waiter, and that nobody has used for so long, is offered again. */
+#define ROOM_UNUSED_AFTER INT64CONST(100000)
 
 /* On cache lines of its own. */
 typedef struct Unfinished
@@ -85,6 +99,8 @@ typedef struct Unfinished
 	int64 bound;   /* entries that the last count has read at most; 0: it was exact */
 	int64 jobs;
 	int64 taken;
+	int64 promised; /* room that waiters were woken for, and that is not taken yet */
+	int64 limit;	/* as the last waiter has read it */
 	/* S: full transaction ids, and the transactions that were open, in open_xids */
 	uint64 xmin;
 	uint64 xmax;
@@ -151,6 +167,36 @@ open_list(const Unfinished *queue)
 							  (queue - unfinished_queues) * open_lines() * PG_CACHE_LINE_SIZE);
 }
 
+static int
+index_of(const Unfinished *queue)
+{
+	return (int) (queue - unfinished_queues);
+}
+
+static Waiters *
+waiters_of(const Unfinished *queue)
+{
+	return idemq_waiters_for_room(index_of(queue));
+}
+
+/*
+ * Wakes waiters for the room that there is.  Its lock held: it is released.  The worker is called
+ * without it.
+ */
+static void
+signal_and_unlock(Unfinished *queue)
+{
+	int64 room = queue->limit - queue->jobs - queue->taken - queue->promised;
+	int64 promised = 0;
+
+	if (queue->state == COUNT_KNOWN && room > 0)
+		promised = idemq_waiters_wake_for_room(waiters_of(queue), room);
+	queue->promised += promised;
+	LWLockRelease(&queue->lock);
+	if (promised > 0)
+		idemq_due_in(idemq_qstate_at(index_of(queue)), DUE_ROOM, ROOM_UNUSED_AFTER);
+}
+
 /* Makes what is known unknown.  Its lock held. */
 static void
 unset(Unfinished *queue)
@@ -160,6 +206,7 @@ unset(Unfinished *queue)
 	else
 		queue->state = COUNT_UNKNOWN;
 	queue->bound = 0;
+	(void) idemq_waiters_wake(waiters_of(queue), PG_INT32_MAX);
 }
 
 /* Begins the life of a queue's state. */
@@ -175,7 +222,7 @@ idemq_unfinished_reset(int index, Oid database, int32 queue_id)
 	queue->life++;
 	queue->state = COUNT_UNKNOWN;
 	queue->counter = NO_COUNTER;
-	queue->bound = queue->jobs = queue->taken = 0;
+	queue->bound = queue->jobs = queue->taken = queue->promised = queue->limit = 0;
 	LWLockRelease(&queue->lock);
 }
 
@@ -187,6 +234,7 @@ idemq_unfinished_forget(int index)
 
 	LWLockAcquire(&queue->lock, LW_EXCLUSIVE);
 	queue->database = InvalidOid;
+	(void) idemq_waiters_wake(waiters_of(queue), PG_INT32_MAX);
 	LWLockRelease(&queue->lock);
 	ConditionVariableBroadcast(&queue->counted);
 }
@@ -248,12 +296,29 @@ idemq_unfinished_is_counted(const QueueState *qstate)
 static void
 add_room(Unfinished *queue, RoomTaken *room, int64 jobs)
 {
-	int32 index = (int32) (queue - unfinished_queues);
+	int32 index = index_of(queue);
 
 	if (room->jobs == 0 || room->qstate_index != index || room->life != queue->life)
 		*room = (RoomTaken){0, index, queue->life};
 	room->jobs += jobs;
 	queue->taken += jobs;
+	queue->promised -= Min(queue->promised, jobs);
+}
+
+/* Returns whether jobs fit into a queue.  The lock held exclusively. */
+static RoomAnswer
+answer_for(Unfinished *queue, int64 jobs, int64 limit)
+{
+	if (queue->state == COUNT_UNDER_WAY)
+		return ROOM_COUNTING;
+	if (queue->state == COUNT_UNKNOWN)
+		return ROOM_UNKNOWN;
+	if (queue->jobs + queue->taken + jobs > limit)
+		return ROOM_FULL;
+	if (!queue->is_bound)
+		return ROOM_TAKEN;
+	queue->state = COUNT_UNKNOWN;
+	return ROOM_UNKNOWN;
 }
 
 /*
@@ -265,25 +330,56 @@ RoomAnswer
 idemq_room_take(const QueueState *qstate, int32 queue_id, int64 jobs, int64 limit, RoomTaken *room)
 {
 	Unfinished *queue = unfinished_lock(qstate, queue_id, LW_EXCLUSIVE);
-	RoomAnswer answer = ROOM_TAKEN;
+	RoomAnswer answer;
 
 	if (queue == NULL)
 		return ROOM_UNKNOWN;
-	if (queue->state == COUNT_UNDER_WAY)
-		answer = ROOM_COUNTING;
-	else if (queue->state == COUNT_UNKNOWN)
-		answer = ROOM_UNKNOWN;
-	else if (queue->jobs + queue->taken + jobs > limit)
-		answer = ROOM_FULL;
-	else if (queue->is_bound)
-	{
-		queue->state = COUNT_UNKNOWN;
-		answer = ROOM_UNKNOWN;
-	}
-	else
+	answer = answer_for(queue, jobs, limit);
+	if (answer == ROOM_TAKEN)
 		add_room(queue, room, jobs);
 	LWLockRelease(&queue->lock);
 	return answer;
+}
+
+/*
+ * As idemq_room_take, but takes nothing: ROOM_TAKEN only says that there is room.  For a waiter, after
+ * it has set its bit: from ROOM_FULL on, it is woken when there is room.
+ */
+RoomAnswer
+idemq_room_peek(const QueueState *qstate, int32 queue_id, int64 jobs, int64 limit)
+{
+	Unfinished *queue = unfinished_lock(qstate, queue_id, LW_EXCLUSIVE);
+	RoomAnswer answer;
+
+	if (queue == NULL)
+		return ROOM_UNKNOWN;
+	queue->limit = limit;
+	answer = answer_for(queue, jobs, limit);
+	LWLockRelease(&queue->lock);
+	return answer;
+}
+
+/* Gives the room that was promised to this session to other waiters. */
+void
+idemq_room_pass_on(int qstate_index, int64 jobs)
+{
+	Unfinished *queue = &unfinished_queues[qstate_index];
+
+	LWLockAcquire(&queue->lock, LW_EXCLUSIVE);
+	queue->promised -= Min(queue->promised, jobs);
+	signal_and_unlock(queue);
+}
+
+/* Takes back what was promised and is not taken, and wakes waiters for the room that there is. */
+void
+idemq_room_signal_again(const QueueState *qstate, int32 queue_id)
+{
+	Unfinished *queue = unfinished_lock(qstate, queue_id, LW_EXCLUSIVE);
+
+	if (queue == NULL)
+		return;
+	queue->promised = 0;
+	signal_and_unlock(queue);
 }
 
 /*
@@ -315,7 +411,7 @@ idemq_room_give_back(RoomTaken *room, int64 jobs)
 	LWLockAcquire(&queue->lock, LW_EXCLUSIVE);
 	if (queue->life == room->life)
 		queue->taken -= jobs;
-	LWLockRelease(&queue->lock);
+	signal_and_unlock(queue);
 	room->jobs -= jobs;
 }
 
@@ -337,7 +433,7 @@ idemq_unfinished_apply(const QueueState *qstate, int32 queue_id, uint64 xid, int
 		room->qstate_index == idemq_qstate_index(qstate))
 		queue->taken -= room->jobs;
 	room->jobs = 0;
-	LWLockRelease(&queue->lock);
+	signal_and_unlock(queue);
 }
 
 /* Publishes S.  The lock held. */
@@ -389,7 +485,7 @@ idemq_unfinished_begin_count(const QueueState *qstate, int32 queue_id, int64 lim
 	unfinished_publish(queue, latest);
 	*bound = Max(limit + 1, queue->bound * 2);
 	queue->bound = *bound;
-	queue->jobs = 0;
+	queue->jobs = queue->promised = 0;
 	queue->is_void = false;
 	queue->counter = IDEMQ_MY_PROC_NUMBER;
 	queue->state = COUNT_UNDER_WAY;
@@ -420,8 +516,10 @@ unfinished_finish_count(bool counted, int64 jobs)
 		if (!queue->is_bound || queue->state == COUNT_UNKNOWN)
 			queue->bound = 0;
 		queue->counter = NO_COUNTER;
+		if (queue->state == COUNT_UNKNOWN)
+			(void) idemq_waiters_wake(waiters_of(queue), PG_INT32_MAX);
 	}
-	LWLockRelease(&queue->lock);
+	signal_and_unlock(queue);
 	ConditionVariableBroadcast(&queue->counted);
 }
 

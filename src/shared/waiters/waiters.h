@@ -20,14 +20,19 @@ typedef struct Waiters
 } Waiters;
 
 extern const ShmemPart idemq_wake_part;
+extern const ShmemPart idemq_wanted_room_part;
 
 extern Waiters *idemq_waiters_of_queue(const QueueState *qstate);
 extern Waiters *idemq_waiters_of_job(Oid database, int64 job_id);
+extern Waiters *idemq_waiters_for_room(int qstate_index);
+extern int idemq_waiters_room_index(const Waiters *waiters);
+extern void idemq_waiters_want_room(uint32 jobs);
 extern bool idemq_waiters_any(Waiters *waiters);
 extern bool idemq_waiters_join(Waiters *waiters);
 extern bool idemq_waiters_waits(Waiters *waiters);
 extern bool idemq_waiters_leave(Waiters *waiters);
 extern int idemq_waiters_wake(Waiters *waiters, int max);
+extern int64 idemq_waiters_wake_for_room(Waiters *waiters, int64 room);
 
 extern void idemq_wake_ready(QueueState *qstate, int32 queue_id, int count, TimestampTz later);
 extern void idemq_wake_if_ready(QueueState *qstate, int32 queue_id, int count);

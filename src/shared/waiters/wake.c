@@ -1,7 +1,8 @@
 /*
  * shared/waiters/wake.c
  *		The sessions that sleep until there is work (CALL idemq.wait, wait_any,
- *		wait_result), and what wakes them.
+ *		wait_result), and what wakes them; and those that sleep until a
+ *		queue with max_unfinished has room (CALL idemq.wait_for_room).
  *
  * Each queue has a set of waiters, a bit for each session, and a count that is never
  * less than the bits set; so has each of RESULT_SETS hash values of a job's id.  A
@@ -44,6 +45,10 @@
  * commit that makes jobs ready is announced for NOTIFY without a check; one that only takes
  * a job away (cancel, commit_once, expire) announces nothing.
  *
+ * Waiters for room have a set of their own in each queue, and each says how much room it wants.
+ * Their wakers hold the lock of the queue's unfinished jobs, and so do the waiters when they check:
+ * shared/queue_states/unfinished.c says who is woken.
+ *
  * Locks: none, atomics only.  What txn/pending.c calls after commit and abort neither
  * allocates nor raises.
  */
@@ -68,6 +73,8 @@
 #define BITS 64
 
 static char *wake_sets = NULL;
+/* How much room each session waits for, by its number; written before its bit is set. */
+static pg_atomic_uint32 *wanted_room = NULL;
 
 static int
 word_count(void)
@@ -83,11 +90,11 @@ wake_set_size(void)
 						  mul_size(sizeof(pg_atomic_uint64), word_count()));
 }
 
-/* One set for each queue state, and those for results. */
+/* Two sets for each queue state, for jobs and for room, and those for results between them. */
 static int
 set_count(void)
 {
-	return idemq_max_queues + RESULT_SETS;
+	return 2 * idemq_max_queues + RESULT_SETS;
 }
 
 static int
@@ -119,6 +126,25 @@ const ShmemPart idemq_wake_part = {.area = (void **) &wake_sets,
 								   .lies_in = AREA_QUEUES,
 								   .init = wake_init_sets};
 
+static int
+session_count(void)
+{
+	return MaxBackends;
+}
+
+static void
+init_wanted_room(int tranche)
+{
+	for (int i = 0; i < MaxBackends; i++)
+		pg_atomic_init_u32(&wanted_room[i], 0);
+}
+
+const ShmemPart idemq_wanted_room_part = {.area = (void **) &wanted_room,
+										  .each = sizeof(pg_atomic_uint32),
+										  .count = session_count,
+										  .lies_in = AREA_QUEUES,
+										  .init = init_wanted_room};
+
 /* Returns the set of waiters of the queue that has a queue state. */
 Waiters *
 idemq_waiters_of_queue(const QueueState *qstate)
@@ -134,6 +160,28 @@ idemq_waiters_of_job(Oid database, int64 job_id)
 	uint32 hash = hash_bytes((const unsigned char *) key, sizeof(key));
 
 	return set_at(idemq_max_queues + (hash & (RESULT_SETS - 1)));
+}
+
+/* Returns the set of waiters for room in the queue that has the queue state of that index. */
+Waiters *
+idemq_waiters_for_room(int qstate_index)
+{
+	return set_at(idemq_max_queues + RESULT_SETS + qstate_index);
+}
+
+/* Returns the index of the queue state to which a set of waiters for room belongs. */
+int
+idemq_waiters_room_index(const Waiters *waiters)
+{
+	return (int) (((const char *) waiters - wake_sets) / wake_set_size()) - idemq_max_queues -
+		   RESULT_SETS;
+}
+
+/* Says how much room this session wants, before it joins a set of waiters for room. */
+void
+idemq_waiters_want_room(uint32 jobs)
+{
+	pg_atomic_write_u32(&wanted_room[IDEMQ_MY_PROC_NUMBER], jobs);
 }
 
 /* Returns whether a session sleeps; to be called after the work is visible. */
@@ -181,6 +229,19 @@ idemq_waiters_leave(Waiters *waiters)
 	return (before & bit) == 0;
 }
 
+/* Gives a session its signal; false if another waker has done so, or the session has left. */
+static bool
+signal_session(Waiters *waiters, int word, int n)
+{
+	uint64 bit = UINT64CONST(1) << n;
+
+	if ((pg_atomic_fetch_and_u64(&waiters->bits[word], ~bit) & bit) == 0)
+		return false;
+	pg_atomic_fetch_sub_u32(&waiters->count, 1);
+	SetLatch(&GetPGProcByNumber(word * BITS + n)->procLatch);
+	return true;
+}
+
 /*
  * Signals up to max of the waiters of one word; of one database, unless that is InvalidOid.
  * Returns how many.  Each is signalled once: a session that sets its bit from here on sees what
@@ -195,16 +256,10 @@ wake_word(Waiters *waiters, int word, Oid database, int max)
 	for (; woken < max && bits != 0; bits &= bits - 1)
 	{
 		int n = pg_rightmost_one_pos64(bits);
-		uint64 bit = UINT64CONST(1) << n;
-		PGPROC *proc = GetPGProcByNumber(word * BITS + n);
 
-		if (OidIsValid(database) && proc->databaseId != database)
+		if (OidIsValid(database) && GetPGProcByNumber(word * BITS + n)->databaseId != database)
 			continue;
-		if ((pg_atomic_fetch_and_u64(&waiters->bits[word], ~bit) & bit) == 0)
-			continue; /* another waker's signal, or it left */
-		pg_atomic_fetch_sub_u32(&waiters->count, 1);
-		SetLatch(&proc->procLatch);
-		woken++;
+		woken += signal_session(waiters, word, n);
 	}
 	return woken;
 }
@@ -231,6 +286,33 @@ int
 idemq_waiters_wake(Waiters *waiters, int max)
 {
 	return wake_some(waiters, InvalidOid, max);
+}
+
+/*
+ * Signals waiters that together want no more than that room; one that wants more is passed over.
+ * Returns how much the signalled ones want.
+ */
+int64
+idemq_waiters_wake_for_room(Waiters *waiters, int64 room)
+{
+	int64 left = room;
+
+	if (!idemq_waiters_any(waiters))
+		return 0;
+	for (int word = 0; word < word_count() && left > 0; word++)
+	{
+		uint64 bits = pg_atomic_read_u64(&waiters->bits[word]);
+
+		for (; left > 0 && bits != 0; bits &= bits - 1)
+		{
+			int n = pg_rightmost_one_pos64(bits);
+			int64 wanted = pg_atomic_read_u32(&wanted_room[word * BITS + n]);
+
+			if (wanted <= left && signal_session(waiters, word, n))
+				left -= wanted;
+		}
+	}
+	return room - left;
 }
 
 /*
@@ -297,13 +379,21 @@ idemq_wake_for_results(void)
 	wake_result_waiters(MyDatabaseId);
 }
 
+/* Wakes all that wait for jobs of a queue, or for room in it. */
+static void
+wake_all_of(const QueueState *qstate)
+{
+	(void) idemq_waiters_wake(idemq_waiters_of_queue(qstate), PG_INT32_MAX);
+	(void) idemq_waiters_wake(idemq_waiters_for_room(idemq_qstate_index(qstate)), PG_INT32_MAX);
+}
+
 /* Wakes all waiters of a queue that was changed or dropped, and this database's for results. */
 void
 idemq_wake_queue(QueueState *qstate, int32 queue_id)
 {
 	qstate = idemq_qstate_current(qstate, queue_id);
 	if (qstate != NULL)
-		(void) idemq_waiters_wake(idemq_waiters_of_queue(qstate), PG_INT32_MAX);
+		wake_all_of(qstate);
 	idemq_wake_for_results();
 }
 
@@ -313,7 +403,7 @@ wake_qstate(const QueueStateView *view, void *arg)
 	if (*(bool *) arg)
 		idemq_due_by(view->qstate, DUE_READY, idemq_now() + idemq_notify_delay * INT64CONST(1000));
 	idemq_due_by(view->qstate, DUE_HANDLER, 0);
-	(void) idemq_waiters_wake(idemq_waiters_of_queue(view->qstate), PG_INT32_MAX);
+	wake_all_of(view->qstate);
 }
 
 /*

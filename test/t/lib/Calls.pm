@@ -204,12 +204,13 @@ my %arguments = (
 	validate => '{running}, {running token}',
 	wait => "'q', '0'",
 	wait_any => "'{q}', '0'",
+	wait_for_room => "'q', 1, '0'",
 	wait_result => "{completed}, '0'",
 	wait_results => "ARRAY[{completed}], '0'",
 	why => '{pending}');
 
 # Calls that end the caller's transaction, or demand one of their own.
-my %alone = map { $_ => 1 } qw(advance_clock begin_step check recount tick wait wait_any wait_result wait_results);
+my %alone = map { $_ => 1 } qw(advance_clock begin_step check recount tick wait wait_any wait_for_room wait_result wait_results);
 
 # The calls, by name: sql, foreign (the same on queue foreign, if it is about one), alone (whether it cannot run in a transaction block).  Fails
 # if a function has none.
