@@ -362,6 +362,8 @@ export class DuplicateKey extends IdemqError {}
 export class NoSuchQueue extends IdemqError {}
 /** IQ006: this attempt has already completed the job. */
 export class AlreadyCommitted extends IdemqError {}
+/** IQ007: the queue is full (max_unfinished). */
+export class QueueFull extends IdemqError {}
 
 /** Thrown by a handler: the attempt has failed, and the job is retried after this delay. The attempt counts. */
 export class RetryLater extends Error {

@@ -441,6 +441,7 @@ BEGIN
 	FOREACH what IN ARRAY
 		'{idemq_internal.queue_grants,idemq_internal.schedule_entries,'
 		'idemq_internal.handler_entries,idemq.events,idemq_internal.topic_binding_entries,'
+		'idemq_internal.topic_over_limit,'
 		'idemq.producers,idemq_internal.hold_entries,'
 		'idemq.paused_groups}'::text[] LOOP
 		IF TG_LEVEL = 'STATEMENT' THEN

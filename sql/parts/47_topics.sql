@@ -30,6 +30,8 @@ CREATE TABLE idemq_internal.topic_binding_entries (
 	role_oid   oid,
 	bound_at   timestamptz NOT NULL,
 	refused_at timestamptz,
+	when_full  text NOT NULL DEFAULT 'add' CHECK (when_full IN ('add', 'skip')),
+	over_limit bigint NOT NULL DEFAULT 0,
 	PRIMARY KEY (topic, pattern, queue_id, role_name)
 );
 COMMENT ON TABLE idemq_internal.topic_binding_entries IS 'one row per topic pattern, queue and binding role; use idemq.topic_bindings to read it and idemq.bind_topic to change it';
@@ -40,10 +42,30 @@ COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_name IS 'role whose 
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.role_oid IS 'OID of the role with this name when the row was written; NULL means that no such role existed, so the role is identified by name only';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.bound_at IS 'when the queue was bound';
 COMMENT ON COLUMN idemq_internal.topic_binding_entries.refused_at IS 'when the binding was last skipped, accurate to the minute';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.when_full IS 'whether a full queue (max_unfinished) still gets the jobs of this binding: add or skip';
+COMMENT ON COLUMN idemq_internal.topic_binding_entries.over_limit IS 'number of jobs that this binding has added to its queue while it was full, without those in topic_over_limit';
+
+-- A publisher that finds the binding's row locked by another one does not wait for it, but leaves a
+-- row here; the next publisher that gets the lock adds these rows to the binding (src/api/publish.c).
+CREATE TABLE idemq_internal.topic_over_limit (
+	topic     text COLLATE "C" NOT NULL,
+	pattern   text COLLATE "C" NOT NULL,
+	queue_id  int NOT NULL,
+	role_name name NOT NULL,
+	job_id    bigint NOT NULL,
+	PRIMARY KEY (topic, pattern, queue_id, role_name, job_id)
+);
+COMMENT ON TABLE idemq_internal.topic_over_limit IS 'one row per published job that was added to a full queue and is not yet included in over_limit of its binding; use idemq.topic_bindings to read the total';
+COMMENT ON COLUMN idemq_internal.topic_over_limit.topic IS 'topic of the binding in idemq_internal.topic_binding_entries';
+COMMENT ON COLUMN idemq_internal.topic_over_limit.pattern IS 'pattern of the binding';
+COMMENT ON COLUMN idemq_internal.topic_over_limit.queue_id IS 'numeric id of the binding''s queue';
+COMMENT ON COLUMN idemq_internal.topic_over_limit.role_name IS 'role of the binding';
+COMMENT ON COLUMN idemq_internal.topic_over_limit.job_id IS 'id of the job';
 
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.topic_entries', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.topic_grants', '');
 SELECT pg_catalog.pg_extension_config_dump('idemq_internal.topic_binding_entries', '');
+SELECT pg_catalog.pg_extension_config_dump('idemq_internal.topic_over_limit', '');
 
 CREATE TRIGGER idemq_role_named BEFORE INSERT OR UPDATE OF role_name ON idemq_internal.topic_grants
 	FOR EACH ROW EXECUTE FUNCTION idemq_internal.role_named('role_name', 'role_oid');
@@ -56,6 +78,7 @@ ALTER TABLE idemq_internal.topic_binding_entries ENABLE ALWAYS TRIGGER idemq_rol
 ALTER TABLE idemq_internal.topic_entries ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq_internal.topic_grants ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idemq_internal.topic_binding_entries ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idemq_internal.topic_over_limit ENABLE ROW LEVEL SECURITY;
 
 -- What the functions below ask of C: src/api/topics.c.
 CREATE FUNCTION idemq_internal.check_space(topic text) RETURNS void
@@ -108,6 +131,7 @@ BEGIN
 		drop_topic_impl.topic) AS (role oid));
 	PERFORM idemq_internal.lock_role(role) FROM unnest(roles) role;
 	DELETE FROM idemq_internal.topic_binding_entries WHERE topic = drop_topic_impl.topic;
+	DELETE FROM idemq_internal.topic_over_limit WHERE topic = drop_topic_impl.topic;
 	DELETE FROM idemq_internal.topic_grants WHERE topic = drop_topic_impl.topic;
 	PERFORM FROM idemq_internal.latest('SELECT true FROM idemq_internal.topic_grants
 			WHERE topic = $1 UNION ALL
@@ -194,15 +218,17 @@ CREATE FUNCTION idemq_internal.revoke_topic_impl(topic text, role regrole, privi
 	LANGUAGE sql AS
 	'SELECT idemq_internal.decide_topic_grant(topic, role, privilege, false)';
 
-CREATE FUNCTION idemq.bind_topic(pattern text, queue text) RETURNS boolean
+CREATE FUNCTION idemq.bind_topic(pattern text, queue text, when_full text DEFAULT 'add')
+	RETURNS boolean
 	LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
-COMMENT ON FUNCTION idemq.bind_topic(text, text)
-	IS 'Bind a queue to a topic pattern, so that the queue gets a job for each message published to a matching topic. * matches one word, and # matches any number of words, including none. The first word must be a topic space. Returns false if the role has already bound the queue to this pattern. Requires bind on the topic space and enqueue on the queue, both now and whenever a message is published.';
+COMMENT ON FUNCTION idemq.bind_topic(text, text, text)
+	IS 'Bind a queue to a topic pattern, so that the queue gets a job for each message published to a matching topic. * matches one word, and # matches any number of words, including none. The first word must be a topic space. If the queue is full (max_unfinished), it still gets the job; with when_full => skip, it does not. Returns false if the role has already bound the queue to this pattern in the same way. Requires bind on the topic space and enqueue on the queue, both now and whenever a message is published.';
 
 -- A binding is of the role that makes it, and as good as that role's rights are when something is
 -- published (src/api/publish.c).  Two roles may bind one queue by one pattern; each binding stands
 -- for itself, so that nobody takes another's away.
-CREATE FUNCTION idemq_internal.bind_topic_impl(pattern text, queue text) RETURNS boolean
+CREATE FUNCTION idemq_internal.bind_topic_impl(pattern text, queue text, when_full text)
+	RETURNS boolean
 	LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -210,21 +236,30 @@ DECLARE
 	queue_number int;
 	is_new boolean;
 BEGIN
+	PERFORM idemq_internal.check_text('when_full', bind_topic_impl.when_full, 16);
+	IF bind_topic_impl.when_full NOT IN ('add', 'skip') THEN
+		RAISE EXCEPTION 'when_full must be add or skip, not "%"', bind_topic_impl.when_full
+			USING ERRCODE = '22023', HINT = 'Omit the argument to add jobs even if the queue is full.';
+	END IF;
 	PERFORM idemq_internal.topic(space, 'bind', false);
 	queue_number := idemq_internal.queue(queue, 'enqueue', 'keep');
 	PERFORM idemq_internal.topic(space, NULL, true);
 	INSERT INTO idemq_internal.topic_binding_entries AS b (topic, pattern, queue_id, role_name,
-		bound_at)
+		bound_at, when_full)
 		VALUES (space, bind_topic_impl.pattern, queue_number,
 			pg_get_userbyid(idemq_internal.caller()),
-			idemq_internal.now())
+			idemq_internal.now(), bind_topic_impl.when_full)
 		ON CONFLICT (topic, pattern, queue_id, role_name) DO UPDATE
-		SET role_oid = excluded.role_oid, bound_at = excluded.bound_at, refused_at = NULL
-		WHERE b.role_oid IS DISTINCT FROM excluded.role_oid;
+		SET role_oid = excluded.role_oid, bound_at = excluded.bound_at, refused_at = NULL,
+			when_full = excluded.when_full
+		WHERE b.role_oid IS DISTINCT FROM excluded.role_oid
+			OR b.when_full <> excluded.when_full;
 	is_new := FOUND;
 	IF is_new THEN
 		PERFORM idemq_internal.audit('bind_topic', queue_number, queue,
-			jsonb_build_object('pattern', bind_topic_impl.pattern));
+			jsonb_build_object('pattern', bind_topic_impl.pattern)
+				|| CASE WHEN bind_topic_impl.when_full = 'skip' THEN '{"when_full": "skip"}'
+					ELSE '{}' END::jsonb);
 	END IF;
 	RETURN is_new;
 END $$;
@@ -273,6 +308,9 @@ BEGIN
 		AND pattern = unbind_topic_impl.pattern
 		AND queue_id = queue_number AND role_name = ANY (own);
 	ended := FOUND;
+	DELETE FROM idemq_internal.topic_over_limit WHERE topic = space
+		AND pattern = unbind_topic_impl.pattern
+		AND queue_id = queue_number AND role_name = ANY (own);
 	IF ended THEN
 		PERFORM idemq_internal.audit('unbind_topic', queue_number, queue,
 			jsonb_build_object('pattern', unbind_topic_impl.pattern));
@@ -290,6 +328,7 @@ CREATE FUNCTION idemq.publish(
 COMMENT ON FUNCTION idemq.publish(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, text)
 	IS 'Publish a message by adding a job to each queue bound to a topic, in this transaction. Returns one row per queue, or no row if no queue is bound. Requires publish on the topic space.
 - A binding is skipped if its role may no longer bind or enqueue; idemq.topic_bindings shows such bindings.
+- A full queue (max_unfinished) gets the job, too, and over_limit in idemq.topic_bindings counts it. If the binding was made with when_full => skip, the queue gets no job.
 - key: a repeated call returns the existing jobs with outcome duplicate, regardless of the payload
 - The other arguments are the same as for idemq.enqueue.';
 
@@ -314,7 +353,7 @@ $$;
 CREATE FUNCTION idemq_internal.topic_states()
 	RETURNS TABLE (topic text, pattern text, queue_id int, role name, bound_at timestamptz,
 		refused_at timestamptz,
-		refusal text)
+		refusal text, when_full text, over_limit bigint)
 	ROWS 10 LANGUAGE c AS 'MODULE_PATHNAME', 'idemq_sql_wrapper';
 COMMENT ON FUNCTION idemq_internal.topic_states()
 	IS 'List the bindings that the caller has made or may remove. For pg_monitor, list all bindings. Use the view idemq.topic_bindings instead.';
@@ -323,7 +362,7 @@ COMMENT ON FUNCTION idemq_internal.topic_states()
 CREATE FUNCTION idemq_internal.topic_states_impl()
 	RETURNS TABLE (topic text, pattern text, queue_id int, role name, bound_at timestamptz,
 		refused_at timestamptz,
-		refusal text)
+		refusal text, when_full text, over_limit bigint)
 	STABLE LANGUAGE sql AS $$
 	SELECT b.topic, b.pattern, b.queue_id, b.role_name, b.bound_at, b.refused_at, CASE
 			WHEN NOT EXISTS (SELECT FROM idemq_internal.topic_entries t
@@ -334,7 +373,10 @@ CREATE FUNCTION idemq_internal.topic_states_impl()
 			WHEN NOT EXISTS (SELECT FROM idemq.queues q
 				WHERE q.queue_id = b.queue_id) THEN 'its queue does not exist'
 			WHEN NOT idemq_internal.role_may(r.role, b.queue_id, 'enqueue')
-				THEN format('role "%s" may no longer enqueue to the queue', b.role_name) END
+				THEN format('role "%s" may no longer enqueue to the queue', b.role_name) END,
+		b.when_full, b.over_limit + (SELECT count(*) FROM idemq_internal.topic_over_limit o
+			WHERE o.topic = b.topic AND o.pattern = b.pattern AND o.queue_id = b.queue_id
+			AND o.role_name = b.role_name)
 	FROM idemq_internal.caller() c(role), idemq_internal.topic_binding_entries b,
 		LATERAL (SELECT idemq_internal.role_of(b.role_name, b.role_oid)) r(role)
 	WHERE pg_has_role(c.role, 'pg_monitor', 'USAGE') OR pg_has_role(c.role, r.role, 'USAGE')
@@ -360,7 +402,7 @@ COMMENT ON COLUMN idemq.topics.created_at IS 'when the topic space was created';
 CREATE VIEW idemq.topic_bindings WITH (security_barrier) AS
 	SELECT s.topic, s.pattern, (SELECT q.name FROM idemq.queues q
 			WHERE q.queue_id OPERATOR(pg_catalog.=) s.queue_id) AS queue,
-		s.role, s.bound_at, s.refusal, s.refused_at
+		s.role, s.bound_at, s.refusal, s.refused_at, s.when_full, s.over_limit
 	FROM idemq_internal.topic_states() s;
 COMMENT ON VIEW idemq.topic_bindings IS 'one row per binding that you have made, or whose topic space or queue you administer; pg_monitor sees all bindings';
 COMMENT ON COLUMN idemq.topic_bindings.topic IS 'topic space: the first word of the pattern';
@@ -370,3 +412,5 @@ COMMENT ON COLUMN idemq.topic_bindings.role IS 'role that made the binding, and 
 COMMENT ON COLUMN idemq.topic_bindings.bound_at IS 'when the queue was bound';
 COMMENT ON COLUMN idemq.topic_bindings.refusal IS 'why idemq.publish would currently skip the binding; NULL means that the binding would not be skipped';
 COMMENT ON COLUMN idemq.topic_bindings.refused_at IS 'when the binding was last skipped, accurate to the minute; NULL means that it has never been skipped';
+COMMENT ON COLUMN idemq.topic_bindings.when_full IS 'what happens if the queue is full (max_unfinished): add means that it gets the job, and skip means that it does not';
+COMMENT ON COLUMN idemq.topic_bindings.over_limit IS 'number of jobs that this binding has added to the queue while it was full';

@@ -261,8 +261,8 @@ CREATE FUNCTION idemq_internal.findings(part text, now timestamptz)
 				'{jobs,attempts,dependencies,children,steps,producers,queues,events,paused_groups}')
 			OR c.relnamespace = 'idemq_internal'::regnamespace AND c.relname = ANY (
 				'{database_uuid,queue_grants,seen,schedule_entries,ticker,handler_entries,'
-				'topic_entries,topic_grants,topic_binding_entries,history_steps,worker_entries,'
-				'hold_entries}'))
+				'topic_entries,topic_grants,topic_binding_entries,topic_over_limit,history_steps,'
+				'worker_entries,hold_entries}'))
 		UNION ALL
 		SELECT 1, 'error', 'clock.future',
 			format('%s rows of %s have times in the future, up to %s: discard this server if it '

@@ -89,6 +89,7 @@ idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, Jo
 {
 	bool has_key = (columns->set & COLUMN_BIT(COL_KEY)) != 0;
 	JobStatus status;
+	bool full = false;
 
 	idemq_queue_need_qstate(queue);
 	if (rule.max_wait != NULL && !has_key)
@@ -112,14 +113,19 @@ idemq_enqueue_add(JobsTable *table, JobsBatch *batch, const QueueInfo *queue, Jo
 	}
 	else
 	{
-		if (!rule.is_unasked)
-			idemq_room_for(queue, 1);
+		full = !idemq_room_for_rule(queue, rule.when_full);
+		if (full && rule.when_full == FULL_SKIPS)
+		{
+			*answer = (EnqueueAnswer){.outcome = OUTCOME_LOCKED, .full = true};
+			return;
+		}
 		status = idemq_new_job_insert(table, queue, columns);
 	}
 	idemq_pending_counts_event(queue->id, COUNTER_BIT(COUNTER_ENQUEUED));
 	*answer = (EnqueueAnswer){.id = DatumGetInt64(columns->values[COL_ID]),
 							  .outcome = OUTCOME_ACCEPTED,
-							  .status = status};
+							  .status = status,
+							  .full = full};
 }
 
 /* Returns whether an answer tells of what another transaction has committed. */

@@ -18,6 +18,11 @@
  * ends otherwise; and they take none of its keys (job/kept_key.c).  A publisher that repeats
  * its call is answered with the first jobs.  Their payloads are not compared: a job with that
  * key and another payload, in one of the queues, would fail the publisher.
+ *
+ * A queue that is full (max_unfinished) never fails the publisher: it gets the job, or none if the
+ * binding says so.  Jobs over the limit are counted in the binding's row, and exactly, though no
+ * publisher waits for another: one that cannot lock the row at once, or is above READ COMMITTED,
+ * leaves a row of its own for the job, which the next one that gets the lock adds.
  */
 #include "postgres.h"
 
@@ -52,17 +57,19 @@ typedef struct Binding
 	int32 queue_id;
 	NameData role;
 	Oid role_oid;
+	bool skips; /* a full queue */
 } Binding;
 
 static SqlStatement read_bindings = {.text =
-										 "SELECT pattern, queue_id, role_name, role_oid "
+										 "SELECT pattern, queue_id, role_name, role_oid, when_full = 'skip' "
 										 "FROM idemq_internal.topic_binding_entries "
 										 "WHERE topic = $1 ORDER BY queue_id, pattern, role_name",
 									 .types = {TEXTOID},
 									 .fields = (const SqlField[]){SQL_FIELD(Binding, pattern),
 																  SQL_FIELD(Binding, queue_id),
 																  SQL_FIELD(Binding, role),
-																  SQL_FIELD(Binding, role_oid)}};
+																  SQL_FIELD(Binding, role_oid),
+																  SQL_FIELD(Binding, skips)}};
 static SqlStatement note_refusal =
 	{.text = "UPDATE idemq_internal.topic_binding_entries b SET refused_at = $5 FROM "
 			 "(SELECT ctid FROM idemq_internal.topic_binding_entries WHERE topic = $1 "
@@ -70,6 +77,29 @@ static SqlStatement note_refusal =
 			 "refused_at < $5 - interval '1 minute') FOR NO KEY UPDATE SKIP LOCKED) free "
 			 "WHERE b.ctid = free.ctid",
 	 .types = {TEXTOID, TEXTOID, INT4OID, NAMEOID, TIMESTAMPTZOID}};
+
+/* Parameters of the statements that count a job over the limit; $5: the job. */
+#define BINDING_TYPES                                                                              \
+	{                                                                                              \
+		TEXTOID, TEXTOID, INT4OID, NAMEOID, INT8OID                                                \
+	}
+#define IS_BINDING "topic = $1 AND pattern = $2 AND queue_id = $3 AND role_name = $4"
+
+static SqlStatement lock_binding = {.text = "SELECT 1 FROM idemq_internal.topic_binding_entries "
+											"WHERE " IS_BINDING " AND $5 > 0 "
+											"FOR NO KEY UPDATE SKIP LOCKED",
+									.locks = true,
+									.types = BINDING_TYPES};
+/* When the row is locked. */
+static SqlStatement count_over_limit =
+	{.text = "WITH left_over AS (DELETE FROM idemq_internal.topic_over_limit WHERE " IS_BINDING
+			 " RETURNING 1) UPDATE idemq_internal.topic_binding_entries SET over_limit = over_limit "
+			 "+ (SELECT pg_catalog.count(*) FROM left_over) + 1 WHERE " IS_BINDING " AND $5 > 0",
+	 .types = BINDING_TYPES};
+static SqlStatement leave_over_limit =
+	{.text = "INSERT INTO idemq_internal.topic_over_limit (topic, pattern, queue_id, role_name, "
+			 "job_id) VALUES ($1, $2, $3, $4, $5)",
+	 .types = BINDING_TYPES};
 
 typedef struct Published
 {
@@ -106,13 +136,29 @@ skip(Published *call, Binding *binding)
 		(void) idemq_spi_do(&note_refusal, values, NULL);
 }
 
-/* Adds a job to one queue, and its row to the answer. */
+/* Counts a job that a binding has added to a full queue. */
 static void
-publish_add_job(Published *call, const QueueInfo *queue)
+note_over_limit(const Published *call, Binding *binding, int64 job_id)
+{
+	Datum values[] = {CStringGetTextDatum(call->space.name), binding->pattern,
+					  Int32GetDatum(binding->queue_id), NameGetDatum(&binding->role),
+					  Int64GetDatum(job_id)};
+
+	if (!IsolationUsesXactSnapshot() && idemq_spi_do(&lock_binding, values, NULL) > 0)
+		(void) idemq_spi_do(&count_over_limit, values, NULL);
+	else
+		(void) idemq_spi_do(&leave_over_limit, values, NULL);
+}
+
+/* Adds a job to one queue, and its row to the answer.  Returns false if the full queue is skipped. */
+static bool
+publish_add_job(Published *call, Binding *binding, const QueueInfo *queue)
 {
 	Datum values[3];
 	bool nulls[3] = {false};
-	DuplicateRule rule = {.policy = DUPLICATE_IGNORE, .is_ours = true, .is_unasked = true};
+	DuplicateRule rule = {.policy = DUPLICATE_IGNORE,
+						  .is_ours = true,
+						  .when_full = binding->skips ? FULL_SKIPS : FULL_ADDS};
 	EnqueueAnswer answer;
 	JobChange columns;
 	JobsTable table;
@@ -122,12 +168,17 @@ publish_add_job(Published *call, const QueueInfo *queue)
 	idemq_enqueue_set_options(&columns, queue, call->options);
 	idemq_enqueue_add(&table, NULL, queue, &columns, rule, JOB_WAITS, &answer);
 	idemq_jobs_close(&table);
+	if (answer.outcome == OUTCOME_LOCKED)
+		return false;
+	if (answer.full)
+		note_over_limit(call, binding, answer.id);
 	call->of_others |= answer.outcome == OUTCOME_DUPLICATE && answer.foreign;
 	call->jobs += answer.outcome == OUTCOME_ACCEPTED;
 	values[0] = CStringGetTextDatum(queue->name);
 	values[1] = Int64GetDatum(answer.id);
 	values[2] = idemq_outcome_datum(answer.outcome);
 	tuplestore_putvalues(call->set->setResult, call->set->setDesc, values, nulls);
+	return true;
 }
 
 /* Reads the arguments; raises 42704, 42501 for the topic. */
@@ -202,13 +253,12 @@ SQL_FUNCTION(idemq_sql_publish)
 			idemq_queue_lock(binding->queue_id, AccessShareLock);
 			held = counts(&call, binding, &queue);
 		}
-		if (!held)
-			skip(&call, binding);
-		else if (binding->queue_id != served)
-		{
-			publish_add_job(&call, &queue);
+		if (held && binding->queue_id == served)
+			;
+		else if (held && publish_add_job(&call, binding, &queue))
 			served = binding->queue_id;
-		}
+		else
+			skip(&call, binding);
 		MemoryContextSwitchTo(old);
 		MemoryContextReset(job_context);
 	}

@@ -374,7 +374,7 @@ idemq_dead_letter_add(const Job *job, const QueueInfo *queue, const QueueInfo *d
 	idemq_new_job_keyed(&table, dead, &columns,
 						(DuplicateRule){.policy = DUPLICATE_IGNORE,
 										.is_ours = true,
-										.is_unasked = true},
+										.when_full = FULL_UNASKED},
 						JOB_SKIPS, &answer);
 	if (answer.outcome == OUTCOME_LOCKED)
 	{

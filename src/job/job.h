@@ -182,13 +182,22 @@ typedef enum OnDuplicate
 	DUPLICATE_ERROR	 /* raise */
 } OnDuplicate;
 
+/* What happens to a new job of a queue with max_unfinished that is full: see job/room.c. */
+typedef enum WhenFull
+{
+	FULL_RAISES, /* IQ007 */
+	FULL_ADDS,	 /* it is added, and the answer says so */
+	FULL_SKIPS,	 /* it is not added, and the answer says so */
+	FULL_UNASKED /* it is added, and nobody asks whether the queue is full */
+} WhenFull;
+
 /* That, with its details.  Fields that are left out are 0. */
 typedef struct DuplicateRule
 {
 	OnDuplicate policy;
 	const Interval *max_wait; /* of replace: from the first request on; NULL: no limit */
 	bool is_ours;			  /* the server has made the key: see job/kept_key.c */
-	bool is_unasked;		  /* a new job is added even if the queue is full: see job/room.c */
+	WhenFull when_full;		  /* of a new job */
 	/* for rerun: idemq_job_rerun; job/rerun.c stands above this room's other files */
 	JobWrite (*rerun)(JobsTable *table, const QueueInfo *queue, const Job *job,
 					  const JobChange *columns, JobWait wait, JobStatus *status);
@@ -201,6 +210,7 @@ typedef struct EnqueueAnswer
 	JobStatus status;
 	Datum result; /* jsonb, in the caller's memory context; 0 for none */
 	bool foreign; /* a duplicate that another transaction has written */
+	bool full;	  /* the queue was: the job was added over the limit, or with OUTCOME_LOCKED not added */
 } EnqueueAnswer;
 
 extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,
@@ -417,6 +427,7 @@ extern JobStatus idemq_new_job_insert(JobsTable *table, const QueueInfo *queue, 
 extern bool idemq_room_try(const QueueInfo *queue, int64 jobs, int64 *taken);
 pg_noreturn extern void idemq_room_refuse(const QueueInfo *queue, int64 jobs);
 extern void idemq_room_for(const QueueInfo *queue, int64 jobs);
+extern bool idemq_room_for_rule(const QueueInfo *queue, WhenFull rule);
 extern bool idemq_room_is_there(const QueueInfo *queue, int64 jobs);
 
 /*

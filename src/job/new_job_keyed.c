@@ -186,6 +186,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 	JobStatus status = JOB_PENDING;
 	int64 room = 0; /* that was taken for the job */
 	bool looked_again = false;
+	bool full = false;
 
 	if (!rule.is_ours)
 		idemq_reserved_key_check(key);
@@ -213,23 +214,33 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 			tries = 0;
 			continue;
 		}
-		answer->outcome = OUTCOME_LOCKED;
+		*answer = (EnqueueAnswer){.outcome = OUTCOME_LOCKED};
 		if (!found && wait != JOB_WAITS && idemq_jobs_key_in_doubt(table, queue->id, key))
 		{
 			give_room_back(queue, room);
 			return;
 		}
-		if (!rule.is_unasked && !idemq_room_try(queue, 1, &room))
+		if (rule.when_full != FULL_UNASKED && !full && !idemq_room_try(queue, 1, &room))
 		{
+			if (rule.when_full == FULL_ADDS)
+				full = true;
 			/* A duplicate needs no room: of a transaction that is open, or has just committed. */
-			if ((wait == JOB_WAITS && idemq_jobs_await_key(table, queue->id, key)) || !looked_again)
+			else if ((wait == JOB_WAITS && idemq_jobs_await_key(table, queue->id, key)) ||
+					 !looked_again)
 			{
 				looked_again = true;
 				idemq_jobs_refresh(table);
 				tries = 0;
 				continue;
 			}
-			idemq_room_refuse(queue, 1);
+			else if (rule.when_full == FULL_RAISES)
+				idemq_room_refuse(queue, 1);
+			else
+			{
+				give_room_back(queue, room);
+				answer->full = true;
+				return;
+			}
 		}
 		if (found)
 		{
@@ -263,5 +274,6 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 	}
 	*answer = (EnqueueAnswer){.id = DatumGetInt64(columns->values[COL_ID]),
 							  .outcome = OUTCOME_ACCEPTED,
-							  .status = status};
+							  .status = status,
+							  .full = full};
 }

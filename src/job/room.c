@@ -11,8 +11,9 @@
  * at most one entry beyond the limit.  Other sessions that enqueue wait for it, COUNT_PATIENCE at
  * most.
  *
- * Never refused, and never asking: dead-letter records, published jobs, retry, redrive and reruns,
- * and rows that SQL writes.  A duplicate needs no room.
+ * Never refused, and never asking: dead-letter records, retry, redrive and reruns, and rows that SQL
+ * writes.  A published job asks, and is added or skipped if the queue is full (api/publish.c).  A
+ * duplicate needs no room.
  *
  * A waiting session holds what its transaction has locked, and the counting session waits for no
  * row: so the two cannot wait for each other.
@@ -144,6 +145,19 @@ idemq_room_for(const QueueInfo *queue, int64 jobs)
 
 	if (!idemq_room_try(queue, jobs, &taken))
 		idemq_room_refuse(queue, jobs);
+}
+
+/* As idemq_room_for, for one job; returns false, unless the rule is to raise, when the queue is full. */
+bool
+idemq_room_for_rule(const QueueInfo *queue, WhenFull rule)
+{
+	int64 taken = 0;
+
+	if (rule == FULL_UNASKED || idemq_room_try(queue, 1, &taken))
+		return true;
+	if (rule == FULL_RAISES)
+		idemq_room_refuse(queue, 1);
+	return false;
 }
 
 /*

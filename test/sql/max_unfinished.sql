@@ -245,6 +245,40 @@ SELECT idemq.create_topic('news');
 SELECT idemq.bind_topic('news', 'dead');
 SELECT queue, outcome FROM idemq.publish('news', '1');
 SELECT unfinished('dead');
+SELECT idemq.bind_topic('news.#', 'q', when_full => 'skip'), idemq.bind_topic('news.#', 'q', when_full => 'skip');
+SELECT idemq.bind_topic('news.#', 'q', when_full => 'never');
+SELECT idemq.bind_topic('news.#', 'q', NULL);
+CREATE VIEW bindings AS SELECT pattern, queue, when_full, over_limit, refused_at IS NOT NULL AS skipped FROM idemq.topic_bindings;
+SELECT * FROM bindings;
+SELECT queue, outcome FROM idemq.publish('news', '2', 'k');
+SELECT unfinished(), * FROM bindings;
+-- A duplicate is neither counted nor skipped; a job of a queue that is not full is not counted.
+SELECT queue, outcome FROM idemq.publish('news', '2', 'k');
+SELECT queue, outcome FROM idemq.publish('news', '3', 'l');
+SELECT queue, outcome FROM idemq.publish('news', '3');
+SELECT unfinished(), * FROM bindings;
+-- A rollback takes it back; above READ COMMITTED it counts too.
+BEGIN;
+SELECT queue, outcome FROM idemq.publish('news', '4');
+SELECT over_limit FROM bindings WHERE queue = 'dead';
+ROLLBACK;
+SELECT over_limit FROM bindings WHERE queue = 'dead';
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT queue, outcome FROM idemq.publish('news', '4');
+COMMIT;
+SELECT over_limit FROM bindings WHERE queue = 'dead';
+SELECT count(*) FROM idemq_internal.topic_over_limit;
+SELECT queue, outcome FROM idemq.publish('news', '5');
+SELECT over_limit FROM bindings WHERE queue = 'dead';
+SELECT count(*) FROM idemq_internal.topic_over_limit;
+-- Two bindings of a queue: one skips it, the other does not.
+SELECT idemq.bind_topic('news.*', 'q', 'skip'), idemq.bind_topic('news.a', 'q');
+SELECT queue, outcome FROM idemq.publish('news.a', '6') WHERE queue = 'q';
+SELECT * FROM bindings;
+-- Another way to bind replaces the first.
+SELECT idemq.bind_topic('news.#', 'q');
+SELECT * FROM bindings WHERE pattern = 'news.#';
+SELECT details FROM idemq.audit WHERE action = 'bind_topic' ORDER BY id;
 SELECT * FROM idemq.check();
 
 -- A lowered limit removes no job.

@@ -26,6 +26,8 @@ export class DuplicateKey extends IdemqError {}
 export class NoSuchQueue extends IdemqError {}
 /** IQ006: this attempt has already completed the job. */
 export class AlreadyCommitted extends IdemqError {}
+/** IQ007: the queue is full (max_unfinished). */
+export class QueueFull extends IdemqError {}
 
 /** @type {Record<string, typeof IdemqError>} */
 const classes = {
@@ -35,6 +37,7 @@ const classes = {
   IQ004: DuplicateKey,
   IQ005: NoSuchQueue,
   IQ006: AlreadyCommitted,
+  IQ007: QueueFull,
 };
 
 /** The SQLSTATE of an error of the driver, or ''. EPIPE looks like a SQLSTATE, but is a code of the operating system. @param {unknown} error @returns {string} */

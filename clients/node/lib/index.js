@@ -15,6 +15,7 @@ export {
   KeyReused,
   NoSuchJob,
   NoSuchQueue,
+  QueueFull,
   Refused,
   RetryLater,
   Snooze,

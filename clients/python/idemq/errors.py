@@ -50,6 +50,10 @@ class AlreadyCommitted(IdemqError, code="IQ006"):
     """This attempt has already completed the job."""
 
 
+class QueueFull(IdemqError, code="IQ007"):
+    """The queue is full: it has max_unfinished unfinished jobs.  CALL idemq.wait_for_room waits until there is room."""
+
+
 class RetryLater(Exception):
     """Raised by a handler: the attempt has failed.  The next one starts after delay, or after the queue's backoff if delay is None."""
 
