@@ -60,16 +60,14 @@ typedef struct Binding
 	bool skips; /* a full queue */
 } Binding;
 
-static SqlStatement read_bindings = {.text =
-										 "SELECT pattern, queue_id, role_name, role_oid, when_full = 'skip' "
-										 "FROM idemq_internal.topic_binding_entries "
-										 "WHERE topic = $1 ORDER BY queue_id, pattern, role_name",
-									 .types = {TEXTOID},
-									 .fields = (const SqlField[]){SQL_FIELD(Binding, pattern),
-																  SQL_FIELD(Binding, queue_id),
-																  SQL_FIELD(Binding, role),
-																  SQL_FIELD(Binding, role_oid),
-																  SQL_FIELD(Binding, skips)}};
+static SqlStatement read_bindings =
+	{.text = "SELECT pattern, queue_id, role_name, role_oid, when_full = 'skip' "
+			 "FROM idemq_internal.topic_binding_entries "
+			 "WHERE topic = $1 ORDER BY queue_id, pattern, role_name",
+	 .types = {TEXTOID},
+	 .fields = (const SqlField[]){SQL_FIELD(Binding, pattern), SQL_FIELD(Binding, queue_id),
+								  SQL_FIELD(Binding, role), SQL_FIELD(Binding, role_oid),
+								  SQL_FIELD(Binding, skips)}};
 static SqlStatement note_refusal =
 	{.text = "UPDATE idemq_internal.topic_binding_entries b SET refused_at = $5 FROM "
 			 "(SELECT ctid FROM idemq_internal.topic_binding_entries WHERE topic = $1 "
@@ -91,11 +89,11 @@ static SqlStatement lock_binding = {.text = "SELECT 1 FROM idemq_internal.topic_
 									.locks = true,
 									.types = BINDING_TYPES};
 /* When the row is locked. */
-static SqlStatement count_over_limit =
-	{.text = "WITH left_over AS (DELETE FROM idemq_internal.topic_over_limit WHERE " IS_BINDING
-			 " RETURNING 1) UPDATE idemq_internal.topic_binding_entries SET over_limit = over_limit "
-			 "+ (SELECT pg_catalog.count(*) FROM left_over) + 1 WHERE " IS_BINDING " AND $5 > 0",
-	 .types = BINDING_TYPES};
+static SqlStatement count_over_limit = {
+	.text = "WITH left_over AS (DELETE FROM idemq_internal.topic_over_limit WHERE " IS_BINDING
+			" RETURNING 1) UPDATE idemq_internal.topic_binding_entries SET over_limit = over_limit "
+			"+ (SELECT pg_catalog.count(*) FROM left_over) + 1 WHERE " IS_BINDING " AND $5 > 0",
+	.types = BINDING_TYPES};
 static SqlStatement leave_over_limit =
 	{.text = "INSERT INTO idemq_internal.topic_over_limit (topic, pattern, queue_id, role_name, "
 			 "job_id) VALUES ($1, $2, $3, $4, $5)",

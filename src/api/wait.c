@@ -182,9 +182,8 @@ look_up(Target *target, QueueInfo *queue)
 		idemq_queue_by_name(target->queue, target->room > 0 ? PRIVILEGE_ENQUEUE : PRIVILEGE_CLAIM,
 							queue);
 		idemq_queue_need_qstate(queue);
-		waiters = target->room > 0
-					  ? idemq_waiters_for_room(idemq_qstate_index(queue->qstate))
-					  : idemq_waiters_of_queue(queue->qstate);
+		waiters = target->room > 0 ? idemq_waiters_for_room(idemq_qstate_index(queue->qstate))
+								   : idemq_waiters_of_queue(queue->qstate);
 		if (target->waiters == waiters)
 			break;
 		wait_join(target, waiters);

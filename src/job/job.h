@@ -210,7 +210,8 @@ typedef struct EnqueueAnswer
 	JobStatus status;
 	Datum result; /* jsonb, in the caller's memory context; 0 for none */
 	bool foreign; /* a duplicate that another transaction has written */
-	bool full;	  /* the queue was: the job was added over the limit, or with OUTCOME_LOCKED not added */
+	bool
+		full; /* the queue was: the job was added over the limit, or with OUTCOME_LOCKED not added */
 } EnqueueAnswer;
 
 extern bool idemq_key_lookup(JobsTable *table, const QueueInfo *queue, Datum key,

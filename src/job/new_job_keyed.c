@@ -168,13 +168,51 @@ give_room_back(const QueueInfo *queue, int64 room)
 		idemq_pending_room_give_back(queue, room);
 }
 
+/* What an attempt to add a job with a key knows of the room for it. */
+typedef struct KeyedRoom
+{
+	int64 taken;	   /* for the job */
+	bool is_full;	   /* the job is added all the same */
+	bool looked_again; /* for a duplicate, after the queue was found to be full */
+} KeyedRoom;
+
+typedef enum KeyedStep
+{
+	KEYED_ADD,	/* there is room, or the job is added all the same */
+	KEYED_LOOK, /* for a duplicate, once more */
+	KEYED_SKIP	/* the queue is full, and the job is not added */
+} KeyedStep;
+
+/* Takes room for a job whose key nobody has; raises IQ007 when the queue is full, if that is the rule. */
+static KeyedStep
+take_keyed_room(JobsTable *table, const QueueInfo *queue, Datum key, const DuplicateRule *rule,
+				JobWait wait, KeyedRoom *room)
+{
+	if (rule->when_full == FULL_UNASKED || room->is_full || idemq_room_try(queue, 1, &room->taken))
+		return KEYED_ADD;
+	if (rule->when_full == FULL_ADDS)
+	{
+		room->is_full = true;
+		return KEYED_ADD;
+	}
+	/* A duplicate needs no room: of a transaction that is open, or has just committed. */
+	if ((wait == JOB_WAITS && idemq_jobs_await_key(table, queue->id, key)) || !room->looked_again)
+	{
+		room->looked_again = true;
+		return KEYED_LOOK;
+	}
+	if (rule->when_full == FULL_RAISES)
+		idemq_room_refuse(queue, 1);
+	return KEYED_SKIP;
+}
+
 /*
  * Adds the job with these columns, key among them; or answers with the job that has the key, and
  * replaces it, or has it run once more, if the rule says so.  A caller that skips is answered
  * OUTCOME_LOCKED, and nothing else, when a concurrent duplicate's transaction is open, or another
  * holds the row that would be changed.  The job gets its id here, unless the columns have it.
- * Raises IQ003, IQ004; IQ007 for a new job of a full queue; 42501 for the key of another role's tick, or for a reserved one; 40001 above
- * READ COMMITTED.
+ * Raises IQ003, IQ004; IQ007 for a new job of a full queue; 42501 for the key of another role's
+ * tick, or for a reserved one; 40001 above READ COMMITTED.
  */
 void
 idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns,
@@ -184,9 +222,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 	Datum key = columns->values[COL_KEY];
 	bool added = false;
 	JobStatus status = JOB_PENDING;
-	int64 room = 0; /* that was taken for the job */
-	bool looked_again = false;
-	bool full = false;
+	KeyedRoom room = {0};
 
 	if (!rule.is_ours)
 		idemq_reserved_key_check(key);
@@ -206,7 +242,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 				idemq_jobs_refresh_or_raise(table);
 			if (settle_duplicate(table, queue, &job, columns, &rule, wait, answer) != JOB_CHANGED)
 			{
-				give_room_back(queue, room);
+				give_room_back(queue, room.taken);
 				return;
 			}
 			idemq_jobs_refresh_or_raise(table);
@@ -217,30 +253,21 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 		*answer = (EnqueueAnswer){.outcome = OUTCOME_LOCKED};
 		if (!found && wait != JOB_WAITS && idemq_jobs_key_in_doubt(table, queue->id, key))
 		{
-			give_room_back(queue, room);
+			give_room_back(queue, room.taken);
 			return;
 		}
-		if (rule.when_full != FULL_UNASKED && !full && !idemq_room_try(queue, 1, &room))
+		switch (take_keyed_room(table, queue, key, &rule, wait, &room))
 		{
-			if (rule.when_full == FULL_ADDS)
-				full = true;
-			/* A duplicate needs no room: of a transaction that is open, or has just committed. */
-			else if ((wait == JOB_WAITS && idemq_jobs_await_key(table, queue->id, key)) ||
-					 !looked_again)
-			{
-				looked_again = true;
+			case KEYED_ADD:
+				break;
+			case KEYED_LOOK:
 				idemq_jobs_refresh(table);
 				tries = 0;
 				continue;
-			}
-			else if (rule.when_full == FULL_RAISES)
-				idemq_room_refuse(queue, 1);
-			else
-			{
-				give_room_back(queue, room);
+			case KEYED_SKIP:
+				give_room_back(queue, room.taken);
 				answer->full = true;
 				return;
-			}
 		}
 		if (found)
 		{
@@ -254,7 +281,7 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 
 			if (write == JOB_LOCKED)
 			{
-				give_room_back(queue, room);
+				give_room_back(queue, room.taken);
 				return;
 			}
 			if (write == JOB_CHANGED)
@@ -275,5 +302,5 @@ idemq_new_job_keyed(JobsTable *table, const QueueInfo *queue, JobChange *columns
 	*answer = (EnqueueAnswer){.id = DatumGetInt64(columns->values[COL_ID]),
 							  .outcome = OUTCOME_ACCEPTED,
 							  .status = status,
-							  .full = full};
+							  .full = room.is_full};
 }

@@ -1,7 +1,7 @@
 # CALL idemq.wait_for_room: whatever makes room wakes a waiter, only as many waiters wake as there is room for, and room that
 # a waiter does not use is offered to the next one.
 # stops: wait_woken room_count
-# at least 41 assertions
+# at least 43 assertions
 
 use strict;
 use warnings FATAL => 'all';
@@ -83,7 +83,9 @@ is(asleep_count(), '1', 'a count that became unknown does not end the call');
 sql($node, "SELECT idemq.drop_queue('q', force => true)");
 like(answer($waiter), qr/^(?:t|IQ005)$/, 'the end of the queue ends the call');
 full(2);
+# meant to expire
 is_sql($node, "CALL idemq.wait_for_room('q', 1, '50 ms')", 'f', 'the timeout passes');
+# meant to expire
 is_sql($node, "SET statement_timeout = '300 ms'; CALL idemq.wait_for_room('q', 1, '10 h')", 'f', 'the call ends before statement_timeout');
 
 # ---- Room that a woken session does not use is offered to the next one by the worker
@@ -168,5 +170,20 @@ SKIP:
 	is_sql($node, 'SELECT * FROM idemq.check()', '', 'idemq.check()');
 }
 leave($sleeping, $other);
+
+# ---- Without stop points
+
+full(2);
+shipped($node);
+sql($node, $finish);
+my $one = session($node);
+stop_at($one->{backend}, 'room_count') if $ENV{IDEMQ_SHIPPED};
+is($one->query_safe("CALL idemq.wait_for_room('q', 1, '0')"), 't', 'the call counts');
+leave($one);
+SKIP:
+{
+	skip 'the library was built with stop points', 1 unless $ENV{IDEMQ_SHIPPED};
+	ok(-e $node->data_dir . "/idemq_stops/$one->{backend}.room_count", 'the stop is still armed');
+}
 $node->stop;
 done_testing();
