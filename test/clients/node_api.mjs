@@ -5,7 +5,7 @@ import { readFileSync } from 'node:fs';
 import { after, before, test } from 'node:test';
 import pg from 'pg';
 import {
-  AlreadyCommitted, Dead, DuplicateKey, IdemqError, KeyReused, NoSuchJob, NoSuchQueue, RetryLater, Snooze, StaleToken, Waiting, Worker,
+  AlreadyCommitted, Dead, DuplicateKey, IdemqError, KeyReused, NoSuchJob, NoSuchQueue, QueueFull, RetryLater, Snooze, StaleToken, Waiting, Worker,
   cancelMany, cancelMatching, drain, enqueue, enqueueGraph, enqueueSequenced, flow, pauseGroup, publish, resumeGroup, sendEvent, waitResults,
 } from 'idemq';
 
@@ -395,6 +395,9 @@ test('errors are classes', async () => {
   await assert.rejects(enqueue(pool, q, 2, { key: 'k' }), (error) => error instanceof KeyReused && error instanceof IdemqError && error.sqlstate === 'IQ003');
   await assert.rejects(enqueue(pool, q, 1, { key: 'k', onDuplicate: 'error' }), DuplicateKey);
   await assert.rejects(enqueue(pool, 'none', 1), (error) => error instanceof NoSuchQueue && /idemq.create_queue/.test(error.hint));
+  await pool.query('SELECT idemq.alter_queue($1, max_unfinished => 1)', [q]);
+  await assert.rejects(enqueue(pool, q, 3), (error) => error instanceof QueueFull && error.sqlstate === 'IQ007');
+  await pool.query('SELECT idemq.alter_queue($1, max_unfinished => 0)', [q]);
   await assert.rejects(enqueue(pool, q, undefined), TypeError);
   await assert.rejects(enqueue(pool, q, 1, { delay: NaN }), TypeError);
   await assert.rejects(drain(connection, 'none', () => {}), NoSuchQueue);

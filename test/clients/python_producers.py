@@ -38,6 +38,10 @@ class Producers(Client):
             self.add(1, key="k", on_duplicate="error")
         with self.assertRaises(idemq.NoSuchQueue):
             idemq.enqueue(self.conn, "none", 1)
+        self.sql("SELECT idemq.alter_queue(%s, max_unfinished => 1)", self.queue)
+        with self.assertRaises(idemq.QueueFull) as caught:
+            self.add(3)
+        self.assertEqual(caught.exception.sqlstate, "IQ007")
 
     def test_asyncio_and_other_rows(self):
         async def run():

@@ -281,6 +281,24 @@ SELECT * FROM bindings WHERE pattern = 'news.#';
 SELECT details FROM idemq.audit WHERE action = 'bind_topic' ORDER BY id;
 SELECT * FROM idemq.check();
 
+-- A schedule's tick is refused, and tried again until there is room, or the next tick takes its place.
+CALL fresh(1, 1);
+CALL idemq.tick();
+SELECT idemq.schedule('s', '0 0 1 1 *', 'q', '"tick"', time_zone => 'UTC') > now();
+CREATE FUNCTION ticks() RETURNS TABLE (failed boolean, last_error text, last_run interval, job text) LANGUAGE sql AS
+	$$ SELECT failed_at IS NOT NULL, s.last_error, date_trunc('year', now(), 'UTC') - s.last_run, j.headers->>'schedule' FROM idemq.schedules s LEFT JOIN idemq.jobs j ON j.id = s.last_job $$;
+UPDATE idemq_internal.schedule_entries SET done_until = now() - interval '3 years';
+CALL idemq.tick();
+SELECT * FROM ticks();
+CALL idemq.tick();
+SELECT * FROM ticks();
+SELECT claim_commit(), unfinished();
+CALL idemq.tick();
+SELECT unfinished(), * FROM ticks();
+SELECT count(*) FROM idemq.jobs WHERE payload = '"tick"';
+SELECT idemq.run_schedule_now('s');
+SELECT idemq.unschedule('s');
+
 -- A lowered limit removes no job.
 CALL fresh(5, 5);
 SELECT idemq.alter_queue('q', max_unfinished => 3);

@@ -6,7 +6,7 @@ const PAGE = 50;
 export const overview = `
   SELECT m.queue, m.queue_id, m.paused, m.pending, m.blocked, m.running, m.retrying, m.completed, m.dead, m.cancelled,
     extract(epoch FROM m.oldest_ready)::float8 AS oldest_ready, m.enqueued_total, m.committed_total, m.failed_total,
-    extract(epoch FROM m.held_until - idemq.clock_timestamp())::float8 AS held_for, m.groups_held,
+    extract(epoch FROM m.held_until - idemq.clock_timestamp())::float8 AS held_for, m.groups_held, m.unfinished, m.max_unfinished,
     extract(epoch FROM m.unattended_for)::float8 AS unattended_for, m.is_dead_letter_queue, coalesce('admin' = ANY (p.privileges), false) AS may_administer
   FROM idemq.metrics m LEFT JOIN idemq.queue_privileges p USING (queue_id) ORDER BY m.queue`;
 

@@ -10,6 +10,9 @@ const plural = (n, one, many = `${one}s`) => `${count(n)} ${String(n) === '1' ? 
 
 const unattended = (queue) => queue.unattended_for !== null && queue.unattended_for !== undefined;
 
+/** Whether a queue refuses further jobs: it has max_unfinished of them. */
+const isFull = (queue) => queue.max_unfinished !== null && queue.unfinished !== null && Number(queue.unfinished) >= Number(queue.max_unfinished);
+
 /** What is to be said of a queue's state, the worst first: [how bad, its shape, its words, where to look]. */
 function states(queue) {
   const jobs = `/queue/${encodeURIComponent(queue.queue)}`;
@@ -18,6 +21,7 @@ function states(queue) {
     queue.is_dead_letter_queue && Number(queue.pending) > 0 && [3, 'warn', `${count(queue.pending)} to review`, jobs],
     Number(queue.retrying) > 0 && [2, 'retrying', `${count(queue.retrying)} retrying`, errorsOf(queue.queue)],
     queue.paused && [1, 'paused', 'paused'],
+    isFull(queue) && [1, 'warn', `full: ${count(queue.unfinished)} unfinished jobs`, jobs],
     queue.held_for > 0 && [1, 'paused', `held back, ${duration(queue.held_for)} left`, jobs],
     Number(queue.groups_held) > 0 && [1, 'paused', `${plural(queue.groups_held, 'group')} held back`, jobs]].filter(Boolean);
   return found.length > 0 ? found : [[0, 'well', 'OK']];
