@@ -21,7 +21,7 @@ our $content = q{
 	SELECT s FROM idemq.steps s ORDER BY 1;
 	SELECT d FROM idemq_internal.database_uuid d;
 	SELECT e FROM idemq.events e ORDER BY 1;
-	SELECT t FROM idemq_internal.topic_entries t ORDER BY 1; SELECT g FROM idemq_internal.topic_grants g ORDER BY 1; SELECT b FROM idemq_internal.topic_binding_entries b ORDER BY 1;
+	SELECT t FROM idemq_internal.topic_entries t ORDER BY 1; SELECT g FROM idemq_internal.topic_grants g ORDER BY 1; SELECT b FROM idemq_internal.topic_binding_entries b ORDER BY 1; SELECT o FROM idemq_internal.topic_over_limit o ORDER BY 1;
 	SELECT s FROM idemq_internal.seen s ORDER BY 1;
 	SELECT p FROM idemq.producers p ORDER BY 1;
 	SELECT h FROM idemq_internal.hold_entries h ORDER BY 1;
@@ -70,6 +70,8 @@ sub make_states
 		SELECT idemq.create_queue('partly'), idemq.pause('partly', group_key => 'out'), idemq.pause('partly', now() + interval '100 years', 'long');
 		SELECT idemq.enqueue('partly', to_jsonb(name), group_key => name) FROM unnest('{in,out,long}'::text[]) name;
 		SELECT idemq.create_topic('topic'), idemq.grant_topic('topic', 'producer', 'publish'), idemq.bind_topic('topic.#', 'grouped');
+		SELECT idemq.create_queue('small', max_unfinished => 1);
+		SELECT idemq.enqueue('small', '"small"'), idemq.bind_topic('topic.#', 'small', when_full => 'skip');
 		CREATE TABLE running AS SELECT id, token FROM idemq.claim('grouped', 5) UNION ALL SELECT id, token FROM idemq.claim('limited', 5);
 	});
 	return;
