@@ -328,7 +328,7 @@ CREATE FUNCTION idemq.publish(
 COMMENT ON FUNCTION idemq.publish(text, jsonb, text, interval, timestamptz, int, text, int, jsonb, interval, text)
 	IS 'Publish a message by adding a job to each queue bound to a topic, in this transaction. Returns one row per queue, or no row if no queue is bound. Requires publish on the topic space.
 - A binding is skipped if its role may no longer bind or enqueue; idemq.topic_bindings shows such bindings.
-- A full queue (max_unfinished) gets the job, too, and over_limit in idemq.topic_bindings counts it. If the binding was made with when_full => skip, the queue gets no job.
+- A full queue (max_unfinished) also gets the job, and over_limit in idemq.topic_bindings counts it. If the binding was made with when_full => skip, the queue gets no job.
 - key: a repeated call returns the existing jobs with outcome duplicate, regardless of the payload
 - The other arguments are the same as for idemq.enqueue.';
 
