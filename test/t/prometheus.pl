@@ -29,7 +29,7 @@ sql($node, q[SELECT idemq.create_queue('handled', group_max_running => 2); CREAT
 	SELECT idemq.set_handler('handled', 'handle(jsonb)', workers => 2)]);
 is_state($node, 'SET ROLE stranger; SELECT * FROM idemq.prometheus', '42501', 'not for everybody');
 is_sql($node, 'SET ROLE watch; SELECT count(*) FROM idemq.prometheus_names n WHERE NOT EXISTS (SELECT FROM idemq.prometheus p WHERE p.family = n.name)
-	AND n.name NOT IN (\'idemq_test_clock_ahead_seconds\', \'idemq_schedule_last_run_timestamp_seconds\', \'idemq_table_last_vacuum_timestamp_seconds\', \'idemq_queue_max_running\')', 0,
+	AND n.name NOT IN (\'idemq_test_clock_ahead_seconds\', \'idemq_schedule_last_run_timestamp_seconds\', \'idemq_table_last_vacuum_timestamp_seconds\', \'idemq_queue_max_running\', \'idemq_queue_unfinished\', \'idemq_queue_max_unfinished\')', 0,
 	'pg_monitor sees all there is');
 is_sql($node, q[SELECT count(*), count(DISTINCT (name, labels)) = count(*), bool_and(jsonb_typeof(labels) = 'object'), bool_or(family IS NULL),
 	bool_and((type = 'counter') = (name LIKE '%\_total')), bool_and(coalesce(unit = 'seconds', false) = (family ~ '_seconds(_total)?$'))
