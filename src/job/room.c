@@ -114,6 +114,7 @@ idemq_room_try(const QueueInfo *queue, int64 jobs, int64 *taken)
 
 	if (likely(queue->max_unfinished == 0) || jobs == 0)
 		return true;
+	idemq_queue_need_qstate(queue);
 	lacks = idemq_pending_room_lacks(queue, jobs);
 	while (lacks > 0)
 	{
